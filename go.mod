@@ -1,0 +1,3 @@
+module oneshot
+
+go 1.26.8
