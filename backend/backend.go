@@ -1,0 +1,157 @@
+// Package backend holds the block stores: what a logical unit keeps its bytes in.
+//
+// A store is asked with operations. An operation is a value that the caller owns, fills
+// and hands to Submit; the store answers at once when nothing blocks, and otherwise later
+// and in any order, through the operation's Completer. Stores know bytes and offsets;
+// blocks, commands and sense data are for package scsi.
+package backend
+
+import "fmt"
+
+// Kind says what an operation does.
+type Kind uint8
+
+// The kinds of operation.
+const (
+	// Read fills Segs from [Off, Off+Len).
+	Read Kind = iota
+	// Write stores Segs at [Off, Off+Len).
+	Write
+	// Flush makes durable every write that had completed when it was submitted. Off and
+	// Len are ignored.
+	Flush
+	// Discard gives the space of [Off, Off+Len) back; the range reads as zeroes afterwards.
+	// Parts smaller than the store's discard granularity are overwritten with zeroes.
+	Discard
+	// WriteZeroes makes [Off, Off+Len) read as zeroes and keeps it allocated where the store
+	// tells the difference.
+	WriteZeroes
+	// Status asks whether the byte at Off is mapped and how far that state extends, at most
+	// to Off+Len: the answer is in Op.Mapped and Op.Extent.
+	Status
+)
+
+var kindNames = [...]string{"read", "write", "flush", "discard", "write-zeroes", "status"}
+
+func (k Kind) String() string {
+	if int(k) < len(kindNames) {
+		return kindNames[k]
+	}
+	return fmt.Sprintf("kind(%d)", uint8(k))
+}
+
+// Flags modify an operation.
+type Flags uint8
+
+const (
+	// FUA (force unit access): a write completes only when its bytes are durable; a read
+	// takes its bytes from the medium, after any volatile cache of the store has reached it.
+	FUA Flags = 1 << iota
+	// Fence: the operation does not start before every operation submitted to the store
+	// earlier has completed.
+	Fence
+	// Barrier: everything submitted earlier is completed and durable before the operation
+	// starts, and the operation itself is durable when it completes.
+	Barrier
+)
+
+// Op is one operation. The caller owns it and everything it points to, lends both to the
+// store with Submit, and has them back at completion.
+type Op struct {
+	Kind  Kind
+	Flags Flags
+	Off   int64    // bytes; a multiple of Info.BlockSize
+	Len   int64    // bytes; a multiple of Info.BlockSize; the sum of Segs for Read and Write
+	Segs  [][]byte // Read, Write: where the bytes go or come from, in order
+	Done  Completer
+
+	// Results, valid at completion.
+	Err    error // nil, or one of this package's error types
+	Mapped bool  // Status: the byte at Off has space of its own
+	Extent int64 // Status: bytes from Off, within Len, that share this state; at least one block
+
+	// For the store while it has the operation.
+	next *Op
+	seq  uint64
+}
+
+// Completer is told of operations that did not complete within Submit. OpDone is called
+// exactly once per such operation, from a goroutine of the store's; it must not block.
+type Completer interface {
+	OpDone(*Op)
+}
+
+// Info describes a store. It does not change while the store is open.
+type Info struct {
+	Size               int64 // bytes
+	BlockSize          int   // unit and alignment of Off and Len, a power of two
+	DiscardGranularity int64 // bytes; 0: Discard never gives space back
+	OptimalIO          int64 // bytes; 0: none preferred
+	VolatileCache      bool  // completed writes may be lost by a power cut until flushed
+}
+
+// Store is a block store. Submit and Info may be called from any number of goroutines;
+// Close only when no operation is outstanding.
+type Store interface {
+	Info() Info
+	// Submit starts op and reports whether it has completed already: true, the results are
+	// in op and Done is not called; false, op.Done.OpDone(op) follows. A store refuses an
+	// operation outside its size by completing it with a *RangeError.
+	Submit(op *Op) bool
+	// Close makes durable what has been written, and releases the store.
+	Close() error
+}
+
+// Lender is a store that lives in memory and can lend it, so that bytes go between wire and
+// medium without a copy in between.
+type Lender interface {
+	Store
+	// Lend appends to segs the memory of [off, off+n), which must lie within the store, and
+	// returns the extended slice. The memory stays valid until Close. With write set the
+	// range counts as mapped from now on, and the caller may change the bytes. Concurrent
+	// users of one range see each other's changes, as with Submit.
+	Lend(segs [][]byte, off, n int64, write bool) [][]byte
+}
+
+// RangeError says that an operation reaches beyond the store. It is the caller's mistake.
+type RangeError struct {
+	Kind          Kind
+	Off, Len, Max int64 // bytes
+}
+
+func (e *RangeError) Error() string {
+	return fmt.Sprintf("%s of %d bytes at %d is outside the store of %d bytes", e.Kind, e.Len, e.Off, e.Max)
+}
+
+// MediumError says that bytes could not be read or written. Off is the first of them as
+// far as the store can tell.
+type MediumError struct {
+	Kind Kind
+	Off  int64 // bytes
+	Err  error
+}
+
+func (e *MediumError) Error() string { return fmt.Sprintf("%s at byte %d: %v", e.Kind, e.Off, e.Err) }
+func (e *MediumError) Unwrap() error { return e.Err }
+
+// SpaceError says that the medium below the store has no room for a write.
+type SpaceError struct {
+	Off int64 // bytes
+	Err error
+}
+
+func (e *SpaceError) Error() string {
+	return fmt.Sprintf("no space for the write at byte %d: %v", e.Off, e.Err)
+}
+func (e *SpaceError) Unwrap() error { return e.Err }
+
+// Check returns a *RangeError if op reaches outside a store of size bytes.
+func (op *Op) Check(size int64) error {
+	if op.Kind == Flush {
+		return nil
+	}
+	if op.Off < 0 || op.Len < 0 || op.Off > size || op.Len > size-op.Off {
+		return &RangeError{Kind: op.Kind, Off: op.Off, Len: op.Len, Max: size}
+	}
+	return nil
+}
