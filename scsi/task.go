@@ -1,0 +1,110 @@
+// Package scsi is the SCSI architecture model of the target: logical units, task sets, the
+// command set of a direct access block device (SAM-5, SPC-4, SBC-3) and its sense data. It
+// does not know which transport asks, nor how a store keeps its bytes.
+//
+// A command is a Task that the transport owns and drives as a step function:
+//
+//	      Start                    Pull: fill Out, then Pulled
+//	───────────────►  Next  ───►   Wait: Owner.TaskReady comes, then Resume
+//	                               Done: send In and Status, then Release
+//	                               Aborted: send nothing, then Release
+//
+// Nothing here blocks. Each task is driven by one goroutine at a time.
+package scsi
+
+import (
+	"oneshot/backend"
+	"oneshot/mem"
+)
+
+// Next is what the transport has to do with a task.
+type Next uint8
+
+// What a step of a task asks for.
+const (
+	// Done: Status, Sense, In and Transfer are final. The transport sends them, and calls
+	// Release when the bytes of In have left.
+	Done Next = iota
+	// Pull: the transport fills Out with the command's first bytes of data-out, in order,
+	// and calls Pulled.
+	Pull
+	// Wait: nothing to do until Owner.TaskReady is called for the task.
+	Wait
+	// Aborted: task management ended the task. The transport sends no answer and calls
+	// Release.
+	Aborted
+)
+
+// Owner is the side of the transport that drives a task.
+type Owner interface {
+	// TaskReady says that the task wants Resume to be called. It is called from any
+	// goroutine, the driving one included, must not block and must not call back into the
+	// task before it returns. Several calls may be folded into one Resume.
+	TaskReady(t *Task)
+	// Lease returns n bytes of I/O memory (1 to mem.MaxLease) that the task then owns, or
+	// nil when the share of this transport connection is used up. After nil the owner
+	// calls Resume on the task once memory may be had. Called only from within Start,
+	// Pulled and Resume.
+	Lease(t *Task, n int) *mem.Lease
+}
+
+// Attr is a task attribute (SAM-5 §8.6).
+type Attr uint8
+
+// Task attributes.
+const (
+	Simple Attr = iota // also for untagged tasks
+	Ordered
+	HeadOfQueue
+	ACA // refused: no ACA condition is ever established
+)
+
+// Status is a SCSI status code (SAM-5 §5.3).
+type Status uint8
+
+// Status codes.
+const (
+	Good                Status = 0x00
+	CheckCondition      Status = 0x02
+	ConditionMet        Status = 0x04
+	Busy                Status = 0x08
+	ReservationConflict Status = 0x18
+	TaskSetFull         Status = 0x28
+	ACAActive           Status = 0x30
+	TaskAborted         Status = 0x40
+)
+
+// Task is one command on its way through a logical unit. The zero value is ready for use;
+// after Release it may be used again. Everything it points to stays valid until Release.
+type Task struct {
+	// Set by the transport before Start.
+	Owner      Owner
+	Nexus      *Nexus
+	LUN        uint64 // as on the wire (SAM-5 §4.7), big-endian
+	CDB        []byte // 6 to 260 bytes; not kept after Release
+	Attr       Attr
+	DataOutLen uint32 // bytes the initiator offers
+	DataInLen  uint32 // bytes the initiator has room for
+	// NoLend asks that In never be memory of a store that other commands can change while
+	// the answer is on its way (a transport that sends a digest over the bytes needs it),
+	// and that Out never be memory of a store (so that a digest can be checked first).
+	NoLend bool
+
+	// Results, valid after Done.
+	Status Status
+	Sense  []byte   // sense data for CHECK CONDITION, else empty
+	In     [][]byte // the data-in, already cut to DataInLen
+	// Transfer is the length the CDB asks for (SPDTL of RFC 7143 §11.4.5), from which the
+	// transport computes the residual; bytes. TransferOut says in which direction.
+	Transfer    uint64
+	TransferOut bool
+
+	// Valid after Pull: where the data-out goes; OutLen bytes in all, at most DataOutLen.
+	Out    [][]byte
+	OutLen int
+
+	taskState
+}
+
+// compile-time reminder of what the store calls back
+var _ backend.Completer = (*Task)(nil)
