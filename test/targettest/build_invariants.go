@@ -1,0 +1,5 @@
+//go:build invariants
+
+package targettest
+
+const invariantsEnabled = true

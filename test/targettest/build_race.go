@@ -1,0 +1,5 @@
+//go:build race
+
+package targettest
+
+const raceEnabled = true

@@ -1,0 +1,389 @@
+// Package targettest runs the daemon of this checkout for tests that need the
+// real thing: a process with a portal, a log and an exit status.
+//
+//	func TestMain(m *testing.M) { targettest.Main(m) }
+//
+//	tg := targettest.Start(t, `
+//	stores:  {disk: {type: file, path: $DIR/disk.img, size: 1GiB}}
+//	targets: [{iqn: iqn.2026-11.example.oneshot:t, luns: {0: disk}}]
+//	portals: [{transport: tcp, listen: $PORTAL}]
+//	`)
+//	url := tg.URL("iqn.2026-11.example.oneshot:t", 0)
+//
+// The daemon is built once per test process, with the race detector or the
+// invariants tag when the test itself was built with them. When the test ends,
+// it is stopped by SIGTERM and must then exit with status 0, and its log must
+// be free of panics and data races; the log is shown when the test failed.
+package targettest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const (
+	startTimeout = 30 * time.Second // a race build on a busy machine
+	stopTimeout  = 60 * time.Second // drains what is in flight, syncs its stores
+	pollInterval = 5 * time.Millisecond
+)
+
+// A Target is one configured daemon, which may be stopped and started again.
+// Its methods are for one goroutine at a time, except PID, Log and WaitLog.
+type Target struct {
+	// Dir is the directory $DIR stands for; it lives until the test ends.
+	Dir string
+	// Portals are the addresses $PORTAL, $PORTAL2 … stand for. They stay
+	// reserved until the test ends, also while the daemon is down.
+	Portals []string
+
+	tb     testing.TB
+	config string // path of the configuration file
+	log    *logBuffer
+
+	mu   sync.Mutex
+	proc *process // guarded by mu; nil when the daemon is down
+}
+
+// Start writes config to a file, starts `target serve --config FILE` and
+// returns when every portal accepts connections. In config, $DIR stands for a
+// temporary directory and $PORTAL, $PORTAL2 … $PORTAL9 for loopback addresses
+// with ports of their own.
+func Start(tb testing.TB, config string) *Target {
+	tb.Helper()
+	t := New(tb, config)
+	t.Start()
+	return t
+}
+
+// New is Start without starting: for a test that arranges files in Dir first.
+func New(tb testing.TB, config string) *Target {
+	tb.Helper()
+	t := &Target{Dir: tb.TempDir(), tb: tb, log: newLogBuffer()}
+	text, err := t.expand(config)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	t.config = filepath.Join(t.Dir, "target.yaml")
+	if err := os.WriteFile(t.config, []byte(text), 0o600); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(t.finish)
+	return t
+}
+
+// expand replaces $DIR and $PORTALn, reserving a port for each portal named.
+func (t *Target) expand(config string) (string, error) {
+	portals := map[string]string{}
+	for _, name := range portalNames {
+		if !namesVariable(config, name) {
+			continue
+		}
+		addr, err := t.reserve()
+		if err != nil {
+			return "", err
+		}
+		portals[name] = addr
+		t.Portals = append(t.Portals, addr)
+	}
+	var unknown error
+	text := os.Expand(config, func(name string) string {
+		if name == "DIR" {
+			return t.Dir
+		}
+		addr, ok := portals[name]
+		if !ok {
+			unknown = fmt.Errorf("targettest: the configuration names $%s; known are $DIR, $PORTAL, $PORTAL2 … $PORTAL9", name)
+		}
+		return addr
+	})
+	return text, unknown
+}
+
+var portalNames = []string{
+	"PORTAL", "PORTAL2", "PORTAL3", "PORTAL4", "PORTAL5", "PORTAL6", "PORTAL7", "PORTAL8", "PORTAL9",
+}
+
+func namesVariable(config, name string) bool {
+	found := false
+	os.Expand(config, func(n string) string { found = found || n == name; return "" })
+	return found
+}
+
+// reserve takes a free loopback port and keeps it with a socket that is bound
+// but does not listen: nobody else is given the port, while the daemon, whose
+// listener sets SO_REUSEADDR as this socket does, may listen on it.
+func (t *Target) reserve() (string, error) {
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return "", fmt.Errorf("targettest: reserve a port: %w", err)
+	}
+	t.tb.Cleanup(func() { syscall.Close(fd) })
+	if err := syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1); err != nil {
+		return "", fmt.Errorf("targettest: reserve a port: %w", err)
+	}
+	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		return "", fmt.Errorf("targettest: reserve a port: %w", err)
+	}
+	sa, err := syscall.Getsockname(fd)
+	if err != nil {
+		return "", fmt.Errorf("targettest: reserve a port: %w", err)
+	}
+	return fmt.Sprintf("127.0.0.1:%d", sa.(*syscall.SockaddrInet4).Port), nil
+}
+
+// Start starts the daemon, which must be down, with the configuration and the
+// ports it had before.
+func (t *Target) Start() {
+	t.tb.Helper()
+	if t.running() != nil {
+		t.tb.Fatal("targettest: Start of a target that runs")
+	}
+	p, err := startProcess(Binary(t.tb), t.log, "serve", "--config", t.config)
+	if err != nil {
+		t.tb.Fatal(err)
+	}
+	t.setRunning(p)
+	for _, addr := range t.Portals {
+		if err := p.awaitPortal(addr); err != nil {
+			t.tb.Fatal(err)
+		}
+	}
+}
+
+// Stop ends the daemon with SIGTERM; another exit status than 0 is an error of
+// the test.
+func (t *Target) Stop() {
+	t.tb.Helper()
+	p := t.setRunning(nil)
+	if p == nil {
+		t.tb.Fatal("targettest: Stop of a target that is down")
+	}
+	if err := p.stop(); err != nil {
+		t.tb.Error(err)
+	}
+}
+
+// Kill ends the daemon with SIGKILL and returns when it is gone.
+func (t *Target) Kill() {
+	t.tb.Helper()
+	p := t.setRunning(nil)
+	if p == nil {
+		t.tb.Fatal("targettest: Kill of a target that is down")
+	}
+	p.signal(syscall.SIGKILL)
+	<-p.exited
+}
+
+// Restart is Stop and Start.
+func (t *Target) Restart() {
+	t.tb.Helper()
+	t.Stop()
+	t.Start()
+}
+
+// Exited is closed when the daemon that now runs has ended by itself or by
+// Stop or Kill; nil, which blocks for ever, when it is down.
+func (t *Target) Exited() <-chan struct{} {
+	if p := t.running(); p != nil {
+		return p.exited
+	}
+	return nil
+}
+
+// PID is the process ID of the running daemon, 0 when it is down.
+func (t *Target) PID() int {
+	if p := t.running(); p != nil {
+		return p.cmd.Process.Pid
+	}
+	return 0
+}
+
+// Portal is the first portal's address, host:port.
+func (t *Target) Portal() string { return t.Portals[0] }
+
+// Port is the port of the first portal.
+func (t *Target) Port() string {
+	_, port, err := net.SplitHostPort(t.Portal())
+	if err != nil {
+		t.tb.Fatal(err)
+	}
+	return port
+}
+
+// URL names a logical unit through the first portal, as libiscsi and QEMU
+// write it.
+func (t *Target) URL(iqn string, lun int) string {
+	return fmt.Sprintf("iscsi://%s/%s/%d", t.Portal(), iqn, lun)
+}
+
+// CHAPURL is URL with the name and secret of the initiator.
+func (t *Target) CHAPURL(user, secret, iqn string, lun int) string {
+	return fmt.Sprintf("iscsi://%s%%%s@%s/%s/%d", user, secret, t.Portal(), iqn, lun)
+}
+
+// Log is what the daemon wrote so far to standard output and standard error,
+// over all its starts.
+func (t *Target) Log() string { return t.log.String() }
+
+// WaitLog returns when the log holds text, and fails the test when that has
+// not come to pass before ctx ends.
+func (t *Target) WaitLog(ctx context.Context, text string) {
+	t.tb.Helper()
+	if err := t.log.wait(ctx, text); err != nil {
+		t.tb.Fatalf("targettest: the log does not say %q: %v", text, err)
+	}
+}
+
+func (t *Target) running() *process {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.proc
+}
+
+func (t *Target) setRunning(p *process) (was *process) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	was, t.proc = t.proc, p
+	return was
+}
+
+// finish is the verdict on the daemon at the end of a test.
+func (t *Target) finish() {
+	if p := t.setRunning(nil); p != nil {
+		if err := p.stop(); err != nil {
+			t.tb.Error(err)
+		}
+	}
+	log := t.Log()
+	for _, sign := range []string{"WARNING: DATA RACE", "panic:", "fatal error:", "SIGSEGV"} {
+		if strings.Contains(log, sign) {
+			t.tb.Errorf("targettest: the daemon's log says %q", sign)
+		}
+	}
+	if t.tb.Failed() {
+		t.tb.Logf("log of the daemon:\n%s", log)
+	}
+}
+
+// A process is one life of the daemon.
+type process struct {
+	cmd    *exec.Cmd
+	exited chan struct{} // closed after err is set
+	err    error         // of cmd.Wait
+}
+
+func startProcess(binary string, log *logBuffer, args ...string) (*process, error) {
+	cmd := exec.Command(binary, args...)
+	cmd.Stdout, cmd.Stderr = log, log
+	// The daemon must not outlive a test process that is killed.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("targettest: start the daemon: %w", err)
+	}
+	p := &process{cmd: cmd, exited: make(chan struct{})}
+	go func() { // ends with the daemon, for which every test waits
+		p.err = cmd.Wait()
+		close(p.exited)
+	}()
+	return p, nil
+}
+
+// awaitPortal returns when addr accepts a connection.
+func (p *process) awaitPortal(addr string) error {
+	timeout := time.NewTimer(startTimeout)
+	defer timeout.Stop()
+	tick := time.NewTicker(pollInterval)
+	defer tick.Stop()
+	for {
+		conn, err := net.Dial("tcp", addr)
+		if err == nil {
+			return conn.Close()
+		}
+		select {
+		case <-p.exited:
+			return fmt.Errorf("targettest: the daemon ended before it listened on %s: %v", addr, p.err)
+		case <-timeout.C:
+			return fmt.Errorf("targettest: the daemon does not listen on %s: %w", addr, err)
+		case <-tick.C:
+		}
+	}
+}
+
+// stop asks the daemon to end and says what was wrong with how it did.
+func (p *process) stop() error {
+	select {
+	case <-p.exited:
+		return fmt.Errorf("targettest: the daemon ended before it was stopped: %v", p.err)
+	default:
+	}
+	p.signal(syscall.SIGTERM)
+	select {
+	case <-p.exited:
+	case <-time.After(stopTimeout):
+		// SIGQUIT makes the runtime print where every goroutine stands.
+		p.signal(syscall.SIGQUIT)
+		<-p.exited
+		return fmt.Errorf("targettest: the daemon still ran %v after SIGTERM", stopTimeout)
+	}
+	if p.err != nil {
+		return fmt.Errorf("targettest: the daemon did not exit cleanly after SIGTERM: %w", p.err)
+	}
+	return nil
+}
+
+func (p *process) signal(s syscall.Signal) {
+	// It may have ended in between; whoever waits for exited sees how.
+	if err := p.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		panic(err)
+	}
+}
+
+// A logBuffer collects what the daemon writes and wakes who waits for a text.
+type logBuffer struct {
+	mu      sync.Mutex
+	text    bytes.Buffer  // guarded by mu
+	changed chan struct{} // guarded by mu; closed and replaced by every Write
+}
+
+func newLogBuffer() *logBuffer { return &logBuffer{changed: make(chan struct{})} }
+
+func (l *logBuffer) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	close(l.changed)
+	l.changed = make(chan struct{})
+	return l.text.Write(b)
+}
+
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+func (l *logBuffer) wait(ctx context.Context, text string) error {
+	for {
+		l.mu.Lock()
+		found, changed := bytes.Contains(l.text.Bytes(), []byte(text)), l.changed
+		l.mu.Unlock()
+		if found {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
