@@ -1,0 +1,106 @@
+package config
+
+import (
+	"path/filepath"
+)
+
+// Discovery is what holds for discovery sessions, which belong to no target.
+type Discovery struct {
+	Auth Auth
+}
+
+func (d *decoder) discovery(v value, out *Discovery) {
+	if !v.given() {
+		return
+	}
+	if o := d.object(v.node, "discovery"); o != nil {
+		d.auth(o.take("auth"), &out.Auth)
+		o.done()
+	}
+}
+
+// crossCheck notes what no section can see alone.
+func (d *decoder) crossCheck(c *Config) {
+	d.checkTargetNames(c)
+	d.checkPaths(c)
+	d.checkExports(c)
+	d.checkSerials(c)
+	if d.othersMayRead && d.inlineSecret.Line > 0 {
+		d.warnf(d.inlineSecret, "every user of this machine can read this secret: chmod o-r the file, or name another with {file: PATH}")
+	}
+}
+
+func (d *decoder) checkTargetNames(c *Config) {
+	first := make(map[string]Position)
+	for _, t := range c.Targets {
+		if before, ok := first[t.Name]; ok && t.Name != "" {
+			d.errorf(t.Pos, "the target %s is already defined in line %d: give one of them another name", t.Name, before.Line)
+			continue
+		}
+		first[t.Name] = t.Pos
+	}
+}
+
+// checkPaths refuses two stores in one file: the second could not lock it.
+func (d *decoder) checkPaths(c *Config) {
+	first := make(map[string]*Store)
+	for i := range c.Stores {
+		s := &c.Stores[i]
+		if s.File == nil || s.File.Path == "" {
+			continue
+		}
+		path := s.File.Path
+		if abs, err := filepath.Abs(path); err == nil {
+			path = abs
+		}
+		if before := first[path]; before != nil {
+			d.errorf(s.Pos, "the stores %q and %q share the file %s: export one store twice instead, or choose another path", before.Name, s.Name, s.File.Path)
+			continue
+		}
+		first[path] = s
+	}
+}
+
+// checkExports warns of stores that nobody exports, and of those that several
+// LUNs can write: only a cluster file system survives two writers.
+func (d *decoder) checkExports(c *Config) {
+	exported, writer := make(map[string]bool), make(map[string]*LUN)
+	for i := range c.Targets {
+		for j := range c.Targets[i].LUNs {
+			l := &c.Targets[i].LUNs[j]
+			exported[l.Store] = true
+			if l.ReadOnly {
+				continue
+			}
+			if before := writer[l.Store]; before != nil {
+				d.warnf(l.Pos, "line %d exports %q writable as well: without a cluster file system two initiators would destroy each other's data", before.Pos.Line, l.Store)
+				continue
+			}
+			writer[l.Store] = l
+		}
+	}
+	for _, s := range c.Stores {
+		if !exported[s.Name] {
+			d.warnf(s.Pos, "no LUN exports the store %q: add it to the luns of a target, or remove it", s.Name)
+		}
+	}
+}
+
+// checkSerials refuses one serial number for two stores: multipath would take
+// them for two ways to one disk and mix their data.
+func (d *decoder) checkSerials(c *Config) {
+	first := make(map[string]*LUN)
+	for i := range c.Targets {
+		for j := range c.Targets[i].LUNs {
+			l := &c.Targets[i].LUNs[j]
+			before := first[l.Serial]
+			switch {
+			case l.Serial == "":
+			case before == nil:
+				first[l.Serial] = l
+			case before.Store != l.Store:
+				d.errorf(l.Pos, "the serial %q already belongs to the store %q in line %d: choose another, or initiators take both for one disk and destroy their data", l.Serial, before.Store, before.Pos.Line)
+			}
+		}
+	}
+}

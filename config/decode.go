@@ -1,0 +1,177 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
+)
+
+// decoder holds what is known while one file is read. Its methods never give
+// up: they note a problem and go on with what else there is.
+type decoder struct {
+	src      *source
+	text     string
+	anchors  map[string]ast.Node
+	secrets  secretReader
+	problems []Problem
+	warnings []Problem
+
+	// visits counts the nodes that may still be looked at. Without aliases no
+	// file of maxFileBytes has as many; with them, it ends their loops.
+	visits int
+
+	othersMayRead bool     // the file itself
+	inlineSecret  Position // of the first one; zero when there is none
+}
+
+const maxVisits = maxFileBytes
+
+func newDecoder(file string, data []byte, secrets secretReader) *decoder {
+	text := strings.TrimPrefix(string(data), "\uFEFF") // byte order mark
+	return &decoder{src: newSource(file, text), text: text, secrets: secrets, visits: maxVisits}
+}
+
+func (d *decoder) errorf(pos Position, format string, args ...any) {
+	d.problems = append(d.problems, d.src.problem(pos, format, args...))
+}
+
+func (d *decoder) warnf(pos Position, format string, args ...any) {
+	d.warnings = append(d.warnings, d.src.problem(pos, format, args...))
+}
+
+// decode reads the text: YAML first, then each section, then what only shows
+// when all sections are known.
+func (d *decoder) decode() (*Config, error) {
+	c := &Config{File: d.src.file, Log: defaultLog, Limits: DefaultLimits()}
+	if root := d.parse(); root != nil {
+		d.config(c, root)
+		d.crossCheck(c)
+	}
+	if len(d.problems) > 0 {
+		sortProblems(d.problems)
+		return nil, &Error{Problems: d.problems}
+	}
+	sortProblems(d.warnings)
+	c.Warnings = d.warnings
+	return c, nil
+}
+
+func (d *decoder) config(c *Config, root ast.Node) {
+	o := d.object(root, "the configuration")
+	if o == nil {
+		return
+	}
+	d.log(o.take("log"), &c.Log)
+	c.Stores = d.stores(o.take("stores"))
+	c.Targets = d.targets(o, c.Stores)
+	c.Portals = d.portals(o)
+	d.discovery(o.take("discovery"), &c.Discovery)
+	d.limits(o.take("limits"), &c.Limits)
+	o.done()
+}
+
+// parse returns the root of the only document, or nil after noting why there is
+// none.
+func (d *decoder) parse() ast.Node {
+	if !d.checkText() {
+		return nil
+	}
+	file, err := parseYAML(d.text)
+	if err != nil {
+		d.syntaxError(err)
+		return nil
+	}
+	var bodies []ast.Node
+	for _, doc := range file.Docs {
+		if _, directive := doc.Body.(*ast.DirectiveNode); doc.Body != nil && !directive {
+			bodies = append(bodies, doc.Body)
+		}
+	}
+	if len(bodies) == 0 {
+		d.errorf(d.at(1, 1), "the file holds no configuration: it needs stores, targets and portals; configs/minimal.yaml is a start")
+		return nil
+	}
+	if len(bodies) > 1 {
+		d.errorf(d.pos(bodies[1]), "a second YAML document begins here: a configuration is one document; remove the line --- and merge the two")
+	}
+	d.findAnchors(bodies[0])
+	return bodies[0]
+}
+
+// parseYAML keeps a panic of the YAML library, which has had some on strange
+// input, from ending a daemon that reloads its configuration.
+func parseYAML(text string) (file *ast.File, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			file, err = nil, fmt.Errorf("the YAML parser gave up (%v)", r)
+		}
+	}()
+	return parser.ParseBytes([]byte(text), 0, parser.AllowDuplicateMapKey())
+}
+
+// checkText refuses what is not text, before the YAML parser can make something
+// of it.
+func (d *decoder) checkText() bool {
+	line, col := 1, 1
+	for i, r := range d.text {
+		switch {
+		case r == '\n':
+			line, col = line+1, 0
+		case r == utf8.RuneError && !strings.HasPrefix(d.text[i:], "\uFFFD"):
+			d.errorf(d.at(line, col), "byte %#02x is not UTF-8: save the file as UTF-8", d.text[i])
+			return false
+		case r < ' ' && r != '\t' && r != '\r':
+			d.errorf(d.at(line, col), "control character %U: remove it", r)
+			return false
+		}
+		col++
+	}
+	return true
+}
+
+// advice completes what the YAML library says with what to do about it.
+var advice = []struct{ message, hint string }{
+	{"mapping value is not allowed", "quote a value that contains \": \", and check the indentation"},
+	{"value is not allowed in this context", "check the indentation, and quote a value that begins with a special character"},
+	{"cannot start any token", "indent with spaces, not tabs, and quote a value that begins with @ or `"},
+	{"could not find end character", "close the quotation mark"},
+	{"sequence end token", "close the list with ]"},
+	{"',' or '}' must be specified", "close the braces, put a comma between entries, and quote a value that contains brackets, such as \"[::1]:3260\""},
+	{"',' or ']' must be specified", "close the list, and put a comma between entries"},
+	{"unexpected key name", "every line of a mapping is \"key: value\"; check for a missing colon"},
+	{"non-map value is specified", "every line of a mapping is \"key: value\"; check for a missing colon and for the indentation"},
+}
+
+func (d *decoder) syntaxError(err error) {
+	yamlErr, ok := errors.AsType[yaml.Error](err)
+	if !ok || yamlErr.GetToken() == nil {
+		d.errorf(d.at(1, 1), "not valid YAML: %v", err)
+		return
+	}
+	message := strings.Join(strings.Fields(yamlErr.GetMessage()), " ")
+	for _, a := range advice {
+		if strings.Contains(message, a.message) {
+			message += ": " + a.hint
+			break
+		}
+	}
+	p := yamlErr.GetToken().Position
+	d.errorf(d.at(p.Line, p.Column), "not valid YAML: %s", message)
+}
+
+func (d *decoder) at(line, column int) Position {
+	return Position{File: d.src.file, Line: line, Column: column}
+}
+
+func oneLine(err error) string {
+	if pathErr, ok := errors.AsType[*fs.PathError](err); ok {
+		return pathErr.Path + ": " + pathErr.Err.Error()
+	}
+	return err.Error()
+}

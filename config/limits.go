@@ -1,0 +1,99 @@
+package config
+
+import (
+	"fmt"
+	"time"
+)
+
+// Limits bound what peers can make the daemon hold. When one is reached, the
+// protocol says so to the peer; nothing else is disturbed.
+type Limits struct {
+	Connections int // TCP connections, logged in or not, of all portals
+	Sessions    int // sessions of all targets
+	Commands    int // the command window (MaxCmdSN) of a session
+
+	Memory              int64 // bytes of I/O buffers in all
+	MemoryPerConnection int64 // bytes of I/O buffers of one connection
+
+	LoginTimeout time.Duration // from connection to full feature phase
+	NopInterval  time.Duration // how long a connection is silent before it is pinged; 0 means never
+	NopTimeout   time.Duration // how long the answer to a ping may take
+}
+
+// DefaultLimits returns the limits that hold where the configuration has none.
+func DefaultLimits() Limits {
+	return Limits{
+		Connections:         4096,
+		Sessions:            4096,
+		Commands:            128,
+		Memory:              1 << 30,
+		MemoryPerConnection: 16 << 20,
+		LoginTimeout:        15 * time.Second,
+		NopInterval:         30 * time.Second,
+		NopTimeout:          30 * time.Second,
+	}
+}
+
+// minConnectionBytes lets a connection have one burst in flight and another on
+// its way.
+const minConnectionBytes = 1 << 20
+
+// Bounds of the counts: file descriptors of a process, and what fits a window
+// whose every command has a task in memory.
+const (
+	maxConnections = 1 << 20
+	maxCommands    = 1 << 14
+)
+
+func (d *decoder) limits(v value, l *Limits) {
+	if !v.given() {
+		return
+	}
+	o := d.object(v.node, "limits")
+	if o == nil {
+		return
+	}
+	count := func(key string, dst *int, high int) {
+		set(o.take(key), dst, "a number", within(parseInteger, 1, high))
+	}
+	count("connections", &l.Connections, maxConnections)
+	count("sessions", &l.Sessions, maxConnections)
+	count("commands", &l.Commands, maxCommands)
+	d.memoryLimits(o, l)
+	set(o.take("login_timeout"), &l.LoginTimeout, "a duration such as 15s", positiveDuration)
+	o.duration("nop_interval", &l.NopInterval)
+	set(o.take("nop_timeout"), &l.NopTimeout, "a duration such as 30s", positiveDuration)
+	o.done()
+}
+
+func (d *decoder) memoryLimits(o *object, l *Limits) {
+	memory, perConnection := o.take("memory"), o.take("memory_per_connection")
+	set(memory, &l.Memory, "a size such as 1GiB", atLeast(minConnectionBytes))
+	set(perConnection, &l.MemoryPerConnection, "a size such as 16MiB", atLeast(minConnectionBytes))
+	if l.MemoryPerConnection <= l.Memory {
+		return
+	}
+	if perConnection.given() {
+		perConnection.errorf("memory_per_connection, %s, is more than memory, %s: lower the one or raise the other", FormatSize(l.MemoryPerConnection), FormatSize(l.Memory))
+		return
+	}
+	l.MemoryPerConnection = l.Memory // the default gives way
+}
+
+func atLeast(low int64) func(string) (int64, error) {
+	return func(text string) (int64, error) {
+		n, err := ParseSize(text)
+		if err == nil && n < low {
+			err = fmt.Errorf("%s is too little to work with: write at least %s", FormatSize(n), FormatSize(low))
+		}
+		return n, err
+	}
+}
+
+func positiveDuration(text string) (time.Duration, error) {
+	t, err := parseDuration(text)
+	if err == nil && t == 0 {
+		err = fmt.Errorf("a time of 0 would end every connection at once: write a longer one")
+	}
+	return t, err
+}

@@ -1,0 +1,298 @@
+package config
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/goccy/go-yaml/ast"
+)
+
+// value is a node of the file with the key it belongs to. A value without node
+// stands for a key that was not given.
+type value struct {
+	d    *decoder
+	key  string
+	at   Position // of the key
+	node ast.Node
+}
+
+func (v value) given() bool   { return v.node != nil }
+func (v value) pos() Position { return v.d.pos(v.node) }
+
+func (v value) errorf(format string, args ...any) { v.d.errorf(v.pos(), format, args...) }
+
+// pos returns where n begins for a reader: at its first character, not at the
+// colon that YAML libraries take for the place of a mapping.
+func (d *decoder) pos(n ast.Node) Position {
+	switch m := n.(type) {
+	case *ast.MappingNode:
+		if !m.IsFlowStyle && len(m.Values) > 0 {
+			return d.pos(m.Values[0])
+		}
+	case *ast.MappingValueNode:
+		return d.pos(m.Key)
+	}
+	p := n.GetToken().Position
+	return d.at(p.Line, p.Column)
+}
+
+// findAnchors notes all anchors below root, so that aliases can be followed.
+func (d *decoder) findAnchors(root ast.Node) {
+	d.anchors = make(map[string]ast.Node)
+	for _, n := range ast.Filter(ast.AnchorType, root) {
+		anchor := n.(*ast.AnchorNode)
+		name := anchor.Name.GetToken().Value
+		if d.anchors[name] != nil {
+			d.errorf(d.pos(anchor), "the anchor &%s is defined twice: give one of them another name", name)
+			continue
+		}
+		d.anchors[name] = anchor.Value
+	}
+}
+
+// resolve follows anchors and aliases to the node they stand for. It returns
+// nil after noting a problem.
+func (d *decoder) resolve(n ast.Node) ast.Node {
+	for n != nil {
+		if d.visits--; d.visits <= 0 {
+			if d.visits == 0 {
+				d.errorf(d.pos(n), "aliases make this configuration endless: write out what they stand for")
+			}
+			return nil
+		}
+		switch m := n.(type) {
+		case *ast.AnchorNode:
+			n = m.Value
+		case *ast.AliasNode:
+			name := m.Value.GetToken().Value
+			if n = d.anchors[name]; n == nil {
+				d.errorf(d.pos(m), "no anchor &%s is defined: a value that begins with * needs quotation marks", name)
+			}
+		case *ast.TagNode:
+			d.errorf(d.pos(m), "the tag %s has no meaning here: remove it", m.GetToken().Value)
+			return nil
+		default:
+			return n
+		}
+	}
+	return nil
+}
+
+// object is a mapping that is being read: the reader takes the keys it knows,
+// and done complains about those that nobody took.
+type object struct {
+	d      *decoder
+	what   string // "a file store", for messages
+	pos    Position
+	fields []value
+	known  []string // keys that were asked for
+}
+
+// object returns n as a mapping, or nil after noting that it is none.
+func (d *decoder) object(n ast.Node, what string) *object {
+	n = d.resolve(n)
+	if n == nil {
+		return nil
+	}
+	entries, ok := mappingEntries(n)
+	if !ok {
+		d.errorf(d.pos(n), "%s is a mapping of keys to values, not %s", what, kind(n))
+		return nil
+	}
+	o := &object{d: d, what: what, pos: d.pos(n)}
+	o.add(entries)
+	return o
+}
+
+func mappingEntries(n ast.Node) ([]*ast.MappingValueNode, bool) {
+	switch m := n.(type) {
+	case *ast.MappingNode:
+		return m.Values, true
+	case *ast.MappingValueNode:
+		return []*ast.MappingValueNode{m}, true
+	}
+	return nil, false
+}
+
+// add takes the entries of a mapping, and after them those of the mappings that
+// it merges in, which count only where no entry is explicit.
+func (o *object) add(entries []*ast.MappingValueNode) {
+	var merges []ast.Node
+	for _, e := range entries {
+		if e.Key.IsMergeKey() {
+			merges = append(merges, e.Value)
+			continue
+		}
+		o.addField(e)
+	}
+	for _, m := range merges {
+		o.merge(m)
+	}
+}
+
+func (o *object) addField(e *ast.MappingValueNode) {
+	key, ok := o.d.scalar(e.Key)
+	if !ok {
+		return
+	}
+	v := value{d: o.d, key: key, at: o.d.pos(e.Key), node: e.Value}
+	if first, found := o.find(key); found {
+		o.d.errorf(v.at, "%q is already given in line %d: remove one of the two", key, first.at.Line)
+		return
+	}
+	o.fields = append(o.fields, v)
+}
+
+func (o *object) merge(n ast.Node) {
+	n = o.d.resolve(n)
+	if n == nil {
+		return
+	}
+	if list, ok := n.(*ast.SequenceNode); ok {
+		for _, item := range list.Values {
+			o.mergeOne(o.d.resolve(item))
+		}
+		return
+	}
+	o.mergeOne(n)
+}
+
+// mergeOne does not follow a merge within a merge: one level is what people
+// write, and it cannot loop.
+func (o *object) mergeOne(n ast.Node) {
+	if n == nil {
+		return
+	}
+	entries, ok := mappingEntries(n)
+	if !ok {
+		o.d.errorf(o.d.pos(n), "<< merges mappings, not %s", kind(n))
+		return
+	}
+	for _, e := range entries {
+		if e.Key.IsMergeKey() {
+			o.d.errorf(o.d.pos(e), "a mapping that is merged in cannot merge another: write its keys out")
+			continue
+		}
+		key, ok := o.d.scalar(e.Key)
+		if _, found := o.find(key); ok && !found {
+			o.fields = append(o.fields, value{d: o.d, key: key, at: o.d.pos(e.Key), node: e.Value})
+		}
+	}
+}
+
+func (o *object) find(key string) (value, bool) {
+	i := slices.IndexFunc(o.fields, func(v value) bool { return v.key == key })
+	if i < 0 {
+		return value{}, false
+	}
+	return o.fields[i], true
+}
+
+// take returns the value of a key. A key without value, or with null, is noted
+// as a problem and counts as not given.
+func (o *object) take(key string) value {
+	if !slices.Contains(o.known, key) {
+		o.known = append(o.known, key)
+	}
+	v, found := o.find(key)
+	if !found {
+		return value{d: o.d, key: key, at: o.pos}
+	}
+	v.node = o.d.valueOf(v)
+	return v
+}
+
+// has reports whether the key stands in the file, with a usable value or not.
+func (o *object) has(key string) bool {
+	_, found := o.find(key)
+	return found
+}
+
+// valueOf returns the node behind v, or nil after noting that there is none.
+func (d *decoder) valueOf(v value) ast.Node {
+	n := d.resolve(v.node)
+	if _, null := n.(*ast.NullNode); null {
+		d.errorf(v.at, "%q has no value: give it one, or remove it", v.key)
+		return nil
+	}
+	return n
+}
+
+// done notes every key that was not asked for.
+func (o *object) done() {
+	for _, v := range o.fields {
+		if !slices.Contains(o.known, v.key) {
+			o.d.errorf(v.at, "unknown key %q in %s: %s", v.key, o.what, suggest(v.key, o.known))
+		}
+	}
+}
+
+// list returns the items of a list, or nil after noting that v is none.
+func (v value) list(of string) []value {
+	if !v.given() {
+		return nil
+	}
+	seq, ok := v.node.(*ast.SequenceNode)
+	if !ok {
+		v.errorf("%q is a list of %s, not %s: put a dash before each, or brackets around them", v.key, of, kind(v.node))
+		return nil
+	}
+	var items []value
+	for _, n := range seq.Values {
+		item := value{d: v.d, key: v.key, at: v.d.pos(n), node: n}
+		if item.node = v.d.valueOf(item); item.given() {
+			items = append(items, item)
+		}
+	}
+	return items
+}
+
+// scalar returns the text of a key as it was written.
+func (d *decoder) scalar(n ast.Node) (string, bool) {
+	if k, ok := n.(*ast.MappingKeyNode); ok {
+		n = k.Value
+	}
+	n = d.resolve(n)
+	if n == nil {
+		return "", false
+	}
+	text, ok := scalarText(n)
+	if !ok {
+		d.errorf(d.pos(n), "a key is a word or a number, not %s", kind(n))
+	}
+	return text, ok
+}
+
+// scalarText returns what stands in the file: 0x10 or 1.50 are not numbers yet,
+// for sizes, names and secrets mean their digits.
+func scalarText(n ast.Node) (string, bool) {
+	switch s := n.(type) {
+	case *ast.StringNode:
+		return s.Value, true
+	case *ast.LiteralNode:
+		return s.Value.Value, true
+	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode, *ast.InfinityNode, *ast.NanNode:
+		return s.GetToken().Value, true
+	}
+	return "", false
+}
+
+// kind names what n is for somebody who does not know YAML's own words.
+func kind(n ast.Node) string {
+	switch n.(type) {
+	case *ast.MappingNode, *ast.MappingValueNode:
+		return "a mapping"
+	case *ast.SequenceNode:
+		return "a list"
+	case *ast.NullNode:
+		return "nothing"
+	}
+	if text, ok := scalarText(n); ok {
+		if len(text) > 40 || strings.ContainsRune(text, '\n') {
+			return "a text"
+		}
+		return "the text " + strconv.Quote(text)
+	}
+	return "this"
+}

@@ -1,0 +1,155 @@
+package config
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Portal is an address at which targets are reached. Every target is reached at
+// every portal, in portal group 1.
+type Portal struct {
+	Transport Transport
+	Pos       Position // of the listen address
+
+	// Listen is an address and a port; port 0 lets the system choose one. The
+	// zero Addr stands for all addresses of both IP versions.
+	Listen netip.AddrPort
+}
+
+// Network returns what net.Listen wants for a TCP portal: "tcp4" for an IPv4
+// address, 0.0.0.0 included; "tcp6" for an IPv6 one, [::] included; "tcp", both
+// at once, for the zero address.
+func (p Portal) Network() string {
+	switch {
+	case !p.Listen.Addr().IsValid():
+		return "tcp"
+	case p.Listen.Addr().Is4():
+		return "tcp4"
+	}
+	return "tcp6"
+}
+
+// Address returns the address for net.Listen: "127.0.0.1:3260", "[::1]:3260", or
+// ":3260" for the zero address.
+func (p Portal) Address() string {
+	if !p.Listen.Addr().IsValid() {
+		return ":" + strconv.Itoa(int(p.Listen.Port()))
+	}
+	return p.Listen.String()
+}
+
+// Transport says what carries the PDUs.
+type Transport string
+
+// The transports.
+const (
+	TransportTCP Transport = "tcp" // iSCSI over TCP, RFC 7143
+)
+
+// transports has one row for each transport.
+var transports = []Transport{TransportTCP}
+
+// defaultPort is iSCSI's well-known port, RFC 7143 §15.
+const defaultPort = 3260
+
+func defaultPortals() []Portal {
+	return []Portal{{Transport: TransportTCP, Listen: netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), defaultPort)}}
+}
+
+func (d *decoder) portals(root *object) []Portal {
+	v := root.take("portals")
+	if !root.has("portals") {
+		return defaultPortals()
+	}
+	items := v.list("portals")
+	if isEmptyList(v) {
+		d.errorf(v.at, "there is no portal: add one, such as {transport: tcp, listen: \"127.0.0.1:3260\"}, or remove the key for that one")
+	}
+	var portals []Portal
+	for _, item := range items {
+		p, ok := d.portal(item)
+		if !ok {
+			continue
+		}
+		if i := slices.IndexFunc(portals, p.overlaps); i >= 0 {
+			d.errorf(p.Pos, "line %d already listens at %s: remove one of the two, or choose another port", portals[i].Pos.Line, portals[i].Address())
+		}
+		portals = append(portals, p)
+	}
+	return portals
+}
+
+// overlaps reports whether the two cannot listen at the same time.
+func (p Portal) overlaps(q Portal) bool {
+	a, b := p.Listen, q.Listen
+	if a.Port() != b.Port() || a.Port() == 0 {
+		return false
+	}
+	if !a.Addr().IsValid() || !b.Addr().IsValid() || a.Addr() == b.Addr() {
+		return true
+	}
+	return a.Addr().Is4() == b.Addr().Is4() && (a.Addr().IsUnspecified() || b.Addr().IsUnspecified())
+}
+
+func (d *decoder) portal(v value) (Portal, bool) {
+	o := d.object(v.node, "a portal")
+	if o == nil {
+		return Portal{}, false
+	}
+	p := Portal{Transport: TransportTCP, Pos: o.pos}
+	ok := set(o.take("transport"), &p.Transport, "a transport", oneOf(transports...)) || !o.has("transport")
+	listen := o.take("listen")
+	switch {
+	case listen.given():
+		p.Pos = listen.pos()
+		ok = set(listen, &p.Listen, "an address such as 127.0.0.1:3260", parseListen) && ok
+	case !o.has("listen"):
+		d.errorf(o.pos, "the portal has no address: add listen: \"127.0.0.1:3260\", or \"*:3260\" for all addresses")
+		ok = false
+	}
+	o.done()
+	return p, ok
+}
+
+// parseListen reads ADDRESS:PORT, ADDRESS or :PORT, where * is the same as no
+// address and an IPv6 address with a port stands in brackets.
+func parseListen(text string) (netip.AddrPort, error) {
+	host, port := splitPort(text)
+	number, err := strconv.ParseUint(port, 10, 16)
+	if err != nil {
+		return netip.AddrPort{}, fmt.Errorf("%q has no valid port: write a number from 1 to 65535 after the last colon", text)
+	}
+	if host == "" || host == "*" {
+		return netip.AddrPortFrom(netip.Addr{}, uint16(number)), nil
+	}
+	addr, err := netip.ParseAddr(host)
+	switch {
+	case err != nil:
+		return netip.AddrPort{}, fmt.Errorf("%q is no IP address: write one of this machine, such as 127.0.0.1:3260 or [::1]:3260, or *:3260 for all", host)
+	case addr.Is4In6():
+		addr = addr.Unmap()
+	}
+	return netip.AddrPortFrom(addr, uint16(number)), nil
+}
+
+// splitPort separates an address from its port, which may be missing.
+func splitPort(text string) (host, port string) {
+	const none = "3260"
+	if rest, ok := strings.CutPrefix(text, "["); ok {
+		host, after, closed := strings.Cut(rest, "]")
+		switch {
+		case closed && after == "":
+			return host, none
+		case closed && after[0] == ':':
+			return host, after[1:]
+		}
+		return text, none
+	}
+	if i := strings.LastIndexByte(text, ':'); i >= 0 && i == strings.IndexByte(text, ':') {
+		return text[:i], text[i+1:]
+	}
+	return text, none // an IPv4 address, or an IPv6 one without brackets
+}

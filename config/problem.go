@@ -1,0 +1,126 @@
+package config
+
+import (
+	"cmp"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode"
+)
+
+// Position is a place in a configuration file. Line and Column count from 1;
+// columns are characters, not bytes.
+type Position struct {
+	File   string
+	Line   int
+	Column int
+}
+
+// String returns file:line:column, which editors and terminals can jump to.
+func (p Position) String() string { return fmt.Sprintf("%s:%d:%d", p.File, p.Line, p.Column) }
+
+// Problem is one thing that is wrong, or suspicious, in a configuration.
+type Problem struct {
+	Pos     Position
+	Message string // says what to change; one line, no secrets
+	Excerpt string // the line and a caret below the place, no secrets
+}
+
+// String returns the position and message in one line and the excerpt below.
+func (p Problem) String() string { return p.Pos.String() + ": " + p.Message + "\n" + p.Excerpt }
+
+// Error is everything that is wrong with a configuration, in the order of the
+// file. There is at least one problem.
+type Error struct {
+	Problems []Problem
+}
+
+// Error returns all problems, an empty line between them.
+func (e *Error) Error() string {
+	parts := make([]string, len(e.Problems))
+	for i, p := range e.Problems {
+		parts[i] = p.String()
+	}
+	return strings.Join(parts, "\n\n")
+}
+
+func sortProblems(p []Problem) {
+	slices.SortStableFunc(p, func(a, b Problem) int {
+		return cmp.Or(cmp.Compare(a.Pos.Line, b.Pos.Line), cmp.Compare(a.Pos.Column, b.Pos.Column))
+	})
+}
+
+// source is the text that excerpts are cut from.
+type source struct {
+	file  string
+	lines []string
+}
+
+func newSource(file, text string) *source {
+	lines := strings.Split(text, "\n")
+	for i, line := range lines {
+		lines[i] = strings.TrimSuffix(line, "\r")
+	}
+	return &source{file: file, lines: lines}
+}
+
+func (s *source) problem(pos Position, format string, args ...any) Problem {
+	return Problem{Pos: pos, Message: fmt.Sprintf(format, args...), Excerpt: s.excerpt(pos)}
+}
+
+// excerptRunes is how much of a long line an excerpt shows, and excerptLead how
+// much of that stands before the caret.
+const (
+	excerptRunes = 100
+	excerptLead  = 60
+)
+
+// excerpt returns the line at pos and a line with a caret below the column.
+func (s *source) excerpt(pos Position) string {
+	line := []rune(s.shown(pos.Line))
+	col := min(max(pos.Column-1, 0), len(line))
+	if len(line) > excerptRunes {
+		from := max(col-excerptLead, 0)
+		to := min(from+excerptRunes, len(line))
+		line, col = line[from:to], col-from
+	}
+	margin := fmt.Sprintf("%5d | ", pos.Line)
+	pad := []rune(strings.Repeat(" ", len(margin)-2) + "| ")
+	for _, r := range line[:col] {
+		if r != '\t' { // a tab stays, so that the caret lines up however wide it is
+			r = ' '
+		}
+		pad = append(pad, r)
+	}
+	return strings.TrimRight(margin+string(line), " ") + "\n" + string(pad) + "^"
+}
+
+var (
+	secretInline = regexp.MustCompile(`(?i)(secret["']?[ \t]*:[ \t]*)("(?:[^"\\]|\\.)*"?|'(?:[^']|'')*'?|[^\s{,}"'][^,}]*)`)
+	secretAbove  = regexp.MustCompile(`(?i)secret["']?[ \t]*:[ \t]*([|>][-+0-9]*)?[ \t]*(#.*)?$`)
+	secretMapped = regexp.MustCompile(`^[ \t]*(\{|["']?(file|env)["']?[ \t]*:)`)
+	anyRune      = regexp.MustCompile(`\S`)
+)
+
+// shown returns line n as it may be printed: secrets are masked, character by
+// character so that columns stay, and control characters replaced. It works on
+// text rather than on nodes, for it must also hold when the YAML is broken.
+func (s *source) shown(n int) string {
+	if n < 1 || n > len(s.lines) {
+		return ""
+	}
+	line := secretInline.ReplaceAllStringFunc(s.lines[n-1], func(m string) string {
+		parts := secretInline.FindStringSubmatch(m)
+		return parts[1] + anyRune.ReplaceAllString(parts[2], "*")
+	})
+	if n > 1 && secretAbove.MatchString(s.lines[n-2]) && !secretMapped.MatchString(line) {
+		line = anyRune.ReplaceAllString(line, "*")
+	}
+	return strings.Map(func(r rune) rune {
+		if r != '\t' && !unicode.IsPrint(r) {
+			return unicode.ReplacementChar
+		}
+		return r
+	}, line)
+}

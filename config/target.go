@@ -1,0 +1,298 @@
+package config
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+
+	"github.com/goccy/go-yaml/ast"
+)
+
+// Target is one iSCSI target node.
+type Target struct {
+	Name  string   // iSCSI name, normalised: see ParseName; unique
+	Alias string   // TargetAlias, may be empty; at most 255 bytes
+	Pos   Position // of the name
+	LUNs  []LUN    // by number; may be empty
+
+	Auth Auth
+
+	// Initiators are the patterns of which one must match the name of an
+	// initiator that wants to log in. Without any, all may: see Admits.
+	Initiators []NamePattern
+}
+
+// Admits reports whether the access list lets the initiator of that name in.
+func (t *Target) Admits(initiator string) bool {
+	return len(t.Initiators) == 0 || slices.ContainsFunc(t.Initiators, func(p NamePattern) bool { return p.Match(initiator) })
+}
+
+// maxLUN is the highest number that fits the flat addressing of SAM-5 §4.7.7.4.
+const maxLUN = 1<<14 - 1
+
+// LUN is one logical unit of a target.
+//
+// Its identity, which must stay the same over restarts, is best derived from
+// Target.Name and Store, or from Serial when that is set. Two LUNs have the same
+// Serial only if they export the same store: it makes them two paths to one disk.
+type LUN struct {
+	Number    uint16   // 0 to 16383, unique within the target
+	Store     string   // name of an existing store
+	Pos       Position // of the number
+	ReadOnly  bool
+	BlockSize int // logical block, bytes: 512, 1024, 2048 or 4096; divides the store's size
+
+	// What INQUIRY reports; empty means the daemon's own choice. Printable ASCII
+	// of at most 8, 16 and 32 bytes.
+	Vendor, Product, Serial string
+}
+
+// minBlockBytes is the smallest block size, and the default.
+const minBlockBytes = 512
+
+var blockSizes = []int{512, 1024, 2048, 4096}
+
+// Auth says who has to prove what at login. Without CHAP, nobody has to.
+type Auth struct {
+	CHAP   *Credentials // the initiator proves to know these
+	Mutual *Credentials // the target proves to know these; nil unless CHAP is set
+}
+
+// Credentials are one side of CHAP.
+type Credentials struct {
+	User   string // CHAP_N, 1 to 255 bytes
+	Secret Secret // at least 12 bytes; differs between the two sides of an Auth
+}
+
+func (d *decoder) targets(root *object, stores []Store) []Target {
+	v := root.take("targets")
+	items := v.list("targets")
+	if !root.has("targets") || isEmptyList(v) {
+		d.errorf(v.at, "there is no target: add one under targets, such as {iqn: iqn.2026-11.com.example:disk, luns: {0: STORE}}")
+	}
+	var targets []Target
+	for _, item := range items {
+		if t, ok := d.target(item, stores); ok {
+			targets = append(targets, t)
+		}
+	}
+	return targets
+}
+
+func (d *decoder) target(v value, stores []Store) (Target, bool) {
+	o := d.object(v.node, "a target")
+	if o == nil {
+		return Target{}, false
+	}
+	t := Target{Pos: o.pos}
+	if name := o.take("iqn"); name.given() {
+		t.Pos = name.pos()
+		set(name, &t.Name, "an iSCSI name", ParseName)
+	} else if !o.has("iqn") {
+		d.errorf(o.pos, "the target has no name: add one, such as iqn: iqn.2026-11.com.example:disk")
+	}
+	set(o.take("alias"), &t.Alias, "a text", parseAlias)
+	t.LUNs = d.luns(o, stores)
+	d.auth(o.take("auth"), &t.Auth)
+	t.Initiators = d.initiators(o.take("initiators"))
+	o.done()
+	return t, true
+}
+
+// parseAlias checks a TargetAlias, RFC 7143 §13.4 and §6.1.
+func parseAlias(text string) (string, error) {
+	if len(text) > 255 {
+		return "", fmt.Errorf("the alias has %d bytes: an iSCSI text value has at most 255 (RFC 7143 §6.1)", len(text))
+	}
+	if strings.ContainsFunc(text, unicode.IsControl) {
+		return "", fmt.Errorf("%q holds a control character: remove it", text)
+	}
+	return text, nil
+}
+
+func (d *decoder) initiators(v value) []NamePattern {
+	items := v.list("initiator names")
+	if isEmptyList(v) {
+		d.warnf(v.at, "an empty list of initiators lets every initiator in: name those you mean, or remove the key to say that you mean all")
+	}
+	var patterns []NamePattern
+	for _, item := range items {
+		var p NamePattern
+		if set(item, &p, "an initiator name", parsePattern) {
+			patterns = append(patterns, p)
+		}
+	}
+	return patterns
+}
+
+func (d *decoder) luns(target *object, stores []Store) []LUN {
+	v := target.take("luns")
+	if !v.given() {
+		if !target.has("luns") {
+			d.warnf(target.pos, "the target has no LUNs, so initiators will see no disk: add luns: {0: STORE}")
+		}
+		return nil
+	}
+	o := d.object(v.node, "luns")
+	if o == nil {
+		return nil
+	}
+	var luns []LUN
+	for _, f := range o.fields {
+		lun, ok := d.lun(o.take(f.key), stores)
+		if !ok {
+			continue
+		}
+		if i := slices.IndexFunc(luns, func(l LUN) bool { return l.Number == lun.Number }); i >= 0 {
+			d.errorf(lun.Pos, "LUN %d is already defined in line %d: choose another number", lun.Number, luns[i].Pos.Line)
+			continue
+		}
+		luns = append(luns, lun)
+	}
+	slices.SortFunc(luns, func(a, b LUN) int { return cmp.Compare(a.Number, b.Number) })
+	return luns
+}
+
+// lun reads "0: scratch" or "1: {store: disk1, …}".
+func (d *decoder) lun(v value, stores []Store) (LUN, bool) {
+	lun := LUN{Pos: v.at, BlockSize: minBlockBytes}
+	number, err := strconv.ParseUint(v.key, 10, 64)
+	if err != nil || number > maxLUN {
+		d.errorf(v.at, "%q is no LUN: write a number from 0 to %d", v.key, maxLUN)
+		return lun, false
+	}
+	lun.Number = uint16(number)
+	if !v.given() {
+		return lun, false
+	}
+	if _, short := scalarText(v.node); short {
+		return lun, d.lunStore(v, stores, &lun)
+	}
+	o := d.object(v.node, "a LUN")
+	if o == nil {
+		return lun, false
+	}
+	if !o.has("store") {
+		d.errorf(v.at, "LUN %d exports no store: add store: NAME", lun.Number)
+	}
+	set(o.take("block_size"), &lun.BlockSize, "a block size", parseBlockSize)
+	ok := d.lunStore(o.take("store"), stores, &lun)
+	d.lunReadOnly(o, &lun)
+	set(o.take("vendor"), &lun.Vendor, "a text", printableASCII(8))
+	set(o.take("product"), &lun.Product, "a text", printableASCII(16))
+	set(o.take("serial"), &lun.Serial, "a text", printableASCII(32))
+	o.done()
+	return lun, ok
+}
+
+// lunReadOnly reads what the LUN says itself; it cannot undo what the store says.
+func (d *decoder) lunReadOnly(o *object, lun *LUN) {
+	v, storeReadOnly := o.take("readonly"), lun.ReadOnly
+	if set(v, &lun.ReadOnly, "true or false", parseBool) && storeReadOnly && !lun.ReadOnly {
+		v.errorf("the store %q is read-only, so this LUN cannot be writable: remove one of the two", lun.Store)
+	}
+}
+
+func parseBlockSize(text string) (int, error) {
+	n, err := ParseSize(text)
+	if err != nil {
+		return 0, err
+	}
+	if !slices.Contains(blockSizes, int(n)) {
+		return 0, fmt.Errorf("%d is not a block size: write %s", n, joinInts(blockSizes, ", "))
+	}
+	return int(n), nil
+}
+
+// lunStore looks up the store that v names and checks the LUN against it.
+func (d *decoder) lunStore(v value, stores []Store, lun *LUN) bool {
+	if !set(v, &lun.Store, "the name of a store", func(s string) (string, error) { return s, nil }) {
+		return false
+	}
+	i := slices.IndexFunc(stores, func(s Store) bool { return s.Name == lun.Store })
+	if i < 0 {
+		v.errorf("there is no store %q: %s", lun.Store, suggestStore(lun.Store, stores))
+		return false
+	}
+	s := &stores[i]
+	lun.ReadOnly = s.ReadOnly
+	if over := s.Size % int64(lun.BlockSize); over != 0 {
+		v.errorf("the size of %q, %d bytes, is no multiple of the block size, %d: make it %d", s.Name, s.Size, lun.BlockSize, s.Size-over+int64(lun.BlockSize))
+	}
+	return true
+}
+
+func suggestStore(name string, stores []Store) string {
+	if len(stores) == 0 {
+		return "define it under stores"
+	}
+	names := make([]string, len(stores))
+	for i, s := range stores {
+		names[i] = s.Name
+	}
+	return choices(name, names)
+}
+
+func (d *decoder) auth(v value, a *Auth) {
+	if !v.given() {
+		return
+	}
+	o := d.object(v.node, "auth")
+	if o == nil {
+		return
+	}
+	chap, mutual := o.take("chap"), o.take("mutual")
+	a.CHAP, a.Mutual = d.credentials(chap), d.credentials(mutual)
+	o.done()
+	switch {
+	case o.has("mutual") && !o.has("chap"):
+		d.errorf(mutual.at, "mutual CHAP needs chap as well: the initiator proves itself first (RFC 7143 §12.1.3); add chap: {user: …, secret: …}")
+	case !o.has("mutual") && !o.has("chap"):
+		d.warnf(v.at, "auth is empty, so nobody has to prove anything: add chap: {user: …, secret: …}, or remove auth")
+	case a.CHAP != nil && a.Mutual != nil && a.CHAP.Secret == a.Mutual.Secret:
+		d.errorf(mutual.at, "chap and mutual have the same secret: choose two, for with one an attacker can answer our challenge with our own response (RFC 7143 §9.2.1)")
+	}
+}
+
+// credentials returns nil when v is not given or wrong.
+func (d *decoder) credentials(v value) *Credentials {
+	if !v.given() {
+		return nil
+	}
+	o := d.object(v.node, v.key)
+	if o == nil {
+		return nil
+	}
+	var c Credentials
+	user := set(o.take("user"), &c.User, "a name", parseUser)
+	secret, ok := d.secret(o.take("secret"))
+	c.Secret = secret
+	o.done()
+	for _, key := range []string{"user", "secret"} {
+		if !o.has(key) {
+			d.errorf(v.at, "%s has no %s: add one", v.key, key)
+		}
+	}
+	if !user || !ok {
+		return nil
+	}
+	return &c
+}
+
+func parseUser(text string) (string, error) {
+	if text == "" || len(text) > 255 {
+		return "", fmt.Errorf("the user has %d bytes: a CHAP name has 1 to 255 (RFC 7143 §6.1)", len(text))
+	}
+	if strings.ContainsFunc(text, unicode.IsControl) {
+		return "", fmt.Errorf("%q holds a control character: remove it", text)
+	}
+	return text, nil
+}
+
+func isEmptyList(v value) bool {
+	seq, ok := v.node.(*ast.SequenceNode)
+	return ok && len(seq.Values) == 0
+}
