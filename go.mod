@@ -12,4 +12,5 @@ require (
 	github.com/spf13/pflag v1.0.9 // indirect
 	go.uber.org/goleak v1.3.0 // indirect
 	golang.org/x/sys v0.26.0 // indirect
+	pgregory.net/rapid v1.3.0 // indirect
 )

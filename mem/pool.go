@@ -1,0 +1,256 @@
+package mem
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+)
+
+// Pool hands out leases. Its methods may be called from any number of goroutines.
+type Pool struct {
+	limit   int64
+	inUse   atomic.Int64 // bytes in leases, or about to be
+	waiting atomic.Bool  // there are waiters
+
+	waitMu  sync.Mutex // taken last; not held over calls to waiters
+	waiters []Waiter
+
+	shards  []shard
+	buddies buddies
+	spare   *Lease // leases without a block, guarded by buddies.mu
+	spares  int    // how many
+}
+
+// Waiter wants to know when memory was given back.
+type Waiter interface {
+	// MemoryFree is called from the goroutine that gave memory back. It must not block, and
+	// must not call into the pool.
+	MemoryFree()
+}
+
+// Stats is the state of a pool at about one moment.
+type Stats struct {
+	Limit  int64 // bytes that leases may take together
+	InUse  int64 // bytes that they do take, each rounded up as RoundUp does
+	Mapped int64 // bytes of address space in arenas
+	Leases int   // not released yet
+}
+
+// NewPool returns a pool whose leases never take more than limit bytes together, each
+// counted as RoundUp does. It maps nothing yet. Its address space is bounded by limit too,
+// rounded up to whole arenas.
+func NewPool(limit int64) *Pool {
+	if limit < 0 {
+		panic(fmt.Sprintf("mem: pool with a limit of %d bytes", limit))
+	}
+	p := &Pool{limit: limit, shards: make([]shard, 4*runtime.GOMAXPROCS(0))}
+	p.buddies.init(int((limit + ArenaSize - 1) / ArenaSize))
+	return p
+}
+
+// Lease returns n bytes, 1 to MaxLease, which the caller owns until Release. It returns
+// nil when they do not fit under the limit, or when what is free under the limit does not
+// lie together. It never blocks, and does not allocate from the Go heap once the pool has
+// grown to what is asked of it.
+func (p *Pool) Lease(n int) *Lease {
+	if n < 1 || n > MaxLease {
+		panic(fmt.Sprintf("mem: lease of %d bytes, want 1 to %d", n, MaxLease))
+	}
+	order := orderOf(n)
+	if !p.reserve(PageSize << order) {
+		return nil
+	}
+	l := p.find(order)
+	if l == nil {
+		p.unreserve(PageSize << order)
+		return nil
+	}
+	return l.begin(n)
+}
+
+// reserve counts n bytes as in use, if the limit allows.
+func (p *Pool) reserve(n int64) bool {
+	for {
+		old := p.inUse.Load()
+		if n > p.limit-old {
+			return false
+		}
+		if p.inUse.CompareAndSwap(old, old+n) {
+			return true
+		}
+	}
+}
+
+// unreserve is the opposite, and wakes those who wait for it. Called once the memory can
+// be found by others.
+func (p *Pool) unreserve(n int64) {
+	p.inUse.Add(-n)
+	if p.waiting.Load() {
+		p.wake()
+	}
+}
+
+// find returns a lease of a block, or nil.
+func (p *Pool) find(order int) *Lease {
+	s := p.shard()
+	if order <= maxCached {
+		if l := s.take(p, order); l != nil {
+			return l
+		}
+	} else if l := p.cutFor(s, order); l != nil {
+		return l
+	}
+	// What is left may be in the shards, as blocks or as halves of them.
+	for i := range p.shards {
+		p.shards[i].drain(p, false)
+	}
+	return p.cutFor(s, order)
+}
+
+// cutFor is cut for a lease that did not come out of s but is counted there.
+func (p *Pool) cutFor(s *shard, order int) *Lease {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p.buddies.mu.Lock()
+	defer p.buddies.mu.Unlock()
+	l := p.cut(order)
+	if l != nil {
+		s.leases++
+	}
+	return l
+}
+
+// cut makes a lease of a block of the buddies. Called with buddies.mu held.
+func (p *Pool) cut(order int) *Lease {
+	n, ok := p.buddies.alloc(order)
+	if !ok {
+		return nil
+	}
+	l := p.spare
+	if l == nil {
+		l = &Lease{pool: p}
+	} else {
+		p.spare, l.next = l.next, nil
+		p.spares--
+	}
+	l.bind(p.buddies.arenas[n/arenaPages], n, order)
+	return l
+}
+
+// maxSpares bounds the memory in leases that a burst leaves behind: about 200 KiB.
+const maxSpares = 2048
+
+// join is the opposite of cut. Called with buddies.mu held.
+func (p *Pool) join(l *Lease) {
+	p.buddies.free(l.first, int(l.order))
+	l.arena, l.next = nil, nil
+	if p.spares < maxSpares {
+		l.next, p.spare = p.spare, l
+		p.spares++
+	}
+}
+
+func (p *Pool) release(l *Lease) {
+	order, s := int(l.order), p.shard()
+	if order <= maxCached {
+		s.give(p, l)
+	} else {
+		s.mu.Lock()
+		s.leases--
+		p.buddies.mu.Lock()
+		p.join(l)
+		p.buddies.mu.Unlock()
+		s.mu.Unlock()
+	}
+	p.unreserve(PageSize << order)
+}
+
+// LeaseOrNotify is Lease for those who can wait: if it returns nil, w.MemoryFree is called
+// once when memory is given back from now on; try again then, for somebody else may have
+// been faster. Memory that was given back since the attempt counts too, so no call is
+// missed. Now and then MemoryFree is called although a lease was returned.
+func (p *Pool) LeaseOrNotify(n int, w Waiter) *Lease {
+	if l := p.Lease(n); l != nil {
+		return l
+	}
+	p.Notify(w)
+	l := p.Lease(n)
+	if l != nil {
+		p.forget(w)
+	}
+	return l
+}
+
+// Notify has w.MemoryFree called once, when memory is given back from now on. What was
+// given back between a failed Lease and Notify does not count: who wants memory tries once
+// more after Notify, or uses LeaseOrNotify.
+func (p *Pool) Notify(w Waiter) {
+	p.waitMu.Lock()
+	defer p.waitMu.Unlock()
+	p.waiters = append(p.waiters, w)
+	p.waiting.Store(true)
+}
+
+func (p *Pool) forget(w Waiter) {
+	p.waitMu.Lock()
+	defer p.waitMu.Unlock()
+	if i := slices.Index(p.waiters, w); i >= 0 {
+		p.waiters = slices.Delete(p.waiters, i, i+1)
+	}
+	p.waiting.Store(len(p.waiters) > 0)
+}
+
+// wake calls all waiters. Each tries again, and those who fail come back.
+func (p *Pool) wake() {
+	p.waitMu.Lock()
+	ws := p.waiters
+	p.waiters = nil
+	p.waiting.Store(false)
+	p.waitMu.Unlock()
+	for _, w := range ws {
+		w.MemoryFree()
+	}
+}
+
+// Stats returns the state of the pool.
+func (p *Pool) Stats() Stats {
+	st := Stats{Limit: p.limit, InUse: p.inUse.Load()}
+	for i := range p.shards {
+		s := &p.shards[i]
+		s.mu.Lock()
+		st.Leases += s.leases
+		s.mu.Unlock()
+	}
+	p.buddies.mu.Lock()
+	defer p.buddies.mu.Unlock()
+	st.Mapped = int64(len(p.buddies.arenas)) * ArenaSize
+	return st
+}
+
+// Trim gives memory back to the kernel that nobody leases and nobody has leased since the
+// last Trim, in pieces of MaxLease. To be called about once a second; it costs a few locks
+// when there is nothing to give. Memory of a pool whose Arenas are watched stays.
+func (p *Pool) Trim() {
+	for i := range p.shards {
+		p.shards[i].drain(p, true)
+	}
+	p.buddies.mu.Lock()
+	defer p.buddies.mu.Unlock()
+	p.buddies.trim()
+}
+
+// Close unmaps the arenas. It panics when leases are outstanding; nobody may use the pool
+// afterwards.
+func (p *Pool) Close() {
+	if n := p.Stats().Leases; n != 0 {
+		panic(fmt.Sprintf("mem: pool closed with %d leases outstanding", n))
+	}
+	for i := range p.shards {
+		p.shards[i].drain(p, false)
+	}
+	p.buddies.mu.Lock()
+	defer p.buddies.mu.Unlock()
+	p.buddies.unmap()
+}
