@@ -1,0 +1,142 @@
+// Package conformance runs libiscsi's iscsi-test-cu against the daemon: every
+// test it has, each alone in a process of its own with a time limit of its own,
+// against each kind of logical unit. A test that does not pass must be listed
+// in exceptions.go with the reason, and a listed test that passes is an error
+// too, so that the list stays true.
+//
+// Run one test with
+//
+//	go test ./test/conformance -run 'Conformance/memory/Read10.Simple$' -v
+package conformance
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"regexp"
+	"strings"
+	"time"
+)
+
+const (
+	tool = "iscsi-test-cu"
+	// The slowest tests wait for a second initiator's timers and need 8 s.
+	testTimeout = 60 * time.Second
+)
+
+// A verdict is what one run of one test came to.
+type verdict string
+
+const (
+	pass verdict = "PASS"
+	skip verdict = "SKIP" // the tool found a feature missing, perhaps half way
+	fail verdict = "FAIL" // a wrong answer, a crash of the tool, or no end
+)
+
+// A result is a verdict with the tool's own words for it.
+type result struct {
+	verdict verdict
+	reason  string // empty for pass
+	output  string // all that the tool printed
+}
+
+// listTests asks the tool for its tests, as Suite.Test without the family: the
+// same test is in several families.
+func listTests(ctx context.Context) ([]string, error) {
+	out, err := exec.CommandContext(ctx, tool, "--list").Output()
+	if err != nil {
+		return nil, fmt.Errorf("conformance: %s --list: %w (Debian package libiscsi-bin; `make deps` installs it)", tool, err)
+	}
+	return parseList(string(out)), nil
+}
+
+func parseList(out string) []string {
+	var tests []string
+	seen := map[string]bool{}
+	for line := range strings.Lines(out) {
+		_, name, found := strings.Cut(strings.TrimSpace(line), ".")
+		if found && strings.Contains(name, ".") && !seen[name] {
+			seen[name] = true
+			tests = append(tests, name)
+		}
+	}
+	return tests
+}
+
+// runTest runs one test on the logical unit that the first URL names; the
+// others are further paths to it.
+func runTest(ctx context.Context, name string, urls ...string) result {
+	ctx, cancel := context.WithTimeout(ctx, testTimeout)
+	defer cancel()
+	args := append([]string{"--Verbose-scsi", "--dataloss", "--allow-sanitize", "--test=ALL." + name}, urls...)
+	cmd := exec.CommandContext(ctx, tool, args...)
+	out, err := cmd.CombinedOutput()
+	switch exit := (*exec.ExitError)(nil); {
+	case ctx.Err() != nil:
+		return result{fail, fmt.Sprintf("no end after %v", testTimeout), string(out)}
+	case errors.As(err, &exit) && !exit.Exited():
+		return result{fail, fmt.Sprintf("the tool died: %v", exit), string(out)}
+	case err != nil && exit == nil:
+		return result{fail, err.Error(), string(out)}
+	}
+	return parseOutput(string(out))
+}
+
+var (
+	testLine    = regexp.MustCompile(`^  Test: \S+ \.\.\.(.*)`)
+	endLine     = regexp.MustCompile(`^(passed|FAILED)`)
+	summaryLine = regexp.MustCompile(`^\s+tests\s+\d+\s+(\d+)\s+(\d+)\s+(\d+)`) // total, ran, passed, failed
+	assertLine  = regexp.MustCompile(`^\s+\d+\. (\S+:\d+)\s+- (.*?)(?:\s{4}|$)`) // the clean-up may follow on the same line
+)
+
+// parseOutput reads the verdict. Only the lines between the test's name and
+// its end speak of the test: before and after them the tool probes the logical
+// unit and cleans up, and prints [SKIPPED] and [FAILED] doing so.
+func parseOutput(out string) result {
+	r := result{output: out}
+	var inTest bool
+	var ran, failed, skipped, complaint, assertion string
+	for lines := bufio.NewScanner(strings.NewReader(out)); lines.Scan(); {
+		line := lines.Text()
+		if m := testLine.FindStringSubmatch(line); m != nil {
+			inTest, line = true, m[1] // the first note follows on the same line
+		} else if endLine.MatchString(line) {
+			inTest = false
+		}
+		if m := summaryLine.FindStringSubmatch(line); m != nil {
+			ran, failed = m[1], m[3]
+		}
+		if m := assertLine.FindStringSubmatch(line); m != nil && assertion == "" {
+			assertion = m[1] + " " + m[2]
+		}
+		if inTest {
+			note(line, "[SKIPPED]", &skipped)
+			note(line, "[FAILED]", &complaint)
+		}
+	}
+	switch {
+	case ran != "1":
+		r.verdict, r.reason = fail, "the test did not run: "+lastLine(out)
+	case failed != "0":
+		r.verdict, r.reason = fail, strings.TrimSpace(complaint+" ("+assertion+")")
+	case skipped != "":
+		r.verdict, r.reason = skip, skipped
+	default:
+		r.verdict = pass
+	}
+	return r
+}
+
+// note keeps what follows the first mark.
+func note(line, mark string, first *string) {
+	if _, text, found := strings.Cut(line, mark); found && *first == "" {
+		*first = strings.TrimSpace(text)
+	}
+}
+
+func lastLine(s string) string {
+	lines := strings.Split(strings.TrimSpace(s), "\n")
+	return strings.TrimSpace(lines[len(lines)-1])
+}
