@@ -87,7 +87,7 @@ func runTest(ctx context.Context, name string, urls ...string) result {
 var (
 	testLine    = regexp.MustCompile(`^  Test: \S+ \.\.\.(.*)`)
 	endLine     = regexp.MustCompile(`^(passed|FAILED)`)
-	summaryLine = regexp.MustCompile(`^\s+tests\s+\d+\s+(\d+)\s+(\d+)\s+(\d+)`) // total, ran, passed, failed
+	summaryLine = regexp.MustCompile(`^\s+tests\s+\d+\s+(\d+)\s+(\d+)\s+(\d+)`)  // total, ran, passed, failed
 	assertLine  = regexp.MustCompile(`^\s+\d+\. (\S+:\d+)\s+- (.*?)(?:\s{4}|$)`) // the clean-up may follow on the same line
 )
 
