@@ -1,0 +1,51 @@
+# The commands of daily life; scripts/ holds what is longer than a line.
+
+GO       ?= go
+FUZZTIME ?= 30s
+
+# How the checks that are modules of their own are run: built by Go, pinned here.
+GOFUMPT       = $(GO) run mvdan.cc/gofumpt@v0.12.0
+GOLANGCI_LINT = $(GO) run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+
+# Debian packages: a C compiler for the race detector and the load generator;
+# foreign initiators; the stranger who decodes our traffic; the virtual machine.
+TEST_PACKAGES  = gcc libc6-dev libiscsi-bin tshark qemu-utils qemu-block-extra qemu-system-x86
+BENCH_PACKAGES = gcc libc6-dev libiscsi-dev tgt istgt util-linux
+
+.PHONY: help run build test check lint fuzz bench deps deps-bench clean
+
+help: ## say what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: build ## build, and serve one memory disk on 127.0.0.1:3260
+	bin/target serve
+
+build: ## build bin/target
+	$(GO) build -o bin/target ./cmd/target
+
+test: deps ## install what tests need, run every test
+	GO='$(GO)' scripts/test.sh
+
+check: lint ## format, vet, lint, go.mod
+	@out=$$($(GOFUMPT) -l .) && test -z "$$out" || { echo "gofumpt would change:"; echo "$$out"; exit 1; }
+	$(GO) vet ./...
+	$(GO) vet -tags invariants ./...
+	$(GO) mod tidy -diff
+
+lint: ## golangci-lint; the first time builds it
+	$(GOLANGCI_LINT) run ./...
+
+fuzz: ## run every fuzz target for FUZZTIME (30s)
+	GO='$(GO)' scripts/fuzz.sh $(FUZZTIME)
+
+bench: deps-bench build ## measure the target beside tgt, istgt and gotgt
+	$(GO) run ./bench
+
+deps: ## install the Debian packages that tests need
+	scripts/deps.sh $(TEST_PACKAGES)
+
+deps-bench:
+	scripts/deps.sh $(BENCH_PACKAGES)
+
+clean: ## remove what was built
+	rm -rf bin .cache

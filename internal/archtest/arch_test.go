@@ -1,0 +1,188 @@
+// Package archtest compares what the packages of this module import with the
+// picture of the design: data goes from the wire to the medium, imports point
+// the same way, and leaves know nobody.
+package archtest
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "oneshot/"
+
+// A rule says what the packages it matches may import directly of this module.
+// Patterns are those of path.Match; "…/**" is everything below. The packages of
+// internal/ that are leaves may be imported by all.
+type rule struct {
+	pkg string
+	may []string
+	// not are imports from outside this module that would break what the
+	// package is for.
+	not []string
+}
+
+var (
+	sockets = []string{"net", "net/*", "os", "os/*", "syscall", "golang.org/x/sys/unix"}
+	helpers = []string{"internal/invariant", "internal/serial"}
+)
+
+// The first rule that matches a package holds for it.
+var rules = []rule{
+	// Leaves.
+	{pkg: "mem"},
+	{pkg: "ddp", not: sockets},
+	{pkg: "iscsi/pdu", not: sockets},
+	{pkg: "iscsi/text", not: sockets},
+	{pkg: "internal/invariant", not: sockets},
+	{pkg: "internal/serial", not: sockets},
+	{pkg: "internal/*"},
+	{pkg: "configs"},
+
+	// From the wire to the medium.
+	{pkg: "stag", may: []string{"mem"}, not: sockets},
+	{pkg: "backend", may: []string{"mem"}},
+	{pkg: "backend/**", may: []string{"backend", "backend/**", "mem"}},
+	{pkg: "scsi", may: []string{"backend", "mem"}, not: sockets},
+	{pkg: "scsi/**", may: []string{"scsi", "scsi/**", "backend", "backend/**", "mem"}},
+	{pkg: "iscsi/chap", not: sockets},
+	{pkg: "iscsi/login", may: []string{"iscsi/pdu", "iscsi/text", "iscsi/chap"}, not: sockets},
+	{pkg: "iscsi", may: []string{"iscsi/*", "scsi", "mem"}, not: sockets},
+	{pkg: "iscsi/**", may: []string{"iscsi", "iscsi/**", "scsi", "mem"}},
+	{pkg: "transport/tcp", may: []string{"iscsi", "iscsi/*", "mem"}},
+	{pkg: "transport/rdma", may: []string{"stag", "mem"}},
+	{pkg: "transport/rdma/iwarp", may: []string{"transport/rdma", "stag", "ddp", "mem"}},
+	{pkg: "transport/rdma/*", may: []string{"transport/rdma", "mem"}},
+	{pkg: "iser", may: []string{"iscsi", "iscsi/*", "transport/rdma", "stag", "mem"}},
+
+	// What builds and drives the above.
+	{pkg: "config", may: []string{"configs"}, not: []string{"net/http"}},
+	{pkg: "mgmt"},
+	{pkg: "server", may: []string{
+		"config", "mgmt", "transport/**", "iser", "iscsi", "iscsi/*", "scsi", "backend", "backend/**", "mem",
+	}},
+	{pkg: "initiator", may: []string{"iscsi/pdu", "iscsi/text", "iscsi/chap", "transport/**", "mem"}},
+	{pkg: "cmd/*", may: []string{"server", "config", "configs", "initiator"}},
+
+	// Tests that talk to the daemon from outside, and measurements.
+	{pkg: "test/targettest"},
+	{pkg: "test/**", may: []string{"test/**", "configs"}},
+	{pkg: "bench"},
+	{pkg: "bench/**", may: []string{"bench"}},
+}
+
+type listed struct {
+	ImportPath string
+	Imports    []string
+}
+
+func TestImports(t *testing.T) {
+	for _, p := range list(t) {
+		name := strings.TrimPrefix(p.ImportPath, module)
+		i := slices.IndexFunc(rules, func(r rule) bool { return matches(r.pkg, name) })
+		if i < 0 {
+			t.Errorf("%s has no place in the picture: add it to the rules here and to ARCHITECTURE.md", name)
+			continue
+		}
+		for _, offence := range rules[i].offences(p.Imports) {
+			t.Errorf("%s %s", name, offence)
+		}
+	}
+}
+
+// offences names the imports that the rule does not allow.
+func (r rule) offences(imports []string) []string {
+	var bad []string
+	for _, imp := range imports {
+		own, inModule := strings.CutPrefix(imp, module)
+		switch {
+		case inModule && !matchesAny(helpers, own) && !matchesAny(r.may, own):
+			bad = append(bad, "must not import "+own)
+		case !inModule && matchesAny(r.not, imp):
+			bad = append(bad, "must not import "+imp)
+		}
+	}
+	return bad
+}
+
+func matchesAny(patterns []string, name string) bool {
+	return slices.ContainsFunc(patterns, func(p string) bool { return matches(p, name) })
+}
+
+func matches(pattern, name string) bool {
+	if tree, ok := strings.CutSuffix(pattern, "/**"); ok {
+		return strings.HasPrefix(name, tree+"/")
+	}
+	ok, err := path.Match(pattern, name)
+	return ok && err == nil
+}
+
+// list asks the go command for the packages of this module; tests of a package
+// may import more than the package, so their imports are not among them.
+func list(t *testing.T) []listed {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-json=ImportPath,Imports", module+"...")
+	out, err := cmd.Output()
+	if err != nil {
+		if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+			t.Fatalf("%s: %s", cmd, exit.Stderr)
+		}
+		t.Fatal(err)
+	}
+	var packages []listed
+	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p listed
+		err := d.Decode(&p)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		packages = append(packages, p)
+	}
+	if len(packages) < 5 {
+		t.Fatalf("go list finds only %d packages", len(packages))
+	}
+	return packages
+}
+
+// TestOffences: a check is worth its name only if it was seen failing.
+func TestOffences(t *testing.T) {
+	r := rule{pkg: "scsi", may: []string{"backend", "backend/**"}, not: sockets}
+	for imp, bad := range map[string]bool{
+		"oneshot/backend":            false,
+		"oneshot/backend/file":       false,
+		"oneshot/backend/file/x":     false,
+		"oneshot/internal/serial":    false,
+		"oneshot/iscsi":              true,
+		"oneshot/internal/archtest":  true,
+		"oneshot/backendx":           true,
+		"net":                        true,
+		"net/netip":                  true,
+		"encoding/binary":            false,
+		"github.com/google/go-cmp":   false,
+		"golang.org/x/sys/unix":      true,
+		"oneshot/transport/rdma/tcp": true,
+	} {
+		if got := len(r.offences([]string{imp})) > 0; got != bad {
+			t.Errorf("%s: offence %v, want %v", imp, got, bad)
+		}
+	}
+}
+
+// TestRulesAreAcyclic: if a may import b, b may not import a, or the picture has no direction.
+func TestRulesAreAcyclic(t *testing.T) {
+	for _, a := range rules {
+		for _, b := range rules {
+			if a.pkg != b.pkg && !strings.Contains(a.pkg+b.pkg, "*") && matchesAny(a.may, b.pkg) && matchesAny(b.may, a.pkg) {
+				t.Errorf("%s and %s may import each other", a.pkg, b.pkg)
+			}
+		}
+	}
+}

@@ -1,0 +1,38 @@
+#!/bin/bash
+# Installs those of the named Debian packages that are missing, as root or
+# through sudo, and says what it does. Services of the packages are not
+# started: a second target on port 3260 is nobody's wish.
+#
+#   deps.sh PACKAGE...
+set -euo pipefail
+
+missing=()
+for p in "$@"; do
+	[ "$(dpkg-query -W -f '${db:Status-Status}' "$p" 2>/dev/null)" = installed ] || missing+=("$p")
+done
+[ ${#missing[@]} -gt 0 ] || exit 0
+
+as_root=()
+if [ "$(id -u)" -ne 0 ]; then
+	command -v sudo >/dev/null || {
+		echo "deps.sh: these Debian packages are missing and there is no sudo to install them: ${missing[*]}" >&2
+		exit 1
+	}
+	as_root=(sudo)
+fi
+say() { echo "deps.sh: $*"; "$@"; }
+apt() { say "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 "$@" </dev/null; }
+
+# invoke-rc.d asks this file whether it may start a service (Debian Policy 9.3.3.1).
+policy=/usr/sbin/policy-rc.d
+if [ ! -e $policy ]; then
+	printf '#!/bin/sh\nexit 101\n' | "${as_root[@]}" install -m 755 /dev/stdin $policy
+	trap '"${as_root[@]}" rm -f $policy' EXIT
+fi
+
+# Package lists may be absent, or so old that the files they name are gone.
+install() { apt install -y --no-install-recommends "${missing[@]}"; }
+if ! apt-cache show "${missing[@]}" >/dev/null 2>&1 || ! install; then
+	apt update
+	install
+fi
