@@ -312,7 +312,7 @@ func (p *process) awaitPortal(addr string) error {
 		}
 		select {
 		case <-p.exited:
-			return fmt.Errorf("targettest: the daemon ended before it listened on %s: %v", addr, p.err)
+			return fmt.Errorf("targettest: the daemon ended (%v) before it listened on %s", p.cmd.ProcessState, addr)
 		case <-timeout.C:
 			return fmt.Errorf("targettest: the daemon does not listen on %s: %w", addr, err)
 		case <-tick.C:
@@ -324,7 +324,7 @@ func (p *process) awaitPortal(addr string) error {
 func (p *process) stop() error {
 	select {
 	case <-p.exited:
-		return fmt.Errorf("targettest: the daemon ended before it was stopped: %v", p.err)
+		return fmt.Errorf("targettest: the daemon ended (%v) before it was stopped", p.cmd.ProcessState)
 	default:
 	}
 	p.signal(syscall.SIGTERM)
