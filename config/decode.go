@@ -144,6 +144,7 @@ var advice = []struct{ message, hint string }{
 	{"sequence end token", "close the list with ]"},
 	{"',' or '}' must be specified", "close the braces, put a comma between entries, and quote a value that contains brackets, such as \"[::1]:3260\""},
 	{"',' or ']' must be specified", "close the list, and put a comma between entries"},
+	{"invalid key for this map", "quote a value that contains brackets, such as \"[::1]:3260\""},
 	{"unexpected key name", "every line of a mapping is \"key: value\"; check for a missing colon"},
 	{"non-map value is specified", "every line of a mapping is \"key: value\"; check for a missing colon and for the indentation"},
 }
@@ -154,7 +155,7 @@ func (d *decoder) syntaxError(err error) {
 		d.errorf(d.at(1, 1), "not valid YAML: %v", err)
 		return
 	}
-	message := strings.Join(strings.Fields(yamlErr.GetMessage()), " ")
+	message := strings.NewReplacer("\t", `\t`, "\n", `\n`).Replace(yamlErr.GetMessage())
 	for _, a := range advice {
 		if strings.Contains(message, a.message) {
 			message += ": " + a.hint

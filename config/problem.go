@@ -78,13 +78,7 @@ const (
 
 // excerpt returns the line at pos and a line with a caret below the column.
 func (s *source) excerpt(pos Position) string {
-	line := []rune(s.shown(pos.Line))
-	col := min(max(pos.Column-1, 0), len(line))
-	if len(line) > excerptRunes {
-		from := max(col-excerptLead, 0)
-		to := min(from+excerptRunes, len(line))
-		line, col = line[from:to], col-from
-	}
+	line, col := window([]rune(s.shown(pos.Line)), max(pos.Column-1, 0))
 	margin := fmt.Sprintf("%5d | ", pos.Line)
 	pad := []rune(strings.Repeat(" ", len(margin)-2) + "| ")
 	for _, r := range line[:col] {
@@ -94,6 +88,22 @@ func (s *source) excerpt(pos Position) string {
 		pad = append(pad, r)
 	}
 	return strings.TrimRight(margin+string(line), " ") + "\n" + string(pad) + "^"
+}
+
+// window cuts a long line to what is around col, with an ellipsis at each end
+// where something is missing. It returns the column in what is left.
+func window(line []rune, col int) ([]rune, int) {
+	col = min(col, len(line))
+	from := max(min(col-excerptLead, len(line)-excerptRunes), 0)
+	to := min(from+excerptRunes, len(line))
+	cut := slices.Clone(line[from:to])
+	if from > 0 {
+		cut[0] = '…'
+	}
+	if to < len(line) {
+		cut[len(cut)-1] = '…'
+	}
+	return cut, col - from
 }
 
 var (

@@ -40,7 +40,7 @@ func set[T any](v value, dst *T, want string, parse func(string) (T, error)) boo
 	}
 	text, ok := scalarText(v.node)
 	if !ok {
-		v.errorf("%q is %s, not %s", v.key, want, kind(v.node))
+		v.errorf("%s: write %s, not %s", v.key, want, kind(v.node))
 		return false
 	}
 	parsed, err := parse(text)

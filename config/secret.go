@@ -83,18 +83,21 @@ func (d *decoder) checkSecret(v value, text string) (Secret, bool) {
 	return Secret{}, false
 }
 
+const secretForms = "a secret is a text, {file: PATH} or {env: NAME}: write one of these"
+
 func (d *decoder) secretElsewhere(v value) (string, bool) {
-	o := d.object(v.node, "a secret")
-	if o == nil {
+	if _, ok := mappingEntries(v.node); !ok {
+		v.errorf("%s", secretForms)
 		return "", false
 	}
+	o := d.object(v.node, "a secret")
 	var path, name string
 	hasPath, hasName := o.text("file", &path), o.text("env", &name)
 	known := len(o.fields)
 	o.done()
 	switch {
 	case known != 1:
-		v.errorf("a secret is a text, {file: PATH} or {env: NAME}: name one source")
+		v.errorf("%s", secretForms)
 	case hasPath:
 		return d.secretFile(v, resolvePath(d.src.file, path))
 	case hasName:

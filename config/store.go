@@ -140,20 +140,22 @@ func (d *decoder) memoryStore(o *object, s *Store) {
 func (d *decoder) fileStore(o *object, s *Store) {
 	f := &FileStore{Sparse: true, Cache: CacheWriteback}
 	s.File = f
-	switch {
-	case o.text("path", &f.Path):
-		if f.Path == "" {
-			o.take("path").errorf("the path is empty: name a file")
-			return
-		}
+	if set(o.take("path"), &f.Path, "the path of a file", parsePath) {
 		f.Path = resolvePath(d.src.file, f.Path)
-	case !o.has("path"):
+	} else if !o.has("path") {
 		d.errorf(s.Pos, "the file store %q has no path: add one, such as path: %s.img", s.Name, s.Name)
 	}
 	d.storeSize(o, s)
 	o.bool("sparse", &f.Sparse)
 	o.bool("direct", &f.Direct)
 	set(o.take("cache"), &f.Cache, "a cache mode", oneOf(CacheWriteback, CacheWritethrough))
+}
+
+func parsePath(text string) (string, error) {
+	if text == "" {
+		return "", errors.New("the path is empty: name a file")
+	}
+	return text, nil
 }
 
 // storeSize reads a size, which is at least one block.

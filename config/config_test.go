@@ -1,0 +1,261 @@
+package config
+
+import (
+	"errors"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+)
+
+// compareValues leaves out what a test of values does not care for.
+var compareValues = cmp.Options{
+	cmpopts.IgnoreTypes(Position{}),
+	cmp.Comparer(func(a, b Secret) bool { return a == b }),
+	cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }),
+}
+
+func TestDefault(t *testing.T) {
+	want := &Config{
+		File:    "configs/default.yaml",
+		Log:     Log{Level: slog.LevelInfo, Format: LogText},
+		Stores:  []Store{{Name: "scratch", Type: StoreMemory, Size: 256 << 20}},
+		Targets: []Target{{Name: "iqn.2026-11.example.oneshot:demo", LUNs: []LUN{{Number: 0, Store: "scratch", BlockSize: 512}}}},
+		Portals: []Portal{{Transport: TransportTCP, Listen: netip.MustParseAddrPort("127.0.0.1:3260")}},
+		Limits:  DefaultLimits(),
+	}
+	if diff := cmp.Diff(want, Default(), compareValues); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+}
+
+// shape is the configuration that the project promises never to rename.
+const shape = `
+log: {level: info, format: text}        # logrus; text or json
+stores:
+  scratch: {type: memory, size: 256MiB}
+  disk1:   {type: file, path: disk1.img, size: 10GiB, sparse: true, cache: writeback}   # or writethrough, direct: true
+targets:
+  - iqn: iqn.2026-11.example.oneshot:demo
+    luns: {0: scratch, 1: {store: disk1, readonly: false, block_size: 4096}}
+    auth: {chap: {user: u, secret: twelve-chars-or-more}, mutual: {user: t, secret: another-secret}}
+    initiators: ["iqn.2026-11.example.clients:*"]   # none named = all
+portals:
+  - {transport: tcp, listen: 127.0.0.1:3260}
+`
+
+func TestParse(t *testing.T) {
+	got, err := Parse("/etc/oneshot/target.yaml", []byte(shape))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &Config{
+		File: "/etc/oneshot/target.yaml",
+		Log:  Log{Level: slog.LevelInfo, Format: LogText},
+		Stores: []Store{
+			{Name: "scratch", Type: StoreMemory, Size: 256 << 20},
+			{Name: "disk1", Type: StoreFile, Size: 10 << 30, File: &FileStore{Path: "/etc/oneshot/disk1.img", Sparse: true, Cache: CacheWriteback}},
+		},
+		Targets: []Target{{
+			Name: "iqn.2026-11.example.oneshot:demo",
+			LUNs: []LUN{{Number: 0, Store: "scratch", BlockSize: 512}, {Number: 1, Store: "disk1", BlockSize: 4096}},
+			Auth: Auth{
+				CHAP:   &Credentials{User: "u", Secret: NewSecret("twelve-chars-or-more")},
+				Mutual: &Credentials{User: "t", Secret: NewSecret("another-secret")},
+			},
+			Initiators: []NamePattern{"iqn.2026-11.example.clients:*"},
+		}},
+		Portals: []Portal{{Transport: TransportTCP, Listen: netip.MustParseAddrPort("127.0.0.1:3260")}},
+		Limits:  DefaultLimits(),
+	}
+	if diff := cmp.Diff(want, got, compareValues); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+	if got.Store("disk1") != &got.Stores[1] || got.Store("nothing") != nil {
+		t.Error("Store does not find stores by name")
+	}
+	if at := got.Targets[0].LUNs[1].Pos.String(); at != "/etc/oneshot/target.yaml:8:24" {
+		t.Errorf("LUN 1 is at %s", at)
+	}
+}
+
+func TestParseEveryOtherValue(t *testing.T) {
+	t.Setenv("ONESHOT_TEST_SECRET", "from-the-environment")
+	got, err := Parse("x.yaml", []byte(`
+log: {level: error, format: json}
+stores:
+  a: {type: file, path: /srv//a.img, sparse: false, cache: writethrough, direct: true, readonly: true}
+targets:
+  - iqn: EUI.02004567A425678D
+    alias: größte Platte
+    luns: {5: {store: a, block_size: 2KiB, vendor: V, product: P, serial: S}, 1: {store: a, readonly: true}}
+    auth: {chap: {user: 007, secret: {env: ONESHOT_TEST_SECRET}}}
+portals:
+  - {listen: "*"}
+discovery: {auth: {chap: {user: d, secret: 123456789012}}}
+limits: {connections: 1, sessions: 2, commands: 3, memory: 4MiB, memory_per_connection: 2MB, login_timeout: 6s, nop_interval: 0s, nop_timeout: 8m}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &Config{
+		File:   "x.yaml",
+		Log:    Log{Level: slog.LevelError, Format: LogJSON},
+		Stores: []Store{{Name: "a", Type: StoreFile, ReadOnly: true, File: &FileStore{Path: "/srv/a.img", Direct: true, Cache: CacheWritethrough}}},
+		Targets: []Target{{
+			Name:  "eui.02004567a425678d",
+			Alias: "größte Platte",
+			LUNs: []LUN{
+				{Number: 1, Store: "a", ReadOnly: true, BlockSize: 512},
+				{Number: 5, Store: "a", ReadOnly: true, BlockSize: 2048, Vendor: "V", Product: "P", Serial: "S"},
+			},
+			Auth: Auth{CHAP: &Credentials{User: "007", Secret: NewSecret("from-the-environment")}},
+		}},
+		Portals:   []Portal{{Transport: TransportTCP, Listen: netip.AddrPortFrom(netip.Addr{}, 3260)}},
+		Discovery: Discovery{Auth: Auth{CHAP: &Credentials{User: "d", Secret: NewSecret("123456789012")}}},
+		Limits: Limits{
+			Connections: 1, Sessions: 2, Commands: 3, Memory: 4 << 20, MemoryPerConnection: 2e6,
+			LoginTimeout: 6 * time.Second, NopInterval: 0, NopTimeout: 8 * time.Minute,
+		},
+	}
+	if diff := cmp.Diff(want, got, compareValues); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+}
+
+// TestConfigs loads every example, so that none of them goes stale.
+func TestConfigs(t *testing.T) {
+	paths, err := filepath.Glob("../configs/*.yaml")
+	if err != nil || len(paths) < 5 {
+		t.Fatalf("found %v: %v", paths, err)
+	}
+	for _, path := range paths {
+		c, err := Load(path)
+		if err != nil {
+			t.Errorf("%v", err)
+			continue
+		}
+		for _, w := range c.Warnings {
+			if !strings.Contains(w.Message, "chmod") { // git keeps no modes
+				t.Errorf("warning in an example: %s", w)
+			}
+		}
+	}
+}
+
+// TestFullShowsEveryKey keeps the teaching example complete: each key that the
+// package asks for stands in it, and each limit has its default.
+func TestFullShowsEveryKey(t *testing.T) {
+	const path = "../configs/full.yaml"
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := Parse(path, data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Limits != DefaultLimits() {
+		t.Errorf("limits are %+v, not the defaults", c.Limits)
+	}
+	for _, key := range strings.Fields(`log level format stores type size path sparse cache direct readonly targets iqn alias luns
+		store block_size vendor product serial auth chap mutual user secret file env initiators portals transport listen discovery
+		limits connections sessions commands memory memory_per_connection login_timeout nop_interval nop_timeout`) {
+		if !strings.Contains(string(data), key+":") {
+			t.Errorf("%s does not show %q", path, key)
+		}
+	}
+}
+
+func TestLoad(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, content string, mode fs.FileMode) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(content), mode); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(path, mode); err != nil { // whatever the umask
+			t.Fatal(err)
+		}
+		return path
+	}
+
+	t.Run("secret in a private file", func(t *testing.T) {
+		c, err := Load(write("private.yaml", shape, 0o640))
+		if err != nil || len(c.Warnings) != 0 {
+			t.Fatalf("error %v, warnings %v", err, c.Warnings)
+		}
+		if want := filepath.Join(dir, "disk1.img"); c.Stores[1].File.Path != want {
+			t.Errorf("path is %s, want %s", c.Stores[1].File.Path, want)
+		}
+	})
+	t.Run("secret in a file for all", func(t *testing.T) {
+		c, err := Load(write("open.yaml", shape, 0o644))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(c.Warnings) != 1 || !strings.Contains(c.Warnings[0].Message, "every user of this machine can read this secret") {
+			t.Errorf("warnings are %v", c.Warnings)
+		}
+	})
+	t.Run("secret from a file", func(t *testing.T) {
+		write("chap.secret", "secret-from-a-file\n", 0o600)
+		c, err := Load(write("a.yaml", strings.Replace(shape, "twelve-chars-or-more", "{file: chap.secret}", 1), 0o600))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := string(c.Targets[0].Auth.CHAP.Secret.Bytes()); got != "secret-from-a-file" {
+			t.Errorf("secret is %q", got)
+		}
+	})
+	t.Run("secret in too large a file", func(t *testing.T) {
+		write("large.secret", strings.Repeat("x", 4096), 0o600)
+		_, err := Load(write("b.yaml", strings.Replace(shape, "twelve-chars-or-more", "{file: large.secret}", 1), 0o600))
+		if err == nil || !strings.Contains(err.Error(), "larger than 257 bytes") {
+			t.Errorf("error is %v", err)
+		}
+	})
+	t.Run("missing", func(t *testing.T) {
+		_, err := Load(filepath.Join(dir, "missing.yaml"))
+		if !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("error is %v", err)
+		}
+	})
+	t.Run("directory", func(t *testing.T) {
+		_, err := Load(dir)
+		if err == nil || !strings.Contains(err.Error(), "is not a regular file") {
+			t.Errorf("error is %v", err)
+		}
+	})
+	t.Run("too large", func(t *testing.T) {
+		_, err := Load(write("large.yaml", strings.Repeat("#\n", maxFileBytes), 0o600))
+		if err == nil || !strings.Contains(err.Error(), "larger than 1048576 bytes") {
+			t.Errorf("error is %v", err)
+		}
+	})
+	t.Run("all problems in an Error", func(t *testing.T) {
+		_, err := Load(write("bad.yaml", "log: {level: x}\nlimits: {sessions: x}\n", 0o600))
+		bad, ok := errors.AsType[*Error](err)
+		if !ok || len(bad.Problems) != 3 || bad.Problems[2].Pos.Line != 2 {
+			t.Errorf("error is %v", err)
+		}
+	})
+}
+
+func TestByteOrderMarkAndCRLF(t *testing.T) {
+	text := "\uFEFF" + strings.ReplaceAll(shape, "\n", "\r\n")
+	if _, err := Parse("windows.yaml", []byte(text)); err != nil {
+		t.Error(err)
+	}
+	_, err := Parse("windows.yaml", []byte("log: {level: info}\r\nlogs: {}\r\ntargets: []\r\n"))
+	if err == nil || !strings.HasPrefix(err.Error(), "windows.yaml:2:1: unknown key \"logs\"") || strings.Contains(err.Error(), "\r") {
+		t.Errorf("error is %q", err)
+	}
+}

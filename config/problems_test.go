@@ -1,0 +1,101 @@
+package config
+
+import (
+	"errors"
+	"flag"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/tools/txtar"
+)
+
+var update = flag.Bool("update", false, "rewrite the expected texts in testdata/problems")
+
+// TestProblems reads every NAME.yaml of the archives in testdata/problems and
+// expects the text of NAME.want: errors, or else "valid" and warnings.
+func TestProblems(t *testing.T) {
+	archives, err := filepath.Glob("testdata/problems/*.txtar")
+	if err != nil || len(archives) == 0 {
+		t.Fatalf("no archives: %v", err)
+	}
+	for _, path := range archives {
+		t.Run(strings.TrimSuffix(filepath.Base(path), ".txtar"), func(t *testing.T) { testArchive(t, path) })
+	}
+}
+
+func testArchive(t *testing.T, path string) {
+	a, err := txtar.ParseFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := make(map[string]*txtar.File)
+	for i := range a.Files {
+		want[a.Files[i].Name] = &a.Files[i]
+	}
+	out := &txtar.Archive{Comment: a.Comment}
+	for _, f := range a.Files {
+		name, isInput := strings.CutSuffix(f.Name, ".yaml")
+		if !isInput {
+			continue
+		}
+		got := outcome(f.Name, f.Data)
+		out.Files = append(out.Files, f, txtar.File{Name: name + ".want", Data: []byte(got)})
+		if *update {
+			continue
+		}
+		if want[name+".want"] == nil {
+			t.Errorf("%s: no %s.want beside it", f.Name, name)
+			continue
+		}
+		if diff := cmp.Diff(string(want[name+".want"].Data), got); diff != "" {
+			t.Errorf("%s: (-want +got)\n%s", f.Name, diff)
+		}
+	}
+	if *update {
+		if err := os.WriteFile(path, txtar.Format(out), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// outcome is what a user would be told about a configuration.
+func outcome(name string, data []byte) string {
+	c, err := newDecoder(name, data, fakeSecrets{}).decode()
+	if err != nil {
+		return err.Error() + "\n"
+	}
+	text := "valid\n"
+	for _, w := range c.Warnings {
+		text += w.String() + "\n"
+	}
+	return text
+}
+
+// fakeSecrets keeps tests away from files and variables of this machine.
+type fakeSecrets struct{}
+
+func (fakeSecrets) file(path string) ([]byte, fs.FileMode, error) {
+	switch path {
+	case "good.secret":
+		return []byte("from-a-file-1234\n"), 0o600, nil
+	case "windows.secret":
+		return []byte("from-a-file-1234\r\n"), 0o600, nil
+	case "open.secret":
+		return []byte("from-a-file-1234"), 0o644, nil
+	case "short.secret":
+		return []byte("short\n"), 0o600, nil
+	case "lines.secret":
+		return []byte("first line\nsecond line\n"), 0o600, nil
+	case "denied.secret":
+		return nil, 0, &fs.PathError{Op: "open", Path: path, Err: errors.New("permission denied")}
+	}
+	return nil, 0, &fs.PathError{Op: "open", Path: path, Err: errors.New("no such file or directory")}
+}
+
+func (fakeSecrets) env(name string) (string, bool) {
+	return "from-the-environment", name == "GOOD_SECRET"
+}
