@@ -1,0 +1,206 @@
+// Package memory is a block store in memory: as fast as memcpy, gone when closed.
+//
+// The store is one anonymous mapping of its whole size, sparse by the kernel: a page costs
+// memory from its first write to its discard. Being contiguous it lends any range as one
+// segment. Which pages are mapped, in the sense of SBC-3 §4.7, stands in a bitmap beside
+// it, for the kernel's own idea of it is slow to ask.
+package memory
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"oneshot/backend"
+)
+
+const (
+	blockSize = 512
+	pageSize  = 4096
+)
+
+// Store is a store in memory. Every operation completes within Submit, so fences and
+// barriers hold by themselves, and there is nothing to flush.
+type Store struct {
+	data   []byte
+	mapped bitmap // by page
+	info   backend.Info
+}
+
+var _ backend.Lender = (*Store)(nil)
+
+// New returns a store of size bytes, a multiple of 512, that reads as zeroes. It takes
+// address space only; memory is taken by what is written.
+func New(size int64) (*Store, error) {
+	if size <= 0 || size%blockSize != 0 {
+		return nil, fmt.Errorf("memory store of %d bytes: the size has to be a positive multiple of %d", size, blockSize)
+	}
+	data, err := reserve(size)
+	if err != nil {
+		return nil, fmt.Errorf("memory store of %d bytes: %w", size, err)
+	}
+	// No huge pages. Measured over 1 GiB, random 4 KiB reads and writes cost 680 ns without
+	// and 600 ns with them, but the first write into an empty 2 MiB costs 50 to 600 µs
+	// instead of 3, keeps 2 MiB for 4 KiB, and a discard has to split the page again.
+	_ = unix.Madvise(data, unix.MADV_NOHUGEPAGE) // EINVAL: a kernel without huge pages
+	mapped, err := newBitmap((size + pageSize - 1) / pageSize)
+	if err != nil {
+		_ = unix.Munmap(data)
+		return nil, fmt.Errorf("memory store of %d bytes: %w", size, err)
+	}
+	return &Store{data: data, mapped: mapped, info: backend.Info{
+		Size:               size,
+		BlockSize:          blockSize,
+		DiscardGranularity: pageSize,
+	}}, nil
+}
+
+// reserve maps n bytes of zeroes that do not exist before they are written.
+func reserve(n int64) ([]byte, error) {
+	b, err := unix.Mmap(-1, 0, int(n), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, fmt.Errorf("map address space: %w", err)
+	}
+	return b, nil
+}
+
+// Info describes the store.
+func (s *Store) Info() backend.Info { return s.info }
+
+// Submit does op. It always returns true.
+func (s *Store) Submit(op *backend.Op) bool {
+	if op.Err = op.Check(s.info.Size); op.Err != nil {
+		return true
+	}
+	switch op.Kind {
+	case backend.Read:
+		at := s.data[op.Off:]
+		for _, seg := range op.Segs {
+			at = at[copy(seg, at):]
+		}
+	case backend.Write:
+		s.write(op)
+	case backend.Discard:
+		s.discard(op.Off, op.Len)
+	case backend.WriteZeroes:
+		s.writeZeroes(op.Off, op.Len)
+	case backend.Status:
+		s.status(op)
+	}
+	return true
+}
+
+func (s *Store) write(op *backend.Op) {
+	first, end := pagesTouched(op.Off, op.Len)
+	s.mapped.set(first, end)
+	at := s.data[op.Off:]
+	for _, seg := range op.Segs {
+		at = at[copy(at, seg):]
+	}
+	// A discard of the same bytes may have come in between. Which of the two wins is open,
+	// but bytes must not stand in a page that counts as unmapped.
+	s.mapped.set(first, end)
+}
+
+// discard gives whole pages back to the kernel and overwrites the rest. The bits go first:
+// a write that comes after them sets them again, and one that comes before sees to it.
+func (s *Store) discard(off, n int64) {
+	first, end := pagesWithin(off, n)
+	if first >= end {
+		s.clear(off, off+n)
+		return
+	}
+	s.mapped.clear(first, end)
+	s.drop(first, end)
+	s.clear(off, first*pageSize)
+	s.clear(end*pageSize, off+n)
+}
+
+// Up to dropMin bytes it is cheaper to write zeroes than to drop pages and have the kernel
+// clear others later.
+const dropMin = 64 << 10
+
+// writeZeroes makes pages count as mapped. Memory is not reserved for them, as it is for
+// no page of this store.
+func (s *Store) writeZeroes(off, n int64) {
+	first, end := pagesTouched(off, n)
+	s.mapped.set(first, end)
+	if first, end := pagesWithin(off, n); (end-first)*pageSize >= dropMin {
+		s.drop(first, end)
+		clear(s.data[off : first*pageSize])
+		clear(s.data[end*pageSize : off+n])
+	} else {
+		clear(s.data[off : off+n])
+	}
+	s.mapped.set(first, end) // as in write
+}
+
+// drop makes the kernel forget pages; they read as zeroes.
+func (s *Store) drop(first, end int64) {
+	b := s.data[first*pageSize : min(end*pageSize, s.info.Size)]
+	if err := unix.Madvise(b, unix.MADV_DONTNEED); err != nil {
+		clear(b) // locked memory cannot be dropped
+	}
+}
+
+// clear overwrites [from, to) with zeroes, which lies within one page or two; an unmapped
+// page is left unmapped.
+func (s *Store) clear(from, to int64) {
+	for from < to {
+		page := from / pageSize
+		next := min((page+1)*pageSize, to)
+		if s.mapped.get(page) {
+			clear(s.data[from:next])
+		}
+		from = next
+	}
+}
+
+func (s *Store) status(op *backend.Op) {
+	end := min(op.Off+max(op.Len, blockSize), s.info.Size)
+	page := op.Off / pageSize
+	if page == s.mapped.n { // Off is the size
+		op.Mapped, op.Extent = false, 0
+		return
+	}
+	_, endPage := pagesTouched(op.Off, end-op.Off)
+	op.Mapped = s.mapped.get(page)
+	op.Extent = min(s.mapped.run(page, endPage)*pageSize, end) - op.Off
+}
+
+// Lend appends the memory of [off, off+n), as one segment. A discard of the same bytes
+// while a write is under way may leave them in a page that counts as unmapped.
+func (s *Store) Lend(segs [][]byte, off, n int64, write bool) [][]byte {
+	if n == 0 {
+		return segs
+	}
+	if write {
+		s.mapped.set(pagesTouched(off, n))
+	}
+	return append(segs, s.data[off:off+n:off+n])
+}
+
+// Close unmaps the memory.
+func (s *Store) Close() error {
+	s.mapped.close()
+	if err := unix.Munmap(s.data); err != nil {
+		return fmt.Errorf("close memory store: %w", err)
+	}
+	s.data = nil
+	return nil
+}
+
+// pagesTouched returns the pages [first, end) that have a byte of [off, off+n).
+func pagesTouched(off, n int64) (first, end int64) {
+	if n == 0 {
+		return 0, 0
+	}
+	return off / pageSize, (off + n + pageSize - 1) / pageSize
+}
+
+// pagesWithin returns the pages [first, end) that lie in [off, off+n) wholly; end may be
+// less than first.
+func pagesWithin(off, n int64) (first, end int64) {
+	return (off + pageSize - 1) / pageSize, (off + n) / pageSize
+}
