@@ -106,5 +106,5 @@ type Task struct {
 	taskState
 }
 
-// compile-time reminder of what the store calls back
+// The store tells the task itself of completions.
 var _ backend.Completer = (*Task)(nil)

@@ -1,0 +1,30 @@
+package scsi
+
+import "oneshot/backend"
+
+// bitImmed is IMMED in byte 1 of SYNCHRONIZE CACHE and PRE-FETCH.
+const bitImmed = 0x02
+
+func (t *Task) synchronizeCache10() Next {
+	lba, blocks := t.range10()
+	return t.synchronizeCache(lba, blocks)
+}
+
+func (t *Task) synchronizeCache16() Next {
+	lba, blocks := t.range16()
+	return t.synchronizeCache(lba, blocks)
+}
+
+// synchronizeCache makes everything durable, which includes what was asked for (SBC-3
+// §5.22). IMMED only allows an early answer, it does not ask for one.
+func (t *Task) synchronizeCache(lba, blocks uint64) Next {
+	if s, ok := t.setRange(lba, blocks, t.lu.info.Size); !ok {
+		return t.check(s)
+	}
+	return t.flush()
+}
+
+func (t *Task) flush() Next {
+	t.op.Flags = 0
+	return t.submit(backend.Flush, 0, 0, nil, (*Task).opGood)
+}

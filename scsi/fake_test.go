@@ -1,0 +1,262 @@
+package scsi
+
+import (
+	"sync"
+	"testing"
+
+	"oneshot/backend"
+	"oneshot/mem"
+)
+
+// fakeStore keeps its bytes in a slice. It is given faults and delays by hooks.
+type fakeStore struct {
+	mu      sync.Mutex
+	data    []byte
+	mapped  map[int64]bool // by block of BlockSize
+	info    backend.Info
+	flushes int
+	closed  bool
+
+	// fail, if set, is asked for the error of an operation.
+	fail func(*backend.Op) error
+	// hold, if set, says whether an operation completes later, by complete.
+	hold func(*backend.Op) bool
+	held []*backend.Op
+}
+
+func newFakeStore(size int64) *fakeStore {
+	return &fakeStore{
+		data:   make([]byte, size),
+		mapped: make(map[int64]bool),
+		info:   backend.Info{Size: size, BlockSize: 512, DiscardGranularity: 4096, OptimalIO: 4096},
+	}
+}
+
+func (s *fakeStore) Info() backend.Info { return s.info }
+func (s *fakeStore) Close() error       { s.closed = true; return nil }
+
+func (s *fakeStore) Submit(op *backend.Op) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.hold != nil && s.hold(op) {
+		s.held = append(s.held, op)
+		return false
+	}
+	s.do(op)
+	return true
+}
+
+// complete finishes the operations that were held, and returns how many.
+func (s *fakeStore) complete() int {
+	s.mu.Lock()
+	ops := s.held
+	s.held = nil
+	for _, op := range ops {
+		s.do(op)
+	}
+	s.mu.Unlock()
+	for _, op := range ops {
+		op.Done.OpDone(op)
+	}
+	return len(ops)
+}
+
+func (s *fakeStore) do(op *backend.Op) {
+	if op.Err = op.Check(int64(len(s.data))); op.Err != nil {
+		return
+	}
+	if s.fail != nil {
+		if op.Err = s.fail(op); op.Err != nil {
+			return
+		}
+	}
+	off := op.Off
+	switch op.Kind {
+	case backend.Read:
+		for _, seg := range op.Segs {
+			off += int64(copy(seg, s.data[off:]))
+		}
+	case backend.Write:
+		for _, seg := range op.Segs {
+			off += int64(copy(s.data[off:], seg))
+		}
+		s.mark(op, true)
+	case backend.Flush:
+		s.flushes++
+	case backend.Discard:
+		clear(s.data[op.Off : op.Off+op.Len])
+		s.mark(op, false)
+	case backend.WriteZeroes:
+		clear(s.data[op.Off : op.Off+op.Len])
+		s.mark(op, true)
+	case backend.Status:
+		op.Mapped = s.mapped[op.Off/512]
+		op.Extent = 512
+		for op.Extent < op.Len && s.mapped[(op.Off+op.Extent)/512] == op.Mapped {
+			op.Extent += 512
+		}
+	}
+}
+
+func (s *fakeStore) mark(op *backend.Op, mapped bool) {
+	for b := op.Off / 512; b < (op.Off+op.Len)/512; b++ {
+		if mapped {
+			s.mapped[b] = true
+		} else {
+			delete(s.mapped, b)
+		}
+	}
+}
+
+// fakeLender lends its slice.
+type fakeLender struct{ *fakeStore }
+
+func (s fakeLender) Lend(segs [][]byte, off, n int64, write bool) [][]byte {
+	if write {
+		s.mu.Lock()
+		s.mark(&backend.Op{Off: off, Len: n}, true)
+		s.mu.Unlock()
+	}
+	return append(segs, s.data[off:off+n:off+n])
+}
+
+// fakeOwner drives tasks to their end.
+type fakeOwner struct {
+	pool  *mem.Pool
+	ready chan *Task
+	empty bool // no memory is to be had
+}
+
+func newFakeOwner(t testing.TB) *fakeOwner {
+	pool := mem.NewPool(256 << 20)
+	return &fakeOwner{pool: pool, ready: make(chan *Task, 1024)}
+}
+
+func (o *fakeOwner) TaskReady(t *Task) { o.ready <- t }
+
+func (o *fakeOwner) Lease(_ *Task, n int) *mem.Lease {
+	if o.empty {
+		return nil
+	}
+	return o.pool.Lease(n)
+}
+
+// bench is a target with one logical unit, and a nexus that has no unit attentions pending.
+type bench struct {
+	t      testing.TB
+	store  *fakeStore
+	lu     *LogicalUnit
+	target *Target
+	nexus  *Nexus
+	owner  *fakeOwner
+}
+
+const testBlocks = 8192 // of 512 bytes
+
+func newBench(t testing.TB, lends bool, change func(*LUConfig, *fakeStore)) *bench {
+	t.Helper()
+	store := newFakeStore(testBlocks * 512)
+	cfg := LUConfig{Store: store, Serial: "0001"}
+	if lends {
+		cfg.Store = fakeLender{store}
+	}
+	if change != nil {
+		change(&cfg, store)
+	}
+	lu, err := NewLogicalUnit(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &bench{t: t, store: store, lu: lu, owner: newFakeOwner(t)}
+	b.target = NewTarget(TargetConfig{Name: "iqn.2026-11.example.oneshot:test"})
+	b.target.SetLU(0, lu)
+	b.nexus = b.newNexus()
+	return b
+}
+
+func (b *bench) newNexus() *Nexus {
+	n := b.target.NewNexus("iqn.2026-11.example.clients:a,i,0x400000000001")
+	for _, i := range *n.table.Load() {
+		i.ua.Store(0)
+	}
+	return n
+}
+
+// result is what the initiator sees of a command.
+type result struct {
+	next   Next
+	status Status
+	sense  []byte
+	in     []byte
+	// The residual's two sides.
+	transfer    uint64
+	transferOut bool
+}
+
+// code is the sense key and additional sense code as 0xKAAQQ of fixed format sense data.
+func (r result) code() int {
+	if len(r.sense) < 14 {
+		return 0
+	}
+	if r.sense[0]&0x7f == 0x72 {
+		return int(r.sense[1])<<16 | int(r.sense[2])<<8 | int(r.sense[3])
+	}
+	return int(r.sense[2])<<16 | int(r.sense[12])<<8 | int(r.sense[13])
+}
+
+// task returns a new command.
+func (b *bench) task(cdb []byte, out []byte, in int) *Task {
+	return &Task{Owner: b.owner, Nexus: b.nexus, CDB: cdb, DataOutLen: uint32(len(out)), DataInLen: uint32(in)}
+}
+
+// do runs a command with the data-out out and room for in bytes.
+func (b *bench) do(cdb []byte, out []byte, in int) result {
+	b.t.Helper()
+	return b.run(b.task(cdb, out, in), out)
+}
+
+// run starts a task and drives it to its end.
+func (b *bench) run(task *Task, out []byte) result {
+	b.t.Helper()
+	return b.finish(task, task.Start(), out)
+}
+
+// finish drives a task to its end and releases it.
+func (b *bench) finish(task *Task, next Next, out []byte) result {
+	b.t.Helper()
+	for steps := 0; next == Pull || next == Wait; steps++ {
+		if steps > 1<<20 {
+			b.t.Fatal("the command does not end")
+		}
+		if next == Pull {
+			place(task, out)
+			next = task.Pulled()
+			continue
+		}
+		b.store.complete()
+		for ready := range b.owner.ready {
+			if ready == task {
+				break
+			}
+		}
+		next = task.Resume()
+	}
+	r := result{next: next, status: task.Status, sense: append([]byte{}, task.Sense...), transfer: task.Transfer, transferOut: task.TransferOut}
+	for _, seg := range task.In {
+		r.in = append(r.in, seg...)
+	}
+	task.Release()
+	return r
+}
+
+// place copies the data-out to where the task wants it.
+func place(task *Task, out []byte) {
+	task.BeginPlace()
+	defer task.EndPlace()
+	out = out[:task.OutLen]
+	for _, seg := range task.Out {
+		out = out[copy(seg, out):]
+	}
+}
+
+func holdAll(*backend.Op) bool { return true }

@@ -1,0 +1,208 @@
+package scsi
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+
+	"oneshot/backend"
+	"oneshot/mem"
+)
+
+// LUConfig says what a logical unit is made of.
+type LUConfig struct {
+	Store     backend.Store // owned by the logical unit from now on
+	BlockSize int           // bytes, a power of two, 512 to 4096; 0: 512 or the store's, whichever is larger
+	ReadOnly  bool
+
+	Vendor   string // at most 8 printable ASCII characters; empty: "ONESHOT"
+	Product  string // at most 16; empty: "BLOCK STORE"
+	Revision string // at most 4; empty: "1"
+	Serial   string // unit serial number, 1 to 64 printable ASCII characters
+
+	// NAA is the name of the logical unit, an NAA 6h designator (SPC-4 §7.8.6.6.6). Zero:
+	// LocalNAA of the serial number.
+	NAA [16]byte
+
+	Logger *slog.Logger // nil: slog.Default()
+}
+
+// LocalNAA makes a name of the NAA IEEE Registered Extended format out of any text that is
+// unique to a logical unit. Its company id is a locally administered one.
+func LocalNAA(unique string) (naa [16]byte) {
+	sum := sha256.Sum256([]byte(unique))
+	copy(naa[:], sum[:])
+	naa[0] = 0x60               // NAA 6h, then the company id 02-xx-xx:
+	naa[1] = 0x20 | naa[1]&0x0f // its U/L bit set
+	return naa
+}
+
+// Limits of what one command may ask for, in bytes or pieces; in blocks they are reported
+// in the Block Limits page.
+const (
+	maxTransferBytes    = mem.MaxLease // what one lease holds
+	maxCompareBytes     = 128 << 10    // COMPARE AND WRITE: compared under an exclusive lock
+	maxWriteSameBytes   = 1 << 30
+	maxUnmapBlocks      = 1 << 20
+	maxUnmapDescriptors = 256
+	scratchBytes        = 256 << 10 // of the store looked at in one piece by verifying commands
+	// workBytes is what long commands do between two chances for others: some hundred
+	// microseconds of copying or page clearing.
+	workBytes = 1 << 20
+)
+
+// LogicalUnit is a direct access block device in front of a store. It may belong to several
+// targets. Its methods may be called from any goroutine.
+type LogicalUnit struct {
+	store      backend.Store
+	lender     backend.Lender // the store, if it lends its memory
+	info       backend.Info
+	blockShift uint
+	blockSize  int64
+	blocks     uint64 // capacity
+	physShift  uint   // logical blocks per physical block, as a power of two
+	readOnly   bool   // by configuration
+
+	vendor, product, revision, serial string
+	naa                               [16]byte
+
+	log limitedLog
+
+	mode   modeState
+	ranges rangeLock
+
+	// gate counts the tasks that make the order of others matter: ORDERED and HEAD OF QUEUE
+	// ones, and those that are dormant because of them. Zero lets SIMPLE tasks pass.
+	gate atomic.Int32
+
+	mu    sync.Mutex // taken after Target.mu, before itl.mu; not held over store calls
+	itls  []*itl     // guarded by mu
+	order taskOrder  // guarded by mu
+}
+
+// NewLogicalUnit returns the logical unit that cfg describes, or an error that says which
+// part of cfg cannot be.
+func NewLogicalUnit(cfg LUConfig) (*LogicalUnit, error) {
+	info := cfg.Store.Info()
+	lu := &LogicalUnit{store: cfg.Store, info: info, readOnly: cfg.ReadOnly, naa: cfg.NAA}
+	lu.lender, _ = cfg.Store.(backend.Lender)
+	if err := lu.setGeometry(cfg.BlockSize); err != nil {
+		return nil, err
+	}
+	if err := lu.setNames(cfg); err != nil {
+		return nil, err
+	}
+	lu.log.init(cfg.Logger)
+	lu.mode.reset()
+	return lu, nil
+}
+
+func (lu *LogicalUnit) setGeometry(blockSize int) error {
+	if blockSize == 0 {
+		blockSize = max(512, lu.info.BlockSize)
+	}
+	switch {
+	case blockSize < 512 || blockSize > 4096 || blockSize&(blockSize-1) != 0:
+		return fmt.Errorf("scsi: block size %d is not a power of two from 512 to 4096", blockSize)
+	case blockSize < lu.info.BlockSize:
+		return fmt.Errorf("scsi: block size %d is smaller than the %d bytes that the store can address", blockSize, lu.info.BlockSize)
+	case lu.info.Size < int64(blockSize):
+		return fmt.Errorf("scsi: a store of %d bytes does not hold one block of %d", lu.info.Size, blockSize)
+	}
+	lu.blockSize = int64(blockSize)
+	lu.blockShift = uint(bits.TrailingZeros(uint(blockSize)))
+	lu.blocks = uint64(lu.info.Size) >> lu.blockShift
+	// What the store likes best, up to the page that memory and file systems deal in, is
+	// what a partial write would have to read first.
+	phys := max(lu.info.DiscardGranularity, lu.info.OptimalIO)
+	for lu.blockSize<<(lu.physShift+1) <= min(phys, 4096) {
+		lu.physShift++
+	}
+	return nil
+}
+
+func (lu *LogicalUnit) setNames(cfg LUConfig) error {
+	field := func(name, s, otherwise string, most int) (string, error) {
+		if s == "" {
+			s = otherwise
+		}
+		if len(s) > most || s == "" {
+			return "", fmt.Errorf("scsi: %s %q must have 1 to %d characters", name, s, most)
+		}
+		for _, c := range []byte(s) {
+			if c < 0x20 || c > 0x7e {
+				return "", fmt.Errorf("scsi: %s %q holds a character that is not printable ASCII", name, s)
+			}
+		}
+		return s, nil
+	}
+	var errs [4]error
+	lu.vendor, errs[0] = field("vendor", cfg.Vendor, "ONESHOT", 8)
+	lu.product, errs[1] = field("product", cfg.Product, "BLOCK STORE", 16)
+	lu.revision, errs[2] = field("revision", cfg.Revision, "1", 4)
+	lu.serial, errs[3] = field("serial number", cfg.Serial, "", 64)
+	if lu.naa == ([16]byte{}) {
+		lu.naa = LocalNAA(cfg.Serial)
+	}
+	if lu.naa[0]>>4 != 6 {
+		return fmt.Errorf("scsi: NAA %x is not of the format 6h", lu.naa)
+	}
+	return errors.Join(errs[:]...)
+}
+
+// Close makes the contents durable and closes the store. No task may be using the logical
+// unit any more: a task that runs still is a mistake of the caller and panics.
+func (lu *LogicalUnit) Close() error {
+	lu.mu.Lock()
+	running := lu.running()
+	lu.mu.Unlock()
+	if running != 0 {
+		panic(fmt.Sprintf("scsi: logical unit %s closed with %d tasks in it", lu.serial, running))
+	}
+	return lu.store.Close()
+}
+
+// addITL adds the I_T_L nexus i.
+func (lu *LogicalUnit) addITL(i *itl) {
+	lu.mu.Lock()
+	lu.itls = append(lu.itls, i)
+	lu.mu.Unlock()
+}
+
+// dropITL takes i away. Its last task has been released.
+func (lu *LogicalUnit) dropITL(i *itl) {
+	lu.mu.Lock()
+	defer lu.mu.Unlock()
+	for k, other := range lu.itls {
+		if other == i {
+			lu.itls[k] = lu.itls[len(lu.itls)-1]
+			lu.itls[len(lu.itls)-1] = nil
+			lu.itls = lu.itls[:len(lu.itls)-1]
+			return
+		}
+	}
+}
+
+// running is the number of tasks between start and release. mu is held.
+func (lu *LogicalUnit) running() int64 {
+	var n int64
+	for _, i := range lu.itls {
+		n += i.running.Load()
+	}
+	return n
+}
+
+// attention raises unit attention ua for every nexus except one, which may be nil.
+func (lu *LogicalUnit) attention(ua uint32, except *Nexus) {
+	lu.mu.Lock()
+	defer lu.mu.Unlock()
+	for _, i := range lu.itls {
+		if i.nexus != except {
+			i.ua.Or(ua)
+		}
+	}
+}

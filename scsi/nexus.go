@@ -1,0 +1,165 @@
+package scsi
+
+import (
+	"math/bits"
+	"slices"
+	"sync"
+	"sync/atomic"
+)
+
+// Nexus is an I_T nexus: what the target knows of one initiator port. Its methods may be
+// called from any goroutine.
+type Nexus struct {
+	target        *Target
+	initiatorPort string
+
+	// table holds the logical units that are there, sorted by LUN. It is replaced, never
+	// changed, so that the data path reads it without a lock.
+	table atomic.Pointer[[]*itl]
+	// retired are the places of logical units that were taken away; guarded by Target.mu.
+	retired []*itl
+}
+
+// itl is an I_T_L nexus: the part of a logical unit's state that belongs to one initiator.
+type itl struct {
+	nexus *Nexus
+	lu    *LogicalUnit
+	lun   uint16
+
+	ua atomic.Uint32 // pending unit attentions, a set of attention bits
+
+	// running counts tasks from their start to their release, dormant ones excepted. It has
+	// a cache line that only this nexus writes.
+	running atomic.Int64
+
+	mu    sync.Mutex // taken after LogicalUnit.mu
+	first *Task      // tasks that have left Start unfinished; guarded by mu
+}
+
+// NewNexus adds the I_T nexus of a new session. initiatorPort is the SCSI initiator port
+// name ("iqn…,i,0x<ISID>"). Unit attention 29/00 is pending for it on all logical units.
+func (t *Target) NewNexus(initiatorPort string) *Nexus {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := &Nexus{target: t, initiatorPort: initiatorPort}
+	table := make([]*itl, 0, len(t.luns))
+	for _, e := range t.luns {
+		table = append(table, n.join(e.lun, e.lu))
+	}
+	n.table.Store(&table)
+	t.nexuses[n] = struct{}{}
+	return n
+}
+
+// join makes the I_T_L nexus of n with lu.
+func (n *Nexus) join(lun uint16, lu *LogicalUnit) *itl {
+	i := &itl{nexus: n, lu: lu, lun: lun}
+	i.ua.Store(uaPowerOn)
+	lu.addITL(i)
+	return i
+}
+
+// setLU follows Target.SetLU. Target.mu is held.
+func (n *Nexus) setLU(lun uint16, lu *LogicalUnit) {
+	old := *n.table.Load()
+	table := make([]*itl, 0, len(old)+1)
+	for _, i := range old {
+		if i.lun != lun {
+			table = append(table, i)
+			i.ua.Or(uaLUNsChanged)
+			continue
+		}
+		n.retired = append(n.retired, i)
+	}
+	if lu != nil {
+		i := n.join(lun, lu)
+		i.ua.Or(uaLUNsChanged)
+		at, _ := slices.BinarySearchFunc(table, lun, compareLUN)
+		table = slices.Insert(table, at, i)
+	}
+	n.table.Store(&table)
+}
+
+func compareLUN(i *itl, lun uint16) int { return int(i.lun) - int(lun) }
+
+// lookup finds the logical unit that a LUN as on the wire stands for, or nil.
+func (n *Nexus) lookup(lun uint64) *itl {
+	number, ok := decodeLUN(lun)
+	if !ok {
+		return nil
+	}
+	table := *n.table.Load()
+	lo, hi := 0, len(table)
+	for lo < hi {
+		mid := (lo + hi) / 2
+		if table[mid].lun < number {
+			lo = mid + 1
+		} else {
+			hi = mid
+		}
+	}
+	if lo < len(table) && table[lo].lun == number {
+		return table[lo]
+	}
+	return nil
+}
+
+// decodeLUN understands single level LUN structures of the peripheral device (00b, bus 0)
+// and flat space (01b) addressing methods (SAM-5 §4.7.7).
+func decodeLUN(lun uint64) (number uint16, ok bool) {
+	if lun<<16 != 0 {
+		return 0, false
+	}
+	top := uint16(lun >> 48)
+	switch top >> 14 {
+	case 0:
+		return top, top <= 0xff
+	case 1:
+		return top & maxLUN, true
+	}
+	return 0, false
+}
+
+// encodeLUN is how REPORT LUNS names a logical unit.
+func encodeLUN(number uint16) uint64 {
+	if number <= 0xff {
+		return uint64(number) << 48
+	}
+	return uint64(0x4000|number) << 48
+}
+
+// Unit attention conditions, the most important one in the lowest bit. A condition of a
+// reset stands for everything that a reset changes, so reporting it clears the rest.
+const (
+	uaPowerOn         uint32 = 1 << iota // POWER ON, RESET, OR BUS DEVICE RESET OCCURRED
+	uaTargetReset                        // SCSI BUS RESET OCCURRED
+	uaLUReset                            // BUS DEVICE RESET FUNCTION OCCURRED
+	uaNexusLoss                          // I_T NEXUS LOSS OCCURRED
+	uaCommandsCleared                    // COMMANDS CLEARED BY ANOTHER INITIATOR
+	uaModeChanged                        // MODE PARAMETERS CHANGED
+	uaCapacityChanged                    // CAPACITY DATA HAS CHANGED
+	uaLUNsChanged                        // REPORTED LUNS DATA HAS CHANGED
+
+	uaResets = uaPowerOn | uaTargetReset | uaLUReset | uaNexusLoss
+)
+
+// uaCodes are the additional sense codes in the order of the bits.
+var uaCodes = [...]uint16{0x2900, 0x2902, 0x2903, 0x2907, 0x2f00, 0x2a01, 0x2a09, 0x3f0e}
+
+// takeUA removes the first pending unit attention and returns its sense data.
+func (i *itl) takeUA() (s Sense, ok bool) {
+	for {
+		pending := i.ua.Load()
+		if pending == 0 {
+			return Sense{}, false
+		}
+		first := bits.TrailingZeros32(pending)
+		rest := pending &^ (1 << first)
+		if 1<<first&uaResets != 0 {
+			rest &^= uaResets
+		}
+		if i.ua.CompareAndSwap(pending, rest) {
+			return Sense{Key: keyUnitAttention, Code: uaCodes[first]}, true
+		}
+	}
+}

@@ -1,0 +1,347 @@
+package scsi
+
+import (
+	"runtime"
+	"sync"
+	"sync/atomic"
+)
+
+// rangeLock keeps commands that must be atomic with respect to all others (SBC-3 §4.24:
+// COMPARE AND WRITE, ORWRITE) apart from those that touch the same blocks. Everybody else
+// takes it shared, with one uncontended atomic addition per mebibyte.
+//
+// The store's bytes are dealt out to stripes, one mebibyte each, round robin. A stripe's word:
+//
+//	 63        34        33          32      31                0
+//	┌────────────┬────────┬───────────┬───────────────────────┐
+//	│     0      │ sticky │ contended │ shared users          │
+//	└────────────┴────────┴───────────┴───────────────────────┘
+//
+// contended is set while an exclusive user holds the stripe or anybody waits for it; then
+// users come and go under mu. sticky says that the stripe has had an exclusive user.
+//
+// Where the store completes later, waiting is a place in a queue, first come, first served.
+// Where it lends its memory, all sections are short and synchronous, and waiting is spinning.
+// A logical unit uses one of the two ways only.
+type rangeLock struct {
+	stripes [stripeCount]stripe
+
+	mu        sync.Mutex // a leaf, except that Owner.TaskReady is called with it held
+	held      stripeSet  // by exclusive users; guarded by mu
+	contended stripeSet  // stripes with the contended bit; guarded by mu
+	first     *Task      // the queue; guarded by mu
+}
+
+type stripe struct {
+	word atomic.Uint64
+	_    [56]byte // a cache line each
+}
+
+const (
+	stripeShift = 20
+	stripeCount = 256
+
+	sharedMask      = 1<<32 - 1
+	stripeContended = 1 << 32
+	stripeSticky    = 1 << 33
+)
+
+// stripeSet is a set of stripes.
+type stripeSet [stripeCount / 64]uint64
+
+func (s *stripeSet) add(i int)      { s[i/64] |= 1 << (i % 64) }
+func (s *stripeSet) has(i int) bool { return s[i/64]&(1<<(i%64)) != 0 }
+
+func (s *stripeSet) union(o *stripeSet) {
+	for i := range s {
+		s[i] |= o[i]
+	}
+}
+
+func (s *stripeSet) remove(o *stripeSet) {
+	for i := range s {
+		s[i] &^= o[i]
+	}
+}
+
+func (s *stripeSet) meets(o *stripeSet) bool {
+	var both uint64
+	for i := range s {
+		both |= s[i] & o[i]
+	}
+	return both != 0
+}
+
+func (s *stripeSet) empty() bool { return *s == stripeSet{} }
+
+// stripesOf is the first stripe of [off, off+n), not yet wrapped, and their number.
+func stripesOf(off, n int64) (first, count int) {
+	if n == 0 {
+		return 0, 0
+	}
+	f, l := off>>stripeShift, (off+n-1)>>stripeShift
+	return int(f % stripeCount), int(min(l-f+1, stripeCount))
+}
+
+func setOf(off, n int64) (s stripeSet) {
+	first, count := stripesOf(off, n)
+	for i := first; i < first+count; i++ {
+		s.add(i % stripeCount)
+	}
+	return s
+}
+
+// holdKind is how a task holds a range.
+type holdKind uint8
+
+const (
+	holdNone holdKind = iota
+	holdShared
+	holdExclusive
+)
+
+// sticky reports whether any stripe of the range has had an exclusive user.
+func (r *rangeLock) sticky(off, n int64) bool {
+	first, count := stripesOf(off, n)
+	for i := first; i < first+count; i++ {
+		if r.stripes[i%stripeCount].word.Load()&stripeSticky != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// tryShared enters all stripes of the range, or none if one of them is contended.
+func (r *rangeLock) tryShared(off, n int64) bool {
+	first, count := stripesOf(off, n)
+	for i := first; i < first+count; i++ {
+		if !r.stripes[i%stripeCount].tryShared() {
+			r.leaveStripes(first, i-first)
+			return false
+		}
+	}
+	return true
+}
+
+func (s *stripe) tryShared() bool {
+	for {
+		w := s.word.Load()
+		if w&stripeContended != 0 {
+			return false
+		}
+		if s.word.CompareAndSwap(w, w+1) {
+			return true
+		}
+	}
+}
+
+// enterSharedSpin enters the range, for stores that lend.
+func (r *rangeLock) enterSharedSpin(off, n int64) {
+	for !r.tryShared(off, n) {
+		runtime.Gosched()
+	}
+}
+
+// leaveShared undoes entering the range.
+func (r *rangeLock) leaveShared(off, n int64) {
+	first, count := stripesOf(off, n)
+	r.leaveStripes(first, count)
+}
+
+func (r *rangeLock) leaveStripes(first, count int) {
+	wake := false
+	for i := first; i < first+count; i++ {
+		w := r.stripes[i%stripeCount].word.Add(^uint64(0))
+		wake = wake || w&stripeContended != 0 && w&sharedMask == 0
+	}
+	if wake {
+		r.mu.Lock()
+		r.serve()
+		r.mu.Unlock()
+	}
+}
+
+// enterExclusiveSpin takes the range for one short section, for stores that lend. While it
+// waits it holds new users back, but now and then lets them pass: one of them might be what
+// another stripe's user is waiting for.
+func (r *rangeLock) enterExclusiveSpin(off, n int64) {
+	const patience = 64
+	set := setOf(off, n)
+	for tries := 1; !r.tryExclusive(&set); tries++ {
+		if tries%patience == 0 {
+			r.mu.Lock()
+			r.serve()
+			r.mu.Unlock()
+		}
+		runtime.Gosched()
+	}
+}
+
+func (r *rangeLock) tryExclusive(set *stripeSet) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.contend(set)
+	return r.grantExclusive(set)
+}
+
+func (r *rangeLock) leaveExclusive(off, n int64) {
+	set := setOf(off, n)
+	r.mu.Lock()
+	r.held.remove(&set)
+	r.serve()
+	r.mu.Unlock()
+}
+
+// lockRange takes the range for t, now or later, and goes on.
+func (t *Task) lockRange(kind holdKind, off, n int64, then func(*Task) Next) Next {
+	t.hold, t.holdOff, t.holdLen = kind, off, n
+	if t.lu.lender != nil {
+		if kind == holdShared {
+			t.lu.ranges.enterSharedSpin(off, n)
+		} else {
+			t.lu.ranges.enterExclusiveSpin(off, n)
+		}
+		return then(t)
+	}
+	if kind == holdShared && t.lu.ranges.tryShared(off, n) {
+		return then(t)
+	}
+	t.then = then
+	t.phase = phaseRange
+	if !t.lu.ranges.enqueue(t, kind) {
+		return Wait
+	}
+	return then(t)
+}
+
+// leaveRange gives back what lockRange or BeginPlace took. Without such it does nothing.
+func (t *Task) leaveRange() {
+	kind := t.hold
+	t.hold = holdNone
+	switch kind {
+	case holdShared:
+		t.lu.ranges.leaveShared(t.holdOff, t.holdLen)
+	case holdExclusive:
+		t.lu.ranges.leaveExclusive(t.holdOff, t.holdLen)
+	}
+}
+
+// enqueue gives t its range and reports true, or puts it into the queue.
+func (r *rangeLock) enqueue(t *Task, kind holdKind) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	t.queueKind, t.queueNext = kind, nil
+	set := setOf(t.holdOff, t.holdLen)
+	r.contend(&set)
+	last := &r.first
+	var before stripeSet
+	for ; *last != nil; last = &(*last).queueNext {
+		ahead := setOf((*last).holdOff, (*last).holdLen)
+		before.union(&ahead)
+	}
+	if !set.meets(&before) && r.grant(kind, &set) {
+		r.settleContended()
+		return true
+	}
+	*last = t
+	return false
+}
+
+// withdraw takes t out of the queue, and reports false if it is not there any more.
+func (r *rangeLock) withdraw(t *Task) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for p := &r.first; *p != nil; p = &(*p).queueNext {
+		if *p == t {
+			*p = t.queueNext
+			t.hold = holdNone
+			r.serve()
+			return true
+		}
+	}
+	return false
+}
+
+// serve grants what can be granted, in order. mu is held.
+func (r *rangeLock) serve() {
+	var before stripeSet
+	for p := &r.first; *p != nil; {
+		t := *p
+		set := setOf(t.holdOff, t.holdLen)
+		if set.meets(&before) || !r.grant(t.queueKind, &set) {
+			before.union(&set)
+			p = &t.queueNext
+			continue
+		}
+		*p = t.queueNext
+		owner := t.Owner // the driver may release the task as soon as it sees granted
+		t.granted.Store(true)
+		owner.TaskReady(t)
+	}
+	r.settleContended()
+}
+
+// contend makes users of the stripes come to mu. mu is held.
+func (r *rangeLock) contend(set *stripeSet) {
+	for i := range r.stripes {
+		if set.has(i) && !r.contended.has(i) {
+			r.stripes[i].word.Or(stripeContended)
+		}
+	}
+	r.contended.union(set)
+}
+
+// settleContended lets go of the stripes that nobody holds exclusively or waits for. mu is
+// held.
+func (r *rangeLock) settleContended() {
+	if r.contended.empty() {
+		return
+	}
+	needed := r.held
+	for t := r.first; t != nil; t = t.queueNext {
+		set := setOf(t.holdOff, t.holdLen)
+		needed.union(&set)
+	}
+	for i := range r.stripes {
+		if r.contended.has(i) && !needed.has(i) {
+			r.stripes[i].word.And(^uint64(stripeContended))
+		}
+	}
+	for i := range r.contended {
+		r.contended[i] &= needed[i]
+	}
+}
+
+// grant gives out contended stripes if it can. mu is held.
+func (r *rangeLock) grant(kind holdKind, set *stripeSet) bool {
+	if kind == holdExclusive {
+		return r.grantExclusive(set)
+	}
+	if set.meets(&r.held) {
+		return false
+	}
+	for i := range r.stripes {
+		if set.has(i) {
+			r.stripes[i].word.Add(1)
+		}
+	}
+	return true
+}
+
+func (r *rangeLock) grantExclusive(set *stripeSet) bool {
+	if set.meets(&r.held) {
+		return false
+	}
+	for i := range r.stripes {
+		if set.has(i) && r.stripes[i].word.Load()&sharedMask != 0 {
+			return false
+		}
+	}
+	for i := range r.stripes {
+		if set.has(i) {
+			r.stripes[i].word.Or(stripeSticky)
+		}
+	}
+	r.held.union(set)
+	return true
+}

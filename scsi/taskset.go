@@ -1,0 +1,144 @@
+package scsi
+
+// taskOrder is where tasks of a logical unit wait for their turn in the task set (SAM-5 §8):
+//
+//	SIMPLE         after all older ORDERED and HEAD OF QUEUE tasks have ended
+//	ORDERED        after all older tasks have ended
+//	HEAD OF QUEUE  at once
+//
+// There is one task set per logical unit (TST 000b). While LogicalUnit.gate is zero nobody
+// comes here. All of it is guarded by LogicalUnit.mu.
+type taskOrder struct {
+	first       *Task // dormant tasks, oldest first
+	ordered     int   // ORDERED tasks that run; more than one only if they were aborted
+	headOfQueue int   // HEAD OF QUEUE tasks that run
+}
+
+// enterInOrder begins t, which Start has counted as running, or makes it dormant.
+func (t *Task) enterInOrder() Next {
+	lu := t.lu
+	lu.mu.Lock()
+	lu.gate.Add(1)
+	t.gated = true
+	if t.mayRun(lu.order.first == nil, 1) {
+		t.noteRuns()
+		lu.mu.Unlock()
+		return t.begin()
+	}
+	t.itl.running.Add(-1)
+	last := &lu.order.first
+	for *last != nil {
+		last = &(*last).queueNext
+	}
+	*last = t
+	t.queueNext = nil
+	t.then = (*Task).begin
+	t.phase = phaseDormant
+	// The task that was waited for may have been released between the look at the counts and
+	// now, without seeing t in the queue.
+	granted := lu.serveOrder(t)
+	lu.mu.Unlock()
+	if granted {
+		return t.begin()
+	}
+	return Wait
+}
+
+// mayRun reports whether t may begin. own is how many of the running tasks are t itself, and
+// oldest that no dormant task is older. LogicalUnit.mu is held.
+func (t *Task) mayRun(oldest bool, own int64) bool {
+	order := &t.lu.order
+	switch t.Attr {
+	case HeadOfQueue, ACA:
+		return true
+	case Ordered:
+		return oldest && t.lu.running() == own
+	}
+	return oldest && order.ordered == 0 && order.headOfQueue == 0
+}
+
+func (t *Task) noteRuns() {
+	switch t.Attr {
+	case Ordered:
+		t.lu.order.ordered++
+	case HeadOfQueue, ACA:
+		t.lu.order.headOfQueue++
+	}
+}
+
+// leaveInOrder is the end of t as far as the order goes: t has been released.
+func (lu *LogicalUnit) leaveInOrder(t *Task) {
+	lu.mu.Lock()
+	defer lu.mu.Unlock()
+	if t.gated {
+		lu.gate.Add(-1)
+		switch t.Attr {
+		case Ordered:
+			lu.order.ordered--
+		case HeadOfQueue, ACA:
+			lu.order.headOfQueue--
+		}
+	}
+	lu.serveOrder(nil)
+}
+
+// serveOrder wakes the dormant tasks whose turn has come. It reports whether self is one of
+// them, whose owner it need not tell. mu is held.
+func (lu *LogicalUnit) serveOrder(self *Task) (granted bool) {
+	for t := lu.order.first; t != nil && t.mayRun(true, 0); t = lu.order.first {
+		lu.order.first = t.queueNext
+		t.itl.running.Add(1)
+		t.noteRuns()
+		if t == self {
+			granted = true
+			continue
+		}
+		owner := t.Owner // the driver may release the task as soon as it sees granted
+		t.granted.Store(true)
+		owner.TaskReady(t)
+	}
+	return granted
+}
+
+// withdraw takes the dormant task t out of the queue, and reports false if it is not there
+// any more. As every task it is counted as running until its release.
+func (lu *LogicalUnit) withdraw(t *Task) bool {
+	lu.mu.Lock()
+	defer lu.mu.Unlock()
+	for p := &lu.order.first; *p != nil; p = &(*p).queueNext {
+		if *p == t {
+			*p = t.queueNext
+			t.itl.running.Add(1)
+			t.noteRuns()
+			return true
+		}
+	}
+	return false
+}
+
+// list enters t into the tasks of the nexus.
+func (i *itl) list(t *Task) {
+	i.mu.Lock()
+	t.listed = true
+	t.next = i.first
+	if t.next != nil {
+		t.next.prev = t
+	}
+	i.first = t
+	i.mu.Unlock()
+}
+
+// unlist takes t out again, and returns who waits for that.
+func (i *itl) unlist(t *Task) []*manager {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if t.prev != nil {
+		t.prev.next = t.next
+	} else {
+		i.first = t.next
+	}
+	if t.next != nil {
+		t.next.prev = t.prev
+	}
+	return t.managers
+}
