@@ -1,0 +1,96 @@
+package ddp
+
+import (
+	"encoding/binary"
+	"hash/crc32"
+)
+
+// Sizes of the parts of an FPDU in octets (RFC 5044 §4).
+const (
+	LengthLen = 2 // ULPDU Length
+	CRCLen    = 4
+
+	// MaxULPDU is the largest ULPDU that the length field can tell.
+	MaxULPDU = 0xffff
+	// MaxTrailer is the longest pad and CRC.
+	MaxTrailer = 3 + CRCLen
+	// MaxFPDU is the longest FPDU without markers.
+	MaxFPDU = LengthLen + MaxULPDU + MaxTrailer
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// PadLen returns how many zero octets follow a ULPDU of n octets, so that the CRC begins at
+// a multiple of four (RFC 5044 §4.1).
+func PadLen(n int) int { return -(LengthLen + n) & 3 }
+
+// TrailerLen returns the octets of pad and CRC that follow a ULPDU of n octets.
+func TrailerLen(n int) int { return PadLen(n) + CRCLen }
+
+// FPDULen returns the octets of a whole FPDU around a ULPDU of n octets, without markers.
+func FPDULen(n int) int { return LengthLen + n + TrailerLen(n) }
+
+// MULPDU returns the largest ULPDU whose FPDU fits into one TCP segment of emss octets
+// (RFC 5044 §4.5), never less than 128 nor more than [MaxULPDU].
+func MULPDU(emss int, markers bool) int {
+	overhead := LengthLen + CRCLen + emss%4
+	if markers {
+		overhead += MarkerLen * ((emss + MarkerSpacing - 1) / MarkerSpacing)
+	}
+	return min(max(emss-overhead, 128), MaxULPDU)
+}
+
+// CRC continues the CRC32C of an FPDU over p. It begins with crc 0 at the ULPDU Length (or at
+// the marker just before it) and ends with the pad, which [AppendTrailer] and [CheckTrailer]
+// add themselves.
+func CRC(crc uint32, p []byte) uint32 { return crc32.Update(crc, castagnoli, p) }
+
+// AppendTrailer appends the pad and CRC of an FPDU whose length field and ULPDU of n octets
+// have the given crc.
+func AppendTrailer(b []byte, n int, crc uint32) []byte {
+	start := len(b)
+	b = append(b, 0, 0, 0)[:start+PadLen(n)]
+	return binary.LittleEndian.AppendUint32(b, CRC(crc, b[start:]))
+}
+
+// AppendTrailerNoCRC appends pad and a CRC field of zero, for connections that agreed to do
+// without the CRC; the field is always there (RFC 5044 §4.4).
+func AppendTrailerNoCRC(b []byte, n int) []byte {
+	return append(b, 0, 0, 0, 0, 0, 0, 0)[:len(b)+TrailerLen(n)]
+}
+
+// CheckTrailer compares the CRC at the end of trailer, which holds [TrailerLen](n) octets,
+// with that of the octets before it, of which crc covers all but the pad. What the pad holds
+// matters only to the CRC.
+func CheckTrailer(trailer []byte, n int, crc uint32) error {
+	pad := PadLen(n)
+	if binary.LittleEndian.Uint32(trailer[pad:pad+CRCLen]) != CRC(crc, trailer[:pad]) {
+		return errCRC
+	}
+	return nil
+}
+
+// AppendFPDUTrailer completes an FPDU that was appended to b from b[start] on, length field
+// first, with pad and CRC.
+func AppendFPDUTrailer(b []byte, start int) []byte {
+	return AppendTrailer(b, len(b)-start-LengthLen, CRC(0, b[start:]))
+}
+
+// SplitFPDU cuts the first FPDU, from its length field to the end of its ULPDU, from b, checks
+// its CRC if checkCRC is set, and returns what follows. It is for FPDUs that lie in memory as
+// a whole, without markers; a receiver that places payload directly uses [CRC] and
+// [CheckTrailer].
+func SplitFPDU(b []byte, checkCRC bool) (fpdu, rest []byte, err error) {
+	if len(b) < LengthLen {
+		return nil, b, errCut
+	}
+	n := int(binary.BigEndian.Uint16(b))
+	if len(b) < FPDULen(n) {
+		return nil, b, errCut
+	}
+	fpdu, rest = b[:LengthLen+n], b[FPDULen(n):]
+	if checkCRC {
+		err = CheckTrailer(b[LengthLen+n:], n, CRC(0, fpdu))
+	}
+	return fpdu, rest, err
+}
