@@ -70,9 +70,9 @@ type Op struct {
 	Mapped bool  // Status: the byte at Off has space of its own
 	Extent int64 // Status: bytes from Off, within Len, that share this state; at least one block
 
-	// For the store while it has the operation.
-	next *Op
-	seq  uint64
+	// Private is for the store while it has the operation.
+	Private uint64
+	next    *Op // in a Queue
 }
 
 // Completer is told of operations that did not complete within Submit. OpDone is called
