@@ -52,6 +52,9 @@ const (
 // transports has one row for each transport.
 var transports = []Transport{TransportTCP}
 
+// Transports returns the transports that a configuration can name.
+func Transports() []Transport { return slices.Clone(transports) }
+
 // defaultPort is iSCSI's well-known port, RFC 7143 §15.
 const defaultPort = 3260
 

@@ -68,6 +68,15 @@ var storeTypes = []struct {
 	{StoreFile, (*decoder).fileStore},
 }
 
+// StoreTypes returns the store types that a configuration can name.
+func StoreTypes() []StoreType {
+	types := make([]StoreType, len(storeTypes))
+	for i, row := range storeTypes {
+		types[i] = row.name
+	}
+	return types
+}
+
 func (d *decoder) stores(v value) []Store {
 	if !v.given() {
 		return nil
@@ -97,13 +106,9 @@ func (d *decoder) store(v value) Store {
 	if o == nil {
 		return s
 	}
-	types := make([]StoreType, len(storeTypes))
-	for i, row := range storeTypes {
-		types[i] = row.name
-	}
-	if !set(o.take("type"), &s.Type, "a store type", oneOf(types...)) {
+	if !set(o.take("type"), &s.Type, "a store type", oneOf(StoreTypes()...)) {
 		if !o.has("type") {
-			d.errorf(v.at, "the store %q has no type: add one; %s", v.key, choices("", words(types)))
+			d.errorf(v.at, "the store %q has no type: add one; %s", v.key, choices("", words(StoreTypes())))
 		}
 		return s
 	}

@@ -1,0 +1,159 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"oneshot/config"
+)
+
+func checkCommand() *cobra.Command {
+	var path string
+	cmd := &cobra.Command{
+		Use:   "check --config FILE",
+		Short: "Validate a configuration and show what it would serve",
+		Long: `check reads a configuration as serve does, and shows what would be served:
+stores, targets with their LUNs, who may log in, and portals. Secrets are read,
+but never shown. It opens no store and listens nowhere, so it can run beside a
+serving daemon.
+
+If something is wrong it shows every problem with file, line, column and what to
+change, and exits with 1. Warnings are about what works but is hardly meant.`,
+		Example: `  target check --config /etc/oneshot.yaml
+  target check -c /etc/oneshot.yaml && systemctl restart oneshot`,
+		Args:                  noArgs,
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if path == "" {
+				return &usageError{cmd.CommandPath(), "no configuration: name one with --config FILE"}
+			}
+			return check(path, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	configFlag(cmd, &path, "the YAML `FILE` to check")
+	return cmd
+}
+
+func check(path string, stdout, stderr io.Writer) error {
+	c, err := config.Load(path)
+	if err != nil {
+		return err
+	}
+	for _, w := range c.Warnings {
+		fmt.Fprintf(stderr, "warning: %s\n\n", w)
+	}
+	return writeSummary(stdout, c)
+}
+
+// writeSummary tells what c would serve to somebody who knows disks but not the
+// configuration's own words. It shows no secrets.
+func writeSummary(w io.Writer, c *config.Config) error {
+	fmt.Fprintf(w, "%s is valid.\n", c.File)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "\nstores")
+	for i := range c.Stores {
+		s := &c.Stores[i]
+		fmt.Fprintf(t, "  %s\t%s\t%s%s\n", s.Name, s.Type, storeSize(s), storeDetails(s))
+	}
+	for i := range c.Targets {
+		writeTarget(t, c, &c.Targets[i])
+	}
+	fmt.Fprintln(t, "\nportals")
+	for _, p := range c.Portals {
+		fmt.Fprintf(t, "  %s\t%s\n", p.Transport, portalText(p))
+	}
+	fmt.Fprintf(t, "\ndiscovery\n  login\t%s\n", loginText(c.Discovery.Auth))
+	writeLimits(t, c.Limits)
+	return t.Flush()
+}
+
+// portalText writes "all addresses" as the configuration does.
+func portalText(p config.Portal) string {
+	if !p.Listen.Addr().IsValid() {
+		return "*" + p.Address()
+	}
+	return p.Address()
+}
+
+func storeSize(s *config.Store) string {
+	if s.Size == 0 {
+		return "size of the file"
+	}
+	return config.FormatSize(s.Size)
+}
+
+// storeDetails is the last column of a store.
+func storeDetails(s *config.Store) string {
+	var words []string
+	if f := s.File; f != nil {
+		words = append(words, f.Path, string(f.Cache))
+		if f.Sparse {
+			words = append(words, "sparse")
+		}
+		if f.Direct {
+			words = append(words, "direct")
+		}
+	}
+	if s.ReadOnly {
+		words = append(words, "read-only")
+	}
+	if words == nil {
+		return "" // nor a tab, which would leave blanks at the end of the line
+	}
+	return "\t" + strings.Join(words, ", ")
+}
+
+func writeTarget(w io.Writer, c *config.Config, t *config.Target) {
+	fmt.Fprintf(w, "\ntarget %s\n", t.Name)
+	if t.Alias != "" {
+		fmt.Fprintf(w, "  alias\t%s\n", t.Alias)
+	}
+	for i := range t.LUNs {
+		l := &t.LUNs[i]
+		fmt.Fprintf(w, "  LUN %d\t%s\t%s\t%s\n", l.Number, l.Store, storeSize(c.Store(l.Store)), lunDetails(l))
+	}
+	fmt.Fprintf(w, "  login\t%s\n", loginText(t.Auth))
+	if len(t.Initiators) == 0 {
+		fmt.Fprintln(w, "  admits\tevery initiator")
+	}
+	for _, p := range t.Initiators {
+		fmt.Fprintf(w, "  admits\t%s\n", p)
+	}
+}
+
+func lunDetails(l *config.LUN) string {
+	words := []string{fmt.Sprintf("blocks of %d bytes", l.BlockSize)}
+	if l.ReadOnly {
+		words = append(words, "read-only")
+	}
+	for _, f := range []struct{ name, value string }{{"vendor", l.Vendor}, {"product", l.Product}, {"serial", l.Serial}} {
+		if f.value != "" {
+			words = append(words, fmt.Sprintf("%s %q", f.name, f.value))
+		}
+	}
+	return strings.Join(words, ", ")
+}
+
+func loginText(a config.Auth) string {
+	switch {
+	case a.Mutual != nil:
+		return fmt.Sprintf("CHAP as %q; the target proves itself as %q", a.CHAP.User, a.Mutual.User)
+	case a.CHAP != nil:
+		return fmt.Sprintf("CHAP as %q", a.CHAP.User)
+	}
+	return "without CHAP"
+}
+
+func writeLimits(w io.Writer, l config.Limits) {
+	fmt.Fprintf(w, "\nlimits\n  connections\t%d\n  sessions\t%d\n  commands\t%d per session\n", l.Connections, l.Sessions, l.Commands)
+	fmt.Fprintf(w, "  memory\t%s, %s per connection\n", config.FormatSize(l.Memory), config.FormatSize(l.MemoryPerConnection))
+	ping := fmt.Sprintf("after %s of silence, answer within %s", l.NopInterval, l.NopTimeout)
+	if l.NopInterval == 0 {
+		ping = "never"
+	}
+	fmt.Fprintf(w, "  login\twithin %s\n  ping\t%s\n", l.LoginTimeout, ping)
+}

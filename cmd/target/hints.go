@@ -1,0 +1,141 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+
+	"oneshot/config"
+)
+
+// maxHints is for how many targets the lines to paste are printed.
+const maxHints = 8
+
+// writeHints prints what c serves at addrs, which has one bound address for each
+// portal, as lines to paste into a shell. A secret is shown as the word SECRET.
+func writeHints(w io.Writer, c *config.Config, addrs []net.Addr) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "serving %s at %s\n", count(len(c.Targets), "target"), joinAddrs(addrs))
+	if portal := reachable(c, addrs); portal != "" {
+		writeDiscoveryHints(&b, portal, c.Discovery.Auth)
+		for i := range c.Targets[:min(len(c.Targets), maxHints)] {
+			writeTargetHints(&b, portal, &c.Targets[i])
+		}
+		if more := len(c.Targets) - maxHints; more > 0 {
+			fmt.Fprintf(&b, "\nand %s; discovery lists them\n", count(more, "more target"))
+		}
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func joinAddrs(addrs []net.Addr) string {
+	texts := make([]string, len(addrs))
+	for i, a := range addrs {
+		texts[i] = a.String()
+	}
+	return strings.Join(texts, ", ")
+}
+
+// reachable returns the first TCP portal as an address to connect to from this
+// machine: for all addresses it takes the loopback one.
+func reachable(c *config.Config, addrs []net.Addr) string {
+	for i, p := range c.Portals {
+		if p.Transport != config.TransportTCP || i >= len(addrs) {
+			continue
+		}
+		bound, err := netip.ParseAddrPort(addrs[i].String())
+		if err != nil {
+			continue
+		}
+		switch addr := bound.Addr(); {
+		case !addr.IsUnspecified():
+		case p.Network() == "tcp6":
+			bound = netip.AddrPortFrom(netip.IPv6Loopback(), bound.Port())
+		default:
+			bound = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), bound.Port())
+		}
+		return bound.String()
+	}
+	return ""
+}
+
+func writeDiscoveryHints(b *strings.Builder, portal string, a config.Auth) {
+	p := quote(portal)
+	fmt.Fprintf(b, "\nWhich targets there are\n")
+	if a.CHAP == nil {
+		fmt.Fprintf(b, "  iscsiadm -m discovery -t sendtargets -p %s\n", p)
+	} else {
+		db := "iscsiadm -m discoverydb -t sendtargets -p " + p
+		fmt.Fprintf(b, "  %s -o new\n", db)
+		fmt.Fprintf(b, "  %s -o update%s\n", db, chapSettings("discovery.sendtargets.auth", a))
+		fmt.Fprintf(b, "  %s --discover\n", db)
+	}
+	fmt.Fprintf(b, "  %siscsi-ls -s %s\n", libiscsiEnv(a), quote("iscsi://"+portal))
+}
+
+func writeTargetHints(b *strings.Builder, portal string, t *config.Target) {
+	node := fmt.Sprintf("iscsiadm -m node -T %s -p %s", t.Name, quote(portal))
+	fmt.Fprintf(b, "\n%s\n", cmp.Or(t.Alias, t.Name))
+	if len(t.Initiators) > 0 {
+		fmt.Fprintf(b, "  # only for initiators named %s\n", joinPatterns(t.Initiators))
+	}
+	if t.Auth.CHAP != nil {
+		fmt.Fprintf(b, "  %s -o update%s\n", node, chapSettings("node.session.auth", t.Auth))
+	}
+	fmt.Fprintf(b, "  %s --login\n", node)
+	if len(t.LUNs) == 0 {
+		return
+	}
+	lun, env := t.LUNs[0], libiscsiEnv(t.Auth)
+	url := fmt.Sprintf("iscsi://%s/%s/%d", portal, t.Name, lun.Number)
+	readonly := ""
+	if lun.ReadOnly {
+		readonly = ",readonly=on"
+	}
+	fmt.Fprintf(b, "  %sqemu-img info %s\n", env, quote(url))
+	fmt.Fprintf(b, "  %sqemu-system-x86_64 -drive %s\n", env, quote("file="+url+",format=raw,if=virtio"+readonly))
+}
+
+func joinPatterns(patterns []config.NamePattern) string {
+	texts := make([]string, len(patterns))
+	for i, p := range patterns {
+		texts[i] = string(p)
+	}
+	return strings.Join(texts, ", ")
+}
+
+// chapSettings are the arguments of iscsiadm -o update that set CHAP.
+func chapSettings(prefix string, a config.Auth) string {
+	set := func(name, value string) string { return fmt.Sprintf(" -n %s.%s -v %s", prefix, name, quote(value)) }
+	text := set("authmethod", "CHAP") + set("username", a.CHAP.User) + set("password", "SECRET")
+	if a.Mutual != nil {
+		text += set("username_in", a.Mutual.User) + set("password_in", "SECRET")
+	}
+	return text
+}
+
+// libiscsiEnv are the variables from which libiscsi, and QEMU with it, take
+// CHAP: unlike an URL, they do not show in the list of processes.
+func libiscsiEnv(a config.Auth) string {
+	if a.CHAP == nil {
+		return ""
+	}
+	text := fmt.Sprintf("LIBISCSI_CHAP_USERNAME=%s LIBISCSI_CHAP_PASSWORD=SECRET ", quote(a.CHAP.User))
+	if a.Mutual != nil {
+		text += fmt.Sprintf("LIBISCSI_CHAP_TARGET_USERNAME=%s LIBISCSI_CHAP_TARGET_PASSWORD=SECRET ", quote(a.Mutual.User))
+	}
+	return text
+}
+
+// quote returns text as one word of a shell.
+func quote(text string) string {
+	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._:/,=@%+"
+	if text != "" && strings.Trim(text, plain) == "" {
+		return text
+	}
+	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
+}

@@ -1,0 +1,30 @@
+package main
+
+import (
+	"io"
+	"log/slog"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	logrusslog "github.com/sirupsen/logrus/hooks/slog"
+
+	"oneshot/config"
+)
+
+// newLogger returns a slog.Logger that writes to w through logrus, as the
+// configuration has it. A call below the level costs a comparison and allocates
+// nothing, when its arguments are given as slog.Attr.
+func newLogger(c config.Log, w io.Writer) *slog.Logger {
+	l := logrus.New()
+	l.SetOutput(w)
+	l.SetLevel(logrusslog.SlogLevel(c.Level).Level())
+	l.SetFormatter(formatter(c.Format))
+	return slog.New(logrusslog.NewHandler(l, nil))
+}
+
+func formatter(f config.LogFormat) logrus.Formatter {
+	if f == config.LogJSON {
+		return &logrus.JSONFormatter{TimestampFormat: time.RFC3339Nano}
+	}
+	return &logrus.TextFormatter{FullTimestamp: true, TimestampFormat: time.RFC3339}
+}

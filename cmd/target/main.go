@@ -1,0 +1,63 @@
+// Command target serves block stores to iSCSI initiators.
+//
+//	target serve [--config FILE]     serve until SIGTERM or SIGINT
+//	target check --config FILE       validate, and show what would be served
+//	target version                   say what this is
+//
+// It exits with 0 when all went well, with 1 when the configuration or the
+// service failed, and with 2 when it was called wrongly.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"oneshot/config"
+)
+
+const (
+	exitOK    = 0
+	exitError = 1
+	exitUsage = 2
+)
+
+func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
+
+// run is main without the process.
+func run(args []string, stdout, stderr io.Writer) int {
+	root := rootCommand()
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	err := root.Execute()
+	if err == nil {
+		return exitOK
+	}
+	report(stderr, err)
+	if _, wrong := errors.AsType[*usageError](err); wrong {
+		return exitUsage
+	}
+	return exitError
+}
+
+// report prints an error for the person at the terminal: in one line, except for
+// a configuration, all of whose problems are shown.
+func report(w io.Writer, err error) {
+	bad, ok := errors.AsType[*config.Error](err)
+	if !ok {
+		fmt.Fprintf(w, "target: %v\n", err)
+		return
+	}
+	fmt.Fprintf(w, "%v\n\n", bad)
+	fmt.Fprintf(w, "target: %s in %s\n", count(len(bad.Problems), "problem"), bad.Problems[0].Pos.File)
+}
+
+// count returns "1 problem" or "2 problems".
+func count(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
+}

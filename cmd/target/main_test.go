@@ -1,0 +1,158 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"oneshot/config"
+)
+
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"target": func() {
+		openServer = openListener
+		main()
+	}})
+}
+
+// TestScripts runs testdata/script/*.txtar against the command as a process.
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir:                 "testdata/script",
+		RequireExplicitExec: true,
+		RequireUniqueNames:  true,
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"status": cmdStatus,
+			"start":  cmdStart,
+			"end":    cmdEnd,
+		},
+	})
+}
+
+// process is the daemon that start has started.
+type process struct {
+	cmd    *exec.Cmd
+	stderr strings.Builder
+}
+
+// cmdStatus runs the command and expects an exit status: status 2 target serve x.
+// Its output is in the files out and err.
+func cmdStatus(ts *testscript.TestScript, _ bool, args []string) {
+	cmd := command(ts, args[1:])
+	var stdout, stderr strings.Builder
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	if _, exited := errors.AsType[*exec.ExitError](err); err != nil && !exited {
+		ts.Fatalf("%v", err)
+	}
+	write(ts, "out", stdout.String())
+	write(ts, "err", stderr.String())
+	if got := strconv.Itoa(cmd.ProcessState.ExitCode()); got != args[0] {
+		ts.Fatalf("status %s, want %s\n%s%s", got, args[0], stdout.String(), stderr.String())
+	}
+}
+
+// cmdStart starts a daemon and waits until it says that it listens.
+func cmdStart(ts *testscript.TestScript, _ bool, args []string) {
+	p := &process{cmd: command(ts, args)}
+	p.cmd.Stderr = &p.stderr
+	out, err := p.cmd.StdoutPipe()
+	ts.Check(err)
+	ts.Check(p.cmd.Start())
+	running.Store(ts, p)
+	ts.Defer(func() {
+		if _, left := running.LoadAndDelete(ts); left { // a script that failed before end
+			p.cmd.Process.Kill()
+			p.cmd.Wait()
+		}
+	})
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil || !strings.HasPrefix(line, "serving ") {
+		p.cmd.Wait()
+		running.Delete(ts)
+		ts.Fatalf("the daemon says %q, %v\n%s", line, err, p.stderr.String())
+	}
+	write(ts, "serving", line)
+}
+
+// running holds the daemon of each script; scripts run in parallel.
+var running sync.Map
+
+// cmdEnd sends a signal to the daemon and expects an exit status: end 0 TERM.
+func cmdEnd(ts *testscript.TestScript, _ bool, args []string) {
+	found, ok := running.LoadAndDelete(ts)
+	if !ok {
+		ts.Fatalf("no daemon was started")
+	}
+	p := found.(*process)
+	signal := map[string]syscall.Signal{"TERM": syscall.SIGTERM, "INT": syscall.SIGINT}[args[1]]
+	ts.Check(p.cmd.Process.Signal(signal))
+	err := p.cmd.Wait()
+	write(ts, "log", p.stderr.String())
+	if got := strconv.Itoa(p.cmd.ProcessState.ExitCode()); got != args[0] {
+		ts.Fatalf("status %s, want %s: %v\n%s", got, args[0], err, p.stderr.String())
+	}
+}
+
+// command finds the command where testscript has put it: in the script's PATH.
+func command(ts *testscript.TestScript, args []string) *exec.Cmd {
+	for _, dir := range filepath.SplitList(ts.Getenv("PATH")) {
+		path := filepath.Join(dir, args[0])
+		if _, err := os.Stat(path); err != nil {
+			continue
+		}
+		cmd := exec.Command(path, args[1:]...)
+		cmd.Dir = ts.MkAbs(".")
+		cmd.Env = append(os.Environ(), "PATH="+ts.Getenv("PATH"))
+		return cmd
+	}
+	ts.Fatalf("no command %s", args[0])
+	return nil
+}
+
+func write(ts *testscript.TestScript, name, text string) {
+	ts.Check(os.WriteFile(ts.MkAbs(name), []byte(text), 0o600))
+}
+
+// listener is a daemon that listens and knows no protocol: enough for what this
+// package does itself.
+type listener struct {
+	listeners []net.Listener
+	stopped   chan struct{}
+}
+
+func openListener(c *config.Config, _ *slog.Logger) (daemon, error) {
+	l := &listener{stopped: make(chan struct{})}
+	for _, p := range c.Portals {
+		ln, err := net.Listen(p.Network(), p.Address())
+		if err != nil {
+			return nil, fmt.Errorf("%s: cannot listen: %w", p.Pos, err)
+		}
+		l.listeners = append(l.listeners, ln)
+	}
+	return l, nil
+}
+
+func (l *listener) Addrs() (addrs []net.Addr) {
+	for _, ln := range l.listeners {
+		addrs = append(addrs, ln.Addr())
+	}
+	return addrs
+}
+
+func (l *listener) Serve() error { <-l.stopped; return nil }
+
+func (l *listener) Shutdown(context.Context) error { close(l.stopped); return nil }

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// usageError is a command line that makes no sense.
+type usageError struct {
+	command string // "target serve", whose help explains more
+	reason  string
+}
+
+func (e *usageError) Error() string {
+	return fmt.Sprintf("%s; %s --help explains", e.reason, e.command)
+}
+
+func rootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "target",
+		Short: "Serve block stores to iSCSI initiators",
+		Long: `target makes disks out of memory and files, and serves them over iSCSI to
+open-iscsi, libiscsi, QEMU and every other initiator. A configuration in YAML
+says which; without one it serves a small memory disk to this machine.`,
+		Example: `  target serve                            try it: one memory disk on 127.0.0.1:3260
+  target check --config /etc/oneshot.yaml see what a configuration would serve
+  target serve --config /etc/oneshot.yaml serve it`,
+		SilenceErrors: true, // report prints them
+		SilenceUsage:  true,
+		Args:          cobra.ArbitraryArgs, // so that RunE explains an unknown command
+		RunE:          unknownCommand,
+	}
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return &usageError{cmd.CommandPath(), err.Error()}
+	})
+	root.SuggestionsMinimumDistance = 2
+	root.AddCommand(serveCommand(), checkCommand(), versionCommand())
+	return root
+}
+
+func unknownCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return &usageError{cmd.CommandPath(), "nothing to do: name a command, such as serve, check or version"}
+	}
+	reason := fmt.Sprintf("unknown command %q", args[0])
+	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+		reason += ": did you mean " + strings.Join(near, " or ") + "?"
+	}
+	return &usageError{cmd.CommandPath(), reason}
+}
+
+// noArgs refuses words that are neither a command nor a flag.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	return &usageError{cmd.CommandPath(), fmt.Sprintf("unexpected argument %q", args[0])}
+}
+
+// configFlag adds --config and completes it with YAML files.
+func configFlag(cmd *cobra.Command, path *string, usage string) {
+	cmd.Flags().StringVarP(path, "config", "c", "", usage)
+	if err := cmd.MarkFlagFilename("config", "yaml", "yml"); err != nil {
+		panic(err) // the flag was added in the line above
+	}
+}

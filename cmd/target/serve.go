@@ -1,0 +1,133 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"oneshot/config"
+)
+
+// drainTime is how long work in flight may take to finish after the first
+// signal: below the 90 s after which systemd kills.
+const drainTime = 60 * time.Second
+
+func serveCommand() *cobra.Command {
+	var path string
+	cmd := &cobra.Command{
+		Use:   "serve [--config FILE]",
+		Short: "Serve what a configuration says, until SIGTERM or SIGINT",
+		Long: `serve opens the stores and listens on the portals of a configuration. Without
+one it serves a memory disk of 256MiB on 127.0.0.1:3260, whose content is gone
+when it stops. Once it listens it prints lines to paste for open-iscsi, libiscsi
+and QEMU. Its log goes to standard error.
+
+SIGTERM and SIGINT drain: initiators are told, commands in flight finish, caches
+are written to disk; then serve exits with 0. After ` + strconv.Itoa(int(drainTime.Seconds())) + ` s, or at a second signal,
+it stops waiting and exits with 1; what was flushed is safe all the same.`,
+		Example: `  target serve
+  target serve --config /etc/oneshot.yaml`,
+		Args:                  noArgs,
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return serve(path, openServer, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	configFlag(cmd, &path, "the YAML `FILE` that says what to serve (default: one memory disk)")
+	return cmd
+}
+
+// daemon is a running server. It is an interface for the tests of supervise.
+type daemon interface {
+	Addrs() []net.Addr
+	Serve() error
+	Shutdown(context.Context) error
+}
+
+// opener opens stores and portals; its error is one line.
+type opener func(*config.Config, *slog.Logger) (daemon, error)
+
+func serve(path string, open opener, stdout, stderr io.Writer) error {
+	c, err := loadOrDefault(path)
+	if err != nil {
+		return err
+	}
+	log := newLogger(c.Log, stderr)
+	for _, w := range c.Warnings {
+		log.Warn(w.Message, "at", w.Pos.String())
+	}
+	d, err := open(c, log)
+	if err != nil {
+		return err
+	}
+	signals := make(chan os.Signal, 2) // one to drain, one to stop at once
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	defer signal.Stop(signals)
+	if err := writeHints(stdout, c, d.Addrs()); err != nil {
+		log.Warn("cannot print what is served", "err", err) // nobody reads it; serve all the same
+	}
+	return supervise(d, signals, log)
+}
+
+func loadOrDefault(path string) (*config.Config, error) {
+	if path == "" {
+		return config.Default(), nil
+	}
+	return config.Load(path)
+}
+
+// supervise serves until d fails or a signal comes, and then shuts d down. It
+// returns while d still works only after a second signal, or when d takes longer
+// than drainTime: the process is then to end at once.
+func supervise(d daemon, signals <-chan os.Signal, log *slog.Logger) error {
+	served := make(chan error, 1)
+	go func() { served <- d.Serve() }()
+
+	var failure error
+	select {
+	case failure = <-served:
+		served <- nil
+		log.Error("the server failed", "err", failure)
+	case s := <-signals:
+		log.Info("draining; a second signal stops at once", "signal", s.String())
+	}
+
+	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
+	defer cancel()
+	stopped := make(chan error, 1)
+	go func() { stopped <- errors.Join(d.Shutdown(ctx), <-served) }()
+	select {
+	case err := <-stopped:
+		if err = errors.Join(failure, err); err != nil {
+			return oneLine(err)
+		}
+		log.Info("stopped")
+		return nil
+	case s := <-signals:
+		return fmt.Errorf("stopped by a second signal (%s) while commands were in flight", s)
+	}
+}
+
+// oneLine turns what errors.Join puts on several lines into one.
+func oneLine(err error) error {
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		return err
+	}
+	parts := joined.Unwrap()
+	line := oneLine(parts[0])
+	for _, p := range parts[1:] {
+		line = fmt.Errorf("%w; %w", line, oneLine(p))
+	}
+	return line
+}

@@ -1,0 +1,208 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"oneshot/config"
+)
+
+// fake is a daemon that does what a test says.
+type fake struct {
+	serve    chan error // what Serve returns
+	shutdown func(context.Context) error
+}
+
+func (f *fake) Addrs() []net.Addr                  { return nil }
+func (f *fake) Serve() error                       { return <-f.serve }
+func (f *fake) Shutdown(ctx context.Context) error { return f.shutdown(ctx) }
+
+var quiet = slog.New(slog.DiscardHandler)
+
+func TestSupervise(t *testing.T) {
+	broken, lost := errors.New("accept failed"), errors.New("flush failed")
+
+	t.Run("a signal drains", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			f := &fake{serve: make(chan error, 1)}
+			f.shutdown = func(context.Context) error { f.serve <- nil; return nil }
+			signals := make(chan os.Signal, 2)
+			signals <- syscall.SIGTERM
+			if err := supervise(f, signals, quiet); err != nil {
+				t.Error(err)
+			}
+		})
+	})
+	t.Run("draining has an end", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			f := &fake{serve: make(chan error, 1)}
+			f.shutdown = func(ctx context.Context) error { <-ctx.Done(); f.serve <- nil; return ctx.Err() }
+			signals := make(chan os.Signal, 2)
+			signals <- syscall.SIGINT
+			start := time.Now()
+			err := supervise(f, signals, quiet)
+			if !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != drainTime {
+				t.Errorf("after %s: %v", time.Since(start), err)
+			}
+		})
+	})
+	t.Run("a second signal ends it at once", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			f := &fake{serve: make(chan error, 1)}
+			release := make(chan struct{})
+			f.shutdown = func(context.Context) error { <-release; f.serve <- nil; return nil }
+			signals := make(chan os.Signal, 2)
+			signals <- syscall.SIGTERM
+			signals <- syscall.SIGTERM
+			err := supervise(f, signals, quiet)
+			if err == nil || !strings.Contains(err.Error(), "second signal (terminated)") {
+				t.Errorf("error is %v", err)
+			}
+			close(release)
+		})
+	})
+	t.Run("a failure is reported after the stores are closed", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			f := &fake{serve: make(chan error, 1)}
+			f.serve <- broken
+			f.shutdown = func(context.Context) error { return lost }
+			err := supervise(f, nil, quiet)
+			if !errors.Is(err, broken) || !errors.Is(err, lost) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("error is %v", err)
+			}
+		})
+	})
+}
+
+func TestServeDefault(t *testing.T) {
+	refused := errors.New("refused")
+	var got *config.Config
+	err := serve("", func(c *config.Config, _ *slog.Logger) (daemon, error) { got = c; return nil, refused }, io.Discard, io.Discard)
+	if !errors.Is(err, refused) || got.Targets[0].Name != "iqn.2026-11.example.oneshot:demo" || got.Portals[0].Address() != "127.0.0.1:3260" {
+		t.Errorf("error is %v, configuration %+v", err, got)
+	}
+}
+
+func TestHints(t *testing.T) {
+	addr := func(text string) net.Addr { return net.TCPAddrFromAddrPort(netip.MustParseAddrPort(text)) }
+	for _, c := range []struct {
+		name, config string
+		addrs        []net.Addr
+		want         string
+	}{
+		{"plain", `
+stores: {a: {type: memory, size: 1MiB}}
+targets: [{iqn: iqn.2026-11.example.oneshot:demo, luns: {0: a}}]
+`, []net.Addr{addr("127.0.0.1:3260")}, `serving 1 target at 127.0.0.1:3260
+
+Which targets there are
+  iscsiadm -m discovery -t sendtargets -p 127.0.0.1:3260
+  iscsi-ls -s iscsi://127.0.0.1:3260
+
+iqn.2026-11.example.oneshot:demo
+  iscsiadm -m node -T iqn.2026-11.example.oneshot:demo -p 127.0.0.1:3260 --login
+  qemu-img info iscsi://127.0.0.1:3260/iqn.2026-11.example.oneshot:demo/0
+  qemu-system-x86_64 -drive file=iscsi://127.0.0.1:3260/iqn.2026-11.example.oneshot:demo/0,format=raw,if=virtio
+`},
+		{"secrets and limits", `
+stores: {a: {type: memory, size: 1MiB}}
+targets:
+  - iqn: iqn.2026-11.example.oneshot:demo
+    alias: the demo
+    luns: {3: {store: a, readonly: true}}
+    auth: {chap: {user: it's me, secret: do-not-show-this}, mutual: {user: t, secret: nor-show-this}}
+    initiators: ["iqn.2026-11.example:*", eui.*]
+  - {iqn: iqn.2026-11.example.oneshot:empty}
+portals: [{listen: "[::]:0"}]
+discovery: {auth: {chap: {user: d, secret: do-not-show-this}}}
+`, []net.Addr{addr("[::]:4711")}, `serving 2 targets at [::]:4711
+
+Which targets there are
+  iscsiadm -m discoverydb -t sendtargets -p '[::1]:4711' -o new
+  iscsiadm -m discoverydb -t sendtargets -p '[::1]:4711' -o update -n discovery.sendtargets.auth.authmethod -v CHAP -n discovery.sendtargets.auth.username -v d -n discovery.sendtargets.auth.password -v SECRET
+  iscsiadm -m discoverydb -t sendtargets -p '[::1]:4711' --discover
+  LIBISCSI_CHAP_USERNAME=d LIBISCSI_CHAP_PASSWORD=SECRET iscsi-ls -s 'iscsi://[::1]:4711'
+
+the demo
+  # only for initiators named iqn.2026-11.example:*, eui.*
+  iscsiadm -m node -T iqn.2026-11.example.oneshot:demo -p '[::1]:4711' -o update -n node.session.auth.authmethod -v CHAP -n node.session.auth.username -v 'it'\''s me' -n node.session.auth.password -v SECRET -n node.session.auth.username_in -v t -n node.session.auth.password_in -v SECRET
+  iscsiadm -m node -T iqn.2026-11.example.oneshot:demo -p '[::1]:4711' --login
+  LIBISCSI_CHAP_USERNAME='it'\''s me' LIBISCSI_CHAP_PASSWORD=SECRET LIBISCSI_CHAP_TARGET_USERNAME=t LIBISCSI_CHAP_TARGET_PASSWORD=SECRET qemu-img info 'iscsi://[::1]:4711/iqn.2026-11.example.oneshot:demo/3'
+  LIBISCSI_CHAP_USERNAME='it'\''s me' LIBISCSI_CHAP_PASSWORD=SECRET LIBISCSI_CHAP_TARGET_USERNAME=t LIBISCSI_CHAP_TARGET_PASSWORD=SECRET qemu-system-x86_64 -drive 'file=iscsi://[::1]:4711/iqn.2026-11.example.oneshot:demo/3,format=raw,if=virtio,readonly=on'
+
+iqn.2026-11.example.oneshot:empty
+  iscsiadm -m node -T iqn.2026-11.example.oneshot:empty -p '[::1]:4711' --login
+`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			parsed, err := config.Parse("x.yaml", []byte(c.config))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var b strings.Builder
+			if err := writeHints(&b, parsed, c.addrs); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(c.want, b.String()); diff != "" {
+				t.Errorf("(-want +got)\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestHintsAreBounded keeps a thousand targets from filling the terminal.
+func TestHintsAreBounded(t *testing.T) {
+	c := config.Default()
+	for len(c.Targets) < 1000 {
+		c.Targets = append(c.Targets, c.Targets[0])
+	}
+	var b strings.Builder
+	addrs := []net.Addr{&net.TCPAddr{IP: net.IPv4(0, 0, 0, 0), Port: 3260}}
+	if err := writeHints(&b, c, addrs); err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Count(b.String(), "--login"); got != maxHints || !strings.HasSuffix(b.String(), "and 992 more targets; discovery lists them\n") {
+		t.Errorf("%d targets and then %q", got, b.String()[b.Len()-60:])
+	}
+	if !strings.Contains(b.String(), "-p 127.0.0.1:3260") {
+		t.Error("no address to connect to for 0.0.0.0")
+	}
+}
+
+func TestLogger(t *testing.T) {
+	for format, want := range map[config.LogFormat]string{
+		config.LogText: `level=warning msg="disk full" store=disk1`,
+		config.LogJSON: `"level":"warning","msg":"disk full","store":"disk1"`,
+	} {
+		var b strings.Builder
+		log := newLogger(config.Log{Level: slog.LevelInfo, Format: format}, &b)
+		log.Debug("hidden")
+		log.With("store", "disk1").Warn("disk full")
+		if !strings.Contains(b.String(), want) || strings.Contains(b.String(), "hidden") {
+			t.Errorf("%s: %s", format, b.String())
+		}
+	}
+}
+
+// TestLoggerThatIsOff shows that a debug line costs no memory when switched off.
+func TestLoggerThatIsOff(t *testing.T) {
+	log := newLogger(config.Log{Level: slog.LevelInfo, Format: config.LogText}, io.Discard)
+	n := testing.AllocsPerRun(100, func() {
+		log.LogAttrs(context.Background(), slog.LevelDebug, "x", slog.Int("lun", 1), slog.String("initiator", "y"))
+	})
+	if n != 0 || log.Enabled(context.Background(), slog.LevelDebug) {
+		t.Errorf("%v allocations", n)
+	}
+}
