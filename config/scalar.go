@@ -29,10 +29,6 @@ func (o *object) duration(key string, dst *time.Duration) bool {
 	return set(o.take(key), dst, "a duration such as 5s", parseDuration)
 }
 
-func (o *object) integer(key string, dst *int) bool {
-	return set(o.take(key), dst, "a number", parseInteger)
-}
-
 // set parses the text of v into dst.
 func set[T any](v value, dst *T, want string, parse func(string) (T, error)) bool {
 	if !v.given() {
@@ -104,8 +100,16 @@ var units = []struct {
 }{
 	{"", 1},
 	{"B", 1},
-	{"kB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}, {"PB", 1e15},
-	{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", 1 << 40}, {"PiB", 1 << 50},
+	{"kB", 1e3},
+	{"MB", 1e6},
+	{"GB", 1e9},
+	{"TB", 1e12},
+	{"PB", 1e15},
+	{"KiB", 1 << 10},
+	{"MiB", 1 << 20},
+	{"GiB", 1 << 30},
+	{"TiB", 1 << 40},
+	{"PiB", 1 << 50},
 }
 
 // maxDigits bounds the number in a size: enough for any size in bytes.
