@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 go=${GO:-go}
 
 # The packages under test/ that talk to foreign programs get steps of their own.
-outside='/(test/(conformance|wire|qemu|vm)|bench)(/|$)'
+outside='/test/(conformance|wire|qemu|vm)(/|$)'
 mapfile -t unit < <("$go" list ./... | grep -Ev "$outside")
 [ ${#unit[@]} -gt 0 ] || { echo "test.sh: go list finds no packages" >&2; exit 1; }
 

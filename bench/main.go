@@ -1,0 +1,103 @@
+// Command bench measures the target beside tgt, istgt and gotgt and beside a raw
+// TCP echo of the same bytes, and writes a Markdown table and a picture.
+//
+//	make bench                      or: go run ./bench [flags]
+//
+// All serve a RAM-backed disk on the loopback interface. The client is foreign:
+// c/load.c over libiscsi. The targets are pinned to one core and the client to
+// another. In every round each contender has its turn, in an order that
+// rotates, while the others are stopped with SIGSTOP; the figures are medians of
+// the rounds. Times are told and never asserted: compare the rows of one run.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"log"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"syscall"
+)
+
+type options struct {
+	rounds  int
+	seconds float64
+	only    *regexp.Regexp // contenders
+	points  *regexp.Regexp
+	out     string
+	binary  string
+	awake   bool
+}
+
+func main() {
+	log.SetFlags(0)
+	var o options
+	flag.IntVar(&o.rounds, "rounds", 3, "rounds per point")
+	flag.Float64Var(&o.seconds, "seconds", 3, "seconds per round and contender")
+	only := flag.String("only", "", "measure only contenders whose name matches this `regexp`")
+	points := flag.String("points", "", "measure only points whose name matches this `regexp`")
+	flag.StringVar(&o.out, "out", "bench/results", "`directory` of the table and the picture")
+	flag.StringVar(&o.binary, "target", "bin/target", "the target's `binary`")
+	flag.BoolVar(&o.awake, "awake", true, "keep both cores from halting with loops of idle priority")
+	flag.Parse()
+	o.only, o.points = regexp.MustCompile(*only), regexp.MustCompile(*points)
+
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, o); err != nil {
+		stop()
+		log.Fatal("bench: ", err)
+	}
+}
+
+func run(ctx context.Context, o options) error {
+	if runtime.NumCPU() <= max(targetCore, clientCore) {
+		return fmt.Errorf("needs two cores, one for the targets and one for the client; this machine has %d", runtime.NumCPU())
+	}
+	dir, err := os.MkdirTemp("/dev/shm", "oneshot-bench-") // RAM
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	tools, err := buildTools(ctx, dir)
+	if err != nil {
+		return err
+	}
+	b := &bench{options: o, tools: tools, dir: dir}
+	defer b.stopAll()
+	if err := b.startAll(ctx); err != nil {
+		return err
+	}
+	if o.awake {
+		if err := b.keepAwake(); err != nil {
+			return err
+		}
+	}
+	results, err := b.measureAll(ctx)
+	if err != nil {
+		return err
+	}
+	return writeReport(o, results)
+}
+
+// tools are the programs of this folder, built.
+type tools struct{ load, echo, gotgt string }
+
+func buildTools(ctx context.Context, dir string) (tools, error) {
+	t := tools{filepath.Join(dir, "load"), filepath.Join(dir, "echo"), filepath.Join(dir, "gotgt")}
+	for _, args := range [][]string{
+		{"gcc", "-O2", "-o", t.load, "bench/c/load.c", "-liscsi"},
+		{"gcc", "-O2", "-o", t.echo, "bench/c/echo.c"},
+		{"go", "build", "-C", "bench/gotgt", "-o", t.gotgt, "."},
+	} {
+		if out, err := exec.CommandContext(ctx, args[0], args[1:]...).CombinedOutput(); err != nil {
+			return t, fmt.Errorf("%s: %w (run it in the root of the checkout, after `make deps-bench`)\n%s", args, err, out)
+		}
+	}
+	return t, nil
+}
