@@ -63,7 +63,11 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
+	defer func() {
+		if err := os.RemoveAll(dir); err != nil {
+			log.Print("bench: ", err) // of RAM that stays in use
+		}
+	}()
 	tools, err := buildTools(ctx, dir)
 	if err != nil {
 		return err

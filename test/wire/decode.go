@@ -141,11 +141,6 @@ func (u pdu) number(name string) (uint64, bool) {
 	return n, err == nil
 }
 
-func (u pdu) has(name string) bool {
-	_, ok := show(u.fields, name)
-	return ok
-}
-
 func show(fields []field, name string) (string, bool) {
 	for _, f := range fields {
 		if f.Name == name {
