@@ -1,0 +1,425 @@
+package stag
+
+import (
+	"sync"
+	"sync/atomic"
+)
+
+// A stream keeps free indexes of its own and uses them in turn, so that a key comes round as
+// late as possible: with stockMax indexes after 256 × stockMax commands.
+const (
+	stockMax   = 64
+	stockBatch = stockMax / 2 // to and from the table at a time
+)
+
+// Stream is one RDMAP stream: one connection, one queue pair. The one-shot STags reserved
+// through it are its own. Acquire, Invalidate and Close are what the peer asks for, in the
+// order of its messages; they take no lock.
+type Stream struct {
+	table  *Table
+	domain *Domain
+
+	outstanding atomic.Int32 // one-shot STags reserved and neither closed nor revoked
+
+	mu     sync.Mutex // taken before Table.mu; not shared with other streams
+	window int        // guarded by mu, like all below
+	ended  bool
+	slots  *slot // those of this stream alone
+	stock  [stockMax]uint32
+	first  int // index into stock
+	count  int
+}
+
+// NewStream returns a stream of the domain that may have window one-shot STags outstanding.
+func (t *Table) NewStream(d *Domain, window int) *Stream {
+	return &Stream{table: t, domain: d, window: window}
+}
+
+// Domain returns the protection domain of the stream.
+func (st *Stream) Domain() *Domain { return st.domain }
+
+// SetWindow sets how many one-shot STags may be outstanding, after the peer has said so.
+func (st *Stream) SetWindow(window int) {
+	st.mu.Lock()
+	st.window = window
+	st.mu.Unlock()
+}
+
+// Outstanding returns how many one-shot STags are reserved and neither closed nor revoked.
+func (st *Stream) Outstanding() int { return int(st.outstanding.Load()) }
+
+// pop takes a free slot from the stock. The lock is held.
+func (st *Stream) pop() *slot {
+	if st.count == 0 {
+		st.first, st.count = 0, st.table.take(st.stock[:stockBatch])
+		if st.count == 0 {
+			return nil
+		}
+	}
+	sl := st.table.slot(st.stock[st.first])
+	st.first, st.count = (st.first+1)%stockMax, st.count-1
+	return sl
+}
+
+// push returns a free slot to the stock. The lock is held.
+func (st *Stream) push(sl *slot) {
+	if st.ended {
+		st.table.give(sl.index)
+		return
+	}
+	if st.count == stockMax {
+		st.spill(stockBatch)
+	}
+	st.stock[(st.first+st.count)%stockMax] = sl.index
+	st.count++
+}
+
+// spill gives n indexes back to the table. The lock is held.
+func (st *Stream) spill(n int) {
+	for ; n > 0; n-- {
+		st.table.give(st.stock[st.first])
+		st.first, st.count = (st.first+1)%stockMax, st.count-1
+	}
+}
+
+// link puts a slot on the list of the stream, unlink takes it off. The lock is held.
+func (st *Stream) link(sl *slot) {
+	sl.prev, sl.next = nil, st.slots
+	if st.slots != nil {
+		st.slots.prev = sl
+	}
+	st.slots = sl
+}
+
+func (st *Stream) unlink(sl *slot) {
+	if sl.prev != nil {
+		sl.prev.next = sl.next
+	} else {
+		st.slots = sl.next
+	}
+	if sl.next != nil {
+		sl.next.prev = sl.prev
+	}
+	sl.prev, sl.next = nil, nil
+}
+
+func (st *Stream) register(r *Region) (STag, error) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if st.ended {
+		return 0, ErrEnded
+	}
+	sl := st.pop()
+	if sl == nil {
+		return 0, ErrTableFull
+	}
+	st.link(sl)
+	return sl.publish(st.domain, st, r), nil
+}
+
+// revalidate publishes a region of this stream that Reregister changed, if it has not ended.
+func (st *Stream) revalidate(sl *slot, w word) error {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if st.ended {
+		sl.word.Store(uint64(w.withState(Invalid)))
+		return ErrEnded
+	}
+	sl.word.Store(uint64(w))
+	return nil
+}
+
+// Reserve allocates a one-shot STag. It allows no access yet.
+func (st *Stream) Reserve() (STag, error) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	switch {
+	case st.ended:
+		return 0, ErrEnded
+	case int(st.outstanding.Load()) >= st.window:
+		return 0, ErrWindow
+	}
+	sl := st.pop()
+	if sl == nil {
+		return 0, ErrTableFull
+	}
+	st.outstanding.Add(1)
+	st.link(sl)
+	sl.domain.Store(st.domain)
+	sl.stream.Store(st)
+	w := sl.load().nextUse(Reserved)
+	sl.word.Store(uint64(w))
+	return sl.tag(w), nil
+}
+
+// Bind sets the memory and rights of a Reserved STag. From now on the peer has access; no
+// octet of the message that advertises it may leave earlier.
+func (st *Stream) Bind(s STag, r Region) error {
+	if err := r.check(); err != nil {
+		return err
+	}
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	sl, w, err := st.own(s)
+	if err != nil {
+		return err
+	}
+	if w.state() != Reserved {
+		return ErrState
+	}
+	// Reserved is left only under the lock, and there are no references.
+	sl.setRegion(&r)
+	sl.word.Store(uint64(w.withState(Bound).withAccess(r.Access)))
+	return nil
+}
+
+// own finds an STag of this stream alone.
+func (st *Stream) own(s STag) (*slot, word, error) {
+	sl, w, err := st.table.find(s)
+	if err == nil && sl.stream.Load() != st {
+		err = ErrState
+	}
+	return sl, w, err
+}
+
+// Advertised notes that the last octet of the message that carries the Bound STag was given to
+// TCP. ErrState means that it was revoked in the meantime.
+func (st *Stream) Advertised(s STag) error {
+	for {
+		sl, w, err := st.own(s)
+		switch {
+		case err != nil:
+			return err
+		case w.state() != Bound:
+			return ErrState
+		case sl.swap(w, w.withState(Advertised)):
+			return nil
+		}
+	}
+}
+
+// Acquire checks access of the peer to n octets at tagged offset to, in the order of RFC 5041
+// §8: STag valid, associated with the stream, rights, bounds; and holds the memory until the
+// Ref is released. Op is RemoteWrite, ReadResponse or RemoteRead. Nothing is checked if n is
+// 0 (RFC 5040 §5.2, §5.1): the Ref is then the zero one. Errors are of type *Error.
+func (st *Stream) Acquire(op Op, s STag, to, n uint64) (Ref, error) {
+	if n == 0 {
+		return Ref{}, nil
+	}
+	sl := st.table.slot(s.index())
+	if sl == nil {
+		return Ref{}, &Error{op, InvalidSTag, s}
+	}
+	for {
+		w := sl.load()
+		if fault, ok := sl.allows(w, st, op, s, to, n); !ok {
+			if sl.load()&^refsMask != w&^refsMask {
+				continue // what was read may be of two uses
+			}
+			return Ref{}, &Error{op, fault, s}
+		}
+		off := to - sl.base.Load()
+		if w.refs() == uint32(refsMask) {
+			panic("stag: too many references")
+		}
+		if sl.swap(w, w+1) {
+			return Ref{slot: sl, tag: s, off: off, n: n}, nil
+		}
+	}
+}
+
+func (s *slot) allows(w word, st *Stream, op Op, tag STag, to, n uint64) (Fault, bool) {
+	switch {
+	case w.key() != tag.key() || !w.state().accessible():
+		return InvalidSTag, false
+	case !s.belongs(st):
+		return WrongStream, false
+	case w.access()&accessOf[op] == 0:
+		return AccessRights, false
+	}
+	return s.inside(to, n)
+}
+
+// Close is the delivery of a one-shot close: all segments of the message placed, all earlier
+// messages delivered. New access ends at once. Released reports that no reference is held and
+// the message may be delivered; otherwise the Release that makes it so reports that, and the
+// message and those after it have to wait. Errors are of type *Error.
+func (st *Stream) Close(s STag) (released bool, err error) {
+	return st.end(Close, s)
+}
+
+// Invalidate is the delivery of a Send with Invalidate (RFC 5040 §5.3). Of a conventional
+// region access ends at once, and memory that references hold is given free by the last
+// Release; a region that is Invalid already stays so. A one-shot STag is closed by it, for
+// streams with advertise but without close. Quiet reports that no reference is held. Errors
+// are of type *Error.
+func (st *Stream) Invalidate(s STag) (quiet bool, err error) {
+	return st.end(Invalidate, s)
+}
+
+func (st *Stream) end(op Op, s STag) (bool, error) {
+	sl := st.table.slot(s.index())
+	if sl == nil {
+		return false, &Error{op, InvalidSTag, s}
+	}
+	for {
+		w := sl.load()
+		next, fault, ok := sl.ending(w, st, op, s)
+		if !ok {
+			if sl.load()&^refsMask != w&^refsMask {
+				continue
+			}
+			return false, &Error{op, fault, s}
+		}
+		if sl.swap(w, next) {
+			if w.state() == Advertised {
+				st.outstanding.Add(-1)
+			}
+			return w.refs() == 0, nil
+		}
+	}
+}
+
+// ending returns the word after a close or invalidation of the peer, or why there is none.
+func (s *slot) ending(w word, st *Stream, op Op, tag STag) (next word, fault Fault, ok bool) {
+	state := w.state()
+	switch {
+	case w.key() != tag.key(), state == Free, state >= Closing, state == changing, state == deregistering:
+		return w, InvalidSTag, false
+	case state == Invalid && op == Close:
+		return w, InvalidSTag, false
+	case !s.belongs(st):
+		return w, WrongStream, false
+	case state == Advertised && w.refs() == 0:
+		return w.withState(Released), 0, true
+	case state == Advertised:
+		return w.withState(Closing), 0, true
+	case op == Close || state >= Reserved:
+		return w, NotCloseable, false
+	case w.access()&AccessRemoteInvalidate == 0:
+		return w, NotInvalidatable, false
+	}
+	return w.withState(Invalid), 0, true
+}
+
+// Revoke takes a one-shot STag back that the peer is not going to close, for example after
+// the answer to a task management function. Quiet reports that no reference is held,
+// otherwise the last Release tells; then the memory may be used again. ErrState: the peer
+// has closed it already, and the completion of that comes or came.
+func (st *Stream) Revoke(s STag) (quiet bool, err error) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	for {
+		sl, w, err := st.own(s)
+		if err != nil {
+			return false, err
+		}
+		switch w.state() {
+		case Revoked:
+			return w.refs() == 0, nil
+		case Reserved, Bound, Advertised:
+			if sl.swap(w, w.withState(Revoked)) {
+				st.outstanding.Add(-1)
+				return w.refs() == 0, nil
+			}
+		default:
+			return false, ErrState
+		}
+	}
+}
+
+// Consume frees a Released or Revoked one-shot STag, after the driver has seen its completion.
+// ErrBusy means that references are still held.
+func (st *Stream) Consume(s STag) error {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	sl, w, err := st.own(s)
+	switch {
+	case err != nil:
+		return err
+	case w.state() != Released && w.state() != Revoked:
+		return ErrState
+	case w.refs() != 0:
+		return ErrBusy
+	}
+	if !st.recycle(sl, w) {
+		return ErrState
+	}
+	return nil
+}
+
+// recycle frees a slot of this stream that allows no access and has no references, unless its
+// word is no longer w. The lock is held.
+func (st *Stream) recycle(sl *slot, w word) bool {
+	if !sl.swap(w, w.withState(Free)) {
+		return false
+	}
+	// Free and on no list of free slots: it is ours.
+	st.unlink(sl)
+	sl.clearRegion()
+	st.push(sl)
+	return true
+}
+
+// End ends the stream: what is its own allows no more access, and nothing new can be made.
+// One-shot STags are Revoked, but for those Released, whose completions stand; regions are
+// Invalid. Quiet reports that no reference to any of them is held.
+func (st *Stream) End() (quiet bool) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.ended = true
+	st.spill(st.count)
+	quiet = true
+	for sl := st.slots; sl != nil; sl = sl.next {
+		if sl.endStream(st).refs() != 0 {
+			quiet = false
+		}
+	}
+	return quiet
+}
+
+// endStream takes all access from a slot and returns its word.
+func (s *slot) endStream(st *Stream) word {
+	for {
+		w := s.load()
+		next := w
+		switch w.state() {
+		case Valid:
+			next = w.withState(Invalid)
+		case Reserved, Bound, Advertised, Closing:
+			next = w.withState(Revoked)
+		}
+		if !s.swap(w, next) {
+			continue
+		}
+		if state := w.state(); state == Reserved || state == Bound || state == Advertised {
+			st.outstanding.Add(-1)
+		}
+		return next
+	}
+}
+
+// Free frees everything that belongs to an ended stream alone and was not consumed or
+// deregistered. ErrBusy, because of references, and ErrState, because the stream has not ended
+// or a Deregister is under way, mean that something is left: call it again later.
+func (st *Stream) Free() error {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if !st.ended {
+		return ErrState
+	}
+	var err error
+	for sl := st.slots; sl != nil; {
+		next := sl.next
+		switch w := sl.load(); {
+		case w.state() == changing || w.state() == deregistering:
+			err = ErrState
+		case w.refs() != 0:
+			err = ErrBusy
+		case !st.recycle(sl, w):
+			err = ErrState
+		}
+		sl = next
+	}
+	return err
+}

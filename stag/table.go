@@ -1,0 +1,267 @@
+package stag
+
+import (
+	"math"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+)
+
+// MaxIndexes is how many slots 24 bits of index tell apart; index 0 is not used.
+const MaxIndexes = 1 << 24
+
+const chunkSlots = 256
+
+type chunk [chunkSlots]slot
+
+// Table is the STag table of a device. All methods of it, its domains and its streams may be
+// called from any goroutine, unless they say otherwise.
+type Table struct {
+	chunks []atomic.Pointer[chunk] // made when first needed, never given back
+
+	mu   sync.Mutex // taken after Stream.mu
+	free []uint32   // indexes; guarded by mu
+	made int        // chunks; guarded by mu
+}
+
+// Domain is a protection domain: the streams in it share the regions that are not of one
+// stream alone (RFC 5041 §8.2).
+type Domain struct{ _ byte } // not empty, so that every Domain has its own address
+
+// Region describes memory that an STag stands for.
+type Region struct {
+	// Segments are the memory, in the order of their tagged offsets. The table borrows the
+	// list and the memory until the STag allows no more access and no Ref is held.
+	Segments [][]byte
+	Base     uint64 // tagged offset (TO) of the first octet: 0, or the virtual address
+	Access   Access
+}
+
+// check reports a region that would not have a TO for each octet.
+func (r *Region) check() error {
+	var n uint64
+	for _, seg := range r.Segments {
+		n += uint64(len(seg))
+	}
+	if n > 0 && r.Base > math.MaxUint64-(n-1) {
+		return ErrRegion
+	}
+	return nil
+}
+
+// NewTable returns a table for up to maxSTags STags at a time, at most [MaxIndexes]-1. Memory
+// is allocated as they come into use.
+func NewTable(maxSTags int) *Table {
+	n := min(max(maxSTags, 1), MaxIndexes-1) + 1
+	return &Table{chunks: make([]atomic.Pointer[chunk], (n+chunkSlots-1)/chunkSlots)}
+}
+
+// NewDomain returns a new protection domain.
+func (t *Table) NewDomain() *Domain { return new(Domain) }
+
+// slot returns the slot of an index, nil if there is none.
+func (t *Table) slot(index uint32) *slot {
+	c := index / chunkSlots
+	if c >= uint32(len(t.chunks)) {
+		return nil
+	}
+	if p := t.chunks[c].Load(); p != nil {
+		return &p[index%chunkSlots]
+	}
+	return nil
+}
+
+// take moves up to len(into) free indexes to into and returns how many.
+func (t *Table) take(into []uint32) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.free) == 0 {
+		t.grow()
+	}
+	n := min(len(t.free), len(into))
+	copy(into, t.free[len(t.free)-n:])
+	t.free = t.free[:len(t.free)-n]
+	return n
+}
+
+// grow makes another chunk, if there may be one. The lock is held.
+func (t *Table) grow() {
+	if t.made == len(t.chunks) {
+		return
+	}
+	c := new(chunk)
+	first := uint32(t.made * chunkSlots)
+	for i := range c {
+		c[i].index = first + uint32(i)
+		// A random first key, so that STags of an earlier run are worth nothing.
+		c[i].word.Store(uint64(word(rand.Uint32()) << useShift))
+		if c[i].index != 0 {
+			t.free = append(t.free, c[i].index)
+		}
+	}
+	t.chunks[t.made].Store(c)
+	t.made++
+}
+
+func (t *Table) give(indexes ...uint32) {
+	t.mu.Lock()
+	t.free = append(t.free, indexes...)
+	t.mu.Unlock()
+}
+
+// State returns the state of an STag, Free if it is not in use.
+func (t *Table) State(s STag) State {
+	sl := t.slot(s.index())
+	if sl == nil {
+		return Free
+	}
+	if w := sl.load(); sl.matches(w, s) {
+		return w.state()
+	}
+	return Free
+}
+
+// Register makes a conventional region valid, for all streams of the domain, or for the one
+// given alone if st is not nil (which must then be of that domain).
+func (t *Table) Register(d *Domain, st *Stream, r Region) (STag, error) {
+	if err := r.check(); err != nil {
+		return 0, err
+	}
+	if st != nil {
+		return st.register(&r)
+	}
+	var index [1]uint32
+	if t.take(index[:]) == 0 {
+		return 0, ErrTableFull
+	}
+	sl := t.slot(index[0])
+	return sl.publish(d, nil, &r), nil
+}
+
+// publish begins a use of a free slot with a valid region.
+func (s *slot) publish(d *Domain, st *Stream, r *Region) STag {
+	w := s.load().nextUse(Valid).withAccess(r.Access)
+	s.setRegion(r)
+	s.domain.Store(d)
+	s.stream.Store(st)
+	s.word.Store(uint64(w))
+	return s.tag(w)
+}
+
+// find returns the slot of an STag in use.
+func (t *Table) find(s STag) (*slot, word, error) {
+	if sl := t.slot(s.index()); sl != nil {
+		if w := sl.load(); sl.matches(w, s) {
+			return sl, w, nil
+		}
+	}
+	return nil, 0, ErrState
+}
+
+// Reregister makes an Invalid conventional region valid again, with other memory and rights.
+// The index stays, the key is the next one. ErrBusy means that references are still held,
+// ErrEnded that the region was one of an ended stream, which frees it.
+func (t *Table) Reregister(s STag, r Region) (STag, error) {
+	if err := r.check(); err != nil {
+		return 0, err
+	}
+	sl, w, err := t.find(s)
+	if err != nil {
+		return 0, err
+	}
+	switch {
+	case w.state() != Invalid:
+		return 0, ErrState
+	case w.refs() != 0:
+		return 0, ErrBusy
+	}
+	next := w.nextUse(changing)
+	if !sl.swap(w, next) {
+		return 0, ErrState
+	}
+	sl.setRegion(&r)
+	next = next.withState(Valid).withAccess(r.Access)
+	if st := sl.stream.Load(); st != nil {
+		if err := st.revalidate(sl, next); err != nil {
+			return 0, err
+		}
+	} else {
+		sl.word.Store(uint64(next))
+	}
+	return sl.tag(next), nil
+}
+
+// Invalidate takes a conventional region back; it may be made valid again. Quiet reports
+// that no reference is held, otherwise the last Release tells. An Invalid region stays so.
+func (t *Table) Invalidate(s STag) (quiet bool, err error) {
+	for {
+		sl, w, err := t.find(s)
+		if err != nil {
+			return false, err
+		}
+		switch w.state() {
+		case Invalid:
+			return w.refs() == 0, nil
+		case Valid:
+			if sl.swap(w, w.withState(Invalid)) {
+				return w.refs() == 0, nil
+			}
+		default:
+			return false, ErrState
+		}
+	}
+}
+
+// Deregister takes a conventional region back for good. It blocks until no reference is held,
+// so that the caller must hold none, and frees the STag.
+func (t *Table) Deregister(s STag) error {
+	for {
+		sl, w, err := t.find(s)
+		switch {
+		case err != nil:
+			return err
+		case w.state() != Valid && w.state() != Invalid:
+			return ErrState
+		}
+		if w.refs() == 0 {
+			if sl.swap(w, w.withState(deregistering)) {
+				t.discard(sl)
+				return nil
+			}
+			continue
+		}
+		if idle := t.drain(sl, w); idle != nil {
+			<-idle
+			t.discard(sl)
+			return nil
+		}
+	}
+}
+
+// drain makes a region with references deregistering and returns what is closed when they are
+// gone, or nil if the word changed.
+func (t *Table) drain(sl *slot, w word) chan struct{} {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if sl.load() != w { // another Deregister may have come first: leave its channel alone
+		return nil
+	}
+	sl.idle = make(chan struct{})
+	if !sl.swap(w, w.withState(deregistering)) {
+		return nil
+	}
+	return sl.idle
+}
+
+// discard frees the slot of a deregistering region without references.
+func (t *Table) discard(sl *slot) {
+	if st := sl.stream.Load(); st != nil {
+		st.mu.Lock()
+		st.unlink(sl)
+		st.mu.Unlock()
+	}
+	sl.idle = nil
+	sl.clearRegion()
+	sl.word.Store(uint64(sl.load().withState(Free))) // nobody changes a deregistering slot
+	t.give(sl.index)
+}
