@@ -62,7 +62,8 @@ func (o OneShot) AppendTo(b []byte) []byte {
 	return binary.LittleEndian.AppendUint32(b, CRC(0, b[start:]))
 }
 
-// FindOneShot looks for a container in the private data of the ULP. One that is damaged counts
+// FindOneShot looks for a container in the private data of the ULP, which has one only in
+// frames with S. Whoever sends one sets C as well: an STag must not be lost to corruption. One that is damaged counts
 // as absent, so that the connection falls back to standard RDMAP. Unknown flags are dropped.
 func FindOneShot(privateData []byte) (OneShot, bool) {
 	if len(privateData) < CMHeaderLen+containerMin {
