@@ -2,11 +2,8 @@ package main
 
 import (
 	"bufio"
-	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,15 +14,10 @@ import (
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
-
-	"oneshot/config"
 )
 
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"target": func() {
-		openServer = openListener
-		main()
-	}})
+	testscript.Main(m, map[string]func(){"target": main})
 }
 
 // TestScripts runs testdata/script/*.txtar against the command as a process.
@@ -126,33 +118,3 @@ func command(ts *testscript.TestScript, args []string) *exec.Cmd {
 func write(ts *testscript.TestScript, name, text string) {
 	ts.Check(os.WriteFile(ts.MkAbs(name), []byte(text), 0o600))
 }
-
-// listener is a daemon that listens and knows no protocol: enough for what this
-// package does itself.
-type listener struct {
-	listeners []net.Listener
-	stopped   chan struct{}
-}
-
-func openListener(c *config.Config, _ *slog.Logger) (daemon, error) {
-	l := &listener{stopped: make(chan struct{})}
-	for _, p := range c.Portals {
-		ln, err := net.Listen(p.Network(), p.Address())
-		if err != nil {
-			return nil, fmt.Errorf("%s: cannot listen: %w", p.Pos, err)
-		}
-		l.listeners = append(l.listeners, ln)
-	}
-	return l, nil
-}
-
-func (l *listener) Addrs() (addrs []net.Addr) {
-	for _, ln := range l.listeners {
-		addrs = append(addrs, ln.Addr())
-	}
-	return addrs
-}
-
-func (l *listener) Serve() error { <-l.stopped; return nil }
-
-func (l *listener) Shutdown(context.Context) error { close(l.stopped); return nil }

@@ -1,13 +1,17 @@
 package main
 
 import (
-	"errors"
 	"log/slog"
 
 	"oneshot/config"
+	"oneshot/server"
 )
 
 // openServer builds the server from a configuration.
-var openServer opener = func(*config.Config, *slog.Logger) (daemon, error) {
-	return nil, errors.New("this build serves nothing: it was made without package server")
+func openServer(c *config.Config, log *slog.Logger) (daemon, error) {
+	s, err := server.New(c, log)
+	if err != nil {
+		return nil, err // not a daemon that is a nil *Server
+	}
+	return s, nil
 }

@@ -1,0 +1,260 @@
+package iscsi
+
+import (
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+
+	"oneshot/internal/serial"
+	"oneshot/iscsi/login"
+	"oneshot/iscsi/pdu"
+	"oneshot/mem"
+)
+
+var _ mem.Waiter = (*Conn)(nil)
+
+// connState is the state of a connection (RFC 7143 §7.1.3, the target's side, less what
+// only the transport sees).
+type connState uint8
+
+const (
+	stateLogin       connState = iota // IN_LOGIN
+	stateReinstate                    // IN_LOGIN: the last response waits for an old session to end
+	stateFullFeature                  // LOGGED_IN
+	stateInLogout                     // IN_LOGOUT: the response is on its way
+	stateCleanup                      // CLEANUP_WAIT: the transport is gone, tasks are still in stores
+	stateFree                         // FREE
+)
+
+var connStateNames = [...]string{"login", "reinstatement", "full feature", "logout", "cleanup", "free"}
+
+func (s connState) String() string { return connStateNames[s] }
+
+// Conn is the protocol state of one connection: a step function that is fed with PDUs and
+// completions and answers through its Datamover. It owns no socket, goroutine or timer.
+//
+// Whoever holds the lock drives the connection. The transport takes it for each batch of
+// input; stores that complete elsewhere take it if it is free and otherwise leave their
+// tasks for the holder, who looks for them before letting go. So completions need no
+// goroutine of their own, and wake nobody who is asleep.
+type Conn struct {
+	mu sync.Mutex // the lock; taken before Node.mu; not held over blocking calls
+
+	// Constant.
+	node  *Node
+	mover Datamover
+	log   *slog.Logger
+
+	// Guarded by mu.
+	state   connState
+	login   *login.Login    // until the full feature phase
+	text    *login.Exchange // from then on
+	sess    *Session
+	cid     uint16
+	statSN  serial.SN // the next to send
+	tasks   []*Task   // outstanding: in a store, waiting, or fetching data-out
+	hungry  []*Task   // of these, waiting for memory
+	leased  int       // bytes
+	spare   []*Task   // the empty half of the pair with ready
+	born    uint32    // Node.clock when the connection came
+	heard   uint32    // Node.clock at the last input
+	pinged  uint32    // Node.clock when the outstanding NOP-In was sent
+	pingTTT uint32    // of the outstanding NOP-In, or 0
+	nextTTT uint32
+	asked   bool // a logout request is out
+
+	readyMu sync.Mutex // taken after mu; leaf
+	ready   []*Task    // guarded by readyMu: want Resume
+	posts   []func()   // guarded by readyMu: to be run with the lock held
+
+	pending    atomic.Bool // ready or posts is not empty
+	memoryFree atomic.Bool // a lease may succeed that failed before
+}
+
+// NewConn returns the state of a connection that mover has just established.
+func (n *Node) NewConn(mover Datamover) *Conn {
+	c := &Conn{
+		node: n, mover: mover, state: stateLogin,
+		log:  n.log.With("initiator_address", mover.Peer()),
+		born: n.clock.Load(), heard: n.clock.Load(),
+	}
+	c.login = login.New(&n.cfg.Login, (*directory)(n), n.cfg.Rand)
+	n.add(c)
+	return c
+}
+
+// Lock makes the caller the driver of the connection.
+func (c *Conn) Lock() { c.mu.Lock() }
+
+// Unlock does what was left for the driver, starts sending what is queued, and lets go.
+func (c *Conn) Unlock() {
+	for {
+		c.settle()
+		c.mu.Unlock()
+		if !c.pending.Load() && !c.memoryFree.Load() || !c.mu.TryLock() {
+			return
+		}
+	}
+}
+
+// settle runs posts, resumes tasks, and flushes, until nothing is left to do.
+func (c *Conn) settle() {
+	for {
+		if c.memoryFree.Swap(false) {
+			c.feed()
+		}
+		if c.pending.Load() {
+			c.resumeReady()
+		}
+		c.mover.Flush() // may free tasks, and so memory that others wait for
+		if !c.pending.Load() && !c.memoryFree.Load() {
+			return
+		}
+	}
+}
+
+// nudge drives the connection if nobody does.
+func (c *Conn) nudge() {
+	if c.mu.TryLock() {
+		c.Unlock()
+	}
+}
+
+// post has f run with the lock held, soon.
+func (c *Conn) post(f func()) {
+	c.readyMu.Lock()
+	c.posts = append(c.posts, f)
+	c.pending.Store(true)
+	c.readyMu.Unlock()
+	c.nudge()
+}
+
+func (c *Conn) taskReady(t *Task) {
+	c.taskReadyLocked(t)
+	c.nudge()
+}
+
+// taskReadyLocked is taskReady for a caller that has the lock, or will see to it.
+func (c *Conn) taskReadyLocked(t *Task) {
+	c.readyMu.Lock()
+	if !t.queued {
+		t.queued = true
+		c.ready = append(c.ready, t)
+		c.pending.Store(true)
+	}
+	c.readyMu.Unlock()
+}
+
+func (c *Conn) resumeReady() {
+	c.readyMu.Lock()
+	ready, posts := c.ready, c.posts
+	c.ready, c.posts = c.spare, nil
+	for _, t := range ready {
+		t.queued = false
+	}
+	c.pending.Store(false)
+	c.readyMu.Unlock()
+	for i, t := range ready {
+		ready[i] = nil
+		switch t.state {
+		case taskWaiting, taskPulling:
+			c.step(t, t.Resume())
+		case taskGone:
+			c.recycle(t)
+		}
+	}
+	c.spare = ready[:0]
+	for _, f := range posts {
+		f()
+	}
+}
+
+// Sequence returns the numbers of a PDU that bears no status: the StatSN that the next one
+// with status will have, ExpCmdSN and MaxCmdSN.
+func (c *Conn) Sequence() pdu.Sequence {
+	q := pdu.Sequence{StatSN: c.statSN}
+	if c.sess != nil {
+		q.ExpCmdSN, q.MaxCmdSN = c.sess.expCmdSN, c.sess.advertise()
+	}
+	return q
+}
+
+// Status returns the numbers of a PDU that bears status, which takes a StatSN.
+func (c *Conn) Status() pdu.Sequence {
+	q := c.Sequence()
+	c.statSN++
+	return q
+}
+
+// Heard notes that the initiator is alive. The transport calls it for each batch of input.
+func (c *Conn) Heard() { c.heard = c.node.clock.Load() }
+
+// fail ends the connection because of what its initiator did, or failed to do. ERL 0 has
+// no other answer to an error that a Reject does not settle (RFC 7143 §7.1.5).
+func (c *Conn) fail(format string, args ...any) {
+	if c.state >= stateInLogout {
+		return
+	}
+	c.node.counters.ProtocolErrors.Add(1)
+	c.log.Warn("connection dropped: "+fmt.Sprintf(format, args...), "state", c.state.String())
+	c.mover.Terminate(true)
+}
+
+// Lost says that the transport connection is gone. Nothing is sent any more; tasks are
+// aborted, and when the last has come back from its store the session is gone too.
+func (c *Conn) Lost(err error) {
+	if c.state >= stateCleanup {
+		return
+	}
+	if err != nil && c.state != stateInLogout {
+		c.log.Info("connection lost", "reason", err.Error())
+	}
+	c.state = stateCleanup
+	c.login = nil
+	if c.sess == nil {
+		c.finished()
+		return
+	}
+	c.sess.held = nil
+	for i := len(c.tasks) - 1; i >= 0; i-- {
+		c.tasks[i].Abort()
+	}
+	if c.sess.nexus == nil {
+		c.finished()
+		return
+	}
+	c.sess.nexus.Close(func() { c.post(c.finished) })
+}
+
+func (c *Conn) finished() {
+	if c.state == stateFree {
+		return
+	}
+	c.state = stateFree
+	c.node.forget(c)
+}
+
+// Violation says that the transport ends the connection because of what the initiator sent.
+func (c *Conn) Violation(err error) { c.fail("%v", err) }
+
+// BadDigest answers a PDU whose data digest does not match (RFC 7143 §7.8).
+func (c *Conn) BadDigest(h pdu.Header) {
+	c.node.counters.DigestErrors.Add(1)
+	c.reject(h, pdu.RejectDataDigestError)
+}
+
+// reject sends a Reject of the PDU whose header is h (RFC 7143 §11.17).
+func (c *Conn) reject(h pdu.Header, reason pdu.RejectReason) {
+	c.node.counters.Rejects.Add(1)
+	r := pdu.RejectFields{Reason: reason, DataSegmentLength: pdu.BHSLen, Sequence: c.Status()}
+	c.send(&r, h[:pdu.BHSLen])
+}
+
+// appender is a PDU that encodes itself.
+type appender interface{ AppendTo([]byte) []byte }
+
+// send queues a PDU of the session's own. It is not for the hot path.
+func (c *Conn) send(p appender, data []byte) {
+	c.mover.SendControl(p.AppendTo(make([]byte, 0, pdu.BHSLen)), data)
+}

@@ -1,0 +1,95 @@
+package iscsi
+
+import (
+	"oneshot/iscsi/login"
+	"oneshot/scsi"
+)
+
+// Datamover is what a session asks of its transport (after RFC 5047): it moves PDUs and the
+// bytes of commands, and knows how; the session knows when and why. Every method is called
+// with the Conn locked, none blocks, and what they queue leaves in the order of the calls,
+// at the latest at Flush.
+type Datamover interface {
+	// NewTask returns a cleared task from the mover's pool; FreeTask takes it back, after
+	// its Release. NewTask returns nil when the mover has as many as it will hold.
+	NewTask() *Task
+	FreeTask(t *Task)
+
+	// SendControl queues a PDU. bhs is one basic header segment without digests; data
+	// follows it. Both are copied before SendControl returns.
+	SendControl(bhs []byte, data []byte)
+
+	// GetData fetches the first t.OutLen bytes of the initiator's buffer into t.Out (RFC
+	// 5047 Get_Data): from the immediate and unsolicited data that the initiator sends on
+	// its own, the rest with R2Ts or RDMA Reads. It ends with Conn.GotData or
+	// Conn.DataFailed, perhaps before GetData returns.
+	GetData(t *Task)
+
+	// Answer sends t.In to the initiator's buffer and ends the task with its status,
+	// sense data and residual, phases collapsed where the transport can (Put_Data and Send_Control of
+	// RFC 5047 in one). It ends with Conn.Sent, later.
+	Answer(t *Task)
+
+	// Forget drops what the mover knows of the data-out of an aborted task. Data-Out PDUs
+	// still to come for it are received and thrown away.
+	Forget(t *Task)
+
+	// Enable tells the mover that the full feature phase begins after what is queued has
+	// left, and with which parameters (Enable_Datamover).
+	Enable(p *login.Params)
+
+	// Flush starts sending all that is queued.
+	Flush()
+
+	// Terminate ends the connection after what is queued has left (graceful), or at once.
+	// Conn.Lost follows.
+	Terminate(graceful bool)
+
+	// Peer and Local are the addresses of the two ends, for people and for SendTargets.
+	Peer() string
+	Local() string
+}
+
+// Task is a SCSI command on an iSCSI connection. The datamover allocates it, mostly inside
+// something larger of its own.
+type Task struct {
+	scsi.Task
+	Conn  *Conn
+	Mover any // the datamover's own, set by NewTask for good
+
+	ITT       uint32
+	Immediate bool // the I bit: the task holds no place in the command window
+	Read      bool // R bit
+	Write     bool // W bit
+	Final     bool // F bit: no unsolicited Data-Out PDUs follow
+	EDTL      uint32
+
+	cdb     [maxCDB]byte
+	state   taskState
+	slot    int  // in Conn.tasks, or -1
+	leased  int  // bytes of I/O memory
+	queued  bool // in Conn.ready
+	hungry  bool // in Conn.hungry
+	refused bool // no memory for its unsolicited data
+}
+
+// maxCDB is the longest CDB that is looked at: a variable length CDB (SPC-4 §4.2.3).
+const maxCDB = 260
+
+// taskState says who has the task.
+type taskState uint8
+
+const (
+	taskHeld     taskState = iota // waits for earlier CmdSNs
+	taskWaiting                   // in scsi
+	taskPulling                   // the mover fetches its data-out
+	taskAnswered                  // the mover sends its answer
+	taskGone
+)
+
+// Residual is the difference between what a command transfers and what the initiator
+// expects (RFC 7143 §11.4.5).
+type Residual struct {
+	Overflow, Underflow bool
+	Count               uint32
+}

@@ -1,0 +1,304 @@
+package iscsi
+
+import (
+	"fmt"
+
+	"oneshot/iscsi/pdu"
+	"oneshot/scsi"
+)
+
+// maxImmediates bounds the immediate commands in progress: one task management request and
+// one other have to be taken (RFC 7143 §4.2.2.1); some room costs little.
+const maxImmediates = 8
+
+// Command takes a SCSI Command PDU. h is the caller's again when Command returns. The result
+// is the task, which may be answered already, or nil if there is none; the mover then throws
+// the PDU's data away.
+func (c *Conn) Command(h pdu.SCSICommand) *Task {
+	if c.state != stateFullFeature || c.sess.Discovery {
+		c.outOfPlace(h.Header)
+		return nil
+	}
+	s, sn := c.sess, h.CmdSN()
+	if h.Immediate() && s.immediates >= maxImmediates {
+		c.reject(h.Header, pdu.RejectImmediateCommand)
+		return nil
+	}
+	verdict := s.admit(sn, h.Immediate())
+	if verdict == admitIgnore {
+		c.node.counters.IgnoredCommands.Add(1)
+		return nil
+	}
+	t := c.newTask(h)
+	if verdict == admitHold {
+		s.hold(sn, func() { c.begin(t) })
+		return t
+	}
+	c.begin(t)
+	if len(s.held) > 0 {
+		s.runHeld()
+	}
+	return t
+}
+
+func (c *Conn) newTask(h pdu.SCSICommand) *Task {
+	t := c.mover.NewTask()
+	t.Conn, t.slot, t.state = c, -1, taskHeld
+	t.refused = false
+	t.ITT = h.ITT()
+	t.Immediate, t.Final, t.Read, t.Write = h.Immediate(), h.Final(), h.Read(), h.Write()
+	t.EDTL = h.EDTL()
+	t.Owner, t.Nexus, t.LUN = t, c.sess.nexus, h.LUN()
+	t.CDB = append(t.cdb[:0], h.CDB()...)
+	if h.TotalAHSLen() > 0 {
+		t.CDB = append(t.CDB, h.ExtendedCDB()...)
+	}
+	t.Attr = attributes[h.Attr()&7]
+	t.DataOutLen, t.DataInLen = 0, 0
+	if t.Write {
+		t.DataOutLen = t.EDTL
+	}
+	if t.Read {
+		t.DataInLen = t.EDTL
+		if t.Write {
+			t.DataInLen, _ = h.BidiReadEDTL()
+		}
+	}
+	t.NoLend = c.sess.Params.DataDigest
+	return t
+}
+
+// attributes maps the ATTR field (RFC 7143 §11.3.1); reserved values are ACA's, which is
+// refused with a field pointer no initiator of theirs will mistake.
+var attributes = [8]scsi.Attr{
+	pdu.AttrUntagged: scsi.Simple, pdu.AttrSimple: scsi.Simple, pdu.AttrOrdered: scsi.Ordered,
+	pdu.AttrHeadOfQueue: scsi.HeadOfQueue, pdu.AttrACA: scsi.ACA, 5: scsi.ACA, 6: scsi.ACA, 7: scsi.ACA,
+}
+
+// Receive takes any PDU but SCSI Command and SCSI Data-Out. h and data are the caller's
+// again when Receive returns.
+func (c *Conn) Receive(h pdu.Header, data []byte) {
+	if c.state == stateLogin {
+		c.receiveLogin(h, data)
+		return
+	}
+	if c.state != stateFullFeature {
+		c.outOfPlace(h)
+		return
+	}
+	switch h.Opcode() {
+	case pdu.OpNOPOut, pdu.OpTaskManagementRequest, pdu.OpTextRequest, pdu.OpLogoutRequest:
+		c.inOrder(h, data)
+	case pdu.OpSNACK:
+		// RFC 7143 §11.16: a target of ERL 0 keeps nothing that could be sent again.
+		c.reject(h, pdu.RejectSNACK)
+	case pdu.OpLoginRequest:
+		// RFC 7143 §6.3: no login requests once logged in.
+		c.reject(h, pdu.RejectProtocolError)
+	default:
+		c.reject(h, pdu.RejectCommandNotSupported)
+	}
+}
+
+// outOfPlace answers a PDU that the state does not allow.
+func (c *Conn) outOfPlace(h pdu.Header) {
+	switch c.state {
+	case stateInLogout:
+		c.reject(h, pdu.RejectWaitingForLogout)
+	case stateFullFeature:
+		c.reject(h, pdu.RejectProtocolError) // a SCSI command in a discovery session
+	default:
+		c.fail("PDU %v before the login was complete", h.Opcode())
+	}
+}
+
+// inOrder handles a request when its CmdSN's turn has come.
+func (c *Conn) inOrder(h pdu.Header, data []byte) {
+	s, sn := c.sess, h.CmdSN()
+	switch s.admit(sn, h.Immediate()) {
+	case admitRun:
+		c.request(h, data)
+		if len(s.held) > 0 {
+			s.runHeld()
+		}
+	case admitHold:
+		h, data := append(pdu.Header(nil), h...), append([]byte(nil), data...)
+		s.hold(sn, func() { c.request(h, data) })
+	case admitIgnore:
+		c.node.counters.IgnoredCommands.Add(1)
+	}
+}
+
+func (c *Conn) request(h pdu.Header, data []byte) {
+	if c.state != stateFullFeature {
+		return
+	}
+	switch h.Opcode() {
+	case pdu.OpNOPOut:
+		c.nopOut(pdu.NOPOut{Header: h}, data)
+	case pdu.OpTaskManagementRequest:
+		c.manage(pdu.TaskManagementRequest{Header: h})
+	case pdu.OpTextRequest:
+		c.textRequest(pdu.TextRequest{Header: h}, data)
+	case pdu.OpLogoutRequest:
+		c.logout(pdu.LogoutRequest{Header: h})
+	}
+}
+
+// nopOut answers a ping, or notes the answer to ours (RFC 7143 §11.18).
+func (c *Conn) nopOut(h pdu.NOPOut, data []byte) {
+	if h.ITT() == pdu.ReservedTag {
+		if c.pingTTT != 0 && h.TTT() == c.pingTTT {
+			c.pingTTT = 0
+		}
+		return
+	}
+	data = data[:min(len(data), int(c.sess.Params.MaxRecvDataSegmentLength))]
+	c.send(&pdu.NOPInFields{
+		LUN: h.LUN(), ITT: h.ITT(), TTT: pdu.ReservedTag, Sequence: c.Status(),
+		DataSegmentLength: len(data),
+	}, data)
+}
+
+// ping asks the initiator for a sign of life (RFC 7143 §11.19). It takes no StatSN.
+func (c *Conn) ping() {
+	c.pingTTT = c.newTTT()
+	c.pinged = c.node.clock.Load()
+	c.send(&pdu.NOPInFields{ITT: pdu.ReservedTag, TTT: c.pingTTT, Sequence: c.Sequence()}, nil)
+}
+
+// newTTT returns a Target Transfer Tag for a ping; never 0 nor the reserved value.
+func (c *Conn) newTTT() uint32 {
+	c.nextTTT = c.nextTTT%0x7ffffffe + 1
+	return c.nextTTT
+}
+
+// logout ends the session (RFC 7143 §11.14, §11.15). It has one connection, so closing that
+// and closing the session are one thing. Commands still outstanding get no answer.
+func (c *Conn) logout(h pdu.LogoutRequest) {
+	response := pdu.LogoutSuccess
+	switch h.Reason() {
+	case pdu.LogoutCloseSession:
+	case pdu.LogoutCloseConnection:
+		if h.CID() != c.cid {
+			response = pdu.LogoutCIDNotFound
+		}
+	case pdu.LogoutRemoveForRecovery:
+		response = pdu.LogoutRecoveryNotSupported
+	default:
+		c.reject(h.Header, pdu.RejectInvalidPDUField)
+		return
+	}
+	c.send(&pdu.LogoutResponseFields{
+		Response: response, ITT: h.ITT(), Sequence: c.Status(),
+		Time2Wait: uint16(c.sess.Params.DefaultTime2Wait),
+	}, nil)
+	if response != pdu.LogoutSuccess {
+		return
+	}
+	c.state = stateInLogout
+	c.log.Debug("logged out")
+	c.mover.Terminate(true)
+}
+
+// askLogout asks the initiator to leave within seconds (RFC 7143 §11.9.1, event 1).
+func (c *Conn) askLogout(seconds uint16) {
+	if c.state != stateFullFeature || c.asked {
+		return
+	}
+	c.asked = true
+	c.send(&pdu.AsyncFields{
+		Event: pdu.AsyncLogoutRequest, Sequence: c.Status(), Parameter3: seconds,
+	}, nil)
+}
+
+// manage carries out a task management function (RFC 7143 §11.5).
+func (c *Conn) manage(h pdu.TaskManagementRequest) {
+	itt := h.ITT()
+	if c.sess.Discovery {
+		c.reject(h.Header, pdu.RejectProtocolError)
+		return
+	}
+	fn := h.Function()
+	answer := func(r pdu.TaskResponse) { c.managed(itt, fn, r) }
+	f, ok := functions[fn]
+	switch {
+	case fn == pdu.TaskReassign:
+		answer(pdu.TaskReassignNotSupported) // ERL 2's
+		return
+	case !ok || fn >= pdu.TaskQueryTask && c.sess.Params.ISCSIProtocolLevel < 2:
+		answer(pdu.TaskFunctionNotSupported)
+		return
+	}
+	var t *scsi.Task
+	if fn == pdu.TaskAbortTask || fn == pdu.TaskQueryTask {
+		ref := c.Find(h.ReferencedTaskTag())
+		if ref == nil {
+			answer(c.missing(fn, h))
+			return
+		}
+		t = &ref.Task
+	}
+	c.log.Info("task management", "function", fn.String(), "lun", fmt.Sprintf("%#016x", h.LUN()))
+	c.sess.nexus.Manage(f, h.LUN(), t, func(r scsi.TMFResponse) {
+		c.post(func() { answer(responses[r]) })
+	})
+}
+
+// missing is the answer about a task that is not here. If its command has not arrived
+// though it was numbered before the request, its place is taken, so that it never runs
+// (RFC 7143 §11.5.1).
+func (c *Conn) missing(fn pdu.TaskFunction, h pdu.TaskManagementRequest) pdu.TaskResponse {
+	s, ref := c.sess, h.RefCmdSN()
+	if fn != pdu.TaskAbortTask || !ref.InWindow(s.expCmdSN, s.maxCmdSN) || !ref.Less(h.CmdSN()) {
+		return pdu.TaskDoesNotExist
+	}
+	if s.admit(ref, false) == admitHold {
+		s.hold(ref, func() {})
+	}
+	return pdu.TaskFunctionComplete
+}
+
+func (c *Conn) managed(itt uint32, fn pdu.TaskFunction, r pdu.TaskResponse) {
+	if c.state != stateFullFeature {
+		return
+	}
+	c.send(&pdu.TaskManagementResponseFields{Response: r, ITT: itt, Sequence: c.Status()}, nil)
+	if fn == pdu.TaskTargetColdReset && r == pdu.TaskFunctionComplete {
+		// RFC 7143 §11.5.1: a cold reset ends all connections of the target.
+		c.node.dropTarget(c.sess.Target, "target cold reset")
+	}
+}
+
+var functions = map[pdu.TaskFunction]scsi.TMF{
+	pdu.TaskAbortTask: scsi.AbortTask, pdu.TaskAbortTaskSet: scsi.AbortTaskSet, pdu.TaskClearACA: scsi.ClearACA,
+	pdu.TaskClearTaskSet: scsi.ClearTaskSet, pdu.TaskLogicalUnitReset: scsi.LUNReset,
+	pdu.TaskTargetWarmReset: scsi.TargetWarmReset, pdu.TaskTargetColdReset: scsi.TargetColdReset,
+	pdu.TaskQueryTask: scsi.QueryTask, pdu.TaskQueryTaskSet: scsi.QueryTaskSet,
+	pdu.TaskITNexusReset: scsi.ITNexusReset, pdu.TaskQueryAsyncEvent: scsi.QueryAsyncEvent,
+}
+
+var responses = map[scsi.TMFResponse]pdu.TaskResponse{
+	scsi.FunctionComplete: pdu.TaskFunctionComplete, scsi.TaskDoesNotExist: pdu.TaskDoesNotExist,
+	scsi.LUNDoesNotExist: pdu.TaskLUNDoesNotExist, scsi.NotSupported: pdu.TaskFunctionNotSupported,
+	scsi.Rejected: pdu.TaskFunctionRejected, scsi.FunctionSucceeded: pdu.TaskFunctionSucceeded,
+}
+
+// Tick looks at the clock: a login that takes too long, and a peer that has fallen silent,
+// end the connection. It is called about once a second, with the lock held.
+func (c *Conn) tick(now uint32) {
+	cfg := &c.node.cfg
+	switch {
+	case c.state == stateLogin || c.state == stateReinstate:
+		if now-c.born > cfg.LoginTimeout {
+			c.fail("no login within %d s", cfg.LoginTimeout)
+		}
+	case c.state != stateFullFeature:
+	case c.pingTTT != 0:
+		if now-c.pinged > cfg.NOPTimeout && now-c.heard > cfg.NOPTimeout {
+			c.fail("no sign of life from the initiator for %d s", now-c.heard)
+		}
+	case now-c.heard >= cfg.NOPInterval:
+		c.ping()
+	}
+}

@@ -1,0 +1,123 @@
+package login
+
+import (
+	"oneshot/iscsi/pdu"
+	"oneshot/iscsi/text"
+)
+
+// Exchange is the state of the text requests of one session in the full feature phase (RFC
+// 7143 §11.10, §11.11). It is not safe for concurrent use.
+type Exchange struct {
+	cfg       *Config
+	params    *Params
+	discovery bool
+	list      func(target string, all bool) []text.Pair
+
+	collected text.Collector
+	busy      bool   // a sequence of requests or responses is under way
+	ttt       uint32 // of it
+	rest      []byte // of the answer, still to be sent
+}
+
+// NewExchange returns the state of a session without text requests. list returns the
+// records for SendTargets: of every target, or of the one that is named.
+func NewExchange(cfg *Config, p *Params, discovery bool, list func(target string, all bool) []text.Pair) *Exchange {
+	return &Exchange{cfg: cfg, params: p, discovery: discovery, list: list}
+}
+
+// Step answers one Text Request: with a Text Response, of which the caller sets the sequence
+// numbers, or with a reason for a Reject (0: none).
+func (x *Exchange) Step(req pdu.TextRequest, data []byte) (r pdu.TextResponseFields, answer []byte, reject pdu.RejectReason) {
+	fresh := req.TTT() == pdu.ReservedTag
+	switch {
+	case fresh: // a new sequence takes the place of one that was left unfinished (§11.10.4)
+		*x = Exchange{cfg: x.cfg, params: x.params, discovery: x.discovery, list: x.list, ttt: x.ttt}
+	case !x.busy || req.TTT() != x.ttt:
+		return r, nil, pdu.RejectInvalidPDUField
+	}
+	if req.Final() && req.Continue() {
+		return r, nil, x.end(pdu.RejectProtocolError)
+	}
+	if len(x.rest) == 0 {
+		pairs, err := x.collected.Add(data, req.Continue())
+		if err != nil {
+			return r, nil, x.end(pdu.RejectProtocolError)
+		}
+		if !req.Continue() {
+			if reason := x.answer(pairs); reason != 0 {
+				return r, nil, x.end(reason)
+			}
+		}
+	}
+	return x.respond(req)
+}
+
+// end forgets the sequence under way.
+func (x *Exchange) end(reason pdu.RejectReason) pdu.RejectReason {
+	x.busy, x.rest, x.collected = false, nil, text.Collector{}
+	return reason
+}
+
+// respond sends as much of the answer as one PDU holds.
+func (x *Exchange) respond(req pdu.TextRequest) (r pdu.TextResponseFields, answer []byte, reject pdu.RejectReason) {
+	n := min(len(x.rest), int(x.params.MaxRecvDataSegmentLength))
+	answer, x.rest = x.rest[:n], x.rest[n:]
+	r = pdu.TextResponseFields{
+		ITT: req.ITT(), TTT: pdu.ReservedTag, LUN: req.LUN(), DataSegmentLength: n, Continue: len(x.rest) > 0,
+		Final: req.Final() && len(x.rest) == 0,
+	}
+	x.busy = !r.Final
+	if x.busy {
+		x.ttt++
+		if x.ttt == pdu.ReservedTag {
+			x.ttt = 0
+		}
+		r.TTT = x.ttt
+	}
+	return r, answer, 0
+}
+
+// answer negotiates the keys of a complete text.
+func (x *Exchange) answer(pairs []text.Pair) pdu.RejectReason {
+	for _, p := range pairs {
+		switch {
+		case p.Key == "SendTargets":
+			if reason := x.sendTargets(p.Value); reason != 0 {
+				return reason
+			}
+		case text.InFullFeaturePhase(p.Key):
+			a, answered := text.Negotiate(x.params, &x.cfg.Offer, x.discovery, p.Key, p.Value)
+			if answered {
+				x.rest = text.Append(x.rest, p.Key, a)
+			}
+		case p.Key == "InitiatorAlias" || p.Key == "InitiatorName":
+			// declared
+		case text.Known(p.Key):
+			x.rest = text.Append(x.rest, p.Key, text.Reject) // the login's only
+		default:
+			x.rest = text.Append(x.rest, p.Key, text.NotUnderstood)
+		}
+	}
+	return 0
+}
+
+// sendTargets lists targets (RFC 7143 appendix C). In a normal session All is answered like
+// the empty value, with the session's own target: libiscsi asks so.
+func (x *Exchange) sendTargets(value string) pdu.RejectReason {
+	all := value == "All"
+	if value == "" && x.discovery {
+		return pdu.RejectProtocolError // "the session's target" has no meaning there
+	}
+	var name string
+	if !all {
+		name = value
+	}
+	records := x.list(name, all && x.discovery)
+	if len(records) == 0 && !all && value != "" && !text.IsName(value) {
+		return pdu.RejectInvalidPDUField
+	}
+	for _, r := range records {
+		x.rest = text.Append(x.rest, r.Key, r.Value)
+	}
+	return 0
+}

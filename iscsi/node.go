@@ -1,0 +1,280 @@
+package iscsi
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"oneshot/iscsi/login"
+	"oneshot/iscsi/pdu"
+	"oneshot/mem"
+	"oneshot/scsi"
+)
+
+// Config is what the sessions of a node have in common.
+type Config struct {
+	Login     login.Config // what is offered in the login
+	Discovery Auth         // of discovery sessions
+
+	Connections         int    // most connections, in login or after
+	Sessions            int    // most sessions
+	Commands            int    // most outstanding commands of a session: the command window
+	MemoryPerConnection int    // most bytes of I/O memory that the commands of one connection hold
+	LoginTimeout        uint32 // seconds
+	NOPInterval         uint32 // seconds of silence before a ping; 0: no pings
+	NOPTimeout          uint32 // seconds without an answer before the connection is dropped
+
+	Pool   *mem.Pool
+	Logger *slog.Logger
+	Rand   io.Reader // source of challenges: crypto/rand.Reader, but for tests
+}
+
+// Target is an iSCSI target node: a name, who may use it, and the SCSI target behind it.
+type Target struct {
+	Name  string // in lower case
+	Alias string
+	TPGT  uint16 // target portal group tag
+	SCSI  *scsi.Target
+	Admit func(initiator string) bool // nil: everybody
+
+	Auth Auth
+}
+
+// Auth is who has to prove what in a login; nil: nothing.
+type Auth struct {
+	CHAP   *login.Credentials // what the initiator has to know
+	Mutual *login.Credentials // what we prove to it in turn
+}
+
+// Counters count what a node's connections went through since it started.
+type Counters struct {
+	Connections     atomic.Uint64 // accepted
+	Refused         atomic.Uint64 // connections over the limit
+	Logins          atomic.Uint64 // completed
+	LoginFailures   atomic.Uint64
+	ProtocolErrors  atomic.Uint64 // connections dropped for them
+	Rejects         atomic.Uint64 // Reject PDUs sent
+	IgnoredCommands atomic.Uint64 // outside the command window
+	DigestErrors    atomic.Uint64
+}
+
+// Node is an iSCSI node: its targets, and the sessions that initiators have with them. Its
+// methods may be called from any goroutine.
+type Node struct {
+	cfg      Config
+	log      *slog.Logger
+	pool     *mem.Pool
+	clock    atomic.Uint32 // seconds since the start
+	counters Counters
+
+	mu       sync.Mutex // taken after Conn.mu; leaf
+	targets  []*Target  // in the order in which they are listed
+	conns    map[*Conn]struct{}
+	sessions map[uint16]*Session // by TSIH
+	nextTSIH uint16
+	closing  bool
+	idle     chan struct{} // closed when closing and no connection is left
+}
+
+// NewNode returns a node without targets.
+func NewNode(cfg Config) *Node {
+	return &Node{
+		cfg: cfg, log: cfg.Logger, pool: cfg.Pool,
+		conns: make(map[*Conn]struct{}), sessions: make(map[uint16]*Session), idle: make(chan struct{}),
+	}
+}
+
+// AddTarget makes t known to initiators.
+func (n *Node) AddTarget(t *Target) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.targets = append(n.targets, t)
+}
+
+// Counters returns the node's counters.
+func (n *Node) Counters() *Counters { return &n.counters }
+
+// Run drives timeouts until ctx ends.
+func (n *Node) Run(ctx context.Context) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			n.Tick()
+		}
+	}
+}
+
+// Tick lets one second pass.
+func (n *Node) Tick() {
+	now := n.clock.Add(1)
+	for _, c := range n.connections() {
+		c.Lock()
+		c.tick(now)
+		c.Unlock()
+	}
+	n.pool.Trim()
+}
+
+func (n *Node) connections() []*Conn {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	list := make([]*Conn, 0, len(n.conns))
+	for c := range n.conns {
+		list = append(list, c)
+	}
+	return list
+}
+
+// Admit reports whether one more connection may come, and counts it.
+func (n *Node) Admit() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closing || len(n.conns) >= n.cfg.Connections {
+		n.counters.Refused.Add(1)
+		return false
+	}
+	n.counters.Connections.Add(1)
+	return true
+}
+
+func (n *Node) add(c *Conn) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.conns[c] = struct{}{}
+}
+
+// forget drops a connection and its session, of which nothing is left.
+func (n *Node) forget(c *Conn) {
+	var ended []func()
+	n.mu.Lock()
+	delete(n.conns, c)
+	if s := c.sess; s != nil {
+		delete(n.sessions, s.TSIH)
+		ended = s.ended
+	}
+	if n.closing && len(n.conns) == 0 {
+		close(n.idle)
+	}
+	n.mu.Unlock()
+	for _, f := range ended {
+		f()
+	}
+}
+
+// attach gives s a TSIH and a place among the sessions. If the same initiator port has a
+// session with the same target already, that is returned instead: it has to end first (RFC
+// 7143 §6.3.5).
+func (n *Node) attach(s *Session) (old *Session, status pdu.LoginStatus) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closing {
+		return nil, pdu.LoginServiceUnavailable
+	}
+	for _, o := range n.sessions {
+		if o.Target == s.Target && o.ISID == s.ISID && o.Initiator == s.Initiator && !s.Discovery {
+			return o, pdu.LoginSuccess
+		}
+	}
+	if len(n.sessions) >= n.cfg.Sessions {
+		return nil, pdu.LoginOutOfResources
+	}
+	for {
+		n.nextTSIH++
+		if _, used := n.sessions[n.nextTSIH]; !used && n.nextTSIH != 0 {
+			break
+		}
+	}
+	s.TSIH = n.nextTSIH
+	n.sessions[s.TSIH] = s
+	return nil, pdu.LoginSuccess
+}
+
+// session returns the session with this TSIH, or nil.
+func (n *Node) session(tsih uint16) *Session {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.sessions[tsih]
+}
+
+// dropTarget ends all connections to t.
+func (n *Node) dropTarget(t *Target, why string) {
+	for _, c := range n.connections() {
+		c.post(func() {
+			if c.sess != nil && c.sess.Target == t {
+				c.fail("%s", why)
+			}
+		})
+	}
+}
+
+// Shutdown asks the initiators to log out, waits until they have, and ends the connections
+// of those that have not when ctx ends. No connection is taken any more. It returns when
+// nothing is outstanding in the stores, or some time after ctx has ended with its error.
+func (n *Node) Shutdown(ctx context.Context) error {
+	n.mu.Lock()
+	n.closing = true
+	if len(n.conns) == 0 {
+		close(n.idle)
+	}
+	n.mu.Unlock()
+	grace := uint16(1)
+	if d, ok := ctx.Deadline(); ok {
+		grace = uint16(max(1, min(3600, int(time.Until(d).Seconds()))))
+	}
+	for _, c := range n.connections() {
+		c.Lock()
+		c.leaveSoon(grace)
+		c.Unlock()
+	}
+	select {
+	case <-n.idle:
+		return nil
+	case <-ctx.Done():
+	}
+	for _, c := range n.connections() {
+		c.Lock()
+		c.mover.Terminate(false)
+		c.Unlock()
+	}
+	// What is left now hangs in a store.
+	select {
+	case <-n.idle:
+		return nil
+	case <-time.After(abortTime):
+		return ctx.Err()
+	}
+}
+
+// abortTime is how long connections that were cut off may take to come back from their
+// stores.
+const abortTime = 2 * time.Second
+
+// leaveSoon ends a connection that has no session, and asks the initiator of one that has.
+func (c *Conn) leaveSoon(seconds uint16) {
+	if c.state == stateFullFeature && !c.sess.Discovery {
+		c.askLogout(seconds)
+		return
+	}
+	c.mover.Terminate(c.state == stateFullFeature)
+}
+
+func (t *Target) admits(initiator string) bool { return t.Admit == nil || t.Admit(initiator) }
+
+// target returns the target of this name, or nil.
+func (n *Node) target(name string) *Target {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, t := range n.targets {
+		if t.Name == name {
+			return t
+		}
+	}
+	return nil
+}

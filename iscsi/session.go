@@ -1,0 +1,107 @@
+package iscsi
+
+import (
+	"fmt"
+
+	"oneshot/internal/serial"
+	"oneshot/iscsi/login"
+	"oneshot/iscsi/pdu"
+	"oneshot/scsi"
+)
+
+// Session is one I_T nexus and its command window (RFC 7143 §4.2.2.1). It has one
+// connection, whose lock guards it.
+type Session struct {
+	TSIH      uint16
+	Initiator string // iSCSI name
+	ISID      pdu.ISID
+	Discovery bool
+	Target    *Target // nil in a discovery session
+	Params    *login.Params
+
+	conn  *Conn
+	nexus *scsi.Nexus // nil in a discovery session
+
+	window     int       // commands that may be outstanding
+	active     int       // commands begun and not answered that hold a place in the window
+	expCmdSN   serial.SN // the next CmdSN to begin
+	maxCmdSN   serial.SN // the last advertised; never moves back
+	held       map[serial.SN]func()
+	immediates int // immediate commands not answered
+
+	ended []func() // called when nothing of the session is left; guarded by Node.mu
+}
+
+// admission is what becomes of a PDU with a CmdSN.
+type admission uint8
+
+const (
+	admitRun    admission = iota // now
+	admitHold                    // when the CmdSNs before it have come
+	admitIgnore                  // never: outside the window, or seen before
+)
+
+// admit places a CmdSN in the order of the session. An immediate PDU carries a CmdSN but
+// takes no place (RFC 7143 §4.2.2.1).
+func (s *Session) admit(sn serial.SN, immediate bool) admission {
+	if immediate {
+		return admitRun
+	}
+	if !sn.InWindow(s.expCmdSN, s.maxCmdSN) {
+		return admitIgnore
+	}
+	if sn == s.expCmdSN {
+		s.expCmdSN++
+		return admitRun
+	}
+	if _, ok := s.held[sn]; ok {
+		return admitIgnore
+	}
+	return admitHold
+}
+
+// hold keeps run until every earlier CmdSN has been admitted.
+func (s *Session) hold(sn serial.SN, run func()) {
+	if s.held == nil {
+		s.held = make(map[serial.SN]func())
+	}
+	s.held[sn] = run
+}
+
+// runHeld runs what waited for the CmdSN that was admitted last.
+func (s *Session) runHeld() {
+	for len(s.held) > 0 {
+		run, ok := s.held[s.expCmdSN]
+		if !ok {
+			return
+		}
+		delete(s.held, s.expCmdSN)
+		s.expCmdSN++
+		run()
+	}
+}
+
+// advertise returns the MaxCmdSN to send: the window from ExpCmdSN less the commands that
+// are still to be answered.
+func (s *Session) advertise() serial.SN {
+	sn := s.expCmdSN + serial.SN(s.window-s.active) - 1
+	if s.maxCmdSN.Less(sn) {
+		s.maxCmdSN = sn
+	}
+	return s.maxCmdSN
+}
+
+// portName is the SCSI initiator port name (RFC 7143 §3.2.6): name, "i", and the ISID.
+func (s *Session) portName() string { return fmt.Sprintf("%s,i,0x%x", s.Initiator, s.ISID[:]) }
+
+// whenGone calls f when nothing of the session is left; at once if that is so already.
+func (s *Session) whenGone(n *Node, f func()) {
+	n.mu.Lock()
+	if n.sessions[s.TSIH] == s {
+		s.ended = append(s.ended, f)
+		n.mu.Unlock()
+		return
+	}
+	n.mu.Unlock()
+	f()
+}

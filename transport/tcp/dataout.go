@@ -1,0 +1,344 @@
+package tcp
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"oneshot/internal/serial"
+	"oneshot/iscsi"
+	"oneshot/iscsi/pdu"
+	"oneshot/mem"
+	"oneshot/scsi"
+)
+
+// maxR2T is the most R2Ts outstanding for one task, whatever is negotiated.
+const maxR2T = 16
+
+// dataOut is the data-out of one task: what has come, what is to come, and where it goes.
+// Bytes come in the order of their offsets (DataPDUInOrder and DataSequenceInOrder are
+// always Yes), so that one cursor is enough.
+type dataOut struct {
+	dst     [][]byte // the rest of the memory to fill
+	off     int      // into dst[0]
+	want    int      // bytes of the command; the initiator may offer more
+	got     int      // of these, bytes placed
+	recv    uint32   // bytes received, wanted or not: the next BufferOffset
+	pulling bool     // the session waits for the data
+	thrown  bool     // there is no memory: nothing is placed
+	failed  *scsi.Sense
+
+	// Unsolicited data (RFC 7143 §11.7.4).
+	unsolicited   bool // Data-Out PDUs without R2T are to come, until one has the F bit
+	unsolicitedSN serial.SN
+	stash         *mem.Lease // what came before the session asked for it
+	one           [1][]byte  // dst of stash
+
+	// R2Ts, oldest first.
+	r2ts  [maxR2T]r2t
+	nR2T  int
+	asked uint32 // bytes asked for or come on their own: the offset of the next R2T
+	r2tSN serial.SN
+}
+
+// r2t is an R2T whose data is to come (RFC 7143 §11.8).
+type r2t struct {
+	ttt    uint32
+	end    uint32 // offset behind its last byte
+	dataSN serial.SN
+}
+
+func (o *dataOut) reset() {
+	if o.stash != nil {
+		o.stash.Release()
+	}
+	*o = dataOut{}
+}
+
+// copy places b and moves the cursor.
+func (o *dataOut) copy(b []byte) {
+	for len(b) > 0 {
+		n := copy(o.dst[0][o.off:], b)
+		b = b[n:]
+		o.advance(n)
+	}
+}
+
+func (o *dataOut) advance(n int) {
+	o.got += n
+	for n > 0 {
+		k := min(n, len(o.dst[0])-o.off)
+		o.off += k
+		n -= k
+		if o.off == len(o.dst[0]) {
+			o.dst, o.off = o.dst[1:], 0
+		}
+	}
+}
+
+// vector describes the next n bytes of memory, as many of them as iov has room for. It
+// returns the entries used and the bytes they hold.
+func (o *dataOut) vector(iov []unix.Iovec, n int) (k, bytes int) {
+	off := o.off
+	for _, seg := range o.dst {
+		if k == len(iov) || bytes == n {
+			break
+		}
+		b := seg[off:]
+		b = b[:min(len(b), n-bytes)]
+		off = 0
+		iov[k] = vec(b)
+		k++
+		bytes += len(b)
+	}
+	return k, bytes
+}
+
+// digest adds the next n bytes of memory to d.
+func (o *dataOut) digest(d pdu.Digest, n int) pdu.Digest {
+	off := o.off
+	for _, seg := range o.dst {
+		b := seg[off:]
+		b = b[:min(len(b), n)]
+		d = d.Update(b)
+		off = 0
+		if n -= len(b); n == 0 {
+			break
+		}
+	}
+	return d
+}
+
+// command takes a SCSI Command PDU (RFC 7143 §11.3) whose header b, whole bytes with its
+// digest, is in the buffer.
+func (m *Mover) command(b []byte, whole int) error {
+	h, err := pdu.ParseSCSICommand(b)
+	if err != nil {
+		return err
+	}
+	dsl := h.DataSegmentLen()
+	if h.Write() {
+		if err := m.checkImmediate(h, dsl); err != nil {
+			return err
+		}
+	}
+	m.commanding = true
+	it := m.conn.Command(h)
+	m.commanding = false
+	t := m.commanded
+	m.commanded = nil
+	if it == nil || !it.Outstanding() || !h.Write() {
+		m.begin(h.Header, whole, nil, 0)
+		return nil
+	}
+	o := &t.out
+	o.unsolicited = !h.Final()
+	if o.unsolicited && m.p.InitialR2T {
+		o.failed = &senseUnexpectedUnsolicited
+	}
+	if dsl == 0 {
+		m.rx.r += whole
+		m.proceed(t)
+		return nil
+	}
+	o.recv = uint32(dsl)
+	m.begin(h.Header, whole, t, m.room(t, dsl))
+	return nil
+}
+
+// checkImmediate holds immediate data against what was negotiated (RFC 7143 §11.3.4, §13.11).
+func (m *Mover) checkImmediate(h pdu.SCSICommand, dsl int) error {
+	switch {
+	case dsl == 0:
+		return nil
+	case !m.p.ImmediateData:
+		return &dataError{itt: h.ITT(), what: "immediate data, though ImmediateData=No was negotiated"}
+	case dsl > int(m.p.FirstBurstLength):
+		return &dataError{itt: h.ITT(), what: fmt.Sprintf("%d bytes of immediate data, over FirstBurstLength=%d", dsl, m.p.FirstBurstLength)}
+	case uint32(dsl) > h.EDTL():
+		return &dataError{itt: h.ITT(), what: fmt.Sprintf("%d bytes of immediate data for a transfer of %d", dsl, h.EDTL())}
+	}
+	return nil
+}
+
+// room says how many of the next n bytes of t are to be placed, and sees that there is
+// memory for them: the session's, or, as long as it has not asked, a stash.
+func (m *Mover) room(t *task, n int) int {
+	o := &t.out
+	switch {
+	case o.pulling:
+		return min(n, o.want-o.got)
+	case o.thrown:
+		return 0
+	}
+	if o.stash == nil {
+		size := int(min(m.p.FirstBurstLength, t.EDTL))
+		if o.stash = m.conn.TryLease(&t.Task, size); o.stash == nil {
+			o.thrown = true
+			m.conn.Refuse(&t.Task)
+			return 0
+		}
+		o.one[0] = o.stash.Bytes()
+		o.dst, o.off = o.one[:], 0
+	}
+	return n
+}
+
+// GetData implements iscsi.Datamover.
+func (m *Mover) GetData(it *iscsi.Task) {
+	t := of(it)
+	o := &t.out
+	if o.stash != nil {
+		m.unstash(t)
+	} else {
+		o.dst = it.Out
+	}
+	o.pulling, o.want = true, it.OutLen
+	if m.rx.t == t && m.rx.place > o.want-o.got { // a segment is half in
+		m.rx.skip += m.rx.place - (o.want - o.got)
+		m.rx.place = o.want - o.got
+	}
+	if t != m.commanded && m.rx.t != t {
+		m.proceed(t)
+	}
+}
+
+// unstash moves what has come to where it belongs.
+func (m *Mover) unstash(t *task) {
+	o := &t.out
+	stashed := o.stash.Bytes()[:min(o.got, t.OutLen)]
+	o.dst, o.off, o.got = t.Out, 0, 0
+	t.BeginPlace()
+	o.copy(stashed)
+	t.EndPlace()
+	o.stash.Release()
+	o.stash = nil
+}
+
+// dataOut takes a Data-Out PDU (RFC 7143 §11.7).
+func (m *Mover) dataOut(b []byte, whole int) error {
+	h, err := pdu.ParseDataOut(b)
+	if err != nil {
+		return err
+	}
+	if !m.enabled {
+		return &dataError{itt: h.ITT(), what: "Data-Out before the login was complete"}
+	}
+	it := m.conn.Find(h.ITT())
+	if it == nil || !it.Write {
+		m.begin(h.Header, whole, nil, 0) // of a task that has ended early
+		return nil
+	}
+	t := of(it)
+	o, dsl := &t.out, h.DataSegmentLen()
+	var sn *serial.SN
+	var end uint32
+	if h.TTT() == pdu.ReservedTag {
+		if !o.unsolicited {
+			return &dataError{itt: h.ITT(), what: "unsolicited data after the last of it"}
+		}
+		sn, end = &o.unsolicitedSN, min(m.p.FirstBurstLength, t.EDTL)
+	} else {
+		r := &o.r2ts[0]
+		if o.nR2T == 0 || r.ttt != h.TTT() {
+			m.begin(h.Header, whole, nil, 0) // answers an R2T of a task that was aborted
+			return nil
+		}
+		sn, end = &r.dataSN, r.end
+	}
+	switch {
+	case h.DataSN() != *sn:
+		return &dataError{itt: h.ITT(), what: fmt.Sprintf("DataSN %d where %d was due", h.DataSN(), *sn)}
+	case h.BufferOffset() != o.recv:
+		return &dataError{itt: h.ITT(), what: fmt.Sprintf("buffer offset %d where %d was due", h.BufferOffset(), o.recv)}
+	case uint32(dsl) > end-min(end, o.recv):
+		return &dataError{itt: h.ITT(), what: fmt.Sprintf("%d bytes at %d, beyond the %d bytes asked for", dsl, o.recv, end)}
+	}
+	*sn++
+	place := m.room(t, dsl)
+	o.recv += uint32(dsl)
+	m.begin(h.Header, whole, t, place)
+	return nil
+}
+
+// arrived says that a PDU's data of t is in. last is its F bit; good: its digest matched.
+func (m *Mover) arrived(t *task, last, good bool) {
+	o := &t.out
+	if !good {
+		o.failed = &senseCRC
+	}
+	if last {
+		switch {
+		case o.unsolicited:
+			o.unsolicited = false
+		case o.nR2T > 0:
+			if o.recv != o.r2ts[0].end && o.failed == nil {
+				o.failed = &senseNotEnoughData
+			}
+			copy(o.r2ts[:], o.r2ts[1:o.nR2T])
+			o.nR2T--
+		}
+	}
+	m.proceed(t)
+}
+
+// proceed ends the data-out of t if all is in, and asks for more otherwise.
+func (m *Mover) proceed(t *task) {
+	o := &t.out
+	switch {
+	case !o.pulling || o.unsolicited:
+	case o.failed != nil:
+		if o.nR2T == 0 {
+			o.pulling = false
+			m.conn.DataFailed(&t.Task, *o.failed)
+		}
+	case o.got == o.want && o.nR2T == 0:
+		o.pulling = false
+		m.conn.GotData(&t.Task)
+	default:
+		m.ask(t)
+	}
+}
+
+// ask sends the R2Ts that are allowed (RFC 7143 §11.8).
+func (m *Mover) ask(t *task) {
+	o := &t.out
+	o.asked = max(o.asked, o.recv)
+	limit := min(maxR2T, int(m.p.MaxOutstandingR2T))
+	for o.nR2T < limit && o.asked < uint32(o.want) {
+		n := min(m.p.MaxBurstLength, uint32(o.want)-o.asked)
+		m.ttt++
+		if m.ttt == pdu.ReservedTag {
+			m.ttt = 0
+		}
+		c := m.tx.control()
+		f := pdu.R2TFields{
+			LUN: t.LUN, ITT: t.ITT, TTT: m.ttt, Sequence: m.conn.Sequence(), R2TSN: o.r2tSN,
+			BufferOffset: o.asked, DesiredDataTransferLength: n,
+		}
+		c.buf = f.AppendTo(c.buf)
+		m.queueHeader(c)
+		o.asked += n
+		o.r2ts[o.nR2T] = r2t{ttt: m.ttt, end: o.asked}
+		o.nR2T++
+		o.r2tSN++
+	}
+}
+
+// Forget implements iscsi.Datamover.
+func (m *Mover) Forget(it *iscsi.Task) {
+	if x, t := &m.rx, of(it); x.t == t {
+		x.t = nil
+		x.skip += x.place
+		x.place = 0
+	}
+}
+
+const keyAbortedCommand = 0xb // SPC-4 §4.5.6
+
+// Sense data of iSCSI's own (RFC 7143 §11.4.7.2).
+var (
+	senseUnexpectedUnsolicited = scsi.Sense{Key: keyAbortedCommand, Code: 0x0c0c}
+	senseNotEnoughData         = scsi.Sense{Key: keyAbortedCommand, Code: 0x0c0d}
+	senseCRC                   = scsi.Sense{Key: keyAbortedCommand, Code: 0x4705}
+)

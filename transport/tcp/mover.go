@@ -1,0 +1,152 @@
+// Package tcp moves iSCSI PDUs over a TCP connection: framing, digests, Data-In, R2T and
+// Data-Out (RFC 7143 §11). It is the datamover of package iscsi for byte streams.
+//
+//	recv.go   bytes in:  socket ─► header ─► session, or data segment ─► where it is to end
+//	dataout.go           unsolicited data, R2Ts, and the checks on both
+//	send.go   bytes out: answers and control PDUs gathered into one writev
+//	serve.go             the goroutine that owns the socket
+//
+// A connection costs one readv and one writev per batch of commands that its initiator has
+// sent. Data goes from the socket into the memory of the store, or into the lease of the
+// task, and the other way round; it is copied once only when it has come in one piece with
+// headers.
+package tcp
+
+import (
+	"net"
+	"sync"
+	"syscall"
+
+	"oneshot/iscsi"
+	"oneshot/iscsi/login"
+	"oneshot/iscsi/pdu"
+	"oneshot/mem"
+)
+
+var _ iscsi.Datamover = (*Mover)(nil)
+
+// Mover is the datamover of one TCP connection. Its fields belong to whoever holds the lock
+// of conn, but for those marked otherwise.
+type Mover struct {
+	conn *iscsi.Conn
+	tc   *net.TCPConn
+	rc   syscall.RawConn
+	fd   int // for use with the lock held and dead unset
+	pool *mem.Pool
+	peer string
+	here string
+
+	enabled      bool         // full feature phase
+	p            login.Params // in force then
+	headerDigest bool
+	dataDigest   bool
+
+	rx rx
+	tx tx
+
+	free []*task // to be used again
+
+	commanding bool   // inside Conn.Command
+	commanded  *task  // the task that it made
+	ttt        uint32 // Target Transfer Tag of the last R2T
+
+	closing bool // the socket is to be closed once tx is empty
+	half    bool // our half of it is closed
+	dead    bool // the socket is of no use any more
+	paused  bool // the reader waits, or is about to, until tx is short again
+	pausing bool // tells the reader so; its own
+
+	resume chan struct{} // wakes a paused reader; capacity 1
+	kick   chan struct{} // wakes the writer; capacity 1
+	writer sync.WaitGroup
+	writes bool // the writer goroutine has been started
+}
+
+// task is a command on a TCP connection.
+type task struct {
+	iscsi.Task
+	out dataOut
+	ans answer
+}
+
+func of(t *iscsi.Task) *task { return t.Mover.(*task) }
+
+// newMover returns a mover for tc, which it owns from now on.
+func newMover(tc *net.TCPConn, pool *mem.Pool) (*Mover, error) {
+	rc, err := tc.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	fd := -1
+	// The descriptor stays open until Serve closes it, after dead is set.
+	if err := rc.Control(func(f uintptr) { fd = int(f) }); err != nil {
+		return nil, err
+	}
+	m := &Mover{
+		tc: tc, rc: rc, fd: fd, pool: pool,
+		peer: tc.RemoteAddr().String(), here: tc.LocalAddr().String(),
+		resume: make(chan struct{}, 1), kick: make(chan struct{}, 1),
+	}
+	m.p.MaxRecvDataSegmentLength, m.p.MaxBurstLength = loginSegment, loginSegment
+	return m, nil
+}
+
+// Peer implements iscsi.Datamover.
+func (m *Mover) Peer() string { return m.peer }
+
+// Local implements iscsi.Datamover.
+func (m *Mover) Local() string { return m.here }
+
+// NewTask implements iscsi.Datamover.
+func (m *Mover) NewTask() *iscsi.Task {
+	var t *task
+	if n := len(m.free); n > 0 {
+		t = m.free[n-1]
+		m.free[n-1] = nil
+		m.free = m.free[:n-1]
+	} else {
+		t = new(task)
+		t.Mover = t
+	}
+	if m.commanding {
+		m.commanded = t
+	}
+	return &t.Task
+}
+
+// maxFree is how many tasks an idle connection keeps for the next burst.
+const maxFree = 64
+
+// FreeTask implements iscsi.Datamover.
+func (m *Mover) FreeTask(it *iscsi.Task) {
+	t := of(it)
+	t.out.reset()
+	if len(m.free) < maxFree {
+		m.free = append(m.free, t)
+	}
+}
+
+// Enable implements iscsi.Datamover.
+func (m *Mover) Enable(p *login.Params) {
+	m.enabled, m.p = true, *p
+	m.headerDigest, m.dataDigest = p.HeaderDigest, p.DataDigest
+}
+
+// Terminate implements iscsi.Datamover.
+func (m *Mover) Terminate(graceful bool) {
+	if m.dead || m.closing && graceful {
+		return
+	}
+	m.closing = true
+	if !graceful {
+		m.broken()
+		return
+	}
+	m.linger()
+}
+
+const (
+	digestLen = pdu.DigestLen
+	// loginSegment is the longest data segment before the full feature phase (RFC 7143 §6.3).
+	loginSegment = 8192
+)

@@ -1,0 +1,328 @@
+package tcp
+
+import (
+	"io"
+	"runtime"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"oneshot/iscsi/pdu"
+	"oneshot/mem"
+)
+
+const (
+	// readLen is how much is read at once besides data that goes straight to its place: a
+	// burst of commands with their immediate data.
+	readLen = 128 << 10
+	// inLen is the length of the buffer: the largest data segment that is wanted in one
+	// piece (a ping's or a text request's) with its header and digests, and a readLen. Of
+	// the memory only what has been used counts.
+	inLen = maxSegment + maxHeader + digestLen + readLen
+	// maxSegment is the largest data segment, the MaxRecvDataSegmentLength we declare.
+	maxSegment = 256 << 10
+	maxHeader  = pdu.BHSLen + pdu.MaxAHSLen + digestLen
+	// maxSegs is how many pieces of a task's memory one readv fills.
+	maxSegs = 15
+)
+
+// rx is the receiving side: a buffer with unread bytes in[r:w], and the data segment that
+// is being received, if any.
+type rx struct {
+	lease *mem.Lease // nil while the connection is idle
+	in    []byte
+	r, w  int
+
+	// The data segment under way.
+	busy    bool
+	t       *task // takes the bytes that are left of place, or nil
+	place   int   // bytes that go to t
+	skip    int   // bytes after those that nobody wants
+	tail    int   // bytes of padding and digest still to come
+	tailLen int
+	tailBuf [3 + digestLen]byte
+	pad     int
+	digest  pdu.Digest
+	last    bool // the F bit of the PDU
+
+	hdr [pdu.BHSLen]byte // of the PDU under way, for a Reject
+
+	iov [maxSegs + 1]unix.Iovec
+}
+
+// lendIn makes sure that there is a buffer. False: no memory at the moment.
+func (m *Mover) lendIn() bool {
+	if m.rx.lease != nil {
+		return true
+	}
+	if m.rx.lease = m.pool.Lease(inLen); m.rx.lease == nil {
+		return false
+	}
+	m.rx.in, m.rx.r, m.rx.w = m.rx.lease.Bytes(), 0, 0
+	return true
+}
+
+// dropIn gives the buffer back if nothing is in it.
+func (m *Mover) dropIn() {
+	if m.rx.lease != nil && m.rx.r == m.rx.w {
+		m.rx.lease.Release()
+		m.rx.lease, m.rx.in = nil, nil
+	}
+}
+
+// release gives the buffer back for good.
+func (x *rx) release() {
+	if x.lease != nil {
+		x.lease.Release()
+	}
+	*x = rx{}
+}
+
+// receive reads once and handles all that came. drained says that the socket is empty.
+func (m *Mover) receive() (drained bool, err error) {
+	x := &m.rx
+	if x.r == x.w {
+		x.r, x.w = 0, 0
+	} else if x.r > 0 && len(x.in)-x.w < readLen {
+		x.w = copy(x.in, x.in[x.r:x.w])
+		x.r = 0
+	}
+	n, want, err := m.readv()
+	if err != nil || n == 0 {
+		return true, err
+	}
+	m.conn.Heard()
+	if err := m.parse(); err != nil {
+		return true, err
+	}
+	return n < want, nil
+}
+
+// readv fills first the memory that the data segment under way is for, then the buffer.
+// n == 0: nothing there.
+func (m *Mover) readv() (n, want int, err error) {
+	x := &m.rx
+	k := 0
+	direct := 0
+	placing := x.busy && x.place > 0 && x.r == x.w
+	if placing {
+		k, direct = x.t.out.vector(x.iov[:maxSegs], x.place)
+	}
+	// The buffer takes what follows only if all of the memory before it is in the vector.
+	if direct == x.place || !placing {
+		room := x.in[x.w:min(len(x.in), x.w+readLen)]
+		x.iov[k] = vec(room)
+		want, k = len(room), k+1
+	}
+	want += direct
+	if placing {
+		x.t.BeginPlace()
+	}
+	n, err = readv(m.fd, x.iov[:k])
+	if placing {
+		x.t.EndPlace()
+	}
+	clear(x.iov[:k])
+	if err != nil || n == 0 {
+		return 0, want, err
+	}
+	got := min(n, direct)
+	if placing {
+		m.placed(got)
+	}
+	x.w += n - got
+	return n, want, nil
+}
+
+// readv reads without blocking; 0 and no error: nothing there.
+func readv(fd int, iov []unix.Iovec) (int, error) {
+	for {
+		n, _, e := unix.RawSyscall(unix.SYS_READV, uintptr(fd), uintptr(unsafe.Pointer(&iov[0])), uintptr(len(iov)))
+		switch {
+		case e == unix.EINTR:
+			continue
+		case e == unix.EAGAIN:
+			return 0, nil
+		case e != 0:
+			return 0, e
+		case n == 0:
+			return 0, io.EOF
+		}
+		runtime.KeepAlive(iov)
+		return int(n), nil
+	}
+}
+
+func vec(b []byte) (v unix.Iovec) {
+	v.Base = unsafe.SliceData(b)
+	v.SetLen(len(b))
+	return
+}
+
+// parse handles the bytes in the buffer until more are needed.
+func (m *Mover) parse() error {
+	x := &m.rx
+	for !m.closing {
+		switch {
+		case x.busy:
+			if !m.segment() {
+				return nil
+			}
+		default:
+			more, err := m.header()
+			if err != nil || !more {
+				return err
+			}
+		}
+	}
+	x.r = x.w // what comes after the end of the session is nobody's
+	return nil
+}
+
+// header takes the next PDU's header. False: it has not come as a whole.
+func (m *Mover) header() (bool, error) {
+	x := &m.rx
+	b := x.in[x.r:x.w]
+	if len(b) < pdu.BHSLen {
+		return false, nil
+	}
+	h := pdu.Header(b)
+	n := pdu.BHSLen + h.TotalAHSLen()
+	whole := n
+	if m.headerDigest {
+		whole += digestLen
+	}
+	if len(b) < whole {
+		return false, nil
+	}
+	if m.headerDigest && !pdu.Digest(0).Update(b[:n]).Matches(b[n:]) {
+		// RFC 7143 §7.8: the length of the data is not to be trusted, so the next header is
+		// not to be found.
+		return false, errHeaderDigest
+	}
+	if h.DataSegmentLen() > m.maxIn() {
+		return false, &segmentError{opcode: h.Opcode(), len: h.DataSegmentLen(), max: m.maxIn()}
+	}
+	switch h.Opcode() {
+	case pdu.OpSCSICommand:
+		return true, m.command(b[:n], whole)
+	case pdu.OpDataOut:
+		return true, m.dataOut(b[:n], whole)
+	}
+	return m.control(b, h, n, whole)
+}
+
+// maxIn is the largest data segment that the initiator may send now.
+func (m *Mover) maxIn() int {
+	if m.enabled {
+		return maxSegment
+	}
+	return loginSegment
+}
+
+// control takes a PDU that the session wants whole.
+func (m *Mover) control(b []byte, h pdu.Header, n, whole int) (bool, error) {
+	dsl := h.DataSegmentLen()
+	end := whole + pdu.PaddedLen(dsl)
+	digest := m.dataDigest && dsl > 0
+	if digest {
+		end += digestLen
+	}
+	if len(b) < end {
+		return false, nil
+	}
+	m.rx.r += end
+	if digest && !pdu.Digest(0).Update(b[whole:end-digestLen]).Matches(b[end-digestLen:]) {
+		m.conn.BadDigest(h)
+		return true, errDataDigest
+	}
+	m.conn.Receive(h[:n], b[whole:whole+dsl])
+	return true, nil
+}
+
+// begin begins the data segment of a PDU, whose header is of whole bytes in the buffer. Of
+// its bytes the first place go to t, the rest nowhere.
+func (m *Mover) begin(h pdu.Header, whole int, t *task, place int) {
+	x := &m.rx
+	dsl := h.DataSegmentLen()
+	x.last = h.Final()
+	x.busy, x.t, x.place, x.skip = true, t, place, dsl-place
+	x.pad = pdu.PaddedLen(dsl) - dsl
+	x.tail, x.tailLen, x.digest = x.pad, 0, 0
+	if m.dataDigest && dsl > 0 {
+		x.tail += digestLen
+		copy(x.hdr[:], h)
+	}
+	x.r += whole
+}
+
+// segment takes what has come of the data segment. False: more is to come.
+func (m *Mover) segment() bool {
+	x := &m.rx
+	if n := min(x.place, x.w-x.r); n > 0 {
+		x.t.BeginPlace()
+		x.t.out.copy(x.in[x.r : x.r+n])
+		x.t.EndPlace()
+		m.placedFrom(x.in[x.r : x.r+n])
+		x.r += n
+	}
+	if x.place > 0 {
+		return false
+	}
+	if n := min(x.skip, x.w-x.r); n > 0 {
+		if m.dataDigest {
+			x.digest = x.digest.Update(x.in[x.r : x.r+n])
+		}
+		x.skip -= n
+		x.r += n
+	}
+	if x.skip > 0 {
+		return false
+	}
+	if n := min(x.tail, x.w-x.r); n > 0 {
+		x.tailLen += copy(x.tailBuf[x.tailLen:], x.in[x.r:x.r+n])
+		x.tail -= n
+		x.r += n
+	}
+	if x.tail > 0 {
+		return false
+	}
+	m.segmentDone()
+	return true
+}
+
+// placed notes that n bytes of the segment were read straight to where the task's memory
+// stood before its cursor moves on.
+func (m *Mover) placed(n int) {
+	x := &m.rx
+	if m.dataDigest {
+		x.digest = x.t.out.digest(x.digest, n)
+	}
+	x.t.out.advance(n)
+	x.place -= n
+}
+
+// placedFrom notes that b was copied to the task's memory.
+func (m *Mover) placedFrom(b []byte) {
+	x := &m.rx
+	if m.dataDigest {
+		x.digest = x.digest.Update(b)
+	}
+	x.place -= len(b)
+}
+
+func (m *Mover) segmentDone() {
+	x := &m.rx
+	x.busy = false
+	good := true
+	if x.tailLen > x.pad {
+		good = x.digest.Update(x.tailBuf[:x.pad]).Matches(x.tailBuf[x.pad:x.tailLen])
+	}
+	if !good {
+		m.conn.BadDigest(x.hdr[:])
+	}
+	if t := x.t; t != nil {
+		x.t = nil
+		m.arrived(t, x.last, good)
+	}
+}

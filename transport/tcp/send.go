@@ -1,0 +1,397 @@
+package tcp
+
+import (
+	"runtime"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"oneshot/internal/serial"
+	"oneshot/iscsi"
+	"oneshot/iscsi/pdu"
+	"oneshot/scsi"
+)
+
+const (
+	// maxIOV is how many pieces one writev takes (IOV_MAX of Linux).
+	maxIOV = 1024
+	// maxQueued is how many answers and control PDUs may wait for the socket before no more
+	// input is read: with them, what an initiator can make the connection hold is bounded.
+	maxQueued = 512
+)
+
+// tx is the sending side: the pieces of memory that are to leave, in order, and what is to
+// be given back when they have.
+type tx struct {
+	iov     []unix.Iovec
+	head    int // iov[:head] has left
+	queued  uint64
+	sent    uint64
+	items   []item // items[first:] are outstanding
+	first   int
+	blocked bool // the socket is full; the writer waits for room
+	free    []*control
+}
+
+// item is what to give back once sent has reached end.
+type item struct {
+	end uint64
+	t   *task
+	c   *control
+}
+
+// control is the memory of a PDU that belongs to no task.
+type control struct{ buf []byte }
+
+// maxFreeControls is how many of them are kept for use again.
+const maxFreeControls = 16
+
+func (x *tx) control() *control {
+	if n := len(x.free); n > 0 {
+		c := x.free[n-1]
+		x.free = x.free[:n-1]
+		return c
+	}
+	return &control{buf: make([]byte, 0, 128)}
+}
+
+func (x *tx) add(b []byte) {
+	x.iov = append(x.iov, vec(b))
+	x.queued += uint64(len(b))
+}
+
+func (x *tx) outstanding() int { return len(x.items) - x.first }
+
+// answer is the memory for the headers of a task's answer.
+type answer struct {
+	buf   []byte
+	small [2 * (pdu.BHSLen + 2*digestLen + 4)]byte
+}
+
+var zeroes [4]byte
+
+// SendControl implements iscsi.Datamover.
+func (m *Mover) SendControl(bhs, data []byte) {
+	c := m.tx.control()
+	c.buf = append(c.buf, bhs...)
+	if m.headerDigest {
+		c.buf = pdu.Digest(0).Update(bhs).AppendTo(c.buf)
+	}
+	c.buf = m.appendSegment(c.buf, data)
+	m.queue(c)
+}
+
+// appendSegment appends a data segment with its padding and digest.
+func (m *Mover) appendSegment(b, data []byte) []byte {
+	if len(data) == 0 {
+		return b
+	}
+	start := len(b)
+	b = append(b, data...)
+	b = append(b, zeroes[:pdu.PaddedLen(len(data))-len(data)]...)
+	if m.dataDigest {
+		b = pdu.Digest(0).Update(b[start:]).AppendTo(b)
+	}
+	return b
+}
+
+// queueHeader queues a control PDU that is a header only, without digest yet.
+func (m *Mover) queueHeader(c *control) {
+	if m.headerDigest {
+		c.buf = pdu.Digest(0).Update(c.buf).AppendTo(c.buf)
+	}
+	m.queue(c)
+}
+
+func (m *Mover) queue(c *control) {
+	m.tx.add(c.buf)
+	m.tx.items = append(m.tx.items, item{end: m.tx.queued, c: c})
+}
+
+// Answer implements iscsi.Datamover.
+func (m *Mover) Answer(it *iscsi.Task) {
+	t := of(it)
+	n := 0
+	for _, s := range it.In {
+		n += len(s)
+	}
+	res := it.Residual()
+	collapse := n > 0 && len(it.Sense) == 0 && (it.Status == scsi.Good || it.Status == scsi.ConditionMet)
+	pdus := m.dataIns(n)
+	m.makeRoom(t, pdus, len(it.Sense))
+	if n > 0 {
+		m.dataIn(t, n, res, collapse)
+	}
+	if !collapse {
+		m.response(t, pdus, res)
+	}
+	m.tx.items = append(m.tx.items, item{end: m.tx.queued, t: t})
+}
+
+// dataIns returns how many Data-In PDUs carry n bytes: sequences end at multiples of
+// MaxBurstLength, and PDUs do not cross them.
+func (m *Mover) dataIns(n int) int {
+	seg, burst := int(m.p.MaxRecvDataSegmentLength), int(m.p.MaxBurstLength)
+	if n <= seg && n <= burst {
+		return min(n, 1)
+	}
+	perBurst := (burst + seg - 1) / seg
+	full, rest := n/burst, n%burst
+	return full*perBurst + (rest+seg-1)/seg
+}
+
+// makeRoom sees that the headers of the answer fit into the task's memory, so that it does
+// not move while pieces of it are queued.
+func (m *Mover) makeRoom(t *task, pdus, sense int) {
+	const perPDU = pdu.BHSLen + digestLen + 3 + digestLen
+	need := pdus*perPDU + perPDU + 2 + sense
+	if t.ans.buf == nil {
+		t.ans.buf = t.ans.small[:0]
+	}
+	if cap(t.ans.buf) < need {
+		t.ans.buf = make([]byte, 0, need)
+	}
+	t.ans.buf = t.ans.buf[:0]
+}
+
+// queueTaskHeader adds the digest to the header at buf[start:], and queues both.
+func (m *Mover) queueTaskHeader(t *task, start int) {
+	if m.headerDigest {
+		t.ans.buf = pdu.Digest(0).Update(t.ans.buf[start:]).AppendTo(t.ans.buf)
+	}
+	m.tx.add(t.ans.buf[start:])
+}
+
+// dataIn queues the n bytes of t.In as Data-In PDUs (RFC 7143 §11.7), the last with the
+// status if collapse is set.
+func (m *Mover) dataIn(t *task, n int, res iscsi.Residual, collapse bool) {
+	seg, burst := int(m.p.MaxRecvDataSegmentLength), int(m.p.MaxBurstLength)
+	src := cursor{segs: t.In}
+	f := pdu.DataInFields{ITT: t.ITT, TTT: pdu.ReservedTag}
+	for off := 0; off < n; {
+		k := min(n-off, seg, burst-off%burst)
+		f.BufferOffset = uint32(off)
+		off += k
+		f.DataSegmentLength = k
+		f.Final = off == n || off%burst == 0
+		if off == n && collapse {
+			f.HasStatus, f.Status = true, uint8(t.Status)
+			f.Overflow, f.Underflow, f.ResidualCount = res.Overflow, res.Underflow, res.Count
+			f.Sequence = m.conn.Status()
+		} else {
+			f.Sequence = m.conn.Sequence()
+		}
+		start := len(t.ans.buf)
+		t.ans.buf = f.AppendTo(t.ans.buf)
+		m.queueTaskHeader(t, start)
+		m.segmentOut(t, &src, k)
+		f.DataSN++
+	}
+}
+
+// segmentOut queues the next n bytes of src as a data segment.
+func (m *Mover) segmentOut(t *task, src *cursor, n int) {
+	pad := pdu.PaddedLen(n) - n
+	var d pdu.Digest
+	for n > 0 {
+		b := src.next(n)
+		n -= len(b)
+		m.tx.add(b)
+		if m.dataDigest {
+			d = d.Update(b)
+		}
+	}
+	start := len(t.ans.buf)
+	t.ans.buf = append(t.ans.buf, zeroes[:pad]...)
+	if m.dataDigest {
+		t.ans.buf = d.Update(zeroes[:pad]).AppendTo(t.ans.buf)
+	}
+	if len(t.ans.buf) > start {
+		m.tx.add(t.ans.buf[start:])
+	}
+}
+
+// cursor walks over memory in pieces.
+type cursor struct {
+	segs [][]byte
+	off  int
+}
+
+// next returns the next contiguous bytes, n at most.
+func (c *cursor) next(n int) []byte {
+	for c.off == len(c.segs[0]) {
+		c.segs, c.off = c.segs[1:], 0
+	}
+	b := c.segs[0][c.off:]
+	b = b[:min(n, len(b))]
+	c.off += len(b)
+	return b
+}
+
+// response queues a SCSI Response PDU (RFC 7143 §11.4), sense data included.
+func (m *Mover) response(t *task, dataIns int, res iscsi.Residual) {
+	f := pdu.SCSIResponseFields{
+		Response: pdu.ResponseCommandCompleted, Status: uint8(t.Status), ITT: t.ITT,
+		Overflow: res.Overflow, Underflow: res.Underflow, ResidualCount: res.Count,
+		Sequence: m.conn.Status(), ExpDataSN: serial.SN(dataIns) + t.out.r2tSN,
+	}
+	if n := len(t.Sense); n > 0 {
+		f.DataSegmentLength = 2 + n
+	}
+	start := len(t.ans.buf)
+	t.ans.buf = f.AppendTo(t.ans.buf)
+	m.queueTaskHeader(t, start)
+	if n := len(t.Sense); n > 0 {
+		start = len(t.ans.buf)
+		// RFC 7143 §11.4.7: the sense data follows its length.
+		t.ans.buf = append(t.ans.buf, byte(n>>8), byte(n))
+		t.ans.buf = append(t.ans.buf, t.Sense...)
+		t.ans.buf = append(t.ans.buf, zeroes[:pdu.PaddedLen(2+n)-2-n]...)
+		if m.dataDigest {
+			t.ans.buf = pdu.Digest(0).Update(t.ans.buf[start:]).AppendTo(t.ans.buf)
+		}
+		m.tx.add(t.ans.buf[start:])
+	}
+}
+
+// Flush implements iscsi.Datamover.
+func (m *Mover) Flush() {
+	switch {
+	case m.dead:
+		m.abandon()
+	case m.tx.blocked || len(m.tx.iov) == 0:
+	case !m.write():
+		m.block()
+	}
+	if m.tx.outstanding() == 0 && m.closing {
+		m.shutdownWrite()
+	}
+	if m.paused && m.tx.outstanding() < maxQueued/2 {
+		m.wakeReader()
+	}
+}
+
+// wakeReader lets a paused reader go on.
+func (m *Mover) wakeReader() {
+	if m.paused {
+		m.paused = false
+		m.resume <- struct{}{}
+	}
+}
+
+// block has the writer send the rest when the socket has room again.
+func (m *Mover) block() {
+	if m.dead {
+		m.abandon()
+		return
+	}
+	if !m.writes {
+		m.writes = true
+		m.writer.Go(m.writeLoop)
+	}
+	m.tx.blocked = true
+	m.kick <- struct{}{}
+}
+
+// writeLoop is the goroutine that waits for room in the socket. Most connections never
+// need it.
+func (m *Mover) writeLoop() {
+	onWritable := m.onWritable
+	for range m.kick {
+		if err := m.rc.Write(onWritable); err != nil {
+			m.conn.Lock()
+			m.broken()
+			m.conn.Unlock()
+		}
+	}
+}
+
+// onWritable sends. False: wait until there is more room.
+func (m *Mover) onWritable(uintptr) bool {
+	m.conn.Lock()
+	defer m.conn.Unlock()
+	if m.dead || m.write() || m.dead {
+		m.tx.blocked = false
+		return true
+	}
+	return false
+}
+
+// write sends what it can without blocking; true: all of it.
+func (m *Mover) write() bool {
+	x := &m.tx
+	for x.head < len(x.iov) {
+		v := x.iov[x.head:min(len(x.iov), x.head+maxIOV)]
+		n, _, e := unix.RawSyscall(unix.SYS_WRITEV, uintptr(m.fd), uintptr(unsafe.Pointer(&v[0])), uintptr(len(v)))
+		runtime.KeepAlive(v)
+		switch e {
+		case 0:
+			x.advance(uint64(n))
+			m.release()
+		case unix.EINTR:
+		case unix.EAGAIN:
+			return false
+		default:
+			m.broken()
+			return false
+		}
+	}
+	clear(x.iov)
+	x.iov, x.head = x.iov[:0], 0
+	return true
+}
+
+// advance notes that n more bytes have left.
+func (x *tx) advance(n uint64) {
+	x.sent += n
+	for n > 0 {
+		v := &x.iov[x.head]
+		if n < v.Len {
+			v.Base = (*byte)(unsafe.Add(unsafe.Pointer(v.Base), n))
+			v.Len -= n
+			return
+		}
+		n -= v.Len
+		x.head++
+	}
+}
+
+// release gives back what has left.
+func (m *Mover) release() {
+	x := &m.tx
+	for x.first < len(x.items) && x.items[x.first].end <= x.sent {
+		it := x.items[x.first]
+		x.items[x.first] = item{}
+		x.first++
+		m.giveBack(it)
+	}
+	if x.first == len(x.items) {
+		x.items, x.first = x.items[:0], 0
+	} else if x.first > maxQueued {
+		n := copy(x.items, x.items[x.first:])
+		clear(x.items[n:])
+		x.items, x.first = x.items[:n], 0
+		x.iov = x.iov[:copy(x.iov, x.iov[x.head:])]
+		x.head = 0
+	}
+}
+
+func (m *Mover) giveBack(it item) {
+	if it.t != nil {
+		m.conn.Sent(&it.t.Task)
+		return
+	}
+	if c := it.c; len(m.tx.free) < maxFreeControls && cap(c.buf) <= 1024 {
+		c.buf = c.buf[:0]
+		m.tx.free = append(m.tx.free, c)
+	}
+}
+
+// abandon gives back everything that will never leave.
+func (m *Mover) abandon() {
+	x := &m.tx
+	x.sent = x.queued
+	m.release()
+	clear(x.iov)
+	x.iov, x.head = x.iov[:0], 0
+}

@@ -1,0 +1,138 @@
+package tcp
+
+import (
+	"errors"
+	"io"
+	"net"
+	"runtime"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"oneshot/iscsi"
+	"oneshot/mem"
+)
+
+const (
+	// lingerTime is how long the last PDUs may take to reach a peer that does not read.
+	lingerTime = 3 * time.Second
+	// fairness is after how many batches in a row a connection lets others have the thread.
+	fairness = 8
+)
+
+// Serve runs an iSCSI connection on tc until it ends, and closes it. Its buffers come from
+// pool. It returns why the connection ended; nil: the initiator closed it.
+func Serve(node *iscsi.Node, tc *net.TCPConn, pool *mem.Pool) error {
+	defer tc.Close()
+	m, err := newMover(tc, pool)
+	if err != nil {
+		return err
+	}
+	m.conn = node.NewConn(m)
+	err = m.read()
+	m.conn.Lock()
+	m.dead = true
+	m.tx.blocked = false
+	m.rx.release()
+	m.conn.Lost(err)
+	m.conn.Unlock()
+	tc.Close()
+	close(m.kick)
+	m.writer.Wait()
+	return err
+}
+
+// Reasons for the end of a connection that are not the initiator's.
+var (
+	errEnded    = errors.New("ended by the target")
+	errNoMemory = errors.New("no memory for its input: the limit on buffer memory is reached (limits.memory)")
+)
+
+// read is the life of the goroutine that owns the socket. It stays inside one RawConn.Read
+// as long as it can: that call parks the goroutine when onReadable says false, and wakes it
+// for every later arrival, so that an empty socket is not read twice.
+func (m *Mover) read() error {
+	var fail error
+	onReadable := func(uintptr) bool {
+		done, err := m.onReadable()
+		fail = err
+		return done
+	}
+	for {
+		err := m.rc.Read(onReadable)
+		switch {
+		case errors.Is(fail, io.EOF):
+			return nil
+		case fail != nil:
+			return fail
+		case err != nil: // the time to linger is over
+			return errEnded
+		}
+		<-m.resume
+	}
+}
+
+// onReadable handles what the socket holds. done without an error: the reader is to pause.
+func (m *Mover) onReadable() (done bool, err error) {
+	for round := 1; ; round++ {
+		drained, err := m.batch()
+		if err != nil || m.pausing {
+			m.pausing = false
+			return true, err
+		}
+		if drained {
+			return false, nil
+		}
+		if round%fairness == 0 {
+			runtime.Gosched()
+		}
+	}
+}
+
+// batch reads once, and answers what can be answered at once with one write.
+func (m *Mover) batch() (drained bool, err error) {
+	m.conn.Lock()
+	defer m.conn.Unlock()
+	switch {
+	case m.dead:
+		return true, errEnded
+	case m.tx.outstanding() >= maxQueued:
+		m.paused, m.pausing = true, true
+		return true, nil
+	case !m.lendIn():
+		return true, errNoMemory
+	}
+	drained, err = m.receive()
+	if drained {
+		m.dropIn()
+	}
+	var errno syscall.Errno
+	if err != nil && err != io.EOF && !errors.As(err, &errno) {
+		m.conn.Violation(err)
+	}
+	return drained, err
+}
+
+// linger bounds the time that the last PDUs may take.
+func (m *Mover) linger() { _ = m.tc.SetDeadline(time.Now().Add(lingerTime)) }
+
+// broken ends the use of the socket. The reader notices.
+func (m *Mover) broken() {
+	if m.dead {
+		return
+	}
+	m.dead = true
+	_ = unix.Shutdown(m.fd, unix.SHUT_RDWR)
+	m.wakeReader()
+}
+
+// shutdownWrite closes our half of the connection: what has been written still arrives,
+// and the initiator closes its half in answer.
+func (m *Mover) shutdownWrite() {
+	if m.half || m.dead {
+		return
+	}
+	m.half = true
+	_ = unix.Shutdown(m.fd, unix.SHUT_WR)
+}
