@@ -1,0 +1,76 @@
+package file
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"oneshot/mem"
+)
+
+// bounceSize is how many bytes of unaligned memory go to the file at once.
+const bounceSize = 1 << 20
+
+var errNoDirect = errors.New("the file system does not take direct I/O (O_DIRECT): set direct to false, or move the file to one that does, such as ext4 or xfs")
+
+// alignment is what direct I/O asks of an operation; bytes, powers of two.
+type alignment struct {
+	memory int // of addresses
+	offset int // of offsets in the file and of the length of each segment
+}
+
+// alignmentOf returns what the file asks for.
+func alignmentOf(fd int) (*alignment, error) {
+	var st unix.Statx_t
+	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st)
+	if err != nil || st.Mask&unix.STATX_DIOALIGN == 0 {
+		// A kernel before 6.1, or a file system that does not say: what all of them take.
+		return &alignment{memory: mem.PageSize, offset: mem.PageSize}, nil
+	}
+	if st.Dio_mem_align == 0 || st.Dio_offset_align == 0 {
+		return nil, errNoDirect
+	}
+	return &alignment{memory: int(st.Dio_mem_align), offset: int(st.Dio_offset_align)}, nil
+}
+
+// fits says whether direct I/O takes the segments as they are.
+func (a *alignment) fits(segs [][]byte) bool {
+	for _, seg := range segs {
+		if uintptr(unsafe.Pointer(unsafe.SliceData(seg)))&uintptr(a.memory-1) != 0 || len(seg)&(a.offset-1) != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// probe reads the first block, for some file systems say no only then.
+func (a *alignment) probe(fd, block int) error {
+	buf, err := unix.Mmap(-1, 0, block, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Munmap(buf) }()
+	if _, err = transfer(preadv2, fd, [][]byte{buf}, 0, 0); err == unix.EINVAL {
+		return errNoDirect
+	} else if err != nil {
+		return fmt.Errorf("read the first block: %w", err)
+	}
+	return nil
+}
+
+// bounceBuffer returns the worker's aligned memory, which it keeps until it ends.
+func (w *worker) bounceBuffer(s *Store) []byte {
+	if w.lease == nil {
+		w.lease = s.bounce.Lease(bounceSize) // never nil: the pool has one for each worker
+	}
+	return w.lease.Bytes()
+}
+
+// workerEnded gives the memory of bounce buffers back that nobody uses.
+func (s *Store) workerEnded() {
+	if s.bounce != nil {
+		s.bounce.Trim()
+	}
+}

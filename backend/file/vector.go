@@ -1,0 +1,151 @@
+package file
+
+import (
+	"errors"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"oneshot/backend"
+	"oneshot/internal/invariant"
+)
+
+// errTruncated: a read met the end of the file before the end of the store.
+var errTruncated = errors.New("the file ends here: something has truncated it while it was being served; stop what did, and restore it from a copy")
+
+// vectorCall is a system call of the shape of preadv2 (preadv2(2)).
+type vectorCall uintptr
+
+const (
+	preadv2  vectorCall = unix.SYS_PREADV2
+	pwritev2 vectorCall = unix.SYS_PWRITEV2
+)
+
+// maxIOV is how many segments go into one system call. They lie on the stack.
+const maxIOV = 64
+
+// do calls the kernel once.
+func (c vectorCall) do(fd int, iov []unix.Iovec, off int64, flags int) (int, error) {
+	// The offset goes in two halves, which a 64-bit kernel puts together again such that
+	// the upper one does not matter.
+	n, _, errno := unix.Syscall6(uintptr(c), uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(iov))),
+		uintptr(len(iov)), uintptr(off), uintptr(off>>63), uintptr(flags))
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(n), nil
+}
+
+// transfer moves bytes between segs and the file at off until all are moved, and returns
+// how many were.
+func transfer(call vectorCall, fd int, segs [][]byte, off int64, flags int) (int64, error) {
+	var iov [maxIOV]unix.Iovec
+	var done int64
+	for c := (cursor{segs: segs}); ; {
+		v := iov[:c.fill(&iov)]
+		if len(v) == 0 {
+			return done, nil
+		}
+		n, err := call.do(fd, v, off+done, flags)
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err != nil:
+			return done, err
+		case n == 0:
+			return done, errTruncated
+		}
+		c.advance(n)
+		done += int64(n)
+	}
+}
+
+// cursor is what is still to go of a scatter/gather list.
+type cursor struct {
+	segs [][]byte
+	skip int // bytes of segs[0] that are done
+}
+
+// fill describes the next segments to the kernel, and returns how many.
+func (c *cursor) fill(iov *[maxIOV]unix.Iovec) int {
+	n, skip := 0, c.skip
+	for _, seg := range c.segs {
+		if n == maxIOV {
+			break
+		}
+		if seg = seg[skip:]; len(seg) > 0 {
+			iov[n].Base = unsafe.SliceData(seg)
+			iov[n].SetLen(len(seg))
+			n++
+		}
+		skip = 0
+	}
+	return n
+}
+
+// advance counts n bytes as done.
+func (c *cursor) advance(n int) {
+	for n > 0 {
+		if left := len(c.segs[0]) - c.skip; n < left {
+			c.skip += n
+			return
+		} else {
+			n -= left
+		}
+		c.segs, c.skip = c.segs[1:], 0
+	}
+}
+
+// copy moves bytes between b and the segments, into the latter if in is set, until either
+// is used up, and returns how many.
+func (c *cursor) copy(b []byte, in bool) (n int) {
+	for len(c.segs) > 0 && n < len(b) {
+		seg := c.segs[0][c.skip:]
+		var k int
+		if in {
+			k = copy(seg, b[n:])
+		} else {
+			k = copy(b[n:], seg)
+		}
+		n += k
+		if c.skip += k; c.skip == len(c.segs[0]) {
+			c.segs, c.skip = c.segs[1:], 0
+		}
+	}
+	return n
+}
+
+// move is transfer for op, by way of a bounce buffer where the file asks for aligned
+// memory and op has other.
+func (s *Store) move(call vectorCall, op *backend.Op, flags int, w *worker) (int64, error) {
+	if invariant.Enabled {
+		var sum int64
+		for _, seg := range op.Segs {
+			sum += int64(len(seg))
+		}
+		invariant.Check(sum == op.Len, "Len is the sum of Segs")
+	}
+	if s.direct == nil || s.direct.fits(op.Segs) {
+		return transfer(call, s.fd, op.Segs, op.Off, flags)
+	}
+	return s.moveBounced(call, op, flags, w)
+}
+
+func (s *Store) moveBounced(call vectorCall, op *backend.Op, flags int, w *worker) (int64, error) {
+	c := cursor{segs: op.Segs}
+	buf := w.bounceBuffer(s)
+	for done := int64(0); done < op.Len; {
+		piece := [1][]byte{buf[:min(int64(len(buf)), op.Len-done)]}
+		if call == pwritev2 {
+			c.copy(piece[0], false)
+		}
+		n, err := transfer(call, s.fd, piece[:], op.Off+done, flags)
+		if call == preadv2 {
+			c.copy(piece[0][:n], true)
+		}
+		if done += n; err != nil {
+			return done, err
+		}
+	}
+	return op.Len, nil
+}
