@@ -28,3 +28,32 @@ func (t *Task) flush() Next {
 	t.op.Flags = 0
 	return t.submit(backend.Flush, 0, 0, nil, (*Task).opGood)
 }
+
+func (t *Task) prefetch10() Next {
+	lba, blocks := t.range10()
+	return t.prefetch(lba, blocks)
+}
+
+func (t *Task) prefetch16() Next {
+	lba, blocks := t.range16()
+	return t.prefetch(lba, blocks)
+}
+
+// prefetch does nothing: caches belong to the store. GOOD says that the blocks may not be in
+// the cache (SBC-3 §5.9).
+func (t *Task) prefetch(lba, blocks uint64) Next {
+	if s, ok := t.setRange(lba, blocks, t.lu.info.Size); !ok {
+		return t.check(s)
+	}
+	return t.good()
+}
+
+// startStopUnit is SBC-3 §5.23. The medium is not removable and never stops. Stopping makes
+// everything durable, for an initiator that stops a unit is about to remove power.
+func (t *Task) startStopUnit() Next {
+	const start = 0x01
+	if powerCondition := t.CDB[4] >> 4; powerCondition != 0 || t.CDB[4]&start != 0 {
+		return t.good()
+	}
+	return t.flush()
+}

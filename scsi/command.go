@@ -9,7 +9,9 @@ type command struct {
 	// length is that of the CDB.
 	Usage string
 	Flags commandFlags
-	Run   func(*Task) Next
+	// When says whether a logical unit has the command; nil: each has.
+	When func(*LogicalUnit) bool
+	Run  func(*Task) Next
 
 	hasSA bool
 	sa    uint16
@@ -26,36 +28,65 @@ const (
 	writesMedium
 )
 
-// opcodes finds the rows. It is never changed after init.
-var opcodes *table
+var (
+	// rows is the command table, and opcodes finds its rows. Neither is changed after init.
+	rows    []command
+	opcodes *table
+)
 
-func init() { // REPORT SUPPORTED OPERATION CODES is in the table and reads it
-	opcodes = newTable(rows...)
+func init() { // not in the declarations: commands that report the table are in it
+	rows = []command{
+		// SPC-4
+		{Name: "TEST UNIT READY", Usage: "\x00\x00\x00\x00\x00\x04", Run: (*Task).testUnitReady},
+		{Name: "REQUEST SENSE", Usage: "\x03\x01\x00\x00\xff\x04", Flags: ignoresUA | anyLUN, Run: (*Task).requestSense},
+		{Name: "INQUIRY", Usage: "\x12\x01\xff\xff\xff\x04", Flags: ignoresUA | anyLUN, Run: (*Task).inquiry},
+		{Name: "MODE SELECT(6)", Usage: "\x15\x11\x00\x00\xff\x04", Run: (*Task).modeSelect6},
+		{Name: "MODE SELECT(10)", Usage: "\x55\x11\x00\x00\x00\x00\x00\xff\xff\x04", Run: (*Task).modeSelect10},
+		{Name: "MODE SENSE(6)", Usage: "\x1a\x08\xff\xff\xff\x04", Run: (*Task).modeSense6},
+		{Name: "MODE SENSE(10)", Usage: "\x5a\x18\xff\xff\x00\x00\x00\xff\xff\x04", Run: (*Task).modeSense10},
+		{Name: "REPORT LUNS", Usage: "\xa0\x00\xff\x00\x00\x00\xff\xff\xff\xff\x00\x04", Flags: ignoresUA | anyLUN, Run: (*Task).reportLUNs},
+		{Name: "REPORT SUPPORTED OPERATION CODES", Usage: "\xa3\x0c\x87\xff\xff\xff\xff\xff\xff\xff\x00\x04", hasSA: true, sa: 0x0c, Run: (*Task).reportOpcodes},
+		{Name: "REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS", Usage: "\xa3\x0d\x80\x00\x00\x00\xff\xff\xff\xff\x00\x04", hasSA: true, sa: 0x0d, Run: (*Task).reportTMFs},
+
+		// SBC-3
+		{Name: "READ(6)", Usage: "\x08\x1f\xff\xff\xff\x04", Run: (*Task).read6},
+		{Name: "READ(10)", Usage: "\x28\x18\xff\xff\xff\xff\x00\xff\xff\x04", Run: (*Task).read10},
+		{Name: "READ(12)", Usage: "\xa8\x18\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Run: (*Task).read12},
+		{Name: "READ(16)", Usage: "\x88\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Run: (*Task).read16},
+		{Name: "WRITE(6)", Usage: "\x0a\x1f\xff\xff\xff\x04", Flags: writesMedium, Run: (*Task).write6},
+		{Name: "WRITE(10)", Usage: "\x2a\x18\xff\xff\xff\xff\x00\xff\xff\x04", Flags: writesMedium, Run: (*Task).write10},
+		{Name: "WRITE(12)", Usage: "\xaa\x18\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, Run: (*Task).write12},
+		{Name: "WRITE(16)", Usage: "\x8a\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, Run: (*Task).write16},
+		{Name: "WRITE AND VERIFY(10)", Usage: "\x2e\x16\xff\xff\xff\xff\x00\xff\xff\x04", Flags: writesMedium, Run: (*Task).writeAndVerify10},
+		{Name: "WRITE AND VERIFY(12)", Usage: "\xae\x16\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, Run: (*Task).writeAndVerify12},
+		{Name: "WRITE AND VERIFY(16)", Usage: "\x8e\x16\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, Run: (*Task).writeAndVerify16},
+		{Name: "VERIFY(10)", Usage: "\x2f\x16\xff\xff\xff\xff\x00\xff\xff\x04", Run: (*Task).verify10},
+		{Name: "VERIFY(12)", Usage: "\xaf\x16\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Run: (*Task).verify12},
+		{Name: "VERIFY(16)", Usage: "\x8f\x16\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Run: (*Task).verify16},
+		{Name: "PRE-FETCH(10)", Usage: "\x34\x02\xff\xff\xff\xff\x00\xff\xff\x04", Run: (*Task).prefetch10},
+		{Name: "PRE-FETCH(16)", Usage: "\x90\x02\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Run: (*Task).prefetch16},
+		{Name: "SYNCHRONIZE CACHE(10)", Usage: "\x35\x02\xff\xff\xff\xff\x00\xff\xff\x04", Run: (*Task).synchronizeCache10},
+		{Name: "SYNCHRONIZE CACHE(16)", Usage: "\x91\x02\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Run: (*Task).synchronizeCache16},
+		{Name: "WRITE SAME(10)", Usage: "\x41\x18\xff\xff\xff\xff\x00\xff\xff\x04", Flags: writesMedium, Run: (*Task).writeSame10},
+		{Name: "WRITE SAME(16)", Usage: "\x93\x19\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, Run: (*Task).writeSame16},
+		{Name: "ORWRITE(16)", Usage: "\x8b\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, Run: (*Task).orWrite16},
+		{Name: "COMPARE AND WRITE", Usage: "\x89\x18\xff\xff\xff\xff\xff\xff\xff\xff\x00\x00\x00\xff\x00\x04", Flags: writesMedium, Run: (*Task).compareAndWrite},
+		{Name: "UNMAP", Usage: "\x42\x01\x00\x00\x00\x00\x00\xff\xff\x04", Flags: writesMedium, When: (*LogicalUnit).thin, Run: (*Task).unmapBlocks},
+		{Name: "READ CAPACITY(10)", Usage: "\x25\x00\x00\x00\x00\x00\x00\x00\x00\x04", Run: (*Task).readCapacity10},
+		{Name: "READ CAPACITY(16)", Usage: "\x9e\x10\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff\xff\xff\x00\x04", hasSA: true, sa: 0x10, Run: (*Task).readCapacity16},
+		{Name: "GET LBA STATUS", Usage: "\x9e\x12\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", hasSA: true, sa: 0x12, Run: (*Task).getLBAStatus},
+		{Name: "START STOP UNIT", Usage: "\x1b\x01\x00\x00\xf1\x04", Run: (*Task).startStopUnit},
+	}
+	opcodes = newTable(rows)
 }
 
-// rows is the command table.
-var rows = []command{
-	// SPC-4
-	{Name: "TEST UNIT READY", Usage: "\x00\x00\x00\x00\x00\x04", Run: (*Task).testUnitReady},
-	{Name: "REQUEST SENSE", Usage: "\x03\x01\x00\x00\xff\x04", Flags: ignoresUA | anyLUN, Run: (*Task).requestSense},
-	{Name: "INQUIRY", Usage: "\x12\x01\xff\xff\xff\x04", Flags: ignoresUA | anyLUN, Run: (*Task).inquiry},
-	{Name: "MODE SENSE(6)", Usage: "\x1a\x08\xff\xff\xff\x04", Run: (*Task).modeSense6},
-	{Name: "MODE SENSE(10)", Usage: "\x5a\x08\xff\xff\x00\x00\x00\xff\xff\x04", Run: (*Task).modeSense10},
-	{Name: "REPORT LUNS", Usage: "\xa0\x00\xff\x00\x00\x00\xff\xff\xff\xff\x00\x04", Flags: ignoresUA | anyLUN, Run: (*Task).reportLUNs},
-
-	// SBC-3
-	{Name: "READ(6)", Usage: "\x08\x1f\xff\xff\xff\x04", Run: (*Task).read6},
-	{Name: "READ(10)", Usage: "\x28\x18\xff\xff\xff\xff\x00\xff\xff\x04", Run: (*Task).read10},
-	{Name: "READ(12)", Usage: "\xa8\x18\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Run: (*Task).read12},
-	{Name: "READ(16)", Usage: "\x88\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Run: (*Task).read16},
-	{Name: "WRITE(6)", Usage: "\x0a\x1f\xff\xff\xff\x04", Flags: writesMedium, Run: (*Task).write6},
-	{Name: "WRITE(10)", Usage: "\x2a\x18\xff\xff\xff\xff\x00\xff\xff\x04", Flags: writesMedium, Run: (*Task).write10},
-	{Name: "WRITE(12)", Usage: "\xaa\x18\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, Run: (*Task).write12},
-	{Name: "WRITE(16)", Usage: "\x8a\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, Run: (*Task).write16},
-	{Name: "READ CAPACITY(10)", Usage: "\x25\x00\x00\x00\x00\x00\x00\x00\x00\x04", Run: (*Task).readCapacity10},
-	{Name: "READ CAPACITY(16)", Usage: "\x9e\x10\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff\xff\xff\x00\x04", Run: (*Task).readCapacity16, hasSA: true, sa: 0x10},
-	{Name: "SYNCHRONIZE CACHE(10)", Usage: "\x35\x02\xff\xff\xff\xff\x00\xff\xff\x04", Run: (*Task).synchronizeCache10},
-	{Name: "SYNCHRONIZE CACHE(16)", Usage: "\x91\x02\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Run: (*Task).synchronizeCache16},
+// Command is the name of the command as in the standards, or "" if the target does not know
+// it. It is valid from Start to Release.
+func (t *Task) Command() string {
+	if t.cmd == nil {
+		return ""
+	}
+	return t.cmd.Name
 }
 
 // table finds rows by operation code and, under it, by service action.
@@ -64,7 +95,7 @@ type table [256]struct {
 	actions *[32]*command
 }
 
-func newTable(rows ...command) *table {
+func newTable(rows []command) *table {
 	t := new(table)
 	for i := range rows {
 		c := &rows[i]

@@ -25,7 +25,6 @@ type taskState struct {
 	then  func(*Task) Next // the step after the current wait
 
 	off, n  int64  // the bytes of the store that the command is about
-	done    int64  // how many of them are dealt with, in commands that work in pieces
 	lba     uint64 // as in the CDB
 	fua     bool
 	op      backend.Op
@@ -34,8 +33,8 @@ type taskState struct {
 	lease   *mem.Lease
 	scratch *mem.Lease
 	want    [2]int // sizes of lease and scratch that are being waited for
-	unmap   []blockRange
-	sense   [maxSense]byte
+	work
+	sense [maxSense]byte
 
 	hold    holdKind // what the task holds of LogicalUnit.ranges
 	holdOff int64
@@ -125,7 +124,7 @@ func (t *Task) beginWithoutLU() Next {
 // admissible makes the checks that are the same for all commands.
 func (t *Task) admissible() (Sense, bool) {
 	switch {
-	case t.cmd == nil:
+	case t.cmd == nil, t.cmd.When != nil && !t.cmd.When(t.lu):
 		return senseInvalidOpcode, false
 	case len(t.CDB) < len(t.cmd.Usage):
 		return invalidField(len(t.CDB) - 1), false
@@ -389,9 +388,9 @@ func (t *Task) submit(kind backend.Kind, off, n int64, buf []byte, then func(*Ta
 
 // OpDone is for the store.
 func (t *Task) OpDone(*backend.Op) {
-	// A shared hold ends with the operation. Were it kept until the driver comes round, a
-	// driver that spins for the same range would wait for itself.
-	if t.hold == holdShared {
+	// Where ranges are waited for by spinning, a shared hold ends with the operation. Were it
+	// kept until the driver comes round, a driver that spins would wait for itself.
+	if t.hold == holdShared && t.lu.lender != nil {
 		t.leaveRange()
 	}
 	owner := t.Owner // the driver may release the task as soon as it sees opDone

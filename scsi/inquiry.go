@@ -183,7 +183,9 @@ func vpdBlockLimits(t *Task) []byte {
 }
 
 // maxCompareBlocks is the limit of COMPARE AND WRITE.
-func (lu *LogicalUnit) maxCompareBlocks() int64 { return min(int64(maxCompareBytes)>>lu.blockShift, 255) }
+func (lu *LogicalUnit) maxCompareBlocks() int64 {
+	return min(int64(maxCompareBytes)>>lu.blockShift, 255)
+}
 
 // vpdCharacteristics is the Block Device Characteristics page, SBC-3 §6.6.3.
 func vpdCharacteristics(*Task) []byte {

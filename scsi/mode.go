@@ -39,7 +39,7 @@ type modePage struct {
 var modePages = [...]modePage{
 	{0x01, 0x0a, nil}, // Read-Write Error Recovery, SBC-3 §6.5.8
 	{0x08, 0x12, (*LogicalUnit).cachingPage},
-	{0x0a, 0x0a, (*LogicalUnit).controlPage},
+	{controlPageCode, 0x0a, (*LogicalUnit).controlPage},
 	{0x1c, 0x0a, nil}, // Informational Exceptions Control, SPC-4 §7.5.13
 }
 
@@ -49,6 +49,8 @@ func (lu *LogicalUnit) cachingPage(pc int, page []byte) {
 		page[2] = 0x04 // WCE
 	}
 }
+
+const controlPageCode = 0x0a
 
 // controlPage is SPC-4 §7.5.8.
 func (lu *LogicalUnit) controlPage(pc int, page []byte) {

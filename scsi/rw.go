@@ -194,6 +194,8 @@ func (t *Task) setWriteRange(lba, blocks uint64) (Sense, bool) {
 
 // writePlaced: the bytes are in the store's own memory.
 func (t *Task) writePlaced() Next {
+	// They count as mapped even if they were unmapped between Start and now.
+	t.segs = t.lu.lender.Lend(t.segs[:0], t.off, t.n, true)
 	if t.fua && t.lu.info.VolatileCache {
 		return t.submit(backend.Flush, 0, 0, nil, (*Task).opGood)
 	}

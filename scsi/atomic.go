@@ -1,0 +1,167 @@
+package scsi
+
+import (
+	"encoding/binary"
+
+	"oneshot/backend"
+)
+
+// The commands in this file read the medium and change it depending on what they found, and
+// nobody gets in between: they hold their range exclusively.
+
+// ---- COMPARE AND WRITE ----
+
+// compareAndWrite is SBC-3 §5.2. The data-out is what must be there, then what replaces it.
+func (t *Task) compareAndWrite() Next {
+	lba, blocks := binary.BigEndian.Uint64(t.CDB[2:]), uint64(t.CDB[13])
+	if t.CDB[1]&protectAll != 0 {
+		return t.check(invalidField(1))
+	}
+	if s, ok := t.setRange(lba, blocks, maxTransferBytes); !ok {
+		return t.check(s)
+	}
+	if int64(blocks) > t.lu.maxCompareBlocks() {
+		return t.check(invalidField(13))
+	}
+	t.fua = t.CDB[1]&bitFUA != 0
+	return t.takeExactly(2*t.n, int(t.n), (*Task).compareAndWritePull)
+}
+
+// takeExactly is takeAll for commands that take neither less nor more.
+func (t *Task) takeExactly(n int64, scratch int, then func(*Task) Next) Next {
+	if int64(t.DataOutLen) > n {
+		t.Transfer, t.TransferOut = uint64(n), true
+		return t.check(senseInvalidIU)
+	}
+	return t.takeAll(n, scratch, then)
+}
+
+func (t *Task) compareAndWritePull() Next {
+	return t.pull(int(2*t.n), (*Task).compareAndWriteLock)
+}
+
+func (t *Task) compareAndWriteLock() Next {
+	return t.lockRange(holdExclusive, t.off, t.n, (*Task).compareStart)
+}
+
+func (t *Task) compareStart() Next {
+	if t.lu.lender != nil {
+		return t.compareLent()
+	}
+	t.op.Flags = 0
+	return t.submit(backend.Read, t.off, t.n, t.scratch.Bytes(), (*Task).compareRead)
+}
+
+// compareLent compares and writes in the store's own memory.
+func (t *Task) compareLent() Next {
+	t.segs = t.lu.lender.Lend(t.segs[:0], t.off, t.n, false)
+	data := t.lease.Bytes()
+	if at := mismatch(t.segs, data[:t.n]); at >= 0 {
+		return t.check(miscompare(int64(at)))
+	}
+	t.segs = t.lu.lender.Lend(t.segs[:0], t.off, t.n, true)
+	data = data[t.n:]
+	for _, seg := range t.segs {
+		data = data[copy(seg, data):]
+	}
+	return t.changedLent()
+}
+
+// changedLent ends a command that has changed lent memory.
+func (t *Task) changedLent() Next {
+	t.leaveRange() // the store may take its time
+	return t.writePlaced()
+}
+
+func (t *Task) compareRead() Next {
+	if t.op.Err != nil {
+		return t.storeFailed()
+	}
+	data := t.lease.Bytes()
+	if at := mismatch(t.op.Segs, data[:t.n]); at >= 0 {
+		return t.check(miscompare(int64(at)))
+	}
+	t.op.Flags = t.writeFlag()
+	return t.submit(backend.Write, t.off, t.n, data[t.n:], (*Task).opGood)
+}
+
+// writeFlag is FUA of the CDB for the store.
+func (t *Task) writeFlag() backend.Flags {
+	if t.fua {
+		return backend.FUA
+	}
+	return 0
+}
+
+// ---- ORWRITE ----
+
+// orWrite16 is SBC-3 §5.8.
+func (t *Task) orWrite16() Next {
+	lba, blocks := t.range16()
+	if t.CDB[1]&protectAll != 0 {
+		return t.check(invalidField(1))
+	}
+	if s, ok := t.setRange(lba, blocks, maxTransferBytes); !ok {
+		return t.check(s)
+	}
+	t.fua = t.CDB[1]&bitFUA != 0
+	return t.takeAll(t.n, t.verifyScratch(), (*Task).orWritePull)
+}
+
+func (t *Task) orWritePull() Next { return t.pull(int(t.n), (*Task).orWriteLock) }
+
+func (t *Task) orWriteLock() Next {
+	return t.lockRange(holdExclusive, t.off, t.n, (*Task).orWriteStart)
+}
+
+func (t *Task) orWriteStart() Next {
+	if t.lu.lender == nil {
+		t.done = 0
+		return t.orWriteNext()
+	}
+	t.segs = t.lu.lender.Lend(t.segs[:0], t.off, t.n, true)
+	data := t.lease.Bytes()
+	for _, seg := range t.segs {
+		or(seg, data)
+		data = data[len(seg):]
+	}
+	return t.changedLent()
+}
+
+func (t *Task) orWriteNext() Next {
+	if t.done == t.n {
+		return t.good()
+	}
+	t.op.Flags = 0
+	return t.submit(backend.Read, t.off+t.done, min(t.n-t.done, scratchBytes), t.scratch.Bytes(), (*Task).orWriteRead)
+}
+
+func (t *Task) orWriteRead() Next {
+	if t.op.Err != nil {
+		return t.storeFailed()
+	}
+	piece := t.op.Segs[0]
+	or(piece, t.lease.Bytes()[t.done:])
+	t.op.Flags = t.writeFlag()
+	return t.submit(backend.Write, t.op.Off, t.op.Len, piece, (*Task).orWriteWritten)
+}
+
+func (t *Task) orWriteWritten() Next {
+	if t.op.Err != nil {
+		return t.storeFailed()
+	}
+	t.done += t.op.Len
+	return t.orWriteNext()
+}
+
+// or sets in dst the bits that are set in src, which is at least as long.
+func or(dst, src []byte) {
+	for len(dst) >= 8 {
+		v := binary.NativeEndian.Uint64(dst) | binary.NativeEndian.Uint64(src)
+		binary.NativeEndian.PutUint64(dst, v)
+		dst, src = dst[8:], src[8:]
+	}
+	for i := range dst {
+		dst[i] |= src[i]
+	}
+}
