@@ -166,10 +166,10 @@ func (m *Mover) checkImmediate(h pdu.SCSICommand, dsl int) error {
 func (m *Mover) room(t *task, n int) int {
 	o := &t.out
 	switch {
-	case o.pulling:
-		return min(n, o.want-o.got)
 	case o.thrown:
 		return 0
+	case o.pulling:
+		return min(n, o.want-o.got)
 	}
 	if o.stash == nil {
 		size := int(min(m.p.FirstBurstLength, t.EDTL))
@@ -247,10 +247,10 @@ func (m *Mover) dataOut(b []byte, whole int) error {
 		sn, end = &r.dataSN, r.end
 	}
 	switch {
-	case h.DataSN() != *sn:
-		return &dataError{itt: h.ITT(), what: fmt.Sprintf("DataSN %d where %d was due", h.DataSN(), *sn)}
-	case h.BufferOffset() != o.recv:
-		return &dataError{itt: h.ITT(), what: fmt.Sprintf("buffer offset %d where %d was due", h.BufferOffset(), o.recv)}
+	case h.DataSN() != *sn, h.BufferOffset() != o.recv:
+		// RFC 7143 §7.9: a PDU is missing. Without recovery the command fails, once the
+		// initiator has ended the sequence.
+		o.failed, o.thrown = &senseDataPhase, true
 	case uint32(dsl) > end-min(end, o.recv):
 		return &dataError{itt: h.ITT(), what: fmt.Sprintf("%d bytes at %d, beyond the %d bytes asked for", dsl, o.recv, end)}
 	}
@@ -340,5 +340,6 @@ const keyAbortedCommand = 0xb // SPC-4 §4.5.6
 var (
 	senseUnexpectedUnsolicited = scsi.Sense{Key: keyAbortedCommand, Code: 0x0c0c}
 	senseNotEnoughData         = scsi.Sense{Key: keyAbortedCommand, Code: 0x0c0d}
+	senseDataPhase             = scsi.Sense{Key: keyAbortedCommand, Code: 0x4b00}
 	senseCRC                   = scsi.Sense{Key: keyAbortedCommand, Code: 0x4705}
 )
