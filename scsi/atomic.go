@@ -24,16 +24,12 @@ func (t *Task) compareAndWrite() Next {
 		return t.check(invalidField(13))
 	}
 	t.fua = t.CDB[1]&bitFUA != 0
-	return t.takeExactly(2*t.n, int(t.n), (*Task).compareAndWritePull)
-}
-
-// takeExactly is takeAll for commands that take neither less nor more.
-func (t *Task) takeExactly(n int64, scratch int, then func(*Task) Next) Next {
-	if int64(t.DataOutLen) > n {
-		t.Transfer, t.TransferOut = uint64(n), true
-		return t.check(senseInvalidIU)
+	if int64(t.DataOutLen) != 2*t.n {
+		// Sent by somebody who means another number of blocks.
+		t.Transfer, t.TransferOut = uint64(2*t.n), true
+		return t.check(invalidField(13))
 	}
-	return t.takeAll(n, scratch, then)
+	return t.takeAll(2*t.n, int(t.n), (*Task).compareAndWritePull)
 }
 
 func (t *Task) compareAndWritePull() Next {

@@ -169,7 +169,7 @@ func vpdBlockLimits(t *Task) []byte {
 	page := make([]byte, 64)
 	page[4] = 0x01 // WSNZ: WRITE SAME of zero blocks is not "to the end"
 	page[5] = byte(lu.maxCompareBlocks())
-	binary.BigEndian.PutUint16(page[6:], uint16(1<<lu.physShift))
+	binary.BigEndian.PutUint16(page[6:], uint16(lu.grain))
 	binary.BigEndian.PutUint32(page[8:], maxTransferBytes>>lu.blockShift)
 	binary.BigEndian.PutUint32(page[12:], uint32(min(lu.info.OptimalIO, maxTransferBytes)>>lu.blockShift))
 	if lu.thin() {

@@ -46,7 +46,7 @@ func LocalNAA(unique string) (naa [16]byte) {
 const (
 	maxTransferBytes    = mem.MaxLease // what one lease holds
 	maxCompareBytes     = 128 << 10    // COMPARE AND WRITE: compared under an exclusive lock
-	maxWriteSameBytes   = 1 << 30
+	maxWriteSameBytes   = 16 << 20
 	maxUnmapBlocks      = 1 << 20
 	maxUnmapDescriptors = 256
 	scratchBytes        = 256 << 10 // of the store looked at in one piece by verifying commands
@@ -64,7 +64,7 @@ type LogicalUnit struct {
 	blockShift uint
 	blockSize  int64
 	blocks     uint64 // capacity
-	physShift  uint   // logical blocks per physical block, as a power of two
+	grain      int64  // blocks; what the store likes transfers to be a multiple of
 	readOnly   bool   // by configuration
 
 	vendor, product, revision, serial string
@@ -116,12 +116,9 @@ func (lu *LogicalUnit) setGeometry(blockSize int) error {
 	lu.blockSize = int64(blockSize)
 	lu.blockShift = uint(bits.TrailingZeros(uint(blockSize)))
 	lu.blocks = uint64(lu.info.Size) >> lu.blockShift
-	// What the store likes best, up to the page that memory and file systems deal in, is
-	// what a partial write would have to read first.
-	phys := max(lu.info.DiscardGranularity, lu.info.OptimalIO)
-	for lu.blockSize<<(lu.physShift+1) <= min(phys, 4096) {
-		lu.physShift++
-	}
+	// Pages of memory or of a file, up to 4 KiB. They are reported as the granularity of good
+	// transfers, not as physical blocks: every single block is written by itself.
+	lu.grain = max(1, min(max(lu.info.DiscardGranularity, lu.info.OptimalIO), 4096)>>lu.blockShift)
 	return nil
 }
 
