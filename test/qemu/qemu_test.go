@@ -87,9 +87,20 @@ func qemuIO(t *testing.T, url string, commands ...string) {
 	}
 }
 
-// TestPatterns writes patterns at odd places and verifies each byte, from a
-// second process as well.
+// A pattern is a byte at a place; later ones lie over earlier ones.
+type pattern struct {
+	value     byte
+	at, bytes int
+}
+
+// TestPatterns writes patterns at odd places in every way QEMU has, and
+// verifies each byte from other processes.
 func TestPatterns(t *testing.T) {
+	want := image([]pattern{
+		{0x5a, 0, 64 << 20}, {0xa5, 1 << 20, 300 << 10}, {0x11, 4092 << 10, 4 << 10}, {0x22, 8 << 20, 4 << 10},
+		{0x33, 9 << 20, 1 << 20}, {0x44, 10 << 20, 1 << 20}, {0, 20 << 20, 1 << 20}, {0, 24 << 20, 1 << 20},
+		{0x66, 24 << 20, 4 << 10}, {0, 32 << 20, 2 << 20},
+	})
 	tg := targettest.Start(t, config)
 	for name, lun := range writable {
 		t.Run(name, func(t *testing.T) {
@@ -97,47 +108,72 @@ func TestPatterns(t *testing.T) {
 			qemuIO(t, url,
 				"write -P 0x5a 0 64M",
 				"write -P 0xa5 1M 300k", // more than one burst
-				"write -P 0x11 4095k 4k",
+				"write -P 0x11 4092k 4k",
 				"write -f -P 0x22 8M 4k", // forced to the medium
 				"aio_write -P 0x33 9M 1M", "aio_write -P 0x44 10M 1M", "aio_flush",
 				"flush",
-				"write -z 20M 1M",         // zeroes
-				"write -z -u 24M 1M",      // zeroes, may be deallocated
-				"write -P 0x66 24576k 4k", // into the hole just made
-				"discard 32M 2M",
+				"write -z 20M 1M",      // zeroes
+				"write -z -u 24M 1M",   // zeroes, may be deallocated
+				"write -P 0x66 24M 4k", // into the hole just made
+				"discard 32M 2M",       // LBPRZ: unmapped blocks read as zeroes
 			)
-			qemuIO(t, url,
-				"read -P 0x5a 0 1M", "read -P 0xa5 1M 300k", "read -P 0x5a 1324k 2771k",
-				"read -P 0x11 4095k 4k", "read -P 0x22 8M 4k", "read -P 0x33 9M 1M", "read -P 0x44 10M 1M",
-				"read -P 0 20M 1M", "read -P 0x66 24M 4k", "read -P 0 24580k 1020k",
-				"read -P 0 32M 2M", // LBPRZ: unmapped blocks read as zeroes
-				"read -P 0x5a 34M 30M",
-			)
+			if name != "blocks4k" {
+				// QEMU 7.2 aborts in iscsi_co_block_status when it reads 32 KiB or more of a
+				// unit with larger blocks and LBPRZ: it asks itself for an unaligned length.
+				qemuIO(t, url,
+					"read -P 0x5a 0 1M", "read -P 0xa5 1M 300k", "read -P 0x5a 1324k 2768k",
+					"read -P 0x11 4092k 4k", "read -P 0x22 8M 4k", "read -P 0x33 9M 1M", "read -P 0x44 10M 1M",
+					"read -P 0 20M 1M", "read -P 0x66 24M 4k", "read -P 0 24580k 1020k",
+					"read -P 0 32M 2M", "read -P 0x5a 34M 30M",
+				)
+			}
+			raw := filepath.Join(t.TempDir(), "back.raw")
+			run(t, "qemu-img", "convert", "-f", "raw", "-O", "raw", url, raw)
+			expectImage(t, raw, want)
 		})
+	}
+}
+
+func image(patterns []pattern) []byte {
+	b := make([]byte, diskSize)
+	for _, p := range patterns {
+		copy(b[p.at:], bytes.Repeat([]byte{p.value}, p.bytes))
+	}
+	return b
+}
+
+// expectImage compares a file with what it has to hold.
+func expectImage(t *testing.T, path string, want []byte) {
+	t.Helper()
+	got, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got) != len(want) {
+		t.Fatalf("%d bytes came back of %d", len(got), len(want))
+	}
+	for i := range got {
+		if got[i] != want[i] {
+			t.Fatalf("byte %d came back as %#02x, want %#02x", i, got[i], want[i])
+		}
 	}
 }
 
 // TestImages carries an image there and back through every writable unit.
 func TestImages(t *testing.T) {
 	tg := targettest.Start(t, config)
-	image := filepath.Join(t.TempDir(), "image.raw")
-	want := writeImage(t, image)
+	source := filepath.Join(t.TempDir(), "image.raw")
+	want := writeImage(t, source)
 	for name, lun := range writable {
 		t.Run(name, func(t *testing.T) {
 			url := tg.URL(iqn, lun)
-			run(t, "qemu-img", "convert", "-n", "-f", "raw", "-O", "raw", image, url)
-			run(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", image, url)
+			run(t, "qemu-img", "convert", "-n", "-f", "raw", "-O", "raw", source, url)
+			run(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, url)
 			back := filepath.Join(t.TempDir(), "back.qcow2")
 			run(t, "qemu-img", "convert", "-f", "raw", "-O", "qcow2", url, back)
 			raw := filepath.Join(t.TempDir(), "back.raw")
 			run(t, "qemu-img", "convert", "-f", "qcow2", "-O", "raw", back, raw)
-			got, err := os.ReadFile(raw)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if !bytes.Equal(got, want) {
-				t.Error("the image came back with other bytes")
-			}
+			expectImage(t, raw, want)
 		})
 	}
 }
@@ -145,15 +181,15 @@ func TestImages(t *testing.T) {
 // writeImage makes a disk image of data and holes, and returns its bytes.
 func writeImage(t *testing.T, path string) []byte {
 	t.Helper()
-	image := make([]byte, diskSize)
+	data := make([]byte, diskSize)
 	random := rand.NewChaCha8([32]byte{1})
 	for at := 0; at < diskSize; at += 8 << 20 {
-		_, _ = random.Read(image[at : at+at/8+12345]) // never fails
+		_, _ = random.Read(data[at : at+at/8+12345]) // never fails
 	}
-	if err := os.WriteFile(path, image, 0o600); err != nil {
+	if err := os.WriteFile(path, data, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return image
+	return data
 }
 
 // An extent is a line of qemu-img map.
@@ -210,7 +246,7 @@ func expectMapped(t *testing.T, url string, sum int64, at ...int64) {
 func TestTools(t *testing.T) {
 	tg := targettest.Start(t, config)
 	t.Run("iscsi-ls", func(t *testing.T) {
-		out := run(t, "iscsi-ls", "--show-luns", "iscsi://"+tg.Portal())
+		out := run(t, "iscsi-ls", "--show-luns", "iscsi://"+user+"%"+secret+"@"+tg.Portal())
 		// The restricted target is not shown to a stranger.
 		expect(t, out, "Target:"+iqn+" Portal:"+tg.Portal(), "Lun:0", "Lun:1", "Lun:2", "Lun:3")
 		if strings.Contains(out, iqnFew) {
@@ -237,7 +273,7 @@ func TestTools(t *testing.T) {
 		qemuIO(t, url, "write -P 7 0 4k", "read -P 7 0 4k")
 	})
 	t.Run("readonly", func(t *testing.T) {
-		qemuIO(t, tg.URL(iqn, 3)) // reading is allowed: it opens
+		run(t, "qemu-io", "-r", "-f", "raw", "-c", "read -P 0 0 1M", tg.URL(iqn, 3))
 		expect(t, refused(t, "qemu-io", "-f", "raw", "-c", "write 0 4k", tg.URL(iqn, 3)), "rotected")
 	})
 }

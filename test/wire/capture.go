@@ -1,5 +1,5 @@
 // Package wire lets a stranger read our traffic: sessions of a scripted
-// initiator and of libiscsi's and QEMU's tools are captured on the loopback
+// initiator and of libiscsi's tools are captured on the loopback
 // interface and decoded by tshark, which must find nothing malformed, and whose
 // fields must tell a consistent story.
 package wire

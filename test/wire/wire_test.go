@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -39,6 +41,9 @@ func TestCapture(t *testing.T) {
 		t.Fatal(err)
 	}
 	judge(t, pcapng, tg.Port())
+	if t.Failed() {
+		keep(t, pcapng)
+	}
 }
 
 // converse is the scripted part: every kind of PDU, with and without digests.
@@ -145,18 +150,30 @@ func (i *initiator) testUnitReady() error {
 	}
 }
 
-// foreign lets libiscsi and QEMU speak, with a header digest where they can.
+// foreign lets libiscsi's tools speak, which know header digests. QEMU is not
+// among them: it asks for only the first 64 bytes of a longer VPD page, and
+// tshark takes what the initiator cut off for malformed.
 func foreign(t *testing.T, url string) {
 	for _, args := range [][]string{
 		{"iscsi-ls", "--show-luns", url[:strings.LastIndex(url, "/iqn")]},
 		{"iscsi-inq", url + "?header_digest=crc32c"},
-		{"qemu-io", "-f", "raw", "-c", "write -P 0x5a 1M 300k", "-c", "read -P 0x5a 1M 300k", url},
+		{"iscsi-readcapacity16", url + "?header_digest=crc32c"},
+		{"iscsi-swp", url},
 	} {
 		out, err := exec.CommandContext(t.Context(), args[0], args[1:]...).CombinedOutput()
 		if err != nil {
 			t.Errorf("%s: %v\n%s", args, err, out)
 		}
 	}
+}
+
+// keep leaves a capture that failed to whom runs go test with -artifacts.
+func keep(t *testing.T, pcapng []byte) {
+	path := filepath.Join(t.ArtifactDir(), "capture.pcapng")
+	if err := os.WriteFile(path, pcapng, 0o600); err != nil {
+		t.Error(err)
+	}
+	t.Log("the capture, kept with -artifacts: ", path)
 }
 
 // judge reads the capture.
