@@ -9,7 +9,8 @@ GOLANGCI_LINT = $(GO) run github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 
 # Debian packages: a C compiler for the race detector and the load generator;
 # foreign initiators; the stranger who decodes our traffic; the virtual machine.
-TEST_PACKAGES  = gcc libc6-dev libiscsi-bin tshark qemu-utils qemu-block-extra qemu-system-x86
+TEST_PACKAGES  = gcc libc6-dev libiscsi-bin tshark qemu-utils qemu-block-extra qemu-system-x86 \
+                 open-iscsi e2fsprogs xfsprogs util-linux kmod
 BENCH_PACKAGES = gcc libc6-dev libiscsi-dev tgt istgt util-linux
 
 .PHONY: help run build test check lint fuzz bench deps deps-bench clean

@@ -20,7 +20,11 @@ const (
 // Main runs the tests of a package and removes what Binary built for them:
 //
 //	func TestMain(m *testing.M) { targettest.Main(m) }
-func Main(m *testing.M) {
+func Main(m *testing.M) { os.Exit(Run(m)) }
+
+// Run is Main for a TestMain that has something of its own to put away: it returns the
+// exit status.
+func Run(m *testing.M) int {
 	code := m.Run()
 	if buildDir != "" {
 		if err := os.RemoveAll(buildDir); err != nil {
@@ -28,7 +32,7 @@ func Main(m *testing.M) {
 			code = 1
 		}
 	}
-	os.Exit(code)
+	return code
 }
 
 // Binary is the path of the daemon, built from this checkout when a test of

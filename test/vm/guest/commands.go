@@ -1,0 +1,170 @@
+package main
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// commands of the guest's own.
+var commands = map[string]func(say func(string), args []string) error{
+	"@mount":   mount,
+	"@umount":  umount,
+	"@cat":     cat,
+	"@write":   write,
+	"@fill":    fill,
+	"@sum":     sum,
+	"@drop":    drop,
+	"@remove":  remove,
+	"@records": records,
+	"@check":   check,
+}
+
+// mount: @mount TYPE DEVICE DIR
+func mount(_ func(string), a []string) error {
+	if err := os.MkdirAll(a[2], 0o755); err != nil {
+		return err
+	}
+	return unix.Mount(a[1], a[2], a[0], 0, "")
+}
+
+// umount: @umount DIR
+func umount(_ func(string), a []string) error { return unix.Unmount(a[0], 0) }
+
+// cat: @cat FILE
+func cat(say func(string), a []string) error {
+	b, err := os.ReadFile(a[0])
+	if err == nil {
+		say(string(b))
+	}
+	return err
+}
+
+// write: @write FILE TEXT
+func write(_ func(string), a []string) error {
+	if err := os.MkdirAll(filepath.Dir(a[0]), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(a[0], []byte(a[1]), 0o600)
+}
+
+// fill: @fill DIR FILES BYTES SEED makes files of BYTES in all with what SEED gives, and
+// syncs them.
+func fill(_ func(string), a []string) error {
+	files, bytes, seed := number(a[1]), number(a[2]), number(a[3])
+	src := rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8)})
+	for i := range files {
+		name := filepath.Join(a[0], fmt.Sprintf("d%d", i%16), fmt.Sprintf("f%d", i))
+		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+			return err
+		}
+		f, err := os.Create(name)
+		if err != nil {
+			return err
+		}
+		_, err = io.CopyN(f, src, int64(bytes/files+i%7))
+		if err = errors.Join(err, f.Close()); err != nil {
+			return err
+		}
+	}
+	unix.Sync()
+	return nil
+}
+
+// sum: @sum DIR says a digest of all names and bytes below DIR.
+func sum(say func(string), a []string) error {
+	h := sha256.New()
+	err := filepath.Walk(a[0], func(path string, info os.FileInfo, err error) error {
+		if err != nil || !info.Mode().IsRegular() {
+			return err
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		fmt.Fprintln(h, path, info.Size())
+		_, err = io.Copy(h, f)
+		return err
+	})
+	say(hex.EncodeToString(h.Sum(nil)))
+	return err
+}
+
+// drop: @drop forgets what the page cache holds.
+func drop(func(string), []string) error {
+	unix.Sync()
+	return os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0)
+}
+
+// remove: @remove DIR
+func remove(_ func(string), a []string) error {
+	defer unix.Sync()
+	return os.RemoveAll(a[0])
+}
+
+const recordLen = 4096
+
+// record is the number n and what follows from it.
+func record(n uint64) []byte {
+	b := make([]byte, recordLen)
+	src := rand.NewChaCha8([32]byte{byte(n), byte(n >> 8), byte(n >> 16)})
+	_, _ = src.Read(b)
+	binary.BigEndian.PutUint64(b, n)
+	return b
+}
+
+// records: @records FILE COUNT appends records, and says the number of each after fsync.
+func records(say func(string), a []string) error {
+	f, err := os.Create(a[0])
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for n := range uint64(number(a[1])) {
+		if _, err := f.Write(record(n)); err != nil {
+			return err
+		}
+		if err := f.Sync(); err != nil {
+			return err
+		}
+		say(strconv.FormatUint(n, 10))
+	}
+	return nil
+}
+
+// check: @check FILE COUNT looks for the first COUNT records.
+func check(_ func(string), a []string) error {
+	f, err := os.Open(a[0])
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	b := make([]byte, recordLen)
+	for n := range uint64(number(a[1])) {
+		if _, err := io.ReadFull(f, b); err != nil {
+			return fmt.Errorf("record %d: %w", n, err)
+		}
+		if string(b) != string(record(n)) {
+			return fmt.Errorf("record %d is not what was written", n)
+		}
+	}
+	return nil
+}
+
+func number(s string) int {
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		panic(err)
+	}
+	return n
+}

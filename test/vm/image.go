@@ -1,0 +1,194 @@
+// Package vm tests the target with the initiator that matters most: Linux's own. A virtual
+// machine under software emulation boots Debian's kernel with an initramfs that u-root's
+// builder makes, and does with the target what people do with disks.
+package vm
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// modules that the guest loads, with what they need.
+var modules = []string{
+	"virtio_pci", "virtio_net", "virtio_console", "crc32c_generic", "iscsi_tcp", "sd_mod", "ext4", "xfs",
+}
+
+// programs of Debian's that the guest runs, with the libraries they need.
+var programs = []string{
+	"/usr/sbin/iscsid", "/usr/bin/iscsiadm", "/sbin/mkfs.ext4", "/sbin/mkfs.xfs", "/sbin/e2fsck", "/sbin/xfs_repair", "/sbin/fstrim",
+}
+
+// image is what a machine boots.
+type image struct{ kernel, initramfs string }
+
+// buildImage makes the image in dir, or finds it there.
+func buildImage(dir string) (*image, error) {
+	deb, err := fetchKernel(dir)
+	if err != nil {
+		return nil, err
+	}
+	root := strings.TrimSuffix(deb, ".deb")
+	if _, err := os.Stat(root); err != nil {
+		if err := unpack(deb, root); err != nil {
+			return nil, err
+		}
+	}
+	kernels, _ := filepath.Glob(filepath.Join(root, "boot/vmlinuz-*"))
+	if len(kernels) != 1 {
+		return nil, fmt.Errorf("%s holds %d kernels", deb, len(kernels))
+	}
+	version := strings.TrimPrefix(filepath.Base(kernels[0]), "vmlinuz-")
+	img := &image{kernel: kernels[0], initramfs: filepath.Join(dir, "initramfs.cpio")}
+	return img, buildInitramfs(img.initramfs, filepath.Join(root, "lib/modules", version))
+}
+
+// fetchKernel downloads the package with Debian's kernel, which is unpacked, not installed.
+func fetchKernel(dir string) (string, error) {
+	if debs, _ := filepath.Glob(filepath.Join(dir, "linux-image-*.deb")); len(debs) == 1 {
+		return debs[0], nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	out, err := run(dir, "apt-cache", "depends", "linux-image-amd64")
+	if err != nil {
+		return "", err
+	}
+	_, name, found := strings.Cut(out, "Depends: ")
+	if !found {
+		return "", fmt.Errorf("linux-image-amd64 depends on nothing; is apt-get update needed?\n%s", out)
+	}
+	if _, err := run(dir, "apt-get", "-q", "download", strings.Fields(name)[0]); err != nil {
+		return "", err
+	}
+	debs, _ := filepath.Glob(filepath.Join(dir, "linux-image-*.deb"))
+	if len(debs) != 1 {
+		return "", fmt.Errorf("apt-get download left %d packages in %s", len(debs), dir)
+	}
+	return debs[0], nil
+}
+
+func unpack(deb, root string) error {
+	tmp := root + ".tmp"
+	if err := os.RemoveAll(tmp); err != nil {
+		return err
+	}
+	if _, err := run(".", "dpkg-deb", "-x", deb, tmp); err != nil {
+		return err
+	}
+	return os.Rename(tmp, root)
+}
+
+// buildInitramfs has u-root's builder put together our guest, a few commands of u-root's,
+// Debian's programs and the modules.
+func buildInitramfs(out, moduleDir string) error {
+	stage := out + ".d"
+	if err := os.RemoveAll(stage); err != nil {
+		return err
+	}
+	if err := stageModules(filepath.Join(stage, "modules"), moduleDir); err != nil {
+		return err
+	}
+	guest := filepath.Join(stage, "guest")
+	if _, err := run(".", "go", "build", "-trimpath", "-o", guest, "./guest"); err != nil {
+		return err
+	}
+	args := []string{
+		"tool", "u-root", "-o", out, "-defaultsh=", "-initcmd=/bin/guest",
+		"-files", guest + ":bin/guest", "-files", filepath.Join(stage, "modules") + ":modules",
+		"-files", "/etc/nsswitch.conf:etc/nsswitch.conf", "-files", "/etc/passwd:etc/passwd",
+	}
+	for _, p := range programs {
+		real, err := filepath.EvalSymlinks(p)
+		if err != nil {
+			return fmt.Errorf("the guest needs %s: %w; run make deps", p, err)
+		}
+		args = append(args, "-files", real+":sbin/"+filepath.Base(p))
+	}
+	_, err := run(".", "go", append(args, "github.com/u-root/u-root/cmds/core/ip", "github.com/u-root/u-root/cmds/core/dmesg")...)
+	return err
+}
+
+// stageModules copies modules and what they need to dir, with their order in dir/list.
+func stageModules(dir, from string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	base := filepath.Dir(filepath.Dir(filepath.Dir(from)))
+	if _, err := run(".", "depmod", "-b", base, filepath.Base(from)); err != nil {
+		return err
+	}
+	dep, err := os.ReadFile(filepath.Join(from, "modules.dep"))
+	if err != nil {
+		return err
+	}
+	builtin, err := os.ReadFile(filepath.Join(from, "modules.builtin"))
+	if err != nil {
+		return err
+	}
+	needs := make(map[string][]string)
+	for line := range strings.Lines(string(dep)) {
+		file, list, _ := strings.Cut(line, ":")
+		needs[moduleName(file)] = append([]string{file}, strings.Fields(list)...)
+	}
+	var order []string
+	for _, m := range modules {
+		files, ok := needs[m]
+		if !ok && !strings.Contains(string(builtin), "/"+m+".ko") {
+			return fmt.Errorf("the kernel has no module %s", m)
+		}
+		for _, f := range slices.Backward(files) { // the last one listed is needed first
+			if !slices.Contains(order, f) {
+				order = append(order, f)
+			}
+		}
+	}
+	var list strings.Builder
+	for _, f := range order {
+		b, err := os.ReadFile(filepath.Join(from, f))
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(dir, filepath.Base(f)), b, 0o644); err != nil {
+			return err
+		}
+		fmt.Fprintln(&list, filepath.Base(f))
+	}
+	return os.WriteFile(filepath.Join(dir, "list"), []byte(list.String()), 0o644)
+}
+
+// moduleName is the name of the module in a file.
+func moduleName(file string) string {
+	name, _, _ := strings.Cut(filepath.Base(file), ".")
+	return strings.ReplaceAll(name, "-", "_")
+}
+
+func run(dir, name string, args ...string) (string, error) {
+	cmd := exec.Command(name, args...)
+	cmd.Dir = dir
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out), nil
+}
+
+// cacheDir is where downloads and images are kept from run to run.
+func cacheDir() (string, error) {
+	base, err := os.UserCacheDir()
+	if err != nil {
+		return "", err
+	}
+	wd, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	id := sha256.Sum256([]byte(wd)) // checkouts do not disturb each other
+	return filepath.Join(base, "oneshot-vm", hex.EncodeToString(id[:6])), nil
+}

@@ -1,0 +1,371 @@
+package vm
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"oneshot/test/targettest"
+)
+
+var guest *machine // shared by the tests, which run one after the other
+
+func TestMain(m *testing.M) {
+	os.Exit(func() int {
+		dir, err := cacheDir()
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		img, err := buildImage(dir)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "building the guest:", err)
+			return 1
+		}
+		tmp, err := os.MkdirTemp("", "vm")
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		defer os.RemoveAll(tmp)
+		if guest, err = boot(img, tmp); err != nil {
+			fmt.Fprintln(os.Stderr, "booting the guest:", err)
+			return 1
+		}
+		defer guest.stop()
+		return targettest.Run(m)
+	}())
+}
+
+const (
+	iqn       = "iqn.2026-11.example.oneshot:vm"
+	initiator = "iqn.2026-11.example.clients:guest"
+)
+
+// settings of open-iscsi: its defaults but for what the tests wait for.
+const settings = `
+node.startup = manual
+node.session.timeo.replacement_timeout = 120
+node.conn[0].timeo.login_timeout = 15
+node.conn[0].timeo.logout_timeout = 15
+node.conn[0].timeo.noop_out_interval = 5
+node.conn[0].timeo.noop_out_timeout = 5
+node.session.initial_login_retry_max = 1
+node.session.cmds_max = 128
+node.session.queue_depth = 32
+`
+
+// iscsi is the initiator of the guest, as far as one target is concerned.
+type iscsi struct {
+	t      *testing.T
+	portal string // as the guest sees it
+}
+
+// prepare configures open-iscsi afresh for a target.
+func prepare(t *testing.T, tg *targettest.Target) *iscsi {
+	t.Helper()
+	_, port, err := net.SplitHostPort(tg.Portal())
+	if err != nil {
+		t.Fatal(err)
+	}
+	startInitiator.Do(t)
+	i := &iscsi{t: t, portal: net.JoinHostPort("10.0.2.2", port)}
+	t.Cleanup(func() {
+		guest.start(t, "iscsiadm", "-m", "node", "--logout").wait(t, guest)
+		guest.start(t, "iscsiadm", "-m", "node", "-o", "delete").wait(t, guest)
+	})
+	return i
+}
+
+// once is sync.Once for something that may fail the test.
+type once struct{ done bool }
+
+func (o *once) Do(t *testing.T) {
+	if o.done {
+		return
+	}
+	o.done = true
+	guest.run(t, "@write", "/etc/iscsi/iscsid.conf", settings)
+	guest.run(t, "@write", "/etc/iscsi/initiatorname.iscsi", "InitiatorName="+initiator+"\n")
+	guest.run(t, "iscsid")
+}
+
+var startInitiator once
+
+func (i *iscsi) adm(args ...string) string {
+	i.t.Helper()
+	return guest.run(i.t, append([]string{"iscsiadm", "-m"}, args...)...)
+}
+
+func (i *iscsi) node(args ...string) []string {
+	return append([]string{"node", "-T", iqn, "-p", i.portal}, args...)
+}
+
+// record makes the node record, as discovery would.
+func (i *iscsi) record(settings map[string]string) {
+	i.t.Helper()
+	i.adm(i.node("-o", "new")...)
+	for k, v := range settings {
+		i.adm(i.node("-o", "update", "-n", k, "-v", v)...)
+	}
+}
+
+var diskLine = regexp.MustCompile(`Lun: (\d+)\n\s*Attached scsi disk (\w+)\s+State: running`)
+
+// login logs in and returns the disks by LUN.
+func (i *iscsi) login(luns int) map[int]string {
+	i.t.Helper()
+	i.adm(i.node("--login")...)
+	for deadline := time.Now().Add(time.Minute); ; {
+		out := i.adm("session", "-P", "3")
+		disks := make(map[int]string)
+		for _, m := range diskLine.FindAllStringSubmatch(out, -1) {
+			lun, _ := strconv.Atoi(m[1])
+			disks[lun] = m[2]
+		}
+		if len(disks) == luns {
+			return disks
+		}
+		if time.Now().After(deadline) {
+			i.t.Fatalf("%d disks instead of %d\n%s", len(disks), luns, out)
+		}
+	}
+}
+
+func (i *iscsi) logout() { i.t.Helper(); i.adm(i.node("--logout")...) }
+
+// sys returns what the guest's kernel says of a disk.
+func sys(t *testing.T, disk, file string) string {
+	t.Helper()
+	return strings.TrimSpace(guest.run(t, "@cat", "/sys/block/"+disk+"/"+file))
+}
+
+func expect(t *testing.T, what, got, want string) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s is %q, want %q", what, got, want)
+	}
+}
+
+func TestDiscoveryAndDisks(t *testing.T) {
+	tg := targettest.Start(t, `
+stores:
+  small: {type: memory, size: 64MiB}
+  big: {type: file, path: $DIR/big.img, size: 3GiB}
+targets:
+  - {iqn: "`+iqn+`", luns: {0: small, 3: {store: big, block_size: 4096}, 7: {store: small, readonly: true}}}
+  - {iqn: "iqn.2026-11.example.oneshot:others", luns: {0: small}, initiators: ["iqn.2026-11.example.others:*"]}
+portals: [{transport: tcp, listen: $PORTAL}]
+`)
+	i := prepare(t, tg)
+	found := i.adm("discovery", "-t", "sendtargets", "-p", i.portal)
+	if !strings.Contains(found, iqn) || strings.Contains(found, ":others") {
+		t.Errorf("discovery says %q", found)
+	}
+	guest.start(t, "iscsiadm", "-m", "node", "-o", "delete").wait(t, guest)
+	i.record(nil)
+	disks := i.login(3)
+	expect(t, "size of LUN 0", sys(t, disks[0], "size"), strconv.Itoa(64<<20/512))
+	expect(t, "size of LUN 3", sys(t, disks[3], "size"), strconv.Itoa(3<<30/512))
+	expect(t, "block size of LUN 0", sys(t, disks[0], "queue/logical_block_size"), "512")
+	expect(t, "block size of LUN 3", sys(t, disks[3], "queue/logical_block_size"), "4096")
+	expect(t, "read-only of LUN 0", sys(t, disks[0], "ro"), "0")
+	expect(t, "read-only of LUN 7", sys(t, disks[7], "ro"), "1")
+	expect(t, "vendor", sys(t, disks[0], "device/vendor"), "ONESHOT")
+	expect(t, "cache of LUN 3", sys(t, disks[3], "queue/write_cache"), "write back")
+	expect(t, "cache of LUN 0", sys(t, disks[0], "queue/write_cache"), "write through")
+	if n := sys(t, disks[3], "queue/discard_max_bytes"); n == "0" {
+		t.Error("LUN 3 cannot be trimmed")
+	}
+	i.logout()
+	i.login(3) // and once more
+}
+
+func TestInitiatorNotAdmitted(t *testing.T) {
+	tg := targettest.Start(t, `
+stores: {d: {type: memory, size: 16MiB}}
+targets: [{iqn: "`+iqn+`", luns: {0: d}, initiators: ["iqn.2026-11.example.others:*"]}]
+portals: [{transport: tcp, listen: $PORTAL}]
+`)
+	i := prepare(t, tg)
+	i.record(nil)
+	out := guest.fails(t, append([]string{"iscsiadm", "-m"}, i.node("--login")...)...)
+	if !strings.Contains(out, "authorization") {
+		t.Errorf("iscsiadm says %q", out)
+	}
+}
+
+func TestCHAP(t *testing.T) {
+	tg := targettest.Start(t, `
+stores: {d: {type: memory, size: 16MiB}}
+targets:
+  - iqn: "`+iqn+`"
+    luns: {0: d}
+    auth: {chap: {user: alice, secret: wonderland-looking}, mutual: {user: bob, secret: builder-of-things}}
+portals: [{transport: tcp, listen: $PORTAL}]
+`)
+	const prefix = "node.session.auth."
+	base := map[string]string{prefix + "authmethod": "CHAP", prefix + "username": "alice", prefix + "password": "wonderland-looking"}
+	with := func(more ...string) map[string]string {
+		m := make(map[string]string)
+		for k, v := range base {
+			m[k] = v
+		}
+		for k := 0; k < len(more); k += 2 {
+			m[prefix+more[k]] = more[k+1]
+		}
+		return m
+	}
+	for _, c := range []struct {
+		name     string
+		settings map[string]string
+		ok       bool
+	}{
+		{"none", nil, false},
+		{"wrong secret", with("password", "wonderland-lookinG"), false},
+		{"wrong name", with("username", "carol"), false},
+		{"one way", base, true},
+		{"MD5", with("chap_algs", "MD5"), true},
+		{"SHA1", with("chap_algs", "SHA1"), true},
+		{"SHA256", with("chap_algs", "SHA256"), true},
+		{"SHA3-256", with("chap_algs", "SHA3-256"), true},
+		{"mutual", with("username_in", "bob", "password_in", "builder-of-things"), true},
+		{"mutual, wrong secret", with("username_in", "bob", "password_in", "builder-of-thingS"), false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			i := prepare(t, tg)
+			i.record(c.settings)
+			if c.ok {
+				i.login(1)
+				return
+			}
+			guest.fails(t, append([]string{"iscsiadm", "-m"}, i.node("--login")...)...)
+		})
+	}
+}
+
+// TestFileSystems does with each file system what its users do, with and without digests.
+func TestFileSystems(t *testing.T) {
+	for _, c := range []struct {
+		fs, digest, blockSize, store string
+	}{
+		{"ext4", "None", "512", "{type: file, path: $DIR/disk.img, size: 1GiB}"},
+		{"xfs", "CRC32C", "512", "{type: file, path: $DIR/disk.img, size: 1GiB}"},
+		{"ext4", "CRC32C", "4096", "{type: memory, size: 512MiB}"},
+		{"xfs", "None", "4096", "{type: file, path: $DIR/disk.img, size: 1GiB, cache: writethrough}"},
+	} {
+		t.Run(c.fs+" digest "+c.digest+" blocks "+c.blockSize, func(t *testing.T) {
+			tg := targettest.Start(t, `
+stores: {d: `+c.store+`}
+targets: [{iqn: "`+iqn+`", luns: {0: {store: d, block_size: `+c.blockSize+`}}}]
+portals: [{transport: tcp, listen: $PORTAL}]
+`)
+			i := prepare(t, tg)
+			i.record(map[string]string{"node.conn[0].iscsi.HeaderDigest": c.digest, "node.conn[0].iscsi.DataDigest": c.digest})
+			dev := "/dev/" + i.login(1)[0]
+			makeFS(t, c.fs, dev)
+			guest.run(t, "@mount", c.fs, dev, "/mnt/d")
+			guest.run(t, "@fill", "/mnt/d", "300", strconv.Itoa(64<<20), "7")
+			want := guest.run(t, "@sum", "/mnt/d")
+			guest.run(t, "@drop")
+			expect(t, "checksum after dropping caches", guest.run(t, "@sum", "/mnt/d"), want)
+			if strings.Contains(c.store, "disk.img") {
+				trim(t, tg.Dir+"/disk.img")
+			}
+			guest.run(t, "@umount", "/mnt/d")
+			if c.fs == "ext4" {
+				guest.run(t, "e2fsck", "-fn", dev)
+			} else {
+				guest.run(t, "xfs_repair", "-n", dev)
+			}
+			i.logout()
+		})
+	}
+}
+
+func makeFS(t *testing.T, fs, dev string) {
+	t.Helper()
+	if fs == "ext4" {
+		guest.run(t, "mkfs.ext4", "-q", "-F", dev)
+	} else {
+		guest.run(t, "mkfs.xfs", "-q", "-f", dev)
+	}
+}
+
+// trim removes what is on /mnt/d, and sees that the store's file gives the space back.
+func trim(t *testing.T, file string) {
+	t.Helper()
+	before := allocated(t, file)
+	guest.run(t, "@remove", "/mnt/d/d0")
+	for d := 1; d < 16; d++ {
+		guest.run(t, "@remove", fmt.Sprintf("/mnt/d/d%d", d))
+	}
+	guest.run(t, "fstrim", "/mnt/d")
+	if after := allocated(t, file); before-after < 50<<20 {
+		t.Errorf("the file held %d bytes before fstrim and %d after, of which 64 MiB were removed", before, after)
+	}
+}
+
+// allocated is the space of a file on its medium, in bytes.
+func allocated(t *testing.T, file string) int64 {
+	t.Helper()
+	var st syscall.Stat_t
+	if err := syscall.Stat(file, &st); err != nil {
+		t.Fatal(err)
+	}
+	return st.Blocks * 512
+}
+
+// TestKilledUnderLoad kills the daemon while the guest writes and syncs records. The
+// initiator comes back by itself, and every record that was synced is there.
+func TestKilledUnderLoad(t *testing.T) {
+	underLoad(t, func(tg *targettest.Target) {
+		tg.Kill()
+		tg.Start()
+	})
+}
+
+// TestStoppedUnderLoad is the same for an orderly stop.
+func TestStoppedUnderLoad(t *testing.T) {
+	underLoad(t, func(tg *targettest.Target) { tg.Restart() })
+}
+
+func underLoad(t *testing.T, restart func(*targettest.Target)) {
+	tg := targettest.Start(t, `
+stores: {d: {type: file, path: $DIR/disk.img, size: 256MiB, cache: writeback}}
+targets: [{iqn: "`+iqn+`", luns: {0: d}}]
+portals: [{transport: tcp, listen: $PORTAL}]
+`)
+	i := prepare(t, tg)
+	i.record(nil)
+	dev := "/dev/" + i.login(1)[0]
+	makeFS(t, "ext4", dev)
+	guest.run(t, "@mount", "ext4", dev, "/mnt/d")
+	const count = 400
+	load := guest.start(t, "@records", "/mnt/d/records", strconv.Itoa(count))
+	synced := 0
+	for line := range load.lines {
+		n, err := strconv.Atoi(line)
+		if err != nil {
+			t.Fatalf("the load says %q\n%s", line, guest.log())
+		}
+		synced = n + 1
+		if synced == 100 || synced == 250 {
+			restart(tg)
+		}
+	}
+	if load.exit != 0 || synced != count {
+		t.Fatalf("the load ended with %d after %d records\n%s", load.exit, synced, guest.log())
+	}
+	guest.run(t, "@drop")
+	guest.run(t, "@check", "/mnt/d/records", strconv.Itoa(count))
+	guest.run(t, "@umount", "/mnt/d")
+	guest.run(t, "e2fsck", "-fn", dev)
+	i.logout()
+}
