@@ -56,7 +56,7 @@ func TestConformance(t *testing.T) {
 				if strings.HasPrefix(test, "MultipathIO.") {
 					urls = append(urls, second)
 				}
-				check(t, test, find(everywhere, test), urls...)
+				check(t, test, find(kind, test), urls...)
 			}
 		})
 	}
@@ -88,7 +88,7 @@ func TestCHAP(t *testing.T) {
 		"TestUnitReady.Simple", "Read16.Simple", "Write16.Simple", "iSCSIcmdsn.iSCSICmdSnTooHigh",
 		"iSCSITMF.AbortTaskSimpleAsync", "Reserve6.Logout",
 	} {
-		check(t, test, find(everywhere, test), tg.CHAPURL(user, secret, iqn, 0))
+		check(t, test, find("chap", test), tg.CHAPURL(user, secret, iqn, 0))
 	}
 	for name, url := range map[string]string{
 		"wrong secret": tg.CHAPURL(user, "wrong-secret-99", iqn, 0),
@@ -136,17 +136,19 @@ func TestExceptions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	seen := map[string]bool{}
-	for _, e := range everywhere {
-		if !slices.Contains(tests, e.test) {
-			t.Errorf("%s: the tool has no such test", e.test)
-		}
-		if seen[e.test] {
-			t.Errorf("%s is listed twice", e.test)
-		}
-		seen[e.test] = true
-		if e.verdict == pass || e.because == "" {
-			t.Errorf("%s: an exception needs another verdict than %s and a reason", e.test, pass)
+	for _, list := range [][]exception{everywhere, blocks4k} {
+		seen := map[string]bool{}
+		for _, e := range list {
+			if !slices.Contains(tests, e.test) {
+				t.Errorf("%s: the tool has no such test", e.test)
+			}
+			if seen[e.test] {
+				t.Errorf("%s is listed twice", e.test)
+			}
+			seen[e.test] = true
+			if e.verdict == pass || e.because == "" {
+				t.Errorf("%s: an exception needs another verdict than %s and a reason", e.test, pass)
+			}
 		}
 	}
 }
