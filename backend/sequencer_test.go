@@ -101,29 +101,27 @@ func TestSequencerAgainstModel(t *testing.T) {
 
 // Goroutines enter operations and fences at once; all of them end.
 func TestSequencerConcurrent(t *testing.T) {
-	const goroutines, rounds = 4, 2000
+	const goroutines, rounds = 4, 20000
 	var left atomic.Int64
 	done := make(chan struct{})
 	var q *Sequencer
-	run := func(op *Op) {
-		go func() {
-			q.Leave(op.Private)
-			if left.Add(1) == goroutines*rounds {
-				close(done)
-			}
-		}()
+	leave := func(op *Op) {
+		q.Leave(op.Private)
+		if left.Add(1) == goroutines*rounds {
+			close(done)
+		}
 	}
-	q = NewSequencer(run)
+	q = NewSequencer(func(op *Op) { go leave(op) })
 	var wg sync.WaitGroup
-	for g := range goroutines {
+	for range goroutines {
 		wg.Go(func() {
 			for i := range rounds {
 				op := &Op{}
-				if (i+g)%7 == 0 {
+				if i%3 == 0 {
 					op.Flags = Fence
 				}
 				if q.Enter(op) {
-					run(op)
+					leave(op)
 				}
 			}
 		})

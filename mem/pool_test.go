@@ -296,6 +296,27 @@ func TestConcurrent(t *testing.T) {
 	}
 }
 
+// Two share one page: whoever misses that it was given back waits for ever.
+func TestNoWakeUpIsLost(t *testing.T) {
+	p := newPool(t, PageSize)
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			c := &count{make(chan struct{}, 100000)}
+			for range 30000 {
+				l := p.LeaseOrNotify(1, c)
+				for l == nil {
+					<-c.ch
+					l = p.LeaseOrNotify(1, c)
+				}
+				runtime.Gosched() // for the other to want it now
+				l.Release()
+			}
+		})
+	}
+	wg.Wait()
+}
+
 func TestArenas(t *testing.T) {
 	p := newPool(t, 3*ArenaSize)
 	first := mustLease(t, p, 1)

@@ -11,7 +11,7 @@ import (
 )
 
 // modelSize is the part of the store that the model is of; small, so that operations meet.
-const modelSize = 256 << 10
+const modelSize = 96 << 10
 
 // model is the store as it should be: bytes.
 type model struct {

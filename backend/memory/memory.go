@@ -91,20 +91,19 @@ func (s *Store) Submit(op *backend.Op) bool {
 	return true
 }
 
+// write counts the pages as mapped when the bytes stand in them. A discard of the same
+// bytes may come at any point in between: which of the two wins is open, but no byte is left
+// in a page that counts as unmapped.
 func (s *Store) write(op *backend.Op) {
-	first, end := pagesTouched(op.Off, op.Len)
-	s.mapped.set(first, end)
 	at := s.data[op.Off:]
 	for _, seg := range op.Segs {
 		at = at[copy(at, seg):]
 	}
-	// A discard of the same bytes may have come in between. Which of the two wins is open,
-	// but bytes must not stand in a page that counts as unmapped.
-	s.mapped.set(first, end)
+	s.mapped.set(pagesTouched(op.Off, op.Len))
 }
 
 // discard gives whole pages back to the kernel and overwrites the rest. The bits go first:
-// a write that comes after them sets them again, and one that comes before sees to it.
+// a write that comes after them sets them again.
 func (s *Store) discard(off, n int64) {
 	first, end := pagesWithin(off, n)
 	if first >= end {
@@ -124,8 +123,6 @@ const dropMin = 64 << 10
 // writeZeroes makes pages count as mapped. Memory is not reserved for them, as it is for
 // no page of this store.
 func (s *Store) writeZeroes(off, n int64) {
-	first, end := pagesTouched(off, n)
-	s.mapped.set(first, end)
 	if first, end := pagesWithin(off, n); (end-first)*pageSize >= dropMin {
 		s.drop(first, end)
 		clear(s.data[off : first*pageSize])
@@ -133,7 +130,7 @@ func (s *Store) writeZeroes(off, n int64) {
 	} else {
 		clear(s.data[off : off+n])
 	}
-	s.mapped.set(first, end) // as in write
+	s.mapped.set(pagesTouched(off, n))
 }
 
 // drop makes the kernel forget pages; they read as zeroes.
