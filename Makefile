@@ -11,6 +11,8 @@ GOLANGCI_LINT = $(GO) run github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 # foreign initiators; the stranger who decodes our traffic; the virtual machine.
 TEST_PACKAGES  = gcc libc6-dev libiscsi-bin tshark qemu-utils qemu-block-extra qemu-system-x86 \
                  open-iscsi e2fsprogs xfsprogs util-linux kmod
+# Downloaded and unpacked by test/vm, not installed.
+DOWNLOADED     = linux-image-amd64
 BENCH_PACKAGES = gcc libc6-dev libiscsi-dev tgt istgt util-linux
 
 .PHONY: help run build test check lint fuzz bench deps deps-bench clean
@@ -43,7 +45,7 @@ bench: deps-bench build ## measure the target beside tgt, istgt and gotgt
 	$(GO) run ./bench
 
 deps: ## install the Debian packages that tests need
-	scripts/deps.sh $(TEST_PACKAGES)
+	scripts/deps.sh -a $(DOWNLOADED) $(TEST_PACKAGES)
 
 deps-bench:
 	scripts/deps.sh $(BENCH_PACKAGES)

@@ -3,19 +3,30 @@
 # through sudo, and says what it does. Services of the packages are not
 # started: a second target on port 3260 is nobody's wish.
 #
-#   deps.sh PACKAGE...
+#   deps.sh [-a PACKAGE] PACKAGE...
+#
+#   -a PACKAGE    apt-get has to know it, for somebody downloads it later
 set -euo pipefail
+
+available=
+if [ "$1" = -a ]; then
+	available=$2
+	shift 2
+fi
 
 missing=()
 for p in "$@"; do
 	[ "$(dpkg-query -W -f '${db:Status-Status}' "$p" 2>/dev/null)" = installed ] || missing+=("$p")
 done
-[ ${#missing[@]} -gt 0 ] || exit 0
+known() { apt-cache show "$@" >/dev/null 2>&1; }
+if [ ${#missing[@]} -eq 0 ] && { [ -z "$available" ] || known "$available"; }; then
+	exit 0
+fi
 
 as_root=()
 if [ "$(id -u)" -ne 0 ]; then
 	command -v sudo >/dev/null || {
-		echo "deps.sh: these Debian packages are missing and there is no sudo to install them: ${missing[*]}" >&2
+		echo "deps.sh: apt-get is needed (${missing[*]:-update}), but this is not root and there is no sudo" >&2
 		exit 1
 	}
 	as_root=(sudo)
@@ -31,8 +42,8 @@ if [ ! -e $policy ]; then
 fi
 
 # Package lists may be absent, or so old that the files they name are gone.
-install() { apt install -y --no-install-recommends "${missing[@]}"; }
-if ! apt-cache show "${missing[@]}" >/dev/null 2>&1 || ! install; then
+install() { [ ${#missing[@]} -eq 0 ] || apt install -y --no-install-recommends "${missing[@]}"; }
+if ! known ${available:+"$available"} "${missing[@]}" || ! install; then
 	apt update
 	install
 fi

@@ -7,7 +7,8 @@ cd "$(dirname "$0")/.."
 go=${GO:-go}
 status=0
 for pkg in $("$go" list ./...); do
-	for target in $("$go" test -list '^Fuzz' "$pkg" | grep '^Fuzz'); do
+	list=$("$go" test -list '^Fuzz' "$pkg") || status=1
+	for target in $(grep '^Fuzz' <<<"$list"); do
 		"$go" test -run '^$' -fuzz "^$target\$" -fuzztime "${1:-30s}" "$pkg" || status=1
 	done
 done
