@@ -158,9 +158,34 @@ func (c *Conn) Refuse(t *Task) {
 // GotData says that t.Out has been filled.
 func (c *Conn) GotData(t *Task) { c.step(t, t.Pulled()) }
 
-// DataFailed says that the data-out of t cannot be had, and with which sense data (RFC 7143
-// §11.4.7.2) the command ends.
-func (c *Conn) DataFailed(t *Task, s scsi.Sense) { c.step(t, t.Fail(s)) }
+// DataFault is why the data-out of a command cannot be had.
+type DataFault uint8
+
+// Faults of data-out, each with its sense data (RFC 7143 §11.4.7.2; SPC-4 annex F).
+const (
+	UnexpectedUnsolicitedData DataFault = iota + 1
+	NotEnoughData
+	DataDigestMismatch
+	MissingData // a Data-Out PDU was lost on the way
+)
+
+const keyAbortedCommand = 0xb // SPC-4 §4.5.6
+
+var faultSense = [...]scsi.Sense{
+	UnexpectedUnsolicitedData: {Key: keyAbortedCommand, Code: 0x0c0c},
+	NotEnoughData:             {Key: keyAbortedCommand, Code: 0x0c0d},
+	DataDigestMismatch:        {Key: keyAbortedCommand, Code: 0x4705},
+	MissingData:               {Key: keyAbortedCommand, Code: 0x4b00},
+}
+
+// DataFailed says that the data-out of t cannot be had, and why.
+func (c *Conn) DataFailed(t *Task, f DataFault) { c.step(t, t.Fail(faultSense[f])) }
+
+// Collapsible reports whether the status may ride in the last Data-In PDU (RFC 7143
+// §11.7.3).
+func (t *Task) Collapsible() bool {
+	return len(t.Sense) == 0 && (t.Status == scsi.Good || t.Status == scsi.ConditionMet)
+}
 
 // Sent says that the answer of t has left, and gives the task back.
 func (c *Conn) Sent(t *Task) { c.free(t) }

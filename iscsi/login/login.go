@@ -99,7 +99,7 @@ type Login struct {
 	declared  bool // our MaxRecvDataSegmentLength has been sent
 	auth      auth
 	params    Params
-	seen      map[string]bool // keys that came
+	seen      map[string]string // keys that came, with their values
 	text      text.Collector
 	out       []byte
 }
@@ -107,7 +107,7 @@ type Login struct {
 // New returns the state of a login that has yet to begin. rand is where challenges come
 // from.
 func New(cfg *Config, dir Directory, rand io.Reader) *Login {
-	return &Login{cfg: cfg, dir: dir, rand: rand, normal: true, params: text.Defaults(), seen: make(map[string]bool)}
+	return &Login{cfg: cfg, dir: dir, rand: rand, normal: true, params: text.Defaults(), seen: make(map[string]string)}
 }
 
 // What the login has found out; final once it is established.
@@ -223,11 +223,13 @@ func (l *Login) checkHeader(req pdu.LoginRequest) *failure {
 // take handles the keys of one complete text.
 func (l *Login) take(pairs []text.Pair) *failure {
 	for _, p := range pairs {
-		if l.seen[p.Key] {
-			// RFC 7143 §6.3: no key is negotiated twice.
+		before, again := l.seen[p.Key]
+		if again && (before != p.Value || !slices.Contains(names, p.Key)) {
+			// RFC 7143 §6.3: no key is negotiated twice. A name said again is no
+			// negotiation: libiscsi and QEMU do so in each stage.
 			return fail(pdu.LoginInitiatorError, "%s came twice", p.Key)
 		}
-		l.seen[p.Key] = true
+		l.seen[p.Key] = p.Value
 	}
 	if f := l.takeNames(pairs); f != nil {
 		return f
@@ -297,6 +299,9 @@ func (l *Login) takeNames(pairs []text.Pair) *failure {
 	return nil
 }
 
+// names are the keys that say who wants what.
+var names = []string{"InitiatorName", "InitiatorAlias", "TargetName", "SessionType"}
+
 // maxName is the longest iSCSI name (RFC 7143 §4.2.7.1).
 const maxName = 223
 
@@ -305,9 +310,10 @@ var securityKeys = []string{"AuthMethod", "CHAP_A", "CHAP_I", "CHAP_C", "CHAP_N"
 
 // answer negotiates one key.
 func (l *Login) answer(p text.Pair) *failure {
-	switch p.Key {
-	case "InitiatorName", "TargetName", "SessionType", "InitiatorAlias":
+	if slices.Contains(names, p.Key) {
 		return nil // declared
+	}
+	switch p.Key {
 	case "SendTargets", "TargetAddress", "TargetAlias", "TargetPortalGroupTag":
 		return fail(pdu.LoginInitiatorError, "%s has no place in a login request", p.Key)
 	}
@@ -336,7 +342,7 @@ func (l *Login) mayLeave(to pdu.Stage) (bool, *failure) {
 		return false, nil
 	}
 	if to == pdu.StageFullFeaturePhase && l.normal && l.params.FirstBurstLength > l.params.MaxBurstLength {
-		if l.seen["FirstBurstLength"] {
+		if _, offered := l.seen["FirstBurstLength"]; offered {
 			return false, fail(pdu.LoginInitiatorError, "FirstBurstLength %d is over MaxBurstLength %d (RFC 7143 §13.14)", l.params.FirstBurstLength, l.params.MaxBurstLength)
 		}
 		l.params.FirstBurstLength = l.params.MaxBurstLength // the default gives way

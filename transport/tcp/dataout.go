@@ -9,7 +9,6 @@ import (
 	"oneshot/iscsi"
 	"oneshot/iscsi/pdu"
 	"oneshot/mem"
-	"oneshot/scsi"
 )
 
 // maxR2T is the most R2Ts outstanding for one task, whatever is negotiated.
@@ -134,7 +133,7 @@ func (m *Mover) command(b []byte, whole int) error {
 	o := &t.out
 	o.unsolicited = !h.Final()
 	if o.unsolicited && m.p.InitialR2T {
-		o.failed = &senseUnexpectedUnsolicited
+		o.failed = iscsi.UnexpectedUnsolicitedData
 	}
 	if dsl == 0 {
 		m.rx.r += whole
@@ -250,7 +249,7 @@ func (m *Mover) dataOut(b []byte, whole int) error {
 	case h.DataSN() != *sn, h.BufferOffset() != o.recv:
 		// RFC 7143 §7.9: a PDU is missing. Without recovery the command fails, once the
 		// initiator has ended the sequence.
-		o.failed, o.thrown = &senseDataPhase, true
+		o.failed, o.thrown = iscsi.MissingData, true
 	case uint32(dsl) > end-min(end, o.recv):
 		return &dataError{itt: h.ITT(), what: fmt.Sprintf("%d bytes at %d, beyond the %d bytes asked for", dsl, o.recv, end)}
 	}
@@ -265,15 +264,15 @@ func (m *Mover) dataOut(b []byte, whole int) error {
 func (m *Mover) arrived(t *task, last, good bool) {
 	o := &t.out
 	if !good {
-		o.failed = &senseCRC
+		o.failed = iscsi.DataDigestMismatch
 	}
 	if last {
 		switch {
 		case o.unsolicited:
 			o.unsolicited = false
 		case o.nR2T > 0:
-			if o.recv != o.r2ts[0].end && o.failed == nil {
-				o.failed = &senseNotEnoughData
+			if o.recv != o.r2ts[0].end && o.failed == 0 {
+				o.failed = iscsi.NotEnoughData
 			}
 			copy(o.r2ts[:], o.r2ts[1:o.nR2T])
 			o.nR2T--
@@ -287,10 +286,10 @@ func (m *Mover) proceed(t *task) {
 	o := &t.out
 	switch {
 	case !o.pulling || o.unsolicited:
-	case o.failed != nil:
+	case o.failed != 0:
 		if o.nR2T == 0 {
 			o.pulling = false
-			m.conn.DataFailed(&t.Task, *o.failed)
+			m.conn.DataFailed(&t.Task, o.failed)
 		}
 	case o.got == o.want && o.nR2T == 0:
 		o.pulling = false
@@ -333,13 +332,3 @@ func (m *Mover) Forget(it *iscsi.Task) {
 		x.place = 0
 	}
 }
-
-const keyAbortedCommand = 0xb // SPC-4 §4.5.6
-
-// Sense data of iSCSI's own (RFC 7143 §11.4.7.2).
-var (
-	senseUnexpectedUnsolicited = scsi.Sense{Key: keyAbortedCommand, Code: 0x0c0c}
-	senseNotEnoughData         = scsi.Sense{Key: keyAbortedCommand, Code: 0x0c0d}
-	senseDataPhase             = scsi.Sense{Key: keyAbortedCommand, Code: 0x4b00}
-	senseCRC                   = scsi.Sense{Key: keyAbortedCommand, Code: 0x4705}
-)

@@ -9,7 +9,6 @@ import (
 	"oneshot/internal/serial"
 	"oneshot/iscsi"
 	"oneshot/iscsi/pdu"
-	"oneshot/scsi"
 )
 
 const (
@@ -116,7 +115,7 @@ func (m *Mover) Answer(it *iscsi.Task) {
 		n += len(s)
 	}
 	res := it.Residual()
-	collapse := n > 0 && len(it.Sense) == 0 && (it.Status == scsi.Good || it.Status == scsi.ConditionMet)
+	collapse := n > 0 && it.Collapsible()
 	pdus := m.dataIns(n)
 	m.makeRoom(t, pdus, len(it.Sense))
 	if n > 0 {
