@@ -45,7 +45,7 @@ func (t *Task) compareStart() Next {
 		return t.compareLent()
 	}
 	t.op.Flags = 0
-	return t.submit(backend.Read, t.off, t.n, t.scratch.Bytes(), (*Task).compareRead)
+	return t.submit(backend.Read, t.off, t.n, t.scratch, (*Task).compareRead)
 }
 
 // compareLent compares and writes in the store's own memory.
@@ -129,7 +129,7 @@ func (t *Task) orWriteNext() Next {
 		return t.good()
 	}
 	t.op.Flags = 0
-	return t.submit(backend.Read, t.off+t.done, min(t.n-t.done, scratchBytes), t.scratch.Bytes(), (*Task).orWriteRead)
+	return t.submit(backend.Read, t.off+t.done, min(t.n-t.done, scratchBytes), t.scratch, (*Task).orWriteRead)
 }
 
 func (t *Task) orWriteRead() Next {

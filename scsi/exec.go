@@ -31,8 +31,8 @@ type taskState struct {
 	segs    [][]byte  // backs In and Out; kept over Release
 	one     [1][]byte // backs op.Segs where it is a part of a lease
 	lease   *mem.Lease
-	scratch *mem.Lease
-	want    [2]int // sizes of lease and scratch that are being waited for
+	scratch []byte // memory to look at the store's bytes in
+	want    [2]int // sizes of data and scratch in the lease that is being waited for
 	work
 	sense [maxSense]byte
 
@@ -152,9 +152,9 @@ func (t *Task) Pulled() Next {
 	return t.settle(t.then(t))
 }
 
-// Resume goes on after Owner.TaskReady, or after memory may be had. Without a reason to go on
-// it returns what the last step returned: it may be called too often, and on a task that has
-// been released.
+// Resume goes on after Owner.TaskReady, or after memory may be had. It may be called too
+// often, and on a task that has been released: without a reason to go on it returns Wait, or
+// Done or Aborted again.
 func (t *Task) Resume() Next {
 	aborted := t.state.Load()&stateAborted != 0
 	switch t.phase {
@@ -168,10 +168,14 @@ func (t *Task) Resume() Next {
 			return Wait
 		}
 		t.granted.Store(false)
-	case phaseMemory, phaseYield:
+	case phaseMemory:
+		if !aborted {
+			return t.settle(t.getMemory())
+		}
+	case phaseYield:
 	case phasePull:
 		if !aborted {
-			return Pull
+			return Wait
 		}
 	default:
 		return t.last()
@@ -191,11 +195,9 @@ func (t *Task) withdraw() bool {
 	return t.lu.ranges.withdraw(t)
 }
 
-// last is what the last step returned.
+// last is the answer to a step that is not due.
 func (t *Task) last() Next {
 	switch t.phase {
-	case phasePull:
-		return Pull
 	case phaseDone:
 		return Done
 	case phaseAborted:
@@ -238,7 +240,7 @@ func (t *Task) Fail(s Sense) Next {
 // told with TaskReady, and a Resume returns Aborted as soon as nothing uses the task any
 // more. It may be called from any goroutine between Start and Release.
 func (t *Task) Abort() {
-	if t.state.Or(stateAborted)&stateFinished == 0 {
+	if t.state.Or(stateAborted) == 0 {
 		t.Owner.TaskReady(t)
 	}
 }
@@ -264,9 +266,6 @@ func (t *Task) Release() {
 	t.leaveRange()
 	if t.lease != nil {
 		t.lease.Release()
-	}
-	if t.scratch != nil {
-		t.scratch.Release()
 	}
 	if t.itl != nil {
 		t.leaveTaskSet()
@@ -328,8 +327,9 @@ func (t *Task) reply(data []byte, alloc int) Next {
 	return t.good()
 }
 
-// withMemory gets n bytes for t.lease and extra for t.scratch (0: none), then goes on. Both
-// are had or none: a task that waits for memory holds none.
+// withMemory gets n bytes for the data of the command, at the start of t.lease, and extra ones
+// for t.scratch (0: none), then goes on. A task that waits for memory holds none, lest two
+// tasks wait for each other's.
 func (t *Task) withMemory(n, extra int, then func(*Task) Next) Next {
 	t.want = [2]int{n, extra}
 	t.then = then
@@ -337,22 +337,27 @@ func (t *Task) withMemory(n, extra int, then func(*Task) Next) Next {
 }
 
 func (t *Task) getMemory() Next {
-	if t.lease = t.Owner.Lease(t, t.want[0]); t.lease == nil {
-		return t.waitMemory()
+	n, extra := t.want[0], t.want[1]
+	// Where direct I/O goes to the scratch memory, it has to be aligned.
+	at := (n + mem.PageSize - 1) &^ (mem.PageSize - 1)
+	total := n
+	if extra != 0 && at+extra <= mem.MaxLease {
+		total = at + extra
 	}
-	if t.want[1] != 0 {
-		if t.scratch = t.Owner.Lease(t, t.want[1]); t.scratch == nil {
-			t.lease.Release()
-			t.lease = nil
-			return t.waitMemory()
-		}
+	if t.lease = t.Owner.Lease(t, total); t.lease == nil {
+		t.phase = phaseMemory
+		return Wait
+	}
+	switch {
+	case extra == 0:
+	case total > n:
+		t.scratch = t.lease.Bytes()[at:]
+	default:
+		// The data has all of the largest lease there is. scratchBytes more on the heap keep
+		// the memory of a connection bounded: there is one for each such lease.
+		t.scratch = make([]byte, extra)
 	}
 	return t.then(t)
-}
-
-func (t *Task) waitMemory() Next {
-	t.phase = phaseMemory
-	return Wait
 }
 
 // pull asks for the first n bytes of data-out in t.lease.

@@ -151,7 +151,7 @@ type bench struct {
 	owner  *fakeOwner
 }
 
-const testBlocks = 8192 // of 512 bytes
+const testBlocks = 1024 // of 512 bytes
 
 func newBench(t testing.TB, lends bool, change func(*LUConfig, *fakeStore)) *bench {
 	t.Helper()
@@ -195,7 +195,7 @@ type result struct {
 
 // code is the sense key and additional sense code as 0xKAAQQ of fixed format sense data.
 func (r result) code() int {
-	if len(r.sense) < 14 {
+	if len(r.sense) == 0 {
 		return 0
 	}
 	if r.sense[0]&0x7f == 0x72 {

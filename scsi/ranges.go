@@ -26,7 +26,7 @@ import (
 type rangeLock struct {
 	stripes [stripeCount]stripe
 
-	mu        sync.Mutex // a leaf, except that Owner.TaskReady is called with it held
+	mu        sync.Mutex // a leaf
 	held      stripeSet  // by exclusive users; guarded by mu
 	contended stripeSet  // stripes with the contended bit; guarded by mu
 	first     *Task      // the queue; guarded by mu
@@ -155,10 +155,16 @@ func (r *rangeLock) leaveStripes(first, count int) {
 		wake = wake || w&stripeContended != 0 && w&sharedMask == 0
 	}
 	if wake {
-		r.mu.Lock()
-		r.serve()
-		r.mu.Unlock()
+		r.wake()
 	}
+}
+
+// wake has the queue looked at.
+func (r *rangeLock) wake() {
+	r.mu.Lock()
+	granted := r.serve()
+	r.mu.Unlock()
+	granted.grant()
 }
 
 // enterExclusiveSpin takes the range for one short section, for stores that lend. While it
@@ -169,9 +175,7 @@ func (r *rangeLock) enterExclusiveSpin(off, n int64) {
 	set := setOf(off, n)
 	for tries := 1; !r.tryExclusive(&set); tries++ {
 		if tries%patience == 0 {
-			r.mu.Lock()
-			r.serve()
-			r.mu.Unlock()
+			r.wake()
 		}
 		runtime.Gosched()
 	}
@@ -188,8 +192,8 @@ func (r *rangeLock) leaveExclusive(off, n int64) {
 	set := setOf(off, n)
 	r.mu.Lock()
 	r.held.remove(&set)
-	r.serve()
 	r.mu.Unlock()
+	r.wake()
 }
 
 // lockRange takes the range for t, now or later, and goes on.
@@ -250,20 +254,22 @@ func (r *rangeLock) enqueue(t *Task, kind holdKind) bool {
 // withdraw takes t out of the queue, and reports false if it is not there any more.
 func (r *rangeLock) withdraw(t *Task) bool {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	for p := &r.first; *p != nil; p = &(*p).queueNext {
-		if *p == t {
-			*p = t.queueNext
-			t.hold = holdNone
-			r.serve()
-			return true
-		}
+	p := &r.first
+	for *p != nil && *p != t {
+		p = &(*p).queueNext
 	}
-	return false
+	found := *p == t
+	if found {
+		*p = t.queueNext
+		t.hold = holdNone
+	}
+	r.mu.Unlock()
+	r.wake()
+	return found
 }
 
-// serve grants what can be granted, in order. mu is held.
-func (r *rangeLock) serve() {
+// serve takes from the queue, in order, the tasks that can have their ranges. mu is held.
+func (r *rangeLock) serve() (granted taskQueue) {
 	var before stripeSet
 	for p := &r.first; *p != nil; {
 		t := *p
@@ -274,11 +280,10 @@ func (r *rangeLock) serve() {
 			continue
 		}
 		*p = t.queueNext
-		owner := t.Owner // the driver may release the task as soon as it sees granted
-		t.granted.Store(true)
-		owner.TaskReady(t)
+		granted.add(t)
 	}
 	r.settleContended()
+	return granted
 }
 
 // contend makes users of the stripes come to mu. mu is held.

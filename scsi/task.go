@@ -38,8 +38,10 @@ const (
 // Owner is the side of the transport that drives a task.
 type Owner interface {
 	// TaskReady says that the task wants Resume to be called. It is called from any
-	// goroutine, the driving one included, must not block and must not call back into the
-	// task before it returns. Several calls may be folded into one Resume.
+	// goroutine, also from within a step of this task or of another one, and must not block.
+	// It may drive the task itself if no step of it is under way: no lock of this package is
+	// held. Several calls may be folded into one Resume. A call may be late and find the task
+	// finished, released or in use again; Resume then does nothing.
 	TaskReady(t *Task)
 	// Lease returns n bytes of I/O memory (1 to mem.MaxLease) that the task then owns, or
 	// nil when the share of this transport connection is used up. After nil the owner

@@ -36,11 +36,9 @@ func (t *Task) enterInOrder() Next {
 	t.phase = phaseDormant
 	// The task that was waited for may have been released between the look at the counts and
 	// now, without seeing t in the queue.
-	granted := lu.serveOrder(t)
+	granted := lu.serveOrder()
 	lu.mu.Unlock()
-	if granted {
-		return t.begin()
-	}
+	granted.grant()
 	return Wait
 }
 
@@ -69,7 +67,6 @@ func (t *Task) noteRuns() {
 // leaveInOrder is the end of t as far as the order goes: t has been released.
 func (lu *LogicalUnit) leaveInOrder(t *Task) {
 	lu.mu.Lock()
-	defer lu.mu.Unlock()
 	if t.gated {
 		lu.gate.Add(-1)
 		switch t.Attr {
@@ -79,25 +76,44 @@ func (lu *LogicalUnit) leaveInOrder(t *Task) {
 			lu.order.headOfQueue--
 		}
 	}
-	lu.serveOrder(nil)
+	granted := lu.serveOrder()
+	lu.mu.Unlock()
+	granted.grant()
 }
 
-// serveOrder wakes the dormant tasks whose turn has come. It reports whether self is one of
-// them, whose owner it need not tell. mu is held.
-func (lu *LogicalUnit) serveOrder(self *Task) (granted bool) {
+// serveOrder takes from the queue the tasks whose turn has come. mu is held.
+func (lu *LogicalUnit) serveOrder() (granted taskQueue) {
 	for t := lu.order.first; t != nil && t.mayRun(true, 0); t = lu.order.first {
 		lu.order.first = t.queueNext
 		t.itl.running.Add(1)
 		t.noteRuns()
-		if t == self {
-			granted = true
-			continue
-		}
-		owner := t.Owner // the driver may release the task as soon as it sees granted
-		t.granted.Store(true)
-		owner.TaskReady(t)
+		granted.add(t)
 	}
 	return granted
+}
+
+// taskQueue are tasks that got what they had waited for and do not know it yet. They stay
+// as they are, an abort included, until they are told.
+type taskQueue struct{ first, last *Task }
+
+func (q *taskQueue) add(t *Task) {
+	t.queueNext = nil
+	if q.first == nil {
+		q.first = t
+	} else {
+		q.last.queueNext = t
+	}
+	q.last = t
+}
+
+// grant tells them. No lock is held, for TaskReady may do anything.
+func (q taskQueue) grant() {
+	for t := q.first; t != nil; {
+		next, owner := t.queueNext, t.Owner // granted, the task may be gone
+		t.granted.Store(true)
+		owner.TaskReady(t)
+		t = next
+	}
 }
 
 // withdraw takes the dormant task t out of the queue, and reports false if it is not there

@@ -40,6 +40,21 @@ type manager struct {
 	left     atomic.Int64 // tasks to be released, and one for the caller
 	response TMFResponse
 	done     func(TMFResponse)
+	wake     []wakeUp // tasks marked aborted whose owners do not know yet
+}
+
+type wakeUp struct {
+	owner Owner
+	task  *Task
+}
+
+// finish is the end of marking: owners are told, without a lock, and the caller counted off.
+func (m *manager) finish() {
+	for _, w := range m.wake {
+		w.owner.TaskReady(w.task)
+	}
+	m.wake = nil
+	m.released()
 }
 
 // released counts one task off.
@@ -58,7 +73,7 @@ func (n *Nexus) Manage(fn TMF, lun uint64, t *Task, done func(TMFResponse)) {
 	m := &manager{done: done}
 	m.left.Store(1)
 	m.response = n.manage(m, fn, lun, t)
-	m.released()
+	m.finish()
 }
 
 func (n *Nexus) manage(m *manager, fn TMF, lun uint64, t *Task) TMFResponse {
@@ -133,11 +148,11 @@ func (i *itl) abortAll(m *manager) (n int) {
 func (t *Task) mark(m *manager) bool {
 	m.left.Add(1)
 	t.managers = append(t.managers, m)
-	if t.state.Or(stateAborted)&stateFinished != 0 {
-		return false
+	old := t.state.Or(stateAborted)
+	if old == 0 {
+		m.wake = append(m.wake, wakeUp{t.Owner, t})
 	}
-	t.Owner.TaskReady(t)
-	return true
+	return old&stateFinished == 0
 }
 
 // find reports whether t is in the task set. mu is held.
@@ -236,5 +251,5 @@ func (n *Nexus) Close(done func()) {
 	for _, i := range places {
 		i.abortAll(m)
 	}
-	m.released()
+	m.finish()
 }

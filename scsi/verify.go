@@ -89,7 +89,7 @@ func (t *Task) verifyMedium() Next {
 }
 
 func (t *Task) verifyOwn() Next {
-	t.scratch, t.lease = t.lease, nil
+	t.scratch = t.lease.Bytes()
 	return t.verifyLock()
 }
 
@@ -118,7 +118,7 @@ func (t *Task) verifyNext() Next {
 	if t.cmd.Flags&writesMedium == 0 {
 		t.op.Flags = backend.FUA // what is verified is the medium
 	}
-	return t.submit(backend.Read, t.off+t.done, min(t.n-t.done, scratchBytes), t.scratch.Bytes(), (*Task).verifyRead)
+	return t.submit(backend.Read, t.off+t.done, min(t.n-t.done, scratchBytes), t.scratch, (*Task).verifyRead)
 }
 
 func (t *Task) verifyRead() Next {
