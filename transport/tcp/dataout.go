@@ -25,7 +25,7 @@ type dataOut struct {
 	recv    uint32   // bytes received, wanted or not: the next BufferOffset
 	pulling bool     // the session waits for the data
 	thrown  bool     // there is no memory: nothing is placed
-	failed  *scsi.Sense
+	failed  iscsi.DataFault
 
 	// Unsolicited data (RFC 7143 §11.7.4).
 	unsolicited   bool // Data-Out PDUs without R2T are to come, until one has the F bit
