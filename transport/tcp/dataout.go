@@ -121,6 +121,7 @@ func (m *Mover) command(b []byte, whole int) error {
 			return err
 		}
 	}
+	m.commands++
 	m.commanding = true
 	it := m.conn.Command(h)
 	m.commanding = false

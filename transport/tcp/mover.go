@@ -56,6 +56,9 @@ type Mover struct {
 	paused  bool // the reader waits, or is about to, until tx is short again
 	pausing bool // tells the reader so; its own
 
+	commands int // in the batch of input under way
+	depth    int // commands outstanding at the initiator, by estimate; the reader's own
+
 	resume chan struct{} // wakes a paused reader; capacity 1
 	kick   chan struct{} // wakes the writer; capacity 1
 	writer sync.WaitGroup

@@ -31,6 +31,7 @@ func Serve(node *iscsi.Node, tc *net.TCPConn, pool *mem.Pool) error {
 	}
 	m.conn = node.NewConn(m)
 	err = m.read()
+	lastServed.CompareAndSwap(m, nil)
 	m.conn.Lock()
 	m.dead = true
 	m.tx.blocked = false
@@ -75,6 +76,7 @@ func (m *Mover) read() error {
 
 // onReadable handles what the socket holds. done without an error: the reader is to pause.
 func (m *Mover) onReadable() (done bool, err error) {
+	m.moderate()
 	for round := 1; ; round++ {
 		drained, err := m.batch()
 		if err != nil || m.pausing {
@@ -103,7 +105,9 @@ func (m *Mover) batch() (drained bool, err error) {
 	case !m.lendIn():
 		return true, errNoMemory
 	}
+	m.commands = 0
 	drained, err = m.receive()
+	m.estimate(m.commands)
 	if drained {
 		m.dropIn()
 	}
