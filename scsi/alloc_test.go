@@ -34,7 +34,7 @@ func TestNoAllocations(t *testing.T) {
 		if c.later {
 			b.lu.store = later
 		}
-		owner := &frugalOwner{pool: mem.NewPool(64 << 20)}
+		owner := &frugalOwner{pool: testPool}
 		read, write := rw10(0x28, 8, 8), rw10(0x2a, 8, 8)
 		write[1] = bitFUA
 		var task Task
@@ -80,7 +80,7 @@ func benchmark(b *testing.B, cdb []byte, out, in uint32) {
 	bench := newBench(b, true, nil)
 	lender := lendOnly{bench.store}
 	bench.lu.store, bench.lu.lender = lender, lender
-	owner := &frugalOwner{pool: mem.NewPool(64 << 20)}
+	owner := &frugalOwner{pool: testPool}
 	var task Task
 	b.ReportAllocs()
 	for b.Loop() {

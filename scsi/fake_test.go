@@ -130,9 +130,11 @@ type fakeOwner struct {
 	empty bool // no memory is to be had
 }
 
-func newFakeOwner(t testing.TB) *fakeOwner {
-	pool := mem.NewPool(256 << 20)
-	return &fakeOwner{pool: pool, ready: make(chan *Task, 1024)}
+// testPool is one for all tests: the address space of a pool is not given back.
+var testPool = mem.NewPool(256 << 20)
+
+func newFakeOwner() *fakeOwner {
+	return &fakeOwner{pool: testPool, ready: make(chan *Task, 1024)}
 }
 
 func (o *fakeOwner) TaskReady(t *Task) { o.ready <- t }
@@ -170,10 +172,15 @@ func newBench(t testing.TB, lends bool, change func(*LUConfig, *fakeStore)) *ben
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &bench{t: t, store: store, lu: lu, owner: newFakeOwner(t)}
+	b := &bench{t: t, store: store, lu: lu, owner: newFakeOwner()}
 	b.target = NewTarget(TargetConfig{Name: "iqn.2026-11.example.oneshot:test"})
 	b.target.SetLU(0, lu)
 	b.nexus = b.newNexus()
+	t.Cleanup(func() {
+		if n := testPool.Stats().Leases; n != 0 {
+			t.Errorf("%d leases are left", n)
+		}
+	})
 	return b
 }
 
@@ -237,11 +244,7 @@ func (b *bench) finish(task *Task, next Next, out []byte) result {
 			continue
 		}
 		b.store.complete()
-		for ready := range b.owner.ready {
-			if ready == task {
-				break
-			}
-		}
+		b.awaitReady(task)
 		next = task.Resume()
 	}
 	r := result{next: next, status: task.Status, sense: append([]byte{}, task.Sense...), transfer: task.Transfer, transferOut: task.TransferOut}
@@ -250,6 +253,22 @@ func (b *bench) finish(task *Task, next Next, out []byte) result {
 	}
 	task.Release()
 	return r
+}
+
+// awaitReady takes wake-ups until task's is among them. All that happens in a bench has
+// happened when it is called.
+func (b *bench) awaitReady(task *Task) {
+	b.t.Helper()
+	for {
+		select {
+		case ready := <-b.owner.ready:
+			if ready == task {
+				return
+			}
+		default:
+			b.t.Fatalf("the command % x waits for nothing", task.CDB)
+		}
+	}
 }
 
 // place copies the data-out to where the task wants it.

@@ -4,6 +4,7 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // rangeLock keeps commands that must be atomic with respect to all others (SBC-3 §4.24:
@@ -137,10 +138,23 @@ func (s *stripe) tryShared() bool {
 
 // enterSharedSpin enters the range, for stores that lend.
 func (r *rangeLock) enterSharedSpin(off, n int64) {
-	for !r.tryShared(off, n) {
-		runtime.Gosched()
+	for tries := 1; !r.tryShared(off, n); tries++ {
+		pause(tries)
 	}
 }
+
+// pause is between two tries of one who spins. Who has the range needs a few microseconds,
+// unless the operating system has taken the processor away from it; then spinning on would
+// only keep it away.
+func pause(tries int) {
+	if tries < spins {
+		runtime.Gosched()
+	} else {
+		time.Sleep(20 * time.Microsecond)
+	}
+}
+
+const spins = 64
 
 // leaveShared undoes entering the range.
 func (r *rangeLock) leaveShared(off, n int64) {
@@ -171,13 +185,12 @@ func (r *rangeLock) wake() {
 // waits it holds new users back, but now and then lets them pass: one of them might be what
 // another stripe's user is waiting for.
 func (r *rangeLock) enterExclusiveSpin(off, n int64) {
-	const patience = 64
 	set := setOf(off, n)
 	for tries := 1; !r.tryExclusive(&set); tries++ {
-		if tries%patience == 0 {
+		if tries%spins == 0 {
 			r.wake()
 		}
-		runtime.Gosched()
+		pause(tries % (2 * spins))
 	}
 }
 

@@ -44,6 +44,13 @@ func (b *bench) wakeUps() {
 	}
 }
 
+// drain ends all tasks.
+func (b *bench) drain() {
+	for b.store.complete() > 0 {
+		b.wakeUps()
+	}
+}
+
 // end completes the operation of task only.
 func (b *bench) end(task *Task) {
 	for i, op := range b.store.held {
@@ -201,6 +208,11 @@ func TestAbortTask(t *testing.T) {
 		}
 		if next := task.Resume(); next != Wait {
 			t.Errorf("%s: a late Resume returns %v", c.name, next)
+		}
+		b.owner.empty = false
+		b.drain()
+		if gate, running := b.lu.gate.Load(), b.lu.running(); gate != 0 || running != 0 {
+			t.Errorf("%s: at the end gate %d, %d running", c.name, gate, running)
 		}
 	}
 }
