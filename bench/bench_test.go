@@ -38,7 +38,7 @@ func TestTable(t *testing.T) {
 		"On a Tuesday.",
 		"## 4 KiB random write, depth 32, 4 sessions",
 		"## 256 KiB sequential read, depth 8\n",
-		"| raw echo | 1000 | 900 – 1100 | 262 | 1.00 | 10.00 | 10 | 20 | 1.50 | 0 % |",
+		"| raw echo | 1000 | 900 – 1100 | 262 | 1.00 | 10.00 | 10 | 20 | 1.50 | 0 % | 0 % |",
 		"| 0.80 | 8.00 |",
 	} {
 		if !strings.Contains(got, want) {
