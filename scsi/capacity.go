@@ -15,6 +15,7 @@ func (t *Task) readCapacity16() Next {
 	data := make([]byte, 32)
 	binary.BigEndian.PutUint64(data, t.lu.blocks-1)
 	binary.BigEndian.PutUint32(data[8:], uint32(t.lu.blockSize))
+	data[13] = byte(t.lu.physShift)
 	if t.lu.thin() {
 		data[14] = 0xc0 // LBPME, LBPRZ
 	}

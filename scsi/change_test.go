@@ -317,6 +317,8 @@ func TestConfig(t *testing.T) {
 		{"block size", func(c *LUConfig, _ *fakeStore) { c.BlockSize = 520 }, "block size 520"},
 		{"block too large", func(c *LUConfig, _ *fakeStore) { c.BlockSize = 8192 }, "block size 8192"},
 		{"block too small", func(c *LUConfig, s *fakeStore) { c.BlockSize, s.info.BlockSize = 512, 4096 }, "smaller than the 4096 bytes"},
+		{"physical block", func(c *LUConfig, _ *fakeStore) { c.PhysicalBlockSize = 1000 }, "physical block size 1000"},
+		{"physical block too small", func(c *LUConfig, _ *fakeStore) { c.BlockSize, c.PhysicalBlockSize = 4096, 512 }, "from 4096 to"},
 		{"no block", func(_ *LUConfig, s *fakeStore) { s.info.Size = 100 }, "does not hold one block"},
 		{"vendor", func(c *LUConfig, _ *fakeStore) { c.Vendor = "much too long" }, "vendor"},
 		{"product", func(c *LUConfig, _ *fakeStore) { c.Product = "blöck" }, "product"},

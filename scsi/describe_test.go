@@ -90,6 +90,16 @@ func TestDescriptions(t *testing.T) {
 	}
 }
 
+func TestPhysicalBlocks(t *testing.T) {
+	b := newBench(t, true, func(cfg *LUConfig, _ *fakeStore) { cfg.PhysicalBlockSize = 8192 })
+	if r := b.do(unhex(t, "9e 10 00 00 00 00 00 00 00 00 00 00 00 20 00 00"), nil, 32); r.in[13] != 4 {
+		t.Errorf("READ CAPACITY(16): exponent %d, want 4", r.in[13])
+	}
+	if r := b.do(unhex(t, "12 01 b0 00 ff 00"), nil, 64); r.in[7] != 16 {
+		t.Errorf("Block Limits: granularity %d, want 16", r.in[7])
+	}
+}
+
 func TestRefusals(t *testing.T) {
 	b := describedBench(t)
 	for _, c := range []struct {

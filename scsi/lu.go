@@ -17,7 +17,10 @@ import (
 type LUConfig struct {
 	Store     backend.Store // owned by the logical unit from now on
 	BlockSize int           // bytes, a power of two, 512 to 4096; 0: 512 or the store's, whichever is larger
-	ReadOnly  bool
+	// PhysicalBlockSize is what is reported as the size of physical blocks, for initiators
+	// that align by it: bytes, a power of two, BlockSize to 64 KiB; 0: BlockSize.
+	PhysicalBlockSize int
+	ReadOnly          bool
 
 	Vendor   string // at most 8 printable ASCII characters; empty: "ONESHOT"
 	Product  string // at most 16; empty: "BLOCK STORE"
@@ -64,6 +67,7 @@ type LogicalUnit struct {
 	blockShift uint
 	blockSize  int64
 	blocks     uint64 // capacity
+	physShift  uint   // logical blocks per physical block, as a power of two
 	grain      int64  // blocks; what the store likes transfers to be a multiple of
 	readOnly   bool   // by configuration
 
@@ -90,7 +94,7 @@ func NewLogicalUnit(cfg LUConfig) (*LogicalUnit, error) {
 	info := cfg.Store.Info()
 	lu := &LogicalUnit{store: cfg.Store, info: info, readOnly: cfg.ReadOnly, naa: cfg.NAA}
 	lu.lender, _ = cfg.Store.(backend.Lender)
-	if err := lu.setGeometry(cfg.BlockSize); err != nil {
+	if err := lu.setGeometry(cfg.BlockSize, cfg.PhysicalBlockSize); err != nil {
 		return nil, err
 	}
 	if err := lu.setNames(cfg); err != nil {
@@ -101,24 +105,30 @@ func NewLogicalUnit(cfg LUConfig) (*LogicalUnit, error) {
 	return lu, nil
 }
 
-func (lu *LogicalUnit) setGeometry(blockSize int) error {
+func (lu *LogicalUnit) setGeometry(blockSize, physical int) error {
 	if blockSize == 0 {
 		blockSize = max(512, lu.info.BlockSize)
+	}
+	if physical == 0 {
+		physical = blockSize
 	}
 	switch {
 	case blockSize < 512 || blockSize > 4096 || blockSize&(blockSize-1) != 0:
 		return fmt.Errorf("scsi: block size %d is not a power of two from 512 to 4096", blockSize)
 	case blockSize < lu.info.BlockSize:
 		return fmt.Errorf("scsi: block size %d is smaller than the %d bytes that the store can address", blockSize, lu.info.BlockSize)
+	case physical < blockSize || physical > 64<<10 || physical&(physical-1) != 0:
+		return fmt.Errorf("scsi: physical block size %d is not a power of two from %d to 65536", physical, blockSize)
 	case lu.info.Size < int64(blockSize):
 		return fmt.Errorf("scsi: a store of %d bytes does not hold one block of %d", lu.info.Size, blockSize)
 	}
 	lu.blockSize = int64(blockSize)
 	lu.blockShift = uint(bits.TrailingZeros(uint(blockSize)))
 	lu.blocks = uint64(lu.info.Size) >> lu.blockShift
-	// Pages of memory or of a file, up to 4 KiB. They are reported as the granularity of good
-	// transfers, not as physical blocks: every single block is written by itself.
-	lu.grain = max(1, min(max(lu.info.DiscardGranularity, lu.info.OptimalIO), 4096)>>lu.blockShift)
+	lu.physShift = uint(bits.TrailingZeros(uint(physical / blockSize)))
+	// Pages of memory or of a file, up to 4 KiB. Left to itself they are reported as the
+	// granularity of good transfers, not as physical blocks: every block is written by itself.
+	lu.grain = max(1<<lu.physShift, min(max(lu.info.DiscardGranularity, lu.info.OptimalIO), 4096)>>lu.blockShift)
 	return nil
 }
 

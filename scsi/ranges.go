@@ -19,7 +19,9 @@ import (
 //	└────────────┴────────┴───────────┴───────────────────────┘
 //
 // contended is set while an exclusive user holds the stripe or anybody waits for it; then
-// users come and go under mu. sticky says that the stripe has had an exclusive user.
+// users come and go under mu. sticky says that the stripe has had an exclusive user: READs
+// there copy under a shared hold instead of lending, so that none sees half of a COMPARE AND
+// WRITE. (A READ that was lent memory before the first one, and is being sent still, may.)
 //
 // Where the store completes later, waiting is a place in a queue, first come, first served.
 // Where it lends its memory, all sections are short and synchronous, and waiting is spinning.
