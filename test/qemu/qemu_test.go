@@ -97,9 +97,16 @@ type pattern struct {
 // verifies each byte from other processes.
 func TestPatterns(t *testing.T) {
 	want := image([]pattern{
-		{0x5a, 0, 64 << 20}, {0xa5, 1 << 20, 300 << 10}, {0x11, 4092 << 10, 4 << 10}, {0x22, 8 << 20, 4 << 10},
-		{0x33, 9 << 20, 1 << 20}, {0x44, 10 << 20, 1 << 20}, {0, 20 << 20, 1 << 20}, {0, 24 << 20, 1 << 20},
-		{0x66, 24 << 20, 4 << 10}, {0, 32 << 20, 2 << 20},
+		{0x5a, 0, 64 << 20},
+		{0xa5, 1 << 20, 300 << 10},
+		{0x11, 4092 << 10, 4 << 10},
+		{0x22, 8 << 20, 4 << 10},
+		{0x33, 9 << 20, 1 << 20},
+		{0x44, 10 << 20, 1 << 20},
+		{0, 20 << 20, 1 << 20},
+		{0, 24 << 20, 1 << 20},
+		{0x66, 24 << 20, 4 << 10},
+		{0, 32 << 20, 2 << 20},
 	})
 	tg := targettest.Start(t, config)
 	for name, lun := range writable {
@@ -285,6 +292,7 @@ func TestLogin(t *testing.T) {
 	for _, ok := range []string{
 		tg.URL(iqn, 0),
 		tg.URL(iqn, 0) + "?header_digest=crc32c",
+		tg.CHAPURL(user, secret, iqn, 0), // offers CHAP to a target without
 		tg.CHAPURL(user, secret, iqnCHAP, 0),
 		tg.CHAPURL(user, secret, iqnCHAP, 0) + mutual,
 	} {
