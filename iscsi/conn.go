@@ -138,8 +138,8 @@ func (c *Conn) taskReady(t *Task) {
 // taskReadyLocked is taskReady for a caller that has the lock, or will see to it.
 func (c *Conn) taskReadyLocked(t *Task) {
 	c.readyMu.Lock()
-	if !t.queued {
-		t.queued = true
+	if !t.queued.Load() {
+		t.queued.Store(true)
 		c.ready = append(c.ready, t)
 		c.pending.Store(true)
 	}
@@ -151,7 +151,7 @@ func (c *Conn) resumeReady() {
 	ready, posts := c.ready, c.posts
 	c.ready, c.posts = c.spare, nil
 	for _, t := range ready {
-		t.queued = false
+		t.queued.Store(false)
 	}
 	c.pending.Store(false)
 	c.readyMu.Unlock()
@@ -159,7 +159,7 @@ func (c *Conn) resumeReady() {
 		ready[i] = nil
 		switch t.state {
 		case taskWaiting, taskPulling:
-			c.step(t, t.Resume())
+			c.step(t, t.Resume()) // which does nothing if the call was for a former life
 		case taskGone:
 			c.recycle(t)
 		}

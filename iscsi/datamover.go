@@ -1,6 +1,8 @@
 package iscsi
 
 import (
+	"sync/atomic"
+
 	"oneshot/iscsi/login"
 	"oneshot/scsi"
 )
@@ -66,11 +68,11 @@ type Task struct {
 
 	cdb     [maxCDB]byte
 	state   taskState
-	slot    int  // in Conn.tasks, or -1
-	leased  int  // bytes of I/O memory
-	queued  bool // in Conn.ready
-	hungry  bool // in Conn.hungry
-	refused bool // no memory for its unsolicited data
+	slot    int         // in Conn.tasks, or -1
+	leased  int         // bytes of I/O memory
+	queued  atomic.Bool // in Conn.ready; set with Conn.readyMu held
+	hungry  bool        // in Conn.hungry
+	refused bool        // no memory for its unsolicited data
 }
 
 // maxCDB is the longest CDB that is looked at: a variable length CDB (SPC-4 §4.2.3).
@@ -80,11 +82,12 @@ const maxCDB = 260
 type taskState uint8
 
 const (
-	taskHeld     taskState = iota // waits for earlier CmdSNs
+	taskPooled   taskState = iota // belongs to the mover's pool
+	taskHeld                      // waits for earlier CmdSNs
 	taskWaiting                   // in scsi
 	taskPulling                   // the mover fetches its data-out
 	taskAnswered                  // the mover sends its answer
-	taskGone
+	taskGone                      // released, but still in Conn.ready
 )
 
 // Residual is the difference between what a command transfers and what the initiator

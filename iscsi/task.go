@@ -66,7 +66,7 @@ func (c *Conn) Find(itt uint32) *Task {
 }
 
 // Outstanding reports whether the task has yet to be answered.
-func (t *Task) Outstanding() bool { return t.state <= taskPulling }
+func (t *Task) Outstanding() bool { return t.state >= taskHeld && t.state <= taskPulling }
 
 // begin starts a task whose turn has come.
 func (c *Conn) begin(t *Task) {
@@ -134,13 +134,14 @@ func (c *Conn) free(t *Task) {
 		t.hungry = false
 		c.hungry = slices.DeleteFunc(c.hungry, func(h *Task) bool { return h == t })
 	}
-	if t.queued {
+	if t.queued.Load() {
 		return // still in c.ready: resumeReady frees it
 	}
 	c.recycle(t)
 }
 
 func (c *Conn) recycle(t *Task) {
+	t.state = taskPooled
 	c.mover.FreeTask(t)
 	if len(c.hungry) > 0 {
 		c.feed()

@@ -1,0 +1,143 @@
+package login
+
+import (
+	"strings"
+	"testing"
+
+	"oneshot/iscsi/pdu"
+	"oneshot/iscsi/text"
+)
+
+// newExchange has two targets to list, and takes 512 bytes at once.
+func newExchange(discovery bool) *Exchange {
+	cfg := DefaultConfig()
+	p := text.Defaults()
+	p.MaxRecvDataSegmentLength = 512
+	return NewExchange(&cfg, &p, discovery, func(name string, all bool) (list []text.Pair) {
+		for _, t := range []string{"iqn.t:a", "iqn.t:" + strings.Repeat("b", 200)} {
+			if all || t == name || !discovery && name == "" && t == "iqn.t:a" {
+				list = append(list, text.Pair{Key: "TargetName", Value: t}, text.Pair{Key: "TargetAddress", Value: "[::1]:3260,1"})
+			}
+		}
+		return list
+	})
+}
+
+func ask(t *testing.T, x *Exchange, f pdu.TextRequestFields, data []byte) (pdu.TextResponseFields, []byte, pdu.RejectReason) {
+	t.Helper()
+	f.ITT, f.DataSegmentLength = 5, len(data)
+	req, err := pdu.ParseTextRequest(f.AppendTo(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, answer, reject := x.Step(req, data)
+	return r, append([]byte(nil), answer...), reject
+}
+
+// fresh is a request that is complete in itself.
+var fresh = pdu.TextRequestFields{Final: true, TTT: pdu.ReservedTag}
+
+func TestSendTargets(t *testing.T) {
+	for _, c := range []struct {
+		discovery bool
+		value     string
+		names     int // in the answer; -1: Reject
+	}{
+		{true, "All", 2}, {true, "iqn.t:a", 1}, {true, "iqn.t:unknown", 0}, {true, "", -1}, {true, "Alle", -1}, {true, "A", -1},
+		{false, "", 1}, {false, "All", 1}, {false, "iqn.t:a", 1}, {false, "Alle", -1},
+	} {
+		r, answer, reject := ask(t, newExchange(c.discovery), fresh, join("SendTargets="+c.value))
+		switch {
+		case c.names < 0:
+			if reject == 0 {
+				t.Errorf("discovery %v, %q: %q instead of a Reject", c.discovery, c.value, answer)
+			}
+		case reject != 0 || !r.Final || r.TTT != pdu.ReservedTag || strings.Count(string(answer), "TargetName=") != c.names:
+			t.Errorf("discovery %v, %q: %+v %q %v", c.discovery, c.value, r, answer, reject)
+		}
+	}
+}
+
+// Keys that are none get an answer that says so (RFC 7143 §6.2), and the session lives on.
+func TestTextKeys(t *testing.T) {
+	x := newExchange(true)
+	for sent, want := range map[string]string{
+		"SendTargetsPlease=All": "SendTargetsPlease=NotUnderstood\x00", "sENDtARGETS=aLL": "sENDtARGETS=NotUnderstood\x00",
+		"MaxBurstLength=1024": "MaxBurstLength=Reject\x00", "InitiatorAlias=me": "", "MaxRecvDataSegmentLength=100": "MaxRecvDataSegmentLength=Reject\x00",
+	} {
+		if _, answer, reject := ask(t, x, fresh, join(sent)); string(answer) != want || reject != 0 {
+			t.Errorf("%s: %q %v", sent, answer, reject)
+		}
+	}
+	if _, _, reject := ask(t, x, fresh, []byte("no equals sign\x00")); reject != pdu.RejectProtocolError {
+		t.Errorf("a text without '=': %v", reject)
+	}
+	if _, answer, reject := ask(t, x, fresh, join("MaxRecvDataSegmentLength=4096")); len(answer) > 0 || reject != 0 || x.params.MaxRecvDataSegmentLength != 4096 {
+		t.Errorf("%q %v %d", answer, reject, x.params.MaxRecvDataSegmentLength)
+	}
+}
+
+// RFC 7143 §11.11: an answer that does not fit comes in pieces, for which the initiator asks.
+func TestLongAnswer(t *testing.T) {
+	x := newExchange(true)
+	var data []byte
+	for i := range 40 {
+		data = append(data, join("Key"+strings.Repeat("X", i)+"=1")...)
+	}
+	r, whole, reject := ask(t, x, fresh, data)
+	for pieces := 1; !r.Final; pieces++ {
+		if reject != 0 || r.TTT == pdu.ReservedTag || len(whole) > 512*pieces || pieces > 20 {
+			t.Fatalf("%+v after %d pieces, %v", r, pieces, reject)
+		}
+		if _, _, bad := ask(t, x, pdu.TextRequestFields{Final: true, TTT: r.TTT + 1}, nil); bad != pdu.RejectInvalidPDUField {
+			t.Fatalf("a wrong TTT: %v", bad)
+		}
+		var piece []byte
+		r, piece, reject = ask(t, x, pdu.TextRequestFields{Final: true, TTT: r.TTT}, nil)
+		whole = append(whole, piece...)
+	}
+	if n := strings.Count(string(whole), "=NotUnderstood\x00"); n != 40 {
+		t.Errorf("%d keys answered of 40", n)
+	}
+}
+
+// A request in pieces (C bit) gets empty answers until it is whole.
+func TestLongRequest(t *testing.T) {
+	x := newExchange(true)
+	data := join("SendTargets=All")
+	r, answer, reject := ask(t, x, pdu.TextRequestFields{Continue: true, TTT: pdu.ReservedTag}, data[:7])
+	if reject != 0 || len(answer) > 0 || r.Final || r.TTT == pdu.ReservedTag {
+		t.Fatalf("%+v %q %v", r, answer, reject)
+	}
+	r, answer, reject = ask(t, x, pdu.TextRequestFields{Final: true, TTT: r.TTT}, data[7:])
+	if reject != 0 || !r.Final || !strings.Contains(string(answer), "TargetName=iqn.t:a\x00") {
+		t.Errorf("%+v %q %v", r, answer, reject)
+	}
+	for range 3 {
+		r, _, reject = ask(t, x, pdu.TextRequestFields{Continue: true, TTT: r.TTT}, make([]byte, 8000))
+		if reject != 0 {
+			break
+		}
+	}
+	if reject == 0 {
+		t.Error("endless text is taken")
+	}
+}
+
+func FuzzExchange(f *testing.F) {
+	f.Add(true, false, []byte("SendTargets=All\x00"), []byte{})
+	f.Add(false, true, []byte("SendTargets"), []byte("=\x00"))
+	f.Fuzz(func(t *testing.T, final, more bool, first, second []byte) {
+		x := newExchange(true)
+		ttt := uint32(pdu.ReservedTag)
+		for _, data := range [][]byte{first, second, first} {
+			r, answer, reject := ask(t, x, pdu.TextRequestFields{Final: final, Continue: more, TTT: ttt}, data)
+			if len(answer) > 512 || reject == 0 && r.Final != (r.TTT == pdu.ReservedTag) {
+				t.Fatalf("%+v with %d bytes", r, len(answer))
+			}
+			if reject == 0 {
+				ttt = r.TTT
+			}
+		}
+	})
+}
