@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -57,6 +58,8 @@ func boot(img *image, dir string) (*machine, error) {
 		"-device", "virtio-serial-pci", "-chardev", "socket,id=agent,server=on,wait=off,path="+socket,
 		"-device", "virtserialport,chardev=agent,name=agent")
 	m.qemu.Stderr = os.Stderr
+	// The machine must not outlive a test process that is killed or panics.
+	m.qemu.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := m.qemu.Start(); err != nil {
 		return nil, err
 	}

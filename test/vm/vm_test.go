@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"oneshot/test/targettest"
+	"oneshot/test/vm/agent"
 )
 
 var guest *machine // shared by the tests, which run one after the other
@@ -159,7 +160,7 @@ stores:
   small: {type: memory, size: 64MiB}
   big: {type: file, path: $DIR/big.img, size: 3GiB}
 targets:
-  - {iqn: "`+iqn+`", luns: {0: small, 3: {store: big, block_size: 4096}, 7: {store: small, readonly: true}}}
+  - {iqn: "`+iqn+`", luns: {0: {store: small, product: VM DISK}, 3: {store: big, block_size: 4096}, 7: {store: small, readonly: true}}}
   - {iqn: "iqn.2026-11.example.oneshot:others", luns: {0: small}, initiators: ["iqn.2026-11.example.others:*"]}
 portals: [{transport: tcp, listen: $PORTAL}]
 `)
@@ -178,6 +179,7 @@ portals: [{transport: tcp, listen: $PORTAL}]
 	expect(t, "read-only of LUN 0", sys(t, disks[0], "ro"), "0")
 	expect(t, "read-only of LUN 7", sys(t, disks[7], "ro"), "1")
 	expect(t, "vendor", sys(t, disks[0], "device/vendor"), "ONESHOT")
+	expect(t, "model", sys(t, disks[0], "device/model"), "VM DISK")
 	expect(t, "cache of LUN 3", sys(t, disks[3], "queue/write_cache"), "write back")
 	expect(t, "cache of LUN 0", sys(t, disks[0], "queue/write_cache"), "write through")
 	if n := sys(t, disks[3], "queue/discard_max_bytes"); n == "0" {
@@ -269,6 +271,12 @@ portals: [{transport: tcp, listen: $PORTAL}]
 			i := prepare(t, tg)
 			i.record(map[string]string{"node.conn[0].iscsi.HeaderDigest": c.digest, "node.conn[0].iscsi.DataDigest": c.digest})
 			dev := "/dev/" + i.login(1)[0]
+			negotiated := i.adm("session", "-P", "2")
+			for _, key := range []string{"HeaderDigest", "DataDigest"} {
+				if !strings.Contains(negotiated, key+": "+c.digest+"\n") {
+					t.Errorf("%s is not %s\n%s", key, c.digest, negotiated)
+				}
+			}
 			makeFS(t, c.fs, dev)
 			guest.run(t, "@mount", c.fs, dev, "/mnt/d")
 			guest.run(t, "@fill", "/mnt/d", "300", strconv.Itoa(64<<20), "7")
@@ -334,6 +342,52 @@ func TestKilledUnderLoad(t *testing.T) {
 // TestStoppedUnderLoad is the same for an orderly stop.
 func TestStoppedUnderLoad(t *testing.T) {
 	underLoad(t, func(tg *targettest.Target) { tg.Restart() })
+}
+
+// TestSyncedIsInTheStore kills the daemon under load, and looks into its file while it is
+// down: what fsync promised is there already, before anybody can repeat a command.
+func TestSyncedIsInTheStore(t *testing.T) {
+	tg := targettest.Start(t, `
+stores: {d: {type: file, path: $DIR/disk.img, size: 64MiB, cache: writeback}}
+targets: [{iqn: "`+iqn+`", luns: {0: d}}]
+portals: [{transport: tcp, listen: $PORTAL}]
+`)
+	i := prepare(t, tg)
+	i.record(nil)
+	const count, killed = 200, 100
+	load := guest.start(t, "@records", "/dev/"+i.login(1)[0], strconv.Itoa(count))
+	said := func() (n uint64) {
+		line, more := <-load.lines
+		n, err := strconv.ParseUint(line, 10, 64)
+		if !more || err != nil {
+			t.Fatalf("the load says %q\n%s", line, guest.log())
+		}
+		return n
+	}
+	for said() < killed {
+	}
+	tg.Kill()
+	disk, err := os.Open(tg.Dir + "/disk.img")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer disk.Close()
+	if err := agent.CheckRecords(disk, killed+1); err != nil {
+		t.Errorf("after SIGKILL: %v", err)
+	}
+	tg.Start()
+	for said() < count-1 {
+	}
+	if out, exit := load.wait(t, guest); exit != 0 {
+		t.Fatalf("the load ended with %d: %s\n%s", exit, out, guest.log())
+	}
+	if _, err := disk.Seek(0, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := agent.CheckRecords(disk, count); err != nil {
+		t.Errorf("after the restart: %v", err)
+	}
+	i.logout()
 }
 
 func underLoad(t *testing.T, restart func(*targettest.Target)) {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"crypto/sha256"
-	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -13,6 +12,8 @@ import (
 	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"oneshot/test/vm/agent"
 )
 
 // commands of the guest's own.
@@ -112,17 +113,6 @@ func remove(_ func(string), a []string) error {
 	return os.RemoveAll(a[0])
 }
 
-const recordLen = 4096
-
-// record is the number n and what follows from it.
-func record(n uint64) []byte {
-	b := make([]byte, recordLen)
-	src := rand.NewChaCha8([32]byte{byte(n), byte(n >> 8), byte(n >> 16)})
-	_, _ = src.Read(b)
-	binary.BigEndian.PutUint64(b, n)
-	return b
-}
-
 // records: @records FILE COUNT appends records, and says the number of each after fsync.
 func records(say func(string), a []string) error {
 	f, err := os.Create(a[0])
@@ -131,7 +121,7 @@ func records(say func(string), a []string) error {
 	}
 	defer f.Close()
 	for n := range uint64(number(a[1])) {
-		if _, err := f.Write(record(n)); err != nil {
+		if _, err := f.Write(agent.Record(n)); err != nil {
 			return err
 		}
 		if err := f.Sync(); err != nil {
@@ -149,16 +139,7 @@ func check(_ func(string), a []string) error {
 		return err
 	}
 	defer f.Close()
-	b := make([]byte, recordLen)
-	for n := range uint64(number(a[1])) {
-		if _, err := io.ReadFull(f, b); err != nil {
-			return fmt.Errorf("record %d: %w", n, err)
-		}
-		if string(b) != string(record(n)) {
-			return fmt.Errorf("record %d is not what was written", n)
-		}
-	}
-	return nil
+	return agent.CheckRecords(f, uint64(number(a[1])))
 }
 
 func number(s string) int {
