@@ -78,7 +78,9 @@ func (x *rx) release() {
 	*x = rx{}
 }
 
-// receive reads once and handles all that came. drained says that the socket is empty.
+// receive reads once and handles all that came. drained says that there was nothing: a read
+// that was merely short does not tell, for the end of the stream may be behind it, of which
+// the poller, edge-triggered, has spoken already.
 func (m *Mover) receive() (drained bool, err error) {
 	x := &m.rx
 	if x.r == x.w {
@@ -87,20 +89,17 @@ func (m *Mover) receive() (drained bool, err error) {
 		x.w = copy(x.in, x.in[x.r:x.w])
 		x.r = 0
 	}
-	n, want, err := m.readv()
+	n, err := m.readv()
 	if err != nil || n == 0 {
 		return true, err
 	}
 	m.conn.Heard()
-	if err := m.parse(); err != nil {
-		return true, err
-	}
-	return n < want, nil
+	return false, m.parse()
 }
 
 // readv fills first the memory that the data segment under way is for, then the buffer.
 // n == 0: nothing there.
-func (m *Mover) readv() (n, want int, err error) {
+func (m *Mover) readv() (n int, err error) {
 	x := &m.rx
 	k := 0
 	direct := 0
@@ -112,9 +111,8 @@ func (m *Mover) readv() (n, want int, err error) {
 	if direct == x.place || !placing {
 		room := x.in[x.w:min(len(x.in), x.w+readLen)]
 		x.iov[k] = vec(room)
-		want, k = len(room), k+1
+		k++
 	}
-	want += direct
 	if placing {
 		x.t.BeginPlace()
 	}
@@ -124,14 +122,14 @@ func (m *Mover) readv() (n, want int, err error) {
 	}
 	clear(x.iov[:k])
 	if err != nil || n == 0 {
-		return 0, want, err
+		return 0, err
 	}
 	got := min(n, direct)
 	if placing {
 		m.placed(got)
 	}
 	x.w += n - got
-	return n, want, nil
+	return n, nil
 }
 
 // readv reads without blocking; 0 and no error: nothing there.

@@ -52,7 +52,7 @@ var (
 
 // read is the life of the goroutine that owns the socket. It stays inside one RawConn.Read
 // as long as it can: that call parks the goroutine when onReadable says false, and wakes it
-// for every later arrival, so that an empty socket is not read twice.
+// for every later arrival.
 func (m *Mover) read() error {
 	var fail error
 	onReadable := func(uintptr) bool {
@@ -107,15 +107,23 @@ func (m *Mover) batch() (drained bool, err error) {
 	}
 	m.commands = 0
 	drained, err = m.receive()
-	m.estimate(m.commands)
+	if !drained {
+		m.estimate(m.commands)
+	}
 	if drained {
 		m.dropIn()
 	}
-	var errno syscall.Errno
-	if err != nil && err != io.EOF && !errors.As(err, &errno) {
-		m.conn.Violation(err)
+	if err != nil {
+		m.blame(err)
 	}
 	return drained, err
+}
+
+// blame tells the session that the initiator broke the rules, if that is what err says.
+func (m *Mover) blame(err error) {
+	if _, socket := errors.AsType[syscall.Errno](err); !socket && err != io.EOF {
+		m.conn.Violation(err)
+	}
 }
 
 // linger bounds the time that the last PDUs may take.
