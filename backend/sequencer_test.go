@@ -152,10 +152,17 @@ func TestCheck(t *testing.T) {
 		off, len int64
 		ok       bool
 	}{
-		{Read, 0, 100, true}, {Read, 100, 0, true}, {Read, 99, 1, true},
-		{Read, 0, 101, false}, {Write, 100, 1, false}, {Write, 101, 0, false},
-		{Write, -1, 1, false}, {Write, 1, -1, false}, {Read, 1<<63 - 1, 1<<63 - 1, false},
-		{Discard, 1, 1<<63 - 1, false}, {Flush, 1 << 40, 1, true},
+		{Read, 0, 100, true},
+		{Read, 100, 0, true},
+		{Read, 99, 1, true},
+		{Read, 0, 101, false},
+		{Write, 100, 1, false},
+		{Write, 101, 0, false},
+		{Write, -1, 1, false},
+		{Write, 1, -1, false},
+		{Read, 1<<63 - 1, 1<<63 - 1, false},
+		{Discard, 1, 1<<63 - 1, false},
+		{Flush, 1 << 40, 1, true},
 	} {
 		op := Op{Kind: c.kind, Off: c.off, Len: c.len}
 		if err := op.Check(100); (err == nil) != c.ok {

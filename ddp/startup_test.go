@@ -13,25 +13,45 @@ var startVectors = []struct {
 	hex   string
 	frame StartFrame
 }{
-	{"E1", `4d 50 41 20 49 44 20 52 65 71 20 46 72 61 6d 65 10 02 00 08 00 80 00 01 80 00 00 00`,
-		StartFrame{Revision: 2, HasEnhanced: true, Enhanced: Enhanced{IRD: 128, ORD: 1}, PrivateData: cmHeader}},
-	{"E2", `4d 50 41 20 49 44 20 52 65 70 20 46 72 61 6d 65 50 02 00 08 00 01 00 20 80 00 00 00`,
-		StartFrame{Reply: true, CRC: true, Revision: 2, HasEnhanced: true, Enhanced: Enhanced{IRD: 1, ORD: 32}, PrivateData: cmHeader}},
-	{"E3", `4d 50 41 20 49 44 20 52 65 71 20 46 72 61 6d 65 50 02 00 04 80 10 c0 10`,
-		StartFrame{CRC: true, Revision: 2, HasEnhanced: true, PrivateData: []byte{},
-			Enhanced: Enhanced{IRD: 16, ORD: 16, PeerToPeer: true, RTRWrite: true, RTRRead: true}}},
-	{"O1", `4d 50 41 20 49 44 20 52 65 71 20 46 72 61 6d 65 50 02 00 18 00 10 00 10 80 00 00 00 4f 53 52 31
+	{
+		"E1", `4d 50 41 20 49 44 20 52 65 71 20 46 72 61 6d 65 10 02 00 08 00 80 00 01 80 00 00 00`,
+		StartFrame{Revision: 2, HasEnhanced: true, Enhanced: Enhanced{IRD: 128, ORD: 1}, PrivateData: cmHeader},
+	},
+	{
+		"E2", `4d 50 41 20 49 44 20 52 65 70 20 46 72 61 6d 65 50 02 00 08 00 01 00 20 80 00 00 00`,
+		StartFrame{Reply: true, CRC: true, Revision: 2, HasEnhanced: true, Enhanced: Enhanced{IRD: 1, ORD: 32}, PrivateData: cmHeader},
+	},
+	{
+		"E3", `4d 50 41 20 49 44 20 52 65 71 20 46 72 61 6d 65 50 02 00 04 80 10 c0 10`,
+		StartFrame{
+			CRC: true, Revision: 2, HasEnhanced: true, PrivateData: []byte{},
+			Enhanced: Enhanced{IRD: 16, ORD: 16, PeerToPeer: true, RTRWrite: true, RTRRead: true},
+		},
+	},
+	{
+		"O1", `4d 50 41 20 49 44 20 52 65 71 20 46 72 61 6d 65 50 02 00 18 00 10 00 10 80 00 00 00 4f 53 52 31
 		01 04 00 7f 00 00 01 00 1c 65 dc bc`,
-		StartFrame{CRC: true, Revision: 2, HasEnhanced: true, Enhanced: Enhanced{IRD: 16, ORD: 16},
-			PrivateData: OneShot{Flags: 0x7f, Window: 256}.AppendTo(bytes.Clone(cmHeader))}},
-	{"O2", `4d 50 41 20 49 44 20 52 65 70 20 46 72 61 6d 65 50 02 00 18 00 10 00 10 80 00 00 00 4f 53 52 31
+		StartFrame{
+			CRC: true, Revision: 2, HasEnhanced: true, Enhanced: Enhanced{IRD: 16, ORD: 16},
+			PrivateData: OneShot{Flags: 0x7f, Window: 256}.AppendTo(bytes.Clone(cmHeader)),
+		},
+	},
+	{
+		"O2", `4d 50 41 20 49 44 20 52 65 70 20 46 72 61 6d 65 50 02 00 18 00 10 00 10 80 00 00 00 4f 53 52 31
 		01 04 00 76 00 00 00 80 2e a2 fe d0`,
-		StartFrame{Reply: true, CRC: true, Revision: 2, HasEnhanced: true, Enhanced: Enhanced{IRD: 16, ORD: 16},
-			PrivateData: OneShot{Flags: 0x76, Window: 128}.AppendTo(bytes.Clone(cmHeader))}},
-	{"plain Request with markers and a private octet", `4d 50 41 20 49 44 20 52 65 71 20 46 72 61 6d 65 c0 01 00 01 5a`,
-		StartFrame{Markers: true, CRC: true, Revision: 1, PrivateData: []byte{0x5a}}},
-	{"plain Reply that rejects", `4d 50 41 20 49 44 20 52 65 70 20 46 72 61 6d 65 20 01 00 00`,
-		StartFrame{Reply: true, Reject: true, Revision: 1, PrivateData: []byte{}}},
+		StartFrame{
+			Reply: true, CRC: true, Revision: 2, HasEnhanced: true, Enhanced: Enhanced{IRD: 16, ORD: 16},
+			PrivateData: OneShot{Flags: 0x76, Window: 128}.AppendTo(bytes.Clone(cmHeader)),
+		},
+	},
+	{
+		"plain Request with markers and a private octet", `4d 50 41 20 49 44 20 52 65 71 20 46 72 61 6d 65 c0 01 00 01 5a`,
+		StartFrame{Markers: true, CRC: true, Revision: 1, PrivateData: []byte{0x5a}},
+	},
+	{
+		"plain Reply that rejects", `4d 50 41 20 49 44 20 52 65 70 20 46 72 61 6d 65 20 01 00 00`,
+		StartFrame{Reply: true, Reject: true, Revision: 1, PrivateData: []byte{}},
+	},
 }
 
 func TestStartFrames(t *testing.T) {
@@ -98,21 +118,39 @@ func TestAnswer(t *testing.T) {
 		want StartFrame
 		err  Cause
 	}{
-		{"E1 gets E2", enhanced(Enhanced{IRD: 128, ORD: 1}), true,
-			StartFrame{Reply: true, CRC: true, Revision: 2, HasEnhanced: true, Enhanced: Enhanced{IRD: 1, ORD: 32}}, 0x7777},
+		{
+			"E1 gets E2", enhanced(Enhanced{IRD: 128, ORD: 1}), true,
+			StartFrame{Reply: true, CRC: true, Revision: 2, HasEnhanced: true, Enhanced: Enhanced{IRD: 1, ORD: 32}},
+			0x7777,
+		},
 		{"plain", StartFrame{Revision: 1}, false, StartFrame{Reply: true, Revision: 1}, 0x7777},
 		{"plain with CRC", StartFrame{Revision: 1, CRC: true}, false, StartFrame{Reply: true, CRC: true, Revision: 1}, 0x7777},
 		{"revision 2 without S", StartFrame{Revision: 2}, true, StartFrame{Reply: true, CRC: true, Revision: 2}, 0x7777},
-		{"ORD within the peer's IRD", enhanced(Enhanced{IRD: 4, ORD: 16}), false,
-			StartFrame{Reply: true, Revision: 2, HasEnhanced: true, Enhanced: Enhanced{IRD: 16, ORD: 4}}, 0x7777},
-		{"depth left to the ULPs", enhanced(Enhanced{IRD: DepthUnknown, ORD: DepthUnknown}), false,
-			StartFrame{Reply: true, Revision: 2, HasEnhanced: true, Enhanced: Enhanced{IRD: DepthUnknown, ORD: DepthUnknown}}, 0x7777},
-		{"E3", enhanced(Enhanced{IRD: 16, ORD: 16, PeerToPeer: true, RTRSend: true, RTRWrite: true}), false,
-			StartFrame{Reply: true, Revision: 2, HasEnhanced: true, Enhanced: Enhanced{IRD: 16, ORD: 16, PeerToPeer: true, RTRWrite: true}}, 0x7777},
-		{"no RTR in common", enhanced(Enhanced{IRD: 16, ORD: 16, PeerToPeer: true, RTRSend: true}), false,
-			StartFrame{Reply: true, Revision: 2, HasEnhanced: true, Enhanced: Enhanced{IRD: 16, ORD: 16, PeerToPeer: true, RTRWrite: true, RTRRead: true}}, 0x7777},
-		{"ORD beyond our IRD", enhanced(Enhanced{IRD: 16, ORD: 17}), false,
-			StartFrame{Reply: true, Reject: true, Revision: 2, HasEnhanced: true, Enhanced: Enhanced{IRD: 16, ORD: 16}}, MPAInsufficientIRD},
+		{
+			"ORD within the peer's IRD", enhanced(Enhanced{IRD: 4, ORD: 16}), false,
+			StartFrame{Reply: true, Revision: 2, HasEnhanced: true, Enhanced: Enhanced{IRD: 16, ORD: 4}},
+			0x7777,
+		},
+		{
+			"depth left to the ULPs", enhanced(Enhanced{IRD: DepthUnknown, ORD: DepthUnknown}), false,
+			StartFrame{Reply: true, Revision: 2, HasEnhanced: true, Enhanced: Enhanced{IRD: DepthUnknown, ORD: DepthUnknown}},
+			0x7777,
+		},
+		{
+			"E3", enhanced(Enhanced{IRD: 16, ORD: 16, PeerToPeer: true, RTRSend: true, RTRWrite: true}), false,
+			StartFrame{Reply: true, Revision: 2, HasEnhanced: true, Enhanced: Enhanced{IRD: 16, ORD: 16, PeerToPeer: true, RTRWrite: true}},
+			0x7777,
+		},
+		{
+			"no RTR in common", enhanced(Enhanced{IRD: 16, ORD: 16, PeerToPeer: true, RTRSend: true}), false,
+			StartFrame{Reply: true, Revision: 2, HasEnhanced: true, Enhanced: Enhanced{IRD: 16, ORD: 16, PeerToPeer: true, RTRWrite: true, RTRRead: true}},
+			0x7777,
+		},
+		{
+			"ORD beyond our IRD", enhanced(Enhanced{IRD: 16, ORD: 17}), false,
+			StartFrame{Reply: true, Reject: true, Revision: 2, HasEnhanced: true, Enhanced: Enhanced{IRD: 16, ORD: 16}},
+			MPAInsufficientIRD,
+		},
 		{"markers wanted", StartFrame{Revision: 1, Markers: true}, false, StartFrame{Reply: true, Reject: true, Revision: 1}, MPAStartup},
 	} {
 		if got, err := Answer(&c.req, local, c.crc); !reflect.DeepEqual(got, c.want) || causeOf(err) != c.err {

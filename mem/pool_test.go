@@ -29,8 +29,15 @@ func mustLease(t testing.TB, p *Pool, n int) *Lease {
 
 func TestRoundUp(t *testing.T) {
 	for _, c := range []struct{ n, want int }{
-		{1, 4096}, {4096, 4096}, {4097, 8192}, {8192, 8192}, {8193, 16384},
-		{1 << 20, 1 << 20}, {1<<20 + 1, 2 << 20}, {MaxLease - 1, MaxLease}, {MaxLease, MaxLease},
+		{1, 4096},
+		{4096, 4096},
+		{4097, 8192},
+		{8192, 8192},
+		{8193, 16384},
+		{1 << 20, 1 << 20},
+		{1<<20 + 1, 2 << 20},
+		{MaxLease - 1, MaxLease},
+		{MaxLease, MaxLease},
 	} {
 		if got := RoundUp(c.n); got != c.want {
 			t.Errorf("RoundUp(%d) = %d, want %d", c.n, got, c.want)

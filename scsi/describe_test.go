@@ -65,17 +65,23 @@ func TestDescriptions(t *testing.T) {
 		{"VPD B1", "12 01 b1 00 ff 00", "00 b1 00 3c 00 01 00 00 02" + strings.Repeat("00", 55)},
 		{"VPD B2", "12 01 b2 00 ff 00", "00 b2 00 04 00 e4 02 00"},
 		{"READ CAPACITY(10)", "25 00 00 00 00 00 00 00 00 00", "00 00 03 ff 00 00 02 00"},
-		{"READ CAPACITY(16)", "9e 10 00 00 00 00 00 00 00 00 00 00 00 20 00 00",
-			"00 00 00 00 00 00 03 ff 00 00 02 00 00 00 c0 00" + strings.Repeat("00", 16)},
+		{
+			"READ CAPACITY(16)", "9e 10 00 00 00 00 00 00 00 00 00 00 00 20 00 00",
+			"00 00 00 00 00 00 03 ff 00 00 02 00 00 00 c0 00" + strings.Repeat("00", 16),
+		},
 		{"READ CAPACITY(16), cut", "9e 10 00 00 00 00 00 00 00 00 00 00 00 0c 00 00", "00 00 00 00 00 00 03 ff 00 00 02 00"},
 		{"REPORT LUNS", "a0 00 00 00 00 00 00 00 01 00 00 00", "00 00 00 08 00 00 00 00  00 00 00 00 00 00 00 00"},
 		{"REPORT LUNS, well known", "a0 00 01 00 00 00 00 00 01 00 00 00", "00 00 00 00 00 00 00 00"},
 		{"MODE SENSE(6), caching", "1a 08 08 00 ff 00", "17 00 10 00  08 12 04" + strings.Repeat("00", 17)},
-		{"MODE SENSE(6), control, block descriptor", "1a 00 0a 00 ff 00",
-			"17 00 10 08  00 00 04 00 00 00 02 00  0a 0a 00 10 00 00 00 00 00 00 00 00"},
+		{
+			"MODE SENSE(6), control, block descriptor", "1a 00 0a 00 ff 00",
+			"17 00 10 08  00 00 04 00 00 00 02 00  0a 0a 00 10 00 00 00 00 00 00 00 00",
+		},
 		{"MODE SENSE(6), control, changeable", "1a 08 4a 00 ff 00", "0f 00 10 00  0a 0a 04 00 08 00 00 00 00 00 00 00"},
-		{"MODE SENSE(10), long block descriptor", "5a 10 1c 00 00 00 00 00 ff 00",
-			"00 22 00 10 01 00 00 10  00 00 00 00 00 00 04 00 00 00 00 00 00 00 02 00  1c 0a 00 00 00 00 00 00 00 00 00 00"},
+		{
+			"MODE SENSE(10), long block descriptor", "5a 10 1c 00 00 00 00 00 ff 00",
+			"00 22 00 10 01 00 00 10  00 00 00 00 00 00 04 00 00 00 00 00 00 00 02 00  1c 0a 00 00 00 00 00 00 00 00 00 00",
+		},
 		{"MODE SENSE(6), all, cut", "1a 08 3f ff 04 00", "3b 00 10 00"},
 		{"REQUEST SENSE", "03 00 00 00 ff 00", "70 00 00 00 00 00 00 0a 00 00 00 00 00 00 00 00 00 00"},
 		{"REQUEST SENSE, descriptors", "03 01 00 00 ff 00", "72 00 00 00 00 00 00 00"},
@@ -197,18 +203,26 @@ func TestSenseFormats(t *testing.T) {
 		sense             Sense
 		fixed, descriptor string
 	}{
-		{invalidField(7),
+		{
+			invalidField(7),
 			"70 00 05 00 00 00 00 0a 00 00 00 00 24 00 00 c0 00 07",
-			"72 05 24 00 00 00 00 08  02 06 00 00 c0 00 07 00"},
-		{invalidParameter(0x123),
+			"72 05 24 00 00 00 00 08  02 06 00 00 c0 00 07 00",
+		},
+		{
+			invalidParameter(0x123),
 			"70 00 05 00 00 00 00 0a 00 00 00 00 26 00 00 80 01 23",
-			"72 05 26 00 00 00 00 08  02 06 00 00 80 01 23 00"},
-		{miscompare(513),
+			"72 05 26 00 00 00 00 08  02 06 00 00 80 01 23 00",
+		},
+		{
+			miscompare(513),
 			"f0 00 0e 00 00 02 01 0a 00 00 00 00 1d 00 00 00 00 00",
-			"72 0e 1d 00 00 00 00 0c  00 0a 80 00 00 00 00 00 00 00 02 01"},
-		{Sense{Key: 3, Code: 0x1100, Info: 1 << 32, InfoValid: true},
+			"72 0e 1d 00 00 00 00 0c  00 0a 80 00 00 00 00 00 00 00 02 01",
+		},
+		{
+			Sense{Key: 3, Code: 0x1100, Info: 1 << 32, InfoValid: true},
 			"70 00 03 00 00 00 00 0a 00 00 00 00 11 00 00 00 00 00",
-			"72 03 11 00 00 00 00 0c  00 0a 80 00 00 00 00 01 00 00 00 00"},
+			"72 03 11 00 00 00 00 0c  00 0a 80 00 00 00 00 01 00 00 00 00",
+		},
 	} {
 		if got, want := c.sense.AppendTo(nil, false), unhex(t, c.fixed); !bytes.Equal(got, want) {
 			t.Errorf("%+v, fixed:\n got % x\nwant % x", c.sense, got, want)
@@ -299,8 +313,17 @@ func TestLUNs(t *testing.T) {
 		lun   uint64
 		there bool
 	}{
-		{0, true}, {7 << 48, true}, {0x4007 << 48, true}, {0x412c << 48, true}, {0x4000 << 48, true},
-		{1 << 48, false}, {0x0100 << 48, false}, {0x412d << 48, false}, {0xc101 << 48, false}, {7<<48 | 1, false}, {0x8007 << 48, false},
+		{0, true},
+		{7 << 48, true},
+		{0x4007 << 48, true},
+		{0x412c << 48, true},
+		{0x4000 << 48, true},
+		{1 << 48, false},
+		{0x0100 << 48, false},
+		{0x412d << 48, false},
+		{0xc101 << 48, false},
+		{7<<48 | 1, false},
+		{0x8007 << 48, false},
 	} {
 		r := run(c.lun, tur)
 		for r.code()>>16 == 6 {

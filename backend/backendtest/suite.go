@@ -95,8 +95,16 @@ func testRange(t *testing.T, f func(*testing.T) backend.Store) {
 	c.must(c.write(i.Size-b, want, 0))
 	for _, kind := range []backend.Kind{backend.Read, backend.Write, backend.Discard, backend.WriteZeroes, backend.Status} {
 		for _, r := range []struct{ off, n int64 }{
-			{i.Size, b}, {i.Size - b, 2 * b}, {i.Size + b, b}, {-b, b}, {0, i.Size + b},
-			{b, 1<<62 - b}, {1 << 62, b}, {1 << 62, 1 << 62}, {-b, 2 * b}, {0, -b},
+			{i.Size, b},
+			{i.Size - b, 2 * b},
+			{i.Size + b, b},
+			{-b, b},
+			{0, i.Size + b},
+			{b, 1<<62 - b},
+			{1 << 62, b},
+			{1 << 62, 1 << 62},
+			{-b, 2 * b},
+			{0, -b},
 		} {
 			op := backend.Op{Kind: kind, Off: r.off, Len: r.n}
 			if kind <= backend.Write { // the segments are not looked at

@@ -59,9 +59,13 @@ func TestFail(t *testing.T) {
 		op   *backend.Op
 		want error
 	}{
-		{block(backend.Read, 4096), nil}, {block(backend.Read, 12288), nil}, {block(backend.Write, 8192), nil},
+		{block(backend.Read, 4096), nil},
+		{block(backend.Read, 12288), nil},
+		{block(backend.Write, 8192), nil},
 		{&backend.Op{Kind: backend.Flush}, nil},
-		{block(backend.Read, 8192), boom}, {block(backend.Read, 8192), boom}, {block(backend.Read, 8192), nil},
+		{block(backend.Read, 8192), boom},
+		{block(backend.Read, 8192), boom},
+		{block(backend.Read, 8192), nil},
 	} {
 		if err := backendtest.Do(s, c.op); err != c.want {
 			t.Errorf("operation %d: %v, want %v", i, err, c.want)
@@ -114,9 +118,14 @@ func TestFill(t *testing.T) {
 		op   *backend.Op
 		full bool
 	}{
-		{block(backend.Write, 0), false}, {block(backend.Write, 0), false}, {block(backend.WriteZeroes, 4096), false},
-		{block(backend.Write, 8192), true}, {block(backend.Read, 8192), false},
-		{block(backend.Discard, 0), false}, {block(backend.Write, 8192), false}, {block(backend.Write, 0), true},
+		{block(backend.Write, 0), false},
+		{block(backend.Write, 0), false},
+		{block(backend.WriteZeroes, 4096), false},
+		{block(backend.Write, 8192), true},
+		{block(backend.Read, 8192), false},
+		{block(backend.Discard, 0), false},
+		{block(backend.Write, 8192), false},
+		{block(backend.Write, 0), true},
 	} {
 		err := backendtest.Do(s, c.op)
 		if _, full := errors.AsType[*backend.SpaceError](err); full != c.full {

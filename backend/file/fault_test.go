@@ -115,7 +115,8 @@ func TestFailedSync(t *testing.T) {
 		s.sync.fdatasync = good
 		for i, op := range []*backend.Op{
 			flush, flush, write(0, 512, 1, backend.FUA), write(0, 512, 1, backend.Barrier),
-			{Kind: backend.WriteZeroes, Len: 512, Flags: backend.FUA}, {Kind: backend.Discard, Len: 4096, Flags: backend.FUA},
+			{Kind: backend.WriteZeroes, Len: 512, Flags: backend.FUA},
+			{Kind: backend.Discard, Len: 4096, Flags: backend.FUA},
 		} {
 			if err := backendtest.Do(s, op); err == nil {
 				t.Errorf("operation %d (%v) promises durability", i, op.Kind)

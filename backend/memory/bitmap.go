@@ -22,8 +22,10 @@ func newBitmap(n int64) (bitmap, error) {
 	if err != nil {
 		return bitmap{}, err
 	}
-	return bitmap{n: n, raw: raw,
-		words: unsafe.Slice((*atomic.Uint64)(unsafe.Pointer(unsafe.SliceData(raw))), words)}, nil
+	return bitmap{
+		n: n, raw: raw,
+		words: unsafe.Slice((*atomic.Uint64)(unsafe.Pointer(unsafe.SliceData(raw))), words),
+	}, nil
 }
 
 func (b *bitmap) close() {

@@ -62,7 +62,7 @@ func TestAddIsGreater(t *testing.T) {
 		if !s.Less(after) || after.Less(s) || !s.InWindow(s, after) || !after.InWindow(s, after) {
 			t.Fatalf("%#x + %#x = %#x does not come after", s, n, after)
 		}
-		if after.Add(1).InWindow(s, after) || (s - 1).InWindow(s, after) {
+		if after.Add(1).InWindow(s, after) || (s-1).InWindow(s, after) {
 			t.Fatalf("window %#x..%#x holds its neighbours", s, after)
 		}
 	})

@@ -43,8 +43,16 @@ func TestSendTargets(t *testing.T) {
 		value     string
 		names     int // in the answer; -1: Reject
 	}{
-		{true, "All", 2}, {true, "iqn.t:a", 1}, {true, "iqn.t:unknown", 0}, {true, "", -1}, {true, "Alle", -1}, {true, "A", -1},
-		{false, "", 1}, {false, "All", 1}, {false, "iqn.t:a", 1}, {false, "Alle", -1},
+		{true, "All", 2},
+		{true, "iqn.t:a", 1},
+		{true, "iqn.t:unknown", 0},
+		{true, "", -1},
+		{true, "Alle", -1},
+		{true, "A", -1},
+		{false, "", 1},
+		{false, "All", 1},
+		{false, "iqn.t:a", 1},
+		{false, "Alle", -1},
 	} {
 		r, answer, reject := ask(t, newExchange(c.discovery), fresh, join("SendTargets="+c.value))
 		switch {
