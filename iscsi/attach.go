@@ -48,13 +48,17 @@ func (c *Conn) establish(out *login.Outcome) {
 	l := c.login
 	s := &Session{
 		Initiator: l.Initiator(), ISID: l.ISID(), Discovery: l.Discovery(), Params: l.Params(),
-		conn: c, window: c.node.cfg.Commands, expCmdSN: l.CmdSN(), maxCmdSN: l.CmdSN() - 1,
+		conn: c, cid: l.CID(), window: c.node.cfg.Commands, expCmdSN: l.CmdSN(), maxCmdSN: l.CmdSN() - 1,
 	}
 	if !s.Discovery {
 		s.Target = c.node.target(l.TargetName())
 	}
 	if !s.Discovery && s.Target == nil {
 		c.refuse(out, pdu.LoginTargetRemoved)
+		return
+	}
+	if l.TSIH() != 0 {
+		c.refuse(out, c.joinStatus(s))
 		return
 	}
 	old, status := c.node.attach(s)
@@ -66,6 +70,24 @@ func (c *Conn) establish(out *login.Outcome) {
 	default:
 		c.logIn(s, out)
 	}
+}
+
+// joinStatus says why a login for an existing session fails (RFC 7143 §6.3.1). Sessions have
+// one connection, so a second is one too many; and with the first, which the same CID takes
+// the place of, the session is over: error recovery level 0 keeps nothing of it.
+func (c *Conn) joinStatus(s *Session) pdu.LoginStatus {
+	old := c.node.session(c.login.TSIH())
+	switch {
+	case old == nil || old.Initiator != s.Initiator || old.ISID != s.ISID || old.Target != s.Target:
+		return pdu.LoginSessionDoesNotExist
+	case old.cid != c.login.CID():
+		return pdu.LoginTooManyConnections
+	}
+	old.conn.post(func() {
+		old.conn.log.Info("session ends: its initiator comes back with a new connection")
+		old.conn.mover.Terminate(false)
+	})
+	return pdu.LoginSessionDoesNotExist
 }
 
 // refuse turns a success into a failure.
@@ -97,7 +119,7 @@ func (c *Conn) reinstate(old *Session, out *login.Outcome) {
 
 // logIn begins the full feature phase.
 func (c *Conn) logIn(s *Session, out *login.Outcome) {
-	c.sess, c.cid = s, c.login.CID()
+	c.sess = s
 	c.log = c.log.With("initiator", s.Initiator, "session", s.TSIH)
 	if !s.Discovery {
 		s.nexus = s.Target.SCSI.NewNexus(s.portName())

@@ -51,7 +51,6 @@ type Conn struct {
 	login   *login.Login    // until the full feature phase
 	text    *login.Exchange // from then on
 	sess    *Session
-	cid     uint16
 	statSN  serial.SN // the next to send
 	tasks   []*Task   // outstanding: in a store, waiting, or fetching data-out
 	hungry  []*Task   // of these, waiting for memory

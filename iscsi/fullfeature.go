@@ -180,7 +180,7 @@ func (c *Conn) logout(h pdu.LogoutRequest) {
 	switch h.Reason() {
 	case pdu.LogoutCloseSession:
 	case pdu.LogoutCloseConnection:
-		if h.CID() != c.cid {
+		if h.CID() != c.sess.cid {
 			response = pdu.LogoutCIDNotFound
 		}
 	case pdu.LogoutRemoveForRecovery:

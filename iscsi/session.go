@@ -20,6 +20,7 @@ type Session struct {
 	Params    *login.Params
 
 	conn  *Conn
+	cid   uint16      // of conn
 	nexus *scsi.Nexus // nil in a discovery session
 
 	window     int       // commands that may be outstanding

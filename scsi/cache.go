@@ -2,9 +2,6 @@ package scsi
 
 import "oneshot/backend"
 
-// bitImmed is IMMED in byte 1 of SYNCHRONIZE CACHE and PRE-FETCH.
-const bitImmed = 0x02
-
 func (t *Task) synchronizeCache10() Next {
 	lba, blocks := t.range10()
 	return t.synchronizeCache(lba, blocks)

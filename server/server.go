@@ -32,6 +32,9 @@ type Server struct {
 	units     units
 	listeners []net.Listener
 
+	mu      sync.Mutex // Serve and Shutdown may meet
+	closing bool       // guarded by mu: no goroutine is started any more
+
 	wg    sync.WaitGroup
 	stop  context.CancelFunc
 	ended chan struct{} // closed when Shutdown is over
@@ -54,8 +57,7 @@ func New(cfg *config.Config, log *slog.Logger) (*Server, error) {
 		err = s.listen()
 	}
 	if err != nil {
-		s.release()
-		return nil, err
+		return nil, errors.Join(err, s.release())
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	s.stop = cancel
@@ -137,10 +139,15 @@ func (s *Server) Addrs() []net.Addr {
 
 // Serve takes connections until Shutdown is over, or a portal fails.
 func (s *Server) Serve() error {
+	s.mu.Lock()
 	for _, l := range s.listeners {
+		if s.closing {
+			break
+		}
 		s.log.Info("portal open", "transport", "tcp", "address", l.Addr().String())
 		s.wg.Go(func() { s.accept(l.(*net.TCPListener)) })
 	}
+	s.mu.Unlock()
 	select {
 	case <-s.ended:
 		return nil
@@ -179,13 +186,16 @@ func (s *Server) accept(l *net.TCPListener) {
 
 func isTemporary(err error) bool {
 	var t interface{ Temporary() bool }
-	return errors.As(err, &t) && t.Temporary() //nolint:staticcheck // accept's errors are what it is still for
+	return errors.As(err, &t) && t.Temporary()
 }
 
 // Shutdown closes the portals, asks initiators to log out, lets what is in flight finish,
 // and makes the stores durable. When ctx ends first, it cuts the connections that are left.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.once.Do(func() {
+		s.mu.Lock()
+		s.closing = true
+		s.mu.Unlock()
 		for _, l := range s.listeners {
 			_ = l.Close()
 		}

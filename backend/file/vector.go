@@ -97,8 +97,9 @@ func (c *cursor) advance(n int) {
 }
 
 // copy moves bytes between b and the segments, into the latter if in is set, until either
-// is used up, and returns how many.
-func (c *cursor) copy(b []byte, in bool) (n int) {
+// is used up.
+func (c *cursor) copy(b []byte, in bool) {
+	n := 0
 	for len(c.segs) > 0 && n < len(b) {
 		seg := c.segs[0][c.skip:]
 		var k int
@@ -112,7 +113,6 @@ func (c *cursor) copy(b []byte, in bool) (n int) {
 			c.segs, c.skip = c.segs[1:], 0
 		}
 	}
-	return n
 }
 
 // move is transfer for op, by way of a bounce buffer where the file asks for aligned

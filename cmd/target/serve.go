@@ -66,13 +66,14 @@ func serve(path string, open opener, stdout, stderr io.Writer) error {
 	for _, w := range c.Warnings {
 		log.Warn(w.Message, "at", w.Pos.String())
 	}
+	// Before the portals open: who can reach us may also end us, in good order.
+	signals := make(chan os.Signal, 2) // one to drain, one to stop at once
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	defer signal.Stop(signals)
 	d, err := open(c, log)
 	if err != nil {
 		return err
 	}
-	signals := make(chan os.Signal, 2) // one to drain, one to stop at once
-	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
-	defer signal.Stop(signals)
 	if err := writeHints(stdout, c, d.Addrs()); err != nil {
 		log.Warn("cannot print what is served", "err", err) // nobody reads it; serve all the same
 	}

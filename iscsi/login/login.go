@@ -95,7 +95,6 @@ type Login struct {
 	target    string
 	normal    bool // session type; true by default
 	found     *Target
-	portal    bool // TargetPortalGroupTag has been sent
 	declared  bool // our MaxRecvDataSegmentLength has been sent
 	auth      auth
 	params    Params

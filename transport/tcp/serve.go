@@ -24,7 +24,7 @@ const (
 // Serve runs an iSCSI connection on tc until it ends, and closes it. Its buffers come from
 // pool. It returns why the connection ended; nil: the initiator closed it.
 func Serve(node *iscsi.Node, tc *net.TCPConn, pool *mem.Pool) error {
-	defer tc.Close()
+	defer func() { _ = tc.Close() }()
 	m, err := newMover(tc, pool)
 	if err != nil {
 		return err
@@ -38,7 +38,7 @@ func Serve(node *iscsi.Node, tc *net.TCPConn, pool *mem.Pool) error {
 	m.rx.release()
 	m.conn.Lost(err)
 	m.conn.Unlock()
-	tc.Close()
+	_ = tc.Close()
 	close(m.kick)
 	m.writer.Wait()
 	return err

@@ -5,6 +5,7 @@ package main
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -51,7 +52,9 @@ func boot() error {
 			return err
 		}
 	}
-	os.Setenv("PATH", "/sbin:/usr/sbin:/bin:/usr/bin:/bbin")
+	if err := os.Setenv("PATH", "/sbin:/usr/sbin:/bin:/usr/bin:/bbin"); err != nil {
+		return err
+	}
 	if err := loadModules(); err != nil {
 		return err
 	}
@@ -168,7 +171,7 @@ func runForeign(say func(string), argv []string) int {
 	case <-time.After(500 * time.Millisecond):
 	}
 	if err != nil {
-		if e, ok := err.(*exec.ExitError); ok {
+		if e, ok := errors.AsType[*exec.ExitError](err); ok {
 			return e.ExitCode()
 		}
 		say(err.Error())
