@@ -41,6 +41,7 @@ func (r *recorder) Answer(t *Task) {
 	r.say("answer %d", t.ITT)
 	r.sent = append(r.sent, t)
 }
+
 func (r *recorder) SendControl(b, _ []byte) {
 	r.last = append(pdu.Header(nil), b...)
 	r.say("%v", r.last.Opcode())
