@@ -57,7 +57,7 @@ type Mover struct {
 	pausing bool // tells the reader so; its own
 
 	commands int // in the batch of input under way
-	depth    int // commands outstanding at the initiator, by estimate; the reader's own
+	pace     moderator
 
 	resume chan struct{} // wakes a paused reader; capacity 1
 	kick   chan struct{} // wakes the writer; capacity 1

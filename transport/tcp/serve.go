@@ -31,7 +31,6 @@ func Serve(node *iscsi.Node, tc *net.TCPConn, pool *mem.Pool) error {
 	}
 	m.conn = node.NewConn(m)
 	err = m.read()
-	lastServed.CompareAndSwap(m, nil)
 	m.conn.Lock()
 	m.dead = true
 	m.tx.blocked = false
@@ -76,9 +75,10 @@ func (m *Mover) read() error {
 
 // onReadable handles what the socket holds. done without an error: the reader is to pause.
 func (m *Mover) onReadable() (done bool, err error) {
-	m.moderate()
 	for round := 1; ; round++ {
+		m.pace.wait(m.fd)
 		drained, err := m.batch()
+		m.pace.looked(m.commands)
 		if err != nil || m.pausing {
 			m.pausing = false
 			return true, err
@@ -107,9 +107,6 @@ func (m *Mover) batch() (drained bool, err error) {
 	}
 	m.commands = 0
 	drained, err = m.receive()
-	if !drained {
-		m.estimate(m.commands)
-	}
 	if drained {
 		m.dropIn()
 	}
