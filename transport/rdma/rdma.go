@@ -1,0 +1,284 @@
+// Package rdma is the way to remote memory and to whoever serves it: devices, protection
+// domains, memory regions, queue pairs, completion queues and a connection manager, after
+// the verbs of the RDMA Consortium and the IBTA. Providers implement it: iwarp in user
+// space, verbs for what the kernel drives, local for stores in this process. Nothing in it
+// is one provider's alone; rdmatest is the suite that all of them pass.
+//
+//	Device ─┬─ Domain ── Region, Window       memory, and who may reach it
+//	        ├─ CompletionQueue                 what has ended
+//	        ├─ ReceiveQueue                    receives that queue pairs share
+//	        ├─ QueuePair ─ Post, PostReceive   one connection
+//	        └─ Listener ── Request             connections that are wanted
+//
+// Posting takes slices of work requests and polling fills slices of completions; batches
+// are the normal case, and a batch costs one crossing into the provider.
+//
+// # One-shot
+//
+// A queue pair whose peer has agreed to it (QueuePair.OneShot) knows two more flags. A Send
+// with Advertise makes the memory of its Region list reachable for the peer and carries the
+// steering tag (STag) in its header; the STag comes back in the Work that was posted. A Send
+// with Close ends an STag that the peer has advertised: the peer's provider takes access and
+// resources back before it delivers the message. So one post starts an I/O, and one
+// completion ends it. Where the peer has not agreed, neither flag may be used.
+//
+// # Ownership
+//
+// Memory named by a work request belongs to the provider from Post until the request's
+// completion, or, of an unsignalled one, until that of a later signalled one on the same
+// queue pair. Memory of an advertised STag belongs to it until the completion that carries
+// Closed, until Revoke, or until the queue pair is closed. The slices of work requests and
+// scatter/gather lists themselves are only read during the call.
+package rdma
+
+import (
+	"context"
+	"errors"
+	"net"
+)
+
+// STag is a steering tag (RFC 5040 §1.1), the R_Key of the IBTA: the name of memory on the
+// wire. 0 is never one.
+type STag uint32
+
+// Device is an RDMA device. Its methods may be called from any goroutine.
+type Device interface {
+	// Limits returns what the device can do. It does not change.
+	Limits() Limits
+	// NewDomain allocates a protection domain.
+	NewDomain() (Domain, error)
+	// NewCompletionQueue makes a queue for depth completions. After Arm, event is called
+	// when a completion has come; see CompletionQueue. It may be nil for queues that are
+	// only polled.
+	NewCompletionQueue(depth int, event func()) (CompletionQueue, error)
+	// NewReceiveQueue makes a queue for depth receives that queue pairs share.
+	NewReceiveQueue(d Domain, depth int) (ReceiveQueue, error)
+	// NewQueuePair makes a queue pair that is not connected yet. Receives can be posted.
+	NewQueuePair(c QueuePairConfig) (QueuePair, error)
+	// Connect connects qp with who listens at addr, and returns when messages can be
+	// exchanged. A rejection is a *RejectedError. After an error qp can only be closed.
+	Connect(ctx context.Context, qp QueuePair, addr string, p ConnParams) error
+	// Listen waits for connections on addr (host:port).
+	Listen(addr string) (Listener, error)
+	// Counters returns what has crossed the device since it was opened.
+	Counters() Counters
+	// Close closes the device, of which nothing may be in use any more.
+	Close() error
+}
+
+// Limits are what a device can do.
+type Limits struct {
+	Name          string // of the device, for people
+	MaxQueuePair  int    // queue pairs
+	MaxWork       int    // work requests posted and not completed, per queue
+	MaxSGE        int    // elements of the scatter/gather list of a Send, Write or Receive
+	MaxReadSGE    int    // of a Read
+	MaxMessage    int64  // bytes of one operation
+	MaxReads      int    // Reads outstanding per queue pair, either way
+	MaxInline     int    // bytes that Post copies, so that the memory is free at once
+	MaxPrivate    int    // bytes of private data of the connection manager
+	Windows       bool   // memory windows (Bind) can be had
+	ReadSinkWrite bool   // a Read's sink needs AccessRemoteWrite (iWARP)
+	OneShot       bool   // Advertise and Close, if the peer agrees
+	ReceiveWait   bool   // a peer's Send waits for a Receive, rather than ending the connection
+}
+
+// Access is what may be done with a region or window.
+type Access uint8
+
+const (
+	AccessLocalWrite Access = 1 << iota // sink of Receives and Reads
+	AccessRemoteRead
+	AccessRemoteWrite
+	AccessRemoteInvalidate // the peer's Send with Invalidate may end it
+)
+
+// Domain is a protection domain: queue pairs reach only the memory of their own.
+type Domain interface {
+	// Register makes memory known to the device. b stays where it is and is not Go heap
+	// that moves or is freed: an arena, or memory that the caller keeps alive until
+	// Deregister. Without remote access the region has no tagged offset of interest.
+	Register(b []byte, a Access) (Region, error)
+	// NewWindow allocates a memory window, to be bound by work requests.
+	NewWindow() (Window, error)
+	// Close frees the domain, of which nothing may be in use any more.
+	Close() error
+}
+
+// Region is registered memory.
+type Region interface {
+	Bytes() []byte
+	// STag names the region for the peer, if it has remote access.
+	STag() STag
+	// Base is the tagged offset of its first byte.
+	Base() uint64
+	// Deregister ends all access. It blocks until operations under way have left the memory.
+	Deregister() error
+}
+
+// Window is a right to a part of a region that costs a work request to give and one to take,
+// the peer's Send with Invalidate, or the end of the queue pair. It is of type 2 (IBTA
+// 10.6.7.2): bound to the queue pair on which Bind was posted.
+type Window interface {
+	// STag is what the last Bind posted gives; it changes with every Bind.
+	STag() STag
+	Free() error
+}
+
+// CompletionQueue holds completions in the order in which they happened, of any number of
+// queue pairs. It never overflows as long as the queue pairs that use it have no more work
+// requests and receives posted together than its depth.
+type CompletionQueue interface {
+	// Poll takes up to len(c) completions and returns how many. It never blocks.
+	Poll(c []Completion) int
+	// Arm asks for one call of event when the next completion comes. False: there are
+	// completions already, event will not be called for them, poll on. Calls of event do
+	// not overlap. It runs in a goroutine of the provider, which serves the connection that
+	// had the completion: it may poll, post and arm, and must not block for long.
+	Arm() bool
+	Close() error
+}
+
+// ReceiveQueue is a queue of receives.
+type ReceiveQueue interface {
+	// PostReceive adds rs, in order. It returns how many were taken; fewer than all come
+	// with an error.
+	PostReceive(rs []Receive) (int, error)
+	Close() error
+}
+
+// QueuePairConfig says how a queue pair is to be. Zero values are not replaced, except
+// where that is said.
+type QueuePairConfig struct {
+	Domain  Domain
+	SendCQ  CompletionQueue // completions of Post
+	RecvCQ  CompletionQueue // completions of PostReceive
+	MaxWork int             // work requests posted and not completed
+	MaxRecv int             // receives posted; without meaning if Receives is set
+	MaxSGE  int             // elements of a scatter/gather list; 0: Limits.MaxSGE
+	// Receives, if set, is where the queue pair takes its receives from.
+	Receives ReceiveQueue
+	// Disconnected, if set, is called once after the connection has ended for any reason,
+	// with nil if the peer ended it in good order, in a goroutine of the provider, before
+	// or after the completions of what was posted. It must not block.
+	Disconnected func(error)
+	// Context is the owner's; the provider returns it in completions.
+	Context any
+}
+
+// QueuePair is one connection. Post, PostReceive and Revoke may be called from any
+// goroutine; what is posted by one is sent in order.
+//
+// When the connection ends, everything posted completes, with StatusFlushed if nothing else,
+// signalled or not; receives that came from a ReceiveQueue stay there. After that Post fails
+// with ErrDisconnected.
+type QueuePair interface {
+	// Post posts ws, in order, with one doorbell. It returns how many were taken; fewer
+	// than all come with an error: ErrFull, ErrWindow, ErrDisconnected, or a *WorkError
+	// that says what is wrong with the next. It never blocks.
+	Post(ws []Work) (int, error)
+	// PostReceive is that of ReceiveQueue, for queue pairs with their own receives.
+	PostReceive(rs []Receive) (int, error)
+	// OneShot returns what was agreed, or nil.
+	OneShot() *OneShot
+	// Reads returns how many Reads may be outstanding at a time. More can be posted; they
+	// wait.
+	Reads() int
+	// Revoke takes the access of an advertised STag away that the peer will not close.
+	// done is called when nothing refers to the memory any more, perhaps before Revoke
+	// returns.
+	Revoke(s STag, done func()) error
+	// PeerData returns the private data that the peer has sent, without the container of
+	// one-shot.
+	PeerData() []byte
+	LocalAddr() net.Addr
+	RemoteAddr() net.Addr
+	Context() any
+	Counters() Counters
+	// Disconnect ends the connection in good order, after what is posted has been sent.
+	Disconnect()
+	// Abort ends it at once. An err with a method Terminate() (layer, etype, code uint8),
+	// as stag.Error has it, is told to the peer.
+	Abort(err error)
+	// Close aborts, waits until everything posted has completed or, if the completion queue
+	// is not polled, is in the queue, and frees the queue pair. It must not be called from
+	// an event.
+	Close() error
+}
+
+// ConnParams are what the two ends tell each other when they connect.
+type ConnParams struct {
+	// PrivateData is the upper layer's, at most Limits.MaxPrivate bytes.
+	PrivateData []byte
+	// InitiatorDepth is how many Reads this end wants outstanding, ResponderResources how
+	// many it serves. 0: as many as the device can.
+	InitiatorDepth, ResponderResources int
+	// OneShot, if set, is offered by Connect, and is what Accept may agree to.
+	OneShot *OneShotOffer
+}
+
+// OneShotOffer is what an end is willing to do.
+type OneShotOffer struct {
+	Flags, Opcodes bool // encodings: FIG 5B, FIG 5A; flags are preferred
+	Validated      bool // the STag field may be left out where it has no meaning (mode V)
+	Advertise      bool
+	Close          bool
+	CheckReference bool
+	// Window: Connect: STags that this end wants outstanding; Accept: the most it allows.
+	Window uint32
+}
+
+// OneShot is what two ends have agreed.
+type OneShot struct {
+	Opcodes        bool // FIG 5A, otherwise FIG 5B
+	Validated      bool // mode V, otherwise mode E
+	Advertise      bool
+	Close          bool
+	CheckReference bool
+	Window         uint32
+}
+
+// Listener waits for connections.
+type Listener interface {
+	// Accept returns the next request. It fails with net.ErrClosed after Close.
+	Accept() (Request, error)
+	Addr() net.Addr
+	// Close ends the listener; requests that were returned stay.
+	Close() error
+}
+
+// Request is a connection that a peer wants. Accept or Reject ends it; the provider gives up
+// by itself when the owner takes too long.
+type Request interface {
+	// Device is where the queue pair has to be made.
+	Device() Device
+	PeerData() []byte
+	LocalAddr() net.Addr
+	RemoteAddr() net.Addr
+	// Accept connects qp, which becomes usable at once: receives have to be posted before.
+	Accept(qp QueuePair, p ConnParams) error
+	// Reject refuses, and tells the peer data.
+	Reject(data []byte) error
+}
+
+// Errors of calls.
+var (
+	// ErrFull: MaxWork or MaxRecv requests are posted; go on when some have completed.
+	ErrFull = errors.New("rdma: queue is full")
+	// ErrWindow: as many STags are advertised as the peer allows; go on after a Closed.
+	ErrWindow = errors.New("rdma: the peer's window of advertised STags is used up")
+	// ErrDisconnected: the connection has ended or was never made.
+	ErrDisconnected = errors.New("rdma: not connected")
+	// ErrUnsupported: the device cannot do that; see Limits.
+	ErrUnsupported = errors.New("rdma: not supported by the device")
+)
+
+// RejectedError says that the peer refused the connection.
+type RejectedError struct {
+	Addr        string
+	PrivateData []byte // of the refusal
+}
+
+func (e *RejectedError) Error() string {
+	return "rdma: " + e.Addr + " refuses the connection"
+}
