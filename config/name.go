@@ -141,5 +141,5 @@ func parsePattern(text string) (NamePattern, error) {
 			return NamePattern(pattern), nil
 		}
 	}
-	return "", fmt.Errorf("%q matches no name: names begin with iqn., eui. or naa.", text)
+	return "", fmt.Errorf("%q matches no name: a name begins with iqn., eui. or naa., as in \"iqn.2026-11.example:*\"", text)
 }

@@ -17,8 +17,8 @@ func (o *object) text(key string, dst *string) bool {
 	return set(o.take(key), dst, "a text", func(s string) (string, error) { return s, nil })
 }
 
-func (o *object) bool(key string, dst *bool) bool {
-	return set(o.take(key), dst, "true or false", parseBool)
+func (o *object) bool(key string, dst *bool) {
+	set(o.take(key), dst, "true or false", parseBool)
 }
 
 func (o *object) size(key string, dst *int64) bool {

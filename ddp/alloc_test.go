@@ -1,6 +1,9 @@
 package ddp
 
-import "testing"
+import (
+	"errors"
+	"testing"
+)
 
 // TestNoAllocations: what runs once per message or FPDU, and what hostile bytes can reach.
 func TestNoAllocations(t *testing.T) {
@@ -21,7 +24,7 @@ func TestNoAllocations(t *testing.T) {
 		s, _ = standard.Parse(read)
 		r := ParseReadRequest(read[s.PayloadOffset():])
 		_, err := standard.Parse(bad)
-		answer := TerminateFor(err.(*Error).Cause, s, &r)
+		answer := TerminateFor(cause(err), s, &r)
 		out = AppendTerminate(out[:0], &answer)
 
 		s, _ = standard.Parse(terminate)
@@ -43,4 +46,11 @@ func TestNoAllocations(t *testing.T) {
 		t.Errorf("%v allocations", n)
 	}
 	_ = sink
+}
+
+func cause(err error) Cause {
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e.Cause
+	}
+	panic(err)
 }

@@ -105,9 +105,9 @@ func (c *client) submit(op backend.Op) *call {
 }
 
 // wait returns the operation's error once it has completed.
-func (k *call) wait() error {
-	<-k.done
-	return k.op.Err
+func (c *call) wait() error {
+	<-c.done
+	return c.op.Err
 }
 
 // must is wait for operations that cannot fail.

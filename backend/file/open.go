@@ -170,7 +170,7 @@ func (s *Store) shape(cfg Config, st *unix.Stat_t) (err error) {
 		VolatileCache: !s.through,
 	}
 	if s.sparse && canPunch(s.fd, max(size, st.Size)) {
-		s.info.DiscardGranularity = max(int64(st.Blksize), int64(block))
+		s.info.DiscardGranularity = max(st.Blksize, int64(block))
 	}
 	return nil
 }
