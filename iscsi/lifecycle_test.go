@@ -1,0 +1,112 @@
+package iscsi
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"oneshot/iscsi/pdu"
+)
+
+// logInAgain opens one more connection with the name and ISID of session's.
+func logInAgain(t *testing.T, n *Node) (*Conn, *recorder) {
+	t.Helper()
+	r := new(recorder)
+	r.c = n.NewConn(r)
+	text := "InitiatorName=iqn.c:1\x00TargetName=iqn.t:t\x00"
+	f := pdu.LoginRequestFields{
+		Transit: true, CSG: pdu.StageLoginOperationalNegotiation, NSG: pdu.StageFullFeaturePhase, CmdSN: 5, ITT: 1,
+		DataSegmentLength: len(text),
+	}
+	drive(r.c, func() { r.c.Receive(f.AppendTo(nil), []byte(text)) })
+	return r.c, r
+}
+
+// RFC 7143 §6.3.5: the answer to a login that takes the place of a session waits until
+// nothing of that session is left, its commands included.
+func TestReinstatementWaits(t *testing.T) {
+	n, old, was := session(t)
+	command(old, 9, firstCmdSN, false, testUnitReady, 0) // takes the unit attention
+	command(old, 20, firstCmdSN+1, false, write1(), 512)
+	was.take()
+	fresh, is := logInAgain(t, n)
+	if got := was.take(); got != "terminate false" {
+		t.Errorf("the old session: %q", got)
+	}
+	if got := is.take(); got != "" {
+		t.Fatalf("the new session, while the old one has a command: %q", got)
+	}
+	drive(old, func() { old.Lost(nil) })
+	drive(fresh, func() {})
+	if got := is.take(); got != "Login Response" || is.last[36] != 0 {
+		t.Errorf("the new session: %q, status class %d", got, is.last[36])
+	}
+	drive(fresh, func() { fresh.Lost(nil) })
+}
+
+// A connection that is lost while it waits for the old session gets no session.
+func TestReinstatementAbandoned(t *testing.T) {
+	n, old, _ := session(t)
+	fresh, is := logInAgain(t, n)
+	drive(fresh, func() { fresh.Lost(nil) })
+	drive(old, func() { old.Lost(nil) })
+	if got := is.take(); got != "" || len(n.sessions) != 0 {
+		t.Errorf("%q, %d sessions", got, len(n.sessions))
+	}
+}
+
+func TestShutdown(t *testing.T) {
+	for _, s := range []struct {
+		name    string
+		leaves  bool // the initiator logs out when it is asked
+		returns bool // its connection ends when it is cut off
+		want    error
+	}{
+		{"initiator logs out", true, true, nil},
+		{"initiator stays", false, true, nil},
+		{"connection hangs", false, false, context.DeadlineExceeded},
+	} {
+		t.Run(s.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n, c, r := session(t)
+				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+				defer cancel()
+				ended := make(chan error, 1)
+				go func() { ended <- n.Shutdown(ctx) }()
+				synctest.Wait()
+				if got := r.take(); got != "Asynchronous Message" {
+					t.Fatalf("at the beginning: %q", got)
+				}
+				// RFC 7143 §11.9.1: the event asks for a logout within Parameter3 seconds.
+				if event, seconds := r.last[36], binary.BigEndian.Uint16(r.last[42:]); event != 1 || seconds != 5 {
+					t.Errorf("event %d, %d seconds", event, seconds)
+				}
+				if n.Admit() {
+					t.Error("a connection is admitted")
+				}
+				if s.leaves {
+					f := pdu.LogoutRequestFields{Reason: pdu.LogoutCloseSession, ITT: 7, CmdSN: firstCmdSN}
+					drive(c, func() { c.Receive(f.AppendTo(nil), nil) })
+					if got := r.take(); got != "Logout Response, terminate true" {
+						t.Errorf("logout: %q", got)
+					}
+				} else {
+					time.Sleep(5 * time.Second) // of the bubble's
+					synctest.Wait()
+					if got := r.take(); got != "terminate false" {
+						t.Errorf("when the time is over: %q", got)
+					}
+				}
+				if s.returns {
+					drive(c, func() { c.Lost(nil) })
+				}
+				if err := <-ended; !errors.Is(err, s.want) {
+					t.Errorf("Shutdown: %v, want %v", err, s.want)
+				}
+			})
+		})
+	}
+}
