@@ -13,48 +13,82 @@ import (
 // and then holds several at once, as a network card does that moderates its interrupts.
 //
 // How many are outstanding only the initiator knows, but it stops sending when all are. Now
-// and then a census waits for that and counts. From then on naps before each look are as long
-// as it takes a third to a half of that number to come: a longer nap would leave the
-// initiator without work while the answers are made. With few outstanding there are no naps.
+// and then a census withholds the answers until that is so, and counts. From then on there
+// are pauses before each look, not so long that more than half of that number come on average:
+// the initiator would be left without work while the answers are made. With few outstanding
+// there are none.
 const (
-	// A census is taken after censusFirst commands without naps, and every censusEvery.
+	// A census is taken after censusFirst commands without pauses, and every censusEvery.
 	censusFirst = 1024
 	censusEvery = 4096
 	// It is over when nothing has come in censusStill steps, or after censusSteps, or when
-	// there is more than one read takes.
+	// there are censusMost commands.
 	censusStep  = 25 * time.Microsecond
-	censusStill = 4
-	censusSteps = 16
+	censusStill = 3
+	censusSteps = 24
+	censusMost  = 64
 
-	napFirst = 10 * time.Microsecond
-	napMin   = 5 * time.Microsecond
-	napMax   = 40 * time.Microsecond
-	// napDepth is the number of commands outstanding from which naps pay.
-	napDepth = 6
-	// napsPoor is how many naps in a row may bring one command or none.
-	napsPoor = 4
+	pauseMin = 5 * time.Microsecond
+	pauseMax = 45 * time.Microsecond
+	// pauseDepth is the number of commands outstanding from which pauses pay.
+	pauseDepth = 6
+	// meanOver is over how many looks their mean is taken.
+	meanOver = 16
+	// poorMost is how many pauses in a row may bring one command or none.
+	poorMost = 4
+	// spinMost is the longest pause in which the processor is kept: to stop it and have a
+	// timer start it again costs more than that.
+	spinMost = 20 * time.Microsecond
 )
 
 // moderator is what a connection knows of its initiator's pace. It belongs to the reader.
 type moderator struct {
-	depth    int           // commands outstanding at the initiator; 0: naps do not pay
-	nap      time.Duration // between the last answers and the next look
-	answers  time.Duration // when the last answers were given
-	count    int           // commands since the last census
-	counting bool          // the next look ends a census
-	poor     int           // naps in a row that were not worth it
+	depth   int           // commands outstanding at the initiator; 0: pauses do not pay
+	pause   time.Duration // between the last answers and the next look
+	answers time.Duration // when the last answers were given
+	count   int           // commands since the last census
+	mean    int           // commands per look of late, times meanOver
+	poor    int           // pauses in a row that were not worth it
 }
 
-// wait sleeps until the input is worth a look.
-func (d *moderator) wait(fd int) {
+// longest returns the longest pause for a depth. Measured: at 8 outstanding none of more than
+// a few µs pays, at 16 none above 10, at 32 all up to 40.
+func longest(depth int) time.Duration {
+	return min(max(time.Duration(depth*depth)*time.Microsecond/24, pauseMin), pauseMax)
+}
+
+// due reports whether it is time for a census.
+func (d *moderator) due() bool {
+	return d.count >= censusEvery || d.depth == 0 && d.count >= censusFirst
+}
+
+// counted tells how many commands the census has found.
+func (d *moderator) counted(commands int) {
+	d.count, d.poor = 0, 0
 	switch {
-	case d.count >= censusEvery || d.depth == 0 && d.count >= censusFirst:
-		d.counting = true
-		census(fd)
-	case d.depth > 0:
-		if left := d.nap - (clock() - d.answers); left > 0 {
-			sleep(left)
-		}
+	case commands < pauseDepth:
+		d.depth = 0
+		return
+	case d.depth == 0:
+		d.mean = 0
+		d.pause = pauseMin
+	}
+	d.depth = commands
+	d.answers = clock()
+}
+
+// wait pauses until the input is worth a look.
+func (d *moderator) wait() {
+	if d.depth == 0 {
+		return
+	}
+	until := d.answers + d.pause
+	left := until - clock()
+	if left > spinMost {
+		sleep(left)
+		return
+	}
+	for clock() < until {
 	}
 }
 
@@ -62,61 +96,41 @@ func (d *moderator) wait(fd int) {
 // they could.
 func (d *moderator) looked(commands int) {
 	d.count += commands
-	switch {
-	case d.counting:
-		d.counting = false
-		d.count, d.poor = 0, 0
-		if commands < napDepth {
-			d.depth = 0
-			return
-		}
-		if d.depth == 0 {
-			d.nap = napFirst
-		}
-		d.depth = commands
-	case d.depth == 0:
+	if d.depth == 0 {
 		return
-	case commands <= 1:
-		if d.poor++; d.poor == napsPoor {
-			d.depth, d.count = 0, 0
-			return
-		}
-		d.nap = min(d.nap+d.nap/8, napMax)
-	case commands*3 < d.depth:
+	}
+	if commands > 1 {
 		d.poor = 0
-		d.nap = min(d.nap+d.nap/8, napMax)
-	case commands*2 > d.depth:
-		d.poor = 0
-		d.nap = max(d.nap-d.nap/8, napMin)
-	default:
-		d.poor = 0
+	} else if d.poor++; d.poor == poorMost {
+		d.depth, d.count = 0, 0
+		return
+	}
+	if d.mean += commands - d.mean/meanOver; d.mean > meanOver*d.depth/2 {
+		d.pause = max(d.pause-d.pause/16, pauseMin)
+	} else {
+		d.pause = min(d.pause+d.pause/16, longest(d.depth))
 	}
 	d.answers = clock()
 }
 
-// census waits until the initiator sends no more.
-func census(fd int) {
-	have, still := pending(fd), 0
-	for range censusSteps {
+// census withholds answers until the initiator sends no more, and counts its commands. done
+// is that of onReadable.
+func (m *Mover) census() (done bool, err error) {
+	found, still := 0, 0
+	m.withhold = true
+	for step := 0; step < censusSteps && still < censusStill && found < censusMost && !done && err == nil; step++ {
 		sleep(censusStep)
-		n := pending(fd)
-		switch {
-		case n > readLen:
-			return
-		case n > have:
-			have, still = n, 0
-		default:
-			if still++; still == censusStill {
-				return
-			}
+		done, _, err = m.look()
+		found += m.commands
+		if still++; m.commands > 0 {
+			still = 0
 		}
 	}
-}
-
-// pending returns the number of bytes that the socket holds.
-func pending(fd int) int {
-	n, _ := unix.IoctlGetInt(fd, unix.TIOCINQ)
-	return n
+	m.conn.Lock()
+	m.withhold = false
+	m.conn.Unlock()
+	m.pace.counted(found)
+	return done, err
 }
 
 var epoch = time.Now()

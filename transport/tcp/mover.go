@@ -56,7 +56,8 @@ type Mover struct {
 	paused  bool // the reader waits, or is about to, until tx is short again
 	pausing bool // tells the reader so; its own
 
-	commands int // in the batch of input under way
+	commands int  // in the batch of input under way
+	withhold bool // a census is being taken: answers wait
 	pace     moderator
 
 	resume chan struct{} // wakes a paused reader; capacity 1

@@ -258,6 +258,8 @@ func (m *Mover) Flush() {
 	switch {
 	case m.dead:
 		m.abandon()
+	case m.withhold:
+		return
 	case m.tx.blocked || len(m.tx.iov) == 0:
 	case !m.write():
 		m.block()

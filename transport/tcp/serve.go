@@ -73,18 +73,20 @@ func (m *Mover) read() error {
 	}
 }
 
-// onReadable handles what the socket holds. done without an error: the reader is to pause.
+// onReadable handles what the socket holds. done: the reader is to pause, or err says why it
+// is to end.
 func (m *Mover) onReadable() (done bool, err error) {
 	for round := 1; ; round++ {
-		m.pace.wait(m.fd)
-		drained, err := m.batch()
-		m.pace.looked(m.commands)
-		if err != nil || m.pausing {
-			m.pausing = false
-			return true, err
+		if m.pace.due() {
+			if done, err := m.census(); done {
+				return true, err
+			}
 		}
-		if drained {
-			return false, nil
+		m.pace.wait()
+		done, drained, err := m.look()
+		m.pace.looked(m.commands)
+		if done || drained {
+			return done, err
 		}
 		if round%fairness == 0 {
 			runtime.Gosched()
@@ -92,8 +94,19 @@ func (m *Mover) onReadable() (done bool, err error) {
 	}
 }
 
+// look handles one batch of input. done is that of onReadable.
+func (m *Mover) look() (done, drained bool, err error) {
+	drained, err = m.batch()
+	if err != nil || m.pausing {
+		m.pausing = false
+		return true, drained, err
+	}
+	return false, drained, nil
+}
+
 // batch reads once, and answers what can be answered at once with one write.
 func (m *Mover) batch() (drained bool, err error) {
+	m.commands = 0
 	m.conn.Lock()
 	defer m.conn.Unlock()
 	switch {
@@ -105,7 +118,6 @@ func (m *Mover) batch() (drained bool, err error) {
 	case !m.lendIn():
 		return true, errNoMemory
 	}
-	m.commands = 0
 	drained, err = m.receive()
 	if drained {
 		m.dropIn()
