@@ -1,0 +1,188 @@
+package iwarp
+
+import (
+	"sync"
+
+	"oneshot/transport/rdma"
+)
+
+// completionQueue is a completion queue. Its event is called by whoever has come with
+// completions if that is a goroutine of this package which holds nothing; otherwise by a
+// goroutine of the queue's own, started when it is first needed.
+type completionQueue struct {
+	dev   *Device
+	event func()
+
+	mu      sync.Mutex        // taken after queuePair.mu
+	ring    []rdma.Completion // a power of two
+	head    int
+	n       int
+	armed   bool
+	running bool // a call of event is under way
+	closed  bool
+	users   int // queue pairs
+
+	polls, completions, events uint64
+
+	kick chan struct{} // wakes the goroutine; capacity 1; nil: not started
+	wg   sync.WaitGroup
+}
+
+const (
+	firstRing = 16
+	// eventsInRow is how often a connection's goroutine calls event before another has to.
+	eventsInRow = 8
+)
+
+// NewCompletionQueue implements rdma.Device. The queue grows to what is asked of it.
+func (d *Device) NewCompletionQueue(_ int, event func()) (rdma.CompletionQueue, error) {
+	c := &completionQueue{dev: d, event: event}
+	d.mu.Lock()
+	d.cqs[c] = struct{}{}
+	d.mu.Unlock()
+	return c, nil
+}
+
+func (c *completionQueue) push(x *rdma.Completion) {
+	c.mu.Lock()
+	if c.n == len(c.ring) {
+		c.grow()
+	}
+	c.ring[(c.head+c.n)&(len(c.ring)-1)] = *x
+	c.n++
+	c.mu.Unlock()
+}
+
+func (c *completionQueue) grow() {
+	ring := make([]rdma.Completion, max(firstRing, 2*len(c.ring)))
+	k := copy(ring, c.ring[c.head:])
+	copy(ring[k:], c.ring[:c.head])
+	c.ring, c.head = ring, 0
+}
+
+// Poll implements rdma.CompletionQueue.
+func (c *completionQueue) Poll(into []rdma.Completion) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := min(len(into), c.n)
+	if n == 0 {
+		return 0
+	}
+	for i := range n {
+		p := &c.ring[c.head]
+		into[i] = *p
+		p.QueuePair, p.Err = nil, nil
+		c.head = (c.head + 1) & (len(c.ring) - 1)
+	}
+	c.n -= n
+	c.polls++
+	c.completions += uint64(n)
+	return n
+}
+
+// Arm implements rdma.CompletionQueue.
+func (c *completionQueue) Arm() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.n > 0 {
+		return false
+	}
+	c.armed = true
+	return true
+}
+
+func (c *completionQueue) due() bool { return c.armed && c.n > 0 && !c.closed && c.event != nil }
+
+// fire calls event if it is due. The caller is a goroutine of this package without locks.
+func (c *completionQueue) fire() {
+	c.mu.Lock()
+	if !c.due() || c.running {
+		c.mu.Unlock()
+		return
+	}
+	c.running = true
+	for round := 0; c.due() && round < eventsInRow; round++ {
+		c.call()
+	}
+	c.running = false
+	if c.due() {
+		c.wake()
+	}
+	c.mu.Unlock()
+}
+
+// call calls event. The lock is held, but not during the call.
+func (c *completionQueue) call() {
+	c.armed = false
+	c.events++
+	c.mu.Unlock()
+	c.event()
+	c.mu.Lock()
+}
+
+// notify has event called if it is due, but not by the caller.
+func (c *completionQueue) notify() {
+	c.mu.Lock()
+	if c.due() && !c.running { // who runs looks again
+		c.wake()
+	}
+	c.mu.Unlock()
+}
+
+// wake wakes the queue's own goroutine. The lock is held.
+func (c *completionQueue) wake() {
+	if c.kick == nil {
+		c.kick = make(chan struct{}, 1)
+		c.wg.Go(c.loop)
+	}
+	select {
+	case c.kick <- struct{}{}:
+	default:
+	}
+}
+
+func (c *completionQueue) loop() {
+	for range c.kick {
+		c.fire()
+	}
+}
+
+// use counts the queue pairs that use the queue.
+func (c *completionQueue) use(n int) {
+	c.mu.Lock()
+	c.users += n
+	c.mu.Unlock()
+}
+
+// Close implements rdma.CompletionQueue.
+func (c *completionQueue) Close() error {
+	c.mu.Lock()
+	switch {
+	case c.closed:
+		c.mu.Unlock()
+		return nil
+	case c.users > 0:
+		c.mu.Unlock()
+		return errInUse
+	}
+	c.closed = true
+	if c.kick != nil {
+		close(c.kick)
+	}
+	c.mu.Unlock()
+	c.wg.Wait()
+	c.dev.mu.Lock()
+	delete(c.dev.cqs, c)
+	c.addTo(&c.dev.past)
+	c.dev.mu.Unlock()
+	return nil
+}
+
+// addTo adds what has crossed the queue.
+func (c *completionQueue) addTo(sum *rdma.Counters) {
+	c.mu.Lock()
+	sum.Polls += c.polls
+	sum.Completions += c.completions
+	sum.Events += c.events
+	c.mu.Unlock()
+}

@@ -1,0 +1,188 @@
+// Package iwarp is an RDMA device in user space: MPA (RFC 5044, RFC 6581), DDP (RFC 5041) and
+// RDMAP (RFC 5040) over TCP, with the one-shot extension. It needs neither an RDMA card nor a
+// kernel module, and talks to those who have one.
+//
+//	device.go    Device, its limits and counters
+//	memory.go    protection domains, regions, windows
+//	complete.go  completion queues
+//	receive.go   queues of receives, own and shared
+//	listen.go    connections that peers want    ┐ MPA startup
+//	connect.go   connections that we want       ┘
+//	queuepair.go the queue pair and its life
+//	work.go      Post: checks, and the send queue
+//	oneshot.go   STags advertised and closed
+//	send.go      what is posted ─► FPDUs ─► writev
+//	read.go      the goroutine that owns the socket: readv, FPDUs cut from the stream
+//	place.go     a segment's way to its place, and what its message does
+//	end.go       Terminate, disconnection, flush
+//
+// A connection costs one goroutine, parked in the poller while nothing comes. It reads all
+// that has come with one readv, hands completions to the completion queues, calls their
+// events, and sends everything that these have posted with one writev. Payload goes from the
+// socket to its final place and from registered memory to the socket; only what is small is
+// copied once, together with the headers around it. An idle connection holds no buffers.
+package iwarp
+
+import (
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"oneshot/ddp"
+	"oneshot/stag"
+	"oneshot/transport/rdma"
+)
+
+// Config says how a device is to be. The zero value is a good one.
+type Config struct {
+	Logger *slog.Logger // nil: silence
+	Name   string       // for people; "": iwarp
+	// STags is how many regions, windows and advertised STags there may be at a time.
+	// 0: 1 Mi.
+	STags int
+	// MaxReads bounds the RDMA Reads outstanding per connection, either way. 0: 128.
+	MaxReads int
+	// NoCRC leaves it to the peer whether FPDUs have CRCs. One-shot always has them.
+	NoCRC bool
+	// PlainMPA has Connect speak revision 1 of MPA (RFC 5044), without IRD, ORD and one-shot.
+	PlainMPA bool
+	// PeerToPeer has Connect send a ready-to-receive message (RFC 6581 §9.2), so that the
+	// other end may send first.
+	PeerToPeer bool
+	// MaxULPDU bounds the FPDUs that are sent, in octets. 0: what fits into a TCP segment.
+	MaxULPDU int
+	// StartupTimeout bounds the exchange of MPA frames, 0: 10 s; AcceptTimeout how long the
+	// owner of a listener may take to accept, 0: 10 s; LingerTime how long a connection may
+	// take to end in good order, 0: 3 s.
+	StartupTimeout, AcceptTimeout, LingerTime time.Duration
+}
+
+const (
+	defaultSTags    = 1 << 20
+	defaultMaxReads = 128
+	maxQueuePair    = 1 << 16
+	maxWork         = 1 << 15
+	maxSGE          = 32
+	maxMemory       = 4096 // elements of the memory of one advertised STag
+	maxMessage      = 1 << 30
+	maxInline       = 256
+)
+
+// Device is the iWARP device.
+type Device struct {
+	cfg   Config
+	log   *slog.Logger
+	table *stag.Table
+
+	registrations atomic.Uint64
+	work          sync.WaitGroup // short-lived goroutines
+
+	mu      sync.Mutex // taken after queuePair.mu
+	qps     map[*queuePair]struct{}
+	cqs     map[*completionQueue]struct{}
+	past    rdma.Counters           // of queue pairs and completion queues that are gone
+	tags    map[stag.STag]*region   // regions that may be invalidated
+	waiters map[stag.STag][]*waiter // for the last reference to invalidated memory
+}
+
+var _ rdma.Device = (*Device)(nil)
+
+// Open makes a device. It has no other resources than memory; Close frees it.
+func Open(c Config) (rdma.Device, error) {
+	or := func(v *int, d int) {
+		if *v <= 0 {
+			*v = d
+		}
+	}
+	orTime := func(v *time.Duration, d time.Duration) {
+		if *v <= 0 {
+			*v = d
+		}
+	}
+	or(&c.STags, defaultSTags)
+	or(&c.MaxReads, defaultMaxReads)
+	c.MaxReads = min(c.MaxReads, ddp.DepthUnknown-1)
+	orTime(&c.StartupTimeout, 10*time.Second)
+	orTime(&c.AcceptTimeout, 10*time.Second)
+	orTime(&c.LingerTime, 3*time.Second)
+	if c.Name == "" {
+		c.Name = "iwarp"
+	}
+	d := &Device{
+		cfg: c, log: c.Logger, table: stag.NewTable(c.STags),
+		qps:     make(map[*queuePair]struct{}),
+		cqs:     make(map[*completionQueue]struct{}),
+		tags:    make(map[stag.STag]*region),
+		waiters: make(map[stag.STag][]*waiter),
+	}
+	if d.log == nil {
+		d.log = slog.New(slog.DiscardHandler)
+	}
+	return d, nil
+}
+
+// Limits implements rdma.Device.
+func (d *Device) Limits() rdma.Limits {
+	return rdma.Limits{
+		Name: d.cfg.Name, MaxQueuePair: maxQueuePair, MaxWork: maxWork,
+		MaxSGE: maxSGE, MaxReadSGE: maxSGE, MaxMessage: maxMessage,
+		MaxReads: d.cfg.MaxReads, MaxInline: maxInline, MaxPrivate: ddp.MaxULPPrivateData,
+		Windows: true, OneShot: true, ReceiveWait: true,
+	}
+}
+
+// NewDomain implements rdma.Device.
+func (d *Device) NewDomain() (rdma.Domain, error) {
+	return &domain{dev: d, tag: d.table.NewDomain()}, nil
+}
+
+// Close implements rdma.Device.
+func (d *Device) Close() error {
+	d.work.Wait()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.qps) > 0 || len(d.cqs) > 0 {
+		return errInUse
+	}
+	return nil
+}
+
+// Counters implements rdma.Device.
+func (d *Device) Counters() rdma.Counters {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	sum := d.past
+	sum.Registrations = d.registrations.Load()
+	for q := range d.qps {
+		q.n.addTo(&sum)
+	}
+	for c := range d.cqs {
+		c.addTo(&sum)
+	}
+	return sum
+}
+
+// counters are those of one queue pair.
+type counters struct {
+	posts, works, receivePosts, receives, binds, invalidations, advertises, closes atomic.Uint64
+	doorbells, messagesOut, messagesIn, bytesOut, bytesIn, reads, terminates       atomic.Uint64
+}
+
+func (n *counters) addTo(c *rdma.Counters) {
+	c.Posts += n.posts.Load()
+	c.Works += n.works.Load()
+	c.ReceivePosts += n.receivePosts.Load()
+	c.Receives += n.receives.Load()
+	c.Binds += n.binds.Load()
+	c.Invalidations += n.invalidations.Load()
+	c.Advertises += n.advertises.Load()
+	c.Closes += n.closes.Load()
+	c.Doorbells += n.doorbells.Load()
+	c.MessagesOut += n.messagesOut.Load()
+	c.MessagesIn += n.messagesIn.Load()
+	c.BytesOut += n.bytesOut.Load()
+	c.BytesIn += n.bytesIn.Load()
+	c.Reads += n.reads.Load()
+	c.Terminates += n.terminates.Load()
+}

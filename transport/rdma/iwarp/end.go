@@ -1,0 +1,320 @@
+package iwarp
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"time"
+
+	"oneshot/ddp"
+	"oneshot/stag"
+	"oneshot/transport/rdma"
+)
+
+var (
+	errNotIdle = errors.New("iwarp: queue pair is, or was, connected already")
+	errAborted = errors.New("iwarp: connection aborted")
+	errLinger  = errors.New("iwarp: the peer does not end the connection")
+	errCut     = errors.New("iwarp: the connection ends within a message")
+)
+
+// terminator is an error that knows layer, error type and code of the Terminate message that
+// answers it, such as stag.Error.
+type terminator interface {
+	error
+	Terminate() (layer, etype, code uint8)
+}
+
+// causeOf returns what a Terminate is to say of err.
+func causeOf(err error) ddp.Cause {
+	if e, ok := errors.AsType[*ddp.Error](err); ok {
+		return e.Cause
+	}
+	if e, ok := errors.AsType[terminator](err); ok {
+		return ddp.MakeCause(e.Terminate())
+	}
+	return ddp.NoTerminate
+}
+
+// offence is called by the reader, in its batch, with what the stream cannot go on after. It
+// returns nil if the rest of the stream is to be drained.
+func (q *queuePair) offence(err error) error {
+	q.mu.Lock()
+	defer q.unlock()
+	x := &q.rx
+	switch {
+	case x.drain: // the peer's FIN, or the end of our patience
+		return err
+	case errors.Is(err, io.EOF):
+		if x.partial || x.sending || x.tagged || x.pending || x.r != x.w {
+			return errCut
+		}
+		return err
+	}
+	if _, ok := errors.AsType[*PeerError](err); ok {
+		q.blame(err)
+		q.stop(err, nil)
+		x.startDrain(q)
+		return nil
+	}
+	c := causeOf(err)
+	if c == ddp.NoTerminate {
+		return err
+	}
+	var read *ddp.RDMARead
+	if e, ok := errors.AsType[*readError](err); ok {
+		read = &e.request
+	}
+	t := ddp.TerminateFor(c, x.seg, read)
+	q.dev.log.LogAttrs(context.Background(), slog.LevelWarn, "iwarp: peer broke the protocol",
+		slog.String("peer", q.tc.RemoteAddr().String()), slog.Any("error", err))
+	q.stop(err, &t)
+	x.startDrain(q)
+	return nil
+}
+
+// stop begins the end of the connection: nothing is sent any more but a Terminate, if there
+// is one. The lock is held.
+func (q *queuePair) stop(err error, t *ddp.TerminateMessage) {
+	if q.final || q.dead {
+		return
+	}
+	q.state, q.final = ending, true
+	if q.err == nil {
+		q.err = err
+	}
+	if t != nil {
+		q.opened = true // the peer sends FPDUs, so it takes some
+		q.term = ddp.AppendFPDUTrailer(ddp.AppendTerminate(nil, t), 0)
+		q.n.terminates.Add(1)
+	}
+	_ = q.tc.SetDeadline(time.Now().Add(q.dev.cfg.LingerTime))
+}
+
+// broken ends the use of the socket. The reader notices. The lock is held.
+func (q *queuePair) broken(err error) {
+	if q.dead {
+		return
+	}
+	q.dead, q.state = true, ending
+	if q.err == nil {
+		q.err = err
+	}
+	_ = q.tc.SetDeadline(time.Unix(1, 0))
+	q.wakeReader()
+}
+
+// localError ends the connection because of an element of the send queue.
+func (q *queuePair) localError(w *wqe, s rdma.Status, err error) {
+	w.status, w.err = s, err
+	q.dev.log.LogAttrs(context.Background(), slog.LevelError, "iwarp: work request fails",
+		slog.String("peer", q.tc.RemoteAddr().String()), slog.String("op", w.op.String()), slog.Any("error", err))
+	q.broken(err)
+}
+
+// blame gives the oldest Read, if the peer has refused one, the status that says so.
+func (q *queuePair) blame(err error) {
+	e, _ := errors.AsType[*PeerError](err)
+	if e.Cause.Layer() != 0 || e.Cause == ddp.LocalCatastrophic || len(q.sq.reads) == 0 {
+		return
+	}
+	w := q.sq.at(q.sq.reads[0])
+	w.err = err
+	if w.status = rdma.StatusRemoteOperation; e.Cause.Etype() == 1 {
+		w.status = rdma.StatusRemoteAccess
+	}
+}
+
+// Disconnect implements rdma.QueuePair.
+func (q *queuePair) Disconnect() {
+	q.mu.Lock()
+	defer q.unlock()
+	if q.state != connected {
+		return
+	}
+	q.state = ending
+	_ = q.tc.SetDeadline(time.Now().Add(q.dev.cfg.LingerTime))
+	q.send()
+}
+
+// Abort implements rdma.QueuePair.
+func (q *queuePair) Abort(err error) {
+	q.mu.Lock()
+	defer q.unlock()
+	if q.state != connected && q.state != ending || q.final || q.dead {
+		return
+	}
+	c := causeOf(err)
+	if c == ddp.NoTerminate || !q.opened {
+		if err == nil {
+			err = errAborted
+		}
+		q.broken(err)
+		return
+	}
+	q.stop(err, &ddp.TerminateMessage{Cause: c})
+	q.wakeReader()
+	q.send()
+}
+
+// Close implements rdma.QueuePair.
+func (q *queuePair) Close() error {
+	q.mu.Lock()
+	switch q.state {
+	case idle, connecting:
+		q.state = ended
+		q.stream.End()
+		q.mu.Unlock()
+		close(q.done)
+		q.flushReceives(nil)
+		q.notify()
+	default:
+		q.mu.Unlock()
+		q.Abort(nil)
+	}
+	<-q.done
+	return q.release()
+}
+
+// release gives back what the queue pair uses of others.
+func (q *queuePair) release() error {
+	q.dev.mu.Lock()
+	_, ok := q.dev.qps[q]
+	if ok {
+		delete(q.dev.qps, q)
+		q.n.addTo(&q.dev.past)
+	}
+	q.dev.mu.Unlock()
+	if !ok {
+		return nil
+	}
+	q.recv.use(-1)
+	q.sendCQ.use(-1)
+	q.recvCQ.use(-1)
+	return nil
+}
+
+// finish is the end of the connection, and of the reader.
+func (q *queuePair) finish(err error) {
+	err = q.verdict(err)
+	q.mu.Lock()
+	q.dead, q.batching = true, false
+	for q.sending {
+		q.settled.Wait()
+	}
+	kick := q.kick
+	q.mu.Unlock()
+	if kick != nil {
+		_ = q.tc.SetDeadline(time.Unix(1, 0)) // the writer may wait for room
+		close(kick)
+		q.writer.Wait()
+	}
+
+	q.mu.Lock()
+	q.releaseAll()
+	q.flushSends(err)
+	q.state = ended
+	q.unlock()
+	q.flushReceives(err)
+	if err != nil && !q.final {
+		_ = q.tc.SetLinger(0) // the peer is to know that this is no good end
+	}
+	_ = q.tc.Close()
+	q.fire()
+	if q.cfg.Disconnected != nil {
+		q.cfg.Disconnected(err)
+	}
+	close(q.done)
+}
+
+// verdict returns why the connection has ended, nil if in good order.
+func (q *queuePair) verdict(err error) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	switch {
+	case q.err != nil:
+		return q.err
+	case errors.Is(err, io.EOF):
+		return nil
+	case q.state == ending && !q.dead:
+		return errLinger
+	}
+	return err
+}
+
+// releaseAll gives up all memory of the connection. Nobody sends any more.
+func (q *queuePair) releaseAll() {
+	x := &q.rx
+	x.drain = true
+	tag := x.ref.STag()
+	if x.ref.Release() {
+		q.lastReference(tag)
+	}
+	x.ref = stag.Ref{}
+	q.stream.End()
+	for a := &q.answers; a.head != a.tail; a.head++ {
+		r := &a.at(a.head).ref
+		tag := r.STag()
+		if r.Release() {
+			q.lastReference(tag)
+		}
+	}
+	for s, b := range q.windows {
+		delete(q.windows, s)
+		b.ended(s)
+	}
+	for _, a := range q.adverts {
+		a.closing = false
+		q.dropAdvert(a)
+	}
+	if err := q.stream.Free(); err != nil {
+		q.dev.log.Error("iwarp: STags of a connection that has ended are still referenced", slog.Any("error", err))
+	}
+	q.tx.giveBack()
+	if x.in != nil {
+		x.r = x.w
+		x.dropIn()
+	}
+}
+
+// flushSends completes everything in the send queue.
+func (q *queuePair) flushSends(err error) {
+	s := &q.sq
+	for ; s.head != s.tail; s.head++ {
+		w := s.at(s.head)
+		if w.status == rdma.StatusOK {
+			w.status, w.err = rdma.StatusFlushed, err
+		}
+		q.complete(w)
+	}
+	s.sent, s.cur, s.reads = s.tail, s.tail, nil
+}
+
+// flushReceives completes the receives that are the queue pair's own, and that of the message
+// under way.
+func (q *queuePair) flushReceives(err error) {
+	x := &q.rx
+	if x.sending || x.pending {
+		x.pending = false
+		q.closeReceive(rdma.StatusFlushed, err)
+	}
+	if q.shared {
+		q.recv.leave(q)
+		return
+	}
+	q.recv.end()
+	var r receive
+	for q.recv.take(&r, nil) {
+		q.recvCQ.push(&rdma.Completion{ID: r.id, Op: rdma.OpReceive, Status: rdma.StatusFlushed, QueuePair: q, Err: err})
+	}
+}
+
+// sendTerminate tells the peer of an error during startup, when there is no reader yet.
+func sendTerminate(w io.Writer, c ddp.Cause) {
+	if c == ddp.NoTerminate {
+		return
+	}
+	t := ddp.TerminateMessage{Cause: c}
+	_, _ = w.Write(ddp.AppendFPDUTrailer(ddp.AppendTerminate(nil, &t), 0))
+}

@@ -1,0 +1,252 @@
+package iwarp
+
+import (
+	"errors"
+
+	"oneshot/ddp"
+	"oneshot/stag"
+	"oneshot/transport/rdma"
+)
+
+// advert is the memory of an STag that this end, Host 1, has advertised.
+type advert struct {
+	tag     stag.STag
+	segs    [][]byte
+	regions []*region // pinned
+	next    *advert   // free ones
+	closing bool      // the reader waits for references to be released
+	revoked func()    // is called then
+}
+
+// maxFreeSegs bounds what an unused advert keeps.
+const maxFreeSegs = 64
+
+var (
+	errNotAdvertised = errors.New("iwarp: STag is not advertised on this connection, or closed already")
+	errMemory        = "memory to advertise: "
+)
+
+// prepareAdvertise reserves an STag, binds it to the memory, and lets the post return it
+// (one-shot.md §5.1, steps 1 to 4).
+func (q *queuePair) prepareAdvertise(w *wqe, p *rdma.Work) (what string, err error) {
+	if q.shot == nil || !q.shot.Advertise || q.format.Host != ddp.Host1 {
+		return "the peer has not agreed to advertise", nil
+	}
+	if p.Access&^(rdma.AccessRemoteRead|rdma.AccessRemoteWrite) != 0 || p.Access == 0 {
+		return "access to advertise is remote read, remote write or both", nil
+	}
+	var need rdma.Access
+	if p.Access&rdma.AccessRemoteWrite != 0 {
+		need = rdma.AccessLocalWrite
+	}
+	a := q.free
+	if a == nil {
+		a = new(advert)
+	}
+	var n int
+	a.segs, a.regions, n, what = appendSGL(a.segs[:0], a.regions[:0], p.Memory, q.domain, need, maxMemory)
+	switch {
+	case what != "":
+		return errMemory + what, nil
+	case n == 0:
+		return errMemory + "none", nil
+	case !pinAll(a.regions):
+		return errMemory + errGone.Error(), nil
+	}
+	s, err := q.bindAdvert(a, p.Access)
+	if err != nil {
+		unpinAll(a.regions)
+		return "", err
+	}
+	if q.free == a {
+		q.free = a.next
+	}
+	a.next, a.tag, a.closing, a.revoked = nil, s, false, nil
+	q.adverts[s] = a
+	w.stag, p.STag = s, rdma.STag(s)
+	q.n.advertises.Add(1)
+	return "", nil
+}
+
+func (q *queuePair) bindAdvert(a *advert, access rdma.Access) (stag.STag, error) {
+	s, err := q.stream.Reserve()
+	switch {
+	case errors.Is(err, stag.ErrWindow):
+		return 0, rdma.ErrWindow
+	case errors.Is(err, stag.ErrEnded):
+		return 0, rdma.ErrDisconnected
+	case err != nil:
+		return 0, err
+	}
+	if err := q.stream.Bind(s, stag.Region{Segments: a.segs, Access: tagAccess(access)}); err != nil {
+		panic("iwarp: a reserved STag cannot be bound: " + err.Error())
+	}
+	return s, nil
+}
+
+// advertised notes that the last octet of an advertising Send has left.
+func (q *queuePair) advertised(w *wqe) {
+	_ = q.stream.Advertised(w.stag) // revoked in the meantime: it stays so
+}
+
+// freeAdvert ends an STag that allows no access and has no references.
+func (q *queuePair) freeAdvert(a *advert) {
+	if err := q.stream.Consume(a.tag); err != nil {
+		panic("iwarp: an STag that was closed cannot be freed: " + err.Error())
+	}
+	q.dropAdvert(a)
+}
+
+func (q *queuePair) dropAdvert(a *advert) {
+	delete(q.adverts, a.tag)
+	unpinAll(a.regions)
+	if a.closing {
+		q.rx.freed.Store(true)
+		q.wakeReader()
+	}
+	if a.revoked != nil {
+		q.after = append(q.after, a.revoked)
+		a.revoked = nil
+	}
+	if cap(a.segs) <= maxFreeSegs {
+		clear(a.segs)
+		clear(a.regions)
+		a.next, q.free = q.free, a
+	}
+}
+
+// lastReference is told that the last reference to memory that allows no access is released.
+// The lock is held.
+func (q *queuePair) lastReference(s stag.STag) {
+	if a := q.adverts[s]; a != nil {
+		q.freeAdvert(a)
+		return
+	}
+	q.dev.quiet(s)
+}
+
+// takeBack is the delivery of a message that closes or invalidates s. Free: the message may
+// be delivered; otherwise rx.freed will be set.
+func (q *queuePair) takeBack(m ddp.Message, s stag.STag) (free bool, err error) {
+	q.mu.Lock()
+	defer q.unlock()
+	// The peer may answer before the system call that advertised has returned.
+	for q.inWrite && q.dev.table.State(s) == stag.Bound {
+		q.settled.Wait()
+	}
+	q.rx.freed.Store(false)
+	a := q.adverts[s]
+	switch {
+	case m == ddp.SendClose:
+		free, err = q.stream.Close(s)
+	case a != nil:
+		free, err = q.stream.Invalidate(s)
+	default:
+		return q.remoteInvalidate(s)
+	}
+	if err != nil {
+		return false, err
+	}
+	if free {
+		q.freeAdvert(a)
+	} else {
+		a.closing = true
+	}
+	return free, nil
+}
+
+// Revoke implements rdma.QueuePair.
+func (q *queuePair) Revoke(t rdma.STag, done func()) error {
+	s := stag.STag(t)
+	if q.peer != nil {
+		if err := q.peer.Forget(s); err != nil {
+			return err
+		}
+		done()
+		return nil
+	}
+	q.mu.Lock()
+	defer q.unlock()
+	a := q.adverts[s]
+	if a == nil || a.revoked != nil {
+		return errNotAdvertised
+	}
+	quiet, err := q.stream.Revoke(s)
+	if err != nil {
+		return errNotAdvertised
+	}
+	a.revoked = done
+	if quiet {
+		q.freeAdvert(a)
+	}
+	return nil
+}
+
+// invalidatable reports whether s is conventional and this end may end it.
+func (q *queuePair) invalidatable(s stag.STag) bool {
+	if _, ok := q.windows[s]; ok {
+		return true
+	}
+	q.dev.mu.Lock()
+	r := q.dev.tags[s]
+	q.dev.mu.Unlock()
+	return r != nil && r.domain == q.domain
+}
+
+// invalidating notes that an invalidation of a window is posted, so that it may be bound again.
+func (q *queuePair) invalidating(s stag.STag) {
+	if b, ok := q.windows[s]; ok {
+		b.window.mu.Lock()
+		if b.window.tag == s {
+			b.window.going = true
+		}
+		b.window.mu.Unlock()
+	}
+}
+
+// invalidate ends the access of a conventional STag. Quiet: no reference is held; otherwise
+// done is called, by another goroutine, when there is none. The lock is held.
+func (q *queuePair) invalidate(s stag.STag, done func()) (quiet bool, err error) {
+	return q.endConventional(s, q.dev.table.Invalidate, done)
+}
+
+// remoteInvalidate is the delivery of a Send with Invalidate of a conventional STag. The lock
+// is held.
+func (q *queuePair) remoteInvalidate(s stag.STag) (free bool, err error) {
+	return q.endConventional(s, q.stream.Invalidate, func() {
+		q.rx.freed.Store(true)
+		q.wakeReader()
+	})
+}
+
+func (q *queuePair) endConventional(s stag.STag, end func(stag.STag) (bool, error), done func(),
+) (quiet bool, err error) {
+	w := q.dev.whenQuiet(s, func() {
+		q.mu.Lock()
+		q.invalidated(s)
+		q.unlock()
+		done()
+	})
+	quiet, err = end(s)
+	if err != nil {
+		q.dev.forget(s, w)
+		return false, err
+	}
+	q.n.invalidations.Add(1)
+	if quiet {
+		q.dev.forget(s, w)
+		q.invalidated(s)
+	}
+	return quiet, nil
+}
+
+// invalidated frees the slot of a window's STag. The lock is held.
+func (q *queuePair) invalidated(s stag.STag) {
+	b, ok := q.windows[s]
+	if !ok {
+		return
+	}
+	delete(q.windows, s)
+	_ = q.dev.table.Deregister(s) // the end of the stream may have been faster
+	b.ended(s)
+}

@@ -1,0 +1,355 @@
+package iwarp
+
+import (
+	"context"
+	"log/slog"
+
+	"oneshot/ddp"
+	"oneshot/stag"
+	"oneshot/transport/rdma"
+)
+
+// Offences that only a connection can see (iwarp.md §6, one-shot.md §6), made once so that
+// hostile octets cost no allocation.
+var (
+	errMSN          = &ddp.Error{Cause: ddp.UntaggedMSN, Detail: "MSN is not the one that is due"}
+	errMO           = &ddp.Error{Cause: ddp.UntaggedMO, Detail: "MO is not what has come of the message"}
+	errNoBuffer     = &ddp.Error{Cause: ddp.UntaggedNoBuffer, Detail: "Send without a posted receive"}
+	errTooLong      = &ddp.Error{Cause: ddp.UntaggedTooLong, Detail: "Send is longer than its receive"}
+	errSegments     = &ddp.Error{Cause: ddp.OpCatastrophicStream, Detail: "segments of one message differ in control word or STag field"}
+	errInterleaved  = &ddp.Error{Cause: ddp.NoTerminate, Detail: "messages are interleaved"}
+	errNextSTag     = &ddp.Error{Cause: ddp.TaggedInvalidSTag, Detail: "STag changes within a message"}
+	errNextTO       = &ddp.Error{Cause: ddp.TaggedBounds, Detail: "TO does not continue the message"}
+	errNoRead       = &ddp.Error{Cause: ddp.DDPLocalCatastrophic, Detail: "Read Response without a Read outstanding"}
+	errResponseSTag = &ddp.Error{Cause: ddp.TaggedInvalidSTag, Detail: "Read Response for another STag than was asked"}
+	errResponseTO   = &ddp.Error{Cause: ddp.TaggedBounds, Detail: "Read Response is not what was asked"}
+	errIRD          = &ddp.Error{Cause: ddp.OpCatastrophicStream, Detail: "more Read Requests outstanding than the IRD"}
+	errUnknown      = &ddp.Error{Cause: ddp.OpUnexpectedOpcode, Detail: "message that this end does not know"}
+	errReceiveGone  = &ddp.Error{Cause: ddp.DDPLocalCatastrophic, Detail: "memory of a receive is no longer registered"}
+)
+
+// place finds out where the payload of rx.seg goes. B begins with its FPDU, of which all that
+// Format.Prefix asks for is there. ErrStall: later; nothing has changed.
+func (q *queuePair) place(b []byte) error {
+	x := &q.rx
+	x.left, x.cur = 0, cursor{}
+	if !x.open {
+		// RFC 5044 §7.1.2: now a responder may send as well.
+		x.open = true
+		q.mu.Lock()
+		q.opened = true
+		q.mu.Unlock()
+	}
+	switch m := x.seg.Message; {
+	case m.IsSend():
+		return q.placeSend()
+	case m == ddp.Write:
+		return q.placeWrite()
+	case m == ddp.ReadResponse:
+		return q.placeResponse()
+	case m == ddp.ReadRequest:
+		return q.checkReadRequest(b)
+	case m == ddp.Terminate:
+		return q.terminated(b[x.seg.PayloadOffset() : ddp.LengthLen+x.seg.ULPDU])
+	}
+	return errUnknown
+}
+
+// placed is called when the payload is in its place and the CRC was good.
+func (q *queuePair) placed() error {
+	x := &q.rx
+	n := x.seg.PayloadLen()
+	last := x.seg.Header.Control().Last()
+	switch m := x.seg.Message; {
+	case m.IsSend():
+		q.n.bytesIn.Add(uint64(n))
+		if x.got += n; last {
+			x.sending, x.pending, x.asked = false, true, false
+		}
+	case m == ddp.Write:
+		q.releaseRx()
+		q.n.bytesIn.Add(uint64(n))
+		q.endTagged(last, n)
+		if last {
+			q.n.messagesIn.Add(1)
+		}
+	case m == ddp.ReadResponse:
+		q.n.bytesIn.Add(uint64(n))
+		q.endTagged(last, n)
+		q.responsePlaced(n, last)
+	}
+	return nil
+}
+
+func (q *queuePair) endTagged(last bool, n int) {
+	x := &q.rx
+	h := x.seg.Header
+	x.tagged, x.taggedIs = !last, x.seg.Message
+	x.tagSTag, x.tagTO = stag.STag(h.STag()), h.TO()+uint64(n)
+}
+
+// releaseRx releases the memory of a tagged segment.
+func (q *queuePair) releaseRx() {
+	x := &q.rx
+	tag := x.ref.STag()
+	if x.ref.Release() {
+		q.mu.Lock()
+		q.lastReference(tag)
+		q.unlock()
+	}
+	x.ref = stag.Ref{}
+}
+
+func (q *queuePair) placeSend() error {
+	x := &q.rx
+	h, n := x.seg.Header, x.seg.PayloadLen()
+	switch {
+	case h.MSN() != x.msn-b2u(x.sending):
+		return errMSN
+	case x.sending && ((h.Control()^x.control)&^ddp.ControlLast != 0 || stag.STag(h.STag()) != x.stag):
+		return errSegments
+	case int(h.MO()) != b2i(x.sending)*x.got:
+		return errMO
+	case !x.sending:
+		if err := q.takeReceive(); err != nil {
+			return err
+		}
+	}
+	if n > x.recv.n-x.got {
+		q.closeReceive(rdma.StatusLocalLength, errTooLong)
+		return errTooLong
+	}
+	x.left = n
+	x.cur = cursorAt(x.recv.segs, x.got)
+	return nil
+}
+
+func b2u(b bool) uint32 { return uint32(b2i(b)) }
+
+func b2i(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// takeReceive takes the receive for the Send that rx.seg begins.
+func (q *queuePair) takeReceive() error {
+	x := &q.rx
+	var waiter *queuePair
+	if q.shared {
+		waiter = q
+	}
+	if !q.recv.take(&x.recv, waiter) {
+		if q.shared {
+			return errStall
+		}
+		return errNoBuffer
+	}
+	h := x.seg.Header
+	x.sending, x.got = true, 0
+	x.msg, x.control, x.stag = x.seg.Message, h.Control(), stag.STag(h.STag())
+	x.msn++
+	if !pinAll(x.recv.regions) {
+		x.sending = false
+		c := rdma.Completion{
+			ID: x.recv.id, Op: rdma.OpReceive, Status: rdma.StatusLocalProtection, QueuePair: q, Err: errReceiveGone,
+		}
+		q.recvCQ.push(&c)
+		return errReceiveGone
+	}
+	return nil
+}
+
+// cursorAt returns a cursor that stands n octets behind the beginning of segs.
+func cursorAt(segs [][]byte, n int) cursor {
+	for n > 0 && n >= len(segs[0]) {
+		n -= len(segs[0])
+		segs = segs[1:]
+	}
+	return cursor{segs: segs, off: n}
+}
+
+func (q *queuePair) placeWrite() error {
+	x := &q.rx
+	h, n := x.seg.Header, x.seg.PayloadLen()
+	if err := x.continues(h); err != nil {
+		return err
+	}
+	ref, err := q.stream.Acquire(stag.RemoteWrite, stag.STag(h.STag()), h.TO(), uint64(n))
+	if err != nil {
+		return err
+	}
+	x.ref = ref
+	x.pieces = x.ref.Append(x.pieces[:0], 0, uint64(n))
+	x.left, x.cur = n, cursor{segs: x.pieces}
+	return nil
+}
+
+// continues checks a tagged segment against the message that it is to continue.
+func (x *rx) continues(h ddp.Header) error {
+	switch {
+	case !x.tagged:
+	case x.taggedIs != x.seg.Message:
+		return errInterleaved
+	case stag.STag(h.STag()) != x.tagSTag:
+		return errNextSTag
+	case h.TO() != x.tagTO:
+		return errNextTO
+	}
+	return nil
+}
+
+func (q *queuePair) placeResponse() error {
+	x := &q.rx
+	h, n := x.seg.Header, x.seg.PayloadLen()
+	if x.tagged && x.taggedIs != x.seg.Message {
+		return errInterleaved
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	s := &q.sq
+	if len(s.reads) == 0 {
+		return errNoRead
+	}
+	w := s.at(s.reads[0])
+	if w.n == 0 { // RFC 5040 §5.2: STag and TO mean nothing
+		if n != 0 || !h.Control().Last() {
+			return errResponseTO
+		}
+		return nil
+	}
+	r := q.readRequest(w)
+	switch {
+	case h.STag() != r.SinkSTag:
+		return errResponseSTag
+	case h.TO() != r.SinkTO+uint64(w.got), n > w.n-w.got, h.Control().Last() != (w.got+n == w.n):
+		return errResponseTO
+	}
+	x.pieces = append(x.pieces[:0], w.segs...) // for the send queue may move
+	x.left, x.cur = n, cursorAt(x.pieces, w.got)
+	return nil
+}
+
+func (q *queuePair) responsePlaced(n int, last bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	s := &q.sq
+	w := s.at(s.reads[0])
+	w.got += n
+	if !last {
+		return
+	}
+	s.reads = s.reads[:copy(s.reads, s.reads[1:])]
+	w.done = true
+	q.retire()
+	q.n.messagesIn.Add(1)
+}
+
+// checkReadRequest checks a Read Request and queues its Response. Nothing of it is read later
+// than here, so that its FPDU, which came as a whole, needs no second step.
+func (q *queuePair) checkReadRequest(b []byte) error {
+	x := &q.rx
+	if x.sending {
+		return errInterleaved
+	}
+	if x.seg.Header.MSN() != x.readMSN {
+		return errMSN
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.answers.len() >= q.ird {
+		return errIRD
+	}
+	r := ddp.ParseReadRequest(b[x.seg.PayloadOffset():])
+	ref, err := q.stream.Acquire(stag.RemoteRead, stag.STag(r.SrcSTag), r.SrcTO, uint64(r.Size))
+	if err != nil {
+		return &readError{err, r}
+	}
+	x.readMSN++
+	q.answers.push(answer{ref: ref, req: r})
+	q.n.messagesIn.Add(1)
+	return nil
+}
+
+// readError is an offence of a Read Request, which its Terminate quotes.
+type readError struct {
+	error
+	request ddp.RDMARead
+}
+
+func (e *readError) Unwrap() error { return e.error }
+
+// deliver hands the message that is complete to its owner. ErrStall: memory that it takes
+// back is still referenced.
+func (q *queuePair) deliver() error {
+	x := &q.rx
+	c := rdma.Completion{ID: x.recv.id, Op: rdma.OpReceive, Bytes: x.got, QueuePair: q}
+	switch {
+	case x.msg == ddp.SendAdvertise:
+		if err := q.peer.Advertise(x.stag); err != nil {
+			return err
+		}
+		c.Flags, c.STag = rdma.Advertised, rdma.STag(x.stag)
+		q.n.advertises.Add(1)
+	case x.msg == ddp.SendClose, x.msg.Invalidates():
+		if err := q.ended(); err != nil {
+			return err
+		}
+		c.Flags, c.STag = rdma.Invalidated, rdma.STag(x.stag)
+		if x.msg == ddp.SendClose {
+			c.Flags = rdma.Closed
+			q.n.closes.Add(1)
+		}
+	}
+	x.pending = false
+	unpinAll(x.recv.regions)
+	q.n.messagesIn.Add(1)
+	q.recvCQ.push(&c)
+	return nil
+}
+
+// ended ends the STag that the message closes or invalidates.
+func (q *queuePair) ended() error {
+	x := &q.rx
+	if x.asked {
+		if !x.freed.Load() {
+			return errStall
+		}
+		return nil
+	}
+	free, err := q.takeBack(x.msg, x.stag)
+	if err != nil {
+		return err
+	}
+	if x.asked = true; !free {
+		return errStall
+	}
+	x.freed.Store(true)
+	return nil
+}
+
+// PeerError is what the peer has said in its Terminate message.
+type PeerError struct {
+	Cause ddp.Cause
+}
+
+func (e *PeerError) Error() string { return "iwarp: the peer terminates: " + e.Cause.String() }
+
+// terminated takes the peer's Terminate message.
+func (q *queuePair) terminated(payload []byte) error {
+	t, err := q.format.ParseTerminate(payload)
+	if err != nil {
+		return err
+	}
+	q.n.terminates.Add(1)
+	attrs := []slog.Attr{
+		slog.String("peer", q.tc.RemoteAddr().String()),
+		slog.String("cause", t.Cause.String()), slog.Bool("siw_order", t.SiwOrder),
+	}
+	if t.HasRead {
+		attrs = append(attrs, slog.Uint64("src_stag", uint64(t.Read.SrcSTag)))
+	}
+	q.dev.log.LogAttrs(context.Background(), slog.LevelWarn, "iwarp: peer terminates the connection", attrs...)
+	return &PeerError{Cause: t.Cause}
+}

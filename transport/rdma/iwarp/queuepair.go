@@ -1,0 +1,299 @@
+package iwarp
+
+import (
+	"net"
+	"sync"
+	"syscall"
+
+	"oneshot/ddp"
+	"oneshot/stag"
+	"oneshot/transport/rdma"
+)
+
+// state is where a queue pair is in its life.
+type state uint8
+
+const (
+	idle       state = iota // not connected
+	connecting              // exchange of MPA frames
+	connected
+	ending // Terminate or disconnection is on its way, or nothing but the socket's end is left
+	ended  // the socket is closed, everything posted has completed
+)
+
+// queuePair is one connection. Its reader owns rx; all else is guarded by mu, unless it does
+// not change once the queue pair is connected.
+type queuePair struct {
+	dev     *Device
+	cfg     rdma.QueuePairConfig
+	domain  *domain
+	stream  *stag.Stream
+	sendCQ  *completionQueue
+	recvCQ  *completionQueue
+	recv    *receives // own or shared
+	shared  bool
+	waits   bool // on the list of those that wait for a receive; guarded by receives.mu
+	maxSGE  int
+	maxWork uint32
+
+	// Set when connected.
+	tc       *net.TCPConn
+	rc       syscall.RawConn
+	fd       int // for use while sending, or with mu held and dead unset
+	format   ddp.Format
+	crc      bool
+	mulpdu   int
+	ird, ord int
+	shot     *rdma.OneShot
+	peer     *stag.Peer // Host 2, if the peer may advertise
+	peerData []byte
+
+	n  counters
+	rx rx // the reader's own
+
+	mu     sync.Mutex // taken before Device.mu, completionQueue.mu, receives.mu, window.mu
+	state  state
+	dead   bool  // the socket is of no use any more
+	err    error // why the connection ends
+	opened bool  // an FPDU may be sent: the initiator always, the responder after the peer has
+
+	sq      sendQueue
+	answers answers
+	tx      tx
+	term    []byte // a Terminate to be sent
+	half    bool   // our half of the connection is closed
+	final   bool   // nothing but the Terminate may be sent any more
+
+	adverts map[stag.STag]*advert
+	free    *advert
+	windows map[stag.STag]bound
+	after   []func() // to be called when mu is released
+
+	batching bool       // the reader sends when its batch is done
+	sending  bool       // somebody is in send
+	inWrite  bool       // and in a system call
+	blocked  bool       // the writer waits for room in the socket
+	settled  *sync.Cond // inWrite or sending has become false
+
+	resume chan struct{} // wakes a reader that waits; capacity 1
+	kick   chan struct{} // wakes the writer; capacity 1; nil: not started
+	writer sync.WaitGroup
+	done   chan struct{} // closed when the connection has ended
+}
+
+var _ rdma.QueuePair = (*queuePair)(nil)
+
+// NewQueuePair implements rdma.Device.
+func (d *Device) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
+	dom, ok1 := c.Domain.(*domain)
+	scq, ok2 := c.SendCQ.(*completionQueue)
+	rcq, ok3 := c.RecvCQ.(*completionQueue)
+	if !ok1 || !ok2 || !ok3 || dom.dev != d || scq.dev != d || rcq.dev != d {
+		return nil, errForeign
+	}
+	if c.MaxSGE == 0 {
+		c.MaxSGE = maxSGE
+	}
+	if c.MaxSGE > maxSGE || c.MaxWork > maxWork || c.MaxRecv > maxWork {
+		return nil, rdma.ErrUnsupported
+	}
+	q := &queuePair{
+		dev: d, cfg: c, domain: dom, sendCQ: scq, recvCQ: rcq,
+		maxSGE: c.MaxSGE, maxWork: uint32(c.MaxWork),
+		stream: d.table.NewStream(dom.tag, 0),
+		resume: make(chan struct{}, 1), done: make(chan struct{}),
+		windows: make(map[stag.STag]bound),
+	}
+	q.settled = sync.NewCond(&q.mu)
+	q.recv = &receives{domain: dom, depth: c.MaxRecv, maxSGE: c.MaxSGE}
+	if c.Receives != nil {
+		if q.recv, q.shared = c.Receives.(*receives); !q.shared || q.recv.domain.dev != d {
+			return nil, errForeign
+		}
+	}
+	d.mu.Lock()
+	if len(d.qps) >= maxQueuePair {
+		d.mu.Unlock()
+		return nil, rdma.ErrUnsupported
+	}
+	d.qps[q] = struct{}{}
+	d.mu.Unlock()
+	q.recv.use(1)
+	scq.use(1)
+	rcq.use(1)
+	return q, nil
+}
+
+// OneShot implements rdma.QueuePair.
+func (q *queuePair) OneShot() *rdma.OneShot { return q.shot }
+
+// Reads implements rdma.QueuePair.
+func (q *queuePair) Reads() int { return q.ord }
+
+// PeerData implements rdma.QueuePair.
+func (q *queuePair) PeerData() []byte { return q.peerData }
+
+// Context implements rdma.QueuePair.
+func (q *queuePair) Context() any { return q.cfg.Context }
+
+// LocalAddr implements rdma.QueuePair.
+func (q *queuePair) LocalAddr() net.Addr {
+	if tc := q.conn(); tc != nil {
+		return tc.LocalAddr()
+	}
+	return nil
+}
+
+// RemoteAddr implements rdma.QueuePair.
+func (q *queuePair) RemoteAddr() net.Addr {
+	if tc := q.conn(); tc != nil {
+		return tc.RemoteAddr()
+	}
+	return nil
+}
+
+func (q *queuePair) conn() *net.TCPConn {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.tc
+}
+
+// Counters implements rdma.QueuePair. Polls, Completions and Events are those of its completion
+// queues, with whomever they are shared.
+func (q *queuePair) Counters() rdma.Counters {
+	var c rdma.Counters
+	q.n.addTo(&c)
+	q.sendCQ.addTo(&c)
+	if q.recvCQ != q.sendCQ {
+		q.recvCQ.addTo(&c)
+	}
+	return c
+}
+
+// PostReceive implements rdma.QueuePair.
+func (q *queuePair) PostReceive(rs []rdma.Receive) (int, error) {
+	if q.shared {
+		return 0, &rdma.WorkError{Op: rdma.OpReceive, What: "queue pair takes its receives from a ReceiveQueue"}
+	}
+	n, err := q.recv.post(rs)
+	q.n.receivePosts.Add(1)
+	q.n.receives.Add(uint64(n))
+	return n, err
+}
+
+// unlock releases mu and does what had to wait for that.
+func (q *queuePair) unlock() {
+	after := q.after
+	q.after = nil
+	q.mu.Unlock()
+	for _, f := range after {
+		f()
+	}
+}
+
+// wakeReader has a reader that waits look again. It may wake it for nothing.
+func (q *queuePair) wakeReader() {
+	select {
+	case q.resume <- struct{}{}:
+	default:
+	}
+}
+
+// fire calls the events that are due; for goroutines of this package without locks.
+func (q *queuePair) fire() {
+	q.recvCQ.fire()
+	if q.sendCQ != q.recvCQ {
+		q.sendCQ.fire()
+	}
+}
+
+// notify has them called by others.
+func (q *queuePair) notify() {
+	q.sendCQ.notify()
+	if q.recvCQ != q.sendCQ {
+		q.recvCQ.notify()
+	}
+}
+
+// claim begins to connect the queue pair.
+func (q *queuePair) claim() error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.state != idle {
+		return errNotIdle
+	}
+	q.state = connecting
+	return nil
+}
+
+// agreed is what two ends have agreed on in their MPA frames.
+type agreed struct {
+	crc       bool
+	ird, ord  int
+	initiator bool
+	rtr       ddp.Message
+	shot      *ddp.OneShot
+	peerData  []byte
+}
+
+// start begins the exchange of FPDUs on tc, which the queue pair owns from now on.
+func (q *queuePair) start(tc *net.TCPConn, a *agreed) error {
+	rc, err := tc.SyscallConn()
+	if err != nil {
+		return err
+	}
+	fd := -1
+	// The descriptor stays open until finish closes it, after dead is set.
+	if err := rc.Control(func(f uintptr) { fd = int(f) }); err != nil {
+		return err
+	}
+	q.mu.Lock()
+	if q.state != connecting {
+		q.mu.Unlock()
+		return rdma.ErrDisconnected
+	}
+	q.tc, q.rc, q.fd = tc, rc, fd
+	q.crc, q.ird, q.ord, q.peerData = a.crc, a.ird, a.ord, a.peerData
+	q.opened = a.initiator
+	q.mulpdu = segmentSize(fd, q.dev.cfg.MaxULPDU)
+	q.agree(a)
+	q.rx.init()
+	q.state = connected
+	if a.rtr != ddp.MessageInvalid {
+		q.sq.add(q.maxWork + 1).readyToReceive(a.rtr)
+		q.send()
+	}
+	q.unlock()
+	go q.run() // ends with the connection, and closes done
+	return nil
+}
+
+// agree takes over what was agreed on one-shot.
+func (q *queuePair) agree(a *agreed) {
+	q.format = ddp.Format{}
+	if a.shot == nil {
+		return
+	}
+	host := ddp.Host2
+	if a.initiator {
+		host = ddp.Host1
+	}
+	q.format = a.shot.Format(host)
+	q.shot = &rdma.OneShot{
+		Opcodes:        q.format.Encoding == ddp.EncodingOpcodes,
+		Validated:      q.format.Header == ddp.HeaderValidated,
+		Advertise:      q.format.Advertise,
+		Close:          q.format.Close,
+		CheckReference: q.format.RefCheck,
+		Window:         a.shot.Window,
+	}
+	if !q.shot.Advertise {
+		return
+	}
+	if host == ddp.Host1 {
+		q.stream.SetWindow(int(a.shot.Window))
+		q.adverts = make(map[stag.STag]*advert)
+	} else {
+		q.peer = stag.NewPeer(int(a.shot.Window))
+	}
+}

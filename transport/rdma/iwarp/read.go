@@ -1,0 +1,460 @@
+package iwarp
+
+import (
+	"errors"
+	"io"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"oneshot/ddp"
+	"oneshot/stag"
+	"oneshot/transport/rdma"
+)
+
+const (
+	// inLen is the input buffer: the longest FPDU that is wanted in one piece, and more.
+	inLen = 80 << 10
+	// readMin and readMax bound how much is read at once besides what goes straight to its
+	// place: little while FPDUs are large, for it is copied, much while they are small.
+	readMin = 8 << 10
+	readMax = 64 << 10
+	// behind is how much may be read behind a payload that goes straight to its place: its
+	// trailer and the next header, or a few small messages.
+	behind = 2 << 10
+	// directMin is how much of an FPDU must be missing before it is placed in parts.
+	directMin = 4 << 10
+	// maxSegs is how many pieces of memory one readv fills.
+	maxSegs = 15
+	// fairness is after how many batches in a row a connection lets others have the thread.
+	fairness = 8
+)
+
+var inBuffers = sync.Pool{New: func() any { return new([inLen]byte) }}
+
+// rx is the receiving side: a buffer with unread octets in[r:w], the FPDU that is being
+// placed in parts, if any, and the messages under way.
+type rx struct {
+	in   *[inLen]byte // nil while the connection is idle
+	r, w int
+	room int // to read at once
+
+	// The FPDU under way.
+	partial bool
+	seg     ddp.Segment
+	dst     [][]byte // where its payload goes
+	cur     cursor   // over dst
+	left    int      // octets of payload to come
+	crc     uint32
+	fail    error // what is wrong with it; reported if its CRC is good
+	ref     stag.Ref
+	header  [ddp.PrefixMax]byte
+	pieces  [][]byte // memory for dst
+
+	// The untagged message under way.
+	sending bool
+	recv    receive
+	msg     ddp.Message
+	control ddp.Control
+	stag    stag.STag
+	got     int
+	pending bool // it is complete, and waits for memory to be released
+	asked   bool // which was asked for
+
+	// The tagged message under way.
+	tagged   bool
+	taggedIs ddp.Message
+	tagSTag  stag.STag
+	tagTO    uint64
+
+	msn     uint32 // of the next Send
+	readMSN uint32 // of the next Read Request
+
+	open     bool // an FPDU has come
+	drain    bool // what comes is nobody's
+	deadline time.Time
+
+	freed atomic.Bool // what pending waits for has happened
+
+	iov [maxSegs + 1]unix.Iovec
+}
+
+func (x *rx) init() { x.msn, x.readMSN, x.room = 1, 1, readMin }
+
+// Reasons why the reader stops for a while or for good. They are not errors of anybody.
+var (
+	errStall = errors.New("iwarp: waits")        // for a receive or for memory to be released
+	errDrain = errors.New("iwarp: stream ended") // what comes is to be thrown away
+)
+
+// run is the life of the goroutine that owns the socket. It stays inside one RawConn.Read as
+// long as it can: that call parks the goroutine when onReadable says false, and wakes it for
+// every later arrival.
+func (q *queuePair) run() {
+	var fail error
+	onReadable := func(uintptr) bool {
+		done, err := q.onReadable()
+		fail = err
+		return done
+	}
+	for {
+		fail = nil
+		err := q.rc.Read(onReadable)
+		switch {
+		case errors.Is(fail, errStall):
+			<-q.resume
+			continue
+		case fail != nil:
+			q.finish(fail)
+		default:
+			q.finish(err) // the time to linger is over, or Abort
+		}
+		return
+	}
+}
+
+// onReadable handles what the socket holds. Done: with errStall the reader is to wait until
+// it is woken, otherwise the connection has ended.
+func (q *queuePair) onReadable() (done bool, err error) {
+	for round := 1; ; round++ {
+		drained, err := q.batch()
+		if err != nil {
+			return true, err
+		}
+		if drained {
+			return false, nil
+		}
+		if round%fairness == 0 {
+			runtime.Gosched()
+		}
+	}
+}
+
+// batch reads once, handles what came, has completions looked at, and sends what was posted
+// meanwhile with one write.
+func (q *queuePair) batch() (drained bool, err error) {
+	x := &q.rx
+	stalled := x.pending || x.w > x.r && !x.partial
+	if !q.begin(&stalled) {
+		return true, q.cause()
+	}
+	if stalled { // what is there may be of use now
+		err = q.parse()
+	}
+	if err == nil {
+		if drained, err = q.receive(); err == nil && !drained {
+			err = q.parse()
+		}
+	}
+	if err != nil && !errors.Is(err, errStall) {
+		err = q.offence(err)
+	}
+	q.fire()
+	q.mu.Lock()
+	q.batching = false
+	q.send()
+	q.unlock()
+	if drained {
+		q.fire()
+		x.dropIn()
+	}
+	return drained, err
+}
+
+// begin begins a batch. False: the connection is dead.
+func (q *queuePair) begin(stalled *bool) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.dead {
+		return false
+	}
+	x := &q.rx
+	if q.final && !x.drain {
+		x.startDrain(q)
+		*stalled = false
+	}
+	if x.drain && time.Now().After(x.deadline) {
+		return false
+	}
+	q.batching = true
+	return true
+}
+
+// cause returns why the connection is dead.
+func (q *queuePair) cause() error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.err != nil {
+		return q.err
+	}
+	return errAborted
+}
+
+// dropIn gives the buffer back if nothing is in it.
+func (x *rx) dropIn() {
+	if x.in != nil && x.r == x.w {
+		inBuffers.Put(x.in)
+		x.in = nil
+	}
+}
+
+// receive reads once. Drained says that there was nothing: a read that was merely short does
+// not tell, for the end of the stream may be behind it, of which the poller, edge-triggered,
+// has spoken already.
+func (q *queuePair) receive() (drained bool, err error) {
+	x := &q.rx
+	if x.in == nil {
+		x.in, x.r, x.w = inBuffers.Get().(*[inLen]byte), 0, 0
+	}
+	if x.r == x.w {
+		x.r, x.w = 0, 0
+	} else if x.r > 0 && inLen-x.w < x.room {
+		x.w = copy(x.in[:], x.in[x.r:x.w])
+		x.r = 0
+	}
+	n, err := q.readv()
+	return n == 0, err
+}
+
+// readv fills first the memory that the payload under way is for, then the buffer.
+func (q *queuePair) readv() (n int, err error) {
+	x := &q.rx
+	k, direct, room := 0, 0, x.room
+	if x.partial && x.left > 0 && x.r == x.w && x.fail == nil {
+		k, direct = x.vector()
+		if room = behind; direct < x.left {
+			room = 0 // what follows belongs to memory that is not in the vector
+		}
+	}
+	room = min(room, inLen-x.w)
+	if room > 0 {
+		x.iov[k] = vec(x.in[x.w : x.w+room])
+		k++
+	}
+	n, err = readv(q.fd, x.iov[:k])
+	clear(x.iov[:k])
+	if err != nil || n == 0 {
+		return 0, err
+	}
+	got := min(n, direct)
+	x.consume(got, q.crc)
+	x.w += n - got
+	if direct == 0 && n == room {
+		x.room = min(2*x.room, readMax)
+	}
+	return n, nil
+}
+
+// vector describes the memory for the payload under way.
+func (x *rx) vector() (k, n int) {
+	off := x.cur.off
+	for _, b := range x.cur.segs {
+		b = b[off:]
+		off = 0
+		if len(b) > x.left-n {
+			b = b[:x.left-n]
+		}
+		if len(b) == 0 {
+			continue
+		}
+		if k == maxSegs {
+			break
+		}
+		x.iov[k] = vec(b)
+		k++
+		n += len(b)
+	}
+	return k, n
+}
+
+// consume notes that n octets were read straight to their place.
+func (x *rx) consume(n int, crc bool) {
+	x.left -= n
+	for n > 0 {
+		b := x.cur.next(n)
+		n -= len(b)
+		if crc {
+			x.crc = ddp.CRC(x.crc, b)
+		}
+	}
+}
+
+// readv reads without blocking; 0 and no error: nothing there.
+func readv(fd int, iov []unix.Iovec) (int, error) {
+	for {
+		n, _, e := unix.RawSyscall(unix.SYS_READV, uintptr(fd), uintptr(unsafe.Pointer(&iov[0])), uintptr(len(iov)))
+		switch {
+		case e == unix.EINTR:
+			continue
+		case e == unix.EAGAIN:
+			return 0, nil
+		case e != 0:
+			return 0, e
+		case n == 0:
+			return 0, io.EOF
+		}
+		runtime.KeepAlive(iov)
+		return int(n), nil
+	}
+}
+
+// parse handles the octets in the buffer until more are needed.
+func (q *queuePair) parse() error {
+	x := &q.rx
+	for {
+		var more bool
+		var err error
+		switch {
+		case x.drain:
+			x.r = x.w
+		case x.pending:
+			more, err = true, q.deliver()
+		case x.partial:
+			more, err = q.part()
+		default:
+			more, err = q.fpdu()
+		}
+		if err != nil || !more {
+			return err
+		}
+	}
+}
+
+// fpdu takes the next FPDU: all of it, or, if it is large, its header. False: more is needed.
+func (q *queuePair) fpdu() (bool, error) {
+	x := &q.rx
+	b := x.in[x.r:x.w]
+	if len(b) < ddp.PrefixMin {
+		return false, nil
+	}
+	n := int(b[0])<<8 | int(b[1])
+	total := ddp.FPDULen(n)
+	if len(b) < total {
+		if total-len(b) < directMin {
+			return false, nil
+		}
+		return q.beginPart(b)
+	}
+	x.room = readSize(x.room, total)
+	if q.crc {
+		if err := ddp.CheckTrailer(b[ddp.LengthLen+n:total], n, ddp.CRC(0, b[:ddp.LengthLen+n])); err != nil {
+			x.seg = ddp.Segment{}
+			return false, err
+		}
+	}
+	var err error
+	x.seg, err = q.format.Parse(b[:total])
+	if err == nil {
+		err = q.place(b)
+	}
+	if err != nil {
+		return false, err
+	}
+	for p := b[x.seg.PayloadOffset() : ddp.LengthLen+n]; x.left > 0; {
+		to := x.cur.next(x.left)
+		p = p[copy(to, p):]
+		x.left -= len(to)
+	}
+	x.r += total
+	return true, q.placed()
+}
+
+// readSize adapts how much is read at once to the FPDUs that come.
+func readSize(now, fpdu int) int {
+	if fpdu >= readMin {
+		return readMin
+	}
+	return now
+}
+
+// beginPart begins an FPDU of which much is missing.
+func (q *queuePair) beginPart(b []byte) (bool, error) {
+	x := &q.rx
+	need, err := q.format.Prefix(b)
+	if err != nil {
+		x.seg = ddp.Segment{}
+		return false, err
+	}
+	if len(b) < need {
+		return false, nil
+	}
+	head := x.header[:copy(x.header[:need], b)]
+	seg, err := q.format.Parse(head)
+	if err == nil && seg.Message == ddp.Terminate {
+		return false, nil // its payload is wanted in one piece, and fits into the buffer
+	}
+	x.seg = seg
+	if err == nil {
+		if err = q.place(head); errors.Is(err, errStall) {
+			return false, err
+		}
+	}
+	// An offence is reported only if it is not the work of the network: after the CRC.
+	if len(seg.Header) == 0 {
+		return false, err
+	}
+	x.room = readMin
+	x.partial, x.fail = true, err
+	x.left = seg.PayloadLen()
+	x.crc = 0
+	x.r += seg.PayloadOffset()
+	if q.crc {
+		x.crc = ddp.CRC(0, head[:seg.PayloadOffset()])
+	}
+	return true, nil
+}
+
+// part takes what has come of an FPDU that is placed in parts. False: more is to come.
+func (q *queuePair) part() (bool, error) {
+	x := &q.rx
+	if n := min(x.left, x.w-x.r); n > 0 {
+		b := x.in[x.r : x.r+n]
+		if q.crc {
+			x.crc = ddp.CRC(x.crc, b)
+		}
+		if x.fail == nil {
+			for p := b; len(p) > 0; {
+				p = p[copy(x.cur.next(len(p)), p):]
+			}
+		}
+		x.left -= n
+		x.r += n
+	}
+	n := x.seg.ULPDU
+	trailer := x.in[x.r:x.w]
+	if x.left > 0 || len(trailer) < ddp.TrailerLen(n) {
+		return false, nil
+	}
+	x.r += ddp.TrailerLen(n)
+	x.partial = false
+	if q.crc {
+		if err := ddp.CheckTrailer(trailer, n, x.crc); err != nil {
+			x.seg = ddp.Segment{}
+			return false, err
+		}
+	}
+	if x.fail != nil {
+		return false, x.fail
+	}
+	return true, q.placed()
+}
+
+// startDrain begins to throw away what comes. Mu is held.
+func (x *rx) startDrain(q *queuePair) {
+	x.drain, x.partial, x.pending = true, false, false
+	x.r = x.w
+	x.deadline = time.Now().Add(q.dev.cfg.LingerTime)
+}
+
+// closeReceive completes the receive of a message with a status other than OK.
+func (q *queuePair) closeReceive(s rdma.Status, err error) {
+	x := &q.rx
+	x.sending = false
+	unpinAll(x.recv.regions)
+	c := rdma.Completion{ID: x.recv.id, Op: rdma.OpReceive, Status: s, QueuePair: q, Err: err}
+	q.recvCQ.push(&c)
+}

@@ -1,0 +1,581 @@
+package iwarp
+
+import (
+	"runtime"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"oneshot/ddp"
+	"oneshot/stag"
+	"oneshot/transport/rdma"
+)
+
+const (
+	// maxIOV is how many pieces one writev takes (IOV_MAX of Linux).
+	maxIOV = 1024
+	// headLen is the memory for headers, trailers and small payloads of one writev.
+	headLen = 16 << 10
+	// headReserve is the most of it that one FPDU takes.
+	headReserve = 2*ddp.MaxTerminate + copyMax + ddp.MaxTrailer
+	// iovReserve is how many pieces must be free to begin an FPDU.
+	iovReserve = maxSGE + 3
+	// copyMax is up to which length a payload is copied behind its header: that is cheaper
+	// than a piece of its own.
+	copyMax = 256
+	// turn is after how many octets a writev is made: others want to send as well.
+	turn = 256 << 10
+	// maxTurns is how many of them a goroutine that posts makes before the writer has to.
+	maxTurns = 8
+	// maxAnswers is how many Read Responses go before one element of the send queue.
+	maxAnswers = 4
+)
+
+// txBuffer is what a connection needs only while it sends.
+type txBuffer struct {
+	head [headLen]byte
+	iov  [maxIOV]unix.Iovec
+}
+
+var txBuffers = sync.Pool{New: func() any { return new(txBuffer) }}
+
+// tx is what is to leave, whole FPDUs.
+type tx struct {
+	buf         *txBuffer
+	n           int // octets of buf.head used
+	first, last int // buf.iov[first:last] is to leave
+	joint       bool
+	queued      uint64
+	sent        uint64
+}
+
+func (x *tx) empty() bool { return x.first == x.last }
+
+// lend makes sure that there is a buffer, an empty one.
+func (x *tx) lend() {
+	if x.buf == nil {
+		x.buf = txBuffers.Get().(*txBuffer)
+	}
+	x.n, x.first, x.last, x.joint = 0, 0, 0, false
+}
+
+// giveBack gives the buffer back.
+func (x *tx) giveBack() {
+	if x.buf != nil {
+		txBuffers.Put(x.buf)
+		x.buf = nil
+	}
+	x.first, x.last = 0, 0
+}
+
+// full reports that there is no room for another FPDU.
+func (x *tx) full(start uint64) bool {
+	return headLen-x.n < headReserve || maxIOV-x.last < iovReserve || x.queued-start >= turn
+}
+
+// head returns the memory for headers, to be appended to.
+func (x *tx) head() []byte { return x.buf.head[:x.n] }
+
+// commit queues what was appended to head.
+func (x *tx) commit(b []byte) {
+	n := len(b) - x.n
+	if x.joint {
+		v := &x.buf.iov[x.last-1]
+		v.SetLen(int(v.Len) + n)
+	} else {
+		x.buf.iov[x.last] = vec(b[x.n:])
+		x.last++
+		x.joint = true
+	}
+	x.n = len(b)
+	x.queued += uint64(n)
+}
+
+// add queues memory.
+func (x *tx) add(b []byte) {
+	x.buf.iov[x.last] = vec(b)
+	x.last++
+	x.joint = false
+	x.queued += uint64(len(b))
+}
+
+// advance notes that n octets have left.
+func (x *tx) advance(n uint64) {
+	x.sent += n
+	for n > 0 {
+		v := &x.buf.iov[x.first]
+		if n < v.Len {
+			v.Base = (*byte)(unsafe.Add(unsafe.Pointer(v.Base), n))
+			v.Len -= n
+			return
+		}
+		n -= v.Len
+		*v = unix.Iovec{}
+		x.first++
+	}
+}
+
+func vec(b []byte) (v unix.Iovec) {
+	v.Base = unsafe.SliceData(b)
+	v.SetLen(len(b))
+	return
+}
+
+// answer is a Read Response that is to be sent.
+type answer struct {
+	ref    stag.Ref
+	req    ddp.RDMARead
+	off    int
+	framed bool
+	end    uint64
+}
+
+// answers are Read Responses in the order of their Requests: [head, cur) is among what is to
+// leave, [cur, tail) waits. There are never more than the IRD.
+type answers struct {
+	ring            []answer // a power of two, grown up to IRD
+	head, cur, tail uint32
+	row             int // Responses since the last element of the send queue
+	pieces          [][]byte
+}
+
+func (a *answers) at(i uint32) *answer { return &a.ring[i&uint32(len(a.ring)-1)] }
+func (a *answers) len() int            { return int(a.tail - a.head) }
+
+func (a *answers) push(x answer) {
+	if a.len() == len(a.ring) {
+		ring := make([]answer, max(firstRing, 2*len(a.ring)))
+		for i := a.head; i != a.tail; i++ {
+			ring[i&uint32(len(ring)-1)] = *a.at(i)
+		}
+		a.ring = ring
+	}
+	*a.at(a.tail) = x
+	a.tail++
+}
+
+// send sends what there is, as far as the socket takes it, unless somebody else does or will.
+// The lock is held, but not over system calls.
+func (q *queuePair) send() {
+	if q.sending || q.batching || q.blocked || q.dead || q.state < connected {
+		return
+	}
+	if q.write() == wroteAll {
+		q.emptied()
+	} else {
+		q.block()
+	}
+}
+
+type wrote uint8
+
+const (
+	wroteAll    wrote = iota
+	wroteTurns        // enough for one goroutine
+	wroteSocket       // the socket is full
+)
+
+func (q *queuePair) write() wrote {
+	q.sending = true
+	defer func() {
+		q.sending = false
+		if q.tx.empty() {
+			q.tx.giveBack()
+		}
+		q.settled.Broadcast()
+	}()
+	x := &q.tx
+	for turns := 0; ; turns++ {
+		if x.empty() {
+			q.fill()
+			q.account()
+		}
+		switch {
+		case q.dead || x.empty():
+			return wroteAll
+		case turns == maxTurns:
+			return wroteTurns
+		}
+		n, e := q.writev()
+		switch e {
+		case 0:
+			x.advance(uint64(n))
+			q.account()
+		case unix.EINTR:
+		case unix.EAGAIN:
+			return wroteSocket
+		default:
+			q.broken(e)
+			return wroteAll
+		}
+	}
+}
+
+// writev is the system call, made without the lock.
+func (q *queuePair) writev() (n uintptr, e unix.Errno) {
+	v := q.tx.buf.iov[q.tx.first:q.tx.last]
+	q.inWrite = true
+	q.mu.Unlock()
+	n, _, e = unix.RawSyscall(unix.SYS_WRITEV, uintptr(q.fd), uintptr(unsafe.Pointer(&v[0])), uintptr(len(v)))
+	runtime.KeepAlive(v)
+	q.mu.Lock()
+	q.inWrite = false
+	q.settled.Broadcast()
+	q.n.doorbells.Add(1)
+	return n, e
+}
+
+// block has the writer send the rest when the socket has room.
+func (q *queuePair) block() {
+	if q.dead {
+		return
+	}
+	if q.kick == nil {
+		q.kick = make(chan struct{}, 1)
+		q.writer.Go(q.writeLoop)
+	}
+	q.blocked = true
+	q.kick <- struct{}{} // it has room: blocked was false
+}
+
+// writeLoop is the goroutine that waits for room in the socket. Most connections never need it.
+func (q *queuePair) writeLoop() {
+	onWritable := q.onWritable
+	for range q.kick {
+		if err := q.rc.Write(onWritable); err != nil {
+			q.mu.Lock()
+			q.blocked = false
+			q.broken(err)
+			q.unlock()
+		}
+		q.fire()
+	}
+}
+
+// onWritable sends. False: wait until there is more room.
+func (q *queuePair) onWritable(uintptr) bool {
+	q.mu.Lock()
+	for q.sending {
+		q.settled.Wait()
+	}
+	res := wroteAll
+	for !q.dead {
+		if res = q.write(); res != wroteTurns {
+			break
+		}
+		q.unlock()
+		q.notify()
+		runtime.Gosched()
+		q.mu.Lock()
+	}
+	done := q.dead || res == wroteAll
+	if done {
+		q.blocked = false
+		q.emptied()
+	}
+	q.unlock()
+	q.notify()
+	return done
+}
+
+// emptied is called when nothing is left to send for the moment.
+func (q *queuePair) emptied() {
+	if q.state != ending || q.half || q.dead || !q.tx.empty() || len(q.term) > 0 {
+		return
+	}
+	if q.final || q.sq.head == q.sq.tail && q.answers.len() == 0 {
+		q.half = true
+		_ = unix.Shutdown(q.fd, unix.SHUT_WR)
+	}
+}
+
+// account notes what has left.
+func (q *queuePair) account() {
+	s, a, sent := &q.sq, &q.answers, q.tx.sent
+	for s.sent != s.cur {
+		w := s.at(s.sent)
+		if w.end > sent {
+			break
+		}
+		s.sent++
+		if w.op != rdma.OpRead && w.op != rdma.OpLocalInvalidate {
+			w.done = true
+		}
+		if w.msg == ddp.SendAdvertise {
+			q.advertised(w)
+		}
+	}
+	q.retire()
+	for a.head != a.cur {
+		x := a.at(a.head)
+		if x.end > sent {
+			break
+		}
+		a.head++
+		tag := x.ref.STag()
+		if x.ref.Release() {
+			q.lastReference(tag)
+		}
+	}
+}
+
+// fill queues FPDUs for one writev.
+func (q *queuePair) fill() {
+	x := &q.tx
+	if !q.opened || q.half || q.dead {
+		return
+	}
+	if len(q.term) > 0 {
+		x.lend()
+		x.commit(append(x.head(), q.term...))
+		q.term = nil
+		return
+	}
+	if q.final || !q.ready() {
+		return
+	}
+	x.lend()
+	for start := x.queued; !x.full(start) && q.fillOne(); {
+	}
+}
+
+// ready reports whether there is something to look at.
+func (q *queuePair) ready() bool {
+	return q.answers.cur != q.answers.tail || q.sq.cur != q.sq.tail && !q.sq.stalled
+}
+
+// fillOne queues one FPDU, or does a request that needs none. False: nothing can be done now.
+// Messages are not interleaved.
+func (q *queuePair) fillOne() bool {
+	a, s := &q.answers, &q.sq
+	answer := a.cur != a.tail
+	work := s.cur != s.tail && !s.stalled && q.mayStart(s.at(s.cur))
+	switch {
+	case answer && a.at(a.cur).off > 0:
+	case work && s.at(s.cur).off > 0:
+		answer = false
+	case answer && work && a.row >= maxAnswers:
+		answer = false
+	}
+	switch {
+	case answer:
+		a.row++
+		return q.fillAnswer(a.at(a.cur))
+	case work:
+		a.row = 0
+		return q.fillWork(s.at(s.cur))
+	}
+	return false
+}
+
+// mayStart reports whether the element at the front of the send queue may go: Reads need a
+// place at the peer, and a fence waits for those before it.
+func (q *queuePair) mayStart(w *wqe) bool {
+	reads := len(q.sq.reads)
+	return w.off > 0 || (w.op != rdma.OpRead || reads < q.ord) && (w.flags&rdma.Fence == 0 || reads == 0)
+}
+
+// fillAnswer queues a segment of a Read Response.
+func (q *queuePair) fillAnswer(x *answer) bool {
+	size := int(x.req.Size)
+	n := min(size-x.off, q.mulpdu-ddp.TaggedLen)
+	var cur cursor
+	if n > 0 {
+		p := x.ref.Append(q.answers.pieces[:0], uint64(x.off), uint64(n))
+		q.answers.pieces = p
+		cur.segs = p
+		n = cur.fit(n, maxIOV-q.tx.last-2)
+	}
+	last := x.off+n == size
+	q.frameTagged(ddp.Tagged{
+		Control: q.format.Control(ddp.ReadResponse, last),
+		STag:    x.req.SinkSTag, TO: x.req.SinkTO + uint64(x.off), Payload: n,
+	}, &cur)
+	clear(q.answers.pieces)
+	x.off += n
+	if last {
+		q.answers.cur++
+		x.end = q.tx.queued
+		q.n.messagesOut.Add(1)
+		q.n.bytesOut.Add(uint64(size))
+	}
+	return true
+}
+
+// fillWork queues a segment of the element at the front of the send queue, or does what needs
+// none. False: it has failed.
+func (q *queuePair) fillWork(w *wqe) bool {
+	if w.off == 0 {
+		switch {
+		case w.op == rdma.OpBind:
+			q.framed(w)
+			return true
+		case w.op == rdma.OpLocalInvalidate:
+			return q.localInvalidate(w)
+		case !pinAll(w.regions):
+			q.localError(w, rdma.StatusLocalProtection, errGone)
+			return false
+		}
+		w.pinned = true
+		w.cur.segs = w.segs
+	}
+	switch w.op {
+	case rdma.OpWrite:
+		q.fillWrite(w)
+	case rdma.OpRead:
+		q.fillRead(w)
+	default:
+		q.fillSend(w)
+	}
+	return true
+}
+
+// framed notes that all of the element at the front is among what is to leave.
+func (q *queuePair) framed(w *wqe) {
+	w.end = q.tx.queued
+	q.sq.cur++
+}
+
+func (q *queuePair) messageOut(w *wqe) {
+	q.framed(w)
+	q.n.messagesOut.Add(1)
+	q.n.bytesOut.Add(uint64(w.n))
+}
+
+func (q *queuePair) fillWrite(w *wqe) {
+	n := w.cur.fit(min(w.n-w.off, q.mulpdu-ddp.TaggedLen), maxIOV-q.tx.last-2)
+	last := w.off+n == w.n
+	q.frameTagged(ddp.Tagged{
+		Control: q.format.Control(ddp.Write, last),
+		STag:    uint32(w.stag), TO: w.to + uint64(w.off), Payload: n,
+	}, &w.cur)
+	if w.off += n; last {
+		q.messageOut(w)
+	}
+}
+
+func (q *queuePair) fillSend(w *wqe) {
+	s := &q.sq
+	if w.off == 0 {
+		s.msn++
+	}
+	c := q.format.Control(w.msg, false)
+	n := w.cur.fit(min(w.n-w.off, q.mulpdu-q.format.HeaderLen(c)), maxIOV-q.tx.last-2)
+	last := w.off+n == w.n
+	if last {
+		c |= ddp.ControlLast
+	}
+	b := q.format.AppendUntagged(q.tx.head(), ddp.Untagged{
+		Control: c, STag: uint32(w.stag), QN: ddp.QNSend, MSN: s.msn, MO: uint32(w.off), Payload: n,
+	})
+	q.frame(b, &w.cur, n)
+	if w.off += n; last {
+		q.messageOut(w)
+		if w.msg == ddp.SendClose {
+			q.n.closes.Add(1)
+		}
+	}
+}
+
+// fillRead queues a Read Request. Its Response is checked against the request, so that the
+// sink may be scattered although its name on the wire is that of the first region.
+func (q *queuePair) fillRead(w *wqe) {
+	s := &q.sq
+	s.readMSN++
+	b := ddp.AppendReadRequest(q.tx.head(), s.readMSN, q.readRequest(w))
+	q.frame(b, nil, 0)
+	s.reads = append(s.reads, s.cur)
+	q.framed(w)
+	q.n.messagesOut.Add(1)
+	q.n.reads.Add(1)
+}
+
+func (q *queuePair) readRequest(w *wqe) ddp.RDMARead {
+	r := ddp.RDMARead{Size: uint32(w.n), SrcSTag: uint32(w.stag), SrcTO: w.to}
+	if w.n > 0 {
+		r.SinkSTag = uint32(w.regions[0].tag)
+		r.SinkTO, _ = w.regions[0].offset(w.segs[0])
+	}
+	return r
+}
+
+func (q *queuePair) frameTagged(t ddp.Tagged, cur *cursor) {
+	q.frame(ddp.AppendTagged(q.tx.head(), t), cur, t.Payload)
+}
+
+// frame queues an FPDU whose headers were appended to tx.head, giving b, with n octets of
+// payload.
+func (q *queuePair) frame(b []byte, cur *cursor, n int) {
+	x := &q.tx
+	start := x.n
+	ulpdu := len(b) - start - ddp.LengthLen + n
+	if n <= copyMax {
+		for n > 0 {
+			p := cur.next(n)
+			b = append(b, p...)
+			n -= len(p)
+		}
+		if q.crc {
+			b = ddp.AppendFPDUTrailer(b, start)
+		} else {
+			b = ddp.AppendTrailerNoCRC(b, ulpdu)
+		}
+		x.commit(b)
+		return
+	}
+	crc := uint32(0)
+	if q.crc {
+		crc = ddp.CRC(0, b[start:])
+	}
+	x.commit(b)
+	for n > 0 {
+		p := cur.next(n)
+		n -= len(p)
+		if q.crc {
+			crc = ddp.CRC(crc, p)
+		}
+		x.add(p)
+	}
+	if q.crc {
+		x.commit(ddp.AppendTrailer(x.head(), ulpdu, crc))
+	} else {
+		x.commit(ddp.AppendTrailerNoCRC(x.head(), ulpdu))
+	}
+}
+
+// localInvalidate takes access away; the elements behind wait until no reference is left.
+func (q *queuePair) localInvalidate(w *wqe) bool {
+	pos := q.sq.cur
+	quiet, err := q.invalidate(w.stag, func() {
+		q.mu.Lock()
+		q.sq.stalled = false
+		if q.state != ended {
+			q.sq.at(pos).done = true
+			q.retire()
+			q.send()
+		}
+		q.unlock()
+		q.notify()
+	})
+	if err != nil {
+		q.localError(w, rdma.StatusLocalProtection, err)
+		return false
+	}
+	q.framed(w)
+	w.done, q.sq.stalled = quiet, !quiet
+	return quiet
+}
+
+// segmentSize returns the largest ULPDU for a socket.
+func segmentSize(fd, most int) int {
+	emss, err := unix.GetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_MAXSEG)
+	if err != nil {
+		emss = 536 // RFC 9293 §3.7.1
+	}
+	n := ddp.MULPDU(emss, false)
+	if most > 0 {
+		n = min(n, max(most, 128))
+	}
+	return n
+}

@@ -1,0 +1,369 @@
+package iwarp
+
+import (
+	"errors"
+
+	"oneshot/ddp"
+	"oneshot/stag"
+	"oneshot/transport/rdma"
+)
+
+// wqe is an element of the send queue. Its lists keep their memory for the next use.
+type wqe struct {
+	id       uint64
+	op       rdma.Opcode
+	flags    rdma.Flags
+	silent   bool // no completion if it ends well
+	held     bool // counted in the table of what the peer has advertised
+	internal bool // not posted by the owner
+	pinned   bool
+	framed   bool // all of it is among what is to leave
+	done     bool // nothing but leaving is to be awaited
+	status   rdma.Status
+	err      error
+
+	msg     ddp.Message
+	stag    stag.STag // in the header: remote, to invalidate, to close, advertised
+	to      uint64
+	segs    [][]byte
+	regions []*region
+	n       int // octets
+	got     int // octets of the Read Response
+	cur     cursor
+	off     int    // octets framed
+	end     uint64 // tx.queued when all is framed
+	inline  []byte
+}
+
+// sendQueue holds what is posted: [head, sent) has left and waits for Responses, [sent, cur) is
+// among what is to leave, [cur, tail) waits.
+type sendQueue struct {
+	ring                  []wqe // a power of two, grown when full
+	head, sent, cur, tail uint32
+	reads                 []uint32 // positions of Reads without their Response, in order
+	msn                   uint32   // of the last Send
+	readMSN               uint32
+	stalled               bool // the element at cur waits for references to be released
+}
+
+func (s *sendQueue) at(i uint32) *wqe { return &s.ring[i&uint32(len(s.ring)-1)] }
+func (s *sendQueue) len() uint32      { return s.tail - s.head }
+
+// next returns the slot behind the last element, without making it one; nil: there are most.
+func (s *sendQueue) next(most uint32) *wqe {
+	if s.len() >= most {
+		return nil
+	}
+	if int(s.len()) == len(s.ring) {
+		ring := make([]wqe, max(firstRing, 2*len(s.ring)))
+		for i := s.head; i != s.tail; i++ {
+			ring[i&uint32(len(ring)-1)] = *s.at(i)
+		}
+		s.ring = ring
+	}
+	w := s.at(s.tail)
+	*w = wqe{segs: w.segs[:0], regions: w.regions[:0], inline: w.inline[:0]}
+	return w
+}
+
+func (s *sendQueue) add(most uint32) *wqe {
+	w := s.next(most)
+	s.tail++
+	return w
+}
+
+// readyToReceive makes w the zero-length message of RFC 6581 §9.2.
+func (w *wqe) readyToReceive(m ddp.Message) {
+	w.internal, w.silent, w.msg = true, true, m
+	switch m {
+	case ddp.Write:
+		w.op = rdma.OpWrite
+	case ddp.ReadRequest:
+		w.op = rdma.OpRead
+	default:
+		w.op = rdma.OpSend
+	}
+}
+
+// Post implements rdma.QueuePair.
+func (q *queuePair) Post(ws []rdma.Work) (n int, err error) {
+	q.mu.Lock()
+	for n < len(ws) {
+		if err = q.post(ws, n); err != nil {
+			break
+		}
+		n++
+	}
+	q.n.posts.Add(1)
+	q.n.works.Add(uint64(n))
+	if n > 0 {
+		q.send()
+	}
+	q.unlock()
+	if n > 0 {
+		q.notify()
+	}
+	return n, err
+}
+
+func (q *queuePair) post(ws []rdma.Work, i int) error {
+	if q.state != connected {
+		return rdma.ErrDisconnected
+	}
+	w := q.sq.next(q.maxWork)
+	if w == nil {
+		return rdma.ErrFull
+	}
+	p := &ws[i]
+	w.id, w.op, w.flags = p.ID, p.Op, p.Flags
+	w.silent = p.Flags&rdma.Signaled == 0
+	what, err := q.prepare(w, p)
+	if what != "" {
+		return &rdma.WorkError{Index: i, Op: p.Op, What: what}
+	}
+	if err != nil {
+		return err
+	}
+	q.sq.tail++
+	return nil
+}
+
+// prepare fills in w. It says what is wrong with p, or returns one of the errors of Post.
+func (q *queuePair) prepare(w *wqe, p *rdma.Work) (what string, err error) {
+	const sendOnly = rdma.Invalidate | rdma.Advertise | rdma.Close | rdma.Solicited
+	if p.Op != rdma.OpSend && p.Flags&sendOnly != 0 {
+		return "flag that only a Send may have", nil
+	}
+	switch p.Op {
+	case rdma.OpSend:
+		return q.prepareSend(w, p)
+	case rdma.OpWrite:
+		w.msg, w.stag, w.to = ddp.Write, stag.STag(p.RemoteSTag), p.RemoteOffset
+		if what := q.gather(w, p); what != "" {
+			return what, nil
+		}
+		return q.hold(w, (*stag.Peer).PostWrite), nil
+	case rdma.OpRead:
+		return q.prepareRead(w, p), nil
+	case rdma.OpBind:
+		return q.prepareBind(w, p)
+	case rdma.OpLocalInvalidate:
+		w.stag = stag.STag(p.STag)
+		if !q.invalidatable(w.stag) {
+			return "STag is neither of a window bound here nor of a region that may be invalidated", nil
+		}
+		q.invalidating(w.stag)
+		return "", nil
+	}
+	return "operation that cannot be posted", nil
+}
+
+// gather takes over the memory that is to be sent.
+func (q *queuePair) gather(w *wqe, p *rdma.Work) (what string) {
+	if p.Flags&rdma.Inline == 0 {
+		w.segs, w.regions, w.n, what = appendSGL(w.segs, w.regions, p.SGL, q.domain, 0, q.maxSGE)
+		return what
+	}
+	n := 0
+	for i := range p.SGL {
+		n += len(p.SGL[i].Bytes)
+	}
+	if n > maxInline {
+		return "too long to be inline"
+	}
+	for i := range p.SGL {
+		w.inline = append(w.inline, p.SGL[i].Bytes...)
+	}
+	if w.n = n; n > 0 {
+		w.segs = append(w.segs, w.inline)
+	}
+	return ""
+}
+
+func (q *queuePair) prepareSend(w *wqe, p *rdma.Work) (what string, err error) {
+	if what := q.gather(w, p); what != "" {
+		return what, nil
+	}
+	solicited := p.Flags&rdma.Solicited != 0
+	switch p.Flags & (rdma.Invalidate | rdma.Advertise | rdma.Close) {
+	case 0:
+		w.msg = ddp.Send
+		if solicited {
+			w.msg = ddp.SendSE
+		}
+		return "", nil
+	case rdma.Invalidate:
+		w.msg, w.stag = ddp.SendInvalidate, stag.STag(p.STag)
+		if solicited {
+			w.msg = ddp.SendSEInvalidate
+		}
+		return q.holdClose(w, false), nil
+	case rdma.Advertise:
+		w.msg, w.silent = ddp.SendAdvertise, true
+		return q.prepareAdvertise(w, p)
+	case rdma.Close:
+		w.msg, w.stag = ddp.SendClose, stag.STag(p.STag)
+		if q.shot == nil || !q.shot.Close || q.format.Host != ddp.Host2 {
+			return "the peer has not agreed to close", nil
+		}
+		return q.holdClose(w, true), nil
+	}
+	return "more than one of Invalidate, Advertise and Close", nil
+}
+
+func (q *queuePair) prepareRead(w *wqe, p *rdma.Work) (what string) {
+	if p.Flags&rdma.Inline != 0 {
+		return "a Read cannot be inline"
+	}
+	if q.ord == 0 {
+		return "the peer serves no Reads"
+	}
+	w.msg, w.stag, w.to = ddp.ReadRequest, stag.STag(p.RemoteSTag), p.RemoteOffset
+	w.segs, w.regions, w.n, what = appendSGL(w.segs, w.regions, p.SGL, q.domain, rdma.AccessLocalWrite, q.maxSGE)
+	if what != "" {
+		return what
+	}
+	return q.hold(w, (*stag.Peer).PostRead)
+}
+
+// prepareBind binds at once: the peer cannot know the STag before a later Send tells it.
+func (q *queuePair) prepareBind(w *wqe, p *rdma.Work) (what string, err error) {
+	win, ok := p.Window.(*window)
+	if !ok || win.domain != q.domain {
+		return "no window of this protection domain", nil
+	}
+	if len(p.SGL) != 1 || len(p.SGL[0].Bytes) == 0 {
+		return "a window is bound to exactly one piece of memory", nil
+	}
+	if p.Access&^allAccess != 0 {
+		return errBadAccess.Error(), nil
+	}
+	var need rdma.Access
+	if p.Access&rdma.AccessRemoteWrite != 0 {
+		need = rdma.AccessLocalWrite
+	}
+	w.segs, w.regions, _, what = appendSGL(w.segs, w.regions, p.SGL, q.domain, need, 1)
+	if what != "" {
+		return what, nil
+	}
+	s, err := win.bind(q, w.regions[0], p.SGL[0].Bytes, p.Access)
+	if err != nil {
+		if errors.Is(err, errBound) || errors.Is(err, errGone) {
+			return err.Error(), nil
+		}
+		return "", err
+	}
+	w.regions = w.regions[:0] // the window's pin is enough
+	p.STag = rdma.STag(s)
+	q.n.binds.Add(1)
+	return "", nil
+}
+
+// hold counts an operation against an STag that the peer has advertised. STags that reach us
+// by other means are the peer's to check.
+func (q *queuePair) hold(w *wqe, post func(*stag.Peer, stag.STag) error) (what string) {
+	if q.peer == nil {
+		return ""
+	}
+	switch err := post(q.peer, w.stag); {
+	case err == nil:
+		w.held = true
+	case errors.Is(err, stag.ErrClosePosted):
+		return err.Error()
+	}
+	return ""
+}
+
+// holdClose notes that the closing Send is posted.
+func (q *queuePair) holdClose(w *wqe, must bool) (what string) {
+	if w.stag == 0 {
+		return "STag 0"
+	}
+	if q.peer == nil {
+		return ""
+	}
+	switch err := q.peer.PostClose(w.stag); {
+	case err == nil:
+		w.held = true
+	case must || !errors.Is(err, stag.ErrNotHeld):
+		return err.Error()
+	}
+	return ""
+}
+
+// unhold takes back what hold and holdClose have noted.
+func (q *queuePair) unhold(w *wqe) {
+	if !w.held {
+		return
+	}
+	w.held = false
+	switch w.op {
+	case rdma.OpWrite:
+		q.peer.WriteDone(w.stag)
+	case rdma.OpRead:
+		q.peer.ReadDone(w.stag)
+	default:
+		_ = q.peer.Closed(w.stag) // cannot fail: PostClose was there
+	}
+}
+
+// retire ends the elements at the head that have nothing to wait for.
+func (q *queuePair) retire() {
+	s := &q.sq
+	for s.head != s.sent {
+		w := s.at(s.head)
+		if !w.done {
+			return
+		}
+		s.head++
+		q.complete(w)
+	}
+}
+
+// complete gives back what an element holds and tells its owner, if that is wanted.
+func (q *queuePair) complete(w *wqe) {
+	if w.pinned {
+		unpinAll(w.regions)
+		w.pinned = false
+	}
+	q.unhold(w)
+	clear(w.segs)
+	clear(w.regions)
+	w.cur = cursor{}
+	if w.internal || w.silent && w.status == rdma.StatusOK {
+		return
+	}
+	c := rdma.Completion{ID: w.id, Op: w.op, Status: w.status, QueuePair: q, Err: w.err}
+	if w.status == rdma.StatusOK && w.op == rdma.OpRead {
+		c.Bytes = w.n
+	}
+	q.sendCQ.push(&c)
+}
+
+// cursor walks over memory in pieces.
+type cursor struct {
+	segs [][]byte
+	off  int
+}
+
+// next returns the next contiguous octets, n at most.
+func (c *cursor) next(n int) []byte {
+	for c.off == len(c.segs[0]) {
+		c.segs, c.off = c.segs[1:], 0
+	}
+	b := c.segs[0][c.off:]
+	b = b[:min(n, len(b))]
+	c.off += len(b)
+	return b
+}
+
+// fit returns how many octets, n at most, lie in the next pieces.
+func (c *cursor) fit(n, pieces int) int {
+	got := -c.off
+	for i := 0; i < len(c.segs) && i < pieces; i++ {
+		if got += len(c.segs[i]); got >= n {
+			return n
+		}
+	}
+	return got
+}
