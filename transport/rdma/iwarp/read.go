@@ -298,6 +298,7 @@ func readv(fd int, iov []unix.Iovec) (int, error) {
 			return 0, io.EOF
 		}
 		runtime.KeepAlive(iov)
+		afterRead()
 		return int(n), nil
 	}
 }

@@ -217,6 +217,7 @@ func (q *queuePair) writev() (n uintptr, e unix.Errno) {
 	v := q.tx.buf.iov[q.tx.first:q.tx.last]
 	q.inWrite = true
 	q.mu.Unlock()
+	beforeWrite()
 	n, _, e = unix.RawSyscall(unix.SYS_WRITEV, uintptr(q.fd), uintptr(unsafe.Pointer(&v[0])), uintptr(len(v)))
 	runtime.KeepAlive(v)
 	q.mu.Lock()
