@@ -15,6 +15,8 @@ type command struct {
 
 	hasSA bool
 	sa    uint16
+	// denied are the denials that matter to it.
+	denied uint32
 }
 
 type commandFlags uint8
@@ -24,8 +26,15 @@ const (
 	ignoresUA commandFlags = 1 << iota
 	// anyLUN: answers for a LUN without a logical unit; Task.lu is nil then.
 	anyLUN
-	// writesMedium: refused when the medium is write protected.
+	// writesMedium: refused when the medium is write protected, and to those whom
+	// reservations keep from writing.
 	writesMedium
+	// altersUnit: refused to the latter only.
+	altersUnit
+	// readsMedium: refused to those whom reservations keep from reading.
+	readsMedium
+	// passesReserve: allowed although another initiator has done RESERVE.
+	passesReserve
 )
 
 var (
@@ -38,21 +47,39 @@ func init() { // not in the declarations: commands that report the table are in 
 	rows = []command{
 		// SPC-4
 		{Name: "TEST UNIT READY", Usage: "\x00\x00\x00\x00\x00\x04", Run: (*Task).testUnitReady},
-		{Name: "REQUEST SENSE", Usage: "\x03\x01\x00\x00\xff\x04", Flags: ignoresUA | anyLUN, Run: (*Task).requestSense},
-		{Name: "INQUIRY", Usage: "\x12\x01\xff\xff\xff\x04", Flags: ignoresUA | anyLUN, Run: (*Task).inquiry},
-		{Name: "MODE SELECT(6)", Usage: "\x15\x11\x00\x00\xff\x04", Run: (*Task).modeSelect6},
-		{Name: "MODE SELECT(10)", Usage: "\x55\x11\x00\x00\x00\x00\x00\xff\xff\x04", Run: (*Task).modeSelect10},
-		{Name: "MODE SENSE(6)", Usage: "\x1a\x08\xff\xff\xff\x04", Run: (*Task).modeSense6},
-		{Name: "MODE SENSE(10)", Usage: "\x5a\x18\xff\xff\x00\x00\x00\xff\xff\x04", Run: (*Task).modeSense10},
-		{Name: "REPORT LUNS", Usage: "\xa0\x00\xff\x00\x00\x00\xff\xff\xff\xff\x00\x04", Flags: ignoresUA | anyLUN, Run: (*Task).reportLUNs},
-		{Name: "REPORT SUPPORTED OPERATION CODES", Usage: "\xa3\x0c\x87\xff\xff\xff\xff\xff\xff\xff\x00\x04", hasSA: true, sa: 0x0c, Run: (*Task).reportOpcodes},
-		{Name: "REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS", Usage: "\xa3\x0d\x80\x00\x00\x00\xff\xff\xff\xff\x00\x04", hasSA: true, sa: 0x0d, Run: (*Task).reportTMFs},
+		{Name: "REQUEST SENSE", Usage: "\x03\x01\x00\x00\xff\x04", Flags: ignoresUA | anyLUN | passesReserve, Run: (*Task).requestSense},
+		{Name: "INQUIRY", Usage: "\x12\x01\xff\xff\xff\x04", Flags: ignoresUA | anyLUN | passesReserve, Run: (*Task).inquiry},
+		{Name: "MODE SELECT(6)", Usage: "\x15\x11\x00\x00\xff\x04", Flags: altersUnit, Run: (*Task).modeSelect6},
+		{Name: "MODE SELECT(10)", Usage: "\x55\x11\x00\x00\x00\x00\x00\xff\xff\x04", Flags: altersUnit, Run: (*Task).modeSelect10},
+		{Name: "MODE SENSE(6)", Usage: "\x1a\x08\xff\xff\xff\x04", Flags: readsMedium, Run: (*Task).modeSense6},
+		{Name: "MODE SENSE(10)", Usage: "\x5a\x18\xff\xff\x00\x00\x00\xff\xff\x04", Flags: readsMedium, Run: (*Task).modeSense10},
+		{Name: "REPORT LUNS", Usage: "\xa0\x00\xff\x00\x00\x00\xff\xff\xff\xff\x00\x04", Flags: ignoresUA | anyLUN | passesReserve, Run: (*Task).reportLUNs},
+		{Name: "REPORT SUPPORTED OPERATION CODES", Usage: "\xa3\x0c\x87\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: readsMedium, hasSA: true, sa: 0x0c, Run: (*Task).reportOpcodes},
+		{Name: "REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS", Usage: "\xa3\x0d\x80\x00\x00\x00\xff\xff\xff\xff\x00\x04", Flags: readsMedium, hasSA: true, sa: 0x0d, Run: (*Task).reportTMFs},
+		{Name: "PERSISTENT RESERVE IN, READ KEYS", Usage: "\x5e\x00\x00\x00\x00\x00\x00\xff\xff\x04", hasSA: true, sa: 0x00, Run: (*Task).readKeys},
+		{Name: "PERSISTENT RESERVE IN, READ RESERVATION", Usage: "\x5e\x01\x00\x00\x00\x00\x00\xff\xff\x04", hasSA: true, sa: 0x01, Run: (*Task).readReservation},
+		{Name: "PERSISTENT RESERVE IN, REPORT CAPABILITIES", Usage: "\x5e\x02\x00\x00\x00\x00\x00\xff\xff\x04", hasSA: true, sa: 0x02, Run: (*Task).reportCapabilities},
+		{Name: "PERSISTENT RESERVE IN, READ FULL STATUS", Usage: "\x5e\x03\x00\x00\x00\x00\x00\xff\xff\x04", hasSA: true, sa: 0x03, Run: (*Task).readFullStatus},
+		{Name: "PERSISTENT RESERVE OUT, REGISTER", Usage: "\x5f\x00\x00\x00\x00\xff\xff\xff\xff\x04", hasSA: true, sa: 0x00, Run: (*Task).persistentReserveOut},
+		{Name: "PERSISTENT RESERVE OUT, RESERVE", Usage: "\x5f\x01\xff\x00\x00\xff\xff\xff\xff\x04", hasSA: true, sa: 0x01, Run: (*Task).persistentReserveOut},
+		{Name: "PERSISTENT RESERVE OUT, RELEASE", Usage: "\x5f\x02\xff\x00\x00\xff\xff\xff\xff\x04", hasSA: true, sa: 0x02, Run: (*Task).persistentReserveOut},
+		{Name: "PERSISTENT RESERVE OUT, CLEAR", Usage: "\x5f\x03\x00\x00\x00\xff\xff\xff\xff\x04", hasSA: true, sa: 0x03, Run: (*Task).persistentReserveOut},
+		{Name: "PERSISTENT RESERVE OUT, PREEMPT", Usage: "\x5f\x04\xff\x00\x00\xff\xff\xff\xff\x04", hasSA: true, sa: 0x04, Run: (*Task).persistentReserveOut},
+		{Name: "PERSISTENT RESERVE OUT, PREEMPT AND ABORT", Usage: "\x5f\x05\xff\x00\x00\xff\xff\xff\xff\x04", hasSA: true, sa: 0x05, Run: (*Task).persistentReserveOut},
+		{Name: "PERSISTENT RESERVE OUT, REGISTER AND IGNORE EXISTING KEY", Usage: "\x5f\x06\x00\x00\x00\xff\xff\xff\xff\x04", hasSA: true, sa: 0x06, Run: (*Task).persistentReserveOut},
+		{Name: "PERSISTENT RESERVE OUT, REGISTER AND MOVE", Usage: "\x5f\x07\x00\x00\x00\xff\xff\xff\xff\x04", hasSA: true, sa: 0x07, Run: (*Task).persistentReserveOut},
+
+		// SPC-2
+		{Name: "RESERVE(6)", Usage: "\x16\x1f\x00\x00\x00\x04", Run: (*Task).reserve},
+		{Name: "RESERVE(10)", Usage: "\x56\x13\x00\x00\x00\x00\x00\x00\x00\x04", Run: (*Task).reserve},
+		{Name: "RELEASE(6)", Usage: "\x17\x1f\x00\x00\x00\x04", Flags: passesReserve, Run: (*Task).releaseUnit},
+		{Name: "RELEASE(10)", Usage: "\x57\x13\x00\x00\x00\x00\x00\x00\x00\x04", Flags: passesReserve, Run: (*Task).releaseUnit},
 
 		// SBC-3
-		{Name: "READ(6)", Usage: "\x08\x1f\xff\xff\xff\x04", Run: (*Task).read6},
-		{Name: "READ(10)", Usage: "\x28\x18\xff\xff\xff\xff\x00\xff\xff\x04", Run: (*Task).read10},
-		{Name: "READ(12)", Usage: "\xa8\x18\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Run: (*Task).read12},
-		{Name: "READ(16)", Usage: "\x88\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Run: (*Task).read16},
+		{Name: "READ(6)", Usage: "\x08\x1f\xff\xff\xff\x04", Flags: readsMedium, Run: (*Task).read6},
+		{Name: "READ(10)", Usage: "\x28\x18\xff\xff\xff\xff\x00\xff\xff\x04", Flags: readsMedium, Run: (*Task).read10},
+		{Name: "READ(12)", Usage: "\xa8\x18\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: readsMedium, Run: (*Task).read12},
+		{Name: "READ(16)", Usage: "\x88\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: readsMedium, Run: (*Task).read16},
 		{Name: "WRITE(6)", Usage: "\x0a\x1f\xff\xff\xff\x04", Flags: writesMedium, Run: (*Task).write6},
 		{Name: "WRITE(10)", Usage: "\x2a\x18\xff\xff\xff\xff\x00\xff\xff\x04", Flags: writesMedium, Run: (*Task).write10},
 		{Name: "WRITE(12)", Usage: "\xaa\x18\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, Run: (*Task).write12},
@@ -60,22 +87,22 @@ func init() { // not in the declarations: commands that report the table are in 
 		{Name: "WRITE AND VERIFY(10)", Usage: "\x2e\x16\xff\xff\xff\xff\x00\xff\xff\x04", Flags: writesMedium, Run: (*Task).writeAndVerify10},
 		{Name: "WRITE AND VERIFY(12)", Usage: "\xae\x16\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, Run: (*Task).writeAndVerify12},
 		{Name: "WRITE AND VERIFY(16)", Usage: "\x8e\x16\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, Run: (*Task).writeAndVerify16},
-		{Name: "VERIFY(10)", Usage: "\x2f\x16\xff\xff\xff\xff\x00\xff\xff\x04", Run: (*Task).verify10},
-		{Name: "VERIFY(12)", Usage: "\xaf\x16\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Run: (*Task).verify12},
-		{Name: "VERIFY(16)", Usage: "\x8f\x16\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Run: (*Task).verify16},
-		{Name: "PRE-FETCH(10)", Usage: "\x34\x02\xff\xff\xff\xff\x00\xff\xff\x04", Run: (*Task).prefetch10},
-		{Name: "PRE-FETCH(16)", Usage: "\x90\x02\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Run: (*Task).prefetch16},
-		{Name: "SYNCHRONIZE CACHE(10)", Usage: "\x35\x02\xff\xff\xff\xff\x00\xff\xff\x04", Run: (*Task).synchronizeCache10},
-		{Name: "SYNCHRONIZE CACHE(16)", Usage: "\x91\x02\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Run: (*Task).synchronizeCache16},
+		{Name: "VERIFY(10)", Usage: "\x2f\x16\xff\xff\xff\xff\x00\xff\xff\x04", Flags: readsMedium, Run: (*Task).verify10},
+		{Name: "VERIFY(12)", Usage: "\xaf\x16\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: readsMedium, Run: (*Task).verify12},
+		{Name: "VERIFY(16)", Usage: "\x8f\x16\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: readsMedium, Run: (*Task).verify16},
+		{Name: "PRE-FETCH(10)", Usage: "\x34\x02\xff\xff\xff\xff\x00\xff\xff\x04", Flags: readsMedium, Run: (*Task).prefetch10},
+		{Name: "PRE-FETCH(16)", Usage: "\x90\x02\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: readsMedium, Run: (*Task).prefetch16},
+		{Name: "SYNCHRONIZE CACHE(10)", Usage: "\x35\x02\xff\xff\xff\xff\x00\xff\xff\x04", Flags: altersUnit, Run: (*Task).synchronizeCache10},
+		{Name: "SYNCHRONIZE CACHE(16)", Usage: "\x91\x02\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: altersUnit, Run: (*Task).synchronizeCache16},
 		{Name: "WRITE SAME(10)", Usage: "\x41\x18\xff\xff\xff\xff\x00\xff\xff\x04", Flags: writesMedium, Run: (*Task).writeSame10},
 		{Name: "WRITE SAME(16)", Usage: "\x93\x19\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, Run: (*Task).writeSame16},
 		{Name: "ORWRITE(16)", Usage: "\x8b\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, Run: (*Task).orWrite16},
 		{Name: "COMPARE AND WRITE", Usage: "\x89\x18\xff\xff\xff\xff\xff\xff\xff\xff\x00\x00\x00\xff\x00\x04", Flags: writesMedium, Run: (*Task).compareAndWrite},
 		{Name: "UNMAP", Usage: "\x42\x01\x00\x00\x00\x00\x00\xff\xff\x04", Flags: writesMedium, When: (*LogicalUnit).thin, Run: (*Task).unmapBlocks},
-		{Name: "READ CAPACITY(10)", Usage: "\x25\x00\x00\x00\x00\x00\x00\x00\x00\x04", Run: (*Task).readCapacity10},
-		{Name: "READ CAPACITY(16)", Usage: "\x9e\x10\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff\xff\xff\x00\x04", hasSA: true, sa: 0x10, Run: (*Task).readCapacity16},
-		{Name: "GET LBA STATUS", Usage: "\x9e\x12\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", hasSA: true, sa: 0x12, Run: (*Task).getLBAStatus},
-		{Name: "START STOP UNIT", Usage: "\x1b\x01\x00\x00\xf1\x04", Run: (*Task).startStopUnit},
+		{Name: "READ CAPACITY(10)", Usage: "\x25\x00\x00\x00\x00\x00\x00\x00\x00\x04", Flags: passesReserve, Run: (*Task).readCapacity10},
+		{Name: "READ CAPACITY(16)", Usage: "\x9e\x10\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff\xff\xff\x00\x04", Flags: passesReserve, hasSA: true, sa: 0x10, Run: (*Task).readCapacity16},
+		{Name: "GET LBA STATUS", Usage: "\x9e\x12\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: readsMedium, hasSA: true, sa: 0x12, Run: (*Task).getLBAStatus},
+		{Name: "START STOP UNIT", Usage: "\x1b\x01\x00\x00\xf1\x04", Flags: altersUnit, Run: (*Task).startStopUnit},
 	}
 	opcodes = newTable(rows)
 }
@@ -99,6 +126,7 @@ func newTable(rows []command) *table {
 	t := new(table)
 	for i := range rows {
 		c := &rows[i]
+		c.denied = denials(c.Flags)
 		e := &t[c.Usage[0]]
 		if !c.hasSA {
 			e.plain = c
@@ -110,6 +138,19 @@ func newTable(rows []command) *table {
 		e.actions[c.sa] = c
 	}
 	return t
+}
+
+func denials(f commandFlags) (d uint32) {
+	if f&(writesMedium|altersUnit) != 0 {
+		d |= denyWrites
+	}
+	if f&readsMedium != 0 {
+		d |= denyReads
+	}
+	if f&passesReserve == 0 {
+		d |= denyMost
+	}
+	return d
 }
 
 // lookupCommand finds the row of a CDB, or nil.

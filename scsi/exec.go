@@ -64,6 +64,7 @@ const (
 	phaseOp            // the store
 	phaseRange         // its turn on a range of blocks
 	phaseYield         // others to have been served
+	phaseOthers        // other tasks, or a file, to be done with
 	phaseDone
 	phaseAborted
 )
@@ -100,11 +101,14 @@ func (t *Task) begin() Next {
 	if s, ok := t.admissible(); !ok {
 		return t.check(s)
 	}
+	// After the unit attentions and before the command looks at its parameters (SPC-4 §5.12).
+	// ALUA states, once they exist, are tested here too.
+	if t.itl.denied.Load()&t.cmd.denied != 0 {
+		return t.conflict()
+	}
 	if t.cmd.Flags&writesMedium != 0 && t.lu.writeProtected() {
 		return t.check(senseWriteProtected)
 	}
-	// Persistent reservations and ALUA states, once they exist, are tested here: after the
-	// unit attentions and before the command looks at its parameters (SPC-4 §5.12).
 	return t.cmd.Run(t)
 }
 
@@ -172,6 +176,11 @@ func (t *Task) Resume() Next {
 		if !aborted {
 			return t.settle(t.getMemory())
 		}
+	case phaseOthers:
+		if !t.granted.Load() {
+			return Wait // even if aborted: who grants it knows the task
+		}
+		t.granted.Store(false)
 	case phaseYield:
 	case phasePull:
 		if !aborted {

@@ -50,3 +50,8 @@ func (l *limitedLog) storeError(t *Task, op *backend.Op) {
 		slog.Any("reason", op.Err),
 		slog.Int("more_since_last_line", suppressed))
 }
+
+// reservationsNotSaved tells that a command which was to survive a power loss has failed.
+func (l *limitedLog) reservationsNotSaved(err error) {
+	l.logger.Error("persistent reservations cannot be saved; what the initiator did holds until the target stops", "reason", err)
+}

@@ -31,6 +31,9 @@ type LUConfig struct {
 	// LocalNAA of the serial number.
 	NAA [16]byte
 
+	// Reservations, if set, keeps persistent reservations over restarts (APTPL).
+	Reservations ReservationStore
+
 	Logger *slog.Logger // nil: slog.Default()
 }
 
@@ -76,14 +79,15 @@ type LogicalUnit struct {
 
 	log limitedLog
 
-	mode   modeState
-	ranges rangeLock
+	mode         modeState
+	ranges       rangeLock
+	reservations reservations
 
 	// gate counts the tasks that make the order of others matter: ORDERED and HEAD OF QUEUE
 	// ones, and those that are dormant because of them. Zero lets SIMPLE tasks pass.
 	gate atomic.Int32
 
-	mu    sync.Mutex // taken after Target.mu, before itl.mu; not held over store calls
+	mu    sync.Mutex // taken after Target.mu and reservations.mu, before itl.mu; not held over store calls
 	itls  []*itl     // guarded by mu
 	order taskOrder  // guarded by mu
 }
@@ -102,6 +106,10 @@ func NewLogicalUnit(cfg LUConfig) (*LogicalUnit, error) {
 	}
 	lu.log.init(cfg.Logger)
 	lu.mode.reset()
+	lu.reservations.lu = lu
+	if err := lu.reservations.load(cfg.Reservations); err != nil {
+		return nil, err
+	}
 	return lu, nil
 }
 
@@ -175,9 +183,13 @@ func (lu *LogicalUnit) Close() error {
 
 // addITL adds the I_T_L nexus i.
 func (lu *LogicalUnit) addITL(i *itl) {
+	r := &lu.reservations
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	lu.mu.Lock()
+	defer lu.mu.Unlock()
 	lu.itls = append(lu.itls, i)
-	lu.mu.Unlock()
+	i.denied.Store(r.denies(i.nexus))
 }
 
 // dropITL takes i away. Its last task has been released.

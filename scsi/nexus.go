@@ -26,7 +26,8 @@ type itl struct {
 	lu    *LogicalUnit
 	lun   uint16
 
-	ua atomic.Uint32 // pending unit attentions, a set of attention bits
+	ua     atomic.Uint32 // pending unit attentions, a set of attention bits
+	denied atomic.Uint32 // denials by reservations
 
 	// running counts tasks from their start to their release, dormant ones excepted. It has
 	// a cache line that only this nexus writes.
@@ -131,20 +132,23 @@ func encodeLUN(number uint16) uint64 {
 // Unit attention conditions, the most important one in the lowest bit. A condition of a
 // reset stands for everything that a reset changes, so reporting it clears the rest.
 const (
-	uaPowerOn         uint32 = 1 << iota // POWER ON, RESET, OR BUS DEVICE RESET OCCURRED
-	uaTargetReset                        // SCSI BUS RESET OCCURRED
-	uaLUReset                            // BUS DEVICE RESET FUNCTION OCCURRED
-	uaNexusLoss                          // I_T NEXUS LOSS OCCURRED
-	uaCommandsCleared                    // COMMANDS CLEARED BY ANOTHER INITIATOR
-	uaModeChanged                        // MODE PARAMETERS CHANGED
-	uaCapacityChanged                    // CAPACITY DATA HAS CHANGED
-	uaLUNsChanged                        // REPORTED LUNS DATA HAS CHANGED
+	uaPowerOn                uint32 = 1 << iota // POWER ON, RESET, OR BUS DEVICE RESET OCCURRED
+	uaTargetReset                               // SCSI BUS RESET OCCURRED
+	uaLUReset                                   // BUS DEVICE RESET FUNCTION OCCURRED
+	uaNexusLoss                                 // I_T NEXUS LOSS OCCURRED
+	uaCommandsCleared                           // COMMANDS CLEARED BY ANOTHER INITIATOR
+	uaReservationsPreempted                     // RESERVATIONS PREEMPTED
+	uaReservationsReleased                      // RESERVATIONS RELEASED
+	uaRegistrationsPreempted                    // REGISTRATIONS PREEMPTED
+	uaModeChanged                               // MODE PARAMETERS CHANGED
+	uaCapacityChanged                           // CAPACITY DATA HAS CHANGED
+	uaLUNsChanged                               // REPORTED LUNS DATA HAS CHANGED
 
 	uaResets = uaPowerOn | uaTargetReset | uaLUReset | uaNexusLoss
 )
 
 // uaCodes are the additional sense codes in the order of the bits.
-var uaCodes = [...]uint16{0x2900, 0x2902, 0x2903, 0x2907, 0x2f00, 0x2a01, 0x2a09, 0x3f0e}
+var uaCodes = [...]uint16{0x2900, 0x2902, 0x2903, 0x2907, 0x2f00, 0x2a03, 0x2a04, 0x2a05, 0x2a01, 0x2a09, 0x3f0e}
 
 // takeUA removes the first pending unit attention and returns its sense data.
 func (i *itl) takeUA() (s Sense, ok bool) {

@@ -197,6 +197,7 @@ func (lu *LogicalUnit) clearTaskSet(m *manager, by *Nexus) {
 // are what they were at the start, and every nexus, the one that asked included, is told.
 func (lu *LogicalUnit) reset(m *manager, ua uint32) {
 	lu.mode.reset()
+	lu.reservations.dropLegacy(nil)
 	lu.mu.Lock()
 	defer lu.mu.Unlock()
 	for _, i := range lu.itls {
@@ -221,6 +222,7 @@ func (n *Nexus) reset(m *manager) TMFResponse {
 	defer n.target.mu.Unlock()
 	for _, i := range n.places() {
 		i.abortAll(m)
+		i.lu.reservations.dropLegacy(n)
 		i.ua.Or(uaNexusLoss)
 	}
 	return FunctionComplete
@@ -250,6 +252,7 @@ func (n *Nexus) Close(done func()) {
 	m.left.Store(1)
 	for _, i := range places {
 		i.abortAll(m)
+		i.lu.reservations.dropLegacy(n)
 	}
 	m.finish()
 }

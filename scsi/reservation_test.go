@@ -1,0 +1,533 @@
+package scsi
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"testing"
+)
+
+// prBench is a bench with two more nexuses. a registers and reserves, b registers at most.
+type prBench struct {
+	*bench
+	a, b, c *Nexus
+}
+
+func newPRBench(t *testing.T, change func(*LUConfig, *fakeStore)) *prBench {
+	t.Helper()
+	b := newBench(t, true, change)
+	return &prBench{bench: b, a: b.nexus, b: b.client(2), c: b.client(3)}
+}
+
+// client is one more initiator port without pending unit attentions.
+func (b *bench) client(n int) *Nexus {
+	x := b.target.NewNexus(fmt.Sprintf("iqn.2026-11.example.clients:%c,i,0x40000000000%d", 'a'+n-1, n))
+	for _, i := range *x.table.Load() {
+		i.ua.Store(0)
+	}
+	return x
+}
+
+// as runs a command for a nexus.
+func (b *prBench) as(n *Nexus, cdb, out []byte, in int) result {
+	b.t.Helper()
+	task := b.task(cdb, out, in)
+	task.Nexus = n
+	return b.run(task, out)
+}
+
+const aptpl, specIPT = 0x01, 0x08
+
+func proutList(key, saKey uint64, flags byte) []byte {
+	l := make([]byte, 24)
+	binary.BigEndian.PutUint64(l, key)
+	binary.BigEndian.PutUint64(l[8:], saKey)
+	l[20] = flags
+	return l
+}
+
+func proutCDB(action byte, kind reservationType, n int) []byte {
+	cdb := make([]byte, 10)
+	cdb[0], cdb[1], cdb[2] = 0x5f, action, byte(kind)
+	binary.BigEndian.PutUint32(cdb[5:], uint32(n))
+	return cdb
+}
+
+// out does a PERSISTENT RESERVE OUT and returns status and sense as 0xKAAQQ, or the status
+// shifted out of the way if it is neither GOOD nor CHECK CONDITION.
+func (b *prBench) out(n *Nexus, action byte, kind reservationType, key, saKey uint64, flags byte) int {
+	b.t.Helper()
+	l := proutList(key, saKey, flags)
+	return verdict(b.as(n, proutCDB(action, kind, len(l)), l, 0))
+}
+
+const conflicts = int(ReservationConflict) << 24
+
+func verdict(r result) int {
+	switch r.status {
+	case Good:
+		return 0
+	case CheckCondition:
+		return r.code()
+	}
+	return int(r.status) << 24
+}
+
+func (b *prBench) must(n *Nexus, action byte, kind reservationType, key, saKey uint64) {
+	b.t.Helper()
+	if v := b.out(n, action, kind, key, saKey, 0); v != 0 {
+		b.t.Fatalf("action %d: %#x", action, v)
+	}
+}
+
+// keys returns PRGENERATION and the keys; reservation returns the type and key of the holder.
+func (b *prBench) keys() (generation uint32, keys []uint64) {
+	b.t.Helper()
+	r := b.as(b.c, []byte{0x5e, 0, 0, 0, 0, 0, 0, 1, 0, 0}, nil, 256)
+	if r.status != Good || int(binary.BigEndian.Uint32(r.in[4:])) != len(r.in)-8 {
+		b.t.Fatalf("READ KEYS: %x % x", r.status, r.in)
+	}
+	for k := r.in[8:]; len(k) > 0; k = k[8:] {
+		keys = append(keys, binary.BigEndian.Uint64(k))
+	}
+	return binary.BigEndian.Uint32(r.in), keys
+}
+
+func (b *prBench) reservation() (kind reservationType, key uint64) {
+	b.t.Helper()
+	r := b.as(b.c, []byte{0x5e, 1, 0, 0, 0, 0, 0, 1, 0, 0}, nil, 256)
+	if r.status != Good {
+		b.t.Fatalf("READ RESERVATION: %x", r.status)
+	}
+	if len(r.in) == 8 {
+		return 0, 0
+	}
+	return reservationType(r.in[21]), binary.BigEndian.Uint64(r.in[8:])
+}
+
+// attention is the pending unit attention of a nexus as 0xAAQQ, or 0.
+func attention(n *Nexus) int {
+	s, _ := (*n.table.Load())[0].takeUA()
+	return int(s.Code)
+}
+
+var allTypes = []reservationType{
+	writeExclusive, exclusiveAccess, writeExclusiveRegistrants, exclusiveAccessRegistrants, writeExclusiveAll, exclusiveAccessAll,
+}
+
+// TestReservationAccess is the table of section 5 of the fact sheet.
+func TestReservationAccess(t *testing.T) {
+	const reads, writes, both = 1, 2, 3
+	want := map[reservationType][3]int{ // holder, registered, unregistered
+		writeExclusive:             {both, reads, reads},
+		exclusiveAccess:            {both, 0, 0},
+		writeExclusiveRegistrants:  {both, both, reads},
+		exclusiveAccessRegistrants: {both, both, 0},
+		writeExclusiveAll:          {both, both, reads},
+		exclusiveAccessAll:         {both, both, 0},
+	}
+	reading := [][]byte{rw10(0x28, 0, 1), rw16(0x88, 0, 1), rw10(0x2f, 0, 1), rw10(0x34, 0, 1), {0x1a, 0, 0x3f, 0, 255, 0}}
+	writing := [][]byte{rw10(0x2a, 0, 1), rw16(0x8a, 0, 1), rw10(0x35, 0, 1), {0x1b, 0, 0, 0, 1, 0}, rw10(0x41, 0, 1)}
+	always := [][]byte{make([]byte, 6), {0x12, 0, 0, 0, 36, 0}, {0x03, 0, 0, 0, 18, 0}, rw10(0x25, 0, 0), {0xa0, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0, 0}}
+	for _, kind := range allTypes {
+		b := newPRBench(t, nil)
+		b.must(b.a, proutRegister, 0, 0, 0xa)
+		b.must(b.b, proutRegister, 0, 0, 0xb)
+		b.must(b.a, proutReserve, kind, 0xa, 0)
+		for who, n := range []*Nexus{b.a, b.b, b.c} {
+			try := func(list [][]byte, allowed bool) {
+				for _, cdb := range list {
+					r := b.as(n, cdb, make([]byte, 512), 512)
+					if (r.status == ReservationConflict) == allowed || allowed && r.status != Good && r.status != ConditionMet {
+						t.Errorf("type %d, nexus %d, % x: status %02x", kind, who, cdb, r.status)
+					}
+				}
+			}
+			try(reading, want[kind][who]&reads != 0)
+			try(writing, want[kind][who]&writes != 0)
+			try(always, true)
+		}
+		b.must(b.a, proutRelease, kind, 0xa, 0)
+		if r := b.as(b.c, rw10(0x2a, 0, 1), make([]byte, 512), 0); r.status != Good {
+			t.Errorf("type %d: after the release: status %02x", kind, r.status)
+		}
+	}
+}
+
+// TestRegister is SPC-4 table 56, and the life of keys.
+func TestRegister(t *testing.T) {
+	b := newPRBench(t, nil)
+	for _, s := range []struct {
+		what       string
+		n          *Nexus
+		action     byte
+		key, saKey uint64
+		flags      byte
+		want       int
+		generation uint32
+		keys       string
+	}{
+		{"not registered, with a key", b.a, proutRegister, 5, 1, 0, conflicts, 0, "[]"},
+		{"nothing to register", b.a, proutRegister, 0, 0, 0, 0, 0, "[]"},
+		{"register", b.a, proutRegister, 0, 1, 0, 0, 1, "[1]"},
+		{"the same key by another", b.b, proutRegister, 0, 1, 0, 0, 2, "[1 1]"},
+		{"change with the wrong key", b.a, proutRegister, 2, 3, 0, conflicts, 2, "[1 1]"},
+		{"change", b.a, proutRegister, 1, 3, 0, 0, 3, "[3 1]"},
+		{"ignore the key", b.a, proutRegisterAndIgnore, 77, 4, 0, 0, 4, "[4 1]"},
+		{"not to be kept", b.a, proutRegister, 4, 5, aptpl, 0x52600, 4, "[4 1]"},
+		{"unregister", b.b, proutRegister, 1, 0, 0, 0, 5, "[4]"},
+		{"unregister, ignoring the key", b.a, proutRegisterAndIgnore, 0, 0, 0, 0, 6, "[]"},
+		{"reserve without registration", b.a, proutReserve, 0, 0, 0, conflicts, 6, "[]"},
+	} {
+		kind := reservationType(0)
+		if s.action == proutReserve {
+			kind = writeExclusive
+		}
+		if v := b.out(s.n, s.action, kind, s.key, s.saKey, s.flags); v != s.want {
+			t.Errorf("%s: %#x, want %#x", s.what, v, s.want)
+		}
+		if g, k := b.keys(); g != s.generation || fmt.Sprint(k) != s.keys {
+			t.Errorf("%s: generation %d, keys %v; want %d, %s", s.what, g, k, s.generation, s.keys)
+		}
+	}
+	for _, n := range []int{0, 8, 23, 25} {
+		if v := verdict(b.as(b.a, proutCDB(proutRegister, 0, n), make([]byte, n), 0)); v != 0x51a00 {
+			t.Errorf("parameter list of %d bytes: %#x", n, v)
+		}
+	}
+	for _, kind := range []reservationType{0, 2, 4, 9, 0x11} {
+		if v := b.out(b.a, proutReserve, kind, 0, 0, 0); v != 0x52400 {
+			t.Errorf("type %#x: %#x", kind, v)
+		}
+	}
+}
+
+// TestReservationEnds is section "Ownership" of the fact sheet.
+func TestReservationEnds(t *testing.T) {
+	for _, kind := range allTypes {
+		t.Run(fmt.Sprint(kind), func(t *testing.T) {
+			fresh := func() *prBench {
+				b := newPRBench(t, nil)
+				b.must(b.a, proutRegister, 0, 0, 0xa)
+				b.must(b.b, proutRegister, 0, 0, 0xb)
+				b.must(b.a, proutReserve, kind, 0xa, 0)
+				return b
+			}
+			b := fresh()
+			other := writeExclusive
+			if kind == writeExclusive {
+				other = exclusiveAccess
+			}
+			b.must(b.a, proutReserve, kind, 0xa, 0) // again
+			if v := b.out(b.a, proutReserve, other, 0xa, 0, 0); v != conflicts {
+				t.Errorf("another type by the holder: %#x", v)
+			}
+			if v := b.out(b.b, proutReserve, other, 0xb, 0, 0); v != conflicts {
+				t.Errorf("RESERVE by another: %#x", v)
+			}
+			if v := b.out(b.a, proutRelease, other, 0xa, 0, 0); v != 0x52604 {
+				t.Errorf("RELEASE of another type: %#x", v)
+			}
+			if k, key := b.reservation(); k != kind || (key == 0) != kind.all() {
+				t.Errorf("type %d, key %#x", k, key)
+			}
+
+			b.must(b.b, proutRelease, kind, 0xb, 0) // by another: nothing, if it is not a holder too
+			if k, _ := b.reservation(); (k == 0) != kind.all() {
+				t.Errorf("RELEASE by another registrant leaves type %d", k)
+			}
+
+			b = fresh()
+			b.must(b.a, proutRegister, 0, 0xa, 0)
+			k, _ := b.reservation()
+			ua := attention(b.b)
+			switch {
+			case kind.all() && (k != kind || ua != 0):
+				t.Errorf("a holder unregisters: type %d, attention %04x", k, ua)
+			case !kind.all() && (k != 0 || (ua == 0x2a04) != kind.registrants()):
+				t.Errorf("the holder unregisters: type %d, attention %04x", k, ua)
+			}
+
+			b = fresh()
+			b.must(b.b, proutClear, 0, 0xb, 0)
+			if k, _ := b.reservation(); k != 0 || attention(b.a) != 0x2a03 || attention(b.b) != 0 {
+				t.Errorf("CLEAR leaves type %d or the wrong attention", k)
+			}
+			if g, keys := b.keys(); g != 3 || len(keys) != 0 {
+				t.Errorf("CLEAR: generation %d, keys %x", g, keys)
+			}
+
+			b = fresh()
+			victim := uint64(0xa)
+			if kind.all() {
+				victim = 0
+			}
+			b.must(b.b, proutPreempt, other, 0xb, victim)
+			if k, key := b.reservation(); k != other || key != 0xb || attention(b.a) != 0x2a05 {
+				t.Errorf("PREEMPT: type %d, key %#x", k, key)
+			}
+			if g, keys := b.keys(); g != 3 || fmt.Sprintf("%x", keys) != "[b]" {
+				t.Errorf("PREEMPT: generation %d, keys %x", g, keys)
+			}
+
+			b = fresh()
+			b.must(b.a, proutPreempt, kind, 0xa, 0xb) // takes the registration only
+			if k, _ := b.reservation(); k != kind || attention(b.b) != 0x2a05 {
+				t.Errorf("PREEMPT of a registrant: type %d", k)
+			}
+			if v := b.out(b.a, proutPreempt, kind, 0xa, 0x99, 0); v != conflicts {
+				t.Errorf("PREEMPT of nobody: %#x", v)
+			}
+			if !kind.all() {
+				if v := b.out(b.a, proutPreempt, kind, 0xa, 0, 0); v != 0x52600 {
+					t.Errorf("PREEMPT of key 0: %#x", v)
+				}
+			}
+		})
+	}
+}
+
+// PREEMPT AND ABORT is answered when the tasks of the preempted are over.
+func TestPreemptAndAbort(t *testing.T) {
+	b := newPRBench(t, nil)
+	b.must(b.a, proutRegister, 0, 0, 0xa)
+	b.must(b.b, proutRegister, 0, 0, 0xb)
+	b.must(b.a, proutReserve, writeExclusive, 0xa, 0)
+	victim := b.task(rw10(0x2a, 0, 1), make([]byte, 512), 0)
+	victim.Nexus = b.a
+	if next := victim.Start(); next != Pull {
+		t.Fatalf("WRITE: %v", next)
+	}
+	l := proutList(0xb, 0xa, 0)
+	task := b.task(proutCDB(proutPreemptAndAbort, writeExclusive, 24), l, 0)
+	task.Nexus = b.b
+	if next := task.Start(); next != Pull {
+		t.Fatalf("PERSISTENT RESERVE OUT: %v", next)
+	}
+	place(task, l)
+	if next := task.Pulled(); next != Wait || task.Resume() != Wait {
+		t.Fatalf("%v while the WRITE is there", next)
+	}
+	b.awaitReady(victim)
+	if next := victim.Resume(); next != Aborted {
+		t.Fatalf("WRITE: %v", next)
+	}
+	victim.Release()
+	b.awaitReady(task)
+	if next := task.Resume(); next != Done || task.Status != Good {
+		t.Fatalf("%v, status %02x", next, task.Status)
+	}
+	task.Release()
+	if k, key := b.reservation(); k != writeExclusive || key != 0xb {
+		t.Errorf("type %d, key %#x", k, key)
+	}
+}
+
+// REGISTER with SPEC_I_PT and REGISTER AND MOVE name initiators by TransportIDs, which READ
+// FULL STATUS returns.
+func TestTransportIDs(t *testing.T) {
+	b := newPRBench(t, nil)
+	idB, idDevice := appendTransportID(nil, b.b.initiatorPort), appendTransportID(nil, "iqn.2026-11.example.clients:c")
+	l := append(proutList(0, 1, specIPT), make([]byte, 4)...)
+	l = append(append(l, idB...), idDevice...)
+	binary.BigEndian.PutUint32(l[24:], uint32(len(l)-28))
+	if v := verdict(b.as(b.a, proutCDB(proutRegister, 0, len(l)), l, 0)); v != 0 {
+		t.Fatalf("SPEC_I_PT: %#x", v)
+	}
+	b.must(b.b, proutReserve, exclusiveAccess, 1, 0)
+	b.must(b.c, proutRegister, 0, 1, 3)
+	r := b.as(b.c, []byte{0x5e, 3, 0, 0, 0, 0, 0, 4, 0, 0}, nil, 1024)
+	if binary.BigEndian.Uint32(r.in[4:]) != uint32(len(r.in)-8) {
+		t.Fatalf("READ FULL STATUS: % x", r.in)
+	}
+	got := map[string]string{}
+	for d := r.in[8:]; len(d) > 0; {
+		n := 24 + int(binary.BigEndian.Uint32(d[20:]))
+		name, _ := parseTransportID(d[24:n])
+		got[name] = fmt.Sprintf("key %d holder %d type %d port %d", d[7], d[12], d[13], d[19])
+		d = d[n:]
+	}
+	for name, want := range map[string]string{
+		b.a.initiatorPort:               "key 1 holder 0 type 0 port 1",
+		b.b.initiatorPort:               "key 1 holder 1 type 3 port 1",
+		"iqn.2026-11.example.clients:c": "key 3 holder 0 type 0 port 1",
+	} {
+		if got[name] != want {
+			t.Errorf("%s: %s, want %s", name, got[name], want)
+		}
+	}
+
+	move := func(saKey uint64, flags byte, port uint16, id []byte) int {
+		l := make([]byte, 24, 64)
+		binary.BigEndian.PutUint64(l, 1)
+		binary.BigEndian.PutUint64(l[8:], saKey)
+		l[17] = flags
+		binary.BigEndian.PutUint16(l[18:], port)
+		binary.BigEndian.PutUint32(l[20:], uint32(len(id)))
+		l = append(l, id...)
+		return verdict(b.as(b.b, proutCDB(proutRegisterAndMove, 0, len(l)), l, 0))
+	}
+	idA := appendTransportID(nil, b.a.initiatorPort)
+	for _, s := range []struct {
+		what string
+		got  int
+		want int
+	}{
+		{"key 0", move(0, 0, 1, idA), 0x52600},
+		{"unknown port", move(9, 0, 2, idA), 0x52600},
+		{"to itself", move(9, 0, 1, idB), 0x52600},
+		{"no TransportID", move(9, 0, 1, idA[:4]), 0x52600},
+		{"to be kept", move(9, aptpl, 1, idA), 0x52600},
+		{"to the first", move(9, 0x02, 1, idA), 0},
+		{"by a former holder", move(9, 0, 1, idA), conflicts},
+	} {
+		if s.got != s.want {
+			t.Errorf("REGISTER AND MOVE, %s: %#x, want %#x", s.what, s.got, s.want)
+		}
+	}
+	if k, key := b.reservation(); k != exclusiveAccess || key != 9 {
+		t.Errorf("type %d, key %#x", k, key)
+	}
+	if _, keys := b.keys(); fmt.Sprint(keys) != "[3 9]" && fmt.Sprint(keys) != "[9 3]" {
+		t.Errorf("keys %v", keys)
+	}
+}
+
+// fakeReservationStore keeps the state, and can fail.
+type fakeReservationStore struct {
+	state []byte
+	err   error
+	saves int
+}
+
+func (s *fakeReservationStore) Load() ([]byte, error) { return s.state, s.err }
+func (s *fakeReservationStore) Save(b []byte) error {
+	s.saves++
+	if s.err == nil {
+		s.state = b
+	}
+	return s.err
+}
+
+// outSaved is out for a command that waits for the store to be written.
+func (b *prBench) outSaved(n *Nexus, action byte, kind reservationType, key, saKey uint64, flags byte) int {
+	b.t.Helper()
+	l := proutList(key, saKey, flags)
+	task := b.task(proutCDB(action, kind, len(l)), l, 0)
+	task.Nexus = n
+	if next := task.Start(); next != Pull {
+		b.t.Fatalf("%v", next)
+	}
+	place(task, l)
+	next := task.Pulled()
+	for next == Wait {
+		<-b.owner.ready
+		next = task.Resume()
+	}
+	r := result{status: task.Status, sense: append([]byte{}, task.Sense...)}
+	task.Release()
+	return verdict(r)
+}
+
+// TestPersistThroughPowerLoss: what was registered with APTPL is there again, even for an
+// initiator that comes back in a new session, until APTPL is taken back.
+func TestPersistThroughPowerLoss(t *testing.T) {
+	for _, kind := range allTypes {
+		kept := new(fakeReservationStore)
+		with := func(c *LUConfig, _ *fakeStore) { c.Reservations = kept }
+		b := newPRBench(t, with)
+		if v := b.outSaved(b.a, proutRegister, 0, 0, 0xa, aptpl); v != 0 {
+			t.Fatalf("%#x", v)
+		}
+		if v := b.outSaved(b.b, proutRegister, 0, 0, 0xb, aptpl); v != 0 {
+			t.Fatalf("%#x", v)
+		}
+		if v := b.outSaved(b.a, proutReserve, kind, 0xa, 0, 0); v != 0 {
+			t.Fatalf("%#x", v)
+		}
+		g, keys := b.keys()
+
+		b = newPRBench(t, with)
+		if g2, keys2 := b.keys(); g2 != g || fmt.Sprint(keys) != fmt.Sprint(keys2) {
+			t.Errorf("generation %d, keys %x; want %d, %x", g2, keys2, g, keys)
+		}
+		if k, key := b.reservation(); k != kind || !kind.all() && key != 0xa {
+			t.Errorf("type %d, key %#x; want %d", k, key, kind)
+		}
+		if r := b.as(b.c, rw10(0x2a, 0, 1), make([]byte, 512), 0); r.status != ReservationConflict {
+			t.Errorf("type %d: a stranger writes: status %02x", kind, r.status)
+		}
+		if r := b.as(b.a, rw10(0x2a, 0, 1), make([]byte, 512), 0); r.status != Good {
+			t.Errorf("type %d: the holder writes: status %02x", kind, r.status)
+		}
+		if v := b.outSaved(b.a, proutRegister, 0, 0xa, 0xc, 0); v != 0 || kept.state != nil {
+			t.Errorf("without APTPL: %#x, %q is kept", v, kept.state)
+		}
+		if k, _ := b.reservation(); k != kind {
+			t.Error("the reservation is lost with APTPL")
+		}
+	}
+
+	full := &fakeReservationStore{}
+	b := newPRBench(t, func(c *LUConfig, _ *fakeStore) { c.Reservations = full })
+	full.err = errors.New("no space left on device")
+	if v := b.outSaved(b.a, proutRegister, 0, 0, 0xa, aptpl); v != 0x44400 {
+		t.Errorf("a store that fails: %#x", v)
+	}
+	for _, state := range []string{"{", `{"Format":2}`, `{"Format":1,"Type":4}`, `{"Format":1,"Type":1,"Holder":0}`, `{"Format":1,"Type":1,"Holder":-1}`} {
+		_, err := NewLogicalUnit(LUConfig{Store: newFakeStore(4096), Serial: "1", Reservations: &fakeReservationStore{state: []byte(state)}})
+		if err == nil {
+			t.Errorf("%s is taken", state)
+		}
+	}
+}
+
+// TestReserveRelease is SPC-2 §5.5.1, and what ends a reservation.
+func TestReserveRelease(t *testing.T) {
+	reserve6, release6 := []byte{0x16, 0, 0, 0, 0, 0}, []byte{0x17, 0, 0, 0, 0, 0}
+	reserve10, release10 := rw10(0x56, 0, 0), rw10(0x57, 0, 0)
+	for _, ends := range []struct {
+		name string
+		do   func(*prBench)
+	}{
+		{"RELEASE(6)", func(b *prBench) { b.as(b.a, release6, nil, 0) }},
+		{"RELEASE(10)", func(b *prBench) { b.as(b.a, release10, nil, 0) }},
+		{"session ends", func(b *prBench) { b.a.Close(func() {}) }},
+		{"LUN reset", func(b *prBench) { b.c.Manage(LUNReset, 0, nil, func(TMFResponse) {}) }},
+		{"target reset", func(b *prBench) { b.c.Manage(TargetWarmReset, 0, nil, func(TMFResponse) {}) }},
+		{"nexus reset", func(b *prBench) { b.a.Manage(ITNexusReset, 0, nil, func(TMFResponse) {}) }},
+	} {
+		b := newPRBench(t, nil)
+		for _, cdb := range [][]byte{reserve6, reserve10, reserve6} {
+			if r := b.as(b.a, cdb, nil, 0); r.status != Good {
+				t.Fatalf("% x: status %02x", cdb, r.status)
+			}
+		}
+		for _, cdb := range [][]byte{
+			reserve6, reserve10, make([]byte, 6), rw10(0x28, 0, 1), {0x1a, 0, 0x3f, 0, 255, 0},
+			{0x5e, 0, 0, 0, 0, 0, 0, 1, 0, 0}, proutCDB(proutRegister, 0, 24),
+		} {
+			if r := b.as(b.b, cdb, make([]byte, 24), 512); r.status != ReservationConflict {
+				t.Errorf("% x by another: status %02x", cdb, r.status)
+			}
+		}
+		for _, cdb := range [][]byte{release6, release10, {0x12, 0, 0, 0, 36, 0}, {0x03, 0, 0, 0, 18, 0}, {0xa0, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0, 0}} {
+			if r := b.as(b.b, cdb, nil, 512); r.status != Good {
+				t.Errorf("% x by another: status %02x", cdb, r.status)
+			}
+		}
+		ends.do(b)
+		attention(b.b)
+		if r := b.as(b.b, reserve10, nil, 0); r.status != Good {
+			t.Errorf("after %s: status %02x", ends.name, r.status)
+		}
+	}
+	b := newPRBench(t, nil)
+	b.must(b.a, proutRegister, 0, 0, 1)
+	if r := b.as(b.a, reserve6, nil, 0); r.status != ReservationConflict {
+		t.Errorf("RESERVE with registrations: status %02x", r.status)
+	}
+	if r := b.as(b.a, release6, nil, 0); r.status != ReservationConflict {
+		t.Errorf("RELEASE with registrations: status %02x", r.status)
+	}
+}
