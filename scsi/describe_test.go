@@ -126,7 +126,7 @@ func TestRefusals(t *testing.T) {
 		{"ff 00 00 00 00 00", 0x52000},                               // no such command
 		{"16 01 00 00 00 00", 0x52400},                               // RESERVE(6) of an extent
 		{"57 10 00 00 00 00 00 00 00 00", 0x52400},                   // RELEASE(10) for a third party
-		{"5e 04 00 00 00 00 00 00 08 00", 0x52000},                   // PERSISTENT RESERVE IN, no such action
+		{"5e 04 00 00 00 00 00 00 08 00", 0x52400},                   // PERSISTENT RESERVE IN, no such action
 		{"9c 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00", 0x52000}, // WRITE ATOMIC
 		{"a3 0a 00 00 00 00 00 00 00 ff 00 00", 0x52000},             // REPORT TARGET PORT GROUPS
 		{"28 00 00 00 00 00", 0x52400},                               // CDB too short

@@ -128,6 +128,8 @@ func (t *Task) beginWithoutLU() Next {
 // admissible makes the checks that are the same for all commands.
 func (t *Task) admissible() (Sense, bool) {
 	switch {
+	case t.cmd == nil && t.CDB[0]&^1 == 0x5e: // the service actions are of one command (SPC-4 §6.15)
+		return invalidField(1), false
 	case t.cmd == nil, t.cmd.When != nil && !t.cmd.When(t.lu):
 		return senseInvalidOpcode, false
 	case len(t.CDB) < len(t.cmd.Usage):
