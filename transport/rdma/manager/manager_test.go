@@ -1,0 +1,393 @@
+package manager
+
+import (
+	"bytes"
+	"math"
+	"slices"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
+
+	"oneshot/transport/rdma"
+)
+
+// region is registered memory that nobody serves.
+type region struct {
+	rdma.Region
+	b []byte
+}
+
+// shape is a transfer out of a test's memory.
+type shape struct {
+	limits  Limits
+	locals  []rdma.SGE
+	remotes []Remote
+}
+
+// drawShape draws a transfer between parts of local, which may touch one another, and of a
+// remote memory of the same size, whose tagged offsets begin at base.
+func drawShape(t *rapid.T, local []byte, base uint64) shape {
+	regions := []rdma.Region{&region{b: local}, &region{b: local}}
+	s := shape{limits: Limits{
+		Bytes:    rapid.Int64Range(1, 40).Draw(t, "bytes"),
+		Elements: rapid.IntRange(1, 4).Draw(t, "elements"),
+	}}
+	total, at := 0, 0
+	for range rapid.IntRange(0, 8).Draw(t, "locals") {
+		at += rapid.SampledFrom([]int{0, 0, 1, 5}).Draw(t, "gap")
+		n := rapid.IntRange(0, 20).Draw(t, "n")
+		s.locals = append(s.locals, rdma.SGE{
+			Bytes:  local[at : at+n : at+n],
+			Region: regions[rapid.SampledFrom([]int{0, 0, 1}).Draw(t, "region")],
+		})
+		at, total = at+n, total+n
+	}
+	to := base
+	for left := total; left > 0; {
+		to += rapid.SampledFrom([]uint64{0, 0, 1, 9}).Draw(t, "remote gap")
+		n := rapid.IntRange(0, left).Draw(t, "remote n")
+		if len(s.remotes) == 6 {
+			n = left
+		}
+		s.remotes = append(s.remotes, Remote{
+			STag: rapid.SampledFrom([]rdma.STag{1, 1, 2}).Draw(t, "stag"), Offset: to, Len: uint64(n),
+		})
+		to, left = to+uint64(n), left-n
+	}
+	return s
+}
+
+// fewest is the smallest number of descriptors that transfer s, found by trying all.
+func fewest(s shape) int {
+	type octet struct {
+		addr   uintptr
+		region rdma.Region
+		stag   rdma.STag
+		to     uint64
+	}
+	var all []octet
+	for _, e := range s.locals {
+		for i := range e.Bytes {
+			all = append(all, octet{addr: uintptr(unsafe.Pointer(&e.Bytes[i])), region: e.Region})
+		}
+	}
+	k := 0
+	for _, r := range s.remotes {
+		for i := range r.Len {
+			all[k].stag, all[k].to = r.STag, r.Offset+i
+			k++
+		}
+	}
+	best := make([]int, len(all)+1) // to transfer the first i octets
+	for end := 1; end <= len(all); end++ {
+		best[end] = math.MaxInt
+		elements := 1
+		for begin := end - 1; begin >= 0; begin-- {
+			if begin < end-1 {
+				a, b := all[begin], all[begin+1]
+				if a.stag != b.stag || a.to+1 != b.to {
+					break
+				}
+				if a.region != b.region || a.addr+1 != b.addr {
+					elements++
+				}
+			}
+			if elements > s.limits.Elements || int64(end-begin) > s.limits.Bytes {
+				break
+			}
+			best[end] = min(best[end], best[begin]+1)
+		}
+	}
+	return best[len(all)]
+}
+
+// remoteMemory does what work requests ask for.
+type remoteMemory struct {
+	base  uint64
+	bytes []byte
+	times []int // each octet was moved
+}
+
+func (m *remoteMemory) do(t *rapid.T, w *rdma.Work, l Limits) {
+	if len(w.SGL) == 0 || len(w.SGL) > l.Elements {
+		t.Fatalf("%d elements", len(w.SGL))
+	}
+	at := w.RemoteOffset - m.base
+	total := 0
+	for _, e := range w.SGL {
+		if w.Op == rdma.OpWrite {
+			copy(m.bytes[at:], e.Bytes)
+		} else {
+			copy(e.Bytes, m.bytes[at:])
+		}
+		for i := range e.Bytes {
+			m.times[int(at)+i]++
+		}
+		at += uint64(len(e.Bytes))
+		total += len(e.Bytes)
+	}
+	if int64(total) > l.Bytes || total == 0 {
+		t.Fatalf("%d bytes", total)
+	}
+}
+
+func fill(b []byte, seed byte) []byte {
+	for i := range b {
+		b[i] = byte(i)*7 + seed
+	}
+	return b
+}
+
+// TestEveryByteOnce: whatever the limits and however often it has to stop, every octet moves
+// once, to its place, in as few descriptors as can be, and Count has said how many.
+func TestEveryByteOnce(t *testing.T) {
+	const size, base = 300, 1 << 40
+	rapid.Check(t, func(t *rapid.T) {
+		local := fill(make([]byte, size), 1)
+		s := drawShape(t, local, base)
+		op := rapid.SampledFrom([]rdma.Opcode{rdma.OpRead, rdma.OpWrite}).Draw(t, "op")
+		there := &remoteMemory{base: base, bytes: fill(make([]byte, 2*size), 99), times: make([]int, 2*size)}
+		var here, sent []byte
+		gather := func() (b []byte) {
+			for _, e := range s.locals {
+				b = append(b, e.Bytes...)
+			}
+			return b
+		}
+		collect := func() (b []byte) {
+			for _, r := range s.remotes {
+				b = append(b, there.bytes[r.Offset-base:r.Offset-base+r.Len]...)
+			}
+			return b
+		}
+		untouched := slices.Clone(local)
+		sent = gather()
+		if op == rdma.OpRead {
+			sent = collect()
+		}
+
+		var r Request
+		if err := r.Init(op, s.limits, s.locals, s.remotes); err != nil {
+			t.Fatal(err)
+		}
+		want := fewest(s)
+		if r.Count() != want {
+			t.Fatalf("%d descriptors, %d would do: %+v", r.Count(), want, s)
+		}
+		done := 0
+		for r.Left() > 0 {
+			ws := make([]rdma.Work, rapid.IntRange(0, 3).Draw(t, "works"))
+			sgl := make([]rdma.SGE, s.limits.Elements+rapid.IntRange(0, 5).Draw(t, "room"))
+			n, used := r.Fill(ws, sgl)
+			if n == 0 && len(ws) > 0 || used > len(sgl) {
+				t.Fatalf("%d works, %d elements used of %d", n, used, len(sgl))
+			}
+			for i := range ws[:n] {
+				if ws[i].Op != op {
+					t.Fatal(ws[i].Op)
+				}
+				there.do(t, &ws[i], s.limits)
+			}
+			done += n
+		}
+		if done != want {
+			t.Fatalf("%d descriptors were filled of %d", done, want)
+		}
+		here = gather()
+		if op == rdma.OpWrite {
+			here = collect()
+		}
+		if !bytes.Equal(here, sent) {
+			t.Fatalf("arrived % x, sent % x", here, sent)
+		}
+		moved := make([]int, len(there.times))
+		for _, x := range s.remotes {
+			for i := range x.Len {
+				moved[x.Offset-base+i]++
+			}
+		}
+		if !slices.Equal(moved, there.times) {
+			t.Fatal("octets were moved more than once, or others than were asked for")
+		}
+		for _, e := range s.locals { // what is not of the transfer stays
+			copy(untouched[uintptr(unsafe.Pointer(unsafe.SliceData(e.Bytes)))-uintptr(unsafe.Pointer(&local[0])):], e.Bytes)
+		}
+		if !bytes.Equal(local, untouched) {
+			t.Fatal("bytes beside the transfer have changed")
+		}
+	})
+}
+
+// A transfer above 4 GiB, of address space that is never touched.
+func TestLarge(t *testing.T) {
+	const size = 5<<30 + 3
+	b, err := unix.Mmap(-1, 0, size, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Munmap(b) }()
+	reg := &region{b: b}
+	locals := []rdma.SGE{{Bytes: b[:3<<30], Region: reg}, {Bytes: b[3<<30:], Region: reg}}
+	var r Request
+	if err := r.Init(rdma.OpWrite, Limits{Bytes: 1 << 31, Elements: 1}, locals, []Remote{{STag: 1, Offset: 7, Len: size}}); err != nil {
+		t.Fatal(err)
+	}
+	var ws [4]rdma.Work
+	n, _ := r.Fill(ws[:], make([]rdma.SGE, 4))
+	if r.Count() != 3 || n != 3 || len(ws[2].SGL[0].Bytes) != size-2<<31 || ws[2].RemoteOffset != 7+2<<31 {
+		t.Errorf("%d descriptors, %d filled, the last of %d bytes at %#x", r.Count(), n, len(ws[2].SGL[0].Bytes), ws[2].RemoteOffset)
+	}
+}
+
+func TestInitRefuses(t *testing.T) {
+	b := make([]byte, 10)
+	one := []rdma.SGE{{Bytes: b}}
+	l := Limits{Bytes: 4, Elements: 2}
+	for name, err := range map[string]error{
+		"lengths differ": new(Request).Init(rdma.OpRead, l, one, []Remote{{1, 0, 9}}),
+		"offset wraps":   new(Request).Init(rdma.OpRead, l, one, []Remote{{1, math.MaxUint64 - 8, 10}}),
+		"no bytes":       new(Request).Init(rdma.OpRead, Limits{0, 2}, one, []Remote{{1, 0, 10}}),
+		"no elements":    new(Request).Init(rdma.OpRead, Limits{4, 0}, one, []Remote{{1, 0, 10}}),
+		"a Send":         new(Request).Init(rdma.OpSend, l, one, []Remote{{1, 0, 10}}),
+	} {
+		if err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+	if err := new(Request).Init(rdma.OpRead, l, one, []Remote{{1, math.MaxUint64 - 9, 10}}); err != nil {
+		t.Errorf("the last ten octets there are: %v", err)
+	}
+}
+
+// TestQueue drives random items through a queue pair of random room, and looks at the order
+// of what is posted, at the room, and that everything ends.
+func TestQueue(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		room := rapid.IntRange(1, 6).Draw(t, "room")
+		var q Queue
+		q.Init(room)
+		const size, base = 300, 0
+		type posted struct {
+			it     *Item
+			signal bool
+		}
+		var inFlight []posted
+		var want, got []uint64 // RemoteOffset or message ID, in order
+		left := 0
+		push := func(t *rapid.T) {
+			it := &Item{ID: uint64(left + 1000*len(want))}
+			s := drawShape(t, make([]byte, size), base)
+			if err := it.Init(rdma.OpWrite, s.limits, s.locals, s.remotes); err != nil {
+				t.Fatal(err)
+			}
+			it.HasMessage = it.Count() == 0 || rapid.Bool().Draw(t, "message")
+			it.Message = rdma.Work{Op: rdma.OpSend, STag: rdma.STag(it.ID)}
+			ws := make([]rdma.Work, it.Count())
+			twin := it.Request
+			n, _ := twin.Fill(ws, make([]rdma.SGE, s.limits.Elements*(it.Count()+1)))
+			for _, w := range ws[:n] {
+				want = append(want, w.RemoteOffset)
+			}
+			if it.HasMessage {
+				want = append(want, 1<<63|it.ID&math.MaxUint32)
+			}
+			items[it.ID] = it
+			q.Push(it)
+			left++
+		}
+		clear(items)
+		t.Repeat(map[string]func(*rapid.T){
+			"push": push,
+			"post": func(t *rapid.T) {
+				ws := make([]rdma.Work, rapid.IntRange(1, 8).Draw(t, "works"))
+				n := q.Fill(ws, make([]rdma.SGE, 4+rapid.IntRange(0, 9).Draw(t, "elements")))
+				for _, w := range ws[:n] {
+					if w.Op == rdma.OpSend {
+						got = append(got, 1<<63|uint64(w.STag))
+					} else {
+						got = append(got, w.RemoteOffset)
+					}
+					inFlight = append(inFlight, posted{items[w.ID], w.Flags&rdma.Signaled != 0})
+				}
+				if n > 0 && !inFlight[len(inFlight)-1].signal {
+					t.Fatal("the last work request of a batch is not signalled")
+				}
+				if len(inFlight) > room {
+					t.Fatalf("%d work requests posted in a queue of %d", len(inFlight), room)
+				}
+			},
+			"complete": func(t *rapid.T) {
+				for i, p := range inFlight {
+					if p.signal {
+						inFlight = inFlight[i+1:]
+						if q.Completed(p.it) {
+							left--
+						}
+						return
+					}
+				}
+				t.Skip("nothing is in flight")
+			},
+			"": func(t *rapid.T) {
+				if len(got) > len(want) || !slices.Equal(got, want[:len(got)]) {
+					t.Fatalf("posted %x, want %x", got, want)
+				}
+				if q.Empty() && len(got) != len(want) {
+					t.Fatalf("empty after %d of %d", len(got), len(want))
+				}
+				if q.Empty() && len(inFlight) == 0 && left != 0 {
+					t.Fatalf("%d items are left", left)
+				}
+			},
+		})
+		gone := 0
+		waiting := map[*Item]bool{}
+		for _, p := range inFlight {
+			if p.signal {
+				waiting[p.it] = true
+			}
+		}
+		q.Abandon(func(*Item) { gone++ })
+		for _, p := range inFlight {
+			if p.signal && q.Completed(p.it) {
+				delete(waiting, p.it)
+				left--
+			}
+		}
+		if left != gone || len(waiting) != 0 || !q.Empty() {
+			t.Fatalf("abandoned %d of %d, %d wait", gone, left, len(waiting))
+		}
+	})
+}
+
+// items finds an item by its ID, as an owner would.
+var items = map[uint64]*Item{}
+
+func TestAllocations(t *testing.T) {
+	b := make([]byte, 1<<20)
+	reg := &region{b: b}
+	locals := []rdma.SGE{{Bytes: b[:4096], Region: reg}, {Bytes: b[8192:], Region: reg}}
+	remotes := []Remote{{1, 0, 1<<20 - 4096}}
+	var (
+		q   Queue
+		it  Item
+		ws  [8]rdma.Work
+		sgl [32]rdma.SGE
+	)
+	q.Init(100)
+	n := testing.AllocsPerRun(100, func() {
+		it.HasMessage = true
+		if it.Init(rdma.OpWrite, Limits{1 << 18, 4}, locals, remotes) != nil {
+			panic("refused")
+		}
+		q.Push(&it)
+		if q.Fill(ws[:], sgl[:]) != 5 || !q.Completed(&it) {
+			panic("not posted")
+		}
+	})
+	if n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}

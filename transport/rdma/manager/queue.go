@@ -1,0 +1,112 @@
+package manager
+
+import "oneshot/transport/rdma"
+
+// Queue is the send queue of a queue pair: what is to be sent, in order, and how much of it
+// the queue pair can take. Everything that is posted on the queue pair goes through it. It
+// is used by one goroutine at a time and allocates nothing.
+type Queue struct {
+	room        int // work requests that can still be posted
+	first, last *Item
+}
+
+// Item is an entry of a Queue: a transfer, a message, or a transfer and a message after it.
+// It belongs to the queue from Push until Completed says that it is done.
+type Item struct {
+	ID      uint64    // of its completions
+	Request           // posted first; Left() == 0: none
+	Message rdma.Work // an OpSend, if HasMessage; posted last. Signaled and ID are set by the queue.
+	// HasMessage says that there is one. An item with neither is not to be pushed.
+	HasMessage bool
+
+	next    *Item
+	signals [maxSignals]int32 // work requests that each completion to come stands for
+	waiting int               // completions to come
+	posted  bool              // all of it
+}
+
+// maxSignals is how many completions of one item may be outstanding.
+const maxSignals = 4
+
+// Init makes q empty, for a queue pair of room work requests.
+func (q *Queue) Init(room int) { *q = Queue{room: room} }
+
+// Push appends it. Its message has a completion of its own: it does not Advertise.
+func (q *Queue) Push(it *Item) {
+	it.next, it.waiting, it.posted = nil, 0, false
+	if q.last == nil {
+		q.first = it
+	} else {
+		q.last.next = it
+	}
+	q.last = it
+}
+
+// Empty reports whether nothing waits to be posted.
+func (q *Queue) Empty() bool { return q.first == nil }
+
+// Fill makes work requests out of what waits, as far as the queue pair, ws and sgl have room,
+// and returns how many; all of them have to be posted. Those of one item come together if
+// they fit. The last one of an item is signalled, and so is the last one that there is room
+// for, so that going on never depends on what is not signalled.
+func (q *Queue) Fill(ws []rdma.Work, sgl []rdma.SGE) int {
+	n := 0
+	for q.first != nil && n < len(ws) && q.room > 0 {
+		it := q.first
+		if it.waiting == maxSignals {
+			break
+		}
+		before := n
+		k, used := it.Fill(ws[n:min(len(ws), n+q.room)], sgl)
+		n, sgl, q.room = n+k, sgl[used:], q.room-k
+		if it.Left() == 0 {
+			if !it.HasMessage {
+				it.posted = true
+			} else if n < len(ws) && q.room > 0 {
+				ws[n] = it.Message
+				n, q.room = n+1, q.room-1
+				it.posted = true
+			}
+		}
+		if n == before {
+			break // sgl is used up
+		}
+		w := &ws[n-1]
+		w.ID = it.ID
+		w.Flags |= rdma.Signaled
+		it.signals[it.waiting] = int32(n - before)
+		it.waiting++
+		if !it.posted {
+			break
+		}
+		if q.first = it.next; q.first == nil {
+			q.last = nil
+		}
+		it.next = nil
+	}
+	return n
+}
+
+// Completed takes a signalled completion of it, good or bad, and reports whether it was the
+// last one: then the item is the caller's again.
+func (q *Queue) Completed(it *Item) (done bool) {
+	q.room += int(it.signals[0])
+	copy(it.signals[:], it.signals[1:it.waiting])
+	it.waiting--
+	return it.posted && it.waiting == 0
+}
+
+// Abandon empties the queue of what will never be posted, after the connection has ended, and
+// calls f with each item for which no completion is to come. Of the others it is the last
+// completion that ends them.
+func (q *Queue) Abandon(f func(*Item)) {
+	for it := q.first; it != nil; {
+		next := it.next
+		it.next, it.posted = nil, true
+		if it.waiting == 0 {
+			f(it)
+		}
+		it = next
+	}
+	q.first, q.last = nil, nil
+}
