@@ -68,7 +68,7 @@ func (d *Device) request(p *rdma.ConnParams) (*ddp.StartFrame, *ddp.OneShot) {
 	}
 	f.Revision, f.HasEnhanced = 2, true
 	f.Enhanced = ddp.Enhanced{IRD: d.depth(p.ResponderResources), ORD: d.depth(p.InitiatorDepth)}
-	if d.cfg.PeerToPeer {
+	if !d.cfg.ClientServer {
 		f.Enhanced.PeerToPeer, f.Enhanced.RTRWrite, f.Enhanced.RTRRead = true, true, true
 	}
 	if p.OneShot == nil {

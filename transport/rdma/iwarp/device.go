@@ -47,9 +47,10 @@ type Config struct {
 	NoCRC bool
 	// PlainMPA has Connect speak revision 1 of MPA (RFC 5044), without IRD, ORD and one-shot.
 	PlainMPA bool
-	// PeerToPeer has Connect send a ready-to-receive message (RFC 6581 §9.2), so that the
-	// other end may send first.
-	PeerToPeer bool
+	// ClientServer has Connect not offer the peer-to-peer model (RFC 6581 §9.2), in which it
+	// sends a ready-to-receive message so that the other end may send first. What the other
+	// end posts waits then for our first message.
+	ClientServer bool
 	// MaxULPDU bounds the FPDUs that are sent, in octets. 0: what fits into a TCP segment.
 	MaxULPDU int
 	// StartupTimeout bounds the exchange of MPA frames, 0: 10 s; AcceptTimeout how long the

@@ -55,7 +55,7 @@ func (q *queuePair) offence(err error) error {
 	if _, ok := errors.AsType[*PeerError](err); ok {
 		q.blame(err)
 		q.stop(err, nil)
-		x.startDrain(q)
+		x.startDrain()
 		return nil
 	}
 	c := causeOf(err)
@@ -70,7 +70,7 @@ func (q *queuePair) offence(err error) error {
 	q.dev.log.LogAttrs(context.Background(), slog.LevelWarn, "iwarp: peer broke the protocol",
 		slog.String("peer", q.tc.RemoteAddr().String()), slog.Any("error", err))
 	q.stop(err, &t)
-	x.startDrain(q)
+	x.startDrain()
 	return nil
 }
 
@@ -89,7 +89,18 @@ func (q *queuePair) stop(err error, t *ddp.TerminateMessage) {
 		q.term = ddp.AppendFPDUTrailer(ddp.AppendTerminate(nil, t), 0)
 		q.n.terminates.Add(1)
 	}
-	_ = q.tc.SetDeadline(time.Now().Add(q.dev.cfg.LingerTime))
+	q.linger()
+}
+
+// linger bounds how long the end of the connection takes. The lock is held.
+func (q *queuePair) linger() {
+	if q.timer == nil {
+		q.timer = time.AfterFunc(q.dev.cfg.LingerTime, func() {
+			q.mu.Lock()
+			q.broken(errLinger)
+			q.unlock()
+		})
+	}
 }
 
 // broken ends the use of the socket. The reader notices. The lock is held.
@@ -134,7 +145,7 @@ func (q *queuePair) Disconnect() {
 		return
 	}
 	q.state = ending
-	_ = q.tc.SetDeadline(time.Now().Add(q.dev.cfg.LingerTime))
+	q.linger()
 	q.send()
 }
 
@@ -204,6 +215,9 @@ func (q *queuePair) finish(err error) {
 		q.settled.Wait()
 	}
 	kick := q.kick
+	if q.timer != nil {
+		q.timer.Stop()
+	}
 	q.mu.Unlock()
 	if kick != nil {
 		_ = q.tc.SetDeadline(time.Unix(1, 0)) // the writer may wait for room
@@ -237,8 +251,6 @@ func (q *queuePair) verdict(err error) error {
 		return q.err
 	case errors.Is(err, io.EOF):
 		return nil
-	case q.state == ending && !q.dead:
-		return errLinger
 	}
 	return err
 }
@@ -294,9 +306,7 @@ func (q *queuePair) flushSends(err error) {
 // flushReceives completes the receives that are the queue pair's own, and that of the message
 // under way.
 func (q *queuePair) flushReceives(err error) {
-	x := &q.rx
-	if x.sending || x.pending {
-		x.pending = false
+	if q.rx.taken {
 		q.closeReceive(rdma.StatusFlushed, err)
 	}
 	if q.shared {

@@ -11,12 +11,12 @@ var sizes = []int{0, 1, 3, 48, 256, 257, 4096, 65000, 65460, 65461, 300000, 4 <<
 
 func setups() map[string]setup {
 	return map[string]setup{
-		"default":      {},
-		"plain":        {device: Config{PlainMPA: true}},
-		"noCRC":        {device: Config{NoCRC: true}},
-		"ethernet":     {device: Config{MaxULPDU: 1442}},
-		"peer to peer": {device: Config{PeerToPeer: true}},
-		"shared":       {shared: true},
+		"default":       {},
+		"plain":         {device: Config{PlainMPA: true}},
+		"noCRC":         {device: Config{NoCRC: true}},
+		"ethernet":      {device: Config{MaxULPDU: 1442}},
+		"client server": {device: Config{ClientServer: true}},
+		"shared":        {shared: true},
 	}
 }
 

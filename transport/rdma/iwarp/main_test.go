@@ -21,6 +21,7 @@ type end struct {
 	qp   rdma.QueuePair
 	mem  rdma.Region
 	wake chan struct{}
+	last [1]rdma.Completion
 	gone chan error
 }
 
@@ -131,13 +132,12 @@ func (e *end) close() {
 
 // next waits for the next completion.
 func (e *end) next() rdma.Completion {
-	var c [1]rdma.Completion
-	for e.cq.Poll(c[:]) == 0 {
+	for e.cq.Poll(e.last[:]) == 0 {
 		if e.cq.Arm() {
 			<-e.wake
 		}
 	}
-	return c[0]
+	return e.last[0]
 }
 
 // want waits for a completion that is to be good.

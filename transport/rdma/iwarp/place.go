@@ -158,6 +158,7 @@ func (q *queuePair) takeReceive() error {
 		q.recvCQ.push(&c)
 		return errReceiveGone
 	}
+	x.taken = true
 	return nil
 }
 
@@ -302,7 +303,7 @@ func (q *queuePair) deliver() error {
 			q.n.closes.Add(1)
 		}
 	}
-	x.pending = false
+	x.pending, x.taken = false, false
 	unpinAll(x.recv.regions)
 	q.n.messagesIn.Add(1)
 	q.recvCQ.push(&c)

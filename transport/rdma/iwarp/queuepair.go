@@ -4,6 +4,7 @@ import (
 	"net"
 	"sync"
 	"syscall"
+	"time"
 
 	"oneshot/ddp"
 	"oneshot/stag"
@@ -60,9 +61,10 @@ type queuePair struct {
 	sq      sendQueue
 	answers answers
 	tx      tx
-	term    []byte // a Terminate to be sent
-	half    bool   // our half of the connection is closed
-	final   bool   // nothing but the Terminate may be sent any more
+	term    []byte      // a Terminate to be sent
+	half    bool        // our half of the connection is closed
+	final   bool        // nothing but the Terminate may be sent any more
+	timer   *time.Timer // bounds the end
 
 	adverts map[stag.STag]*advert
 	free    *advert

@@ -6,7 +6,6 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -57,6 +56,7 @@ type rx struct {
 
 	// The untagged message under way.
 	sending bool
+	taken   bool // recv is that of the message, and pinned
 	recv    receive
 	msg     ddp.Message
 	control ddp.Control
@@ -74,9 +74,8 @@ type rx struct {
 	msn     uint32 // of the next Send
 	readMSN uint32 // of the next Read Request
 
-	open     bool // an FPDU has come
-	drain    bool // what comes is nobody's
-	deadline time.Time
+	open  bool // an FPDU has come
+	drain bool // what comes is nobody's
 
 	freed atomic.Bool // what pending waits for has happened
 
@@ -85,11 +84,9 @@ type rx struct {
 
 func (x *rx) init() { x.msn, x.readMSN, x.room = 1, 1, readMin }
 
-// Reasons why the reader stops for a while or for good. They are not errors of anybody.
-var (
-	errStall = errors.New("iwarp: waits")        // for a receive or for memory to be released
-	errDrain = errors.New("iwarp: stream ended") // what comes is to be thrown away
-)
+// errStall is why the reader stops for a while: it waits for a receive, or for memory to be
+// released. It is nobody's error.
+var errStall = errors.New("iwarp: waits")
 
 // run is the life of the goroutine that owns the socket. It stays inside one RawConn.Read as
 // long as it can: that call parks the goroutine when onReadable says false, and wakes it for
@@ -174,11 +171,8 @@ func (q *queuePair) begin(stalled *bool) bool {
 	}
 	x := &q.rx
 	if q.final && !x.drain {
-		x.startDrain(q)
+		x.startDrain()
 		*stalled = false
-	}
-	if x.drain && time.Now().After(x.deadline) {
-		return false
 	}
 	q.batching = true
 	return true
@@ -444,17 +438,16 @@ func (q *queuePair) part() (bool, error) {
 	return true, q.placed()
 }
 
-// startDrain begins to throw away what comes. Mu is held.
-func (x *rx) startDrain(q *queuePair) {
+// startDrain begins to throw away what comes.
+func (x *rx) startDrain() {
 	x.drain, x.partial, x.pending = true, false, false
 	x.r = x.w
-	x.deadline = time.Now().Add(q.dev.cfg.LingerTime)
 }
 
 // closeReceive completes the receive of a message with a status other than OK.
 func (q *queuePair) closeReceive(s rdma.Status, err error) {
 	x := &q.rx
-	x.sending = false
+	x.sending, x.taken = false, false
 	unpinAll(x.recv.regions)
 	c := rdma.Completion{ID: x.recv.id, Op: rdma.OpReceive, Status: s, QueuePair: q, Err: err}
 	q.recvCQ.push(&c)
