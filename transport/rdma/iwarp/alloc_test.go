@@ -1,4 +1,6 @@
-package iwarp
+//go:build !race
+
+package iwarp // sync.Pool forgets at random when the race detector is on
 
 import (
 	"testing"

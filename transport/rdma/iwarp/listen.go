@@ -117,12 +117,13 @@ func (l *listener) admit(tc *net.TCPConn) {
 	}
 	l.starting[tc] = struct{}{}
 	l.wg.Go(func() {
-		if r := l.startup(tc); r != nil {
-			l.offer(r)
-		}
+		r := l.startup(tc)
 		l.mu.Lock()
 		delete(l.starting, tc)
 		l.mu.Unlock()
+		if r != nil {
+			l.offer(r)
+		}
 		<-l.slots
 	})
 }
@@ -197,7 +198,9 @@ func newRequest(d *Device, tc *net.TCPConn, f *ddp.StartFrame) *request {
 		}
 	}
 	_ = tc.SetDeadline(time.Time{})
+	r.mu.Lock()
 	r.timer = time.AfterFunc(d.cfg.AcceptTimeout, r.expire)
+	r.mu.Unlock()
 	return r
 }
 

@@ -444,7 +444,7 @@ func TestIdleMemory(t *testing.T) {
 	}
 	before := inUse()
 	var qps []rdma.QueuePair
-	for range n {
+	for i := range n {
 		x, y := newQP(), newQP()
 		done := make(chan error, 1)
 		go func() {
@@ -456,9 +456,9 @@ func TestIdleMemory(t *testing.T) {
 		}()
 		check(t, dev.Connect(context.Background(), x, l.Addr().String(), rdma.ConnParams{OneShot: offer()}))
 		check(t, <-done)
-		_, err := srq.PostReceive([]rdma.Receive{{SGL: []rdma.SGE{{Bytes: mem.Bytes(), Region: mem}}}})
+		_, err := srq.PostReceive([]rdma.Receive{{SGL: []rdma.SGE{{Bytes: mem.Bytes()[i : i+1], Region: mem}}}})
 		check(t, err)
-		_, err = x.Post([]rdma.Work{{Op: rdma.OpSend, SGL: []rdma.SGE{{Bytes: mem.Bytes(), Region: mem}}}})
+		_, err = x.Post([]rdma.Work{{Op: rdma.OpSend, SGL: []rdma.SGE{{Bytes: mem.Bytes()[n : n+1], Region: mem}}}})
 		check(t, err)
 		qps = append(qps, x, y)
 	}
