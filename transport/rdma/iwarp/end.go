@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"net"
 	"time"
 
 	"oneshot/ddp"
@@ -232,7 +233,9 @@ func (q *queuePair) finish(err error) {
 	q.unlock()
 	q.flushReceives(err)
 	if err != nil && !q.final {
-		_ = q.tc.SetLinger(0) // the peer is to know that this is no good end
+		if tc, ok := q.tc.(*net.TCPConn); ok {
+			_ = tc.SetLinger(0) // the peer is to know that this is no good end
+		}
 	}
 	_ = q.tc.Close()
 	q.fire()

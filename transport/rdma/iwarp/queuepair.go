@@ -38,7 +38,7 @@ type queuePair struct {
 	maxWork uint32
 
 	// Set when connected.
-	tc       *net.TCPConn
+	tc       socket
 	rc       syscall.RawConn
 	fd       int // for use while sending, or with mu held and dead unset
 	format   ddp.Format
@@ -154,7 +154,7 @@ func (q *queuePair) RemoteAddr() net.Addr {
 	return nil
 }
 
-func (q *queuePair) conn() *net.TCPConn {
+func (q *queuePair) conn() socket {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.tc
@@ -238,8 +238,14 @@ type agreed struct {
 	peerData  []byte
 }
 
+// socket is a stream socket, a TCP connection but for tests.
+type socket interface {
+	net.Conn
+	syscall.Conn
+}
+
 // start begins the exchange of FPDUs on tc, which the queue pair owns from now on.
-func (q *queuePair) start(tc *net.TCPConn, a *agreed) error {
+func (q *queuePair) start(tc socket, a *agreed) error {
 	rc, err := tc.SyscallConn()
 	if err != nil {
 		return err
