@@ -125,7 +125,7 @@ func (c *Conn) logIn(s *Session, out *login.Outcome) {
 		s.nexus = s.Target.SCSI.NewNexus(s.portName())
 		c.log = c.log.With("target", s.Target.Name)
 	}
-	c.text = login.NewExchange(&c.node.cfg.Login, s.Params, s.Discovery, c.sendTargets)
+	c.text = login.NewExchange(c.offer, s.Params, s.Discovery, c.sendTargets)
 	out.Response.TSIH = s.TSIH
 	c.sendLogin(out)
 	c.mover.Enable(s.Params)

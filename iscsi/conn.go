@@ -45,6 +45,8 @@ type Conn struct {
 	node  *Node
 	mover Datamover
 	log   *slog.Logger
+	copy  bool // the mover never sends out of a store's memory, nor receives into it
+	offer *login.Config
 
 	// Guarded by mu.
 	state   connState
@@ -71,14 +73,23 @@ type Conn struct {
 	memoryFree atomic.Bool // a lease may succeed that failed before
 }
 
-// NewConn returns the state of a connection that mover has just established.
-func (n *Node) NewConn(mover Datamover) *Conn {
+// NewConn returns the state of a connection that mover has just established, over TCP.
+func (n *Node) NewConn(mover Datamover) *Conn { return n.newConn(mover, &n.cfg.Login, false) }
+
+// NewRDMAConn is NewConn for a mover over RDMA, with the offers that it makes in the login.
+// Its tasks do not borrow memory of stores: that may change while it is on its way, and the
+// checksums of RDMA would not match; and RDMA Reads place bytes at times of their own.
+func (n *Node) NewRDMAConn(mover Datamover, offer *login.Config) *Conn {
+	return n.newConn(mover, offer, true)
+}
+
+func (n *Node) newConn(mover Datamover, offer *login.Config, copied bool) *Conn {
 	c := &Conn{
-		node: n, mover: mover, state: stateLogin,
+		node: n, mover: mover, state: stateLogin, offer: offer, copy: copied,
 		log:  n.log.With("initiator_address", mover.Peer()),
 		born: n.clock.Load(), heard: n.clock.Load(),
 	}
-	c.login = login.New(&n.cfg.Login, (*directory)(n), n.cfg.Rand)
+	c.login = login.New(offer, (*directory)(n), n.cfg.Rand)
 	n.add(c)
 	return c
 }

@@ -32,9 +32,10 @@ type Datamover interface {
 	// RFC 5047 in one). It ends with Conn.Sent, later.
 	Answer(t *Task)
 
-	// Forget drops what the mover knows of the data-out of an aborted task. Data-Out PDUs
-	// still to come for it are received and thrown away.
-	Forget(t *Task)
+	// Forget drops what the mover knows of the data-out of an aborted task. What the
+	// initiator still sends of it is received and thrown away. False: an RDMA Read is placing
+	// bytes into t.Out; Conn.Forgotten follows when none is any more.
+	Forget(t *Task) bool
 
 	// Enable tells the mover that the full feature phase begins after what is queued has
 	// left, and with which parameters (Enable_Datamover).
@@ -82,12 +83,13 @@ const maxCDB = 260
 type taskState uint8
 
 const (
-	taskPooled   taskState = iota // belongs to the mover's pool
-	taskHeld                      // waits for earlier CmdSNs
-	taskWaiting                   // in scsi
-	taskPulling                   // the mover fetches its data-out
-	taskAnswered                  // the mover sends its answer
-	taskGone                      // released, but still in Conn.ready
+	taskPooled     taskState = iota // belongs to the mover's pool
+	taskHeld                        // waits for earlier CmdSNs
+	taskWaiting                     // in scsi
+	taskPulling                     // the mover fetches its data-out
+	taskAnswered                    // the mover sends its answer
+	taskForgetting                  // aborted, while the mover still fetches its data-out
+	taskGone                        // released, but still in Conn.ready
 )
 
 // Residual is the difference between what a command transfers and what the initiator

@@ -31,7 +31,7 @@ func (r *recorder) say(format string, args ...any) {
 func (r *recorder) NewTask() *Task          { return new(Task) }
 func (r *recorder) FreeTask(*Task)          {}
 func (r *recorder) GetData(t *Task)         { r.say("fetch %d", t.ITT) }
-func (r *recorder) Forget(t *Task)          { r.say("forget %d", t.ITT) }
+func (r *recorder) Forget(t *Task) bool     { r.say("forget %d", t.ITT); return true }
 func (r *recorder) Enable(*login.Params)    {}
 func (r *recorder) Terminate(graceful bool) { r.say("terminate %v", graceful) }
 func (r *recorder) Peer() string            { return "peer" }

@@ -121,9 +121,15 @@ func (c *Conn) aborted(t *Task) {
 		return
 	}
 	c.leave(t)
-	c.mover.Forget(t)
+	if !c.mover.Forget(t) {
+		t.state = taskForgetting
+		return
+	}
 	c.free(t)
 }
+
+// Forgotten says that nothing is placed into t.Out any more, after Forget.
+func (c *Conn) Forgotten(t *Task) { c.free(t) }
 
 func (c *Conn) free(t *Task) {
 	t.state = taskGone

@@ -42,6 +42,23 @@ func DefaultConfig() Config {
 	return Config{Offer: o}
 }
 
+// RDMAConfig returns the offers for connections over RDMA, on which a PDU fits into a receive
+// of the RFC's smallest size, data-out comes by RDMA Reads or with its command, and the
+// transport has a checksum of its own.
+func RDMAConfig() Config {
+	o := text.Offer{Params: text.Defaults(), Digests: []string{"None"}, RDMA: true}
+	o.MaxRecvDataSegmentLength = rdmaSegment
+	o.InitiatorRecvDataSegmentLength, o.TargetRecvDataSegmentLength = 256<<10, rdmaSegment
+	o.MaxBurstLength = 1<<24 - 512
+	o.FirstBurstLength = rdmaSegment
+	o.DefaultTime2Retain = 0
+	o.RDMAExtensions = true
+	return Config{Offer: o}
+}
+
+// rdmaSegment is the longest data segment that a target over RDMA takes.
+const rdmaSegment = 8192
+
 // Target is what the login has to know of the target that an initiator asks for.
 type Target struct {
 	Name, Alias  string
@@ -246,7 +263,8 @@ func (l *Login) take(pairs []text.Pair) *failure {
 	if l.stage == pdu.StageSecurityNegotiation {
 		return l.auth.step(l, pairs)
 	}
-	if !l.declared {
+	// RFC 7145 §6.2: with iSER the two …RecvDataSegmentLength of its own take its place.
+	if !l.declared && !l.params.RDMAExtensions {
 		l.declared = true
 		l.put("MaxRecvDataSegmentLength", strconv.Itoa(int(l.cfg.Offer.MaxRecvDataSegmentLength)))
 	}

@@ -25,6 +25,15 @@ type Params struct {
 	HeaderDigest             bool // CRC32C
 	DataDigest               bool // CRC32C
 	TaskReporting            string
+
+	// iSER (RFC 7145 §6).
+	RDMAExtensions                 bool
+	InitiatorRecvDataSegmentLength uint32 // the most the target sends in one PDU
+	TargetRecvDataSegmentLength    uint32 // the most the initiator sends in one PDU
+	MaxOutstandingUnexpectedPDUs   uint32 // of the initiator's receives; 0: no limit said
+	MaxAHSLength                   uint32
+	TaggedBufferForSolicitedOnly   bool
+	ISERHelloRequired              bool
 }
 
 // Defaults are the values that hold for what is not negotiated.
@@ -33,6 +42,7 @@ func Defaults() Params {
 		MaxRecvDataSegmentLength: 8192, MaxBurstLength: 262144, FirstBurstLength: 65536, MaxOutstandingR2T: 1,
 		MaxConnections: 1, DefaultTime2Wait: 2, DefaultTime2Retain: 20, ISCSIProtocolLevel: 1,
 		InitialR2T: true, ImmediateData: true, DataPDUInOrder: true, DataSequenceInOrder: true, TaskReporting: "RFC3720",
+		InitiatorRecvDataSegmentLength: 8192, TargetRecvDataSegmentLength: 8192, MaxAHSLength: 256,
 	}
 }
 
@@ -41,6 +51,9 @@ func Defaults() Params {
 type Offer struct {
 	Params
 	Digests []string // acceptable digests
+	// RDMA says that the connection is one of RDMA. Without it the keys of iSER are not
+	// understood.
+	RDMA bool
 }
 
 // kind is how the result of a key comes about (RFC 7143 §6.2).
@@ -66,6 +79,7 @@ type key struct {
 	accept    func(*Offer) []string
 	chosen    func(*Params, string)
 	fullPhase bool // may also come in the full feature phase
+	rdma      bool // of iSER
 }
 
 var keys = map[string]key{
@@ -95,6 +109,30 @@ var keys = map[string]key{
 	"OFMarker":            {kind: marker},
 	"IFMarkInt":           {kind: marker},
 	"OFMarkInt":           {kind: marker},
+
+	"RDMAExtensions": {kind: and, session: true, rdma: true, boolean: func(p *Params) *bool { return &p.RDMAExtensions }},
+	"InitiatorRecvDataSegmentLength": {
+		kind: least, min: 512, max: 1<<24 - 1, session: true, rdma: true,
+		number: func(p *Params) *uint32 { return &p.InitiatorRecvDataSegmentLength },
+	},
+	"TargetRecvDataSegmentLength": {
+		kind: least, min: 512, max: 1<<24 - 1, session: true, rdma: true,
+		number: func(p *Params) *uint32 { return &p.TargetRecvDataSegmentLength },
+	},
+	"MaxOutstandingUnexpectedPDUs": {
+		kind: declared, max: 1<<32 - 1, session: true, rdma: true,
+		number: func(p *Params) *uint32 { return &p.MaxOutstandingUnexpectedPDUs },
+	},
+	"MaxAHSLength": {
+		kind: declared, max: 1<<32 - 1, session: true, rdma: true,
+		number: func(p *Params) *uint32 { return &p.MaxAHSLength },
+	},
+	"TaggedBufferForSolicitedDataOnly": {
+		kind: declared, session: true, rdma: true, boolean: func(p *Params) *bool { return &p.TaggedBufferForSolicitedOnly },
+	},
+	"iSERHelloRequired": {
+		kind: declared, session: true, rdma: true, boolean: func(p *Params) *bool { return &p.ISERHelloRequired },
+	},
 }
 
 func digests(o *Offer) []string { return o.Digests }
@@ -112,7 +150,7 @@ const (
 func Negotiate(p *Params, o *Offer, discovery bool, name, value string) (answer string, answered bool) {
 	k, known := keys[name]
 	switch {
-	case !known:
+	case !known || k.rdma && !o.RDMA:
 		return NotUnderstood, !isAnswer(value)
 	case k.kind == marker:
 		if strings.HasSuffix(name, "Int") {
@@ -161,13 +199,14 @@ func (k *key) negotiateBool(p *Params, o *Offer, value string) (string, bool) {
 		return Reject, true
 	}
 	ours := *k.boolean(&o.Params)
-	if k.kind == or {
+	switch k.kind {
+	case or:
 		b = b || ours
-	} else {
+	case and:
 		b = b && ours
 	}
 	*k.boolean(p) = b
-	return FormatBool(b), true
+	return FormatBool(b), k.kind != declared
 }
 
 // InFullFeaturePhase reports whether a key may be negotiated after the login.

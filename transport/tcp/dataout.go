@@ -326,10 +326,11 @@ func (m *Mover) ask(t *task) {
 }
 
 // Forget implements iscsi.Datamover.
-func (m *Mover) Forget(it *iscsi.Task) {
+func (m *Mover) Forget(it *iscsi.Task) bool {
 	if x, t := &m.rx, of(it); x.t == t {
 		x.t = nil
 		x.skip += x.place
 		x.place = 0
 	}
+	return true
 }
