@@ -186,7 +186,9 @@ type QueuePair interface {
 	Reads() int
 	// Revoke takes the access of an advertised STag away that the peer will not close.
 	// done is called when nothing refers to the memory any more, perhaps before Revoke
-	// returns.
+	// returns, and at the latest when the connection has ended. At the end that the STag was
+	// advertised to, Revoke forgets it: it counts no longer against the window, and is not
+	// to be closed.
 	Revoke(s STag, done func()) error
 	// PeerData returns the private data that the peer has sent, without the container of
 	// one-shot.
@@ -208,7 +210,9 @@ type QueuePair interface {
 
 // ConnParams are what the two ends tell each other when they connect.
 type ConnParams struct {
-	// PrivateData is the upper layer's, at most Limits.MaxPrivate bytes.
+	// PrivateData is the upper layer's, at most Limits.MaxPrivate bytes, and 20 less if
+	// OneShot is set: its container stands behind the first four bytes, which are there,
+	// zero, even if the data is shorter.
 	PrivateData []byte
 	// InitiatorDepth is how many Reads this end wants outstanding, ResponderResources how
 	// many it serves. 0: as many as the device can.
@@ -256,6 +260,7 @@ type Request interface {
 	LocalAddr() net.Addr
 	RemoteAddr() net.Addr
 	// Accept connects qp, which becomes usable at once: receives have to be posted before.
+	// What is posted to send may have to wait until the peer has sent something.
 	Accept(qp QueuePair, p ConnParams) error
 	// Reject refuses, and tells the peer data.
 	Reject(data []byte) error
