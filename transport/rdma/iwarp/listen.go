@@ -250,13 +250,13 @@ func (r *request) Reject(data []byte) error {
 	if !r.take() {
 		return errLate
 	}
-	return r.refuse(data)
+	reply, _ := ddp.Answer(r.frame, ddp.Enhanced{}, false)
+	reply.Reject, reply.PrivateData = true, data
+	return r.refuse(&reply)
 }
 
 // refuse sends a Reply with R=1 and closes.
-func (r *request) refuse(data []byte) error {
-	reply, _ := ddp.Answer(r.frame, ddp.Enhanced{}, false)
-	reply.Reject, reply.PrivateData = true, data
+func (r *request) refuse(reply *ddp.StartFrame) error {
 	_ = r.tc.SetDeadline(time.Now().Add(r.dev.cfg.StartupTimeout))
 	_, err := r.tc.Write(reply.AppendTo(nil))
 	return errors.Join(err, r.tc.Close())
@@ -293,7 +293,8 @@ func (r *request) Accept(rq rdma.QueuePair, p rdma.ConnParams) error {
 		return errLate
 	}
 	if err != nil {
-		return errors.Join(err, r.refuse(nil))
+		reply.PrivateData = nil
+		return errors.Join(err, r.refuse(&reply))
 	}
 	a.crc = reply.CRC || r.frame.CRC
 	a.ird, a.ord = int(local.IRD), int(local.ORD)
