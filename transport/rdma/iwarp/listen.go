@@ -273,8 +273,13 @@ func (r *request) Accept(rq rdma.QueuePair, p rdma.ConnParams) error {
 		IRD: d.depth(p.ResponderResources), ORD: d.depth(p.InitiatorDepth),
 		RTRWrite: true, RTRRead: true,
 	}
-	reply, err := ddp.Answer(r.frame, local, !d.cfg.NoCRC)
-	a := agreed{peerData: r.data}
+	frame := *r.frame
+	if e := &frame.Enhanced; e.ORD != ddp.DepthUnknown {
+		// Linux relaxes RFC 6581 §9.1 as well: who is served less than it wants, wants less.
+		e.ORD = min(e.ORD, local.IRD)
+	}
+	reply, err := ddp.Answer(&frame, local, !d.cfg.NoCRC)
+	a := agreed{peerData: r.data, peerToPeer: reply.Enhanced.PeerToPeer}
 	reply.PrivateData = p.PrivateData
 	if r.offered && p.OneShot != nil {
 		if sel, ok := ddp.Select(r.offer, offerOf(p.OneShot)); ok {

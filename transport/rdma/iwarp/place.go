@@ -56,7 +56,7 @@ func (q *queuePair) place(b []byte) error {
 }
 
 // placed is called when the payload is in its place and the CRC was good.
-func (q *queuePair) placed() error {
+func (q *queuePair) placed() {
 	x := &q.rx
 	n := x.seg.PayloadLen()
 	last := x.seg.Header.Control().Last()
@@ -70,15 +70,15 @@ func (q *queuePair) placed() error {
 		q.releaseRx()
 		q.n.bytesIn.Add(uint64(n))
 		q.endTagged(last, n)
-		if last {
+		if last && (x.greeted || n > 0) {
 			q.n.messagesIn.Add(1)
 		}
+		x.greeted = true
 	case m == ddp.ReadResponse:
 		q.n.bytesIn.Add(uint64(n))
 		q.endTagged(last, n)
 		q.responsePlaced(n, last)
 	}
-	return nil
 }
 
 func (q *queuePair) endTagged(last bool, n int) {

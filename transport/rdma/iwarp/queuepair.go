@@ -233,9 +233,11 @@ type agreed struct {
 	crc       bool
 	ird, ord  int
 	initiator bool
-	rtr       ddp.Message
-	shot      *ddp.OneShot
-	peerData  []byte
+	rtr       ddp.Message // to be sent by an initiator in the peer-to-peer model
+
+	peerToPeer bool // a responder is sent one
+	shot       *ddp.OneShot
+	peerData   []byte
 }
 
 // socket is a stream socket, a TCP connection but for tests.
@@ -266,6 +268,7 @@ func (q *queuePair) start(tc socket, a *agreed) error {
 	q.mulpdu = segmentSize(fd, q.dev.cfg.MaxULPDU)
 	q.agree(a)
 	q.rx.init()
+	q.rx.greeted = !a.peerToPeer
 	q.state = connected
 	if a.rtr != ddp.MessageInvalid {
 		q.sq.add(q.maxWork + 1).readyToReceive(a.rtr)

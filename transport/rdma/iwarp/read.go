@@ -45,14 +45,13 @@ type rx struct {
 	// The FPDU under way.
 	partial bool
 	seg     ddp.Segment
-	dst     [][]byte // where its payload goes
-	cur     cursor   // over dst
-	left    int      // octets of payload to come
+	cur     cursor // where its payload goes
+	left    int    // octets of payload to come
 	crc     uint32
 	fail    error // what is wrong with it; reported if its CRC is good
 	ref     stag.Ref
 	header  [ddp.PrefixMax]byte
-	pieces  [][]byte // memory for dst
+	pieces  [][]byte // memory for cur
 
 	// The untagged message under way.
 	sending bool
@@ -74,8 +73,9 @@ type rx struct {
 	msn     uint32 // of the next Send
 	readMSN uint32 // of the next Read Request
 
-	open  bool // an FPDU has come
-	drain bool // what comes is nobody's
+	open    bool // an FPDU has come
+	greeted bool // and it was the ready-to-receive message, if one was due
+	drain   bool // what comes is nobody's
 
 	freed atomic.Bool // what pending waits for has happened
 
@@ -355,7 +355,8 @@ func (q *queuePair) fpdu() (bool, error) {
 		x.left -= len(to)
 	}
 	x.r += total
-	return true, q.placed()
+	q.placed()
+	return true, nil
 }
 
 // readSize adapts how much is read at once to the FPDUs that come.
@@ -435,7 +436,8 @@ func (q *queuePair) part() (bool, error) {
 	if x.fail != nil {
 		return false, x.fail
 	}
-	return true, q.placed()
+	q.placed()
+	return true, nil
 }
 
 // startDrain begins to throw away what comes.

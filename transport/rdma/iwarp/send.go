@@ -124,11 +124,10 @@ func vec(b []byte) (v unix.Iovec) {
 
 // answer is a Read Response that is to be sent.
 type answer struct {
-	ref    stag.Ref
-	req    ddp.RDMARead
-	off    int
-	framed bool
-	end    uint64
+	ref stag.Ref
+	req ddp.RDMARead
+	off int
+	end uint64
 }
 
 // answers are Read Responses in the order of their Requests: [head, cur) is among what is to
@@ -440,6 +439,9 @@ func (q *queuePair) framed(w *wqe) {
 
 func (q *queuePair) messageOut(w *wqe) {
 	q.framed(w)
+	if w.internal {
+		return // the owner knows nothing of it
+	}
 	q.n.messagesOut.Add(1)
 	q.n.bytesOut.Add(uint64(w.n))
 }

@@ -17,7 +17,6 @@ type wqe struct {
 	held     bool // counted in the table of what the peer has advertised
 	internal bool // not posted by the owner
 	pinned   bool
-	framed   bool // all of it is among what is to leave
 	done     bool // nothing but leaving is to be awaited
 	status   rdma.Status
 	err      error
