@@ -58,7 +58,7 @@ var rules = []rule{
 	{pkg: "transport/rdma", may: []string{"stag", "mem"}},
 	{pkg: "transport/rdma/iwarp", may: []string{"transport/rdma", "stag", "ddp", "mem"}},
 	{pkg: "transport/rdma/*", may: []string{"transport/rdma", "mem"}},
-	{pkg: "iser", may: []string{"iscsi", "iscsi/*", "transport/rdma", "stag", "mem"}},
+	{pkg: "iser", may: []string{"iscsi", "iscsi/*", "transport/rdma", "transport/rdma/manager", "mem"}},
 
 	// What builds and drives the above.
 	{pkg: "config", may: []string{"configs"}, not: []string{"net/http"}},

@@ -1,0 +1,146 @@
+package iser
+
+import (
+	"oneshot/iscsi"
+	"oneshot/mem"
+	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/manager"
+)
+
+// GetData implements iscsi.Datamover: what came with the command is copied, the rest fetched.
+func (m *Mover) GetData(it *iscsi.Task) {
+	t := of(it)
+	t.taken = true
+	var immediate []byte
+	switch {
+	case m.command.task == t:
+		immediate = m.command.immediate
+	case t.stash != nil:
+		immediate = t.stash.Bytes()[:t.immediate]
+	}
+	// Out is never memory of a store here, so nobody has to be told of the copying.
+	have := 0
+	for _, seg := range it.Out {
+		have += copy(seg, immediate[min(have, len(immediate)):])
+	}
+	if have = min(have, it.OutLen); have == it.OutLen {
+		m.conn.GotData(it)
+		return
+	}
+	remote := manager.Remote{STag: t.header.write, Offset: t.header.writeOffset, Len: uint64(it.OutLen - have)}
+	if m.direct {
+		remote.Offset = uint64(have)
+	}
+	t.locals = appendRest(t.locals[:0], it.Out, have, it.OutLen)
+	if remote.STag == 0 || !m.register(t.locals) {
+		m.conn.DataFailed(it, iscsi.NotEnoughData)
+		return
+	}
+	t.remotes[0] = remote
+	t.pull.HasMessage = false
+	if err := t.pull.Init(rdma.OpRead, m.target.read, t.locals, t.remotes[:]); err != nil {
+		m.violation("%v", err)
+		return
+	}
+	t.pulling = true
+	m.push(&t.pull)
+}
+
+// appendRest appends the octets [from, to) of segs.
+func appendRest(list []rdma.SGE, segs [][]byte, from, to int) []rdma.SGE {
+	at := 0
+	for _, s := range segs {
+		n := len(s)
+		if end := min(n, to-at); from-at < end {
+			list = append(list, rdma.SGE{Bytes: s[max(from-at, 0):end]})
+		}
+		at += n
+	}
+	return list
+}
+
+// register finds the regions of list. False: some of it is in none.
+func (m *Mover) register(list []rdma.SGE) bool {
+	for i := range list {
+		if list[i].Region = m.target.region(list[i].Bytes); list[i].Region == nil {
+			return false
+		}
+	}
+	return true
+}
+
+// pulled is the end of the RDMA Reads of t, good or bad.
+func (m *Mover) pulled(t *task) {
+	t.pulling = false
+	if t.revoke != 0 && !m.dead {
+		_ = m.qp.Revoke(t.revoke, func() {})
+	}
+	switch {
+	case t.forgotten:
+		t.forgotten = false
+		m.conn.Forgotten(&t.Task)
+	case m.dead:
+		// Conn.Lost aborts the task.
+	default:
+		m.conn.GotData(&t.Task)
+	}
+}
+
+// Forget implements iscsi.Datamover.
+func (m *Mover) Forget(it *iscsi.Task) bool {
+	t := of(it)
+	if m.direct && !m.dead {
+		m.orphan(t)
+	}
+	if t.pulling {
+		t.forgotten = true
+		return false
+	}
+	return true
+}
+
+// orphan sees to the STag of an aborted task: the response to its ABORT TASK closes it, or the
+// initiator revokes it after the response to another function.
+func (m *Mover) orphan(t *task) {
+	s := t.header.write | t.header.read
+	if s == 0 {
+		return
+	}
+	for _, itt := range m.aborting {
+		if itt == t.ITT {
+			m.orphans[itt] = s
+			return
+		}
+	}
+	if !t.pulling {
+		_ = m.qp.Revoke(s, func() {})
+		return
+	}
+	t.revoke = s
+}
+
+// dataIn prepares the RDMA Writes of t.In, n octets. False: they cannot be made.
+func (m *Mover) dataIn(t *task, n int) bool {
+	t.locals = appendRest(t.locals[:0], t.In, 0, n)
+	if !m.register(t.locals) && !m.copyIn(t, n) {
+		return false
+	}
+	t.remotes[0] = manager.Remote{STag: t.header.read, Offset: t.header.readOffset, Len: uint64(n)}
+	return t.ans.Init(rdma.OpWrite, m.target.write, t.locals, t.remotes[:]) == nil
+}
+
+// copyIn copies data-in that commands have made on the heap to memory that the device knows.
+func (m *Mover) copyIn(t *task, n int) bool {
+	if n > mem.MaxLease {
+		return false
+	}
+	if t.bounce = m.conn.TryLease(&t.Task, n); t.bounce == nil {
+		return false
+	}
+	b := t.bounce.Bytes()[:0]
+	for _, s := range t.In {
+		b = append(b, s...)
+	}
+	t.locals = append(t.locals[:0], m.target.sge(t.bounce, 0, n))
+	return true
+}

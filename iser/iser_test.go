@@ -1,0 +1,532 @@
+package iser
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"log/slog"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"oneshot/backend/memory"
+	"oneshot/internal/serial"
+	"oneshot/iscsi"
+	"oneshot/iscsi/login"
+	"oneshot/iscsi/pdu"
+	"oneshot/mem"
+	"oneshot/scsi"
+	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/iwarp"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	iqn       = "iqn.2026-11.example.oneshot:test"
+	storeSize = 8 << 20
+)
+
+// bench is a target that serves a memory store over user-space iWARP.
+type bench struct {
+	t      testing.TB
+	device rdma.Device
+	node   *iscsi.Node
+	pool   *mem.Pool
+	target *Target
+	l      rdma.Listener
+}
+
+func newBench(t testing.TB) *bench {
+	t.Helper()
+	log := slog.New(slog.DiscardHandler)
+	pool := mem.NewPool(64 << 20)
+	node := iscsi.NewNode(iscsi.Config{
+		Login: login.DefaultConfig(), Connections: 10, Sessions: 10, Commands: 32, MemoryPerConnection: 16 << 20,
+		LoginTimeout: 15, NOPInterval: 30, NOPTimeout: 10, Pool: pool, Logger: log, Rand: rand.Reader,
+	})
+	store, err := memory.New(storeSize)
+	check(t, err)
+	lu, err := scsi.NewLogicalUnit(scsi.LUConfig{Store: store, Serial: "1"})
+	check(t, err)
+	st := scsi.NewTarget(scsi.TargetConfig{Name: iqn})
+	st.SetLU(0, lu)
+	node.AddTarget(&iscsi.Target{Name: iqn, TPGT: 1, SCSI: st})
+	device, err := iwarp.Open(iwarp.Config{Logger: log})
+	check(t, err)
+	target, err := NewTarget(Config{
+		Node: node, Device: device, Pool: pool, Commands: 32, Logger: log,
+		OneShot: &rdma.OneShotOffer{Flags: true, Opcodes: true, Validated: true, Advertise: true, Close: true, CheckReference: true, Window: 32},
+	})
+	check(t, err)
+	l, err := device.Listen("127.0.0.1:0")
+	check(t, err)
+	served := make(chan error, 1)
+	go func() { served <- target.Serve(l) }()
+	b := &bench{t: t, device: device, node: node, pool: pool, target: target, l: l}
+	t.Cleanup(func() {
+		check(t, l.Close())
+		check(t, <-served)
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		check(t, node.Shutdown(ctx))
+		check(t, target.Close())
+		check(t, device.Close())
+		check(t, lu.Close())
+		if n := pool.Stats().Leases; n != 0 {
+			t.Errorf("%d leases are left", n)
+		}
+		pool.Close()
+	})
+	return b
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// client is an initiator of either framing. Its buffer of a command is buf, all of it.
+type client struct {
+	t      testing.TB
+	device rdma.Device
+	domain rdma.Domain
+	cq     rdma.CompletionQueue
+	qp     rdma.QueuePair
+	wake   chan struct{}
+	direct bool
+	inval  bool
+	region rdma.Region // receives in front, then what is sent, then buf
+	buf    []byte
+	out    []byte
+	window rdma.Window
+	cmdSN  serial.SN
+	itt    uint32
+	isid   byte
+}
+
+const (
+	slots    = 8
+	slotSize = 9 << 10
+	bufSize  = 1 << 20
+)
+
+func (b *bench) dial(direct bool) *client {
+	t := b.t
+	t.Helper()
+	c := &client{t: t, direct: direct, inval: true, wake: make(chan struct{}, 1), cmdSN: 1}
+	var err error
+	c.device, err = iwarp.Open(iwarp.Config{})
+	check(t, err)
+	c.domain, err = c.device.NewDomain()
+	check(t, err)
+	memory := make([]byte, (slots+1)*slotSize+bufSize)
+	c.region, err = c.domain.Register(memory, rdma.AccessLocalWrite|rdma.AccessRemoteRead|rdma.AccessRemoteWrite)
+	check(t, err)
+	c.out, c.buf = memory[slots*slotSize:][:slotSize], memory[(slots+1)*slotSize:]
+	c.cq, err = c.device.NewCompletionQueue(256, func() {
+		select {
+		case c.wake <- struct{}{}:
+		default:
+		}
+	})
+	check(t, err)
+	c.qp, err = c.device.NewQueuePair(rdma.QueuePairConfig{Domain: c.domain, SendCQ: c.cq, RecvCQ: c.cq, MaxWork: 64, MaxRecv: slots})
+	check(t, err)
+	c.window, err = c.domain.NewWindow()
+	check(t, err)
+	for i := range slots {
+		c.repost(i)
+	}
+	p := rdma.ConnParams{PrivateData: []byte{noZBVA, 0, 0, 0}}
+	if direct {
+		p.OneShot = &rdma.OneShotOffer{Flags: true, Advertise: true, Close: true, CheckReference: true, Window: 16}
+	}
+	check(t, c.device.Connect(t.Context(), c.qp, b.l.Addr().String(), p))
+	t.Cleanup(func() {
+		_ = c.qp.Close()
+		_ = c.cq.Close()
+		_ = c.window.Free()
+		_ = c.region.Deregister()
+		_ = c.domain.Close()
+		_ = c.device.Close()
+	})
+	return c
+}
+
+func (c *client) slot(i int) rdma.SGE {
+	b := c.region.Bytes()[i*slotSize:][:slotSize]
+	return rdma.SGE{Bytes: b, Region: c.region}
+}
+
+func (c *client) repost(i int) {
+	_, err := c.qp.PostReceive([]rdma.Receive{{ID: uint64(i), SGL: []rdma.SGE{c.slot(i)}}})
+	check(c.t, err)
+}
+
+// completion waits for the next one.
+func (c *client) completion() rdma.Completion {
+	var one [1]rdma.Completion
+	for c.cq.Poll(one[:]) == 0 {
+		if c.cq.Arm() {
+			<-c.wake
+		}
+	}
+	return one[0]
+}
+
+// answer is a PDU of the target's, and its completion.
+type answer struct {
+	h    pdu.Header
+	data []byte
+	c    rdma.Completion
+}
+
+// receive waits for the target's next PDU; ok is false if the connection has ended.
+func (c *client) receive() (a answer, ok bool) {
+	for {
+		w := c.completion()
+		if w.Status != rdma.StatusOK {
+			return answer{c: w}, false
+		}
+		if w.Op != rdma.OpReceive {
+			continue
+		}
+		b := bytes.Clone(c.slot(int(w.ID)).Bytes[:w.Bytes])
+		c.repost(int(w.ID))
+		if !c.direct {
+			if b[0] != opControl<<4 {
+				c.t.Fatalf("no iSER header: % x", b)
+			}
+			b = b[headerLen:]
+		}
+		h, data, whole := split(b)
+		if !whole {
+			c.t.Fatalf("short PDU: % x", b)
+		}
+		return answer{bytes.Clone(h), bytes.Clone(data), w}, true
+	}
+}
+
+// send sends a PDU. write and read say whether buf from off on, n octets, is what the target
+// is to read or write.
+func (c *client) send(bhs, data []byte, write, read bool, off, n int) rdma.STag {
+	w := []rdma.Work{{Op: rdma.OpSend}}
+	b := c.out[:0]
+	memory := rdma.SGE{Bytes: c.buf[off : off+n], Region: c.region}
+	access := rdma.AccessRemoteRead
+	if read {
+		access = rdma.AccessRemoteWrite
+	}
+	advertise := (write || read) && n > 0
+	switch {
+	case c.direct && advertise:
+		w[0].Flags, w[0].Memory, w[0].Access = rdma.Advertise, []rdma.SGE{memory}, access
+	case !c.direct:
+		var h [headerLen]byte
+		h[0] = opControl << 4
+		if advertise {
+			bind := rdma.Work{Op: rdma.OpBind, Window: c.window, SGL: []rdma.SGE{memory}, Access: access | rdma.AccessRemoteInvalidate}
+			_, err := c.qp.Post([]rdma.Work{bind})
+			check(c.t, err)
+			at := 4
+			h[0] |= flagWSV
+			va := uint64(0)
+			if read {
+				at, h[0] = 16, opControl<<4|flagRSV
+			} else {
+				va = uint64(len(data))
+			}
+			binary.BigEndian.PutUint32(h[at:], uint32(c.window.STag()))
+			binary.BigEndian.PutUint64(h[at+4:], c.windowBase(memory.Bytes)+va)
+		}
+		b = append(b, h[:]...)
+	}
+	b = append(append(b, bhs...), data...)
+	w[0].SGL = []rdma.SGE{{Bytes: b, Region: c.region}}
+	_, err := c.qp.Post(w)
+	check(c.t, err)
+	if c.direct && advertise {
+		return w[0].STag
+	}
+	return c.window.STag()
+}
+
+// windowBase is the tagged offset of b in the window bound to it.
+func (c *client) windowBase(b []byte) uint64 {
+	return c.region.Base() + uint64(len(c.region.Bytes())-cap(b))
+}
+
+func (c *client) logIn(keys string) answer {
+	c.t.Helper()
+	text := "InitiatorName=iqn.2026-11.example:client\x00TargetName=" + iqn + "\x00" + keys
+	if !c.direct {
+		text += "RDMAExtensions=Yes\x00InitialR2T=No\x00ImmediateData=Yes\x00InitiatorRecvDataSegmentLength=262144\x00TargetRecvDataSegmentLength=8192\x00"
+	} else {
+		text += "ImmediateData=Yes\x00"
+	}
+	f := pdu.LoginRequestFields{
+		Transit: true, CSG: pdu.StageLoginOperationalNegotiation, NSG: pdu.StageFullFeaturePhase,
+		ISID: pdu.ISID{0x80, 0, 0, 0, 0, c.isid}, CmdSN: c.cmdSN, ITT: 1, DataSegmentLength: len(text),
+	}
+	c.send(f.AppendTo(nil), []byte(text), false, false, 0, 0)
+	a, ok := c.receive()
+	if !ok || a.h.Opcode() != pdu.OpLoginResponse || a.h[36] != 0 {
+		c.t.Fatalf("login: %v % x %q", ok, a.h, a.data)
+	}
+	return a
+}
+
+// start sends a command with n octets of buf from off on, of which the first immediate come
+// with it.
+func (c *client) start(cdb []byte, write, read bool, off, n, immediate int) rdma.STag {
+	c.itt++
+	f := pdu.SCSICommandFields{
+		Final: true, Write: write, Read: read, ITT: c.itt, CmdSN: c.cmdSN, CDB: cdb, EDTL: uint32(n), DataSegmentLength: immediate,
+	}
+	c.cmdSN++
+	return c.send(f.AppendTo(nil), c.buf[off:off+immediate], write && immediate < n, read, off, n)
+}
+
+// do runs a command and returns its response.
+func (c *client) do(cdb []byte, write, read bool, n, immediate int) pdu.SCSIResponse {
+	c.t.Helper()
+	stag := c.start(cdb, write, read, 0, n, immediate)
+	a, ok := c.receive()
+	if !ok || a.h.Opcode() != pdu.OpSCSIResponse || a.h.ITT() != c.itt {
+		c.t.Fatalf("% x: %v %v % x", cdb, ok, a.c.Err, a.h)
+	}
+	if (write || read) && n > 0 && immediate < n {
+		want := rdma.Invalidated
+		if c.direct {
+			want = rdma.Closed
+		}
+		if a.c.Flags != want || a.c.STag != stag {
+			c.t.Fatalf("% x: STag %#x: flags %v, STag %#x", cdb, stag, a.c.Flags, a.c.STag)
+		}
+	}
+	r, err := pdu.ParseSCSIResponse(a.h)
+	check(c.t, err)
+	return r
+}
+
+func rw16(op byte, lba uint64, blocks uint32) []byte {
+	cdb := make([]byte, 16)
+	cdb[0] = op
+	binary.BigEndian.PutUint64(cdb[2:], lba)
+	binary.BigEndian.PutUint32(cdb[10:], blocks)
+	return cdb
+}
+
+// eachFraming runs f with a client of each framing that has logged in and taken its unit
+// attention.
+func eachFraming(t *testing.T, f func(*testing.T, *bench, *client)) {
+	for name, direct := range map[string]bool{"iSER": false, "iSCSI-direct": true} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			c := b.dial(direct)
+			c.logIn("")
+			if r := c.do(make([]byte, 6), false, false, 0, 0); r.Status() != 2 {
+				t.Fatalf("the unit attention: status %d", r.Status())
+			}
+			f(t, b, c)
+		})
+	}
+}
+
+func pattern(b []byte, seed byte) {
+	for i := range b {
+		b[i] = byte(i>>8)*3 + byte(i)*7 + seed
+	}
+}
+
+func TestReadAndWrite(t *testing.T) {
+	eachFraming(t, func(t *testing.T, _ *bench, c *client) {
+		for i, s := range []struct{ n, immediate int }{
+			{512, 0}, {512, 512}, {4096, 0}, {4096, 4096}, {8192, 8192}, {64 << 10, 0}, {64 << 10, 4096}, {1 << 20, 0}, {1 << 20, 8192},
+		} {
+			pattern(c.buf[:s.n], byte(i))
+			want := bytes.Clone(c.buf[:s.n])
+			if r := c.do(rw16(0x8a, uint64(i), uint32(s.n/512)), true, false, s.n, s.immediate); r.Status() != 0 || r.ResidualCount() != 0 {
+				t.Fatalf("WRITE of %d with %d immediate: % x", s.n, s.immediate, r.Header)
+			}
+			clear(c.buf)
+			if r := c.do(rw16(0x88, uint64(i), uint32(s.n/512)), false, true, s.n, 0); r.Status() != 0 || r.ResidualCount() != 0 {
+				t.Fatalf("READ of %d: % x", s.n, r.Header)
+			}
+			if !bytes.Equal(c.buf[:s.n], want) {
+				t.Fatalf("%d octets with %d immediate came back otherwise", s.n, s.immediate)
+			}
+		}
+	})
+}
+
+// Data that commands make, residuals, and errors.
+func TestOtherCommands(t *testing.T) {
+	eachFraming(t, func(t *testing.T, _ *bench, c *client) {
+		r := c.do([]byte{0x12, 0, 0, 1, 0, 0}, false, true, 256, 0) // INQUIRY
+		if r.Status() != 0 || !r.Underflow() || r.ResidualCount() != 256-96 || !bytes.HasPrefix(c.buf[8:], []byte("ONESHOT")) {
+			t.Errorf("INQUIRY: % x, % x", r.Header, c.buf[:40])
+		}
+		clear(c.buf)
+		r = c.do(rw16(0x88, 0, 4), false, true, 1024, 0)
+		if r.Status() != 0 || !r.Overflow() || r.ResidualCount() != 1024 {
+			t.Errorf("READ of more than there is room for: % x", r.Header)
+		}
+		r = c.do(rw16(0x88, 1<<40, 1), false, true, 512, 0)
+		if r.Status() != 2 {
+			t.Errorf("READ beyond the end: % x", r.Header)
+		}
+		r = c.do(rw16(0x8a, 1<<40, 1), true, false, 512, 0)
+		if r.Status() != 2 {
+			t.Errorf("WRITE beyond the end: % x", r.Header)
+		}
+	})
+}
+
+// What a peer must not do ends its connection, and nobody else's.
+func TestViolations(t *testing.T) {
+	command := func(f pdu.SCSICommandFields) func(*client) {
+		return func(c *client) {
+			f.ITT, f.CmdSN, f.Final = 99, c.cmdSN, true
+			c.send(f.AppendTo(nil), c.buf[:f.DataSegmentLength], false, false, 0, 0)
+		}
+	}
+	raw := func(b []byte) func(*client) {
+		return func(c *client) {
+			n := copy(c.out, b)
+			_, err := c.qp.Post([]rdma.Work{{Op: rdma.OpSend, SGL: []rdma.SGE{{Bytes: c.out[:n], Region: c.region}}}})
+			check(c.t, err)
+		}
+	}
+	for name, offend := range map[string]func(*client){
+		"nothing":                   raw(nil),
+		"too short":                 raw(make([]byte, 40)),
+		"shorter than its data":     command(pdu.SCSICommandFields{Write: true, EDTL: 512, CDB: rw16(0x8a, 0, 1), DataSegmentLength: 0}),
+		"Data-Out":                  raw(append(make([]byte, headerLen), append([]byte{0x05}, make([]byte, 47)...)...)),
+		"more than announced":       command(pdu.SCSICommandFields{Write: true, EDTL: 512, CDB: rw16(0x8a, 0, 1), DataSegmentLength: 1024}),
+		"data without a buffer":     command(pdu.SCSICommandFields{Read: true, EDTL: 512, CDB: rw16(0x88, 0, 1)}),
+		"another Login Request":     nil,
+		"Hello":                     raw(append([]byte{opHello << 4}, make([]byte, 27)...)),
+		"PDU in place of a header":  raw(append([]byte{0x01, 0x80}, make([]byte, 46)...)),
+		"header in place of a PDU ": raw(append([]byte{opControl << 4}, make([]byte, 27)...)),
+	} {
+		if offend == nil || name == "shorter than its data" {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			eachFraming(t, func(t *testing.T, b *bench, c *client) {
+				if c.direct && (name == "PDU in place of a header") {
+					return // it is a command
+				}
+				other := b.dial(!c.direct)
+				other.isid = 2
+				other.logIn("")
+				offend(c)
+				for {
+					if _, ok := c.receive(); !ok {
+						break
+					}
+				}
+				if r := other.do(make([]byte, 6), false, false, 0, 0); r.Status() != 2 {
+					t.Errorf("the other session: status %d", r.Status())
+				}
+			})
+		})
+	}
+}
+
+// A task that is aborted while its data is fetched; an initiator that dies then.
+func TestAbortAndDeath(t *testing.T) {
+	eachFraming(t, func(t *testing.T, b *bench, c *client) {
+		c.start(rw16(0x8a, 0, 2048), true, false, 0, 1<<20, 0)
+		f := pdu.TaskManagementRequestFields{
+			Immediate: true, Function: pdu.TaskAbortTask, ITT: 1000, ReferencedTaskTag: c.itt, RefCmdSN: c.cmdSN - 1, CmdSN: c.cmdSN,
+		}
+		c.send(f.AppendTo(nil), nil, false, false, 0, 0)
+		seen, bound := 0, true
+		for {
+			a, ok := c.receive()
+			if !ok {
+				t.Fatalf("connection lost: %v", a.c.Err)
+			}
+			seen++
+			bound = bound && a.c.Flags == 0
+			if a.h.Opcode() == pdu.OpTaskManagementResponse {
+				if c.direct && seen == 1 && a.c.Flags&rdma.Closed == 0 {
+					t.Error("the STag of the aborted task is not closed")
+				}
+				break
+			}
+		}
+		if !c.direct && bound {
+			_, err := c.qp.Post([]rdma.Work{{Op: rdma.OpLocalInvalidate, STag: c.window.STag()}})
+			check(t, err)
+		}
+		// Whatever the outcome of the race, the session goes on.
+		if r := c.do(rw16(0x88, 0, 8), false, true, 4096, 0); r.Status() != 0 {
+			t.Errorf("READ afterwards: status %d", r.Status())
+		}
+		for range 3 {
+			c.start(rw16(0x8a, 0, 2048), true, false, 0, 1<<20, 0)
+			if !c.direct {
+				break // one window
+			}
+		}
+		c.qp.Abort(nil)
+		for {
+			if a, ok := c.receive(); !ok && a.c.Op == rdma.OpReceive {
+				break
+			}
+		}
+	})
+}
+
+// Discovery over iSER, a ping and a logout.
+func TestDiscoveryAndLogout(t *testing.T) {
+	b := newBench(t)
+	c := b.dial(false)
+	text := "InitiatorName=iqn.2026-11.example:client\x00SessionType=Discovery\x00MaxRecvDataSegmentLength=32768\x00"
+	f := pdu.LoginRequestFields{
+		Transit: true, CSG: pdu.StageLoginOperationalNegotiation, NSG: pdu.StageFullFeaturePhase, CmdSN: 1, ITT: 1, DataSegmentLength: len(text),
+	}
+	c.send(f.AppendTo(nil), []byte(text), false, false, 0, 0)
+	if a, ok := c.receive(); !ok || a.h[36] != 0 {
+		t.Fatalf("login: % x", a.h)
+	}
+	ask := pdu.TextRequestFields{Final: true, ITT: 2, TTT: pdu.ReservedTag, CmdSN: 1, DataSegmentLength: 16}
+	c.send(ask.AppendTo(nil), []byte("SendTargets=All\x00"), false, false, 0, 0)
+	if a, ok := c.receive(); !ok || !bytes.Contains(a.data, []byte("TargetName="+iqn+"\x00")) {
+		t.Fatalf("SendTargets: % x %q", a.h, a.data)
+	}
+	nop := pdu.NOPOutFields{ITT: 3, TTT: pdu.ReservedTag, CmdSN: 2}
+	c.send(nop.AppendTo(nil), nil, false, false, 0, 0)
+	if a, ok := c.receive(); !ok || a.h.Opcode() != pdu.OpNOPIn || a.h.ITT() != 3 {
+		t.Fatalf("ping: % x", a.h)
+	}
+	bye := pdu.LogoutRequestFields{Reason: pdu.LogoutCloseSession, ITT: 4, CmdSN: 3}
+	c.send(bye.AppendTo(nil), nil, false, false, 0, 0)
+	if a, ok := c.receive(); !ok || a.h.Opcode() != pdu.OpLogoutResponse || a.h[2] != 0 {
+		t.Fatalf("logout: % x", a.h)
+	}
+	c.qp.Disconnect()
+	if _, ok := c.receive(); ok {
+		t.Fatal("something comes after the logout")
+	}
+}
+
+// TestLoginKeys: what Linux offers is answered as it wants, and nothing is sent unasked.
+func TestLoginKeys(t *testing.T) {
+	b := newBench(t)
+	c := b.dial(false)
+	a := c.logIn("HeaderDigest=None\x00MaxBurstLength=16776192\x00FirstBurstLength=262144\x00MaxConnections=1\x00ErrorRecoveryLevel=0\x00")
+	want := "TargetPortalGroupTag=1\x00HeaderDigest=None\x00MaxBurstLength=16776192\x00FirstBurstLength=8192\x00" +
+		"MaxConnections=1\x00ErrorRecoveryLevel=0\x00RDMAExtensions=Yes\x00InitialR2T=Yes\x00ImmediateData=Yes\x00" +
+		"InitiatorRecvDataSegmentLength=262144\x00TargetRecvDataSegmentLength=8192\x00"
+	if string(a.data) != want {
+		t.Errorf("answer %q\nwant   %q", a.data, want)
+	}
+}

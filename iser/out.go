@@ -1,0 +1,175 @@
+package iser
+
+import (
+	"oneshot/iscsi"
+	"oneshot/iscsi/pdu"
+	"oneshot/mem"
+	"oneshot/transport/rdma"
+)
+
+// Answer implements iscsi.Datamover: RDMA Writes of the data-in, and the SCSI Response, in one
+// post (RFC 7145 §7.3.5, §7.3.6).
+func (m *Mover) Answer(it *iscsi.Task) {
+	t := of(it)
+	n := 0
+	for _, s := range it.In {
+		n += len(s)
+	}
+	if n > 0 && t.header.read == 0 {
+		m.violation("a command with ITT %#x has no buffer for its data: its Read STag is not valid", it.ITT)
+		n = 0
+	}
+	t.ans.Request = emptyRequest
+	if n > 0 && !m.dataIn(t, n) {
+		// As for other commands for which there is no memory: initiators send it again.
+		it.Status, it.Sense, it.In, it.Transfer = taskSetFull, nil, nil, 0
+		t.ans.Request = emptyRequest
+	}
+	m.response(t)
+	m.push(&t.ans)
+}
+
+// taskSetFull is the status TASK SET FULL (SAM-5 §5.3.1).
+const taskSetFull = 0x28
+
+// response makes the SCSI Response PDU of t the message of its answer.
+func (m *Mover) response(t *task) {
+	res := t.Residual()
+	f := pdu.SCSIResponseFields{
+		Response: pdu.ResponseCommandCompleted, Status: uint8(t.Status), ITT: t.ITT,
+		Overflow: res.Overflow, Underflow: res.Underflow, ResidualCount: res.Count,
+		Sequence: m.conn.Status(),
+	}
+	if n := len(t.Sense); n > 0 {
+		f.DataSegmentLength = 2 + n
+	}
+	b := m.frame(t.small[:0])
+	b = f.AppendTo(b)
+	if n := len(t.Sense); n > 0 {
+		// RFC 7143 §11.4.7: the sense data follows its length.
+		b = append(b, byte(n>>8), byte(n))
+		b = append(b, t.Sense...)
+		b = append(b, zeroes[:pdu.PaddedLen(2+n)-2-n]...)
+	}
+	t.buf = b
+	w := &t.ans.Message
+	*w = rdma.Work{Op: rdma.OpSend}
+	m.end(w, t)
+	t.ans.HasMessage = true
+	m.attach(w, b, &t.sense, &t.sgl)
+}
+
+// end has the response take the initiator's STag back, where that was agreed.
+func (m *Mover) end(w *rdma.Work, t *task) {
+	s := t.header.read
+	if s == 0 {
+		s = t.header.write
+	}
+	switch {
+	case s == 0:
+	case m.direct:
+		w.Flags, w.STag = rdma.Close, s
+	case m.invalidate && m.enabled:
+		w.Flags, w.STag = rdma.Invalidate, s
+	}
+}
+
+// frame appends what precedes a PDU.
+func (m *Mover) frame(b []byte) []byte {
+	if m.direct {
+		return b
+	}
+	return appendHeader(b)
+}
+
+var zeroes [4]byte
+
+// attach makes b what w sends. It is copied by the device if it is short, and otherwise to a
+// lease that is kept in *l.
+func (m *Mover) attach(w *rdma.Work, b []byte, l **mem.Lease, sgl *[1]rdma.SGE) {
+	if len(b) <= m.target.limits.MaxInline {
+		w.Flags |= rdma.Inline
+		sgl[0] = rdma.SGE{Bytes: b}
+		w.SGL = sgl[:]
+		return
+	}
+	if *l = m.target.cfg.Pool.Lease(len(b)); *l == nil {
+		m.broken(errNoMemory)
+		return
+	}
+	copy((*l).Bytes(), b)
+	sgl[0] = m.target.sge(*l, 0, len(b))
+	w.SGL = sgl[:]
+}
+
+// SendControl implements iscsi.Datamover.
+func (m *Mover) SendControl(bhs, data []byte) {
+	c := m.newControl()
+	c.buf = m.frame(c.buf[:0])
+	c.buf = append(c.buf, bhs...)
+	c.buf = append(c.buf, data...)
+	c.buf = append(c.buf, zeroes[:pdu.PaddedLen(len(data))-len(data)]...)
+	w := &c.Message
+	*w = rdma.Work{Op: rdma.OpSend}
+	c.HasMessage = true
+	c.Request = emptyRequest
+	if m.direct {
+		m.closes(w, pdu.Header(bhs))
+	}
+	h := pdu.Header(bhs)
+	if h.Opcode() == pdu.OpLogoutResponse && bhs[2] == byte(pdu.LogoutSuccess) {
+		m.left = true
+	}
+	m.attach(w, c.buf, &c.lease, &c.sgl)
+	m.push(&c.entry)
+}
+
+// closes has a control PDU close the STag of the command that it ends: a Reject of a command,
+// and the response to ABORT TASK (one-shot.md §5.4, R1 and R4).
+func (m *Mover) closes(w *rdma.Work, h pdu.Header) {
+	var s rdma.STag
+	switch h.Opcode() {
+	case pdu.OpReject:
+		if m.command.busy && m.command.task == nil {
+			s = m.command.header.read | m.command.header.write
+			m.rejected = true
+		}
+	case pdu.OpTaskManagementResponse:
+		itt, ok := m.aborting[h.ITT()]
+		if !ok {
+			return
+		}
+		s = m.orphans[itt]
+		delete(m.aborting, h.ITT())
+		delete(m.orphans, itt)
+	}
+	if s != 0 {
+		w.Flags, w.STag = rdma.Close, s
+	}
+}
+
+func (m *Mover) newControl() *control {
+	if n := len(m.spare); n > 0 {
+		c := m.spare[n-1]
+		m.spare = m.spare[:n-1]
+		return c
+	}
+	c := new(control)
+	c.control = c
+	m.enter(&c.entry)
+	return c
+}
+
+func (m *Mover) freeControl(c *control) {
+	if c.lease != nil {
+		c.lease.Release()
+		c.lease = nil
+	}
+	if cap(c.buf) > keptBuffer {
+		c.buf = nil
+	}
+	m.spare = append(m.spare, c)
+}
+
+// keptBuffer is the longest buffer that is kept for the next control PDU.
+const keptBuffer = 1 << 10

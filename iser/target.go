@@ -1,0 +1,254 @@
+// Package iser moves iSCSI PDUs and the data of commands over RDMA. It is the datamover of
+// package iscsi for transport/rdma, in two framings, between which the first PDU of a
+// connection decides:
+//
+//	iSER          RFC 7145 as Linux does it: an iSER header in front of each PDU names the
+//	              initiator's buffers
+//	iSCSI-direct  PDUs travel unmodified over one-shot RDMA: the STag of a command's buffer
+//	              rides in the header of its Send, and the response closes it
+//
+// Either way a READ is one post, RDMA Writes and response together; data of a WRITE that has
+// not come with its command is fetched with RDMA Reads.
+//
+//	target.go  what all connections of a device share: memory, receives
+//	conn.go    the life of a connection, and its completions
+//	in.go      messages in:  receive ─► PDU ─► session
+//	data.go    data in and out, through the RDMA manager
+//	out.go     messages out: answers and control PDUs
+//	header.go  the iSER header
+package iser
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+
+	"oneshot/iscsi"
+	"oneshot/iscsi/login"
+	"oneshot/mem"
+	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/manager"
+)
+
+const (
+	// maxSegment is the longest data segment that is taken, the TargetRecvDataSegmentLength
+	// we agree to.
+	maxSegment = 8192
+	// slotLen holds the longest message: iSER header, BHS, AHS and a data segment.
+	slotLen = 9 << 10
+	// chunk bounds one RDMA operation, so that the connection's other work gets its turn.
+	chunk = 256 << 10
+	// sharedSlots is how many receives the connections of a device share, where a peer's
+	// Send waits for one. Each is in use for the microseconds that its message takes.
+	sharedSlots = 1024
+	// extraSlots is how many receives a connection of its own has beyond its command window:
+	// task management, NOP-Outs, a Logout.
+	extraSlots = 24
+)
+
+// Config says what a Target needs.
+type Config struct {
+	Node     *iscsi.Node
+	Device   rdma.Device
+	Pool     *mem.Pool
+	Commands int                // command window of a session
+	OneShot  *rdma.OneShotOffer // what initiators may ask for; nil: nothing
+	Logger   *slog.Logger
+}
+
+// Target is the target's side of iSER on one device. Its methods may be called from any
+// goroutine.
+type Target struct {
+	cfg    Config
+	limits rdma.Limits
+	read   manager.Limits
+	write  manager.Limits
+	offer  login.Config
+	domain rdma.Domain
+	shared *receives // nil: each connection has its own
+
+	arenas    atomic.Pointer[[]rdma.Region] // by mem.Arena.Index
+	stopWatch func()
+	regErr    atomic.Pointer[error]
+
+	conns sync.WaitGroup
+}
+
+// NewTarget makes the memory of the pool known to the device, and posts receives. Close has
+// to be called in the end.
+func NewTarget(cfg Config) (*Target, error) {
+	t := &Target{cfg: cfg, limits: cfg.Device.Limits(), offer: login.RDMAConfig()}
+	t.read, t.write = manager.ReadLimits(t.limits, chunk), manager.WriteLimits(t.limits, chunk)
+	var err error
+	if t.domain, err = cfg.Device.NewDomain(); err != nil {
+		return nil, fmt.Errorf("iser: %w", err)
+	}
+	t.arenas.Store(new([]rdma.Region))
+	t.stopWatch = cfg.Pool.Arenas(t.register)
+	if e := t.regErr.Load(); e != nil {
+		return nil, errors.Join(*e, t.Close())
+	}
+	if t.limits.ReceiveWait {
+		q, err := cfg.Device.NewReceiveQueue(t.domain, sharedSlots)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("iser: %w", err), t.Close())
+		}
+		if t.shared, err = t.newReceives(sharedSlots, q); err != nil {
+			return nil, errors.Join(err, q.Close(), t.Close())
+		}
+	}
+	return t, nil
+}
+
+// register makes an arena known to the device. A peer has no access to it: what is read and
+// written on its behalf is said by our own work requests. Only where a device wants that for
+// the sink of a Read, which iWARP leaves to it, is it more.
+func (t *Target) register(a *mem.Arena) {
+	access := rdma.AccessLocalWrite
+	if t.limits.ReadSinkWrite {
+		access |= rdma.AccessRemoteWrite
+	}
+	r, err := t.domain.Register(a.Bytes(), access)
+	if err != nil {
+		err = fmt.Errorf("iser: the device %s does not take %d bytes of I/O memory: %w", t.limits.Name, len(a.Bytes()), err)
+		t.regErr.Store(&err)
+		t.cfg.Logger.Error(err.Error())
+	}
+	old := *t.arenas.Load()
+	list := append(append(make([]rdma.Region, 0, a.Index()+1), old...), r) // calls come in the order of Index
+	t.arenas.Store(&list)
+}
+
+// sge names n bytes of a lease, from off on.
+func (t *Target) sge(l *mem.Lease, off, n int) rdma.SGE {
+	a, _ := l.Arena()
+	return rdma.SGE{Bytes: l.Bytes()[off : off+n : off+n], Region: (*t.arenas.Load())[a.Index()]}
+}
+
+// region finds the registration that b lies in, or nil: b is of the Go heap.
+func (t *Target) region(b []byte) rdma.Region {
+	for _, r := range *t.arenas.Load() {
+		if r != nil && within(b, r.Bytes()) {
+			return r
+		}
+	}
+	return nil
+}
+
+// Serve accepts connections from l until it is closed.
+func (t *Target) Serve(l rdma.Listener) error {
+	for {
+		req, err := l.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if !t.cfg.Node.Admit() {
+			t.cfg.Logger.Warn("connection refused: the limit is reached (limits.connections), or the target is stopping", "initiator_address", req.RemoteAddr().String())
+			_ = req.Reject(nil)
+			continue
+		}
+		if err := t.accept(req); err != nil {
+			t.cfg.Logger.Warn("connection refused", "initiator_address", req.RemoteAddr().String(), "reason", err)
+		}
+	}
+}
+
+// Close waits for the connections, which have to be ended by the node, and gives the device
+// back what is the target's.
+func (t *Target) Close() error {
+	t.conns.Wait()
+	var errs []error
+	if t.shared != nil {
+		errs = append(errs, t.shared.close())
+	}
+	t.stopWatch()
+	for _, r := range *t.arenas.Load() {
+		if r != nil {
+			errs = append(errs, r.Deregister())
+		}
+	}
+	return errors.Join(append(errs, t.domain.Close())...)
+}
+
+// poster is where receives are posted: a queue pair or a shared queue.
+type poster interface {
+	PostReceive(rs []rdma.Receive) (int, error)
+}
+
+// receives is the memory of receives: slots in leases.
+type receives struct {
+	target *Target
+	queue  rdma.ReceiveQueue // nil: of a queue pair
+	leases []*mem.Lease
+	sgl    []rdma.SGE // by slot
+}
+
+// newReceives leases n slots and, if it is a shared queue, posts them.
+func (t *Target) newReceives(n int, q rdma.ReceiveQueue) (*receives, error) {
+	r := &receives{target: t, queue: q}
+	for left := n; left > 0; {
+		bytes := min(left*slotLen, mem.MaxLease)
+		l := t.cfg.Pool.Lease(bytes)
+		if l == nil {
+			r.release()
+			return nil, errors.New("iser: no memory for receives: the limit on buffer memory is reached (limits.memory)")
+		}
+		r.leases = append(r.leases, l)
+		for off := 0; off+slotLen <= bytes && left > 0; off += slotLen {
+			r.sgl = append(r.sgl, t.sge(l, off, slotLen))
+			left--
+		}
+	}
+	if q == nil {
+		return r, nil
+	}
+	if err := r.postAll(q); err != nil {
+		r.release()
+		return nil, err
+	}
+	return r, nil
+}
+
+func (r *receives) postAll(q poster) error {
+	for i := range r.sgl {
+		if err := r.post(q, []int{i}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// post returns slots to their queue.
+func (r *receives) post(q poster, slots []int) error {
+	var batch [32]rdma.Receive
+	for len(slots) > 0 {
+		n := min(len(slots), len(batch))
+		for i, s := range slots[:n] {
+			batch[i] = rdma.Receive{ID: receiveID | uint64(s), SGL: r.sgl[s : s+1]}
+		}
+		if _, err := q.PostReceive(batch[:n]); err != nil {
+			return fmt.Errorf("iser: post receives: %w", err)
+		}
+		slots = slots[n:]
+	}
+	return nil
+}
+
+func (r *receives) release() {
+	for _, l := range r.leases {
+		l.Release()
+	}
+	r.leases = nil
+}
+
+func (r *receives) close() error {
+	err := r.queue.Close()
+	r.release()
+	return err
+}
