@@ -80,7 +80,10 @@ type Limits struct {
 	Windows       bool   // memory windows (Bind) can be had
 	ReadSinkWrite bool   // a Read's sink needs AccessRemoteWrite (iWARP)
 	OneShot       bool   // Advertise and Close, if the peer agrees
-	ReceiveWait   bool   // a peer's Send waits for a Receive, rather than ending the connection
+	// ReceiveWait: a Send that finds the ReceiveQueue empty waits, rather than ending the
+	// connection. Everything that the peer sends behind it waits, too, Read Responses among it:
+	// whoever needs those before it posts receives waits for ever.
+	ReceiveWait bool
 }
 
 // Access is what may be done with a region or window.
@@ -204,7 +207,8 @@ type QueuePair interface {
 	Abort(err error)
 	// Close aborts, waits until everything posted has completed or, if the completion queue
 	// is not polled, is in the queue, and frees the queue pair. It must not be called from
-	// an event.
+	// an event or from Disconnected. After an offence it may take as long as the peer is
+	// given to hear of it.
 	Close() error
 }
 
