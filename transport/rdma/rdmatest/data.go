@@ -310,6 +310,7 @@ func testFence(t *testing.T, p Pair) {
 	client, server := connect(t, p, options{memory: 1 << 19})
 	for i, n := range []int{1, 5000, 100000, 64} {
 		fill(server.bytes(0, n), uint64(i))
+		want := append([]byte(nil), server.bytes(0, n)...)
 		server.receive(1, 1<<18, n)
 		client.post(
 			client.read(1, 0, 0, n, server, 0),
@@ -317,7 +318,6 @@ func testFence(t *testing.T, p Pair) {
 			client.read(3, 0, 1<<18, n, server, 0),
 			client.write(4, rdma.Fence|rdma.Signaled, n, n, server, 0),
 		)
-		want := append([]byte(nil), server.bytes(0, n)...)
 		server.recvs.want(rdma.OpReceive, 1)
 		same(t, "what was read and sent", server.bytes(1<<18, n), want)
 		client.sends.want(rdma.OpWrite, 4)
