@@ -54,10 +54,10 @@ func (q *queuePair) offence(err error) error {
 		return err
 	}
 	if _, ok := errors.AsType[*PeerError](err); ok {
+		// RFC 5040 §5.4: the peer sends nothing behind it, so there is nothing to wait for.
 		q.blame(err)
 		q.stop(err, nil)
-		x.startDrain()
-		return nil
+		return err
 	}
 	c := causeOf(err)
 	if c == ddp.NoTerminate {

@@ -259,6 +259,11 @@ func (q *queuePair) checkReadRequest(b []byte) error {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	// The peer may have a Response, and ask again, before the system call that sent it has
+	// returned.
+	for q.answers.len() >= q.ird && q.inWrite {
+		q.settled.Wait()
+	}
 	if q.answers.len() >= q.ird {
 		return errIRD
 	}
@@ -288,7 +293,7 @@ func (q *queuePair) deliver() error {
 	c := rdma.Completion{ID: x.recv.id, Op: rdma.OpReceive, Bytes: x.got, QueuePair: q}
 	switch {
 	case x.msg == ddp.SendAdvertise:
-		if err := q.peer.Advertise(x.stag); err != nil {
+		if err := q.hear(x.stag); err != nil {
 			return err
 		}
 		c.Flags, c.STag = rdma.Advertised, rdma.STag(x.stag)
@@ -308,6 +313,23 @@ func (q *queuePair) deliver() error {
 	q.n.messagesIn.Add(1)
 	q.recvCQ.push(&c)
 	return nil
+}
+
+// hear notes what the peer advertises. It may do so because of a closing message whose system
+// call has not returned, so that its STag still counts.
+func (q *queuePair) hear(s stag.STag) error {
+	if q.peer.Advertise(s) == nil {
+		return nil
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for {
+		err := q.peer.Advertise(s)
+		if err == nil || !q.inWrite {
+			return err
+		}
+		q.settled.Wait()
+	}
 }
 
 // ended ends the STag that the message closes or invalidates.
