@@ -219,7 +219,10 @@ func (m *Mover) completed(c *rdma.Completion) {
 		}
 		m.broken(err)
 	}
-	if c.ID&receiveID == 0 {
+	switch {
+	case c.ID == manager.Unsignaled:
+		return
+	case c.ID&receiveID == 0:
 		if e := m.entries[c.ID]; m.queue.Completed(&e.Item) {
 			m.finished(e)
 		}

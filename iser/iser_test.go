@@ -40,7 +40,7 @@ type bench struct {
 
 func newBench(t testing.TB) *bench {
 	t.Helper()
-	log := slog.New(slog.DiscardHandler)
+	log := slog.New(slog.NewTextHandler(t.Output(), nil))
 	pool := mem.NewPool(64 << 20)
 	node := iscsi.NewNode(iscsi.Config{
 		Login: login.DefaultConfig(), Connections: 10, Sessions: 10, Commands: 32, MemoryPerConnection: 16 << 20,
@@ -106,10 +106,12 @@ type client struct {
 	cmdSN  serial.SN
 	itt    uint32
 	isid   byte
+	turn   int
 }
 
 const (
 	slots    = 8
+	outs     = 4
 	slotSize = 9 << 10
 	bufSize  = 1 << 20
 )
@@ -123,10 +125,10 @@ func (b *bench) dial(direct bool) *client {
 	check(t, err)
 	c.domain, err = c.device.NewDomain()
 	check(t, err)
-	memory := make([]byte, (slots+1)*slotSize+bufSize)
+	memory := make([]byte, (slots+outs)*slotSize+bufSize)
 	c.region, err = c.domain.Register(memory, rdma.AccessLocalWrite|rdma.AccessRemoteRead|rdma.AccessRemoteWrite)
 	check(t, err)
-	c.out, c.buf = memory[slots*slotSize:][:slotSize], memory[(slots+1)*slotSize:]
+	c.out, c.buf = memory[slots*slotSize:][:outs*slotSize], memory[(slots+outs)*slotSize:]
 	c.cq, err = c.device.NewCompletionQueue(256, func() {
 		select {
 		case c.wake <- struct{}{}:
@@ -215,7 +217,8 @@ func (c *client) receive() (a answer, ok bool) {
 // is to read or write.
 func (c *client) send(bhs, data []byte, write, read bool, off, n int) rdma.STag {
 	w := []rdma.Work{{Op: rdma.OpSend}}
-	b := c.out[:0]
+	c.turn = (c.turn + 1) % outs // what was sent before may still be on its way
+	b := c.out[c.turn*slotSize:][:0:slotSize]
 	memory := rdma.SGE{Bytes: c.buf[off : off+n], Region: c.region}
 	access := rdma.AccessRemoteRead
 	if read {
@@ -403,24 +406,26 @@ func TestViolations(t *testing.T) {
 		}
 	}
 	for name, offend := range map[string]func(*client){
-		"nothing":                   raw(nil),
-		"too short":                 raw(make([]byte, 40)),
-		"shorter than its data":     command(pdu.SCSICommandFields{Write: true, EDTL: 512, CDB: rw16(0x8a, 0, 1), DataSegmentLength: 0}),
-		"Data-Out":                  raw(append(make([]byte, headerLen), append([]byte{0x05}, make([]byte, 47)...)...)),
-		"more than announced":       command(pdu.SCSICommandFields{Write: true, EDTL: 512, CDB: rw16(0x8a, 0, 1), DataSegmentLength: 1024}),
-		"data without a buffer":     command(pdu.SCSICommandFields{Read: true, EDTL: 512, CDB: rw16(0x88, 0, 1)}),
-		"another Login Request":     nil,
-		"Hello":                     raw(append([]byte{opHello << 4}, make([]byte, 27)...)),
-		"PDU in place of a header":  raw(append([]byte{0x01, 0x80}, make([]byte, 46)...)),
-		"header in place of a PDU ": raw(append([]byte{opControl << 4}, make([]byte, 27)...)),
+		"nothing":   raw(nil),
+		"too short": raw(make([]byte, 40)),
+		"shorter than its data": func(c *client) {
+			f := pdu.SCSICommandFields{Write: true, EDTL: 512, CDB: rw16(0x8a, 0, 1), DataSegmentLength: 512, CmdSN: c.cmdSN}
+			c.send(f.AppendTo(nil), nil, false, false, 0, 0)
+		},
+		"Data-Out": func(c *client) {
+			f := pdu.DataOutFields{ITT: 99, TTT: pdu.ReservedTag, Final: true}
+			c.send(f.AppendTo(nil), nil, false, false, 0, 0)
+		},
+		"more than announced":      command(pdu.SCSICommandFields{Write: true, EDTL: 512, CDB: rw16(0x8a, 0, 1), DataSegmentLength: 1024}),
+		"data without a buffer":    command(pdu.SCSICommandFields{Read: true, EDTL: 512, CDB: rw16(0x88, 0, 1)}),
+		"Hello":                    raw(append([]byte{opHello << 4}, make([]byte, 27)...)),
+		"no header at all":         raw(append([]byte{0x80, 0x80}, make([]byte, 46)...)),
+		"header in place of a PDU": raw(append([]byte{opControl << 4}, make([]byte, 27)...)),
 	} {
-		if offend == nil || name == "shorter than its data" {
-			continue
-		}
 		t.Run(name, func(t *testing.T) {
 			eachFraming(t, func(t *testing.T, b *bench, c *client) {
-				if c.direct && (name == "PDU in place of a header") {
-					return // it is a command
+				if c.direct && name == "no header at all" {
+					return // there is none
 				}
 				other := b.dial(!c.direct)
 				other.isid = 2

@@ -304,6 +304,9 @@ func TestQueue(t *testing.T) {
 				ws := make([]rdma.Work, rapid.IntRange(1, 8).Draw(t, "works"))
 				n := q.Fill(ws, make([]rdma.SGE, 4+rapid.IntRange(0, 9).Draw(t, "elements")))
 				for _, w := range ws[:n] {
+					if (w.ID == Unsignaled) != (w.Flags&rdma.Signaled == 0) {
+						t.Fatalf("ID %#x, flags %v", w.ID, w.Flags)
+					}
 					if w.Op == rdma.OpSend {
 						got = append(got, 1<<63|uint64(w.STag))
 					} else {

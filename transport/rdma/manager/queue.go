@@ -25,6 +25,10 @@ type Item struct {
 	posted  bool              // all of it
 }
 
+// Unsignaled is the ID of the work requests that are not signalled. They have completions
+// only when the connection ends, which are to be ignored; IDs of items differ from it.
+const Unsignaled = 1 << 62
+
 // maxSignals is how many completions of one item may be outstanding.
 const maxSignals = 4
 
@@ -70,6 +74,9 @@ func (q *Queue) Fill(ws []rdma.Work, sgl []rdma.SGE) int {
 		}
 		if n == before {
 			break // sgl is used up
+		}
+		for i := before; i < n-1; i++ {
+			ws[i].ID = Unsignaled
 		}
 		w := &ws[n-1]
 		w.ID = it.ID
