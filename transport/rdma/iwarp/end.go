@@ -238,6 +238,8 @@ func (q *queuePair) finish(err error) {
 		}
 	}
 	_ = q.tc.Close()
+	q.dev.log.LogAttrs(context.Background(), slog.LevelDebug, "iwarp: connection has ended",
+		slog.String("peer", q.tc.RemoteAddr().String()), slog.Any("error", err))
 	q.fire()
 	if q.cfg.Disconnected != nil {
 		q.cfg.Disconnected(err)

@@ -1,6 +1,8 @@
 package iwarp
 
 import (
+	"context"
+	"log/slog"
 	"net"
 	"sync"
 	"syscall"
@@ -275,6 +277,9 @@ func (q *queuePair) start(tc socket, a *agreed) error {
 		q.send()
 	}
 	q.unlock()
+	q.dev.log.LogAttrs(context.Background(), slog.LevelDebug, "iwarp: connected",
+		slog.String("peer", tc.RemoteAddr().String()), slog.Bool("initiator", a.initiator), slog.Bool("crc", a.crc),
+		slog.Int("ird", a.ird), slog.Int("ord", a.ord), slog.Int("mulpdu", q.mulpdu), slog.Any("one_shot", q.shot))
 	go q.run() // ends with the connection, and closes done
 	return nil
 }
