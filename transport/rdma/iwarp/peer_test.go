@@ -169,6 +169,34 @@ func TestRevokeWaitsForResponses(t *testing.T) {
 	}
 }
 
+// A close makes room in the window when it has left, though a Read before it is not answered.
+func TestWindowBehindRead(t *testing.T) {
+	e, p := withPeer(t, setup{}, allFlags, false)
+	for i := range 6 {
+		e.recv(uint64(i), 0, 100)
+	}
+	for i := range 4 {
+		p.write(p.send(ddp.SendAdvertise, rdma.STag(0x100*(i+1)), uint32(i+1), "command"))
+		e.want(rdma.OpReceive, uint64(i))
+	}
+	e.post(
+		rdma.Work{ID: 1, Op: rdma.OpRead, SGL: e.sge(0, 10), RemoteSTag: 0x100},
+		rdma.Work{ID: 2, Op: rdma.OpSend, Flags: rdma.Close | rdma.Signaled, STag: 0x200, SGL: e.sge(0, 10)},
+	)
+	p.read()
+	if m := p.read().Message; m != ddp.SendClose {
+		t.Fatalf("%v, want a close", m)
+	}
+	p.write(p.send(ddp.SendAdvertise, 0x600, 5, "command"))
+	if c := e.want(rdma.OpReceive, 4); c.Flags != rdma.Advertised {
+		t.Fatalf("%+v", c)
+	}
+	p.write(p.send(ddp.SendAdvertise, 0x700, 6, "one too many"))
+	if m := p.terminate(); m.Cause != ddp.OpCatastrophicStream {
+		t.Fatalf("%v", m.Cause)
+	}
+}
+
 // After four Read Responses the send queue has its turn.
 func TestAnswersAlternate(t *testing.T) {
 	e, p := withPeer(t, setup{}, 0, false)

@@ -242,6 +242,7 @@ func (q *queuePair) responsePlaced(n int, last bool) {
 		return
 	}
 	s.reads = s.reads[:copy(s.reads, s.reads[1:])]
+	q.unhold(w)
 	w.done = true
 	q.retire()
 	q.n.messagesIn.Add(1)

@@ -300,6 +300,8 @@ func (q *queuePair) account() {
 		}
 		s.sent++
 		if w.op != rdma.OpRead && w.op != rdma.OpLocalInvalidate {
+			// Not when it retires: the peer may use the room in its window at once.
+			q.unhold(w)
 			w.done = true
 		}
 		if w.msg == ddp.SendAdvertise {
