@@ -28,8 +28,14 @@ func TestDefault(t *testing.T) {
 		Log:     Log{Level: slog.LevelInfo, Format: LogText},
 		Stores:  []Store{{Name: "scratch", Type: StoreMemory, Size: 256 << 20}},
 		Targets: []Target{{Name: "iqn.2026-11.example.oneshot:demo", LUNs: []LUN{{Number: 0, Store: "scratch", BlockSize: 512}}}},
-		Portals: []Portal{{Transport: TransportTCP, Listen: netip.MustParseAddrPort("127.0.0.1:3260")}},
-		Limits:  DefaultLimits(),
+		Portals: []Portal{
+			{Transport: TransportTCP, Listen: netip.MustParseAddrPort("127.0.0.1:3260")},
+			{
+				Transport: TransportIWARP, Listen: netip.MustParseAddrPort("127.0.0.1:3261"),
+				OneShot: &OneShot{Flags: true, Opcodes: true, Window: 256},
+			},
+		},
+		Limits: DefaultLimits(),
 	}
 	if diff := cmp.Diff(want, Default(), compareValues); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
@@ -99,6 +105,8 @@ targets:
     auth: {chap: {user: 007, secret: {env: ONESHOT_TEST_SECRET}}}
 portals:
   - {listen: "*"}
+  - {transport: iwarp, listen: "[::1]:4000", one_shot: {encodings: [opcodes], header: validated, window: 7}}
+  - {transport: iwarp, listen: "[::1]:4001", one_shot: {encodings: []}}
 discovery: {auth: {chap: {user: d, secret: 123456789012}}}
 limits: {connections: 1, sessions: 2, commands: 3, memory: 4MiB, memory_per_connection: 2MB, login_timeout: 6s, nop_interval: 0s, nop_timeout: 8m}
 `))
@@ -118,7 +126,14 @@ limits: {connections: 1, sessions: 2, commands: 3, memory: 4MiB, memory_per_conn
 			},
 			Auth: Auth{CHAP: &Credentials{User: "007", Secret: NewSecret("from-the-environment")}},
 		}},
-		Portals:   []Portal{{Transport: TransportTCP, Listen: netip.AddrPortFrom(netip.Addr{}, 3260)}},
+		Portals: []Portal{
+			{Transport: TransportTCP, Listen: netip.AddrPortFrom(netip.Addr{}, 3260)},
+			{
+				Transport: TransportIWARP, Listen: netip.MustParseAddrPort("[::1]:4000"),
+				OneShot: &OneShot{Opcodes: true, Validated: true, Window: 7},
+			},
+			{Transport: TransportIWARP, Listen: netip.MustParseAddrPort("[::1]:4001"), OneShot: &OneShot{Window: 256}},
+		},
 		Discovery: Discovery{Auth: Auth{CHAP: &Credentials{User: "d", Secret: NewSecret("123456789012")}}},
 		Limits: Limits{
 			Connections: 1, Sessions: 2, Commands: 3, Memory: 4 << 20, MemoryPerConnection: 2e6,

@@ -17,7 +17,23 @@ type Portal struct {
 	// Listen is an address and a port; port 0 lets the system choose one. The
 	// zero Addr stands for all addresses of both IP versions.
 	Listen netip.AddrPort
+
+	OneShot *OneShot // what initiators may ask for; nil if the transport is not RDMA
 }
+
+// OneShot says how a portal speaks one-shot RDMA with initiators that ask for it.
+type OneShot struct {
+	Flags, Opcodes bool // encodings of the marking, of which the initiator's is taken; neither: off
+	Validated      bool // the STag may be left out of headers where it says nothing
+	Window         int  // STags that an initiator may have advertised and not closed
+}
+
+func defaultOneShot() *OneShot {
+	return &OneShot{Flags: true, Opcodes: true, Window: 256}
+}
+
+// maxWindow is more than an initiator has commands outstanding.
+const maxWindow = 4096
 
 // Network returns what net.Listen wants for a TCP portal: "tcp4" for an IPv4
 // address, 0.0.0.0 included; "tcp6" for an IPv6 one, [::] included; "tcp", both
@@ -46,11 +62,12 @@ type Transport string
 
 // The transports.
 const (
-	TransportTCP Transport = "tcp" // iSCSI over TCP, RFC 7143
+	TransportTCP   Transport = "tcp"   // iSCSI over TCP, RFC 7143
+	TransportIWARP Transport = "iwarp" // iSER over RDMA in user space, RFC 7145, RFC 5040
 )
 
 // transports has one row for each transport.
-var transports = []Transport{TransportTCP}
+var transports = []Transport{TransportTCP, TransportIWARP}
 
 // Transports returns the transports that a configuration can name.
 func Transports() []Transport { return slices.Clone(transports) }
@@ -113,8 +130,51 @@ func (d *decoder) portal(v value) (Portal, bool) {
 		d.errorf(o.pos, "the portal has no address: add listen: \"127.0.0.1:3260\", or \"*:3260\" for all addresses")
 		ok = false
 	}
+	oneShot := o.take("one_shot")
+	switch {
+	case p.Transport != TransportTCP:
+		p.OneShot = d.oneShot(oneShot)
+	case oneShot.given():
+		oneShot.errorf("one_shot is for RDMA, and the transport is %s: remove it, or make that transport: iwarp", p.Transport)
+		ok = false
+	}
 	o.done()
 	return p, ok
+}
+
+// oneShot reads {encodings: [flags, opcodes], header: every, window: 256}.
+func (d *decoder) oneShot(v value) *OneShot {
+	s := defaultOneShot()
+	if !v.given() {
+		return s
+	}
+	o := d.object(v.node, "one_shot")
+	if o == nil {
+		return s
+	}
+	if list := o.take("encodings"); list.given() {
+		s.Flags, s.Opcodes = false, false
+		for _, item := range list.list("encodings") {
+			var e string
+			if set(item, &e, "an encoding", oneOf("flags", "opcodes")) {
+				s.Flags, s.Opcodes = s.Flags || e == "flags", s.Opcodes || e == "opcodes"
+			}
+		}
+	}
+	header := "every"
+	set(o.take("header"), &header, "a header mode", oneOf("every", "validated"))
+	s.Validated = header == "validated"
+	set(o.take("window"), &s.Window, "a number of STags", parseWindow)
+	o.done()
+	return s
+}
+
+func parseWindow(text string) (int, error) {
+	n, err := parseInteger(text)
+	if err == nil && (n < 1 || n > maxWindow) {
+		return 0, fmt.Errorf("%d is out of range: write a number from 1 to %d", n, maxWindow)
+	}
+	return n, err
 }
 
 // parseListen reads ADDRESS:PORT, ADDRESS or :PORT, where * is the same as no

@@ -29,8 +29,9 @@ type Server struct {
 	pool *mem.Pool
 	node *iscsi.Node
 
-	units     units
-	listeners []net.Listener
+	units   units
+	portals []portal
+	rdma    *rdmaPortals // nil: there is none
 
 	mu      sync.Mutex // Serve and Shutdown may meet
 	closing bool       // guarded by mu: no goroutine is started any more
@@ -57,7 +58,7 @@ func New(cfg *config.Config, log *slog.Logger) (*Server, error) {
 		err = s.listen()
 	}
 	if err != nil {
-		return nil, errors.Join(err, s.release())
+		return nil, errors.Join(err, s.release(), s.rdma.close())
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	s.stop = cancel
@@ -118,20 +119,50 @@ func identity(target, store string) string {
 }
 
 func (s *Server) listen() error {
-	for _, p := range s.cfg.Portals {
-		l, err := net.Listen(p.Network(), p.Address())
-		if err != nil {
+	for i := range s.cfg.Portals {
+		p := &s.cfg.Portals[i]
+		open := s.openTCP
+		if p.Transport == config.TransportIWARP {
+			open = s.openIWARP
+		}
+		l, err := open(p)
+		if _, network := errors.AsType[*net.OpError](err); network {
 			return fmt.Errorf("%s: cannot listen on portal %s: %w; end what uses the port, or choose another in \"portals\"", p.Pos, p.Address(), err)
 		}
-		s.listeners = append(s.listeners, l)
+		if err != nil {
+			return fmt.Errorf("%s: cannot open portal %s: %w", p.Pos, p.Address(), err)
+		}
+		s.portals = append(s.portals, l)
 	}
 	return nil
 }
 
+// portal takes connections at one address.
+type portal interface {
+	Addr() net.Addr
+	Close() error
+	// serve takes connections until Close. Its error is that of the listener.
+	serve() error
+}
+
+// tcpPortal is a portal of iSCSI over TCP.
+type tcpPortal struct {
+	*net.TCPListener
+	s *Server
+}
+
+func (s *Server) openTCP(p *config.Portal) (portal, error) {
+	l, err := net.Listen(p.Network(), p.Address())
+	if err != nil {
+		return nil, err
+	}
+	return &tcpPortal{l.(*net.TCPListener), s}, nil
+}
+
 // Addrs returns the addresses of the portals, in the order of the configuration.
 func (s *Server) Addrs() []net.Addr {
-	addrs := make([]net.Addr, len(s.listeners))
-	for i, l := range s.listeners {
+	addrs := make([]net.Addr, len(s.portals))
+	for i, l := range s.portals {
 		addrs[i] = l.Addr()
 	}
 	return addrs
@@ -140,12 +171,19 @@ func (s *Server) Addrs() []net.Addr {
 // Serve takes connections until Shutdown is over, or a portal fails.
 func (s *Server) Serve() error {
 	s.mu.Lock()
-	for _, l := range s.listeners {
+	for i, p := range s.portals {
 		if s.closing {
 			break
 		}
-		s.log.Info("portal open", "transport", "tcp", "address", l.Addr().String())
-		s.wg.Go(func() { s.accept(l.(*net.TCPListener)) })
+		s.log.Info("portal open", "transport", string(s.cfg.Portals[i].Transport), "address", p.Addr().String())
+		s.wg.Go(func() {
+			if err := p.serve(); err != nil {
+				select {
+				case s.fatal <- fmt.Errorf("portal %s failed: %w", p.Addr(), err):
+				default:
+				}
+			}
+		})
 	}
 	s.mu.Unlock()
 	select {
@@ -156,24 +194,20 @@ func (s *Server) Serve() error {
 	}
 }
 
-// accept takes connections from one portal.
-func (s *Server) accept(l *net.TCPListener) {
+func (p *tcpPortal) serve() error {
+	s := p.s
 	for {
-		c, err := l.AcceptTCP()
+		c, err := p.AcceptTCP()
 		switch {
 		case errors.Is(err, net.ErrClosed):
-			return
+			return nil
 		case isTemporary(err):
 			// Out of descriptors or memory: connections that end make room.
-			s.log.Error("a connection could not be accepted", "portal", l.Addr().String(), "err", err)
+			s.log.Error("a connection could not be accepted", "portal", p.Addr().String(), "err", err)
 			time.Sleep(100 * time.Millisecond)
 			continue
 		case err != nil:
-			select {
-			case s.fatal <- fmt.Errorf("portal %s failed: %w", l.Addr(), err):
-			default:
-			}
-			return
+			return err
 		}
 		if !s.node.Admit() {
 			s.log.Warn("connection refused: the limit is reached (limits.connections), or the target is stopping", "initiator_address", c.RemoteAddr().String())
@@ -196,13 +230,14 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		s.mu.Lock()
 		s.closing = true
 		s.mu.Unlock()
-		for _, l := range s.listeners {
-			_ = l.Close()
+		for _, p := range s.portals {
+			_ = p.Close()
 		}
 		err := s.node.Shutdown(ctx)
 		s.stop()
 		if err == nil {
 			s.wg.Wait()
+			err = s.rdma.close()
 		}
 		s.shut = errors.Join(err, s.release())
 		close(s.ended)
@@ -212,8 +247,8 @@ func (s *Server) Shutdown(ctx context.Context) error {
 
 // release closes what New opened.
 func (s *Server) release() error {
-	for _, l := range s.listeners {
-		_ = l.Close()
+	for _, p := range s.portals {
+		_ = p.Close()
 	}
 	return errors.Join(s.units.close()...)
 }

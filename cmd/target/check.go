@@ -64,11 +64,35 @@ func writeSummary(w io.Writer, c *config.Config) error {
 	}
 	fmt.Fprintln(t, "\nportals")
 	for _, p := range c.Portals {
-		fmt.Fprintf(t, "  %s\t%s\n", p.Transport, portalText(p))
+		fmt.Fprintf(t, "  %s\t%s", p.Transport, portalText(p))
+		if p.OneShot != nil {
+			fmt.Fprintf(t, "\t%s", oneShotText(p.OneShot))
+		}
+		fmt.Fprintln(t)
 	}
 	fmt.Fprintf(t, "\ndiscovery\n  login\t%s\n", loginText(c.Discovery.Auth))
 	writeLimits(t, c.Limits)
 	return t.Flush()
+}
+
+// oneShotText says what a portal agrees to.
+func oneShotText(s *config.OneShot) string {
+	switch {
+	case !s.Flags && !s.Opcodes:
+		return "without one-shot"
+	}
+	var encodings []string
+	if s.Flags {
+		encodings = append(encodings, "flags")
+	}
+	if s.Opcodes {
+		encodings = append(encodings, "opcodes")
+	}
+	header := "every"
+	if s.Validated {
+		header = "validated"
+	}
+	return fmt.Sprintf("one-shot by %s, header %s, window %d", strings.Join(encodings, " or "), header, s.Window)
 }
 
 // portalText writes "all addresses" as the configuration does.
