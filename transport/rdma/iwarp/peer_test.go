@@ -320,3 +320,34 @@ func TestEndsUnderLoad(t *testing.T) {
 		b.close()
 	}
 }
+
+// A peer may use the place of a Read as soon as it has the Response, whatever else this end
+// does at that moment.
+func TestReadsWithoutRest(t *testing.T) {
+	a, b := pair(t, setup{reads: 1})
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer close(stop)
+	wg.Go(func() {
+		ws := []rdma.Work{{Op: rdma.OpWrite, SGL: b.sge(0, 100), RemoteSTag: a.mem.STag(), RemoteOffset: 1 << 20}}
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				_, _ = b.qp.Post(ws)
+			}
+		}
+	})
+	ws := make([]rdma.Work, 100)
+	for i := range ws {
+		ws[i] = rdma.Work{ID: uint64(i), Op: rdma.OpRead, Flags: rdma.Signaled, SGL: a.sge(0, 100), RemoteSTag: b.mem.STag()}
+	}
+	for range 20 {
+		a.post(ws...)
+		for i := range ws {
+			a.want(rdma.OpRead, uint64(i))
+		}
+	}
+}
