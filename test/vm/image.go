@@ -17,11 +17,12 @@ import (
 // modules that the guest loads, with what they need.
 var modules = []string{
 	"virtio_pci", "virtio_net", "virtio_console", "crc32c_generic", "iscsi_tcp", "sd_mod", "ext4", "xfs",
+	"siw", "ib_iser",
 }
 
 // programs of Debian's that the guest runs, with the libraries they need.
 var programs = []string{
-	"/usr/sbin/iscsid", "/usr/bin/iscsiadm", "/sbin/mkfs.ext4", "/sbin/mkfs.xfs", "/sbin/e2fsck", "/sbin/xfs_repair", "/sbin/fstrim",
+	"/usr/sbin/iscsid", "/usr/bin/iscsiadm", "/sbin/mkfs.ext4", "/sbin/mkfs.xfs", "/sbin/e2fsck", "/sbin/xfs_repair", "/sbin/fstrim", "/usr/bin/rdma",
 }
 
 // image is what a machine boots.
@@ -44,8 +45,12 @@ func buildImage(dir string) (*image, error) {
 		return nil, fmt.Errorf("%s holds %d kernels", deb, len(kernels))
 	}
 	version := strings.TrimPrefix(filepath.Base(kernels[0]), "vmlinuz-")
+	modules := filepath.Join(root, "lib/modules", version)
+	if err := buildSiw(dir, modules); err != nil {
+		return nil, err
+	}
 	img := &image{kernel: kernels[0], initramfs: filepath.Join(dir, "initramfs.cpio")}
-	return img, buildInitramfs(img.initramfs, filepath.Join(root, "lib/modules", version))
+	return img, buildInitramfs(img.initramfs, modules)
 }
 
 // fetchKernel downloads the package with Debian's kernel, which is unpacked, not installed.

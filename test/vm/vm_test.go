@@ -66,6 +66,7 @@ node.session.queue_depth = 32
 type iscsi struct {
 	t      *testing.T
 	portal string // as the guest sees it
+	iface  string // of open-iscsi: "default" is TCP
 }
 
 // prepare configures open-iscsi afresh for a target.
@@ -76,7 +77,7 @@ func prepare(t *testing.T, tg *targettest.Target) *iscsi {
 		t.Fatal(err)
 	}
 	startInitiator.Do(t)
-	i := &iscsi{t: t, portal: net.JoinHostPort("10.0.2.2", port)}
+	i := &iscsi{t: t, portal: net.JoinHostPort("10.0.2.2", port), iface: "default"}
 	t.Cleanup(func() {
 		guest.start(t, "iscsiadm", "-m", "node", "--logout").wait(t, guest)
 		guest.start(t, "iscsiadm", "-m", "node", "-o", "delete").wait(t, guest)
@@ -105,7 +106,7 @@ func (i *iscsi) adm(args ...string) string {
 }
 
 func (i *iscsi) node(args ...string) []string {
-	return append([]string{"node", "-T", iqn, "-p", i.portal}, args...)
+	return append([]string{"node", "-T", iqn, "-p", i.portal, "-I", i.iface}, args...)
 }
 
 // record makes the node record, as discovery would.
@@ -333,15 +334,17 @@ func allocated(t *testing.T, file string) int64 {
 // TestKilledUnderLoad kills the daemon while the guest writes and syncs records. The
 // initiator comes back by itself, and every record that was synced is there.
 func TestKilledUnderLoad(t *testing.T) {
-	underLoad(t, func(tg *targettest.Target) {
-		tg.Kill()
-		tg.Start()
-	})
+	underLoad(t, "tcp", prepare, kill)
+}
+
+func kill(tg *targettest.Target) {
+	tg.Kill()
+	tg.Start()
 }
 
 // TestStoppedUnderLoad is the same for an orderly stop.
 func TestStoppedUnderLoad(t *testing.T) {
-	underLoad(t, func(tg *targettest.Target) { tg.Restart() })
+	underLoad(t, "tcp", prepare, func(tg *targettest.Target) { tg.Restart() })
 }
 
 // TestSyncedIsInTheStore kills the daemon under load, and looks into its file while it is
@@ -390,11 +393,11 @@ portals: [{transport: tcp, listen: $PORTAL}]
 	i.logout()
 }
 
-func underLoad(t *testing.T, restart func(*targettest.Target)) {
+func underLoad(t *testing.T, transport string, prepare func(*testing.T, *targettest.Target) *iscsi, restart func(*targettest.Target)) {
 	tg := targettest.Start(t, `
 stores: {d: {type: file, path: $DIR/disk.img, size: 256MiB, cache: writeback}}
 targets: [{iqn: "`+iqn+`", luns: {0: d}}]
-portals: [{transport: tcp, listen: $PORTAL}]
+portals: [{transport: `+transport+`, listen: $PORTAL}]
 `)
 	i := prepare(t, tg)
 	i.record(nil)

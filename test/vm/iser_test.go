@@ -1,0 +1,81 @@
+package vm
+
+import (
+	"strconv"
+	"strings"
+	"testing"
+
+	"oneshot/test/targettest"
+)
+
+// prepareISER is prepare for iSER over siw, the kernel's software iWARP, to a portal of RDMA in
+// user space.
+func prepareISER(t *testing.T, tg *targettest.Target) *iscsi {
+	t.Helper()
+	i := prepare(t, tg)
+	startSiw.Do(t)
+	i.iface = "iser"
+	return i
+}
+
+var startSiw siwOnce
+
+// siwOnce makes the RDMA device of the guest, once.
+type siwOnce struct{ done bool }
+
+func (o *siwOnce) Do(t *testing.T) {
+	if !o.done {
+		o.done = true
+		guest.run(t, "rdma", "link", "add", "siw0", "type", "siw", "netdev", "eth0")
+	}
+}
+
+// TestISER: discovery and login over iSER, with CHAP; a file system with checksums through
+// cache drops; and once more.
+func TestISER(t *testing.T) {
+	const user, secret = "alice", "wonderland-looking"
+	for _, c := range []struct{ fs, store string }{
+		{"ext4", "{type: memory, size: 256MiB}"},
+		{"xfs", "{type: file, path: $DIR/disk.img, size: 512MiB}"},
+	} {
+		t.Run(c.fs, func(t *testing.T) {
+			tg := targettest.Start(t, `
+stores: {d: `+c.store+`}
+targets: [{iqn: "`+iqn+`", luns: {0: d}, auth: {chap: {user: `+user+`, secret: `+secret+`}}}]
+portals: [{transport: iwarp, listen: $PORTAL}]
+`)
+			i := prepareISER(t, tg)
+			found := i.adm("discovery", "-t", "sendtargets", "-p", i.portal, "-I", "iser")
+			if !strings.Contains(found, iqn) {
+				t.Errorf("discovery says %q", found)
+			}
+			guest.start(t, "iscsiadm", "-m", "node", "-o", "delete").wait(t, guest)
+			const auth = "node.session.auth."
+			i.record(map[string]string{auth + "authmethod": "CHAP", auth + "username": user, auth + "password": secret})
+			dev := "/dev/" + i.login(1)[0]
+			if session := i.adm("session", "-P", "1"); !strings.Contains(session, "Iface Transport: iser") {
+				t.Errorf("the session is not over iSER:\n%s", session)
+			}
+			makeFS(t, c.fs, dev)
+			guest.run(t, "@mount", c.fs, dev, "/mnt/d")
+			guest.run(t, "@fill", "/mnt/d", "300", strconv.Itoa(32<<20), "11")
+			want := guest.run(t, "@sum", "/mnt/d")
+			guest.run(t, "@drop")
+			expect(t, "checksum after dropping caches", guest.run(t, "@sum", "/mnt/d"), want)
+			guest.run(t, "@umount", "/mnt/d")
+			if c.fs == "ext4" {
+				guest.run(t, "e2fsck", "-fn", dev)
+			} else {
+				guest.run(t, "xfs_repair", "-n", dev)
+			}
+			i.logout()
+			i.login(1)
+			i.logout()
+		})
+	}
+}
+
+// TestISERKilledUnderLoad is TestKilledUnderLoad over iSER.
+func TestISERKilledUnderLoad(t *testing.T) {
+	underLoad(t, "iwarp", prepareISER, kill)
+}

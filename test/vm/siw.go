@@ -1,0 +1,66 @@
+package vm
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// siwDir is where the sources of Linux's software iWARP are.
+const siwDir = "drivers/infiniband/sw/siw"
+
+// buildSiw builds the module siw for the kernel whose modules are in moduleDir, which Debian
+// leaves out, of Debian's sources for it, and puts it among them. dir keeps what it takes.
+func buildSiw(dir, moduleDir string) error {
+	ko := filepath.Join(moduleDir, "extra/siw.ko")
+	if _, err := os.Stat(ko); err == nil {
+		return nil
+	}
+	version := filepath.Base(moduleDir) // 6.1.0-56-amd64
+	abi := strings.TrimSuffix(version, "-amd64")
+	series := strings.Join(strings.SplitN(abi, ".", 3)[:2], ".") // 6.1
+	tmp, err := os.MkdirTemp(dir, "siw")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	packages := []string{"linux-headers-" + version, "linux-headers-" + abi + "-common", "linux-kbuild-" + series, "linux-source-" + series}
+	if _, err := run(tmp, "apt-get", append([]string{"-q", "download"}, packages...)...); err != nil {
+		return err
+	}
+	for _, p := range packages[:3] {
+		if _, err := run(tmp, "sh", "-c", "dpkg-deb -x "+p+"_*.deb ."); err != nil {
+			return err
+		}
+	}
+	extract := fmt.Sprintf("dpkg-deb --fsys-tarfile %s_*.deb | tar xO ./usr/src/linux-source-%s.tar.xz | tar xJ --strip-components=1 linux-source-%s/%s",
+		packages[3], series, series, siwDir)
+	if _, err := run(tmp, "sh", "-c", extract); err != nil {
+		return err
+	}
+	// The headers expect to be installed.
+	build := filepath.Join(tmp, "usr/src", packages[0])
+	makefile := filepath.Join(build, "Makefile")
+	b, err := os.ReadFile(makefile)
+	if err != nil {
+		return err
+	}
+	b = bytes.ReplaceAll(b, []byte("/usr/src/"), []byte(filepath.Join(tmp, "usr/src")+"/"))
+	if err := os.WriteFile(makefile, b, 0o644); err != nil {
+		return err
+	}
+	source := filepath.Join(tmp, siwDir)
+	if _, err := run(tmp, "make", "-C", build, "M="+source, "CONFIG_RDMA_SIW=m", "modules"); err != nil {
+		return err
+	}
+	if _, err := run(tmp, "strip", "-g", filepath.Join(source, "siw.ko")); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(ko), 0o755); err != nil {
+		return err
+	}
+	return exec.Command("cp", filepath.Join(source, "siw.ko"), ko).Run()
+}
