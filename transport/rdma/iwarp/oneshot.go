@@ -125,21 +125,6 @@ func (q *queuePair) lastReference(s stag.STag) {
 	q.dev.quiet(s)
 }
 
-// advertisedBy is the delivery of a message that advertises s to this end, Host 2.
-func (q *queuePair) advertisedBy(s stag.STag) error {
-	err := q.peer.Advertise(s)
-	if err == nil {
-		return nil
-	}
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	// The peer may answer a close before the system call that sent it has returned.
-	for err = q.peer.Advertise(s); err != nil && q.inWrite; err = q.peer.Advertise(s) {
-		q.settled.Wait()
-	}
-	return err
-}
-
 // takeBack is the delivery of a message that closes or invalidates s. Free: the message may
 // be delivered; otherwise rx.freed will be set.
 func (q *queuePair) takeBack(m ddp.Message, s stag.STag) (free bool, err error) {
