@@ -29,6 +29,10 @@ func changed(fpdu func(p *peer) []byte, f func(uint16) uint16) func(*subject, *p
 	return one(func(p *peer) []byte { return withControl(fpdu(p), f) })
 }
 
+// inParts is the payload of FPDUs that are too large to be read at once, so that it goes to its
+// place piece by piece.
+const inParts = 60000
+
 func plainSend(p *peer) []byte    { return p.message(ctlSend, 0, 1, 10) }
 func plainWrite(*peer) []byte     { return tagged(ctlWrite, 0x100, 0, 10) }
 func plainRequest(*peer) []byte   { return request(1, 0x100, 0, 10) }
@@ -54,15 +58,13 @@ func TestHeaderOffences(t *testing.T) {
 			return nil
 		}},
 		{name: "2 CRC of what is placed in parts", cause: ddp.MPACRC, bytes: func(s *subject, p *peer) fpdus {
-			r := s.region(remoteWrite)
-			for _, n := range []int{0, 4096} { // the first is good
-				b := ddp.AppendFPDUTrailer(tagged(ctlWrite, r.STag(), 0, n), 0)
-				if n > 0 {
-					b = badCRC(tagged(ctlWrite, r.STag(), 0, n))
-				}
-				p.write(b[:min(len(b), 100)])
-				p.write(b[min(len(b), 100):])
-			}
+			r := s.register(s.dom, inParts, remoteWrite)
+			p.send(tagged(ctlWrite, r.STag(), 0, inParts)) // which is good
+			p.write(badCRC(tagged(ctlWrite, r.STag(), 0, inParts)))
+			return nil
+		}},
+		{name: "2 CRC of another offence", cause: ddp.MPACRC, bytes: func(_ *subject, p *peer) fpdus {
+			p.write(badCRC(tagged(ctlWrite, 0x100, 0, inParts))) // maybe it was sent to another STag
 			return nil
 		}},
 		{name: "3 DV 0 tagged", cause: ddp.TaggedVersion, bytes: changed(plainWrite, clearing(0x0300))},
@@ -103,6 +105,13 @@ func TestHeaderOffences(t *testing.T) {
 			s.receive(100)
 			return fpdus{p.untagged(ctlSend&^notLast, 0, 0, 1, 0, 60), p.untagged(ctlSend, 0, 0, 1, 60, 41)}
 		}},
+		{name: "10 too long, in parts", cause: ddp.UntaggedTooLong, bytes: one(func(p *peer) []byte { return p.message(ctlSend, 0, 1, inParts) })},
+		{name: "9 no receive, in parts", cause: ddp.UntaggedNoBuffer, bytes: func(_ *subject, p *peer) fpdus {
+			return fpdus{p.message(ctlSend, 0, 1, inParts)}
+		}},
+		{name: "5 opcode, in parts", cause: ddp.OpUnexpectedOpcode, bytes: one(func(p *peer) []byte {
+			return withControl(p.message(ctlSend, 0, 1, inParts), opcode(0xd))
+		})},
 		{name: "23 tagged messages interleaved", cause: ddp.NoTerminate, bytes: func(s *subject, _ *peer) fpdus {
 			r := s.region(remoteWrite)
 			return fpdus{tagged(ctlWrite&^notLast, r.STag(), 0, 10), tagged(ctlResponse, r.STag(), 10, 10)}
@@ -181,6 +190,11 @@ func TestAccessOffences(t *testing.T) {
 			{name: "far away", cause: op.bounds, bytes: at(0, 1<<40, 1)},
 			{name: "wrap", cause: op.wrap, bytes: at(0, ^uint64(0)-8, 10)},
 		}
+		if op.right == remoteWrite {
+			list = append(list,
+				offence{name: "over the end, in parts", cause: op.bounds, bytes: at(0, 0, inParts)},
+				offence{name: "key, in parts", cause: op.invalid, bytes: at(1, 0, inParts)})
+		}
 		for i := range list {
 			list[i].setup.depth = 1
 		}
@@ -222,8 +236,8 @@ func TestReadOffences(t *testing.T) {
 		{name: "17 IRD 0", cause: ddp.OpCatastrophicStream, bytes: func(s *subject, _ *peer) fpdus {
 			return fpdus{request(1, s.mem.STag(), 0, 10)}
 		}},
-		{name: "17 IRD 2", setup: setup{depth: 2}, cause: ddp.OpCatastrophicStream, bytes: flood(2)},
-		{name: "17 IRD 8", setup: setup{depth: 8}, cause: ddp.OpCatastrophicStream, bytes: flood(8)},
+		{name: "17 IRD 2", blocked: true, setup: setup{depth: 2}, cause: ddp.OpCatastrophicStream, bytes: flood(2)},
+		{name: "17 IRD 8", blocked: true, setup: setup{depth: 8}, cause: ddp.OpCatastrophicStream, bytes: flood(8)},
 		{name: "18 behind a good one", setup: setup{depth: 2}, cause: ddp.ProtBounds, bytes: func(s *subject, _ *peer) fpdus {
 			b := append([]byte(nil), bounds...)
 			copy(b[36:], be32(s.mem.STag()))
@@ -293,7 +307,7 @@ func TestResponseOffences(t *testing.T) {
 				b = append(b, tagged(x.c, rdma.STag(r.SinkSTag)+x.stag, r.SinkTO+x.to, x.n))
 			}
 			p.send(b...)
-			p.answer(c.cause)
+			p.answer(c.cause, false)
 			s.over()
 		})
 	}
@@ -456,7 +470,7 @@ func host1Offences(t *testing.T, x setup) {
 			s.receive(100)
 			return fpdus{p.closing(uint32(s.mem.STag()), 1)}
 		}},
-		{name: "C5 not sent yet", cause: ddp.OpCannotInvalidate, bytes: func(s *subject, p *peer) fpdus {
+		{name: "C5 not sent yet", blocked: true, cause: ddp.OpCannotInvalidate, bytes: func(s *subject, p *peer) fpdus {
 			big := s.register(s.dom, 32<<20, rdma.AccessLocalWrite)
 			s.receive(100)
 			s.post(rdma.Work{Op: rdma.OpWrite, SGL: []rdma.SGE{{Bytes: big.Bytes(), Region: big}}, RemoteSTag: 0x5100})

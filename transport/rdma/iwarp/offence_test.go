@@ -442,11 +442,14 @@ func (p *peer) terminate(cause ddp.Cause, offending []byte) {
 }
 
 // answer checks what comes for the last FPDU sent, and closes.
-func (p *peer) answer(cause ddp.Cause) {
+func (p *peer) answer(cause ddp.Cause, blocked bool) {
 	p.t.Helper()
 	if cause == ddp.NoTerminate {
 		p.quiet()
 	} else {
+		if !blocked { // whoever overlooks the offence sees the end of the stream behind it
+			_ = p.c.CloseWrite()
+		}
 		p.terminate(cause, p.sent)
 	}
 	p.c.Close()
@@ -480,6 +483,8 @@ type offence struct {
 	name  string
 	setup setup
 	cause ddp.Cause
+	// blocked: the socket is full, and the answer has to wait for the peer to read.
+	blocked bool
 	// bytes makes what the peer sends; the last FPDU is the offence. Nil: it was sent already.
 	bytes func(s *subject, p *peer) [][]byte
 }
@@ -491,7 +496,7 @@ func runOffences(t *testing.T, connect func(*testing.T, setup) (*subject, *peer)
 			if fpdus := o.bytes(s, p); fpdus != nil {
 				p.send(fpdus...)
 			}
-			p.answer(o.cause)
+			p.answer(o.cause, o.blocked)
 			s.over()
 		})
 	}
