@@ -14,16 +14,16 @@ func (t *Task) readKeys() Next {
 	r := &t.lu.reservations
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	data := r.appendHeader(nil, 8*len(r.list))
+	data := r.header(8 * len(r.list))
 	for _, x := range r.list {
 		data = binary.BigEndian.AppendUint64(data, x.Key)
 	}
 	return t.reply(data, t.prinAlloc())
 }
 
-// appendHeader appends PRGENERATION and ADDITIONAL LENGTH. mu is held.
-func (r *reservations) appendHeader(b []byte, n int) []byte {
-	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(b, r.generation), uint32(n))
+// header is PRGENERATION and ADDITIONAL LENGTH. mu is held.
+func (r *reservations) header(n int) []byte {
+	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, r.generation), uint32(n))
 }
 
 // readReservation is SPC-4 §6.15.3.
@@ -32,9 +32,9 @@ func (t *Task) readReservation() Next {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.kind == 0 {
-		return t.reply(r.appendHeader(nil, 0), t.prinAlloc())
+		return t.reply(r.header(0), t.prinAlloc())
 	}
-	data := append(r.appendHeader(nil, 16), make([]byte, 16)...)
+	data := append(r.header(16), make([]byte, 16)...)
 	if r.holder != nil { // the key is zero if all registrants hold it
 		binary.BigEndian.PutUint64(data[8:], r.holder.Key)
 	}
@@ -75,7 +75,7 @@ func (t *Task) readFullStatus() Next {
 		binary.BigEndian.PutUint32(d[20:], uint32(len(d)-24))
 		list = append(list, d...)
 	}
-	return t.reply(append(r.appendHeader(nil, len(list)), list...), t.prinAlloc())
+	return t.reply(append(r.header(len(list)), list...), t.prinAlloc())
 }
 
 // A TransportID of iSCSI (SPC-4 §7.6.4.6): format 00b holds the name of an initiator device,

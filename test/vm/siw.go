@@ -26,7 +26,7 @@ func buildSiw(dir, moduleDir string) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(tmp)
+	defer func() { _ = os.RemoveAll(tmp) }()
 	packages := []string{"linux-headers-" + version, "linux-headers-" + abi + "-common", "linux-kbuild-" + series, "linux-source-" + series}
 	if _, err := run(tmp, "apt-get", append([]string{"-q", "download"}, packages...)...); err != nil {
 		return err
