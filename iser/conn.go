@@ -44,6 +44,7 @@ type Mover struct {
 	ws      [32]rdma.Work
 	sgl     []rdma.SGE
 	cs      [32]rdma.Completion
+	batch   [32]rdma.Receive
 
 	command struct { // the PDU that Conn.Command is called for
 		busy      bool
@@ -200,7 +201,7 @@ func (m *Mover) poll() int {
 		if m.recv == m.target.shared {
 			q = m.recv.queue
 		}
-		if err := m.recv.post(q, m.returns); err != nil && !m.dead {
+		if err := m.recv.post(q, m.returns, m.batch[:]); err != nil && !m.dead {
 			m.broken(err)
 		}
 		m.returns = m.returns[:0]

@@ -107,6 +107,7 @@ type client struct {
 	itt    uint32
 	isid   byte
 	turn   int
+	one    [1]rdma.Completion
 }
 
 const (
@@ -171,13 +172,12 @@ func (c *client) repost(i int) {
 
 // completion waits for the next one.
 func (c *client) completion() rdma.Completion {
-	var one [1]rdma.Completion
-	for c.cq.Poll(one[:]) == 0 {
+	for c.cq.Poll(c.one[:]) == 0 {
 		if c.cq.Arm() {
 			<-c.wake
 		}
 	}
-	return one[0]
+	return c.one[0]
 }
 
 // answer is a PDU of the target's, and its completion.

@@ -216,17 +216,15 @@ func (t *Target) newReceives(n int, q rdma.ReceiveQueue) (*receives, error) {
 }
 
 func (r *receives) postAll(q poster) error {
-	for i := range r.sgl {
-		if err := r.post(q, []int{i}); err != nil {
-			return err
-		}
+	slots := make([]int, len(r.sgl))
+	for i := range slots {
+		slots[i] = i
 	}
-	return nil
+	return r.post(q, slots, make([]rdma.Receive, len(slots)))
 }
 
-// post returns slots to their queue.
-func (r *receives) post(q poster, slots []int) error {
-	var batch [32]rdma.Receive
+// post returns slots to their queue. batch is memory for the call.
+func (r *receives) post(q poster, slots []int, batch []rdma.Receive) error {
 	for len(slots) > 0 {
 		n := min(len(slots), len(batch))
 		for i, s := range slots[:n] {
