@@ -226,6 +226,12 @@ func (c *Conn) Lost(err error) {
 		c.finished()
 		return
 	}
+	for _, h := range c.sess.held {
+		if h.task != nil { // it may hold data that came with it
+			c.mover.Forget(h.task)
+			c.free(h.task)
+		}
+	}
 	c.sess.held = nil
 	for i := len(c.tasks) - 1; i >= 0; i-- {
 		c.tasks[i].Abort()

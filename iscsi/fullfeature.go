@@ -31,7 +31,7 @@ func (c *Conn) Command(h pdu.SCSICommand) *Task {
 	}
 	t := c.newTask(h)
 	if verdict == admitHold {
-		s.hold(sn, func() { c.begin(t) })
+		s.hold(sn, held{func() { c.begin(t) }, t})
 		return t
 	}
 	c.begin(t)
@@ -123,7 +123,7 @@ func (c *Conn) inOrder(h pdu.Header, data []byte) {
 		}
 	case admitHold:
 		h, data := append(pdu.Header(nil), h...), append([]byte(nil), data...)
-		s.hold(sn, func() { c.request(h, data) })
+		s.hold(sn, held{run: func() { c.request(h, data) }})
 	case admitIgnore:
 		c.node.counters.IgnoredCommands.Add(1)
 	}
@@ -254,7 +254,7 @@ func (c *Conn) missing(fn pdu.TaskFunction, h pdu.TaskManagementRequest) pdu.Tas
 		return pdu.TaskDoesNotExist
 	}
 	if s.admit(ref, false) == admitHold {
-		s.hold(ref, func() {})
+		s.hold(ref, held{run: func() {}})
 	}
 	return pdu.TaskFunctionComplete
 }

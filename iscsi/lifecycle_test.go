@@ -110,3 +110,15 @@ func TestShutdown(t *testing.T) {
 		})
 	}
 }
+
+// Commands that wait for one that never came are given back when the connection ends: they
+// may hold data.
+func TestHeldAtTheEnd(t *testing.T) {
+	_, c, r := session(t)
+	command(c, 5, 0xffffffff, false, write1(), 512)
+	command(c, 6, 0, false, testUnitReady, 0)
+	drive(c, func() { c.Lost(nil) })
+	if got := r.take(); r.free != 2 || got != "forget 5, forget 6" && got != "forget 6, forget 5" {
+		t.Errorf("%d tasks are given back: %q", r.free, got)
+	}
+}

@@ -27,7 +27,7 @@ type Session struct {
 	active     int       // commands begun and not answered that hold a place in the window
 	expCmdSN   serial.SN // the next CmdSN to begin
 	maxCmdSN   serial.SN // the last advertised; never moves back
-	held       map[serial.SN]func()
+	held       map[serial.SN]held
 	immediates int // immediate commands not answered
 
 	ended []func() // called when nothing of the session is left; guarded by Node.mu
@@ -61,24 +61,30 @@ func (s *Session) admit(sn serial.SN, immediate bool) admission {
 	return admitHold
 }
 
-// hold keeps run until every earlier CmdSN has been admitted.
-func (s *Session) hold(sn serial.SN, run func()) {
+// held is a PDU that waits for earlier ones.
+type held struct {
+	run  func()
+	task *Task // of a SCSI command
+}
+
+// hold keeps h until every earlier CmdSN has been admitted.
+func (s *Session) hold(sn serial.SN, h held) {
 	if s.held == nil {
-		s.held = make(map[serial.SN]func())
+		s.held = make(map[serial.SN]held)
 	}
-	s.held[sn] = run
+	s.held[sn] = h
 }
 
 // runHeld runs what waited for the CmdSN that was admitted last.
 func (s *Session) runHeld() {
 	for len(s.held) > 0 {
-		run, ok := s.held[s.expCmdSN]
+		h, ok := s.held[s.expCmdSN]
 		if !ok {
 			return
 		}
 		delete(s.held, s.expCmdSN)
 		s.expCmdSN++
-		run()
+		h.run()
 	}
 }
 

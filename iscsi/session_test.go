@@ -20,6 +20,7 @@ import (
 type recorder struct {
 	c    *Conn
 	said []string
+	free int // tasks given back
 	sent []*Task
 	last pdu.Header
 }
@@ -29,7 +30,7 @@ func (r *recorder) say(format string, args ...any) {
 }
 
 func (r *recorder) NewTask() *Task          { return new(Task) }
-func (r *recorder) FreeTask(*Task)          {}
+func (r *recorder) FreeTask(*Task)          { r.free++ }
 func (r *recorder) GetData(t *Task)         { r.say("fetch %d", t.ITT) }
 func (r *recorder) Forget(t *Task) bool     { r.say("forget %d", t.ITT); return true }
 func (r *recorder) Enable(*login.Params)    {}

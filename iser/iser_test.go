@@ -36,6 +36,7 @@ type bench struct {
 	pool   *mem.Pool
 	target *Target
 	l      rdma.Listener
+	leases int // of the target's receives
 }
 
 func newBench(t testing.TB) *bench {
@@ -64,7 +65,7 @@ func newBench(t testing.TB) *bench {
 	check(t, err)
 	served := make(chan error, 1)
 	go func() { served <- target.Serve(l) }()
-	b := &bench{t: t, device: device, node: node, pool: pool, target: target, l: l}
+	b := &bench{t: t, device: device, node: node, pool: pool, target: target, l: l, leases: pool.Stats().Leases}
 	t.Cleanup(func() {
 		check(t, l.Close())
 		check(t, <-served)
