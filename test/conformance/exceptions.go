@@ -27,6 +27,10 @@ const (
 	// SBC-3 §6.6.3, MAXIMUM TRANSFER LENGTH.
 	overMaximum = "the test writes 2048 blocks with one command, beyond the MAXIMUM TRANSFER LENGTH that the unit announces"
 
+	// RFC 7143 §11.3.4: the Expected Data Transfer Length is shorter than the block that the
+	// CDB writes, and half a block cannot be written.
+	writes512 = "the test writes one block with 512 bytes of data, whatever the unit's block size"
+
 	needsReadOnly = "wants a write-protected logical unit; TestReadOnly runs it against one"
 )
 
@@ -95,6 +99,12 @@ var everywhere = []exception{
 // of everywhere.
 var blocks4k = []exception{
 	{"ExtendedCopy.Simple", fail, overMaximum},
+	{"ProutReserve.AccessEA", fail, writes512},
+	{"ProutReserve.AccessWE", fail, writes512},
+	{"ProutReserve.AccessEARO", fail, writes512},
+	{"ProutReserve.AccessWERO", fail, writes512},
+	{"ProutReserve.AccessEAAR", fail, writes512},
+	{"ProutReserve.AccessWEAR", fail, writes512},
 }
 
 // find returns the exception for a test on a kind of logical unit, or nil: the

@@ -117,7 +117,9 @@ func (d *moderator) looked(commands int) {
 // is that of onReadable.
 func (m *Mover) census() (done bool, err error) {
 	found, still := 0, 0
+	m.conn.Lock()
 	m.withhold = true
+	m.conn.Unlock()
 	for step := 0; step < censusSteps && still < censusStill && found < censusMost && !done && err == nil; step++ {
 		sleep(censusStep)
 		done, _, err = m.look()
