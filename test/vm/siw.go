@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 )
@@ -62,5 +61,5 @@ func buildSiw(dir, moduleDir string) error {
 	if err := os.MkdirAll(filepath.Dir(ko), 0o755); err != nil {
 		return err
 	}
-	return exec.Command("cp", filepath.Join(source, "siw.ko"), ko).Run()
+	return os.Rename(filepath.Join(source, "siw.ko"), ko) // tmp is on the same file system
 }
