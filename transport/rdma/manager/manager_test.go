@@ -256,6 +256,13 @@ func TestInitRefuses(t *testing.T) {
 			t.Errorf("%s: no error", name)
 		}
 	}
+	var r Request
+	if err := r.Init(rdma.OpRead, l, one, []Remote{{1, 0, 10}}); err != nil {
+		t.Fatal(err)
+	}
+	if n, used := r.Fill(make([]rdma.Work, 3), nil); n != 0 || used != 0 || r.Left() != 3 {
+		t.Errorf("without room for elements %d descriptors are filled, %d are left", n, r.Left())
+	}
 	if err := new(Request).Init(rdma.OpRead, l, one, []Remote{{1, math.MaxUint64 - 9, 10}}); err != nil {
 		t.Errorf("the last ten octets there are: %v", err)
 	}

@@ -103,6 +103,9 @@ func (r *Request) Left() int  { return r.count - r.filled }
 // descriptors are posted. A descriptor that does not fit into the rest of sgl is left for
 // another time: sgl must have room for Limits.Elements at the beginning.
 func (r *Request) Fill(ws []rdma.Work, sgl []rdma.SGE) (works, elements int) {
+	if len(sgl) == 0 {
+		return 0, 0
+	}
 	for works < len(ws) && r.filled < r.count {
 		p := r.pos
 		list := sgl[elements:elements:len(sgl)]
