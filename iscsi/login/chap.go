@@ -1,40 +1,19 @@
 package login
 
 import (
-	"crypto/md5"
-	"crypto/sha1"
-	"crypto/sha256"
-	"crypto/sha3"
 	"crypto/subtle"
-	"hash"
 	"io"
 	"slices"
 	"strconv"
 	"strings"
 
+	"oneshot/iscsi/chap"
 	"oneshot/iscsi/pdu"
 	"oneshot/iscsi/text"
 )
 
 // Credentials are the name and the secret of one direction of CHAP.
-type Credentials struct {
-	Name   string
-	Secret []byte
-}
-
-// algorithms of CHAP_A, numbered as IANA does for PPP authentication, the strongest first.
-var algorithms = []struct {
-	number string
-	hash   func() hash.Hash
-}{
-	{"8", func() hash.Hash { return sha3.New256() }},
-	{"7", sha256.New},
-	{"6", sha1.New},
-	{"5", md5.New},
-}
-
-// maxChallenge is the longest CHAP value that is taken, in bytes (RFC 7143 §12.1.3).
-const maxChallenge = 1024
+type Credentials = chap.Credentials
 
 // chapState says which message comes next.
 type chapState uint8
@@ -50,7 +29,7 @@ const (
 // auth is the authentication of one login (RFC 7143 §12.1, RFC 1994).
 type auth struct {
 	state     chapState
-	hash      func() hash.Hash
+	alg       chap.Algorithm
 	id        byte
 	challenge []byte
 }
@@ -99,31 +78,27 @@ func (a *auth) step(l *Login, pairs []text.Pair) *failure {
 
 // ask picks an algorithm and sends the challenge.
 func (a *auth) ask(l *Login, list string) *failure {
-	offered := strings.Split(list, ",")
-	for _, alg := range algorithms {
-		if !slices.Contains(offered, alg.number) {
-			continue
-		}
-		a.hash = alg.hash
-		random := make([]byte, 1+a.hash().Size())
-		if _, err := io.ReadFull(l.rand, random); err != nil {
-			return fail(pdu.LoginTargetError, "no random bytes for a challenge: %v", err)
-		}
-		a.id, a.challenge = random[0], random[1:]
-		l.put("CHAP_A", alg.number)
-		l.put("CHAP_I", strconv.Itoa(int(a.id)))
-		l.put("CHAP_C", text.FormatBinary(a.challenge))
-		a.state = authAsked
-		return nil
+	alg, ok := chap.Choose(list)
+	if !ok {
+		return fail(pdu.LoginAuthenticationFailure, "none of its CHAP algorithms (%s) is known here", list)
 	}
-	return fail(pdu.LoginAuthenticationFailure, "none of its CHAP algorithms (%s) is known here", list)
+	random := make([]byte, 1+alg.Size())
+	if _, err := io.ReadFull(l.rand, random); err != nil {
+		return fail(pdu.LoginTargetError, "no random bytes for a challenge: %v", err)
+	}
+	a.alg, a.id, a.challenge = alg, random[0], random[1:]
+	l.put("CHAP_A", alg.Number)
+	l.put("CHAP_I", strconv.Itoa(int(a.id)))
+	l.put("CHAP_C", text.FormatBinary(a.challenge))
+	a.state = authAsked
+	return nil
 }
 
 // check verifies the initiator's answer, and answers its challenge if it sent one.
 func (a *auth) check(l *Login, pairs []text.Pair, response string) *failure {
 	name, _ := find(pairs, "CHAP_N")
 	got, ok := text.Binary(response)
-	want := respond(a.hash, a.id, l.found.CHAP.Secret, a.challenge)
+	want := a.alg.Respond(a.id, l.found.CHAP.Secret, a.challenge)
 	known := subtle.ConstantTimeCompare([]byte(name), []byte(l.found.CHAP.Name)) == 1
 	right := ok && subtle.ConstantTimeCompare(got, want) == 1
 	if !known || !right {
@@ -146,24 +121,15 @@ func (a *auth) prove(l *Login, id, challenge string) *failure {
 	n, okI := text.Number(id)
 	c, okC := text.Binary(challenge)
 	switch {
-	case !okI || n > 255 || !okC || len(c) == 0 || len(c) > maxChallenge:
+	case !okI || n > 255 || !okC || len(c) == 0 || len(c) > chap.MaxChallenge:
 		return fail(pdu.LoginAuthenticationFailure, "CHAP_I or CHAP_C is malformed")
 	case subtle.ConstantTimeCompare(c, a.challenge) == 1:
 		// RFC 7143 §9.2.1: our own challenge comes back to be answered.
 		return fail(pdu.LoginAuthenticationFailure, "its challenge is the target's own: a reflection attack")
 	}
 	l.put("CHAP_N", l.found.Mutual.Name)
-	l.put("CHAP_R", text.FormatBinary(respond(a.hash, byte(n), l.found.Mutual.Secret, c)))
+	l.put("CHAP_R", text.FormatBinary(a.alg.Respond(byte(n), l.found.Mutual.Secret, c)))
 	return nil
-}
-
-// respond computes the CHAP response (RFC 1994 §4.1).
-func respond(h func() hash.Hash, id byte, secret, challenge []byte) []byte {
-	d := h()
-	d.Write([]byte{id})
-	d.Write(secret)
-	d.Write(challenge)
-	return d.Sum(nil)
 }
 
 func find(pairs []text.Pair, key string) (string, bool) {

@@ -347,3 +347,10 @@ func FuzzStep(f *testing.F) {
 		}
 	})
 }
+
+// respond is RFC 1994 §4.1, written down once more.
+func respond(h func() hash.Hash, id byte, secret, challenge []byte) []byte {
+	d := h()
+	d.Write(append(append([]byte{id}, secret...), challenge...))
+	return d.Sum(nil)
+}
