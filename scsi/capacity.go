@@ -5,7 +5,7 @@ import "encoding/binary"
 // readCapacity10 is SBC-3 §5.15.
 func (t *Task) readCapacity10() Next {
 	data := make([]byte, 8)
-	binary.BigEndian.PutUint32(data, uint32(min(t.lu.blocks-1, 0xffffffff)))
+	binary.BigEndian.PutUint32(data, uint32(min(t.lu.blocks()-1, 0xffffffff)))
 	binary.BigEndian.PutUint32(data[4:], uint32(t.lu.blockSize))
 	return t.reply(data, len(data))
 }
@@ -13,7 +13,7 @@ func (t *Task) readCapacity10() Next {
 // readCapacity16 is SBC-3 §5.16.
 func (t *Task) readCapacity16() Next {
 	data := make([]byte, 32)
-	binary.BigEndian.PutUint64(data, t.lu.blocks-1)
+	binary.BigEndian.PutUint64(data, t.lu.blocks()-1)
 	binary.BigEndian.PutUint32(data[8:], uint32(t.lu.blockSize))
 	data[13] = byte(t.lu.physShift)
 	if t.lu.thin() {

@@ -190,7 +190,8 @@ func TestUnmap(t *testing.T) {
 }
 
 func TestUnmapLimit(t *testing.T) {
-	lu := &LogicalUnit{blocks: 1 << 30, blockShift: 9}
+	lu := &LogicalUnit{blockShift: 9}
+	lu.capacity.Store(1 << 30)
 	for blocks, want := range map[uint64]int{maxUnmapBlocks: 0, maxUnmapBlocks + 1: 0x2600} {
 		_, s, ok := lu.parseUnmap(unmapList([2]uint64{0, 5}, [2]uint64{100, blocks - 5}))
 		if int(s.Code) != want || ok != (want == 0) {

@@ -186,7 +186,7 @@ func (lu *LogicalUnit) parseUnmap(list []byte) (ranges []blockRange, s Sense, ok
 	for at := unmapHeader; len(descriptors) > 0; at += unmapDescriptor {
 		lba, blocks := binary.BigEndian.Uint64(descriptors), uint64(binary.BigEndian.Uint32(descriptors[8:]))
 		descriptors = descriptors[unmapDescriptor:]
-		if lba > lu.blocks || blocks > lu.blocks-lba {
+		if capacity := lu.blocks(); lba > capacity || blocks > capacity-lba {
 			return nil, senseLBAOutOfRange, false
 		}
 		if total += blocks; total > maxUnmapBlocks {

@@ -117,7 +117,8 @@ func FuzzUnmap(f *testing.F) {
 		if len(list) < unmapHeader || len(list) > maxUnmapList {
 			return
 		}
-		lu := &LogicalUnit{blocks: fuzzBlocks, blockShift: 9}
+		lu := &LogicalUnit{blockShift: 9}
+		lu.capacity.Store(fuzzBlocks)
 		ranges, s, ok := lu.parseUnmap(list)
 		if ok != (s == Sense{}) || !ok && ranges != nil {
 			t.Fatalf("ok %v with %+v", ok, s)

@@ -19,7 +19,7 @@ const (
 // initiator goes on from the end of the last one.
 func (t *Task) getLBAStatus() Next {
 	lba := binary.BigEndian.Uint64(t.CDB[2:])
-	if lba >= t.lu.blocks {
+	if lba >= t.lu.blocks() {
 		return t.check(senseLBAOutOfRange)
 	}
 	t.off = int64(lba) << t.lu.blockShift
@@ -28,7 +28,7 @@ func (t *Task) getLBAStatus() Next {
 }
 
 func (t *Task) statusNext() Next {
-	rest := int64(t.lu.blocks)<<t.lu.blockShift - t.off
+	rest := int64(t.lu.blocks())<<t.lu.blockShift - t.off
 	t.op.Flags = 0
 	return t.submit(backend.Status, t.off, min(rest, statusBytes), nil, (*Task).statusDone)
 }
@@ -43,7 +43,7 @@ func (t *Task) statusDone() Next {
 	t.status = append(t.status, state, 0, 0, 0)
 	t.off += n
 	alloc := int(min(binary.BigEndian.Uint32(t.CDB[10:]), 8+16*maxStatusDescriptors))
-	if len(t.status)+16 <= alloc && t.off < int64(t.lu.blocks)<<t.lu.blockShift {
+	if len(t.status)+16 <= alloc && t.off < int64(t.lu.blocks())<<t.lu.blockShift {
 		return t.statusNext()
 	}
 	binary.BigEndian.PutUint32(t.status, uint32(len(t.status)-4))

@@ -69,10 +69,10 @@ type LogicalUnit struct {
 	info       backend.Info
 	blockShift uint
 	blockSize  int64
-	blocks     uint64 // capacity
-	physShift  uint   // logical blocks per physical block, as a power of two
-	grain      int64  // blocks; what the store likes transfers to be a multiple of
-	readOnly   bool   // by configuration
+	capacity   atomic.Uint64 // blocks
+	physShift  uint          // logical blocks per physical block, as a power of two
+	grain      int64         // blocks; what the store likes transfers to be a multiple of
+	readOnly   bool          // by configuration
 
 	vendor, product, revision, serial string
 	naa                               [16]byte
@@ -132,7 +132,7 @@ func (lu *LogicalUnit) setGeometry(blockSize, physical int) error {
 	}
 	lu.blockSize = int64(blockSize)
 	lu.blockShift = uint(bits.TrailingZeros(uint(blockSize)))
-	lu.blocks = uint64(lu.info.Size) >> lu.blockShift
+	lu.capacity.Store(uint64(lu.info.Size) >> lu.blockShift)
 	lu.physShift = uint(bits.TrailingZeros(uint(physical / blockSize)))
 	// Pages of memory or of a file, up to 4 KiB. Left to itself they are reported as the
 	// granularity of good transfers, not as physical blocks: every block is written by itself.

@@ -115,12 +115,12 @@ func (t *Task) modeBlockDescriptor(long bool) []byte {
 	}
 	if long {
 		b := make([]byte, 16)
-		binary.BigEndian.PutUint64(b, t.lu.blocks)
+		binary.BigEndian.PutUint64(b, t.lu.blocks())
 		binary.BigEndian.PutUint32(b[12:], uint32(t.lu.blockSize))
 		return b
 	}
 	b := make([]byte, 8)
-	binary.BigEndian.PutUint32(b, uint32(min(t.lu.blocks, 0xffffffff)))
+	binary.BigEndian.PutUint32(b, uint32(min(t.lu.blocks(), 0xffffffff)))
 	binary.BigEndian.PutUint32(b[4:], uint32(t.lu.blockSize)) // three bytes: below 16 MiB
 	return b
 }

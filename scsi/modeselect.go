@@ -74,7 +74,7 @@ func (lu *LogicalUnit) checkBlockDescriptor(c *cursor, n int, long bool) {
 		return
 	}
 	// SBC-3 §6.5.2: zero blocks and all ones stand for the capacity as it is.
-	if size != uint64(lu.blockSize) || blocks != 0 && blocks != most && blocks != lu.blocks {
+	if size != uint64(lu.blockSize) || blocks != 0 && blocks != most && blocks != lu.blocks() {
 		c.fail(invalidParameter(at))
 	}
 }

@@ -26,8 +26,9 @@ type itl struct {
 	lu    *LogicalUnit
 	lun   uint16
 
-	ua     atomic.Uint32 // pending unit attentions, a set of attention bits
-	denied atomic.Uint32 // denials by reservations
+	ua     atomic.Uint32          // pending unit attentions, a set of attention bits
+	denied atomic.Uint32          // denials by reservations
+	counts atomic.Pointer[counts] // of its commands; nil: there was none
 
 	// running counts tasks from their start to their release, dormant ones excepted. It has
 	// a cache line that only this nexus writes.
@@ -60,23 +61,26 @@ func (n *Nexus) join(lun uint16, lu *LogicalUnit) *itl {
 	return i
 }
 
-// setLU follows Target.SetLU. Target.mu is held.
-func (n *Nexus) setLU(lun uint16, lu *LogicalUnit) {
-	old := *n.table.Load()
-	table := make([]*itl, 0, len(old)+1)
-	for _, i := range old {
-		if i.lun != lun {
-			table = append(table, i)
-			i.ua.Or(uaLUNsChanged)
-			continue
+// setLUs follows Target.SetLUs. Target.mu is held.
+func (n *Nexus) setLUs(changes []LUChange) {
+	table := slices.Clone(*n.table.Load())
+	changed := false
+	for _, c := range changes {
+		at, found := slices.BinarySearchFunc(table, c.LUN, compareLUN)
+		if found {
+			n.retired = append(n.retired, table[at])
+			table = slices.Delete(table, at, at+1)
 		}
-		n.retired = append(n.retired, i)
+		if c.LU != nil {
+			table = slices.Insert(table, at, n.join(c.LUN, c.LU))
+		}
+		changed = changed || found || c.LU != nil
 	}
-	if lu != nil {
-		i := n.join(lun, lu)
+	if !changed {
+		return
+	}
+	for _, i := range table {
 		i.ua.Or(uaLUNsChanged)
-		at, _ := slices.BinarySearchFunc(table, lun, compareLUN)
-		table = slices.Insert(table, at, i)
 	}
 	n.table.Store(&table)
 }

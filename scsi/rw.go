@@ -53,7 +53,8 @@ func (t *Task) lengthField() int {
 // limit in bytes for one command.
 func (t *Task) setRange(lba, blocks uint64, most int64) (Sense, bool) {
 	lu := t.lu
-	if lba >= lu.blocks && !(blocks == 0 && lba == lu.blocks) || blocks > lu.blocks-lba {
+	capacity := lu.blocks() // read once, for it may change
+	if lba >= capacity && !(blocks == 0 && lba == capacity) || blocks > capacity-lba {
 		return senseLBAOutOfRange, false
 	}
 	if blocks > uint64(most)>>lu.blockShift {

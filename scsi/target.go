@@ -24,6 +24,7 @@ type Target struct {
 	mu      sync.Mutex // taken before LogicalUnit.mu and itl.mu
 	luns    []lunEntry // guarded by mu; sorted by lun
 	nexuses map[*Nexus]struct{}
+	history // of nexuses that ended; guarded by mu
 }
 
 type lunEntry struct {
@@ -47,28 +48,36 @@ func NewTarget(cfg TargetConfig) *Target {
 // maxLUN is the highest logical unit number of the flat space addressing method.
 const maxLUN = 1<<14 - 1
 
+// LUChange puts a logical unit at a LUN; nil takes away what is there.
+type LUChange struct {
+	LUN uint16 // 0 to 16383
+	LU  *LogicalUnit
+}
+
 // SetLU makes lu the logical unit lun (0 to 16383) of the target in place of the one that
 // was there; nil takes it away. Every nexus is told with unit attention 3F/0E. Commands that
 // have started finish on the logical unit they started on.
-func (t *Target) SetLU(lun uint16, lu *LogicalUnit) {
-	if lun > maxLUN {
-		panic(fmt.Sprintf("scsi: LUN %d is above %d", lun, maxLUN))
-	}
+func (t *Target) SetLU(lun uint16, lu *LogicalUnit) { t.SetLUs([]LUChange{{lun, lu}}) }
+
+// SetLUs is SetLU for several LUNs at once: no nexus sees some of the changes only.
+func (t *Target) SetLUs(changes []LUChange) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	i, found := slices.BinarySearchFunc(t.luns, lun, func(e lunEntry, l uint16) int { return int(e.lun) - int(l) })
-	switch {
-	case lu == nil && found:
-		t.luns = slices.Delete(slices.Clone(t.luns), i, i+1)
-	case lu == nil:
-		return
-	case found:
-		t.luns = slices.Clone(t.luns)
-		t.luns[i].lu = lu
-	default:
-		t.luns = slices.Insert(slices.Clone(t.luns), i, lunEntry{lun, lu})
+	luns := slices.Clone(t.luns)
+	for _, c := range changes {
+		if c.LUN > maxLUN {
+			panic(fmt.Sprintf("scsi: LUN %d is above %d", c.LUN, maxLUN))
+		}
+		i, found := slices.BinarySearchFunc(luns, c.LUN, func(e lunEntry, l uint16) int { return int(e.lun) - int(l) })
+		if found {
+			luns = slices.Delete(luns, i, i+1)
+		}
+		if c.LU != nil {
+			luns = slices.Insert(luns, i, lunEntry{c.LUN, c.LU})
+		}
 	}
+	t.luns = luns
 	for n := range t.nexuses {
-		n.setLU(lun, lu)
+		n.setLUs(changes)
 	}
 }

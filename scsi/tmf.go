@@ -242,11 +242,13 @@ func (n *Nexus) Close(done func()) {
 	t.mu.Lock()
 	delete(t.nexuses, n)
 	places := n.places()
+	t.leave(n, places)
 	t.mu.Unlock()
 	m := &manager{done: func(TMFResponse) {
 		for _, i := range places {
 			i.lu.dropITL(i)
 		}
+		t.remember(n)
 		done()
 	}}
 	m.left.Store(1)

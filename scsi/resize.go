@@ -1,0 +1,30 @@
+package scsi
+
+// blocks is the capacity in blocks. It may change between two calls.
+func (lu *LogicalUnit) blocks() uint64 { return lu.capacity.Load() }
+
+// Capacity is the number of blocks and the size of each in bytes.
+func (lu *LogicalUnit) Capacity() (blocks uint64, blockSize int) {
+	return lu.blocks(), int(lu.blockSize)
+}
+
+// Serial returns the unit serial number.
+func (lu *LogicalUnit) Serial() string { return lu.serial }
+
+// SizeChanged looks at the size of the store again, after that has changed, and tells every
+// nexus with unit attention 2A/09 (CAPACITY DATA HAS CHANGED) if the capacity is another one.
+// A store that shrinks has to answer with errors for what lies beyond its end: commands that
+// were checked against the former capacity are still under way.
+func (lu *LogicalUnit) SizeChanged() {
+	blocks := uint64(lu.store.Info().Size) >> lu.blockShift
+	if blocks != 0 && lu.capacity.Swap(blocks) != blocks {
+		lu.attention(uaCapacityChanged, nil)
+	}
+}
+
+// Idle reports whether no task is in the logical unit.
+func (lu *LogicalUnit) Idle() bool {
+	lu.mu.Lock()
+	defer lu.mu.Unlock()
+	return lu.running() == 0
+}
