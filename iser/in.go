@@ -30,6 +30,9 @@ func (m *Mover) receive(b []byte, c *rdma.Completion) {
 		return
 	}
 	head, data, ok := split(b)
+	if !ok && !m.direct && unsent(b, h) {
+		head, ok = pdu.Header(b), true
+	}
 	if !ok {
 		m.violation("a message of %d octets, which is shorter than its PDU", len(b))
 		return
@@ -74,6 +77,17 @@ func split(b []byte) (h pdu.Header, data []byte, ok bool) {
 		return nil, nil, false
 	}
 	return h[:n], b[n : n+h.DataSegmentLen()], true
+}
+
+// unsent reports whether b is a command that announces immediate data and has none, while its
+// buffer is there to be read. libiscsi before 1.20 sends each WRITE so: what has not come is
+// fetched, all of it, and the Base Offset is that of the first octet.
+func unsent(b []byte, buffers header) bool {
+	if len(b) < pdu.BHSLen || buffers.write == 0 {
+		return false
+	}
+	h := pdu.Header(b)
+	return h.Opcode() == pdu.OpSCSICommand && len(b) == pdu.BHSLen+h.TotalAHSLen()
 }
 
 // advertised says which buffer a message of iSCSI-direct comes with: the one whose STag is in

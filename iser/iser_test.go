@@ -391,6 +391,31 @@ func TestOtherCommands(t *testing.T) {
 	})
 }
 
+// libiscsi before 1.20 announces immediate data and sends none.
+func TestImmediateDataNotSent(t *testing.T) {
+	b := newBench(t)
+	c := b.dial(false)
+	c.logIn("")
+	c.do(make([]byte, 6), false, false, 0, 0) // takes the unit attention
+	const n = 8192
+	pattern(c.buf[:n], 5)
+	want := bytes.Clone(c.buf[:n])
+	c.itt++
+	f := pdu.SCSICommandFields{
+		Final: true, Write: true, ITT: c.itt, CmdSN: c.cmdSN, CDB: rw16(0x8a, 3, n/512), EDTL: n, DataSegmentLength: n,
+	}
+	c.cmdSN++
+	c.send(f.AppendTo(nil), nil, true, false, 0, n)
+	a, ok := c.receive()
+	if !ok || a.h.Opcode() != pdu.OpSCSIResponse || a.h[3] != 0 {
+		t.Fatalf("WRITE: %v %v % x", ok, a.c.Err, a.h)
+	}
+	clear(c.buf)
+	if r := c.do(rw16(0x88, 3, n/512), false, true, n, 0); r.Status() != 0 || !bytes.Equal(c.buf[:n], want) {
+		t.Errorf("READ: status %d, or other bytes than written", r.Status())
+	}
+}
+
 // What a peer must not do ends its connection, and nobody else's.
 func TestViolations(t *testing.T) {
 	command := func(f pdu.SCSICommandFields) func(*client) {
@@ -412,6 +437,10 @@ func TestViolations(t *testing.T) {
 		"shorter than its data": func(c *client) {
 			f := pdu.SCSICommandFields{Write: true, EDTL: 512, CDB: rw16(0x8a, 0, 1), DataSegmentLength: 512, CmdSN: c.cmdSN}
 			c.send(f.AppendTo(nil), nil, false, false, 0, 0)
+		},
+		"shorter than its data, with a buffer": func(c *client) {
+			f := pdu.SCSICommandFields{Write: true, EDTL: 512, CDB: rw16(0x8a, 0, 1), DataSegmentLength: 512, CmdSN: c.cmdSN}
+			c.send(f.AppendTo(nil), c.buf[:256], true, false, 0, 512)
 		},
 		"Data-Out": func(c *client) {
 			f := pdu.DataOutFields{ITT: 99, TTT: pdu.ReservedTag, Final: true}
