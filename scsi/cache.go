@@ -44,13 +44,3 @@ func (t *Task) prefetch(lba, blocks uint64) Next {
 	}
 	return t.good()
 }
-
-// startStopUnit is SBC-3 §5.23. The medium is not removable and never stops. Stopping makes
-// everything durable, for an initiator that stops a unit is about to remove power.
-func (t *Task) startStopUnit() Next {
-	const start = 0x01
-	if powerCondition := t.CDB[4] >> 4; powerCondition != 0 || t.CDB[4]&start != 0 {
-		return t.good()
-	}
-	return t.flush()
-}

@@ -19,7 +19,7 @@ type command struct {
 	denied uint32
 }
 
-type commandFlags uint8
+type commandFlags uint16
 
 const (
 	// ignoresUA: runs without reporting a pending unit attention (SAM-5 §5.14).
@@ -35,6 +35,20 @@ const (
 	readsMedium
 	// passesReserve: allowed although another initiator has done RESERVE.
 	passesReserve
+
+	// The following run in a condition that refuses most commands (condition.go).
+
+	passesNoMedium    // the medium has been ejected
+	passesSanitize    // a sanitize operation is under way, or has failed
+	passesStandby     // the target port group is in the standby state
+	passesUnavailable // or unavailable, or offline
+	passesTransition  // or changes its state
+	// leavesSanitize: allowed when a sanitize operation has failed only.
+	leavesSanitize
+
+	passesAll = passesNoMedium | passesSanitize | passesStandby | passesUnavailable | passesTransition
+	// describes: tells of the logical unit without touching medium or data.
+	describes = passesNoMedium | passesSanitize | passesStandby
 )
 
 var (
@@ -47,33 +61,36 @@ func init() { // not in the declarations: commands that report the table are in 
 	rows = []command{
 		// SPC-4
 		{Name: "TEST UNIT READY", Usage: "\x00\x00\x00\x00\x00\x04", Run: (*Task).testUnitReady},
-		{Name: "REQUEST SENSE", Usage: "\x03\x01\x00\x00\xff\x04", Flags: ignoresUA | anyLUN | passesReserve, Run: (*Task).requestSense},
-		{Name: "INQUIRY", Usage: "\x12\x01\xff\xff\xff\x04", Flags: ignoresUA | anyLUN | passesReserve, Run: (*Task).inquiry},
-		{Name: "MODE SELECT(6)", Usage: "\x15\x11\x00\x00\xff\x04", Flags: altersUnit, Run: (*Task).modeSelect6},
-		{Name: "MODE SELECT(10)", Usage: "\x55\x11\x00\x00\x00\x00\x00\xff\xff\x04", Flags: altersUnit, Run: (*Task).modeSelect10},
-		{Name: "MODE SENSE(6)", Usage: "\x1a\x08\xff\xff\xff\x04", Flags: readsMedium, Run: (*Task).modeSense6},
-		{Name: "MODE SENSE(10)", Usage: "\x5a\x18\xff\xff\x00\x00\x00\xff\xff\x04", Flags: readsMedium, Run: (*Task).modeSense10},
-		{Name: "REPORT LUNS", Usage: "\xa0\x00\xff\x00\x00\x00\xff\xff\xff\xff\x00\x04", Flags: ignoresUA | anyLUN | passesReserve, Run: (*Task).reportLUNs},
-		{Name: "REPORT SUPPORTED OPERATION CODES", Usage: "\xa3\x0c\x87\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: readsMedium, hasSA: true, sa: 0x0c, Run: (*Task).reportOpcodes},
-		{Name: "REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS", Usage: "\xa3\x0d\x80\x00\x00\x00\xff\xff\xff\xff\x00\x04", Flags: readsMedium, hasSA: true, sa: 0x0d, Run: (*Task).reportTMFs},
-		{Name: "PERSISTENT RESERVE IN, READ KEYS", Usage: "\x5e\x00\x00\x00\x00\x00\x00\xff\xff\x04", hasSA: true, sa: 0x00, Run: (*Task).readKeys},
-		{Name: "PERSISTENT RESERVE IN, READ RESERVATION", Usage: "\x5e\x01\x00\x00\x00\x00\x00\xff\xff\x04", hasSA: true, sa: 0x01, Run: (*Task).readReservation},
-		{Name: "PERSISTENT RESERVE IN, REPORT CAPABILITIES", Usage: "\x5e\x02\x00\x00\x00\x00\x00\xff\xff\x04", hasSA: true, sa: 0x02, Run: (*Task).reportCapabilities},
-		{Name: "PERSISTENT RESERVE IN, READ FULL STATUS", Usage: "\x5e\x03\x00\x00\x00\x00\x00\xff\xff\x04", hasSA: true, sa: 0x03, Run: (*Task).readFullStatus},
-		{Name: "PERSISTENT RESERVE OUT, REGISTER", Usage: "\x5f\x00\x00\x00\x00\xff\xff\xff\xff\x04", hasSA: true, sa: 0x00, Run: (*Task).persistentReserveOut},
-		{Name: "PERSISTENT RESERVE OUT, RESERVE", Usage: "\x5f\x01\xff\x00\x00\xff\xff\xff\xff\x04", hasSA: true, sa: 0x01, Run: (*Task).persistentReserveOut},
-		{Name: "PERSISTENT RESERVE OUT, RELEASE", Usage: "\x5f\x02\xff\x00\x00\xff\xff\xff\xff\x04", hasSA: true, sa: 0x02, Run: (*Task).persistentReserveOut},
-		{Name: "PERSISTENT RESERVE OUT, CLEAR", Usage: "\x5f\x03\x00\x00\x00\xff\xff\xff\xff\x04", hasSA: true, sa: 0x03, Run: (*Task).persistentReserveOut},
-		{Name: "PERSISTENT RESERVE OUT, PREEMPT", Usage: "\x5f\x04\xff\x00\x00\xff\xff\xff\xff\x04", hasSA: true, sa: 0x04, Run: (*Task).persistentReserveOut},
-		{Name: "PERSISTENT RESERVE OUT, PREEMPT AND ABORT", Usage: "\x5f\x05\xff\x00\x00\xff\xff\xff\xff\x04", hasSA: true, sa: 0x05, Run: (*Task).persistentReserveOut},
-		{Name: "PERSISTENT RESERVE OUT, REGISTER AND IGNORE EXISTING KEY", Usage: "\x5f\x06\x00\x00\x00\xff\xff\xff\xff\x04", hasSA: true, sa: 0x06, Run: (*Task).persistentReserveOut},
-		{Name: "PERSISTENT RESERVE OUT, REGISTER AND MOVE", Usage: "\x5f\x07\x00\x00\x00\xff\xff\xff\xff\x04", hasSA: true, sa: 0x07, Run: (*Task).persistentReserveOut},
+		{Name: "REQUEST SENSE", Usage: "\x03\x01\x00\x00\xff\x04", Flags: ignoresUA | anyLUN | passesReserve | passesAll, Run: (*Task).requestSense},
+		{Name: "INQUIRY", Usage: "\x12\x01\xff\xff\xff\x04", Flags: ignoresUA | anyLUN | passesReserve | passesAll, Run: (*Task).inquiry},
+		{Name: "MODE SELECT(6)", Usage: "\x15\x11\x00\x00\xff\x04", Flags: altersUnit | passesNoMedium | passesStandby, Run: (*Task).modeSelect6},
+		{Name: "MODE SELECT(10)", Usage: "\x55\x11\x00\x00\x00\x00\x00\xff\xff\x04", Flags: altersUnit | passesNoMedium | passesStandby, Run: (*Task).modeSelect10},
+		{Name: "MODE SENSE(6)", Usage: "\x1a\x08\xff\xff\xff\x04", Flags: readsMedium | passesNoMedium | passesStandby, Run: (*Task).modeSense6},
+		{Name: "MODE SENSE(10)", Usage: "\x5a\x18\xff\xff\x00\x00\x00\xff\xff\x04", Flags: readsMedium | passesNoMedium | passesStandby, Run: (*Task).modeSense10},
+		{Name: "REPORT LUNS", Usage: "\xa0\x00\xff\x00\x00\x00\xff\xff\xff\xff\x00\x04", Flags: ignoresUA | anyLUN | passesReserve | passesAll, Run: (*Task).reportLUNs},
+		{Name: "REPORT SUPPORTED OPERATION CODES", Usage: "\xa3\x0c\x87\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: readsMedium | describes, hasSA: true, sa: 0x0c, Run: (*Task).reportOpcodes},
+		{Name: "REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS", Usage: "\xa3\x0d\x80\x00\x00\x00\xff\xff\xff\xff\x00\x04", Flags: readsMedium | describes, hasSA: true, sa: 0x0d, Run: (*Task).reportTMFs},
+		{Name: "REPORT TARGET PORT GROUPS", Usage: "\xa3\xea\x00\x00\x00\x00\xff\xff\xff\xff\x00\x04", Flags: passesAll | passesReserve, When: (*LogicalUnit).hasALUA, hasSA: true, sa: 0x0a, Run: (*Task).reportTargetPortGroups},
+		{Name: "SET TARGET PORT GROUPS", Usage: "\xa4\x0a\x00\x00\x00\x00\xff\xff\xff\xff\x00\x04", Flags: altersUnit | describes | passesUnavailable, When: (*LogicalUnit).hasExplicit, hasSA: true, sa: 0x0a, Run: (*Task).setTargetPortGroups},
+		{Name: "LOG SENSE", Usage: "\x4d\x01\xff\xff\x00\xff\xff\xff\xff\x04", Flags: describes, Run: (*Task).logSense},
+		{Name: "PERSISTENT RESERVE IN, READ KEYS", Usage: "\x5e\x00\x00\x00\x00\x00\x00\xff\xff\x04", Flags: describes, hasSA: true, sa: 0x00, Run: (*Task).readKeys},
+		{Name: "PERSISTENT RESERVE IN, READ RESERVATION", Usage: "\x5e\x01\x00\x00\x00\x00\x00\xff\xff\x04", Flags: describes, hasSA: true, sa: 0x01, Run: (*Task).readReservation},
+		{Name: "PERSISTENT RESERVE IN, REPORT CAPABILITIES", Usage: "\x5e\x02\x00\x00\x00\x00\x00\xff\xff\x04", Flags: describes, hasSA: true, sa: 0x02, Run: (*Task).reportCapabilities},
+		{Name: "PERSISTENT RESERVE IN, READ FULL STATUS", Usage: "\x5e\x03\x00\x00\x00\x00\x00\xff\xff\x04", Flags: describes, hasSA: true, sa: 0x03, Run: (*Task).readFullStatus},
+		{Name: "PERSISTENT RESERVE OUT, REGISTER", Usage: "\x5f\x00\x00\x00\x00\xff\xff\xff\xff\x04", Flags: passesNoMedium | passesStandby, hasSA: true, sa: 0x00, Run: (*Task).persistentReserveOut},
+		{Name: "PERSISTENT RESERVE OUT, RESERVE", Usage: "\x5f\x01\xff\x00\x00\xff\xff\xff\xff\x04", Flags: passesNoMedium | passesStandby, hasSA: true, sa: 0x01, Run: (*Task).persistentReserveOut},
+		{Name: "PERSISTENT RESERVE OUT, RELEASE", Usage: "\x5f\x02\xff\x00\x00\xff\xff\xff\xff\x04", Flags: passesNoMedium | passesStandby, hasSA: true, sa: 0x02, Run: (*Task).persistentReserveOut},
+		{Name: "PERSISTENT RESERVE OUT, CLEAR", Usage: "\x5f\x03\x00\x00\x00\xff\xff\xff\xff\x04", Flags: passesNoMedium | passesStandby, hasSA: true, sa: 0x03, Run: (*Task).persistentReserveOut},
+		{Name: "PERSISTENT RESERVE OUT, PREEMPT", Usage: "\x5f\x04\xff\x00\x00\xff\xff\xff\xff\x04", Flags: passesNoMedium | passesStandby, hasSA: true, sa: 0x04, Run: (*Task).persistentReserveOut},
+		{Name: "PERSISTENT RESERVE OUT, PREEMPT AND ABORT", Usage: "\x5f\x05\xff\x00\x00\xff\xff\xff\xff\x04", Flags: passesNoMedium | passesStandby, hasSA: true, sa: 0x05, Run: (*Task).persistentReserveOut},
+		{Name: "PERSISTENT RESERVE OUT, REGISTER AND IGNORE EXISTING KEY", Usage: "\x5f\x06\x00\x00\x00\xff\xff\xff\xff\x04", Flags: passesNoMedium | passesStandby, hasSA: true, sa: 0x06, Run: (*Task).persistentReserveOut},
+		{Name: "PERSISTENT RESERVE OUT, REGISTER AND MOVE", Usage: "\x5f\x07\x00\x00\x00\xff\xff\xff\xff\x04", Flags: passesNoMedium | passesStandby, hasSA: true, sa: 0x07, Run: (*Task).persistentReserveOut},
 
 		// SPC-2
-		{Name: "RESERVE(6)", Usage: "\x16\x1f\x00\x00\x00\x04", Run: (*Task).reserve},
-		{Name: "RESERVE(10)", Usage: "\x56\x13\x00\x00\x00\x00\x00\x00\x00\x04", Run: (*Task).reserve},
-		{Name: "RELEASE(6)", Usage: "\x17\x1f\x00\x00\x00\x04", Flags: passesReserve, Run: (*Task).releaseUnit},
-		{Name: "RELEASE(10)", Usage: "\x57\x13\x00\x00\x00\x00\x00\x00\x00\x04", Flags: passesReserve, Run: (*Task).releaseUnit},
+		{Name: "RESERVE(6)", Usage: "\x16\x1f\x00\x00\x00\x04", Flags: passesNoMedium, Run: (*Task).reserve},
+		{Name: "RESERVE(10)", Usage: "\x56\x13\x00\x00\x00\x00\x00\x00\x00\x04", Flags: passesNoMedium, Run: (*Task).reserve},
+		{Name: "RELEASE(6)", Usage: "\x17\x1f\x00\x00\x00\x04", Flags: passesReserve | passesNoMedium, Run: (*Task).releaseUnit},
+		{Name: "RELEASE(10)", Usage: "\x57\x13\x00\x00\x00\x00\x00\x00\x00\x04", Flags: passesReserve | passesNoMedium, Run: (*Task).releaseUnit},
 
 		// SBC-3
 		{Name: "READ(6)", Usage: "\x08\x1f\xff\xff\xff\x04", Flags: readsMedium, Run: (*Task).read6},
@@ -99,10 +116,13 @@ func init() { // not in the declarations: commands that report the table are in 
 		{Name: "ORWRITE(16)", Usage: "\x8b\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, Run: (*Task).orWrite16},
 		{Name: "COMPARE AND WRITE", Usage: "\x89\x18\xff\xff\xff\xff\xff\xff\xff\xff\x00\x00\x00\xff\x00\x04", Flags: writesMedium, Run: (*Task).compareAndWrite},
 		{Name: "UNMAP", Usage: "\x42\x01\x00\x00\x00\x00\x00\xff\xff\x04", Flags: writesMedium, When: (*LogicalUnit).thin, Run: (*Task).unmapBlocks},
-		{Name: "READ CAPACITY(10)", Usage: "\x25\x00\x00\x00\x00\x00\x00\x00\x00\x04", Flags: passesReserve, Run: (*Task).readCapacity10},
-		{Name: "READ CAPACITY(16)", Usage: "\x9e\x10\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff\xff\xff\x00\x04", Flags: passesReserve, hasSA: true, sa: 0x10, Run: (*Task).readCapacity16},
+		{Name: "READ CAPACITY(10)", Usage: "\x25\x00\x00\x00\x00\x00\x00\x00\x00\x04", Flags: passesReserve | passesStandby, Run: (*Task).readCapacity10},
+		{Name: "READ CAPACITY(16)", Usage: "\x9e\x10\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff\xff\xff\x00\x04", Flags: passesReserve | passesStandby, hasSA: true, sa: 0x10, Run: (*Task).readCapacity16},
 		{Name: "GET LBA STATUS", Usage: "\x9e\x12\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: readsMedium, hasSA: true, sa: 0x12, Run: (*Task).getLBAStatus},
-		{Name: "START STOP UNIT", Usage: "\x1b\x01\x00\x00\xf1\x04", Flags: altersUnit, Run: (*Task).startStopUnit},
+		{Name: "READ DEFECT DATA(10)", Usage: "\x37\x00\x1f\x00\x00\x00\x00\xff\xff\x04", Flags: readsMedium, Run: (*Task).readDefectData10},
+		{Name: "READ DEFECT DATA(12)", Usage: "\xb7\x1f\x00\x00\x00\x00\xff\xff\xff\xff\x00\x04", Flags: readsMedium, Run: (*Task).readDefectData12},
+		{Name: "PREVENT ALLOW MEDIUM REMOVAL", Usage: "\x1e\x00\x00\x00\x03\x04", Flags: passesNoMedium, When: (*LogicalUnit).removable, Run: (*Task).preventAllow},
+		{Name: "START STOP UNIT", Usage: "\x1b\x01\x00\x00\xf7\x04", Flags: altersUnit | passesNoMedium, Run: (*Task).startStopUnit},
 	}
 	opcodes = newTable(rows)
 }
@@ -149,6 +169,11 @@ func denials(f commandFlags) (d uint32) {
 	}
 	if f&passesReserve == 0 {
 		d |= denyMost
+	}
+	for _, c := range conditions {
+		if f&c.passes == 0 {
+			d |= c.deny
+		}
 	}
 	return d
 }

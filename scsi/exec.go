@@ -102,9 +102,8 @@ func (t *Task) begin() Next {
 		return t.check(s)
 	}
 	// After the unit attentions and before the command looks at its parameters (SPC-4 §5.12).
-	// ALUA states, once they exist, are tested here too.
-	if t.itl.denied.Load()&t.cmd.denied != 0 {
-		return t.conflict()
+	if denied := t.itl.denied.Load() & t.cmd.denied; denied != 0 {
+		return t.deny(denied)
 	}
 	if t.cmd.Flags&writesMedium != 0 && t.lu.writeProtected() {
 		return t.check(senseWriteProtected)

@@ -3,6 +3,8 @@ package scsi
 import (
 	"encoding/binary"
 	"fmt"
+
+	"oneshot/backend"
 )
 
 const (
@@ -15,13 +17,16 @@ const (
 // testUnitReady is SPC-4 §6.47.
 func (t *Task) testUnitReady() Next { return t.good() }
 
-// requestSense is SPC-4 §6.39: it returns, and clears, a pending unit attention.
+// requestSense is SPC-4 §6.39: it returns, and clears, a pending unit attention; without one
+// it tells of the condition that the logical unit is in.
 func (t *Task) requestSense() Next {
 	var s Sense
 	if t.lu == nil {
 		s = senseNoLUN
+	} else if ua, ok := t.itl.takeUA(); ok {
+		s = ua
 	} else {
-		s, _ = t.itl.takeUA()
+		s = t.itl.condition()
 	}
 	return t.reply(s.AppendTo(nil, t.CDB[1]&1 != 0), int(t.CDB[4]))
 }
@@ -42,10 +47,19 @@ func (t *Task) inquiry() Next {
 	}
 	for _, v := range vpdPages {
 		if v.code == page {
-			return t.reply(vpd(page, v.body(t)), alloc)
+			return t.reply(vpd(t.itl.peripheral(), page, v.body(t)), alloc)
 		}
 	}
 	return t.check(invalidField(2))
+}
+
+// peripheral is the PERIPHERAL QUALIFIER and DEVICE TYPE. SPC-4 §5.15.2.4.5: where the port group
+// gives no access, the qualifier is 001b.
+func (i *itl) peripheral() byte {
+	if i.denied.Load()&(denyUnavailable|denyOffline) != 0 {
+		return 0x20 | deviceTypeDisk
+	}
+	return deviceTypeDisk
 }
 
 // versionDescriptors (SPC-4 §6.6.2, table 144): SAM-5, iSCSI, SPC-4, SBC-3; no version claimed.
@@ -61,7 +75,11 @@ func (t *Task) standardInquiry() []byte {
 	data[7] = 0x02 // CMDQUE
 	vendor, product, revision := "ONESHOT", "", ""
 	if lu := t.lu; lu != nil {
-		data[0] = deviceTypeDisk
+		data[0] = t.itl.peripheral()
+		if lu.removable() {
+			data[1] = 0x80 // RMB
+		}
+		data[5] = byte(lu.alua.tpgs) << 4
 		vendor, product, revision = lu.vendor, lu.product, lu.revision
 	}
 	putPadded(data[8:16], vendor)
@@ -101,8 +119,8 @@ func init() { // breaks the cycle: the page of supported pages lists the pages
 }
 
 // vpd puts the header before the body of a page.
-func vpd(code byte, body []byte) []byte {
-	page := []byte{deviceTypeDisk, code, byte(len(body) >> 8), byte(len(body))}
+func vpd(peripheral, code byte, body []byte) []byte {
+	page := []byte{peripheral, code, byte(len(body) >> 8), byte(len(body))}
 	return append(page, body...)
 }
 
@@ -198,6 +216,9 @@ func vpdCharacteristics(*Task) []byte {
 // vpdProvisioning is the Logical Block Provisioning page, SBC-3 §6.6.5.
 func vpdProvisioning(t *Task) []byte {
 	b := make([]byte, 4)
+	if _, ok := t.lu.store.(backend.Meter); ok {
+		b[4-4] = thresholdExponent
+	}
 	if t.lu.thin() {
 		b[5-4] = 0xe4 // LBPU, LBPWS, LBPWS10, LBPRZ
 		b[6-4] = 2    // thin provisioned

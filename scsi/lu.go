@@ -21,6 +21,10 @@ type LUConfig struct {
 	// that align by it: bytes, a power of two, BlockSize to 64 KiB; 0: BlockSize.
 	PhysicalBlockSize int
 	ReadOnly          bool
+	// Removable: initiators can eject the medium and load it again.
+	Removable bool
+	// TPGS says how the access states of target port groups change (ALUA). Zero: there are none.
+	TPGS TPGS
 
 	Vendor   string // at most 8 printable ASCII characters; empty: "ONESHOT"
 	Product  string // at most 16; empty: "BLOCK STORE"
@@ -82,6 +86,8 @@ type LogicalUnit struct {
 	mode         modeState
 	ranges       rangeLock
 	reservations reservations
+	medium       removableMedium
+	alua         alua
 
 	// gate counts the tasks that make the order of others matter: ORDERED and HEAD OF QUEUE
 	// ones, and those that are dormant because of them. Zero lets SIMPLE tasks pass.
@@ -106,6 +112,8 @@ func NewLogicalUnit(cfg LUConfig) (*LogicalUnit, error) {
 	}
 	lu.log.init(cfg.Logger)
 	lu.mode.reset()
+	lu.medium.removable = cfg.Removable
+	lu.alua.tpgs = cfg.TPGS
 	lu.reservations.lu = lu
 	if err := lu.reservations.load(cfg.Reservations); err != nil {
 		return nil, err
@@ -189,7 +197,7 @@ func (lu *LogicalUnit) addITL(i *itl) {
 	lu.mu.Lock()
 	defer lu.mu.Unlock()
 	lu.itls = append(lu.itls, i)
-	i.denied.Store(r.denies(i.nexus))
+	i.denied.Store(lu.denials(i.nexus))
 }
 
 // dropITL takes i away. Its last task has been released.

@@ -34,6 +34,8 @@ type itl struct {
 	// a cache line that only this nexus writes.
 	running atomic.Int64
 
+	prevents bool // PREVENT ALLOW MEDIUM REMOVAL; guarded by reservations.mu
+
 	mu    sync.Mutex // taken after LogicalUnit.mu
 	first *Task      // tasks that have left Start unfinished; guarded by mu
 }
@@ -145,6 +147,9 @@ const (
 	uaReservationsReleased                      // RESERVATIONS RELEASED
 	uaRegistrationsPreempted                    // REGISTRATIONS PREEMPTED
 	uaModeChanged                               // MODE PARAMETERS CHANGED
+	uaAccessState                               // ASYMMETRIC ACCESS STATE CHANGED
+	uaAccessFailed                              // IMPLICIT ASYMMETRIC ACCESS STATE TRANSITION FAILED
+	uaMediumChanged                             // NOT READY TO READY CHANGE, MEDIUM MAY HAVE CHANGED
 	uaCapacityChanged                           // CAPACITY DATA HAS CHANGED
 	uaLUNsChanged                               // REPORTED LUNS DATA HAS CHANGED
 
@@ -152,7 +157,7 @@ const (
 )
 
 // uaCodes are the additional sense codes in the order of the bits.
-var uaCodes = [...]uint16{0x2900, 0x2902, 0x2903, 0x2907, 0x2f00, 0x2a03, 0x2a04, 0x2a05, 0x2a01, 0x2a09, 0x3f0e}
+var uaCodes = [...]uint16{0x2900, 0x2902, 0x2903, 0x2907, 0x2f00, 0x2a03, 0x2a04, 0x2a05, 0x2a01, 0x2a06, 0x2a07, 0x2800, 0x2a09, 0x3f0e}
 
 // takeUA removes the first pending unit attention and returns its sense data.
 func (i *itl) takeUA() (s Sense, ok bool) {

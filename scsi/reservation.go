@@ -20,6 +20,9 @@ const (
 	denyReads  uint32 = 1 << iota // commands that look at the medium
 	denyWrites                    // commands that change it
 	denyMost                      // all but the few that RESERVE of another initiator allows
+
+	// Bits above are conditions of the logical unit (condition.go).
+	denyFirstCondition
 )
 
 // reservationType is the type of a persistent reservation (SPC-4 table 73).
@@ -65,7 +68,7 @@ func (r *registrant) is(n *Nexus) bool {
 type reservations struct {
 	lu *LogicalUnit
 
-	mu         sync.Mutex // taken before LogicalUnit.mu
+	mu         sync.Mutex // taken before LogicalUnit.mu; guards the conditions of the logical unit too
 	generation uint32
 	persist    bool // APTPL of the last registration
 	list       []*registrant
@@ -195,11 +198,7 @@ func (r *reservations) denies(n *Nexus) uint32 {
 // changed publishes a change to all nexuses. mu is held.
 func (r *reservations) changed() {
 	r.version++
-	r.lu.mu.Lock()
-	defer r.lu.mu.Unlock()
-	for _, i := range r.lu.itls {
-		i.denied.Store(r.denies(i.nexus))
-	}
+	r.lu.publish()
 }
 
 // tell raises ua for the nexuses of all registrants of list but the one of except. mu is held.

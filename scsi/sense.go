@@ -16,16 +16,23 @@ type Sense struct {
 	Field      uint16
 	FieldValid bool
 	InData     bool
+
+	// Progress, with InProgress, is how much of an operation is done, in 65,536ths (SPC-4
+	// §4.5.2.4.4).
+	Progress   uint16
+	InProgress bool
 }
 
 // Sense keys (SPC-4 table 48).
 const (
 	keyNoSense        = 0x0
+	keyNotReady       = 0x2
 	keyMediumError    = 0x3
 	keyHardwareError  = 0x4
 	keyIllegalRequest = 0x5
 	keyUnitAttention  = 0x6
 	keyDataProtect    = 0x7
+	keyCopyAborted    = 0xa
 	keyAbortedCommand = 0xb
 	keyMiscompare     = 0xe
 )
@@ -39,6 +46,7 @@ var (
 	senseInvalidIU      = Sense{Key: keyIllegalRequest, Code: 0x0e03}
 	senseNoSaving       = Sense{Key: keyIllegalRequest, Code: 0x3900}
 	senseWriteProtected = Sense{Key: keyDataProtect, Code: 0x2700}
+	senseNoMedium       = Sense{Key: keyNotReady, Code: 0x3a00}
 	senseNoSpace        = Sense{Key: keyDataProtect, Code: 0x2707}
 	senseInternal       = Sense{Key: keyHardwareError, Code: 0x4400}
 )
@@ -73,8 +81,8 @@ func (s Sense) AppendTo(b []byte, descriptor bool) []byte {
 	}
 	f[7] = 18 - 8
 	binary.BigEndian.PutUint16(f[12:], s.Code)
-	if s.FieldValid {
-		s.putFieldPointer(f[15:])
+	if s.specific() {
+		s.putSpecific(f[15:])
 	}
 	return append(b, f[:]...)
 }
@@ -90,18 +98,26 @@ func (s Sense) appendDescriptors(b []byte) []byte {
 		binary.BigEndian.PutUint64(f[n+4:], s.Info)
 		n += 12
 	}
-	if s.FieldValid {
+	if s.specific() {
 		f[n], f[n+1] = 0x02, 0x06
-		s.putFieldPointer(f[n+4:])
+		s.putSpecific(f[n+4:])
 		n += 8
 	}
 	f[7] = byte(n - 8)
 	return append(b, f[:n]...)
 }
 
-// putFieldPointer fills the three sense key specific bytes: SKSV, C/D, and the pointer.
-func (s Sense) putFieldPointer(b []byte) {
+// specific reports whether there is something to say in the sense key specific bytes.
+func (s Sense) specific() bool { return s.FieldValid || s.InProgress }
+
+// putSpecific fills the three sense key specific bytes: SKSV and the progress, or SKSV, C/D and
+// the field pointer.
+func (s Sense) putSpecific(b []byte) {
 	b[0] = 0x80
+	if s.InProgress {
+		binary.BigEndian.PutUint16(b[1:], s.Progress)
+		return
+	}
 	if !s.InData {
 		b[0] |= 0x40
 	}

@@ -70,9 +70,11 @@ func (t *Target) SetLUs(changes []LUChange) {
 		}
 		i, found := slices.BinarySearchFunc(luns, c.LUN, func(e lunEntry, l uint16) int { return int(e.lun) - int(l) })
 		if found {
+			luns[i].lu.disconnect(t)
 			luns = slices.Delete(luns, i, i+1)
 		}
 		if c.LU != nil {
+			c.LU.connect(t)
 			luns = slices.Insert(luns, i, lunEntry{c.LUN, c.LU})
 		}
 	}

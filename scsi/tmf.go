@@ -198,6 +198,7 @@ func (lu *LogicalUnit) clearTaskSet(m *manager, by *Nexus) {
 func (lu *LogicalUnit) reset(m *manager, ua uint32) {
 	lu.mode.reset()
 	lu.reservations.dropLegacy(nil)
+	lu.allowRemoval(nil)
 	lu.mu.Lock()
 	defer lu.mu.Unlock()
 	for _, i := range lu.itls {
@@ -222,7 +223,7 @@ func (n *Nexus) reset(m *manager) TMFResponse {
 	defer n.target.mu.Unlock()
 	for _, i := range n.places() {
 		i.abortAll(m)
-		i.lu.reservations.dropLegacy(n)
+		i.lu.loseNexus(n)
 		i.ua.Or(uaNexusLoss)
 	}
 	return FunctionComplete
@@ -254,7 +255,7 @@ func (n *Nexus) Close(done func()) {
 	m.left.Store(1)
 	for _, i := range places {
 		i.abortAll(m)
-		i.lu.reservations.dropLegacy(n)
+		i.lu.loseNexus(n)
 	}
 	m.finish()
 }

@@ -1,0 +1,112 @@
+package scsi
+
+import "oneshot/backend"
+
+// removableMedium is what there is to know of a medium that can be removed. It is guarded by
+// reservations.mu.
+type removableMedium struct {
+	removable bool // by configuration
+	ejected   bool
+}
+
+func (lu *LogicalUnit) removable() bool { return lu.medium.removable }
+
+// ---- START STOP UNIT ----
+
+// startStopUnit is SBC-3 §5.23. Power conditions are accepted and change nothing, and the
+// medium never stops. Stopping makes everything durable, for an initiator that stops a unit is
+// about to remove power.
+func (t *Task) startStopUnit() Next {
+	const start, loej, noFlush = 0x01, 0x02, 0x04
+	flags := t.CDB[4]
+	switch {
+	case flags>>4 != 0: // POWER CONDITION: START and LOEJ are ignored
+		return t.good()
+	case flags&loej != 0 && t.lu.removable():
+		return t.startLoadEject(flags&start != 0)
+	case t.itl.denied.Load()&denyNoMedium != 0:
+		return t.check(senseNoMedium)
+	case flags&(start|noFlush) != 0:
+		return t.good()
+	}
+	return t.flush()
+}
+
+// startLoadEject loads the medium, or makes it durable and ejects it.
+func (t *Task) startLoadEject(load bool) Next {
+	if load {
+		return t.moveMedium(false)
+	}
+	if t.itl.denied.Load()&denyNoMedium != 0 {
+		return t.moveMedium(true)
+	}
+	t.op.Flags = 0
+	return t.submit(backend.Flush, 0, 0, nil, (*Task).eject)
+}
+
+func (t *Task) eject() Next {
+	if t.op.Err != nil {
+		return t.storeFailed()
+	}
+	return t.moveMedium(true)
+}
+
+// moveMedium ejects or loads, unless a nexus prevents it.
+func (t *Task) moveMedium(eject bool) Next {
+	lu := t.lu
+	r := &lu.reservations
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if lu.prevented() {
+		return t.check(Sense{Key: keyIllegalRequest, Code: 0x5302}) // MEDIUM REMOVAL PREVENTED
+	}
+	if lu.medium.ejected != eject {
+		lu.medium.ejected = eject
+		lu.publish()
+		if !eject { // SPC-4 §6.47: whoever has not asked for it
+			lu.attention(uaMediumChanged, t.Nexus)
+		}
+	}
+	return t.good()
+}
+
+// ---- PREVENT ALLOW MEDIUM REMOVAL ----
+
+// preventAllow is SPC-3 §6.13, per nexus.
+func (t *Task) preventAllow() Next {
+	const prevent, obsolete = 0x01, 0x02
+	if t.CDB[4]&obsolete != 0 {
+		return t.check(invalidField(4))
+	}
+	r := &t.lu.reservations
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	t.itl.prevents = t.CDB[4]&prevent != 0
+	return t.good()
+}
+
+// prevented reports whether any nexus prevents the removal. reservations.mu is held.
+func (lu *LogicalUnit) prevented() bool {
+	lu.mu.Lock()
+	defer lu.mu.Unlock()
+	for _, i := range lu.itls {
+		if i.prevents {
+			return true
+		}
+	}
+	return false
+}
+
+// allowRemoval ends what n prevents; nil: what anybody does.
+func (lu *LogicalUnit) allowRemoval(n *Nexus) {
+	r := &lu.reservations
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	lu.mu.Lock()
+	defer lu.mu.Unlock()
+	for _, i := range lu.itls {
+		if n == nil || i.nexus == n {
+			i.prevents = false
+		}
+	}
+}
