@@ -81,7 +81,8 @@ type Completer interface {
 	OpDone(*Op)
 }
 
-// Info describes a store. It does not change while the store is open.
+// Info describes a store. It does not change while the store is open, but for the size, where
+// the store is a Resizer.
 type Info struct {
 	Size               int64 // bytes
 	BlockSize          int   // unit and alignment of Off and Len, a power of two

@@ -18,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -33,8 +34,10 @@ type Store struct {
 	sparse  bool // discards may punch holes
 	through bool // Writethrough
 	direct  *alignment
-	bounce  *mem.Pool // pieces of bounceSize, one per worker, when direct is set
-	info    backend.Info
+	bounce  *mem.Pool    // pieces of bounceSize, one per worker, when direct is set
+	info    backend.Info // but for the size
+	size    atomic.Int64 // bytes
+	resize  sync.Mutex   // held while the size changes
 	log     *reporter
 
 	seq     *backend.Sequencer
@@ -48,14 +51,18 @@ type Store struct {
 var _ backend.Store = (*Store)(nil)
 
 // Info describes the store.
-func (s *Store) Info() backend.Info { return s.info }
+func (s *Store) Info() backend.Info {
+	info := s.info
+	info.Size = s.size.Load()
+	return info
+}
 
 // Path returns the path that the store was opened with.
 func (s *Store) Path() string { return s.path }
 
 // Submit starts op; see backend.Store.
 func (s *Store) Submit(op *backend.Op) bool {
-	if op.Err = op.Check(s.info.Size); op.Err != nil {
+	if op.Err = op.Check(s.size.Load()); op.Err != nil {
 		return true
 	}
 	if !s.seq.Enter(op) {

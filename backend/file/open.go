@@ -127,7 +127,7 @@ func open(cfg Config, fd int) (*Store, error) {
 	if err := s.shape(cfg, &st); err != nil {
 		return nil, err
 	}
-	if err := s.allocate(st.Size); err != nil {
+	if err := s.allocate(st.Size, s.size.Load()); err != nil {
 		return nil, err
 	}
 	if s.direct != nil {
@@ -163,8 +163,8 @@ func (s *Store) shape(cfg Config, st *unix.Stat_t) (err error) {
 	if err != nil {
 		return err
 	}
+	s.size.Store(size)
 	s.info = backend.Info{
-		Size:          size,
 		BlockSize:     block,
 		OptimalIO:     0,
 		VolatileCache: !s.through,
@@ -198,19 +198,20 @@ func canPunch(fd int, end int64) bool {
 	return fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, end, 4096) == nil
 }
 
-// allocate gives the file its size and, unless it is sparse, its space, durably.
-func (s *Store) allocate(have int64) error {
-	if s.sparse && have == s.info.Size {
+// allocate makes the file of have bytes size bytes long and, unless it is sparse, gives it its
+// space, durably.
+func (s *Store) allocate(have, size int64) error {
+	if s.sparse && have == size {
 		return nil
 	}
 	if !s.sparse {
-		if err := fallocate(s.fd, 0, 0, s.info.Size); err == unix.EOPNOTSUPP {
+		if err := fallocate(s.fd, 0, 0, size); err == unix.EOPNOTSUPP {
 			return errors.New("the file system cannot allocate space ahead: set sparse to true")
 		} else if err != nil {
-			return fmt.Errorf("allocate %d bytes (free space, make the store smaller, or set sparse to true): %w", s.info.Size, err)
+			return fmt.Errorf("allocate %d bytes (free space, make the store smaller, or set sparse to true): %w", size, err)
 		}
-	} else if err := unix.Ftruncate(s.fd, s.info.Size); err != nil {
-		return fmt.Errorf("grow the file from %d to %d bytes: %w", have, s.info.Size, err)
+	} else if err := unix.Ftruncate(s.fd, size); err != nil {
+		return fmt.Errorf("grow the file from %d to %d bytes: %w", have, size, err)
 	}
 	if err := unix.Fsync(s.fd); err != nil {
 		return fmt.Errorf("make the size of the file durable: %w", err)

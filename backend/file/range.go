@@ -56,7 +56,7 @@ func fallocate(fd int, mode uint32, off, n int64) error {
 // space is its own, whether or not something was written there.
 func (s *Store) status(op *backend.Op) error {
 	block := int64(s.info.BlockSize)
-	end := min(op.Off+max(op.Len, block), s.info.Size)
+	end := min(op.Off+max(op.Len, block), s.size.Load())
 	op.Mapped, op.Extent = true, end-op.Off
 	if s.info.DiscardGranularity == 0 || op.Extent == 0 {
 		return nil

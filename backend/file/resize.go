@@ -1,0 +1,41 @@
+package file
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"oneshot/backend"
+)
+
+var _ backend.Resizer = (*Store)(nil)
+
+// Resize grows the store; see backend.Resizer. The new size is durable when it returns.
+func (s *Store) Resize(size int64) error {
+	s.resize.Lock()
+	defer s.resize.Unlock()
+	if err := s.grow(size); err != nil {
+		return fmt.Errorf("file store %s: %w", s.path, err)
+	}
+	return nil
+}
+
+func (s *Store) grow(size int64) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(s.fd, &st); err != nil {
+		return err
+	}
+	have := s.size.Load()
+	size, err := sizeOf(Config{Path: s.path, Size: size}, st.Size, int64(s.info.BlockSize))
+	switch {
+	case err != nil:
+		return err
+	case size < have:
+		return fmt.Errorf("%d bytes are served and %d are left of the file: initiators would lose what is beyond; take the LUN away first", have, size)
+	}
+	if err := s.allocate(st.Size, size); err != nil {
+		return err
+	}
+	s.size.Store(size)
+	return nil
+}

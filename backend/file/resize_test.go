@@ -1,0 +1,65 @@
+package file
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"oneshot/backend"
+)
+
+// A store grows while it is open, keeps what is in it, and does not shrink.
+func TestResize(t *testing.T) {
+	for _, sparse := range []bool{true, false} {
+		path := filepath.Join(t.TempDir(), "disk.img")
+		s, err := Open(Config{Path: path, Size: 1 << 20, Sparse: sparse})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := make(waiter, 1)
+		old := bytes.Repeat([]byte{7}, 4096)
+		beyond := backend.Op{Done: w, Kind: backend.Write, Off: 1 << 20, Len: 4096, Segs: [][]byte{old}}
+		if err := run(s, &backend.Op{Done: w, Kind: backend.Write, Off: 1<<20 - 4096, Len: 4096, Segs: [][]byte{old}}); err != nil {
+			t.Fatal(err)
+		}
+		if err := run(s, &beyond); err == nil {
+			t.Error("a write beyond the end succeeds")
+		}
+		if err := s.Resize(2 << 20); err != nil {
+			t.Fatal(err)
+		}
+		if err := run(s, &beyond); err != nil || s.Info().Size != 2<<20 {
+			t.Errorf("after growing to %d bytes: %v", s.Info().Size, err)
+		}
+		got := make([]byte, 12288)
+		if err := run(s, &backend.Op{Done: w, Kind: backend.Read, Off: 1<<20 - 4096, Len: 12288, Segs: [][]byte{got}}); err != nil {
+			t.Fatal(err)
+		}
+		if want := append(bytes.Repeat([]byte{7}, 8192), make([]byte, 4096)...); !bytes.Equal(got, want) {
+			t.Error("what was there, or what is new, has other bytes")
+		}
+		for size, want := range map[int64]string{1 << 20: "shrink", 2<<20 + 1: "multiple"} {
+			if err := s.Resize(size); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), path) {
+				t.Errorf("Resize(%d): %v", size, err)
+			}
+		}
+		// With 0 it looks at what others have done to the file.
+		if err := os.Truncate(path, 3<<20); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Resize(0); err != nil || s.Info().Size != 3<<20 {
+			t.Errorf("%d bytes: %v", s.Info().Size, err)
+		}
+		if err := os.Truncate(path, 1<<20); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Resize(0); err == nil || s.Info().Size != 3<<20 {
+			t.Errorf("a file that was cut: %d bytes, %v", s.Info().Size, err)
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
