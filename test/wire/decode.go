@@ -32,8 +32,13 @@ type field struct {
 
 // decode has tshark read the capture with the port as iSCSI.
 func decode(ctx context.Context, pcapng []byte, port string) ([]packet, error) {
-	cmd := exec.CommandContext(ctx, "tshark", "-r", "-", "-d", "tcp.port=="+port+",iscsi", "-Y", "tcp", "-T", "pdml",
-		"-o", "tcp.check_checksum:FALSE") // the loopback interface leaves checksums to nobody
+	return tshark(ctx, pcapng, "-d", "tcp.port=="+port+",iscsi")
+}
+
+// tshark returns what it says of the capture's TCP segments.
+func tshark(ctx context.Context, pcapng []byte, options ...string) ([]packet, error) {
+	args := []string{"-r", "-", "-Y", "tcp", "-T", "pdml", "-o", "tcp.check_checksum:FALSE"} // the loopback interface leaves checksums to nobody
+	cmd := exec.CommandContext(ctx, "tshark", append(args, options...)...)
 	cmd.Stdin = bytes.NewReader(pcapng)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -106,8 +111,8 @@ func (p packet) proto(name string) []field {
 }
 
 // complaints lists what tshark found wrong with a packet: expert information
-// about iSCSI or SCSI of any severity, malformed data, bad digests, and bytes
-// on the port that are no iSCSI.
+// about iSCSI, SCSI or iWARP of any severity, malformed data, bad digests and CRCs,
+// and bytes on the port that are neither iSCSI nor iWARP.
 func (p packet) complaints() []string {
 	var found []string
 	for _, proto := range p.Protos {
@@ -118,10 +123,10 @@ func (p packet) complaints() []string {
 			switch {
 			case strings.HasPrefix(f.Name, "_ws.malformed"), strings.HasPrefix(f.Name, "_ws.short"):
 				found = append(found, f.ShowName)
-			case f.Name == "_ws.expert" && (proto.Name == "iscsi" || proto.Name == "scsi") &&
+			case f.Name == "_ws.expert" && judged[proto.Name] &&
 				!strings.Contains(f.ShowName, "Undecoded"): // a mode page that tshark has no names for
 				found = append(found, proto.Name+": "+f.ShowName)
-			case strings.HasSuffix(f.Name, "digest32") && !strings.Contains(f.ShowName, "Good CRC32"):
+			case (strings.HasSuffix(f.Name, "digest32") || f.Name == "iwarp_mpa.crc_check") && !strings.Contains(f.ShowName, "Good CRC32"):
 				found = append(found, f.ShowName)
 			case f.Name == "iscsi.keyvalue.invalid", f.Name == "iscsi.opcode.invalid":
 				found = append(found, f.ShowName)
@@ -131,9 +136,14 @@ func (p packet) complaints() []string {
 	return found
 }
 
+// judged are the protocols that are ours.
+var judged = map[string]bool{"iscsi": true, "scsi": true, "iwarp_mpa": true, "iwarp_ddp_rdmap": true}
+
 // number is the value of a numeric field as the wire has it.
-func (u pdu) number(name string) (uint64, bool) {
-	s, ok := show(u.fields, name)
+func (u pdu) number(name string) (uint64, bool) { return number(u.fields, name) }
+
+func number(fields []field, name string) (uint64, bool) {
+	s, ok := show(fields, name)
 	if !ok {
 		return 0, false
 	}
