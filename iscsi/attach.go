@@ -1,6 +1,8 @@
 package iscsi
 
 import (
+	"time"
+
 	"oneshot/iscsi/login"
 	"oneshot/iscsi/pdu"
 )
@@ -78,7 +80,7 @@ func (c *Conn) establish(out *login.Outcome) {
 func (c *Conn) joinStatus(s *Session) pdu.LoginStatus {
 	old := c.node.session(c.login.TSIH())
 	switch {
-	case old == nil || old.Initiator != s.Initiator || old.ISID != s.ISID || old.Target != s.Target:
+	case old == nil || old.Initiator != s.Initiator || old.ISID != s.ISID || !old.Target.same(s.Target):
 		return pdu.LoginSessionDoesNotExist
 	case old.cid != c.login.CID():
 		return pdu.LoginTooManyConnections
@@ -120,6 +122,7 @@ func (c *Conn) reinstate(old *Session, out *login.Outcome) {
 // logIn begins the full feature phase.
 func (c *Conn) logIn(s *Session, out *login.Outcome) {
 	c.sess = s
+	s.since = time.Now()
 	c.log = c.log.With("initiator", s.Initiator, "session", s.TSIH)
 	if !s.Discovery {
 		s.nexus = s.Target.SCSI.NewNexus(s.portName())

@@ -65,6 +65,10 @@ type Conn struct {
 	nextTTT uint32
 	asked   bool // a logout request is out
 
+	arrived int64 // nanotime of the input batch under way
+	left    int64 // nanotime of the output batch under way, if timed
+	timed   bool
+
 	readyMu sync.Mutex // taken after mu; leaf
 	ready   []*Task    // guarded by readyMu: want Resume
 	posts   []func()   // guarded by readyMu: to be run with the lock held
@@ -95,7 +99,10 @@ func (n *Node) newConn(mover Datamover, offer *login.Config, copied bool) *Conn 
 }
 
 // Lock makes the caller the driver of the connection.
-func (c *Conn) Lock() { c.mu.Lock() }
+func (c *Conn) Lock() {
+	c.mu.Lock()
+	c.timed = false
+}
 
 // Unlock does what was left for the driver, starts sending what is queued, and lets go.
 func (c *Conn) Unlock() {
@@ -117,6 +124,7 @@ func (c *Conn) settle() {
 		if c.pending.Load() {
 			c.resumeReady()
 		}
+		c.timed = false
 		c.mover.Flush() // may free tasks, and so memory that others wait for
 		if !c.pending.Load() && !c.memoryFree.Load() {
 			return
@@ -198,7 +206,10 @@ func (c *Conn) Status() pdu.Sequence {
 }
 
 // Heard notes that the initiator is alive. The transport calls it for each batch of input.
-func (c *Conn) Heard() { c.heard = c.node.clock.Load() }
+func (c *Conn) Heard() {
+	c.heard = c.node.clock.Load()
+	c.arrived, c.timed = nanotime(), false
+}
 
 // fail ends the connection because of what its initiator did, or failed to do. ERL 0 has
 // no other answer to an error that a Reject does not settle (RFC 7143 §7.1.5).

@@ -66,6 +66,7 @@ type Task struct {
 	Write     bool // W bit
 	Final     bool // F bit: no unsolicited Data-Out PDUs follow
 	EDTL      uint32
+	arrived   int64 // Conn.arrived when it came
 
 	cdb     [maxCDB]byte
 	state   taskState

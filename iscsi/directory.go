@@ -27,7 +27,8 @@ func (d *directory) Find(name, initiator string) (*login.Target, pdu.LoginStatus
 
 // Discovery implements login.Directory.
 func (d *directory) Discovery() *login.Target {
-	return &login.Target{CHAP: d.cfg.Discovery.CHAP, Mutual: d.cfg.Discovery.Mutual}
+	auth := d.limits.Load().Discovery
+	return &login.Target{CHAP: auth.CHAP, Mutual: auth.Mutual}
 }
 
 // sendTargets returns the records for SendTargets (RFC 7143 appendix C): all targets that
@@ -40,7 +41,7 @@ func (c *Conn) sendTargets(name string, all bool) []text.Pair {
 	for _, t := range c.node.targets {
 		switch {
 		case !t.admits(c.sess.Initiator):
-		case all, c.sess.Discovery && t.Name == name, t == c.sess.Target && (name == "" || t.Name == name):
+		case all, c.sess.Discovery && t.Name == name, t.same(c.sess.Target) && (name == "" || t.Name == name):
 			records = append(records,
 				text.Pair{Key: "TargetName", Value: t.Name},
 				text.Pair{Key: "TargetAddress", Value: c.mover.Local() + "," + strconv.Itoa(int(t.TPGT))})

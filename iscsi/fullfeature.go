@@ -44,7 +44,7 @@ func (c *Conn) Command(h pdu.SCSICommand) *Task {
 func (c *Conn) newTask(h pdu.SCSICommand) *Task {
 	t := c.mover.NewTask()
 	t.Conn, t.slot, t.state = c, -1, taskHeld
-	t.refused = false
+	t.refused, t.arrived = false, c.arrived
 	t.ITT = h.ITT()
 	t.Immediate, t.Final, t.Read, t.Write = h.Immediate(), h.Final(), h.Read(), h.Write()
 	t.EDTL = h.EDTL()
@@ -287,18 +287,18 @@ var responses = map[scsi.TMFResponse]pdu.TaskResponse{
 // Tick looks at the clock: a login that takes too long, and a peer that has fallen silent,
 // end the connection. It is called about once a second, with the lock held.
 func (c *Conn) tick(now uint32) {
-	cfg := &c.node.cfg
+	limits := c.node.limits.Load()
 	switch {
 	case c.state == stateLogin || c.state == stateReinstate:
-		if now-c.born > cfg.LoginTimeout {
-			c.fail("no login within %d s", cfg.LoginTimeout)
+		if now-c.born > limits.LoginTimeout {
+			c.fail("no login within %d s", limits.LoginTimeout)
 		}
 	case c.state != stateFullFeature:
 	case c.pingTTT != 0:
-		if now-c.pinged > cfg.NOPTimeout && now-c.heard > cfg.NOPTimeout {
+		if now-c.pinged > limits.NOPTimeout && now-c.heard > limits.NOPTimeout {
 			c.fail("no sign of life from the initiator for %d s", now-c.heard)
 		}
-	case now-c.heard >= cfg.NOPInterval:
+	case limits.NOPInterval != 0 && now-c.heard >= limits.NOPInterval:
 		c.ping()
 	}
 }

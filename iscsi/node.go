@@ -68,6 +68,7 @@ type Node struct {
 	log      *slog.Logger
 	pool     *mem.Pool
 	clock    atomic.Uint32 // seconds since the start
+	limits   atomic.Pointer[Limits]
 	counters Counters
 
 	mu       sync.Mutex // taken after Conn.mu; leaf
@@ -81,10 +82,15 @@ type Node struct {
 
 // NewNode returns a node without targets.
 func NewNode(cfg Config) *Node {
-	return &Node{
+	n := &Node{
 		cfg: cfg, log: cfg.Logger, pool: cfg.Pool,
 		conns: make(map[*Conn]struct{}), sessions: make(map[uint16]*Session), idle: make(chan struct{}),
 	}
+	n.SetLimits(Limits{
+		Discovery: cfg.Discovery, Connections: cfg.Connections, Sessions: cfg.Sessions,
+		LoginTimeout: cfg.LoginTimeout, NOPInterval: cfg.NOPInterval, NOPTimeout: cfg.NOPTimeout,
+	})
+	return n
 }
 
 // AddTarget makes t known to initiators.
@@ -136,7 +142,7 @@ func (n *Node) connections() []*Conn {
 func (n *Node) Admit() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.closing || len(n.conns) >= n.cfg.Connections {
+	if n.closing || len(n.conns) >= n.limits.Load().Connections {
 		n.counters.Refused.Add(1)
 		return false
 	}
@@ -178,11 +184,11 @@ func (n *Node) attach(s *Session) (old *Session, status pdu.LoginStatus) {
 		return nil, pdu.LoginServiceUnavailable
 	}
 	for _, o := range n.sessions {
-		if o.Target == s.Target && o.ISID == s.ISID && o.Initiator == s.Initiator && !s.Discovery {
+		if o.Target.same(s.Target) && o.ISID == s.ISID && o.Initiator == s.Initiator && !s.Discovery {
 			return o, pdu.LoginSuccess
 		}
 	}
-	if len(n.sessions) >= n.cfg.Sessions {
+	if len(n.sessions) >= n.limits.Load().Sessions {
 		return nil, pdu.LoginOutOfResources
 	}
 	for {
@@ -207,7 +213,7 @@ func (n *Node) session(tsih uint16) *Session {
 func (n *Node) dropTarget(t *Target, why string) {
 	for _, c := range n.connections() {
 		c.post(func() {
-			if c.sess != nil && c.sess.Target == t {
+			if c.sess != nil && c.sess.Target.same(t) {
 				c.fail("%s", why)
 			}
 		})

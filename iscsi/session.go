@@ -2,6 +2,7 @@ package iscsi
 
 import (
 	"fmt"
+	"time"
 
 	"oneshot/internal/serial"
 	"oneshot/iscsi/login"
@@ -29,6 +30,8 @@ type Session struct {
 	maxCmdSN   serial.SN // the last advertised; never moves back
 	held       map[serial.SN]held
 	immediates int // immediate commands not answered
+
+	since time.Time // of the login; guarded by the lock of conn
 
 	ended []func() // called when nothing of the session is left; guarded by Node.mu
 }

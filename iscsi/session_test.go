@@ -64,7 +64,7 @@ func (r *recorder) take() string {
 const firstCmdSN serial.SN = 0xfffffffe // the numbers wrap soon
 
 // session returns a connection in the full feature phase, with a window of four commands.
-func session(t *testing.T) (*Node, *Conn, *recorder) {
+func session(t testing.TB) (*Node, *Conn, *recorder) {
 	t.Helper()
 	pool := mem.NewPool(1 << 20)
 	n := NewNode(Config{

@@ -120,6 +120,7 @@ func (c *Conn) aborted(t *Task) {
 		c.answer(t)
 		return
 	}
+	t.AccountAborted()
 	c.leave(t)
 	if !c.mover.Forget(t) {
 		t.state = taskForgetting
@@ -195,7 +196,10 @@ func (t *Task) Collapsible() bool {
 }
 
 // Sent says that the answer of t has left, and gives the task back.
-func (c *Conn) Sent(t *Task) { c.free(t) }
+func (c *Conn) Sent(t *Task) {
+	t.Account(c.leaving() - t.arrived)
+	c.free(t)
+}
 
 // lease hands out I/O memory within the connection's share.
 func (c *Conn) lease(t *Task, n int) *mem.Lease {

@@ -1,0 +1,156 @@
+package iscsi
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"oneshot/iscsi/pdu"
+	"oneshot/scsi"
+)
+
+// SessionInfo is a session as an administrator sees it.
+type SessionInfo struct {
+	TSIH         uint16 // names the session while it lives
+	Initiator    string
+	ISID         pdu.ISID
+	Target       string // empty: a discovery session
+	Peer, Local  string // addresses of the connection
+	RDMA         bool
+	HeaderDigest bool
+	DataDigest   bool
+	Since        time.Time // of the login
+	Buffers      int       // bytes of I/O memory that its commands hold
+	scsi.IOStats
+}
+
+// Sessions lists the sessions there are, by TSIH.
+func (n *Node) Sessions() []SessionInfo {
+	var list []SessionInfo
+	for _, c := range n.connections() {
+		c.Lock()
+		info, ok := c.info()
+		nexus := c.nexus()
+		c.Unlock()
+		if !ok {
+			continue
+		}
+		if nexus != nil {
+			info.IOStats = nexus.Stats()
+		}
+		list = append(list, info)
+	}
+	slices.SortFunc(list, func(a, b SessionInfo) int { return cmp.Compare(a.TSIH, b.TSIH) })
+	return list
+}
+
+// info describes the session of c, if it has one.
+func (c *Conn) info() (SessionInfo, bool) {
+	s := c.sess
+	if s == nil || c.state != stateFullFeature {
+		return SessionInfo{}, false
+	}
+	info := SessionInfo{
+		TSIH: s.TSIH, Initiator: s.Initiator, ISID: s.ISID, Peer: c.mover.Peer(), Local: c.mover.Local(), RDMA: c.copy,
+		HeaderDigest: s.Params.HeaderDigest, DataDigest: s.Params.DataDigest, Since: s.since, Buffers: c.leased,
+	}
+	if s.Target != nil {
+		info.Target = s.Target.Name
+	}
+	return info, true
+}
+
+func (c *Conn) nexus() *scsi.Nexus {
+	if c.sess == nil {
+		return nil
+	}
+	return c.sess.nexus
+}
+
+// Targets lists the targets in the order in which they were added.
+func (n *Node) Targets() []*Target {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.targets)
+}
+
+// DropSession ends the session with this TSIH, after telling its initiator, and reports
+// whether there is one. Most initiators log in again.
+func (n *Node) DropSession(tsih uint16, why string) bool {
+	if n.session(tsih) == nil {
+		return false
+	}
+	n.drop(why, func(s *Session) bool { return s.TSIH == tsih })
+	return true
+}
+
+// ReplaceTarget puts t in the place of the target of its name, with another alias or other
+// rules of access. Sessions go on with what they have agreed to, except those of initiators
+// that t does not admit. It reports whether there was such a target.
+func (n *Node) ReplaceTarget(t *Target) bool {
+	n.mu.Lock()
+	i := slices.IndexFunc(n.targets, func(o *Target) bool { return o.Name == t.Name })
+	if i >= 0 {
+		n.targets[i] = t
+	}
+	n.mu.Unlock()
+	if i < 0 {
+		return false
+	}
+	n.drop("the initiator may not use the target any more", func(s *Session) bool {
+		return s.Target.same(t) && !t.admits(s.Initiator)
+	})
+	return true
+}
+
+// RemoveTarget makes a target unknown, and ends its sessions. Their commands may still be in
+// stores when it returns: scsi.LogicalUnit.Idle tells.
+func (n *Node) RemoveTarget(name string) {
+	n.mu.Lock()
+	n.targets = slices.DeleteFunc(n.targets, func(t *Target) bool { return t.Name == name })
+	n.mu.Unlock()
+	n.drop("the target was removed", func(s *Session) bool { return s.Target != nil && s.Target.Name == name })
+}
+
+// drop ends the sessions that match.
+func (n *Node) drop(why string, match func(*Session) bool) {
+	for _, c := range n.connections() {
+		c.post(func() {
+			if c.sess == nil || c.state != stateFullFeature || !match(c.sess) {
+				return
+			}
+			c.log.Info("session ends: " + why)
+			// RFC 7143 §11.9.1, event 3: nothing of the session is kept, and there is no reason
+			// to wait before the next login.
+			c.send(&pdu.AsyncFields{Event: pdu.AsyncAllConnectionsDrop, Sequence: c.Status()}, nil)
+			c.state = stateInLogout
+			c.mover.Terminate(true)
+		})
+	}
+}
+
+// same reports whether t and o are the same target, perhaps with other rules of access.
+func (t *Target) same(o *Target) bool { return t == o || t != nil && o != nil && t.Name == o.Name }
+
+// Quiesce returns when every connection there is has been in nobody's hands for a moment. A
+// command that was looked up in a target's LUNs before the call has been counted in its
+// logical unit by then.
+func (n *Node) Quiesce() {
+	for _, c := range n.connections() {
+		c.Lock()
+		c.Unlock() //nolint:staticcheck // the lock itself is what is waited for
+	}
+}
+
+// Limits are the parts of Config that may change while the node works.
+type Limits struct {
+	Discovery    Auth
+	Connections  int
+	Sessions     int
+	LoginTimeout uint32 // seconds, as are the others
+	NOPInterval  uint32
+	NOPTimeout   uint32
+}
+
+// SetLimits changes the limits. What goes beyond a lower limit already is left alone.
+func (n *Node) SetLimits(l Limits) { n.limits.Store(&l) }
