@@ -129,6 +129,7 @@ func (c *Conn) logIn(s *Session, out *login.Outcome) {
 		c.log = c.log.With("target", s.Target.Name)
 	}
 	c.text = login.NewExchange(c.offer, s.Params, s.Discovery, c.sendTargets)
+	c.text.Private = c.private
 	out.Response.TSIH = s.TSIH
 	c.sendLogin(out)
 	c.mover.Enable(s.Params)

@@ -48,6 +48,10 @@ type Datamover interface {
 	// Conn.Lost follows.
 	Terminate(graceful bool)
 
+	// Count tells what has crossed between the mover and its network since the connection
+	// began, each count with its name.
+	Count(tell func(name string, n uint64))
+
 	// Peer and Local are the addresses of the two ends, for people and for SendTargets.
 	Peer() string
 	Local() string

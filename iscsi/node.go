@@ -29,7 +29,9 @@ type Config struct {
 
 	Pool   *mem.Pool
 	Logger *slog.Logger
-	Rand   io.Reader // source of challenges: crypto/rand.Reader, but for tests
+	// CPUTime, if set, tells the processor time of this process, for initiators that ask.
+	CPUTime func() time.Duration
+	Rand    io.Reader // source of challenges: crypto/rand.Reader, but for tests
 }
 
 // Target is an iSCSI target node: a name, who may use it, and the SCSI target behind it.

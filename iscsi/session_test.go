@@ -37,6 +37,11 @@ func (r *recorder) Enable(*login.Params)    {}
 func (r *recorder) Terminate(graceful bool) { r.say("terminate %v", graceful) }
 func (r *recorder) Peer() string            { return "peer" }
 func (r *recorder) Local() string           { return "local" }
+func (r *recorder) Count(tell func(string, uint64)) {
+	tell("posts", 3)
+	tell("polls", 4)
+}
+
 func (r *recorder) Answer(t *Task) {
 	r.c.Status()
 	r.say("answer %d", t.ITT)

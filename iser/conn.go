@@ -407,6 +407,13 @@ func (m *Mover) Peer() string { return m.peer }
 // Local implements iscsi.Datamover.
 func (m *Mover) Local() string { return m.here }
 
+// Count implements iscsi.Datamover: the counters of the queue pair.
+func (m *Mover) Count(tell func(string, uint64)) {
+	for name, n := range m.qp.Counters().All() {
+		tell(name, n)
+	}
+}
+
 // Enable implements iscsi.Datamover.
 func (m *Mover) Enable(p *login.Params) {
 	m.enabled, m.p = true, *p

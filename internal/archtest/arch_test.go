@@ -66,8 +66,9 @@ var rules = []rule{
 	{pkg: "server", may: []string{
 		"config", "mgmt", "transport/**", "iser", "iscsi", "iscsi/*", "scsi", "backend", "backend/**", "mem",
 	}},
-	{pkg: "initiator", may: []string{"iscsi/pdu", "iscsi/text", "iscsi/chap", "transport/**", "mem"}},
-	{pkg: "cmd/*", may: []string{"server", "config", "configs", "initiator"}},
+	{pkg: "initiator", may: []string{"iscsi/pdu", "iscsi/text", "iscsi/chap", "transport/rdma", "transport/rdma/*", "mem"}},
+	{pkg: "initiator/*", may: []string{"initiator"}},
+	{pkg: "cmd/*", may: []string{"server", "config", "configs", "initiator", "initiator/*"}},
 
 	// Tests that talk to the daemon from outside, and measurements.
 	{pkg: "test/targettest"},

@@ -1,6 +1,8 @@
 package login
 
 import (
+	"strings"
+
 	"oneshot/iscsi/pdu"
 	"oneshot/iscsi/text"
 )
@@ -12,6 +14,9 @@ type Exchange struct {
 	params    *Params
 	discovery bool
 	list      func(target string, all bool) []text.Pair
+	// Private, if set, answers keys that are in no standard (X-…). False: it does not know
+	// the key.
+	Private func(key, value string) (answer string, ok bool)
 
 	collected text.Collector
 	busy      bool   // a sequence of requests or responses is under way
@@ -31,7 +36,7 @@ func (x *Exchange) Step(req pdu.TextRequest, data []byte) (r pdu.TextResponseFie
 	fresh := req.TTT() == pdu.ReservedTag
 	switch {
 	case fresh: // a new sequence takes the place of one that was left unfinished (§11.10.4)
-		*x = Exchange{cfg: x.cfg, params: x.params, discovery: x.discovery, list: x.list, ttt: x.ttt}
+		*x = Exchange{cfg: x.cfg, params: x.params, discovery: x.discovery, list: x.list, Private: x.Private, ttt: x.ttt}
 	case !x.busy || req.TTT() != x.ttt:
 		return r, nil, pdu.RejectInvalidPDUField
 	}
@@ -95,10 +100,19 @@ func (x *Exchange) answer(pairs []text.Pair) pdu.RejectReason {
 		case text.Known(p.Key):
 			x.rest = text.Append(x.rest, p.Key, text.Reject) // the login's only
 		default:
-			x.rest = text.Append(x.rest, p.Key, text.NotUnderstood)
+			x.rest = text.Append(x.rest, p.Key, x.private(p))
 		}
 	}
 	return 0
+}
+
+func (x *Exchange) private(p text.Pair) string {
+	if x.Private != nil && strings.HasPrefix(p.Key, "X-") {
+		if a, ok := x.Private(p.Key, p.Value); ok {
+			return a
+		}
+	}
+	return text.NotUnderstood
 }
 
 // sendTargets lists targets (RFC 7143 appendix C). In a normal session All is answered like

@@ -149,3 +149,14 @@ func FuzzExchange(f *testing.F) {
 		}
 	})
 }
+
+// Keys that no standard has are answered by who knows them, and otherwise not understood.
+func TestPrivateKeys(t *testing.T) {
+	x := newExchange(false)
+	x.Private = func(key, value string) (string, bool) { return "to " + value, key == "X-known" }
+	_, answer, reject := ask(t, x, fresh, join("X-known=?", "X-unknown=?", "Y-known=?"))
+	want := "X-known=to ?\x00X-unknown=NotUnderstood\x00Y-known=NotUnderstood\x00"
+	if reject != 0 || string(answer) != want {
+		t.Errorf("answer %q, reject %v, want %q", answer, reject, want)
+	}
+}

@@ -27,7 +27,7 @@ func (phonebook) Find(name, _ string) (*Target, pdu.LoginStatus) {
 		return &Target{Name: name, TPGT: 1, Alias: "an alias"}, pdu.LoginSuccess
 	case "iqn.t:chap":
 		return &Target{
-			Name: name, TPGT: 1, CHAP: &Credentials{"alice", []byte(secret)}, Mutual: &Credentials{"bob", []byte(otherSecret)},
+			Name: name, TPGT: 1, CHAP: &Credentials{Name: "alice", Secret: []byte(secret)}, Mutual: &Credentials{Name: "bob", Secret: []byte(otherSecret)},
 		}, pdu.LoginSuccess
 	case "iqn.t:private":
 		return nil, pdu.LoginAuthorizationFailure

@@ -1,5 +1,7 @@
 package rdma
 
+import "iter"
+
 // Counters are what has crossed a device or queue pair. A crossing is one hand-over between
 // the owner and the provider, whatever the number of requests in it; the counts per I/O are
 // what one-shot RDMA is about.
@@ -12,10 +14,13 @@ type Counters struct {
 	Completions   uint64 // completions taken
 	Events        uint64 // calls of event
 	Registrations uint64
-	Binds         uint64
-	Invalidations uint64 // local and remote
-	Advertises    uint64 // sent and received
-	Closes        uint64 // sent and received
+	// Deregistrations are regions that were given back; windows that were bound are among the
+	// Invalidations.
+	Deregistrations uint64
+	Binds           uint64
+	Invalidations   uint64 // local and remote
+	Advertises      uint64 // sent and received
+	Closes          uint64 // sent and received
 
 	Doorbells   uint64 // times that the provider was set to work: system calls that send
 	MessagesOut uint64
@@ -26,26 +31,54 @@ type Counters struct {
 	Terminates  uint64 // Terminate messages sent and received
 }
 
+// field is a count with its name.
+type field struct {
+	name  string
+	value *uint64
+}
+
+// fields lists the counts in the order of the struct.
+func (c *Counters) fields() [20]field {
+	return [...]field{
+		{"posts", &c.Posts},
+		{"works", &c.Works},
+		{"receive_posts", &c.ReceivePosts},
+		{"receives", &c.Receives},
+		{"polls", &c.Polls},
+		{"completions", &c.Completions},
+		{"events", &c.Events},
+		{"registrations", &c.Registrations},
+		{"deregistrations", &c.Deregistrations},
+		{"binds", &c.Binds},
+		{"invalidations", &c.Invalidations},
+		{"advertises", &c.Advertises},
+		{"closes", &c.Closes},
+		{"doorbells", &c.Doorbells},
+		{"messages_out", &c.MessagesOut},
+		{"messages_in", &c.MessagesIn},
+		{"bytes_out", &c.BytesOut},
+		{"bytes_in", &c.BytesIn},
+		{"reads", &c.Reads},
+		{"terminates", &c.Terminates},
+	}
+}
+
+// All yields every count with its name.
+func (c Counters) All() iter.Seq2[string, uint64] {
+	return func(yield func(string, uint64) bool) {
+		for _, f := range c.fields() {
+			if !yield(f.name, *f.value) {
+				return
+			}
+		}
+	}
+}
+
 // Sub returns what has been added to c since o.
 func (c Counters) Sub(o Counters) Counters {
-	c.Posts -= o.Posts
-	c.Works -= o.Works
-	c.ReceivePosts -= o.ReceivePosts
-	c.Receives -= o.Receives
-	c.Polls -= o.Polls
-	c.Completions -= o.Completions
-	c.Events -= o.Events
-	c.Registrations -= o.Registrations
-	c.Binds -= o.Binds
-	c.Invalidations -= o.Invalidations
-	c.Advertises -= o.Advertises
-	c.Closes -= o.Closes
-	c.Doorbells -= o.Doorbells
-	c.MessagesOut -= o.MessagesOut
-	c.MessagesIn -= o.MessagesIn
-	c.BytesOut -= o.BytesOut
-	c.BytesIn -= o.BytesIn
-	c.Reads -= o.Reads
-	c.Terminates -= o.Terminates
+	old := o.fields()
+	for i, f := range c.fields() {
+		*f.value -= *old[i].value
+	}
 	return c
 }

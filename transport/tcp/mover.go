@@ -60,6 +60,8 @@ type Mover struct {
 	withhold bool // a census is being taken: answers wait
 	pace     moderator
 
+	count struct{ writes, reads, pdusOut, pdusIn, bytesIn uint64 }
+
 	resume chan struct{} // wakes a paused reader; capacity 1
 	kick   chan struct{} // wakes the writer; capacity 1
 	writer sync.WaitGroup
@@ -97,6 +99,16 @@ func newMover(tc *net.TCPConn, pool *mem.Pool) (*Mover, error) {
 
 // Peer implements iscsi.Datamover.
 func (m *Mover) Peer() string { return m.peer }
+
+// Count implements iscsi.Datamover: system calls, PDUs, and bytes of them.
+func (m *Mover) Count(tell func(string, uint64)) {
+	tell("writes", m.count.writes)
+	tell("reads", m.count.reads)
+	tell("messages_out", m.count.pdusOut)
+	tell("messages_in", m.count.pdusIn)
+	tell("bytes_out", m.tx.sent)
+	tell("bytes_in", m.count.bytesIn)
+}
 
 // Local implements iscsi.Datamover.
 func (m *Mover) Local() string { return m.here }

@@ -121,6 +121,8 @@ func (m *Mover) readv() (n int, err error) {
 		x.t.EndPlace()
 	}
 	clear(x.iov[:k])
+	m.count.reads++
+	m.count.bytesIn += uint64(n)
 	if err != nil || n == 0 {
 		return 0, err
 	}
@@ -201,13 +203,18 @@ func (m *Mover) header() (bool, error) {
 	if h.DataSegmentLen() > m.maxIn() {
 		return false, &segmentError{opcode: h.Opcode(), len: h.DataSegmentLen(), max: m.maxIn()}
 	}
+	m.count.pdusIn++
 	switch h.Opcode() {
 	case pdu.OpSCSICommand:
 		return true, m.command(b[:n], whole)
 	case pdu.OpDataOut:
 		return true, m.dataOut(b[:n], whole)
 	}
-	return m.control(b, h, n, whole)
+	came, err := m.control(b, h, n, whole)
+	if !came {
+		m.count.pdusIn-- // it is looked at again
+	}
+	return came, err
 }
 
 // maxIn is the largest data segment that the initiator may send now.

@@ -103,6 +103,7 @@ func (m *Mover) queueHeader(c *control) {
 }
 
 func (m *Mover) queue(c *control) {
+	m.count.pdusOut++
 	m.tx.add(c.buf)
 	m.tx.items = append(m.tx.items, item{end: m.tx.queued, c: c})
 }
@@ -158,6 +159,7 @@ func (m *Mover) queueTaskHeader(t *task, start int) {
 	if m.headerDigest {
 		t.ans.buf = pdu.Digest(0).Update(t.ans.buf[start:]).AppendTo(t.ans.buf)
 	}
+	m.count.pdusOut++
 	m.tx.add(t.ans.buf[start:])
 }
 
@@ -325,6 +327,7 @@ func (m *Mover) write() bool {
 		v := x.iov[x.head:min(len(x.iov), x.head+maxIOV)]
 		n, _, e := unix.RawSyscall(unix.SYS_WRITEV, uintptr(m.fd), uintptr(unsafe.Pointer(&v[0])), uintptr(len(v)))
 		runtime.KeepAlive(v)
+		m.count.writes++
 		switch e {
 		case 0:
 			x.advance(uint64(n))

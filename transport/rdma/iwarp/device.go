@@ -76,8 +76,8 @@ type Device struct {
 	log   *slog.Logger
 	table *stag.Table
 
-	registrations atomic.Uint64
-	work          sync.WaitGroup // short-lived goroutines
+	registrations, deregistrations atomic.Uint64
+	work                           sync.WaitGroup // short-lived goroutines
 
 	mu      sync.Mutex // taken after queuePair.mu
 	qps     map[*queuePair]struct{}
@@ -154,7 +154,7 @@ func (d *Device) Counters() rdma.Counters {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	sum := d.past
-	sum.Registrations = d.registrations.Load()
+	sum.Registrations, sum.Deregistrations = d.registrations.Load(), d.deregistrations.Load()
 	for q := range d.qps {
 		q.n.addTo(&sum)
 	}

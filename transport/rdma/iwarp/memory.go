@@ -158,6 +158,7 @@ func (r *region) Deregister() error {
 		delete(dev.tags, r.tag)
 		dev.mu.Unlock()
 	}
+	dev.deregistrations.Add(1)
 	return dev.table.Deregister(r.tag)
 }
 

@@ -1,0 +1,315 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"oneshot/initiator"
+)
+
+// dial connects with the target of the URL and calls f.
+func (fl *flags) dial(c *cobra.Command, u initiator.URL, f func(context.Context, *initiator.Session) error) (err error) {
+	o, err := fl.options(c)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(c.Context(), fl.timeout)
+	defer cancel()
+	s, err := initiator.Dial(ctx, u, o)
+	if err != nil {
+		return err
+	}
+	err = f(c.Context(), s)
+	if closed := s.Close(); err == nil {
+		err = closed
+	}
+	return err
+}
+
+// disk is dial with the LUN of the URL.
+func (fl *flags) disk(c *cobra.Command, arg string, f func(context.Context, *initiator.LU) error) error {
+	u, err := fl.url(arg)
+	if err != nil {
+		return err
+	}
+	if u.LUN < 0 {
+		return &usageError{fmt.Errorf("%v names no LUN (…/iqn/0); list them: initiator ls %v", u, u)}
+	}
+	return fl.dial(c, u, func(ctx context.Context, s *initiator.Session) error {
+		l, err := s.LU(ctx, u.LUN)
+		if err != nil {
+			return err
+		}
+		return f(ctx, l)
+	})
+}
+
+func lsCommand(fl *flags) *cobra.Command {
+	return &cobra.Command{
+		Use:   "ls URL",
+		Short: "List the targets of a node, or the LUNs of a target",
+		Long: `ls asks a node which targets it has, if the URL names none, and otherwise the target which
+LUNs it has.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			u, err := fl.url(args[0])
+			if err != nil {
+				return err
+			}
+			if u.Target == "" {
+				return fl.targets(c, u)
+			}
+			return fl.dial(c, u, func(ctx context.Context, s *initiator.Session) error { return fl.luns(ctx, c, s) })
+		},
+	}
+}
+
+func (fl *flags) targets(c *cobra.Command, u initiator.URL) error {
+	o, err := fl.options(c)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(c.Context(), fl.timeout)
+	defer cancel()
+	found, err := initiator.Discover(ctx, u, o)
+	if err != nil {
+		return err
+	}
+	if fl.json {
+		return printJSON(c.OutOrStdout(), found)
+	}
+	for _, t := range found {
+		fmt.Fprintln(c.OutOrStdout(), t.Name)
+		for _, p := range t.Portals {
+			fmt.Fprintf(c.OutOrStdout(), "  %s,%s\n", p.Address, p.TPGT)
+		}
+	}
+	return nil
+}
+
+// unit is a LUN as ls shows it.
+type unit struct {
+	LUN       int   `json:"lun"`
+	Size      int64 `json:"size"` // bytes
+	BlockSize int   `json:"block_size"`
+	initiator.Identity
+	Error string `json:"error,omitempty"`
+}
+
+func (fl *flags) luns(ctx context.Context, c *cobra.Command, s *initiator.Session) error {
+	luns, err := s.ReportLUNs(ctx)
+	if err != nil {
+		return err
+	}
+	units := []unit{}
+	for _, n := range luns {
+		u := unit{LUN: n}
+		u.Identity, err = s.Identify(ctx, n)
+		if l, e := s.LU(ctx, n); e == nil {
+			u.Size, u.BlockSize = l.Size(), l.BlockSize()
+		} else if err = errors.Join(err, e); ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			u.Error = err.Error()
+		}
+		units = append(units, u)
+	}
+	if fl.json {
+		return printJSON(c.OutOrStdout(), units)
+	}
+	w := tabwriter.NewWriter(c.OutOrStdout(), 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "LUN\tSIZE\tBLOCK\tVENDOR\tPRODUCT\tSERIAL")
+	for _, u := range units {
+		n := size(u.Size)
+		fmt.Fprintf(w, "%d\t%s\t%d\t%s\t%s\t%s %s\n", u.LUN, n.String(), u.BlockSize, u.Vendor, u.Product, u.Serial, u.Error)
+	}
+	return w.Flush()
+}
+
+func inquiryCommand(fl *flags) *cobra.Command {
+	return &cobra.Command{
+		Use:   "inquiry URL",
+		Short: "Show what a disk says of itself",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			u, err := fl.url(args[0])
+			if err != nil {
+				return err
+			}
+			u.LUN = max(u.LUN, 0)
+			return fl.dial(c, u, func(ctx context.Context, s *initiator.Session) error {
+				id, err := s.Identify(ctx, u.LUN)
+				if err != nil {
+					return err
+				}
+				if fl.json {
+					return printJSON(c.OutOrStdout(), id)
+				}
+				_, err = fmt.Fprintf(c.OutOrStdout(), "vendor      %s\nproduct     %s\nrevision    %s\nserial      %s\ndesignators %s\n",
+					id.Vendor, id.Product, id.Revision, id.Serial, strings.Join(id.Designators, "\n            "))
+				return err
+			})
+		},
+	}
+}
+
+// span is the part of a disk that a copy is about.
+type span struct{ offset, length size }
+
+func (s *span) flags(c *cobra.Command) {
+	c.Flags().Var(&s.offset, "offset", "where to begin on the disk, in bytes; whole blocks")
+	c.Flags().Var(&s.length, "length", "how much to copy, in bytes; 0: all there is")
+}
+
+// copied is what a copy says at its end.
+type copied struct {
+	Bytes int64 `json:"bytes"`
+}
+
+func readCommand(fl *flags) *cobra.Command {
+	var sp span
+	c := &cobra.Command{
+		Use:   "read URL [FILE]",
+		Short: "Copy a disk to a file or standard output",
+		Args:  cobra.RangeArgs(1, 2),
+	}
+	sp.flags(c)
+	c.RunE = func(c *cobra.Command, args []string) (err error) {
+		w := c.OutOrStdout()
+		if len(args) == 2 && args[1] != "-" {
+			f, err := os.Create(args[1])
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			w = f
+		}
+		return fl.disk(c, args[0], func(ctx context.Context, l *initiator.LU) error {
+			n := l.Size() - int64(sp.offset)
+			if sp.length > 0 {
+				n = int64(sp.length)
+			}
+			if n < 0 || int64(sp.offset) > l.Size()-n {
+				return fmt.Errorf("%d bytes at %d, on a disk of %d", n, sp.offset, l.Size())
+			}
+			bar := newBar(c.ErrOrStderr(), n)
+			err := l.CopyTo(ctx, w, int64(sp.offset), n, bar.set)
+			bar.end()
+			if f, ok := w.(*os.File); ok && err == nil && len(args) == 2 && args[1] != "-" {
+				err = f.Sync()
+			}
+			return fl.told(c, copied{n}, err, len(args) < 2 || args[1] == "-")
+		})
+	}
+	return c
+}
+
+func writeCommand(fl *flags) *cobra.Command {
+	var sp span
+	c := &cobra.Command{
+		Use:   "write URL [FILE]",
+		Short: "Copy a file or standard input to a disk",
+		Long: `write copies to the disk and has it make the data durable. Where the input ends within a
+block, the rest of that block stays as it is.`,
+		Args: cobra.RangeArgs(1, 2),
+	}
+	sp.flags(c)
+	c.RunE = func(c *cobra.Command, args []string) error {
+		r, total := c.InOrStdin(), int64(0)
+		if len(args) == 2 && args[1] != "-" {
+			f, err := os.Open(args[1])
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			if i, err := f.Stat(); err == nil && i.Mode().IsRegular() {
+				total = i.Size()
+			}
+			r = f
+		}
+		if sp.length > 0 {
+			r = io.LimitReader(r, int64(sp.length))
+			total = min(total, int64(sp.length))
+		}
+		return fl.disk(c, args[0], func(ctx context.Context, l *initiator.LU) error {
+			if total > 0 && int64(sp.offset) > l.Size()-total {
+				return fmt.Errorf("%d bytes at %d, on a disk of %d", total, sp.offset, l.Size())
+			}
+			bar := newBar(c.ErrOrStderr(), total)
+			n, err := l.CopyFrom(ctx, r, int64(sp.offset), bar.set)
+			if err == nil {
+				err = l.Flush(ctx)
+			}
+			bar.end()
+			return fl.told(c, copied{n}, err, false)
+		})
+	}
+	return c
+}
+
+// told says how much was copied, if that was asked for and the output is not the copy.
+func (fl *flags) told(c *cobra.Command, v copied, err error, taken bool) error {
+	if err != nil || !fl.json {
+		return err
+	}
+	w := c.OutOrStdout()
+	if taken {
+		w = c.ErrOrStderr()
+	}
+	return printJSON(w, v)
+}
+
+// bar is a progress bar on a terminal; elsewhere it is silent.
+type bar struct {
+	w     io.Writer
+	total int64 // 0: nobody knows
+	shown int   // what was shown last: per cent, or MiB
+}
+
+func newBar(w io.Writer, total int64) *bar {
+	f, ok := w.(*os.File)
+	if !ok {
+		return &bar{}
+	}
+	if i, err := f.Stat(); err != nil || i.Mode()&os.ModeCharDevice == 0 {
+		return &bar{}
+	}
+	return &bar{w: w, total: total, shown: -1}
+}
+
+const barWidth = 40
+
+func (b *bar) set(n int64) {
+	if b.w == nil {
+		return
+	}
+	if b.total <= 0 {
+		if mib := int(n >> 20); mib != b.shown {
+			b.shown = mib
+			fmt.Fprintf(b.w, "\r%d MiB", mib)
+		}
+		return
+	}
+	percent := int(math.Floor(100 * float64(n) / float64(b.total)))
+	if percent == b.shown {
+		return
+	}
+	b.shown = percent
+	full := min(barWidth*percent/100, barWidth)
+	fmt.Fprintf(b.w, "\r[%s%s] %3d %%  %d of %d MiB", strings.Repeat("#", full), strings.Repeat(" ", barWidth-full), percent, n>>20, b.total>>20)
+}
+
+func (b *bar) end() {
+	if b.w != nil && b.shown >= 0 {
+		fmt.Fprintln(b.w)
+	}
+}

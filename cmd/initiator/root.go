@@ -1,0 +1,159 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	logrusslog "github.com/sirupsen/logrus/hooks/slog"
+	"github.com/spf13/cobra"
+
+	"oneshot/initiator"
+)
+
+// flags are those of every command.
+type flags struct {
+	name      string
+	json      bool
+	flow      string
+	opcodes   bool
+	immediate int
+	timeout   time.Duration
+	verbose   bool
+}
+
+func rootCommand() *cobra.Command {
+	f := new(flags)
+	root := &cobra.Command{
+		Use:   "initiator",
+		Short: "Use iSCSI disks over TCP, iSER and one-shot RDMA, all in user space",
+		Long: `initiator lists, reads, writes and measures the disks of iSCSI targets.
+
+A URL has the form that libiscsi and QEMU use:
+
+  iscsi://[user[%secret]@]host[:port]/iqn/lun          iSCSI over TCP, port 3260
+  iser+iwarp://…                                       iSER over iWARP, port 3261
+  oneshot+iwarp://…                                    one-shot RDMA over iWARP, port 3261
+
+with ?header_digest=crc32c, data_digest=crc32c, target_user=… and target_password=… where
+needed. User and secret are better given in the environment, which other users do not see:
+LIBISCSI_CHAP_USERNAME, LIBISCSI_CHAP_PASSWORD, LIBISCSI_CHAP_TARGET_USERNAME and
+LIBISCSI_CHAP_TARGET_PASSWORD. RDMA needs no card and no kernel module.`,
+		Example: `  initiator ls iscsi://127.0.0.1
+  initiator read --length 1MiB iscsi://127.0.0.1/iqn.2026-11.example.oneshot:demo/0 | hexdump -C | head
+  initiator bench --depth 32 --random oneshot+iwarp://127.0.0.1/iqn.2026-11.example.oneshot:demo/0`,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          cobra.NoArgs,
+		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	p := root.PersistentFlags()
+	p.StringVar(&f.name, "initiator-name", initiator.DefaultName, "iSCSI name of this initiator")
+	p.BoolVar(&f.json, "json", false, "print JSON")
+	p.StringVar(&f.flow, "flow", "default", "how memory becomes reachable over RDMA: conventional, register, window, one-shot")
+	p.BoolVar(&f.opcodes, "opcodes", false, "one-shot RDMA with opcodes of its own (FIG 5A), not with flags (FIG 5B)")
+	p.IntVar(&f.immediate, "immediate", 0, "most bytes of data that a command takes along; -1: none; 0: 8192")
+	p.DurationVar(&f.timeout, "timeout", 15*time.Second, "how long connecting and logging in may take")
+	p.BoolVar(&f.verbose, "verbose", false, "log what happens to standard error")
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
+	root.AddCommand(lsCommand(f), inquiryCommand(f), readCommand(f), writeCommand(f), benchCommand(f))
+	for _, c := range root.Commands() {
+		args := c.Args
+		c.Args = func(c *cobra.Command, a []string) error {
+			if err := args(c, a); err != nil {
+				return &usageError{fmt.Errorf("%w; usage: %s", err, c.UseLine())}
+			}
+			return nil
+		}
+	}
+	return root
+}
+
+// url reads the argument and what the environment adds.
+func (f *flags) url(arg string) (initiator.URL, error) {
+	u, err := initiator.ParseURL(arg)
+	if err != nil {
+		return u, &usageError{err}
+	}
+	if user, ok := os.LookupEnv("LIBISCSI_CHAP_USERNAME"); ok && u.CHAP == nil {
+		u.CHAP = &initiator.Credentials{Name: user}
+	}
+	if u.CHAP != nil && len(u.CHAP.Secret) == 0 {
+		u.CHAP.Secret = []byte(os.Getenv("LIBISCSI_CHAP_PASSWORD"))
+		if len(u.CHAP.Secret) == 0 {
+			return u, &usageError{errors.New("there is a CHAP user and no secret: LIBISCSI_CHAP_PASSWORD, or user%secret@ in the URL")}
+		}
+	}
+	if user, ok := os.LookupEnv("LIBISCSI_CHAP_TARGET_USERNAME"); ok && u.Mutual == nil {
+		u.Mutual = &initiator.Credentials{Name: user, Secret: []byte(os.Getenv("LIBISCSI_CHAP_TARGET_PASSWORD"))}
+	}
+	if u.Mutual != nil && u.CHAP == nil {
+		return u, &usageError{errors.New("the target is to prove who it is (target_user), but there is no CHAP user of ours")}
+	}
+	return u, nil
+}
+
+func (f *flags) options(c *cobra.Command) (initiator.Options, error) {
+	flow, err := initiator.ParseFlow(f.flow)
+	if err != nil {
+		return initiator.Options{}, &usageError{err}
+	}
+	o := initiator.Options{InitiatorName: f.name, Flow: flow, Opcodes: f.opcodes, Immediate: f.immediate}
+	if f.verbose {
+		l := logrus.New()
+		l.SetOutput(c.ErrOrStderr())
+		l.SetLevel(logrus.DebugLevel)
+		o.Logger = slog.New(logrusslog.NewHandler(l, nil))
+	}
+	return o, nil
+}
+
+// print prints v as JSON.
+func printJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
+var units = []struct {
+	name string
+	n    int64
+}{{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", 1 << 40}, {"", 1}}
+
+// size is a flag in bytes, with a unit or without.
+type size int64
+
+func (s *size) Type() string { return "size" }
+
+func (s *size) String() string {
+	n := int64(*s)
+	for _, u := range []int{3, 2, 1, 0} {
+		if n != 0 && n%units[u].n == 0 {
+			return fmt.Sprintf("%d%s", n/units[u].n, units[u].name)
+		}
+	}
+	return fmt.Sprint(n)
+}
+
+func (s *size) Set(v string) error {
+	for _, u := range units {
+		number, ok := strings.CutSuffix(v, u.name)
+		if !ok {
+			continue
+		}
+		var n int64
+		var rest string
+		if k, _ := fmt.Sscanf(number+" .", "%d %s", &n, &rest); k != 2 || rest != "." || n < 0 || n > 1<<62/u.n {
+			break
+		}
+		*s = size(n * u.n)
+		return nil
+	}
+	return fmt.Errorf("%q is no size, such as 4096, 64KiB or 1GiB", v)
+}

@@ -1,0 +1,129 @@
+package initiator
+
+import (
+	"fmt"
+
+	"oneshot/iscsi/pdu"
+	"oneshot/transport/rdma"
+)
+
+// Command is a SCSI command and its outcome. It must not be changed from Session.Start until
+// Done is called, nor may the memory of Out and In be used.
+type Command struct {
+	LUN  int
+	CDB  []byte // 6 to 16 bytes
+	Attr pdu.TaskAttribute
+
+	Out []byte // what the target fetches; or
+	In  []byte // where it puts what it sends
+	// Memory, if set, is where Out or In lies.
+	Memory *Memory
+
+	// Done is called once, when the command has ended, by the goroutine of the connection,
+	// or by Start itself if the session has ended. It must not block; it may start commands.
+	Done func(*Command)
+
+	// Err says why there is no status: the session has ended, or the target did not
+	// take the command.
+	Err error
+	// Status is the SCSI status (SAM-5 §5.3.1).
+	Status byte
+	// Transferred is how many bytes of Out or In were used, as the target says.
+	Transferred int
+	// Sense is the sense data of a CHECK CONDITION. It is valid until the Command is used again.
+	Sense []byte
+
+	next     *Command
+	itt      uint32
+	issued   bool
+	aborting bool
+	cmdSN    uint32
+	sense    [252]byte
+	got      int // bytes of Data-In
+	rdma     transfer
+}
+
+// SCSI status codes (SAM-5 §5.3.1).
+const (
+	StatusGood                = 0x00
+	StatusCheckCondition      = 0x02
+	StatusBusy                = 0x08
+	StatusReservationConflict = 0x18
+	StatusTaskSetFull         = 0x28
+	StatusACAActive           = 0x30
+	StatusTaskAborted         = 0x40
+)
+
+var statusNames = map[byte]string{
+	StatusCheckCondition: "CHECK CONDITION", StatusBusy: "BUSY", StatusReservationConflict: "RESERVATION CONFLICT",
+	StatusTaskSetFull: "TASK SET FULL", StatusACAActive: "ACA ACTIVE", StatusTaskAborted: "TASK ABORTED",
+}
+
+// Failure returns nil if the command has ended with GOOD, Err if it was not executed, and
+// otherwise a *StatusError.
+func (c *Command) Failure() error {
+	switch {
+	case c.Err != nil:
+		return c.Err
+	case c.Status == StatusGood:
+		return nil
+	}
+	e := &StatusError{LUN: c.LUN, Opcode: c.CDB[0], Status: c.Status}
+	e.Key, e.ASC, e.ASCQ = senseCodes(c.Sense)
+	return e
+}
+
+// StatusError is a command that the logical unit has not executed as asked.
+type StatusError struct {
+	LUN            int
+	Opcode, Status byte
+	Key, ASC, ASCQ byte // of CHECK CONDITION (SPC-4 §4.5)
+}
+
+var keyNames = [16]string{
+	"NO SENSE", "RECOVERED ERROR", "NOT READY", "MEDIUM ERROR", "HARDWARE ERROR", "ILLEGAL REQUEST", "UNIT ATTENTION", "DATA PROTECT",
+	"BLANK CHECK", "VENDOR SPECIFIC", "COPY ABORTED", "ABORTED COMMAND", "sense key 0Ch", "VOLUME OVERFLOW", "MISCOMPARE", "COMPLETED",
+}
+
+// Error says what the logical unit answers.
+func (e *StatusError) Error() string {
+	s := statusNames[e.Status]
+	if s == "" {
+		s = fmt.Sprintf("status %02xh", e.Status)
+	}
+	if e.Status == StatusCheckCondition {
+		s = fmt.Sprintf("%s, additional sense code %02xh/%02xh", keyNames[e.Key&15], e.ASC, e.ASCQ)
+	}
+	return fmt.Sprintf("LUN %d: command %02xh: %s", e.LUN, e.Opcode, s)
+}
+
+// senseCodes reads sense data of either format (SPC-4 §4.5).
+func senseCodes(b []byte) (key, asc, ascq byte) {
+	switch {
+	case len(b) >= 4 && b[0]&0x7e == 0x72:
+		return b[1] & 15, b[2], b[3]
+	case len(b) >= 14 && b[0]&0x7e == 0x70:
+		return b[2] & 15, b[12], b[13]
+	}
+	return 0, 0, 0
+}
+
+// data returns the memory that the target reads or writes.
+func (c *Command) data() []byte {
+	if len(c.Out) > 0 {
+		return c.Out
+	}
+	return c.In
+}
+
+// transfer is what the RDMA mover remembers of a command.
+type transfer struct {
+	region   rdma.Region // registered for this command alone
+	stag     rdma.STag   // what the target may reach the memory with; 0: nothing
+	offset   uint64      // of the memory, in the terms of stag
+	step     step
+	fields   pdu.SCSICommandFields // until it is sent
+	memory   [1]rdma.SGE
+	sgl      [2]rdma.SGE
+	answered bool
+}

@@ -1,0 +1,75 @@
+package initiator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"oneshot/iscsi/text"
+)
+
+// Counter is a count with its name.
+type Counter struct {
+	Name  string
+	Value uint64
+}
+
+// Counters are what has crossed between an end and its network. Over TCP these are the system
+// calls that read and write, PDUs and bytes; over RDMA those of rdma.Counters.
+type Counters []Counter
+
+// Get returns the count of a name, 0 if there is none.
+func (c Counters) Get(name string) uint64 {
+	for _, x := range c {
+		if x.Name == name {
+			return x.Value
+		}
+	}
+	return 0
+}
+
+// Sub returns what has been added to c since o.
+func (c Counters) Sub(o Counters) Counters {
+	d := make(Counters, len(c))
+	for i, x := range c {
+		d[i] = Counter{x.Name, x.Value - o.Get(x.Name)}
+	}
+	return d
+}
+
+// Crossings is the number of hand-overs between owner and device, or program and kernel.
+// Making memory known to an RDMA device and taking that back are a command and its answer each.
+func (c Counters) Crossings() uint64 {
+	return c.Get("writes") + c.Get("reads") + c.Get("posts") + c.Get("polls") + 2*c.Get("registrations") + 2*c.Get("deregistrations")
+}
+
+// ErrNotTold: the target does not know the question.
+var ErrNotTold = errors.New("the target does not tell what crosses it")
+
+// countersKey is a text key of this project's targets (RFC 7143 §6.1: an X- key).
+const countersKey = "X-example.oneshot.Counters"
+
+// TargetCounters asks the target for the counters of its end of the connection, and for
+// cpu_ns, the processor time of its process.
+func (s *Session) TargetCounters(ctx context.Context) (Counters, error) {
+	pairs, err := s.Text(ctx, text.Pair{Key: countersKey, Value: "?"})
+	if err != nil {
+		return nil, err
+	}
+	v, ok := value(pairs, countersKey)
+	if !ok || v == text.NotUnderstood || v == text.Irrelevant || v == text.Reject {
+		return nil, ErrNotTold
+	}
+	var c Counters
+	for item := range strings.SplitSeq(v, ",") {
+		name, number, _ := strings.Cut(item, ":")
+		n, err := strconv.ParseUint(number, 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("the target's counters: %q", clip(item))
+		}
+		c = append(c, Counter{name, n})
+	}
+	return c, nil
+}

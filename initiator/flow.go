@@ -1,0 +1,285 @@
+package initiator
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"oneshot/iscsi/pdu"
+	"oneshot/transport/rdma"
+)
+
+// step is where a command is on its way through the flow of its connection.
+//
+//	FlowConventional  register ─► Binding ─► Sent ─► answer ─► Unbinding ─► deregister
+//	FlowRegister      register ────────────► Sent ─► answer ─► deregister
+//	FlowWindow        Binding ─► Sent ─► answer, which invalidates; if not: Unbinding
+//	FlowOneShot       Sent ─► answer, which closes; if not: Revoke
+type step uint8
+
+const (
+	stepSent      step = iota // or about to be
+	stepBinding               // the window has no name yet
+	stepUnbinding             // the answer has come; the target may still reach the memory
+)
+
+// Of the iSER header of a Control-Type PDU (RFC 7145 §9.2).
+const (
+	opControl = 0x1
+	flagWSV   = 0x08
+	flagRSV   = 0x04
+)
+
+// frame appends what precedes a PDU.
+func (m *conn) frame(b []byte, write rdma.STag, writeOffset uint64, read rdma.STag, readOffset uint64) []byte {
+	if m.flow == FlowOneShot {
+		return b
+	}
+	var h [headerLen]byte
+	h[0] = opControl << 4
+	if write != 0 {
+		h[0] |= flagWSV
+		binary.BigEndian.PutUint32(h[4:], uint32(write))
+		binary.BigEndian.PutUint64(h[8:], writeOffset)
+	}
+	if read != 0 {
+		h[0] |= flagRSV
+		binary.BigEndian.PutUint32(h[16:], uint32(read))
+		binary.BigEndian.PutUint64(h[20:], readOffset)
+	}
+	return append(b, h[:]...)
+}
+
+// command implements mover.
+func (m *conn) command(c *Command, f *pdu.SCSICommandFields, immediate int) {
+	if m.closed {
+		return // Session.lost ends it
+	}
+	t := &c.rdma
+	t.fields = *f
+	w := rdma.Work{ID: idSend, Op: rdma.OpSend}
+	if immediate < len(c.data()) || len(c.In) > 0 {
+		if err := m.reach(c, &w); err != nil {
+			m.broken(err)
+			return
+		}
+	}
+	m.write(c, immediate, t.stag, t.offset)
+	w.SGL = t.sgl[:1]
+	if immediate > 0 && t.sgl[1].Bytes != nil {
+		w.SGL = t.sgl[:2]
+	}
+	m.sends = append(m.sends, w)
+	m.senders = append(m.senders, c)
+}
+
+func (c *Command) access() rdma.Access {
+	if len(c.Out) > 0 {
+		return rdma.AccessRemoteRead
+	}
+	return rdma.AccessRemoteWrite
+}
+
+// reach makes c's memory reachable, as far as that happens before the command is sent; w is
+// the request that will send it.
+func (m *conn) reach(c *Command, w *rdma.Work) (err error) {
+	t := &c.rdma
+	r := rdma.Region(nil)
+	if c.Memory != nil && m.flow != FlowConventional && m.flow != FlowRegister {
+		r = c.Memory.region
+	}
+	if r == nil {
+		access := rdma.AccessLocalWrite
+		if m.flow != FlowConventional {
+			access |= rdma.AccessRemoteRead | rdma.AccessRemoteWrite
+		}
+		if t.region, err = m.domain.Register(c.data(), access); err != nil {
+			return fmt.Errorf("memory of a command: %w", err)
+		}
+		r = t.region
+	}
+	t.memory[0] = rdma.SGE{Bytes: c.data(), Region: r}
+	t.offset = offset(r, c.data())
+	switch m.flow {
+	case FlowOneShot:
+		w.Flags, w.Memory, w.Access = rdma.Advertise, t.memory[:], c.access()
+	case FlowRegister:
+		t.stag = r.STag()
+	default:
+		return m.bind(c)
+	}
+	return nil
+}
+
+// bind has a window bound to c's memory.
+func (m *conn) bind(c *Command) (err error) {
+	slot := uint16(c.itt)
+	if m.windows[slot] == nil {
+		if m.windows[slot], err = m.domain.NewWindow(); err != nil {
+			return err
+		}
+	}
+	w := rdma.Work{
+		ID: idBind | uint64(slot), Op: rdma.OpBind, Window: m.windows[slot], SGL: c.rdma.memory[:],
+		Access: c.access() | rdma.AccessRemoteInvalidate,
+	}
+	if m.flow == FlowConventional {
+		w.Flags = rdma.Signaled
+	}
+	c.rdma.step = stepBinding
+	m.binds = append(m.binds, w)
+	m.bound = append(m.bound, c)
+	return nil
+}
+
+// haveBound notes that the first n binds are posted.
+func (m *conn) haveBound(n int) {
+	for i := range m.binds[:n] {
+		c := m.bound[i]
+		c.rdma.stag = m.binds[i].STag
+		if m.flow == FlowWindow { // the Send is posted behind the bind
+			m.named(c)
+		}
+	}
+	m.binds = m.binds[:copy(m.binds, m.binds[n:])]
+	m.bound = m.bound[:copy(m.bound, m.bound[n:])]
+}
+
+// named writes the name of c's window into its header.
+func (m *conn) named(c *Command) {
+	c.rdma.step = stepSent
+	m.write(c, c.rdma.fields.DataSegmentLength, c.rdma.stag, c.rdma.offset)
+}
+
+// isBound: the window has been bound; now the command can be sent.
+func (m *conn) isBound(c *Command) error {
+	if c == nil || c.rdma.step != stepBinding {
+		return fmt.Errorf("a window was bound for no command")
+	}
+	m.named(c)
+	return nil
+}
+
+// write writes the message of a command to its slot, and where its parts are to t.sgl.
+func (m *conn) write(c *Command, immediate int, stag rdma.STag, off uint64) {
+	slot := int(uint16(c.itt))
+	at := m.receives*receiveLen + slot*m.slotLen
+	b := m.ring.b[at : at : at+m.slotLen]
+	switch {
+	case len(c.Out) > 0:
+		// The offset is that of what is to be fetched: Linux counts so (iser-linux.md).
+		b = m.frame(b, stag, off+uint64(immediate), 0, 0)
+	default:
+		b = m.frame(b, 0, 0, stag, off)
+	}
+	b = c.rdma.fields.AppendTo(b)
+	c.rdma.sgl[1] = rdma.SGE{}
+	if immediate > 0 {
+		if c.Memory != nil && c.Memory.region != nil {
+			c.rdma.sgl[1] = rdma.SGE{Bytes: c.Out[:immediate], Region: c.Memory.region}
+		} else {
+			b = append(b, c.Out[:immediate]...)
+		}
+	}
+	c.rdma.sgl[0] = rdma.SGE{Bytes: b, Region: m.ring.region}
+}
+
+// haveSent notes that the first n Sends and invalidations are posted.
+func (m *conn) haveSent(n int) {
+	for i := range m.sends[:n] {
+		if c := m.senders[i]; c != nil && m.sends[i].Flags&rdma.Advertise != 0 {
+			c.rdma.stag = m.sends[i].STag
+		}
+	}
+	m.sends = m.sends[:copy(m.sends, m.sends[n:])]
+	m.senders = m.senders[:copy(m.senders, m.senders[n:])]
+}
+
+// isClosed: the target has closed an STag with h. The device knows that it was advertised
+// here; that it is the one of the command that h ends is for us to see (one-shot.md §5.2).
+func (m *conn) isClosed(h pdu.Header) error {
+	if h.Opcode() == pdu.OpSCSIResponse {
+		if c := m.s.find(h.ITT()); c != nil && c.rdma.stag == m.current.STag {
+			c.rdma.stag = 0
+			return nil
+		}
+		return fmt.Errorf("the target closes STag %#x with the answer to the ITT %#x, which has another", m.current.STag, h.ITT())
+	}
+	for _, c := range m.s.slots {
+		if c != nil && c.rdma.stag == m.current.STag {
+			c.rdma.stag = 0
+			return nil
+		}
+	}
+	return fmt.Errorf("the target closes STag %#x of no command", m.current.STag)
+}
+
+// answered implements mover: it takes the target's access back, where its answer has not.
+func (m *conn) answered(c *Command) {
+	t := &c.rdma
+	if t.answered {
+		return
+	}
+	t.answered = true
+	switch {
+	case t.stag == 0 || m.closed:
+		m.released(c)
+	case m.flow == FlowRegister:
+		m.released(c)
+	case m.flow == FlowOneShot:
+		m.revoke(c)
+	case m.current != nil && m.current.Flags&rdma.Invalidated != 0 && m.current.STag == t.stag:
+		m.released(c)
+	default:
+		t.step = stepUnbinding
+		m.sends = append(m.sends, rdma.Work{
+			ID: idInvalidate | uint64(uint16(c.itt)), Op: rdma.OpLocalInvalidate, Flags: rdma.Signaled, STag: t.stag,
+		})
+		m.senders = append(m.senders, nil)
+	}
+}
+
+// isUnbound: the access that c's memory was reachable by has ended.
+func (m *conn) isUnbound(c *Command) {
+	if c != nil && c.rdma.step == stepUnbinding {
+		m.released(c)
+	}
+}
+
+// revoke takes an STag back that the target has not closed: the task was aborted.
+func (m *conn) revoke(c *Command) {
+	s := m.s
+	err := m.qp.Revoke(c.rdma.stag, func() {
+		go func() { // the lock may be held by who calls
+			s.mu.Lock()
+			if m.closed || s.slots[uint16(c.itt)] != c {
+				s.mu.Unlock()
+				return
+			}
+			m.released(c)
+			if s.incoming {
+				s.mu.Unlock()
+				return
+			}
+			s.finished.remove(c)
+			s.mu.Unlock()
+			c.Done(c)
+		}()
+	})
+	if err != nil {
+		m.broken(err)
+	}
+}
+
+// released gives c's memory back to its owner.
+func (m *conn) released(c *Command) {
+	if m.closed {
+		return // Session.lost ends it
+	}
+	if r := c.rdma.region; r != nil {
+		c.rdma.region = nil
+		if err := r.Deregister(); err != nil {
+			m.broken(err)
+		}
+	}
+	m.s.finish(c)
+}

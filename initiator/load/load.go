@@ -1,0 +1,331 @@
+// Package load puts a load on a disk and says what it took: I/Os per second, latency, processor
+// time, and what crossed between program and network at both ends.
+package load
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+	"golang.org/x/sys/unix"
+
+	"oneshot/initiator"
+)
+
+// Config is a load.
+type Config struct {
+	URL      initiator.URL
+	Options  initiator.Options
+	Sessions int
+	Depth    int // commands outstanding, per session
+	Size     int // bytes per command, whole blocks
+	Write    bool
+	Random   bool
+	Warmup   time.Duration // before counting begins
+	Duration time.Duration
+	// Span is the part of the disk that is used, from its start, in bytes. 0: all.
+	Span int64
+	// Seed is that of the offsets.
+	Seed uint64
+}
+
+// Result is what a load took. Latencies are in microseconds; counts per I/O are those of one end.
+type Result struct {
+	IOPS      float64 `json:"iops"`
+	MBps      float64 `json:"mb_per_s"` // 10^6 bytes
+	IOs       uint64  `json:"ios"`
+	Mean      float64 `json:"latency_mean_us"`
+	P50       float64 `json:"latency_p50_us"`
+	P90       float64 `json:"latency_p90_us"`
+	P99       float64 `json:"latency_p99_us"`
+	P999      float64 `json:"latency_p999_us"`
+	Max       float64 `json:"latency_max_us"`
+	Initiator End     `json:"initiator"`
+	// Target is what the target tells of its end; nil if it does not.
+	Target *End `json:"target,omitempty"`
+}
+
+// End is what one end of the connection took, per I/O.
+type End struct {
+	CPU       float64            `json:"cpu_us"`    // processor time of the process
+	Crossings float64            `json:"crossings"` // see initiator.Counters.Crossings
+	Counts    map[string]float64 `json:"counts"`
+}
+
+// Latencies are counted in nanoseconds, to three digits, up to a minute.
+const longest = int64(time.Minute)
+
+// stream is the load of one session.
+type stream struct {
+	cfg  *Config
+	s    *initiator.Session
+	lu   *initiator.LU
+	hist *hdrhistogram.Histogram
+	rnd  *rand.Rand
+	span int64
+	next int64
+
+	mem  *initiator.Memory
+	ops  []op
+	end  time.Time
+	live sync.WaitGroup // commands
+
+	// What follows belongs to the goroutine that calls Done.
+	ios uint64
+	err error
+}
+
+type op struct {
+	c     initiator.Command
+	begun time.Time
+	st    *stream
+}
+
+// Run puts the load on. Commands under way when ctx ends are waited for, and ctx's error is
+// returned.
+func Run(ctx context.Context, cfg Config) (*Result, error) {
+	if cfg.Sessions < 1 || cfg.Depth < 1 || cfg.Size < 1 || cfg.Duration <= 0 {
+		return nil, errors.New("a load has at least one session, a depth, a size and a duration")
+	}
+	cfg.Options.Depth = cfg.Depth
+	streams := make([]*stream, cfg.Sessions)
+	defer func() {
+		for _, st := range streams {
+			if st != nil {
+				st.close()
+			}
+		}
+	}()
+	for i := range streams {
+		st, err := open(ctx, &cfg, uint64(i))
+		if err != nil {
+			return nil, err
+		}
+		streams[i] = st
+	}
+	if cfg.Warmup > 0 {
+		if err := phase(ctx, streams, cfg.Warmup); err != nil {
+			return nil, err
+		}
+	}
+	return measure(ctx, &cfg, streams)
+}
+
+// phase runs all streams for d.
+func phase(ctx context.Context, streams []*stream, d time.Duration) error {
+	for _, st := range streams {
+		st.begin(d)
+	}
+	return wait(ctx, streams)
+}
+
+// wait waits for the end of what runs.
+func wait(ctx context.Context, streams []*stream) error {
+	stop := context.AfterFunc(ctx, func() {
+		for _, st := range streams {
+			_ = st.s.Close()
+		}
+	})
+	defer stop()
+	for _, st := range streams {
+		st.live.Wait()
+		if st.err != nil {
+			return errors.Join(ctx.Err(), st.err)
+		}
+	}
+	return ctx.Err()
+}
+
+func open(ctx context.Context, cfg *Config, i uint64) (*stream, error) {
+	s, err := initiator.Dial(ctx, cfg.URL, cfg.Options)
+	if err != nil {
+		return nil, err
+	}
+	st := &stream{cfg: cfg, s: s, hist: hdrhistogram.New(1, longest, 3), rnd: rand.New(rand.NewPCG(cfg.Seed, i))}
+	if st.lu, err = s.LU(ctx, max(cfg.URL.LUN, 0)); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	st.span = st.lu.Size()
+	if cfg.Span > 0 {
+		st.span = min(cfg.Span, st.span)
+	}
+	st.span -= st.span % int64(cfg.Size)
+	if cfg.Size%st.lu.BlockSize() != 0 || st.span == 0 {
+		return nil, errors.Join(fmt.Errorf("commands of %d bytes do not fit a disk of %d bytes in blocks of %d",
+			cfg.Size, st.lu.Size(), st.lu.BlockSize()), s.Close())
+	}
+	if st.mem, err = s.Alloc(cfg.Depth * cfg.Size); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	for i := range st.mem.Bytes() {
+		st.mem.Bytes()[i] = byte(i>>12) ^ byte(i)
+	}
+	st.ops = make([]op, cfg.Depth)
+	for i := range st.ops {
+		b := st.mem.Bytes()[i*cfg.Size:][:cfg.Size:cfg.Size]
+		o := &st.ops[i]
+		o.st = st
+		o.c.Memory = st.mem
+		o.c.Done = func(*initiator.Command) { o.done() }
+		if o.c.In = b; cfg.Write {
+			o.c.In, o.c.Out = nil, b
+		}
+	}
+	return st, nil
+}
+
+func (st *stream) close() {
+	_ = st.s.Close()
+	_ = st.mem.Free()
+}
+
+// begin starts commands, which start others for d.
+func (st *stream) begin(d time.Duration) {
+	st.hist.Reset()
+	st.ios = 0
+	now := time.Now()
+	st.end = now.Add(d)
+	st.live.Add(len(st.ops))
+	cs := make([]*initiator.Command, len(st.ops))
+	for i := range st.ops {
+		o := &st.ops[i]
+		o.begun = now
+		if err := st.lu.Prepare(&o.c, st.offset()); err != nil {
+			panic(err) // open has looked
+		}
+		cs[i] = &o.c
+	}
+	st.s.Start(cs...)
+}
+
+// offset returns where the next command goes.
+func (st *stream) offset() int64 {
+	size := int64(st.cfg.Size)
+	if st.cfg.Random {
+		return st.rnd.Int64N(st.span/size) * size
+	}
+	at := st.next
+	if st.next += size; st.next >= st.span {
+		st.next = 0
+	}
+	return at
+}
+
+// done takes the end of a command, and starts it again.
+func (o *op) done() {
+	st := o.st
+	now := time.Now()
+	if err := o.c.Failure(); err != nil {
+		if st.err == nil {
+			st.err = err
+		}
+		st.live.Done()
+		return
+	}
+	_ = st.hist.RecordValue(min(int64(now.Sub(o.begun)), longest))
+	st.ios++
+	if now.After(st.end) {
+		st.live.Done()
+		return
+	}
+	o.begun = now
+	if err := st.lu.Prepare(&o.c, st.offset()); err != nil {
+		panic(err)
+	}
+	st.s.Start(&o.c)
+}
+
+// state is what is compared before and after.
+type state struct {
+	at             time.Time
+	cpu            time.Duration
+	counts, target initiator.Counters
+	targetCPU      uint64
+	targetTells    bool
+}
+
+func look(ctx context.Context, streams []*stream) (now state, err error) {
+	now.targetTells = true
+	for i, st := range streams {
+		t, err := st.s.TargetCounters(ctx)
+		switch {
+		case errors.Is(err, initiator.ErrNotTold):
+			now.targetTells = false
+		case err != nil:
+			return now, err
+		}
+		if i == 0 {
+			now.targetCPU = t.Get("cpu_ns")
+		}
+		now.target = add(now.target, t)
+		now.counts = add(now.counts, st.s.Counters())
+	}
+	now.cpu, now.at = cpu(), time.Now()
+	return now, nil
+}
+
+func add(a, b initiator.Counters) initiator.Counters {
+	sum := make(initiator.Counters, len(b))
+	for i, c := range b {
+		sum[i] = initiator.Counter{Name: c.Name, Value: c.Value + a.Get(c.Name)}
+	}
+	return sum
+}
+
+// measure runs the load and compares the states before and after.
+func measure(ctx context.Context, cfg *Config, streams []*stream) (*Result, error) {
+	before, err := look(ctx, streams)
+	if err != nil {
+		return nil, err
+	}
+	if err := phase(ctx, streams, cfg.Duration); err != nil {
+		return nil, err
+	}
+	took := time.Since(before.at)
+	spent := cpu() - before.cpu
+	after, err := look(ctx, streams)
+	if err != nil {
+		return nil, err
+	}
+	hist := hdrhistogram.New(1, longest, 3)
+	r := new(Result)
+	for _, st := range streams {
+		hist.Merge(st.hist)
+		r.IOs += st.ios
+	}
+	r.IOPS = float64(r.IOs) / took.Seconds()
+	r.MBps = r.IOPS * float64(cfg.Size) / 1e6
+	us := func(p float64) float64 { return float64(hist.ValueAtQuantile(p)) / 1e3 }
+	r.Mean, r.P50, r.P90, r.P99, r.P999 = hist.Mean()/1e3, us(50), us(90), us(99), us(99.9)
+	r.Max = float64(hist.Max()) / 1e3
+	r.Initiator = end(r.IOs, spent, after.counts.Sub(before.counts))
+	if after.targetTells {
+		t := end(r.IOs, time.Duration(after.targetCPU-before.targetCPU), after.target.Sub(before.target))
+		r.Target = &t
+	}
+	return r, nil
+}
+
+// end makes counts per I/O.
+func end(ios uint64, cpu time.Duration, c initiator.Counters) End {
+	per := func(n uint64) float64 { return float64(n) / float64(max(ios, 1)) }
+	e := End{CPU: per(uint64(cpu)) / 1e3, Crossings: per(c.Crossings()), Counts: make(map[string]float64)}
+	for _, x := range c {
+		if x.Value > 0 && x.Name != "cpu_ns" {
+			e.Counts[x.Name] = per(x.Value)
+		}
+	}
+	return e
+}
+
+func cpu() time.Duration {
+	var r unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &r); err != nil {
+		return 0
+	}
+	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
+}

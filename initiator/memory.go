@@ -1,0 +1,48 @@
+package initiator
+
+import (
+	"fmt"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"oneshot/transport/rdma"
+)
+
+// Memory is page-aligned memory that the session's RDMA device knows.
+type Memory struct {
+	b      []byte
+	region rdma.Region // nil: over TCP
+	forget func()      // tells the connection that the memory goes
+	once   sync.Once
+}
+
+// Alloc returns n bytes of memory for commands of the session. Over TCP it is memory like any
+// other.
+func (s *Session) Alloc(n int) (*Memory, error) { return s.mover.alloc(n) }
+
+func newMemory(n int) (*Memory, error) {
+	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return nil, fmt.Errorf("%d bytes of memory: %w", n, err)
+	}
+	return &Memory{b: b}, nil
+}
+
+// Bytes returns the memory.
+func (m *Memory) Bytes() []byte { return m.b }
+
+// Free gives the memory back. No command may use it; sessions that have ended use none.
+func (m *Memory) Free() (err error) {
+	m.once.Do(func() {
+		if m.forget != nil {
+			m.forget()
+		}
+		if m.region != nil {
+			err = m.region.Deregister()
+		}
+		_ = unix.Munmap(m.b)
+		m.b = nil
+	})
+	return err
+}

@@ -1,0 +1,567 @@
+package initiator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"oneshot/internal/serial"
+	"oneshot/iscsi/pdu"
+	"oneshot/iscsi/text"
+)
+
+// mover moves PDUs. All but receive and close are called with Session.mu held, and do not
+// block; what they queue leaves in order, at the latest at flush.
+type mover interface {
+	// control queues a PDU, which is copied.
+	control(bhs, data []byte)
+	// command queues a SCSI command with the first immediate bytes of its data.
+	command(c *Command, f *pdu.SCSICommandFields, immediate int)
+	// answered is called when the status of c has come. The mover calls Session.finish when
+	// c's memory is the owner's again.
+	answered(c *Command)
+	// flush starts sending.
+	flush()
+	// receive waits for the next PDU of a login.
+	receive(ctx context.Context) (pdu.Header, []byte, error)
+	// enable begins the full feature phase: PDUs go to Session.take from now on.
+	enable(p *text.Params)
+	// stop ends the connection. Session.lost is called when nothing refers to memory of
+	// commands any more; perhaps it has been already.
+	stop(err error)
+	// alloc returns memory that the connection's device knows.
+	alloc(n int) (*Memory, error)
+	counters() Counters
+	localAddr() string
+}
+
+// Session is a session of one connection. Its methods may be called from any goroutine.
+type Session struct {
+	url   URL
+	opt   Options
+	log   *slog.Logger
+	mover mover
+	p     text.Params // as negotiated
+	// immediate and burst are how much data leaves unasked, with and after a command.
+	immediate, burst int
+	ended            chan struct{} // closed when nothing refers to memory of commands any more
+
+	mu        sync.Mutex // guards what follows; not held while Done is called
+	cmdSN     serial.SN
+	maxCmdSN  serial.SN
+	expStatSN serial.SN
+	slots     []*Command // by the lower half of the ITT
+	free      []uint16
+	turn      uint16 // the upper half of the next ITT
+	waiting   list   // commands that the window or the depth keeps back
+	finished  list   // Done is to be called
+	incoming  bool   // the goroutine of the connection will flush
+	calls     map[uint32]*call
+	callITT   uint32
+	err       error // why the session has ended
+}
+
+// list is a queue of commands.
+type list struct{ head, tail *Command }
+
+func (l *list) push(c *Command) {
+	c.next = nil
+	if l.tail == nil {
+		l.head = c
+	} else {
+		l.tail.next = c
+	}
+	l.tail = c
+}
+
+func (l *list) pop() *Command {
+	c := l.head
+	if c != nil {
+		if l.head = c.next; l.head == nil {
+			l.tail = nil
+		}
+		c.next = nil
+	}
+	return c
+}
+
+// remove takes c out, if it is there.
+func (l *list) remove(c *Command) bool {
+	var kept list
+	found := false
+	for x := l.pop(); x != nil; x = l.pop() {
+		if x == c {
+			found = true
+		} else {
+			kept.push(x)
+		}
+	}
+	*l = kept
+	return found
+}
+
+// done calls Done of all. It does not look at a command afterwards.
+func (l list) done() {
+	for c := l.pop(); c != nil; c = l.pop() {
+		c.Done(c)
+	}
+}
+
+// call is a request that is no command, and its answer.
+type call struct {
+	done chan struct{}
+	h    pdu.Header
+	data []byte
+	err  error
+}
+
+// The upper half of the ITT of a command is below turns; calls have ITTs above.
+const (
+	turns    = 0x8000
+	firstITT = turns << 16
+	loginITT = 1
+)
+
+// ErrClosed is the end of a session by Close.
+var ErrClosed = errors.New("the session is closed")
+
+// Start begins commands, in order. Their outcome is told to Done of each.
+func (s *Session) Start(cs ...*Command) {
+	var failed list
+	s.mu.Lock()
+	for _, c := range cs {
+		c.Err, c.Status, c.Transferred, c.Sense = s.unfit(c), 0, 0, nil
+		c.got, c.aborting, c.issued, c.rdma = 0, false, false, transfer{}
+		if c.Err != nil {
+			failed.push(c)
+		} else {
+			s.waiting.push(c)
+		}
+	}
+	s.issue()
+	if !s.incoming {
+		s.mover.flush()
+	}
+	s.mu.Unlock()
+	failed.done()
+}
+
+// unfit says why c cannot be sent.
+func (s *Session) unfit(c *Command) error {
+	switch {
+	case s.err != nil:
+		return s.err
+	case len(c.CDB) < 6 || len(c.CDB) > pdu.CDBLen:
+		return fmt.Errorf("a CDB of %d bytes: there are those of 6 to %d", len(c.CDB), pdu.CDBLen)
+	case len(c.Out) > 0 && len(c.In) > 0:
+		return errors.New("a command with data both ways, which this initiator has none of")
+	case len(c.data()) > maxTransfer:
+		return fmt.Errorf("a command with %d bytes of data: %d is the most", len(c.data()), maxTransfer)
+	case c.LUN < 0 || c.LUN > maxLUN:
+		return fmt.Errorf("LUN %d: there are those from 0 to %d", c.LUN, maxLUN)
+	}
+	return nil
+}
+
+// maxTransfer is the most data of a command.
+const maxTransfer = 1 << 30
+
+// issue sends what may be sent.
+func (s *Session) issue() {
+	for s.waiting.head != nil && len(s.free) > 0 && !s.maxCmdSN.Less(s.cmdSN) {
+		s.send(s.waiting.pop())
+	}
+}
+
+// send gives a command its tags and queues it.
+func (s *Session) send(c *Command) {
+	slot := s.free[len(s.free)-1]
+	s.free = s.free[:len(s.free)-1]
+	if s.turn++; s.turn == turns {
+		s.turn = 0
+	}
+	c.itt = uint32(s.turn)<<16 | uint32(slot)
+	c.issued = true
+	s.slots[slot] = c
+	immediate := min(len(c.Out), s.immediate)
+	f := pdu.SCSICommandFields{
+		Final: true, Read: len(c.In) > 0, Write: len(c.Out) > 0, Attr: c.Attr, DataSegmentLength: immediate,
+		LUN: wireLUN(c.LUN), ITT: c.itt, EDTL: uint32(len(c.data())), CmdSN: s.cmdSN, ExpStatSN: s.expStatSN, CDB: c.CDB,
+	}
+	c.cmdSN = uint32(s.cmdSN)
+	s.cmdSN++
+	s.mover.command(c, &f, immediate)
+}
+
+// maxLUN is the highest LUN of the flat address space (SAM-5 §4.7.7).
+const maxLUN = 0x3fff
+
+// wireLUN encodes a LUN: below 256 as peripheral device, above with flat addressing.
+func wireLUN(n int) uint64 {
+	if n > 0xff {
+		n |= 0x4000
+	}
+	return uint64(n) << 48
+}
+
+// find returns the command that a PDU is about, or nil.
+func (s *Session) find(itt uint32) *Command {
+	slot := itt & 0xffff
+	if int(slot) >= len(s.slots) || s.slots[slot] == nil || s.slots[slot].itt != itt {
+		return nil
+	}
+	return s.slots[slot]
+}
+
+// begin and end enclose what the goroutine of the connection does with what has come.
+func (s *Session) begin() {
+	s.mu.Lock()
+	s.incoming = true
+}
+
+// end calls Done of what has ended, and sends what that has started.
+func (s *Session) end() {
+	for {
+		s.issue()
+		if s.finished.head == nil {
+			s.mover.flush()
+		}
+		if s.finished.head == nil {
+			break
+		}
+		s.deliver()
+		s.mu.Lock()
+	}
+	s.incoming = false
+	s.mu.Unlock()
+}
+
+// deliver calls Done of what has ended. It is called with the lock held and returns without.
+func (s *Session) deliver() {
+	l := s.finished
+	s.finished = list{}
+	s.mu.Unlock()
+	l.done()
+}
+
+// finish ends a command whose memory is the owner's again.
+func (s *Session) finish(c *Command) {
+	slot := uint16(c.itt)
+	s.slots[slot] = nil
+	s.free = append(s.free, slot)
+	c.issued = false
+	s.finished.push(c)
+}
+
+// numbers takes the sequence numbers that every PDU of a target has (RFC 7143 §4.2.2).
+func (s *Session) numbers(h pdu.Header, status bool) {
+	if status {
+		if n := h.StatSN() + 1; s.expStatSN.Less(n) {
+			s.expStatSN = n
+		}
+	}
+	if m := h.MaxCmdSN(); s.maxCmdSN.Less(m) {
+		s.maxCmdSN = m
+	}
+}
+
+// take takes a PDU, other than Data-In and R2T.
+func (s *Session) take(h pdu.Header, data []byte) error {
+	op := h.Opcode()
+	switch op {
+	case pdu.OpSCSIResponse:
+		return s.response(pdu.SCSIResponse{Header: h}, data)
+	case pdu.OpNOPIn:
+		return s.nopIn(pdu.NOPIn{Header: h}, data)
+	case pdu.OpTextResponse, pdu.OpLogoutResponse, pdu.OpTaskManagementResponse:
+		s.numbers(h, true)
+		s.answerCall(h, data)
+	case pdu.OpReject:
+		s.numbers(h, true)
+		return s.rejected(pdu.Reject{Header: h}, data)
+	case pdu.OpAsync:
+		s.numbers(h, true)
+		return s.async(pdu.Async{Header: h})
+	default:
+		return fmt.Errorf("the target sends a %v", op)
+	}
+	return nil
+}
+
+// response ends a command.
+func (s *Session) response(h pdu.SCSIResponse, data []byte) error {
+	s.numbers(h.Header, true)
+	c := s.find(h.ITT())
+	if c == nil {
+		return fmt.Errorf("a SCSI Response to the ITT %#x, which is not under way", h.ITT())
+	}
+	if h.Response() != pdu.ResponseCommandCompleted {
+		c.Err = fmt.Errorf("LUN %d: command %02xh: the target has failed (iSCSI response %#x)", c.LUN, c.CDB[0], h.Response())
+	}
+	if len(data) >= 2 {
+		n := int(data[0])<<8 | int(data[1])
+		c.Sense = append(c.sense[:0], data[2:][:min(n, len(data)-2, len(c.sense))]...)
+	}
+	s.status(c, h.Status(), h.Underflow(), h.ResidualCount())
+	return nil
+}
+
+// status notes how a command has ended.
+func (s *Session) status(c *Command, status byte, underflow bool, residual uint32) {
+	c.Status = status
+	c.Transferred = len(c.data())
+	if underflow {
+		c.Transferred -= min(int(residual), c.Transferred)
+	}
+	s.mover.answered(c)
+}
+
+// nopIn answers a ping (RFC 7143 §11.19).
+func (s *Session) nopIn(h pdu.NOPIn, data []byte) error {
+	if h.ITT() != pdu.ReservedTag {
+		s.numbers(h.Header, true)
+		s.answerCall(h.Header, data)
+		return nil
+	}
+	s.numbers(h.Header, false)
+	if h.TTT() == pdu.ReservedTag {
+		return nil
+	}
+	f := pdu.NOPOutFields{
+		Immediate: true, ITT: pdu.ReservedTag, TTT: h.TTT(), LUN: h.LUN(), CmdSN: s.cmdSN, ExpStatSN: s.expStatSN,
+		DataSegmentLength: len(data),
+	}
+	s.mover.control(f.AppendTo(nil), data)
+	return nil
+}
+
+// rejected ends the request that the target has rejected; of a PDU that is none the session.
+func (s *Session) rejected(h pdu.Reject, data []byte) error {
+	err := fmt.Errorf("the target rejects a PDU: %v", h.Reason())
+	bad, short := pdu.ParseHeader(data)
+	if short != nil {
+		return err
+	}
+	err = fmt.Errorf("the target rejects a %v: %v", bad.Opcode(), h.Reason())
+	if c := s.calls[bad.ITT()]; c != nil {
+		delete(s.calls, bad.ITT())
+		c.err = err
+		close(c.done)
+		return nil
+	}
+	if c := s.find(bad.ITT()); c != nil && bad.Opcode() == pdu.OpSCSICommand {
+		c.Err = err
+		s.mover.answered(c)
+		return nil
+	}
+	return err
+}
+
+// async: what the target says by itself ends the session, or is of no concern (RFC 7143 §11.9).
+func (s *Session) async(h pdu.Async) error {
+	switch h.Event() {
+	case pdu.AsyncLogoutRequest, pdu.AsyncConnectionDrop, pdu.AsyncAllConnectionsDrop, pdu.AsyncRenegotiation:
+		return fmt.Errorf("the target ends the session: %v", h.Event())
+	case pdu.AsyncTaskTermination:
+		return errors.New("the target has ended all tasks") // without responses: they are lost
+	case pdu.AsyncSCSIEvent, pdu.AsyncVendor:
+	}
+	return nil
+}
+
+func (s *Session) answerCall(h pdu.Header, data []byte) {
+	c := s.calls[h.ITT()]
+	if c == nil {
+		s.log.Debug("an answer to nothing", "pdu", h.Opcode().String())
+		return
+	}
+	delete(s.calls, h.ITT())
+	c.h, c.data = append(pdu.Header(nil), h...), append([]byte(nil), data...)
+	close(c.done)
+}
+
+// ask sends a request of f's making and waits for its answer. Requests are immediate, so that
+// the command window does not keep them back.
+func (s *Session) ask(ctx context.Context, f func(itt uint32, cmdSN, expStatSN serial.SN) []byte, data []byte) (pdu.Header, []byte, error) {
+	c := &call{done: make(chan struct{})}
+	s.mu.Lock()
+	if s.err != nil {
+		s.mu.Unlock()
+		return nil, nil, s.err
+	}
+	if s.callITT++; s.callITT < firstITT || s.callITT == pdu.ReservedTag {
+		s.callITT = firstITT
+	}
+	itt := s.callITT
+	s.calls[itt] = c
+	s.mover.control(f(itt, s.cmdSN, s.expStatSN), data)
+	if !s.incoming {
+		s.mover.flush()
+	}
+	s.mu.Unlock()
+	select {
+	case <-c.done:
+		return c.h, c.data, c.err
+	case <-ctx.Done():
+		s.mu.Lock()
+		delete(s.calls, itt)
+		s.mu.Unlock()
+		return nil, nil, ctx.Err()
+	}
+}
+
+// Do runs a command and waits for its end. Done is replaced. If ctx ends first, the task is
+// aborted; Do returns when it has, for until then the target may use the memory.
+func (s *Session) Do(ctx context.Context, c *Command) error {
+	done := make(chan struct{})
+	c.Done = func(*Command) { close(done) }
+	s.Start(c)
+	select {
+	case <-done:
+		return c.Failure()
+	case <-ctx.Done():
+	}
+	s.abort(c, done)
+	<-done
+	if c.Err == nil && c.Status == StatusGood {
+		return nil // it was faster
+	}
+	return ctx.Err()
+}
+
+// abortTimeout is how long a target may take to abort a task before the session is given up.
+const abortTimeout = 5 * time.Second
+
+// abort has the target abort c. A session whose target does not answer is ended.
+func (s *Session) abort(c *Command, done <-chan struct{}) {
+	s.mu.Lock()
+	if s.waiting.remove(c) {
+		s.mu.Unlock()
+		c.Err = errAborted
+		c.Done(c)
+		return
+	}
+	issued, itt, cmdSN, lun := c.issued, c.itt, serial.SN(c.cmdSN), wireLUN(c.LUN)
+	c.aborting = issued
+	s.mu.Unlock()
+	if !issued {
+		return // it has ended
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), abortTimeout)
+	defer cancel()
+	_, _, err := s.ask(ctx, func(mine uint32, sn, exp serial.SN) []byte {
+		f := pdu.TaskManagementRequestFields{
+			Immediate: true, Function: pdu.TaskAbortTask, LUN: lun, ITT: mine, ReferencedTaskTag: itt, RefCmdSN: cmdSN, CmdSN: sn, ExpStatSN: exp,
+		}
+		return f.AppendTo(nil)
+	}, nil)
+	s.mu.Lock()
+	over := false
+	if err == nil && s.find(itt) == c && s.err == nil {
+		c.Err = errAborted // the target will not answer it any more
+		s.mover.answered(c)
+		s.mover.flush()
+		over = s.finished.remove(c)
+	}
+	s.mu.Unlock()
+	if over {
+		c.Done(c)
+	}
+	select {
+	case <-done:
+	case <-ctx.Done():
+		s.stop(fmt.Errorf("the target has not aborted a task within %v", abortTimeout))
+	}
+}
+
+var errAborted = errors.New("the command was aborted")
+
+// stop ends the session with err.
+func (s *Session) stop(err error) {
+	s.mu.Lock()
+	if s.err == nil {
+		s.err = err
+	}
+	s.mu.Unlock()
+	s.mover.stop(err)
+}
+
+// lost is called by the mover, once, when the connection has ended and nothing refers to
+// memory of commands any more.
+func (s *Session) lost(err error) {
+	s.mu.Lock()
+	if s.err == nil {
+		s.err = err
+	}
+	s.log.Debug("session has ended", "target", s.url.String(), "reason", s.err)
+	for _, c := range s.slots {
+		if c != nil {
+			c.Err = s.err
+			s.finish(c)
+		}
+	}
+	for c := s.waiting.pop(); c != nil; c = s.waiting.pop() {
+		c.Err = s.err
+		s.finished.push(c)
+	}
+	for itt, c := range s.calls {
+		delete(s.calls, itt)
+		c.err = s.err
+		close(c.done)
+	}
+	s.deliver()
+	close(s.ended)
+}
+
+// logoutTimeout is how long a target may take to answer a logout.
+const logoutTimeout = 5 * time.Second
+
+// Close logs out and ends the session. Commands under way end with ErrClosed. It must not be
+// called from Done.
+func (s *Session) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), logoutTimeout)
+	defer cancel()
+	_, _, err := s.ask(ctx, func(itt uint32, cmdSN, expStatSN serial.SN) []byte {
+		f := pdu.LogoutRequestFields{Immediate: true, Reason: pdu.LogoutCloseSession, ITT: itt, CmdSN: cmdSN, ExpStatSN: expStatSN}
+		return f.AppendTo(nil)
+	}, nil)
+	s.stop(ErrClosed)
+	<-s.ended
+	if errors.Is(err, ErrClosed) {
+		return nil
+	}
+	return err
+}
+
+// Text sends text keys in the full feature phase and returns the answer (RFC 7143 §11.10).
+func (s *Session) Text(ctx context.Context, pairs ...text.Pair) ([]text.Pair, error) {
+	var data []byte
+	for _, p := range pairs {
+		data = text.Append(data, p.Key, p.Value)
+	}
+	var all text.Collector
+	ttt := uint32(pdu.ReservedTag)
+	for {
+		h, answer, err := s.ask(ctx, func(itt uint32, cmdSN, expStatSN serial.SN) []byte {
+			f := pdu.TextRequestFields{
+				Immediate: true, Final: true, ITT: itt, TTT: ttt, CmdSN: cmdSN, ExpStatSN: expStatSN, DataSegmentLength: len(data),
+			}
+			return f.AppendTo(nil)
+		}, data)
+		if err != nil {
+			return nil, err
+		}
+		more := h.Flags()&pdu.FlagContinue != 0
+		got, err := all.Add(answer, more)
+		if err != nil || !more {
+			return got, err
+		}
+		data, ttt = nil, h.TTT()
+	}
+}
+
+// Counters returns what has crossed between this end and its network, since Dial.
+func (s *Session) Counters() Counters { return s.mover.counters() }

@@ -1,0 +1,387 @@
+package initiator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"oneshot/iscsi/pdu"
+	"oneshot/iscsi/text"
+)
+
+// tcp is the mover of a byte stream. Reading is in this file, sending in tcpsend.go.
+//
+//	goroutine read:  socket ─► in ─► Session.take, Data-In ─► Command.In
+//	any goroutine:   PDUs ─► out ─► writev, as far as the socket takes it at once
+//	goroutine write: the rest
+type tcp struct {
+	s    *Session
+	conn *net.TCPConn
+	fd   int
+
+	// Belongs to the reader:
+	in      []byte // in[r:w] has been received
+	r, w    int
+	reading bool // full feature phase
+
+	// The rest is guarded by Session.mu:
+	headerDigest, dataDigest bool
+	out                      sender
+	closed                   bool
+	enabled                  bool
+	count                    tcpCounters
+	reads                    atomic.Uint64
+}
+
+type tcpCounters struct{ writes, pdusOut, pdusIn, bytesOut, bytesIn uint64 }
+
+// inSize is the room for what is received; PDUs with more data than directMin are read where
+// their data is to end.
+const (
+	inSize    = 512 << 10
+	directMin = 32 << 10
+)
+
+func dialTCP(ctx context.Context, s *Session) (mover, error) {
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "tcp", s.url.Address)
+	if err != nil {
+		return nil, err
+	}
+	m := &tcp{s: s, conn: c.(*net.TCPConn), in: make([]byte, inSize)}
+	m.out.kick = make(chan struct{}, 1)
+	raw, err := m.conn.SyscallConn()
+	if err == nil {
+		err = raw.Control(func(fd uintptr) { m.fd = int(fd) })
+	}
+	if err != nil {
+		_ = c.Close()
+		return nil, err
+	}
+	return m, nil
+}
+
+// receive implements mover.
+func (m *tcp) receive(ctx context.Context) (pdu.Header, []byte, error) {
+	stop := context.AfterFunc(ctx, func() { _ = m.conn.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	for {
+		h, data, n, err := m.next()
+		if err != nil {
+			return nil, nil, err
+		}
+		if n > 0 {
+			m.r += n
+			return h, data, nil
+		}
+		if err := m.more(); err != nil {
+			if ctx.Err() != nil {
+				err = ctx.Err()
+			}
+			return nil, nil, fmt.Errorf("login: %w", err)
+		}
+	}
+}
+
+// errBroken is what a stream is that ends where it should not.
+var errBroken = errors.New("the target has closed the connection")
+
+// more reads once.
+func (m *tcp) more() error {
+	switch {
+	case m.r == m.w:
+		m.r, m.w = 0, 0
+	case len(m.in)-m.w < len(m.in)/4:
+		m.w = copy(m.in, m.in[m.r:m.w])
+		m.r = 0
+	}
+	n, err := m.conn.Read(m.in[m.w:])
+	m.w += n
+	m.reads.Add(1)
+	if errors.Is(err, io.EOF) {
+		return errBroken
+	}
+	if n > 0 || err == nil {
+		return nil
+	}
+	if m.reading && errors.Is(err, os.ErrDeadlineExceeded) {
+		return m.conn.SetReadDeadline(time.Time{}) // it was poked
+	}
+	return err
+}
+
+// layout is where the parts of a PDU are, in bytes from its start.
+type layout struct{ head, data, end int }
+
+func (m *tcp) layout(h pdu.Header) layout {
+	l := layout{head: pdu.BHSLen + h.TotalAHSLen()}
+	l.data = l.head
+	if m.headerDigest {
+		l.data += pdu.DigestLen
+	}
+	l.end = l.data + pdu.PaddedLen(h.DataSegmentLen())
+	if m.dataDigest && h.DataSegmentLen() > 0 {
+		l.end += pdu.DigestLen
+	}
+	return l
+}
+
+// header returns the next header, checked, or nil if it is not all there.
+func (m *tcp) header() (pdu.Header, layout, error) {
+	b := m.in[m.r:m.w]
+	if len(b) < pdu.BHSLen {
+		return nil, layout{}, nil
+	}
+	h := pdu.Header(b)
+	l := m.layout(h)
+	if len(b) < l.data {
+		return nil, l, nil
+	}
+	if m.headerDigest && !pdu.Digest(0).Update(b[:l.head]).Matches(b[l.head:]) {
+		return nil, l, errors.New("header digest error")
+	}
+	if h.DataSegmentLen() > tcpSegment {
+		return nil, l, fmt.Errorf("a %v with %d bytes of data, over the %d we take", h.Opcode(), h.DataSegmentLen(), tcpSegment)
+	}
+	return h[:l.head], l, nil
+}
+
+// next returns the next PDU and its length; 0: it is not all there.
+func (m *tcp) next() (h pdu.Header, data []byte, n int, err error) {
+	h, l, err := m.header()
+	if err != nil || h == nil || m.w-m.r < l.end {
+		return nil, nil, 0, err
+	}
+	b := m.in[m.r:]
+	if err := m.checkData(b[l.data:l.end]); err != nil {
+		return nil, nil, 0, err
+	}
+	return h, b[l.data : l.data+h.DataSegmentLen()], l.end, nil
+}
+
+// checkData checks a data segment with its padding and digest.
+func (m *tcp) checkData(b []byte) error {
+	if !m.dataDigest || len(b) == 0 {
+		return nil
+	}
+	n := len(b) - pdu.DigestLen
+	if !pdu.Digest(0).Update(b[:n]).Matches(b[n:]) {
+		return errDataDigest
+	}
+	return nil
+}
+
+var errDataDigest = errors.New("data digest error")
+
+// enable implements mover.
+func (m *tcp) enable(p *text.Params) {
+	_ = m.conn.SetReadDeadline(time.Time{})
+	m.reading = true
+	m.s.mu.Lock()
+	m.headerDigest, m.dataDigest = p.HeaderDigest, p.DataDigest
+	m.enabled = true
+	m.s.mu.Unlock()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		m.write()
+	}()
+	go func() {
+		err := m.read()
+		m.shut()
+		<-done
+		m.s.lost(err)
+	}()
+}
+
+// read takes what comes until the connection ends.
+func (m *tcp) read() error {
+	for {
+		m.s.begin()
+		large, err := m.batch()
+		m.s.end()
+		switch {
+		case err != nil:
+		case large:
+			err = m.direct()
+		default:
+			err = m.more()
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// batch takes the PDUs that are all there. large: the next is to be read by direct.
+func (m *tcp) batch() (large bool, err error) {
+	for {
+		h, l, err := m.header()
+		if err != nil || h == nil {
+			return false, err
+		}
+		whole := m.w-m.r >= l.end
+		if !whole {
+			return h.Opcode() == pdu.OpDataIn && h.DataSegmentLen() >= directMin, nil
+		}
+		b := m.in[m.r : m.r+l.end]
+		m.r += l.end
+		if err := m.checkData(b[l.data:]); err != nil {
+			return false, err
+		}
+		if err := m.take(h, b[l.data:l.data+h.DataSegmentLen()]); err != nil {
+			return false, err
+		}
+	}
+}
+
+// take takes a PDU.
+func (m *tcp) take(h pdu.Header, data []byte) error {
+	m.count.pdusIn++
+	m.count.bytesIn += uint64(len(data))
+	switch h.Opcode() {
+	case pdu.OpDataIn:
+		d, err := pdu.ParseDataIn(h)
+		if err != nil {
+			return err
+		}
+		c, into, err := m.place(d)
+		if err != nil {
+			return err
+		}
+		copy(into, data)
+		m.arrived(c, d)
+		return nil
+	case pdu.OpR2T:
+		r, err := pdu.ParseR2T(h)
+		if err != nil {
+			return err
+		}
+		return m.readyToTransfer(r)
+	}
+	return m.s.take(h, data)
+}
+
+// place finds where the data of d belongs.
+func (m *tcp) place(d pdu.DataIn) (*Command, []byte, error) {
+	c := m.s.find(d.ITT())
+	if c == nil {
+		return nil, nil, fmt.Errorf("data for the ITT %#x, which is not under way", d.ITT())
+	}
+	n := d.DataSegmentLen()
+	// DataPDUInOrder and DataSequenceInOrder are Yes.
+	if int(d.BufferOffset()) != c.got || n > len(c.In)-c.got {
+		return nil, nil, fmt.Errorf("LUN %d: %d bytes of data at %d, after %d of %d", c.LUN, n, d.BufferOffset(), c.got, len(c.In))
+	}
+	return c, c.In[c.got : c.got+n], nil
+}
+
+// arrived notes that the data of d is in its place.
+func (m *tcp) arrived(c *Command, d pdu.DataIn) {
+	c.got += d.DataSegmentLen()
+	if d.HasStatus() {
+		m.s.numbers(d.Header, true)
+		m.s.status(c, d.Status(), d.Underflow(), d.ResidualCount())
+		return
+	}
+	m.s.numbers(d.Header, false)
+}
+
+// direct reads the data of a Data-In to its place, the lock not being held.
+func (m *tcp) direct() error {
+	h, l, err := m.header()
+	if err != nil {
+		return err
+	}
+	d, err := pdu.ParseDataIn(append(pdu.Header(nil), h...))
+	if err != nil {
+		return err
+	}
+	m.s.mu.Lock()
+	c, into, err := m.place(d)
+	m.s.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	n := copy(into, m.in[m.r+l.data:m.w])
+	m.r, m.w = 0, 0
+	for n < len(into) {
+		k, err := m.conn.Read(into[n:])
+		m.reads.Add(1)
+		if n += k; k == 0 {
+			return errors.Join(errBroken, err)
+		}
+	}
+	for m.w < l.end-l.data-len(into) { // padding and digest
+		if err := m.more(); err != nil {
+			return err
+		}
+	}
+	tail := m.in[:l.end-l.data-len(into)]
+	m.r = len(tail)
+	if m.dataDigest && !pdu.Digest(0).Update(into).Update(tail[:len(tail)-pdu.DigestLen]).Matches(tail[len(tail)-pdu.DigestLen:]) {
+		return errDataDigest
+	}
+	m.s.begin()
+	m.count.pdusIn++
+	m.count.bytesIn += uint64(len(into))
+	m.arrived(c, d)
+	m.s.end()
+	return nil
+}
+
+// answered implements mover: the memory of commands is nobody else's.
+func (m *tcp) answered(c *Command) {
+	if m.out.holds(c) {
+		m.out.late = append(m.out.late, c)
+		return
+	}
+	m.s.finish(c)
+}
+
+// shut closes the socket.
+func (m *tcp) shut() {
+	m.s.mu.Lock()
+	was := m.closed
+	m.closed = true
+	m.s.mu.Unlock()
+	if !was {
+		close(m.out.kick)
+		_ = m.conn.Close()
+	}
+}
+
+// stop implements mover.
+func (m *tcp) stop(err error) {
+	m.s.mu.Lock()
+	enabled := m.enabled
+	m.s.mu.Unlock()
+	m.shut()
+	if !enabled { // there is no reader that would notice
+		m.s.lost(err)
+	}
+}
+
+// alloc implements mover.
+func (m *tcp) alloc(n int) (*Memory, error) { return newMemory(n) }
+
+func (m *tcp) localAddr() string { return m.conn.LocalAddr().String() }
+
+// counters implements mover.
+func (m *tcp) counters() Counters {
+	m.s.mu.Lock()
+	defer m.s.mu.Unlock()
+	return Counters{
+		{"writes", m.count.writes},
+		{"reads", m.reads.Load()},
+		{"messages_out", m.count.pdusOut},
+		{"messages_in", m.count.pdusIn},
+		{"bytes_out", m.count.bytesOut},
+		{"bytes_in", m.count.bytesIn},
+	}
+}

@@ -1,0 +1,242 @@
+package initiator
+
+import (
+	"errors"
+	"fmt"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"oneshot/internal/serial"
+	"oneshot/iscsi/pdu"
+)
+
+// sender is what is to be written: headers of its own, and data where it lies.
+type sender struct {
+	head    []byte
+	iov     []unix.Iovec
+	first   int        // iov[first:] is to be written
+	blocked bool       // the socket is full; the goroutine write goes on
+	late    []*Command // answered before all of their data was written
+	kick    chan struct{}
+}
+
+// maxIovecs is how many a writev takes.
+const maxIovecs = 1024
+
+// push adds b, which must stay as it is until it is written.
+func (o *sender) push(b []byte) {
+	if len(b) == 0 {
+		return
+	}
+	if n := len(o.iov); n > o.first {
+		last := &o.iov[n-1]
+		if unsafe.Add(unsafe.Pointer(last.Base), last.Len) == unsafe.Pointer(unsafe.SliceData(b)) {
+			last.Len += uint64(len(b))
+			return
+		}
+	}
+	v := unix.Iovec{Base: unsafe.SliceData(b)}
+	v.SetLen(len(b))
+	o.iov = append(o.iov, v)
+}
+
+// own adds what f appends to the sender's own memory.
+func (o *sender) own(f func([]byte) []byte) []byte {
+	n := len(o.head)
+	o.head = f(o.head)
+	b := o.head[n:]
+	o.push(b)
+	return b
+}
+
+// holds reports whether data of c is still to be written.
+func (o *sender) holds(c *Command) bool {
+	if len(c.Out) == 0 {
+		return false
+	}
+	from := uintptr(unsafe.Pointer(unsafe.SliceData(c.Out)))
+	for _, v := range o.iov[o.first:] {
+		if at := uintptr(unsafe.Pointer(v.Base)); at >= from && at < from+uintptr(len(c.Out)) {
+			return true
+		}
+	}
+	return false
+}
+
+// written notes n bytes as written.
+func (o *sender) written(n int) {
+	for n > 0 {
+		v := &o.iov[o.first]
+		if uint64(n) < v.Len {
+			v.Base = (*byte)(unsafe.Add(unsafe.Pointer(v.Base), n))
+			v.Len -= uint64(n)
+			return
+		}
+		n -= int(v.Len)
+		*v = unix.Iovec{}
+		o.first++
+	}
+	if o.first == len(o.iov) {
+		o.iov, o.first, o.head = o.iov[:0], 0, o.head[:0]
+	}
+}
+
+// header adds a header and its digest.
+func (m *tcp) header48(f interface{ AppendTo([]byte) []byte }) {
+	m.out.own(func(b []byte) []byte {
+		n := len(b)
+		b = f.AppendTo(b)
+		if m.headerDigest {
+			b = pdu.Digest(0).Update(b[n:]).AppendTo(b)
+		}
+		return b
+	})
+	m.count.pdusOut++
+}
+
+// data adds a data segment with its padding and digest.
+func (m *tcp) data(data []byte) {
+	if len(data) == 0 {
+		return
+	}
+	m.count.bytesOut += uint64(len(data))
+	m.out.push(data)
+	pad := pdu.PaddedLen(len(data)) - len(data)
+	if pad == 0 && !m.dataDigest {
+		return
+	}
+	m.out.own(func(b []byte) []byte {
+		b = append(b, zeroes[:pad]...)
+		if m.dataDigest {
+			b = pdu.Digest(0).Update(data).Pad(len(data)).AppendTo(b)
+		}
+		return b
+	})
+}
+
+var zeroes [4]byte
+
+type raw []byte
+
+func (r raw) AppendTo(b []byte) []byte { return append(b, r...) }
+
+// control implements mover.
+func (m *tcp) control(bhs, data []byte) {
+	if m.closed {
+		return
+	}
+	m.header48(raw(bhs))
+	m.data(append([]byte(nil), data...))
+}
+
+// command implements mover.
+func (m *tcp) command(c *Command, f *pdu.SCSICommandFields, immediate int) {
+	if m.closed {
+		return // Session.lost ends it
+	}
+	burst := min(len(c.Out), m.s.burst)
+	f.Final = burst == immediate
+	m.header48(f)
+	m.data(c.Out[:immediate])
+	if !f.Final {
+		m.dataOut(c, pdu.ReservedTag, immediate, burst)
+	}
+}
+
+// dataOut sends bytes from up to to of c's data, as one sequence.
+func (m *tcp) dataOut(c *Command, ttt uint32, from, to int) {
+	for n := serial.SN(0); from < to; n++ {
+		k := min(to-from, int(m.s.p.MaxRecvDataSegmentLength))
+		f := pdu.DataOutFields{
+			Final: from+k == to, DataSegmentLength: k, LUN: wireLUN(c.LUN), ITT: c.itt, TTT: ttt,
+			ExpStatSN: m.s.expStatSN, DataSN: n, BufferOffset: uint32(from),
+		}
+		m.header48(&f)
+		m.data(c.Out[from : from+k])
+		from += k
+	}
+}
+
+// readyToTransfer sends what the target asks for (RFC 7143 §11.8).
+func (m *tcp) readyToTransfer(r pdu.R2T) error {
+	m.s.numbers(r.Header, false)
+	c := m.s.find(r.ITT())
+	if c == nil {
+		return fmt.Errorf("an R2T for the ITT %#x, which is not under way", r.ITT())
+	}
+	from, n := int(r.BufferOffset()), int(r.DesiredDataTransferLength())
+	if n == 0 || n > int(m.s.p.MaxBurstLength) || from > len(c.Out) || n > len(c.Out)-from {
+		return fmt.Errorf("LUN %d: an R2T for %d bytes at %d of %d", c.LUN, n, from, len(c.Out))
+	}
+	m.dataOut(c, r.TTT(), from, from+n)
+	return nil
+}
+
+// flush implements mover.
+func (m *tcp) flush() {
+	if m.out.blocked || m.closed {
+		return
+	}
+	if !m.send() {
+		m.out.blocked = true
+		m.out.kick <- struct{}{}
+	}
+	m.poke()
+}
+
+// poke has the reader call Done of what has ended without its doing.
+func (m *tcp) poke() {
+	if m.s.finished.head != nil && !m.s.incoming {
+		_ = m.conn.SetReadDeadline(time.Unix(1, 0))
+	}
+}
+
+// send writes as much as the socket takes. False: not all.
+func (m *tcp) send() bool {
+	for len(m.out.iov) > m.out.first {
+		v := m.out.iov[m.out.first:]
+		v = v[:min(len(v), maxIovecs)]
+		n, _, errno := unix.Syscall(unix.SYS_WRITEV, uintptr(m.fd), uintptr(unsafe.Pointer(&v[0])), uintptr(len(v)))
+		m.count.writes++
+		switch {
+		case errno == unix.EINTR:
+		case errno == unix.EAGAIN:
+			return false
+		case errno != 0:
+			return true // the reader learns of it
+		default:
+			m.out.written(int(n))
+		}
+	}
+	for _, c := range m.out.late {
+		m.s.finish(c)
+	}
+	m.out.late = m.out.late[:0]
+	return true
+}
+
+// write goes on when the socket was full.
+func (m *tcp) write() {
+	raw, err := m.conn.SyscallConn()
+	if err != nil {
+		return
+	}
+	for range m.out.kick {
+		// The callback runs at once, and again whenever there is room.
+		err := raw.Write(func(uintptr) bool {
+			m.s.mu.Lock()
+			done := m.closed || m.send()
+			if done {
+				m.out.blocked = false
+			}
+			m.poke()
+			m.s.mu.Unlock()
+			return done
+		})
+		if err != nil && !errors.Is(err, unix.EAGAIN) {
+			return
+		}
+	}
+}

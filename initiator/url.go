@@ -1,0 +1,158 @@
+package initiator
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Transport is how PDUs travel.
+type Transport uint8
+
+const (
+	TCP     Transport = iota // iscsi://
+	ISER                     // iser+iwarp://: iSER over iWARP in user space
+	OneShot                  // oneshot+iwarp://: iSCSI PDUs unmodified over one-shot RDMA
+)
+
+var schemes = [...]struct{ name, port string }{
+	TCP: {"iscsi", "3260"}, ISER: {"iser+iwarp", "3261"}, OneShot: {"oneshot+iwarp", "3261"},
+}
+
+// String returns the scheme of URLs.
+func (t Transport) String() string { return schemes[t].name }
+
+// URL says what to connect with, in the form that libiscsi and QEMU use:
+//
+//	iscsi://[user[%secret]@]host[:port]/[iqn[/lun]][?key=value[&…]]
+//
+// The scheme may also be iser+iwarp or oneshot+iwarp. The port is 3260 if none is given, over
+// RDMA 3261. Keys are header_digest and data_digest (none or crc32c), target_user and
+// target_password (the target is to prove that it knows the secret).
+type URL struct {
+	Transport    Transport
+	Address      string // host:port
+	CHAP, Mutual *Credentials
+	Target       string // iSCSI name; empty: none named
+	LUN          int    // -1: none named
+	HeaderDigest bool   // CRC32C
+	DataDigest   bool   // CRC32C
+}
+
+// ParseURL reads a URL. Errors do not repeat secrets.
+func ParseURL(s string) (URL, error) {
+	u := URL{LUN: -1}
+	scheme, rest, ok := strings.Cut(s, "://")
+	i := slices.IndexFunc(schemes[:], func(x struct{ name, port string }) bool { return x.name == scheme })
+	if !ok || i < 0 {
+		return u, fmt.Errorf("a URL begins with iscsi://, iser+iwarp:// or oneshot+iwarp://, not with %q", clip(scheme))
+	}
+	u.Transport = Transport(i)
+	rest, query, _ := strings.Cut(rest, "?")
+	authority, path, _ := strings.Cut(rest, "/")
+	if at := strings.LastIndexByte(authority, '@'); at >= 0 {
+		// Unlike other URLs, user and secret are divided by a percent sign.
+		user, secret, _ := strings.Cut(authority[:at], "%")
+		u.CHAP = &Credentials{Name: user, Secret: []byte(secret)}
+		authority = authority[at+1:]
+	}
+	var err error
+	if u.Address, err = address(authority, schemes[i].port); err != nil {
+		return u, err
+	}
+	if err := u.path(path); err != nil {
+		return u, err
+	}
+	return u, u.query(query)
+}
+
+func address(s, port string) (string, error) {
+	host := s
+	if h, p, err := net.SplitHostPort(s); err == nil {
+		host, port = h, p
+	} else {
+		host = strings.TrimSuffix(strings.TrimPrefix(s, "["), "]")
+	}
+	if n, err := strconv.Atoi(port); host == "" || err != nil || n < 1 || n > 65535 {
+		return "", fmt.Errorf("%q is no host:port", s)
+	}
+	return net.JoinHostPort(host, port), nil
+}
+
+func (u *URL) path(path string) error {
+	if path == "" {
+		return nil
+	}
+	name, lun, hasLUN := strings.Cut(path, "/")
+	u.Target = name
+	switch {
+	case name == "":
+		return errors.New("the URL has no target name in front of the LUN")
+	case !hasLUN || lun == "":
+		return nil
+	}
+	n, err := strconv.Atoi(lun)
+	if err != nil || n < 0 || n > maxLUN {
+		return fmt.Errorf("LUN %q is no number from 0 to %d", clip(lun), maxLUN)
+	}
+	u.LUN = n
+	return nil
+}
+
+func (u *URL) query(query string) error {
+	q, err := url.ParseQuery(query)
+	if err != nil {
+		return fmt.Errorf("what follows the ? of the URL: %w", err)
+	}
+	for key, values := range q {
+		v := values[len(values)-1]
+		switch key {
+		case "header_digest", "data_digest":
+			on := strings.EqualFold(v, "crc32c")
+			if !on && !strings.EqualFold(v, "none") {
+				return fmt.Errorf("%s is none or crc32c, not %q", key, clip(v))
+			}
+			if key == "header_digest" {
+				u.HeaderDigest = on
+			} else {
+				u.DataDigest = on
+			}
+		case "target_user":
+			u.mutual().Name = v
+		case "target_password":
+			u.mutual().Secret = []byte(v)
+		default:
+			return fmt.Errorf("the URL has an unknown key %q; there are header_digest, data_digest, target_user, target_password", clip(key))
+		}
+	}
+	return nil
+}
+
+func (u *URL) mutual() *Credentials {
+	if u.Mutual == nil {
+		u.Mutual = new(Credentials)
+	}
+	return u.Mutual
+}
+
+// String returns the URL without secrets.
+func (u URL) String() string {
+	s := u.Transport.String() + "://"
+	if u.CHAP != nil {
+		s += u.CHAP.Name + "@"
+	}
+	s += u.Address
+	if u.Target != "" {
+		s += "/" + u.Target
+		if u.LUN >= 0 {
+			s += "/" + strconv.Itoa(u.LUN)
+		}
+	}
+	return s
+}
+
+func clip(s string) string { return s[:min(len(s), 64)] }
