@@ -94,7 +94,7 @@ func (d *decoder) portals(root *object) []Portal {
 		if !ok {
 			continue
 		}
-		if i := slices.IndexFunc(portals, p.overlaps); i >= 0 {
+		if i := slices.IndexFunc(portals, p.Overlaps); i >= 0 {
 			d.errorf(p.Pos, "line %d already listens at %s: remove one of the two, or choose another port", portals[i].Pos.Line, portals[i].Address())
 		}
 		portals = append(portals, p)
@@ -102,8 +102,8 @@ func (d *decoder) portals(root *object) []Portal {
 	return portals
 }
 
-// overlaps reports whether the two cannot listen at the same time.
-func (p Portal) overlaps(q Portal) bool {
+// Overlaps reports whether the two cannot listen at the same time.
+func (p Portal) Overlaps(q Portal) bool {
 	a, b := p.Listen, q.Listen
 	if a.Port() != b.Port() || a.Port() == 0 {
 		return false

@@ -13,7 +13,7 @@ import (
 // rdmaPortals is what the portals of RDMA in user space share: the device.
 type rdmaPortals struct {
 	device  rdma.Device
-	targets []*iser.Target
+	targets map[config.OneShot]*iser.Target // portals that offer the same share one
 }
 
 // iwarpPortal is a portal of iSER over RDMA in user space.
@@ -32,16 +32,20 @@ func (s *Server) openIWARP(p *config.Portal) (portal, error) {
 		if err != nil {
 			return nil, err
 		}
-		s.rdma = &rdmaPortals{device: device}
+		s.rdma = &rdmaPortals{device, make(map[config.OneShot]*iser.Target)}
 	}
-	target, err := iser.NewTarget(iser.Config{
-		Node: s.node, Device: s.rdma.device, Pool: s.pool, Commands: s.cfg.Limits.Commands,
-		OneShot: oneShot(p.OneShot), Logger: s.log,
-	})
-	if err != nil {
-		return nil, err
+	target := s.rdma.targets[*p.OneShot]
+	if target == nil {
+		var err error
+		target, err = iser.NewTarget(iser.Config{
+			Node: s.node, Device: s.rdma.device, Pool: s.pool, Commands: s.limits.Commands,
+			OneShot: oneShot(p.OneShot), Logger: s.log,
+		})
+		if err != nil {
+			return nil, err
+		}
+		s.rdma.targets[*p.OneShot] = target
 	}
-	s.rdma.targets = append(s.rdma.targets, target)
 	l, err := s.rdma.device.Listen(p.Address())
 	if err != nil {
 		return nil, err

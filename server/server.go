@@ -1,42 +1,45 @@
-// Package server builds a running target from a configuration, and shuts it down.
+// Package server builds a running target from a configuration, changes it while it runs, and
+// shuts it down.
 package server
 
 import (
 	"context"
 	"crypto/rand"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"sync"
 	"time"
 
-	"oneshot/backend"
 	"oneshot/config"
 	"oneshot/iscsi"
 	"oneshot/iscsi/login"
 	"oneshot/mem"
 	"oneshot/scsi"
-	"oneshot/transport/tcp"
 )
 
 // Server is a target that serves. Its methods may be called from any goroutine.
 type Server struct {
-	cfg  *config.Config
-	log  *slog.Logger
-	pool *mem.Pool
-	node *iscsi.Node
+	log     *slog.Logger
+	pool    *mem.Pool
+	node    *iscsi.Node
+	limits  config.Limits // those that hold until the process ends are in here
+	started time.Time
 
-	units   units
-	portals []portal
-	rdma    *rdmaPortals // nil: there is none
+	applying sync.Mutex // one change at a time; taken before mu
 
-	mu      sync.Mutex // Serve and Shutdown may meet
-	closing bool       // guarded by mu: no goroutine is started any more
+	mu      sync.Mutex
+	cfg     *config.Config          // what is served; guarded by mu, as all of these
+	loaded  time.Time               // when cfg came into force
+	units   units                   //
+	targets map[string]*scsi.Target // by name
+	portals []openPortal            // in the order of the configuration
+	rdma    *rdmaPortals            // nil: there is none
+	serving bool                    // portals take connections
+	closing bool                    // no goroutine is started any more, nothing is changed
 
 	wg    sync.WaitGroup
+	ctx   context.Context // ends when all connections have ended, or will never
 	stop  context.CancelFunc
 	ended chan struct{} // closed when Shutdown is over
 	fatal chan error    // the first failure of a listener
@@ -48,38 +51,47 @@ type Server struct {
 // everything; its error is one line that says what to change.
 func New(cfg *config.Config, log *slog.Logger) (*Server, error) {
 	s := &Server{
-		cfg: cfg, log: log, pool: mem.NewPool(cfg.Limits.Memory),
+		log: log, pool: mem.NewPool(cfg.Limits.Memory), limits: cfg.Limits, started: time.Now(),
+		cfg: &config.Config{}, targets: make(map[string]*scsi.Target), units: newUnits(log),
 		ended: make(chan struct{}), fatal: make(chan error, 1),
 	}
-	s.units = units{cfg: cfg, log: log, made: make(map[unitKey]*scsi.LogicalUnit), stores: make(map[string]backend.Store)}
 	s.node = iscsi.NewNode(nodeConfig(cfg, s.pool, log))
-	err := s.openTargets()
-	if err == nil {
-		err = s.listen()
+	s.ctx, s.stop = context.WithCancel(context.Background())
+	if _, err := s.Apply(cfg); err != nil {
+		s.stop()
+		return nil, errors.Join(err, s.rdma.close())
 	}
-	if err != nil {
-		return nil, errors.Join(err, s.release(), s.rdma.close())
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	s.stop = cancel
-	s.wg.Go(func() { s.node.Run(ctx) })
+	s.wg.Go(func() { s.node.Run(s.ctx) })
 	return s, nil
 }
 
 func nodeConfig(cfg *config.Config, pool *mem.Pool, log *slog.Logger) iscsi.Config {
-	l := cfg.Limits
+	l, changing := cfg.Limits, nodeLimits(cfg)
 	return iscsi.Config{
-		Login:       login.DefaultConfig(),
-		Discovery:   iscsi.Auth{CHAP: credentials(cfg.Discovery.Auth.CHAP), Mutual: credentials(cfg.Discovery.Auth.Mutual)},
-		Connections: l.Connections, Sessions: l.Sessions, Commands: l.Commands,
-		MemoryPerConnection: int(l.MemoryPerConnection),
-		LoginTimeout:        seconds(l.LoginTimeout), NOPInterval: seconds(l.NopInterval), NOPTimeout: seconds(l.NopTimeout),
-		Pool: pool, Logger: log, Rand: rand.Reader,
+		Login:     login.DefaultConfig(),
+		Discovery: changing.Discovery, Connections: changing.Connections, Sessions: changing.Sessions,
+		LoginTimeout: changing.LoginTimeout, NOPInterval: changing.NOPInterval, NOPTimeout: changing.NOPTimeout,
+		Commands: l.Commands, MemoryPerConnection: int(l.MemoryPerConnection),
+		Pool: pool, Logger: log, CPUTime: cpuTime, Rand: rand.Reader,
+	}
+}
+
+// nodeLimits are the limits that can change while the node works.
+func nodeLimits(cfg *config.Config) iscsi.Limits {
+	l := cfg.Limits
+	return iscsi.Limits{
+		Discovery:   authOf(cfg.Discovery.Auth),
+		Connections: l.Connections, Sessions: l.Sessions,
+		LoginTimeout: seconds(l.LoginTimeout), NOPInterval: seconds(l.NopInterval), NOPTimeout: seconds(l.NopTimeout),
 	}
 }
 
 // seconds rounds up, so that a short time does not become none.
 func seconds(d time.Duration) uint32 { return uint32((d + time.Second - 1) / time.Second) }
+
+func authOf(a config.Auth) iscsi.Auth {
+	return iscsi.Auth{CHAP: credentials(a.CHAP), Mutual: credentials(a.Mutual)}
+}
 
 func credentials(c *config.Credentials) *login.Credentials {
 	if c == nil {
@@ -91,79 +103,25 @@ func credentials(c *config.Credentials) *login.Credentials {
 // portalGroup is the tag of the one portal group that all portals are in.
 const portalGroup = 1
 
-// openTargets opens every store that a LUN names, and makes the targets.
-func (s *Server) openTargets() error {
-	for i := range s.cfg.Targets {
-		t := &s.cfg.Targets[i]
-		st := scsi.NewTarget(scsi.TargetConfig{Name: t.Name, RelativePort: 1, PortGroup: portalGroup})
-		for _, l := range t.LUNs {
-			lu, err := s.units.get(t, l)
-			if err != nil {
-				return err
-			}
-			st.SetLU(l.Number, lu)
-		}
-		s.node.AddTarget(&iscsi.Target{
-			Name: t.Name, Alias: t.Alias, TPGT: portalGroup, SCSI: st, Admit: t.Admits,
-			Auth: iscsi.Auth{CHAP: credentials(t.Auth.CHAP), Mutual: credentials(t.Auth.Mutual)},
-		})
+// newTarget makes the SCSI target of t, without logical units.
+func newTarget(t *config.Target) *scsi.Target {
+	return scsi.NewTarget(scsi.TargetConfig{Name: t.Name, RelativePort: 1, PortGroup: portalGroup})
+}
+
+// nodeTarget makes the iSCSI target of t in front of a SCSI target.
+func nodeTarget(t *config.Target, st *scsi.Target) *iscsi.Target {
+	return &iscsi.Target{
+		Name: t.Name, Alias: t.Alias, TPGT: portalGroup, SCSI: st, Admit: t.Admits, Auth: authOf(t.Auth),
 	}
-	return nil
-}
-
-// identity is what names a logical unit for good: a serial number that depends only on the
-// names in the configuration, so that it is the same after every restart.
-func identity(target, store string) string {
-	sum := sha256.Sum256([]byte(target + "\x00" + store))
-	return hex.EncodeToString(sum[:10])
-}
-
-func (s *Server) listen() error {
-	for i := range s.cfg.Portals {
-		p := &s.cfg.Portals[i]
-		open := s.openTCP
-		if p.Transport == config.TransportIWARP {
-			open = s.openIWARP
-		}
-		l, err := open(p)
-		if _, network := errors.AsType[*net.OpError](err); network {
-			return fmt.Errorf("%s: cannot listen on portal %s: %w; end what uses the port, or choose another in \"portals\"", p.Pos, p.Address(), err)
-		}
-		if err != nil {
-			return fmt.Errorf("%s: cannot open portal %s: %w", p.Pos, p.Address(), err)
-		}
-		s.portals = append(s.portals, l)
-	}
-	return nil
-}
-
-// portal takes connections at one address.
-type portal interface {
-	Addr() net.Addr
-	Close() error
-	// serve takes connections until Close. Its error is that of the listener.
-	serve() error
-}
-
-// tcpPortal is a portal of iSCSI over TCP.
-type tcpPortal struct {
-	*net.TCPListener
-	s *Server
-}
-
-func (s *Server) openTCP(p *config.Portal) (portal, error) {
-	l, err := net.Listen(p.Network(), p.Address())
-	if err != nil {
-		return nil, err
-	}
-	return &tcpPortal{l.(*net.TCPListener), s}, nil
 }
 
 // Addrs returns the addresses of the portals, in the order of the configuration.
 func (s *Server) Addrs() []net.Addr {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	addrs := make([]net.Addr, len(s.portals))
-	for i, l := range s.portals {
-		addrs[i] = l.Addr()
+	for i, p := range s.portals {
+		addrs[i] = p.Addr()
 	}
 	return addrs
 }
@@ -171,19 +129,9 @@ func (s *Server) Addrs() []net.Addr {
 // Serve takes connections until Shutdown is over, or a portal fails.
 func (s *Server) Serve() error {
 	s.mu.Lock()
-	for i, p := range s.portals {
-		if s.closing {
-			break
-		}
-		s.log.Info("portal open", "transport", string(s.cfg.Portals[i].Transport), "address", p.Addr().String())
-		s.wg.Go(func() {
-			if err := p.serve(); err != nil {
-				select {
-				case s.fatal <- fmt.Errorf("portal %s failed: %w", p.Addr(), err):
-				default:
-				}
-			}
-		})
+	s.serving = true
+	for _, p := range s.portals {
+		s.start(p)
 	}
 	s.mu.Unlock()
 	select {
@@ -192,35 +140,6 @@ func (s *Server) Serve() error {
 	case err := <-s.fatal:
 		return err
 	}
-}
-
-func (p *tcpPortal) serve() error {
-	s := p.s
-	for {
-		c, err := p.AcceptTCP()
-		switch {
-		case errors.Is(err, net.ErrClosed):
-			return nil
-		case isTemporary(err):
-			// Out of descriptors or memory: connections that end make room.
-			s.log.Error("a connection could not be accepted", "portal", p.Addr().String(), "err", err)
-			time.Sleep(100 * time.Millisecond)
-			continue
-		case err != nil:
-			return err
-		}
-		if !s.node.Admit() {
-			s.log.Warn("connection refused: the limit is reached (limits.connections), or the target is stopping", "initiator_address", c.RemoteAddr().String())
-			_ = c.Close()
-			continue
-		}
-		s.wg.Go(func() { _ = tcp.Serve(s.node, c, s.pool) })
-	}
-}
-
-func isTemporary(err error) bool {
-	var t interface{ Temporary() bool }
-	return errors.As(err, &t) && t.Temporary()
 }
 
 // Shutdown closes the portals, asks initiators to log out, lets what is in flight finish,
@@ -239,16 +158,8 @@ func (s *Server) Shutdown(ctx context.Context) error {
 			s.wg.Wait()
 			err = s.rdma.close()
 		}
-		s.shut = errors.Join(err, s.release())
+		s.shut = errors.Join(append([]error{err}, s.units.close()...)...)
 		close(s.ended)
 	})
 	return s.shut
-}
-
-// release closes what New opened.
-func (s *Server) release() error {
-	for _, p := range s.portals {
-		_ = p.Close()
-	}
-	return errors.Join(s.units.close()...)
 }

@@ -1,6 +1,8 @@
 package server
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"log/slog"
 	"sync/atomic"
@@ -12,64 +14,74 @@ import (
 	"oneshot/scsi"
 )
 
-// units makes logical units out of the stores of a configuration. A store is opened when
-// the first LUN asks for it, and LUNs that show it alike share one logical unit, its task
-// set and its unit attentions.
+// units are the logical units and the stores behind them. LUNs that show a store alike share
+// one logical unit, its task set and its unit attentions.
 type units struct {
-	cfg    *config.Config
 	log    *slog.Logger
+	stores map[string]*openStore // by medium
 	made   map[unitKey]*scsi.LogicalUnit
-	stores map[string]backend.Store
 }
 
-// unitKey is all that LUNs of one store can differ in.
+func newUnits(log *slog.Logger) units {
+	return units{log: log, stores: make(map[string]*openStore), made: make(map[unitKey]*scsi.LogicalUnit)}
+}
+
+// openStore is a store that logical units use. It has a handle of its own.
+type openStore struct {
+	name string // for messages
+	backend.Store
+}
+
+// unitKey is all that LUNs can differ in if they are not to share a logical unit.
 type unitKey struct {
-	store, serial, vendor, product string
-	blockSize                      int
-	readOnly                       bool
+	store *openStore
+	lun   config.LUN // without its number, its place in the file and the store's name
 }
 
-// get returns the logical unit for l of target t.
-func (u *units) get(t *config.Target, l config.LUN) (*scsi.LogicalUnit, error) {
-	serial := l.Serial
-	if serial == "" {
-		serial = identity(t.Name, l.Store)
+func keyOf(t *config.Target, l *config.LUN, s *openStore) unitKey {
+	lun := *l
+	if lun.Serial == "" {
+		lun.Serial = identity(t.Name, l.Store)
 	}
-	key := unitKey{l.Store, serial, l.Vendor, l.Product, l.BlockSize, l.ReadOnly}
+	lun.Number, lun.Pos, lun.Store = 0, config.Position{}, ""
+	return unitKey{s, lun}
+}
+
+// identity is what names a logical unit for good: a serial number that depends only on the
+// names in the configuration, so that it is the same after every restart.
+func identity(target, store string) string {
+	sum := sha256.Sum256([]byte(target + "\x00" + store))
+	return hex.EncodeToString(sum[:10])
+}
+
+// unit returns the logical unit for l of target t, which shows the open store s.
+func (u *units) unit(t *config.Target, l *config.LUN, s *openStore) (*scsi.LogicalUnit, error) {
+	key := keyOf(t, l, s)
 	if lu := u.made[key]; lu != nil {
 		return lu, nil
 	}
-	store, err := u.store(l.Store)
-	if err != nil {
-		return nil, err
-	}
+	handle := share(s.Store)
 	lu, err := scsi.NewLogicalUnit(scsi.LUConfig{
-		Store: store, BlockSize: l.BlockSize, ReadOnly: l.ReadOnly,
-		Vendor: l.Vendor, Product: l.Product, Serial: serial,
-		NAA:    scsi.LocalNAA(serial),
+		Store: handle, BlockSize: l.BlockSize, ReadOnly: l.ReadOnly,
+		Vendor: l.Vendor, Product: l.Product, Serial: key.lun.Serial,
+		NAA:    scsi.LocalNAA(key.lun.Serial),
 		Logger: u.log.With("target", t.Name, "lun", l.Number, "store", l.Store),
 	})
 	if err != nil {
-		_ = store.Close()
+		_ = handle.Close()
 		return nil, fmt.Errorf("%s: LUN %d cannot show store %q: %w", l.Pos, l.Number, l.Store, err)
 	}
 	u.made[key] = lu
 	return lu, nil
 }
 
-// store opens a store, or returns one more handle on it.
-func (u *units) store(name string) (backend.Store, error) {
-	if s := u.stores[name]; s != nil {
-		return share(s), nil
-	}
-	c := u.cfg.Store(name)
+// openStore opens the store that c describes.
+func (u *units) openStore(c *config.Store) (*openStore, error) {
 	s, err := u.open(c)
 	if err != nil {
-		return nil, fmt.Errorf("%s: store %q: %w", c.Pos, name, err)
+		return nil, fmt.Errorf("%s: store %q: %w", c.Pos, c.Name, err)
 	}
-	s = newShared(s)
-	u.stores[name] = s
-	return s, nil
+	return &openStore{c.Name, newShared(s)}, nil
 }
 
 func (u *units) open(c *config.Store) (backend.Store, error) {
@@ -86,14 +98,42 @@ func (u *units) open(c *config.Store) (backend.Store, error) {
 	})
 }
 
-// close closes every unit, and so every store.
-func (u *units) close() (errs []error) {
+// without returns what is in u and not in other.
+func (u *units) without(other *units) units {
+	rest := newUnits(u.log)
 	for key, lu := range u.made {
-		if err := lu.Close(); err != nil {
-			errs = append(errs, fmt.Errorf("store %q: %w", key.store, err))
+		if other.made[key] == nil {
+			rest.made[key] = lu
 		}
 	}
+	for medium, s := range u.stores {
+		if other.stores[medium] != s {
+			rest.stores[medium] = s
+		}
+	}
+	return rest
+}
+
+// close closes every unit, and so every store. Units with tasks in them, which hang in their
+// stores, are left.
+func (u *units) close() (errs []error) {
+	note := func(s *openStore, err error) {
+		if err != nil {
+			errs = append(errs, fmt.Errorf("store %q: %w", s.name, err))
+		}
+	}
+	for key, lu := range u.made {
+		if !lu.Idle() {
+			note(key.store, fmt.Errorf("commands hang in it; what was not flushed may be lost"))
+			continue
+		}
+		note(key.store, lu.Close())
+	}
+	for _, s := range u.stores {
+		note(s, s.Close())
+	}
 	clear(u.made)
+	clear(u.stores)
 	return errs
 }
 
@@ -127,6 +167,18 @@ func share(s backend.Store) backend.Store {
 		s.refs.Add(1)
 	}
 	return s
+}
+
+// resizer returns what can resize s, or nil.
+func resizer(s backend.Store) backend.Resizer {
+	switch w := s.(type) {
+	case shared:
+		s = w.Store
+	case sharedLender:
+		s = w.Lender
+	}
+	r, _ := s.(backend.Resizer)
+	return r
 }
 
 // Close implements backend.Store.

@@ -1,0 +1,314 @@
+package server
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"oneshot/config"
+	"oneshot/iscsi"
+	"oneshot/scsi"
+)
+
+// Changes is what Apply did, in words for the log and the administrator.
+type Changes struct {
+	Done    []string
+	Pending []string // what takes effect at the next start only
+}
+
+// Apply makes the server serve next. Sessions go on, but for those whose target is gone or
+// does not admit them any more; initiators hear of LUNs that come, go and grow by unit
+// attentions. Everything that can fail is done first: on an error nothing has changed. The
+// error is one line that says what to change.
+func (s *Server) Apply(next *config.Config) (*Changes, error) {
+	s.applying.Lock()
+	defer s.applying.Unlock()
+	c := &change{Server: s, plan: newPlan(s.cfg, next), next: next, units: newUnits(s.log)}
+	if err := c.prepare(); err != nil {
+		return nil, errors.Join(append([]error{err}, c.abandon()...)...)
+	}
+	return c.commit()
+}
+
+// change is a change under way.
+type change struct {
+	*Server
+	plan *plan
+	next *config.Config
+
+	units   units // as they will be
+	changes map[string][]scsi.LUChange
+	added   []*iscsi.Target
+	targets map[string]*scsi.Target // as they will be
+	resized []*openStore
+	opened  []openPortal
+	reopen  []config.Portal // closed to make room for others
+	done    []string
+	pending []string
+}
+
+// prepare does all that can fail. It holds no lock: stores may take their time.
+func (c *change) prepare() error {
+	c.pending = slices.Clone(c.plan.pending)
+	for _, step := range []func() error{c.prepareStores, c.prepareTargets, c.preparePortals, c.prepareSizes} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *change) prepareStores() error {
+	for medium := range shown(c.next) {
+		if s := c.Server.units.stores[medium]; s != nil {
+			c.units.stores[medium] = s
+		}
+	}
+	for _, store := range c.plan.open {
+		s, err := c.units.openStore(store)
+		if err != nil {
+			return err
+		}
+		c.units.stores[medium(store)] = s
+	}
+	return nil
+}
+
+// prepareTargets makes the logical units and targets that are new.
+func (c *change) prepareTargets() error {
+	c.changes = make(map[string][]scsi.LUChange)
+	for i := range c.next.Targets {
+		t := &c.next.Targets[i]
+		for j := range t.LUNs {
+			if err := c.keep(t, &t.LUNs[j]); err != nil {
+				return err
+			}
+		}
+	}
+	c.targets = maps.Clone(c.Server.targets)
+	for _, t := range c.plan.remove {
+		delete(c.targets, t.Name)
+	}
+	for _, t := range c.plan.add {
+		st := newTarget(t)
+		for j := range t.LUNs {
+			st.SetLU(t.LUNs[j].Number, c.unit(t, &t.LUNs[j]))
+		}
+		c.targets[t.Name] = st
+		c.added = append(c.added, nodeTarget(t, st))
+	}
+	for _, l := range c.plan.luns {
+		put := scsi.LUChange{LUN: l.number}
+		if l.to != nil {
+			put.LU = c.unit(l.target, l.to)
+		}
+		c.changes[l.target.Name] = append(c.changes[l.target.Name], put)
+	}
+	return nil
+}
+
+// keep takes over the logical unit of a LUN from what there is, or makes it.
+func (c *change) keep(t *config.Target, l *config.LUN) error {
+	s := c.units.stores[medium(c.next.Store(l.Store))]
+	key := keyOf(t, l, s)
+	if lu := c.Server.units.made[key]; lu != nil {
+		c.units.made[key] = lu
+		return nil
+	}
+	_, err := c.units.unit(t, l, s)
+	return err
+}
+
+// unit returns a logical unit that keep has seen to.
+func (c *change) unit(t *config.Target, l *config.LUN) *scsi.LogicalUnit {
+	return c.units.made[keyOf(t, l, c.units.stores[medium(c.next.Store(l.Store))])]
+}
+
+// preparePortals listens. Where a new portal needs the address of one that closes, that one
+// has to go first.
+func (c *change) preparePortals() error {
+	for _, p := range c.plan.openPortals {
+		for i, old := range c.portals {
+			if old.config.Overlaps(*p) && slices.ContainsFunc(c.plan.closePortals, func(q *config.Portal) bool { return equal(*q, old.config) }) {
+				_ = c.portals[i].Close()
+				c.reopen = append(c.reopen, old.config)
+			}
+		}
+		l, err := c.listen(p)
+		if err != nil {
+			return err
+		}
+		c.opened = append(c.opened, l)
+	}
+	return nil
+}
+
+// prepareSizes comes last, for a store that has grown stays so.
+func (c *change) prepareSizes() error {
+	for _, store := range c.plan.resize {
+		s := c.units.stores[medium(store)]
+		r := resizer(s.Store)
+		if r == nil {
+			c.pending = append(c.pending, fmt.Sprintf("%s: a %s store keeps its size while LUNs show it; that of %q will change at the next start only", store.Pos, store.Type, store.Name))
+			continue
+		}
+		if err := r.Resize(store.Size); err != nil {
+			err = fmt.Errorf("%s: store %q: %w", store.Pos, store.Name, err)
+			for _, done := range c.resized {
+				err = fmt.Errorf("%w; the store %q has %d bytes already", err, done.name, done.Info().Size)
+			}
+			return err
+		}
+		c.resized = append(c.resized, s)
+		c.did("store %q has %s", store.Name, config.FormatSize(s.Info().Size))
+	}
+	return nil
+}
+
+// abandon lets go of what prepare has made.
+func (c *change) abandon() (errs []error) {
+	for _, p := range c.opened {
+		_ = p.Close()
+	}
+	fresh := c.units.without(&c.Server.units)
+	errs = fresh.close()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, p := range c.reopen {
+		if c.closing {
+			break
+		}
+		l, err := c.listen(&p)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		i := slices.IndexFunc(c.portals, func(o openPortal) bool { return equal(o.config, p) })
+		c.portals[i] = l
+		if c.serving {
+			c.start(l)
+		}
+	}
+	return errs
+}
+
+// errClosing is the answer to a change that comes too late.
+var errClosing = errors.New("the target is stopping")
+
+// commit does what cannot fail.
+func (c *change) commit() (*Changes, error) {
+	c.mu.Lock()
+	if c.closing {
+		c.mu.Unlock()
+		return nil, errors.Join(append([]error{errClosing}, c.abandon()...)...)
+	}
+	defer c.mu.Unlock()
+	if c.plan.limits {
+		c.node.SetLimits(nodeLimits(c.next))
+	}
+	c.commitTargets()
+	c.commitPortals()
+	gone := c.Server.units.without(&c.units)
+	c.Server.units, c.Server.targets = c.units, c.targets
+	c.cfg, c.loaded = c.next, time.Now()
+	c.retire(gone)
+	return &Changes{c.done, c.pending}, nil
+}
+
+func (c *change) commitTargets() {
+	for _, t := range c.plan.remove {
+		c.node.RemoveTarget(t.Name)
+		st := c.Server.targets[t.Name]
+		var all []scsi.LUChange
+		for _, l := range t.LUNs {
+			all = append(all, scsi.LUChange{LUN: l.Number})
+		}
+		st.SetLUs(all) // sessions that are still ending reach nothing any more
+		c.did("target %s removed", t.Name)
+	}
+	for _, t := range c.plan.access {
+		c.node.ReplaceTarget(nodeTarget(t, c.targets[t.Name]))
+		c.did("target %s has other rules of access", t.Name)
+	}
+	for name, changes := range c.changes {
+		c.targets[name].SetLUs(changes)
+	}
+	for _, l := range c.plan.luns {
+		c.did("%s", l)
+	}
+	for key, lu := range c.units.made {
+		if slices.Contains(c.resized, key.store) {
+			lu.SizeChanged()
+		}
+	}
+	for _, t := range c.added {
+		c.node.AddTarget(t)
+		c.did("target %s added", t.Name)
+	}
+}
+
+func (l lunChange) String() string {
+	verb := "shows something else"
+	switch {
+	case l.from == nil:
+		verb = "added"
+	case l.to == nil:
+		verb = "removed"
+	}
+	return fmt.Sprintf("LUN %d of %s %s", l.number, l.target.Name, verb)
+}
+
+func (c *change) commitPortals() {
+	for _, p := range c.plan.closePortals {
+		i := slices.IndexFunc(c.portals, func(o openPortal) bool { return equal(o.config, *p) })
+		_ = c.portals[i].Close()
+		c.did("portal %s closed", c.portals[i].Addr())
+		c.portals = slices.Delete(c.portals, i, i+1)
+	}
+	for _, p := range c.opened {
+		c.portals = append(c.portals, p)
+		if c.serving {
+			c.start(p)
+		}
+		c.did("portal %s opened", p.Addr())
+	}
+	place := func(p openPortal) int {
+		return slices.IndexFunc(c.next.Portals, func(q config.Portal) bool { return equal(q, p.config) })
+	}
+	slices.SortStableFunc(c.portals, func(a, b openPortal) int { return cmp.Compare(place(a), place(b)) })
+}
+
+func (c *change) did(format string, args ...any) {
+	c.done = append(c.done, fmt.Sprintf(format, args...))
+}
+
+// drainPoll is how often a logical unit that was taken away is looked at until its last
+// command has left it.
+const drainPoll = 20 * time.Millisecond
+
+// retire closes what no LUN shows any more, when the commands in it have ended. mu is held.
+func (s *Server) retire(gone units) {
+	if len(gone.made) == 0 && len(gone.stores) == 0 {
+		return
+	}
+	s.wg.Go(func() {
+		s.node.Quiesce()
+		for _, lu := range gone.made {
+			for !lu.Idle() {
+				select {
+				case <-time.After(drainPoll):
+				case <-s.ctx.Done(): // it hangs
+				}
+				if s.ctx.Err() != nil && !lu.Idle() {
+					break
+				}
+			}
+		}
+		for _, err := range gone.close() {
+			s.log.Error("a store that was taken away could not be closed", "err", err)
+		}
+	})
+}

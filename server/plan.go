@@ -1,0 +1,211 @@
+package server
+
+import (
+	"fmt"
+	"slices"
+
+	"oneshot/config"
+)
+
+// plan is how the target that one configuration describes becomes that of another: what is
+// in neither list stays as it is, and nobody who uses it notices.
+//
+//	stores   opened, resized, or kept
+//	targets  added, removed, or given other rules of access
+//	LUNs     put at numbers of targets that stay, or taken away
+//	portals  opened, closed
+type plan struct {
+	open   []*config.Store // media that no LUN has shown so far
+	resize []*config.Store // their sizes are other ones
+
+	add    []*config.Target
+	remove []*config.Target // of the old configuration
+	access []*config.Target // all but their LUNs is new
+	luns   []lunChange
+
+	openPortals, closePortals []*config.Portal // of the new configuration, and of the old one
+
+	limits     bool
+	metrics    bool
+	management bool
+
+	// pending is what takes effect at the next start only, in words.
+	pending []string
+}
+
+// lunChange is a LUN of a target that stays.
+type lunChange struct {
+	target   *config.Target // of the new configuration
+	number   uint16
+	from, to *config.LUN // nil: there is none
+}
+
+// newPlan compares two valid configurations. It changes neither, and does nothing else.
+func newPlan(old, new *config.Config) *plan {
+	p := &comparison{old: old, new: new}
+	p.compareStores()
+	p.compareTargets()
+	p.comparePortals()
+	p.compareRest()
+	return &p.plan
+}
+
+// medium names what keeps the bytes of a store: two stores with one name for it, in two
+// configurations, are one.
+func medium(s *config.Store) string {
+	if s.File != nil {
+		return "file " + s.File.Path
+	}
+	return string(s.Type) + " " + s.Name
+}
+
+// comparison is a plan in the making.
+type comparison struct {
+	plan
+	old, new *config.Config
+}
+
+// shown returns the stores that LUNs show, by medium.
+func shown(c *config.Config) map[string]*config.Store {
+	stores := make(map[string]*config.Store)
+	for i := range c.Targets {
+		for _, l := range c.Targets[i].LUNs {
+			s := c.Store(l.Store)
+			stores[medium(s)] = s
+		}
+	}
+	return stores
+}
+
+func (c *comparison) compareStores() {
+	before := shown(c.old)
+	now := shown(c.new)
+	for i := range c.new.Stores {
+		s := &c.new.Stores[i]
+		if now[medium(s)] != s {
+			continue // nobody shows it
+		}
+		was := before[medium(s)]
+		switch {
+		case was == nil:
+			c.open = append(c.open, s)
+			continue
+		case was.Size != s.Size:
+			c.resize = append(c.resize, s)
+		}
+		if !equal(storeOptions(was), storeOptions(s)) {
+			c.later("%s: the options of the store %q", s.Pos, s.Name)
+		}
+	}
+}
+
+// storeOptions is s without what is no matter of the open store: its name and size, and
+// whether LUNs may write, which they know themselves.
+func storeOptions(s *config.Store) config.Store {
+	o := *s
+	o.Name, o.Size, o.ReadOnly = "", 0, false
+	return o
+}
+
+func (c *comparison) compareTargets() {
+	for i := range c.old.Targets {
+		if was := &c.old.Targets[i]; findTarget(c.new, was.Name) == nil {
+			c.remove = append(c.remove, was)
+		}
+	}
+	for i := range c.new.Targets {
+		t := &c.new.Targets[i]
+		was := findTarget(c.old, t.Name)
+		if was == nil {
+			c.add = append(c.add, t)
+			continue
+		}
+		if !equal(accessOf(was), accessOf(t)) {
+			c.access = append(c.access, t)
+		}
+		c.compareLUNs(was, t)
+	}
+}
+
+func findTarget(c *config.Config, name string) *config.Target {
+	i := slices.IndexFunc(c.Targets, func(t config.Target) bool { return t.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return &c.Targets[i]
+}
+
+// accessOf is t without its LUNs.
+func accessOf(t *config.Target) config.Target {
+	a := *t
+	a.LUNs = nil
+	return a
+}
+
+// compareLUNs walks two sorted lists.
+func (c *comparison) compareLUNs(was, now *config.Target) {
+	a, b := was.LUNs, now.LUNs
+	for len(a) > 0 || len(b) > 0 {
+		change := lunChange{target: now}
+		switch {
+		case len(b) == 0 || len(a) > 0 && a[0].Number < b[0].Number:
+			change.number, change.from, a = a[0].Number, &a[0], a[1:]
+		case len(a) == 0 || b[0].Number < a[0].Number:
+			change.number, change.to, b = b[0].Number, &b[0], b[1:]
+		default:
+			change.number, change.from, change.to = a[0].Number, &a[0], &b[0]
+			a, b = a[1:], b[1:]
+			if c.alike(change.from, change.to) {
+				continue
+			}
+		}
+		c.luns = append(c.luns, change)
+	}
+}
+
+// alike reports whether two LUNs show one medium in the same way.
+func (c *comparison) alike(was, now *config.LUN) bool {
+	return equal(was, now) && medium(c.old.Store(was.Store)) == medium(c.new.Store(now.Store))
+}
+
+// comparePortals takes equal portals for the same one; with port 0 there may be several.
+func (c *comparison) comparePortals() {
+	left := make([]*config.Portal, 0, len(c.old.Portals))
+	for i := range c.old.Portals {
+		left = append(left, &c.old.Portals[i])
+	}
+	for i := range c.new.Portals {
+		p := &c.new.Portals[i]
+		at := slices.IndexFunc(left, func(was *config.Portal) bool { return equal(was, p) })
+		if at < 0 {
+			c.openPortals = append(c.openPortals, p)
+			continue
+		}
+		left = slices.Delete(left, at, at+1)
+	}
+	c.closePortals = left
+}
+
+func (c *comparison) compareRest() {
+	was, now := c.old.Limits, c.new.Limits
+	for _, l := range []struct {
+		key      string
+		was, now int64
+	}{
+		{"commands", int64(was.Commands), int64(now.Commands)},
+		{"memory", was.Memory, now.Memory},
+		{"memory_per_connection", was.MemoryPerConnection, now.MemoryPerConnection},
+	} {
+		if l.was != l.now {
+			c.later("limits.%s", l.key)
+		}
+	}
+	if c.old.Log.Format != c.new.Log.Format {
+		c.later("log.format")
+	}
+	c.limits = was != now || !equal(c.old.Discovery, c.new.Discovery)
+}
+
+func (c *comparison) later(format string, args ...any) {
+	c.pending = append(c.pending, fmt.Sprintf(format, args...)+" will change at the next start only")
+}

@@ -1,0 +1,223 @@
+package server
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"oneshot/config"
+)
+
+// drawConfig makes a configuration out of few names, so that two of them have much in common.
+func drawConfig(t *rapid.T, label string) *config.Config {
+	line := 0
+	pos := func() config.Position {
+		line += rapid.IntRange(1, 3).Draw(t, "lines")
+		return config.Position{File: label, Line: line, Column: 1}
+	}
+	c := &config.Config{Limits: config.DefaultLimits()}
+	for _, name := range []string{"a", "b", "m"} {
+		s := config.Store{Name: name, Type: config.StoreMemory, Pos: pos(), Size: 1 << 20 * rapid.Int64Range(1, 2).Draw(t, "size")}
+		if name != "m" {
+			s.Type = config.StoreFile
+			s.File = &config.FileStore{
+				Path:  rapid.SampledFrom([]string{"/" + name, "/" + name + "2"}).Draw(t, "path"),
+				Cache: rapid.SampledFrom([]config.CacheMode{config.CacheWriteback, config.CacheWritethrough}).Draw(t, "cache"),
+			}
+		}
+		c.Stores = append(c.Stores, s)
+	}
+	for _, name := range []string{"iqn.t:1", "iqn.t:2"} {
+		if rapid.Bool().Draw(t, "absent") {
+			continue
+		}
+		target := config.Target{Name: name, Pos: pos(), Alias: rapid.SampledFrom([]string{"", "x"}).Draw(t, "alias")}
+		for number := range uint16(3) {
+			if rapid.Bool().Draw(t, "no LUN") {
+				continue
+			}
+			target.LUNs = append(target.LUNs, config.LUN{
+				Number: number, Pos: pos(), BlockSize: 512, Store: rapid.SampledFrom([]string{"a", "b", "m"}).Draw(t, "store"),
+				ReadOnly: rapid.Bool().Draw(t, "readonly"),
+			})
+		}
+		c.Targets = append(c.Targets, target)
+	}
+	for range rapid.IntRange(0, 3).Draw(t, "portals") {
+		p := config.Portal{Transport: config.TransportTCP, Pos: pos()}
+		p.Listen = netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), rapid.Uint16Range(0, 1).Draw(t, "port"))
+		if rapid.Bool().Draw(t, "iwarp") {
+			p.Transport, p.OneShot = config.TransportIWARP, &config.OneShot{Window: rapid.IntRange(1, 2).Draw(t, "window")}
+		}
+		c.Portals = append(c.Portals, p)
+	}
+	return c
+}
+
+// world is what initiators see of a configuration.
+type world struct {
+	luns    map[string]string // target and number: what is there
+	access  map[string]string // target: the rest
+	portals map[string]int
+}
+
+func worldOf(c *config.Config) world {
+	w := world{make(map[string]string), make(map[string]string), make(map[string]int)}
+	for i := range c.Targets {
+		w.addTarget(c, &c.Targets[i])
+	}
+	for i := range c.Portals {
+		w.portals[portalName(&c.Portals[i])]++
+	}
+	return w
+}
+
+func (w world) addTarget(c *config.Config, t *config.Target) {
+	w.access[t.Name] = t.Alias
+	for i := range t.LUNs {
+		w.luns[lunName(t, t.LUNs[i].Number)] = lunText(c, &t.LUNs[i])
+	}
+}
+
+func lunName(t *config.Target, n uint16) string { return fmt.Sprint(t.Name, " ", n) }
+func lunText(c *config.Config, l *config.LUN) string {
+	return fmt.Sprint(l.Store, l.ReadOnly, medium(c.Store(l.Store)))
+}
+func portalName(p *config.Portal) string { return fmt.Sprint(p.Transport, p.Listen, p.OneShot) }
+
+// The plan leads from what was to what is to be, and touches nothing that is the same in both.
+func TestPlan(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		old, next := drawConfig(t, "old"), drawConfig(t, "new")
+		p := newPlan(old, next)
+		w := worldOf(old)
+		change := func(m map[string]string, key, to string) {
+			if from, there := m[key]; there && from == to {
+				t.Errorf("%s is the same before and after", key)
+			}
+			m[key] = to
+		}
+		for _, r := range p.remove {
+			delete(w.access, r.Name)
+			for _, l := range r.LUNs {
+				delete(w.luns, lunName(r, l.Number))
+			}
+		}
+		for _, l := range p.luns {
+			if l.to == nil {
+				delete(w.luns, lunName(l.target, l.number))
+				continue
+			}
+			change(w.luns, lunName(l.target, l.number), lunText(next, l.to))
+		}
+		for _, a := range p.access {
+			change(w.access, a.Name, a.Alias)
+		}
+		for _, a := range p.add {
+			if _, there := w.access[a.Name]; there {
+				t.Errorf("%s is added and was there", a.Name)
+			}
+			w.addTarget(next, a)
+		}
+		for _, q := range p.closePortals {
+			w.portals[portalName(q)]--
+			if slices.ContainsFunc(p.openPortals, func(o *config.Portal) bool { return portalName(o) == portalName(q) }) {
+				t.Errorf("%s is closed and opened again", portalName(q))
+			}
+		}
+		for _, q := range p.openPortals {
+			w.portals[portalName(q)]++
+		}
+		for key, n := range w.portals {
+			if n == 0 {
+				delete(w.portals, key)
+			}
+		}
+		if want := worldOf(next); fmt.Sprint(w) != fmt.Sprint(want) {
+			t.Errorf("got  %v\nwant %v", w, want)
+		}
+		checkStorePlan(t, p, old, next)
+	})
+}
+
+// Every medium that LUNs are to show is either open already or in the plan, once.
+func checkStorePlan(t *rapid.T, p *plan, old, next *config.Config) {
+	before, now := shown(old), shown(next)
+	opened := make(map[string]bool)
+	for _, s := range p.open {
+		if before[medium(s)] != nil || now[medium(s)] == nil || opened[medium(s)] {
+			t.Errorf("the store %q is opened", s.Name)
+		}
+		opened[medium(s)] = true
+	}
+	for m := range now {
+		if before[m] == nil && !opened[m] {
+			t.Errorf("%s is not opened", m)
+		}
+	}
+	for _, s := range p.resize {
+		if was := before[medium(s)]; was == nil || was.Size == s.Size {
+			t.Errorf("the store %q is resized", s.Name)
+		}
+	}
+}
+
+// What is the same but for the lines it stands in needs no change.
+func TestPlanOfTheSame(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		c := drawConfig(t, "x")
+		moved := *c
+		moved.Stores, moved.Targets, moved.Portals = slices.Clone(c.Stores), slices.Clone(c.Targets), slices.Clone(c.Portals)
+		for i := range moved.Targets {
+			moved.Targets[i].Pos.Line += 7
+			moved.Targets[i].LUNs = slices.Clone(moved.Targets[i].LUNs)
+			for j := range moved.Targets[i].LUNs {
+				moved.Targets[i].LUNs[j].Pos.Line += 7
+			}
+		}
+		for i := range moved.Stores {
+			moved.Stores[i].Pos.Line += 7
+		}
+		slices.Reverse(moved.Portals)
+		for i := range moved.Portals {
+			moved.Portals[i].Pos.Line++
+		}
+		if p := newPlan(c, &moved); fmt.Sprintf("%+v", *p) != fmt.Sprintf("%+v", plan{}) {
+			t.Errorf("%+v", *p)
+		}
+	})
+}
+
+// What cannot change while the target runs is said.
+func TestPlanPending(t *testing.T) {
+	c := parse(t, one)
+	next := *c
+	next.Limits.Memory, next.Limits.Sessions = 2<<30, 7
+	next.Log.Format = config.LogJSON
+	p := newPlan(c, &next)
+	want := "[limits.memory will change at the next start only log.format will change at the next start only]"
+	if got := fmt.Sprint(p.pending); got != want || !p.limits {
+		t.Errorf("pending %s, limits %v", got, p.limits)
+	}
+}
+
+func TestEqual(t *testing.T) {
+	a := parse(t, one)
+	b := parse(t, "\n\n"+one)
+	if !equal(a.Targets, b.Targets) || !equal(a.Portals, b.Portals) || a.Targets[0].Pos == b.Targets[0].Pos {
+		t.Error("positions count")
+	}
+	secret := func(s string) config.Auth {
+		return config.Auth{CHAP: &config.Credentials{User: "u", Secret: config.NewSecret(s)}}
+	}
+	if equal(secret("twelve-bytes"), secret("other-twelve")) || !equal(secret("x"), secret("x")) || equal(secret("x"), config.Auth{}) {
+		t.Error("secrets are not compared")
+	}
+	b.Targets[0].LUNs = b.Targets[0].LUNs[1:]
+	if equal(a.Targets, b.Targets) {
+		t.Error("a LUN less counts for nothing")
+	}
+}
