@@ -37,6 +37,9 @@ type Config struct {
 	Discovery Discovery
 	Limits    Limits
 
+	Metrics    Metrics
+	Management Management
+
 	// Warnings are sentences about things that work but are hardly meant. They
 	// are for the log; nothing needs to act upon them.
 	Warnings []Problem

@@ -73,6 +73,8 @@ func (d *decoder) config(c *Config, root ast.Node) {
 	c.Portals = d.portals(o)
 	d.discovery(o.take("discovery"), &c.Discovery)
 	d.limits(o.take("limits"), &c.Limits)
+	d.metrics(o.take("metrics"), &c.Metrics)
+	d.management(o.take("management"), &c.Management)
 	o.done()
 }
 

@@ -1,0 +1,89 @@
+package config
+
+import (
+	"fmt"
+	"net/netip"
+)
+
+// Metrics says where figures for Prometheus, and a health check, are served over HTTP.
+type Metrics struct {
+	// Listen is an address and a port; without a valid port, nothing is served. The zero Addr
+	// stands for all addresses. There is no login: who reaches it may read the figures.
+	Listen netip.AddrPort
+	Given  bool     // metrics are served
+	Pos    Position // of the address
+
+	// Pprof serves Go's profiles as well, below /debug/pprof/. They tell of the inside of the
+	// process, and taking one costs it time.
+	Pprof bool
+}
+
+// Address returns the address for net.Listen.
+func (m Metrics) Address() string { return Portal{Listen: m.Listen}.Address() }
+
+// Network returns what net.Listen wants.
+func (m Metrics) Network() string { return Portal{Listen: m.Listen}.Network() }
+
+func (d *decoder) metrics(v value, m *Metrics) {
+	if !v.given() {
+		return
+	}
+	o := d.object(v.node, "metrics")
+	if o == nil {
+		return
+	}
+	listen := o.take("listen")
+	if set(listen, &m.Listen, "an address such as 127.0.0.1:9327", parseMetricsListen) {
+		m.Given, m.Pos = true, listen.pos()
+	} else if !o.has("listen") {
+		d.errorf(v.at, "metrics have no address: add listen: \"127.0.0.1:9327\"")
+	}
+	o.bool("pprof", &m.Pprof)
+	o.done()
+	if m.Pprof && m.Given && !m.Listen.Addr().IsLoopback() {
+		d.warnf(m.Pos, "everybody who reaches %s can take profiles of this process: listen at 127.0.0.1, or remove pprof", m.Address())
+	}
+}
+
+// parseMetricsListen is parseListen without the default port, which is iSCSI's.
+func parseMetricsListen(text string) (netip.AddrPort, error) {
+	addr, err := parseListen(text)
+	if err == nil && addr.Port() == defaultPort {
+		err = fmt.Errorf("%q is iSCSI's port, or none: write one for the metrics, such as 127.0.0.1:9327", text)
+	}
+	return addr, err
+}
+
+// Management says where `target status` and its like reach the daemon.
+type Management struct {
+	Socket string   // path of a unix socket, which only the user of the daemon may use; empty: none
+	Pos    Position // of the path
+}
+
+// DefaultSocket is where the package for Debian has the management socket, and where the
+// commands look for it.
+const DefaultSocket = "/run/oneshot/target.sock"
+
+// maxSocketPath is what fits a sockaddr_un of Linux (unix(7)), less what the daemon appends
+// while it makes the socket.
+const maxSocketPath = 100
+
+func (d *decoder) management(v value, m *Management) {
+	if !v.given() {
+		return
+	}
+	o := d.object(v.node, "management")
+	if o == nil {
+		return
+	}
+	socket := o.take("socket")
+	if set(socket, &m.Socket, "the path of a socket", parsePath) {
+		m.Pos, m.Socket = socket.pos(), resolvePath(d.src.file, m.Socket)
+		if len(m.Socket) > maxSocketPath {
+			socket.errorf("the path %s has %d bytes: that of a unix socket has at most %d", m.Socket, len(m.Socket), maxSocketPath)
+		}
+	} else if !o.has("socket") {
+		d.errorf(v.at, "management has no socket: add socket: %s", DefaultSocket)
+	}
+	o.done()
+}
