@@ -53,6 +53,9 @@ const (
 	// Barrier: everything submitted earlier is completed and durable before the operation
 	// starts, and the operation itself is durable when it completes.
 	Barrier
+	// More: further operations follow at once, so a Batcher need not start this one before
+	// Kick, which the caller has to call. Other stores ignore it.
+	More
 )
 
 // Op is one operation. The caller owns it and everything it points to, lends both to the
@@ -86,7 +89,9 @@ type Completer interface {
 type Info struct {
 	Size               int64 // bytes
 	BlockSize          int   // unit and alignment of Off and Len, a power of two
+	PhysicalBlockSize  int   // bytes, a power of two: what the medium writes in one piece; 0: BlockSize
 	DiscardGranularity int64 // bytes; 0: Discard never gives space back
+	StatusUnknown      bool  // Status says "mapped" of everything: the store cannot tell where it gave space back
 	OptimalIO          int64 // bytes; 0: none preferred
 	VolatileCache      bool  // completed writes may be lost by a power cut until flushed
 }
@@ -112,6 +117,14 @@ type Lender interface {
 	// range counts as mapped from now on, and the caller may change the bytes. Concurrent
 	// users of one range see each other's changes, as with Submit.
 	Lend(segs [][]byte, off, n int64, write bool) [][]byte
+}
+
+// Batcher is a store that starts operations more cheaply in batches: those submitted with
+// More begin, at the latest, with Kick. Kick is called from any number of goroutines and does
+// not block; it may start operations of other callers too.
+type Batcher interface {
+	Store
+	Kick()
 }
 
 // RangeError says that an operation reaches beyond the store. It is the caller's mistake.

@@ -50,6 +50,9 @@ func testInfo(t *testing.T, f func(*testing.T) backend.Store) {
 	if i.BlockSize < 512 || i.BlockSize&(i.BlockSize-1) != 0 || i.Size%int64(i.BlockSize) != 0 {
 		t.Errorf("block size %d, size %d", i.BlockSize, i.Size)
 	}
+	if p := i.PhysicalBlockSize; p != 0 && (p&(p-1) != 0 || p < i.BlockSize) {
+		t.Errorf("physical block size %d", p)
+	}
 	if g := i.DiscardGranularity; g != 0 && (g&(g-1) != 0 || g < int64(i.BlockSize)) {
 		t.Errorf("discard granularity %d", g)
 	}
@@ -343,7 +346,10 @@ func testStatus(t *testing.T, f func(*testing.T) backend.Store) {
 	now := walk()
 	all(now, 2*unit, 3*unit, true)
 	all(now, 8*unit+b, b, true)
-	if i.DiscardGranularity == 0 {
+	if i.StatusUnknown {
+		all(fresh, 0, MinSize, true)
+	}
+	if i.DiscardGranularity == 0 || i.StatusUnknown {
 		return
 	}
 	all(fresh, 0, MinSize, false)

@@ -14,6 +14,7 @@ import (
 
 	"oneshot/backend"
 	"oneshot/backend/backendtest"
+	"oneshot/backend/fdio"
 )
 
 func TestMain(m *testing.M) {
@@ -70,6 +71,8 @@ func TestFile(t *testing.T) {
 		"direct":       {Sparse: true, Direct: true},
 		"direct 4096":  {Direct: true, Cache: Writethrough, BlockSize: 4096},
 		"block 4096":   {Sparse: true, BlockSize: 4096},
+		"threads":      {Sparse: true, Direct: true, IO: fdio.Threads},
+		"ring":         {Sparse: true, IO: fdio.Uring},
 	} {
 		t.Run(name, func(t *testing.T) {
 			backendtest.Run(t, func(t *testing.T) backend.Store {
@@ -208,7 +211,7 @@ func TestDiscardFreesSpace(t *testing.T) {
 			t.Fatal(err)
 		}
 		var st unix.Stat_t
-		if err := unix.Fstat(s.fd, &st); err != nil {
+		if err := unix.Stat(s.Path(), &st); err != nil {
 			t.Fatal(err)
 		}
 		return st.Blocks * 512

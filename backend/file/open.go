@@ -1,3 +1,5 @@
+// Package file is a block store in a regular file: sparse or preallocated, through the page
+// cache or around it. How its operations are done is package fdio's.
 package file
 
 import (
@@ -7,12 +9,23 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
 	"oneshot/backend"
-	"oneshot/mem"
+	"oneshot/backend/fdio"
 )
+
+// Store is a store in a file. See package fdio for its methods.
+type Store struct {
+	*fdio.Store
+	fd     int
+	sparse bool
+	resize sync.Mutex // held while the size changes
+}
+
+var _ backend.Batcher = (*Store)(nil)
 
 // Cache says when a write is complete.
 type Cache uint8
@@ -37,6 +50,8 @@ type Config struct {
 	Cache  Cache
 	// Direct goes around the page cache (O_DIRECT).
 	Direct bool
+	// IO says how reads and writes reach the kernel.
+	IO fdio.IO
 	// BlockSize is the unit of operations in bytes, a power of two from 512; 0 means the
 	// least possible: 512, or what the file system asks for with Direct.
 	BlockSize int
@@ -61,7 +76,7 @@ func Open(cfg Config) (*Store, error) {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("file store %s: %w", cfg.Path, err)
 	}
-	return s, nil
+	return &Store{Store: s, fd: fd, sparse: cfg.Sparse}, nil
 }
 
 func (cfg *Config) check() error {
@@ -91,7 +106,7 @@ func openFile(cfg Config) (fd int, created bool, err error) {
 	if err != nil {
 		return -1, false, openError(cfg, err)
 	}
-	if err := lock(fd); err != nil {
+	if err := fdio.Lock(fd, "file"); err != nil {
 		_ = unix.Close(fd)
 		return -1, false, err
 	}
@@ -101,7 +116,7 @@ func openFile(cfg Config) (fd int, created bool, err error) {
 func openError(cfg Config, err error) error {
 	switch {
 	case err == unix.EINVAL && cfg.Direct:
-		return errNoDirect
+		return fdio.ErrNoDirect
 	case err == unix.ENOENT && cfg.Size == 0:
 		return errors.New("the file does not exist; give a size to have it created")
 	case err == unix.ENOENT:
@@ -115,7 +130,7 @@ func openError(cfg Config, err error) error {
 }
 
 // open makes a store of an open, locked file.
-func open(cfg Config, fd int) (*Store, error) {
+func open(cfg Config, fd int) (*fdio.Store, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, err
@@ -123,56 +138,39 @@ func open(cfg Config, fd int) (*Store, error) {
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return nil, errors.New("not a regular file, which a file store needs")
 	}
-	s := &Store{fd: fd, path: cfg.Path, sparse: cfg.Sparse, through: cfg.Cache == Writethrough, sync: newSyncer(fd)}
-	if err := s.shape(cfg, &st); err != nil {
+	info, direct, err := shape(cfg, fd, &st)
+	if err != nil {
 		return nil, err
 	}
-	if err := s.allocate(st.Size, s.size.Load()); err != nil {
+	if err := allocate(cfg, fd, st.Size, info.Size); err != nil {
 		return nil, err
 	}
-	if s.direct != nil {
-		if err := s.direct.probe(fd, s.info.BlockSize); err != nil {
-			return nil, err
-		}
-		s.bounce = mem.NewPool(maxWorkers * bounceSize)
-	}
-	log := cfg.Log
-	if log == nil {
-		log = slog.Default()
-	}
-	s.log = newReporter(log, cfg.Path)
-	s.workers.init(s.finish, s.workerEnded)
-	s.seq = backend.NewSequencer(s.workers.put)
-	return s, nil
+	return fdio.New(fdio.Config{
+		FD: fd, Kind: "file store", Path: cfg.Path, Info: info, Through: cfg.Cache == Writethrough,
+		Direct: direct, IO: cfg.IO, Medium: &medium{fd, info.BlockSize}, Log: cfg.Log,
+	})
 }
 
-// shape fills in what the store looks like.
-func (s *Store) shape(cfg Config, st *unix.Stat_t) (err error) {
-	block := max(cfg.BlockSize, 512)
+// shape returns what the store looks like, and what the file asks for with O_DIRECT.
+func shape(cfg Config, fd int, st *unix.Stat_t) (info backend.Info, direct *fdio.Alignment, err error) {
+	info.BlockSize = max(cfg.BlockSize, 512)
 	if cfg.Direct {
-		if s.direct, err = alignmentOf(s.fd); err != nil {
-			return err
+		if direct, err = fdio.AlignmentOf(fd); err != nil {
+			return info, nil, err
 		}
 		if cfg.BlockSize == 0 {
-			block = max(block, s.direct.offset)
-		} else if block < s.direct.offset {
-			return fmt.Errorf("the file system takes direct I/O in units of %d bytes and the block size is %d: set the block size to %d, or direct to false", s.direct.offset, block, s.direct.offset)
+			info.BlockSize = max(info.BlockSize, direct.Offset)
+		} else if info.BlockSize < direct.Offset {
+			return info, nil, fmt.Errorf("the file system takes direct I/O in units of %d bytes and the block size is %d: set the block size to %d, or direct to false", direct.Offset, info.BlockSize, direct.Offset)
 		}
 	}
-	size, err := sizeOf(cfg, st.Size, int64(block))
-	if err != nil {
-		return err
+	if info.Size, err = sizeOf(cfg, st.Size, int64(info.BlockSize)); err != nil {
+		return info, nil, err
 	}
-	s.size.Store(size)
-	s.info = backend.Info{
-		BlockSize:     block,
-		OptimalIO:     0,
-		VolatileCache: !s.through,
+	if cfg.Sparse && canPunch(fd, max(info.Size, st.Size)) {
+		info.DiscardGranularity = max(st.Blksize, int64(info.BlockSize))
 	}
-	if s.sparse && canPunch(s.fd, max(size, st.Size)) {
-		s.info.DiscardGranularity = max(st.Blksize, int64(block))
-	}
-	return nil
+	return info, direct, nil
 }
 
 // sizeOf reconciles the size that was asked for with that of the file.
@@ -200,23 +198,23 @@ func canPunch(fd int, end int64) bool {
 
 // allocate makes the file of have bytes size bytes long and, unless it is sparse, gives it its
 // space, durably.
-func (s *Store) allocate(have, size int64) error {
-	if s.sparse && have == size {
+func allocate(cfg Config, fd int, have, size int64) error {
+	if cfg.Sparse && have == size {
 		return nil
 	}
-	if !s.sparse {
-		if err := fallocate(s.fd, 0, 0, size); err == unix.EOPNOTSUPP {
+	if !cfg.Sparse {
+		if err := fallocate(fd, 0, 0, size); err == unix.EOPNOTSUPP {
 			return errors.New("the file system cannot allocate space ahead: set sparse to true")
 		} else if err != nil {
 			return fmt.Errorf("allocate %d bytes (free space, make the store smaller, or set sparse to true): %w", size, err)
 		}
-	} else if err := unix.Ftruncate(s.fd, size); err != nil {
+	} else if err := unix.Ftruncate(fd, size); err != nil {
 		return fmt.Errorf("grow the file from %d to %d bytes: %w", have, size, err)
 	}
-	if err := unix.Fsync(s.fd); err != nil {
+	if err := unix.Fsync(fd); err != nil {
 		return fmt.Errorf("make the size of the file durable: %w", err)
 	}
-	return syncDir(filepath.Dir(s.path))
+	return syncDir(filepath.Dir(cfg.Path))
 }
 
 // syncDir makes the name of a new file durable.

@@ -1,48 +1,32 @@
 package file
 
 import (
-	"sync"
-
 	"golang.org/x/sys/unix"
 
-	"oneshot/backend"
+	"oneshot/backend/fdio"
 )
 
-// discard gives the space of a range back. The kernel overwrites the parts of blocks.
-func (s *Store) discard(off, n int64) error {
-	if s.info.DiscardGranularity == 0 {
-		return s.writeZeroes(off, n)
-	}
-	return fallocate(s.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, n)
+// medium is a file, seen as a medium with ranges.
+type medium struct {
+	fd    int
+	block int // bytes
 }
 
-// writeZeroes makes a range read as zeroes and keeps its space.
-func (s *Store) writeZeroes(off, n int64) error {
-	err := fallocate(s.fd, unix.FALLOC_FL_ZERO_RANGE|unix.FALLOC_FL_KEEP_SIZE, off, n)
+var _ fdio.Medium = (*medium)(nil)
+
+// Discard gives the space of a range back. The kernel overwrites the parts of blocks.
+func (m *medium) Discard(off, n int64) error {
+	return fallocate(m.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, n)
+}
+
+// WriteZeroes makes a range read as zeroes and keeps its space.
+func (m *medium) WriteZeroes(off, n int64) error {
+	err := fallocate(m.fd, unix.FALLOC_FL_ZERO_RANGE|unix.FALLOC_FL_KEEP_SIZE, off, n)
 	if err != unix.EOPNOTSUPP {
 		return err
 	}
-	zeroes := zeroBytes()
-	for n > 0 {
-		piece := [1][]byte{zeroes[:min(n, int64(len(zeroes)))]}
-		k, err := transfer(pwritev2, s.fd, piece[:], off, 0)
-		if err != nil {
-			return err
-		}
-		off, n = off+k, n-k
-	}
-	return nil
+	return fdio.Zero(m.fd, off, n)
 }
-
-// zeroBytes returns 1 MiB of zeroes, aligned to a page for O_DIRECT, that take no memory:
-// the kernel has one page of them, which cannot be written to.
-var zeroBytes = sync.OnceValue(func() []byte {
-	b, err := unix.Mmap(-1, 0, 1<<20, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err != nil {
-		return make([]byte, 1<<20)
-	}
-	return b
-})
 
 func fallocate(fd int, mode uint32, off, n int64) error {
 	for {
@@ -52,35 +36,26 @@ func fallocate(fd int, mode uint32, off, n int64) error {
 	}
 }
 
-// status asks the file for holes. A preallocated file counts as mapped throughout: its
-// space is its own, whether or not something was written there.
-func (s *Store) status(op *backend.Op) error {
-	block := int64(s.info.BlockSize)
-	end := min(op.Off+max(op.Len, block), s.size.Load())
-	op.Mapped, op.Extent = true, end-op.Off
-	if s.info.DiscardGranularity == 0 || op.Extent == 0 {
-		return nil
-	}
-	data, err := unix.Seek(s.fd, op.Off, unix.SEEK_DATA)
+// Status asks the file for holes. It is not called for a preallocated file, which counts as
+// mapped throughout: its space is its own, whether or not something was written there.
+func (m *medium) Status(off, n int64) (mapped bool, extent int64, err error) {
+	block := int64(m.block)
+	data, err := unix.Seek(m.fd, off, unix.SEEK_DATA)
 	switch {
 	case err == unix.ENXIO: // nothing but a hole up to the end
-		op.Mapped = false
-		return nil
+		return false, n, nil
 	case err != nil:
-		return s.failed(op, op.Off, err)
-	case data > op.Off:
+		return false, 0, err
+	case data > off:
 		// A block that is a hole only in part is mapped.
-		if hole := (min(data, end) - op.Off) / block * block; hole > 0 {
-			op.Mapped, op.Extent = false, hole
-		} else {
-			op.Extent = block
+		if hole := (min(data, off+n) - off) / block * block; hole > 0 {
+			return false, hole, nil
 		}
-		return nil
+		return true, block, nil
 	}
-	hole, err := unix.Seek(s.fd, op.Off, unix.SEEK_HOLE)
+	hole, err := unix.Seek(m.fd, off, unix.SEEK_HOLE)
 	if err != nil {
-		return s.failed(op, op.Off, err)
+		return false, 0, err
 	}
-	op.Extent = min((hole-op.Off+block-1)/block*block, op.Extent)
-	return nil
+	return true, min((hole-off+block-1)/block*block, n), nil
 }

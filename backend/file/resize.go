@@ -15,7 +15,7 @@ func (s *Store) Resize(size int64) error {
 	s.resize.Lock()
 	defer s.resize.Unlock()
 	if err := s.grow(size); err != nil {
-		return fmt.Errorf("file store %s: %w", s.path, err)
+		return fmt.Errorf("file store %s: %w", s.Path(), err)
 	}
 	return nil
 }
@@ -25,17 +25,17 @@ func (s *Store) grow(size int64) error {
 	if err := unix.Fstat(s.fd, &st); err != nil {
 		return err
 	}
-	have := s.size.Load()
-	size, err := sizeOf(Config{Path: s.path, Size: size}, st.Size, int64(s.info.BlockSize))
+	info := s.Info()
+	size, err := sizeOf(Config{Path: s.Path(), Size: size}, st.Size, int64(info.BlockSize))
 	switch {
 	case err != nil:
 		return err
-	case size < have:
-		return fmt.Errorf("%d bytes are served and %d are left of the file: initiators would lose what is beyond; take the LUN away first", have, size)
+	case size < info.Size:
+		return fmt.Errorf("%d bytes are served and %d are left of the file: initiators would lose what is beyond; take the LUN away first", info.Size, size)
 	}
-	if err := s.allocate(st.Size, size); err != nil {
+	if err := allocate(Config{Path: s.Path(), Sparse: s.sparse}, s.fd, st.Size, size); err != nil {
 		return err
 	}
-	s.size.Store(size)
+	s.SetSize(size)
 	return nil
 }

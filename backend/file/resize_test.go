@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"oneshot/backend"
+	"oneshot/backend/backendtest"
 )
 
 // A store grows while it is open, keeps what is in it, and does not shrink.
@@ -18,23 +19,22 @@ func TestResize(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w := make(waiter, 1)
 		old := bytes.Repeat([]byte{7}, 4096)
-		beyond := backend.Op{Done: w, Kind: backend.Write, Off: 1 << 20, Len: 4096, Segs: [][]byte{old}}
-		if err := run(s, &backend.Op{Done: w, Kind: backend.Write, Off: 1<<20 - 4096, Len: 4096, Segs: [][]byte{old}}); err != nil {
+		beyond := backend.Op{Kind: backend.Write, Off: 1 << 20, Len: 4096, Segs: [][]byte{old}}
+		if err := backendtest.Do(s, &backend.Op{Kind: backend.Write, Off: 1<<20 - 4096, Len: 4096, Segs: [][]byte{old}}); err != nil {
 			t.Fatal(err)
 		}
-		if err := run(s, &beyond); err == nil {
+		if err := backendtest.Do(s, &beyond); err == nil {
 			t.Error("a write beyond the end succeeds")
 		}
 		if err := s.Resize(2 << 20); err != nil {
 			t.Fatal(err)
 		}
-		if err := run(s, &beyond); err != nil || s.Info().Size != 2<<20 {
+		if err := backendtest.Do(s, &beyond); err != nil || s.Info().Size != 2<<20 {
 			t.Errorf("after growing to %d bytes: %v", s.Info().Size, err)
 		}
 		got := make([]byte, 12288)
-		if err := run(s, &backend.Op{Done: w, Kind: backend.Read, Off: 1<<20 - 4096, Len: 12288, Segs: [][]byte{got}}); err != nil {
+		if err := backendtest.Do(s, &backend.Op{Kind: backend.Read, Off: 1<<20 - 4096, Len: 12288, Segs: [][]byte{got}}); err != nil {
 			t.Fatal(err)
 		}
 		if want := append(bytes.Repeat([]byte{7}, 8192), make([]byte, 4096)...); !bytes.Equal(got, want) {

@@ -1,4 +1,4 @@
-package file
+package fdio
 
 import (
 	"bufio"
@@ -10,21 +10,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lock takes the lock of the file for this opening of it: two stores on one file would
+// Lock takes the lock of the file for this opening of it: two stores on one file would
 // undo each other's work. The kernel gives it free when the last descriptor is closed, so
-// it never outlives a crash. flock(2) and not fcntl(2), because the holder can be named.
-func lock(fd int) error {
+// it never outlives a crash. flock(2) and not fcntl(2), because the holder can be named. The
+// error says who holds it; what is the noun for what fd is.
+func Lock(fd int, what string) error {
 	err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
 	switch {
 	case err == unix.EWOULDBLOCK && holder(fd) == os.Getpid():
-		return fmt.Errorf("is in use by another store of this process; name the file once only")
+		return fmt.Errorf("is in use by another store of this process; name the %s once only", what)
 	case err == unix.EWOULDBLOCK:
 		if pid := holder(fd); pid > 0 {
-			return fmt.Errorf("is in use by another process (pid %d); stop that one, or serve another file", pid)
+			return fmt.Errorf("is in use by another process (pid %d); stop that one, or serve another %s", pid, what)
 		}
-		return fmt.Errorf("is in use by another process; stop that one, or serve another file")
+		return fmt.Errorf("is in use by another process; stop that one, or serve another %s", what)
 	case err != nil:
-		return fmt.Errorf("lock the file: %w", err)
+		return fmt.Errorf("lock the %s: %w", what, err)
 	}
 	return nil
 }

@@ -1,4 +1,4 @@
-package file
+package fdio
 
 import (
 	"sync"
@@ -15,7 +15,8 @@ type syncer struct {
 
 	mu      sync.Mutex // held over fdatasync: who waits for it wants one too
 	started uint64     // wanted when the last fdatasync started
-	lost    error      // why the store can promise nothing more, or nil
+
+	lost atomic.Pointer[lostError] // why the store can promise nothing more; written with mu held
 }
 
 func newSyncer(fd int) syncer {
@@ -42,8 +43,8 @@ func (y *syncer) sync() error {
 	turn := y.wanted.Add(1)
 	y.mu.Lock()
 	defer y.mu.Unlock()
-	if y.lost != nil {
-		return y.lost
+	if err := y.failure(); err != nil {
+		return err
 	}
 	if y.started >= turn {
 		return nil // it started after we had asked, and so after what we ask about
@@ -63,15 +64,16 @@ func (y *syncer) fail(err error) error {
 }
 
 func (y *syncer) failLocked(err error) error {
-	if y.lost == nil {
-		y.lost = &lostError{err}
+	if y.lost.Load() == nil {
+		y.lost.Store(&lostError{err})
 	}
-	return y.lost
+	return y.lost.Load()
 }
 
-// failure returns why nothing can be promised any more, or nil.
+// failure returns why nothing can be promised any more, or nil. It does not wait.
 func (y *syncer) failure() error {
-	y.mu.Lock()
-	defer y.mu.Unlock()
-	return y.lost
+	if err := y.lost.Load(); err != nil {
+		return err
+	}
+	return nil
 }

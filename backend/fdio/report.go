@@ -1,4 +1,4 @@
-package file
+package fdio
 
 import (
 	"context"
@@ -14,7 +14,8 @@ const quiet = 10 * time.Second
 
 // reporter writes why operations failed to the log: a full disk fails thousands a second.
 type reporter struct {
-	log *slog.Logger
+	log     *slog.Logger
+	message string
 
 	mu    sync.Mutex
 	kinds [backend.Status + 1]struct {
@@ -23,8 +24,8 @@ type reporter struct {
 	}
 }
 
-func newReporter(log *slog.Logger, path string) *reporter {
-	return &reporter{log: log.With(slog.String("path", path))}
+func newReporter(log *slog.Logger, kind, path string) *reporter {
+	return &reporter{log: log.With(slog.String("path", path)), message: kind + ": operation failed"}
 }
 
 // report logs that an operation failed with err.
@@ -37,7 +38,7 @@ func (r *reporter) report(k backend.Kind, err error, attrs ...slog.Attr) {
 	if unsaid > 0 {
 		attrs = append(attrs, slog.Int("not_logged", unsaid))
 	}
-	r.log.LogAttrs(context.Background(), slog.LevelError, "file store: operation failed", attrs...)
+	r.log.LogAttrs(context.Background(), slog.LevelError, r.message, attrs...)
 }
 
 // admit says whether a line may be written, and how many were not since the last.

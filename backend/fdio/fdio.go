@@ -1,24 +1,25 @@
-// Package file is a block store in a regular file: sparse or preallocated, through the page
-// cache or around it.
+// Package fdio is what block stores behind a file descriptor have in common: package file
+// and package device are this and their own way to open, size and clear.
 //
 //	Submit ──► sequencer ──► inline: what the page cache answers without blocking
-//	              │    └───► queue ──► workers: at most maxWorkers goroutines
+//	              │    ├───► ring: reads and writes through io_uring
+//	              │    │       │ whatever did not go as usual
+//	              │    └───────┴─► queue ──► workers: at most maxWorkers goroutines
 //	              ▼
 //	           fences wait here
 //
-// Durability. In Writeback a write is complete when the page cache (or, with Direct, the
-// drive) has it, and durable after a Flush or when it has FUA. In Writethrough every write
-// is durable when it completes. Linux reports a failed write-back once and then forgets the
+// Durability. Without Through a write is complete when the page cache (or, with O_DIRECT, the
+// drive) has it, and durable after a Flush or when it has FUA. With Through every write is
+// durable when it completes. Linux reports a failed write-back once and then forgets the
 // bytes, so after the first failure of fdatasync the store refuses every promise of
-// durability (Flush, FUA, Barrier, any change in Writethrough) until it is opened again:
-// what the medium lost is reported, however often somebody asks.
-package file
+// durability (Flush, FUA, Barrier, any change with Through) until it is opened again: what
+// the medium lost is reported, however often somebody asks.
+package fdio
 
 import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -27,20 +28,50 @@ import (
 	"oneshot/mem"
 )
 
-// Store is a store in a file.
+// Config says what a store is made of.
+type Config struct {
+	FD   int    // open for reading and writing; the store's once New has returned without error
+	Kind string // what the user calls such a store, in messages: "file store"
+	Path string // in messages
+	Info backend.Info
+	// Through makes every write durable before it completes.
+	Through bool
+	// Direct is what the descriptor asks for because it was opened with O_DIRECT; nil: it was
+	// not.
+	Direct *Alignment
+	IO     IO
+	Medium Medium
+	Log    *slog.Logger // told why operations fail; nil means slog.Default()
+}
+
+// Medium is what descriptors differ in. Its methods are called from several goroutines, for
+// ranges within the store that are not empty, and may block. Errors are those of the kernel.
+type Medium interface {
+	// Discard gives the space of a range back, which reads as zeroes afterwards.
+	Discard(off, n int64) error
+	// WriteZeroes makes a range read as zeroes.
+	WriteZeroes(off, n int64) error
+	// Status says whether the byte at off is mapped, and how far within n bytes, 1 or more,
+	// that state extends.
+	Status(off, n int64) (mapped bool, extent int64, err error)
+}
+
+// Store does the operations.
 type Store struct {
-	fd      int
-	path    string
-	sparse  bool // discards may punch holes
-	through bool // Writethrough
-	direct  *alignment
+	fd     int
+	kind   string
+	path   string
+	medium Medium
+
+	through bool
+	direct  *Alignment
 	bounce  *mem.Pool    // pieces of bounceSize, one per worker, when direct is set
 	info    backend.Info // but for the size
 	size    atomic.Int64 // bytes
-	resize  sync.Mutex   // held while the size changes
 	log     *reporter
 
 	seq     *backend.Sequencer
+	ring    *ring // nil: without io_uring
 	workers workers
 	sync    syncer
 
@@ -49,6 +80,43 @@ type Store struct {
 }
 
 var _ backend.Store = (*Store)(nil)
+
+// New returns the store that cfg describes.
+func New(cfg Config) (*Store, error) {
+	s := &Store{
+		fd: cfg.FD, kind: cfg.Kind, path: cfg.Path, medium: cfg.Medium,
+		through: cfg.Through, direct: cfg.Direct, info: cfg.Info, sync: newSyncer(cfg.FD),
+	}
+	s.info.VolatileCache = !cfg.Through
+	s.size.Store(cfg.Info.Size)
+	if s.direct != nil {
+		if err := s.direct.probe(s.fd, s.info.BlockSize); err != nil {
+			return nil, err
+		}
+	}
+	log := cfg.Log
+	if log == nil {
+		log = slog.Default()
+	}
+	if cfg.IO.wantsRing(s.direct != nil) {
+		var err error
+		if s.ring, err = newRing(s); err != nil && cfg.IO == Uring {
+			return nil, fmt.Errorf("%w; set io to auto or threads", err)
+		} else if err != nil {
+			log.Debug(cfg.Kind+": a thread pool does the work", slog.String("path", cfg.Path), slog.Any("reason", err))
+		}
+	}
+	if s.direct != nil {
+		s.bounce = mem.NewPool(maxWorkers * bounceSize)
+	}
+	s.log = newReporter(log, cfg.Kind, cfg.Path)
+	s.workers.init(s.finish, s.workerEnded)
+	s.seq = backend.NewSequencer(s.workers.put)
+	if s.ring != nil {
+		s.ring.serve()
+	}
+	return s, nil
+}
 
 // Info describes the store.
 func (s *Store) Info() backend.Info {
@@ -59,6 +127,9 @@ func (s *Store) Info() backend.Info {
 
 // Path returns the path that the store was opened with.
 func (s *Store) Path() string { return s.path }
+
+// SetSize makes the store end at size bytes from now on.
+func (s *Store) SetSize(size int64) { s.size.Store(size) }
 
 // Submit starts op; see backend.Store.
 func (s *Store) Submit(op *backend.Op) bool {
@@ -72,8 +143,19 @@ func (s *Store) Submit(op *backend.Op) bool {
 		s.seq.Leave(op.Private)
 		return true
 	}
-	s.workers.put(op)
+	if s.ring == nil || !s.ring.takes(op) {
+		s.workers.put(op)
+	} else {
+		s.ring.start(op)
+	}
 	return false
+}
+
+// Kick starts what was submitted with backend.More; see backend.Batcher.
+func (s *Store) Kick() {
+	if s.ring != nil {
+		s.ring.kick()
+	}
 }
 
 // inline does op if that takes no waiting, and reports whether it did.
@@ -108,12 +190,17 @@ func (s *Store) tryInline(call vectorCall, op *backend.Op, refused *atomic.Bool)
 // finish does op to its end, in a worker.
 func (s *Store) finish(op *backend.Op, w *worker) {
 	op.Err = s.do(op, w)
+	s.complete(op)
+}
+
+// complete gives op back to the caller.
+func (s *Store) complete(op *backend.Op) {
 	token := op.Private
 	op.Done.OpDone(op) // op is the caller's again
 	s.seq.Leave(token)
 }
 
-// do does op and returns its error.
+// do does op and returns its error. op.Err is what the ring met, if it was there first.
 func (s *Store) do(op *backend.Op, w *worker) error {
 	if err := s.settle(op); err != nil {
 		return s.failed(op, op.Off, err)
@@ -124,16 +211,19 @@ func (s *Store) do(op *backend.Op, w *worker) error {
 	case backend.Write:
 		return s.write(op, w)
 	case backend.Discard:
-		return s.change(op, s.discard)
+		if s.info.DiscardGranularity == 0 {
+			return s.change(op, s.medium.WriteZeroes)
+		}
+		return s.change(op, s.medium.Discard)
 	case backend.WriteZeroes:
-		return s.change(op, s.writeZeroes)
+		return s.change(op, s.medium.WriteZeroes)
 	case backend.Status:
 		return s.status(op)
 	}
 	return nil
 }
 
-// settle makes durable what has to be so before op starts. In Writethrough all that has
+// settle makes durable what has to be so before op starts. With through all that has
 // completed is.
 func (s *Store) settle(op *backend.Op) error {
 	fuaRead := op.Kind == backend.Read && op.Flags&backend.FUA != 0
@@ -170,7 +260,10 @@ func (s *Store) write(op *backend.Op, w *worker) error {
 	if err := s.sync.failure(); err != nil {
 		return s.failed(op, op.Off, err)
 	}
-	_, err := s.move(pwritev2, op, unix.RWF_DSYNC, w)
+	err := op.Err // the ring has tried
+	if err == nil || err == errShort {
+		_, err = s.move(pwritev2, op, unix.RWF_DSYNC, w)
+	}
 	if err == nil {
 		return nil
 	}
@@ -198,17 +291,35 @@ func (s *Store) change(op *backend.Op, f func(off, n int64) error) error {
 	return nil
 }
 
-// Close waits for the workers, makes durable what was written and gives the file free for
-// others. An error means that bytes which were written are not safe.
+func (s *Store) status(op *backend.Op) (err error) {
+	n := min(max(op.Len, int64(s.info.BlockSize)), s.size.Load()-op.Off)
+	if op.Mapped, op.Extent = true, max(n, 0); n <= 0 || s.info.DiscardGranularity == 0 {
+		return nil
+	}
+	if op.Mapped, op.Extent, err = s.medium.Status(op.Off, n); err != nil {
+		return s.failed(op, op.Off, err)
+	}
+	return nil
+}
+
+// Close waits for the workers, makes durable what was written and closes the descriptor. An
+// error means that bytes which were written are not safe.
 func (s *Store) Close() error {
+	var errs [3]error
+	if s.ring != nil {
+		errs[0] = s.ring.close()
+	}
 	s.workers.close()
-	err := s.sync.sync()
+	errs[1] = s.sync.sync()
 	if s.bounce != nil {
 		s.bounce.Close()
 	}
-	err = errors.Join(err, unix.Close(s.fd))
-	if err != nil {
-		return fmt.Errorf("close file store %s: %w", s.path, err)
+	// A lock that the owner took on the descriptor ends here, and not when the kernel has let
+	// go of the last request that completed through the ring.
+	_ = unix.Flock(s.fd, unix.LOCK_UN)
+	errs[2] = unix.Close(s.fd)
+	if err := errors.Join(errs[:]...); err != nil {
+		return fmt.Errorf("close %s %s: %w", s.kind, s.path, err)
 	}
 	return nil
 }

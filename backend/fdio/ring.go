@@ -1,0 +1,268 @@
+package fdio
+
+import (
+	"errors"
+	"runtime"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"oneshot/backend"
+	"oneshot/backend/uring"
+)
+
+const (
+	// ringDepth bounds the operations of one store that the kernel has at once, a power of
+	// two: the command window of a session.
+	ringDepth = 128
+	// ringIOV is how many segments of an operation go through the ring; operations with more
+	// go to the workers.
+	ringIOV = 8
+	// maxReap is how many completions are taken at once. When there are more than that,
+	// another goroutine helps: completing may mean to answer an initiator.
+	maxReap = 16
+	// maxReapers bounds the goroutines that complete operations of one store.
+	maxReapers = 4
+)
+
+// errShort: the kernel moved fewer bytes than it was asked to.
+var errShort = errors.New("the transfer was cut short")
+
+// ring does the reads and writes that go as usual: aligned, in one piece, without error.
+// All others are done by workers, from the beginning, who know every answer. So does what
+// changes ranges or flushes: the kernel would hand it to a thread of its own, and workers
+// share flushes.
+//
+// An operation is in a slot from start to its completion. Without free slot it is held.
+type ring struct {
+	s *Store
+	u *uring.Ring
+
+	mu    sync.Mutex // also of the submitting side of u; held over io_uring_enter, which does not wait
+	slots []*slot    // grows to ringDepth; slots stay where they are: the kernel knows their iov
+	free  []int32    // slots without operation
+	held  backend.Queue
+	begun bool // there are entries that Submit has not seen
+
+	reapMu  sync.Mutex // of the completing side of u; taken before mu
+	reapers int        // guarded by reapMu; the one in Serve is not counted
+	help    func()     // a method value, so that starting a goroutine allocates nothing
+	wg      sync.WaitGroup
+}
+
+type slot struct {
+	op  *backend.Op // keeps the memory reachable that the kernel writes to
+	iov [ringIOV]unix.Iovec
+}
+
+func newRing(s *Store) (*ring, error) {
+	u, err := uring.New(s.fd, ringDepth)
+	if err != nil {
+		return nil, err
+	}
+	r := &ring{s: s, u: u}
+	r.help = r.reapAndLeave
+	return r, nil
+}
+
+// serve starts the goroutine that completions wake.
+func (r *ring) serve() {
+	r.wg.Go(func() {
+		if err := r.u.Serve(r.reap); err != nil {
+			panic("fdio: the runtime cannot poll an io_uring: " + err.Error()) // it polls what epoll does
+		}
+	})
+}
+
+// close ends the ring, through which nothing goes any more.
+func (r *ring) close() error {
+	err := r.u.Stop()
+	r.wg.Wait()
+	return errors.Join(err, r.u.Close())
+}
+
+// takes says whether op is one for the ring.
+func (r *ring) takes(op *backend.Op) bool {
+	switch {
+	case op.Len == 0 || op.Len > 1<<30 || len(op.Segs) > ringIOV || op.Flags&backend.Barrier != 0:
+		return false
+	case op.Kind == backend.Read:
+		if op.Flags&backend.FUA != 0 && !r.s.through {
+			return false // a flush comes first
+		}
+	case op.Kind != backend.Write || r.s.durable(op) && r.s.sync.failure() != nil:
+		return false
+	}
+	return r.s.direct == nil || r.s.direct.fits(op.Segs)
+}
+
+// start starts op, which takes has been asked about.
+func (r *ring) start(op *backend.Op) {
+	r.mu.Lock()
+	r.enter(op)
+	if op.Flags&backend.More == 0 {
+		r.submit()
+	}
+	r.mu.Unlock()
+}
+
+// kick submits what was entered.
+func (r *ring) kick() {
+	r.mu.Lock()
+	r.submit()
+	r.mu.Unlock()
+}
+
+// enter puts op into the submission queue, or holds it. Called with mu held.
+func (r *ring) enter(op *backend.Op) {
+	n, ok := r.slot()
+	if !ok {
+		r.held.Push(op)
+		return
+	}
+	e := r.u.Next() // never nil: the queue has room for every slot
+	e.UserData = uint64(n)
+	r.slots[n].fill(e, op, r.s.durable(op))
+	r.begun = true
+}
+
+// slot returns a free slot. Called with mu held.
+func (r *ring) slot() (n int32, ok bool) {
+	switch {
+	case len(r.free) > 0:
+		n = r.free[len(r.free)-1]
+		r.free = r.free[:len(r.free)-1]
+	case len(r.slots) < ringDepth:
+		n = int32(len(r.slots))
+		r.slots = append(r.slots, &slot{})
+		if cap(r.free) < cap(r.slots) { // such that giving slots back never allocates
+			r.free = make([]int32, 0, cap(r.slots))
+		}
+	default:
+		return 0, false
+	}
+	return n, true
+}
+
+// fill describes op to the kernel.
+func (s *slot) fill(e *uring.SQE, op *backend.Op, durable bool) {
+	s.op = op
+	write := op.Kind == backend.Write
+	e.Off = uint64(op.Off)
+	if write && durable {
+		e.RWFlags = unix.RWF_DSYNC
+	}
+	if len(op.Segs) == 1 {
+		e.Op, e.Addr, e.Len = uring.OpRead, addr(unsafe.SliceData(op.Segs[0])), uint32(op.Len)
+		if write {
+			e.Op = uring.OpWrite
+		}
+		return
+	}
+	for i, seg := range op.Segs {
+		s.iov[i].Base = unsafe.SliceData(seg)
+		s.iov[i].SetLen(len(seg))
+	}
+	e.Op, e.Addr, e.Len = uring.OpReadv, addr(&s.iov[0]), uint32(len(op.Segs))
+	if write {
+		e.Op = uring.OpWritev
+	}
+}
+
+func addr[T any](p *T) uint64 { return uint64(uintptr(unsafe.Pointer(p))) }
+
+// submit has the kernel start what was entered. What it does not take, for want of memory,
+// goes to the workers. Called with mu held.
+func (r *ring) submit() {
+	if !r.begun {
+		return
+	}
+	r.begun = false
+	if r.u.Submit() != nil {
+		r.withdraw()
+	}
+}
+
+// withdraw gives what the kernel has not taken to the workers. Called with mu held.
+func (r *ring) withdraw() {
+	r.u.Withdraw(func(n uint64) { r.s.workers.put(r.release(int32(n))) })
+}
+
+// release takes the operation out of a slot. Called with mu held.
+func (r *ring) release(n int32) *backend.Op {
+	slot := r.slots[n]
+	op := slot.op
+	slot.op = nil
+	r.free = append(r.free, n)
+	return op
+}
+
+// reap completes operations as long as there are completions.
+func (r *ring) reap() {
+	var cqes [maxReap]uring.CQE
+	var ops [maxReap]*backend.Op
+	for {
+		n := r.take(cqes[:])
+		if n == 0 {
+			return
+		}
+		r.vacate(cqes[:n], ops[:n])
+		for i, op := range ops[:n] {
+			r.settle(op, cqes[i].Res)
+		}
+	}
+}
+
+// take takes completions, and calls for help if it leaves some.
+func (r *ring) take(cqes []uring.CQE) int {
+	r.reapMu.Lock()
+	defer r.reapMu.Unlock()
+	n, more := r.u.Reap(cqes)
+	if more && r.reapers+1 < min(maxReapers, runtime.GOMAXPROCS(0)) {
+		r.reapers++
+		r.wg.Add(1)
+		go r.help()
+	}
+	return n
+}
+
+// reapAndLeave is reap for a helper.
+func (r *ring) reapAndLeave() {
+	defer r.wg.Done()
+	r.reap()
+	r.reapMu.Lock()
+	r.reapers--
+	r.reapMu.Unlock()
+}
+
+// vacate takes the operations of completions out of their slots, and lets those in that
+// were held.
+func (r *ring) vacate(cqes []uring.CQE, ops []*backend.Op) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i := range cqes {
+		ops[i] = r.release(int32(cqes[i].UserData))
+	}
+	if r.held.Len() == 0 {
+		return
+	}
+	for len(r.free) > 0 && r.held.Len() > 0 {
+		r.enter(r.held.Pop())
+	}
+	r.submit()
+}
+
+// settle completes op, or has a worker do it again: all of what was not done as asked.
+func (r *ring) settle(op *backend.Op, res int32) {
+	switch {
+	case int64(res) == op.Len:
+		r.s.complete(op)
+		return
+	case res >= 0:
+		op.Err = errShort
+	default:
+		op.Err = unix.Errno(-res)
+	}
+	r.s.workers.put(op)
+}
