@@ -106,7 +106,7 @@ targets:
 portals:
   - {listen: "*"}
   - {transport: iwarp, listen: "[::1]:4000", one_shot: {encodings: [opcodes], header: validated, window: 7}}
-  - {transport: iwarp, listen: "[::1]:4001", one_shot: {encodings: []}}
+  - {transport: iwarp, listen: "[::1]:4001", one_shot: {encodings: []}, crc: false}
 discovery: {auth: {chap: {user: d, secret: 123456789012}}}
 limits: {connections: 1, sessions: 2, commands: 3, memory: 4MiB, memory_per_connection: 2MB, login_timeout: 6s, nop_interval: 0s, nop_timeout: 8m}
 `))
@@ -132,7 +132,7 @@ limits: {connections: 1, sessions: 2, commands: 3, memory: 4MiB, memory_per_conn
 				Transport: TransportIWARP, Listen: netip.MustParseAddrPort("[::1]:4000"),
 				OneShot: &OneShot{Opcodes: true, Validated: true, Window: 7},
 			},
-			{Transport: TransportIWARP, Listen: netip.MustParseAddrPort("[::1]:4001"), OneShot: &OneShot{Window: 256}},
+			{Transport: TransportIWARP, Listen: netip.MustParseAddrPort("[::1]:4001"), OneShot: &OneShot{Window: 256}, NoCRC: true},
 		},
 		Discovery: Discovery{Auth: Auth{CHAP: &Credentials{User: "d", Secret: NewSecret("123456789012")}}},
 		Limits: Limits{

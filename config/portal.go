@@ -19,6 +19,9 @@ type Portal struct {
 	Listen netip.AddrPort
 
 	OneShot *OneShot // what initiators may ask for; nil if the transport is not RDMA
+
+	// NoCRC leaves it to an initiator over iWARP whether frames have CRCs (RFC 5044 §7.1.1).
+	NoCRC bool
 }
 
 // OneShot says how a portal speaks one-shot RDMA with initiators that ask for it.
@@ -138,8 +141,24 @@ func (d *decoder) portal(v value) (Portal, bool) {
 		oneShot.errorf("one_shot is for RDMA, and the transport is %s: remove it, or make that transport: iwarp", p.Transport)
 		ok = false
 	}
+	ok = d.crc(o.take("crc"), &p) && ok
 	o.done()
 	return p, ok
+}
+
+// crc reads crc: false.
+func (d *decoder) crc(v value, p *Portal) bool {
+	if !v.given() {
+		return true
+	}
+	if p.Transport != TransportIWARP {
+		v.errorf("crc is for iWARP, and the transport is %s: remove it; an iSCSI initiator asks for digests itself", p.Transport)
+		return false
+	}
+	crc := true
+	ok := set(v, &crc, "true or false", parseBool)
+	p.NoCRC = !crc
+	return ok
 }
 
 // oneShot reads {encodings: [flags, opcodes], header: every, window: 256}.

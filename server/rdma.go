@@ -46,7 +46,11 @@ func (s *Server) openIWARP(p *config.Portal) (portal, error) {
 		}
 		s.rdma.targets[*p.OneShot] = target
 	}
-	l, err := s.rdma.device.Listen(p.Address())
+	listen := s.rdma.device.Listen
+	if p.NoCRC {
+		listen = s.rdma.device.(*iwarp.Device).ListenNoCRC
+	}
+	l, err := listen(p.Address())
 	if err != nil {
 		return nil, err
 	}

@@ -21,6 +21,7 @@ const maxStarting = 1024
 // listener waits for connections.
 type listener struct {
 	dev      *Device
+	noCRC    bool
 	tl       *net.TCPListener
 	requests chan *request
 	done     chan struct{}
@@ -33,13 +34,19 @@ type listener struct {
 }
 
 // Listen implements rdma.Device.
-func (d *Device) Listen(addr string) (rdma.Listener, error) {
+func (d *Device) Listen(addr string) (rdma.Listener, error) { return d.listen(addr, d.cfg.NoCRC) }
+
+// ListenNoCRC is Listen, and leaves it to those who connect whether FPDUs have CRCs, as
+// Config.NoCRC does for all of the device: RFC 5044 §7.1.1 has them used if either end asks.
+func (d *Device) ListenNoCRC(addr string) (rdma.Listener, error) { return d.listen(addr, true) }
+
+func (d *Device) listen(addr string, noCRC bool) (rdma.Listener, error) {
 	nl, err := net.Listen("tcp", addr)
 	if err != nil {
 		return nil, err
 	}
 	l := &listener{
-		dev: d, tl: nl.(*net.TCPListener),
+		dev: d, noCRC: noCRC, tl: nl.(*net.TCPListener),
 		requests: make(chan *request), done: make(chan struct{}),
 		slots: make(chan struct{}, maxStarting), starting: make(map[*net.TCPConn]struct{}),
 	}
@@ -145,7 +152,7 @@ func (l *listener) startup(tc *net.TCPConn) *request {
 		_ = tc.Close()
 		return nil
 	}
-	return newRequest(d, tc, frame)
+	return newRequest(l, tc, frame)
 }
 
 // readFrame reads an MPA frame and not an octet more.
@@ -178,6 +185,7 @@ func (l *listener) offer(r *request) {
 // request is a connection that a peer wants.
 type request struct {
 	dev     *Device
+	noCRC   bool
 	tc      *net.TCPConn
 	frame   *ddp.StartFrame
 	offer   ddp.OneShot
@@ -190,8 +198,9 @@ type request struct {
 	done bool // accepted, rejected or expired
 }
 
-func newRequest(d *Device, tc *net.TCPConn, f *ddp.StartFrame) *request {
-	r := &request{dev: d, tc: tc, frame: f, data: f.PrivateData, expired: make(chan struct{})}
+func newRequest(l *listener, tc *net.TCPConn, f *ddp.StartFrame) *request {
+	d := l.dev
+	r := &request{dev: d, noCRC: l.noCRC, tc: tc, frame: f, data: f.PrivateData, expired: make(chan struct{})}
 	if f.HasEnhanced {
 		if r.offer, r.offered = ddp.FindOneShot(f.PrivateData); r.offered {
 			r.data = withoutContainer(f.PrivateData)
@@ -278,7 +287,7 @@ func (r *request) Accept(rq rdma.QueuePair, p rdma.ConnParams) error {
 		// Linux relaxes RFC 6581 §9.1 as well: who is served less than it wants, wants less.
 		e.ORD = min(e.ORD, local.IRD)
 	}
-	reply, err := ddp.Answer(&frame, local, !d.cfg.NoCRC)
+	reply, err := ddp.Answer(&frame, local, !r.noCRC)
 	a := agreed{peerData: r.data, peerToPeer: reply.Enhanced.PeerToPeer}
 	reply.PrivateData = p.PrivateData
 	if r.offered && p.OneShot != nil {

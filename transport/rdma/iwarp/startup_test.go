@@ -100,6 +100,37 @@ func TestReply(t *testing.T) {
 	}
 }
 
+// RFC 5044 §7.1.1: CRCs are used if either end asks. We do, unless told not to.
+func TestCRC(t *testing.T) {
+	for _, x := range []struct{ noCRC, asked, want bool }{
+		{false, false, true}, {false, true, true}, {true, false, false}, {true, true, true},
+	} {
+		e := newEnd(t, setup{})
+		listen := e.dev.Listen
+		if x.noCRC {
+			listen = e.dev.(*Device).ListenNoCRC
+		}
+		l, err := listen("127.0.0.1:0")
+		check(t, err)
+		c, err := net.Dial("tcp", l.Addr().String())
+		check(t, err)
+		request := ddp.StartFrame{CRC: x.asked, Revision: 1}
+		_, err = c.Write(request.AppendTo(nil))
+		check(t, err)
+		r, err := l.Accept()
+		check(t, err)
+		check(t, r.Accept(e.qp, rdma.ConnParams{}))
+		reply, err := readFrame(c, true)
+		check(t, err)
+		if used := e.qp.(*queuePair).crc; reply.CRC != x.want || used != x.want {
+			t.Errorf("%+v: the Reply says %v, and CRCs are used: %v", x, reply.CRC, used)
+		}
+		check(t, c.Close())
+		check(t, l.Close())
+		e.close()
+	}
+}
+
 // RFC 5044 §7.1.2: a responder sends nothing before an FPDU has come.
 func TestResponderWaits(t *testing.T) {
 	e := newEnd(t, setup{})
