@@ -17,12 +17,20 @@ import (
 // modules that the guest loads, with what they need.
 var modules = []string{
 	"virtio_pci", "virtio_net", "virtio_console", "crc32c_generic", "iscsi_tcp", "sd_mod", "ext4", "xfs",
-	"siw", "ib_iser",
+	"siw", "ib_iser", "ib_uverbs", "rdma_ucm",
 }
 
 // programs of Debian's that the guest runs, with the libraries they need.
 var programs = []string{
 	"/usr/sbin/iscsid", "/usr/bin/iscsiadm", "/sbin/mkfs.ext4", "/sbin/mkfs.xfs", "/sbin/e2fsck", "/sbin/xfs_repair", "/sbin/fstrim", "/usr/bin/rdma",
+	"/usr/bin/rping", "/usr/bin/timeout", "/usr/bin/env", "/usr/bin/iscsi-inq", "/usr/bin/iscsi-test-cu",
+}
+
+// files that the guest has where the host has them: drivers of RDMA devices, which libibverbs
+// loads by name.
+var files = []string{
+	"/usr/lib/x86_64-linux-gnu/libibverbs/libsiw-rdmav34.so", "/etc/libibverbs.d/siw.driver",
+	"/lib/x86_64-linux-gnu/libgcc_s.so.1", // libc loads it to end threads
 }
 
 // image is what a machine boots.
@@ -115,6 +123,12 @@ func buildInitramfs(out, moduleDir string) error {
 			return fmt.Errorf("the guest needs %s: %w; run make deps", p, err)
 		}
 		args = append(args, "-files", real+":sbin/"+filepath.Base(p))
+	}
+	for _, f := range files {
+		if _, err := os.Stat(f); err != nil {
+			return fmt.Errorf("the guest needs %w; run make deps", err)
+		}
+		args = append(args, "-files", f+":"+f[1:])
 	}
 	_, err := run(".", "go", append(args, "github.com/u-root/u-root/cmds/core/ip", "github.com/u-root/u-root/cmds/core/dmesg")...)
 	return err

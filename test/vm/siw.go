@@ -15,7 +15,7 @@ const siwDir = "drivers/infiniband/sw/siw"
 // leaves out, of Debian's sources for it, and puts it among them. dir keeps what it takes.
 func buildSiw(dir, moduleDir string) error {
 	ko := filepath.Join(moduleDir, "extra/siw.ko")
-	if _, err := os.Stat(ko); err == nil {
+	if b, err := os.ReadFile(ko); err == nil && hasParameters(b) {
 		return nil
 	}
 	version := filepath.Base(moduleDir) // 6.1.0-56-amd64
@@ -52,6 +52,9 @@ func buildSiw(dir, moduleDir string) error {
 		return err
 	}
 	source := filepath.Join(tmp, siwDir)
+	if err := addParameters(source); err != nil {
+		return err
+	}
 	if _, err := run(tmp, "make", "-C", build, "M="+source, "CONFIG_RDMA_SIW=m", "modules"); err != nil {
 		return err
 	}
@@ -62,4 +65,44 @@ func buildSiw(dir, moduleDir string) error {
 		return err
 	}
 	return os.Rename(filepath.Join(source, "siw.ko"), ko) // tmp is on the same file system
+}
+
+// siwParameters are constants of siw's that the tests change while it runs, in
+// /sys/module/siw/parameters.
+var siwParameters = []string{"mpa_crc_required", "mpa_crc_strict", "peer_to_peer"}
+
+// addParameters makes module parameters of siwParameters.
+func addParameters(source string) error {
+	for _, file := range []string{"siw.h", "siw_main.c"} {
+		path := filepath.Join(source, file)
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		text := string(b)
+		for _, p := range siwParameters {
+			constant := "const bool " + p + ";"
+			if !strings.Contains(text, constant) {
+				return fmt.Errorf("%s does not say %q", path, constant)
+			}
+			text = strings.ReplaceAll(text, constant, "bool "+p+";")
+			if file == "siw_main.c" {
+				text += "module_param(" + p + ", bool, 0644);\n"
+			}
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// hasParameters reports whether a module was built with siwParameters.
+func hasParameters(ko []byte) bool {
+	for _, p := range siwParameters {
+		if !bytes.Contains(ko, []byte("parmtype="+p+":bool")) {
+			return false
+		}
+	}
+	return true
 }

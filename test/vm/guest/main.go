@@ -58,6 +58,10 @@ func boot() error {
 	if err := loadModules(); err != nil {
 		return err
 	}
+	// RDMA devices pin memory, and hold root to the limit as well.
+	if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}); err != nil {
+		return err
+	}
 	for _, c := range []string{
 		"ip link set dev lo up", "ip link set dev eth0 up", "ip addr add 10.0.2.15/24 dev eth0",
 		"ip route add default via 10.0.2.2 dev eth0",
