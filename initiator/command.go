@@ -40,6 +40,7 @@ type Command struct {
 	cmdSN    uint32
 	sense    [252]byte
 	got      int // bytes of Data-In
+	fields   pdu.SCSICommandFields
 	rdma     transfer
 }
 
@@ -122,7 +123,6 @@ type transfer struct {
 	stag     rdma.STag   // what the target may reach the memory with; 0: nothing
 	offset   uint64      // of the memory, in the terms of stag
 	step     step
-	fields   pdu.SCSICommandFields // until it is sent
 	memory   [1]rdma.SGE
 	sgl      [2]rdma.SGE
 	answered bool

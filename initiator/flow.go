@@ -50,12 +50,11 @@ func (m *conn) frame(b []byte, write rdma.STag, writeOffset uint64, read rdma.ST
 }
 
 // command implements mover.
-func (m *conn) command(c *Command, f *pdu.SCSICommandFields, immediate int) {
+func (m *conn) command(c *Command, immediate int) {
 	if m.closed {
 		return // Session.lost ends it
 	}
 	t := &c.rdma
-	t.fields = *f
 	w := rdma.Work{ID: idSend, Op: rdma.OpSend}
 	if immediate < len(c.data()) || len(c.In) > 0 {
 		if err := m.reach(c, &w); err != nil {
@@ -147,7 +146,7 @@ func (m *conn) haveBound(n int) {
 // named writes the name of c's window into its header.
 func (m *conn) named(c *Command) {
 	c.rdma.step = stepSent
-	m.write(c, c.rdma.fields.DataSegmentLength, c.rdma.stag, c.rdma.offset)
+	m.write(c, c.fields.DataSegmentLength, c.rdma.stag, c.rdma.offset)
 }
 
 // isBound: the window has been bound; now the command can be sent.
@@ -171,7 +170,7 @@ func (m *conn) write(c *Command, immediate int, stag rdma.STag, off uint64) {
 	default:
 		b = m.frame(b, 0, 0, stag, off)
 	}
-	b = c.rdma.fields.AppendTo(b)
+	b = c.fields.AppendTo(b)
 	c.rdma.sgl[1] = rdma.SGE{}
 	if immediate > 0 {
 		if c.Memory != nil && c.Memory.region != nil {

@@ -32,6 +32,8 @@ type conn struct {
 	enabled atomic.Bool
 	wake    chan struct{} // completions, until enabled
 	once    sync.Once
+	fateMu  sync.Mutex // a leaf
+	fate    error      // why the connection has ended; guarded by fateMu
 
 	// The rest belongs to the login, and then is guarded by Session.mu.
 	ring      *Memory // receives, then the headers of commands
@@ -296,6 +298,9 @@ func (m *conn) receive(ctx context.Context) (pdu.Header, []byte, error) {
 			if !m.cq.Arm() {
 				continue
 			}
+			if err := m.isBroken(); err != nil {
+				return nil, nil, fmt.Errorf("login: %w", err)
+			}
 			select {
 			case <-m.wake:
 			case <-ctx.Done():
@@ -318,13 +323,23 @@ func (m *conn) receive(ctx context.Context) (pdu.Header, []byte, error) {
 		}
 		h, data = slices.Clone(h), slices.Clone(data)
 		m.giveBack(int(uint32(c.ID)))
-		return h, data, m.postReceives()
+		if err := m.postReceives(); err != nil && !errors.Is(err, rdma.ErrDisconnected) {
+			return nil, nil, err
+		}
+		return h, data, nil // if the target has closed the connection, after this
 	}
 }
 
 // enable implements mover.
 func (m *conn) enable(*text.Params) {
+	m.fateMu.Lock()
 	m.enabled.Store(true)
+	err := m.fate
+	m.fateMu.Unlock()
+	if err != nil {
+		m.broken(err)
+		return
+	}
 	m.event() // the queue is not armed now, so nobody else calls it
 }
 
@@ -394,7 +409,10 @@ func (m *conn) post() error {
 		return nil
 	}
 	for i := range m.sends[:ready] {
-		if m.posted++; m.posted >= signalEvery && m.sends[i].Op == rdma.OpSend {
+		if m.sends[i].Op != rdma.OpSend {
+			continue
+		}
+		if m.posted++; m.posted >= signalEvery {
 			m.sends[i].Flags |= rdma.Signaled
 			m.posted = 0
 		}
@@ -407,9 +425,29 @@ func (m *conn) post() error {
 	return err
 }
 
-// broken ends the connection. Session.mu may be held.
+// broken ends the connection; during the login, which uses its memory, receive fails instead
+// and stop follows. Session.mu may be held.
 func (m *conn) broken(err error) {
-	m.once.Do(func() { go m.cleanUp(err) })
+	m.fateMu.Lock()
+	defer m.fateMu.Unlock()
+	if m.fate == nil {
+		m.fate = err
+	}
+	if m.enabled.Load() {
+		m.once.Do(func() { go m.cleanUp(err) })
+		return
+	}
+	select {
+	case m.wake <- struct{}{}:
+	default:
+	}
+}
+
+// isBroken returns why the connection has ended.
+func (m *conn) isBroken() error {
+	m.fateMu.Lock()
+	defer m.fateMu.Unlock()
+	return m.fate
 }
 
 func (m *conn) disconnected(err error) {
@@ -420,7 +458,7 @@ func (m *conn) disconnected(err error) {
 }
 
 // stop implements mover.
-func (m *conn) stop(err error) { m.broken(err) }
+func (m *conn) stop(err error) { m.once.Do(func() { go m.cleanUp(err) }) }
 
 func (m *conn) cleanUp(err error) {
 	m.s.mu.Lock()

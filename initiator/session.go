@@ -18,8 +18,8 @@ import (
 type mover interface {
 	// control queues a PDU, which is copied.
 	control(bhs, data []byte)
-	// command queues a SCSI command with the first immediate bytes of its data.
-	command(c *Command, f *pdu.SCSICommandFields, immediate int)
+	// command queues c, whose fields are set, with the first immediate bytes of its data.
+	command(c *Command, immediate int)
 	// answered is called when the status of c has come. The mover calls Session.finish when
 	// c's memory is the owner's again.
 	answered(c *Command)
@@ -187,13 +187,13 @@ func (s *Session) send(c *Command) {
 	c.issued = true
 	s.slots[slot] = c
 	immediate := min(len(c.Out), s.immediate)
-	f := pdu.SCSICommandFields{
+	c.fields = pdu.SCSICommandFields{
 		Final: true, Read: len(c.In) > 0, Write: len(c.Out) > 0, Attr: c.Attr, DataSegmentLength: immediate,
 		LUN: wireLUN(c.LUN), ITT: c.itt, EDTL: uint32(len(c.data())), CmdSN: s.cmdSN, ExpStatSN: s.expStatSN, CDB: c.CDB,
 	}
 	c.cmdSN = uint32(s.cmdSN)
 	s.cmdSN++
-	s.mover.command(c, &f, immediate)
+	s.mover.command(c, immediate)
 }
 
 // maxLUN is the highest LUN of the flat address space (SAM-5 §4.7.7).

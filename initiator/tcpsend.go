@@ -42,14 +42,8 @@ func (o *sender) push(b []byte) {
 	o.iov = append(o.iov, v)
 }
 
-// own adds what f appends to the sender's own memory.
-func (o *sender) own(f func([]byte) []byte) []byte {
-	n := len(o.head)
-	o.head = f(o.head)
-	b := o.head[n:]
-	o.push(b)
-	return b
-}
+// own adds what was appended to head from start on.
+func (o *sender) own(start int) { o.push(o.head[start:]) }
 
 // holds reports whether data of c is still to be written.
 func (o *sender) holds(c *Command) bool {
@@ -83,16 +77,13 @@ func (o *sender) written(n int) {
 	}
 }
 
-// header adds a header and its digest.
-func (m *tcp) header48(f interface{ AppendTo([]byte) []byte }) {
-	m.out.own(func(b []byte) []byte {
-		n := len(b)
-		b = f.AppendTo(b)
-		if m.headerDigest {
-			b = pdu.Digest(0).Update(b[n:]).AppendTo(b)
-		}
-		return b
-	})
+// sendHeader adds the digest to the header that was appended to head from start on, and queues both.
+func (m *tcp) sendHeader(start int) {
+	o := &m.out
+	if m.headerDigest {
+		o.head = pdu.Digest(0).Update(o.head[start:]).AppendTo(o.head)
+	}
+	o.own(start)
 	m.count.pdusOut++
 }
 
@@ -103,44 +94,39 @@ func (m *tcp) data(data []byte) {
 	}
 	m.count.bytesOut += uint64(len(data))
 	m.out.push(data)
-	pad := pdu.PaddedLen(len(data)) - len(data)
-	if pad == 0 && !m.dataDigest {
-		return
+	start := len(m.out.head)
+	m.out.head = append(m.out.head, zeroes[:pdu.PaddedLen(len(data))-len(data)]...)
+	if m.dataDigest {
+		m.out.head = pdu.Digest(0).Update(data).Pad(len(data)).AppendTo(m.out.head)
 	}
-	m.out.own(func(b []byte) []byte {
-		b = append(b, zeroes[:pad]...)
-		if m.dataDigest {
-			b = pdu.Digest(0).Update(data).Pad(len(data)).AppendTo(b)
-		}
-		return b
-	})
+	m.out.own(start)
 }
 
 var zeroes [4]byte
-
-type raw []byte
-
-func (r raw) AppendTo(b []byte) []byte { return append(b, r...) }
 
 // control implements mover.
 func (m *tcp) control(bhs, data []byte) {
 	if m.closed {
 		return
 	}
-	m.header48(raw(bhs))
+	start := len(m.out.head)
+	m.out.head = append(m.out.head, bhs...)
+	m.sendHeader(start)
 	m.data(append([]byte(nil), data...))
 }
 
 // command implements mover.
-func (m *tcp) command(c *Command, f *pdu.SCSICommandFields, immediate int) {
+func (m *tcp) command(c *Command, immediate int) {
 	if m.closed {
 		return // Session.lost ends it
 	}
 	burst := min(len(c.Out), m.s.burst)
-	f.Final = burst == immediate
-	m.header48(f)
+	c.fields.Final = burst == immediate
+	start := len(m.out.head)
+	m.out.head = c.fields.AppendTo(m.out.head)
+	m.sendHeader(start)
 	m.data(c.Out[:immediate])
-	if !f.Final {
+	if !c.fields.Final {
 		m.dataOut(c, pdu.ReservedTag, immediate, burst)
 	}
 }
@@ -153,7 +139,9 @@ func (m *tcp) dataOut(c *Command, ttt uint32, from, to int) {
 			Final: from+k == to, DataSegmentLength: k, LUN: wireLUN(c.LUN), ITT: c.itt, TTT: ttt,
 			ExpStatSN: m.s.expStatSN, DataSN: n, BufferOffset: uint32(from),
 		}
-		m.header48(&f)
+		start := len(m.out.head)
+		m.out.head = f.AppendTo(m.out.head)
+		m.sendHeader(start)
 		m.data(c.Out[from : from+k])
 		from += k
 	}
