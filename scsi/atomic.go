@@ -161,3 +161,43 @@ func or(dst, src []byte) {
 		dst[i] |= src[i]
 	}
 }
+
+// ---- WRITE ATOMIC ----
+
+// atomicWrites reports whether a power cut leaves all or nothing of a write. It does where the
+// bytes are in memory: there it leaves nothing of anything.
+func (lu *LogicalUnit) atomicWrites() bool { return lu.lender != nil }
+
+// writeAtomic16 is SBC-4 §5.48: other commands see all of the blocks changed, or none.
+func (t *Task) writeAtomic16() Next {
+	if t.CDB[1]&protectAll != 0 {
+		return t.check(invalidField(1))
+	}
+	lba, blocks := binary.BigEndian.Uint64(t.CDB[2:]), uint64(binary.BigEndian.Uint16(t.CDB[12:]))
+	if blocks > maxTransferBytes>>t.lu.blockShift {
+		return t.check(invalidField(12))
+	}
+	if s, ok := t.setRange(lba, blocks, maxTransferBytes); !ok {
+		return t.check(s)
+	}
+	if t.CDB[10]|t.CDB[11] != 0 { // ATOMIC BOUNDARY: none is supported
+		return t.check(invalidField(10))
+	}
+	t.fua = t.CDB[1]&bitFUA != 0
+	return t.takeAll(t.n, 0, (*Task).writeAtomicPull)
+}
+
+func (t *Task) writeAtomicPull() Next { return t.pull(int(t.n), (*Task).writeAtomicLock) }
+
+func (t *Task) writeAtomicLock() Next {
+	return t.lockRange(holdExclusive, t.off, t.n, (*Task).writeAtomicStart)
+}
+
+func (t *Task) writeAtomicStart() Next {
+	t.segs = t.lu.lender.Lend(t.segs[:0], t.off, t.n, true)
+	data := t.lease.Bytes()
+	for _, seg := range t.segs {
+		data = data[copy(seg, data):]
+	}
+	return t.changedLent()
+}

@@ -42,6 +42,12 @@ func (lu *LogicalUnit) denials(n *Nexus) uint32 {
 	if lu.medium.ejected {
 		d |= denyNoMedium
 	}
+	if lu.sanitizer.job.Load() != nil {
+		d |= denySanitizing
+	}
+	if lu.sanitizer.failed {
+		d |= denySanitizeFailed
+	}
 	return d
 }
 
@@ -68,9 +74,14 @@ func (i *itl) condition() Sense { return i.lu.conditionOf(i.denied.Load()) }
 
 func (lu *LogicalUnit) conditionOf(denied uint32) Sense {
 	for _, c := range conditions {
-		if denied&c.deny != 0 {
-			return c.code
+		if denied&c.deny == 0 {
+			continue
 		}
+		s := c.code
+		if job := lu.sanitizer.job.Load(); c.deny == denySanitizing && job != nil {
+			s.Progress, s.InProgress = job.progress(), true
+		}
+		return s
 	}
 	return Sense{}
 }

@@ -61,8 +61,8 @@ func TestDescriptions(t *testing.T) {
 			00 00 20 00  00 00 00 08  00 00 00 00    # max, optimal transfer, prefetch
 			00 10 00 00  00 00 01 00  00 00 00 08  80 00 00 00  # UNMAP: LBAs, descriptors, granularity, alignment
 			00 00 00 00 00 00 80 00                  # max WRITE SAME
-			00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00`},
-		{"VPD B1", "12 01 b1 00 ff 00", "00 b1 00 3c 00 01 00 00 02" + strings.Repeat("00", 55)},
+			00 00 20 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00`},
+		{"VPD B1", "12 01 b1 00 ff 00", "00 b1 00 3c 00 01 00 40 02" + strings.Repeat("00", 55)},
 		{"VPD B2", "12 01 b2 00 ff 00", "00 b2 00 04 00 e4 02 00"},
 		{"READ CAPACITY(10)", "25 00 00 00 00 00 00 00 00 00", "00 00 03 ff 00 00 02 00"},
 		{
@@ -127,7 +127,7 @@ func TestRefusals(t *testing.T) {
 		{"16 01 00 00 00 00", 0x52400},                               // RESERVE(6) of an extent
 		{"57 10 00 00 00 00 00 00 00 00", 0x52400},                   // RELEASE(10) for a third party
 		{"5e 04 00 00 00 00 00 00 08 00", 0x52400},                   // PERSISTENT RESERVE IN, no such action
-		{"9c 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00", 0x52000}, // WRITE ATOMIC
+		{"9c 00 00 00 00 00 00 00 00 00 00 01 00 00 00 00", 0x52400}, // WRITE ATOMIC with a boundary
 		{"a3 0a 00 00 00 00 00 00 00 ff 00 00", 0x52000},             // REPORT TARGET PORT GROUPS
 		{"28 00 00 00 00 00", 0x52400},                               // CDB too short
 		{"42 01 00 00 00 00 00 00 00 00", 0x52400},                   // UNMAP, ANCHOR

@@ -57,14 +57,15 @@ type taskState struct {
 type phase uint8
 
 const (
-	phaseIdle    phase = iota
-	phaseDormant       // its turn in the task set
-	phaseMemory        // I/O memory
-	phasePull          // data-out
-	phaseOp            // the store
-	phaseRange         // its turn on a range of blocks
-	phaseYield         // others to have been served
-	phaseOthers        // other tasks, or a file, to be done with
+	phaseIdle     phase = iota
+	phaseDormant        // its turn in the task set
+	phaseMemory         // I/O memory
+	phasePull           // data-out
+	phaseOp             // the store
+	phaseRange          // its turn on a range of blocks
+	phaseYield          // others to have been served
+	phaseSanitize       // the end of a sanitize operation
+	phaseOthers         // other tasks, or a file, to be done with
 	phaseDone
 	phaseAborted
 )
@@ -127,7 +128,7 @@ func (t *Task) beginWithoutLU() Next {
 // admissible makes the checks that are the same for all commands.
 func (t *Task) admissible() (Sense, bool) {
 	switch {
-	case t.cmd == nil && t.CDB[0]&^1 == 0x5e: // the service actions are of one command (SPC-4 §6.15)
+	case t.cmd == nil && oneCommand(t.CDB[0]):
 		return invalidField(1), false
 	case t.cmd == nil, t.cmd.When != nil && !t.cmd.When(t.lu):
 		return senseInvalidOpcode, false
@@ -141,6 +142,17 @@ func (t *Task) admissible() (Sense, bool) {
 		return Sense{Key: keyIllegalRequest, Code: 0x2400}, false
 	}
 	return Sense{}, true
+}
+
+// oneCommand reports whether the service actions under an operation code are fields of one
+// command rather than commands of their own: PERSISTENT RESERVE IN and OUT, SANITIZE, and the
+// third-party copy commands (SPC-4 §6.15, §6.16, §6.17, §6.18, SBC-3 §5.34).
+func oneCommand(opcode byte) bool {
+	switch opcode {
+	case 0x5e, 0x5f, 0x48, 0x83, 0x84:
+		return true
+	}
+	return false
 }
 
 // controlNACA is the NACA bit of the CONTROL byte (SAM-5 §5.2).
@@ -168,7 +180,7 @@ func (t *Task) Resume() Next {
 			return Wait
 		}
 		t.opDone.Store(false)
-	case phaseDormant, phaseRange:
+	case phaseDormant, phaseRange, phaseSanitize:
 		if !t.granted.Load() && !(aborted && t.withdraw()) {
 			return Wait
 		}
@@ -199,8 +211,11 @@ func (t *Task) Resume() Next {
 // withdraw gives up a place in a queue, and reports false if the turn has come meanwhile (and
 // its TaskReady is on its way).
 func (t *Task) withdraw() bool {
-	if t.phase == phaseDormant {
+	switch t.phase {
+	case phaseDormant:
 		return t.lu.withdraw(t)
+	case phaseSanitize:
+		return t.lu.withdrawSanitize(t)
 	}
 	return t.lu.ranges.withdraw(t)
 }
@@ -290,8 +305,8 @@ func (t *Task) leaveTaskSet() {
 		managers = i.unlist(t)
 	}
 	left := i.running.Add(-1)
-	if t.gated || (left == 0 && t.lu.gate.Load() != 0) {
-		t.lu.leaveInOrder(t)
+	if gate := i.lu.gate.Load(); t.gated || gate != 0 && (left == 0 || gate >= gateDraining) {
+		i.lu.leaveInOrder(t)
 	}
 	for _, m := range managers {
 		m.released()

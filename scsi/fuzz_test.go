@@ -15,7 +15,7 @@ func fuzzBench(t testing.TB, mode byte) *bench {
 		s.info.Size = fuzzBlocks * 512
 		s.data = pattern(11, fuzzBlocks*512)
 		if mode&2 != 0 {
-			s.hold = holdAll
+			s.hold = holdTasks
 		}
 		s.info.VolatileCache = mode&4 != 0
 	})
@@ -46,6 +46,7 @@ func FuzzCDB(f *testing.F) {
 		task := b.task(bytes.Clone(cdb), out, int(in%(1<<20)))
 		task.NoLend = mode&8 != 0
 		r := b.run(task, out)
+		b.lu.sanitizer.wg.Wait()
 		checkAnswer(t, r, in%(1<<20))
 		for off := range before {
 			if before[off] != b.store.data[off] && (r.status != Good || !names(cdb, out, uint64(off/512))) {
@@ -93,6 +94,10 @@ func names(cdb, out []byte, block uint64) bool {
 		return in(uint64(binary.BigEndian.Uint32(cdb[2:])), uint64(binary.BigEndian.Uint32(cdb[6:])))
 	case 0x8a, 0x8e, 0x8b, 0x93:
 		return in(binary.BigEndian.Uint64(cdb[2:]), uint64(binary.BigEndian.Uint32(cdb[10:])))
+	case 0x48:
+		return true
+	case 0x9c:
+		return in(binary.BigEndian.Uint64(cdb[2:]), uint64(binary.BigEndian.Uint16(cdb[12:])))
 	case 0x89:
 		return in(binary.BigEndian.Uint64(cdb[2:]), uint64(cdb[13]))
 	case 0x42:

@@ -197,6 +197,9 @@ func vpdBlockLimits(t *Task) []byte {
 		page[32] = 0x80 // UGAVALID, alignment 0
 	}
 	binary.BigEndian.PutUint64(page[36:], maxWriteSameBytes>>lu.blockShift)
+	if lu.atomicWrites() {
+		binary.BigEndian.PutUint32(page[44:], maxTransferBytes>>lu.blockShift) // at any LBA, any length
+	}
 	return page[4:]
 }
 
@@ -206,8 +209,11 @@ func (lu *LogicalUnit) maxCompareBlocks() int64 {
 }
 
 // vpdCharacteristics is the Block Device Characteristics page, SBC-3 §6.6.3.
-func vpdCharacteristics(*Task) []byte {
+func vpdCharacteristics(t *Task) []byte {
 	b := make([]byte, 0x3c)
+	if t.lu.thin() {
+		b[7-4] = 0x40 // WABEREQ 01b: after a block erase blocks are read without an error
+	}
 	binary.BigEndian.PutUint16(b, 1) // non-rotating medium
 	b[8-4] = 0x02                    // FUAB: SYNCHRONIZE CACHE and FUA are honoured
 	return b

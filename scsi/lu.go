@@ -88,6 +88,7 @@ type LogicalUnit struct {
 	reservations reservations
 	medium       removableMedium
 	alua         alua
+	sanitizer    sanitizer
 
 	// gate counts the tasks that make the order of others matter: ORDERED and HEAD OF QUEUE
 	// ones, and those that are dormant because of them. Zero lets SIMPLE tasks pass.
@@ -96,6 +97,9 @@ type LogicalUnit struct {
 	mu    sync.Mutex // taken after Target.mu and reservations.mu, before itl.mu; not held over store calls
 	itls  []*itl     // guarded by mu
 	order taskOrder  // guarded by mu
+
+	draining *sanitizeJob // waits for the end of all tasks; guarded by mu
+	pins     int          // copies that read or write here without a task; guarded by mu
 }
 
 // NewLogicalUnit returns the logical unit that cfg describes, or an error that says which
@@ -115,8 +119,12 @@ func NewLogicalUnit(cfg LUConfig) (*LogicalUnit, error) {
 	lu.medium.removable = cfg.Removable
 	lu.alua.tpgs = cfg.TPGS
 	lu.reservations.lu = lu
-	if err := lu.reservations.load(cfg.Reservations); err != nil {
+	unfinished, err := lu.reservations.load(cfg.Reservations)
+	if err != nil {
 		return nil, err
+	}
+	if unfinished != nil {
+		lu.sanitizer.restore(lu, unfinished)
 	}
 	return lu, nil
 }
@@ -186,6 +194,7 @@ func (lu *LogicalUnit) Close() error {
 	if running != 0 {
 		panic(fmt.Sprintf("scsi: logical unit %s closed with %d tasks in it", lu.serial, running))
 	}
+	lu.stopSanitize()
 	return lu.store.Close()
 }
 

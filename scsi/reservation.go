@@ -83,7 +83,7 @@ type reservations struct {
 }
 
 // ReservationStore keeps the persistent reservations of a logical unit over restarts, for
-// initiators that ask for it (APTPL). Save replaces what is there atomically and durably; an
+// initiators that ask for it (APTPL), and a sanitize operation that is to be ended. Save replaces what is there atomically and durably; an
 // empty state removes it. Calls of one logical unit do not overlap.
 type ReservationStore interface {
 	Load() (state []byte, err error)
@@ -97,46 +97,51 @@ type savedReservations struct {
 	Type        reservationType `json:",omitempty"`
 	Holder      int             // index in Registrants; -1: none
 	Registrants []registrant
+	Volatile    bool           `json:",omitempty"` // there is no APTPL: only what follows is kept
+	Sanitize    *sanitizeOrder `json:",omitempty"` // is under way, or has failed
 }
 
-// load restores what was kept.
-func (r *reservations) load(s ReservationStore) error {
+// load restores what was kept. It returns the sanitize operation to go on with, or nil.
+func (r *reservations) load(s ReservationStore) (*sanitizeOrder, error) {
 	r.store = s
 	if s == nil {
-		return nil
+		return nil, nil
 	}
 	state, err := s.Load()
 	if err != nil || len(state) == 0 {
-		return err
+		return nil, err
 	}
 	kept := savedReservations{Holder: -1}
 	if err := json.Unmarshal(state, &kept); err != nil {
-		return fmt.Errorf("scsi: persistent reservations: %w", err)
+		return nil, fmt.Errorf("scsi: persistent reservations: %w", err)
 	}
 	bad := kept.Format != 1 || kept.Type != 0 && !kept.Type.valid() || kept.Holder >= len(kept.Registrants) ||
 		kept.Type != 0 && !kept.Type.all() && kept.Holder < 0
 	if bad {
-		return fmt.Errorf("scsi: persistent reservations: format %d, type %d, holder %d of %d make no sense",
+		return nil, fmt.Errorf("scsi: persistent reservations: format %d, type %d, holder %d of %d make no sense",
 			kept.Format, kept.Type, kept.Holder, len(kept.Registrants))
 	}
-	r.generation, r.kind, r.persist = kept.Generation, kept.Type, true
+	r.generation, r.kind, r.persist = kept.Generation, kept.Type, !kept.Volatile
 	for i := range kept.Registrants {
 		r.list = append(r.list, &kept.Registrants[i])
 	}
 	if kept.Holder >= 0 && !r.kind.all() && r.kind != 0 {
 		r.holder = r.list[kept.Holder]
 	}
-	return nil
+	return kept.Sanitize, nil
 }
 
 // state is what is to be kept; nil: nothing. mu is held.
 func (r *reservations) state() []byte {
-	if !r.persist {
+	kept := savedReservations{Format: 1, Holder: -1, Volatile: !r.persist, Sanitize: r.lu.sanitizer.keep()}
+	if kept.Volatile && kept.Sanitize == nil {
 		return nil
 	}
-	kept := savedReservations{Format: 1, Generation: r.generation, Type: r.kind, Holder: slices.Index(r.list, r.holder)}
-	for _, x := range r.list {
-		kept.Registrants = append(kept.Registrants, *x)
+	if r.persist {
+		kept.Generation, kept.Type, kept.Holder = r.generation, r.kind, slices.Index(r.list, r.holder)
+		for _, x := range r.list {
+			kept.Registrants = append(kept.Registrants, *x)
+		}
 	}
 	b, err := json.Marshal(kept)
 	if err != nil {

@@ -14,6 +14,9 @@ type taskOrder struct {
 	headOfQueue int   // HEAD OF QUEUE tasks that run
 }
 
+// gateDraining in LogicalUnit.gate has every release look whether it was the last one.
+const gateDraining = 1 << 30
+
 // enterInOrder begins t, which Start has counted as running, or makes it dormant.
 func (t *Task) enterInOrder() Next {
 	lu := t.lu
@@ -37,6 +40,7 @@ func (t *Task) enterInOrder() Next {
 	// The task that was waited for may have been released between the look at the counts and
 	// now, without seeing t in the queue.
 	granted := lu.serveOrder()
+	lu.checkDrained()
 	lu.mu.Unlock()
 	granted.grant()
 	return Wait
@@ -77,6 +81,7 @@ func (lu *LogicalUnit) leaveInOrder(t *Task) {
 		}
 	}
 	granted := lu.serveOrder()
+	lu.checkDrained()
 	lu.mu.Unlock()
 	granted.grant()
 }

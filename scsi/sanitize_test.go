@@ -1,0 +1,363 @@
+package scsi
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"oneshot/backend"
+)
+
+const sanitizeNow = sanitizeIMMED
+
+func sanitizeCDB(action byte, n int) []byte {
+	return []byte{0x48, action, 0, 0, 0, 0, 0, byte(n >> 8), byte(n), 0}
+}
+
+func overwriteList(flags byte, pattern ...byte) []byte {
+	return append([]byte{flags, 0, byte(len(pattern) >> 8), byte(len(pattern))}, pattern...)
+}
+
+func (b *bench) sanitized() { b.lu.sanitizer.wg.Wait() }
+
+func TestSanitize(t *testing.T) {
+	for _, lends := range []bool{true, false} {
+		b := newBench(t, lends, nil)
+		fill := func() { copy(b.store.data, bytes.Repeat([]byte{0xee}, len(b.store.data))) }
+		every := func(want string) bool {
+			for off := 0; off < len(b.store.data); off += 512 {
+				if string(b.store.data[off:off+512]) != want {
+					return false
+				}
+			}
+			return true
+		}
+		repeat := func(s string) string { return string(bytes.Repeat([]byte(s), 512/len(s)+1)[:512]) }
+
+		fill()
+		list := overwriteList(1, 'a', 'b', 'c')
+		if r := b.do(sanitizeCDB(sanitizeOverwrite, len(list)), list, 0); r.status != Good || !every(repeat("abc")) {
+			t.Errorf("lends %v, overwrite: %05x, % x", lends, r.code(), b.store.data[:8])
+		}
+		writes := 0
+		b.store.fail = func(op *backend.Op) error {
+			if op.Kind == backend.Write {
+				writes++
+			}
+			return nil
+		}
+		list = overwriteList(0x80|2, 0x0f)
+		if r := b.do(sanitizeCDB(sanitizeOverwrite, len(list)), list, 0); r.status != Good || !every(repeat("\xf0")) || writes != 2 {
+			t.Errorf("lends %v, two passes, inverted: %05x, % x after %d writes", lends, r.code(), b.store.data[:8], writes)
+		}
+		b.store.fail = nil
+		fill()
+		if r := b.do(sanitizeCDB(sanitizeNow|sanitizeBlockErase, 0), nil, 0); r.status != Good {
+			t.Errorf("lends %v, block erase: %05x", lends, r.code())
+		}
+		b.sanitized()
+		if !every(repeat("\x00")) || len(b.store.mapped) != 0 {
+			t.Errorf("lends %v: after a block erase", lends)
+		}
+		for name, c := range map[string]struct {
+			cdb, list []byte
+			want      int
+		}{
+			"erase with a list":     {sanitizeCDB(sanitizeBlockErase, 8), make([]byte, 8), 0x52400},
+			"exit with a list":      {sanitizeCDB(sanitizeExit, 8), make([]byte, 8), 0x52400},
+			"no pattern":            {sanitizeCDB(sanitizeOverwrite, 4), overwriteList(1), 0x52400},
+			"longer than a block":   {sanitizeCDB(sanitizeOverwrite, 517), overwriteList(1, make([]byte, 513)...), 0x52400},
+			"no pass":               {sanitizeCDB(sanitizeOverwrite, 5), overwriteList(0, 1), 0x52600},
+			"test":                  {sanitizeCDB(sanitizeOverwrite, 5), overwriteList(0x21, 1), 0x52600},
+			"pattern length 0":      {sanitizeCDB(sanitizeOverwrite, 5), []byte{1, 0, 0, 0, 1}, 0x52600},
+			"pattern length beyond": {sanitizeCDB(sanitizeOverwrite, 5), []byte{1, 0, 0, 2, 1}, 0x51a00},
+			"cryptographic erase":   {sanitizeCDB(3, 0), nil, 0x52400},
+			"exit without failure":  {sanitizeCDB(sanitizeExit, 0), nil, 0},
+		} {
+			if got := verdict(b.do(c.cdb, c.list, 0)); got != c.want {
+				t.Errorf("lends %v, %s: %05x, want %05x", lends, name, got, c.want)
+			}
+		}
+		if !every(repeat("\x00")) {
+			t.Error("a refused SANITIZE has changed something")
+		}
+	}
+}
+
+// gatedStore lets a sanitize operation do one operation per token.
+type gatedStore struct {
+	*fakeStore
+	tokens chan error
+	seen   chan struct{}
+}
+
+func (s *gatedStore) Submit(op *backend.Op) bool {
+	if _, ok := op.Done.(*Task); ok {
+		return s.fakeStore.Submit(op)
+	}
+	s.seen <- struct{}{}
+	if err := <-s.tokens; err != nil {
+		op.Err = err
+		return true
+	}
+	return s.fakeStore.Submit(op)
+}
+
+// newGatedBench is a bench of 4 MiB in which an overwrite does five operations, a flush included.
+func newGatedBench(t *testing.T, store ReservationStore) (*prBench, *gatedStore) {
+	var gated *gatedStore
+	b := newPRBench(t, func(c *LUConfig, s *fakeStore) {
+		*s = *newFakeStore(4 << 20)
+		gated = &gatedStore{s, make(chan error), make(chan struct{}, 16)}
+		c.Store, c.Reservations = gated, store
+	})
+	return b, gated
+}
+
+// A sanitize operation goes on whatever happens to the command and the session; until its end
+// commands fail, REQUEST SENSE says how far it is, and then everything works.
+func TestSanitizeSurvives(t *testing.T) {
+	b, gate := newGatedBench(t, nil)
+	list := overwriteList(1, 0x55)
+	task := b.task(sanitizeCDB(sanitizeOverwrite, len(list)), list, 0)
+	next := task.Start()
+	place(task, list)
+	if next = task.Pulled(); next != Wait {
+		t.Fatalf("SANITIZE without IMMED: %v", next)
+	}
+	<-gate.seen // before the first write
+	if v := verdict(b.as(b.b, []byte{0, 0, 0, 0, 0, 0}, nil, 0)); v != 0x2041b {
+		t.Errorf("TEST UNIT READY: %05x", v)
+	}
+	if v := verdict(b.as(b.b, sanitizeCDB(sanitizeBlockErase, 0), nil, 0)); v != 0x2041b {
+		t.Errorf("another SANITIZE: %05x", v)
+	}
+	if v := verdict(b.as(b.b, []byte{0x12, 0, 0, 0, 36, 0}, nil, 36)); v != 0 {
+		t.Errorf("INQUIRY: %05x", v)
+	}
+	aborted := false
+	b.nexus.Manage(AbortTask, 0, task, func(r TMFResponse) { aborted = r == FunctionComplete })
+	if next = task.Resume(); next != Aborted {
+		t.Fatalf("after ABORT TASK: %v", next)
+	}
+	task.Release()
+	manage(t, b.nexus, LUNReset)
+	manage(t, b.nexus, TargetColdReset)
+	b.nexus.Close(func() {})
+	if !aborted {
+		t.Error("ABORT TASK is not answered")
+	}
+	b.nexus = b.client(4)
+	gate.tokens <- nil
+	gate.tokens <- nil
+	<-gate.seen
+	<-gate.seen // two of four pieces are written
+	r := b.do([]byte{3, 0, 0, 0, 18, 0}, nil, 18)
+	if got := hexOf(r.in); got[:6] != "700002" || got[24:28] != "041b" || r.in[15] != 0x80 || r.in[16] < 0x7f || r.in[16] > 0x80 {
+		t.Errorf("REQUEST SENSE half way: %s", got)
+	}
+	for range 3 {
+		gate.tokens <- nil
+	}
+	b.sanitized()
+	if v := verdict(b.do(rw10(0x28, 0, 1), nil, 512)); v != 0 {
+		t.Errorf("READ afterwards: %05x", v)
+	}
+	if !bytes.Equal(b.store.data, bytes.Repeat([]byte{0x55}, len(b.store.data))) {
+		t.Error("not everything is overwritten")
+	}
+}
+
+// It begins when what was under way has ended, so that nothing is written behind it.
+func TestSanitizeWaitsForTasks(t *testing.T) {
+	for _, lends := range []bool{true, false} {
+		b := newBench(t, lends, nil)
+		data := bytes.Repeat([]byte{0xdd}, 512)
+		write := b.task(rw10(0x2a, 5, 1), data, 0)
+		if next := write.Start(); next != Pull {
+			t.Fatal(next)
+		}
+		if r := b.do(sanitizeCDB(sanitizeNow|sanitizeBlockErase, 0), nil, 0); r.status != Good {
+			t.Fatalf("SANITIZE: %05x", r.code())
+		}
+		if b.lu.sanitizer.job.Load().done.Load() != 0 {
+			t.Error("it begins while a WRITE is under way")
+		}
+		place(write, data)
+		b.finish(write, write.Pulled(), data)
+		b.sanitized()
+		if !bytes.Equal(b.store.data, make([]byte, len(b.store.data))) {
+			t.Errorf("lends %v: a WRITE outlives a SANITIZE", lends)
+		}
+		if g := b.lu.gate.Load(); g != 0 {
+			t.Errorf("gate %x", g)
+		}
+	}
+}
+
+// A store that fails leaves the logical unit failed, until another SANITIZE, or EXIT FAILURE
+// MODE if the SANITIZE that failed allowed it.
+func TestSanitizeFails(t *testing.T) {
+	for _, unrestricted := range []bool{false, true} {
+		b := newBench(t, false, nil)
+		b.store.fail = func(op *backend.Op) error {
+			if op.Kind == backend.Discard {
+				return &backend.MediumError{Kind: op.Kind, Err: errors.New("broken")}
+			}
+			return nil
+		}
+		flags := byte(sanitizeBlockErase)
+		if unrestricted {
+			flags |= sanitizeAUSE
+		}
+		expect := func(what string, cdb []byte, code int) {
+			t.Helper()
+			if v := verdict(b.do(cdb, make([]byte, 512), 512)); v != code {
+				t.Errorf("AUSE %v, %s: %05x, want %05x", unrestricted, what, v, code)
+			}
+		}
+		expect("SANITIZE", sanitizeCDB(flags, 0), 0x33103)
+		expect("READ", rw10(0x28, 0, 1), 0x33103)
+		if unrestricted {
+			expect("exit", sanitizeCDB(sanitizeExit, 0), 0)
+		} else {
+			expect("exit", sanitizeCDB(sanitizeExit, 0), 0x52400)
+			b.store.fail = nil
+			expect("SANITIZE again", sanitizeCDB(sanitizeBlockErase, 0), 0)
+		}
+		expect("READ afterwards", rw10(0x28, 0, 1), 0)
+	}
+}
+
+// With a ReservationStore a restart goes on with the operation, and knows that one has failed.
+func TestSanitizeOverRestart(t *testing.T) {
+	kept := &keeper{}
+	b, gate := newGatedBench(t, kept)
+	list := overwriteList(1, 0xaa)
+	if r := b.do(sanitizeCDB(sanitizeNow|sanitizeOverwrite, len(list)), list, 0); r.status != Good {
+		t.Fatalf("SANITIZE: %05x", r.code())
+	}
+	<-gate.seen
+	// The target is stopped in the middle of it.
+	closed := make(chan error)
+	job := b.lu.sanitizer.job.Load()
+	go func() { closed <- b.lu.Close() }()
+	<-job.stop
+	gate.tokens <- nil
+	if err := <-closed; err != nil {
+		t.Fatal(err)
+	}
+	again, gate := newGatedBench(t, kept)
+	<-gate.seen
+	if v := verdict(again.do(rw10(0x28, 0, 1), nil, 512)); v != 0x2041b {
+		t.Errorf("READ after the restart: %05x", v)
+	}
+	gate.tokens <- errors.New("broken")
+	again.sanitized()
+	third, _ := newGatedBench(t, kept)
+	if v := verdict(third.do(rw10(0x28, 0, 1), nil, 512)); v != 0x33103 {
+		t.Errorf("READ after the failure and a restart: %05x", v)
+	}
+	b4, gate := newGatedBench(t, kept)
+	go func() {
+		for range 5 {
+			<-gate.seen
+			gate.tokens <- nil
+		}
+	}()
+	if r := b4.do(sanitizeCDB(sanitizeOverwrite, len(list)), list, 0); r.status != Good {
+		t.Errorf("SANITIZE after the failure: %05x", r.code())
+	}
+	b4.sanitized()
+	if state, _ := kept.Load(); len(state) != 0 {
+		t.Errorf("in the end %s is kept", state)
+	}
+}
+
+// keeper is a ReservationStore in memory.
+type keeper struct{ state atomic.Pointer[[]byte] }
+
+func (k *keeper) Load() ([]byte, error) {
+	if p := k.state.Load(); p != nil {
+		return *p, nil
+	}
+	return nil, nil
+}
+
+func (k *keeper) Save(state []byte) error {
+	state = slices.Clone(state)
+	k.state.Store(&state)
+	return nil
+}
+
+func TestSanitizeIsRefused(t *testing.T) {
+	b := newPRBench(t, func(c *LUConfig, _ *fakeStore) { c.ReadOnly = true })
+	if v := verdict(b.do(sanitizeCDB(sanitizeBlockErase, 0), nil, 0)); v != 0x72700 {
+		t.Errorf("write protected: %05x", v)
+	}
+	b = newPRBench(t, nil)
+	b.must(b.a, proutRegister, 0, 0, 1)
+	b.must(b.a, proutReserve, writeExclusive, 1, 0)
+	if v := verdict(b.as(b.b, sanitizeCDB(sanitizeBlockErase, 0), nil, 0)); v != conflicts {
+		t.Errorf("reserved by another: %05x", v)
+	}
+	if v := verdict(b.as(b.a, sanitizeCDB(sanitizeBlockErase, 0), nil, 0)); v != 0 {
+		t.Errorf("by the holder: %05x", v)
+	}
+	b.sanitized()
+}
+
+// FuzzOverwrite reads any parameter list of an overwrite.
+func FuzzOverwrite(f *testing.F) {
+	f.Add(overwriteList(1, 0))
+	f.Add(overwriteList(0x9f, pattern(1, 512)...))
+	f.Add([]byte{1, 0, 2, 0, 1})
+	f.Fuzz(func(t *testing.T, list []byte) {
+		order, s, ok := parseOverwrite(list, 512)
+		if ok != (s == Sense{}) || ok && (len(order.Pattern) < 1 || len(order.Pattern) > 512 || order.Count < 1 || order.Count > 31) {
+			t.Fatalf("%v, %+v, %+v", ok, s, order)
+		}
+		if !ok {
+			return
+		}
+		data := make([]byte, 2048)
+		order.fill(data, 512)
+		for i, x := range data {
+			if x != order.Pattern[i%512%len(order.Pattern)] {
+				t.Fatalf("byte %d is %02x", i, x)
+			}
+		}
+	})
+}
+
+func TestWriteAtomic(t *testing.T) {
+	b := newBench(t, true, nil)
+	cdb := func(flags byte, lba uint64, boundary, blocks byte) []byte {
+		return []byte{0x9c, flags, 0, 0, 0, 0, 0, 0, byte(lba >> 8), byte(lba), 0, boundary, 0, blocks, 0, 0}
+	}
+	want := bytes.Clone(b.store.data)
+	data := pattern(3, 4*512)
+	copy(want[7*512:], data)
+	for name, c := range map[string]struct {
+		cdb  []byte
+		want int
+	}{
+		"four blocks":     {cdb(bitFUA|bitDPO, 7, 0, 4), 0},
+		"none":            {cdb(0, 0, 0, 0), 0},
+		"beyond the end":  {cdb(0, testBlocks-3, 0, 4), 0x52100},
+		"with a boundary": {cdb(0, 0, 1, 4), 0x52400},
+		"WRPROTECT":       {cdb(0x20, 0, 0, 4), 0x52400},
+	} {
+		if v := verdict(b.do(c.cdb, data, 0)); v != c.want {
+			t.Errorf("%s: %05x, want %05x", name, v, c.want)
+		}
+	}
+	if !bytes.Equal(b.store.data, want) {
+		t.Error("other bytes are on the medium")
+	}
+	if v := verdict(newBench(t, false, nil).do(cdb(0, 0, 0, 1), data, 0)); v != 0x52000 {
+		t.Errorf("on a store that a power cut can leave half written: %05x", v)
+	}
+}
