@@ -84,6 +84,19 @@ type Limits struct {
 	// connection. Everything that the peer sends behind it waits, too, Read Responses among it:
 	// whoever needs those before it posts receives waits for ever.
 	ReceiveWait bool
+	// SendInvalidate: a Send with Invalidate can be posted.
+	SendInvalidate bool
+	// RegionInvalidate: regions can be registered with AccessRemoteInvalidate. Where windows can
+	// be had, these can be invalidated in any case.
+	RegionInvalidate bool
+	// UnguardedInvalidate: the device does not look whether the peer may: who knows the STag of
+	// a region of the queue pair's domain can end it with a Send with Invalidate.
+	UnguardedInvalidate bool
+	// EndTold: the peer of an Abort hears that it was none in good order. Otherwise it hears that
+	// only if work of its own was under way.
+	EndTold bool
+	// CountsRemote: Counters have the peer's Writes and Reads in them, which its messages are.
+	CountsRemote bool
 }
 
 // Access is what may be done with a region or window.

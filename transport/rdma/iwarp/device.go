@@ -130,6 +130,7 @@ func (d *Device) Limits() rdma.Limits {
 		MaxSGE: maxSGE, MaxReadSGE: maxSGE, MaxMessage: maxMessage,
 		MaxReads: d.cfg.MaxReads, MaxInline: maxInline, MaxPrivate: ddp.MaxULPPrivateData,
 		Windows: true, OneShot: true, ReceiveWait: true,
+		SendInvalidate: true, RegionInvalidate: true, EndTold: true, CountsRemote: true,
 	}
 }
 

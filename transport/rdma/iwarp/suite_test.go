@@ -49,6 +49,9 @@ func TestLimits(t *testing.T) {
 	if !l.Windows || !l.OneShot || !l.ReceiveWait || l.ReadSinkWrite {
 		t.Errorf("%+v", l)
 	}
+	if !l.SendInvalidate || !l.RegionInvalidate || l.UnguardedInvalidate || !l.EndTold || !l.CountsRemote {
+		t.Errorf("%+v", l)
+	}
 	if l.MaxSGE < 16 || l.MaxReadSGE < 16 || l.MaxReads < 128 || l.MaxInline < 64 || l.MaxPrivate != 251 {
 		t.Errorf("%+v", l)
 	}

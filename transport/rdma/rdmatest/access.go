@@ -171,13 +171,51 @@ func testInvalidateRefused(t *testing.T, p Pair) {
 	w.STag = d.STag()
 	server.receive(7, 0, 100)
 	client.post(w)
-	client.bad()
 	server.bad()
-	flushed(t, server.recvs, rdma.OpReceive, 7)
+	client.told(server)
+	if c := server.recvs.next(); c.ID != 7 || c.Status == rdma.StatusOK {
+		t.Errorf("%+v", c)
+	}
 	check(t, d.Deregister())
 
 	third.post(third.read(1, rdma.Signaled, 0, 10, fourth, 0)) // others go on
 	third.sends.want(rdma.OpRead, 1)
+}
+
+// testNoRegionInvalidate is for devices whose regions nobody invalidates.
+func testNoRegionInvalidate(t *testing.T, p Pair) {
+	e := newEnd(t, p.Server, options{})
+	if _, err := e.dom.Register(make([]byte, 10), allRemote|rdma.AccessRemoteInvalidate); p.Server.Limits().RegionInvalidate {
+		t.Error("regions can be invalidated, but Sends cannot do it")
+	} else if !errors.Is(err, rdma.ErrUnsupported) {
+		t.Errorf("Register: %v, want %v", err, rdma.ErrUnsupported)
+	}
+}
+
+// testInvalidateUnguarded is for devices that cannot post an Invalidate, or that obey every one:
+// what the peer did not get is left alone even then.
+func testInvalidateUnguarded(t *testing.T, p Pair) {
+	client, server := connect(t, p, options{})
+	third, fourth := connect(t, p, options{})
+	d := server.register(victim, allRemote)
+	w := client.send(1, rdma.Invalidate|rdma.Signaled, 0, 10)
+	w.STag = d.STag()
+	server.receive(7, 0, 100)
+	if !p.Client.Limits().SendInvalidate {
+		client.refused("an Invalidate", w)
+		check(t, d.Deregister())
+		return
+	}
+	client.post(w)
+	if c := server.recvs.want(rdma.OpReceive, 7); c.Flags != rdma.Invalidated || c.STag != w.STag || c.Bytes != 10 {
+		t.Errorf("%+v; want STag %08x invalidated", c, w.STag)
+	}
+	client.sends.want(rdma.OpSend, 1)
+	client.post(client.read(1, rdma.Signaled, 0, 10, server, 0)) // another region of the domain
+	client.sends.want(rdma.OpRead, 1)
+	third.post(third.read(1, rdma.Signaled, 0, 10, fourth, 0))
+	third.sends.want(rdma.OpRead, 1)
+	check(t, d.Deregister())
 }
 
 func testMessageTooLong(t *testing.T, p Pair) {
@@ -187,8 +225,8 @@ func testMessageTooLong(t *testing.T, p Pair) {
 	server.receive(7, 0, 10)
 	server.receive(8, 10, 10)
 	client.post(client.send(1, 0, 0, 11))
-	client.bad()
 	server.bad()
+	client.told(server)
 	if c := server.recvs.next(); c.ID != 7 || c.Status != rdma.StatusLocalLength {
 		t.Errorf("%+v; want %v", c, rdma.StatusLocalLength)
 	}

@@ -327,3 +327,11 @@ func (e *end) bad() {
 		e.t.Fatalf("the connection ends as if in good order")
 	}
 }
+
+// told waits for the end of a connection that by has ended in anger, which it tells if it can.
+func (e *end) told(by *end) {
+	e.t.Helper()
+	if err := <-e.gone; err == nil && by.dev.Limits().EndTold {
+		e.t.Fatalf("the connection ends as if in good order")
+	}
+}

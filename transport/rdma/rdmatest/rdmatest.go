@@ -87,8 +87,6 @@ var cases = []testCase{
 
 	{"ReadViolations", testReadViolations},
 	{"WriteViolations", testWriteViolations},
-	{"RegionInvalidated", testRegionInvalidated},
-	{"InvalidateRefused", testInvalidateRefused},
 	{"MessageTooLong", testMessageTooLong},
 
 	{"Disconnect", testDisconnect},
@@ -111,9 +109,14 @@ type extra struct {
 func windows(l rdma.Limits) bool { return l.Windows }
 func oneShot(l rdma.Limits) bool { return l.OneShot }
 func waits(l rdma.Limits) bool   { return l.ReceiveWait }
+func regions(l rdma.Limits) bool { return l.RegionInvalidate && l.SendInvalidate }
+func guards(l rdma.Limits) bool  { return l.SendInvalidate && !l.UnguardedInvalidate }
 
 var extras = []extra{
 	{testCase{"ReceiveWait", testReceiveWait}, waits, testNoReceive},
+
+	{testCase{"RegionInvalidated", testRegionInvalidated}, regions, testNoRegionInvalidate},
+	{testCase{"InvalidateRefused", testInvalidateRefused}, guards, testInvalidateUnguarded},
 
 	{testCase{"Window", testWindow}, windows, testNoWindows},
 	{testCase{"WindowRemoteInvalidate", testWindowRemoteInvalidate}, windows, testNoWindows},

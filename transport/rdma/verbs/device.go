@@ -1,0 +1,350 @@
+//go:build verbs && cgo && linux
+
+package verbs
+
+// #cgo CFLAGS: -O2 -Wall
+// #cgo LDFLAGS: -ldl
+// #include "shim.h"
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"oneshot/transport/rdma"
+)
+
+// Built says whether the package can drive devices, for it was built with the tag verbs.
+const Built = true
+
+const (
+	// maxSGE bounds the elements of a list, for room for them is made in every request.
+	maxSGE = 16
+	// maxWork bounds queues; devices offer up to a million.
+	maxWork = 1 << 15
+	// Private data that the connection managers carry: IBTA 12.7.34 for the request, of which
+	// rdma_cm takes 36 bytes; MPA 512, of which librdmacm counts no more than 255, and
+	// RFC 6581 takes 4.
+	maxPrivateIB, maxPrivateIWARP = 56, 248
+)
+
+// load loads the libraries, once.
+var load = sync.OnceValue(func() error {
+	if missing := C.os_load(); missing != nil {
+		return fmt.Errorf("verbs: %s cannot be loaded: install rdma-core, libibverbs1, librdmacm1 and ibverbs-providers", C.GoString(missing))
+	}
+	return nil
+})
+
+// errno makes an error of what a function of the shim returns.
+func errno(rc C.int) error {
+	if rc == 0 {
+		return nil
+	}
+	return syscall.Errno(-rc)
+}
+
+// Device is an RDMA device of the kernel.
+type Device struct {
+	cfg    Config
+	log    *slog.Logger
+	ctx    *C.struct_ibv_context
+	limits rdma.Limits
+	iwarp  bool
+	port   C.int
+	maxCQE int
+
+	async   *poller
+	manager *manager
+	work    sync.WaitGroup // goroutines
+
+	registrations atomic.Uint64
+
+	// numbers is held while the numbers of queue pairs are given and taken, for a completion is
+	// known by the number of its queue pair.
+	numbers sync.Mutex
+
+	mu   sync.Mutex
+	qps  map[*queuePair]struct{}
+	cqs  map[*completionQueue]struct{}
+	past rdma.Counters // of queue pairs and completion queues that are gone
+	gone error         // the device has been removed or is broken
+}
+
+var _ rdma.Device = (*Device)(nil)
+
+// Open opens a device. Errors say what to do.
+func Open(c Config) (rdma.Device, error) {
+	c.fill()
+	if err := load(); err != nil {
+		return nil, err
+	}
+	raiseMemlock()
+	d := &Device{cfg: c, log: c.Logger.With("device", c.Name), qps: make(map[*queuePair]struct{}), cqs: make(map[*completionQueue]struct{})}
+	if err := d.open(); err != nil {
+		return nil, errors.Join(err, d.free())
+	}
+	d.work.Go(d.watch)
+	return d, nil
+}
+
+// raiseMemlock allows as much registered memory as this process may allow itself. siw counts it
+// even for root. What is left of the limit shows when memory is registered.
+func raiseMemlock() {
+	unlimited := unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}
+	if unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unlimited) == nil {
+		return
+	}
+	var l unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_MEMLOCK, &l) == nil && l.Cur < l.Max {
+		l.Cur = l.Max
+		_ = unix.Setrlimit(unix.RLIMIT_MEMLOCK, &l)
+	}
+}
+
+// find returns the context of the device called name, opened.
+func find(name string) (*C.struct_ibv_context, bool, error) {
+	var n C.int
+	list, err := C.os_devices(&n)
+	if list == nil {
+		return nil, false, fmt.Errorf("verbs: no RDMA devices: %w; is the module ib_uverbs loaded (modprobe ib_uverbs)?", err)
+	}
+	defer C.os_free_devices(list)
+	names := make([]string, 0, n)
+	for _, dev := range unsafe.Slice(list, int(n)) {
+		if names = append(names, C.GoString(C.os_device_name(dev))); names[len(names)-1] != name {
+			continue
+		}
+		ctx, err := C.os_open(dev)
+		if ctx == nil {
+			return nil, false, fmt.Errorf("verbs: open %s: %w; /dev/infiniband/uverbs* has to be there and readable for this process", name, err)
+		}
+		return ctx, C.os_is_iwarp(dev) != 0, nil
+	}
+	if n == 0 {
+		return nil, false, fmt.Errorf("verbs: there is no RDMA device %s, nor any other: scripts/soft-roce.sh up makes one of a network interface", name)
+	}
+	return nil, false, fmt.Errorf("verbs: there is no RDMA device %s; there are %v", name, names)
+}
+
+func (d *Device) open() (err error) {
+	if d.ctx, d.iwarp, err = find(d.cfg.Name); err != nil {
+		return err
+	}
+	if err := d.measure(); err != nil {
+		return err
+	}
+	if d.async, err = newPoller(int(C.os_async_fd(d.ctx)), d.cfg.Name+" events"); err != nil {
+		return err
+	}
+	d.manager, err = newManager(d)
+	return err
+}
+
+// measure asks the device what it can do.
+func (d *Device) measure() error {
+	var a C.struct_ibv_device_attr
+	if err := errno(C.os_query_device(d.ctx, &a)); err != nil {
+		return fmt.Errorf("verbs: query %s: %w", d.cfg.Name, err)
+	}
+	var p C.struct_ibv_port_attr
+	for i := C.int(1); i <= C.int(a.phys_port_cnt); i++ {
+		if err := errno(C.os_query_port(d.ctx, i, &p)); err != nil {
+			return fmt.Errorf("verbs: query port %d of %s: %w", i, d.cfg.Name, err)
+		}
+		if d.port = i; p.state == C.IBV_PORT_ACTIVE {
+			break
+		}
+	}
+	l := &d.limits
+	*l = rdma.Limits{
+		Name: d.cfg.Name, MaxQueuePair: int(a.max_qp), MaxWork: min(int(a.max_qp_wr), maxWork) - markers,
+		MaxSGE: min(int(a.max_sge), maxSGE), MaxMessage: int64(uint32(p.max_msg_sz)),
+		MaxReads:            min(int(a.max_qp_rd_atom), int(a.max_qp_init_rd_atom)),
+		MaxPrivate:          maxPrivateIB,
+		ReceiveWait:         !d.iwarp,
+		ReadSinkWrite:       d.iwarp,
+		SendInvalidate:      a.device_cap_flags&C.IBV_DEVICE_MEM_MGT_EXTENSIONS != 0,
+		UnguardedInvalidate: d.iwarp,
+	}
+	if a.max_srq_sge > 0 {
+		l.MaxSGE = min(l.MaxSGE, int(a.max_srq_sge))
+	}
+	if l.MaxReadSGE = l.MaxSGE; a.max_sge_rd > 0 {
+		l.MaxReadSGE = min(l.MaxSGE, int(a.max_sge_rd))
+	}
+	if d.iwarp {
+		l.MaxPrivate = maxPrivateIWARP
+	}
+	d.maxCQE = int(a.max_cqe)
+	return d.measureInline()
+}
+
+// measureInline tries how much the device takes inline, which it does not say.
+func (d *Device) measureInline() error {
+	pd, err := C.os_alloc_pd(d.ctx)
+	if pd == nil {
+		return fmt.Errorf("verbs: %s: %w", d.cfg.Name, err)
+	}
+	defer C.os_dealloc_pd(pd)
+	cq, err := C.os_create_cq(d.ctx, 4, nil)
+	if cq == nil {
+		return fmt.Errorf("verbs: %s: %w", d.cfg.Name, err)
+	}
+	defer C.os_destroy_cq(cq)
+	for _, n := range []C.uint32_t{256, 128, 80, 64, 0} {
+		c := C.struct_os_qp_config{pd: pd, send_cq: cq, recv_cq: cq, max_send: 4, max_recv: 4, max_sge: C.uint32_t(d.limits.MaxSGE), max_inline: n}
+		qp, e := C.os_create_qp(&c)
+		if err = e; qp == nil {
+			continue
+		}
+		C.os_destroy_qp(qp)
+		d.limits.MaxInline = int(n)
+		return nil
+	}
+	return fmt.Errorf("verbs: %s makes no queue pair: %w", d.cfg.Name, err)
+}
+
+// Limits implements rdma.Device.
+func (d *Device) Limits() rdma.Limits { return d.limits }
+
+// watch handles what happens to the device by itself.
+func (d *Device) watch() {
+	var e C.struct_os_async
+	for d.async.wait(func(uintptr) bool { return C.os_get_async(d.ctx, &e) == 0 }) {
+		d.happened(&e)
+	}
+}
+
+func (d *Device) happened(e *C.struct_os_async) {
+	err := fmt.Errorf("verbs: %s: %s", d.cfg.Name, C.GoString(e.text))
+	switch e._type {
+	case C.IBV_EVENT_QP_FATAL, C.IBV_EVENT_QP_REQ_ERR, C.IBV_EVENT_QP_ACCESS_ERR:
+		d.endAll(err, func(q *queuePair) bool { return q.number == e.qpn })
+	case C.IBV_EVENT_CQ_ERR:
+		d.endAll(err, func(q *queuePair) bool {
+			return unsafe.Pointer(q.sendCQ.cq) == e.cq || unsafe.Pointer(q.recvCQ.cq) == e.cq
+		})
+	case C.IBV_EVENT_DEVICE_FATAL:
+		d.lost(err)
+	case C.IBV_EVENT_PORT_ERR, C.IBV_EVENT_PORT_ACTIVE:
+		d.log.Info("RDMA port", "port", uint32(e.port), "event", C.GoString(e.text))
+	default:
+		d.log.Debug("RDMA device", "event", C.GoString(e.text))
+	}
+}
+
+// lost ends all connections: the device is gone.
+func (d *Device) lost(err error) {
+	d.mu.Lock()
+	first := d.gone == nil
+	d.gone = err
+	d.mu.Unlock()
+	if first {
+		d.log.Error("the RDMA device is lost; its connections end", "reason", err)
+	}
+	d.endAll(err, func(*queuePair) bool { return true })
+}
+
+// endAll ends the connections that match.
+func (d *Device) endAll(err error, match func(*queuePair) bool) {
+	d.mu.Lock()
+	var list []*queuePair
+	for q := range d.qps {
+		if match(q) {
+			list = append(list, q)
+		}
+	}
+	d.mu.Unlock()
+	for _, q := range list {
+		q.end(byError, err)
+	}
+}
+
+var errInUse = errors.New("verbs: still in use")
+
+// Close implements rdma.Device. It waits for connections that are ending.
+func (d *Device) Close() error {
+	d.mu.Lock()
+	if len(d.qps) > 0 || len(d.cqs) > 0 {
+		d.mu.Unlock()
+		return errInUse
+	}
+	d.mu.Unlock()
+	return d.free()
+}
+
+// free frees what open has made.
+func (d *Device) free() error {
+	var errs []error
+	if d.manager != nil {
+		errs = append(errs, d.manager.stop())
+	}
+	if d.async != nil {
+		errs = append(errs, d.async.close())
+	}
+	d.work.Wait()
+	if d.manager != nil {
+		d.manager.free()
+	}
+	if d.ctx != nil {
+		errs = append(errs, errno(C.os_close(d.ctx)))
+	}
+	return errors.Join(errs...)
+}
+
+// Counters implements rdma.Device.
+func (d *Device) Counters() rdma.Counters {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	sum := d.past
+	sum.Registrations = d.registrations.Load()
+	for q := range d.qps {
+		q.n.addTo(&sum)
+	}
+	for c := range d.cqs {
+		c.addTo(&sum)
+	}
+	return sum
+}
+
+// counters are those of one queue pair.
+type counters struct {
+	posts, works, receivePosts, receives, binds, invalidations, doorbells atomic.Uint64
+	messagesOut, messagesIn, bytesOut, bytesIn, reads                     atomic.Uint64
+}
+
+func (n *counters) addTo(c *rdma.Counters) {
+	c.Posts += n.posts.Load()
+	c.Works += n.works.Load()
+	c.ReceivePosts += n.receivePosts.Load()
+	c.Receives += n.receives.Load()
+	c.Binds += n.binds.Load()
+	c.Invalidations += n.invalidations.Load()
+	c.Doorbells += n.doorbells.Load()
+	c.MessagesOut += n.messagesOut.Load()
+	c.MessagesIn += n.messagesIn.Load()
+	c.BytesOut += n.bytesOut.Load()
+	c.BytesIn += n.bytesIn.Load()
+	c.Reads += n.reads.Load()
+}
+
+// examine asks the device for its limits by opening it.
+func examine(i *Info) {
+	d, err := Open(Config{Name: i.Name})
+	if err != nil {
+		i.Problems = append(i.Problems, err.Error())
+		return
+	}
+	i.Limits = d.Limits()
+	if err := d.Close(); err != nil {
+		i.Problems = append(i.Problems, err.Error())
+	}
+}

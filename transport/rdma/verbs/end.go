@@ -1,0 +1,206 @@
+//go:build verbs && cgo && linux
+
+package verbs
+
+// #include "shim.h"
+import "C"
+
+import (
+	"errors"
+	"time"
+
+	"oneshot/transport/rdma"
+)
+
+// ending says who has ended a connection.
+type ending uint8
+
+const (
+	byUs    ending = iota // in good order: all that was posted is done
+	byPeer                // the peer, perhaps in good order
+	byError               // an offence, an abort, the device
+)
+
+var (
+	errClosed = errors.New("verbs: closed by its owner")
+	errCut    = errors.New("verbs: the peer has ended the connection while work was under way")
+	errLinger = errors.New("verbs: the peer does not take what was posted before the connection was ended")
+)
+
+// Disconnect implements rdma.QueuePair.
+func (q *queuePair) Disconnect() {
+	q.mu.Lock()
+	if q.state != connected {
+		q.mu.Unlock()
+		return
+	}
+	q.state = closing
+	tail := q.tail.Load()
+	if tail != q.head.Load() && q.sq[int(tail-1)&(len(q.sq)-1)].silent {
+		if err := q.mark(); err != nil {
+			q.mu.Unlock()
+			q.end(byError, err)
+			return
+		}
+	}
+	q.draining.Store(true)
+	q.mu.Unlock()
+	// The last completion may have been taken before draining was set.
+	if q.head.Load() == q.tail.Load() {
+		q.end(byUs, nil)
+		return
+	}
+	q.dev.work.Go(func() {
+		if !after(q.dev.cfg.LingerTime, q.done) {
+			q.end(byError, errLinger)
+		}
+	})
+}
+
+// after waits for d, or until c is closed, which it reports.
+func after(d time.Duration, c <-chan struct{}) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-c:
+		return true
+	case <-t.C:
+		return false
+	}
+}
+
+// Abort implements rdma.QueuePair. Devices do not let their owners tell the peer a reason.
+func (q *queuePair) Abort(err error) {
+	if err == nil {
+		err = errors.New("verbs: aborted by its owner")
+	}
+	q.end(byError, err)
+}
+
+// endLater is end for callers who hold locks.
+func (q *queuePair) endLater(how ending, err error) {
+	if !q.ending.Swap(true) {
+		q.dev.work.Go(func() { q.end(how, err) })
+	}
+}
+
+// end has the connection end; the first call counts. It does not block.
+func (q *queuePair) end(how ending, err error) {
+	q.mu.Lock()
+	live := q.state == connected || q.state == closing
+	if live {
+		q.state = ended
+	}
+	q.mu.Unlock()
+	if live {
+		q.dev.work.Go(func() { q.finish(how, err) })
+	}
+}
+
+// finish takes the connection down: the peer is told, the device's queue pair destroyed, what is
+// left flushed, and the owner told.
+func (q *queuePair) finish(how ending, err error) {
+	c := q.conn
+	switch {
+	case how == byUs:
+		C.os_cm_disconnect(c.id)
+		after(q.dev.cfg.LingerTime, c.gone)
+	case how == byPeer && !q.dev.iwarp && C.os_qp_state(q.qp) == C.IBV_QPS_ERR:
+		err = errQueuePair // iWARP's is in that state whenever the stream has ended
+	}
+	C.os_qp_error(q.qp)
+	if how != byUs {
+		C.os_cm_disconnect(c.id) // tells the peer, or answers it
+	}
+	q.retire()
+	if err == nil && q.cut.Load() {
+		err = errCut
+	}
+	q.dev.log.Debug("RDMA connection has ended", "peer", q.remote.String(), "reason", err)
+	if q.cfg.Disconnected != nil {
+		q.cfg.Disconnected(err)
+	}
+	close(q.done)
+	after(q.dev.cfg.LingerTime, c.gone)
+	c.destroy()
+}
+
+// retire destroys the device's queue pair, and completes as flushed what it has not completed.
+func (q *queuePair) retire() {
+	q.dev.numbers.Lock()
+	defer q.dev.numbers.Unlock()
+	own := q.recv.srq == nil
+	if own {
+		q.recv.stop()
+	}
+	if err := errno(C.os_destroy_qp(q.qp)); err != nil {
+		q.dev.log.Error("destroy queue pair", "reason", err)
+	}
+	receives := func(push func(*rdma.Completion)) {
+		if own {
+			q.recv.flush(push)
+		}
+	}
+	q.sendCQ.flush(q, func(push func(*rdma.Completion)) {
+		q.flushSends(push)
+		if q.sendCQ == q.recvCQ {
+			receives(push)
+		}
+	})
+	if q.sendCQ != q.recvCQ {
+		q.recvCQ.flush(q, receives)
+	}
+}
+
+func (q *queuePair) flushSends(push func(*rdma.Completion)) {
+	for pos := q.head.Load(); pos != q.tail.Load(); pos++ {
+		e := &q.sq[int(pos)&(len(q.sq)-1)]
+		if e.internal {
+			continue
+		}
+		if !e.silent { // of others, that were done, nothing is heard either
+			q.cut.Store(true)
+		}
+		push(&rdma.Completion{ID: e.id, Op: e.op, Status: rdma.StatusFlushed, QueuePair: q})
+	}
+	q.head.Store(q.tail.Load())
+}
+
+// Close implements rdma.QueuePair.
+func (q *queuePair) Close() error {
+	q.mu.Lock()
+	switch q.state {
+	case connecting:
+		q.mu.Unlock()
+		return errInUse
+	case fresh, unconnected:
+		q.state = ended
+		q.mu.Unlock()
+		q.retire()
+		close(q.done)
+	default:
+		q.mu.Unlock()
+		q.end(byError, errClosed)
+	}
+	<-q.done
+	var err error
+	q.closed.Do(func() { err = q.free() })
+	return err
+}
+
+// free gives back what the queue pair has used.
+func (q *queuePair) free() error {
+	q.sendCQ.release()
+	if q.recvCQ != q.sendCQ {
+		q.recvCQ.release()
+	}
+	if q.recv.srq != nil {
+		q.recv.use(-1)
+	}
+	d := q.dev
+	d.mu.Lock()
+	delete(d.qps, q)
+	q.n.addTo(&d.past)
+	d.mu.Unlock()
+	return q.bounce.free()
+}

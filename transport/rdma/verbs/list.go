@@ -1,0 +1,135 @@
+package verbs
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"oneshot/transport/rdma"
+)
+
+// Info is what can be said of a device without using it.
+type Info struct {
+	Name      string
+	Driver    string // rdma_rxe, siw, mlx5_core; empty if the kernel does not say
+	Ports     []Port
+	Limits    rdma.Limits // zero if the device cannot be opened
+	Transport string      // "RoCE", "iWARP", "InfiniBand" or "unknown"
+	// Problems is what stands in the way of using the device, and what to do about it.
+	Problems []string
+}
+
+// Port is a port of a device.
+type Port struct {
+	Number    int
+	State     string // as the kernel says it: ACTIVE, DOWN, INIT, ARMED
+	LinkLayer string // Ethernet or InfiniBand
+	Rate      string
+	NetDev    string // the network interface; empty: none
+}
+
+const sysfs = "/sys/class/infiniband"
+
+// Devices lists the kernel's RDMA devices. An error is about all of them.
+func Devices() ([]Info, error) {
+	entries, err := os.ReadDir(sysfs)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, errors.New("this kernel has no RDMA (there is no " + sysfs + "): load ib_core, or rdma_rxe for soft-RoCE; scripts/soft-roce.sh up does the latter")
+	}
+	if err != nil {
+		return nil, err
+	}
+	list := make([]Info, 0, len(entries))
+	for _, e := range entries {
+		list = append(list, inspect(e.Name()))
+	}
+	return list, nil
+}
+
+func inspect(name string) Info {
+	i := Info{Name: name, Transport: "unknown"}
+	dir := filepath.Join(sysfs, name)
+	if link, err := filepath.EvalSymlinks(filepath.Join(dir, "device/driver")); err == nil {
+		i.Driver = filepath.Base(link)
+	}
+	ports, _ := os.ReadDir(filepath.Join(dir, "ports"))
+	active := false
+	for _, e := range ports {
+		p := inspectPort(filepath.Join(dir, "ports", e.Name()))
+		active = active || p.State == "ACTIVE"
+		i.Ports = append(i.Ports, p)
+	}
+	switch kind := line(filepath.Join(dir, "node_type")); {
+	case strings.Contains(kind, "RNIC"):
+		i.Transport = "iWARP"
+	case len(i.Ports) > 0 && i.Ports[0].LinkLayer == "Ethernet":
+		i.Transport = "RoCE"
+	case strings.Contains(kind, "CA"):
+		i.Transport = "InfiniBand"
+	}
+	if !active {
+		i.Problems = append(i.Problems, "no port is active: bring the network interface up (ip link set dev "+i.netdev()+" up), or plug the cable in")
+	}
+	i.checkNodes(dir)
+	examine(&i)
+	return i
+}
+
+// netdev names the interface, or stands for its name.
+func (i *Info) netdev() string {
+	for _, p := range i.Ports {
+		if p.NetDev != "" {
+			return p.NetDev
+		}
+	}
+	return "NETDEV"
+}
+
+func inspectPort(dir string) Port {
+	p := Port{LinkLayer: line(filepath.Join(dir, "link_layer")), Rate: line(filepath.Join(dir, "rate"))}
+	p.Number, _ = strconv.Atoi(filepath.Base(dir))
+	_, p.State, _ = strings.Cut(line(filepath.Join(dir, "state")), ": ")
+	p.NetDev = line(filepath.Join(dir, "gid_attrs/ndevs/0"))
+	return p
+}
+
+// checkNodes looks for the files through which programs reach the device.
+func (i *Info) checkNodes(dir string) {
+	nodes, _ := filepath.Glob(filepath.Join(dir, "device/infiniband_verbs/uverbs*"))
+	all, _ := filepath.Glob("/sys/class/infiniband_verbs/uverbs*")
+	for _, u := range all {
+		if line(filepath.Join(u, "ibdev")) == i.Name {
+			nodes = append(nodes, u)
+		}
+	}
+	if len(nodes) == 0 {
+		i.Problems = append(i.Problems, "programs cannot reach it: load ib_uverbs (modprobe ib_uverbs)")
+		return
+	}
+	for _, file := range []string{"/dev/infiniband/" + filepath.Base(nodes[0]), "/dev/infiniband/rdma_cm"} {
+		f, err := os.OpenFile(file, os.O_RDWR, 0)
+		if err == nil {
+			_ = f.Close()
+			continue
+		}
+		hint := "give the container the devices of /dev/infiniband, or load rdma_ucm and ib_uverbs"
+		if errors.Is(err, fs.ErrPermission) {
+			hint = "run as root, or give this user the file"
+		}
+		i.Problems = append(i.Problems, fmt.Sprintf("%v: %s", err, hint))
+	}
+}
+
+// line is the first line of a file, or nothing.
+func line(file string) string {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return ""
+	}
+	text, _, _ := strings.Cut(string(b), "\n")
+	return strings.TrimSpace(text)
+}

@@ -1,0 +1,166 @@
+//go:build verbs && cgo && linux
+
+package verbs
+
+// #include "shim.h"
+import "C"
+
+import (
+	"fmt"
+	"net"
+	"sync"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// manager receives the events of the kernel's connection manager and hands them to those whose
+// identifiers they are of. Go keeps no pointer in C: identifiers carry numbers.
+type manager struct {
+	dev     *Device
+	channel *C.struct_rdma_event_channel
+	poller  *poller
+
+	mu     sync.Mutex
+	owners map[uintptr]owner
+	last   uintptr
+}
+
+// owner is who has an identifier: a connection or a listener. Its method is called by the
+// manager's goroutine and must not block.
+type owner interface{ happened(e *event) }
+
+// event is one of the connection manager.
+type event struct {
+	kind             int
+	status           int
+	id               *C.struct_rdma_cm_id
+	depth, resources int // Reads that we may have outstanding, that we are to serve
+	data             []byte
+}
+
+func (e *event) String() string {
+	name := C.GoString(C.os_cm_event_name(C.int(e.kind)))
+	switch {
+	case e.status < 0:
+		return fmt.Sprintf("%s: %v", name, syscall.Errno(-e.status))
+	case e.status > 0:
+		return fmt.Sprintf("%s, reason %d", name, e.status)
+	}
+	return name
+}
+
+func newManager(d *Device) (*manager, error) {
+	m := &manager{dev: d, owners: make(map[uintptr]owner)}
+	var err error
+	if m.channel, err = C.os_cm_channel(); m.channel == nil {
+		return nil, fmt.Errorf("verbs: connection manager: %w; is the module rdma_ucm loaded (modprobe rdma_ucm), and is there /dev/infiniband/rdma_cm?", err)
+	}
+	if m.poller, err = newPoller(int(C.os_cm_fd(m.channel)), "rdma_cm"); err != nil {
+		C.os_cm_destroy_channel(m.channel)
+		return nil, err
+	}
+	d.work.Go(m.run)
+	return m, nil
+}
+
+func (m *manager) run() {
+	var e C.struct_os_event
+	for m.poller.wait(func(uintptr) bool { return C.os_cm_event(m.channel, &e) == 0 }) {
+		m.dispatch(&e)
+	}
+}
+
+func (m *manager) dispatch(e *C.struct_os_event) {
+	handle := uintptr(e.handle)
+	if e._type == C.RDMA_CM_EVENT_CONNECT_REQUEST {
+		handle = uintptr(e.listen_handle)
+	}
+	m.mu.Lock()
+	o := m.owners[handle]
+	m.mu.Unlock()
+	ev := &event{
+		kind: int(e._type), status: int(e.status), id: e.id, depth: int(e.initiator_depth), resources: int(e.responder_resources),
+		data: C.GoBytes(unsafe.Pointer(&e.private_data[0]), C.int(e.private_len)),
+	}
+	m.dev.log.Debug("rdma_cm", "event", ev, "handle", handle)
+	switch {
+	case o != nil:
+		o.happened(ev)
+	case ev.kind == C.RDMA_CM_EVENT_CONNECT_REQUEST: // its listener is closed
+		refuse(ev.id, nil)
+	}
+}
+
+// refuse rejects a request and forgets it.
+func refuse(id *C.struct_rdma_cm_id, data []byte) error {
+	err := errno(C.os_cm_reject(id, unsafe.Pointer(unsafe.SliceData(data)), C.uint32_t(len(data))))
+	C.os_cm_destroy(id)
+	return err
+}
+
+// enter gives o a number.
+func (m *manager) enter(o owner) uintptr {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.last++
+	m.owners[m.last] = o
+	return m.last
+}
+
+func (m *manager) remove(handle uintptr) {
+	m.mu.Lock()
+	delete(m.owners, handle)
+	m.mu.Unlock()
+}
+
+// newID makes an identifier of o.
+func (m *manager) newID(o owner) (*C.struct_rdma_cm_id, uintptr, error) {
+	handle := m.enter(o)
+	id, err := C.os_cm_id(m.channel, C.uintptr_t(handle))
+	if id == nil {
+		m.remove(handle)
+		return nil, 0, fmt.Errorf("verbs: connection manager: %w", err)
+	}
+	return id, handle, nil
+}
+
+// stop ends run, free frees the rest after that.
+func (m *manager) stop() error { return m.poller.close() }
+func (m *manager) free()       { C.os_cm_destroy_channel(m.channel) }
+
+// sockaddr makes a sockaddr_in or sockaddr_in6 of a.
+func sockaddr(a *net.TCPAddr) (b [unix.SizeofSockaddrInet6]byte) {
+	port := [2]byte{byte(a.Port >> 8), byte(a.Port)}
+	if ip := a.IP.To4(); ip != nil {
+		s := (*unix.RawSockaddrInet4)(unsafe.Pointer(&b))
+		s.Family = unix.AF_INET
+		s.Port = *(*uint16)(unsafe.Pointer(&port))
+		copy(s.Addr[:], ip)
+		return b
+	}
+	s := (*unix.RawSockaddrInet6)(unsafe.Pointer(&b))
+	s.Family = unix.AF_INET6
+	s.Port = *(*uint16)(unsafe.Pointer(&port))
+	copy(s.Addr[:], a.IP.To16()) // zero if there is none
+	if i, err := net.InterfaceByName(a.Zone); err == nil {
+		s.Scope_id = uint32(i.Index)
+	}
+	return b
+}
+
+// addr returns the local or the peer's address of id.
+func addr(id *C.struct_rdma_cm_id, peer bool) *net.TCPAddr {
+	var b [unix.SizeofSockaddrInet6]byte
+	which := C.int(0)
+	if peer {
+		which = 1
+	}
+	n := C.os_cm_addr(id, which, unsafe.Pointer(&b), C.int(len(b)))
+	port := int(b[2])<<8 | int(b[3])
+	if n == unix.SizeofSockaddrInet4 {
+		return &net.TCPAddr{IP: net.IP(append([]byte(nil), b[4:8]...)), Port: port}
+	}
+	return &net.TCPAddr{IP: net.IP(append([]byte(nil), b[8:24]...)), Port: port}
+}

@@ -1,0 +1,265 @@
+//go:build verbs && cgo && linux
+
+package verbs
+
+// #include "shim.h"
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+
+	"oneshot/transport/rdma"
+)
+
+// state is how far a queue pair has come.
+type state uint8
+
+const (
+	fresh state = iota
+	connecting
+	connected
+	closing // Disconnect was called: what is posted is still done
+	ended
+	unconnected // for good: Connect or Accept has failed
+)
+
+// markers is how many work requests of its own a queue pair may have posted.
+const markers = 1
+
+// queuePair is a queue pair.
+type queuePair struct {
+	dev            *Device
+	cfg            rdma.QueuePairConfig
+	domain         *domain
+	sendCQ, recvCQ *completionQueue
+	recv           *receiveQueue // its own, or shared
+	maxSGE         int
+	maxInline      int
+	bounce         *bounce // nil: all that is inline the device takes
+	qp             *C.struct_ibv_qp
+	number         C.uint32_t
+	n              counters
+
+	mu    sync.Mutex // taken before completionQueue.mu and receiveQueue.mu
+	state state      // guarded by mu
+	conn  *conn      // set once, before state is connected
+	sq    []sent     // a power of two; [head, tail) is posted
+	works [batch]C.struct_os_work
+	sges  [batchSGE]C.struct_ibv_sge
+
+	// head is written under sendCQ.mu, tail under mu.
+	head, tail atomic.Uint32
+	draining   atomic.Bool // state is closing
+	ending     atomic.Bool // endLater was called
+	cut        atomic.Bool // work that was posted has not been done; the reason for a bad end
+
+	depth    int // Reads outstanding
+	peerData []byte
+	local    net.Addr
+	remote   net.Addr
+
+	closed sync.Once
+	done   chan struct{} // closed when everything has completed and Disconnected has returned
+}
+
+// sent is an element of the send queue.
+type sent struct {
+	id       uint64
+	op       rdma.Opcode
+	silent   bool // no completion if it ends well
+	internal bool // never one
+	bytes    int  // of a Read
+}
+
+const (
+	batch    = 32
+	batchSGE = 128
+	// receiveBit in the ID that the device has marks receives; the rest is a position.
+	receiveBit = 1 << 63
+)
+
+// NewQueuePair implements rdma.Device.
+func (d *Device) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
+	q := &queuePair{dev: d, cfg: c, maxSGE: c.MaxSGE, done: make(chan struct{})}
+	if q.maxSGE == 0 {
+		q.maxSGE = d.limits.MaxSGE
+	}
+	var ok1, ok2, ok3 bool
+	q.domain, ok1 = c.Domain.(*domain)
+	q.sendCQ, ok2 = c.SendCQ.(*completionQueue)
+	q.recvCQ, ok3 = c.RecvCQ.(*completionQueue)
+	if !ok1 || !ok2 || !ok3 || q.domain.dev != d || q.sendCQ.dev != d || q.recvCQ.dev != d {
+		return nil, errForeign
+	}
+	if c.MaxWork < 1 || c.MaxWork > d.limits.MaxWork || c.MaxRecv > d.limits.MaxWork || q.maxSGE > d.limits.MaxSGE {
+		return nil, fmt.Errorf("verbs: a queue pair of %d work requests, %d receives and %d elements is more than %s can do: %+v",
+			c.MaxWork, c.MaxRecv, q.maxSGE, d.cfg.Name, d.limits)
+	}
+	n := 1
+	for n < c.MaxWork+markers {
+		n *= 2
+	}
+	q.sq = make([]sent, n)
+	if err := q.create(); err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	d.qps[q] = struct{}{}
+	d.mu.Unlock()
+	return q, nil
+}
+
+// create makes the device's part.
+func (q *queuePair) create() error {
+	d := q.dev
+	c := C.struct_os_qp_config{
+		pd: q.domain.pd, send_cq: q.sendCQ.cq, recv_cq: q.recvCQ.cq,
+		max_send: C.uint32_t(q.cfg.MaxWork + markers), max_recv: C.uint32_t(max(q.cfg.MaxRecv, 1)),
+		max_sge: C.uint32_t(q.maxSGE), max_inline: C.uint32_t(d.limits.MaxInline),
+	}
+	if q.cfg.Receives != nil {
+		r, ok := q.cfg.Receives.(*receiveQueue)
+		if !ok || r.dev != d || r.srq == nil {
+			return errForeign
+		}
+		q.recv, c.srq = r, r.srq
+	}
+	if d.iwarp {
+		var err error
+		if q.bounce, err = newBounce(q.domain, len(q.sq), d.limits.MaxInline); err != nil {
+			return err
+		}
+	}
+	d.numbers.Lock()
+	defer d.numbers.Unlock()
+	var err error
+	if q.qp, err = C.os_create_qp(&c); q.qp == nil {
+		return errors.Join(fmt.Errorf("verbs: queue pair on %s: %w%s", d.cfg.Name, err, memlockHint(err)), q.bounce.free())
+	}
+	q.number, q.maxInline = C.os_qp_num(q.qp), d.limits.MaxInline
+	if err := errno(C.os_qp_init(q.qp, d.port)); err != nil {
+		C.os_destroy_qp(q.qp)
+		return errors.Join(fmt.Errorf("verbs: prepare a queue pair on %s: %w", d.cfg.Name, err), q.bounce.free())
+	}
+	if q.recv == nil {
+		q.recv = newReceives(d, q.domain, q.cfg.MaxRecv)
+		q.recv.qp = q
+	} else {
+		q.recv.use(1)
+	}
+	q.sendCQ.add(q)
+	if q.recvCQ != q.sendCQ {
+		q.recvCQ.add(q)
+	}
+	return nil
+}
+
+// PostReceive implements rdma.QueuePair.
+func (q *queuePair) PostReceive(rs []rdma.Receive) (int, error) {
+	if q.recv.srq != nil {
+		return 0, errors.New("verbs: this queue pair takes its receives from a shared queue")
+	}
+	n, err := q.recv.post(rs)
+	q.n.receivePosts.Add(1)
+	q.n.receives.Add(uint64(n))
+	return n, err
+}
+
+// Revoke implements rdma.QueuePair. There is no one-shot here.
+func (q *queuePair) Revoke(rdma.STag, func()) error { return rdma.ErrUnsupported }
+
+// OneShot implements rdma.QueuePair.
+func (q *queuePair) OneShot() *rdma.OneShot { return nil }
+
+func (q *queuePair) Reads() int           { return q.depth }
+func (q *queuePair) PeerData() []byte     { return q.peerData }
+func (q *queuePair) LocalAddr() net.Addr  { return q.local }
+func (q *queuePair) RemoteAddr() net.Addr { return q.remote }
+func (q *queuePair) Context() any         { return q.cfg.Context }
+
+// Counters implements rdma.QueuePair.
+func (q *queuePair) Counters() rdma.Counters {
+	var c rdma.Counters
+	q.n.addTo(&c)
+	q.sendCQ.addTo(&c)
+	if q.recvCQ != q.sendCQ {
+		q.recvCQ.addTo(&c)
+	}
+	return c
+}
+
+// completed makes a completion of what the device says. False: there is none for the owner. The
+// lock of the completion queue is held.
+func (q *queuePair) completed(wc *C.struct_os_wc, out *rdma.Completion) bool {
+	if wc.id&receiveBit != 0 {
+		return q.received(wc, out)
+	}
+	pos := uint32(wc.id)
+	e := &q.sq[int(pos)&(len(q.sq)-1)]
+	tail := q.tail.Load() // e was written before it
+	*out = rdma.Completion{ID: e.id, Op: e.op, QueuePair: q, Bytes: e.bytes}
+	internal, silent := e.internal, e.silent
+	q.head.Store(pos + 1)
+	if wc.status != C.IBV_WC_SUCCESS {
+		q.cut.Store(true)
+		q.failed(wc, out)
+		return !internal
+	}
+	if q.draining.Load() && pos+1 == tail {
+		q.endLater(byUs, nil)
+	}
+	return !internal && !silent
+}
+
+func (q *queuePair) received(wc *C.struct_os_wc, out *rdma.Completion) bool {
+	*out = rdma.Completion{ID: q.recv.completed(uint32(wc.id)), Op: rdma.OpReceive, QueuePair: q}
+	if wc.status != C.IBV_WC_SUCCESS {
+		q.failed(wc, out)
+		return true
+	}
+	out.Bytes = int(wc.bytes)
+	if wc.flags&C.IBV_WC_WITH_INV != 0 {
+		out.Flags, out.STag = rdma.Invalidated, rdma.STag(wc.rkey)
+		q.n.invalidations.Add(1)
+	}
+	q.n.messagesIn.Add(1)
+	q.n.bytesIn.Add(uint64(out.Bytes))
+	return true
+}
+
+// statuses translates; the rest is StatusTransport.
+var statuses = map[C.uint32_t]rdma.Status{
+	C.IBV_WC_LOC_LEN_ERR:     rdma.StatusLocalLength,
+	C.IBV_WC_LOC_QP_OP_ERR:   rdma.StatusLocalProtection,
+	C.IBV_WC_LOC_PROT_ERR:    rdma.StatusLocalProtection,
+	C.IBV_WC_WR_FLUSH_ERR:    rdma.StatusFlushed,
+	C.IBV_WC_MW_BIND_ERR:     rdma.StatusLocalProtection,
+	C.IBV_WC_LOC_ACCESS_ERR:  rdma.StatusLocalProtection,
+	C.IBV_WC_REM_INV_REQ_ERR: rdma.StatusRemoteOperation,
+	C.IBV_WC_REM_ACCESS_ERR:  rdma.StatusRemoteAccess,
+	C.IBV_WC_REM_OP_ERR:      rdma.StatusRemoteOperation,
+}
+
+// failed fills in what is known of something that has not ended well, which ends the connection.
+func (q *queuePair) failed(wc *C.struct_os_wc, out *rdma.Completion) {
+	var known bool
+	if out.Status, known = statuses[wc.status]; !known {
+		out.Status = rdma.StatusTransport
+	}
+	out.Bytes = 0
+	if out.Status == rdma.StatusFlushed {
+		q.endLater(byError, errQueuePair)
+		return
+	}
+	if out.Op == rdma.OpReceive && (wc.status == C.IBV_WC_REM_INV_REQ_ERR || wc.status == C.IBV_WC_LOC_QP_OP_ERR) {
+		out.Status = rdma.StatusLocalLength // the message is not one that the receive can take
+	}
+	out.Err = fmt.Errorf("verbs: %v: %s (vendor error %#x)", out.Op, C.GoString(C.os_status(wc.status)), uint32(wc.vendor))
+	q.endLater(byError, out.Err)
+}
+
+var errQueuePair = errors.New("verbs: the queue pair has gone into the error state: the device or the peer has seen an offence")

@@ -1,0 +1,66 @@
+// Package verbs is the provider of transport/rdma for what the kernel drives: soft-RoCE (rxe),
+// siw, RoCE, InfiniBand and iWARP cards, through rdma-core's libibverbs and librdmacm.
+//
+//	verbs.go     Config, and which devices there are
+//	shim.c       small C functions: one crossing posts or polls a batch
+//	device.go    Device, its limits, counters and asynchronous events
+//	memory.go    protection domains, regions, windows
+//	complete.go  completion queues: the goroutine that serves one
+//	queuepair.go the queue pair
+//	work.go      Post
+//	receive.go   queues of receives, own and shared
+//	manage.go    the connection manager's events
+//	connect.go   connections that we want
+//	listen.go    connections that peers want
+//	end.go       how connections end
+//	poller.go    descriptors of the libraries in Go's poller
+//
+// It is built with the tag verbs, which takes the headers of rdma-core and a C compiler. The
+// libraries themselves are loaded when Open is first called, so that the program starts on
+// machines without them, too.
+//
+// # What the kernel's devices do differently
+//
+// Work, completions and the memory for them are the device's; what it does not tell is kept
+// beside it: which work request a completion is of, and what the owner called it. When a
+// connection has ended, for whatever reason, its queue pair is destroyed at once, and what
+// the device has not completed by then completes as flushed, so that no end depends on how
+// well a device flushes.
+//
+// Devices that can take no Send with Invalidate for memory that was registered by its owner,
+// and that is all of them, refuse AccessRemoteInvalidate: rdma.Limits says what there is.
+package verbs
+
+import (
+	"log/slog"
+	"time"
+)
+
+// Config says which device to open, and how it is to be used.
+type Config struct {
+	// Name is the kernel's name of the device, for example rxe0.
+	Name   string
+	Logger *slog.Logger // nil: silence
+	// ConnectTimeout bounds each step of Connect, 0: 5 s; AcceptTimeout how long the owner of a
+	// listener may take to accept, 0: 10 s; LingerTime how long a connection may take to end
+	// in good order, 0: 3 s.
+	ConnectTimeout, AcceptTimeout, LingerTime time.Duration
+	// Spin is how long a completion queue is polled before its goroutine sleeps, if its last
+	// sleep was no longer than that. 0: 20 µs; below 0: never.
+	Spin time.Duration
+}
+
+func (c *Config) fill() {
+	or := func(v *time.Duration, d time.Duration) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	or(&c.ConnectTimeout, 5*time.Second)
+	or(&c.AcceptTimeout, 10*time.Second)
+	or(&c.LingerTime, 3*time.Second)
+	or(&c.Spin, 20*time.Microsecond)
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+}

@@ -1,0 +1,286 @@
+//go:build verbs && cgo && linux
+
+package verbs
+
+// #include "shim.h"
+// #cgo noescape os_post_send
+// #cgo nocallback os_post_send
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"oneshot/transport/rdma"
+)
+
+// Post implements rdma.QueuePair.
+func (q *queuePair) Post(ws []rdma.Work) (n int, err error) {
+	q.mu.Lock()
+	for n < len(ws) && err == nil {
+		var k int
+		k, err = q.postBatch(ws, n)
+		n += k
+	}
+	q.mu.Unlock()
+	q.n.posts.Add(1)
+	q.n.works.Add(uint64(n))
+	runtime.KeepAlive(ws)
+	return n, err
+}
+
+// postBatch posts ws[from:], as many as one doorbell takes, and returns how many were posted.
+func (q *queuePair) postBatch(ws []rdma.Work, from int) (n int, err error) {
+	sges := q.sges[:0]
+	for i := from; i < len(ws) && n < batch && len(sges)+q.maxSGE <= batchSGE; i++ {
+		before := len(sges)
+		var what string
+		if sges, what, err = q.prepare(&q.works[n], &ws[i], sges); what != "" {
+			err = &rdma.WorkError{Index: i, Op: ws[i].Op, What: what}
+		}
+		if err != nil {
+			break
+		}
+		q.works[n].sges = C.uint32_t(len(sges) - before)
+		n++
+	}
+	if n == 0 {
+		return 0, err
+	}
+	done, postErr := q.doorbell(n)
+	for i := range done {
+		q.count(&ws[from+i])
+	}
+	if postErr != nil {
+		return done, postErr
+	}
+	return n, err
+}
+
+// doorbell posts the first n of q.works and returns how many the device has taken.
+func (q *queuePair) doorbell(n int) (int, error) {
+	var done C.int
+	rc := C.os_post_send(q.qp, &q.works[0], C.int(n), &q.sges[0], &done)
+	q.n.doorbells.Add(1)
+	if rc == 0 {
+		return n, nil
+	}
+	q.tail.Store(q.tail.Load() - uint32(n) + uint32(done))
+	if err := errno(rc); !errors.Is(err, syscall.ENOMEM) {
+		return int(done), fmt.Errorf("verbs: post: %w", err)
+	}
+	return int(done), rdma.ErrFull
+}
+
+// count counts a work request that the device has taken.
+func (q *queuePair) count(p *rdma.Work) {
+	n := uint64(0)
+	for i := range p.SGL {
+		n += uint64(len(p.SGL[i].Bytes))
+	}
+	switch p.Op {
+	case rdma.OpRead:
+		q.n.reads.Add(1)
+		q.n.bytesIn.Add(n)
+	case rdma.OpBind:
+		q.n.binds.Add(1)
+		return
+	case rdma.OpLocalInvalidate:
+		q.n.invalidations.Add(1)
+		return
+	default:
+		q.n.bytesOut.Add(n)
+		if p.Flags&rdma.Invalidate != 0 {
+			q.n.invalidations.Add(1)
+		}
+	}
+	q.n.messagesOut.Add(1)
+}
+
+const (
+	sendOnly  = rdma.Invalidate | rdma.Advertise | rdma.Close | rdma.Solicited
+	stagFlags = rdma.Invalidate | rdma.Advertise | rdma.Close
+)
+
+// prepare makes the next element of the send queue, and w, of p. It says what is wrong with p, or
+// returns one of the errors of Post.
+func (q *queuePair) prepare(w *C.struct_os_work, p *rdma.Work, sges []C.struct_ibv_sge) (_ []C.struct_ibv_sge, what string, err error) {
+	if q.state != connected {
+		return sges, "", rdma.ErrDisconnected
+	}
+	pos := q.tail.Load()
+	if pos-q.head.Load() >= uint32(q.cfg.MaxWork) {
+		return sges, "", rdma.ErrFull
+	}
+	if p.Op != rdma.OpSend && p.Flags&sendOnly != 0 {
+		return sges, "flag that only a Send may have", nil
+	}
+	w.id, w.rkey, w.remote, w.flags = C.uint64_t(pos), C.uint32_t(p.RemoteSTag), C.uint64_t(p.RemoteOffset), sendFlags(p.Flags)
+	need := rdma.Access(0)
+	switch p.Op {
+	case rdma.OpSend:
+		if what = q.prepareSend(w, p); what != "" {
+			return sges, what, nil
+		}
+	case rdma.OpWrite:
+		w.opcode = C.IBV_WR_RDMA_WRITE
+	case rdma.OpRead:
+		if what = q.prepareRead(w, p); what != "" {
+			return sges, what, nil
+		}
+		need = rdma.AccessLocalWrite
+	case rdma.OpLocalInvalidate:
+		return sges, "STag is neither of a window bound here nor of a region that may be invalidated", nil
+	default:
+		return sges, "operation that cannot be posted", nil
+	}
+	sges, n, what := q.gather(w, p, pos, sges, need)
+	if what != "" {
+		return sges, what, nil
+	}
+	if n == 0 && p.Op != rdma.OpSend {
+		w.rkey, w.remote = 0, 0 // nothing is reached; devices look at them nevertheless
+	}
+	e := &q.sq[int(pos)&(len(q.sq)-1)]
+	*e = sent{id: p.ID, op: p.Op, silent: p.Flags&rdma.Signaled == 0}
+	if p.Op == rdma.OpRead {
+		e.bytes = n
+	}
+	q.tail.Store(pos + 1)
+	return sges, "", nil
+}
+
+func sendFlags(f rdma.Flags) (v C.uint32_t) {
+	if f&rdma.Signaled != 0 {
+		v |= C.IBV_SEND_SIGNALED
+	}
+	if f&rdma.Solicited != 0 {
+		v |= C.IBV_SEND_SOLICITED
+	}
+	if f&rdma.Fence != 0 {
+		v |= C.IBV_SEND_FENCE
+	}
+	return v
+}
+
+func (q *queuePair) prepareSend(w *C.struct_os_work, p *rdma.Work) (what string) {
+	switch p.Flags & stagFlags {
+	case 0:
+		w.opcode = C.IBV_WR_SEND
+	case rdma.Invalidate:
+		switch {
+		case p.STag == 0:
+			return "STag 0"
+		case !q.dev.limits.SendInvalidate:
+			return "Send with Invalidate, which the device does not have (Limits.SendInvalidate)"
+		}
+		w.opcode, w.rkey = C.IBV_WR_SEND_WITH_INV, C.uint32_t(p.STag)
+	default:
+		if f := p.Flags & stagFlags; f&(f-1) != 0 {
+			return "more than one of Invalidate, Advertise and Close"
+		}
+		return "one-shot RDMA, which was not agreed"
+	}
+	return ""
+}
+
+func (q *queuePair) prepareRead(w *C.struct_os_work, p *rdma.Work) (what string) {
+	switch {
+	case p.Flags&rdma.Inline != 0:
+		return "a Read cannot be inline"
+	case q.depth == 0:
+		return "the peer serves no Reads"
+	case len(p.SGL) > q.dev.limits.MaxReadSGE:
+		return "too many elements in its list"
+	}
+	w.opcode = C.IBV_WR_RDMA_READ
+	if q.dev.iwarp {
+		w.flags &^= C.IBV_SEND_FENCE // Reads are answered in order (RFC 5040 §5.5); siw wants none
+	}
+	return ""
+}
+
+// gather names the memory of p.
+func (q *queuePair) gather(w *C.struct_os_work, p *rdma.Work, pos uint32, sges []C.struct_ibv_sge, need rdma.Access) (_ []C.struct_ibv_sge, n int, what string) {
+	if p.Flags&rdma.Inline == 0 {
+		sges, n, what = appendSGL(sges, p.SGL, q.domain, need, q.maxSGE)
+		if int64(n) > q.dev.limits.MaxMessage {
+			what = "longer than a message can be"
+		}
+		return sges, n, what
+	}
+	for i := range p.SGL {
+		n += len(p.SGL[i].Bytes)
+	}
+	switch {
+	case n > q.maxInline:
+		return sges, n, "too long to be inline"
+	case len(p.SGL) > q.maxSGE:
+		return sges, n, "too many elements in its list"
+	case n == 0:
+		return sges, n, ""
+	case q.bounce != nil && p.Flags&rdma.Invalidate != 0:
+		return append(sges, q.bounce.put(pos, p.SGL, n)), n, ""
+	}
+	w.flags |= C.IBV_SEND_INLINE
+	for i := range p.SGL {
+		if b := p.SGL[i].Bytes; len(b) > 0 { // Post keeps it where it is until the device has copied it
+			sges = append(sges, C.struct_ibv_sge{addr: C.uint64_t(address(b)), length: C.uint32_t(len(b))})
+		}
+	}
+	return sges, n, ""
+}
+
+// mark posts a zero-length RDMA Write, which the peer does not see, whose completion stands for
+// all before it. q.mu is held.
+func (q *queuePair) mark() error {
+	pos := q.tail.Load()
+	q.sq[int(pos)&(len(q.sq)-1)] = sent{op: rdma.OpWrite, internal: true}
+	q.works[0] = C.struct_os_work{id: C.uint64_t(pos), opcode: C.IBV_WR_RDMA_WRITE, flags: C.IBV_SEND_SIGNALED}
+	q.tail.Store(pos + 1)
+	_, err := q.doorbell(1)
+	return err
+}
+
+// bounce is registered memory that stands in for inline data where a device takes none: siw does
+// not with Send with Invalidate. It has a slot for each element of the send queue.
+type bounce struct {
+	memory []byte
+	slot   int
+	region *region
+}
+
+func newBounce(d *domain, slots, slot int) (*bounce, error) {
+	slot = max(slot, 1)
+	memory, err := unix.Mmap(-1, 0, slots*slot, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return nil, fmt.Errorf("verbs: memory for inline data: %w", err)
+	}
+	r, err := d.Register(memory, rdma.AccessLocalWrite)
+	if err != nil {
+		return nil, errors.Join(err, unix.Munmap(memory))
+	}
+	d.dev.registrations.Add(^uint64(0)) // not the owner's
+	return &bounce{memory, slot, r.(*region)}, nil
+}
+
+// put copies l, n bytes in all, to the slot of pos.
+func (b *bounce) put(pos uint32, l []rdma.SGE, n int) C.struct_ibv_sge {
+	at := int(pos) % (len(b.memory) / b.slot) * b.slot
+	slot := b.memory[at : at : at+b.slot]
+	for i := range l {
+		slot = append(slot, l[i].Bytes...)
+	}
+	return C.struct_ibv_sge{addr: C.uint64_t(address(slot)), length: C.uint32_t(n), lkey: C.uint32_t(b.region.lkey)}
+}
+
+func (b *bounce) free() error {
+	if b == nil {
+		return nil
+	}
+	return errors.Join(b.region.Deregister(), unix.Munmap(b.memory))
+}
