@@ -1,0 +1,85 @@
+package mgmt
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+// NewAPI returns the handler of the management API.
+func NewAPI(t Target) http.Handler {
+	a := &api{t}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/status", a.status)
+	mux.HandleFunc("GET /v1/sessions", a.sessions)
+	mux.HandleFunc("DELETE /v1/sessions/{id}", a.drop)
+	mux.HandleFunc("POST /v1/reload", a.reload)
+	mux.HandleFunc("GET /v1/health", a.health)
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		fail(w, http.StatusNotFound, fmt.Sprintf("there is no %s %s in this version of the API", r.Method, r.URL.Path))
+	})
+	return mux
+}
+
+type api struct{ target Target }
+
+func (a *api) status(w http.ResponseWriter, _ *http.Request) { answer(w, a.target.Status()) }
+
+func (a *api) sessions(w http.ResponseWriter, _ *http.Request) {
+	list := Sessions{BoundsNS: a.target.Status().BoundsNS, Sessions: a.target.Sessions(), Time: time.Now()}
+	if list.Sessions == nil {
+		list.Sessions = []Session{} // [] rather than null
+	}
+	answer(w, list)
+}
+
+func (a *api) drop(w http.ResponseWriter, r *http.Request) {
+	id, err := strconv.ParseUint(r.PathValue("id"), 10, 16)
+	if err != nil {
+		fail(w, http.StatusBadRequest, fmt.Sprintf("%q is no session: they have numbers from 1 to 65535", r.PathValue("id")))
+		return
+	}
+	if !a.target.DropSession(uint16(id)) {
+		fail(w, http.StatusNotFound, fmt.Sprintf("there is no session %d", id))
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+func (a *api) reload(w http.ResponseWriter, _ *http.Request) {
+	done, err := a.target.Reload()
+	if err != nil {
+		fail(w, http.StatusUnprocessableEntity, err.Error())
+		return
+	}
+	if done.Done == nil {
+		done.Done = []string{}
+	}
+	if done.Pending == nil {
+		done.Pending = []string{}
+	}
+	answer(w, done)
+}
+
+func (a *api) health(w http.ResponseWriter, _ *http.Request) {
+	if err := a.target.Health(); err != nil {
+		fail(w, http.StatusServiceUnavailable, err.Error())
+		return
+	}
+	answer(w, struct {
+		OK bool `json:"ok"`
+	}{true})
+}
+
+func answer(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(v) // who asked has left: nobody to tell
+}
+
+func fail(w http.ResponseWriter, status int, text string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(Problem{text})
+}

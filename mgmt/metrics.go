@@ -1,0 +1,161 @@
+package mgmt
+
+import (
+	"net/http"
+	"net/http/pprof"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// maxScrapes is how many collect at a time; more are told to come again.
+const maxScrapes = 4
+
+// NewMetrics returns the handler of /metrics and /healthz and, if asked for, of Go's profiles
+// below /debug/pprof/.
+func NewMetrics(t Target, profiles bool) http.Handler {
+	r := prometheus.NewRegistry()
+	r.MustRegister(&collector{t}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(r, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes}))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		if err := t.Health(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = w.Write([]byte("ok\n"))
+	})
+	if profiles {
+		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
+		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+		mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	}
+	return mux
+}
+
+// collector reads a target when it is scraped; nothing is kept between scrapes.
+type collector struct{ target Target }
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("oneshot_"+name, help, labels, nil)
+}
+
+var (
+	descInfo    = desc("info", "The version of the target.", "version")
+	descStarted = desc("start_time_seconds", "When the target started.")
+	descLoaded  = desc("config_load_time_seconds", "When the configuration came into force.")
+
+	descLatency  = desc("lun_command_duration_seconds", "From the arrival of a command to the departure of its answer.", "target", "lun", "op")
+	descBytes    = desc("lun_bytes_total", "Bytes read and written.", "target", "lun", "op")
+	descFailed   = desc("lun_failures_total", "Commands that did not end well, by kind.", "target", "lun", "kind")
+	descInFlight = desc("lun_commands_in_flight", "Commands that are not answered yet.", "target", "lun")
+	descSize     = desc("lun_size_bytes", "Capacity.", "target", "lun", "store")
+	descSessions = desc("sessions", "Sessions logged in.", "target")
+
+	descLimit  = desc("buffer_limit_bytes", "The most that I/O buffers may take.")
+	descInUse  = desc("buffer_in_use_bytes", "What I/O buffers take.")
+	descMapped = desc("buffer_mapped_bytes", "Address space for I/O buffers.")
+	descLeases = desc("buffer_leases", "I/O buffers in use.")
+)
+
+// counters has one row for each counter without labels.
+var counters = []struct {
+	desc *prometheus.Desc
+	of   func(*Counters) uint64
+}{
+	{desc("connections_total", "Connections accepted."), func(c *Counters) uint64 { return c.Connections }},
+	{desc("connections_refused_total", "Connections over the limit."), func(c *Counters) uint64 { return c.Refused }},
+	{desc("logins_total", "Logins completed."), func(c *Counters) uint64 { return c.Logins }},
+	{desc("login_failures_total", "Logins refused."), func(c *Counters) uint64 { return c.LoginFailures }},
+	{desc("protocol_errors_total", "Connections dropped for what the initiator did."), func(c *Counters) uint64 { return c.ProtocolErrors }},
+	{desc("rejects_total", "Reject PDUs sent."), func(c *Counters) uint64 { return c.Rejects }},
+	{desc("ignored_commands_total", "Commands outside the command window."), func(c *Counters) uint64 { return c.IgnoredCommands }},
+	{desc("digest_errors_total", "PDUs whose data digest did not match."), func(c *Counters) uint64 { return c.DigestErrors }},
+}
+
+// Describe implements prometheus.Collector.
+func (c *collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		descInfo, descStarted, descLoaded, descLatency, descBytes, descFailed, descInFlight, descSize, descSessions,
+		descLimit, descInUse, descMapped, descLeases,
+	} {
+		ch <- d
+	}
+	for _, row := range counters {
+		ch <- row.desc
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *collector) Collect(ch chan<- prometheus.Metric) {
+	s := c.target.Status()
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	gauge(descInfo, 1, s.Version)
+	gauge(descStarted, seconds(s.Started))
+	gauge(descLoaded, seconds(s.Loaded))
+	gauge(descLimit, float64(s.Buffers.Limit))
+	gauge(descInUse, float64(s.Buffers.InUse))
+	gauge(descMapped, float64(s.Buffers.Mapped))
+	gauge(descLeases, float64(s.Buffers.Leases))
+	for _, row := range counters {
+		ch <- prometheus.MustNewConstMetric(row.desc, prometheus.CounterValue, float64(row.of(&s.Counters)))
+	}
+	discovery := s.Connected
+	for i := range s.Targets {
+		t := &s.Targets[i]
+		discovery -= t.Sessions
+		gauge(descSessions, float64(t.Sessions), t.Name)
+		for j := range t.LUNs {
+			collectLUN(ch, t.Name, &t.LUNs[j], s.BoundsNS)
+		}
+	}
+	gauge(descSessions, float64(max(discovery, 0)), "")
+}
+
+func seconds(t time.Time) float64 { return float64(t.UnixNano()) / 1e9 }
+
+// collectLUN sends the figures of one LUN. What never happened on it is left out: a thousand
+// idle LUNs have few series.
+func collectLUN(ch chan<- prometheus.Metric, target string, l *LUN, bounds []int64) {
+	lun := strconv.Itoa(int(l.Number))
+	ch <- prometheus.MustNewConstMetric(descSize, prometheus.GaugeValue, float64(l.Bytes), target, lun, l.Store)
+	ch <- prometheus.MustNewConstMetric(descInFlight, prometheus.GaugeValue, float64(l.IO.InFlight), target, lun)
+	for kind, n := range l.IO.Failed {
+		ch <- prometheus.MustNewConstMetric(descFailed, prometheus.CounterValue, float64(n), target, lun, kind)
+	}
+	for _, o := range []struct {
+		name  string
+		class *Class
+		bytes bool
+	}{{"read", &l.IO.Read, true}, {"write", &l.IO.Write, true}, {"other", &l.IO.Other, false}} {
+		n := o.class.Commands()
+		if n == 0 {
+			continue
+		}
+		ch <- prometheus.MustNewConstHistogram(descLatency, n, float64(o.class.SumNS)/1e9, cumulative(o.class, bounds), target, lun, o.name)
+		if o.bytes {
+			ch <- prometheus.MustNewConstMetric(descBytes, prometheus.CounterValue, float64(o.class.Bytes), target, lun, o.name)
+		}
+	}
+}
+
+// cumulative are the buckets of a histogram as Prometheus wants them: how many took at most
+// the bound. Of the two in each power of two it takes one.
+func cumulative(c *Class, bounds []int64) map[float64]uint64 {
+	buckets := make(map[float64]uint64, len(bounds)/2+1)
+	var n uint64
+	for i, b := range c.Latency {
+		n += b
+		if i < len(bounds) && i%2 == 0 {
+			buckets[float64(bounds[i])/1e9] = n
+		}
+	}
+	return buckets
+}

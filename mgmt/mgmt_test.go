@@ -1,0 +1,287 @@
+package mgmt
+
+import (
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fake is a target of made-up figures.
+type fake struct {
+	dropped []uint16
+	reload  error
+	sick    error
+}
+
+func (f *fake) Status() Status {
+	return Status{
+		Version: "v1", PID: 7, Started: time.Unix(100, 0).UTC(), Loaded: time.Unix(200, 0).UTC(), Config: "/etc/x.yaml",
+		BoundsNS: []int64{1000, 1500, 2000}, Connected: 2,
+		Counters: Counters{Logins: 3, LoginFailures: 4},
+		Buffers:  Buffers{Limit: 1 << 30, InUse: 4096},
+		Portals:  []Portal{{"tcp", "127.0.0.1:3260"}},
+		Targets: []Node{{Name: "iqn.t:t", Sessions: 1, LUNs: []LUN{{
+			Number: 5, Store: "d", Bytes: 1 << 20, BlockSize: 512,
+			IO: IO{
+				Read:     Class{Bytes: 4096, SumNS: 3000, Latency: []uint64{1, 0, 2, 1}},
+				Write:    Class{Latency: []uint64{0, 0, 0, 0}},
+				InFlight: 2, Failed: map[string]uint64{"medium_error": 9},
+			},
+		}, {Number: 6, Store: "e"}}}},
+	}
+}
+
+func (f *fake) Sessions() []Session {
+	return []Session{{ID: 3, Initiator: "iqn.c:1", Target: "iqn.t:t", IO: IO{Write: Class{Bytes: 7}}}}
+}
+
+func (f *fake) DropSession(id uint16) bool {
+	f.dropped = append(f.dropped, id)
+	return id == 3
+}
+
+func (f *fake) Reload() (Reload, error) { return Reload{Done: []string{"x"}}, f.reload }
+func (f *fake) Health() error           { return f.sick }
+
+// serve serves the API of f at a socket.
+func serve(t *testing.T, f *fake) *Client {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &http.Server{Handler: NewAPI(f)}
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(l) }()
+	c := NewClient(path)
+	t.Cleanup(func() {
+		c.Close()
+		_ = s.Close()
+		<-ended
+	})
+	return c
+}
+
+func TestAPI(t *testing.T) {
+	f := new(fake)
+	c := serve(t, f)
+	ctx := t.Context()
+	s, err := c.Status(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := f.Status()
+	if diff := cmp.Diff(&want, s); diff != "" {
+		t.Errorf("status (-want +got)\n%s", diff)
+	}
+	list, err := c.Sessions(ctx)
+	if err != nil || len(list.Sessions) != 1 || list.Sessions[0].IO.Write.Bytes != 7 || len(list.BoundsNS) != 3 {
+		t.Errorf("sessions %+v, %v", list, err)
+	}
+	if err := c.DropSession(ctx, 3); err != nil {
+		t.Error(err)
+	}
+	if err := c.DropSession(ctx, 4); err == nil || err.Error() != "there is no session 4" {
+		t.Error(err)
+	}
+	if diff := cmp.Diff([]uint16{3, 4}, f.dropped); diff != "" {
+		t.Error(diff)
+	}
+	r, err := c.Reload(ctx)
+	if err != nil || len(r.Done) != 1 || r.Pending == nil {
+		t.Errorf("%+v, %v", r, err)
+	}
+	f.reload = errors.New("two\nlines")
+	if _, err := c.Reload(ctx); err == nil || err.Error() != "two\nlines" {
+		t.Error(err)
+	}
+}
+
+// Requests that make no sense have answers in JSON that say so.
+func TestAPIMistakes(t *testing.T) {
+	h := NewAPI(&fake{sick: errors.New("ill")})
+	for _, c := range []struct {
+		method, path string
+		status       int
+		want         string
+	}{
+		{"GET", "/v2/status", 404, "no GET /v2/status"},
+		{"POST", "/v1/status", 404, "no POST /v1/status"},
+		{"DELETE", "/v1/sessions/x", 400, "no session"},
+		{"DELETE", "/v1/sessions/65536", 400, "no session"},
+		{"GET", "/v1/health", 503, "ill"},
+	} {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(c.method, c.path, nil))
+		if w.Code != c.status || !strings.Contains(w.Body.String(), c.want) || w.Header().Get("Content-Type") != "application/json" {
+			t.Errorf("%s %s: %d %s", c.method, c.path, w.Code, w.Body)
+		}
+	}
+}
+
+func TestListen(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Lstat(path)
+	if err != nil || info.Mode().Perm() != 0o600 || l.Addr().String() != path {
+		t.Errorf("%v, %v", info.Mode(), err)
+	}
+	if _, err := Listen(path); err == nil || !strings.Contains(err.Error(), "another daemon") {
+		t.Errorf("a second daemon: %v", err)
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	if left, _ := os.ReadDir(filepath.Dir(path)); len(left) != 0 {
+		t.Errorf("left: %v", left)
+	}
+	// What a daemon that was killed left behind gives way, and another's socket is not removed.
+	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead.SetUnlinkOnClose(false)
+	_ = dead.Close()
+	first, err := Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	second, err := Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = first.Close()
+	if _, err := os.Lstat(path); err != nil {
+		t.Error("the first has removed the second's socket")
+	}
+	_ = second.Close()
+
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Listen(path); err == nil || !strings.Contains(err.Error(), "no socket") {
+		t.Errorf("a file: %v", err)
+	}
+	if _, err := Listen(filepath.Join(t.TempDir(), "none", "s")); err == nil || !strings.Contains(err.Error(), "create it") {
+		t.Errorf("no directory: %v", err)
+	}
+}
+
+func TestUnreachable(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	if _, err := NewClient(path).Status(context.Background()); err == nil || !strings.Contains(err.Error(), "nobody serves") {
+		t.Error(err)
+	}
+	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead.SetUnlinkOnClose(false)
+	_ = dead.Close()
+	if _, err := NewClient(path).Status(context.Background()); err == nil || !strings.Contains(err.Error(), "has died") {
+		t.Error(err)
+	}
+	c := NewClient(path)
+	if got := c.unreachable(&net.OpError{Err: fs.ErrPermission}); !strings.Contains(got.Error(), "only root") {
+		t.Error(got)
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	f := new(fake)
+	h := NewMetrics(f, false)
+	get := func(path string) (int, string) {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest("GET", path, nil))
+		body, _ := io.ReadAll(w.Body)
+		return w.Code, string(body)
+	}
+	_, text := get("/metrics")
+	for _, line := range []string{
+		`oneshot_lun_command_duration_seconds_bucket{lun="5",op="read",target="iqn.t:t",le="1e-06"} 1`,
+		`oneshot_lun_command_duration_seconds_bucket{lun="5",op="read",target="iqn.t:t",le="2e-06"} 3`,
+		`oneshot_lun_command_duration_seconds_bucket{lun="5",op="read",target="iqn.t:t",le="+Inf"} 4`,
+		`oneshot_lun_command_duration_seconds_sum{lun="5",op="read",target="iqn.t:t"} 3e-06`,
+		`oneshot_lun_bytes_total{lun="5",op="read",target="iqn.t:t"} 4096`,
+		`oneshot_lun_failures_total{kind="medium_error",lun="5",target="iqn.t:t"} 9`,
+		`oneshot_lun_size_bytes{lun="5",store="d",target="iqn.t:t"} 1.048576e+06`,
+		`oneshot_lun_commands_in_flight{lun="5",target="iqn.t:t"} 2`,
+		`oneshot_sessions{target="iqn.t:t"} 1`,
+		`oneshot_sessions{target=""} 1`,
+		`oneshot_logins_total 3`,
+		`oneshot_login_failures_total 4`,
+		`oneshot_buffer_limit_bytes 1.073741824e+09`,
+		`oneshot_info{version="v1"} 1`,
+		`oneshot_start_time_seconds 100`,
+	} {
+		if !strings.Contains(text, line+"\n") {
+			t.Errorf("there is no %s", line)
+		}
+	}
+	if strings.Contains(text, `op="write"`) {
+		t.Error("commands that never came have series")
+	}
+	if code, text := get("/healthz"); code != 200 || text != "ok\n" {
+		t.Errorf("health: %d %s", code, text)
+	}
+	f.sick = errors.New("ill")
+	if code, text := get("/healthz"); code != 503 || text != "ill\n" {
+		t.Errorf("health: %d %s", code, text)
+	}
+	if code, _ := get("/debug/pprof/"); code != 404 {
+		t.Errorf("profiles without being asked for: %d", code)
+	}
+	h = NewMetrics(f, true)
+	if code, _ := get("/debug/pprof/"); code != 200 {
+		t.Errorf("profiles: %d", code)
+	}
+}
+
+func TestClass(t *testing.T) {
+	bounds := []int64{10, 20, 40}
+	c := Class{Bytes: 100, SumNS: 1000, Latency: []uint64{50, 40, 9, 1}}
+	for q, want := range map[float64]time.Duration{0: 10, 0.5: 10, 0.51: 20, 0.9: 20, 0.99: 40, 1: 40} {
+		if got := c.Quantile(q, bounds); got != want {
+			t.Errorf("quantile %v is %d, want %d", q, got, want)
+		}
+	}
+	if c.Commands() != 100 || c.Mean() != 10 {
+		t.Errorf("%d commands, mean %d", c.Commands(), c.Mean())
+	}
+	d := c.Since(&Class{Bytes: 40, SumNS: 900, Latency: []uint64{50, 30, 0, 0}})
+	if d.Bytes != 60 || d.Commands() != 20 || d.Mean() != 5 {
+		t.Errorf("%+v", d)
+	}
+	// The daemon has been started again.
+	if d := c.Since(&Class{Bytes: 1 << 40, SumNS: 1 << 40, Latency: []uint64{1 << 40, 0, 0, 0}}); d.Bytes != 100 || d.Commands() != 100 {
+		t.Errorf("%+v", d)
+	}
+	var none Class
+	if none.Mean() != 0 || none.Quantile(0.5, bounds) != 0 {
+		t.Error("no commands have a latency")
+	}
+	if s := c.Plus(&d); s.Commands() != 120 || s.Bytes != 160 {
+		t.Errorf("%+v", s)
+	}
+}

@@ -1,0 +1,133 @@
+// Package mgmt is the management API of a target that serves, a client for it, and its
+// metrics. It knows no target: who serves satisfies the interface Target.
+//
+// API.md documents the API, which is HTTP with JSON over a unix socket.
+package mgmt
+
+import "time"
+
+// Target is what is managed. Its methods may be called from any goroutine, and return values
+// that are the caller's.
+type Target interface {
+	Status() Status
+	Sessions() []Session
+	// DropSession ends a session and reports whether there was one.
+	DropSession(id uint16) bool
+	// Reload reads the configuration again and applies the difference. On an error, whose text
+	// may have several lines, nothing has changed.
+	Reload() (Reload, error)
+	// Health returns nil, or why the target does not work as it should.
+	Health() error
+}
+
+// Status is the answer to GET /v1/status.
+type Status struct {
+	Version   string    `json:"version"` // of the daemon
+	PID       int       `json:"pid"`
+	Started   time.Time `json:"started"`
+	Time      time.Time `json:"time"` // of this answer
+	Config    string    `json:"config"`
+	Loaded    time.Time `json:"loaded"` // when the configuration came into force
+	Targets   []Node    `json:"targets"`
+	Portals   []Portal  `json:"portals"`
+	Counters  Counters  `json:"counters"`
+	Buffers   Buffers   `json:"buffers"`
+	BoundsNS  []int64   `json:"latency_bounds_ns"` // of all histograms: nanoseconds below which a bucket lies
+	Connected int       `json:"sessions"`          // discovery sessions included
+}
+
+// Node is a target with its LUNs.
+type Node struct {
+	Name     string `json:"name"`
+	Alias    string `json:"alias,omitempty"`
+	Sessions int    `json:"sessions"`
+	LUNs     []LUN  `json:"luns"`
+}
+
+// LUN is a logical unit of a target, and what was done with it there since the target exists.
+type LUN struct {
+	Number    uint16 `json:"lun"`
+	Store     string `json:"store"`
+	StoreType string `json:"store_type"`
+	Serial    string `json:"serial"`
+	Bytes     int64  `json:"bytes"` // capacity
+	BlockSize int    `json:"block_size"`
+	ReadOnly  bool   `json:"readonly"`
+	IO        IO     `json:"io"`
+}
+
+// Portal is an address at which initiators connect.
+type Portal struct {
+	Transport string `json:"transport"`
+	Address   string `json:"address"`
+}
+
+// Counters count since the daemon started.
+type Counters struct {
+	Connections     uint64 `json:"connections"`
+	Refused         uint64 `json:"connections_refused"` // over the limit
+	Logins          uint64 `json:"logins"`
+	LoginFailures   uint64 `json:"login_failures"`
+	ProtocolErrors  uint64 `json:"protocol_errors"` // connections dropped for them
+	Rejects         uint64 `json:"rejects"`
+	IgnoredCommands uint64 `json:"ignored_commands"` // outside the command window
+	DigestErrors    uint64 `json:"digest_errors"`
+}
+
+// Buffers is the I/O memory, in bytes.
+type Buffers struct {
+	Limit  int64 `json:"limit"`
+	InUse  int64 `json:"in_use"`
+	Mapped int64 `json:"mapped"` // address space
+	Leases int   `json:"leases"` // pieces in use
+}
+
+// Session is a session of an initiator, and what it did.
+type Session struct {
+	ID           uint16    `json:"id"` // the TSIH
+	Initiator    string    `json:"initiator"`
+	ISID         string    `json:"isid"`
+	Target       string    `json:"target,omitempty"` // empty: a discovery session
+	Peer         string    `json:"peer"`
+	Local        string    `json:"local"`
+	Transport    string    `json:"transport"`
+	HeaderDigest bool      `json:"header_digest"`
+	DataDigest   bool      `json:"data_digest"`
+	Since        time.Time `json:"since"`
+	Buffers      int       `json:"buffers"` // bytes of I/O memory in use
+	IO           IO        `json:"io"`
+}
+
+// Sessions is the answer to GET /v1/sessions.
+type Sessions struct {
+	Time     time.Time `json:"time"` // of this answer
+	BoundsNS []int64   `json:"latency_bounds_ns"`
+	Sessions []Session `json:"sessions"`
+}
+
+// IO counts commands.
+type IO struct {
+	Read     Class             `json:"read"`
+	Write    Class             `json:"write"`
+	Other    Class             `json:"other"` // flushes, unmaps, inquiries and the like
+	InFlight int64             `json:"in_flight"`
+	Failed   map[string]uint64 `json:"failed,omitempty"` // by kind, those that happened
+}
+
+// Class counts the commands of one class.
+type Class struct {
+	Bytes   uint64   `json:"bytes"`          // of commands that ended well
+	SumNS   uint64   `json:"latency_sum_ns"` // from the arrival of a command to the departure of its answer
+	Latency []uint64 `json:"latency"`        // commands in each bucket; one more than there are bounds
+}
+
+// Reload is the answer to POST /v1/reload.
+type Reload struct {
+	Done    []string `json:"done"`    // what changed, in words
+	Pending []string `json:"pending"` // what takes effect at the next start only
+}
+
+// Problem is the answer to a request that failed.
+type Problem struct {
+	Error string `json:"error"` // may have several lines
+}
