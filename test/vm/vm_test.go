@@ -72,17 +72,23 @@ type iscsi struct {
 // prepare configures open-iscsi afresh for a target.
 func prepare(t *testing.T, tg *targettest.Target) *iscsi {
 	t.Helper()
-	_, port, err := net.SplitHostPort(tg.Portal())
-	if err != nil {
-		t.Fatal(err)
-	}
 	startInitiator.Do(t)
-	i := &iscsi{t: t, portal: net.JoinHostPort("10.0.2.2", port), iface: "default"}
+	i := &iscsi{t: t, portal: guestAddr(t, tg.Portal()), iface: "default"}
 	t.Cleanup(func() {
 		guest.start(t, "iscsiadm", "-m", "node", "--logout").wait(t, guest)
 		guest.start(t, "iscsiadm", "-m", "node", "-o", "delete").wait(t, guest)
 	})
 	return i
+}
+
+// guestAddr is an address of the host's loopback interface as the guest sees it.
+func guestAddr(t *testing.T, addr string) string {
+	t.Helper()
+	_, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return net.JoinHostPort("10.0.2.2", port)
 }
 
 // once is sync.Once for something that may fail the test.

@@ -1,0 +1,80 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// direct: @direct DEVICE BYTES COUNT DEPTH writes COUNT pieces of BYTES each past the page
+// cache, DEPTH of them at a time, and reads them back.
+func direct(_ func(string), a []string) error {
+	f, err := os.OpenFile(a[0], os.O_RDWR|unix.O_DIRECT, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	size, count, depth := number(a[1]), number(a[2]), number(a[3])
+	for _, transfer := range []func(*os.File, []byte, int) error{writePiece, readPiece} {
+		pieces := make(chan int, count)
+		for n := range count {
+			pieces <- n
+		}
+		close(pieces)
+		errs := make(chan error, depth)
+		var wg sync.WaitGroup
+		for range depth {
+			wg.Go(func() { errs <- transferAll(f, size, pieces, transfer) })
+		}
+		wg.Wait()
+		close(errs)
+		for e := range errs {
+			err = errors.Join(err, e)
+		}
+	}
+	return err
+}
+
+// transferAll takes pieces until there are none.
+func transferAll(f *os.File, size int, pieces <-chan int, transfer func(*os.File, []byte, int) error) error {
+	b, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON) // aligned, as O_DIRECT wants it
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Munmap(b) }()
+	for n := range pieces {
+		if err := transfer(f, b, n); err != nil {
+			return fmt.Errorf("piece %d of %d bytes: %w", n, size, err)
+		}
+	}
+	return nil
+}
+
+func writePiece(f *os.File, b []byte, n int) error {
+	fillPiece(b, n)
+	_, err := f.WriteAt(b, int64(n)*int64(len(b)))
+	return err
+}
+
+func readPiece(f *os.File, b []byte, n int) error {
+	if _, err := f.ReadAt(b, int64(n)*int64(len(b))); err != nil {
+		return err
+	}
+	want := make([]byte, len(b))
+	fillPiece(want, n)
+	if !bytes.Equal(b, want) {
+		return errors.New("not what was written")
+	}
+	return nil
+}
+
+// fillPiece makes bytes that no other piece of any length has.
+func fillPiece(b []byte, n int) {
+	src := rand.NewChaCha8([32]byte{byte(n), byte(n >> 8), byte(len(b)), byte(len(b) >> 8), byte(len(b) >> 16)})
+	_, _ = src.Read(b) // never fails
+}
