@@ -15,8 +15,9 @@ import (
 const MinSize = 4 << 20
 
 // Run runs the suite on the stores that open returns: new ones that read as zeroes, of
-// MinSize or more. The suite closes them.
-func Run(t *testing.T, open func(t *testing.T) backend.Store) {
+// MinSize or more. The suite closes them. It leaves out the tests named in except, of which a
+// store of foreign parts may be excused: NoAllocation.
+func Run(t *testing.T, open func(t *testing.T) backend.Store, except ...string) {
 	for _, test := range []struct {
 		name string
 		run  func(*testing.T, func(*testing.T) backend.Store)
@@ -37,6 +38,9 @@ func Run(t *testing.T, open func(t *testing.T) backend.Store) {
 		{"Lend", testLend},
 		{"NoAllocation", testNoAllocation},
 	} {
+		if slices.Contains(except, test.name) {
+			continue
+		}
 		t.Run(test.name, func(t *testing.T) { test.run(t, open) })
 	}
 }

@@ -1,0 +1,225 @@
+// Package gotgt is a block store on a backing-store plugin of github.com/gostor/gotgt: any
+// that registers itself with that project's package scsi, as its file and null plugins do.
+//
+//	Submit ──► sequencer ──► queue ──► at most maxCalls goroutines ──► plugin
+//
+// A plugin is somebody else's code. When it panics, the operation has failed; when it hangs,
+// the operation hangs, and with maxCalls of them this store does. Others do not notice.
+//
+// Plugins can read, write and sync. Discard and WriteZeroes write zeroes: what a plugin does
+// when it is asked to unmap is its own affair, the file plugin does nothing.
+package gotgt
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"runtime/debug"
+	"sync"
+
+	"github.com/gostor/gotgt/pkg/api"
+	"github.com/gostor/gotgt/pkg/scsi"
+	_ "github.com/gostor/gotgt/pkg/scsi/backingstore" // registers the plugins file and null
+	"github.com/sirupsen/logrus"
+
+	"oneshot/backend"
+)
+
+const (
+	blockSize = 512
+	// maxCalls bounds the calls of one plugin that are under way.
+	maxCalls = 16
+	// maxZeroes is how many zeroes are written with one call.
+	maxZeroes = 1 << 20
+)
+
+// Config says which plugin to use, and for what.
+type Config struct {
+	Plugin string // the name under which it is registered
+	Path   string // handed to the plugin: of a file, of a volume, whatever it opens
+	// Size of the store in bytes, a multiple of 512, at most what the plugin says; 0 takes all
+	// of that. A plugin that says 0, as null does, has any size.
+	Size int64
+	Log  *slog.Logger // told of panics and errors; nil means slog.Default()
+}
+
+// Store is a store on a plugin.
+type Store struct {
+	plugin api.BackingStore
+	unit   *api.SCSILu // what plugins want to be given; they may write to it
+	path   string
+	size   int64
+	log    *slog.Logger
+	seq    *backend.Sequencer
+
+	mu      sync.Mutex // not held over calls of the plugin
+	queue   backend.Queue
+	running int
+	failing bool // the last operation failed; of a series only the first is logged
+	wg      sync.WaitGroup
+}
+
+var _ backend.Store = (*Store)(nil)
+
+// tame keeps gotgt's plugins from writing to standard error: they log each failed operation
+// through the logger that logrus shares with everybody, and which nobody else here uses.
+// What they say comes back as errors too.
+var tame = sync.OnceFunc(func() { logrus.SetOutput(io.Discard) })
+
+// Open opens the store.
+func Open(cfg Config) (*Store, error) {
+	tame()
+	s, err := open(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("gotgt store %s: plugin %q: %w", cfg.Path, cfg.Plugin, err)
+	}
+	return s, nil
+}
+
+func open(cfg Config) (*Store, error) {
+	if cfg.Size < 0 || cfg.Size%blockSize != 0 {
+		return nil, fmt.Errorf("the size is %d bytes, and has to be a multiple of %d", cfg.Size, blockSize)
+	}
+	log := cfg.Log
+	if log == nil {
+		log = slog.Default()
+	}
+	s := &Store{
+		unit: &api.SCSILu{Path: cfg.Path, BlockShift: 9}, path: cfg.Path,
+		log: log.With(slog.String("plugin", cfg.Plugin), slog.String("path", cfg.Path)),
+	}
+	s.seq = backend.NewSequencer(s.put)
+	err := s.guard(func() (err error) {
+		if s.plugin, err = scsi.NewBackingStore(cfg.Plugin); err != nil {
+			return err
+		}
+		if s.plugin == nil {
+			return errors.New("no plugin is named; those that come with gotgt are file and null")
+		}
+		if err = s.plugin.Open(s.unit, cfg.Path); err != nil {
+			return err
+		}
+		s.size, err = sizeOf(cfg.Size, int64(s.plugin.Size(s.unit)))
+		if err == nil {
+			s.unit.Size = uint64(s.size)
+			err = s.plugin.Init(s.unit, "")
+		}
+		if err != nil {
+			err = errors.Join(err, s.plugin.Close(s.unit))
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// sizeOf reconciles the size that was asked for with that of the plugin; bytes.
+func sizeOf(want, has int64) (int64, error) {
+	whole := has / blockSize * blockSize
+	switch {
+	case want == 0 && whole <= 0:
+		return 0, errors.New("the plugin does not say how large it is; give a size")
+	case want == 0:
+		return whole, nil
+	case has > 0 && want > whole:
+		return 0, fmt.Errorf("it has %d bytes and the size is set to %d: leave it out to serve all", has, want)
+	}
+	return want, nil
+}
+
+// Info describes the store. Plugins do not tell whether a write is durable before they are
+// told to sync.
+func (s *Store) Info() backend.Info {
+	return backend.Info{Size: s.size, BlockSize: blockSize, VolatileCache: true}
+}
+
+// Submit starts op; see backend.Store. The plugin allocates memory for what it reads.
+func (s *Store) Submit(op *backend.Op) bool {
+	if op.Err = op.Check(s.size); op.Err != nil {
+		return true
+	}
+	if s.seq.Enter(op) {
+		s.put(op)
+	}
+	return false
+}
+
+// put hands op to a goroutine.
+func (s *Store) put(op *backend.Op) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.queue.Push(op)
+	if s.running < maxCalls {
+		s.running++
+		s.wg.Go(s.work)
+	}
+}
+
+// work does operations until there are none.
+func (s *Store) work() {
+	for op := s.next(); op != nil; op = s.next() {
+		err := s.guard(func() error { return s.do(op) })
+		s.note(op, err)
+		token := op.Private
+		op.Done.OpDone(op) // op is the caller's again
+		s.seq.Leave(token)
+	}
+}
+
+func (s *Store) next() *backend.Op {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	op := s.queue.Pop()
+	if op == nil {
+		s.running--
+	}
+	return op
+}
+
+// note makes err the answer to op, and logs the first of a series.
+func (s *Store) note(op *backend.Op, err error) {
+	s.mu.Lock()
+	first := err != nil && !s.failing
+	s.failing = err != nil
+	s.mu.Unlock()
+	if op.Err = nil; err != nil {
+		op.Err = &backend.MediumError{Kind: op.Kind, Off: op.Off, Err: err}
+	}
+	if first {
+		s.log.Error("gotgt store: operation failed; further failures in a row are not logged",
+			"operation", op.Kind.String(), "offset", op.Off, "length", op.Len, "error", err)
+	}
+}
+
+// panicError is a panic of a plugin.
+type panicError struct{ value any }
+
+func (e *panicError) Error() string {
+	return fmt.Sprintf("the plugin panicked (report it to its author; restart the target to be sure of it): %v", e.value)
+}
+
+// guard calls f, and makes an error of its panic.
+func (s *Store) guard(f func() error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = &panicError{v}
+			s.log.Error("gotgt store: the plugin panicked", "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+		}
+	}()
+	return f()
+}
+
+// Close makes durable what was written and closes the plugin.
+func (s *Store) Close() error {
+	s.wg.Wait()
+	err := s.guard(func() error {
+		return errors.Join(s.plugin.DataSync(0, s.size), s.plugin.Exit(s.unit), s.plugin.Close(s.unit))
+	})
+	if err != nil {
+		return fmt.Errorf("close gotgt store %s: %w", s.path, err)
+	}
+	return nil
+}
