@@ -154,3 +154,18 @@ type Limits struct {
 
 // SetLimits changes the limits. What goes beyond a lower limit already is left alone.
 func (n *Node) SetLimits(l Limits) { n.limits.Store(&l) }
+
+// SessionCounts is the number of sessions of each target, those of discovery under "".
+func (n *Node) SessionCounts() map[string]int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	counts := make(map[string]int)
+	for _, s := range n.sessions {
+		if s.Target == nil {
+			counts[""]++
+			continue
+		}
+		counts[s.Target.Name]++
+	}
+	return counts
+}

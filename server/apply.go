@@ -5,30 +5,30 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
 	"time"
 
 	"oneshot/config"
 	"oneshot/iscsi"
+	"oneshot/mgmt"
 	"oneshot/scsi"
 )
-
-// Changes is what Apply did, in words for the log and the administrator.
-type Changes struct {
-	Done    []string
-	Pending []string // what takes effect at the next start only
-}
 
 // Apply makes the server serve next. Sessions go on, but for those whose target is gone or
 // does not admit them any more; initiators hear of LUNs that come, go and grow by unit
 // attentions. Everything that can fail is done first: on an error nothing has changed. The
 // error is one line that says what to change.
-func (s *Server) Apply(next *config.Config) (*Changes, error) {
-	s.applying.Lock()
-	defer s.applying.Unlock()
+func (s *Server) Apply(next *config.Config) (mgmt.Reload, error) {
+	select {
+	case s.applying <- struct{}{}:
+		defer func() { <-s.applying }()
+	case <-s.ended:
+		return mgmt.Reload{}, errClosing
+	}
 	c := &change{Server: s, plan: newPlan(s.cfg, next), next: next, units: newUnits(s.log)}
 	if err := c.prepare(); err != nil {
-		return nil, errors.Join(append([]error{err}, c.abandon()...)...)
+		return mgmt.Reload{}, errors.Join(append([]error{err}, c.abandon()...)...)
 	}
 	return c.commit()
 }
@@ -45,15 +45,19 @@ type change struct {
 	targets map[string]*scsi.Target // as they will be
 	resized []*openStore
 	opened  []openPortal
-	reopen  []config.Portal // closed to make room for others
+	reopen  []openPortal // closed to make room for others
 	done    []string
 	pending []string
+
+	services      services     // as they will be
+	handler       http.Handler // of the metrics that stay; nil: the same
+	metricsClosed bool         // to make room
 }
 
 // prepare does all that can fail. It holds no lock: stores may take their time.
 func (c *change) prepare() error {
 	c.pending = slices.Clone(c.plan.pending)
-	for _, step := range []func() error{c.prepareStores, c.prepareTargets, c.preparePortals, c.prepareSizes} {
+	for _, step := range []func() error{c.prepareStores, c.prepareTargets, c.preparePortals, c.prepareServices, c.prepareSizes} {
 		if err := step(); err != nil {
 			return err
 		}
@@ -131,10 +135,11 @@ func (c *change) unit(t *config.Target, l *config.LUN) *scsi.LogicalUnit {
 // has to go first.
 func (c *change) preparePortals() error {
 	for _, p := range c.plan.openPortals {
-		for i, old := range c.portals {
-			if old.config.Overlaps(*p) && slices.ContainsFunc(c.plan.closePortals, func(q *config.Portal) bool { return equal(*q, old.config) }) {
-				_ = c.portals[i].Close()
-				c.reopen = append(c.reopen, old.config)
+		for _, old := range c.portals {
+			bound := old.bound()
+			if bound.Overlaps(*p) && slices.ContainsFunc(c.plan.closePortals, func(q *config.Portal) bool { return equal(*q, old.config) }) {
+				_ = old.Close()
+				c.reopen = append(c.reopen, old)
 			}
 		}
 		l, err := c.listen(p)
@@ -177,17 +182,19 @@ func (c *change) abandon() (errs []error) {
 	errs = fresh.close()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	errs = append(errs, c.abandonServices())
 	for _, p := range c.reopen {
 		if c.closing {
 			break
 		}
-		l, err := c.listen(&p)
+		bound := p.bound()
+		l, err := c.listen(&bound)
 		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		i := slices.IndexFunc(c.portals, func(o openPortal) bool { return equal(o.config, p) })
-		c.portals[i] = l
+		l.config = p.config
+		c.portals[slices.IndexFunc(c.portals, func(o openPortal) bool { return o.portal == p.portal })] = l
 		if c.serving {
 			c.start(l)
 		}
@@ -199,11 +206,11 @@ func (c *change) abandon() (errs []error) {
 var errClosing = errors.New("the target is stopping")
 
 // commit does what cannot fail.
-func (c *change) commit() (*Changes, error) {
+func (c *change) commit() (mgmt.Reload, error) {
 	c.mu.Lock()
 	if c.closing {
 		c.mu.Unlock()
-		return nil, errors.Join(append([]error{errClosing}, c.abandon()...)...)
+		return mgmt.Reload{}, errors.Join(append([]error{errClosing}, c.abandon()...)...)
 	}
 	defer c.mu.Unlock()
 	if c.plan.limits {
@@ -211,11 +218,12 @@ func (c *change) commit() (*Changes, error) {
 	}
 	c.commitTargets()
 	c.commitPortals()
+	c.commitServices()
 	gone := c.Server.units.without(&c.units)
 	c.Server.units, c.Server.targets = c.units, c.targets
 	c.cfg, c.loaded = c.next, time.Now()
 	c.retire(gone)
-	return &Changes{c.done, c.pending}, nil
+	return mgmt.Reload{Done: c.done, Pending: c.pending}, nil
 }
 
 func (c *change) commitTargets() {

@@ -25,9 +25,7 @@ type plan struct {
 
 	openPortals, closePortals []*config.Portal // of the new configuration, and of the old one
 
-	limits     bool
-	metrics    bool
-	management bool
+	limits bool
 
 	// pending is what takes effect at the next start only, in words.
 	pending []string

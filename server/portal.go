@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"time"
 
 	"oneshot/config"
@@ -22,6 +23,15 @@ type portal interface {
 type openPortal struct {
 	config config.Portal
 	portal
+}
+
+// bound is what p was opened for, with the port that it has.
+func (p openPortal) bound() config.Portal {
+	c := p.config
+	if a, err := netip.ParseAddrPort(p.Addr().String()); err == nil {
+		c.Listen = netip.AddrPortFrom(c.Listen.Addr(), a.Port())
+	}
+	return c
 }
 
 // listen opens a portal.

@@ -15,6 +15,7 @@ import (
 	"oneshot/iscsi"
 	"oneshot/iscsi/login"
 	"oneshot/mem"
+	"oneshot/mgmt"
 	"oneshot/scsi"
 )
 
@@ -26,17 +27,18 @@ type Server struct {
 	limits  config.Limits // those that hold until the process ends are in here
 	started time.Time
 
-	applying sync.Mutex // one change at a time; taken before mu
+	applying chan struct{} // holds one element while a change is under way; taken before mu
 
-	mu      sync.Mutex
-	cfg     *config.Config          // what is served; guarded by mu, as all of these
-	loaded  time.Time               // when cfg came into force
-	units   units                   //
-	targets map[string]*scsi.Target // by name
-	portals []openPortal            // in the order of the configuration
-	rdma    *rdmaPortals            // nil: there is none
-	serving bool                    // portals take connections
-	closing bool                    // no goroutine is started any more, nothing is changed
+	mu       sync.Mutex
+	cfg      *config.Config          // what is served; guarded by mu, as all of these
+	loaded   time.Time               // when cfg came into force
+	units    units                   //
+	targets  map[string]*scsi.Target // by name
+	portals  []openPortal            // in the order of the configuration
+	rdma     *rdmaPortals            // nil: there is none
+	services                         // of the administrator
+	serving  bool                    // portals take connections
+	closing  bool                    // no goroutine is started any more, nothing is changed
 
 	wg    sync.WaitGroup
 	ctx   context.Context // ends when all connections have ended, or will never
@@ -45,6 +47,8 @@ type Server struct {
 	fatal chan error    // the first failure of a listener
 	once  sync.Once
 	shut  error // result of Shutdown
+
+	reload func() (mgmt.Reload, error) // constant since Serve
 }
 
 // New opens the stores and listens on the portals of cfg. On failure it has let go of
@@ -53,7 +57,7 @@ func New(cfg *config.Config, log *slog.Logger) (*Server, error) {
 	s := &Server{
 		log: log, pool: mem.NewPool(cfg.Limits.Memory), limits: cfg.Limits, started: time.Now(),
 		cfg: &config.Config{}, targets: make(map[string]*scsi.Target), units: newUnits(log),
-		ended: make(chan struct{}), fatal: make(chan error, 1),
+		applying: make(chan struct{}, 1), ended: make(chan struct{}), fatal: make(chan error, 1),
 	}
 	s.node = iscsi.NewNode(nodeConfig(cfg, s.pool, log))
 	s.ctx, s.stop = context.WithCancel(context.Background())
@@ -133,6 +137,8 @@ func (s *Server) Serve() error {
 	for _, p := range s.portals {
 		s.start(p)
 	}
+	s.startService(s.metrics)
+	s.startService(s.management)
 	s.mu.Unlock()
 	select {
 	case <-s.ended:
@@ -149,10 +155,16 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		s.mu.Lock()
 		s.closing = true
 		s.mu.Unlock()
+		select {
+		case s.applying <- struct{}{}: // and nobody gets it any more
+		case <-ctx.Done(): // a change hangs in a store
+		}
 		for _, p := range s.portals {
 			_ = p.Close()
 		}
 		err := s.node.Shutdown(ctx)
+		s.metrics.close()
+		s.management.close()
 		s.stop()
 		if err == nil {
 			s.wg.Wait()

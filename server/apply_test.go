@@ -1,0 +1,467 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"oneshot/config"
+	"oneshot/initiator"
+	"oneshot/mgmt"
+)
+
+// running is a server that serves until the test ends.
+type running struct {
+	*Server
+	t   *testing.T
+	dir string
+}
+
+func serve(t *testing.T, text string) *running {
+	t.Helper()
+	r := &running{t: t, dir: t.TempDir()}
+	s, err := New(r.parse(text), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Server = s
+	served := make(chan error, 1)
+	go func() { served <- s.Serve() }()
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_ = s.Shutdown(ctx) // sessions that tests leave open are cut
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+func (r *running) parse(text string) *config.Config {
+	r.t.Helper()
+	c, err := config.Parse(filepath.Join(r.dir, "test.yaml"), []byte(text))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return c
+}
+
+func (r *running) apply(text string) mgmt.Reload {
+	r.t.Helper()
+	done, err := r.Apply(r.parse(text))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return done
+}
+
+const iqn = "iqn.2026-11.example.oneshot:"
+
+func (r *running) dial(target string) (*initiator.Session, error) {
+	ctx, cancel := context.WithTimeout(r.t.Context(), 10*time.Second)
+	defer cancel()
+	return initiator.Dial(ctx, initiator.URL{Address: r.Addrs()[0].String(), Target: iqn + target, LUN: -1}, initiator.Options{})
+}
+
+func (r *running) login(target string) *initiator.Session {
+	r.t.Helper()
+	s, err := r.dial(target)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+func unit(t *testing.T, s *initiator.Session, lun int) *initiator.LU {
+	t.Helper()
+	lu, err := s.LU(t.Context(), lun)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return lu
+}
+
+// sense is what TEST UNIT READY says: 0xKAAQQ, or 0.
+func sense(t *testing.T, s *initiator.Session, lun int) int {
+	t.Helper()
+	c := &initiator.Command{LUN: lun, CDB: make([]byte, 6)}
+	if err := s.Do(t.Context(), c); err == nil {
+		return 0
+	} else if failed, ok := errors.AsType[*initiator.StatusError](err); ok {
+		return int(failed.Key)<<16 | int(failed.ASC)<<8 | int(failed.ASCQ)
+	} else {
+		t.Fatal(err)
+		return 0
+	}
+}
+
+// attentions takes the unit attentions that are pending.
+func attentions(t *testing.T, s *initiator.Session, lun int) string {
+	var all []string
+	for code := sense(t, s, lun); code != 0; code = sense(t, s, lun) {
+		all = append(all, fmt.Sprintf("%05x", code))
+	}
+	return strings.Join(all, " ")
+}
+
+const before = `
+stores:
+  d: {type: file, path: d.img, size: 16MiB}
+  e: {type: memory, size: 16MiB}
+targets:
+  - {iqn: "iqn.2026-11.example.oneshot:a", luns: {0: d, 1: e}}
+  - {iqn: "iqn.2026-11.example.oneshot:b", luns: {0: e}}
+portals: [{listen: "127.0.0.1:0"}]
+`
+
+// LUNs come, go and grow while sessions use others: those go on, and are told.
+func TestApplyLUNs(t *testing.T) {
+	r := serve(t, before)
+	s := r.login("a")
+	d, e := unit(t, s, 0), unit(t, s, 1)
+	want := bytes.Repeat([]byte("kept"), 1024)
+	if _, err := d.WriteAt(want, 0); err != nil {
+		t.Fatal(err)
+	}
+	stop, load := make(chan struct{}), new(sync.WaitGroup)
+	load.Go(func() { // a session that is not to be disturbed
+		other := unit(t, r.login("b"), 0)
+		block := make([]byte, 4096)
+		for n := int64(0); ; n++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			if _, err := other.WriteAt(block, n%1024*4096); err != nil {
+				t.Errorf("another session: %v", err)
+				return
+			}
+		}
+	})
+	done := r.apply(`
+stores:
+  d: {type: file, path: d.img, size: 32MiB}
+  f: {type: memory, size: 1MiB}
+  e: {type: memory, size: 16MiB}
+targets:
+  - {iqn: "iqn.2026-11.example.oneshot:a", luns: {0: d, 2: f}}
+  - {iqn: "iqn.2026-11.example.oneshot:b", luns: {0: e}}
+portals: [{listen: "127.0.0.1:0"}]
+`)
+	if got := strings.Join(done.Done, "; "); got != `store "d" has 32MiB; LUN 1 of iqn.2026-11.example.oneshot:a removed; LUN 2 of iqn.2026-11.example.oneshot:a added` {
+		t.Errorf("done: %s", got)
+	}
+	if got := attentions(t, s, 0); got != "62a09 63f0e" {
+		t.Errorf("unit attentions of the unit that grew: %s", got)
+	}
+	if _, err := e.ReadAt(make([]byte, 512), 0); !strings.Contains(fmt.Sprint(err), "25") {
+		t.Errorf("the LUN that was removed: %v", err)
+	}
+	if got := attentions(t, s, 2); got != "62900 63f0e" {
+		t.Errorf("unit attentions of the new unit: %s", got)
+	}
+	if size := unit(t, s, 0).Size(); size != 32<<20 {
+		t.Errorf("%d bytes", size)
+	}
+	got := make([]byte, len(want))
+	if _, err := d.ReadAt(got, 0); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("what was written before: %v", err)
+	}
+	if luns, err := s.ReportLUNs(t.Context()); err != nil || fmt.Sprint(luns) != "[0 2]" {
+		t.Errorf("LUNs %v, %v", luns, err)
+	}
+	close(stop)
+	load.Wait()
+}
+
+// Targets come and go, and rules of access change; sessions that they do not concern go on.
+func TestApplyTargets(t *testing.T) {
+	r := serve(t, before)
+	a, b := r.login("a"), r.login("b")
+	r.apply(`
+stores: {d: {type: file, path: d.img, size: 16MiB}, e: {type: memory, size: 16MiB}}
+targets:
+  - {iqn: "iqn.2026-11.example.oneshot:a", luns: {0: d, 1: e}, auth: {chap: {user: u, secret: twelve-characters}}}
+  - {iqn: "iqn.2026-11.example.oneshot:c", luns: {0: e}}
+portals: [{listen: "127.0.0.1:0"}]
+`)
+	if _, err := r.dial("a"); err == nil {
+		t.Error("a login without CHAP succeeds after CHAP is asked for")
+	}
+	if got := attentions(t, a, 0); got != "62900" {
+		t.Errorf("the session from before: %s", got)
+	}
+	if got := attentions(t, r.login("c"), 0); got != "62900" {
+		t.Errorf("the new target: %s", got)
+	}
+	awaitEnd(t, b)
+	if _, err := r.dial("b"); err == nil {
+		t.Error("a login at a target that was removed succeeds")
+	}
+	// Who is not on the list any more has to go.
+	c := r.login("c")
+	r.apply(`
+stores: {d: {type: file, path: d.img, size: 16MiB}, e: {type: memory, size: 16MiB}}
+targets:
+  - {iqn: "iqn.2026-11.example.oneshot:a", luns: {0: d, 1: e}, auth: {chap: {user: u, secret: twelve-characters}}}
+  - {iqn: "iqn.2026-11.example.oneshot:c", luns: {0: e}, initiators: ["iqn.2026-11.example.none:*"]}
+portals: [{listen: "127.0.0.1:0"}]
+`)
+	awaitEnd(t, c)
+	attentions(t, a, 1)
+}
+
+// awaitEnd waits until the target has ended a session.
+func awaitEnd(t *testing.T, s *initiator.Session) {
+	t.Helper()
+	for {
+		c := &initiator.Command{LUN: 0, CDB: make([]byte, 6)}
+		if err := s.Do(t.Context(), c); err == nil {
+			continue
+		} else if _, answered := errors.AsType[*initiator.StatusError](err); !answered {
+			return
+		}
+	}
+}
+
+// A store that no LUN shows any more is closed when its last command has ended, though the
+// session goes on: another daemon may have the file.
+func TestApplyClosesStores(t *testing.T) {
+	r := serve(t, before)
+	s := r.login("a")
+	block := make([]byte, 64<<10)
+	if _, err := unit(t, s, 0).WriteAt(block, 0); err != nil {
+		t.Fatal(err)
+	}
+	without := strings.Replace(strings.Replace(before, "0: d, ", "", 1), "  d: {type: file, path: d.img, size: 16MiB}\n", "", 1)
+	r.apply(without)
+	for {
+		other, err := New(r.parse(before), slog.New(slog.DiscardHandler))
+		if err == nil {
+			if err := other.Shutdown(t.Context()); err != nil {
+				t.Error(err)
+			}
+			break
+		}
+		if !strings.Contains(err.Error(), "in use") || t.Context().Err() != nil {
+			t.Fatal(err)
+		}
+	}
+	attentions(t, s, 1)
+	r.apply(before) // and it comes back
+	if got := attentions(t, s, 0); got != "62900 63f0e" {
+		t.Errorf("unit attentions: %s", got)
+	}
+	if _, err := unit(t, s, 0).ReadAt(block, 0); err != nil {
+		t.Error(err)
+	}
+}
+
+// Portals open and close; sessions stay.
+func TestApplyPortals(t *testing.T) {
+	r := serve(t, before)
+	s := r.login("a")
+	old := r.Addrs()[0].(*net.TCPAddr)
+	pinned := strings.Replace(before, "127.0.0.1:0", old.String(), 1)
+	// The port is taken by the portal that is to go: the new one takes over.
+	done := r.apply(pinned)
+	if got := fmt.Sprint(r.Addrs()); got != "["+old.String()+"]" {
+		t.Errorf("portals %s, done %v", got, done.Done)
+	}
+	wide := strings.Replace(before, "127.0.0.1:0", fmt.Sprintf("0.0.0.0:%d", old.Port), 1)
+	r.apply(wide)
+	if got := attentions(t, s, 0); got != "62900" {
+		t.Errorf("the session: %s", got)
+	}
+	if c, err := net.Dial("tcp4", old.String()); err != nil {
+		t.Error(err)
+	} else {
+		_ = c.Close()
+	}
+	two := strings.Replace(before, `{listen: "127.0.0.1:0"}`, `{listen: "127.0.0.1:0"}, {transport: iwarp, listen: "127.0.0.1:0"}`, 1)
+	r.apply(two)
+	if got := r.Addrs(); len(got) != 2 {
+		t.Errorf("portals %v", got)
+	}
+	if c, err := net.Dial("tcp4", old.String()); err == nil {
+		t.Error("the portal that was closed takes connections")
+		_ = c.Close()
+	}
+	if got := sense(t, s, 0); got != 0 {
+		t.Errorf("the session: %05x", got)
+	}
+}
+
+// What cannot be done leaves everything as it was, and says why in one line.
+func TestApplyFails(t *testing.T) {
+	r := serve(t, before)
+	s := r.login("a")
+	taken, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = taken.Close() }()
+	if err := os.Mkdir(filepath.Join(r.dir, "directory"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	pinned := strings.Replace(before, "127.0.0.1:0", r.Addrs()[0].String(), 1)
+	r.apply(pinned)
+	change := func(pairs ...string) string { return strings.NewReplacer(pairs...).Replace(pinned) }
+	listen := fmt.Sprintf(`listen: "0.0.0.0:%d"}, {listen: "%s"`, r.Addrs()[0].(*net.TCPAddr).Port, taken.Addr())
+	for name, c := range map[string]struct{ text, want string }{
+		"a store":    {change("0: e", "0: g", "targets:", "  g: {type: file, path: directory, size: 1MiB}\ntargets:"), "directory"},
+		"a portal":   {change(`listen: "`+r.Addrs()[0].String()+`"`, listen, "0: e", "0: d"), "choose another"},
+		"shrinking":  {change("d.img, size: 16MiB", "d.img, size: 8MiB", "0: e", "0: d"), "16777216"},
+		"metrics":    {pinned + fmt.Sprintf("metrics: {listen: \"%s\"}\n", taken.Addr()), "metrics"},
+		"management": {pinned + "management: {socket: none/sock}\n", "create it"},
+	} {
+		next := r.parse(c.text)
+		_, err := r.Apply(next)
+		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v, which does not say %q in one line", name, err, c.want)
+		}
+		if got := attentions(t, s, 0); got != "" && got != "62900" {
+			t.Errorf("%s: the session has unit attentions %s", name, got)
+		}
+		r.login("b") // the portal is there
+	}
+	if done := r.apply(pinned); len(done.Done)+len(done.Pending) != 0 {
+		t.Errorf("something has changed: %+v", done)
+	}
+}
+
+// A memory store cannot grow under its LUNs, which is said.
+func TestApplyPending(t *testing.T) {
+	r := serve(t, before)
+	done := r.apply(strings.Replace(before, "memory, size: 16MiB", "memory, size: 32MiB", 1))
+	if len(done.Done) != 0 || len(done.Pending) != 1 || !strings.Contains(done.Pending[0], "a memory store keeps its size") {
+		t.Errorf("%+v", done)
+	}
+}
+
+// Changes and the end may meet.
+func TestApplyMeetsShutdown(t *testing.T) {
+	for range 20 {
+		r := &running{t: t, dir: t.TempDir()}
+		s, err := New(r.parse(before), slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Server = s
+		var wg sync.WaitGroup
+		wg.Go(func() { _ = s.Serve() })
+		wg.Go(func() {
+			_, err := s.Apply(r.parse(strings.Replace(before, "0: d, ", "", 1)))
+			if err != nil && !errors.Is(err, errClosing) {
+				t.Error(err)
+			}
+		})
+		if err := s.Shutdown(t.Context()); err != nil {
+			t.Error(err)
+		}
+		wg.Wait()
+		if _, err := s.Apply(r.parse(before)); !errors.Is(err, errClosing) {
+			t.Errorf("after the end: %v", err)
+		}
+	}
+}
+
+// The administrator sees what happens, and ends sessions.
+func TestManage(t *testing.T) {
+	r := serve(t, before+`
+metrics: {listen: "127.0.0.1:0"}
+management: {socket: s}
+`)
+	r.OnReload(func() (mgmt.Reload, error) { return mgmt.Reload{}, errors.New("no") })
+	s := r.login("a")
+	d := unit(t, s, 0)
+	if _, err := d.WriteAt(make([]byte, 8192), 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.ReadAt(make([]byte, 4096), 0); err != nil {
+		t.Fatal(err)
+	}
+	c := mgmt.NewClient(filepath.Join(r.dir, "s"))
+	defer c.Close()
+	status, err := c.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	lun := status.Targets[0].LUNs[0]
+	if lun.Store != "d" || lun.Bytes != 16<<20 || lun.IO.Write.Bytes != 8192 || lun.IO.Read.Bytes != 4096 || lun.IO.Read.Commands() != 1 {
+		t.Errorf("%+v", lun)
+	}
+	if status.Connected != 1 || status.Targets[0].Sessions != 1 || status.Targets[1].Sessions != 0 || status.Counters.Logins != 1 {
+		t.Errorf("%+v", status)
+	}
+	list, err := c.Sessions(t.Context())
+	if err != nil || len(list.Sessions) != 1 || list.Sessions[0].IO.Write.Bytes != 8192 || list.Sessions[0].Target != iqn+"a" {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	resp, err := http.Get("http://" + r.metrics.l.Addr().String() + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := io.ReadAll(resp.Body)
+	_ = resp.Body.Close()
+	http.DefaultClient.CloseIdleConnections()
+	if want := `oneshot_lun_bytes_total{lun="0",op="write",target="` + iqn + `a"} 8192`; err != nil || !strings.Contains(string(text), want) {
+		t.Errorf("the metrics do not have %s: %v", want, err)
+	}
+	if _, err := c.Reload(t.Context()); err == nil || err.Error() != "no" {
+		t.Error(err)
+	}
+	if err := c.DropSession(t.Context(), list.Sessions[0].ID); err != nil {
+		t.Error(err)
+	}
+	awaitEnd(t, s)
+	if err := r.Health(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Services come and go like portals.
+func TestApplyServices(t *testing.T) {
+	r := serve(t, before)
+	r.apply(before + "metrics: {listen: \"127.0.0.1:0\"}\nmanagement: {socket: s}\n")
+	first := r.metrics
+	get := func(path string) int {
+		resp, err := http.Get("http://" + r.metrics.l.Addr().String() + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		http.DefaultClient.CloseIdleConnections()
+		return resp.StatusCode
+	}
+	if code := get("/debug/pprof/"); code != 404 {
+		t.Errorf("profiles: %d", code)
+	}
+	r.apply(before + "metrics: {listen: \"127.0.0.1:0\", pprof: true}\nmanagement: {socket: t}\n")
+	if code := get("/debug/pprof/"); code != 200 || r.metrics != first {
+		t.Errorf("profiles: %d", code)
+	}
+	c := mgmt.NewClient(filepath.Join(r.dir, "t"))
+	defer c.Close()
+	if _, err := c.Status(t.Context()); err != nil {
+		t.Error(err)
+	}
+	r.apply(before)
+	if r.metrics != nil || r.management != nil {
+		t.Error("services are left")
+	}
+}

@@ -1,0 +1,155 @@
+package server
+
+import (
+	"encoding/hex"
+	"errors"
+	"os"
+	"runtime/debug"
+	"time"
+
+	"oneshot/config"
+	"oneshot/iscsi"
+	"oneshot/mgmt"
+	"oneshot/scsi"
+)
+
+var _ mgmt.Target = (*Server)(nil)
+
+// Version is the version of this module, as the build has it.
+func Version() string {
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		return info.Main.Version
+	}
+	return "unknown"
+}
+
+// latencyBounds are the bounds of all histograms, in nanoseconds.
+var latencyBounds = func() []int64 {
+	bounds := make([]int64, scsi.LatencyBuckets-1)
+	for i := range bounds {
+		bounds[i] = int64(scsi.LatencyBound(i))
+	}
+	return bounds
+}()
+
+// Status implements mgmt.Target.
+func (s *Server) Status() mgmt.Status {
+	s.mu.Lock()
+	cfg, loaded, targets := s.cfg, s.loaded, s.targets
+	var portals []mgmt.Portal
+	for _, p := range s.portals {
+		portals = append(portals, mgmt.Portal{Transport: string(p.config.Transport), Address: p.Addr().String()})
+	}
+	s.mu.Unlock()
+	sessions, connected := s.node.SessionCounts(), 0
+	for _, n := range sessions {
+		connected += n
+	}
+	pool := s.pool.Stats()
+	status := mgmt.Status{
+		Version: Version(), PID: os.Getpid(), Started: s.started, Time: time.Now(), Config: cfg.File, Loaded: loaded,
+		Portals: portals, Counters: countersOf(s.node.Counters()), BoundsNS: latencyBounds, Connected: connected,
+		Buffers: mgmt.Buffers{Limit: pool.Limit, InUse: pool.InUse, Mapped: pool.Mapped, Leases: pool.Leases},
+		Targets: make([]mgmt.Node, len(cfg.Targets)),
+	}
+	for i := range cfg.Targets {
+		t := &cfg.Targets[i]
+		status.Targets[i] = mgmt.Node{Name: t.Name, Alias: t.Alias, Sessions: sessions[t.Name], LUNs: lunsOf(cfg, t, targets[t.Name])}
+	}
+	return status
+}
+
+// lunsOf joins what the configuration and the target know of LUNs.
+func lunsOf(cfg *config.Config, t *config.Target, st *scsi.Target) []mgmt.LUN {
+	stats := make(map[uint16]*scsi.LUNStats)
+	all := st.Stats()
+	for i := range all {
+		stats[all[i].LUN] = &all[i]
+	}
+	luns := make([]mgmt.LUN, 0, len(t.LUNs))
+	for i := range t.LUNs {
+		l := &t.LUNs[i]
+		s := stats[l.Number]
+		if s == nil {
+			continue // a change is under way
+		}
+		blocks, blockSize := s.LU.Capacity()
+		luns = append(luns, mgmt.LUN{
+			Number: l.Number, Store: l.Store, StoreType: string(cfg.Store(l.Store).Type), Serial: s.LU.Serial(),
+			Bytes: int64(blocks) * int64(blockSize), BlockSize: blockSize, ReadOnly: l.ReadOnly, IO: ioOf(&s.IOStats),
+		})
+	}
+	return luns
+}
+
+func ioOf(s *scsi.IOStats) mgmt.IO {
+	class := func(c scsi.CommandClass, bytes uint64) mgmt.Class {
+		h := &s.Commands[c]
+		return mgmt.Class{Bytes: bytes, SumNS: uint64(max(h.Sum, 0)), Latency: append([]uint64(nil), h.Buckets[:]...)}
+	}
+	io := mgmt.IO{
+		Read: class(scsi.ClassRead, s.ReadBytes), Write: class(scsi.ClassWrite, s.WriteBytes), Other: class(scsi.ClassOther, 0),
+		InFlight: s.InFlight,
+	}
+	for i, n := range s.Failed {
+		if n == 0 {
+			continue
+		}
+		if io.Failed == nil {
+			io.Failed = make(map[string]uint64)
+		}
+		io.Failed[scsi.Failure(i).String()] = n
+	}
+	return io
+}
+
+func countersOf(c *iscsi.Counters) mgmt.Counters {
+	return mgmt.Counters{
+		Connections: c.Connections.Load(), Refused: c.Refused.Load(), Logins: c.Logins.Load(), LoginFailures: c.LoginFailures.Load(),
+		ProtocolErrors: c.ProtocolErrors.Load(), Rejects: c.Rejects.Load(), IgnoredCommands: c.IgnoredCommands.Load(),
+		DigestErrors: c.DigestErrors.Load(),
+	}
+}
+
+// Sessions implements mgmt.Target.
+func (s *Server) Sessions() []mgmt.Session {
+	var list []mgmt.Session
+	for _, n := range s.node.Sessions() {
+		transport := config.TransportTCP
+		if n.RDMA {
+			transport = config.TransportIWARP
+		}
+		list = append(list, mgmt.Session{
+			ID: n.TSIH, Initiator: n.Initiator, ISID: hex.EncodeToString(n.ISID[:]), Target: n.Target, Peer: n.Peer, Local: n.Local,
+			Transport: string(transport), HeaderDigest: n.HeaderDigest, DataDigest: n.DataDigest, Since: n.Since,
+			Buffers: n.Buffers, IO: ioOf(&n.IOStats),
+		})
+	}
+	return list
+}
+
+// DropSession implements mgmt.Target.
+func (s *Server) DropSession(id uint16) bool {
+	return s.node.DropSession(id, "the administrator asks for it")
+}
+
+// Reload implements mgmt.Target with what OnReload was given.
+func (s *Server) Reload() (mgmt.Reload, error) {
+	if s.reload == nil {
+		return mgmt.Reload{}, errors.New("this target serves no configuration file that could be read again")
+	}
+	return s.reload()
+}
+
+// OnReload says what Reload does. It is to be called before Serve.
+func (s *Server) OnReload(f func() (mgmt.Reload, error)) { s.reload = f }
+
+// Health implements mgmt.Target. It answers as long as changes can be made.
+func (s *Server) Health() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closing {
+		return errClosing
+	}
+	return nil
+}
