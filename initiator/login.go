@@ -52,10 +52,10 @@ type login struct {
 	sent      bool // the keys of the operational stage
 	ask       bool // AuthMethod has been sent
 	chap      struct {
-		chosen, proved bool
-		alg            chap.Algorithm
-		challenge      []byte // ours
-		id             byte
+		chosen, answered, proved bool
+		alg                      chap.Algorithm
+		challenge                []byte // ours
+		id                       byte
 	}
 	collected text.Collector
 	p         text.Params
@@ -136,9 +136,9 @@ func (l *login) step(h pdu.LoginResponse, data []byte) (out []byte, transit, don
 		l.operational()
 		return l.take(), true, false, nil
 	}
-	// When nothing is left to be said, the stage is over.
+	// With our answer all is said, but for what the target answers to that.
 	out = l.take()
-	return out, !l.chap.chosen || l.chap.proved, false, nil
+	return out, !l.chap.chosen || l.chap.answered, false, nil
 }
 
 // leaveSecurity checks that the target has proved what it had to.
@@ -191,7 +191,7 @@ func (l *login) authenticate(pairs []text.Pair) error {
 		switch {
 		case method == "CHAP" && l.url.CHAP != nil:
 			l.chap.chosen = true
-			l.put("CHAP_A", chap.Offer())
+			l.put("CHAP_A", chap.Offer)
 		case method != "None":
 			return fmt.Errorf("the target wants AuthMethod=%s; give user and secret of CHAP", clip(method))
 		}
@@ -215,7 +215,7 @@ func (l *login) answer(a string, pairs []text.Pair) error {
 	if !ok || !okID || id > 255 || !okC || len(challenge) == 0 || len(challenge) > chap.MaxChallenge || !l.chap.chosen {
 		return errors.New("the target's CHAP challenge is malformed")
 	}
-	l.chap.alg = alg
+	l.chap.alg, l.chap.answered = alg, true
 	l.put("CHAP_N", l.url.CHAP.Name)
 	l.put("CHAP_R", text.FormatBinary(alg.Respond(byte(id), l.url.CHAP.Secret, challenge)))
 	if l.url.Mutual == nil {

@@ -30,14 +30,14 @@ func (l *login) operational() {
 		segment = rdmaSegment
 	}
 	l.put("MaxRecvDataSegmentLength", strconv.Itoa(segment))
-	l.put("HeaderDigest", digest(l.url.HeaderDigest))
-	l.put("DataDigest", digest(l.url.DataDigest))
 	l.put("ErrorRecoveryLevel", "0")
 	l.put("DefaultTime2Wait", "0")
 	l.put("DefaultTime2Retain", "0")
 	if l.discovery {
 		return
 	}
+	l.put("HeaderDigest", digest(l.url.HeaderDigest))
+	l.put("DataDigest", digest(l.url.DataDigest))
 	l.put("InitialR2T", text.FormatBool(rdma))
 	l.put("ImmediateData", text.FormatBool(l.opt.Immediate > 0))
 	l.put("MaxBurstLength", strconv.Itoa(maxBurst))

@@ -17,6 +17,7 @@ type sender struct {
 	head    []byte
 	iov     []unix.Iovec
 	first   int        // iov[first:] is to be written
+	mine    bool       // the last of iov is of head
 	blocked bool       // the socket is full; the goroutine write goes on
 	late    []*Command // answered before all of their data was written
 	kick    chan struct{}
@@ -30,20 +31,27 @@ func (o *sender) push(b []byte) {
 	if len(b) == 0 {
 		return
 	}
-	if n := len(o.iov); n > o.first {
+	v := unix.Iovec{Base: unsafe.SliceData(b)}
+	v.SetLen(len(b))
+	o.iov = append(o.iov, v)
+	o.mine = false
+}
+
+// own adds what was appended to head from start on, to the last piece if it is of head, too.
+func (o *sender) own(start int) {
+	b := o.head[start:]
+	if n := len(o.iov); o.mine && n > o.first && len(b) > 0 {
 		last := &o.iov[n-1]
-		if unsafe.Add(unsafe.Pointer(last.Base), last.Len) == unsafe.Pointer(unsafe.SliceData(b)) {
+		if uintptr(unsafe.Pointer(last.Base))+uintptr(last.Len) == uintptr(unsafe.Pointer(unsafe.SliceData(b))) {
 			last.Len += uint64(len(b))
 			return
 		}
 	}
-	v := unix.Iovec{Base: unsafe.SliceData(b)}
-	v.SetLen(len(b))
-	o.iov = append(o.iov, v)
+	if len(b) > 0 {
+		o.push(b)
+		o.mine = true
+	}
 }
-
-// own adds what was appended to head from start on.
-func (o *sender) own(start int) { o.push(o.head[start:]) }
 
 // holds reports whether data of c is still to be written.
 func (o *sender) holds(c *Command) bool {

@@ -69,6 +69,7 @@ type stream struct {
 	span int64
 	next int64
 
+	ours bool // the target, which tells its counters
 	mem  *initiator.Memory
 	ops  []op
 	end  time.Time
@@ -149,6 +150,12 @@ func open(ctx context.Context, cfg *Config, i uint64) (*stream, error) {
 	if st.lu, err = s.LU(ctx, max(cfg.URL.LUN, 0)); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
+	// Others are not asked: tgt drops connections that send a text key it does not know.
+	id, err := s.Identify(ctx, max(cfg.URL.LUN, 0))
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	st.ours = id.Vendor == "ONESHOT"
 	st.span = st.lu.Size()
 	if cfg.Span > 0 {
 		st.span = min(cfg.Span, st.span)
@@ -251,7 +258,10 @@ type state struct {
 func look(ctx context.Context, streams []*stream) (now state, err error) {
 	now.targetTells = true
 	for i, st := range streams {
-		t, err := st.s.TargetCounters(ctx)
+		t, err := initiator.Counters(nil), initiator.ErrNotTold
+		if st.ours {
+			t, err = st.s.TargetCounters(ctx)
+		}
 		switch {
 		case errors.Is(err, initiator.ErrNotTold):
 			now.targetTells = false

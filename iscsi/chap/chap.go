@@ -35,14 +35,9 @@ var algorithms = []Algorithm{
 	{"5", md5.New},
 }
 
-// Offer is the value of CHAP_A with which an initiator offers all algorithms.
-func Offer() string {
-	numbers := make([]string, len(algorithms))
-	for i, a := range algorithms {
-		numbers[i] = a.Number
-	}
-	return strings.Join(numbers, ",")
-}
+// Offer is the value of CHAP_A with which an initiator offers all algorithms. SHA-256 is the
+// last: tgt takes its number for that of SHA-1, and picks the first of the list that it knows.
+const Offer = "8,6,5,7"
 
 // Choose returns the strongest algorithm of a list, which is a value of CHAP_A.
 func Choose(list string) (Algorithm, bool) {

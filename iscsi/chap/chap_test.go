@@ -24,7 +24,7 @@ func TestRespond(t *testing.T) {
 }
 
 func TestChoose(t *testing.T) {
-	if a, ok := Choose(Offer()); !ok || a.Number != "8" {
+	if a, ok := Choose(Offer); !ok || a.Number != "8" {
 		t.Errorf("of all the strongest is %v, %v", a.Number, ok)
 	}
 	for _, list := range []string{"", "4", "55", "5 ,"} {

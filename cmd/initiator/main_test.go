@@ -1,0 +1,137 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"oneshot/test/targettest"
+)
+
+func TestMain(m *testing.M) { targettest.Main(m) }
+
+const iqn = "iqn.2026-11.example.oneshot:t"
+
+func start(t *testing.T) *targettest.Target {
+	t.Helper()
+	return targettest.Start(t, `
+stores: {disk: {type: memory, size: 8MiB}}
+targets:
+  - {iqn: `+iqn+`, luns: {0: disk}}
+  - {iqn: iqn.2026-11.example.oneshot:chap, luns: {0: disk}, auth: {chap: {user: alice, secret: wonderland-looking}}}
+portals:
+  - {transport: tcp, listen: $PORTAL}
+  - {transport: iwarp, listen: $PORTAL2}
+`)
+}
+
+// call runs the command and returns its status, output and error output.
+func call(t *testing.T, in string, args ...string) (int, string, string) {
+	t.Helper()
+	var out, bad bytes.Buffer
+	status := run(t.Context(), args, strings.NewReader(in), &out, &bad)
+	return status, out.String(), bad.String()
+}
+
+func TestCommands(t *testing.T) {
+	tg := start(t)
+	for _, at := range []string{"iscsi://" + tg.Portals[0], "iser+iwarp://" + tg.Portals[1], "oneshot+iwarp://" + tg.Portals[1]} {
+		disk := at + "/" + iqn + "/0"
+		if status, out, bad := call(t, "", "ls", at); status != 0 || !strings.HasPrefix(out, iqn+"\n  127.0.0.1:") {
+			t.Errorf("ls %s: %d %s%s", at, status, out, bad)
+		}
+		if status, out, bad := call(t, "", "ls", at+"/"+iqn); status != 0 || !strings.Contains(out, "0    8MiB  512    ONESHOT") {
+			t.Errorf("ls: %d %s%s", status, out, bad)
+		}
+		var units []unit
+		if status, out, bad := call(t, "", "ls", "--json", at+"/"+iqn); status != 0 || json.Unmarshal([]byte(out), &units) != nil || units[0].Size != 8<<20 {
+			t.Errorf("ls --json: %d %s%s", status, out, bad)
+		}
+		if status, out, bad := call(t, "", "inquiry", disk); status != 0 || !strings.Contains(out, "vendor      ONESHOT\n") {
+			t.Errorf("inquiry: %d %s%s", status, out, bad)
+		}
+		file := filepath.Join(t.TempDir(), "file")
+		text := strings.Repeat(at, 100_000/len(at))
+		if status, out, bad := call(t, text, "write", "--offset", "4KiB", disk); status != 0 || out != "" {
+			t.Errorf("write: %d %s%s", status, out, bad)
+		}
+		if status, _, bad := call(t, "", "read", "--offset", "4096", "--length", "100000", disk, file); status != 0 {
+			t.Errorf("read: %d %s", status, bad)
+		}
+		if b, err := os.ReadFile(file); err != nil || len(b) != 100_000 || !strings.HasPrefix(string(b), text) {
+			t.Errorf("%d bytes came back, %v", len(b), err)
+		}
+		if status, out, bad := call(t, "", "write", "--json", "--length", "512", disk, file); status != 0 || !strings.Contains(out, `"bytes": 512`) {
+			t.Errorf("write --json: %d %s%s", status, out, bad)
+		}
+		if status, out, bad := call(t, "", "read", disk); status != 0 || len(out) != 8<<20 || out[:512] != text[:512] {
+			t.Errorf("read: %d, %d bytes, %s", status, len(out), bad)
+		}
+		load := []string{"bench", "--duration", "20ms", "--warmup", "5ms", "--depth", "4", "--random", "--write"}
+		if status, out, bad := call(t, "", append(load, disk)...); status != 0 || !strings.Contains(out, "crossings") || !strings.Contains(out, "target ") {
+			t.Errorf("bench: %d %s%s", status, out, bad)
+		}
+		var r struct {
+			IOPS   float64
+			Target struct{ Crossings float64 }
+		}
+		if status, out, bad := call(t, "", append(load, "--json", "--sessions", "2", disk)...); status != 0 || json.Unmarshal([]byte(out), &r) != nil ||
+			r.IOPS == 0 || r.Target.Crossings == 0 {
+			t.Errorf("bench --json: %d %s%s", status, out, bad)
+		}
+	}
+}
+
+// What is called wrongly ends with 2, what fails with 1, and both say why in a line.
+func TestErrors(t *testing.T) {
+	tg := start(t)
+	at := "iscsi://" + tg.Portals[0]
+	for _, c := range []struct {
+		status int
+		says   string
+		args   []string
+	}{
+		{2, "unknown command", []string{"lst"}},
+		{2, "usage: initiator ls URL", []string{"ls"}},
+		{2, "unknown flag", []string{"ls", "--x", at}},
+		{2, "begins with iscsi://", []string{"ls", "http://h"}},
+		{2, "names no LUN", []string{"read", at + "/" + iqn}},
+		{2, "no size", []string{"read", "--length", "4kb", at + "/" + iqn + "/0"}},
+		{2, "flow", []string{"ls", "--flow", "x", at}},
+		{1, "is one of RDMA", []string{"ls", "--flow", "window", at}},
+		{1, "refuses the login", []string{"ls", at + "/iqn.2026-11.example.oneshot:none"}},
+		{1, "CHAP", []string{"ls", at + "/iqn.2026-11.example.oneshot:chap"}},
+		{1, "LUN 5", []string{"inquiry", at + "/" + iqn + "/5"}},
+		{1, "no such file", []string{"write", at + "/" + iqn + "/0", "/none/there"}},
+		{1, "on a disk of", []string{"read", "--offset", "16MiB", at + "/" + iqn + "/0"}},
+		{1, "whole blocks", []string{"read", "--offset", "17", at + "/" + iqn + "/0"}},
+		{1, "connection refused", []string{"ls", "iscsi://127.0.0.1:1"}},
+		{1, "do not fit", []string{"bench", "--size", "100", at + "/" + iqn + "/0"}},
+	} {
+		status, out, bad := call(t, "", c.args...)
+		if status != c.status || !strings.Contains(bad, c.says) || !strings.HasPrefix(bad, "initiator: ") || strings.Count(bad, "\n") != 1 || out != "" {
+			t.Errorf("%v: status %d, %q %q; want %d and %q", c.args, status, out, bad, c.status, c.says)
+		}
+	}
+}
+
+// Secrets come from the environment.
+func TestEnvironment(t *testing.T) {
+	tg := start(t)
+	t.Setenv("LIBISCSI_CHAP_USERNAME", "alice")
+	url := "iscsi://" + tg.Portals[0] + "/iqn.2026-11.example.oneshot:chap"
+	if status, _, bad := call(t, "", "ls", url); status != 2 || !strings.Contains(bad, "no secret") {
+		t.Errorf("status %d, %s", status, bad)
+	}
+	t.Setenv("LIBISCSI_CHAP_PASSWORD", "wonderland-looking")
+	if status, _, bad := call(t, "", "ls", url); status != 0 {
+		t.Errorf("status %d, %s", status, bad)
+	}
+	t.Setenv("LIBISCSI_CHAP_TARGET_USERNAME", "bob")
+	if status, _, bad := call(t, "", "ls", url); status != 1 || !strings.Contains(bad, "refuses the login") {
+		t.Errorf("status %d, %s", status, bad)
+	}
+}
