@@ -24,8 +24,9 @@ help: ## say what can be made
 run: build ## build, and serve one memory disk on 127.0.0.1:3260
 	bin/target serve
 
-build: ## build bin/target
+build: ## build bin/target and bin/initiator
 	$(GO) build -o bin/target ./cmd/target
+	$(GO) build -o bin/initiator ./cmd/initiator
 
 test: deps ## install what tests need, run every test
 	GO='$(GO)' scripts/test.sh

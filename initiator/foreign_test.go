@@ -51,6 +51,8 @@ func startTgt(t *testing.T) string {
 	for _, args := range []string{
 		"--op new --mode target --tid 1 -T " + iqn,
 		"--op new --mode logicalunit --tid 1 --lun 1 -b " + image,
+		"--op update --mode target --tid 1 --name HeaderDigest --value None,CRC32C",
+		"--op update --mode target --tid 1 --name DataDigest --value None,CRC32C",
 		"--op bind --mode target --tid 1 -I ALL",
 		"--op new --mode account --user alice --password wonderland-looking",
 		"--op new --mode account --user bob --password another-secret-12",

@@ -364,6 +364,9 @@ func (s *Session) Identify(ctx context.Context, lun int) (id Identity, err error
 	if len(b) < 36 {
 		return id, fmt.Errorf("LUN %d: INQUIRY data of %d bytes", lun, len(b))
 	}
+	if b[0]>>5 == 3 { // the peripheral qualifier (SPC-4 §6.6.2)
+		return id, fmt.Errorf("the target has no LUN %d; list them: initiator ls", lun)
+	}
 	id.Vendor, id.Product, id.Revision = trim(b[8:16]), trim(b[16:32]), trim(b[32:36])
 	if b, err := s.Inquiry(ctx, lun, 0x80); err == nil && len(b) > 4 {
 		id.Serial = trim(b[4:])

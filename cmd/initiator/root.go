@@ -50,8 +50,13 @@ LIBISCSI_CHAP_TARGET_PASSWORD. RDMA needs no card and no kernel module.`,
   initiator bench --depth 32 --random oneshot+iwarp://127.0.0.1/iqn.2026-11.example.oneshot:demo/0`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Args:          cobra.NoArgs,
-		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
+		Args: func(c *cobra.Command, a []string) error {
+			if err := cobra.NoArgs(c, a); err != nil {
+				return &usageError{err}
+			}
+			return nil
+		},
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	p := root.PersistentFlags()
 	p.StringVar(&f.name, "initiator-name", initiator.DefaultName, "iSCSI name of this initiator")
