@@ -40,7 +40,7 @@ func TestCommandsPerCondition(t *testing.T) {
 	describing := append([]string{"LOG SENSE", "REPORT SUPPORTED", "PERSISTENT RESERVE IN"}, unavailable...)
 	standby := append([]string{"MODE SENSE", "MODE SELECT", "PERSISTENT RESERVE OUT", "READ CAPACITY"}, describing...)
 	noMedium := append([]string{
-		"MODE SENSE", "MODE SELECT", "PERSISTENT RESERVE OUT", "RESERVE(", "RELEASE(", "START STOP", "PREVENT ALLOW",
+		"MODE SENSE", "MODE SELECT", "PERSISTENT RESERVE OUT", "RESERVE(", "RELEASE(", "START STOP", "PREVENT ALLOW", "RECEIVE",
 	}, describing...)
 	for _, c := range []struct {
 		name  string
@@ -92,7 +92,7 @@ func TestTargetPortGroups(t *testing.T) {
 		00 00 00 18
 		00 cf 00 01  00 00 00 01  00 00 00 01   # group 1, active/optimized, by nobody, port 1
 		00 cf 00 02  00 00 00 01  00 00 00 02   # group 2, port 2`)
-	if r := b.do([]byte{0x12, 0, 0, 0, 36, 0}, nil, 36); r.in[5] != 0x30 || r.in[1] != 0x80 || r.in[0] != 0 {
+	if r := b.do([]byte{0x12, 0, 0, 0, 36, 0}, nil, 36); r.in[5] != 0x38 || r.in[1] != 0x80 || r.in[0] != 0 {
 		t.Errorf("INQUIRY % x", r.in)
 	}
 

@@ -168,6 +168,9 @@ func (t *Task) unmapParse() Next {
 	if !ok {
 		return t.check(s)
 	}
+	for _, r := range ranges {
+		t.lu.touch(r.off, r.n)
+	}
 	t.n, t.ranges, t.kind = 0, ranges, backend.Discard
 	return t.erase()
 }

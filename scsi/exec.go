@@ -34,7 +34,8 @@ type taskState struct {
 	scratch []byte // memory to look at the store's bytes in
 	want    [2]int // sizes of data and scratch in the lease that is being waited for
 	work
-	sense [maxSense]byte
+	copying *copying // nil: the command is no copy
+	sense   [maxSense]byte
 
 	hold    holdKind // what the task holds of LogicalUnit.ranges
 	holdOff int64
@@ -291,6 +292,9 @@ func (t *Task) Release() {
 	t.leaveRange()
 	if t.lease != nil {
 		t.lease.Release()
+	}
+	if t.copying != nil {
+		t.leaveCopy()
 	}
 	if t.itl != nil {
 		t.leaveTaskSet()

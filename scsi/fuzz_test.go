@@ -49,7 +49,7 @@ func FuzzCDB(f *testing.F) {
 		b.lu.sanitizer.wg.Wait()
 		checkAnswer(t, r, in%(1<<20))
 		for off := range before {
-			if before[off] != b.store.data[off] && (r.status != Good || !names(cdb, out, uint64(off/512))) {
+			if before[off] != b.store.data[off] && (r.status != Good && cdb[0] != 0x83 || !names(cdb, out, uint64(off/512))) {
 				t.Fatalf("% x changes byte %d", cdb, off)
 			}
 		}
@@ -94,7 +94,7 @@ func names(cdb, out []byte, block uint64) bool {
 		return in(uint64(binary.BigEndian.Uint32(cdb[2:])), uint64(binary.BigEndian.Uint32(cdb[6:])))
 	case 0x8a, 0x8e, 0x8b, 0x93:
 		return in(binary.BigEndian.Uint64(cdb[2:]), uint64(binary.BigEndian.Uint32(cdb[10:])))
-	case 0x48:
+	case 0x48, 0x83: // everything; what a copy that failed has copied
 		return true
 	case 0x9c:
 		return in(binary.BigEndian.Uint64(cdb[2:]), uint64(binary.BigEndian.Uint16(cdb[12:])))

@@ -2,7 +2,6 @@ package scsi
 
 import (
 	"encoding/binary"
-	"fmt"
 
 	"oneshot/backend"
 )
@@ -79,7 +78,7 @@ func (t *Task) standardInquiry() []byte {
 		if lu.removable() {
 			data[1] = 0x80 // RMB
 		}
-		data[5] = byte(lu.alua.tpgs) << 4
+		data[5] = byte(lu.alua.tpgs)<<4 | 0x08 // TPGS, 3PC
 		vendor, product, revision = lu.vendor, lu.product, lu.revision
 	}
 	putPadded(data[8:16], vendor)
@@ -112,6 +111,7 @@ func init() { // breaks the cycle: the page of supported pages lists the pages
 		{0x80, vpdSerial},
 		{0x83, vpdIdentification},
 		{0x86, vpdExtended},
+		{0x8f, vpdThirdParty},
 		{0xb0, vpdBlockLimits},
 		{0xb1, vpdCharacteristics},
 		{0xb2, vpdProvisioning},
@@ -149,7 +149,7 @@ const (
 func vpdIdentification(t *Task) []byte {
 	lu, target := t.lu, t.Nexus.target
 	b := appendID(nil, codeBinary, ofUnit|idNAA, lu.naa[:])
-	b = appendID(b, codeASCII, ofUnit|idVendor, fmt.Appendf(nil, "%-8s%s", lu.vendor, lu.serial))
+	b = appendID(b, codeASCII, ofUnit|idVendor, []byte(lu.vendorID()))
 	b = appendID(b, protocolISCSI|codeBinary, hasProtocol|ofPort|idRelativePort, []byte{0, 0, byte(target.relativePort >> 8), byte(target.relativePort)})
 	b = appendID(b, codeBinary, ofPort|idPortGroup, []byte{0, 0, byte(target.portGroup >> 8), byte(target.portGroup)})
 	b = appendID(b, protocolISCSI|codeUTF8, hasProtocol|ofPort|idName, nameString(target.portName))

@@ -89,6 +89,7 @@ type LogicalUnit struct {
 	medium       removableMedium
 	alua         alua
 	sanitizer    sanitizer
+	rods         rods
 
 	// gate counts the tasks that make the order of others matter: ORDERED and HEAD OF QUEUE
 	// ones, and those that are dormant because of them. Zero lets SIMPLE tasks pass.
@@ -100,6 +101,8 @@ type LogicalUnit struct {
 
 	draining *sanitizeJob // waits for the end of all tasks; guarded by mu
 	pins     int          // copies that read or write here without a task; guarded by mu
+	closing  bool         // no copy may pin it any more; guarded by mu
+	unpinned sync.Cond    // of mu: pins is zero
 }
 
 // NewLogicalUnit returns the logical unit that cfg describes, or an error that says which
@@ -115,6 +118,7 @@ func NewLogicalUnit(cfg LUConfig) (*LogicalUnit, error) {
 		return nil, err
 	}
 	lu.log.init(cfg.Logger)
+	lu.unpinned.L = &lu.mu
 	lu.mode.reset()
 	lu.medium.removable = cfg.Removable
 	lu.alua.tpgs = cfg.TPGS
@@ -186,14 +190,19 @@ func (lu *LogicalUnit) setNames(cfg LUConfig) error {
 }
 
 // Close makes the contents durable and closes the store. No task may be using the logical
-// unit any more: a task that runs still is a mistake of the caller and panics.
+// unit any more: a task that runs still is a mistake of the caller and panics. Copies that other
+// logical units make are waited for.
 func (lu *LogicalUnit) Close() error {
 	lu.mu.Lock()
 	running := lu.running()
-	lu.mu.Unlock()
 	if running != 0 {
 		panic(fmt.Sprintf("scsi: logical unit %s closed with %d tasks in it", lu.serial, running))
 	}
+	for lu.closing = true; lu.pins > 0; {
+		lu.unpinned.Wait()
+	}
+	lu.mu.Unlock()
+	lu.revokeAll()
 	lu.stopSanitize()
 	return lu.store.Close()
 }

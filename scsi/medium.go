@@ -63,6 +63,7 @@ func (t *Task) moveMedium(eject bool) Next {
 	if lu.medium.ejected != eject {
 		lu.medium.ejected = eject
 		lu.publish()
+		lu.revokeAll()
 		if !eject { // SPC-4 §6.47: whoever has not asked for it
 			lu.attention(uaMediumChanged, t.Nexus)
 		}

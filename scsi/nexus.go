@@ -18,6 +18,8 @@ type Nexus struct {
 	table atomic.Pointer[[]*itl]
 	// retired are the places of logical units that were taken away; guarded by Target.mu.
 	retired []*itl
+
+	copies copyResults
 }
 
 // itl is an I_T_L nexus: the part of a logical unit's state that belongs to one initiator.

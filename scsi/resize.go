@@ -22,9 +22,9 @@ func (lu *LogicalUnit) SizeChanged() {
 	}
 }
 
-// Idle reports whether no task is in the logical unit.
+// Idle reports whether no task is in the logical unit, and no copy.
 func (lu *LogicalUnit) Idle() bool {
 	lu.mu.Lock()
 	defer lu.mu.Unlock()
-	return lu.running() == 0
+	return lu.running() == 0 && lu.pins == 0
 }

@@ -201,6 +201,7 @@ func (lu *LogicalUnit) newSanitizeJob(order sanitizeOrder) *sanitizeJob {
 func (j *sanitizeJob) start() {
 	s := &j.lu.sanitizer
 	s.job.Store(j)
+	j.lu.revokeAll()
 	s.failed = false
 	j.lu.reservations.changed()
 	j.lu.drain(j)

@@ -11,6 +11,9 @@ type TargetConfig struct {
 	Name         string // SCSI device name: the iSCSI name
 	RelativePort uint16 // relative target port identifier, 1 or more; 0 stands for 1
 	PortGroup    uint16 // target portal group tag, which is also the target port group; 0 stands for 1
+	// Copies holds the tokens for data. Targets that have it in common take each other's. Nil: one
+	// of its own.
+	Copies *CopyManager
 }
 
 // Target is a SCSI target device with one target port. Its methods may be called from any
@@ -20,6 +23,7 @@ type Target struct {
 	portName     string
 	relativePort uint16
 	portGroup    uint16
+	copies       *CopyManager
 
 	mu      sync.Mutex // taken before LogicalUnit.mu and itl.mu
 	luns    []lunEntry // guarded by mu; sorted by lun
@@ -35,12 +39,17 @@ type lunEntry struct {
 // NewTarget returns a target without logical units.
 func NewTarget(cfg TargetConfig) *Target {
 	group, port := max(cfg.PortGroup, 1), max(cfg.RelativePort, 1)
+	copies := cfg.Copies
+	if copies == nil {
+		copies = NewCopyManager()
+	}
 	return &Target{
 		name: cfg.Name,
 		// RFC 7143 §3.2.6: the SCSI port name of an iSCSI target port.
 		portName:     fmt.Sprintf("%s,t,0x%04x", cfg.Name, group),
 		relativePort: port,
 		portGroup:    group,
+		copies:       copies,
 		nexuses:      make(map[*Nexus]struct{}),
 	}
 }

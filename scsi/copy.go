@@ -1,0 +1,248 @@
+package scsi
+
+import (
+	"slices"
+
+	"oneshot/backend"
+)
+
+// Copies between logical units without the initiator: EXTENDED COPY (xcopy.go) and WRITE USING
+// TOKEN (rod.go). A copy is a list of steps that the task of the command does piece by piece,
+// each read into a lease of at most workBytes and then written. While a piece is read or
+// written Task.lu is the logical unit that it is in.
+//
+// Source and destination are pinned: they are not closed before the command is over. A range
+// that overlaps its own destination is copied from the end that does not overwrite what is
+// still to be read.
+
+// copyStep copies n bytes.
+type copyStep struct {
+	from *LogicalUnit // nil: zeroes
+	to   *LogicalUnit
+	src  int64 // bytes
+	dst  int64
+	n    int64
+	rod  *rodToken // which the source belongs to, or nil
+}
+
+// copying is a copy under way. The task has it.
+type copying struct {
+	steps  []copyStep
+	at     int   // the current step
+	done   int64 // bytes of it
+	result *copyResult
+	pinned []*LogicalUnit
+	finish func() // what is to be done when all is copied; may be nil
+}
+
+const zeroBytes = 8 << 20 // of zeroes written in one piece
+
+// Sense data of copies that cannot go on (SPC-4 §6.4.6.1).
+var (
+	senseCopyFailed      = Sense{Key: keyCopyAborted, Code: 0x0d01} // THIRD PARTY DEVICE FAILURE
+	senseCopyUnreachable = Sense{Key: keyCopyAborted, Code: 0x0d02} // COPY TARGET DEVICE NOT REACHABLE
+	senseCopyWrongType   = Sense{Key: keyCopyAborted, Code: 0x0d03} // INCORRECT COPY TARGET DEVICE TYPE
+	senseCopyAborted     = Sense{Key: keyCopyAborted}
+)
+
+// pin keeps the logical unit from being closed; false: it is being closed.
+func (lu *LogicalUnit) pin() bool {
+	lu.mu.Lock()
+	defer lu.mu.Unlock()
+	if lu.closing {
+		return false
+	}
+	lu.pins++
+	return true
+}
+
+func (lu *LogicalUnit) unpin() {
+	lu.mu.Lock()
+	defer lu.mu.Unlock()
+	lu.pins--
+	lu.checkDrained()
+	if lu.pins == 0 {
+		lu.unpinned.Broadcast()
+	}
+}
+
+// startCopy checks and pins what the steps are about, and begins. result is where to note how
+// it goes. Nothing is copied if any step cannot be.
+func (t *Task) startCopy(steps []copyStep, result *copyResult, finish func()) Next {
+	c := &copying{steps: steps, result: result, finish: finish}
+	t.copying = c
+	if t.lease != nil { // the parameter list
+		t.lease.Release()
+		t.lease = nil
+	}
+	most := int64(1)
+	for i := range steps {
+		s := &steps[i]
+		for _, lu := range []*LogicalUnit{s.from, s.to} {
+			if lu == nil || slices.Contains(c.pinned, lu) {
+				continue
+			}
+			if !lu.pin() {
+				return t.copyEnd(senseCopyUnreachable)
+			}
+			c.pinned = append(c.pinned, lu)
+		}
+		if bad := t.copyAllowed(s); bad != (Sense{}) {
+			return t.copyEnd(bad)
+		}
+		if s.from != nil {
+			most = max(most, s.n)
+		}
+	}
+	return t.withMemory(int(min(most, workBytes)), 0, (*Task).copyNext)
+}
+
+// copyAllowed checks a step against capacities, reservations and conditions.
+func (t *Task) copyAllowed(s *copyStep) Sense {
+	if s.to.writeProtected() {
+		return senseCopyFailed
+	}
+	if bad := t.copyDenied(s.to, denials(writesMedium)); bad != (Sense{}) {
+		return bad
+	}
+	if !s.to.holds(s.dst, s.n) || s.from != nil && !s.from.holds(s.src, s.n) {
+		return senseCopyAborted
+	}
+	if s.from == nil || s.rod != nil { // who has a token may read what it stands for
+		return Sense{}
+	}
+	return t.copyDenied(s.from, denials(readsMedium))
+}
+
+// copyDenied checks what the nexus may do with lu.
+func (t *Task) copyDenied(lu *LogicalUnit, mask uint32) Sense {
+	for _, i := range *t.Nexus.table.Load() {
+		if i.lu != lu {
+			continue
+		}
+		switch denied := i.denied.Load() & mask; {
+		case denied&denyConditions != 0:
+			return senseCopyUnreachable
+		case denied != 0:
+			return senseCopyFailed
+		}
+		return Sense{}
+	}
+	return senseCopyUnreachable
+}
+
+// holds reports whether [off, off+n) lies within the capacity.
+func (lu *LogicalUnit) holds(off, n int64) bool {
+	size := int64(lu.blocks()) << lu.blockShift
+	return off >= 0 && n >= 0 && off <= size && n <= size-off
+}
+
+// copyNext begins the next piece.
+func (t *Task) copyNext() Next {
+	c := t.copying
+	for c.at < len(c.steps) && c.done == c.steps[c.at].n {
+		c.at, c.done = c.at+1, 0
+		c.result.segments++
+	}
+	if c.at == len(c.steps) {
+		return t.copyEnd(Sense{})
+	}
+	s := &c.steps[c.at]
+	if c.done == 0 { // it may have changed since the start
+		if bad := t.copyAllowed(s); bad != (Sense{}) {
+			return t.copyEnd(bad)
+		}
+		s.to.touch(s.dst, s.n)
+	}
+	if s.from == nil {
+		t.n = min(s.n-c.done, zeroBytes)
+		return t.copyInto(s, c.done)
+	}
+	t.n = min(s.n-c.done, int64(len(t.lease.Bytes())))
+	t.lu = s.from
+	return t.lockRange(holdShared, s.src+s.next(c.done, t.n), t.n, (*Task).copyRead)
+}
+
+// next is the offset of the next piece of n bytes in the step.
+func (s *copyStep) next(done, n int64) int64 {
+	if s.from == s.to && s.dst > s.src && s.dst-s.src < s.n {
+		return s.n - done - n
+	}
+	return done
+}
+
+func (t *Task) copyRead() Next {
+	t.op.Flags = 0
+	return t.submit(backend.Read, t.holdOff, t.n, t.lease.Bytes(), (*Task).copyHave)
+}
+
+func (t *Task) copyHave() Next {
+	t.leaveRange()
+	c := t.copying
+	s := &c.steps[c.at]
+	switch {
+	case t.op.Err != nil:
+		return t.copyFailed()
+	case s.rod != nil && !s.rod.valid():
+		return t.copyEnd(senseTokenRevoked)
+	}
+	return t.copyInto(s, s.next(c.done, t.n))
+}
+
+// copyInto writes the piece at offset off of the step's destination.
+func (t *Task) copyInto(s *copyStep, off int64) Next {
+	t.lu = s.to
+	return t.lockRange(holdShared, s.dst+off, t.n, (*Task).copyWrite)
+}
+
+func (t *Task) copyWrite() Next {
+	t.op.Flags = 0
+	if t.copying.steps[t.copying.at].from == nil {
+		return t.submit(backend.WriteZeroes, t.holdOff, t.n, nil, (*Task).copyWritten)
+	}
+	return t.submit(backend.Write, t.holdOff, t.n, t.lease.Bytes(), (*Task).copyWritten)
+}
+
+func (t *Task) copyWritten() Next {
+	t.leaveRange()
+	if t.op.Err != nil {
+		return t.copyFailed()
+	}
+	c := t.copying
+	c.done += t.n
+	c.result.bytes.Add(t.n)
+	return t.yield((*Task).copyNext)
+}
+
+// copyFailed ends the copy as a store has failed.
+func (t *Task) copyFailed() Next {
+	t.lu.log.storeError(t, &t.op)
+	s := t.lu.senseOf(t.op.Err)
+	if s.Code == senseNoSpace.Code {
+		return t.copyEnd(senseNoSpace)
+	}
+	return t.copyEnd(senseCopyFailed)
+}
+
+// copyEnd ends the command.
+func (t *Task) copyEnd(s Sense) Next {
+	t.lu = t.itl.lu
+	c := t.copying
+	if s == (Sense{}) && c.finish != nil {
+		c.finish()
+	}
+	c.result.end(s)
+	if s != (Sense{}) {
+		return t.check(s)
+	}
+	return t.good()
+}
+
+// leaveCopy lets go of what a copy has pinned, when its task is released.
+func (t *Task) leaveCopy() {
+	t.lu = t.itl.lu
+	t.copying.result.end(Sense{Key: keyAbortedCommand}) // unless it has ended before
+	for _, lu := range t.copying.pinned {
+		lu.unpin()
+	}
+}

@@ -1,0 +1,393 @@
+package scsi
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/rand"
+	"encoding/binary"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Tokens that stand for data (ROD tokens, SPC-4 §5.17.6, SBC-3 §4.28), which Windows uses to have
+// data copied (ODX): POPULATE TOKEN makes one for ranges of a logical unit, WRITE USING TOKEN,
+// perhaps by somebody else, writes what it stands for.
+//
+// A token is of the type "point in time copy, change vulnerable": it holds no copy of the data,
+// but ends when any of them are about to change. A WRITE that is under way while a token
+// is made may come before or after it.
+
+// CopyManager holds the tokens of the targets that share it. Its methods are those of targets
+// and may be called from any goroutine.
+type CopyManager struct {
+	mu     sync.Mutex              // taken before LogicalUnit.rods.mu
+	tokens map[rodSecret]*rodToken // guarded by mu
+}
+
+// NewCopyManager returns a copy manager without tokens.
+func NewCopyManager() *CopyManager { return &CopyManager{tokens: make(map[rodSecret]*rodToken)} }
+
+const (
+	rodTokenLen    = 512
+	maxRODTokens   = 1024
+	maxRODRanges   = 64       // block device range descriptors
+	maxRODBytes    = 64 << 20 // that a token stands for
+	rodInactivity  = 60 * time.Second
+	rodInactivity0 = 15 * time.Second // if the initiator does not say
+
+	rodChangeVulnerable = 0x00800001 // the type that is made
+	rodPointInTime      = 0x00800000 // "any point in time copy" in two ways
+	rodPointInTimeAny   = 0x0080ffff
+	rodZero             = 0xffff0001 // stands for zeroes
+)
+
+// Sense data (SPC-4 table 57).
+var (
+	senseTokenType    = Sense{Key: keyIllegalRequest, Code: 0x2301}
+	senseTokenUnknown = Sense{Key: keyIllegalRequest, Code: 0x2304}
+	senseTokenCorrupt = Sense{Key: keyIllegalRequest, Code: 0x2305}
+	senseTokenRevoked = Sense{Key: keyIllegalRequest, Code: 0x2306}
+	senseTokenExpired = Sense{Key: keyIllegalRequest, Code: 0x2307}
+	senseTokenTooMany = Sense{Key: keyCopyAborted, Code: 0x550d} // INSUFFICIENT RESOURCES TO CREATE ROD TOKEN
+)
+
+// rodSecret is what nobody can guess of a token.
+type rodSecret [32]byte
+
+const offRODSecret = rodTokenLen - len(rodSecret{})
+
+// rodToken is a token and what it stands for.
+type rodToken struct {
+	text       [rodTokenLen]byte
+	lu         *LogicalUnit
+	ranges     []blockRange // in the order of the data
+	inactivity time.Duration
+	revoked    atomic.Bool
+	expires    time.Time // guarded by CopyManager.mu
+}
+
+func (r *rodToken) valid() bool { return !r.revoked.Load() }
+
+func (r *rodToken) secret() rodSecret { return rodSecret(r.text[offRODSecret:]) }
+
+// size is the number of bytes that it stands for.
+func (r *rodToken) size() (n int64) {
+	for _, x := range r.ranges {
+		n += x.n
+	}
+	return n
+}
+
+// rods are the tokens of a logical unit.
+type rods struct {
+	count atomic.Int32 // looked at by each command that writes
+	mu    sync.Mutex
+	list  []*rodToken // guarded by mu
+}
+
+// touch ends the tokens that stand for any of the bytes [off, off+n). It is called before they
+// change.
+func (lu *LogicalUnit) touch(off, n int64) {
+	if lu.rods.count.Load() != 0 {
+		lu.rods.revoke(func(r *rodToken) bool {
+			return slices.ContainsFunc(r.ranges, func(x blockRange) bool { return off < x.off+x.n && x.off < off+n })
+		})
+	}
+}
+
+// revoke ends the tokens for which f is true.
+func (rs *rods) revoke(f func(*rodToken) bool) {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	rs.list = slices.DeleteFunc(rs.list, func(r *rodToken) bool {
+		if !f(r) {
+			return false
+		}
+		r.revoked.Store(true)
+		return true
+	})
+	rs.count.Store(int32(len(rs.list)))
+}
+
+// revokeAll ends all tokens: the data are about to go.
+func (lu *LogicalUnit) revokeAll() { lu.rods.revoke(func(*rodToken) bool { return true }) }
+
+// create makes a token for ranges of lu.
+func (m *CopyManager) create(lu *LogicalUnit, ranges []blockRange, inactivity time.Duration) (*rodToken, Sense) {
+	r := &rodToken{lu: lu, ranges: ranges, inactivity: inactivity}
+	r.write()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	if len(m.tokens) >= maxRODTokens {
+		for _, old := range m.tokens {
+			if now.After(old.expires) || !old.valid() {
+				m.drop(old)
+			}
+		}
+	}
+	if len(m.tokens) >= maxRODTokens {
+		return nil, senseTokenTooMany
+	}
+	r.expires = now.Add(inactivity)
+	m.tokens[r.secret()] = r
+	lu.rods.mu.Lock()
+	defer lu.rods.mu.Unlock()
+	lu.rods.list = append(lu.rods.list, r)
+	lu.rods.count.Store(int32(len(lu.rods.list)))
+	return r, Sense{}
+}
+
+// drop forgets r. mu is held.
+func (m *CopyManager) drop(r *rodToken) {
+	delete(m.tokens, r.secret())
+	r.lu.rods.revoke(func(x *rodToken) bool { return x == r })
+}
+
+// use finds a token, and keeps it for another while.
+func (m *CopyManager) use(text []byte) (*rodToken, Sense) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	r := m.tokens[rodSecret(text[offRODSecret:])]
+	now := time.Now()
+	switch {
+	case r == nil:
+		return nil, senseTokenUnknown
+	case !bytes.Equal(r.text[:], text):
+		return nil, senseTokenCorrupt
+	case now.After(r.expires):
+		m.drop(r)
+		return nil, senseTokenExpired
+	case !r.valid():
+		return nil, senseTokenRevoked
+	}
+	r.expires = now.Add(r.inactivity)
+	return r, Sense{}
+}
+
+// delete ends a token.
+func (m *CopyManager) delete(r *rodToken) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.drop(r)
+}
+
+// write makes the text of the token, SPC-4 §5.17.6.4:
+//
+//	  0  ROD TYPE                4  reserved         6  ROD TOKEN LENGTH (01F8h)
+//	  8  COPY MANAGER ROD TOKEN IDENTIFIER
+//	 16  CREATOR LOGICAL UNIT DESCRIPTOR: a CSCD descriptor
+//	 48  NUMBER OF BYTES REPRESENTED (16 bytes)
+//	 96  device type specific: the logical block length
+//	480  what makes it impossible to guess
+func (r *rodToken) write() {
+	b := r.text[:]
+	binary.BigEndian.PutUint32(b, rodChangeVulnerable)
+	binary.BigEndian.PutUint16(b[6:], rodTokenLen-8)
+	_, _ = rand.Read(b[8:16]) // never fails
+	b[16] = cscdIdent
+	b[20], b[21], b[23] = codeBinary, ofUnit|idNAA, byte(len(r.lu.naa))
+	copy(b[24:], r.lu.naa[:])
+	binary.BigEndian.PutUint32(b[44:], uint32(r.lu.blockSize))
+	binary.BigEndian.PutUint64(b[56:], uint64(r.size()))
+	binary.BigEndian.PutUint32(b[96:], uint32(r.lu.blockSize))
+	_, _ = rand.Read(b[offRODSecret:])
+}
+
+// ---- POPULATE TOKEN ----
+
+const (
+	populateHeader = 16
+	useHeader      = 536
+	rangeLen       = 16 // block device range descriptor
+)
+
+// listID4 is the LIST IDENTIFIER of the commands with four bytes of it.
+func (t *Task) listID4() listID { return listID{long: true, id: binary.BigEndian.Uint32(t.CDB[6:])} }
+
+// populateToken is SBC-3 §5.7.
+func (t *Task) populateToken() Next { return t.takeRanges(populateHeader, (*Task).populateTokenPull) }
+
+func (t *Task) populateTokenPull() Next { return t.pull(int(t.n), (*Task).populateTokenRun) }
+
+// takeRanges gets the memory for a parameter list with range descriptors after a header.
+func (t *Task) takeRanges(header int64, then func(*Task) Next) Next {
+	n := int64(binary.BigEndian.Uint32(t.CDB[10:]))
+	switch {
+	case n == 0:
+		return t.good()
+	case n < header || n > header+rangeLen*maxRODRanges:
+		return t.check(senseParameterLen)
+	}
+	t.n = n
+	return t.takeAll(n, 0, then)
+}
+
+// populateTokenRun makes the token at once: IMMED is no other way.
+func (t *Task) populateTokenRun() Next {
+	result, s := t.Nexus.copies.begin(t.listID4(), t.CDB[1]&0x1f, t.lu.blockShift)
+	if result == nil {
+		return t.check(s)
+	}
+	token, s := t.populate(t.lease.Bytes()[:t.n])
+	if token != nil {
+		result.token = bytes.Clone(token.text[:])
+		result.bytes.Store(token.size())
+	}
+	result.end(s)
+	if s != (Sense{}) {
+		return t.check(s)
+	}
+	return t.good()
+}
+
+func (t *Task) populate(list []byte) (*rodToken, Sense) {
+	const rtv = 0x02
+	kind, seconds := binary.BigEndian.Uint32(list[8:]), binary.BigEndian.Uint32(list[4:])
+	inactivity := time.Duration(seconds) * time.Second
+	if list[2]&rtv != 0 && kind != rodChangeVulnerable && kind != rodPointInTime && kind != rodPointInTimeAny {
+		return nil, senseTokenType
+	}
+	switch {
+	case seconds == 0:
+		inactivity = rodInactivity0
+	case inactivity > rodInactivity:
+		return nil, invalidParameter(4)
+	}
+	ranges, s, ok := t.lu.parseRanges(list, populateHeader)
+	if !ok {
+		return nil, s
+	}
+	return t.Nexus.target.copies.create(t.lu, ranges, inactivity)
+}
+
+// parseRanges reads the block device range descriptors after the header of a parameter list
+// (SBC-3 §5.7.3). All of them are good, and no block is in two, or none is returned.
+func (lu *LogicalUnit) parseRanges(list []byte, header int) (ranges []blockRange, s Sense, ok bool) {
+	bad := func(at int) ([]blockRange, Sense, bool) { return nil, invalidParameter(at), false }
+	length := int(binary.BigEndian.Uint16(list[header-2:]))
+	switch {
+	case int(binary.BigEndian.Uint16(list)) != len(list)-2:
+		return bad(0)
+	case length == 0 || length%rangeLen != 0 || length/rangeLen > maxRODRanges:
+		return bad(header - 2)
+	case length > len(list)-header:
+		return nil, senseParameterLen, false
+	}
+	var total int64
+	for at := header; at < header+length; at += rangeLen {
+		lba, blocks := binary.BigEndian.Uint64(list[at:]), uint64(binary.BigEndian.Uint32(list[at+8:]))
+		if capacity := lu.blocks(); lba > capacity || blocks > capacity-lba {
+			return nil, senseLBAOutOfRange, false
+		}
+		x := blockRange{int64(lba) << lu.blockShift, int64(blocks) << lu.blockShift}
+		if total += x.n; total > maxRODBytes {
+			return bad(at + 8)
+		}
+		if x.n != 0 {
+			ranges = append(ranges, x)
+		}
+	}
+	sorted := slices.SortedFunc(slices.Values(ranges), func(a, b blockRange) int { return cmp.Compare(a.off, b.off) })
+	for i := 1; i < len(sorted); i++ {
+		if sorted[i].off < sorted[i-1].off+sorted[i-1].n {
+			return bad(header)
+		}
+	}
+	if len(ranges) == 0 {
+		return bad(header + 8)
+	}
+	return ranges, Sense{}, true
+}
+
+// ---- WRITE USING TOKEN ----
+
+// writeUsingToken is SBC-3 §5.50.
+func (t *Task) writeUsingToken() Next { return t.takeRanges(useHeader, (*Task).writeUsingTokenPull) }
+
+func (t *Task) writeUsingTokenPull() Next { return t.pull(int(t.n), (*Task).writeUsingTokenRun) }
+
+func (t *Task) writeUsingTokenRun() Next {
+	const delTkn = 0x02
+	result, s := t.Nexus.copies.begin(t.listID4(), t.CDB[1]&0x1f, t.lu.blockShift)
+	if result == nil {
+		return t.check(s)
+	}
+	list := t.lease.Bytes()[:t.n]
+	token, steps, s := t.tokenSteps(list)
+	if s != (Sense{}) {
+		result.end(s)
+		return t.check(s)
+	}
+	var finish func()
+	if token != nil && list[2]&delTkn != 0 {
+		finish = func() { t.Nexus.target.copies.delete(token) }
+	}
+	return t.startCopy(steps, result, finish)
+}
+
+// tokenSteps is what a parameter list of WRITE USING TOKEN asks for.
+func (t *Task) tokenSteps(list []byte) (*rodToken, []copyStep, Sense) {
+	ranges, s, ok := t.lu.parseRanges(list, useHeader)
+	if !ok {
+		return nil, nil, s
+	}
+	skip, text := binary.BigEndian.Uint64(list[8:]), list[16:16+rodTokenLen]
+	switch {
+	case binary.BigEndian.Uint16(text[6:]) != rodTokenLen-8:
+		return nil, nil, Sense{Key: keyIllegalRequest, Code: 0x230a} // INVALID TOKEN LENGTH
+	case binary.BigEndian.Uint32(text) == rodZero:
+		var steps []copyStep
+		for _, x := range ranges {
+			steps = append(steps, copyStep{to: t.lu, dst: x.off, n: x.n})
+		}
+		return nil, steps, Sense{}
+	case binary.BigEndian.Uint32(text) != rodChangeVulnerable:
+		return nil, nil, senseTokenType
+	}
+	token, s := t.Nexus.target.copies.use(text)
+	if s != (Sense{}) {
+		return nil, nil, s
+	}
+	for _, x := range ranges { // before anything is written: it may be what the token stands for
+		t.lu.touch(x.off, x.n)
+	}
+	if !token.valid() {
+		return nil, nil, senseTokenRevoked
+	}
+	if skip > uint64(token.size())>>t.lu.blockShift {
+		return nil, nil, invalidParameter(8)
+	}
+	steps, ok := token.steps(t.lu, int64(skip)<<t.lu.blockShift, ranges)
+	if !ok {
+		return nil, nil, invalidParameter(useHeader + 8)
+	}
+	return token, steps, Sense{}
+}
+
+// steps lays the data of the token, from byte skip on, over the ranges of lu; false: there
+// are not enough of them, or they do not come in blocks of lu.
+func (r *rodToken) steps(lu *LogicalUnit, skip int64, ranges []blockRange) (steps []copyStep, ok bool) {
+	from := slices.Clone(r.ranges)
+	for _, to := range ranges {
+		for to.n > 0 {
+			for len(from) > 0 && skip >= from[0].n {
+				skip -= from[0].n
+				from = from[1:]
+			}
+			if len(from) == 0 {
+				return nil, false
+			}
+			n := min(to.n, from[0].n-skip)
+			src := from[0].off + skip
+			if n&(lu.blockSize-1) != 0 || (n|src)&(r.lu.blockSize-1) != 0 {
+				return nil, false
+			}
+			steps = append(steps, copyStep{from: r.lu, to: lu, src: src, dst: to.off, n: n, rod: r})
+			to.off, to.n, skip = to.off+n, to.n-n, skip+n
+		}
+	}
+	return steps, true
+}
