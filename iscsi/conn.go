@@ -64,6 +64,8 @@ type Conn struct {
 	pingTTT uint32    // of the outstanding NOP-In, or 0
 	nextTTT uint32
 	asked   bool // a logout request is out
+	ending  bool // endSession was called
+	over    bool // and has done its work
 
 	arrived int64 // nanotime of the input batch under way
 	left    int64 // nanotime of the output batch under way, if timed
@@ -233,10 +235,21 @@ func (c *Conn) Lost(err error) {
 	}
 	c.state = stateCleanup
 	c.login = nil
-	if c.sess == nil {
+	if c.sess != nil {
+		c.endSession()
+	}
+	if c.sess == nil || c.over {
 		c.finished()
+	}
+}
+
+// endSession aborts the tasks of the session and ends its nexus, once. When the last task has
+// come back from its store, over is set.
+func (c *Conn) endSession() {
+	if c.ending {
 		return
 	}
+	c.ending = true
 	for _, h := range c.sess.held {
 		if h.task != nil { // it may hold data that came with it
 			c.mover.Forget(h.task)
@@ -248,10 +261,17 @@ func (c *Conn) Lost(err error) {
 		c.tasks[i].Abort()
 	}
 	if c.sess.nexus == nil {
-		c.finished()
+		c.over = true
 		return
 	}
-	c.sess.nexus.Close(func() { c.post(c.finished) })
+	c.sess.nexus.Close(func() {
+		c.post(func() {
+			c.over = true
+			if c.state == stateCleanup {
+				c.finished()
+			}
+		})
+	})
 }
 
 func (c *Conn) finished() {

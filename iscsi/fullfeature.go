@@ -197,6 +197,7 @@ func (c *Conn) logout(h pdu.LogoutRequest) {
 		return
 	}
 	c.state = stateInLogout
+	c.endSession() // over RDMA it is the initiator that disconnects, when it likes
 	c.log.Debug("logged out")
 	c.mover.Terminate(true)
 }

@@ -474,6 +474,31 @@ func TestViolations(t *testing.T) {
 	}
 }
 
+// The session is over when its initiator hears so, not when it disconnects: what it held is
+// free (RFC 7143 §11.15.1: closed successfully).
+func TestLogoutEndsNexus(t *testing.T) {
+	eachFraming(t, func(t *testing.T, b *bench, c *client) {
+		other := b.dial(c.direct)
+		other.isid = 2
+		other.logIn("")
+		other.do(make([]byte, 6), false, false, 0, 0)                                    // takes the unit attention
+		if r := c.do([]byte{0x16, 0, 0, 0, 0, 0}, false, false, 0, 0); r.Status() != 0 { // RESERVE(6)
+			t.Fatalf("RESERVE: % x", r.Header)
+		}
+		if r := other.do(make([]byte, 6), false, false, 0, 0); r.Status() != 0x18 {
+			t.Fatalf("no RESERVATION CONFLICT: % x", r.Header)
+		}
+		f := pdu.LogoutRequestFields{Immediate: true, Reason: pdu.LogoutCloseSession, ITT: 1000, CmdSN: c.cmdSN}
+		c.send(f.AppendTo(nil), nil, false, false, 0, 0)
+		if a, ok := c.receive(); !ok || a.h.Opcode() != pdu.OpLogoutResponse {
+			t.Fatalf("no Logout Response: %v % x", a.c.Err, a.h)
+		}
+		if r := other.do(make([]byte, 6), false, false, 0, 0); r.Status() != 0 {
+			t.Errorf("after the logout: % x", r.Header)
+		}
+	})
+}
+
 // A task that is aborted while its data is fetched; an initiator that dies then.
 func TestAbortAndDeath(t *testing.T) {
 	eachFraming(t, func(t *testing.T, b *bench, c *client) {
