@@ -26,11 +26,21 @@ func (s *Server) Apply(next *config.Config) (mgmt.Reload, error) {
 	case <-s.ended:
 		return mgmt.Reload{}, errClosing
 	}
-	c := &change{Server: s, plan: newPlan(s.cfg, next), next: next, units: newUnits(s.log)}
+	c := &change{Server: s, plan: newPlan(s.inForce(), next), next: next, units: newUnits(s.log)}
 	if err := c.prepare(); err != nil {
 		return mgmt.Reload{}, errors.Join(append([]error{err}, c.abandon()...)...)
 	}
 	return c.commit()
+}
+
+// inForce is the configuration that is served: the last one that was applied, but for what
+// only a new process changes.
+func (s *Server) inForce() *config.Config {
+	c := *s.cfg
+	l := s.first.Limits
+	c.Limits.Commands, c.Limits.Memory, c.Limits.MemoryPerConnection = l.Commands, l.Memory, l.MemoryPerConnection
+	c.Log.Format = s.first.Log.Format
+	return &c
 }
 
 // change is a change under way.

@@ -353,6 +353,19 @@ func TestApplyPending(t *testing.T) {
 	}
 }
 
+// What only a new process can change is said until it is as it was.
+func TestApplyLimits(t *testing.T) {
+	r := serve(t, before)
+	for range 2 {
+		if done := r.apply(before + "limits: {memory: 2GiB, sessions: 5}\n"); fmt.Sprint(done.Pending) != "[limits.memory will change at the next start only]" {
+			t.Errorf("%+v", done)
+		}
+	}
+	if done := r.apply(before); len(done.Pending) != 0 {
+		t.Errorf("%+v", done)
+	}
+}
+
 // Changes and the end may meet.
 func TestApplyMeetsShutdown(t *testing.T) {
 	for range 20 {

@@ -24,7 +24,7 @@ type Server struct {
 	log     *slog.Logger
 	pool    *mem.Pool
 	node    *iscsi.Node
-	limits  config.Limits // those that hold until the process ends are in here
+	first   *config.Config // what the process was started with: some of it holds until it ends
 	started time.Time
 
 	applying chan struct{} // holds one element while a change is under way; taken before mu
@@ -55,7 +55,7 @@ type Server struct {
 // everything; its error is one line that says what to change.
 func New(cfg *config.Config, log *slog.Logger) (*Server, error) {
 	s := &Server{
-		log: log, pool: mem.NewPool(cfg.Limits.Memory), limits: cfg.Limits, started: time.Now(),
+		log: log, pool: mem.NewPool(cfg.Limits.Memory), first: cfg, started: time.Now(),
 		cfg: &config.Config{}, targets: make(map[string]*scsi.Target), units: newUnits(log),
 		applying: make(chan struct{}, 1), ended: make(chan struct{}), fatal: make(chan error, 1),
 	}

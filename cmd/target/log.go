@@ -12,14 +12,15 @@ import (
 )
 
 // newLogger returns a slog.Logger that writes to w through logrus, as the
-// configuration has it. A call below the level costs a comparison and allocates
+// configuration has it, and what changes its level. A call below the level costs a comparison and allocates
 // nothing, when its arguments are given as slog.Attr.
-func newLogger(c config.Log, w io.Writer) *slog.Logger {
+func newLogger(c config.Log, w io.Writer) (log *slog.Logger, setLevel func(slog.Level)) {
 	l := logrus.New()
 	l.SetOutput(w)
-	l.SetLevel(logrusslog.SlogLevel(c.Level).Level())
+	setLevel = func(level slog.Level) { l.SetLevel(logrusslog.SlogLevel(level).Level()) }
+	setLevel(c.Level)
 	l.SetFormatter(formatter(c.Format))
-	return slog.New(logrusslog.NewHandler(l, nil))
+	return slog.New(logrusslog.NewHandler(l, nil)), setLevel
 }
 
 func formatter(f config.LogFormat) logrus.Formatter {

@@ -6,11 +6,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 )
@@ -29,6 +31,7 @@ func TestScripts(t *testing.T) {
 			"status": cmdStatus,
 			"start":  cmdStart,
 			"end":    cmdEnd,
+			"hangup": cmdHangup,
 		},
 	})
 }
@@ -81,6 +84,28 @@ func cmdStart(ts *testscript.TestScript, _ bool, args []string) {
 
 // running holds the daemon of each script; scripts run in parallel.
 var running sync.Map
+
+// cmdHangup sends SIGHUP to the daemon and waits until what its status says matches: hangup
+// SOCKET REGEXP.
+func cmdHangup(ts *testscript.TestScript, _ bool, args []string) {
+	found, ok := running.Load(ts)
+	if !ok {
+		ts.Fatalf("no daemon was started")
+	}
+	p, want := found.(*process), regexp.MustCompile(args[1])
+	ts.Check(p.cmd.Process.Signal(syscall.SIGHUP))
+	var out []byte
+	for start := time.Now(); !want.Match(out); {
+		if time.Since(start) > 30*time.Second {
+			ts.Fatalf("30 s after SIGHUP: %s", out)
+		}
+		var err error
+		out, err = command(ts, []string{"target", "status", "--socket", args[0]}).CombinedOutput()
+		if err != nil {
+			ts.Fatalf("%v: %s", err, out)
+		}
+	}
+}
 
 // cmdEnd sends a signal to the daemon and expects an exit status: end 0 TERM.
 func cmdEnd(ts *testscript.TestScript, _ bool, args []string) {

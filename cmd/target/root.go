@@ -36,19 +36,33 @@ says which; without one it serves a small memory disk to this machine.`,
 		return &usageError{cmd.CommandPath(), err.Error()}
 	})
 	root.SuggestionsMinimumDistance = 2
-	root.AddCommand(serveCommand(), checkCommand(), versionCommand())
+	root.AddCommand(serveCommand(), checkCommand(), reloadCommand(), statusCommand(), sessionsCommand(), sessionCommand(), versionCommand())
 	return root
 }
 
 func unknownCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
-		return &usageError{cmd.CommandPath(), "nothing to do: name a command, such as serve, check or version"}
+		return &usageError{cmd.CommandPath(), "nothing to do: name a command, such as " + examples(cmd)}
 	}
 	reason := fmt.Sprintf("unknown command %q", args[0])
 	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
 		reason += ": did you mean " + strings.Join(near, " or ") + "?"
 	}
 	return &usageError{cmd.CommandPath(), reason}
+}
+
+// examples are some commands below cmd.
+func examples(cmd *cobra.Command) string {
+	if !cmd.HasParent() {
+		return "serve, check or status"
+	}
+	var names []string
+	for _, c := range cmd.Commands() {
+		if c.IsAvailableCommand() {
+			names = append(names, c.Name())
+		}
+	}
+	return strings.Join(names, " or ")
 }
 
 // noArgs refuses words that are neither a command nor a flag.

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"oneshot/config"
+	"oneshot/mgmt"
 )
 
 // drainTime is how long work in flight may take to finish after the first
@@ -31,6 +32,11 @@ func serveCommand() *cobra.Command {
 one it serves a memory disk of 256MiB on 127.0.0.1:3260, whose content is gone
 when it stops. Once it listens it prints lines to paste for open-iscsi, libiscsi
 and QEMU. Its log goes to standard error.
+
+SIGHUP, systemctl reload and target reload have the configuration read again, and
+what changed in it applied: LUNs, targets, access and portals come, go and change
+while sessions that they do not concern go on. If the file is not valid, nothing
+changes, and the log says why.
 
 SIGTERM and SIGINT drain: initiators are told, commands in flight finish, caches
 are written to disk; then serve exits with 0. After ` + strconv.Itoa(int(drainTime.Seconds())) + ` s, or at a second signal,
@@ -52,6 +58,9 @@ type daemon interface {
 	Addrs() []net.Addr
 	Serve() error
 	Shutdown(context.Context) error
+	Apply(*config.Config) (mgmt.Reload, error)
+	OnReload(func() (mgmt.Reload, error))
+	Health() error
 }
 
 // opener opens stores and portals; its error is one line.
@@ -62,7 +71,7 @@ func serve(path string, open opener, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	log := newLogger(c.Log, stderr)
+	log, setLevel := newLogger(c.Log, stderr)
 	for _, w := range c.Warnings {
 		log.Warn(w.Message, "at", w.Pos.String())
 	}
@@ -70,13 +79,24 @@ func serve(path string, open opener, stdout, stderr io.Writer) error {
 	signals := make(chan os.Signal, 2) // one to drain, one to stop at once
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	defer signal.Stop(signals)
+	hups := make(chan os.Signal, 1) // one that came while another was being obeyed is enough
+	signal.Notify(hups, syscall.SIGHUP)
+	defer close(hups)
+	defer signal.Stop(hups)
 	d, err := open(c, log)
 	if err != nil {
 		return err
 	}
+	r := &reloader{d, path, log, setLevel}
+	d.OnReload(r.reload)
+	go r.onHangup(hups) // ends with hups; a reload under way ends when d shuts down
+	alive := make(chan struct{})
+	defer close(alive)
+	go watchdog(watchdogInterval(), d.Health, alive)
 	if err := writeHints(stdout, c, d.Addrs()); err != nil {
 		log.Warn("cannot print what is served", "err", err) // nobody reads it; serve all the same
 	}
+	notify("READY=1\nSTATUS=serving")
 	return supervise(d, signals, log)
 }
 
@@ -100,6 +120,7 @@ func supervise(d daemon, signals <-chan os.Signal, log *slog.Logger) error {
 		served <- nil
 		log.Error("the server failed", "err", failure)
 	case s := <-signals:
+		notify("STOPPING=1\nSTATUS=waiting for initiators to log out")
 		log.Info("draining; a second signal stops at once", "signal", s.String())
 	}
 

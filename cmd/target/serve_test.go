@@ -17,17 +17,26 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"oneshot/config"
+	"oneshot/mgmt"
 )
 
 // fake is a daemon that does what a test says.
 type fake struct {
 	serve    chan error // what Serve returns
 	shutdown func(context.Context) error
+
+	applied mgmt.Reload // what Apply returns
+	refused error
+	asked   int // calls of Health
 }
 
 func (f *fake) Addrs() []net.Addr                  { return nil }
 func (f *fake) Serve() error                       { return <-f.serve }
 func (f *fake) Shutdown(ctx context.Context) error { return f.shutdown(ctx) }
+
+func (f *fake) Apply(*config.Config) (mgmt.Reload, error) { return f.applied, f.refused }
+func (f *fake) OnReload(func() (mgmt.Reload, error))      {}
+func (f *fake) Health() error                             { f.asked++; return nil }
 
 var quiet = slog.New(slog.DiscardHandler)
 
@@ -187,7 +196,7 @@ func TestLogger(t *testing.T) {
 		config.LogJSON: `"level":"warning","msg":"disk full","store":"disk1"`,
 	} {
 		var b strings.Builder
-		log := newLogger(config.Log{Level: slog.LevelInfo, Format: format}, &b)
+		log, _ := newLogger(config.Log{Level: slog.LevelInfo, Format: format}, &b)
 		log.Debug("hidden")
 		log.With("store", "disk1").Warn("disk full")
 		if !strings.Contains(b.String(), want) || strings.Contains(b.String(), "hidden") {
@@ -198,7 +207,7 @@ func TestLogger(t *testing.T) {
 
 // TestLoggerThatIsOff shows that a debug line costs no memory when switched off.
 func TestLoggerThatIsOff(t *testing.T) {
-	log := newLogger(config.Log{Level: slog.LevelInfo, Format: config.LogText}, io.Discard)
+	log, _ := newLogger(config.Log{Level: slog.LevelInfo, Format: config.LogText}, io.Discard)
 	n := testing.AllocsPerRun(100, func() {
 		log.LogAttrs(context.Background(), slog.LevelDebug, "x", slog.Int("lun", 1), slog.String("initiator", "y"))
 	})

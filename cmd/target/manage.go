@@ -1,0 +1,249 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"oneshot/config"
+	"oneshot/mgmt"
+)
+
+// view is how the commands that look at a daemon show what they see.
+type view struct {
+	socket   string
+	output   string
+	watch    bool
+	interval time.Duration
+	count    int
+}
+
+func (v *view) socketFlag(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&v.socket, "socket", config.DefaultSocket, "the management `SOCKET` of the daemon")
+}
+
+func (v *view) flags(cmd *cobra.Command) {
+	v.socketFlag(cmd)
+	f := cmd.Flags()
+	f.StringVarP(&v.output, "output", "o", "table", "the `FORM` of the output: table or json")
+	f.BoolVarP(&v.watch, "watch", "w", false, "go on, and show what happens per second, until Ctrl-C")
+	f.DurationVar(&v.interval, "interval", time.Second, "with --watch, the `TIME` between two looks")
+	f.IntVar(&v.count, "count", 0, "with --watch, how many `TIMES` to look (default: without end)")
+	must(cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json"}, cobra.ShellCompDirectiveNoFileComp)))
+}
+
+// must is for errors that only a mistake in this program makes.
+func must(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+func (v *view) check(cmd *cobra.Command) error {
+	switch {
+	case v.output != "table" && v.output != "json":
+		return &usageError{cmd.CommandPath(), fmt.Sprintf("unknown form %q: write -o table or -o json", v.output)}
+	case v.interval < 10*time.Millisecond:
+		return &usageError{cmd.CommandPath(), fmt.Sprintf("an interval of %s is too short: write 1s", v.interval)}
+	}
+	return nil
+}
+
+func statusCommand() *cobra.Command {
+	v := new(view)
+	cmd := &cobra.Command{
+		Use:   "status [--watch] [-o table|json]",
+		Short: "Show what a daemon serves, and what every LUN does",
+		Long: `status asks a serving daemon, over its management socket, for its portals,
+targets and LUNs, and for what was done with each LUN: commands, bytes, latency,
+failures since the target exists. With --watch it goes on and shows what happens
+per second.
+
+Latency is from the arrival of a command to the departure of its answer; p99 is
+the upper bound of the bucket that holds the 99th percentile, which is right
+within a third.`,
+		Example: `  target status
+  target status --watch
+  target status -o json | jq '.targets[].luns[].io.failed'`,
+		Args:                  noArgs,
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return look(cmd, v, (*mgmt.Client).Status, writeStatus)
+		},
+	}
+	v.flags(cmd)
+	return cmd
+}
+
+func sessionsCommand() *cobra.Command {
+	v := new(view)
+	cmd := &cobra.Command{
+		Use:   "sessions [--watch] [-o table|json]",
+		Short: "Show the sessions of a daemon, and what each does",
+		Long: `sessions asks a serving daemon, over its management socket, who has logged in:
+initiator, target, address, and what each session did since it began. With
+--watch it goes on and shows what happens per second.`,
+		Example: `  target sessions
+  target sessions --watch
+  target session drop 3`,
+		Args:                  noArgs,
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return look(cmd, v, (*mgmt.Client).Sessions, writeSessions)
+		},
+	}
+	v.flags(cmd)
+	return cmd
+}
+
+// look shows what ask returns, once or again and again. write gets what was seen before, or
+// nil.
+func look[T any](cmd *cobra.Command, v *view, ask func(*mgmt.Client, context.Context) (*T, error), write func(w io.Writer, now, before *T) error) error {
+	if err := v.check(cmd); err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	c := mgmt.NewClient(v.socket)
+	defer c.Close()
+	out := cmd.OutOrStdout()
+	var before *T
+	for n := 1; ; n++ {
+		now, err := ask(c, ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := v.show(out, now, func() error { return write(out, now, before) }); err != nil {
+			return err
+		}
+		if !v.watch || n == v.count {
+			return nil
+		}
+		before = now
+		select {
+		case <-time.After(v.interval):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// show writes one answer: as a table, in place of the one before if out is a terminal; or
+// as JSON, one line for each answer when there are several.
+func (v *view) show(out io.Writer, answer any, table func() error) error {
+	if v.output == "json" {
+		e := json.NewEncoder(out)
+		if !v.watch {
+			e.SetIndent("", "  ")
+		}
+		return e.Encode(answer)
+	}
+	if v.watch && isTerminal(out) {
+		fmt.Fprint(out, "\x1b[H\x1b[2J")
+	}
+	return table()
+}
+
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}
+
+func sessionCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "session",
+		Short: "End a session of a daemon",
+		Args:  cobra.ArbitraryArgs,
+		RunE:  unknownCommand,
+	}
+	cmd.AddCommand(dropCommand())
+	return cmd
+}
+
+func dropCommand() *cobra.Command {
+	v := new(view)
+	cmd := &cobra.Command{
+		Use:   "drop ID",
+		Short: "End the session with this number",
+		Long: `drop tells an initiator that its session ends, and ends it. ID is what target
+sessions shows. Commands in flight get no answer. Most initiators log in again at
+once and repeat them: to keep one out, take it off the list of initiators of the
+target, and reload.`,
+		Example:               `  target session drop 3`,
+		DisableFlagsInUseLine: true,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return &usageError{cmd.CommandPath(), "name one session by its number, which target sessions shows"}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			id, err := strconv.ParseUint(args[0], 10, 16)
+			if err != nil {
+				return &usageError{cmd.CommandPath(), fmt.Sprintf("%q is no number of a session", args[0])}
+			}
+			c := mgmt.NewClient(v.socket)
+			defer c.Close()
+			return c.DropSession(cmd.Context(), uint16(id))
+		},
+	}
+	v.socketFlag(cmd)
+	return cmd
+}
+
+func reloadCommand() *cobra.Command {
+	v := new(view)
+	cmd := &cobra.Command{
+		Use:   "reload",
+		Short: "Have a daemon read its configuration again",
+		Long: `reload has a serving daemon read its configuration again and apply what changed,
+and shows what that was. Sessions that it does not concern go on. If the file is
+not valid, or cannot be applied, nothing changes, and reload shows why and exits
+with 1.`,
+		Example: `  target reload
+  target check -c /etc/oneshot/target.yaml && target reload`,
+		Args:                  noArgs,
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c := mgmt.NewClient(v.socket)
+			defer c.Close()
+			r, err := c.Reload(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return writeReload(cmd.OutOrStdout(), r)
+		},
+	}
+	v.socketFlag(cmd)
+	return cmd
+}
+
+func writeReload(w io.Writer, r *mgmt.Reload) error {
+	if len(r.Done)+len(r.Pending) == 0 {
+		_, err := fmt.Fprintln(w, "nothing has changed")
+		return err
+	}
+	for _, line := range r.Done {
+		fmt.Fprintln(w, line)
+	}
+	for _, line := range r.Pending {
+		fmt.Fprintln(w, "not yet:", line)
+	}
+	return nil
+}

@@ -1,0 +1,79 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+
+	"oneshot/config"
+	"oneshot/mgmt"
+)
+
+// reloader reads the configuration of a daemon again.
+type reloader struct {
+	daemon   daemon
+	path     string // of the configuration; empty: the default one, which does not change
+	log      *slog.Logger
+	setLevel func(slog.Level)
+}
+
+// reload applies what the file says now. If that cannot be done, nothing changes.
+func (r *reloader) reload() (mgmt.Reload, error) {
+	notifyReloading()
+	done, err := r.apply()
+	if err != nil {
+		r.log.Error("the configuration was not read again; everything goes on as before", "err", summary(err))
+		notify("READY=1\nSTATUS=serving; the last reload failed: " + summary(err))
+		return done, err
+	}
+	for _, line := range done.Done {
+		r.log.Info("changed: " + line)
+	}
+	for _, line := range done.Pending {
+		r.log.Warn("not changed: " + line)
+	}
+	r.log.Info("configuration read again", "changes", len(done.Done))
+	notify("READY=1\nSTATUS=serving")
+	return done, nil
+}
+
+func (r *reloader) apply() (mgmt.Reload, error) {
+	if r.path == "" {
+		return mgmt.Reload{}, errors.New("this daemon serves the built-in configuration, which does not change: start it with --config FILE")
+	}
+	c, err := config.Load(r.path)
+	if err != nil {
+		return mgmt.Reload{}, err
+	}
+	for _, w := range c.Warnings {
+		r.log.Warn(w.Message, "at", w.Pos.String())
+	}
+	done, err := r.daemon.Apply(c)
+	if err == nil {
+		r.setLevel(c.Log.Level)
+	}
+	return done, err
+}
+
+// summary is an error in one line: of a configuration the first problem.
+func summary(err error) string {
+	bad, ok := errors.AsType[*config.Error](err)
+	if !ok {
+		return strings.ReplaceAll(oneLine(err).Error(), "\n", "; ")
+	}
+	first := bad.Problems[0]
+	text := first.Pos.String() + ": " + first.Message
+	if more := len(bad.Problems) - 1; more > 0 {
+		text += fmt.Sprintf(" (and %s)", count(more, "more problem"))
+	}
+	return text
+}
+
+// onHangup reloads at each signal, until hups is closed.
+func (r *reloader) onHangup(hups <-chan os.Signal) {
+	for range hups {
+		_, _ = r.reload() // which has logged what became of it
+	}
+}

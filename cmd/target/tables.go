@@ -1,0 +1,201 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"oneshot/mgmt"
+)
+
+func newTable(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 0, 2, ' ', 0) }
+
+// period is what figures are about: all the time so far, or that between two looks.
+type period struct {
+	rate    bool // figures per second
+	seconds float64
+	bounds  []int64
+}
+
+func newPeriod(now time.Time, before *time.Time, bounds []int64) period {
+	if before == nil {
+		return period{bounds: bounds}
+	}
+	return period{true, max(now.Sub(*before).Seconds(), 1e-3), bounds}
+}
+
+// heading names the columns of cells.
+func (p period) heading() string {
+	if p.rate {
+		return "READ/S\tB/S\tMEAN\tP99\tWRITE/S\tB/S\tMEAN\tP99\tOTHER/S\tBUSY\tFAILED"
+	}
+	return "READS\tBYTES\tMEAN\tP99\tWRITES\tBYTES\tMEAN\tP99\tOTHERS\tBUSY\tFAILED"
+}
+
+// cells are the figures of one row. before may be nil: nothing was.
+func (p period) cells(now, before *mgmt.IO) string {
+	if before == nil || !p.rate {
+		before = new(mgmt.IO)
+	}
+	read, write, other := now.Read.Since(&before.Read), now.Write.Since(&before.Write), now.Other.Since(&before.Other)
+	return strings.Join([]string{
+		p.number(read.Commands()), p.bytes(read.Bytes), latency(read.Mean()), latency(read.Quantile(0.99, p.bounds)),
+		p.number(write.Commands()), p.bytes(write.Bytes), latency(write.Mean()), latency(write.Quantile(0.99, p.bounds)),
+		p.number(other.Commands()), fmt.Sprint(now.InFlight), failures(now.Failed, before.Failed),
+	}, "\t")
+}
+
+func (p period) number(n uint64) string {
+	if !p.rate {
+		return fmt.Sprint(n)
+	}
+	return fmt.Sprintf("%.0f", float64(n)/p.seconds)
+}
+
+func (p period) bytes(n uint64) string {
+	if !p.rate {
+		return size(float64(n))
+	}
+	return size(float64(n) / p.seconds)
+}
+
+// size is n bytes with three digits, more or less.
+func size(n float64) string {
+	for _, unit := range []string{"B", "KiB", "MiB", "GiB", "TiB"} {
+		if n < 1000 {
+			if unit == "B" || n >= 100 {
+				return fmt.Sprintf("%.0f%s", n, unit)
+			}
+			return fmt.Sprintf("%.1f%s", n, unit)
+		}
+		n /= 1024
+	}
+	return fmt.Sprintf("%.1fPiB", n)
+}
+
+func latency(d time.Duration) string {
+	switch {
+	case d == 0:
+		return "-"
+	case d < 100*time.Microsecond:
+		return fmt.Sprintf("%.1fµs", float64(d)/1e3)
+	case d < time.Millisecond:
+		return fmt.Sprintf("%.0fµs", float64(d)/1e3)
+	case d < time.Second:
+		return fmt.Sprintf("%.1fms", float64(d)/1e6)
+	}
+	return fmt.Sprintf("%.1fs", d.Seconds())
+}
+
+// failures names the kinds that were added since before.
+func failures(now, before map[string]uint64) string {
+	var kinds []string
+	for kind, n := range now {
+		if n -= min(before[kind], n); n > 0 {
+			kinds = append(kinds, fmt.Sprintf("%s:%d", kind, n))
+		}
+	}
+	if kinds == nil {
+		return "-"
+	}
+	slices.Sort(kinds)
+	return strings.Join(kinds, ",")
+}
+
+func writeStatus(w io.Writer, now, before *mgmt.Status) error {
+	var was *time.Time
+	if before != nil {
+		was = &before.Time
+	}
+	p := newPeriod(now.Time, was, now.BoundsNS)
+	fmt.Fprintf(w, "oneshot %s, process %d, serving for %s\n", now.Version, now.PID, age(now.Started, now.Time))
+	fmt.Fprintf(w, "configuration  %s, in force since %s\n", now.Config, now.Loaded.Local().Format(time.DateTime))
+	fmt.Fprintf(w, "portals        %s\n", portalList(now.Portals))
+	c := now.Counters
+	fmt.Fprintf(w, "sessions       %d; %d logins, %d refused; %d connections, %d refused\n", now.Connected, c.Logins, c.LoginFailures, c.Connections, c.Refused)
+	fmt.Fprintf(w, "errors         %d of the protocol, %d of digests, %d rejects, %d commands out of order\n", c.ProtocolErrors, c.DigestErrors, c.Rejects, c.IgnoredCommands)
+	fmt.Fprintf(w, "buffers        %s of %s\n", size(float64(now.Buffers.InUse)), size(float64(now.Buffers.Limit)))
+	t := newTable(w)
+	fmt.Fprintf(t, "\nTARGET\tLUN\tSTORE\tSIZE\t%s\n", p.heading())
+	for i := range now.Targets {
+		n := &now.Targets[i]
+		if len(n.LUNs) == 0 {
+			fmt.Fprintf(t, "%s\t-\n", n.Name)
+		}
+		for j := range n.LUNs {
+			l := &n.LUNs[j]
+			fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\n", n.Name, l.Number, l.Store, size(float64(l.Bytes)), p.cells(&l.IO, lunBefore(before, n.Name, l.Number)))
+		}
+	}
+	return t.Flush()
+}
+
+func portalList(portals []mgmt.Portal) string {
+	var texts []string
+	for _, p := range portals {
+		texts = append(texts, p.Transport+" "+p.Address)
+	}
+	return strings.Join(texts, ", ")
+}
+
+// lunBefore finds a LUN in an earlier answer, or returns nil.
+func lunBefore(s *mgmt.Status, target string, number uint16) *mgmt.IO {
+	if s == nil {
+		return nil
+	}
+	for i := range s.Targets {
+		if s.Targets[i].Name != target {
+			continue
+		}
+		luns := s.Targets[i].LUNs // sorted
+		if at, found := slices.BinarySearchFunc(luns, number, func(l mgmt.LUN, n uint16) int { return cmp.Compare(l.Number, n) }); found {
+			return &luns[at].IO
+		}
+	}
+	return nil
+}
+
+func writeSessions(w io.Writer, now, before *mgmt.Sessions) error {
+	var was *time.Time
+	then := make(map[uint16]*mgmt.Session)
+	if before != nil {
+		was = &before.Time
+		for i := range before.Sessions {
+			then[before.Sessions[i].ID] = &before.Sessions[i]
+		}
+	}
+	if len(now.Sessions) == 0 {
+		_, err := fmt.Fprintln(w, "no sessions")
+		return err
+	}
+	p := newPeriod(now.Time, was, now.BoundsNS)
+	t := newTable(w)
+	fmt.Fprintf(t, "ID\tINITIATOR\tTARGET\tFROM\tBY\tAGE\t%s\n", p.heading())
+	for i := range now.Sessions {
+		s := &now.Sessions[i]
+		var io *mgmt.IO
+		if b := then[s.ID]; b != nil && b.Since.Equal(s.Since) { // numbers are used again
+			io = &b.IO
+		}
+		fmt.Fprintf(t, "%d\t%s\t%s\t%s\t%s\t%s\t%s\n", s.ID, s.Initiator, cmp.Or(s.Target, "(discovery)"), s.Peer, s.Transport, age(s.Since, now.Time), p.cells(&s.IO, io))
+	}
+	return t.Flush()
+}
+
+// age is how long ago something was, in one or two units.
+func age(then, now time.Time) string {
+	d := max(now.Sub(then), 0).Round(time.Second)
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", d/time.Second)
+	case d < time.Hour:
+		return fmt.Sprintf("%dm%ds", d/time.Minute, d%time.Minute/time.Second)
+	case d < 24*time.Hour:
+		return fmt.Sprintf("%dh%dm", d/time.Hour, d%time.Hour/time.Minute)
+	}
+	return fmt.Sprintf("%dd%dh", d/(24*time.Hour), d%(24*time.Hour)/time.Hour)
+}
