@@ -41,20 +41,20 @@ func (d *decoder) checkTargetNames(c *Config) {
 	}
 }
 
-// checkPaths refuses two stores in one file: the second could not lock it.
+// checkPaths refuses two stores in one file or device: the second could not lock it.
 func (d *decoder) checkPaths(c *Config) {
 	first := make(map[string]*Store)
 	for i := range c.Stores {
 		s := &c.Stores[i]
-		if s.File == nil || s.File.Path == "" {
+		path := s.place()
+		if path == "" {
 			continue
 		}
-		path := s.File.Path
 		if abs, err := filepath.Abs(path); err == nil {
 			path = abs
 		}
 		if before := first[path]; before != nil {
-			d.errorf(s.Pos, "the stores %q and %q share the file %s: export one store twice instead, or choose another path", before.Name, s.Name, s.File.Path)
+			d.errorf(s.Pos, "the stores %q and %q share the %s %s: export one store twice instead, or choose another path", before.Name, s.Name, s.pathNoun(), s.place())
 			continue
 		}
 		first[path] = s

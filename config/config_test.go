@@ -67,7 +67,7 @@ func TestParse(t *testing.T) {
 		Log:  Log{Level: slog.LevelInfo, Format: LogText},
 		Stores: []Store{
 			{Name: "scratch", Type: StoreMemory, Size: 256 << 20},
-			{Name: "disk1", Type: StoreFile, Size: 10 << 30, File: &FileStore{Path: "/etc/oneshot/disk1.img", Sparse: true, Cache: CacheWriteback}},
+			{Name: "disk1", Type: StoreFile, Size: 10 << 30, File: &FileStore{Path: "/etc/oneshot/disk1.img", Sparse: true, Cache: CacheWriteback, IO: IOAuto}},
 		},
 		Targets: []Target{{
 			Name: "iqn.2026-11.example.oneshot:demo",
@@ -97,11 +97,16 @@ func TestParseEveryOtherValue(t *testing.T) {
 	got, err := Parse("x.yaml", []byte(`
 log: {level: error, format: json}
 stores:
-  a: {type: file, path: /srv//a.img, sparse: false, cache: writethrough, direct: true, readonly: true}
+  a: {type: file, path: /srv//a.img, sparse: false, cache: writethrough, direct: true, io: threads, readonly: true}
+  b: {type: device, path: /dev/sdb}
+  c: {type: device, path: sdc, size: 1GiB, direct: false, cache: writethrough, io: uring}
+  d: {type: null, size: 1TiB}
+  e: {type: gotgt, plugin: file, path: e.img}
+  f: {type: gotgt, plugin: ceph, path: pool/image, size: 1MiB}
 targets:
   - iqn: EUI.02004567A425678D
     alias: größte Platte
-    luns: {5: {store: a, block_size: 2KiB, vendor: V, product: P, serial: S}, 1: {store: a, readonly: true}}
+    luns: {5: {store: a, block_size: 2KiB, vendor: V, product: P, serial: S}, 1: {store: a, readonly: true}, 10: b, 11: c, 12: d, 13: e, 14: f}
     auth: {chap: {user: 007, secret: {env: ONESHOT_TEST_SECRET}}}
 portals:
   - {listen: "*"}
@@ -114,15 +119,27 @@ limits: {connections: 1, sessions: 2, commands: 3, memory: 4MiB, memory_per_conn
 		t.Fatal(err)
 	}
 	want := &Config{
-		File:   "x.yaml",
-		Log:    Log{Level: slog.LevelError, Format: LogJSON},
-		Stores: []Store{{Name: "a", Type: StoreFile, ReadOnly: true, File: &FileStore{Path: "/srv/a.img", Direct: true, Cache: CacheWritethrough}}},
+		File: "x.yaml",
+		Log:  Log{Level: slog.LevelError, Format: LogJSON},
+		Stores: []Store{
+			{Name: "a", Type: StoreFile, ReadOnly: true, File: &FileStore{Path: "/srv/a.img", Direct: true, Cache: CacheWritethrough, IO: IOThreads}},
+			{Name: "b", Type: StoreDevice, Device: &DeviceStore{Path: "/dev/sdb", Direct: true, Cache: CacheWriteback, IO: IOAuto}},
+			{Name: "c", Type: StoreDevice, Size: 1 << 30, Device: &DeviceStore{Path: "sdc", Cache: CacheWritethrough, IO: IOUring}},
+			{Name: "d", Type: StoreNull, Size: 1 << 40},
+			{Name: "e", Type: StoreGOTGT, GOTGT: &GOTGTStore{Plugin: "file", Path: "e.img"}},
+			{Name: "f", Type: StoreGOTGT, Size: 1 << 20, GOTGT: &GOTGTStore{Plugin: "ceph", Path: "pool/image"}},
+		},
 		Targets: []Target{{
 			Name:  "eui.02004567a425678d",
 			Alias: "größte Platte",
 			LUNs: []LUN{
 				{Number: 1, Store: "a", ReadOnly: true, BlockSize: 512},
 				{Number: 5, Store: "a", ReadOnly: true, BlockSize: 2048, Vendor: "V", Product: "P", Serial: "S"},
+				{Number: 10, Store: "b", BlockSize: 512},
+				{Number: 11, Store: "c", BlockSize: 512},
+				{Number: 12, Store: "d", BlockSize: 512},
+				{Number: 13, Store: "e", BlockSize: 512},
+				{Number: 14, Store: "f", BlockSize: 512},
 			},
 			Auth: Auth{CHAP: &Credentials{User: "007", Secret: NewSecret("from-the-environment")}},
 		}},
@@ -180,7 +197,7 @@ func TestFullShowsEveryKey(t *testing.T) {
 	if c.Limits != DefaultLimits() {
 		t.Errorf("limits are %+v, not the defaults", c.Limits)
 	}
-	for _, key := range strings.Fields(`log level format stores type size path sparse cache direct readonly targets iqn alias luns
+	for _, key := range strings.Fields(`log level format stores type size path sparse cache direct io plugin readonly targets iqn alias luns
 		store block_size vendor product serial auth chap mutual user secret file env initiators portals transport listen discovery
 		limits connections sessions commands memory memory_per_connection login_timeout nop_interval nop_timeout
 		metrics pprof management socket`) {

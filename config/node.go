@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/token"
 )
 
 // value is a node of the file with the key it belongs to. A value without node
@@ -201,6 +202,19 @@ func (o *object) take(key string) value {
 	}
 	v.node = o.d.valueOf(v)
 	return v
+}
+
+// takeWord is take for a key of which "null" is a value: the word, as YAML's other spellings
+// of nothing (an empty value, ~) are not.
+func (o *object) takeWord(key string) value {
+	if v, found := o.find(key); found {
+		if n, null := o.d.resolve(v.node).(*ast.NullNode); null && n.GetToken().Type == token.NullType && n.GetToken().Value == "null" {
+			o.known = append(o.known, key)
+			v.node = ast.String(n.GetToken())
+			return v
+		}
+	}
+	return o.take(key)
 }
 
 // has reports whether the key stands in the file, with a usable value or not.

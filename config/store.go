@@ -11,14 +11,17 @@ type Store struct {
 	Type StoreType
 	Pos  Position // of the name
 
-	// Size is in bytes. For a file store, 0 means the length that the file has.
+	// Size is in bytes. 0 means the length of the file or the size of the device, or what
+	// the plugin says.
 	Size int64
 
 	// ReadOnly stores are never written to; LUNs that export them are read-only.
 	ReadOnly bool
 
-	// File is set when, and only when, Type is StoreFile.
-	File *FileStore
+	// One of these is set when, and only when, Type is StoreFile, StoreDevice or StoreGOTGT.
+	File   *FileStore
+	Device *DeviceStore
+	GOTGT  *GOTGTStore
 }
 
 // FileStore is what a file store has besides a size.
@@ -36,7 +39,36 @@ type FileStore struct {
 	Direct bool
 
 	Cache CacheMode
+	IO    IOMode
 }
+
+// DeviceStore is what a store on a block device has besides a size.
+type DeviceStore struct {
+	Path   string // as FileStore.Path
+	Direct bool   // bypasses the page cache (O_DIRECT); the default
+	Cache  CacheMode
+	IO     IOMode
+}
+
+// GOTGTStore is what a store on a plugin of gotgt has besides a size.
+type GOTGTStore struct {
+	// Plugin is the name under which the plugin is registered.
+	Plugin string
+
+	// Path is what the plugin is told to open, as it stands in the configuration unless the
+	// plugin is the one for files.
+	Path string
+}
+
+// IOMode says by which means reads and writes reach the kernel.
+type IOMode string
+
+// The means.
+const (
+	IOAuto    IOMode = "auto"    // io_uring with O_DIRECT where the kernel has it, else threads; the default
+	IOUring   IOMode = "uring"   // io_uring, or the store does not open
+	IOThreads IOMode = "threads" // a pool of threads
+)
 
 // StoreType says where the blocks of a store live.
 type StoreType string
@@ -45,6 +77,9 @@ type StoreType string
 const (
 	StoreMemory StoreType = "memory" // gone when the daemon stops
 	StoreFile   StoreType = "file"
+	StoreDevice StoreType = "device" // a block device
+	StoreNull   StoreType = "null"   // reads zeroes, drops writes
+	StoreGOTGT  StoreType = "gotgt"  // a plugin of github.com/gostor/gotgt
 )
 
 // CacheMode says when a write is acknowledged.
@@ -66,6 +101,9 @@ var storeTypes = []struct {
 }{
 	{StoreMemory, (*decoder).memoryStore},
 	{StoreFile, (*decoder).fileStore},
+	{StoreDevice, (*decoder).deviceStore},
+	{StoreNull, (*decoder).memoryStore},
+	{StoreGOTGT, (*decoder).gotgtStore},
 }
 
 // StoreTypes returns the store types that a configuration can name.
@@ -106,7 +144,7 @@ func (d *decoder) store(v value) Store {
 	if o == nil {
 		return s
 	}
-	if !set(o.take("type"), &s.Type, "a store type", oneOf(StoreTypes()...)) {
+	if !set(o.takeWord("type"), &s.Type, "a store type", oneOf(StoreTypes()...)) {
 		if !o.has("type") {
 			d.errorf(v.at, "the store %q has no type: add one; %s", v.key, choices("", words(StoreTypes())))
 		}
@@ -135,25 +173,72 @@ func checkStoreName(name string) error {
 	return nil
 }
 
+// memoryStore is a store that is nowhere but here.
 func (d *decoder) memoryStore(o *object, s *Store) {
 	if !o.has("size") {
-		d.errorf(s.Pos, "the memory store %q has no size: add one, such as size: 256MiB", s.Name)
+		d.errorf(s.Pos, "the %s store %q has no size: add one, such as size: 256MiB", s.Type, s.Name)
 	}
 	d.storeSize(o, s)
 }
 
 func (d *decoder) fileStore(o *object, s *Store) {
-	f := &FileStore{Sparse: true, Cache: CacheWriteback}
+	f := &FileStore{Sparse: true}
 	s.File = f
-	if set(o.take("path"), &f.Path, "the path of a file", parsePath) {
-		f.Path = resolvePath(d.src.file, f.Path)
-	} else if !o.has("path") {
-		d.errorf(s.Pos, "the file store %q has no path: add one, such as path: %s.img", s.Name, s.Name)
-	}
+	d.storePath(o, s, &f.Path, s.Name+".img")
 	d.storeSize(o, s)
 	o.bool("sparse", &f.Sparse)
 	o.bool("direct", &f.Direct)
-	set(o.take("cache"), &f.Cache, "a cache mode", oneOf(CacheWriteback, CacheWritethrough))
+	cacheAndIO(o, &f.Cache, &f.IO)
+}
+
+func (d *decoder) deviceStore(o *object, s *Store) {
+	v := &DeviceStore{Direct: true}
+	s.Device = v
+	d.storePath(o, s, &v.Path, "/dev/disk/by-id/NAME")
+	d.storeSize(o, s)
+	o.bool("direct", &v.Direct)
+	cacheAndIO(o, &v.Cache, &v.IO)
+}
+
+func (d *decoder) gotgtStore(o *object, s *Store) {
+	g := &GOTGTStore{}
+	s.GOTGT = g
+	if !o.text("plugin", &g.Plugin) && !o.has("plugin") {
+		d.errorf(s.Pos, "the gotgt store %q has no plugin: add one, such as plugin: file", s.Name)
+	}
+	if o.text("path", &g.Path) && g.Plugin == "file" {
+		g.Path = resolvePath(d.src.file, g.Path)
+	}
+	d.storeSize(o, s)
+}
+
+// storePath reads where the bytes are; example is for who has left it out.
+func (d *decoder) storePath(o *object, s *Store, path *string, example string) {
+	if set(o.take("path"), path, "the path of a "+string(s.Type), parsePath) {
+		*path = resolvePath(d.src.file, *path)
+	} else if !o.has("path") {
+		d.errorf(s.Pos, "the %s store %q has no path: add one, such as path: %s", s.Type, s.Name, example)
+	}
+}
+
+func cacheAndIO(o *object, cache *CacheMode, io *IOMode) {
+	*cache, *io = CacheWriteback, IOAuto
+	set(o.take("cache"), cache, "a cache mode", oneOf(CacheWriteback, CacheWritethrough))
+	set(o.take("io"), io, "a way of I/O", oneOf(IOAuto, IOUring, IOThreads))
+}
+
+// place is the file or device that keeps the bytes of s, or empty: there is none, or nobody
+// knows but a plugin.
+func (s *Store) place() string {
+	switch {
+	case s.File != nil:
+		return s.File.Path
+	case s.Device != nil:
+		return s.Device.Path
+	case s.GOTGT != nil && s.GOTGT.Plugin == "file":
+		return s.GOTGT.Path
+	}
+	return ""
 }
 
 func parsePath(text string) (string, error) {
@@ -176,4 +261,12 @@ func words[T ~string](names []T) []string {
 		out[i] = string(n)
 	}
 	return out
+}
+
+// pathNoun is what place is the path of.
+func (s *Store) pathNoun() string {
+	if s.Device != nil {
+		return "device"
+	}
+	return "file"
 }

@@ -222,7 +222,7 @@ func vpdCharacteristics(t *Task) []byte {
 // vpdProvisioning is the Logical Block Provisioning page, SBC-3 §6.6.5.
 func vpdProvisioning(t *Task) []byte {
 	b := make([]byte, 4)
-	if _, ok := t.lu.store.(backend.Meter); ok {
+	if _, ok := backend.As[backend.Meter](t.lu.store); ok {
 		b[4-4] = thresholdExponent
 	}
 	if t.lu.thin() {

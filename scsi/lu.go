@@ -18,7 +18,7 @@ type LUConfig struct {
 	Store     backend.Store // owned by the logical unit from now on
 	BlockSize int           // bytes, a power of two, 512 to 4096; 0: 512 or the store's, whichever is larger
 	// PhysicalBlockSize is what is reported as the size of physical blocks, for initiators
-	// that align by it: bytes, a power of two, BlockSize to 64 KiB; 0: BlockSize.
+	// that align by it: bytes, a power of two, BlockSize to 64 KiB; 0: that of the store.
 	PhysicalBlockSize int
 	ReadOnly          bool
 	// Removable: initiators can eject the medium and load it again.
@@ -110,7 +110,7 @@ type LogicalUnit struct {
 func NewLogicalUnit(cfg LUConfig) (*LogicalUnit, error) {
 	info := cfg.Store.Info()
 	lu := &LogicalUnit{store: cfg.Store, info: info, readOnly: cfg.ReadOnly, naa: cfg.NAA}
-	lu.lender, _ = cfg.Store.(backend.Lender)
+	lu.lender, _ = backend.As[backend.Lender](cfg.Store)
 	if err := lu.setGeometry(cfg.BlockSize, cfg.PhysicalBlockSize); err != nil {
 		return nil, err
 	}
@@ -138,7 +138,7 @@ func (lu *LogicalUnit) setGeometry(blockSize, physical int) error {
 		blockSize = max(512, lu.info.BlockSize)
 	}
 	if physical == 0 {
-		physical = blockSize
+		physical = max(blockSize, min(lu.info.PhysicalBlockSize, 64<<10))
 	}
 	switch {
 	case blockSize < 512 || blockSize > 4096 || blockSize&(blockSize-1) != 0:

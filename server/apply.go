@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"oneshot/backend"
 	"oneshot/config"
 	"oneshot/iscsi"
 	"oneshot/mgmt"
@@ -165,8 +166,8 @@ func (c *change) preparePortals() error {
 func (c *change) prepareSizes() error {
 	for _, store := range c.plan.resize {
 		s := c.units.stores[medium(store)]
-		r := resizer(s.Store)
-		if r == nil {
+		r, ok := backend.As[backend.Resizer](s.shared)
+		if !ok {
 			c.pending = append(c.pending, fmt.Sprintf("%s: a %s store keeps its size while LUNs show it; that of %q will change at the next start only", store.Pos, store.Type, store.Name))
 			continue
 		}

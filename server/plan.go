@@ -51,8 +51,13 @@ func newPlan(old, new *config.Config) *plan {
 // medium names what keeps the bytes of a store: two stores with one name for it, in two
 // configurations, are one.
 func medium(s *config.Store) string {
-	if s.File != nil {
+	switch {
+	case s.File != nil:
 		return "file " + s.File.Path
+	case s.Device != nil:
+		return "device " + s.Device.Path
+	case s.GOTGT != nil && s.GOTGT.Path != "":
+		return "gotgt " + s.GOTGT.Plugin + " " + s.GOTGT.Path
 	}
 	return string(s.Type) + " " + s.Name
 }

@@ -8,8 +8,6 @@ import (
 	"sync/atomic"
 
 	"oneshot/backend"
-	"oneshot/backend/file"
-	"oneshot/backend/memory"
 	"oneshot/config"
 	"oneshot/scsi"
 )
@@ -29,7 +27,8 @@ func newUnits(log *slog.Logger) units {
 // openStore is a store that logical units use. It has a handle of its own.
 type openStore struct {
 	name string // for messages
-	backend.Store
+	shared
+	showing *showing
 }
 
 // unitKey is all that LUNs can differ in if they are not to share a logical unit.
@@ -60,7 +59,7 @@ func (u *units) unit(t *config.Target, l *config.LUN, s *openStore) (*scsi.Logic
 	if lu := u.made[key]; lu != nil {
 		return lu, nil
 	}
-	handle := share(s.Store)
+	handle := s.share()
 	lu, err := scsi.NewLogicalUnit(scsi.LUConfig{
 		Store: handle, BlockSize: l.BlockSize, ReadOnly: l.ReadOnly,
 		Vendor: l.Vendor, Product: l.Product, Serial: key.lun.Serial,
@@ -72,30 +71,18 @@ func (u *units) unit(t *config.Target, l *config.LUN, s *openStore) (*scsi.Logic
 		return nil, fmt.Errorf("%s: LUN %d cannot show store %q: %w", l.Pos, l.Number, l.Store, err)
 	}
 	u.made[key] = lu
+	s.showing.add(lu)
 	return lu, nil
 }
 
 // openStore opens the store that c describes.
 func (u *units) openStore(c *config.Store) (*openStore, error) {
-	s, err := u.open(c)
+	showing := &showing{}
+	s, err := open(c, showing.sizeChanged, u.log.With("store", c.Name))
 	if err != nil {
 		return nil, fmt.Errorf("%s: store %q: %w", c.Pos, c.Name, err)
 	}
-	return &openStore{c.Name, newShared(s)}, nil
-}
-
-func (u *units) open(c *config.Store) (backend.Store, error) {
-	if c.File == nil {
-		return memory.New(c.Size)
-	}
-	cache := file.Writeback
-	if c.File.Cache == config.CacheWritethrough {
-		cache = file.Writethrough
-	}
-	return file.Open(file.Config{
-		Path: c.File.Path, Size: c.Size, Sparse: c.File.Sparse, Direct: c.File.Direct, Cache: cache,
-		Log: u.log.With("store", c.Name),
-	})
+	return &openStore{c.Name, newShared(s), showing}, nil
 }
 
 // without returns what is in u and not in other.
@@ -123,6 +110,7 @@ func (u *units) close() (errs []error) {
 		}
 	}
 	for key, lu := range u.made {
+		key.store.showing.remove(lu)
 		if !lu.Idle() {
 			note(key.store, fmt.Errorf("commands hang in it; what was not flushed may be lost"))
 			continue
@@ -143,53 +131,27 @@ type shared struct {
 	refs *atomic.Int32
 }
 
-// sharedLender is shared for a store that lends its memory.
-type sharedLender struct {
-	backend.Lender
-	refs *atomic.Int32
-}
+var _ backend.Wrapper = shared{}
 
-func newShared(s backend.Store) backend.Store {
+func newShared(s backend.Store) shared {
 	refs := new(atomic.Int32)
 	refs.Store(1)
-	if l, ok := s.(backend.Lender); ok {
-		return sharedLender{l, refs}
-	}
 	return shared{s, refs}
 }
 
 // share returns s for one more owner.
-func share(s backend.Store) backend.Store {
-	switch s := s.(type) {
-	case shared:
-		s.refs.Add(1)
-	case sharedLender:
-		s.refs.Add(1)
-	}
+func (s shared) share() shared {
+	s.refs.Add(1)
 	return s
 }
 
-// resizer returns what can resize s, or nil.
-func resizer(s backend.Store) backend.Resizer {
-	switch w := s.(type) {
-	case shared:
-		s = w.Store
-	case sharedLender:
-		s = w.Lender
-	}
-	r, _ := s.(backend.Resizer)
-	return r
-}
+// Unwrap returns the store itself.
+func (s shared) Unwrap() backend.Store { return s.Store }
 
-// Close implements backend.Store.
-func (s shared) Close() error { return closeLast(s.Store, s.refs) }
-
-// Close implements backend.Store.
-func (s sharedLender) Close() error { return closeLast(s.Lender, s.refs) }
-
-func closeLast(s backend.Store, refs *atomic.Int32) error {
-	if refs.Add(-1) > 0 {
+// Close gives up one owner's handle.
+func (s shared) Close() error {
+	if s.refs.Add(-1) > 0 {
 		return nil
 	}
-	return s.Close()
+	return s.Store.Close()
 }
