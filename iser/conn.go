@@ -145,7 +145,7 @@ func (m *Mover) privateData() []byte {
 func (m *Mover) open(req rdma.Request) (err error) {
 	t := m.target
 	if d := req.PeerData(); len(d) >= 4 {
-		m.invalidate = d[0]&noInvalidate == 0
+		m.invalidate = d[0]&noInvalidate == 0 && t.limits.SendInvalidate
 	}
 	// As many answers as commands; each takes a few work requests, most of them one.
 	work := min(t.limits.MaxWork, 4*t.cfg.Commands+extraSlots)

@@ -32,8 +32,12 @@ func (m *Mover) GetData(it *iscsi.Task) {
 		remote.Offset = uint64(have)
 	}
 	t.locals = appendRest(t.locals[:0], it.Out, have, it.OutLen)
-	if remote.STag == 0 || !m.register(t.locals) {
+	if remote.STag == 0 {
 		m.conn.DataFailed(it, iscsi.NotEnoughData)
+		return
+	}
+	if !m.register(t.locals) {
+		m.broken(m.target.unregistered())
 		return
 	}
 	t.remotes[0] = remote
@@ -137,10 +141,15 @@ func (m *Mover) copyIn(t *task, n int) bool {
 	if t.bounce = m.conn.TryLease(&t.Task, n); t.bounce == nil {
 		return false
 	}
+	s, err := m.target.sge(t.bounce, 0, n)
+	if err != nil {
+		m.broken(err)
+		return false
+	}
 	b := t.bounce.Bytes()[:0]
 	for _, s := range t.In {
 		b = append(b, s...)
 	}
-	t.locals = append(t.locals[:0], m.target.sge(t.bounce, 0, n))
+	t.locals = append(t.locals[:0], s)
 	return true
 }

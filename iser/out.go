@@ -98,7 +98,11 @@ func (m *Mover) attach(w *rdma.Work, b []byte, l **mem.Lease, sgl *[1]rdma.SGE) 
 		return
 	}
 	copy((*l).Bytes(), b)
-	sgl[0] = m.target.sge(*l, 0, len(b))
+	var err error
+	if sgl[0], err = m.target.sge(*l, 0, len(b)); err != nil {
+		m.broken(err)
+		return
+	}
 	w.SGL = sgl[:]
 }
 

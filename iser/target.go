@@ -122,10 +122,22 @@ func (t *Target) register(a *mem.Arena) {
 	t.arenas.Store(&list)
 }
 
-// sge names n bytes of a lease, from off on.
-func (t *Target) sge(l *mem.Lease, off, n int) rdma.SGE {
+// sge names n bytes of a lease, from off on. An error says that the device has refused the memory.
+func (t *Target) sge(l *mem.Lease, off, n int) (rdma.SGE, error) {
 	a, _ := l.Arena()
-	return rdma.SGE{Bytes: l.Bytes()[off : off+n : off+n], Region: (*t.arenas.Load())[a.Index()]}
+	r := (*t.arenas.Load())[a.Index()]
+	if r == nil {
+		return rdma.SGE{}, t.unregistered()
+	}
+	return rdma.SGE{Bytes: l.Bytes()[off : off+n : off+n], Region: r}, nil
+}
+
+// unregistered says why there is memory that the device does not know.
+func (t *Target) unregistered() error {
+	if e := t.regErr.Load(); e != nil {
+		return *e
+	}
+	return fmt.Errorf("iser: memory that the device %s does not know", t.limits.Name)
 }
 
 // region finds the registration that b lies in, or nil: b is of the Go heap.
@@ -201,7 +213,12 @@ func (t *Target) newReceives(n int, q rdma.ReceiveQueue) (*receives, error) {
 		}
 		r.leases = append(r.leases, l)
 		for off := 0; off+slotLen <= bytes && left > 0; off += slotLen {
-			r.sgl = append(r.sgl, t.sge(l, off, slotLen))
+			s, err := t.sge(l, off, slotLen)
+			if err != nil {
+				r.release()
+				return nil, err
+			}
+			r.sgl = append(r.sgl, s)
 			left--
 		}
 	}

@@ -89,11 +89,13 @@ type Limits struct {
 	// RegionInvalidate: regions can be registered with AccessRemoteInvalidate. Where windows can
 	// be had, these can be invalidated in any case.
 	RegionInvalidate bool
-	// UnguardedInvalidate: the device does not look whether the peer may: who knows the STag of
-	// a region of the queue pair's domain can end it with a Send with Invalidate.
+	// UnguardedInvalidate: the device does not look whether the peer may, nor does it tell of
+	// it: who knows the STag of a region of the queue pair's domain can end it with a Send with
+	// Invalidate.
 	UnguardedInvalidate bool
-	// EndTold: the peer of an Abort hears that it was none in good order. Otherwise it hears that
-	// only if work of its own was under way.
+	// EndTold: Disconnected tells the peer's Abort, and offences, from ends in good order.
+	// Otherwise that is sure only where work of this end was under way, and such work may end
+	// as flushed whatever the offence.
 	EndTold bool
 	// CountsRemote: Counters have the peer's Writes and Reads in them, which its messages are.
 	CountsRemote bool

@@ -274,8 +274,8 @@ func testReceiveWait(t *testing.T, p Pair) {
 func testNoReceive(t *testing.T, p Pair) {
 	client, server := connect(t, p, options{shared: true})
 	client.post(client.send(1, rdma.Signaled, 0, 100))
-	client.bad()
-	server.bad()
+	client.told(server)
+	server.told(server)
 }
 
 // A full queue takes a part, says so, and goes on when something has completed.

@@ -26,6 +26,9 @@ type Pair struct {
 	// Listen is an address for Server to listen on, which Client can reach when the port is
 	// that of the listener, for example 127.0.0.1:0.
 	Listen string
+	// SilentRefusal: Server leaves a Read that its region does not allow without an answer and
+	// the connection as it is, against the standard: siw does.
+	SilentRefusal bool
 }
 
 // Run runs the suite. Open is called once for each test; it registers with t.Cleanup what

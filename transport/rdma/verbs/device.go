@@ -33,6 +33,8 @@ const (
 	// rdma_cm takes 36 bytes; MPA 512, of which librdmacm counts no more than 255, and
 	// RFC 6581 takes 4.
 	maxPrivateIB, maxPrivateIWARP = 56, 248
+	// siwVendor is the vendor ID of the kernel's siw.
+	siwVendor = 0x626d74
 )
 
 // load loads the libraries, once.
@@ -58,6 +60,7 @@ type Device struct {
 	ctx    *C.struct_ibv_context
 	limits rdma.Limits
 	iwarp  bool
+	siw    bool // has ways of its own
 	port   C.int
 	maxCQE int
 
@@ -71,11 +74,13 @@ type Device struct {
 	// known by the number of its queue pair.
 	numbers sync.Mutex
 
-	mu   sync.Mutex
-	qps  map[*queuePair]struct{}
-	cqs  map[*completionQueue]struct{}
-	past rdma.Counters // of queue pairs and completion queues that are gone
-	gone error         // the device has been removed or is broken
+	mu  sync.Mutex
+	qps map[*queuePair]struct{}
+	cqs map[*completionQueue]struct{}
+	// regions keeps the memory that the device may write to from being collected.
+	regions map[*region]struct{}
+	past    rdma.Counters // of queue pairs and completion queues that are gone
+	gone    error         // the device has been removed or is broken
 }
 
 var _ rdma.Device = (*Device)(nil)
@@ -87,7 +92,7 @@ func Open(c Config) (rdma.Device, error) {
 		return nil, err
 	}
 	raiseMemlock()
-	d := &Device{cfg: c, log: c.Logger.With("device", c.Name), qps: make(map[*queuePair]struct{}), cqs: make(map[*completionQueue]struct{})}
+	d := &Device{cfg: c, log: c.Logger.With("device", c.Name), qps: make(map[*queuePair]struct{}), cqs: make(map[*completionQueue]struct{}), regions: make(map[*region]struct{})}
 	if err := d.open(); err != nil {
 		return nil, errors.Join(err, d.free())
 	}
@@ -167,12 +172,11 @@ func (d *Device) measure() error {
 	*l = rdma.Limits{
 		Name: d.cfg.Name, MaxQueuePair: int(a.max_qp), MaxWork: min(int(a.max_qp_wr), maxWork) - markers,
 		MaxSGE: min(int(a.max_sge), maxSGE), MaxMessage: int64(uint32(p.max_msg_sz)),
-		MaxReads:            min(int(a.max_qp_rd_atom), int(a.max_qp_init_rd_atom)),
-		MaxPrivate:          maxPrivateIB,
-		ReceiveWait:         !d.iwarp,
-		ReadSinkWrite:       d.iwarp,
-		SendInvalidate:      a.device_cap_flags&C.IBV_DEVICE_MEM_MGT_EXTENSIONS != 0,
-		UnguardedInvalidate: d.iwarp,
+		MaxReads:       min(int(a.max_qp_rd_atom), int(a.max_qp_init_rd_atom)),
+		MaxPrivate:     maxPrivateIB,
+		ReceiveWait:    !d.iwarp,
+		ReadSinkWrite:  d.iwarp,
+		SendInvalidate: a.device_cap_flags&C.IBV_DEVICE_MEM_MGT_EXTENSIONS != 0,
 	}
 	if a.max_srq_sge > 0 {
 		l.MaxSGE = min(l.MaxSGE, int(a.max_srq_sge))
@@ -183,6 +187,8 @@ func (d *Device) measure() error {
 	if d.iwarp {
 		l.MaxPrivate = maxPrivateIWARP
 	}
+	d.siw = a.vendor_id == siwVendor
+	l.UnguardedInvalidate = d.siw
 	d.maxCQE = int(a.max_cqe)
 	return d.measureInline()
 }

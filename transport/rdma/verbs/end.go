@@ -153,17 +153,18 @@ func (q *queuePair) retire() {
 }
 
 func (q *queuePair) flushSends(push func(*rdma.Completion)) {
-	for pos := q.head.Load(); pos != q.tail.Load(); pos++ {
+	tail := q.tail.Load()
+	for pos := q.head.Load(); pos != tail; pos++ {
 		e := &q.sq[int(pos)&(len(q.sq)-1)]
-		if e.internal {
+		if e.done {
 			continue
 		}
-		if !e.silent { // of others, that were done, nothing is heard either
+		e.done, e.status = true, rdma.StatusFlushed
+		if e.told { // of others nothing is heard if they were done
 			q.cut.Store(true)
 		}
-		push(&rdma.Completion{ID: e.id, Op: e.op, Status: rdma.StatusFlushed, QueuePair: q})
 	}
-	q.head.Store(q.tail.Load())
+	q.advance(tail, push)
 }
 
 // Close implements rdma.QueuePair.
@@ -183,13 +184,12 @@ func (q *queuePair) Close() error {
 		q.end(byError, errClosed)
 	}
 	<-q.done
-	var err error
-	q.closed.Do(func() { err = q.free() })
-	return err
+	q.closed.Do(q.free)
+	return nil
 }
 
 // free gives back what the queue pair has used.
-func (q *queuePair) free() error {
+func (q *queuePair) free() {
 	q.sendCQ.release()
 	if q.recvCQ != q.sendCQ {
 		q.recvCQ.release()
@@ -202,5 +202,5 @@ func (q *queuePair) free() error {
 	delete(d.qps, q)
 	q.n.addTo(&d.past)
 	d.mu.Unlock()
-	return q.bounce.free()
+	q.bounce.free()
 }

@@ -8,7 +8,6 @@ import "C"
 import (
 	"errors"
 	"fmt"
-	"runtime"
 	"sync/atomic"
 	"unsafe"
 
@@ -68,22 +67,31 @@ func (d *domain) Register(b []byte, a rdma.Access) (rdma.Region, error) {
 	case a&rdma.AccessRemoteInvalidate != 0:
 		return nil, fmt.Errorf("%w: memory that the peer may invalidate", rdma.ErrUnsupported)
 	}
+	r, err := d.register(b, a)
+	if err != nil {
+		return nil, err
+	}
+	d.dev.registrations.Add(1)
+	return r, nil
+}
+
+func (d *domain) register(b []byte, a rdma.Access) (*region, error) {
 	f := flags(a)
 	if d.dev.limits.Windows {
 		f |= C.IBV_ACCESS_MW_BIND
 	}
 	r := &region{domain: d, bytes: b, access: a, addr: address(b)}
-	r.pin.Pin(unsafe.SliceData(b)) // in case it is Go's
 	mr, err := C.os_reg_mr(d.pd, C.uintptr_t(r.addr), C.size_t(len(b)), f)
 	if mr == nil {
-		r.pin.Unpin()
 		return nil, fmt.Errorf("verbs: register %d bytes with %s: %w%s", len(b), d.dev.cfg.Name, err, memlockHint(err))
 	}
 	r.mr, r.lkey = mr, uint32(mr.lkey)
 	if a&(rdma.AccessRemoteRead|rdma.AccessRemoteWrite) != 0 {
 		r.tag = rdma.STag(mr.rkey)
 	}
-	d.dev.registrations.Add(1)
+	d.dev.mu.Lock()
+	d.dev.regions[r] = struct{}{}
+	d.dev.mu.Unlock()
 	return r, nil
 }
 
@@ -105,7 +113,6 @@ type region struct {
 	lkey   uint32
 	tag    rdma.STag
 	mr     *C.struct_ibv_mr
-	pin    runtime.Pinner
 	gone   atomic.Bool
 }
 
@@ -127,7 +134,10 @@ func (r *region) Deregister() error {
 		return errGone
 	}
 	err := errno(C.os_dereg_mr(r.mr))
-	r.pin.Unpin()
+	dev := r.domain.dev
+	dev.mu.Lock()
+	delete(dev.regions, r)
+	dev.mu.Unlock()
 	return err
 }
 
@@ -159,6 +169,19 @@ func appendSGL(sges []C.struct_ibv_sge, l []rdma.SGE, d *domain, need rdma.Acces
 		sges = append(sges, C.struct_ibv_sge{addr: C.uint64_t(address(e.Bytes)), length: C.uint32_t(len(e.Bytes)), lkey: C.uint32_t(r.lkey)})
 	}
 	return sges, n, ""
+}
+
+// placeholder appends an empty element for the list l, which names no memory, where a device
+// looks at the first in any case: siw does, of receives and of Reads.
+func (d *Device) placeholder(sges []C.struct_ibv_sge, l []rdma.SGE) []C.struct_ibv_sge {
+	if !d.siw {
+		return sges
+	}
+	var e C.struct_ibv_sge
+	if len(l) > 0 {
+		e.addr, e.lkey = C.uint64_t(address(l[0].Bytes)), C.uint32_t(l[0].Region.(*region).lkey)
+	}
+	return append(sges, e)
 }
 
 // NewWindow implements rdma.Domain.

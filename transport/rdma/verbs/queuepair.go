@@ -39,7 +39,7 @@ type queuePair struct {
 	recv           *receiveQueue // its own, or shared
 	maxSGE         int
 	maxInline      int
-	bounce         *bounce // nil: all that is inline the device takes
+	bounce         *bounce // nil: the device takes inline data with all requests
 	qp             *C.struct_ibv_qp
 	number         C.uint32_t
 	n              counters
@@ -53,6 +53,8 @@ type queuePair struct {
 
 	// head is written under sendCQ.mu, tail under mu.
 	head, tail atomic.Uint32
+	latest     uint32      // guarded by sendCQ.mu; the last that the device has completed
+	failing    bool        // guarded by sendCQ.mu; one has not ended well
 	draining   atomic.Bool // state is closing
 	ending     atomic.Bool // endLater was called
 	cut        atomic.Bool // work that was posted has not been done; the reason for a bad end
@@ -72,7 +74,12 @@ type sent struct {
 	op       rdma.Opcode
 	silent   bool // no completion if it ends well
 	internal bool // never one
+	told     bool // the device has one even if it ends well
 	bytes    int  // of a Read
+
+	done   bool // the device says so:
+	status rdma.Status
+	err    error
 }
 
 const (
@@ -103,7 +110,7 @@ func (d *Device) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
 	for n < c.MaxWork+markers {
 		n *= 2
 	}
-	q.sq = make([]sent, n)
+	q.sq, q.latest = make([]sent, n), ^uint32(0)
 	if err := q.create(); err != nil {
 		return nil, err
 	}
@@ -128,22 +135,23 @@ func (q *queuePair) create() error {
 		}
 		q.recv, c.srq = r, r.srq
 	}
-	if d.iwarp {
-		var err error
-		if q.bounce, err = newBounce(q.domain, len(q.sq), d.limits.MaxInline); err != nil {
+	var err error
+	if d.siw {
+		if q.bounce, err = newBounce(q.domain, len(q.sq)); err != nil {
 			return err
 		}
 	}
 	d.numbers.Lock()
 	defer d.numbers.Unlock()
-	var err error
 	if q.qp, err = C.os_create_qp(&c); q.qp == nil {
-		return errors.Join(fmt.Errorf("verbs: queue pair on %s: %w%s", d.cfg.Name, err, memlockHint(err)), q.bounce.free())
+		q.bounce.free()
+		return fmt.Errorf("verbs: queue pair on %s: %w%s", d.cfg.Name, err, memlockHint(err))
 	}
 	q.number, q.maxInline = C.os_qp_num(q.qp), d.limits.MaxInline
 	if err := errno(C.os_qp_init(q.qp, d.port)); err != nil {
 		C.os_destroy_qp(q.qp)
-		return errors.Join(fmt.Errorf("verbs: prepare a queue pair on %s: %w", d.cfg.Name, err), q.bounce.free())
+		q.bounce.free()
+		return fmt.Errorf("verbs: prepare a queue pair on %s: %w", d.cfg.Name, err)
 	}
 	if q.recv == nil {
 		q.recv = newReceives(d, q.domain, q.cfg.MaxRecv)
@@ -192,34 +200,64 @@ func (q *queuePair) Counters() rdma.Counters {
 	return c
 }
 
-// completed makes a completion of what the device says. False: there is none for the owner. The
-// lock of the completion queue is held.
-func (q *queuePair) completed(wc *C.struct_os_wc, out *rdma.Completion) bool {
+// completed takes what the device says of a work request or receive, and pushes what the owner
+// is to hear. The lock of the completion queue is held.
+func (q *queuePair) completed(wc *C.struct_os_wc, push func(*rdma.Completion)) {
+	var out rdma.Completion
 	if wc.id&receiveBit != 0 {
-		return q.received(wc, out)
+		q.received(wc, &out)
+		push(&out)
+		return
 	}
+	tail := q.tail.Load() // the element was written before it
 	pos := uint32(wc.id)
 	e := &q.sq[int(pos)&(len(q.sq)-1)]
-	tail := q.tail.Load() // e was written before it
-	*out = rdma.Completion{ID: e.id, Op: e.op, QueuePair: q, Bytes: e.bytes}
-	internal, silent := e.internal, e.silent
-	q.head.Store(pos + 1)
+	e.done = true
 	if wc.status != C.IBV_WC_SUCCESS {
 		q.cut.Store(true)
-		q.failed(wc, out)
-		return !internal
+		out.Op = e.op
+		q.failed(wc, &out)
+		e.status, e.err = out.Status, out.Err
 	}
-	if q.draining.Load() && pos+1 == tail {
+	if int32(pos-q.latest) > 0 {
+		q.latest = pos
+	}
+	q.advance(tail, push)
+	if q.draining.Load() && q.head.Load() == tail {
 		q.endLater(byUs, nil)
 	}
-	return !internal && !silent
 }
 
-func (q *queuePair) received(wc *C.struct_os_wc, out *rdma.Completion) bool {
+// advance ends what is done at the head of the send queue, in order: siw completes a Write before
+// a Read that was posted before it.
+func (q *queuePair) advance(tail uint32, push func(*rdma.Completion)) {
+	for pos := q.head.Load(); pos != tail; pos++ {
+		e := &q.sq[int(pos)&(len(q.sq)-1)]
+		if !e.done && (e.told || int32(q.latest-pos) <= 0) {
+			return
+		}
+		out := rdma.Completion{ID: e.id, Op: e.op, Status: e.status, QueuePair: q, Err: e.err}
+		switch {
+		case e.status != rdma.StatusOK:
+			q.failing = true
+		case q.failing: // what it followed has not been done
+			out.Status = rdma.StatusFlushed
+		default:
+			out.Bytes = e.bytes
+		}
+		heard := !e.internal && (!e.silent || out.Status != rdma.StatusOK)
+		q.head.Store(pos + 1)
+		if heard {
+			push(&out)
+		}
+	}
+}
+
+func (q *queuePair) received(wc *C.struct_os_wc, out *rdma.Completion) {
 	*out = rdma.Completion{ID: q.recv.completed(uint32(wc.id)), Op: rdma.OpReceive, QueuePair: q}
 	if wc.status != C.IBV_WC_SUCCESS {
 		q.failed(wc, out)
-		return true
+		return
 	}
 	out.Bytes = int(wc.bytes)
 	if wc.flags&C.IBV_WC_WITH_INV != 0 {
@@ -228,7 +266,6 @@ func (q *queuePair) received(wc *C.struct_os_wc, out *rdma.Completion) bool {
 	}
 	q.n.messagesIn.Add(1)
 	q.n.bytesIn.Add(uint64(out.Bytes))
-	return true
 }
 
 // statuses translates; the rest is StatusTransport.
@@ -250,8 +287,11 @@ func (q *queuePair) failed(wc *C.struct_os_wc, out *rdma.Completion) {
 	if out.Status, known = statuses[wc.status]; !known {
 		out.Status = rdma.StatusTransport
 	}
-	out.Bytes = 0
-	if out.Status == rdma.StatusFlushed {
+	switch {
+	case out.Status == rdma.StatusFlushed && q.dev.iwarp: // as at the end of every stream
+		q.endLater(byPeer, nil)
+		return
+	case out.Status == rdma.StatusFlushed:
 		q.endLater(byError, errQueuePair)
 		return
 	}

@@ -98,6 +98,9 @@ func (r *receiveQueue) postBatch(rs []rdma.Receive, from int) (n int, err error)
 			err = &rdma.WorkError{Index: i, Op: rdma.OpReceive, What: what}
 			break
 		}
+		if len(sges) == before {
+			sges = r.dev.placeholder(sges, rs[i].SGL)
+		}
 		slot := r.free[len(r.free)-1-n]
 		r.slots[slot] = receive{id: rs[i].ID, number: r.next + uint64(n), posted: true}
 		r.batch[n] = C.struct_os_receive{id: receiveBit | C.uint64_t(slot), sges: C.uint64_t(len(sges) - before)}

@@ -57,8 +57,9 @@ const char *os_load(void)
 // failed is the result of functions that set errno.
 static int failed(int rc) { return rc == 0 ? 0 : errno ? -errno : -EIO; }
 
-// code is the result of functions that return an errno, though some of them set it instead.
-static int code(int rc) { return rc < 0 ? failed(rc) : -rc; }
+// code is the result of functions that return an errno; there are providers that return it
+// negated, and functions that return -1 and set it.
+static int code(int rc) { return rc == -1 ? failed(rc) : rc < 0 ? rc : -rc; }
 
 static int nonblocking(int fd)
 {
@@ -227,6 +228,8 @@ int os_post_send(struct ibv_qp *qp, struct os_work *w, int n, struct ibv_sge *sg
 		case IBV_WR_SEND_WITH_INV:
 		case IBV_WR_LOCAL_INV:
 			r->invalidate_rkey = w[i].rkey;
+			r->wr.rdma.rkey = w[i].rkey; // where siw's library looks for it
+			r->wr.rdma.remote_addr = 0;
 			break;
 		case IBV_WR_BIND_MW:
 			r->bind_mw.mw = w[i].mw;

@@ -3,7 +3,9 @@
 package verbs_test
 
 import (
+	"log/slog"
 	"os"
+	"strings"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -24,7 +26,10 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func open(t *testing.T) rdma.Device {
 	t.Helper()
-	d, err := verbs.Open(verbs.Config{Name: os.Getenv(envDevice)})
+	d, err := verbs.Open(verbs.Config{
+		Name:   os.Getenv(envDevice),
+		Logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +44,7 @@ func open(t *testing.T) rdma.Device {
 func TestSuite(t *testing.T) {
 	rdmatest.Run(t, func(t *testing.T) rdmatest.Pair {
 		d := open(t)
-		return rdmatest.Pair{Client: d, Server: d, Listen: os.Getenv(envListen)}
+		return rdmatest.Pair{Client: d, Server: d, Listen: os.Getenv(envListen), SilentRefusal: strings.HasPrefix(d.Limits().Name, "siw")}
 	})
 }
 

@@ -145,11 +145,18 @@ func (q *queuePair) prepare(w *C.struct_os_work, p *rdma.Work, sges []C.struct_i
 	if n == 0 && p.Op != rdma.OpSend {
 		w.rkey, w.remote = 0, 0 // nothing is reached; devices look at them nevertheless
 	}
+	if n == 0 && p.Op == rdma.OpRead {
+		sges = q.dev.placeholder(sges, p.SGL)
+	}
 	e := &q.sq[int(pos)&(len(q.sq)-1)]
 	*e = sent{id: p.ID, op: p.Op, silent: p.Flags&rdma.Signaled == 0}
 	if p.Op == rdma.OpRead {
 		e.bytes = n
+		if q.dev.siw {
+			w.flags |= C.IBV_SEND_SIGNALED // others overtake it
+		}
 	}
+	e.told = w.flags&C.IBV_SEND_SIGNALED != 0
 	q.tail.Store(pos + 1)
 	return sges, "", nil
 }
@@ -223,8 +230,9 @@ func (q *queuePair) gather(w *C.struct_os_work, p *rdma.Work, pos uint32, sges [
 		return sges, n, "too many elements in its list"
 	case n == 0:
 		return sges, n, ""
-	case q.bounce != nil && p.Flags&rdma.Invalidate != 0:
-		return append(sges, q.bounce.put(pos, p.SGL, n)), n, ""
+	}
+	if q.bounce != nil && p.Flags&rdma.Invalidate != 0 {
+		return append(sges, q.bounce.put(pos, p.SGL)), n, ""
 	}
 	w.flags |= C.IBV_SEND_INLINE
 	for i := range p.SGL {
@@ -239,7 +247,7 @@ func (q *queuePair) gather(w *C.struct_os_work, p *rdma.Work, pos uint32, sges [
 // all before it. q.mu is held.
 func (q *queuePair) mark() error {
 	pos := q.tail.Load()
-	q.sq[int(pos)&(len(q.sq)-1)] = sent{op: rdma.OpWrite, internal: true}
+	q.sq[int(pos)&(len(q.sq)-1)] = sent{op: rdma.OpWrite, internal: true, told: true}
 	q.works[0] = C.struct_os_work{id: C.uint64_t(pos), opcode: C.IBV_WR_RDMA_WRITE, flags: C.IBV_SEND_SIGNALED}
 	q.tail.Store(pos + 1)
 	_, err := q.doorbell(1)
@@ -254,33 +262,32 @@ type bounce struct {
 	region *region
 }
 
-func newBounce(d *domain, slots, slot int) (*bounce, error) {
-	slot = max(slot, 1)
+func newBounce(d *domain, slots int) (*bounce, error) {
+	slot := max(d.dev.limits.MaxInline, 1)
 	memory, err := unix.Mmap(-1, 0, slots*slot, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return nil, fmt.Errorf("verbs: memory for inline data: %w", err)
 	}
-	r, err := d.Register(memory, rdma.AccessLocalWrite)
+	r, err := d.register(memory, rdma.AccessLocalWrite)
 	if err != nil {
 		return nil, errors.Join(err, unix.Munmap(memory))
 	}
-	d.dev.registrations.Add(^uint64(0)) // not the owner's
-	return &bounce{memory, slot, r.(*region)}, nil
+	return &bounce{memory, slot, r}, nil
 }
 
-// put copies l, n bytes in all, to the slot of pos.
-func (b *bounce) put(pos uint32, l []rdma.SGE, n int) C.struct_ibv_sge {
+// put copies l to the slot of pos.
+func (b *bounce) put(pos uint32, l []rdma.SGE) C.struct_ibv_sge {
 	at := int(pos) % (len(b.memory) / b.slot) * b.slot
 	slot := b.memory[at : at : at+b.slot]
 	for i := range l {
 		slot = append(slot, l[i].Bytes...)
 	}
-	return C.struct_ibv_sge{addr: C.uint64_t(address(slot)), length: C.uint32_t(n), lkey: C.uint32_t(b.region.lkey)}
+	return C.struct_ibv_sge{addr: C.uint64_t(address(slot)), length: C.uint32_t(len(slot)), lkey: C.uint32_t(b.region.lkey)}
 }
 
-func (b *bounce) free() error {
-	if b == nil {
-		return nil
+func (b *bounce) free() {
+	if b != nil {
+		_ = b.region.Deregister()
+		_ = unix.Munmap(b.memory)
 	}
-	return errors.Join(b.region.Deregister(), unix.Munmap(b.memory))
 }
