@@ -56,7 +56,7 @@ func (m *conn) command(c *Command, immediate int) {
 	}
 	t := &c.rdma
 	w := rdma.Work{ID: idSend, Op: rdma.OpSend}
-	if immediate < len(c.data()) || len(c.In) > 0 {
+	if immediate < len(c.data()) {
 		if err := m.reach(c, &w); err != nil {
 			m.broken(err)
 			return
@@ -165,8 +165,7 @@ func (m *conn) write(c *Command, immediate int, stag rdma.STag, off uint64) {
 	b := m.ring.b[at : at : at+m.slotLen]
 	switch {
 	case len(c.Out) > 0:
-		// The offset is that of what is to be fetched: Linux counts so (iser-linux.md).
-		b = m.frame(b, stag, off+uint64(immediate), 0, 0)
+		b = m.frame(b, stag, off, 0, 0)
 	default:
 		b = m.frame(b, 0, 0, stag, off)
 	}

@@ -186,7 +186,7 @@ func (s *Session) send(c *Command) {
 	c.itt = uint32(s.turn)<<16 | uint32(slot)
 	c.issued = true
 	s.slots[slot] = c
-	immediate := min(len(c.Out), s.immediate)
+	immediate := s.taken(c)
 	c.fields = pdu.SCSICommandFields{
 		Final: true, Read: len(c.In) > 0, Write: len(c.Out) > 0, Attr: c.Attr, DataSegmentLength: immediate,
 		LUN: wireLUN(c.LUN), ITT: c.itt, EDTL: uint32(len(c.data())), CmdSN: s.cmdSN, ExpStatSN: s.expStatSN, CDB: c.CDB,
@@ -194,6 +194,14 @@ func (s *Session) send(c *Command) {
 	c.cmdSN = uint32(s.cmdSN)
 	s.cmdSN++
 	s.mover.command(c, immediate)
+}
+
+// taken is how much data a command takes along: over RDMA all of it or none.
+func (s *Session) taken(c *Command) int {
+	if len(c.Out) > s.immediate && s.url.Transport != TCP {
+		return 0
+	}
+	return min(len(c.Out), s.immediate)
 }
 
 // maxLUN is the highest LUN of the flat address space (SAM-5 §4.7.7).

@@ -1,0 +1,159 @@
+// Command rdma measures the flows of RDMA side by side: one workload over the same provider,
+// with memory registered for each command, registered once, and advertised in the command's
+// header (one-shot); and iSCSI over TCP beside them. It writes a Markdown table and a picture.
+//
+//	make bench-rdma                 or: go run ./bench/rdma [flags]
+//
+// One daemon serves a RAM-backed disk on the loopback interface over all of them; the client is
+// this project's initiator. The daemon is pinned to one core and the client to another. In each
+// round every contender has its turn, in an order that rotates; the figures are medians of the
+// rounds. Times are told and never asserted: compare the rows of one run.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"syscall"
+	"time"
+)
+
+const (
+	targetCore = 0
+	clientCore = 1
+)
+
+type options struct {
+	rounds            int
+	seconds           float64
+	only, points      *regexp.Regexp
+	out               string
+	target, initiator string
+}
+
+func main() {
+	log.SetFlags(0)
+	if len(os.Args) > 1 && os.Args[1] == streamArg {
+		log.Fatal(serveStream())
+	}
+	var o options
+	flag.IntVar(&o.rounds, "rounds", 3, "rounds per point")
+	flag.Float64Var(&o.seconds, "seconds", 0.7, "seconds per round and contender")
+	only := flag.String("only", "", "measure only contenders whose name matches this `regexp`")
+	points := flag.String("points", "", "measure only points whose name matches this `regexp`")
+	flag.StringVar(&o.out, "out", "bench/results", "`directory` of the table and the picture")
+	flag.StringVar(&o.target, "target", "bin/target", "the target's `binary`")
+	flag.StringVar(&o.initiator, "initiator", "bin/initiator", "the initiator's `binary`")
+	flag.Parse()
+	o.only, o.points = regexp.MustCompile(*only), regexp.MustCompile(*points)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, o); err != nil {
+		stop()
+		log.Fatal("bench: ", err)
+	}
+}
+
+func run(ctx context.Context, o options) (err error) {
+	if runtime.NumCPU() <= max(targetCore, clientCore) {
+		return fmt.Errorf("needs two cores, one for the target and one for the client; this machine has %d", runtime.NumCPU())
+	}
+	dir, err := os.MkdirTemp("", "oneshot-bench-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	b := &bench{options: o}
+	defer func() { err = errors.Join(err, b.stop()) }()
+	if err := b.start(dir); err != nil {
+		return err
+	}
+	results, err := b.measureAll(ctx)
+	if err != nil {
+		return err
+	}
+	return writeReport(o, results)
+}
+
+const (
+	iqn      = "iqn.2026-11.example.oneshot:bench"
+	tcpAt    = "127.0.0.1:24001"
+	rdmaAt   = "127.0.0.1:24002"
+	diskText = "256MiB"
+)
+
+// bench is a run.
+type bench struct {
+	options
+	processes []*exec.Cmd
+}
+
+// start starts the daemon, the server of the raw stream, and what keeps the cores awake.
+func (b *bench) start(dir string) error {
+	config := filepath.Join(dir, "bench.yaml")
+	text := fmt.Sprintf(`log: {level: warn}
+stores: {disk: {type: memory, size: %s}}
+targets: [{iqn: %s, luns: {0: disk}}]
+portals:
+  - {transport: tcp, listen: "%s"}
+  - {transport: iwarp, listen: "%s"}
+`, diskText, iqn, tcpAt, rdmaAt)
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		return err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	core := fmt.Sprint(targetCore)
+	return errors.Join(
+		b.spawn("taskset", "-c", core, b.target, "serve", "--config", config),
+		b.spawn("taskset", "-c", core, self, streamArg),
+		b.awake(targetCore), b.awake(clientCore),
+		wait(tcpAt), wait(streamAt),
+	)
+}
+
+// awake keeps a core from halting with a loop of idle priority: how long a halted core takes to
+// wake is the hypervisor's affair.
+func (b *bench) awake(core int) error {
+	return b.spawn("taskset", "-c", fmt.Sprint(core), "chrt", "--idle", "0", "sh", "-c", "while :; do :; done")
+}
+
+func (b *bench) spawn(args ...string) error {
+	c := exec.Command(args[0], args[1:]...)
+	c.Stderr = os.Stderr
+	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := c.Start(); err != nil {
+		return fmt.Errorf("%s: %w (run it in the root of the checkout, after `make build`)", args[2], err)
+	}
+	b.processes = append(b.processes, c)
+	return nil
+}
+
+func (b *bench) stop() error {
+	for _, c := range b.processes {
+		_ = c.Process.Kill()
+		_ = c.Wait()
+	}
+	return nil
+}
+
+// wait waits until somebody listens at addr.
+func wait(addr string) (err error) {
+	for range 200 {
+		if err = knock(addr); err == nil {
+			return nil
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return err
+}

@@ -1,0 +1,194 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log"
+	"os/exec"
+	"slices"
+	"strings"
+)
+
+// A point is one kind of load.
+type point struct {
+	write bool
+	size  int
+	depth int
+}
+
+var (
+	sizes  = []int{512, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20}
+	depths = []int{1, 32}
+)
+
+func (p point) mode() string {
+	if p.write {
+		return "write"
+	}
+	return "read"
+}
+
+func (p point) String() string {
+	size := fmt.Sprintf("%d B", p.size)
+	if p.size >= 1<<10 {
+		size = fmt.Sprintf("%d KiB", p.size>>10)
+	}
+	return fmt.Sprintf("%s %s, depth %d", size, p.mode(), p.depth)
+}
+
+// A contender is a way to the disk.
+type contender struct {
+	name string
+	url  string
+	args []string
+	fits func(point) bool
+}
+
+const immediate = 8 << 10 // the most data that a command takes along
+
+const (
+	conventional  = "conventional"
+	registered    = "registered"
+	windowed      = "window, reused"
+	oneShot       = "one-shot"
+	oneShotTaken  = "one-shot, immediate"
+	overTCP       = "TCP"
+	overTCPDigest = "TCP, data digest"
+	rawStream     = "raw TCP, CRC32C"
+)
+
+func always(point) bool { return true }
+
+var contenders = []contender{
+	{conventional, "iser+iwarp://" + rdmaAt, []string{"--flow", "conventional", "--immediate", "-1"}, always},
+	{registered, "iser+iwarp://" + rdmaAt, []string{"--flow", "register", "--immediate", "-1"}, always},
+	{windowed, "iser+iwarp://" + rdmaAt, []string{"--flow", "window", "--immediate", "-1"}, always},
+	{oneShot, "oneshot+iwarp://" + rdmaAt, []string{"--immediate", "-1"}, always},
+	{oneShotTaken, "oneshot+iwarp://" + rdmaAt, nil, func(p point) bool { return p.write && p.size <= immediate }},
+	{overTCP, "iscsi://" + tcpAt, nil, always},
+	{overTCPDigest, "iscsi://" + tcpAt, nil, always},
+	{rawStream, "", nil, func(p point) bool { return p.size == 256<<10 }},
+}
+
+// end is what one end took per I/O.
+type end struct {
+	CPU       float64            `json:"cpu_us"`
+	Crossings float64            `json:"crossings"`
+	Counts    map[string]float64 `json:"counts"`
+}
+
+// sample is what `initiator bench --json` prints.
+type sample struct {
+	IOPS      float64 `json:"iops"`
+	P50       float64 `json:"latency_p50_us"`
+	P99       float64 `json:"latency_p99_us"`
+	Initiator end     `json:"initiator"`
+	Target    end     `json:"target"`
+}
+
+// messages is the number of wire messages per I/O, both ways.
+func (s *sample) messages() float64 {
+	return s.Initiator.Counts["messages_out"] + s.Initiator.Counts["messages_in"]
+}
+
+// row is a contender at a point: the median sample by IOPS, and the extremes.
+type row struct {
+	contender string
+	sample
+	low, high float64
+}
+
+type result struct {
+	point point
+	rows  []row
+}
+
+func (r result) row(name string) *row {
+	for i := range r.rows {
+		if r.rows[i].contender == name {
+			return &r.rows[i]
+		}
+	}
+	return nil
+}
+
+func (b *bench) measureAll(ctx context.Context) ([]result, error) {
+	var results []result
+	for _, depth := range depths {
+		for _, write := range []bool{false, true} {
+			for _, size := range sizes {
+				p := point{write, size, depth}
+				if !b.points.MatchString(p.String()) {
+					continue
+				}
+				r, err := b.measure(ctx, p)
+				if err != nil {
+					return nil, err
+				}
+				results = append(results, r)
+			}
+		}
+	}
+	if len(results) == 0 {
+		return nil, errors.New("no point matches")
+	}
+	return results, nil
+}
+
+// measure gives every contender its turn in every round.
+func (b *bench) measure(ctx context.Context, p point) (result, error) {
+	r := result{point: p}
+	var cs []contender
+	for _, c := range contenders {
+		if c.fits(p) && b.only.MatchString(c.name) {
+			cs = append(cs, c)
+		}
+	}
+	samples := make([][]sample, len(cs))
+	for round := range b.rounds {
+		for turn := range cs {
+			i := (turn + round) % len(cs)
+			s, err := b.once(ctx, p, cs[i])
+			if err != nil {
+				return r, fmt.Errorf("%s, %s: %w", cs[i].name, p, err)
+			}
+			samples[i] = append(samples[i], s)
+		}
+	}
+	for i, c := range cs {
+		s := samples[i]
+		slices.SortFunc(s, func(a, b sample) int { return int(a.IOPS - b.IOPS) })
+		w := row{c.name, s[len(s)/2], s[0].IOPS, s[len(s)-1].IOPS}
+		r.rows = append(r.rows, w)
+		log.Printf("%-24s %-20s %8.0f IOPS  p99 %6.0f µs  crossings %5.2f %5.2f  CPU %6.2f %6.2f µs",
+			p, c.name, w.IOPS, w.P99, w.Initiator.Crossings, w.Target.Crossings, w.Initiator.CPU, w.Target.CPU)
+	}
+	return r, nil
+}
+
+func (b *bench) once(ctx context.Context, p point, c contender) (s sample, err error) {
+	if c.name == rawStream {
+		return b.stream(p)
+	}
+	url := c.url + "/" + iqn + "/0"
+	if c.name == overTCPDigest {
+		url += "?data_digest=crc32c"
+	}
+	args := append([]string{
+		"-c", fmt.Sprint(clientCore), b.initiator, "bench", "--json", "--random", "--duration", fmt.Sprintf("%gs", b.seconds),
+		"--warmup", "150ms", "--depth", fmt.Sprint(p.depth), "--size", fmt.Sprint(p.size),
+	}, c.args...)
+	if p.write {
+		args = append(args, "--write")
+	}
+	out, err := exec.CommandContext(ctx, "taskset", append(args, url)...).Output()
+	if err != nil {
+		if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+			err = errors.New(strings.TrimSpace(string(exit.Stderr)))
+		}
+		return s, err
+	}
+	return s, json.Unmarshal(out, &s)
+}

@@ -1,0 +1,45 @@
+package main
+
+import (
+	"net"
+	"strings"
+	"testing"
+	"time"
+)
+
+// The raw stream moves what it says, and checks it.
+func TestStream(t *testing.T) {
+	for _, p := range []point{{false, 64 << 10, 1}, {true, 64 << 10, 32}} {
+		here, there := net.Pipe()
+		done := make(chan error, 1)
+		go func() { done <- answer(there) }()
+		p.depth = 1 // a pipe holds nothing
+		n, _, err := exchange(here, p, 20*time.Millisecond)
+		if err != nil || n == 0 {
+			t.Errorf("%v: %d exchanges, %v", p, n, err)
+		}
+		_ = here.Close()
+		if err := <-done; err == nil {
+			t.Errorf("%v: the server ends without a reason", p)
+		}
+	}
+}
+
+// The report has a row per flow and point, with the source's count beside ours.
+func TestReport(t *testing.T) {
+	r := result{point: point{true, 4096, 1}}
+	for i, c := range contenders {
+		r.rows = append(r.rows, row{contender: c.name, sample: sample{IOPS: float64(1000 * (i + 1)), Initiator: end{Crossings: 10}}})
+	}
+	text := table(options{rounds: 3, seconds: 1}, []result{r})
+	for _, want := range []string{
+		"## 4 KiB write, depth 1", "| conventional | 1000 |", "| 10.00 (10) |", "| one-shot | 4000 | 0 – 0 | 16 | 4.00 | 0.57 |", "| raw TCP, CRC32C | 8000 |",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is not in\n%s", want, text)
+		}
+	}
+	if svg := picture([]result{r}); strings.Count(svg, "<rect") != 1+2*len(contenders) {
+		t.Errorf("the picture: %s", svg)
+	}
+}

@@ -1,0 +1,149 @@
+package main
+
+import (
+	"encoding/binary"
+	"errors"
+	"hash/crc32"
+	"io"
+	"net"
+	"runtime"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The raw stream is what a program without RDMA and iSCSI reaches that moves the same bytes over
+// one connection, CRC32C computed at both ends: requests of 48 bytes one way, data with its CRC
+// or 48 bytes the other.
+const (
+	streamAt   = "127.0.0.1:24003"
+	streamArg  = "-stream-server"
+	requestLen = 48
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+func knock(addr string) error {
+	c, err := net.Dial("tcp", addr)
+	if err == nil {
+		_ = c.Close()
+	}
+	return err
+}
+
+// serveStream answers requests: their first word is the size of the data, the second says
+// whether it comes with them.
+func serveStream() error {
+	l, err := net.Listen("tcp", streamAt)
+	if err != nil {
+		return err
+	}
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return err
+		}
+		go func() {
+			defer c.Close()
+			_ = answer(c)
+		}()
+	}
+}
+
+func answer(c net.Conn) error {
+	req := make([]byte, requestLen)
+	var data []byte
+	for {
+		if _, err := io.ReadFull(c, req); err != nil {
+			return err
+		}
+		n := int(binary.BigEndian.Uint32(req))
+		if len(data) != n+4 {
+			data = make([]byte, n+4)
+		}
+		if binary.BigEndian.Uint32(req[4:]) != 0 {
+			if _, err := io.ReadFull(c, data); err != nil {
+				return err
+			}
+			if crc32.Checksum(data[:n], castagnoli) != binary.BigEndian.Uint32(data[n:]) {
+				return errors.New("CRC32C")
+			}
+			if _, err := c.Write(req); err != nil {
+				return err
+			}
+			continue
+		}
+		binary.BigEndian.PutUint32(data[n:], crc32.Checksum(data[:n], castagnoli))
+		if _, err := c.Write(data); err != nil {
+			return err
+		}
+	}
+}
+
+// stream measures the raw stream at p. It runs in this process, on the client's core.
+func (b *bench) stream(p point) (s sample, err error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var all, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &all); err != nil {
+		return s, err
+	}
+	one.Set(clientCore)
+	if err := unix.SchedSetaffinity(0, &one); err != nil {
+		return s, err
+	}
+	defer func() { _ = unix.SchedSetaffinity(0, &all) }()
+	c, err := net.Dial("tcp", streamAt)
+	if err != nil {
+		return s, err
+	}
+	defer c.Close()
+	ios, took, err := exchange(c, p, time.Duration(b.seconds*float64(time.Second)))
+	s.IOPS = float64(ios) / took.Seconds()
+	return s, err
+}
+
+// exchange keeps depth requests outstanding for d.
+func exchange(c net.Conn, p point, d time.Duration) (ios int, took time.Duration, err error) {
+	req := make([]byte, requestLen)
+	binary.BigEndian.PutUint32(req, uint32(p.size))
+	data := make([]byte, p.size+4)
+	if p.write {
+		binary.BigEndian.PutUint32(req[4:], 1)
+	}
+	ask := func() error {
+		if !p.write {
+			_, err := c.Write(req)
+			return err
+		}
+		binary.BigEndian.PutUint32(data[p.size:], crc32.Checksum(data[:p.size], castagnoli))
+		_, err := (&net.Buffers{req, data}).WriteTo(c)
+		return err
+	}
+	take := func() error {
+		if p.write {
+			_, err := io.ReadFull(c, req[:requestLen])
+			return err
+		}
+		if _, err := io.ReadFull(c, data); err != nil {
+			return err
+		}
+		if crc32.Checksum(data[:p.size], castagnoli) != binary.BigEndian.Uint32(data[p.size:]) {
+			return errors.New("CRC32C")
+		}
+		return nil
+	}
+	begun := time.Now()
+	// Whoever writes and reads in turn must not let both buffers fill: a few are enough.
+	for range min(p.depth, 4) {
+		if err := ask(); err != nil {
+			return 0, 1, err
+		}
+	}
+	for ; time.Since(begun) < d; ios++ {
+		if err := errors.Join(take(), ask()); err != nil {
+			return ios, 1, err
+		}
+	}
+	return ios, time.Since(begun), nil
+}
