@@ -126,6 +126,7 @@ func (c *Conn) logIn(s *Session, out *login.Outcome) {
 	c.log = c.log.With("initiator", s.Initiator, "session", s.TSIH)
 	if !s.Discovery {
 		s.nexus = s.Target.SCSI.NewNexus(s.portName())
+		s.nexus.BatchOps()
 		c.log = c.log.With("target", s.Target.Name)
 	}
 	c.text = login.NewExchange(c.offer, s.Params, s.Discovery, c.sendTargets)

@@ -127,10 +127,18 @@ func (c *Conn) settle() {
 			c.resumeReady()
 		}
 		c.timed = false
+		c.kick()
 		c.mover.Flush() // may free tasks, and so memory that others wait for
 		if !c.pending.Load() && !c.memoryFree.Load() {
 			return
 		}
+	}
+}
+
+// kick starts the store operations of the steps that were made.
+func (c *Conn) kick() {
+	if c.sess != nil && c.sess.nexus != nil {
+		c.sess.nexus.Kick()
 	}
 }
 

@@ -414,7 +414,7 @@ func (t *Task) submit(kind backend.Kind, off, n int64, buf []byte, then func(*Ta
 	t.op.Done, t.op.Err = t, nil
 	t.then = then
 	t.phase = phaseOp
-	if t.lu.store.Submit(&t.op) {
+	if t.submitOp() {
 		return then(t)
 	}
 	return Wait

@@ -69,7 +69,8 @@ const (
 // targets. Its methods may be called from any goroutine.
 type LogicalUnit struct {
 	store      backend.Store
-	lender     backend.Lender // the store, if it lends its memory
+	lender     backend.Lender  // the store, if it lends its memory
+	batcher    backend.Batcher // the store, if it takes operations in batches
 	info       backend.Info
 	blockShift uint
 	blockSize  int64
@@ -111,6 +112,7 @@ func NewLogicalUnit(cfg LUConfig) (*LogicalUnit, error) {
 	info := cfg.Store.Info()
 	lu := &LogicalUnit{store: cfg.Store, info: info, readOnly: cfg.ReadOnly, naa: cfg.NAA}
 	lu.lender, _ = backend.As[backend.Lender](cfg.Store)
+	lu.batcher, _ = backend.As[backend.Batcher](cfg.Store)
 	if err := lu.setGeometry(cfg.BlockSize, cfg.PhysicalBlockSize); err != nil {
 		return nil, err
 	}

@@ -15,7 +15,10 @@ type Nexus struct {
 
 	// table holds the logical units that are there, sorted by LUN. It is replaced, never
 	// changed, so that the data path reads it without a lock.
-	table atomic.Pointer[[]*itl]
+	table    atomic.Pointer[[]*itl]
+	batching bool                // constant: BatchOps was called
+	begun    atomic.Pointer[itl] // those with operations that wait for Kick, linked by nextBegun
+
 	// retired are the places of logical units that were taken away; guarded by Target.mu.
 	retired []*itl
 
@@ -27,6 +30,9 @@ type itl struct {
 	nexus *Nexus
 	lu    *LogicalUnit
 	lun   uint16
+
+	begun     atomic.Bool // in the list of the nexus, or about to be; who sets it links nextBegun
+	nextBegun *itl
 
 	ua     atomic.Uint32          // pending unit attentions, a set of attention bits
 	denied atomic.Uint32          // denials by reservations
