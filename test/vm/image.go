@@ -112,9 +112,13 @@ func buildInitramfs(out, moduleDir string) error {
 	if _, err := run(".", "go", "build", "-trimpath", "-o", guest, "./guest"); err != nil {
 		return err
 	}
+	forgiving := filepath.Join(stage, "forgiving.so")
+	if _, err := run(".", "gcc", "-O1", "-shared", "-fPIC", "-o", forgiving, "testdata/forgiving.c"); err != nil {
+		return err
+	}
 	args := []string{
 		"tool", "u-root", "-o", out, "-defaultsh=", "-initcmd=/bin/guest",
-		"-files", guest + ":bin/guest", "-files", filepath.Join(stage, "modules") + ":modules",
+		"-files", guest + ":bin/guest", "-files", forgiving + ":lib/forgiving.so", "-files", filepath.Join(stage, "modules") + ":modules",
 		"-files", "/etc/nsswitch.conf:etc/nsswitch.conf", "-files", "/etc/passwd:etc/passwd",
 	}
 	for _, p := range programs {

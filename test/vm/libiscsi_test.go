@@ -1,0 +1,167 @@
+package vm
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+
+	"oneshot/test/targettest"
+)
+
+// What a test of iscsi-test-cu comes to.
+const (
+	passed  = "passed"
+	skipped = "skipped"
+	failed  = "failed"
+	died    = "died" // and the tool with it
+)
+
+// libiscsiTests are those of test/conformance's that do over iSER what they do over TCP, as
+// many as there is time for: of each kind of command and transfer some. One process runs
+// those of a list; they are few, for libiscsi never gives back the memory of a connection.
+var libiscsiTests = map[string][]string{
+	"about the unit": {
+		"TestUnitReady.Simple", "Mandatory.MandatorySBC", "Inquiry.Standard", "Inquiry.EVPD", "Inquiry.MandatoryVPDSBC",
+		"Inquiry.SupportedVPD", "Inquiry.VersionDescriptors", "ModeSense6.AllPages", "ModeSense6.Control", "ReadCapacity10.Simple",
+	},
+	"reading": {
+		"ReadCapacity16.Simple", "ReportSupportedOpcodes.Simple", "GetLBAStatus.Simple", "Read6.Simple", "Read10.BeyondEol",
+		"Read10.ZeroBlocks", "Read16.Simple", "Prefetch10.Simple",
+	},
+	"writing": {"Write10.Simple", "Write12.BeyondEol", "Write12.ZeroBlocks", "Write16.DpoFua", "WriteVerify16.Flags", "Verify10.ZeroBlocks"},
+	"more than writing": {
+		"Verify16.Flags", "WriteSame10.Simple", "Unmap.VPD", "OrWrite.BeyondEol", "CompareAndWrite.Unwritten",
+	},
+	"persistent reservations": {
+		"PrinReadKeys.Simple", "PrinReportCapabilities.Simple", "ProutRegister.Simple", "ProutReserve.Simple", "ProutReserve.AccessEA",
+	},
+	"reservations":      {"ProutPreempt.RemoveRegistration", "Reserve6.Simple", "Reserve6.2Initiators"},
+	"reservations, end": {"ProutReserve.OwnershipWE", "Reserve6.Logout"},
+}
+
+const (
+	noResiduals = "libiscsi 1.19 hands up as many bytes as it had room for, whatever the residual count says"
+	noLength    = "libiscsi 1.19 refuses to send the test's READ, which has no transfer length, and never uses its CmdSN again"
+	noSilence   = "the test waits for a command that gets no answer, and a second of silence is an error for libiscsi 1.19"
+	noTask      = "libiscsi 1.19 takes a task management request for a SCSI command, and follows the task that it has not"
+	noWindow    = "the test has more commands outstanding than libiscsi 1.19 has memory for; it does not look at MaxCmdSN"
+)
+
+// libiscsiExceptions are tests that come to something else over TCP, and why. Each is run, and
+// is an error if it comes to something else here.
+var libiscsiExceptions = []struct{ test, verdict, because string }{
+	{"Inquiry.AllocLength", failed, noLength},
+	{"Inquiry.BlockLimits", failed, noResiduals},
+	{"ModeSense6.Residuals", failed, noResiduals},
+	{"iSCSIResiduals.Read10Invalid", failed, noLength},
+	{"iSCSIcmdsn.iSCSICmdSnTooHigh", failed, noSilence},
+	{"iSCSIdatasn.iSCSIDataSnInvalid", failed, "there are no Data-Out PDUs over iSER"},
+	{"iSCSITMF.AbortTaskSimpleAsync", died, noTask},
+	{"Reserve6.LUNReset", died, noTask},
+	{"Read10.Async", died, noWindow},
+}
+
+// TestLibiscsiISER runs tests of libiscsi, which speaks iSER through the kernel's verbs.
+func TestLibiscsiISER(t *testing.T) {
+	tg := targettest.Start(t, `
+stores: {d: {type: memory, size: 64MiB}}
+targets: [{iqn: "`+iqn+`", luns: {0: d}}]
+portals: [{transport: iwarp, listen: $PORTAL}]
+`)
+	startSiw.Do(t)
+	url := "iser://" + guestAddr(t, tg.Portal()) + "/" + iqn + "/0"
+	if out := guest.run(t, append(forgiving, "iscsi-inq", url)...); !strings.Contains(out, "ONESHOT") {
+		t.Errorf("iscsi-inq says %q", out)
+	}
+	for name, tests := range libiscsiTests {
+		t.Run(name, func(t *testing.T) {
+			got, out := testCU(t, url, tests...)
+			for _, test := range tests {
+				if got[test] != passed {
+					t.Errorf("%s: %s\n%s", test, got[test], out)
+				}
+			}
+		})
+	}
+	for _, e := range libiscsiExceptions {
+		t.Run(e.test, func(t *testing.T) {
+			if got, out := testCU(t, url, e.test); got[e.test] != e.verdict {
+				t.Errorf("%s, and not %s, as it should because %s\n%s", got[e.test], e.verdict, e.because, out)
+			}
+		})
+	}
+}
+
+// forgiving begins a command that needs testdata/forgiving.c.
+var forgiving = []string{"env", "LD_PRELOAD=/lib/forgiving.so", "timeout", "120"}
+
+// testCU runs tests, named Suite.Test, in one process, and returns what each came to.
+func testCU(t *testing.T, url string, tests ...string) (verdicts map[string]string, out string) {
+	t.Helper()
+	argv := append(forgiving[:len(forgiving):len(forgiving)],
+		"iscsi-test-cu", "--dataloss", "--test=ALL."+strings.Join(tests, ",ALL."), url)
+	out, _ = guest.start(t, argv...).wait(t, guest)
+	return cuVerdicts(out), out
+}
+
+var (
+	cuTest = regexp.MustCompile(`(?m)^  Test: (\S+) \.\.\.`)
+	cuEnd  = regexp.MustCompile(`(?m)(passed|FAILED)$`)
+)
+
+// cuVerdicts reads what CUnit prints: a line for each suite, and below it one for each test,
+// with notes of the tool's behind it and a verdict in the end.
+func cuVerdicts(out string) map[string]string {
+	verdicts := make(map[string]string)
+	_, suites, _ := strings.Cut("\n"+out, "\nSuite: ")
+	for suite := range strings.SplitSeq(suites, "\nSuite: ") {
+		name, rest, _ := strings.Cut(suite, "\n")
+		rest, _, _ = strings.Cut(rest, "\nRun Summary:")
+		starts := cuTest.FindAllStringSubmatchIndex(rest, -1)
+		for i, s := range starts {
+			end := len(rest)
+			if i+1 < len(starts) {
+				end = starts[i+1][0]
+			}
+			test, notes := name+"."+rest[s[2]:s[3]], rest[s[1]:end]
+			switch end := cuEnd.FindString(notes); {
+			case end == "":
+				verdicts[test] = died
+			case end == "FAILED":
+				verdicts[test] = failed
+			case strings.Contains(notes, "[SKIPPED]"):
+				verdicts[test] = skipped
+			default:
+				verdicts[test] = passed
+			}
+		}
+	}
+	return verdicts
+}
+
+func TestCUVerdicts(t *testing.T) {
+	got := cuVerdicts(`
+     CUnit - A unit testing framework for C - Version 2.1-3
+
+Suite: Read10
+  Test: Simple ...
+passed
+  Test: Async ...    [FAILED] a note
+FAILED
+    1. test_read10_async.c:97  - CU_ASSERT_EQUAL(ret,0)    [FAILED] Failed to send
+Suite: ExtendedCopy
+  Test: ParamHdr ...    [SKIPPED] not implemented.
+passed
+  Test: Simple ...passed
+
+Run Summary:    Type  Total    Ran Passed Failed Inactive
+Suite: Reserve6
+  Test: Logout ...    Take out a RESERVE6
+`)
+	for test, want := range map[string]string{
+		"Read10.Simple": passed, "Read10.Async": failed, "ExtendedCopy.ParamHdr": skipped, "ExtendedCopy.Simple": passed,
+		"Reserve6.Logout": died,
+	} {
+		expect(t, test, got[test], want)
+	}
+}
