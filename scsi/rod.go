@@ -91,10 +91,14 @@ type rods struct {
 // change.
 func (lu *LogicalUnit) touch(off, n int64) {
 	if lu.rods.count.Load() != 0 {
-		lu.rods.revoke(func(r *rodToken) bool {
-			return slices.ContainsFunc(r.ranges, func(x blockRange) bool { return off < x.off+x.n && x.off < off+n })
-		})
+		lu.rods.touch(off, n)
 	}
+}
+
+func (rs *rods) touch(off, n int64) {
+	rs.revoke(func(r *rodToken) bool {
+		return slices.ContainsFunc(r.ranges, func(x blockRange) bool { return off < x.off+x.n && x.off < off+n })
+	})
 }
 
 // revoke ends the tokens for which f is true.
