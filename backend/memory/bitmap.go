@@ -68,6 +68,14 @@ func (b *bitmap) clear(first, end int64) {
 	}
 }
 
+// count returns how many members there are.
+func (b *bitmap) count() (n int64) {
+	for w := range b.words {
+		n += int64(bits.OnesCount64(b.words[w].Load()))
+	}
+	return n
+}
+
 // run returns where in [first, end) the state of first ends.
 func (b *bitmap) run(first, end int64) int64 {
 	var flip uint64 // makes a member that differs from first a 1
