@@ -112,6 +112,8 @@ portals:
   - {listen: "*"}
   - {transport: iwarp, listen: "[::1]:4000", one_shot: {encodings: [opcodes], header: validated, window: 7}}
   - {transport: iwarp, listen: "[::1]:4001", one_shot: {encodings: []}, crc: false}
+  - {transport: verbs, listen: "[::1]:4001", device: rxe0}
+  - {transport: verbs, listen: "[::1]:4002"}
 discovery: {auth: {chap: {user: d, secret: 123456789012}}}
 limits: {connections: 1, sessions: 2, commands: 3, memory: 4MiB, memory_per_connection: 2MB, login_timeout: 6s, nop_interval: 0s, nop_timeout: 8m}
 `))
@@ -150,6 +152,8 @@ limits: {connections: 1, sessions: 2, commands: 3, memory: 4MiB, memory_per_conn
 				OneShot: &OneShot{Opcodes: true, Validated: true, Window: 7},
 			},
 			{Transport: TransportIWARP, Listen: netip.MustParseAddrPort("[::1]:4001"), OneShot: &OneShot{Window: 256}, NoCRC: true},
+			{Transport: TransportVerbs, Listen: netip.MustParseAddrPort("[::1]:4001"), Device: "rxe0"},
+			{Transport: TransportVerbs, Listen: netip.MustParseAddrPort("[::1]:4002"), Device: AnyDevice},
 		},
 		Discovery: Discovery{Auth: Auth{CHAP: &Credentials{User: "d", Secret: NewSecret("123456789012")}}},
 		Limits: Limits{

@@ -18,7 +18,11 @@ type Portal struct {
 	// zero Addr stands for all addresses of both IP versions.
 	Listen netip.AddrPort
 
-	OneShot *OneShot // what initiators may ask for; nil if the transport is not RDMA
+	OneShot *OneShot // what initiators may ask for; nil if the transport is not iwarp
+
+	// Device is the kernel's RDMA device that the portal uses, for example rxe0, or "any"; empty
+	// if the transport is not verbs.
+	Device string
 
 	// NoCRC leaves it to an initiator over iWARP whether frames have CRCs (RFC 5044 §7.1.1).
 	NoCRC bool
@@ -67,10 +71,14 @@ type Transport string
 const (
 	TransportTCP   Transport = "tcp"   // iSCSI over TCP, RFC 7143
 	TransportIWARP Transport = "iwarp" // iSER over RDMA in user space, RFC 7145, RFC 5040
+	TransportVerbs Transport = "verbs" // iSER over the kernel's RDMA devices
 )
 
+// AnyDevice stands for all RDMA devices that the kernel has.
+const AnyDevice = "any"
+
 // transports has one row for each transport.
-var transports = []Transport{TransportTCP, TransportIWARP}
+var transports = []Transport{TransportTCP, TransportIWARP, TransportVerbs}
 
 // Transports returns the transports that a configuration can name.
 func Transports() []Transport { return slices.Clone(transports) }
@@ -105,10 +113,11 @@ func (d *decoder) portals(root *object) []Portal {
 	return portals
 }
 
-// Overlaps reports whether the two cannot listen at the same time.
+// Overlaps reports whether the two cannot listen at the same time. The kernel's RDMA devices have
+// ports of their own, apart from those of iWARP, of which it is seen when the portal is opened.
 func (p Portal) Overlaps(q Portal) bool {
 	a, b := p.Listen, q.Listen
-	if a.Port() != b.Port() || a.Port() == 0 {
+	if a.Port() != b.Port() || a.Port() == 0 || (p.Transport == TransportVerbs) != (q.Transport == TransportVerbs) {
 		return false
 	}
 	if !a.Addr().IsValid() || !b.Addr().IsValid() || a.Addr() == b.Addr() {
@@ -135,13 +144,14 @@ func (d *decoder) portal(v value) (Portal, bool) {
 	}
 	oneShot := o.take("one_shot")
 	switch {
-	case p.Transport != TransportTCP:
+	case p.Transport == TransportIWARP:
 		p.OneShot = d.oneShot(oneShot)
 	case oneShot.given():
-		oneShot.errorf("one_shot is for RDMA, and the transport is %s: remove it, or make that transport: iwarp", p.Transport)
+		oneShot.errorf("one_shot is for RDMA in user space, and the transport is %s: remove it, or make that transport: iwarp", p.Transport)
 		ok = false
 	}
 	ok = d.crc(o.take("crc"), &p) && ok
+	ok = d.device(o.take("device"), &p) && ok
 	o.done()
 	return p, ok
 }
@@ -159,6 +169,26 @@ func (d *decoder) crc(v value, p *Portal) bool {
 	ok := set(v, &crc, "true or false", parseBool)
 	p.NoCRC = !crc
 	return ok
+}
+
+// device reads device: rxe0.
+func (d *decoder) device(v value, p *Portal) bool {
+	switch {
+	case p.Transport == TransportVerbs:
+		p.Device = AnyDevice
+		return !v.given() || set(v, &p.Device, "an RDMA device such as rxe0, or any", parseDevice)
+	case v.given():
+		v.errorf("device is for the kernel's RDMA devices, and the transport is %s: remove it, or make that transport: verbs", p.Transport)
+		return false
+	}
+	return true
+}
+
+func parseDevice(text string) (string, error) {
+	if text == "" || strings.ContainsAny(text, "/ \t\n") {
+		return "", fmt.Errorf("%q is no name of an RDMA device: write one that `target rdma` lists, such as rxe0, or any", text)
+	}
+	return text, nil
 }
 
 // oneShot reads {encodings: [flags, opcodes], header: every, window: 256}.

@@ -37,8 +37,11 @@ func (p openPortal) bound() config.Portal {
 // listen opens a portal.
 func (s *Server) listen(p *config.Portal) (openPortal, error) {
 	open := s.openTCP
-	if p.Transport == config.TransportIWARP {
+	switch p.Transport {
+	case config.TransportIWARP:
 		open = s.openIWARP
+	case config.TransportVerbs:
+		open = s.openVerbs
 	}
 	l, err := open(p)
 	if _, network := errors.AsType[*net.OpError](err); network {
@@ -55,7 +58,10 @@ func (s *Server) start(p openPortal) {
 	if s.closing {
 		return
 	}
-	s.log.Info("portal open", "transport", string(p.config.Transport), "address", p.Addr().String())
+	v, kernel := p.portal.(*verbsPortal)
+	if !kernel || v.begin() { // one without a device has said so
+		s.log.Info("portal open", "transport", string(p.config.Transport), "address", p.Addr().String())
+	}
 	s.wg.Go(func() {
 		if err := p.serve(); err != nil {
 			select {

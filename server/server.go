@@ -36,9 +36,10 @@ type Server struct {
 	targets  map[string]*scsi.Target // by name
 	portals  []openPortal            // in the order of the configuration
 	rdma     *rdmaPortals            // nil: there is none
-	services                         // of the administrator
-	serving  bool                    // portals take connections
-	closing  bool                    // no goroutine is started any more, nothing is changed
+	verbs    verbsDevices
+	services      // of the administrator
+	serving  bool // portals take connections
+	closing  bool // no goroutine is started any more, nothing is changed
 
 	wg    sync.WaitGroup
 	ctx   context.Context // ends when all connections have ended, or will never
@@ -63,7 +64,7 @@ func New(cfg *config.Config, log *slog.Logger) (*Server, error) {
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	if _, err := s.Apply(cfg); err != nil {
 		s.stop()
-		return nil, errors.Join(err, s.rdma.close())
+		return nil, errors.Join(err, s.rdma.close(), s.verbs.close())
 	}
 	s.wg.Go(func() { s.node.Run(s.ctx) })
 	return s, nil
@@ -168,7 +169,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		s.stop()
 		if err == nil {
 			s.wg.Wait()
-			err = s.rdma.close()
+			err = errors.Join(s.rdma.close(), s.verbs.close())
 		}
 		s.shut = errors.Join(append([]error{err}, s.units.close()...)...)
 		close(s.ended)

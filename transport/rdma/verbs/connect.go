@@ -22,10 +22,11 @@ import (
 
 // conn is an identifier of the connection manager for one connection.
 type conn struct {
-	dev    *Device
-	id     *C.struct_rdma_cm_id
-	handle uintptr
-	gone   chan struct{} // closed when the kernel has said that the connection is over
+	dev     *Device
+	manager *manager // of dev, or of the device that listens for it
+	id      *C.struct_rdma_cm_id
+	handle  uintptr
+	gone    chan struct{} // closed when the kernel has said that the connection is over
 
 	mu    sync.Mutex
 	over  bool        // guarded by mu; gone is closed
@@ -33,8 +34,8 @@ type conn struct {
 	steps chan *event // while the connection is made
 }
 
-func newConn(d *Device) *conn {
-	return &conn{dev: d, gone: make(chan struct{}), steps: make(chan *event, 16)}
+func newConn(d *Device, m *manager) *conn {
+	return &conn{dev: d, manager: m, gone: make(chan struct{}), steps: make(chan *event, 16)}
 }
 
 // happened implements owner.
@@ -101,8 +102,8 @@ func (q *queuePair) happened(e *event) {
 
 // destroy frees the identifier. No events come after that.
 func (c *conn) destroy() {
-	c.dev.manager.remove(c.handle)
 	C.os_cm_destroy(c.id)
+	c.manager.remove(c.handle)
 }
 
 // claim begins to connect q.
@@ -142,7 +143,7 @@ func (d *Device) Connect(ctx context.Context, qp rdma.QueuePair, address string,
 	if err := q.claim(d); err != nil {
 		return err
 	}
-	c := newConn(d)
+	c := newConn(d, d.manager)
 	if c.id, c.handle, err = d.manager.newID(c); err == nil {
 		if err = c.connect(ctx, q, to, p); err != nil {
 			c.destroy()

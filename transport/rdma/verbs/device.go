@@ -11,6 +11,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -78,9 +80,10 @@ type Device struct {
 	qps map[*queuePair]struct{}
 	cqs map[*completionQueue]struct{}
 	// regions keeps the memory that the device may write to from being collected.
-	regions map[*region]struct{}
-	past    rdma.Counters // of queue pairs and completion queues that are gone
-	gone    error         // the device has been removed or is broken
+	regions   map[*region]struct{}
+	listeners map[*listener]struct{}
+	past      rdma.Counters // of queue pairs and completion queues that are gone
+	gone      error         // the device has been removed or is broken
 }
 
 var _ rdma.Device = (*Device)(nil)
@@ -92,7 +95,7 @@ func Open(c Config) (rdma.Device, error) {
 		return nil, err
 	}
 	raiseMemlock()
-	d := &Device{cfg: c, log: c.Logger.With("device", c.Name), qps: make(map[*queuePair]struct{}), cqs: make(map[*completionQueue]struct{}), regions: make(map[*region]struct{})}
+	d := &Device{cfg: c, log: c.Logger.With("device", c.Name), qps: make(map[*queuePair]struct{}), cqs: make(map[*completionQueue]struct{}), regions: make(map[*region]struct{}), listeners: make(map[*listener]struct{})}
 	if err := d.open(); err != nil {
 		return nil, errors.Join(err, d.free())
 	}
@@ -257,6 +260,28 @@ func (d *Device) lost(err error) {
 		d.log.Error("the RDMA device is lost; its connections end", "reason", err)
 	}
 	d.endAll(err, func(*queuePair) bool { return true })
+	d.mu.Lock()
+	listeners := slices.Collect(maps.Keys(d.listeners))
+	d.mu.Unlock()
+	for _, l := range listeners {
+		d.work.Go(func() { l.close(err) }) // the caller may be one of the connection manager's events
+	}
+}
+
+// add enters a listener, which ends when the device is lost.
+func (d *Device) add(l *listener) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.gone == nil {
+		d.listeners[l] = struct{}{}
+	}
+	return d.gone
+}
+
+func (d *Device) remove(l *listener) {
+	d.mu.Lock()
+	delete(d.listeners, l)
+	d.mu.Unlock()
 }
 
 // endAll ends the connections that match.
@@ -279,7 +304,7 @@ var errInUse = errors.New("verbs: still in use")
 // Close implements rdma.Device. It waits for connections that are ending.
 func (d *Device) Close() error {
 	d.mu.Lock()
-	if len(d.qps) > 0 || len(d.cqs) > 0 {
+	if len(d.qps) > 0 || len(d.cqs) > 0 || len(d.listeners) > 0 {
 		d.mu.Unlock()
 		return errInUse
 	}

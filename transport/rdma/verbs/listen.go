@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,66 +22,128 @@ import (
 // backlog is how many requests may wait for Accept.
 const backlog = 128
 
+// listening is an identifier that listens, for one device or for several.
+type listening struct {
+	manager *manager
+	id      *C.struct_rdma_cm_id
+	handle  uintptr
+	addr    *net.TCPAddr
+
+	mu        sync.Mutex
+	listeners []*listener // those that are open; guarded by mu
+}
+
 // listener waits for connections over its device.
 type listener struct {
 	dev    *Device
-	id     *C.struct_rdma_cm_id
-	handle uintptr
-	addr   *net.TCPAddr
-
+	on     *listening
 	queue  chan *request
 	closed chan struct{}
 	once   sync.Once
+	err    error // set before closed is closed
 }
 
-// Listen implements rdma.Device. The address has to be the device's, or none for all it has.
+// Listen implements rdma.Device. The address has to be the device's, or none for all it has;
+// requests that come over other devices are refused.
 func (d *Device) Listen(address string) (rdma.Listener, error) {
+	ls, err := listen([]*Device{d}, address)
+	if err != nil {
+		return nil, err
+	}
+	return ls[0], nil
+}
+
+// ListenAll is Listen for several devices at one address or, without one, at all they have. It
+// returns a listener for each device, in their order. The first device has to be closed last.
+func ListenAll(devices []rdma.Device, address string) ([]rdma.Listener, error) {
+	own := make([]*Device, len(devices))
+	for i, d := range devices {
+		own[i] = d.(*Device)
+	}
+	ls, err := listen(own, address)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]rdma.Listener, len(ls))
+	for i, l := range ls {
+		all[i] = l
+	}
+	return all, nil
+}
+
+func listen(devices []*Device, address string) ([]*listener, error) {
 	at, err := net.ResolveTCPAddr("tcp", address)
 	if err != nil {
 		return nil, err
 	}
-	l := &listener{dev: d, queue: make(chan *request, backlog), closed: make(chan struct{})}
-	if l.id, l.handle, err = d.manager.newID(l); err != nil {
+	on := &listening{manager: devices[0].manager}
+	for _, d := range devices {
+		on.listeners = append(on.listeners, &listener{dev: d, on: on, queue: make(chan *request, backlog), closed: make(chan struct{}), err: net.ErrClosed})
+	}
+	all := on.listeners
+	if on.id, on.handle, err = on.manager.newID(on); err != nil {
 		return nil, err
 	}
 	sa := sockaddr(at)
-	if err := errno(C.os_cm_listen(l.id, unsafe.Pointer(&sa), backlog)); err != nil {
-		l.destroy()
-		return nil, fmt.Errorf("verbs: listen at %s: %w; is that an address of the interface of %s?", address, err, d.cfg.Name)
+	if err := errno(C.os_cm_listen(on.id, unsafe.Pointer(&sa), backlog)); err != nil {
+		on.destroy()
+		return nil, fmt.Errorf("verbs: listen at %s: %w; is that an address of a network interface with an RDMA device, and free?", address, err)
 	}
-	if name := C.os_cm_device(l.id); name != nil && C.GoString(name) != d.cfg.Name {
-		err := fmt.Errorf("verbs: listen at %s: that is an address of %s, not of %s", address, C.GoString(name), d.cfg.Name)
-		l.destroy()
+	if name := C.os_cm_device(on.id); name != nil && on.of(C.GoString(name)) == nil {
+		err := fmt.Errorf("verbs: listen at %s: that is an address of %s, not of %s", address, C.GoString(name), devices[0].cfg.Name)
+		on.destroy()
 		return nil, err
 	}
-	l.addr = addr(l.id, false)
-	return l, nil
+	on.addr = addr(on.id, false)
+	for _, l := range all {
+		if err := l.dev.add(l); err != nil {
+			for _, l := range all {
+				_ = l.Close()
+			}
+			return nil, err
+		}
+	}
+	return all, nil
 }
 
-func (l *listener) destroy() {
-	l.dev.manager.remove(l.handle)
-	C.os_cm_destroy(l.id)
+// of returns the listener of a device, or nil.
+func (on *listening) of(device string) *listener {
+	on.mu.Lock()
+	defer on.mu.Unlock()
+	for _, l := range on.listeners {
+		if l.dev.cfg.Name == device {
+			return l
+		}
+	}
+	return nil
+}
+
+func (on *listening) destroy() {
+	C.os_cm_destroy(on.id)
+	on.manager.remove(on.handle)
 }
 
 // happened implements owner.
-func (l *listener) happened(e *event) {
+func (on *listening) happened(e *event) {
 	switch e.kind {
 	case C.RDMA_CM_EVENT_CONNECT_REQUEST:
 	case C.RDMA_CM_EVENT_DEVICE_REMOVAL:
-		l.dev.lost(fmt.Errorf("verbs: %s has been removed", l.dev.cfg.Name))
+		on.manager.dev.lost(fmt.Errorf("verbs: %s has been removed", on.manager.dev.cfg.Name))
 		return
 	default:
 		return
 	}
-	if name := C.GoString(C.os_cm_device(e.id)); name != l.dev.cfg.Name {
-		l.dev.log.Warn("connection refused: it came over another device", "over", name)
+	name := C.GoString(C.os_cm_device(e.id))
+	l := on.of(name)
+	if l == nil {
+		on.manager.dev.log.Warn("connection refused: it came over another device", "over", name)
 		_ = refuse(e.id, nil)
 		return
 	}
-	c := newConn(l.dev)
+	c := newConn(l.dev, on.manager)
 	c.id = e.id
 	r := &request{conn: c, data: e.data, depth: e.depth, resources: e.resources, local: addr(e.id, false), remote: addr(e.id, true)}
-	c.handle = l.dev.manager.enter(c)
+	c.handle = on.manager.enter(c)
 	C.os_cm_set_handle(e.id, C.uintptr_t(c.handle))
 	r.timer = time.AfterFunc(l.dev.cfg.AcceptTimeout, func() { _ = r.Reject(nil) })
 	select {
@@ -94,24 +157,39 @@ func (l *listener) happened(e *event) {
 func (l *listener) Accept() (rdma.Request, error) {
 	select {
 	case <-l.closed:
-		return nil, net.ErrClosed
+		return nil, l.err
 	default:
 	}
 	select {
 	case <-l.closed:
-		return nil, net.ErrClosed
+		return nil, l.err
 	case r := <-l.queue:
 		return r, nil
 	}
 }
 
-func (l *listener) Addr() net.Addr { return l.addr }
+func (l *listener) Addr() net.Addr { return l.on.addr }
 
 // Close implements rdma.Listener.
 func (l *listener) Close() error {
+	l.close(net.ErrClosed)
+	return nil
+}
+
+// close has Accept return err.
+func (l *listener) close(err error) {
 	l.once.Do(func() {
+		l.err = err
 		close(l.closed)
-		l.destroy()
+		l.dev.remove(l)
+		on := l.on
+		on.mu.Lock()
+		on.listeners = slices.DeleteFunc(slices.Clone(on.listeners), func(x *listener) bool { return x == l })
+		last := len(on.listeners) == 0
+		on.mu.Unlock()
+		if last {
+			on.destroy()
+		}
 		for {
 			select {
 			case r := <-l.queue:
@@ -121,7 +199,6 @@ func (l *listener) Close() error {
 			}
 		}
 	})
-	return nil
 }
 
 // request is a connection that a peer wants.
@@ -148,7 +225,7 @@ func (r *request) Reject(data []byte) error {
 	}
 	r.timer.Stop()
 	c := r.conn
-	c.dev.manager.remove(c.handle)
+	defer c.manager.remove(c.handle)
 	if len(data) > c.dev.limits.MaxPrivate {
 		data = data[:c.dev.limits.MaxPrivate]
 	}
@@ -163,8 +240,8 @@ func (r *request) Accept(qp rdma.QueuePair, p rdma.ConnParams) error {
 	r.timer.Stop()
 	err := r.accept(qp, p)
 	if err != nil {
-		r.conn.dev.manager.remove(r.conn.handle)
 		_ = refuse(r.conn.id, nil)
+		r.conn.manager.remove(r.conn.handle)
 		return fmt.Errorf("verbs: accept %s: %w", r.remote, err)
 	}
 	return nil
@@ -195,8 +272,13 @@ func (r *request) accept(qp rdma.QueuePair, p rdma.ConnParams) error {
 	q.attach(c, r.data, depth)
 	q.settle(connected) // messages may come before the kernel says that it is
 	if err := errno(C.os_cm_accept(c.id, &params.c)); err != nil {
-		q.settle(unconnected)
-		return err
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		if q.state == connected {
+			q.state = unconnected
+			return err
+		}
+		// It has ended meanwhile, of which its owner hears.
 	}
 	c.live(q)
 	return nil

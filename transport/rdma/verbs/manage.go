@@ -22,6 +22,8 @@ type manager struct {
 	channel *C.struct_rdma_event_channel
 	poller  *poller
 
+	ids sync.WaitGroup // identifiers that are not destroyed
+
 	mu     sync.Mutex
 	owners map[uintptr]owner
 	last   uintptr
@@ -102,6 +104,7 @@ func refuse(id *C.struct_rdma_cm_id, data []byte) error {
 
 // enter gives o a number.
 func (m *manager) enter(o owner) uintptr {
+	m.ids.Add(1)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.last++
@@ -109,10 +112,12 @@ func (m *manager) enter(o owner) uintptr {
 	return m.last
 }
 
+// remove is the end of enter, after the identifier was destroyed.
 func (m *manager) remove(handle uintptr) {
 	m.mu.Lock()
 	delete(m.owners, handle)
 	m.mu.Unlock()
+	m.ids.Done()
 }
 
 // newID makes an identifier of o.
@@ -126,9 +131,14 @@ func (m *manager) newID(o owner) (*C.struct_rdma_cm_id, uintptr, error) {
 	return id, handle, nil
 }
 
-// stop ends run, free frees the rest after that.
-func (m *manager) stop() error { return m.poller.close() }
-func (m *manager) free()       { C.os_cm_destroy_channel(m.channel) }
+// stop waits for connections that are ending, also of other devices, and ends run; free frees the
+// rest after that.
+func (m *manager) stop() error {
+	m.ids.Wait()
+	return m.poller.close()
+}
+
+func (m *manager) free() { C.os_cm_destroy_channel(m.channel) }
 
 // sockaddr makes a sockaddr_in or sockaddr_in6 of a.
 func sockaddr(a *net.TCPAddr) (b [unix.SizeofSockaddrInet6]byte) {

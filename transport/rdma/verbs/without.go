@@ -16,6 +16,9 @@ var errNotBuilt = errors.New("verbs: this program was built without kernel RDMA:
 // Open fails.
 func Open(Config) (rdma.Device, error) { return nil, errNotBuilt }
 
+// ListenAll fails.
+func ListenAll([]rdma.Device, string) ([]rdma.Listener, error) { return nil, errNotBuilt }
+
 // examine has nothing to ask.
 func examine(i *Info) {
 	i.Problems = append(i.Problems, "this program was built without kernel RDMA (tag verbs)")
