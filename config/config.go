@@ -36,6 +36,7 @@ type Config struct {
 	Portals   []Portal // at least one
 	Discovery Discovery
 	Limits    Limits
+	State     State
 
 	Metrics    Metrics
 	Management Management

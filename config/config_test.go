@@ -27,7 +27,7 @@ func TestDefault(t *testing.T) {
 		File:    "configs/default.yaml",
 		Log:     Log{Level: slog.LevelInfo, Format: LogText},
 		Stores:  []Store{{Name: "scratch", Type: StoreMemory, Size: 256 << 20}},
-		Targets: []Target{{Name: "iqn.2026-11.example.oneshot:demo", LUNs: []LUN{{Number: 0, Store: "scratch", BlockSize: 512}}}},
+		Targets: []Target{{Name: "iqn.2026-11.example.oneshot:demo", LUNs: []LUN{{Number: 0, Store: "scratch", BlockSize: 512, ALUA: ALUAImplicit}}}},
 		Portals: []Portal{
 			{Transport: TransportTCP, Listen: netip.MustParseAddrPort("127.0.0.1:3260")},
 			{
@@ -71,7 +71,7 @@ func TestParse(t *testing.T) {
 		},
 		Targets: []Target{{
 			Name: "iqn.2026-11.example.oneshot:demo",
-			LUNs: []LUN{{Number: 0, Store: "scratch", BlockSize: 512}, {Number: 1, Store: "disk1", BlockSize: 4096}},
+			LUNs: []LUN{{Number: 0, Store: "scratch", BlockSize: 512, ALUA: ALUAImplicit}, {Number: 1, Store: "disk1", BlockSize: 4096, ALUA: ALUAImplicit}},
 			Auth: Auth{
 				CHAP:   &Credentials{User: "u", Secret: NewSecret("twelve-chars-or-more")},
 				Mutual: &Credentials{User: "t", Secret: NewSecret("another-secret")},
@@ -135,13 +135,13 @@ limits: {connections: 1, sessions: 2, commands: 3, memory: 4MiB, memory_per_conn
 			Name:  "eui.02004567a425678d",
 			Alias: "größte Platte",
 			LUNs: []LUN{
-				{Number: 1, Store: "a", ReadOnly: true, BlockSize: 512},
-				{Number: 5, Store: "a", ReadOnly: true, BlockSize: 2048, Vendor: "V", Product: "P", Serial: "S"},
-				{Number: 10, Store: "b", BlockSize: 512},
-				{Number: 11, Store: "c", BlockSize: 512},
-				{Number: 12, Store: "d", BlockSize: 512},
-				{Number: 13, Store: "e", BlockSize: 512},
-				{Number: 14, Store: "f", BlockSize: 512},
+				{Number: 1, Store: "a", ReadOnly: true, BlockSize: 512, ALUA: ALUAImplicit},
+				{Number: 5, Store: "a", ReadOnly: true, BlockSize: 2048, ALUA: ALUAImplicit, Vendor: "V", Product: "P", Serial: "S"},
+				{Number: 10, Store: "b", BlockSize: 512, ALUA: ALUAImplicit},
+				{Number: 11, Store: "c", BlockSize: 512, ALUA: ALUAImplicit},
+				{Number: 12, Store: "d", BlockSize: 512, ALUA: ALUAImplicit},
+				{Number: 13, Store: "e", BlockSize: 512, ALUA: ALUAImplicit},
+				{Number: 14, Store: "f", BlockSize: 512, ALUA: ALUAImplicit},
 			},
 			Auth: Auth{CHAP: &Credentials{User: "007", Secret: NewSecret("from-the-environment")}},
 		}},
@@ -204,7 +204,7 @@ func TestFullShowsEveryKey(t *testing.T) {
 	for _, key := range strings.Fields(`log level format stores type size path sparse cache direct io plugin readonly targets iqn alias luns
 		store block_size vendor product serial auth chap mutual user secret file env initiators portals transport listen discovery
 		limits connections sessions commands memory memory_per_connection login_timeout nop_interval nop_timeout
-		metrics pprof management socket`) {
+		metrics pprof management socket removable alua state`) {
 		if !strings.Contains(string(data), key+":") {
 			t.Errorf("%s does not show %q", path, key)
 		}

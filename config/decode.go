@@ -73,6 +73,7 @@ func (d *decoder) config(c *Config, root ast.Node) {
 	c.Portals = d.portals(o)
 	d.discovery(o.take("discovery"), &c.Discovery)
 	d.limits(o.take("limits"), &c.Limits)
+	d.state(o.take("state"), &c.State)
 	d.metrics(o.take("metrics"), &c.Metrics)
 	d.management(o.take("management"), &c.Management)
 	o.done()

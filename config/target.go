@@ -44,11 +44,24 @@ type LUN struct {
 	Pos       Position // of the number
 	ReadOnly  bool
 	BlockSize int // logical block, bytes: 512, 1024, 2048 or 4096; divides the store's size
+	Removable bool
+	ALUA      ALUA // by whom access states may be changed
 
 	// What INQUIRY reports; empty means the daemon's own choice. Printable ASCII
 	// of at most 8, 16 and 32 bytes.
 	Vendor, Product, Serial string
 }
+
+// ALUA says by whom the access states of target port groups may be changed.
+type ALUA string
+
+// Values of ALUA.
+const (
+	ALUANone     ALUA = "none"
+	ALUAImplicit ALUA = "implicit" // by the administrator
+	ALUAExplicit ALUA = "explicit" // by initiators
+	ALUABoth     ALUA = "both"
+)
 
 // minBlockBytes is the smallest block size, and the default.
 const minBlockBytes = 512
@@ -158,7 +171,7 @@ func (d *decoder) luns(target *object, stores []Store) []LUN {
 
 // lun reads "0: scratch" or "1: {store: disk1, …}".
 func (d *decoder) lun(v value, stores []Store) (LUN, bool) {
-	lun := LUN{Pos: v.at, BlockSize: minBlockBytes}
+	lun := LUN{Pos: v.at, BlockSize: minBlockBytes, ALUA: ALUAImplicit}
 	number, err := strconv.ParseUint(v.key, 10, 64)
 	if err != nil || number > maxLUN {
 		d.errorf(v.at, "%q is no LUN: write a number from 0 to %d", v.key, maxLUN)
@@ -181,6 +194,8 @@ func (d *decoder) lun(v value, stores []Store) (LUN, bool) {
 	set(o.take("block_size"), &lun.BlockSize, "a block size", parseBlockSize)
 	ok := d.lunStore(o.take("store"), stores, &lun)
 	d.lunReadOnly(o, &lun)
+	o.bool("removable", &lun.Removable)
+	set(o.take("alua"), &lun.ALUA, "a word", oneOf(ALUANone, ALUAImplicit, ALUAExplicit, ALUABoth))
 	set(o.take("vendor"), &lun.Vendor, "a text", printableASCII(8))
 	set(o.take("product"), &lun.Product, "a text", printableASCII(16))
 	set(o.take("serial"), &lun.Serial, "a text", printableASCII(32))

@@ -27,7 +27,7 @@ func (s *Server) Apply(next *config.Config) (mgmt.Reload, error) {
 	case <-s.ended:
 		return mgmt.Reload{}, errClosing
 	}
-	c := &change{Server: s, plan: newPlan(s.inForce(), next), next: next, units: newUnits(s.log)}
+	c := &change{Server: s, plan: newPlan(s.inForce(), next), next: next, units: newUnits(s.log, s.units.state)}
 	if err := c.prepare(); err != nil {
 		return mgmt.Reload{}, errors.Join(append([]error{err}, c.abandon()...)...)
 	}
@@ -40,7 +40,7 @@ func (s *Server) inForce() *config.Config {
 	c := *s.cfg
 	l := s.first.Limits
 	c.Limits.Commands, c.Limits.Memory, c.Limits.MemoryPerConnection = l.Commands, l.Memory, l.MemoryPerConnection
-	c.Log.Format = s.first.Log.Format
+	c.Log.Format, c.State = s.first.Log.Format, s.first.State
 	return &c
 }
 
@@ -108,7 +108,7 @@ func (c *change) prepareTargets() error {
 		delete(c.targets, t.Name)
 	}
 	for _, t := range c.plan.add {
-		st := newTarget(t)
+		st := c.newTarget(t)
 		for j := range t.LUNs {
 			st.SetLU(t.LUNs[j].Number, c.unit(t, &t.LUNs[j]))
 		}

@@ -203,6 +203,9 @@ func (c *comparison) compareRest() {
 			c.later("limits.%s", l.key)
 		}
 	}
+	if c.old.State.Dir != c.new.State.Dir {
+		c.later("state")
+	}
 	if c.old.Log.Format != c.new.Log.Format {
 		c.later("log.format")
 	}

@@ -197,8 +197,9 @@ func TestPlanPending(t *testing.T) {
 	next := *c
 	next.Limits.Memory, next.Limits.Sessions = 2<<30, 7
 	next.Log.Format = config.LogJSON
+	next.State.Dir = "/var/lib/oneshot"
 	p := newPlan(c, &next)
-	want := "[limits.memory will change at the next start only log.format will change at the next start only]"
+	want := "[limits.memory will change at the next start only state will change at the next start only log.format will change at the next start only]"
 	if got := fmt.Sprint(p.pending); got != want || !p.limits {
 		t.Errorf("pending %s, limits %v", got, p.limits)
 	}

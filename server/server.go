@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"sync"
@@ -17,6 +18,7 @@ import (
 	"oneshot/mem"
 	"oneshot/mgmt"
 	"oneshot/scsi"
+	"oneshot/state"
 )
 
 // Server is a target that serves. Its methods may be called from any goroutine.
@@ -24,6 +26,7 @@ type Server struct {
 	log     *slog.Logger
 	pool    *mem.Pool
 	node    *iscsi.Node
+	copies  *scsi.CopyManager
 	first   *config.Config // what the process was started with: some of it holds until it ends
 	started time.Time
 
@@ -57,17 +60,41 @@ type Server struct {
 func New(cfg *config.Config, log *slog.Logger) (*Server, error) {
 	s := &Server{
 		log: log, pool: mem.NewPool(cfg.Limits.Memory), first: cfg, started: time.Now(),
-		cfg: &config.Config{}, targets: make(map[string]*scsi.Target), units: newUnits(log),
+		cfg: &config.Config{}, targets: make(map[string]*scsi.Target), copies: scsi.NewCopyManager(),
 		applying: make(chan struct{}, 1), ended: make(chan struct{}), fatal: make(chan error, 1),
 	}
+	dir, err := openState(cfg)
+	if err != nil {
+		return nil, err
+	}
+	s.units = newUnits(log, dir)
 	s.node = iscsi.NewNode(nodeConfig(cfg, s.pool, log))
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	if _, err := s.Apply(cfg); err != nil {
 		s.stop()
-		return nil, errors.Join(err, s.rdma.close(), s.verbs.close())
+		return nil, errors.Join(err, s.rdma.close(), s.verbs.close(), closeState(dir))
 	}
 	s.wg.Go(func() { s.node.Run(s.ctx) })
 	return s, nil
+}
+
+// openState opens the directory of states; nil: the configuration has none.
+func openState(cfg *config.Config) (*state.Dir, error) {
+	if cfg.State.Dir == "" {
+		return nil, nil
+	}
+	dir, err := state.Open(cfg.State.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", cfg.State.Pos, err)
+	}
+	return dir, nil
+}
+
+func closeState(dir *state.Dir) error {
+	if dir == nil {
+		return nil
+	}
+	return dir.Close()
 }
 
 func nodeConfig(cfg *config.Config, pool *mem.Pool, log *slog.Logger) iscsi.Config {
@@ -109,8 +136,8 @@ func credentials(c *config.Credentials) *login.Credentials {
 const portalGroup = 1
 
 // newTarget makes the SCSI target of t, without logical units.
-func newTarget(t *config.Target) *scsi.Target {
-	return scsi.NewTarget(scsi.TargetConfig{Name: t.Name, RelativePort: 1, PortGroup: portalGroup})
+func (s *Server) newTarget(t *config.Target) *scsi.Target {
+	return scsi.NewTarget(scsi.TargetConfig{Name: t.Name, RelativePort: 1, PortGroup: portalGroup, Copies: s.copies})
 }
 
 // nodeTarget makes the iSCSI target of t in front of a SCSI target.
@@ -172,6 +199,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 			err = errors.Join(s.rdma.close(), s.verbs.close())
 		}
 		s.shut = errors.Join(append([]error{err}, s.units.close()...)...)
+		s.shut = errors.Join(s.shut, closeState(s.units.state))
 		close(s.ended)
 	})
 	return s.shut

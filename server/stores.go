@@ -10,18 +10,20 @@ import (
 	"oneshot/backend"
 	"oneshot/config"
 	"oneshot/scsi"
+	"oneshot/state"
 )
 
 // units are the logical units and the stores behind them. LUNs that show a store alike share
 // one logical unit, its task set and its unit attentions.
 type units struct {
 	log    *slog.Logger
+	state  *state.Dir            // nil: nothing is kept over restarts
 	stores map[string]*openStore // by medium
 	made   map[unitKey]*scsi.LogicalUnit
 }
 
-func newUnits(log *slog.Logger) units {
-	return units{log: log, stores: make(map[string]*openStore), made: make(map[unitKey]*scsi.LogicalUnit)}
+func newUnits(log *slog.Logger, dir *state.Dir) units {
+	return units{log: log, state: dir, stores: make(map[string]*openStore), made: make(map[unitKey]*scsi.LogicalUnit)}
 }
 
 // openStore is a store that logical units use. It has a handle of its own.
@@ -63,7 +65,8 @@ func (u *units) unit(t *config.Target, l *config.LUN, s *openStore) (*scsi.Logic
 	lu, err := scsi.NewLogicalUnit(scsi.LUConfig{
 		Store: handle, BlockSize: l.BlockSize, ReadOnly: l.ReadOnly,
 		Vendor: l.Vendor, Product: l.Product, Serial: key.lun.Serial,
-		NAA:    scsi.LocalNAA(key.lun.Serial),
+		NAA:       scsi.LocalNAA(key.lun.Serial),
+		Removable: l.Removable, TPGS: tpgs[l.ALUA], Reservations: u.keeper(&key, l),
 		Logger: u.log.With("target", t.Name, "lun", l.Number, "store", l.Store),
 	})
 	if err != nil {
@@ -73,6 +76,28 @@ func (u *units) unit(t *config.Target, l *config.LUN, s *openStore) (*scsi.Logic
 	u.made[key] = lu
 	s.showing.add(lu)
 	return lu, nil
+}
+
+var tpgs = map[config.ALUA]scsi.TPGS{
+	config.ALUAImplicit: scsi.ALUAImplicit,
+	config.ALUAExplicit: scsi.ALUAExplicit,
+	config.ALUABoth:     scsi.ALUAImplicit | scsi.ALUAExplicit,
+}
+
+// keeper returns where the reservations of a logical unit are kept, or nil. LUNs that show one
+// disk in different ways are logical units of their own with one name; the first of them has it.
+func (u *units) keeper(key *unitKey, l *config.LUN) scsi.ReservationStore {
+	if u.state == nil {
+		return nil
+	}
+	for other := range u.made {
+		if other.lun.Serial == key.lun.Serial {
+			u.log.Warn("two LUNs show one disk in different ways: reservations of the second are not kept over restarts",
+				"serial", key.lun.Serial, "lun", l.Number, "line", l.Pos.Line)
+			return nil
+		}
+	}
+	return u.state.File(key.lun.Serial)
 }
 
 // openStore opens the store that c describes.
@@ -87,7 +112,7 @@ func (u *units) openStore(c *config.Store) (*openStore, error) {
 
 // without returns what is in u and not in other.
 func (u *units) without(other *units) units {
-	rest := newUnits(u.log)
+	rest := newUnits(u.log, u.state)
 	for key, lu := range u.made {
 		if other.made[key] == nil {
 			rest.made[key] = lu

@@ -1,0 +1,191 @@
+// Package state keeps small states, one file each, in a directory, so that they outlive the
+// process: what persistent reservations there are, above all. A file is replaced as a whole and
+// durably: after a kill or a power cut at any moment it holds what was last saved, or
+// what was about to be saved, and never a mixture. A file that was damaged otherwise is an error,
+// for to go on without it would let in those whom it keeps out.
+//
+//	oneshot state 1 312 9f3a77c1        ← version, bytes that follow this line, their CRC32C
+//	{"Format":1, …}
+package state
+
+import (
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io/fs"
+	"net/url"
+	"path/filepath"
+	"strings"
+	"sync"
+)
+
+// Dir is a directory of states. Its methods may be called from any goroutine.
+type Dir struct {
+	fs   fileSystem
+	path string
+	lock closer
+}
+
+type closer interface{ Close() error }
+
+// Open opens the directory at path, and makes it, for this user only, if it is not there. One
+// process at a time may have it open.
+func Open(path string) (*Dir, error) { return open(osFS{}, path) }
+
+func open(fsys fileSystem, path string) (*Dir, error) {
+	d := &Dir{fs: fsys, path: path}
+	if err := fsys.MkdirAll(path); err != nil {
+		return nil, fmt.Errorf("the state directory cannot be made: %w", err)
+	}
+	lock, err := fsys.Lock(filepath.Join(path, lockName))
+	if err != nil {
+		return nil, fmt.Errorf("the state directory %s cannot be locked: %w; end the target that uses it, or give this one another", path, err)
+	}
+	d.lock = lock
+	if err := d.sweep(); err != nil {
+		return nil, errors.Join(fmt.Errorf("the state directory cannot be used: %w", err), lock.Close())
+	}
+	return d, nil
+}
+
+// Names in the directory.
+const (
+	lockName   = "lock"
+	fileSuffix = ".state"
+	tempSuffix = ".new" // begun and not ended
+)
+
+// sweep removes what a process that was killed has begun.
+func (d *Dir) sweep() error {
+	names, err := d.fs.List(d.path)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if strings.HasSuffix(name, tempSuffix) {
+			if err := d.fs.Remove(filepath.Join(d.path, name)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Close lets another process have the directory. Files must not be used after it.
+func (d *Dir) Close() error { return d.lock.Close() }
+
+// Path returns where the directory is.
+func (d *Dir) Path() string { return d.path }
+
+// File returns the state of that name, 1 to 80 bytes of any kind. It need not exist. A name
+// stands for the same file each time.
+func (d *Dir) File(name string) *File {
+	return &File{dir: d, path: filepath.Join(d.path, url.PathEscape(name)+fileSuffix)}
+}
+
+// File is one state. Its methods may be called from any goroutine.
+type File struct {
+	dir  *Dir
+	path string
+	mu   sync.Mutex // held over the writing: one temporary file at a time
+}
+
+// DamagedError says that a file does not hold what was once saved.
+type DamagedError struct {
+	Path string
+	What string
+}
+
+func (e *DamagedError) Error() string {
+	return fmt.Sprintf("the state file %s is damaged: %s; restore it from a backup, or remove it if what it kept (persistent reservations) may be forgotten", e.Path, e.What)
+}
+
+// Load returns what was last saved; nil if nothing was. A file that is damaged is a *DamagedError.
+func (f *File) Load() ([]byte, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	data, err := f.dir.fs.ReadFile(f.path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("the state file cannot be read: %w", err)
+	}
+	return f.decode(data)
+}
+
+// Save replaces the state, and returns when it is durable. An empty state removes the file. When it
+// fails, what was saved before is still there, or state is.
+func (f *File) Save(state []byte) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(state) == 0 {
+		return f.remove()
+	}
+	if err := f.replace(encode(state)); err != nil {
+		return fmt.Errorf("the state file %s cannot be written: %w", f.path, err)
+	}
+	return nil
+}
+
+func (f *File) remove() error {
+	err := f.dir.fs.Remove(f.path)
+	if err == nil {
+		err = f.dir.fs.SyncDir(f.dir.path)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("the state file cannot be removed: %w", err)
+	}
+	return nil
+}
+
+// replace writes a new file beside the old one, and renames it when it is durable.
+func (f *File) replace(data []byte) error {
+	fsys, temp := f.dir.fs, f.path+tempSuffix
+	if err := fsys.WriteFile(temp, data); err != nil {
+		return errors.Join(err, ignoreMissing(fsys.Remove(temp))) // a full disk needs the room
+	}
+	if err := fsys.Rename(temp, f.path); err != nil {
+		return errors.Join(err, ignoreMissing(fsys.Remove(temp)))
+	}
+	return fsys.SyncDir(f.dir.path)
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+const header = "oneshot state 1 %d %08x\n"
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+func encode(state []byte) []byte {
+	return append(fmt.Appendf(nil, header, len(state), crc32.Checksum(state, castagnoli)), state...)
+}
+
+func (f *File) decode(data []byte) ([]byte, error) {
+	damaged := func(format string, args ...any) ([]byte, error) {
+		return nil, &DamagedError{f.path, fmt.Sprintf(format, args...)}
+	}
+	line, state, found := strings.Cut(string(data), "\n")
+	if !found {
+		return damaged("its first line is not whole")
+	}
+	var n int
+	var sum uint32
+	if _, err := fmt.Sscanf(line+"\n", header, &n, &sum); err != nil || line+"\n" != fmt.Sprintf(header, n, sum) {
+		return damaged("its first line is not one that this program writes")
+	}
+	switch {
+	case len(state) < n:
+		return damaged("it is cut short, %d of %d bytes are there", len(state), n)
+	case len(state) > n:
+		return damaged("it has %d bytes behind its end", len(state)-n)
+	case crc32.Checksum([]byte(state), castagnoli) != sum:
+		return damaged("its checksum does not fit")
+	}
+	return []byte(state), nil
+}

@@ -1,0 +1,293 @@
+package state
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// crashFS is a file system in memory that stops at a given step, as a process does that is killed
+// or a machine that loses power. What was not synced may be there then, or not, or in part.
+type crashFS struct {
+	now     map[string][]byte // as processes see it
+	durable map[string][]byte // what a power cut leaves for sure
+	steps   int               // that may still be done; negative: no limit
+	torn    bool              // a step that is cut is half done
+	fail    error             // of all that writes
+}
+
+var errCrash = errors.New("crash")
+
+func newCrashFS() *crashFS {
+	return &crashFS{now: map[string][]byte{}, durable: map[string][]byte{}, steps: -1}
+}
+
+// step counts a step down; false: the crash comes before it.
+func (f *crashFS) step() bool {
+	if f.steps == 0 {
+		return false
+	}
+	f.steps--
+	return true
+}
+
+func (f *crashFS) MkdirAll(string) error       { return nil }
+func (f *crashFS) Lock(string) (closer, error) { return f, nil }
+func (f *crashFS) Close() error                { return nil }
+
+func (f *crashFS) List(dir string) (names []string, err error) {
+	for path := range f.now {
+		names = append(names, filepath.Base(path))
+	}
+	return names, nil
+}
+
+func (f *crashFS) ReadFile(path string) ([]byte, error) {
+	if data, ok := f.now[path]; ok {
+		return data, nil
+	}
+	return nil, fs.ErrNotExist
+}
+
+// WriteFile is three steps: the file is there and empty, has its bytes, has them durably.
+func (f *crashFS) WriteFile(path string, data []byte) error {
+	if f.fail != nil {
+		f.now[path] = data[:len(data)/2]
+		return f.fail
+	}
+	if !f.step() {
+		return errCrash
+	}
+	f.now[path] = nil
+	if !f.step() {
+		if f.torn {
+			f.now[path] = data[:len(data)/2]
+		}
+		return errCrash
+	}
+	f.now[path] = bytes.Clone(data)
+	if !f.step() {
+		return errCrash
+	}
+	f.durable[path] = f.now[path]
+	return nil
+}
+
+func (f *crashFS) Rename(from, to string) error {
+	if !f.step() {
+		return errCrash
+	}
+	f.now[to] = f.now[from]
+	delete(f.now, from)
+	return nil
+}
+
+func (f *crashFS) Remove(path string) error {
+	if _, ok := f.now[path]; !ok {
+		return fs.ErrNotExist
+	}
+	if !f.step() {
+		return errCrash
+	}
+	delete(f.now, path)
+	return nil
+}
+
+func (f *crashFS) SyncDir(string) error {
+	if !f.step() {
+		return errCrash
+	}
+	f.durable = maps.Clone(f.now)
+	return nil
+}
+
+// after is the file system after the crash: a kill leaves what processes saw; a power cut what is
+// durable.
+func (f *crashFS) after(powerCut bool) *crashFS {
+	left := f.now
+	if powerCut {
+		left = f.durable
+	}
+	return &crashFS{now: maps.Clone(left), durable: maps.Clone(left), steps: -1}
+}
+
+// A crash between any two steps leaves the old state or the new one, and the new one once Save
+// has returned; nothing half done is left, and the next Save works.
+func TestCrashAtEveryStep(t *testing.T) {
+	old, next := []byte("old"), []byte("the new state, which is longer")
+	for _, c := range []struct{ before, after []byte }{{nil, old}, {old, next}, {next, old}, {old, nil}} {
+		for _, torn := range []bool{false, true} {
+			for _, powerCut := range []bool{false, true} {
+				ended := false
+				for steps := 0; !ended; steps++ {
+					if steps > 20 {
+						t.Fatal("Save does not end")
+					}
+					fsys := newCrashFS()
+					d, err := open(fsys, "dir")
+					if err != nil {
+						t.Fatal(err)
+					}
+					f := d.File("lu")
+					if err := f.Save(c.before); err != nil {
+						t.Fatal(err)
+					}
+					fsys.steps, fsys.torn = steps, torn
+					err = f.Save(c.after)
+					ended = err == nil
+					left := fsys.after(powerCut)
+					d, err = open(left, "dir")
+					if err != nil {
+						t.Fatal(err)
+					}
+					got, err := d.File("lu").Load()
+					switch {
+					case err != nil:
+						t.Errorf("%q → %q, step %d, torn %v, power cut %v: %v", c.before, c.after, steps, torn, powerCut, err)
+					case ended && !bytes.Equal(got, c.after), !bytes.Equal(got, c.after) && !bytes.Equal(got, c.before):
+						t.Errorf("%q → %q, step %d, torn %v, power cut %v: %q", c.before, c.after, steps, torn, powerCut, got)
+					}
+					for name := range left.now {
+						if strings.HasSuffix(name, tempSuffix) {
+							t.Errorf("%s is left", name)
+						}
+					}
+					if err := d.File("lu").Save(next); err != nil {
+						t.Errorf("saving after the crash: %v", err)
+					}
+				}
+			}
+		}
+	}
+}
+
+// A full disk keeps the old state, and leaves nothing that takes room.
+func TestFullDisk(t *testing.T) {
+	fsys := newCrashFS()
+	d, err := open(fsys, "dir")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := d.File("lu")
+	if err := f.Save([]byte("old")); err != nil {
+		t.Fatal(err)
+	}
+	fsys.fail = unix.ENOSPC
+	if err := f.Save([]byte("new")); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "lu.state") {
+		t.Errorf("Save: %v", err)
+	}
+	if got, err := f.Load(); string(got) != "old" || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+	if names := slices.Collect(maps.Keys(fsys.now)); len(names) != 1 {
+		t.Errorf("there are %q", names)
+	}
+}
+
+// Whatever is cut from a file, or changed in it, is noticed.
+func TestDamage(t *testing.T) {
+	dir := t.TempDir()
+	d, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = d.Close() }()
+	f := d.File("iqn/.. ü")
+	state := []byte("{\n\"Format\": 1}")
+	if err := f.Save(state); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := d.File("iqn/.. ü").Load(); !bytes.Equal(got, state) || err != nil {
+		t.Fatalf("%q, %v", got, err)
+	}
+	whole, err := os.ReadFile(f.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	check := func(what string, data []byte) {
+		t.Helper()
+		if err := os.WriteFile(f.path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		got, err := f.Load()
+		if _, damaged := errors.AsType[*DamagedError](err); !damaged || got != nil || !strings.Contains(err.Error(), f.path) {
+			t.Errorf("%s: %q, %v", what, got, err)
+		}
+	}
+	for n := range whole {
+		check("cut short", whole[:n])
+	}
+	for i := range whole {
+		changed := bytes.Clone(whole)
+		changed[i] ^= 0x04
+		check("changed", changed)
+	}
+	check("with more behind", append(bytes.Clone(whole), '\n'))
+	if err := f.Save(nil); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := f.Load(); got != nil || err != nil {
+		t.Errorf("after it was removed: %q, %v", got, err)
+	}
+	if err := f.Save(nil); err != nil {
+		t.Errorf("removed twice: %v", err)
+	}
+}
+
+// One process at a time; what a killed one has begun is gone.
+func TestOpen(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a", "b")
+	d, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(dir); err == nil || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), "another process") {
+		t.Errorf("opened twice: %v", err)
+	}
+	half := d.File("x").path + tempSuffix
+	if err := os.WriteFile(half, []byte("half"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if d, err = Open(dir); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = d.Close() }()
+	if _, err := os.Stat(half); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s: %v", half, err)
+	}
+	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(file); err == nil || !strings.Contains(err.Error(), file) {
+		t.Errorf("a file as directory: %v", err)
+	}
+}
+
+// FuzzDecode reads any file: it is refused, or what it holds encodes to the same bytes.
+func FuzzDecode(f *testing.F) {
+	f.Add(encode([]byte("{}")))
+	f.Add(encode([]byte("{}"))[:20])
+	f.Add([]byte("oneshot state 1 -1 00000000\n"))
+	f.Add([]byte("oneshot state 1 0 00000000\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		state, err := (&File{path: "x"}).decode(data)
+		if err == nil && !bytes.Equal(encode(state), data) {
+			t.Fatalf("%q is %q, which is written as %q", data, state, encode(state))
+		}
+	})
+}
