@@ -23,12 +23,14 @@ stores:
   file:     {type: file, path: $DIR/file.img, size: 64MiB, sparse: true}
   blocks4k: {type: memory, size: 64MiB}
   readonly: {type: memory, size: 64MiB}
+  removable: {type: file, path: $DIR/removable.img, size: 64MiB, sparse: true}
   chap:     {type: memory, size: 64MiB}
 targets:
   - {iqn: "iqn.2026-11.example.oneshot:memory", luns: {0: memory}}
   - {iqn: "iqn.2026-11.example.oneshot:file", luns: {0: file}}
   - {iqn: "iqn.2026-11.example.oneshot:blocks4k", luns: {0: {store: blocks4k, block_size: 4096}}}
   - {iqn: "iqn.2026-11.example.oneshot:readonly", luns: {0: {store: readonly, readonly: true}}}
+  - {iqn: "iqn.2026-11.example.oneshot:removable", luns: {0: {store: removable, removable: true}}}
   - iqn: "iqn.2026-11.example.oneshot:chap"
     luns: {0: chap}
     auth: {chap: {user: initiator, secret: correct-horse-1}}
@@ -76,6 +78,21 @@ func TestReadOnly(t *testing.T) {
 		"Prefetch16.Simple", "TestUnitReady.Simple", "iSCSIResiduals.Read10Residuals",
 	} {
 		check(t, test, nil, url)
+	}
+}
+
+// TestRemovable runs what ejects the medium against a logical unit that allows it.
+func TestRemovable(t *testing.T) {
+	tests, err := listTests(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	tg := targettest.Start(t, config)
+	for _, test := range tests {
+		switch suite, _, _ := strings.Cut(test, "."); suite {
+		case "NoMedia", "PreventAllow", "StartStopUnit":
+			check(t, test, nil, tg.URL(iqnPrefix+"removable", 0))
+		}
 	}
 }
 
@@ -136,7 +153,7 @@ func TestExceptions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, list := range [][]exception{everywhere, blocks4k} {
+	for _, list := range [][]exception{everywhere, blocks4k, files} {
 		seen := map[string]bool{}
 		for _, e := range list {
 			if !slices.Contains(tests, e.test) {
