@@ -19,6 +19,9 @@ import (
 // watchInterval is how often the sizes of block devices are looked at.
 const watchInterval = 2 * time.Second
 
+// opener is open, in whose place tests put stores that misbehave.
+var opener = open
+
 // open opens the store that c describes. resized is called when its size has changed by
 // itself, from any goroutine.
 func open(c *config.Store, resized func(), log *slog.Logger) (backend.Store, error) {

@@ -103,7 +103,7 @@ func (u *units) keeper(key *unitKey, l *config.LUN) scsi.ReservationStore {
 // openStore opens the store that c describes.
 func (u *units) openStore(c *config.Store) (*openStore, error) {
 	showing := &showing{}
-	s, err := open(c, showing.sizeChanged, u.log.With("store", c.Name))
+	s, err := opener(c, showing.sizeChanged, u.log.With("store", c.Name))
 	if err != nil {
 		return nil, fmt.Errorf("%s: store %q: %w", c.Pos, c.Name, err)
 	}

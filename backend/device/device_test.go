@@ -19,6 +19,14 @@ import (
 	"oneshot/backend/fdio"
 )
 
+// DevicesVariable names block devices, separated by commas, that the suite runs on besides
+// loop devices. They are overwritten.
+const DevicesVariable = "ONESHOT_TEST_DEVICES"
+
+func testDevices() []string {
+	return strings.FieldsFunc(os.Getenv(DevicesVariable), func(r rune) bool { return r == ',' })
+}
+
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func mustOpen(t *testing.T, cfg Config) *Store {
@@ -65,7 +73,7 @@ func TestDevice(t *testing.T) {
 		return func(t *testing.T) {
 			backendtest.Run(t, func(t *testing.T) backend.Store {
 				cfg := cfg
-				cfg.Path = newLoop(t, backendtest.MinSize+3*4096, block).path
+				cfg.Path = backendtest.NewLoop(t, backendtest.MinSize+3*4096, block).Path
 				return mustOpen(t, cfg)
 			})
 		}
@@ -107,7 +115,7 @@ func TestInfo(t *testing.T) {
 		{4096, false, backend.Info{Size: 8 << 20, BlockSize: 4096, PhysicalBlockSize: 4096}},
 		{4096, true, backend.Info{Size: 8 << 20, BlockSize: 4096, PhysicalBlockSize: 4096}},
 	} {
-		s := mustOpen(t, Config{Path: newLoop(t, 8<<20, c.block).path, Buffered: c.buffered})
+		s := mustOpen(t, Config{Path: backendtest.NewLoop(t, 8<<20, c.block).Path, Buffered: c.buffered})
 		got := s.Info()
 		if got.DiscardGranularity < int64(c.block) || !got.VolatileCache || !got.StatusUnknown {
 			t.Errorf("%+v", got)
@@ -122,8 +130,8 @@ func TestInfo(t *testing.T) {
 // A discard is passed through: the file below the loop device gives its space back. Clearing
 // keeps it.
 func TestPassesThrough(t *testing.T) {
-	l := newLoop(t, 8<<20, 512)
-	s := mustOpen(t, Config{Path: l.path})
+	l := backendtest.NewLoop(t, 8<<20, 512)
+	s := mustOpen(t, Config{Path: l.Path})
 	defer mustClose(t, s)
 	used := func() int64 {
 		t.Helper()
@@ -131,7 +139,7 @@ func TestPassesThrough(t *testing.T) {
 			t.Fatal(err)
 		}
 		var st unix.Stat_t
-		if err := unix.Stat(l.file, &st); err != nil {
+		if err := unix.Stat(l.File, &st); err != nil {
 			t.Fatal(err)
 		}
 		return st.Blocks * 512
@@ -159,7 +167,7 @@ func TestPassesThrough(t *testing.T) {
 
 // A device that cannot do both at once is discarded and cleared.
 func TestDiscardAndClear(t *testing.T) {
-	s := mustOpen(t, Config{Path: newLoop(t, 4<<20, 512).path})
+	s := mustOpen(t, Config{Path: backendtest.NewLoop(t, 4<<20, 512).Path})
 	defer mustClose(t, s)
 	if err := backendtest.Do(s, write(0, 1<<20, 1)); err != nil {
 		t.Fatal(err)
@@ -180,13 +188,13 @@ func TestOpenRefuses(t *testing.T) {
 	if err := os.WriteFile(file, make([]byte, 4096), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	l, used, mounted, small := newLoop(t, 4<<20, 4096), newLoop(t, 4<<20, 512), newLoop(t, 16<<20, 512), newLoop(t, 1<<20, 512)
-	s := mustOpen(t, Config{Path: used.path})
+	l, used, mounted, small := backendtest.NewLoop(t, 4<<20, 4096), backendtest.NewLoop(t, 4<<20, 512), backendtest.NewLoop(t, 16<<20, 512), backendtest.NewLoop(t, 1<<20, 512)
+	s := mustOpen(t, Config{Path: used.Path})
 	defer mustClose(t, s)
-	if out, err := exec.Command("mkfs.ext4", "-q", "-F", mounted.path).CombinedOutput(); err != nil {
+	if out, err := exec.Command("mkfs.ext4", "-q", "-F", mounted.Path).CombinedOutput(); err != nil {
 		t.Fatalf("mkfs.ext4: %v\n%s", err, out)
 	}
-	if err := unix.Mount(mounted.path, dir, "ext4", 0, ""); err != nil {
+	if err := unix.Mount(mounted.Path, dir, "ext4", 0, ""); err != nil {
 		t.Fatal(err)
 	}
 	defer func() {
@@ -199,11 +207,11 @@ func TestOpenRefuses(t *testing.T) {
 		want string // what the message says
 	}{
 		{Config{Path: filepath.Join(dir, "missing")}, "does not exist"},
-		{Config{Path: mounted.path}, "is in use (mounted on " + dir + ")"},
-		{Config{Path: used.path}, "is in use: unmount it"},
+		{Config{Path: mounted.Path}, "is in use (mounted on " + dir + ")"},
+		{Config{Path: used.Path}, "is in use: unmount it"},
 		{Config{Path: "/dev/null"}, "not a block device"},
-		{Config{Path: small.path, Size: 2 << 20}, "the device has 1048576 bytes and the size is set to 2097152"},
-		{Config{Path: l.path, Size: 512}, "not a multiple of the block size 4096"},
+		{Config{Path: small.Path, Size: 2 << 20}, "the device has 1048576 bytes and the size is set to 2097152"},
+		{Config{Path: l.Path, Size: 512}, "not a multiple of the block size 4096"},
 	} {
 		s, err := Open(c.cfg)
 		if err == nil {
@@ -216,7 +224,7 @@ func TestOpenRefuses(t *testing.T) {
 		}
 	}
 	// The other way round: what is served cannot be mounted.
-	if err := unix.Mount(used.path, t.TempDir(), "ext4", 0, ""); err != unix.EBUSY {
+	if err := unix.Mount(used.Path, t.TempDir(), "ext4", 0, ""); err != unix.EBUSY {
 		t.Errorf("mounting a device that is served: %v", err)
 	}
 	if _, err := sizeOf(0, 0, 512); err == nil || !strings.Contains(err.Error(), "no medium") {
@@ -236,8 +244,8 @@ func TestOpenRefusesFile(t *testing.T) {
 }
 
 func TestReadOnly(t *testing.T) {
-	l := newLoop(t, 4<<20, 512)
-	s := mustOpen(t, Config{Path: l.path, ReadOnly: true})
+	l := backendtest.NewLoop(t, 4<<20, 512)
+	s := mustOpen(t, Config{Path: l.Path, ReadOnly: true})
 	if err := backendtest.Do(s, read(0, 4096)); err != nil {
 		t.Error(err)
 	}
@@ -246,24 +254,24 @@ func TestReadOnly(t *testing.T) {
 	}
 	mustClose(t, s)
 	setReadOnly := func(v int) {
-		if err := unix.IoctlSetPointerInt(int(l.dev.Fd()), unix.BLKROSET, v); err != nil {
+		if err := unix.IoctlSetPointerInt(int(l.Dev.Fd()), unix.BLKROSET, v); err != nil {
 			t.Fatal(err)
 		}
 	}
 	setReadOnly(1)
 	defer setReadOnly(0) // the loop device is used again
-	if s, err := Open(Config{Path: l.path}); err == nil || !strings.Contains(err.Error(), "readonly") {
+	if s, err := Open(Config{Path: l.Path}); err == nil || !strings.Contains(err.Error(), "readonly") {
 		t.Errorf("opened for writing: %v", err)
 		mustClose(t, s)
 	}
-	mustClose(t, mustOpen(t, Config{Path: l.path, ReadOnly: true}))
+	mustClose(t, mustOpen(t, Config{Path: l.Path, ReadOnly: true}))
 }
 
 // The device is free again as soon as Close has returned.
 func TestOpenAtOnce(t *testing.T) {
-	l := newLoop(t, 4<<20, 512)
+	l := backendtest.NewLoop(t, 4<<20, 512)
 	for range 20 {
-		s := mustOpen(t, Config{Path: l.path, IO: fdio.Uring})
+		s := mustOpen(t, Config{Path: l.Path, IO: fdio.Uring})
 		if err := backendtest.Do(s, read(0, 4096)); err != nil {
 			t.Fatal(err)
 		}
@@ -272,10 +280,10 @@ func TestOpenAtOnce(t *testing.T) {
 }
 
 func TestResize(t *testing.T) {
-	l := newLoop(t, 4<<20, 512)
-	s := mustOpen(t, Config{Path: l.path})
+	l := backendtest.NewLoop(t, 4<<20, 512)
+	s := mustOpen(t, Config{Path: l.Path})
 	defer mustClose(t, s)
-	l.resize(8 << 20)
+	l.Resize(8 << 20)
 	if n := s.Info().Size; n != 4<<20 {
 		t.Errorf("the size is %d before anybody looked", n)
 	}
@@ -286,7 +294,7 @@ func TestResize(t *testing.T) {
 		t.Error(err)
 	}
 	for size, want := range map[int64]string{4 << 20: "take the LUN away first", 16 << 20: "has 8388608 bytes", 8<<20 + 1: "multiple"} {
-		if err := s.Resize(size); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), l.path) {
+		if err := s.Resize(size); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), l.Path) {
 			t.Errorf("Resize(%d): %v", size, err)
 		}
 	}
@@ -296,15 +304,15 @@ func TestResize(t *testing.T) {
 // the end is refused.
 func TestWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLoop(t, 4<<20, 512)
+		l := backendtest.NewLoop(t, 4<<20, 512)
 		var log strings.Builder
 		resized := make(chan struct{})
 		s := mustOpen(t, Config{
-			Path: l.path, IO: fdio.Threads, Watch: time.Second, Resized: func() { resized <- struct{}{} },
+			Path: l.Path, IO: fdio.Threads, Watch: time.Second, Resized: func() { resized <- struct{}{} },
 			Log: slog.New(slog.NewTextHandler(&log, nil)),
 		})
 		for _, size := range []int64{8 << 20, 2 << 20, 6 << 20} {
-			l.resize(size)
+			l.Resize(size)
 			<-resized // time passes by itself here
 			if n := s.Info().Size; n != size {
 				t.Errorf("%d bytes, want %d", n, size)
@@ -320,12 +328,12 @@ func TestWatch(t *testing.T) {
 		if text := log.String(); strings.Count(text, "another size") != 3 || strings.Count(text, "level=ERROR") != 1 {
 			t.Errorf("the log says %s", text)
 		}
-		s = mustOpen(t, Config{Path: l.path, Size: 3 << 20, IO: fdio.Threads})
-		l.resize(16 << 20)
+		s = mustOpen(t, Config{Path: l.Path, Size: 3 << 20, IO: fdio.Threads})
+		l.Resize(16 << 20)
 		if s.look() || s.Info().Size != 3<<20 {
 			t.Errorf("a size that was configured became %d", s.Info().Size)
 		}
-		l.resize(1 << 20)
+		l.Resize(1 << 20)
 		if !s.look() || s.Info().Size != 1<<20 {
 			t.Errorf("%d bytes of a device that has 1 MiB", s.Info().Size)
 		}
@@ -336,13 +344,13 @@ func TestWatch(t *testing.T) {
 // A device that shrinks under load: what is gone is an error, and nothing hangs.
 func TestShrinks(t *testing.T) {
 	for _, io := range []fdio.IO{fdio.Threads, fdio.Uring} {
-		l := newLoop(t, 8<<20, 512)
-		s := mustOpen(t, Config{Path: l.path, IO: io})
+		l := backendtest.NewLoop(t, 8<<20, 512)
+		s := mustOpen(t, Config{Path: l.Path, IO: io})
 		var calls []*backend.Op
 		done := make(completions, 64)
 		for i := range int64(64) {
 			if i == 32 {
-				l.resize(4 << 20)
+				l.Resize(4 << 20)
 			}
 			op := read(i*(128<<10), 4096)
 			op.Done = done
