@@ -37,6 +37,7 @@ says which; without one it serves a small memory disk to this machine.`,
 	})
 	root.SuggestionsMinimumDistance = 2
 	root.AddCommand(serveCommand(), checkCommand(), reloadCommand(), statusCommand(), sessionsCommand(), sessionCommand(), versionCommand())
+	root.AddCommand(rdmaCommand())
 	return root
 }
 

@@ -5,11 +5,13 @@ import (
 	"io"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"oneshot/config"
+	"oneshot/transport/rdma/verbs"
 )
 
 func versionCommand() *cobra.Command {
@@ -39,8 +41,18 @@ func writeVersion(w io.Writer, info *debug.BuildInfo) error {
 	}
 	_, err := fmt.Fprintf(w, "oneshot %s\nrevision    %s\nbuilt with  %s for %s/%s%s\nstores      %s\ntransports  %s\n",
 		module, revision(settings), runtime.Version(), runtime.GOOS, runtime.GOARCH, buildKind(settings),
-		join(config.StoreTypes()), join(config.Transports()))
+		join(config.StoreTypes()), transports())
 	return err
+}
+
+// transports are those that work in this build.
+func transports() string {
+	list := config.Transports()
+	if verbs.Built {
+		return join(list)
+	}
+	list = slices.DeleteFunc(list, func(t config.Transport) bool { return t == config.TransportVerbs })
+	return join(list) + " (verbs, the kernel's RDMA devices, is not in this build: it takes the tag verbs)"
 }
 
 func revision(settings map[string]string) string {

@@ -63,13 +63,15 @@ var rules = []rule{
 	// What builds and drives the above.
 	{pkg: "config", may: []string{"configs"}, not: []string{"net/http"}},
 	{pkg: "state"},
+	{pkg: "config/migrate", may: []string{"config"}},
 	{pkg: "mgmt"}, // whom it manages it knows by an interface of its own
 	{pkg: "server", may: []string{
 		"config", "mgmt", "transport/**", "iser", "iscsi", "iscsi/*", "scsi", "backend", "backend/**", "mem", "state",
 	}},
 	{pkg: "initiator", may: []string{"iscsi/pdu", "iscsi/text", "iscsi/chap", "transport/rdma", "transport/rdma/*", "mem"}},
 	{pkg: "initiator/*", may: []string{"initiator"}},
-	{pkg: "cmd/*", may: []string{"server", "config", "configs", "mgmt", "initiator", "initiator/*"}},
+	{pkg: "cmd/target", may: []string{"server", "config", "configs", "mgmt", "transport/rdma/verbs"}}, // lists devices
+	{pkg: "cmd/*", may: []string{"server", "config", "config/migrate", "configs", "mgmt", "initiator", "initiator/*"}},
 
 	// Tests that talk to the daemon from outside, and measurements.
 	{pkg: "test/targettest"},

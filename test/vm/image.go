@@ -17,19 +17,20 @@ import (
 // modules that the guest loads, with what they need.
 var modules = []string{
 	"virtio_pci", "virtio_net", "virtio_console", "crc32c_generic", "iscsi_tcp", "sd_mod", "ext4", "xfs",
-	"siw", "ib_iser", "ib_uverbs", "rdma_ucm",
+	"siw", "ib_iser", "ib_uverbs", "rdma_ucm", "crc32_generic", "rdma_rxe", "dummy",
 }
 
 // programs of Debian's that the guest runs, with the libraries they need.
 var programs = []string{
 	"/usr/sbin/iscsid", "/usr/bin/iscsiadm", "/sbin/mkfs.ext4", "/sbin/mkfs.xfs", "/sbin/e2fsck", "/sbin/xfs_repair", "/sbin/fstrim", "/usr/bin/rdma",
-	"/usr/bin/rping", "/usr/bin/timeout", "/usr/bin/env", "/usr/bin/iscsi-inq", "/usr/bin/iscsi-test-cu",
+	"/bin/ip", "/usr/bin/rping", "/usr/bin/timeout", "/usr/bin/env", "/usr/bin/iscsi-inq", "/usr/bin/iscsi-test-cu",
 }
 
 // files that the guest has where the host has them: drivers of RDMA devices, which libibverbs
 // loads by name.
 var files = []string{
 	"/usr/lib/x86_64-linux-gnu/libibverbs/libsiw-rdmav34.so", "/etc/libibverbs.d/siw.driver",
+	"/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav34.so", "/etc/libibverbs.d/rxe.driver",
 	"/lib/x86_64-linux-gnu/libgcc_s.so.1", // libc loads it to end threads
 }
 
@@ -116,9 +117,13 @@ func buildInitramfs(out, moduleDir string) error {
 	if _, err := run(".", "gcc", "-O1", "-shared", "-fPIC", "-o", forgiving, "testdata/forgiving.c"); err != nil {
 		return err
 	}
+	if err := buildVerbs(stage); err != nil {
+		return err
+	}
 	args := []string{
 		"tool", "u-root", "-o", out, "-defaultsh=", "-initcmd=/bin/guest",
-		"-files", guest + ":bin/guest", "-files", forgiving + ":lib/forgiving.so", "-files", filepath.Join(stage, "modules") + ":modules",
+		"-files", guest + ":bin/guest", "-files", filepath.Join(stage, "verbs.test") + ":bin/verbs.test", "-files", filepath.Join(stage, "target") + ":bin/target",
+		"-files", forgiving + ":lib/forgiving.so", "-files", filepath.Join(stage, "modules") + ":modules",
 		"-files", "/etc/nsswitch.conf:etc/nsswitch.conf", "-files", "/etc/passwd:etc/passwd",
 	}
 	for _, p := range programs {

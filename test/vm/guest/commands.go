@@ -28,6 +28,7 @@ var commands = map[string]func(say func(string), args []string) error{
 	"@remove":  remove,
 	"@records": records,
 	"@check":   check,
+	"@signal":  signal,
 	"@direct":  direct,
 }
 

@@ -1,0 +1,90 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"oneshot/transport/rdma/verbs"
+)
+
+func rdmaCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "rdma",
+		Short: "List the kernel's RDMA devices, and what stands in the way of using them",
+		Long: `rdma lists the RDMA devices that the kernel has: cards, soft-RoCE (rxe) and siw.
+Portals with "transport: verbs" use them; "device" in a portal is a name from this
+list, or any. What stands in the way is said with what to do about it.
+
+scripts/soft-roce.sh makes a device of an ordinary network interface.`,
+		Args:                  noArgs,
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			devices, err := verbs.Devices()
+			if err != nil {
+				return err
+			}
+			return writeDevices(cmd.OutOrStdout(), devices)
+		},
+	}
+}
+
+// writeDevices writes a row for each port, then what the devices can do, then what is wrong.
+func writeDevices(w io.Writer, devices []verbs.Info) error {
+	if len(devices) == 0 {
+		_, err := fmt.Fprintln(w, "There is no RDMA device. `scripts/soft-roce.sh up` makes one of a network interface.")
+		return err
+	}
+	t := newTable(w)
+	fmt.Fprintln(t, "DEVICE\tPORT\tKIND\tSTATE\tLINK\tRATE\tINTERFACE\tUSABLE")
+	for i := range devices {
+		d := &devices[i]
+		usable := "yes"
+		if len(d.Problems) > 0 {
+			usable = "no"
+		}
+		for _, p := range d.Ports {
+			fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n", d.Name, p.Number, d.Transport, dash(p.State), dash(p.LinkLayer), dash(p.Rate), dash(p.NetDev), usable)
+		}
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for i := range devices {
+		if err := writeDevice(w, &devices[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func writeDevice(w io.Writer, d *verbs.Info) error {
+	var b strings.Builder
+	if l := &d.Limits; l.MaxQueuePair > 0 {
+		fmt.Fprintf(&b, "\n%s: %d connections, %d requests each, %d elements in a list (%d of a Read), %d Reads at a time, %s a message, %d bytes inline\n",
+			d.Name, l.MaxQueuePair, l.MaxWork, l.MaxSGE, l.MaxReadSGE, l.MaxReads, size(float64(l.MaxMessage)), l.MaxInline)
+		fmt.Fprintf(&b, "%s: memory windows %s, Send with Invalidate %s, senders wait for receives %s\n",
+			d.Name, yes(l.Windows), yes(l.SendInvalidate), yes(l.ReceiveWait))
+	}
+	for _, p := range d.Problems {
+		fmt.Fprintf(&b, "\n%s: %s\n", d.Name, p)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func yes(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}

@@ -1,0 +1,14 @@
+package vm
+
+import "path/filepath"
+
+// buildVerbs builds what uses the kernel's RDMA devices in the guest itself: the tests of the
+// provider, and the daemon.
+func buildVerbs(stage string) error {
+	const provider = "oneshot/transport/rdma/verbs"
+	if _, err := run(".", "go", "test", "-c", "-tags", "verbs,guest", "-o", filepath.Join(stage, "verbs.test"), provider); err != nil {
+		return err
+	}
+	_, err := run(".", "go", "build", "-tags", "verbs", "-o", filepath.Join(stage, "target"), "oneshot/cmd/target")
+	return err
+}

@@ -1,0 +1,174 @@
+package vm
+
+import (
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// rdmaDevice is a device of the guest, at both ends of whose connections the guest is.
+type rdmaDevice struct {
+	name  string
+	host  string // its address
+	start func(*testing.T)
+}
+
+// rdmaDevices are the two that Linux makes of a network interface: soft-RoCE, on an interface that
+// leads nowhere and takes the largest MTU of RoCE, and siw.
+var rdmaDevices = []rdmaDevice{
+	{"rxe0", "10.9.0.1", startRXE.Do},
+	{"siw0", "10.0.2.15", startSiw.Do},
+}
+
+var startRXE rxeOnce
+
+type rxeOnce struct{ done bool }
+
+func (o *rxeOnce) Do(t *testing.T) {
+	if o.done {
+		return
+	}
+	o.done = true
+	for _, c := range []string{
+		"ip link add rd0 type dummy",
+		"ip link set dev rd0 mtu 9000 up",
+		"ip addr add 10.9.0.1/24 dev rd0",
+		"rdma link add rxe0 type rxe netdev rd0",
+	} {
+		guest.run(t, strings.Fields(c)...)
+	}
+}
+
+// TestVerbs runs the tests of the provider over each device.
+func TestVerbs(t *testing.T) {
+	for _, d := range rdmaDevices {
+		t.Run(d.name, func(t *testing.T) {
+			d.start(t)
+			out, exit := guest.start(t, "env", "ONESHOT_RDMA_DEVICE="+d.name, "ONESHOT_RDMA_LISTEN="+net.JoinHostPort(d.host, "0"),
+				"/bin/verbs.test", "-test.timeout=150s", "-rapid.checks=20", "-rapid.nofailfile").wait(t, guest)
+			if exit != 0 {
+				t.Errorf("exit %d\n%s\n%s", exit, out[max(0, len(out)-1<<14):], guest.log())
+			}
+		})
+	}
+}
+
+// TestTargetRDMA: what the daemon says about the devices.
+func TestTargetRDMA(t *testing.T) {
+	for _, d := range rdmaDevices {
+		d.start(t)
+	}
+	out := guest.run(t, "target", "rdma")
+	for _, d := range rdmaDevices {
+		if !strings.Contains(out, d.name) {
+			t.Errorf("%s is missing:\n%s", d.name, out)
+		}
+	}
+	if !strings.Contains(out, "RoCE") || !strings.Contains(out, "iWARP") || !strings.Contains(out, "ACTIVE") {
+		t.Errorf("target rdma says\n%s", out)
+	}
+}
+
+// guestTarget is the daemon in the guest.
+type guestTarget struct {
+	t   *testing.T
+	cmd *command
+}
+
+// startInGuest starts the daemon and waits for n portals.
+func startInGuest(t *testing.T, config string, n int) *guestTarget {
+	t.Helper()
+	guest.run(t, "@write", "/tmp/target.yaml", config)
+	g := &guestTarget{t, guest.start(t, "target", "serve", "--config", "/tmp/target.yaml")}
+	for n > 0 {
+		line, more := <-g.cmd.lines
+		if !more {
+			t.Fatalf("the target ends with %d", g.cmd.exit)
+		}
+		if strings.Contains(line, "portal open") {
+			n--
+		}
+		t.Log(line)
+	}
+	t.Cleanup(g.stop)
+	return g
+}
+
+// stop ends the daemon in good order.
+func (g *guestTarget) stop() {
+	guest.run(g.t, "@signal", "target", strconv.Itoa(int(syscall.SIGTERM)))
+	if out, exit := g.cmd.wait(g.t, guest); exit != 0 || strings.Contains(out, "panic") {
+		g.t.Errorf("the target ends with %d\n%s", exit, out)
+	}
+}
+
+// TestVerbsISER: Linux's initiator and the daemon, both in the guest, over each device: discovery,
+// login with CHAP, a file system with checksums through cache drops; and a TCP portal for the same
+// target beside it, while another portal has no device.
+func TestVerbsISER(t *testing.T) {
+	const user, secret = "alice", "wonderland-looking"
+	for _, d := range rdmaDevices {
+		t.Run(d.name, func(t *testing.T) {
+			d.start(t)
+			startInGuest(t, fmt.Sprintf(`
+stores: {d: {type: memory, size: 128MiB}}
+targets: [{iqn: %q, luns: {0: d}, auth: {chap: {user: %s, secret: %s}}}]
+portals:
+  - {transport: verbs, listen: "%s:3260", device: %s}
+  - {transport: verbs, listen: "%[4]s:3270", device: nosuch0}
+  - {transport: tcp, listen: "%[4]s:3261"}
+`, iqn, user, secret, d.host, d.name), 2)
+			const auth = "node.session.auth."
+			chap := map[string]string{auth + "authmethod": "CHAP", auth + "username": user, auth + "password": secret}
+
+			i := inGuest(t, net.JoinHostPort(d.host, "3260"), "iser")
+			if found := i.adm("discovery", "-t", "sendtargets", "-p", i.portal, "-I", "iser"); !strings.Contains(found, iqn) {
+				t.Errorf("discovery says %q", found)
+			}
+			guest.start(t, "iscsiadm", "-m", "node", "-o", "delete").wait(t, guest)
+			i.record(chap)
+			dev := "/dev/" + i.login(1)[0]
+			if session := i.adm("session", "-P", "1"); !strings.Contains(session, "Iface Transport: iser") {
+				t.Errorf("the session is not over iSER:\n%s", session)
+			}
+			makeFS(t, "ext4", dev)
+			guest.run(t, "@mount", "ext4", dev, "/mnt/d")
+			guest.run(t, "@fill", "/mnt/d", "100", strconv.Itoa(16<<20), "11")
+			want := guest.run(t, "@sum", "/mnt/d")
+			guest.run(t, "@drop")
+			expect(t, "checksum after dropping caches", guest.run(t, "@sum", "/mnt/d"), want)
+			guest.run(t, "@umount", "/mnt/d")
+			guest.run(t, "e2fsck", "-fn", dev)
+			i.logout()
+			for range 5 {
+				i.login(1)
+				i.logout()
+			}
+
+			tcp := inGuest(t, net.JoinHostPort(d.host, "3261"), "default")
+			tcp.record(chap)
+			guest.run(t, "e2fsck", "-fn", "/dev/"+tcp.login(1)[0])
+			tcp.logout()
+
+			wrong := inGuest(t, i.portal, "iser")
+			wrong.record(map[string]string{auth + "authmethod": "CHAP", auth + "username": user, auth + "password": "not-the-secret-at-all"})
+			guest.fails(t, append([]string{"iscsiadm", "-m"}, wrong.node("--login")...)...)
+		})
+	}
+}
+
+// inGuest configures open-iscsi afresh for a portal of a target in the guest.
+func inGuest(t *testing.T, portal, iface string) *iscsi {
+	t.Helper()
+	startInitiator.Do(t)
+	forget := func() {
+		guest.start(t, "iscsiadm", "-m", "node", "--logout").wait(t, guest)
+		guest.start(t, "iscsiadm", "-m", "node", "-o", "delete").wait(t, guest)
+	}
+	forget()
+	t.Cleanup(forget)
+	return &iscsi{t: t, portal: portal, iface: iface}
+}
