@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"oneshot/test/targettest"
+	"oneshot/test/wire"
 )
 
 // siwParameter sets a parameter of siw's until the test ends.
@@ -173,4 +174,25 @@ limits: {nop_interval: 2s, nop_timeout: 2s}
 	guest.run(t, "@drop")
 	guest.run(t, "@check", dev, strconv.Itoa(count))
 	i.logout()
+}
+
+// TestISERCapture: what goes over the wire between Linux and the target is nothing that
+// tshark would object to.
+func TestISERCapture(t *testing.T) {
+	tg := targettest.Start(t, `
+stores: {d: {type: memory, size: 64MiB}}
+targets: [{iqn: "`+iqn+`", luns: {0: d}}]
+portals: [{transport: iwarp, listen: $PORTAL}]
+`)
+	i := prepareISER(t, tg)
+	capture := wire.StartCapture(t, tg.Portal())
+	i.adm("discovery", "-t", "sendtargets", "-p", i.portal, "-I", "iser")
+	guest.start(t, "iscsiadm", "-m", "node", "-o", "delete").wait(t, guest)
+	i.record(nil)
+	disk := i.login(1)[0]
+	for _, size := range []string{"512", "8192", "262144"} {
+		guest.run(t, "@direct", "/dev/"+disk, size, "4", "2")
+	}
+	i.logout()
+	capture.JudgeISER(t)
 }

@@ -12,9 +12,11 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
+	"testing"
 	"time"
 )
 
@@ -113,4 +115,13 @@ func (c *capture) mark(ctx context.Context, text string) error {
 			return fmt.Errorf("wire: mark the capture: %w", ctx.Err())
 		}
 	}
+}
+
+// keep leaves a capture that failed to whom runs go test with -artifacts.
+func keep(t *testing.T, pcapng []byte) {
+	path := filepath.Join(t.ArtifactDir(), "capture.pcapng")
+	if err := os.WriteFile(path, pcapng, 0o600); err != nil {
+		t.Error(err)
+	}
+	t.Log("the capture, kept with -artifacts: ", path)
 }

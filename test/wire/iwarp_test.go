@@ -110,25 +110,8 @@ func exchange(t *testing.T, client, server *end, l rdma.Listener, c *iwarp.Confi
 	})...)
 }
 
-// Opcodes of RDMAP, RFC 5040 §4.3.
-const (
-	opWrite          = 0
-	opReadRequest    = 1
-	opReadResponse   = 2
-	opSend           = 3
-	opSendInvalidate = 4
-	opSendSE         = 5
-	opTerminate      = 7
-)
-
 // anything stands for an STag that is not known beforehand.
 const anything = 1 << 40
-
-// Lengths of the headers of DDP and RDMAP, RFC 5041 §4.
-const (
-	taggedLen   = 14
-	untaggedLen = 18
-)
 
 // tagged lists the segments of a message of n octets to a tagged buffer.
 func tagged(opcode, stag, to uint64, n, mulpdu int) []values {
@@ -167,22 +150,11 @@ func with(list []values, more values) []values {
 	return list
 }
 
-func flag(b bool) uint64 {
-	if b {
-		return 1
-	}
-	return 0
-}
-
 // judgeIWARP compares a capture with what was sent.
 func judgeIWARP(t *testing.T, pcapng []byte, port string, toServer, toClient []values) {
 	packets, err := decodeIWARP(t.Context(), pcapng)
 	check(t, err)
-	for n, p := range packets {
-		for _, complaint := range p.complaints() {
-			t.Errorf("packet %d: %s", n+1, complaint)
-		}
-	}
+	complain(t, packets)
 	var got [2][]fpdu
 	for _, f := range fpdus(packets, port) {
 		got[flag(f.fromTarget)] = append(got[flag(f.fromTarget)], f)

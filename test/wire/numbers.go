@@ -1,6 +1,9 @@
 package wire
 
-import "fmt"
+import (
+	"fmt"
+	"testing"
+)
 
 // numbers follows the sequence numbers that a target sends on one connection,
 // RFC 7143 §4.2.2.
@@ -84,4 +87,24 @@ func count(next map[uint64]uint64, itt uint64, u pdu, field string) []string {
 		return []string{fmt.Sprintf("%s %d of task %#x, want %d", field, sn, itt, want)}
 	}
 	return nil
+}
+
+// checkNumbers follows the numbers of each connection, and returns how many there are.
+func checkNumbers(t *testing.T, all []pdu) (streams int) {
+	t.Helper()
+	follow := map[string]*numbers{}
+	for _, u := range all {
+		if !u.fromTarget {
+			continue
+		}
+		n := follow[u.stream]
+		if n == nil {
+			n = &numbers{dataSN: map[uint64]uint64{}, r2tSN: map[uint64]uint64{}}
+			follow[u.stream] = n
+		}
+		for _, complaint := range n.next(u) {
+			t.Errorf("frame %s, stream %s, opcode %#02x: %s", u.frame, u.stream, u.opcode, complaint)
+		}
+	}
+	return len(follow)
 }

@@ -5,9 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -167,30 +165,19 @@ func foreign(t *testing.T, url string) {
 	}
 }
 
-// keep leaves a capture that failed to whom runs go test with -artifacts.
-func keep(t *testing.T, pcapng []byte) {
-	path := filepath.Join(t.ArtifactDir(), "capture.pcapng")
-	if err := os.WriteFile(path, pcapng, 0o600); err != nil {
-		t.Error(err)
-	}
-	t.Log("the capture, kept with -artifacts: ", path)
-}
-
 // judge reads the capture.
 func judge(t *testing.T, pcapng []byte, port string) {
 	packets, err := decode(t.Context(), pcapng, port)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for n, p := range packets {
-		for _, complaint := range p.complaints() {
-			t.Errorf("packet %d: %s", n+1, complaint)
-		}
-	}
+	complain(t, packets)
 	all := pdus(packets, port)
 	t.Logf("%d packets, %d PDUs", len(packets), len(all))
 	checkOpcodes(t, all)
-	checkStreams(t, all)
+	if streams := checkNumbers(t, all); streams < 8 {
+		t.Errorf("only %d connections in the capture", streams)
+	}
 }
 
 // checkOpcodes: what was not in the capture was not looked at.
@@ -209,26 +196,5 @@ func checkOpcodes(t *testing.T, all []pdu) {
 	}
 	if count[opReject] > 0 {
 		t.Errorf("the target rejected %d PDUs", count[opReject])
-	}
-}
-
-// checkStreams follows the numbers of each connection.
-func checkStreams(t *testing.T, all []pdu) {
-	follow := map[string]*numbers{}
-	for _, u := range all {
-		if !u.fromTarget {
-			continue
-		}
-		n := follow[u.stream]
-		if n == nil {
-			n = &numbers{dataSN: map[uint64]uint64{}, r2tSN: map[uint64]uint64{}}
-			follow[u.stream] = n
-		}
-		for _, complaint := range n.next(u) {
-			t.Errorf("frame %s, stream %s, opcode %#02x: %s", u.frame, u.stream, u.opcode, complaint)
-		}
-	}
-	if len(follow) < 8 {
-		t.Errorf("only %d connections in the capture", len(follow))
 	}
 }
