@@ -16,7 +16,7 @@ TEST_PACKAGES  = gcc libc6-dev libiscsi-bin tshark qemu-utils qemu-block-extra q
 DOWNLOADED     = linux-image-amd64
 BENCH_PACKAGES = gcc libc6-dev libiscsi-dev tgt istgt util-linux
 
-.PHONY: help run build test check lint fuzz bench bench-rdma deps deps-bench clean
+.PHONY: help run build deb test check lint fuzz bench bench-rdma deps deps-bench clean
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,10 @@ run: build ## build, and serve one memory disk on 127.0.0.1:3260
 build: ## build bin/target and bin/initiator
 	$(GO) build -o bin/target ./cmd/target
 	$(GO) build -o bin/initiator ./cmd/initiator
+
+deb: ## build a Debian package in bin/
+	$(GO) build -trimpath -o bin/target ./cmd/target
+	packaging/deb.sh bin/target bin
 
 test: deps ## install what tests need, run every test
 	GO='$(GO)' scripts/test.sh

@@ -1,0 +1,171 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"oneshot/server"
+)
+
+// docsCommand writes what packages ship beside the program. It is hidden: those who build
+// packages call it.
+func docsCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:                   "docs DIRECTORY",
+		Short:                 "Write man pages and completions",
+		Hidden:                true,
+		DisableFlagsInUseLine: true,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return &usageError{cmd.CommandPath(), "name the directory to write to"}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			root := cmd.Root()
+			root.InitDefaultCompletionCmd()
+			root.InitDefaultHelpCmd()
+			if err := writeManPages(root, args[0]); err != nil {
+				return err
+			}
+			return writeCompletions(root, args[0])
+		},
+	}
+}
+
+// writeCompletions writes the scripts of three shells under the names by which these look for
+// them.
+func writeCompletions(root *cobra.Command, dir string) error {
+	name := root.Name()
+	if err := root.GenBashCompletionFileV2(filepath.Join(dir, name+".bash"), true); err != nil {
+		return err
+	}
+	if err := root.GenZshCompletionFile(filepath.Join(dir, "_"+name)); err != nil {
+		return err
+	}
+	return root.GenFishCompletionFile(filepath.Join(dir, name+".fish"), true)
+}
+
+// writeManPages writes the page of cmd and those of the commands below it: target-serve.1.
+func writeManPages(cmd *cobra.Command, dir string) error {
+	if err := os.WriteFile(filepath.Join(dir, pageName(cmd)+".1"), []byte(manPage(cmd)), 0o644); err != nil {
+		return err
+	}
+	for _, c := range documented(cmd) {
+		if err := writeManPages(c, dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// documented are the commands below cmd that are for people.
+func documented(cmd *cobra.Command) (list []*cobra.Command) {
+	for _, c := range cmd.Commands() {
+		if c.IsAvailableCommand() && c.Name() != "help" && c.Name() != "completion" {
+			list = append(list, c)
+		}
+	}
+	return list
+}
+
+func pageName(cmd *cobra.Command) string { return strings.ReplaceAll(cmd.CommandPath(), " ", "-") }
+
+// manPage is the page of cmd in the language of man(7). The dates of pages are left out: the
+// same source gives the same page.
+func manPage(cmd *cobra.Command) string {
+	var b strings.Builder
+	section := func(name string) { fmt.Fprintf(&b, ".SH %s\n", name) }
+	verbatim := func(text string) { fmt.Fprintf(&b, ".nf\n%s\n.fi\n", roff(strings.TrimRight(text, "\n"))) }
+
+	fmt.Fprintf(&b, ".TH %s 1 \"\" \"oneshot %s\" \"oneshot\"\n", strings.ToUpper(pageName(cmd)), server.Version())
+	section("NAME")
+	fmt.Fprintf(&b, "%s \\- %s\n", roff(pageName(cmd)), roff(lowerFirst(cmd.Short)))
+	section("SYNOPSIS")
+	fmt.Fprintf(&b, "\\fB%s\\fR\n", roff(synopsis(cmd)))
+	section("DESCRIPTION")
+	b.WriteString(paragraphs(longText(cmd)))
+	if list := documented(cmd); len(list) > 0 {
+		section("COMMANDS")
+		for _, c := range list {
+			fmt.Fprintf(&b, ".TP\n\\fB%s\\fR(1)\n%s\n", roff(pageName(c)), roff(c.Short))
+		}
+	}
+	if flags := cmd.NonInheritedFlags().FlagUsagesWrapped(78); flags != "" {
+		section("OPTIONS")
+		verbatim(flags)
+	}
+	if cmd.Example != "" {
+		section("EXAMPLES")
+		verbatim(cmd.Example)
+	}
+	section("EXIT STATUS")
+	b.WriteString("0 when all went well, 1 when the configuration or the service failed, 2 when it was called wrongly.\n")
+	section("SEE ALSO")
+	b.WriteString(seeAlso(cmd))
+	return b.String()
+}
+
+func synopsis(cmd *cobra.Command) string {
+	if len(documented(cmd)) > 0 {
+		return cmd.CommandPath() + " COMMAND"
+	}
+	return cmd.UseLine()
+}
+
+func longText(cmd *cobra.Command) string {
+	if cmd.Long != "" {
+		return cmd.Long
+	}
+	return cmd.Short + "."
+}
+
+// paragraphs fills the text, and keeps lists, which are indented, as they are.
+func paragraphs(text string) string {
+	var b strings.Builder
+	for _, p := range strings.Split(text, "\n\n") {
+		b.WriteString(".PP\n")
+		if strings.HasPrefix(p, " ") {
+			fmt.Fprintf(&b, ".nf\n%s\n.fi\n", roff(p))
+			continue
+		}
+		b.WriteString(roff(p) + "\n")
+	}
+	return b.String()
+}
+
+func seeAlso(cmd *cobra.Command) string {
+	var pages []string
+	if p := cmd.Parent(); p != nil {
+		pages = append(pages, p.CommandPath())
+		for _, c := range documented(p) {
+			if c != cmd {
+				pages = append(pages, c.CommandPath())
+			}
+		}
+	}
+	for i, p := range pages {
+		pages[i] = fmt.Sprintf("\\fB%s\\fR(1)", roff(strings.ReplaceAll(p, " ", "-")))
+	}
+	pages = append(pages, "\\fBiscsiadm\\fR(8)", "\\fBsystemctl\\fR(1)")
+	return strings.Join(pages, ",\n") + "\n"
+}
+
+// roff escapes what man(7) would take for its own: backslashes, dashes that are to be copied,
+// and dots and quotes at the beginning of a line.
+func roff(text string) string {
+	text = strings.NewReplacer(`\`, `\e`, "-", `\-`).Replace(text)
+	lines := strings.Split(text, "\n")
+	for i, l := range lines {
+		if strings.HasPrefix(l, ".") || strings.HasPrefix(l, "'") {
+			lines[i] = `\&` + l
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+func lowerFirst(s string) string { return strings.ToLower(s[:1]) + s[1:] }

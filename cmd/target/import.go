@@ -1,0 +1,75 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"oneshot/config"
+	"oneshot/config/migrate"
+)
+
+func importCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "import FILE",
+		Short: "Turn a configuration of targetcli or tgt into one for serve",
+		Long: `import reads saveconfig.json of targetcli (LIO) or targets.conf of tgt, writes a
+configuration for serve to standard output, and says on standard error what it
+could not take over. It opens no store, and changes nothing.
+
+Who may log in stays as it was, or becomes less: what cannot be said here, such as
+LUNs for one initiator only, is left out rather than opened for all. Secrets are
+written out, so keep the result from other users.
+
+If the result lacks something that only you know, such as a secret of at least 12
+characters, it says so and exits with 1; the configuration is written all the
+same.`,
+		Example: `  umask 077; target import /etc/rtslib-fb-target/saveconfig.json > target.yaml
+  target import /etc/tgt/targets.conf > target.yaml
+  target check --config target.yaml`,
+		DisableFlagsInUseLine: true,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return &usageError{cmd.CommandPath(), "name one file"}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return importFile(args[0], cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+}
+
+func importFile(path string, stdout, stderr io.Writer) error {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("cannot read what is to be imported: %w", err)
+	}
+	r, err := migrate.Import(path, data)
+	if err != nil {
+		return err
+	}
+	if _, err := stdout.Write(r.YAML); err != nil {
+		return err
+	}
+	for _, remark := range r.Remarks {
+		fmt.Fprintf(stderr, "note: %s\n", remark)
+	}
+	c, err := config.Parse("the result", r.YAML)
+	if bad, ok := errors.AsType[*config.Error](err); ok {
+		for _, p := range bad.Problems {
+			fmt.Fprintf(stderr, "\n%s\n", p)
+		}
+		return fmt.Errorf("the result has %s to be settled before it can be served", count(len(bad.Problems), "problem"))
+	}
+	if err != nil {
+		return err
+	}
+	for _, w := range c.Warnings {
+		fmt.Fprintf(stderr, "warning: %s\n", w.Message)
+	}
+	return nil
+}

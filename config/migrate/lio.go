@@ -1,0 +1,302 @@
+package migrate
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+
+	"oneshot/config"
+)
+
+// saveconfig is what targetcli saves, as far as it is looked at.
+type saveconfig struct {
+	FabricModules  []lioFabric `json:"fabric_modules"`
+	StorageObjects []lioObject `json:"storage_objects"`
+	Targets        []lioTarget `json:"targets"`
+}
+
+type lioFabric struct {
+	Name           string `json:"name"`
+	User           string `json:"discovery_userid"`
+	Password       string `json:"discovery_password"`
+	MutualUser     string `json:"discovery_mutual_userid"`
+	MutualPassword string `json:"discovery_mutual_password"`
+	Enable         any    `json:"discovery_enable_auth"`
+}
+
+type lioObject struct {
+	Plugin     string         `json:"plugin"`
+	Name       string         `json:"name"`
+	Dev        string         `json:"dev"`
+	Size       json.Number    `json:"size"`
+	WriteBack  *bool          `json:"write_back"`
+	ReadOnly   bool           `json:"readonly"`
+	NullIO     bool           `json:"nullio"`
+	Attributes map[string]any `json:"attributes"`
+}
+
+type lioTarget struct {
+	Fabric string   `json:"fabric"`
+	WWN    string   `json:"wwn"`
+	TPGs   []lioTPG `json:"tpgs"`
+}
+
+type lioTPG struct {
+	Tag        int            `json:"tag"`
+	Enable     *bool          `json:"enable"`
+	Attributes map[string]any `json:"attributes"`
+	lioAuth
+	LUNs []struct {
+		Index  int    `json:"index"`
+		Object string `json:"storage_object"`
+	} `json:"luns"`
+	ACLs []struct {
+		WWN string `json:"node_wwn"`
+		lioAuth
+		MappedLUNs []struct {
+			Index        int  `json:"index"`
+			TPGLUN       int  `json:"tpg_lun"`
+			WriteProtect bool `json:"write_protect"`
+		} `json:"mapped_luns"`
+	} `json:"node_acls"`
+	Portals []struct {
+		Address string `json:"ip_address"`
+		Port    int    `json:"port"`
+		ISER    bool   `json:"iser"`
+	} `json:"portals"`
+}
+
+type lioAuth struct {
+	User           string `json:"chap_userid"`
+	Password       string `json:"chap_password"`
+	MutualUser     string `json:"chap_mutual_userid"`
+	MutualPassword string `json:"chap_mutual_password"`
+}
+
+func (a lioAuth) auth() auth {
+	return auth{credentials{a.User, a.Password}, credentials{a.MutualUser, a.MutualPassword}}
+}
+
+// isSet is whether an attribute is 1, true, "1" or the like.
+func isSet(v any) bool {
+	switch fmt.Sprint(v) {
+	case "1", "true", "True", "yes":
+		return true
+	}
+	return false
+}
+
+func (m *model) readLIO(data []byte) error {
+	var c saveconfig
+	if err := json.Unmarshal(data, &c); err != nil {
+		return fmt.Errorf("this is no saveconfig.json of targetcli: %w", err)
+	}
+	if len(c.StorageObjects) == 0 && len(c.Targets) == 0 {
+		return errors.New("this is no saveconfig.json of targetcli: it has neither storage_objects nor targets")
+	}
+	objects := m.lioObjects(c.StorageObjects)
+	for i := range c.Targets {
+		m.lioTarget(&c.Targets[i], objects)
+	}
+	for _, f := range c.FabricModules {
+		if f.Name == "iscsi" && f.User != "" && isSet(f.Enable) {
+			m.discovery = lioAuth{f.User, f.Password, f.MutualUser, f.MutualPassword}.auth()
+			m.checkSecrets("discovery", m.discovery)
+		}
+	}
+	if len(m.targets) > 0 {
+		m.remark("disks get other serial numbers and names (WWN): what is mounted by the UUID or label of its file system is found again; multipath and /dev/disk/by-id have to be looked at")
+	}
+	return nil
+}
+
+// lioBlock is what is taken over of an object besides its store.
+type lioBlock struct {
+	store string
+	size  int // block size; 0: the default
+}
+
+// lioObjects returns the stores by the path that LUNs name: /backstores/fileio/disk.
+func (m *model) lioObjects(objects []lioObject) map[string]lioBlock {
+	known := make(map[string]lioBlock)
+	ignored := make(map[string]bool)
+	for i := range objects {
+		o := &objects[i]
+		s, ok := m.lioStore(o)
+		if !ok {
+			continue
+		}
+		s.name = m.storeName(o.Name)
+		m.stores = append(m.stores, s)
+		block := lioBlock{store: s.name}
+		for name, v := range o.Attributes {
+			if name != "block_size" {
+				ignored[name] = true
+				continue
+			}
+			if n, err := strconv.Atoi(fmt.Sprint(v)); err == nil && n != 512 {
+				block.size = n
+			}
+		}
+		known["/backstores/"+o.Plugin+"/"+o.Name] = block
+	}
+	if len(ignored) > 0 {
+		m.remark("attributes of storage objects are not taken over, but for block_size: %s", strings.Join(slices.Sorted(maps.Keys(ignored)), ", "))
+	}
+	return known
+}
+
+func (m *model) lioStore(o *lioObject) (store, bool) {
+	size, _ := strconv.ParseInt(o.Size.String(), 10, 64)
+	switch {
+	case o.Plugin == "fileio" && strings.HasPrefix(o.Dev, "/dev/"), o.Plugin == "block":
+		return store{kind: string(config.StoreDevice), path: o.Dev, readOnly: o.ReadOnly}, true
+	case o.Plugin == "fileio":
+		return store{kind: string(config.StoreFile), path: o.Dev, size: size, through: o.WriteBack != nil && !*o.WriteBack}, true
+	case o.Plugin == "ramdisk" && o.NullIO:
+		return store{kind: string(config.StoreNull), size: size}, true
+	case o.Plugin == "ramdisk":
+		m.remark("storage object %s: what is in memory is not taken over", o.Name)
+		return store{kind: string(config.StoreMemory), size: size}, true
+	}
+	m.remark("storage object %s of kind %q has no counterpart: its LUNs are left out", o.Name, o.Plugin)
+	return store{}, false
+}
+
+func (m *model) lioTarget(t *lioTarget, objects map[string]lioBlock) {
+	if t.Fabric != "iscsi" {
+		m.remark("target %s is of the fabric %q: left out", t.WWN, t.Fabric)
+		return
+	}
+	for i := range t.TPGs {
+		g := &t.TPGs[i]
+		where := fmt.Sprintf("target %s, portal group %d", t.WWN, g.Tag)
+		switch {
+		case g.Enable != nil && !*g.Enable:
+			m.remark("%s is disabled: left out", where)
+		case slices.ContainsFunc(m.targets, func(o target) bool { return o.iqn == t.WWN }):
+			m.remark("%s: a target has one portal group here: left out", where)
+		default:
+			m.lioTPG(t.WWN, where, g, objects)
+		}
+	}
+}
+
+func (m *model) lioTPG(iqn, where string, g *lioTPG, objects map[string]lioBlock) {
+	out := target{iqn: iqn}
+	open := isSet(g.Attributes["generate_node_acls"])
+	protect := m.lioProtected(where, g, open)
+	for _, l := range g.LUNs {
+		block, ok := objects[l.Object]
+		if !ok {
+			m.remark("%s: LUN %d shows %s, which is not taken over", where, l.Index, l.Object)
+			continue
+		}
+		out.luns = append(out.luns, lun{number: l.Index, store: block.store, blockSize: block.size, readOnly: protect[l.Index]})
+	}
+	if !m.lioAccess(where, g, open, &out) {
+		return
+	}
+	m.checkSecrets(where, out.auth)
+	m.targets = append(m.targets, out)
+	m.lioPortals(where, g)
+}
+
+// lioProtected are the LUNs of the group that somebody may not write: here that holds for all.
+func (m *model) lioProtected(where string, g *lioTPG, open bool) map[int]bool {
+	protect := make(map[int]bool)
+	if open && isSet(g.Attributes["demo_mode_write_protect"]) {
+		for _, l := range g.LUNs {
+			protect[l.Index] = true
+		}
+		return protect
+	}
+	for i, a := range g.ACLs {
+		for _, l := range a.MappedLUNs {
+			if g.plain(i) && l.WriteProtect && !protect[l.TPGLUN] {
+				protect[l.TPGLUN] = true
+				m.remark("%s: LUN %d is read-only for %s, and becomes so for everybody", where, l.TPGLUN, a.WWN)
+			}
+		}
+	}
+	return protect
+}
+
+// lioAccess sets who may log in, and with what. False: nobody is left.
+func (m *model) lioAccess(where string, g *lioTPG, open bool, out *target) bool {
+	authenticate := isSet(g.Attributes["authentication"])
+	if open {
+		if authenticate {
+			out.auth = g.auth()
+		}
+		if authenticate && out.auth.chap.user == "" {
+			m.remark("%s asks for CHAP but has no user: left out", where)
+			return false
+		}
+		return true
+	}
+	for i, a := range g.ACLs {
+		if !g.plain(i) {
+			m.remark("%s: %s sees some LUNs only, or under other numbers: left out; give it a target of its own", where, a.WWN)
+			continue
+		}
+		var own auth
+		if authenticate {
+			if own = a.auth(); own.chap.user == "" {
+				own = g.auth()
+			}
+		}
+		switch {
+		case authenticate && own.chap.user == "":
+			m.remark("%s: %s has to prove itself but has no user: left out", where, a.WWN)
+			continue
+		case len(out.initiators) > 0 && own != out.auth:
+			m.remark("%s: %s has a user or secret of its own, and a target has one: left out", where, a.WWN)
+			continue
+		}
+		out.auth = own
+		out.initiators = append(out.initiators, a.WWN)
+	}
+	if len(out.initiators) == 0 {
+		m.remark("%s lets no initiator in that could be taken over: left out", where)
+		return false
+	}
+	return true
+}
+
+// plain reports whether an initiator sees all LUNs of its group under their own numbers.
+func (g *lioTPG) plain(i int) bool {
+	a := &g.ACLs[i]
+	for _, l := range a.MappedLUNs {
+		if l.Index != l.TPGLUN {
+			return false
+		}
+	}
+	return len(a.MappedLUNs) == len(g.LUNs)
+}
+
+func (m *model) lioPortals(where string, g *lioTPG) {
+	if len(m.targets) > 1 && len(g.Portals) > 0 && len(m.portals) > 0 {
+		for _, p := range g.Portals {
+			if !slices.Contains(m.portals, portal{lioAddress(p.Address, p.Port)}) {
+				m.remark("%s: every target is reached at every portal here", where)
+				break
+			}
+		}
+	}
+	for _, p := range g.Portals {
+		if p.ISER {
+			m.remark("%s: the portal %s:%d is for iSER; it becomes one for TCP: see transport in full.yaml for RDMA", where, p.Address, p.Port)
+		}
+		m.addPortal(portal{lioAddress(p.Address, p.Port)})
+	}
+}
+
+func lioAddress(address string, port int) string {
+	return net.JoinHostPort(strings.Trim(address, "[]"), strconv.Itoa(port))
+}

@@ -1,0 +1,269 @@
+// Package migrate turns the configurations of other targets into ours: saveconfig.json of
+// targetcli (LIO), and targets.conf of tgt.
+//
+// What has no counterpart becomes a remark. Where access is concerned, what cannot be said in
+// our words is left out rather than opened: nobody reaches more than before.
+package migrate
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"oneshot/config"
+)
+
+// Result is a configuration and what it lacks.
+type Result struct {
+	YAML    []byte
+	Remarks []string // one line each
+}
+
+// maxBytes bounds what Import reads: a larger file is not a configuration.
+const maxBytes = 16 << 20
+
+// Import converts data, whose format it recognizes. name stands for the file in messages. The
+// result may still lack something that only the administrator knows: config.Parse tells. It
+// returns an error when data is none of the formats.
+func Import(name string, data []byte) (*Result, error) {
+	if len(data) > maxBytes {
+		return nil, fmt.Errorf("%s is larger than %d bytes: it is hardly the file that was meant", name, maxBytes)
+	}
+	var m model
+	var err error
+	if trimmed := bytes.TrimLeft(data, " \t\r\n\ufeff"); len(trimmed) > 0 && trimmed[0] == '{' {
+		err = m.readLIO(data)
+	} else {
+		err = m.readTGT(string(data))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return &Result{YAML: m.yaml(name), Remarks: m.remarks}, nil
+}
+
+// model is a configuration in the making.
+type model struct {
+	stores    []store
+	targets   []target
+	portals   []portal
+	discovery auth
+	remarks   []string
+}
+
+type store struct {
+	name, kind, path string
+	size             int64 // bytes; 0: not said
+	through          bool  // cache: writethrough
+	readOnly         bool
+}
+
+type target struct {
+	iqn        string
+	luns       []lun
+	auth       auth
+	initiators []string // none: all
+}
+
+type lun struct {
+	number                  int
+	store                   string
+	blockSize               int // 0: the default
+	readOnly                bool
+	vendor, product, serial string
+}
+
+// credentials are empty when nobody has to prove anything.
+type credentials struct{ user, secret string }
+
+type auth struct{ chap, mutual credentials }
+
+type portal struct{ address string }
+
+func (m *model) remark(format string, args ...any) {
+	m.remarks = append(m.remarks, fmt.Sprintf(format, args...))
+}
+
+// storeName returns a name for a store that is like want and not taken.
+func (m *model) storeName(want string) string {
+	name := strings.Map(func(r rune) rune {
+		if r < 128 && (r == '-' || r == '_' || r == '.' || '0' <= r && r <= '9' || 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z') {
+			return r
+		}
+		return '-'
+	}, want)
+	name = cmp.Or(strings.Trim(name[:min(len(name), 48)], "-."), "store")
+	taken := func(n string) bool { return slices.ContainsFunc(m.stores, func(s store) bool { return s.name == n }) }
+	unique := name
+	for i := 2; taken(unique); i++ {
+		unique = fmt.Sprintf("%s-%d", name, i)
+	}
+	return unique
+}
+
+// addPortal keeps one portal for each address, and none that another covers.
+func (m *model) addPortal(p portal) {
+	if slices.ContainsFunc(m.portals, func(q portal) bool { return q.covers(p) }) {
+		return
+	}
+	m.portals = append(slices.DeleteFunc(m.portals, p.covers), p)
+}
+
+// covers reports whether q is reached where p listens, at least.
+func (p portal) covers(q portal) bool {
+	a, err1 := netip.ParseAddrPort(p.address)
+	b, err2 := netip.ParseAddrPort(q.address)
+	if p == q || err1 != nil || err2 != nil {
+		return p == q
+	}
+	return a.Port() == b.Port() && a.Addr().IsUnspecified() && a.Addr().Is4() == b.Addr().Is4()
+}
+
+// checkSecrets remarks what our configuration refuses.
+func (m *model) checkSecrets(where string, a auth) {
+	for _, c := range []credentials{a.chap, a.mutual} {
+		if c.user != "" && len(c.secret) < 12 {
+			m.remark("%s: the secret of %q has %d characters: choose one of at least 12, here and at the initiator (RFC 7143 §9.2.1)", where, c.user, len(c.secret))
+		}
+	}
+	if a.chap.user != "" && a.chap.secret == a.mutual.secret {
+		m.remark("%s: both sides of CHAP have the same secret: choose two (RFC 7143 §9.2.1)", where)
+	}
+}
+
+// yaml writes the configuration, the remarks on top.
+func (m *model) yaml(name string) []byte {
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "# Made from %s by target import.\n", oneLine(name))
+	for _, r := range m.remarks {
+		fmt.Fprintf(&b, "# NOTE %s\n", oneLine(r))
+	}
+	if len(m.stores) > 0 {
+		b.WriteString("\nstores:\n")
+	}
+	for _, s := range m.stores {
+		fmt.Fprintf(&b, "  %s: %s\n", s.name, s.yaml())
+	}
+	if len(m.targets) > 0 {
+		b.WriteString("\ntargets:\n")
+	}
+	for _, t := range m.targets {
+		t.yaml(&b)
+	}
+	if len(m.portals) > 0 {
+		b.WriteString("\nportals:\n")
+	}
+	for _, p := range m.portals {
+		fmt.Fprintf(&b, "  - {transport: tcp, listen: %s}\n", quote(p.address))
+	}
+	if a := m.discovery.yaml(); a != "" {
+		fmt.Fprintf(&b, "\ndiscovery: {auth: %s}\n", a)
+	}
+	fmt.Fprintf(&b, "\nmanagement: {socket: %s}\n", config.DefaultSocket)
+	return b.Bytes()
+}
+
+func (s store) yaml() string {
+	w := fields{}
+	w.add("type", s.kind)
+	if s.path != "" {
+		w.add("path", quote(s.path))
+	}
+	if s.size > 0 {
+		w.add("size", config.FormatSize(s.size))
+	}
+	if s.through && s.kind == string(config.StoreFile) {
+		w.add("cache", string(config.CacheWritethrough))
+	}
+	if s.readOnly {
+		w.add("readonly", "true")
+	}
+	return w.String()
+}
+
+func (t target) yaml(b *bytes.Buffer) {
+	fmt.Fprintf(b, "  - iqn: %s\n", quote(t.iqn))
+	if len(t.luns) > 0 {
+		b.WriteString("    luns:\n")
+	}
+	for _, l := range t.luns {
+		w := fields{}
+		w.add("store", l.store)
+		if l.blockSize != 0 {
+			w.add("block_size", fmt.Sprint(l.blockSize))
+		}
+		if l.readOnly {
+			w.add("readonly", "true")
+		}
+		for _, f := range [][2]string{{"vendor", l.vendor}, {"product", l.product}, {"serial", l.serial}} {
+			if f[1] != "" {
+				w.add(f[0], quote(f[1]))
+			}
+		}
+		fmt.Fprintf(b, "      %d: %s\n", l.number, w)
+	}
+	if a := t.auth.yaml(); a != "" {
+		fmt.Fprintf(b, "    auth: %s\n", a)
+	}
+	if len(t.initiators) > 0 {
+		quoted := make([]string, len(t.initiators))
+		for i, n := range t.initiators {
+			quoted[i] = quote(n)
+		}
+		fmt.Fprintf(b, "    initiators: [%s]\n", strings.Join(quoted, ", "))
+	}
+}
+
+func (a auth) yaml() string {
+	if a.chap.user == "" {
+		return ""
+	}
+	w := fields{}
+	w.add("chap", a.chap.yaml())
+	if a.mutual.user != "" {
+		w.add("mutual", a.mutual.yaml())
+	}
+	return w.String()
+}
+
+func (c credentials) yaml() string {
+	return fmt.Sprintf("{user: %s, secret: %s}", quote(c.user), quote(c.secret))
+}
+
+// fields are the entries of a mapping in braces.
+type fields []string
+
+func (f *fields) add(key, value string) { *f = append(*f, key+": "+value) }
+func (f fields) String() string         { return "{" + strings.Join(f, ", ") + "}" }
+
+// quote writes text as a double-quoted scalar of YAML.
+func quote(text string) string {
+	var b strings.Builder
+	b.WriteByte('"')
+	for _, r := range strings.ToValidUTF8(text, "\ufffd") {
+		switch {
+		case r == '"' || r == '\\':
+			b.WriteByte('\\')
+			b.WriteRune(r)
+		case r < ' ' || r >= 0x7f && r < 0xa0 || r == 0x2028 || r == 0x2029 || r == 0xfeff:
+			fmt.Fprintf(&b, `\u%04x`, r)
+		default:
+			b.WriteRune(r)
+		}
+	}
+	b.WriteByte('"')
+	return b.String()
+}
+
+// oneLine makes text fit a comment.
+func oneLine(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 || r == 0x2028 || r == 0x2029 || r == 0xfeff {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(text, "?"))
+}

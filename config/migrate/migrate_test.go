@@ -1,0 +1,134 @@
+package migrate
+
+import (
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"oneshot/config"
+)
+
+var update = flag.Bool("update", false, "write the .want files anew")
+
+// TestImport compares with testdata/*.want, which -update writes: read the difference.
+func TestImport(t *testing.T) {
+	for _, file := range []string{"saveconfig.json", "targets.conf"} {
+		data, err := os.ReadFile(filepath.Join("testdata", file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := Import(file, data)
+		if err != nil {
+			t.Errorf("%s: %v", file, err)
+			continue
+		}
+		want := filepath.Join("testdata", strings.TrimSuffix(file, filepath.Ext(file))+".want")
+		if *update {
+			if err := os.WriteFile(want, r.YAML, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		text, err := os.ReadFile(want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(string(text), string(r.YAML)); diff != "" {
+			t.Errorf("%s (-want +got)\n%s", file, diff)
+		}
+		for _, remark := range r.Remarks {
+			if !strings.Contains(string(text), "# NOTE "+remark) {
+				t.Errorf("%s: the file does not say %q", file, remark)
+			}
+		}
+	}
+}
+
+// What targetcli wrote can be served as it is.
+func TestImportIsValid(t *testing.T) {
+	data, err := os.ReadFile("testdata/saveconfig.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := Import("x", data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := config.Parse("x.yaml", r.YAML)
+	if err != nil {
+		t.Fatal(err)
+	}
+	one := &c.Targets[0]
+	if !one.Admits("iqn.1993-08.org.debian:01:aaa") || one.Admits("iqn.1993-08.org.debian:01:bbb") || one.Admits("iqn.1993-08.org.debian:01:ccc") {
+		t.Errorf("admitted are %v", one.Initiators)
+	}
+	if one.Auth.CHAP == nil || one.Auth.CHAP.User != "u" || one.Auth.Mutual == nil || c.Discovery.Auth.CHAP == nil {
+		t.Error("CHAP was lost")
+	}
+	if len(c.Targets) != 2 || !c.Targets[1].LUNs[0].ReadOnly || len(c.Targets[1].Initiators) != 0 || c.Targets[1].Auth.CHAP != nil {
+		t.Errorf("%+v", c.Targets)
+	}
+}
+
+func TestPortalsAreCovered(t *testing.T) {
+	var m model
+	for _, a := range []string{"192.0.2.1:3260", "[2001:db8::1]:3260", "192.0.2.1:3260", "192.0.2.1:3261", "0.0.0.0:3260", "192.0.2.2:3260", "strange"} {
+		m.addPortal(portal{a})
+	}
+	want := []portal{{"[2001:db8::1]:3260"}, {"192.0.2.1:3261"}, {"0.0.0.0:3260"}, {"strange"}}
+	if !slices.Equal(m.portals, want) {
+		t.Errorf("%v, want %v", m.portals, want)
+	}
+}
+
+func TestImportRefuses(t *testing.T) {
+	for text, want := range map[string]string{
+		"":                              "no target",
+		"{":                             "saveconfig.json",
+		"{}":                            "neither storage_objects nor targets",
+		`{"targets": 5}`:                "saveconfig.json",
+		"hello":                         "no target",
+		"<target a>\n":                  "line 1: <target> is not closed",
+		"</target>":                     "line 1: </target> ends nothing",
+		"<target a>\n</targe>":          "line 2",
+		"<>":                            "no section",
+		"<a>\n<a>\n<a>\n<a>\n<a>":       "sections in sections",
+		strings.Repeat("x", maxBytes+1): "hardly the file",
+	} {
+		if _, err := Import("f", []byte(text)); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%.30q: %v, which does not say %q in one line", text, err, want)
+		}
+	}
+}
+
+// Whatever it is given, Import returns YAML of which our parser understands the form, and
+// never opens a target that was closed.
+func FuzzImport(f *testing.F) {
+	for _, name := range []string{"saveconfig.json", "targets.conf"} {
+		data, err := os.ReadFile(filepath.Join("testdata", name))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
+	f.Add([]byte("<target \"a b\">\nbacking-store \"/x\\y \u2028\"\n</target>"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r, err := Import("name\nof file", data)
+		if err != nil {
+			return
+		}
+		_, err = config.Parse("x.yaml", r.YAML)
+		if bad, ok := errors.AsType[*config.Error](err); ok {
+			for _, p := range bad.Problems {
+				if strings.Contains(p.Message, "YAML") || strings.Contains(p.Message, "unknown key") {
+					t.Errorf("%s\n%s", p, r.YAML)
+				}
+			}
+		}
+	})
+}

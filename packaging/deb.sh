@@ -1,0 +1,79 @@
+#!/bin/bash
+# Builds the Debian package: deb.sh [-v VERSION] PROGRAM DIRECTORY writes
+# DIRECTORY/oneshot_VERSION_ARCH.deb around the built program. The same commit gives the same
+# bytes.
+set -euo pipefail
+
+here=$(cd "$(dirname "$0")" && pwd)
+version=
+if [ "$1" = -v ]; then
+	version=$2
+	shift 2
+fi
+program=$1 out=$2
+
+commit() { git -C "$here" log -1 --format="$1" --date=format:%Y%m%d%H%M 2>/dev/null || echo "$2"; }
+: "${version:=0.1.0~git$(commit %cd 0).$(commit %h unknown)}"
+export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(commit %ct 0)}
+arch=$(dpkg --print-architecture)
+
+tree=$(mktemp -d)
+trap 'rm -rf "$tree"' EXIT
+chmod 755 "$tree"
+put() { install -D -m "$1" "$2" "$tree/$3"; }
+
+docs=$tree/.docs
+mkdir "$docs"
+"$program" docs "$docs"
+
+put 755 "$program" usr/bin/target
+put 644 "$here/oneshot.service" lib/systemd/system/oneshot.service
+put 640 "$here/target.yaml" etc/oneshot/target.yaml
+for page in "$docs"/*.1; do
+	gzip -9n "$page"
+	put 644 "$page.gz" "usr/share/man/man1/$(basename "$page").gz"
+done
+put 644 "$docs/target.bash" usr/share/bash-completion/completions/target
+put 644 "$docs/_target" usr/share/zsh/vendor-completions/_target
+put 644 "$docs/target.fish" usr/share/fish/vendor_completions.d/target.fish
+for example in "$here"/../configs/*.yaml; do
+	put 644 "$example" "usr/share/doc/oneshot/examples/$(basename "$example")"
+done
+put 644 "$here/../README.md" usr/share/doc/oneshot/README.md
+put 644 "$here/../mgmt/API.md" usr/share/doc/oneshot/API.md
+rm -rf "$docs"
+
+# A program that is linked to the C library needs the one that it was built with, or a later.
+depends="init-system-helpers (>= 1.51), passwd"
+if needed=$(objdump -T "$program" 2>/dev/null | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1) && [ -n "$needed" ]; then
+	depends="libc6 (>= ${needed#GLIBC_}), $depends"
+fi
+
+mkdir "$tree/DEBIAN"
+for script in postinst prerm postrm; do
+	install -m 755 "$here/debian/$script" "$tree/DEBIAN/$script"
+done
+echo /etc/oneshot/target.yaml > "$tree/DEBIAN/conffiles"
+cat > "$tree/DEBIAN/control" <<CONTROL
+Package: oneshot
+Version: $version
+Architecture: $arch
+Maintainer: oneshot maintainers <maintainers@oneshot.example>
+Installed-Size: $(du -sk --exclude=DEBIAN "$tree" | cut -f1)
+Depends: $depends
+Suggests: open-iscsi, prometheus
+Section: admin
+Priority: optional
+Description: block-storage target for iSCSI and iSER
+ Makes disks out of memory, files and block devices, and serves them over the
+ network to open-iscsi, libiscsi, QEMU and every other iSCSI initiator, over TCP
+ and over RDMA. One daemon in user space, one configuration file that is read
+ again without disturbing sessions, figures for Prometheus.
+CONTROL
+(cd "$tree" && find . -type f -not -path './DEBIAN/*' -printf '%P\n' | LC_ALL=C sort | xargs md5sum > DEBIAN/md5sums)
+
+find "$tree" -newermt "@$SOURCE_DATE_EPOCH" -print0 | xargs -0r touch --no-dereference --date="@$SOURCE_DATE_EPOCH"
+mkdir -p "$out"
+deb=$out/oneshot_${version}_$arch.deb
+dpkg-deb --root-owner-group -Zxz --build "$tree" "$deb" >/dev/null
+echo "$deb"
