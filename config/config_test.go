@@ -29,9 +29,9 @@ func TestDefault(t *testing.T) {
 		Stores:  []Store{{Name: "scratch", Type: StoreMemory, Size: 256 << 20}},
 		Targets: []Target{{Name: "iqn.2026-11.example.oneshot:demo", LUNs: []LUN{{Number: 0, Store: "scratch", BlockSize: 512, ALUA: ALUAImplicit}}}},
 		Portals: []Portal{
-			{Transport: TransportTCP, Listen: netip.MustParseAddrPort("127.0.0.1:3260")},
+			{Transport: TransportTCP, Group: 1, Listen: netip.MustParseAddrPort("127.0.0.1:3260")},
 			{
-				Transport: TransportIWARP, Listen: netip.MustParseAddrPort("127.0.0.1:3261"),
+				Transport: TransportIWARP, Group: 1, Listen: netip.MustParseAddrPort("127.0.0.1:3261"),
 				OneShot: &OneShot{Flags: true, Opcodes: true, Window: 256},
 			},
 		},
@@ -76,9 +76,9 @@ func TestParse(t *testing.T) {
 				CHAP:   &Credentials{User: "u", Secret: NewSecret("twelve-chars-or-more")},
 				Mutual: &Credentials{User: "t", Secret: NewSecret("another-secret")},
 			},
-			Initiators: []NamePattern{"iqn.2026-11.example.clients:*"},
+			Initiators: []Initiator{{Name: "iqn.2026-11.example.clients:*"}},
 		}},
-		Portals: []Portal{{Transport: TransportTCP, Listen: netip.MustParseAddrPort("127.0.0.1:3260")}},
+		Portals: []Portal{{Transport: TransportTCP, Group: 1, Listen: netip.MustParseAddrPort("127.0.0.1:3260")}},
 		Limits:  DefaultLimits(),
 	}
 	if diff := cmp.Diff(want, got, compareValues); diff != "" {
@@ -146,14 +146,14 @@ limits: {connections: 1, sessions: 2, commands: 3, memory: 4MiB, memory_per_conn
 			Auth: Auth{CHAP: &Credentials{User: "007", Secret: NewSecret("from-the-environment")}},
 		}},
 		Portals: []Portal{
-			{Transport: TransportTCP, Listen: netip.AddrPortFrom(netip.Addr{}, 3260)},
+			{Transport: TransportTCP, Group: 1, Listen: netip.AddrPortFrom(netip.Addr{}, 3260)},
 			{
-				Transport: TransportIWARP, Listen: netip.MustParseAddrPort("[::1]:4000"),
+				Transport: TransportIWARP, Group: 1, Listen: netip.MustParseAddrPort("[::1]:4000"),
 				OneShot: &OneShot{Opcodes: true, Validated: true, Window: 7},
 			},
-			{Transport: TransportIWARP, Listen: netip.MustParseAddrPort("[::1]:4001"), OneShot: &OneShot{Window: 256}, NoCRC: true},
-			{Transport: TransportVerbs, Listen: netip.MustParseAddrPort("[::1]:4001"), Device: "rxe0"},
-			{Transport: TransportVerbs, Listen: netip.MustParseAddrPort("[::1]:4002"), Device: AnyDevice},
+			{Transport: TransportIWARP, Group: 1, Listen: netip.MustParseAddrPort("[::1]:4001"), OneShot: &OneShot{Window: 256}, NoCRC: true},
+			{Transport: TransportVerbs, Group: 1, Listen: netip.MustParseAddrPort("[::1]:4001"), Device: "rxe0"},
+			{Transport: TransportVerbs, Group: 1, Listen: netip.MustParseAddrPort("[::1]:4002"), Device: AnyDevice},
 		},
 		Discovery: Discovery{Auth: Auth{CHAP: &Credentials{User: "d", Secret: NewSecret("123456789012")}}},
 		Limits: Limits{
@@ -204,7 +204,7 @@ func TestFullShowsEveryKey(t *testing.T) {
 	for _, key := range strings.Fields(`log level format stores type size path sparse cache direct io plugin readonly targets iqn alias luns
 		store block_size vendor product serial auth chap mutual user secret file env initiators portals transport listen discovery
 		limits connections sessions commands memory memory_per_connection login_timeout nop_interval nop_timeout
-		metrics pprof management socket removable alua state`) {
+		metrics pprof management socket removable alua state group portal_groups redirect address permanent name`) {
 		if !strings.Contains(string(data), key+":") {
 			t.Errorf("%s does not show %q", path, key)
 		}
@@ -294,5 +294,52 @@ func TestByteOrderMarkAndCRLF(t *testing.T) {
 	_, err := Parse("windows.yaml", []byte("log: {level: info}\r\nlogs: {}\r\ntargets: []\r\n"))
 	if err == nil || !strings.HasPrefix(err.Error(), "windows.yaml:2:1: unknown key \"logs\"") || strings.Contains(err.Error(), "\r") {
 		t.Errorf("error is %q", err)
+	}
+}
+
+func TestRules(t *testing.T) {
+	got, err := Parse("x.yaml", []byte(`
+stores: {a: {type: memory, size: 1MiB}, b: {type: memory, size: 1MiB}}
+targets:
+  - iqn: iqn.2026-11.example:t
+    luns: {3: a, 7: b}
+    portal_groups: [2, 1]
+    initiators:
+      - name: iqn.2026-11.example:one
+        auth: {chap: {user: one, secret: secret-of-one-}}
+        luns: {0: 7, 1: 3}
+      - {name: "iqn.2026-11.example:*", luns: {}}
+      - iqn.2026-11.example.other:x
+  - {iqn: iqn.2026-11.example:gone, redirect: 192.0.2.1}
+  - {iqn: iqn.2026-11.example:away, redirect: {address: "node2:99", permanent: true}}
+portals: [{listen: 127.0.0.1:1, group: 2}, {listen: 127.0.0.1:2, group: 65535}]
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	one := Initiator{
+		Name: "iqn.2026-11.example:one", Auth: &Auth{CHAP: &Credentials{User: "one", Secret: NewSecret("secret-of-one-")}},
+		LUNs: []ShownLUN{{0, 7}, {1, 3}},
+	}
+	target := &got.Targets[0]
+	for name, want := range map[string]*Initiator{
+		"iqn.2026-11.example:one":     &one,
+		"iqn.2026-11.example:two":     {Name: "iqn.2026-11.example:*", LUNs: []ShownLUN{}},
+		"iqn.2026-11.example.other:x": {Name: "iqn.2026-11.example.other:x"},
+		"iqn.2026-11.example.other:y": nil,
+	} {
+		if d := cmp.Diff(want, target.Rule(name), compareValues); d != "" || target.Admits(name) != (want != nil) {
+			t.Errorf("%s: %s", name, d)
+		}
+	}
+	if d := cmp.Diff([]uint16{2, 1}, target.Groups); d != "" {
+		t.Error(d)
+	}
+	if d := cmp.Diff([]*Redirect{nil, {Address: "192.0.2.1:3260"}, {Address: "node2:99", Permanent: true}},
+		[]*Redirect{target.Redirect, got.Targets[1].Redirect, got.Targets[2].Redirect}); d != "" {
+		t.Error(d)
+	}
+	if got.Portals[0].Group != 2 || got.Portals[1].Group != 65535 {
+		t.Errorf("groups %d, %d", got.Portals[0].Group, got.Portals[1].Group)
 	}
 }

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Portal is an address at which targets are reached. Every target is reached at
-// every portal, in portal group 1.
+// Portal is an address at which targets are reached: those of its portal group, which are all
+// that say nothing of groups.
 type Portal struct {
 	Transport Transport
 	Pos       Position // of the listen address
@@ -17,6 +17,8 @@ type Portal struct {
 	// Listen is an address and a port; port 0 lets the system choose one. The
 	// zero Addr stands for all addresses of both IP versions.
 	Listen netip.AddrPort
+
+	Group uint16 // target portal group tag, from 1 on
 
 	OneShot *OneShot // what initiators may ask for; nil if the transport is not iwarp
 
@@ -83,11 +85,14 @@ var transports = []Transport{TransportTCP, TransportIWARP, TransportVerbs}
 // Transports returns the transports that a configuration can name.
 func Transports() []Transport { return slices.Clone(transports) }
 
+// defaultGroup is the tag of portals that say none.
+const defaultGroup = 1
+
 // defaultPort is iSCSI's well-known port, RFC 7143 §15.
 const defaultPort = 3260
 
 func defaultPortals() []Portal {
-	return []Portal{{Transport: TransportTCP, Listen: netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), defaultPort)}}
+	return []Portal{{Transport: TransportTCP, Group: defaultGroup, Listen: netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), defaultPort)}}
 }
 
 func (d *decoder) portals(root *object) []Portal {
@@ -131,7 +136,7 @@ func (d *decoder) portal(v value) (Portal, bool) {
 	if o == nil {
 		return Portal{}, false
 	}
-	p := Portal{Transport: TransportTCP, Pos: o.pos}
+	p := Portal{Transport: TransportTCP, Pos: o.pos, Group: defaultGroup}
 	ok := set(o.take("transport"), &p.Transport, "a transport", oneOf(transports...)) || !o.has("transport")
 	listen := o.take("listen")
 	switch {
@@ -142,6 +147,7 @@ func (d *decoder) portal(v value) (Portal, bool) {
 		d.errorf(o.pos, "the portal has no address: add listen: \"127.0.0.1:3260\", or \"*:3260\" for all addresses")
 		ok = false
 	}
+	ok = (set(o.take("group"), &p.Group, "a portal group", parseGroup) || !o.has("group")) && ok
 	oneShot := o.take("one_shot")
 	switch {
 	case p.Transport == TransportIWARP:

@@ -20,14 +20,49 @@ type Target struct {
 
 	Auth Auth
 
-	// Initiators are the patterns of which one must match the name of an
+	// Initiators are the rules of which one must match the name of an
 	// initiator that wants to log in. Without any, all may: see Admits.
-	Initiators []NamePattern
+	Initiators []Initiator
+
+	// Groups are the tags of the portal groups in which the target is reached; nil: all.
+	Groups []uint16
+	// Redirect is where initiators that log in are sent; nil: the target is here.
+	Redirect *Redirect
+}
+
+// Initiator is a rule for the initiators that match its pattern.
+type Initiator struct {
+	Name NamePattern
+	Pos  Position
+	Auth *Auth      // nil: that of the target
+	LUNs []ShownLUN // nil: all of the target's, as they are; sorted by Number
+}
+
+// ShownLUN is a LUN of the target as some initiators see it.
+type ShownLUN struct {
+	Number uint16 // to them
+	LUN    uint16 // of the target
+}
+
+// Redirect sends initiators elsewhere.
+type Redirect struct {
+	Address   string // host:port
+	Permanent bool   // they are told to remember it
 }
 
 // Admits reports whether the access list lets the initiator of that name in.
 func (t *Target) Admits(initiator string) bool {
-	return len(t.Initiators) == 0 || slices.ContainsFunc(t.Initiators, func(p NamePattern) bool { return p.Match(initiator) })
+	return len(t.Initiators) == 0 || t.Rule(initiator) != nil
+}
+
+// Rule returns the first rule that matches the initiator of that name, or nil.
+func (t *Target) Rule(initiator string) *Initiator {
+	for i := range t.Initiators {
+		if t.Initiators[i].Name.Match(initiator) {
+			return &t.Initiators[i]
+		}
+	}
+	return nil
 }
 
 // maxLUN is the highest number that fits the flat addressing of SAM-5 §4.7.7.4.
@@ -110,7 +145,9 @@ func (d *decoder) target(v value, stores []Store) (Target, bool) {
 	set(o.take("alias"), &t.Alias, "a text", parseAlias)
 	t.LUNs = d.luns(o, stores)
 	d.auth(o.take("auth"), &t.Auth)
-	t.Initiators = d.initiators(o.take("initiators"))
+	t.Initiators = d.initiators(o.take("initiators"), t.LUNs)
+	t.Groups = d.groups(o.take("portal_groups"))
+	t.Redirect = d.redirect(o.take("redirect"))
 	o.done()
 	return t, true
 }
@@ -126,25 +163,10 @@ func parseAlias(text string) (string, error) {
 	return text, nil
 }
 
-func (d *decoder) initiators(v value) []NamePattern {
-	items := v.list("initiator names")
-	if isEmptyList(v) {
-		d.warnf(v.at, "an empty list of initiators lets every initiator in: name those you mean, or remove the key to say that you mean all")
-	}
-	var patterns []NamePattern
-	for _, item := range items {
-		var p NamePattern
-		if set(item, &p, "an initiator name", parsePattern) {
-			patterns = append(patterns, p)
-		}
-	}
-	return patterns
-}
-
 func (d *decoder) luns(target *object, stores []Store) []LUN {
 	v := target.take("luns")
 	if !v.given() {
-		if !target.has("luns") {
+		if !target.has("luns") && !target.has("redirect") {
 			d.warnf(target.pos, "the target has no LUNs, so initiators will see no disk: add luns: {0: STORE}")
 		}
 		return nil

@@ -94,7 +94,7 @@ func TestNamePatternDoesNotAllocate(t *testing.T) {
 }
 
 func TestAdmits(t *testing.T) {
-	all, some := Target{}, Target{Initiators: []NamePattern{"iqn.2026-11.example:a", "eui.*"}}
+	all, some := Target{}, Target{Initiators: []Initiator{{Name: "iqn.2026-11.example:a"}, {Name: "eui.*"}}}
 	for name, want := range map[string]bool{"iqn.2026-11.example:a": true, "eui.02004567a425678d": true, "iqn.2026-11.example:b": false} {
 		if got := some.Admits(name); got != want {
 			t.Errorf("Admits(%q) = %t", name, got)

@@ -66,7 +66,7 @@ func TestDropSession(t *testing.T) {
 func TestReplaceTarget(t *testing.T) {
 	n, c, r := session(t)
 	old := c.sess.Target
-	n.ReplaceTarget(&Target{Name: old.Name, Alias: "new", TPGT: 1, SCSI: old.SCSI, Admit: func(i string) bool { return i == "iqn.c:1" }})
+	n.ReplaceTarget(&Target{Name: old.Name, Alias: "new", SCSI: old.SCSI, Admit: func(i string) bool { return i == "iqn.c:1" }})
 	if got := r.take(); got != "" {
 		t.Fatalf("who is admitted is told: %q", got)
 	}
@@ -88,7 +88,7 @@ func TestReplaceTarget(t *testing.T) {
 	drive(fresh, func() { fresh.Lost(nil) })
 	is.take()
 
-	n.ReplaceTarget(&Target{Name: old.Name, TPGT: 1, SCSI: old.SCSI, Admit: func(string) bool { return false }})
+	n.ReplaceTarget(&Target{Name: old.Name, SCSI: old.SCSI, Admit: func(string) bool { return false }})
 	if got := r.take(); got != "Asynchronous Message, terminate true" {
 		t.Errorf("who is not admitted any more: %q", got)
 	}

@@ -125,7 +125,11 @@ func (c *Conn) logIn(s *Session, out *login.Outcome) {
 	s.since = time.Now()
 	c.log = c.log.With("initiator", s.Initiator, "session", s.TSIH)
 	if !s.Discovery {
-		s.nexus = s.Target.SCSI.NewNexus(s.portName())
+		var luns map[uint16]uint16
+		if r := s.Target.rule(s.Initiator); r != nil {
+			luns = r.LUNs
+		}
+		s.nexus = s.Target.SCSI.NewMappedNexus(s.portName(), luns)
 		s.nexus.BatchOps()
 		c.log = c.log.With("target", s.Target.Name)
 	}

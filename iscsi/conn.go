@@ -47,6 +47,8 @@ type Conn struct {
 	log   *slog.Logger
 	copy  bool // the mover never sends out of a store's memory, nor receives into it
 	offer *login.Config
+	rdma  bool
+	group uint16 // of the portal that it came through
 
 	// Guarded by mu.
 	state   connState
@@ -92,10 +94,11 @@ func (n *Node) NewRDMAConn(mover Datamover, offer *login.Config) *Conn {
 func (n *Node) newConn(mover Datamover, offer *login.Config, copied bool) *Conn {
 	c := &Conn{
 		node: n, mover: mover, state: stateLogin, offer: offer, copy: copied,
+		rdma: copied, group: n.groupOf(mover.Local(), copied),
 		log:  n.log.With("initiator_address", mover.Peer()),
 		born: n.clock.Load(), heard: n.clock.Load(),
 	}
-	c.login = login.New(offer, (*directory)(n), n.cfg.Rand)
+	c.login = login.New(offer, directory{n, c.group}, n.cfg.Rand)
 	n.add(c)
 	return c
 }

@@ -8,32 +8,60 @@ import (
 	"oneshot/iscsi/text"
 )
 
-// directory shows the node's targets to one login.
-type directory Node
+// directory shows the node's targets to the login of one connection.
+type directory struct {
+	node  *Node
+	group uint16 // of the portal that the connection came through
+}
 
-var _ login.Directory = (*directory)(nil)
+var _ login.Directory = directory{}
 
 // Find implements login.Directory.
-func (d *directory) Find(name, initiator string) (*login.Target, pdu.LoginStatus) {
-	t := (*Node)(d).target(name)
+func (d directory) Find(name, initiator string) (*login.Target, pdu.LoginStatus) {
+	t := d.node.target(name)
 	switch {
-	case t == nil:
+	case t == nil || !t.in(d.group):
 		return nil, pdu.LoginNotFound
 	case !t.admits(initiator):
 		return nil, pdu.LoginAuthorizationFailure
+	case t.Moved != "" && t.Permanently:
+		return &login.Target{Moved: t.Moved}, pdu.LoginTargetMovedPermanently
+	case t.Moved != "":
+		return &login.Target{Moved: t.Moved}, pdu.LoginTargetMovedTemporarily
 	}
-	return &login.Target{Name: t.Name, Alias: t.Alias, TPGT: t.TPGT, CHAP: t.Auth.CHAP, Mutual: t.Auth.Mutual}, pdu.LoginSuccess
+	auth := t.Auth
+	if r := t.rule(initiator); r != nil && r.Auth != nil {
+		auth = *r.Auth
+	}
+	return &login.Target{Name: t.Name, Alias: t.Alias, TPGT: d.group, CHAP: auth.CHAP, Mutual: auth.Mutual}, pdu.LoginSuccess
 }
 
 // Discovery implements login.Directory.
-func (d *directory) Discovery() *login.Target {
-	auth := d.limits.Load().Discovery
+func (d directory) Discovery() *login.Target {
+	auth := d.node.limits.Load().Discovery
 	return &login.Target{CHAP: auth.CHAP, Mutual: auth.Mutual}
+}
+
+// groupOf returns the tag of the portal that a connection came through, by its local address.
+func (n *Node) groupOf(local string, rdma bool) uint16 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	group := uint16(defaultGroup)
+	for _, p := range n.portals {
+		if p.RDMA != rdma {
+			continue
+		}
+		if at, exact := p.Reached(local); exact && at == local {
+			return p.Group
+		} else if at == local {
+			group = p.Group
+		}
+	}
+	return group
 }
 
 // sendTargets returns the records for SendTargets (RFC 7143 appendix C): all targets that
 // the initiator may use, or the one of that name, or, in a normal session, the session's.
-// Each is reached at the address at which the initiator reached this connection.
 func (c *Conn) sendTargets(name string, all bool) []text.Pair {
 	var records []text.Pair
 	c.node.mu.Lock()
@@ -42,9 +70,30 @@ func (c *Conn) sendTargets(name string, all bool) []text.Pair {
 		switch {
 		case !t.admits(c.sess.Initiator):
 		case all, c.sess.Discovery && t.Name == name, t.same(c.sess.Target) && (name == "" || t.Name == name):
-			records = append(records,
-				text.Pair{Key: "TargetName", Value: t.Name},
-				text.Pair{Key: "TargetAddress", Value: c.mover.Local() + "," + strconv.Itoa(int(t.TPGT))})
+			addresses := c.addresses(t)
+			if len(addresses) == 0 {
+				continue // it is reached over another kind of transport
+			}
+			records = append(append(records, text.Pair{Key: "TargetName", Value: t.Name}), addresses...)
+		}
+	}
+	return records
+}
+
+// addresses lists where t is reached, over transports like this connection's: first where
+// this connection came in, if t is reached there. Node.mu is held.
+func (c *Conn) addresses(t *Target) (records []text.Pair) {
+	local := c.mover.Local()
+	add := func(address string, group uint16) {
+		records = append(records, text.Pair{Key: "TargetAddress", Value: address + "," + strconv.Itoa(int(group))})
+	}
+	if t.in(c.group) {
+		add(local, c.group)
+	}
+	for _, p := range c.node.portals {
+		at, _ := p.Reached(local)
+		if p.RDMA == c.rdma && t.in(p.Group) && at != "" && at != local {
+			add(at, p.Group)
 		}
 	}
 	return records

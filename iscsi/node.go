@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,12 +39,39 @@ type Config struct {
 type Target struct {
 	Name  string // in lower case
 	Alias string
-	TPGT  uint16 // target portal group tag
 	SCSI  *scsi.Target
 	Admit func(initiator string) bool // nil: everybody
 
 	Auth Auth
+	// Rule, if set, says what is different for an initiator; nil: nothing.
+	Rule func(initiator string) *Rule
+	// Groups are the tags of the portal groups in which the target is reached; nil: all.
+	Groups []uint16
+	// Moved, if set, is where initiators are sent that log in: host:port. With Permanently they
+	// are told to remember it.
+	Moved       string
+	Permanently bool
 }
+
+// Rule is what holds for one initiator rather than for all.
+type Rule struct {
+	Auth *Auth // nil: as for all
+	// LUNs, if set, are the logical units that the initiator sees: theirs by its own numbers.
+	LUNs map[uint16]uint16
+}
+
+// Portal is an address at which the node is reached.
+type Portal struct {
+	Group uint16 // target portal group tag (RFC 7143 §13.9)
+	RDMA  bool
+	// Reached returns the address of the portal, host:port, for somebody who has reached local,
+	// which may be another portal's: one that listens at all addresses of the machine has the host
+	// of local, and is not exact. Empty: it is not reached there.
+	Reached func(local string) (address string, exact bool)
+}
+
+// defaultGroup is the tag of connections that came through no portal that is known.
+const defaultGroup = 1
 
 // Auth is who has to prove what in a login; nil: nothing.
 type Auth struct {
@@ -75,6 +103,7 @@ type Node struct {
 
 	mu       sync.Mutex // taken after Conn.mu; leaf
 	targets  []*Target  // in the order in which they are listed
+	portals  []Portal   // likewise
 	conns    map[*Conn]struct{}
 	sessions map[uint16]*Session // by TSIH
 	nextTSIH uint16
@@ -100,6 +129,13 @@ func (n *Node) AddTarget(t *Target) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.targets = append(n.targets, t)
+}
+
+// SetPortals tells where the node is reached, in the order in which that is listed.
+func (n *Node) SetPortals(ps []Portal) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.portals = slices.Clone(ps)
 }
 
 // Counters returns the node's counters.
@@ -272,6 +308,17 @@ func (c *Conn) leaveSoon(seconds uint16) {
 	}
 	c.mover.Terminate(c.state == stateFullFeature)
 }
+
+// rule returns what is different for an initiator, or nil.
+func (t *Target) rule(initiator string) *Rule {
+	if t.Rule == nil {
+		return nil
+	}
+	return t.Rule(initiator)
+}
+
+// in reports whether the target is reached in a portal group.
+func (t *Target) in(group uint16) bool { return t.Groups == nil || slices.Contains(t.Groups, group) }
 
 func (t *Target) admits(initiator string) bool { return t.Admit == nil || t.Admit(initiator) }
 

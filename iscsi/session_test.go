@@ -87,7 +87,7 @@ func session(t testing.TB) (*Node, *Conn, *recorder) {
 	}
 	target := scsi.NewTarget(scsi.TargetConfig{Name: "iqn.t:t"})
 	target.SetLU(0, lu)
-	n.AddTarget(&Target{Name: "iqn.t:t", TPGT: 1, SCSI: target})
+	n.AddTarget(&Target{Name: "iqn.t:t", SCSI: target})
 	r := new(recorder)
 	r.c = n.NewConn(r)
 	text := "InitiatorName=iqn.c:1\x00TargetName=iqn.t:t\x00ImmediateData=No\x00"

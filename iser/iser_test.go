@@ -53,7 +53,7 @@ func newBench(t testing.TB) *bench {
 	check(t, err)
 	st := scsi.NewTarget(scsi.TargetConfig{Name: iqn})
 	st.SetLU(0, lu)
-	node.AddTarget(&iscsi.Target{Name: iqn, TPGT: 1, SCSI: st})
+	node.AddTarget(&iscsi.Target{Name: iqn, SCSI: st})
 	device, err := iwarp.Open(iwarp.Config{Logger: log})
 	check(t, err)
 	target, err := NewTarget(Config{

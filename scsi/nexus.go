@@ -22,6 +22,10 @@ type Nexus struct {
 	// retired are the places of logical units that were taken away; guarded by Target.mu.
 	retired []*itl
 
+	// shown, if set, says which logical units the initiator sees, and their numbers for it, by
+	// their numbers of the target's.
+	shown map[uint16]uint16
+
 	copies copyResults
 }
 
@@ -29,7 +33,8 @@ type Nexus struct {
 type itl struct {
 	nexus *Nexus
 	lu    *LogicalUnit
-	lun   uint16
+	lun   uint16 // as the initiator sees it
+	of    uint16 // as the target numbers it
 
 	begun     atomic.Bool // in the list of the nexus, or about to be; who sets it links nextBegun
 	nextBegun *itl
@@ -51,21 +56,45 @@ type itl struct {
 // NewNexus adds the I_T nexus of a new session. initiatorPort is the SCSI initiator port
 // name ("iqn…,i,0x<ISID>"). Unit attention 29/00 is pending for it on all logical units.
 func (t *Target) NewNexus(initiatorPort string) *Nexus {
+	return t.NewMappedNexus(initiatorPort, nil)
+}
+
+// NewMappedNexus is NewNexus for an initiator that sees only some logical units, and under
+// numbers of its own: luns has the target's number for each of those. nil: all, as they are.
+func (t *Target) NewMappedNexus(initiatorPort string, luns map[uint16]uint16) *Nexus {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n := &Nexus{target: t, initiatorPort: initiatorPort}
+	if luns != nil {
+		n.shown = make(map[uint16]uint16, len(luns))
+		for own, theirs := range luns {
+			n.shown[theirs] = own
+		}
+	}
 	table := make([]*itl, 0, len(t.luns))
 	for _, e := range t.luns {
-		table = append(table, n.join(e.lun, e.lu))
+		if lun, ok := n.number(e.lun); ok {
+			table = append(table, n.join(lun, e.lun, e.lu))
+		}
 	}
+	slices.SortFunc(table, func(a, b *itl) int { return int(a.lun) - int(b.lun) })
 	n.table.Store(&table)
 	t.nexuses[n] = struct{}{}
 	return n
 }
 
+// number returns the number by which the initiator sees the target's LUN. False: it does not.
+func (n *Nexus) number(lun uint16) (uint16, bool) {
+	if n.shown == nil {
+		return lun, true
+	}
+	own, ok := n.shown[lun]
+	return own, ok
+}
+
 // join makes the I_T_L nexus of n with lu.
-func (n *Nexus) join(lun uint16, lu *LogicalUnit) *itl {
-	i := &itl{nexus: n, lu: lu, lun: lun}
+func (n *Nexus) join(lun, of uint16, lu *LogicalUnit) *itl {
+	i := &itl{nexus: n, lu: lu, lun: lun, of: of}
 	i.ua.Store(uaPowerOn)
 	lu.addITL(i)
 	return i
@@ -76,13 +105,17 @@ func (n *Nexus) setLUs(changes []LUChange) {
 	table := slices.Clone(*n.table.Load())
 	changed := false
 	for _, c := range changes {
-		at, found := slices.BinarySearchFunc(table, c.LUN, compareLUN)
+		lun, ok := n.number(c.LUN)
+		if !ok {
+			continue
+		}
+		at, found := slices.BinarySearchFunc(table, lun, compareLUN)
 		if found {
 			n.retired = append(n.retired, table[at])
 			table = slices.Delete(table, at, at+1)
 		}
 		if c.LU != nil {
-			table = slices.Insert(table, at, n.join(c.LUN, c.LU))
+			table = slices.Insert(table, at, n.join(lun, c.LUN, c.LU))
 		}
 		changed = changed || found || c.LU != nil
 	}

@@ -242,7 +242,7 @@ func (t *Target) Stats() []LUNStats {
 	}
 	add := func(places []*itl) {
 		for _, i := range places {
-			if s := at[i.lun]; s != nil {
+			if s := at[i.of]; s != nil {
 				i.addTo(&s.IOStats)
 			}
 		}
@@ -297,10 +297,10 @@ func (t *Target) remember(n *Nexus) {
 		if c == nil {
 			continue
 		}
-		if t.past[i.lun] == nil {
-			t.past[i.lun] = new(IOStats)
+		if t.past[i.of] == nil {
+			t.past[i.of] = new(IOStats)
 		}
-		c.addTo(t.past[i.lun])
+		c.addTo(t.past[i.of])
 	}
 	delete(t.leaving, n)
 }

@@ -297,6 +297,7 @@ func (c *change) commitPortals() {
 	place := func(p openPortal) int {
 		return slices.IndexFunc(c.next.Portals, func(q config.Portal) bool { return equal(q, p.config) })
 	}
+	defer c.announce()
 	slices.SortStableFunc(c.portals, func(a, b openPortal) int { return cmp.Compare(place(a), place(b)) })
 }
 

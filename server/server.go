@@ -132,19 +132,40 @@ func credentials(c *config.Credentials) *login.Credentials {
 	return &login.Credentials{Name: c.User, Secret: c.Secret.Bytes()}
 }
 
-// portalGroup is the tag of the one portal group that all portals are in.
-const portalGroup = 1
-
 // newTarget makes the SCSI target of t, without logical units.
 func (s *Server) newTarget(t *config.Target) *scsi.Target {
-	return scsi.NewTarget(scsi.TargetConfig{Name: t.Name, RelativePort: 1, PortGroup: portalGroup, Copies: s.copies})
+	return scsi.NewTarget(scsi.TargetConfig{Name: t.Name, RelativePort: 1, PortGroup: 1, Copies: s.copies})
 }
 
 // nodeTarget makes the iSCSI target of t in front of a SCSI target.
 func nodeTarget(t *config.Target, st *scsi.Target) *iscsi.Target {
-	return &iscsi.Target{
-		Name: t.Name, Alias: t.Alias, TPGT: portalGroup, SCSI: st, Admit: t.Admits, Auth: authOf(t.Auth),
+	n := &iscsi.Target{
+		Name: t.Name, Alias: t.Alias, SCSI: st, Admit: t.Admits, Auth: authOf(t.Auth), Groups: t.Groups,
+		Rule: func(initiator string) *iscsi.Rule { return ruleOf(t.Rule(initiator)) },
 	}
+	if r := t.Redirect; r != nil {
+		n.Moved, n.Permanently = r.Address, r.Permanent
+	}
+	return n
+}
+
+// ruleOf translates what is different for an initiator.
+func ruleOf(r *config.Initiator) *iscsi.Rule {
+	if r == nil {
+		return nil
+	}
+	rule := new(iscsi.Rule)
+	if r.Auth != nil {
+		a := authOf(*r.Auth)
+		rule.Auth = &a
+	}
+	if r.LUNs != nil {
+		rule.LUNs = make(map[uint16]uint16, len(r.LUNs))
+		for _, l := range r.LUNs {
+			rule.LUNs[l.Number] = l.LUN
+		}
+	}
+	return rule
 }
 
 // Addrs returns the addresses of the portals, in the order of the configuration.
@@ -162,6 +183,7 @@ func (s *Server) Addrs() []net.Addr {
 func (s *Server) Serve() error {
 	s.mu.Lock()
 	s.serving = true
+	s.announce()
 	for _, p := range s.portals {
 		s.start(p)
 	}

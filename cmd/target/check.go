@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
@@ -144,9 +145,31 @@ func writeTarget(w io.Writer, c *config.Config, t *config.Target) {
 	if len(t.Initiators) == 0 {
 		fmt.Fprintln(w, "  admits\tevery initiator")
 	}
-	for _, p := range t.Initiators {
-		fmt.Fprintf(w, "  admits\t%s\n", p)
+	for i := range t.Initiators {
+		fmt.Fprintf(w, "  admits\t%s\n", ruleText(&t.Initiators[i]))
 	}
+	if t.Groups != nil {
+		fmt.Fprintf(w, "  portals\tof the groups %s\n", strings.Trim(fmt.Sprint(t.Groups), "[]"))
+	}
+	if r := t.Redirect; r != nil {
+		fmt.Fprintf(w, "  moved\tto %s\n", r.Address)
+	}
+}
+
+// ruleText says whom a rule admits, and to what.
+func ruleText(r *config.Initiator) string {
+	s := string(r.Name)
+	if r.Auth != nil {
+		s += ", " + loginText(*r.Auth)
+	}
+	if r.LUNs != nil {
+		var luns []string
+		for _, l := range r.LUNs {
+			luns = append(luns, fmt.Sprintf("LUN %d as %d", l.LUN, l.Number))
+		}
+		s += ", sees " + cmp.Or(strings.Join(luns, ", "), "no LUN")
+	}
+	return s
 }
 
 func lunDetails(l *config.LUN) string {

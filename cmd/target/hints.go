@@ -100,10 +100,10 @@ func writeTargetHints(b *strings.Builder, portal string, t *config.Target) {
 	fmt.Fprintf(b, "  %sqemu-system-x86_64 -drive %s\n", env, quote("file="+url+",format=raw,if=virtio"+readonly))
 }
 
-func joinPatterns(patterns []config.NamePattern) string {
-	texts := make([]string, len(patterns))
-	for i, p := range patterns {
-		texts[i] = string(p)
+func joinPatterns(rules []config.Initiator) string {
+	texts := make([]string, len(rules))
+	for i, r := range rules {
+		texts[i] = string(r.Name)
 	}
 	return strings.Join(texts, ", ")
 }

@@ -64,12 +64,14 @@ type Target struct {
 	Name, Alias  string
 	TPGT         uint16
 	CHAP, Mutual *Credentials // nil: not asked
+	// Moved, with the statuses that say that the target has moved, is where to: host:port.
+	Moved string
 }
 
 // Directory finds targets.
 type Directory interface {
 	// Find returns the target called name if initiator may use it, and otherwise the status
-	// with which the login fails.
+	// with which the login fails. With LoginTargetMoved… there is a target, too.
 	Find(name, initiator string) (*Target, pdu.LoginStatus)
 	// Discovery returns a target that stands for discovery sessions: only its credentials
 	// count.
@@ -171,7 +173,11 @@ func (l *Login) Step(req pdu.LoginRequest, data []byte) Outcome {
 	r := pdu.LoginResponseFields{CSG: req.CSG(), ISID: req.ISID(), TSIH: req.TSIH(), ITT: req.ITT()}
 	if f != nil {
 		r.Status = f.status
-		return Outcome{State: Failed, Response: r, Err: f}
+		if r.Status.Class() != redirection {
+			return Outcome{State: Failed, Response: r, Err: f}
+		}
+		r.DataSegmentLength = len(l.out)
+		return Outcome{State: Failed, Response: r, Data: l.out, Err: f}
 	}
 	o := Outcome{Data: l.out}
 	r.DataSegmentLength = len(l.out)
@@ -185,6 +191,9 @@ func (l *Login) Step(req pdu.LoginRequest, data []byte) Outcome {
 	o.Response = r
 	return o
 }
+
+// redirection is the class of the statuses that tell an initiator where to go (RFC 7143 §11.13.5).
+const redirection = 1
 
 func (l *Login) step(req pdu.LoginRequest, data []byte) (transit bool, f *failure) {
 	if f := l.checkHeader(req); f != nil {
@@ -301,7 +310,11 @@ func (l *Login) takeNames(pairs []text.Pair) *failure {
 		l.found = l.dir.Discovery()
 	default:
 		var status pdu.LoginStatus
-		if l.found, status = l.dir.Find(l.target, l.initiator); status != pdu.LoginSuccess {
+		l.found, status = l.dir.Find(l.target, l.initiator)
+		if status.Class() == redirection {
+			l.put("TargetAddress", l.found.Moved)
+		}
+		if status != pdu.LoginSuccess {
 			return fail(status, "target %q: %v", l.target, status)
 		}
 		if l.found.Alias != "" {

@@ -66,7 +66,7 @@ func newBench(t *testing.T, store backend.Store, tune func(*iscsi.Config)) *benc
 	}
 	target := scsi.NewTarget(scsi.TargetConfig{Name: iqn})
 	target.SetLU(0, b.lu)
-	b.node.AddTarget(&iscsi.Target{Name: iqn, TPGT: 1, SCSI: target})
+	b.node.AddTarget(&iscsi.Target{Name: iqn, SCSI: target})
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

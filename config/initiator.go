@@ -1,0 +1,160 @@
+package config
+
+import (
+	"cmp"
+	"fmt"
+
+	"github.com/goccy/go-yaml/ast"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+)
+
+func (d *decoder) initiators(v value, luns []LUN) []Initiator {
+	items := v.list("initiator names")
+	if isEmptyList(v) {
+		d.warnf(v.at, "an empty list of initiators lets every initiator in: name those you mean, or remove the key to say that you mean all")
+	}
+	var rules []Initiator
+	for _, item := range items {
+		if r, ok := d.initiator(item, luns); ok {
+			rules = append(rules, r)
+		}
+	}
+	return rules
+}
+
+// initiator reads a pattern, or {name: PATTERN, auth: …, luns: {0: 5}}.
+func (d *decoder) initiator(v value, luns []LUN) (Initiator, bool) {
+	r := Initiator{Pos: v.pos()}
+	switch v.node.(type) {
+	case *ast.MappingNode, *ast.MappingValueNode:
+	default:
+		return r, set(v, &r.Name, "an initiator name", parsePattern)
+	}
+	o := d.object(v.node, "an initiator")
+	if o == nil {
+		return r, false
+	}
+	if !o.has("name") {
+		d.errorf(o.pos, "the rule is for no initiator: add name: iqn.2026-11.com.example:client, or a pattern with an asterisk")
+	}
+	ok := set(o.take("name"), &r.Name, "an initiator name", parsePattern)
+	if auth := o.take("auth"); auth.given() {
+		r.Auth = new(Auth)
+		d.auth(auth, r.Auth)
+	}
+	r.LUNs = d.shownLUNs(o.take("luns"), luns)
+	o.done()
+	return r, ok
+}
+
+// shownLUNs reads {0: 5, 1: 6}: the initiator's numbers, and the target's.
+func (d *decoder) shownLUNs(v value, luns []LUN) []ShownLUN {
+	if !v.given() {
+		return nil
+	}
+	o := d.object(v.node, "luns")
+	if o == nil {
+		return nil
+	}
+	shown := []ShownLUN{}
+	for _, f := range o.fields {
+		item := o.take(f.key)
+		n, err := strconv.ParseUint(item.key, 10, 64)
+		if err != nil || n > maxLUN {
+			d.errorf(item.at, "%q is no LUN: write a number from 0 to %d", item.key, maxLUN)
+			continue
+		}
+		s := ShownLUN{Number: uint16(n)}
+		if !set(item, &s.LUN, "a LUN of the target", parseLUN) {
+			continue
+		}
+		switch {
+		case !slices.ContainsFunc(luns, func(l LUN) bool { return l.Number == s.LUN }):
+			item.errorf("the target has no LUN %d: write one of its luns", s.LUN)
+		case slices.ContainsFunc(shown, func(t ShownLUN) bool { return t.Number == s.Number }):
+			d.errorf(item.at, "LUN %d is there twice: choose another number", s.Number)
+		case slices.ContainsFunc(shown, func(t ShownLUN) bool { return t.LUN == s.LUN }):
+			item.errorf("the target's LUN %d has a number already: an initiator sees a LUN once", s.LUN)
+		default:
+			shown = append(shown, s)
+		}
+	}
+	slices.SortFunc(shown, func(a, b ShownLUN) int { return cmp.Compare(a.Number, b.Number) })
+	return shown
+}
+
+func parseLUN(text string) (uint16, error) {
+	n, err := parseInteger(text)
+	if err == nil && (n < 0 || n > maxLUN) {
+		err = fmt.Errorf("%d is out of range: write a number from 0 to %d", n, maxLUN)
+	}
+	return uint16(n), err
+}
+
+// groups reads [1, 2].
+func (d *decoder) groups(v value) []uint16 {
+	if !v.given() {
+		return nil
+	}
+	groups := []uint16{}
+	for _, item := range v.list("portal groups") {
+		var g uint16
+		if set(item, &g, "a portal group", parseGroup) {
+			groups = append(groups, g)
+		}
+	}
+	if len(groups) == 0 {
+		v.errorf("the target is in no portal group, so nobody reaches it: name one, or remove the key to say that you mean all")
+	}
+	return groups
+}
+
+// parseGroup reads a target portal group tag. 0 is none that a target may have (RFC 7143 §13.9).
+func parseGroup(text string) (uint16, error) {
+	n, err := parseInteger(text)
+	if err == nil && (n < 1 || n > 65535) {
+		err = fmt.Errorf("%d is out of range: write a number from 1 to 65535", n)
+	}
+	return uint16(n), err
+}
+
+// redirect reads host:port, or {address: host:port, permanent: true}.
+func (d *decoder) redirect(v value) *Redirect {
+	if !v.given() {
+		return nil
+	}
+	var r Redirect
+	if _, short := scalarText(v.node); short {
+		set(v, &r.Address, "an address such as 192.0.2.1:3260", parseAddress)
+		return &r
+	}
+	o := d.object(v.node, "redirect")
+	if o == nil {
+		return nil
+	}
+	if !o.has("address") {
+		d.errorf(o.pos, "redirect says not where to: add address: 192.0.2.1:3260")
+	}
+	set(o.take("address"), &r.Address, "an address such as 192.0.2.1:3260", parseAddress)
+	set(o.take("permanent"), &r.Permanent, "true or false", parseBool)
+	o.done()
+	return &r
+}
+
+// parseAddress reads the address of another node: host:port, where a missing port is iSCSI's.
+func parseAddress(text string) (string, error) {
+	if a, err := netip.ParseAddr(text); err == nil {
+		return netip.AddrPortFrom(a, defaultPort).String(), nil
+	}
+	host, port, err := net.SplitHostPort(text)
+	if err != nil {
+		host, port = text, strconv.Itoa(defaultPort)
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || host == "" || len(host) > 253 {
+		return "", fmt.Errorf("%q is no address of another node: write host:port, such as 192.0.2.1:3260", text)
+	}
+	return net.JoinHostPort(host, port), nil
+}
