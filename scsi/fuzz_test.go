@@ -46,7 +46,7 @@ func FuzzCDB(f *testing.F) {
 		task := b.task(bytes.Clone(cdb), out, int(in%(1<<20)))
 		task.NoLend = mode&8 != 0
 		r := b.run(task, out)
-		b.lu.sanitizer.wg.Wait()
+		b.sanitized()
 		checkAnswer(t, r, in%(1<<20))
 		for off := range before {
 			if before[off] != b.store.data[off] && (r.status != Good && cdb[0] != 0x83 || !names(cdb, out, uint64(off/512))) {

@@ -205,7 +205,9 @@ func (lu *LogicalUnit) Close() error {
 	}
 	lu.mu.Unlock()
 	lu.revokeAll()
-	lu.stopSanitize()
+	if err := lu.stopSanitize(); err != nil {
+		return err
+	}
 	return lu.store.Close()
 }
 

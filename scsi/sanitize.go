@@ -3,8 +3,9 @@ package scsi
 import (
 	"encoding/binary"
 	"errors"
-	"sync"
+	"fmt"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"oneshot/backend"
@@ -35,8 +36,7 @@ type sanitizer struct {
 	job    atomic.Pointer[sanitizeJob] // nil: none is under way; may be read without the lock
 	failed bool
 	order  sanitizeOrder // of the operation that failed
-
-	wg sync.WaitGroup // the goroutine of job
+	last   *sanitizeJob  // job, or the one before; its goroutine is waited for
 }
 
 // sanitizeOrder is what to do. It is kept over restarts.
@@ -58,8 +58,9 @@ type sanitizeJob struct {
 	drained chan struct{} // closed when the commands before it have ended
 	stop    chan struct{} // closed by Close
 	opDone  chan struct{}
-	waiter  *Task       // SANITIZE without IMMED; guarded by reservations.mu
-	waits   atomic.Bool // there is a waiter; cleared before it is released
+	ended   chan struct{} // closed when the goroutine ends
+	waiter  *Task         // SANITIZE without IMMED; guarded by reservations.mu
+	waits   atomic.Bool   // there is a waiter; cleared before it is released
 }
 
 // ---- the commands ----
@@ -68,6 +69,17 @@ const (
 	sanitizeIMMED = 0x80
 	sanitizeAUSE  = 0x20
 )
+
+// sanitizeReserved is the first byte of the CDB in which a reserved bit is set, or 0. The mistake
+// of a command that destroys everything is not overlooked.
+func (t *Task) sanitizeReserved() int {
+	for i := 1; i < 7; i++ {
+		if b := t.CDB[i]; i == 1 && b&0x40 != 0 || i > 1 && b != 0 {
+			return i
+		}
+	}
+	return 0
+}
 
 func (t *Task) sanitizeBlockErase() Next {
 	if t.CDB[7]|t.CDB[8] != 0 {
@@ -119,6 +131,9 @@ func parseOverwrite(list []byte, blockSize int) (order sanitizeOrder, s Sense, o
 
 // sanitize begins the operation, and waits for its end unless IMMED is set.
 func (t *Task) sanitize(order sanitizeOrder) Next {
+	if at := t.sanitizeReserved(); at != 0 {
+		return t.check(invalidField(at))
+	}
 	order.Unrestricted = t.CDB[1]&sanitizeAUSE != 0
 	lu := t.lu
 	r := &lu.reservations
@@ -193,7 +208,7 @@ func (lu *LogicalUnit) newSanitizeJob(order sanitizeOrder) *sanitizeJob {
 	size := int64(lu.blocks()) << lu.blockShift
 	return &sanitizeJob{
 		lu: lu, order: order, total: max(size*int64(order.Count), size),
-		drained: make(chan struct{}), stop: make(chan struct{}), opDone: make(chan struct{}, 1),
+		drained: make(chan struct{}), stop: make(chan struct{}), opDone: make(chan struct{}, 1), ended: make(chan struct{}),
 	}
 }
 
@@ -202,10 +217,10 @@ func (j *sanitizeJob) start() {
 	s := &j.lu.sanitizer
 	s.job.Store(j)
 	j.lu.revokeAll()
-	s.failed = false
+	s.failed, s.last = false, j
 	j.lu.reservations.changed()
 	j.lu.drain(j)
-	s.wg.Go(j.run)
+	go j.run() // stopSanitize waits for it
 }
 
 // drain closes j.drained when all tasks have ended but the one that waits for j. Those that
@@ -238,6 +253,7 @@ func (j *sanitizeJob) waiting() int64 {
 }
 
 func (j *sanitizeJob) run() {
+	defer close(j.ended)
 	lu := j.lu
 	select {
 	case <-j.drained:
@@ -362,15 +378,28 @@ func alignedBytes(n int) []byte {
 	return b[head : head+n : head+n]
 }
 
-// stopSanitize ends the work; it goes on after a restart if its state is kept.
-func (lu *LogicalUnit) stopSanitize() {
+// stopSanitize ends the work; it goes on after a restart if its state is kept. It fails if the
+// store hangs.
+func (lu *LogicalUnit) stopSanitize() error {
 	lu.reservations.mu.Lock()
-	if j := lu.sanitizer.job.Load(); j != nil {
+	j := lu.sanitizer.last
+	if lu.sanitizer.job.Load() != nil {
 		close(j.stop)
 	}
 	lu.reservations.mu.Unlock()
-	lu.sanitizer.wg.Wait()
+	if j == nil {
+		return nil
+	}
+	select {
+	case <-j.ended:
+		return nil
+	case <-time.After(sanitizeStop):
+		return fmt.Errorf("scsi: a sanitize operation of logical unit %s hangs in the store, which stays open", lu.serial)
+	}
 }
+
+// sanitizeStop is how long one piece of the work may take when the target is to stop.
+const sanitizeStop = 5 * time.Second
 
 // keep is what a restart has to know, or nil. reservations.mu is held.
 func (s *sanitizer) keep() *sanitizeOrder {

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"errors"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	"oneshot/backend"
 )
@@ -20,7 +22,12 @@ func overwriteList(flags byte, pattern ...byte) []byte {
 	return append([]byte{flags, 0, byte(len(pattern) >> 8), byte(len(pattern))}, pattern...)
 }
 
-func (b *bench) sanitized() { b.lu.sanitizer.wg.Wait() }
+// sanitized waits for the end of a sanitize operation.
+func (b *bench) sanitized() {
+	if j := b.lu.sanitizer.last; j != nil {
+		<-j.ended
+	}
+}
 
 func TestSanitize(t *testing.T) {
 	for _, lends := range []bool{true, false} {
@@ -73,6 +80,8 @@ func TestSanitize(t *testing.T) {
 			"test":                  {sanitizeCDB(sanitizeOverwrite, 5), overwriteList(0x21, 1), 0x52600},
 			"pattern length 0":      {sanitizeCDB(sanitizeOverwrite, 5), []byte{1, 0, 0, 0, 1}, 0x52600},
 			"pattern length beyond": {sanitizeCDB(sanitizeOverwrite, 5), []byte{1, 0, 0, 2, 1}, 0x51a00},
+			"reserved bit":          {[]byte{0x48, 0x42, 0, 0, 0, 0, 0, 0, 0, 0}, nil, 0x52400},
+			"reserved byte":         {[]byte{0x48, 0x02, 0, 0, 0, 0, 1, 0, 0, 0}, nil, 0x52400},
 			"cryptographic erase":   {sanitizeCDB(3, 0), nil, 0x52400},
 			"exit without failure":  {sanitizeCDB(sanitizeExit, 0), nil, 0},
 		} {
@@ -290,6 +299,22 @@ func (k *keeper) Save(state []byte) error {
 	state = slices.Clone(state)
 	k.state.Store(&state)
 	return nil
+}
+
+// A store that hangs does not keep the target from stopping.
+func TestSanitizeHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, gate := newGatedBench(t, nil)
+		if v := verdict(b.do(sanitizeCDB(sanitizeNow|sanitizeBlockErase, 0), nil, 0)); v != 0 {
+			t.Fatalf("SANITIZE: %05x", v)
+		}
+		<-gate.seen
+		if err := b.lu.Close(); err == nil || !strings.Contains(err.Error(), "hangs") || b.store.closed {
+			t.Errorf("Close: %v, store closed %v", err, b.store.closed)
+		}
+		gate.tokens <- nil
+		b.sanitized()
+	})
 }
 
 func TestSanitizeIsRefused(t *testing.T) {
