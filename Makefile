@@ -1,6 +1,8 @@
 # The commands of daily life; scripts/ holds what is longer than a line.
 
 GO       ?= go
+# The kernel's RDMA devices are in where rdma-core's headers are.
+TAGS     ?= $(shell pkg-config --exists libibverbs librdmacm 2>/dev/null && echo verbs)
 FUZZTIME ?= 30s
 
 # How the checks that are modules of their own are run: built by Go, pinned here.
@@ -11,7 +13,7 @@ GOLANGCI_LINT = $(GO) run github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 # foreign initiators; the stranger who decodes our traffic; the virtual machine.
 TEST_PACKAGES  = gcc libc6-dev libiscsi-bin tshark qemu-utils qemu-block-extra qemu-system-x86 \
                  open-iscsi e2fsprogs xfsprogs util-linux kmod xz-utils iproute2 tgt \
-                 rdmacm-utils ibverbs-providers
+                 rdmacm-utils ibverbs-providers rdma-core libibverbs-dev librdmacm-dev pkgconf bash
 # Downloaded and unpacked by test/vm, not installed, as are the headers and sources of siw.
 DOWNLOADED     = linux-image-amd64
 BENCH_PACKAGES = gcc libc6-dev libiscsi-dev tgt istgt util-linux
@@ -25,7 +27,7 @@ run: build ## build, and serve one memory disk on 127.0.0.1:3260
 	bin/target serve
 
 build: ## build bin/target and bin/initiator
-	$(GO) build -o bin/target ./cmd/target
+	$(GO) build -tags '$(TAGS)' -o bin/target ./cmd/target
 	$(GO) build -o bin/initiator ./cmd/initiator
 
 deb: ## build a Debian package in bin/
@@ -39,6 +41,7 @@ check: lint ## format, vet, lint, go.mod
 	@out=$$($(GOFUMPT) -l .) && test -z "$$out" || { echo "gofumpt would change:"; echo "$$out"; exit 1; }
 	$(GO) vet ./...
 	$(GO) vet -tags invariants ./...
+	[ -z '$(TAGS)' ] || $(GO) vet -tags '$(TAGS),guest' ./transport/rdma/verbs ./cmd/target ./server
 	$(GO) mod tidy -diff
 
 lint: ## golangci-lint; the first time builds it
