@@ -15,7 +15,10 @@ import (
 	"oneshot/test/vm/agent"
 )
 
-var guest *machine // shared by the tests, which run one after the other
+var (
+	guest      *machine // shared by the tests, which run one after the other
+	guestImage *image   // for tests that need another machine
+)
 
 func TestMain(m *testing.M) {
 	os.Exit(func() int {
@@ -24,7 +27,7 @@ func TestMain(m *testing.M) {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}
-		img, err := buildImage(dir)
+		guestImage, err = buildImage(dir)
 		if err != nil {
 			fmt.Fprintln(os.Stderr, "building the guest:", err)
 			return 1
@@ -35,7 +38,7 @@ func TestMain(m *testing.M) {
 			return 1
 		}
 		defer os.RemoveAll(tmp)
-		if guest, err = boot(img, tmp); err != nil {
+		if guest, err = boot(guestImage, tmp); err != nil {
 			fmt.Fprintln(os.Stderr, "booting the guest:", err)
 			return 1
 		}

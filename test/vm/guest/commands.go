@@ -30,6 +30,7 @@ var commands = map[string]func(say func(string), args []string) error{
 	"@check":   check,
 	"@signal":  signal,
 	"@direct":  direct,
+	"@busy":    busy,
 }
 
 // mount: @mount TYPE DEVICE DIR

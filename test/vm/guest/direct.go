@@ -78,3 +78,35 @@ func fillPiece(b []byte, n int) {
 	src := rand.NewChaCha8([32]byte{byte(n), byte(n >> 8), byte(len(b)), byte(len(b) >> 8), byte(len(b) >> 16)})
 	_, _ = src.Read(b) // never fails
 }
+
+// busy: @busy DEVICE BYTES DEPTH writes for ever, past the page cache, DEPTH pieces of BYTES
+// at a time, and says so when each has been written once.
+func busy(say func(string), a []string) error {
+	f, err := os.OpenFile(a[0], os.O_RDWR|unix.O_DIRECT, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	size, depth := number(a[1]), number(a[2])
+	errs := make(chan error, depth)
+	var first sync.WaitGroup
+	for n := range depth {
+		first.Add(1)
+		go func() { errs <- rewrite(f, size, n, first.Done) }()
+	}
+	first.Wait()
+	say("busy")
+	return <-errs
+}
+
+// rewrite writes a piece until that fails, and calls once after the first time.
+func rewrite(f *os.File, size, n int, once func()) error {
+	b, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	for times := 0; err == nil; times++ {
+		err = writePiece(f, b, n)
+		if times == 0 {
+			once()
+		}
+	}
+	return err
+}

@@ -1,0 +1,80 @@
+package vm
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"oneshot/mgmt"
+	"oneshot/test/targettest"
+)
+
+// TestISERGuestKilled: a machine that dies with commands outstanding leaves nothing behind in
+// the target, neither its session nor memory nor descriptors.
+func TestISERGuestKilled(t *testing.T) {
+	tg := targettest.Start(t, `
+stores: {d: {type: file, path: $DIR/disk.img, size: 64MiB}}
+targets: [{iqn: "`+iqn+`", luns: {0: d}}]
+portals: [{transport: iwarp, listen: $PORTAL}]
+management: {socket: $DIR/socket}
+`)
+	client := mgmt.NewClient(tg.Dir + "/socket")
+	defer client.Close()
+	status := func() *mgmt.Status {
+		t.Helper()
+		s, err := client.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	before, open := status().Buffers, descriptors(t, tg)
+
+	other, err := boot(guestImage, t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.stop()
+	load := otherGuest(other, func() *command {
+		i := prepareISER(t, tg)
+		i.record(map[string]string{"node.session.queue_depth": "64"})
+		return guest.start(t, "@busy", "/dev/"+i.login(1)[0], "262144", "64")
+	})
+	if line, more := <-load.lines; !more || !strings.HasPrefix(line, "busy") {
+		t.Fatalf("the load says %q\n%s", line, other.log())
+	}
+	if status().Buffers.Leases <= before.Leases {
+		t.Error("commands are outstanding, but no I/O memory is in use")
+	}
+	other.stop()
+	tg.WaitLog(t.Context(), "connection lost")
+
+	deadline := time.Now().Add(time.Minute)
+	for {
+		after, sessions := status().Buffers, sessions(t, client)
+		now := descriptors(t, tg)
+		if after.InUse == before.InUse && after.Leases == before.Leases && sessions == 0 && now == open {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d sessions; %d descriptors, %d before; %+v, before %+v", sessions, now, open, after, before)
+		}
+	}
+}
+
+func sessions(t *testing.T, client *mgmt.Client) int {
+	t.Helper()
+	s, err := client.Sessions(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(s.Sessions)
+}
+
+// otherGuest has f talk to another machine than the one that the tests share.
+func otherGuest(m *machine, f func() *command) *command {
+	shared, initiatorStarted, siwStarted := guest, startInitiator, startSiw
+	defer func() { guest, startInitiator, startSiw = shared, initiatorStarted, siwStarted }()
+	guest, startInitiator, startSiw = m, once{}, siwOnce{}
+	return f()
+}
