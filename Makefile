@@ -18,7 +18,7 @@ TEST_PACKAGES  = gcc libc6-dev libiscsi-bin tshark qemu-utils qemu-block-extra q
 DOWNLOADED     = linux-image-amd64
 BENCH_PACKAGES = gcc libc6-dev libiscsi-dev tgt istgt util-linux
 
-.PHONY: help run build deb test check lint fuzz bench bench-rdma deps deps-bench clean
+.PHONY: help run build deb test test-deb check lint fuzz bench bench-rdma deps deps-bench clean
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,10 @@ deb: ## build a Debian package in bin/
 
 test: deps ## install what tests need, run every test
 	GO='$(GO)' scripts/test.sh
+
+test-deb: ## install, upgrade and remove the Debian package in a chroot, as root
+	scripts/deps.sh debootstrap
+	GO='$(GO)' packaging/chroot-test.sh
 
 check: lint ## format, vet, lint, go.mod
 	@out=$$($(GOFUMPT) -l .) && test -z "$$out" || { echo "gofumpt would change:"; echo "$$out"; exit 1; }

@@ -76,6 +76,7 @@ var rules = []rule{
 	// Tests that talk to the daemon from outside, and measurements.
 	{pkg: "test/targettest"},
 	{pkg: "test/**", may: []string{"test/**", "configs"}},
+	{pkg: "packaging/*", may: []string{"initiator"}},
 	{pkg: "bench"},
 	{pkg: "bench/**", may: []string{"bench"}},
 }
