@@ -37,6 +37,7 @@ type Config struct {
 	Discovery Discovery
 	Limits    Limits
 	State     State
+	ISNS      ISNS
 
 	Metrics    Metrics
 	Management Management

@@ -204,7 +204,7 @@ func TestFullShowsEveryKey(t *testing.T) {
 	for _, key := range strings.Fields(`log level format stores type size path sparse cache direct io plugin readonly targets iqn alias luns
 		store block_size vendor product serial auth chap mutual user secret file env initiators portals transport listen discovery
 		limits connections sessions commands memory memory_per_connection login_timeout nop_interval nop_timeout
-		metrics pprof management socket removable alua state group portal_groups redirect address permanent name`) {
+		metrics pprof management socket removable alua state group portal_groups redirect address permanent name isns server entity`) {
 		if !strings.Contains(string(data), key+":") {
 			t.Errorf("%s does not show %q", path, key)
 		}
@@ -313,6 +313,7 @@ targets:
   - {iqn: iqn.2026-11.example:gone, redirect: 192.0.2.1}
   - {iqn: iqn.2026-11.example:away, redirect: {address: "node2:99", permanent: true}}
 portals: [{listen: 127.0.0.1:1, group: 2}, {listen: 127.0.0.1:2, group: 65535}]
+isns: {server: "[2001:db8::1]", entity: me}
 `))
 	if err != nil {
 		t.Fatal(err)
@@ -338,6 +339,9 @@ portals: [{listen: 127.0.0.1:1, group: 2}, {listen: 127.0.0.1:2, group: 65535}]
 	if d := cmp.Diff([]*Redirect{nil, {Address: "192.0.2.1:3260"}, {Address: "node2:99", Permanent: true}},
 		[]*Redirect{target.Redirect, got.Targets[1].Redirect, got.Targets[2].Redirect}); d != "" {
 		t.Error(d)
+	}
+	if got.ISNS.Server != "[2001:db8::1]:3205" || got.ISNS.Entity != "me" {
+		t.Errorf("iSNS %+v", got.ISNS)
 	}
 	if got.Portals[0].Group != 2 || got.Portals[1].Group != 65535 {
 		t.Errorf("groups %d, %d", got.Portals[0].Group, got.Portals[1].Group)

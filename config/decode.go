@@ -74,6 +74,7 @@ func (d *decoder) config(c *Config, root ast.Node) {
 	d.discovery(o.take("discovery"), &c.Discovery)
 	d.limits(o.take("limits"), &c.Limits)
 	d.state(o.take("state"), &c.State)
+	d.isns(o.take("isns"), &c.ISNS)
 	d.metrics(o.take("metrics"), &c.Metrics)
 	d.management(o.take("management"), &c.Management)
 	o.done()

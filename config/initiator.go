@@ -5,8 +5,6 @@ import (
 	"fmt"
 
 	"github.com/goccy/go-yaml/ast"
-	"net"
-	"net/netip"
 	"slices"
 	"strconv"
 )
@@ -144,17 +142,5 @@ func (d *decoder) redirect(v value) *Redirect {
 	return &r
 }
 
-// parseAddress reads the address of another node: host:port, where a missing port is iSCSI's.
-func parseAddress(text string) (string, error) {
-	if a, err := netip.ParseAddr(text); err == nil {
-		return netip.AddrPortFrom(a, defaultPort).String(), nil
-	}
-	host, port, err := net.SplitHostPort(text)
-	if err != nil {
-		host, port = text, strconv.Itoa(defaultPort)
-	}
-	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || host == "" || len(host) > 253 {
-		return "", fmt.Errorf("%q is no address of another node: write host:port, such as 192.0.2.1:3260", text)
-	}
-	return net.JoinHostPort(host, port), nil
-}
+// parseAddress reads the address of another node.
+func parseAddress(text string) (string, error) { return parseNode(text, defaultPort) }

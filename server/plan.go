@@ -206,6 +206,9 @@ func (c *comparison) compareRest() {
 	if c.old.State.Dir != c.new.State.Dir {
 		c.later("state")
 	}
+	if c.old.ISNS.Server != c.new.ISNS.Server || c.old.ISNS.Entity != c.new.ISNS.Entity {
+		c.later("isns")
+	}
 	if c.old.Log.Format != c.new.Log.Format {
 		c.later("log.format")
 	}

@@ -1,10 +1,13 @@
 package server
 
 import (
+	"net"
 	"net/netip"
+	"os"
 
 	"oneshot/config"
 	"oneshot/iscsi"
+	"oneshot/isns"
 )
 
 // reached returns the address of a portal as somebody reaches it who has reached local: a
@@ -35,4 +38,52 @@ func (s *Server) announce() {
 		}
 	}
 	s.node.SetPortals(ps)
+	if s.isns != nil {
+		s.isns.Set(s.registration())
+	}
+}
+
+// registration is what the iSNS server is told: the targets, and where they are reached over TCP.
+func (s *Server) registration() isns.Registration {
+	r := isns.Registration{Entity: s.first.ISNS.Entity}
+	if r.Entity == "" {
+		r.Entity, _ = os.Hostname()
+	}
+	for _, t := range s.cfg.Targets {
+		r.Targets = append(r.Targets, isns.Target{Name: t.Name, Alias: t.Alias, Groups: t.Groups})
+	}
+	for _, p := range s.portals {
+		if p.config.Transport != config.TransportTCP {
+			continue // whoever finds it would try TCP
+		}
+		at := p.bound()
+		for _, a := range addresses(at.Listen.Addr()) {
+			r.Portals = append(r.Portals, isns.Portal{Address: netip.AddrPortFrom(a, at.Listen.Port()), Group: at.Group})
+		}
+	}
+	return r
+}
+
+// addresses returns a, or, if it stands for all addresses, those of this machine that others may
+// reach.
+func addresses(a netip.Addr) []netip.Addr {
+	if a.IsValid() && !a.IsUnspecified() {
+		return []netip.Addr{a}
+	}
+	nets, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil
+	}
+	var all []netip.Addr
+	for _, n := range nets {
+		p, err := netip.ParsePrefix(n.String())
+		if err != nil {
+			continue
+		}
+		own := p.Addr().Unmap()
+		if !own.IsLoopback() && !own.IsLinkLocalUnicast() && (!a.IsValid() || a.Is4() == own.Is4()) {
+			all = append(all, own)
+		}
+	}
+	return all
 }

@@ -15,6 +15,7 @@ import (
 	"oneshot/config"
 	"oneshot/iscsi"
 	"oneshot/iscsi/login"
+	"oneshot/isns"
 	"oneshot/mem"
 	"oneshot/mgmt"
 	"oneshot/scsi"
@@ -40,9 +41,10 @@ type Server struct {
 	portals  []openPortal            // in the order of the configuration
 	rdma     *rdmaPortals            // nil: there is none
 	verbs    verbsDevices
-	services      // of the administrator
-	serving  bool // portals take connections
-	closing  bool // no goroutine is started any more, nothing is changed
+	isns     *isns.Client // nil: no server is told
+	services              // of the administrator
+	serving  bool         // portals take connections
+	closing  bool         // no goroutine is started any more, nothing is changed
 
 	wg    sync.WaitGroup
 	ctx   context.Context // ends when all connections have ended, or will never
@@ -68,6 +70,9 @@ func New(cfg *config.Config, log *slog.Logger) (*Server, error) {
 		return nil, err
 	}
 	s.units = newUnits(log, dir)
+	if cfg.ISNS.Server != "" {
+		s.isns = isns.NewClient(cfg.ISNS.Server, log)
+	}
 	s.node = iscsi.NewNode(nodeConfig(cfg, s.pool, log))
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	if _, err := s.Apply(cfg); err != nil {
@@ -189,6 +194,9 @@ func (s *Server) Serve() error {
 	}
 	s.startService(s.metrics)
 	s.startService(s.management)
+	if s.isns != nil && !s.closing {
+		s.wg.Go(func() { s.isns.Run(s.ctx) })
+	}
 	s.mu.Unlock()
 	select {
 	case <-s.ended:

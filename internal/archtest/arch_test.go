@@ -64,9 +64,10 @@ var rules = []rule{
 	{pkg: "config", may: []string{"configs"}, not: []string{"net/http"}},
 	{pkg: "state"},
 	{pkg: "config/migrate", may: []string{"config"}},
+	{pkg: "isns"},
 	{pkg: "mgmt"}, // whom it manages it knows by an interface of its own
 	{pkg: "server", may: []string{
-		"config", "mgmt", "transport/**", "iser", "iscsi", "iscsi/*", "scsi", "backend", "backend/**", "mem", "state",
+		"config", "mgmt", "isns", "transport/**", "iser", "iscsi", "iscsi/*", "scsi", "backend", "backend/**", "mem", "state",
 	}},
 	{pkg: "initiator", may: []string{"iscsi/pdu", "iscsi/text", "iscsi/chap", "transport/rdma", "transport/rdma/*", "mem"}},
 	{pkg: "initiator/*", may: []string{"initiator"}},

@@ -12,6 +12,7 @@ import (
 
 	"oneshot/initiator"
 	"oneshot/iscsi/pdu"
+	"oneshot/test/isnsd"
 	"oneshot/test/targettest"
 )
 
@@ -196,4 +197,25 @@ portals: [{listen: $PORTAL}]
 			t.Errorf("iscsi-readcapacity16: %v: %s", err, out)
 		}
 	}
+}
+
+// The daemon tells an iSNS server of its targets, of those that come while it runs, and of its end.
+func TestISNS(t *testing.T) {
+	names := isnsd.New(t)
+	names.Start()
+	tg := targettest.Start(t, `
+stores: {a: {type: memory, size: 1MiB}}
+targets: [{iqn: `+isnsd.Node+`, alias: the disk, luns: {0: a}, portal_groups: [7]}]
+portals: [{listen: $PORTAL, group: 7}, {transport: iwarp, listen: $PORTAL2}]
+isns: {server: "`+names.Addr+`", entity: storage.example}
+`)
+	_, port, _ := strings.Cut(tg.Portal(), ":")
+	names.Until("nodes", `iSCSI alias = "the disk"`, true)
+	names.Until("portals", "port = "+port+"/tcp", true)
+	names.Until("portal-groups", "Portal group tag = 7", true)
+	if portals := names.List("portals"); strings.Count(portals, "Portal IP address") != 1 {
+		t.Errorf("the portal of RDMA is registered as one of TCP:\n%s", portals)
+	}
+	tg.Stop()
+	names.Until("entities", "storage.example", false)
 }

@@ -1,0 +1,61 @@
+package config
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+)
+
+// ISNS says which iSNS server is told of the targets (RFC 4171).
+type ISNS struct {
+	Server string   // host:port; empty: none
+	Pos    Position // of it
+	Entity string   // what this machine is called there; empty: its host name
+}
+
+// isnsPort is iSNS' well-known port (RFC 4171 §7.2).
+const isnsPort = 3205
+
+func (d *decoder) isns(v value, i *ISNS) {
+	if !v.given() {
+		return
+	}
+	o := d.object(v.node, "isns")
+	if o == nil {
+		return
+	}
+	server := o.take("server")
+	if !o.has("server") {
+		d.errorf(o.pos, "isns names no server: add server: isns.example.com")
+	}
+	if server.given() {
+		i.Pos = server.pos()
+		set(server, &i.Server, "an address such as isns.example.com:3205", func(s string) (string, error) { return parseNode(s, isnsPort) })
+	}
+	set(o.take("entity"), &i.Entity, "a name", parseEntity)
+	o.done()
+}
+
+func parseEntity(text string) (string, error) {
+	if text == "" || len(text) > 255 {
+		return "", fmt.Errorf("the entity has %d bytes: an Entity Identifier has 1 to 255 (RFC 4171 §6.2.1)", len(text))
+	}
+	return text, nil
+}
+
+// parseNode reads the address of another machine: host:port, where port may be missing.
+func parseNode(text string, port int) (string, error) {
+	if a, err := netip.ParseAddr(strings.Trim(text, "[]")); err == nil {
+		return netip.AddrPortFrom(a, uint16(port)).String(), nil
+	}
+	host, number, err := net.SplitHostPort(text)
+	if err != nil {
+		host, number = text, strconv.Itoa(port)
+	}
+	if n, err := strconv.ParseUint(number, 10, 16); err != nil || n == 0 || host == "" || len(host) > 253 {
+		return "", fmt.Errorf("%q is no address of another machine: write host:port, such as 192.0.2.1:%d", text, port)
+	}
+	return net.JoinHostPort(host, number), nil
+}
