@@ -129,7 +129,7 @@ func (c *Conn) logIn(s *Session, out *login.Outcome) {
 		if r := s.Target.rule(s.Initiator); r != nil {
 			luns = r.LUNs
 		}
-		s.nexus = s.Target.SCSI.NewMappedNexus(s.portName(), luns)
+		s.nexus = s.Target.SCSI.NewNexusThrough(c.group, s.portName(), luns)
 		s.nexus.BatchOps()
 		c.log = c.log.With("target", s.Target.Name)
 	}

@@ -8,9 +8,8 @@ import (
 )
 
 // Asymmetric logical unit access (SPC-4 §5.15). The target ports through which a logical unit
-// is reached form groups, each with an access state of its own; a target of this package is
-// one port, and TargetConfig.PortGroup says in which group. What a state keeps commands from is
-// a condition (condition.go).
+// is reached form groups, each with an access state of its own; here each port is a group
+// by itself (targetPort). What a state keeps commands from is a condition (condition.go).
 
 // TPGS says who changes access states; it is the TPGS field of the INQUIRY data.
 type TPGS uint8
@@ -116,17 +115,31 @@ func (lu *LogicalUnit) disconnect(target *Target) {
 // groups are the groups with a port through which the logical unit is reached, sorted.
 func (a *alua) groups() (list []PortGroupState) {
 	for _, t := range a.targets {
-		i, found := slices.BinarySearchFunc(list, t.portGroup, func(s PortGroupState, g uint16) int { return cmp.Compare(s.Group, g) })
-		if !found {
-			list = slices.Insert(list, i, a.get(t.portGroup))
-			list[i].Ports = nil
-		}
-		ports := list[i].Ports
-		if at, found := slices.BinarySearch(ports, t.relativePort); !found {
-			list[i].Ports = slices.Insert(ports, at, t.relativePort)
+		for _, p := range *t.ports.Load() {
+			list = a.appendPort(list, p)
 		}
 	}
 	return list
+}
+
+// appendPort enters a port into a sorted list of groups.
+func (a *alua) appendPort(list []PortGroupState, p targetPort) []PortGroupState {
+	i, found := slices.BinarySearchFunc(list, p.tag, func(s PortGroupState, g uint16) int { return cmp.Compare(s.Group, g) })
+	if !found {
+		list = slices.Insert(list, i, a.get(p.tag))
+		list[i].Ports = nil
+	}
+	ports := list[i].Ports
+	if at, found := slices.BinarySearch(ports, p.relative); !found {
+		list[i].Ports = slices.Insert(ports, at, p.relative)
+	}
+	return list
+}
+
+// multiport reports whether the logical unit is reached through several ports.
+func (lu *LogicalUnit) multiport() bool {
+	groups := lu.AccessStates()
+	return len(groups) > 1 || len(groups) == 1 && len(groups[0].Ports) > 1
 }
 
 // AccessStates returns the target port groups of the logical unit, sorted by number. It may

@@ -38,7 +38,7 @@ var conditions = [...]struct {
 
 // denials is what the nexus may not do. reservations.mu is held.
 func (lu *LogicalUnit) denials(n *Nexus) uint32 {
-	d := lu.reservations.denies(n) | lu.alua.denies(n.target.portGroup)
+	d := lu.reservations.denies(n) | lu.alua.denies(n.port.tag)
 	if lu.medium.ejected {
 		d |= denyNoMedium
 	}

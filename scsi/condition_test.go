@@ -312,3 +312,62 @@ func manage(t *testing.T, n *Nexus, fn TMF) {
 		t.Fatalf("task management function %d", fn)
 	}
 }
+
+// A target with several ports: each is a group with a state of its own, registrations are of one
+// or of all of them, and the names that a nexus is told are those of the port it came through.
+func TestSeveralPorts(t *testing.T) {
+	b := newPRBench(t, func(c *LUConfig, _ *fakeStore) { c.TPGS = ALUAImplicit })
+	b.target.SetPorts([]uint16{1, 7})
+	seven := b.target.NewNexusThrough(7, b.a.initiatorPort, nil)
+	seven.lookup(0).ua.Store(0)
+	r := b.do([]byte{0xa3, 0x0a, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0}, nil, 256)
+	if got := hexOf(r.in); got != "00000018"+"00cf000100000001"+"00000001"+"00cf000700000001"+"00000007" {
+		t.Errorf("REPORT TARGET PORT GROUPS: %s", got)
+	}
+	id := b.as(seven, []byte{0x12, 1, 0x83, 1, 0xff, 0}, nil, 512)
+	if !bytes.Contains(id.in, unhex(t, "5194000400000007 0115000400000007")) || !bytes.Contains(id.in, []byte("test,t,0x0007\x00")) {
+		t.Errorf("VPD 83 through port 7: % x", id.in)
+	}
+	if r := b.do([]byte{0x12, 0, 0, 0, 36, 0}, nil, 36); r.in[6] != 0x10 {
+		t.Errorf("INQUIRY without MULTIP: % x", r.in)
+	}
+	if err := b.lu.SetAccessState(7, Standby, false); err != nil {
+		t.Fatal(err)
+	}
+	b.a.lookup(0).ua.Store(0)
+	seven.lookup(0).ua.Store(0)
+	if v := verdict(b.as(seven, rw10(0x28, 0, 1), nil, 512)); v != 0x2040b {
+		t.Errorf("READ through port 7 in standby: %05x", v)
+	}
+	if v := verdict(b.as(b.a, rw10(0x28, 0, 1), nil, 512)); v != 0 {
+		t.Errorf("READ through port 1: %05x", v)
+	}
+	if err := b.lu.SetAccessState(7, ActiveNonOptimized, false); err != nil {
+		t.Fatal(err)
+	}
+	b.a.lookup(0).ua.Store(0)
+	seven.lookup(0).ua.Store(0)
+
+	keys := func() int { return len(b.as(b.a, []byte{0x5e, 0, 0, 0, 0, 0, 0, 1, 0, 0}, nil, 256).in)/8 - 1 }
+	b.must(b.a, proutRegister, 0, 0, 1)
+	b.must(b.a, proutReserve, writeExclusiveRegistrants, 1, 0)
+	if v := verdict(b.as(seven, rw10(0x2a, 0, 1), make([]byte, 512), 0)); v != conflicts || keys() != 1 {
+		t.Errorf("WRITE through a port without registration: %#x, %d keys", v, keys())
+	}
+	b.must(b.a, proutRegister, 0, 1, 0)
+	if v := b.out(b.a, proutRegister, 0, 0, 2, allTargetPorts); v != 0 || keys() != 2 {
+		t.Errorf("REGISTER with ALL_TG_PT: %#x, %d keys", v, keys())
+	}
+	b.must(seven, proutReserve, writeExclusiveRegistrants, 2, 0)
+	if v := b.out(b.a, proutRegister, 0, 2, 3, allTargetPorts); v != 0 {
+		t.Errorf("another key with ALL_TG_PT: %#x", v)
+	}
+	b.must(seven, proutRelease, writeExclusiveRegistrants, 3, 0)
+	b.a.lookup(0).ua.Store(0) // RESERVATIONS RELEASED
+	if v := b.out(b.a, proutRegister, 0, 3, 0, 0); v != 0 || keys() != 1 {
+		t.Errorf("unregistered on one port: %#x, %d keys", v, keys())
+	}
+	if v := b.out(seven, proutRegister, 0, 3, 0, allTargetPorts); v != 0 || keys() != 0 {
+		t.Errorf("unregistered: %#x, %d keys", v, keys())
+	}
+}

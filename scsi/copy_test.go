@@ -588,8 +588,9 @@ func TestTokensAreRefused(t *testing.T) {
 		want   int
 	}{
 		"short":                  {0x10, populate[:15], 0x51a00},
-		"cut":                    {0x10, populate[:31], 0x52600},
-		"other length":           {0x10, changed(populate, 1, 31), 0x52600},
+		"cut":                    {0x10, populate[:31], 0x51a00},
+		"longer than it is":      {0x10, changed(populate, 1, 31), 0x51a00},
+		"shorter than its list":  {0x10, changed(populate, 1, 29), 0x52600},
 		"no ranges":              {0x10, rangeList(16), 0x52600},
 		"no blocks":              {0x10, rangeList(16, [2]uint64{0, 0}), 0x52600},
 		"beyond the end":         {0x10, rangeList(16, [2]uint64{testBlocks - 1, 2}), 0x52100},

@@ -79,6 +79,9 @@ func (t *Task) standardInquiry() []byte {
 			data[1] = 0x80 // RMB
 		}
 		data[5] = byte(lu.alua.tpgs)<<4 | 0x08 // TPGS, 3PC
+		if lu.multiport() {
+			data[6] = 0x10 // MULTIP
+		}
 		vendor, product, revision = lu.vendor, lu.product, lu.revision
 	}
 	putPadded(data[8:16], vendor)
@@ -147,13 +150,13 @@ const (
 // vpdIdentification is the Device Identification page, SPC-4 §7.8.6. The names depend on the
 // target the command came through.
 func vpdIdentification(t *Task) []byte {
-	lu, target := t.lu, t.Nexus.target
+	lu, port := t.lu, &t.Nexus.port
 	b := appendID(nil, codeBinary, ofUnit|idNAA, lu.naa[:])
 	b = appendID(b, codeASCII, ofUnit|idVendor, []byte(lu.vendorID()))
-	b = appendID(b, protocolISCSI|codeBinary, hasProtocol|ofPort|idRelativePort, []byte{0, 0, byte(target.relativePort >> 8), byte(target.relativePort)})
-	b = appendID(b, codeBinary, ofPort|idPortGroup, []byte{0, 0, byte(target.portGroup >> 8), byte(target.portGroup)})
-	b = appendID(b, protocolISCSI|codeUTF8, hasProtocol|ofPort|idName, nameString(target.portName))
-	return appendID(b, protocolISCSI|codeUTF8, hasProtocol|ofDevice|idName, nameString(target.name))
+	b = appendID(b, protocolISCSI|codeBinary, hasProtocol|ofPort|idRelativePort, []byte{0, 0, byte(port.relative >> 8), byte(port.relative)})
+	b = appendID(b, codeBinary, ofPort|idPortGroup, []byte{0, 0, byte(port.tag >> 8), byte(port.tag)})
+	b = appendID(b, protocolISCSI|codeUTF8, hasProtocol|ofPort|idName, nameString(port.name))
+	return appendID(b, protocolISCSI|codeUTF8, hasProtocol|ofDevice|idName, nameString(t.Nexus.target.name))
 }
 
 func appendID(b []byte, protocolAndCode, associationAndType byte, id []byte) []byte {

@@ -12,6 +12,7 @@ import (
 type Nexus struct {
 	target        *Target
 	initiatorPort string
+	port          targetPort
 
 	// table holds the logical units that are there, sorted by LUN. It is replaced, never
 	// changed, so that the data path reads it without a lock.
@@ -62,9 +63,15 @@ func (t *Target) NewNexus(initiatorPort string) *Nexus {
 // NewMappedNexus is NewNexus for an initiator that sees only some logical units, and under
 // numbers of its own: luns has the target's number for each of those. nil: all, as they are.
 func (t *Target) NewMappedNexus(initiatorPort string, luns map[uint16]uint16) *Nexus {
+	return t.NewNexusThrough(0, initiatorPort, luns)
+}
+
+// NewNexusThrough is NewMappedNexus for an initiator that has come through the portal group with
+// the tag; 0: that of NewTarget.
+func (t *Target) NewNexusThrough(tag uint16, initiatorPort string, luns map[uint16]uint16) *Nexus {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	n := &Nexus{target: t, initiatorPort: initiatorPort}
+	n := &Nexus{target: t, initiatorPort: initiatorPort, port: t.port(tag)}
 	if luns != nil {
 		n.shown = make(map[uint16]uint16, len(luns))
 		for own, theirs := range luns {
@@ -189,7 +196,6 @@ const (
 	uaRegistrationsPreempted                    // REGISTRATIONS PREEMPTED
 	uaModeChanged                               // MODE PARAMETERS CHANGED
 	uaAccessState                               // ASYMMETRIC ACCESS STATE CHANGED
-	uaAccessFailed                              // IMPLICIT ASYMMETRIC ACCESS STATE TRANSITION FAILED
 	uaMediumChanged                             // NOT READY TO READY CHANGE, MEDIUM MAY HAVE CHANGED
 	uaCapacityChanged                           // CAPACITY DATA HAS CHANGED
 	uaLUNsChanged                               // REPORTED LUNS DATA HAS CHANGED
@@ -198,7 +204,7 @@ const (
 )
 
 // uaCodes are the additional sense codes in the order of the bits.
-var uaCodes = [...]uint16{0x2900, 0x2902, 0x2903, 0x2907, 0x2f00, 0x2a03, 0x2a04, 0x2a05, 0x2a01, 0x2a06, 0x2a07, 0x2800, 0x2a09, 0x3f0e}
+var uaCodes = [...]uint16{0x2900, 0x2902, 0x2903, 0x2907, 0x2f00, 0x2a03, 0x2a04, 0x2a05, 0x2a01, 0x2a06, 0x2800, 0x2a09, 0x3f0e}
 
 // takeUA removes the first pending unit attention and returns its sense data.
 func (i *itl) takeUA() (s Sense, ok bool) {

@@ -167,28 +167,68 @@ func (p *prout) register(ignore bool) Next {
 	p.generation++
 	switch {
 	case p.saKey == 0:
-		p.remove(t.Nexus, func(x *registrant) bool { return x == p.self })
+		p.remove(t.Nexus, p.ours())
 	case p.self != nil:
-		p.self.Key = p.saKey
+		p.rekey()
 	default:
 		for _, name := range append(others, t.Nexus.initiatorPort) {
-			p.add(name)
+			for _, port := range p.ports() {
+				p.add(name, port)
+			}
 		}
 	}
 	return t.good()
 }
 
-// add registers an initiator with the new key, unless it is. ALL_TG_PT adds nothing: a
-// target has one target port.
-func (p *prout) add(initiator string) *registrant {
-	target := p.t.Nexus.target
+const allTargetPorts = 0x04 // ALL_TG_PT
+
+// ports are the target ports that a registration is for, that of the command first.
+func (p *prout) ports() []targetPort {
+	n := p.t.Nexus
+	ports := []targetPort{n.port}
+	if p.params[20]&allTargetPorts != 0 {
+		for _, x := range *n.target.ports.Load() {
+			if x.name != n.port.name {
+				ports = append(ports, x)
+			}
+		}
+	}
+	return ports
+}
+
+// ours tells the registrations that a registered nexus changes or gives up: its own, and with
+// ALL_TG_PT those of its initiator port with the same key on other ports of the target.
+func (p *prout) ours() func(*registrant) bool {
+	ports := p.ports()
+	return func(x *registrant) bool {
+		return x == p.self || x.Initiator == p.self.Initiator && x.Key == p.self.Key &&
+			slices.ContainsFunc(ports, func(port targetPort) bool { return port.name == x.Target })
+	}
+}
+
+// rekey changes the key of those.
+func (p *prout) rekey() {
+	ours := p.ours()
+	var list []*registrant
 	for _, x := range p.list {
-		if x.Initiator == initiator && x.Target == target.portName {
+		if ours(x) {
+			list = append(list, x)
+		}
+	}
+	for _, x := range list { // all have been compared with the former key
+		x.Key = p.saKey
+	}
+}
+
+// add registers an initiator on a target port with the new key, unless it is.
+func (p *prout) add(initiator string, port targetPort) *registrant {
+	for _, x := range p.list {
+		if x.Initiator == initiator && x.Target == port.name {
 			x.Key = p.saKey
 			return x
 		}
 	}
-	x := &registrant{Initiator: initiator, Target: target.portName, Port: target.relativePort, Key: p.saKey}
+	x := &registrant{Initiator: initiator, Target: port.name, Port: port.relative, Key: p.saKey}
 	p.list = append(p.list, x)
 	return x
 }
@@ -295,6 +335,9 @@ func (p *prout) move() Next {
 		return t.check(senseParameterLen)
 	}
 	name, n := parseTransportID(p.params[header:])
+	relative := binary.BigEndian.Uint16(p.params[18:])
+	ports := *t.Nexus.target.ports.Load()
+	at := slices.IndexFunc(ports, func(x targetPort) bool { return x.relative == relative })
 	aptpl, unregister := p.params[17]&0x01 != 0, p.params[17]&0x02 != 0
 	switch {
 	case p.kind.all() || !p.held(p.self):
@@ -303,13 +346,13 @@ func (p *prout) move() Next {
 		return t.check(invalidParameter(8))
 	case aptpl && p.store == nil:
 		return t.check(invalidParameter(17))
-	case binary.BigEndian.Uint16(p.params[18:]) != t.Nexus.target.relativePort:
+	case at < 0:
 		return t.check(invalidParameter(18))
-	case n == 0 || name == p.self.Initiator:
+	case n == 0 || name == p.self.Initiator && ports[at].name == p.self.Target:
 		return t.check(invalidParameter(header))
 	}
 	p.persist = aptpl
-	p.holder = p.add(name)
+	p.holder = p.add(name, ports[at])
 	if unregister {
 		p.remove(t.Nexus, func(x *registrant) bool { return x == p.self })
 	}

@@ -60,7 +60,7 @@ type registrant struct {
 
 // is reports whether n is the nexus that is registered.
 func (r *registrant) is(n *Nexus) bool {
-	return r.Target == n.target.portName && (r.Initiator == n.initiatorPort ||
+	return r.Target == n.port.name && (r.Initiator == n.initiatorPort ||
 		strings.HasPrefix(n.initiatorPort, r.Initiator) && strings.HasPrefix(n.initiatorPort[len(r.Initiator):], ",i,"))
 }
 

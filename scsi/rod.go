@@ -273,7 +273,9 @@ func (lu *LogicalUnit) parseRanges(list []byte, header int) (ranges []blockRange
 	bad := func(at int) ([]blockRange, Sense, bool) { return nil, invalidParameter(at), false }
 	length := int(binary.BigEndian.Uint16(list[header-2:]))
 	switch {
-	case int(binary.BigEndian.Uint16(list)) != len(list)-2:
+	case int(binary.BigEndian.Uint16(list)) > len(list)-2:
+		return nil, senseParameterLen, false
+	case int(binary.BigEndian.Uint16(list)) < header-2+length:
 		return bad(0)
 	case length == 0 || length%rangeLen != 0 || length/rangeLen > maxRODRanges:
 		return bad(header - 2)

@@ -4,26 +4,25 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 )
 
 // TargetConfig says what a target tells about itself.
 type TargetConfig struct {
 	Name         string // SCSI device name: the iSCSI name
-	RelativePort uint16 // relative target port identifier, 1 or more; 0 stands for 1
-	PortGroup    uint16 // target portal group tag, which is also the target port group; 0 stands for 1
+	RelativePort uint16 // relative target port identifier of the port, 1 or more; 0 stands for PortGroup
+	PortGroup    uint16 // target portal group tag of the port, which is also its target port group; 0 stands for 1
 	// Copies holds the tokens for data. Targets that have it in common take each other's. Nil: one
 	// of its own.
 	Copies *CopyManager
 }
 
-// Target is a SCSI target device with one target port. Its methods may be called from any
-// goroutine.
+// Target is a SCSI target device with one target port or, after SetPorts, several. Its methods
+// may be called from any goroutine.
 type Target struct {
-	name         string
-	portName     string
-	relativePort uint16
-	portGroup    uint16
-	copies       *CopyManager
+	name   string
+	copies *CopyManager
+	ports  atomic.Pointer[[]targetPort] // replaced, never changed; the first is that of NewTarget
 
 	mu      sync.Mutex // taken before LogicalUnit.mu and itl.mu
 	luns    []lunEntry // guarded by mu; sorted by lun
@@ -38,20 +37,51 @@ type lunEntry struct {
 
 // NewTarget returns a target without logical units.
 func NewTarget(cfg TargetConfig) *Target {
-	group, port := max(cfg.PortGroup, 1), max(cfg.RelativePort, 1)
 	copies := cfg.Copies
 	if copies == nil {
 		copies = NewCopyManager()
 	}
-	return &Target{
-		name: cfg.Name,
-		// RFC 7143 §3.2.6: the SCSI port name of an iSCSI target port.
-		portName:     fmt.Sprintf("%s,t,0x%04x", cfg.Name, group),
-		relativePort: port,
-		portGroup:    group,
-		copies:       copies,
-		nexuses:      make(map[*Nexus]struct{}),
+	t := &Target{name: cfg.Name, copies: copies, nexuses: make(map[*Nexus]struct{})}
+	p := t.newPort(max(cfg.PortGroup, 1))
+	if cfg.RelativePort != 0 {
+		p.relative = cfg.RelativePort
 	}
+	t.ports.Store(&[]targetPort{p})
+	return t
+}
+
+// targetPort is a SCSI target port: a portal group of the iSCSI target (RFC 7143 §3.2.6). Each
+// is a target port group by itself, and the tag stands for both.
+type targetPort struct {
+	tag      uint16
+	relative uint16 // relative target port identifier
+	name     string
+}
+
+func (t *Target) newPort(tag uint16) targetPort {
+	return targetPort{tag, tag, fmt.Sprintf("%s,t,0x%04x", t.name, tag)}
+}
+
+// port returns the port with the tag; 0: the first one. Of one that is not known any more, or not
+// yet, a nexus can come nevertheless.
+func (t *Target) port(tag uint16) targetPort {
+	ports := *t.ports.Load()
+	for _, p := range ports {
+		if p.tag == tag || tag == 0 {
+			return p
+		}
+	}
+	return t.newPort(tag)
+}
+
+// SetPorts says through which portal groups the target is reached: their tags, at least one. It
+// is what REPORT TARGET PORT GROUPS tells and what ALL_TG_PT registers for.
+func (t *Target) SetPorts(tags []uint16) {
+	ports := make([]targetPort, len(tags))
+	for i, tag := range tags {
+		ports[i] = t.port(tag)
+	}
+	t.ports.Store(&ports)
 }
 
 // maxLUN is the highest logical unit number of the flat space addressing method.
