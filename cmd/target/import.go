@@ -21,7 +21,7 @@ configuration for serve to standard output, and says on standard error what it
 could not take over. It opens no store, and changes nothing.
 
 Who may log in stays as it was, or becomes less: what cannot be said here, such as
-LUNs for one initiator only, is left out rather than opened for all. Secrets are
+the address of an initiator, is left out rather than opened for all. Secrets are
 written out, so keep the result from other users.
 
 If the result lacks something that only you know, such as a secret of at least 12

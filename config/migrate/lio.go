@@ -103,6 +103,13 @@ func (m *model) readLIO(data []byte) error {
 	for i := range c.Targets {
 		m.lioTarget(&c.Targets[i], objects)
 	}
+	for _, t := range m.targets {
+		for _, p := range t.portals {
+			if !slices.Contains(m.portals, p) {
+				m.remark("target %s is reached at all addresses, not only at %s: another target needs the portal for all", t.iqn, p.address)
+			}
+		}
+	}
 	for _, f := range c.FabricModules {
 		if f.Name == "iscsi" && f.User != "" && isSet(f.Enable) {
 			m.discovery = lioAuth{f.User, f.Password, f.MutualUser, f.MutualPassword}.auth()
@@ -179,6 +186,8 @@ func (m *model) lioTarget(t *lioTarget, objects map[string]lioBlock) {
 		switch {
 		case g.Enable != nil && !*g.Enable:
 			m.remark("%s is disabled: left out", where)
+		case len(g.Portals) == 0:
+			m.remark("%s is reached at no portal: left out", where)
 		case slices.ContainsFunc(m.targets, func(o target) bool { return o.iqn == t.WWN }):
 			m.remark("%s: a target has one portal group here: left out", where)
 		default:
@@ -203,8 +212,11 @@ func (m *model) lioTPG(iqn, where string, g *lioTPG, objects map[string]lioBlock
 		return
 	}
 	m.checkSecrets(where, out.auth)
+	for _, i := range out.initiators {
+		m.checkSecrets(where+", "+i.name, i.auth)
+	}
+	out.portals = m.lioPortals(where, g)
 	m.targets = append(m.targets, out)
-	m.lioPortals(where, g)
 }
 
 // lioProtected are the LUNs of the group that somebody may not write: here that holds for all.
@@ -216,9 +228,9 @@ func (m *model) lioProtected(where string, g *lioTPG, open bool) map[int]bool {
 		}
 		return protect
 	}
-	for i, a := range g.ACLs {
+	for _, a := range g.ACLs {
 		for _, l := range a.MappedLUNs {
-			if g.plain(i) && l.WriteProtect && !protect[l.TPGLUN] {
+			if l.WriteProtect && !protect[l.TPGLUN] {
 				protect[l.TPGLUN] = true
 				m.remark("%s: LUN %d is read-only for %s, and becomes so for everybody", where, l.TPGLUN, a.WWN)
 			}
@@ -241,60 +253,65 @@ func (m *model) lioAccess(where string, g *lioTPG, open bool, out *target) bool 
 		return true
 	}
 	for i, a := range g.ACLs {
-		if !g.plain(i) {
-			m.remark("%s: %s sees some LUNs only, or under other numbers: left out; give it a target of its own", where, a.WWN)
-			continue
-		}
-		var own auth
+		r := initiator{name: a.WWN, luns: g.shown(i, out.luns)}
 		if authenticate {
-			if own = a.auth(); own.chap.user == "" {
-				own = g.auth()
+			if r.auth = a.auth(); r.auth.chap.user == "" {
+				r.auth = g.auth()
+			}
+			if r.auth.chap.user == "" {
+				m.remark("%s: %s has to prove itself but has no user: left out", where, a.WWN)
+				continue
 			}
 		}
-		switch {
-		case authenticate && own.chap.user == "":
-			m.remark("%s: %s has to prove itself but has no user: left out", where, a.WWN)
-			continue
-		case len(out.initiators) > 0 && own != out.auth:
-			m.remark("%s: %s has a user or secret of its own, and a target has one: left out", where, a.WWN)
-			continue
-		}
-		out.auth = own
-		out.initiators = append(out.initiators, a.WWN)
+		out.initiators = append(out.initiators, r)
 	}
 	if len(out.initiators) == 0 {
 		m.remark("%s lets no initiator in that could be taken over: left out", where)
 		return false
 	}
+	out.shareAuth()
 	return true
 }
 
-// plain reports whether an initiator sees all LUNs of its group under their own numbers.
-func (g *lioTPG) plain(i int) bool {
-	a := &g.ACLs[i]
-	for _, l := range a.MappedLUNs {
-		if l.Index != l.TPGLUN {
-			return false
-		}
+// shareAuth makes credentials that all initiators have those of the target.
+func (t *target) shareAuth() {
+	first := t.initiators[0].auth
+	if slices.ContainsFunc(t.initiators, func(i initiator) bool { return i.auth != first }) {
+		return
 	}
-	return len(a.MappedLUNs) == len(g.LUNs)
+	t.auth = first
+	for i := range t.initiators {
+		t.initiators[i].auth = auth{}
+	}
 }
 
-func (m *model) lioPortals(where string, g *lioTPG) {
-	if len(m.targets) > 1 && len(g.Portals) > 0 && len(m.portals) > 0 {
-		for _, p := range g.Portals {
-			if !slices.Contains(m.portals, portal{lioAddress(p.Address, p.Port)}) {
-				m.remark("%s: every target is reached at every portal here", where)
-				break
-			}
+// shown are the numbers under which an initiator sees the LUNs of its group, of those that
+// were taken over; nil: all, under their own.
+func (g *lioTPG) shown(i int, luns []lun) map[int]int {
+	numbers, plain := make(map[int]int), true
+	for _, l := range g.ACLs[i].MappedLUNs {
+		if slices.ContainsFunc(luns, func(t lun) bool { return t.number == l.TPGLUN }) {
+			numbers[l.Index] = l.TPGLUN
+			plain = plain && l.Index == l.TPGLUN
 		}
 	}
+	if plain && len(numbers) == len(luns) {
+		return nil
+	}
+	return numbers
+}
+
+// lioPortals takes over where a group is reached.
+func (m *model) lioPortals(where string, g *lioTPG) (list []portal) {
 	for _, p := range g.Portals {
 		if p.ISER {
 			m.remark("%s: the portal %s:%d is for iSER; it becomes one for TCP: see transport in full.yaml for RDMA", where, p.Address, p.Port)
 		}
-		m.addPortal(portal{lioAddress(p.Address, p.Port)})
+		at := portal{lioAddress(p.Address, p.Port)}
+		m.addPortal(at)
+		list = append(list, at)
 	}
+	return list
 }
 
 func lioAddress(address string, port int) string {

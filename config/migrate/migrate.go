@@ -9,6 +9,7 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -65,7 +66,15 @@ type target struct {
 	iqn        string
 	luns       []lun
 	auth       auth
-	initiators []string // none: all
+	initiators []initiator // none: all
+	portals    []portal    // at which it is reached; none: all
+}
+
+// initiator is a rule for one initiator.
+type initiator struct {
+	name string
+	auth auth        // empty: that of the target
+	luns map[int]int // its numbers, and the target's; nil: the same
 }
 
 type lun struct {
@@ -122,6 +131,27 @@ func (p portal) covers(q portal) bool {
 	return a.Port() == b.Port() && a.Addr().IsUnspecified() && a.Addr().Is4() == b.Addr().Is4()
 }
 
+// groups returns the portal groups of a target, which are numbered like the portals, or nil if
+// every target is reached at every portal.
+func (m *model) groups(t *target) []int {
+	if !m.grouped() {
+		return nil
+	}
+	var groups []int
+	for i, p := range m.portals {
+		if slices.ContainsFunc(t.portals, p.covers) {
+			groups = append(groups, i+1)
+		}
+	}
+	return groups
+}
+
+func (m *model) grouped() bool {
+	return slices.ContainsFunc(m.targets, func(t target) bool {
+		return len(t.portals) > 0 && slices.ContainsFunc(m.portals, func(p portal) bool { return !slices.ContainsFunc(t.portals, p.covers) })
+	})
+}
+
 // checkSecrets remarks what our configuration refuses.
 func (m *model) checkSecrets(where string, a auth) {
 	for _, c := range []credentials{a.chap, a.mutual} {
@@ -151,13 +181,17 @@ func (m *model) yaml(name string) []byte {
 		b.WriteString("\ntargets:\n")
 	}
 	for _, t := range m.targets {
-		t.yaml(&b)
+		t.yaml(&b, m.groups(&t))
 	}
 	if len(m.portals) > 0 {
 		b.WriteString("\nportals:\n")
 	}
-	for _, p := range m.portals {
-		fmt.Fprintf(&b, "  - {transport: tcp, listen: %s}\n", quote(p.address))
+	for i, p := range m.portals {
+		w := fields{"transport: tcp", "listen: " + quote(p.address)}
+		if m.grouped() {
+			w.add("group", fmt.Sprint(i+1))
+		}
+		fmt.Fprintf(&b, "  - %s\n", w)
 	}
 	if a := m.discovery.yaml(); a != "" {
 		fmt.Fprintf(&b, "\ndiscovery: {auth: %s}\n", a)
@@ -184,8 +218,11 @@ func (s store) yaml() string {
 	return w.String()
 }
 
-func (t target) yaml(b *bytes.Buffer) {
+func (t target) yaml(b *bytes.Buffer, groups []int) {
 	fmt.Fprintf(b, "  - iqn: %s\n", quote(t.iqn))
+	if groups != nil {
+		fmt.Fprintf(b, "    portal_groups: %s\n", strings.ReplaceAll(fmt.Sprint(groups), " ", ", "))
+	}
 	if len(t.luns) > 0 {
 		b.WriteString("    luns:\n")
 	}
@@ -209,12 +246,30 @@ func (t target) yaml(b *bytes.Buffer) {
 		fmt.Fprintf(b, "    auth: %s\n", a)
 	}
 	if len(t.initiators) > 0 {
-		quoted := make([]string, len(t.initiators))
-		for i, n := range t.initiators {
-			quoted[i] = quote(n)
-		}
-		fmt.Fprintf(b, "    initiators: [%s]\n", strings.Join(quoted, ", "))
+		b.WriteString("    initiators:\n")
 	}
+	for _, i := range t.initiators {
+		fmt.Fprintf(b, "      - %s\n", i.yaml())
+	}
+}
+
+func (i initiator) yaml() string {
+	w := fields{}
+	w.add("name", quote(i.name))
+	if a := i.auth.yaml(); a != "" {
+		w.add("auth", a)
+	}
+	if i.luns != nil {
+		luns := fields{}
+		for _, n := range slices.Sorted(maps.Keys(i.luns)) {
+			luns.add(fmt.Sprint(n), fmt.Sprint(i.luns[n]))
+		}
+		w.add("luns", luns.String())
+	}
+	if len(w) == 1 {
+		return quote(i.name)
+	}
+	return w.String()
 }
 
 func (a auth) yaml() string {

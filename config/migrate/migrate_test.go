@@ -64,11 +64,21 @@ func TestImportIsValid(t *testing.T) {
 		t.Fatal(err)
 	}
 	one := &c.Targets[0]
-	if !one.Admits("iqn.1993-08.org.debian:01:aaa") || one.Admits("iqn.1993-08.org.debian:01:bbb") || one.Admits("iqn.1993-08.org.debian:01:ccc") {
-		t.Errorf("admitted are %v", one.Initiators)
+	for name, want := range map[string]string{"aaa": "u", "bbb": "other", "ccc": "u", "ddd": ""} {
+		name = "iqn.1993-08.org.debian:01:" + name
+		r := one.Rule(name)
+		switch {
+		case one.Admits(name) != (want != ""):
+			t.Errorf("%s is admitted: %v", name, one.Admits(name))
+		case want != "" && (r.Auth == nil || r.Auth.CHAP.User != want):
+			t.Errorf("%s proves that it is %+v", name, r.Auth)
+		}
 	}
-	if one.Auth.CHAP == nil || one.Auth.CHAP.User != "u" || one.Auth.Mutual == nil || c.Discovery.Auth.CHAP == nil {
-		t.Error("CHAP was lost")
+	if luns := one.Rule("iqn.1993-08.org.debian:01:ccc").LUNs; len(luns) != 1 || luns[0].Number != 5 || luns[0].LUN != 0 {
+		t.Errorf("LUNs %+v", luns)
+	}
+	if !one.LUNs[0].ReadOnly || c.Discovery.Auth.CHAP == nil {
+		t.Error("protection was lost")
 	}
 	if len(c.Targets) != 2 || !c.Targets[1].LUNs[0].ReadOnly || len(c.Targets[1].Initiators) != 0 || c.Targets[1].Auth.CHAP != nil {
 		t.Errorf("%+v", c.Targets)
@@ -83,6 +93,24 @@ func TestPortalsAreCovered(t *testing.T) {
 	want := []portal{{"[2001:db8::1]:3260"}, {"192.0.2.1:3261"}, {"0.0.0.0:3260"}, {"strange"}}
 	if !slices.Equal(m.portals, want) {
 		t.Errorf("%v, want %v", m.portals, want)
+	}
+}
+
+// A portal for all addresses takes the place of others, which is said.
+func TestCoveredPortalIsTold(t *testing.T) {
+	target := func(name, address string) string {
+		return `{"fabric": "iscsi", "wwn": "iqn.2003-01.org:` + name + `", "tpgs": [{"tag": 1, "enable": true,
+			"attributes": {"generate_node_acls": 1}, "portals": [{"ip_address": "` + address + `", "port": 3260}]}]}`
+	}
+	r, err := Import("x", []byte(`{"targets": [`+target("one", "192.0.2.1")+`,`+target("all", "0.0.0.0")+`]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(strings.Join(r.Remarks, "\n"), "target iqn.2003-01.org:one is reached at all addresses") {
+		t.Errorf("remarks %q", r.Remarks)
+	}
+	if c, err := config.Parse("x.yaml", r.YAML); err != nil || len(c.Portals) != 1 {
+		t.Errorf("%v\n%s", err, r.YAML)
 	}
 }
 

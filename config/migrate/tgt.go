@@ -176,7 +176,7 @@ func (m *model) tgtTarget(d *directive) {
 			t.auth.mutual = credentials{c.args[0], c.args[1]}
 		case c.name == "initiator-name" && len(c.args) == 1:
 			if !strings.EqualFold(c.args[0], "ALL") {
-				t.initiators = append(t.initiators, c.args[0])
+				t.initiators = append(t.initiators, initiator{name: c.args[0]})
 			}
 		case c.name == "initiator-address" && len(c.args) == 1:
 			byAddress = byAddress || !strings.EqualFold(c.args[0], "ALL")
