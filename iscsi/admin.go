@@ -2,6 +2,7 @@ package iscsi
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"time"
 
@@ -86,7 +87,8 @@ func (n *Node) DropSession(tsih uint16, why string) bool {
 
 // ReplaceTarget puts t in the place of the target of its name, with another alias or other
 // rules of access. Sessions go on with what they have agreed to, except those of initiators
-// that t does not admit. It reports whether there was such a target.
+// that t does not admit, or to which it shows other LUNs: these end, and the latter come back.
+// It reports whether there was such a target.
 func (n *Node) ReplaceTarget(t *Target) bool {
 	n.mu.Lock()
 	i := slices.IndexFunc(n.targets, func(o *Target) bool { return o.Name == t.Name })
@@ -100,7 +102,22 @@ func (n *Node) ReplaceTarget(t *Target) bool {
 	n.drop("the initiator may not use the target any more", func(s *Session) bool {
 		return s.Target.same(t) && !t.admits(s.Initiator)
 	})
+	n.drop("its initiator sees other LUNs from now on", func(s *Session) bool {
+		return s.Target.same(t) && !s.Target.showsAlike(t, s.Initiator)
+	})
 	return true
+}
+
+// showsAlike reports whether an initiator sees the same LUNs of t and o.
+func (t *Target) showsAlike(o *Target, initiator string) bool {
+	var was, now Rule
+	if r := t.rule(initiator); r != nil {
+		was = *r
+	}
+	if r := o.rule(initiator); r != nil {
+		now = *r
+	}
+	return (was.LUNs == nil) == (now.LUNs == nil) && maps.Equal(was.LUNs, now.LUNs)
 }
 
 // RemoveTarget makes a target unknown, and ends its sessions. Their commands may still be in

@@ -94,6 +94,27 @@ func TestReplaceTarget(t *testing.T) {
 	}
 }
 
+// Who is shown other LUNs begins anew; whose LUNs stay does not.
+func TestReplaceTargetWithRules(t *testing.T) {
+	n, c, r := session(t)
+	old := c.sess.Target
+	show := func(luns map[uint16]uint16) string {
+		n.ReplaceTarget(&Target{Name: old.Name, SCSI: old.SCSI, Rule: func(initiator string) *Rule {
+			if initiator != "iqn.c:1" {
+				t.Errorf("asked for %q", initiator)
+			}
+			return &Rule{Auth: new(Auth), LUNs: luns}
+		}})
+		return r.take()
+	}
+	if got := show(nil); got != "" {
+		t.Errorf("the same LUNs: %q", got)
+	}
+	if got := show(map[uint16]uint16{}); got != "Asynchronous Message, terminate true" {
+		t.Errorf("no LUNs: %q", got)
+	}
+}
+
 func TestRemoveTarget(t *testing.T) {
 	n, _, r := session(t)
 	n.RemoveTarget("iqn.t:other")
