@@ -84,6 +84,17 @@ type Completer interface {
 	OpDone(*Op)
 }
 
+// Corker is a Completer that acts on several completions more cheaply than on each by itself.
+// A store that has several at hand calls Cork for each, then OpDone for each, and then Uncork
+// of what Cork has returned, once per call, unless that is nil. Neither blocks.
+type Corker interface {
+	Completer
+	Cork() Uncorker
+}
+
+// Uncorker acts on what was completed since Cork.
+type Uncorker interface{ Uncork() }
+
 // Info describes a store. It does not change while the store is open, but for the size, where
 // the store is a Resizer.
 type Info struct {

@@ -10,6 +10,7 @@ import (
 	"oneshot/iscsi/login"
 	"oneshot/iscsi/pdu"
 	"oneshot/mem"
+	"oneshot/scsi"
 )
 
 var _ mem.Waiter = (*Conn)(nil)
@@ -77,8 +78,9 @@ type Conn struct {
 	ready   []*Task    // guarded by readyMu: want Resume
 	posts   []func()   // guarded by readyMu: to be run with the lock held
 
-	pending    atomic.Bool // ready or posts is not empty
-	memoryFree atomic.Bool // a lease may succeed that failed before
+	corks      atomic.Int32 // stores that are about to complete more
+	pending    atomic.Bool  // ready or posts is not empty
+	memoryFree atomic.Bool  // a lease may succeed that failed before
 }
 
 // NewConn returns the state of a connection that mover has just established, over TCP.
@@ -163,7 +165,24 @@ func (c *Conn) post(f func()) {
 
 func (c *Conn) taskReady(t *Task) {
 	c.taskReadyLocked(t)
-	c.nudge()
+	if c.corks.Load() == 0 {
+		c.nudge()
+	}
+}
+
+// cork has tasks that become ready wait for Uncork, unless somebody drives the connection
+// before: answers to completions that come together leave together.
+func (c *Conn) cork() scsi.Uncorker {
+	c.corks.Add(1)
+	return c
+}
+
+// Uncork implements scsi.Uncorker. Whoever takes the last cork out sees what the others
+// have left: they have set pending before they looked at corks.
+func (c *Conn) Uncork() {
+	if c.corks.Add(-1) == 0 && c.pending.Load() {
+		c.nudge()
+	}
 }
 
 // taskReadyLocked is taskReady for a caller that has the lock, or will see to it.

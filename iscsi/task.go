@@ -7,11 +7,14 @@ import (
 	"oneshot/scsi"
 )
 
-var _ scsi.Owner = (*Task)(nil)
+var _ scsi.Corker = (*Task)(nil)
 
 // TaskReady implements scsi.Owner: the next holder of the connection's lock resumes the
 // task, this goroutine if nobody holds it.
 func (t *Task) TaskReady(*scsi.Task) { t.Conn.taskReady(t) }
+
+// Cork implements scsi.Corker.
+func (t *Task) Cork() scsi.Uncorker { return t.Conn.cork() }
 
 // Lease implements scsi.Owner.
 func (t *Task) Lease(_ *scsi.Task, n int) *mem.Lease { return t.Conn.lease(t, n) }

@@ -2,6 +2,8 @@ package scsi
 
 import "oneshot/backend"
 
+var _ backend.Corker = (*Task)(nil)
+
 // BatchOps lets the tasks of n submit store operations that start with Kick only. Who drives
 // the tasks promises to call it after each round of Start, Pulled and Resume, whatever they
 // have returned. It is called before the first task.
@@ -55,4 +57,12 @@ func (t *Task) submitOp() bool {
 	}
 	i.begin()
 	return false
+}
+
+// Cork is for the store; see backend.Corker.
+func (t *Task) Cork() backend.Uncorker {
+	if c, ok := t.Owner.(Corker); ok {
+		return c.Cork()
+	}
+	return nil
 }

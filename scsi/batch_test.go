@@ -113,3 +113,25 @@ func TestKickDoesNotAllocate(t *testing.T) {
 }
 
 func cdbRead(lba, blocks byte) []byte { return []byte{0x28, 0, 0, 0, 0, lba, 0, 0, blocks, 0} }
+
+// corkingOwner counts corks.
+type corkingOwner struct {
+	*fakeOwner
+	corks, uncorks int
+}
+
+func (o *corkingOwner) Cork() Uncorker { o.corks++; return o }
+func (o *corkingOwner) Uncork()        { o.uncorks++ }
+
+// A store's cork goes to the owner, if that wants it.
+func TestCork(t *testing.T) {
+	task := &Task{Owner: newFakeOwner()}
+	if u := task.Cork(); u != nil {
+		t.Errorf("an owner without corks has %v", u)
+	}
+	o := &corkingOwner{fakeOwner: newFakeOwner()}
+	task.Owner = o
+	if u := task.Cork(); u != o || o.corks != 1 {
+		t.Errorf("%v, %d corks", u, o.corks)
+	}
+}

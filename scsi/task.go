@@ -50,6 +50,16 @@ type Owner interface {
 	Lease(t *Task, n int) *mem.Lease
 }
 
+// Corker is an Owner that acts on several calls of TaskReady more cheaply than on each by
+// itself: those between Cork and Uncork, which come from one goroutine.
+type Corker interface {
+	Owner
+	Cork() Uncorker
+}
+
+// Uncorker ends what Corker.Cork has begun, with one call for each.
+type Uncorker = backend.Uncorker
+
 // Attr is a task attribute (SAM-5 §8.6).
 type Attr uint8
 

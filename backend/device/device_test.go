@@ -2,6 +2,7 @@ package device
 
 import (
 	"errors"
+	"flag"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -19,13 +20,8 @@ import (
 	"oneshot/backend/fdio"
 )
 
-// DevicesVariable names block devices, separated by commas, that the suite runs on besides
-// loop devices. They are overwritten.
-const DevicesVariable = "ONESHOT_TEST_DEVICES"
-
-func testDevices() []string {
-	return strings.FieldsFunc(os.Getenv(DevicesVariable), func(r rune) bool { return r == ',' })
-}
+// devices are what the suite runs on besides loop devices. They are overwritten.
+var devices = flag.String("devices", "", "block devices to overwrite, separated by commas")
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
@@ -84,12 +80,12 @@ func TestDevice(t *testing.T) {
 	t.Run("blocks of 4096", suite(Config{}, 4096))
 }
 
-// TestOthers runs the suite on the devices of DevicesVariable.
+// TestOthers runs the suite on the devices that the flag names; test/vm has some.
 func TestOthers(t *testing.T) {
-	for _, path := range testDevices() {
+	for path := range strings.FieldsFuncSeq(*devices, func(r rune) bool { return r == ',' }) {
 		for name, cfg := range variants {
 			cfg.Path = path
-			t.Run(path+" "+name, func(t *testing.T) {
+			t.Run(filepath.Base(path)+" "+name, func(t *testing.T) {
 				backendtest.Run(t, func(t *testing.T) backend.Store {
 					s := mustOpen(t, cfg)
 					for off := int64(0); off < s.Info().Size; off += 1 << 20 { // the suite wants a blank one

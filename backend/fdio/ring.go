@@ -208,9 +208,27 @@ func (r *ring) reap() {
 			return
 		}
 		r.vacate(cqes[:n], ops[:n])
-		for i, op := range ops[:n] {
-			r.settle(op, cqes[i].Res)
+		r.deliver(cqes[:n], ops[:n])
+	}
+}
+
+// deliver completes operations. Who asked for several of them hears of these together.
+func (r *ring) deliver(cqes []uring.CQE, ops []*backend.Op) {
+	var corked [maxReap]backend.Uncorker
+	n := 0
+	for _, op := range ops[:len(ops)-1] { // the last one needs no cork
+		if c, ok := op.Done.(backend.Corker); ok {
+			if u := c.Cork(); u != nil {
+				corked[n] = u
+				n++
+			}
 		}
+	}
+	for i, op := range ops {
+		r.settle(op, cqes[i].Res)
+	}
+	for _, u := range corked[:n] {
+		u.Uncork()
 	}
 }
 

@@ -191,6 +191,35 @@ func TestRingHelpers(t *testing.T) {
 	}
 }
 
+// corker is a Completer of several operations.
+type corker struct {
+	log []string
+}
+
+func (c *corker) OpDone(op *backend.Op)  { c.log = append(c.log, "done") }
+func (c *corker) Cork() backend.Uncorker { c.log = append(c.log, "cork"); return c }
+func (c *corker) Uncork()                { c.log = append(c.log, "uncork") }
+
+// What completes together is told together: a cork for all but the last, and each taken out
+// when all are told.
+func TestRingCorks(t *testing.T) {
+	s := mustOpen(t, Config{IO: Uring}, true)
+	defer mustClose(t, s)
+	c := &corker{}
+	var ops []*backend.Op
+	var cqes []uring.CQE
+	for range 3 {
+		op := read(0, 512)
+		op.Done = c
+		s.seq.Enter(op)
+		ops, cqes = append(ops, op), append(cqes, uring.CQE{Res: 512})
+	}
+	s.ring.deliver(cqes, ops)
+	if got := strings.Join(c.log, " "); got != "cork cork done done done uncork uncork" {
+		t.Error(got)
+	}
+}
+
 type completer func(*backend.Op)
 
 func (f completer) OpDone(op *backend.Op) { f(op) }
