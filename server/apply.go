@@ -233,6 +233,7 @@ func (c *change) commit() (mgmt.Reload, error) {
 	gone := c.Server.units.without(&c.units)
 	c.Server.units, c.Server.targets = c.units, c.targets
 	c.cfg, c.loaded = c.next, time.Now()
+	c.setPorts()
 	c.retire(gone)
 	return mgmt.Reload{Done: c.done, Pending: c.pending}, nil
 }

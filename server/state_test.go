@@ -138,3 +138,23 @@ func TestLUNOptions(t *testing.T) {
 		}
 	}
 }
+
+// Each portal group in which a target is reached is a target port, and a target port group.
+func TestPortalGroupsArePorts(t *testing.T) {
+	text := strings.Replace(one, "portals: [", "portals: [{transport: tcp, listen: \"127.0.0.1:0\", group: 3}, {transport: tcp, listen: \"127.0.0.1:0\", group: 2}, ", 1)
+	text = strings.Replace(text, "luns:", "portal_groups: [1, 3], luns:", 1)
+	s, err := New(parse(t, text), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := newInitiatorPort(t, s)
+	p.do(make([]byte, 6), nil) // takes the unit attention
+	status, data := p.do([]byte{0xa3, 0x0a, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0}, nil)
+	if status != scsi.Good || len(data) != 4+2*12 || data[4+3] != 1 || data[16+3] != 3 || data[24+3] != 3 {
+		t.Errorf("REPORT TARGET PORT GROUPS: %v, % x", status, data)
+	}
+	p.nexus.Close(func() {})
+	if err := s.Shutdown(context.Background()); err != nil {
+		t.Error(err)
+	}
+}

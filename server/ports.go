@@ -1,0 +1,29 @@
+package server
+
+import (
+	"slices"
+
+	"oneshot/config"
+)
+
+// setPorts tells the targets through which portal groups they are reached: each is a SCSI target
+// port. mu is held.
+func (s *Server) setPorts() {
+	for i := range s.cfg.Targets {
+		t := &s.cfg.Targets[i]
+		if tags := portGroups(s.cfg.Portals, t.Groups); len(tags) > 0 {
+			s.targets[t.Name].SetPorts(tags)
+		}
+	}
+}
+
+// portGroups lists the groups of the portals, or those of them in only.
+func portGroups(portals []config.Portal, only []uint16) (tags []uint16) {
+	for _, p := range portals {
+		if (only == nil || slices.Contains(only, p.Group)) && !slices.Contains(tags, p.Group) {
+			tags = append(tags, p.Group)
+		}
+	}
+	slices.Sort(tags)
+	return tags
+}
