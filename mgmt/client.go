@@ -64,7 +64,7 @@ func (c *Client) do(ctx context.Context, method, path string, into any) error {
 	if err != nil {
 		return c.unreachable(err)
 	}
-	defer resp.Body.Close()
+	defer func() { _ = resp.Body.Close() }()
 	body := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer))
 	switch {
 	case resp.StatusCode >= 300:

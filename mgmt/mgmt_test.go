@@ -213,7 +213,7 @@ func TestMetrics(t *testing.T) {
 	h := NewMetrics(f, false)
 	get := func(path string) (int, string) {
 		w := httptest.NewRecorder()
-		h.ServeHTTP(w, httptest.NewRequest("GET", path, nil))
+		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
 		body, _ := io.ReadAll(w.Body)
 		return w.Code, string(body)
 	}

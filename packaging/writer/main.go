@@ -113,10 +113,9 @@ func verify(lu *initiator.LU, i, n int) error {
 	if _, err := lu.ReadAt(b, offset(lu, i)); err != nil {
 		return err
 	}
-	for got := binary.BigEndian.Uint64(b); got != uint64(i); {
-		if got > uint64(i) && got < uint64(n) && offset(lu, int(got)) == offset(lu, i) {
-			return nil // written again since
-		}
+	got := binary.BigEndian.Uint64(b)
+	again := got > uint64(i) && got < uint64(n) && offset(lu, int(got)) == offset(lu, i)
+	if got != uint64(i) && !again {
 		return fmt.Errorf("%w: block %d holds %d", errDifferent, i, got)
 	}
 	return nil
