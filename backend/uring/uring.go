@@ -214,9 +214,20 @@ func (r *Ring) Close() error {
 func (r *Ring) Stop() error {
 	r.stopped.Store(true)
 	// The kernel takes a ring apart at leisure, and until then the file would count as open.
-	_, _, errno := unix.Syscall6(unix.SYS_IO_URING_REGISTER, r.fd, unregisterFiles, 0, 0, 0, 0)
-	if err := r.file.Close(); errno == 0 {
-		return err
+	err := r.unregister()
+	return errors.Join(err, r.file.Close())
+}
+
+// unregister waits until the kernel has let go of the file.
+func (r *Ring) unregister() error {
+	for {
+		_, _, errno := unix.Syscall6(unix.SYS_IO_URING_REGISTER, r.fd, unregisterFiles, 0, 0, 0, 0)
+		switch errno {
+		case 0:
+			return nil
+		case unix.EINTR: // the wait can be interrupted, at the latest in Linux 6.1
+		default:
+			return fmt.Errorf("io_uring: give the file free: %w", errno)
+		}
 	}
-	return errno
 }

@@ -105,7 +105,13 @@ func portalText(p config.Portal) string {
 }
 
 func storeSize(s *config.Store) string {
-	if s.Size == 0 {
+	switch {
+	case s.Size > 0:
+	case s.Type == config.StoreDevice:
+		return "size of the device"
+	case s.Type == config.StoreGOTGT:
+		return "size that the plugin says"
+	default:
 		return "size of the file"
 	}
 	return config.FormatSize(s.Size)
@@ -122,6 +128,20 @@ func storeDetails(s *config.Store) string {
 		if f.Direct {
 			words = append(words, "direct")
 		}
+		words = append(words, ioWords(f.IO)...)
+	}
+	if v := s.Device; v != nil {
+		words = append(words, v.Path, string(v.Cache))
+		if v.Direct {
+			words = append(words, "direct")
+		}
+		words = append(words, ioWords(v.IO)...)
+	}
+	if g := s.GOTGT; g != nil {
+		words = append(words, "plugin "+g.Plugin)
+		if g.Path != "" {
+			words = append(words, g.Path)
+		}
 	}
 	if s.ReadOnly {
 		words = append(words, "read-only")
@@ -130,6 +150,14 @@ func storeDetails(s *config.Store) string {
 		return "" // nor a tab, which would leave blanks at the end of the line
 	}
 	return "\t" + strings.Join(words, ", ")
+}
+
+// ioWords tells a way of I/O that was asked for.
+func ioWords(m config.IOMode) []string {
+	if m == config.IOAuto {
+		return nil
+	}
+	return []string{"io " + string(m)}
 }
 
 func writeTarget(w io.Writer, c *config.Config, t *config.Target) {
