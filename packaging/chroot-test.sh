@@ -83,6 +83,7 @@ stores: {disk: {type: file, path: /var/lib/oneshot/disk.img, size: 64MiB}}
 targets: [{iqn: "iqn.2026-11.example.oneshot:demo", luns: {0: disk}}]
 portals: [{listen: "127.0.0.1:$port"}]
 management: {socket: /run/oneshot/target.sock}
+state: /var/lib/oneshot/state
 YAML
 in_root target reload >/dev/null || fail "reload"
 "$go" build -o "$work/initiator" ./packaging/writer
@@ -110,7 +111,7 @@ ok "removed"
 
 in_root dpkg --purge oneshot >/dev/null
 [ ! -e "$root/etc/oneshot" ] || fail "the configuration is left after the purge"
-[ -e "$root/var/lib/oneshot/disk.img" ] || fail "the purge took the disk"
+[ "$(ls "$root/var/lib/oneshot")" = disk.img ] || fail "the purge took the disk, or left something else: $(ls "$root/var/lib/oneshot")"
 rm "$root/var/lib/oneshot/disk.img"
 left=$(find "$root/etc/systemd" "$root/lib/systemd" "$root/usr" "$root/var/lib/systemd" -name '*oneshot*' 2>/dev/null || true)
 [ -z "$left" ] || fail "left after the purge: $left"
