@@ -306,6 +306,47 @@ func TestApplyPortals(t *testing.T) {
 	}
 }
 
+// A session over RDMA outlives its portal, and the next one has the same transport.
+func TestApplyPortalsOfRDMA(t *testing.T) {
+	two := strings.Replace(before, `{listen: "127.0.0.1:0"}`, `{listen: "127.0.0.1:0"}, {transport: iwarp, listen: "127.0.0.1:0"}`, 1)
+	r := serve(t, two)
+	dial := func() *initiator.Session {
+		s, err := initiator.Dial(t.Context(), initiator.URL{
+			Transport: initiator.ISER, Address: r.Addrs()[1].String(), Target: iqn + "a", LUN: -1,
+		}, initiator.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.Close() })
+		return s
+	}
+	transport := func() (all []string) {
+		for _, s := range r.Sessions() {
+			all = append(all, s.Transport)
+		}
+		return all
+	}
+	s := dial()
+	if got := fmt.Sprint(transport()); got != "[iwarp]" {
+		t.Errorf("sessions by %s", got)
+	}
+	r.apply(before)
+	block := bytes.Repeat([]byte("x"), 64<<10)
+	disk := unit(t, s, 0)
+	if _, err := disk.WriteAt(block, 0); err != nil {
+		t.Errorf("after its portal was closed: %v", err)
+	}
+	if got := fmt.Sprint(transport()); got != "[rdma]" {
+		t.Errorf("sessions by %s", got)
+	}
+	r.apply(two)
+	_ = s.Close()
+	got := make([]byte, len(block))
+	if _, err := unit(t, dial(), 0).ReadAt(got, 0); err != nil || !bytes.Equal(got, block) {
+		t.Errorf("over the portal that came back: %v", err)
+	}
+}
+
 // What cannot be done leaves everything as it was, and says why in one line.
 func TestApplyFails(t *testing.T) {
 	r := serve(t, before)

@@ -2,6 +2,10 @@
 //
 //	target serve [--config FILE]     serve until SIGTERM or SIGINT
 //	target check --config FILE       validate, and show what would be served
+//	target reload                    have a daemon read its configuration again
+//	target status, target sessions   show what a daemon serves, to whom, and how fast
+//	target session drop ID           end a session
+//	target import FILE               turn another target's configuration into ours
 //	target version                   say what this is
 //
 // It exits with 0 when all went well, with 1 when the configuration or the
