@@ -164,9 +164,9 @@ func or(dst, src []byte) {
 
 // ---- WRITE ATOMIC ----
 
-// atomicWrites reports whether a power cut leaves all or nothing of a write. It does where the
-// bytes are in memory: there it leaves nothing of anything.
-func (lu *LogicalUnit) atomicWrites() bool { return lu.lender != nil }
+// atomicWrites reports whether a power cut leaves all or nothing of a write. It does with a
+// journal, and where the bytes are in memory: there it leaves nothing of anything.
+func (lu *LogicalUnit) atomicWrites() bool { return lu.lender != nil || lu.journal != nil }
 
 // writeAtomic16 is SBC-4 §5.48: other commands see all of the blocks changed, or none.
 func (t *Task) writeAtomic16() Next {
@@ -194,6 +194,9 @@ func (t *Task) writeAtomicLock() Next {
 }
 
 func (t *Task) writeAtomicStart() Next {
+	if t.lu.lender == nil {
+		return t.writeAtomicJournaled()
+	}
 	t.segs = t.lu.lender.Lend(t.segs[:0], t.off, t.n, true)
 	data := t.lease.Bytes()
 	for _, seg := range t.segs {

@@ -65,3 +65,8 @@ func (l *limitedLog) sanitizeFailed(lu *LogicalUnit, err error) {
 func (l *limitedLog) stateNotSaved(err error) {
 	l.logger.Error("the state of a sanitize operation cannot be saved; a restart of the target would not go on with it", "reason", err)
 }
+
+// journalFailed tells that a write which has failed may be done again at the next start.
+func (l *limitedLog) journalFailed(lu *LogicalUnit, err error) {
+	l.logger.Error("the journal cannot forget an atomic write that failed; a restart would do it again", "serial", lu.serial, "reason", err)
+}

@@ -38,6 +38,9 @@ type LUConfig struct {
 	// Reservations, if set, keeps persistent reservations over restarts (APTPL).
 	Reservations ReservationStore
 
+	// Journal, if set, makes WRITE ATOMIC possible on a store that does not lend its memory.
+	Journal Journal
+
 	Logger *slog.Logger // nil: slog.Default()
 }
 
@@ -91,6 +94,7 @@ type LogicalUnit struct {
 	alua         alua
 	sanitizer    sanitizer
 	rods         rods
+	journal      Journal // nil: there is none
 
 	// gate counts the tasks that make the order of others matter: ORDERED and HEAD OF QUEUE
 	// ones, and those that are dormant because of them. Zero lets SIMPLE tasks pass.
@@ -127,6 +131,10 @@ func NewLogicalUnit(cfg LUConfig) (*LogicalUnit, error) {
 	lu.reservations.lu = lu
 	unfinished, err := lu.reservations.load(cfg.Reservations)
 	if err != nil {
+		return nil, err
+	}
+	lu.journal = cfg.Journal
+	if err := lu.replay(); err != nil {
 		return nil, err
 	}
 	if unfinished != nil {

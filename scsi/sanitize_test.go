@@ -356,33 +356,3 @@ func FuzzOverwrite(f *testing.F) {
 		}
 	})
 }
-
-func TestWriteAtomic(t *testing.T) {
-	b := newBench(t, true, nil)
-	cdb := func(flags byte, lba uint64, boundary, blocks byte) []byte {
-		return []byte{0x9c, flags, 0, 0, 0, 0, 0, 0, byte(lba >> 8), byte(lba), 0, boundary, 0, blocks, 0, 0}
-	}
-	want := bytes.Clone(b.store.data)
-	data := pattern(3, 4*512)
-	copy(want[7*512:], data)
-	for name, c := range map[string]struct {
-		cdb  []byte
-		want int
-	}{
-		"four blocks":     {cdb(bitFUA|bitDPO, 7, 0, 4), 0},
-		"none":            {cdb(0, 0, 0, 0), 0},
-		"beyond the end":  {cdb(0, testBlocks-3, 0, 4), 0x52100},
-		"with a boundary": {cdb(0, 0, 1, 4), 0x52400},
-		"WRPROTECT":       {cdb(0x20, 0, 0, 4), 0x52400},
-	} {
-		if v := verdict(b.do(c.cdb, data, 0)); v != c.want {
-			t.Errorf("%s: %05x, want %05x", name, v, c.want)
-		}
-	}
-	if !bytes.Equal(b.store.data, want) {
-		t.Error("other bytes are on the medium")
-	}
-	if v := verdict(newBench(t, false, nil).do(cdb(0, 0, 0, 1), data, 0)); v != 0x52000 {
-		t.Errorf("on a store that a power cut can leave half written: %05x", v)
-	}
-}

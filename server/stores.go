@@ -62,13 +62,15 @@ func (u *units) unit(t *config.Target, l *config.LUN, s *openStore) (*scsi.Logic
 		return lu, nil
 	}
 	handle := s.share()
-	lu, err := scsi.NewLogicalUnit(scsi.LUConfig{
+	cfg := scsi.LUConfig{
 		Store: handle, BlockSize: l.BlockSize, ReadOnly: l.ReadOnly,
 		Vendor: l.Vendor, Product: l.Product, Serial: key.lun.Serial,
 		NAA:       scsi.LocalNAA(key.lun.Serial),
-		Removable: l.Removable, TPGS: tpgs[l.ALUA], Reservations: u.keeper(&key, l),
+		Removable: l.Removable, TPGS: tpgs[l.ALUA],
 		Logger: u.log.With("target", t.Name, "lun", l.Number, "store", l.Store),
-	})
+	}
+	u.keep(&cfg, &key, l)
+	lu, err := scsi.NewLogicalUnit(cfg)
 	if err != nil {
 		_ = handle.Close()
 		return nil, fmt.Errorf("%s: LUN %d cannot show store %q: %w", l.Pos, l.Number, l.Store, err)
@@ -84,20 +86,23 @@ var tpgs = map[config.ALUA]scsi.TPGS{
 	config.ALUABoth:     scsi.ALUAImplicit | scsi.ALUAExplicit,
 }
 
-// keeper returns where the reservations of a logical unit are kept, or nil. LUNs that show one
-// disk in different ways are logical units of their own with one name; the first of them has it.
-func (u *units) keeper(key *unitKey, l *config.LUN) scsi.ReservationStore {
+// keep has what a logical unit needs over restarts kept, if there is where. LUNs that show one disk
+// in different ways are logical units of their own with one name; the first of them has it.
+func (u *units) keep(cfg *scsi.LUConfig, key *unitKey, l *config.LUN) {
 	if u.state == nil {
-		return nil
+		return
 	}
 	for other := range u.made {
 		if other.lun.Serial == key.lun.Serial {
 			u.log.Warn("two LUNs show one disk in different ways: reservations of the second are not kept over restarts",
 				"serial", key.lun.Serial, "lun", l.Number, "line", l.Pos.Line)
-			return nil
+			return
 		}
 	}
-	return u.state.File(key.lun.Serial)
+	cfg.Reservations = u.state.File(key.lun.Serial)
+	if !l.ReadOnly {
+		cfg.Journal = u.state.Journal(key.lun.Serial)
+	}
 }
 
 // openStore opens the store that c describes.

@@ -24,6 +24,9 @@ type Dir struct {
 	fs   fileSystem
 	path string
 	lock closer
+
+	mu       sync.Mutex
+	journals map[string]*Journal // guarded by mu
 }
 
 type closer interface{ Close() error }

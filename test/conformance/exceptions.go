@@ -18,10 +18,6 @@ const (
 	// the operation survives aborts, resets and logouts is tested in package scsi.
 	overTooSoon = "the test wants an overwrite of 64 MiB to take longer than four seconds"
 
-	// SBC-4 §4.29: all or nothing, also when power fails. A file system promises that for a
-	// block at most.
-	notAtomic = "a file cannot be written all or nothing"
-
 	needsRemovable = "wants a removable medium; TestRemovable runs it against one"
 
 	// libiscsi 1.19, test_async_lu_reset_simple.c:157. LUN RESET is tested in test/wire.
@@ -92,25 +88,12 @@ var blocks4k = []exception{
 	{"ProutReserve.AccessWEAR", fail, writes512},
 }
 
-// files are those of a unit in a file.
-var files = []exception{
-	{"WriteAtomic16.Simple", skip, notAtomic},
-	{"WriteAtomic16.BeyondEol", skip, notAtomic},
-	{"WriteAtomic16.ZeroBlocks", skip, notAtomic},
-	{"WriteAtomic16.WriteProtect", skip, notAtomic},
-	{"WriteAtomic16.DpoFua", skip, notAtomic},
-	{"WriteAtomic16.VPD", skip, notAtomic},
-}
-
 // find returns the exception for a test on a kind of logical unit, or nil: the
 // test has to pass.
 func find(kind, test string) *exception {
 	lists := [][]exception{everywhere}
-	switch kind {
-	case "blocks4k":
+	if kind == "blocks4k" {
 		lists = [][]exception{blocks4k, everywhere}
-	case "file":
-		lists = [][]exception{files, everywhere}
 	}
 	for _, list := range lists {
 		for i := range list {

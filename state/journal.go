@@ -1,0 +1,107 @@
+package state
+
+import (
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io/fs"
+	"net/url"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+)
+
+// Journal keeps one write that is under way, with its bytes, so that it can be done again when
+// the process or the machine has stopped in the middle of it. Its file is one line and the bytes:
+//
+//	oneshot write 1 4096 512 9f3a77c1   ← version, offset, length, CRC32C
+//
+// and empty when nothing is under way. Its methods may be called from any goroutine; from Begin to
+// End others wait in Begin.
+type Journal struct {
+	dir  *Dir
+	path string
+
+	mu    sync.Mutex  // held from Begin to End
+	begun atomic.Bool // and it is
+	used  atomic.Bool // by this process, so that nothing is pending any more
+}
+
+const (
+	journalSuffix = ".journal"
+	journalHeader = "oneshot write 1 %d %d %08x\n"
+)
+
+// Journal returns the journal of that name; File says of what kind names are. It is the same one
+// each time: while a disk is being replaced by itself in another shape, both have it.
+func (d *Dir) Journal(name string) *Journal {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.journals == nil {
+		d.journals = make(map[string]*Journal)
+	}
+	j := d.journals[name]
+	if j == nil {
+		j = &Journal{dir: d, path: filepath.Join(d.path, url.PathEscape(name)+journalSuffix)}
+		d.journals[name] = j
+	}
+	return j
+}
+
+// Begin keeps that data are about to be written at off, durably. When it fails nothing is kept.
+func (j *Journal) Begin(off int64, data []byte) error {
+	j.mu.Lock()
+	line := fmt.Appendf(nil, journalHeader, off, len(data), crc32.Checksum(data, castagnoli))
+	err := j.dir.fs.WriteFile(j.path, append(line, data...))
+	if err == nil && !j.used.Load() {
+		err = j.dir.fs.SyncDir(j.dir.path)
+	}
+	if err != nil {
+		j.used.Store(false)
+		defer j.mu.Unlock()
+		return errors.Join(fmt.Errorf("the journal %s cannot be written: %w", j.path, err), ignoreMissing(j.dir.fs.Remove(j.path)))
+	}
+	j.used.Store(true)
+	j.begun.Store(true)
+	return nil
+}
+
+// End forgets the write, durably. It follows a Begin that has not failed, or Pending.
+func (j *Journal) End() error {
+	if j.begun.CompareAndSwap(true, false) {
+		defer j.mu.Unlock()
+	}
+	if err := j.dir.fs.WriteFile(j.path, nil); err != nil {
+		return fmt.Errorf("the journal %s cannot be emptied: %w", j.path, err)
+	}
+	return nil
+}
+
+// Pending returns what was begun and not ended by another process; nil if nothing was. End follows
+// when it has been done. A journal that is not whole was not begun: nobody has
+// written anything because of it.
+func (j *Journal) Pending() (off int64, data []byte, err error) {
+	if j.used.Load() {
+		return 0, nil, nil
+	}
+	text, err := j.dir.fs.ReadFile(j.path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return 0, nil, fmt.Errorf("the journal cannot be read: %w", err)
+	}
+	off, data = decodeJournal(text)
+	return off, data, nil
+}
+
+func decodeJournal(text []byte) (off int64, data []byte) {
+	line, rest, _ := strings.Cut(string(text), "\n")
+	var n int
+	var sum uint32
+	_, err := fmt.Sscanf(line+"\n", journalHeader, &off, &n, &sum)
+	switch {
+	case err != nil, n == 0, off < 0, line+"\n" != fmt.Sprintf(journalHeader, off, n, sum),
+		len(rest) != n, crc32.Checksum([]byte(rest), castagnoli) != sum:
+		return 0, nil
+	}
+	return off, []byte(rest)
+}
