@@ -10,6 +10,7 @@ import (
 
 	"oneshot/backend"
 	"oneshot/backend/backendtest"
+	"oneshot/backend/fdio"
 )
 
 func write(off, n int, v byte, flags backend.Flags) *backend.Op {
@@ -23,9 +24,10 @@ func read(off, n int) *backend.Op {
 // On a full disk writes fail as such, what was written before is there, and after a discard
 // there is room again.
 func TestFullDisk(t *testing.T) {
-	for _, cache := range []Cache{Writeback, Writethrough} {
+	for _, c := range []Config{{}, {Cache: Writethrough}, {IO: fdio.Uring}, {IO: fdio.Uring, Cache: Writethrough}} {
 		var log strings.Builder
-		s := mustOpen(t, Config{Path: filepath.Join(tmpfs(t, 1<<20), "disk.img"), Size: 4 << 20, Sparse: true, Cache: cache, Log: logTo(&log)})
+		c.Path, c.Size, c.Sparse, c.Log = filepath.Join(tmpfs(t, 1<<20), "disk.img"), 4<<20, true, logTo(&log)
+		s := mustOpen(t, c)
 		const piece = 64 << 10
 		good, full := 0, 0
 		for off := 0; off < 4<<20; off += piece {
