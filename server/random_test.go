@@ -57,8 +57,8 @@ func TestApplyAtRandom(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	r := serve(t, randomConfig(random))
 	stop, load := make(chan struct{}), new(sync.WaitGroup)
+	disk := unit(t, r.login("a"), 0)
 	load.Go(func() {
-		disk := unit(t, r.login("a"), 0)
 		want, got := make([]byte, 4096), make([]byte, 4096)
 		for n := byte(0); ; n++ {
 			select {
