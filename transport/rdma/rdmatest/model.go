@@ -40,20 +40,30 @@ type span struct{ off, n int }
 
 func (s span) overlaps(off, n int) bool { return off < s.off+s.n && s.off < off+n }
 
+const serverSide = "server's"
+
 // draw makes a program. Requests that depend on Reads before them have a fence, others
 // perhaps; so what happens is what the model does one after the other.
-func draw(t *rapid.T, from, to *end, l rdma.Limits, name string) *program {
+func draw(t *rapid.T, from, to *end, l rdma.Limits, d Defects, name string) *program {
 	p := &program{from: from, to: to}
 	p.mine = append(p.mine, from.mem.Bytes()...)
 	p.theirs = append(p.theirs, to.mem.Bytes()...)
 	var sources, sinks []span // of Reads that no fence has waited for
 	nextSink, unsignaled := sinkAt, 0
+	kinds := []rdma.Opcode{rdma.OpSend, rdma.OpWrite, rdma.OpRead}
+	if d.CrossedReads && name == serverSide {
+		kinds = kinds[:2]
+	}
 	n := rapid.IntRange(1, 40).Draw(t, name+" requests")
 	var batch []rdma.Work
 	for i := range n {
 		w := rdma.Work{ID: uint64(i), RemoteSTag: to.mem.STag()}
-		kind := rapid.SampledFrom([]rdma.Opcode{rdma.OpSend, rdma.OpWrite, rdma.OpRead}).Draw(t, "op")
-		size := rapid.IntRange(0, modelMost).Draw(t, "bytes")
+		kind := rapid.SampledFrom(kinds).Draw(t, "op")
+		least := 0
+		if kind == rdma.OpRead && d.EmptyReads {
+			least = 1
+		}
+		size := rapid.IntRange(least, modelMost).Draw(t, "bytes")
 		off := rapid.IntRange(sourceAt, nextSink-size).Draw(t, "from")
 		at := targetAt + rapid.IntRange(0, modelArea-size).Draw(t, "to")
 		if kind == rdma.OpRead && nextSink+size > targetAt {
@@ -159,7 +169,7 @@ func (p *program) finish(t *rapid.T) {
 		}
 	}
 	// A Read tells that the Writes before it are in place.
-	p.from.post(p.from.read(1, rdma.Signaled, sinkAt, 0, p.to, targetAt))
+	p.from.post(p.from.read(1, rdma.Signaled, modelLen, 1, p.to, targetAt))
 	p.from.sends.want(rdma.OpRead, 1)
 }
 
@@ -167,12 +177,12 @@ func (p *program) finish(t *rapid.T) {
 func testModel(t *testing.T, p Pair) {
 	l := p.Client.Limits()
 	rapid.Check(t, func(t *rapid.T) {
-		o := options{memory: modelLen, maxWork: modelWork, reads: rapid.IntRange(1, 4).Draw(t, "reads")}
+		o := options{memory: modelLen + 1, maxWork: modelWork, reads: rapid.IntRange(1, 4).Draw(t, "reads")}
 		client, server := connect(t, p, o)
 		fill(client.mem.Bytes(), 1)
 		fill(server.mem.Bytes(), 2)
-		there := draw(t, client, server, l, "client's")
-		back := draw(t, server, client, l, "server's")
+		there := draw(t, client, server, l, p.Defects, "client's")
+		back := draw(t, server, client, l, p.Defects, serverSide)
 		there.receives()
 		back.receives()
 		for more := true; more; {

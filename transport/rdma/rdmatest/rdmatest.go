@@ -26,9 +26,21 @@ type Pair struct {
 	// Listen is an address for Server to listen on, which Client can reach when the port is
 	// that of the listener, for example 127.0.0.1:0.
 	Listen string
-	// SilentRefusal: Server leaves a Read that its region does not allow without an answer and
-	// the connection as it is, against the standard: siw does.
+	// Defects are what the devices are known to do against the standards.
+	Defects Defects
+}
+
+// Defects of devices, of which the suite sees that they do no more harm than is known.
+type Defects struct {
+	// SilentRefusal: a Read that a region does not allow is left without an answer, and the
+	// connection as it is.
 	SilentRefusal bool
+	// EmptyReads: Reads of no bytes are refused by the provider, for the device loses count.
+	EmptyReads bool
+	// CrossedReads: when both ends read, fences and Reads beyond the depth may stall.
+	CrossedReads bool
+	// WindowRange: a window gives the whole of its region.
+	WindowRange bool
 }
 
 // Run runs the suite. Open is called once for each test; it registers with t.Cleanup what

@@ -33,7 +33,7 @@ type completionQueue struct {
 	poller  *poller
 	spin    time.Duration
 
-	mu      sync.Mutex            // taken after queuePair.mu, before receiveQueue.mu
+	mu      sync.Mutex            // taken before queuePair.mu and receiveQueue.mu
 	qps     map[uint32]*queuePair // by number
 	last    *queuePair            // found last
 	ring    []rdma.Completion     // a power of two
@@ -140,7 +140,7 @@ func (c *completionQueue) take(n C.int) {
 		if c.last == nil {
 			continue // its owner has closed it, and has been told
 		}
-		c.last.completed(wc, c.push)
+		c.last.completed(wc, c)
 	}
 }
 
@@ -256,12 +256,12 @@ func (c *completionQueue) add(q *queuePair) {
 }
 
 // flush ends what q, which the device does not know any more, has in the queue: what the device
-// has completed is taken, then rest gives what it has not.
-func (c *completionQueue) flush(q *queuePair, rest func(func(*rdma.Completion))) {
+// has completed is taken, then rest pushes what it has not.
+func (c *completionQueue) flush(q *queuePair, rest func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.harvest()
-	rest(c.push)
+	rest()
 	delete(c.qps, uint32(q.number))
 	if c.last == q {
 		c.last = nil

@@ -192,6 +192,7 @@ func (d *Device) measure() error {
 	}
 	d.siw = a.vendor_id == siwVendor
 	l.UnguardedInvalidate = d.siw
+	l.Windows = a.max_mw > 0 && a.device_cap_flags&(C.IBV_DEVICE_MEM_WINDOW_TYPE_2A|C.IBV_DEVICE_MEM_WINDOW_TYPE_2B) != 0
 	d.maxCQE = int(a.max_cqe)
 	return d.measureInline()
 }

@@ -37,7 +37,7 @@ func (q *queuePair) Disconnect() {
 	q.state = closing
 	tail := q.tail.Load()
 	if tail != q.head.Load() && q.sq[int(tail-1)&(len(q.sq)-1)].silent {
-		if err := q.mark(); err != nil {
+		if err := q.mark(0); err != nil {
 			q.mu.Unlock()
 			q.end(byError, err)
 			return
@@ -133,18 +133,19 @@ func (q *queuePair) retire() {
 	if own {
 		q.recv.stop()
 	}
+	q.unbind()
 	if err := errno(C.os_destroy_qp(q.qp)); err != nil {
 		q.dev.log.Error("destroy queue pair", "reason", err)
 	}
-	receives := func(push func(*rdma.Completion)) {
+	receives := func() {
 		if own {
-			q.recv.flush(push)
+			q.recv.flush(q.recvCQ)
 		}
 	}
-	q.sendCQ.flush(q, func(push func(*rdma.Completion)) {
-		q.flushSends(push)
+	q.sendCQ.flush(q, func() {
+		q.flushSends()
 		if q.sendCQ == q.recvCQ {
-			receives(push)
+			receives()
 		}
 	})
 	if q.sendCQ != q.recvCQ {
@@ -152,7 +153,7 @@ func (q *queuePair) retire() {
 	}
 }
 
-func (q *queuePair) flushSends(push func(*rdma.Completion)) {
+func (q *queuePair) flushSends() {
 	tail := q.tail.Load()
 	for pos := q.head.Load(); pos != tail; pos++ {
 		e := &q.sq[int(pos)&(len(q.sq)-1)]
@@ -164,7 +165,7 @@ func (q *queuePair) flushSends(push func(*rdma.Completion)) {
 			q.cut.Store(true)
 		}
 	}
-	q.advance(tail, push)
+	q.advance(tail, q.sendCQ)
 }
 
 // Close implements rdma.QueuePair.

@@ -171,20 +171,10 @@ func appendSGL(sges []C.struct_ibv_sge, l []rdma.SGE, d *domain, need rdma.Acces
 	return sges, n, ""
 }
 
-// placeholder appends an empty element for the list l, which names no memory, where a device
-// looks at the first in any case: siw does, of receives and of Reads.
-func (d *Device) placeholder(sges []C.struct_ibv_sge, l []rdma.SGE) []C.struct_ibv_sge {
-	if !d.siw {
-		return sges
+// placeholder appends an empty element for a receive without memory, where a device wants one.
+func (d *Device) placeholder(sges []C.struct_ibv_sge) []C.struct_ibv_sge {
+	if d.siw {
+		sges = append(sges, C.struct_ibv_sge{})
 	}
-	var e C.struct_ibv_sge
-	if len(l) > 0 {
-		e.addr, e.lkey = C.uint64_t(address(l[0].Bytes)), C.uint32_t(l[0].Region.(*region).lkey)
-	}
-	return append(sges, e)
-}
-
-// NewWindow implements rdma.Domain.
-func (d *domain) NewWindow() (rdma.Window, error) {
-	return nil, fmt.Errorf("%w: memory windows", rdma.ErrUnsupported)
+	return sges
 }

@@ -27,8 +27,8 @@ const (
 	unconnected // for good: Connect or Accept has failed
 )
 
-// markers is how many work requests of its own a queue pair may have posted.
-const markers = 1
+// markers is how many work requests of its own a queue pair may have posted beside MaxWork.
+const markers = 2
 
 // queuePair is a queue pair.
 type queuePair struct {
@@ -44,12 +44,14 @@ type queuePair struct {
 	number         C.uint32_t
 	n              counters
 
-	mu    sync.Mutex // taken before completionQueue.mu and receiveQueue.mu
+	mu    sync.Mutex // taken after completionQueue.mu, before receiveQueue.mu
 	state state      // guarded by mu
-	conn  *conn      // set once, before state is connected
-	sq    []sent     // a power of two; [head, tail) is posted
-	works [batch]C.struct_os_work
-	sges  [batchSGE]C.struct_ibv_sge
+	// windows that are bound here, by STag; guarded by mu
+	windows map[rdma.STag]*window
+	conn    *conn  // set once, before state is connected
+	sq      []sent // a power of two; [head, tail) is posted
+	works   [batch]C.struct_os_work
+	sges    [batchSGE]C.struct_ibv_sge
 
 	// head is written under sendCQ.mu, tail under mu.
 	head, tail atomic.Uint32
@@ -91,7 +93,7 @@ const (
 
 // NewQueuePair implements rdma.Device.
 func (d *Device) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
-	q := &queuePair{dev: d, cfg: c, maxSGE: c.MaxSGE, done: make(chan struct{})}
+	q := &queuePair{dev: d, cfg: c, maxSGE: c.MaxSGE, windows: make(map[rdma.STag]*window), done: make(chan struct{})}
 	if q.maxSGE == 0 {
 		q.maxSGE = d.limits.MaxSGE
 	}
@@ -200,13 +202,13 @@ func (q *queuePair) Counters() rdma.Counters {
 	return c
 }
 
-// completed takes what the device says of a work request or receive, and pushes what the owner
-// is to hear. The lock of the completion queue is held.
-func (q *queuePair) completed(wc *C.struct_os_wc, push func(*rdma.Completion)) {
+// completed takes what the device says of a work request or receive, and pushes to c what the owner
+// is to hear. The lock of c is held.
+func (q *queuePair) completed(wc *C.struct_os_wc, c *completionQueue) {
 	var out rdma.Completion
 	if wc.id&receiveBit != 0 {
 		q.received(wc, &out)
-		push(&out)
+		c.push(&out)
 		return
 	}
 	tail := q.tail.Load() // the element was written before it
@@ -222,7 +224,7 @@ func (q *queuePair) completed(wc *C.struct_os_wc, push func(*rdma.Completion)) {
 	if int32(pos-q.latest) > 0 {
 		q.latest = pos
 	}
-	q.advance(tail, push)
+	q.advance(tail, c)
 	if q.draining.Load() && q.head.Load() == tail {
 		q.endLater(byUs, nil)
 	}
@@ -230,7 +232,7 @@ func (q *queuePair) completed(wc *C.struct_os_wc, push func(*rdma.Completion)) {
 
 // advance ends what is done at the head of the send queue, in order: siw completes a Write before
 // a Read that was posted before it.
-func (q *queuePair) advance(tail uint32, push func(*rdma.Completion)) {
+func (q *queuePair) advance(tail uint32, c *completionQueue) {
 	for pos := q.head.Load(); pos != tail; pos++ {
 		e := &q.sq[int(pos)&(len(q.sq)-1)]
 		if !e.done && (e.told || int32(q.latest-pos) <= 0) {
@@ -248,7 +250,7 @@ func (q *queuePair) advance(tail uint32, push func(*rdma.Completion)) {
 		heard := !e.internal && (!e.silent || out.Status != rdma.StatusOK)
 		q.head.Store(pos + 1)
 		if heard {
-			push(&out)
+			c.push(&out)
 		}
 	}
 }
@@ -263,6 +265,11 @@ func (q *queuePair) received(wc *C.struct_os_wc, out *rdma.Completion) {
 	if wc.flags&C.IBV_WC_WITH_INV != 0 {
 		out.Flags, out.STag = rdma.Invalidated, rdma.STag(wc.rkey)
 		q.n.invalidations.Add(1)
+		q.mu.Lock()
+		if w := q.windows[out.STag]; w != nil {
+			w.going = true
+		}
+		q.mu.Unlock()
 	}
 	q.n.messagesIn.Add(1)
 	q.n.bytesIn.Add(uint64(out.Bytes))

@@ -99,7 +99,7 @@ func (r *receiveQueue) postBatch(rs []rdma.Receive, from int) (n int, err error)
 			break
 		}
 		if len(sges) == before {
-			sges = r.dev.placeholder(sges, rs[i].SGL)
+			sges = r.dev.placeholder(sges)
 		}
 		slot := r.free[len(r.free)-1-n]
 		r.slots[slot] = receive{id: rs[i].ID, number: r.next + uint64(n), posted: true}
@@ -172,14 +172,14 @@ func (r *receiveQueue) stop() {
 	r.mu.Unlock()
 }
 
-// flush ends all that is posted, in order.
-func (r *receiveQueue) flush(push func(*rdma.Completion)) {
+// flush ends all that is posted, in order. The lock of c is held.
+func (r *receiveQueue) flush(c *completionQueue) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	left := slices.DeleteFunc(slices.Clone(r.slots), func(s receive) bool { return !s.posted })
 	slices.SortFunc(left, func(a, b receive) int { return cmp.Compare(a.number, b.number) })
 	for _, s := range left {
-		push(&rdma.Completion{ID: s.id, Op: rdma.OpReceive, Status: rdma.StatusFlushed, QueuePair: r.qp})
+		c.push(&rdma.Completion{ID: s.id, Op: rdma.OpReceive, Status: rdma.StatusFlushed, QueuePair: r.qp})
 	}
 	clear(r.slots)
 }

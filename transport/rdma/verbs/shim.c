@@ -176,6 +176,10 @@ int os_poll(struct ibv_cq *cq, struct os_wc *out, int max)
 		out[i].opcode = wc[i].opcode;
 		out[i].bytes = wc[i].byte_len;
 		out[i].flags = wc[i].wc_flags;
+		// rxe tells the kernel's flags, of which this bit is the invalidation; elsewhere it is about
+		// checksums of datagrams.
+		if (wc[i].wc_flags & IBV_WC_IP_CSUM_OK && wc[i].status == IBV_WC_SUCCESS && wc[i].opcode == IBV_WC_RECV)
+			out[i].flags |= IBV_WC_WITH_INV;
 		out[i].rkey = wc[i].invalidated_rkey;
 		out[i].qpn = wc[i].qp_num;
 		out[i].vendor = wc[i].vendor_err;
@@ -218,6 +222,7 @@ int os_post_send(struct ibv_qp *qp, struct os_work *w, int n, struct ibv_sge *sg
 		r->num_sge = w[i].sges;
 		r->opcode = w[i].opcode;
 		r->send_flags = w[i].flags;
+		r->imm_data = 0; // the same field as invalidate_rkey
 		sge += w[i].sges;
 		switch (r->opcode) {
 		case IBV_WR_RDMA_WRITE:
@@ -245,6 +250,9 @@ int os_post_send(struct ibv_qp *qp, struct os_work *w, int n, struct ibv_sge *sg
 	}
 	int rc = code(ibv_post_send(qp, wr, &bad));
 	*done = rc == 0 ? n : bad ? (int)(bad - wr) : 0;
+	for (int i = 0; i < *done; i++)
+		if (wr[i].opcode == IBV_WR_BIND_MW)
+			w[i].mw->rkey = w[i].rkey; // rxe's library looks there for the old one
 	return rc;
 }
 

@@ -44,7 +44,11 @@ func open(t *testing.T) rdma.Device {
 func TestSuite(t *testing.T) {
 	rdmatest.Run(t, func(t *testing.T) rdmatest.Pair {
 		d := open(t)
-		return rdmatest.Pair{Client: d, Server: d, Listen: os.Getenv(envListen), SilentRefusal: strings.HasPrefix(d.Limits().Name, "siw")}
+		siw := strings.HasPrefix(d.Limits().Name, "siw")
+		return rdmatest.Pair{
+			Client: d, Server: d, Listen: os.Getenv(envListen),
+			Defects: rdmatest.Defects{SilentRefusal: siw, EmptyReads: siw, CrossedReads: siw, WindowRange: !siw},
+		}
 	})
 }
 

@@ -4,7 +4,8 @@
 //	verbs.go     Config, and which devices there are
 //	shim.c       small C functions: one crossing posts or polls a batch
 //	device.go    Device, its limits, counters and asynchronous events
-//	memory.go    protection domains, regions, windows
+//	memory.go    protection domains and regions
+//	window.go    memory windows
 //	complete.go  completion queues: the goroutine that serves one
 //	queuepair.go the queue pair
 //	work.go      Post

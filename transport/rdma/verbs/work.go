@@ -37,6 +37,10 @@ func (q *queuePair) Post(ws []rdma.Work) (n int, err error) {
 func (q *queuePair) postBatch(ws []rdma.Work, from int) (n int, err error) {
 	sges := q.sges[:0]
 	for i := from; i < len(ws) && n < batch && len(sges)+q.maxSGE <= batchSGE; i++ {
+		alone, e := q.before(&ws[i], n)
+		if err = e; err != nil || alone && n > 0 {
+			break
+		}
 		before := len(sges)
 		var what string
 		if sges, what, err = q.prepare(&q.works[n], &ws[i], sges); what != "" {
@@ -133,8 +137,21 @@ func (q *queuePair) prepare(w *C.struct_os_work, p *rdma.Work, sges []C.struct_i
 			return sges, what, nil
 		}
 		need = rdma.AccessLocalWrite
+	case rdma.OpBind:
+		if what, err = q.prepareBind(w, p); what != "" || err != nil {
+			return sges, what, err
+		}
+		q.enqueue(w, p, pos, 0)
+		return sges, "", nil
 	case rdma.OpLocalInvalidate:
-		return sges, "STag is neither of a window bound here nor of a region that may be invalidated", nil
+		win := q.windows[p.STag]
+		if win == nil || win.going {
+			return sges, "STag is neither of a window bound here nor of a region that may be invalidated", nil
+		}
+		win.going = true
+		w.opcode, w.rkey = C.IBV_WR_LOCAL_INV, C.uint32_t(p.STag)
+		q.enqueue(w, p, pos, 0)
+		return sges, "", nil
 	default:
 		return sges, "operation that cannot be posted", nil
 	}
@@ -145,11 +162,16 @@ func (q *queuePair) prepare(w *C.struct_os_work, p *rdma.Work, sges []C.struct_i
 	if n == 0 && p.Op != rdma.OpSend {
 		w.rkey, w.remote = 0, 0 // nothing is reached; devices look at them nevertheless
 	}
-	if n == 0 && p.Op == rdma.OpRead {
-		sges = q.dev.placeholder(sges, p.SGL)
+	if n == 0 && p.Op == rdma.OpRead && q.dev.siw {
+		return sges, "a Read of no bytes, after which siw takes answers for those of other Reads", nil
 	}
-	e := &q.sq[int(pos)&(len(q.sq)-1)]
-	*e = sent{id: p.ID, op: p.Op, silent: p.Flags&rdma.Signaled == 0}
+	q.enqueue(w, p, pos, n)
+	return sges, "", nil
+}
+
+// enqueue makes p the next element of the send queue, n bytes long.
+func (q *queuePair) enqueue(w *C.struct_os_work, p *rdma.Work, pos uint32, n int) {
+	e := sent{id: p.ID, op: p.Op, silent: p.Flags&rdma.Signaled == 0}
 	if p.Op == rdma.OpRead {
 		e.bytes = n
 		if q.dev.siw {
@@ -157,8 +179,8 @@ func (q *queuePair) prepare(w *C.struct_os_work, p *rdma.Work, sges []C.struct_i
 		}
 	}
 	e.told = w.flags&C.IBV_SEND_SIGNALED != 0
+	q.sq[int(pos)&(len(q.sq)-1)] = e
 	q.tail.Store(pos + 1)
-	return sges, "", nil
 }
 
 func sendFlags(f rdma.Flags) (v C.uint32_t) {
@@ -205,8 +227,8 @@ func (q *queuePair) prepareRead(w *C.struct_os_work, p *rdma.Work) (what string)
 		return "too many elements in its list"
 	}
 	w.opcode = C.IBV_WR_RDMA_READ
-	if q.dev.iwarp {
-		w.flags &^= C.IBV_SEND_FENCE // Reads are answered in order (RFC 5040 §5.5); siw wants none
+	if q.dev.siw {
+		w.flags &^= C.IBV_SEND_FENCE // see before
 	}
 	return ""
 }
@@ -243,12 +265,27 @@ func (q *queuePair) gather(w *C.struct_os_work, p *rdma.Work, pos uint32, sges [
 	return sges, n, ""
 }
 
+// before does what has to come before p is posted as the n-th of a batch. True: p has to be the
+// first, because the device has to know of what a window was before, or because siw takes no Read
+// with a fence: then a request with one, of which nobody sees anything, stands before it.
+func (q *queuePair) before(p *rdma.Work, n int) (alone bool, err error) {
+	switch {
+	case p.Op == rdma.OpBind:
+		return true, nil
+	case p.Op != rdma.OpRead || p.Flags&rdma.Fence == 0 || !q.dev.siw:
+		return false, nil
+	case n == 0 && q.state == connected && q.tail.Load()-q.head.Load() < uint32(q.cfg.MaxWork):
+		err = q.mark(C.IBV_SEND_FENCE)
+	}
+	return true, err
+}
+
 // mark posts a zero-length RDMA Write, which the peer does not see, whose completion stands for
 // all before it. q.mu is held.
-func (q *queuePair) mark() error {
+func (q *queuePair) mark(flags C.uint32_t) error {
 	pos := q.tail.Load()
 	q.sq[int(pos)&(len(q.sq)-1)] = sent{op: rdma.OpWrite, internal: true, told: true}
-	q.works[0] = C.struct_os_work{id: C.uint64_t(pos), opcode: C.IBV_WR_RDMA_WRITE, flags: C.IBV_SEND_SIGNALED}
+	q.works[0] = C.struct_os_work{id: C.uint64_t(pos), opcode: C.IBV_WR_RDMA_WRITE, flags: C.IBV_SEND_SIGNALED | flags}
 	q.tail.Store(pos + 1)
 	_, err := q.doorbell(1)
 	return err
