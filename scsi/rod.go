@@ -95,6 +95,13 @@ func (lu *LogicalUnit) touch(off, n int64) {
 	}
 }
 
+// endTokens is touch for the range of a command that writes to it.
+func (t *Task) endTokens() {
+	if t.cmd.Flags&writesMedium != 0 {
+		t.lu.rods.touch(t.off, t.n)
+	}
+}
+
 func (rs *rods) touch(off, n int64) {
 	rs.revoke(func(r *rodToken) bool {
 		return slices.ContainsFunc(r.ranges, func(x blockRange) bool { return off < x.off+x.n && x.off < off+n })

@@ -61,8 +61,8 @@ func (t *Task) setRange(lba, blocks uint64, most int64) (Sense, bool) {
 		return invalidField(t.lengthField()), false
 	}
 	t.lba, t.off, t.n = lba, int64(lba)<<lu.blockShift, int64(blocks)<<lu.blockShift
-	if t.cmd.Flags&writesMedium != 0 {
-		lu.touch(t.off, t.n)
+	if lu.rods.count.Load() != 0 {
+		t.endTokens()
 	}
 	return Sense{}, true
 }
