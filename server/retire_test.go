@@ -1,0 +1,90 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"oneshot/backend"
+	"oneshot/backend/faulty"
+	"oneshot/config"
+)
+
+// closeNote notes when a store is closed.
+type closeNote struct {
+	backend.Store
+	closed atomic.Bool
+}
+
+func (c *closeNote) Close() error {
+	c.closed.Store(true)
+	return c.Store.Close()
+}
+
+// A LUN whose store hangs can be taken away. Commands in it end when the store comes back, and
+// only then is it closed; everything else, reloads included, works meanwhile.
+func TestApplyTakesAwayWhatHangs(t *testing.T) {
+	stores := misbehave(t)
+	notes, inner := make(map[string]*closeNote), opener
+	opener = func(c *config.Store, changed func(), log *slog.Logger) (backend.Store, error) {
+		store, err := inner(c, changed, log)
+		notes[c.Name] = &closeNote{Store: store}
+		return notes[c.Name], err
+	}
+	r := serve(t, withBadStore)
+	s := r.login("a")
+	attentions(t, s, 1)
+	gate := stores("bad").Hold(faulty.Match{})
+	hanging := start(s, 1, 4)
+	gate.Await(8)
+
+	without := strings.Replace(strings.Replace(withBadStore, ", 1: bad", "", 1), "  bad: {type: memory, size: 8MiB}\n", "", 1)
+	r.apply(without)
+	attentions(t, s, 0)
+	works(t, s, 0)
+	r.apply(strings.Replace(without, "0: good", "0: good, 7: {store: good, readonly: true}", 1))
+	attentions(t, s, 0)
+	works(t, s, 0)
+	if notes["bad"].closed.Load() {
+		t.Fatal("the store is closed under its commands")
+	}
+	gate.Release()
+	if got := hanging.outcome(); got != "00000:8" {
+		t.Errorf("commands that hung: %s", got)
+	}
+	for !notes["bad"].closed.Load() { // the next look at it is some milliseconds away
+		works(t, s, 0)
+	}
+}
+
+// What hangs and was taken away does not keep the target from stopping.
+func TestStopWithWhatHangsTakenAway(t *testing.T) {
+	stores := misbehave(t)
+	s, err := New(parse(t, withBadStore), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &running{Server: s, t: t, dir: t.TempDir()}
+	served := make(chan error, 1)
+	go func() { served <- s.Serve() }()
+	session := r.login("a")
+	attentions(t, session, 1)
+	gate := stores("bad").Hold(faulty.Match{})
+	start(session, 1, 1)
+	gate.Await(2)
+	r.apply(strings.Replace(withBadStore, ", 1: bad", "", 1))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if err := s.Shutdown(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Shutdown: %v", err)
+	}
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+	gate.Release()
+	s.wg.Wait()
+}
