@@ -142,7 +142,7 @@ func (t *Task) copyNext() Next {
 	c := t.copying
 	for c.at < len(c.steps) && c.done == c.steps[c.at].n {
 		c.at, c.done = c.at+1, 0
-		c.result.segments++
+		c.result.segments.Add(1)
 	}
 	if c.at == len(c.steps) {
 		return t.copyEnd(Sense{})

@@ -20,7 +20,7 @@ type listID struct {
 type copyResult struct {
 	listID
 	action   byte // service action of the command
-	segments uint16
+	segments atomic.Uint32
 	shift    uint // block size of the logical unit, as a power of two
 	bytes    atomic.Int64
 
@@ -111,7 +111,7 @@ func (t *Task) receiveCopyStatus() Next {
 	default:
 		data[4] = failed
 	}
-	binary.BigEndian.PutUint16(data[5:], r.segments)
+	binary.BigEndian.PutUint16(data[5:], uint16(r.segments.Load()))
 	bytes := r.bytes.Load()
 	if bytes>>32 != 0 {
 		data[7], bytes = 1, bytes>>10 // units of 1 KiB
@@ -181,7 +181,7 @@ func (r *copyResult) report(withToken bool) []byte {
 	}
 	data[15] = inBlocks
 	binary.BigEndian.PutUint64(data[16:], uint64(r.bytes.Load()>>r.shift))
-	binary.BigEndian.PutUint16(data[24:], r.segments)
+	binary.BigEndian.PutUint16(data[24:], uint16(r.segments.Load()))
 	if withToken {
 		if over && r.token != nil {
 			data = binary.BigEndian.AppendUint32(data, uint32(2+len(r.token)))
