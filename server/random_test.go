@@ -2,6 +2,7 @@ package server
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -94,7 +95,7 @@ func TestApplyAtRandom(t *testing.T) {
 func retryAttention(f func() error) error {
 	for {
 		err := f()
-		if failed, ok := err.(*initiator.StatusError); !ok || failed.Key != 6 {
+		if failed, ok := errors.AsType[*initiator.StatusError](err); !ok || failed.Key != 6 {
 			return err
 		}
 	}
