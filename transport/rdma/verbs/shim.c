@@ -237,9 +237,9 @@ int os_post_send(struct ibv_qp *qp, struct os_work *w, int n, struct ibv_sge *sg
 			r->wr.rdma.remote_addr = 0;
 			break;
 		case IBV_WR_BIND_MW:
-			r->bind_mw.mw = w[i].mw;
+			r->bind_mw.mw = (struct ibv_mw *)w[i].mw;
 			r->bind_mw.rkey = w[i].rkey;
-			r->bind_mw.bind_info.mr = w[i].mr;
+			r->bind_mw.bind_info.mr = (struct ibv_mr *)w[i].mr;
 			r->bind_mw.bind_info.addr = w[i].remote;
 			r->bind_mw.bind_info.length = w[i].length;
 			r->bind_mw.bind_info.mw_access_flags = w[i].access;
@@ -252,7 +252,7 @@ int os_post_send(struct ibv_qp *qp, struct os_work *w, int n, struct ibv_sge *sg
 	*done = rc == 0 ? n : bad ? (int)(bad - wr) : 0;
 	for (int i = 0; i < *done; i++)
 		if (wr[i].opcode == IBV_WR_BIND_MW)
-			w[i].mw->rkey = w[i].rkey; // rxe's library looks there for the old one
+			((struct ibv_mw *)w[i].mw)->rkey = w[i].rkey; // rxe's library looks there for the old one
 	return rc;
 }
 

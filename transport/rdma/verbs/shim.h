@@ -70,8 +70,8 @@ struct os_work {
 	uint64_t id;
 	uint64_t remote; // RDMA: address; bind: address
 	uint64_t length; // bind
-	struct ibv_mw *mw; // bind
-	struct ibv_mr *mr; // bind
+	uintptr_t mw;    // bind: a struct ibv_mw *, as mr is one; cgo would check pointers each time
+	uintptr_t mr;
 	uint32_t rkey;   // RDMA; to invalidate; bind: the new one
 	uint32_t opcode;
 	uint32_t flags;

@@ -8,6 +8,7 @@ import "C"
 import (
 	"fmt"
 	"sync"
+	"unsafe"
 
 	"oneshot/transport/rdma"
 )
@@ -103,7 +104,8 @@ func (q *queuePair) prepareBind(w *C.struct_os_work, p *rdma.Work) (what string,
 	win.qp, win.going = q, false
 	q.windows[win.tag] = win
 	p.STag = win.tag
-	w.opcode, w.mw, w.mr = C.IBV_WR_BIND_MW, win.mw, p.SGL[0].Region.(*region).mr
+	w.opcode = C.IBV_WR_BIND_MW
+	w.mw, w.mr = C.uintptr_t(uintptr(unsafe.Pointer(win.mw))), C.uintptr_t(uintptr(unsafe.Pointer(p.SGL[0].Region.(*region).mr)))
 	w.remote, w.length, w.rkey, w.access = sges[0].addr, C.uint64_t(n), C.uint32_t(win.tag), C.uint32_t(flags(p.Access&^rdma.AccessLocalWrite))
 	return "", nil
 }
