@@ -18,7 +18,7 @@ TEST_PACKAGES  = gcc libc6-dev libiscsi-bin tshark qemu-utils qemu-block-extra q
 DOWNLOADED     = linux-image-amd64
 BENCH_PACKAGES = gcc libc6-dev libiscsi-dev tgt istgt util-linux
 
-.PHONY: help run build deb test test-deb check lint fuzz bench bench-rdma deps deps-bench clean
+.PHONY: appliance help run build deb test test-deb check lint fuzz bench bench-rdma deps deps-bench clean
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ fuzz: ## run every fuzz target for FUZZTIME (30s)
 
 bench: deps-bench build ## measure the target beside tgt, istgt and gotgt
 	$(GO) run ./bench
+
+appliance: deps ## build bin/appliance: a machine that is nothing but a target
+	$(GO) run ./appliance/build
 
 bench-rdma: deps-bench build ## measure the flows of RDMA side by side
 	$(GO) run ./bench/rdma

@@ -76,9 +76,10 @@ var rules = []rule{
 
 	// Tests that talk to the daemon from outside, and measurements.
 	{pkg: "test/targettest"},
-	{pkg: "test/**", may: []string{"test/**", "configs"}},
+	{pkg: "test/**", may: []string{"test/**", "configs", "internal/debian"}},
 	{pkg: "packaging/*", may: []string{"initiator"}},
 	{pkg: "bench"},
+	{pkg: "appliance/**", may: []string{"internal/debian"}},
 	{pkg: "bench/**", may: []string{"bench"}},
 }
 

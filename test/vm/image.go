@@ -8,10 +8,11 @@ import (
 	"encoding/hex"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"oneshot/internal/debian"
 )
 
 // modules that the guest loads, with what they need.
@@ -39,64 +40,15 @@ type image struct{ kernel, initramfs string }
 
 // buildImage makes the image in dir, or finds it there.
 func buildImage(dir string) (*image, error) {
-	deb, err := fetchKernel(dir)
+	k, err := debian.Fetch(dir)
 	if err != nil {
 		return nil, err
 	}
-	root := strings.TrimSuffix(deb, ".deb")
-	if _, err := os.Stat(root); err != nil {
-		if err := unpack(deb, root); err != nil {
-			return nil, err
-		}
-	}
-	kernels, _ := filepath.Glob(filepath.Join(root, "boot/vmlinuz-*"))
-	if len(kernels) != 1 {
-		return nil, fmt.Errorf("%s holds %d kernels", deb, len(kernels))
-	}
-	version := strings.TrimPrefix(filepath.Base(kernels[0]), "vmlinuz-")
-	modules := filepath.Join(root, "lib/modules", version)
-	if err := buildSiw(dir, modules); err != nil {
+	if err := buildSiw(dir, k.Modules); err != nil {
 		return nil, err
 	}
-	img := &image{kernel: kernels[0], initramfs: filepath.Join(dir, "initramfs.cpio")}
-	return img, buildInitramfs(img.initramfs, modules)
-}
-
-// fetchKernel downloads the package with Debian's kernel, which is unpacked, not installed.
-func fetchKernel(dir string) (string, error) {
-	if debs, _ := filepath.Glob(filepath.Join(dir, "linux-image-*.deb")); len(debs) == 1 {
-		return debs[0], nil
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", err
-	}
-	out, err := run(dir, "apt-cache", "depends", "linux-image-amd64")
-	if err != nil {
-		return "", err
-	}
-	_, name, found := strings.Cut(out, "Depends: ")
-	if !found {
-		return "", fmt.Errorf("linux-image-amd64 depends on nothing; is apt-get update needed?\n%s", out)
-	}
-	if _, err := run(dir, "apt-get", "-q", "download", strings.Fields(name)[0]); err != nil {
-		return "", err
-	}
-	debs, _ := filepath.Glob(filepath.Join(dir, "linux-image-*.deb"))
-	if len(debs) != 1 {
-		return "", fmt.Errorf("apt-get download left %d packages in %s", len(debs), dir)
-	}
-	return debs[0], nil
-}
-
-func unpack(deb, root string) error {
-	tmp := root + ".tmp"
-	if err := os.RemoveAll(tmp); err != nil {
-		return err
-	}
-	if _, err := run(".", "dpkg-deb", "-x", deb, tmp); err != nil {
-		return err
-	}
-	return os.Rename(tmp, root)
+	img := &image{kernel: k.Image, initramfs: filepath.Join(dir, "initramfs.cpio")}
+	return img, buildInitramfs(img.initramfs, k.Modules)
 }
 
 // buildInitramfs has u-root's builder put together our guest, a few commands of u-root's,
@@ -197,15 +149,7 @@ func moduleName(file string) string {
 	return strings.ReplaceAll(name, "-", "_")
 }
 
-func run(dir, name string, args ...string) (string, error) {
-	cmd := exec.Command(name, args...)
-	cmd.Dir = dir
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, out)
-	}
-	return string(out), nil
-}
+func run(dir, name string, args ...string) (string, error) { return debian.Run(dir, name, args...) }
 
 // cacheDir is where downloads and images are kept from run to run.
 func cacheDir() (string, error) {

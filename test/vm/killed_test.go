@@ -73,8 +73,15 @@ func sessions(t *testing.T, client *mgmt.Client) int {
 
 // otherGuest has f talk to another machine than the one that the tests share.
 func otherGuest(m *machine, f func() *command) *command {
-	shared, initiatorStarted, siwStarted := guest, startInitiator, startSiw
-	defer func() { guest, startInitiator, startSiw = shared, initiatorStarted, siwStarted }()
-	guest, startInitiator, startSiw = m, once{}, siwOnce{}
-	return f()
+	var c *command
+	onOther(m, func() { c = f() })
+	return c
+}
+
+// onOther runs f with another machine in the place of the shared one.
+func onOther(m *machine, f func()) {
+	shared, initiatorStarted, siwStarted, rxeStarted := guest, startInitiator, startSiw, startRXE
+	defer func() { guest, startInitiator, startSiw, startRXE = shared, initiatorStarted, siwStarted, rxeStarted }()
+	guest, startInitiator, startSiw, startRXE = m, once{}, siwOnce{}, rxeOnce{}
+	f()
 }

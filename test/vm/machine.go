@@ -44,19 +44,20 @@ type command struct {
 	exit  int
 }
 
-// boot starts a guest and waits until it takes commands.
-func boot(img *image, dir string) (*machine, error) {
+// boot starts a guest with more of qemu's arguments, and waits until it takes commands.
+func boot(img *image, dir string, more ...string) (*machine, error) {
 	m := &machine{exited: make(chan struct{}), console: filepath.Join(dir, "console"), running: make(map[int]*command)}
 	socket := filepath.Join(dir, "agent")
-	m.qemu = exec.Command("qemu-system-x86_64",
+	m.qemu = exec.Command("qemu-system-x86_64", append([]string{
 		"-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "1024",
 		"-nodefaults", "-display", "none", "-no-reboot",
 		"-kernel", img.kernel, "-initrd", img.initramfs,
 		"-append", "console=ttyS0 mitigations=off tsc=reliable nowatchdog quiet net.ifnames=0 panic=-1",
-		"-serial", "file:"+m.console,
+		"-serial", "file:" + m.console,
 		"-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net",
-		"-device", "virtio-serial-pci", "-chardev", "socket,id=agent,server=on,wait=off,path="+socket,
-		"-device", "virtserialport,chardev=agent,name=agent")
+		"-device", "virtio-serial-pci", "-chardev", "socket,id=agent,server=on,wait=off,path=" + socket,
+		"-device", "virtserialport,chardev=agent,name=agent",
+	}, more...)...)
 	m.qemu.Stderr = os.Stderr
 	// The machine must not outlive a test process that is killed or panics.
 	m.qemu.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

@@ -1,0 +1,208 @@
+// Command build makes the appliance: an initramfs that boots straight into `target serve`, and
+// beside it the kernel that it is for, Debian's.
+//
+//	make appliance                  or: go run ./appliance/build [-out DIR]
+//
+//	qemu-system-x86_64 -m 1024 -kernel bin/appliance/vmlinuz -initrd bin/appliance/initramfs.gz \
+//	    -append "console=ttyS0 oneshot.ip=dhcp" -nographic -netdev user,id=n,hostfwd=tcp:127.0.0.1:3260-:3260 -device virtio-net-pci,netdev=n
+package main
+
+import (
+	"compress/gzip"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"oneshot/internal/debian"
+)
+
+func main() {
+	log.SetFlags(0)
+	out := flag.String("out", "bin/appliance", "`directory` of the kernel and the initramfs")
+	cache := flag.String("cache", "", "`directory` where the kernel's package is kept; default: the one of -out")
+	flag.Parse()
+	if *cache == "" {
+		*cache = *out
+	}
+	if err := build(*out, *cache); err != nil {
+		log.Fatal("appliance: ", err)
+	}
+}
+
+// modules are drivers for machines, virtual and real: networks, RDMA, disks, and what those need.
+var modules = []string{
+	"virtio_pci", "virtio_net", "virtio_blk", "virtio_scsi", "e1000", "e1000e", "igb", "igc", "ixgbe", "i40e", "ice", "r8169", "tg3", "bnxt_en", "vmxnet3",
+	"mlx4_en", "mlx5_core", "rdma_rxe", "ib_uverbs", "rdma_ucm", "mlx4_ib", "mlx5_ib", "irdma", "iw_cxgb4", "qedr",
+	"ahci", "nvme", "sd_mod", "megaraid_sas", "mpt3sas",
+	"crc32_generic", "crc32c_generic", "crc32c_intel", "ext4", "xfs", "vfat", "nls_ascii", "nls_cp437", "evdev", "button",
+}
+
+// commands of u-root's, for who sits at the console, and for us.
+var commands = []string{"dhclient", "ip", "dmesg", "ls", "cat"}
+
+func build(out, cache string) error {
+	k, err := debian.Fetch(cache)
+	if err != nil {
+		return err
+	}
+	stage, err := os.MkdirTemp("", "appliance")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(stage)
+	if err := os.MkdirAll(out, 0o755); err != nil {
+		return err
+	}
+	tree := filepath.Join(stage, "lib/modules", k.Version)
+	if err := stageModules(tree, k.Modules); err != nil {
+		return err
+	}
+	if _, err := debian.Run(".", "depmod", "-b", stage, k.Version); err != nil {
+		return err
+	}
+	if err := programs(stage); err != nil {
+		return err
+	}
+	cpio := filepath.Join(stage, "initramfs.cpio")
+	if err := pack(cpio, stage, tree, k.Version); err != nil {
+		return err
+	}
+	initramfs := filepath.Join(out, "initramfs.gz")
+	if err := errors.Join(compress(initramfs, cpio), copyFile(filepath.Join(out, "vmlinuz"), k.Image)); err != nil {
+		return err
+	}
+	i, err := os.Stat(initramfs)
+	if err != nil {
+		return err
+	}
+	log.Printf("%s: %d MiB, for %s", initramfs, i.Size()>>20, filepath.Join(out, "vmlinuz"))
+	return nil
+}
+
+// programs builds what runs in the appliance.
+func programs(stage string) error {
+	if _, err := debian.Run(".", "pkg-config", "--exists", "libibverbs", "librdmacm"); err != nil {
+		return fmt.Errorf("the appliance speaks RDMA through rdma-core, whose headers are not there: apt-get install libibverbs-dev librdmacm-dev ibverbs-providers pkg-config (%w)", err)
+	}
+	for name, args := range map[string][]string{
+		"target": {"-tags", "verbs", "oneshot/cmd/target"},
+		"init":   {"oneshot/appliance/init"},
+	} {
+		args = append([]string{"build", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Join(stage, name)}, args...)
+		if _, err := debian.Run(".", "go", args...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// libraries that are loaded by name: rdma-core, by the target, and what libc needs to end threads.
+var libraries = []string{
+	"/usr/lib/x86_64-linux-gnu/librdmacm.so.1", "/usr/lib/x86_64-linux-gnu/libibverbs.so.1", "/lib/x86_64-linux-gnu/libgcc_s.so.1",
+}
+
+// pack has u-root's builder put everything together; it adds the libraries that programs need.
+func pack(cpio, stage, tree, version string) error {
+	args := []string{
+		"tool", "u-root", "-o", cpio, "-defaultsh=", "-initcmd=/bin/init",
+		"-files", filepath.Join(stage, "init") + ":bin/init", "-files", filepath.Join(stage, "target") + ":bin/target",
+		"-files", tree + ":lib/modules/" + version,
+	}
+	// Drivers of RDMA devices, which libibverbs loads by name.
+	drivers, _ := filepath.Glob("/usr/lib/x86_64-linux-gnu/libibverbs/*.so")
+	names, _ := filepath.Glob("/etc/libibverbs.d/*.driver")
+	for _, f := range slices.Concat(drivers, names, libraries) {
+		real, err := filepath.EvalSymlinks(f)
+		if err != nil {
+			return fmt.Errorf("the appliance needs %w; run make deps", err)
+		}
+		args = append(args, "-files", real+":"+f[1:])
+	}
+	for _, c := range commands {
+		args = append(args, "github.com/u-root/u-root/cmds/core/"+c)
+	}
+	_, err := debian.Run(".", "go", args...)
+	return err
+}
+
+// stageModules copies modules, and what they need, from the kernel's directory.
+func stageModules(to, from string) error {
+	if _, err := debian.Run(".", "depmod", "-b", filepath.Dir(filepath.Dir(filepath.Dir(from))), filepath.Base(from)); err != nil {
+		return err
+	}
+	needs, err := dependencies(filepath.Join(from, "modules.dep"))
+	if err != nil {
+		return err
+	}
+	builtin, err := os.ReadFile(filepath.Join(from, "modules.builtin"))
+	if err != nil {
+		return err
+	}
+	for _, m := range modules {
+		files, ok := needs[m]
+		if !ok && !strings.Contains(strings.ReplaceAll(string(builtin), "-", "_"), "/"+m+".ko") {
+			return fmt.Errorf("the kernel has no module %s", m)
+		}
+		for _, f := range files {
+			if err := copyFile(filepath.Join(to, f), filepath.Join(from, f)); err != nil {
+				return err
+			}
+		}
+	}
+	for _, f := range []string{"modules.order", "modules.builtin", "modules.builtin.modinfo"} {
+		if err := copyFile(filepath.Join(to, f), filepath.Join(from, f)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// dependencies reads modules.dep: for each module, its file and those of what it needs.
+func dependencies(path string) (map[string][]string, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	needs := make(map[string][]string)
+	for line := range strings.Lines(string(b)) {
+		file, list, _ := strings.Cut(line, ":")
+		name, _, _ := strings.Cut(filepath.Base(file), ".")
+		needs[strings.ReplaceAll(name, "-", "_")] = append([]string{file}, strings.Fields(list)...)
+	}
+	return needs, nil
+}
+
+func copyFile(to, from string) error {
+	b, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(to, b, 0o644)
+}
+
+func compress(to, from string) (err error) {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	f, err := os.Create(to)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	z := gzip.NewWriter(f)
+	if _, err := io.Copy(z, in); err != nil {
+		return err
+	}
+	return z.Close()
+}

@@ -1,0 +1,141 @@
+// Command init is the first process of the appliance, a machine whose only purpose is
+// `target serve`: it loads drivers for the hardware that is there, sets up the network and
+// soft-RoCE, finds the configuration, and keeps the target running.
+//
+// The kernel's command line may say
+//
+//	oneshot.ip=dhcp                    or ADDRESS/LENGTH[,GATEWAY]; default dhcp
+//	oneshot.nic=eth0                   default: the first network interface
+//	oneshot.mtu=9000                   default: as it is
+//	oneshot.rxe=no                     no soft-RoCE; default: a device rxe0 on the interface
+//	oneshot.config=/dev/vda1:/a.yaml   the configuration on a disk
+//	oneshot.yaml=BASE64                or here
+//
+// The power button and Ctrl-Alt-Del stop the target in good order.
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func main() {
+	say("starting")
+	halt := make(chan int, 1)
+	if err := prepare(); err != nil {
+		say("%v", err)
+	}
+	go watchPower(halt)
+	path, err := configure(cmdline())
+	if err != nil {
+		say("%v; serving the default", err)
+		path = defaultPath
+	}
+	end(supervise(path, halt))
+}
+
+func say(format string, args ...any) { fmt.Printf("appliance: "+format+"\n", args...) }
+
+// mounts of a system without a root disk.
+var mounts = []struct{ fs, dir string }{
+	{"proc", "/proc"}, {"sysfs", "/sys"}, {"devtmpfs", "/dev"}, {"tmpfs", "/run"}, {"tmpfs", "/tmp"},
+}
+
+// prepare makes the system one in which programs run. What fails is told, and the rest goes on.
+func prepare() error {
+	for _, m := range mounts {
+		if err := os.MkdirAll(m.dir, 0o755); err != nil {
+			return err
+		}
+		if err := unix.Mount(m.fs, m.dir, m.fs, 0, ""); err != nil && err != unix.EBUSY {
+			return fmt.Errorf("mount %s: %w", m.dir, err)
+		}
+	}
+	if err := os.Setenv("PATH", "/bin:/sbin:/bbin"); err != nil {
+		return err
+	}
+	// RDMA devices pin memory, and hold root to the limit as well.
+	if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}); err != nil {
+		return err
+	}
+	loadModules()
+	return network(cmdline())
+}
+
+// Pauses between starts of a target that ends by itself.
+const (
+	pauseFirst = time.Second
+	pauseMost  = 30 * time.Second
+	healthy    = time.Minute // a target that ran as long starts again at once
+)
+
+// supervise runs the target until it ends in good order, and returns what to do then.
+func supervise(path string, halt <-chan int) (how int) {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, unix.SIGINT, unix.SIGTERM) // Ctrl-Alt-Del is SIGINT
+	if err := unix.Reboot(unix.LINUX_REBOOT_CMD_CAD_OFF); err != nil {
+		say("Ctrl-Alt-Del: %v", err)
+	}
+	how = unix.LINUX_REBOOT_CMD_POWER_OFF
+	pause := pauseFirst
+	for {
+		begun := time.Now()
+		cmd := exec.Command("/bin/target", "serve", "--config", path)
+		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+		if err := cmd.Start(); err != nil {
+			say("%v", err)
+			return how
+		}
+		done := make(chan error, 1)
+		go func() { done <- cmd.Wait() }()
+		var err error
+		select {
+		case err = <-done:
+			if err == nil {
+				return how
+			}
+		case <-halt:
+			return stop(cmd, done, how)
+		case s := <-signals:
+			if s == unix.SIGINT {
+				how = unix.LINUX_REBOOT_CMD_RESTART
+			}
+			return stop(cmd, done, how)
+		}
+		if time.Since(begun) > healthy {
+			pause = pauseFirst
+		}
+		say("the target has ended (%v); starting it again in %v", err, pause)
+		time.Sleep(pause)
+		pause = min(2*pause, pauseMost)
+	}
+}
+
+// stopTime is how long the target may take to drain.
+const stopTime = time.Minute
+
+func stop(cmd *exec.Cmd, done <-chan error, how int) int {
+	say("stopping")
+	_ = cmd.Process.Signal(unix.SIGTERM)
+	select {
+	case <-done:
+	case <-time.After(stopTime):
+		_ = cmd.Process.Kill()
+	}
+	return how
+}
+
+// end stops the machine. It does not return.
+func end(how int) {
+	unix.Sync()
+	say("the end")
+	if err := unix.Reboot(how); err != nil {
+		say("%v", err)
+	}
+	select {}
+}

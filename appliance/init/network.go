@@ -1,0 +1,154 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+)
+
+// cmdline returns what the kernel's command line has for us, by what stands behind "oneshot.".
+func cmdline() map[string]string {
+	b, err := os.ReadFile("/proc/cmdline")
+	if err != nil {
+		say("%v", err)
+	}
+	return ownWords(string(b))
+}
+
+func ownWords(line string) map[string]string {
+	words := make(map[string]string)
+	for w := range strings.FieldsSeq(line) {
+		if own, ok := strings.CutPrefix(w, "oneshot."); ok {
+			key, value, _ := strings.Cut(own, "=")
+			words[key] = value
+		}
+	}
+	return words
+}
+
+// nicTime is how long an interface may take to appear, dhcpTime how long an address.
+const (
+	nicTime  = 5 * time.Second
+	dhcpTime = "20"
+)
+
+// network sets up the loopback interface, the first of the others, and soft-RoCE on it.
+func network(words map[string]string) error {
+	if err := up("lo"); err != nil {
+		return err
+	}
+	nic, err := findNIC(words["nic"])
+	if err != nil {
+		return err
+	}
+	if text, ok := words["mtu"]; ok {
+		mtu, err := strconv.Atoi(text)
+		if err == nil {
+			err = setMTU(nic, mtu)
+		}
+		if err != nil {
+			say("oneshot.mtu=%s: %v", text, err)
+		}
+	}
+	if err := up(nic); err != nil {
+		return err
+	}
+	if err := address(nic, cmp.Or(words["ip"], "dhcp")); err != nil {
+		say("%s has no address: %v", nic, err)
+	}
+	if words["rxe"] == "no" {
+		return nil
+	}
+	if err := netlink.RdmaLinkAdd("rxe0", "rxe", nic); err != nil {
+		return fmt.Errorf("no soft-RoCE on %s: %w", nic, err)
+	}
+	say("soft-RoCE device rxe0 on %s", nic)
+	return nil
+}
+
+// findNIC returns the interface of that name, or the first that is none of the loopback.
+func findNIC(name string) (string, error) {
+	for deadline := time.Now().Add(nicTime); ; time.Sleep(50 * time.Millisecond) {
+		all, err := net.Interfaces()
+		if err != nil {
+			return "", err
+		}
+		for _, i := range all {
+			if i.Name == name || name == "" && i.Flags&net.FlagLoopback == 0 {
+				return i.Name, nil
+			}
+		}
+		if time.Now().After(deadline) {
+			return "", fmt.Errorf("there is no network interface %s: is its driver in the appliance?", name)
+		}
+	}
+}
+
+func up(name string) error {
+	l, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	return netlink.LinkSetUp(l)
+}
+
+func setMTU(name string, mtu int) error {
+	l, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	return netlink.LinkSetMTU(l, mtu)
+}
+
+// address gives the interface one: dhcp, or ADDRESS/LENGTH[,GATEWAY].
+func address(nic, text string) error {
+	if text == "dhcp" {
+		out, err := exec.Command("dhclient", "-ipv6=false", "-timeout", dhcpTime, nic).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("dhclient: %w: %s", err, out)
+		}
+		return tellAddresses(nic)
+	}
+	own, gateway, hasGateway := strings.Cut(text, ",")
+	a, err := netlink.ParseAddr(own)
+	if err != nil {
+		return fmt.Errorf("oneshot.ip=%s: %w", text, err)
+	}
+	l, err := netlink.LinkByName(nic)
+	if err != nil {
+		return err
+	}
+	if err := netlink.AddrAdd(l, a); err != nil {
+		return err
+	}
+	if hasGateway {
+		g := net.ParseIP(gateway)
+		if g == nil {
+			return fmt.Errorf("oneshot.ip=%s: the gateway is no address", text)
+		}
+		if err := netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Gw: g}); err != nil {
+			return err
+		}
+	}
+	return tellAddresses(nic)
+}
+
+func tellAddresses(nic string) error {
+	i, err := net.InterfaceByName(nic)
+	if err != nil {
+		return err
+	}
+	addrs, err := i.Addrs()
+	if err != nil {
+		return err
+	}
+	say("%s has %v", nic, addrs)
+	return nil
+}

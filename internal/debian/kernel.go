@@ -1,0 +1,86 @@
+// Package debian fetches Debian's kernel, for virtual machines and the appliance. It is
+// downloaded and unpacked, not installed.
+package debian
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// Kernel is an unpacked kernel package.
+type Kernel struct {
+	Image   string // the file that is booted
+	Modules string // the directory of its modules, lib/modules/VERSION
+	Version string
+}
+
+// Fetch returns the kernel that is unpacked in dir, or downloads and unpacks the one that
+// linux-image-amd64 stands for.
+func Fetch(dir string) (*Kernel, error) {
+	deb, err := download(dir)
+	if err != nil {
+		return nil, err
+	}
+	root := strings.TrimSuffix(deb, ".deb")
+	if _, err := os.Stat(root); err != nil {
+		if err := unpack(deb, root); err != nil {
+			return nil, err
+		}
+	}
+	kernels, _ := filepath.Glob(filepath.Join(root, "boot/vmlinuz-*"))
+	if len(kernels) != 1 {
+		return nil, fmt.Errorf("%s holds %d kernels", deb, len(kernels))
+	}
+	version := strings.TrimPrefix(filepath.Base(kernels[0]), "vmlinuz-")
+	return &Kernel{Image: kernels[0], Modules: filepath.Join(root, "lib/modules", version), Version: version}, nil
+}
+
+func download(dir string) (string, error) {
+	if debs, _ := filepath.Glob(filepath.Join(dir, "linux-image-*.deb")); len(debs) == 1 {
+		return debs[0], nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	out, err := Run(dir, "apt-cache", "depends", "linux-image-amd64")
+	if err != nil {
+		return "", err
+	}
+	_, name, found := strings.Cut(out, "Depends: ")
+	if !found {
+		return "", fmt.Errorf("linux-image-amd64 depends on nothing; is apt-get update needed?\n%s", out)
+	}
+	if _, err := Run(dir, "apt-get", "-q", "download", strings.Fields(name)[0]); err != nil {
+		return "", err
+	}
+	debs, _ := filepath.Glob(filepath.Join(dir, "linux-image-*.deb"))
+	if len(debs) != 1 {
+		return "", fmt.Errorf("apt-get download left %d packages in %s", len(debs), dir)
+	}
+	return debs[0], nil
+}
+
+func unpack(deb, root string) error {
+	tmp := root + ".tmp"
+	if err := os.RemoveAll(tmp); err != nil {
+		return err
+	}
+	if _, err := Run(".", "dpkg-deb", "-x", deb, tmp); err != nil {
+		return err
+	}
+	return os.Rename(tmp, root)
+}
+
+// Run runs a program in dir and returns its output, which is part of the error if it fails.
+func Run(dir, name string, args ...string) (string, error) {
+	cmd := exec.Command(name, args...)
+	cmd.Dir = dir
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out), nil
+}
