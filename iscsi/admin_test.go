@@ -17,6 +17,7 @@ import (
 func TestSessions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n, c, _ := session(t)
+		admit(t, n)
 		fresh := n.NewConn(new(recorder)) // in the login: not a session
 		command(c, 9, firstCmdSN, false, testUnitReady, 0)
 		read := []byte{0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0}
@@ -188,6 +189,7 @@ func BenchmarkRead(b *testing.B) {
 			for range batch {
 				m.tasks = append(m.tasks, new(Task))
 			}
+			admit(b, n)
 			c := n.NewConn(m)
 			m.c = c
 			n.cfg.Commands = batch

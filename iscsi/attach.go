@@ -50,7 +50,7 @@ func (c *Conn) establish(out *login.Outcome) {
 	l := c.login
 	s := &Session{
 		Initiator: l.Initiator(), ISID: l.ISID(), Discovery: l.Discovery(), Params: l.Params(),
-		conn: c, cid: l.CID(), window: c.node.cfg.Commands, expCmdSN: l.CmdSN(), maxCmdSN: l.CmdSN() - 1,
+		conn: c, cid: l.CID(), group: c.group, window: c.node.cfg.Commands, expCmdSN: l.CmdSN(), maxCmdSN: l.CmdSN() - 1,
 	}
 	if !s.Discovery {
 		s.Target = c.node.target(l.TargetName())

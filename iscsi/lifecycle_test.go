@@ -15,6 +15,7 @@ import (
 func logInAgain(t *testing.T, n *Node) (*Conn, *recorder) {
 	t.Helper()
 	r := new(recorder)
+	admit(t, n)
 	r.c = n.NewConn(r)
 	text := "InitiatorName=iqn.c:1\x00TargetName=iqn.t:t\x00"
 	f := pdu.LoginRequestFields{
@@ -121,4 +122,46 @@ func TestHeldAtTheEnd(t *testing.T) {
 	if got := r.take(); r.free != 2 || got != "forget 5, forget 6" && got != "forget 6, forget 5" {
 		t.Errorf("%d tasks are given back: %q", r.free, got)
 	}
+}
+
+// A connection that was admitted before the shutdown and comes after the last of the others has
+// left is waited for, too; one that comes to nothing is not.
+func TestShutdownWaitsForWhoComes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, c, _ := session(t)
+		admit(t, n)
+		admit(t, n)
+		ended := make(chan error, 1)
+		go func() { ended <- n.Shutdown(t.Context()) }()
+		synctest.Wait()
+		drive(c, func() { c.Lost(nil) })
+		n.Dismiss()
+		r := new(recorder)
+		r.c = n.NewConn(r)
+		synctest.Wait()
+		select {
+		case err := <-ended:
+			t.Fatalf("Shutdown does not wait: %v", err)
+		default:
+		}
+		drive(r.c, func() { r.c.Lost(nil) })
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// RFC 7143 §6.3.5: sessions through different portal groups are not each other's successors.
+func TestReinstatementByPortalGroup(t *testing.T) {
+	n, old, was := session(t)
+	was.take()
+	n.SetPortals([]Portal{{Group: 2, Reached: func(string) (string, bool) { return "local", true }}})
+	fresh, is := logInAgain(t, n)
+	if got := is.take(); got != "Login Response" || is.last[36] != 0 || was.take() != "" {
+		t.Errorf("%q; the old session is disturbed", got)
+	}
+	if old.sess.TSIH == fresh.sess.TSIH || fresh.sess.group != 2 {
+		t.Errorf("TSIH %d and %d, group %d", old.sess.TSIH, fresh.sess.TSIH, fresh.sess.group)
+	}
+	drive(fresh, func() { fresh.Lost(nil) })
 }

@@ -105,6 +105,7 @@ type Node struct {
 	targets  []*Target  // in the order in which they are listed
 	portals  []Portal   // likewise
 	conns    map[*Conn]struct{}
+	coming   int                 // connections that were admitted and are not in conns yet
 	sessions map[uint16]*Session // by TSIH
 	nextTSIH uint16
 	closing  bool
@@ -176,22 +177,40 @@ func (n *Node) connections() []*Conn {
 	return list
 }
 
-// Admit reports whether one more connection may come, and counts it.
+// Admit reports whether one more connection may come, and counts it. NewConn, NewRDMAConn or
+// Dismiss follows.
 func (n *Node) Admit() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.closing || len(n.conns) >= n.limits.Load().Connections {
+	if n.closing || len(n.conns)+n.coming >= n.limits.Load().Connections {
 		n.counters.Refused.Add(1)
 		return false
 	}
 	n.counters.Connections.Add(1)
+	n.coming++
 	return true
+}
+
+// Dismiss takes back what Admit counted, of a connection that came to nothing.
+func (n *Node) Dismiss() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.coming--
+	n.checkIdle()
+}
+
+// checkIdle tells Shutdown when no connection is left, nor one on its way. mu is held.
+func (n *Node) checkIdle() {
+	if n.closing && n.coming == 0 && len(n.conns) == 0 {
+		close(n.idle) // nobody is admitted any more, so this is the only time
+	}
 }
 
 func (n *Node) add(c *Conn) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.conns[c] = struct{}{}
+	n.coming--
 }
 
 // forget drops a connection and its session, of which nothing is left.
@@ -203,9 +222,7 @@ func (n *Node) forget(c *Conn) {
 		delete(n.sessions, s.TSIH)
 		ended = s.ended
 	}
-	if n.closing && len(n.conns) == 0 {
-		close(n.idle)
-	}
+	n.checkIdle()
 	n.mu.Unlock()
 	for _, f := range ended {
 		f()
@@ -222,7 +239,7 @@ func (n *Node) attach(s *Session) (old *Session, status pdu.LoginStatus) {
 		return nil, pdu.LoginServiceUnavailable
 	}
 	for _, o := range n.sessions {
-		if o.Target.same(s.Target) && o.ISID == s.ISID && o.Initiator == s.Initiator && !s.Discovery {
+		if o.Target.same(s.Target) && o.group == s.group && o.ISID == s.ISID && o.Initiator == s.Initiator && !s.Discovery {
 			return o, pdu.LoginSuccess
 		}
 	}
@@ -264,9 +281,7 @@ func (n *Node) dropTarget(t *Target, why string) {
 func (n *Node) Shutdown(ctx context.Context) error {
 	n.mu.Lock()
 	n.closing = true
-	if len(n.conns) == 0 {
-		close(n.idle)
-	}
+	n.checkIdle()
 	n.mu.Unlock()
 	grace := uint16(1)
 	if d, ok := ctx.Deadline(); ok {

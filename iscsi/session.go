@@ -22,6 +22,7 @@ type Session struct {
 
 	conn  *Conn
 	cid   uint16      // of conn
+	group uint16      // tag of the portal group that it came through
 	nexus *scsi.Nexus // nil in a discovery session
 
 	window     int       // commands that may be outstanding

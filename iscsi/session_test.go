@@ -68,6 +68,14 @@ func (r *recorder) take() string {
 
 const firstCmdSN serial.SN = 0xfffffffe // the numbers wrap soon
 
+// admit has the node expect a connection.
+func admit(t testing.TB, n *Node) {
+	t.Helper()
+	if !n.Admit() {
+		t.Fatal("no connection is admitted")
+	}
+}
+
 // session returns a connection in the full feature phase, with a window of four commands.
 func session(t testing.TB) (*Node, *Conn, *recorder) {
 	t.Helper()
@@ -89,6 +97,7 @@ func session(t testing.TB) (*Node, *Conn, *recorder) {
 	target.SetLU(0, lu)
 	n.AddTarget(&Target{Name: "iqn.t:t", SCSI: target})
 	r := new(recorder)
+	admit(t, n)
 	r.c = n.NewConn(r)
 	text := "InitiatorName=iqn.c:1\x00TargetName=iqn.t:t\x00ImmediateData=No\x00"
 	f := pdu.LoginRequestFields{

@@ -116,6 +116,7 @@ func (t *Target) accept(req rdma.Request) error {
 		sgl: make([]rdma.SGE, max(2*max(t.read.Elements, t.write.Elements), 64)),
 	}
 	if err := m.open(req); err != nil {
+		t.cfg.Node.Dismiss()
 		m.close()
 		return errors.Join(err, req.Reject(nil))
 	}

@@ -75,6 +75,9 @@ func FuzzReceive(f *testing.F) {
 		m.queue.Init(16)
 		b.target.conns.Add(1)
 		defer b.target.conns.Done()
+		if !b.node.Admit() {
+			t.Fatal("no connection is admitted")
+		}
 		m.conn = b.node.NewRDMAConn(m, &b.target.offer)
 		say := func(flags byte, octets []byte) {
 			m.conn.Lock()

@@ -21,12 +21,13 @@ const (
 	fairness = 8
 )
 
-// Serve runs an iSCSI connection on tc until it ends, and closes it. Its buffers come from
+// Serve runs an iSCSI connection on tc, which the node has admitted, until it ends, and closes it. Its buffers come from
 // pool. It returns why the connection ended; nil: the initiator closed it.
 func Serve(node *iscsi.Node, tc *net.TCPConn, pool *mem.Pool) error {
 	defer func() { _ = tc.Close() }()
 	m, err := newMover(tc, pool)
 	if err != nil {
+		node.Dismiss()
 		return err
 	}
 	m.conn = node.NewConn(m)

@@ -83,6 +83,10 @@ func (b *bench) accept() {
 		if err != nil {
 			return
 		}
+		if !b.node.Admit() {
+			_ = c.Close()
+			continue
+		}
 		b.wg.Go(func() { _ = Serve(b.node, c, b.pool) })
 	}
 }
