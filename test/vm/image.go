@@ -24,7 +24,7 @@ var modules = []string{
 // programs of Debian's that the guest runs, with the libraries they need.
 var programs = []string{
 	"/usr/sbin/iscsid", "/usr/bin/iscsiadm", "/sbin/mkfs.ext4", "/sbin/mkfs.xfs", "/sbin/e2fsck", "/sbin/xfs_repair", "/sbin/fstrim", "/usr/bin/rdma",
-	"/bin/ip", "/usr/bin/rping", "/usr/bin/timeout", "/usr/bin/env", "/usr/bin/iscsi-inq", "/usr/bin/iscsi-test-cu",
+	"/bin/ip", "/bin/bash", "/usr/bin/rping", "/usr/bin/timeout", "/usr/bin/env", "/usr/bin/iscsi-inq", "/usr/bin/iscsi-test-cu",
 }
 
 // files that the guest has where the host has them: drivers of RDMA devices, which libibverbs
@@ -75,6 +75,7 @@ func buildInitramfs(out, moduleDir string) error {
 	args := []string{
 		"tool", "u-root", "-o", out, "-defaultsh=", "-initcmd=/bin/guest",
 		"-files", guest + ":bin/guest", "-files", filepath.Join(stage, "verbs.test") + ":bin/verbs.test", "-files", filepath.Join(stage, "target") + ":bin/target",
+		"-files", "../../scripts/soft-roce.sh:bin/soft-roce.sh",
 		"-files", forgiving + ":lib/forgiving.so", "-files", filepath.Join(stage, "modules") + ":modules",
 		"-files", "/etc/nsswitch.conf:etc/nsswitch.conf", "-files", "/etc/passwd:etc/passwd",
 	}

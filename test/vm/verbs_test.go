@@ -56,6 +56,35 @@ func TestVerbs(t *testing.T) {
 	}
 }
 
+// TestSoftRoCE: the script makes a device once, tries it, and removes it once.
+func TestSoftRoCE(t *testing.T) {
+	for _, c := range []string{
+		"ip link add rd1 type dummy",
+		"ip link set dev rd1 mtu 1500 up",
+		"ip addr add 10.9.1.1/24 dev rd1",
+	} {
+		guest.run(t, strings.Fields(c)...)
+	}
+	script := func(args ...string) []string { return append([]string{"bash", "/bin/soft-roce.sh"}, args...) }
+	said := func(out, want string) {
+		t.Helper()
+		if !strings.Contains(out, want) {
+			t.Errorf("the script does not say %q:\n%s", want, out)
+		}
+	}
+	said(guest.fails(t, script("test", "rd1")...), "has no soft-RoCE")
+	said(guest.fails(t, script("up", "nosuch")...), "no network interface nosuch")
+	out := guest.run(t, script("up", "rd1")...)
+	said(out, "on rd1: made")
+	said(out, `listen: "10.9.1.1:3260"`)
+	said(out, "MTU 1500")
+	said(guest.run(t, script("up", "rd1")...), "there already")
+	said(guest.run(t, script("status")...), "on rd1: ACTIVE")
+	said(guest.run(t, script("test", "rd1")...), "data compared")
+	said(guest.run(t, script("down", "rd1")...), "removed")
+	said(guest.run(t, script("down", "rd1")...), "no soft-RoCE on rd1")
+}
+
 // TestTargetRDMA: what the daemon says about the devices.
 func TestTargetRDMA(t *testing.T) {
 	for _, d := range rdmaDevices {

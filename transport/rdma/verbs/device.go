@@ -171,15 +171,23 @@ func (d *Device) measure() error {
 			break
 		}
 	}
-	l := &d.limits
-	*l = rdma.Limits{
+	d.maxCQE, d.siw = int(a.max_cqe), a.vendor_id == siwVendor
+	d.limits = d.limitsOf(&a, &p)
+	return d.measureInline()
+}
+
+// limitsOf makes limits of what the device says of itself and its port.
+func (d *Device) limitsOf(a *C.struct_ibv_device_attr, p *C.struct_ibv_port_attr) rdma.Limits {
+	l := rdma.Limits{
 		Name: d.cfg.Name, MaxQueuePair: int(a.max_qp), MaxWork: min(int(a.max_qp_wr), maxWork) - markers,
 		MaxSGE: min(int(a.max_sge), maxSGE), MaxMessage: int64(uint32(p.max_msg_sz)),
-		MaxReads:       min(int(a.max_qp_rd_atom), int(a.max_qp_init_rd_atom)),
-		MaxPrivate:     maxPrivateIB,
-		ReceiveWait:    !d.iwarp,
-		ReadSinkWrite:  d.iwarp,
-		SendInvalidate: a.device_cap_flags&C.IBV_DEVICE_MEM_MGT_EXTENSIONS != 0,
+		MaxReads:            min(int(a.max_qp_rd_atom), int(a.max_qp_init_rd_atom)),
+		MaxPrivate:          maxPrivateIB,
+		ReadSinkWrite:       d.iwarp && !d.siw, // siw does not ask for it, and peers learn the STags of sinks
+		ReceiveWait:         !d.iwarp,
+		SendInvalidate:      a.device_cap_flags&C.IBV_DEVICE_MEM_MGT_EXTENSIONS != 0,
+		UnguardedInvalidate: d.siw,
+		Windows:             a.max_mw > 0 && a.device_cap_flags&(C.IBV_DEVICE_MEM_WINDOW_TYPE_2A|C.IBV_DEVICE_MEM_WINDOW_TYPE_2B) != 0,
 	}
 	if a.max_srq_sge > 0 {
 		l.MaxSGE = min(l.MaxSGE, int(a.max_srq_sge))
@@ -190,11 +198,7 @@ func (d *Device) measure() error {
 	if d.iwarp {
 		l.MaxPrivate = maxPrivateIWARP
 	}
-	d.siw = a.vendor_id == siwVendor
-	l.UnguardedInvalidate = d.siw
-	l.Windows = a.max_mw > 0 && a.device_cap_flags&(C.IBV_DEVICE_MEM_WINDOW_TYPE_2A|C.IBV_DEVICE_MEM_WINDOW_TYPE_2B) != 0
-	d.maxCQE = int(a.max_cqe)
-	return d.measureInline()
+	return l
 }
 
 // measureInline tries how much the device takes inline, which it does not say.

@@ -302,6 +302,9 @@ func (q *queuePair) failed(wc *C.struct_os_wc, out *rdma.Completion) {
 		q.endLater(byError, errQueuePair)
 		return
 	}
+	if q.dev.siw && out.Op != rdma.OpReceive && (wc.status == C.IBV_WC_LOC_QP_OP_ERR || wc.status == C.IBV_WC_GENERAL_ERR) {
+		out.Status = rdma.StatusFlushed // siw could not send: the stream has ended
+	}
 	if out.Op == rdma.OpReceive && (wc.status == C.IBV_WC_REM_INV_REQ_ERR || wc.status == C.IBV_WC_LOC_QP_OP_ERR) {
 		out.Status = rdma.StatusLocalLength // the message is not one that the receive can take
 	}
