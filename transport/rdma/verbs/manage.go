@@ -91,7 +91,7 @@ func (m *manager) dispatch(e *C.struct_os_event) {
 	case o != nil:
 		o.happened(ev)
 	case ev.kind == C.RDMA_CM_EVENT_CONNECT_REQUEST: // its listener is closed
-		refuse(ev.id, nil)
+		_ = refuse(ev.id, nil)
 	}
 }
 
