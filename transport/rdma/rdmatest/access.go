@@ -1,6 +1,7 @@
 package rdmatest
 
 import (
+	"encoding/binary"
 	"errors"
 	"testing"
 
@@ -412,6 +413,39 @@ func testWindowBoundTwice(t *testing.T, p Pair) {
 	}
 	if n, err := server.qp.Post([]rdma.Work{{Op: rdma.OpBind, SGL: server.sge(0, 1), Access: rdma.AccessRemoteRead}}); n != 0 || err == nil {
 		t.Errorf("Bind of no window: %d, %v", n, err)
+	}
+	check(t, w.Free())
+}
+
+// A message names a window that is bound in the same batch: Post has stamped it, in registered
+// memory or in memory that it copies. The client reads through the name.
+func testWindowStamped(t *testing.T, p Pair) {
+	client, server := connect(t, p, options{})
+	w := newWindow(t, server)
+	for i, inline := range []bool{false, true} {
+		fill(server.mem.Bytes(), uint64(i))
+		client.receive(5, 0, 64)
+		message := server.send(2, rdma.Signaled, 4000, 8)
+		if inline && server.dev.Limits().MaxInline >= 8 {
+			message.Flags |= rdma.Inline
+			message.SGL = []rdma.SGE{{Bytes: make([]byte, 8)}}
+		}
+		b := message.SGL[0].Bytes
+		ws := server.post(
+			rdma.Work{Op: rdma.OpBind, SGL: server.sge(100, 50), Access: rdma.AccessRemoteRead, Window: w, Stamp: b[2:6]},
+			message,
+		)
+		server.sends.want(rdma.OpSend, 2)
+		client.recvs.want(rdma.OpReceive, 5)
+		s := rdma.STag(binary.BigEndian.Uint32(client.bytes(2, 4)))
+		if s == 0 || s != ws[0].STag || s != w.STag() {
+			t.Fatalf("the message names %08x, Post says %08x, the window %08x", s, ws[0].STag, w.STag())
+		}
+		client.post(rdma.Work{ID: 3, Op: rdma.OpRead, Flags: rdma.Signaled, SGL: client.sge(1000, 50), RemoteSTag: s, RemoteOffset: server.to(100)})
+		client.sends.want(rdma.OpRead, 3)
+		same(t, "what was read through the window", client.bytes(1000, 50), server.bytes(100, 50))
+		server.post(rdma.Work{ID: 4, Op: rdma.OpLocalInvalidate, Flags: rdma.Signaled, STag: s})
+		server.sends.want(rdma.OpLocalInvalidate, 4)
 	}
 	check(t, w.Free())
 }

@@ -466,16 +466,24 @@ func testCrossings(t *testing.T, p Pair) {
 			what      string
 			got, want uint64
 		}{
-			{"initiator's Posts", c.Posts, n + 1}, {"initiator's Works", c.Works, n + 1},
-			{"initiator's Completions", c.Completions, n + 1}, {"initiator's Receives", c.Receives, n},
+			{"initiator's Posts", c.Posts, n + 1},
+			{"initiator's Works", c.Works, n + 1},
+			{"initiator's Completions", c.Completions, n + 1},
+			{"initiator's Receives", c.Receives, n},
 			{"initiator's Registrations, Binds and Invalidations", c.Registrations + c.Binds + c.Invalidations, 0},
-			{"initiator's Advertises", c.Advertises, n}, {"initiator's Closes", c.Closes, n},
-			{"initiator's MessagesOut", c.MessagesOut, n + pull + 1}, {"initiator's MessagesIn", c.MessagesIn, 2 * n},
-			{"target's Posts", s.Posts, n + pull}, {"target's Works", s.Works, 2 * n},
-			{"target's Completions", s.Completions, n + pull + 1}, {"target's Receives", s.Receives, n + 1},
+			{"initiator's Advertises", c.Advertises, n},
+			{"initiator's Closes", c.Closes, n},
+			{"initiator's MessagesOut", c.MessagesOut, n + pull + 1},
+			{"initiator's MessagesIn", c.MessagesIn, 2 * n},
+			{"target's Posts", s.Posts, n + pull},
+			{"target's Works", s.Works, 2 * n},
+			{"target's Completions", s.Completions, n + pull + 1},
+			{"target's Receives", s.Receives, n + 1},
 			{"target's Registrations, Binds and Invalidations", s.Registrations + s.Binds + s.Invalidations, 0},
-			{"target's Advertises", s.Advertises, n}, {"target's Closes", s.Closes, n},
-			{"target's Reads", s.Reads, pull}, {"target's MessagesOut", s.MessagesOut, 2 * n},
+			{"target's Advertises", s.Advertises, n},
+			{"target's Closes", s.Closes, n},
+			{"target's Reads", s.Reads, pull},
+			{"target's MessagesOut", s.MessagesOut, 2 * n},
 		} {
 			if x.got != x.want {
 				t.Errorf("access %d: %s: %d for %d I/Os, want %d", access, x.what, x.got, n, x.want)

@@ -440,13 +440,25 @@ func testCounters(t *testing.T, p Pair) {
 		what      string
 		got, want uint64
 	}{
-		{"Posts", c.Posts, 2}, {"Works", c.Works, 4}, {"Completions", c.Completions, 2}, {"Polls", c.Polls, 2},
-		{"Reads", c.Reads, 1}, {"MessagesOut", c.MessagesOut, 4}, {"MessagesIn", c.MessagesIn, remote(cl, 1)},
-		{"BytesOut", c.BytesOut, 3500}, {"BytesIn", c.BytesIn, 2000}, {"Terminates", c.Terminates, 0},
-		{"peer's ReceivePosts", s.ReceivePosts, 2}, {"peer's Receives", s.Receives, 2},
-		{"peer's Completions", s.Completions, 2}, {"peer's Posts", s.Posts, 0},
-		{"peer's MessagesOut", s.MessagesOut, remote(sl, 1)}, {"peer's MessagesIn", s.MessagesIn, 2 + remote(sl, 2)},
-		{"peer's BytesIn", s.BytesIn, 500 + remote(sl, 3000)}, {"peer's BytesOut", s.BytesOut, remote(sl, 2000)}, {"peer's Reads", s.Reads, 0},
+		{"Posts", c.Posts, 2},
+		{"Works", c.Works, 4},
+		{"Completions", c.Completions, 2},
+		{"Polls", c.Polls, 2},
+		{"Reads", c.Reads, 1},
+		{"MessagesOut", c.MessagesOut, 4},
+		{"MessagesIn", c.MessagesIn, remote(cl, 1)},
+		{"BytesOut", c.BytesOut, 3500},
+		{"BytesIn", c.BytesIn, 2000},
+		{"Terminates", c.Terminates, 0},
+		{"peer's ReceivePosts", s.ReceivePosts, 2},
+		{"peer's Receives", s.Receives, 2},
+		{"peer's Completions", s.Completions, 2},
+		{"peer's Posts", s.Posts, 0},
+		{"peer's MessagesOut", s.MessagesOut, remote(sl, 1)},
+		{"peer's MessagesIn", s.MessagesIn, 2 + remote(sl, 2)},
+		{"peer's BytesIn", s.BytesIn, 500 + remote(sl, 3000)},
+		{"peer's BytesOut", s.BytesOut, remote(sl, 2000)},
+		{"peer's Reads", s.Reads, 0},
 		{"Registrations", after[2].Sub(before[2]).Registrations, 1},
 	} {
 		if x.got != x.want {

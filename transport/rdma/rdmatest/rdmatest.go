@@ -137,6 +137,7 @@ var extras = []extra{
 	{testCase{"WindowRemoteInvalidate", testWindowRemoteInvalidate}, windows, testNoWindows},
 	{testCase{"WindowViolations", testWindowViolations}, windows, testNoWindows},
 	{testCase{"WindowBoundTwice", testWindowBoundTwice}, windows, testNoWindows},
+	{testCase{"WindowStamped", testWindowStamped}, windows, testNoWindows},
 
 	{testCase{"OneShotAgreement", testOneShotAgreement}, oneShot, testNoOneShot},
 	{testCase{"Pull", testPull}, oneShot, testNoOneShot},
