@@ -124,6 +124,7 @@ type transfer struct {
 	offset   uint64      // of the memory, in the terms of stag
 	step     step
 	memory   [1]rdma.SGE
+	bind     rdma.Work
 	sgl      [2]rdma.SGE
 	answered bool
 }

@@ -12,7 +12,8 @@ import (
 //
 //	FlowConventional  register ─► Binding ─► Sent ─► answer ─► Unbinding ─► deregister
 //	FlowRegister      register ────────────► Sent ─► answer ─► deregister
-//	FlowWindow        Binding ─► Sent ─► answer, which invalidates; if not: Unbinding
+//	FlowStatic        Sent ─► answer
+//	FlowWindow        Sent, with the bind in one post ─► answer, which invalidates; if not: Unbinding
 //	FlowOneShot       Sent ─► answer, which closes; if not: Revoke
 type step uint8
 
@@ -67,8 +68,25 @@ func (m *conn) command(c *Command, immediate int) {
 	if immediate > 0 && t.sgl[1].Bytes != nil {
 		w.SGL = t.sgl[:2]
 	}
+	if m.flow == FlowWindow && t.bind.Window != nil {
+		// The name of the window is known when it is bound, which is before the message leaves.
+		t.bind.Stamp = t.sgl[0].Bytes[stagAt(c) : stagAt(c)+4]
+		m.queue(t.bind, c)
+	}
+	m.queue(w, c)
+}
+
+func (m *conn) queue(w rdma.Work, c *Command) {
 	m.sends = append(m.sends, w)
 	m.senders = append(m.senders, c)
+}
+
+// stagAt is where the STag of c's memory stands in the iSER header.
+func stagAt(c *Command) int {
+	if len(c.Out) > 0 {
+		return 4
+	}
+	return 16
 }
 
 func (c *Command) access() rdma.Access {
@@ -101,15 +119,30 @@ func (m *conn) reach(c *Command, w *rdma.Work) (err error) {
 	switch m.flow {
 	case FlowOneShot:
 		w.Flags, w.Memory, w.Access = rdma.Advertise, t.memory[:], c.access()
-	case FlowRegister:
+	case FlowRegister, FlowStatic:
 		t.stag = r.STag()
-	default:
+		if m.flow == FlowStatic {
+			m.static++
+		}
+	case FlowWindow:
+		t.stag = stamped
 		return m.bind(c)
+	default:
+		t.step = stepBinding
+		if err = m.bind(c); err != nil {
+			return err
+		}
+		t.bind.Flags = rdma.Signaled
+		m.binds = append(m.binds, t.bind)
+		m.bound = append(m.bound, c)
 	}
 	return nil
 }
 
-// bind has a window bound to c's memory.
+// stamped stands in a header for an STag that Post will put there.
+const stamped = 1
+
+// bind makes the request that binds a window to c's memory.
 func (m *conn) bind(c *Command) (err error) {
 	slot := uint16(c.itt)
 	if m.windows[slot] == nil {
@@ -117,36 +150,20 @@ func (m *conn) bind(c *Command) (err error) {
 			return err
 		}
 	}
-	w := rdma.Work{
+	c.rdma.bind = rdma.Work{
 		ID: idBind | uint64(slot), Op: rdma.OpBind, Window: m.windows[slot], SGL: c.rdma.memory[:],
 		Access: c.access() | rdma.AccessRemoteInvalidate,
 	}
-	if m.flow == FlowConventional {
-		w.Flags = rdma.Signaled
-	}
-	c.rdma.step = stepBinding
-	m.binds = append(m.binds, w)
-	m.bound = append(m.bound, c)
 	return nil
 }
 
 // haveBound notes that the first n binds are posted.
 func (m *conn) haveBound(n int) {
 	for i := range m.binds[:n] {
-		c := m.bound[i]
-		c.rdma.stag = m.binds[i].STag
-		if m.flow == FlowWindow { // the Send is posted behind the bind
-			m.named(c)
-		}
+		m.bound[i].rdma.stag = m.binds[i].STag
 	}
 	m.binds = m.binds[:copy(m.binds, m.binds[n:])]
 	m.bound = m.bound[:copy(m.bound, m.bound[n:])]
-}
-
-// named writes the name of c's window into its header.
-func (m *conn) named(c *Command) {
-	c.rdma.step = stepSent
-	m.write(c, c.fields.DataSegmentLength, c.rdma.stag, c.rdma.offset)
 }
 
 // isBound: the window has been bound; now the command can be sent.
@@ -154,7 +171,8 @@ func (m *conn) isBound(c *Command) error {
 	if c == nil || c.rdma.step != stepBinding {
 		return fmt.Errorf("a window was bound for no command")
 	}
-	m.named(c)
+	c.rdma.step = stepSent
+	m.write(c, c.fields.DataSegmentLength, c.rdma.stag, c.rdma.offset)
 	return nil
 }
 
@@ -184,7 +202,7 @@ func (m *conn) write(c *Command, immediate int, stag rdma.STag, off uint64) {
 // haveSent notes that the first n Sends and invalidations are posted.
 func (m *conn) haveSent(n int) {
 	for i := range m.sends[:n] {
-		if c := m.senders[i]; c != nil && m.sends[i].Flags&rdma.Advertise != 0 {
+		if c := m.senders[i]; c != nil && (m.sends[i].Op == rdma.OpBind || m.sends[i].Flags&rdma.Advertise != 0) {
 			c.rdma.stag = m.sends[i].STag
 		}
 	}
@@ -221,7 +239,7 @@ func (m *conn) answered(c *Command) {
 	switch {
 	case t.stag == 0 || m.closed:
 		m.released(c)
-	case m.flow == FlowRegister:
+	case m.flow == FlowRegister || m.flow == FlowStatic:
 		m.released(c)
 	case m.flow == FlowOneShot:
 		m.revoke(c)
@@ -229,10 +247,9 @@ func (m *conn) answered(c *Command) {
 		m.released(c)
 	default:
 		t.step = stepUnbinding
-		m.sends = append(m.sends, rdma.Work{
+		m.queue(rdma.Work{
 			ID: idInvalidate | uint64(uint16(c.itt)), Op: rdma.OpLocalInvalidate, Flags: rdma.Signaled, STag: t.stag,
-		})
-		m.senders = append(m.senders, nil)
+		}, nil)
 	}
 }
 

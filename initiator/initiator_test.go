@@ -48,6 +48,7 @@ var ways = []way{
 	{name: "window", rdma: true, url: "iser+iwarp://%s%s"},
 	{name: "conventional", rdma: true, url: "iser+iwarp://%s%s", opt: initiator.Options{Flow: initiator.FlowConventional}},
 	{name: "register", rdma: true, url: "iser+iwarp://%s%s", opt: initiator.Options{Flow: initiator.FlowRegister, Immediate: -1}},
+	{name: "static", rdma: true, url: "iser+iwarp://%s%s", opt: initiator.Options{Flow: initiator.FlowStatic}},
 	{name: "one-shot", rdma: true, url: "oneshot+iwarp://%s%s"},
 	{name: "one-shot with opcodes", rdma: true, url: "oneshot+iwarp://%s%s", opt: initiator.Options{Opcodes: true, Immediate: -1, Depth: 3}},
 }
@@ -401,7 +402,7 @@ func TestDiscover(t *testing.T) {
 func TestCrossings(t *testing.T) {
 	tg := targettest.Start(t, config)
 	for flow, want := range map[initiator.Flow]uint64{
-		initiator.FlowConventional: 10, initiator.FlowRegister: 6, initiator.FlowWindow: 3, initiator.FlowOneShot: 2,
+		initiator.FlowConventional: 10, initiator.FlowRegister: 6, initiator.FlowWindow: 2, initiator.FlowStatic: 2, initiator.FlowOneShot: 2,
 	} {
 		for _, write := range []bool{false, true} {
 			t.Run(fmt.Sprint(flow, write), func(t *testing.T) {

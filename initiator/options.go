@@ -25,13 +25,17 @@ const (
 	// FlowRegister is the same without a window: three and three.
 	FlowRegister
 	// FlowWindow leaves memory registered; a window is bound in the same post that sends the
-	// command, and the target's answer invalidates it.
+	// command, and the target's answer invalidates it: one-shot RDMA (profile P2) for devices that
+	// know none.
 	FlowWindow
+	// FlowStatic leaves memory registered, and reachable for the target as long as the session
+	// lives: what is left of FlowWindow on devices without windows, which take to it by themselves.
+	FlowStatic
 	// FlowOneShot advertises memory in the header of the command, and the answer closes it.
 	FlowOneShot
 )
 
-var flowNames = [...]string{"default", "conventional", "register", "window", "one-shot"}
+var flowNames = [...]string{"default", "conventional", "register", "window", "static", "one-shot"}
 
 // String returns the flow's name.
 func (f Flow) String() string { return flowNames[f] }
@@ -43,7 +47,7 @@ func ParseFlow(s string) (Flow, error) {
 			return Flow(f), nil
 		}
 	}
-	return 0, fmt.Errorf("flow %q: there are default, conventional, register, window and one-shot", clip(s))
+	return 0, fmt.Errorf("flow %q: there are default, conventional, register, window, static and one-shot", clip(s))
 }
 
 // Options are what a URL does not say. Zero values stand for what is written with them.

@@ -49,6 +49,7 @@ type conn struct {
 	large     map[uint64]*Memory // messages too long to be inline, by ID
 	nextLarge uint32
 	current   *rdma.Completion // what is being taken
+	static    uint64           // commands of FlowStatic, whose memory stays reachable for the target
 	closed    bool
 	cs        [64]rdma.Completion
 }
@@ -107,8 +108,11 @@ func (m *conn) open() (err error) {
 	switch {
 	case m.flow == FlowOneShot && !l.OneShot:
 		return fmt.Errorf("the RDMA device %s cannot do one-shot; use iser+iwarp://", l.Name)
-	case !l.Windows && (m.flow == FlowWindow || m.flow == FlowConventional):
+	case !l.Windows && m.flow == FlowConventional:
 		return fmt.Errorf("the RDMA device %s has no memory windows; use the flow register", l.Name)
+	case !l.Windows && m.flow == FlowWindow:
+		m.s.log.Info("the RDMA device has no memory windows: memory stays reachable for the target", "device", l.Name)
+		m.flow = FlowStatic
 	}
 	if m.domain, err = m.device.NewDomain(); err != nil {
 		return err
@@ -148,7 +152,7 @@ func (m *conn) connect(ctx context.Context) error {
 			Flags: !m.s.opt.Opcodes, Opcodes: m.s.opt.Opcodes, Validated: true,
 			Advertise: true, Close: true, CheckReference: true, Window: uint32(m.s.opt.Depth),
 		}
-	case FlowConventional, FlowRegister:
+	case FlowConventional, FlowRegister, FlowStatic:
 		p.PrivateData[0] |= noInvalidate
 	}
 	if err := m.device.Connect(ctx, m.qp, m.s.url.Address, p); err != nil {
@@ -367,8 +371,7 @@ func (m *conn) control(bhs, data []byte) {
 		w.SGL = []rdma.SGE{mem.sge(0, len(b))}
 		m.large[w.ID] = mem
 	}
-	m.sends = append(m.sends, w)
-	m.senders = append(m.senders, nil)
+	m.queue(w, nil)
 }
 
 // flush implements mover.
@@ -387,8 +390,8 @@ func (m *conn) flush() {
 	}
 }
 
-// post posts binds, and then what is to be sent, which may say what was bound. What there is
-// no room for stays for the next time: completions will come.
+// post posts binds that are waited for, and then what is to be sent. What there is no room for
+// stays for the next time: completions will come.
 func (m *conn) post() error {
 	if len(m.binds) > 0 {
 		n, err := m.qp.Post(m.binds)
@@ -517,6 +520,11 @@ func (m *conn) counters() Counters {
 	var c Counters
 	for name, v := range m.device.Counters().All() {
 		c = append(c, Counter{name, v})
+	}
+	m.s.mu.Lock()
+	defer m.s.mu.Unlock()
+	if m.flow == FlowStatic {
+		c = append(c, Counter{"without_windows", m.static})
 	}
 	return c
 }

@@ -61,7 +61,7 @@ LIBISCSI_CHAP_TARGET_PASSWORD. RDMA needs no card and no kernel module.`,
 	p := root.PersistentFlags()
 	p.StringVar(&f.name, "initiator-name", initiator.DefaultName, "iSCSI name of this initiator")
 	p.BoolVar(&f.json, "json", false, "print JSON")
-	p.StringVar(&f.flow, "flow", "default", "how memory becomes reachable over RDMA: conventional, register, window, one-shot")
+	p.StringVar(&f.flow, "flow", "default", "how memory becomes reachable over RDMA: conventional, register, window, static, one-shot")
 	p.BoolVar(&f.opcodes, "opcodes", false, "one-shot RDMA with opcodes of its own (FIG 5A), not with flags (FIG 5B)")
 	p.IntVar(&f.immediate, "immediate", 0, "most bytes of data that a command takes along; -1: none; 0: 8192")
 	p.DurationVar(&f.timeout, "timeout", 15*time.Second, "how long connecting and logging in may take")

@@ -1,6 +1,9 @@
 package rdma
 
-import "fmt"
+import (
+	"encoding/binary"
+	"fmt"
+)
 
 // Opcode is what a work request or completion is about.
 type Opcode uint8
@@ -84,6 +87,16 @@ type Work struct {
 	Access Access // Advertise, OpBind: the peer's rights
 	Memory []SGE  // Advertise: the memory
 	Window Window // OpBind
+	// Stamp, with OpBind, is where Post writes the new STag, four octets, big-endian, before what is
+	// posted behind it leaves: a message in the same batch can name the window. nil: nowhere.
+	Stamp []byte
+}
+
+// PutStamp writes s to Stamp, if there is one. It is for providers.
+func (w *Work) PutStamp(s STag) {
+	if w.Stamp != nil {
+		binary.BigEndian.PutUint32(w.Stamp, uint32(s))
+	}
 }
 
 // Receive is memory for one message of the peer.

@@ -254,6 +254,7 @@ func (q *queuePair) prepareBind(w *wqe, p *rdma.Work) (what string, err error) {
 	}
 	w.regions = w.regions[:0] // the window's pin is enough
 	p.STag = rdma.STag(s)
+	p.PutStamp(p.STag)
 	q.n.binds.Add(1)
 	return "", nil
 }

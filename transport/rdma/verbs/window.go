@@ -104,6 +104,7 @@ func (q *queuePair) prepareBind(w *C.struct_os_work, p *rdma.Work) (what string,
 	win.qp, win.going = q, false
 	q.windows[win.tag] = win
 	p.STag = win.tag
+	p.PutStamp(win.tag)
 	w.opcode = C.IBV_WR_BIND_MW
 	w.mw, w.mr = C.uintptr_t(uintptr(unsafe.Pointer(win.mw))), C.uintptr_t(uintptr(unsafe.Pointer(p.SGL[0].Region.(*region).mr)))
 	w.remote, w.length, w.rkey, w.access = sges[0].addr, C.uint64_t(n), C.uint32_t(win.tag), C.uint32_t(flags(p.Access&^rdma.AccessLocalWrite))
