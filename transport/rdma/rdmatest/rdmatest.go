@@ -37,8 +37,8 @@ type Defects struct {
 	SilentRefusal bool
 	// EmptyReads: Reads of no bytes are refused by the provider, for the device loses count.
 	EmptyReads bool
-	// CrossedReads: when both ends read, fences and Reads beyond the depth may stall.
-	CrossedReads bool
+	// Fences: beside other work they stall, or let pass what they should hold back.
+	Fences bool
 	// WindowRange: a window gives the whole of its region.
 	WindowRange bool
 }
