@@ -28,7 +28,7 @@ run: build ## build, and serve one memory disk on 127.0.0.1:3260
 
 build: ## build bin/target and bin/initiator
 	$(GO) build -tags '$(TAGS)' -o bin/target ./cmd/target
-	$(GO) build -o bin/initiator ./cmd/initiator
+	$(GO) build -tags '$(TAGS)' -o bin/initiator ./cmd/initiator
 
 deb: ## build a Debian package in bin/
 	$(GO) build -trimpath -o bin/target ./cmd/target

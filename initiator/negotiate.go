@@ -46,7 +46,7 @@ func (l *login) operational() {
 	l.put("MaxConnections", "1")
 	l.put("DataPDUInOrder", "Yes")
 	l.put("DataSequenceInOrder", "Yes")
-	if l.url.Transport == ISER {
+	if l.url.Transport == ISER || l.url.Transport == ISERVerbs {
 		l.put("RDMAExtensions", "Yes")
 		l.put("InitiatorRecvDataSegmentLength", strconv.Itoa(rdmaSegment))
 		l.put("TargetRecvDataSegmentLength", strconv.Itoa(max(l.opt.Immediate, 512)))

@@ -58,7 +58,8 @@ type Options struct {
 	// as many. 0: 8 KiB; -1: none.
 	Immediate int
 	Flow      Flow
-	// Device is the RDMA device. nil: one of user-space iWARP for each session.
+	// Device is the RDMA device. nil: one of user-space iWARP for each session, or the one that the
+	// URL names.
 	Device rdma.Device
 	// Opcodes asks for the encoding of one-shot with opcodes of its own (FIG 5A), rather than
 	// the one with flags (FIG 5B).
@@ -101,8 +102,10 @@ func (o *Options) flow(u *URL) error {
 		return fmt.Errorf("the flow %v is one of RDMA; the URL says %v", o.Flow, u.Transport)
 	case u.Transport == OneShot && o.Flow == FlowDefault:
 		o.Flow = FlowOneShot
-	case u.Transport == ISER && o.Flow == FlowDefault:
+	case (u.Transport == ISER || u.Transport == ISERVerbs) && o.Flow == FlowDefault:
 		o.Flow = FlowWindow
+	case u.Transport == ISERVerbs && o.Flow == FlowOneShot:
+		return errors.New("STags in the RDMA header are for oneshot+iwarp://; over the kernel's devices the flow window is one-shot, with the STag in the iSER header")
 	case u.Transport == OneShot && o.Flow != FlowOneShot:
 		return fmt.Errorf("the flow %v needs iSER; the URL says %v", o.Flow, u.Transport)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -13,6 +14,7 @@ import (
 	"oneshot/iscsi/text"
 	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/iwarp"
+	"oneshot/transport/rdma/verbs"
 )
 
 // conn is the mover of RDMA: iSER (RFC 7145), or iSCSI PDUs unmodified over one-shot RDMA.
@@ -98,7 +100,7 @@ func dialRDMA(ctx context.Context, s *Session) (mover, error) {
 // open makes what a connection needs of the device.
 func (m *conn) open() (err error) {
 	if m.device == nil {
-		if m.device, err = iwarp.Open(iwarp.Config{Logger: m.s.log}); err != nil {
+		if m.device, err = openDevice(&m.s.url, m.s.log); err != nil {
 			return err
 		}
 		m.ours = true
@@ -135,6 +137,25 @@ func (m *conn) open() (err error) {
 		m.giveBack(i)
 	}
 	return m.postReceives()
+}
+
+// openDevice opens the device that u asks for.
+func openDevice(u *URL, log *slog.Logger) (rdma.Device, error) {
+	if u.Transport != ISERVerbs {
+		return iwarp.Open(iwarp.Config{Logger: log})
+	}
+	name := u.Device
+	if name == "" {
+		all, err := verbs.Devices()
+		if err != nil {
+			return nil, err
+		}
+		if len(all) != 1 {
+			return nil, fmt.Errorf("this machine has %d RDMA devices; name one: ?device=rxe0", len(all))
+		}
+		name = all[0].Name
+	}
+	return verbs.Open(verbs.Config{Name: name, Logger: log})
 }
 
 func (m *Memory) sge(off, n int) rdma.SGE {

@@ -14,13 +14,14 @@ import (
 type Transport uint8
 
 const (
-	TCP     Transport = iota // iscsi://
-	ISER                     // iser+iwarp://: iSER over iWARP in user space
-	OneShot                  // oneshot+iwarp://: iSCSI PDUs unmodified over one-shot RDMA
+	TCP       Transport = iota // iscsi://
+	ISER                       // iser+iwarp://: iSER over iWARP in user space
+	OneShot                    // oneshot+iwarp://: iSCSI PDUs unmodified over one-shot RDMA
+	ISERVerbs                  // iser+verbs://: iSER over a device of the kernel's
 )
 
 var schemes = [...]struct{ name, port string }{
-	TCP: {"iscsi", "3260"}, ISER: {"iser+iwarp", "3261"}, OneShot: {"oneshot+iwarp", "3261"},
+	TCP: {"iscsi", "3260"}, ISER: {"iser+iwarp", "3261"}, OneShot: {"oneshot+iwarp", "3261"}, ISERVerbs: {"iser+verbs", "3260"},
 }
 
 // String returns the scheme of URLs.
@@ -30,9 +31,9 @@ func (t Transport) String() string { return schemes[t].name }
 //
 //	iscsi://[user[%secret]@]host[:port]/[iqn[/lun]][?key=value[&…]]
 //
-// The scheme may also be iser+iwarp or oneshot+iwarp. The port is 3260 if none is given, over
-// RDMA 3261. Keys are header_digest and data_digest (none or crc32c), target_user and
-// target_password (the target is to prove that it knows the secret).
+// The scheme may also be iser+iwarp, oneshot+iwarp or iser+verbs. The port is 3260 if none is
+// given, over iWARP 3261. Keys are header_digest and data_digest (none or crc32c), target_user and
+// target_password (the target is to prove that it knows the secret), and device (for iser+verbs).
 type URL struct {
 	Transport    Transport
 	Address      string // host:port
@@ -41,6 +42,7 @@ type URL struct {
 	LUN          int    // -1: none named
 	HeaderDigest bool   // CRC32C
 	DataDigest   bool   // CRC32C
+	Device       string // of the kernel's RDMA devices, for ISERVerbs; empty: the only one
 }
 
 // ParseURL reads a URL. Errors do not repeat secrets.
@@ -49,7 +51,7 @@ func ParseURL(s string) (URL, error) {
 	scheme, rest, ok := strings.Cut(s, "://")
 	i := slices.IndexFunc(schemes[:], func(x struct{ name, port string }) bool { return x.name == scheme })
 	if !ok || i < 0 {
-		return u, fmt.Errorf("a URL begins with iscsi://, iser+iwarp:// or oneshot+iwarp://, not with %q", clip(scheme))
+		return u, fmt.Errorf("a URL begins with iscsi://, iser+iwarp://, oneshot+iwarp:// or iser+verbs://, not with %q", clip(scheme))
 	}
 	u.Transport = Transport(i)
 	rest, query, _ := strings.Cut(rest, "?")
@@ -67,7 +69,13 @@ func ParseURL(s string) (URL, error) {
 	if err := u.path(path); err != nil {
 		return u, err
 	}
-	return u, u.query(query)
+	if err := u.query(query); err != nil {
+		return u, err
+	}
+	if u.Device != "" && u.Transport != ISERVerbs {
+		return u, fmt.Errorf("device is for iser+verbs://; the URL says %v", u.Transport)
+	}
+	return u, nil
 }
 
 func address(s, port string) (string, error) {
@@ -121,12 +129,14 @@ func (u *URL) query(query string) error {
 			} else {
 				u.DataDigest = on
 			}
+		case "device":
+			u.Device = v
 		case "target_user":
 			u.mutual().Name = v
 		case "target_password":
 			u.mutual().Secret = []byte(v)
 		default:
-			return fmt.Errorf("the URL has an unknown key %q; there are header_digest, data_digest, target_user, target_password", clip(key))
+			return fmt.Errorf("the URL has an unknown key %q; there are header_digest, data_digest, target_user, target_password, device", clip(key))
 		}
 	}
 	return nil

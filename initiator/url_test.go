@@ -9,12 +9,13 @@ import (
 
 func TestParseURL(t *testing.T) {
 	for in, want := range map[string]URL{
-		"iscsi://host":                   {Address: "host:3260", LUN: -1},
-		"iscsi://127.0.0.1/":             {Address: "127.0.0.1:3260", LUN: -1},
-		"iscsi://[::1]:99/iqn.t:x":       {Address: "[::1]:99", Target: "iqn.t:x", LUN: -1},
-		"iscsi://[::1]/iqn.t:x":          {Address: "[::1]:3260", Target: "iqn.t:x", LUN: -1},
-		"iser+iwarp://h/iqn.t:x/0":       {Transport: ISER, Address: "h:3261", Target: "iqn.t:x"},
-		"oneshot+iwarp://h:7/iqn.t:x/12": {Transport: OneShot, Address: "h:7", Target: "iqn.t:x", LUN: 12},
+		"iscsi://host":                         {Address: "host:3260", LUN: -1},
+		"iscsi://127.0.0.1/":                   {Address: "127.0.0.1:3260", LUN: -1},
+		"iscsi://[::1]:99/iqn.t:x":             {Address: "[::1]:99", Target: "iqn.t:x", LUN: -1},
+		"iscsi://[::1]/iqn.t:x":                {Address: "[::1]:3260", Target: "iqn.t:x", LUN: -1},
+		"iser+iwarp://h/iqn.t:x/0":             {Transport: ISER, Address: "h:3261", Target: "iqn.t:x"},
+		"oneshot+iwarp://h:7/iqn.t:x/12":       {Transport: OneShot, Address: "h:7", Target: "iqn.t:x", LUN: 12},
+		"iser+verbs://h/iqn.t:x/3?device=rxe0": {Transport: ISERVerbs, Address: "h:3260", Target: "iqn.t:x", LUN: 3, Device: "rxe0"},
 		"iscsi://u%s@h/iqn.t:x/1": {
 			Address: "h:3260", Target: "iqn.t:x", LUN: 1, CHAP: &Credentials{Name: "u", Secret: []byte("s")},
 		},
@@ -35,7 +36,7 @@ func TestParseURL(t *testing.T) {
 	}
 	for _, in := range []string{
 		"", "host", "http://host", "iscsi://", "iscsi:///iqn", "iscsi://h:0", "iscsi://h:x/", "iscsi://h:70000/", "iscsi://h//0",
-		"iscsi://h/iqn/x", "iscsi://h/iqn/-1", "iscsi://h/iqn/99999", "iscsi://h/iqn/0?x=1", "iscsi://h/iqn/0?data_digest=md5", "iscsi://h/iqn/0?%zz",
+		"iscsi://h/iqn/x", "iscsi://h/iqn/-1", "iscsi://h/iqn/99999", "iscsi://h/iqn/0?x=1", "iscsi://h/iqn/0?data_digest=md5", "iscsi://h/iqn/0?%zz", "iscsi://h/iqn/0?device=x",
 	} {
 		if u, err := ParseURL(in); err == nil {
 			t.Errorf("%q is %+v", in, u)

@@ -40,11 +40,12 @@ A URL has the form that libiscsi and QEMU use:
   iscsi://[user[%secret]@]host[:port]/iqn/lun          iSCSI over TCP, port 3260
   iser+iwarp://…                                       iSER over iWARP, port 3261
   oneshot+iwarp://…                                    one-shot RDMA over iWARP, port 3261
+  iser+verbs://…?device=rxe0                           iSER over a device of the kernel's, port 3260
 
 with ?header_digest=crc32c, data_digest=crc32c, target_user=… and target_password=… where
 needed. User and secret are better given in the environment, which other users do not see:
 LIBISCSI_CHAP_USERNAME, LIBISCSI_CHAP_PASSWORD, LIBISCSI_CHAP_TARGET_USERNAME and
-LIBISCSI_CHAP_TARGET_PASSWORD. RDMA needs no card and no kernel module.`,
+LIBISCSI_CHAP_TARGET_PASSWORD. RDMA over iWARP needs no card and no kernel module.`,
 		Example: `  initiator ls iscsi://127.0.0.1
   initiator read --length 1MiB iscsi://127.0.0.1/iqn.2026-11.example.oneshot:demo/0 | hexdump -C | head
   initiator bench --depth 32 --random oneshot+iwarp://127.0.0.1/iqn.2026-11.example.oneshot:demo/0`,

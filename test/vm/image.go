@@ -75,6 +75,7 @@ func buildInitramfs(out, moduleDir string) error {
 	args := []string{
 		"tool", "u-root", "-o", out, "-defaultsh=", "-initcmd=/bin/guest",
 		"-files", guest + ":bin/guest", "-files", filepath.Join(stage, "verbs.test") + ":bin/verbs.test", "-files", filepath.Join(stage, "target") + ":bin/target",
+		"-files", filepath.Join(stage, "initiator") + ":bin/initiator",
 		"-files", "../../scripts/soft-roce.sh:bin/soft-roce.sh",
 		"-files", forgiving + ":lib/forgiving.so", "-files", filepath.Join(stage, "modules") + ":modules",
 		"-files", "/etc/nsswitch.conf:etc/nsswitch.conf", "-files", "/etc/passwd:etc/passwd",

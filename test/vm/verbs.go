@@ -9,6 +9,10 @@ func buildVerbs(stage string) error {
 	if _, err := run(".", "go", "test", "-c", "-tags", "verbs,guest", "-o", filepath.Join(stage, "verbs.test"), provider); err != nil {
 		return err
 	}
-	_, err := run(".", "go", "build", "-tags", "verbs", "-o", filepath.Join(stage, "target"), "oneshot/cmd/target")
-	return err
+	for _, program := range []string{"target", "initiator"} {
+		if _, err := run(".", "go", "build", "-tags", "verbs", "-o", filepath.Join(stage, program), "oneshot/cmd/"+program); err != nil {
+			return err
+		}
+	}
+	return nil
 }
