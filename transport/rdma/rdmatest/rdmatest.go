@@ -32,9 +32,8 @@ type Pair struct {
 
 // Defects of devices, of which the suite sees that they do no more harm than is known.
 type Defects struct {
-	// SilentRefusal: a Read that a region does not allow is left without an answer, and the
-	// connection as it is.
-	SilentRefusal bool
+	// ReadRights: a region that the peer knows can be read, even if it does not allow that.
+	ReadRights bool
 	// EmptyReads: Reads of no bytes are refused by the provider, for the device loses count.
 	EmptyReads bool
 	// Fences: beside other work they stall, or let pass what they should hold back.

@@ -47,7 +47,7 @@ func TestSuite(t *testing.T) {
 		siw := strings.HasPrefix(d.Limits().Name, "siw")
 		return rdmatest.Pair{
 			Client: d, Server: d, Listen: os.Getenv(envListen),
-			Defects: rdmatest.Defects{SilentRefusal: siw, EmptyReads: siw, Fences: siw, WindowRange: !siw},
+			Defects: rdmatest.Defects{ReadRights: siw, EmptyReads: siw, Fences: siw, WindowRange: !siw},
 		}
 	})
 }
