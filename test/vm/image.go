@@ -18,13 +18,13 @@ import (
 // modules that the guest loads, with what they need.
 var modules = []string{
 	"virtio_pci", "virtio_net", "virtio_console", "crc32c_generic", "iscsi_tcp", "sd_mod", "ext4", "xfs",
-	"siw", "ib_iser", "ib_uverbs", "rdma_ucm", "crc32_generic", "rdma_rxe", "dummy",
+	"siw", "ib_iser", "ib_uverbs", "rdma_ucm", "crc32_generic", "rdma_rxe", "dummy", "dm_mod", "dm_multipath", "dm_round_robin",
 }
 
 // programs of Debian's that the guest runs, with the libraries they need.
 var programs = []string{
 	"/usr/sbin/iscsid", "/usr/bin/iscsiadm", "/sbin/mkfs.ext4", "/sbin/mkfs.xfs", "/sbin/e2fsck", "/sbin/xfs_repair", "/sbin/fstrim", "/usr/bin/rdma",
-	"/bin/ip", "/bin/bash", "/usr/bin/rping", "/usr/bin/timeout", "/usr/bin/env", "/usr/bin/iscsi-inq", "/usr/bin/iscsi-test-cu",
+	"/bin/ip", "/bin/bash", "/usr/bin/rping", "/sbin/dmsetup", "/usr/bin/timeout", "/usr/bin/env", "/usr/bin/iscsi-inq", "/usr/bin/iscsi-test-cu",
 }
 
 // files that the guest has where the host has them: drivers of RDMA devices, which libibverbs
