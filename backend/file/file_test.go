@@ -55,7 +55,8 @@ func tmpfs(t *testing.T, size int) string {
 		t.Fatalf("mount a tmpfs, for which tests run as root: %v", err)
 	}
 	t.Cleanup(func() {
-		if err := unix.Unmount(dir, 0); err != nil {
+		// A ring lets go of its files some time after it is closed.
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
 			t.Errorf("unmount %s: %v", dir, err)
 		}
 	})

@@ -76,6 +76,10 @@ func run(ctx context.Context, o options) (err error) {
 	if err := b.start(dir); err != nil {
 		return err
 	}
+	// Pages of a memory store come into being when they are first written.
+	if err := b.fill(ctx); err != nil {
+		return err
+	}
 	results, err := b.measureAll(ctx)
 	if err != nil {
 		return err
@@ -120,6 +124,16 @@ portals:
 		b.awake(targetCore), b.awake(clientCore),
 		wait(tcpAt), wait(streamAt),
 	)
+}
+
+// fill writes the whole disk.
+func (b *bench) fill(ctx context.Context) error {
+	out, err := exec.CommandContext(ctx, b.initiator, "bench", "--write", "--size", "1MiB", "--depth", "4", "--warmup", "0s", "--duration", "2s",
+		"iscsi://"+tcpAt+"/"+iqn+"/0").CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%w: %s", err, out)
+	}
+	return nil
 }
 
 // awake keeps a core from halting with a loop of idle priority: how long a halted core takes to

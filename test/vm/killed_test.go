@@ -18,6 +18,7 @@ targets: [{iqn: "`+iqn+`", luns: {0: d}}]
 portals: [{transport: iwarp, listen: $PORTAL}]
 management: {socket: $DIR/socket}
 `)
+	tg.WaitLog(t.Context(), "service open")
 	client := mgmt.NewClient(tg.Dir + "/socket")
 	defer client.Close()
 	status := func() *mgmt.Status {
