@@ -104,6 +104,7 @@ type bench struct {
 func (b *bench) start(dir string) error {
 	config := filepath.Join(dir, "bench.yaml")
 	text := fmt.Sprintf(`log: {level: warn}
+limits: {memory_per_connection: 128MiB}
 stores: {disk: {type: memory, size: %s}}
 targets: [{iqn: %s, luns: {0: disk}}]
 portals:
