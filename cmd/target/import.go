@@ -20,9 +20,10 @@ func importCommand() *cobra.Command {
 configuration for serve to standard output, and says on standard error what it
 could not take over. It opens no store, and changes nothing.
 
-Who may log in stays as it was, or becomes less: what cannot be said here, such as
-the address of an initiator, is left out rather than opened for all. Secrets are
-written out, so keep the result from other users.
+Rules of access that cannot be said here, such as the address of an initiator, are
+left out of the result, mostly with those whom they admit. Where that lets in more
+than before a NOTE says so: read the notes before you serve the result. Secrets
+are written out, so keep it from other users.
 
 If the result lacks something that only you know, such as a secret of at least 12
 characters, it says so and exits with 1; the configuration is written all the

@@ -1,8 +1,8 @@
 // Package migrate turns the configurations of other targets into ours: saveconfig.json of
 // targetcli (LIO), and targets.conf of tgt.
 //
-// What has no counterpart becomes a remark. Where access is concerned, what cannot be said in
-// our words is left out rather than opened: nobody reaches more than before.
+// What has no counterpart becomes a remark. Rules of access that cannot be said in our words are
+// left out, mostly with those whom they admit; where that lets in more than before, the remark says so.
 package migrate
 
 import (
