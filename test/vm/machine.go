@@ -49,7 +49,7 @@ func boot(img *image, dir string, more ...string) (*machine, error) {
 	m := &machine{exited: make(chan struct{}), console: filepath.Join(dir, "console"), running: make(map[int]*command)}
 	socket := filepath.Join(dir, "agent")
 	m.qemu = exec.Command("qemu-system-x86_64", append([]string{
-		"-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "1024",
+		"-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "2048", // libiscsi 1.19 gives nothing back
 		"-nodefaults", "-display", "none", "-no-reboot",
 		"-kernel", img.kernel, "-initrd", img.initramfs,
 		"-append", "console=ttyS0 mitigations=off tsc=reliable nowatchdog quiet net.ifnames=0 panic=-1",
