@@ -154,9 +154,9 @@ portals:
 			const auth = "node.session.auth."
 			chap := map[string]string{auth + "authmethod": "CHAP", auth + "username": user, auth + "password": secret}
 
-			// What comes within milliseconds of its MPA Reply siw leaves unread, and over soft-RoCE about
-			// one first attempt in a hundred gets no answer in a guest under emulation: then the
-			// initiator tries again, as it does by itself (its default is eight times).
+			// What comes within milliseconds of its MPA Reply siw leaves unread, and over soft-RoCE a
+			// first attempt was once seen to get no answer: then the initiator tries again, as it does by
+			// itself (its default is eight times).
 			chap["node.session.initial_login_retry_max"] = "8"
 			chap["node.conn[0].timeo.login_timeout"] = "4"
 
