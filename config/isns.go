@@ -15,7 +15,7 @@ type ISNS struct {
 	Entity string   // what this machine is called there; empty: its host name
 }
 
-// isnsPort is iSNS' well-known port (RFC 4171 §7.2).
+// isnsPort is iSNS' well-known port.
 const isnsPort = 3205
 
 func (d *decoder) isns(v value, i *ISNS) {

@@ -33,15 +33,13 @@ type Command struct {
 	// Sense is the sense data of a CHECK CONDITION. It is valid until the Command is used again.
 	Sense []byte
 
-	next     *Command
-	itt      uint32
-	issued   bool
-	aborting bool
-	cmdSN    uint32
-	sense    [252]byte
-	got      int // bytes of Data-In
-	fields   pdu.SCSICommandFields
-	rdma     transfer
+	next   *Command
+	itt    uint32
+	issued bool
+	sense  [252]byte
+	got    int // bytes of Data-In
+	fields pdu.SCSICommandFields
+	rdma   transfer
 }
 
 // SCSI status codes (SAM-5 §5.3.1).

@@ -2,6 +2,7 @@ package initiator
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 
 	"oneshot/iscsi/pdu"
@@ -169,7 +170,7 @@ func (m *conn) haveBound(n int) {
 // isBound: the window has been bound; now the command can be sent.
 func (m *conn) isBound(c *Command) error {
 	if c == nil || c.rdma.step != stepBinding {
-		return fmt.Errorf("a window was bound for no command")
+		return errors.New("a window was bound for no command")
 	}
 	c.rdma.step = stepSent
 	m.write(c, c.fields.DataSegmentLength, c.rdma.stag, c.rdma.offset)

@@ -90,7 +90,11 @@ func dialRDMA(ctx context.Context, s *Session) (mover, error) {
 		windows: make([]rdma.Window, s.opt.Depth), receives: s.opt.Depth + spareReceives + receiveBatch,
 		slotLen: (headerLen + pdu.BHSLen + s.opt.Immediate + 63) &^ 63,
 	}
-	if err := errors.Join(m.open(), m.connect(ctx)); err != nil {
+	err := m.open()
+	if err == nil {
+		err = m.connect(ctx)
+	}
+	if err != nil {
 		m.release()
 		return nil, err
 	}
@@ -163,9 +167,6 @@ func (m *Memory) sge(off, n int) rdma.SGE {
 }
 
 func (m *conn) connect(ctx context.Context) error {
-	if m.qp == nil {
-		return nil
-	}
 	p := rdma.ConnParams{PrivateData: []byte{noZBVA, 0, 0, 0}}
 	switch m.flow {
 	case FlowOneShot:
@@ -549,8 +550,6 @@ func (m *conn) counters() Counters {
 	}
 	return c
 }
-
-func (m *conn) localAddr() string { return m.qp.LocalAddr().String() }
 
 // offset returns where b begins in r.
 func offset(r rdma.Region, b []byte) uint64 {

@@ -13,7 +13,7 @@ import (
 	"oneshot/iscsi/text"
 )
 
-// mover moves PDUs. All but receive and close are called with Session.mu held, and do not
+// mover moves PDUs. All but receive, enable, stop, alloc and counters are called with Session.mu held, and do not
 // block; what they queue leaves in order, at the latest at flush.
 type mover interface {
 	// control queues a PDU, which is copied.
@@ -35,7 +35,6 @@ type mover interface {
 	// alloc returns memory that the connection's device knows.
 	alloc(n int) (*Memory, error)
 	counters() Counters
-	localAddr() string
 }
 
 // Session is a session of one connection. Its methods may be called from any goroutine.
@@ -134,7 +133,7 @@ func (s *Session) Start(cs ...*Command) {
 	s.mu.Lock()
 	for _, c := range cs {
 		c.Err, c.Status, c.Transferred, c.Sense = s.unfit(c), 0, 0, nil
-		c.got, c.aborting, c.issued, c.rdma = 0, false, false, transfer{}
+		c.got, c.issued, c.rdma = 0, false, transfer{}
 		if c.Err != nil {
 			failed.push(c)
 		} else {
@@ -191,7 +190,6 @@ func (s *Session) send(c *Command) {
 		Final: true, Read: len(c.In) > 0, Write: len(c.Out) > 0, Attr: c.Attr, DataSegmentLength: immediate,
 		LUN: wireLUN(c.LUN), ITT: c.itt, EDTL: uint32(len(c.data())), CmdSN: s.cmdSN, ExpStatSN: s.expStatSN, CDB: c.CDB,
 	}
-	c.cmdSN = uint32(s.cmdSN)
 	s.cmdSN++
 	s.mover.command(c, immediate)
 }
@@ -452,8 +450,7 @@ func (s *Session) abort(c *Command, done <-chan struct{}) {
 		c.Done(c)
 		return
 	}
-	issued, itt, cmdSN, lun := c.issued, c.itt, serial.SN(c.cmdSN), wireLUN(c.LUN)
-	c.aborting = issued
+	issued, itt, cmdSN, lun := c.issued, c.itt, c.fields.CmdSN, wireLUN(c.LUN)
 	s.mu.Unlock()
 	if !issued {
 		return // it has ended

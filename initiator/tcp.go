@@ -370,8 +370,6 @@ func (m *tcp) stop(err error) {
 // alloc implements mover.
 func (m *tcp) alloc(n int) (*Memory, error) { return newMemory(n) }
 
-func (m *tcp) localAddr() string { return m.conn.LocalAddr().String() }
-
 // counters implements mover.
 func (m *tcp) counters() Counters {
 	m.s.mu.Lock()

@@ -52,7 +52,7 @@ func (c *Conn) info() (SessionInfo, bool) {
 		return SessionInfo{}, false
 	}
 	info := SessionInfo{
-		TSIH: s.TSIH, Initiator: s.Initiator, ISID: s.ISID, Peer: c.mover.Peer(), Local: c.mover.Local(), RDMA: c.copy,
+		TSIH: s.TSIH, Initiator: s.Initiator, ISID: s.ISID, Peer: c.mover.Peer(), Local: c.mover.Local(), RDMA: c.rdma,
 		HeaderDigest: s.Params.HeaderDigest, DataDigest: s.Params.DataDigest, Since: s.since, Buffers: c.leased,
 	}
 	if s.Target != nil {

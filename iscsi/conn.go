@@ -46,8 +46,8 @@ type Conn struct {
 	node  *Node
 	mover Datamover
 	log   *slog.Logger
-	copy  bool // the mover never sends out of a store's memory, nor receives into it
 	offer *login.Config
+	// rdma: the mover is one of RDMA, and never sends out of a store's memory, nor receives into it.
 	rdma  bool
 	group uint16 // of the portal that it came through
 
@@ -93,10 +93,9 @@ func (n *Node) NewRDMAConn(mover Datamover, offer *login.Config) *Conn {
 	return n.newConn(mover, offer, true)
 }
 
-func (n *Node) newConn(mover Datamover, offer *login.Config, copied bool) *Conn {
+func (n *Node) newConn(mover Datamover, offer *login.Config, rdma bool) *Conn {
 	c := &Conn{
-		node: n, mover: mover, state: stateLogin, offer: offer, copy: copied,
-		rdma: copied, group: n.groupOf(mover.Local(), copied),
+		node: n, mover: mover, state: stateLogin, offer: offer, rdma: rdma, group: n.groupOf(mover.Local(), rdma),
 		log:  n.log.With("initiator_address", mover.Peer()),
 		born: n.clock.Load(), heard: n.clock.Load(),
 	}

@@ -64,7 +64,7 @@ func (c *Conn) newTask(h pdu.SCSICommand) *Task {
 			t.DataInLen, _ = h.BidiReadEDTL()
 		}
 	}
-	t.NoLend = c.copy || c.sess.Params.DataDigest
+	t.NoLend = c.rdma || c.sess.Params.DataDigest
 	return t
 }
 

@@ -3,7 +3,6 @@ package isns
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -222,7 +221,7 @@ func (c *Client) exchange(ctx context.Context, function, flags uint16, fill func
 	}
 	answer, err := readResponse(conn, function, transaction)
 	if err != nil {
-		return nil, fmt.Errorf("%w", errors.Join(ctx.Err(), err))
+		return nil, errors.Join(ctx.Err(), err)
 	}
 	return answer, nil
 }

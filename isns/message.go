@@ -77,7 +77,7 @@ func (m *message) bytes() ([]byte, error) {
 	return m.b, nil
 }
 
-// attribute appends tag, length and value (§5.1.4), padded to four bytes.
+// attribute appends tag, length and value (§5.3), padded to four bytes.
 func (m *message) attribute(tag uint32, value []byte) {
 	m.b = binary.BigEndian.AppendUint32(m.b, tag)
 	m.b = binary.BigEndian.AppendUint32(m.b, uint32(len(value)))
