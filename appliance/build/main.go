@@ -17,7 +17,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"oneshot/internal/debian"
 )
@@ -133,22 +132,11 @@ func pack(cpio, stage, tree, version string) error {
 
 // stageModules copies modules, and what they need, from the kernel's directory.
 func stageModules(to, from string) error {
-	if _, err := debian.Run(".", "depmod", "-b", filepath.Dir(filepath.Dir(filepath.Dir(from))), filepath.Base(from)); err != nil {
-		return err
-	}
-	needs, err := dependencies(filepath.Join(from, "modules.dep"))
+	needs, err := debian.Needs(from, modules)
 	if err != nil {
 		return err
 	}
-	builtin, err := os.ReadFile(filepath.Join(from, "modules.builtin"))
-	if err != nil {
-		return err
-	}
-	for _, m := range modules {
-		files, ok := needs[m]
-		if !ok && !strings.Contains(strings.ReplaceAll(string(builtin), "-", "_"), "/"+m+".ko") {
-			return fmt.Errorf("the kernel has no module %s", m)
-		}
+	for _, files := range needs {
 		for _, f := range files {
 			if err := copyFile(filepath.Join(to, f), filepath.Join(from, f)); err != nil {
 				return err
@@ -161,21 +149,6 @@ func stageModules(to, from string) error {
 		}
 	}
 	return nil
-}
-
-// dependencies reads modules.dep: for each module, its file and those of what it needs.
-func dependencies(path string) (map[string][]string, error) {
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	needs := make(map[string][]string)
-	for line := range strings.Lines(string(b)) {
-		file, list, _ := strings.Cut(line, ":")
-		name, _, _ := strings.Cut(filepath.Base(file), ".")
-		needs[strings.ReplaceAll(name, "-", "_")] = append([]string{file}, strings.Fields(list)...)
-	}
-	return needs, nil
 }
 
 func copyFile(to, from string) error {

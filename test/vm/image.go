@@ -102,29 +102,12 @@ func stageModules(dir, from string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	base := filepath.Dir(filepath.Dir(filepath.Dir(from)))
-	if _, err := run(".", "depmod", "-b", base, filepath.Base(from)); err != nil {
-		return err
-	}
-	dep, err := os.ReadFile(filepath.Join(from, "modules.dep"))
+	needs, err := debian.Needs(from, modules)
 	if err != nil {
 		return err
-	}
-	builtin, err := os.ReadFile(filepath.Join(from, "modules.builtin"))
-	if err != nil {
-		return err
-	}
-	needs := make(map[string][]string)
-	for line := range strings.Lines(string(dep)) {
-		file, list, _ := strings.Cut(line, ":")
-		needs[moduleName(file)] = append([]string{file}, strings.Fields(list)...)
 	}
 	var order []string
-	for _, m := range modules {
-		files, ok := needs[m]
-		if !ok && !strings.Contains(string(builtin), "/"+m+".ko") {
-			return fmt.Errorf("the kernel has no module %s", m)
-		}
+	for _, files := range needs {
 		for _, f := range slices.Backward(files) { // the last one listed is needed first
 			if !slices.Contains(order, f) {
 				order = append(order, f)
@@ -143,12 +126,6 @@ func stageModules(dir, from string) error {
 		fmt.Fprintln(&list, filepath.Base(f))
 	}
 	return os.WriteFile(filepath.Join(dir, "list"), []byte(list.String()), 0o644)
-}
-
-// moduleName is the name of the module in a file.
-func moduleName(file string) string {
-	name, _, _ := strings.Cut(filepath.Base(file), ".")
-	return strings.ReplaceAll(name, "-", "_")
 }
 
 func run(dir, name string, args ...string) (string, error) { return debian.Run(dir, name, args...) }
