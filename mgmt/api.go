@@ -2,6 +2,7 @@ package mgmt
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -15,6 +16,8 @@ func NewAPI(t Target) http.Handler {
 	mux.HandleFunc("GET /v1/status", a.status)
 	mux.HandleFunc("GET /v1/sessions", a.sessions)
 	mux.HandleFunc("DELETE /v1/sessions/{id}", a.drop)
+	mux.HandleFunc("GET /v1/access", a.access)
+	mux.HandleFunc("PATCH /v1/access", a.setAccess)
 	mux.HandleFunc("POST /v1/reload", a.reload)
 	mux.HandleFunc("GET /v1/health", a.health)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
@@ -46,6 +49,44 @@ func (a *api) drop(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.WriteHeader(http.StatusNoContent)
+}
+
+func (a *api) access(w http.ResponseWriter, _ *http.Request) {
+	answer(w, accessStates(a.target.Access()))
+}
+
+func accessStates(list []Access) AccessStates {
+	if list == nil {
+		list = []Access{}
+	}
+	return AccessStates{Time: time.Now(), Access: list}
+}
+
+// maxRequest bounds what is read of a request, in bytes: every LUN that a target can have.
+const maxRequest = 256 << 10
+
+func (a *api) setAccess(w http.ResponseWriter, r *http.Request) {
+	body := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequest))
+	body.DisallowUnknownFields() // to leave out what was asked for would do something else
+	var change AccessChange
+	if err := body.Decode(&change); err != nil {
+		fail(w, http.StatusBadRequest, fmt.Sprintf("that is no change of access states: %v", err))
+		return
+	}
+	if change.State == "" && change.Preferred == nil {
+		fail(w, http.StatusBadRequest, "nothing is to be changed: give state or preferred")
+		return
+	}
+	list, err := a.target.SetAccess(change)
+	_, missing := errors.AsType[*NotFoundError](err)
+	switch {
+	case missing:
+		fail(w, http.StatusNotFound, err.Error())
+	case err != nil:
+		fail(w, http.StatusUnprocessableEntity, err.Error())
+	default:
+		answer(w, accessStates(list))
+	}
 }
 
 func (a *api) reload(w http.ResponseWriter, _ *http.Request) {

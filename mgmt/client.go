@@ -1,6 +1,7 @@
 package mgmt
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -32,31 +33,52 @@ func (c *Client) Close() { c.http.CloseIdleConnections() }
 // Status asks how the daemon is.
 func (c *Client) Status(ctx context.Context) (*Status, error) {
 	s := new(Status)
-	return s, c.do(ctx, http.MethodGet, "/v1/status", s)
+	return s, c.do(ctx, http.MethodGet, "/v1/status", nil, s)
 }
 
 // Sessions asks for the sessions.
 func (c *Client) Sessions(ctx context.Context) (*Sessions, error) {
 	s := new(Sessions)
-	return s, c.do(ctx, http.MethodGet, "/v1/sessions", s)
+	return s, c.do(ctx, http.MethodGet, "/v1/sessions", nil, s)
 }
 
 // DropSession ends a session.
 func (c *Client) DropSession(ctx context.Context, id uint16) error {
-	return c.do(ctx, http.MethodDelete, fmt.Sprintf("/v1/sessions/%d", id), nil)
+	return c.do(ctx, http.MethodDelete, fmt.Sprintf("/v1/sessions/%d", id), nil, nil)
+}
+
+// Access asks for the access states.
+func (c *Client) Access(ctx context.Context) (*AccessStates, error) {
+	a := new(AccessStates)
+	return a, c.do(ctx, http.MethodGet, "/v1/access", nil, a)
+}
+
+// SetAccess changes access states, and returns those of all groups of the LUNs concerned.
+func (c *Client) SetAccess(ctx context.Context, change AccessChange) (*AccessStates, error) {
+	a := new(AccessStates)
+	return a, c.do(ctx, http.MethodPatch, "/v1/access", change, a)
 }
 
 // Reload has the daemon read its configuration again.
 func (c *Client) Reload(ctx context.Context) (*Reload, error) {
 	r := new(Reload)
-	return r, c.do(ctx, http.MethodPost, "/v1/reload", r)
+	return r, c.do(ctx, http.MethodPost, "/v1/reload", nil, r)
 }
 
 // maxAnswer bounds what is read of an answer: some thousand LUNs.
 const maxAnswer = 64 << 20
 
-func (c *Client) do(ctx context.Context, method, path string, into any) error {
-	req, err := http.NewRequestWithContext(ctx, method, "http://target"+path, nil)
+// do asks. body, unless nil, goes with the question; the answer goes into into, unless that is nil.
+func (c *Client) do(ctx context.Context, method, path string, body, into any) error {
+	var text io.Reader
+	if body != nil {
+		b, err := json.Marshal(body)
+		if err != nil {
+			return err
+		}
+		text = bytes.NewReader(b)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://target"+path, text)
 	if err != nil {
 		return err
 	}
@@ -65,18 +87,18 @@ func (c *Client) do(ctx context.Context, method, path string, into any) error {
 		return c.unreachable(err)
 	}
 	defer func() { _ = resp.Body.Close() }()
-	body := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer))
+	answer := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer))
 	switch {
 	case resp.StatusCode >= 300:
 		var p Problem
-		if body.Decode(&p) != nil || p.Error == "" {
+		if answer.Decode(&p) != nil || p.Error == "" {
 			return fmt.Errorf("the daemon at %s answers %s to %s %s", c.socket, resp.Status, method, path)
 		}
 		return errors.New(p.Error)
 	case into == nil:
 		return nil
 	}
-	if err := body.Decode(into); err != nil {
+	if err := answer.Decode(into); err != nil {
 		return fmt.Errorf("the daemon at %s gives an answer that is none of this version of the API: %w", c.socket, err)
 	}
 	return nil

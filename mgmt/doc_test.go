@@ -31,7 +31,7 @@ func TestDocumented(t *testing.T) {
 			walk(f.Type)
 		}
 	}
-	for _, v := range []any{Status{}, Sessions{}, Reload{}, Problem{}} {
+	for _, v := range []any{Status{}, Sessions{}, Reload{}, Problem{}, AccessStates{}, AccessChange{}} {
 		walk(reflect.TypeOf(v))
 	}
 	if len(seen) < 10 {

@@ -3,6 +3,7 @@ package mgmt
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"net"
@@ -23,6 +24,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // fake is a target of made-up figures.
 type fake struct {
 	dropped []uint16
+	changes []AccessChange
 	reload  error
 	sick    error
 }
@@ -52,6 +54,21 @@ func (f *fake) Sessions() []Session {
 func (f *fake) DropSession(id uint16) bool {
 	f.dropped = append(f.dropped, id)
 	return id == 3
+}
+
+func (f *fake) Access() []Access {
+	return []Access{{Target: "iqn.t:t", LUN: 5, Group: 1, Portals: f.Status().Portals, State: "standby", Preferred: true, ALUA: "implicit"}}
+}
+
+func (f *fake) SetAccess(c AccessChange) ([]Access, error) {
+	f.changes = append(f.changes, c)
+	switch c.Group {
+	case 1:
+		return f.Access(), nil
+	case 2:
+		return nil, errors.New("not here")
+	}
+	return nil, fmt.Errorf("target: %w", &NotFoundError{"no group"})
 }
 
 func (f *fake) Reload() (Reload, error) { return Reload{Done: []string{"x"}}, f.reload }
@@ -102,6 +119,24 @@ func TestAPI(t *testing.T) {
 	if diff := cmp.Diff([]uint16{3, 4}, f.dropped); diff != "" {
 		t.Error(diff)
 	}
+	access, err := c.Access(ctx)
+	if err != nil || access.Time.IsZero() {
+		t.Fatalf("%+v, %v", access, err)
+	}
+	if diff := cmp.Diff(f.Access(), access.Access); diff != "" {
+		t.Errorf("access states (-want +got)\n%s", diff)
+	}
+	no := false
+	changes := []AccessChange{{Target: "iqn.t:t", Group: 1, State: "standby"}, {Group: 2, LUNs: []uint16{0, 5}, Preferred: &no}, {Group: 3, State: "x"}}
+	for i, want := range []string{"", "not here", "target: no group"} {
+		access, err := c.SetAccess(ctx, changes[i])
+		if err != nil && err.Error() != want || err == nil && (want != "" || len(access.Access) != 1) {
+			t.Errorf("change %d: %+v, %v", i, access, err)
+		}
+	}
+	if diff := cmp.Diff(changes, f.changes); diff != "" {
+		t.Error(diff)
+	}
 	r, err := c.Reload(ctx)
 	if err != nil || len(r.Done) != 1 || r.Pending == nil {
 		t.Errorf("%+v, %v", r, err)
@@ -116,18 +151,25 @@ func TestAPI(t *testing.T) {
 func TestAPIMistakes(t *testing.T) {
 	h := NewAPI(&fake{sick: errors.New("ill")})
 	for _, c := range []struct {
-		method, path string
-		status       int
-		want         string
+		method, path, body string
+		status             int
+		want               string
 	}{
-		{"GET", "/v2/status", 404, "no GET /v2/status"},
-		{"POST", "/v1/status", 404, "no POST /v1/status"},
-		{"DELETE", "/v1/sessions/x", 400, "no session"},
-		{"DELETE", "/v1/sessions/65536", 400, "no session"},
-		{"GET", "/v1/health", 503, "ill"},
+		{"GET", "/v2/status", "", 404, "no GET /v2/status"},
+		{"POST", "/v1/status", "", 404, "no POST /v1/status"},
+		{"DELETE", "/v1/sessions/x", "", 400, "no session"},
+		{"DELETE", "/v1/sessions/65536", "", 400, "no session"},
+		{"GET", "/v1/health", "", 503, "ill"},
+		{"PATCH", "/v1/access", "", 400, "no change of access states"},
+		{"PATCH", "/v1/access", `{"target": "t", "group": 1, "luns": [-1], "state": "standby"}`, 400, "no change of access states"},
+		{"PATCH", "/v1/access", `{"target": "t", "group": 1, "lun": 1, "state": "standby"}`, 400, `unknown field \"lun\"`},
+		{"PATCH", "/v1/access", `{"target": "t", "group": 1}`, 400, "give state or preferred"},
+		{"PATCH", "/v1/access", `{"target": "t", "group": 3, "state": "standby"}`, 404, "no group"},
+		{"PATCH", "/v1/access", `{"target": "t", "group": 2, "state": "standby"}`, 422, "not here"},
+		{"PATCH", "/v1/access", `{"target": "` + strings.Repeat("t", maxRequest) + `"}`, 400, "too large"},
 	} {
 		w := httptest.NewRecorder()
-		h.ServeHTTP(w, httptest.NewRequest(c.method, c.path, nil))
+		h.ServeHTTP(w, httptest.NewRequest(c.method, c.path, strings.NewReader(c.body)))
 		if w.Code != c.status || !strings.Contains(w.Body.String(), c.want) || w.Header().Get("Content-Type") != "application/json" {
 			t.Errorf("%s %s: %d %s", c.method, c.path, w.Code, w.Body)
 		}

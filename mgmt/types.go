@@ -13,6 +13,11 @@ type Target interface {
 	Sessions() []Session
 	// DropSession ends a session and reports whether there was one.
 	DropSession(id uint16) bool
+	// Access returns the access states, sorted by target, LUN and group.
+	Access() []Access
+	// SetAccess changes access states, and returns those of all groups of the LUNs concerned. On a
+	// *NotFoundError, and any other error that does not say otherwise, nothing has changed.
+	SetAccess(AccessChange) ([]Access, error)
 	// Reload reads the configuration again and applies the difference. On an error, whose text
 	// may have several lines, nothing has changed.
 	Reload() (Reload, error)
@@ -120,6 +125,38 @@ type Class struct {
 	SumNS   uint64   `json:"latency_sum_ns"` // from the arrival of a command to the departure of its answer
 	Latency []uint64 `json:"latency"`        // commands in each bucket; one more than there are bounds
 }
+
+// Access is the asymmetric access state (ALUA) of a LUN through the portals of a group, which are
+// a target port group for SCSI.
+type Access struct {
+	Target    string   `json:"target"`
+	LUN       uint16   `json:"lun"`
+	Group     uint16   `json:"group"`
+	Portals   []Portal `json:"portals"`
+	State     string   `json:"state"` // active/optimized, active/non-optimized, standby, unavailable, offline, transitioning
+	Preferred bool     `json:"preferred"`
+	ALUA      string   `json:"alua"` // by whom it may be changed, as the configuration says: none, implicit, explicit, both
+}
+
+// AccessStates is the answer to GET and PATCH /v1/access.
+type AccessStates struct {
+	Time   time.Time `json:"time"` // of this answer
+	Access []Access  `json:"access"`
+}
+
+// AccessChange is the body of PATCH /v1/access.
+type AccessChange struct {
+	Target    string   `json:"target"`
+	Group     uint16   `json:"group"`
+	LUNs      []uint16 `json:"luns,omitempty"`      // empty: all of the target
+	State     string   `json:"state,omitempty"`     // empty: as it is
+	Preferred *bool    `json:"preferred,omitempty"` // nil: as it is
+}
+
+// NotFoundError says that there is no such thing.
+type NotFoundError struct{ What string }
+
+func (e *NotFoundError) Error() string { return e.What }
 
 // Reload is the answer to POST /v1/reload.
 type Reload struct {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"slices"
 )
 
@@ -45,8 +46,19 @@ func (s AccessState) String() string {
 	return fmt.Sprintf("access state %#x", uint8(s))
 }
 
+// ParseAccessState returns the state of that name, which String gives it.
+func ParseAccessState(name string) (AccessState, bool) {
+	for s, n := range accessStateNames {
+		if n == name {
+			return s, true
+		}
+	}
+	return 0, false
+}
+
 // Status codes of REPORT TARGET PORT GROUPS: what changed a state last.
 const (
+	changedByNobody     = 0 // since the target started
 	changedBySTPG       = 1
 	changedImplicitly   = 2
 	supportedAccess     = 0xcf // T_SUP, O_SUP, U_SUP, S_SUP, AN_SUP, AO_SUP
@@ -58,7 +70,7 @@ type PortGroupState struct {
 	Group     uint16
 	State     AccessState
 	Preferred bool
-	Ports     []uint16 // relative target port identifiers, sorted
+	Ports     []uint16 // relative target port identifiers, sorted; of AccessStates only
 
 	status byte
 }
@@ -150,13 +162,22 @@ func (lu *LogicalUnit) AccessStates() []PortGroupState {
 	return lu.alua.groups()
 }
 
+// AccessState returns the state of a target port group for this logical unit, without its ports.
+// It may be called from any goroutine.
+func (lu *LogicalUnit) AccessState(group uint16) PortGroupState {
+	lu.reservations.mu.Lock()
+	defer lu.reservations.mu.Unlock()
+	return lu.alua.get(group)
+}
+
 // SetAccessState sets the access state of a target port group for this logical unit, and
-// whether it is the preferred one. Every nexus is told with unit attention 2A/06 if the state
-// changes. Commands that run already end as they would have. A group without ports keeps its
+// whether it is the preferred one. Every nexus is told with unit attention 2A/06 if that is a
+// change. Commands that run already end as they would have. A group without ports keeps its
 // state for the ports that it gets.
 //
-// It may be called from any goroutine. It fails without implicit ALUA, and for a state that
-// does not exist.
+// It may be called from any goroutine, and waits until the state is kept if the logical unit has
+// where (LUConfig.Reservations). It fails without implicit ALUA, for a state that does not exist,
+// and if the state, which then has changed nevertheless, cannot be kept.
 func (lu *LogicalUnit) SetAccessState(group uint16, state AccessState, preferred bool) error {
 	if lu.alua.tpgs&ALUAImplicit == 0 {
 		return fmt.Errorf("scsi: logical unit %s has no implicit ALUA, so its access states cannot be set", lu.serial)
@@ -164,10 +185,69 @@ func (lu *LogicalUnit) SetAccessState(group uint16, state AccessState, preferred
 	if _, ok := accessStateNames[state]; !ok {
 		return fmt.Errorf("scsi: there is no %v", state)
 	}
+	if !lu.changeAccess(group, state, preferred) || lu.reservations.store == nil {
+		return nil
+	}
+	if err := lu.reservations.save(); err != nil {
+		return fmt.Errorf("the access state holds until the target stops, but cannot be kept longer: %w", err)
+	}
+	return nil
+}
+
+// changeAccess reports whether that is another state than the one there was.
+func (lu *LogicalUnit) changeAccess(group uint16, state AccessState, preferred bool) bool {
 	lu.reservations.mu.Lock()
 	defer lu.reservations.mu.Unlock()
+	if was := lu.alua.get(group); was.State == state && was.Preferred == preferred {
+		return false
+	}
 	lu.alua.set(group, state, changedImplicitly).Preferred = preferred
 	lu.accessChanged(nil)
+	return true
+}
+
+// InheritAccessStates takes over the access states of a logical unit whose place lu is to have. No
+// nexus may reach lu yet.
+func (lu *LogicalUnit) InheritAccessStates(from *LogicalUnit) {
+	if !lu.hasALUA() {
+		return
+	}
+	from.reservations.mu.Lock()
+	states := maps.Clone(from.alua.states) // what they point to stays as it is
+	from.reservations.mu.Unlock()
+	lu.reservations.mu.Lock()
+	defer lu.reservations.mu.Unlock()
+	lu.alua.states = states
+}
+
+// savedAccess is the form in which the state of a target port group is kept.
+type savedAccess struct {
+	Group     uint16
+	State     AccessState
+	Preferred bool `json:",omitempty"`
+}
+
+// keep is what is to be kept, sorted by group: what is not as it is at first. reservations.mu is
+// held.
+func (a *alua) keep() (kept []savedAccess) {
+	for _, group := range slices.Sorted(maps.Keys(a.states)) {
+		if s := a.states[group]; s.State != ActiveOptimized || s.Preferred {
+			kept = append(kept, savedAccess{group, s.State, s.Preferred})
+		}
+	}
+	return kept
+}
+
+// restore takes back what was kept; without ALUA nobody could change it any more.
+func (a *alua) restore(kept []savedAccess) error {
+	for _, k := range kept {
+		if _, ok := accessStateNames[k.State]; !ok {
+			return fmt.Errorf("scsi: the state that was kept has %v for group %d", k.State, k.Group)
+		}
+		if a.tpgs != 0 {
+			a.set(k.Group, k.State, changedByNobody).Preferred = k.Preferred
+		}
+	}
 	return nil
 }
 
@@ -184,7 +264,7 @@ func (a *alua) set(group uint16, state AccessState, status byte) *PortGroupState
 
 // accessChanged publishes changed states. reservations.mu is held.
 func (lu *LogicalUnit) accessChanged(by *Nexus) {
-	lu.publish()
+	lu.reservations.changed()
 	lu.attention(uaAccessState, by)
 }
 
@@ -261,7 +341,10 @@ func (t *Task) setTargetPortGroupsRun() Next {
 		lu.alua.set(c.Group, c.State, changedBySTPG)
 	}
 	lu.accessChanged(t.Nexus)
-	return t.good()
+	if lu.reservations.store == nil {
+		return t.good()
+	}
+	return t.finishSaved(true, nil)
 }
 
 // parsePortGroups reads the parameter list of SET TARGET PORT GROUPS.

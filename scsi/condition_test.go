@@ -2,6 +2,8 @@ package scsi
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -369,5 +371,87 @@ func TestSeveralPorts(t *testing.T) {
 	}
 	if v := b.out(seven, proutRegister, 0, 3, 0, allTargetPorts); v != 0 || keys() != 0 {
 		t.Errorf("unregistered: %#x, %d keys", v, keys())
+	}
+}
+
+// Access states outlive the logical unit, whoever has set them, if it has where to keep them; when
+// all are as at first, nothing is kept.
+func TestAccessStatesAreKept(t *testing.T) {
+	kept := new(fakeReservationStore)
+	with := func(tpgs TPGS) *prBench {
+		return newPRBench(t, func(c *LUConfig, _ *fakeStore) { c.Reservations, c.TPGS = kept, tpgs })
+	}
+	b := with(ALUAImplicit | ALUAExplicit)
+	b.target.SetPorts([]uint16{1, 7})
+	states := func(b *prBench) string {
+		var text []string
+		for _, g := range b.lu.AccessStates() {
+			text = append(text, fmt.Sprint(g.Group, g.State, g.Preferred))
+		}
+		return strings.Join(text, ", ")
+	}
+	if err := b.lu.SetAccessState(7, Unavailable, true); err != nil {
+		t.Fatal(err)
+	}
+	b.a.lookup(0).ua.Store(0)
+	if v := b.saved(b.a, []byte{0xa4, 0x0a, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0}, []byte{0, 0, 0, 0, 1, 0, 0, 1}); v != 0 {
+		t.Fatalf("SET TARGET PORT GROUPS: %#x", v)
+	}
+	const want = "1 active/non-optimized false, 7 unavailable true"
+	if got := states(b); got != want {
+		t.Errorf("at first %s", got)
+	}
+
+	b = with(ALUAImplicit)
+	b.target.SetPorts([]uint16{1, 7})
+	if got := states(b); got != want {
+		t.Errorf("after a restart %s", got)
+	}
+	seven := b.target.NewNexusThrough(7, b.a.initiatorPort, nil)
+	seven.lookup(0).ua.Store(0)
+	if v := verdict(b.as(seven, rw10(0x28, 0, 1), nil, 512)); v != 0x2040c {
+		t.Errorf("READ through an unavailable port: %05x", v)
+	}
+	none := with(0)
+	none.target.SetPorts([]uint16{1, 7})
+	if got := states(none); !strings.Contains(got, "7 active/optimized") {
+		t.Errorf("without ALUA %s", got)
+	}
+	heir := newPRBench(t, func(c *LUConfig, _ *fakeStore) { c.TPGS = ALUAImplicit })
+	heir.target.SetPorts([]uint16{1, 7})
+	heir.lu.InheritAccessStates(b.lu)
+	if got := states(heir); got != want {
+		t.Errorf("inherited: %s", got)
+	}
+
+	for _, group := range []uint16{1, 7} {
+		if err := b.lu.SetAccessState(group, ActiveOptimized, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if kept.state != nil {
+		t.Errorf("%s is kept", kept.state)
+	}
+	b.a.lookup(0).ua.Store(0)
+	if err := b.lu.SetAccessState(1, ActiveOptimized, false); err != nil || b.a.lookup(0).ua.Load() != 0 {
+		t.Errorf("no change, and initiators are told: %v", err)
+	}
+	kept.err = errors.New("no space left on device")
+	if err := b.lu.SetAccessState(1, Standby, false); err == nil || !strings.Contains(err.Error(), "no space left") || !strings.Contains(states(b), "1 standby") {
+		t.Errorf("a store that fails: %v; %s", err, states(b))
+	}
+	if _, err := NewLogicalUnit(LUConfig{Store: newFakeStore(4096), Serial: "1", Reservations: &fakeReservationStore{state: []byte(`{"Format":1,"Access":[{"State":9}]}`)}}); err == nil {
+		t.Error("a state that does not exist is taken")
+	}
+}
+
+func TestParseAccessState(t *testing.T) {
+	for s, name := range accessStateNames {
+		if got, ok := ParseAccessState(name); got != s || !ok || s.String() != name {
+			t.Errorf("%q is %v, %v", name, got, ok)
+		}
+	}
+	if _, ok := ParseAccessState("active"); ok {
+		t.Error("there is a state \"active\"")
 	}
 }

@@ -53,7 +53,7 @@ func (l *limitedLog) storeError(t *Task, op *backend.Op) {
 
 // reservationsNotSaved tells that a command which was to survive a power loss has failed.
 func (l *limitedLog) reservationsNotSaved(err error) {
-	l.logger.Error("persistent reservations cannot be saved; what the initiator did holds until the target stops", "reason", err)
+	l.logger.Error("reservations and access states cannot be saved; what the initiator did holds until the target stops", "reason", err)
 }
 
 // sanitizeFailed tells that data which was to be destroyed may be there still.

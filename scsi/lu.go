@@ -35,7 +35,7 @@ type LUConfig struct {
 	// LocalNAA of the serial number.
 	NAA [16]byte
 
-	// Reservations, if set, keeps persistent reservations over restarts (APTPL).
+	// Reservations, if set, keeps persistent reservations (APTPL) and access states over restarts.
 	Reservations ReservationStore
 
 	// Journal, if set, makes WRITE ATOMIC possible on a store that does not lend its memory.

@@ -80,12 +80,12 @@ func (t *Task) proutRun() Next {
 	if t.Status != Good || !keep && len(p.abort) == 0 {
 		return next
 	}
-	return t.proutFinish(keep, p.abort)
+	return t.finishSaved(keep, p.abort)
 }
 
-// proutFinish makes the change durable and aborts tasks, which others have to finish, before
-// the command is answered.
-func (t *Task) proutFinish(keep bool, abort []*registrant) Next {
+// finishSaved makes a change of reservations or access states durable if keep says so, and aborts
+// tasks of others, which have to finish, before the command is answered.
+func (t *Task) finishSaved(keep bool, abort []*registrant) Next {
 	lu := t.lu
 	t.phase, t.then = phaseOthers, (*Task).good
 	m := &manager{done: func(TMFResponse) {

@@ -83,7 +83,8 @@ type reservations struct {
 }
 
 // ReservationStore keeps the persistent reservations of a logical unit over restarts, for
-// initiators that ask for it (APTPL), and a sanitize operation that is to be ended. Save replaces what is there atomically and durably; an
+// initiators that ask for it (APTPL), access states of target port groups, and a sanitize
+// operation that is to be ended. Save replaces what is there atomically and durably; an
 // empty state removes it. Calls of one logical unit do not overlap.
 type ReservationStore interface {
 	Load() (state []byte, err error)
@@ -98,6 +99,7 @@ type savedReservations struct {
 	Holder      int             // index in Registrants; -1: none
 	Registrants []registrant
 	Volatile    bool           `json:",omitempty"` // there is no APTPL: only what follows is kept
+	Access      []savedAccess  `json:",omitempty"` // by group
 	Sanitize    *sanitizeOrder `json:",omitempty"` // is under way, or has failed
 }
 
@@ -128,13 +130,13 @@ func (r *reservations) load(s ReservationStore) (*sanitizeOrder, error) {
 	if kept.Holder >= 0 && !r.kind.all() && r.kind != 0 {
 		r.holder = r.list[kept.Holder]
 	}
-	return kept.Sanitize, nil
+	return kept.Sanitize, r.lu.alua.restore(kept.Access)
 }
 
 // state is what is to be kept; nil: nothing. mu is held.
 func (r *reservations) state() []byte {
-	kept := savedReservations{Format: 1, Holder: -1, Volatile: !r.persist, Sanitize: r.lu.sanitizer.keep()}
-	if kept.Volatile && kept.Sanitize == nil {
+	kept := savedReservations{Format: 1, Holder: -1, Volatile: !r.persist, Access: r.lu.alua.keep(), Sanitize: r.lu.sanitizer.keep()}
+	if kept.Volatile && kept.Access == nil && kept.Sanitize == nil {
 		return nil
 	}
 	if r.persist {

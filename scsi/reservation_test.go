@@ -413,12 +413,18 @@ func (s *fakeReservationStore) Save(b []byte) error {
 func (b *prBench) outSaved(n *Nexus, action byte, kind reservationType, key, saKey uint64, flags byte) int {
 	b.t.Helper()
 	l := proutList(key, saKey, flags)
-	task := b.task(proutCDB(action, kind, len(l)), l, 0)
+	return b.saved(n, proutCDB(action, kind, len(l)), l)
+}
+
+// saved runs a command with a parameter list that waits for the store to be written.
+func (b *prBench) saved(n *Nexus, cdb, list []byte) int {
+	b.t.Helper()
+	task := b.task(cdb, list, 0)
 	task.Nexus = n
 	if next := task.Start(); next != Pull {
 		b.t.Fatalf("%v", next)
 	}
-	place(task, l)
+	place(task, list)
 	next := task.Pulled()
 	for next == Wait {
 		<-b.owner.ready

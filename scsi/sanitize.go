@@ -199,7 +199,7 @@ func (t *Task) sanitizeExit() Next {
 	if !was || r.store == nil {
 		return t.good()
 	}
-	return t.proutFinish(true, nil)
+	return t.finishSaved(true, nil)
 }
 
 // ---- the operation ----

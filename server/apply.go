@@ -227,6 +227,7 @@ func (c *change) commit() (mgmt.Reload, error) {
 	if c.plan.limits {
 		c.node.SetLimits(nodeLimits(c.next))
 	}
+	c.inherit()
 	c.commitTargets()
 	c.commitPortals()
 	c.commitServices()

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"encoding/binary"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 
 	"oneshot/config"
 	"oneshot/mem"
+	"oneshot/mgmt"
 	"oneshot/scsi"
 )
 
@@ -113,6 +115,94 @@ func TestReservationsOverRestart(t *testing.T) {
 	_, err = New(parse(t, text), slog.New(slog.DiscardHandler))
 	if err == nil || !strings.Contains(err.Error(), files[0]) || !strings.Contains(err.Error(), "cut short") || strings.Contains(err.Error(), "\n") {
 		t.Errorf("a state file that is cut short: %v", err)
+	}
+}
+
+// The administrator sets access states, of some LUNs or all; they hold over reloads, also of a LUN that
+// gets other options, and with state over a restart.
+func TestAccessStates(t *testing.T) {
+	const options = `
+stores: {d: {type: memory, size: 1MiB}, e: {type: memory, size: 1MiB}, f: {type: memory, size: 1MiB}}
+targets:
+  - {iqn: "iqn.2026-11.example.oneshot:t", luns: {0: d, 1: e, 2: {store: d}, 7: {store: e, readonly: false}}}
+  - {iqn: "iqn.2026-11.example.oneshot:u", portal_groups: [2], luns: {0: {store: f, alua: explicit}}}
+portals: [{listen: "127.0.0.1:0"}, {listen: "127.0.0.1:0", group: 2}]
+`
+	text := options + "state: " + filepath.Join(t.TempDir(), "state") + "\n"
+	const target = "iqn.2026-11.example.oneshot:t"
+	states := func(s *Server) string {
+		var all []string
+		for _, a := range s.Access() {
+			if a.Preferred {
+				a.State += "*"
+			}
+			if a.State != "active/optimized" {
+				all = append(all, fmt.Sprintf("%s %d %d %s", strings.TrimPrefix(a.Target, "iqn.2026-11.example.oneshot:"), a.LUN, a.Group, a.State))
+			}
+			if len(a.Portals) != 1 || !strings.HasPrefix(a.Portals[0].Address, "127.0.0.1:") || a.Target == target && a.ALUA != "implicit" {
+				t.Errorf("%+v", a)
+			}
+		}
+		return strings.Join(all, ", ")
+	}
+	start := func() *Server {
+		t.Helper()
+		s, err := New(parse(t, text), slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	s := start()
+	if n := len(s.Access()); n != 4*2+1 || states(s) != "" {
+		t.Errorf("%d states: %s", n, states(s))
+	}
+	for _, c := range []struct {
+		change mgmt.AccessChange
+		want   string
+	}{
+		{mgmt.AccessChange{Target: "iqn.no:such", Group: 1, State: "standby"}, "no target iqn.no:such"},
+		{mgmt.AccessChange{Target: target, Group: 3, State: "standby"}, "through no group 3: there is 1 2"},
+		{mgmt.AccessChange{Target: target, Group: 1, State: "asleep"}, `no access state "asleep"`},
+		{mgmt.AccessChange{Target: target, Group: 1, State: "standby", LUNs: []uint16{0, 3}}, "no LUN 3"},
+		{mgmt.AccessChange{Target: "iqn.2026-11.example.oneshot:u", Group: 2, State: "standby"}, "LUN 0 of iqn.2026-11.example.oneshot:u has alua: explicit"},
+	} {
+		if _, err := s.SetAccess(c.change); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: %v", c.change, err)
+		}
+	}
+	yes := true
+	for _, c := range []mgmt.AccessChange{
+		{Target: target, Group: 2, State: "unavailable"},
+		{Target: target, Group: 1, Preferred: &yes, LUNs: []uint16{1}},
+		{Target: target, Group: 2, State: "standby", LUNs: []uint16{0}}, // and 2, which is the same unit
+	} {
+		if list, err := s.SetAccess(c); err != nil || len(list) != 2*max(1, 4-3*len(c.LUNs)) {
+			t.Fatalf("%+v: %+v, %v", c, list, err)
+		}
+	}
+	const want = "t 0 2 standby, t 1 1 active/optimized*, t 1 2 unavailable, t 2 2 standby, t 7 1 active/optimized*, t 7 2 unavailable"
+	if got := states(s); got != want {
+		t.Errorf("%s\nwant %s", got, want)
+	}
+	if _, err := s.Apply(parse(t, strings.Replace(text, "stores:", "limits: {connections: 5}\nstores:", 1))); err != nil || states(s) != want {
+		t.Errorf("after a reload %v\n%s", err, states(s))
+	}
+	if _, err := s.Apply(parse(t, strings.Replace(text, "2: {store: d}", "2: {store: d, readonly: true}", 1))); err != nil || states(s) != want {
+		t.Errorf("after a LUN has changed %v\n%s", err, states(s))
+	}
+	if err := s.Shutdown(context.Background()); err != nil {
+		t.Error(err)
+	}
+	if _, err := s.SetAccess(mgmt.AccessChange{Target: target, Group: 1, State: "standby"}); err == nil {
+		t.Error("a state is set after the end")
+	}
+	s = start()
+	if got := states(s); got != want {
+		t.Errorf("after a restart %s", got)
+	}
+	if err := s.Shutdown(context.Background()); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -5,6 +5,7 @@
 //	target reload                    have a daemon read its configuration again
 //	target status, target sessions   show what a daemon serves, to whom, and how fast
 //	target session drop ID           end a session
+//	target alua, target alua set     show and set access states of paths
 //	target import FILE               turn another target's configuration into ours
 //	target version                   say what this is
 //

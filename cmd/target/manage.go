@@ -33,11 +33,15 @@ func (v *view) socketFlag(cmd *cobra.Command) {
 
 func (v *view) flags(cmd *cobra.Command) {
 	v.socketFlag(cmd)
+	v.outputFlag(cmd)
 	f := cmd.Flags()
-	f.StringVarP(&v.output, "output", "o", "table", "the `FORM` of the output: table or json")
 	f.BoolVarP(&v.watch, "watch", "w", false, "go on, and show what happens per second, until Ctrl-C")
 	f.DurationVar(&v.interval, "interval", time.Second, "with --watch, the `TIME` between two looks")
 	f.IntVar(&v.count, "count", 0, "with --watch, how many `TIMES` to look (default: without end)")
+}
+
+func (v *view) outputFlag(cmd *cobra.Command) {
+	cmd.Flags().StringVarP(&v.output, "output", "o", "table", "the `FORM` of the output: table or json")
 	must(cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json"}, cobra.ShellCompDirectiveNoFileComp)))
 }
 
@@ -52,7 +56,7 @@ func (v *view) check(cmd *cobra.Command) error {
 	switch {
 	case v.output != "table" && v.output != "json":
 		return &usageError{cmd.CommandPath(), fmt.Sprintf("unknown form %q: write -o table or -o json", v.output)}
-	case v.interval < 10*time.Millisecond:
+	case v.watch && v.interval < 10*time.Millisecond:
 		return &usageError{cmd.CommandPath(), fmt.Sprintf("an interval of %s is too short: write 1s", v.interval)}
 	}
 	return nil

@@ -36,7 +36,7 @@ says which; without one it serves a small memory disk to this machine.`,
 		return &usageError{cmd.CommandPath(), err.Error()}
 	})
 	root.SuggestionsMinimumDistance = 2
-	root.AddCommand(serveCommand(), checkCommand(), reloadCommand(), statusCommand(), sessionsCommand(), sessionCommand(), importCommand(), versionCommand(), docsCommand())
+	root.AddCommand(serveCommand(), checkCommand(), reloadCommand(), statusCommand(), sessionsCommand(), sessionCommand(), aluaCommand(), importCommand(), versionCommand(), docsCommand())
 	root.AddCommand(rdmaCommand())
 	return root
 }
