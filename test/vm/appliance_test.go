@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"oneshot/test/vm/machine"
 )
 
 // appliance is a machine that boots into the target.
@@ -27,7 +29,7 @@ type appliance struct {
 // newAppliance builds the appliance. Its disk holds a configuration, and the store of a LUN.
 func newAppliance(t *testing.T, lan string) *appliance {
 	t.Helper()
-	cache, err := cacheDir()
+	cache, err := machine.CacheDir()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +92,7 @@ func (a *appliance) boot(portals int) {
 // until waits until the console has said something n times.
 func (a *appliance) until(text string, n int) {
 	a.t.Helper()
-	for deadline := time.Now().Add(bootTime); ; time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(machine.BootTime); ; time.Sleep(50 * time.Millisecond) {
 		b, _ := os.ReadFile(a.console)
 		if strings.Count(string(b), text) >= n {
 			return
@@ -127,7 +129,7 @@ func (a *appliance) pressPower() {
 	a.until("appliance: the end", 1)
 	select {
 	case <-a.exited:
-	case <-time.After(bootTime):
+	case <-time.After(machine.BootTime):
 		a.t.Error("the appliance does not power off")
 	}
 }
@@ -150,7 +152,7 @@ func TestAppliance(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer peer.stop()
+	defer peer.Stop()
 	onOther(peer, func() {
 		for _, c := range []string{
 			"ip link set dev eth1 mtu 9000 up", "ip addr add 10.8.0.1/24 dev eth1", "rdma link add rxe1 type rxe netdev eth1",

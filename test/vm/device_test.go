@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"oneshot/test/vm/machine"
 )
 
 // TestDeviceStore runs the tests of the device store in the guest, where there are devices of
@@ -44,7 +46,7 @@ func TestDeviceStore(t *testing.T) {
 // moduleDir is where the drivers of the guest's kernel are.
 func moduleDir(t *testing.T) string {
 	t.Helper()
-	cache, err := cacheDir()
+	cache, err := machine.CacheDir()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,15 +4,11 @@
 package vm
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
-	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
-	"strings"
 
 	"oneshot/internal/debian"
+	"oneshot/test/vm/machine"
 )
 
 // modules that the guest loads, with what they need.
@@ -35,11 +31,8 @@ var files = []string{
 	"/lib/x86_64-linux-gnu/libgcc_s.so.1", // libc loads it to end threads
 }
 
-// image is what a machine boots.
-type image struct{ kernel, initramfs string }
-
-// buildImage makes the image in dir, or finds it there.
-func buildImage(dir string) (*image, error) {
+// buildImage makes the image of the tests in dir.
+func buildImage(dir string) (*machine.Image, error) {
 	k, err := debian.Fetch(dir)
 	if err != nil {
 		return nil, err
@@ -47,99 +40,24 @@ func buildImage(dir string) (*image, error) {
 	if err := buildSiw(dir, k.Modules); err != nil {
 		return nil, err
 	}
-	img := &image{kernel: k.Image, initramfs: filepath.Join(dir, "initramfs.cpio")}
-	return img, buildInitramfs(img.initramfs, k.Modules)
-}
-
-// buildInitramfs has u-root's builder put together our guest, a few commands of u-root's,
-// Debian's programs and the modules.
-func buildInitramfs(out, moduleDir string) error {
-	stage := out + ".d"
-	if err := os.RemoveAll(stage); err != nil {
-		return err
+	built := filepath.Join(dir, "built")
+	if err := os.MkdirAll(built, 0o755); err != nil {
+		return nil, err
 	}
-	if err := stageModules(filepath.Join(stage, "modules"), moduleDir); err != nil {
-		return err
-	}
-	guest := filepath.Join(stage, "guest")
-	if _, err := run(".", "go", "build", "-trimpath", "-o", guest, "./guest"); err != nil {
-		return err
-	}
-	forgiving := filepath.Join(stage, "forgiving.so")
-	if _, err := run(".", "gcc", "-O1", "-shared", "-fPIC", "-o", forgiving, "testdata/forgiving.c"); err != nil {
-		return err
-	}
-	if err := buildVerbs(stage); err != nil {
-		return err
-	}
-	args := []string{
-		"tool", "u-root", "-o", out, "-defaultsh=", "-initcmd=/bin/guest",
-		"-files", guest + ":bin/guest", "-files", filepath.Join(stage, "verbs.test") + ":bin/verbs.test", "-files", filepath.Join(stage, "target") + ":bin/target",
-		"-files", filepath.Join(stage, "initiator") + ":bin/initiator",
-		"-files", "../../scripts/soft-roce.sh:bin/soft-roce.sh",
-		"-files", forgiving + ":lib/forgiving.so", "-files", filepath.Join(stage, "modules") + ":modules",
-		"-files", "/etc/nsswitch.conf:etc/nsswitch.conf", "-files", "/etc/passwd:etc/passwd",
-	}
-	for _, p := range programs {
-		real, err := filepath.EvalSymlinks(p)
-		if err != nil {
-			return fmt.Errorf("the guest needs %s: %w; run make deps", p, err)
-		}
-		args = append(args, "-files", real+":sbin/"+filepath.Base(p))
-	}
+	contents := machine.Contents{Modules: modules, Programs: programs, Files: make(map[string]string)}
 	for _, f := range files {
-		if _, err := os.Stat(f); err != nil {
-			return fmt.Errorf("the guest needs %w; run make deps", err)
-		}
-		args = append(args, "-files", f+":"+f[1:])
+		contents.Files[f] = f[1:]
 	}
-	_, err := run(".", "go", append(args, "github.com/u-root/u-root/cmds/core/ip", "github.com/u-root/u-root/cmds/core/dmesg")...)
-	return err
-}
-
-// stageModules copies modules and what they need to dir, with their order in dir/list.
-func stageModules(dir, from string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
+	contents.Files["../../scripts/soft-roce.sh"] = "bin/soft-roce.sh"
+	if err := buildVerbs(built, contents.Files); err != nil {
+		return nil, err
 	}
-	needs, err := debian.Needs(from, modules)
-	if err != nil {
-		return err
+	forgiving := filepath.Join(built, "forgiving.so")
+	if _, err := run(".", "gcc", "-O1", "-shared", "-fPIC", "-o", forgiving, "testdata/forgiving.c"); err != nil {
+		return nil, err
 	}
-	var order []string
-	for _, files := range needs {
-		for _, f := range slices.Backward(files) { // the last one listed is needed first
-			if !slices.Contains(order, f) {
-				order = append(order, f)
-			}
-		}
-	}
-	var list strings.Builder
-	for _, f := range order {
-		b, err := os.ReadFile(filepath.Join(from, f))
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(filepath.Join(dir, filepath.Base(f)), b, 0o644); err != nil {
-			return err
-		}
-		fmt.Fprintln(&list, filepath.Base(f))
-	}
-	return os.WriteFile(filepath.Join(dir, "list"), []byte(list.String()), 0o644)
+	contents.Files[forgiving] = "lib/forgiving.so"
+	return machine.Build(dir, k, contents)
 }
 
 func run(dir, name string, args ...string) (string, error) { return debian.Run(dir, name, args...) }
-
-// cacheDir is where downloads and images are kept from run to run.
-func cacheDir() (string, error) {
-	base, err := os.UserCacheDir()
-	if err != nil {
-		return "", err
-	}
-	wd, err := os.Getwd()
-	if err != nil {
-		return "", err
-	}
-	id := sha256.Sum256([]byte(wd)) // checkouts do not disturb each other
-	return filepath.Join(base, "oneshot-vm", hex.EncodeToString(id[:6])), nil
-}

@@ -35,19 +35,19 @@ management: {socket: $DIR/socket}
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer other.stop()
+	defer other.Stop()
 	load := otherGuest(other, func() *command {
 		i := prepareISER(t, tg)
 		i.record(map[string]string{"node.session.queue_depth": "64"})
 		return guest.start(t, "@busy", "/dev/"+i.login(1)[0], "262144", "64")
 	})
-	if line, more := <-load.lines; !more || !strings.HasPrefix(line, "busy") {
-		t.Fatalf("the load says %q\n%s", line, other.log())
+	if line, more := <-load.Lines; !more || !strings.HasPrefix(line, "busy") {
+		t.Fatalf("the load says %q\n%s", line, other.Log())
 	}
 	if status().Buffers.Leases <= before.Leases {
 		t.Error("commands are outstanding, but no I/O memory is in use")
 	}
-	other.stop()
+	other.Stop()
 	tg.WaitLog(t.Context(), "connection lost")
 
 	deadline := time.Now().Add(time.Minute)
@@ -73,14 +73,14 @@ func sessions(t *testing.T, client *mgmt.Client) int {
 }
 
 // otherGuest has f talk to another machine than the one that the tests share.
-func otherGuest(m *machine, f func() *command) *command {
+func otherGuest(m *guestMachine, f func() *command) *command {
 	var c *command
 	onOther(m, func() { c = f() })
 	return c
 }
 
 // onOther runs f with another machine in the place of the shared one.
-func onOther(m *machine, f func()) {
+func onOther(m *guestMachine, f func()) {
 	shared, initiatorStarted, siwStarted, rxeStarted := guest, startInitiator, startSiw, startRXE
 	defer func() { guest, startInitiator, startSiw, startRXE = shared, initiatorStarted, siwStarted, rxeStarted }()
 	guest, startInitiator, startSiw, startRXE = m, once{}, siwOnce{}, rxeOnce{}

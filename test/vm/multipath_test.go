@@ -47,17 +47,17 @@ management: {socket: /tmp/oneshot.sock}
 			const count = 3000 // more than are written while the path is being cut
 			load := guest.start(t, "@records", "/dev/dm-0", strconv.Itoa(count))
 			synced := 0
-			for line := range load.lines {
+			for line := range load.Lines {
 				n, err := strconv.Atoi(line)
 				if err != nil {
-					t.Fatalf("the load says %q\n%s", line, guest.log())
+					t.Fatalf("the load says %q\n%s", line, guest.Log())
 				}
 				if synced = n + 1; synced == 100 {
 					cutPath(t, config, portals, d.host, first)
 				}
 			}
-			if load.exit != 0 || synced != count {
-				t.Fatalf("the load ended with %d after %d records\n%s", load.exit, synced, guest.log())
+			if load.Exit != 0 || synced != count {
+				t.Fatalf("the load ended with %d after %d records\n%s", load.Exit, synced, guest.Log())
 			}
 			if status := guest.run(t, "dmsetup", "status", "mp"); !strings.Contains(status, paths[0]+" F") || !strings.Contains(status, paths[1]+" A") {
 				t.Errorf("the first path has not failed, or the second has: %s", status)

@@ -157,10 +157,10 @@ limits: {nop_interval: 2s, nop_timeout: 2s}
 	const count, lost = 100, 30
 	load := guest.start(t, "@records", dev, strconv.Itoa(count))
 	synced := 0
-	for line := range load.lines {
+	for line := range load.Lines {
 		n, err := strconv.Atoi(line)
 		if err != nil {
-			t.Fatalf("the load says %q\n%s", line, guest.log())
+			t.Fatalf("the load says %q\n%s", line, guest.Log())
 		}
 		if synced = n + 1; synced == lost {
 			guest.run(t, "ip", "link", "set", "dev", "eth0", "down")
@@ -168,8 +168,8 @@ limits: {nop_interval: 2s, nop_timeout: 2s}
 			guest.run(t, "ip", "link", "set", "dev", "eth0", "up")
 		}
 	}
-	if load.exit != 0 || synced != count {
-		t.Fatalf("the load ended with %d after %d records\n%s", load.exit, synced, guest.log())
+	if load.Exit != 0 || synced != count {
+		t.Fatalf("the load ended with %d after %d records\n%s", load.Exit, synced, guest.Log())
 	}
 	guest.run(t, "@drop")
 	guest.run(t, "@check", dev, strconv.Itoa(count))

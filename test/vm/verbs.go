@@ -2,17 +2,18 @@ package vm
 
 import "path/filepath"
 
-// buildVerbs builds what uses the kernel's RDMA devices in the guest itself: the tests of the
-// provider, and the daemon.
-func buildVerbs(stage string) error {
-	const provider = "oneshot/transport/rdma/verbs"
-	if _, err := run(".", "go", "test", "-c", "-tags", "verbs,guest", "-o", filepath.Join(stage, "verbs.test"), provider); err != nil {
-		return err
-	}
-	for _, program := range []string{"target", "initiator"} {
-		if _, err := run(".", "go", "build", "-tags", "verbs", "-o", filepath.Join(stage, program), "oneshot/cmd/"+program); err != nil {
+// buildVerbs builds in dir what uses the kernel's RDMA devices in the guest itself, and adds it to
+// the files there: the tests of the provider, the daemon and the initiator.
+func buildVerbs(dir string, files map[string]string) error {
+	for name, args := range map[string][]string{
+		"verbs.test": {"test", "-c", "-tags", "verbs,guest", "-o", filepath.Join(dir, "verbs.test"), "oneshot/transport/rdma/verbs"},
+		"target":     {"build", "-tags", "verbs", "-o", filepath.Join(dir, "target"), "oneshot/cmd/target"},
+		"initiator":  {"build", "-tags", "verbs", "-o", filepath.Join(dir, "initiator"), "oneshot/cmd/initiator"},
+	} {
+		if _, err := run(".", "go", args...); err != nil {
 			return err
 		}
+		files[filepath.Join(dir, name)] = "bin/" + name
 	}
 	return nil
 }

@@ -51,7 +51,7 @@ func TestVerbs(t *testing.T) {
 			out, exit := guest.start(t, "env", "ONESHOT_RDMA_DEVICE="+d.name, "ONESHOT_RDMA_LISTEN="+net.JoinHostPort(d.host, "0"),
 				"/bin/verbs.test", "-test.timeout=150s", "-rapid.checks=20", "-rapid.nofailfile").wait(t, guest)
 			if exit != 0 {
-				t.Errorf("exit %d\n%s\n%s", exit, out[max(0, len(out)-1<<14):], guest.log())
+				t.Errorf("exit %d\n%s\n%s", exit, out[max(0, len(out)-1<<14):], guest.Log())
 			}
 		})
 	}
@@ -114,9 +114,9 @@ func startInGuest(t *testing.T, config string, n int) *guestTarget {
 	guest.run(t, "@write", "/tmp/target.yaml", config)
 	g := &guestTarget{t, guest.start(t, "target", "serve", "--config", "/tmp/target.yaml")}
 	for n > 0 {
-		line, more := <-g.cmd.lines
+		line, more := <-g.cmd.Lines
 		if !more {
-			t.Fatalf("the target ends with %d", g.cmd.exit)
+			t.Fatalf("the target ends with %d", g.cmd.Exit)
 		}
 		if strings.Contains(line, "portal open") {
 			n--

@@ -13,16 +13,17 @@ import (
 
 	"oneshot/test/targettest"
 	"oneshot/test/vm/agent"
+	"oneshot/test/vm/machine"
 )
 
 var (
-	guest      *machine // shared by the tests, which run one after the other
-	guestImage *image   // for tests that need another machine
+	guest      *guestMachine  // shared by the tests, which run one after the other
+	guestImage *machine.Image // for tests that need another machine
 )
 
 func TestMain(m *testing.M) {
 	os.Exit(func() int {
-		dir, err := cacheDir()
+		dir, err := machine.CacheDir()
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
@@ -42,7 +43,7 @@ func TestMain(m *testing.M) {
 			fmt.Fprintln(os.Stderr, "booting the guest:", err)
 			return 1
 		}
-		defer guest.stop()
+		defer guest.Stop()
 		return targettest.Run(m)
 	}())
 }
@@ -369,10 +370,10 @@ portals: [{transport: tcp, listen: $PORTAL}]
 	const count, killed = 200, 100
 	load := guest.start(t, "@records", "/dev/"+i.login(1)[0], strconv.Itoa(count))
 	said := func() (n uint64) {
-		line, more := <-load.lines
+		line, more := <-load.Lines
 		n, err := strconv.ParseUint(line, 10, 64)
 		if !more || err != nil {
-			t.Fatalf("the load says %q\n%s", line, guest.log())
+			t.Fatalf("the load says %q\n%s", line, guest.Log())
 		}
 		return n
 	}
@@ -391,7 +392,7 @@ portals: [{transport: tcp, listen: $PORTAL}]
 	for said() < count-1 {
 	}
 	if out, exit := load.wait(t, guest); exit != 0 {
-		t.Fatalf("the load ended with %d: %s\n%s", exit, out, guest.log())
+		t.Fatalf("the load ended with %d: %s\n%s", exit, out, guest.Log())
 	}
 	if _, err := disk.Seek(0, 0); err != nil {
 		t.Fatal(err)
@@ -416,18 +417,18 @@ portals: [{transport: `+transport+`, listen: $PORTAL}]
 	const count = 400
 	load := guest.start(t, "@records", "/mnt/d/records", strconv.Itoa(count))
 	synced := 0
-	for line := range load.lines {
+	for line := range load.Lines {
 		n, err := strconv.Atoi(line)
 		if err != nil {
-			t.Fatalf("the load says %q\n%s", line, guest.log())
+			t.Fatalf("the load says %q\n%s", line, guest.Log())
 		}
 		synced = n + 1
 		if synced == 100 || synced == 250 {
 			restart(tg)
 		}
 	}
-	if load.exit != 0 || synced != count {
-		t.Fatalf("the load ended with %d after %d records\n%s", load.exit, synced, guest.log())
+	if load.Exit != 0 || synced != count {
+		t.Fatalf("the load ended with %d after %d records\n%s", load.Exit, synced, guest.Log())
 	}
 	guest.run(t, "@drop")
 	guest.run(t, "@check", "/mnt/d/records", strconv.Itoa(count))
