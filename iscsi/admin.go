@@ -17,7 +17,7 @@ type SessionInfo struct {
 	ISID         pdu.ISID
 	Target       string // empty: a discovery session
 	Peer, Local  string // addresses of the connection
-	RDMA         bool
+	Transport    string // Datamover.Transport
 	HeaderDigest bool
 	DataDigest   bool
 	Since        time.Time // of the login
@@ -52,7 +52,7 @@ func (c *Conn) info() (SessionInfo, bool) {
 		return SessionInfo{}, false
 	}
 	info := SessionInfo{
-		TSIH: s.TSIH, Initiator: s.Initiator, ISID: s.ISID, Peer: c.mover.Peer(), Local: c.mover.Local(), RDMA: c.rdma,
+		TSIH: s.TSIH, Initiator: s.Initiator, ISID: s.ISID, Peer: c.mover.Peer(), Local: c.mover.Local(), Transport: c.mover.Transport(),
 		HeaderDigest: s.Params.HeaderDigest, DataDigest: s.Params.DataDigest, Since: s.since, Buffers: c.leased,
 	}
 	if s.Target != nil {

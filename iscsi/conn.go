@@ -67,6 +67,7 @@ type Conn struct {
 	pingTTT uint32    // of the outstanding NOP-In, or 0
 	nextTTT uint32
 	asked   bool // a logout request is out
+	dropped bool // fail was called
 	ending  bool // endSession was called
 	over    bool // and has done its work
 
@@ -95,7 +96,7 @@ func (n *Node) NewRDMAConn(mover Datamover, offer *login.Config) *Conn {
 
 func (n *Node) newConn(mover Datamover, offer *login.Config, rdma bool) *Conn {
 	c := &Conn{
-		node: n, mover: mover, state: stateLogin, offer: offer, rdma: rdma, group: n.groupOf(mover.Local(), rdma),
+		node: n, mover: mover, state: stateLogin, offer: offer, rdma: rdma, group: n.groupOf(mover.Local(), mover.Transport()),
 		log:  n.log.With("initiator_address", mover.Peer()),
 		born: n.clock.Load(), heard: n.clock.Load(),
 	}
@@ -245,9 +246,10 @@ func (c *Conn) Heard() {
 // fail ends the connection because of what its initiator did, or failed to do. ERL 0 has
 // no other answer to an error that a Reject does not settle (RFC 7143 §7.1.5).
 func (c *Conn) fail(format string, args ...any) {
-	if c.state >= stateInLogout {
+	if c.state >= stateInLogout || c.dropped {
 		return
 	}
+	c.dropped = true
 	c.node.counters.ProtocolErrors.Add(1)
 	c.log.Warn("connection dropped: "+fmt.Sprintf(format, args...), "state", c.state.String())
 	c.mover.Terminate(true)
@@ -259,8 +261,13 @@ func (c *Conn) Lost(err error) {
 	if c.state >= stateCleanup {
 		return
 	}
-	if err != nil && c.state != stateInLogout {
+	switch {
+	case c.state == stateInLogout:
+	case err != nil:
 		c.log.Info("connection lost", "reason", err.Error())
+	case c.state == stateLogin && c.statSN > 0 && !c.dropped:
+		c.log.Info("the initiator has ended the connection in the middle of its login; its own log should say why",
+			"initiator", c.login.Initiator(), "responses", uint32(c.statSN))
 	}
 	c.state = stateCleanup
 	c.login = nil

@@ -55,6 +55,9 @@ type Datamover interface {
 	// Peer and Local are the addresses of the two ends, for people and for SendTargets.
 	Peer() string
 	Local() string
+
+	// Transport is what portals of the mover's kind are called, Portal.Transport.
+	Transport() string
 }
 
 // Task is a SCSI command on an iSCSI connection. The datamover allocates it, mostly inside

@@ -43,12 +43,12 @@ func (d directory) Discovery() *login.Target {
 }
 
 // groupOf returns the tag of the portal that a connection came through, by its local address.
-func (n *Node) groupOf(local string, rdma bool) uint16 {
+func (n *Node) groupOf(local, transport string) uint16 {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	group := uint16(defaultGroup)
 	for _, p := range n.portals {
-		if p.RDMA != rdma {
+		if p.Transport != transport {
 			continue
 		}
 		if at, exact := p.Reached(local); exact && at == local {

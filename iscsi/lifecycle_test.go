@@ -1,9 +1,12 @@
 package iscsi
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
+	"log/slog"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -155,7 +158,7 @@ func TestShutdownWaitsForWhoComes(t *testing.T) {
 func TestReinstatementByPortalGroup(t *testing.T) {
 	n, old, was := session(t)
 	was.take()
-	n.SetPortals([]Portal{{Group: 2, Reached: func(string) (string, bool) { return "local", true }}})
+	n.SetPortals([]Portal{{Group: 3, Transport: "verbs", RDMA: true, Reached: func(string) (string, bool) { return "local", true }}, {Group: 2, Transport: "tcp", Reached: func(string) (string, bool) { return "local", true }}})
 	fresh, is := logInAgain(t, n)
 	if got := is.take(); got != "Login Response" || is.last[36] != 0 || was.take() != "" {
 		t.Errorf("%q; the old session is disturbed", got)
@@ -164,4 +167,38 @@ func TestReinstatementByPortalGroup(t *testing.T) {
 		t.Errorf("TSIH %d and %d, group %d", old.sess.TSIH, fresh.sess.TSIH, fresh.sess.group)
 	}
 	drive(fresh, func() { fresh.Lost(nil) })
+}
+
+// An initiator that gives up in the middle of its login leaves a line that says so, once.
+func TestLoginGivenUp(t *testing.T) {
+	for _, s := range []struct {
+		name string
+		end  func(*Conn)
+		want string
+	}{
+		{"the initiator leaves", func(*Conn) {}, "in the middle of its login"},
+		{"the target drops it", func(c *Conn) {
+			c.fail("no login")
+			c.fail("no login")
+		}, "connection dropped: no login"},
+	} {
+		t.Run(s.name, func(t *testing.T) {
+			n, _, _ := session(t)
+			var log bytes.Buffer
+			n.log = slog.New(slog.NewTextHandler(&log, nil))
+			r := new(recorder)
+			admit(t, n)
+			c := n.NewConn(r)
+			text := "InitiatorName=iqn.c:1\x00TargetName=iqn.t:t\x00"
+			f := pdu.LoginRequestFields{CSG: pdu.StageLoginOperationalNegotiation, CmdSN: 5, ITT: 1, DataSegmentLength: len(text)}
+			drive(c, func() { c.Receive(f.AppendTo(nil), []byte(text)) })
+			drive(c, func() {
+				s.end(c)
+				c.Lost(nil)
+			})
+			if got := log.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, s.want) {
+				t.Errorf("the log says\n%s", got)
+			}
+		})
+	}
 }

@@ -62,8 +62,9 @@ type Rule struct {
 
 // Portal is an address at which the node is reached.
 type Portal struct {
-	Group uint16 // target portal group tag (RFC 7143 §13.9)
-	RDMA  bool
+	Group     uint16 // target portal group tag (RFC 7143 §13.9)
+	Transport string // of the movers of its connections: Datamover.Transport
+	RDMA      bool
 	// Reached returns the address of the portal, host:port, for somebody who has reached local,
 	// which may be another portal's: one that listens at all addresses of the machine has the host
 	// of local, and is not exact. Empty: it is not reached there.

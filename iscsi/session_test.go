@@ -37,6 +37,7 @@ func (r *recorder) Enable(*login.Params)    {}
 func (r *recorder) Terminate(graceful bool) { r.say("terminate %v", graceful) }
 func (r *recorder) Peer() string            { return "peer" }
 func (r *recorder) Local() string           { return "local" }
+func (r *recorder) Transport() string       { return "tcp" }
 func (r *recorder) Count(tell func(string, uint64)) {
 	tell("posts", 3)
 	tell("polls", 4)

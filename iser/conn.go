@@ -408,6 +408,9 @@ func (m *Mover) Peer() string { return m.peer }
 // Local implements iscsi.Datamover.
 func (m *Mover) Local() string { return m.here }
 
+// Transport implements iscsi.Datamover.
+func (m *Mover) Transport() string { return m.target.cfg.Transport }
+
 // Count implements iscsi.Datamover: the counters of the queue pair.
 func (m *Mover) Count(tell func(string, uint64)) {
 	for name, n := range m.qp.Counters().All() {

@@ -51,12 +51,13 @@ const (
 
 // Config says what a Target needs.
 type Config struct {
-	Node     *iscsi.Node
-	Device   rdma.Device
-	Pool     *mem.Pool
-	Commands int                // command window of a session
-	OneShot  *rdma.OneShotOffer // what initiators may ask for; nil: nothing
-	Logger   *slog.Logger
+	Node      *iscsi.Node
+	Device    rdma.Device
+	Transport string // what portals over the device are called: iscsi.Portal.Transport
+	Pool      *mem.Pool
+	Commands  int                // command window of a session
+	OneShot   *rdma.OneShotOffer // what initiators may ask for; nil: nothing
+	Logger    *slog.Logger
 }
 
 // Target is the target's side of iSER on one device. Its methods may be called from any

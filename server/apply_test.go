@@ -336,7 +336,7 @@ func TestApplyPortalsOfRDMA(t *testing.T) {
 	if _, err := disk.WriteAt(block, 0); err != nil {
 		t.Errorf("after its portal was closed: %v", err)
 	}
-	if got := fmt.Sprint(transport()); got != "[rdma]" {
+	if got := fmt.Sprint(transport()); got != "[iwarp]" {
 		t.Errorf("sessions by %s", got)
 	}
 	r.apply(two)

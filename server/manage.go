@@ -3,10 +3,8 @@ package server
 import (
 	"encoding/hex"
 	"errors"
-	"net/netip"
 	"os"
 	"runtime/debug"
-	"slices"
 	"time"
 
 	"oneshot/config"
@@ -115,34 +113,15 @@ func countersOf(c *iscsi.Counters) mgmt.Counters {
 
 // Sessions implements mgmt.Target.
 func (s *Server) Sessions() []mgmt.Session {
-	s.mu.Lock()
-	portals := slices.Clone(s.portals)
-	s.mu.Unlock()
 	var list []mgmt.Session
 	for _, n := range s.node.Sessions() {
 		list = append(list, mgmt.Session{
 			ID: n.TSIH, Initiator: n.Initiator, ISID: hex.EncodeToString(n.ISID[:]), Target: n.Target, Peer: n.Peer, Local: n.Local,
-			Transport: transportOf(&n, portals), HeaderDigest: n.HeaderDigest, DataDigest: n.DataDigest, Since: n.Since,
+			Transport: n.Transport, HeaderDigest: n.HeaderDigest, DataDigest: n.DataDigest, Since: n.Since,
 			Buffers: n.Buffers, IO: ioOf(&n.IOStats),
 		})
 	}
 	return list
-}
-
-// transportOf is the transport of the portal at which the initiator came in, or, if that has
-// been closed, what is known without it.
-func transportOf(n *iscsi.SessionInfo, portals []openPortal) string {
-	local, err := netip.ParseAddrPort(n.Local)
-	for _, p := range portals {
-		rdma, at := p.config.Transport != config.TransportTCP, p.bound().Listen
-		if err == nil && rdma == n.RDMA && at.Port() == local.Port() && (!at.Addr().IsValid() || at.Addr().IsUnspecified() || at.Addr() == local.Addr()) {
-			return string(p.config.Transport)
-		}
-	}
-	if n.RDMA {
-		return "rdma"
-	}
-	return string(config.TransportTCP)
 }
 
 // DropSession implements mgmt.Target.

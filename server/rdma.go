@@ -38,7 +38,7 @@ func (s *Server) openIWARP(p *config.Portal) (portal, error) {
 	if target == nil {
 		var err error
 		target, err = iser.NewTarget(iser.Config{
-			Node: s.node, Device: s.rdma.device, Pool: s.pool, Commands: s.first.Limits.Commands,
+			Node: s.node, Device: s.rdma.device, Transport: string(config.TransportIWARP), Pool: s.pool, Commands: s.first.Limits.Commands,
 			OneShot: oneShot(p.OneShot), Logger: s.log,
 		})
 		if err != nil {

@@ -33,7 +33,7 @@ func (s *Server) announce() {
 	for i, p := range s.portals {
 		at := p.bound()
 		ps[i] = iscsi.Portal{
-			Group: at.Group, RDMA: at.Transport != config.TransportTCP,
+			Group: at.Group, Transport: string(at.Transport), RDMA: at.Transport != config.TransportTCP,
 			Reached: func(local string) (string, bool) { return reached(at.Listen, local) },
 		}
 	}

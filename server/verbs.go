@@ -218,7 +218,7 @@ func (s *Server) useDevice(name string) (*verbsDevice, error) {
 		return nil, err
 	}
 	target, err := iser.NewTarget(iser.Config{
-		Node: s.node, Device: device, Pool: s.pool, Commands: s.first.Limits.Commands, Logger: s.log,
+		Node: s.node, Device: device, Transport: string(config.TransportVerbs), Pool: s.pool, Commands: s.first.Limits.Commands, Logger: s.log,
 	})
 	if err != nil {
 		return nil, errors.Join(err, device.Close())

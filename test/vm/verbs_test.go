@@ -154,10 +154,7 @@ portals:
 			const auth = "node.session.auth."
 			chap := map[string]string{auth + "authmethod": "CHAP", auth + "username": user, auth + "password": secret}
 
-			// What comes within milliseconds of its MPA Reply siw leaves unread, and over soft-RoCE a
-			// first attempt was once seen to get no answer: then the initiator tries again, as it does by
-			// itself (its default is eight times).
-			chap["node.session.initial_login_retry_max"] = "8"
+			// What comes within milliseconds of its MPA Reply siw leaves unread: a login is tried again.
 			chap["node.conn[0].timeo.login_timeout"] = "4"
 
 			i := inGuest(t, net.JoinHostPort(d.host, "3260"), "iser")

@@ -113,6 +113,9 @@ func (m *Mover) Count(tell func(string, uint64)) {
 // Local implements iscsi.Datamover.
 func (m *Mover) Local() string { return m.here }
 
+// Transport implements iscsi.Datamover.
+func (m *Mover) Transport() string { return "tcp" }
+
 // NewTask implements iscsi.Datamover.
 func (m *Mover) NewTask() *iscsi.Task {
 	var t *task
