@@ -41,10 +41,12 @@ type Mover struct {
 	entries []*entry // by ID
 	free    []*task
 	spare   []*control
-	ws      [32]rdma.Work
-	sgl     []rdma.SGE
-	cs      [32]rdma.Completion
-	batch   [32]rdma.Receive
+	// controls is how many are in use: queued, or posted and not completed.
+	controls int
+	ws       [32]rdma.Work
+	sgl      []rdma.SGE
+	cs       [32]rdma.Completion
+	batch    [32]rdma.Receive
 
 	command struct { // the PDU that Conn.Command is called for
 		busy      bool
@@ -234,7 +236,7 @@ func (m *Mover) completed(c *rdma.Completion) {
 	if c.Status == rdma.StatusOK && !m.dead && !m.half {
 		m.receive(m.recv.sgl[slot].Bytes[:c.Bytes], c)
 	}
-	if c.Status == rdma.StatusOK {
+	if c.Status == rdma.StatusOK || m.recv == m.target.shared { // a message that has failed has used up its receive, too
 		m.returns = append(m.returns, slot)
 	}
 }

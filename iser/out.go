@@ -108,6 +108,10 @@ func (m *Mover) attach(w *rdma.Work, b []byte, l **mem.Lease, sgl *[1]rdma.SGE) 
 
 // SendControl implements iscsi.Datamover.
 func (m *Mover) SendControl(bhs, data []byte) {
+	if m.controls >= maxControls {
+		m.violation("%d PDUs wait for the initiator to take them: it asks for more than it posts receives for", m.controls)
+		return
+	}
 	c := m.newControl()
 	c.buf = m.frame(c.buf[:0])
 	c.buf = append(c.buf, bhs...)
@@ -152,7 +156,13 @@ func (m *Mover) closes(w *rdma.Work, h pdu.Header) {
 	}
 }
 
+// maxControls bounds the PDUs of the session's own, answers to NOP-Outs among them, that have not been sent: an
+// initiator may ask without end, and where its Sends wait for receives (rdma.Limits.ReceiveWait), so do ours.
+// Commands are bounded by their window.
+const maxControls = 512
+
 func (m *Mover) newControl() *control {
+	m.controls++
 	if n := len(m.spare); n > 0 {
 		c := m.spare[n-1]
 		m.spare = m.spare[:n-1]
@@ -165,6 +175,7 @@ func (m *Mover) newControl() *control {
 }
 
 func (m *Mover) freeControl(c *control) {
+	m.controls--
 	if c.lease != nil {
 		c.lease.Release()
 		c.lease = nil
