@@ -20,7 +20,7 @@ func newLogger(c config.Log, w io.Writer) (log *slog.Logger, setLevel func(slog.
 	setLevel = func(level slog.Level) { l.SetLevel(logrusslog.SlogLevel(level).Level()) }
 	setLevel(c.Level)
 	l.SetFormatter(formatter(c.Format))
-	return slog.New(logrusslog.NewHandler(l, nil)), setLevel
+	return slog.New(newLimitedHandler(logrusslog.NewHandler(l, nil))), setLevel
 }
 
 func formatter(f config.LogFormat) logrus.Formatter {
