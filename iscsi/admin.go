@@ -68,6 +68,13 @@ func (c *Conn) nexus() *scsi.Nexus {
 	return c.sess.nexus
 }
 
+// Connections is how many connections there are, logged in or not.
+func (n *Node) Connections() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.conns) + n.coming
+}
+
 // Targets lists the targets in the order in which they were added.
 func (n *Node) Targets() []*Target {
 	n.mu.Lock()

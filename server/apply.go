@@ -224,9 +224,9 @@ func (c *change) commit() (mgmt.Reload, error) {
 		return mgmt.Reload{}, errors.Join(append([]error{errClosing}, c.abandon()...)...)
 	}
 	defer c.mu.Unlock()
-	if c.plan.limits {
-		c.node.SetLimits(nodeLimits(c.next))
-	}
+	limits := nodeLimits(c.next)
+	limits.Connections = c.connectionLimit(limits.Connections)
+	c.node.SetLimits(limits)
 	c.inherit()
 	c.commitTargets()
 	c.commitPortals()

@@ -25,8 +25,6 @@ type plan struct {
 
 	openPortals, closePortals []*config.Portal // of the new configuration, and of the old one
 
-	limits bool
-
 	// pending is what takes effect at the next start only, in words.
 	pending []string
 }
@@ -212,7 +210,6 @@ func (c *comparison) compareRest() {
 	if c.old.Log.Format != c.new.Log.Format {
 		c.later("log.format")
 	}
-	c.limits = was != now || !equal(c.old.Discovery, c.new.Discovery)
 }
 
 func (c *comparison) later(format string, args ...any) {

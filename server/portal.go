@@ -86,17 +86,28 @@ func (s *Server) openTCP(p *config.Portal) (portal, error) {
 	return &tcpPortal{l.(*net.TCPListener), s}, nil
 }
 
+// The kernel is asked again after acceptRetry whether there is a descriptor, or memory, for a
+// connection. When there was for acceptQuiet, and then there is not, that is news.
+const (
+	acceptRetry = 100 * time.Millisecond
+	acceptQuiet = time.Minute
+)
+
 func (p *tcpPortal) serve() error {
 	s := p.s
+	var failed time.Time // the last time
 	for {
 		c, err := p.AcceptTCP()
 		switch {
 		case errors.Is(err, net.ErrClosed):
 			return nil
 		case isTemporary(err):
-			// Out of descriptors or memory: connections that end make room.
-			s.log.Error("a connection could not be accepted", "portal", p.Addr().String(), "err", err)
-			time.Sleep(100 * time.Millisecond)
+			if time.Since(failed) > acceptQuiet {
+				s.log.Error("connections cannot be accepted for now: they wait until others end; sessions go on (LimitNOFILE= of the unit, ulimit -n, bounds descriptors)",
+					"portal", p.Addr().String(), "err", err)
+			}
+			failed = time.Now()
+			time.Sleep(acceptRetry)
 			continue
 		case err != nil:
 			return err

@@ -45,6 +45,7 @@ type Server struct {
 	services              // of the administrator
 	serving  bool         // portals take connections
 	closing  bool         // no goroutine is started any more, nothing is changed
+	scarce   bool         // descriptors are, and the log says so
 
 	wg    sync.WaitGroup
 	ctx   context.Context // ends when all connections have ended, or will never

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"sync/atomic"
@@ -29,12 +30,13 @@ const (
 	closeTime  = 2 * time.Second // for answers under way
 )
 
-func newService(name string, l net.Listener, h http.Handler) *service {
+func newService(name string, l net.Listener, h http.Handler, log *slog.Logger) *service {
 	s := &service{name: name, l: l}
 	s.handler.Store(&h)
 	s.http = &http.Server{
 		Handler:           http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { (*s.handler.Load()).ServeHTTP(w, r) }),
 		ReadHeaderTimeout: headerTime, IdleTimeout: idleTime, MaxHeaderBytes: headerSize,
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
 	return s
 }
@@ -71,7 +73,7 @@ func (s *Server) openMetrics(m config.Metrics) (*service, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: cannot serve metrics: %w; end what uses the port, or choose another in \"metrics\"", m.Pos, err)
 	}
-	return newService("metrics", l, mgmt.NewMetrics(s, m.Pprof)), nil
+	return newService("metrics", l, mgmt.NewMetrics(s, m.Pprof), s.log), nil
 }
 
 func (s *Server) openManagement(m config.Management) (*service, error) {
@@ -82,7 +84,7 @@ func (s *Server) openManagement(m config.Management) (*service, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", m.Pos, err)
 	}
-	return newService("management", l, mgmt.NewAPI(s)), nil
+	return newService("management", l, mgmt.NewAPI(s), s.log), nil
 }
 
 // startService has a service answer, unless the server is closing. mu is held.

@@ -1,0 +1,43 @@
+package server
+
+import (
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// spareDescriptors are those that connections leave to others: states and journals that are being
+// written, stores that a reload opens, and the administrator.
+const spareDescriptors = 64
+
+// connectionLimit is limits.connections, or less where the process may not have so many
+// descriptors beside those of its stores: a connection too many is refused, and nothing else
+// fails for want of one. The log says so once. mu is held.
+func (s *Server) connectionLimit(want int) int {
+	limit, used, err := descriptors()
+	if err != nil {
+		return want // no /proc, say: portals cope with what comes
+	}
+	others := used - s.node.Connections() + spareDescriptors
+	room := max(1, limit-others)
+	if room >= want {
+		s.scarce = false
+		return want
+	}
+	if !s.scarce {
+		s.scarce = true
+		s.log.Warn("fewer connections than limits.connections can be taken: the process may not have enough descriptors; raise LimitNOFILE= of the unit (ulimit -n), or lower limits.connections",
+			"connections", room, "configured", want, "descriptors", limit, "needed", want+others)
+	}
+	return room
+}
+
+// descriptors returns how many this process may have, and how many it has.
+func descriptors() (limit, used int, err error) {
+	var l unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
+		return 0, 0, err
+	}
+	open, err := os.ReadDir("/proc/self/fd")
+	return int(min(l.Cur, 1<<30)), len(open), err
+}

@@ -1,0 +1,74 @@
+package server
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// When there are fewer descriptors than connections may come, there is room for all else: so many
+// fewer are taken, the log says so once, and a reload notices that there are enough.
+func TestFewDescriptors(t *testing.T) {
+	var log strings.Builder
+	cfg := parse(t, `
+stores: {d: {type: memory, size: 1MiB}}
+targets: [{iqn: "iqn.2026-11.example.oneshot:t", luns: {0: d}}]
+portals: [{listen: "127.0.0.1:0"}]
+limits: {connections: 900}
+`)
+	s, err := New(cfg, slog.New(slog.NewTextHandler(&log, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := s.Shutdown(context.Background()); err != nil {
+			t.Error(err)
+		}
+	}()
+	apply := func() {
+		t.Helper()
+		if _, err := s.Apply(cfg); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var was unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	_, used, err := descriptors()
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := func(n uint64) {
+		t.Helper()
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: n, Max: was.Max}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	defer set(was.Cur)
+	set(uint64(used + spareDescriptors + 3))
+	apply()
+	for range 3 {
+		if !s.node.Admit() {
+			t.Fatal("no room where there is some")
+		}
+	}
+	if s.node.Admit() {
+		t.Error("a connection that takes the descriptors of others")
+	}
+	apply()
+	if got := log.String(); strings.Count(got, "connections=3 configured=900") != 1 || strings.Count(got, "\n") != 1 {
+		t.Errorf("the log says %s", got)
+	}
+	set(was.Cur)
+	apply()
+	if !s.node.Admit() {
+		t.Error("no room where there is much")
+	}
+	for range 4 {
+		s.node.Dismiss()
+	}
+}
