@@ -22,6 +22,8 @@ const (
 	// maxSegment is the largest data segment, the MaxRecvDataSegmentLength we declare.
 	maxSegment = 256 << 10
 	maxHeader  = pdu.BHSLen + pdu.MaxAHSLen + digestLen
+	// smallLen is the length of the buffer that is not leased: any PDU of a login fits.
+	smallLen = 16 << 10
 	// maxSegs is how many pieces of a task's memory one readv fills.
 	maxSegs = 15
 )
@@ -29,8 +31,8 @@ const (
 // rx is the receiving side: a buffer with unread bytes in[r:w], and the data segment that
 // is being received, if any.
 type rx struct {
-	lease *mem.Lease // nil while the connection is idle
-	in    []byte
+	lease *mem.Lease // what in is of; nil while the connection is idle, or has a small buffer
+	in    []byte     // nil while the connection is idle
 	r, w  int
 
 	// The data segment under way.
@@ -50,24 +52,38 @@ type rx struct {
 	iov [maxSegs + 1]unix.Iovec
 }
 
-// lendIn makes sure that there is a buffer. False: no memory at the moment.
+// lendIn makes sure that there is a buffer with room. It is leased, but for the login, which has
+// no claim to I/O memory, and when all of that is in use: then a smaller one does, for commands
+// and data-out need no more to go on, and so what others hold comes back one day. False: what is
+// being received needs a larger one.
 func (m *Mover) lendIn() bool {
-	if m.rx.lease != nil {
+	x := &m.rx
+	if x.lease != nil {
 		return true
 	}
-	if m.rx.lease = m.pool.Lease(inLen); m.rx.lease == nil {
-		return false
+	if m.enabled {
+		if l := m.pool.Lease(inLen); l != nil {
+			x.w = copy(l.Bytes(), x.in[x.r:x.w])
+			x.r, x.lease, x.in = 0, l, l.Bytes()
+			return true
+		}
 	}
-	m.rx.in, m.rx.r, m.rx.w = m.rx.lease.Bytes(), 0, 0
-	return true
+	if x.in == nil {
+		x.in = make([]byte, smallLen)
+	}
+	return x.w-x.r < len(x.in)
 }
 
 // dropIn gives the buffer back if nothing is in it.
 func (m *Mover) dropIn() {
-	if m.rx.lease != nil && m.rx.r == m.rx.w {
-		m.rx.lease.Release()
-		m.rx.lease, m.rx.in = nil, nil
+	x := &m.rx
+	if x.r != x.w {
+		return
 	}
+	if x.lease != nil {
+		x.lease.Release()
+	}
+	x.lease, x.in, x.r, x.w = nil, nil, 0, 0
 }
 
 // release gives the buffer back for good.

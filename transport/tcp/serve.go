@@ -47,7 +47,7 @@ func Serve(node *iscsi.Node, tc *net.TCPConn, pool *mem.Pool) error {
 // Reasons for the end of a connection that are not the initiator's.
 var (
 	errEnded    = errors.New("ended by the target")
-	errNoMemory = errors.New("no memory for its input: the limit on buffer memory is reached (limits.memory)")
+	errNoMemory = errors.New("no memory for a large request: the limit on buffer memory is reached (limits.memory)")
 )
 
 // read is the life of the goroutine that owns the socket. It stays inside one RawConn.Read

@@ -634,3 +634,60 @@ func FuzzReceive(f *testing.F) {
 		b.dial().read(0, 512)
 	})
 }
+
+// When all I/O memory is in use, sessions go on with what needs none, and logins come: whoever
+// holds it would be the only one who can go on otherwise. It is there for all afterwards.
+func TestAllMemoryInUse(t *testing.T) {
+	b := newBench(t, newMemory(t), nil)
+	p := b.dial("DataDigest=None", "MaxRecvDataSegmentLength=262144")
+	var hog []*mem.Lease
+	take := func() (more bool) {
+		for n := mem.MaxLease; n >= mem.PageSize; n /= 2 {
+			for l := b.pool.Lease(n); l != nil; l = b.pool.Lease(n) {
+				hog, more = append(hog, l), true
+			}
+		}
+		return more
+	}
+	for alone := false; take() || !alone; { // the connection may have yet to give its buffer back
+		alone = b.pool.Stats().Leases == len(hog)
+	}
+	for range 3 {
+		p.write(4096, make([]byte, 64<<10), 8<<10, 0)
+		p.read(4096, 64<<10)
+		b.dial().read(0, 512)
+	}
+	for _, l := range hog {
+		l.Release()
+	}
+	p.write(4096, make([]byte, 64<<10), 8<<10, 0)
+	p.read(4096, 64<<10)
+}
+
+// Logins that are not complete hold no I/O memory, whatever has come of them.
+func TestHalfLoginsHoldNoMemory(t *testing.T) {
+	b := newBench(t, newMemory(t), nil)
+	p := b.dial()
+	f := pdu.LoginRequestFields{CSG: pdu.StageLoginOperationalNegotiation, CmdSN: 100, ITT: 1, DataSegmentLength: 8192}
+	half := append(f.AppendTo(nil), make([]byte, 8191)...)
+	for range 10 {
+		c, err := net.Dial("tcp4", b.l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		if _, err := c.Write(half); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// What there is to see once they have been received is nothing.
+	for b.node.Connections() < 11 {
+		p.read(0, 512)
+	}
+	for range 100 {
+		p.read(0, 512)
+		if n := b.pool.Stats().Leases; n > 1 {
+			t.Fatalf("%d leases", n)
+		}
+	}
+}
