@@ -12,32 +12,41 @@ import (
 
 // SessionInfo is a session as an administrator sees it.
 type SessionInfo struct {
-	TSIH         uint16 // names the session while it lives
-	Initiator    string
-	ISID         pdu.ISID
-	Target       string // empty: a discovery session
-	Peer, Local  string // addresses of the connection
-	Transport    string // Datamover.Transport
-	HeaderDigest bool
-	DataDigest   bool
-	Since        time.Time // of the login
-	Buffers      int       // bytes of I/O memory that its commands hold
+	TSIH        uint16 // names the session while it lives
+	Initiator   string
+	ISID        pdu.ISID
+	Target      string    // empty: a discovery session
+	Since       time.Time // of the login
+	Buffers     int       // bytes of I/O memory that its commands hold
+	Connections []ConnInfo
 	scsi.IOStats
 }
 
-// Sessions lists the sessions there are, by TSIH.
+// ConnInfo is a connection of a session.
+type ConnInfo struct {
+	CID          uint16
+	Peer, Local  string // addresses
+	Transport    string // Datamover.Transport
+	HeaderDigest bool
+	DataDigest   bool
+}
+
+// Sessions lists the sessions there are, by TSIH, and their connections in the order in which
+// they came.
 func (n *Node) Sessions() []SessionInfo {
+	n.mu.Lock()
+	sessions := slices.Collect(maps.Values(n.sessions))
+	n.mu.Unlock()
 	var list []SessionInfo
-	for _, c := range n.connections() {
-		c.Lock()
-		info, ok := c.info()
-		nexus := c.nexus()
-		c.Unlock()
-		if !ok {
+	for _, s := range sessions {
+		s.baton.mu.Lock()
+		info := s.info()
+		s.baton.unlock()
+		if len(info.Connections) == 0 {
 			continue
 		}
-		if nexus != nil {
-			info.IOStats = nexus.Stats()
+		if s.nexus != nil {
+			info.IOStats = s.nexus.Stats()
 		}
 		list = append(list, info)
 	}
@@ -45,27 +54,23 @@ func (n *Node) Sessions() []SessionInfo {
 	return list
 }
 
-// info describes the session of c, if it has one.
-func (c *Conn) info() (SessionInfo, bool) {
-	s := c.sess
-	if s == nil || c.state != stateFullFeature {
-		return SessionInfo{}, false
-	}
-	info := SessionInfo{
-		TSIH: s.TSIH, Initiator: s.Initiator, ISID: s.ISID, Peer: c.mover.Peer(), Local: c.mover.Local(), Transport: c.mover.Transport(),
-		HeaderDigest: s.Params.HeaderDigest, DataDigest: s.Params.DataDigest, Since: s.since, Buffers: c.leased,
-	}
+// info describes the session and those of its connections that are logged in.
+func (s *Session) info() SessionInfo {
+	info := SessionInfo{TSIH: s.TSIH, Initiator: s.Initiator, ISID: s.ISID, Since: s.since}
 	if s.Target != nil {
 		info.Target = s.Target.Name
 	}
-	return info, true
-}
-
-func (c *Conn) nexus() *scsi.Nexus {
-	if c.sess == nil {
-		return nil
+	for _, c := range s.baton.conns {
+		info.Buffers += c.leased
+		if c.state != stateFullFeature {
+			continue
+		}
+		info.Connections = append(info.Connections, ConnInfo{
+			CID: c.cid, Peer: c.mover.Peer(), Local: c.mover.Local(), Transport: c.mover.Transport(),
+			HeaderDigest: c.params.HeaderDigest, DataDigest: c.params.DataDigest,
+		})
 	}
-	return c.sess.nexus
+	return info
 }
 
 // Connections is how many connections there are, logged in or not.
@@ -140,7 +145,11 @@ func (n *Node) RemoveTarget(name string) {
 func (n *Node) drop(why string, match func(*Session) bool) {
 	for _, c := range n.connections() {
 		c.post(func() {
-			if c.sess == nil || c.state != stateFullFeature || !match(c.sess) {
+			if c.sess == nil || c.state > stateFullFeature || !match(c.sess) {
+				return
+			}
+			if c.state != stateFullFeature { // it waits for another connection to be gone
+				c.mover.Terminate(false)
 				return
 			}
 			c.log.Info("session ends: " + why)

@@ -36,7 +36,7 @@ func TestSessions(t *testing.T) {
 			t.Fatalf("%d sessions", len(list))
 		}
 		s := list[0]
-		if s.Initiator != "iqn.c:1" || s.Target != "iqn.t:t" || s.TSIH == 0 || s.Peer != "peer" || s.Since.IsZero() {
+		if s.Initiator != "iqn.c:1" || s.Target != "iqn.t:t" || s.TSIH == 0 || len(s.Connections) != 1 || s.Connections[0].Peer != "peer" || s.Since.IsZero() {
 			t.Errorf("%+v", s)
 		}
 		h := s.Commands[scsi.ClassRead]

@@ -49,8 +49,8 @@ func (c *Conn) refuseLogin(out *login.Outcome) {
 func (c *Conn) establish(out *login.Outcome) {
 	l := c.login
 	s := &Session{
-		Initiator: l.Initiator(), ISID: l.ISID(), Discovery: l.Discovery(), Params: l.Params(),
-		conn: c, cid: l.CID(), group: c.group, window: c.node.cfg.Commands, expCmdSN: l.CmdSN(), maxCmdSN: l.CmdSN() - 1,
+		Initiator: l.Initiator(), ISID: l.ISID(), Discovery: l.Discovery(), params: l.Params(), baton: c.baton.Load(), rdma: c.rdma,
+		group: c.group, window: c.node.cfg.Commands, expCmdSN: l.CmdSN(), maxCmdSN: l.CmdSN() - 1,
 	}
 	if !s.Discovery {
 		s.Target = c.node.target(l.TargetName())
@@ -60,7 +60,7 @@ func (c *Conn) establish(out *login.Outcome) {
 		return
 	}
 	if l.TSIH() != 0 {
-		c.refuse(out, c.joinStatus(s))
+		c.joinSession(s, out)
 		return
 	}
 	old, status := c.node.attach(s)
@@ -70,26 +70,61 @@ func (c *Conn) establish(out *login.Outcome) {
 	case old != nil:
 		c.reinstate(old, out)
 	default:
-		c.logIn(s, out)
+		s.open()
+		c.logIn(s, l.Params(), out)
 	}
 }
 
-// joinStatus says why a login for an existing session fails (RFC 7143 §6.3.1). Sessions have
-// one connection, so a second is one too many; and with the first, which the same CID takes
-// the place of, the session is over: error recovery level 0 keeps nothing of it.
-func (c *Conn) joinStatus(s *Session) pdu.LoginStatus {
-	old := c.node.session(c.login.TSIH())
+// joinSession makes c one more connection of an existing session, which own would be if it were
+// a new one (RFC 7143 §6.3.1). A connection with the same CID is logged out first (§6.3.4).
+func (c *Conn) joinSession(own *Session, out *login.Outcome) {
+	s := c.node.session(c.login.TSIH())
+	if s == nil || s.Initiator != own.Initiator || s.ISID != own.ISID || s.Discovery || !s.Target.same(own.Target) {
+		c.refuse(out, pdu.LoginSessionDoesNotExist)
+		return
+	}
+	s.baton.mu.Lock()
+	old := s.conn(c.login.CID())
+	if status := s.room(c, old); status != pdu.LoginSuccess {
+		s.baton.unlock()
+		c.refuse(out, status)
+		return
+	}
+	c.join(s.baton)
+	c.sess, c.cid = s, c.login.CID()
+	params := c.login.Params().Joining(s.params)
+	if old == nil {
+		c.logIn(s, &params, out)
+		return
+	}
+	c.state = stateReinstate
+	kept := out.Keep()
+	old.gone = append(old.gone, func() {
+		if c.state == stateReinstate && !s.ending {
+			c.logIn(s, &params, &kept)
+		}
+	})
+	old.log.Info("connection ends: its initiator comes back with a new one")
+	old.mover.Terminate(false)
+}
+
+// room says whether c, perhaps in the place of old, may join the session.
+func (s *Session) room(c, old *Conn) pdu.LoginStatus {
+	n := 0
+	for _, o := range s.baton.conns {
+		if o != old && o.state < stateCleanup {
+			n++
+		}
+	}
 	switch {
-	case old == nil || old.Initiator != s.Initiator || old.ISID != s.ISID || !old.Target.same(s.Target):
+	case s.ending || !s.alive():
 		return pdu.LoginSessionDoesNotExist
-	case old.cid != c.login.CID():
+	case s.group != c.group || s.rdma != c.rdma:
+		return pdu.LoginCannotIncludeInSession
+	case n >= int(s.params.MaxConnections):
 		return pdu.LoginTooManyConnections
 	}
-	old.conn.post(func() {
-		old.conn.log.Info("session ends: its initiator comes back with a new connection")
-		old.conn.mover.Terminate(false)
-	})
-	return pdu.LoginSessionDoesNotExist
+	return pdu.LoginSuccess
 }
 
 // refuse turns a success into a failure.
@@ -103,12 +138,8 @@ func (c *Conn) refuse(out *login.Outcome, status pdu.LoginStatus) {
 // stores is over before the new one begins.
 func (c *Conn) reinstate(old *Session, out *login.Outcome) {
 	c.state = stateReinstate
-	kept := *out
-	kept.Data = append([]byte(nil), out.Data...)
-	old.conn.post(func() {
-		old.conn.log.Info("session ends: its initiator logs in again")
-		old.conn.mover.Terminate(false)
-	})
+	kept := out.Keep()
+	old.cut("its initiator logs in again")
 	old.whenGone(c.node, func() {
 		c.post(func() {
 			if c.state == stateReinstate {
@@ -119,33 +150,40 @@ func (c *Conn) reinstate(old *Session, out *login.Outcome) {
 	})
 }
 
-// logIn begins the full feature phase.
-func (c *Conn) logIn(s *Session, out *login.Outcome) {
-	c.sess = s
+// open makes the nexus of a session.
+func (s *Session) open() {
 	s.since = time.Now()
+	if s.Discovery {
+		return
+	}
+	var luns map[uint16]uint16
+	if r := s.Target.rule(s.Initiator); r != nil {
+		luns = r.LUNs
+	}
+	s.nexus = s.Target.SCSI.NewNexusThrough(s.group, s.portName(), luns)
+	s.nexus.BatchOps()
+}
+
+// logIn begins the full feature phase.
+func (c *Conn) logIn(s *Session, params *login.Params, out *login.Outcome) {
+	c.sess, c.params, c.cid = s, params, c.login.CID()
 	c.log = c.log.With("initiator", s.Initiator, "session", s.TSIH)
 	if !s.Discovery {
-		var luns map[uint16]uint16
-		if r := s.Target.rule(s.Initiator); r != nil {
-			luns = r.LUNs
-		}
-		s.nexus = s.Target.SCSI.NewNexusThrough(c.group, s.portName(), luns)
-		s.nexus.BatchOps()
 		c.log = c.log.With("target", s.Target.Name)
 	}
-	c.text = login.NewExchange(c.offer, s.Params, s.Discovery, c.sendTargets)
+	c.text = login.NewExchange(c.offer, params, s.Discovery, c.sendTargets)
 	c.text.Private = c.private
 	out.Response.TSIH = s.TSIH
 	c.sendLogin(out)
-	c.mover.Enable(s.Params)
+	c.mover.Enable(params)
 	c.state = stateFullFeature
+	c.login = nil
 	c.node.counters.Logins.Add(1)
 	if s.Discovery {
 		c.log.Debug("discovery session")
-	} else {
-		c.log.Info("logged in", "header_digest", s.Params.HeaderDigest, "data_digest", s.Params.DataDigest)
+		return
 	}
-	c.login = nil
+	c.log.Info("logged in", "connection", c.cid, "header_digest", params.HeaderDigest, "data_digest", params.DataDigest)
 }
 
 // errorText says why a login failed.

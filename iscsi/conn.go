@@ -35,12 +35,12 @@ func (s connState) String() string { return connStateNames[s] }
 // Conn is the protocol state of one connection: a step function that is fed with PDUs and
 // completions and answers through its Datamover. It owns no socket, goroutine or timer.
 //
-// Whoever holds the lock drives the connection. The transport takes it for each batch of
-// input; stores that complete elsewhere take it if it is free and otherwise leave their
-// tasks for the holder, who looks for them before letting go. So completions need no
-// goroutine of their own, and wake nobody who is asleep.
+// Whoever holds the lock, which connections of one session share, drives the connection (see
+// baton). The transport takes it for each batch of input.
 type Conn struct {
-	mu sync.Mutex // the lock; taken before Node.mu; not held over blocking calls
+	baton atomic.Pointer[baton]
+	own   baton // the first; also the session's, if the connection is its leading one
+	alone [1]*Conn
 
 	// Constant.
 	node  *Node
@@ -51,36 +51,40 @@ type Conn struct {
 	rdma  bool
 	group uint16 // of the portal that it came through
 
-	// Guarded by mu.
+	// Guarded by baton.
 	state   connState
 	login   *login.Login    // until the full feature phase
 	text    *login.Exchange // from then on
 	sess    *Session
-	statSN  serial.SN // the next to send
-	tasks   []*Task   // outstanding: in a store, waiting, or fetching data-out
-	hungry  []*Task   // of these, waiting for memory
-	leased  int       // bytes
-	spare   []*Task   // the empty half of the pair with ready
-	born    uint32    // Node.clock when the connection came
-	heard   uint32    // Node.clock at the last input
-	pinged  uint32    // Node.clock when the outstanding NOP-In was sent
-	pingTTT uint32    // of the outstanding NOP-In, or 0
+	cid     uint16
+	params  *login.Params // from the full feature phase on
+	statSN  serial.SN     // the next to send
+	live    int           // tasks that the mover's pool does not have
+	tasks   []*Task       // outstanding: in a store, waiting, or fetching data-out
+	hungry  []*Task       // of these, waiting for memory
+	leased  int           // bytes
+	spare   []*Task       // the empty half of the pair with ready
+	born    uint32        // Node.clock when the connection came
+	heard   uint32        // Node.clock at the last input
+	pinged  uint32        // Node.clock when the outstanding NOP-In was sent
+	pingTTT uint32        // of the outstanding NOP-In, or 0
 	nextTTT uint32
 	asked   bool // a logout request is out
 	dropped bool // fail was called
-	ending  bool // endSession was called
-	over    bool // and has done its work
+	// What waits until the initiator has seen all that was sent: the answer to the ping under
+	// way says so, or that to the next.
+	acked, unacked []func()
+	gone           []func() // called when nothing of the connection is left
 
 	arrived int64 // nanotime of the input batch under way
 	left    int64 // nanotime of the output batch under way, if timed
 	timed   bool
 
-	readyMu sync.Mutex // taken after mu; leaf
+	readyMu sync.Mutex // taken after baton; leaf
 	ready   []*Task    // guarded by readyMu: want Resume
-	posts   []func()   // guarded by readyMu: to be run with the lock held
 
 	corks      atomic.Int32 // stores that are about to complete more
-	pending    atomic.Bool  // ready or posts is not empty
+	pending    atomic.Bool  // ready is not empty
 	memoryFree atomic.Bool  // a lease may succeed that failed before
 }
 
@@ -100,43 +104,32 @@ func (n *Node) newConn(mover Datamover, offer *login.Config, rdma bool) *Conn {
 		log:  n.log.With("initiator_address", mover.Peer()),
 		born: n.clock.Load(), heard: n.clock.Load(),
 	}
+	c.alone[0] = c
+	c.own.conns = c.alone[:]
+	c.baton.Store(&c.own)
 	c.login = login.New(offer, directory{n, c.group}, n.cfg.Rand)
 	n.add(c)
 	return c
 }
 
-// Lock makes the caller the driver of the connection.
-func (c *Conn) Lock() {
-	c.mu.Lock()
-	c.timed = false
-}
-
-// Unlock does what was left for the driver, starts sending what is queued, and lets go.
-func (c *Conn) Unlock() {
-	for {
-		c.settle()
-		c.mu.Unlock()
-		if !c.pending.Load() && !c.memoryFree.Load() || !c.mu.TryLock() {
-			return
-		}
+// resume goes on with the tasks that became ready elsewhere, or have waited for memory.
+func (c *Conn) resume() {
+	if c.memoryFree.Swap(false) {
+		c.feed()
+	}
+	if c.pending.Load() {
+		c.resumeReady()
 	}
 }
 
-// settle runs posts, resumes tasks, and flushes, until nothing is left to do.
-func (c *Conn) settle() {
-	for {
-		if c.memoryFree.Swap(false) {
-			c.feed()
-		}
-		if c.pending.Load() {
-			c.resumeReady()
-		}
-		c.timed = false
-		c.kick()
-		c.mover.Flush() // may free tasks, and so memory that others wait for
-		if !c.pending.Load() && !c.memoryFree.Load() {
-			return
-		}
+// flush starts what the steps that were made have led to: operations of stores, and output.
+// It may free tasks, and so memory that others wait for.
+func (c *Conn) flush() {
+	c.timed = false
+	c.kick()
+	c.mover.Flush()
+	if c.state == stateCleanup {
+		c.settleEnd()
 	}
 }
 
@@ -147,27 +140,9 @@ func (c *Conn) kick() {
 	}
 }
 
-// nudge drives the connection if nobody does.
-func (c *Conn) nudge() {
-	if c.mu.TryLock() {
-		c.Unlock()
-	}
-}
-
-// post has f run with the lock held, soon.
-func (c *Conn) post(f func()) {
-	c.readyMu.Lock()
-	c.posts = append(c.posts, f)
-	c.pending.Store(true)
-	c.readyMu.Unlock()
-	c.nudge()
-}
-
 func (c *Conn) taskReady(t *Task) {
-	c.taskReadyLocked(t)
-	if c.corks.Load() == 0 {
-		c.nudge()
-	}
+	c.queue(t)
+	c.awaken(c.corks.Load() == 0)
 }
 
 // cork has tasks that become ready wait for Uncork, unless somebody drives the connection
@@ -181,12 +156,12 @@ func (c *Conn) cork() scsi.Uncorker {
 // have left: they have set pending before they looked at corks.
 func (c *Conn) Uncork() {
 	if c.corks.Add(-1) == 0 && c.pending.Load() {
-		c.nudge()
+		c.awaken(true)
 	}
 }
 
-// taskReadyLocked is taskReady for a caller that has the lock, or will see to it.
-func (c *Conn) taskReadyLocked(t *Task) {
+// queue puts t among the tasks that want Resume.
+func (c *Conn) queue(t *Task) {
 	c.readyMu.Lock()
 	if !t.queued.Load() {
 		t.queued.Store(true)
@@ -198,8 +173,8 @@ func (c *Conn) taskReadyLocked(t *Task) {
 
 func (c *Conn) resumeReady() {
 	c.readyMu.Lock()
-	ready, posts := c.ready, c.posts
-	c.ready, c.posts = c.spare, nil
+	ready := c.ready
+	c.ready = c.spare
 	for _, t := range ready {
 		t.queued.Store(false)
 	}
@@ -215,9 +190,6 @@ func (c *Conn) resumeReady() {
 		}
 	}
 	c.spare = ready[:0]
-	for _, f := range posts {
-		f()
-	}
 }
 
 // Sequence returns the numbers of a PDU that bears no status: the StatSN that the next one
@@ -255,8 +227,9 @@ func (c *Conn) fail(format string, args ...any) {
 	c.mover.Terminate(true)
 }
 
-// Lost says that the transport connection is gone. Nothing is sent any more; tasks are
-// aborted, and when the last has come back from its store the session is gone too.
+// Lost says that the transport connection is gone. Nothing is sent any more; its tasks are
+// aborted, and with the last connection the session ends. When the last task has come back
+// from its store the connection is gone too.
 func (c *Conn) Lost(err error) {
 	if c.state >= stateCleanup {
 		return
@@ -272,49 +245,42 @@ func (c *Conn) Lost(err error) {
 	c.state = stateCleanup
 	c.login = nil
 	if c.sess != nil {
-		c.endSession()
-	}
-	if c.sess == nil || c.over {
-		c.finished()
-	}
-}
-
-// endSession aborts the tasks of the session and ends its nexus, once. When the last task has
-// come back from its store, over is set.
-func (c *Conn) endSession() {
-	if c.ending {
-		return
-	}
-	c.ending = true
-	for _, h := range c.sess.held {
-		if h.task != nil { // it may hold data that came with it
-			c.mover.Forget(h.task)
-			c.free(h.task)
+		c.withdraw()
+		if !c.sess.alive() {
+			c.sess.end()
 		}
 	}
-	c.sess.held = nil
+	c.settleEnd()
+}
+
+// withdraw ends the part of the connection in its session: its tasks, the commands that wait for
+// earlier ones, and what others wait for from its initiator. What it leaves open in the order
+// of commands may come on another connection.
+func (c *Conn) withdraw() {
+	c.sess.dropHeld(c)
 	for i := len(c.tasks) - 1; i >= 0; i-- {
 		c.tasks[i].Abort()
 	}
-	if c.sess.nexus == nil {
-		c.over = true
-		return
+	waiting := append(c.acked, c.unacked...)
+	c.acked, c.unacked = nil, nil
+	for _, f := range waiting {
+		f()
 	}
-	c.sess.nexus.Close(func() {
-		c.post(func() {
-			c.over = true
-			if c.state == stateCleanup {
-				c.finished()
-			}
-		})
-	})
 }
 
-func (c *Conn) finished() {
-	if c.state == stateFree {
+// settleEnd forgets a lost connection when all of its tasks have come back, and with the last
+// of a session when all that the nexus has in stores has.
+func (c *Conn) settleEnd() {
+	s := c.sess
+	if s != nil && !s.over && (s.ending || c.live > 0) {
 		return
 	}
 	c.state = stateFree
+	gone := c.gone
+	c.gone = nil
+	for _, f := range gone {
+		f()
+	}
 	c.node.forget(c)
 }
 

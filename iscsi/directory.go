@@ -108,5 +108,5 @@ func (c *Conn) textRequest(h pdu.TextRequest, data []byte) {
 	}
 	r.Sequence = c.Status()
 	c.send(&r, answer)
-	c.mover.Enable(c.sess.Params) // MaxRecvDataSegmentLength may have changed
+	c.mover.Enable(c.params) // MaxRecvDataSegmentLength may have changed
 }

@@ -2,6 +2,7 @@ package iscsi
 
 import (
 	"fmt"
+	"slices"
 
 	"oneshot/iscsi/pdu"
 	"oneshot/scsi"
@@ -31,7 +32,8 @@ func (c *Conn) Command(h pdu.SCSICommand) *Task {
 	}
 	t := c.newTask(h)
 	if verdict == admitHold {
-		s.hold(sn, held{func() { c.begin(t) }, t})
+		c.list(t) // its data may come before its turn
+		s.hold(sn, held{c, func() { c.begin(t) }, t})
 		return t
 	}
 	c.begin(t)
@@ -43,6 +45,7 @@ func (c *Conn) Command(h pdu.SCSICommand) *Task {
 
 func (c *Conn) newTask(h pdu.SCSICommand) *Task {
 	t := c.mover.NewTask()
+	c.live++
 	t.Conn, t.slot, t.state = c, -1, taskHeld
 	t.refused, t.arrived = false, c.arrived
 	t.ITT = h.ITT()
@@ -64,7 +67,7 @@ func (c *Conn) newTask(h pdu.SCSICommand) *Task {
 			t.DataInLen, _ = h.BidiReadEDTL()
 		}
 	}
-	t.NoLend = c.rdma || c.sess.Params.DataDigest
+	t.NoLend = c.rdma || c.params.DataDigest
 	return t
 }
 
@@ -123,7 +126,7 @@ func (c *Conn) inOrder(h pdu.Header, data []byte) {
 		}
 	case admitHold:
 		h, data := append(pdu.Header(nil), h...), append([]byte(nil), data...)
-		s.hold(sn, held{run: func() { c.request(h, data) }})
+		s.hold(sn, held{conn: c, run: func() { c.request(h, data) }})
 	case admitIgnore:
 		c.node.counters.IgnoredCommands.Add(1)
 	}
@@ -150,10 +153,11 @@ func (c *Conn) nopOut(h pdu.NOPOut, data []byte) {
 	if h.ITT() == pdu.ReservedTag {
 		if c.pingTTT != 0 && h.TTT() == c.pingTTT {
 			c.pingTTT = 0
+			c.acknowledged()
 		}
 		return
 	}
-	data = data[:min(len(data), int(c.sess.Params.MaxRecvDataSegmentLength))]
+	data = data[:min(len(data), int(c.params.MaxRecvDataSegmentLength))]
 	c.send(&pdu.NOPInFields{
 		LUN: h.LUN(), ITT: h.ITT(), TTT: pdu.ReservedTag, Sequence: c.Status(),
 		DataSegmentLength: len(data),
@@ -164,7 +168,28 @@ func (c *Conn) nopOut(h pdu.NOPOut, data []byte) {
 func (c *Conn) ping() {
 	c.pingTTT = c.newTTT()
 	c.pinged = c.node.clock.Load()
+	c.acked, c.unacked = c.unacked, nil
 	c.send(&pdu.NOPInFields{ITT: pdu.ReservedTag, TTT: c.pingTTT, Sequence: c.Sequence()}, nil)
+}
+
+// afterAck calls f when the initiator has received all that was sent to it here, or never will.
+func (c *Conn) afterAck(f func()) {
+	c.unacked = append(c.unacked, f)
+	if c.pingTTT == 0 {
+		c.ping()
+	}
+}
+
+// acknowledged goes on with what has waited for the answer to a ping.
+func (c *Conn) acknowledged() {
+	waiting := c.acked
+	c.acked = nil
+	for _, f := range waiting {
+		f()
+	}
+	if len(c.unacked) > 0 && c.pingTTT == 0 {
+		c.ping()
+	}
 }
 
 // newTTT returns a Target Transfer Tag for a ping; never 0 nor the reserved value.
@@ -173,16 +198,20 @@ func (c *Conn) newTTT() uint32 {
 	return c.nextTTT
 }
 
-// logout ends the session (RFC 7143 §11.14, §11.15). It has one connection, so closing that
-// and closing the session are one thing. Commands still outstanding get no answer.
+// logout ends the session, or one connection of it and with the last one the session (RFC 7143
+// §11.14, §11.15). Commands still outstanding there get no answer.
 func (c *Conn) logout(h pdu.LogoutRequest) {
 	response := pdu.LogoutSuccess
+	leaving := c.sess.baton.conns
 	switch h.Reason() {
 	case pdu.LogoutCloseSession:
 	case pdu.LogoutCloseConnection:
-		if h.CID() != c.sess.cid {
+		o := c.sess.conn(h.CID())
+		if o == nil {
 			response = pdu.LogoutCIDNotFound
+			break
 		}
+		leaving = []*Conn{o}
 	case pdu.LogoutRemoveForRecovery:
 		response = pdu.LogoutRecoveryNotSupported
 	default:
@@ -191,13 +220,27 @@ func (c *Conn) logout(h pdu.LogoutRequest) {
 	}
 	c.send(&pdu.LogoutResponseFields{
 		Response: response, ITT: h.ITT(), Sequence: c.Status(),
-		Time2Wait: uint16(c.sess.Params.DefaultTime2Wait),
+		Time2Wait: uint16(c.params.DefaultTime2Wait),
 	}, nil)
 	if response != pdu.LogoutSuccess {
 		return
 	}
+	for _, o := range leaving {
+		o.exit()
+	}
+	// Over RDMA it is the initiator that disconnects, when it likes.
+	if !slices.ContainsFunc(c.sess.baton.conns, func(o *Conn) bool { return o.state < stateInLogout }) {
+		c.sess.end()
+	}
+}
+
+// exit ends a connection whose initiator has logged out of it.
+func (c *Conn) exit() {
+	if c.state >= stateInLogout {
+		return
+	}
 	c.state = stateInLogout
-	c.endSession() // over RDMA it is the initiator that disconnects, when it likes
+	c.withdraw()
 	c.log.Debug("logged out")
 	c.mover.Terminate(true)
 }
@@ -222,28 +265,69 @@ func (c *Conn) manage(h pdu.TaskManagementRequest) {
 	}
 	fn := h.Function()
 	answer := func(r pdu.TaskResponse) { c.managed(itt, fn, r) }
+	s := c.sess
 	f, ok := functions[fn]
 	switch {
 	case fn == pdu.TaskReassign:
 		answer(pdu.TaskReassignNotSupported) // ERL 2's
 		return
-	case !ok || fn >= pdu.TaskQueryTask && c.sess.Params.ISCSIProtocolLevel < 2:
+	case !ok || fn >= pdu.TaskQueryTask && c.params.ISCSIProtocolLevel < 2:
 		answer(pdu.TaskFunctionNotSupported)
 		return
 	}
 	var t *scsi.Task
 	if fn == pdu.TaskAbortTask || fn == pdu.TaskQueryTask {
-		ref := c.Find(h.ReferencedTaskTag())
+		ref := s.find(h.ReferencedTaskTag())
 		if ref == nil {
 			answer(c.missing(fn, h))
+			return
+		}
+		if ref.state == taskHeld {
+			answer(s.skip(fn, ref))
 			return
 		}
 		t = &ref.Task
 	}
 	c.log.Info("task management", "function", fn.String(), "lun", fmt.Sprintf("%#016x", h.LUN()))
-	c.sess.nexus.Manage(f, h.LUN(), t, func(r scsi.TMFResponse) {
-		c.post(func() { answer(responses[r]) })
+	s.nexus.Manage(f, h.LUN(), t, func(r scsi.TMFResponse) {
+		c.post(func() {
+			s.othersAcked(c, func() { answer(responses[r]) })
+		})
 	})
+}
+
+// othersAcked calls f when the initiator has received what was sent to it on connections other
+// than c, so that no answer to a task comes behind that to its abort (RFC 7143 §4.2.3.3).
+func (s *Session) othersAcked(c *Conn, f func()) {
+	left := 1
+	one := func() {
+		if left--; left == 0 {
+			f()
+		}
+	}
+	for _, o := range s.baton.conns {
+		if o != c && o.state == stateFullFeature {
+			left++
+			o.afterAck(one)
+		}
+	}
+	one()
+}
+
+// skip is the answer about a task that waits for earlier commands. To abort it is to leave its
+// place to nothing.
+func (s *Session) skip(fn pdu.TaskFunction, t *Task) pdu.TaskResponse {
+	if fn != pdu.TaskAbortTask {
+		return pdu.TaskDoesNotExist // not in the task set yet
+	}
+	for sn, h := range s.held {
+		if h.task == t {
+			s.held[sn] = held{conn: h.conn, run: func() {}}
+			t.Conn.discard(t)
+			break
+		}
+	}
+	return pdu.TaskFunctionComplete
 }
 
 // missing is the answer about a task that is not here. If its command has not arrived
@@ -255,7 +339,7 @@ func (c *Conn) missing(fn pdu.TaskFunction, h pdu.TaskManagementRequest) pdu.Tas
 		return pdu.TaskDoesNotExist
 	}
 	if s.admit(ref, false) == admitHold {
-		s.hold(ref, held{run: func() {}})
+		s.hold(ref, held{conn: c, run: func() {}})
 	}
 	return pdu.TaskFunctionComplete
 }

@@ -102,7 +102,7 @@ type Node struct {
 	limits   atomic.Pointer[Limits]
 	counters Counters
 
-	mu       sync.Mutex // taken after Conn.mu; leaf
+	mu       sync.Mutex // taken after the lock of a Conn; leaf
 	targets  []*Target  // in the order in which they are listed
 	portals  []Portal   // likewise
 	conns    map[*Conn]struct{}
@@ -214,14 +214,14 @@ func (n *Node) add(c *Conn) {
 	n.coming--
 }
 
-// forget drops a connection and its session, of which nothing is left.
+// forget drops a connection of which nothing is left, and with the last one the session.
 func (n *Node) forget(c *Conn) {
 	var ended []func()
 	n.mu.Lock()
 	delete(n.conns, c)
-	if s := c.sess; s != nil {
+	if s := c.sess; s != nil && s.over {
 		delete(n.sessions, s.TSIH)
-		ended = s.ended
+		ended, s.ended = s.ended, nil
 	}
 	n.checkIdle()
 	n.mu.Unlock()

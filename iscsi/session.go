@@ -2,6 +2,7 @@ package iscsi
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"oneshot/internal/serial"
@@ -10,20 +11,20 @@ import (
 	"oneshot/scsi"
 )
 
-// Session is one I_T nexus and its command window (RFC 7143 §4.2.2.1). It has one
-// connection, whose lock guards it.
+// Session is one I_T nexus and its command window (RFC 7143 §4.2.2.1), which its connections
+// share, as they do the lock that guards it.
 type Session struct {
 	TSIH      uint16
 	Initiator string // iSCSI name
 	ISID      pdu.ISID
 	Discovery bool
 	Target    *Target // nil in a discovery session
-	Params    *login.Params
 
-	conn  *Conn
-	cid   uint16      // of conn
-	group uint16      // tag of the portal group that it came through
-	nexus *scsi.Nexus // nil in a discovery session
+	baton  *baton        // has the connections
+	params *login.Params // of the leading connection
+	group  uint16        // tag of the portal group that it came through
+	rdma   bool
+	nexus  *scsi.Nexus // nil in a discovery session
 
 	window     int       // commands that may be outstanding
 	active     int       // commands begun and not answered that hold a place in the window
@@ -32,7 +33,9 @@ type Session struct {
 	held       map[serial.SN]held
 	immediates int // immediate commands not answered
 
-	since time.Time // of the login; guarded by the lock of conn
+	since  time.Time // of the login
+	ending bool      // end was called
+	over   bool      // and has done its work
 
 	ended []func() // called when nothing of the session is left; guarded by Node.mu
 }
@@ -67,6 +70,7 @@ func (s *Session) admit(sn serial.SN, immediate bool) admission {
 
 // held is a PDU that waits for earlier ones.
 type held struct {
+	conn *Conn
 	run  func()
 	task *Task // of a SCSI command
 }
@@ -90,6 +94,61 @@ func (s *Session) runHeld() {
 		s.expCmdSN++
 		h.run()
 	}
+}
+
+// dropHeld throws away what c has sent and waits for earlier PDUs.
+func (s *Session) dropHeld(c *Conn) {
+	for sn, h := range s.held {
+		if h.conn != c {
+			continue
+		}
+		delete(s.held, sn)
+		if h.task != nil {
+			c.discard(h.task)
+		}
+	}
+}
+
+// alive reports whether the session has a connection that is not lost.
+func (s *Session) alive() bool {
+	return slices.ContainsFunc(s.baton.conns, func(c *Conn) bool { return c.state < stateCleanup })
+}
+
+// end aborts the tasks of the session and ends its nexus, once. When the last task has come
+// back from its store, over is set.
+func (s *Session) end() {
+	if s.ending {
+		return
+	}
+	s.ending = true
+	for _, c := range s.baton.conns {
+		c.withdraw()
+	}
+	if s.nexus == nil {
+		s.over = true
+		return
+	}
+	s.nexus.Close(func() { s.baton.post(func() { s.over = true }) })
+}
+
+// conn returns the connection with this CID of which something is left, or nil.
+func (s *Session) conn(cid uint16) *Conn {
+	for _, c := range s.baton.conns {
+		if c.cid == cid && c.state != stateFree {
+			return c
+		}
+	}
+	return nil
+}
+
+// cut ends the connections of the session at once, and so the session.
+func (s *Session) cut(why string) {
+	s.baton.post(func() {
+		for _, c := range s.baton.conns {
+			c.log.Info("session ends: " + why)
+			c.mover.Terminate(false)
+		}
+	})
 }
 
 // advertise returns the MaxCmdSN to send: the window from ExpCmdSN less the commands that

@@ -23,6 +23,7 @@ type recorder struct {
 	free int // tasks given back
 	sent []*Task
 	last pdu.Header
+	data string // of last
 }
 
 func (r *recorder) say(format string, args ...any) {
@@ -49,7 +50,8 @@ func (r *recorder) Answer(t *Task) {
 	r.sent = append(r.sent, t)
 }
 
-func (r *recorder) SendControl(b, _ []byte) {
+func (r *recorder) SendControl(b, data []byte) {
+	r.data = string(data)
 	r.last = append(pdu.Header(nil), b...)
 	r.say("%v", r.last.Opcode())
 }
@@ -78,7 +80,7 @@ func admit(t testing.TB, n *Node) {
 }
 
 // session returns a connection in the full feature phase, with a window of four commands.
-func session(t testing.TB) (*Node, *Conn, *recorder) {
+func session(t testing.TB, keys ...string) (*Node, *Conn, *recorder) {
 	t.Helper()
 	pool := mem.NewPool(1 << 20)
 	n := NewNode(Config{
@@ -100,7 +102,7 @@ func session(t testing.TB) (*Node, *Conn, *recorder) {
 	r := new(recorder)
 	admit(t, n)
 	r.c = n.NewConn(r)
-	text := "InitiatorName=iqn.c:1\x00TargetName=iqn.t:t\x00ImmediateData=No\x00"
+	text := strings.Join(append([]string{"InitiatorName=iqn.c:1", "TargetName=iqn.t:t", "ImmediateData=No"}, keys...), "\x00") + "\x00"
 	f := pdu.LoginRequestFields{
 		Transit: true, CSG: pdu.StageLoginOperationalNegotiation, NSG: pdu.StageFullFeaturePhase, CmdSN: firstCmdSN, ITT: 1,
 		DataSegmentLength: len(text),

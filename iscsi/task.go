@@ -68,6 +68,16 @@ func (c *Conn) Find(itt uint32) *Task {
 	return nil
 }
 
+// find is Find in all connections of the session.
+func (s *Session) find(itt uint32) *Task {
+	for _, c := range s.baton.conns {
+		if t := c.Find(itt); t != nil {
+			return t
+		}
+	}
+	return nil
+}
+
 // Outstanding reports whether the task has yet to be answered.
 func (t *Task) Outstanding() bool { return t.state >= taskHeld && t.state <= taskPulling }
 
@@ -152,10 +162,18 @@ func (c *Conn) free(t *Task) {
 
 func (c *Conn) recycle(t *Task) {
 	t.state = taskPooled
+	c.live--
 	c.mover.FreeTask(t)
 	if len(c.hungry) > 0 {
 		c.feed()
 	}
+}
+
+// discard ends a task that has not begun, and what has come of its data.
+func (c *Conn) discard(t *Task) {
+	c.unlist(t)
+	c.mover.Forget(t)
+	c.free(t)
 }
 
 // Refuse ends a task for whose unsolicited data there is no memory with TASK SET FULL:
@@ -236,7 +254,7 @@ func (c *Conn) TryLease(t *Task, n int) *mem.Lease {
 // MemoryFree implements mem.Waiter.
 func (c *Conn) MemoryFree() {
 	c.memoryFree.Store(true)
-	c.nudge()
+	c.awaken(true)
 }
 
 // feed resumes the tasks that wait for memory, first come, first served.
@@ -245,7 +263,8 @@ func (c *Conn) feed() {
 		t := c.hungry[i]
 		c.hungry[i] = nil
 		t.hungry = false
-		c.taskReadyLocked(t)
+		c.queue(t)
+		c.awaken(false)
 	}
 	c.hungry = c.hungry[:0]
 }

@@ -89,18 +89,25 @@ type Buffers struct {
 
 // Session is a session of an initiator, and what it did.
 type Session struct {
-	ID           uint16    `json:"id"` // the TSIH
-	Initiator    string    `json:"initiator"`
-	ISID         string    `json:"isid"`
-	Target       string    `json:"target,omitempty"` // empty: a discovery session
-	Peer         string    `json:"peer"`
-	Local        string    `json:"local"`
-	Transport    string    `json:"transport"`
-	HeaderDigest bool      `json:"header_digest"`
-	DataDigest   bool      `json:"data_digest"`
-	Since        time.Time `json:"since"`
-	Buffers      int       `json:"buffers"` // bytes of I/O memory in use
-	IO           IO        `json:"io"`
+	ID          uint16       `json:"id"` // the TSIH
+	Initiator   string       `json:"initiator"`
+	ISID        string       `json:"isid"`
+	Target      string       `json:"target,omitempty"` // empty: a discovery session
+	Connection               // the oldest of Connections
+	Connections []Connection `json:"connections"`
+	Since       time.Time    `json:"since"`
+	Buffers     int          `json:"buffers"` // bytes of I/O memory in use
+	IO          IO           `json:"io"`
+}
+
+// Connection is a connection of a session.
+type Connection struct {
+	CID          uint16 `json:"cid"`
+	Peer         string `json:"peer"`
+	Local        string `json:"local"`
+	Transport    string `json:"transport"`
+	HeaderDigest bool   `json:"header_digest"`
+	DataDigest   bool   `json:"data_digest"`
 }
 
 // Sessions is the answer to GET /v1/sessions.

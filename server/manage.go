@@ -115,10 +115,17 @@ func countersOf(c *iscsi.Counters) mgmt.Counters {
 func (s *Server) Sessions() []mgmt.Session {
 	var list []mgmt.Session
 	for _, n := range s.node.Sessions() {
+		conns := make([]mgmt.Connection, len(n.Connections))
+		for i := range conns {
+			c := &n.Connections[i]
+			conns[i] = mgmt.Connection{
+				CID: c.CID, Peer: c.Peer, Local: c.Local, Transport: c.Transport,
+				HeaderDigest: c.HeaderDigest, DataDigest: c.DataDigest,
+			}
+		}
 		list = append(list, mgmt.Session{
-			ID: n.TSIH, Initiator: n.Initiator, ISID: hex.EncodeToString(n.ISID[:]), Target: n.Target, Peer: n.Peer, Local: n.Local,
-			Transport: n.Transport, HeaderDigest: n.HeaderDigest, DataDigest: n.DataDigest, Since: n.Since,
-			Buffers: n.Buffers, IO: ioOf(&n.IOStats),
+			ID: n.TSIH, Initiator: n.Initiator, ISID: hex.EncodeToString(n.ISID[:]), Target: n.Target, Connection: conns[0],
+			Connections: conns, Since: n.Since, Buffers: n.Buffers, IO: ioOf(&n.IOStats),
 		})
 	}
 	return list

@@ -181,9 +181,17 @@ func writeSessions(w io.Writer, now, before *mgmt.Sessions) error {
 		if b := then[s.ID]; b != nil && b.Since.Equal(s.Since) { // numbers are used again
 			io = &b.IO
 		}
-		fmt.Fprintf(t, "%d\t%s\t%s\t%s\t%s\t%s\t%s\n", s.ID, s.Initiator, cmp.Or(s.Target, "(discovery)"), s.Peer, s.Transport, age(s.Since, now.Time), p.cells(&s.IO, io))
+		fmt.Fprintf(t, "%d\t%s\t%s\t%s\t%s\t%s\t%s\n", s.ID, s.Initiator, cmp.Or(s.Target, "(discovery)"), from(s), s.Transport, age(s.Since, now.Time), p.cells(&s.IO, io))
 	}
 	return t.Flush()
+}
+
+// from is where a session comes from: its oldest connection, and how many more there are.
+func from(s *mgmt.Session) string {
+	if n := len(s.Connections); n > 1 {
+		return fmt.Sprintf("%s +%d", s.Peer, n-1)
+	}
+	return s.Peer
 }
 
 // age is how long ago something was, in one or two units.

@@ -16,11 +16,11 @@ func TestWriteSessions(t *testing.T) {
 		return &mgmt.Sessions{
 			Time: start.Add(time.Duration(sec) * time.Second), BoundsNS: []int64{10_000, 1_000_000},
 			Sessions: []mgmt.Session{
-				{ID: 3, Initiator: "iqn.c:1", Target: "iqn.t:t", Peer: "10.0.0.1:5", Transport: "tcp", Since: start, IO: mgmt.IO{
+				{ID: 3, Initiator: "iqn.c:1", Target: "iqn.t:t", Connection: mgmt.Connection{Peer: "10.0.0.1:5", Transport: "tcp"}, Since: start, IO: mgmt.IO{
 					Read: mgmt.Class{Bytes: bytes, SumNS: reads * 5000, Latency: []uint64{reads, 0, 0}}, InFlight: 7,
 					Failed: map[string]uint64{"unit_attention": 1, "medium_error": reads},
 				}},
-				{ID: 4, Initiator: "iqn.c:2", Peer: "10.0.0.2:5", Transport: "iwarp", Since: start.Add(time.Duration(sec) * time.Second)},
+				{ID: 4, Initiator: "iqn.c:2", Connection: mgmt.Connection{Peer: "10.0.0.2:5", Transport: "iwarp"}, Since: start.Add(time.Duration(sec) * time.Second)},
 			},
 		}
 	}

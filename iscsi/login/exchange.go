@@ -91,7 +91,11 @@ func (x *Exchange) answer(pairs []text.Pair) pdu.RejectReason {
 				return reason
 			}
 		case text.InFullFeaturePhase(p.Key):
-			a, answered := text.Negotiate(x.params, &x.cfg.Offer, x.discovery, p.Key, p.Value)
+			scope := text.Leading
+			if x.discovery {
+				scope = text.Discovery
+			}
+			a, answered := text.Negotiate(x.params, &x.cfg.Offer, scope, p.Key, p.Value)
 			if answered {
 				x.rest = text.Append(x.rest, p.Key, a)
 			}

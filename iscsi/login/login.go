@@ -38,6 +38,7 @@ func DefaultConfig() Config {
 	o.FirstBurstLength = 256 << 10
 	o.MaxOutstandingR2T = 16
 	o.InitialR2T = false
+	o.MaxConnections = 8
 	o.DefaultTime2Retain = 0 // error recovery level 0 keeps nothing (§7.1.5)
 	return Config{Offer: o}
 }
@@ -95,6 +96,13 @@ type Outcome struct {
 	Response pdu.LoginResponseFields
 	Data     []byte
 	Err      error // Failed: why, for the log
+}
+
+// Keep returns a copy that outlives the login's next step.
+func (o *Outcome) Keep() Outcome {
+	kept := *o
+	kept.Data = slices.Clone(o.Data)
+	return kept
 }
 
 // Login is the state of one login. It is not safe for concurrent use.
@@ -353,11 +361,22 @@ func (l *Login) answer(p text.Pair) *failure {
 		}
 		return nil
 	}
-	answer, answered := text.Negotiate(&l.params, &l.cfg.Offer, !l.normal, p.Key, p.Value)
+	answer, answered := text.Negotiate(&l.params, &l.cfg.Offer, l.scope(), p.Key, p.Value)
 	if answered {
 		l.put(p.Key, answer)
 	}
 	return nil
+}
+
+// scope says which keys have a meaning.
+func (l *Login) scope() text.Scope {
+	switch {
+	case !l.normal:
+		return text.Discovery
+	case l.tsih != 0:
+		return text.Joining
+	}
+	return text.Leading
 }
 
 // mayLeave decides on a wish to go on to the next stage.

@@ -132,7 +132,7 @@ func TestOpenISCSI(t *testing.T) {
 // Who wishes for more than there is gets what there is.
 func TestWishes(t *testing.T) {
 	for _, c := range []struct{ offer, answer string }{
-		{"MaxConnections=8", "MaxConnections=1"},
+		{"MaxConnections=9", "MaxConnections=8"},
 		{"ErrorRecoveryLevel=2", "ErrorRecoveryLevel=0"},
 		{"DefaultTime2Retain=3600", "DefaultTime2Retain=0"},
 		{"DefaultTime2Wait=0", "DefaultTime2Wait=2"},

@@ -46,6 +46,14 @@ func Defaults() Params {
 	}
 }
 
+// Joining returns the values that hold for a further connection of a session with these ones of
+// its leading connection, where p is what the further one has negotiated.
+func (p *Params) Joining(session *Params) Params {
+	joined := *session
+	joined.MaxRecvDataSegmentLength, joined.HeaderDigest, joined.DataDigest = p.MaxRecvDataSegmentLength, p.HeaderDigest, p.DataDigest
+	return joined
+}
+
 // Offer is what the target agrees to at most (or, where the result is the larger or the
 // stricter value, at least). MaxRecvDataSegmentLength is the target's own.
 type Offer struct {
@@ -71,26 +79,28 @@ const (
 
 // key is one row of the table of keys.
 type key struct {
-	kind      kind
-	min, max  uint32
-	number    func(*Params) *uint32
-	boolean   func(*Params) *bool
-	session   bool // irrelevant in a discovery session
-	accept    func(*Offer) []string
-	chosen    func(*Params, string)
-	fullPhase bool // may also come in the full feature phase
-	rdma      bool // of iSER
+	kind     kind
+	min, max uint32
+	number   func(*Params) *uint32
+	boolean  func(*Params) *bool
+	session  bool // irrelevant in a discovery session
+	accept   func(*Offer) []string
+	chosen   func(*Params, string)
+	// connection: each connection of a session has its own, and negotiates it.
+	connection bool
+	fullPhase  bool // may also come in the full feature phase
+	rdma       bool // of iSER
 }
 
 var keys = map[string]key{
-	"HeaderDigest": {kind: choice, accept: digests, chosen: func(p *Params, v string) { p.HeaderDigest = v == "CRC32C" }},
-	"DataDigest":   {kind: choice, accept: digests, chosen: func(p *Params, v string) { p.DataDigest = v == "CRC32C" }},
+	"HeaderDigest": {kind: choice, connection: true, accept: digests, chosen: func(p *Params, v string) { p.HeaderDigest = v == "CRC32C" }},
+	"DataDigest":   {kind: choice, connection: true, accept: digests, chosen: func(p *Params, v string) { p.DataDigest = v == "CRC32C" }},
 	"TaskReporting": {
 		kind: choice, session: true, accept: func(*Offer) []string { return []string{"RFC3720"} },
 		chosen: func(p *Params, v string) { p.TaskReporting = v },
 	},
 	"MaxRecvDataSegmentLength": {
-		kind: declared, min: 512, max: 1<<24 - 1, fullPhase: true,
+		kind: declared, min: 512, max: 1<<24 - 1, connection: true, fullPhase: true,
 		number: func(p *Params) *uint32 { return &p.MaxRecvDataSegmentLength },
 	},
 	"MaxConnections":      {kind: least, min: 1, max: 65535, session: true, number: func(p *Params) *uint32 { return &p.MaxConnections }},
@@ -144,10 +154,20 @@ const (
 	Reject        = "Reject"
 )
 
+// Scope is what kind of login, or session, a key comes in.
+type Scope uint8
+
+// Scopes.
+const (
+	Leading   Scope = iota // the first connection of a normal session
+	Joining                // a further one: what holds for the session is settled (RFC 7143 §13, "leading only")
+	Discovery              // a discovery session
+)
+
 // Negotiate takes one key of an initiator's, changes p accordingly and returns the answer;
 // answered false: there is none to give. A value out of range is answered with Reject and
 // changes nothing.
-func Negotiate(p *Params, o *Offer, discovery bool, name, value string) (answer string, answered bool) {
+func Negotiate(p *Params, o *Offer, scope Scope, name, value string) (answer string, answered bool) {
 	k, known := keys[name]
 	switch {
 	case !known || k.rdma && !o.RDMA:
@@ -157,7 +177,7 @@ func Negotiate(p *Params, o *Offer, discovery bool, name, value string) (answer 
 			return Irrelevant, true
 		}
 		return "No", true
-	case k.session && discovery:
+	case k.session && scope == Discovery, !k.connection && scope == Joining:
 		return Irrelevant, true
 	case k.number != nil:
 		return k.negotiateNumber(p, o, value)

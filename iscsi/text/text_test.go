@@ -82,7 +82,7 @@ func FuzzParse(f *testing.F) {
 		p, o := Defaults(), Offer{Params: Defaults(), Digests: []string{"None"}}
 		for _, kv := range pairs {
 			again = Append(again, kv.Key, kv.Value)
-			if answer, _ := Negotiate(&p, &o, false, kv.Key, kv.Value); strings.ContainsRune(answer, 0) {
+			if answer, _ := Negotiate(&p, &o, Leading, kv.Key, kv.Value); strings.ContainsRune(answer, 0) {
 				t.Fatalf("%s is answered %q", kv.Key, answer)
 			}
 			Binary(kv.Value)

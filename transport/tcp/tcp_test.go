@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -122,6 +123,7 @@ type peer struct {
 	c             net.Conn
 	header, data  bool // digests in force
 	cmdSN         uint32
+	shared        *atomic.Uint32 // instead of cmdSN, with other connections of a session
 	itt           uint32
 	chop          *mathrand.Rand // sends in random pieces
 	corruptHeader bool           // the next PDU's header digest
@@ -254,6 +256,9 @@ func (p *peer) command(cdb []byte, edtl int, read, write, final bool, immediate 
 	}
 	f.CmdSN = serial.SN(p.cmdSN)
 	p.cmdSN++
+	if p.shared != nil {
+		f.CmdSN = serial.SN(p.shared.Add(1) - 1)
+	}
 	p.send(f.AppendTo(nil), immediate)
 	return p.itt
 }
