@@ -12,6 +12,8 @@ type Limits struct {
 	Sessions    int // sessions of all targets
 	Commands    int // the command window (MaxCmdSN) of a session
 
+	ConnectionsPerSession int // the most that a session over TCP may have (MaxConnections)
+
 	Memory              int64 // bytes of I/O buffers in all
 	MemoryPerConnection int64 // bytes of I/O buffers of one connection
 
@@ -23,9 +25,12 @@ type Limits struct {
 // DefaultLimits returns the limits that hold where the configuration has none.
 func DefaultLimits() Limits {
 	return Limits{
-		Connections:         4096,
-		Sessions:            4096,
-		Commands:            128,
+		Connections: 4096,
+		Sessions:    4096,
+		Commands:    128,
+
+		ConnectionsPerSession: 8,
+
 		Memory:              1 << 30,
 		MemoryPerConnection: 16 << 20,
 		LoginTimeout:        15 * time.Second,
@@ -43,6 +48,8 @@ const minConnectionBytes = 1 << 20
 const (
 	maxConnections = 1 << 20
 	maxCommands    = 1 << 14
+
+	maxConnectionsPerSession = 64
 )
 
 func (d *decoder) limits(v value, l *Limits) {
@@ -59,6 +66,7 @@ func (d *decoder) limits(v value, l *Limits) {
 	count("connections", &l.Connections, maxConnections)
 	count("sessions", &l.Sessions, maxConnections)
 	count("commands", &l.Commands, maxCommands)
+	count("connections_per_session", &l.ConnectionsPerSession, maxConnectionsPerSession)
 	d.memoryLimits(o, l)
 	set(o.take("login_timeout"), &l.LoginTimeout, "a duration such as 15s", positiveDuration)
 	o.duration("nop_interval", &l.NopInterval)

@@ -40,6 +40,7 @@ func (s *Server) inForce() *config.Config {
 	c := *s.cfg
 	l := s.first.Limits
 	c.Limits.Commands, c.Limits.Memory, c.Limits.MemoryPerConnection = l.Commands, l.Memory, l.MemoryPerConnection
+	c.Limits.ConnectionsPerSession = l.ConnectionsPerSession
 	c.Log.Format, c.State, c.ISNS = s.first.Log.Format, s.first.State, s.first.ISNS
 	return &c
 }

@@ -194,6 +194,7 @@ func (c *comparison) compareRest() {
 		was, now int64
 	}{
 		{"commands", int64(was.Commands), int64(now.Commands)},
+		{"connections_per_session", int64(was.ConnectionsPerSession), int64(now.ConnectionsPerSession)},
 		{"memory", was.Memory, now.Memory},
 		{"memory_per_connection", was.MemoryPerConnection, now.MemoryPerConnection},
 	} {

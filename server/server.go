@@ -105,8 +105,10 @@ func closeState(dir *state.Dir) error {
 
 func nodeConfig(cfg *config.Config, pool *mem.Pool, log *slog.Logger) iscsi.Config {
 	l, changing := cfg.Limits, nodeLimits(cfg)
+	offer := login.DefaultConfig()
+	offer.Offer.MaxConnections = uint32(l.ConnectionsPerSession)
 	return iscsi.Config{
-		Login:     login.DefaultConfig(),
+		Login:     offer,
 		Discovery: changing.Discovery, Connections: changing.Connections, Sessions: changing.Sessions,
 		LoginTimeout: changing.LoginTimeout, NOPInterval: changing.NOPInterval, NOPTimeout: changing.NOPTimeout,
 		Commands: l.Commands, MemoryPerConnection: int(l.MemoryPerConnection),

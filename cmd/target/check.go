@@ -224,7 +224,7 @@ func loginText(a config.Auth) string {
 }
 
 func writeLimits(w io.Writer, l config.Limits) {
-	fmt.Fprintf(w, "\nlimits\n  connections\t%d\n  sessions\t%d\n  commands\t%d per session\n", l.Connections, l.Sessions, l.Commands)
+	fmt.Fprintf(w, "\nlimits\n  connections\t%d\n  sessions\t%d\n  commands\t%d per session, over %d connections\n", l.Connections, l.Sessions, l.Commands, l.ConnectionsPerSession)
 	fmt.Fprintf(w, "  memory\t%s, %s per connection\n", config.FormatSize(l.Memory), config.FormatSize(l.MemoryPerConnection))
 	ping := fmt.Sprintf("after %s of silence, answer within %s", l.NopInterval, l.NopTimeout)
 	if l.NopInterval == 0 {
