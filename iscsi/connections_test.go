@@ -114,7 +114,7 @@ func TestJoiningRefused(t *testing.T) {
 		{"no such session", func(f *pdu.LoginRequestFields) { f.TSIH++ }, func() {}, pdu.LoginSessionDoesNotExist},
 		{"another initiator port", func(f *pdu.LoginRequestFields) { f.ISID[5] = 9 }, func() {}, pdu.LoginSessionDoesNotExist},
 		{"another portal group", func(f *pdu.LoginRequestFields) {}, func() {
-			n.SetPortals([]Portal{{Group: 2, Reached: func(string) (string, bool) { return "local", true }}})
+			n.SetPortals([]Portal{{Group: 2, Transport: "tcp", Reached: func(string) (string, bool) { return "local", true }}})
 		}, pdu.LoginCannotIncludeInSession},
 	} {
 		s.setup()
