@@ -1,0 +1,210 @@
+// Package storm tests what hostile and broken initiators cost the others, through the daemon: a
+// witness writes and reads back all the while, and notices when it is disturbed.
+package storm
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"oneshot/initiator"
+	"oneshot/mgmt"
+	"oneshot/test/targettest"
+)
+
+func TestMain(m *testing.M) { targettest.Main(m) }
+
+const iqn = "iqn.2026-11.example.oneshot:"
+
+// patience is how long what has to come may take, on a machine that others use too.
+const patience = 2 * time.Minute
+
+// daemon is the daemon, and the administrator's look at it.
+type daemon struct {
+	*targettest.Target
+	t     *testing.T
+	admin *mgmt.Client
+	text  string // of the configuration
+}
+
+func start(t *testing.T, config string) *daemon {
+	d := &daemon{Target: targettest.Start(t, config), t: t}
+	text, err := os.ReadFile(d.configPath())
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.text = string(text)
+	d.admin = mgmt.NewClient(filepath.Join(d.Dir, "socket"))
+	t.Cleanup(d.admin.Close)
+	return d
+}
+
+func (d *daemon) configPath() string { return filepath.Join(d.Dir, "target.yaml") }
+
+// reload has the daemon read the configuration again, with new in the place of old.
+func (d *daemon) reload(old, new string) error {
+	d.t.Helper()
+	if !strings.Contains(d.text, old) {
+		d.t.Fatalf("the configuration has no %q", old)
+	}
+	if err := os.WriteFile(d.configPath(), []byte(strings.Replace(d.text, old, new, 1)), 0o600); err != nil {
+		d.t.Fatal(err)
+	}
+	_, err := d.admin.Reload(d.t.Context())
+	return err
+}
+
+func (d *daemon) status() *mgmt.Status {
+	d.t.Helper()
+	s, err := d.admin.Status(d.t.Context())
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return s
+}
+
+// descriptors is how many the daemon has.
+func (d *daemon) descriptors() int {
+	d.t.Helper()
+	open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", d.PID()))
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return len(open)
+}
+
+// resident is how much memory the daemon has; bytes.
+func (d *daemon) resident() int64 {
+	d.t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", d.PID()))
+	var total, pages int64
+	if err == nil {
+		_, err = fmt.Sscan(string(text), &total, &pages)
+	}
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return pages * int64(os.Getpagesize())
+}
+
+// until looks at the daemon until what holds: it tells nobody when.
+func (d *daemon) until(what string, holds func() bool) {
+	d.t.Helper()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	over := time.After(patience)
+	for !holds() {
+		select {
+		case <-tick.C:
+		case <-over:
+			d.t.Fatalf("not within %v: %s", patience, what)
+		}
+	}
+}
+
+// logged is how many lines of the log have text.
+func (d *daemon) logged(text string) int { return strings.Count(d.Log(), text) }
+
+func (d *daemon) login(target string, chap *initiator.Credentials) (*initiator.Session, error) {
+	ctx, cancel := context.WithTimeout(d.t.Context(), patience)
+	defer cancel()
+	return initiator.Dial(ctx, initiator.URL{Address: d.Portal(), Target: iqn + target, LUN: -1, CHAP: chap}, initiator.Options{})
+}
+
+// witness writes and reads back, and remembers whether that went well.
+type witness struct {
+	t    *testing.T
+	stop chan struct{}
+	done sync.WaitGroup
+
+	mu     sync.Mutex
+	more   sync.Cond // on mu
+	rounds int       // guarded by mu
+	err    error     // guarded by mu
+}
+
+// watch starts a witness on both LUNs of target t. The test fails if its session ends, or reads
+// other bytes than it wrote.
+func (d *daemon) watch() *witness {
+	d.t.Helper()
+	w := &witness{t: d.t, stop: make(chan struct{})}
+	w.more.L = &w.mu
+	s, err := d.login("t", nil)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	var lus []*initiator.LU
+	for lun := range 2 {
+		lu, err := s.LU(d.t.Context(), lun)
+		if err != nil {
+			d.t.Fatal(err)
+		}
+		lus = append(lus, lu)
+	}
+	w.done.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-w.stop:
+				return
+			default:
+			}
+			err := round(lus[i%2], i)
+			w.mu.Lock()
+			w.rounds, w.err = i+1, err
+			w.mu.Unlock()
+			w.more.Broadcast()
+			if err != nil {
+				return
+			}
+		}
+	})
+	d.t.Cleanup(func() {
+		close(w.stop)
+		w.done.Wait()
+		if w.err != nil {
+			d.t.Errorf("the witness, after %d rounds: %v", w.rounds, w.err)
+		}
+		if err := s.Close(); err != nil {
+			d.t.Error("the witness: ", err)
+		}
+	})
+	return w
+}
+
+// round writes what nobody knows, and reads it back.
+func round(lu *initiator.LU, i int) error {
+	const n = 64 << 10
+	want, got := make([]byte, n), make([]byte, n)
+	_, _ = rand.Read(want)
+	off := lu.Size()/2 + int64(i)*n%(lu.Size()/2)
+	if _, err := lu.WriteAt(want, off); err != nil {
+		return err
+	}
+	if _, err := lu.ReadAt(got, off); err != nil {
+		return err
+	}
+	if !bytes.Equal(got, want) {
+		return fmt.Errorf("other bytes than written at %d", off)
+	}
+	return nil
+}
+
+// works returns when the witness has done some rounds more.
+func (w *witness) works() {
+	w.t.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for enough := w.rounds + 10; w.rounds < enough && w.err == nil; {
+		w.more.Wait()
+	}
+	if w.err != nil {
+		w.t.FailNow() // why is said at the end
+	}
+}

@@ -1,0 +1,309 @@
+package storm
+
+import (
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"oneshot/initiator"
+	"oneshot/internal/serial"
+	"oneshot/iscsi/pdu"
+)
+
+// TestStorm has one daemon weather all of it, for what one thing leaves behind is there in the
+// next.
+func TestStorm(t *testing.T) {
+	d := start(t, `
+stores: {a: {type: memory, size: 16MiB}, b: {type: file, path: $DIR/b.img, size: 16MiB}}
+targets:
+  - {iqn: `+iqn+`t, luns: {0: a, 1: b}}
+  - {iqn: `+iqn+`chap, luns: {0: a}, auth: {chap: {user: honest, secret: secret-of-the-honest}}}
+portals: [{listen: $PORTAL}]
+management: {socket: $DIR/socket}
+limits: {connections: 8192, login_timeout: 1h, memory: 64MiB, memory_per_connection: 4MiB}
+`)
+	s := &storm{d, t, d.watch()}
+	for _, f := range []func(){s.brokenReload, s.connections, s.descriptors, s.wrongSecrets, s.peersThatDoNotRead} {
+		f()
+		s.works()
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+type storm struct {
+	*daemon
+	t *testing.T
+	*witness
+}
+
+// A reload with a broken file says where, and changes nothing.
+func (s *storm) brokenReload() {
+	err := s.reload("stores: {a: {type: memory,", "stores: {a: {type: memroy,")
+	if err == nil || !strings.Contains(err.Error(), "target.yaml:2") || !strings.Contains(err.Error(), "memroy") {
+		s.t.Errorf("a broken file: %v", err)
+	}
+}
+
+// connections come as fast as they can, 10,000 of them: silent ones, halves of a login, and logins a
+// byte at a time. Those that limits.connections has room for are held until the login timeout, the
+// others are closed, and all of it is over afterwards.
+func (s *storm) connections() {
+	const n, limit = 10_000, 8192
+	raiseDescriptors(s.t, n+1000)
+	before, resident := s.daemon.descriptors(), s.resident()
+	refused := s.status().Counters.Refused
+	conns := s.dial(n)
+	s.works()
+	const held = limit - 1 // the witness has one
+	s.until("the connections that there is room for are held, and the others are not", func() bool {
+		return s.status().Counters.Refused-refused >= n-held && s.daemon.descriptors() == before+held
+	})
+	if more := s.resident() - resident; more > held*perConnection {
+		s.t.Errorf("%d bytes for each connection that has yet to log in", more/held)
+	}
+	if got := s.status().Buffers.InUse; got > 1<<20 {
+		s.t.Errorf("%d bytes of I/O memory", got)
+	}
+
+	var drip sync.WaitGroup
+	login := loginRequest("drip")
+	for i, c := range conns {
+		switch {
+		case i%500 == 0:
+			drip.Go(func() { dripInto(c, login) })
+		case i%10 == 0:
+			_, _ = c.Write(login[:pdu.BHSLen+5])
+		}
+	}
+	if err := s.reload("login_timeout: 1h", "login_timeout: 1s"); err != nil {
+		s.t.Fatal(err)
+	}
+	for _, c := range conns {
+		// All end: those that were refused, and those that did not log in.
+		if _, err := io.Copy(io.Discard, c); err != nil && !errors.Is(err, unix.ECONNRESET) {
+			s.t.Fatal(err)
+		}
+		_ = c.Close()
+	}
+	drip.Wait()
+	s.until("descriptors are back", func() bool { return s.daemon.descriptors() <= before })
+	if got := s.logged("no login within"); got == 0 || got > mostLines {
+		s.t.Errorf("%d lines about logins that did not come", got)
+	}
+	if got := s.logged("connection refused"); got == 0 || got > mostLines {
+		s.t.Errorf("%d lines about connections that were refused", got)
+	}
+	if err := s.reload("", ""); err != nil {
+		s.t.Fatal(err)
+	}
+	s.honest("t", nil)
+}
+
+const (
+	// perConnection is what a connection without session may cost; it is 11 KiB, and 39 KiB
+	// under the race detector.
+	perConnection = 64 << 10
+	// mostLines is what the log may have of one kind: the burst, what was left out, and as much
+	// again if a window ended in between.
+	mostLines = 2 * 51
+)
+
+// dial opens n connections, as fast as can be.
+func (s *storm) dial(n int) []*net.TCPConn {
+	conns := make([]*net.TCPConn, n)
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range 64 {
+		wg.Go(func() {
+			for i := next.Add(1) - 1; i < int64(n); i = next.Add(1) - 1 {
+				c, err := net.DialTimeout("tcp", s.Portal(), patience)
+				if err != nil {
+					s.t.Error(err)
+					return
+				}
+				_ = c.SetDeadline(time.Now().Add(patience)) // only a hang reaches it
+				conns[i] = c.(*net.TCPConn)
+			}
+		})
+	}
+	wg.Wait()
+	if s.t.Failed() {
+		s.t.FailNow()
+	}
+	return conns
+}
+
+// dripInto sends b a byte at a time, again and again, until the target has had enough.
+func dripInto(c net.Conn, b []byte) {
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for i := 0; ; i = (i + 1) % (len(b) - 1) { // the last byte never comes
+		if _, err := c.Write(b[i : i+1]); err != nil {
+			return
+		}
+		<-tick.C
+	}
+}
+
+// raiseDescriptors lets this process have n.
+func raiseDescriptors(t *testing.T, n uint64) {
+	t.Helper()
+	var l unix.Rlimit
+	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l)
+	if err == nil && l.Cur < n {
+		err = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: n, Max: max(n, l.Max)})
+	}
+	if err != nil {
+		t.Fatalf("%d descriptors are needed (ulimit -Hn): %v", n, err)
+	}
+}
+
+// honest logs in with a right secret, and out.
+func (s *storm) honest(target string, c *initiator.Credentials) {
+	s.t.Helper()
+	session, err := s.login(target, c)
+	if err == nil {
+		err = session.Close()
+	}
+	if err != nil {
+		s.t.Errorf("the honest: %v", err)
+	}
+}
+
+// descriptors run out: the log says so once, sessions go on, and connections that wait are
+// accepted when there are descriptors again.
+func (s *storm) descriptors() {
+	var was unix.Rlimit
+	few := unix.Rlimit{Cur: uint64(s.daemon.descriptors() + 20)}
+	if err := unix.Prlimit(s.PID(), unix.RLIMIT_NOFILE, nil, &was); err != nil {
+		s.t.Fatal(err)
+	}
+	few.Max = was.Max
+	if err := unix.Prlimit(s.PID(), unix.RLIMIT_NOFILE, &few, nil); err != nil {
+		s.t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Prlimit(s.PID(), unix.RLIMIT_NOFILE, &was, nil); err != nil {
+			s.t.Error(err)
+		}
+	}()
+	conns := s.dial(60)
+	const said = "connections cannot be accepted for now"
+	s.WaitLog(s.t.Context(), said)
+	s.works()
+	for _, c := range conns {
+		_ = c.Close()
+	}
+	s.honest("t", nil)
+	if got := s.logged(said); got != 1 {
+		s.t.Errorf("the log says %d times that connections cannot be accepted", got)
+	}
+}
+
+// wrongSecrets come a thousand times: each is told, who has the right one gets in meanwhile, and
+// nothing is left.
+func (s *storm) wrongSecrets() {
+	const n = 1000
+	right := &initiator.Credentials{Name: "honest", Secret: []byte("secret-of-the-honest")}
+	wrong := &initiator.Credentials{Name: "honest", Secret: []byte("secret-of-the-other1")}
+	s.honest("chap", right)
+	before, resident, failures := s.daemon.descriptors(), s.resident(), s.status().Counters.LoginFailures
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for i := next.Add(1); i <= n; i = next.Add(1) {
+				_, err := s.login("chap", wrong)
+				if e, ok := errors.AsType[*initiator.LoginError](err); !ok || e.Status != pdu.LoginAuthenticationFailure {
+					s.t.Errorf("a wrong secret: %v", err)
+					return
+				}
+				if i%100 == 0 {
+					s.honest("chap", right)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if got := s.status().Counters.LoginFailures - failures; got != n {
+		s.t.Errorf("%d failures were counted", got)
+	}
+	if got := s.logged("login refused"); got == 0 || got > mostLines {
+		s.t.Errorf("%d lines about logins that were refused", got)
+	}
+	s.until("descriptors are back", func() bool { return s.daemon.descriptors() <= before })
+	if more := s.resident() - resident; more > n*perConnection/2 {
+		s.t.Errorf("%d bytes are left of each login", more/n)
+	}
+}
+
+// peersThatDoNotRead ask for 128 MiB each, with the command window full, and take none of it.
+// They are given no more memory than limits.memory_per_connection, and lose it with their
+// connections.
+func (s *storm) peersThatDoNotRead() {
+	const peers, reads, each, share = 6, 128, 1 << 20, 4 << 20
+	var conns []net.Conn
+	for i := range peers {
+		c, err := net.Dial("tcp", s.Portal())
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		_ = c.(*net.TCPConn).SetReadBuffer(4096)
+		conns = append(conns, c)
+		b := loginRequest(string(rune('a' + i)))
+		for k := range reads {
+			cdb := []byte{0: 0x88, 12: each / 512 >> 8, 13: each / 512 & 0xff, 15: 0} // READ(16)
+			f := pdu.SCSICommandFields{
+				Final: true, Read: true, Attr: pdu.AttrSimple, LUN: uint64(i%2) << 48, ITT: uint32(k), EDTL: each,
+				CmdSN: serial.SN(1 + k), CDB: cdb,
+			}
+			b = f.AppendTo(b)
+		}
+		if _, err := c.Write(b); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	mine := func() (held []int) {
+		list, err := s.admin.Sessions(s.t.Context())
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		for _, x := range list.Sessions {
+			if strings.HasPrefix(x.Initiator, rawName) {
+				held = append(held, x.Buffers)
+			}
+		}
+		return held
+	}
+	s.until("the file's readers have their share, and no more", func() bool {
+		full, most := 0, 0
+		for _, n := range mine() {
+			most = max(most, n)
+			if n > share-each {
+				full++
+			}
+		}
+		if most > share {
+			s.t.Fatalf("a peer holds %d bytes", most)
+		}
+		return full == peers/2
+	})
+	s.works()
+	if got, limit := s.status().Buffers.InUse, int64(peers+2)*share; got > limit {
+		s.t.Errorf("%d bytes of I/O memory, want at most %d", got, limit)
+	}
+	s.honest("t", nil)
+	for _, c := range conns {
+		_ = c.Close()
+	}
+	s.until("nothing is left of them", func() bool { return len(mine()) == 0 && s.status().Buffers.InUse < share })
+}
