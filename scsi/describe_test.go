@@ -75,7 +75,7 @@ func TestDescriptions(t *testing.T) {
 			00 00 00 2b  01 00 00 00  00 10 00 40  00 00 10 00  02 00 00 00
 			00 00 00 00  00 00 00 00  00 00 00 00  00 00 00 40  40 09 00 00 00 00 00 03  02 0a e4`},
 		{"VPD B0", "12 01 b0 00 ff 00", `
-			00 b0 00 3c  01 ff 00 08
+			00 b0 00 3c  00 ff 00 08
 			00 00 20 00  00 00 00 08  00 00 00 00    # max, optimal transfer, prefetch
 			00 10 00 00  00 00 01 00  00 00 00 08  80 00 00 00  # UNMAP: LBAs, descriptors, granularity, alignment
 			00 00 00 00 00 00 80 00                  # max WRITE SAME

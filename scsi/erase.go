@@ -41,11 +41,15 @@ func (t *Task) writeSame(lba, blocks uint64, ndob bool) Next {
 	if flags&(protectAll|bitAnchor) != 0 || flags&bitUnmap != 0 && !t.lu.thin() {
 		return t.check(invalidField(1))
 	}
+	if blocks == 0 { // WSNZ = 0: up to the last block
+		capacity := t.lu.blocks()
+		if lba >= capacity {
+			return t.check(senseLBAOutOfRange)
+		}
+		blocks = capacity - lba
+	}
 	if s, ok := t.setRange(lba, blocks, maxWriteSameBytes); !ok {
 		return t.check(s)
-	}
-	if blocks == 0 { // WSNZ = 1
-		return t.check(invalidField(t.lengthField()))
 	}
 	t.kind = backend.WriteZeroes
 	if flags&bitUnmap != 0 {

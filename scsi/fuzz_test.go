@@ -81,6 +81,12 @@ func checkAnswer(t *testing.T, r result, room uint32) {
 // names reports whether a writing command names the block.
 func names(cdb, out []byte, block uint64) bool {
 	in := func(lba, n uint64) bool { return block >= lba && block-lba < n }
+	rest := func(n uint64) uint64 { // WRITE SAME of zero blocks
+		if n == 0 {
+			n = fuzzBlocks
+		}
+		return n
+	}
 	switch cdb[0] {
 	case 0x0a:
 		n := uint64(cdb[4])
@@ -88,11 +94,15 @@ func names(cdb, out []byte, block uint64) bool {
 			n = 256
 		}
 		return in(uint64(binary.BigEndian.Uint32(cdb)&0x1fffff), n)
-	case 0x2a, 0x2e, 0x41:
+	case 0x41:
+		return in(uint64(binary.BigEndian.Uint32(cdb[2:])), rest(uint64(binary.BigEndian.Uint16(cdb[7:]))))
+	case 0x93:
+		return in(binary.BigEndian.Uint64(cdb[2:]), rest(uint64(binary.BigEndian.Uint32(cdb[10:]))))
+	case 0x2a, 0x2e:
 		return in(uint64(binary.BigEndian.Uint32(cdb[2:])), uint64(binary.BigEndian.Uint16(cdb[7:])))
 	case 0xaa, 0xae:
 		return in(uint64(binary.BigEndian.Uint32(cdb[2:])), uint64(binary.BigEndian.Uint32(cdb[6:])))
-	case 0x8a, 0x8e, 0x8b, 0x93:
+	case 0x8a, 0x8e, 0x8b:
 		return in(binary.BigEndian.Uint64(cdb[2:]), uint64(binary.BigEndian.Uint32(cdb[10:])))
 	case 0x48, 0x83: // everything; what a copy that failed has copied
 		return true

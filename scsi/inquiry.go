@@ -188,7 +188,6 @@ func vpdExtended(t *Task) []byte {
 func vpdBlockLimits(t *Task) []byte {
 	lu := t.lu
 	page := make([]byte, 64)
-	page[4] = 0x01 // WSNZ: WRITE SAME of zero blocks is not "to the end"
 	page[5] = byte(lu.maxCompareBlocks())
 	binary.BigEndian.PutUint16(page[6:], uint16(lu.grain))
 	binary.BigEndian.PutUint32(page[8:], maxTransferBytes>>lu.blockShift)

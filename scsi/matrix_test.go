@@ -18,8 +18,8 @@ type family struct {
 	set    byte // of byte 1 that are always set
 	// checksProtect: the top bits of byte 1 must be zero.
 	checksProtect bool
-	// zeroIsInvalid: no blocks is not a range (WSNZ).
-	zeroIsInvalid bool
+	// zeroIsRest: no blocks are those up to the end (WSNZ = 0), of which there must be one.
+	zeroIsRest bool
 	// limit in blocks of 512 bytes; 0: none
 	limit int
 }
@@ -46,8 +46,8 @@ var families = []family{
 	{name: "SYNCHRONIZE CACHE(10)", op: 0x35, size: 10, flags: 0x02},
 	{name: "SYNCHRONIZE CACHE(16)", op: 0x91, size: 16, flags: 0x02},
 	{name: "ORWRITE(16)", op: 0x8b, size: 16, out: 1, writes: true, flags: 0x18, checksProtect: true, limit: most},
-	{name: "WRITE SAME(10)", op: 0x41, size: 10, out: -1, writes: true, checksProtect: true, zeroIsInvalid: true},
-	{name: "WRITE SAME(16)", op: 0x93, size: 16, out: -1, writes: true, checksProtect: true, zeroIsInvalid: true, limit: maxWriteSameBytes / 512},
+	{name: "WRITE SAME(10)", op: 0x41, size: 10, out: -1, writes: true, checksProtect: true, zeroIsRest: true},
+	{name: "WRITE SAME(16)", op: 0x93, size: 16, out: -1, writes: true, checksProtect: true, zeroIsRest: true, limit: maxWriteSameBytes / 512},
 	{name: "COMPARE AND WRITE", op: 0x89, size: 0x89, out: 2, writes: true, flags: 0x18, checksProtect: true, limit: 255},
 }
 
@@ -143,8 +143,8 @@ func TestMatrix(t *testing.T) {
 						continue
 					}
 					want := c.want
-					if want == 0 && blocks == 0 && f.zeroIsInvalid {
-						want = 0x52400
+					if blocks == 0 && f.zeroIsRest && c.lba == testBlocks {
+						want = 0x52100
 					}
 					before := bytes.Clone(b.store.data)
 					r := f.do(b, noLend, cdb, f.data(b, c.lba, blocks), blocks)
