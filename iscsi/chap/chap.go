@@ -8,7 +8,6 @@ import (
 	"crypto/sha256"
 	"crypto/sha3"
 	"hash"
-	"slices"
 	"strings"
 )
 
@@ -27,7 +26,7 @@ type Algorithm struct {
 	new    func() hash.Hash
 }
 
-// algorithms are those there are, the strongest first.
+// algorithms are those there are.
 var algorithms = []Algorithm{
 	{"8", func() hash.Hash { return sha3.New256() }},
 	{"7", func() hash.Hash { return sha256.New() }},
@@ -39,12 +38,14 @@ var algorithms = []Algorithm{
 // last: tgt takes its number for that of SHA-1, and picks the first of the list that it knows.
 const Offer = "8,6,5,7"
 
-// Choose returns the strongest algorithm of a list, which is a value of CHAP_A.
+// Choose returns the first algorithm of a list, which is a value of CHAP_A, that is known here:
+// an initiator lists them in its order of preference (RFC 7143 §12.1.3, §6.2.1).
 func Choose(list string) (Algorithm, bool) {
-	offered := strings.Split(list, ",")
-	for _, a := range algorithms {
-		if slices.Contains(offered, a.Number) {
-			return a, true
+	for number := range strings.SplitSeq(list, ",") {
+		for _, a := range algorithms {
+			if a.Number == number {
+				return a, true
+			}
 		}
 	}
 	return Algorithm{}, false

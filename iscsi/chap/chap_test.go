@@ -8,9 +8,9 @@ import (
 // The digests are of coreutils: printf '\x17twelve-chars-secretchallenge' | md5sum.
 func TestRespond(t *testing.T) {
 	for list, want := range map[string]string{
-		"5":   "03f9cfcbf52d27241223250cd425e646",
-		"5,6": "e263df297e0c118f97afe3bb2075b460e87ec9ce",
-		"6,7": "103a54b93efe80254bc437872a562c11b020fa5bf5964fbe88f77b8f185ed3d3",
+		"5,6": "03f9cfcbf52d27241223250cd425e646",
+		"6,5": "e263df297e0c118f97afe3bb2075b460e87ec9ce",
+		"9,7": "103a54b93efe80254bc437872a562c11b020fa5bf5964fbe88f77b8f185ed3d3",
 	} {
 		a, ok := Choose(list)
 		if !ok {
@@ -24,8 +24,11 @@ func TestRespond(t *testing.T) {
 }
 
 func TestChoose(t *testing.T) {
-	if a, ok := Choose(Offer); !ok || a.Number != "8" {
-		t.Errorf("of all the strongest is %v, %v", a.Number, ok)
+	// RFC 7143 §12.1.3: "proposed algorithms, in order of preference".
+	for list, want := range map[string]string{Offer: "8", "5,6,7,8": "5", "99,7,5": "7"} {
+		if a, ok := Choose(list); !ok || a.Number != want {
+			t.Errorf("of %s: %s, %v; want %s", list, a.Number, ok, want)
+		}
 	}
 	for _, list := range []string{"", "4", "55", "5 ,"} {
 		if a, ok := Choose(list); ok {
