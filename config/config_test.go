@@ -106,7 +106,7 @@ stores:
 targets:
   - iqn: EUI.02004567A425678D
     alias: größte Platte
-    luns: {5: {store: a, block_size: 2KiB, vendor: V, product: P, serial: S}, 1: {store: a, readonly: true}, 10: b, 11: c, 12: d, 13: e, 14: f}
+    luns: {5: {store: a, block_size: 2KiB, physical_block_size: 8KiB, vendor: V, product: P, serial: S}, 1: {store: a, readonly: true}, 10: b, 11: c, 12: d, 13: e, 14: f}
     auth: {chap: {user: 007, secret: {env: ONESHOT_TEST_SECRET}}}
 portals:
   - {listen: "*"}
@@ -136,7 +136,7 @@ limits: {connections: 1, sessions: 2, commands: 3, connections_per_session: 9, m
 			Alias: "größte Platte",
 			LUNs: []LUN{
 				{Number: 1, Store: "a", ReadOnly: true, BlockSize: 512, ALUA: ALUAImplicit},
-				{Number: 5, Store: "a", ReadOnly: true, BlockSize: 2048, ALUA: ALUAImplicit, Vendor: "V", Product: "P", Serial: "S"},
+				{Number: 5, Store: "a", ReadOnly: true, BlockSize: 2048, PhysicalBlockSize: 8192, ALUA: ALUAImplicit, Vendor: "V", Product: "P", Serial: "S"},
 				{Number: 10, Store: "b", BlockSize: 512, ALUA: ALUAImplicit},
 				{Number: 11, Store: "c", BlockSize: 512, ALUA: ALUAImplicit},
 				{Number: 12, Store: "d", BlockSize: 512, ALUA: ALUAImplicit},
@@ -204,7 +204,7 @@ func TestFullShowsEveryKey(t *testing.T) {
 	for _, key := range strings.Fields(`log level format stores type size path sparse cache direct io plugin readonly targets iqn alias luns
 		store block_size vendor product serial auth chap mutual user secret file env initiators portals transport listen discovery
 		limits connections sessions commands memory memory_per_connection login_timeout nop_interval nop_timeout
-		metrics pprof management socket removable alua state group portal_groups redirect address permanent name isns server entity`) {
+		metrics pprof management socket removable physical_block_size alua state group portal_groups redirect address permanent name isns server entity`) {
 		if !strings.Contains(string(data), key+":") {
 			t.Errorf("%s does not show %q", path, key)
 		}

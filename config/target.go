@@ -79,8 +79,11 @@ type LUN struct {
 	Pos       Position // of the number
 	ReadOnly  bool
 	BlockSize int // logical block, bytes: 512, 1024, 2048 or 4096; divides the store's size
-	Removable bool
-	ALUA      ALUA // by whom access states may be changed
+	// PhysicalBlockSize is what initiators are told to align by, in bytes: a power of two from
+	// BlockSize to 64 KiB; 0: what the store says.
+	PhysicalBlockSize int
+	Removable         bool
+	ALUA              ALUA // by whom access states may be changed
 
 	// What INQUIRY reports; empty means the daemon's own choice. Printable ASCII
 	// of at most 8, 16 and 32 bytes.
@@ -214,6 +217,7 @@ func (d *decoder) lun(v value, stores []Store) (LUN, bool) {
 		d.errorf(v.at, "LUN %d exports no store: add store: NAME", lun.Number)
 	}
 	set(o.take("block_size"), &lun.BlockSize, "a block size", parseBlockSize)
+	d.lunPhysical(o.take("physical_block_size"), &lun)
 	ok := d.lunStore(o.take("store"), stores, &lun)
 	d.lunReadOnly(o, &lun)
 	o.bool("removable", &lun.Removable)
@@ -242,6 +246,24 @@ func parseBlockSize(text string) (int, error) {
 		return 0, fmt.Errorf("%d is not a block size: write %s", n, joinInts(blockSizes, ", "))
 	}
 	return int(n), nil
+}
+
+// maxPhysicalBytes is the largest physical block that may be reported.
+const maxPhysicalBytes = 64 << 10
+
+// lunPhysical reads the size of physical blocks, which depends on that of logical ones.
+func (d *decoder) lunPhysical(v value, lun *LUN) {
+	set(v, &lun.PhysicalBlockSize, "a block size", func(text string) (int, error) {
+		n, err := ParseSize(text)
+		if err != nil {
+			return 0, err
+		}
+		if n < int64(lun.BlockSize) || n > maxPhysicalBytes || n&(n-1) != 0 {
+			return 0, fmt.Errorf("%d is not the size of a physical block: write a power of two from the block size, %d, to %d",
+				n, lun.BlockSize, maxPhysicalBytes)
+		}
+		return int(n), nil
+	})
 }
 
 // lunStore looks up the store that v names and checks the LUN against it.

@@ -63,7 +63,7 @@ func (u *units) unit(t *config.Target, l *config.LUN, s *openStore) (*scsi.Logic
 	}
 	handle := s.share()
 	cfg := scsi.LUConfig{
-		Store: handle, BlockSize: l.BlockSize, ReadOnly: l.ReadOnly,
+		Store: handle, BlockSize: l.BlockSize, PhysicalBlockSize: l.PhysicalBlockSize, ReadOnly: l.ReadOnly,
 		Vendor: l.Vendor, Product: l.Product, Serial: key.lun.Serial,
 		NAA:       scsi.LocalNAA(key.lun.Serial),
 		Removable: l.Removable, TPGS: tpgs[l.ALUA],
