@@ -18,7 +18,7 @@ TEST_PACKAGES  = gcc libc6-dev libiscsi-bin tshark qemu-utils qemu-block-extra q
 DOWNLOADED     = linux-image-amd64
 BENCH_PACKAGES = gcc libc6-dev libiscsi-dev tgt istgt util-linux
 
-.PHONY: appliance help run build deb test test-deb check lint fuzz bench bench-rdma deps deps-bench clean
+.PHONY: appliance help run build deb test test-deb conformance check lint fuzz bench bench-rdma deps deps-bench clean
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ test: deps ## install what tests need, run every test
 test-deb: ## install, upgrade and remove the Debian package in a chroot, as root
 	scripts/deps.sh debootstrap
 	GO='$(GO)' packaging/chroot-test.sh
+
+conformance: ## run the tests of a libiscsi that is built in LIBISCSI=DIR
+	ISCSI_TEST_CU='$(abspath $(or $(LIBISCSI),$(error say where libiscsi is built: LIBISCSI=DIR)))/test-tool/iscsi-test-cu' $(GO) test -count=1 -timeout 30m -v -run '^Test(Conformance|Exceptions)$$' ./test/conformance
 
 check: lint ## format, vet, lint, go.mod
 	@out=$$($(GOFUMPT) -l .) && test -z "$$out" || { echo "gofumpt would change:"; echo "$$out"; exit 1; }

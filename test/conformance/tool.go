@@ -4,9 +4,12 @@
 // in exceptions.go with the reason, and a listed test that passes is an error
 // too, so that the list stays true.
 //
+// Every release of the tool from 1.19 on is known. ISCSI_TEST_CU names one to be used instead of
+// Debian's; `make conformance LIBISCSI=DIR` does so.
+//
 // Run one test with
 //
-//	go test ./test/conformance -run 'Conformance/memory/Read10.Simple$' -v
+//	go test ./test/conformance -run 'Conformance/installed/memory/Read10.Simple$' -v
 package conformance
 
 import (
@@ -14,16 +17,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 )
 
 const (
-	tool = "iscsi-test-cu"
 	// The slowest tests wait for a second initiator's timers and need 8 s.
 	testTimeout = 60 * time.Second
+	// A test that hangs is not waited for so long.
+	hangTimeout = 3 * time.Second
 )
 
 // A verdict is what one run of one test came to.
@@ -32,7 +38,8 @@ type verdict string
 const (
 	pass verdict = "PASS"
 	skip verdict = "SKIP" // the tool found a feature missing, perhaps half way
-	fail verdict = "FAIL" // a wrong answer, a crash of the tool, or no end
+	fail verdict = "FAIL" // a wrong answer, or a crash of the tool
+	hang verdict = "HANG" // no end
 )
 
 // A result is a verdict with the tool's own words for it.
@@ -42,40 +49,89 @@ type result struct {
 	output  string // all that the tool printed
 }
 
-// listTests asks the tool for its tests, as Suite.Test without the family: the
-// same test is in several families.
-func listTests(ctx context.Context) ([]string, error) {
-	out, err := exec.CommandContext(ctx, tool, "--list").Output()
+// A tool is one version of iscsi-test-cu.
+type tool struct {
+	name string
+	argv []string // how it is called
+}
+
+// installed is Debian's.
+var installed = tool{"installed", []string{"iscsi-test-cu"}}
+
+// envTool names another iscsi-test-cu, to be used instead of the usual ones.
+const envTool = "ISCSI_TEST_CU"
+
+// tools returns those that are to be used.
+func tools() []tool {
+	if path := os.Getenv(envTool); path != "" {
+		return []tool{{"given", []string{path}}}
+	}
+	return []tool{installed}
+}
+
+// command calls the tool with more arguments.
+func (tl tool) command(ctx context.Context, args ...string) *exec.Cmd {
+	argv := slices.Concat(tl.argv, args)
+	return exec.CommandContext(ctx, argv[0], argv[1:]...)
+}
+
+// A test has a name, Suite.Test, and is in families of the tool's, one of which is enough to
+// call it.
+type test struct{ family, name string }
+
+// list asks the tool for its tests.
+func (tl tool) list(ctx context.Context) ([]test, error) {
+	out, err := tl.command(ctx, "--list").Output()
 	if err != nil {
-		return nil, fmt.Errorf("conformance: %s --list: %w (Debian package libiscsi-bin; `make deps` installs it)", tool, err)
+		return nil, fmt.Errorf("conformance: %s --list: %w (Debian package libiscsi-bin; `make deps` installs it)", tl.argv[0], err)
 	}
 	return parseList(string(out)), nil
 }
 
-func parseList(out string) []string {
-	var tests []string
+func parseList(out string) []test {
+	var tests []test
 	seen := map[string]bool{}
 	for line := range strings.Lines(out) {
-		_, name, found := strings.Cut(strings.TrimSpace(line), ".")
+		family, name, found := strings.Cut(strings.TrimSpace(line), ".")
 		if found && strings.Contains(name, ".") && !seen[name] {
 			seen[name] = true
-			tests = append(tests, name)
+			tests = append(tests, test{family, name})
 		}
 	}
 	return tests
 }
 
-// runTest runs one test on the logical unit that the first URL names; the
-// others are further paths to it.
-func runTest(ctx context.Context, name string, urls ...string) result {
-	ctx, cancel := context.WithTimeout(ctx, testTimeout)
+// A release of libiscsi is told by the tests that came with it.
+type release int
+
+const (
+	v119 release = iota
+	v120
+	after120
+)
+
+func releaseOf(tests []test) release {
+	switch has := func(name string) bool {
+		return slices.ContainsFunc(tests, func(t test) bool { return t.name == name })
+	}; {
+	case has("ReportTargetPortGroups.Simple"):
+		return after120
+	case has("iSCSINop.Simple"):
+		return v120
+	}
+	return v119
+}
+
+// run runs one test for at most limit on the logical unit that the first URL names; the others
+// are further paths to it.
+func (tl tool) run(ctx context.Context, limit time.Duration, ts test, urls ...string) result {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	args := append([]string{"--Verbose-scsi", "--dataloss", "--allow-sanitize", "--test=ALL." + name}, urls...)
-	cmd := exec.CommandContext(ctx, tool, args...)
-	out, err := cmd.CombinedOutput()
+	args := append([]string{"--Verbose-scsi", "--dataloss", "--allow-sanitize", "--test=" + ts.family + "." + ts.name}, urls...)
+	out, err := tl.command(ctx, args...).CombinedOutput()
 	switch exit := (*exec.ExitError)(nil); {
 	case ctx.Err() != nil:
-		return result{fail, fmt.Sprintf("no end after %v", testTimeout), string(out)}
+		return result{hang, fmt.Sprintf("no end after %v", limit), string(out)}
 	case errors.As(err, &exit) && !exit.Exited():
 		return result{fail, fmt.Sprintf("the tool died: %v", exit), string(out)}
 	case err != nil && exit == nil:

@@ -15,7 +15,7 @@ SCSI.Read6
 SCSI.Read6.Simple
 iSCSI.iSCSITMF.AbortTaskSimpleAsync
 `
-	want := []string{"Read6.Simple", "Read6.BeyondEol", "iSCSITMF.AbortTaskSimpleAsync"}
+	want := []test{{"ALL", "Read6.Simple"}, {"ALL", "Read6.BeyondEol"}, {"iSCSI", "iSCSITMF.AbortTaskSimpleAsync"}}
 	if got := parseList(out); !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
