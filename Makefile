@@ -17,8 +17,10 @@ TEST_PACKAGES  = gcc libc6-dev libiscsi-bin tshark qemu-utils qemu-block-extra q
 # Downloaded and unpacked by test/vm, not installed, as are the headers and sources of siw.
 DOWNLOADED     = linux-image-amd64
 BENCH_PACKAGES = gcc libc6-dev libiscsi-dev tgt istgt util-linux
+# What runs in the guest of the benchmark.
+VM_PACKAGES    = gcc libc6-dev qemu-system-x86 open-iscsi tgt fio kmod bash coreutils iproute2 libibverbs-dev librdmacm-dev ibverbs-providers pkgconf
 
-.PHONY: appliance help run build deb test test-deb conformance check lint fuzz bench bench-rdma deps deps-bench clean
+.PHONY: appliance help run build deb test test-deb conformance check lint fuzz bench bench-rdma bench-vm deps deps-bench clean
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +67,10 @@ appliance: deps ## build bin/appliance: a machine that is nothing but a target
 
 bench-rdma: deps-bench build ## measure the flows of RDMA side by side
 	$(GO) run ./bench/rdma
+
+bench-vm: ## measure the target beside LIO and tgt, in a virtual machine
+	scripts/deps.sh -a $(DOWNLOADED) $(VM_PACKAGES)
+	$(GO) run ./bench/vm
 
 deps: ## install the Debian packages that tests need
 	scripts/deps.sh -a $(DOWNLOADED) $(TEST_PACKAGES)

@@ -180,3 +180,6 @@ func (m *Machine) Stop() {
 		_ = m.conn.Close()
 	}
 }
+
+// PID is the number of qemu's process.
+func (m *Machine) PID() int { return m.qemu.Process.Pid }

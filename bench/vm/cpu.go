@@ -1,0 +1,135 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// shares are the users of the guest's processors, as tables show them. What a software device does
+// in softirqs is counted for whom it interrupts.
+const (
+	byTargetUser   = "target user"
+	byTargetSystem = "target system"
+	byFio          = "fio"
+	byKworkers     = "kworker"
+	bySoftirqd     = "ksoftirqd"
+	byRest         = "idle and others"
+)
+
+var shares = []string{byTargetUser, byTargetSystem, byFio, byKworkers, bySoftirqd, byRest}
+
+const guestProcessors = 2
+
+// clockTick is the unit of /proc/PID/stat: USER_HZ, which is 100 on every architecture that
+// Linux offers to user space.
+const clockTick = 10 * time.Millisecond
+
+// guestCPU is what the guest's processors have been used for so far.
+type guestCPU map[string]time.Duration
+
+// guestCPU asks the guest.
+func (b *bench) guestCPU() (guestCPU, error) {
+	out, err := b.run("@threads")
+	if err != nil {
+		return nil, err
+	}
+	return parseThreads(out)
+}
+
+// parseThreads reads what @threads says.
+func parseThreads(text string) (guestCPU, error) {
+	u := make(guestCPU)
+	for line := range strings.Lines(text) {
+		// The name, in parentheses, may hold anything.
+		open, end := strings.IndexByte(line, '('), strings.LastIndexByte(line, ')')
+		fields := strings.Fields(line[end+1:])
+		if open < 0 || end < open || len(fields) < 13 {
+			return nil, fmt.Errorf("/proc/PID/task/TID/stat: %q", line)
+		}
+		user, err := ticks(fields[11:12])
+		if err != nil {
+			return nil, err
+		}
+		system, err := ticks(fields[12:13])
+		if err != nil {
+			return nil, err
+		}
+		switch name := line[open+1 : end]; {
+		case name == "target", name == "tgtd", strings.HasPrefix(name, "iscsi_"), strings.HasPrefix(name, "isert"):
+			u[byTargetUser] += user
+			u[byTargetSystem] += system
+		case strings.HasPrefix(name, "kworker"):
+			u[byKworkers] += system
+		case strings.HasPrefix(name, "ksoftirqd"):
+			u[bySoftirqd] += system
+		}
+	}
+	return u, nil
+}
+
+// perIO is what has been used since before, in µs per I/O: by the job, as it says itself, by
+// others, and what is left of the processors while it ran.
+func (u guestCPU) perIO(before guestCPU, j job, d side) map[string]float64 {
+	per := make(map[string]float64)
+	left := guestProcessors * 1e6 / d.IOPS
+	for _, name := range shares[:len(shares)-1] {
+		per[name] = float64((u[name] - before[name]).Microseconds()) / d.TotalIOs
+		if name == byFio {
+			per[name] = (j.User + j.System) / 100 * 1e6 / d.IOPS
+		}
+		left -= per[name]
+	}
+	per[byRest] = max(0, left)
+	return per
+}
+
+// hostCPU is time of the host's processors so far.
+type hostCPU struct{ all, busy, guest time.Duration }
+
+func (b *bench) hostCPU() (h hostCPU, err error) {
+	text, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return h, err
+	}
+	first, _, _ := strings.Cut(string(text), "\n")
+	fields := strings.Fields(first)
+	if len(fields) < 9 {
+		return h, fmt.Errorf("/proc/stat: %q", first)
+	}
+	if h.all, err = ticks(fields[1:9]); err != nil {
+		return h, err
+	}
+	if h.busy, err = ticks(slices.Concat(fields[1:4], fields[6:9])); err != nil {
+		return h, err
+	}
+	if text, err = os.ReadFile(fmt.Sprintf("/proc/%d/stat", b.PID())); err != nil {
+		return h, err
+	}
+	fields = strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
+	h.guest, err = ticks(fields[11:13])
+	return h, err
+}
+
+// others is the share of the host that others than the guest have taken since before.
+func (h hostCPU) others(before hostCPU) float64 {
+	if h.all == before.all {
+		return 0
+	}
+	return max(0, float64(h.busy-before.busy-(h.guest-before.guest))/float64(h.all-before.all))
+}
+
+// ticks is the sum of times as the kernel prints them.
+func ticks(fields []string) (sum time.Duration, err error) {
+	for _, f := range fields {
+		n, err := strconv.ParseInt(f, 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("CPU time: %w", err)
+		}
+		sum += time.Duration(n) * clockTick
+	}
+	return sum, nil
+}

@@ -1,0 +1,104 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"oneshot/internal/debian"
+	"oneshot/test/vm/machine"
+)
+
+// What the guest needs beside what is built here.
+var (
+	modules = []string{
+		"virtio_pci", "virtio_net", "virtio_console", "crc32c_generic", "crc32_generic", "dummy", "sd_mod", "configfs",
+		"iscsi_tcp", "ib_iser", "ib_uverbs", "rdma_ucm", "rdma_rxe", "target_core_mod", "iscsi_target_mod", "ib_isert",
+	}
+	programs = []string{
+		"/usr/sbin/iscsid", "/usr/bin/iscsiadm", "/usr/sbin/tgtd", "/usr/sbin/tgtadm", "/usr/bin/fio", "/usr/bin/rdma",
+		"/bin/ip", "/bin/bash", "/bin/mkdir", "/bin/ln", "/usr/bin/truncate",
+	}
+	files = []string{
+		"/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav34.so", "/etc/libibverbs.d/rxe.driver", // loaded by name
+		"/lib/x86_64-linux-gnu/libgcc_s.so.1", // libc loads it to end threads
+	}
+)
+
+// guest is the machine that everything runs in.
+type guest struct {
+	*machine.Machine
+	kernel string
+}
+
+// start builds the image and boots it.
+func start(dir string) (*guest, error) {
+	cache, err := machine.CacheDir()
+	if err != nil {
+		return nil, err
+	}
+	k, err := debian.Fetch(cache)
+	if err != nil {
+		return nil, err
+	}
+	target := filepath.Join(cache, "target")
+	if _, err := debian.Run(".", "go", "build", "-tags", "verbs", "-o", target, "oneshot/cmd/target"); err != nil {
+		return nil, err
+	}
+	contents := machine.Contents{Modules: modules, Programs: programs, Files: map[string]string{target: "bin/target"}}
+	for _, f := range files {
+		contents.Files[f] = f[1:]
+	}
+	img, err := machine.Build(cache, k, contents)
+	if err != nil {
+		return nil, err
+	}
+	m, err := machine.Boot(img, dir)
+	if err != nil {
+		return nil, err
+	}
+	return &guest{m, k.Version}, nil
+}
+
+// runTime is a limit that only a hung machine reaches.
+const runTime = 2 * time.Minute
+
+// run runs a command in the guest that has to succeed, and returns its output.
+func (g *guest) run(argv ...string) (string, error) {
+	c, err := g.Start(argv...)
+	if err != nil {
+		return "", err
+	}
+	out, err := c.Wait(runTime)
+	if err == nil && c.Exit != 0 {
+		err = fmt.Errorf("%s: exit %d\n%s", strings.Join(argv, " "), c.Exit, out)
+	}
+	return out, err
+}
+
+// runAll runs commands, whose words spaces divide.
+func (g *guest) runAll(commands ...string) error {
+	for _, c := range commands {
+		if _, err := g.run(strings.Fields(c)...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// write makes a file.
+func (g *guest) write(path, text string) error {
+	_, err := g.run("@write", path, text)
+	return err
+}
+
+// load is the host's load average over one minute.
+func load() string {
+	b, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return "unknown"
+	}
+	return strings.Fields(string(b))[0]
+}

@@ -1,0 +1,240 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log"
+	"slices"
+	"strings"
+)
+
+// A point is one kind of load.
+type point struct {
+	write, sequential bool
+	size, depth       int
+}
+
+// points are those of the project's goals.
+var points = []point{
+	{size: 4 << 10, depth: 1},
+	{write: true, size: 4 << 10, depth: 1},
+	{size: 4 << 10, depth: 32},
+	{write: true, size: 4 << 10, depth: 32},
+	{sequential: true, size: 256 << 10, depth: 8},
+	{write: true, sequential: true, size: 256 << 10, depth: 8},
+}
+
+func (p point) mode() string {
+	if p.write {
+		return "write"
+	}
+	return "read"
+}
+
+func (p point) String() string {
+	order := "random"
+	if p.sequential {
+		order = "sequential"
+	}
+	return fmt.Sprintf("%d KiB %s %s, depth %d", p.size>>10, order, p.mode(), p.depth)
+}
+
+// args are fio's.
+func (p point) args() []string {
+	rw := "rand" + p.mode()
+	if p.sequential {
+		rw = p.mode()
+	}
+	return []string{"--rw=" + rw, fmt.Sprintf("--bs=%d", p.size), fmt.Sprintf("--iodepth=%d", p.depth)}
+}
+
+// A sample is what one run of fio gave.
+type sample struct {
+	IOPS     float64
+	P50, P99 float64            // µs
+	CPU      map[string]float64 // µs per I/O of the guest's two processors, by user: those of shares
+	Others   float64            // share of the host that neither the guest nor idling took
+}
+
+// A row is a contender at a point: medians over the rounds, and the extremes; of what others
+// took, the most.
+type row struct {
+	contender
+	sample
+	low, high float64
+}
+
+// result is a point with its rows, in the order of the contenders.
+type result struct {
+	point point
+	rows  []row
+}
+
+// row returns the row of a target over a transport, or nil.
+func (r result) row(target, transport string) *row {
+	for i := range r.rows {
+		if r.rows[i].target == target && r.rows[i].transport == transport {
+			return &r.rows[i]
+		}
+	}
+	return nil
+}
+
+func (b *bench) measureAll(ctx context.Context) ([]result, error) {
+	var results []result
+	for _, p := range points {
+		if !b.points.MatchString(p.String()) {
+			continue
+		}
+		r, err := b.measure(ctx, p)
+		if err != nil {
+			return nil, err
+		}
+		results = append(results, r)
+	}
+	if len(results) == 0 {
+		return nil, errors.New("no point matches")
+	}
+	return results, nil
+}
+
+// measure gives every contender its turn in every round.
+func (b *bench) measure(ctx context.Context, p point) (result, error) {
+	samples := make([][]sample, len(b.contenders))
+	for round := range b.rounds {
+		for turn := range b.contenders {
+			if err := ctx.Err(); err != nil {
+				return result{}, err
+			}
+			i := (turn + round) % len(b.contenders)
+			s, err := b.once(p, b.contenders[i])
+			if err != nil {
+				return result{}, fmt.Errorf("%s, %s: %w", b.contenders[i], p, err)
+			}
+			samples[i] = append(samples[i], s)
+		}
+	}
+	r := result{point: p}
+	for i, c := range b.contenders {
+		w := summarize(c, samples[i])
+		r.rows = append(r.rows, w)
+		log.Printf("%-32s %-13s %7.0f IOPS %6.1f MB/s  p99 %7.0f µs  others %2.0f %%  µs per I/O:%s", p, c, w.IOPS,
+			w.IOPS*float64(p.size)/1e6, w.P99, 100*w.Others, spent(w.CPU))
+	}
+	return r, nil
+}
+
+func spent(cpu map[string]float64) string {
+	var s strings.Builder
+	for _, name := range shares {
+		fmt.Fprintf(&s, " %s %.0f", name, cpu[name])
+	}
+	return s.String()
+}
+
+// once measures one contender.
+func (b *bench) once(p point, c contender) (s sample, err error) {
+	hostBefore, err := b.hostCPU()
+	if err != nil {
+		return s, err
+	}
+	before, err := b.guestCPU()
+	if err != nil {
+		return s, err
+	}
+	f, err := b.fio(c.disk, append(p.args(), "--time_based", fmt.Sprintf("--runtime=%gs", b.seconds))...)
+	if err != nil {
+		return s, err
+	}
+	after, err := b.guestCPU()
+	if err != nil {
+		return s, err
+	}
+	hostAfter, err := b.hostCPU()
+	if err != nil {
+		return s, err
+	}
+	d := f.Read
+	if p.write {
+		d = f.Write
+	}
+	if d.TotalIOs == 0 {
+		return s, errors.New("no I/O")
+	}
+	ns := d.Latency.Percentile
+	return sample{
+		IOPS: d.IOPS, P50: ns["50.000000"] / 1e3, P99: ns["99.000000"] / 1e3,
+		CPU:    after.perIO(before, f, d),
+		Others: hostAfter.others(hostBefore),
+	}, nil
+}
+
+// side is one direction of what fio says in JSON.
+type side struct {
+	IOPS     float64 `json:"iops"`
+	TotalIOs float64 `json:"total_ios"`
+	Latency  struct {
+		Percentile map[string]float64 `json:"percentile"`
+	} `json:"clat_ns"`
+}
+
+type job struct {
+	Read   side    `json:"read"`
+	Write  side    `json:"write"`
+	User   float64 `json:"usr_cpu"` // per cent of one processor
+	System float64 `json:"sys_cpu"`
+	Error  int     `json:"error"`
+}
+
+// fio runs one job on a disk.
+func (b *bench) fio(disk string, args ...string) (job, error) {
+	args = append([]string{
+		"fio", "--name=bench", "--filename=/dev/" + disk, "--direct=1", "--ioengine=io_uring", "--thread", "--norandommap",
+		"--output-format=json", "--output=/tmp/fio.json",
+	}, args...)
+	if _, err := b.run(args...); err != nil {
+		return job{}, err
+	}
+	out, err := b.run("@cat", "/tmp/fio.json")
+	if err != nil {
+		return job{}, err
+	}
+	var f struct{ Jobs []job }
+	if err := json.Unmarshal([]byte(out), &f); err != nil || len(f.Jobs) != 1 {
+		return job{}, fmt.Errorf("fio says %q: %w", out, err)
+	}
+	if f.Jobs[0].Error != 0 {
+		return job{}, fmt.Errorf("fio fails: %s", out)
+	}
+	return f.Jobs[0], nil
+}
+
+func summarize(c contender, samples []sample) row {
+	of := func(f func(sample) float64) []float64 {
+		var v []float64
+		for _, s := range samples {
+			v = append(v, f(s))
+		}
+		slices.Sort(v)
+		return v
+	}
+	iops := of(func(s sample) float64 { return s.IOPS })
+	w := row{contender: c, low: iops[0], high: iops[len(iops)-1]}
+	w.IOPS = median(iops)
+	w.P50 = median(of(func(s sample) float64 { return s.P50 }))
+	w.P99 = median(of(func(s sample) float64 { return s.P99 }))
+	w.Others = slices.Max(of(func(s sample) float64 { return s.Others }))
+	w.CPU = make(map[string]float64)
+	for _, name := range shares {
+		w.CPU[name] = median(of(func(s sample) float64 { return s.CPU[name] }))
+	}
+	return w
+}
+
+// median of a sorted slice.
+func median(v []float64) float64 {
+	n := len(v)
+	return (v[(n-1)/2] + v[n/2]) / 2
+}

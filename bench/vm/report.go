@@ -1,0 +1,177 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+)
+
+const (
+	tableName   = "vm.md"
+	pictureName = "vm.svg"
+)
+
+func writeReport(o options, kernel string, results []result) error {
+	if err := os.MkdirAll(o.out, 0o755); err != nil {
+		return err
+	}
+	return errors.Join(
+		os.WriteFile(filepath.Join(o.out, tableName), []byte(table(circumstances(o, kernel, results), results)), 0o644),
+		os.WriteFile(filepath.Join(o.out, pictureName), []byte(picture(results)), 0o644),
+	)
+}
+
+// circumstances is what a reader has to know of the run.
+func circumstances(o options, kernel string, results []result) string {
+	var most float64
+	for _, r := range results {
+		for _, w := range r.rows {
+			most = max(most, w.Others)
+		}
+	}
+	return fmt.Sprintf("Measured on %s: Linux %s in the guest, %s, %d cores of the host for 2 virtual ones, %d rounds of %g s per contender "+
+		"and point, interleaved, medians. Others than the guest took up to %.0f %% of the host while a sample was taken; its load average is %s.",
+		time.Now().UTC().Format(time.DateOnly), kernel, runtime.Version(), runtime.NumCPU(), o.rounds, o.seconds, 100*most, load())
+}
+
+var peers = []string{"LIO", "tgt"}
+
+// Goals: at every point at least better × the faster of the peers, and worse × the slower.
+const (
+	betterGoal = 1.0
+	worseGoal  = 1.5
+)
+
+// standing is how the target stands among its peers at a point.
+type standing struct {
+	better, worse float64 // IOPS as multiples of the faster peer's, and of the slower one's
+}
+
+// standing returns false if one of the three was not measured.
+func (r result) standing(transport string) (s standing, ok bool) {
+	us := r.row(ours, transport)
+	if us == nil {
+		return s, false
+	}
+	var fast, slow float64
+	for i, p := range peers {
+		w := r.row(p, transport)
+		if w == nil {
+			return s, false
+		}
+		if fast = max(fast, w.IOPS); i == 0 || w.IOPS < slow {
+			slow = w.IOPS
+		}
+	}
+	return standing{us.IOPS / fast, us.IOPS / slow}, true
+}
+
+func (s standing) goals() string {
+	return verdict(s.better, betterGoal) + " | " + verdict(s.worse, worseGoal)
+}
+
+func verdict(is, goal float64) string {
+	if is < goal {
+		return fmt.Sprintf("%.2f missed", is)
+	}
+	return fmt.Sprintf("%.2f met", is)
+}
+
+// table is the report as Markdown.
+func table(circumstances string, results []result) string {
+	var s strings.Builder
+	fmt.Fprintf(&s, `# Linux's initiator over soft-RoCE and TCP, beside LIO and tgt
+
+Written by %s. One virtual machine under software emulation, in which everything runs: open-iscsi, fio
+(io_uring, direct), and three targets, each with a disk of %s in RAM: this one (memory store), LIO (rd_mcp), tgt (a file on
+tmpfs). *rxe* is iSER over one soft-RoCE device with MTU 9000 on an interface that leads nowhere; TCP goes to the same address. All six
+sessions are open from the beginning and have the same settings: open-iscsi's defaults (cmds_max 128, queue_depth 32), no pings;
+%s for every disk. tgt's pool of RDMA buffers is 128 MiB instead of 1 GiB, as the guest is small.
+
+Two virtual processors do it all, initiator and device included: processor time is what limits, wherever it is spent, and the
+emulation's prices are not those of hardware (an interrupt, a wake-up or a copy is dear). Compare columns of one run.
+
+%s
+
+![IOPS relative to the better peer](%s)
+`, "`make bench-vm`", diskText, queueText(), circumstances, pictureName)
+	for _, transport := range transports {
+		throughput(&s, transport, results)
+	}
+	for _, transport := range transports {
+		processors(&s, transport, results)
+	}
+	return s.String()
+}
+
+var transports = []string{overRXE, overTCP}
+
+func queueText() string {
+	var words []string
+	for _, q := range queue {
+		words = append(words, q[0]+" "+q[1])
+	}
+	return strings.Join(words, ", ")
+}
+
+// throughput is the table of a transport: IOPS, and whether the goals are met.
+func throughput(s *strings.Builder, transport string, results []result) {
+	fmt.Fprintf(s, "\n## Over %s\n\nIOPS (MB/s for 256 KiB), lowest – highest; goals: %g × the better peer and %g × the worse.\n\n", transport, betterGoal, worseGoal)
+	fmt.Fprintf(s, "| point | %s | LIO | tgt | × better | × worse | p99 µs %[1]s | LIO | tgt |\n| --- |%s\n", ours, strings.Repeat(" ---: |", 8))
+	for _, r := range results {
+		fmt.Fprintf(s, "| %s |", r.point)
+		for _, target := range targets {
+			fmt.Fprintf(s, " %s |", r.speed(r.row(target, transport)))
+		}
+		if st, ok := r.standing(transport); ok {
+			fmt.Fprintf(s, " %s |", st.goals())
+		} else {
+			s.WriteString(" – | – |")
+		}
+		for _, target := range targets {
+			if w := r.row(target, transport); w != nil {
+				fmt.Fprintf(s, " %.0f |", w.P99)
+			} else {
+				s.WriteString(" – |")
+			}
+		}
+		s.WriteString("\n")
+	}
+}
+
+var targets = []string{ours, "LIO", "tgt"}
+
+func (r result) speed(w *row) string {
+	if w == nil {
+		return "–"
+	}
+	unit := 1.0
+	if r.point.sequential {
+		unit = float64(r.point.size) / 1e6
+	}
+	return fmt.Sprintf("**%.0f** %.0f – %.0f", w.IOPS*unit, w.low*unit, w.high*unit)
+}
+
+// processors is the table of a transport that says who used the guest's processors.
+func processors(s *strings.Builder, transport string, results []result) {
+	fmt.Fprintf(s, "\n## Processor time over %s\n\nµs of the guest's two processors per I/O. LIO's side of the target is its iscsi_ threads; it works in kworkers "+
+		"too, as the initiator does.\nWhat the soft-RoCE device and the network do in softirqs counts for whom they interrupt, be it *fio* or *idle*.\n\n", transport)
+	fmt.Fprintf(s, "| point | target | %s |\n| --- | --- |%s\n", strings.Join(shares, " | "), strings.Repeat(" ---: |", len(shares)))
+	for _, r := range results {
+		for _, target := range targets {
+			w := r.row(target, transport)
+			if w == nil {
+				continue
+			}
+			fmt.Fprintf(s, "| %s | %s |", r.point, target)
+			for _, name := range shares {
+				fmt.Fprintf(s, " %.0f |", w.CPU[name])
+			}
+			s.WriteString("\n")
+		}
+	}
+}

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"encoding/xml"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+)
+
+// someResults has us between the peers over rxe, and before both over TCP.
+func someResults() []result {
+	iops := map[string]map[string]float64{
+		overRXE: {ours: 1600, "LIO": 2000, "tgt": 1000},
+		overTCP: {ours: 3000, "LIO": 1500, "tgt": 2000},
+	}
+	var all []result
+	for _, p := range points {
+		r := result{point: p}
+		for _, c := range contenders {
+			n := iops[c.transport][c.target]
+			r.rows = append(r.rows, summarize(c, []sample{
+				{IOPS: n + 10, P99: 3, Others: 0.01}, {IOPS: n - 10, P99: 1, Others: 0.5},
+				{IOPS: n, P99: 2, CPU: map[string]float64{byFio: 42}},
+			}))
+		}
+		all = append(all, r)
+	}
+	return all
+}
+
+func TestTable(t *testing.T) {
+	got := table(circumstances(options{rounds: 3, seconds: 1}, "6.1", someResults()), someResults())
+	for _, want := range []string{
+		"up to 50 % of the host",
+		"## Over rxe",
+		"| 4 KiB random read, depth 1 | **1600** 1590 – 1610 | **2000** 1990 – 2010 | **1000** 990 – 1010 | 0.80 missed | 1.60 met | 2 | 2 | 2 |",
+		"| 256 KiB sequential write, depth 8 | **419** 417 – 422 |",
+		"| 1.50 met | 2.00 met |",
+		"scheduler none, max_sectors_kb 256",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("the table lacks %q:\n%s", want, got)
+		}
+	}
+}
+
+// What was not measured is left out, and nothing is compared with it.
+func TestIncomplete(t *testing.T) {
+	r := result{point: points[0], rows: someResults()[0].rows[:2]}
+	if _, ok := r.standing(overRXE); ok {
+		t.Error("a standing without tgt")
+	}
+	if got := table("", []result{r}); !strings.Contains(got, "| – | – | – |") {
+		t.Errorf("the table:\n%s", got)
+	}
+	if got := picture([]result{r}); strings.Contains(got, "TCP, ") {
+		t.Errorf("the picture has bars of TCP:\n%s", got)
+	}
+}
+
+func TestPictureIsXML(t *testing.T) {
+	d := xml.NewDecoder(strings.NewReader(picture(someResults())))
+	bars := 0
+	for {
+		token, err := d.Token()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e, ok := token.(xml.StartElement); ok && e.Name.Local == "rect" {
+			bars++
+		}
+	}
+	// The background, the legend, and a bar for each contender at each point.
+	if want := 1 + len(targets) + len(contenders)*len(points); bars != want {
+		t.Errorf("%d rectangles, want %d", bars, want)
+	}
+}
+
+// What threads have used goes to those that the table names.
+func TestThreads(t *testing.T) {
+	stat := func(name, user, system string) string {
+		return "7 (" + name + ") S 1 1 1 0 -1 0 0 0 0 0 " + user + " " + system + " 0 0 20 0\n"
+	}
+	before, err := parseThreads(stat("target", "10", "20"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	after, err := parseThreads(stat("target", "11", "22") + stat("target", "0", "1") + stat("iscsi_trx", "0", "4") +
+		stat("kworker/0:1H-ib) x", "0", "5") + stat("guest", "3", "3"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	per := after.perIO(before, job{User: 1, System: 2}, side{IOPS: 20, TotalIOs: 10})
+	for name, want := range map[string]float64{
+		byTargetUser: 1000, byTargetSystem: 7000, byKworkers: 5000, byFio: 1500, bySoftirqd: 0, byRest: 100_000 - 14_500,
+	} {
+		if per[name] != want {
+			t.Errorf("%s: %v µs per I/O, want %v", name, per[name], want)
+		}
+	}
+	if _, err := parseThreads("nothing\n"); err == nil {
+		t.Error("nothing is something")
+	}
+}
