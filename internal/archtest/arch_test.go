@@ -80,6 +80,7 @@ var rules = []rule{
 	{pkg: "packaging/*", may: []string{"initiator"}},
 	{pkg: "bench"},
 	{pkg: "appliance/**", may: []string{"internal/debian"}},
+	{pkg: "bench/vm", may: []string{"test/vm/machine", "internal/debian"}},
 	{pkg: "bench/**", may: []string{"bench"}},
 }
 
