@@ -192,6 +192,22 @@ func (t *Target) Restart() {
 	t.Start()
 }
 
+// Edit replaces old by new in the configuration, as it stands in the file: with addresses in the place
+// of $PORTAL. The daemon does not see it before it is told, or started again.
+func (t *Target) Edit(old, new string) {
+	t.tb.Helper()
+	text, err := os.ReadFile(t.config)
+	if err != nil {
+		t.tb.Fatal(err)
+	}
+	if !bytes.Contains(text, []byte(old)) {
+		t.tb.Fatalf("targettest: the configuration does not have %q\n%s", old, text)
+	}
+	if err := os.WriteFile(t.config, bytes.ReplaceAll(text, []byte(old), []byte(new)), 0o600); err != nil {
+		t.tb.Fatal(err)
+	}
+}
+
 // Exited is closed when the daemon that now runs has ended by itself or by
 // Stop or Kill; nil, which blocks for ever, when it is down.
 func (t *Target) Exited() <-chan struct{} {

@@ -14,13 +14,16 @@ import (
 // modules that the guest loads, with what they need.
 var modules = []string{
 	"virtio_pci", "virtio_net", "virtio_console", "crc32c_generic", "iscsi_tcp", "sd_mod", "ext4", "xfs",
-	"siw", "ib_iser", "ib_uverbs", "rdma_ucm", "crc32_generic", "rdma_rxe", "dummy", "dm_mod", "dm_multipath", "dm_round_robin",
+	"siw", "ib_iser", "ib_uverbs", "rdma_ucm", "crc32_generic", "rdma_rxe", "dummy", "dm_mod", "dm_multipath", "dm_round_robin", "dm_service_time",
+	"scsi_dh_alua", "sg",
 }
 
 // programs of Debian's that the guest runs, with the libraries they need.
 var programs = []string{
 	"/usr/sbin/iscsid", "/usr/bin/iscsiadm", "/sbin/mkfs.ext4", "/sbin/mkfs.xfs", "/sbin/e2fsck", "/sbin/xfs_repair", "/sbin/fstrim", "/usr/bin/rdma",
 	"/bin/ip", "/bin/bash", "/usr/bin/rping", "/sbin/dmsetup", "/usr/bin/timeout", "/usr/bin/env", "/usr/bin/iscsi-inq", "/usr/bin/iscsi-test-cu",
+	"/lib/systemd/systemd-udevd", "/bin/udevadm", "/sbin/multipathd", "/sbin/multipath",
+	"/usr/bin/fio", "/usr/bin/sg_persist", "/usr/bin/sg_rtpg", "/sbin/resize2fs", "/usr/sbin/xfs_growfs",
 }
 
 // files that the guest has where the host has them: drivers of RDMA devices, which libibverbs
@@ -29,6 +32,10 @@ var files = []string{
 	"/usr/lib/x86_64-linux-gnu/libibverbs/libsiw-rdmav34.so", "/etc/libibverbs.d/siw.driver",
 	"/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav34.so", "/etc/libibverbs.d/rxe.driver",
 	"/lib/x86_64-linux-gnu/libgcc_s.so.1", // libc loads it to end threads
+	"/lib/multipath/libchecktur.so", "/lib/multipath/libprioalua.so", "/lib/multipath/libprioconst.so", "/lib/multipath/libpriosysfs.so",
+	"/lib/udev/rules.d/50-udev-default.rules", "/lib/udev/rules.d/55-dm.rules", "/lib/udev/rules.d/56-dm-mpath.rules",
+	"/lib/udev/rules.d/60-multipath.rules", "/lib/udev/rules.d/60-persistent-storage.rules", "/lib/udev/rules.d/95-dm-notify.rules",
+	"/lib/udev/scsi_id",
 }
 
 // buildImage makes the image of the tests in dir.

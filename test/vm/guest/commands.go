@@ -23,6 +23,7 @@ var commands = map[string]func(say func(string), args []string) error{
 	"@cat":     cat,
 	"@write":   write,
 	"@fill":    fill,
+	"@space":   space,
 	"@sum":     sum,
 	"@drop":    drop,
 	"@remove":  remove,
@@ -81,6 +82,16 @@ func fill(_ func(string), a []string) error {
 		}
 	}
 	unix.Sync()
+	return nil
+}
+
+// space: @space DIR says how many bytes the file system has for files.
+func space(say func(string), a []string) error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(a[0], &st); err != nil {
+		return err
+	}
+	say(strconv.FormatUint(st.Blocks*uint64(st.Bsize), 10))
 	return nil
 }
 

@@ -1,0 +1,209 @@
+package vm
+
+import (
+	"fmt"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"oneshot/mgmt"
+	"oneshot/test/targettest"
+)
+
+// multipathConf is what multipath-tools have by themselves for disks that report ALUA, but for how often
+// they look.
+const multipathConf = `
+defaults {
+	find_multipaths no
+	polling_interval 1
+	max_polling_interval 1
+}
+devices {
+	device {
+		vendor "ONESHOT"
+		product ".*"
+		path_grouping_policy group_by_prio
+		failback immediate
+		no_path_retry queue
+	}
+}
+`
+
+// twoGroups is a target with a portal in each of two groups, managed with target alua.
+type twoGroups struct {
+	t  *testing.T
+	tg *targettest.Target
+	c  *mgmt.Client
+}
+
+func startTwoGroups(t *testing.T, more string) *twoGroups {
+	g := &twoGroups{t: t, tg: targettest.Start(t, `
+stores: {d: {type: file, path: $DIR/disk.img, size: 64MiB}}
+targets: [{iqn: "`+iqn+`", luns: {0: d}}]
+portals: [{listen: $PORTAL}, {listen: $PORTAL2, group: 2}]
+management: {socket: $DIR/socket}
+`+more)}
+	g.c = mgmt.NewClient(g.socket())
+	t.Cleanup(g.c.Close)
+	return g
+}
+
+func (g *twoGroups) socket() string { return g.tg.Dir + "/socket" }
+
+// set has the administrator set the access state of a group.
+func (g *twoGroups) set(group int, state string) {
+	g.t.Helper()
+	cmd := exec.Command(targettest.Binary(g.t), "alua", "set", iqn, strconv.Itoa(group), state, "--socket", g.socket())
+	if out, err := cmd.CombinedOutput(); err != nil {
+		g.t.Fatalf("%v: %s", err, out)
+	}
+}
+
+// transfers counts READs and WRITEs that came through each group, 1 and 2.
+func (g *twoGroups) transfers() (n [3]uint64) {
+	g.t.Helper()
+	list, err := g.c.Sessions(g.t.Context())
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	for _, s := range list.Sessions {
+		n[g.group(s.Local)] += s.IO.Read.Commands() + s.IO.Write.Commands()
+	}
+	return n
+}
+
+func (g *twoGroups) group(portal string) int {
+	if portal == g.tg.Portals[0] {
+		return 1
+	}
+	return 2
+}
+
+// until waits for something.
+func (g *twoGroups) until(what string, happens func() bool) {
+	g.t.Helper()
+	for deadline := time.Now().Add(2 * time.Minute); !happens(); {
+		if time.Now().After(deadline) {
+			g.t.Fatalf("there are no %s: %v\n%s%s", what, g.transfers(), guest.run(g.t, "multipathd", "show", "topology"), guest.Log())
+		}
+	}
+}
+
+// moves waits until transfers come through one group and not through the other.
+func (g *twoGroups) moves(to int) {
+	g.t.Helper()
+	g.until(fmt.Sprintf("transfers through group %d alone", to), func() bool {
+		before := g.transfers()
+		g.until(fmt.Sprintf("transfers through group %d", to), func() bool { return g.transfers()[to] >= before[to]+100 })
+		return g.transfers()[3-to] == before[3-to]
+	})
+}
+
+// startMultipath logs in through both portals with multipathd running, and returns the disk that it makes
+// of them and its name.
+func (g *twoGroups) startMultipath() (disk, name string) {
+	t := g.t
+	t.Helper()
+	guest.run(t, "@write", "/etc/multipath.conf", multipathConf)
+	guest.run(t, "systemd-udevd", "--daemon")
+	t.Cleanup(func() { guest.run(t, "udevadm", "control", "--exit") })
+	guest.run(t, "multipathd")
+	t.Cleanup(func() {
+		guest.run(t, "multipathd", "shutdown")
+		guest.run(t, "multipath", "-F")
+	})
+	for _, portal := range g.tg.Portals {
+		i := prepare(t, g.tg) // whose cleanup comes first
+		i.portal = guestAddr(t, portal)
+		i.record(map[string]string{"node.session.timeo.replacement_timeout": "1"})
+		i.adm(i.node("--login")...)
+	}
+	g.until("maps of two paths", func() bool {
+		fields := strings.Fields(guest.run(t, "multipathd", "show", "maps", "raw", "format", "%d %n %N"))
+		if len(fields) != 3 || fields[2] != "2" {
+			return false
+		}
+		disk, name = "/dev/"+fields[0], fields[1]
+		return true
+	})
+	return disk, name
+}
+
+// cut closes the portal of the first group, and ends its session.
+func (g *twoGroups) cut() {
+	g.t.Helper()
+	g.tg.Edit("{listen: "+g.tg.Portals[0]+"}, ", "")
+	g.reload()
+	list, err := g.c.Sessions(g.t.Context())
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	for _, s := range list.Sessions {
+		if g.group(s.Local) == 1 {
+			if err := g.c.DropSession(g.t.Context(), s.ID); err != nil {
+				g.t.Fatal(err)
+			}
+		}
+	}
+}
+
+func (g *twoGroups) reload() {
+	g.t.Helper()
+	if _, err := g.c.Reload(g.t.Context()); err != nil {
+		g.t.Fatal(err)
+	}
+}
+
+// TestALUA: multipathd over two portals, each a target port group. While fio writes and verifies, the
+// administrator changes access states, a path is killed and comes back, all paths are unavailable for a
+// while, and the disk grows: transfers go where they should, and fio sees no error.
+func TestALUA(t *testing.T) {
+	g := startTwoGroups(t, "")
+	disk, name := g.startMultipath()
+	load := guest.start(t, "fio", "--name=load", "--filename="+disk, "--direct=1", "--ioengine=libaio", "--iodepth=16", "--rw=randwrite", "--bs=4k",
+		"--size=32m", "--verify=crc32c", "--verify_backlog=64", "--verify_fatal=1", "--time_based", "--runtime=600", "--output-format=terse")
+	g.until("transfers through both groups, which are optimized", func() bool {
+		n := g.transfers()
+		return n[1] >= 100 && n[2] >= 100
+	})
+	g.set(2, "non-optimized")
+	g.moves(1)
+	g.set(2, "optimized")
+	g.set(1, "standby")
+	g.moves(2)
+	g.set(1, "optimized")
+	g.set(2, "unavailable")
+	g.moves(1)
+
+	g.set(1, "unavailable") // as is 2
+	g.until("two failed paths", func() bool {
+		return strings.Count(guest.run(t, "multipathd", "show", "paths", "raw", "format", "%t"), "failed") == 2
+	})
+	g.set(2, "non-optimized")
+	g.moves(2)
+	g.set(1, "optimized")
+	g.moves(1)
+
+	g.cut()
+	g.moves(2)
+	g.tg.Edit("portals: [", "portals: [{listen: "+g.tg.Portals[0]+"}, ")
+	g.reload()
+	g.moves(1)
+
+	g.tg.Edit("size: 64MiB", "size: 96MiB")
+	g.reload()
+	guest.run(t, "iscsiadm", "-m", "session", "--rescan")
+	guest.run(t, "multipathd", "resize", "map", name)
+	expect(t, "size of the map in blocks", sys(t, strings.TrimPrefix(disk, "/dev/"), "size"), strconv.Itoa(96<<20/512))
+	g.moves(1)
+
+	guest.run(t, "@signal", "fio", strconv.Itoa(int(syscall.SIGINT)))
+	out, _ := load.wait(t, guest) // 128: by a signal
+	fields := strings.Split(out[strings.Index(out, "3;fio"):], ";")
+	if len(fields) < 5 || fields[4] != "0" {
+		t.Errorf("fio saw an error:\n%s", out)
+	}
+}
