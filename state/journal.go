@@ -23,9 +23,10 @@ type Journal struct {
 	dir  *Dir
 	path string
 
-	mu    sync.Mutex  // held from Begin to End
-	begun atomic.Bool // and it is
-	used  atomic.Bool // by this process, so that nothing is pending any more
+	mu     sync.Mutex  // held from Begin to End
+	begun  atomic.Bool // and it is
+	synced bool        // the file is in its directory for good; guarded by mu
+	used   atomic.Bool // by this process, so that nothing is pending any more
 }
 
 const (
@@ -52,28 +53,44 @@ func (d *Dir) Journal(name string) *Journal {
 // Begin keeps that data are about to be written at off, durably. When it fails nothing is kept.
 func (j *Journal) Begin(off int64, data []byte) error {
 	j.mu.Lock()
+	j.used.Store(true) // before others find the file: what is in it is no matter for a replay
 	line := fmt.Appendf(nil, journalHeader, off, len(data), crc32.Checksum(data, castagnoli))
 	err := j.dir.fs.WriteFile(j.path, append(line, data...))
-	if err == nil && !j.used.Load() {
+	if err == nil && !j.synced {
 		err = j.dir.fs.SyncDir(j.dir.path)
 	}
 	if err != nil {
-		j.used.Store(false)
 		defer j.mu.Unlock()
+		j.synced = false
 		return errors.Join(fmt.Errorf("the journal %s cannot be written: %w", j.path, err), ignoreMissing(j.dir.fs.Remove(j.path)))
 	}
-	j.used.Store(true)
+	j.synced = true
 	j.begun.Store(true)
 	return nil
 }
 
 // End forgets the write, durably. It follows a Begin that has not failed, or Pending.
 func (j *Journal) End() error {
-	if j.begun.CompareAndSwap(true, false) {
-		defer j.mu.Unlock()
+	if !j.begun.CompareAndSwap(true, false) {
+		j.mu.Lock()
 	}
+	defer j.mu.Unlock()
 	if err := j.dir.fs.WriteFile(j.path, nil); err != nil {
-		return fmt.Errorf("the journal %s cannot be emptied: %w", j.path, err)
+		return j.remove(err)
+	}
+	return nil
+}
+
+// remove takes the file away, which could not be emptied: a restart must not overwrite with it
+// what is written from now on. mu is held.
+func (j *Journal) remove(why error) error {
+	j.synced = false
+	err := ignoreMissing(j.dir.fs.Remove(j.path))
+	if err == nil {
+		err = j.dir.fs.SyncDir(j.dir.path)
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("the journal %s cannot be emptied: %w", j.path, why), err)
 	}
 	return nil
 }
@@ -88,6 +105,9 @@ func (j *Journal) Pending() (off int64, data []byte, err error) {
 	text, err := j.dir.fs.ReadFile(j.path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return 0, nil, fmt.Errorf("the journal cannot be read: %w", err)
+	}
+	if j.used.Load() { // in the meantime: that was not for us
+		return 0, nil, nil
 	}
 	off, data = decodeJournal(text)
 	return off, data, nil

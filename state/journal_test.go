@@ -64,6 +64,78 @@ func TestJournalFullDisk(t *testing.T) {
 	}
 }
 
+// A journal that cannot be emptied is removed: a restart would write once more what is there, over
+// what has been written since.
+func TestJournalCannotBeEmptied(t *testing.T) {
+	fsys := newCrashFS()
+	d, err := open(fsys, "dir")
+	if err != nil {
+		t.Fatal(err)
+	}
+	j := d.Journal("lu")
+	if err := j.Begin(0, make([]byte, 4096)); err != nil {
+		t.Fatal(err)
+	}
+	fsys.refuse = unix.EMFILE
+	if err := j.End(); err != nil {
+		t.Errorf("End: %v", err)
+	}
+	for _, powerCut := range []bool{false, true} {
+		d, err := open(fsys.after(powerCut), "dir")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, data, err := d.Journal("lu").Pending(); data != nil || err != nil {
+			t.Errorf("power cut %v: %d bytes are pending, %v", powerCut, len(data), err)
+		}
+	}
+	fsys.refuse = nil
+	if err := j.Begin(512, make([]byte, 512)); err != nil {
+		t.Fatal(err)
+	}
+	d, err = open(fsys.after(true), "dir")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if off, data, _ := d.Journal("lu").Pending(); off != 512 || len(data) != 512 {
+		t.Errorf("the next one is forgotten: %d bytes at %d", len(data), off)
+	}
+}
+
+// A unit that takes the place of another asks what is pending while that one is in its first
+// write: nothing that is for others.
+func TestJournalPendingMeetsBegin(t *testing.T) {
+	fsys := newCrashFS()
+	d, err := open(fsys, "dir")
+	if err != nil {
+		t.Fatal(err)
+	}
+	j := d.Journal("lu")
+	d.fs = meddlingFS{fsys, func(read func()) {
+		if err := j.Begin(0, make([]byte, 512)); err != nil {
+			t.Error(err)
+		}
+		read()
+	}}
+	if _, data, err := j.Pending(); data != nil || err != nil {
+		t.Errorf("%d bytes are pending, %v", len(data), err)
+	}
+	if err := j.End(); err != nil {
+		t.Error(err)
+	}
+}
+
+// meddlingFS has something happen around each reading of a file.
+type meddlingFS struct {
+	*crashFS
+	around func(read func())
+}
+
+func (m meddlingFS) ReadFile(path string) (data []byte, err error) {
+	m.around(func() { data, err = m.crashFS.ReadFile(path) })
+	return data, err
+}
+
 // FuzzJournal reads any file.
 func FuzzJournal(f *testing.F) {
 	f.Add([]byte("oneshot write 1 0 4 00000000\nabcd"))

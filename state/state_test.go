@@ -22,6 +22,7 @@ type crashFS struct {
 	steps   int               // that may still be done; negative: no limit
 	torn    bool              // a step that is cut is half done
 	fail    error             // of all that writes
+	refuse  error             // of opening a file to write
 }
 
 var errCrash = errors.New("crash")
@@ -59,6 +60,9 @@ func (f *crashFS) ReadFile(path string) ([]byte, error) {
 
 // WriteFile is three steps: the file is there and empty, has its bytes, has them durably.
 func (f *crashFS) WriteFile(path string, data []byte) error {
+	if f.refuse != nil {
+		return f.refuse
+	}
 	if f.fail != nil {
 		f.now[path] = data[:len(data)/2]
 		return f.fail
