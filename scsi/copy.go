@@ -197,6 +197,7 @@ func (t *Task) copyInto(s *copyStep, off int64) Next {
 
 func (t *Task) copyWrite() Next {
 	t.op.Flags = 0
+	t.lu.touch(t.holdOff, t.n) // a token may have been made since the step began
 	if t.copying.steps[t.copying.at].from == nil {
 		return t.submit(backend.WriteZeroes, t.holdOff, t.n, nil, (*Task).copyWritten)
 	}

@@ -540,6 +540,32 @@ func TestTokenEndsUnderCopy(t *testing.T) {
 	b.released()
 }
 
+// A token that is made while a copy overwrites what it stands for ends when the copy gets there.
+func TestTokenEndsInFrontOfCopy(t *testing.T) {
+	b := newCopyBench(t, false)
+	token := b.token([2]uint64{10, 4})
+	b.store.hold = func(op *backend.Op) bool { return op.Kind == backend.Read }
+	list := useList(token, 0, 0, [2]uint64{0, 4})
+	task := b.task(thirdPartyCDB(0x83, 0x11, 9, len(list)), list, 0)
+	task.LUN = 1 << 48
+	task.Start()
+	place(task, list)
+	if next := task.Pulled(); next != Wait { // it has begun, and reads
+		t.Fatal(next)
+	}
+	if _, s := b.target.copies.create(b.second, []blockRange{{512, 512}}, time.Minute); s != (Sense{}) {
+		t.Fatal(s)
+	}
+	b.store.complete()
+	if v := verdict(b.finish(task, task.Resume(), list)); v != 0 {
+		t.Errorf("%05x", v)
+	}
+	if n := b.second.rods.count.Load(); n != 0 {
+		t.Errorf("%d tokens stand for what has been overwritten", n)
+	}
+	b.released()
+}
+
 func TestTokenLifetime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newCopyBench(t, true)

@@ -22,7 +22,12 @@ const (
 const (
 	proutListLen = 24   // of all but REGISTER with SPEC_I_PT and REGISTER AND MOVE
 	proutListMax = 8192 // with TransportIDs
+	// maxRegistrants bounds the registrations of a logical unit, which outlive their sessions: those
+	// of a large cluster, on every path.
+	maxRegistrants = 4096
 )
+
+var senseNoRegistrations = Sense{Key: keyIllegalRequest, Code: 0x5504} // INSUFFICIENT REGISTRATION RESOURCES
 
 // persistentReserveOut pulls the parameter list.
 func (t *Task) persistentReserveOut() Next {
@@ -162,6 +167,9 @@ func (p *prout) register(ignore bool) Next {
 	others, s, ok := p.transportIDs()
 	if !ok {
 		return t.check(s)
+	}
+	if p.self == nil && len(p.list)+(1+len(others))*len(p.ports()) > maxRegistrants {
+		return t.check(senseNoRegistrations)
 	}
 	p.persist = aptpl
 	p.generation++
@@ -350,6 +358,8 @@ func (p *prout) move() Next {
 		return t.check(invalidParameter(18))
 	case n == 0 || name == p.self.Initiator && ports[at].name == p.self.Target:
 		return t.check(invalidParameter(header))
+	case len(p.list) >= maxRegistrants:
+		return t.check(senseNoRegistrations)
 	}
 	p.persist = aptpl
 	p.holder = p.add(name, ports[at])

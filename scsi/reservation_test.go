@@ -435,6 +435,30 @@ func (b *prBench) saved(n *Nexus, cdb, list []byte) int {
 	return verdict(r)
 }
 
+// Registrations outlive sessions, so an initiator that comes under ever new names could leave any
+// number of them.
+func TestRegistrationsAreBounded(t *testing.T) {
+	b := newPRBench(t, nil)
+	v, last := 0, 0
+	for i := 0; v == 0 && i < 2*maxRegistrants/100; i++ {
+		l := append(proutList(0, 1, specIPT), make([]byte, 4)...)
+		for k := range 100 {
+			l = appendTransportID(l, fmt.Sprintf("iqn.2026-11.example.clients:%d-%d", i, k))
+		}
+		binary.BigEndian.PutUint32(l[24:], uint32(len(l)-28))
+		if v = verdict(b.as(b.a, proutCDB(proutRegister, 0, len(l)), l, 0)); v == 0 {
+			last = len(b.lu.reservations.list)
+			b.must(b.a, proutRegister, 0, 1, 0) // without SPEC_I_PT that is its own alone
+		}
+	}
+	if v != 0x55504 || last > maxRegistrants || last < maxRegistrants-101 {
+		t.Errorf("%05x after %d registrations", v, last)
+	}
+	b.must(b.b, proutRegister, 0, 0, 2)
+	b.must(b.b, proutClear, 0, 2, 0)
+	b.must(b.a, proutRegister, 0, 0, 1)
+}
+
 // TestPersistThroughPowerLoss: what was registered with APTPL is there again, even for an
 // initiator that comes back in a new session, until APTPL is taken back.
 func TestPersistThroughPowerLoss(t *testing.T) {
