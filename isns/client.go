@@ -79,17 +79,17 @@ const (
 // Run registers, and keeps the registration alive until ctx ends; then it deregisters. Failures
 // are logged once until the next success.
 func (c *Client) Run(ctx context.Context) {
-	var registered Registration
+	var told Registration
 	retry, failed := retryFirst, false
 	for {
 		r := c.registration()
-		wait, err := c.register(ctx, r)
+		wait, err := c.tell(ctx, r, told)
 		switch {
 		case err == nil:
-			if failed || !reflect.DeepEqual(r, registered) {
-				c.log.Info("registered with the iSNS server", "server", c.server, "targets", len(r.Targets), "portals", len(r.Portals))
+			if failed || !reflect.DeepEqual(r, told) {
+				c.log.Info("the iSNS server knows", "server", c.server, "targets", len(r.Targets), "portals", len(r.Portals))
 			}
-			registered, retry, failed = r, retryFirst, false
+			told, retry, failed = r, retryFirst, false
 		case ctx.Err() == nil:
 			if !failed {
 				c.log.Warn("the iSNS server has not been told of the targets; trying again", "server", c.server, "reason", err)
@@ -101,9 +101,7 @@ func (c *Client) Run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			timer.Stop()
-			if registered.Entity != "" {
-				c.part(registered)
-			}
+			c.part(told)
 			return
 		case <-c.changed:
 			timer.Stop()
@@ -112,32 +110,39 @@ func (c *Client) Run(ctx context.Context) {
 	}
 }
 
-// part deregisters.
-func (c *Client) part(r Registration) {
+// part deregisters what the server has been told, at the end.
+func (c *Client) part(told Registration) {
 	ctx, cancel := context.WithTimeout(context.Background(), partingTime)
 	defer cancel()
-	if _, err := c.exchange(ctx, functionDereg, 0, func(m *message) {
-		m.text(tagName, source(r))
-		m.delimiter()
-		m.text(tagEntity, r.Entity)
-	}); err != nil {
+	if err := c.deregister(ctx, told); err != nil {
 		c.log.Warn("the iSNS server has not been told of the end", "server", c.server, "reason", err)
 	}
 }
 
-// source returns the name of the node that speaks for the entity (RFC 4171 §5.6.1).
-func source(r Registration) string {
-	if len(r.Targets) > 0 {
-		return r.Targets[0].Name
+// deregister takes back what the server has been told, if that was anything (§5.6.5.4).
+func (c *Client) deregister(ctx context.Context, told Registration) error {
+	if told.empty() {
+		return nil
 	}
-	return ""
+	_, err := c.exchange(ctx, functionDereg, 0, func(m *message) {
+		m.text(tagName, source(told))
+		m.delimiter()
+		m.text(tagEntity, told.Entity)
+	})
+	return err
 }
 
-// register tells the server all, in place of what it has been told (§5.6.5.1), and returns when
-// that has to be renewed.
-func (c *Client) register(ctx context.Context, r Registration) (renew time.Duration, err error) {
-	if len(r.Targets) == 0 || len(r.Portals) == 0 {
-		return wantedPeriod, nil // there is nothing to be found
+// empty reports whether there is nothing to be found, of which a server is not told.
+func (r *Registration) empty() bool { return len(r.Targets) == 0 || len(r.Portals) == 0 }
+
+// source returns the name of the node that speaks for the entity (RFC 4171 §5.6.1).
+func source(r Registration) string { return r.Targets[0].Name }
+
+// tell tells the server all, in place of what it has been told (§5.6.5.1), and returns when that
+// has to be renewed.
+func (c *Client) tell(ctx context.Context, r, told Registration) (renew time.Duration, err error) {
+	if r.empty() {
+		return wantedPeriod, c.deregister(ctx, told)
 	}
 	answer, err := c.exchange(ctx, functionReg, flagReplace, func(m *message) { describe(m, r) })
 	if err != nil {

@@ -72,6 +72,16 @@ func TestIsnsd(t *testing.T) {
 	c.Set(changed)
 	s.Until("nodes", "oneshot:c", true)
 	s.Until("nodes", "oneshot:b", false)
+	changed.Targets = nil // a server that is told nothing would go on listing them
+	c.Set(changed)
+	s.Until("entities", "host.example", false)
+	changed.Targets = []Target{{Name: "iqn.2026-11.example.oneshot:d"}}
+	c.Set(changed)
+	s.Until("nodes", "oneshot:d", true)
+	changed.Targets = []Target{{Name: "iqn.2026-11.example.oneshot:e"}} // another speaks for the entity
+	c.Set(changed)
+	s.Until("nodes", "oneshot:e", true)
+	s.Until("nodes", "oneshot:d", false)
 	stop()
 	s.Until("entities", "host.example", false)
 }
