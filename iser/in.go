@@ -48,7 +48,9 @@ func (m *Mover) receive(b []byte, c *rdma.Completion) {
 		if head.Opcode() == pdu.OpTaskManagementRequest {
 			m.noteAbort(head)
 		}
-		m.conn.Receive(head, data)
+		if !m.dead {
+			m.conn.Receive(head, data)
+		}
 	}
 }
 
@@ -160,7 +162,12 @@ func (m *Mover) keep(t *task, data []byte) {
 // (one-shot.md §5.4, R4).
 func (m *Mover) noteAbort(head pdu.Header) {
 	h := pdu.TaskManagementRequest{Header: head}
-	if m.direct && h.Function() == pdu.TaskAbortTask {
-		m.aborting[h.ITT()] = h.ReferencedTaskTag()
+	if !m.direct || h.Function() != pdu.TaskAbortTask {
+		return
 	}
+	if len(m.aborting) >= m.target.cfg.Commands+extraSlots {
+		m.violation("%d ABORT TASK requests that have no response, more than the command window takes", len(m.aborting))
+		return
+	}
+	m.aborting[h.ITT()] = h.ReferencedTaskTag()
 }

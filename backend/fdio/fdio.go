@@ -261,7 +261,7 @@ func (s *Store) write(op *backend.Op, w *worker) error {
 		return s.failed(op, op.Off, err)
 	}
 	err := op.Err // the ring has tried
-	if err == nil || err == errShort {
+	if err == nil || err == errShort || notBegun(err) {
 		_, err = s.move(pwritev2, op, unix.RWF_DSYNC, w)
 	}
 	if err == nil {
@@ -274,6 +274,12 @@ func (s *Store) write(op *backend.Op, w *worker) error {
 		err2 = s.sync.fail(err)
 	}
 	return s.failed(op, op.Off+n, err2)
+}
+
+// notBegun says whether err means that the kernel has not done what it was asked, and that this
+// says nothing about the medium.
+func notBegun(err error) bool {
+	return err == unix.EAGAIN || err == unix.EINTR || err == unix.ECANCELED
 }
 
 // change does op, a change of a range, with f and makes it durable if it has to be.

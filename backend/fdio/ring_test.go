@@ -52,6 +52,12 @@ func TestRingLosesDurability(t *testing.T) {
 	if op := <-d; op.Err != nil {
 		t.Errorf("after a short transfer: %v", op.Err)
 	}
+	for _, errno := range []unix.Errno{unix.EAGAIN, unix.EINTR, unix.ECANCELED} { // nothing was begun
+		s.ring.settle(submitted(s, write(0, 512, 1, backend.FUA), d), -int32(errno))
+		if op := <-d; op.Err != nil {
+			t.Errorf("after %v: %v", errno, op.Err)
+		}
+	}
 	s.ring.settle(submitted(s, write(0, 512, 1, backend.FUA), d), -int32(unix.EIO))
 	if op := <-d; !errors.Is(op.Err, unix.EIO) {
 		t.Errorf("after EIO: %v", op.Err)

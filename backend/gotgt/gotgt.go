@@ -97,23 +97,24 @@ func open(cfg Config) (*Store, error) {
 		if s.plugin == nil {
 			return errors.New("no plugin is named; those that come with gotgt are file and null")
 		}
-		if err = s.plugin.Open(s.unit, cfg.Path); err != nil {
-			return err
-		}
-		s.size, err = sizeOf(cfg.Size, int64(s.plugin.Size(s.unit)))
-		if err == nil {
-			s.unit.Size = uint64(s.size)
-			err = s.plugin.Init(s.unit, "")
-		}
-		if err != nil {
-			err = errors.Join(err, s.plugin.Close(s.unit))
-		}
-		return err
+		return s.plugin.Open(s.unit, cfg.Path)
 	})
 	if err != nil {
 		return nil, err
 	}
+	if err := s.guard(func() error { return s.begin(cfg.Size) }); err != nil {
+		return nil, errors.Join(err, s.guard(func() error { return s.plugin.Close(s.unit) }))
+	}
 	return s, nil
+}
+
+// begin finishes what the plugin's Open has begun. size is what was asked for.
+func (s *Store) begin(size int64) (err error) {
+	if s.size, err = sizeOf(size, int64(s.plugin.Size(s.unit))); err != nil {
+		return err
+	}
+	s.unit.Size = uint64(s.size)
+	return s.plugin.Init(s.unit, "")
 }
 
 // sizeOf reconciles the size that was asked for with that of the plugin; bytes.
@@ -212,13 +213,18 @@ func (s *Store) guard(f func() error) (err error) {
 	return f()
 }
 
-// Close makes durable what was written and closes the plugin.
+// Close makes durable what was written and closes the plugin, whichever of it panics.
 func (s *Store) Close() error {
 	s.wg.Wait()
-	err := s.guard(func() error {
-		return errors.Join(s.plugin.DataSync(0, s.size), s.plugin.Exit(s.unit), s.plugin.Close(s.unit))
-	})
-	if err != nil {
+	var errs []error
+	for _, step := range []func() error{
+		func() error { return s.plugin.DataSync(0, s.size) },
+		func() error { return s.plugin.Exit(s.unit) },
+		func() error { return s.plugin.Close(s.unit) },
+	} {
+		errs = append(errs, s.guard(step))
+	}
+	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("close gotgt store %s: %w", s.path, err)
 	}
 	return nil

@@ -105,21 +105,47 @@ const brokenName = "oneshot-test-broken"
 type broken struct {
 	api.BackingStore // the rest is null's
 	gate             chan struct{}
+	path             string
 }
 
 var gate = make(chan struct{})
+
+// closed is told the path of each broken plugin that is closed.
+var closed = make(chan string, 100)
 
 func init() {
 	null, err := scsi.NewBackingStore("null")
 	if err != nil {
 		panic(err)
 	}
-	scsi.RegisterBackingStore(brokenName, func() (api.BackingStore, error) { return &broken{null, gate}, nil })
+	scsi.RegisterBackingStore(brokenName, func() (api.BackingStore, error) { return &broken{null, gate, ""}, nil })
 }
 
 func (b *broken) Open(_ *api.SCSILu, path string) error {
+	b.path = path
 	if path == "open" {
 		panic("no")
+	}
+	return nil
+}
+
+func (b *broken) Init(*api.SCSILu, string) error {
+	if b.path == "init" {
+		panic("no")
+	}
+	return nil
+}
+
+func (b *broken) DataSync(int64, int64) error {
+	if b.path == "sync" {
+		panic("no")
+	}
+	return nil
+}
+
+func (b *broken) Close(*api.SCSILu) error {
+	if b.path != "" {
+		closed <- b.path
 	}
 	return nil
 }
@@ -179,6 +205,28 @@ func TestPluginPanics(t *testing.T) {
 	mustClose(t, s)
 	if text := log.String(); !strings.Contains(text, "out of cheese") || !strings.Contains(text, "stack=") || strings.Count(text, "operation failed") != 1 {
 		t.Errorf("the log says %s", text)
+	}
+}
+
+// A plugin that panics while it is opened or closed is closed all the same.
+func TestPluginPanicsAtTheEnds(t *testing.T) {
+	quiet := slog.New(slog.DiscardHandler)
+	if _, err := Open(Config{Plugin: brokenName, Path: "init", Size: 1 << 20, Log: quiet}); err == nil || !strings.Contains(err.Error(), "panicked") {
+		t.Errorf("Init: %v", err)
+	}
+	s := mustOpen(t, Config{Plugin: brokenName, Path: "sync", Size: 1 << 20, Log: quiet})
+	if err := s.Close(); err == nil || !strings.Contains(err.Error(), "panicked") {
+		t.Errorf("DataSync: %v", err)
+	}
+	for _, want := range []string{"init", "sync"} {
+		select {
+		case got := <-closed:
+			if got != want {
+				t.Errorf("%q was closed", got)
+			}
+		default:
+			t.Errorf("%q was not closed", want)
+		}
 	}
 }
 
