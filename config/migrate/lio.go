@@ -243,6 +243,9 @@ func (m *model) lioProtected(where string, g *lioTPG, open bool) map[int]bool {
 func (m *model) lioAccess(where string, g *lioTPG, open bool, out *target) bool {
 	authenticate := isSet(g.Attributes["authentication"])
 	if open {
+		if len(g.ACLs) > 0 {
+			m.remark("%s lets every initiator in, and has rules for single ones (LUNs, credentials), %d of them: these are not taken over, and those initiators see all LUNs as the others do", where, len(g.ACLs))
+		}
 		if authenticate {
 			out.auth = g.auth()
 		}

@@ -114,6 +114,19 @@ func TestCoveredPortalIsTold(t *testing.T) {
 	}
 }
 
+// In LIO a rule for an initiator holds in a group that is open to all as well.
+func TestRulesOfAnOpenGroupAreTold(t *testing.T) {
+	r, err := Import("x", []byte(`{"targets": [{"fabric": "iscsi", "wwn": "iqn.2003-01.org:one", "tpgs": [{"tag": 1, "enable": true,
+		"attributes": {"generate_node_acls": 1}, "portals": [{"ip_address": "192.0.2.1", "port": 3260}],
+		"node_acls": [{"node_wwn": "iqn.2003-01.org:client", "mapped_luns": [{"index": 0, "tpg_lun": 1}]}]}]}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(strings.Join(r.Remarks, "\n"), "rules for single ones (LUNs, credentials), 1 of them") {
+		t.Errorf("remarks %q", r.Remarks)
+	}
+}
+
 func TestImportRefuses(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                              "no target",
