@@ -1,8 +1,6 @@
 package vm
 
 import (
-	"bufio"
-	"encoding/json"
 	"net"
 	"os"
 	"os/exec"
@@ -112,19 +110,8 @@ func (a *appliance) cut() {
 // pressPower presses the power button, and waits for the end.
 func (a *appliance) pressPower() {
 	a.t.Helper()
-	c, err := net.Dial("unix", filepath.Join(a.dir, "qmp"))
-	if err != nil {
+	if err := qmp(filepath.Join(a.dir, "qmp"), "system_powerdown", map[string]any{}); err != nil {
 		a.t.Fatal(err)
-	}
-	defer c.Close()
-	r := bufio.NewReader(c)
-	for _, command := range []string{"qmp_capabilities", "system_powerdown"} {
-		if err := json.NewEncoder(c).Encode(map[string]string{"execute": command}); err != nil {
-			a.t.Fatal(err)
-		}
-		if _, err := r.ReadString('\n'); err != nil {
-			a.t.Fatal(err)
-		}
 	}
 	a.until("appliance: the end", 1)
 	select {

@@ -23,7 +23,7 @@ var programs = []string{
 	"/usr/sbin/iscsid", "/usr/bin/iscsiadm", "/sbin/mkfs.ext4", "/sbin/mkfs.xfs", "/sbin/e2fsck", "/sbin/xfs_repair", "/sbin/fstrim", "/usr/bin/rdma",
 	"/bin/ip", "/bin/bash", "/usr/bin/rping", "/sbin/dmsetup", "/usr/bin/timeout", "/usr/bin/env", "/usr/bin/iscsi-inq", "/usr/bin/iscsi-test-cu",
 	"/lib/systemd/systemd-udevd", "/bin/udevadm", "/sbin/multipathd", "/sbin/multipath",
-	"/usr/bin/fio", "/usr/bin/sg_persist", "/usr/bin/sg_rtpg", "/sbin/resize2fs", "/usr/sbin/xfs_growfs",
+	"/usr/bin/fio", "/usr/bin/sg_persist", "/usr/bin/sg_rtpg", "/usr/bin/sg_raw", "/sbin/resize2fs", "/usr/sbin/xfs_growfs",
 }
 
 // files that the guest has where the host has them: drivers of RDMA devices, which libibverbs

@@ -1,7 +1,6 @@
 package vm
 
 import (
-	"strconv"
 	"strings"
 	"testing"
 
@@ -56,18 +55,7 @@ portals: [{transport: iwarp, listen: $PORTAL}]
 			if session := i.adm("session", "-P", "1"); !strings.Contains(session, "Iface Transport: iser") {
 				t.Errorf("the session is not over iSER:\n%s", session)
 			}
-			makeFS(t, c.fs, dev)
-			guest.run(t, "@mount", c.fs, dev, "/mnt/d")
-			guest.run(t, "@fill", "/mnt/d", "300", strconv.Itoa(32<<20), "11")
-			want := guest.run(t, "@sum", "/mnt/d")
-			guest.run(t, "@drop")
-			expect(t, "checksum after dropping caches", guest.run(t, "@sum", "/mnt/d"), want)
-			guest.run(t, "@umount", "/mnt/d")
-			if c.fs == "ext4" {
-				guest.run(t, "e2fsck", "-fn", dev)
-			} else {
-				guest.run(t, "xfs_repair", "-n", dev)
-			}
+			fileSystem(t, c.fs, dev, 300, 32<<20, nil)
 			i.logout()
 			i.login(1)
 			i.logout()
@@ -77,5 +65,6 @@ portals: [{transport: iwarp, listen: $PORTAL}]
 
 // TestISERKilledUnderLoad is TestKilledUnderLoad over iSER.
 func TestISERKilledUnderLoad(t *testing.T) {
-	underLoad(t, "iwarp", prepareISER, kill)
+	tg := targettest.Start(t, loadConfig("iwarp"))
+	underLoad(t, prepareISER(t, tg), func() { kill(tg) })
 }

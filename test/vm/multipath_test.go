@@ -45,20 +45,7 @@ management: {socket: /tmp/oneshot.sock}
 			guest.run(t, "dmsetup", "create", "mp", "--noudevsync", "--table", "0 65536 multipath 1 queue_if_no_path 0 2 1"+
 				" round-robin 0 1 1 "+paths[0]+" 1 round-robin 0 1 1 "+paths[1]+" 1")
 			const count = 3000 // more than are written while the path is being cut
-			load := guest.start(t, "@records", "/dev/dm-0", strconv.Itoa(count))
-			synced := 0
-			for line := range load.Lines {
-				n, err := strconv.Atoi(line)
-				if err != nil {
-					t.Fatalf("the load says %q\n%s", line, guest.Log())
-				}
-				if synced = n + 1; synced == 100 {
-					cutPath(t, config, portals, d.host, first)
-				}
-			}
-			if load.Exit != 0 || synced != count {
-				t.Fatalf("the load ended with %d after %d records\n%s", load.Exit, synced, guest.Log())
-			}
+			writeRecords(t, "/dev/dm-0", count, map[int]func(){100: func() { cutPath(t, config, portals, d.host, first) }})
 			if status := guest.run(t, "dmsetup", "status", "mp"); !strings.Contains(status, paths[0]+" F") || !strings.Contains(status, paths[1]+" A") {
 				t.Errorf("the first path has not failed, or the second has: %s", status)
 			}

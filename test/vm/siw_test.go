@@ -66,24 +66,11 @@ portals:
 			}
 			guest.run(t, "@direct", dev, "65536", "16", "4")
 			if c.name == "nobody asks" {
-				fileSystem(t, "ext4", dev)
+				fileSystem(t, "ext4", dev, 100, 8<<20, nil)
 			}
 			i.logout()
 		})
 	}
-}
-
-// fileSystem makes one, fills it, and finds everything there after the caches were dropped.
-func fileSystem(t *testing.T, fs, dev string) {
-	t.Helper()
-	makeFS(t, fs, dev)
-	guest.run(t, "@mount", fs, dev, "/mnt/d")
-	guest.run(t, "@fill", "/mnt/d", "100", strconv.Itoa(8<<20), "13")
-	want := guest.run(t, "@sum", "/mnt/d")
-	guest.run(t, "@drop")
-	expect(t, "checksum after dropping caches", guest.run(t, "@sum", "/mnt/d"), want)
-	guest.run(t, "@umount", "/mnt/d")
-	guest.run(t, "e2fsck", "-fn", dev)
 }
 
 // TestISERSizes: transfers of all sizes, up to 64 commands outstanding.
@@ -154,23 +141,12 @@ limits: {nop_interval: 2s, nop_timeout: 2s}
 	i := prepareISER(t, tg)
 	i.record(nil)
 	dev := "/dev/" + i.login(1)[0]
-	const count, lost = 100, 30
-	load := guest.start(t, "@records", dev, strconv.Itoa(count))
-	synced := 0
-	for line := range load.Lines {
-		n, err := strconv.Atoi(line)
-		if err != nil {
-			t.Fatalf("the load says %q\n%s", line, guest.Log())
-		}
-		if synced = n + 1; synced == lost {
-			guest.run(t, "ip", "link", "set", "dev", "eth0", "down")
-			tg.WaitLog(t.Context(), "no sign of life from the initiator")
-			guest.run(t, "ip", "link", "set", "dev", "eth0", "up")
-		}
-	}
-	if load.Exit != 0 || synced != count {
-		t.Fatalf("the load ended with %d after %d records\n%s", load.Exit, synced, guest.Log())
-	}
+	const count = 100
+	writeRecords(t, dev, count, map[int]func(){30: func() {
+		guest.run(t, "ip", "link", "set", "dev", "eth0", "down")
+		tg.WaitLog(t.Context(), "no sign of life from the initiator")
+		guest.run(t, "ip", "link", "set", "dev", "eth0", "up")
+	}})
 	guest.run(t, "@drop")
 	guest.run(t, "@check", dev, strconv.Itoa(count))
 	i.logout()

@@ -4,10 +4,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // rdmaDevice is a device of the guest, at both ends of whose connections the guest is.
@@ -104,47 +106,82 @@ func TestTargetRDMA(t *testing.T) {
 
 // guestTarget is the daemon in the guest.
 type guestTarget struct {
-	t   *testing.T
-	cmd *command
+	t       *testing.T
+	machine *guestMachine
+	portals int
+	cmd     *command
 }
 
 // startInGuest starts the daemon and waits for n portals.
 func startInGuest(t *testing.T, config string, n int) *guestTarget {
 	t.Helper()
 	guest.run(t, "@write", "/tmp/target.yaml", config)
-	g := &guestTarget{t, guest.start(t, "target", "serve", "--config", "/tmp/target.yaml")}
-	for n > 0 {
-		line, more := <-g.cmd.Lines
-		if !more {
-			t.Fatalf("the target ends with %d", g.cmd.Exit)
-		}
-		if strings.Contains(line, "portal open") {
-			n--
-		}
-		t.Log(line)
-	}
+	g := &guestTarget{t: t, machine: guest, portals: n}
+	g.start()
 	t.Cleanup(g.stop)
 	return g
 }
 
+func (g *guestTarget) start() {
+	g.t.Helper()
+	g.cmd = g.machine.start(g.t, "target", "serve", "--config", "/tmp/target.yaml")
+	for range g.portals {
+		g.waitLog("portal open")
+	}
+}
+
+// waitLog reads the log until a line says one of what.
+func (g *guestTarget) waitLog(what ...string) {
+	g.t.Helper()
+	limit := time.After(runTime)
+	for {
+		select {
+		case line, more := <-g.cmd.Lines:
+			switch {
+			case !more:
+				g.t.Fatalf("the target ends with %d", g.cmd.Exit)
+			case slices.ContainsFunc(what, func(w string) bool { return strings.Contains(line, w) }):
+				return
+			}
+			g.t.Log(line)
+		case <-limit:
+			g.t.Fatalf("the log does not say %q", what)
+		}
+	}
+}
+
+// signal sends one, and waits for the end.
+func (g *guestTarget) signal(s syscall.Signal) (out string, exit int) {
+	g.machine.run(g.t, "@signal", "target", strconv.Itoa(int(s)))
+	return g.cmd.wait(g.t, g.machine)
+}
+
+// kill is SIGKILL, and a new start.
+func (g *guestTarget) kill() {
+	g.t.Helper()
+	g.signal(syscall.SIGKILL)
+	g.start()
+}
+
 // stop ends the daemon in good order.
 func (g *guestTarget) stop() {
-	guest.run(g.t, "@signal", "target", strconv.Itoa(int(syscall.SIGTERM)))
-	if out, exit := g.cmd.wait(g.t, guest); exit != 0 || strings.Contains(out, "panic") {
+	if out, exit := g.signal(syscall.SIGTERM); exit != 0 || strings.Contains(out, "panic") {
 		g.t.Errorf("the target ends with %d\n%s", exit, out)
 	}
 }
 
 // TestVerbsISER: Linux's initiator and the daemon, both in the guest, over each device: discovery,
-// login with CHAP, a file system with checksums through cache drops; and a TCP portal for the same
+// login with CHAP, file systems with checksums through cache drops and fstrim; and a TCP portal for the same
 // target beside it, while another portal has no device.
 func TestVerbsISER(t *testing.T) {
 	const user, secret = "alice", "wonderland-looking"
 	for _, d := range rdmaDevices {
 		t.Run(d.name, func(t *testing.T) {
 			d.start(t)
+			const file = "/tmp/verbs.img"
+			t.Cleanup(func() { guest.run(t, "@remove", file) })
 			startInGuest(t, fmt.Sprintf(`
-stores: {d: {type: memory, size: 128MiB}}
+stores: {d: {type: file, path: `+file+`, size: 512MiB}}
 targets: [{iqn: %q, luns: {0: d}, auth: {chap: {user: %s, secret: %s}}}]
 portals:
   - {transport: verbs, listen: "%s:3260", device: %s}
@@ -167,19 +204,10 @@ portals:
 			if session := i.adm("session", "-P", "1"); !strings.Contains(session, "Iface Transport: iser") {
 				t.Errorf("the session is not over iSER:\n%s", session)
 			}
-			makeFS(t, "ext4", dev)
-			guest.run(t, "@mount", "ext4", dev, "/mnt/d")
-			guest.run(t, "@fill", "/mnt/d", "100", strconv.Itoa(16<<20), "11")
-			want := guest.run(t, "@sum", "/mnt/d")
-			guest.run(t, "@drop")
-			expect(t, "checksum after dropping caches", guest.run(t, "@sum", "/mnt/d"), want)
-			guest.run(t, "@umount", "/mnt/d")
-			guest.run(t, "e2fsck", "-fn", dev)
-			i.logout()
-			for range 5 {
-				i.login(1)
-				i.logout()
+			for _, fs := range []string{"xfs", "ext4"} {
+				fileSystem(t, fs, dev, 100, 16<<20, func() int64 { return allocatedInGuest(t, file) })
 			}
+			i.logout()
 
 			tcp := inGuest(t, net.JoinHostPort(d.host, "3261"), "default")
 			tcp.record(chap)

@@ -7,7 +7,6 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -292,63 +291,30 @@ portals: [{transport: tcp, listen: $PORTAL}]
 					t.Errorf("%s is not %s\n%s", key, c.digest, negotiated)
 				}
 			}
-			makeFS(t, c.fs, dev)
-			guest.run(t, "@mount", c.fs, dev, "/mnt/d")
-			guest.run(t, "@fill", "/mnt/d", "300", strconv.Itoa(64<<20), "7")
-			want := guest.run(t, "@sum", "/mnt/d")
-			guest.run(t, "@drop")
-			expect(t, "checksum after dropping caches", guest.run(t, "@sum", "/mnt/d"), want)
+			var space func() int64
 			if strings.Contains(c.store, "disk.img") {
-				trim(t, tg.Dir+"/disk.img")
+				space = func() int64 { return allocated(t, tg.Dir+"/disk.img") }
 			}
-			guest.run(t, "@umount", "/mnt/d")
-			if c.fs == "ext4" {
-				guest.run(t, "e2fsck", "-fn", dev)
-			} else {
-				guest.run(t, "xfs_repair", "-n", dev)
-			}
+			fileSystem(t, c.fs, dev, 300, 64<<20, space)
 			i.logout()
 		})
 	}
 }
 
-func makeFS(t *testing.T, fs, dev string) {
-	t.Helper()
-	if fs == "ext4" {
-		guest.run(t, "mkfs.ext4", "-q", "-F", dev)
-	} else {
-		guest.run(t, "mkfs.xfs", "-q", "-f", dev)
-	}
-}
-
-// trim removes what is on /mnt/d, and sees that the store's file gives the space back.
-func trim(t *testing.T, file string) {
-	t.Helper()
-	before := allocated(t, file)
-	guest.run(t, "@remove", "/mnt/d/d0")
-	for d := 1; d < 16; d++ {
-		guest.run(t, "@remove", fmt.Sprintf("/mnt/d/d%d", d))
-	}
-	guest.run(t, "fstrim", "/mnt/d")
-	if after := allocated(t, file); before-after < 50<<20 {
-		t.Errorf("the file held %d bytes before fstrim and %d after, of which 64 MiB were removed", before, after)
-	}
-}
-
-// allocated is the space of a file on its medium, in bytes.
-func allocated(t *testing.T, file string) int64 {
-	t.Helper()
-	var st syscall.Stat_t
-	if err := syscall.Stat(file, &st); err != nil {
-		t.Fatal(err)
-	}
-	return st.Blocks * 512
-}
-
 // TestKilledUnderLoad kills the daemon while the guest writes and syncs records. The
 // initiator comes back by itself, and every record that was synced is there.
 func TestKilledUnderLoad(t *testing.T) {
-	underLoad(t, "tcp", prepare, kill)
+	tg := targettest.Start(t, loadConfig("tcp"))
+	underLoad(t, prepare(t, tg), func() { kill(tg) })
+}
+
+// loadConfig is of a target for underLoad.
+func loadConfig(transport string) string {
+	return `
+stores: {d: {type: file, path: $DIR/disk.img, size: 256MiB, cache: writeback}}
+targets: [{iqn: "` + iqn + `", luns: {0: d}}]
+portals: [{transport: ` + transport + `, listen: $PORTAL}]
+`
 }
 
 func kill(tg *targettest.Target) {
@@ -358,7 +324,8 @@ func kill(tg *targettest.Target) {
 
 // TestStoppedUnderLoad is the same for an orderly stop.
 func TestStoppedUnderLoad(t *testing.T) {
-	underLoad(t, "tcp", prepare, func(tg *targettest.Target) { tg.Restart() })
+	tg := targettest.Start(t, loadConfig("tcp"))
+	underLoad(t, prepare(t, tg), tg.Restart)
 }
 
 // TestSyncedIsInTheStore kills the daemon under load, and looks into its file while it is
@@ -407,19 +374,26 @@ portals: [{transport: tcp, listen: $PORTAL}]
 	i.logout()
 }
 
-func underLoad(t *testing.T, transport string, prepare func(*testing.T, *targettest.Target) *iscsi, restart func(*targettest.Target)) {
-	tg := targettest.Start(t, `
-stores: {d: {type: file, path: $DIR/disk.img, size: 256MiB, cache: writeback}}
-targets: [{iqn: "`+iqn+`", luns: {0: d}}]
-portals: [{transport: `+transport+`, listen: $PORTAL}]
-`)
-	i := prepare(t, tg)
+// underLoad has the target restarted twice while records are written to a file and synced.
+func underLoad(t *testing.T, i *iscsi, restart func()) {
+	t.Helper()
 	i.record(nil)
 	dev := "/dev/" + i.login(1)[0]
 	makeFS(t, "ext4", dev)
 	guest.run(t, "@mount", "ext4", dev, "/mnt/d")
 	const count = 400
-	load := guest.start(t, "@records", "/mnt/d/records", strconv.Itoa(count))
+	writeRecords(t, "/mnt/d/records", count, map[int]func(){100: restart, 250: restart})
+	guest.run(t, "@drop")
+	guest.run(t, "@check", "/mnt/d/records", strconv.Itoa(count))
+	guest.run(t, "@umount", "/mnt/d")
+	guest.run(t, "e2fsck", "-fn", dev)
+	i.logout()
+}
+
+// writeRecords writes and syncs records, and does what is to be done when so many are synced.
+func writeRecords(t *testing.T, file string, count int, at map[int]func()) {
+	t.Helper()
+	load := guest.start(t, "@records", file, strconv.Itoa(count))
 	synced := 0
 	for line := range load.Lines {
 		n, err := strconv.Atoi(line)
@@ -427,16 +401,11 @@ portals: [{transport: `+transport+`, listen: $PORTAL}]
 			t.Fatalf("the load says %q\n%s", line, guest.Log())
 		}
 		synced = n + 1
-		if synced == 100 || synced == 250 {
-			restart(tg)
+		if do := at[synced]; do != nil {
+			do()
 		}
 	}
 	if load.Exit != 0 || synced != count {
 		t.Fatalf("the load ended with %d after %d records\n%s", load.Exit, synced, guest.Log())
 	}
-	guest.run(t, "@drop")
-	guest.run(t, "@check", "/mnt/d/records", strconv.Itoa(count))
-	guest.run(t, "@umount", "/mnt/d")
-	guest.run(t, "e2fsck", "-fn", dev)
-	i.logout()
 }

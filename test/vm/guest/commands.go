@@ -18,20 +18,22 @@ import (
 
 // commands of the guest's own.
 var commands = map[string]func(say func(string), args []string) error{
-	"@mount":   mount,
-	"@umount":  umount,
-	"@cat":     cat,
-	"@write":   write,
-	"@fill":    fill,
-	"@space":   space,
-	"@sum":     sum,
-	"@drop":    drop,
-	"@remove":  remove,
-	"@records": records,
-	"@check":   check,
-	"@signal":  signal,
-	"@direct":  direct,
-	"@busy":    busy,
+	"@mount":     mount,
+	"@umount":    umount,
+	"@cat":       cat,
+	"@write":     write,
+	"@fill":      fill,
+	"@space":     space,
+	"@sum":       sum,
+	"@drop":      drop,
+	"@remove":    remove,
+	"@records":   records,
+	"@check":     check,
+	"@signal":    signal,
+	"@held":      held,
+	"@allocated": allocated,
+	"@direct":    direct,
+	"@busy":      busy,
 }
 
 // mount: @mount TYPE DEVICE DIR
@@ -154,6 +156,14 @@ func check(_ func(string), a []string) error {
 	}
 	defer f.Close()
 	return agent.CheckRecords(f, uint64(number(a[1])))
+}
+
+// allocated: @allocated FILE says how many bytes a file takes on its medium.
+func allocated(say func(string), a []string) error {
+	var st unix.Stat_t
+	err := unix.Stat(a[0], &st)
+	say(strconv.FormatInt(st.Blocks*512, 10))
+	return err
 }
 
 func number(s string) int {

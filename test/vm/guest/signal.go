@@ -13,24 +13,53 @@ import (
 
 // signal: @signal PROGRAM NUMBER signals every process of a program, at least one.
 func signal(_ func(string), a []string) error {
+	pids, err := processes(a[0])
+	for _, pid := range pids {
+		if e := unix.Kill(pid, unix.Signal(number(a[1]))); e != nil && !errors.Is(e, unix.ESRCH) {
+			return e
+		}
+	}
+	return err
+}
+
+// processes returns those of a program; none is an error.
+func processes(program string) (pids []int, err error) {
 	names, err := filepath.Glob("/proc/[0-9]*/comm")
 	if err != nil {
-		return err
+		return nil, err
 	}
-	found := false
 	for _, name := range names {
 		comm, err := os.ReadFile(name)
-		if err != nil || strings.TrimSpace(string(comm)) != a[0] {
+		if err != nil || strings.TrimSpace(string(comm)) != program {
 			continue
 		}
 		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(name)))
-		if err := unix.Kill(pid, unix.Signal(number(a[1]))); err != nil && !errors.Is(err, unix.ESRCH) {
+		pids = append(pids, pid)
+	}
+	if len(pids) == 0 {
+		return nil, fmt.Errorf("no process of %s", program)
+	}
+	return pids, nil
+}
+
+// held: @held PROGRAM says how many descriptors a program has open, and how much memory it has pinned.
+func held(say func(string), a []string) error {
+	pids, err := processes(a[0])
+	if err != nil {
+		return err
+	}
+	for _, pid := range pids {
+		open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+		if err != nil {
 			return err
 		}
-		found = true
-	}
-	if !found {
-		return fmt.Errorf("no process of %s", a[0])
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		if err != nil {
+			return err
+		}
+		_, pinned, _ := strings.Cut(string(status), "VmPin:")
+		pinned, _, _ = strings.Cut(pinned, "\n")
+		say(fmt.Sprintf("%d descriptors, %s pinned", len(open), strings.TrimSpace(pinned)))
 	}
 	return nil
 }

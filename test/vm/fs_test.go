@@ -1,0 +1,73 @@
+package vm
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// fileSystem makes a file system and fills it with files of bytes in all: they are there after the
+// caches were dropped, and the checker finds no fault. space, if it is not nil, is what the store
+// takes on its medium, which fstrim gives back for files that were removed.
+func fileSystem(t *testing.T, fs, dev string, files, bytes int, space func() int64) {
+	t.Helper()
+	makeFS(t, fs, dev)
+	guest.run(t, "@mount", fs, dev, "/mnt/d")
+	guest.run(t, "@fill", "/mnt/d", strconv.Itoa(files), strconv.Itoa(bytes), "7")
+	want := guest.run(t, "@sum", "/mnt/d")
+	guest.run(t, "@drop")
+	expect(t, "checksum after dropping caches", guest.run(t, "@sum", "/mnt/d"), want)
+	if space != nil {
+		trim(t, int64(bytes), space)
+	}
+	guest.run(t, "@umount", "/mnt/d")
+	if fs == "ext4" {
+		guest.run(t, "e2fsck", "-fn", dev)
+	} else {
+		guest.run(t, "xfs_repair", "-n", dev)
+	}
+}
+
+func makeFS(t *testing.T, fs, dev string) {
+	t.Helper()
+	if fs == "ext4" {
+		guest.run(t, "mkfs.ext4", "-q", "-F", dev)
+	} else {
+		guest.run(t, "mkfs.xfs", "-q", "-f", dev)
+	}
+}
+
+// trim removes what is on /mnt/d, and sees that the store gives the space back.
+func trim(t *testing.T, bytes int64, space func() int64) {
+	t.Helper()
+	before := space()
+	for d := range 16 {
+		guest.run(t, "@remove", fmt.Sprintf("/mnt/d/d%d", d))
+	}
+	guest.run(t, "fstrim", "/mnt/d")
+	if after := space(); before-after < bytes*3/4 {
+		t.Errorf("the store took %d bytes before fstrim and %d after, of which %d were removed", before, after, bytes)
+	}
+}
+
+// allocated is the space of a file of the host's on its medium, in bytes.
+func allocated(t *testing.T, file string) int64 {
+	t.Helper()
+	var st syscall.Stat_t
+	if err := syscall.Stat(file, &st); err != nil {
+		t.Fatal(err)
+	}
+	return st.Blocks * 512
+}
+
+// allocatedInGuest is allocated for a file of the guest's.
+func allocatedInGuest(t *testing.T, file string) int64 {
+	t.Helper()
+	n, err := strconv.ParseInt(strings.TrimSpace(guest.run(t, "@allocated", file)), 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}

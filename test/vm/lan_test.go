@@ -1,0 +1,163 @@
+package vm
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// lan returns qemu's arguments for a second network interface of a machine, eth1. Two machines are on
+// the network; the one that listens may be there without the other. Its socket for management is qmp.
+func lan(socket, qmp string, listens bool) []string {
+	server, mac := "off", "52:54:00:09:00:02"
+	if listens {
+		server, mac = "on", "52:54:00:09:00:01"
+	}
+	return []string{
+		"-netdev", "stream,id=lan,server=" + server + ",addr.type=unix,addr.path=" + socket,
+		"-device", "virtio-net-pci,netdev=lan,mac=" + mac + ",host_mtu=9000",
+		"-qmp", "unix:" + qmp + ",server=on,wait=off",
+	}
+}
+
+// lanDevice makes the RDMA device of a machine on the network.
+func lanDevice(t *testing.T, m *guestMachine, host string) rdmaDevice {
+	t.Helper()
+	for _, c := range []string{
+		"ip link set dev eth1 mtu 9000 up", "ip addr add " + host + "/24 dev eth1", "rdma link add rxe1 type rxe netdev eth1",
+	} {
+		m.run(t, strings.Fields(c)...)
+	}
+	return rdmaDevice{name: "rxe1", host: host}
+}
+
+// TestTwoGuests: initiator and target are machines of their own. The link between them is down for 20 s
+// under load, and the initiator comes back by itself. Then it dies with commands outstanding,
+// and the target has nothing left that it held.
+func TestTwoGuests(t *testing.T) {
+	dir := t.TempDir()
+	socket := filepath.Join(dir, "lan")
+	machines := make([]*guestMachine, 2)
+	for n := range machines {
+		own := filepath.Join(dir, strconv.Itoa(n))
+		if err := os.Mkdir(own, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		m, err := boot(guestImage, own, lan(socket, filepath.Join(own, "qmp"), n == 0)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(m.Stop)
+		machines[n] = m
+	}
+	server, client := machines[0], machines[1]
+	d := lanDevice(t, server, "10.9.2.1")
+	lanDevice(t, client, "10.9.2.2")
+
+	portal := net.JoinHostPort(d.host, "3260")
+	var g *guestTarget
+	onOther(server, func() {
+		g = startInGuest(t, inFile+`portals:
+  - {transport: verbs, listen: "`+portal+`", device: rxe1}
+  - {transport: tcp, listen: "127.0.0.1:3261"}
+limits: {nop_interval: 2s, nop_timeout: 2s}
+`, 2)
+	})
+	before := g.idle(d)
+
+	var load *command
+	onOther(client, func() {
+		i := inGuest(t, portal, "iser")
+		i.record(map[string]string{"node.session.queue_depth": "64"})
+		dev := "/dev/" + i.login(1)[0]
+		const count = 100
+		writeRecords(t, dev, count, map[int]func(){30: func() { linkDown(g, filepath.Join(dir, "0/qmp")) }})
+		guest.run(t, "@drop")
+		guest.run(t, "@check", dev, strconv.Itoa(count))
+
+		guest.run(t, "sg_raw", dev, "16", "0", "0", "0", "0", "0") // RESERVE(6)
+		load = guest.start(t, "@busy", dev, "262144", "64")
+	})
+	if line, more := <-load.Lines; !more || !strings.HasPrefix(line, "busy") {
+		t.Fatalf("the load says %q\n%s", line, client.Log())
+	}
+	read := []string{"initiator", "read", "--length", "4096", "iscsi://127.0.0.1:3261/" + iqn + "/0", "/tmp/read"}
+	onOther(server, func() {
+		if said := guest.fails(t, read...); !strings.Contains(strings.ToLower(said), "reservation conflict") {
+			t.Errorf("who reads what the client has reserved is told %q", said)
+		}
+	})
+	if now := g.status(); now.Buffers.Leases == 0 || now.Sessions != 1 || g.resources(d, "qp") != 1 {
+		t.Errorf("under load the target holds %s", g.holds(d))
+	}
+	client.Stop()
+	g.waitLog("connection lost", "connection dropped")
+	g.holdsAgain(d, before)
+	server.run(t, read...)
+}
+
+// linkDown pulls the target's cable for 20 s, in which the target gives the initiator up. (Taking the
+// interface down is something else: Linux 6.1's rxe then cannot send, which ends the queue pair of its
+// connection manager, and it is never told of connections again.)
+func linkDown(g *guestTarget, socket string) {
+	g.t.Helper()
+	cable := func(plugged bool) {
+		g.t.Helper()
+		if err := qmp(socket, "set_link", map[string]any{"name": "lan", "up": plugged}); err != nil {
+			g.t.Fatal(err)
+		}
+	}
+	const outage = 20 * time.Second // what is tried here, not what is waited for
+	end := time.After(outage)
+	cable(false)
+	g.waitLog("connection lost", "connection dropped")
+	<-end
+	cable(true)
+}
+
+// qmp has the qemu with that socket execute a command.
+func qmp(socket, command string, arguments map[string]any) error {
+	c, err := net.Dial("unix", socket)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	dec, enc := json.NewDecoder(c), json.NewEncoder(c)
+	if err := qmpAnswer(dec); err != nil { // a greeting
+		return err
+	}
+	for _, request := range []map[string]any{{"execute": "qmp_capabilities"}, {"execute": command, "arguments": arguments}} {
+		if err := enc.Encode(request); err != nil {
+			return err
+		}
+		if err := qmpAnswer(dec); err != nil {
+			return fmt.Errorf("qemu: %s: %w", command, err)
+		}
+	}
+	return nil
+}
+
+// qmpAnswer reads what qemu says, to the end of what is no event.
+func qmpAnswer(dec *json.Decoder) error {
+	for {
+		var said struct {
+			Event string
+			Error *struct{ Desc string }
+		}
+		switch err := dec.Decode(&said); {
+		case err != nil:
+			return err
+		case said.Error != nil:
+			return errors.New(said.Error.Desc)
+		case said.Event == "":
+			return nil
+		}
+	}
+}
