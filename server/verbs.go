@@ -3,7 +3,9 @@ package server
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -13,12 +15,16 @@ import (
 	"oneshot/transport/rdma/verbs"
 )
 
-// verbsRetry is how long a portal without its device waits before it looks for it again.
+// lookTime is how often a portal looks whether devices have come or gone.
+const lookTime = time.Second
+
+// verbsRetry is how long a portal at most leaves a device alone that it cannot listen on.
 const verbsRetry = 10 * time.Second
 
 // verbsPortal is a portal of iSER over RDMA devices of the kernel. Devices come and go, and there
 // may be none when the target starts: then the portal is open without taking connections, says
-// so once in the log, and tries again.
+// so once in the log, and tries again: when another device appears, and at growing intervals. One
+// that is for any device takes those in that come later.
 type verbsPortal struct {
 	s      *Server
 	config config.Portal
@@ -29,6 +35,7 @@ type verbsPortal struct {
 	open   []verbsListener // guarded by mu
 	begun  bool            // guarded by mu; serve is called, or will be
 	broken string          // guarded by mu; what was said last in the log
+	names  []string        // guarded by mu; devices there were when it was tried last
 }
 
 // verbsListener is the part of a portal on one device.
@@ -41,13 +48,17 @@ type verbsListener struct {
 type verbsDevice struct {
 	rdma.Device
 	target *iser.Target
-	users  int // portals; guarded by verbsDevices.mu
+	users  int  // portals; guarded by verbsDevices.mu
+	lost   bool // guarded by verbsDevices.mu
+	once   sync.Once
 }
 
 // verbsDevices are those that are open, by name. Portals share them.
 type verbsDevices struct {
 	mu sync.Mutex
 	by map[string]*verbsDevice // guarded by mu
+
+	work sync.WaitGroup // devices that are closed because they are lost
 }
 
 func (s *Server) openVerbs(p *config.Portal) (portal, error) {
@@ -68,9 +79,11 @@ func (v *verbsPortal) Addr() net.Addr {
 
 // listen opens what there is. False: nothing, and the log says why.
 func (v *verbsPortal) listen() bool {
+	names := verbs.Names()
 	open, err := v.s.listenVerbs(&v.config)
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	v.names = names
 	if err == nil {
 		v.open, v.broken = open, ""
 		return true
@@ -83,19 +96,33 @@ func (v *verbsPortal) listen() bool {
 	return false
 }
 
+// changed reports whether there are other devices than when the portal was tried last.
+func (v *verbsPortal) changed() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return !slices.Equal(v.names, verbs.Names())
+}
+
 // Close implements portal.
 func (v *verbsPortal) Close() error {
 	v.once.Do(func() { close(v.closed) })
+	v.hangUp()
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	for _, l := range v.open {
-		_ = l.Close()
-	}
 	if !v.begun {
 		v.s.verbs.release(v.open)
 		v.open = nil
 	}
 	return nil
+}
+
+// hangUp closes the listeners. Connections stay.
+func (v *verbsPortal) hangUp() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, l := range v.open {
+		_ = l.Close()
+	}
 }
 
 // begin has serve give back what is open, and reports whether anything is.
@@ -108,46 +135,83 @@ func (v *verbsPortal) begin() bool {
 
 // serve implements portal.
 func (v *verbsPortal) serve() error {
-	retry := time.NewTicker(verbsRetry)
-	defer retry.Stop()
+	look := time.NewTicker(lookTime)
+	defer look.Stop()
 	for {
-		v.mu.Lock()
-		open := v.open
-		v.mu.Unlock()
-		v.serveAll(open)
-		select {
-		case <-v.closed:
+		served := make(chan struct{})
+		go func() {
+			defer close(served)
+			v.serveAll()
+		}()
+		v.watch(look.C, served)
+		<-served
+		if !v.reopen(look.C) {
 			return nil
-		case <-retry.C:
-		}
-		if v.listen() {
-			v.s.log.Info("portal takes connections again", "transport", string(v.config.Transport), "address", v.Addr().String())
-		}
-		select {
-		case <-v.closed: // perhaps before it was open again
-			_ = v.Close()
-		default:
 		}
 	}
 }
 
-// serveAll takes connections until all listeners have ended.
-func (v *verbsPortal) serveAll(open []verbsListener) {
+// watch waits until serveAll is over, and has it end when there are other devices for a portal of any.
+func (v *verbsPortal) watch(look <-chan time.Time, served <-chan struct{}) {
+	for {
+		select {
+		case <-served:
+			return
+		case <-look:
+			if v.config.Device == config.AnyDevice && v.changed() {
+				v.hangUp()
+			}
+		}
+	}
+}
+
+// reopen listens again. False: the portal is closed.
+func (v *verbsPortal) reopen(look <-chan time.Time) bool {
+	wait, tried := lookTime, time.Now()
+	for {
+		if v.changed() || time.Since(tried) >= wait {
+			if v.changed() {
+				wait = lookTime
+			}
+			if v.listen() {
+				break
+			}
+			wait, tried = min(2*wait, verbsRetry), time.Now()
+		}
+		select {
+		case <-v.closed:
+			return false
+		case <-look:
+		}
+	}
+	v.s.log.Info("portal takes connections again", "transport", string(v.config.Transport), "address", v.Addr().String())
+	select {
+	case <-v.closed: // perhaps before it was open again
+		_ = v.Close()
+	default:
+	}
+	return true
+}
+
+// serveAll takes connections until all listeners have ended. A device that is lost is given up at once.
+func (v *verbsPortal) serveAll() {
+	v.mu.Lock()
+	open := v.open
+	v.mu.Unlock()
 	var wg sync.WaitGroup
-	for _, l := range open {
+	for i, l := range open {
 		wg.Go(func() {
 			if err := l.device.target.Serve(l); err != nil {
 				v.s.log.Error("portal has lost its device", "address", l.Addr().String(), "device", l.device.Limits().Name, "reason", err)
-				v.s.verbs.drop(l.device)
 			}
 			_ = l.Close()
+			v.s.verbs.release(open[i : i+1])
 		})
 	}
 	wg.Wait()
 	v.mu.Lock()
 	v.open = nil
 	v.mu.Unlock()
-	v.s.verbs.release(open)
 }
 
 // listenVerbs listens for a portal on its device, or on all there are. The error says what to do.
@@ -213,7 +277,8 @@ func (s *Server) useDevice(name string) (*verbsDevice, error) {
 		d.users++
 		return d, nil
 	}
-	device, err := verbs.Open(verbs.Config{Name: name, Logger: s.log})
+	d := &verbsDevice{users: 1}
+	device, err := verbs.Open(verbs.Config{Name: name, Logger: s.log, Lost: func(error) { v.drop(d) }})
 	if err != nil {
 		return nil, err
 	}
@@ -223,20 +288,28 @@ func (s *Server) useDevice(name string) (*verbsDevice, error) {
 	if err != nil {
 		return nil, errors.Join(err, device.Close())
 	}
+	d.Device, d.target = device, target
 	if v.by == nil {
 		v.by = make(map[string]*verbsDevice)
 	}
-	d := &verbsDevice{device, target, 1}
 	v.by[name] = d
 	return d, nil
 }
 
-// drop forgets a device that is lost, so that it is opened anew.
+// drop forgets a device that is lost, so that it is opened anew when it comes back. It is closed when no
+// portal uses it, which may be now.
 func (v *verbsDevices) drop(d *verbsDevice) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	if d.Device == nil {
+		return // it was never in use
+	}
+	d.lost = true
 	if name := d.Limits().Name; v.by[name] == d {
 		delete(v.by, name)
+	}
+	if d.users == 0 {
+		v.work.Go(func() { _ = d.close() })
 	}
 }
 
@@ -246,7 +319,7 @@ func (v *verbsDevices) release(open []verbsListener) {
 	for _, l := range open {
 		v.mu.Lock()
 		l.device.users--
-		last := l.device.users == 0 && v.by[l.device.Limits().Name] != l.device
+		last := l.device.users == 0 && l.device.lost
 		v.mu.Unlock()
 		if last {
 			_ = l.device.close()
@@ -254,18 +327,21 @@ func (v *verbsDevices) release(open []verbsListener) {
 	}
 }
 
-func (d *verbsDevice) close() error { return errors.Join(d.target.Close(), d.Device.Close()) }
+func (d *verbsDevice) close() (err error) {
+	d.once.Do(func() { err = errors.Join(d.target.Close(), d.Device.Close()) })
+	return err
+}
 
 // close closes the devices, after the connections have been ended.
 func (v *verbsDevices) close() error {
 	v.mu.Lock()
-	defer v.mu.Unlock()
+	list := slices.Collect(maps.Values(v.by))
+	v.by = nil
+	v.mu.Unlock()
 	var errs []error
-	for _, d := range v.by {
-		errs = append(errs, d.target.Close())
+	for _, d := range list {
+		errs = append(errs, d.close())
 	}
-	for _, d := range v.by { // some listen for others
-		errs = append(errs, d.Device.Close())
-	}
+	v.work.Wait()
 	return errors.Join(errs...)
 }

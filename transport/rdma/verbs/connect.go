@@ -92,7 +92,7 @@ func (q *queuePair) happened(e *event) {
 		}
 		q.end(byPeer, nil)
 	case C.RDMA_CM_EVENT_DEVICE_REMOVAL:
-		q.dev.lost(fmt.Errorf("verbs: %s has been removed", q.dev.cfg.Name))
+		q.dev.removed()
 	case C.RDMA_CM_EVENT_ADDR_CHANGE:
 		q.dev.log.Warn("the address of an RDMA connection has changed", "local", q.local.String(), "peer", q.remote.String())
 	case C.RDMA_CM_EVENT_CONNECT_ERROR, C.RDMA_CM_EVENT_UNREACHABLE, C.RDMA_CM_EVENT_REJECTED:
@@ -174,6 +174,7 @@ func (c *conn) connect(ctx context.Context, q *queuePair, to *net.TCPAddr, p rdm
 	if _, err := c.await(ctx, timeout, C.RDMA_CM_EVENT_ADDR_RESOLVED); err != nil {
 		return err
 	}
+	met(c.id)
 	if name := C.GoString(C.os_cm_device(c.id)); name != c.dev.cfg.Name {
 		return fmt.Errorf("the way there is over %s, not %s", name, c.dev.cfg.Name)
 	}

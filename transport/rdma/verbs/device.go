@@ -11,8 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -62,7 +60,8 @@ type Device struct {
 	ctx    *C.struct_ibv_context
 	limits rdma.Limits
 	iwarp  bool
-	siw    bool // has ways of its own
+	siw    bool   // has ways of its own
+	node   string // of sysfs, which is there as long as the device is
 	port   C.int
 	maxCQE int
 
@@ -71,6 +70,7 @@ type Device struct {
 	work    sync.WaitGroup // goroutines
 
 	registrations atomic.Uint64
+	closing       chan struct{} // closed by free
 
 	// numbers is held while the numbers of queue pairs are given and taken, for a completion is
 	// known by the number of its queue pair.
@@ -95,11 +95,12 @@ func Open(c Config) (rdma.Device, error) {
 		return nil, err
 	}
 	raiseMemlock()
-	d := &Device{cfg: c, log: c.Logger.With("device", c.Name), qps: make(map[*queuePair]struct{}), cqs: make(map[*completionQueue]struct{}), regions: make(map[*region]struct{}), listeners: make(map[*listener]struct{})}
+	d := &Device{cfg: c, log: c.Logger.With("device", c.Name), qps: make(map[*queuePair]struct{}), cqs: make(map[*completionQueue]struct{}), regions: make(map[*region]struct{}), listeners: make(map[*listener]struct{}), closing: make(chan struct{})}
 	if err := d.open(); err != nil {
 		return nil, errors.Join(err, d.free())
 	}
 	d.work.Go(d.watch)
+	d.work.Go(d.look)
 	return d, nil
 }
 
@@ -146,13 +147,14 @@ func (d *Device) open() (err error) {
 	if d.ctx, d.iwarp, err = find(d.cfg.Name); err != nil {
 		return err
 	}
+	d.node = C.GoString(C.os_device_node(d.ctx))
 	if err := d.measure(); err != nil {
 		return err
 	}
 	if d.async, err = newPoller(int(C.os_async_fd(d.ctx)), d.cfg.Name+" events"); err != nil {
 		return err
 	}
-	d.manager, err = newManager(d)
+	d.manager, err = newManager(d.log)
 	return err
 }
 
@@ -255,40 +257,6 @@ func (d *Device) happened(e *C.struct_os_async) {
 	}
 }
 
-// lost ends all connections: the device is gone.
-func (d *Device) lost(err error) {
-	d.mu.Lock()
-	first := d.gone == nil
-	d.gone = err
-	d.mu.Unlock()
-	if first {
-		d.log.Error("the RDMA device is lost; its connections end", "reason", err)
-	}
-	d.endAll(err, func(*queuePair) bool { return true })
-	d.mu.Lock()
-	listeners := slices.Collect(maps.Keys(d.listeners))
-	d.mu.Unlock()
-	for _, l := range listeners {
-		d.work.Go(func() { l.close(err) }) // the caller may be one of the connection manager's events
-	}
-}
-
-// add enters a listener, which ends when the device is lost.
-func (d *Device) add(l *listener) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.gone == nil {
-		d.listeners[l] = struct{}{}
-	}
-	return d.gone
-}
-
-func (d *Device) remove(l *listener) {
-	d.mu.Lock()
-	delete(d.listeners, l)
-	d.mu.Unlock()
-}
-
 // endAll ends the connections that match.
 func (d *Device) endAll(err error, match func(*queuePair) bool) {
 	d.mu.Lock()
@@ -320,15 +288,17 @@ func (d *Device) Close() error {
 // free frees what open has made.
 func (d *Device) free() error {
 	var errs []error
-	if d.manager != nil {
-		errs = append(errs, d.manager.stop())
-	}
+	close(d.closing)
 	if d.async != nil {
 		errs = append(errs, d.async.close())
 	}
-	d.work.Wait()
+	d.work.Wait() // connections are over, and with them their identifiers
 	if d.manager != nil {
-		d.manager.free()
+		d.manager.end()
+		d.manager.work.Wait()
+	}
+	if d.gone != nil {
+		letGo(d.ctx)
 	}
 	if d.ctx != nil {
 		errs = append(errs, errno(C.os_close(d.ctx)))

@@ -50,6 +50,16 @@ func Devices() ([]Info, error) {
 	return list, nil
 }
 
+// Names lists the names of the kernel's RDMA devices, of which nothing else is asked.
+func Names() []string {
+	entries, _ := os.ReadDir(sysfs) // none is there where the kernel has no RDMA
+	names := make([]string, len(entries))
+	for i, e := range entries {
+		names[i] = e.Name()
+	}
+	return names
+}
+
 func inspect(name string) Info {
 	i := Info{Name: name, Transport: "unknown"}
 	dir := filepath.Join(sysfs, name)

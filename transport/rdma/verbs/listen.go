@@ -54,7 +54,7 @@ func (d *Device) Listen(address string) (rdma.Listener, error) {
 }
 
 // ListenAll is Listen for several devices at one address or, without one, at all they have. It
-// returns a listener for each device, in their order. The first device has to be closed last.
+// returns a listener for each device, in their order.
 func ListenAll(devices []rdma.Device, address string) ([]rdma.Listener, error) {
 	own := make([]*Device, len(devices))
 	for i, d := range devices {
@@ -76,7 +76,11 @@ func listen(devices []*Device, address string) ([]*listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	on := &listening{manager: devices[0].manager}
+	on := &listening{}
+	if on.manager, err = newManager(devices[0].cfg.Logger); err != nil {
+		return nil, err
+	}
+	defer on.manager.end() // connections keep it, which may outlive the listeners and their devices
 	for _, d := range devices {
 		on.listeners = append(on.listeners, &listener{dev: d, on: on, queue: make(chan *request, backlog), closed: make(chan struct{}), err: net.ErrClosed})
 	}
@@ -85,7 +89,9 @@ func listen(devices []*Device, address string) ([]*listener, error) {
 		return nil, err
 	}
 	sa := sockaddr(at)
-	if err := errno(C.os_cm_listen(on.id, unsafe.Pointer(&sa), backlog)); err != nil {
+	err = errno(C.os_cm_listen(on.id, unsafe.Pointer(&sa), backlog))
+	met(on.id)
+	if err != nil {
 		on.destroy()
 		return nil, fmt.Errorf("verbs: listen at %s: %w; is that an address of a network interface with an RDMA device, and free?", address, err)
 	}
@@ -128,15 +134,18 @@ func (on *listening) happened(e *event) {
 	switch e.kind {
 	case C.RDMA_CM_EVENT_CONNECT_REQUEST:
 	case C.RDMA_CM_EVENT_DEVICE_REMOVAL:
-		on.manager.dev.lost(fmt.Errorf("verbs: %s has been removed", on.manager.dev.cfg.Name))
+		if l := on.of(C.GoString(C.os_cm_device(on.id))); l != nil {
+			l.dev.removed()
+		}
 		return
 	default:
 		return
 	}
+	met(e.id)
 	name := C.GoString(C.os_cm_device(e.id))
 	l := on.of(name)
 	if l == nil {
-		on.manager.dev.log.Warn("connection refused: it came over another device", "over", name)
+		on.manager.log.Warn("connection refused: it came over another device", "over", name)
 		_ = refuse(e.id, nil)
 		return
 	}

@@ -7,6 +7,7 @@ import "C"
 
 import (
 	"fmt"
+	"log/slog"
 	"net"
 	"sync"
 	"syscall"
@@ -18,15 +19,16 @@ import (
 // manager receives the events of the kernel's connection manager and hands them to those whose
 // identifiers they are of. Go keeps no pointer in C: identifiers carry numbers.
 type manager struct {
-	dev     *Device
+	log     *slog.Logger
 	channel *C.struct_rdma_event_channel
 	poller  *poller
-
-	ids sync.WaitGroup // identifiers that are not destroyed
+	work    sync.WaitGroup // run
 
 	mu     sync.Mutex
-	owners map[uintptr]owner
-	last   uintptr
+	owners map[uintptr]owner // guarded by mu
+	last   uintptr           // guarded by mu
+	ids    int               // guarded by mu; identifiers that are not destroyed
+	ended  bool              // guarded by mu; the last identifier ends run
 }
 
 // owner is who has an identifier: a connection or a listener. Its method is called by the
@@ -53,8 +55,8 @@ func (e *event) String() string {
 	return name
 }
 
-func newManager(d *Device) (*manager, error) {
-	m := &manager{dev: d, owners: make(map[uintptr]owner)}
+func newManager(log *slog.Logger) (*manager, error) {
+	m := &manager{log: log, owners: make(map[uintptr]owner)}
 	var err error
 	if m.channel, err = C.os_cm_channel(); m.channel == nil {
 		return nil, fmt.Errorf("verbs: connection manager: %w; is the module rdma_ucm loaded (modprobe rdma_ucm), and is there /dev/infiniband/rdma_cm?", err)
@@ -63,7 +65,7 @@ func newManager(d *Device) (*manager, error) {
 		C.os_cm_destroy_channel(m.channel)
 		return nil, err
 	}
-	d.work.Go(m.run)
+	m.work.Go(m.run)
 	return m, nil
 }
 
@@ -72,6 +74,7 @@ func (m *manager) run() {
 	for m.poller.wait(func(uintptr) bool { return C.os_cm_event(m.channel, &e) == 0 }) {
 		m.dispatch(&e)
 	}
+	C.os_cm_destroy_channel(m.channel)
 }
 
 func (m *manager) dispatch(e *C.struct_os_event) {
@@ -86,7 +89,7 @@ func (m *manager) dispatch(e *C.struct_os_event) {
 		kind: int(e._type), status: int(e.status), id: e.id, depth: int(e.initiator_depth), resources: int(e.responder_resources),
 		data: C.GoBytes(unsafe.Pointer(&e.private_data[0]), C.int(e.private_len)),
 	}
-	m.dev.log.Debug("rdma_cm", "event", ev, "handle", handle)
+	m.log.Debug("rdma_cm", "event", ev, "handle", handle)
 	switch {
 	case o != nil:
 		o.happened(ev)
@@ -104,9 +107,9 @@ func refuse(id *C.struct_rdma_cm_id, data []byte) error {
 
 // enter gives o a number.
 func (m *manager) enter(o owner) uintptr {
-	m.ids.Add(1)
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.ids++
 	m.last++
 	m.owners[m.last] = o
 	return m.last
@@ -116,8 +119,12 @@ func (m *manager) enter(o owner) uintptr {
 func (m *manager) remove(handle uintptr) {
 	m.mu.Lock()
 	delete(m.owners, handle)
+	m.ids--
+	last := m.ended && m.ids == 0
 	m.mu.Unlock()
-	m.ids.Done()
+	if last {
+		_ = m.poller.close()
+	}
 }
 
 // newID makes an identifier of o.
@@ -131,14 +138,16 @@ func (m *manager) newID(o owner) (*C.struct_rdma_cm_id, uintptr, error) {
 	return id, handle, nil
 }
 
-// stop waits for connections that are ending, also of other devices, and ends run; free frees the
-// rest after that.
-func (m *manager) stop() error {
-	m.ids.Wait()
-	return m.poller.close()
+// end has run end when the last identifier is destroyed. It is called once.
+func (m *manager) end() {
+	m.mu.Lock()
+	m.ended = true
+	last := m.ids == 0
+	m.mu.Unlock()
+	if last {
+		_ = m.poller.close()
+	}
 }
-
-func (m *manager) free() { C.os_cm_destroy_channel(m.channel) }
 
 // sockaddr makes a sockaddr_in or sockaddr_in6 of a.
 func sockaddr(a *net.TCPAddr) (b [unix.SizeofSockaddrInet6]byte) {

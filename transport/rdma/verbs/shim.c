@@ -95,6 +95,20 @@ int os_query_port(struct ibv_context *ctx, int port, struct ibv_port_attr *attr)
 	return code(lib.ibv_query_port(ctx, port, (struct _compat_ibv_port_attr *)attr));
 }
 
+const char *os_device_node(struct ibv_context *ctx) { return ctx->device->dev_path; }
+struct ibv_device *os_device_of(struct ibv_context *ctx) { return ctx->device; }
+
+void os_let_go(struct ibv_context *ctx)
+{
+	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+
+	if (null < 0)
+		return;
+	dup3(null, ctx->cmd_fd, O_CLOEXEC);
+	dup3(null, ctx->async_fd, O_CLOEXEC);
+	close(null);
+}
+
 int os_async_fd(struct ibv_context *ctx) { return ctx->async_fd; }
 
 int os_get_async(struct ibv_context *ctx, struct os_async *out)
@@ -387,6 +401,8 @@ struct rdma_cm_id *os_cm_id(struct rdma_event_channel *c, uintptr_t handle)
 void os_cm_set_handle(struct rdma_cm_id *id, uintptr_t handle) { id->context = (void *)handle; }
 int os_cm_destroy(struct rdma_cm_id *id) { return failed(lib.rdma_destroy_id(id)); }
 const char *os_cm_device(struct rdma_cm_id *id) { return id->verbs ? lib.ibv_get_device_name(id->verbs->device) : NULL; }
+
+struct ibv_context *os_cm_context(struct rdma_cm_id *id) { return id->verbs; }
 
 int os_cm_listen(struct rdma_cm_id *id, void *addr, int backlog)
 {

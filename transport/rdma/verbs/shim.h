@@ -23,6 +23,13 @@ int os_close(struct ibv_context *ctx);
 int os_query_device(struct ibv_context *ctx, struct ibv_device_attr *attr);
 int os_query_port(struct ibv_context *ctx, int port, struct ibv_port_attr *attr);
 
+// os_device_node is where sysfs has the device as long as programs can open it.
+const char *os_device_node(struct ibv_context *ctx);
+struct ibv_device *os_device_of(struct ibv_context *ctx);
+// os_let_go closes what a context of librdmacm, which closes it later or never, has open of its device. The
+// descriptors stay, for it to close.
+void os_let_go(struct ibv_context *ctx);
+
 struct os_async {
 	uint32_t type;
 	uint32_t port; // of port events
@@ -134,6 +141,7 @@ struct rdma_cm_id *os_cm_id(struct rdma_event_channel *c, uintptr_t handle);
 void os_cm_set_handle(struct rdma_cm_id *id, uintptr_t handle);
 int os_cm_destroy(struct rdma_cm_id *id);
 const char *os_cm_device(struct rdma_cm_id *id); // NULL: none
+struct ibv_context *os_cm_context(struct rdma_cm_id *id); // NULL: none
 int os_cm_listen(struct rdma_cm_id *id, void *addr, int backlog);
 int os_cm_resolve_addr(struct rdma_cm_id *id, void *addr, int ms);
 int os_cm_resolve_route(struct rdma_cm_id *id, int ms);

@@ -14,6 +14,7 @@
 //	connect.go   connections that we want
 //	listen.go    connections that peers want
 //	end.go       how connections end
+//	lost.go      devices that are removed
 //	poller.go    descriptors of the libraries in Go's poller
 //
 // It is built with the tag verbs, which takes the headers of rdma-core and a C compiler. The
@@ -49,6 +50,10 @@ type Config struct {
 	// Spin is how long a completion queue is polled before its goroutine sleeps, if its last
 	// sleep was no longer than that. 0: 20 µs; below 0: never.
 	Spin time.Duration
+	// Lost, if set, is called once after the device has been removed, or is broken for good. Its
+	// connections and listeners end by themselves. Close is due then: until it is called, the kernel may
+	// hold back whoever removes the device. It is called in a goroutine of the device, which Close waits for.
+	Lost func(error)
 }
 
 func (c *Config) fill() {
