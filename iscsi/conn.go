@@ -235,10 +235,10 @@ func (c *Conn) Lost(err error) {
 		return
 	}
 	switch {
-	case c.state == stateInLogout:
+	case c.state == stateInLogout || c.dropped:
 	case err != nil:
 		c.log.Info("connection lost", "reason", err.Error())
-	case c.state == stateLogin && c.statSN > 0 && !c.dropped:
+	case c.state == stateLogin && c.statSN > 0:
 		c.log.Info("the initiator has ended the connection in the middle of its login; its own log should say why",
 			"initiator", c.login.Initiator(), "responses", uint32(c.statSN))
 	}

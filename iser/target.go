@@ -74,6 +74,7 @@ type Target struct {
 	arenas    atomic.Pointer[[]rdma.Region] // by mem.Arena.Index
 	stopWatch func()
 	regErr    atomic.Pointer[error]
+	ready     atomic.Bool // NewTarget has succeeded
 
 	conns sync.WaitGroup
 }
@@ -101,6 +102,7 @@ func NewTarget(cfg Config) (*Target, error) {
 			return nil, errors.Join(err, q.Close(), t.Close())
 		}
 	}
+	t.ready.Store(true)
 	return t, nil
 }
 
@@ -116,7 +118,9 @@ func (t *Target) register(a *mem.Arena) {
 	if err != nil {
 		err = fmt.Errorf("iser: the device %s does not take %d bytes of I/O memory: %w", t.limits.Name, len(a.Bytes()), err)
 		t.regErr.Store(&err)
-		t.cfg.Logger.Error(err.Error())
+		if t.ready.Load() { // before, it is NewTarget's error
+			t.cfg.Logger.Error(err.Error())
+		}
 	}
 	old := *t.arenas.Load()
 	list := append(append(make([]rdma.Region, 0, a.Index()+1), old...), r) // calls come in the order of Index

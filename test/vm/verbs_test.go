@@ -109,14 +109,23 @@ type guestTarget struct {
 	t       *testing.T
 	machine *guestMachine
 	portals int
+	argv    []string
 	cmd     *command
+	log     strings.Builder // what it has said so far
+	ended   bool
 }
 
 // startInGuest starts the daemon and waits for n portals.
 func startInGuest(t *testing.T, config string, n int) *guestTarget {
 	t.Helper()
+	return serveInGuest(t, config, n, "target", "serve", "--config", "/tmp/target.yaml")
+}
+
+// serveInGuest is startInGuest with another command than that of root.
+func serveInGuest(t *testing.T, config string, n int, command ...string) *guestTarget {
+	t.Helper()
 	guest.run(t, "@write", "/tmp/target.yaml", config)
-	g := &guestTarget{t: t, machine: guest, portals: n}
+	g := &guestTarget{t: t, machine: guest, portals: n, argv: command}
 	g.start()
 	t.Cleanup(g.stop)
 	return g
@@ -124,29 +133,39 @@ func startInGuest(t *testing.T, config string, n int) *guestTarget {
 
 func (g *guestTarget) start() {
 	g.t.Helper()
-	g.cmd = g.machine.start(g.t, "target", "serve", "--config", "/tmp/target.yaml")
+	g.cmd = g.machine.start(g.t, g.argv...)
 	for range g.portals {
 		g.waitLog("portal open")
 	}
 }
 
-// waitLog reads the log until a line says one of what.
-func (g *guestTarget) waitLog(what ...string) {
+// waitLog reads the log until a line says one of what, and returns that.
+func (g *guestTarget) waitLog(what ...string) string {
 	g.t.Helper()
 	limit := time.After(runTime)
 	for {
 		select {
 		case line, more := <-g.cmd.Lines:
-			switch {
-			case !more:
-				g.t.Fatalf("the target ends with %d", g.cmd.Exit)
-			case slices.ContainsFunc(what, func(w string) bool { return strings.Contains(line, w) }):
-				return
+			if !more {
+				g.t.Fatalf("the target ends with %d before it says one of %q\n%s", g.cmd.Exit, what, g.log.String())
 			}
 			g.t.Log(line)
+			g.log.WriteString(line + "\n")
+			if i := slices.IndexFunc(what, func(w string) bool { return strings.Contains(line, w) }); i >= 0 {
+				return what[i]
+			}
 		case <-limit:
-			g.t.Fatalf("the log does not say %q", what)
+			g.t.Fatalf("the target does not say one of %q\n%s\n%s", what, g.log.String(), g.machine.Log())
 		}
+	}
+}
+
+// waitAll is waitLog for all of what, in whatever order.
+func (g *guestTarget) waitAll(what ...string) {
+	g.t.Helper()
+	for len(what) > 0 {
+		said := g.waitLog(what...)
+		what = slices.DeleteFunc(what, func(w string) bool { return w == said })
 	}
 }
 
@@ -163,11 +182,22 @@ func (g *guestTarget) kill() {
 	g.start()
 }
 
-// stop ends the daemon in good order.
+// stop ends the daemon in good order, unless end has.
 func (g *guestTarget) stop() {
-	if out, exit := g.signal(syscall.SIGTERM); exit != 0 || strings.Contains(out, "panic") {
+	if !g.ended {
+		g.end()
+	}
+}
+
+// end ends the daemon in good order and returns all that it has said.
+func (g *guestTarget) end() string {
+	g.ended = true
+	out, exit := g.signal(syscall.SIGTERM)
+	g.log.WriteString(out)
+	if exit != 0 || strings.Contains(out, "panic") {
 		g.t.Errorf("the target ends with %d\n%s", exit, out)
 	}
+	return g.log.String()
 }
 
 // TestVerbsISER: Linux's initiator and the daemon, both in the guest, over each device: discovery,

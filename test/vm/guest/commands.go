@@ -61,7 +61,7 @@ func write(_ func(string), a []string) error {
 	if err := os.MkdirAll(filepath.Dir(a[0]), 0o755); err != nil {
 		return err
 	}
-	return os.WriteFile(a[0], []byte(a[1]), 0o600)
+	return os.WriteFile(a[0], []byte(a[1]), 0o644)
 }
 
 // fill: @fill DIR FILES BYTES SEED makes files of BYTES in all with what SEED gives, and

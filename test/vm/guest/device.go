@@ -17,6 +17,7 @@ func init() {
 	commands["@fetch"] = fetch
 	commands["@module"] = module
 	commands["@disk"] = disk
+	commands["@rename"] = func(_ func(string), a []string) error { return os.Rename(a[0], a[1]) } // @rename OLD NEW
 }
 
 // fetch: @fetch URL FILE downloads a file that can be run.

@@ -1,0 +1,167 @@
+//go:build verbs && guest
+
+package iser
+
+import (
+	"bytes"
+	"encoding/binary"
+	"os"
+	"testing"
+
+	"oneshot/iscsi/pdu"
+	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/verbs"
+)
+
+// These tests are a peer that misbehaves over a device of the kernel. test/vm builds them with the tag
+// guest, and runs them in a virtual machine, where the daemon is.
+const (
+	envDevice = "ONESHOT_RDMA_DEVICE"
+	envPortal = "ONESHOT_RDMA_PORTAL"
+)
+
+// reach connects to the daemon, with private data.
+func reach(t *testing.T, private []byte) *client {
+	t.Helper()
+	device, err := verbs.Open(verbs.Config{Name: os.Getenv(envDevice)})
+	check(t, err)
+	return dial(t, device, os.Getenv(envPortal), rdma.ConnParams{PrivateData: private})
+}
+
+var ordinary = []byte{noZBVA | noInvalidate, 0, 0, 0}
+
+// post sends octets as they are.
+func (c *client) post(b []byte) error {
+	n := copy(c.buf, b)
+	_, err := c.qp.Post([]rdma.Work{{Op: rdma.OpSend, Flags: rdma.Signaled, SGL: []rdma.SGE{{Bytes: c.buf[:n], Region: c.region}}}})
+	return err
+}
+
+// ended waits for the end of the connection.
+func (c *client) ended() {
+	for {
+		if _, ok := c.receive(); !ok {
+			return
+		}
+	}
+}
+
+// framed puts an iSER header that names no buffer in front of a PDU.
+func framed(b []byte) []byte { return append(appendHeader(nil), b...) }
+
+// TestGuestFirstMessage: whatever the first message is, the connection ends.
+func TestGuestFirstMessage(t *testing.T) {
+	login := pdu.LoginRequestFields{
+		Transit: true, CSG: pdu.StageLoginOperationalNegotiation, NSG: pdu.StageFullFeaturePhase, ITT: 1, DataSegmentLength: 512,
+	}
+	command := pdu.SCSICommandFields{Final: true, ITT: 1, CDB: make([]byte, 6)}
+	for _, c := range []struct {
+		name    string
+		message []byte
+	}{
+		{"garbage", bytes.Repeat([]byte{0xa5}, 300)},
+		{"garbage behind a header", framed(bytes.Repeat([]byte{0xff}, 300))},
+		{"half a header", framed(nil)[:14]},
+		{"a header alone", framed(nil)},
+		{"a login request cut short", framed(login.AppendTo(nil)[:20])},
+		{"a login request without its text", framed(login.AppendTo(nil))},
+		{"a Hello", append([]byte{opHello << 4}, make([]byte, headerLen-1)...)},
+		{"a command", framed(command.AppendTo(nil))},
+		{"longer than any receive", make([]byte, slotLen+1)},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			peer := reach(t, ordinary)
+			check(t, peer.post(c.message))
+			peer.ended()
+		})
+	}
+	t.Run("none", func(t *testing.T) { reach(t, ordinary).ended() })
+}
+
+// TestGuestPrivateData: private data that is no header of iSER's disturbs nobody.
+func TestGuestPrivateData(t *testing.T) {
+	for name, private := range map[string][]byte{"none": nil, "an octet": {0xff}, "all ones": bytes.Repeat([]byte{0xff}, 56)} {
+		t.Run(name, func(t *testing.T) {
+			c := reach(t, private)
+			c.isid = 7
+			c.logIn("")
+			c.do(make([]byte, 6), false, false, 0, 0)
+		})
+	}
+}
+
+// buffers sends a command whose iSER header names the buffer stag at offset.
+func (c *client) buffers(op byte, flag byte, stag rdma.STag, offset uint64) {
+	h := appendHeader(nil)
+	at := 4
+	if flag == flagRSV {
+		at = 16
+	}
+	h[0] |= flag
+	binary.BigEndian.PutUint32(h[at:], uint32(stag))
+	binary.BigEndian.PutUint64(h[at+4:], offset)
+	f := pdu.SCSICommandFields{
+		Final: true, Write: flag == flagWSV, Read: flag == flagRSV, ITT: 50, CmdSN: c.cmdSN, CDB: rw16(op, 0, 8), EDTL: 4096,
+	}
+	check(c.t, c.post(f.AppendTo(h)))
+}
+
+// TestGuestBuffers: commands whose buffers are not what their headers say.
+func TestGuestBuffers(t *testing.T) {
+	const unknown = rdma.STag(0x7ead5e00)
+	for name, offend := range map[string]func(*client){
+		"written to with an unknown STag":  func(c *client) { c.buffers(0x88, flagRSV, unknown, 0) },
+		"read from with an unknown STag":   func(c *client) { c.buffers(0x8a, flagWSV, unknown, 0) },
+		"written to beyond the buffer":     func(c *client) { c.buffers(0x88, flagRSV, c.region.STag(), c.region.Base()+1<<40) },
+		"read from before the buffer":      func(c *client) { c.buffers(0x8a, flagWSV, c.region.STag(), c.region.Base()-4096) },
+		"written to without a valid STag":  func(c *client) { c.buffers(0x88, 0, 0, 0) },
+		"written to with STag 0, as valid": func(c *client) { c.buffers(0x88, flagRSV, 0, 0) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := reach(t, ordinary)
+			c.isid = 8
+			c.logIn("")
+			c.do(make([]byte, 6), false, false, 0, 0) // takes the unit attention
+			offend(c)
+			c.ended()
+		})
+	}
+}
+
+// TestGuestTooMuch: more PDUs than the target has promised to take, or the peer takes answers for.
+func TestGuestTooMuch(t *testing.T) {
+	flood := func(c *client, n int, bhs func(i int) []byte) {
+		for i := range n {
+			if c.post(framed(bhs(i))) != nil {
+				return // it has ended
+			}
+			for {
+				done := c.completion()
+				if done.Status != rdma.StatusOK {
+					return
+				}
+				if done.Op == rdma.OpSend {
+					break
+				}
+			}
+		}
+	}
+	t.Run("commands beyond the window", func(t *testing.T) {
+		c := reach(t, ordinary)
+		c.isid = 9
+		c.logIn("")
+		flood(c, 400, func(i int) []byte {
+			f := pdu.SCSICommandFields{Final: true, ITT: uint32(i), CmdSN: c.cmdSN.Add(uint32(i)), CDB: make([]byte, 6)}
+			return f.AppendTo(nil)
+		})
+	})
+	t.Run("questions whose answers nobody takes", func(t *testing.T) {
+		c := reach(t, ordinary)
+		c.isid = 10
+		c.logIn("")
+		flood(c, 2*maxControls, func(i int) []byte {
+			f := pdu.NOPOutFields{Immediate: true, ITT: uint32(i), TTT: pdu.ReservedTag, CmdSN: c.cmdSN}
+			return f.AppendTo(nil)
+		})
+	})
+}

@@ -1,0 +1,91 @@
+package vm
+
+import (
+	"fmt"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestVerbsOffences: peers that break the rules over a device of the kernel's (iser/guest_test.go), while
+// Linux's initiator writes and compares over the same device. Their connections end, each with a line in the
+// log that says why, and nobody else notices.
+func TestVerbsOffences(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := run("../..", "go", "test", "-c", "-tags", "verbs,guest", "-o", filepath.Join(dir, "iser.test"), "./iser"); err != nil {
+		t.Fatal(err)
+	}
+	peer := newDownloads(t, dir).get("iser.test")
+	for _, c := range []struct {
+		device rdmaDevice
+		tests  string
+		said   []string
+	}{
+		{rdmaDevices[0], "^TestGuest", []string{
+			"an iSCSI PDU without iSER header, on a connection that has not agreed to one-shot RDMA",
+			"a message of 300 octets, which is shorter than its PDU",
+			"a message of 14 octets without an iSER header",
+			"a message of 0 octets, which is shorter than its PDU",
+			"a message of 20 octets, which is shorter than its PDU",
+			"a message of 48 octets, which is shorter than its PDU",
+			"an iSER Hello, which was not asked for",
+			"PDU SCSI Command before the login was complete",
+			"no login within 3 s",
+			"Receive: ",
+			"has no buffer for its data: its Read STag is not valid",
+			"Write: remote access error",
+			"Read: remote access error",
+			"PDUs wait for the initiator to take them",
+		}},
+		{rdmaDevices[1], "^TestGuestFirstMessage$/^(garbage|a_Hello|longer_than_any_receive)", []string{
+			"an iSCSI PDU without iSER header", "an iSER Hello, which was not asked for", "Receive: local length error",
+		}},
+	} {
+		t.Run(c.device.name, func(t *testing.T) {
+			c.device.start(t)
+			g := startInGuest(t, fmt.Sprintf(`
+limits: {login_timeout: 3s}
+stores: {d: {type: memory, size: 64MiB}}
+targets: [{iqn: %q, luns: {0: d}}, {iqn: "iqn.2026-11.example.oneshot:test", luns: {0: d}}]
+portals: [{transport: verbs, listen: "%s:3275", device: %s}]
+`, iqn, c.device.host, c.device.name), 1)
+			portal := net.JoinHostPort(c.device.host, "3275")
+			i := inGuest(t, portal, "iser")
+			i.record(nil)
+			dev := "/dev/" + i.login(1)[0]
+			done := make(chan struct{})
+			offences := guest.start(t, "env", "ONESHOT_RDMA_DEVICE="+c.device.name, "ONESHOT_RDMA_PORTAL="+portal,
+				peer, "-test.v", "-test.timeout=120s", "-test.run", c.tests)
+			var out string
+			var exit int
+			go func() {
+				defer close(done)
+				out, exit = offences.wait(t, guest)
+			}()
+			for rounds := 0; ; rounds++ {
+				guest.run(t, "@direct", dev, "16384", "200", "4")
+				select {
+				case <-done:
+				default:
+					continue
+				}
+				t.Logf("%d rounds of I/O meanwhile", rounds)
+				break
+			}
+			if exit != 0 {
+				t.Errorf("exit %d\n%s", exit, out)
+			}
+			i.logout()
+			log := g.end()
+			for _, want := range c.said {
+				if !strings.Contains(log, want) {
+					t.Errorf("the log does not say %q", want)
+				}
+			}
+			if t.Failed() {
+				t.Log(log)
+			}
+		})
+	}
+}
