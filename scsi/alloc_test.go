@@ -15,19 +15,30 @@ type frugalOwner struct {
 func (o *frugalOwner) TaskReady(*Task)                 { o.ready = true }
 func (o *frugalOwner) Lease(_ *Task, n int) *mem.Lease { return o.pool.Lease(n) }
 
-// TestNoAllocations: a READ or WRITE allocates nothing, however it gets at its memory.
+// TestNoAllocations: a READ or WRITE allocates nothing, however it gets at its memory, and whichever
+// of a thousand LUNs it is for.
 func TestNoAllocations(t *testing.T) {
 	for _, c := range []struct {
 		name          string
 		lends, noLend bool
 		later         bool
+		lun           uint16
 	}{
-		{"lent", true, false, false},
-		{"not lent", true, true, false},
-		{"at once", false, false, false},
-		{"later", false, false, true},
+		{"lent", true, false, false, 0},
+		{"not lent", true, true, false, 0},
+		{"at once", false, false, false, 0},
+		{"later", false, false, true, 0},
+		{"the thousandth", true, false, false, 999},
 	} {
 		b := newBench(t, c.lends, nil)
+		var others []LUChange
+		for lun := range c.lun {
+			others = append(others, LUChange{LUN: lun + 1, LU: b.lu})
+		}
+		b.target.SetLUs(others)
+		for _, i := range *b.nexus.table.Load() {
+			i.ua.Store(0)
+		}
 		b.store.mapped = nil // the map of the fake store allocates
 		b.store.held = nil
 		later := &laterStore{fakeStore: b.store}
@@ -40,7 +51,7 @@ func TestNoAllocations(t *testing.T) {
 		var task Task
 		run := func(cdb []byte, out, in uint32) {
 			task.Owner, task.Nexus, task.CDB = owner, b.nexus, cdb
-			task.DataOutLen, task.DataInLen, task.NoLend = out, in, c.noLend
+			task.DataOutLen, task.DataInLen, task.NoLend, task.LUN = out, in, c.noLend, 1<<62|uint64(c.lun)<<48
 			next := task.Start()
 			for next != Done {
 				if next == Pull {

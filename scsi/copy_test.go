@@ -516,9 +516,10 @@ func TestTokenEndsWithItsData(t *testing.T) {
 	}
 }
 
-// A write between two pieces of a copy ends the token, and the copy with it.
-func TestTokenEndsUnderCopy(t *testing.T) {
-	b := newCopyBench(t, false)
+// copyReads returns a WRITE USING TOKEN of blocks 10 to 13 to blocks 0 to 3 of the second unit, with its
+// parameter list, whose read is held.
+func (b *copyBench) copyReads() (*Task, []byte) {
+	b.t.Helper()
 	token := b.token([2]uint64{10, 4})
 	b.store.hold = func(op *backend.Op) bool { return op.Kind == backend.Read }
 	list := useList(token, 0, 0, [2]uint64{0, 4})
@@ -527,8 +528,15 @@ func TestTokenEndsUnderCopy(t *testing.T) {
 	task.Start()
 	place(task, list)
 	if next := task.Pulled(); next != Wait {
-		t.Fatal(next)
+		b.t.Fatal(next)
 	}
+	return task, list
+}
+
+// A write between two pieces of a copy ends the token, and the copy with it.
+func TestTokenEndsUnderCopy(t *testing.T) {
+	b := newCopyBench(t, false)
+	task, list := b.copyReads()
 	before := bytes.Clone(b.secondStore.data)
 	if v := verdict(b.do(rw10(0x2a, 11, 1), make([]byte, 512), 0)); v != 0 {
 		t.Fatalf("WRITE: %05x", v)
@@ -543,16 +551,7 @@ func TestTokenEndsUnderCopy(t *testing.T) {
 // A token that is made while a copy overwrites what it stands for ends when the copy gets there.
 func TestTokenEndsInFrontOfCopy(t *testing.T) {
 	b := newCopyBench(t, false)
-	token := b.token([2]uint64{10, 4})
-	b.store.hold = func(op *backend.Op) bool { return op.Kind == backend.Read }
-	list := useList(token, 0, 0, [2]uint64{0, 4})
-	task := b.task(thirdPartyCDB(0x83, 0x11, 9, len(list)), list, 0)
-	task.LUN = 1 << 48
-	task.Start()
-	place(task, list)
-	if next := task.Pulled(); next != Wait { // it has begun, and reads
-		t.Fatal(next)
-	}
+	task, list := b.copyReads()
 	if _, s := b.target.copies.create(b.second, []blockRange{{512, 512}}, time.Minute); s != (Sense{}) {
 		t.Fatal(s)
 	}

@@ -534,8 +534,10 @@ func TestReserveRelease(t *testing.T) {
 			}
 		}
 		for _, cdb := range [][]byte{
-			reserve6, reserve10, make([]byte, 6), rw10(0x28, 0, 1), {0x1a, 0, 0x3f, 0, 255, 0},
-			{0x5e, 0, 0, 0, 0, 0, 0, 1, 0, 0}, proutCDB(proutRegister, 0, 24),
+			reserve6, reserve10, make([]byte, 6), rw10(0x28, 0, 1),
+			{0x1a, 0, 0x3f, 0, 255, 0},
+			{0x5e, 0, 0, 0, 0, 0, 0, 1, 0, 0},
+			proutCDB(proutRegister, 0, 24),
 		} {
 			if r := b.as(b.b, cdb, make([]byte, 24), 512); r.status != ReservationConflict {
 				t.Errorf("% x by another: status %02x", cdb, r.status)
