@@ -347,3 +347,14 @@ isns: {server: "[2001:db8::1]", entity: me}
 		t.Errorf("groups %d, %d", got.Portals[0].Group, got.Portals[1].Group)
 	}
 }
+
+// There are as many TSIHs as sessions may be, and no more.
+func TestSessionsHaveNumbers(t *testing.T) {
+	const served = "stores: {d: {type: memory, size: 1MiB}}\ntargets: [{iqn: iqn.2026-11.example:t, luns: {0: d}}]\nportals: [{listen: 127.0.0.1}]\n"
+	for n, want := range map[string]bool{"65535": true, "65536": false} {
+		_, err := Parse("x.yaml", []byte(served+"limits: {sessions: "+n+"}\n"))
+		if (err == nil) != want || !want && !strings.Contains(err.Error(), "65535") {
+			t.Errorf("%s sessions: %v", n, err)
+		}
+	}
+}

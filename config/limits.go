@@ -43,10 +43,11 @@ func DefaultLimits() Limits {
 // its way.
 const minConnectionBytes = 1 << 20
 
-// Bounds of the counts: file descriptors of a process, and what fits a window
-// whose every command has a task in memory.
+// Bounds of the counts: file descriptors of a process, TSIHs (16 bits, RFC 7143 §11.12.6), and
+// what fits a window whose every command has a task in memory.
 const (
 	maxConnections = 1 << 20
+	maxSessions    = 1<<16 - 1
 	maxCommands    = 1 << 14
 
 	maxConnectionsPerSession = 64
@@ -64,7 +65,7 @@ func (d *decoder) limits(v value, l *Limits) {
 		set(o.take(key), dst, "a number", within(parseInteger, 1, high))
 	}
 	count("connections", &l.Connections, maxConnections)
-	count("sessions", &l.Sessions, maxConnections)
+	count("sessions", &l.Sessions, maxSessions)
 	count("commands", &l.Commands, maxCommands)
 	count("connections_per_session", &l.ConnectionsPerSession, maxConnectionsPerSession)
 	d.memoryLimits(o, l)

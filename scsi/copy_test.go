@@ -312,9 +312,9 @@ func TestCopyAborted(t *testing.T) {
 		b.store.hold, b.secondStore.hold = holdAll, holdAll
 		list := copyParameters(5, 0, b.both(), [][]byte{blockSegment(0, 1, 8, 0, 0), blockSegment(1, 0, 8, 0, 8)})
 		task := b.task(thirdPartyCDB(0x83, 0, 0, len(list)), list, 0)
-		next := task.Start()
+		task.Start()
 		place(task, list)
-		next = task.Pulled()
+		next := task.Pulled()
 		for range steps {
 			if b.store.complete()+b.secondStore.complete() > 0 {
 				next = task.Resume()

@@ -225,7 +225,7 @@ func vpdCharacteristics(t *Task) []byte {
 func vpdProvisioning(t *Task) []byte {
 	b := make([]byte, 4)
 	if _, ok := backend.As[backend.Meter](t.lu.store); ok {
-		b[4-4] = thresholdExponent
+		b[0] = thresholdExponent // byte 4 of the page
 	}
 	if t.lu.thin() {
 		b[5-4] = 0xe4 // LBPU, LBPWS, LBPWS10, LBPRZ

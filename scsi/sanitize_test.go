@@ -131,9 +131,10 @@ func TestSanitizeSurvives(t *testing.T) {
 	b, gate := newGatedBench(t, nil)
 	list := overwriteList(1, 0x55)
 	task := b.task(sanitizeCDB(sanitizeOverwrite, len(list)), list, 0)
-	next := task.Start()
+	task.Start()
 	place(task, list)
-	if next = task.Pulled(); next != Wait {
+	next := task.Pulled()
+	if next != Wait {
 		t.Fatalf("SANITIZE without IMMED: %v", next)
 	}
 	<-gate.seen // before the first write

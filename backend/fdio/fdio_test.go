@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -24,9 +23,6 @@ func (fd plain) WriteZeroes(off, n int64) error         { return Zero(int(fd), o
 func (fd plain) Status(_, n int64) (bool, int64, error) { return true, n, nil }
 
 const testSize = backendtest.MinSize
-
-// logTo returns a logger whose lines come together in the builder.
-func logTo(b *strings.Builder) *slog.Logger { return slog.New(slog.NewTextHandler(b, nil)) }
 
 // mustOpen returns a store on a new file of testSize bytes. Of cfg it takes what is not about
 // the file.

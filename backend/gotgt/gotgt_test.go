@@ -168,7 +168,7 @@ func (b *broken) Read(off, n int64) ([]byte, error) {
 		return make([]byte, n+1), nil
 	case offNilMap:
 		var m map[string]int
-		m["x"]++
+		m["x"]++ //nolint:staticcheck // that is what it is to do
 	}
 	return nil, nil
 }
