@@ -26,16 +26,18 @@ type service struct {
 const (
 	headerTime = 5 * time.Second
 	idleTime   = time.Minute
+	readTime   = time.Minute      // for a request
+	writeTime  = 10 * time.Minute // for an answer; some of Go's profiles take as long as they are asked to
 	headerSize = 16 << 10
 	closeTime  = 2 * time.Second // for answers under way
 )
 
 func newService(name string, l net.Listener, h http.Handler, log *slog.Logger) *service {
-	s := &service{name: name, l: l}
+	s := &service{name: name, l: newLimitedListener(l)}
 	s.handler.Store(&h)
 	s.http = &http.Server{
 		Handler:           http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { (*s.handler.Load()).ServeHTTP(w, r) }),
-		ReadHeaderTimeout: headerTime, IdleTimeout: idleTime, MaxHeaderBytes: headerSize,
+		ReadHeaderTimeout: headerTime, ReadTimeout: readTime, WriteTimeout: writeTime, IdleTimeout: idleTime, MaxHeaderBytes: headerSize,
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
 	return s
