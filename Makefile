@@ -16,6 +16,7 @@ TEST_PACKAGES  = gcc libc6-dev libiscsi-bin tshark qemu-utils qemu-block-extra q
                  rdmacm-utils ibverbs-providers rdma-core libibverbs-dev librdmacm-dev pkgconf bash
 # Downloaded and unpacked by test/vm, not installed, as are the headers and sources of siw.
 DOWNLOADED     = linux-image-amd64
+DEB_PACKAGES   = debootstrap gcc libc6-dev libibverbs-dev librdmacm-dev ibverbs-providers pkgconf e2fsprogs qemu-system-x86 iproute2
 BENCH_PACKAGES = gcc libc6-dev libiscsi-dev tgt istgt util-linux
 # What runs in the guest of the benchmark.
 VM_PACKAGES    = gcc libc6-dev qemu-system-x86 open-iscsi tgt fio kmod bash coreutils iproute2 libibverbs-dev librdmacm-dev ibverbs-providers pkgconf
@@ -33,15 +34,16 @@ build: ## build bin/target and bin/initiator
 	$(GO) build -tags '$(TAGS)' -o bin/initiator ./cmd/initiator
 
 deb: ## build a Debian package in bin/
-	$(GO) build -trimpath -o bin/target ./cmd/target
+	$(GO) build -trimpath -tags '$(TAGS)' -o bin/target ./cmd/target
 	packaging/deb.sh bin/target bin
 
 test: deps ## install what tests need, run every test
 	GO='$(GO)' scripts/test.sh
 
-test-deb: ## install, upgrade and remove the Debian package in a chroot, as root
-	scripts/deps.sh debootstrap
+test-deb: ## install, use, upgrade and remove the Debian package, in a chroot and under systemd, as root
+	scripts/deps.sh $(DEB_PACKAGES)
 	GO='$(GO)' packaging/chroot-test.sh
+	$(GO) test -count=1 -tags deb -timeout 30m -v ./packaging
 
 conformance: ## run the tests of a libiscsi that is built in LIBISCSI=DIR
 	ISCSI_TEST_CU='$(abspath $(or $(LIBISCSI),$(error say where libiscsi is built: LIBISCSI=DIR)))/test-tool/iscsi-test-cu' $(GO) test -count=1 -timeout 30m -v -run '^Test(Conformance|Exceptions)$$' ./test/conformance

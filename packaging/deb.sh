@@ -61,7 +61,7 @@ Architecture: $arch
 Maintainer: oneshot maintainers <maintainers@oneshot.example>
 Installed-Size: $(du -sk --exclude=DEBIAN "$tree" | cut -f1)
 Depends: $depends
-Suggests: open-iscsi, prometheus
+Suggests: librdmacm1, ibverbs-providers, open-iscsi, prometheus
 Section: admin
 Priority: optional
 Description: block-storage target for iSCSI and iSER

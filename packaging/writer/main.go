@@ -1,4 +1,4 @@
-// Command writer is the initiator of chroot-test.sh: it writes numbered blocks to LUN 0 until
+// Command writer is the initiator of the tests of the package: it writes numbered blocks to LUN 0 until
 // SIGINT, logging in again whenever its session ends, and prints the number of each block that
 // was acknowledged. Then it reads all of them back.
 //
@@ -55,6 +55,8 @@ type disk struct {
 	logins  int
 }
 
+const unitAttention = 0x6
+
 // patience is how long the target may be away; open-iscsi waits 120 s.
 const patience = 60 * time.Second
 
@@ -68,7 +70,11 @@ func (d *disk) retry(f func(*initiator.LU) error) error {
 		if err == nil {
 			return nil
 		}
-		if _, answered := errors.AsType[*initiator.StatusError](err); answered || errors.Is(err, errDifferent) || time.Since(start) > patience {
+		answer, answered := errors.AsType[*initiator.StatusError](err)
+		if answered && answer.Key == unitAttention && time.Since(start) < patience { // something has changed
+			continue
+		}
+		if answered || errors.Is(err, errDifferent) || time.Since(start) > patience {
 			return err
 		}
 		if d.session != nil {

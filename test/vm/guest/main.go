@@ -1,5 +1,6 @@
 // Command guest is the first process of the virtual machines in test/vm: it brings the
-// system up and runs the commands that the host sends.
+// system up and runs the commands that the host sends. In a system that is up already (packaging) it is a
+// service and does the latter only.
 package main
 
 import (
@@ -20,17 +21,18 @@ import (
 )
 
 func main() {
-	if err := boot(); err != nil {
-		fmt.Println("guest:", err)
+	if os.Getpid() == 1 {
+		defer func() { _ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF) }()
+		if err := boot(); err != nil {
+			fmt.Println("guest:", err)
+		}
 	}
 	port, err := openPort()
 	if err != nil {
 		fmt.Println("guest:", err)
-		_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
 		return
 	}
 	serve(port)
-	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
 }
 
 // mounts of a system without a root disk.
