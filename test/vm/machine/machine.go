@@ -21,7 +21,7 @@ import (
 )
 
 // BootTime is a limit that only a hung machine reaches.
-const BootTime = 2 * time.Minute
+const BootTime = 5 * time.Minute
 
 // Machine is a running guest. Its methods may be called by several goroutines at once.
 type Machine struct {
