@@ -53,6 +53,7 @@ type bench struct {
 	options
 	*guest
 	contenders []contender
+	starting   time.Duration // of the host's processors for one fio without I/O
 }
 
 // startTargets starts network, targets and initiator, logs in everywhere and writes every
@@ -90,9 +91,9 @@ func (b *bench) startTargets() error {
 	return nil
 }
 
+// startOneshot starts the daemon and waits for its portals.
 func (b *bench) startOneshot() error {
-	config := fmt.Sprintf(`log: {level: warn}
-stores: {disk: {type: memory, size: %s}}
+	config := fmt.Sprintf(`stores: {disk: {type: memory, size: %s}}
 targets: [{iqn: %q, luns: {0: disk}}]
 portals:
   - {transport: verbs, listen: "%s:3261", device: %s}
@@ -101,8 +102,22 @@ portals:
 	if err := b.write("/tmp/target.yaml", config); err != nil {
 		return err
 	}
-	_, err := b.Start("target", "serve", "--config", "/tmp/target.yaml")
-	return err
+	daemon, err := b.Start("target", "serve", "--config", "/tmp/target.yaml")
+	if err != nil {
+		return err
+	}
+	var said strings.Builder
+	for portals := 0; portals < 2; {
+		line, more := <-daemon.Lines
+		if !more {
+			return fmt.Errorf("the target ends with %d: %s", daemon.Exit, said.String())
+		}
+		said.WriteString(line + "\n")
+		if strings.Contains(line, "portal open") {
+			portals++
+		}
+	}
+	return nil
 }
 
 // startLIO configures the kernel's target: a RAM disk of its own, a portal of each transport,

@@ -8,6 +8,7 @@ import (
 	"log"
 	"slices"
 	"strings"
+	"time"
 )
 
 // A point is one kind of load.
@@ -55,6 +56,7 @@ type sample struct {
 	IOPS     float64
 	P50, P99 float64            // µs
 	CPU      map[string]float64 // µs per I/O of the guest's two processors, by user: those of shares
+	Host     float64            // µs of the host's processors per I/O that the guest took
 	Others   float64            // share of the host that neither the guest nor idling took
 }
 
@@ -83,6 +85,9 @@ func (r result) row(target, transport string) *row {
 }
 
 func (b *bench) measureAll(ctx context.Context) ([]result, error) {
+	if err := b.measureStart(); err != nil {
+		return nil, err
+	}
 	var results []result
 	for _, p := range points {
 		if !b.points.MatchString(p.String()) {
@@ -98,6 +103,28 @@ func (b *bench) measureAll(ctx context.Context) ([]result, error) {
 		return nil, errors.New("no point matches")
 	}
 	return results, nil
+}
+
+// measureStart measures what one fio costs the host that does next to no I/O.
+func (b *bench) measureStart() error {
+	var costs []time.Duration
+	for range 3 {
+		before, err := b.hostCPU()
+		if err != nil {
+			return err
+		}
+		if _, err := b.fio(b.contenders[0].disk, "--rw=read", "--bs=4k", "--number_ios=1"); err != nil {
+			return err
+		}
+		after, err := b.hostCPU()
+		if err != nil {
+			return err
+		}
+		costs = append(costs, after.guest-before.guest)
+	}
+	slices.Sort(costs)
+	b.starting = costs[1]
+	return nil
 }
 
 // measure gives every contender its turn in every round.
@@ -120,8 +147,8 @@ func (b *bench) measure(ctx context.Context, p point) (result, error) {
 	for i, c := range b.contenders {
 		w := summarize(c, samples[i])
 		r.rows = append(r.rows, w)
-		log.Printf("%-32s %-13s %7.0f IOPS %6.1f MB/s  p99 %7.0f µs  others %2.0f %%  µs per I/O:%s", p, c, w.IOPS,
-			w.IOPS*float64(p.size)/1e6, w.P99, 100*w.Others, spent(w.CPU))
+		log.Printf("%-32s %-13s %7.0f IOPS %6.1f MB/s  p99 %7.0f µs  others %2.0f %%  µs per I/O: host %.0f; guest%s", p, c, w.IOPS,
+			w.IOPS*float64(p.size)/1e6, w.P99, 100*w.Others, w.Host, spent(w.CPU))
 	}
 	return r, nil
 }
@@ -136,11 +163,11 @@ func spent(cpu map[string]float64) string {
 
 // once measures one contender.
 func (b *bench) once(p point, c contender) (s sample, err error) {
-	hostBefore, err := b.hostCPU()
+	before, err := b.guestCPU()
 	if err != nil {
 		return s, err
 	}
-	before, err := b.guestCPU()
+	hostBefore, err := b.hostCPU()
 	if err != nil {
 		return s, err
 	}
@@ -148,11 +175,11 @@ func (b *bench) once(p point, c contender) (s sample, err error) {
 	if err != nil {
 		return s, err
 	}
-	after, err := b.guestCPU()
+	hostAfter, err := b.hostCPU()
 	if err != nil {
 		return s, err
 	}
-	hostAfter, err := b.hostCPU()
+	after, err := b.guestCPU()
 	if err != nil {
 		return s, err
 	}
@@ -167,6 +194,7 @@ func (b *bench) once(p point, c contender) (s sample, err error) {
 	return sample{
 		IOPS: d.IOPS, P50: ns["50.000000"] / 1e3, P99: ns["99.000000"] / 1e3,
 		CPU:    after.perIO(before, f, d),
+		Host:   float64((hostAfter.guest - hostBefore.guest - b.starting).Microseconds()) / d.TotalIOs,
 		Others: hostAfter.others(hostBefore),
 	}, nil
 }
@@ -225,6 +253,7 @@ func summarize(c contender, samples []sample) row {
 	w.IOPS = median(iops)
 	w.P50 = median(of(func(s sample) float64 { return s.P50 }))
 	w.P99 = median(of(func(s sample) float64 { return s.P99 }))
+	w.Host = median(of(func(s sample) float64 { return s.Host }))
 	w.Others = slices.Max(of(func(s sample) float64 { return s.Others }))
 	w.CPU = make(map[string]float64)
 	for _, name := range shares {

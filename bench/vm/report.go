@@ -143,6 +143,20 @@ func throughput(s *strings.Builder, transport string, results []result) {
 	}
 }
 
+// thrift is how many times as much of the host the thriftier peer takes over the same transport.
+func (r result) thrift(w *row) string {
+	var least float64
+	for _, p := range peers {
+		if peer := r.row(p, w.transport); peer != nil && (least == 0 || peer.Host < least) {
+			least = peer.Host
+		}
+	}
+	if w.target != ours || least == 0 || w.Host == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%.2f", least/w.Host)
+}
+
 var targets = []string{ours, "LIO", "tgt"}
 
 func (r result) speed(w *row) string {
@@ -158,16 +172,23 @@ func (r result) speed(w *row) string {
 
 // processors is the table of a transport that says who used the guest's processors.
 func processors(s *strings.Builder, transport string, results []result) {
-	fmt.Fprintf(s, "\n## Processor time over %s\n\nµs of the guest's two processors per I/O. LIO's side of the target is its iscsi_ threads; it works in kworkers "+
-		"too, as the initiator does.\nWhat the soft-RoCE device and the network do in softirqs counts for whom they interrupt, be it *fio* or *idle*.\n\n", transport)
-	fmt.Fprintf(s, "| point | target | %s |\n| --- | --- |%s\n", strings.Join(shares, " | "), strings.Repeat(" ---: |", len(shares)))
+	fmt.Fprintf(s, `
+## Processor time over %s
+
+µs per I/O. *Host* is what the whole guest takes of the host's processors, the start of fio apart: of the figures here the
+one that others on the host disturb least; *× better* compares it with the thriftier peer's (above 1: we take less). The rest are
+shares of the guest's two processors. LIO's side of the target is its iscsi_ threads; it works in kworkers too, as the initiator
+does. What the soft-RoCE device and the network do in softirqs counts for whom they interrupt, be it *fio* or *idle*.
+
+`, transport)
+	fmt.Fprintf(s, "| point | target | host | × better | %s |\n| --- | --- |%s\n", strings.Join(shares, " | "), strings.Repeat(" ---: |", 2+len(shares)))
 	for _, r := range results {
 		for _, target := range targets {
 			w := r.row(target, transport)
 			if w == nil {
 				continue
 			}
-			fmt.Fprintf(s, "| %s | %s |", r.point, target)
+			fmt.Fprintf(s, "| %s | %s | %.0f | %s |", r.point, target, w.Host, r.thrift(w))
 			for _, name := range shares {
 				fmt.Fprintf(s, " %.0f |", w.CPU[name])
 			}

@@ -20,8 +20,8 @@ func someResults() []result {
 		for _, c := range contenders {
 			n := iops[c.transport][c.target]
 			r.rows = append(r.rows, summarize(c, []sample{
-				{IOPS: n + 10, P99: 3, Others: 0.01}, {IOPS: n - 10, P99: 1, Others: 0.5},
-				{IOPS: n, P99: 2, CPU: map[string]float64{byFio: 42}},
+				{IOPS: n + 10, P99: 3, Host: 2e6 / n, Others: 0.01}, {IOPS: n - 10, P99: 1, Host: 2e6 / n, Others: 0.5},
+				{IOPS: n, P99: 2, Host: 2e6 / n, CPU: map[string]float64{byFio: 42}},
 			}))
 		}
 		all = append(all, r)
@@ -37,6 +37,8 @@ func TestTable(t *testing.T) {
 		"| 4 KiB random read, depth 1 | **1600** 1590 – 1610 | **2000** 1990 – 2010 | **1000** 990 – 1010 | 0.80 missed | 1.60 met | 2 | 2 | 2 |",
 		"| 256 KiB sequential write, depth 8 | **419** 417 – 422 |",
 		"| 1.50 met | 2.00 met |",
+		"| 4 KiB random write, depth 32 | oneshot | 1250 | 0.80 |",
+		"| 4 KiB random write, depth 32 | tgt | 2000 |  |",
 		"scheduler none, max_sectors_kb 256",
 	} {
 		if !strings.Contains(got, want) {
