@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 )
@@ -80,15 +81,22 @@ func (b *bench) startTargets() error {
 		if c.disk, err = b.login(c); err != nil {
 			return fmt.Errorf("%s: %w", c, err)
 		}
-		b.contenders = append(b.contenders, c)
-		if _, err := b.fio(c.disk, "--rw=write", "--bs=256k", "--iodepth=8"); err != nil {
-			return fmt.Errorf("%s: write the disk once: %w", c, err)
+		if !b.filled(c.target) {
+			if _, err := b.fio(c.disk, "--rw=write", "--bs=256k", "--iodepth=8"); err != nil {
+				return fmt.Errorf("%s: write the disk once: %w", c, err)
+			}
 		}
+		b.contenders = append(b.contenders, c)
 	}
 	if len(b.contenders) == 0 {
 		return errors.New("no contender matches")
 	}
 	return nil
+}
+
+// filled reports whether a target's disk has been written, over either transport.
+func (b *bench) filled(target string) bool {
+	return slices.ContainsFunc(b.contenders, func(c contender) bool { return c.target == target })
 }
 
 // startOneshot starts the daemon and waits for its portals.
@@ -215,12 +223,7 @@ func (b *bench) login(c contender) (string, error) {
 }
 
 func (b *bench) taken(disk string) bool {
-	for _, c := range b.contenders {
-		if c.disk == disk {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(b.contenders, func(c contender) bool { return c.disk == disk })
 }
 
 // queue is how the initiator's kernel treats every disk.

@@ -28,8 +28,14 @@ const guestProcessors = 2
 // Linux offers to user space.
 const clockTick = 10 * time.Millisecond
 
-// guestCPU is what the guest's processors have been used for so far.
-type guestCPU map[string]time.Duration
+// thread is what a thread of the guest has used so far, and for which shares.
+type thread struct {
+	user, system     time.Duration
+	asUser, asSystem string // of shares; empty: for none
+}
+
+// guestCPU is the guest's threads by their numbers. They come and go.
+type guestCPU map[string]thread
 
 // guestCPU asks the guest.
 func (b *bench) guestCPU() (guestCPU, error) {
@@ -58,15 +64,16 @@ func parseThreads(text string) (guestCPU, error) {
 		if err != nil {
 			return nil, err
 		}
+		t := thread{user: user, system: system}
 		switch name := line[open+1 : end]; {
 		case name == "target", name == "tgtd", strings.HasPrefix(name, "iscsi_"), strings.HasPrefix(name, "isert"):
-			u[byTargetUser] += user
-			u[byTargetSystem] += system
+			t.asUser, t.asSystem = byTargetUser, byTargetSystem
 		case strings.HasPrefix(name, "kworker"):
-			u[byKworkers] += system
+			t.asSystem = byKworkers
 		case strings.HasPrefix(name, "ksoftirqd"):
-			u[bySoftirqd] += system
+			t.asSystem = bySoftirqd
 		}
+		u[line[:open]] = t
 	}
 	return u, nil
 }
@@ -75,13 +82,16 @@ func parseThreads(text string) (guestCPU, error) {
 // others, and what is left of the processors while it ran.
 func (u guestCPU) perIO(before guestCPU, j job, d side) map[string]float64 {
 	per := make(map[string]float64)
+	for id, t := range u {
+		was := before[id] // nothing, for a thread that is new
+		per[t.asUser] += float64((t.user - was.user).Microseconds()) / d.TotalIOs
+		per[t.asSystem] += float64((t.system - was.system).Microseconds()) / d.TotalIOs
+	}
+	per[byFio] = (j.User + j.System) / 100 * 1e6 / d.IOPS
+	delete(per, "")
 	left := guestProcessors * 1e6 / d.IOPS
-	for _, name := range shares[:len(shares)-1] {
-		per[name] = float64((u[name] - before[name]).Microseconds()) / d.TotalIOs
-		if name == byFio {
-			per[name] = (j.User + j.System) / 100 * 1e6 / d.IOPS
-		}
-		left -= per[name]
+	for _, used := range per {
+		left -= used
 	}
 	per[byRest] = max(0, left)
 	return per

@@ -84,15 +84,15 @@ func TestPictureIsXML(t *testing.T) {
 
 // What threads have used goes to those that the table names.
 func TestThreads(t *testing.T) {
-	stat := func(name, user, system string) string {
-		return "7 (" + name + ") S 1 1 1 0 -1 0 0 0 0 0 " + user + " " + system + " 0 0 20 0\n"
+	stat := func(id, name, user, system string) string {
+		return id + " (" + name + ") S 1 1 1 0 -1 0 0 0 0 0 " + user + " " + system + " 0 0 20 0\n"
 	}
-	before, err := parseThreads(stat("target", "10", "20"))
+	before, err := parseThreads(stat("7", "target", "10", "20") + stat("8", "kworker/0:0", "90", "90"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	after, err := parseThreads(stat("target", "11", "22") + stat("target", "0", "1") + stat("iscsi_trx", "0", "4") +
-		stat("kworker/0:1H-ib) x", "0", "5") + stat("guest", "3", "3"))
+	after, err := parseThreads(stat("7", "target", "11", "22") + stat("9", "target", "0", "1") + stat("10", "iscsi_trx", "0", "4") +
+		stat("11", "kworker/0:1H-ib) x", "0", "5") + stat("1", "guest", "3", "3"))
 	if err != nil {
 		t.Fatal(err)
 	}
