@@ -55,8 +55,14 @@ func (c *Conn) establish(out *login.Outcome) {
 	if !s.Discovery {
 		s.Target = c.node.target(l.TargetName())
 	}
-	if !s.Discovery && s.Target == nil {
+	// The configuration may have changed since the login began.
+	switch {
+	case s.Discovery:
+	case s.Target == nil:
 		c.refuse(out, pdu.LoginTargetRemoved)
+		return
+	case !s.Target.admits(s.Initiator):
+		c.refuse(out, pdu.LoginAuthorizationFailure)
 		return
 	}
 	if l.TSIH() != 0 {
@@ -177,6 +183,7 @@ func (c *Conn) logIn(s *Session, params *login.Params, out *login.Outcome) {
 	c.sendLogin(out)
 	c.mover.Enable(params)
 	c.state = stateFullFeature
+	c.entered.Store(true)
 	c.login = nil
 	c.node.counters.Logins.Add(1)
 	if s.Discovery {

@@ -76,6 +76,9 @@ type Conn struct {
 	acked, unacked []func()
 	gone           []func() // called when nothing of the connection is left
 
+	entered atomic.Bool // the login is over, in one way or another
+	evicted bool        // has to give way; guarded by Node.mu
+
 	arrived int64 // nanotime of the input batch under way
 	left    int64 // nanotime of the output batch under way, if timed
 	timed   bool
@@ -243,6 +246,7 @@ func (c *Conn) Lost(err error) {
 			"initiator", c.login.Initiator(), "responses", uint32(c.statSN))
 	}
 	c.state = stateCleanup
+	c.entered.Store(true)
 	c.login = nil
 	if c.sess != nil {
 		c.withdraw()

@@ -369,7 +369,10 @@ var responses = map[scsi.TMFResponse]pdu.TaskResponse{
 	scsi.Rejected: pdu.TaskFunctionRejected, scsi.FunctionSucceeded: pdu.TaskFunctionSucceeded,
 }
 
-// Tick looks at the clock: a login that takes too long, and a peer that has fallen silent,
+// patience is how many times NOPTimeout an initiator that is not silent may take to answer a ping.
+const patience = 4
+
+// tick looks at the clock: a login that takes too long, and a peer that has fallen silent,
 // end the connection. It is called about once a second, with the lock held.
 func (c *Conn) tick(now uint32) {
 	limits := c.node.limits.Load()
@@ -380,8 +383,13 @@ func (c *Conn) tick(now uint32) {
 		}
 	case c.state != stateFullFeature:
 	case c.pingTTT != 0:
-		if now-c.pinged > limits.NOPTimeout && now-c.heard > limits.NOPTimeout {
+		silent := now-c.heard > limits.NOPTimeout
+		switch {
+		case now-c.pinged <= limits.NOPTimeout:
+		case silent:
 			c.fail("no sign of life from the initiator for %d s", now-c.heard)
+		case now-c.pinged > patience*limits.NOPTimeout: // long enough for any data that the answer is behind
+			c.fail("the initiator sends, but has not answered a ping for %d s", now-c.pinged)
 		}
 	case limits.NOPInterval != 0 && now-c.heard >= limits.NOPInterval:
 		c.ping()

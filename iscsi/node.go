@@ -107,6 +107,8 @@ type Node struct {
 	portals  []Portal   // likewise
 	conns    map[*Conn]struct{}
 	coming   int                 // connections that were admitted and are not in conns yet
+	leaving  int                 // of conns: those that are to give way
+	logins   []*Conn             // of conns, oldest first: those in their login, and others that have left it
 	sessions map[uint16]*Session // by TSIH
 	nextTSIH uint16
 	closing  bool
@@ -179,17 +181,71 @@ func (n *Node) connections() []*Conn {
 }
 
 // Admit reports whether one more connection may come, and counts it. NewConn, NewRDMAConn or
-// Dismiss follows.
+// Dismiss follows. When there are as many as may be, the one that has been in its login for longest
+// gives way: whoever opens connections without end keeps nobody else out.
 func (n *Node) Admit() bool {
 	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.closing || len(n.conns)+n.coming >= n.limits.Load().Connections {
+	var old *Conn
+	full := len(n.conns)+n.coming-n.leaving >= n.limits.Load().Connections
+	if full && !n.closing && n.leaving < maxLeaving {
+		old = n.oldestLogin()
+	}
+	if full {
 		n.counters.Refused.Add(1)
+	}
+	if n.closing || full && old == nil {
+		n.mu.Unlock()
 		return false
+	}
+	if old != nil {
+		old.evicted = true
+		n.leaving++
 	}
 	n.counters.Connections.Add(1)
 	n.coming++
+	n.mu.Unlock()
+	if old != nil {
+		old.post(old.giveWay)
+	}
 	return true
+}
+
+// maxLeaving bounds the connections that are there beyond the limit, because others have been
+// told to end and have not yet.
+const maxLeaving = 32
+
+// oldestLogin takes the connection that has been in its login for longest out of the list, or
+// returns nil. mu is held.
+func (n *Node) oldestLogin() *Conn {
+	for len(n.logins) > 0 {
+		c := n.logins[0]
+		n.logins[0] = nil
+		n.logins = n.logins[1:]
+		if !c.entered.Load() {
+			return c
+		}
+	}
+	return nil
+}
+
+// giveWay ends a connection for which there is no room, if it is in its login still.
+func (c *Conn) giveWay() {
+	if c.entered.Load() {
+		c.node.stays(c)
+		return
+	}
+	c.log.Info("connection ended: there are more than limits.connections, and of those that have not logged in it is the oldest")
+	c.mover.Terminate(false)
+}
+
+// stays says that a connection which was to give way, does not.
+func (n *Node) stays(c *Conn) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if c.evicted {
+		c.evicted = false
+		n.leaving--
+	}
 }
 
 // Dismiss takes back what Admit counted, of a connection that came to nothing.
@@ -212,6 +268,10 @@ func (n *Node) add(c *Conn) {
 	defer n.mu.Unlock()
 	n.conns[c] = struct{}{}
 	n.coming--
+	if len(n.logins) > 2*len(n.conns) { // most have logged in
+		n.logins = slices.DeleteFunc(n.logins, func(c *Conn) bool { return c.entered.Load() })
+	}
+	n.logins = append(n.logins, c)
 }
 
 // forget drops a connection of which nothing is left, and with the last one the session.
@@ -219,6 +279,9 @@ func (n *Node) forget(c *Conn) {
 	var ended []func()
 	n.mu.Lock()
 	delete(n.conns, c)
+	if c.evicted {
+		n.leaving--
+	}
 	if s := c.sess; s != nil && s.over {
 		delete(n.sessions, s.TSIH)
 		ended, s.ended = s.ended, nil
