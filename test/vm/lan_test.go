@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -13,29 +12,31 @@ import (
 	"time"
 )
 
-// lan returns qemu's arguments for a second network interface of a machine, eth1. Two machines are on
-// the network; the one that listens may be there without the other. Its socket for management is qmp.
-func lan(socket, qmp string, listens bool) []string {
+// lan returns qemu's arguments for a second network interface of a machine, eth1. Two machines are on the
+// network, whose socket is in dir: the tests' shared one, which listens, and another, which may come and go.
+// The socket for management is in own.
+func lan(dir, own string, listens bool) []string {
 	server, mac := "off", "52:54:00:09:00:02"
 	if listens {
 		server, mac = "on", "52:54:00:09:00:01"
 	}
 	return []string{
-		"-netdev", "stream,id=lan,server=" + server + ",addr.type=unix,addr.path=" + socket,
+		"-netdev", "stream,id=lan,server=" + server + ",addr.type=unix,addr.path=" + filepath.Join(dir, "lan"),
 		"-device", "virtio-net-pci,netdev=lan,mac=" + mac + ",host_mtu=9000",
-		"-qmp", "unix:" + qmp + ",server=on,wait=off",
+		"-qmp", "unix:" + filepath.Join(own, "qmp") + ",server=on,wait=off",
 	}
 }
 
 // lanDevice makes the RDMA device of a machine on the network.
 func lanDevice(t *testing.T, m *guestMachine, host string) rdmaDevice {
 	t.Helper()
+	d := rdmaDevice{name: "rxe9", host: host}
 	for _, c := range []string{
-		"ip link set dev eth1 mtu 9000 up", "ip addr add " + host + "/24 dev eth1", "rdma link add rxe1 type rxe netdev eth1",
+		"ip link set dev eth1 mtu 9000 up", "ip addr add " + host + "/24 dev eth1", "rdma link add " + d.name + " type rxe netdev eth1",
 	} {
 		m.run(t, strings.Fields(c)...)
 	}
-	return rdmaDevice{name: "rxe1", host: host}
+	return d
 }
 
 // TestTwoGuests: initiator and target are machines of their own. The link between them is down for 20 s
@@ -43,33 +44,26 @@ func lanDevice(t *testing.T, m *guestMachine, host string) rdmaDevice {
 // and the target has nothing left that it held.
 func TestTwoGuests(t *testing.T) {
 	dir := t.TempDir()
-	socket := filepath.Join(dir, "lan")
-	machines := make([]*guestMachine, 2)
-	for n := range machines {
-		own := filepath.Join(dir, strconv.Itoa(n))
-		if err := os.Mkdir(own, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		m, err := boot(guestImage, own, lan(socket, filepath.Join(own, "qmp"), n == 0)...)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(m.Stop)
-		machines[n] = m
+	client, err := boot(guestImage, dir, lan(guestDir, dir, false)...)
+	if err != nil {
+		t.Fatal(err)
 	}
-	server, client := machines[0], machines[1]
+	t.Cleanup(client.Stop)
+	server := guest
 	d := lanDevice(t, server, "10.9.2.1")
 	lanDevice(t, client, "10.9.2.2")
+	t.Cleanup(func() {
+		server.run(t, "rdma", "link", "delete", d.name)
+		server.run(t, "ip", "link", "set", "dev", "eth1", "down")
+	})
 
 	portal := net.JoinHostPort(d.host, "3260")
-	var g *guestTarget
-	onOther(server, func() {
-		g = startInGuest(t, inFile+`portals:
-  - {transport: verbs, listen: "`+portal+`", device: rxe1}
+	removeFile(t)
+	g := startInGuest(t, inFile+`portals:
+  - {transport: verbs, listen: "`+portal+`", device: `+d.name+`}
   - {transport: tcp, listen: "127.0.0.1:3261"}
 limits: {nop_interval: 2s, nop_timeout: 2s}
 `, 2)
-	})
 	before := g.idle(d)
 
 	var load *command
@@ -78,7 +72,7 @@ limits: {nop_interval: 2s, nop_timeout: 2s}
 		i.record(map[string]string{"node.session.queue_depth": "64"})
 		dev := "/dev/" + i.login(1)[0]
 		const count = 100
-		writeRecords(t, dev, count, map[int]func(){30: func() { linkDown(g, filepath.Join(dir, "0/qmp")) }})
+		writeRecords(t, dev, count, map[int]func(){30: func() { linkDown(g) }})
 		guest.run(t, "@drop")
 		guest.run(t, "@check", dev, strconv.Itoa(count))
 
@@ -89,11 +83,9 @@ limits: {nop_interval: 2s, nop_timeout: 2s}
 		t.Fatalf("the load says %q\n%s", line, client.Log())
 	}
 	read := []string{"initiator", "read", "--length", "4096", "iscsi://127.0.0.1:3261/" + iqn + "/0", "/tmp/read"}
-	onOther(server, func() {
-		if said := guest.fails(t, read...); !strings.Contains(strings.ToLower(said), "reservation conflict") {
-			t.Errorf("who reads what the client has reserved is told %q", said)
-		}
-	})
+	if said := server.fails(t, read...); !strings.Contains(strings.ToLower(said), "reservation conflict") {
+		t.Errorf("who reads what the client has reserved is told %q", said)
+	}
 	if now := g.status(); now.Buffers.Leases == 0 || now.Sessions != 1 || g.resources(d, "qp") != 1 {
 		t.Errorf("under load the target holds %s", g.holds(d))
 	}
@@ -106,11 +98,11 @@ limits: {nop_interval: 2s, nop_timeout: 2s}
 // linkDown pulls the target's cable for 20 s, in which the target gives the initiator up. (Taking the
 // interface down is something else: Linux 6.1's rxe then cannot send, which ends the queue pair of its
 // connection manager, and it is never told of connections again.)
-func linkDown(g *guestTarget, socket string) {
+func linkDown(g *guestTarget) {
 	g.t.Helper()
 	cable := func(plugged bool) {
 		g.t.Helper()
-		if err := qmp(socket, "set_link", map[string]any{"name": "lan", "up": plugged}); err != nil {
+		if err := qmp(filepath.Join(guestDir, "qmp"), "set_link", map[string]any{"name": "lan", "up": plugged}); err != nil {
 			g.t.Fatal(err)
 		}
 	}

@@ -17,6 +17,7 @@ import (
 
 var (
 	guest      *guestMachine  // shared by the tests, which run one after the other
+	guestDir   string         // of its sockets
 	guestImage *machine.Image // for tests that need another machine
 )
 
@@ -38,7 +39,8 @@ func TestMain(m *testing.M) {
 			return 1
 		}
 		defer os.RemoveAll(tmp)
-		if guest, err = boot(guestImage, tmp); err != nil {
+		guestDir = tmp
+		if guest, err = boot(guestImage, tmp, lan(tmp, tmp, true)...); err != nil {
 			fmt.Fprintln(os.Stderr, "booting the guest:", err)
 			return 1
 		}
