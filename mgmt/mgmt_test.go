@@ -2,6 +2,7 @@ package mgmt
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -9,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -174,6 +176,35 @@ func TestAPIMistakes(t *testing.T) {
 			t.Errorf("%s %s: %d %s", c.method, c.path, w.Code, w.Body)
 		}
 	}
+}
+
+// FuzzAPI sends any request: the answer is JSON, and nothing is changed that was not asked for.
+func FuzzAPI(f *testing.F) {
+	f.Add("GET", "/v1/status", "")
+	f.Add("DELETE", "/v1/sessions/3", "")
+	f.Add("PATCH", "/v1/access", `{"target": "iqn.t:t", "group": 1, "luns": [0, 5], "state": "standby", "preferred": true}`)
+	f.Add("PATCH", "/v1/access", `{"target": "t", "group": 2, "preferred": null}`)
+	f.Add("POST", "/v1/reload", "{}")
+	f.Fuzz(func(t *testing.T, method, path, body string) {
+		target := new(fake)
+		u, err := url.ParseRequestURI(path)
+		if err != nil || u.Host != "" {
+			return
+		}
+		r := &http.Request{Method: method, URL: u, Body: io.NopCloser(strings.NewReader(body)), Host: "x", Header: http.Header{}}
+		w := httptest.NewRecorder()
+		NewAPI(target).ServeHTTP(w, r)
+		switch {
+		case w.Code >= 300 && w.Code < 400: // a path that is to be cleaned
+			return
+		case w.Code != http.StatusNoContent && !json.Valid(w.Body.Bytes()) || w.Code != http.StatusNoContent && w.Header().Get("Content-Type") != "application/json":
+			t.Fatalf("%s %s: %d %q", method, path, w.Code, w.Body)
+		case len(target.changes) > 0 && (method != "PATCH" || target.changes[0].State == "" && target.changes[0].Preferred == nil):
+			t.Fatalf("%s %s changes %+v", method, path, target.changes)
+		case len(target.dropped) > 0 && method != "DELETE":
+			t.Fatalf("%s %s drops %v", method, path, target.dropped)
+		}
+	})
 }
 
 func TestListen(t *testing.T) {

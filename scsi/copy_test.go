@@ -697,3 +697,51 @@ func FuzzRanges(f *testing.F) {
 		}
 	})
 }
+
+// FuzzToken changes anything in a parameter list of WRITE USING TOKEN. Whatever is said, nothing but the
+// ranges that it names changes, and if it is refused nothing.
+func FuzzToken(f *testing.F) {
+	f.Add([]byte{}, uint16(0), byte(0))
+	f.Add([]byte{0xff, 0xff, 0, 1}, uint16(16), byte(0))        // the type of the token
+	f.Add([]byte{1}, uint16(16+511), byte(0))                   // its secret
+	f.Add([]byte{0, 0, 0, 0, 0, 0, 0, 5}, uint16(8), byte(1))   // the offset into it
+	f.Add([]byte{0, 0, 0, 0, 0, 0, 0, 1}, uint16(536), byte(2)) // the first range
+	f.Add([]byte{2, 40, 0, 0}, uint16(0), byte(3))              // lengths
+	f.Add([]byte{0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0}, uint16(534), byte(1))
+	f.Fuzz(func(t *testing.T, change []byte, at uint16, cut byte) {
+		b := newCopyBench(t, cut&1 == 0)
+		list := useList(b.token([2]uint64{10, 4}, [2]uint64{100, 4}), 1, 0, [2]uint64{0, 3}, [2]uint64{20, 3})
+		if int(at) > len(list) {
+			return
+		}
+		copy(list[at:], change)
+		list = list[:len(list)-min(int(cut)>>1, len(list))]
+		one, two := bytes.Clone(b.store.data), bytes.Clone(b.secondStore.data)
+		v := b.third(b.b, 1, 0x11, 44, list)
+		if !bytes.Equal(b.store.data, one) {
+			t.Fatal("the source has changed")
+		}
+		if v != 0 {
+			if !bytes.Equal(b.secondStore.data, two) {
+				t.Fatalf("%05x, but bytes have changed", v)
+			}
+			return
+		}
+		for off := range two {
+			if two[off] != b.secondStore.data[off] && !named(list, uint64(off/512)) {
+				t.Fatalf("byte %d has changed", off)
+			}
+		}
+	})
+}
+
+// named reports whether a range of a parameter list of WRITE USING TOKEN holds the block.
+func named(list []byte, block uint64) bool {
+	ranges := list[536:][:binary.BigEndian.Uint16(list[534:])]
+	for ; len(ranges) >= 16; ranges = ranges[16:] {
+		if lba := binary.BigEndian.Uint64(ranges); block >= lba && block-lba < uint64(binary.BigEndian.Uint32(ranges[8:])) {
+			return true
+		}
+	}
+	return false
+}

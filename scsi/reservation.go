@@ -118,10 +118,13 @@ func (r *reservations) load(s ReservationStore) (*sanitizeOrder, error) {
 		return nil, fmt.Errorf("scsi: persistent reservations: %w", err)
 	}
 	bad := kept.Format != 1 || kept.Type != 0 && !kept.Type.valid() || kept.Holder >= len(kept.Registrants) ||
-		kept.Type != 0 && !kept.Type.all() && kept.Holder < 0
+		kept.Type != 0 && (!kept.Type.all() && kept.Holder < 0 || len(kept.Registrants) == 0)
 	if bad {
 		return nil, fmt.Errorf("scsi: persistent reservations: format %d, type %d, holder %d of %d make no sense",
 			kept.Format, kept.Type, kept.Holder, len(kept.Registrants))
+	}
+	if o := kept.Sanitize; o != nil && !o.valid(int(r.lu.blockSize)) {
+		return nil, fmt.Errorf("scsi: the sanitize operation that was kept makes no sense: action %d, %d passes of %d bytes", o.Action, o.Count, len(o.Pattern))
 	}
 	r.generation, r.kind, r.persist = kept.Generation, kept.Type, !kept.Volatile
 	for i := range kept.Registrants {

@@ -49,6 +49,17 @@ type sanitizeOrder struct {
 	Failed       bool   `json:",omitempty"`
 }
 
+// valid reports whether o is what a SANITIZE command can have asked for.
+func (o *sanitizeOrder) valid(blockSize int) bool {
+	switch o.Action {
+	case sanitizeBlockErase:
+		return true
+	case sanitizeOverwrite:
+		return o.Count >= 1 && o.Count <= 31 && len(o.Pattern) >= 1 && len(o.Pattern) <= blockSize
+	}
+	return false
+}
+
 // sanitizeJob is a sanitize operation under way.
 type sanitizeJob struct {
 	lu      *LogicalUnit
