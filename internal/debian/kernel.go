@@ -1,5 +1,5 @@
-// Package debian fetches Debian's kernel, for virtual machines and the appliance. It is
-// downloaded and unpacked, not installed.
+// Package debian fetches packages of Debian's that are unpacked, not installed: the kernel, for virtual
+// machines and the appliance, and programs of other releases.
 package debian
 
 import (

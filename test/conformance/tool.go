@@ -4,8 +4,8 @@
 // in exceptions.go with the reason, and a listed test that passes is an error
 // too, so that the list stays true.
 //
-// Every release of the tool from 1.19 on is known. ISCSI_TEST_CU names one to be used instead of
-// Debian's; `make conformance LIBISCSI=DIR` does so.
+// Two releases of the tool are used: the one that is installed, 1.19, and Debian's next, 1.20. Those since are known
+// too: ISCSI_TEST_CU names one to be used instead, as `make conformance LIBISCSI=DIR` does.
 //
 // Run one test with
 //
@@ -19,10 +19,14 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
+
+	"oneshot/internal/debian"
 )
 
 const (
@@ -61,13 +65,36 @@ var installed = tool{"installed", []string{"iscsi-test-cu"}}
 // envTool names another iscsi-test-cu, to be used instead of the usual ones.
 const envTool = "ISCSI_TEST_CU"
 
+// newer is the next release of Debian, whose libiscsi is 1.20, and packages are what its
+// iscsi-test-cu needs, down to the C library.
+const newer = "trixie"
+
+var packages = []string{"libiscsi-bin", "libcunit1", "libibverbs1", "librdmacm1t64", "libnl-3-200", "libnl-route-3-200", "libc6"}
+
 // tools returns those that are to be used.
-func tools() []tool {
+var tools = sync.OnceValues(func() ([]tool, error) {
 	if path := os.Getenv(envTool); path != "" {
-		return []tool{{"given", []string{path}}}
+		return []tool{{"given", []string{path}}}, nil
 	}
-	return []tool{installed}
-}
+	tests, err := installed.list(context.Background())
+	if err != nil || releaseOf(tests) >= v120 {
+		return []tool{installed}, err
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return nil, err
+	}
+	root, err := debian.FetchFrom(filepath.Join(cache, "oneshot-conformance"), newer, packages...)
+	if err != nil {
+		return nil, err
+	}
+	linkers, err := filepath.Glob(filepath.Join(root, "usr/lib/*-linux-gnu*/ld-linux-*.so.*"))
+	if err != nil || len(linkers) != 1 {
+		return nil, fmt.Errorf("conformance: %s holds %d dynamic linkers (%w)", root, len(linkers), err)
+	}
+	libraries := filepath.Dir(linkers[0])
+	return []tool{installed, {newer, []string{linkers[0], "--library-path", libraries, filepath.Join(root, "usr/bin/iscsi-test-cu")}}}, nil
+})
 
 // command calls the tool with more arguments.
 func (tl tool) command(ctx context.Context, args ...string) *exec.Cmd {
