@@ -1,0 +1,22 @@
+package scsi
+
+import "encoding/binary"
+
+// sendDiagnostic is SEND DIAGNOSTIC, SPC-4 §6.42, which SBC-3 makes mandatory: the default self-test,
+// which reads the first block of the medium. There are no diagnostic pages, and no self-tests that
+// are told apart by a code.
+func (t *Task) sendDiagnostic() Next {
+	const selfTestCode, selfTest = 0xe0, 0x04
+	switch {
+	case t.CDB[1]&selfTestCode != 0:
+		return t.check(invalidField(1))
+	case binary.BigEndian.Uint16(t.CDB[3:]) != 0:
+		return t.check(invalidField(3))
+	case t.CDB[1]&selfTest == 0:
+		return t.good()
+	}
+	if s, ok := t.setRange(0, 1, maxTransferBytes); !ok {
+		return t.check(s)
+	}
+	return t.verifyMedium()
+}
