@@ -11,7 +11,7 @@ import (
 func TestMain(m *testing.M) { targettest.Main(m) }
 
 // TestConformance runs every test of every tool against logical units of every kind, those that
-// are made for it; the kinds run side by side.
+// are made for it; tools and kinds run side by side.
 func TestConformance(t *testing.T) {
 	used, err := tools()
 	if err != nil {
@@ -19,6 +19,7 @@ func TestConformance(t *testing.T) {
 	}
 	for _, tl := range used {
 		t.Run(tl.name, func(t *testing.T) {
+			t.Parallel()
 			tests, err := tl.list(t.Context())
 			if err != nil {
 				t.Fatal(err)

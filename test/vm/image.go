@@ -23,7 +23,11 @@ var programs = []string{
 	"/usr/sbin/iscsid", "/usr/bin/iscsiadm", "/sbin/mkfs.ext4", "/sbin/mkfs.xfs", "/sbin/e2fsck", "/sbin/xfs_repair", "/sbin/fstrim", "/usr/bin/rdma",
 	"/bin/ip", "/bin/bash", "/usr/bin/rping", "/sbin/dmsetup", "/usr/bin/timeout", "/usr/bin/setpriv", "/usr/bin/env", "/usr/bin/iscsi-inq", "/usr/bin/iscsi-test-cu",
 	"/lib/systemd/systemd-udevd", "/bin/udevadm", "/sbin/multipathd", "/sbin/multipath",
-	"/usr/bin/fio", "/usr/bin/sg_persist", "/usr/bin/sg_rtpg", "/usr/bin/sg_raw", "/sbin/resize2fs", "/usr/sbin/xfs_growfs",
+	"/usr/bin/fio", "/usr/bin/sg_raw", "/sbin/resize2fs", "/usr/sbin/xfs_growfs",
+	"/usr/bin/sg_compare_and_write", "/usr/bin/sg_get_lba_status", "/usr/bin/sg_inq", "/usr/bin/sg_logs", "/usr/bin/sg_luns", "/usr/bin/sg_modes",
+	"/usr/bin/sg_opcodes", "/usr/bin/sg_persist", "/usr/bin/sg_prevent", "/usr/bin/sg_readcap", "/usr/bin/sg_requests", "/usr/bin/sg_rtpg", "/usr/bin/sg_sanitize",
+	"/usr/bin/sg_start", "/usr/bin/sg_stpg", "/usr/bin/sg_turs", "/usr/bin/sg_unmap", "/usr/bin/sg_verify", "/usr/bin/sg_vpd", "/usr/bin/sg_write_same",
+	"/usr/bin/sg_write_x", "/usr/bin/sg_xcopy",
 }
 
 // files that the guest has where the host has them: drivers of RDMA devices, which libibverbs
