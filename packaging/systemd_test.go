@@ -249,8 +249,9 @@ func put(t *testing.T, root string) {
 	}
 	build(filepath.Join(root, "usr/local/bin/guest"), "oneshot/test/vm/guest")
 	build(filepath.Join(root, "usr/local/bin/initiator"), "oneshot/cmd/initiator", "-tags", "verbs")
+	// The guest ends if its port is not there within 5 s, as on a busy host.
 	for path, text := range map[string]string{
-		"etc/systemd/system/guest.service": "[Unit]\nDefaultDependencies=no\nAfter=basic.target\n[Service]\nExecStart=/usr/local/bin/guest\n",
+		"etc/systemd/system/guest.service": "[Unit]\nDefaultDependencies=no\nAfter=basic.target\n[Service]\nExecStart=/usr/local/bin/guest\nRestart=always\nRestartSec=1s\n",
 		"etc/systemd/network/eth1.network": "[Match]\nName=eth1\n[Network]\nAddress=" + address + "/24\n",
 		"etc/hostname":                     "debian\n",
 		"etc/fstab":                        "/dev/vda / ext4 defaults 0 0\n",
