@@ -46,7 +46,7 @@ test-deb: ## install, use, upgrade and remove the Debian package, in a chroot an
 	$(GO) test -count=1 -tags deb -timeout 30m -v ./packaging
 
 conformance: ## run the tests of a libiscsi that is built in LIBISCSI=DIR
-	ISCSI_TEST_CU='$(abspath $(or $(LIBISCSI),$(error say where libiscsi is built: LIBISCSI=DIR)))/test-tool/iscsi-test-cu' $(GO) test -count=1 -timeout 30m -v -run '^Test(Conformance|Exceptions)$$' ./test/conformance
+	ISCSI_TEST_CU='$(abspath $(or $(LIBISCSI),$(error say where libiscsi is built: LIBISCSI=DIR)))/test-tool/iscsi-test-cu' $(GO) test -count=1 -parallel 8 -timeout 30m -v -run '^Test(Conformance|Exceptions)$$' ./test/conformance
 
 check: lint ## format, vet, lint, go.mod
 	@out=$$($(GOFUMPT) -l .) && test -z "$$out" || { echo "gofumpt would change:"; echo "$$out"; exit 1; }
