@@ -90,18 +90,18 @@ func TestGuestPrivateData(t *testing.T) {
 	}
 }
 
-// buffers sends a command whose iSER header names the buffer stag at offset.
-func (c *client) buffers(op byte, flag byte, stag rdma.STag, offset uint64) {
+// buffers sends a READ or a WRITE whose iSER header says with flag, or without, that its buffer is stag at offset.
+func (c *client) buffers(read bool, flag byte, stag rdma.STag, offset uint64) {
 	h := appendHeader(nil)
-	at := 4
-	if flag == flagRSV {
-		at = 16
+	at, op := 4, byte(0x8a)
+	if read {
+		at, op = 16, 0x88
 	}
 	h[0] |= flag
 	binary.BigEndian.PutUint32(h[at:], uint32(stag))
 	binary.BigEndian.PutUint64(h[at+4:], offset)
 	f := pdu.SCSICommandFields{
-		Final: true, Write: flag == flagWSV, Read: flag == flagRSV, ITT: 50, CmdSN: c.cmdSN, CDB: rw16(op, 0, 8), EDTL: 4096,
+		Final: true, Write: !read, Read: read, ITT: 50, CmdSN: c.cmdSN, CDB: rw16(op, 0, 8), EDTL: 4096,
 	}
 	check(c.t, c.post(f.AppendTo(h)))
 }
@@ -110,12 +110,12 @@ func (c *client) buffers(op byte, flag byte, stag rdma.STag, offset uint64) {
 func TestGuestBuffers(t *testing.T) {
 	const unknown = rdma.STag(0x7ead5e00)
 	for name, offend := range map[string]func(*client){
-		"written to with an unknown STag":  func(c *client) { c.buffers(0x88, flagRSV, unknown, 0) },
-		"read from with an unknown STag":   func(c *client) { c.buffers(0x8a, flagWSV, unknown, 0) },
-		"written to beyond the buffer":     func(c *client) { c.buffers(0x88, flagRSV, c.region.STag(), c.region.Base()+1<<40) },
-		"read from before the buffer":      func(c *client) { c.buffers(0x8a, flagWSV, c.region.STag(), c.region.Base()-4096) },
-		"written to without a valid STag":  func(c *client) { c.buffers(0x88, 0, 0, 0) },
-		"written to with STag 0, as valid": func(c *client) { c.buffers(0x88, flagRSV, 0, 0) },
+		"written to with an unknown STag":  func(c *client) { c.buffers(true, flagRSV, unknown, 0) },
+		"read from with an unknown STag":   func(c *client) { c.buffers(false, flagWSV, unknown, 0) },
+		"written to beyond the buffer":     func(c *client) { c.buffers(true, flagRSV, c.region.STag(), c.region.Base()+1<<40) },
+		"read from before the buffer":      func(c *client) { c.buffers(false, flagWSV, c.region.STag(), c.region.Base()-4096) },
+		"written to without a valid STag":  func(c *client) { c.buffers(true, 0, 0, 0) },
+		"written to with STag 0, as valid": func(c *client) { c.buffers(true, flagRSV, 0, 0) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := reach(t, ordinary)
@@ -159,9 +159,11 @@ func TestGuestTooMuch(t *testing.T) {
 		c := reach(t, ordinary)
 		c.isid = 10
 		c.logIn("")
+		c.deaf = true
 		flood(c, 2*maxControls, func(i int) []byte {
 			f := pdu.NOPOutFields{Immediate: true, ITT: uint32(i), TTT: pdu.ReservedTag, CmdSN: c.cmdSN}
 			return f.AppendTo(nil)
 		})
+		<-c.over // nothing is posted that could tell
 	})
 }

@@ -109,6 +109,8 @@ type client struct {
 	itt    uint32
 	isid   byte
 	turn   int
+	deaf   bool          // posts no more receives
+	over   chan struct{} // closed at the end of the connection
 	one    [1]rdma.Completion
 }
 
@@ -133,7 +135,7 @@ func (b *bench) dial(direct bool) *client {
 // dial connects to a target over a device, which it closes in the end.
 func dial(t testing.TB, device rdma.Device, address string, p rdma.ConnParams) *client {
 	t.Helper()
-	c := &client{t: t, device: device, direct: p.OneShot != nil, inval: true, wake: make(chan struct{}, 1), cmdSN: 1}
+	c := &client{t: t, device: device, direct: p.OneShot != nil, inval: true, wake: make(chan struct{}, 1), over: make(chan struct{}), cmdSN: 1}
 	var err error
 	c.domain, err = c.device.NewDomain()
 	check(t, err)
@@ -148,7 +150,9 @@ func dial(t testing.TB, device rdma.Device, address string, p rdma.ConnParams) *
 		}
 	})
 	check(t, err)
-	c.qp, err = c.device.NewQueuePair(rdma.QueuePairConfig{Domain: c.domain, SendCQ: c.cq, RecvCQ: c.cq, MaxWork: 64, MaxRecv: slots})
+	c.qp, err = c.device.NewQueuePair(rdma.QueuePairConfig{
+		Domain: c.domain, SendCQ: c.cq, RecvCQ: c.cq, MaxWork: 64, MaxRecv: slots, Disconnected: func(error) { close(c.over) },
+	})
 	check(t, err)
 	if device.Limits().Windows {
 		c.window, err = c.domain.NewWindow()
@@ -177,6 +181,9 @@ func (c *client) slot(i int) rdma.SGE {
 }
 
 func (c *client) repost(i int) {
+	if c.deaf {
+		return
+	}
 	_, err := c.qp.PostReceive([]rdma.Receive{{ID: uint64(i), SGL: []rdma.SGE{c.slot(i)}}})
 	if !errors.Is(err, rdma.ErrDisconnected) { // which is told later
 		check(c.t, err)

@@ -46,8 +46,8 @@ func TestVerbsOffences(t *testing.T) {
 			c.device.start(t)
 			g := startInGuest(t, fmt.Sprintf(`
 limits: {login_timeout: 3s}
-stores: {d: {type: memory, size: 64MiB}}
-targets: [{iqn: %q, luns: {0: d}}, {iqn: "iqn.2026-11.example.oneshot:test", luns: {0: d}}]
+stores: {d: {type: memory, size: 64MiB}, e: {type: memory, size: 16MiB}}
+targets: [{iqn: %q, luns: {0: d}}, {iqn: "iqn.2026-11.example.oneshot:test", luns: {0: e}}]
 portals: [{transport: verbs, listen: "%s:3275", device: %s}]
 `, iqn, c.device.host, c.device.name), 1)
 			portal := net.JoinHostPort(c.device.host, "3275")
