@@ -25,7 +25,7 @@ trap '[ -z "$vm" ] || pkill -P "$vm"; rm -f "$machines"' EXIT
 vm=
 (
 	begin=$SECONDS
-	"$go" test -count=1 -timeout 22m ./test/vm/... </dev/null
+	"$go" test -count=1 -timeout 24m ./test/vm/... </dev/null
 	status=$?
 	echo "== virtual machines: $((SECONDS - begin)) s"
 	exit $status

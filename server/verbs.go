@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -151,18 +152,51 @@ func (v *verbsPortal) serve() error {
 	}
 }
 
-// watch waits until serveAll is over, and has it end when there are other devices for a portal of any.
+// watch waits until serveAll is over, and has it end when there are other devices for a portal of any:
+// at once when one comes or goes, and at growing intervals for one that could not be used when it came.
 func (v *verbsPortal) watch(look <-chan time.Time, served <-chan struct{}) {
+	wait, tried := lookTime, time.Now()
 	for {
 		select {
 		case <-served:
 			return
 		case <-look:
-			if v.config.Device == config.AnyDevice && v.changed() {
-				v.hangUp()
-			}
+		}
+		if v.config.Device != config.AnyDevice {
+			continue
+		}
+		more := v.changed()
+		if !more && time.Since(tried) >= wait {
+			more = v.lacking()
+			wait, tried = min(2*wait, verbsRetry), time.Now()
+		}
+		if more {
+			v.hangUp()
 		}
 	}
+}
+
+// lacking reports whether there is a device that the portal could use and does not.
+func (v *verbsPortal) lacking() bool {
+	using := v.devices()
+	v.mu.Lock()
+	all := len(using) == len(v.names)
+	v.mu.Unlock()
+	if all {
+		return false
+	}
+	usable, err := usableDevices()
+	return err == nil && !slices.Equal(usable, using)
+}
+
+// devices names those that the portal listens on.
+func (v *verbsPortal) devices() (names []string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, l := range v.open {
+		names = append(names, l.device.Limits().Name)
+	}
+	return names
 }
 
 // reopen listens again. False: the portal is closed.
@@ -184,7 +218,7 @@ func (v *verbsPortal) reopen(look <-chan time.Time) bool {
 		case <-look:
 		}
 	}
-	v.s.log.Info("portal takes connections again", "transport", string(v.config.Transport), "address", v.Addr().String())
+	v.s.log.Info("portal takes connections again", "transport", string(v.config.Transport), "address", v.Addr().String(), "devices", strings.Join(v.devices(), " "))
 	select {
 	case <-v.closed: // perhaps before it was open again
 		_ = v.Close()

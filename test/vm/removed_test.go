@@ -37,7 +37,8 @@ portals:
 	expect(t, "what was written over the device that is gone", strings.TrimSpace(guest.run(t, "@cat", "/tmp/words")), strings.TrimSpace(words))
 
 	guest.run(t, "rdma", "link", "add", "rxe0", "type", "rxe", "netdev", "rd0")
-	g.waitAll(`portal takes connections again" address="0.0.0.0:3277"`, `portal takes connections again" address="10.9.0.1:3276"`)
+	// It may be there before it can be used.
+	g.waitAll(`portal takes connections again" address="0.0.0.0:3277" devices="rxe0 siw0"`, `portal takes connections again" address="10.9.0.1:3276"`)
 	guest.run(t, "initiator", "read", "--length", fmt.Sprint(len(words)), fmt.Sprintf(over, 3277), "/tmp/words")
 	guest.run(t, "@direct", "/dev/"+disks[1], "65536", "20", "4")
 	select {

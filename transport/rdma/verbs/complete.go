@@ -180,15 +180,16 @@ func (c *completionQueue) serve() {
 	consume := func(uintptr) bool { return C.os_consume(c.channel) > 0 }
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
-	var slept time.Duration
+	var gap time.Duration // until the last completion came
 	for {
-		for c.work(slept <= c.spin, timer) {
+		idle := time.Now()
+		for c.work(gap <= c.spin, timer) {
+			idle = time.Now()
 		}
-		began := time.Now()
 		if !c.poller.wait(consume) {
 			return
 		}
-		slept = time.Since(began)
+		gap = time.Since(idle)
 		c.mu.Lock()
 		c.asleep = false
 		c.mu.Unlock()

@@ -91,6 +91,9 @@ var _ rdma.Device = (*Device)(nil)
 // Open opens a device. Errors say what to do.
 func Open(c Config) (rdma.Device, error) {
 	c.fill()
+	if c.Spin == 0 {
+		c.Spin = defaultSpin()
+	}
 	if err := load(); err != nil {
 		return nil, err
 	}

@@ -47,8 +47,9 @@ type Config struct {
 	// listener may take to accept, 0: 10 s; LingerTime how long a connection may take to end
 	// in good order, 0: 3 s.
 	ConnectTimeout, AcceptTimeout, LingerTime time.Duration
-	// Spin is how long a completion queue is polled before its goroutine sleeps, if its last
-	// sleep was no longer than that. 0: 20 µs; below 0: never.
+	// Spin is how long a completion queue is polled before its goroutine sleeps, if the last
+	// completion did not take longer to come. 0: some times what a wake-up takes on this machine;
+	// below 0: never.
 	Spin time.Duration
 	// Lost, if set, is called once after the device has been removed, or is broken for good. Its
 	// connections and listeners end by themselves. Close is due then: until it is called, the kernel may
@@ -65,7 +66,6 @@ func (c *Config) fill() {
 	or(&c.ConnectTimeout, 5*time.Second)
 	or(&c.AcceptTimeout, 10*time.Second)
 	or(&c.LingerTime, 3*time.Second)
-	or(&c.Spin, 20*time.Microsecond)
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
