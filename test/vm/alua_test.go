@@ -112,7 +112,11 @@ func (g *twoGroups) startMultipath() (disk, name string) {
 	t.Cleanup(func() { guest.run(t, "udevadm", "control", "--exit") })
 	guest.run(t, "multipathd")
 	t.Cleanup(func() {
-		guest.run(t, "multipathd", "shutdown")
+		guest.run(t, "@signal", "multipathd", strconv.Itoa(int(syscall.SIGTERM)))
+		g.until("failures to ask multipathd, which ends", func() bool {
+			_, exit := guest.start(t, "multipathd", "show", "daemon").wait(t, guest)
+			return exit != 0
+		})
 		guest.run(t, "multipath", "-F")
 	})
 	for _, portal := range g.tg.Portals {
