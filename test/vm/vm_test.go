@@ -297,7 +297,7 @@ portals: [{transport: tcp, listen: $PORTAL}]
 			if strings.Contains(c.store, "disk.img") {
 				space = func() int64 { return allocated(t, tg.Dir+"/disk.img") }
 			}
-			fileSystem(t, c.fs, dev, 300, 64<<20, space)
+			fileSystem(t, c.fs, dev, 100, 32<<20, space)
 			i.logout()
 		})
 	}
