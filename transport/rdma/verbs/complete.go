@@ -14,7 +14,10 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"oneshot/transport/rdma"
 )
@@ -46,8 +49,9 @@ type completionQueue struct {
 
 	polls, completions, events uint64
 
-	kick chan struct{} // ends a pause; capacity 1
-	wg   sync.WaitGroup
+	yielded time.Time     // when poll last let other goroutines in
+	kick    chan struct{} // ends a pause; capacity 1
+	wg      sync.WaitGroup
 }
 
 const (
@@ -55,6 +59,8 @@ const (
 	// pause is how long the goroutine leaves a queue alone that its owner polls without arming
 	// it, before it looks whether a connection has ended.
 	pause = 5 * time.Millisecond
+	// slice is how long poll keeps other goroutines waiting. The runtime lets them in by force after 10 ms.
+	slice = 5 * time.Millisecond
 )
 
 // NewCompletionQueue implements rdma.Device.
@@ -235,15 +241,31 @@ func (c *completionQueue) work(spin bool, timer *time.Timer) (more bool) {
 	return false
 }
 
-// poll looks for completions for a while, as long as the owner waits for one.
+// spinning is how many goroutines look for completions, each of which keeps a processor.
+var spinning atomic.Int32
+
+// poll looks for completions for a while, as long as the owner waits for one and half of the
+// processors are left to others. Who else wants this one gets it from the kernel. The runtime is
+// asked rarely: Gosched wakes a thread for every idle processor, which then competes with whoever the completions
+// come from; and never asking lets its monitor interrupt the goroutine, and then look every 20 µs.
 func (c *completionQueue) poll() bool {
-	for began := time.Now(); time.Since(began) < c.spin; runtime.Gosched() {
+	defer spinning.Add(-1)
+	if int(spinning.Add(1)) > runtime.GOMAXPROCS(0)/2 {
+		return false
+	}
+	began := time.Now()
+	for now := began; now.Sub(began) < c.spin; now = time.Now() {
 		c.mu.Lock()
 		found := c.harvest() > 0
 		c.mu.Unlock()
 		if found {
 			return true
 		}
+		if now.Sub(c.yielded) > slice {
+			c.yielded = now
+			runtime.Gosched()
+		}
+		_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 	}
 	return false
 }
