@@ -57,6 +57,7 @@ check: lint ## format, vet, lint, go.mod
 
 lint: ## golangci-lint; the first time builds it
 	$(GOLANGCI_LINT) run ./...
+	[ -z '$(TAGS)' ] || $(GOLANGCI_LINT) run --build-tags '$(TAGS),guest,deb' ./...
 
 fuzz: ## run every fuzz target for FUZZTIME (30s)
 	GO='$(GO)' scripts/fuzz.sh $(FUZZTIME)

@@ -3,10 +3,10 @@ package config
 import (
 	"cmp"
 	"fmt"
-
-	"github.com/goccy/go-yaml/ast"
 	"slices"
 	"strconv"
+
+	"github.com/goccy/go-yaml/ast"
 )
 
 func (d *decoder) initiators(v value, luns []LUN) []Initiator {

@@ -50,7 +50,6 @@ type login struct {
 	tsih      uint16
 	stage     pdu.Stage
 	sent      bool // the keys of the operational stage
-	ask       bool // AuthMethod has been sent
 	chap      struct {
 		chosen, answered, proved bool
 		alg                      chap.Algorithm

@@ -79,11 +79,9 @@ func ParseURL(s string) (URL, error) {
 }
 
 func address(s, port string) (string, error) {
-	host := s
+	host := strings.TrimSuffix(strings.TrimPrefix(s, "["), "]")
 	if h, p, err := net.SplitHostPort(s); err == nil {
 		host, port = h, p
-	} else {
-		host = strings.TrimSuffix(strings.TrimPrefix(s, "["), "]")
 	}
 	if n, err := strconv.Atoi(port); host == "" || err != nil || n < 1 || n > 65535 {
 		return "", fmt.Errorf("%q is no host:port", s)

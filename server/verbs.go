@@ -155,15 +155,16 @@ func (v *verbsPortal) serve() error {
 // watch waits until serveAll is over, and has it end when there are other devices for a portal of any:
 // at once when one comes or goes, and at growing intervals for one that could not be used when it came.
 func (v *verbsPortal) watch(look <-chan time.Time, served <-chan struct{}) {
+	if v.config.Device != config.AnyDevice {
+		<-served // an idle portal of one device wakes nobody
+		return
+	}
 	wait, tried := lookTime, time.Now()
 	for {
 		select {
 		case <-served:
 			return
 		case <-look:
-		}
-		if v.config.Device != config.AnyDevice {
-			continue
 		}
 		more := v.changed()
 		if !more && time.Since(tried) >= wait {

@@ -45,7 +45,7 @@ var modules = []string{
 // commands of u-root's, for who sits at the console, and for us.
 var commands = []string{"dhclient", "ip", "dmesg", "ls", "cat"}
 
-func build(out, cache string) error {
+func build(out, cache string) (err error) {
 	k, err := debian.Fetch(cache)
 	if err != nil {
 		return err
@@ -54,7 +54,7 @@ func build(out, cache string) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(stage)
+	defer func() { err = errors.Join(err, os.RemoveAll(stage)) }()
 	if err := os.MkdirAll(out, 0o755); err != nil {
 		return err
 	}

@@ -123,7 +123,10 @@ func stop(cmd *exec.Cmd, done <-chan error, how int) int {
 	say("stopping")
 	_ = cmd.Process.Signal(unix.SIGTERM)
 	select {
-	case <-done:
+	case err := <-done:
+		if err != nil {
+			say("the target ended: %v", err)
+		}
 	case <-time.After(stopTime):
 		_ = cmd.Process.Kill()
 	}

@@ -70,9 +70,9 @@ func run(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	b := &bench{options: o}
-	defer func() { err = errors.Join(err, b.stop()) }()
+	defer b.stop()
 	if err := b.start(dir); err != nil {
 		return err
 	}
@@ -154,12 +154,11 @@ func (b *bench) spawn(args ...string) error {
 	return nil
 }
 
-func (b *bench) stop() error {
+func (b *bench) stop() {
 	for _, c := range b.processes {
 		_ = c.Process.Kill()
 		_ = c.Wait()
 	}
-	return nil
 }
 
 // wait waits until somebody listens at addr.

@@ -20,7 +20,8 @@ func someResults() []result {
 		for _, c := range contenders {
 			n := iops[c.transport][c.target]
 			r.rows = append(r.rows, summarize(c, []sample{
-				{IOPS: n + 10, P99: 3, Host: 2e6 / n, Others: 0.01}, {IOPS: n - 10, P99: 1, Host: 2e6 / n, Others: 0.5},
+				{IOPS: n + 10, P99: 3, Host: 2e6 / n, Others: 0.01},
+				{IOPS: n - 10, P99: 1, Host: 2e6 / n, Others: 0.5},
 				{IOPS: n, P99: 2, Host: 2e6 / n, CPU: map[string]float64{byFio: 42}},
 			}))
 		}

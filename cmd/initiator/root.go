@@ -82,7 +82,7 @@ LIBISCSI_CHAP_TARGET_PASSWORD. RDMA over iWARP needs no card and no kernel modul
 }
 
 // url reads the argument and what the environment adds.
-func (f *flags) url(arg string) (initiator.URL, error) {
+func (fl *flags) url(arg string) (initiator.URL, error) {
 	u, err := initiator.ParseURL(arg)
 	if err != nil {
 		return u, &usageError{err}
@@ -105,13 +105,13 @@ func (f *flags) url(arg string) (initiator.URL, error) {
 	return u, nil
 }
 
-func (f *flags) options(c *cobra.Command) (initiator.Options, error) {
-	flow, err := initiator.ParseFlow(f.flow)
+func (fl *flags) options(c *cobra.Command) (initiator.Options, error) {
+	flow, err := initiator.ParseFlow(fl.flow)
 	if err != nil {
 		return initiator.Options{}, &usageError{err}
 	}
-	o := initiator.Options{InitiatorName: f.name, Flow: flow, Opcodes: f.opcodes, Immediate: f.immediate}
-	if f.verbose {
+	o := initiator.Options{InitiatorName: fl.name, Flow: flow, Opcodes: fl.opcodes, Immediate: fl.immediate}
+	if fl.verbose {
 		l := logrus.New()
 		l.SetOutput(c.ErrOrStderr())
 		l.SetLevel(logrus.DebugLevel)

@@ -14,8 +14,12 @@ import (
 
 // accessStates are the words of the command line, with what the API calls them.
 var accessStates = []struct{ word, state string }{
-	{"optimized", "active/optimized"}, {"non-optimized", "active/non-optimized"}, {"standby", "standby"},
-	{"unavailable", "unavailable"}, {"offline", "offline"}, {"transitioning", "transitioning"},
+	{"optimized", "active/optimized"},
+	{"non-optimized", "active/non-optimized"},
+	{"standby", "standby"},
+	{"unavailable", "unavailable"},
+	{"offline", "offline"},
+	{"transitioning", "transitioning"},
 }
 
 func aluaCommand() *cobra.Command {

@@ -75,11 +75,17 @@ portals:
 			"there is no RDMA device nosuch0", "there are [",
 		},
 		{
-			"no device", "rxe0", []string{"rdma", "link", "del", "rxe0"}, []string{"rdma", "link", "add", "rxe0", "type", "rxe", "netdev", "rd0"}, root,
+			"no device", "rxe0",
+			[]string{"rdma", "link", "del", "rxe0"},
+			[]string{"rdma", "link", "add", "rxe0", "type", "rxe", "netdev", "rd0"},
+			root,
 			"there is no RDMA device rxe0", "",
 		},
 		{
-			"no library", "rxe0", []string{"@rename", library, library + ".away"}, []string{"@rename", library + ".away", library}, root,
+			"no library", "rxe0",
+			[]string{"@rename", library, library + ".away"},
+			[]string{"@rename", library + ".away", library},
+			root,
 			"librdmacm.so.1 cannot be loaded", "install rdma-core",
 		},
 		{

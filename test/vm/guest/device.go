@@ -26,7 +26,7 @@ func fetch(_ func(string), a []string) error {
 	if err != nil {
 		return err
 	}
-	defer r.Body.Close()
+	defer func() { _ = r.Body.Close() }()
 	if r.StatusCode != http.StatusOK {
 		return fmt.Errorf("%s: %s", a[0], r.Status)
 	}

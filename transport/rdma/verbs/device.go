@@ -14,6 +14,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -355,5 +356,19 @@ func examine(i *Info) {
 	i.Limits = d.Limits()
 	if err := d.Close(); err != nil {
 		i.Problems = append(i.Problems, err.Error())
+	}
+}
+
+func (c *Config) fill() {
+	or := func(v *time.Duration, d time.Duration) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	or(&c.ConnectTimeout, 5*time.Second)
+	or(&c.AcceptTimeout, 10*time.Second)
+	or(&c.LingerTime, 3*time.Second)
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
 	}
 }

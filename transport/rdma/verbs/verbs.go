@@ -56,17 +56,3 @@ type Config struct {
 	// hold back whoever removes the device. It is called in a goroutine of the device, which Close waits for.
 	Lost func(error)
 }
-
-func (c *Config) fill() {
-	or := func(v *time.Duration, d time.Duration) {
-		if *v == 0 {
-			*v = d
-		}
-	}
-	or(&c.ConnectTimeout, 5*time.Second)
-	or(&c.AcceptTimeout, 10*time.Second)
-	or(&c.LingerTime, 3*time.Second)
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
-}
