@@ -1,6 +1,7 @@
 package iscsi
 
 import (
+	"slices"
 	"time"
 
 	"oneshot/iscsi/login"
@@ -68,6 +69,9 @@ func (c *Conn) establish(out *login.Outcome) {
 	if l.TSIH() != 0 {
 		c.joinSession(s, out)
 		return
+	}
+	if !s.Discovery {
+		c.node.leaveDeserted(s)
 	}
 	old, status := c.node.attach(s)
 	switch {
@@ -154,6 +158,39 @@ func (c *Conn) reinstate(old *Session, out *login.Outcome) {
 			}
 		})
 	})
+}
+
+// leaveDeserted ends the sessions of s's initiator with its target whose connections the initiator has
+// closed: who closes one and then logs in finds reservations and the like of the first gone,
+// however late the first one's goroutine runs.
+func (n *Node) leaveDeserted(s *Session) {
+	n.mu.Lock()
+	var others []*Session
+	for _, o := range n.sessions {
+		if !o.Discovery && o.Initiator == s.Initiator && o.Target.same(s.Target) {
+			others = append(others, o)
+		}
+	}
+	n.mu.Unlock()
+	for _, o := range others {
+		o.leaveDeserted()
+	}
+}
+
+// leaveDeserted ends the session if its initiator has closed all of its connections.
+func (s *Session) leaveDeserted() {
+	s.baton.mu.Lock()
+	defer s.baton.unlock()
+	if s.ending || slices.ContainsFunc(s.baton.conns, func(c *Conn) bool { return c.state < stateCleanup && !c.mover.HungUp() }) {
+		return
+	}
+	for _, c := range s.baton.conns {
+		if c.state < stateCleanup {
+			c.log.Info("session ends: its initiator has closed the connection, and logs in again")
+			c.mover.Terminate(false)
+		}
+	}
+	s.end()
 }
 
 // open makes the nexus of a session.

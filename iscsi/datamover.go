@@ -48,6 +48,10 @@ type Datamover interface {
 	// Conn.Lost follows.
 	Terminate(graceful bool)
 
+	// HungUp reports whether the initiator has closed its end, though Conn.Lost has not been
+	// called: the network may know before the mover's goroutine has come to it.
+	HungUp() bool
+
 	// Count tells what has crossed between the mover and its network since the connection
 	// began, each count with its name.
 	Count(tell func(name string, n uint64))

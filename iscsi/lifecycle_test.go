@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"oneshot/iscsi/pdu"
+	"oneshot/scsi"
 )
 
 // logInAgain opens one more connection with the name and ISID of session's.
@@ -49,6 +50,37 @@ func TestReinstatementWaits(t *testing.T) {
 		t.Errorf("the new session: %q, status class %d", got, is.last[36])
 	}
 	drive(fresh, func() { fresh.Lost(nil) })
+}
+
+// An initiator that closes its connection and logs in anew, as another port, finds what it held by
+// the first session free, though the end of that has not come through. One that is still there keeps it.
+func TestDesertedSession(t *testing.T) {
+	for _, hung := range []bool{true, false} {
+		n, old, was := session(t)
+		command(old, 9, firstCmdSN, false, testUnitReady, 0) // takes the unit attention
+		reserve := []byte{0x16, 0, 0, 0, 0, 0}
+		command(old, 10, firstCmdSN+1, false, reserve, 0)
+		was.hung = hung
+		was.take()
+		f, text := request(0, 0)
+		f.ISID = pdu.ISID{0x80, 1, 2, 3, 4, 5}
+		fresh, is := begin(t, n, f, text)
+		want := ""
+		if hung {
+			want = "terminate false"
+		}
+		if got := was.take(); got != want {
+			t.Errorf("hung up %v: the old session: %q, want %q", hung, got, want)
+		}
+		if got := is.take(); got != "Login Response" || is.last[36] != 0 {
+			t.Fatalf("hung up %v: the new session: %q, status class %d", hung, got, is.last[36])
+		}
+		command(fresh, 1, 77, false, testUnitReady, 0)
+		command(fresh, 2, 78, false, testUnitReady, 0)
+		if conflict := is.status == scsi.ReservationConflict; conflict == hung {
+			t.Errorf("hung up %v: status %v", hung, is.status)
+		}
+	}
 }
 
 // A connection that is lost while it waits for the old session gets no session.

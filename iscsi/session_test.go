@@ -24,6 +24,9 @@ type recorder struct {
 	sent []*Task
 	last pdu.Header
 	data string // of last
+	hung bool   // what HungUp says
+
+	status scsi.Status // of the last answer
 }
 
 func (r *recorder) say(format string, args ...any) {
@@ -39,6 +42,7 @@ func (r *recorder) Terminate(graceful bool) { r.say("terminate %v", graceful) }
 func (r *recorder) Peer() string            { return "peer" }
 func (r *recorder) Local() string           { return "local" }
 func (r *recorder) Transport() string       { return "tcp" }
+func (r *recorder) HungUp() bool            { return r.hung }
 func (r *recorder) Count(tell func(string, uint64)) {
 	tell("posts", 3)
 	tell("polls", 4)
@@ -48,6 +52,7 @@ func (r *recorder) Answer(t *Task) {
 	r.c.Status()
 	r.say("answer %d", t.ITT)
 	r.sent = append(r.sent, t)
+	r.status = t.Status
 }
 
 func (r *recorder) SendControl(b, data []byte) {

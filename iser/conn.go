@@ -413,6 +413,9 @@ func (m *Mover) Local() string { return m.here }
 // Transport implements iscsi.Datamover.
 func (m *Mover) Transport() string { return m.target.cfg.Transport }
 
+// HungUp implements iscsi.Datamover.
+func (m *Mover) HungUp() bool { return m.dead }
+
 // Count implements iscsi.Datamover: the counters of the queue pair.
 func (m *Mover) Count(tell func(string, uint64)) {
 	for name, n := range m.qp.Counters().All() {

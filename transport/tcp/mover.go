@@ -17,6 +17,8 @@ import (
 	"sync"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"oneshot/iscsi"
 	"oneshot/iscsi/login"
 	"oneshot/iscsi/pdu"
@@ -115,6 +117,16 @@ func (m *Mover) Local() string { return m.here }
 
 // Transport implements iscsi.Datamover.
 func (m *Mover) Transport() string { return "tcp" }
+
+// HungUp implements iscsi.Datamover.
+func (m *Mover) HungUp() bool {
+	if m.dead {
+		return true
+	}
+	fds := []unix.PollFd{{Fd: int32(m.fd), Events: unix.POLLRDHUP}}
+	n, err := unix.Poll(fds, 0)
+	return err == nil && n > 0
+}
 
 // NewTask implements iscsi.Datamover.
 func (m *Mover) NewTask() *iscsi.Task {

@@ -696,3 +696,40 @@ func TestHalfLoginsHoldNoMemory(t *testing.T) {
 		}
 	}
 }
+
+// An initiator's hanging up is seen before what it has sent last is read.
+func TestHungUp(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = s.Close() }()
+	m, err := newMover(s.(*net.TCPConn), mem.NewPool(1<<20))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { close(m.kick); m.writer.Wait() }()
+	if _, err := c.Write([]byte("unread")); err != nil {
+		t.Fatal(err)
+	}
+	if m.HungUp() {
+		t.Error("hung up, with the connection open")
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); !m.HungUp(); {
+		if time.Now().After(deadline) {
+			t.Fatal("not hung up, with the connection closed")
+		}
+	}
+}
