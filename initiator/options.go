@@ -6,6 +6,7 @@ import (
 	"log/slog"
 
 	"oneshot/iscsi/chap"
+	"oneshot/iscsi/pdu"
 	"oneshot/transport/rdma"
 )
 
@@ -53,7 +54,11 @@ func ParseFlow(s string) (Flow, error) {
 // Options are what a URL does not say. Zero values stand for what is written with them.
 type Options struct {
 	InitiatorName string // DefaultName
-	Depth         int    // commands outstanding at most: 128
+	// ISID is the initiator's part of the session's name (RFC 7143 §11.12.5). The zero value stands
+	// for a random one. A login with the name and the ISID of a session that the target still has
+	// ends that session first: the commands of a lost connection are over when Dial returns.
+	ISID  pdu.ISID
+	Depth int // commands outstanding at most: 128
 	// Immediate is how many bytes of data a command takes along at most, if the target takes
 	// as many. 0: 8 KiB; -1: none.
 	Immediate int
