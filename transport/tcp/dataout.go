@@ -327,10 +327,19 @@ func (m *Mover) ask(t *task) {
 
 // Forget implements iscsi.Datamover.
 func (m *Mover) Forget(it *iscsi.Task) bool {
-	if x, t := &m.rx, of(it); x.t == t {
-		x.t = nil
-		x.skip += x.place
-		x.place = 0
-	}
+	m.detach(of(it))
 	return true
+}
+
+// detach has what is still to come of the segment under way thrown away if it is t's. A task may
+// end at any time before its data is in: aborted, or answered with an error by a command that had
+// to wait for its turn.
+func (m *Mover) detach(t *task) {
+	x := &m.rx
+	if x.t != t {
+		return
+	}
+	x.t = nil
+	x.skip += x.place
+	x.place = 0
 }

@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"oneshot/internal/invariant"
 	"oneshot/iscsi"
 	"oneshot/iscsi/login"
 	"oneshot/iscsi/pdu"
@@ -151,6 +152,7 @@ const maxFree = 64
 // FreeTask implements iscsi.Datamover.
 func (m *Mover) FreeTask(it *iscsi.Task) {
 	t := of(it)
+	invariant.Check(m.rx.t != t, "a task is given back that takes the data segment under way")
 	t.out.reset()
 	if len(m.free) < maxFree {
 		m.free = append(m.free, t)

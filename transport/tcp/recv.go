@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"oneshot/internal/invariant"
 	"oneshot/iscsi/pdu"
 	"oneshot/mem"
 )
@@ -122,6 +123,7 @@ func (m *Mover) readv() (n int, err error) {
 	placing := x.busy && x.place > 0 && x.r == x.w
 	if placing {
 		k, direct = x.t.out.vector(x.iov[:maxSegs], x.place)
+		invariant.Check(k > 0, "a task takes data and has no memory for it")
 	}
 	// The buffer takes what follows only if all of the memory before it is in the vector.
 	if direct == x.place || !placing {

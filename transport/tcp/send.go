@@ -111,6 +111,7 @@ func (m *Mover) queue(c *control) {
 // Answer implements iscsi.Datamover.
 func (m *Mover) Answer(it *iscsi.Task) {
 	t := of(it)
+	m.detach(t)
 	n := 0
 	for _, s := range it.In {
 		n += len(s)

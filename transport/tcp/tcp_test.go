@@ -108,6 +108,16 @@ func (b *bench) close() {
 	}
 }
 
+// until looks again and again until what is awaited holds.
+func (b *bench) until(holds func() bool) {
+	b.t.Helper()
+	for deadline := time.Now().Add(time.Minute); !holds(); runtime.Gosched() { // only a hang reaches it
+		if time.Now().After(deadline) {
+			b.t.Fatal("what is awaited does not come")
+		}
+	}
+}
+
 func newMemory(t *testing.T) *memory.Store {
 	t.Helper()
 	s, err := memory.New(storeSize)
