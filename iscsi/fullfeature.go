@@ -46,7 +46,10 @@ func (c *Conn) Command(h pdu.SCSICommand) *Task {
 func (c *Conn) newTask(h pdu.SCSICommand) *Task {
 	t := c.mover.NewTask()
 	c.live++
-	t.Conn, t.slot, t.state = c, -1, taskHeld
+	if t.Conn == nil {
+		t.Conn = c // for good: TaskReady, which may be late, reads it without a lock
+	}
+	t.slot, t.state = -1, taskHeld
 	t.refused, t.arrived = false, c.arrived
 	t.ITT = h.ITT()
 	t.Immediate, t.Final, t.Read, t.Write = h.Immediate(), h.Final(), h.Read(), h.Write()
