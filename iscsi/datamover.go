@@ -88,6 +88,9 @@ type Task struct {
 	refused bool        // no memory for its unsolicited data
 }
 
+// Placing is what Task.BeginPlace returns.
+type Placing = scsi.Placing
+
 // maxCDB is the longest CDB that is looked at: a variable length CDB (SPC-4 §4.2.3).
 const maxCDB = 260
 

@@ -55,9 +55,9 @@ func TestNoAllocations(t *testing.T) {
 			next := task.Start()
 			for next != Done {
 				if next == Pull {
-					task.BeginPlace()
+					place := task.BeginPlace()
 					clear(task.Out[0])
-					task.EndPlace()
+					place.End()
 					next = task.Pulled()
 					continue
 				}
@@ -98,8 +98,8 @@ func benchmark(b *testing.B, cdb []byte, out, in uint32) {
 		task.Owner, task.Nexus, task.CDB = owner, bench.nexus, cdb
 		task.DataOutLen, task.DataInLen = out, in
 		if task.Start() == Pull {
-			task.BeginPlace()
-			task.EndPlace()
+			place := task.BeginPlace()
+			place.End()
 			task.Pulled()
 		}
 		task.Release()

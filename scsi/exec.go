@@ -185,7 +185,9 @@ func (t *Task) Resume() Next {
 		if !t.granted.Load() && !(aborted && t.withdraw()) {
 			return Wait
 		}
-		t.granted.Store(false)
+		if t.granted.Swap(false) && t.phase == phaseRange {
+			t.hold = t.queueKind
+		}
 	case phaseMemory:
 		if !aborted {
 			return t.settle(t.getMemory())
@@ -271,19 +273,30 @@ func (t *Task) Abort() {
 	}
 }
 
-// BeginPlace announces that the transport is about to place bytes into Out, and EndPlace that
-// it has. In between lie a few microseconds of copying, no other call to this package, and no
-// waiting. Where Out is memory of the store the pair keeps commands that must be atomic, such
-// as COMPARE AND WRITE, out of the bytes; otherwise it does nothing.
-func (t *Task) BeginPlace() {
-	if t.phase == phasePull && t.lease == nil && t.n != 0 {
-		t.lu.ranges.enterSharedSpin(t.off, t.n)
-		t.hold, t.holdOff, t.holdLen = holdShared, t.off, t.n
+// BeginPlace announces that the transport is about to place bytes into Out. The transport calls
+// End of what it returns when it has. In between lie a few microseconds of copying, no other call
+// to this package, and no waiting. Where Out is memory of the store, the pair keeps commands that
+// must be atomic, such as COMPARE AND WRITE, out of the bytes; otherwise it does nothing.
+func (t *Task) BeginPlace() Placing {
+	if t.phase != phasePull || t.lease != nil || t.n == 0 {
+		return Placing{}
 	}
+	t.lu.ranges.enterSharedSpin(t.off, t.n)
+	return Placing{&t.lu.ranges, t.off, t.n}
 }
 
-// EndPlace ends what BeginPlace began.
-func (t *Task) EndPlace() { t.leaveRange() }
+// Placing is what BeginPlace has taken, and all that End gives back. The zero value is nothing.
+type Placing struct {
+	ranges *rangeLock
+	off, n int64
+}
+
+// End ends what BeginPlace began. It is called once.
+func (p Placing) End() {
+	if p.ranges != nil {
+		p.ranges.leaveShared(p.off, p.n)
+	}
+}
 
 // Release gives back what the task holds, takes it out of the task set, and clears it for the
 // next command. The owner may still be told TaskReady for it by a goroutine that was late;

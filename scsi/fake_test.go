@@ -279,8 +279,8 @@ func (b *bench) awaitReady(task *Task) {
 
 // place copies the data-out to where the task wants it.
 func place(task *Task, out []byte) {
-	task.BeginPlace()
-	defer task.EndPlace()
+	place := task.BeginPlace()
+	defer place.End()
 	out = out[:task.OutLen]
 	for _, seg := range task.Out {
 		out = out[copy(seg, out):]

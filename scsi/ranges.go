@@ -5,6 +5,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"oneshot/internal/invariant"
 )
 
 // rangeLock keeps commands that must be atomic with respect to all others (SBC-3 §4.24:
@@ -73,6 +75,15 @@ func (s *stripeSet) meets(o *stripeSet) bool {
 		both |= s[i] & o[i]
 	}
 	return both != 0
+}
+
+// holds reports whether all of o is in s.
+func (s *stripeSet) holds(o *stripeSet) bool {
+	var missing uint64
+	for i := range s {
+		missing |= o[i] &^ s[i]
+	}
+	return missing == 0
 }
 
 func (s *stripeSet) empty() bool { return *s == stripeSet{} }
@@ -168,6 +179,7 @@ func (r *rangeLock) leaveStripes(first, count int) {
 	wake := false
 	for i := first; i < first+count; i++ {
 		w := r.stripes[i%stripeCount].word.Add(^uint64(0))
+		invariant.Check(w&sharedMask != sharedMask, "scsi: a range is left that was not entered")
 		wake = wake || w&stripeContended != 0 && w&sharedMask == 0
 	}
 	if wake {
@@ -206,6 +218,7 @@ func (r *rangeLock) tryExclusive(set *stripeSet) bool {
 func (r *rangeLock) leaveExclusive(off, n int64) {
 	set := setOf(off, n)
 	r.mu.Lock()
+	invariant.Check(r.held.holds(&set), "scsi: a range is left that was not held exclusively")
 	r.held.remove(&set)
 	r.mu.Unlock()
 	r.wake()
@@ -213,27 +226,24 @@ func (r *rangeLock) leaveExclusive(off, n int64) {
 
 // lockRange takes the range for t, now or later, and goes on.
 func (t *Task) lockRange(kind holdKind, off, n int64, then func(*Task) Next) Next {
-	t.hold, t.holdOff, t.holdLen = kind, off, n
-	if t.lu.lender != nil {
-		if kind == holdShared {
-			t.lu.ranges.enterSharedSpin(off, n)
-		} else {
-			t.lu.ranges.enterExclusiveSpin(off, n)
-		}
-		return then(t)
-	}
-	if kind == holdShared && t.lu.ranges.tryShared(off, n) {
-		return then(t)
-	}
-	t.then = then
-	t.phase = phaseRange
-	if !t.lu.ranges.enqueue(t, kind) {
+	invariant.Check(t.hold == holdNone, "scsi: a task takes a second range")
+	t.holdOff, t.holdLen = off, n
+	switch {
+	case t.lu.lender != nil && kind == holdShared:
+		t.lu.ranges.enterSharedSpin(off, n)
+	case t.lu.lender != nil:
+		t.lu.ranges.enterExclusiveSpin(off, n)
+	case kind == holdShared && t.lu.ranges.tryShared(off, n):
+	case !t.lu.ranges.enqueue(t, kind):
+		t.then = then
+		t.phase = phaseRange // Resume notes the hold when it is granted
 		return Wait
 	}
+	t.hold = kind
 	return then(t)
 }
 
-// leaveRange gives back what lockRange or BeginPlace took. Without such it does nothing.
+// leaveRange gives back what lockRange took. Without such it does nothing.
 func (t *Task) leaveRange() {
 	kind := t.hold
 	t.hold = holdNone
@@ -276,7 +286,6 @@ func (r *rangeLock) withdraw(t *Task) bool {
 	found := *p == t
 	if found {
 		*p = t.queueNext
-		t.hold = holdNone
 	}
 	r.mu.Unlock()
 	r.wake()

@@ -443,3 +443,43 @@ func TestFail(t *testing.T) {
 		}
 	}
 }
+
+// TestPlaceWhileQueued: a transport places immediate data of a command that takes none, while the
+// command waits for its range. It leaves nothing that it has not entered.
+func TestPlaceWhileQueued(t *testing.T) {
+	b := newBench(t, false, nil)
+	b.store.hold = holdTasks
+	out := make([]byte, 1024)
+	compare := func() *Task {
+		task := b.task(caw(0, 1), out, 0)
+		if next := task.Start(); next != Pull {
+			t.Fatalf("COMPARE AND WRITE begins with %d", next)
+		}
+		place(task, out)
+		if next := task.Pulled(); next != Wait {
+			t.Fatalf("COMPARE AND WRITE goes on with %d", next)
+		}
+		return task
+	}
+	first, second := compare(), compare()
+	verify := b.task([]byte{0x2f, 0, 0, 0, 0, 0, 0, 0, 1, 0}, out, 0)
+	if next := verify.Start(); next != Wait {
+		t.Fatalf("VERIFY begins with %d", next)
+	}
+	verify.BeginPlace().End()
+	for _, task := range []*Task{first, second, verify} {
+		if r := b.finish(task, Wait, out); r.status != Good {
+			t.Fatalf("%v: %+v", task.CDB, r)
+		}
+	}
+	for range 2 {
+		if r := b.do(caw(0, 1), out, 0); r.status != Good {
+			t.Fatalf("COMPARE AND WRITE: %+v", r)
+		}
+	}
+	for i := range b.lu.ranges.stripes {
+		if w := b.lu.ranges.stripes[i].word.Load(); w&^stripeSticky != 0 {
+			t.Errorf("stripe %d is %#x, with nobody in it", i, w)
+		}
+	}
+}

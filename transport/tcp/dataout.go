@@ -208,9 +208,9 @@ func (m *Mover) unstash(t *task) {
 	o := &t.out
 	stashed := o.stash.Bytes()[:min(o.got, t.OutLen)]
 	o.dst, o.off, o.got = t.Out, 0, 0
-	t.BeginPlace()
+	place := t.BeginPlace()
 	o.copy(stashed)
-	t.EndPlace()
+	place.End()
 	o.stash.Release()
 	o.stash = nil
 }

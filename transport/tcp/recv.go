@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"oneshot/internal/invariant"
+	"oneshot/iscsi"
 	"oneshot/iscsi/pdu"
 	"oneshot/mem"
 )
@@ -131,13 +132,12 @@ func (m *Mover) readv() (n int, err error) {
 		x.iov[k] = vec(room)
 		k++
 	}
+	var place iscsi.Placing
 	if placing {
-		x.t.BeginPlace()
+		place = x.t.BeginPlace()
 	}
 	n, err = readv(m.fd, x.iov[:k])
-	if placing {
-		x.t.EndPlace()
-	}
+	place.End()
 	clear(x.iov[:k])
 	m.count.reads++
 	m.count.bytesIn += uint64(n)
@@ -283,9 +283,9 @@ func (m *Mover) begin(h pdu.Header, whole int, t *task, place int) {
 func (m *Mover) segment() bool {
 	x := &m.rx
 	if n := min(x.place, x.w-x.r); n > 0 {
-		x.t.BeginPlace()
+		place := x.t.BeginPlace()
 		x.t.out.copy(x.in[x.r : x.r+n])
-		x.t.EndPlace()
+		place.End()
 		m.placedFrom(x.in[x.r : x.r+n])
 		x.r += n
 	}
