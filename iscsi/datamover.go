@@ -23,8 +23,9 @@ type Datamover interface {
 
 	// GetData fetches the first t.OutLen bytes of the initiator's buffer into t.Out (RFC
 	// 5047 Get_Data): from the immediate and unsolicited data that the initiator sends on
-	// its own, the rest with R2Ts or RDMA Reads. It ends with Conn.GotData or
-	// Conn.DataFailed, perhaps before GetData returns.
+	// its own, the rest with R2Ts or RDMA Reads. It ends with Conn.GotData, Conn.DataFailed or,
+	// when the connection ends, Conn.DataLost, perhaps before GetData returns. Conn.Lost may end
+	// the task instead.
 	GetData(t *Task)
 
 	// Answer sends t.In to the initiator's buffer and ends the task with its status,

@@ -187,6 +187,10 @@ func (c *Conn) Refuse(t *Task) {
 // GotData says that t.Out has been filled.
 func (c *Conn) GotData(t *Task) { c.step(t, t.Pulled()) }
 
+// DataLost says that t.Out was not filled and never will be, because the connection has ended or
+// is ending: Lost follows. The task is aborted; its command is not executed.
+func (c *Conn) DataLost(t *Task) { t.Abort() }
+
 // DataFault is why the data-out of a command cannot be had.
 type DataFault uint8
 

@@ -75,6 +75,7 @@ type entry struct {
 	task    *task    // whose data-out is fetched, or whose answer it is
 	answer  bool     // the latter
 	control *control // or a PDU of the session's own
+	failed  bool     // not all of it was done: the connection has ended or will
 }
 
 // control is the memory of a PDU that belongs to no task.
@@ -227,7 +228,9 @@ func (m *Mover) completed(c *rdma.Completion) {
 	case c.ID == manager.Unsignaled:
 		return
 	case c.ID&receiveID == 0:
-		if e := m.entries[c.ID]; m.queue.Completed(&e.Item) {
+		e := m.entries[c.ID]
+		e.failed = e.failed || c.Status != rdma.StatusOK
+		if m.queue.Completed(&e.Item) {
 			m.finished(e)
 		}
 		return
@@ -261,6 +264,7 @@ func (m *Mover) enter(e *entry) {
 
 // push queues an entry to be sent.
 func (m *Mover) push(e *entry) {
+	e.failed = false
 	if m.dead {
 		m.abandoned = append(m.abandoned, e)
 		return
@@ -316,6 +320,7 @@ func (m *Mover) abandon() {
 		list := m.abandoned
 		m.abandoned = nil
 		for _, e := range list {
+			e.failed = true
 			m.finished(e)
 		}
 	}

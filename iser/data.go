@@ -83,8 +83,9 @@ func (m *Mover) pulled(t *task) {
 	case t.forgotten:
 		t.forgotten = false
 		m.conn.Forgotten(&t.Task)
-	case m.dead:
-		// Conn.Lost aborts the task.
+	case t.pull.failed, m.dead:
+		// Unless all Reads ended well, Out holds what its memory held before: another session's bytes, perhaps.
+		m.conn.DataLost(&t.Task)
 	default:
 		m.conn.GotData(&t.Task)
 	}

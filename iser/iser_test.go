@@ -11,6 +11,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"oneshot/backend"
 	"oneshot/backend/memory"
 	"oneshot/internal/serial"
 	"oneshot/iscsi"
@@ -37,13 +38,21 @@ type bench struct {
 	pool   *mem.Pool
 	target *Target
 	l      rdma.Listener
+	disk   *scsi.Target
+	store  backend.Store
 	leases int // of the target's receives
 }
 
 func newBench(t testing.TB) *bench {
 	t.Helper()
+	return newBenchOf(t, 64<<20, iwarp.Config{})
+}
+
+// newBenchOf returns one with so many bytes of I/O memory, and with a device of a kind.
+func newBenchOf(t testing.TB, limit int64, c iwarp.Config) *bench {
+	t.Helper()
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
-	pool := mem.NewPool(64 << 20)
+	pool := mem.NewPool(limit)
 	node := iscsi.NewNode(iscsi.Config{
 		Login: login.DefaultConfig(), Connections: 10, Sessions: 10, Commands: 32, MemoryPerConnection: 16 << 20,
 		LoginTimeout: 15, NOPInterval: 30, NOPTimeout: 10, Pool: pool, Logger: log, Rand: rand.Reader,
@@ -55,7 +64,8 @@ func newBench(t testing.TB) *bench {
 	st := scsi.NewTarget(scsi.TargetConfig{Name: iqn})
 	st.SetLU(0, lu)
 	node.AddTarget(&iscsi.Target{Name: iqn, SCSI: st})
-	device, err := iwarp.Open(iwarp.Config{Logger: log})
+	c.Logger = log
+	device, err := iwarp.Open(c)
 	check(t, err)
 	target, err := NewTarget(Config{
 		Node: node, Device: device, Pool: pool, Commands: 32, Logger: log,
@@ -66,7 +76,9 @@ func newBench(t testing.TB) *bench {
 	check(t, err)
 	served := make(chan error, 1)
 	go func() { served <- target.Serve(l) }()
-	b := &bench{t: t, device: device, node: node, pool: pool, target: target, l: l, leases: pool.Stats().Leases}
+	b := &bench{
+		t: t, device: device, node: node, pool: pool, target: target, l: l, disk: st, store: store, leases: pool.Stats().Leases,
+	}
 	t.Cleanup(func() {
 		check(t, l.Close())
 		check(t, <-served)
