@@ -14,6 +14,7 @@ import (
 
 	"oneshot/backend"
 	"oneshot/backend/backendtest"
+	"oneshot/mem"
 )
 
 // crashEnv names the file that the child of TestCrash writes to.
@@ -83,6 +84,63 @@ func TestCrash(t *testing.T) {
 			}
 		}
 		mustClose(t, s)
+	}
+}
+
+// ringEnv names the file that the child of TestKilledRing keeps busy.
+const ringEnv = "ONESHOT_RING_FILE"
+
+// ringChild keeps writes under way in the ring, and says so once.
+func ringChild(path string) {
+	s, err := Open(Config{Path: path, Size: crashSize, Direct: true})
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	const size, depth = 256 << 10, 32
+	pool := mem.NewPool(depth * size)
+	var busy ringWriter
+	busy.store = s
+	for i := range depth {
+		l := pool.Lease(size)
+		busy.start(&backend.Op{Kind: backend.Write, Off: int64(i) * size % crashSize, Len: size, Segs: [][]byte{l.Bytes()}})
+	}
+	fmt.Println("busy")
+	select {}
+}
+
+// ringWriter starts each operation again when it has ended.
+type ringWriter struct{ store backend.Store }
+
+func (w *ringWriter) OpDone(op *backend.Op) { go w.start(op) }
+
+func (w *ringWriter) start(op *backend.Op) {
+	for op.Done = w; w.store.Submit(op); {
+	}
+}
+
+// A store with a ring can be opened as soon as the process that had it was killed, though the kernel
+// closes its files later than that.
+func TestKilledRing(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "disk.img")
+	for range 10 {
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), ringEnv+"="+path)
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if sc := bufio.NewScanner(out); !sc.Scan() || sc.Text() != "busy" {
+			t.Errorf("the child says %q", sc.Text())
+		}
+		if err := cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		_ = cmd.Wait() // killed
+		mustClose(t, mustOpen(t, Config{Path: path}))
 	}
 }
 

@@ -22,6 +22,10 @@ func TestMain(m *testing.M) {
 		crashChild(os.Getenv(crashEnv))
 		return
 	}
+	if os.Getenv(ringEnv) != "" {
+		ringChild(os.Getenv(ringEnv))
+		return
+	}
 	goleak.VerifyTestMain(m)
 }
 
