@@ -446,7 +446,7 @@ func (s *Session) abort(c *Command, done <-chan struct{}) {
 	s.mu.Lock()
 	if s.waiting.remove(c) {
 		s.mu.Unlock()
-		c.Err = errAborted
+		c.Err = ErrAborted
 		c.Done(c)
 		return
 	}
@@ -466,7 +466,7 @@ func (s *Session) abort(c *Command, done <-chan struct{}) {
 	s.mu.Lock()
 	over := false
 	if err == nil && s.find(itt) == c && s.err == nil {
-		c.Err = errAborted // the target will not answer it any more
+		c.Err = ErrAborted // the target will not answer it any more
 		s.mover.answered(c)
 		s.mover.flush()
 		over = s.finished.remove(c)
@@ -482,7 +482,9 @@ func (s *Session) abort(c *Command, done <-chan struct{}) {
 	}
 }
 
-var errAborted = errors.New("the command was aborted")
+// ErrAborted is the end of a command that the target has aborted at the caller's wish: it has
+// taken effect, or it never will.
+var ErrAborted = errors.New("the command was aborted")
 
 // stop ends the session with err.
 func (s *Session) stop(err error) {
