@@ -1,6 +1,7 @@
 package iscsi
 
 import (
+	"slices"
 	"strconv"
 
 	"oneshot/iscsi/login"
@@ -64,13 +65,15 @@ func (n *Node) groupOf(local, transport string) uint16 {
 // the initiator may use, or the one of that name, or, in a normal session, the session's.
 func (c *Conn) sendTargets(name string, all bool) []text.Pair {
 	var records []text.Pair
-	c.node.mu.Lock()
-	defer c.node.mu.Unlock()
-	for _, t := range c.node.targets {
+	n := c.node
+	n.mu.Lock()
+	targets, portals := slices.Clone(n.targets), slices.Clone(n.portals)
+	n.mu.Unlock()
+	for _, t := range targets {
 		switch {
 		case !t.admits(c.sess.Initiator):
 		case all, c.sess.Discovery && t.Name == name, t.same(c.sess.Target) && (name == "" || t.Name == name):
-			addresses := c.addresses(t)
+			addresses := c.addresses(t, portals)
 			if len(addresses) == 0 {
 				continue // it is reached over another kind of transport
 			}
@@ -81,8 +84,8 @@ func (c *Conn) sendTargets(name string, all bool) []text.Pair {
 }
 
 // addresses lists where t is reached, over transports like this connection's: first where
-// this connection came in, if t is reached there. Node.mu is held.
-func (c *Conn) addresses(t *Target) (records []text.Pair) {
+// this connection came in, if t is reached there.
+func (c *Conn) addresses(t *Target, portals []Portal) (records []text.Pair) {
 	local := c.mover.Local()
 	add := func(address string, group uint16) {
 		records = append(records, text.Pair{Key: "TargetAddress", Value: address + "," + strconv.Itoa(int(group))})
@@ -90,7 +93,7 @@ func (c *Conn) addresses(t *Target) (records []text.Pair) {
 	if t.in(c.group) {
 		add(local, c.group)
 	}
-	for _, p := range c.node.portals {
+	for _, p := range portals {
 		at, _ := p.Reached(local)
 		if p.RDMA == c.rdma && t.in(p.Group) && at != "" && at != local {
 			add(at, p.Group)

@@ -84,7 +84,12 @@ func (x *Exchange) respond(req pdu.TextRequest) (r pdu.TextResponseFields, answe
 
 // answer negotiates the keys of a complete text.
 func (x *Exchange) answer(pairs []text.Pair) pdu.RejectReason {
-	for _, p := range pairs {
+	for i, p := range pairs {
+		if _, twice := find(pairs[:i], p.Key); twice {
+			// RFC 7143 §6.4. SendTargets, asked a thousand times in one text, would have an
+			// answer of megabytes.
+			return pdu.RejectProtocolError
+		}
 		switch {
 		case p.Key == "SendTargets":
 			if reason := x.sendTargets(p.Value); reason != 0 {

@@ -160,3 +160,15 @@ func TestPrivateKeys(t *testing.T) {
 		t.Errorf("answer %q, reject %v, want %q", answer, reject, want)
 	}
 }
+
+// A key that comes twice in one text is refused (RFC 7143 §6.4): the answer to one short text would be
+// as long as its sender likes.
+func TestSendTargetsTwice(t *testing.T) {
+	x := newExchange(true)
+	if _, answer, reject := ask(t, x, fresh, join("SendTargets=All", "SendTargets=All")); reject != pdu.RejectProtocolError {
+		t.Errorf("%d bytes, %v", len(answer), reject)
+	}
+	if _, answer, reject := ask(t, x, fresh, join("SendTargets=All")); reject != 0 || len(answer) == 0 {
+		t.Errorf("afterwards: %q, %v", answer, reject)
+	}
+}

@@ -125,6 +125,8 @@ type Login struct {
 	declared  bool // our MaxRecvDataSegmentLength has been sent
 	auth      auth
 	params    Params
+	requests  int
+	taken     int               // bytes of text in them
 	seen      map[string]string // keys that came, with their values
 	text      text.Collector
 	out       []byte
@@ -207,6 +209,11 @@ func (l *Login) step(req pdu.LoginRequest, data []byte) (transit bool, f *failur
 	if f := l.checkHeader(req); f != nil {
 		return false, f
 	}
+	l.requests++
+	l.taken += len(data)
+	if l.requests > maxRequests || l.taken > maxText {
+		return false, fail(pdu.LoginInitiatorError, "a login of more than %d requests or %d bytes of text", maxRequests, maxText)
+	}
 	pairs, err := l.text.Add(data, req.Continue())
 	if err != nil {
 		return false, fail(pdu.LoginInitiatorError, "%v", err)
@@ -225,6 +232,13 @@ func (l *Login) step(req pdu.LoginRequest, data []byte) (transit bool, f *failur
 	}
 	return l.mayLeave(req.NSG())
 }
+
+// What one login may take. Nobody knows yet who sends it, and what it has said is remembered until
+// it is over. Four requests and 1 KiB are usual.
+const (
+	maxRequests = 64
+	maxText     = 32 << 10
+)
 
 // maxAnswer is the longest data segment of a login response (RFC 7143 §6.3).
 const maxAnswer = 8192
@@ -261,6 +275,9 @@ func (l *Login) take(pairs []text.Pair) *failure {
 			// RFC 7143 §6.3: no key is negotiated twice. A name said again is no
 			// negotiation: libiscsi and QEMU do so in each stage.
 			return fail(pdu.LoginInitiatorError, "%s came twice", p.Key)
+		}
+		if !again && len(l.seen) == text.MaxKeys {
+			return fail(pdu.LoginInitiatorError, "a login of more than %d keys", text.MaxKeys)
 		}
 		l.seen[p.Key] = p.Value
 	}

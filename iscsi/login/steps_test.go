@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"crypto/sha3"
 	"encoding/base64"
+	"fmt"
 	"hash"
 	"maps"
 	"strings"
@@ -353,4 +354,36 @@ func respond(h func() hash.Hash, id byte, secret, challenge []byte) []byte {
 	d := h()
 	d.Write(append(append([]byte{id}, secret...), challenge...))
 	return d.Sum(nil)
+}
+
+// A login is bounded as a whole: in requests, in bytes, and in keys, whatever each request holds.
+func TestEndlessLogin(t *testing.T) {
+	for name, pairs := range map[string]func(i int) []string{
+		"requests": func(int) []string { return nil },
+		"bytes":    func(i int) []string { return []string{fmt.Sprintf("X-%d=%s", i, strings.Repeat("v", 4000))} },
+		"keys": func(i int) (list []string) {
+			for k := range 10 {
+				list = append(list, fmt.Sprintf("X-%d-%d=v", i, k))
+			}
+			return list
+		},
+	} {
+		c := newClient(t)
+		if o := c.send(operational, 0, false, "InitiatorName=iqn.2026-11.c:1", "TargetName=iqn.t:open"); o.State != Continue {
+			t.Fatalf("%s: %v", name, o.Err)
+		}
+		i := 0
+		for ; i < 1000; i++ {
+			if o := c.send(operational, 0, false, pairs(i)...); o.State == Failed {
+				break
+			}
+		}
+		held := 0
+		for k, v := range c.l.seen {
+			held += len(k) + len(v)
+		}
+		if i > 100 || len(c.l.seen) > 200 || held > 64<<10 {
+			t.Errorf("%s: %d requests are taken, %d keys and %d bytes remembered", name, i, len(c.l.seen), held)
+		}
+	}
 }
