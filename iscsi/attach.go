@@ -80,7 +80,7 @@ func (c *Conn) establish(out *login.Outcome) {
 	case old != nil:
 		c.reinstate(old, out)
 	default:
-		s.open()
+		s.open(c.node.most)
 		c.logIn(s, l.Params(), out)
 	}
 }
@@ -193,8 +193,8 @@ func (s *Session) leaveDeserted() {
 	s.end()
 }
 
-// open makes the nexus of a session.
-func (s *Session) open() {
+// open makes the nexus of a session. No command of it has more than most bytes of memory at once.
+func (s *Session) open(most int) {
 	s.since = time.Now()
 	if s.Discovery {
 		return
@@ -205,6 +205,7 @@ func (s *Session) open() {
 	}
 	s.nexus = s.Target.SCSI.NewNexusThrough(s.group, s.portName(), luns)
 	s.nexus.BatchOps()
+	s.nexus.BoundMemory(most)
 }
 
 // logIn begins the full feature phase.

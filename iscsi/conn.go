@@ -63,6 +63,7 @@ type Conn struct {
 	tasks   []*Task       // outstanding: in a store, waiting, or fetching data-out
 	hungry  []*Task       // of these, waiting for memory
 	leased  int           // bytes
+	tried   int           // bytes of these that came from TryLease
 	spare   []*Task       // the empty half of the pair with ready
 	born    uint32        // Node.clock when the connection came
 	heard   uint32        // Node.clock at the last input

@@ -84,6 +84,7 @@ type Task struct {
 	state   taskState
 	slot    int         // in Conn.tasks, or -1
 	leased  int         // bytes of I/O memory
+	tried   int         // bytes of these that came from TryLease
 	queued  atomic.Bool // in Conn.ready; set with Conn.readyMu held
 	hungry  bool        // in Conn.hungry
 	refused bool        // no memory for its unsolicited data

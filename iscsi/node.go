@@ -98,6 +98,7 @@ type Node struct {
 	cfg      Config
 	log      *slog.Logger
 	pool     *mem.Pool
+	most     int           // bytes of the largest lease that a command can have
 	clock    atomic.Uint32 // seconds since the start
 	limits   atomic.Pointer[Limits]
 	counters Counters
@@ -121,6 +122,7 @@ func NewNode(cfg Config) *Node {
 		cfg: cfg, log: cfg.Logger, pool: cfg.Pool,
 		conns: make(map[*Conn]struct{}), sessions: make(map[uint16]*Session), idle: make(chan struct{}),
 	}
+	n.most = mostLease(cfg.Pool.Stats().Limit, cfg.MemoryPerConnection)
 	n.SetLimits(Limits{
 		Discovery: cfg.Discovery, Connections: cfg.Connections, Sessions: cfg.Sessions,
 		LoginTimeout: cfg.LoginTimeout, NOPInterval: cfg.NOPInterval, NOPTimeout: cfg.NOPTimeout,

@@ -3,6 +3,7 @@ package iscsi
 import (
 	"slices"
 
+	"oneshot/internal/invariant"
 	"oneshot/mem"
 	"oneshot/scsi"
 )
@@ -148,7 +149,8 @@ func (c *Conn) Forgotten(t *Task) { c.free(t) }
 func (c *Conn) free(t *Task) {
 	t.state = taskGone
 	c.leased -= t.leased
-	t.leased = 0
+	c.tried -= t.tried
+	t.leased, t.tried = 0, 0
 	t.Release()
 	if t.hungry {
 		t.hungry = false
@@ -226,8 +228,20 @@ func (c *Conn) Sent(t *Task) {
 	c.free(t)
 }
 
+// mostLease is how many bytes one command can have at once of a pool and of a connection's share. The
+// other half is for input buffers and for data that comes before its command asks for it: commands
+// that wait for a lease may hold such data, and must not keep the lease from each other.
+func mostLease(pool int64, share int) int {
+	half := pool / 2
+	for half&(half-1) != 0 { // a power of two, for the pool rounds leases up to such
+		half &= half - 1
+	}
+	return int(min(int64(share)/2, half, mem.MaxLease) &^ (mem.PageSize - 1))
+}
+
 // lease hands out I/O memory within the connection's share.
 func (c *Conn) lease(t *Task, n int) *mem.Lease {
+	invariant.Check(n <= c.node.most, "iscsi: a command waits for memory that it can never have")
 	if c.leased+n <= c.node.cfg.MemoryPerConnection {
 		if l := c.node.pool.LeaseOrNotify(n, c); l != nil {
 			t.leased += n
@@ -244,13 +258,15 @@ func (c *Conn) lease(t *Task, n int) *mem.Lease {
 
 // TryLease is Lease for the mover's own needs: nil means no, and nothing comes later.
 func (c *Conn) TryLease(t *Task, n int) *mem.Lease {
-	if c.leased+n > c.node.cfg.MemoryPerConnection {
+	if c.leased+n > c.node.cfg.MemoryPerConnection || c.tried+n > c.node.cfg.MemoryPerConnection-c.node.most {
 		return nil
 	}
 	l := c.node.pool.Lease(n)
 	if l != nil {
 		t.leased += n
 		c.leased += n
+		t.tried += n
+		c.tried += n
 	}
 	return l
 }

@@ -17,10 +17,10 @@ func (t *Task) compareAndWrite() Next {
 	if t.CDB[1]&protectAll != 0 {
 		return t.check(invalidField(1))
 	}
-	if s, ok := t.setRange(lba, blocks, maxTransferBytes); !ok {
+	if s, ok := t.setRange(lba, blocks, t.maxTransfer()); !ok {
 		return t.check(s)
 	}
-	if int64(blocks) > t.lu.maxCompareBlocks() {
+	if int64(blocks) > t.maxCompareBlocks() {
 		return t.check(invalidField(13))
 	}
 	t.fua = t.CDB[1]&bitFUA != 0
@@ -97,7 +97,7 @@ func (t *Task) orWrite16() Next {
 	if t.CDB[1]&protectAll != 0 {
 		return t.check(invalidField(1))
 	}
-	if s, ok := t.setRange(lba, blocks, maxTransferBytes); !ok {
+	if s, ok := t.setRange(lba, blocks, t.maxTransfer()); !ok {
 		return t.check(s)
 	}
 	t.fua = t.CDB[1]&bitFUA != 0
@@ -174,10 +174,10 @@ func (t *Task) writeAtomic16() Next {
 		return t.check(invalidField(1))
 	}
 	lba, blocks := binary.BigEndian.Uint64(t.CDB[2:]), uint64(binary.BigEndian.Uint16(t.CDB[12:]))
-	if blocks > maxTransferBytes>>t.lu.blockShift {
+	if blocks > uint64(t.maxTransfer())>>t.lu.blockShift {
 		return t.check(invalidField(12))
 	}
-	if s, ok := t.setRange(lba, blocks, maxTransferBytes); !ok {
+	if s, ok := t.setRange(lba, blocks, t.maxTransfer()); !ok {
 		return t.check(s)
 	}
 	if t.CDB[10]|t.CDB[11] != 0 { // ATOMIC BOUNDARY: none is supported

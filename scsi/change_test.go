@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"oneshot/backend"
+	"oneshot/mem"
 )
 
 func caw(lba uint64, blocks byte) []byte {
@@ -67,12 +68,12 @@ func TestCompare(t *testing.T) {
 func TestLarge(t *testing.T) {
 	for _, lends := range []bool{true, false} {
 		b := newBench(t, lends, func(_ *LUConfig, s *fakeStore) {
-			s.info.Size = maxTransferBytes + 4096
+			s.info.Size = mem.MaxLease + 4096
 			s.data = make([]byte, s.info.Size)
 			s.hold = func(op *backend.Op) bool { return !lends && op.Off%1024 == 0 }
 		})
-		const blocks = maxTransferBytes / 512
-		data, ones := pattern(2, maxTransferBytes), bytes.Repeat([]byte{0xf0}, maxTransferBytes)
+		const blocks = mem.MaxLease / 512
+		data, ones := pattern(2, mem.MaxLease), bytes.Repeat([]byte{0xf0}, mem.MaxLease)
 		wav := rw16(0x8e, 8, blocks)
 		wav[1] = bytchkCompare
 		if r := b.do(wav, data, 0); r.status != Good || !bytes.Equal(b.store.data[4096:], data) {

@@ -94,7 +94,7 @@ func (t *Task) startCopy(steps []copyStep, result *copyResult, finish func()) Ne
 			most = max(most, s.n)
 		}
 	}
-	return t.withMemory(int(min(most, workBytes)), 0, (*Task).copyNext)
+	return t.withMemory(int(min(most, workBytes, t.maxTransfer())), 0, (*Task).copyNext)
 }
 
 // copyAllowed checks a step against capacities, reservations and conditions.

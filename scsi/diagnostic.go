@@ -15,7 +15,7 @@ func (t *Task) sendDiagnostic() Next {
 	case t.CDB[1]&selfTest == 0:
 		return t.good()
 	}
-	if s, ok := t.setRange(0, 1, maxTransferBytes); !ok {
+	if s, ok := t.setRange(0, 1, t.maxTransfer()); !ok {
 		return t.check(s)
 	}
 	return t.verifyMedium()

@@ -62,7 +62,7 @@ func (t *Task) writeSame(lba, blocks uint64, ndob bool) Next {
 	if int64(t.DataOutLen) != t.lu.blockSize {
 		return t.check(senseInvalidIU)
 	}
-	return t.withMemory(int(min(t.n, workBytes)), 0, (*Task).writeSamePull)
+	return t.withMemory(int(min(t.n, workBytes, t.maxTransfer())), 0, (*Task).writeSamePull)
 }
 
 func (t *Task) writeSamePull() Next { return t.pull(int(t.lu.blockSize), (*Task).writeSameStart) }

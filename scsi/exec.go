@@ -383,8 +383,11 @@ func (t *Task) getMemory() Next {
 	// Where direct I/O goes to the scratch memory, it has to be aligned.
 	at := (n + mem.PageSize - 1) &^ (mem.PageSize - 1)
 	total := n
-	if extra != 0 && at+extra <= mem.MaxLease {
+	if extra != 0 && at+extra <= t.Nexus.most {
 		total = at + extra
+	}
+	if total > t.Nexus.most { // it would wait for ever
+		return t.check(senseNoResources)
 	}
 	if t.lease = t.Owner.Lease(t, total); t.lease == nil {
 		t.phase = phaseMemory

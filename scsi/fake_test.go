@@ -128,6 +128,7 @@ type fakeOwner struct {
 	pool  *mem.Pool
 	ready chan *Task
 	empty bool // no memory is to be had
+	most  int  // bytes of the largest lease; 0: mem.MaxLease
 }
 
 // testPool is one for all tests: the address space of a pool is not given back.
@@ -140,7 +141,7 @@ func newFakeOwner() *fakeOwner {
 func (o *fakeOwner) TaskReady(t *Task) { o.ready <- t }
 
 func (o *fakeOwner) Lease(_ *Task, n int) *mem.Lease {
-	if o.empty {
+	if o.empty || o.most != 0 && n > o.most {
 		return nil
 	}
 	return o.pool.Lease(n)

@@ -188,10 +188,10 @@ func vpdExtended(t *Task) []byte {
 func vpdBlockLimits(t *Task) []byte {
 	lu := t.lu
 	page := make([]byte, 64)
-	page[5] = byte(lu.maxCompareBlocks())
+	page[5] = byte(t.maxCompareBlocks())
 	binary.BigEndian.PutUint16(page[6:], uint16(lu.grain))
-	binary.BigEndian.PutUint32(page[8:], maxTransferBytes>>lu.blockShift)
-	binary.BigEndian.PutUint32(page[12:], uint32(min(lu.info.OptimalIO, maxTransferBytes)>>lu.blockShift))
+	binary.BigEndian.PutUint32(page[8:], uint32(t.maxTransfer()>>lu.blockShift))
+	binary.BigEndian.PutUint32(page[12:], uint32(min(lu.info.OptimalIO, t.maxTransfer())>>lu.blockShift))
 	if lu.thin() {
 		binary.BigEndian.PutUint32(page[20:], maxUnmapBlocks)
 		binary.BigEndian.PutUint32(page[24:], maxUnmapDescriptors)
@@ -200,14 +200,14 @@ func vpdBlockLimits(t *Task) []byte {
 	}
 	binary.BigEndian.PutUint64(page[36:], maxWriteSameBytes>>lu.blockShift)
 	if lu.atomicWrites() {
-		binary.BigEndian.PutUint32(page[44:], maxTransferBytes>>lu.blockShift) // at any LBA, any length
+		binary.BigEndian.PutUint32(page[44:], uint32(t.maxTransfer()>>lu.blockShift)) // at any LBA, any length
 	}
 	return page[4:]
 }
 
-// maxCompareBlocks is the limit of COMPARE AND WRITE.
-func (lu *LogicalUnit) maxCompareBlocks() int64 {
-	return min(int64(maxCompareBytes)>>lu.blockShift, 255)
+// maxCompareBlocks is the limit of COMPARE AND WRITE, whose data-out is twice as long.
+func (t *Task) maxCompareBlocks() int64 {
+	return min(min(maxCompareBytes, t.maxTransfer()/2)>>t.lu.blockShift, 255)
 }
 
 // vpdCharacteristics is the Block Device Characteristics page, SBC-3 §6.6.3.

@@ -10,7 +10,6 @@ import (
 	"sync/atomic"
 
 	"oneshot/backend"
-	"oneshot/mem"
 )
 
 // LUConfig says what a logical unit is made of.
@@ -55,10 +54,9 @@ func LocalNAA(unique string) (naa [16]byte) {
 }
 
 // Limits of what one command may ask for, in bytes or pieces; in blocks they are reported
-// in the Block Limits page.
+// in the Block Limits page. A transfer is limited by what one lease can hold (Nexus.BoundMemory).
 const (
-	maxTransferBytes    = mem.MaxLease // what one lease holds
-	maxCompareBytes     = 128 << 10    // COMPARE AND WRITE: compared under an exclusive lock
+	maxCompareBytes     = 128 << 10 // COMPARE AND WRITE: compared under an exclusive lock
 	maxWriteSameBytes   = 16 << 20
 	maxUnmapBlocks      = 1 << 20
 	maxUnmapDescriptors = 256

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"fmt"
 	"testing"
+
+	"oneshot/mem"
 )
 
 // family is one of the commands that take a range of blocks.
@@ -24,7 +26,7 @@ type family struct {
 	limit int
 }
 
-const most = maxTransferBytes / 512
+const most = mem.MaxLease / 512
 
 var families = []family{
 	{name: "READ(6)", op: 0x08, size: 6, in: true},

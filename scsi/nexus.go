@@ -5,6 +5,8 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+
+	"oneshot/mem"
 )
 
 // Nexus is an I_T nexus: what the target knows of one initiator port. Its methods may be
@@ -18,6 +20,7 @@ type Nexus struct {
 	// changed, so that the data path reads it without a lock.
 	table    atomic.Pointer[[]*itl]
 	batching bool                // constant: BatchOps was called
+	most     int                 // constant: bytes of the largest lease that its tasks can get
 	begun    atomic.Pointer[itl] // those with operations that wait for Kick, linked by nextBegun
 
 	// retired are the places of logical units that were taken away; guarded by Target.mu.
@@ -71,7 +74,7 @@ func (t *Target) NewMappedNexus(initiatorPort string, luns map[uint16]uint16) *N
 func (t *Target) NewNexusThrough(tag uint16, initiatorPort string, luns map[uint16]uint16) *Nexus {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	n := &Nexus{target: t, initiatorPort: initiatorPort, port: t.port(tag)}
+	n := &Nexus{target: t, initiatorPort: initiatorPort, port: t.port(tag), most: mem.MaxLease}
 	if luns != nil {
 		n.shown = make(map[uint16]uint16, len(luns))
 		for own, theirs := range luns {
@@ -89,6 +92,11 @@ func (t *Target) NewNexusThrough(tag uint16, initiatorPort string, luns map[uint
 	t.nexuses[n] = struct{}{}
 	return n
 }
+
+// BoundMemory says that Owner.Lease never has more than that many bytes for one task, but
+// that many once the other tasks have ended. Commands that would need more are refused, and the Block Limits
+// page says which. It is called before the first task.
+func (n *Nexus) BoundMemory(most int) { n.most = min(most, mem.MaxLease) }
 
 // number returns the number by which the initiator sees the target's LUN. False: it does not.
 func (n *Nexus) number(lun uint16) (uint16, bool) {

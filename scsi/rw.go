@@ -48,6 +48,9 @@ func (t *Task) lengthField() int {
 	return 10
 }
 
+// maxTransfer is how many bytes one command can transfer.
+func (t *Task) maxTransfer() int64 { return int64(t.Nexus.most) }
+
 // setRange checks lba and blocks against the capacity, also when there are no blocks (SBC-3
 // §5.x: "an LBA of the command beyond the capacity"), and sets lba, off and n. most is the
 // limit in bytes for one command.
@@ -98,7 +101,7 @@ func (t *Task) readFlags(lba, blocks uint64) Next {
 }
 
 func (t *Task) read(lba, blocks uint64) Next {
-	if s, ok := t.setRange(lba, blocks, maxTransferBytes); !ok {
+	if s, ok := t.setRange(lba, blocks, t.maxTransfer()); !ok {
 		return t.check(s)
 	}
 	t.Transfer = uint64(t.n)
@@ -183,7 +186,7 @@ func (t *Task) write(lba, blocks uint64) Next {
 // initiator does not send are not written; a part of a block cannot be (RFC 7143 §11.4.5.1
 // leaves it to the device server).
 func (t *Task) setWriteRange(lba, blocks uint64) (Sense, bool) {
-	if s, ok := t.setRange(lba, blocks, maxTransferBytes); !ok {
+	if s, ok := t.setRange(lba, blocks, t.maxTransfer()); !ok {
 		return s, false
 	}
 	t.Transfer, t.TransferOut = uint64(t.n), true

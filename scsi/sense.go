@@ -49,6 +49,7 @@ var (
 	senseNoMedium       = Sense{Key: keyNotReady, Code: 0x3a00}
 	senseNoSpace        = Sense{Key: keyDataProtect, Code: 0x2707}
 	senseInternal       = Sense{Key: keyHardwareError, Code: 0x4400}
+	senseNoResources    = Sense{Key: keyIllegalRequest, Code: 0x5503} // INSUFFICIENT RESOURCES
 )
 
 // invalidField says that the CDB field at byte off is not acceptable.

@@ -1,6 +1,8 @@
 package scsi
 
 import (
+	"bytes"
+	"encoding/binary"
 	"testing"
 )
 
@@ -481,5 +483,41 @@ func TestPlaceWhileQueued(t *testing.T) {
 		if w := b.lu.ranges.stripes[i].word.Load(); w&^stripeSticky != 0 {
 			t.Errorf("stripe %d is %#x, with nobody in it", i, w)
 		}
+	}
+}
+
+// TestBoundedMemory: no command waits for a lease that it can never have, and what the Block Limits
+// page announces can be had.
+func TestBoundedMemory(t *testing.T) {
+	const most = 64 << 10
+	b := newBench(t, false, nil)
+	b.nexus.BoundMemory(most)
+	b.owner.most = most
+	page := b.do([]byte{0x12, 1, 0xb0, 0, 64, 0}, nil, 64).in
+	transfer, compare := uint16(binary.BigEndian.Uint32(page[8:])), page[5]
+	if transfer != most/512 || compare != most/1024 {
+		t.Fatalf("transfers of %d blocks are announced, COMPARE AND WRITE of %d", transfer, compare)
+	}
+	out := make([]byte, most+512)
+	for _, op := range []byte{0x28, 0x2a, 0x2e, 0x2f} { // READ, WRITE, WRITE AND VERIFY, VERIFY
+		if r := b.do(rw10(op, 0, transfer), out[:most], most); r.status != Good {
+			t.Errorf("%02x of the longest transfer: %05x", op, r.code())
+		}
+		cdb := rw10(op, 0, transfer+1)
+		if op == 0x2f {
+			cdb[1] = bytchkCompare
+		}
+		if r := b.do(cdb, out[:most+512], most+512); r.code() != 0x52400 {
+			t.Errorf("%02x of a longer transfer: %05x", op, r.code())
+		}
+	}
+	if r := b.do(caw(0, compare), out[:most], 0); r.status != Good {
+		t.Errorf("the longest COMPARE AND WRITE: %05x", r.code())
+	}
+	if r := b.do(caw(0, compare+1), make([]byte, most+1024), 0); r.code() != 0x52400 {
+		t.Errorf("a longer COMPARE AND WRITE: %05x", r.code())
+	}
+	if r := b.do(rw16(0x93, 0, testBlocks), bytes.Repeat([]byte{1}, 512), 0); r.status != Good {
+		t.Errorf("WRITE SAME: %05x", r.code())
 	}
 }

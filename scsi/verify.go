@@ -43,7 +43,7 @@ func (t *Task) verify(lba, blocks uint64) Next {
 	if !t.verifyFlags() {
 		return t.check(invalidField(1))
 	}
-	if s, ok := t.setRange(lba, blocks, maxTransferBytes); !ok {
+	if s, ok := t.setRange(lba, blocks, t.maxTransfer()); !ok {
 		return t.check(s)
 	}
 	if !t.compare {

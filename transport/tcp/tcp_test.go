@@ -562,17 +562,64 @@ func TestSlowLogin(t *testing.T) {
 func TestNoMemory(t *testing.T) {
 	store := faulty.New(newMemory(t), faulty.Seed(t))
 	gate := store.Hold(faulty.Match{})
-	b := newBench(t, store, func(c *iscsi.Config) { c.MemoryPerConnection = 64 << 10 })
+	b := newBench(t, store, func(c *iscsi.Config) { c.MemoryPerConnection = 128 << 10 })
 	p := b.dial("FirstBurstLength=65536", "InitialR2T=No")
-	first := p.command(rw16(0x8a, 0, 64<<10), 64<<10, false, true, true, make([]byte, 64<<10))
-	gate.Await(1)
-	second := p.command(rw16(0x8a, 0, 64<<10), 64<<10, false, true, true, make([]byte, 64<<10))
-	if status, _, _ := p.finish(second, nil); status != byte(scsi.TaskSetFull) {
+	write := func() uint32 {
+		return p.command(rw16(0x8a, 0, 64<<10), 64<<10, false, true, true, make([]byte, 64<<10))
+	}
+	first, second := write(), write()
+	gate.Await(2)
+	if status, _, _ := p.finish(write(), nil); status != byte(scsi.TaskSetFull) {
 		t.Errorf("status %#x", status)
 	}
 	gate.Release()
-	if status, _, _ := p.finish(first, nil); status != 0 {
-		t.Errorf("status %#x of the command that had memory", status)
+	for _, itt := range []uint32{first, second} {
+		if status, _, _ := p.finish(itt, nil); status != 0 {
+			t.Errorf("status %#x of the command that had memory", status)
+		}
+	}
+}
+
+// What is announced as the longest transfer can be had, and what is longer is refused, whatever the
+// limits on memory are. Data that came early does not keep the commands that wait from their memory.
+func TestTransferLimit(t *testing.T) {
+	store := faulty.New(newMemory(t), faulty.Seed(t))
+	b := newBench(t, store, func(c *iscsi.Config) { c.MemoryPerConnection = 256 << 10 })
+	p := b.dial("FirstBurstLength=65536", "InitialR2T=No")
+	_, in, _ := p.finish(p.command([]byte{0x12, 1, 0xb0, 0, 64, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, 64, true, false, true, nil), nil)
+	most := int(binary.BigEndian.Uint32(in[8:])) * blockSize
+	if most != 128<<10 {
+		t.Fatalf("transfers of %d bytes are announced", most)
+	}
+	if in := p.read(0, most); len(in) != most {
+		t.Errorf("%d bytes were read", len(in))
+	}
+	if status, _, sense := p.finish(p.command(rw16(0x88, 0, most+blockSize), most+blockSize, true, false, true, nil), nil); status != byte(scsi.CheckCondition) || sense[2] != 5 {
+		t.Errorf("a longer transfer: status %#x, sense % x", status, sense)
+	}
+	gate := store.Hold(faulty.Match{})
+	left := map[uint32]bool{p.command(rw16(0x8a, 0, 64<<10), 64<<10, false, true, true, make([]byte, 64<<10)): true}
+	gate.Await(1)
+	data := make([]byte, most)
+	for range 2 { // one has memory; the other one has room for what came early
+		left[p.command(rw16(0x8a, 0, most), most, false, true, true, data[:64<<10])] = true
+	}
+	for len(left) > 0 {
+		h, _ := p.receive()
+		switch h.Opcode() {
+		case pdu.OpR2T:
+			r := pdu.R2T{Header: h}
+			from := int(r.BufferOffset())
+			p.sequence(h.ITT(), r.TTT(), data[from:from+int(r.DesiredDataTransferLength())], from, 8192)
+			gate.Release()
+		case pdu.OpSCSIResponse:
+			if status := (pdu.SCSIResponse{Header: h}).Status(); status != 0 {
+				t.Errorf("WRITE %d: status %#x", h.ITT(), status)
+			}
+			delete(left, h.ITT())
+		default:
+			t.Fatalf("%v in the middle of commands", h.Opcode())
+		}
 	}
 }
 
