@@ -112,7 +112,7 @@ type task struct {
 func of(t *iscsi.Task) *task { return t.Mover.(*task) }
 
 // accept answers a connection request.
-func (t *Target) accept(req rdma.Request) error {
+func (t *Target) accept(req rdma.Request, offer *rdma.OneShotOffer) error {
 	m := &Mover{
 		target: t, peer: req.RemoteAddr().String(), here: req.LocalAddr().String(),
 		orphans: make(map[uint32]rdma.STag), aborting: make(map[uint32]uint32),
@@ -125,7 +125,7 @@ func (t *Target) accept(req rdma.Request) error {
 	}
 	t.conns.Add(1)
 	m.conn = t.cfg.Node.NewRDMAConn(m, &t.offer)
-	if err := req.Accept(m.qp, rdma.ConnParams{PrivateData: m.privateData(), OneShot: t.cfg.OneShot}); err != nil {
+	if err := req.Accept(m.qp, rdma.ConnParams{PrivateData: m.privateData(), OneShot: offer}); err != nil {
 		m.teardown(err)
 		return err
 	}

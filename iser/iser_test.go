@@ -69,13 +69,13 @@ func newBenchOf(t testing.TB, limit int64, c iwarp.Config) *bench {
 	check(t, err)
 	target, err := NewTarget(Config{
 		Node: node, Device: device, Pool: pool, Commands: 32, Logger: log,
-		OneShot: &rdma.OneShotOffer{Flags: true, Opcodes: true, Validated: true, Advertise: true, Close: true, CheckReference: true, Window: 32},
 	})
 	check(t, err)
+	offer := &rdma.OneShotOffer{Flags: true, Opcodes: true, Validated: true, Advertise: true, Close: true, CheckReference: true, Window: 32}
 	l, err := device.Listen("127.0.0.1:0")
 	check(t, err)
 	served := make(chan error, 1)
-	go func() { served <- target.Serve(l) }()
+	go func() { served <- target.Serve(l, offer) }()
 	b := &bench{
 		t: t, device: device, node: node, pool: pool, target: target, l: l, disk: st, store: store, leases: pool.Stats().Leases,
 	}

@@ -55,8 +55,7 @@ type Config struct {
 	Device    rdma.Device
 	Transport string // what portals over the device are called: iscsi.Portal.Transport
 	Pool      *mem.Pool
-	Commands  int                // command window of a session
-	OneShot   *rdma.OneShotOffer // what initiators may ask for; nil: nothing
+	Commands  int // command window of a session
 	Logger    *slog.Logger
 }
 
@@ -155,8 +154,9 @@ func (t *Target) region(b []byte) rdma.Region {
 	return nil
 }
 
-// Serve accepts connections from l until it is closed.
-func (t *Target) Serve(l rdma.Listener) error {
+// Serve accepts connections from l until it is closed. offer is what their initiators may ask for of
+// one-shot; nil: nothing.
+func (t *Target) Serve(l rdma.Listener, offer *rdma.OneShotOffer) error {
 	for {
 		req, err := l.Accept()
 		if errors.Is(err, net.ErrClosed) {
@@ -170,7 +170,7 @@ func (t *Target) Serve(l rdma.Listener) error {
 			_ = req.Reject(nil)
 			continue
 		}
-		if err := t.accept(req); err != nil {
+		if err := t.accept(req, offer); err != nil {
 			t.cfg.Logger.Warn("connection refused", "initiator_address", req.RemoteAddr().String(), "reason", err)
 		}
 	}

@@ -136,11 +136,11 @@ func changeAccess(lu *scsi.LogicalUnit, c *mgmt.AccessChange) error {
 // now, the access states of those. mu is held.
 func (c *change) inherit() {
 	before := make(map[string]*scsi.LogicalUnit)
-	for key, lu := range c.Server.units.made {
+	for key, lu := range c.s.units.made {
 		before[key.lun.Serial] = lu
 	}
 	for key, lu := range c.units.made {
-		if old := before[key.lun.Serial]; old != nil && c.Server.units.made[key] != lu {
+		if old := before[key.lun.Serial]; old != nil && c.s.units.made[key] != lu {
 			lu.InheritAccessStates(old)
 		}
 	}

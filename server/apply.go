@@ -27,7 +27,7 @@ func (s *Server) Apply(next *config.Config) (mgmt.Reload, error) {
 	case <-s.ended:
 		return mgmt.Reload{}, errClosing
 	}
-	c := &change{Server: s, plan: newPlan(s.inForce(), next), next: next, units: newUnits(s.log, s.units.state)}
+	c := &change{s: s, plan: newPlan(s.inForce(), next), next: next, units: newUnits(s.log, s.units.state)}
 	if err := c.prepare(); err != nil {
 		return mgmt.Reload{}, errors.Join(append([]error{err}, c.abandon()...)...)
 	}
@@ -47,7 +47,7 @@ func (s *Server) inForce() *config.Config {
 
 // change is a change under way.
 type change struct {
-	*Server
+	s    *Server
 	plan *plan
 	next *config.Config
 
@@ -57,16 +57,15 @@ type change struct {
 	targets map[string]*scsi.Target // as they will be
 	resized []*openStore
 	opened  []openPortal
-	reopen  []openPortal // closed to make room for others
 	done    []string
 	pending []string
 
-	services      services     // as they will be
-	handler       http.Handler // of the metrics that stay; nil: the same
-	metricsClosed bool         // to make room
+	services services     // as they will be
+	handler  http.Handler // of the metrics that stay; nil: the same
 }
 
-// prepare does all that can fail. It holds no lock: stores may take their time.
+// prepare does all that can fail, and disturbs nothing that serves: abandon takes all of it back. It holds no
+// lock: stores may take their time.
 func (c *change) prepare() error {
 	c.pending = slices.Clone(c.plan.pending)
 	for _, step := range []func() error{c.prepareStores, c.prepareTargets, c.preparePortals, c.prepareServices, c.prepareSizes} {
@@ -78,8 +77,11 @@ func (c *change) prepare() error {
 }
 
 func (c *change) prepareStores() error {
+	for _, s := range c.plan.frozen {
+		return fmt.Errorf("%s: the store %q was opened read-only, and this process cannot open it again to write: make it writable, and restart", s.Pos, s.Name)
+	}
 	for medium := range shown(c.next) {
-		if s := c.Server.units.stores[medium]; s != nil {
+		if s := c.s.units.stores[medium]; s != nil {
 			c.units.stores[medium] = s
 		}
 	}
@@ -104,12 +106,12 @@ func (c *change) prepareTargets() error {
 			}
 		}
 	}
-	c.targets = maps.Clone(c.Server.targets)
+	c.targets = maps.Clone(c.s.targets)
 	for _, t := range c.plan.remove {
 		delete(c.targets, t.Name)
 	}
 	for _, t := range c.plan.add {
-		st := c.newTarget(t)
+		st := c.s.newTarget(t)
 		for j := range t.LUNs {
 			st.SetLU(t.LUNs[j].Number, c.unit(t, &t.LUNs[j]))
 		}
@@ -130,7 +132,7 @@ func (c *change) prepareTargets() error {
 func (c *change) keep(t *config.Target, l *config.LUN) error {
 	s := c.units.stores[medium(c.next.Store(l.Store))]
 	key := keyOf(t, l, s)
-	if lu := c.Server.units.made[key]; lu != nil {
+	if lu := c.s.units.made[key]; lu != nil {
 		c.units.made[key] = lu
 		return nil
 	}
@@ -143,24 +145,27 @@ func (c *change) unit(t *config.Target, l *config.LUN) *scsi.LogicalUnit {
 	return c.units.made[keyOf(t, l, c.units.stores[medium(c.next.Store(l.Store))])]
 }
 
-// preparePortals listens. Where a new portal needs the address of one that closes, that one
-// has to go first.
+// preparePortals opens the new portals, also those that need the address of one that commit closes.
 func (c *change) preparePortals() error {
 	for _, p := range c.plan.openPortals {
-		for _, old := range c.portals {
-			bound := old.bound()
-			if bound.Overlaps(*p) && slices.ContainsFunc(c.plan.closePortals, func(q *config.Portal) bool { return equal(*q, old.config) }) {
-				_ = old.Close()
-				c.reopen = append(c.reopen, old)
-			}
-		}
-		l, err := c.listen(p)
+		l, err := c.s.listen(p, c.inTheWay(p))
 		if err != nil {
 			return err
 		}
 		c.opened = append(c.opened, l)
 	}
 	return nil
+}
+
+// inTheWay returns the portals that are to be closed and have the address of p.
+func (c *change) inTheWay(p *config.Portal) (list []portal) {
+	for _, old := range c.s.portals {
+		closes := slices.ContainsFunc(c.plan.closePortals, func(q *config.Portal) bool { return equal(*q, old.config) })
+		if closes && old.bound().Overlaps(*p) {
+			list = append(list, old.portal)
+		}
+	}
+	return list
 }
 
 // prepareSizes comes last, for a store that has grown stays so.
@@ -185,33 +190,14 @@ func (c *change) prepareSizes() error {
 	return nil
 }
 
-// abandon lets go of what prepare has made.
-func (c *change) abandon() (errs []error) {
+// abandon releases what prepare has made.
+func (c *change) abandon() []error {
 	for _, p := range c.opened {
 		_ = p.Close()
 	}
-	fresh := c.units.without(&c.Server.units)
-	errs = fresh.close()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	errs = append(errs, c.abandonServices())
-	for _, p := range c.reopen {
-		if c.closing {
-			break
-		}
-		bound := p.bound()
-		l, err := c.listen(&bound)
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		l.config = p.config
-		c.portals[slices.IndexFunc(c.portals, func(o openPortal) bool { return o.portal == p.portal })] = l
-		if c.serving {
-			c.start(l)
-		}
-	}
-	return errs
+	c.abandonServices()
+	fresh := c.units.without(&c.s.units)
+	return fresh.close()
 }
 
 // errClosing is the answer to a change that comes too late.
@@ -219,31 +205,33 @@ var errClosing = errors.New("the target is stopping")
 
 // commit does what cannot fail.
 func (c *change) commit() (mgmt.Reload, error) {
-	c.mu.Lock()
-	if c.closing {
-		c.mu.Unlock()
+	s := c.s
+	s.mu.Lock()
+	if s.closing {
+		s.mu.Unlock()
 		return mgmt.Reload{}, errors.Join(append([]error{errClosing}, c.abandon()...)...)
 	}
-	defer c.mu.Unlock()
+	defer s.mu.Unlock()
 	limits := nodeLimits(c.next)
-	limits.Connections = c.connectionLimit(limits.Connections)
-	c.node.SetLimits(limits)
+	limits.Connections = s.connectionLimit(limits.Connections)
+	s.node.SetLimits(limits)
+	c.done = append(c.done, c.plan.changed...)
 	c.inherit()
 	c.commitTargets()
 	c.commitPortals()
 	c.commitServices()
-	gone := c.Server.units.without(&c.units)
-	c.Server.units, c.Server.targets = c.units, c.targets
-	c.cfg, c.loaded = c.next, time.Now()
-	c.setPorts()
-	c.retire(gone)
+	gone := s.units.without(&c.units)
+	s.units, s.targets = c.units, c.targets
+	s.cfg, s.loaded = c.next, time.Now()
+	s.setPorts()
+	s.retire(gone)
 	return mgmt.Reload{Done: c.done, Pending: c.pending}, nil
 }
 
 func (c *change) commitTargets() {
 	for _, t := range c.plan.remove {
-		c.node.RemoveTarget(t.Name)
-		st := c.Server.targets[t.Name]
+		c.s.node.RemoveTarget(t.Name)
+		st := c.s.targets[t.Name]
 		var all []scsi.LUChange
 		for _, l := range t.LUNs {
 			all = append(all, scsi.LUChange{LUN: l.Number})
@@ -252,7 +240,7 @@ func (c *change) commitTargets() {
 		c.did("target %s removed", t.Name)
 	}
 	for _, t := range c.plan.access {
-		c.node.ReplaceTarget(nodeTarget(t, c.targets[t.Name]))
+		c.s.node.ReplaceTarget(nodeTarget(t, c.targets[t.Name]))
 		c.did("target %s has other rules of access", t.Name)
 	}
 	for name, changes := range c.changes {
@@ -267,7 +255,7 @@ func (c *change) commitTargets() {
 		}
 	}
 	for _, t := range c.added {
-		c.node.AddTarget(t)
+		c.s.node.AddTarget(t)
 		c.did("target %s added", t.Name)
 	}
 }
@@ -285,23 +273,23 @@ func (l lunChange) String() string {
 
 func (c *change) commitPortals() {
 	for _, p := range c.plan.closePortals {
-		i := slices.IndexFunc(c.portals, func(o openPortal) bool { return equal(o.config, *p) })
-		_ = c.portals[i].Close()
-		c.did("portal %s closed", c.portals[i].Addr())
-		c.portals = slices.Delete(c.portals, i, i+1)
+		i := slices.IndexFunc(c.s.portals, func(o openPortal) bool { return equal(o.config, *p) })
+		_ = c.s.portals[i].Close()
+		c.did("portal %s closed", c.s.portals[i].Addr())
+		c.s.portals = slices.Delete(c.s.portals, i, i+1)
 	}
 	for _, p := range c.opened {
-		c.portals = append(c.portals, p)
-		if c.serving {
-			c.start(p)
+		c.s.portals = append(c.s.portals, p)
+		if c.s.serving {
+			c.s.start(p)
 		}
 		c.did("portal %s opened", p.Addr())
 	}
 	place := func(p openPortal) int {
 		return slices.IndexFunc(c.next.Portals, func(q config.Portal) bool { return equal(q, p.config) })
 	}
-	defer c.announce()
-	slices.SortStableFunc(c.portals, func(a, b openPortal) int { return cmp.Compare(place(a), place(b)) })
+	defer c.s.announce()
+	slices.SortStableFunc(c.s.portals, func(a, b openPortal) int { return cmp.Compare(place(a), place(b)) })
 }
 
 func (c *change) did(format string, args ...any) {

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -382,6 +383,95 @@ func TestApplyFails(t *testing.T) {
 	}
 	if done := r.apply(pinned); len(done.Done)+len(done.Pending) != 0 {
 		t.Errorf("something has changed: %+v", done)
+	}
+}
+
+// A change that fails has not disturbed a portal or service that serves, although it needed their addresses.
+func TestApplyFailsAndDisturbsNobody(t *testing.T) {
+	r := serve(t, before)
+	with := func(portal, metrics, more string) string {
+		return strings.Replace(before, `portals: [{listen: "127.0.0.1:0"}`, `portals: [{listen: "`+portal+`"}`+more, 1) + "metrics: {listen: \"" + metrics + "\"}\n"
+	}
+	r.apply(with(r.Addrs()[0].String(), "127.0.0.1:0", ""))
+	r.apply(with(r.Addrs()[0].String(), r.metrics.l.Addr().String(), ""))
+	portal, metrics := r.portals[0].portal, r.metrics
+	taken, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = taken.Close() }()
+	everywhere := func(a net.Addr) string { return fmt.Sprintf("0.0.0.0:%d", a.(*net.TCPAddr).Port) }
+	for name, text := range map[string]string{
+		"the second portal fails": with(everywhere(portal.Addr()), everywhere(metrics.l.Addr()), `, {listen: "`+taken.Addr().String()+`"}`),
+		"a size fails":            strings.Replace(with(everywhere(portal.Addr()), everywhere(metrics.l.Addr()), ""), "d.img, size: 16MiB", "d.img, size: 8MiB", 1),
+		"metrics fail":            with(everywhere(portal.Addr()), taken.Addr().String(), ""),
+		"another transport":       strings.Replace(with(portal.Addr().String(), metrics.l.Addr().String(), `, {listen: "`+taken.Addr().String()+`"}`), "[{listen", "[{transport: iwarp, listen", 1),
+	} {
+		if _, err := r.Apply(r.parse(text)); err == nil {
+			t.Errorf("%s: it was applied", name)
+		}
+		if r.portals[0].portal != portal || r.metrics != metrics {
+			t.Errorf("%s: what serves was replaced", name)
+		}
+		r.login("a")
+		if c, err := net.Dial("tcp4", metrics.l.Addr().String()); err != nil {
+			t.Errorf("%s: metrics: %v", name, err)
+		} else {
+			_ = c.Close()
+		}
+		if l, err := listenTCP("tcp4", portal.Addr().String()); err == nil {
+			_ = l.Close()
+			t.Errorf("%s: somebody else can listen at the address", name)
+		}
+	}
+}
+
+// An address passes from one portal to the next without a moment in which nobody listens there.
+func TestApplyLeavesNoGap(t *testing.T) {
+	r := serve(t, before)
+	addr := r.Addrs()[0].String()
+	at := func(portal string) string { return strings.Replace(before, `{listen: "127.0.0.1:0"}`, portal, 1) }
+	r.apply(at(`{listen: "` + addr + `"}`))
+	stop, done := make(chan struct{}), make(chan error, 1)
+	go func() {
+		for {
+			select {
+			case <-stop:
+				done <- nil
+				return
+			default:
+			}
+			c, err := net.Dial("tcp4", addr)
+			if err != nil {
+				done <- err
+				return
+			}
+			_ = c.Close()
+		}
+	}()
+	_, port, _ := net.SplitHostPort(addr)
+	for range 20 {
+		r.apply(at(`{listen: "0.0.0.0:` + port + `"}`))
+		r.apply(at(`{listen: "*:` + port + `"}`))
+		r.apply(at(`{listen: "` + addr + `"}`))
+	}
+	close(stop)
+	if err := <-done; errors.Is(err, syscall.ECONNREFUSED) {
+		t.Error(err)
+	}
+}
+
+// However often the one-shot settings of a portal change, there is one device, and one target side on it.
+func TestApplyOneShotKeepsOneDevice(t *testing.T) {
+	r := serve(t, before)
+	leases := -1
+	for window := range 5 {
+		r.apply(strings.Replace(before, `{listen: "127.0.0.1:0"}`, fmt.Sprintf(`{transport: iwarp, listen: "127.0.0.1:0", one_shot: {window: %d}}`, window+1), 1))
+		if n := r.pool.Stats().Leases; leases < 0 {
+			leases = n
+		} else if n != leases {
+			t.Errorf("with window %d: %d leases, %d before", window+1, n, leases)
+		}
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 //	portals  opened, closed
 type plan struct {
 	open   []*config.Store // media that no LUN has shown so far
+	frozen []*config.Store // are open for reading only, and are to be written
 	resize []*config.Store // their sizes are other ones
 
 	add    []*config.Target
@@ -25,8 +26,8 @@ type plan struct {
 
 	openPortals, closePortals []*config.Portal // of the new configuration, and of the old one
 
-	// pending is what takes effect at the next start only, in words.
-	pending []string
+	changed []string // what the node and the services are told, in words
+	pending []string // what takes effect only at the next start, in words
 }
 
 // lunChange is a LUN of a target that stays.
@@ -94,14 +95,17 @@ func (c *comparison) compareStores() {
 		case was.Size != s.Size:
 			c.resize = append(c.resize, s)
 		}
+		if s.Device != nil && was.ReadOnly && !s.ReadOnly {
+			c.frozen = append(c.frozen, s)
+		}
 		if !equal(storeOptions(was), storeOptions(s)) {
 			c.later("%s: the options of the store %q", s.Pos, s.Name)
 		}
 	}
 }
 
-// storeOptions is s without what is no matter of the open store: its name and size, and
-// whether LUNs may write, which they know themselves.
+// storeOptions is s without its name, its size, and whether LUNs may write: those are no options of the open
+// store.
 func storeOptions(s *config.Store) config.Store {
 	o := *s
 	o.Name, o.Size, o.ReadOnly = "", 0, false
@@ -189,18 +193,20 @@ func (c *comparison) comparePortals() {
 
 func (c *comparison) compareRest() {
 	was, now := c.old.Limits, c.new.Limits
-	for _, l := range []struct {
-		key      string
-		was, now int64
-	}{
-		{"commands", int64(was.Commands), int64(now.Commands)},
-		{"connections_per_session", int64(was.ConnectionsPerSession), int64(now.ConnectionsPerSession)},
-		{"memory", was.Memory, now.Memory},
-		{"memory_per_connection", was.MemoryPerConnection, now.MemoryPerConnection},
-	} {
-		if l.was != l.now {
-			c.later("limits.%s", l.key)
-		}
+	c.limit(true, "connections", was.Connections, now.Connections)
+	c.limit(true, "sessions", was.Sessions, now.Sessions)
+	c.limit(false, "commands", was.Commands, now.Commands)
+	c.limit(false, "connections_per_session", was.ConnectionsPerSession, now.ConnectionsPerSession)
+	c.limit(false, "memory", was.Memory, now.Memory)
+	c.limit(false, "memory_per_connection", was.MemoryPerConnection, now.MemoryPerConnection)
+	c.limit(true, "login_timeout", was.LoginTimeout, now.LoginTimeout)
+	c.limit(true, "nop_interval", was.NopInterval, now.NopInterval)
+	c.limit(true, "nop_timeout", was.NopTimeout, now.NopTimeout)
+	if !equal(c.old.Discovery, c.new.Discovery) {
+		c.did("discovery.auth has changed")
+	}
+	if c.old.Metrics.Pprof != c.new.Metrics.Pprof && c.new.Metrics.Given {
+		c.did("metrics.pprof is %t", c.new.Metrics.Pprof)
 	}
 	if c.old.State.Dir != c.new.State.Dir {
 		c.later("state")
@@ -211,6 +217,21 @@ func (c *comparison) compareRest() {
 	if c.old.Log.Format != c.new.Log.Format {
 		c.later("log.format")
 	}
+}
+
+// limit compares a limit, which changes at once or only at the next start.
+func (c *comparison) limit(atOnce bool, key string, was, now any) {
+	switch {
+	case was == now:
+	case atOnce:
+		c.did("limits.%s is %v, was %v", key, now, was)
+	default:
+		c.later("limits.%s", key)
+	}
+}
+
+func (c *comparison) did(format string, args ...any) {
+	c.changed = append(c.changed, fmt.Sprintf(format, args...))
 }
 
 func (c *comparison) later(format string, args ...any) {

@@ -11,14 +11,6 @@ import (
 	"oneshot/transport/tcp"
 )
 
-// portal takes connections at one address.
-type portal interface {
-	Addr() net.Addr
-	Close() error
-	// serve takes connections until Close. Its error is that of the listener.
-	serve() error
-}
-
 // openPortal is a portal with what it was opened for.
 type openPortal struct {
 	config config.Portal
@@ -34,18 +26,11 @@ func (p openPortal) bound() config.Portal {
 	return c
 }
 
-// listen opens a portal.
-func (s *Server) listen(p *config.Portal) (openPortal, error) {
-	open := s.openTCP
-	switch p.Transport {
-	case config.TransportIWARP:
-		open = s.openIWARP
-	case config.TransportVerbs:
-		open = s.openVerbs
-	}
-	l, err := open(p)
+// listen opens a portal. replaces are those that will be closed for it.
+func (s *Server) listen(p *config.Portal, replaces []portal) (openPortal, error) {
+	l, err := s.fronts[p.Transport].open(p, replaces)
 	if _, network := errors.AsType[*net.OpError](err); network {
-		return openPortal{}, fmt.Errorf("%s: cannot listen on portal %s: %w; end what uses the port, or choose another in \"portals\"", p.Pos, p.Address(), err)
+		return openPortal{}, fmt.Errorf("%s: cannot listen on portal %s: %w%s", p.Pos, p.Address(), err, listenAdvice(err, "portals"))
 	}
 	if err != nil {
 		return openPortal{}, fmt.Errorf("%s: cannot open portal %s: %w", p.Pos, p.Address(), err)
@@ -53,13 +38,12 @@ func (s *Server) listen(p *config.Portal) (openPortal, error) {
 	return openPortal{*p, l}, nil
 }
 
-// start has a portal take connections, unless the server is closing. mu is held.
+// start has a portal accept connections, unless the server is closing. mu is held.
 func (s *Server) start(p openPortal) {
 	if s.closing {
 		return
 	}
-	v, kernel := p.portal.(*verbsPortal)
-	if !kernel || v.begin() { // one without a device has said so
+	if p.begin() {
 		s.log.Info("portal open", "transport", string(p.config.Transport), "address", p.Addr().String())
 	}
 	s.wg.Go(func() {
@@ -72,29 +56,36 @@ func (s *Server) start(p openPortal) {
 	})
 }
 
-// tcpPortal is a portal of iSCSI over TCP.
-type tcpPortal struct {
-	*net.TCPListener
-	s *Server
-}
+// tcpFront opens portals of iSCSI over TCP.
+type tcpFront struct{ surroundings }
 
-func (s *Server) openTCP(p *config.Portal) (portal, error) {
-	l, err := net.Listen(p.Network(), p.Address())
+func (f *tcpFront) open(p *config.Portal, replaces []portal) (portal, error) {
+	l, err := listenTCP(p.Network(), p.Address(), listeners(replaces)...)
 	if err != nil {
 		return nil, err
 	}
-	return &tcpPortal{l.(*net.TCPListener), s}, nil
+	return &tcpPortal{l, f}, nil
 }
 
+func (f *tcpFront) close() error { return nil }
+
+// tcpPortal is a portal of iSCSI over TCP.
+type tcpPortal struct {
+	*net.TCPListener
+	*tcpFront
+}
+
+func (p *tcpPortal) listener() *net.TCPListener { return p.TCPListener }
+func (p *tcpPortal) begin() bool                { return true }
+
 // The kernel is asked again after acceptRetry whether there is a descriptor, or memory, for a
-// connection. When there was for acceptQuiet, and then there is not, that is news.
+// connection. A failure is logged if there was none for acceptQuiet.
 const (
 	acceptRetry = 100 * time.Millisecond
 	acceptQuiet = time.Minute
 )
 
 func (p *tcpPortal) serve() error {
-	s := p.s
 	var failed time.Time // the last time
 	for {
 		c, err := p.AcceptTCP()
@@ -103,7 +94,7 @@ func (p *tcpPortal) serve() error {
 			return nil
 		case isTemporary(err):
 			if time.Since(failed) > acceptQuiet {
-				s.log.Error("connections cannot be accepted for now: they wait until others end; sessions go on (LimitNOFILE= of the unit, ulimit -n, bounds descriptors)",
+				p.log.Error("connections cannot be accepted for now: they wait until others end; sessions go on (LimitNOFILE= of the unit, ulimit -n, bounds descriptors)",
 					"portal", p.Addr().String(), "err", err)
 			}
 			failed = time.Now()
@@ -112,12 +103,12 @@ func (p *tcpPortal) serve() error {
 		case err != nil:
 			return err
 		}
-		if !s.node.Admit() {
-			s.log.Warn("connection refused: the limit is reached (limits.connections), or the target is stopping", "initiator_address", c.RemoteAddr().String())
+		if !p.node.Admit() {
+			p.log.Warn("connection refused: the limit is reached (limits.connections), or the target is stopping", "initiator_address", c.RemoteAddr().String())
 			_ = c.Close()
 			continue
 		}
-		s.wg.Go(func() { _ = tcp.Serve(s.node, c, s.pool) })
+		p.work.Go(func() { _ = tcp.Serve(p.node, c, p.pool) })
 	}
 }
 

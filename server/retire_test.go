@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync/atomic"
@@ -81,6 +82,36 @@ func TestStopWithWhatHangsTakenAway(t *testing.T) {
 	defer cancel()
 	if err := s.Shutdown(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Shutdown: %v", err)
+	}
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+	gate.Release()
+	s.wg.Wait()
+}
+
+// A store that hangs is one line at the end, however many logical units show it.
+func TestShutdownSaysOnce(t *testing.T) {
+	stores := misbehave(t)
+	s, err := New(parse(t, strings.Replace(withBadStore, "1: bad", "1: bad, 2: {store: bad, block_size: 4096}", 1)), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &running{Server: s, t: t, dir: t.TempDir()}
+	served := make(chan error, 1)
+	go func() { served <- s.Serve() }()
+	session := r.login("a")
+	attentions(t, session, 1)
+	attentions(t, session, 2)
+	gate := stores("bad").Hold(faulty.Match{})
+	start(session, 1, 1)
+	start(session, 2, 1)
+	gate.Await(2)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	err = s.Shutdown(ctx)
+	if n := strings.Count(fmt.Sprint(err), "commands hang in it"); n != 1 {
+		t.Errorf("said %d times: %v", n, err)
 	}
 	if err := <-served; err != nil {
 		t.Error(err)

@@ -28,6 +28,7 @@ type Server struct {
 	pool    *mem.Pool
 	node    *iscsi.Node
 	copies  *scsi.CopyManager
+	fronts  map[config.Transport]frontEnd
 	first   *config.Config // what the process was started with: some of it holds until it ends
 	started time.Time
 
@@ -39,13 +40,11 @@ type Server struct {
 	units    units                   //
 	targets  map[string]*scsi.Target // by name
 	portals  []openPortal            // in the order of the configuration
-	rdma     *rdmaPortals            // nil: there is none
-	verbs    verbsDevices
-	isns     *isns.Client // nil: no server is told
-	services              // of the administrator
-	serving  bool         // portals take connections
-	closing  bool         // no goroutine is started any more, nothing is changed
-	scarce   bool         // descriptors are, and the log says so
+	isns     *isns.Client            // nil: no server is told
+	services                         // of the administrator
+	serving  bool                    // portals take connections
+	closing  bool                    // no goroutine is started any more, nothing is changed
+	scarce   bool                    // descriptors are, and the log says so
 
 	wg    sync.WaitGroup
 	ctx   context.Context // ends when all connections have ended, or will never
@@ -75,13 +74,22 @@ func New(cfg *config.Config, log *slog.Logger) (*Server, error) {
 		s.isns = isns.NewClient(cfg.ISNS.Server, log)
 	}
 	s.node = iscsi.NewNode(nodeConfig(cfg, s.pool, log))
+	s.fronts = newFrontEnds(surroundings{node: s.node, pool: s.pool, commands: cfg.Limits.Commands, log: log, work: &s.wg})
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	if _, err := s.Apply(cfg); err != nil {
 		s.stop()
-		return nil, errors.Join(err, s.rdma.close(), s.verbs.close(), closeState(dir))
+		return nil, errors.Join(err, s.closeFronts(), closeState(dir))
 	}
 	s.wg.Go(func() { s.node.Run(s.ctx) })
 	return s, nil
+}
+
+func (s *Server) closeFronts() error {
+	var errs []error
+	for _, f := range s.fronts {
+		errs = append(errs, f.close())
+	}
+	return errors.Join(errs...)
 }
 
 // openState opens the directory of states; nil: the configuration has none.
@@ -229,7 +237,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		s.stop()
 		if err == nil {
 			s.wg.Wait()
-			err = errors.Join(s.rdma.close(), s.verbs.close())
+			err = s.closeFronts()
 		}
 		s.shut = errors.Join(append([]error{err}, s.units.close()...)...)
 		s.shut = errors.Join(s.shut, closeState(s.units.state))

@@ -67,13 +67,18 @@ func (s *service) close() {
 // services are those that a configuration asks for; nil: not.
 type services struct{ metrics, management *service }
 
-func (s *Server) openMetrics(m config.Metrics) (*service, error) {
+// openMetrics listens for metrics. old is a service that will be closed for it, or nil.
+func (s *Server) openMetrics(m config.Metrics, old *service) (*service, error) {
 	if !m.Given {
 		return nil, nil
 	}
-	l, err := net.Listen(m.Network(), m.Address())
+	var inTheWay []*net.TCPListener
+	if old != nil {
+		inTheWay = append(inTheWay, old.l.(*limitedListener).Listener.(*net.TCPListener))
+	}
+	l, err := listenTCP(m.Network(), m.Address(), inTheWay...)
 	if err != nil {
-		return nil, fmt.Errorf("%s: cannot serve metrics: %w; end what uses the port, or choose another in \"metrics\"", m.Pos, err)
+		return nil, fmt.Errorf("%s: cannot serve metrics: %w%s", m.Pos, err, listenAdvice(err, "metrics"))
 	}
 	return newService("metrics", l, mgmt.NewMetrics(s, m.Pprof), s.log), nil
 }
@@ -105,10 +110,11 @@ func (s *Server) startService(v *service) {
 // prepareServices opens what is new. The services that stay, with another handler perhaps, are
 // taken over.
 func (c *change) prepareServices() error {
-	was, now := c.cfg, c.next
-	c.services = c.Server.services
+	was, now := c.s.cfg, c.next
+	c.services = c.s.services
 	if !equal(was.Management, now.Management) {
-		v, err := c.openManagement(now.Management)
+		c.services.management = nil // unless it is opened
+		v, err := c.s.openManagement(now.Management)
 		if err != nil {
 			return err
 		}
@@ -117,13 +123,14 @@ func (c *change) prepareServices() error {
 	switch {
 	case equal(was.Metrics, now.Metrics):
 	case was.Metrics.Given && now.Metrics.Given && was.Metrics.Listen == now.Metrics.Listen:
-		c.handler = mgmt.NewMetrics(c.Server, now.Metrics.Pprof)
+		c.handler = mgmt.NewMetrics(c.s, now.Metrics.Pprof)
 	default:
-		if was.Metrics.Given && now.Metrics.Given && was.Metrics.Listen.Port() == now.Metrics.Listen.Port() {
-			c.metricsClosed = true // the new address may include the old one
-			c.Server.services.metrics.close()
+		c.services.metrics = nil
+		var inTheWay *service // the new address may include the old one
+		if old := c.s.metrics; old != nil && old.l.Addr().(*net.TCPAddr).Port == int(now.Metrics.Listen.Port()) {
+			inTheWay = old
 		}
-		v, err := c.openMetrics(now.Metrics)
+		v, err := c.s.openMetrics(now.Metrics, inTheWay)
 		if err != nil {
 			return err
 		}
@@ -132,31 +139,20 @@ func (c *change) prepareServices() error {
 	return nil
 }
 
-// abandonServices closes what prepareServices opened, and opens again what it closed. mu is
-// held.
-func (c *change) abandonServices() error {
-	was := c.Server.services
-	if c.services.management != was.management {
-		c.services.management.close()
+// abandonServices closes what prepareServices has opened.
+func (c *change) abandonServices() {
+	if v := c.services.management; v != c.s.management {
+		v.close()
 	}
-	if c.services.metrics != was.metrics {
-		c.services.metrics.close()
+	if v := c.services.metrics; v != c.s.metrics {
+		v.close()
 	}
-	if !c.metricsClosed || c.closing {
-		return nil
-	}
-	v, err := c.openMetrics(c.cfg.Metrics)
-	c.Server.services.metrics = v
-	if c.serving {
-		c.startService(v)
-	}
-	return err
 }
 
 // commitServices starts what is new, and ends what is not asked for any more. mu is held.
 func (c *change) commitServices() {
-	was, now := c.Server.services, c.services
-	c.Server.services = now
+	was, now := c.s.services, c.services
+	c.s.services = now
 	if c.handler != nil {
 		now.metrics.handler.Store(&c.handler)
 	}
@@ -166,13 +162,14 @@ func (c *change) commitServices() {
 		}
 		if v[0] != nil {
 			c.did("%s at %s closed", v[0].name, v[0].l.Addr())
-			c.wg.Go(v[0].close) // one of its answers may be that to this change
+			_ = v[0].l.Close()
+			c.s.wg.Go(v[0].close) // one of its answers may be that to this change
 		}
 		if v[1] != nil {
 			c.did("%s at %s opened", v[1].name, v[1].l.Addr())
 		}
-		if c.serving {
-			c.startService(v[1])
+		if c.s.serving {
+			c.s.startService(v[1])
 		}
 	}
 }

@@ -134,9 +134,15 @@ func (u *units) without(other *units) units {
 // close closes every unit, and so every store. Units with tasks in them, which hang in their
 // stores, are left.
 func (u *units) close() (errs []error) {
+	said := make(map[string]bool) // the units of a store may fail alike
 	note := func(s *openStore, err error) {
-		if err != nil {
-			errs = append(errs, fmt.Errorf("store %q: %w", s.name, err))
+		if err == nil {
+			return
+		}
+		err = fmt.Errorf("store %q: %w", s.name, err)
+		if text := err.Error(); !said[text] {
+			said[text] = true
+			errs = append(errs, err)
 		}
 	}
 	for key, lu := range u.made {

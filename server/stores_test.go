@@ -7,9 +7,12 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
+	"os"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -244,6 +247,38 @@ portals: [{listen: "127.0.0.1:0"}]
 		}
 		if _, err := New(c, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", store, err)
+		}
+	}
+}
+
+// A device that was opened for reading is not written after a reload.
+func TestApplyKeepsReadOnlyDevices(t *testing.T) {
+	loop := backendtest.NewLoop(t, 8<<20, 512)
+	text := strings.Replace(one, "{type: memory, size: 16MiB}", `{type: device, path: "`+loop.Path+`", readonly: true}`, 1)
+	r := serve(t, text)
+	_, err := r.Apply(r.parse(strings.Replace(text, ", readonly: true}}", "}}", 1)))
+	if err == nil || !strings.Contains(err.Error(), "restart") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// What to do about an address depends on what is wrong with it.
+func TestListenAdvice(t *testing.T) {
+	for address, want := range map[string]string{
+		"192.0.2.7:3260": `this machine does not have the address: write one that "ip address" lists in "portals"`,
+	} {
+		for _, text := range []string{one, strings.Replace(one, "transport: tcp", "transport: iwarp", 1)} {
+			_, err := New(parse(t, strings.Replace(text, "127.0.0.1:0", address, 1)), slog.New(slog.DiscardHandler))
+			if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("%s: %v", address, err)
+			}
+		}
+	}
+	for errno, want := range map[syscall.Errno]string{
+		syscall.EADDRINUSE: "end what uses the port", syscall.EACCES: "ports below 1024", syscall.ENOBUFS: "",
+	} {
+		if got := listenAdvice(&net.OpError{Err: os.NewSyscallError("bind", errno)}, "metrics"); (want == "") != (got == "") || !strings.Contains(got, want) {
+			t.Errorf("%v: %q", errno, got)
 		}
 	}
 }

@@ -3,7 +3,6 @@ package server
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -11,7 +10,6 @@ import (
 	"time"
 
 	"oneshot/config"
-	"oneshot/iser"
 	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/verbs"
 )
@@ -27,7 +25,7 @@ const verbsRetry = 10 * time.Second
 // so once in the log, and tries again: when another device appears, and at growing intervals. One
 // that is for any device takes those in that come later.
 type verbsPortal struct {
-	s      *Server
+	front  *verbsFront
 	config config.Portal
 	closed chan struct{}
 	once   sync.Once
@@ -42,31 +40,23 @@ type verbsPortal struct {
 // verbsListener is the part of a portal on one device.
 type verbsListener struct {
 	rdma.Listener
-	device *verbsDevice
+	device *rdmaDevice
 }
 
-// verbsDevice is an open device, with the target's side of iSER on it.
-type verbsDevice struct {
-	rdma.Device
-	target *iser.Target
-	users  int  // portals; guarded by verbsDevices.mu
-	lost   bool // guarded by verbsDevices.mu
-	once   sync.Once
-}
+// verbsFront opens portals of iSER over the kernel's RDMA devices.
+type verbsFront struct{ devices *rdmaDevices }
 
-// verbsDevices are those that are open, by name. Portals share them.
-type verbsDevices struct {
-	mu sync.Mutex
-	by map[string]*verbsDevice // guarded by mu
-
-	work sync.WaitGroup // devices that are closed because they are lost
-}
-
-func (s *Server) openVerbs(p *config.Portal) (portal, error) {
-	v := &verbsPortal{s: s, config: *p, closed: make(chan struct{})}
-	v.listen()
+// open implements frontEnd. A portal that replaces others listens only when it serves: the kernel's devices
+// have no way for two to listen at one address.
+func (f *verbsFront) open(p *config.Portal, replaces []portal) (portal, error) {
+	v := &verbsPortal{front: f, config: *p, closed: make(chan struct{})}
+	if len(replaces) == 0 {
+		v.listen()
+	}
 	return v, nil
 }
+
+func (f *verbsFront) close() error { return f.devices.close() }
 
 // Addr is where the portal listens, or where it would.
 func (v *verbsPortal) Addr() net.Addr {
@@ -81,7 +71,7 @@ func (v *verbsPortal) Addr() net.Addr {
 // listen opens what there is. False: nothing, and the log says why.
 func (v *verbsPortal) listen() bool {
 	names := verbs.Names()
-	open, err := v.s.listenVerbs(&v.config)
+	open, err := v.front.listen(&v.config)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.names = names
@@ -91,7 +81,7 @@ func (v *verbsPortal) listen() bool {
 	}
 	if text := err.Error(); text != v.broken {
 		v.broken = text
-		v.s.log.Error("portal takes no connections for now; it is tried again, and the other portals serve",
+		v.front.devices.log.Error("portal takes no connections for now; it is tried again, and the other portals serve",
 			"transport", string(v.config.Transport), "address", v.config.Address(), "device", v.config.Device, "reason", text)
 	}
 	return false
@@ -111,7 +101,7 @@ func (v *verbsPortal) Close() error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if !v.begun {
-		v.s.verbs.release(v.open)
+		v.front.release(v.open)
 		v.open = nil
 	}
 	return nil
@@ -219,7 +209,7 @@ func (v *verbsPortal) reopen(look <-chan time.Time) bool {
 		case <-look:
 		}
 	}
-	v.s.log.Info("portal takes connections again", "transport", string(v.config.Transport), "address", v.Addr().String(), "devices", strings.Join(v.devices(), " "))
+	v.front.devices.log.Info("portal takes connections again", "transport", string(v.config.Transport), "address", v.Addr().String(), "devices", strings.Join(v.devices(), " "))
 	select {
 	case <-v.closed: // perhaps before it was open again
 		_ = v.Close()
@@ -236,11 +226,11 @@ func (v *verbsPortal) serveAll() {
 	var wg sync.WaitGroup
 	for i, l := range open {
 		wg.Go(func() {
-			if err := l.device.target.Serve(l); err != nil {
-				v.s.log.Error("portal has lost its device", "address", l.Addr().String(), "device", l.device.Limits().Name, "reason", err)
+			if err := l.device.target.Serve(l, nil); err != nil {
+				v.front.devices.log.Error("portal has lost its device", "address", l.Addr().String(), "device", l.device.Limits().Name, "reason", err)
 			}
 			_ = l.Close()
-			v.s.verbs.release(open[i : i+1])
+			v.front.release(open[i : i+1])
 		})
 	}
 	wg.Wait()
@@ -249,8 +239,8 @@ func (v *verbsPortal) serveAll() {
 	v.mu.Unlock()
 }
 
-// listenVerbs listens for a portal on its device, or on all there are. The error says what to do.
-func (s *Server) listenVerbs(p *config.Portal) ([]verbsListener, error) {
+// listen listens for a portal on its device, or on all there are. The error says what to do.
+func (f *verbsFront) listen(p *config.Portal) ([]verbsListener, error) {
 	names := []string{p.Device}
 	if p.Device == config.AnyDevice {
 		var err error
@@ -261,16 +251,16 @@ func (s *Server) listenVerbs(p *config.Portal) ([]verbsListener, error) {
 	open := make([]verbsListener, 0, len(names))
 	devices := make([]rdma.Device, 0, len(names))
 	for _, name := range names {
-		d, err := s.useDevice(name)
+		d, err := f.use(name)
 		if err != nil {
-			s.verbs.release(open)
+			f.release(open)
 			return nil, err
 		}
 		open, devices = append(open, verbsListener{device: d}), append(devices, d.Device)
 	}
 	listeners, err := verbs.ListenAll(devices, p.Address())
 	if err != nil {
-		s.verbs.release(open)
+		f.release(open)
 		return nil, err
 	}
 	for i, l := range listeners {
@@ -303,80 +293,16 @@ func usableDevices() ([]string, error) {
 	return nil, errors.New("there is no RDMA device: scripts/soft-roce.sh up makes one of a network interface")
 }
 
-// useDevice opens a device, unless it is open.
-func (s *Server) useDevice(name string) (*verbsDevice, error) {
-	v := &s.verbs
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if d := v.by[name]; d != nil {
-		d.users++
-		return d, nil
-	}
-	d := &verbsDevice{users: 1}
-	device, err := verbs.Open(verbs.Config{Name: name, Logger: s.log, Lost: func(error) { v.drop(d) }})
-	if err != nil {
-		return nil, err
-	}
-	target, err := iser.NewTarget(iser.Config{
-		Node: s.node, Device: device, Transport: string(config.TransportVerbs), Pool: s.pool, Commands: s.first.Limits.Commands, Logger: s.log,
+// use opens a device, unless it is open.
+func (f *verbsFront) use(name string) (*rdmaDevice, error) {
+	return f.devices.use(deviceKey{config.TransportVerbs, name}, func(lost func(error)) (rdma.Device, error) {
+		return verbs.Open(verbs.Config{Name: name, Logger: f.devices.log, Lost: lost})
 	})
-	if err != nil {
-		return nil, errors.Join(err, device.Close())
-	}
-	d.Device, d.target = device, target
-	if v.by == nil {
-		v.by = make(map[string]*verbsDevice)
-	}
-	v.by[name] = d
-	return d, nil
 }
 
-// drop forgets a device that is lost, so that it is opened anew when it comes back. It is closed when no
-// portal uses it, which may be now.
-func (v *verbsDevices) drop(d *verbsDevice) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if d.Device == nil {
-		return // it was never in use
-	}
-	d.lost = true
-	if name := d.Limits().Name; v.by[name] == d {
-		delete(v.by, name)
-	}
-	if d.users == 0 {
-		v.work.Go(func() { _ = d.close() })
-	}
-}
-
-// release is the end of the use of devices. Those that are lost are closed by the last user; the
-// others may have connections, and stay.
-func (v *verbsDevices) release(open []verbsListener) {
+// release ends the use of devices.
+func (f *verbsFront) release(open []verbsListener) {
 	for _, l := range open {
-		v.mu.Lock()
-		l.device.users--
-		last := l.device.users == 0 && l.device.lost
-		v.mu.Unlock()
-		if last {
-			_ = l.device.close()
-		}
+		f.devices.release(l.device)
 	}
-}
-
-func (d *verbsDevice) close() (err error) {
-	d.once.Do(func() { err = errors.Join(d.target.Close(), d.Device.Close()) })
-	return err
-}
-
-// close closes the devices, after the connections have been ended.
-func (v *verbsDevices) close() error {
-	v.mu.Lock()
-	list := slices.Collect(maps.Values(v.by))
-	v.by = nil
-	v.mu.Unlock()
-	var errs []error
-	for _, d := range list {
-		errs = append(errs, d.close())
-	}
-	v.work.Wait()
-	return errors.Join(errs...)
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -48,7 +49,7 @@ func TestReloadNotifies(t *testing.T) {
 	var log strings.Builder
 	f := &fake{applied: mgmt.Reload{Done: []string{"this"}, Pending: []string{"that"}}}
 	level := slog.LevelInfo
-	r := &reloader{f, path, slog.New(slog.NewTextHandler(&log, nil)), func(l slog.Level) { level = l }}
+	r := &reloader{daemon: f, path: path, log: slog.New(slog.NewTextHandler(&log, nil)), level: level, setLevel: func(l slog.Level) { level = l }}
 	check := func(what string, ready string) {
 		t.Helper()
 		if got := receive(); !regexp.MustCompile(`^RELOADING=1\nMONOTONIC_USEC=[0-9]+$`).MatchString(got) {
@@ -58,10 +59,18 @@ func TestReloadNotifies(t *testing.T) {
 			t.Errorf("%s ends with %q", what, got)
 		}
 	}
-	if _, err := r.reload(); err != nil {
+	done, err := r.reload()
+	if err != nil {
 		t.Fatal(err)
 	}
+	if want := "[this log.level is debug, was info]"; fmt.Sprint(done.Done) != want {
+		t.Errorf("done %s, want %s", done.Done, want)
+	}
+	if done, err := r.reload(); err != nil || fmt.Sprint(done.Done) != "[this]" {
+		t.Errorf("a second time: %v, %v", done.Done, err)
+	}
 	check("a reload", "serving")
+	check("a second one", "serving")
 	if level != slog.LevelDebug || !strings.Contains(log.String(), "changed: this") || !strings.Contains(log.String(), "not changed: that") {
 		t.Errorf("level %v, log %s", level, log.String())
 	}

@@ -16,6 +16,7 @@ type reloader struct {
 	daemon   daemon
 	path     string // of the configuration; empty: the default one, which does not change
 	log      *slog.Logger
+	level    slog.Level // that is set
 	setLevel func(slog.Level)
 }
 
@@ -51,11 +52,16 @@ func (r *reloader) apply() (mgmt.Reload, error) {
 		r.log.Warn(w.Message, "at", w.Pos.String())
 	}
 	done, err := r.daemon.Apply(c)
-	if err == nil {
-		r.setLevel(c.Log.Level)
+	if err == nil && c.Log.Level != r.level {
+		done.Done = append(done.Done, fmt.Sprintf("log.level is %s, was %s", levelName(c.Log.Level), levelName(r.level)))
+		r.level = c.Log.Level
+		r.setLevel(r.level)
 	}
 	return done, err
 }
+
+// levelName is what the configuration calls a level.
+func levelName(l slog.Level) string { return strings.ToLower(l.String()) }
 
 // summary is an error in one line: of a configuration the first problem.
 func summary(err error) string {

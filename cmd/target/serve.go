@@ -87,7 +87,7 @@ func serve(path string, open opener, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	r := &reloader{d, path, log, setLevel}
+	r := &reloader{daemon: d, path: path, log: log, level: c.Log.Level, setLevel: setLevel}
 	d.OnReload(r.reload)
 	go r.onHangup(hups) // ends with hups; a reload under way ends when d shuts down
 	alive := make(chan struct{})
@@ -118,7 +118,8 @@ func supervise(d daemon, signals <-chan os.Signal, log *slog.Logger) error {
 	select {
 	case failure = <-served:
 		served <- nil
-		log.Error("the server failed", "err", failure)
+		log.Error("the server failed; draining", "err", failure)
+		failure = &loggedError{failure}
 	case s := <-signals:
 		notify("STOPPING=1\nSTATUS=waiting for initiators to log out")
 		log.Info("draining; a second signal stops at once", "signal", s.String())
@@ -139,6 +140,12 @@ func supervise(d daemon, signals <-chan os.Signal, log *slog.Logger) error {
 		return fmt.Errorf("stopped by a second signal (%s) while commands were in flight", s)
 	}
 }
+
+// loggedError is an error that the log has told already.
+type loggedError struct{ error }
+
+func (e *loggedError) Unwrap() error { return e.error }
+func (e *loggedError) Error() string { return "the server failed, and the log says why" }
 
 // oneLine turns what errors.Join puts on several lines into one.
 func oneLine(err error) error {

@@ -34,24 +34,25 @@ type listener struct {
 }
 
 // Listen implements rdma.Device.
-func (d *Device) Listen(addr string) (rdma.Listener, error) { return d.listen(addr, d.cfg.NoCRC) }
-
-// ListenNoCRC is Listen, and leaves it to those who connect whether FPDUs have CRCs, as
-// Config.NoCRC does for all of the device: RFC 5044 §7.1.1 has them used if either end asks.
-func (d *Device) ListenNoCRC(addr string) (rdma.Listener, error) { return d.listen(addr, true) }
-
-func (d *Device) listen(addr string, noCRC bool) (rdma.Listener, error) {
-	nl, err := net.Listen("tcp", addr)
+func (d *Device) Listen(addr string) (rdma.Listener, error) {
+	tl, err := net.Listen("tcp", addr)
 	if err != nil {
 		return nil, err
 	}
+	return d.ListenOn(tl.(*net.TCPListener), d.cfg.NoCRC), nil
+}
+
+// ListenOn is Listen with a listener that the caller has made, and that the result owns. noCRC leaves it
+// to those who connect whether FPDUs have CRCs, as Config.NoCRC does for all of the device: RFC 5044
+// §7.1.1 has them used if either end asks.
+func (d *Device) ListenOn(tl *net.TCPListener, noCRC bool) rdma.Listener {
 	l := &listener{
-		dev: d, noCRC: noCRC, tl: nl.(*net.TCPListener),
+		dev: d, noCRC: noCRC, tl: tl,
 		requests: make(chan *request), done: make(chan struct{}),
 		slots: make(chan struct{}, maxStarting), starting: make(map[*net.TCPConn]struct{}),
 	}
 	l.wg.Go(l.run)
-	return l, nil
+	return l
 }
 
 // Addr implements rdma.Listener.

@@ -106,12 +106,9 @@ func TestCRC(t *testing.T) {
 		{false, false, true}, {false, true, true}, {true, false, false}, {true, true, true},
 	} {
 		e := newEnd(t, setup{})
-		listen := e.dev.Listen
-		if x.noCRC {
-			listen = e.dev.(*Device).ListenNoCRC
-		}
-		l, err := listen("127.0.0.1:0")
+		tl, err := net.Listen("tcp", "127.0.0.1:0")
 		check(t, err)
+		l := e.dev.(*Device).ListenOn(tl.(*net.TCPListener), x.noCRC)
 		c, err := net.Dial("tcp", l.Addr().String())
 		check(t, err)
 		request := ddp.StartFrame{CRC: x.asked, Revision: 1}

@@ -1,0 +1,51 @@
+package server
+
+import (
+	"log/slog"
+	"net"
+	"sync"
+
+	"oneshot/config"
+	"oneshot/iscsi"
+	"oneshot/mem"
+)
+
+// frontEnd opens the portals of one transport. Its methods are called by one goroutine at a time.
+type frontEnd interface {
+	// open makes a portal for p. replaces are portals that will be closed before the new one serves, and that
+	// may use its address until then: open does not disturb them, for the change may still be abandoned.
+	open(p *config.Portal, replaces []portal) (portal, error)
+	// close releases what the portals of the transport share. It is called after all portals are closed and
+	// all connections have ended.
+	close() error
+}
+
+// portal accepts connections at one address.
+type portal interface {
+	Addr() net.Addr
+	Close() error
+	// begin announces that serve will be called. It reports whether the portal can accept connections
+	// already; one that cannot logs when it can, or why not.
+	begin() bool
+	// serve accepts connections until Close. Its error is that of the listener.
+	serve() error
+}
+
+// surroundings are what front ends get from the server.
+type surroundings struct {
+	node     *iscsi.Node
+	pool     *mem.Pool
+	commands int // command window of a session
+	log      *slog.Logger
+	work     *sync.WaitGroup // of connections
+}
+
+// newFrontEnds has a row for each transport.
+func newFrontEnds(s surroundings) map[config.Transport]frontEnd {
+	devices := &rdmaDevices{surroundings: s}
+	return map[config.Transport]frontEnd{
+		config.TransportTCP:   &tcpFront{s},
+		config.TransportIWARP: &iwarpFront{devices},
+		config.TransportVerbs: &verbsFront{devices},
+	}
+}

@@ -1,0 +1,64 @@
+package server
+
+import (
+	"net"
+	"sync"
+
+	"oneshot/config"
+	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/iwarp"
+)
+
+// iwarpFront opens portals of iSER over RDMA in user space. They share one device.
+type iwarpFront struct{ devices *rdmaDevices }
+
+// iwarpPortal is a portal of iSER over RDMA in user space.
+type iwarpPortal struct {
+	rdma.Listener
+	front   *iwarpFront
+	device  *rdmaDevice
+	tcp     *net.TCPListener
+	oneShot *rdma.OneShotOffer
+	once    sync.Once
+}
+
+func (f *iwarpFront) open(p *config.Portal, replaces []portal) (portal, error) {
+	d, err := f.devices.use(deviceKey{config.TransportIWARP, "iwarp"}, func(func(error)) (rdma.Device, error) {
+		return iwarp.Open(iwarp.Config{Logger: f.devices.log})
+	})
+	if err != nil {
+		return nil, err
+	}
+	l, err := listenTCP("tcp", p.Address(), listeners(replaces)...)
+	if err != nil {
+		f.devices.release(d)
+		return nil, err
+	}
+	return &iwarpPortal{
+		Listener: d.Device.(*iwarp.Device).ListenOn(l, p.NoCRC), front: f, device: d, tcp: l, oneShot: oneShot(p.OneShot),
+	}, nil
+}
+
+// oneShot is what a portal agrees to; nil: nothing.
+func oneShot(c *config.OneShot) *rdma.OneShotOffer {
+	if !c.Flags && !c.Opcodes {
+		return nil
+	}
+	return &rdma.OneShotOffer{
+		Flags: c.Flags, Opcodes: c.Opcodes, Validated: c.Validated,
+		Advertise: true, Close: true, CheckReference: true, Window: uint32(c.Window),
+	}
+}
+
+func (f *iwarpFront) close() error { return f.devices.close() }
+
+// Close implements portal.
+func (p *iwarpPortal) Close() error {
+	err := p.Listener.Close()
+	p.once.Do(func() { p.front.devices.release(p.device) })
+	return err
+}
+
+func (p *iwarpPortal) listener() *net.TCPListener { return p.tcp }
+func (p *iwarpPortal) begin() bool                { return true }
+func (p *iwarpPortal) serve() error               { return p.device.target.Serve(p.Listener, p.oneShot) }

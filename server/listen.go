@@ -1,0 +1,83 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"net"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// listenTCP listens at address. The listeners in old, which will be closed soon, may use the address: while
+// the new one is made the kernel lets them share it (SO_REUSEPORT), and afterwards no other process gets in.
+// So a change of addresses opens first and closes later, and one that is abandoned has disturbed nobody.
+func listenTCP(network, address string, old ...*net.TCPListener) (*net.TCPListener, error) {
+	if len(old) == 0 {
+		l, err := net.Listen(network, address)
+		if err != nil {
+			return nil, err
+		}
+		return l.(*net.TCPListener), nil
+	}
+	for _, o := range old {
+		if err := share(o, true); err != nil {
+			return nil, err
+		}
+		defer func() { _ = share(o, false) }() // fails only if o has been closed
+	}
+	c := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error { return shareRaw(raw, true) }}
+	l, err := c.Listen(context.Background(), network, address)
+	if err != nil {
+		return nil, err
+	}
+	tl := l.(*net.TCPListener)
+	if err := share(tl, false); err != nil {
+		return nil, errors.Join(err, tl.Close())
+	}
+	return tl, nil
+}
+
+func share(l *net.TCPListener, on bool) error {
+	raw, err := l.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return shareRaw(raw, on)
+}
+
+func shareRaw(raw syscall.RawConn, on bool) error {
+	value := 0
+	if on {
+		value = 1
+	}
+	var err error
+	if e := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, value) }); e != nil {
+		return e
+	}
+	return err
+}
+
+// listeners returns the TCP listeners of portals that have one.
+func listeners(portals []portal) (list []*net.TCPListener) {
+	for _, p := range portals {
+		if t, ok := p.(interface{ listener() *net.TCPListener }); ok {
+			list = append(list, t.listener())
+		}
+	}
+	return list
+}
+
+// listenAdvice says what to do about an address at which nobody can listen. key is where it stands in the
+// configuration. Empty: the error says enough.
+func listenAdvice(err error, key string) string {
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return `; end what uses the port ("ss -ltnp" lists it), or choose another in "` + key + `"`
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		return `; this machine does not have the address: write one that "ip address" lists in "` + key + `", or "*" and the port for all`
+	case errors.Is(err, syscall.EACCES):
+		return `; ports below 1024 need root or CAP_NET_BIND_SERVICE: choose another in "` + key + `"`
+	}
+	return ""
+}

@@ -1,0 +1,112 @@
+package server
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+
+	"oneshot/config"
+	"oneshot/iser"
+	"oneshot/transport/rdma"
+)
+
+// rdmaDevices are the RDMA devices that are open, those in user space and those of the kernel. Portals share them.
+type rdmaDevices struct {
+	surroundings
+
+	mu   sync.Mutex
+	by   map[deviceKey]*rdmaDevice // guarded by mu; those that are lost are not in it
+	work sync.WaitGroup            // devices that are closed because they are lost
+}
+
+// deviceKey names a device: transports give names of their own.
+type deviceKey struct {
+	transport config.Transport
+	name      string
+}
+
+// rdmaDevice is an open device with the target's side of iSER on it.
+type rdmaDevice struct {
+	rdma.Device
+	key    deviceKey
+	target *iser.Target
+	users  int  // portals; guarded by rdmaDevices.mu
+	lost   bool // guarded by rdmaDevices.mu
+	once   sync.Once
+}
+
+// use opens a device, unless it is open. open may keep lost, which is to be called if the device goes.
+func (v *rdmaDevices) use(key deviceKey, open func(lost func(error)) (rdma.Device, error)) (*rdmaDevice, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if d := v.by[key]; d != nil {
+		d.users++
+		return d, nil
+	}
+	d := &rdmaDevice{key: key, users: 1}
+	opened, err := open(func(error) { v.drop(d) })
+	if err != nil {
+		return nil, err
+	}
+	target, err := iser.NewTarget(iser.Config{
+		Node: v.node, Device: opened, Transport: string(key.transport), Pool: v.pool, Commands: v.commands, Logger: v.log,
+	})
+	if err != nil {
+		return nil, errors.Join(err, opened.Close())
+	}
+	d.Device, d.target = opened, target
+	if v.by == nil {
+		v.by = make(map[deviceKey]*rdmaDevice)
+	}
+	v.by[key] = d
+	return d, nil
+}
+
+// drop forgets a device that is lost, so that it is opened anew when it comes back. If no portal uses it, it
+// is closed now.
+func (v *rdmaDevices) drop(d *rdmaDevice) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if d.Device == nil {
+		return // it was never in use
+	}
+	d.lost = true
+	if v.by[d.key] == d {
+		delete(v.by, d.key)
+	}
+	if d.users == 0 {
+		v.work.Go(func() { _ = d.close() })
+	}
+}
+
+// release ends one portal's use of a device. A device that is lost is closed by its last user; any other may
+// have connections, and stays open.
+func (v *rdmaDevices) release(d *rdmaDevice) {
+	v.mu.Lock()
+	d.users--
+	last := d.users == 0 && d.lost
+	v.mu.Unlock()
+	if last {
+		_ = d.close()
+	}
+}
+
+func (d *rdmaDevice) close() (err error) {
+	d.once.Do(func() { err = errors.Join(d.target.Close(), d.Device.Close()) })
+	return err
+}
+
+// close closes the devices, after the connections have ended. It may be called more than once.
+func (v *rdmaDevices) close() error {
+	v.mu.Lock()
+	list := slices.Collect(maps.Values(v.by))
+	v.by = nil
+	v.mu.Unlock()
+	var errs []error
+	for _, d := range list {
+		errs = append(errs, d.close())
+	}
+	v.work.Wait()
+	return errors.Join(errs...)
+}
