@@ -12,8 +12,10 @@ import (
 // Memory is page-aligned memory that the session's RDMA device knows.
 type Memory struct {
 	b      []byte
-	region rdma.Region // nil: over TCP
-	forget func()      // tells the connection that the memory goes
+	region rdma.Region // nil: over TCP, and after the end of the connection; guarded by Session.mu
+	// detach takes the memory from its connection, and returns the region that is to be
+	// deregistered. nil: over TCP.
+	detach func() rdma.Region
 	once   sync.Once
 }
 
@@ -35,11 +37,10 @@ func (m *Memory) Bytes() []byte { return m.b }
 // Free gives the memory back. No command may use it; sessions that have ended use none.
 func (m *Memory) Free() (err error) {
 	m.once.Do(func() {
-		if m.forget != nil {
-			m.forget()
-		}
-		if m.region != nil {
-			err = m.region.Deregister()
+		if m.detach != nil {
+			if r := m.detach(); r != nil {
+				err = r.Deregister()
+			}
 		}
 		_ = unix.Munmap(m.b)
 		m.b = nil

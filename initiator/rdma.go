@@ -34,8 +34,9 @@ type conn struct {
 	enabled atomic.Bool
 	wake    chan struct{} // completions, until enabled
 	once    sync.Once
-	fateMu  sync.Mutex // a leaf
-	fate    error      // why the connection has ended; guarded by fateMu
+	freeing sync.WaitGroup // of memory of large messages
+	fateMu  sync.Mutex     // a leaf
+	fate    error          // why the connection has ended; guarded by fateMu
 
 	// The rest belongs to the login, and then is guarded by Session.mu.
 	ring      *Memory // receives, then the headers of commands
@@ -197,16 +198,22 @@ func (m *conn) alloc(n int) (*Memory, error) {
 	if mem.region, err = m.register(mem.b); err != nil {
 		return nil, errors.Join(err, mem.Free())
 	}
-	m.s.mu.Lock()
-	defer m.s.mu.Unlock()
-	if m.closed {
-		return nil, errors.Join(ErrClosed, mem.Free())
-	}
-	m.memories[mem] = struct{}{}
-	mem.forget = func() {
+	mem.detach = func() rdma.Region {
 		m.s.mu.Lock()
 		defer m.s.mu.Unlock()
 		delete(m.memories, mem)
+		r := mem.region
+		mem.region = nil
+		return r
+	}
+	m.s.mu.Lock()
+	closed := m.closed
+	if !closed {
+		m.memories[mem] = struct{}{}
+	}
+	m.s.mu.Unlock()
+	if closed {
+		return nil, errors.Join(ErrClosed, mem.Free())
 	}
 	return mem, nil
 }
@@ -278,7 +285,7 @@ func (m *conn) completed(c *rdma.Completion) error {
 	case idLarge:
 		mem := m.large[c.ID]
 		delete(m.large, c.ID)
-		go func() { _ = mem.Free() }()
+		m.freeing.Go(func() { _ = mem.Free() }) // which takes the lock that is held
 	case idBind:
 		return m.isBound(m.s.slots[i])
 	case idInvalidate:
@@ -519,10 +526,11 @@ func (m *conn) release() {
 	}
 	for mem := range m.memories {
 		_ = mem.region.Deregister()
-		mem.region, mem.forget = nil, nil
+		mem.region = nil
 	}
 	clear(m.memories)
 	m.s.mu.Unlock()
+	m.freeing.Wait()
 	if m.ring != nil {
 		_ = m.ring.Free()
 	}
