@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 
 	"oneshot/backend"
+	"oneshot/mem"
 )
 
 // The commands in this file read the medium and change it depending on what they found, and
@@ -168,23 +169,36 @@ func or(dst, src []byte) {
 // journal, and where the bytes are in memory: there it leaves nothing of anything.
 func (lu *LogicalUnit) atomicWrites() bool { return lu.lender != nil || lu.journal != nil }
 
+// maxAtomic is how many bytes WRITE ATOMIC can write: with a journal, what was there before has to fit
+// into the same lease.
+func (t *Task) maxAtomic() int64 {
+	if t.lu.lender == nil {
+		return t.maxTransfer() / 2 &^ (mem.PageSize - 1)
+	}
+	return t.maxTransfer()
+}
+
 // writeAtomic16 is SBC-4 §5.48: other commands see all of the blocks changed, or none.
 func (t *Task) writeAtomic16() Next {
 	if t.CDB[1]&protectAll != 0 {
 		return t.check(invalidField(1))
 	}
 	lba, blocks := binary.BigEndian.Uint64(t.CDB[2:]), uint64(binary.BigEndian.Uint16(t.CDB[12:]))
-	if blocks > uint64(t.maxTransfer())>>t.lu.blockShift {
+	if blocks > uint64(t.maxAtomic())>>t.lu.blockShift {
 		return t.check(invalidField(12))
 	}
-	if s, ok := t.setRange(lba, blocks, t.maxTransfer()); !ok {
+	if s, ok := t.setRange(lba, blocks, t.maxAtomic()); !ok {
 		return t.check(s)
 	}
 	if t.CDB[10]|t.CDB[11] != 0 { // ATOMIC BOUNDARY: none is supported
 		return t.check(invalidField(10))
 	}
 	t.fua = t.CDB[1]&bitFUA != 0
-	return t.takeAll(t.n, 0, (*Task).writeAtomicPull)
+	old := 0
+	if t.lu.lender == nil {
+		old = int(t.n) // bytes that are written back should the store fail half-way
+	}
+	return t.takeAll(t.n, old, (*Task).writeAtomicPull)
 }
 
 func (t *Task) writeAtomicPull() Next { return t.pull(int(t.n), (*Task).writeAtomicLock) }

@@ -208,6 +208,9 @@ func (t *Task) Resume() Next {
 	if aborted {
 		return t.settle(Aborted)
 	}
+	if t.phase == phaseRange {
+		return t.settle(t.haveRange(t.then))
+	}
 	return t.settle(t.then(t))
 }
 

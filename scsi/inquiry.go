@@ -200,7 +200,7 @@ func vpdBlockLimits(t *Task) []byte {
 	}
 	binary.BigEndian.PutUint64(page[36:], maxWriteSameBytes>>lu.blockShift)
 	if lu.atomicWrites() {
-		binary.BigEndian.PutUint32(page[44:], uint32(t.maxTransfer()>>lu.blockShift)) // at any LBA, any length
+		binary.BigEndian.PutUint32(page[44:], uint32(t.maxAtomic()>>lu.blockShift)) // at any LBA, any length
 	}
 	return page[4:]
 }

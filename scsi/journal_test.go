@@ -42,6 +42,7 @@ type fakeJournal struct {
 	off   int64
 	data  []byte
 	fail  error // of Begin
+	stuck error // of End
 	begun int
 }
 
@@ -54,6 +55,9 @@ func (j *fakeJournal) Begin(off int64, data []byte) error {
 }
 
 func (j *fakeJournal) End() error {
+	if j.stuck != nil {
+		return j.stuck
+	}
 	j.data = nil
 	return nil
 }
@@ -93,7 +97,7 @@ func TestWriteAtomicWithJournal(t *testing.T) {
 	}
 	kept.fail = nil
 	b.store.fail = medium(7*512, errTest)
-	if r := b.doAsync(cdb, data); r.code() != 0x30c00 || kept.data != nil {
+	if r := b.doAsync(cdb, data); r.code() != 0x30c00 || kept.data == nil {
 		t.Errorf("a store that fails: %05x, journal %d bytes", r.code(), len(kept.data))
 	}
 	// The power goes between the journal and the store.
@@ -129,4 +133,137 @@ func (b *bench) doAsync(cdb, out []byte) result {
 	r := result{next: next, status: task.Status, sense: bytes.Clone(task.Sense)}
 	task.Release()
 	return r
+}
+
+// tornBench has a store that writes the first half of the atomic write at blocks 8 to 15 and then has
+// no space, once.
+func tornBench(t *testing.T, kept *fakeJournal) (b *bench, cdb, old, data []byte) {
+	b = newBench(t, false, func(c *LUConfig, s *fakeStore) {
+		c.Journal, c.Logger = kept, quiet
+		s.hold = holdTasks
+	})
+	old, data = pattern(1, 8*512), pattern(2, 8*512)
+	copy(b.store.data[8*512:], old)
+	full := false
+	b.store.fail = func(op *backend.Op) error {
+		if op.Kind != backend.Write || full {
+			return nil
+		}
+		full = true
+		copy(b.store.data[op.Off:], op.Segs[0][:op.Len/2])
+		return &backend.SpaceError{Off: op.Off + op.Len/2, Err: errTest}
+	}
+	return b, []byte{0x9c, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 8, 0, 0}, old, data
+}
+
+// TestWriteAtomicFails: an atomic write that the store ends half-way leaves what was there. What the
+// write has not reached is not touched, for it may have no space.
+func TestWriteAtomicFails(t *testing.T) {
+	kept := &fakeJournal{}
+	b, cdb, old, data := tornBench(t, kept)
+	once := b.store.fail
+	b.store.fail = func(op *backend.Op) error {
+		err := once(op)
+		if err == nil && op.Kind == backend.Write && op.Off+op.Len > 12*512 {
+			return space(op)
+		}
+		return err
+	}
+	if r := b.doAsync(cdb, data); r.code() != 0x72707 {
+		t.Errorf("a full disk: %05x", r.code())
+	}
+	if got := b.do(rw10(0x28, 8, 8), nil, 8*512); !bytes.Equal(got.in, old) {
+		t.Errorf("READ afterwards: %05x; the write is torn: %v", got.code(), bytes.Equal(got.in[:4*512], data[:4*512]))
+	}
+	if kept.data != nil {
+		t.Error("a restart would do the write that has failed")
+	}
+	b.store.fail = nil
+	if r := b.doAsync(cdb, data); r.status != Good || !bytes.Equal(b.store.data[8*512:16*512], data) {
+		t.Errorf("again: %05x", r.code())
+	}
+}
+
+// TestWriteAtomicHalf: where what was there cannot be restored nobody sees the half of it, until a
+// restart has completed the write.
+func TestWriteAtomicHalf(t *testing.T) {
+	kept := &fakeJournal{}
+	b, cdb, _, data := tornBench(t, kept)
+	once := b.store.fail
+	b.store.fail = func(op *backend.Op) error {
+		err := once(op)
+		if err == nil && op.Kind == backend.Write && op.Off < 16*512 {
+			return &backend.MediumError{Kind: op.Kind, Off: op.Off, Err: errTest}
+		}
+		return err
+	}
+	// These wait for the range while it is being written.
+	waiting := b.task(rw10(0x28, 15, 1), nil, 512)
+	restart := b.store.fail
+	b.store.fail = func(op *backend.Op) error {
+		if waiting.phase == phaseIdle && op.Kind == backend.Write {
+			if next := waiting.Start(); next != Wait {
+				t.Errorf("READ of blocks that are being written: %v", next)
+			}
+		}
+		return restart(op)
+	}
+	if r := b.doAsync(cdb, data); r.code() != 0x72707 {
+		t.Errorf("a full disk: %05x", r.code())
+	}
+	b.store.fail = nil
+	if r := b.finish(waiting, waiting.Resume(), nil); r.code() != 0x31100 {
+		t.Errorf("a READ that waited: %05x", r.code())
+	}
+	for _, c := range []struct {
+		cdb  []byte
+		out  int
+		want int
+	}{
+		{rw10(0x28, 8, 8), 0, 0x31100},
+		{rw10(0x28, 15, 2), 0, 0x31100},
+		{rw10(0x2a, 12, 1), 512, 0x30c00},
+		{rw16(0x93, 0, 16), 512, 0x30c00},
+		{rw10(0x28, 0, 8), 0, 0},
+		{rw10(0x2a, 16, 1), 512, 0},
+	} {
+		if v := verdict(b.do(c.cdb, make([]byte, c.out), 4096)); v != c.want {
+			t.Errorf("% x: %05x, want %05x", c.cdb, v, c.want)
+		}
+	}
+	elsewhere := bytes.Clone(cdb)
+	elsewhere[9] = 32
+	if r := b.doAsync(elsewhere, data); r.code() != 0x44400 || !bytes.Equal(kept.data, data) {
+		t.Errorf("another atomic write: %05x", r.code())
+	}
+	again := newBench(t, false, func(c *LUConfig, s *fakeStore) {
+		c.Journal = kept
+		copy(s.data, b.store.data)
+	})
+	if got := again.do(rw10(0x28, 8, 8), nil, 8*512); !bytes.Equal(got.in, data) {
+		t.Errorf("after a restart: %05x", got.code())
+	}
+}
+
+// TestJournalNotForgotten: while a restart would do an atomic write again nothing else is written there.
+func TestJournalNotForgotten(t *testing.T) {
+	kept := &fakeJournal{}
+	b, cdb, _, data := tornBench(t, kept)
+	b.store.fail = nil
+	kept.stuck = errTest
+	if r := b.doAsync(cdb, data); r.code() != 0x44400 {
+		t.Errorf("a journal that forgets nothing: %05x", r.code())
+	}
+	if r := b.do(rw10(0x2a, 8, 1), make([]byte, 512), 0); r.code() != 0x30c00 {
+		t.Errorf("WRITE to blocks that a restart would overwrite: %05x", r.code())
+	}
+	kept.stuck = nil
+	elsewhere := bytes.Clone(cdb)
+	elsewhere[9] = 32
+	if r := b.doAsync(elsewhere, data); r.status != Good {
+		t.Errorf("when the journal works again: %05x", r.code())
+	}
+	if r := b.do(rw10(0x2a, 8, 1), make([]byte, 512), 0); r.status != Good {
+		t.Errorf("WRITE when the journal works again: %05x", r.code())
+	}
 }

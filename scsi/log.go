@@ -66,7 +66,8 @@ func (l *limitedLog) stateNotSaved(err error) {
 	l.logger.Error("the state of a sanitize operation cannot be saved; a restart of the target would not go on with it", "reason", err)
 }
 
-// journalFailed tells that a write which has failed may be done again at the next start.
-func (l *limitedLog) journalFailed(lu *LogicalUnit, err error) {
-	l.logger.Error("the journal cannot forget an atomic write that failed; a restart would do it again", "serial", lu.serial, "reason", err)
+// halfWritten tells of an atomic write that only a restart can complete.
+func (l *limitedLog) halfWritten(lu *LogicalUnit, off, n int64, err error) {
+	l.logger.Error("an atomic write can be neither completed nor undone; its blocks are refused until the target is restarted, which completes it",
+		"serial", lu.serial, "lba", off>>lu.blockShift, "blocks", n>>lu.blockShift, "reason", err)
 }

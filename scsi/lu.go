@@ -92,7 +92,9 @@ type LogicalUnit struct {
 	alua         alua
 	sanitizer    sanitizer
 	rods         rods
-	journal      Journal // nil: there is none
+	journal      Journal              // nil: there is none
+	journaling   sync.Mutex           // held by an atomic write that uses the journal
+	half         atomic.Pointer[half] // the atomic write that went wrong; set with journaling held
 
 	// gate counts the tasks that make the order of others matter: ORDERED and HEAD OF QUEUE
 	// ones, and those that are dormant because of them. Zero lets SIMPLE tasks pass.

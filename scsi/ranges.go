@@ -240,6 +240,14 @@ func (t *Task) lockRange(kind holdKind, off, n int64, then func(*Task) Next) Nex
 		return Wait
 	}
 	t.hold = kind
+	return t.haveRange(then)
+}
+
+// haveRange goes on with a range that t has got, unless its bytes are not to be had.
+func (t *Task) haveRange(then func(*Task) Next) Next {
+	if s, ok := t.lu.refuses(t, t.holdOff, t.holdLen); ok {
+		return t.check(s)
+	}
 	return then(t)
 }
 

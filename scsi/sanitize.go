@@ -307,6 +307,9 @@ func (j *sanitizeJob) save() {
 }
 
 func (j *sanitizeJob) work() error {
+	if j.lu.half.Load() != nil { // what a restart would write over the result
+		return errHalf
+	}
 	size := int64(j.lu.blocks()) << j.lu.blockShift
 	if j.order.Action == sanitizeBlockErase {
 		if err := j.pass(backend.Discard, size, eraseBytes, nil); err != nil {

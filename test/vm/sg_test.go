@@ -144,7 +144,7 @@ func (d *sgDisks) describe() {
 		"tpc": {"Extended copy(LID1)", "Populate token", "ROD type: point in time copy - change vulnerable"},
 		"bl": {
 			"Write same non-zero (WSNZ): 0", "Maximum compare and write length: 255 blocks", "Maximum transfer length: 8192 blocks",
-			"Maximum unmap LBA count: 1048576", "Maximum write same length: 0x8000 blocks", "Maximum atomic transfer length: 8192 blocks",
+			"Maximum unmap LBA count: 1048576", "Maximum write same length: 0x8000 blocks", "Maximum atomic transfer length: 4096 blocks",
 		},
 		"bdc":  {"Non-rotating medium"},
 		"lbpv": {"(LBPU): 1", "(LBPWS): 1", "(LBPWS10): 1", "(LBPRZ): 1", "thin provisioned"},
