@@ -2,6 +2,8 @@ package fdio
 
 import (
 	"errors"
+	"runtime"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -20,54 +22,300 @@ func read(off, n int) *backend.Op {
 	return &backend.Op{Kind: backend.Read, Off: int64(off), Len: int64(n), Segs: [][]byte{make([]byte, n)}}
 }
 
-// After a failed fdatasync nothing more is promised: Linux would report success next time.
-func TestFailedSync(t *testing.T) {
-	for _, through := range []bool{false, true} {
-		s := mustOpen(t, Config{Through: through}, false)
-		good := s.sync.fdatasync
-		s.sync.fdatasync = func() error { return unix.EIO }
-		flush := &backend.Op{Kind: backend.Flush}
-		if err := backendtest.Do(s, flush); !errors.Is(err, unix.EIO) {
-			t.Fatalf("flush: %v", err)
+// kernel is a file system that fails as the test wants.
+type kernel struct {
+	mu     sync.Mutex
+	fail   map[string]error // what each call of a name ends with
+	told   error            // a failed write-back: the next call that makes bytes durable is told, once
+	during func(Call)       // called before each call
+	calls  map[string]int   // made so far
+}
+
+func (k *kernel) Before(c Call) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.calls == nil {
+		k.calls = map[string]int{}
+	}
+	k.calls[c.Name]++
+	if err := k.fail[c.Name]; err != nil {
+		return err
+	}
+	if k.told != nil && (c.Name == "fdatasync" || c.Name == "fsync" || c.Flags&unix.RWF_DSYNC != 0) {
+		err := k.told
+		k.told = nil
+		if k.during != nil {
+			k.mu.Unlock()
+			k.during(c)
+			k.mu.Lock()
 		}
-		s.sync.fdatasync = good
-		for i, op := range []*backend.Op{
-			flush, flush, write(0, 512, 1, backend.FUA), write(0, 512, 1, backend.Barrier),
-			{Kind: backend.WriteZeroes, Len: 512, Flags: backend.FUA},
-			{Kind: backend.Discard, Len: 4096, Flags: backend.FUA},
-		} {
-			if err := backendtest.Do(s, op); err == nil {
-				t.Errorf("operation %d (%v) promises durability", i, op.Kind)
-			} else if e, ok := errors.AsType[*backend.MediumError](err); !ok || e.Kind != op.Kind {
-				t.Errorf("operation %d (%v): %v", i, op.Kind, err)
-			}
-		}
-		if err := backendtest.Do(s, write(0, 512, 1, 0)); (err == nil) == through {
-			t.Errorf("through=%v: plain write: %v", through, err)
-		}
-		if err := backendtest.Do(s, read(0, 512)); err != nil {
-			t.Errorf("read: %v", err)
-		}
-		if err := s.Close(); !errors.Is(err, unix.EIO) {
-			t.Errorf("close: %v", err)
-		}
+		return err
+	}
+	return nil
+}
+
+// After is the end of what a ring was asked for, which fails as it would have from the start.
+func (k *kernel) After(c Call) error { return k.Before(c) }
+
+// set has calls of a name end with err; nil: as they do.
+func (k *kernel) set(name string, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.fail == nil {
+		k.fail = map[string]error{}
+	}
+	k.fail[name] = err
+}
+
+// lose has the kernel lose bytes that it had taken, and tell once.
+func (k *kernel) lose(err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.told = err
+}
+
+// modes are the ways from a store to the kernel.
+var modes = []struct {
+	name   string
+	cfg    Config
+	direct bool
+}{
+	{"threads", Config{IO: Threads}, false},
+	{"threads through", Config{IO: Threads, Through: true}, false},
+	{"ring", Config{IO: Uring}, false},
+	{"ring through", Config{IO: Uring, Through: true}, false},
+	{"threads direct", Config{IO: Threads}, true},
+	{"threads direct through", Config{IO: Threads, Through: true}, true},
+	{"ring direct", Config{IO: Uring}, true},
+	{"ring direct through", Config{IO: Uring, Through: true}, true},
+}
+
+// eachMode runs test on a store of each mode, on a kernel that fails.
+func eachMode(t *testing.T, test func(t *testing.T, s *Store, k *kernel)) {
+	for _, m := range modes {
+		t.Run(m.name, func(t *testing.T) {
+			k := &kernel{}
+			m.cfg.Faults = k
+			test(t, mustOpen(t, m.cfg, m.direct), k)
+		})
 	}
 }
 
-// A write that could not be made durable for want of room is a lost write, not a full disk.
-func TestSyncWithoutRoom(t *testing.T) {
-	s := mustOpen(t, Config{}, false)
-	s.sync.fdatasync = func() error { return unix.ENOSPC }
-	for _, op := range []*backend.Op{{Kind: backend.Flush}, write(0, 512, 1, backend.FUA)} {
-		err := backendtest.Do(s, op)
-		if _, ok := errors.AsType[*backend.MediumError](err); !ok {
-			t.Errorf("%v: %v", op.Kind, err)
-		}
-	}
-	if err := s.Close(); err == nil {
-		t.Error("close says that all is well")
+// alignedWrite is write with memory that direct I/O takes.
+func alignedWrite(t *testing.T, off, n int, flags backend.Flags) *backend.Op {
+	b := aligned(t, n)
+	return &backend.Op{Kind: backend.Write, Off: int64(off), Len: int64(n), Segs: [][]byte{b}, Flags: flags}
+}
+
+// promises are the operations that promise durability.
+func promises(t *testing.T) map[string]*backend.Op {
+	return map[string]*backend.Op{
+		"flush":            {Kind: backend.Flush},
+		"write with FUA":   alignedWrite(t, 0, 4096, backend.FUA),
+		"write, barrier":   alignedWrite(t, 0, 4096, backend.Barrier),
+		"unaligned FUA":    {Kind: backend.Write, Len: 4096, Segs: [][]byte{filled(100, 1), filled(3996, 1)}, Flags: backend.FUA},
+		"zeroes with FUA":  {Kind: backend.WriteZeroes, Len: 4096, Flags: backend.FUA},
+		"discard with FUA": {Kind: backend.Discard, Len: 4096, Flags: backend.FUA},
+		"discard, barrier": {Kind: backend.Discard, Len: 4096, Flags: backend.Barrier},
 	}
 }
+
+// promisesNothing checks that the store gives no promise, says why, and does the rest as before.
+func promisesNothing(t *testing.T, s *Store, why error) {
+	t.Helper()
+	for range 2 {
+		for name, op := range promises(t) {
+			err := backendtest.Do(s, op)
+			if e, ok := errors.AsType[*backend.MediumError](err); !ok || e.Kind != op.Kind || !errors.Is(err, why) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+	if err := s.Durably(func() error { t.Error("it syncs"); return nil }); !errors.Is(err, why) {
+		t.Errorf("Durably: %v", err)
+	}
+	if err := backendtest.Do(s, alignedWrite(t, 0, 4096, 0)); (err != nil) != s.through {
+		t.Errorf("plain write: %v", err)
+	}
+	if err := backendtest.Do(s, read(0, 4096)); err != nil {
+		t.Errorf("read: %v", err)
+	}
+	if err := s.Close(); !errors.Is(err, why) {
+		t.Errorf("close: %v", err)
+	}
+}
+
+// The kernel has lost bytes and tells once: whatever operation is told, the store promises
+// nothing more.
+func TestLossIsKept(t *testing.T) {
+	eachMode(t, func(t *testing.T, s *Store, k *kernel) {
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		for name := range promises(t) {
+			for _, why := range []error{unix.EIO, unix.ENOSPC, unix.EDQUOT, unix.ENOMEM, unix.EROFS} {
+				s := mustOpen(t, Config{IO: ioOf(s), Through: s.through, Faults: k}, s.direct != nil)
+				k.lose(why)
+				if err := backendtest.Do(s, promises(t)[name]); !errors.Is(err, why) {
+					t.Errorf("%s, %v: %v", name, why, err)
+				}
+				promisesNothing(t, s, why)
+			}
+		}
+	})
+}
+
+func ioOf(s *Store) IO {
+	if s.ring != nil {
+		return Uring
+	}
+	return Threads
+}
+
+// So it does if the size of the file could not be made durable.
+func TestLossAtDurably(t *testing.T) {
+	eachMode(t, func(t *testing.T, s *Store, k *kernel) {
+		k.lose(unix.EIO)
+		if err := s.Durably(func() error { return nil }); !errors.Is(err, unix.EIO) {
+			t.Errorf("Durably: %v", err)
+		}
+		promisesNothing(t, s, unix.EIO)
+	})
+}
+
+// A write that failed, and again when it was tried without durability, was told of a loss all the
+// same.
+func TestLossThenFailedWrite(t *testing.T) {
+	eachMode(t, func(t *testing.T, s *Store, k *kernel) {
+		k.set("pwritev2", unix.EIO)
+		if err := backendtest.Do(s, alignedWrite(t, 0, 4096, backend.FUA)); !errors.Is(err, unix.EIO) {
+			t.Errorf("write: %v", err)
+		}
+		k.set("pwritev2", nil)
+		if s.direct != nil {
+			promisesNothing(t, s, unix.EIO)
+			return
+		}
+		mustClose(t, s) // a plain write comes first, which is told of nothing
+	})
+}
+
+// Errors of operations that promise nothing are theirs alone: the kernel tells the next sync, if
+// there was a loss.
+func TestPlainErrorsAreNotKept(t *testing.T) {
+	eachMode(t, func(t *testing.T, s *Store, k *kernel) {
+		for name, op := range map[string]*backend.Op{
+			"preadv2":      read(0, 512),
+			"pwritev2":     write(0, 512, 1, 0),
+			"discard":      {Kind: backend.Discard, Len: 4096},
+			"write-zeroes": {Kind: backend.WriteZeroes, Len: 4096},
+		} {
+			if s.through && s.direct != nil && name == "pwritev2" {
+				continue // durable, TestLossThenFailedWrite
+			}
+			if name == "preadv2" && s.direct == nil {
+				op.Flags = backend.FUA // not from the page cache at once
+			}
+			k.set(name, unix.EIO)
+			if err := backendtest.Do(s, op); !errors.Is(err, unix.EIO) {
+				t.Errorf("%s: %v", name, err)
+			}
+			k.set(name, nil)
+		}
+		for name, op := range promises(t) {
+			if err := backendtest.Do(s, op); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		mustClose(t, s)
+	})
+}
+
+// A full disk is no loss, however durable the write was to be, and ends.
+func TestFullIsNoLoss(t *testing.T) {
+	eachMode(t, func(t *testing.T, s *Store, k *kernel) {
+		for _, full := range []error{unix.ENOSPC, unix.EDQUOT, unix.EFBIG} {
+			k.set("pwritev2", full)
+			for range 3 {
+				err := backendtest.Do(s, alignedWrite(t, 0, 4096, backend.FUA))
+				if _, ok := errors.AsType[*backend.SpaceError](err); !ok || !errors.Is(err, full) {
+					t.Errorf("%v: %v", full, err)
+				}
+			}
+			k.set("pwritev2", nil)
+			for name, op := range promises(t) {
+				if err := backendtest.Do(s, op); err != nil {
+					t.Errorf("after %v: %s: %v", full, name, err)
+				}
+			}
+		}
+		mustClose(t, s)
+	})
+}
+
+// A write with FUA is told of a loss, and between that and its completion somebody flushes: the
+// flush is not good. The kernel tells it nothing.
+func TestFlushBesideLoss(t *testing.T) {
+	eachMode(t, func(t *testing.T, s *Store, k *kernel) {
+		for _, why := range []error{unix.EIO, unix.ENOSPC} {
+			d := make(done, 1)
+			k.during = func(Call) {
+				k.during = nil
+				syncs := func() int { k.mu.Lock(); defer k.mu.Unlock(); return k.calls["fdatasync"] }
+				before := syncs()
+				s.Submit(&backend.Op{Kind: backend.Flush, Done: d})
+				// The flush has been to the kernel, where it is allowed to, before the write goes on.
+				for s.direct != nil && syncs() == before {
+					runtime.Gosched()
+				}
+			}
+			k.lose(why)
+			if err := backendtest.Do(s, alignedWrite(t, 0, 4096, backend.FUA)); !errors.Is(err, why) {
+				t.Errorf("write: %v", err)
+			}
+			if op := <-d; !errors.Is(op.Err, why) {
+				t.Errorf("%v: flush: %v, and the bytes are lost", why, op.Err)
+			}
+			if err := s.Close(); !errors.Is(err, why) {
+				t.Errorf("close: %v", err)
+			}
+			s = mustOpen(t, Config{IO: ioOf(s), Through: s.through, Faults: k}, s.direct != nil)
+		}
+		mustClose(t, s)
+	})
+}
+
+// More durable writes than there are workers fail at once, and flushes wait: nobody waits for ever.
+func TestManyLosses(t *testing.T) {
+	eachMode(t, func(t *testing.T, s *Store, k *kernel) {
+		const n = 4 * maxWorkers
+		d := make(done, 2*n)
+		for i := range n {
+			k.lose([]error{unix.EIO, unix.ENOSPC}[i%2])
+			op := alignedWrite(t, i*4096, 4096, backend.FUA)
+			op.Done = d
+			if s.Submit(op) {
+				d <- op
+			}
+			s.Submit(&backend.Op{Kind: backend.Flush, Done: d})
+		}
+		for range 2 * n {
+			<-d
+		}
+		if err := backendtest.Do(s, &backend.Op{Kind: backend.Flush}); err == nil {
+			t.Error("the store promises")
+		}
+		if s.Close() == nil {
+			t.Error("close says that all is well")
+		}
+	})
+}
+
+// before is Faults that a function decides.
+type before func(Call) error
+
+func (f before) Before(c Call) error { return f(c) }
+func (f before) After(Call) error    { return nil }
 
 type done chan *backend.Op
 
@@ -76,16 +324,15 @@ func (d done) OpDone(op *backend.Op) { d <- op }
 // Flushes that wait for one another are served together, and none by a sync that had
 // started before it was submitted.
 func TestFlushesShareSync(t *testing.T) {
-	s := mustOpen(t, Config{}, false)
 	var syncs atomic.Int32
 	entered, goOn := make(chan struct{}), make(chan struct{})
-	s.sync.fdatasync = func() error {
-		if syncs.Add(1) == 1 {
+	s := mustOpen(t, Config{Faults: before(func(c Call) error {
+		if c.Name == "fdatasync" && syncs.Add(1) == 1 {
 			close(entered)
 			<-goOn
 		}
 		return nil
-	}
+	})}, false)
 	const flushes = 10
 	d := make(done, flushes)
 	submit := func() { s.Submit(&backend.Op{Kind: backend.Flush, Done: d}) }
@@ -94,8 +341,8 @@ func TestFlushesShareSync(t *testing.T) {
 	for range flushes - 1 {
 		submit()
 	}
-	for s.sync.wanted.Load() < flushes {
-		unix.Getpid() // until all have asked
+	for s.door.Wanted() < flushes {
+		runtime.Gosched() // until all have asked
 	}
 	close(goOn)
 	for range flushes {
@@ -111,13 +358,14 @@ func TestFlushesShareSync(t *testing.T) {
 
 // A fence waits for an earlier operation that hangs in a worker; others do not.
 func TestFenceWaitsForWorker(t *testing.T) {
-	s := mustOpen(t, Config{}, false)
 	entered, goOn := make(chan struct{}, 9), make(chan struct{})
-	s.sync.fdatasync = func() error {
-		entered <- struct{}{}
-		<-goOn
+	s := mustOpen(t, Config{Faults: before(func(c Call) error {
+		if c.Name == "fdatasync" {
+			entered <- struct{}{}
+			<-goOn
+		}
 		return nil
-	}
+	})}, false)
 	d := make(done, 9)
 	hung := &backend.Op{Kind: backend.Flush, Done: d}
 	s.Submit(hung)

@@ -10,10 +10,19 @@
 //
 // Durability. Without Through a write is complete when the page cache (or, with O_DIRECT, the
 // drive) has it, and durable after a Flush or when it has FUA. With Through every write is
-// durable when it completes. Linux reports a failed write-back once and then forgets the
-// bytes, so after the first failure of fdatasync the store refuses every promise of
-// durability (Flush, FUA, Barrier, any change with Through) until it is opened again: what
-// the medium lost is reported, however often somebody asks.
+// durable when it completes.
+//
+// Linux reports a failed write-back once and then forgets the bytes: to the first caller of
+// fdatasync, fsync or a write with RWF_DSYNC on the descriptor, whichever bytes it asks about
+// (sync_file_range and close, too, which nothing here relies on). All of these go through one
+// door (package durable). After the first failure the store refuses every promise of durability
+// (Flush, FUA, Barrier, any change with Through) until it is opened again. Other calls, such as
+// write and fallocate, may show a failed write-back as well, but leave it to fsync to report
+// (write(2), EIO); their errors are those of their operation alone.
+//
+// Through the page cache a durable write is a plain write and then a sync: an error of the
+// former says nothing about other bytes, an error of the latter is a loss. Around the page cache
+// it is one write with RWF_DSYNC, which the drive may do in one piece.
 package fdio
 
 import (
@@ -25,6 +34,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"oneshot/backend"
+	"oneshot/backend/durable"
 	"oneshot/mem"
 )
 
@@ -42,6 +52,7 @@ type Config struct {
 	IO     IO
 	Medium Medium
 	Log    *slog.Logger // told why operations fail; nil means slog.Default()
+	Faults Faults       // nil, but in tests
 }
 
 // Medium is what descriptors differ in. Its methods are called from several goroutines, for
@@ -73,7 +84,8 @@ type Store struct {
 	seq     *backend.Sequencer
 	ring    *ring // nil: without io_uring
 	workers workers
-	sync    syncer
+	door    *durable.Door
+	faults  Faults // nil, but in tests
 
 	// What the file system refused to do without blocking, and is not asked for again.
 	noInlineRead, noInlineWrite atomic.Bool
@@ -85,8 +97,9 @@ var _ backend.Store = (*Store)(nil)
 func New(cfg Config) (*Store, error) {
 	s := &Store{
 		fd: cfg.FD, kind: cfg.Kind, path: cfg.Path, medium: cfg.Medium,
-		through: cfg.Through, direct: cfg.Direct, info: cfg.Info, sync: newSyncer(cfg.FD),
+		through: cfg.Through, direct: cfg.Direct, info: cfg.Info, faults: cfg.Faults,
 	}
+	s.door = durable.NewDoor(s.fdatasync)
 	s.info.VolatileCache = !cfg.Through
 	s.size.Store(cfg.Info.Size)
 	if s.direct != nil {
@@ -180,7 +193,7 @@ func (s *Store) tryInline(call vectorCall, op *backend.Op, refused *atomic.Bool)
 	if refused.Load() {
 		return false
 	}
-	_, err := transfer(call, s.fd, op.Segs, op.Off, unix.RWF_NOWAIT)
+	_, err := s.transfer(call, op.Segs, op.Off, unix.RWF_NOWAIT)
 	if err == unix.EOPNOTSUPP {
 		refused.Store(true)
 	}
@@ -200,7 +213,7 @@ func (s *Store) complete(op *backend.Op) {
 	s.seq.Leave(token)
 }
 
-// do does op and returns its error. op.Err is what the ring met, if it was there first.
+// do does op and returns its error.
 func (s *Store) do(op *backend.Op, w *worker) error {
 	if err := s.settle(op); err != nil {
 		return s.failed(op, op.Off, err)
@@ -223,15 +236,39 @@ func (s *Store) do(op *backend.Op, w *worker) error {
 	return nil
 }
 
+// Durably calls sync, which makes more of the descriptor durable than operations do, by the same
+// door: if it fails the store promises nothing more, and the error says so.
+func (s *Store) Durably(sync func() error) error {
+	return s.door.Do(func() error {
+		if err := s.before(Call{Name: "fsync"}); err != nil {
+			return err
+		}
+		return sync()
+	})
+}
+
+// fdatasync is what the door does.
+func (s *Store) fdatasync() error {
+	for {
+		err := s.before(Call{Name: "fdatasync"})
+		if err == nil {
+			err = unix.Fdatasync(s.fd)
+		}
+		if err != unix.EINTR {
+			return err
+		}
+	}
+}
+
 // settle makes durable what has to be so before op starts. With through all that has
 // completed is.
 func (s *Store) settle(op *backend.Op) error {
 	fuaRead := op.Kind == backend.Read && op.Flags&backend.FUA != 0
 	switch {
 	case op.Kind == backend.Flush:
-		return s.sync.sync()
+		return s.door.Sync()
 	case (fuaRead || op.Flags&backend.Barrier != 0) && !s.through:
-		return s.sync.sync()
+		return s.door.Sync()
 	}
 	return nil
 }
@@ -257,23 +294,60 @@ func (s *Store) write(op *backend.Op, w *worker) error {
 		}
 		return nil
 	}
-	if err := s.sync.failure(); err != nil {
+	if err := s.door.Failure(); err != nil {
 		return s.failed(op, op.Off, err)
 	}
-	err := op.Err // the ring has tried
-	if err == nil || err == errShort || notBegun(err) {
-		_, err = s.move(pwritev2, op, unix.RWF_DSYNC, w)
+	if s.direct != nil {
+		return s.writeDirect(op, w)
 	}
+	n, err := s.move(pwritev2, op, 0, w)
 	if err == nil {
-		return nil
+		n, err = 0, s.door.Sync()
 	}
-	// Did the write fail, or making it durable? A failure of the latter may be about any
-	// byte of the file, and is not told again.
-	n, err2 := s.move(pwritev2, op, 0, w)
-	if err2 == nil {
-		err2 = s.sync.fail(err)
+	if err != nil {
+		return s.failed(op, op.Off+n, err)
 	}
-	return s.failed(op, op.Off+n, err2)
+	return nil
+}
+
+// writeDirect does op, a write that has to be durable, around the page cache.
+func (s *Store) writeDirect(op *backend.Op, w *worker) error {
+	token := s.door.Enter()
+	defer s.door.Leave(token)
+	n, err := s.move(pwritev2, op, unix.RWF_DSYNC, w)
+	if err == nil {
+		err = s.door.Failure()
+	} else {
+		n, err = s.judge(op, n, err, w)
+	}
+	if err != nil {
+		return s.failed(op, op.Off+n, err)
+	}
+	return nil
+}
+
+// judge says what it means that a write with RWF_DSYNC of op has failed with err after n bytes:
+// the write may have failed, or making it durable, which may be about any byte of the file and
+// is not told again. Most errors count as the latter. Those that a write can have without
+// anything being wrong with the medium, such as a full disk, are tried without RWF_DSYNC: if it
+// then goes well, durability was what failed. Called between Enter and Leave.
+func (s *Store) judge(op *backend.Op, n int64, err error, w *worker) (int64, error) {
+	if !doubtful(err) {
+		return n, s.door.Fail(err)
+	}
+	if n, again := s.move(pwritev2, op, 0, w); again != nil {
+		return n, again
+	}
+	return 0, s.door.Fail(err)
+}
+
+// doubtful says whether err may be about the call alone.
+func doubtful(err error) bool {
+	switch err {
+	case unix.EAGAIN, unix.ENOMEM, unix.EINVAL, unix.EOPNOTSUPP, unix.EBADF, unix.EPERM, unix.EFAULT:
+		return true
+	}
+	return isFull(err)
 }
 
 // notBegun says whether err means that the kernel has not done what it was asked, and that this
@@ -287,9 +361,12 @@ func (s *Store) change(op *backend.Op, f func(off, n int64) error) error {
 	if op.Len == 0 {
 		return nil
 	}
-	err := f(op.Off, op.Len)
+	err := s.before(Call{Name: op.Kind.String(), Off: op.Off, Len: op.Len})
+	if err == nil {
+		err = f(op.Off, op.Len)
+	}
 	if err == nil && s.durable(op) {
-		err = s.sync.sync()
+		err = s.door.Sync()
 	}
 	if err != nil {
 		return s.failed(op, op.Off, err)
@@ -308,6 +385,17 @@ func (s *Store) status(op *backend.Op) (err error) {
 	return nil
 }
 
+// Abandon gives up a store that nobody has used, and leaves the descriptor to the caller.
+func (s *Store) Abandon() {
+	if s.ring != nil {
+		_ = s.ring.close()
+	}
+	s.workers.close()
+	if s.bounce != nil {
+		s.bounce.Close()
+	}
+}
+
 // Close waits for the workers, makes durable what was written and closes the descriptor. An
 // error means that bytes which were written are not safe.
 func (s *Store) Close() error {
@@ -316,7 +404,7 @@ func (s *Store) Close() error {
 		errs[0] = s.ring.close()
 	}
 	s.workers.close()
-	errs[1] = s.sync.sync()
+	errs[1] = s.door.Sync()
 	if s.bounce != nil {
 		s.bounce.Close()
 	}
@@ -351,7 +439,7 @@ func isChange(k backend.Kind) bool {
 // below the file size limit of the process. Bytes that were lost for that reason are lost
 // all the same.
 func isFull(err error) bool {
-	if _, lost := errors.AsType[*lostError](err); lost {
+	if _, lost := errors.AsType[*durable.LostError](err); lost {
 		return false
 	}
 	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EFBIG)

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"oneshot/backend"
+	"oneshot/backend/durable"
 	"oneshot/backend/uring"
 )
 
@@ -25,9 +26,6 @@ const (
 	// maxReapers bounds the goroutines that complete operations of one store.
 	maxReapers = 4
 )
-
-// errShort: the kernel moved fewer bytes than it was asked to.
-var errShort = errors.New("the transfer was cut short")
 
 // ring does the reads and writes that go as usual: aligned, in one piece, without error.
 // All others are done by workers, from the beginning, who know every answer. So does what
@@ -52,8 +50,14 @@ type ring struct {
 }
 
 type slot struct {
-	op  *backend.Op // keeps the memory reachable that the kernel writes to
+	request
 	iov [ringIOV]unix.Iovec
+}
+
+// request is an operation that the kernel has.
+type request struct {
+	op    *backend.Op   // keeps the memory reachable that the kernel writes to
+	token durable.Token // of a write that is durable when it completes
 }
 
 func newRing(s *Store) (*ring, error) {
@@ -91,7 +95,9 @@ func (r *ring) takes(op *backend.Op) bool {
 		if op.Flags&backend.FUA != 0 && !r.s.through {
 			return false // a flush comes first
 		}
-	case op.Kind != backend.Write || r.s.durable(op) && r.s.sync.failure() != nil:
+	case op.Kind != backend.Write:
+		return false
+	case r.s.durable(op) && (r.s.direct == nil || r.s.door.Failure() != nil):
 		return false
 	}
 	return r.s.direct == nil || r.s.direct.fits(op.Segs)
@@ -123,7 +129,12 @@ func (r *ring) enter(op *backend.Op) {
 	}
 	e := r.u.Next() // never nil: the queue has room for every slot
 	e.UserData = uint64(n)
-	r.slots[n].fill(e, op, r.s.durable(op))
+	slot := r.slots[n]
+	if op.Kind == backend.Write && r.s.durable(op) {
+		slot.token = r.s.door.Enter()
+		e.RWFlags = unix.RWF_DSYNC
+	}
+	slot.fill(e, op)
 	r.begun = true
 }
 
@@ -146,13 +157,10 @@ func (r *ring) slot() (n int32, ok bool) {
 }
 
 // fill describes op to the kernel.
-func (s *slot) fill(e *uring.SQE, op *backend.Op, durable bool) {
+func (s *slot) fill(e *uring.SQE, op *backend.Op) {
 	s.op = op
 	write := op.Kind == backend.Write
 	e.Off = uint64(op.Off)
-	if write && durable {
-		e.RWFlags = unix.RWF_DSYNC
-	}
 	if len(op.Segs) == 1 {
 		e.Op, e.Addr, e.Len = uring.OpRead, addr(unsafe.SliceData(op.Segs[0])), uint32(op.Len)
 		if write {
@@ -186,46 +194,50 @@ func (r *ring) submit() {
 
 // withdraw gives what the kernel has not taken to the workers. Called with mu held.
 func (r *ring) withdraw() {
-	r.u.Withdraw(func(n uint64) { r.s.workers.put(r.release(int32(n))) })
+	r.u.Withdraw(func(n uint64) {
+		q := r.release(int32(n))
+		r.s.door.Leave(q.token)
+		r.s.workers.put(q.op)
+	})
 }
 
 // release takes the operation out of a slot. Called with mu held.
-func (r *ring) release(n int32) *backend.Op {
+func (r *ring) release(n int32) request {
 	slot := r.slots[n]
-	op := slot.op
-	slot.op = nil
+	q := slot.request
+	slot.request = request{}
 	r.free = append(r.free, n)
-	return op
+	return q
 }
 
 // reap completes operations as long as there are completions.
 func (r *ring) reap() {
 	var cqes [maxReap]uring.CQE
-	var ops [maxReap]*backend.Op
+	var done [maxReap]request
 	for {
 		n := r.take(cqes[:])
 		if n == 0 {
 			return
 		}
-		r.vacate(cqes[:n], ops[:n])
-		r.deliver(cqes[:n], ops[:n])
+		r.vacate(cqes[:n], done[:n])
+		r.deliver(cqes[:n], done[:n])
 	}
 }
 
 // deliver completes operations. Who asked for several of them hears of these together.
-func (r *ring) deliver(cqes []uring.CQE, ops []*backend.Op) {
+func (r *ring) deliver(cqes []uring.CQE, done []request) {
 	var corked [maxReap]backend.Uncorker
 	n := 0
-	for _, op := range ops[:len(ops)-1] { // the last one needs no cork
-		if c, ok := op.Done.(backend.Corker); ok {
+	for _, q := range done[:len(done)-1] { // the last one needs no cork
+		if c, ok := q.op.Done.(backend.Corker); ok {
 			if u := c.Cork(); u != nil {
 				corked[n] = u
 				n++
 			}
 		}
 	}
-	for i, op := range ops {
-		r.settle(op, cqes[i].Res)
+	for i, q := range done {
+		r.settle(q, cqes[i].Res)
 	}
 	for _, u := range corked[:n] {
 		u.Uncork()
@@ -256,11 +268,11 @@ func (r *ring) reapAndLeave() {
 
 // vacate takes the operations of completions out of their slots, and lets those in that
 // were held.
-func (r *ring) vacate(cqes []uring.CQE, ops []*backend.Op) {
+func (r *ring) vacate(cqes []uring.CQE, done []request) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i := range cqes {
-		ops[i] = r.release(int32(cqes[i].UserData))
+		done[i] = r.release(int32(cqes[i].UserData))
 	}
 	if r.held.Len() == 0 {
 		return
@@ -271,16 +283,60 @@ func (r *ring) vacate(cqes []uring.CQE, ops []*backend.Op) {
 	r.submit()
 }
 
-// settle completes op, or has a worker do it again: all of what was not done as asked.
-func (r *ring) settle(op *backend.Op, res int32) {
-	switch {
-	case int64(res) == op.Len:
-		r.s.complete(op)
-		return
-	case res >= 0:
-		op.Err = errShort
-	default:
-		op.Err = unix.Errno(-res)
+// settle completes an operation, or has a worker do it again: all of what was not done as asked.
+func (r *ring) settle(q request, res int32) {
+	s, op := r.s, q.op
+	if s.faults != nil {
+		res = r.after(op, q.token.Valid(), res)
 	}
-	r.s.workers.put(op)
+	whole := int64(res) == op.Len
+	if q.token.Valid() {
+		if err := unix.Errno(max(0, -res)); err != 0 && !notBegun(err) {
+			r.lost(q, err)
+			return
+		}
+		s.door.Leave(q.token)
+		if err := s.door.Failure(); whole && err != nil {
+			op.Err = s.failed(op, op.Off, err)
+			s.complete(op)
+			return
+		}
+	}
+	if whole {
+		s.complete(op)
+		return
+	}
+	s.workers.put(op)
+}
+
+// lost completes a durable write that has failed. What the kernel has told us, it tells nobody
+// else: so this is known before anything else is promised, and it waits for no worker, all of
+// whom may be waiting for it.
+func (r *ring) lost(q request, err error) {
+	finish := func() {
+		n, err := r.s.judge(q.op, 0, err, nil)
+		q.op.Err = r.s.failed(q.op, q.op.Off+n, err)
+		r.s.door.Leave(q.token)
+		r.s.complete(q.op)
+	}
+	if doubtful(err) {
+		r.wg.Go(finish) // it writes
+		return
+	}
+	finish()
+}
+
+// after asks the faults.
+func (r *ring) after(op *backend.Op, durable bool, res int32) int32 {
+	c := Call{Name: preadv2.String(), Off: op.Off, Len: op.Len}
+	if op.Kind == backend.Write {
+		c.Name = pwritev2.String()
+	}
+	if durable {
+		c.Flags = unix.RWF_DSYNC
+	}
+	if errno, ok := r.s.faults.After(c).(unix.Errno); ok {
+		return -int32(errno)
+	}
+	return res
 }

@@ -36,6 +36,27 @@ func (c vectorCall) do(fd int, iov []unix.Iovec, off int64, flags int) (int, err
 	return int(n), nil
 }
 
+func (c vectorCall) String() string {
+	if c == pwritev2 {
+		return "pwritev2"
+	}
+	return "preadv2"
+}
+
+// transfer is the function of this name, on the descriptor of the store.
+func (s *Store) transfer(call vectorCall, segs [][]byte, off int64, flags int) (int64, error) {
+	if s.faults != nil {
+		var n int64
+		for _, seg := range segs {
+			n += int64(len(seg))
+		}
+		if err := s.faults.Before(Call{Name: call.String(), Off: off, Len: n, Flags: flags}); err != nil {
+			return 0, err
+		}
+	}
+	return transfer(call, s.fd, segs, off, flags)
+}
+
 // transfer moves bytes between segs and the file at off until all are moved, and returns
 // how many were.
 func transfer(call vectorCall, fd int, segs [][]byte, off int64, flags int) (int64, error) {
@@ -126,7 +147,7 @@ func (s *Store) move(call vectorCall, op *backend.Op, flags int, w *worker) (int
 		invariant.Check(sum == op.Len, "Len is the sum of Segs")
 	}
 	if s.direct == nil || s.direct.fits(op.Segs) {
-		return transfer(call, s.fd, op.Segs, op.Off, flags)
+		return s.transfer(call, op.Segs, op.Off, flags)
 	}
 	return s.moveBounced(call, op, flags, w)
 }
@@ -139,7 +160,7 @@ func (s *Store) moveBounced(call vectorCall, op *backend.Op, flags int, w *worke
 		if call == pwritev2 {
 			c.copy(piece[0], false)
 		}
-		n, err := transfer(call, s.fd, piece[:], op.Off+done, flags)
+		n, err := s.transfer(call, piece[:], op.Off+done, flags)
 		if call == preadv2 {
 			c.copy(piece[0][:n], true)
 		}

@@ -2,8 +2,10 @@ package file
 
 import (
 	"errors"
+	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -99,5 +101,70 @@ func TestShortFile(t *testing.T) {
 			t.Errorf("direct=%v: the log says %q", direct, log.String())
 		}
 		mustClose(t, s)
+	}
+}
+
+// tellsOnce is a kernel that has lost bytes, and tells the next who asks it to make the file
+// durable, once.
+type tellsOnce struct{ lost atomic.Bool }
+
+func (k *tellsOnce) Before(c fdio.Call) error {
+	if (c.Name == "fsync" || c.Name == "fdatasync" || c.Flags&unix.RWF_DSYNC != 0) && k.lost.CompareAndSwap(true, false) {
+		return unix.EIO
+	}
+	return nil
+}
+
+func (k *tellsOnce) After(c fdio.Call) error { return k.Before(c) }
+
+// The one that is told of a loss is a resize: it fails, and flushes fail after it.
+func TestResizeIsToldOfLoss(t *testing.T) {
+	for _, sparse := range []bool{true, false} {
+		k := &tellsOnce{}
+		s := mustOpen(t, Config{Size: 1 << 20, Sparse: sparse, faults: k})
+		if err := backendtest.Do(s, write(0, 4096, 1, 0)); err != nil {
+			t.Fatal(err)
+		}
+		k.lost.Store(true)
+		if err := s.Resize(2 << 20); !errors.Is(err, unix.EIO) || s.Info().Size != 1<<20 {
+			t.Errorf("resize: %v, %d bytes", err, s.Info().Size)
+		}
+		if err := backendtest.Do(s, &backend.Op{Kind: backend.Flush}); !errors.Is(err, unix.EIO) {
+			t.Errorf("flush: %v, and the bytes are lost", err)
+		}
+		if err := s.Resize(3 << 20); !errors.Is(err, unix.EIO) {
+			t.Errorf("another resize: %v", err)
+		}
+		if err := s.Close(); !errors.Is(err, unix.EIO) {
+			t.Errorf("close: %v", err)
+		}
+	}
+}
+
+// A file that grows when it is opened is told of bytes that were lost before: it is served, and
+// flushes fail. Nobody would be told at the next opening.
+func TestOpenIsToldOfLoss(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "disk.img")
+	mustClose(t, mustOpen(t, Config{Path: path, Size: 1 << 20, Sparse: true}))
+	k := &tellsOnce{}
+	k.lost.Store(true)
+	var log strings.Builder
+	s := mustOpen(t, Config{Path: path, Size: 2 << 20, Sparse: true, Log: logTo(&log), faults: k})
+	if err := backendtest.Do(s, &backend.Op{Kind: backend.Flush}); !errors.Is(err, unix.EIO) {
+		t.Errorf("flush: %v", err)
+	}
+	if !strings.Contains(log.String(), "may be lost") {
+		t.Errorf("the log says %q", log.String())
+	}
+	if err := s.Close(); !errors.Is(err, unix.EIO) {
+		t.Errorf("close: %v", err)
+	}
+	// A file that is new has nothing to lose.
+	k.lost.Store(true)
+	if s, err := Open(Config{Path: path + "2", Size: 1 << 20, Sparse: true, faults: k}); !errors.Is(err, unix.EIO) {
+		t.Errorf("a new file: %v, %v", s, err)
+	}
+	if _, err := os.Stat(path + "2"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("it is there: %v", err)
 	}
 }

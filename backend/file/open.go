@@ -57,6 +57,8 @@ type Config struct {
 	BlockSize int
 	// Log is told why operations fail; nil means slog.Default().
 	Log *slog.Logger
+
+	faults fdio.Faults // nil, but in tests
 }
 
 // Open opens the store, which is then locked against every other process that asks.
@@ -68,7 +70,7 @@ func Open(cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("file store %s: %w", cfg.Path, err)
 	}
-	s, err := open(cfg, fd)
+	s, err := open(cfg, fd, created)
 	if err != nil {
 		if created {
 			_ = os.Remove(cfg.Path) // nobody else can have used it: we hold the lock
@@ -129,8 +131,8 @@ func openError(cfg Config, err error) error {
 	return err
 }
 
-// open makes a store of an open, locked file.
-func open(cfg Config, fd int) (*fdio.Store, error) {
+// open makes a store of an open, locked file, which was created just now or was there before.
+func open(cfg Config, fd int, created bool) (*fdio.Store, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, err
@@ -142,13 +144,43 @@ func open(cfg Config, fd int) (*fdio.Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := allocate(cfg, fd, st.Size, info.Size); err != nil {
+	changed, err := allocate(cfg.Sparse, fd, st.Size, info.Size)
+	if err != nil {
 		return nil, err
 	}
-	return fdio.New(fdio.Config{
+	s, err := fdio.New(fdio.Config{
 		FD: fd, Kind: "file store", Path: cfg.Path, Info: info, Through: cfg.Cache == Writethrough,
-		Direct: direct, IO: cfg.IO, Medium: &medium{fd, info.BlockSize}, Log: cfg.Log,
+		Direct: direct, IO: cfg.IO, Medium: &medium{fd, info.BlockSize}, Log: cfg.Log, Faults: cfg.faults,
 	})
+	if err != nil || !changed {
+		return s, err
+	}
+	if err := settle(cfg, s, fd, created); err != nil {
+		s.Abandon()
+		return nil, err
+	}
+	return s, nil
+}
+
+// settle makes the size of the file durable. If that fails for a file that was there before, the
+// store is open all the same, and promises nothing: what the kernel has told us may be about
+// bytes that were written by an earlier opening, and which initiators believe to be safe; it does
+// not tell the next one who opens the file.
+func settle(cfg Config, s *fdio.Store, fd int, created bool) error {
+	err := s.Durably(func() error { return fsync(fd) })
+	switch {
+	case err == nil && created:
+		return syncDir(filepath.Dir(cfg.Path))
+	case created:
+		return fmt.Errorf("make the size of the file durable: %w", err)
+	case err != nil:
+		log := cfg.Log
+		if log == nil {
+			log = slog.Default()
+		}
+		log.Error("file store: the size of the file could not be made durable", slog.String("path", cfg.Path), slog.Any("error", err))
+	}
+	return nil
 }
 
 // shape returns what the store looks like, and what the file asks for with O_DIRECT.
@@ -197,24 +229,29 @@ func canPunch(fd int, end int64) bool {
 }
 
 // allocate makes the file of have bytes size bytes long and, unless it is sparse, gives it its
-// space, durably.
-func allocate(cfg Config, fd int, have, size int64) error {
-	if cfg.Sparse && have == size {
-		return nil
+// space. changed says that this is to be made durable.
+func allocate(sparse bool, fd int, have, size int64) (changed bool, err error) {
+	if sparse && have == size {
+		return false, nil
 	}
-	if !cfg.Sparse {
+	if !sparse {
 		if err := fallocate(fd, 0, 0, size); err == unix.EOPNOTSUPP {
-			return errors.New("the file system cannot allocate space ahead: set sparse to true")
+			return false, errors.New("the file system cannot allocate space ahead: set sparse to true")
 		} else if err != nil {
-			return fmt.Errorf("allocate %d bytes (free space, make the store smaller, or set sparse to true): %w", size, err)
+			return false, fmt.Errorf("allocate %d bytes (free space, make the store smaller, or set sparse to true): %w", size, err)
 		}
 	} else if err := unix.Ftruncate(fd, size); err != nil {
-		return fmt.Errorf("grow the file from %d to %d bytes: %w", have, size, err)
+		return false, fmt.Errorf("grow the file from %d to %d bytes: %w", have, size, err)
 	}
-	if err := unix.Fsync(fd); err != nil {
-		return fmt.Errorf("make the size of the file durable: %w", err)
+	return true, nil
+}
+
+func fsync(fd int) error {
+	for {
+		if err := unix.Fsync(fd); err != unix.EINTR {
+			return err
+		}
 	}
-	return syncDir(filepath.Dir(cfg.Path))
 }
 
 // syncDir makes the name of a new file durable.

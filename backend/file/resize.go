@@ -33,8 +33,14 @@ func (s *Store) grow(size int64) error {
 	case size < info.Size:
 		return fmt.Errorf("%d bytes are served and %d are left of the file: initiators would lose what is beyond; take the LUN away first", info.Size, size)
 	}
-	if err := allocate(Config{Path: s.Path(), Sparse: s.sparse}, s.fd, st.Size, size); err != nil {
+	changed, err := allocate(s.sparse, s.fd, st.Size, size)
+	if err != nil {
 		return err
+	}
+	if changed {
+		if err := s.Durably(func() error { return fsync(s.fd) }); err != nil {
+			return fmt.Errorf("make the size of the file durable: %w", err)
+		}
 	}
 	s.SetSize(size)
 	return nil

@@ -26,7 +26,7 @@ func (s *Store) do(op *backend.Op) error {
 		return nil
 	}
 	if err == nil && op.Flags&(backend.FUA|backend.Barrier) != 0 {
-		err = s.plugin.DataSync(op.Off, op.Len)
+		err = s.door.Sync()
 	}
 	return err
 }
@@ -35,7 +35,7 @@ func (s *Store) do(op *backend.Op) error {
 func (s *Store) settle(op *backend.Op) error {
 	fuaRead := op.Kind == backend.Read && op.Flags&backend.FUA != 0
 	if op.Kind == backend.Flush || fuaRead || op.Flags&backend.Barrier != 0 {
-		return s.plugin.DataSync(0, s.size)
+		return s.door.Sync()
 	}
 	return nil
 }

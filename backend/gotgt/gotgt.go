@@ -6,6 +6,10 @@
 // A plugin is somebody else's code. When it panics, the operation has failed; when it hangs,
 // the operation hangs, and with maxCalls of them this store does. Others do not notice.
 //
+// A plugin that could not make bytes durable may say so once and forget them, as the file plugin
+// does, for it calls fsync. So after the first failure of its DataSync the store promises nothing
+// more until it is opened again.
+//
 // Plugins can read, write and sync. Discard and WriteZeroes write zeroes: what a plugin does
 // when it is asked to unmap is its own affair, the file plugin does nothing.
 package gotgt
@@ -24,6 +28,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"oneshot/backend"
+	"oneshot/backend/durable"
 )
 
 const (
@@ -52,6 +57,7 @@ type Store struct {
 	size   int64
 	log    *slog.Logger
 	seq    *backend.Sequencer
+	door   *durable.Door
 
 	mu      sync.Mutex // not held over calls of the plugin
 	queue   backend.Queue
@@ -90,6 +96,7 @@ func open(cfg Config) (*Store, error) {
 		log: log.With(slog.String("plugin", cfg.Plugin), slog.String("path", cfg.Path)),
 	}
 	s.seq = backend.NewSequencer(s.put)
+	s.door = durable.NewDoor(func() error { return s.plugin.DataSync(0, s.size) })
 	err := s.guard(func() (err error) {
 		if s.plugin, err = scsi.NewBackingStore(cfg.Plugin); err != nil {
 			return err
@@ -218,7 +225,7 @@ func (s *Store) Close() error {
 	s.wg.Wait()
 	var errs []error
 	for _, step := range []func() error{
-		func() error { return s.plugin.DataSync(0, s.size) },
+		s.door.Sync,
 		func() error { return s.plugin.Exit(s.unit) },
 		func() error { return s.plugin.Close(s.unit) },
 	} {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/gostor/gotgt/pkg/api"
@@ -136,9 +137,15 @@ func (b *broken) Init(*api.SCSILu, string) error {
 	return nil
 }
 
+// syncFails is the error that the next DataSync ends with, once.
+var syncFails atomic.Pointer[error]
+
 func (b *broken) DataSync(int64, int64) error {
 	if b.path == "sync" {
 		panic("no")
+	}
+	if err := syncFails.Swap(nil); err != nil {
+		return *err
 	}
 	return nil
 }
@@ -230,9 +237,45 @@ func TestPluginPanicsAtTheEnds(t *testing.T) {
 	}
 }
 
+// A plugin tells once that it could not make bytes durable: the store promises nothing more,
+// whichever operation was told.
+func TestLossIsKept(t *testing.T) {
+	lost := errors.New("the bytes are gone")
+	block := func() [][]byte { return [][]byte{make([]byte, 512)} }
+	promises := []backend.Op{
+		{Kind: backend.Flush},
+		{Kind: backend.Write, Len: 512, Segs: block(), Flags: backend.FUA},
+		{Kind: backend.Write, Len: 512, Segs: block(), Flags: backend.Barrier},
+		{Kind: backend.Read, Len: 512, Segs: block(), Flags: backend.FUA},
+		{Kind: backend.WriteZeroes, Len: 512, Flags: backend.FUA},
+		{Kind: backend.Discard, Len: 512, Flags: backend.FUA},
+	}
+	for _, first := range promises {
+		s := mustOpen(t, Config{Plugin: brokenName, Size: 1 << 20})
+		syncFails.Store(&lost)
+		if err := backendtest.Do(s, &first); !errors.Is(err, lost) {
+			t.Errorf("%v: %v", first.Kind, err)
+		}
+		for _, op := range promises {
+			if err := backendtest.Do(s, &op); !errors.Is(err, lost) {
+				t.Errorf("%v after %v: %v", op.Kind, first.Kind, err)
+			}
+		}
+		for _, op := range []backend.Op{{Kind: backend.Write, Len: 512, Segs: block()}, {Kind: backend.Read, Len: 512, Segs: block()}} {
+			if err := backendtest.Do(s, &op); err != nil {
+				t.Errorf("plain %v after %v: %v", op.Kind, first.Kind, err)
+			}
+		}
+		if err := s.Close(); !errors.Is(err, lost) {
+			t.Errorf("close after %v: %v", first.Kind, err)
+		}
+	}
+}
+
 // A plugin that hangs holds what it was asked, and nothing else as long as it has calls left;
 // other stores do not notice.
 func TestPluginHangs(t *testing.T) {
+	gate = make(chan struct{})
 	s, other := mustOpen(t, Config{Plugin: brokenName, Size: 1 << 20}), mustOpen(t, Config{Plugin: "null", Size: 1 << 20})
 	hung := make(completions, 2*maxCalls)
 	hang := func(n int) {
