@@ -64,6 +64,7 @@ fuzz: ## run every fuzz target for FUZZTIME (30s)
 
 bench: deps-bench build ## measure the target beside tgt, istgt and gotgt
 	$(GO) run ./bench
+	$(GO) run ./bench/pictures
 
 appliance: deps ## build bin/appliance: a machine that is nothing but a target
 	$(GO) run ./appliance/build

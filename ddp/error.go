@@ -119,7 +119,7 @@ func (c Cause) IncludesHeader() bool {
 // Read Request was the offender.
 func (c Cause) IncludesReadRequest() bool { return c.Layer() == 0 && c.Etype() == 1 }
 
-// String returns layer, error type and code as the sheets write them, and the meaning.
+// String returns layer, error type and code as docs/protocols writes them, and the meaning.
 func (c Cause) String() string {
 	if c == NoTerminate {
 		return "close without Terminate"

@@ -132,7 +132,7 @@ func TestParseAccepts(t *testing.T) {
 	}
 }
 
-// TestMessageTable: every message of the sheet, with the control word it has there.
+// TestMessageTable: every message of iwarp.md §4, with the control word that it has there.
 func TestMessageTable(t *testing.T) {
 	for m, want := range map[Message]Control{
 		Write: 0xc140, ReadRequest: 0x4141, ReadResponse: 0xc142, Send: 0x4143, SendInvalidate: 0x4144,

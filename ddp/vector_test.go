@@ -32,7 +32,7 @@ var (
 	validated   = OneShot{Flags: 0x007a}.Format(Host2)
 )
 
-// vector is an FPDU of the protocol sheets and what its fields are.
+// vector is an FPDU, of which docs/protocols shows some, and what its fields are.
 type vector struct {
 	name    string
 	hex     string

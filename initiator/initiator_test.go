@@ -398,7 +398,7 @@ func TestDiscover(t *testing.T) {
 	}
 }
 
-// The crossings per I/O of one-shot-rdma.md §7, where a command is alone.
+// The crossings per I/O of one-shot.md §7, where a command is alone.
 func TestCrossings(t *testing.T) {
 	tg := targettest.Start(t, config)
 	for flow, want := range map[initiator.Flow]uint64{

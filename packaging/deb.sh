@@ -39,8 +39,10 @@ put 644 "$docs/target.fish" usr/share/fish/vendor_completions.d/target.fish
 for example in "$here"/../configs/*.yaml; do
 	put 644 "$example" "usr/share/doc/oneshot/examples/$(basename "$example")"
 done
-put 644 "$here/../README.md" usr/share/doc/oneshot/README.md
-put 644 "$here/../mgmt/API.md" usr/share/doc/oneshot/API.md
+# The pages keep their places, so that links among them work.
+(cd "$here/.." && find README.md mgmt/API.md docs -name '*.md' -o -name '*.svg') | while read -r page; do
+	put 644 "$here/../$page" "usr/share/doc/oneshot/$page"
+done
 rm -rf "$docs"
 
 # A program that is linked to the C library needs the one that it was built with, or a later.

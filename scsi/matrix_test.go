@@ -109,7 +109,7 @@ func (f *family) do(b *bench, noLend bool, cdb, out []byte, blocks int) result {
 	return b.run(task, out)
 }
 
-// TestMatrix is section 3 of the fact sheet: what each command of the family does with each
+// TestMatrix is scsi.md §3: what each command of the family does with each
 // kind of range.
 func TestMatrix(t *testing.T) {
 	cases := []struct {
@@ -246,7 +246,7 @@ func TestWriteProtected(t *testing.T) {
 	}
 }
 
-// TestResiduals is the residual table of the fact sheet of iSCSI: the initiator offers less
+// TestResiduals is the table of iscsi.md §5: the initiator offers less
 // or more than the command asks for.
 func TestResiduals(t *testing.T) {
 	eachStore(t, func(t *testing.T, b *bench, noLend bool) {

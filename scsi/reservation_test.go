@@ -115,7 +115,7 @@ var allTypes = []reservationType{
 	writeExclusive, exclusiveAccess, writeExclusiveRegistrants, exclusiveAccessRegistrants, writeExclusiveAll, exclusiveAccessAll,
 }
 
-// TestReservationAccess is the table of section 5 of the fact sheet.
+// TestReservationAccess is the table of scsi.md §5.
 func TestReservationAccess(t *testing.T) {
 	const reads, writes, both = 1, 2, 3
 	want := map[reservationType][3]int{ // holder, registered, unregistered
@@ -202,7 +202,7 @@ func TestRegister(t *testing.T) {
 	}
 }
 
-// TestReservationEnds is section "Ownership" of the fact sheet.
+// TestReservationEnds is scsi.md §5.1.
 func TestReservationEnds(t *testing.T) {
 	for _, kind := range allTypes {
 		t.Run(fmt.Sprint(kind), func(t *testing.T) {

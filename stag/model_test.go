@@ -10,7 +10,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// tagModel is one STag as a plain reading of the sheets has it: no indexes, no words.
+// tagModel is one STag as a plain reading of one-shot.md §4 has it: no indexes, no words.
 type tagModel struct {
 	state   State
 	oneShot bool

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"oneshot/internal/doctest"
 )
 
 // Every command that help shows has a page, which man(7) understands, and each shell its
@@ -48,3 +50,6 @@ func TestRoff(t *testing.T) {
 		t.Errorf("%q, want %q", got, want)
 	}
 }
+
+// What the documents show of this program exists.
+func TestDocumentedCommands(t *testing.T) { doctest.Commands(t, rootCommand()) }
