@@ -2,6 +2,7 @@
 //
 //	connect.go  connection manager: private data, rejection, depths
 //	data.go     Send, Write, Read: sizes, lists, order, visibility, fences
+//	source.go   memory that is used again as soon as a completion allows it
 //	queue.go    completion queues and receive queues, full queues, wrong requests
 //	access.go   what a peer may not do, and windows
 //	oneshot.go  STags advertised and closed
@@ -84,6 +85,7 @@ var cases = []testCase{
 	{"Inline", testInline},
 	{"Solicited", testSolicited},
 	{"WriteBeforeSend", testWriteBeforeSend},
+	{"SourceReused", testSourceReused},
 	{"ManyReads", testManyReads},
 	{"Fence", testFence},
 	{"BothWays", testBothWays},

@@ -36,6 +36,10 @@ const (
 	maxPrivateIB, maxPrivateIWARP = 56, 248
 	// siwVendor is the vendor ID of the kernel's siw.
 	siwVendor = 0x626d74
+	// siwSendpage is how long a request has to be for siw to hand its pages to TCP, which refers to them after
+	// siw has completed later requests. siw copies signalled requests of any length. (SENDPAGE_THRESH is the
+	// size of a page, which is 4096 or more.)
+	siwSendpage = 4096
 )
 
 // load loads the libraries, once.
@@ -201,8 +205,12 @@ func (d *Device) limitsOf(a *C.struct_ibv_device_attr, p *C.struct_ibv_port_attr
 	if l.MaxReadSGE = l.MaxSGE; a.max_sge_rd > 0 {
 		l.MaxReadSGE = min(l.MaxSGE, int(a.max_sge_rd))
 	}
+	if d.siw {
+		l.LateSource = siwSendpage
+	}
+	l.Source = rdma.SourceAcknowledged
 	if d.iwarp {
-		l.MaxPrivate = maxPrivateIWARP
+		l.MaxPrivate, l.Source = maxPrivateIWARP, rdma.SourceCopied
 	}
 	return l
 }

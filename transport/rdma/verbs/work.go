@@ -172,11 +172,15 @@ func (q *queuePair) prepare(w *C.struct_os_work, p *rdma.Work, sges []C.struct_i
 // enqueue makes p the next element of the send queue, n bytes long.
 func (q *queuePair) enqueue(w *C.struct_os_work, p *rdma.Work, pos uint32, n int) {
 	e := sent{id: p.ID, op: p.Op, silent: p.Flags&rdma.Signaled == 0}
-	if p.Op == rdma.OpRead {
+	late := q.dev.limits.LateSource
+	switch {
+	case p.Op == rdma.OpRead:
 		e.bytes = n
 		if q.dev.siw {
 			w.flags |= C.IBV_SEND_SIGNALED // others overtake it
 		}
+	case late > 0 && n >= late:
+		w.flags |= C.IBV_SEND_SIGNALED // the device has to copy it
 	}
 	e.told = w.flags&C.IBV_SEND_SIGNALED != 0
 	q.sq[int(pos)&(len(q.sq)-1)] = e

@@ -1,0 +1,60 @@
+package vm
+
+import (
+	"fmt"
+	"net"
+	"path/filepath"
+	"strconv"
+	"testing"
+)
+
+// TestVerbsReuse: what an initiator reads is what it has written, though the target overwrites its I/O memory as
+// soon as a task gives it back (a build with invariants) and both processors are busy, so that bytes
+// wait on their way: rounds of 16 to 256 KiB, 32 at a time, over each device.
+func TestVerbsReuse(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := run(".", "go", "build", "-tags", "verbs,invariants", "-o", filepath.Join(dir, "target"), "oneshot/cmd/target"); err != nil {
+		t.Fatal(err)
+	}
+	daemon := newDownloads(t, dir).get("target")
+	for _, d := range rdmaDevices {
+		t.Run(d.name, func(t *testing.T) {
+			d.start(t)
+			serveInGuest(t, fmt.Sprintf(`
+stores: {d: {type: memory, size: 64MiB}}
+targets: [{iqn: %q, luns: {0: d}}]
+portals: [{transport: verbs, listen: "%s:3276", device: %s}]
+`, iqn, d.host, d.name), 1, daemon, "serve", "--config", "/tmp/target.yaml")
+			i := inGuest(t, net.JoinHostPort(d.host, "3276"), "iser")
+			i.record(nil)
+			dev := "/dev/" + i.login(1)[0]
+			stop := keepBusy(t)
+			rounds := 200
+			if d.name != "siw0" { // whose device copies, or keeps memory until the peer has acknowledged it
+				rounds = 20
+			}
+			sizes := []int{16, 64, 16, 32, 256, 16, 32, 16, 128, 16}
+			for round := range rounds {
+				guest.run(t, "@direct", dev, strconv.Itoa(sizes[round%len(sizes)]<<10), "32", "32")
+			}
+			stop()
+			i.logout()
+		})
+	}
+}
+
+// keepBusy has a process compute on each of the guest's processors, until stop is called.
+func keepBusy(t *testing.T) (stop func()) {
+	t.Helper()
+	var list []*command
+	for range 2 {
+		list = append(list, guest.start(t, "timeout", "600", "bash", "-c", "while :; do :; done"))
+	}
+	return func() {
+		t.Helper()
+		guest.run(t, "@signal", "timeout", "15") // which it hands on
+		for _, c := range list {
+			c.wait(t, guest)
+		}
+	}
+}
