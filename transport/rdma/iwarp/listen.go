@@ -1,6 +1,7 @@
 package iwarp
 
 import (
+	"container/list"
 	"context"
 	"errors"
 	"io"
@@ -15,7 +16,8 @@ import (
 )
 
 // maxStarting is how many connections may be in their exchange of MPA frames, or wait for
-// their owner, per listener. Those beyond are closed at once.
+// their owner, per listener. When there are as many, the one that has sent no whole frame for the
+// longest time gives way to a new one.
 const maxStarting = 1024
 
 // listener waits for connections.
@@ -26,10 +28,10 @@ type listener struct {
 	requests chan *request
 	done     chan struct{}
 	wg       sync.WaitGroup
-	slots    chan struct{} // one for each connection that starts
 
 	mu       sync.Mutex
-	starting map[*net.TCPConn]struct{} // guarded by mu
+	starting list.List // *net.TCPConn in their exchange of frames, the oldest first; guarded by mu
+	begun    int       // connections that start or wait for their owner; guarded by mu
 	closed   bool
 }
 
@@ -49,7 +51,6 @@ func (d *Device) ListenOn(tl *net.TCPListener, noCRC bool) rdma.Listener {
 	l := &listener{
 		dev: d, noCRC: noCRC, tl: tl,
 		requests: make(chan *request), done: make(chan struct{}),
-		slots: make(chan struct{}, maxStarting), starting: make(map[*net.TCPConn]struct{}),
 	}
 	l.wg.Go(l.run)
 	return l
@@ -78,8 +79,8 @@ func (l *listener) Close() error {
 	l.closed = true
 	close(l.done)
 	err := l.tl.Close()
-	for tc := range l.starting {
-		_ = tc.Close()
+	for e := l.starting.Front(); e != nil; e = e.Next() {
+		_ = e.Value.(*net.TCPConn).Close()
 	}
 	l.mu.Unlock()
 	l.wg.Wait()
@@ -108,32 +109,50 @@ func (l *listener) run() {
 	}
 }
 
-// admit starts a connection, if there is room.
+// admit starts a connection. If there are too many that start, the oldest of those gives way.
 func (l *listener) admit(tc *net.TCPConn) {
-	select {
-	case l.slots <- struct{}{}:
-	default:
-		l.dev.log.Warn("iwarp: too many connections start at a time", slog.String("peer", tc.RemoteAddr().String()))
-		_ = tc.Close()
-		return
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed {
+	if l.closed || l.begun == maxStarting && !l.evict() {
 		_ = tc.Close()
 		return
 	}
-	l.starting[tc] = struct{}{}
+	l.begun++
+	place := l.starting.PushBack(tc)
 	l.wg.Go(func() {
 		r := l.startup(tc)
 		l.mu.Lock()
-		delete(l.starting, tc)
+		evicted := place.Value == nil
+		if !evicted {
+			l.starting.Remove(place)
+		}
 		l.mu.Unlock()
-		if r != nil {
+		switch {
+		case evicted && r != nil:
+			r.drop()
+		case r != nil:
 			l.offer(r)
 		}
-		<-l.slots
+		if !evicted {
+			l.mu.Lock()
+			l.begun--
+			l.mu.Unlock()
+		}
 	})
+}
+
+// evict ends the oldest connection that starts. False: all wait for their owner. The lock is held.
+func (l *listener) evict() bool {
+	oldest := l.starting.Front()
+	if oldest == nil {
+		return false
+	}
+	tc := l.starting.Remove(oldest).(*net.TCPConn)
+	oldest.Value = nil
+	l.begun--
+	l.dev.log.Warn("iwarp: too many connections start at a time; the oldest gives way", slog.String("peer", tc.RemoteAddr().String()))
+	_ = tc.Close()
+	return true
 }
 
 // startup reads the MPA Request.
@@ -148,8 +167,10 @@ func (l *listener) startup(tc *net.TCPConn) *request {
 		}
 	}
 	if err != nil {
-		d.log.LogAttrs(context.Background(), slog.LevelWarn, "iwarp: connection does not start",
-			slog.String("peer", tc.RemoteAddr().String()), slog.Any("error", err))
+		if !errors.Is(err, net.ErrClosed) { // it gives way, or the listener is closed
+			d.log.LogAttrs(context.Background(), slog.LevelWarn, "iwarp: connection does not start",
+				slog.String("peer", tc.RemoteAddr().String()), slog.Any("error", err))
+		}
 		_ = tc.Close()
 		return nil
 	}

@@ -150,6 +150,12 @@ func (q *queuePair) takeReceive() error {
 	x.sending, x.got = true, 0
 	x.msg, x.control, x.stag = x.seg.Message, h.Control(), stag.STag(h.STag())
 	x.msn++
+	return q.pinReceive()
+}
+
+// pinReceive pins the memory of the receive that was taken.
+func (q *queuePair) pinReceive() error {
+	x := &q.rx
 	if !pinAll(x.recv.regions) {
 		x.sending = false
 		c := rdma.Completion{

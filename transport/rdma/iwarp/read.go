@@ -29,8 +29,14 @@ const (
 	directMin = 4 << 10
 	// maxSegs is how many pieces of memory one readv fills.
 	maxSegs = 15
-	// fairness is after how many batches in a row a connection lets others have the thread.
+	// fairness is how many batches a connection handles before it yields the thread.
 	fairness = 8
+	// restMax is how much of an unfinished FPDU is kept outside of an input buffer while nothing
+	// comes, and restKept how much memory for that stays with a connection.
+	restMax  = 16 << 10
+	restKept = 512
+	// parkMax is the longest part of a message for which its receive is lent to others meanwhile.
+	parkMax = 64 << 10
 )
 
 var inBuffers = sync.Pool{New: func() any { return new([inLen]byte) }}
@@ -40,7 +46,8 @@ var inBuffers = sync.Pool{New: func() any { return new([inLen]byte) }}
 type rx struct {
 	in   *[inLen]byte // nil while the connection is idle
 	r, w int
-	room int // to read at once
+	rest []byte // what in held when it was given back in the middle of an FPDU
+	room int    // to read at once
 
 	// The FPDU under way.
 	partial bool
@@ -61,8 +68,9 @@ type rx struct {
 	control ddp.Control
 	stag    stag.STag
 	got     int
-	pending bool // it is complete, and waits for memory to be released
-	asked   bool // which was asked for
+	parked  []byte // what has come of it, while its receive is with others; nil: it has its receive
+	pending bool   // it is complete, and waits for memory to be released
+	asked   bool   // which was asked for
 
 	// The tagged message under way.
 	tagged   bool
@@ -139,7 +147,8 @@ func (q *queuePair) batch() (drained bool, err error) {
 	if !q.begin(&stalled) {
 		return true, q.cause()
 	}
-	if stalled { // what is there may be of use now
+	if err = q.unpark(); err == nil && stalled { // what is there may be of use now
+		x.takeIn()
 		err = q.parse()
 	}
 	if err == nil {
@@ -157,9 +166,71 @@ func (q *queuePair) batch() (drained bool, err error) {
 	q.unlock()
 	if drained {
 		q.fire()
+		q.park()
 		x.dropIn()
 	}
 	return drained, err
+}
+
+// park has a connection of which nothing more comes keep no more than it has sent: others may
+// need the receive of its unfinished message.
+func (q *queuePair) park() {
+	x := &q.rx
+	if !x.sending || !x.taken || !q.shared || !q.recv.scarce() {
+		return
+	}
+	n := x.placing()
+	if n > parkMax {
+		return
+	}
+	x.parked = make([]byte, n)
+	for b, cur := x.parked, cursorAt(x.recv.segs, 0); len(b) > 0; {
+		b = b[copy(b, cur.next(len(b))):]
+	}
+	x.taken = false
+	unpinAll(x.recv.regions)
+	q.recv.putBack(&x.recv)
+}
+
+// placing returns how much of the untagged message under way is in its place.
+func (x *rx) placing() int {
+	n := x.got
+	if x.partial && x.fail == nil && x.seg.Message.IsSend() {
+		n += x.seg.PayloadLen() - x.left
+	}
+	return n
+}
+
+// unpark gives a message that was parked a receive again. ErrStall: there is none.
+func (q *queuePair) unpark() error {
+	x := &q.rx
+	if x.parked == nil {
+		return nil
+	}
+	if !q.recv.take(&x.recv, q) {
+		return errStall
+	}
+	b := x.parked
+	x.parked = nil
+	if err := q.pinReceive(); err != nil {
+		return err
+	}
+	if len(b) > x.recv.n {
+		q.closeReceive(rdma.StatusLocalLength, errTooLong)
+		return errTooLong
+	}
+	for cur := cursorAt(x.recv.segs, 0); len(b) > 0; {
+		b = b[copy(cur.next(len(b)), b):]
+	}
+	if x.partial && x.fail == nil && x.seg.Message.IsSend() {
+		n := x.placing()
+		if x.left > x.recv.n-n {
+			q.closeReceive(rdma.StatusLocalLength, errTooLong)
+			return errTooLong
+		}
+		x.cur = cursorAt(x.recv.segs, n)
+	}
+	return nil
 }
 
 // begin begins a batch. False: the connection is dead.
@@ -188,11 +259,27 @@ func (q *queuePair) cause() error {
 	return errAborted
 }
 
-// dropIn gives the buffer back if nothing is in it.
+// dropIn gives the buffer back. Little that is in it is kept elsewhere, so that whoever sends a
+// few octets does not keep a buffer.
 func (x *rx) dropIn() {
-	if x.in != nil && x.r == x.w {
-		inBuffers.Put(x.in)
-		x.in = nil
+	n := x.w - x.r
+	if x.in == nil || n > restMax {
+		return
+	}
+	x.rest = append(x.rest[:0], x.in[x.r:x.w]...)
+	inBuffers.Put(x.in)
+	x.in, x.r, x.w = nil, 0, n
+}
+
+// takeIn makes sure that there is a buffer, with what was in the last one.
+func (x *rx) takeIn() {
+	if x.in != nil {
+		return
+	}
+	x.in = inBuffers.Get().(*[inLen]byte)
+	x.r, x.w = 0, copy(x.in[:], x.rest)
+	if x.rest = x.rest[:0]; cap(x.rest) > restKept {
+		x.rest = nil
 	}
 }
 
@@ -201,9 +288,7 @@ func (x *rx) dropIn() {
 // has spoken already.
 func (q *queuePair) receive() (drained bool, err error) {
 	x := &q.rx
-	if x.in == nil {
-		x.in, x.r, x.w = inBuffers.Get().(*[inLen]byte), 0, 0
-	}
+	x.takeIn()
 	if x.r == x.w {
 		x.r, x.w = 0, 0
 	} else if x.r > 0 && inLen-x.w < x.room {
@@ -442,7 +527,7 @@ func (q *queuePair) part() (bool, error) {
 
 // startDrain begins to throw away what comes.
 func (x *rx) startDrain() {
-	x.drain, x.partial, x.pending = true, false, false
+	x.drain, x.partial, x.pending, x.parked = true, false, false, nil
 	x.r = x.w
 }
 

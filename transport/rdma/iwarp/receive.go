@@ -107,6 +107,27 @@ func (r *receives) take(into *receive, q *queuePair) bool {
 	return true
 }
 
+// scarce reports whether less than half of the receives are here, so that none may be kept for a
+// message of which the rest may never come.
+func (r *receives) scarce() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return int(r.tail-r.head) < r.depth/2
+}
+
+// putBack makes a receive that was taken the oldest one again.
+func (r *receives) putBack(from *receive) {
+	r.mu.Lock()
+	if int(r.tail-r.head) == len(r.ring) {
+		r.grow()
+	}
+	r.head--
+	slot := &r.ring[r.head&uint32(len(r.ring)-1)]
+	*from, *slot = *slot, *from
+	r.mu.Unlock()
+	r.wake(1)
+}
+
 // wake wakes as many readers as there are new receives.
 func (r *receives) wake(n int) {
 	r.mu.Lock()
