@@ -2,6 +2,7 @@ package config
 
 import (
 	"path/filepath"
+	"slices"
 )
 
 // Discovery is what holds for discovery sessions, which belong to no target.
@@ -25,6 +26,7 @@ func (d *decoder) crossCheck(c *Config) {
 	d.checkPaths(c)
 	d.checkExports(c)
 	d.checkSerials(c)
+	d.checkGroups(c)
 	if d.othersMayRead && d.inlineSecret.Line > 0 {
 		d.warnf(d.inlineSecret, "every user of this machine can read this secret: chmod o-r the file, or name another with {file: PATH}")
 	}
@@ -69,8 +71,8 @@ func (d *decoder) checkExports(c *Config) {
 		for j := range c.Targets[i].LUNs {
 			l := &c.Targets[i].LUNs[j]
 			exported[l.Store] = true
-			if l.ReadOnly {
-				continue
+			if l.ReadOnly || c.Targets[i].Redirect != nil {
+				continue // who logs in to a target that has moved reaches no LUN here
 			}
 			if before := writer[l.Store]; before != nil {
 				d.warnf(l.Pos, "line %d exports %q writable as well: without a cluster file system two initiators would destroy each other's data", before.Pos.Line, l.Store)
@@ -101,6 +103,25 @@ func (d *decoder) checkSerials(c *Config) {
 			case before.Store != l.Store:
 				d.errorf(l.Pos, "the serial %q already belongs to the store %q in line %d: choose another, or initiators take both for one disk and destroy their data", l.Serial, before.Store, before.Pos.Line)
 			}
+		}
+	}
+}
+
+// checkGroups refuses a portal group without portals: nobody would reach the target through it.
+func (d *decoder) checkGroups(c *Config) {
+	if d.portalBroken {
+		return
+	}
+	var tags []uint16
+	for _, p := range c.Portals {
+		if !slices.Contains(tags, p.Group) {
+			tags = append(tags, p.Group)
+		}
+	}
+	slices.Sort(tags)
+	for _, u := range d.groupUses {
+		if !slices.Contains(tags, u.tag) {
+			d.errorf(u.pos, "no portal is in the group %d: give a portal group: %d, or name one that there is (%s)", u.tag, u.tag, joinInts(tags, ", "))
 		}
 	}
 }

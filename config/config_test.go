@@ -67,7 +67,7 @@ func TestParse(t *testing.T) {
 		Log:  Log{Level: slog.LevelInfo, Format: LogText},
 		Stores: []Store{
 			{Name: "scratch", Type: StoreMemory, Size: 256 << 20},
-			{Name: "disk1", Type: StoreFile, Size: 10 << 30, File: &FileStore{Path: "/etc/oneshot/disk1.img", Sparse: true, Cache: CacheWriteback, IO: IOAuto}},
+			{Name: "disk1", Type: StoreFile, Size: 10 << 30, File: &FileStore{Path: "/etc/oneshot/disk1.img", Sparse: true, Create: true, Cache: CacheWriteback, IO: IOAuto}},
 		},
 		Targets: []Target{{
 			Name: "iqn.2026-11.example.oneshot:demo",
@@ -303,7 +303,7 @@ stores: {a: {type: memory, size: 1MiB}, b: {type: memory, size: 1MiB}}
 targets:
   - iqn: iqn.2026-11.example:t
     luns: {3: a, 7: b}
-    portal_groups: [2, 1]
+    portal_groups: [2, 65535]
     initiators:
       - name: iqn.2026-11.example:one
         auth: {chap: {user: one, secret: secret-of-one-}}
@@ -333,7 +333,7 @@ isns: {server: "[2001:db8::1]", entity: me}
 			t.Errorf("%s: %s", name, d)
 		}
 	}
-	if d := cmp.Diff([]uint16{2, 1}, target.Groups); d != "" {
+	if d := cmp.Diff([]uint16{2, 65535}, target.Groups); d != "" {
 		t.Error(d)
 	}
 	if d := cmp.Diff([]*Redirect{nil, {Address: "192.0.2.1:3260"}, {Address: "node2:99", Permanent: true}},

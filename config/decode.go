@@ -26,6 +26,9 @@ type decoder struct {
 	// file of maxFileBytes has as many; with them, it ends their loops.
 	visits int
 
+	groupUses    []groupUse // portal groups that targets name
+	portalBroken bool       // a portal is left out for what is wrong with it
+
 	othersMayRead bool     // the file itself
 	inlineSecret  Position // of the first one; zero when there is none
 }

@@ -102,12 +102,19 @@ func (d *decoder) groups(v value) []uint16 {
 		var g uint16
 		if set(item, &g, "a portal group", parseGroup) {
 			groups = append(groups, g)
+			d.groupUses = append(d.groupUses, groupUse{g, item.pos()})
 		}
 	}
 	if len(groups) == 0 {
 		v.errorf("the target is in no portal group, so nobody reaches it: name one, or remove the key to say that you mean all")
 	}
 	return groups
+}
+
+// groupUse is a place where a target names a portal group.
+type groupUse struct {
+	tag uint16
+	pos Position
 }
 
 // parseGroup reads a target portal group tag. 0 is none that a target may have (RFC 7143 §13.9).

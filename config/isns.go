@@ -47,6 +47,9 @@ func parseEntity(text string) (string, error) {
 
 // parseNode reads the address of another machine: host:port, where port may be missing.
 func parseNode(text string, port int) (string, error) {
+	if a, p, ok := ambiguous(text); ok {
+		return "", fmt.Errorf("%q may be an address, or an address and a port: write [%s]:%s if %s is the port, else [%s]", text, a, p, p, text)
+	}
 	if a, err := netip.ParseAddr(strings.Trim(text, "[]")); err == nil {
 		return netip.AddrPortFrom(a, uint16(port)).String(), nil
 	}

@@ -83,7 +83,7 @@ func checkHex(rest string, lengths ...int) error {
 	return nil
 }
 
-func joinInts(numbers []int, sep string) string {
+func joinInts[T int | uint16](numbers []T, sep string) string {
 	words := make([]string, len(numbers))
 	for i, n := range numbers {
 		words[i] = fmt.Sprint(n)

@@ -108,6 +108,7 @@ func (d *decoder) portals(root *object) []Portal {
 	for _, item := range items {
 		p, ok := d.portal(item)
 		if !ok {
+			d.portalBroken = true
 			continue
 		}
 		if i := slices.IndexFunc(portals, p.Overlaps); i >= 0 {
@@ -244,6 +245,9 @@ func parseListen(text string) (netip.AddrPort, error) {
 		return netip.AddrPortFrom(netip.Addr{}, uint16(number)), nil
 	}
 	addr, err := netip.ParseAddr(host)
+	if a, p, ok := ambiguous(text); ok {
+		return netip.AddrPort{}, fmt.Errorf("%q may be an address, or an address and a port: write [%s]:%s if %s is the port, else [%s]", text, a, p, p, text)
+	}
 	switch {
 	case err != nil:
 		return netip.AddrPort{}, fmt.Errorf("%q is no IP address: write one of this machine, such as 127.0.0.1:3260 or [::1]:3260, or *:3260 for all", host)
@@ -251,6 +255,18 @@ func parseListen(text string) (netip.AddrPort, error) {
 		addr = addr.Unmap()
 	}
 	return netip.AddrPortFrom(addr, uint16(number)), nil
+}
+
+// ambiguous splits an IPv6 address without brackets whose end could be a port.
+func ambiguous(text string) (address, port string, ok bool) {
+	i := strings.LastIndexByte(text, ':')
+	if i < 0 {
+		return "", "", false
+	}
+	address, port = text[:i], text[i+1:]
+	addr, err := netip.ParseAddr(address)
+	n, portErr := strconv.ParseUint(port, 10, 16)
+	return address, port, err == nil && addr.Is6() && portErr == nil && n > 0
 }
 
 // splitPort separates an address from its port, which may be missing.

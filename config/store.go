@@ -35,6 +35,9 @@ type FileStore struct {
 	// the store is opened, and kept.
 	Sparse bool
 
+	// Create makes the file if it does not exist. It is false for a store that is read-only.
+	Create bool
+
 	// Direct bypasses the page cache (O_DIRECT).
 	Direct bool
 
@@ -182,11 +185,15 @@ func (d *decoder) memoryStore(o *object, s *Store) {
 }
 
 func (d *decoder) fileStore(o *object, s *Store) {
-	f := &FileStore{Sparse: true}
+	f := &FileStore{Sparse: true, Create: !s.ReadOnly}
 	s.File = f
 	d.storePath(o, s, &f.Path, s.Name+".img")
 	d.storeSize(o, s)
 	o.bool("sparse", &f.Sparse)
+	o.bool("create", &f.Create)
+	if f.Create && s.ReadOnly {
+		o.take("create").errorf("the store %q is read-only, so its file is not created: remove one of the two", s.Name)
+	}
 	o.bool("direct", &f.Direct)
 	cacheAndIO(o, &f.Cache, &f.IO)
 }

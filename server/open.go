@@ -33,7 +33,7 @@ func open(c *config.Store, resized func(), log *slog.Logger) (backend.Store, err
 		}
 		return opened(file.Open(file.Config{
 			Path: c.File.Path, Size: c.Size, Sparse: c.File.Sparse, Direct: c.File.Direct, Cache: cache,
-			IO: ioMode(c.File.IO), Log: log,
+			Existing: !c.File.Create, ReadOnly: c.ReadOnly, IO: ioMode(c.File.IO), Log: log,
 		}))
 	case config.StoreDevice:
 		return opened(device.Open(device.Config{

@@ -95,7 +95,7 @@ func (c *comparison) compareStores() {
 		case was.Size != s.Size:
 			c.resize = append(c.resize, s)
 		}
-		if s.Device != nil && was.ReadOnly && !s.ReadOnly {
+		if (s.Device != nil || s.File != nil) && was.ReadOnly && !s.ReadOnly {
 			c.frozen = append(c.frozen, s)
 		}
 		if !equal(storeOptions(was), storeOptions(s)) {
@@ -109,6 +109,11 @@ func (c *comparison) compareStores() {
 func storeOptions(s *config.Store) config.Store {
 	o := *s
 	o.Name, o.Size, o.ReadOnly = "", 0, false
+	if s.File != nil {
+		f := *s.File
+		f.Create = false // matters only while it is opened
+		o.File = &f
+	}
 	return o
 }
 

@@ -3,15 +3,14 @@ package server
 import (
 	"fmt"
 	"net/netip"
-	"reflect"
 	"regexp"
 	"slices"
-	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
 
 	"oneshot/config"
+	"oneshot/config/configtest"
 )
 
 // drawConfig makes a configuration out of few names, so that two of them have much in common.
@@ -236,18 +235,18 @@ func TestPlanMissesNothing(t *testing.T) {
 		}
 		return c
 	}
-	leaves := leavesOf(reflect.ValueOf(load()).Elem(), "")
+	leaves := configtest.Leaves(load())
 	if len(leaves) < 100 {
 		t.Fatalf("only %d values in full.yaml", len(leaves))
 	}
 	for i, l := range leaves {
-		if elsewhere.MatchString(l.path) {
+		if elsewhere.MatchString(l.Path) {
 			continue
 		}
 		next := load()
-		alter(t, leavesOf(reflect.ValueOf(next).Elem(), "")[i])
+		configtest.Leaves(next)[i].Alter(t)
 		if p := newPlan(load(), next); fmt.Sprintf("%+v", *p) == fmt.Sprintf("%+v", plan{closePortals: []*config.Portal{}}) {
-			t.Errorf("a change of %s is not in the plan", l.path)
+			t.Errorf("a change of %s is not in the plan", l.Path)
 		}
 	}
 }
@@ -255,71 +254,4 @@ func TestPlanMissesNothing(t *testing.T) {
 // elsewhere are values whose change is reported by others: the level of the log by the command, services by
 // prepareServices. The name of a store means nothing, for what it keeps identifies it; whether it is read-only
 // is a matter of its LUNs, which the parser tells.
-var elsewhere = regexp.MustCompile(`^\.(Log\.Level|Metrics\.(Listen|Given)|Management\.Socket|Stores\[\d\]\.(Name|ReadOnly))$`)
-
-// leaf is a value in a configuration.
-type leaf struct {
-	path  string
-	value reflect.Value
-}
-
-func leavesOf(v reflect.Value, path string) (list []leaf) {
-	switch v.Type() {
-	case positionType:
-		return nil
-	case reflect.TypeFor[config.Secret](), reflect.TypeFor[netip.AddrPort]():
-		return []leaf{{path, v}}
-	}
-	switch v.Kind() {
-	case reflect.Struct:
-		for i := range v.NumField() {
-			name := v.Type().Field(i).Name
-			if path == "" && (name == "File" || name == "Warnings") {
-				continue
-			}
-			list = append(list, leavesOf(v.Field(i), path+"."+name)...)
-		}
-	case reflect.Slice:
-		for i := range v.Len() {
-			list = append(list, leavesOf(v.Index(i), fmt.Sprintf("%s[%d]", path, i))...)
-		}
-	case reflect.Pointer:
-		if !v.IsNil() {
-			list = leavesOf(v.Elem(), path)
-		}
-	default:
-		list = []leaf{{path, v}}
-	}
-	return list
-}
-
-// alter makes the value another one.
-func alter(t *testing.T, l leaf) {
-	switch x := l.value.Addr().Interface().(type) {
-	case *config.Secret:
-		*x = config.NewSecret("quite another secret")
-		return
-	case *netip.AddrPort:
-		*x = netip.AddrPortFrom(x.Addr(), x.Port()+1000)
-		return
-	}
-	switch l.value.Kind() {
-	case reflect.String:
-		if strings.HasSuffix(l.path, ".Store") {
-			l.value.SetString("scratch")
-			if strings.Contains(l.path, "LUNs[0]") {
-				l.value.SetString("hole")
-			}
-			return
-		}
-		l.value.SetString(l.value.String() + "x")
-	case reflect.Bool:
-		l.value.SetBool(!l.value.Bool())
-	case reflect.Int, reflect.Int64:
-		l.value.SetInt(l.value.Int() + 1)
-	case reflect.Uint16:
-		l.value.SetUint(l.value.Uint() + 100)
-	default:
-		t.Fatalf("%s is a %s, which this test does not know", l.path, l.value.Type())
-	}
-}
+var elsewhere = regexp.MustCompile(`^\.(Log\.Level|Metrics\.(Listen|Given)|Management\.Socket|Stores\[\d\]\.(Name|ReadOnly|File\.Create))$`)

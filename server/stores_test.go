@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -251,14 +252,21 @@ portals: [{listen: "127.0.0.1:0"}]
 	}
 }
 
-// A device that was opened for reading is not written after a reload.
+// A store that was opened for reading is not written after a reload.
 func TestApplyKeepsReadOnlyDevices(t *testing.T) {
-	loop := backendtest.NewLoop(t, 8<<20, 512)
-	text := strings.Replace(one, "{type: memory, size: 16MiB}", `{type: device, path: "`+loop.Path+`", readonly: true}`, 1)
-	r := serve(t, text)
-	_, err := r.Apply(r.parse(strings.Replace(text, ", readonly: true}}", "}}", 1)))
-	if err == nil || !strings.Contains(err.Error(), "restart") {
-		t.Errorf("error %v", err)
+	file := filepath.Join(t.TempDir(), "golden.img")
+	if err := os.WriteFile(file, make([]byte, 1<<20), 0o400); err != nil {
+		t.Fatal(err)
+	}
+	for _, store := range []string{
+		`{type: device, path: "` + backendtest.NewLoop(t, 8<<20, 512).Path + `"`, `{type: file, path: "` + file + `"`,
+	} {
+		text := strings.Replace(one, "{type: memory, size: 16MiB}", store+", readonly: true}", 1)
+		r := serve(t, text)
+		_, err := r.Apply(r.parse(strings.Replace(text, store+", readonly: true}", store+"}", 1)))
+		if err == nil || !strings.Contains(err.Error(), "restart") {
+			t.Errorf("%s: error %v", store, err)
+		}
 	}
 }
 

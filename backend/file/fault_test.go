@@ -46,7 +46,7 @@ func TestFullDisk(t *testing.T) {
 		if good == 0 || full == 0 {
 			t.Fatalf("%d writes went well and %d did not", good, full)
 		}
-		if n := strings.Count(log.String(), "\n"); n != 1 || !strings.Contains(log.String(), "no space") || !strings.Contains(log.String(), "disk.img") {
+		if n := strings.Count(log.String(), "level=ERROR"); n != 1 || !strings.Contains(log.String(), "no space") || !strings.Contains(log.String(), "disk.img") {
 			t.Errorf("%d lines for %d failures:\n%s", n, full, log.String())
 		}
 		for i := range good {

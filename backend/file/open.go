@@ -20,9 +20,10 @@ import (
 // Store is a store in a file. See package fdio for its methods.
 type Store struct {
 	*fdio.Store
-	fd     int
-	sparse bool
-	resize sync.Mutex // held while the size changes
+	fd       int
+	sparse   bool
+	readOnly bool
+	resize   sync.Mutex // held while the size changes
 }
 
 var _ backend.Batcher = (*Store)(nil)
@@ -39,8 +40,12 @@ const (
 
 // Config says which file to serve, and how.
 type Config struct {
-	// Path of a regular file. It is created when missing; its directory is not.
+	// Path of a regular file. It is created when missing, unless Existing or ReadOnly; its directory is not.
 	Path string
+	// Existing refuses to create the file.
+	Existing bool
+	// ReadOnly opens the file for reading only. It is neither created nor grown, and changes fail.
+	ReadOnly bool
 	// Size of the store in bytes, a multiple of BlockSize. A smaller file grows to it, a
 	// larger one is refused; 0 takes the size of the file.
 	Size int64
@@ -78,7 +83,14 @@ func Open(cfg Config) (*Store, error) {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("file store %s: %w", cfg.Path, err)
 	}
-	return &Store{Store: s, fd: fd, sparse: cfg.Sparse}, nil
+	if created {
+		log := cfg.Log
+		if log == nil {
+			log = slog.Default()
+		}
+		log.Info("file created", "path", cfg.Path, "bytes", s.Info().Size)
+	}
+	return &Store{Store: s, fd: fd, sparse: cfg.Sparse, readOnly: cfg.ReadOnly}, nil
 }
 
 func (cfg *Config) check() error {
@@ -94,14 +106,23 @@ func (cfg *Config) check() error {
 	return nil
 }
 
+// errReadOnly is the answer to a size that a read-only store does not have.
+var errReadOnly = errors.New("a read-only store does not grow")
+
 // openFile opens the file and locks it, creating it if need be.
 func openFile(cfg Config) (fd int, created bool, err error) {
 	flags := unix.O_RDWR | unix.O_CLOEXEC
+	if cfg.ReadOnly {
+		flags = unix.O_RDONLY | unix.O_CLOEXEC
+	}
 	if cfg.Direct {
 		flags |= unix.O_DIRECT
 	}
 	fd, err = unix.Open(cfg.Path, flags, 0)
-	if err == unix.ENOENT && cfg.Size > 0 {
+	if err == unix.ENOENT && cfg.Size > 0 && !cfg.Existing && !cfg.ReadOnly {
+		if err := checkPlace(cfg.Path); err != nil {
+			return -1, false, err
+		}
 		created = true
 		fd, err = unix.Open(cfg.Path, flags|unix.O_CREAT|unix.O_EXCL, 0o600)
 	}
@@ -119,14 +140,20 @@ func openError(cfg Config, err error) error {
 	switch {
 	case err == unix.EINVAL && cfg.Direct:
 		return fdio.ErrNoDirect
+	case err == unix.ENOENT && cfg.ReadOnly:
+		return errors.New("the file does not exist, and a read-only store is not created")
+	case err == unix.ENOENT && cfg.Existing:
+		return errors.New("the file does not exist, and create is false")
 	case err == unix.ENOENT && cfg.Size == 0:
 		return errors.New("the file does not exist; give a size to have it created")
 	case err == unix.ENOENT:
 		return fmt.Errorf("the directory %s does not exist; create it first", filepath.Dir(cfg.Path))
 	case err == unix.EISDIR:
 		return errors.New("is a directory; a file store needs a regular file")
-	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("%w: the user of this process (uid %d) needs to read and write the file", err, os.Geteuid())
+	case errors.Is(err, fs.ErrPermission) && cfg.ReadOnly:
+		return fmt.Errorf("%w: the user of this process (uid %d) needs to read the file", err, os.Geteuid())
+	case errors.Is(err, fs.ErrPermission), err == unix.EROFS:
+		return fmt.Errorf("%w: the user of this process (uid %d) needs to read and write the file; if it is only to be read set readonly to true", err, os.Geteuid())
 	}
 	return err
 }
@@ -144,7 +171,10 @@ func open(cfg Config, fd int, created bool) (*fdio.Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	changed, err := allocate(cfg.Sparse, fd, st.Size, info.Size)
+	if cfg.ReadOnly && info.Size > st.Size {
+		return nil, fmt.Errorf("the file has %d bytes and the size is set to %d: %w", st.Size, info.Size, errReadOnly)
+	}
+	changed, err := allocate(cfg.Sparse || cfg.ReadOnly, fd, st.Size, info.Size)
 	if err != nil {
 		return nil, err
 	}

@@ -33,7 +33,10 @@ func (s *Store) grow(size int64) error {
 	case size < info.Size:
 		return fmt.Errorf("%d bytes are served and %d are left of the file: initiators would lose what is beyond; take the LUN away first", info.Size, size)
 	}
-	changed, err := allocate(s.sparse, s.fd, st.Size, size)
+	if s.readOnly && size > st.Size {
+		return errReadOnly
+	}
+	changed, err := allocate(s.sparse || s.readOnly, s.fd, st.Size, size)
 	if err != nil {
 		return err
 	}

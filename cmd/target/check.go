@@ -2,8 +2,11 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
 	"strings"
 	"text/tabwriter"
 
@@ -65,21 +68,55 @@ func writeSummary(w io.Writer, c *config.Config) error {
 	}
 	fmt.Fprintln(t, "\nportals")
 	for _, p := range c.Portals {
-		fmt.Fprintf(t, "  %s\t%s", p.Transport, portalText(p))
-		if p.OneShot != nil {
-			fmt.Fprintf(t, "\t%s", oneShotText(p.OneShot))
+		fmt.Fprintf(t, "  %s\t%s\tgroup %d", p.Transport, portalText(p), p.Group)
+		if words := portalWords(&p); words != nil {
+			fmt.Fprintf(t, "\t%s", strings.Join(words, ", "))
 		}
 		fmt.Fprintln(t)
 	}
 	fmt.Fprintf(t, "\ndiscovery\n  login\t%s\n", loginText(c.Discovery.Auth))
+	writeServices(t, c)
 	writeLimits(t, c.Limits)
 	return t.Flush()
 }
 
+// writeServices tells what the daemon has for its administrator.
+func writeServices(w io.Writer, c *config.Config) {
+	metrics := "not served"
+	if c.Metrics.Given {
+		metrics = "at " + portalText(config.Portal{Listen: c.Metrics.Listen})
+		if c.Metrics.Pprof {
+			metrics += ", with profiles"
+		}
+	}
+	server := "told to nobody"
+	if i := c.ISNS; i.Server != "" {
+		server = fmt.Sprintf("told to %s, as %s", i.Server, cmp.Or(i.Entity, "the name of this host"))
+	}
+	fmt.Fprintf(w, "\nthe daemon\n  log\t%s, %s\n", levelName(c.Log.Level), c.Log.Format)
+	fmt.Fprintf(w, "  state\t%s\n", cmp.Or(c.State.Dir, "not kept: no reservation outlives a restart, no WRITE ATOMIC but on memory"))
+	fmt.Fprintf(w, "  metrics\t%s\n", metrics)
+	fmt.Fprintf(w, "  management\t%s\n", cmp.Or(c.Management.Socket, "no socket: no reload, status, sessions, session and alua"))
+	fmt.Fprintf(w, "  iSNS\t%s\n", server)
+}
+
+// portalWords are the last column of a portal.
+func portalWords(p *config.Portal) (words []string) {
+	if p.Device != "" {
+		words = append(words, "device "+p.Device)
+	}
+	if p.NoCRC {
+		words = append(words, "CRC only if the initiator asks")
+	}
+	if p.OneShot != nil {
+		words = append(words, oneShotText(p.OneShot))
+	}
+	return words
+}
+
 // oneShotText says what a portal agrees to.
 func oneShotText(s *config.OneShot) string {
-	switch {
-	case !s.Flags && !s.Opcodes:
+	if !s.Flags && !s.Opcodes {
 		return "without one-shot"
 	}
 	var encodings []string
@@ -129,6 +166,9 @@ func storeDetails(s *config.Store) string {
 			words = append(words, "direct")
 		}
 		words = append(words, ioWords(f.IO)...)
+		if _, err := os.Stat(f.Path); errors.Is(err, fs.ErrNotExist) {
+			words = append(words, map[bool]string{true: "to be created", false: "missing"}[f.Create])
+		}
 	}
 	if v := s.Device; v != nil {
 		words = append(words, v.Path, string(v.Cache))
@@ -177,10 +217,10 @@ func writeTarget(w io.Writer, c *config.Config, t *config.Target) {
 		fmt.Fprintf(w, "  admits\t%s\n", ruleText(&t.Initiators[i]))
 	}
 	if t.Groups != nil {
-		fmt.Fprintf(w, "  portals\tof the groups %s\n", strings.Trim(fmt.Sprint(t.Groups), "[]"))
+		fmt.Fprintf(w, "  groups\t%s\n", strings.Trim(fmt.Sprint(t.Groups), "[]"))
 	}
 	if r := t.Redirect; r != nil {
-		fmt.Fprintf(w, "  moved\tto %s\n", r.Address)
+		fmt.Fprintf(w, "  moved\tto %s, %s\n", r.Address, map[bool]string{true: "for good", false: "for now"}[r.Permanent])
 	}
 }
 
@@ -202,8 +242,17 @@ func ruleText(r *config.Initiator) string {
 
 func lunDetails(l *config.LUN) string {
 	words := []string{fmt.Sprintf("blocks of %d bytes", l.BlockSize)}
+	if l.PhysicalBlockSize > 0 {
+		words = append(words, fmt.Sprintf("physically %d", l.PhysicalBlockSize))
+	}
 	if l.ReadOnly {
 		words = append(words, "read-only")
+	}
+	if l.Removable {
+		words = append(words, "removable")
+	}
+	if l.ALUA != config.ALUAImplicit {
+		words = append(words, "alua "+string(l.ALUA))
 	}
 	for _, f := range []struct{ name, value string }{{"vendor", l.Vendor}, {"product", l.Product}, {"serial", l.Serial}} {
 		if f.value != "" {

@@ -63,6 +63,7 @@ var rules = []rule{
 	// What builds and drives the above.
 	{pkg: "config", may: []string{"configs"}, not: []string{"net/http"}},
 	{pkg: "state"},
+	{pkg: "config/configtest", may: []string{"config"}},
 	{pkg: "config/migrate", may: []string{"config"}},
 	{pkg: "isns"},
 	{pkg: "mgmt"}, // whom it manages it knows by an interface of its own

@@ -1,0 +1,42 @@
+package main
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+
+	"oneshot/config"
+	"oneshot/config/configtest"
+)
+
+// hidden are values that the summary does not show: secrets.
+var hidden = regexp.MustCompile(`\.Secret$`)
+
+// What check prints shows every value of a configuration: whatever is changed in full.yaml changes it.
+func TestSummaryMissesNothing(t *testing.T) {
+	load := func() *config.Config {
+		c, err := config.Load("../../configs/full.yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	summary := func(c *config.Config) string {
+		var b strings.Builder
+		if err := writeSummary(&b, c); err != nil {
+			t.Fatal(err)
+		}
+		return b.String()
+	}
+	before := summary(load())
+	for i, l := range configtest.Leaves(load()) {
+		if strings.HasPrefix(l.Path, ".Stores") && strings.HasSuffix(l.Path, "].Name") {
+			continue // LUNs would show a store that is not there
+		}
+		next := load()
+		configtest.Leaves(next)[i].Alter(t)
+		if same := summary(next) == before; same != hidden.MatchString(l.Path) {
+			t.Errorf("%s: it shows in the summary: %t", l.Path, !same)
+		}
+	}
+}
