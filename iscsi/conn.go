@@ -70,8 +70,12 @@ type Conn struct {
 	pinged  uint32        // Node.clock when the outstanding NOP-In was sent
 	pingTTT uint32        // of the outstanding NOP-In, or 0
 	nextTTT uint32
-	asked   bool // a logout request is out
-	dropped bool // fail was called
+	// fetching is for how many tasks the mover waits until the initiator has served its RDMA Reads,
+	// and fetched Node.clock when one of these last came on.
+	fetching int
+	fetched  uint32
+	asked    bool // a logout request is out
+	dropped  bool // fail was called
 	// What waits until the initiator has seen all that was sent: the answer to the ping under
 	// way says so, or that to the next.
 	acked, unacked []func()
@@ -217,6 +221,16 @@ func (c *Conn) Status() pdu.Sequence {
 func (c *Conn) Heard() {
 	c.heard = c.node.clock.Load()
 	c.arrived, c.timed = nanotime(), false
+}
+
+// Fetching tells for how many tasks the mover has RDMA Reads under way. It is called when that
+// changes, and when Reads have been served. An initiator that answers pings but no Reads would keep
+// memory for ever.
+func (c *Conn) Fetching(n int) {
+	if c.fetching == 0 || n <= c.fetching {
+		c.fetched = c.node.clock.Load()
+	}
+	c.fetching = n
 }
 
 // fail ends the connection because of what its initiator did, or failed to do. ERL 0 has

@@ -37,12 +37,13 @@ type Mover struct {
 	enabled bool // full feature phase
 	p       login.Params
 
-	queue   manager.Queue
-	entries []*entry // by ID
-	free    []*task
-	spare   []*control
-	// controls is how many are in use: queued, or posted and not completed.
-	controls int
+	queue    manager.Queue
+	entries  []*entry // by ID
+	free     []*task
+	spare    []*control
+	pulls    int // tasks whose data-out is fetched
+	controls int // in use: queued, or posted and not completed
+	waiting  int // octets of data in them
 	ws       [32]rdma.Work
 	sgl      []rdma.SGE
 	cs       [32]rdma.Completion
@@ -81,9 +82,10 @@ type entry struct {
 // control is the memory of a PDU that belongs to no task.
 type control struct {
 	entry
-	buf   []byte     // where the device copies it: inline
-	lease *mem.Lease // otherwise
-	sgl   [1]rdma.SGE
+	buf    []byte   // where the device copies it: inline
+	memory outgoing // otherwise
+	data   int      // octets of data in it
+	sgl    [1]rdma.SGE
 }
 
 // task is a command on an RDMA connection.
@@ -103,7 +105,7 @@ type task struct {
 	locals  []rdma.SGE
 	remotes [1]manager.Remote
 	bounce  *mem.Lease // data-in from memory that is not registered
-	sense   *mem.Lease // the response, if it is too long to be inline
+	long    outgoing   // the response, if it is too long to be inline
 	buf     []byte     // the response
 	small   [headerLen + pdu.BHSLen + 64]byte
 	sgl     [1]rdma.SGE
@@ -230,6 +232,9 @@ func (m *Mover) completed(c *rdma.Completion) {
 	case c.ID&receiveID == 0:
 		e := m.entries[c.ID]
 		e.failed = e.failed || c.Status != rdma.StatusOK
+		if c.Op == rdma.OpRead {
+			m.conn.Fetching(m.pulls) // they come on
+		}
 		if m.queue.Completed(&e.Item) {
 			m.finished(e)
 		}
@@ -344,12 +349,11 @@ func (m *Mover) violation(format string, args ...any) {
 	}
 }
 
-var errNoMemory = errors.New("no memory for an answer: the limit on buffer memory is reached (limits.memory)")
-
 // emptyRequest is a transfer of nothing.
 var emptyRequest manager.Request
 
-// lingerTime is how long an initiator that has logged out may take to disconnect.
+// lingerTime is how long an initiator may take to disconnect after it has logged out, or to
+// receive what is sent before the connection is ended.
 const lingerTime = 5 * time.Second
 
 // Terminate implements iscsi.Datamover.
@@ -360,15 +364,14 @@ func (m *Mover) Terminate(graceful bool) {
 		m.broken(nil)
 	default:
 		m.closing = true
-		if m.left {
-			m.timer = time.AfterFunc(lingerTime, func() {
-				m.conn.Lock()
-				defer m.conn.Unlock()
-				if !m.dead {
-					m.disconnect()
-				}
-			})
-		}
+		// An initiator that takes nothing more does not keep the connection.
+		m.timer = time.AfterFunc(lingerTime, func() {
+			m.conn.Lock()
+			defer m.conn.Unlock()
+			if !m.dead {
+				m.disconnect()
+			}
+		})
 	}
 }
 
@@ -457,7 +460,8 @@ func (m *Mover) NewTask() *iscsi.Task {
 // FreeTask implements iscsi.Datamover.
 func (m *Mover) FreeTask(it *iscsi.Task) {
 	t := of(it)
-	for _, l := range []**mem.Lease{&t.stash, &t.bounce, &t.sense} {
+	m.target.giveBack(&t.long)
+	for _, l := range []**mem.Lease{&t.stash, &t.bounce} {
 		if *l != nil {
 			(*l).Release()
 			*l = nil

@@ -47,6 +47,8 @@ func (m *Mover) GetData(it *iscsi.Task) {
 		return
 	}
 	t.pulling = true
+	m.pulls++
+	m.conn.Fetching(m.pulls)
 	m.push(&t.pull)
 }
 
@@ -76,6 +78,8 @@ func (m *Mover) register(list []rdma.SGE) bool {
 // pulled is the end of the RDMA Reads of t, good or bad.
 func (m *Mover) pulled(t *task) {
 	t.pulling = false
+	m.pulls--
+	m.conn.Fetching(m.pulls)
 	if t.revoke != 0 && !m.dead {
 		_ = m.qp.Revoke(t.revoke, func() {})
 	}

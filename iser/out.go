@@ -3,7 +3,6 @@ package iser
 import (
 	"oneshot/iscsi"
 	"oneshot/iscsi/pdu"
-	"oneshot/mem"
 	"oneshot/transport/rdma"
 )
 
@@ -56,7 +55,7 @@ func (m *Mover) response(t *task) {
 	*w = rdma.Work{Op: rdma.OpSend}
 	m.end(w, t)
 	t.ans.HasMessage = true
-	m.attach(w, b, &t.sense, &t.sgl)
+	m.attach(w, b, &t.long, &t.sgl)
 }
 
 // end has the response take the initiator's STag back, where that was agreed.
@@ -84,35 +83,33 @@ func (m *Mover) frame(b []byte) []byte {
 
 var zeroes [4]byte
 
-// attach makes b what w sends. It is copied by the device if it is short, and otherwise to a
-// lease that is kept in *l.
-func (m *Mover) attach(w *rdma.Work, b []byte, l **mem.Lease, sgl *[1]rdma.SGE) {
+// attach makes b what w sends. The device copies it if it is short; otherwise it is copied to
+// registered memory, which is kept in *to.
+func (m *Mover) attach(w *rdma.Work, b []byte, to *outgoing, sgl *[1]rdma.SGE) {
 	if len(b) <= m.target.limits.MaxInline {
 		w.Flags |= rdma.Inline
 		sgl[0] = rdma.SGE{Bytes: b}
 		w.SGL = sgl[:]
 		return
 	}
-	if *l = m.target.cfg.Pool.Lease(len(b)); *l == nil {
-		m.broken(errNoMemory)
-		return
-	}
-	copy((*l).Bytes(), b)
 	var err error
-	if sgl[0], err = m.target.sge(*l, 0, len(b)); err != nil {
+	if sgl[0], err = m.target.outgoing(len(b), to); err != nil {
 		m.broken(err)
 		return
 	}
+	copy(sgl[0].Bytes, b)
 	w.SGL = sgl[:]
 }
 
 // SendControl implements iscsi.Datamover.
 func (m *Mover) SendControl(bhs, data []byte) {
-	if m.controls >= maxControls {
-		m.violation("%d PDUs wait for the initiator to take them: it asks for more than it posts receives for", m.controls)
+	if m.controls >= maxControls || m.waiting+len(data) > maxWaiting {
+		m.violation("%d PDUs with %d bytes wait for the initiator to take them: it asks for more than it takes", m.controls, m.waiting)
 		return
 	}
 	c := m.newControl()
+	c.data = len(data)
+	m.waiting += c.data
 	c.buf = m.frame(c.buf[:0])
 	c.buf = append(c.buf, bhs...)
 	c.buf = append(c.buf, data...)
@@ -128,7 +125,7 @@ func (m *Mover) SendControl(bhs, data []byte) {
 	if h.Opcode() == pdu.OpLogoutResponse && bhs[2] == byte(pdu.LogoutSuccess) {
 		m.left = true
 	}
-	m.attach(w, c.buf, &c.lease, &c.sgl)
+	m.attach(w, c.buf, &c.memory, &c.sgl)
 	m.push(&c.entry)
 }
 
@@ -158,8 +155,11 @@ func (m *Mover) closes(w *rdma.Work, h pdu.Header) {
 
 // maxControls bounds the PDUs of the session's own, answers to NOP-Outs among them, that have not been sent: an
 // initiator may ask without end, and where its Sends wait for receives (rdma.Limits.ReceiveWait), so do ours.
-// Commands are bounded by their window.
-const maxControls = 512
+// Commands are bounded by their window. maxWaiting bounds the data in these PDUs.
+const (
+	maxControls = 512
+	maxWaiting  = 256 << 10
+)
 
 func (m *Mover) newControl() *control {
 	m.controls++
@@ -176,10 +176,8 @@ func (m *Mover) newControl() *control {
 
 func (m *Mover) freeControl(c *control) {
 	m.controls--
-	if c.lease != nil {
-		c.lease.Release()
-		c.lease = nil
-	}
+	m.waiting -= c.data
+	m.target.giveBack(&c.memory)
 	if cap(c.buf) > keptBuffer {
 		c.buf = nil
 	}

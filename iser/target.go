@@ -44,6 +44,9 @@ const (
 	// sharedSlots is how many receives the connections of a device share, where a peer's
 	// Send waits for one. Each is in use for the microseconds that its message takes.
 	sharedSlots = 1024
+	// outSlots is how many answers too long to be inline the connections of a device can send when
+	// all I/O memory is in use: login responses among them.
+	outSlots = 64
 	// extraSlots is how many receives a connection of its own has beyond its command window:
 	// task management, NOP-Outs, a Logout.
 	extraSlots = 24
@@ -70,6 +73,10 @@ type Target struct {
 	domain rdma.Domain
 	shared *receives // nil: each connection has its own
 
+	outMu sync.Mutex
+	outs  []*mem.Lease // the memory of free; does not change
+	free  []rdma.SGE   // guarded by outMu
+
 	arenas    atomic.Pointer[[]rdma.Region] // by mem.Arena.Index
 	stopWatch func()
 	regErr    atomic.Pointer[error]
@@ -91,6 +98,9 @@ func NewTarget(cfg Config) (*Target, error) {
 	t.stopWatch = cfg.Pool.Arenas(t.register)
 	if e := t.regErr.Load(); e != nil {
 		return nil, errors.Join(*e, t.Close())
+	}
+	if t.free, t.outs, err = t.slots(outSlots); err != nil {
+		return nil, errors.Join(err, t.Close())
 	}
 	if t.limits.ReceiveWait {
 		q, err := cfg.Device.NewReceiveQueue(t.domain, sharedSlots)
@@ -184,6 +194,7 @@ func (t *Target) Close() error {
 	if t.shared != nil {
 		errs = append(errs, t.shared.close())
 	}
+	release(t.outs)
 	t.stopWatch()
 	for _, r := range *t.arenas.Load() {
 		if r != nil {
@@ -206,26 +217,83 @@ type receives struct {
 	sgl    []rdma.SGE // by slot
 }
 
-// newReceives leases n slots and, if it is a shared queue, posts them.
-func (t *Target) newReceives(n int, q rdma.ReceiveQueue) (*receives, error) {
-	r := &receives{target: t, queue: q}
+// slots leases memory for n messages.
+func (t *Target) slots(n int) (sgl []rdma.SGE, leases []*mem.Lease, err error) {
 	for left := n; left > 0; {
 		bytes := min(left*slotLen, mem.MaxLease)
 		l := t.cfg.Pool.Lease(bytes)
 		if l == nil {
-			r.release()
-			return nil, errors.New("iser: no memory for receives: the limit on buffer memory is reached (limits.memory)")
+			release(leases)
+			return nil, nil, errors.New("iser: no memory for messages: the limit on buffer memory is reached (limits.memory)")
 		}
-		r.leases = append(r.leases, l)
+		leases = append(leases, l)
 		for off := 0; off+slotLen <= bytes && left > 0; off += slotLen {
 			s, err := t.sge(l, off, slotLen)
 			if err != nil {
-				r.release()
-				return nil, err
+				release(leases)
+				return nil, nil, err
 			}
-			r.sgl = append(r.sgl, s)
+			sgl = append(sgl, s)
 			left--
 		}
+	}
+	return sgl, leases, nil
+}
+
+func release(leases []*mem.Lease) {
+	for _, l := range leases {
+		l.Release()
+	}
+}
+
+// outgoing is registered memory that holds a message until it has been sent.
+type outgoing struct {
+	slot  rdma.SGE   // of the target's own, if it is not empty
+	lease *mem.Lease // otherwise
+}
+
+var errNoMemory = errors.New("no memory for an answer: the limit on buffer memory is reached (limits.memory)")
+
+// outgoing returns memory for a message of n octets. The target's own comes first, so that
+// connections can log in, and be told why not, when others have all I/O memory.
+func (t *Target) outgoing(n int, o *outgoing) (rdma.SGE, error) {
+	if n <= slotLen {
+		t.outMu.Lock()
+		if k := len(t.free); k > 0 {
+			o.slot = t.free[k-1]
+			t.free = t.free[:k-1]
+		}
+		t.outMu.Unlock()
+		if o.slot.Bytes != nil {
+			return rdma.SGE{Bytes: o.slot.Bytes[:n], Region: o.slot.Region}, nil
+		}
+	}
+	if o.lease = t.cfg.Pool.Lease(n); o.lease == nil {
+		return rdma.SGE{}, errNoMemory
+	}
+	return t.sge(o.lease, 0, n)
+}
+
+// giveBack takes the memory of a message that has been sent.
+func (t *Target) giveBack(o *outgoing) {
+	if o.slot.Bytes != nil {
+		t.outMu.Lock()
+		t.free = append(t.free, o.slot)
+		t.outMu.Unlock()
+		o.slot = rdma.SGE{}
+	}
+	if o.lease != nil {
+		o.lease.Release()
+		o.lease = nil
+	}
+}
+
+// newReceives makes n slots and, if it is a shared queue, posts them.
+func (t *Target) newReceives(n int, q rdma.ReceiveQueue) (*receives, error) {
+	r := &receives{target: t, queue: q}
+	var err error
+	if r.sgl, r.leases, err = t.slots(n); err != nil {
+		return nil, err
 	}
 	if q == nil {
 		return r, nil
@@ -261,9 +329,7 @@ func (r *receives) post(q poster, slots []int, batch []rdma.Receive) error {
 }
 
 func (r *receives) release() {
-	for _, l := range r.leases {
-		l.Release()
-	}
+	release(r.leases)
 	r.leases = nil
 }
 

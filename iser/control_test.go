@@ -1,0 +1,120 @@
+package iser
+
+import (
+	"bytes"
+	"testing"
+	"time"
+
+	"oneshot/iscsi/pdu"
+	"oneshot/mem"
+	"oneshot/transport/rdma/iwarp"
+)
+
+// Initiators can log in, and get answers that are too long to be inline, while others have all of
+// the I/O memory.
+func TestLoginWithoutMemory(t *testing.T) {
+	for framing, direct := range map[string]bool{"iSER": false, "iSCSI-direct": true} {
+		t.Run(framing, func(t *testing.T) {
+			b := newBenchOf(t, 16<<20, iwarp.Config{})
+			var all []*mem.Lease
+			for n := mem.MaxLease; n > 0; n /= 2 {
+				for l := b.pool.Lease(n); l != nil; l = b.pool.Lease(n) {
+					all = append(all, l)
+				}
+			}
+			defer release(all)
+			c := b.dial(direct)
+			if a := c.logIn("MaxBurstLength=262144\x00FirstBurstLength=65536\x00DefaultTime2Wait=2\x00DefaultTime2Retain=0\x00MaxOutstandingR2T=1\x00ErrorRecoveryLevel=0\x00X-example.a=1\x00X-example.b=2\x00X-example.c=3\x00"); len(a.data) <= 256 {
+				t.Fatalf("an answer of %d octets shows nothing", len(a.data))
+			}
+			c.do(make([]byte, 6), false, false, 0, 0)
+			echo := bytes.Repeat([]byte("echo"), 2048)
+			for i := range uint32(2 * outSlots) {
+				f := pdu.NOPOutFields{Immediate: true, ITT: 1000 + i, TTT: pdu.ReservedTag, CmdSN: c.cmdSN, DataSegmentLength: len(echo)}
+				c.send(f.AppendTo(nil), echo, false, false, 0, 0)
+				if a, ok := c.receive(); !ok || a.h.Opcode() != pdu.OpNOPIn || !bytes.Equal(a.data, echo) {
+					t.Fatalf("echo %d: %v, %d octets", i, ok, len(a.data))
+				}
+			}
+		})
+	}
+}
+
+// What a connection has in answers that are not taken is bounded in octets, too.
+func TestEchoesNotTaken(t *testing.T) {
+	b := newBench(t)
+	m := b.mover(new(fakePair))
+	m.conn.Lock()
+	defer m.conn.Unlock()
+	before := b.pool.Stats().InUse
+	for range maxWaiting / maxSegment {
+		m.SendControl(make([]byte, pdu.BHSLen), make([]byte, maxSegment))
+	}
+	if m.dead {
+		t.Error("the connection ends too early")
+	}
+	m.SendControl(make([]byte, pdu.BHSLen), make([]byte, maxSegment))
+	if !m.dead {
+		t.Errorf("%d octets wait, and more are taken", m.waiting)
+	}
+	if n := b.pool.Stats().InUse - before; n > 2*maxWaiting {
+		t.Errorf("%d bytes of I/O memory are in use for them", n)
+	}
+	m.abandon()
+	m.conn.Lost(nil)
+}
+
+// An initiator that answers pings but no RDMA Reads does not keep the memory for them.
+func TestReadsWithoutAnswer(t *testing.T) {
+	const interval, timeout = 30, 10 // as the bench has them
+	for framing, direct := range map[string]bool{"iSER": false, "iSCSI-direct": true} {
+		t.Run(framing, func(t *testing.T) {
+			b := newBenchOf(t, 64<<20, iwarp.Config{LingerTime: 10 * time.Millisecond})
+			p := b.raw(direct, 1)
+			live := 0
+			ping := func() bool {
+				live++
+				f := pdu.NOPOutFields{Immediate: true, ITT: 5000, TTT: pdu.ReservedTag, CmdSN: p.cmdSN}
+				p.write(p.pdu(f.AppendTo(nil), nil, 0, 0))
+				seg, ok := p.read()
+				return ok && seg.Message.IsSend()
+			}
+			p.command(rw16(0x8a, 0, 8), nil, 0x4711, 0, 4096)
+			r := p.readRequest()
+			for range interval + timeout {
+				b.node.Tick()
+				if !ping() {
+					t.Fatalf("the connection ends after %d s", live)
+				}
+			}
+			p.write(p.response(r, make([]byte, 4096), true))
+			if h, _ := p.answer(); h.Opcode() != pdu.OpSCSIResponse || h[3] != 0 {
+				t.Fatalf("% x", h)
+			}
+			// This one is never answered. Others behind it change nothing.
+			p.command(rw16(0x8a, 0, 8), nil, 0x4712, 0, 4096)
+			p.readRequest()
+			live = 0
+			for {
+				b.node.Tick()
+				if live%10 == 9 {
+					p.command(rw16(0x8a, 0, 8), nil, 0x4713+uint32(live), 0, 4096)
+					p.readRequest()
+				}
+				if !ping() {
+					break
+				}
+				if live > 200 {
+					t.Fatal("the connection stays")
+				}
+			}
+			if live < interval {
+				t.Errorf("the connection ends after %d s", live)
+			}
+			wait(func() bool { return b.node.Connections() == 0 })
+			if n := b.pool.Stats().Leases; n != b.leases {
+				t.Errorf("%d leases, %d before", n, b.leases)
+			}
+		})
+	}
+}
