@@ -168,10 +168,10 @@ func (m *quickMover) NewTask() *Task {
 	m.tasks = m.tasks[:len(m.tasks)-1]
 	return t
 }
-func (m *quickMover) FreeTask(t *Task)        { m.tasks = append(m.tasks, t) }
-func (m *quickMover) SendControl(_, _ []byte) {}
-func (m *quickMover) Enable(*login.Params)    {}
-func (m *quickMover) Answer(t *Task)          { m.c.Status(); m.answered = append(m.answered, t) }
+func (m *quickMover) FreeTask(t *Task)          { m.tasks = append(m.tasks, t) }
+func (m *quickMover) SendControl(_, _ []byte)   {}
+func (m *quickMover) Enable(*login.Params, int) {}
+func (m *quickMover) Answer(t *Task)            { m.c.Status(); m.answered = append(m.answered, t) }
 func (m *quickMover) Flush() {
 	for _, t := range m.answered {
 		m.c.Sent(t)

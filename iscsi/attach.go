@@ -219,15 +219,17 @@ func (c *Conn) logIn(s *Session, params *login.Params, out *login.Outcome) {
 	c.text.Private = c.private
 	out.Response.TSIH = s.TSIH
 	c.sendLogin(out)
-	c.mover.Enable(params)
+	c.maxIn = c.login.MaxRecvDataSegmentLength()
+	c.mover.Enable(params, c.maxIn)
 	c.state = stateFullFeature
-	c.entered.Store(true)
 	c.login = nil
 	c.node.counters.Logins.Add(1)
 	if s.Discovery {
+		c.node.discovers(c)
 		c.log.Debug("discovery session")
 		return
 	}
+	c.node.proves(c)
 	c.log.Info("logged in", "connection", c.cid, "header_digest", params.HeaderDigest, "data_digest", params.DataDigest)
 }
 

@@ -58,12 +58,15 @@ type Conn struct {
 	sess    *Session
 	cid     uint16
 	params  *login.Params // from the full feature phase on
+	maxIn   int           // the longest data segment that the initiator may send then
 	statSN  serial.SN     // the next to send
 	live    int           // tasks that the mover's pool does not have
 	tasks   []*Task       // outstanding: in a store, waiting, or fetching data-out
 	hungry  []*Task       // of these, waiting for memory
-	leased  int           // bytes
-	tried   int           // bytes of these that came from TryLease
+	leased  int           // bytes of I/O memory that tasks hold, as the pool counts them
+	working int           // of these: what commands go on with, and so comes back
+	unsent  int           // of leased: bytes of commands whose answers have not left
+	moved   uint32        // Node.clock when the last of these left, or the first came
 	spare   []*Task       // the empty half of the pair with ready
 	born    uint32        // Node.clock when the connection came
 	heard   uint32        // Node.clock at the last input
@@ -81,8 +84,9 @@ type Conn struct {
 	acked, unacked []func()
 	gone           []func() // called when nothing of the connection is left
 
-	entered atomic.Bool // the login is over, in one way or another
-	evicted bool        // has to give way; guarded by Node.mu
+	// It has yet to log in to a target: it is in its login, or a discovery session, and may have
+	// to give way to others. Guarded by Node.mu, as is evicted: it has been told to.
+	unproven, evicted bool
 
 	arrived int64 // nanotime of the input batch under way
 	left    int64 // nanotime of the output batch under way, if timed
@@ -261,7 +265,7 @@ func (c *Conn) Lost(err error) {
 			"initiator", c.login.Initiator(), "responses", uint32(c.statSN))
 	}
 	c.state = stateCleanup
-	c.entered.Store(true)
+	c.node.proves(c)
 	c.login = nil
 	if c.sess != nil {
 		c.withdraw()

@@ -39,8 +39,9 @@ type Datamover interface {
 	Forget(t *Task) bool
 
 	// Enable tells the mover that the full feature phase begins after what is queued has
-	// left, and with which parameters (Enable_Datamover).
-	Enable(p *login.Params)
+	// left, with which parameters, and how long the data segments of the initiator's PDUs may
+	// be (Enable_Datamover).
+	Enable(p *login.Params, maxIn int)
 
 	// Flush starts sending all that is queued.
 	Flush()
@@ -83,10 +84,10 @@ type Task struct {
 	cdb     [maxCDB]byte
 	state   taskState
 	slot    int         // in Conn.tasks, or -1
-	leased  int         // bytes of I/O memory
-	tried   int         // bytes of these that came from TryLease
+	leased  int         // bytes of I/O memory, as the pool counts them
+	working int         // of these: with them the command goes on
 	queued  atomic.Bool // in Conn.ready; set with Conn.readyMu held
-	hungry  bool        // in Conn.hungry
+	wanted  int         // bytes of memory that it waits for; it is in Conn.hungry
 	refused bool        // no memory for its unsolicited data
 }
 

@@ -111,5 +111,5 @@ func (c *Conn) textRequest(h pdu.TextRequest, data []byte) {
 	}
 	r.Sequence = c.Status()
 	c.send(&r, answer)
-	c.mover.Enable(c.params) // MaxRecvDataSegmentLength may have changed
+	c.mover.Enable(c.params, c.maxIn) // MaxRecvDataSegmentLength may have changed
 }

@@ -375,6 +375,10 @@ var responses = map[scsi.TMFResponse]pdu.TaskResponse{
 // patience is how many times NOPTimeout an initiator that is not silent may take to answer a ping.
 const patience = 4
 
+// discoveryTime is how long a discovery session may last; seconds. Initiators end theirs as soon as
+// they have the list.
+const discoveryTime = 120
+
 // tick looks at the clock: a login that takes too long, and a peer that has fallen silent,
 // end the connection. It is called about once a second, with the lock held.
 func (c *Conn) tick(now uint32) {
@@ -387,6 +391,12 @@ func (c *Conn) tick(now uint32) {
 	case c.state != stateFullFeature:
 	case c.fetching > 0 && limits.NOPInterval != 0 && now-c.fetched > limits.NOPInterval+patience*limits.NOPTimeout:
 		c.fail("the initiator has not answered an RDMA Read for %d s", now-c.fetched)
+	case c.sess.Discovery && now-c.born > discoveryTime && !c.dropped:
+		c.dropped = true
+		c.log.Info("discovery session ended: it has lasted too long", "seconds", now-c.born)
+		c.mover.Terminate(true)
+	case c.hogs(now):
+		c.fail("the initiator has taken no answers for %d s, which hold %d bytes of memory that others wait for (limits.memory)", now-c.moved, c.unsent)
 	case c.pingTTT != 0:
 		silent := now-c.heard > limits.NOPTimeout
 		switch {

@@ -107,13 +107,16 @@ type Node struct {
 	targets  []*Target  // in the order in which they are listed
 	portals  []Portal   // likewise
 	conns    map[*Conn]struct{}
-	coming   int                 // connections that were admitted and are not in conns yet
-	leaving  int                 // of conns: those that are to give way
-	logins   []*Conn             // of conns, oldest first: those in their login, and others that have left it
-	sessions map[uint16]*Session // by TSIH
-	nextTSIH uint16
-	closing  bool
-	idle     chan struct{} // closed when closing and no connection is left
+	coming   int // connections that were admitted and are not in conns yet
+	unproven int // of conns: those that have yet to log in to a target
+	leaving  int // of these: those that have been told to give way
+	// All of the unproven, oldest first, and of these the discovery sessions; besides others that
+	// are unproven no more.
+	logins, discoveries []*Conn
+	sessions            map[uint16]*Session // by TSIH
+	nextTSIH            uint16
+	closing             bool
+	idle                chan struct{} // closed when closing and no connection is left
 }
 
 // NewNode returns a node without targets.
@@ -183,14 +186,16 @@ func (n *Node) connections() []*Conn {
 }
 
 // Admit reports whether one more connection may come, and counts it. NewConn, NewRDMAConn or
-// Dismiss follows. When there are as many as may be, the one that has been in its login for longest
-// gives way: whoever opens connections without end keeps nobody else out.
+// Dismiss follows. Those that have yet to log in to a target have a share of the places: when it is
+// used up, or all places are, the oldest of them gives way. So whoever opens connections without
+// end keeps nobody else out, and sessions never give way.
 func (n *Node) Admit() bool {
 	n.mu.Lock()
 	var old *Conn
-	full := len(n.conns)+n.coming-n.leaving >= n.limits.Load().Connections
+	most := n.limits.Load().Connections
+	full := len(n.conns)+n.coming-n.leaving >= most || n.unproven+n.coming-n.leaving >= unprovenShare(most)
 	if full && !n.closing && n.leaving < maxLeaving {
-		old = n.oldestLogin()
+		old = n.evict(&n.logins)
 	}
 	if full {
 		n.counters.Refused.Add(1)
@@ -198,10 +203,6 @@ func (n *Node) Admit() bool {
 	if n.closing || full && old == nil {
 		n.mu.Unlock()
 		return false
-	}
-	if old != nil {
-		old.evicted = true
-		n.leaving++
 	}
 	n.counters.Connections.Add(1)
 	n.coming++
@@ -216,37 +217,72 @@ func (n *Node) Admit() bool {
 // told to end and have not yet.
 const maxLeaving = 32
 
-// oldestLogin takes the connection that has been in its login for longest out of the list, or
-// returns nil. mu is held.
-func (n *Node) oldestLogin() *Conn {
-	for len(n.logins) > 0 {
-		c := n.logins[0]
-		n.logins[0] = nil
-		n.logins = n.logins[1:]
-		if !c.entered.Load() {
+// unprovenShare is how many of the connections may be without a session with a target.
+func unprovenShare(connections int) int { return max(connections/2, min(connections, 16)) }
+
+// discoveryShare is how many of these may be discovery sessions, each of which may hold the list
+// of all targets.
+func discoveryShare(connections int) int { return min(max(connections/8, 8), 256) }
+
+// evict takes the oldest connection that has yet to log in to a target out of the list, marks it,
+// and returns it; nil: there is none. giveWay has to be posted to it. mu is held.
+func (n *Node) evict(list *[]*Conn) *Conn {
+	for len(*list) > 0 {
+		c := (*list)[0]
+		(*list)[0] = nil
+		*list = (*list)[1:]
+		if c.unproven && !c.evicted {
+			c.evicted = true
+			n.leaving++
 			return c
 		}
 	}
 	return nil
 }
 
-// giveWay ends a connection for which there is no room, if it is in its login still.
+// giveWay ends a connection for which there is no room, if it has yet to log in to a target still.
 func (c *Conn) giveWay() {
-	if c.entered.Load() {
-		c.node.stays(c)
+	if !c.node.evicted(c) {
 		return
 	}
 	c.log.Info("connection ended: there are more than limits.connections, and of those that have not logged in it is the oldest")
 	c.mover.Terminate(false)
 }
 
-// stays says that a connection which was to give way, does not.
-func (n *Node) stays(c *Conn) {
+func (n *Node) evicted(c *Conn) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	return c.evicted
+}
+
+// proves says that the connection has logged in to a target, or is over: it does not give way
+// any more.
+func (n *Node) proves(c *Conn) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if c.unproven {
+		c.unproven = false
+		n.unproven--
+	}
 	if c.evicted {
 		c.evicted = false
 		n.leaving--
+	}
+}
+
+// discovers says that the connection is one of a discovery session. When there are too many the
+// oldest one gives way.
+func (n *Node) discovers(c *Conn) {
+	n.mu.Lock()
+	n.discoveries = slices.DeleteFunc(n.discoveries, func(c *Conn) bool { return !c.unproven || c.evicted })
+	n.discoveries = append(n.discoveries, c)
+	var old *Conn
+	if len(n.discoveries) > discoveryShare(n.limits.Load().Connections) {
+		old = n.evict(&n.discoveries)
+	}
+	n.mu.Unlock()
+	if old != nil {
+		old.post(old.giveWay)
 	}
 }
 
@@ -270,8 +306,10 @@ func (n *Node) add(c *Conn) {
 	defer n.mu.Unlock()
 	n.conns[c] = struct{}{}
 	n.coming--
-	if len(n.logins) > 2*len(n.conns) { // most have logged in
-		n.logins = slices.DeleteFunc(n.logins, func(c *Conn) bool { return c.entered.Load() })
+	n.unproven++
+	c.unproven = true
+	if len(n.logins) > 2*n.unproven { // most have logged in
+		n.logins = slices.DeleteFunc(n.logins, func(c *Conn) bool { return !c.unproven || c.evicted })
 	}
 	n.logins = append(n.logins, c)
 }
@@ -281,9 +319,6 @@ func (n *Node) forget(c *Conn) {
 	var ended []func()
 	n.mu.Lock()
 	delete(n.conns, c)
-	if c.evicted {
-		n.leaving--
-	}
 	if s := c.sess; s != nil && s.over {
 		delete(n.sessions, s.TSIH)
 		ended, s.ended = s.ended, nil
@@ -304,12 +339,17 @@ func (n *Node) attach(s *Session) (old *Session, status pdu.LoginStatus) {
 	if n.closing {
 		return nil, pdu.LoginServiceUnavailable
 	}
+	normal := 0
 	for _, o := range n.sessions {
 		if o.Target.same(s.Target) && o.group == s.group && o.ISID == s.ISID && o.Initiator == s.Initiator && !s.Discovery {
 			return o, pdu.LoginSuccess
 		}
+		if !o.Discovery {
+			normal++
+		}
 	}
-	if len(n.sessions) >= n.limits.Load().Sessions {
+	// Discovery sessions are bounded by their share of the connections.
+	if !s.Discovery && normal >= n.limits.Load().Sessions || len(n.sessions) >= maxTSIH {
 		return nil, pdu.LoginOutOfResources
 	}
 	for {
@@ -322,6 +362,9 @@ func (n *Node) attach(s *Session) (old *Session, status pdu.LoginStatus) {
 	n.sessions[s.TSIH] = s
 	return nil, pdu.LoginSuccess
 }
+
+// maxTSIH is the largest TSIH: 0 is none.
+const maxTSIH = 1<<16 - 1
 
 // session returns the session with this TSIH, or nil.
 func (n *Node) session(tsih uint16) *Session {

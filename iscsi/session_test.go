@@ -25,6 +25,8 @@ type recorder struct {
 	last pdu.Header
 	data string // of last
 	hung bool   // what HungUp says
+	// keeps: answers do not leave.
+	keeps bool
 
 	status scsi.Status // of the last answer
 }
@@ -33,16 +35,16 @@ func (r *recorder) say(format string, args ...any) {
 	r.said = append(r.said, fmt.Sprintf(format, args...))
 }
 
-func (r *recorder) NewTask() *Task          { return new(Task) }
-func (r *recorder) FreeTask(*Task)          { r.free++ }
-func (r *recorder) GetData(t *Task)         { r.say("fetch %d", t.ITT) }
-func (r *recorder) Forget(t *Task) bool     { r.say("forget %d", t.ITT); return true }
-func (r *recorder) Enable(*login.Params)    {}
-func (r *recorder) Terminate(graceful bool) { r.say("terminate %v", graceful) }
-func (r *recorder) Peer() string            { return "peer" }
-func (r *recorder) Local() string           { return "local" }
-func (r *recorder) Transport() string       { return "tcp" }
-func (r *recorder) HungUp() bool            { return r.hung }
+func (r *recorder) NewTask() *Task            { return new(Task) }
+func (r *recorder) FreeTask(*Task)            { r.free++ }
+func (r *recorder) GetData(t *Task)           { r.say("fetch %d", t.ITT) }
+func (r *recorder) Forget(t *Task) bool       { r.say("forget %d", t.ITT); return true }
+func (r *recorder) Enable(*login.Params, int) {}
+func (r *recorder) Terminate(graceful bool)   { r.say("terminate %v", graceful) }
+func (r *recorder) Peer() string              { return "peer" }
+func (r *recorder) Local() string             { return "local" }
+func (r *recorder) Transport() string         { return "tcp" }
+func (r *recorder) HungUp() bool              { return r.hung }
 func (r *recorder) Count(tell func(string, uint64)) {
 	tell("posts", 3)
 	tell("polls", 4)
@@ -62,6 +64,9 @@ func (r *recorder) SendControl(b, data []byte) {
 }
 
 func (r *recorder) Flush() {
+	if r.keeps {
+		return
+	}
 	for _, t := range r.sent {
 		r.c.Sent(t)
 	}

@@ -113,6 +113,10 @@ func (c *Conn) step(t *Task, next scsi.Next) {
 func (c *Conn) answer(t *Task) {
 	c.leave(t)
 	t.state = taskAnswered
+	if c.unsent == 0 {
+		c.moved = c.node.clock.Load()
+	}
+	c.unsent += t.leased
 	c.mover.Answer(t)
 }
 
@@ -149,11 +153,11 @@ func (c *Conn) Forgotten(t *Task) { c.free(t) }
 func (c *Conn) free(t *Task) {
 	t.state = taskGone
 	c.leased -= t.leased
-	c.tried -= t.tried
-	t.leased, t.tried = 0, 0
+	c.working -= t.working
+	t.leased, t.working = 0, 0
 	t.Release()
-	if t.hungry {
-		t.hungry = false
+	if t.wanted > 0 {
+		t.wanted = 0
 		c.hungry = slices.DeleteFunc(c.hungry, func(h *Task) bool { return h == t })
 	}
 	if t.queued.Load() {
@@ -225,6 +229,10 @@ func (t *Task) Collapsible() bool {
 // Sent says that the answer of t has left, and gives the task back.
 func (c *Conn) Sent(t *Task) {
 	t.Account(c.leaving() - t.arrived)
+	if t.leased > 0 {
+		c.unsent -= t.leased
+		c.moved = c.node.clock.Load()
+	}
 	c.free(t)
 }
 
@@ -239,36 +247,89 @@ func mostLease(pool int64, share int) int {
 	return int(min(int64(share)/2, half, mem.MaxLease) &^ (mem.PageSize - 1))
 }
 
-// lease hands out I/O memory within the connection's share.
+// lease hands out I/O memory within the connection's share. A task that has got it goes on without
+// waiting for other memory, so that what is at work comes back.
 func (c *Conn) lease(t *Task, n int) *mem.Lease {
 	invariant.Check(n <= c.node.most, "iscsi: a command waits for memory that it can never have")
-	if c.leased+n <= c.node.cfg.MemoryPerConnection {
-		if l := c.node.pool.LeaseOrNotify(n, c); l != nil {
-			t.leased += n
-			c.leased += n
-			return l
+	l := c.tryLease(t, n, c.mayWork(n))
+	if l == nil && c.working == 0 {
+		if t.leased > 0 { // its data is here, and keeps memory from others
+			c.Refuse(t)
+			return nil
 		}
+		// Nothing of its own comes back: it waits for what others give back.
+		c.node.pool.Notify(c)
+		l = c.tryLease(t, n, c.mayWork(n))
 	}
-	if !t.hungry {
-		t.hungry = true
+	if l != nil {
+		t.working += mem.RoundUp(n)
+		c.working += mem.RoundUp(n)
+	} else if t.wanted == 0 {
 		c.hungry = append(c.hungry, t)
+		t.wanted = n
 	}
-	return nil
+	return l
 }
 
 // TryLease is Lease for the mover's own needs: nil means no, and nothing comes later.
-func (c *Conn) TryLease(t *Task, n int) *mem.Lease {
-	if c.leased+n > c.node.cfg.MemoryPerConnection || c.tried+n > c.node.cfg.MemoryPerConnection-c.node.most {
+func (c *Conn) TryLease(t *Task, n int) *mem.Lease { return c.tryLease(t, n, c.mayKeep(n)) }
+
+func (c *Conn) tryLease(t *Task, n int, may bool) *mem.Lease {
+	if !may {
 		return nil
 	}
 	l := c.node.pool.Lease(n)
 	if l != nil {
-		t.leased += n
-		c.leased += n
-		t.tried += n
-		c.tried += n
+		t.leased += mem.RoundUp(n)
+		c.leased += mem.RoundUp(n)
 	}
 	return l
+}
+
+// mayWork reports whether n bytes more for a command are within the connection's share. What is
+// configured bounds it, except for a lease that is all that is at work: it could never be had
+// otherwise. The last quarter of the memory is for connections that have nothing at work, and for
+// commands that leave most of it to others: so peers that take no answers come to a halt before
+// everybody else does.
+func (c *Conn) mayWork(n int) bool {
+	size, free := int64(mem.RoundUp(n)), c.node.pool.Free()
+	if c.working == 0 {
+		return c.node.leaves(n) || size <= free/16
+	}
+	return c.leased+mem.RoundUp(n) <= c.node.cfg.MemoryPerConnection && c.node.leaves(n)
+}
+
+// mayKeep is mayWork for data that nobody has asked for yet. It leaves room for the command that is
+// to take it.
+func (c *Conn) mayKeep(n int) bool {
+	size, share := mem.RoundUp(n), c.node.cfg.MemoryPerConnection
+	return c.leased+size <= share && c.leased-c.working+size <= share-c.node.most && c.node.leaves(n)
+}
+
+// leaves reports whether a lease of n bytes leaves a quarter of the memory that there is besides it.
+// An idle pool gives any lease.
+func (n *Node) leaves(bytes int) bool {
+	size := int64(mem.RoundUp(bytes))
+	return n.pool.Free()-size >= (n.pool.Limit()-size)/4
+}
+
+// hogs reports whether the connection keeps memory from others: its initiator takes no answers, and
+// only the last quarter is left.
+func (c *Conn) hogs(now uint32) bool {
+	return c.unsent > 0 && now-c.moved > hogTime && !c.node.leaves(mem.PageSize)
+}
+
+// hogTime is how long an initiator may take none of the answers that hold memory while that is
+// scarce; seconds.
+const hogTime = 5
+
+// LeaseInput returns n bytes for the mover's input, or nil: when memory is scarce, it is there for
+// the data of commands first.
+func (c *Conn) LeaseInput(n int) *mem.Lease {
+	if pool := c.node.pool; pool.Free() < pool.Limit()/8 {
+		return nil
+	}
+	return c.node.pool.Lease(n)
 }
 
 // MemoryFree implements mem.Waiter.
@@ -277,14 +338,18 @@ func (c *Conn) MemoryFree() {
 	c.awaken(true)
 }
 
-// feed resumes the tasks that wait for memory, first come, first served.
+// feed resumes the tasks that wait for memory, first come, first served, as far as it goes.
 func (c *Conn) feed() {
-	for i := range c.hungry {
-		t := c.hungry[i]
-		c.hungry[i] = nil
-		t.hungry = false
+	n, sum := 0, 0
+	for _, t := range c.hungry {
+		if sum += t.wanted; !c.mayWork(sum) && (n > 0 || c.working > 0) {
+			break
+		}
+		t.wanted = 0
+		c.hungry[n] = nil
+		n++
 		c.queue(t)
 		c.awaken(false)
 	}
-	c.hungry = c.hungry[:0]
+	c.hungry = append(c.hungry[:0], c.hungry[n:]...)
 }

@@ -432,7 +432,7 @@ func (m *Mover) Count(tell func(string, uint64)) {
 }
 
 // Enable implements iscsi.Datamover.
-func (m *Mover) Enable(p *login.Params) {
+func (m *Mover) Enable(p *login.Params, _ int) {
 	m.enabled, m.p = true, *p
 }
 

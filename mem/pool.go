@@ -183,6 +183,12 @@ func (p *Pool) LeaseOrNotify(n int, w Waiter) *Lease {
 	return l
 }
 
+// Limit returns how many bytes leases may take together.
+func (p *Pool) Limit() int64 { return p.limit }
+
+// Free returns how many bytes leases may take besides those that there are.
+func (p *Pool) Free() int64 { return p.limit - p.inUse.Load() }
+
 // Notify has w.MemoryFree called once, when memory is given back from now on. What was
 // given back between a failed Lease and Notify does not count: who wants memory tries once
 // more after Notify, or uses LeaseOrNotify.

@@ -65,7 +65,7 @@ func (x *Exchange) end(reason pdu.RejectReason) pdu.RejectReason {
 
 // respond sends as much of the answer as one PDU holds.
 func (x *Exchange) respond(req pdu.TextRequest) (r pdu.TextResponseFields, answer []byte, reject pdu.RejectReason) {
-	n := min(len(x.rest), int(x.params.MaxRecvDataSegmentLength))
+	n := min(len(x.rest), int(x.params.MaxRecvDataSegmentLength), maxPiece)
 	answer, x.rest = x.rest[:n], x.rest[n:]
 	r = pdu.TextResponseFields{
 		ITT: req.ITT(), TTT: pdu.ReservedTag, LUN: req.LUN(), DataSegmentLength: n, Continue: len(x.rest) > 0,
@@ -81,6 +81,9 @@ func (x *Exchange) respond(req pdu.TextRequest) (r pdu.TextResponseFields, answe
 	}
 	return r, answer, 0
 }
+
+// maxPiece is the longest data segment of a Text Response, whatever the initiator would take.
+const maxPiece = 256 << 10
 
 // answer negotiates the keys of a complete text.
 func (x *Exchange) answer(pairs []text.Pair) pdu.RejectReason {

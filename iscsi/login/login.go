@@ -164,6 +164,15 @@ func (l *Login) CmdSN() serial.SN { return l.cmdSN }
 // Params returns the negotiated values.
 func (l *Login) Params() *Params { return &l.params }
 
+// MaxRecvDataSegmentLength returns what the target declares as its own. In a discovery session,
+// which is about short texts and may need no secret, it is the default.
+func (l *Login) MaxRecvDataSegmentLength() int {
+	if !l.normal {
+		return min(int(text.Defaults().MaxRecvDataSegmentLength), int(l.cfg.Offer.MaxRecvDataSegmentLength))
+	}
+	return int(l.cfg.Offer.MaxRecvDataSegmentLength)
+}
+
 // failure is an error with the status that the initiator gets.
 type failure struct {
 	status pdu.LoginStatus
@@ -300,7 +309,7 @@ func (l *Login) take(pairs []text.Pair) *failure {
 	// RFC 7145 §6.2: with iSER the two …RecvDataSegmentLength of its own take its place.
 	if !l.declared && !l.params.RDMAExtensions {
 		l.declared = true
-		l.put("MaxRecvDataSegmentLength", strconv.Itoa(int(l.cfg.Offer.MaxRecvDataSegmentLength)))
+		l.put("MaxRecvDataSegmentLength", strconv.Itoa(l.MaxRecvDataSegmentLength()))
 	}
 	return nil
 }

@@ -41,6 +41,7 @@ type Mover struct {
 
 	enabled      bool         // full feature phase
 	p            login.Params // in force then
+	maxIn        int          // the longest data segment that the initiator may send now
 	headerDigest bool
 	dataDigest   bool
 
@@ -94,7 +95,7 @@ func newMover(tc *net.TCPConn, pool *mem.Pool) (*Mover, error) {
 	m := &Mover{
 		tc: tc, rc: rc, fd: fd, pool: pool,
 		peer: tc.RemoteAddr().String(), here: tc.LocalAddr().String(),
-		resume: make(chan struct{}, 1), kick: make(chan struct{}, 1),
+		resume: make(chan struct{}, 1), kick: make(chan struct{}, 1), maxIn: loginSegment,
 	}
 	m.p.MaxRecvDataSegmentLength, m.p.MaxBurstLength = loginSegment, loginSegment
 	return m, nil
@@ -160,10 +161,14 @@ func (m *Mover) FreeTask(it *iscsi.Task) {
 }
 
 // Enable implements iscsi.Datamover.
-func (m *Mover) Enable(p *login.Params) {
-	m.enabled, m.p = true, *p
+func (m *Mover) Enable(p *login.Params, maxIn int) {
+	m.enabled, m.p, m.maxIn = true, *p, maxIn
 	m.headerDigest, m.dataDigest = p.HeaderDigest, p.DataDigest
 }
+
+// isSmall reports whether the initiator sends nothing but small PDUs: it is in its login, or in a
+// discovery session. It may not have proved anything, and gets no I/O memory.
+func (m *Mover) isSmall() bool { return m.maxIn <= loginSegment }
 
 // Terminate implements iscsi.Datamover.
 func (m *Mover) Terminate(graceful bool) {

@@ -3,6 +3,7 @@ package tcp
 import (
 	"io"
 	"runtime"
+	"sync"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -24,7 +25,7 @@ const (
 	// maxSegment is the largest data segment, the MaxRecvDataSegmentLength we declare.
 	maxSegment = 256 << 10
 	maxHeader  = pdu.BHSLen + pdu.MaxAHSLen + digestLen
-	// smallLen is the length of the buffer that is not leased: any PDU of a login fits.
+	// smallLen is the length of the buffers that are not leased: any PDU of a login fits.
 	smallLen = 16 << 10
 	// maxSegs is how many pieces of a task's memory one readv fills.
 	maxSegs = 15
@@ -33,9 +34,11 @@ const (
 // rx is the receiving side: a buffer with unread bytes in[r:w], and the data segment that
 // is being received, if any.
 type rx struct {
-	lease *mem.Lease // what in is of; nil while the connection is idle, or has a small buffer
-	in    []byte     // nil while the connection is idle
-	r, w  int
+	lease   *mem.Lease // what in is of,
+	small   *small     // or this; neither: in has what is unread and no room for more
+	in      []byte     // nil while the connection is idle
+	r, w    int
+	stalled bool // what is unread may be whole PDUs: the output had no room for more answers
 
 	// The data segment under way.
 	busy    bool
@@ -54,45 +57,67 @@ type rx struct {
 	iov [maxSegs + 1]unix.Iovec
 }
 
-// lendIn makes sure that there is a buffer with room. It is leased, but for the login, which has
-// no claim to I/O memory, and when all of that is in use: then a smaller one does, for commands
-// and data-out need no more to go on, and so what others hold comes back one day. False: what is
-// being received needs a larger one.
+// small is a buffer that is not leased.
+type small [smallLen]byte
+
+var smalls = sync.Pool{New: func() any { return new(small) }}
+
+// lendIn makes sure that there is a buffer with room. It is leased, except for who has no claim to
+// I/O memory, and when all of that is in use: then a smaller one does, for commands and data-out
+// need no more to go on, and so what others hold comes back one day. False: what is being received
+// needs a larger one.
 func (m *Mover) lendIn() bool {
 	x := &m.rx
 	if x.lease != nil {
 		return true
 	}
-	if m.enabled {
-		if l := m.pool.Lease(inLen); l != nil {
-			x.w = copy(l.Bytes(), x.in[x.r:x.w])
-			x.r, x.lease, x.in = 0, l, l.Bytes()
+	if !m.isSmall() {
+		if l := m.conn.LeaseInput(inLen); l != nil {
+			m.move(l, nil, l.Bytes())
 			return true
 		}
 	}
-	if x.in == nil {
-		x.in = make([]byte, smallLen)
+	if x.small == nil && x.w-x.r < smallLen {
+		b := smalls.Get().(*small)
+		m.move(nil, b, b[:])
 	}
-	return x.w-x.r < len(x.in)
+	return x.small != nil && x.w-x.r < smallLen
 }
 
-// dropIn gives the buffer back if nothing is in it.
+// move moves what is unread to another buffer.
+func (m *Mover) move(lease *mem.Lease, b *small, in []byte) {
+	x := &m.rx
+	n := copy(in, x.in[x.r:x.w])
+	x.giveBack()
+	x.lease, x.small, x.in, x.r, x.w = lease, b, in, 0, n
+}
+
+// dropIn gives the buffer back, now that the socket is empty. What is unread is a part of a PDU,
+// and its rest may be long in coming: it is kept in as much memory as it has bytes, unless these
+// are many.
 func (m *Mover) dropIn() {
 	x := &m.rx
-	if x.r != x.w {
-		return
+	switch {
+	case x.r == x.w:
+		m.move(nil, nil, nil)
+	case x.w-x.r <= smallLen && (x.lease != nil || x.small != nil):
+		m.move(nil, nil, make([]byte, x.w-x.r))
 	}
+}
+
+// giveBack gives back the buffer, which nothing refers to any more.
+func (x *rx) giveBack() {
 	if x.lease != nil {
 		x.lease.Release()
 	}
-	x.lease, x.in, x.r, x.w = nil, nil, 0, 0
+	if x.small != nil {
+		smalls.Put(x.small)
+	}
 }
 
 // release gives the buffer back for good.
 func (x *rx) release() {
-	if x.lease != nil {
-		x.lease.Release()
-	}
+	x.giveBack()
 	*x = rx{}
 }
 
@@ -101,6 +126,12 @@ func (x *rx) release() {
 // the poller, edge-triggered, has spoken already.
 func (m *Mover) receive() (drained bool, err error) {
 	x := &m.rx
+	if x.stalled {
+		x.stalled = false
+		if err := m.parse(); err != nil || x.stalled {
+			return false, err
+		}
+	}
 	if x.r == x.w {
 		x.r, x.w = 0, 0
 	} else if x.r > 0 && len(x.in)-x.w < readLen {
@@ -182,6 +213,9 @@ func (m *Mover) parse() error {
 	x := &m.rx
 	for !m.closing {
 		switch {
+		case m.isFull():
+			x.stalled = true
+			return nil
 		case x.busy:
 			if !m.segment() {
 				return nil
@@ -218,8 +252,8 @@ func (m *Mover) header() (bool, error) {
 		// not to be found.
 		return false, errHeaderDigest
 	}
-	if h.DataSegmentLen() > m.maxIn() {
-		return false, &segmentError{opcode: h.Opcode(), len: h.DataSegmentLen(), max: m.maxIn()}
+	if h.DataSegmentLen() > m.maxIn {
+		return false, &segmentError{opcode: h.Opcode(), len: h.DataSegmentLen(), max: m.maxIn}
 	}
 	m.count.pdusIn++
 	switch h.Opcode() {
@@ -233,14 +267,6 @@ func (m *Mover) header() (bool, error) {
 		m.count.pdusIn-- // it is looked at again
 	}
 	return came, err
-}
-
-// maxIn is the largest data segment that the initiator may send now.
-func (m *Mover) maxIn() int {
-	if m.enabled {
-		return maxSegment
-	}
-	return loginSegment
 }
 
 // control takes a PDU that the session wants whole.

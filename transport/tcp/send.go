@@ -14,13 +14,22 @@ import (
 const (
 	// maxIOV is how many pieces one writev takes (IOV_MAX of Linux).
 	maxIOV = 1024
-	// maxQueued is how many answers and control PDUs may wait for the socket before no more
-	// input is read: with them, what an initiator can make the connection hold is bounded.
+	// maxQueued and maxHeavy bound what may wait for the socket before no more input is taken:
+	// answers and control PDUs, and the bytes of the latter. With them, what an initiator can
+	// make the connection hold is bounded. One who has proved nothing may have maxLight.
 	maxQueued = 512
+	maxHeavy  = 256 << 10
+	maxLight  = 16 << 10
+	// maxHeaders is how many Data-In PDUs of one answer are made at a time. How many an answer
+	// has, the initiator decides: 4 MiB in segments of 512 bytes are 8192.
+	maxHeaders = 64
 )
 
-// tx is the sending side: the pieces of memory that are to leave, in order, and what is to
-// be given back when they have.
+// tx is the sending side: the answers and PDUs that are to leave, in order, and the pieces of
+// memory that those at the front consist of. An answer is cut into PDUs when its turn comes, so
+// that only what is about to leave has headers.
+//
+//	items   first ──── in iov as a whole ──── made ──── waiting, or partly in iov
 type tx struct {
 	iov     []unix.Iovec
 	head    int // iov[:head] has left
@@ -28,11 +37,13 @@ type tx struct {
 	sent    uint64
 	items   []item // items[first:] are outstanding
 	first   int
+	made    int
+	weight  int  // bytes of the control PDUs among them
 	blocked bool // the socket is full; the writer waits for room
 	free    []*control
 }
 
-// item is what to give back once sent has reached end.
+// item is what to give back once sent has reached end, which is known when all of it is in iov.
 type item struct {
 	end uint64
 	t   *task
@@ -61,8 +72,32 @@ func (x *tx) add(b []byte) {
 
 func (x *tx) outstanding() int { return len(x.items) - x.first }
 
-// answer is the memory for the headers of a task's answer.
+// isFull reports whether no more input is to be taken before some of the output has left.
+func (m *Mover) isFull() bool {
+	return m.tx.outstanding() >= maxQueued || m.tx.weight >= m.heavy()
+}
+
+// isShort reports whether the output is short enough for input to be taken again.
+func (m *Mover) isShort() bool {
+	return m.tx.outstanding() < maxQueued/2 && m.tx.weight < m.heavy()/2
+}
+
+// heavy is how many bytes of control PDUs may wait.
+func (m *Mover) heavy() int {
+	if m.isSmall() {
+		return maxLight
+	}
+	return maxHeavy
+}
+
+// answer is how far a task's answer has been cut into PDUs, and the memory for their headers.
 type answer struct {
+	statSN serial.SN // of the PDU that bears the status
+	src    cursor    // the data-in that is still to be cut
+	left   int       // bytes of it
+	off    int       // bytes before
+	dataSN serial.SN // of the next Data-In PDU
+
 	buf   []byte
 	small [2 * (pdu.BHSLen + 2*digestLen + 4)]byte
 }
@@ -103,9 +138,9 @@ func (m *Mover) queueHeader(c *control) {
 }
 
 func (m *Mover) queue(c *control) {
-	m.count.pdusOut++
-	m.tx.add(c.buf)
-	m.tx.items = append(m.tx.items, item{end: m.tx.queued, c: c})
+	m.tx.weight += len(c.buf)
+	m.tx.items = append(m.tx.items, item{c: c})
+	m.fill()
 }
 
 // Answer implements iscsi.Datamover.
@@ -116,17 +151,52 @@ func (m *Mover) Answer(it *iscsi.Task) {
 	for _, s := range it.In {
 		n += len(s)
 	}
-	res := it.Residual()
-	collapse := n > 0 && it.Collapsible()
-	pdus := m.dataIns(n)
-	m.makeRoom(t, pdus, len(it.Sense))
-	if n > 0 {
-		m.dataIn(t, n, res, collapse)
+	// PDUs with status leave in the order of their numbers, and so do items.
+	t.ans.statSN = m.conn.Status().StatSN
+	t.ans.src, t.ans.left, t.ans.off, t.ans.dataSN = cursor{segs: it.In}, n, 0, 0
+	m.tx.items = append(m.tx.items, item{t: t})
+	m.fill()
+}
+
+// fill cuts what waits into PDUs, as far as one writev takes it.
+func (m *Mover) fill() {
+	x := &m.tx
+	for x.made < len(x.items) && len(x.iov)-x.head < maxIOV {
+		it := &x.items[x.made]
+		if it.c != nil {
+			m.count.pdusOut++
+			x.add(it.c.buf)
+		} else if !m.cut(it.t) {
+			return
+		}
+		it.end = x.queued
+		x.made++
 	}
-	if !collapse {
-		m.response(t, pdus, res)
+}
+
+// cut queues the next PDUs of t's answer. False: the rest has to wait until these have left,
+// for its headers take their place.
+func (m *Mover) cut(t *task) bool {
+	a := &t.ans
+	if a.off > 0 && m.tx.head < len(m.tx.iov) {
+		return false
 	}
-	m.tx.items = append(m.tx.items, item{end: m.tx.queued, t: t})
+	pdus := maxHeaders
+	if a.off == 0 {
+		pdus = min(m.dataIns(a.left), maxHeaders)
+	}
+	m.makeRoom(t, pdus, len(t.Sense))
+	collapse := a.left > 0 && t.Collapsible()
+	for ; pdus > 0 && a.left > 0; pdus-- {
+		m.dataIn(t, collapse)
+	}
+	switch {
+	case a.left > 0:
+		return false
+	case !collapse:
+		m.response(t)
+	}
+	return true
 }
 
 // dataIns returns how many Data-In PDUs carry n bytes: sequences end at multiples of
@@ -141,8 +211,8 @@ func (m *Mover) dataIns(n int) int {
 	return full*perBurst + (rest+seg-1)/seg
 }
 
-// makeRoom sees that the headers of the answer fit into the task's memory, so that it does
-// not move while pieces of it are queued.
+// makeRoom sees that the headers of the next PDUs of the answer fit into the task's memory, so
+// that it does not move while pieces of it are queued.
 func (m *Mover) makeRoom(t *task, pdus, sense int) {
 	const perPDU = pdu.BHSLen + digestLen + 3 + digestLen
 	need := pdus*perPDU + perPDU + 2 + sense
@@ -164,31 +234,30 @@ func (m *Mover) queueTaskHeader(t *task, start int) {
 	m.tx.add(t.ans.buf[start:])
 }
 
-// dataIn queues the n bytes of t.In as Data-In PDUs (RFC 7143 §11.7), the last with the
-// status if collapse is set.
-func (m *Mover) dataIn(t *task, n int, res iscsi.Residual, collapse bool) {
+// dataIn queues the next Data-In PDU of t's answer (RFC 7143 §11.7), the last with the status if
+// collapse is set.
+func (m *Mover) dataIn(t *task, collapse bool) {
+	a := &t.ans
 	seg, burst := int(m.p.MaxRecvDataSegmentLength), int(m.p.MaxBurstLength)
-	src := cursor{segs: t.In}
-	f := pdu.DataInFields{ITT: t.ITT, TTT: pdu.ReservedTag}
-	for off := 0; off < n; {
-		k := min(n-off, seg, burst-off%burst)
-		f.BufferOffset = uint32(off)
-		off += k
-		f.DataSegmentLength = k
-		f.Final = off == n || off%burst == 0
-		if off == n && collapse {
-			f.HasStatus, f.Status = true, uint8(t.Status)
-			f.Overflow, f.Underflow, f.ResidualCount = res.Overflow, res.Underflow, res.Count
-			f.Sequence = m.conn.Status()
-		} else {
-			f.Sequence = m.conn.Sequence()
-		}
-		start := len(t.ans.buf)
-		t.ans.buf = f.AppendTo(t.ans.buf)
-		m.queueTaskHeader(t, start)
-		m.segmentOut(t, &src, k)
-		f.DataSN++
+	k := min(a.left, seg, burst-a.off%burst)
+	f := pdu.DataInFields{
+		ITT: t.ITT, TTT: pdu.ReservedTag, DataSN: a.dataSN, BufferOffset: uint32(a.off), DataSegmentLength: k,
+		Sequence: m.conn.Sequence(),
 	}
+	a.off += k
+	a.left -= k
+	a.dataSN++
+	f.Final = a.left == 0 || a.off%burst == 0
+	if a.left == 0 && collapse {
+		res := t.Residual()
+		f.HasStatus, f.Status = true, uint8(t.Status)
+		f.Overflow, f.Underflow, f.ResidualCount = res.Overflow, res.Underflow, res.Count
+		f.StatSN = a.statSN
+	}
+	start := len(a.buf)
+	a.buf = f.AppendTo(a.buf)
+	m.queueTaskHeader(t, start)
+	m.segmentOut(t, &a.src, k)
 }
 
 // segmentOut queues the next n bytes of src as a data segment.
@@ -231,12 +300,14 @@ func (c *cursor) next(n int) []byte {
 }
 
 // response queues a SCSI Response PDU (RFC 7143 §11.4), sense data included.
-func (m *Mover) response(t *task, dataIns int, res iscsi.Residual) {
+func (m *Mover) response(t *task) {
+	res := t.Residual()
 	f := pdu.SCSIResponseFields{
 		Response: pdu.ResponseCommandCompleted, Status: uint8(t.Status), ITT: t.ITT,
 		Overflow: res.Overflow, Underflow: res.Underflow, ResidualCount: res.Count,
-		Sequence: m.conn.Status(), ExpDataSN: serial.SN(dataIns) + t.out.r2tSN,
+		Sequence: m.conn.Sequence(), ExpDataSN: t.ans.dataSN + t.out.r2tSN,
 	}
+	f.StatSN = t.ans.statSN
 	if n := len(t.Sense); n > 0 {
 		f.DataSegmentLength = 2 + n
 	}
@@ -270,7 +341,7 @@ func (m *Mover) Flush() {
 	if m.tx.outstanding() == 0 && m.closing {
 		m.shutdownWrite()
 	}
-	if m.paused && m.tx.outstanding() < maxQueued/2 {
+	if m.paused && m.isShort() {
 		m.wakeReader()
 	}
 }
@@ -324,6 +395,21 @@ func (m *Mover) onWritable(uintptr) bool {
 // write sends what it can without blocking; true: all of it.
 func (m *Mover) write() bool {
 	x := &m.tx
+	for {
+		if !m.writeMade() {
+			return false
+		}
+		clear(x.iov)
+		x.iov, x.head = x.iov[:0], 0
+		if m.fill(); len(x.iov) == 0 {
+			return true
+		}
+	}
+}
+
+// writeMade is write for what has been cut into PDUs.
+func (m *Mover) writeMade() bool {
+	x := &m.tx
 	for x.head < len(x.iov) {
 		v := x.iov[x.head:min(len(x.iov), x.head+maxIOV)]
 		n, _, e := unix.RawSyscall(unix.SYS_WRITEV, uintptr(m.fd), uintptr(unsafe.Pointer(&v[0])), uintptr(len(v)))
@@ -341,8 +427,6 @@ func (m *Mover) write() bool {
 			return false
 		}
 	}
-	clear(x.iov)
-	x.iov, x.head = x.iov[:0], 0
 	return true
 }
 
@@ -364,18 +448,18 @@ func (x *tx) advance(n uint64) {
 // release gives back what has left.
 func (m *Mover) release() {
 	x := &m.tx
-	for x.first < len(x.items) && x.items[x.first].end <= x.sent {
+	for x.first < x.made && x.items[x.first].end <= x.sent {
 		it := x.items[x.first]
 		x.items[x.first] = item{}
 		x.first++
 		m.giveBack(it)
 	}
 	if x.first == len(x.items) {
-		x.items, x.first = x.items[:0], 0
+		x.items, x.first, x.made = x.items[:0], 0, 0
 	} else if x.first > maxQueued {
 		n := copy(x.items, x.items[x.first:])
 		clear(x.items[n:])
-		x.items, x.first = x.items[:n], 0
+		x.items, x.first, x.made = x.items[:n], 0, x.made-x.first
 		x.iov = x.iov[:copy(x.iov, x.iov[x.head:])]
 		x.head = 0
 	}
@@ -386,6 +470,7 @@ func (m *Mover) giveBack(it item) {
 		m.conn.Sent(&it.t.Task)
 		return
 	}
+	m.tx.weight -= len(it.c.buf)
 	if c := it.c; len(m.tx.free) < maxFreeControls && cap(c.buf) <= 1024 {
 		c.buf = c.buf[:0]
 		m.tx.free = append(m.tx.free, c)
@@ -396,6 +481,9 @@ func (m *Mover) giveBack(it item) {
 func (m *Mover) abandon() {
 	x := &m.tx
 	x.sent = x.queued
+	for ; x.made < len(x.items); x.made++ {
+		x.items[x.made].end = x.sent
+	}
 	m.release()
 	clear(x.iov)
 	x.iov, x.head = x.iov[:0], 0

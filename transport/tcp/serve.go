@@ -24,21 +24,35 @@ const (
 // Serve runs an iSCSI connection on tc, which the node has admitted, until it ends, and closes it. Its buffers come from
 // pool. It returns why the connection ended; nil: the initiator closed it.
 func Serve(node *iscsi.Node, tc *net.TCPConn, pool *mem.Pool) error {
-	defer func() { _ = tc.Close() }()
-	m, err := newMover(tc, pool)
+	m, err := connect(node, tc, pool)
 	if err != nil {
-		node.Dismiss()
 		return err
 	}
+	return m.serve()
+}
+
+// connect makes an iSCSI connection of tc.
+func connect(node *iscsi.Node, tc *net.TCPConn, pool *mem.Pool) (*Mover, error) {
+	m, err := newMover(tc, pool)
+	if err != nil {
+		_ = tc.Close()
+		node.Dismiss()
+		return nil, err
+	}
 	m.conn = node.NewConn(m)
-	err = m.read()
+	return m, nil
+}
+
+// serve is the life of the connection.
+func (m *Mover) serve() error {
+	err := m.read()
 	m.conn.Lock()
 	m.dead = true
 	m.tx.blocked = false
 	m.rx.release()
 	m.conn.Lost(err)
 	m.conn.Unlock()
-	_ = tc.Close()
+	_ = m.tc.Close()
 	close(m.kick)
 	m.writer.Wait()
 	return err
@@ -113,7 +127,8 @@ func (m *Mover) batch() (drained bool, err error) {
 	switch {
 	case m.dead:
 		return true, errEnded
-	case m.tx.outstanding() >= maxQueued:
+	case m.isFull():
+		m.dropIn()
 		m.paused, m.pausing = true, true
 		return true, nil
 	case !m.lendIn():

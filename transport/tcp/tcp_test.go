@@ -46,6 +46,25 @@ type bench struct {
 	l    *net.TCPListener
 	lu   *scsi.LogicalUnit
 	wg   sync.WaitGroup
+
+	mu     sync.Mutex
+	movers []*Mover // guarded by mu
+}
+
+// at looks at the mover of the target's end of p.
+func (b *bench) at(p *peer, look func(m *Mover)) {
+	b.t.Helper()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, m := range b.movers {
+		if m.peer == p.c.LocalAddr().String() {
+			m.conn.Lock()
+			look(m)
+			m.conn.Unlock()
+			return
+		}
+	}
+	b.t.Fatal("no such connection")
 }
 
 // newBench serves store; tune may change the limits. When the test ends nothing may be left:
@@ -88,7 +107,15 @@ func (b *bench) accept() {
 			_ = c.Close()
 			continue
 		}
-		b.wg.Go(func() { _ = Serve(b.node, c, b.pool) })
+		m, err := connect(b.node, c, b.pool)
+		if err != nil {
+			b.t.Error(err)
+			continue
+		}
+		b.mu.Lock()
+		b.movers = append(b.movers, m)
+		b.mu.Unlock()
+		b.wg.Go(func() { _ = m.serve() })
 	}
 }
 

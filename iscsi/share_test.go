@@ -1,0 +1,194 @@
+package iscsi
+
+import (
+	"testing"
+
+	"oneshot/internal/serial"
+	"oneshot/iscsi/pdu"
+)
+
+// discover opens a discovery session.
+func discover(t *testing.T, n *Node) *recorder {
+	t.Helper()
+	f, text := request(0, 0, "SessionType=Discovery")
+	_, r := begin(t, n, f, text)
+	if got := r.take(); got != "Login Response" || r.last[36] != 0 {
+		t.Fatalf("%q, status % x", got, []byte(r.last[36:38]))
+	}
+	return r
+}
+
+// Discovery sessions, which prove nothing, have a share of the connections: the oldest gives way.
+func TestDiscoverySessionsGiveWay(t *testing.T) {
+	n, c, r := session(t)
+	l := *n.limits.Load()
+	l.Connections = 64
+	n.SetLimits(l)
+	var all []*recorder
+	for range discoveryShare(l.Connections) {
+		all = append(all, discover(t, n))
+	}
+	for i, x := range all {
+		if got := x.take(); got != "" {
+			t.Fatalf("session %d of the share: %q", i, got)
+		}
+	}
+	discover(t, n)
+	if x, y := all[0].take(), all[1].take(); x != "terminate false" || y != "" {
+		t.Errorf("the oldest: %q, the next: %q", x, y)
+	}
+	// They are the first to go for those who come to log in to a target, too.
+	l.Connections = len(n.connections())
+	n.SetLimits(l)
+	drive(all[0].c, func() { all[0].c.Lost(nil) })
+	f, text := request(0, 0)
+	f.ISID[5] = 9
+	for range 2 {
+		f.ISID[5]++
+		if _, x := begin(t, n, f, text); x.take() != "Login Response" || x.last[36] != 0 {
+			t.Fatalf("a login: status % x", []byte(x.last[36:38]))
+		}
+	}
+	if x, y := all[1].take(), all[2].take(); x != "terminate false" || y != "" {
+		t.Errorf("the oldest: %q, the next: %q", x, y)
+	}
+	if got := r.take(); got != "" || c.state != stateFullFeature {
+		t.Errorf("a session with a target: %q", got)
+	}
+}
+
+// A discovery session ends after some time, whatever its initiator sends.
+func TestDiscoveryLasts(t *testing.T) {
+	n, _, r := session(t)
+	d := discover(t, n)
+	for range discoveryTime {
+		n.Tick()
+		drive(d.c, d.c.Heard)
+		drive(r.c, r.c.Heard)
+	}
+	if got := d.take(); got != "" {
+		t.Fatalf("before: %q", got)
+	}
+	for range 3 {
+		n.Tick()
+	}
+	if x, y := d.take(), r.take(); x != "terminate true" || y != "" {
+		t.Errorf("%q, and the session with a target: %q", x, y)
+	}
+}
+
+// large is a 64th of the memory.
+const large = 16 << 10
+
+// read asks for n bytes.
+func read(c *Conn, itt uint32, sn serial.SN, n int) {
+	cdb := make([]byte, 10)
+	cdb[0], cdb[8] = 0x28, byte(n/512)
+	f := pdu.SCSICommandFields{Final: true, Read: true, ITT: itt, CmdSN: sn, CDB: cdb, EDTL: uint32(n)}
+	h, err := pdu.ParseSCSICommand(f.AppendTo(nil))
+	if err != nil {
+		panic(err)
+	}
+	drive(c, func() { c.Command(h) })
+}
+
+// hog logs in and asks for as much as the window has room for, but takes no answers.
+func hog(t *testing.T, n *Node, isid byte) *recorder {
+	t.Helper()
+	f, text := request(0, 0, "DataDigest=CRC32C")
+	f.ISID[5] = isid
+	c, r := begin(t, n, f, text)
+	command(c, 1, 77, false, testUnitReady, 0) // takes the unit attention
+	r.keeps = true
+	for i := range uint32(4) {
+		read(c, 10+i, serial.SN(78+i), large)
+	}
+	return r
+}
+
+// Sessions that take no answers leave memory for one that does, and get what they have waited for
+// when they do.
+func TestMemoryIsLeft(t *testing.T) {
+	n, c, r := session(t, "DataDigest=CRC32C")
+	n.cfg.MemoryPerConnection = int(n.pool.Limit())
+	l := *n.limits.Load()
+	l.Connections, l.Sessions = 100, 100
+	n.SetLimits(l)
+	command(c, 1, firstCmdSN, false, testUnitReady, 0)
+	var hogs []*recorder
+	for i := range 50 { // 200 READs of a 64th each
+		hogs = append(hogs, hog(t, n, byte(50+i)))
+	}
+	r.take()
+	for i := range 100 {
+		read(c, uint32(20+i), first+1+serial.SN(i), 4096)
+		if got := r.take(); got == "" || r.status != 0 {
+			t.Fatalf("READ %d of the one that reads: %q, status %#x, %d bytes are left", i, got, r.status, n.pool.Free())
+		}
+	}
+	for _, h := range hogs {
+		h.keeps = false
+		drive(h.c, func() {})
+	}
+	for i, h := range hogs {
+		if got := h.take(); got != "Login Response, answer 1, answer 10, answer 11, answer 12, answer 13" {
+			t.Errorf("hog %d: %q", i, got)
+		}
+	}
+}
+
+// When so many take no answers that hardly any memory is left, they lose it.
+func TestHogsAreDropped(t *testing.T) {
+	n, c, r := session(t, "DataDigest=CRC32C")
+	command(c, 1, firstCmdSN, false, testUnitReady, 0)
+	l := *n.limits.Load()
+	l.Connections, l.Sessions = 200, 200
+	n.SetLimits(l)
+	var hogs []*recorder
+	for i := range 100 {
+		hogs = append(hogs, hog(t, n, byte(50+i)))
+	}
+	r.take()
+	read(c, 20, first+1, large)
+	seconds := 0
+	for ; r.take() == ""; seconds++ {
+		if seconds > 3*hogTime {
+			t.Fatalf("%d bytes are left, and the one that reads still waits", n.pool.Free())
+		}
+		drive(c, c.Heard)
+		n.Tick()
+		for _, h := range hogs {
+			if h.c.dropped && h.c.state < stateCleanup {
+				h.keeps = false
+				drive(h.c, func() { h.c.Lost(nil) })
+			}
+		}
+	}
+	if seconds < hogTime {
+		t.Errorf("some are dropped after %d s", seconds)
+	}
+	for _, h := range hogs {
+		h.keeps = false
+		drive(h.c, func() {})
+	}
+}
+
+// A command that needs more than a connection's share has it when nothing else is at work.
+func TestLargerThanTheShare(t *testing.T) {
+	n, c, r := session(t, "DataDigest=CRC32C")
+	n.cfg.MemoryPerConnection = large / 2
+	command(c, 1, firstCmdSN, false, testUnitReady, 0)
+	r.take()
+	r.keeps = true
+	read(c, 2, first+1, large)
+	read(c, 3, first+2, large)
+	if got := r.take(); got != "answer 2" {
+		t.Fatalf("%q", got)
+	}
+	r.keeps = false
+	drive(c, func() {})
+	drive(c, func() {})
+	if got := r.take(); got != "answer 3" {
+		t.Errorf("when the first has left: %q", got)
+	}
+}
