@@ -18,7 +18,8 @@ func importCommand() *cobra.Command {
 		Short: "Turn a configuration of targetcli or tgt into one for serve",
 		Long: `import reads saveconfig.json of targetcli (LIO) or targets.conf of tgt, writes a
 configuration for serve to standard output, and says on standard error what it
-could not take over. It opens no store, and changes nothing.
+could not take over. It reads the files that targets.conf includes, opens no store,
+and changes nothing.
 
 Rules of access that cannot be said here, such as the address of an initiator, are
 left out of the result, mostly with those whom they admit. Where that lets in more
@@ -49,7 +50,7 @@ func importFile(path string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("cannot read what is to be imported: %w", err)
 	}
-	r, err := migrate.Import(path, data)
+	r, err := migrate.Import(path, data, migrate.System)
 	if err != nil {
 		return err
 	}

@@ -50,13 +50,16 @@ type lioTPG struct {
 	Tag        int            `json:"tag"`
 	Enable     *bool          `json:"enable"`
 	Attributes map[string]any `json:"attributes"`
+	Parameters map[string]any `json:"parameters"`
 	lioAuth
 	LUNs []struct {
 		Index  int    `json:"index"`
 		Object string `json:"storage_object"`
 	} `json:"luns"`
 	ACLs []struct {
-		WWN string `json:"node_wwn"`
+		WWN        string         `json:"node_wwn"`
+		Depth      any            `json:"tcq_depth"`
+		Attributes map[string]any `json:"attributes"`
 		lioAuth
 		MappedLUNs []struct {
 			Index        int  `json:"index"`
@@ -117,6 +120,7 @@ func (m *model) readLIO(data []byte) error {
 		}
 	}
 	if len(m.targets) > 0 {
+		m.remark("persistent reservations are not taken over: initiators register again")
 		m.remark("disks get other serial numbers and names (WWN): what is mounted by the UUID or label of its file system is found again; multipath and /dev/disk/by-id have to be looked at")
 	}
 	return nil
@@ -161,7 +165,7 @@ func (m *model) lioObjects(objects []lioObject) map[string]lioBlock {
 func (m *model) lioStore(o *lioObject) (store, bool) {
 	size, _ := strconv.ParseInt(o.Size.String(), 10, 64)
 	switch {
-	case o.Plugin == "fileio" && strings.HasPrefix(o.Dev, "/dev/"), o.Plugin == "block":
+	case o.Plugin == "fileio" && m.kindOf(o.Dev) == config.StoreDevice, o.Plugin == "block":
 		return store{kind: string(config.StoreDevice), path: o.Dev, readOnly: o.ReadOnly}, true
 	case o.Plugin == "fileio":
 		return store{kind: string(config.StoreFile), path: o.Dev, size: size, through: o.WriteBack != nil && !*o.WriteBack}, true
@@ -200,6 +204,7 @@ func (m *model) lioTPG(iqn, where string, g *lioTPG, objects map[string]lioBlock
 	out := target{iqn: iqn}
 	open := isSet(g.Attributes["generate_node_acls"])
 	protect := m.lioProtected(where, g, open)
+	m.lioSettings(where, g)
 	for _, l := range g.LUNs {
 		block, ok := objects[l.Object]
 		if !ok {
@@ -217,6 +222,43 @@ func (m *model) lioTPG(iqn, where string, g *lioTPG, objects map[string]lioBlock
 	}
 	out.portals = m.lioPortals(where, g)
 	m.targets = append(m.targets, out)
+}
+
+// lioUsual are the settings of a group as targetcli makes it, and those that are read elsewhere: who has not
+// touched them misses nothing. An empty text: any value.
+var lioUsual = map[string]string{
+	"authentication": "", "generate_node_acls": "", "demo_mode_write_protect": "", "cache_dynamic_acls": "",
+	"demo_mode_discovery": "1", "default_cmdsn_depth": "64", "default_erl": "0", "fabric_prot_type": "0",
+	"login_keys_workaround": "", "login_timeout": "15", "netif_timeout": "", "prod_mode_write_protect": "0",
+	"t10_pi": "0", "tpg_enabled_sendtargets": "1",
+
+	"AuthMethod": "", "DataDigest": "CRC32C,None", "DataPDUInOrder": "Yes", "DataSequenceInOrder": "Yes",
+	"DefaultTime2Retain": "20", "DefaultTime2Wait": "2", "ErrorRecoveryLevel": "0", "FirstBurstLength": "65536",
+	"HeaderDigest": "CRC32C,None", "IFMarkInt": "", "IFMarker": "No", "ImmediateData": "Yes",
+	"InitialR2T": "Yes", "MaxBurstLength": "262144", "MaxConnections": "1", "MaxOutstandingR2T": "1",
+	"MaxRecvDataSegmentLength": "8192", "MaxXmitDataSegmentLength": "262144", "OFMarkInt": "", "OFMarker": "No",
+	"TargetAlias": "",
+}
+
+// lioSettings remarks what somebody has set in a group or for an initiator and is not taken over.
+func (m *model) lioSettings(where string, g *lioTPG) {
+	var list []string
+	for _, settings := range []map[string]any{g.Attributes, g.Parameters} {
+		for _, name := range slices.Sorted(maps.Keys(settings)) {
+			usual, known := lioUsual[name]
+			if v := fmt.Sprint(settings[name]); !known || usual != "" && v != usual {
+				list = append(list, name+"="+v)
+			}
+		}
+	}
+	if len(list) > 0 {
+		m.remark("%s: not taken over: %s (initiators choose digests; limits.commands is the depth of a session)", where, strings.Join(list, ", "))
+	}
+	for _, a := range g.ACLs {
+		if a.Depth != nil && fmt.Sprint(a.Depth) != "64" {
+			m.remark("%s: the queue depth %v of %s is not taken over: limits.commands is that of every session", where, a.Depth, a.WWN)
+		}
+	}
 }
 
 // lioProtected are the LUNs of the group that somebody may not write: here that holds for all.

@@ -23,17 +23,24 @@ type Result struct {
 	Remarks []string // one line each
 }
 
+// stateDir is where the package for Debian keeps states.
+const stateDir = "/var/lib/oneshot/state"
+
 // maxBytes bounds what Import reads: a larger file is not a configuration.
 const maxBytes = 16 << 20
 
-// Import converts data, whose format it recognizes. name stands for the file in messages. The
-// result may still lack something that only the administrator knows: config.Parse tells. It
-// returns an error when data is none of the formats.
-func Import(name string, data []byte) (*Result, error) {
+// Import converts data, whose format it recognizes. name is the path of the file. files has those that it
+// includes, and tells of its stores whether they are devices; nil: there are none. The result may still lack
+// something that only the administrator knows: config.Parse tells. It returns an error when data is none of the
+// formats.
+func Import(name string, data []byte, files Files) (*Result, error) {
 	if len(data) > maxBytes {
 		return nil, fmt.Errorf("%s is larger than %d bytes: it is hardly the file that was meant", name, maxBytes)
 	}
-	var m model
+	if files == nil {
+		files = noFiles{}
+	}
+	m := model{name: name, files: files}
 	var err error
 	if trimmed := bytes.TrimLeft(data, " \t\r\n\ufeff"); len(trimmed) > 0 && trimmed[0] == '{' {
 		err = m.readLIO(data)
@@ -48,10 +55,14 @@ func Import(name string, data []byte) (*Result, error) {
 
 // model is a configuration in the making.
 type model struct {
+	name  string // of the file
+	files Files
+
 	stores    []store
 	targets   []target
 	portals   []portal
 	discovery auth
+	isns      string // the server; empty: none
 	remarks   []string
 }
 
@@ -59,6 +70,7 @@ type store struct {
 	name, kind, path string
 	size             int64 // bytes; 0: not said
 	through          bool  // cache: writethrough
+	direct           bool
 	readOnly         bool
 }
 
@@ -81,7 +93,8 @@ type lun struct {
 	number                  int
 	store                   string
 	blockSize               int // 0: the default
-	readOnly                bool
+	physical                int // block size; 0: what the store says
+	readOnly, removable     bool
 	vendor, product, serial string
 }
 
@@ -196,7 +209,10 @@ func (m *model) yaml(name string) []byte {
 	if a := m.discovery.yaml(); a != "" {
 		fmt.Fprintf(&b, "\ndiscovery: {auth: %s}\n", a)
 	}
-	fmt.Fprintf(&b, "\nmanagement: {socket: %s}\n", config.DefaultSocket)
+	if m.isns != "" {
+		fmt.Fprintf(&b, "\nisns: {server: %s}\n", quote(m.isns))
+	}
+	fmt.Fprintf(&b, "\nstate: %s\nmanagement: {socket: %s}\n", stateDir, config.DefaultSocket)
 	return b.Bytes()
 }
 
@@ -209,8 +225,14 @@ func (s store) yaml() string {
 	if s.size > 0 {
 		w.add("size", config.FormatSize(s.size))
 	}
-	if s.through && s.kind == string(config.StoreFile) {
+	if s.kind == string(config.StoreFile) && !s.readOnly {
+		w.add("create", "false") // it is there, or the path is wrong
+	}
+	if s.through && s.path != "" {
 		w.add("cache", string(config.CacheWritethrough))
+	}
+	if s.direct && s.kind == string(config.StoreFile) {
+		w.add("direct", "true")
 	}
 	if s.readOnly {
 		w.add("readonly", "true")
@@ -232,8 +254,14 @@ func (t target) yaml(b *bytes.Buffer, groups []int) {
 		if l.blockSize != 0 {
 			w.add("block_size", fmt.Sprint(l.blockSize))
 		}
+		if l.physical != 0 {
+			w.add("physical_block_size", fmt.Sprint(l.physical))
+		}
 		if l.readOnly {
 			w.add("readonly", "true")
+		}
+		if l.removable {
+			w.add("removable", "true")
 		}
 		for _, f := range [][2]string{{"vendor", l.vendor}, {"product", l.product}, {"serial", l.serial}} {
 			if f[1] != "" {

@@ -3,11 +3,13 @@ package migrate
 import (
 	"errors"
 	"flag"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"testing/fstest"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -23,28 +25,177 @@ func TestImport(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r, err := Import(file, data)
+		r, err := Import(file, data, nil)
 		if err != nil {
 			t.Errorf("%s: %v", file, err)
 			continue
 		}
-		want := filepath.Join("testdata", strings.TrimSuffix(file, filepath.Ext(file))+".want")
-		if *update {
-			if err := os.WriteFile(want, r.YAML, 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		text, err := os.ReadFile(want)
-		if err != nil {
+		compare(t, strings.TrimSuffix(file, filepath.Ext(file)), r)
+	}
+}
+
+// compare compares a result with testdata/NAME.want.
+func compare(t *testing.T, name string, r *Result) {
+	t.Helper()
+	want := filepath.Join("testdata", name+".want")
+	if *update {
+		if err := os.WriteFile(want, r.YAML, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(string(text), string(r.YAML)); diff != "" {
-			t.Errorf("%s (-want +got)\n%s", file, diff)
+	}
+	text, err := os.ReadFile(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(text), string(r.YAML)); diff != "" {
+		t.Errorf("%s (-want +got)\n%s", name, diff)
+	}
+	for _, remark := range r.Remarks {
+		if !strings.Contains(string(text), "# NOTE "+remark) {
+			t.Errorf("%s: the file does not say %q", name, remark)
 		}
-		for _, remark := range r.Remarks {
-			if !strings.Contains(string(text), "# NOTE "+remark) {
-				t.Errorf("%s: the file does not say %q", file, remark)
-			}
+	}
+}
+
+// machine is the files of a machine.
+type machine fstest.MapFS
+
+func (m machine) Glob(pattern string) ([]string, error) {
+	list, err := fs.Glob(fstest.MapFS(m), strings.TrimPrefix(pattern, "/"))
+	for i := range list {
+		list[i] = "/" + list[i]
+	}
+	return list, err
+}
+
+func (m machine) ReadFile(path string, _ int64) ([]byte, error) {
+	return fs.ReadFile(fstest.MapFS(m), strings.TrimPrefix(path, "/"))
+}
+
+func (m machine) Stat(path string) (fs.FileInfo, error) {
+	return fs.Stat(fstest.MapFS(m), strings.TrimPrefix(path, "/"))
+}
+
+// What a Debian with tgt has: a file that includes others, with whatever tgt can do in them.
+func TestImportStock(t *testing.T) {
+	text := func(s string) *fstest.MapFile { return &fstest.MapFile{Data: []byte(s)} }
+	files := machine{
+		"etc/tgt/targets.conf":        text("# comment\ninclude /etc/tgt/conf.d/*.conf\ninclude /etc/tgt/none/*.conf\niSNS On\niSNSServerIP 192.0.2.9\n"),
+		"etc/tgt/conf.d/a.conf":       text(stockA),
+		"etc/tgt/conf.d/b.conf":       text(stockB),
+		"etc/tgt/conf.d/snippet.part": text("incominguser included secretpass12\n"),
+		"dev/plain.img":               text("a regular file under /dev"),
+		"dev/sdq":                     &fstest.MapFile{Mode: fs.ModeDevice},
+		"srv/disk":                    &fstest.MapFile{Mode: fs.ModeDevice},
+	}
+	data, _ := files.ReadFile("/etc/tgt/targets.conf", 0)
+	r, err := Import("/etc/tgt/targets.conf", data, files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	compare(t, "stock", r)
+	c, err := config.Parse("stock.yaml", r.YAML)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, r.YAML)
+	}
+	if len(c.Targets) != 2 {
+		t.Errorf("%d targets", len(c.Targets))
+	}
+}
+
+const stockA = `<target iqn.2008-09.com.example:a>
+    backing-store /srv/a.img
+    direct-store /dev/sdq
+    backing-store /dev/plain.img
+    backing-store /srv/disk
+    vendor_id MyCompany Inc.
+    removable 1
+    write-cache off
+    HeaderDigest CRC32C
+    include snippet.part
+    controller_tid 10
+</target>
+`
+
+const stockB = `<target iqn.2008-09.com.example:b>
+    bs-type rbd
+    backing-store pool/image
+    <backing-store /srv/b.img>
+        bs-type rdwr
+        bsoflags direct sync
+        lbppbe 3
+        scsi_sn a-serial-number-that-is-longer-than-others
+        lun 2
+    </backing-store>
+    <backing-store /srv/debian.iso>
+        device-type cd
+        bs-type rdwr
+        removable 1
+    </backing-store>
+    <backing-store /srv/c.img>
+        bs-type aio
+        online 0
+        scsi_id x
+    </backing-store>
+</target>
+<target iqn.2008-09.com.example:a>
+    backing-store /srv/more.img
+</target>
+`
+
+// Files that include each other end.
+func TestImportIncludesItself(t *testing.T) {
+	files := machine{
+		"etc/tgt/targets.conf": &fstest.MapFile{Data: []byte("include targets.conf\n")},
+		"etc/wide/1.conf":      &fstest.MapFile{Data: []byte("include /etc/wide/*.conf\ninclude /etc/wide/*.conf\n")},
+		"etc/wide/2.conf":      &fstest.MapFile{Data: []byte("include /etc/wide/\n")},
+		"etc/bad/1.conf":       &fstest.MapFile{Data: []byte("\n<target x>\n")},
+	}
+	for name, want := range map[string]string{
+		"/etc/tgt/targets.conf": "again and again", "/etc/wide/1.conf": "again and again", "/etc/bad/2.conf": "/etc/bad/1.conf: /etc/bad/1.conf, line 2: <target> is not closed",
+	} {
+		data, err := files.ReadFile(name, 0)
+		if err != nil {
+			data = []byte("include 1.conf\n")
+		}
+		if _, err := Import(name, data, files); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// What somebody has set in LIO and is lost is told, and what nobody has touched is not; a regular file is no
+// device, wherever it lies.
+func TestImportTellsSettings(t *testing.T) {
+	r, err := Import("x", []byte(`{"storage_objects": [
+			{"plugin": "fileio", "name": "f", "dev": "/dev/shm/disk.img", "size": 1048576},
+			{"plugin": "fileio", "name": "g", "dev": "/dev/plain.img", "size": 1048576},
+			{"plugin": "fileio", "name": "h", "dev": "/dev/sdx", "size": 1048576}],
+		"targets": [{"fabric": "iscsi", "wwn": "iqn.2003-01.org:one", "tpgs": [{"tag": 1, "enable": true,
+			"attributes": {"generate_node_acls": 0, "default_cmdsn_depth": 16, "authentication": 0},
+			"parameters": {"HeaderDigest": "CRC32C", "DataDigest": "CRC32C,None", "MaxConnections": "1"},
+			"portals": [{"ip_address": "192.0.2.1", "port": 3260}],
+			"luns": [{"index": 0, "storage_object": "/backstores/fileio/f"}],
+			"node_acls": [{"node_wwn": "iqn.2003-01.org:client", "tcq_depth": 8, "mapped_luns": [{"index": 0, "tpg_lun": 0}]},
+				{"node_wwn": "iqn.2003-01.org:other", "tcq_depth": 64, "mapped_luns": [{"index": 0, "tpg_lun": 0}]}]}]}]}`),
+		machine{"dev/plain.img": &fstest.MapFile{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	remarks := strings.Join(r.Remarks, "\n")
+	for _, want := range []string{"not taken over: default_cmdsn_depth=16, HeaderDigest=CRC32C (", "the queue depth 8 of iqn.2003-01.org:client"} {
+		if !strings.Contains(remarks, want) {
+			t.Errorf("the remarks do not say %q:\n%s", want, remarks)
+		}
+	}
+	for _, not := range []string{"DataDigest", "MaxConnections", "org:other"} {
+		if strings.Contains(remarks, not) {
+			t.Errorf("the remarks say %q:\n%s", not, remarks)
+		}
+	}
+	for _, want := range []string{"f: {type: file,", "g: {type: file,", "h: {type: device,", "\nstate: "} {
+		if !strings.Contains(string(r.YAML), want) {
+			t.Errorf("the result does not say %q:\n%s", want, r.YAML)
 		}
 	}
 }
@@ -55,7 +206,7 @@ func TestImportIsValid(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := Import("x", data)
+	r, err := Import("x", data, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +253,7 @@ func TestCoveredPortalIsTold(t *testing.T) {
 		return `{"fabric": "iscsi", "wwn": "iqn.2003-01.org:` + name + `", "tpgs": [{"tag": 1, "enable": true,
 			"attributes": {"generate_node_acls": 1}, "portals": [{"ip_address": "` + address + `", "port": 3260}]}]}`
 	}
-	r, err := Import("x", []byte(`{"targets": [`+target("one", "192.0.2.1")+`,`+target("all", "0.0.0.0")+`]}`))
+	r, err := Import("x", []byte(`{"targets": [`+target("one", "192.0.2.1")+`,`+target("all", "0.0.0.0")+`]}`), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +269,7 @@ func TestCoveredPortalIsTold(t *testing.T) {
 func TestRulesOfAnOpenGroupAreTold(t *testing.T) {
 	r, err := Import("x", []byte(`{"targets": [{"fabric": "iscsi", "wwn": "iqn.2003-01.org:one", "tpgs": [{"tag": 1, "enable": true,
 		"attributes": {"generate_node_acls": 1}, "portals": [{"ip_address": "192.0.2.1", "port": 3260}],
-		"node_acls": [{"node_wwn": "iqn.2003-01.org:client", "mapped_luns": [{"index": 0, "tpg_lun": 1}]}]}]}]}`))
+		"node_acls": [{"node_wwn": "iqn.2003-01.org:client", "mapped_luns": [{"index": 0, "tpg_lun": 1}]}]}]}]}`), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +292,7 @@ func TestImportRefuses(t *testing.T) {
 		"<a>\n<a>\n<a>\n<a>\n<a>":       "sections in sections",
 		strings.Repeat("x", maxBytes+1): "hardly the file",
 	} {
-		if _, err := Import("f", []byte(text)); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+		if _, err := Import("f", []byte(text), nil); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%.30q: %v, which does not say %q in one line", text, err, want)
 		}
 	}
@@ -159,7 +310,7 @@ func FuzzImport(f *testing.F) {
 	}
 	f.Add([]byte("<target \"a b\">\nbacking-store \"/x\\y \u2028\"\n</target>"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		r, err := Import("name\nof file", data)
+		r, err := Import("name\nof file", data, nil)
 		if err != nil {
 			return
 		}

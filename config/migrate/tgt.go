@@ -1,28 +1,38 @@
 package migrate
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"net"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-
-	"oneshot/config"
 )
 
 // directive is a line of targets.conf, or a section with what is in it.
 type directive struct {
-	line     int
+	at       string // "line 3", or "/etc/tgt/conf.d/a.conf, line 3"
 	name     string
 	args     []string
 	section  bool
 	children []directive
 }
 
+// value is all that stands behind the name.
+func (d *directive) value() string { return strings.Join(d.args, " ") }
+
+// tgtParser is what is known of the file that is parsed.
+type tgtParser struct {
+	name     string
+	nesting  int  // files around it
+	included *int // files read so far
+}
+
 // parseTGT reads the format of Apache's configuration that tgt-admin understands: "name
-// arguments", <name arguments> to </name>, comments from # on.
-func parseTGT(text string) ([]directive, error) {
+// arguments", <name arguments> to </name>, comments from # on, "include PATTERN" anywhere.
+func (m *model) parseTGT(p *tgtParser, text string) ([]directive, error) {
 	type open struct {
 		d    *directive
 		list *[]directive
@@ -31,9 +41,19 @@ func parseTGT(text string) ([]directive, error) {
 	stack := []open{{nil, &root}}
 	for i, line := range strings.Split(text, "\n") {
 		line = strings.TrimSpace(stripComment(strings.TrimSuffix(line, "\r")))
+		at := fmt.Sprintf("line %d", i+1)
+		if p.nesting > 0 {
+			at = p.name + ", " + at
+		}
 		top := stack[len(stack)-1]
 		switch {
 		case line == "":
+		case strings.HasPrefix(line, "<<include") && strings.HasSuffix(line, ">>"):
+			list, err := m.include(p, strings.TrimSpace(line[len("<<include"):len(line)-len(">>")]), at)
+			if err != nil {
+				return nil, err
+			}
+			*top.list = append(*top.list, list...)
 		case strings.HasPrefix(line, "</"):
 			name := strings.TrimSuffix(strings.TrimPrefix(line, "</"), ">")
 			if top.d == nil || !strings.EqualFold(strings.TrimSpace(name), top.d.name) {
@@ -49,15 +69,24 @@ func parseTGT(text string) ([]directive, error) {
 			if len(stack) > maxDepth {
 				return nil, fmt.Errorf("line %d: sections in sections in sections", i+1)
 			}
-			d := &directive{line: i + 1, name: strings.ToLower(words[0]), args: words[1:], section: true}
+			d := &directive{at: at, name: strings.ToLower(words[0]), args: words[1:], section: true}
 			stack = append(stack, open{d, &d.children})
 		default:
 			w := words(line)
-			*top.list = append(*top.list, directive{line: i + 1, name: strings.ToLower(w[0]), args: w[1:]})
+			d := directive{at: at, name: strings.ToLower(w[0]), args: w[1:]}
+			if d.name != "include" || len(d.args) == 0 {
+				*top.list = append(*top.list, d)
+				continue
+			}
+			list, err := m.include(p, d.value(), at)
+			if err != nil {
+				return nil, err
+			}
+			*top.list = append(*top.list, list...)
 		}
 	}
 	if top := stack[len(stack)-1]; top.d != nil {
-		return nil, fmt.Errorf("line %d: <%s> is not closed", top.d.line, top.d.name)
+		return nil, fmt.Errorf("%s: <%s> is not closed", top.d.at, top.d.name)
 	}
 	return root, nil
 }
@@ -107,18 +136,18 @@ func words(line string) []string {
 }
 
 func (m *model) readTGT(text string) error {
-	list, err := parseTGT(text)
+	list, err := m.parseTGT(&tgtParser{name: m.name, included: new(int)}, text)
 	if err != nil {
 		return fmt.Errorf("this is neither a saveconfig.json of targetcli nor a targets.conf of tgt: %w", err)
 	}
-	for i := range list {
-		d := &list[i]
+	isns := make(map[string]string)
+	for _, d := range merged(list) {
 		switch {
 		case d.section && d.name == "target" && len(d.args) == 1:
 			m.tgtTarget(d)
-		case d.name == "default-driver" && slices.Equal(d.args, []string{"iscsi"}):
-		case d.name == "include":
-			m.remark("line %d: the files %s are not read: import them one by one", d.line, strings.Join(d.args, " "))
+		case d.name == "default-driver" && slices.Equal(d.args, []string{"iscsi"}), d.name == "ignore-errors":
+		case strings.HasPrefix(d.name, "isns"):
+			isns[d.name] = d.value()
 		case d.name == "incomingdiscoveryuser" && len(d.args) == 2:
 			m.discovery.chap = credentials{d.args[0], d.args[1]}
 		case d.name == "outgoingdiscoveryuser" && len(d.args) == 2:
@@ -128,7 +157,10 @@ func (m *model) readTGT(text string) error {
 		}
 	}
 	if len(m.targets) == 0 {
-		return errors.New("it describes no target: is it a saveconfig.json of targetcli, or a targets.conf of tgt?")
+		return m.nothing()
+	}
+	if server := isns["isnsserverip"]; strings.EqualFold(isns["isns"], "on") && server != "" {
+		m.isns = net.JoinHostPort(server, cmp.Or(isns["isnsserverport"], "3205"))
 	}
 	m.checkSecrets("discovery", m.discovery)
 	m.addPortal(portal{"*:3260"}) // where tgtd listens
@@ -137,8 +169,34 @@ func (m *model) readTGT(text string) error {
 	return nil
 }
 
+// nothing says that there is no target, and, in the same line, what else was noted.
+func (m *model) nothing() error {
+	err := errors.New("it describes no target: is it a saveconfig.json of targetcli, or a targets.conf of tgt?")
+	if len(m.remarks) > 0 {
+		err = fmt.Errorf("it describes no target that can be taken over (%s)", strings.Join(m.remarks, "; "))
+	}
+	return err
+}
+
+// merged joins sections for one target, as tgt-admin does.
+func merged(list []directive) (all []*directive) {
+	first := make(map[string]*directive)
+	for i := range list {
+		d := &list[i]
+		if d.section && d.name == "target" && len(d.args) == 1 {
+			if before := first[d.args[0]]; before != nil {
+				before.children = append(before.children, d.children...)
+				continue
+			}
+			first[d.args[0]] = d
+		}
+		all = append(all, d)
+	}
+	return all
+}
+
 func (m *model) leftOut(d *directive) {
-	m.remark("line %d: %s is not taken over", d.line, strings.Join(append([]string{d.name}, d.shown()...), " "))
+	m.remark("%s: %s is not taken over", d.at, strings.Join(append([]string{d.name}, d.shown()...), " "))
 }
 
 // shown are the arguments without secrets.
@@ -149,27 +207,27 @@ func (d *directive) shown() []string {
 	return d.args
 }
 
-// tgtDefaults are what a target says for all its LUNs.
-type tgtDefaults struct {
-	through, readOnly bool
-	blockSize         int
-	vendor, product   string
+// tgtOptions are what a target says for all its LUNs, or one LUN for itself.
+type tgtOptions struct {
+	through, direct, readOnly, removable bool
+	blockSize, physicalShift             int
+	vendor, product, serial              string
+	deviceType, storeType                string // empty: disk, and rdwr
+	lun                                  int    // 0: not said, for LUN 0 is tgt's controller
 }
 
 func (m *model) tgtTarget(d *directive) {
 	t := target{iqn: d.args[0]}
 	where := fmt.Sprintf("target %s", t.iqn)
-	var defaults tgtDefaults
-	for i := range d.children {
-		m.tgtDefault(&d.children[i], &defaults)
-	}
-	next, byAddress := 1, false // LUN 0 is tgt's controller
+	var options tgtOptions
+	byAddress := false
 	var chaps []credentials
+	var stores []*directive
 	for i := range d.children {
 		c := &d.children[i]
 		switch {
-		case (c.name == "backing-store" || c.name == "direct-store") && len(c.args) == 1:
-			next = m.tgtStore(c, defaults, &t, next)
+		case (c.name == "backing-store" || c.name == "direct-store") && len(c.args) > 0:
+			stores = append(stores, c)
 		case c.name == "incominguser" && len(c.args) == 2:
 			chaps = append(chaps, credentials{c.args[0], c.args[1]})
 		case c.name == "outgoinguser" && len(c.args) == 2:
@@ -180,7 +238,8 @@ func (m *model) tgtTarget(d *directive) {
 			}
 		case c.name == "initiator-address" && len(c.args) == 1:
 			byAddress = byAddress || !strings.EqualFold(c.args[0], "ALL")
-		case c.name == "driver" && slices.Equal(c.args, []string{"iscsi"}), isTGTDefault(c):
+		case c.name == "driver" && slices.Equal(c.args, []string{"iscsi"}), c.name == "controller_tid":
+		case m.tgtOption(c, &options):
 		default:
 			m.leftOut(c)
 		}
@@ -192,6 +251,7 @@ func (m *model) tgtTarget(d *directive) {
 	if byAddress {
 		m.remark("%s: the addresses of initiators are not looked at, only their names", where)
 	}
+	m.tgtStores(&t, stores, options)
 	if len(chaps) > 0 {
 		t.auth.chap = chaps[0]
 	}
@@ -206,68 +266,110 @@ func (m *model) tgtTarget(d *directive) {
 	m.targets = append(m.targets, t)
 }
 
-func isTGTDefault(d *directive) bool {
-	switch d.name {
-	case "write-cache", "readonly", "block-size", "vendor_id", "product_id":
-		return len(d.args) == 1
-	}
-	return false
-}
+// Lengths of what INQUIRY says, SPC-4 §6.6.2. tgt cuts off what is longer, too.
+const (
+	vendorLen  = 8
+	productLen = 16
+	serialLen  = 32
+)
 
-// tgtDefault takes what holds for the LUNs behind it, or for all in a target.
-func (m *model) tgtDefault(d *directive, t *tgtDefaults) {
-	if !isTGTDefault(d) {
-		return
+// tgtOption takes an option of LUNs. False: it is none.
+func (m *model) tgtOption(d *directive, t *tgtOptions) bool {
+	if len(d.args) == 0 || d.section {
+		return false
 	}
-	value := d.args[0]
+	value := d.value()
+	number := func(n *int) bool {
+		v, err := strconv.Atoi(value)
+		if err == nil {
+			*n = v
+		}
+		return err == nil
+	}
 	switch d.name {
 	case "write-cache":
 		t.through = strings.EqualFold(value, "off")
+	case "bsoflags":
+		t.direct, t.through = strings.Contains(value, "direct"), t.through || strings.Contains(value, "sync")
 	case "readonly":
 		t.readOnly = isSet(value)
+	case "removable":
+		t.removable = isSet(value)
 	case "vendor_id":
-		t.vendor = value
+		t.vendor = value[:min(len(value), vendorLen)]
 	case "product_id":
-		t.product = value
+		t.product = value[:min(len(value), productLen)]
+	case "scsi_sn":
+		t.serial = value[:min(len(value), serialLen)]
+	case "device-type":
+		t.deviceType = value
+	case "bs-type":
+		t.storeType = value
 	case "block-size":
-		n, err := strconv.Atoi(value)
-		if err != nil {
-			m.leftOut(d)
-			return
+		return number(&t.blockSize)
+	case "lbppbe":
+		return number(&t.physicalShift)
+	case "lun":
+		return number(&t.lun)
+	default:
+		return false
+	}
+	return true
+}
+
+// tgtStores adds the stores of a target and their LUNs. What has no number gets the lowest that is free, those
+// of backing-store first.
+func (m *model) tgtStores(t *target, stores []*directive, defaults tgtOptions) {
+	slices.SortStableFunc(stores, func(a, b *directive) int { return cmp.Compare(a.name, b.name) })
+	options := make([]tgtOptions, len(stores))
+	taken := make(map[int]bool)
+	for i, d := range stores {
+		o := defaults
+		for j := range d.children {
+			if c := &d.children[j]; !m.tgtOption(c, &o) {
+				m.leftOut(c)
+			}
 		}
-		t.blockSize = n
+		options[i], taken[o.lun] = o, true
+	}
+	next := 1
+	for i, d := range stores {
+		o := &options[i]
+		for o.lun == 0 {
+			if !taken[next] {
+				o.lun = next
+			}
+			next++
+		}
+		m.tgtStore(t, d, o)
 	}
 }
 
-// tgtStore adds a store and its LUN, and returns the number for the next LUN.
-func (m *model) tgtStore(d *directive, def tgtDefaults, t *target, next int) int {
-	l := lun{number: next}
-	for i := range d.children {
-		c := &d.children[i]
-		switch {
-		case isTGTDefault(c):
-			m.tgtDefault(c, &def)
-		case c.name == "lun" && len(c.args) == 1:
-			if n, err := strconv.Atoi(c.args[0]); err == nil {
-				l.number = n
-			}
-		case c.name == "scsi_sn" && len(c.args) == 1:
-			l.serial = c.args[0]
-		default:
-			m.leftOut(c)
-		}
+// tgtStore adds a store and its LUN.
+func (m *model) tgtStore(t *target, d *directive, o *tgtOptions) {
+	path := d.value()
+	where := fmt.Sprintf("%s: LUN %d of target %s", d.at, o.lun, t.iqn)
+	switch {
+	case o.deviceType != "" && o.deviceType != "disk":
+		m.remark("%s is of the device type %s, and all LUNs are disks here: left out", where, o.deviceType)
+		return
+	case !slices.Contains([]string{"", "rdwr", "aio"}, o.storeType):
+		m.remark("%s, %s, has bs-type %s, which has no counterpart: left out", where, path, o.storeType)
+		return
 	}
-	s := store{kind: string(config.StoreFile), path: d.args[0], through: def.through}
-	if strings.HasPrefix(s.path, "/dev/") {
-		s.kind = string(config.StoreDevice)
+	s := store{kind: string(m.kindOf(path)), path: path, through: o.through, direct: o.direct}
+	l := lun{
+		number: o.lun, readOnly: o.readOnly, removable: o.removable,
+		vendor: o.vendor, product: o.product, serial: o.serial,
 	}
-	l.readOnly = def.readOnly
-	if def.blockSize != 512 {
-		l.blockSize = def.blockSize
+	if o.blockSize != 512 {
+		l.blockSize = o.blockSize
 	}
-	l.vendor, l.product = def.vendor, def.product
+	if o.physicalShift > 0 && o.physicalShift < 8 {
+		l.physical = cmp.Or(o.blockSize, 512) << o.physicalShift
+	}
 	if d.name == "direct-store" {
-		m.remark("line %d: %s is not passed through but served as a disk of our own", d.line, s.path)
+		m.remark("%s: %s is not passed through but served as a disk of our own", d.at, path)
 	}
 	if at := slices.IndexFunc(m.stores, func(o store) bool { return o.path == s.path }); at >= 0 {
 		s.name = m.stores[at].name // shown twice
@@ -277,5 +379,4 @@ func (m *model) tgtStore(d *directive, def tgtDefaults, t *target, next int) int
 	}
 	l.store = s.name
 	t.luns = append(t.luns, l)
-	return max(next, l.number) + 1
 }
