@@ -8,47 +8,38 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"oneshot/internal/iov"
 	"oneshot/internal/serial"
 	"oneshot/iscsi/pdu"
 )
 
 // sender is what is to be written: headers of its own, and data where it lies.
 type sender struct {
+	iov.Batch
 	head    []byte
-	iov     []unix.Iovec
-	first   int        // iov[first:] is to be written
-	mine    bool       // the last of iov is of head
+	mine    bool       // the last piece is of head
 	blocked bool       // the socket is full; the goroutine write goes on
 	late    []*Command // answered before all of their data was written
 	kick    chan struct{}
 }
 
-// maxIovecs is how many a writev takes.
-const maxIovecs = 1024
-
 // push adds b, which must stay as it is until it is written.
 func (o *sender) push(b []byte) {
-	if len(b) == 0 {
-		return
+	if len(b) > 0 {
+		o.Add(b)
+		o.mine = false
 	}
-	v := unix.Iovec{Base: unsafe.SliceData(b)}
-	v.SetLen(len(b))
-	o.iov = append(o.iov, v)
-	o.mine = false
 }
 
 // own adds what was appended to head from start on, to the last piece if it is of head, too.
 func (o *sender) own(start int) {
 	b := o.head[start:]
-	if n := len(o.iov); o.mine && n > o.first && len(b) > 0 {
-		last := &o.iov[n-1]
-		if uintptr(unsafe.Pointer(last.Base))+uintptr(last.Len) == uintptr(unsafe.Pointer(unsafe.SliceData(b))) {
-			last.Len += uint64(len(b))
-			return
-		}
-	}
-	if len(b) > 0 {
-		o.push(b)
+	switch {
+	case len(b) == 0:
+	case o.mine && o.Continues(b): // head may have moved
+		o.Extend(len(b))
+	default:
+		o.Add(b)
 		o.mine = true
 	}
 }
@@ -59,30 +50,12 @@ func (o *sender) holds(c *Command) bool {
 		return false
 	}
 	from := uintptr(unsafe.Pointer(unsafe.SliceData(c.Out)))
-	for _, v := range o.iov[o.first:] {
+	for _, v := range o.Pending() {
 		if at := uintptr(unsafe.Pointer(v.Base)); at >= from && at < from+uintptr(len(c.Out)) {
 			return true
 		}
 	}
 	return false
-}
-
-// written notes n bytes as written.
-func (o *sender) written(n int) {
-	for n > 0 {
-		v := &o.iov[o.first]
-		if uint64(n) < v.Len {
-			v.Base = (*byte)(unsafe.Add(unsafe.Pointer(v.Base), n))
-			v.Len -= uint64(n)
-			return
-		}
-		n -= int(v.Len)
-		*v = unix.Iovec{}
-		o.first++
-	}
-	if o.first == len(o.iov) {
-		o.iov, o.first, o.head = o.iov[:0], 0, o.head[:0]
-	}
 }
 
 // sendHeader adds the digest to the header that was appended to head from start on, and queues both.
@@ -191,21 +164,20 @@ func (m *tcp) poke() {
 
 // send writes as much as the socket takes. False: not all.
 func (m *tcp) send() bool {
-	for len(m.out.iov) > m.out.first {
-		v := m.out.iov[m.out.first:]
-		v = v[:min(len(v), maxIovecs)]
-		n, _, errno := unix.Syscall(unix.SYS_WRITEV, uintptr(m.fd), uintptr(unsafe.Pointer(&v[0])), uintptr(len(v)))
+	for !m.out.Empty() {
+		n, errno := iov.Writev(m.fd, m.out.Next())
 		m.count.writes++
-		switch {
-		case errno == unix.EINTR:
-		case errno == unix.EAGAIN:
+		switch errno {
+		case 0:
+			m.out.Advance(n)
+		case unix.EINTR:
+		case unix.EAGAIN:
 			return false
-		case errno != 0:
-			return true // the reader learns of it
 		default:
-			m.out.written(int(n))
+			return true // the reader learns of it
 		}
 	}
+	m.out.head = m.out.head[:0]
 	for _, c := range m.out.late {
 		m.s.finish(c)
 	}

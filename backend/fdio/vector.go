@@ -2,12 +2,14 @@ package fdio
 
 import (
 	"errors"
+	"math"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"oneshot/backend"
 	"oneshot/internal/invariant"
+	"oneshot/internal/iov"
 )
 
 // errTruncated: a read met the end of the file before the end of the store.
@@ -25,11 +27,11 @@ const (
 const maxIOV = 64
 
 // do calls the kernel once.
-func (c vectorCall) do(fd int, iov []unix.Iovec, off int64, flags int) (int, error) {
+func (c vectorCall) do(fd int, v []unix.Iovec, off int64, flags int) (int, error) {
 	// The offset goes in two halves, which a 64-bit kernel puts together again such that
 	// the upper one does not matter.
-	n, _, errno := unix.Syscall6(uintptr(c), uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(iov))),
-		uintptr(len(iov)), uintptr(off), uintptr(off>>63), uintptr(flags))
+	n, _, errno := unix.Syscall6(uintptr(c), uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(v))),
+		uintptr(len(v)), uintptr(off), uintptr(off>>63), uintptr(flags))
 	if errno != 0 {
 		return 0, errno
 	}
@@ -60,14 +62,14 @@ func (s *Store) transfer(call vectorCall, segs [][]byte, off int64, flags int) (
 // transfer moves bytes between segs and the file at off until all are moved, and returns
 // how many were.
 func transfer(call vectorCall, fd int, segs [][]byte, off int64, flags int) (int64, error) {
-	var iov [maxIOV]unix.Iovec
+	var v [maxIOV]unix.Iovec
 	var done int64
-	for c := (cursor{segs: segs}); ; {
-		v := iov[:c.fill(&iov)]
-		if len(v) == 0 {
+	for c := iov.At(segs, 0); ; {
+		k, _ := c.Fill(v[:], math.MaxInt)
+		if k == 0 {
 			return done, nil
 		}
-		n, err := call.do(fd, v, off+done, flags)
+		n, err := call.do(fd, v[:k], off+done, flags)
 		switch {
 		case err == unix.EINTR:
 			continue
@@ -76,63 +78,8 @@ func transfer(call vectorCall, fd int, segs [][]byte, off int64, flags int) (int
 		case n == 0:
 			return done, errTruncated
 		}
-		c.advance(n)
+		c.Advance(n)
 		done += int64(n)
-	}
-}
-
-// cursor is what is still to go of a scatter/gather list.
-type cursor struct {
-	segs [][]byte
-	skip int // bytes of segs[0] that are done
-}
-
-// fill describes the next segments to the kernel, and returns how many.
-func (c *cursor) fill(iov *[maxIOV]unix.Iovec) int {
-	n, skip := 0, c.skip
-	for _, seg := range c.segs {
-		if n == maxIOV {
-			break
-		}
-		if seg = seg[skip:]; len(seg) > 0 {
-			iov[n].Base = unsafe.SliceData(seg)
-			iov[n].SetLen(len(seg))
-			n++
-		}
-		skip = 0
-	}
-	return n
-}
-
-// advance counts n bytes as done.
-func (c *cursor) advance(n int) {
-	for n > 0 {
-		if left := len(c.segs[0]) - c.skip; n < left {
-			c.skip += n
-			return
-		} else {
-			n -= left
-		}
-		c.segs, c.skip = c.segs[1:], 0
-	}
-}
-
-// copy moves bytes between b and the segments, into the latter if in is set, until either
-// is used up.
-func (c *cursor) copy(b []byte, in bool) {
-	n := 0
-	for len(c.segs) > 0 && n < len(b) {
-		seg := c.segs[0][c.skip:]
-		var k int
-		if in {
-			k = copy(seg, b[n:])
-		} else {
-			k = copy(b[n:], seg)
-		}
-		n += k
-		if c.skip += k; c.skip == len(c.segs[0]) {
-			c.segs, c.skip = c.segs[1:], 0
-		}
 	}
 }
 
@@ -153,16 +100,16 @@ func (s *Store) move(call vectorCall, op *backend.Op, flags int, w *worker) (int
 }
 
 func (s *Store) moveBounced(call vectorCall, op *backend.Op, flags int, w *worker) (int64, error) {
-	c := cursor{segs: op.Segs}
+	c := iov.At(op.Segs, 0)
 	buf := w.bounceBuffer(s)
 	for done := int64(0); done < op.Len; {
 		piece := [1][]byte{buf[:min(int64(len(buf)), op.Len-done)]}
 		if call == pwritev2 {
-			c.copy(piece[0], false)
+			c.CopyOut(piece[0])
 		}
 		n, err := s.transfer(call, piece[:], op.Off+done, flags)
 		if call == preadv2 {
-			c.copy(piece[0][:n], true)
+			c.CopyIn(piece[0][:n])
 		}
 		if done += n; err != nil {
 			return done, err

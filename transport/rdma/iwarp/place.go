@@ -5,6 +5,7 @@ import (
 	"log/slog"
 
 	"oneshot/ddp"
+	"oneshot/internal/iov"
 	"oneshot/stag"
 	"oneshot/transport/rdma"
 )
@@ -32,7 +33,7 @@ var (
 // Format.Prefix asks for is there. ErrStall: later; nothing has changed.
 func (q *queuePair) place(b []byte) error {
 	x := &q.rx
-	x.left, x.cur = 0, cursor{}
+	x.left, x.cur = 0, iov.Cursor{}
 	if !x.open {
 		// RFC 5044 §7.1.2: now a responder may send as well.
 		x.open = true
@@ -120,7 +121,7 @@ func (q *queuePair) placeSend() error {
 		return errTooLong
 	}
 	x.left = n
-	x.cur = cursorAt(x.recv.segs, x.got)
+	x.cur = iov.At(x.recv.segs, x.got)
 	return nil
 }
 
@@ -168,15 +169,6 @@ func (q *queuePair) pinReceive() error {
 	return nil
 }
 
-// cursorAt returns a cursor that stands n octets behind the beginning of segs.
-func cursorAt(segs [][]byte, n int) cursor {
-	for n > 0 && n >= len(segs[0]) {
-		n -= len(segs[0])
-		segs = segs[1:]
-	}
-	return cursor{segs: segs, off: n}
-}
-
 func (q *queuePair) placeWrite() error {
 	x := &q.rx
 	h, n := x.seg.Header, x.seg.PayloadLen()
@@ -189,7 +181,7 @@ func (q *queuePair) placeWrite() error {
 	}
 	x.ref = ref
 	x.pieces = x.ref.Append(x.pieces[:0], 0, uint64(n))
-	x.left, x.cur = n, cursor{segs: x.pieces}
+	x.left, x.cur = n, iov.At(x.pieces, 0)
 	return nil
 }
 
@@ -234,7 +226,7 @@ func (q *queuePair) placeResponse() error {
 		return errResponseTO
 	}
 	x.pieces = append(x.pieces[:0], w.segs...) // for the send queue may move
-	x.left, x.cur = n, cursorAt(x.pieces, w.got)
+	x.left, x.cur = n, iov.At(x.pieces, w.got)
 	return nil
 }
 

@@ -2,15 +2,14 @@ package iwarp
 
 import (
 	"errors"
-	"io"
 	"runtime"
 	"sync"
 	"sync/atomic"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"oneshot/ddp"
+	"oneshot/internal/iov"
 	"oneshot/stag"
 	"oneshot/transport/rdma"
 )
@@ -52,8 +51,8 @@ type rx struct {
 	// The FPDU under way.
 	partial bool
 	seg     ddp.Segment
-	cur     cursor // where its payload goes
-	left    int    // octets of payload to come
+	cur     iov.Cursor // where its payload goes
+	left    int        // octets of payload to come
 	crc     uint32
 	fail    error // what is wrong with it; reported if its CRC is good
 	ref     stag.Ref
@@ -184,8 +183,8 @@ func (q *queuePair) park() {
 		return
 	}
 	x.parked = make([]byte, n)
-	for b, cur := x.parked, cursorAt(x.recv.segs, 0); len(b) > 0; {
-		b = b[copy(b, cur.next(len(b))):]
+	for b, cur := x.parked, iov.At(x.recv.segs, 0); len(b) > 0; {
+		b = b[copy(b, cur.Next(len(b))):]
 	}
 	x.taken = false
 	unpinAll(x.recv.regions)
@@ -219,8 +218,8 @@ func (q *queuePair) unpark() error {
 		q.closeReceive(rdma.StatusLocalLength, errTooLong)
 		return errTooLong
 	}
-	for cur := cursorAt(x.recv.segs, 0); len(b) > 0; {
-		b = b[copy(cur.next(len(b)), b):]
+	for cur := iov.At(x.recv.segs, 0); len(b) > 0; {
+		b = b[copy(cur.Next(len(b)), b):]
 	}
 	if x.partial && x.fail == nil && x.seg.Message.IsSend() {
 		n := x.placing()
@@ -228,7 +227,7 @@ func (q *queuePair) unpark() error {
 			q.closeReceive(rdma.StatusLocalLength, errTooLong)
 			return errTooLong
 		}
-		x.cur = cursorAt(x.recv.segs, n)
+		x.cur = iov.At(x.recv.segs, n)
 	}
 	return nil
 }
@@ -304,14 +303,14 @@ func (q *queuePair) readv() (n int, err error) {
 	x := &q.rx
 	k, direct, room := 0, 0, x.room
 	if x.partial && x.left > 0 && x.r == x.w && x.fail == nil {
-		k, direct = x.vector()
+		k, direct = x.cur.Fill(x.iov[:maxSegs], x.left)
 		if room = behind; direct < x.left {
 			room = 0 // what follows belongs to memory that is not in the vector
 		}
 	}
 	room = min(room, inLen-x.w)
 	if room > 0 {
-		x.iov[k] = vec(x.in[x.w : x.w+room])
+		x.iov[k] = iov.Of(x.in[x.w : x.w+room])
 		k++
 	}
 	n, err = readv(q.fd, x.iov[:k])
@@ -328,33 +327,11 @@ func (q *queuePair) readv() (n int, err error) {
 	return n, nil
 }
 
-// vector describes the memory for the payload under way.
-func (x *rx) vector() (k, n int) {
-	off := x.cur.off
-	for _, b := range x.cur.segs {
-		b = b[off:]
-		off = 0
-		if len(b) > x.left-n {
-			b = b[:x.left-n]
-		}
-		if len(b) == 0 {
-			continue
-		}
-		if k == maxSegs {
-			break
-		}
-		x.iov[k] = vec(b)
-		k++
-		n += len(b)
-	}
-	return k, n
-}
-
 // consume notes that n octets were read straight to their place.
 func (x *rx) consume(n int, crc bool) {
 	x.left -= n
 	for n > 0 {
-		b := x.cur.next(n)
+		b := x.cur.Next(n)
 		n -= len(b)
 		if crc {
 			x.crc = ddp.CRC(x.crc, b)
@@ -362,24 +339,13 @@ func (x *rx) consume(n int, crc bool) {
 	}
 }
 
-// readv reads without blocking; 0 and no error: nothing there.
-func readv(fd int, iov []unix.Iovec) (int, error) {
-	for {
-		n, _, e := unix.RawSyscall(unix.SYS_READV, uintptr(fd), uintptr(unsafe.Pointer(&iov[0])), uintptr(len(iov)))
-		switch {
-		case e == unix.EINTR:
-			continue
-		case e == unix.EAGAIN:
-			return 0, nil
-		case e != 0:
-			return 0, e
-		case n == 0:
-			return 0, io.EOF
-		}
-		runtime.KeepAlive(iov)
+// readv is iov.Readv.
+func readv(fd int, v []unix.Iovec) (int, error) {
+	n, err := iov.Readv(fd, v)
+	if n > 0 {
 		afterRead()
-		return int(n), nil
 	}
+	return n, err
 }
 
 // parse handles the octets in the buffer until more are needed.
@@ -435,7 +401,7 @@ func (q *queuePair) fpdu() (bool, error) {
 		return false, err
 	}
 	for p := b[x.seg.PayloadOffset() : ddp.LengthLen+n]; x.left > 0; {
-		to := x.cur.next(x.left)
+		to := x.cur.Next(x.left)
 		p = p[copy(to, p):]
 		x.left -= len(to)
 	}
@@ -499,7 +465,7 @@ func (q *queuePair) part() (bool, error) {
 		}
 		if x.fail == nil {
 			for p := b; len(p) > 0; {
-				p = p[copy(x.cur.next(len(p)), p):]
+				p = p[copy(x.cur.Next(len(p)), p):]
 			}
 		}
 		x.left -= n

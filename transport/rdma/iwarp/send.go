@@ -3,18 +3,16 @@ package iwarp
 import (
 	"runtime"
 	"sync"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"oneshot/ddp"
+	"oneshot/internal/iov"
 	"oneshot/stag"
 	"oneshot/transport/rdma"
 )
 
 const (
-	// maxIOV is how many pieces one writev takes (IOV_MAX of Linux).
-	maxIOV = 1024
 	// headLen is the memory for headers, trailers and small payloads of one writev.
 	headLen = 16 << 10
 	// headReserve is the most of it that one FPDU takes.
@@ -35,29 +33,26 @@ const (
 // txBuffer is what a connection needs only while it sends.
 type txBuffer struct {
 	head [headLen]byte
-	iov  [maxIOV]unix.Iovec
+	iov  [iov.Max]unix.Iovec
 }
 
 var txBuffers = sync.Pool{New: func() any { return new(txBuffer) }}
 
 // tx is what is to leave, whole FPDUs.
 type tx struct {
-	buf         *txBuffer
-	n           int // octets of buf.head used
-	first, last int // buf.iov[first:last] is to leave
-	joint       bool
-	queued      uint64
-	sent        uint64
+	buf   *txBuffer
+	n     int       // octets of buf.head used
+	out   iov.Batch // its list is buf.iov
+	joint bool      // the last piece of out is of buf.head
 }
-
-func (x *tx) empty() bool { return x.first == x.last }
 
 // lend makes sure that there is a buffer, an empty one.
 func (x *tx) lend() {
 	if x.buf == nil {
 		x.buf = txBuffers.Get().(*txBuffer)
 	}
-	x.n, x.first, x.last, x.joint = 0, 0, 0, false
+	x.out.Use(x.buf.iov[:])
+	x.n, x.joint = 0, false
 }
 
 // giveBack gives the buffer back.
@@ -66,13 +61,16 @@ func (x *tx) giveBack() {
 		txBuffers.Put(x.buf)
 		x.buf = nil
 	}
-	x.first, x.last = 0, 0
+	x.out.Use(nil)
 }
 
 // full reports that there is no room for another FPDU.
 func (x *tx) full(start uint64) bool {
-	return headLen-x.n < headReserve || maxIOV-x.last < iovReserve || x.queued-start >= turn
+	return headLen-x.n < headReserve || x.room() < iovReserve || x.out.Queued-start >= turn
 }
+
+// room is how many pieces can be added.
+func (x *tx) room() int { return iov.Max - x.out.Pieces() }
 
 // head returns the memory for headers, to be appended to.
 func (x *tx) head() []byte { return x.buf.head[:x.n] }
@@ -81,45 +79,18 @@ func (x *tx) head() []byte { return x.buf.head[:x.n] }
 func (x *tx) commit(b []byte) {
 	n := len(b) - x.n
 	if x.joint {
-		v := &x.buf.iov[x.last-1]
-		v.SetLen(int(v.Len) + n)
+		x.out.Extend(n)
 	} else {
-		x.buf.iov[x.last] = vec(b[x.n:])
-		x.last++
+		x.out.Add(b[x.n:])
 		x.joint = true
 	}
 	x.n = len(b)
-	x.queued += uint64(n)
 }
 
 // add queues memory.
 func (x *tx) add(b []byte) {
-	x.buf.iov[x.last] = vec(b)
-	x.last++
+	x.out.Add(b)
 	x.joint = false
-	x.queued += uint64(len(b))
-}
-
-// advance notes that n octets have left.
-func (x *tx) advance(n uint64) {
-	x.sent += n
-	for n > 0 {
-		v := &x.buf.iov[x.first]
-		if n < v.Len {
-			v.Base = (*byte)(unsafe.Add(unsafe.Pointer(v.Base), n))
-			v.Len -= n
-			return
-		}
-		n -= v.Len
-		*v = unix.Iovec{}
-		x.first++
-	}
-}
-
-func vec(b []byte) (v unix.Iovec) {
-	v.Base = unsafe.SliceData(b)
-	v.SetLen(len(b))
-	return
 }
 
 // answer is a Read Response that is to be sent.
@@ -179,19 +150,19 @@ func (q *queuePair) write() wrote {
 	q.sending = true
 	defer func() {
 		q.sending = false
-		if q.tx.empty() {
+		if q.tx.out.Empty() {
 			q.tx.giveBack()
 		}
 		q.settled.Broadcast()
 	}()
 	x := &q.tx
 	for turns := 0; ; turns++ {
-		if x.empty() {
+		if x.out.Empty() {
 			q.fill()
 			q.account()
 		}
 		switch {
-		case q.dead || x.empty():
+		case q.dead || x.out.Empty():
 			return wroteAll
 		case turns == maxTurns:
 			return wroteTurns
@@ -199,7 +170,7 @@ func (q *queuePair) write() wrote {
 		n, e := q.writev()
 		switch e {
 		case 0:
-			x.advance(uint64(n))
+			x.out.Advance(n)
 			q.account()
 		case unix.EINTR:
 		case unix.EAGAIN:
@@ -212,13 +183,12 @@ func (q *queuePair) write() wrote {
 }
 
 // writev is the system call, made without the lock.
-func (q *queuePair) writev() (n uintptr, e unix.Errno) {
-	v := q.tx.buf.iov[q.tx.first:q.tx.last]
+func (q *queuePair) writev() (n int, e unix.Errno) {
+	v := q.tx.out.Next()
 	q.inWrite = true
 	q.mu.Unlock()
 	beforeWrite()
-	n, _, e = unix.RawSyscall(unix.SYS_WRITEV, uintptr(q.fd), uintptr(unsafe.Pointer(&v[0])), uintptr(len(v)))
-	runtime.KeepAlive(v)
+	n, e = iov.Writev(q.fd, v)
 	q.mu.Lock()
 	q.inWrite = false
 	q.settled.Broadcast()
@@ -281,7 +251,7 @@ func (q *queuePair) onWritable(uintptr) bool {
 
 // emptied is called when nothing is left to send for the moment.
 func (q *queuePair) emptied() {
-	if q.state != ending || q.half || q.dead || !q.tx.empty() || len(q.term) > 0 {
+	if q.state != ending || q.half || q.dead || !q.tx.out.Empty() || len(q.term) > 0 {
 		return
 	}
 	if q.final || q.sq.head == q.sq.tail && q.answers.len() == 0 {
@@ -292,7 +262,7 @@ func (q *queuePair) emptied() {
 
 // account notes what has left.
 func (q *queuePair) account() {
-	s, a, sent := &q.sq, &q.answers, q.tx.sent
+	s, a, sent := &q.sq, &q.answers, q.tx.out.Written
 	for s.sent != s.cur {
 		w := s.at(s.sent)
 		if w.end > sent {
@@ -338,7 +308,7 @@ func (q *queuePair) fill() {
 		return
 	}
 	x.lend()
-	for start := x.queued; !x.full(start) && q.fillOne(); {
+	for start := x.out.Queued; !x.full(start) && q.fillOne(); {
 	}
 }
 
@@ -382,12 +352,12 @@ func (q *queuePair) mayStart(w *wqe) bool {
 func (q *queuePair) fillAnswer(x *answer) bool {
 	size := int(x.req.Size)
 	n := min(size-x.off, q.mulpdu-ddp.TaggedLen)
-	var cur cursor
+	var cur iov.Cursor
 	if n > 0 {
 		p := x.ref.Append(q.answers.pieces[:0], uint64(x.off), uint64(n))
 		q.answers.pieces = p
-		cur.segs = p
-		n = cur.fit(n, maxIOV-q.tx.last-2)
+		cur = iov.At(p, 0)
+		n = cur.Fit(n, q.tx.room()-2)
 	}
 	last := x.off+n == size
 	q.frameTagged(ddp.Tagged{
@@ -398,7 +368,7 @@ func (q *queuePair) fillAnswer(x *answer) bool {
 	x.off += n
 	if last {
 		q.answers.cur++
-		x.end = q.tx.queued
+		x.end = q.tx.out.Queued
 		q.n.messagesOut.Add(1)
 		q.n.bytesOut.Add(uint64(size))
 	}
@@ -420,7 +390,7 @@ func (q *queuePair) fillWork(w *wqe) bool {
 			return false
 		}
 		w.pinned = true
-		w.cur.segs = w.segs
+		w.cur = iov.At(w.segs, 0)
 	}
 	switch w.op {
 	case rdma.OpWrite:
@@ -435,7 +405,7 @@ func (q *queuePair) fillWork(w *wqe) bool {
 
 // framed notes that all of the element at the front is among what is to leave.
 func (q *queuePair) framed(w *wqe) {
-	w.end = q.tx.queued
+	w.end = q.tx.out.Queued
 	q.sq.cur++
 }
 
@@ -449,7 +419,7 @@ func (q *queuePair) messageOut(w *wqe) {
 }
 
 func (q *queuePair) fillWrite(w *wqe) {
-	n := w.cur.fit(min(w.n-w.off, q.mulpdu-ddp.TaggedLen), maxIOV-q.tx.last-2)
+	n := w.cur.Fit(min(w.n-w.off, q.mulpdu-ddp.TaggedLen), q.tx.room()-2)
 	last := w.off+n == w.n
 	q.frameTagged(ddp.Tagged{
 		Control: q.format.Control(ddp.Write, last),
@@ -466,7 +436,7 @@ func (q *queuePair) fillSend(w *wqe) {
 		s.msn++
 	}
 	c := q.format.Control(w.msg, false)
-	n := w.cur.fit(min(w.n-w.off, q.mulpdu-q.format.HeaderLen(c)), maxIOV-q.tx.last-2)
+	n := w.cur.Fit(min(w.n-w.off, q.mulpdu-q.format.HeaderLen(c)), q.tx.room()-2)
 	last := w.off+n == w.n
 	if last {
 		c |= ddp.ControlLast
@@ -505,19 +475,19 @@ func (q *queuePair) readRequest(w *wqe) ddp.RDMARead {
 	return r
 }
 
-func (q *queuePair) frameTagged(t ddp.Tagged, cur *cursor) {
+func (q *queuePair) frameTagged(t ddp.Tagged, cur *iov.Cursor) {
 	q.frame(ddp.AppendTagged(q.tx.head(), t), cur, t.Payload)
 }
 
 // frame queues an FPDU whose headers were appended to tx.head, giving b, with n octets of
 // payload.
-func (q *queuePair) frame(b []byte, cur *cursor, n int) {
+func (q *queuePair) frame(b []byte, cur *iov.Cursor, n int) {
 	x := &q.tx
 	start := x.n
 	ulpdu := len(b) - start - ddp.LengthLen + n
 	if n <= copyMax {
 		for n > 0 {
-			p := cur.next(n)
+			p := cur.Next(n)
 			b = append(b, p...)
 			n -= len(p)
 		}
@@ -535,7 +505,7 @@ func (q *queuePair) frame(b []byte, cur *cursor, n int) {
 	}
 	x.commit(b)
 	for n > 0 {
-		p := cur.next(n)
+		p := cur.Next(n)
 		n -= len(p)
 		if q.crc {
 			crc = ddp.CRC(crc, p)

@@ -137,7 +137,7 @@ func TestResponderWaits(t *testing.T) {
 	e.post(rdma.Work{ID: 1, Op: rdma.OpSend, Flags: rdma.Signaled | rdma.Solicited, SGL: e.sge(0, 4)})
 	q := e.qp.(*queuePair)
 	q.mu.Lock()
-	early := q.tx.queued
+	early := q.tx.out.Queued
 	q.mu.Unlock()
 	if early != 0 {
 		t.Fatal("it sends at once")

@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"oneshot/ddp"
+	"oneshot/internal/iov"
 	"oneshot/stag"
 	"oneshot/transport/rdma"
 )
@@ -28,9 +29,9 @@ type wqe struct {
 	regions []*region
 	n       int // octets
 	got     int // octets of the Read Response
-	cur     cursor
+	cur     iov.Cursor
 	off     int    // octets framed
-	end     uint64 // tx.queued when all is framed
+	end     uint64 // tx.out.Queued when all is framed
 	inline  []byte
 }
 
@@ -329,7 +330,7 @@ func (q *queuePair) complete(w *wqe) {
 	q.unhold(w)
 	clear(w.segs)
 	clear(w.regions)
-	w.cur = cursor{}
+	w.cur = iov.Cursor{}
 	if w.internal || w.silent && w.status == rdma.StatusOK {
 		return
 	}
@@ -338,32 +339,4 @@ func (q *queuePair) complete(w *wqe) {
 		c.Bytes = w.n
 	}
 	q.sendCQ.push(&c)
-}
-
-// cursor walks over memory in pieces.
-type cursor struct {
-	segs [][]byte
-	off  int
-}
-
-// next returns the next contiguous octets, n at most.
-func (c *cursor) next(n int) []byte {
-	for c.off == len(c.segs[0]) {
-		c.segs, c.off = c.segs[1:], 0
-	}
-	b := c.segs[0][c.off:]
-	b = b[:min(n, len(b))]
-	c.off += len(b)
-	return b
-}
-
-// fit returns how many octets, n at most, lie in the next pieces.
-func (c *cursor) fit(n, pieces int) int {
-	got := -c.off
-	for i := 0; i < len(c.segs) && i < pieces; i++ {
-		if got += len(c.segs[i]); got >= n {
-			return n
-		}
-	}
-	return got
 }
