@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.." || exit 2
 go=${GO:-go}
 
 # The packages under test/ that talk to foreign programs get steps of their own.
-outside='/test/(conformance|wire|qemu|vm)(/|$)'
+outside='/test/(conformance|integrity|wire|qemu|vm)(/|$)'
 mapfile -t unit < <("$go" list ./... | grep -Ev "$outside")
 [ ${#unit[@]} -gt 0 ] || { echo "test.sh: go list finds no packages" >&2; exit 1; }
 
@@ -39,6 +39,8 @@ step "unit tests, invariants" "$go" test -tags invariants -shuffle=on "${unit[@]
 # Most of the tool's tests sleep more than they work.
 step "conformance, daemon with race detector and invariants" \
 	env ONESHOT_TARGET_RACE=1 ONESHOT_TARGET_TAGS=invariants "$go" test -count=1 -parallel 8 -timeout 15m ./test/conformance
+step "integrity under random load, daemon with race detector and invariants" \
+	env ONESHOT_TARGET_RACE=1 ONESHOT_TARGET_TAGS=invariants "$go" test -count=1 ./test/integrity
 step "captures decoded by tshark" "$go" test -count=1 ./test/wire
 step "QEMU's initiator and libiscsi's tools" "$go" test -count=1 ./test/qemu
 

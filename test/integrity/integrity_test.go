@@ -1,0 +1,177 @@
+// Package integrity sends random commands of many sessions to the daemon, over every transport, and
+// compares all that is read with a model of what each sector may hold. Connections are cut, commands
+// aborted, the configuration is changed and the daemon killed meanwhile.
+//
+// What it sends comes from a number that the log of a test names. ONESHOT_INTEGRITY_SEED repeats a
+// number (the order in which things meet is the machine's all the same), and
+// ONESHOT_INTEGRITY_COMMANDS sets how many commands a test sends.
+package integrity
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"oneshot/initiator"
+	"oneshot/test/targettest"
+)
+
+func TestMain(m *testing.M) { targettest.Main(m) }
+
+const (
+	iqn      = "iqn.2026-11.example.oneshot:"
+	diskSize = 4 << 20
+)
+
+// run is one test.
+type run struct {
+	t      *testing.T
+	target *targettest.Target
+	seed   uint64
+	aborts bool
+	faults bool // errors of the medium are to be expected
+	hosts  []*host
+	links  []*link
+	loads  [][]*worker // by host
+
+	good, lost, aborted, failed, logins atomic.Int64
+}
+
+// number is a number of the environment.
+func number(t *testing.T, name string, otherwise uint64) uint64 {
+	s := os.Getenv(name)
+	if s == "" {
+		return otherwise
+	}
+	n, err := strconv.ParseUint(s, 10, 64)
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return n
+}
+
+func newRun(t *testing.T) *run {
+	r := &run{t: t, seed: number(t, "ONESHOT_INTEGRITY_SEED", rand.Uint64())}
+	t.Logf("ONESHOT_INTEGRITY_SEED=%d", r.seed)
+	return r
+}
+
+func (r *run) start(config string) { r.target = targettest.Start(r.t, config) }
+
+// host adds an initiator port with workers that use views through portal, on a wire of that life.
+func (r *run) host(scheme, portal, target, query string, life int64, opt initiator.Options, workers int, views ...*view) {
+	r.t.Helper()
+	n := len(r.hosts)
+	wire := newLink(r.t, portal, life, r.seed+uint64(n))
+	h, err := newHost(r, n+1, fmt.Sprintf("%s://%s/%s%s%s", scheme, wire.addr, iqn, target, query), opt)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.hosts, r.links = append(r.hosts, h), append(r.links, wire)
+	var load []*worker
+	for i := range workers {
+		rng := rand.New(rand.NewPCG(r.seed, uint64(n)<<16|uint64(i)))
+		load = append(load, &worker{run: r, host: h, views: views, rng: rng})
+	}
+	r.loads = append(r.loads, load)
+}
+
+// work has all workers send commands, so many in all, while meanwhile runs, and compares in the end.
+// progress tells meanwhile how many commands are left.
+func (r *run) work(commands int64, disks []*disk, meanwhile func(ctx context.Context, left func() int64) error) {
+	r.t.Helper()
+	commands = int64(number(r.t, "ONESHOT_INTEGRITY_COMMANDS", uint64(commands)))
+	ctx, cancel := context.WithCancelCause(r.t.Context())
+	defer cancel(nil)
+	for _, h := range r.hosts {
+		context.AfterFunc(ctx, h.wake)
+	}
+	var left atomic.Int64
+	left.Store(commands)
+	var wg sync.WaitGroup
+	for _, load := range r.loads {
+		for _, w := range load {
+			wg.Go(func() {
+				if err := w.work(ctx, &left); err != nil {
+					cancel(err)
+				}
+			})
+		}
+	}
+	if meanwhile != nil {
+		if err := meanwhile(ctx, left.Load); err != nil {
+			cancel(err)
+		}
+	}
+	wg.Wait()
+	if err := context.Cause(ctx); err != nil {
+		r.t.Fatal(err)
+	}
+	r.settle(ctx, disks)
+	var cuts int64
+	for _, l := range r.links {
+		cuts += l.cuts.Load()
+	}
+	r.t.Logf("%d commands GOOD, %d aborted, %d failed, %d lost with their session; %d logins, %d connections cut",
+		r.good.Load(), r.aborted.Load(), r.failed.Load(), r.lost.Load(), r.logins.Load(), cuts)
+}
+
+// settle ends all that may be under way, and looks at all of the disks through each view.
+func (r *run) settle(ctx context.Context, disks []*disk) {
+	r.t.Helper()
+	for i, h := range r.hosts {
+		r.links[i].life.Store(0)
+		if _, err := h.use(ctx); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	for _, load := range r.loads {
+		for _, v := range load[0].views {
+			if err := load[0].settled(ctx, v); err != nil {
+				r.t.Fatal(err)
+			}
+		}
+	}
+	for _, h := range r.hosts {
+		h.close()
+	}
+	for _, d := range disks {
+		for _, w := range d.model.findings() {
+			r.t.Errorf("%s: %s", d.name, w)
+		}
+	}
+}
+
+// lives has the daemon end so many times, and start again, while there is work. end ends it.
+func (r *run) lives(lives int64, end func(life int64)) func(ctx context.Context, left func() int64) error {
+	return func(ctx context.Context, left func() int64) error {
+		whole := left()
+		for life := int64(1); life < lives; life++ {
+			for left() > whole*(lives-life)/lives && ctx.Err() == nil {
+				r.progress(ctx)
+			}
+			for _, h := range r.hosts {
+				h.rest()
+			}
+			end(life)
+			r.target.Start()
+			for _, h := range r.hosts {
+				h.up()
+			}
+		}
+		return nil
+	}
+}
+
+// progress waits until a command more has ended.
+func (r *run) progress(ctx context.Context) {
+	s, err := r.hosts[0].use(ctx)
+	if err == nil {
+		_ = s.Do(ctx, &initiator.Command{LUN: 1, CDB: make([]byte, 6)}) // TEST UNIT READY
+	}
+}

@@ -1,0 +1,311 @@
+package integrity
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// medium is a file system with one file, served over /dev/fuse (the kernel's
+// Documentation/filesystems/fuse.rst), whose power can be cut: each page that was written and not
+// synced then holds what it held before, or not. A sync can be made to fail: then pages that were to
+// become durable are forgotten, as Linux does after an error of the medium.
+//
+// The file is opened past the page cache (FOPEN_DIRECT_IO), so that what a write changes is here.
+type medium struct {
+	dir string
+	fd  int
+	wg  sync.WaitGroup
+
+	mu     sync.Mutex
+	rng    *rand.Rand       // guarded by mu
+	bytes  []byte           // guarded by mu; what is read
+	stable []byte           // guarded by mu; what a power cut leaves
+	dirty  map[int]struct{} // guarded by mu; pages of which the two may differ
+	faults int              // guarded by mu; one of so many syncs fails. 0: none
+	syncs  int              // guarded by mu
+	// lost is called when a sync has failed, with mu held.
+	lost func()
+}
+
+const mediumPage = 4096
+
+// newMedium mounts a medium whose file is of that size.
+func newMedium(t *testing.T, dir string, size int, seed uint64) *medium {
+	t.Helper()
+	m := &medium{
+		dir: dir, rng: rand.New(rand.NewPCG(seed, 3)), bytes: make([]byte, size), stable: make([]byte, size), dirty: map[int]struct{}{},
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	m.mount(t)
+	t.Cleanup(func() { m.unmount(t) })
+	return m
+}
+
+// path is that of the file.
+func (m *medium) path() string { return filepath.Join(m.dir, "disk.img") }
+
+func (m *medium) mount(t *testing.T) {
+	t.Helper()
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatalf("/dev/fuse: %v", err)
+	}
+	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,default_permissions", fd)
+	if err := unix.Mount("oneshot-test", m.dir, "fuse", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+		t.Fatalf("mount: %v", err)
+	}
+	m.fd = fd
+	// Several, for an operation may be waiting for another's answer.
+	for range 2 {
+		m.wg.Go(m.serve)
+	}
+}
+
+func (m *medium) unmount(t *testing.T) {
+	t.Helper()
+	if err := unix.Unmount(m.dir, unix.MNT_DETACH); err != nil {
+		t.Errorf("unmount: %v", err)
+	}
+	m.wg.Wait()
+	_ = unix.Close(m.fd)
+}
+
+// cut cuts the power: nobody has the file open.
+func (m *medium) cut() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for page := range m.dirty {
+		at := page * mediumPage
+		if m.rng.IntN(2) == 0 {
+			copy(m.bytes[at:at+mediumPage], m.stable[at:])
+		} else {
+			copy(m.stable[at:at+mediumPage], m.bytes[at:])
+		}
+	}
+	clear(m.dirty)
+}
+
+// fail has one of n syncs fail from now on; 0: none.
+func (m *medium) fail(n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.faults = n
+}
+
+// count returns how many syncs there were.
+func (m *medium) count() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.syncs
+}
+
+// Opcodes and layouts of include/uapi/linux/fuse.h, of version 7.31.
+const (
+	fuseLookup, fuseForget, fuseGetattr, fuseSetattr     = 1, 2, 3, 4
+	fuseOpen, fuseRead, fuseWrite, fuseStatfs            = 14, 15, 16, 17
+	fuseRelease, fuseFsync, fuseFlush, fuseInit          = 18, 20, 25, 26
+	fuseOpendir, fuseReaddir, fuseReleasedir, fuseAccess = 27, 28, 29, 34
+	fuseInterrupt, fuseDestroy, fuseBatchForget          = 36, 38, 42
+	fuseFallocate                                        = 43
+
+	fuseInHeader, fuseOutHeader = 40, 16
+	// fuseMaxWrite is the longest write of the load, so that each is one request: of those that it
+	// cuts in pieces Linux does not tell the error of a later piece, but a short count.
+	fuseMaxWrite       = 1 << 20
+	fuseDirectIO       = 1 << 0
+	rootNode, fileNode = 1, 2
+)
+
+func (m *medium) serve() {
+	b := make([]byte, fuseMaxWrite+4096)
+	for {
+		n, err := unix.Read(m.fd, b)
+		if errors.Is(err, unix.EINTR) || errors.Is(err, unix.ENOENT) {
+			continue // a request was interrupted before it was read
+		}
+		if err != nil || n < fuseInHeader {
+			return // unmounted
+		}
+		op, unique, node := le32(b[4:]), binary.LittleEndian.Uint64(b[8:]), binary.LittleEndian.Uint64(b[16:])
+		switch op {
+		case fuseForget, fuseBatchForget, fuseInterrupt:
+			continue // have no answer
+		}
+		out, errno := m.handle(op, node, b[fuseInHeader:n])
+		answer := make([]byte, fuseOutHeader, fuseOutHeader+len(out))
+		if errno == 0 {
+			answer = append(answer, out...)
+		}
+		binary.LittleEndian.PutUint32(answer, uint32(len(answer)))
+		binary.LittleEndian.PutUint32(answer[4:], uint32(-int32(errno)))
+		binary.LittleEndian.PutUint64(answer[8:], unique)
+		_, _ = unix.Write(m.fd, answer) // ENOENT: the request was interrupted
+	}
+}
+
+func le32(b []byte) uint32 { return binary.LittleEndian.Uint32(b) }
+func le64(b []byte) int    { return int(binary.LittleEndian.Uint64(b)) }
+
+func (m *medium) handle(op uint32, node uint64, in []byte) ([]byte, unix.Errno) {
+	switch op {
+	case fuseInit:
+		out := make([]byte, 64)
+		binary.LittleEndian.PutUint32(out, 7)
+		binary.LittleEndian.PutUint32(out[4:], 31)
+		binary.LittleEndian.PutUint32(out[8:], 64<<10) // max_readahead
+		const asyncRead, bigWrites, maxPages = 1 << 0, 1 << 5, 1 << 22
+		binary.LittleEndian.PutUint32(out[12:], asyncRead|bigWrites|maxPages)
+		binary.LittleEndian.PutUint16(out[28:], fuseMaxWrite/mediumPage)
+		binary.LittleEndian.PutUint32(out[20:], fuseMaxWrite)
+		binary.LittleEndian.PutUint32(out[24:], 1)
+		return out, 0
+	case fuseLookup:
+		if string(in[:len(in)-1]) != "disk.img" {
+			return nil, unix.ENOENT
+		}
+		out := make([]byte, 40, 128)
+		binary.LittleEndian.PutUint64(out, fileNode)
+		return append(out, m.attr(fileNode)...), 0
+	case fuseGetattr:
+		return append(make([]byte, 16), m.attr(node)...), 0
+	case fuseSetattr:
+		const size = 1 << 3
+		if le32(in)&size != 0 && le64(in[16:]) != len(m.bytes) {
+			return nil, unix.EPERM
+		}
+		return append(make([]byte, 16), m.attr(node)...), 0
+	case fuseOpen:
+		out := make([]byte, 16)
+		binary.LittleEndian.PutUint32(out[8:], fuseDirectIO)
+		return out, 0
+	case fuseOpendir:
+		return make([]byte, 16), 0
+	case fuseReaddir, fuseRelease, fuseReleasedir, fuseFlush, fuseAccess, fuseDestroy:
+		return nil, 0
+	case fuseStatfs:
+		out := make([]byte, 80)
+		binary.LittleEndian.PutUint64(out, 1<<30)
+		binary.LittleEndian.PutUint64(out[8:], 1<<30)
+		binary.LittleEndian.PutUint64(out[16:], 1<<30)
+		binary.LittleEndian.PutUint32(out[40:], mediumPage)
+		binary.LittleEndian.PutUint32(out[44:], 255)
+		binary.LittleEndian.PutUint32(out[48:], mediumPage)
+		return out, 0
+	case fuseRead:
+		return m.read(le64(in[8:]), int(le32(in[16:]))), 0
+	case fuseWrite:
+		const headerLen = 40
+		off, n, flags := le64(in[8:]), int(le32(in[16:])), le32(in[32:])
+		return m.write(off, in[headerLen:headerLen+n], flags&unix.O_DSYNC != 0)
+	case fuseFsync:
+		return nil, m.sync()
+	case fuseFallocate:
+		off, n, mode := le64(in[8:]), le64(in[16:]), le32(in[24:])
+		if mode&(unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_ZERO_RANGE) == 0 {
+			return nil, 0
+		}
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		clear(m.touch(off, n))
+		return nil, 0
+	}
+	return nil, unix.ENOSYS
+}
+
+func (m *medium) attr(node uint64) []byte {
+	a := make([]byte, 88)
+	mode, size := uint32(unix.S_IFREG|0o600), uint64(len(m.bytes))
+	if node == rootNode {
+		mode, size = unix.S_IFDIR|0o700, 0
+	}
+	binary.LittleEndian.PutUint64(a, node)
+	binary.LittleEndian.PutUint64(a[8:], size)
+	binary.LittleEndian.PutUint64(a[16:], size/512)
+	binary.LittleEndian.PutUint32(a[60:], mode)
+	binary.LittleEndian.PutUint32(a[64:], 1)
+	binary.LittleEndian.PutUint32(a[80:], mediumPage)
+	return a
+}
+
+func (m *medium) read(off, n int) []byte {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	off = min(off, len(m.bytes))
+	return append([]byte(nil), m.bytes[off:min(off+n, len(m.bytes))]...)
+}
+
+// touch returns the bytes of a range, whose pages are not durable from now on. mu is held.
+func (m *medium) touch(off, n int) []byte {
+	end := min(off+n, len(m.bytes))
+	for page := off / mediumPage; page*mediumPage < end; page++ {
+		m.dirty[page] = struct{}{}
+	}
+	return m.bytes[off:end]
+}
+
+func (m *medium) write(off int, data []byte, durable bool) ([]byte, unix.Errno) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if off+len(data) > len(m.bytes) {
+		return nil, unix.ENOSPC
+	}
+	copy(m.touch(off, len(data)), data)
+	if durable {
+		if m.unlucky() {
+			return nil, m.forget()
+		}
+		m.keep(off/mediumPage, (off+len(data)-1)/mediumPage)
+	}
+	out := make([]byte, 8)
+	binary.LittleEndian.PutUint32(out, uint32(len(data)))
+	return out, 0
+}
+
+// keep makes pages durable. mu is held.
+func (m *medium) keep(first, last int) {
+	for page := first; page <= last; page++ {
+		copy(m.stable[page*mediumPage:(page+1)*mediumPage], m.bytes[page*mediumPage:])
+		delete(m.dirty, page)
+	}
+}
+
+// unlucky decides whether a sync fails. mu is held.
+func (m *medium) unlucky() bool {
+	m.syncs++
+	return m.faults != 0 && m.rng.IntN(m.faults) == 0
+}
+
+// forget is what an error of the medium does: half of the dirty pages are clean from now on, with
+// what is on the medium. mu is held.
+func (m *medium) forget() unix.Errno {
+	for page := range m.dirty {
+		if m.rng.IntN(2) == 0 {
+			delete(m.dirty, page)
+			copy(m.bytes[page*mediumPage:(page+1)*mediumPage], m.stable[page*mediumPage:])
+		}
+	}
+	m.lost()
+	return unix.EIO
+}
+
+func (m *medium) sync() unix.Errno {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.unlucky() {
+		return m.forget()
+	}
+	for page := range m.dirty {
+		m.keep(page, page)
+	}
+	return 0
+}

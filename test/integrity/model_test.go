@@ -1,0 +1,340 @@
+package integrity
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// sectorSize is the unit in which the model thinks, in bytes: the smallest block of any view.
+const sectorSize = 512
+
+// value is what a sector holds: zeroes, or what the change with this number wrote. A sector of
+// a change repeats two words of 8 bytes, little-endian: the value, and the sector's number with the
+// position of the pair in the sector. So a sector that is in the wrong place, or is of two
+// changes, shows.
+type value uint64
+
+const (
+	zeroes  value = 0
+	pairLen       = 16
+	pairs         = sectorSize / pairLen
+)
+
+// fill writes sectors of v to b, the first of which has the number first.
+func (v value) fill(b []byte, first int) {
+	if v == zeroes {
+		clear(b)
+		return
+	}
+	for i := 0; i < len(b); i += pairLen {
+		binary.LittleEndian.PutUint64(b[i:], uint64(v))
+		binary.LittleEndian.PutUint64(b[i+8:], uint64(first*pairs+i/pairLen))
+	}
+}
+
+// parse says what the sector with that number holds, or what is wrong with it.
+func parse(b []byte, number int) (value, error) {
+	v := value(binary.LittleEndian.Uint64(b))
+	for i := range pairs {
+		got, at := binary.LittleEndian.Uint64(b[i*pairLen:]), binary.LittleEndian.Uint64(b[i*pairLen+8:])
+		want := uint64(number*pairs + i)
+		if v == zeroes {
+			want = 0
+		}
+		if value(got) != v || at != want {
+			return v, fmt.Errorf("sector %d is torn or misplaced: it begins with change %d, octet %d has change %d for sector %d",
+				number, v, i*pairLen, got, at/pairs)
+		}
+	}
+	return v, nil
+}
+
+// change is a command that gives sectors a new value. It takes effect at one moment between start
+// and end, or, if maybe is set, perhaps never. Times are those of model.clock.
+type change struct {
+	value      value
+	what       string
+	start, end int64
+	maybe      bool // it did not end with GOOD
+	void       bool // it was refused before it began
+	fua        bool // GOOD says that it is durable
+	durable    bool // it outlives a power cut
+	doubtful   bool // the medium has lost bytes while it was under way
+}
+
+const never = math.MaxInt64
+
+// entry is what a change does to one sector. Sectors change by themselves: only atomic writes
+// promise more.
+type entry struct {
+	*change
+	seen int64 // when a read that found it ended; never: none has
+}
+
+// certain is when the sector had changed at the latest.
+func (e *entry) certain() int64 {
+	if e.maybe {
+		return e.seen
+	}
+	return min(e.end, e.seen)
+}
+
+// model is what a disk may hold: of each sector the changes that a read may find.
+type model struct {
+	mu      sync.Mutex
+	clock   int64
+	sectors [][]*entry
+	reads   map[int64]int // reads under way, by start; guarded by mu
+	changes uint64
+	wrong   []string // what reads found that cannot be
+
+	// volatile: what is not flushed may be lost. It is set before the load begins.
+	volatile bool
+	pending  []*change // done, and not known to be durable; guarded by mu
+	lostAt   int64     // when bytes were lost last; guarded by mu
+	failed   bool      // the medium has told an error, and is to be trusted no more; guarded by mu
+}
+
+func newModel(sectors int) *model {
+	m := &model{sectors: make([][]*entry, sectors), reads: map[int64]int{}}
+	empty := &change{what: "what the disk held at first", durable: true}
+	for i := range m.sectors {
+		m.sectors[i] = []*entry{{empty, never}}
+	}
+	return m
+}
+
+// tick returns the time, which no two events share. mu is held.
+func (m *model) tick() int64 { m.clock++; return m.clock }
+
+// begin enters a change of n sectors, before its command is sent. blank: it leaves zeroes.
+func (m *model) begin(what string, at, n int, blank bool) *change {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.changes++
+	c := &change{what: what, start: m.tick(), end: never, value: value(m.changes)}
+	if blank {
+		c.value = zeroes
+	}
+	for i := at; i < at+n; i++ {
+		m.sectors[i] = append(m.prune(m.sectors[i]), &entry{c, never})
+	}
+	return c
+}
+
+// outcome is what is known of a change when its command is over.
+type outcome int
+
+const (
+	done    outcome = iota // GOOD: it has taken effect
+	unknown                // it may have, but will not from now on
+	refused                // it has not, and will not
+)
+
+func (m *model) finish(c *change, o outcome) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c.end, c.maybe, c.void = m.tick(), o == unknown, o == refused
+	switch {
+	case !m.volatile || o != done:
+	case c.fua:
+		c.durable = true
+	default:
+		c.maybe = c.doubtful
+		m.pending = append(m.pending, c)
+	}
+}
+
+// flushed says that a flush which began at start has ended with GOOD: what was done by then is
+// durable.
+func (m *model) flushed(start int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.failed && start > m.lostAt {
+		m.complain("a flush at %d says GOOD; the medium lost acknowledged bytes at %d", start, m.lostAt)
+	}
+	m.pending = slices.DeleteFunc(m.pending, func(c *change) bool {
+		c.durable = c.durable || c.end < start && !c.maybe
+		return c.durable
+	})
+}
+
+// lose says that the disk may have lost all that is not durable: its power was cut, or the medium has
+// told an error (failed).
+func (m *model) lose(failed bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.lostAt, m.failed = m.tick(), failed
+	m.pending = nil
+	for i, cs := range m.sectors {
+		kept := cs[:0:0]
+		for _, e := range cs {
+			if !e.void && !superseded(cs, e, m.lostAt, true) {
+				kept = append(kept, e)
+			}
+		}
+		m.sectors[i] = kept
+		for _, e := range kept {
+			if e.durable {
+				continue
+			}
+			e.seen = never
+			if e.doubtful = true; e.end != never {
+				e.maybe = true
+			}
+		}
+	}
+}
+
+// look begins a read, before its command is sent, and returns its start.
+func (m *model) look() int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	t := m.tick()
+	m.reads[t]++
+	return t
+}
+
+// blink ends a read that brought nothing.
+func (m *model) blink(start int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.leave(start)
+}
+
+func (m *model) leave(start int64) {
+	if m.reads[start]--; m.reads[start] == 0 {
+		delete(m.reads, start)
+	}
+}
+
+// found ends the read that began at start, with the bytes b of the sectors from at on. together:
+// all of them must be of one change.
+func (m *model) found(start int64, at int, b []byte, together bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	end := m.tick()
+	defer m.leave(start)
+	var first value
+	for i := 0; i < len(b)/sectorSize; i++ {
+		v, err := parse(b[i*sectorSize:][:sectorSize], at+i)
+		if err != nil {
+			m.complain("%v\n%s", err, m.history(at+i))
+			return
+		}
+		if i == 0 {
+			first = v
+		}
+		if together && v != first {
+			m.complain("an atomic write is torn: sector %d is of change %d, sector %d of change %d\n%s", at, first, at+i, v, m.history(at+i))
+			return
+		}
+		if !m.explain(m.sectors[at+i], v, start, end) {
+			m.complain("a read of %d..%d found change %d in sector %d, which cannot be\n%s", start, end, v, at+i, m.history(at+i))
+			return
+		}
+	}
+}
+
+// explain reports whether a read may find v, and notes that it did if only one change can have
+// left it.
+func (m *model) explain(cs []*entry, v value, start, end int64) bool {
+	var who *entry
+	possible := 0
+	for _, c := range cs {
+		if c.value == v && c.start < end && !c.void && !superseded(cs, c, start, false) {
+			who = c
+			possible++
+		}
+	}
+	if possible == 1 && start > m.lostAt {
+		who.seen = min(who.seen, end)
+	}
+	return possible > 0
+}
+
+// superseded reports whether another change has come after c, for certain, by the time t; durably: one
+// that outlives a power cut.
+func superseded(cs []*entry, c *entry, t int64, durably bool) bool {
+	over := min(c.end, c.seen) // by then it has taken effect, if it ever does
+	if over == never {
+		return false
+	}
+	for _, d := range cs {
+		if d != c && !d.void && d.start > over && d.certain() < t && (d.durable || !durably) {
+			return true
+		}
+	}
+	return false
+}
+
+// prune forgets the changes that no read will find any more. mu is held.
+func (m *model) prune(cs []*entry) []*entry {
+	if len(cs) < 4 {
+		return cs
+	}
+	oldest := m.clock
+	for t := range m.reads {
+		oldest = min(oldest, t)
+	}
+	kept := make([]*entry, 0, len(cs))
+	for _, c := range cs {
+		if !c.void && !superseded(cs, c, oldest, m.volatile) {
+			kept = append(kept, c)
+		}
+	}
+	return kept
+}
+
+func (m *model) history(sector int) string {
+	var s strings.Builder
+	for _, c := range m.sectors[sector] {
+		fmt.Fprintf(&s, "\t%d: %s, %d..%s", c.value, c.what, c.start, moment(c.end))
+		if c.maybe {
+			s.WriteString(", outcome unknown")
+		}
+		if c.void {
+			s.WriteString(", refused")
+		}
+		if c.durable && m.volatile {
+			s.WriteString(", durable")
+		}
+		if c.seen != never {
+			fmt.Fprintf(&s, ", seen by %d", c.seen)
+		}
+		s.WriteString("\n")
+	}
+	return s.String()
+}
+
+func moment(t int64) string {
+	if t == never {
+		return "?"
+	}
+	return fmt.Sprint(t)
+}
+
+// complain keeps the first findings. mu is held.
+func (m *model) complain(format string, args ...any) {
+	if len(m.wrong) < 10 {
+		m.wrong = append(m.wrong, fmt.Sprintf(format, args...))
+	}
+}
+
+// blame is complain for those who look at the disk themselves.
+func (m *model) blame(format string, args ...any) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.complain(format, args...)
+}
+
+// findings returns what was wrong so far.
+func (m *model) findings() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.wrong
+}

@@ -1,0 +1,69 @@
+package integrity
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"oneshot/initiator"
+)
+
+// TestPowerCut: the daemon is killed and the power of its media cut. What a flush, FUA or a
+// write-through cache has promised is there.
+func TestPowerCut(t *testing.T) { powerCuts(t, 0) }
+
+// TestFailingMedium: one sync of 60 fails, too, and bytes are gone. No flush says GOOD from then until
+// the daemon has opened the store again.
+func TestFailingMedium(t *testing.T) { powerCuts(t, 60) }
+
+func powerCuts(t *testing.T, faults int) {
+	r := newRun(t)
+	r.faults = faults > 0
+	dir := t.TempDir()
+	var all []*disk
+	var views []*view
+	for lun, name := range []string{"back", "direct", "through"} {
+		d := newDisk(name, diskSize/sectorSize)
+		d.model.volatile, d.through = true, name == "through"
+		d.medium = newMedium(t, filepath.Join(dir, name), diskSize, r.seed+uint64(lun))
+		d.medium.lost = func() { d.model.lose(true) }
+		all = append(all, d)
+		block := sectorSize
+		if name == "direct" {
+			block = 4096
+		}
+		views = append(views, &view{disk: d, lun: lun, block: block, atomic: true})
+	}
+	r.start(strings.ReplaceAll(`
+log: {level: error}
+stores:
+  back:    {type: file, path: MEDIA/back/disk.img}
+  direct:  {type: file, path: MEDIA/direct/disk.img, direct: true}
+  through: {type: file, path: MEDIA/through/disk.img, cache: writethrough}
+targets: [{iqn: `+iqn+`a, luns: {0: back, 1: {store: direct, block_size: 4096}, 2: through}}]
+portals:
+  - {transport: tcp, listen: $PORTAL}
+  - {transport: iwarp, listen: $PORTAL2}
+state: $DIR/state
+`, "MEDIA", dir))
+	r.host("iscsi", r.target.Portals[0], "a", "", 0, initiator.Options{}, 8, views...)
+	r.host("oneshot+iwarp", r.target.Portals[1], "a", "", 0, initiator.Options{}, 8, views...)
+	for _, d := range all {
+		d.medium.fail(faults)
+	}
+	const lives = 8
+	r.work(10_000, all, r.lives(lives, func(life int64) {
+		r.target.Kill()
+		for _, d := range all {
+			d.medium.fail(0)
+			d.medium.cut()
+			d.model.lose(false)
+			if life < lives-1 {
+				d.medium.fail(faults)
+			}
+		}
+	}))
+	for _, d := range all {
+		t.Logf("%s: %d syncs", d.name, d.medium.count())
+	}
+}
