@@ -124,10 +124,19 @@ type Store interface {
 type Lender interface {
 	Store
 	// Lend appends to segs the memory of [off, off+n), which must lie within the store, and
-	// returns the extended slice. The memory stays valid until Close. With write set the
-	// range counts as mapped from now on, and the caller may change the bytes. Concurrent
-	// users of one range see each other's changes, as with Submit.
+	// returns the extended slice.
+	//
+	// Without write the caller reads. The memory stays valid until Close, and shows what others
+	// write to it meanwhile.
+	//
+	// With write the range is of whole blocks, and lent until Commit, which has to follow: soon,
+	// and without waiting for anything in between, neither this store nor another. So long nobody
+	// else changes these blocks, whether by Submit or in lent memory, so that a block is always
+	// one writer's. Bytes that the caller does not change stay.
 	Lend(segs [][]byte, off, n int64, write bool) [][]byte
+	// Commit ends a Lend with write of the same range: the bytes are in the store, as if they had
+	// been written with Submit, and the range counts as mapped.
+	Commit(off, n int64)
 }
 
 // Batcher is a store that starts operations more cheaply in batches: those submitted with

@@ -61,6 +61,7 @@ func (t *Task) compareLent() Next {
 	for _, seg := range t.segs {
 		data = data[copy(seg, data):]
 	}
+	t.lu.lender.Commit(t.off, t.n)
 	return t.changedLent()
 }
 
@@ -122,6 +123,7 @@ func (t *Task) orWriteStart() Next {
 		or(seg, data)
 		data = data[len(seg):]
 	}
+	t.lu.lender.Commit(t.off, t.n)
 	return t.changedLent()
 }
 
@@ -216,5 +218,6 @@ func (t *Task) writeAtomicStart() Next {
 	for _, seg := range t.segs {
 		data = data[copy(seg, data):]
 	}
+	t.lu.lender.Commit(t.off, t.n)
 	return t.changedLent()
 }

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"oneshot/backend"
+	"oneshot/internal/invariant"
 	"oneshot/mem"
 )
 
@@ -276,28 +277,52 @@ func (t *Task) Abort() {
 	}
 }
 
-// BeginPlace announces that the transport is about to place bytes into Out. The transport calls
-// End of what it returns when it has. In between lie a few microseconds of copying, no other call
-// to this package, and no waiting. Where Out is memory of the store, the pair keeps commands that
-// must be atomic, such as COMPARE AND WRITE, out of the bytes; otherwise it does nothing.
-func (t *Task) BeginPlace() Placing {
-	if t.phase != phasePull || t.lease != nil || t.n == 0 {
+// BeginPlace lends the memory for the n bytes of data-out from at on, both multiples of PlaceUnit,
+// to the transport, which calls End when it has filled it. In between lie a few microseconds of
+// copying, no other call to this package, and no waiting: the pair keeps others who write away from
+// these blocks, and commands that must be atomic, such as COMPARE AND WRITE. Of a task that does
+// not wait for its data-out, or has no PlaceUnit, there is no such memory.
+func (t *Task) BeginPlace(at, n int) Placing {
+	if t.phase != phasePull || t.PlaceUnit == 0 || n == 0 {
 		return Placing{}
 	}
-	t.lu.ranges.enterSharedSpin(t.off, t.n)
-	return Placing{&t.lu.ranges, t.off, t.n}
+	invariant.Check(at%t.PlaceUnit == 0 && n%t.PlaceUnit == 0 && at+n <= t.OutLen, "whole blocks of the data-out are placed")
+	p := Placing{lu: t.lu, off: t.off + int64(at), n: int64(n)}
+	t.lu.ranges.enterSharedSpin(p.off, p.n)
+	t.segs = t.lu.lender.Lend(t.segs[:0], p.off, p.n, true)
+	p.Segs = t.segs
+	return p
 }
 
-// Placing is what BeginPlace has taken, and all that End gives back. The zero value is nothing.
+// Place copies b to where the data-out from at on belongs, with or without PlaceUnit.
+func (t *Task) Place(at int, b []byte) {
+	for _, seg := range t.Out {
+		if at >= len(seg) {
+			at -= len(seg)
+			continue
+		}
+		b = b[copy(seg[at:], b):]
+		at = 0
+	}
+	p := t.BeginPlace(at, len(b))
+	for _, seg := range p.Segs {
+		b = b[copy(seg, b):]
+	}
+	p.End()
+}
+
+// Placing is what BeginPlace has lent, and all that End gives back. The zero value is nothing.
 type Placing struct {
-	ranges *rangeLock
+	Segs   [][]byte // to be filled
+	lu     *LogicalUnit
 	off, n int64
 }
 
 // End ends what BeginPlace began. It is called once.
 func (p Placing) End() {
-	if p.ranges != nil {
-		p.ranges.leaveShared(p.off, p.n)
+	if p.lu != nil {
+		p.lu.lender.Commit(p.off, p.n)
+		p.lu.ranges.leaveShared(p.off, p.n)
 	}
 }
 
@@ -340,7 +365,7 @@ func (t *Task) clear() {
 	t.Owner, t.Nexus, t.CDB = nil, nil, nil
 	t.LUN, t.Attr, t.DataOutLen, t.DataInLen, t.NoLend = 0, 0, 0, 0, false
 	t.Status, t.Sense, t.In, t.Transfer, t.TransferOut = 0, nil, nil, 0, false
-	t.Out, t.OutLen = nil, 0
+	t.Out, t.OutLen, t.PlaceUnit = nil, 0, 0
 	t.taskState = taskState{segs: segs[:0]}
 }
 
@@ -411,12 +436,15 @@ func (t *Task) getMemory() Next {
 // pull asks for the first n bytes of data-out in t.lease.
 func (t *Task) pull(n int, then func(*Task) Next) Next {
 	t.segs = append(t.segs[:0], t.lease.Bytes()[:n])
-	return t.pullInto(n, then)
+	t.Out, t.OutLen = t.segs, n
+	t.then = then
+	t.phase = phasePull
+	return Pull
 }
 
-// pullInto asks for the first n bytes of data-out in t.segs.
-func (t *Task) pullInto(n int, then func(*Task) Next) Next {
-	t.Out, t.OutLen = t.segs, n
+// pullLent asks for the first n bytes of data-out in the store's own memory.
+func (t *Task) pullLent(n int, then func(*Task) Next) Next {
+	t.Out, t.OutLen, t.PlaceUnit = nil, n, int(t.lu.blockSize)
 	t.then = then
 	t.phase = phasePull
 	return Pull

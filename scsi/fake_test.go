@@ -115,12 +115,13 @@ func (s *fakeStore) mark(op *backend.Op, mapped bool) {
 type fakeLender struct{ *fakeStore }
 
 func (s fakeLender) Lend(segs [][]byte, off, n int64, write bool) [][]byte {
-	if write {
-		s.mu.Lock()
-		s.mark(&backend.Op{Off: off, Len: n}, true)
-		s.mu.Unlock()
-	}
 	return append(segs, s.data[off:off+n:off+n])
+}
+
+func (s fakeLender) Commit(off, n int64) {
+	s.mu.Lock()
+	s.mark(&backend.Op{Off: off, Len: n}, true)
+	s.mu.Unlock()
 }
 
 // fakeOwner drives tasks to their end.
@@ -280,12 +281,7 @@ func (b *bench) awaitReady(task *Task) {
 
 // place copies the data-out to where the task wants it.
 func place(task *Task, out []byte) {
-	place := task.BeginPlace()
-	defer place.End()
-	out = out[:task.OutLen]
-	for _, seg := range task.Out {
-		out = out[copy(seg, out):]
-	}
+	task.Place(0, out[:task.OutLen])
 }
 
 func holdAll(*backend.Op) bool { return true }

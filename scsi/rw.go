@@ -176,8 +176,7 @@ func (t *Task) write(lba, blocks uint64) Next {
 		return t.good()
 	}
 	if t.lu.lender != nil && !t.NoLend {
-		t.segs = t.lu.lender.Lend(t.segs[:0], t.off, t.n, true)
-		return t.pullInto(int(t.n), (*Task).writePlaced)
+		return t.pullLent(int(t.n), (*Task).writePlaced)
 	}
 	return t.withMemory(int(t.n), 0, (*Task).writePull)
 }
@@ -201,8 +200,6 @@ func (t *Task) setWriteRange(lba, blocks uint64) (Sense, bool) {
 
 // writePlaced: the bytes are in the store's own memory.
 func (t *Task) writePlaced() Next {
-	// They count as mapped even if they were unmapped between Start and now.
-	t.segs = t.lu.lender.Lend(t.segs[:0], t.off, t.n, true)
 	if t.fua && t.lu.info.VolatileCache {
 		return t.submit(backend.Flush, 0, 0, nil, (*Task).opGood)
 	}

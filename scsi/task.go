@@ -25,8 +25,8 @@ const (
 	// Done: Status, Sense, In and Transfer are final. The transport sends them, and calls
 	// Release when the bytes of In have left.
 	Done Next = iota
-	// Pull: the transport fills Out with the command's first bytes of data-out, in order,
-	// and calls Pulled.
+	// Pull: the transport fills Out (or, with PlaceUnit, places) the command's first bytes of
+	// data-out, in order, and calls Pulled.
 	Pull
 	// Wait: nothing to do until Owner.TaskReady is called for the task.
 	Wait
@@ -114,6 +114,10 @@ type Task struct {
 	// Valid after Pull: where the data-out goes; OutLen bytes in all, at most DataOutLen.
 	Out    [][]byte
 	OutLen int
+	// PlaceUnit, unless it is 0, says that the data-out goes to the store's own memory, and Out is
+	// empty: the transport places whole blocks of so many bytes with BeginPlace, in order, and
+	// keeps a part of a block until the rest has come. OutLen is a multiple of it.
+	PlaceUnit int
 
 	taskState
 }

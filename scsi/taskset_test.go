@@ -468,7 +468,7 @@ func TestPlaceWhileQueued(t *testing.T) {
 	if next := verify.Start(); next != Wait {
 		t.Fatalf("VERIFY begins with %d", next)
 	}
-	verify.BeginPlace().End()
+	verify.BeginPlace(0, 512).End()
 	for _, task := range []*Task{first, second, verify} {
 		if r := b.finish(task, Wait, out); r.status != Good {
 			t.Fatalf("%v: %+v", task.CDB, r)

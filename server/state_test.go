@@ -39,7 +39,7 @@ func (p *initiatorPort) do(cdb, out []byte) (scsi.Status, []byte) {
 	for next != scsi.Done {
 		switch next {
 		case scsi.Pull:
-			copy(task.Out[0], out)
+			task.Place(0, out)
 			next = task.Pulled()
 		case scsi.Wait:
 			<-p.ready

@@ -3,6 +3,7 @@ package backendtest
 
 import (
 	"errors"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -36,6 +37,7 @@ func Run(t *testing.T, open func(t *testing.T) backend.Store, except ...string) 
 		{"WriteZeroes", testWriteZeroes},
 		{"Status", testStatus},
 		{"Lend", testLend},
+		{"Untorn", testUntorn},
 		{"NoAllocation", testNoAllocation},
 	} {
 		if slices.Contains(except, test.name) {
@@ -386,21 +388,89 @@ func testLend(t *testing.T, f func(*testing.T) backend.Store) {
 	if len(segs) < 2 || &segs[0][0] != &before[0][0] || len(join(segs)) != 1+8192 {
 		t.Fatalf("Lend returned %d segments, %d bytes", len(segs), len(join(segs)))
 	}
-	if m, n := c.status(1<<20, 8192); c.s.Info().DiscardGranularity > 0 && (!m || n != 8192) {
-		t.Errorf("lent for writing: mapped %v, %d bytes", m, n)
-	}
 	rest := want
 	for _, seg := range segs[1:] {
 		rest = rest[copy(seg, rest):]
 	}
+	l.Commit(1<<20, 8192)
+	if m, n := c.status(1<<20, 8192); c.s.Info().DiscardGranularity > 0 && (!m || n != 8192) {
+		t.Errorf("lent for writing: mapped %v, %d bytes", m, n)
+	}
 	c.expect(1<<20, want[:8192])
+	segs = l.Lend(segs[:1], 1<<20, 8192, false)
 	c.must(c.write(1<<20, want[4096:8192], 0))
 	same(t, "lent bytes after a write", join(segs[1:])[:4096], want[4096:8192])
 	if got := l.Lend(segs[:1], c.s.Info().Size, 0, false); len(join(got)) != 1 {
 		t.Errorf("%d bytes lent, asked for none", len(join(got))-1)
 	}
-	if n := testing.AllocsPerRun(100, func() { segs = l.Lend(segs[:0], 0, 4096, true) }); n != 0 {
+	// What is committed after a discard is mapped, whenever it was lent: another discard clears it.
+	for _, n := range []int64{512, 4096, 64 << 10} {
+		c.must(c.over(backend.Discard, 1<<20, 128<<10, 0))
+		rest := want
+		for _, seg := range l.Lend(segs[:0], 1<<20, n, true) {
+			rest = rest[copy(seg, rest):]
+		}
+		l.Commit(1<<20, n)
+		c.must(c.over(backend.Discard, 1<<20, 512, 0))
+		c.expect(1<<20, append(make([]byte, 512), want[512:n]...))
+	}
+	if n := testing.AllocsPerRun(100, func() { segs = l.Lend(segs[:0], 0, 4096, true); l.Commit(0, 4096) }); n != 0 {
 		t.Errorf("Lend: %v allocations", n)
+	}
+}
+
+// However many write to the same blocks at once, in whatever way, each block is one writer's.
+func testUntorn(t *testing.T, f func(*testing.T) backend.Store) {
+	c := open(t, f)
+	lender, _ := c.s.(backend.Lender)
+	block := int64(c.s.Info().BlockSize)
+	end := func(k *call) {
+		if err := k.wait(); err != nil {
+			t.Errorf("%v of %d bytes at %d: %v", k.op.Kind, k.op.Len, k.op.Off, err)
+		}
+	}
+	const span = 16 // blocks, across the end of the first 64 KiB
+	at := int64(64<<10) - 8*block
+	for round := range 200 {
+		var wg sync.WaitGroup
+		start := make(chan struct{})
+		for g := range 6 {
+			wg.Go(func() {
+				first, n := int64(g%3)*block, (span-int64(g))*block
+				off := at + first
+				n = min(n, (span*block)-first)
+				value := byte(1 + g)
+				<-start
+				switch {
+				case g == 0:
+					end(c.over(backend.Discard, off, n, 0))
+				case g == 1:
+					end(c.over(backend.WriteZeroes, off, n, 0))
+				case g%2 == 0 && lender != nil:
+					for _, seg := range lender.Lend(nil, off, n, true) {
+						for i := range seg {
+							if seg[i] = value; i%100 == 0 {
+								runtime.Gosched() // the others get their chance
+							}
+						}
+					}
+					lender.Commit(off, n)
+				default:
+					end(c.write(off, filled(n, value), 0))
+				}
+			})
+		}
+		close(start)
+		wg.Wait()
+		got := c.must(c.read(at, span*block, 0)).after
+		for b := int64(0); b < span*block; b += block {
+			if v := got[b]; string(got[b:b+block]) != string(filled(block, v)) {
+				t.Fatalf("round %d: the block at %d is of several writes", round, at+b)
+			}
+		}
+		c.mu.Lock()
+		c.calls = c.calls[:0]
+		c.mu.Unlock()
 	}
 }
 

@@ -4,6 +4,10 @@
 // memory from its first write to its discard. Being contiguous it lends any range as one
 // segment. Which pages are mapped, in the sense of SBC-3 §4.7, stands in a bitmap beside
 // it, for the kernel's own idea of it is slow to ask.
+//
+// Whoever changes bytes, in whatever way, has the region that they are in for itself (see
+// regions). So a block is never a mixture of two writes, and a page that counts as unmapped holds
+// nothing but zeroes. Who reads while somebody writes may see a part of it.
 package memory
 
 import (
@@ -22,9 +26,10 @@ const (
 // Store is a store in memory. Every operation completes within Submit, so fences and
 // barriers hold by themselves, and there is nothing to flush.
 type Store struct {
-	data   []byte
-	mapped bitmap // by page
-	info   backend.Info
+	data    []byte
+	mapped  bitmap // by page
+	info    backend.Info
+	regions regions // held while bytes change
 }
 
 var _ backend.Lender = (*Store)(nil)
@@ -91,20 +96,39 @@ func (s *Store) Submit(op *backend.Op) bool {
 	return true
 }
 
-// write counts the pages as mapped when the bytes stand in them. A discard of the same
-// bytes may come at any point in between: which of the two wins is open, but no byte is left
-// in a page that counts as unmapped.
+// write counts the pages as mapped when the bytes stand in them.
 func (s *Store) write(op *backend.Op) {
-	at := s.data[op.Off:]
-	for _, seg := range op.Segs {
-		at = at[copy(at, seg):]
+	segs, skip := op.Segs, 0
+	for off, n := op.Off, int64(0); off < op.Off+op.Len; off += n {
+		n = pieceAt(off, op.Off+op.Len)
+		s.regions.lock(off, n)
+		for at := s.data[off : off+n]; len(at) > 0; {
+			k := copy(at, segs[0][skip:])
+			at = at[k:]
+			if skip += k; skip == len(segs[0]) {
+				segs, skip = segs[1:], 0
+			}
+		}
+		s.mapped.set(pagesTouched(off, n))
+		s.regions.unlock(off, n)
 	}
-	s.mapped.set(pagesTouched(op.Off, op.Len))
 }
 
-// discard gives whole pages back to the kernel and overwrites the rest. The bits go first:
-// a write that comes after them sets them again.
+// discard gives whole pages back to the kernel and overwrites the rest.
 func (s *Store) discard(off, n int64) {
+	for end := off + n; off < end; off += n {
+		n = pieceAt(off, end)
+		first, last := pagesTouched(off, n)
+		if !s.mapped.get(first) && s.mapped.run(first, last) == last {
+			continue // all of it is zeroes, or somebody is writing, and comes second
+		}
+		s.regions.lock(off, n)
+		s.discardPiece(off, n)
+		s.regions.unlock(off, n)
+	}
+}
+
+func (s *Store) discardPiece(off, n int64) {
 	first, end := pagesWithin(off, n)
 	if first >= end {
 		s.clear(off, off+n)
@@ -123,14 +147,24 @@ const dropMin = 64 << 10
 // writeZeroes makes pages count as mapped. Memory is not reserved for them, as it is for
 // no page of this store.
 func (s *Store) writeZeroes(off, n int64) {
-	if first, end := pagesWithin(off, n); (end-first)*pageSize >= dropMin {
-		s.drop(first, end)
-		clear(s.data[off : first*pageSize])
-		clear(s.data[end*pageSize : off+n])
-	} else {
-		clear(s.data[off : off+n])
+	for end := off + n; off < end; off += n {
+		n = pieceAt(off, end)
+		s.regions.lock(off, n)
+		s.zeroPiece(off, n)
+		s.mapped.set(pagesTouched(off, n))
+		s.regions.unlock(off, n)
 	}
-	s.mapped.set(pagesTouched(off, n))
+}
+
+func (s *Store) zeroPiece(off, n int64) {
+	first, end := pagesWithin(off, n)
+	if (end-first)*pageSize < dropMin {
+		clear(s.data[off : off+n])
+		return
+	}
+	s.drop(first, end)
+	clear(s.data[off : first*pageSize])
+	clear(s.data[end*pageSize : off+n])
 }
 
 // drop makes the kernel forget pages; they read as zeroes.
@@ -166,16 +200,24 @@ func (s *Store) status(op *backend.Op) {
 	op.Extent = min(s.mapped.run(page, endPage)*pageSize, end) - op.Off
 }
 
-// Lend appends the memory of [off, off+n), as one segment. A discard of the same bytes
-// while a write is under way may leave them in a page that counts as unmapped.
+// Lend appends the memory of [off, off+n), as one segment; see backend.Lender.
 func (s *Store) Lend(segs [][]byte, off, n int64, write bool) [][]byte {
 	if n == 0 {
 		return segs
 	}
 	if write {
-		s.mapped.set(pagesTouched(off, n))
+		s.regions.lock(off, n)
 	}
 	return append(segs, s.data[off:off+n:off+n])
+}
+
+// Commit ends a Lend with write.
+func (s *Store) Commit(off, n int64) {
+	if n == 0 {
+		return
+	}
+	s.mapped.set(pagesTouched(off, n))
+	s.regions.unlock(off, n)
 }
 
 // Close unmaps the memory.

@@ -106,6 +106,7 @@ func BenchmarkMemory(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
 			segs = s.Lend(segs[:0], 4096, 4096, true)
+			s.Commit(4096, 4096)
 		}
 	})
 }

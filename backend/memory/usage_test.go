@@ -21,6 +21,7 @@ func TestUsage(t *testing.T) {
 	expect(0)
 	s.Submit(&backend.Op{Kind: backend.Write, Off: 4096, Len: 512, Segs: [][]byte{make([]byte, 512)}})
 	s.Lend(nil, 1<<29, 8192, true)
+	s.Commit(1<<29, 8192)
 	expect(3 * 4096)
 	s.Submit(&backend.Op{Kind: backend.Discard, Len: 1 << 30})
 	expect(0)

@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"fmt"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -20,6 +21,9 @@ const maxR2T = 16
 type dataOut struct {
 	dst     [][]byte // the rest of the memory to fill
 	off     int      // into dst[0]
+	unit    int      // not 0: the data goes to the store in whole blocks of so many bytes, not to dst
+	part    *block   // the beginning of such a block, whose rest is to come; nil: there was none yet
+	partN   int      // bytes of it that are there: got modulo unit
 	want    int      // bytes of the command; the initiator may offer more
 	got     int      // of these, bytes placed
 	recv    uint32   // bytes received, wanted or not: the next BufferOffset
@@ -51,7 +55,60 @@ func (o *dataOut) reset() {
 	if o.stash != nil {
 		o.stash.Release()
 	}
+	if o.part != nil {
+		blocks.Put(o.part)
+	}
 	*o = dataOut{}
+}
+
+// block is as large as blocks get (scsi.LUConfig.BlockSize).
+type block [4096]byte
+
+// blocks are those that no task has. A task has at most one, so all together take no more than a
+// block for each command outstanding.
+var blocks = sync.Pool{New: func() any { return new(block) }}
+
+// put takes the next bytes of the data-out of t.
+func (t *task) put(b []byte) {
+	o := &t.out
+	if o.unit == 0 {
+		o.copy(b)
+		return
+	}
+	if o.partN > 0 {
+		n := copy(o.part[o.partN:o.unit], b)
+		t.gathered(n)
+		b = b[n:]
+	}
+	if n := len(b) / o.unit * o.unit; n > 0 {
+		t.Place(o.got, b[:n])
+		o.got += n
+		b = b[n:]
+	}
+	if len(b) > 0 {
+		o.gather(b)
+	}
+}
+
+// gather keeps b, the first bytes of a block.
+func (o *dataOut) gather(b []byte) {
+	if o.part == nil {
+		o.part = blocks.Get().(*block)
+	}
+	o.partN = copy(o.part[:], b)
+	o.got += o.partN
+}
+
+// gathered notes that n more bytes of the block in part are there, which goes to the store when all
+// are.
+func (t *task) gathered(n int) {
+	o := &t.out
+	o.partN += n
+	o.got += n
+	if n > 0 && o.partN == o.unit {
+		t.Place(o.got-o.unit, o.part[:o.unit])
+		o.partN = 0
+	}
 }
 
 // copy places b and moves the cursor.
@@ -188,6 +245,7 @@ func (m *Mover) room(t *task, n int) int {
 func (m *Mover) GetData(it *iscsi.Task) {
 	t := of(it)
 	o := &t.out
+	o.unit = it.PlaceUnit
 	if o.stash != nil {
 		m.unstash(t)
 	} else {
@@ -208,9 +266,7 @@ func (m *Mover) unstash(t *task) {
 	o := &t.out
 	stashed := o.stash.Bytes()[:min(o.got, t.OutLen)]
 	o.dst, o.off, o.got = t.Out, 0, 0
-	place := t.BeginPlace()
-	o.copy(stashed)
-	place.End()
+	t.put(stashed)
 	o.stash.Release()
 	o.stash = nil
 }

@@ -54,7 +54,8 @@ type rx struct {
 
 	hdr [pdu.BHSLen]byte // of the PDU under way, for a Reject
 
-	iov [maxSegs + 1]unix.Iovec
+	iov    [maxSegs + 1]unix.Iovec
+	unread int32 // what the socket has told
 }
 
 // small is a buffer that is not leased.
@@ -146,41 +147,83 @@ func (m *Mover) receive() (drained bool, err error) {
 	return false, m.parse()
 }
 
+// aim is where the next bytes of the data segment under way go: the first entries of rx.iov.
+type aim struct {
+	entries int
+	part    int  // bytes that go to dataOut.part
+	direct  int  // bytes behind these that go to the task's memory, or the store's
+	cut     bool // what follows goes there too, but has no entries
+	placing iscsi.Placing
+}
+
 // readv fills first the memory that the data segment under way is for, then the buffer.
 // n == 0: nothing there.
 func (m *Mover) readv() (n int, err error) {
 	x := &m.rx
-	k := 0
-	direct := 0
+	var a aim
 	placing := x.busy && x.place > 0 && x.r == x.w
 	if placing {
-		k, direct = x.t.out.vector(x.iov[:maxSegs], x.place)
-		invariant.Check(k > 0, "a task takes data and has no memory for it")
+		a = m.aim()
 	}
-	// The buffer takes what follows only if all of the memory before it is in the vector.
-	if direct == x.place || !placing {
-		room := x.in[x.w:min(len(x.in), x.w+readLen)]
-		x.iov[k] = vec(room)
+	k := a.entries
+	if !a.cut {
+		x.iov[k] = vec(x.in[x.w:min(len(x.in), x.w+readLen)])
 		k++
 	}
-	var place iscsi.Placing
-	if placing {
-		place = x.t.BeginPlace()
-	}
 	n, err = readv(m.fd, x.iov[:k])
-	place.End()
+	got := min(n, a.part+a.direct)
+	a.placing.End()
 	clear(x.iov[:k])
 	m.count.reads++
 	m.count.bytesIn += uint64(n)
 	if err != nil || n == 0 {
 		return 0, err
 	}
-	got := min(n, direct)
 	if placing {
-		m.placed(got)
+		m.placed(a, got)
 	}
 	x.w += n - got
 	return n, nil
+}
+
+// aim says where the next bytes of the data segment go. In memory of the store only whole blocks
+// are placed, of which all bytes have come: they are read into it while no other writer gets at
+// them. What is a part of a block comes by way of the buffer.
+func (m *Mover) aim() (a aim) {
+	x := &m.rx
+	o := &x.t.out
+	if o.unit == 0 {
+		a.entries, a.direct = o.vector(x.iov[:maxSegs], x.place)
+		invariant.Check(a.entries > 0, "a task takes data and has no memory for it")
+		a.cut = a.direct < x.place
+		return a
+	}
+	if o.partN > 0 {
+		a.part = min(o.unit-o.partN, x.place)
+		x.iov[0] = vec(o.part[o.partN:][:a.part])
+		a.entries = 1
+	}
+	n := (min(x.place, m.unread()) - a.part) / o.unit * o.unit
+	if n <= 0 {
+		return a
+	}
+	a.placing = x.t.BeginPlace(o.got+a.part, n)
+	for _, seg := range a.placing.Segs[:min(len(a.placing.Segs), maxSegs-1)] {
+		x.iov[a.entries] = vec(seg)
+		a.entries++
+		a.direct += len(seg)
+	}
+	return a
+}
+
+// unread returns how many bytes have come and were not read; 0 if the socket does not tell.
+func (m *Mover) unread() int {
+	x := &m.rx
+	x.unread = 0
+	if _, _, e := unix.RawSyscall(unix.SYS_IOCTL, uintptr(m.fd), unix.SIOCINQ, uintptr(unsafe.Pointer(&x.unread))); e != 0 {
+		return 0
+	}
+	return int(x.unread)
 }
 
 // readv reads without blocking; 0 and no error: nothing there.
@@ -309,9 +352,7 @@ func (m *Mover) begin(h pdu.Header, whole int, t *task, place int) {
 func (m *Mover) segment() bool {
 	x := &m.rx
 	if n := min(x.place, x.w-x.r); n > 0 {
-		place := x.t.BeginPlace()
-		x.t.out.copy(x.in[x.r : x.r+n])
-		place.End()
+		x.t.put(x.in[x.r : x.r+n])
 		m.placedFrom(x.in[x.r : x.r+n])
 		x.r += n
 	}
@@ -340,15 +381,36 @@ func (m *Mover) segment() bool {
 	return true
 }
 
-// placed notes that n bytes of the segment were read straight to where the task's memory
-// stood before its cursor moves on.
-func (m *Mover) placed(n int) {
+// placed notes that n bytes of the segment were read to where they go, before the cursor of the
+// task's memory moves on.
+func (m *Mover) placed(a aim, n int) {
 	x := &m.rx
-	if m.dataDigest {
-		x.digest = x.t.out.digest(x.digest, n)
-	}
-	x.t.out.advance(n)
+	o := &x.t.out
 	x.place -= n
+	if o.unit != 0 {
+		part := min(n, a.part)
+		x.t.gathered(part)
+		n -= part
+		rest := n % o.unit // none: the socket had as much as it had said
+		o.got += n - rest
+		if rest > 0 {
+			o.gather(bytesAt(a.placing.Segs, n-rest, rest))
+		}
+		return
+	}
+	if m.dataDigest {
+		x.digest = o.digest(x.digest, n)
+	}
+	o.advance(n)
+}
+
+// bytesAt returns n bytes of segs from at on, which lie in one segment.
+func bytesAt(segs [][]byte, at, n int) []byte {
+	for at >= len(segs[0]) {
+		at -= len(segs[0])
+		segs = segs[1:]
+	}
+	return segs[0][at : at+n]
 }
 
 // placedFrom notes that b was copied to the task's memory.

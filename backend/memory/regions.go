@@ -1,0 +1,84 @@
+package memory
+
+import (
+	"runtime"
+	"sync/atomic"
+	"time"
+
+	"oneshot/internal/invariant"
+)
+
+const (
+	regionShift = 16 // a region is 64 KiB
+	regionCount = 1024
+	// pieceSize is how much of a long operation is done at once, so that others do not wait for all
+	// of it; bytes, a multiple of regions and pages.
+	pieceSize = 1 << 20
+)
+
+// pieceAt returns the length of the piece at off of a range that ends at end.
+func pieceAt(off, end int64) int64 { return min((off/pieceSize+1)*pieceSize, end) - off }
+
+// regions are locks that those hold who change bytes, for the microseconds that it takes: each is
+// for every regionCount-th region of the store. Nobody waits for anything else while it holds some,
+// and all take them in the same order, so that whoever spins is served.
+type regions [regionCount]atomic.Uint32
+
+// indexes returns the locks of [off, off+n), n > 0, which are [a, b) and then [c, d).
+func indexes(off, n int64) (a, b, c, d int) {
+	first, last := off>>regionShift, (off+n-1)>>regionShift
+	if last-first >= regionCount {
+		return 0, regionCount, 0, 0
+	}
+	i, j := int(first%regionCount), int(last%regionCount)
+	if i <= j {
+		return i, j + 1, 0, 0
+	}
+	return 0, j + 1, i, regionCount
+}
+
+func (r *regions) lock(off, n int64) {
+	a, b, c, d := indexes(off, n)
+	for i := a; i < b; i++ {
+		r.lockOne(i)
+	}
+	for i := c; i < d; i++ {
+		r.lockOne(i)
+	}
+}
+
+func (r *regions) lockOne(i int) {
+	for tries := 1; !r[i].CompareAndSwap(0, 1); tries++ {
+		pause(tries)
+	}
+}
+
+func (r *regions) unlock(off, n int64) {
+	a, b, c, d := indexes(off, n)
+	for i := a; i < b; i++ {
+		r.unlockOne(i)
+	}
+	for i := c; i < d; i++ {
+		r.unlockOne(i)
+	}
+}
+
+func (r *regions) unlockOne(i int) {
+	was := r[i].Swap(0)
+	if invariant.Enabled {
+		invariant.Check(was == 1, "a Commit without Lend")
+	}
+}
+
+// spins is how often one who waits tries before it sleeps. Who holds the lock needs a few
+// microseconds, unless the operating system has taken the processor away from it.
+const spins = 64
+
+// pause is between two tries.
+func pause(tries int) {
+	if tries < spins {
+		runtime.Gosched()
+	} else {
+		time.Sleep(20 * time.Microsecond)
+	}
+}
