@@ -56,8 +56,8 @@ var rules = []rule{
 	{pkg: "iscsi/**", may: []string{"iscsi", "iscsi/**", "scsi", "mem"}},
 	{pkg: "transport/tcp", may: []string{"iscsi", "iscsi/*", "internal/iov", "mem"}},
 	{pkg: "transport/rdma", may: []string{"stag", "mem"}},
-	{pkg: "transport/rdma/iwarp", may: []string{"transport/rdma", "stag", "ddp", "internal/iov", "mem"}},
-	{pkg: "transport/rdma/*", may: []string{"transport/rdma", "mem"}},
+	{pkg: "transport/rdma/iwarp", may: []string{"transport/rdma", "stag", "ddp", "internal/iov", "internal/ring", "mem"}},
+	{pkg: "transport/rdma/*", may: []string{"transport/rdma", "internal/ring", "mem"}},
 	{pkg: "iser", may: []string{"iscsi", "iscsi/*", "transport/rdma", "transport/rdma/manager", "mem"}},
 
 	// What builds and drives the above.

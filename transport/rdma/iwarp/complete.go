@@ -3,6 +3,7 @@ package iwarp
 import (
 	"sync"
 
+	"oneshot/internal/ring"
 	"oneshot/transport/rdma"
 )
 
@@ -13,10 +14,8 @@ type completionQueue struct {
 	dev   *Device
 	event func()
 
-	mu      sync.Mutex        // taken after queuePair.mu
-	ring    []rdma.Completion // a power of two
-	head    int
-	n       int
+	mu      sync.Mutex // taken after queuePair.mu
+	ring    ring.Ring[rdma.Completion]
 	armed   bool
 	running bool // a call of event is under way
 	closed  bool
@@ -29,7 +28,6 @@ type completionQueue struct {
 }
 
 const (
-	firstRing = 16
 	// eventsInRow is how often a connection's goroutine calls event before another has to.
 	eventsInRow = 8
 )
@@ -45,36 +43,24 @@ func (d *Device) NewCompletionQueue(_ int, event func()) (rdma.CompletionQueue, 
 
 func (c *completionQueue) push(x *rdma.Completion) {
 	c.mu.Lock()
-	if c.n == len(c.ring) {
-		c.grow()
-	}
-	c.ring[(c.head+c.n)&(len(c.ring)-1)] = *x
-	c.n++
+	c.ring.Push(*x)
 	c.mu.Unlock()
-}
-
-func (c *completionQueue) grow() {
-	ring := make([]rdma.Completion, max(firstRing, 2*len(c.ring)))
-	k := copy(ring, c.ring[c.head:])
-	copy(ring[k:], c.ring[:c.head])
-	c.ring, c.head = ring, 0
 }
 
 // Poll implements rdma.CompletionQueue.
 func (c *completionQueue) Poll(into []rdma.Completion) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	n := min(len(into), c.n)
+	n := min(len(into), c.ring.Len())
 	if n == 0 {
 		return 0
 	}
 	for i := range n {
-		p := &c.ring[c.head]
+		p := c.ring.At(c.ring.Head)
 		into[i] = *p
 		p.QueuePair, p.Err = nil, nil
-		c.head = (c.head + 1) & (len(c.ring) - 1)
+		c.ring.Head++
 	}
-	c.n -= n
 	c.polls++
 	c.completions += uint64(n)
 	return n
@@ -84,14 +70,16 @@ func (c *completionQueue) Poll(into []rdma.Completion) int {
 func (c *completionQueue) Arm() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.n > 0 {
+	if c.ring.Len() > 0 {
 		return false
 	}
 	c.armed = true
 	return true
 }
 
-func (c *completionQueue) due() bool { return c.armed && c.n > 0 && !c.closed && c.event != nil }
+func (c *completionQueue) due() bool {
+	return c.armed && c.ring.Len() > 0 && !c.closed && c.event != nil
+}
 
 // fire calls event if it is due. The caller is a goroutine of this package without locks.
 func (c *completionQueue) fire() {

@@ -131,7 +131,7 @@ func (q *queuePair) blame(err error) {
 	if e.Cause.Layer() != 0 || e.Cause == ddp.LocalCatastrophic || len(q.sq.reads) == 0 {
 		return
 	}
-	w := q.sq.at(q.sq.reads[0])
+	w := q.sq.At(q.sq.reads[0])
 	w.err = err
 	if w.status = rdma.StatusRemoteOperation; e.Cause.Etype() == 1 {
 		w.status = rdma.StatusRemoteAccess
@@ -270,8 +270,8 @@ func (q *queuePair) releaseAll() {
 	}
 	x.ref = stag.Ref{}
 	q.stream.End()
-	for a := &q.answers; a.head != a.tail; a.head++ {
-		r := &a.at(a.head).ref
+	for a := &q.answers; a.Head != a.Tail; a.Head++ {
+		r := &a.At(a.Head).ref
 		tag := r.STag()
 		if r.Release() {
 			q.lastReference(tag)
@@ -298,14 +298,14 @@ func (q *queuePair) releaseAll() {
 // flushSends completes everything in the send queue.
 func (q *queuePair) flushSends(err error) {
 	s := &q.sq
-	for ; s.head != s.tail; s.head++ {
-		w := s.at(s.head)
+	for ; s.Head != s.Tail; s.Head++ {
+		w := s.At(s.Head)
 		if w.status == rdma.StatusOK {
 			w.status, w.err = rdma.StatusFlushed, err
 		}
 		q.complete(w)
 	}
-	s.sent, s.cur, s.reads = s.tail, s.tail, nil
+	s.sent, s.cur, s.reads = s.Tail, s.Tail, nil
 }
 
 // flushReceives completes the receives that are the queue pair's own, and that of the message

@@ -127,7 +127,7 @@ func TestUnfinishedMessages(t *testing.T) {
 			}
 			for { // all are back, as soon as the readers have come to rest
 				r.mu.Lock()
-				n := int(r.tail - r.head)
+				n := r.ring.Len()
 				r.mu.Unlock()
 				if n == depth {
 					break

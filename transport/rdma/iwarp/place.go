@@ -211,7 +211,7 @@ func (q *queuePair) placeResponse() error {
 	if len(s.reads) == 0 {
 		return errNoRead
 	}
-	w := s.at(s.reads[0])
+	w := s.At(s.reads[0])
 	if w.n == 0 { // RFC 5040 §5.2: STag and TO mean nothing
 		if n != 0 || !h.Control().Last() {
 			return errResponseTO
@@ -234,7 +234,7 @@ func (q *queuePair) responsePlaced(n int, last bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	s := &q.sq
-	w := s.at(s.reads[0])
+	w := s.At(s.reads[0])
 	w.got += n
 	if !last {
 		return
@@ -260,10 +260,10 @@ func (q *queuePair) checkReadRequest(b []byte) error {
 	defer q.mu.Unlock()
 	// The peer may have a Response, and ask again, before the system call that sent it has
 	// returned.
-	for q.answers.len() >= q.ird && q.inWrite {
+	for q.answers.Len() >= q.ird && q.inWrite {
 		q.settled.Wait()
 	}
-	if q.answers.len() >= q.ird {
+	if q.answers.Len() >= q.ird {
 		return errIRD
 	}
 	r := ddp.ParseReadRequest(b[x.seg.PayloadOffset():])
@@ -272,7 +272,7 @@ func (q *queuePair) checkReadRequest(b []byte) error {
 		return &readError{err, r}
 	}
 	x.readMSN++
-	q.answers.push(answer{ref: ref, req: r})
+	q.answers.Push(answer{ref: ref, req: r})
 	q.n.messagesIn.Add(1)
 	return nil
 }

@@ -3,6 +3,7 @@ package iwarp
 import (
 	"sync"
 
+	"oneshot/internal/ring"
 	"oneshot/transport/rdma"
 )
 
@@ -13,9 +14,7 @@ type receives struct {
 	maxSGE int
 
 	mu      sync.Mutex // taken after queuePair.mu
-	ring    []receive  // a power of two, grown up to depth
-	head    uint32
-	tail    uint32
+	ring    ring.Ring[receive]
 	waiting []*queuePair // readers that found the queue empty, in order
 	users   int
 	ended   bool // own receives only: the connection has ended
@@ -57,28 +56,17 @@ func (r *receives) post(rs []rdma.Receive) (n int, err error) {
 		switch {
 		case r.ended:
 			return i, rdma.ErrDisconnected
-		case int(r.tail-r.head) >= r.depth:
+		case r.ring.Len() >= r.depth:
 			return i, rdma.ErrFull
 		}
-		if int(r.tail-r.head) == len(r.ring) {
-			r.grow()
-		}
-		slot := &r.ring[r.tail&uint32(len(r.ring)-1)]
+		slot := r.ring.Next()
 		if what := slot.set(&rs[i], r.domain, r.maxSGE); what != "" {
 			return i, &rdma.WorkError{Index: i, Op: rdma.OpReceive, What: what}
 		}
-		r.tail++
+		r.ring.Tail++
 		r.posted++
 	}
 	return len(rs), nil
-}
-
-func (r *receives) grow() {
-	ring := make([]receive, max(firstRing, 2*len(r.ring)))
-	for i := r.head; i != r.tail; i++ {
-		ring[i&uint32(len(ring)-1)] = r.ring[i&uint32(len(r.ring)-1)]
-	}
-	r.ring = ring
 }
 
 // set takes over what was posted; it says what is wrong with it.
@@ -94,16 +82,16 @@ func (r *receive) set(w *rdma.Receive, d *domain, most int) string {
 func (r *receives) take(into *receive, q *queuePair) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.head == r.tail {
+	if r.ring.Len() == 0 {
 		if q != nil && !q.waits {
 			q.waits = true
 			r.waiting = append(r.waiting, q)
 		}
 		return false
 	}
-	slot := &r.ring[r.head&uint32(len(r.ring)-1)]
+	slot := r.ring.At(r.ring.Head)
 	*into, *slot = *slot, *into // the lists change places, so that their memory is used again
-	r.head++
+	r.ring.Head++
 	return true
 }
 
@@ -112,17 +100,13 @@ func (r *receives) take(into *receive, q *queuePair) bool {
 func (r *receives) scarce() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return int(r.tail-r.head) < r.depth/2
+	return r.ring.Len() < r.depth/2
 }
 
 // putBack makes a receive that was taken the oldest one again.
 func (r *receives) putBack(from *receive) {
 	r.mu.Lock()
-	if int(r.tail-r.head) == len(r.ring) {
-		r.grow()
-	}
-	r.head--
-	slot := &r.ring[r.head&uint32(len(r.ring)-1)]
+	slot := r.ring.Back()
 	*from, *slot = *slot, *from
 	r.mu.Unlock()
 	r.wake(1)
@@ -155,7 +139,7 @@ func (r *receives) leave(q *queuePair) {
 	}
 	clear(r.waiting[k:])
 	r.waiting = r.waiting[:k]
-	n := int(r.tail - r.head)
+	n := r.ring.Len()
 	r.mu.Unlock()
 	r.wake(n)
 }

@@ -8,6 +8,7 @@ import (
 
 	"oneshot/ddp"
 	"oneshot/internal/iov"
+	"oneshot/internal/ring"
 	"oneshot/stag"
 	"oneshot/transport/rdma"
 )
@@ -101,28 +102,13 @@ type answer struct {
 	end uint64
 }
 
-// answers are Read Responses in the order of their Requests: [head, cur) is among what is to
-// leave, [cur, tail) waits. There are never more than the IRD.
+// answers are Read Responses in the order of their Requests: [Head, cur) is among what is to
+// leave, [cur, Tail) waits. There are never more than the IRD.
 type answers struct {
-	ring            []answer // a power of two, grown up to IRD
-	head, cur, tail uint32
-	row             int // Responses since the last element of the send queue
-	pieces          [][]byte
-}
-
-func (a *answers) at(i uint32) *answer { return &a.ring[i&uint32(len(a.ring)-1)] }
-func (a *answers) len() int            { return int(a.tail - a.head) }
-
-func (a *answers) push(x answer) {
-	if a.len() == len(a.ring) {
-		ring := make([]answer, max(firstRing, 2*len(a.ring)))
-		for i := a.head; i != a.tail; i++ {
-			ring[i&uint32(len(ring)-1)] = *a.at(i)
-		}
-		a.ring = ring
-	}
-	*a.at(a.tail) = x
-	a.tail++
+	ring.Ring[answer]
+	cur    uint32
+	row    int // Responses since the last element of the send queue
+	pieces [][]byte
 }
 
 // send sends what there is, as far as the socket takes it, unless somebody else does or will.
@@ -254,7 +240,7 @@ func (q *queuePair) emptied() {
 	if q.state != ending || q.half || q.dead || !q.tx.out.Empty() || len(q.term) > 0 {
 		return
 	}
-	if q.final || q.sq.head == q.sq.tail && q.answers.len() == 0 {
+	if q.final || q.sq.Head == q.sq.Tail && q.answers.Len() == 0 {
 		q.half = true
 		_ = unix.Shutdown(q.fd, unix.SHUT_WR)
 	}
@@ -264,7 +250,7 @@ func (q *queuePair) emptied() {
 func (q *queuePair) account() {
 	s, a, sent := &q.sq, &q.answers, q.tx.out.Written
 	for s.sent != s.cur {
-		w := s.at(s.sent)
+		w := s.At(s.sent)
 		if w.end > sent {
 			break
 		}
@@ -279,12 +265,12 @@ func (q *queuePair) account() {
 		}
 	}
 	q.retire()
-	for a.head != a.cur {
-		x := a.at(a.head)
+	for a.Head != a.cur {
+		x := a.At(a.Head)
 		if x.end > sent {
 			break
 		}
-		a.head++
+		a.Head++
 		tag := x.ref.STag()
 		if x.ref.Release() {
 			q.lastReference(tag)
@@ -314,18 +300,18 @@ func (q *queuePair) fill() {
 
 // ready reports whether there is something to look at.
 func (q *queuePair) ready() bool {
-	return q.answers.cur != q.answers.tail || q.sq.cur != q.sq.tail && !q.sq.stalled
+	return q.answers.cur != q.answers.Tail || q.sq.cur != q.sq.Tail && !q.sq.stalled
 }
 
 // fillOne queues one FPDU, or does a request that needs none. False: nothing can be done now.
 // Messages are not interleaved.
 func (q *queuePair) fillOne() bool {
 	a, s := &q.answers, &q.sq
-	answer := a.cur != a.tail
-	work := s.cur != s.tail && !s.stalled && q.mayStart(s.at(s.cur))
+	answer := a.cur != a.Tail
+	work := s.cur != s.Tail && !s.stalled && q.mayStart(s.At(s.cur))
 	switch {
-	case answer && a.at(a.cur).off > 0:
-	case work && s.at(s.cur).off > 0:
+	case answer && a.At(a.cur).off > 0:
+	case work && s.At(s.cur).off > 0:
 		answer = false
 	case answer && work && a.row >= maxAnswers:
 		answer = false
@@ -333,10 +319,10 @@ func (q *queuePair) fillOne() bool {
 	switch {
 	case answer:
 		a.row++
-		return q.fillAnswer(a.at(a.cur))
+		return q.fillAnswer(a.At(a.cur))
 	case work:
 		a.row = 0
-		return q.fillWork(s.at(s.cur))
+		return q.fillWork(s.At(s.cur))
 	}
 	return false
 }
@@ -526,7 +512,7 @@ func (q *queuePair) localInvalidate(w *wqe) bool {
 		q.mu.Lock()
 		q.sq.stalled = false
 		if q.state != ended {
-			q.sq.at(pos).done = true
+			q.sq.At(pos).done = true
 			q.retire()
 			q.send()
 		}

@@ -5,6 +5,7 @@ import (
 
 	"oneshot/ddp"
 	"oneshot/internal/iov"
+	"oneshot/internal/ring"
 	"oneshot/stag"
 	"oneshot/transport/rdma"
 )
@@ -35,40 +36,30 @@ type wqe struct {
 	inline  []byte
 }
 
-// sendQueue holds what is posted: [head, sent) has left and waits for Responses, [sent, cur) is
-// among what is to leave, [cur, tail) waits.
+// sendQueue holds what is posted: [Head, sent) has left and waits for Responses, [sent, cur) is
+// among what is to leave, [cur, Tail) waits.
 type sendQueue struct {
-	ring                  []wqe // a power of two, grown when full
-	head, sent, cur, tail uint32
-	reads                 []uint32 // positions of Reads without their Response, in order
-	msn                   uint32   // of the last Send
-	readMSN               uint32
-	stalled               bool // the element at cur waits for references to be released
+	ring.Ring[wqe]
+	sent, cur uint32
+	reads     []uint32 // positions of Reads without their Response, in order
+	msn       uint32   // of the last Send
+	readMSN   uint32
+	stalled   bool // the element at cur waits for references to be released
 }
-
-func (s *sendQueue) at(i uint32) *wqe { return &s.ring[i&uint32(len(s.ring)-1)] }
-func (s *sendQueue) len() uint32      { return s.tail - s.head }
 
 // next returns the slot behind the last element, without making it one; nil: there are most.
 func (s *sendQueue) next(most uint32) *wqe {
-	if s.len() >= most {
+	if uint32(s.Len()) >= most {
 		return nil
 	}
-	if int(s.len()) == len(s.ring) {
-		ring := make([]wqe, max(firstRing, 2*len(s.ring)))
-		for i := s.head; i != s.tail; i++ {
-			ring[i&uint32(len(ring)-1)] = *s.at(i)
-		}
-		s.ring = ring
-	}
-	w := s.at(s.tail)
+	w := s.Next()
 	*w = wqe{segs: w.segs[:0], regions: w.regions[:0], inline: w.inline[:0]}
 	return w
 }
 
 func (s *sendQueue) add(most uint32) *wqe {
 	w := s.next(most)
-	s.tail++
+	s.Tail++
 	return w
 }
 
@@ -124,7 +115,7 @@ func (q *queuePair) post(ws []rdma.Work, i int) error {
 	if err != nil {
 		return err
 	}
-	q.sq.tail++
+	q.sq.Tail++
 	return nil
 }
 
@@ -311,12 +302,12 @@ func (q *queuePair) unhold(w *wqe) {
 // retire ends the elements at the head that have nothing to wait for.
 func (q *queuePair) retire() {
 	s := &q.sq
-	for s.head != s.sent {
-		w := s.at(s.head)
+	for s.Head != s.sent {
+		w := s.At(s.Head)
 		if !w.done {
 			return
 		}
-		s.head++
+		s.Head++
 		q.complete(w)
 	}
 }

@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"oneshot/internal/ring"
 	"oneshot/transport/rdma"
 )
 
@@ -36,16 +37,15 @@ type completionQueue struct {
 	poller  *poller
 	spin    time.Duration
 
-	mu      sync.Mutex            // taken before queuePair.mu and receiveQueue.mu
-	qps     map[uint32]*queuePair // by number
-	last    *queuePair            // found last
-	ring    []rdma.Completion     // a power of two
-	head, n int
-	armed   bool // the owner waits for an event
-	asleep  bool // the goroutine waits for the device
-	closed  bool
-	users   int // queue pairs
-	wcs     [C.OS_BATCH]C.struct_os_wc
+	mu     sync.Mutex            // taken before queuePair.mu and receiveQueue.mu
+	qps    map[uint32]*queuePair // by number
+	last   *queuePair            // found last
+	ring   ring.Ring[rdma.Completion]
+	armed  bool // the owner waits for an event
+	asleep bool // the goroutine waits for the device
+	closed bool
+	users  int // queue pairs
+	wcs    [C.OS_BATCH]C.struct_os_wc
 
 	polls, completions, events uint64
 
@@ -55,7 +55,6 @@ type completionQueue struct {
 }
 
 const (
-	firstRing = 16
 	// pause is how long the goroutine leaves a queue alone that its owner polls without arming
 	// it, before it looks whether a connection has ended.
 	pause = 5 * time.Millisecond
@@ -96,13 +95,12 @@ func (d *Device) NewCompletionQueue(depth int, event func()) (_ rdma.CompletionQ
 func (c *completionQueue) Poll(into []rdma.Completion) (n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for n < len(into) && (c.n > 0 || c.harvest() > 0) {
-		for n < len(into) && c.n > 0 {
-			p := &c.ring[c.head]
+	for n < len(into) && (c.ring.Len() > 0 || c.harvest() > 0) {
+		for n < len(into) && c.ring.Len() > 0 {
+			p := c.ring.At(c.ring.Head)
 			into[n] = *p
 			p.QueuePair, p.Err = nil, nil
-			c.head = (c.head + 1) & (len(c.ring) - 1)
-			c.n--
+			c.ring.Head++
 			n++
 		}
 	}
@@ -120,7 +118,7 @@ func (c *completionQueue) harvest() int {
 		n := C.os_poll(c.cq, &c.wcs[0], C.OS_BATCH)
 		c.take(n)
 		if n < C.OS_BATCH {
-			return c.n
+			return c.ring.Len()
 		}
 	}
 }
@@ -133,7 +131,7 @@ func (c *completionQueue) arm() int {
 	if n == C.OS_BATCH {
 		return c.harvest()
 	}
-	return c.n
+	return c.ring.Len()
 }
 
 // take makes completions of c.wcs.
@@ -151,21 +149,14 @@ func (c *completionQueue) take(n C.int) {
 }
 
 func (c *completionQueue) push(x *rdma.Completion) {
-	if c.n == len(c.ring) {
-		ring := make([]rdma.Completion, max(firstRing, 2*len(c.ring)))
-		k := copy(ring, c.ring[c.head:])
-		copy(ring[k:], c.ring[:c.head])
-		c.ring, c.head = ring, 0
-	}
-	c.ring[(c.head+c.n)&(len(c.ring)-1)] = *x
-	c.n++
+	c.ring.Push(*x)
 }
 
 // Arm implements rdma.CompletionQueue. The device is armed whenever the goroutine sleeps.
 func (c *completionQueue) Arm() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.n > 0 || c.harvest() > 0 {
+	if c.ring.Len() > 0 || c.harvest() > 0 {
 		return false
 	}
 	c.armed = true
@@ -179,7 +170,7 @@ func (c *completionQueue) Arm() bool {
 }
 
 // due reports whether event has to be called. The lock is held.
-func (c *completionQueue) due() bool { return c.armed && c.n > 0 && c.event != nil }
+func (c *completionQueue) due() bool { return c.armed && c.ring.Len() > 0 && c.event != nil }
 
 // serve is the queue's goroutine.
 func (c *completionQueue) serve() {
