@@ -335,7 +335,7 @@ func (r *ring) after(op *backend.Op, durable bool, res int32) int32 {
 	if durable {
 		c.Flags = unix.RWF_DSYNC
 	}
-	if errno, ok := r.s.faults.After(c).(unix.Errno); ok {
+	if errno, ok := errors.AsType[unix.Errno](r.s.faults.After(c)); ok {
 		return -int32(errno)
 	}
 	return res

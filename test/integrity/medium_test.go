@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
 	"sync"
 	"testing"
 
@@ -50,9 +49,6 @@ func newMedium(t *testing.T, dir string, size int, seed uint64) *medium {
 	t.Cleanup(func() { m.unmount(t) })
 	return m
 }
-
-// path is that of the file.
-func (m *medium) path() string { return filepath.Join(m.dir, "disk.img") }
 
 func (m *medium) mount(t *testing.T) {
 	t.Helper()
