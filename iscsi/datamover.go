@@ -89,10 +89,21 @@ type Task struct {
 	queued  atomic.Bool // in Conn.ready; set with Conn.readyMu held
 	wanted  int         // bytes of memory that it waits for; it is in Conn.hungry
 	refused bool        // no memory for its unsolicited data
+	aborted abortedBy
+	aborter uint32 // with abortedByRequest: the ITT of the ABORT TASK
 }
 
 // Placing is what Task.BeginPlace returns.
 type Placing = scsi.Placing
+
+// abortedBy says which task management function was the first to concern a task.
+type abortedBy uint8
+
+const (
+	abortedByNone    abortedBy = iota
+	abortedByRequest           // ABORT TASK, on the connection of the task
+	abortedByOther             // a function that aborts sets of tasks
+)
 
 // maxCDB is the longest CDB that is looked at: a variable length CDB (SPC-4 §4.2.3).
 const maxCDB = 260

@@ -50,7 +50,7 @@ func (c *Conn) newTask(h pdu.SCSICommand) *Task {
 		t.Conn = c // for good: TaskReady, which may be late, reads it without a lock
 	}
 	t.slot, t.state = -1, taskHeld
-	t.refused, t.arrived = false, c.arrived
+	t.refused, t.arrived, t.aborted = false, c.arrived, abortedByNone
 	t.ITT = h.ITT()
 	t.Immediate, t.Final, t.Read, t.Write = h.Immediate(), h.Final(), h.Read(), h.Write()
 	t.EDTL = h.EDTL()
@@ -285,11 +285,14 @@ func (c *Conn) manage(h pdu.TaskManagementRequest) {
 			answer(c.missing(fn, h))
 			return
 		}
+		c.concerns(fn, itt, h.LUN(), ref)
 		if ref.state == taskHeld {
 			answer(s.skip(fn, ref))
 			return
 		}
 		t = &ref.Task
+	} else {
+		c.concerns(fn, itt, h.LUN(), nil)
 	}
 	c.log.Info("task management", "function", fn.String(), "lun", fmt.Sprintf("%#016x", h.LUN()))
 	s.nexus.Manage(f, h.LUN(), t, func(r scsi.TMFResponse) {

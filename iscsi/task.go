@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"oneshot/internal/invariant"
+	"oneshot/iscsi/pdu"
 	"oneshot/mem"
 	"oneshot/scsi"
 )
@@ -145,6 +146,32 @@ func (c *Conn) aborted(t *Task) {
 		return
 	}
 	c.free(t)
+}
+
+// AbortedBy returns the ITT of the ABORT TASK request that has ended t, if it was one, so that the
+// response to that can end the initiator's buffer as well.
+func (t *Task) AbortedBy() (itt uint32, ok bool) { return t.aborter, t.aborted == abortedByRequest }
+
+// concerns notes that task management function fn, with ITT itt, begins. It is the first of those
+// that abort a task which counts: an initiator may use the task's buffer again after its response.
+func (c *Conn) concerns(fn pdu.TaskFunction, itt uint32, lun uint64, ref *Task) {
+	switch fn {
+	case pdu.TaskAbortTask:
+		if ref.aborted == abortedByNone && ref.Conn == c {
+			ref.aborted, ref.aborter = abortedByRequest, itt
+		}
+		return
+	case pdu.TaskQueryTask, pdu.TaskQueryTaskSet, pdu.TaskQueryAsyncEvent, pdu.TaskClearACA:
+		return
+	}
+	everywhere := fn == pdu.TaskTargetWarmReset || fn == pdu.TaskTargetColdReset || fn == pdu.TaskITNexusReset
+	for _, o := range c.sess.baton.conns {
+		for _, t := range o.tasks {
+			if t.aborted == abortedByNone && (everywhere || t.LUN == lun) {
+				t.aborted = abortedByOther
+			}
+		}
+	}
 }
 
 // Forgotten says that nothing is placed into t.Out any more, after Forget.

@@ -56,8 +56,7 @@ type Mover struct {
 		immediate []byte
 	}
 	rejected bool                 // the command's STag was closed by a Reject
-	orphans  map[uint32]rdma.STag // iSCSI-direct: STags of aborted tasks, by ITT
-	aborting map[uint32]uint32    // ABORT TASK requests under way: their ITT, and that of the task
+	orphans  map[uint32]rdma.STag // STags of aborted tasks, by the ITT of the ABORT TASK whose response closes them
 
 	abandoned []*entry // to be finished, as they will never be sent
 	lost      error    // why the connection is dead, if this end knows
@@ -117,8 +116,8 @@ func of(t *iscsi.Task) *task { return t.Mover.(*task) }
 func (t *Target) accept(req rdma.Request, offer *rdma.OneShotOffer) error {
 	m := &Mover{
 		target: t, peer: req.RemoteAddr().String(), here: req.LocalAddr().String(),
-		orphans: make(map[uint32]rdma.STag), aborting: make(map[uint32]uint32),
-		sgl: make([]rdma.SGE, max(2*max(t.read.Elements, t.write.Elements), 64)),
+		orphans: make(map[uint32]rdma.STag),
+		sgl:     make([]rdma.SGE, max(2*max(t.read.Elements, t.write.Elements), 64)),
 	}
 	if err := m.open(req); err != nil {
 		t.cfg.Node.Dismiss()

@@ -98,7 +98,7 @@ func (m *Mover) pulled(t *task) {
 // Forget implements iscsi.Datamover.
 func (m *Mover) Forget(it *iscsi.Task) bool {
 	t := of(it)
-	if m.direct && !m.dead {
+	if t.header.held && !m.dead {
 		m.orphan(t)
 	}
 	if t.pulling {
@@ -112,14 +112,9 @@ func (m *Mover) Forget(it *iscsi.Task) bool {
 // initiator revokes it after the response to another function.
 func (m *Mover) orphan(t *task) {
 	s := t.header.write | t.header.read
-	if s == 0 {
+	if itt, ok := t.AbortedBy(); ok {
+		m.orphans[itt] = s
 		return
-	}
-	for _, itt := range m.aborting {
-		if itt == t.ITT {
-			m.orphans[itt] = s
-			return
-		}
 	}
 	if !t.pulling {
 		_ = m.qp.Revoke(s, func() {})
@@ -128,14 +123,18 @@ func (m *Mover) orphan(t *task) {
 	t.revoke = s
 }
 
-// dataIn prepares the RDMA Writes of t.In, n octets. False: they cannot be made.
+// dataIn prepares the RDMA Writes of t.In, n octets. False: there is no memory for them.
 func (m *Mover) dataIn(t *task, n int) bool {
 	t.locals = appendRest(t.locals[:0], t.In, 0, n)
 	if !m.register(t.locals) && !m.copyIn(t, n) {
 		return false
 	}
 	t.remotes[0] = manager.Remote{STag: t.header.read, Offset: t.header.readOffset, Len: uint64(n)}
-	return t.ans.Init(rdma.OpWrite, m.target.write, t.locals, t.remotes[:]) == nil
+	if err := t.ans.Init(rdma.OpWrite, m.target.write, t.locals, t.remotes[:]); err != nil {
+		m.violation("%v", err)
+		return false
+	}
+	return true
 }
 
 // copyIn copies data-in that commands have made on the heap to memory that the device knows.

@@ -70,7 +70,7 @@ func FuzzReceive(f *testing.F) {
 		}
 		m := &Mover{
 			target: b.target, qp: q, peer: "peer", here: "here", recv: b.target.shared, invalidate: mode&2 != 0,
-			orphans: make(map[uint32]rdma.STag), aborting: make(map[uint32]uint32), sgl: make([]rdma.SGE, 64),
+			orphans: make(map[uint32]rdma.STag), sgl: make([]rdma.SGE, 64),
 		}
 		m.queue.Init(16)
 		b.target.conns.Add(1)

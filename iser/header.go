@@ -26,6 +26,8 @@ const (
 type header struct {
 	write, read             rdma.STag // of the initiator's buffers; 0: not valid
 	writeOffset, readOffset uint64    // Base Offsets
+	// held: the STag was advertised in the DDP header, and the message that ends the command closes it.
+	held bool
 }
 
 // parseHeader reads the header at the start of b. False: it is none of a Control-Type PDU.

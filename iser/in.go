@@ -12,9 +12,7 @@ func (m *Mover) receive(b []byte, c *rdma.Completion) {
 		m.begin(b)
 	}
 	var h header
-	if m.direct {
-		h = m.advertised(b, c)
-	} else {
+	if !m.direct {
 		ok := false
 		if h, ok = parseHeader(b); !ok {
 			if len(b) > 0 && b[0]>>4 == opHello {
@@ -26,7 +24,7 @@ func (m *Mover) receive(b []byte, c *rdma.Completion) {
 		}
 		b = b[headerLen:]
 	}
-	if m.dead {
+	if m.advertised(b, c, &h); m.dead {
 		return
 	}
 	head, data, ok := split(b)
@@ -45,12 +43,7 @@ func (m *Mover) receive(b []byte, c *rdma.Completion) {
 	case head.Opcode() == pdu.OpDataOut:
 		m.violation("a Data-Out PDU, though InitialR2T=Yes was negotiated")
 	default:
-		if head.Opcode() == pdu.OpTaskManagementRequest {
-			m.noteAbort(head)
-		}
-		if !m.dead {
-			m.conn.Receive(head, data)
-		}
+		m.conn.Receive(head, data)
 	}
 }
 
@@ -92,22 +85,29 @@ func unsent(b []byte, buffers header) bool {
 	return h.Opcode() == pdu.OpSCSICommand && len(b) == pdu.BHSLen+h.TotalAHSLen()
 }
 
-// advertised says which buffer a message of iSCSI-direct comes with: the one whose STag is in
-// its header, from tagged offset 0 on.
-func (m *Mover) advertised(b []byte, c *rdma.Completion) (h header) {
+// advertised notes the STag that the DDP header of a message advertises. In iSCSI-direct that is the
+// command's buffer, from tagged offset 0 on; in iSER the iSER header says the same of it once more
+// (one-shot.md §3, profiles P1 and P2).
+func (m *Mover) advertised(b []byte, c *rdma.Completion, h *header) {
 	if c.Flags&rdma.Advertised == 0 {
-		return header{}
+		return
 	}
 	if len(b) < pdu.BHSLen || pdu.Header(b).Opcode() != pdu.OpSCSICommand {
 		m.violation("an STag advertised by a PDU that is no SCSI Command")
-		return header{}
+		return
 	}
-	if b[1]&0x20 != 0 { // the W bit (RFC 7143 §11.3.1)
+	switch {
+	case !m.direct:
+		if h.write|h.read != c.STag || h.write&h.read != 0 {
+			m.violation("the DDP header advertises STag %#x, the iSER header %#x to be read and %#x to be written", c.STag, h.write, h.read)
+			return
+		}
+	case b[1]&0x20 != 0: // the W bit (RFC 7143 §11.3.1)
 		h.write = c.STag
-	} else {
+	default:
 		h.read = c.STag
 	}
-	return h
+	h.held = true
 }
 
 // scsiCommand takes a SCSI Command PDU.
@@ -136,7 +136,7 @@ func (m *Mover) scsiCommand(head pdu.Header, data []byte, buffers header) {
 	t := c.task
 	c.busy, c.task, c.header, c.immediate = false, nil, header{}, nil
 	if it == nil {
-		if m.direct && buffers != (header{}) && !m.rejected {
+		if buffers.held && !m.rejected {
 			m.violation("a SCSI command outside of the window, whose STag will never be closed")
 		}
 		m.rejected = false
@@ -156,18 +156,4 @@ func (m *Mover) keep(t *task, data []byte) {
 	}
 	copy(l.Bytes(), data)
 	t.stash = l
-}
-
-// noteAbort remembers which task an ABORT TASK is about: its response closes the task's STag
-// (one-shot.md §5.4, R4).
-func (m *Mover) noteAbort(head pdu.Header) {
-	h := pdu.TaskManagementRequest{Header: head}
-	if !m.direct || h.Function() != pdu.TaskAbortTask {
-		return
-	}
-	if len(m.aborting) >= m.target.cfg.Commands+extraSlots {
-		m.violation("%d ABORT TASK requests that have no response, more than the command window takes", len(m.aborting))
-		return
-	}
-	m.aborting[h.ITT()] = h.ReferencedTaskTag()
 }

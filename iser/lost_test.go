@@ -33,13 +33,19 @@ type rawPeer struct {
 // raw connects a rawPeer, and logs in.
 func (b *bench) raw(direct bool, isid byte) *rawPeer {
 	b.t.Helper()
-	p := b.connect(direct, ddp.OfferFlags|ddp.OfferEvery|ddp.OfferAdvertise|ddp.OfferClose)
+	offer := ddp.OneShotFlags(0)
+	if direct {
+		offer = everyOffer
+	}
+	p := b.connect(direct, offer)
 	p.isid = isid
 	p.logIn()
 	return p
 }
 
-// connect exchanges the MPA frames; offer is that of one-shot, if direct is set.
+const everyOffer = ddp.OfferFlags | ddp.OfferEvery | ddp.OfferAdvertise | ddp.OfferClose
+
+// connect exchanges the MPA frames; offer is that of one-shot, or 0.
 func (b *bench) connect(direct bool, offer ddp.OneShotFlags) *rawPeer {
 	b.t.Helper()
 	nc, err := net.Dial("tcp", b.l.Addr().String())
@@ -47,7 +53,7 @@ func (b *bench) connect(direct bool, offer ddp.OneShotFlags) *rawPeer {
 	b.t.Cleanup(func() { _ = nc.Close() })
 	p := &rawPeer{t: b.t, tc: nc.(*net.TCPConn), direct: direct, cmdSN: 1}
 	private := []byte{noZBVA, 0, 0, 0}
-	if direct {
+	if offer != 0 {
 		private = ddp.OneShot{Flags: offer, Window: 16}.AppendTo(private)
 	}
 	req := ddp.StartFrame{

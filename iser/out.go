@@ -66,10 +66,18 @@ func (m *Mover) end(w *rdma.Work, t *task) {
 	}
 	switch {
 	case s == 0:
-	case m.direct:
-		w.Flags, w.STag = rdma.Close, s
+	case t.header.held:
+		m.takeBack(w, s)
 	case m.invalidate && m.enabled:
 		w.Flags, w.STag = rdma.Invalidate, s
+	}
+}
+
+// takeBack has w end an STag that the initiator has advertised: with a Close or, if only advertising
+// was agreed, by invalidating it (one-shot.md §5.4, R6).
+func (m *Mover) takeBack(w *rdma.Work, s rdma.STag) {
+	if w.Flags, w.STag = rdma.Close, s; !m.qp.OneShot().Close {
+		w.Flags = rdma.Invalidate
 	}
 }
 
@@ -118,10 +126,8 @@ func (m *Mover) SendControl(bhs, data []byte) {
 	*w = rdma.Work{Op: rdma.OpSend}
 	c.HasMessage = true
 	c.Request = emptyRequest
-	if m.direct {
-		m.closes(w, pdu.Header(bhs))
-	}
 	h := pdu.Header(bhs)
+	m.closes(w, h)
 	if h.Opcode() == pdu.OpLogoutResponse && bhs[2] == byte(pdu.LogoutSuccess) {
 		m.left = true
 	}
@@ -135,21 +141,16 @@ func (m *Mover) closes(w *rdma.Work, h pdu.Header) {
 	var s rdma.STag
 	switch h.Opcode() {
 	case pdu.OpReject:
-		if m.command.busy && m.command.task == nil {
-			s = m.command.header.read | m.command.header.write
+		if c := &m.command; c.busy && c.task == nil && c.header.held {
+			s = c.header.read | c.header.write
 			m.rejected = true
 		}
 	case pdu.OpTaskManagementResponse:
-		itt, ok := m.aborting[h.ITT()]
-		if !ok {
-			return
-		}
-		s = m.orphans[itt]
-		delete(m.aborting, h.ITT())
-		delete(m.orphans, itt)
+		s = m.orphans[h.ITT()]
+		delete(m.orphans, h.ITT())
 	}
 	if s != 0 {
-		w.Flags, w.STag = rdma.Close, s
+		m.takeBack(w, s)
 	}
 }
 

@@ -1,8 +1,8 @@
 // Package rdma is the way to remote memory and to whoever serves it: devices, protection
 // domains, memory regions, queue pairs, completion queues and a connection manager, after
 // the verbs of the RDMA Consortium and the IBTA. Providers implement it: iwarp in user
-// space, verbs for what the kernel drives, local for stores in this process. Nothing in it
-// is one provider's alone; rdmatest is the suite that all of them pass.
+// space, verbs for what the kernel drives. Nothing in it is one provider's alone; rdmatest is
+// the suite that all of them pass.
 //
 //	Device ─┬─ Domain ── Region, Window       memory, and who may reach it
 //	        ├─ CompletionQueue                 what has ended
