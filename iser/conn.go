@@ -7,6 +7,7 @@ import (
 	"time"
 	"unsafe"
 
+	"oneshot/internal/invariant"
 	"oneshot/iscsi"
 	"oneshot/iscsi/login"
 	"oneshot/iscsi/pdu"
@@ -27,7 +28,8 @@ type Mover struct {
 	peer   string
 	here   string
 
-	recv       *receives // the target's, or the connection's own
+	domain     *domain   // the target's, or the connection's own
+	recv       *receives // likewise
 	returns    []int     // slots to be posted again
 	invalidate bool      // answers may invalidate the initiator's STags
 
@@ -102,6 +104,7 @@ type task struct {
 	revoke    rdma.STag  // to be given up after them
 
 	locals  []rdma.SGE
+	sinks   []rdma.Region // of its Reads; see openSinks
 	remotes [1]manager.Remote
 	bounce  *mem.Lease // data-in from memory that is not registered
 	long    outgoing   // the response, if it is too long to be inline
@@ -155,18 +158,23 @@ func (m *Mover) open(req rdma.Request) (err error) {
 	// As many answers as commands; each takes a few work requests, most of them one.
 	work := min(t.limits.MaxWork, 4*t.cfg.Commands+extraSlots)
 	slots := t.cfg.Commands + extraSlots
+	if m.domain = t.domain; t.isolated {
+		if m.domain, err = t.newDomain(); err != nil {
+			return err
+		}
+	}
 	if m.cq, err = t.cfg.Device.NewCompletionQueue(work+max(slots, sharedSlots), m.event); err != nil {
 		return err
 	}
 	cfg := rdma.QueuePairConfig{
-		Domain: t.domain, SendCQ: m.cq, RecvCQ: m.cq, MaxWork: work,
+		Domain: m.domain.pd, SendCQ: m.cq, RecvCQ: m.cq, MaxWork: work,
 		Disconnected: func(err error) { go m.teardown(err) },
 	}
 	if m.recv = t.shared; m.recv != nil {
 		cfg.Receives = m.recv.queue
 	} else {
 		cfg.MaxRecv = slots
-		if m.recv, err = t.newReceives(slots, nil); err != nil {
+		if m.recv, err = t.newReceives(m.domain, slots, nil); err != nil {
 			return err
 		}
 	}
@@ -409,6 +417,11 @@ func (m *Mover) close() {
 	if m.recv != nil && m.recv != m.target.shared {
 		m.recv.release()
 	}
+	if m.domain != nil && m.target.isolated {
+		if err := m.domain.close(); err != nil {
+			m.target.cfg.Logger.Error("memory of a connection stays registered", "initiator_address", m.peer, "reason", err)
+		}
+	}
 }
 
 // Peer implements iscsi.Datamover.
@@ -466,6 +479,7 @@ func (m *Mover) FreeTask(it *iscsi.Task) {
 			*l = nil
 		}
 	}
+	invariant.Check(len(t.sinks) == 0, "a task is freed after its Reads")
 	clear(t.locals)
 	t.locals = t.locals[:0]
 	t.header, t.immediate, t.taken, t.pulling, t.forgotten, t.revoke = header{}, 0, false, false, false, 0

@@ -1,6 +1,8 @@
 package iser
 
 import (
+	"errors"
+
 	"oneshot/iscsi"
 	"oneshot/mem"
 	"oneshot/transport/rdma"
@@ -36,14 +38,19 @@ func (m *Mover) GetData(it *iscsi.Task) {
 		m.conn.DataFailed(it, iscsi.NotEnoughData)
 		return
 	}
-	if !m.register(t.locals) {
+	if m.target.limits.ReadSinkWrite {
+		if err := m.openSinks(t); err != nil {
+			m.broken(err)
+			return
+		}
+	} else if !m.register(t.locals) {
 		m.broken(m.target.unregistered())
 		return
 	}
 	t.remotes[0] = remote
 	t.pull.HasMessage = false
 	if err := t.pull.Init(rdma.OpRead, m.target.read, t.locals, t.remotes[:]); err != nil {
-		m.violation("%v", err)
+		m.violation("%v", errors.Join(err, m.closeSinks(t)))
 		return
 	}
 	t.pulling = true
@@ -68,7 +75,7 @@ func appendRest(list []rdma.SGE, segs [][]byte, from, to int) []rdma.SGE {
 // register finds the regions of list. False: some of it is in none.
 func (m *Mover) register(list []rdma.SGE) bool {
 	for i := range list {
-		if list[i].Region = m.target.region(list[i].Bytes); list[i].Region == nil {
+		if list[i].Region = m.domain.region(list[i].Bytes); list[i].Region == nil {
 			return false
 		}
 	}
@@ -80,6 +87,10 @@ func (m *Mover) pulled(t *task) {
 	t.pulling = false
 	m.pulls--
 	m.conn.Fetching(m.pulls)
+	if err := m.closeSinks(t); err != nil { // before anybody looks at the data, which the peer could still change
+		t.pull.failed = true
+		m.broken(err)
+	}
 	if t.revoke != 0 && !m.dead {
 		_ = m.qp.Revoke(t.revoke, func() {})
 	}
@@ -145,7 +156,7 @@ func (m *Mover) copyIn(t *task, n int) bool {
 	if t.bounce = m.conn.TryLease(&t.Task, n); t.bounce == nil {
 		return false
 	}
-	s, err := m.target.sge(t.bounce, 0, n)
+	s, err := m.domain.sge(t.bounce.Bytes())
 	if err != nil {
 		m.broken(err)
 		return false

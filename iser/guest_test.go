@@ -5,6 +5,8 @@ package iser
 import (
 	"bytes"
 	"encoding/binary"
+	"log/slog"
+	"net"
 	"os"
 	"testing"
 
@@ -166,4 +168,53 @@ func TestGuestTooMuch(t *testing.T) {
 		})
 		<-c.over // nothing is posted that could tell
 	})
+}
+
+// TestGuestSinks is TestSinksOfReads over a device of the kernel, whose Reads are served as those of an iWARP card have
+// to be; and a peer that invalidates memory of another connection ends its own.
+func TestGuestSinks(t *testing.T) {
+	open := func() rdma.Device {
+		d, err := verbs.Open(verbs.Config{Name: os.Getenv(envDevice), Logger: slog.New(slog.NewTextHandler(t.Output(), nil))})
+		check(t, err)
+		return d
+	}
+	host, _, err := net.SplitHostPort(os.Getenv(envPortal))
+	check(t, err)
+	device := &strict{Device: open()}
+	b := newBenchOn(t, 64<<20, device, net.JoinHostPort(host, "0"))
+	reach := func() *client {
+		c := dial(t, open(), b.l.Addr().String(), rdma.ConnParams{PrivateData: ordinary})
+		if c.window != nil { // answers do not invalidate it
+			check(t, c.window.Free())
+			c.window = nil
+		}
+		return c
+	}
+	sinksOfReads(t, device, reach(), reach())
+
+	writer, other := reach(), reach()
+	writer.isid, other.isid = 2, 3
+	for _, c := range []*client{writer, other} {
+		c.logIn("")
+		c.do(make([]byte, 6), false, false, 0, 0)
+	}
+	var done bool
+	device.mu.Lock()
+	device.opened = func(_ *strictDomain, r rdma.Region) {
+		if done {
+			return
+		}
+		done = true
+		ping := pdu.NOPOutFields{Immediate: true, ITT: 77, TTT: pdu.ReservedTag, CmdSN: other.cmdSN}
+		n := copy(other.buf, ping.AppendTo(appendHeader(nil)))
+		_, err := other.qp.Post([]rdma.Work{{
+			Op: rdma.OpSend, Flags: rdma.Invalidate, STag: r.STag(), SGL: []rdma.SGE{{Bytes: other.buf[:n], Region: other.region}},
+		}})
+		check(t, err)
+		other.receive() // an answer, or the end
+	}
+	device.mu.Unlock()
+	if r := writer.do(rw16(0x8a, 0, 8), true, false, 4096, 0); r.Status() != 0 || !done {
+		t.Errorf("a WRITE whose sink another peer has invalidated: status %#x; attacked: %v", r.Status(), done)
+	}
 }

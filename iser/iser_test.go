@@ -51,6 +51,15 @@ func newBench(t testing.TB) *bench {
 // newBenchOf returns one with so many bytes of I/O memory, and with a device of a kind.
 func newBenchOf(t testing.TB, limit int64, c iwarp.Config) *bench {
 	t.Helper()
+	c.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
+	device, err := iwarp.Open(c)
+	check(t, err)
+	return newBenchOn(t, limit, device, "127.0.0.1:0")
+}
+
+// newBenchOn returns one with so many bytes of I/O memory, over a device, which it closes.
+func newBenchOn(t testing.TB, limit int64, device rdma.Device, address string) *bench {
+	t.Helper()
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
 	pool := mem.NewPool(limit)
 	node := iscsi.NewNode(iscsi.Config{
@@ -64,15 +73,12 @@ func newBenchOf(t testing.TB, limit int64, c iwarp.Config) *bench {
 	st := scsi.NewTarget(scsi.TargetConfig{Name: iqn})
 	st.SetLU(0, lu)
 	node.AddTarget(&iscsi.Target{Name: iqn, SCSI: st})
-	c.Logger = log
-	device, err := iwarp.Open(c)
-	check(t, err)
 	target, err := NewTarget(Config{
 		Node: node, Device: device, Pool: pool, Commands: 32, Logger: log,
 	})
 	check(t, err)
 	offer := &rdma.OneShotOffer{Flags: true, Opcodes: true, Validated: true, Advertise: true, Close: true, CheckReference: true, Window: 32}
-	l, err := device.Listen("127.0.0.1:0")
+	l, err := device.Listen(address)
 	check(t, err)
 	served := make(chan error, 1)
 	go func() { served <- target.Serve(l, offer) }()
@@ -148,7 +154,7 @@ func (b *bench) dial(direct bool) *client {
 // dial connects to a target over a device, which it closes in the end.
 func dial(t testing.TB, device rdma.Device, address string, p rdma.ConnParams) *client {
 	t.Helper()
-	c := &client{t: t, device: device, direct: p.OneShot != nil, inval: true, wake: make(chan struct{}, 1), over: make(chan struct{}), cmdSN: 1}
+	c := &client{t: t, device: device, direct: p.OneShot != nil, inval: len(p.PrivateData) == 0 || p.PrivateData[0]&noInvalidate == 0, wake: make(chan struct{}, 1), over: make(chan struct{}), cmdSN: 1}
 	var err error
 	c.domain, err = c.device.NewDomain()
 	check(t, err)
@@ -265,9 +271,11 @@ func (c *client) send(bhs, data []byte, write, read bool, off, n int) rdma.STag 
 		var h [headerLen]byte
 		h[0] = opControl << 4
 		if advertise {
-			bind := rdma.Work{Op: rdma.OpBind, Window: c.window, SGL: []rdma.SGE{memory}, Access: access | rdma.AccessRemoteInvalidate}
-			_, err := c.qp.Post([]rdma.Work{bind})
-			check(c.t, err)
+			if c.window != nil {
+				bind := rdma.Work{Op: rdma.OpBind, Window: c.window, SGL: []rdma.SGE{memory}, Access: access | rdma.AccessRemoteInvalidate}
+				_, err := c.qp.Post([]rdma.Work{bind})
+				check(c.t, err)
+			}
 			at := 4
 			h[0] |= flagWSV
 			va := uint64(0)
@@ -276,7 +284,7 @@ func (c *client) send(bhs, data []byte, write, read bool, off, n int) rdma.STag 
 			} else {
 				va = uint64(len(data))
 			}
-			binary.BigEndian.PutUint32(h[at:], uint32(c.window.STag()))
+			binary.BigEndian.PutUint32(h[at:], uint32(c.stag()))
 			binary.BigEndian.PutUint64(h[at+4:], c.windowBase(memory.Bytes)+va)
 		}
 		b = append(b, h[:]...)
@@ -293,6 +301,14 @@ func (c *client) send(bhs, data []byte, write, read bool, off, n int) rdma.STag 
 		return 0
 	case c.direct:
 		return w[0].STag
+	}
+	return c.stag()
+}
+
+// stag names the buffer of the last command of iSER: its window, or all of the region where there are no windows.
+func (c *client) stag() rdma.STag {
+	if c.window == nil {
+		return c.region.STag()
 	}
 	return c.window.STag()
 }
@@ -343,8 +359,11 @@ func (c *client) do(cdb []byte, write, read bool, n, immediate int) pdu.SCSIResp
 	}
 	if (write || read) && n > 0 && immediate < n {
 		want := rdma.Invalidated
-		if c.direct {
+		switch {
+		case c.direct:
 			want = rdma.Closed
+		case !c.inval:
+			want, stag = 0, 0
 		}
 		if a.c.Flags != want || a.c.STag != stag {
 			c.t.Fatalf("% x: STag %#x: flags %v, STag %#x", cdb, stag, a.c.Flags, a.c.STag)

@@ -101,7 +101,7 @@ func (m *Mover) attach(w *rdma.Work, b []byte, to *outgoing, sgl *[1]rdma.SGE) {
 		return
 	}
 	var err error
-	if sgl[0], err = m.target.outgoing(len(b), to); err != nil {
+	if sgl[0], err = m.target.outgoing(m.domain, len(b), to); err != nil {
 		m.broken(err)
 		return
 	}

@@ -27,7 +27,7 @@ func TestSharedReceivesComeBack(t *testing.T) {
 // mover returns one of a connection over q.
 func (b *bench) mover(q *fakePair) *Mover {
 	b.t.Helper()
-	m := &Mover{target: b.target, qp: q, peer: "peer", here: "here", recv: b.target.shared}
+	m := &Mover{target: b.target, domain: b.target.domain, qp: q, peer: "peer", here: "here", recv: b.target.shared}
 	m.queue.Init(16)
 	if !b.node.Admit() {
 		b.t.Fatal("no connection is admitted")

@@ -11,6 +11,7 @@
 // not come with its command is fetched with RDMA Reads.
 //
 //	target.go  what all connections of a device share: memory, receives
+//	domain.go  what the device knows of the I/O memory, and who may reach it
 //	conn.go    the life of a connection, and its completions
 //	in.go      messages in:  receive ─► PDU ─► session
 //	data.go    data in and out, through the RDMA manager
@@ -23,6 +24,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -70,14 +72,16 @@ type Target struct {
 	read   manager.Limits
 	write  manager.Limits
 	offer  login.Config
-	domain rdma.Domain
+	domain *domain   // of all connections; nil: each has its own (isolated)
 	shared *receives // nil: each connection has its own
+	// isolated: connections share no protection domain; see domain.
+	isolated bool
 
 	outMu sync.Mutex
 	outs  []*mem.Lease // the memory of free; does not change
-	free  []rdma.SGE   // guarded by outMu
+	free  [][]byte     // guarded by outMu
 
-	arenas    atomic.Pointer[[]rdma.Region] // by mem.Arena.Index
+	arenas    atomic.Pointer[[]*mem.Arena] // of the pool
 	stopWatch func()
 	regErr    atomic.Pointer[error]
 	ready     atomic.Bool // NewTarget has succeeded
@@ -90,24 +94,27 @@ type Target struct {
 func NewTarget(cfg Config) (*Target, error) {
 	t := &Target{cfg: cfg, limits: cfg.Device.Limits(), offer: login.RDMAConfig()}
 	t.read, t.write = manager.ReadLimits(t.limits, chunk), manager.WriteLimits(t.limits, chunk)
+	t.isolated = t.limits.ReadSinkWrite || t.limits.UnguardedInvalidate
+	t.arenas.Store(new([]*mem.Arena))
 	var err error
-	if t.domain, err = cfg.Device.NewDomain(); err != nil {
-		return nil, fmt.Errorf("iser: %w", err)
+	if !t.isolated {
+		if t.domain, err = t.newDomain(); err != nil {
+			return nil, err
+		}
 	}
-	t.arenas.Store(new([]rdma.Region))
-	t.stopWatch = cfg.Pool.Arenas(t.register)
+	t.stopWatch = cfg.Pool.Arenas(t.grown)
 	if e := t.regErr.Load(); e != nil {
 		return nil, errors.Join(*e, t.Close())
 	}
 	if t.free, t.outs, err = t.slots(outSlots); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
-	if t.limits.ReceiveWait {
-		q, err := cfg.Device.NewReceiveQueue(t.domain, sharedSlots)
+	if t.limits.ReceiveWait && !t.isolated {
+		q, err := cfg.Device.NewReceiveQueue(t.domain.pd, sharedSlots)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("iser: %w", err), t.Close())
 		}
-		if t.shared, err = t.newReceives(sharedSlots, q); err != nil {
+		if t.shared, err = t.newReceives(t.domain, sharedSlots, q); err != nil {
 			return nil, errors.Join(err, q.Close(), t.Close())
 		}
 	}
@@ -115,53 +122,16 @@ func NewTarget(cfg Config) (*Target, error) {
 	return t, nil
 }
 
-// register makes an arena known to the device. A peer has no access to it: what is read and
-// written on its behalf is said by our own work requests. Only where a device wants that for
-// the sink of a Read, which iWARP leaves to it, is it more.
-func (t *Target) register(a *mem.Arena) {
-	access := rdma.AccessLocalWrite
-	if t.limits.ReadSinkWrite {
-		access |= rdma.AccessRemoteWrite
-	}
-	r, err := t.domain.Register(a.Bytes(), access)
-	if err != nil {
-		err = fmt.Errorf("iser: the device %s does not take %d bytes of I/O memory: %w", t.limits.Name, len(a.Bytes()), err)
-		t.regErr.Store(&err)
-		if t.ready.Load() { // before, it is NewTarget's error
+// grown takes an arena that the pool has mapped. Calls come in the order of Index.
+func (t *Target) grown(a *mem.Arena) {
+	if !t.isolated {
+		if _, err := t.domain.register(a); err != nil && t.ready.Load() { // before, it is NewTarget's error
 			t.cfg.Logger.Error(err.Error())
 		}
 	}
 	old := *t.arenas.Load()
-	list := append(append(make([]rdma.Region, 0, a.Index()+1), old...), r) // calls come in the order of Index
+	list := append(append(make([]*mem.Arena, 0, len(old)+1), old...), a)
 	t.arenas.Store(&list)
-}
-
-// sge names n bytes of a lease, from off on. An error says that the device has refused the memory.
-func (t *Target) sge(l *mem.Lease, off, n int) (rdma.SGE, error) {
-	a, _ := l.Arena()
-	r := (*t.arenas.Load())[a.Index()]
-	if r == nil {
-		return rdma.SGE{}, t.unregistered()
-	}
-	return rdma.SGE{Bytes: l.Bytes()[off : off+n : off+n], Region: r}, nil
-}
-
-// unregistered says why there is memory that the device does not know.
-func (t *Target) unregistered() error {
-	if e := t.regErr.Load(); e != nil {
-		return *e
-	}
-	return fmt.Errorf("iser: memory that the device %s does not know", t.limits.Name)
-}
-
-// region finds the registration that b lies in, or nil: b is of the Go heap.
-func (t *Target) region(b []byte) rdma.Region {
-	for _, r := range *t.arenas.Load() {
-		if r != nil && within(b, r.Bytes()) {
-			return r
-		}
-	}
-	return nil
 }
 
 // Serve accepts connections from l until it is closed. offer is what their initiators may ask for of
@@ -196,12 +166,10 @@ func (t *Target) Close() error {
 	}
 	release(t.outs)
 	t.stopWatch()
-	for _, r := range *t.arenas.Load() {
-		if r != nil {
-			errs = append(errs, r.Deregister())
-		}
+	if t.domain != nil {
+		errs = append(errs, t.domain.close())
 	}
-	return errors.Join(append(errs, t.domain.Close())...)
+	return errors.Join(errs...)
 }
 
 // poster is where receives are posted: a queue pair or a shared queue.
@@ -214,11 +182,13 @@ type receives struct {
 	target *Target
 	queue  rdma.ReceiveQueue // nil: of a queue pair
 	leases []*mem.Lease
-	sgl    []rdma.SGE // by slot
+	// regions, where connections are isolated, are those of leases.
+	regions []rdma.Region
+	sgl     []rdma.SGE // by slot
 }
 
 // slots leases memory for n messages.
-func (t *Target) slots(n int) (sgl []rdma.SGE, leases []*mem.Lease, err error) {
+func (t *Target) slots(n int) (list [][]byte, leases []*mem.Lease, err error) {
 	for left := n; left > 0; {
 		bytes := min(left*slotLen, mem.MaxLease)
 		l := t.cfg.Pool.Lease(bytes)
@@ -228,16 +198,11 @@ func (t *Target) slots(n int) (sgl []rdma.SGE, leases []*mem.Lease, err error) {
 		}
 		leases = append(leases, l)
 		for off := 0; off+slotLen <= bytes && left > 0; off += slotLen {
-			s, err := t.sge(l, off, slotLen)
-			if err != nil {
-				release(leases)
-				return nil, nil, err
-			}
-			sgl = append(sgl, s)
+			list = append(list, l.Bytes()[off:off+slotLen:off+slotLen])
 			left--
 		}
 	}
-	return sgl, leases, nil
+	return list, leases, nil
 }
 
 func release(leases []*mem.Lease) {
@@ -248,15 +213,15 @@ func release(leases []*mem.Lease) {
 
 // outgoing is registered memory that holds a message until it has been sent.
 type outgoing struct {
-	slot  rdma.SGE   // of the target's own, if it is not empty
+	slot  []byte     // of the target's own, if it is not empty
 	lease *mem.Lease // otherwise
 }
 
 var errNoMemory = errors.New("no memory for an answer: the limit on buffer memory is reached (limits.memory)")
 
-// outgoing returns memory for a message of n octets. The target's own comes first, so that
+// outgoing returns memory for a message of n octets, on a connection of d. The target's own comes first, so that
 // connections can log in, and be told why not, when others have all I/O memory.
-func (t *Target) outgoing(n int, o *outgoing) (rdma.SGE, error) {
+func (t *Target) outgoing(d *domain, n int, o *outgoing) (rdma.SGE, error) {
 	if n <= slotLen {
 		t.outMu.Lock()
 		if k := len(t.free); k > 0 {
@@ -264,23 +229,23 @@ func (t *Target) outgoing(n int, o *outgoing) (rdma.SGE, error) {
 			t.free = t.free[:k-1]
 		}
 		t.outMu.Unlock()
-		if o.slot.Bytes != nil {
-			return rdma.SGE{Bytes: o.slot.Bytes[:n], Region: o.slot.Region}, nil
+		if o.slot != nil {
+			return d.sge(o.slot[:n])
 		}
 	}
 	if o.lease = t.cfg.Pool.Lease(n); o.lease == nil {
 		return rdma.SGE{}, errNoMemory
 	}
-	return t.sge(o.lease, 0, n)
+	return d.sge(o.lease.Bytes())
 }
 
 // giveBack takes the memory of a message that has been sent.
 func (t *Target) giveBack(o *outgoing) {
-	if o.slot.Bytes != nil {
+	if o.slot != nil {
 		t.outMu.Lock()
 		t.free = append(t.free, o.slot)
 		t.outMu.Unlock()
-		o.slot = rdma.SGE{}
+		o.slot = nil
 	}
 	if o.lease != nil {
 		o.lease.Release()
@@ -288,21 +253,49 @@ func (t *Target) giveBack(o *outgoing) {
 	}
 }
 
-// newReceives makes n slots and, if it is a shared queue, posts them.
-func (t *Target) newReceives(n int, q rdma.ReceiveQueue) (*receives, error) {
+// newReceives makes n slots of d and, if it is a shared queue, posts them.
+func (t *Target) newReceives(d *domain, n int, q rdma.ReceiveQueue) (*receives, error) {
 	r := &receives{target: t, queue: q}
-	var err error
-	if r.sgl, r.leases, err = t.slots(n); err != nil {
+	list, leases, err := t.slots(n)
+	if err != nil {
 		return nil, err
 	}
-	if q == nil {
-		return r, nil
+	r.leases = leases
+	if err = r.register(d, list); err == nil && q != nil {
+		err = r.postAll(q)
 	}
-	if err := r.postAll(q); err != nil {
+	if err != nil {
 		r.release()
 		return nil, err
 	}
 	return r, nil
+}
+
+// register names the slots. Where connections are isolated it registers no more than these, for nobody has logged
+// in yet.
+func (r *receives) register(d *domain, slots [][]byte) error {
+	if r.target.isolated {
+		for _, l := range r.leases {
+			region, err := d.pd.Register(l.Bytes(), rdma.AccessLocalWrite)
+			if err != nil {
+				return r.target.refused(l.Bytes(), err)
+			}
+			r.regions = append(r.regions, region)
+		}
+	}
+	for _, b := range slots {
+		s := rdma.SGE{Bytes: b}
+		if i := slices.IndexFunc(r.regions, func(x rdma.Region) bool { return within(b, x.Bytes()) }); i >= 0 {
+			s.Region = r.regions[i]
+		} else {
+			var err error
+			if s, err = d.sge(b); err != nil {
+				return err
+			}
+		}
+		r.sgl = append(r.sgl, s)
+	}
+	return nil
 }
 
 func (r *receives) postAll(q poster) error {
@@ -329,6 +322,10 @@ func (r *receives) post(q poster, slots []int, batch []rdma.Receive) error {
 }
 
 func (r *receives) release() {
+	for _, region := range r.regions {
+		_ = region.Deregister()
+	}
+	r.regions = nil
 	release(r.leases)
 	r.leases = nil
 }

@@ -1,0 +1,166 @@
+package iser
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"oneshot/mem"
+	"oneshot/transport/rdma"
+)
+
+// domain is a protection domain and the I/O memory that is registered in it. No peer has access to that memory: what
+// is read and written on a peer's behalf is said by our own work requests.
+//
+// On most devices one domain serves all connections, and arenas are registered before anything
+// is leased from them. There are devices on which a peer could do harm with that:
+//
+//   - Where the sink of an RDMA Read has to allow remote writes (Limits.ReadSinkWrite), the Read Request tells the
+//     peer an STag with which it can write to the whole region. There each Read has a registration
+//     of its own, of no more than its sink (Mover.openSinks), which ends before anybody looks at the data.
+//   - Where a peer may invalidate any region of the domain whose STag it knows (Limits.UnguardedInvalidate), it could
+//     end the I/O of all others.
+//
+// On both each connection has a domain of its own (Target.isolated), so that STags which it has learned or
+// guessed are of no use to another. Arenas are registered there when they are first used, for
+// local use only, and stay registered until the connection ends.
+type domain struct {
+	target *Target
+	pd     rdma.Domain
+
+	mu      sync.Mutex                    // held while regions changes
+	regions atomic.Pointer[[]rdma.Region] // by mem.Arena.Index; nil: not registered
+	closed  bool                          // guarded by mu
+}
+
+func (t *Target) newDomain() (*domain, error) {
+	d := &domain{target: t}
+	d.regions.Store(new([]rdma.Region))
+	var err error
+	if d.pd, err = t.cfg.Device.NewDomain(); err != nil {
+		return nil, fmt.Errorf("iser: %w", err)
+	}
+	return d, nil
+}
+
+// register makes an arena known to the device.
+func (d *domain) register(a *mem.Arena) (rdma.Region, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	old := *d.regions.Load()
+	switch {
+	case d.closed:
+		return nil, rdma.ErrDisconnected
+	case a.Index() < len(old) && old[a.Index()] != nil:
+		return old[a.Index()], nil
+	}
+	r, err := d.pd.Register(a.Bytes(), rdma.AccessLocalWrite)
+	if err != nil {
+		return nil, d.target.refused(a.Bytes(), err)
+	}
+	list := make([]rdma.Region, max(len(old), a.Index()+1))
+	copy(list, old)
+	list[a.Index()] = r
+	d.regions.Store(&list)
+	return r, nil
+}
+
+// of returns the region of an arena, or nil: the device has refused it.
+func (d *domain) of(a *mem.Arena) rdma.Region {
+	if list := *d.regions.Load(); a.Index() < len(list) && list[a.Index()] != nil {
+		return list[a.Index()]
+	}
+	if !d.target.isolated {
+		return nil
+	}
+	r, _ := d.register(a)
+	return r
+}
+
+// sge names I/O memory. An error says that the device has refused it.
+func (d *domain) sge(b []byte) (rdma.SGE, error) {
+	r := d.region(b)
+	if r == nil {
+		return rdma.SGE{}, d.target.unregistered()
+	}
+	return rdma.SGE{Bytes: b, Region: r}, nil
+}
+
+// region finds the registration that b lies in, or nil: b is of the Go heap.
+func (d *domain) region(b []byte) rdma.Region {
+	if a := d.target.arena(b); a != nil {
+		return d.of(a)
+	}
+	return nil
+}
+
+// arena finds the arena that b lies in, or nil: b is of the Go heap.
+func (t *Target) arena(b []byte) *mem.Arena {
+	for _, a := range *t.arenas.Load() {
+		if within(b, a.Bytes()) {
+			return a
+		}
+	}
+	return nil
+}
+
+// close gives the device back what the domain has.
+func (d *domain) close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.closed = true
+	var errs []error
+	for _, r := range *d.regions.Load() {
+		if r != nil {
+			errs = append(errs, r.Deregister())
+		}
+	}
+	d.regions.Store(new([]rdma.Region))
+	return errors.Join(append(errs, d.pd.Close())...)
+}
+
+// refused notes why the device does not take memory.
+func (t *Target) refused(b []byte, err error) error {
+	err = fmt.Errorf("iser: the device %s does not take %d bytes of I/O memory: %w", t.limits.Name, len(b), err)
+	t.regErr.Store(&err)
+	return err
+}
+
+// unregistered says why there is memory that the device does not know.
+func (t *Target) unregistered() error {
+	if e := t.regErr.Load(); e != nil {
+		return *e
+	}
+	return fmt.Errorf("iser: memory that the device %s does not know", t.limits.Name)
+}
+
+// openSinks registers the sinks of t's Reads, each by itself, in the connection's own domain.
+func (m *Mover) openSinks(t *task) error {
+	for i := range t.locals {
+		s := &t.locals[i]
+		if m.target.arena(s.Bytes) == nil {
+			return errors.Join(m.target.unregistered(), m.closeSinks(t))
+		}
+		r, err := m.domain.pd.Register(s.Bytes, rdma.AccessLocalWrite|rdma.AccessRemoteWrite)
+		if err != nil {
+			return errors.Join(m.target.refused(s.Bytes, err), m.closeSinks(t))
+		}
+		s.Region = r
+		t.sinks = append(t.sinks, r)
+	}
+	return nil
+}
+
+// closeSinks ends all access to what openSinks has registered.
+func (m *Mover) closeSinks(t *task) error {
+	var errs []error
+	for i, r := range t.sinks {
+		if err := r.Deregister(); err != nil {
+			errs = append(errs, fmt.Errorf("iser: the sink of a Read stays registered: %w", err))
+		}
+		t.sinks[i] = nil
+	}
+	t.sinks = t.sinks[:0]
+	return errors.Join(errs...)
+}
