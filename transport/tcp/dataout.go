@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"sync"
 
-	"golang.org/x/sys/unix"
-
+	"oneshot/internal/invariant"
+	"oneshot/internal/iov"
 	"oneshot/internal/serial"
 	"oneshot/iscsi"
 	"oneshot/iscsi/pdu"
@@ -19,16 +19,15 @@ const maxR2T = 16
 // Bytes come in the order of their offsets (DataPDUInOrder and DataSequenceInOrder are
 // always Yes), so that one cursor is enough.
 type dataOut struct {
-	dst     [][]byte // the rest of the memory to fill
-	off     int      // into dst[0]
-	unit    int      // not 0: the data goes to the store in whole blocks of so many bytes, not to dst
-	part    *block   // the beginning of such a block, whose rest is to come; nil: there was none yet
-	partN   int      // bytes of it that are there: got modulo unit
-	want    int      // bytes of the command; the initiator may offer more
-	got     int      // of these, bytes placed
-	recv    uint32   // bytes received, wanted or not: the next BufferOffset
-	pulling bool     // the session waits for the data
-	thrown  bool     // there is no memory: nothing is placed
+	dst     iov.Cursor // the rest of the memory to fill
+	unit    int        // not 0: the data goes to the store in whole blocks of so many bytes, not to dst
+	part    *block     // the beginning of such a block, whose rest is to come; nil: there was none yet
+	partN   int        // bytes of it that are there: got modulo unit
+	want    int        // bytes of the command; the initiator may offer more
+	got     int        // of these, bytes placed
+	recv    uint32     // bytes received, wanted or not: the next BufferOffset
+	pulling bool       // the session waits for the data
+	thrown  bool       // there is no memory: nothing is placed
 	failed  iscsi.DataFault
 
 	// Unsolicited data (RFC 7143 §11.7.4).
@@ -113,54 +112,22 @@ func (t *task) gathered(n int) {
 
 // copy places b and moves the cursor.
 func (o *dataOut) copy(b []byte) {
-	for len(b) > 0 {
-		n := copy(o.dst[0][o.off:], b)
-		b = b[n:]
-		o.advance(n)
-	}
+	n := o.dst.CopyIn(b)
+	invariant.Check(n == len(b), "a task takes data and has memory for it")
+	o.got += n
 }
 
 func (o *dataOut) advance(n int) {
 	o.got += n
-	for n > 0 {
-		k := min(n, len(o.dst[0])-o.off)
-		o.off += k
-		n -= k
-		if o.off == len(o.dst[0]) {
-			o.dst, o.off = o.dst[1:], 0
-		}
-	}
-}
-
-// vector describes the next n bytes of memory, as many of them as iov has room for. It
-// returns the entries used and the bytes they hold.
-func (o *dataOut) vector(iov []unix.Iovec, n int) (k, bytes int) {
-	off := o.off
-	for _, seg := range o.dst {
-		if k == len(iov) || bytes == n {
-			break
-		}
-		b := seg[off:]
-		b = b[:min(len(b), n-bytes)]
-		off = 0
-		iov[k] = vec(b)
-		k++
-		bytes += len(b)
-	}
-	return k, bytes
+	o.dst.Advance(n)
 }
 
 // digest adds the next n bytes of memory to d.
 func (o *dataOut) digest(d pdu.Digest, n int) pdu.Digest {
-	off := o.off
-	for _, seg := range o.dst {
-		b := seg[off:]
-		b = b[:min(len(b), n)]
+	for c := o.dst; n > 0; {
+		b := c.Next(n)
 		d = d.Update(b)
-		off = 0
-		if n -= len(b); n == 0 {
-			break
-		}
+		n -= len(b)
 	}
 	return d
 }
@@ -236,7 +203,7 @@ func (m *Mover) room(t *task, n int) int {
 			return 0
 		}
 		o.one[0] = o.stash.Bytes()
-		o.dst, o.off = o.one[:], 0
+		o.dst = iov.At(o.one[:], 0)
 	}
 	return n
 }
@@ -249,7 +216,7 @@ func (m *Mover) GetData(it *iscsi.Task) {
 	if o.stash != nil {
 		m.unstash(t)
 	} else {
-		o.dst = it.Out
+		o.dst = iov.At(it.Out, 0)
 	}
 	o.pulling, o.want = true, it.OutLen
 	if m.rx.t == t && m.rx.place > o.want-o.got { // a segment is half in
@@ -265,7 +232,7 @@ func (m *Mover) GetData(it *iscsi.Task) {
 func (m *Mover) unstash(t *task) {
 	o := &t.out
 	stashed := o.stash.Bytes()[:min(o.got, t.OutLen)]
-	o.dst, o.off, o.got = t.Out, 0, 0
+	o.dst, o.got = iov.At(t.Out, 0), 0
 	t.put(stashed)
 	o.stash.Release()
 	o.stash = nil

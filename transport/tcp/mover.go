@@ -110,7 +110,7 @@ func (m *Mover) Count(tell func(string, uint64)) {
 	tell("reads", m.count.reads)
 	tell("messages_out", m.count.pdusOut)
 	tell("messages_in", m.count.pdusIn)
-	tell("bytes_out", m.tx.sent)
+	tell("bytes_out", m.tx.out.Written)
 	tell("bytes_in", m.count.bytesIn)
 }
 

@@ -1,14 +1,13 @@
 package tcp
 
 import (
-	"io"
-	"runtime"
 	"sync"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"oneshot/internal/invariant"
+	"oneshot/internal/iov"
 	"oneshot/iscsi"
 	"oneshot/iscsi/pdu"
 	"oneshot/mem"
@@ -167,10 +166,10 @@ func (m *Mover) readv() (n int, err error) {
 	}
 	k := a.entries
 	if !a.cut {
-		x.iov[k] = vec(x.in[x.w:min(len(x.in), x.w+readLen)])
+		x.iov[k] = iov.Of(x.in[x.w:min(len(x.in), x.w+readLen)])
 		k++
 	}
-	n, err = readv(m.fd, x.iov[:k])
+	n, err = iov.Readv(m.fd, x.iov[:k])
 	got := min(n, a.part+a.direct)
 	a.placing.End()
 	clear(x.iov[:k])
@@ -193,14 +192,14 @@ func (m *Mover) aim() (a aim) {
 	x := &m.rx
 	o := &x.t.out
 	if o.unit == 0 {
-		a.entries, a.direct = o.vector(x.iov[:maxSegs], x.place)
+		a.entries, a.direct = o.dst.Fill(x.iov[:maxSegs], x.place)
 		invariant.Check(a.entries > 0, "a task takes data and has no memory for it")
 		a.cut = a.direct < x.place
 		return a
 	}
 	if o.partN > 0 {
 		a.part = min(o.unit-o.partN, x.place)
-		x.iov[0] = vec(o.part[o.partN:][:a.part])
+		x.iov[0] = iov.Of(o.part[o.partN:][:a.part])
 		a.entries = 1
 	}
 	n := (min(x.place, m.unread()) - a.part) / o.unit * o.unit
@@ -209,7 +208,7 @@ func (m *Mover) aim() (a aim) {
 	}
 	a.placing = x.t.BeginPlace(o.got+a.part, n)
 	for _, seg := range a.placing.Segs[:min(len(a.placing.Segs), maxSegs-1)] {
-		x.iov[a.entries] = vec(seg)
+		x.iov[a.entries] = iov.Of(seg)
 		a.entries++
 		a.direct += len(seg)
 	}
@@ -224,31 +223,6 @@ func (m *Mover) unread() int {
 		return 0
 	}
 	return int(x.unread)
-}
-
-// readv reads without blocking; 0 and no error: nothing there.
-func readv(fd int, iov []unix.Iovec) (int, error) {
-	for {
-		n, _, e := unix.RawSyscall(unix.SYS_READV, uintptr(fd), uintptr(unsafe.Pointer(&iov[0])), uintptr(len(iov)))
-		switch {
-		case e == unix.EINTR:
-			continue
-		case e == unix.EAGAIN:
-			return 0, nil
-		case e != 0:
-			return 0, e
-		case n == 0:
-			return 0, io.EOF
-		}
-		runtime.KeepAlive(iov)
-		return int(n), nil
-	}
-}
-
-func vec(b []byte) (v unix.Iovec) {
-	v.Base = unsafe.SliceData(b)
-	v.SetLen(len(b))
-	return
 }
 
 // parse handles the bytes in the buffer until more are needed.
@@ -394,7 +368,8 @@ func (m *Mover) placed(a aim, n int) {
 		rest := n % o.unit // none: the socket had as much as it had said
 		o.got += n - rest
 		if rest > 0 {
-			o.gather(bytesAt(a.placing.Segs, n-rest, rest))
+			c := iov.At(a.placing.Segs, n-rest)
+			o.gather(c.Next(rest)) // in one segment
 		}
 		return
 	}
@@ -402,15 +377,6 @@ func (m *Mover) placed(a aim, n int) {
 		x.digest = o.digest(x.digest, n)
 	}
 	o.advance(n)
-}
-
-// bytesAt returns n bytes of segs from at on, which lie in one segment.
-func bytesAt(segs [][]byte, at, n int) []byte {
-	for at >= len(segs[0]) {
-		at -= len(segs[0])
-		segs = segs[1:]
-	}
-	return segs[0][at : at+n]
 }
 
 // placedFrom notes that b was copied to the task's memory.

@@ -1,19 +1,15 @@
 package tcp
 
 import (
-	"runtime"
-	"unsafe"
-
 	"golang.org/x/sys/unix"
 
+	"oneshot/internal/iov"
 	"oneshot/internal/serial"
 	"oneshot/iscsi"
 	"oneshot/iscsi/pdu"
 )
 
 const (
-	// maxIOV is how many pieces one writev takes (IOV_MAX of Linux).
-	maxIOV = 1024
 	// maxQueued and maxHeavy bound what may wait for the socket before no more input is taken:
 	// answers and control PDUs, and the bytes of the latter. With them, what an initiator can
 	// make the connection hold is bounded. One who has proved nothing may have maxLight.
@@ -29,12 +25,9 @@ const (
 // memory that those at the front consist of. An answer is cut into PDUs when its turn comes, so
 // that only what is about to leave has headers.
 //
-//	items   first ──── in iov as a whole ──── made ──── waiting, or partly in iov
+//	items   first ──── in out as a whole ──── made ──── waiting, or partly in out
 type tx struct {
-	iov     []unix.Iovec
-	head    int // iov[:head] has left
-	queued  uint64
-	sent    uint64
+	out     iov.Batch
 	items   []item // items[first:] are outstanding
 	first   int
 	made    int
@@ -43,7 +36,8 @@ type tx struct {
 	free    []*control
 }
 
-// item is what to give back once sent has reached end, which is known when all of it is in iov.
+// item is what to give back once out.Written has reached end, which is known when all of it is in
+// out.
 type item struct {
 	end uint64
 	t   *task
@@ -63,11 +57,6 @@ func (x *tx) control() *control {
 		return c
 	}
 	return &control{buf: make([]byte, 0, 128)}
-}
-
-func (x *tx) add(b []byte) {
-	x.iov = append(x.iov, vec(b))
-	x.queued += uint64(len(b))
 }
 
 func (x *tx) outstanding() int { return len(x.items) - x.first }
@@ -92,11 +81,11 @@ func (m *Mover) heavy() int {
 
 // answer is how far a task's answer has been cut into PDUs, and the memory for their headers.
 type answer struct {
-	statSN serial.SN // of the PDU that bears the status
-	src    cursor    // the data-in that is still to be cut
-	left   int       // bytes of it
-	off    int       // bytes before
-	dataSN serial.SN // of the next Data-In PDU
+	statSN serial.SN  // of the PDU that bears the status
+	src    iov.Cursor // the data-in that is still to be cut
+	left   int        // bytes of it
+	off    int        // bytes before
+	dataSN serial.SN  // of the next Data-In PDU
 
 	buf   []byte
 	small [2 * (pdu.BHSLen + 2*digestLen + 4)]byte
@@ -153,7 +142,7 @@ func (m *Mover) Answer(it *iscsi.Task) {
 	}
 	// PDUs with status leave in the order of their numbers, and so do items.
 	t.ans.statSN = m.conn.Status().StatSN
-	t.ans.src, t.ans.left, t.ans.off, t.ans.dataSN = cursor{segs: it.In}, n, 0, 0
+	t.ans.src, t.ans.left, t.ans.off, t.ans.dataSN = iov.At(it.In, 0), n, 0, 0
 	m.tx.items = append(m.tx.items, item{t: t})
 	m.fill()
 }
@@ -161,15 +150,15 @@ func (m *Mover) Answer(it *iscsi.Task) {
 // fill cuts what waits into PDUs, as far as one writev takes it.
 func (m *Mover) fill() {
 	x := &m.tx
-	for x.made < len(x.items) && len(x.iov)-x.head < maxIOV {
+	for x.made < len(x.items) && len(x.out.Pending()) < iov.Max {
 		it := &x.items[x.made]
 		if it.c != nil {
 			m.count.pdusOut++
-			x.add(it.c.buf)
+			x.out.Add(it.c.buf)
 		} else if !m.cut(it.t) {
 			return
 		}
-		it.end = x.queued
+		it.end = x.out.Queued
 		x.made++
 	}
 }
@@ -178,7 +167,7 @@ func (m *Mover) fill() {
 // for its headers take their place.
 func (m *Mover) cut(t *task) bool {
 	a := &t.ans
-	if a.off > 0 && m.tx.head < len(m.tx.iov) {
+	if a.off > 0 && !m.tx.out.Empty() {
 		return false
 	}
 	pdus := maxHeaders
@@ -231,7 +220,7 @@ func (m *Mover) queueTaskHeader(t *task, start int) {
 		t.ans.buf = pdu.Digest(0).Update(t.ans.buf[start:]).AppendTo(t.ans.buf)
 	}
 	m.count.pdusOut++
-	m.tx.add(t.ans.buf[start:])
+	m.tx.out.Add(t.ans.buf[start:])
 }
 
 // dataIn queues the next Data-In PDU of t's answer (RFC 7143 §11.7), the last with the status if
@@ -261,13 +250,13 @@ func (m *Mover) dataIn(t *task, collapse bool) {
 }
 
 // segmentOut queues the next n bytes of src as a data segment.
-func (m *Mover) segmentOut(t *task, src *cursor, n int) {
+func (m *Mover) segmentOut(t *task, src *iov.Cursor, n int) {
 	pad := pdu.PaddedLen(n) - n
 	var d pdu.Digest
 	for n > 0 {
-		b := src.next(n)
+		b := src.Next(n)
 		n -= len(b)
-		m.tx.add(b)
+		m.tx.out.Add(b)
 		if m.dataDigest {
 			d = d.Update(b)
 		}
@@ -278,25 +267,8 @@ func (m *Mover) segmentOut(t *task, src *cursor, n int) {
 		t.ans.buf = d.Update(zeroes[:pad]).AppendTo(t.ans.buf)
 	}
 	if len(t.ans.buf) > start {
-		m.tx.add(t.ans.buf[start:])
+		m.tx.out.Add(t.ans.buf[start:])
 	}
-}
-
-// cursor walks over memory in pieces.
-type cursor struct {
-	segs [][]byte
-	off  int
-}
-
-// next returns the next contiguous bytes, n at most.
-func (c *cursor) next(n int) []byte {
-	for c.off == len(c.segs[0]) {
-		c.segs, c.off = c.segs[1:], 0
-	}
-	b := c.segs[0][c.off:]
-	b = b[:min(n, len(b))]
-	c.off += len(b)
-	return b
 }
 
 // response queues a SCSI Response PDU (RFC 7143 §11.4), sense data included.
@@ -323,7 +295,7 @@ func (m *Mover) response(t *task) {
 		if m.dataDigest {
 			t.ans.buf = pdu.Digest(0).Update(t.ans.buf[start:]).AppendTo(t.ans.buf)
 		}
-		m.tx.add(t.ans.buf[start:])
+		m.tx.out.Add(t.ans.buf[start:])
 	}
 }
 
@@ -334,7 +306,7 @@ func (m *Mover) Flush() {
 		m.abandon()
 	case m.withhold:
 		return
-	case m.tx.blocked || len(m.tx.iov) == 0:
+	case m.tx.blocked || m.tx.out.Empty():
 	case !m.write():
 		m.block()
 	}
@@ -399,9 +371,7 @@ func (m *Mover) write() bool {
 		if !m.writeMade() {
 			return false
 		}
-		clear(x.iov)
-		x.iov, x.head = x.iov[:0], 0
-		if m.fill(); len(x.iov) == 0 {
+		if m.fill(); x.out.Empty() {
 			return true
 		}
 	}
@@ -410,14 +380,12 @@ func (m *Mover) write() bool {
 // writeMade is write for what has been cut into PDUs.
 func (m *Mover) writeMade() bool {
 	x := &m.tx
-	for x.head < len(x.iov) {
-		v := x.iov[x.head:min(len(x.iov), x.head+maxIOV)]
-		n, _, e := unix.RawSyscall(unix.SYS_WRITEV, uintptr(m.fd), uintptr(unsafe.Pointer(&v[0])), uintptr(len(v)))
-		runtime.KeepAlive(v)
+	for !x.out.Empty() {
+		n, e := iov.Writev(m.fd, x.out.Next())
 		m.count.writes++
 		switch e {
 		case 0:
-			x.advance(uint64(n))
+			x.out.Advance(n)
 			m.release()
 		case unix.EINTR:
 		case unix.EAGAIN:
@@ -430,25 +398,10 @@ func (m *Mover) writeMade() bool {
 	return true
 }
 
-// advance notes that n more bytes have left.
-func (x *tx) advance(n uint64) {
-	x.sent += n
-	for n > 0 {
-		v := &x.iov[x.head]
-		if n < v.Len {
-			v.Base = (*byte)(unsafe.Add(unsafe.Pointer(v.Base), n))
-			v.Len -= n
-			return
-		}
-		n -= v.Len
-		x.head++
-	}
-}
-
 // release gives back what has left.
 func (m *Mover) release() {
 	x := &m.tx
-	for x.first < x.made && x.items[x.first].end <= x.sent {
+	for x.first < x.made && x.items[x.first].end <= x.out.Written {
 		it := x.items[x.first]
 		x.items[x.first] = item{}
 		x.first++
@@ -460,8 +413,7 @@ func (m *Mover) release() {
 		n := copy(x.items, x.items[x.first:])
 		clear(x.items[n:])
 		x.items, x.first, x.made = x.items[:n], 0, x.made-x.first
-		x.iov = x.iov[:copy(x.iov, x.iov[x.head:])]
-		x.head = 0
+		x.out.Compact()
 	}
 }
 
@@ -480,11 +432,9 @@ func (m *Mover) giveBack(it item) {
 // abandon gives back everything that will never leave.
 func (m *Mover) abandon() {
 	x := &m.tx
-	x.sent = x.queued
+	x.out.Abandon()
 	for ; x.made < len(x.items); x.made++ {
-		x.items[x.made].end = x.sent
+		x.items[x.made].end = x.out.Written
 	}
 	m.release()
-	clear(x.iov)
-	x.iov, x.head = x.iov[:0], 0
 }
