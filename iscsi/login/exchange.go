@@ -87,6 +87,9 @@ const maxPiece = 256 << 10
 
 // answer negotiates the keys of a complete text.
 func (x *Exchange) answer(pairs []text.Pair) pdu.RejectReason {
+	if len(pairs) > maxKeys {
+		return pdu.RejectProtocolError
+	}
 	for i, p := range pairs {
 		if _, twice := find(pairs[:i], p.Key); twice {
 			// RFC 7143 §6.4. SendTargets, asked a thousand times in one text, would have an

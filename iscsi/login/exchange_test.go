@@ -1,6 +1,7 @@
 package login
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -170,5 +171,18 @@ func TestSendTargetsTwice(t *testing.T) {
 	}
 	if _, answer, reject := ask(t, x, fresh, join("SendTargets=All")); reject != 0 || len(answer) == 0 {
 		t.Errorf("afterwards: %q, %v", answer, reject)
+	}
+}
+
+// One text has a bound on its keys, each of which has an answer longer than itself.
+func TestTextOfManyKeys(t *testing.T) {
+	for n, want := range map[int]pdu.RejectReason{100: 0, 1000: pdu.RejectProtocolError} {
+		var keys []string
+		for i := range n {
+			keys = append(keys, fmt.Sprintf("X-%d=", i))
+		}
+		if _, _, reject := ask(t, newExchange(true), fresh, join(keys...)); reject != want {
+			t.Errorf("%d keys: %v, want %v", n, reject, want)
+		}
 	}
 }

@@ -247,6 +247,7 @@ func (l *Login) step(req pdu.LoginRequest, data []byte) (transit bool, f *failur
 const (
 	maxRequests = 64
 	maxText     = 32 << 10
+	maxKeys     = 128 // also in one text request; there are about forty in all standards
 )
 
 // maxAnswer is the longest data segment of a login response (RFC 7143 §6.3).
@@ -285,8 +286,8 @@ func (l *Login) take(pairs []text.Pair) *failure {
 			// negotiation: libiscsi and QEMU do so in each stage.
 			return fail(pdu.LoginInitiatorError, "%s came twice", p.Key)
 		}
-		if !again && len(l.seen) == text.MaxKeys {
-			return fail(pdu.LoginInitiatorError, "a login of more than %d keys", text.MaxKeys)
+		if !again && len(l.seen) == maxKeys {
+			return fail(pdu.LoginInitiatorError, "a login of more than %d keys", maxKeys)
 		}
 		l.seen[p.Key] = p.Value
 	}

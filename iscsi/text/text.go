@@ -16,7 +16,6 @@ const (
 	MaxKey      = 63       // bytes
 	MaxValue    = 8 << 10  // bytes: lists and binary values may be longer than the 255 of others
 	MaxSequence = 16 << 10 // bytes of text in one sequence of PDUs; 8192 have to be taken
-	MaxKeys     = 128      // keys in one text; there are about forty in all standards
 )
 
 // Pair is a key and its value.
@@ -51,8 +50,6 @@ func Parse(b []byte) ([]Pair, error) {
 			return nil, fmt.Errorf("a value of %d bytes for %s", len(value), key)
 		case !validKey(key):
 			return nil, fmt.Errorf("%q is no key", clip(key))
-		case len(pairs) == MaxKeys:
-			return nil, fmt.Errorf("more than %d keys in one text", MaxKeys)
 		}
 		pairs = append(pairs, Pair{string(key), string(value)})
 	}

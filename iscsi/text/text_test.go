@@ -12,12 +12,8 @@ func TestParse(t *testing.T) {
 	if want := []Pair{{"A", "1"}, {"B-c", "x=y"}, {"D", ""}}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("%v %v", got, err)
 	}
-	if got, err := Parse(bytes.Repeat([]byte("A=\x00\x00"), MaxKeys)); err != nil || len(got) != MaxKeys {
-		t.Errorf("as many keys as may be: %d, %v", len(got), err)
-	}
 	for _, bad := range []string{
 		"A", "A\x00", "=1\x00", "A=1", "A b=1\x00", "A\x01=1\x00", strings.Repeat("A", MaxKey+1) + "=1\x00", "A=" + strings.Repeat("1", MaxValue+1) + "\x00",
-		strings.Repeat("A=\x00", 1000),
 	} {
 		if pairs, err := Parse([]byte(bad)); err == nil {
 			t.Errorf("%.20q is taken as %v", bad, pairs)

@@ -64,7 +64,7 @@ func (s *storm) connections() {
 	refused := s.status().Counters.Refused
 	conns := s.dial(n)
 	s.works()
-	const held = limit - 1 // the witness has one
+	const held = limit / 2 // the share of those that have not logged in
 	s.until("as many connections as there is room for are held, and the others are not", func() bool {
 		return s.status().Counters.Refused-refused >= n-held && s.daemon.descriptors() == before+held
 	})

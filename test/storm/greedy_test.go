@@ -1,0 +1,296 @@
+package storm
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"oneshot/initiator"
+	"oneshot/internal/serial"
+	"oneshot/iscsi/pdu"
+)
+
+// TestGreedy has one daemon meet initiators that want memory: before a login, in discovery sessions,
+// which need no secret, and in sessions whose answers they do not take. Each attack costs the daemon
+// no more than its bound says, and the witness notices nothing.
+func TestGreedy(t *testing.T) {
+	others := "" // that make the list of targets long
+	for i := range 200 {
+		others += fmt.Sprintf(", {iqn: %sother-%d, luns: {}}", iqn, i)
+	}
+	d := start(t, `
+stores: {a: {type: memory, size: 16MiB}, b: {type: file, path: $DIR/b.img, size: 16MiB}}
+targets: [{iqn: `+iqn+`t, luns: {0: a, 1: b}}`+others+`]
+portals: [{listen: $PORTAL}]
+management: {socket: $DIR/socket}
+limits: {connections: 1024, login_timeout: 1h, nop_interval: 1h, nop_timeout: 1h, memory: 64MiB, memory_per_connection: 4MiB}
+`)
+	raiseDescriptors(t, 4000)
+	g := &greedy{d, t, d.watch()}
+	for _, a := range []struct {
+		name  string
+		bound int64 // MiB of memory that the attack may cost
+		f     func()
+	}{
+		{"keys of a login", 40, g.keysOfALogin},
+		{"one text with SendTargets a thousand times", 40, g.sendTargets},
+		{"a byte of a PDU in many discovery sessions", 60, g.partsOfPDUs},
+		{"pings in discovery sessions, echoes unread", 120, g.echoesOfDiscovery},
+		{"pings in sessions, echoes unread", 120, g.echoes},
+		{"READs in the smallest segments, unread", 100, g.headers},
+		{"READs, unread, for more than all I/O memory", 150, g.hogs},
+	} {
+		g.works()
+		g.forgetPeak()
+		before := g.resident()
+		a.f()
+		g.works()
+		if more := (g.peak() - before) >> 20; more > a.bound {
+			t.Errorf("%s: the daemon grew by %d MiB, want at most %d", a.name, more, a.bound)
+		} else {
+			t.Logf("%s: %d MiB", a.name, more)
+		}
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+type greedy struct {
+	*daemon
+	t *testing.T
+	*witness
+}
+
+// forgetPeak has peak count from now on.
+func (d *daemon) forgetPeak() {
+	d.t.Helper()
+	if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", d.PID()), []byte("5"), 0); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+// peak is the most memory that the daemon has had; bytes.
+func (d *daemon) peak() (n int64) {
+	d.t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.PID()))
+	if err == nil {
+		_, after, _ := strings.Cut(string(text), "VmHWM:")
+		_, err = fmt.Sscan(after, &n)
+	}
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return n << 10
+}
+
+// dial opens a connection that the test closes.
+func (g *greedy) dial() *net.TCPConn {
+	g.t.Helper()
+	c, err := net.DialTimeout("tcp", g.Portal(), patience)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	_ = c.(*net.TCPConn).SetReadBuffer(4096)
+	return c.(*net.TCPConn)
+}
+
+func padded(header, data []byte) []byte {
+	return append(append(header, data...), make([]byte, pdu.PaddedLen(len(data))-len(data))...)
+}
+
+// login logs in by c, with more keys besides the names; discovery: to nothing.
+func (g *greedy) login(c net.Conn, name string, discovery bool, keys string) {
+	g.t.Helper()
+	text := "InitiatorName=" + rawName + name + "\x00"
+	if discovery {
+		text += "SessionType=Discovery\x00"
+	} else {
+		text += "TargetName=" + iqn + "t\x00"
+	}
+	text += keys
+	f := pdu.LoginRequestFields{
+		Transit: true, CSG: pdu.StageLoginOperationalNegotiation, NSG: pdu.StageFullFeaturePhase,
+		ISID: pdu.ISID{0x80}, ITT: 1, CmdSN: 1, DataSegmentLength: len(text),
+	}
+	if _, err := c.Write(padded(f.AppendTo(nil), []byte(text))); err != nil {
+		g.t.Fatal(err)
+	}
+	h := pdu.Header(make([]byte, pdu.BHSLen))
+	_, err := io.ReadFull(c, h)
+	if err == nil && h[36] == 0 {
+		_, err = io.CopyN(io.Discard, c, int64(pdu.PaddedLen(h.DataSegmentLen())))
+	}
+	if err != nil || h[36] != 0 {
+		g.t.Fatalf("login: %v, status %#x %#x", err, h[36], h[37])
+	}
+}
+
+// flood sends b again and again by each of the connections, until the target takes no more or has
+// ended them; the witness works meanwhile.
+func (g *greedy) flood(conns []*net.TCPConn, b []byte, total int) {
+	g.t.Helper()
+	var all sync.WaitGroup
+	for _, c := range conns {
+		all.Go(func() {
+			for sent := 0; sent < total; sent += len(b) {
+				if _, err := c.Write(b); err != nil {
+					return
+				}
+			}
+		})
+	}
+	for range 10 {
+		g.works()
+	}
+	for _, c := range conns {
+		_ = c.Close()
+	}
+	all.Wait()
+}
+
+// keysOfALogin sends 16 MiB of keys in one login, which used to remember all of them.
+func (g *greedy) keysOfALogin() {
+	c := g.dial()
+	defer func() { _ = c.Close() }()
+	go func() { _, _ = io.Copy(io.Discard, c) }()
+	names := []byte("InitiatorName=" + rawName + "keys\x00TargetName=" + iqn + "t\x00")
+	first := pdu.LoginRequestFields{CSG: pdu.StageLoginOperationalNegotiation, CmdSN: 1, ISID: pdu.ISID{0x80}, DataSegmentLength: len(names)}
+	_, err := c.Write(padded(first.AppendTo(nil), names))
+	for i := 0; err == nil && i < 16<<20/8000; i++ {
+		var text bytes.Buffer
+		for k := 0; text.Len() < 7900; k++ {
+			fmt.Fprintf(&text, "X-%d.%d=NotUnderstood\x00", i, k) // has no answer, so the login goes on
+		}
+		f := pdu.LoginRequestFields{CSG: pdu.StageLoginOperationalNegotiation, CmdSN: 1, ISID: pdu.ISID{0x80}, DataSegmentLength: text.Len()}
+		_, err = c.Write(padded(f.AppendTo(nil), text.Bytes()))
+	}
+}
+
+// sendTargets asks for all targets a thousand times in each text.
+func (g *greedy) sendTargets() {
+	text := bytes.Repeat([]byte("SendTargets=All\x00"), 500)
+	f := pdu.TextRequestFields{Immediate: true, Final: true, TTT: pdu.ReservedTag, ITT: 2, CmdSN: 1, DataSegmentLength: len(text)}
+	var conns []*net.TCPConn
+	for i := range 20 {
+		c := g.dial()
+		g.login(c, fmt.Sprint("text", i), true, "MaxRecvDataSegmentLength=16777215\x00")
+		conns = append(conns, c)
+	}
+	g.flood(conns, padded(f.AppendTo(nil), text), 1<<20)
+}
+
+// partsOfPDUs opens more discovery sessions than there are places, with a byte of a PDU in each. An
+// honest initiator finds a place, and all of them together hold next to no I/O memory.
+func (g *greedy) partsOfPDUs() {
+	var conns []*net.TCPConn
+	for i := range 1100 {
+		c := g.dial()
+		g.login(c, fmt.Sprint("part", i), true, "")
+		if _, err := c.Write([]byte{0x40}); err != nil && !errors.Is(err, net.ErrClosed) {
+			g.t.Fatal(err)
+		}
+		conns = append(conns, c)
+	}
+	g.works()
+	g.until("the I/O memory is free", func() bool { return g.status().Buffers.InUse < 8<<20 })
+	s, err := g.daemon.login("t", nil)
+	if err == nil {
+		err = s.Close()
+	}
+	if err != nil {
+		g.t.Errorf("the honest: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(g.t.Context(), patience)
+	defer cancel()
+	found, err := initiator.Discover(ctx, initiator.URL{Address: g.Portal()}, initiator.Options{})
+	if err != nil || len(found) == 0 {
+		g.t.Errorf("the honest discovers %v, %v", found, err)
+	}
+	for _, c := range conns {
+		_ = c.Close()
+	}
+}
+
+// pings are as many pings as fit into 1 MiB.
+func pings(each int) []byte {
+	f := pdu.NOPOutFields{Immediate: true, ITT: 3, TTT: pdu.ReservedTag, CmdSN: 1, DataSegmentLength: each}
+	return bytes.Repeat(padded(f.AppendTo(nil), make([]byte, each)), 1<<20/each)
+}
+
+func (g *greedy) echoesOfDiscovery() {
+	var conns []*net.TCPConn
+	for i := range 100 {
+		c := g.dial()
+		g.login(c, fmt.Sprint("echo", i), true, "MaxRecvDataSegmentLength=262144\x00")
+		conns = append(conns, c)
+	}
+	g.flood(conns, pings(8<<10), 16<<20)
+}
+
+func (g *greedy) echoes() {
+	var conns []*net.TCPConn
+	for i := range 12 {
+		c := g.dial()
+		g.login(c, fmt.Sprint("echo", i), false, "MaxRecvDataSegmentLength=262144\x00")
+		conns = append(conns, c)
+	}
+	g.flood(conns, pings(256<<10), 256<<20)
+}
+
+// reads are a full command window of READs of 1 MiB from a LUN.
+func reads(lun uint64) (b []byte) {
+	const each = 1 << 20
+	for k := range 128 {
+		cdb := []byte{0: 0x88, 12: each / 512 >> 8, 13: each / 512 & 0xff, 15: 0} // READ(16)
+		f := pdu.SCSICommandFields{
+			Final: true, Read: true, Attr: pdu.AttrSimple, LUN: lun << 48, ITT: uint32(k), EDTL: each, CmdSN: serial.SN(1 + k), CDB: cdb,
+		}
+		b = f.AppendTo(b)
+	}
+	return b
+}
+
+// headers asks for data in segments of 512 bytes, each of which has a header.
+func (g *greedy) headers() {
+	var conns []*net.TCPConn
+	for i := range 8 {
+		c := g.dial()
+		g.login(c, fmt.Sprint("small", i), false, "MaxRecvDataSegmentLength=512\x00")
+		conns = append(conns, c)
+	}
+	g.flood(conns, reads(0), 1)
+}
+
+// hogs ask for more than all I/O memory, and take nothing. Those who go on without taking anything
+// are dropped; the witness, on the same store, goes on all the while.
+func (g *greedy) hogs() {
+	var conns []*net.TCPConn
+	for i := range 32 {
+		c := g.dial()
+		g.login(c, fmt.Sprint("hog", i), false, "MaxRecvDataSegmentLength=262144\x00")
+		if _, err := c.Write(reads(1)); err != nil {
+			g.t.Fatal(err)
+		}
+		conns = append(conns, c)
+	}
+	g.until("three quarters of the I/O memory are taken", func() bool {
+		g.works()
+		b := g.status().Buffers
+		return b.InUse >= b.Limit*2/3
+	})
+	for range 10 {
+		g.works()
+	}
+	g.until("those who take nothing are dropped", func() bool { return g.logged("has taken no answers for") > 0 })
+	for _, c := range conns {
+		_ = c.Close()
+	}
+}
