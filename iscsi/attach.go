@@ -38,8 +38,13 @@ func (c *Conn) sendLogin(out *login.Outcome) {
 }
 
 func (c *Conn) refuseLogin(out *login.Outcome) {
-	c.node.counters.LoginFailures.Add(1)
-	c.log.Warn("login refused", "reason", errorText(out), "initiator", c.login.Initiator(), "target", c.login.TargetName())
+	if out.Response.Status.Class() == login.Redirection {
+		c.node.counters.Redirects.Add(1)
+		c.log.Info("login redirected: the target has moved", "initiator", c.login.Initiator(), "target", c.login.TargetName())
+	} else {
+		c.node.counters.LoginFailures.Add(1)
+		c.log.Warn("login refused", "reason", errorText(out), "initiator", c.login.Initiator(), "target", c.login.TargetName())
+	}
 	c.sendLogin(out)
 	c.state = stateInLogout
 	c.mover.Terminate(true)

@@ -86,6 +86,7 @@ type Counters struct {
 	Refused         atomic.Uint64 // connections over the limit
 	Logins          atomic.Uint64 // completed
 	LoginFailures   atomic.Uint64
+	Redirects       atomic.Uint64 // logins that were sent elsewhere
 	ProtocolErrors  atomic.Uint64 // connections dropped for them
 	Rejects         atomic.Uint64 // Reject PDUs sent
 	IgnoredCommands atomic.Uint64 // outside the command window

@@ -10,21 +10,46 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"os"
+	"strings"
+	"sync/atomic"
 	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
+
+// patience is how long a daemon that works takes at most to say how it is.
+const patience = 5 * time.Second
 
 // Client asks a daemon. Its methods may be called from any goroutine.
 type Client struct {
-	socket string
-	http   http.Client
+	socket   string
+	http     http.Client
+	patience time.Duration
+	pid      atomic.Int32 // of the daemon, when it is known
 }
 
 // NewClient returns a client for the daemon behind a unix socket.
 func NewClient(socket string) *Client {
-	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	c := &Client{socket: socket, patience: patience}
+	c.http.Transport = &http.Transport{DialContext: c.dial, MaxIdleConns: 1}
+	return c
+}
+
+func (c *Client) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", c.socket)
+	if err != nil {
+		return nil, err
 	}
-	return &Client{socket, http.Client{Transport: &http.Transport{DialContext: dial, MaxIdleConns: 1}}}
+	if raw, err := conn.(*net.UnixConn).SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) {
+			if peer, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+				c.pid.Store(peer.Pid)
+			}
+		})
+	}
+	return conn, nil
 }
 
 // Close gives up the connection.
@@ -68,8 +93,25 @@ func (c *Client) Reload(ctx context.Context) (*Reload, error) {
 // maxAnswer bounds what is read of an answer: some thousand LUNs.
 const maxAnswer = 64 << 20
 
-// do asks. body, unless nil, goes with the question; the answer goes into into, unless that is nil.
+// errSilent ends the wait for an answer.
+var errSilent = errors.New("no answer")
+
+// do asks. A daemon that hangs is not waited for: a change may take its time, so the daemon is asked for its
+// health first.
 func (c *Client) do(ctx context.Context, method, path string, body, into any) error {
+	asked, cancel := context.WithTimeoutCause(ctx, c.patience, errSilent)
+	defer cancel()
+	if method == http.MethodGet {
+		return c.ask(asked, method, path, body, into)
+	}
+	if err := c.ask(asked, http.MethodGet, "/v1/status", nil, new(Status)); err != nil {
+		return err
+	}
+	return c.ask(ctx, method, path, body, into)
+}
+
+// ask asks once. body, unless nil, goes with the question; the answer goes into into, unless that is nil.
+func (c *Client) ask(ctx context.Context, method, path string, body, into any) error {
 	var text io.Reader
 	if body != nil {
 		b, err := json.Marshal(body)
@@ -84,6 +126,9 @@ func (c *Client) do(ctx context.Context, method, path string, body, into any) er
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
+		if context.Cause(ctx) == errSilent {
+			return c.silent()
+		}
 		return c.unreachable(err)
 	}
 	defer func() { _ = resp.Body.Close() }()
@@ -99,9 +144,23 @@ func (c *Client) do(ctx context.Context, method, path string, body, into any) er
 		return nil
 	}
 	if err := answer.Decode(into); err != nil {
+		if context.Cause(ctx) == errSilent {
+			return c.silent()
+		}
 		return fmt.Errorf("the daemon at %s gives an answer that is none of this version of the API: %w", c.socket, err)
 	}
 	return nil
+}
+
+// silent says what is wrong with a daemon that does not answer.
+func (c *Client) silent() error {
+	pid := c.pid.Load()
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	// proc_pid_stat(5): "PID (NAME) STATE …", where NAME may have brackets and blanks.
+	if _, state, ok := strings.Cut(string(text[bytes.LastIndexByte(text, ')')+1:]), " "); ok && (state[0] == 'T' || state[0] == 't') {
+		return fmt.Errorf("the daemon at %s, process %d, is stopped (SIGSTOP, or a debugger): kill -CONT %d has it go on", c.socket, pid, pid)
+	}
+	return fmt.Errorf("the daemon at %s, process %d, takes connections and does not answer: it hangs; its log may say in what", c.socket, pid)
 }
 
 // unreachable says what to do when there is no answer.

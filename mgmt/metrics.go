@@ -53,6 +53,7 @@ var (
 	descLatency  = desc("lun_command_duration_seconds", "From the arrival of a command to the departure of its answer.", "target", "lun", "op")
 	descBytes    = desc("lun_bytes_total", "Bytes read and written.", "target", "lun", "op")
 	descFailed   = desc("lun_failures_total", "Commands that did not end well, by kind.", "target", "lun", "kind")
+	descNews     = desc("lun_unit_attentions_total", "Unit attentions: news for an initiator, such as the one after its login.", "target", "lun")
 	descInFlight = desc("lun_commands_in_flight", "Commands that are not answered yet.", "target", "lun")
 	descSize     = desc("lun_size_bytes", "Capacity.", "target", "lun", "store")
 	descSessions = desc("sessions", "Sessions logged in.", "target")
@@ -72,6 +73,7 @@ var counters = []struct {
 	{desc("connections_refused_total", "Connections over the limit."), func(c *Counters) uint64 { return c.Refused }},
 	{desc("logins_total", "Logins completed."), func(c *Counters) uint64 { return c.Logins }},
 	{desc("login_failures_total", "Logins refused."), func(c *Counters) uint64 { return c.LoginFailures }},
+	{desc("login_redirects_total", "Logins that were sent elsewhere, for the target has moved."), func(c *Counters) uint64 { return c.Redirects }},
 	{desc("protocol_errors_total", "Connections dropped for what the initiator did."), func(c *Counters) uint64 { return c.ProtocolErrors }},
 	{desc("rejects_total", "Reject PDUs sent."), func(c *Counters) uint64 { return c.Rejects }},
 	{desc("ignored_commands_total", "Commands outside the command window."), func(c *Counters) uint64 { return c.IgnoredCommands }},
@@ -81,7 +83,7 @@ var counters = []struct {
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descInfo, descStarted, descLoaded, descLatency, descBytes, descFailed, descInFlight, descSize, descSessions,
+		descInfo, descStarted, descLoaded, descLatency, descBytes, descFailed, descNews, descInFlight, descSize, descSessions,
 		descLimit, descInUse, descMapped, descLeases,
 	} {
 		ch <- d
@@ -127,6 +129,9 @@ func collectLUN(ch chan<- prometheus.Metric, target string, l *LUN, bounds []int
 	lun := strconv.Itoa(int(l.Number))
 	ch <- prometheus.MustNewConstMetric(descSize, prometheus.GaugeValue, float64(l.Bytes), target, lun, l.Store)
 	ch <- prometheus.MustNewConstMetric(descInFlight, prometheus.GaugeValue, float64(l.IO.InFlight), target, lun)
+	if n := l.IO.Attentions; n > 0 {
+		ch <- prometheus.MustNewConstMetric(descNews, prometheus.CounterValue, float64(n), target, lun)
+	}
 	for kind, n := range l.IO.Failed {
 		ch <- prometheus.MustNewConstMetric(descFailed, prometheus.CounterValue, float64(n), target, lun, kind)
 	}

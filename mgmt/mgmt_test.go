@@ -358,3 +358,27 @@ func TestClass(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 }
+
+// A daemon that takes connections and never answers is not waited for without end: neither for its state, nor
+// with a change, which is not made.
+func TestClientDoesNotWaitForWhatHangs(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	for name, ask := range map[string]func(*Client) error{
+		"status":   func(c *Client) error { _, err := c.Status(t.Context()); return err },
+		"sessions": func(c *Client) error { _, err := c.Sessions(t.Context()); return err },
+		"reload":   func(c *Client) error { _, err := c.Reload(t.Context()); return err },
+		"drop":     func(c *Client) error { return c.DropSession(t.Context(), 1) },
+	} {
+		c := NewClient(path)
+		c.patience = time.Millisecond
+		if err := ask(c); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("process %d, takes connections and does not answer", os.Getpid())) {
+			t.Errorf("%s: %v", name, err)
+		}
+		c.Close()
+	}
+}

@@ -73,6 +73,7 @@ type Counters struct {
 	Refused         uint64 `json:"connections_refused"` // over the limit
 	Logins          uint64 `json:"logins"`
 	LoginFailures   uint64 `json:"login_failures"`
+	Redirects       uint64 `json:"redirects"` // logins that were sent elsewhere
 	ProtocolErrors  uint64 `json:"protocol_errors"` // connections dropped for them
 	Rejects         uint64 `json:"rejects"`
 	IgnoredCommands uint64 `json:"ignored_commands"` // outside the command window
@@ -124,6 +125,9 @@ type IO struct {
 	Other    Class             `json:"other"` // flushes, unmaps, inquiries and the like
 	InFlight int64             `json:"in_flight"`
 	Failed   map[string]uint64 `json:"failed,omitempty"` // by kind, those that happened
+
+	// Attentions are unit attentions, which are news rather than failures: each login brings one.
+	Attentions uint64 `json:"unit_attentions,omitempty"`
 }
 
 // Class counts the commands of one class.

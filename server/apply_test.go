@@ -612,3 +612,64 @@ func TestApplyServices(t *testing.T) {
 		t.Error("services are left")
 	}
 }
+
+// A login that is sent elsewhere is no failure, one that is refused has the name of the initiator in the log, and
+// the unit attention that every login brings is no failed command.
+func TestWhatIsNoFailure(t *testing.T) {
+	var log bytes.Buffer
+	s, err := New(parse(t, `
+stores: {e: {type: memory, size: 16MiB}}
+targets:
+  - {iqn: "iqn.2026-11.example.oneshot:a", luns: {0: e}}
+  - {iqn: "iqn.2026-11.example.oneshot:moved", redirect: {address: "192.0.2.1:3260", permanent: true}}
+  - {iqn: "iqn.2026-11.example.oneshot:gone", redirect: "192.0.2.1"}
+  - {iqn: "iqn.2026-11.example.oneshot:closed", initiators: ["iqn.2026-11.example.none:x"], luns: {0: e}}
+  - {iqn: "iqn.2026-11.example.oneshot:secret", auth: {chap: {user: u, secret: twelve-bytes}}, luns: {0: e}}
+portals: [{listen: "127.0.0.1:0"}]
+`), slog.New(slog.NewTextHandler(&log, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- s.Serve() }()
+	dial := func(target string) error {
+		c, err := initiator.Dial(t.Context(), initiator.URL{Address: s.Addrs()[0].String(), Target: iqn + target, LUN: -1}, initiator.Options{
+			InitiatorName: "iqn.2026-11.example.clients:" + target,
+		})
+		if err == nil {
+			attentions(t, c, 0)
+			err = c.Close()
+		}
+		return err
+	}
+	if err := dial("a"); err != nil {
+		t.Error(err)
+	}
+	status := s.Status()
+	if io := status.Targets[0].LUNs[0].IO; len(io.Failed) != 0 || io.Attentions == 0 {
+		t.Errorf("a login: failed %v, unit attentions %d", io.Failed, io.Attentions)
+	}
+	for _, target := range []string{"moved", "gone", "closed", "secret"} {
+		if dial(target) == nil {
+			t.Errorf("logged in to %q", target)
+		}
+	}
+	status = s.Status()
+	if c := status.Counters; c.Redirects != 2 || c.LoginFailures != 2 {
+		t.Errorf("%d redirects, %d failures", c.Redirects, c.LoginFailures)
+	}
+	if err := s.Shutdown(context.Background()); err != nil {
+		t.Error(err)
+	}
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+	for _, target := range []string{"moved", "gone", "closed", "secret"} {
+		if !strings.Contains(log.String(), "initiator=iqn.2026-11.example.clients:"+target) {
+			t.Errorf("the log does not name the initiator that was not let in to %q:\n%s", target, log.String())
+		}
+	}
+	if n := strings.Count(log.String(), "login refused"); n != 2 {
+		t.Errorf("%d logins are refused in the log", n)
+	}
+}

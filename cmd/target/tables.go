@@ -116,7 +116,7 @@ func writeStatus(w io.Writer, now, before *mgmt.Status) error {
 	fmt.Fprintf(w, "configuration  %s, in force since %s\n", now.Config, now.Loaded.Local().Format(time.DateTime))
 	fmt.Fprintf(w, "portals        %s\n", portalList(now.Portals))
 	c := now.Counters
-	fmt.Fprintf(w, "sessions       %d; %d logins, %d refused; %d connections, %d refused\n", now.Connected, c.Logins, c.LoginFailures, c.Connections, c.Refused)
+	fmt.Fprintf(w, "sessions       %d; %d logins, %d refused, %d redirected; %d connections, %d refused\n", now.Connected, c.Logins, c.LoginFailures, c.Redirects, c.Connections, c.Refused)
 	fmt.Fprintf(w, "errors         %d of the protocol, %d of digests, %d rejects, %d commands out of order\n", c.ProtocolErrors, c.DigestErrors, c.Rejects, c.IgnoredCommands)
 	fmt.Fprintf(w, "buffers        %s of %s\n", size(float64(now.Buffers.InUse)), size(float64(now.Buffers.Limit)))
 	t := newTable(w)

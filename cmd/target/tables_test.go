@@ -18,7 +18,7 @@ func TestWriteSessions(t *testing.T) {
 			Sessions: []mgmt.Session{
 				{ID: 3, Initiator: "iqn.c:1", Target: "iqn.t:t", Connection: mgmt.Connection{Peer: "10.0.0.1:5", Transport: "tcp"}, Since: start, IO: mgmt.IO{
 					Read: mgmt.Class{Bytes: bytes, SumNS: reads * 5000, Latency: []uint64{reads, 0, 0}}, InFlight: 7,
-					Failed: map[string]uint64{"unit_attention": 1, "medium_error": reads},
+					Failed: map[string]uint64{"medium_error": reads}, Attentions: 1,
 				}},
 				{ID: 4, Initiator: "iqn.c:2", Connection: mgmt.Connection{Peer: "10.0.0.2:5", Transport: "iwarp"}, Since: start.Add(time.Duration(sec) * time.Second)},
 			},
@@ -30,7 +30,7 @@ func TestWriteSessions(t *testing.T) {
 	}{
 		{at(90, 100, 1<<20), nil, `
 ID  INITIATOR  TARGET       FROM        BY     AGE    READS  BYTES   MEAN   P99     WRITES  BYTES  MEAN  P99  OTHERS  BUSY  FAILED
-3   iqn.c:1    iqn.t:t      10.0.0.1:5  tcp    1m30s  100    1.0MiB  5.0µs  10.0µs  0       0B     -     -    0       7     medium_error:100,unit_attention:1
+3   iqn.c:1    iqn.t:t      10.0.0.1:5  tcp    1m30s  100    1.0MiB  5.0µs  10.0µs  0       0B     -     -    0       7     medium_error:100
 4   iqn.c:2    (discovery)  10.0.0.2:5  iwarp  0s     0      0B      -      -       0       0B     -     -    0       0     -
 `},
 		{at(92, 120, 3<<20), at(90, 100, 1<<20), `

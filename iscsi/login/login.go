@@ -192,7 +192,7 @@ func (l *Login) Step(req pdu.LoginRequest, data []byte) Outcome {
 	r := pdu.LoginResponseFields{CSG: req.CSG(), ISID: req.ISID(), TSIH: req.TSIH(), ITT: req.ITT()}
 	if f != nil {
 		r.Status = f.status
-		if r.Status.Class() != redirection {
+		if r.Status.Class() != Redirection {
 			return Outcome{State: Failed, Response: r, Err: f}
 		}
 		r.DataSegmentLength = len(l.out)
@@ -211,8 +211,8 @@ func (l *Login) Step(req pdu.LoginRequest, data []byte) Outcome {
 	return o
 }
 
-// redirection is the class of the statuses that tell an initiator where to go (RFC 7143 §11.13.5).
-const redirection = 1
+// Redirection is the class of the statuses that tell an initiator where to go (RFC 7143 §11.13.5).
+const Redirection = 1
 
 func (l *Login) step(req pdu.LoginRequest, data []byte) (transit bool, f *failure) {
 	if f := l.checkHeader(req); f != nil {
@@ -346,7 +346,7 @@ func (l *Login) takeNames(pairs []text.Pair) *failure {
 	default:
 		var status pdu.LoginStatus
 		l.found, status = l.dir.Find(l.target, l.initiator)
-		if status.Class() == redirection {
+		if status.Class() == Redirection {
 			l.put("TargetAddress", l.found.Moved)
 		}
 		if status != pdu.LoginSuccess {
