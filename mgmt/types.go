@@ -73,7 +73,7 @@ type Counters struct {
 	Refused         uint64 `json:"connections_refused"` // over the limit
 	Logins          uint64 `json:"logins"`
 	LoginFailures   uint64 `json:"login_failures"`
-	Redirects       uint64 `json:"redirects"` // logins that were sent elsewhere
+	Redirects       uint64 `json:"redirects"`       // logins that were sent elsewhere
 	ProtocolErrors  uint64 `json:"protocol_errors"` // connections dropped for them
 	Rejects         uint64 `json:"rejects"`
 	IgnoredCommands uint64 `json:"ignored_commands"` // outside the command window

@@ -319,7 +319,7 @@ func (s *Server) retire(gone units) {
 			}
 		}
 		for _, err := range gone.close() {
-			s.log.Error("a store that was taken away could not be closed", "err", err)
+			s.log.Error("a store that was taken away could not be closed", "reason", err)
 		}
 	})
 }

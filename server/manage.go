@@ -110,7 +110,7 @@ func ioOf(s *scsi.IOStats) mgmt.IO {
 func countersOf(c *iscsi.Counters) mgmt.Counters {
 	return mgmt.Counters{
 		Connections: c.Connections.Load(), Refused: c.Refused.Load(), Logins: c.Logins.Load(), LoginFailures: c.LoginFailures.Load(),
-		Redirects: c.Redirects.Load(),
+		Redirects:      c.Redirects.Load(),
 		ProtocolErrors: c.ProtocolErrors.Load(), Rejects: c.Rejects.Load(), IgnoredCommands: c.IgnoredCommands.Load(),
 		DigestErrors: c.DigestErrors.Load(),
 	}

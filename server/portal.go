@@ -95,7 +95,7 @@ func (p *tcpPortal) serve() error {
 		case isTemporary(err):
 			if time.Since(failed) > acceptQuiet {
 				p.log.Error("connections cannot be accepted for now: they wait until others end; sessions go on (LimitNOFILE= of the unit, ulimit -n, bounds descriptors)",
-					"portal", p.Addr().String(), "err", err)
+					"portal", p.Addr().String(), "reason", err)
 			}
 			failed = time.Now()
 			time.Sleep(acceptRetry)

@@ -34,7 +34,7 @@ func (r *reporter) report(k backend.Kind, err error, attrs ...slog.Attr) {
 	if !ok {
 		return
 	}
-	attrs = append(attrs, slog.String("operation", k.String()), slog.Any("error", err))
+	attrs = append(attrs, slog.String("operation", k.String()), slog.Any("reason", err))
 	if unsaid > 0 {
 		attrs = append(attrs, slog.Int("not_logged", unsaid))
 	}

@@ -208,7 +208,7 @@ func settle(cfg Config, s *fdio.Store, fd int, created bool) error {
 		if log == nil {
 			log = slog.Default()
 		}
-		log.Error("file store: the size of the file could not be made durable", slog.String("path", cfg.Path), slog.Any("error", err))
+		log.Error("file store: the size of the file could not be made durable", slog.String("path", cfg.Path), slog.Any("reason", err))
 	}
 	return nil
 }

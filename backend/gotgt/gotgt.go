@@ -198,7 +198,7 @@ func (s *Store) note(op *backend.Op, err error) {
 	}
 	if first {
 		s.log.Error("gotgt store: operation failed; further failures in a row are not logged",
-			"operation", op.Kind.String(), "offset", op.Off, "length", op.Len, "error", err)
+			"operation", op.Kind.String(), "offset", op.Off, "length", op.Len, "reason", err)
 	}
 }
 

@@ -94,7 +94,7 @@ func serve(path string, open opener, stdout, stderr io.Writer) error {
 	defer close(alive)
 	go watchdog(watchdogInterval(), d.Health, alive)
 	if err := writeHints(stdout, c, d.Addrs()); err != nil {
-		log.Warn("cannot print what is served", "err", err) // nobody reads it; serve all the same
+		log.Warn("cannot print what is served", "reason", err) // nobody reads it; serve all the same
 	}
 	notify("READY=1\nSTATUS=serving")
 	return supervise(d, signals, log)
@@ -118,7 +118,7 @@ func supervise(d daemon, signals <-chan os.Signal, log *slog.Logger) error {
 	select {
 	case failure = <-served:
 		served <- nil
-		log.Error("the server failed; draining", "err", failure)
+		log.Error("the server failed; draining", "reason", failure)
 		failure = &loggedError{failure}
 	case s := <-signals:
 		notify("STOPPING=1\nSTATUS=waiting for initiators to log out")

@@ -69,7 +69,7 @@ func (q *queuePair) offence(err error) error {
 	}
 	t := ddp.TerminateFor(c, x.seg, read)
 	q.dev.log.LogAttrs(context.Background(), slog.LevelWarn, "iwarp: peer broke the protocol",
-		slog.String("peer", q.tc.RemoteAddr().String()), slog.Any("error", err))
+		slog.String("peer", q.tc.RemoteAddr().String()), slog.Any("reason", err))
 	q.stop(err, &t)
 	x.startDrain()
 	return nil
@@ -121,7 +121,7 @@ func (q *queuePair) broken(err error) {
 func (q *queuePair) localError(w *wqe, s rdma.Status, err error) {
 	w.status, w.err = s, err
 	q.dev.log.LogAttrs(context.Background(), slog.LevelError, "iwarp: work request fails",
-		slog.String("peer", q.tc.RemoteAddr().String()), slog.String("op", w.op.String()), slog.Any("error", err))
+		slog.String("peer", q.tc.RemoteAddr().String()), slog.String("op", w.op.String()), slog.Any("reason", err))
 	q.broken(err)
 }
 
@@ -239,7 +239,7 @@ func (q *queuePair) finish(err error) {
 	}
 	_ = q.tc.Close()
 	q.dev.log.LogAttrs(context.Background(), slog.LevelDebug, "iwarp: connection has ended",
-		slog.String("peer", q.tc.RemoteAddr().String()), slog.Any("error", err))
+		slog.String("peer", q.tc.RemoteAddr().String()), slog.Any("reason", err))
 	q.fire()
 	if q.cfg.Disconnected != nil {
 		q.cfg.Disconnected(err)
@@ -286,7 +286,7 @@ func (q *queuePair) releaseAll() {
 		q.dropAdvert(a)
 	}
 	if err := q.stream.Free(); err != nil {
-		q.dev.log.Error("iwarp: STags of a connection that has ended are still referenced", slog.Any("error", err))
+		q.dev.log.Error("iwarp: STags of a connection that has ended are still referenced", slog.Any("reason", err))
 	}
 	q.tx.giveBack()
 	if x.in != nil {

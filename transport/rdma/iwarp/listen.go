@@ -96,7 +96,7 @@ func (l *listener) run() {
 			return
 		case err != nil: // out of descriptors, or the peer has gone already
 			wait = min(max(2*wait, 5*time.Millisecond), time.Second)
-			l.dev.log.Warn("iwarp: cannot accept a connection", slog.Any("error", err))
+			l.dev.log.Warn("iwarp: cannot accept a connection", slog.Any("reason", err))
 			select {
 			case <-time.After(wait):
 			case <-l.done:
@@ -169,7 +169,7 @@ func (l *listener) startup(tc *net.TCPConn) *request {
 	if err != nil {
 		if !errors.Is(err, net.ErrClosed) { // it gives way, or the listener is closed
 			d.log.LogAttrs(context.Background(), slog.LevelWarn, "iwarp: connection does not start",
-				slog.String("peer", tc.RemoteAddr().String()), slog.Any("error", err))
+				slog.String("peer", tc.RemoteAddr().String()), slog.Any("reason", err))
 		}
 		_ = tc.Close()
 		return nil

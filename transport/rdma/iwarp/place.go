@@ -367,7 +367,7 @@ func (q *queuePair) terminated(payload []byte) error {
 	q.n.terminates.Add(1)
 	attrs := []slog.Attr{
 		slog.String("peer", q.tc.RemoteAddr().String()),
-		slog.String("cause", t.Cause.String()), slog.Bool("siw_order", t.SiwOrder),
+		slog.String("reason", t.Cause.String()), slog.Bool("siw_order", t.SiwOrder),
 	}
 	if t.HasRead {
 		attrs = append(attrs, slog.Uint64("src_stag", uint64(t.Read.SrcSTag)))
