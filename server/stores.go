@@ -181,8 +181,8 @@ func (s shared) share() shared {
 	return s
 }
 
-// Unwrap returns the store itself.
-func (s shared) Unwrap() backend.Store { return s.Store }
+// Pass returns the store itself: a handle has no part in anything.
+func (s shared) Pass(backend.Ability) backend.Store { return s.Store }
 
 // Close gives up one owner's handle.
 func (s shared) Close() error {

@@ -52,6 +52,8 @@ type Store struct {
 	block   int64 // bytes
 	resized func()
 
+	identity backend.Identity
+
 	mu   sync.Mutex // held while the size changes
 	stop chan struct{}
 	wg   sync.WaitGroup
@@ -108,6 +110,10 @@ func newStore(cfg Config, fd int) (*Store, error) {
 	if log == nil {
 		log = slog.Default()
 	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, err
+	}
 	inner, err := fdio.New(fdio.Config{
 		FD: fd, Kind: "device store", Path: cfg.Path, Info: info, Through: cfg.Through,
 		Direct: direct, IO: cfg.IO, Medium: medium(fd), Log: log,
@@ -116,7 +122,8 @@ func newStore(cfg Config, fd int) (*Store, error) {
 		return nil, err
 	}
 	return &Store{
-		Store: inner, fd: fd, log: log.With(slog.String("path", cfg.Path)), limit: cfg.Size,
+		identity: identityOf(st.Rdev, "/sys"),
+		Store:    inner, fd: fd, log: log.With(slog.String("path", cfg.Path)), limit: cfg.Size,
 		block: int64(info.BlockSize), resized: cfg.Resized, stop: make(chan struct{}),
 	}, nil
 }

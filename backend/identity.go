@@ -1,0 +1,22 @@
+package backend
+
+// Identity names the bytes of a store, whatever the store is called and by whichever path it was
+// opened: two open stores with one identity show the same bytes. It is made of what outlives a
+// restart of the machine where the medium has such a thing, and is printable text without spaces.
+// The empty one says nothing.
+type Identity string
+
+// Identifier is a store that knows its identity, which does not change while it is open.
+type Identifier interface {
+	Store
+	Identity() Identity
+}
+
+// IdentityOf returns the identity of s, or the empty one of a store that has none: one in memory
+// is known only by itself.
+func IdentityOf(s Store) Identity {
+	if i, ok := As[Identifier](s); ok {
+		return i.Identity()
+	}
+	return ""
+}

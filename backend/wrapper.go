@@ -1,0 +1,58 @@
+package backend
+
+// Ability is something that can be done with a store beyond Store: an interface of this package.
+type Ability uint8
+
+// The abilities.
+const (
+	NoAbility   Ability = iota
+	Lending             // Lender
+	Batching            // Batcher
+	Resizing            // Resizer
+	Metering            // Meter
+	Identifying         // Identifier
+)
+
+// Wrapper is a store before another one. It says itself what can be done with it beyond Store: it
+// implements what it has a part in, and passes on what the other store does without it. A wrapper
+// that has to see every write passes no Lending, for instance.
+type Wrapper interface {
+	Store
+	// Pass returns the other store if that may be used past this one for what a is, and otherwise
+	// nil.
+	Pass(a Ability) Store
+}
+
+// As returns s as a T, which is an interface of one ability: s itself, or what s, a wrapper, passes
+// that ability on to.
+func As[T Store](s Store) (t T, ok bool) {
+	a := abilityOf((*T)(nil))
+	for s != nil {
+		if t, ok = s.(T); ok {
+			return t, true
+		}
+		w, wraps := s.(Wrapper)
+		if !wraps {
+			break
+		}
+		s = w.Pass(a)
+	}
+	return t, false
+}
+
+// abilityOf takes a pointer to an interface.
+func abilityOf(p any) Ability {
+	switch p.(type) {
+	case *Lender:
+		return Lending
+	case *Batcher:
+		return Batching
+	case *Resizer:
+		return Resizing
+	case *Meter:
+		return Metering
+	case *Identifier:
+		return Identifying
+	}
+	return NoAbility
+}
