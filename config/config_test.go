@@ -114,6 +114,7 @@ portals:
   - {transport: iwarp, listen: "[::1]:4001", one_shot: {encodings: []}, crc: false}
   - {transport: verbs, listen: "[::1]:4001", device: rxe0}
   - {transport: verbs, listen: "[::1]:4002"}
+  - {transport: verbs, listen: "[::1]:4003", polling: true}
 discovery: {auth: {chap: {user: d, secret: 123456789012}}}
 limits: {connections: 1, sessions: 2, commands: 3, connections_per_session: 9, memory: 4MiB, memory_per_connection: 2MB, login_timeout: 6s, nop_interval: 0s, nop_timeout: 8m}
 `))
@@ -154,6 +155,7 @@ limits: {connections: 1, sessions: 2, commands: 3, connections_per_session: 9, m
 			{Transport: TransportIWARP, Group: 1, Listen: netip.MustParseAddrPort("[::1]:4001"), OneShot: &OneShot{Window: 256}, NoCRC: true},
 			{Transport: TransportVerbs, Group: 1, Listen: netip.MustParseAddrPort("[::1]:4001"), Device: "rxe0"},
 			{Transport: TransportVerbs, Group: 1, Listen: netip.MustParseAddrPort("[::1]:4002"), Device: AnyDevice},
+			{Transport: TransportVerbs, Group: 1, Listen: netip.MustParseAddrPort("[::1]:4003"), Device: AnyDevice},
 		},
 		Discovery: Discovery{Auth: Auth{CHAP: &Credentials{User: "d", Secret: NewSecret("123456789012")}}},
 		Limits: Limits{

@@ -26,6 +26,10 @@ type Portal struct {
 	// if the transport is not verbs.
 	Device string
 
+	// NoPolling has the target sleep at once when the device has no completions, rather than look for them for a
+	// while. It is the same for all verbs portals of a device.
+	NoPolling bool
+
 	// NoCRC leaves it to an initiator over iWARP whether frames have CRCs (RFC 5044 §7.1.1).
 	NoCRC bool
 }
@@ -114,6 +118,9 @@ func (d *decoder) portals(root *object) []Portal {
 		if i := slices.IndexFunc(portals, p.Overlaps); i >= 0 {
 			d.errorf(p.Pos, "line %d already listens at %s: remove one of the two, or choose another port", portals[i].Pos.Line, portals[i].Address())
 		}
+		if i := slices.IndexFunc(portals, func(q Portal) bool { return p.sharesDevice(q) && p.NoPolling != q.NoPolling }); i >= 0 {
+			d.errorf(p.Pos, "the portal in line %d uses the device %s as well, and its polling is another: write the same in both", portals[i].Pos.Line, portals[i].Device)
+		}
 		portals = append(portals, p)
 	}
 	return portals
@@ -159,6 +166,7 @@ func (d *decoder) portal(v value) (Portal, bool) {
 	}
 	ok = d.crc(o.take("crc"), &p) && ok
 	ok = d.device(o.take("device"), &p) && ok
+	ok = d.polling(o.take("polling"), &p) && ok
 	o.done()
 	return p, ok
 }
@@ -176,6 +184,26 @@ func (d *decoder) crc(v value, p *Portal) bool {
 	ok := set(v, &crc, "true or false", parseBool)
 	p.NoCRC = !crc
 	return ok
+}
+
+// polling reads polling: false.
+func (d *decoder) polling(v value, p *Portal) bool {
+	if !v.given() {
+		return true
+	}
+	if p.Transport != TransportVerbs {
+		v.errorf("polling is for the kernel's RDMA devices, and the transport is %s: remove it, or make that transport: verbs", p.Transport)
+		return false
+	}
+	polling := true
+	ok := set(v, &polling, "true or false", parseBool)
+	p.NoPolling = !polling
+	return ok
+}
+
+// sharesDevice reports whether both portals use a device of the kernel that they may share.
+func (p Portal) sharesDevice(q Portal) bool {
+	return p.Device != "" && q.Device != "" && (p.Device == q.Device || p.Device == AnyDevice || q.Device == AnyDevice)
 }
 
 // device reads device: rxe0.

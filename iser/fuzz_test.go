@@ -69,7 +69,7 @@ func FuzzReceive(f *testing.F) {
 			q.shot = &rdma.OneShot{Advertise: true, Close: true, Window: 32}
 		}
 		m := &Mover{
-			target: b.target, qp: q, peer: "peer", here: "here", recv: b.target.shared, invalidate: mode&2 != 0,
+			target: b.target, domain: b.target.domain, qp: q, peer: "peer", here: "here", recv: b.target.shared, invalidate: mode&2 != 0,
 			orphans: make(map[uint32]rdma.STag), sgl: make([]rdma.SGE, 64),
 		}
 		m.queue.Init(16)

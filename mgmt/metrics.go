@@ -62,6 +62,8 @@ var (
 	descInUse  = desc("buffer_in_use_bytes", "What I/O buffers take.")
 	descMapped = desc("buffer_mapped_bytes", "Address space for I/O buffers.")
 	descLeases = desc("buffer_leases", "I/O buffers in use.")
+
+	descRDMA = desc("rdma_total", "What has crossed an RDMA device since it was opened, by kind.", "transport", "device", "kind")
 )
 
 // counters has one row for each counter without labels.
@@ -84,7 +86,7 @@ var counters = []struct {
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descInfo, descStarted, descLoaded, descLatency, descBytes, descFailed, descNews, descInFlight, descSize, descSessions,
-		descLimit, descInUse, descMapped, descLeases,
+		descLimit, descInUse, descMapped, descLeases, descRDMA,
 	} {
 		ch <- d
 	}
@@ -108,6 +110,12 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(descLeases, float64(s.Buffers.Leases))
 	for _, row := range counters {
 		ch <- prometheus.MustNewConstMetric(row.desc, prometheus.CounterValue, float64(row.of(&s.Counters)))
+	}
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		for kind, n := range d.Counters {
+			ch <- prometheus.MustNewConstMetric(descRDMA, prometheus.CounterValue, float64(n), d.Transport, d.Name, kind)
+		}
 	}
 	discovery := s.Connected
 	for i := range s.Targets {

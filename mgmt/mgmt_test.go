@@ -38,6 +38,7 @@ func (f *fake) Status() Status {
 		Counters: Counters{Logins: 3, LoginFailures: 4},
 		Buffers:  Buffers{Limit: 1 << 30, InUse: 4096},
 		Portals:  []Portal{{"tcp", "127.0.0.1:3260"}},
+		Devices:  []Device{{"verbs", "rxe0", map[string]uint64{"sleeps": 7}}},
 		Targets: []Node{{Name: "iqn.t:t", Sessions: 1, LUNs: []LUN{{
 			Number: 5, Store: "d", Bytes: 1 << 20, BlockSize: 512,
 			IO: IO{
@@ -305,6 +306,7 @@ func TestMetrics(t *testing.T) {
 		`oneshot_logins_total 3`,
 		`oneshot_login_failures_total 4`,
 		`oneshot_buffer_limit_bytes 1.073741824e+09`,
+		`oneshot_rdma_total{device="rxe0",kind="sleeps",transport="verbs"} 7`,
 		`oneshot_info{version="v1"} 1`,
 		`oneshot_start_time_seconds 100`,
 	} {

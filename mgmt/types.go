@@ -36,6 +36,7 @@ type Status struct {
 	Targets   []Node    `json:"targets"`
 	Portals   []Portal  `json:"portals"`
 	Counters  Counters  `json:"counters"`
+	Devices   []Device  `json:"rdma_devices,omitempty"`
 	Buffers   Buffers   `json:"buffers"`
 	BoundsNS  []int64   `json:"latency_bounds_ns"` // of all histograms: nanoseconds below which a bucket lies
 	Connected int       `json:"sessions"`          // discovery sessions included
@@ -65,6 +66,13 @@ type LUN struct {
 type Portal struct {
 	Transport string `json:"transport"`
 	Address   string `json:"address"`
+}
+
+// Device is an RDMA device that portals use, and what has crossed it since it was opened, by kind.
+type Device struct {
+	Transport string            `json:"transport"`
+	Name      string            `json:"name"`
+	Counters  map[string]uint64 `json:"counters"`
 }
 
 // Counters count since the daemon started.

@@ -41,8 +41,7 @@ type surroundings struct {
 }
 
 // newFrontEnds has a row for each transport.
-func newFrontEnds(s surroundings) map[config.Transport]frontEnd {
-	devices := &rdmaDevices{surroundings: s}
+func newFrontEnds(s surroundings, devices *rdmaDevices) map[config.Transport]frontEnd {
 	return map[config.Transport]frontEnd{
 		config.TransportTCP:   &tcpFront{s},
 		config.TransportIWARP: &iwarpFront{devices},

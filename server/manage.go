@@ -50,7 +50,7 @@ func (s *Server) Status() mgmt.Status {
 		Version: Version(), PID: os.Getpid(), Started: s.started, Time: time.Now(), Config: cfg.File, Loaded: loaded,
 		Portals: portals, Counters: countersOf(s.node.Counters()), BoundsNS: latencyBounds, Connected: connected,
 		Buffers: mgmt.Buffers{Limit: pool.Limit, InUse: pool.InUse, Mapped: pool.Mapped, Leases: pool.Leases},
-		Targets: make([]mgmt.Node, len(cfg.Targets)),
+		Targets: make([]mgmt.Node, len(cfg.Targets)), Devices: s.rdma.counters(),
 	}
 	for i := range cfg.Targets {
 		t := &cfg.Targets[i]

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"errors"
 	"maps"
 	"slices"
@@ -8,6 +9,7 @@ import (
 
 	"oneshot/config"
 	"oneshot/iser"
+	"oneshot/mgmt"
 	"oneshot/transport/rdma"
 )
 
@@ -61,6 +63,18 @@ func (v *rdmaDevices) use(key deviceKey, open func(lost func(error)) (rdma.Devic
 	}
 	v.by[key] = d
 	return d, nil
+}
+
+// counters returns what has crossed the devices that are open, sorted by name.
+func (v *rdmaDevices) counters() []mgmt.Device {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	list := make([]mgmt.Device, 0, len(v.by))
+	for key, d := range v.by {
+		list = append(list, mgmt.Device{Transport: string(key.transport), Name: key.name, Counters: maps.Collect(d.Counters().All())})
+	}
+	slices.SortFunc(list, func(a, b mgmt.Device) int { return cmp.Compare(a.Transport+a.Name, b.Transport+b.Name) })
+	return list
 }
 
 // drop forgets a device that is lost, so that it is opened anew when it comes back. If no portal uses it, it

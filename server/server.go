@@ -29,6 +29,7 @@ type Server struct {
 	node    *iscsi.Node
 	copies  *scsi.CopyManager
 	fronts  map[config.Transport]frontEnd
+	rdma    *rdmaDevices   // of fronts
 	first   *config.Config // what the process was started with: some of it holds until it ends
 	started time.Time
 
@@ -74,7 +75,9 @@ func New(cfg *config.Config, log *slog.Logger) (*Server, error) {
 		s.isns = isns.NewClient(cfg.ISNS.Server, log)
 	}
 	s.node = iscsi.NewNode(nodeConfig(cfg, s.pool, log))
-	s.fronts = newFrontEnds(surroundings{node: s.node, pool: s.pool, commands: cfg.Limits.Commands, log: log, work: &s.wg})
+	around := surroundings{node: s.node, pool: s.pool, commands: cfg.Limits.Commands, log: log, work: &s.wg}
+	s.rdma = &rdmaDevices{surroundings: around}
+	s.fronts = newFrontEnds(around, s.rdma)
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	if _, err := s.Apply(cfg); err != nil {
 		s.stop()

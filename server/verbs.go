@@ -256,6 +256,7 @@ func (f *verbsFront) listen(p *config.Portal) ([]verbsListener, error) {
 			f.release(open)
 			return nil, err
 		}
+		verbs.SetPolling(d.Device, !p.NoPolling)
 		open, devices = append(open, verbsListener{device: d}), append(devices, d.Device)
 	}
 	listeners, err := verbs.ListenAll(devices, p.Address())

@@ -105,6 +105,9 @@ func portalWords(p *config.Portal) (words []string) {
 	if p.Device != "" {
 		words = append(words, "device "+p.Device)
 	}
+	if p.NoPolling {
+		words = append(words, "no polling")
+	}
 	if p.NoCRC {
 		words = append(words, "CRC only if the initiator asks")
 	}

@@ -119,6 +119,12 @@ func writeStatus(w io.Writer, now, before *mgmt.Status) error {
 	fmt.Fprintf(w, "sessions       %d; %d logins, %d refused, %d redirected; %d connections, %d refused\n", now.Connected, c.Logins, c.LoginFailures, c.Redirects, c.Connections, c.Refused)
 	fmt.Fprintf(w, "errors         %d of the protocol, %d of digests, %d rejects, %d commands out of order\n", c.ProtocolErrors, c.DigestErrors, c.Rejects, c.IgnoredCommands)
 	fmt.Fprintf(w, "buffers        %s of %s\n", size(float64(now.Buffers.InUse)), size(float64(now.Buffers.Limit)))
+	for i := range now.Devices {
+		d := &now.Devices[i]
+		n := d.Counters
+		fmt.Fprintf(w, "RDMA           %s %s: %d messages in, %d out; slept %d times, polled %d times with success and %d in vain\n",
+			d.Transport, d.Name, n["messages_in"], n["messages_out"], n["sleeps"], n["polling_found"], n["polling_in_vain"])
+	}
 	t := newTable(w)
 	fmt.Fprintf(t, "\nTARGET\tLUN\tSTORE\tSIZE\t%s\n", p.heading())
 	for i := range now.Targets {

@@ -67,3 +67,16 @@ func TestUnits(t *testing.T) {
 		}
 	}
 }
+
+// TestWriteStatusDevices: what polling finds is told for each RDMA device.
+func TestWriteStatusDevices(t *testing.T) {
+	var b strings.Builder
+	counts := map[string]uint64{"messages_in": 5, "messages_out": 6, "sleeps": 1, "polling_found": 2, "polling_in_vain": 3, "reads": 9}
+	if err := writeStatus(&b, &mgmt.Status{Devices: []mgmt.Device{{Transport: "verbs", Name: "rxe0", Counters: counts}}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	const want = "RDMA           verbs rxe0: 5 messages in, 6 out; slept 1 times, polled 2 times with success and 3 in vain\n"
+	if !strings.Contains(b.String(), want) {
+		t.Errorf("there is no %q in\n%s", want, b.String())
+	}
+}

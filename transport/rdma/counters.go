@@ -29,6 +29,12 @@ type Counters struct {
 	BytesIn     uint64
 	Reads       uint64 // Read Requests sent
 	Terminates  uint64 // Terminate messages sent and received
+
+	// Of a provider that looks for completions for a while before it sleeps (verbs): how often that found some
+	// and how often it did not, and how often it slept.
+	PollingFound  uint64
+	PollingInVain uint64
+	Sleeps        uint64
 }
 
 // field is a count with its name.
@@ -38,7 +44,7 @@ type field struct {
 }
 
 // fields lists the counts in the order of the struct.
-func (c *Counters) fields() [20]field {
+func (c *Counters) fields() [23]field {
 	return [...]field{
 		{"posts", &c.Posts},
 		{"works", &c.Works},
@@ -60,6 +66,9 @@ func (c *Counters) fields() [20]field {
 		{"bytes_in", &c.BytesIn},
 		{"reads", &c.Reads},
 		{"terminates", &c.Terminates},
+		{"polling_found", &c.PollingFound},
+		{"polling_in_vain", &c.PollingInVain},
+		{"sleeps", &c.Sleeps},
 	}
 }
 

@@ -48,6 +48,7 @@ type completionQueue struct {
 	wcs    [C.OS_BATCH]C.struct_os_wc
 
 	polls, completions, events uint64
+	found, vain, sleeps        uint64 // of poll; of the goroutine
 
 	yielded time.Time     // when poll last let other goroutines in
 	kick    chan struct{} // ends a pause; capacity 1
@@ -180,7 +181,7 @@ func (c *completionQueue) serve() {
 	var gap time.Duration // until the last completion came
 	for {
 		idle := time.Now()
-		for c.work(gap <= c.spin, timer) {
+		for c.work(gap <= c.spin && !c.dev.sleeping.Load(), timer) {
 			idle = time.Now()
 		}
 		if !c.poller.wait(consume) {
@@ -226,6 +227,7 @@ func (c *completionQueue) work(spin bool, timer *time.Timer) (more bool) {
 		return true
 	}
 	c.asleep = true
+	c.sleeps++
 	if c.closed {
 		c.poller.wake()
 	}
@@ -245,12 +247,19 @@ func (c *completionQueue) poll() bool {
 		return false
 	}
 	began := time.Now()
-	for now := began; now.Sub(began) < c.spin; now = time.Now() {
+	for now := began; ; now = time.Now() {
+		last := now.Sub(began) >= c.spin
 		c.mu.Lock()
 		found := c.harvest() > 0
+		switch {
+		case found:
+			c.found++
+		case last:
+			c.vain++
+		}
 		c.mu.Unlock()
-		if found {
-			return true
+		if found || last {
+			return found
 		}
 		if now.Sub(c.yielded) > slice {
 			c.yielded = now
@@ -258,7 +267,6 @@ func (c *completionQueue) poll() bool {
 		}
 		_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 	}
-	return false
 }
 
 // add makes completions for q known by its number.
@@ -336,5 +344,8 @@ func (c *completionQueue) addTo(sum *rdma.Counters) {
 	sum.Polls += c.polls
 	sum.Completions += c.completions
 	sum.Events += c.events
+	sum.PollingFound += c.found
+	sum.PollingInVain += c.vain
+	sum.Sleeps += c.sleeps
 	c.mu.Unlock()
 }

@@ -75,6 +75,7 @@ type Device struct {
 	work    sync.WaitGroup // goroutines
 
 	registrations atomic.Uint64
+	sleeping      atomic.Bool   // queues are not polled before their goroutines sleep
 	closing       chan struct{} // closed by free
 
 	// numbers is held while the numbers of queue pairs are given and taken, for a completion is
@@ -242,6 +243,11 @@ func (d *Device) measureInline() error {
 
 // Limits implements rdma.Device.
 func (d *Device) Limits() rdma.Limits { return d.limits }
+
+// SetPolling says whether the completion queues of a device of this package are polled before their goroutines
+// sleep, as Config.Spin has it. That saves wake-ups and takes processor time. It holds at once, for queues
+// that exist, too; at first they are polled.
+func SetPolling(d rdma.Device, on bool) { d.(*Device).sleeping.Store(!on) }
 
 // watch handles what happens to the device by itself.
 func (d *Device) watch() {

@@ -49,7 +49,7 @@ type Config struct {
 	ConnectTimeout, AcceptTimeout, LingerTime time.Duration
 	// Spin is how long a completion queue is polled before its goroutine sleeps, if the last
 	// completion did not take longer to come. 0: some times what a wake-up takes on this machine;
-	// below 0: never.
+	// below 0: never, whatever SetPolling says.
 	Spin time.Duration
 	// Lost, if set, is called once after the device has been removed, or is broken for good. Its
 	// connections and listeners end by themselves. Close is due then: until it is called, the kernel may

@@ -19,6 +19,9 @@ func Open(Config) (rdma.Device, error) { return nil, errNotBuilt }
 // ListenAll fails.
 func ListenAll([]rdma.Device, string) ([]rdma.Listener, error) { return nil, errNotBuilt }
 
+// SetPolling has nothing to set.
+func SetPolling(rdma.Device, bool) {}
+
 // examine has nothing to ask.
 func examine(i *Info) {
 	i.Problems = append(i.Problems, "this program was built without kernel RDMA (tag verbs)")
