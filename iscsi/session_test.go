@@ -14,6 +14,7 @@ import (
 	"oneshot/iscsi/pdu"
 	"oneshot/mem"
 	"oneshot/scsi"
+	"oneshot/volume"
 )
 
 // recorder is a datamover that writes down what it is asked for.
@@ -102,7 +103,11 @@ func session(t testing.TB, keys ...string) (*Node, *Conn, *recorder) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	lu, err := scsi.NewLogicalUnit(scsi.LUConfig{Store: store, Serial: "1"})
+	v, err := volume.New(volume.Config{Store: store})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lu, err := scsi.NewLogicalUnit(scsi.LUConfig{Volume: v, Serial: "1"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +128,7 @@ func session(t testing.TB, keys ...string) (*Node, *Conn, *recorder) {
 	}
 	t.Cleanup(func() {
 		drive(r.c, func() { r.c.Lost(nil) })
-		if len(n.connections()) != 0 || lu.Close() != nil || pool.Stats().Leases != 0 {
+		if len(n.connections()) != 0 || lu.Close() != nil || v.Close() != nil || pool.Stats().Leases != 0 {
 			t.Error("something of the session is left")
 		}
 	})

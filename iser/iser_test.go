@@ -21,6 +21,7 @@ import (
 	"oneshot/scsi"
 	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/iwarp"
+	"oneshot/volume"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -68,7 +69,9 @@ func newBenchOn(t testing.TB, limit int64, device rdma.Device, address string) *
 	})
 	store, err := memory.New(storeSize)
 	check(t, err)
-	lu, err := scsi.NewLogicalUnit(scsi.LUConfig{Store: store, Serial: "1"})
+	v, err := volume.New(volume.Config{Store: store})
+	check(t, err)
+	lu, err := scsi.NewLogicalUnit(scsi.LUConfig{Volume: v, Serial: "1"})
 	check(t, err)
 	st := scsi.NewTarget(scsi.TargetConfig{Name: iqn})
 	st.SetLU(0, lu)
@@ -94,6 +97,7 @@ func newBenchOn(t testing.TB, limit int64, device rdma.Device, address string) *
 		check(t, target.Close())
 		check(t, device.Close())
 		check(t, lu.Close())
+		check(t, v.Close())
 		if n := pool.Stats().Leases; n != 0 {
 			t.Errorf("%d leases are left", n)
 		}

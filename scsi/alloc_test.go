@@ -30,7 +30,12 @@ func TestNoAllocations(t *testing.T) {
 		{"later", false, false, true, 0},
 		{"the thousandth", true, false, false, 999},
 	} {
-		b := newBench(t, c.lends, nil)
+		var later *laterStore
+		b := newBench(t, c.lends, func(cfg *benchConfig, s *fakeStore) {
+			if later = (&laterStore{fakeStore: s}); c.later {
+				cfg.Store = later
+			}
+		})
 		var others []LUChange
 		for lun := range c.lun {
 			others = append(others, LUChange{LUN: lun + 1, LU: b.lu})
@@ -41,10 +46,6 @@ func TestNoAllocations(t *testing.T) {
 		}
 		b.store.mapped = nil // the map of the fake store allocates
 		b.store.held = nil
-		later := &laterStore{fakeStore: b.store}
-		if c.later {
-			b.lu.store = later
-		}
 		owner := &frugalOwner{pool: testPool}
 		read, write := rw10(0x28, 8, 8), rw10(0x2a, 8, 8)
 		write[1] = bitFUA
@@ -86,9 +87,7 @@ func BenchmarkRead(b *testing.B)  { benchmark(b, rw10(0x28, 8, 8), 0, 4096) }
 func BenchmarkWrite(b *testing.B) { benchmark(b, rw10(0x2a, 8, 8), 4096, 0) }
 
 func benchmark(b *testing.B, cdb []byte, out, in uint32) {
-	bench := newBench(b, true, nil)
-	lender := lendOnly{bench.store}
-	bench.lu.store, bench.lu.lender = lender, lender
+	bench := newBench(b, true, func(c *benchConfig, s *fakeStore) { c.Store = lendOnly{s} })
 	owner := &frugalOwner{pool: testPool}
 	var task Task
 	b.ReportAllocs()

@@ -312,16 +312,11 @@ func (t *Task) setTargetPortGroups() Next {
 	case n < 4 || n > 4+4*maxPortGroupChanges:
 		return t.check(senseParameterLen)
 	}
-	t.n = n
-	return t.takeAll(n, 0, (*Task).setTargetPortGroupsPull)
-}
-
-func (t *Task) setTargetPortGroupsPull() Next {
-	return t.pull(int(t.n), (*Task).setTargetPortGroupsRun)
+	return t.takeParameters(n, (*Task).setTargetPortGroupsRun)
 }
 
 func (t *Task) setTargetPortGroupsRun() Next {
-	changes, s, ok := parsePortGroups(t.lease.Bytes()[:t.n])
+	changes, s, ok := parsePortGroups(t.parameters())
 	if !ok {
 		return t.check(s)
 	}

@@ -1,9 +1,5 @@
 package scsi
 
-import "oneshot/backend"
-
-var _ backend.Corker = (*Task)(nil)
-
 // BatchOps lets the tasks of n submit store operations that start with Kick only. Who drives
 // the tasks promises to call it after each round of Start, Pulled and Resume, whatever they
 // have returned. It is called before the first task.
@@ -19,15 +15,9 @@ func (n *Nexus) Kick() {
 		next := i.nextBegun
 		i.nextBegun = nil
 		i.begun.Store(false) // before Kick: what is submitted later begins anew
-		i.lu.batcher.Kick()
+		i.lu.v.Kick()
 		i = next
 	}
-}
-
-// mayBatch says whether an operation of t may wait for Kick. Those of a copy on other logical
-// units than the one that was asked may not: Kick does not know these.
-func (t *Task) mayBatch() bool {
-	return t.lu.batcher != nil && t.itl != nil && t.itl.lu == t.lu && t.itl.nexus.batching
 }
 
 // begin notes that the store of i has operations that wait for Kick.
@@ -41,28 +31,4 @@ func (i *itl) begin() {
 			return
 		}
 	}
-}
-
-// submitOp submits t.op, and has Kick start it if that may be. It reports whether the operation
-// has completed.
-func (t *Task) submitOp() bool {
-	if !t.mayBatch() {
-		t.op.Flags &^= backend.More // of an earlier operation
-		return t.lu.store.Submit(&t.op)
-	}
-	t.op.Flags |= backend.More
-	i := t.itl // the operation may complete, and the task have another, before Submit returns
-	if t.lu.store.Submit(&t.op) {
-		return true
-	}
-	i.begin()
-	return false
-}
-
-// Cork is for the store; see backend.Corker.
-func (t *Task) Cork() backend.Uncorker {
-	if c, ok := t.Owner.(Corker); ok {
-		return c.Cork()
-	}
-	return nil
 }

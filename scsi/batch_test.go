@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"oneshot/backend"
+	"oneshot/mem"
 )
 
 // batchStore is a store that starts what was submitted with More at Kick only.
@@ -27,7 +28,7 @@ func (s *batchStore) Kick() {
 
 func newBatchBench(t *testing.T) (*bench, *batchStore) {
 	var s *batchStore
-	b := newBench(t, false, func(cfg *LUConfig, f *fakeStore) {
+	b := newBench(t, false, func(cfg *benchConfig, f *fakeStore) {
 		f.hold = func(*backend.Op) bool { return true }
 		s = &batchStore{fakeStore: f}
 		cfg.Store = s
@@ -79,23 +80,25 @@ func TestBatchElsewhere(t *testing.T) {
 	b, s := newBatchBench(t)
 	b.nexus.BatchOps()
 	_, other := newBatchBench(t)
-	lu, err := NewLogicalUnit(LUConfig{Store: other, Serial: "0002"})
+	lu, err := NewLogicalUnit(LUConfig{Volume: volumeOf(other), Serial: "0002"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	task := b.task(cdbRead(0, 1), nil, 512)
-	if next := task.Start(); next != Wait || !task.mayBatch() {
-		t.Fatalf("Start: %v", next)
+	if next := task.Start(); next != Wait || s.more != 1 {
+		t.Fatalf("Start: %v, %d operations with More", next, s.more)
 	}
-	own := task.lu
-	task.lu = lu
-	task.op.Flags = backend.More
-	if task.mayBatch() || task.submitOp() || other.more != 0 {
-		t.Error("the operation waits for a kick that does not come")
+	var elsewhere Task
+	elsewhere.Owner, elsewhere.Nexus, elsewhere.itl, elsewhere.lu, elsewhere.cmd = b.owner, b.nexus, task.itl, task.lu, task.cmd
+	elsewhere.r.Begin(&elsewhere, task.lu.v, 512, mem.MaxLease, true, false)
+	if next := elsewhere.r.CopyWrite(lu.v, 0, 512, true, elsewhere.before((*Task).transferred)); next != Wait || other.more != 0 {
+		t.Errorf("%v: the operation waits for a kick that does not come", next)
 	}
-	task.lu = own
+	other.complete()
+	<-b.owner.ready
+	elsewhere.r.Resume(false)
+	elsewhere.r.Release()
 	b.nexus.Kick()
-	other.held = nil
 	<-b.owner.ready
 	task.Resume()
 	task.Release()

@@ -1,7 +1,5 @@
 package scsi
 
-import "oneshot/backend"
-
 func (t *Task) synchronizeCache10() Next {
 	lba, blocks := t.range10()
 	return t.synchronizeCache(lba, blocks)
@@ -22,8 +20,7 @@ func (t *Task) synchronizeCache(lba, blocks uint64) Next {
 }
 
 func (t *Task) flush() Next {
-	t.op.Flags = 0
-	return t.submit(backend.Flush, 0, 0, nil, (*Task).opGood)
+	return t.r.Flush(t.before((*Task).transferred))
 }
 
 func (t *Task) prefetch10() Next {

@@ -23,4 +23,4 @@ func (t *Task) readCapacity16() Next {
 }
 
 // thin reports whether unmapped blocks give space back: logical block provisioning.
-func (lu *LogicalUnit) thin() bool { return lu.info.DiscardGranularity > 0 }
+func (lu *LogicalUnit) thin() bool { return lu.v.Thin() }

@@ -10,6 +10,7 @@ import (
 
 	"oneshot/backend"
 	"oneshot/mem"
+	"oneshot/volume"
 )
 
 func caw(lba uint64, blocks byte) []byte {
@@ -67,7 +68,7 @@ func TestCompare(t *testing.T) {
 // TestLarge: commands that work in pieces do all of them.
 func TestLarge(t *testing.T) {
 	for _, lends := range []bool{true, false} {
-		b := newBench(t, lends, func(_ *LUConfig, s *fakeStore) {
+		b := newBench(t, lends, func(_ *benchConfig, s *fakeStore) {
 			s.info.Size = mem.MaxLease + 4096
 			s.data = make([]byte, s.info.Size)
 			s.hold = func(op *backend.Op) bool { return !lends && op.Off%1024 == 0 }
@@ -220,16 +221,16 @@ func TestLBAStatus(t *testing.T) {
 		}
 	})
 	lu := &LogicalUnit{blockSize: 4096}
-	if n, state := lu.statusOf(&backend.Op{Extent: 512}); n != 4096 || state != statusMapped {
+	if n, state := lu.statusOf(512, false); n != 4096 || state != statusMapped {
 		t.Errorf("a block in parts: %d, %d", n, state)
 	}
-	if n, state := lu.statusOf(&backend.Op{Extent: 5000}); n != 4096 || state != statusDeallocated {
+	if n, state := lu.statusOf(5000, false); n != 4096 || state != statusDeallocated {
 		t.Errorf("a block and a part: %d, %d", n, state)
 	}
 }
 
 func TestFlushes(t *testing.T) {
-	b := newBench(t, true, func(_ *LUConfig, s *fakeStore) { s.info.VolatileCache = true })
+	b := newBench(t, true, func(_ *benchConfig, s *fakeStore) { s.info.VolatileCache = true })
 	fua := rw10(0x2a, 0, 1)
 	fua[1] = bitFUA
 	cas := caw(0, 1)
@@ -259,7 +260,7 @@ func TestFlushes(t *testing.T) {
 // TestStoreErrors: each error of a store has its sense data, and one line in the log.
 func TestStoreErrors(t *testing.T) {
 	var log strings.Builder
-	b := newBench(t, false, func(cfg *LUConfig, s *fakeStore) {
+	b := newBench(t, false, func(cfg *benchConfig, s *fakeStore) {
 		cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
 	})
 	broken := errors.New("broken")
@@ -313,24 +314,25 @@ func space(op *backend.Op) error { return &backend.SpaceError{Off: op.Off, Err: 
 func TestConfig(t *testing.T) {
 	for _, c := range []struct {
 		name   string
-		change func(*LUConfig, *fakeStore)
+		change func(*benchConfig, *fakeStore)
 		want   string // part of the error
 	}{
-		{"block size", func(c *LUConfig, _ *fakeStore) { c.BlockSize = 520 }, "block size 520"},
-		{"block too large", func(c *LUConfig, _ *fakeStore) { c.BlockSize = 8192 }, "block size 8192"},
-		{"block too small", func(c *LUConfig, s *fakeStore) { c.BlockSize, s.info.BlockSize = 512, 4096 }, "smaller than the 4096 bytes"},
-		{"physical block", func(c *LUConfig, _ *fakeStore) { c.PhysicalBlockSize = 1000 }, "physical block size 1000"},
-		{"physical block too small", func(c *LUConfig, _ *fakeStore) { c.BlockSize, c.PhysicalBlockSize = 4096, 512 }, "from 4096 to"},
-		{"no block", func(_ *LUConfig, s *fakeStore) { s.info.Size = 100 }, "does not hold one block"},
-		{"vendor", func(c *LUConfig, _ *fakeStore) { c.Vendor = "much too long" }, "vendor"},
-		{"product", func(c *LUConfig, _ *fakeStore) { c.Product = "blöck" }, "product"},
-		{"serial", func(c *LUConfig, _ *fakeStore) { c.Serial = "" }, "serial number"},
-		{"NAA", func(c *LUConfig, _ *fakeStore) { c.NAA[0] = 0x50 }, "NAA"},
+		{"block size", func(c *benchConfig, _ *fakeStore) { c.BlockSize = 520 }, "block size 520"},
+		{"block too large", func(c *benchConfig, _ *fakeStore) { c.BlockSize = 8192 }, "block size 8192"},
+		{"block too small", func(c *benchConfig, s *fakeStore) { c.BlockSize, s.info.BlockSize = 512, 4096 }, "smaller than the 4096 bytes"},
+		{"physical block", func(c *benchConfig, _ *fakeStore) { c.PhysicalBlockSize = 1000 }, "physical block size 1000"},
+		{"physical block too small", func(c *benchConfig, _ *fakeStore) { c.BlockSize, c.PhysicalBlockSize = 4096, 512 }, "from 4096 to"},
+		{"no block", func(_ *benchConfig, s *fakeStore) { s.info.Size = 100 }, "does not hold one block"},
+		{"vendor", func(c *benchConfig, _ *fakeStore) { c.Vendor = "much too long" }, "vendor"},
+		{"product", func(c *benchConfig, _ *fakeStore) { c.Product = "blöck" }, "product"},
+		{"serial", func(c *benchConfig, _ *fakeStore) { c.Serial = "" }, "serial number"},
+		{"NAA", func(c *benchConfig, _ *fakeStore) { c.NAA[0] = 0x50 }, "NAA"},
 	} {
 		store := newFakeStore(1 << 20)
-		cfg := LUConfig{Store: store, Serial: "1"}
+		cfg := benchConfig{LUConfig: LUConfig{Serial: "1"}}
 		c.change(&cfg, store)
-		if _, err := NewLogicalUnit(cfg); err == nil || !strings.Contains(err.Error(), c.want) {
+		cfg.Volume = volumeOf(store)
+		if _, err := NewLogicalUnit(cfg.LUConfig); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", c.name, err)
 		}
 	}
@@ -338,7 +340,10 @@ func TestConfig(t *testing.T) {
 		t.Errorf("LocalNAA: %x, %x", a, b)
 	}
 	b := newBench(t, true, nil)
-	if err := b.lu.Close(); err != nil || !b.store.closed {
+	if err := b.lu.v.Close(); !errors.Is(err, volume.ErrInUse) {
+		t.Errorf("closing a volume that is shown: %v", err)
+	}
+	if err := errors.Join(b.lu.Close(), b.lu.v.Close()); err != nil || !b.store.closed {
 		t.Errorf("Close: %v, store closed %v", err, b.store.closed)
 	}
 }

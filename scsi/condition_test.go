@@ -18,7 +18,7 @@ type aluaBench struct {
 
 func newALUABench(t *testing.T, tpgs TPGS) *aluaBench {
 	t.Helper()
-	b := &aluaBench{prBench: newPRBench(t, func(c *LUConfig, _ *fakeStore) { c.TPGS, c.Removable = tpgs, true })}
+	b := &aluaBench{prBench: newPRBench(t, func(c *benchConfig, _ *fakeStore) { c.TPGS, c.Removable = tpgs, true })}
 	b.other = NewTarget(TargetConfig{Name: "iqn.2026-11.example.oneshot:other", PortGroup: 2, RelativePort: 2})
 	b.other.SetLU(5, b.lu)
 	b.d = b.other.NewNexus("iqn.2026-11.example.clients:a,i,0x400000000004")
@@ -219,7 +219,7 @@ const eject, load = 0x02, 0x03
 
 func TestRemovableMedium(t *testing.T) {
 	for _, lends := range []bool{true, false} {
-		b := newBench(t, lends, func(c *LUConfig, _ *fakeStore) { c.Removable = true })
+		b := newBench(t, lends, func(c *benchConfig, _ *fakeStore) { c.Removable = true })
 		other := b.client(2)
 		tur := func(n *Nexus) int {
 			task := b.task([]byte{0, 0, 0, 0, 0, 0}, nil, 0)
@@ -318,7 +318,7 @@ func manage(t *testing.T, n *Nexus, fn TMF) {
 // A target with several ports: each is a group with a state of its own, registrations are of one
 // or of all of them, and the names that a nexus is told are those of the port it came through.
 func TestSeveralPorts(t *testing.T) {
-	b := newPRBench(t, func(c *LUConfig, _ *fakeStore) { c.TPGS = ALUAImplicit })
+	b := newPRBench(t, func(c *benchConfig, _ *fakeStore) { c.TPGS = ALUAImplicit })
 	b.target.SetPorts([]uint16{1, 7})
 	seven := b.target.NewNexusThrough(7, b.a.initiatorPort, nil)
 	seven.lookup(0).ua.Store(0)
@@ -379,7 +379,7 @@ func TestSeveralPorts(t *testing.T) {
 func TestAccessStatesAreKept(t *testing.T) {
 	kept := new(fakeReservationStore)
 	with := func(tpgs TPGS) *prBench {
-		return newPRBench(t, func(c *LUConfig, _ *fakeStore) { c.Reservations, c.TPGS = kept, tpgs })
+		return newPRBench(t, func(c *benchConfig, _ *fakeStore) { c.Reservations, c.TPGS = kept, tpgs })
 	}
 	b := with(ALUAImplicit | ALUAExplicit)
 	b.target.SetPorts([]uint16{1, 7})
@@ -417,7 +417,7 @@ func TestAccessStatesAreKept(t *testing.T) {
 	if got := states(none); !strings.Contains(got, "7 active/optimized") {
 		t.Errorf("without ALUA %s", got)
 	}
-	heir := newPRBench(t, func(c *LUConfig, _ *fakeStore) { c.TPGS = ALUAImplicit })
+	heir := newPRBench(t, func(c *benchConfig, _ *fakeStore) { c.TPGS = ALUAImplicit })
 	heir.target.SetPorts([]uint16{1, 7})
 	heir.lu.InheritAccessStates(b.lu)
 	if got := states(heir); got != want {
@@ -440,7 +440,7 @@ func TestAccessStatesAreKept(t *testing.T) {
 	if err := b.lu.SetAccessState(1, Standby, false); err == nil || !strings.Contains(err.Error(), "no space left") || !strings.Contains(states(b), "1 standby") {
 		t.Errorf("a store that fails: %v; %s", err, states(b))
 	}
-	if _, err := NewLogicalUnit(LUConfig{Store: newFakeStore(4096), Serial: "1", Reservations: &fakeReservationStore{state: []byte(`{"Format":1,"Access":[{"State":9}]}`)}}); err == nil {
+	if _, err := NewLogicalUnit(LUConfig{Volume: volumeOf(newFakeStore(4096)), Serial: "1", Reservations: &fakeReservationStore{state: []byte(`{"Format":1,"Access":[{"State":9}]}`)}}); err == nil {
 		t.Error("a state that does not exist is taken")
 	}
 }

@@ -3,15 +3,15 @@ package scsi
 import (
 	"slices"
 
-	"oneshot/backend"
+	"oneshot/volume"
 )
 
 // Copies between logical units without the initiator: EXTENDED COPY (xcopy.go) and WRITE USING
 // TOKEN (rod.go). A copy is a list of steps that the task of the command does piece by piece,
-// each read into a lease of at most workBytes and then written. While a piece is read or
-// written Task.lu is the logical unit that it is in.
+// each read into one lease and then written. While a piece is read or written Task.lu is the logical
+// unit that it is in.
 //
-// Source and destination are pinned: they are not closed before the command is over. A range
+// The volumes of source and destination are pinned: they are not closed before the command is over. A range
 // that overlaps its own destination is copied from the end that does not overwrite what is
 // still to be read.
 
@@ -22,7 +22,7 @@ type copyStep struct {
 	src  int64 // bytes
 	dst  int64
 	n    int64
-	rod  *rodToken // which the source belongs to, or nil
+	rod  *volume.Token // which the source belongs to, or nil
 }
 
 // copying is a copy under way. The task has it.
@@ -31,11 +31,9 @@ type copying struct {
 	at     int   // the current step
 	done   int64 // bytes of it
 	result *copyResult
-	pinned []*LogicalUnit
+	pinned []*volume.Volume
 	finish func() // what is to be done when all is copied; may be nil
 }
-
-const zeroBytes = 8 << 20 // of zeroes written in one piece
 
 // Sense data of copies that cannot go on (SPC-4 §6.4.6.1).
 var (
@@ -45,47 +43,22 @@ var (
 	senseCopyAborted     = Sense{Key: keyCopyAborted}
 )
 
-// pin keeps the logical unit from being closed; false: it is being closed.
-func (lu *LogicalUnit) pin() bool {
-	lu.mu.Lock()
-	defer lu.mu.Unlock()
-	if lu.closing {
-		return false
-	}
-	lu.pins++
-	return true
-}
-
-func (lu *LogicalUnit) unpin() {
-	lu.mu.Lock()
-	defer lu.mu.Unlock()
-	lu.pins--
-	lu.checkDrained()
-	if lu.pins == 0 {
-		lu.unpinned.Broadcast()
-	}
-}
-
 // startCopy checks and pins what the steps are about, and begins. result is where to note how
 // it goes. Nothing is copied if any step cannot be.
 func (t *Task) startCopy(steps []copyStep, result *copyResult, finish func()) Next {
 	c := &copying{steps: steps, result: result, finish: finish}
 	t.copying = c
-	if t.lease != nil { // the parameter list
-		t.lease.Release()
-		t.lease = nil
-	}
 	most := int64(1)
 	for i := range steps {
 		s := &steps[i]
 		for _, lu := range []*LogicalUnit{s.from, s.to} {
-			if lu == nil || slices.Contains(c.pinned, lu) {
+			if lu == nil || slices.Contains(c.pinned, lu.v) {
 				continue
 			}
-			if !lu.pin() {
+			if !lu.v.Pin() {
 				return t.copyEnd(senseCopyUnreachable)
 			}
-			c.pinned = append(c.pinned, lu)
+			c.pinned = append(c.pinned, lu.v)
 		}
 		if bad := t.copyAllowed(s); bad != (Sense{}) {
 			return t.copyEnd(bad)
@@ -94,7 +67,7 @@ func (t *Task) startCopy(steps []copyStep, result *copyResult, finish func()) Ne
 			most = max(most, s.n)
 		}
 	}
-	return t.withMemory(int(min(most, workBytes, t.maxTransfer())), 0, (*Task).copyNext)
+	return t.r.CopyMemory(most, t.before((*Task).copyNext)) // in place of that of the parameter list
 }
 
 // copyAllowed checks a step against capacities, reservations and conditions.
@@ -152,38 +125,32 @@ func (t *Task) copyNext() Next {
 		if bad := t.copyAllowed(s); bad != (Sense{}) {
 			return t.copyEnd(bad)
 		}
-		s.to.touch(s.dst, s.n)
+		s.to.v.Touch(s.dst, s.n)
 	}
 	if s.from == nil {
-		t.n = min(s.n-c.done, zeroBytes)
+		t.n = min(s.n-c.done, volume.MaxZero)
 		return t.copyInto(s, c.done)
 	}
-	t.n = min(s.n-c.done, int64(len(t.lease.Bytes())))
+	t.n = min(s.n-c.done, int64(len(t.r.Data())))
 	t.lu = s.from
-	return t.lockRange(holdShared, s.src+s.next(c.done, t.n), t.n, (*Task).copyRead)
+	return t.r.CopyRead(s.from.v, s.src+s.next(c.done, t.n), t.n, t.before((*Task).copyHave))
 }
 
 // next is the offset of the next piece of n bytes in the step.
 func (s *copyStep) next(done, n int64) int64 {
-	if s.from == s.to && s.dst > s.src && s.dst-s.src < s.n {
+	if s.from != nil && s.from.v == s.to.v && s.dst > s.src && s.dst-s.src < s.n {
 		return s.n - done - n
 	}
 	return done
 }
 
-func (t *Task) copyRead() Next {
-	t.op.Flags = 0
-	return t.submit(backend.Read, t.holdOff, t.n, t.lease.Bytes(), (*Task).copyHave)
-}
-
 func (t *Task) copyHave() Next {
-	t.leaveRange()
 	c := t.copying
 	s := &c.steps[c.at]
 	switch {
-	case t.op.Err != nil:
+	case t.r.Err != nil:
 		return t.copyFailed()
-	case s.rod != nil && !s.rod.valid():
+	case s.rod != nil && !s.rod.Valid():
 		return t.copyEnd(senseTokenRevoked)
 	}
 	return t.copyInto(s, s.next(c.done, t.n))
@@ -192,33 +159,23 @@ func (t *Task) copyHave() Next {
 // copyInto writes the piece at offset off of the step's destination.
 func (t *Task) copyInto(s *copyStep, off int64) Next {
 	t.lu = s.to
-	return t.lockRange(holdShared, s.dst+off, t.n, (*Task).copyWrite)
-}
-
-func (t *Task) copyWrite() Next {
-	t.op.Flags = 0
-	t.lu.touch(t.holdOff, t.n) // a token may have been made since the step began
-	if t.copying.steps[t.copying.at].from == nil {
-		return t.submit(backend.WriteZeroes, t.holdOff, t.n, nil, (*Task).copyWritten)
-	}
-	return t.submit(backend.Write, t.holdOff, t.n, t.lease.Bytes(), (*Task).copyWritten)
+	return t.r.CopyWrite(s.to.v, s.dst+off, t.n, s.from == nil, t.before((*Task).copyWritten))
 }
 
 func (t *Task) copyWritten() Next {
-	t.leaveRange()
-	if t.op.Err != nil {
+	if t.r.Err != nil {
 		return t.copyFailed()
 	}
 	c := t.copying
 	c.done += t.n
 	c.result.bytes.Add(t.n)
-	return t.yield((*Task).copyNext)
+	return t.r.Yield(t.before((*Task).copyNext))
 }
 
 // copyFailed ends the copy as a store has failed.
 func (t *Task) copyFailed() Next {
-	t.lu.log.storeError(t, &t.op)
-	s := t.lu.senseOf(t.op.Err)
+	t.lu.log.storeError(t)
+	s := t.lu.senseOf(t.r.Err)
 	if s.Code == senseNoSpace.Code {
 		return t.copyEnd(senseNoSpace)
 	}
@@ -243,7 +200,7 @@ func (t *Task) copyEnd(s Sense) Next {
 func (t *Task) leaveCopy() {
 	t.lu = t.itl.lu
 	t.copying.result.end(Sense{Key: keyAbortedCommand}) // unless it has ended before
-	for _, lu := range t.copying.pinned {
-		lu.unpin()
+	for _, v := range t.copying.pinned {
+		v.Unpin()
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"oneshot/backend"
 	"oneshot/mem"
+	"oneshot/volume"
 )
 
 var (
@@ -32,15 +33,15 @@ type copyBench struct {
 func newCopyBench(t *testing.T, lends bool) *copyBench {
 	t.Helper()
 	b := &copyBench{secondStore: newFakeStore(testBlocks * 512)}
-	cfg := LUConfig{Store: backend.Store(b.secondStore), Serial: "0002", Logger: quiet}
+	store := backend.Store(b.secondStore)
 	if lends {
-		cfg.Store = fakeLender{b.secondStore}
+		store = fakeLender{b.secondStore}
 	}
 	var err error
-	if b.second, err = NewLogicalUnit(cfg); err != nil {
+	if b.second, err = NewLogicalUnit(LUConfig{Volume: volumeOf(store), Serial: "0002", Logger: quiet}); err != nil {
 		t.Fatal(err)
 	}
-	first := newBench(t, lends, func(c *LUConfig, s *fakeStore) { c.Logger = quiet })
+	first := newBench(t, lends, func(c *benchConfig, s *fakeStore) { c.Logger = quiet })
 	first.target.SetLU(1, b.second)
 	b.prBench = &prBench{bench: first, a: first.nexus, b: first.client(2), c: first.client(3)}
 	for _, n := range []*Nexus{b.a, b.b, b.c} {
@@ -167,8 +168,10 @@ func TestExtendedCopy(t *testing.T) {
 // released checks that no copy holds anything.
 func (b *copyBench) released() {
 	b.t.Helper()
-	if b.lu.pins != 0 || b.second.pins != 0 {
-		b.t.Errorf("%d and %d pins are left", b.lu.pins, b.second.pins)
+	for _, lu := range []*LogicalUnit{b.lu, b.second} {
+		if err := lu.v.Settled(); err != nil {
+			b.t.Error(err)
+		}
 	}
 }
 
@@ -319,7 +322,8 @@ func TestCopyAborted(t *testing.T) {
 			if b.store.complete()+b.secondStore.complete() > 0 {
 				next = task.Resume()
 			}
-			if task.phase == phaseYield {
+			for len(b.owner.ready) > 0 { // it yields
+				<-b.owner.ready
 				next = task.Resume()
 			}
 		}
@@ -332,7 +336,7 @@ func TestCopyAborted(t *testing.T) {
 		if got := hexOf(b.do(thirdPartyCDB(0x84, 0, 5, 64), nil, 64).in); got[8:10] != "00" {
 			t.Errorf("status under way: %s", got)
 		}
-		if b.second.Idle() {
+		if b.second.v.Idle() {
 			t.Error("a unit that is copied to is idle")
 		}
 		b.nexus.Manage(AbortTaskSet, 0, nil, func(TMFResponse) {})
@@ -456,9 +460,6 @@ func TestTokens(t *testing.T) {
 		if info := b.information(b.a, 1, 46); info[5] != copyWithErrors || info[13] != 18 || info[32+2] != keyIllegalRequest || info[32+12] != 0x23 {
 			t.Errorf("its result: %x", info)
 		}
-		if n := b.lu.rods.count.Load(); n != 0 {
-			t.Errorf("%d tokens are left", n)
-		}
 		b.released()
 	}
 }
@@ -508,7 +509,7 @@ func TestTokenEndsWithItsData(t *testing.T) {
 	for _, i := range *b.a.table.Load() {
 		i.ua.Store(0)
 	}
-	if err := b.lu.Close(); err != nil {
+	if err := errors.Join(b.lu.Close(), b.lu.v.Close()); err != nil {
 		t.Fatal(err)
 	}
 	if v := b.third(b.a, 1, 0x11, 2, useList(token, 0, 0, [2]uint64{0, 4})); v != 0x52306 {
@@ -552,15 +553,16 @@ func TestTokenEndsUnderCopy(t *testing.T) {
 func TestTokenEndsInFrontOfCopy(t *testing.T) {
 	b := newCopyBench(t, false)
 	task, list := b.copyReads()
-	if _, s := b.target.copies.create(b.second, []blockRange{{512, 512}}, time.Minute); s != (Sense{}) {
+	made, s := b.target.copies.create(b.second, []volume.Range{{Off: 512, N: 512}}, time.Minute)
+	if s != (Sense{}) {
 		t.Fatal(s)
 	}
 	b.store.complete()
 	if v := verdict(b.finish(task, task.Resume(), list)); v != 0 {
 		t.Errorf("%05x", v)
 	}
-	if n := b.second.rods.count.Load(); n != 0 {
-		t.Errorf("%d tokens stand for what has been overwritten", n)
+	if made.Valid() {
+		t.Error("a token stands for what has been overwritten")
 	}
 	b.released()
 }
@@ -580,7 +582,7 @@ func TestTokenLifetime(t *testing.T) {
 			t.Errorf("too late: %05x", v)
 		}
 		for i := range maxRODTokens {
-			if _, s := b.target.copies.create(b.lu, []blockRange{{0, 512}}, time.Second); s != (Sense{}) {
+			if _, s := b.target.copies.create(b.lu, []volume.Range{{N: 512}}, time.Second); s != (Sense{}) {
 				t.Fatalf("token %d: %+v", i, s)
 			}
 		}
@@ -685,10 +687,10 @@ func FuzzRanges(f *testing.F) {
 		}
 		seen := map[int64]bool{}
 		for _, r := range ranges {
-			if !lu.holds(r.off, r.n) || r.n%512 != 0 || r.n == 0 {
+			if !lu.holds(r.Off, r.N) || r.N%512 != 0 || r.N == 0 {
 				t.Fatalf("%+v", r)
 			}
-			for off := r.off; off < r.off+r.n; off += 512 {
+			for off := r.Off; off < r.Off+r.N; off += 512 {
 				if seen[off] {
 					t.Fatalf("block %d twice", off/512)
 				}

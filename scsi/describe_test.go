@@ -24,7 +24,7 @@ func unhex(t testing.TB, s string) []byte {
 }
 
 func describedBench(t *testing.T) *bench {
-	return newBench(t, true, func(cfg *LUConfig, s *fakeStore) {
+	return newBench(t, true, func(cfg *benchConfig, s *fakeStore) {
 		cfg.Serial = "SN42"
 		cfg.NAA = [16]byte{0x60, 0x21, 0x22, 0x23, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
 		s.info.VolatileCache = true
@@ -115,7 +115,7 @@ func TestDescriptions(t *testing.T) {
 }
 
 func TestPhysicalBlocks(t *testing.T) {
-	b := newBench(t, true, func(cfg *LUConfig, _ *fakeStore) { cfg.PhysicalBlockSize = 8192 })
+	b := newBench(t, true, func(cfg *benchConfig, _ *fakeStore) { cfg.PhysicalBlockSize = 8192 })
 	if r := b.do(unhex(t, "9e 10 00 00 00 00 00 00 00 00 00 00 00 20 00 00"), nil, 32); r.in[13] != 4 {
 		t.Errorf("READ CAPACITY(16): exponent %d, want 4", r.in[13])
 	}
@@ -174,7 +174,7 @@ func TestRefusals(t *testing.T) {
 // commands do.
 func TestOpcodesReported(t *testing.T) {
 	for _, thin := range []bool{true, false} {
-		b := newBench(t, true, func(_ *LUConfig, s *fakeStore) {
+		b := newBench(t, true, func(_ *benchConfig, s *fakeStore) {
 			if !thin {
 				s.info.DiscardGranularity = 0
 			}
@@ -316,7 +316,7 @@ func TestModeSelect(t *testing.T) {
 
 func TestLUNs(t *testing.T) {
 	b := newBench(t, true, nil)
-	lu, err := NewLogicalUnit(LUConfig{Store: newFakeStore(1 << 20), Serial: "2"})
+	lu, err := NewLogicalUnit(LUConfig{Volume: volumeOf(newFakeStore(1 << 20)), Serial: "2"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,5 +18,5 @@ func (t *Task) sendDiagnostic() Next {
 	if s, ok := t.setRange(0, 1, t.maxTransfer()); !ok {
 		return t.check(s)
 	}
-	return t.verifyMedium()
+	return t.verifyRange(false)
 }

@@ -24,7 +24,7 @@ func TestSendDiagnostic(t *testing.T) {
 			}
 		}
 	})
-	b := newBench(t, false, func(c *LUConfig, _ *fakeStore) { c.Logger = quiet })
+	b := newBench(t, false, func(c *benchConfig, _ *fakeStore) { c.Logger = quiet })
 	b.store.fail = func(*backend.Op) error { return errors.New("broken") }
 	if v := verdict(b.do([]byte{0x1d, 0x04, 0, 0, 0, 0}, nil, 0)); v == 0 {
 		t.Error("a store that is broken passes its self-test")

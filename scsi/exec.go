@@ -5,16 +5,16 @@ import (
 	"sync/atomic"
 
 	"oneshot/backend"
-	"oneshot/internal/invariant"
 	"oneshot/mem"
+	"oneshot/volume"
 )
 
 // taskState is the part of a task that the transport does not see.
 //
 // The driving goroutine owns everything but the atomics and what is marked. Three things
-// reach a task from elsewhere: the store's completion (opDone), a grant of what it waits for
-// (granted), and an abort (state). Each leaves its mark and calls Owner.TaskReady; the marks
-// are looked at when the driver resumes the task.
+// reach a task from elsewhere: completions of the store and grants of what it waits for, which are its
+// request's (volume.Request), and an abort (state). Each leaves its mark and calls Owner.TaskReady;
+// the marks are looked at when the driver resumes the task.
 //
 // Who finishes a task and who aborts it is decided by one compare-and-swap on state: from
 // nothing to finished by the driver, or to aborted by anybody. Whoever comes second knows.
@@ -22,54 +22,34 @@ type taskState struct {
 	itl   *itl
 	lu    *LogicalUnit
 	cmd   *command
-	phase phase
-	then  func(*Task) Next // the step after the current wait
+	ended ending
+	r     volume.Request
+	then  func(*Task) Next // the step after the current one of r
 
-	off, n  int64  // the bytes of the store that the command is about
-	lba     uint64 // as in the CDB
+	off, n  int64 // the bytes of the volume that the command is about
 	fua     bool
-	op      backend.Op
-	segs    [][]byte  // backs In and Out; kept over Release
-	one     [1][]byte // backs op.Segs where it is a part of a lease
-	lease   *mem.Lease
-	scratch []byte // memory to look at the store's bytes in
-	want    [2]int // sizes of data and scratch in the lease that is being waited for
-	work
-	copying *copying // nil: the command is no copy
+	status  []byte    // GET LBA STATUS: the answer so far
+	copying *copying  // nil: the command is no copy
+	data    [1][]byte // backs In where it is made by the command
 	sense   [maxSense]byte
 
-	hold    holdKind // what the task holds of LogicalUnit.ranges
-	holdOff int64
-	holdLen int64
-
-	opDone  atomic.Bool
-	granted atomic.Bool
-	state   atomic.Uint32 // stateFinished, stateAborted
+	state atomic.Uint32 // stateFinished, stateAborted
 
 	gated      bool       // counted in LogicalUnit.gate
 	listed     bool       // in itl's list; written by the driver with itl.mu held
 	next, prev *Task      // itl's list, guarded by itl.mu
 	managers   []*manager // who waits for the release; guarded by itl.mu
 
-	queueNext *Task // in taskOrder or rangeLock.queue, guarded by their mutexes
-	queueKind holdKind
+	queueNext *Task // in taskOrder, guarded by its mutex
 }
 
-// phase is what a task waits for.
-type phase uint8
+// ending is how the last step has ended the task.
+type ending uint8
 
 const (
-	phaseIdle     phase = iota
-	phaseDormant        // its turn in the task set
-	phaseMemory         // I/O memory
-	phasePull           // data-out
-	phaseOp             // the store
-	phaseRange          // its turn on a range of blocks
-	phaseYield          // others to have been served
-	phaseSanitize       // the end of a sanitize operation
-	phaseOthers         // other tasks, or a file, to be done with
-	phaseDone
-	phaseAborted
+	notEnded ending = iota
+	endedDone
+	endedAborted
 )
 
 const (
@@ -84,6 +64,7 @@ func (t *Task) Start() Next {
 		return t.settle(t.beginWithoutLU())
 	}
 	t.lu = t.itl.lu
+	t.r.Begin(t, t.lu.v, int(t.lu.blockSize), t.Nexus.most, t.Nexus.batching, t.NoLend)
 	t.itl.running.Add(1)
 	// The count comes before the look at the gate: an ORDERED task raises the gate before it
 	// looks at the counts, so one of the two sees the other.
@@ -162,77 +143,33 @@ const controlNACA = 0x04
 
 // Pulled says that Out has been filled.
 func (t *Task) Pulled() Next {
-	if t.phase != phasePull {
+	switch {
+	case !t.r.Pulling():
 		return t.last()
-	}
-	if t.state.Load() != 0 {
+	case t.state.Load() != 0:
 		return t.settle(Aborted)
 	}
-	return t.settle(t.then(t))
+	next, _ := t.r.Pulled()
+	return t.settle(next)
 }
 
 // Resume goes on after Owner.TaskReady, or after memory may be had. It may be called too
 // often, and on a task that has been released: without a reason to go on it returns Wait, or
 // Done or Aborted again.
 func (t *Task) Resume() Next {
-	aborted := t.state.Load()&stateAborted != 0
-	switch t.phase {
-	case phaseOp:
-		if !t.opDone.Load() {
-			return Wait
-		}
-		t.opDone.Store(false)
-	case phaseDormant, phaseRange, phaseSanitize:
-		if !t.granted.Load() && !(aborted && t.withdraw()) {
-			return Wait
-		}
-		if t.granted.Swap(false) && t.phase == phaseRange {
-			t.hold = t.queueKind
-		}
-	case phaseMemory:
-		if !aborted {
-			return t.settle(t.getMemory())
-		}
-	case phaseOthers:
-		if !t.granted.Load() {
-			return Wait // even if aborted: who grants it knows the task
-		}
-		t.granted.Store(false)
-	case phaseYield:
-	case phasePull:
-		if !aborted {
-			return Wait
-		}
-	default:
+	next, due := t.r.Resume(t.state.Load()&stateAborted != 0)
+	if !due {
 		return t.last()
 	}
-	if aborted {
-		return t.settle(Aborted)
-	}
-	if t.phase == phaseRange {
-		return t.settle(t.haveRange(t.then))
-	}
-	return t.settle(t.then(t))
-}
-
-// withdraw gives up a place in a queue, and reports false if the turn has come meanwhile (and
-// its TaskReady is on its way).
-func (t *Task) withdraw() bool {
-	switch t.phase {
-	case phaseDormant:
-		return t.lu.withdraw(t)
-	case phaseSanitize:
-		return t.lu.withdrawSanitize(t)
-	}
-	return t.lu.ranges.withdraw(t)
+	return t.settle(next)
 }
 
 // last is the answer to a step that is not due.
 func (t *Task) last() Next {
-	switch t.phase {
-	case phaseDone:
+	switch t.ended {
+	case endedDone:
 		return Done
-	case phaseAborted:
+	case endedAborted:
 		return Aborted
 	}
 	return Wait
@@ -245,11 +182,14 @@ func (t *Task) settle(next Next) Next {
 		if t.listed && !t.state.CompareAndSwap(0, stateFinished) {
 			return t.settle(Aborted)
 		}
-		t.leaveRange()
-		t.phase = phaseDone
+		t.r.Settle()
+		t.ended = endedDone
 	case Aborted:
-		t.leaveRange()
-		t.phase = phaseAborted
+		t.r.Settle()
+		t.ended = endedAborted
+	case Pull:
+		t.Out, t.OutLen, t.PlaceUnit = t.r.Out, t.r.OutLen, t.r.PlaceUnit
+		fallthrough
 	default:
 		if !t.listed {
 			t.itl.list(t)
@@ -261,7 +201,7 @@ func (t *Task) settle(next Next) Next {
 // Fail ends a task that is being pulled with CHECK CONDITION: the transport could not fetch
 // the data-out. It returns Done, or Aborted if task management was faster.
 func (t *Task) Fail(s Sense) Next {
-	if t.phase != phasePull {
+	if !t.r.Pulling() {
 		return t.last()
 	}
 	return t.settle(t.check(s))
@@ -278,62 +218,20 @@ func (t *Task) Abort() {
 }
 
 // BeginPlace lends the memory for the n bytes of data-out from at on, both multiples of PlaceUnit,
-// to the transport, which calls End when it has filled it. In between lie a few microseconds of
-// copying, no other call to this package, and no waiting: the pair keeps others who write away from
-// these blocks, and commands that must be atomic, such as COMPARE AND WRITE. Of a task that does
-// not wait for its data-out, or has no PlaceUnit, there is no such memory.
-func (t *Task) BeginPlace(at, n int) Placing {
-	if t.phase != phasePull || t.PlaceUnit == 0 || n == 0 {
-		return Placing{}
-	}
-	invariant.Check(at%t.PlaceUnit == 0 && n%t.PlaceUnit == 0 && at+n <= t.OutLen, "whole blocks of the data-out are placed")
-	p := Placing{lu: t.lu, off: t.off + int64(at), n: int64(n)}
-	t.lu.ranges.enterSharedSpin(p.off, p.n)
-	t.segs = t.lu.lender.Lend(t.segs[:0], p.off, p.n, true)
-	p.Segs = t.segs
-	return p
-}
+// to the transport; see volume.Request.
+func (t *Task) BeginPlace(at, n int) Placing { return t.r.BeginPlace(at, n) }
 
 // Place copies b to where the data-out from at on belongs, with or without PlaceUnit.
-func (t *Task) Place(at int, b []byte) {
-	for _, seg := range t.Out {
-		if at >= len(seg) {
-			at -= len(seg)
-			continue
-		}
-		b = b[copy(seg[at:], b):]
-		at = 0
-	}
-	p := t.BeginPlace(at, len(b))
-	for _, seg := range p.Segs {
-		b = b[copy(seg, b):]
-	}
-	p.End()
-}
+func (t *Task) Place(at int, b []byte) { t.r.Place(at, b) }
 
 // Placing is what BeginPlace has lent, and all that End gives back. The zero value is nothing.
-type Placing struct {
-	Segs   [][]byte // to be filled
-	lu     *LogicalUnit
-	off, n int64
-}
-
-// End ends what BeginPlace began. It is called once.
-func (p Placing) End() {
-	if p.lu != nil {
-		p.lu.lender.Commit(p.off, p.n)
-		p.lu.ranges.leaveShared(p.off, p.n)
-	}
-}
+type Placing = volume.Placing
 
 // Release gives back what the task holds, takes it out of the task set, and clears it for the
 // next command. The owner may still be told TaskReady for it by a goroutine that was late;
 // Resume then has no effect.
 func (t *Task) Release() {
-	t.leaveRange()
-	if t.lease != nil {
-		t.lease.Release()
-	}
+	t.r.Release()
 	if t.copying != nil {
 		t.leaveCopy()
 	}
@@ -358,15 +256,64 @@ func (t *Task) leaveTaskSet() {
 	}
 }
 
-// clear is *t = Task{}, except that it keeps the segment slice.
+// clear is *t = Task{}, but for what the request keeps.
 func (t *Task) clear() {
-	segs := t.segs[:cap(t.segs)]
-	clear(segs)
 	t.Owner, t.Nexus, t.CDB = nil, nil, nil
 	t.LUN, t.Attr, t.DataOutLen, t.DataInLen, t.NoLend = 0, 0, 0, 0, false
 	t.Status, t.Sense, t.In, t.Transfer, t.TransferOut = 0, nil, nil, 0, false
 	t.Out, t.OutLen, t.PlaceUnit = nil, 0, 0
-	t.taskState = taskState{segs: segs[:0]}
+	t.itl, t.lu, t.cmd, t.ended, t.then = nil, nil, nil, notEnded, nil
+	t.off, t.n, t.fua, t.status, t.copying, t.data[0] = 0, 0, false, nil, nil, nil
+	if t.state.Load() != 0 { // a store costs as much as the rest of this
+		t.state.Store(0)
+	}
+	t.gated, t.listed, t.next, t.prev, t.managers, t.queueNext = false, false, nil, nil, nil, nil
+}
+
+// ---- the client of the request ----
+
+// Signal is for the request: it sets flag, after which the task may be gone.
+func (t *Task) Signal(flag *atomic.Bool) {
+	owner := t.Owner
+	flag.Store(true)
+	owner.TaskReady(t)
+}
+
+// Lease is for the request.
+func (t *Task) Lease(n int) *mem.Lease { return t.Owner.Lease(t, n) }
+
+// Begun is for the request.
+func (t *Task) Begun() { t.itl.begin() }
+
+// Cork is for the request; see backend.Corker.
+func (t *Task) Cork() backend.Uncorker {
+	if c, ok := t.Owner.(Corker); ok {
+		return c.Cork()
+	}
+	return nil
+}
+
+// taskStep goes on with the task of a request.
+func taskStep(r *volume.Request) Next {
+	t := r.Client().(*Task)
+	return t.then(t)
+}
+
+// before notes what follows the next step of the request.
+func (t *Task) before(then func(*Task) Next) volume.Step {
+	t.then = then
+	return taskStep
+}
+
+// transferred ends the command as its transfer has ended.
+func (t *Task) transferred() Next {
+	switch {
+	case t.r.Err != nil:
+		return t.storeFailed()
+	case t.r.Mismatch >= 0:
+		return t.check(miscompare(t.r.Mismatch))
+	}
+	return t.good()
 }
 
 // ---- what commands are written with ----
@@ -391,106 +338,34 @@ func (t *Task) reply(data []byte, alloc int) Next {
 	data = data[:min(len(data), alloc)]
 	t.Transfer = uint64(len(data))
 	if data = data[:min(len(data), int(t.DataInLen))]; len(data) > 0 {
-		t.segs = append(t.segs[:0], data)
-		t.In = t.segs
+		t.data[0] = data
+		t.In = t.data[:]
 	}
 	return t.good()
 }
 
-// withMemory gets n bytes for the data of the command, at the start of t.lease, and extra ones
-// for t.scratch (0: none), then goes on. A task that waits for memory holds none, lest two
-// tasks wait for each other's.
-func (t *Task) withMemory(n, extra int, then func(*Task) Next) Next {
-	t.want = [2]int{n, extra}
-	t.then = then
-	return t.getMemory()
-}
-
-func (t *Task) getMemory() Next {
-	n, extra := t.want[0], t.want[1]
-	// Where direct I/O goes to the scratch memory, it has to be aligned.
-	at := (n + mem.PageSize - 1) &^ (mem.PageSize - 1)
-	total := n
-	if extra != 0 && at+extra <= t.Nexus.most {
-		total = at + extra
-	}
-	if total > t.Nexus.most { // it would wait for ever
+// takeParameters gets n bytes of data-out into t.r.Data, a parameter list.
+func (t *Task) takeParameters(n int64, then func(*Task) Next) Next {
+	t.Transfer, t.TransferOut = uint64(n), true
+	switch {
+	case int64(t.DataOutLen) < n:
+		return t.check(senseInvalidIU)
+	case n == 0:
+		return t.good()
+	case n > t.maxTransfer():
 		return t.check(senseNoResources)
 	}
-	if t.lease = t.Owner.Lease(t, total); t.lease == nil {
-		t.phase = phaseMemory
-		return Wait
-	}
-	switch {
-	case extra == 0:
-	case total > n:
-		t.scratch = t.lease.Bytes()[at:]
-	default:
-		// The data has all of the largest lease there is. scratchBytes more on the heap keep
-		// the memory of a connection bounded: there is one for each such lease.
-		t.scratch = make([]byte, extra)
-	}
-	return t.then(t)
+	t.n = n
+	return t.r.Take(n, t.before(then))
 }
 
-// pull asks for the first n bytes of data-out in t.lease.
-func (t *Task) pull(n int, then func(*Task) Next) Next {
-	t.segs = append(t.segs[:0], t.lease.Bytes()[:n])
-	t.Out, t.OutLen = t.segs, n
-	t.then = then
-	t.phase = phasePull
-	return Pull
-}
+// parameters is the parameter list.
+func (t *Task) parameters() []byte { return t.r.Data()[:t.n] }
 
-// pullLent asks for the first n bytes of data-out in the store's own memory.
-func (t *Task) pullLent(n int, then func(*Task) Next) Next {
-	t.Out, t.OutLen, t.PlaceUnit = nil, n, int(t.lu.blockSize)
-	t.then = then
-	t.phase = phasePull
-	return Pull
-}
-
-// submit gives an operation on [off, off+n) to the store, with the first n bytes of buf if it
-// moves any, and goes on when it has completed, with its error in t.op.Err.
-func (t *Task) submit(kind backend.Kind, off, n int64, buf []byte, then func(*Task) Next) Next {
-	t.op.Kind, t.op.Off, t.op.Len, t.op.Segs = kind, off, n, nil
-	if buf != nil {
-		t.one[0] = buf[:n]
-		t.op.Segs = t.one[:]
-	}
-	t.op.Done, t.op.Err = t, nil
-	t.then = then
-	t.phase = phaseOp
-	if t.submitOp() {
-		return then(t)
-	}
-	return Wait
-}
-
-// OpDone is for the store.
-func (t *Task) OpDone(*backend.Op) {
-	// Where ranges are waited for by spinning, a shared hold ends with the operation. Were it
-	// kept until the driver comes round, a driver that spins would wait for itself.
-	if t.hold == holdShared && t.lu.lender != nil {
-		t.leaveRange()
-	}
-	owner := t.Owner // the driver may release the task as soon as it sees opDone
-	t.opDone.Store(true)
-	owner.TaskReady(t)
-}
-
-// yield lets the driver do something else before it goes on with the task.
-func (t *Task) yield(then func(*Task) Next) Next {
-	t.then = then
-	t.phase = phaseYield
-	t.Owner.TaskReady(t)
-	return Wait
-}
-
-// storeFailed ends the command with the sense data for t.op.Err.
+// storeFailed ends the command with the sense data for t.r.Err.
 func (t *Task) storeFailed() Next {
-	t.lu.log.storeError(t, &t.op)
-	return t.check(t.lu.senseOf(t.op.Err))
+	t.lu.log.storeError(t)
+	return t.check(t.lu.senseOf(t.r.Err))
 }
 
 // senseOf translates an error of the store.

@@ -6,6 +6,7 @@ import (
 
 	"oneshot/backend"
 	"oneshot/mem"
+	"oneshot/volume"
 )
 
 // fakeStore keeps its bytes in a slice. It is given faults and delays by hooks.
@@ -160,17 +161,37 @@ type bench struct {
 
 const testBlocks = 1024 // of 512 bytes
 
-func newBench(t testing.TB, lends bool, change func(*LUConfig, *fakeStore)) *bench {
+// benchConfig is a logical unit with a volume of its own.
+type benchConfig struct {
+	LUConfig
+	Store   backend.Store
+	Journal volume.Journal
+}
+
+// volumeOf makes a volume of a store.
+func volumeOf(s backend.Store) *volume.Volume {
+	v, err := volume.New(volume.Config{Store: s})
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+func newBench(t testing.TB, lends bool, change func(*benchConfig, *fakeStore)) *bench {
 	t.Helper()
 	store := newFakeStore(testBlocks * 512)
-	cfg := LUConfig{Store: store, Serial: "0001"}
+	cfg := benchConfig{LUConfig: LUConfig{Serial: "0001"}, Store: store}
 	if lends {
 		cfg.Store = fakeLender{store}
 	}
 	if change != nil {
 		change(&cfg, store)
 	}
-	lu, err := NewLogicalUnit(cfg)
+	var err error
+	if cfg.Volume, err = volume.New(volume.Config{Store: cfg.Store, Journal: cfg.Journal, Logger: cfg.Logger}); err != nil {
+		t.Fatal(err)
+	}
+	lu, err := NewLogicalUnit(cfg.LUConfig)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -262,7 +283,7 @@ func (b *bench) finish(task *Task, next Next, out []byte) result {
 func (b *bench) awaitReady(task *Task) {
 	b.t.Helper()
 	for {
-		if task.phase == phaseSanitize { // which a goroutine ends
+		if task.lu.sanitizer.job.Load() != nil && task.r.Parked() { // which a goroutine ends
 			if <-b.owner.ready == task {
 				return
 			}
@@ -288,7 +309,7 @@ func holdAll(*backend.Op) bool { return true }
 
 // holdTasks holds what commands ask for, not what the logical unit does by itself.
 func holdTasks(op *backend.Op) bool {
-	_, ok := op.Done.(*Task)
+	_, ok := op.Done.(*volume.Request)
 	return ok
 }
 

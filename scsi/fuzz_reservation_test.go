@@ -53,7 +53,7 @@ func FuzzProut(f *testing.F) {
 			return
 		}
 		kept := new(fakeReservationStore)
-		b := newPRBench(t, func(c *LUConfig, _ *fakeStore) { c.Reservations, c.Logger = kept, quiet })
+		b := newPRBench(t, func(c *benchConfig, _ *fakeStore) { c.Reservations, c.Logger = kept, quiet })
 		b.must(b.a, proutRegister, 0, 0, 0xa)
 		b.must(b.b, proutRegister, 0, 0, 0xb)
 		b.must(b.a, proutReserve, writeExclusive, 0xa, 0)
@@ -81,7 +81,7 @@ func FuzzProut(f *testing.F) {
 		if !r.persist {
 			return
 		}
-		again := newBench(t, true, func(c *LUConfig, _ *fakeStore) { c.Reservations = kept })
+		again := newBench(t, true, func(c *benchConfig, _ *fakeStore) { c.Reservations = kept })
 		if restored := again.lu.reservations.snapshot(); restored != after {
 			t.Fatalf("after a restart\n%sbefore\n%s", restored, after)
 		}
@@ -98,7 +98,7 @@ func FuzzReservationState(f *testing.F) {
 	f.Add([]byte(`{"Format":1,"Type":7,"Holder":-1}`))
 	f.Fuzz(func(t *testing.T, state []byte) {
 		kept := &fakeReservationStore{state: state}
-		lu, err := NewLogicalUnit(LUConfig{Store: newFakeStore(fuzzBlocks * 512), Serial: "1", Logger: quiet, Reservations: kept, TPGS: ALUAImplicit})
+		lu, err := NewLogicalUnit(LUConfig{Volume: volumeOf(newFakeStore(fuzzBlocks * 512)), Serial: "1", Logger: quiet, Reservations: kept, TPGS: ALUAImplicit})
 		if err != nil {
 			return
 		}
@@ -112,7 +112,7 @@ func FuzzReservationState(f *testing.F) {
 		first := bytes.Clone(r.state())
 		r.mu.Unlock()
 		other, err := NewLogicalUnit(LUConfig{
-			Store: newFakeStore(fuzzBlocks * 512), Serial: "1", Logger: quiet, Reservations: &fakeReservationStore{state: first}, TPGS: ALUAImplicit,
+			Volume: volumeOf(newFakeStore(fuzzBlocks * 512)), Serial: "1", Logger: quiet, Reservations: &fakeReservationStore{state: first}, TPGS: ALUAImplicit,
 		})
 		if err != nil {
 			t.Fatalf("%s is not read again: %v", first, err)

@@ -11,7 +11,7 @@ import (
 const fuzzBlocks = 128
 
 func fuzzBench(t testing.TB, mode byte) *bench {
-	return newBench(t, mode&1 != 0, func(_ *LUConfig, s *fakeStore) {
+	return newBench(t, mode&1 != 0, func(_ *benchConfig, s *fakeStore) {
 		s.info.Size = fuzzBlocks * 512
 		s.data = pattern(11, fuzzBlocks*512)
 		if mode&2 != 0 {
@@ -139,8 +139,8 @@ func FuzzUnmap(f *testing.F) {
 			t.Fatalf("ok %v with %+v", ok, s)
 		}
 		for _, r := range ranges {
-			op := backend.Op{Kind: backend.Discard, Off: r.off, Len: r.n}
-			if op.Check(fuzzBlocks*512) != nil || r.n <= 0 || r.off%512 != 0 || r.n%512 != 0 {
+			op := backend.Op{Kind: backend.Discard, Off: r.Off, Len: r.N}
+			if op.Check(fuzzBlocks*512) != nil || r.N <= 0 || r.Off%512 != 0 || r.N%512 != 0 {
 				t.Fatalf("range %+v", r)
 			}
 		}

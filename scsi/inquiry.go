@@ -224,7 +224,7 @@ func vpdCharacteristics(t *Task) []byte {
 // vpdProvisioning is the Logical Block Provisioning page, SBC-3 §6.6.5.
 func vpdProvisioning(t *Task) []byte {
 	b := make([]byte, 4)
-	if _, ok := backend.As[backend.Meter](t.lu.store); ok {
+	if _, ok := backend.As[backend.Meter](t.lu.v.Store()); ok {
 		b[0] = thresholdExponent // byte 4 of the page
 	}
 	if t.lu.thin() {

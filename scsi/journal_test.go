@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"oneshot/backend"
+	"oneshot/volume"
 )
 
 func TestWriteAtomic(t *testing.T) {
@@ -68,8 +69,8 @@ func (j *fakeJournal) Pending() (int64, []byte, error) { return j.off, j.data, n
 // to is the whole write, and a restart completes it.
 func TestWriteAtomicWithJournal(t *testing.T) {
 	kept := &fakeJournal{}
-	with := func(j Journal) func(*LUConfig, *fakeStore) {
-		return func(c *LUConfig, s *fakeStore) {
+	with := func(j volume.Journal) func(*benchConfig, *fakeStore) {
+		return func(c *benchConfig, s *fakeStore) {
 			c.Journal, c.Logger = j, quiet
 			s.hold = holdTasks
 		}
@@ -111,7 +112,7 @@ func TestWriteAtomicWithJournal(t *testing.T) {
 	if err := kept.Begin(testBlocks*512, data); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := NewLogicalUnit(LUConfig{Store: newFakeStore(testBlocks * 512), Serial: "1", Journal: kept}); err == nil {
+	if _, err := volume.New(volume.Config{Store: newFakeStore(testBlocks * 512), Journal: kept}); err == nil {
 		t.Error("a write beyond the end is forgotten")
 	}
 }
@@ -138,7 +139,7 @@ func (b *bench) doAsync(cdb, out []byte) result {
 // tornBench has a store that writes the first half of the atomic write at blocks 8 to 15 and then has
 // no space, once.
 func tornBench(t *testing.T, kept *fakeJournal) (b *bench, cdb, old, data []byte) {
-	b = newBench(t, false, func(c *LUConfig, s *fakeStore) {
+	b = newBench(t, false, func(c *benchConfig, s *fakeStore) {
 		c.Journal, c.Logger = kept, quiet
 		s.hold = holdTasks
 	})
@@ -201,7 +202,7 @@ func TestWriteAtomicHalf(t *testing.T) {
 	waiting := b.task(rw10(0x28, 15, 1), nil, 512)
 	restart := b.store.fail
 	b.store.fail = func(op *backend.Op) error {
-		if waiting.phase == phaseIdle && op.Kind == backend.Write {
+		if !waiting.r.Parked() && op.Kind == backend.Write {
 			if next := waiting.Start(); next != Wait {
 				t.Errorf("READ of blocks that are being written: %v", next)
 			}
@@ -236,7 +237,7 @@ func TestWriteAtomicHalf(t *testing.T) {
 	if r := b.doAsync(elsewhere, data); r.code() != 0x44400 || !bytes.Equal(kept.data, data) {
 		t.Errorf("another atomic write: %05x", r.code())
 	}
-	again := newBench(t, false, func(c *LUConfig, s *fakeStore) {
+	again := newBench(t, false, func(c *benchConfig, s *fakeStore) {
 		c.Journal = kept
 		copy(s.data, b.store.data)
 	})

@@ -1,10 +1,6 @@
 package scsi
 
-import (
-	"encoding/binary"
-
-	"oneshot/backend"
-)
+import "encoding/binary"
 
 const (
 	statusMapped      = 0
@@ -29,15 +25,14 @@ func (t *Task) getLBAStatus() Next {
 
 func (t *Task) statusNext() Next {
 	rest := int64(t.lu.blocks())<<t.lu.blockShift - t.off
-	t.op.Flags = 0
-	return t.submit(backend.Status, t.off, min(rest, statusBytes), nil, (*Task).statusDone)
+	return t.r.Status(t.off, min(rest, statusBytes), t.before((*Task).statusDone))
 }
 
 func (t *Task) statusDone() Next {
-	if t.op.Err != nil {
+	if t.r.Err != nil {
 		return t.storeFailed()
 	}
-	n, state := t.lu.statusOf(&t.op)
+	n, state := t.lu.statusOf(t.r.Extent())
 	t.status = binary.BigEndian.AppendUint64(t.status, uint64(t.off)>>t.lu.blockShift)
 	t.status = binary.BigEndian.AppendUint32(t.status, uint32(n>>t.lu.blockShift))
 	t.status = append(t.status, state, 0, 0, 0)
@@ -52,12 +47,12 @@ func (t *Task) statusDone() Next {
 
 // statusOf is the state of a whole number of blocks. A block of which the store maps a part is
 // mapped.
-func (lu *LogicalUnit) statusOf(op *backend.Op) (n int64, state byte) {
-	n = op.Extent &^ (lu.blockSize - 1)
+func (lu *LogicalUnit) statusOf(extent int64, mapped bool) (n int64, state byte) {
+	n = extent &^ (lu.blockSize - 1)
 	switch {
 	case n == 0:
 		return lu.blockSize, statusMapped
-	case op.Mapped:
+	case mapped:
 		return n, statusMapped
 	}
 	return n, statusDeallocated

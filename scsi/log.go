@@ -5,8 +5,6 @@ import (
 	"log/slog"
 	"sync"
 	"time"
-
-	"oneshot/backend"
 )
 
 // limitedLog writes at most one line per interval, so that a broken disk under load does
@@ -28,8 +26,9 @@ func (l *limitedLog) init(logger *slog.Logger) {
 	l.logger = logger
 }
 
-// storeError tells of an operation of t that the store could not do.
-func (l *limitedLog) storeError(t *Task, op *backend.Op) {
+// storeError tells of an operation of t that the store could not do: t.r.Err.
+func (l *limitedLog) storeError(t *Task) {
+	off, n := t.r.Failed()
 	l.mu.Lock()
 	now := time.Now()
 	if now.Before(l.next) {
@@ -45,9 +44,9 @@ func (l *limitedLog) storeError(t *Task, op *backend.Op) {
 		slog.String("command", t.cmd.Name),
 		slog.Int("lun", int(t.itl.lun)),
 		slog.String("serial", t.lu.serial),
-		slog.Int64("lba", op.Off>>t.lu.blockShift),
-		slog.Int64("blocks", op.Len>>t.lu.blockShift),
-		slog.Any("reason", op.Err),
+		slog.Int64("lba", off>>t.lu.blockShift),
+		slog.Int64("blocks", n>>t.lu.blockShift),
+		slog.Any("reason", t.r.Err),
 		slog.Int("more_since_last_line", suppressed))
 }
 
@@ -64,10 +63,4 @@ func (l *limitedLog) sanitizeFailed(lu *LogicalUnit, err error) {
 // stateNotSaved tells that a restart would not know of a sanitize operation, or do it again.
 func (l *limitedLog) stateNotSaved(err error) {
 	l.logger.Error("the state of a sanitize operation cannot be saved; a restart of the target would not go on with it", "reason", err)
-}
-
-// halfWritten tells of an atomic write that only a restart can complete.
-func (l *limitedLog) halfWritten(lu *LogicalUnit, off, n int64, err error) {
-	l.logger.Error("an atomic write can be neither completed nor undone; its blocks are refused until the target is restarted, which completes it",
-		"serial", lu.serial, "lba", off>>lu.blockShift, "blocks", n>>lu.blockShift, "reason", err)
 }

@@ -15,7 +15,7 @@ type meterStore struct{ *fakeStore }
 func (meterStore) Usage() (used, available int64, err error) { return 3 << 20, 1 << 40, nil }
 
 func TestLogPages(t *testing.T) {
-	b := newBench(t, false, func(c *LUConfig, s *fakeStore) { c.Store = meterStore{s} })
+	b := newBench(t, false, func(c *benchConfig, s *fakeStore) { c.Store = meterStore{s} })
 	sense := func(page, sub byte, pointer, alloc uint16) []byte {
 		return []byte{0x4d, 0, 0x40 | page, sub, 0, byte(pointer >> 8), byte(pointer), byte(alloc >> 8), byte(alloc), 0}
 	}

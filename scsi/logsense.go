@@ -106,7 +106,7 @@ func (*LogicalUnit) temperaturePage(b []byte) []byte {
 // provisioningPage is SBC-3 §6.4.4: the space that is left, and that which is used, in units
 // of 2^thresholdExponent blocks. A store that does not know has an empty page.
 func (lu *LogicalUnit) provisioningPage(b []byte) []byte {
-	m, ok := backend.As[backend.Meter](lu.store)
+	m, ok := backend.As[backend.Meter](lu.v.Store())
 	if !ok {
 		return b
 	}

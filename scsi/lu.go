@@ -10,12 +10,14 @@ import (
 	"sync/atomic"
 
 	"oneshot/backend"
+	"oneshot/volume"
 )
 
 // LUConfig says what a logical unit is made of.
 type LUConfig struct {
-	Store     backend.Store // owned by the logical unit from now on
-	BlockSize int           // bytes, a power of two, 512 to 4096; 0: 512 or the store's, whichever is larger
+	// Volume is what is shown. Several logical units may show one.
+	Volume    *volume.Volume
+	BlockSize int // bytes, a power of two, 512 to 4096; 0: 512 or the store's, whichever is larger
 	// PhysicalBlockSize is what is reported as the size of physical blocks, for initiators
 	// that align by it: bytes, a power of two, BlockSize to 64 KiB; 0: that of the store.
 	PhysicalBlockSize int
@@ -37,9 +39,6 @@ type LUConfig struct {
 	// Reservations, if set, keeps persistent reservations (APTPL) and access states over restarts.
 	Reservations ReservationStore
 
-	// Journal, if set, makes WRITE ATOMIC possible on a store that does not lend its memory.
-	Journal Journal
-
 	Logger *slog.Logger // nil: slog.Default()
 }
 
@@ -60,18 +59,12 @@ const (
 	maxWriteSameBytes   = 16 << 20
 	maxUnmapBlocks      = 1 << 20
 	maxUnmapDescriptors = 256
-	scratchBytes        = 256 << 10 // of the store looked at in one piece by verifying commands
-	// workBytes is what long commands do between two chances for others: some hundred
-	// microseconds of copying or page clearing.
-	workBytes = 1 << 20
 )
 
-// LogicalUnit is a direct access block device in front of a store. It may belong to several
+// LogicalUnit is a direct access block device: a view of a volume. It may belong to several
 // targets. Its methods may be called from any goroutine.
 type LogicalUnit struct {
-	store      backend.Store
-	lender     backend.Lender  // the store, if it lends its memory
-	batcher    backend.Batcher // the store, if it takes operations in batches
+	v          *volume.Volume
 	info       backend.Info
 	blockShift uint
 	blockSize  int64
@@ -86,15 +79,10 @@ type LogicalUnit struct {
 	log limitedLog
 
 	mode         modeState
-	ranges       rangeLock
 	reservations reservations
 	medium       removableMedium
 	alua         alua
 	sanitizer    sanitizer
-	rods         rods
-	journal      Journal              // nil: there is none
-	journaling   sync.Mutex           // held by an atomic write that uses the journal
-	half         atomic.Pointer[half] // the atomic write that went wrong; set with journaling held
 
 	// gate counts the tasks that make the order of others matter: ORDERED and HEAD OF QUEUE
 	// ones, and those that are dormant because of them. Zero lets SIMPLE tasks pass.
@@ -105,18 +93,13 @@ type LogicalUnit struct {
 	order taskOrder  // guarded by mu
 
 	draining *sanitizeJob // waits for the end of all tasks; guarded by mu
-	pins     int          // copies that read or write here without a task; guarded by mu
-	closing  bool         // no copy may pin it any more; guarded by mu
-	unpinned sync.Cond    // of mu: pins is zero
 }
 
 // NewLogicalUnit returns the logical unit that cfg describes, or an error that says which
 // part of cfg cannot be.
 func NewLogicalUnit(cfg LUConfig) (*LogicalUnit, error) {
-	info := cfg.Store.Info()
-	lu := &LogicalUnit{store: cfg.Store, info: info, readOnly: cfg.ReadOnly, naa: cfg.NAA}
-	lu.lender, _ = backend.As[backend.Lender](cfg.Store)
-	lu.batcher, _ = backend.As[backend.Batcher](cfg.Store)
+	lu := &LogicalUnit{v: cfg.Volume, info: cfg.Volume.Info(), readOnly: cfg.ReadOnly, naa: cfg.NAA}
+	lu.info.Size = lu.v.Size()
 	if err := lu.setGeometry(cfg.BlockSize, cfg.PhysicalBlockSize); err != nil {
 		return nil, err
 	}
@@ -124,7 +107,6 @@ func NewLogicalUnit(cfg LUConfig) (*LogicalUnit, error) {
 		return nil, err
 	}
 	lu.log.init(cfg.Logger)
-	lu.unpinned.L = &lu.mu
 	lu.mode.reset()
 	lu.medium.removable = cfg.Removable
 	lu.alua.tpgs = cfg.TPGS
@@ -133,13 +115,11 @@ func NewLogicalUnit(cfg LUConfig) (*LogicalUnit, error) {
 	if err != nil {
 		return nil, err
 	}
-	lu.journal = cfg.Journal
-	if err := lu.replay(); err != nil {
-		return nil, err
-	}
 	if unfinished != nil {
 		lu.sanitizer.restore(lu, unfinished)
 	}
+	lu.v.Attach(lu)
+	lu.SizeChanged() // it may have, before
 	return lu, nil
 }
 
@@ -199,24 +179,17 @@ func (lu *LogicalUnit) setNames(cfg LUConfig) error {
 	return errors.Join(errs[:]...)
 }
 
-// Close makes the contents durable and closes the store. No task may be using the logical
-// unit any more: a task that runs still is a mistake of the caller and panics. Copies that other
-// logical units make are waited for.
+// Close ends the view; the volume stays open. No task may be using the logical unit any more: a task
+// that runs still is a mistake of the caller and panics.
 func (lu *LogicalUnit) Close() error {
 	lu.mu.Lock()
 	running := lu.running()
 	if running != 0 {
 		panic(fmt.Sprintf("scsi: logical unit %s closed with %d tasks in it", lu.serial, running))
 	}
-	for lu.closing = true; lu.pins > 0; {
-		lu.unpinned.Wait()
-	}
 	lu.mu.Unlock()
-	lu.revokeAll()
-	if err := lu.stopSanitize(); err != nil {
-		return err
-	}
-	return lu.store.Close()
+	lu.v.Detach(lu)
+	return lu.stopSanitize()
 }
 
 // addITL adds the I_T_L nexus i.

@@ -199,7 +199,7 @@ func TestFlags(t *testing.T) {
 }
 
 func TestLimits(t *testing.T) {
-	b := newBench(t, true, func(cfg *LUConfig, s *fakeStore) {
+	b := newBench(t, true, func(cfg *benchConfig, s *fakeStore) {
 		s.info.Size = 64 << 20
 		s.data = make([]byte, s.info.Size)
 	})
@@ -223,14 +223,14 @@ func TestLimits(t *testing.T) {
 	}
 	cdb := rw16(0x89, 0, 0)
 	cdb[13] = 65 // of 4 KiB: more than maxCompareBytes
-	big := newBench(t, true, func(cfg *LUConfig, _ *fakeStore) { cfg.BlockSize = 4096 })
+	big := newBench(t, true, func(cfg *benchConfig, _ *fakeStore) { cfg.BlockSize = 4096 })
 	if r := big.do(cdb, make([]byte, 2*65*4096), 0); r.code() != 0x52400 {
 		t.Errorf("COMPARE AND WRITE of %d bytes: %05x, want 52400", 65*4096, r.code())
 	}
 }
 
 func TestWriteProtected(t *testing.T) {
-	b := newBench(t, true, func(cfg *LUConfig, _ *fakeStore) { cfg.ReadOnly = true })
+	b := newBench(t, true, func(cfg *benchConfig, _ *fakeStore) { cfg.ReadOnly = true })
 	for _, f := range families {
 		cdb, _ := f.cdb(0, 1)
 		want := 0

@@ -1,7 +1,5 @@
 package scsi
 
-import "oneshot/backend"
-
 // removableMedium is what there is to know of a medium that can be removed. It is guarded by
 // reservations.mu.
 type removableMedium struct {
@@ -40,12 +38,11 @@ func (t *Task) startLoadEject(load bool) Next {
 	if t.itl.denied.Load()&denyNoMedium != 0 {
 		return t.moveMedium(true)
 	}
-	t.op.Flags = 0
-	return t.submit(backend.Flush, 0, 0, nil, (*Task).eject)
+	return t.r.Flush(t.before((*Task).eject))
 }
 
 func (t *Task) eject() Next {
-	if t.op.Err != nil {
+	if t.r.Err != nil {
 		return t.storeFailed()
 	}
 	return t.moveMedium(true)
@@ -63,7 +60,7 @@ func (t *Task) moveMedium(eject bool) Next {
 	if lu.medium.ejected != eject {
 		lu.medium.ejected = eject
 		lu.publish()
-		lu.revokeAll()
+		lu.v.RevokeAll()
 		if !eject { // SPC-4 §6.47: whoever has not asked for it
 			lu.attention(uaMediumChanged, t.Nexus)
 		}

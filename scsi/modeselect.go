@@ -14,14 +14,11 @@ func (t *Task) modeSelect(n int64) Next {
 	if t.CDB[1]&pf == 0 || t.CDB[1]&sp != 0 { // pages of a vendor's own format; saving
 		return t.check(invalidField(1))
 	}
-	t.n = n
-	return t.takeAll(n, 0, (*Task).modeSelectPull)
+	return t.takeParameters(n, (*Task).modeSelectParse)
 }
 
-func (t *Task) modeSelectPull() Next { return t.pull(int(t.n), (*Task).modeSelectParse) }
-
 func (t *Task) modeSelectParse() Next {
-	bits, s, ok := t.lu.parseModeSelect(t.lease.Bytes()[:t.n], t.CDB[0] == opModeSelect10)
+	bits, s, ok := t.lu.parseModeSelect(t.parameters(), t.CDB[0] == opModeSelect10)
 	if !ok {
 		return t.check(s)
 	}

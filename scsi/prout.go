@@ -41,16 +41,13 @@ func (t *Task) persistentReserveOut() Next {
 	case n < proutListLen || n > proutListMax:
 		return t.check(senseParameterLen)
 	}
-	t.n = n
-	return t.takeAll(n, 0, (*Task).proutPull)
+	return t.takeParameters(n, (*Task).proutRun)
 }
 
 // reserves reports whether scope and type of the CDB matter to the service action.
 func reserves(action byte) bool {
 	return action == proutReserve || action == proutPreempt || action == proutPreemptAndAbort
 }
-
-func (t *Task) proutPull() Next { return t.pull(int(t.n), (*Task).proutRun) }
 
 // prout is a PERSISTENT RESERVE OUT under way. reservations.mu is held.
 type prout struct {
@@ -66,7 +63,7 @@ type prout struct {
 
 func (t *Task) proutRun() Next {
 	r := &t.lu.reservations
-	params := t.lease.Bytes()[:t.n]
+	params := t.parameters()
 	r.mu.Lock()
 	before, was := r.generation, r.persist
 	p := &prout{
@@ -92,12 +89,8 @@ func (t *Task) proutRun() Next {
 // tasks of others, which have to finish, before the command is answered.
 func (t *Task) finishSaved(keep bool, abort []*registrant) Next {
 	lu := t.lu
-	t.phase, t.then = phaseOthers, (*Task).good
-	m := &manager{done: func(TMFResponse) {
-		owner := t.Owner // once granted the task may be gone
-		t.granted.Store(true)
-		owner.TaskReady(t)
-	}}
+	next := t.r.Park(nil, t.before((*Task).good))
+	m := &manager{done: func(TMFResponse) { t.r.Grant() }}
 	m.left.Store(1)
 	lu.mu.Lock()
 	for _, i := range lu.itls {
@@ -108,7 +101,7 @@ func (t *Task) finishSaved(keep bool, abort []*registrant) Next {
 	lu.mu.Unlock()
 	if !keep {
 		m.finish()
-		return Wait
+		return next
 	}
 	go func() {
 		if err := lu.reservations.save(); err != nil {
@@ -117,7 +110,7 @@ func (t *Task) finishSaved(keep bool, abort []*registrant) Next {
 		}
 		m.finish()
 	}()
-	return Wait
+	return next
 }
 
 func (p *prout) run() Next {

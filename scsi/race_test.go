@@ -182,12 +182,13 @@ func racing(t *testing.T, f func(t *testing.T, b *bench, conns []*testConn)) {
 	for _, lends := range []bool{true, false} {
 		name := map[bool]string{true: "lent", false: "later"}[lends]
 		t.Run(name, func(t *testing.T) {
-			b := newBench(t, lends, nil)
-			if !lends {
-				a := newAsyncStore(b.store)
-				defer a.stop()
-				b.lu.store = a
-			}
+			b := newBench(t, lends, func(c *benchConfig, s *fakeStore) {
+				if !lends {
+					a := newAsyncStore(s)
+					t.Cleanup(a.stop)
+					c.Store = a
+				}
+			})
 			var conns []*testConn
 			for range 4 {
 				conns = append(conns, newTestConn(t, b.newNexus()))
@@ -196,10 +197,8 @@ func racing(t *testing.T, f func(t *testing.T, b *bench, conns []*testConn)) {
 			if running, gate := b.lu.running(), b.lu.gate.Load(); running != 0 || gate != 0 {
 				t.Errorf("%d tasks are running, gate %d", running, gate)
 			}
-			for i := range b.lu.ranges.stripes {
-				if w := b.lu.ranges.stripes[i].word.Load(); w&^stripeSticky != 0 {
-					t.Errorf("stripe %d is %x", i, w)
-				}
+			if err := b.lu.v.Settled(); err != nil {
+				t.Error(err)
 			}
 		})
 	}

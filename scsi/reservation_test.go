@@ -13,7 +13,7 @@ type prBench struct {
 	a, b, c *Nexus
 }
 
-func newPRBench(t *testing.T, change func(*LUConfig, *fakeStore)) *prBench {
+func newPRBench(t *testing.T, change func(*benchConfig, *fakeStore)) *prBench {
 	t.Helper()
 	b := newBench(t, true, change)
 	return &prBench{bench: b, a: b.nexus, b: b.client(2), c: b.client(3)}
@@ -464,7 +464,7 @@ func TestRegistrationsAreBounded(t *testing.T) {
 func TestPersistThroughPowerLoss(t *testing.T) {
 	for _, kind := range allTypes {
 		kept := new(fakeReservationStore)
-		with := func(c *LUConfig, _ *fakeStore) { c.Reservations = kept }
+		with := func(c *benchConfig, _ *fakeStore) { c.Reservations = kept }
 		b := newPRBench(t, with)
 		if v := b.outSaved(b.a, proutRegister, 0, 0, 0xa, aptpl); v != 0 {
 			t.Fatalf("%#x", v)
@@ -499,13 +499,13 @@ func TestPersistThroughPowerLoss(t *testing.T) {
 	}
 
 	full := &fakeReservationStore{}
-	b := newPRBench(t, func(c *LUConfig, _ *fakeStore) { c.Reservations = full })
+	b := newPRBench(t, func(c *benchConfig, _ *fakeStore) { c.Reservations = full })
 	full.err = errors.New("no space left on device")
 	if v := b.outSaved(b.a, proutRegister, 0, 0, 0xa, aptpl); v != 0x44400 {
 		t.Errorf("a store that fails: %#x", v)
 	}
 	for _, state := range []string{"{", `{"Format":2}`, `{"Format":1,"Type":4}`, `{"Format":1,"Type":1,"Holder":0}`, `{"Format":1,"Type":1,"Holder":-1}`} {
-		_, err := NewLogicalUnit(LUConfig{Store: newFakeStore(4096), Serial: "1", Reservations: &fakeReservationStore{state: []byte(state)}})
+		_, err := NewLogicalUnit(LUConfig{Volume: volumeOf(newFakeStore(4096)), Serial: "1", Reservations: &fakeReservationStore{state: []byte(state)}})
 		if err == nil {
 			t.Errorf("%s is taken", state)
 		}

@@ -11,20 +11,18 @@ func (lu *LogicalUnit) Capacity() (blocks uint64, blockSize int) {
 // Serial returns the unit serial number.
 func (lu *LogicalUnit) Serial() string { return lu.serial }
 
-// SizeChanged looks at the size of the store again, after that has changed, and tells every
-// nexus with unit attention 2A/09 (CAPACITY DATA HAS CHANGED) if the capacity is another one.
-// A store that shrinks has to answer with errors for what lies beyond its end: commands that
-// were checked against the former capacity are still under way.
+// SizeChanged is for the volume: it tells every nexus with unit attention 2A/09 (CAPACITY DATA HAS
+// CHANGED) if the capacity is another one.
 func (lu *LogicalUnit) SizeChanged() {
-	blocks := uint64(lu.store.Info().Size) >> lu.blockShift
+	blocks := uint64(lu.v.Size()) >> lu.blockShift
 	if blocks != 0 && lu.capacity.Swap(blocks) != blocks {
 		lu.attention(uaCapacityChanged, nil)
 	}
 }
 
-// Idle reports whether no task is in the logical unit, and no copy.
+// Idle reports whether no task is in the logical unit.
 func (lu *LogicalUnit) Idle() bool {
 	lu.mu.Lock()
 	defer lu.mu.Unlock()
-	return lu.running() == 0 && lu.pins == 0
+	return lu.running() == 0
 }

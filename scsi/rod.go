@@ -7,8 +7,9 @@ import (
 	"encoding/binary"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
+
+	"oneshot/volume"
 )
 
 // Tokens that stand for data (ROD tokens, SPC-4 §5.17.6, SBC-3 §4.28), which Windows uses to have
@@ -16,13 +17,12 @@ import (
 // perhaps by somebody else, writes what it stands for.
 //
 // A token is of the type "point in time copy, change vulnerable": it holds no copy of the data,
-// but ends when any of them are about to change. A WRITE that is under way while a token
-// is made may come before or after it.
+// but ends when any of them are about to change (volume.Token).
 
 // CopyManager holds the tokens of the targets that share it. Its methods are those of targets
 // and may be called from any goroutine.
 type CopyManager struct {
-	mu     sync.Mutex              // taken before LogicalUnit.rods.mu
+	mu     sync.Mutex              // taken before locks of volumes
 	tokens map[rodSecret]*rodToken // guarded by mu
 }
 
@@ -60,81 +60,24 @@ const offRODSecret = rodTokenLen - len(rodSecret{})
 
 // rodToken is a token and what it stands for.
 type rodToken struct {
+	*volume.Token
 	text       [rodTokenLen]byte
 	lu         *LogicalUnit
-	ranges     []blockRange // in the order of the data
 	inactivity time.Duration
-	revoked    atomic.Bool
 	expires    time.Time // guarded by CopyManager.mu
 }
 
-func (r *rodToken) valid() bool { return !r.revoked.Load() }
-
 func (r *rodToken) secret() rodSecret { return rodSecret(r.text[offRODSecret:]) }
 
-// size is the number of bytes that it stands for.
-func (r *rodToken) size() (n int64) {
-	for _, x := range r.ranges {
-		n += x.n
-	}
-	return n
-}
-
-// rods are the tokens of a logical unit.
-type rods struct {
-	count atomic.Int32 // looked at by each command that writes
-	mu    sync.Mutex
-	list  []*rodToken // guarded by mu
-}
-
-// touch ends the tokens that stand for any of the bytes [off, off+n). It is called before they
-// change.
-func (lu *LogicalUnit) touch(off, n int64) {
-	if lu.rods.count.Load() != 0 {
-		lu.rods.touch(off, n)
-	}
-}
-
-// endTokens is touch for the range of a command that writes to it.
-func (t *Task) endTokens() {
-	if t.cmd.Flags&writesMedium != 0 {
-		t.lu.rods.touch(t.off, t.n)
-	}
-}
-
-func (rs *rods) touch(off, n int64) {
-	rs.revoke(func(r *rodToken) bool {
-		return slices.ContainsFunc(r.ranges, func(x blockRange) bool { return off < x.off+x.n && x.off < off+n })
-	})
-}
-
-// revoke ends the tokens for which f is true.
-func (rs *rods) revoke(f func(*rodToken) bool) {
-	rs.mu.Lock()
-	defer rs.mu.Unlock()
-	rs.list = slices.DeleteFunc(rs.list, func(r *rodToken) bool {
-		if !f(r) {
-			return false
-		}
-		r.revoked.Store(true)
-		return true
-	})
-	rs.count.Store(int32(len(rs.list)))
-}
-
-// revokeAll ends all tokens: the data are about to go.
-func (lu *LogicalUnit) revokeAll() { lu.rods.revoke(func(*rodToken) bool { return true }) }
-
 // create makes a token for ranges of lu.
-func (m *CopyManager) create(lu *LogicalUnit, ranges []blockRange, inactivity time.Duration) (*rodToken, Sense) {
-	r := &rodToken{lu: lu, ranges: ranges, inactivity: inactivity}
-	r.write()
+func (m *CopyManager) create(lu *LogicalUnit, ranges []volume.Range, inactivity time.Duration) (*rodToken, Sense) {
+	r := &rodToken{lu: lu, inactivity: inactivity}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now()
 	if len(m.tokens) >= maxRODTokens {
 		for _, old := range m.tokens {
-			if now.After(old.expires) || !old.valid() {
+			if now.After(old.expires) || !old.Valid() {
 				m.drop(old)
 			}
 		}
@@ -142,19 +85,17 @@ func (m *CopyManager) create(lu *LogicalUnit, ranges []blockRange, inactivity ti
 	if len(m.tokens) >= maxRODTokens {
 		return nil, senseTokenTooMany
 	}
+	r.Token = lu.v.NewToken(ranges)
+	r.write()
 	r.expires = now.Add(inactivity)
 	m.tokens[r.secret()] = r
-	lu.rods.mu.Lock()
-	defer lu.rods.mu.Unlock()
-	lu.rods.list = append(lu.rods.list, r)
-	lu.rods.count.Store(int32(len(lu.rods.list)))
 	return r, Sense{}
 }
 
 // drop forgets r. mu is held.
 func (m *CopyManager) drop(r *rodToken) {
 	delete(m.tokens, r.secret())
-	r.lu.rods.revoke(func(x *rodToken) bool { return x == r })
+	r.Revoke()
 }
 
 // use finds a token, and keeps it for another while.
@@ -171,7 +112,7 @@ func (m *CopyManager) use(text []byte) (*rodToken, Sense) {
 	case now.After(r.expires):
 		m.drop(r)
 		return nil, senseTokenExpired
-	case !r.valid():
+	case !r.Valid():
 		return nil, senseTokenRevoked
 	}
 	r.expires = now.Add(r.inactivity)
@@ -202,7 +143,7 @@ func (r *rodToken) write() {
 	b[20], b[21], b[23] = codeBinary, ofUnit|idNAA, byte(len(r.lu.naa))
 	copy(b[24:], r.lu.naa[:])
 	binary.BigEndian.PutUint32(b[44:], uint32(r.lu.blockSize))
-	binary.BigEndian.PutUint64(b[56:], uint64(r.size()))
+	binary.BigEndian.PutUint64(b[56:], uint64(r.Size()))
 	binary.BigEndian.PutUint32(b[96:], uint32(r.lu.blockSize))
 	_, _ = rand.Read(b[offRODSecret:])
 }
@@ -219,9 +160,7 @@ const (
 func (t *Task) listID4() listID { return listID{long: true, id: binary.BigEndian.Uint32(t.CDB[6:])} }
 
 // populateToken is SBC-3 §5.7.
-func (t *Task) populateToken() Next { return t.takeRanges(populateHeader, (*Task).populateTokenPull) }
-
-func (t *Task) populateTokenPull() Next { return t.pull(int(t.n), (*Task).populateTokenRun) }
+func (t *Task) populateToken() Next { return t.takeRanges(populateHeader, (*Task).populateTokenRun) }
 
 // takeRanges gets the memory for a parameter list with range descriptors after a header.
 func (t *Task) takeRanges(header int64, then func(*Task) Next) Next {
@@ -232,8 +171,7 @@ func (t *Task) takeRanges(header int64, then func(*Task) Next) Next {
 	case n < header || n > header+rangeLen*maxRODRanges:
 		return t.check(senseParameterLen)
 	}
-	t.n = n
-	return t.takeAll(n, 0, then)
+	return t.takeParameters(n, then)
 }
 
 // populateTokenRun makes the token at once: IMMED is no other way.
@@ -242,10 +180,10 @@ func (t *Task) populateTokenRun() Next {
 	if result == nil {
 		return t.check(s)
 	}
-	token, s := t.populate(t.lease.Bytes()[:t.n])
+	token, s := t.populate(t.parameters())
 	if token != nil {
 		result.token = bytes.Clone(token.text[:])
-		result.bytes.Store(token.size())
+		result.bytes.Store(token.Size())
 	}
 	result.end(s)
 	if s != (Sense{}) {
@@ -276,8 +214,8 @@ func (t *Task) populate(list []byte) (*rodToken, Sense) {
 
 // parseRanges reads the block device range descriptors after the header of a parameter list
 // (SBC-3 §5.7.3). All of them are good, and no block is in two, or none is returned.
-func (lu *LogicalUnit) parseRanges(list []byte, header int) (ranges []blockRange, s Sense, ok bool) {
-	bad := func(at int) ([]blockRange, Sense, bool) { return nil, invalidParameter(at), false }
+func (lu *LogicalUnit) parseRanges(list []byte, header int) (ranges []volume.Range, s Sense, ok bool) {
+	bad := func(at int) ([]volume.Range, Sense, bool) { return nil, invalidParameter(at), false }
 	length := int(binary.BigEndian.Uint16(list[header-2:]))
 	switch {
 	case int(binary.BigEndian.Uint16(list)) > len(list)-2:
@@ -295,17 +233,17 @@ func (lu *LogicalUnit) parseRanges(list []byte, header int) (ranges []blockRange
 		if capacity := lu.blocks(); lba > capacity || blocks > capacity-lba {
 			return nil, senseLBAOutOfRange, false
 		}
-		x := blockRange{int64(lba) << lu.blockShift, int64(blocks) << lu.blockShift}
-		if total += x.n; total > maxRODBytes {
+		x := volume.Range{Off: int64(lba) << lu.blockShift, N: int64(blocks) << lu.blockShift}
+		if total += x.N; total > maxRODBytes {
 			return bad(at + 8)
 		}
-		if x.n != 0 {
+		if x.N != 0 {
 			ranges = append(ranges, x)
 		}
 	}
-	sorted := slices.SortedFunc(slices.Values(ranges), func(a, b blockRange) int { return cmp.Compare(a.off, b.off) })
+	sorted := slices.SortedFunc(slices.Values(ranges), func(a, b volume.Range) int { return cmp.Compare(a.Off, b.Off) })
 	for i := 1; i < len(sorted); i++ {
-		if sorted[i].off < sorted[i-1].off+sorted[i-1].n {
+		if sorted[i].Off < sorted[i-1].Off+sorted[i-1].N {
 			return bad(header)
 		}
 	}
@@ -318,9 +256,7 @@ func (lu *LogicalUnit) parseRanges(list []byte, header int) (ranges []blockRange
 // ---- WRITE USING TOKEN ----
 
 // writeUsingToken is SBC-3 §5.50.
-func (t *Task) writeUsingToken() Next { return t.takeRanges(useHeader, (*Task).writeUsingTokenPull) }
-
-func (t *Task) writeUsingTokenPull() Next { return t.pull(int(t.n), (*Task).writeUsingTokenRun) }
+func (t *Task) writeUsingToken() Next { return t.takeRanges(useHeader, (*Task).writeUsingTokenRun) }
 
 func (t *Task) writeUsingTokenRun() Next {
 	const delTkn = 0x02
@@ -328,7 +264,7 @@ func (t *Task) writeUsingTokenRun() Next {
 	if result == nil {
 		return t.check(s)
 	}
-	list := t.lease.Bytes()[:t.n]
+	list := t.parameters()
 	token, steps, s := t.tokenSteps(list)
 	if s != (Sense{}) {
 		result.end(s)
@@ -354,7 +290,7 @@ func (t *Task) tokenSteps(list []byte) (*rodToken, []copyStep, Sense) {
 	case binary.BigEndian.Uint32(text) == rodZero:
 		var steps []copyStep
 		for _, x := range ranges {
-			steps = append(steps, copyStep{to: t.lu, dst: x.off, n: x.n})
+			steps = append(steps, copyStep{to: t.lu, dst: x.Off, n: x.N})
 		}
 		return nil, steps, Sense{}
 	case binary.BigEndian.Uint32(text) != rodChangeVulnerable:
@@ -365,12 +301,12 @@ func (t *Task) tokenSteps(list []byte) (*rodToken, []copyStep, Sense) {
 		return nil, nil, s
 	}
 	for _, x := range ranges { // before anything is written: it may be what the token stands for
-		t.lu.touch(x.off, x.n)
+		t.lu.v.Touch(x.Off, x.N)
 	}
-	if !token.valid() {
+	if !token.Valid() {
 		return nil, nil, senseTokenRevoked
 	}
-	if skip > uint64(token.size())>>t.lu.blockShift {
+	if skip > uint64(token.Size())>>t.lu.blockShift {
 		return nil, nil, invalidParameter(8)
 	}
 	steps, ok := token.steps(t.lu, int64(skip)<<t.lu.blockShift, ranges)
@@ -382,24 +318,24 @@ func (t *Task) tokenSteps(list []byte) (*rodToken, []copyStep, Sense) {
 
 // steps lays the data of the token, from byte skip on, over the ranges of lu; false: there
 // are not enough of them, or they do not come in blocks of lu.
-func (r *rodToken) steps(lu *LogicalUnit, skip int64, ranges []blockRange) (steps []copyStep, ok bool) {
-	from := slices.Clone(r.ranges)
+func (r *rodToken) steps(lu *LogicalUnit, skip int64, ranges []volume.Range) (steps []copyStep, ok bool) {
+	from := slices.Clone(r.Ranges())
 	for _, to := range ranges {
-		for to.n > 0 {
-			for len(from) > 0 && skip >= from[0].n {
-				skip -= from[0].n
+		for to.N > 0 {
+			for len(from) > 0 && skip >= from[0].N {
+				skip -= from[0].N
 				from = from[1:]
 			}
 			if len(from) == 0 {
 				return nil, false
 			}
-			n := min(to.n, from[0].n-skip)
-			src := from[0].off + skip
+			n := min(to.N, from[0].N-skip)
+			src := from[0].Off + skip
 			if n&(lu.blockSize-1) != 0 || (n|src)&(r.lu.blockSize-1) != 0 {
 				return nil, false
 			}
-			steps = append(steps, copyStep{from: r.lu, to: lu, src: src, dst: to.off, n: n, rod: r})
-			to.off, to.n, skip = to.off+n, to.n-n, skip+n
+			steps = append(steps, copyStep{from: r.lu, to: lu, src: src, dst: to.Off, n: n, rod: r.Token})
+			to.Off, to.N, skip = to.Off+n, to.N-n, skip+n
 		}
 	}
 	return steps, true

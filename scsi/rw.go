@@ -1,10 +1,6 @@
 package scsi
 
-import (
-	"encoding/binary"
-
-	"oneshot/backend"
-)
+import "encoding/binary"
 
 // Bits of byte 1 of the commands that read and write.
 const (
@@ -52,7 +48,7 @@ func (t *Task) lengthField() int {
 func (t *Task) maxTransfer() int64 { return int64(t.Nexus.most) }
 
 // setRange checks lba and blocks against the capacity, also when there are no blocks (SBC-3
-// §5.x: "an LBA of the command beyond the capacity"), and sets lba, off and n. most is the
+// §5.x: "an LBA of the command beyond the capacity"), and sets off and n. most is the
 // limit in bytes for one command.
 func (t *Task) setRange(lba, blocks uint64, most int64) (Sense, bool) {
 	lu := t.lu
@@ -63,10 +59,7 @@ func (t *Task) setRange(lba, blocks uint64, most int64) (Sense, bool) {
 	if blocks > uint64(most)>>lu.blockShift {
 		return invalidField(t.lengthField()), false
 	}
-	t.lba, t.off, t.n = lba, int64(lba)<<lu.blockShift, int64(blocks)<<lu.blockShift
-	if lu.rods.count.Load() != 0 {
-		t.endTokens()
-	}
+	t.off, t.n = int64(lba)<<lu.blockShift, int64(blocks)<<lu.blockShift
 	return Sense{}, true
 }
 
@@ -109,33 +102,14 @@ func (t *Task) read(lba, blocks uint64) Next {
 	if room == 0 {
 		return t.good()
 	}
-	if t.lu.lender != nil && !t.NoLend && !t.lu.ranges.sticky(t.off, t.n) {
-		t.segs = t.lu.lender.Lend(t.segs[:0], t.off, room, false)
-		t.In = t.segs
-		return t.good()
-	}
 	// Only the blocks that the initiator has room for.
-	t.n = (room + t.lu.blockSize - 1) &^ (t.lu.blockSize - 1)
-	return t.withMemory(int(t.n), 0, (*Task).readLock)
-}
-
-func (t *Task) readLock() Next { return t.lockRange(holdShared, t.off, t.n, (*Task).readStart) }
-
-func (t *Task) readStart() Next {
-	t.op.Flags = 0
-	if t.fua {
-		t.op.Flags = backend.FUA
-	}
-	return t.submit(backend.Read, t.off, t.n, t.lease.Bytes(), (*Task).readDone)
+	n := (room + t.lu.blockSize - 1) &^ (t.lu.blockSize - 1)
+	return t.r.Read(t.off, n, room, t.fua, t.before((*Task).readDone))
 }
 
 func (t *Task) readDone() Next {
-	if t.op.Err != nil {
-		return t.storeFailed()
-	}
-	t.segs = append(t.segs[:0], t.lease.Bytes()[:min(t.n, int64(t.DataInLen))])
-	t.In = t.segs
-	return t.good()
+	t.In = t.r.In
+	return t.transferred()
 }
 
 // ---- WRITE ----
@@ -175,10 +149,7 @@ func (t *Task) write(lba, blocks uint64) Next {
 	if t.n == 0 {
 		return t.good()
 	}
-	if t.lu.lender != nil && !t.NoLend {
-		return t.pullLent(int(t.n), (*Task).writePlaced)
-	}
-	return t.withMemory(int(t.n), 0, (*Task).writePull)
+	return t.r.Write(t.off, t.n, t.fua, t.before((*Task).transferred))
 }
 
 // setWriteRange is setRange for a command that writes its data-out. The blocks that the
@@ -196,32 +167,4 @@ func (t *Task) setWriteRange(lba, blocks uint64) (Sense, bool) {
 		t.n = offered
 	}
 	return Sense{}, true
-}
-
-// writePlaced: the bytes are in the store's own memory.
-func (t *Task) writePlaced() Next {
-	if t.fua && t.lu.info.VolatileCache {
-		return t.submit(backend.Flush, 0, 0, nil, (*Task).opGood)
-	}
-	return t.good()
-}
-
-func (t *Task) writePull() Next { return t.pull(int(t.n), (*Task).writeLock) }
-
-func (t *Task) writeLock() Next { return t.lockRange(holdShared, t.off, t.n, (*Task).writeStart) }
-
-func (t *Task) writeStart() Next {
-	t.op.Flags = 0
-	if t.fua {
-		t.op.Flags = backend.FUA
-	}
-	return t.submit(backend.Write, t.off, t.n, t.lease.Bytes(), (*Task).opGood)
-}
-
-// opGood ends the command as the store operation has ended.
-func (t *Task) opGood() Next {
-	if t.op.Err != nil {
-		return t.storeFailed()
-	}
-	return t.good()
 }

@@ -10,6 +10,7 @@ import (
 
 	"oneshot/backend"
 	"oneshot/mem"
+	"oneshot/volume"
 )
 
 // SANITIZE, SBC-3 §4.11 and §5.34.
@@ -104,14 +105,11 @@ func (t *Task) sanitizeOverwrite() Next {
 	if n <= 4 || n > 4+t.lu.blockSize {
 		return t.check(invalidField(7))
 	}
-	t.n = n
-	return t.takeAll(n, 0, (*Task).sanitizePull)
+	return t.takeParameters(n, (*Task).sanitizeParse)
 }
 
-func (t *Task) sanitizePull() Next { return t.pull(int(t.n), (*Task).sanitizeParse) }
-
 func (t *Task) sanitizeParse() Next {
-	order, s, ok := parseOverwrite(t.lease.Bytes()[:t.n], int(t.lu.blockSize))
+	order, s, ok := parseOverwrite(t.parameters(), int(t.lu.blockSize))
 	if !ok {
 		return t.check(s)
 	}
@@ -157,7 +155,7 @@ func (t *Task) sanitize(order sanitizeOrder) Next {
 	if t.CDB[1]&sanitizeIMMED == 0 {
 		job.waiter = t
 		job.waits.Store(true)
-		t.then, t.phase = (*Task).sanitizeEnded, phaseSanitize
+		t.r.Park(withdrawSanitize, t.before((*Task).sanitizeEnded))
 	}
 	job.start()
 	if job.waiter == nil {
@@ -175,6 +173,11 @@ func (t *Task) sanitizeEnded() Next {
 		return t.check(t.lu.conditionOf(denySanitizeFailed))
 	}
 	return t.good()
+}
+
+func withdrawSanitize(r *volume.Request) bool {
+	t := r.Client().(*Task)
+	return t.lu.withdrawSanitize(t)
 }
 
 // withdrawSanitize: t does not wait any more. False: its TaskReady is on its way.
@@ -227,7 +230,7 @@ func (lu *LogicalUnit) newSanitizeJob(order sanitizeOrder) *sanitizeJob {
 func (j *sanitizeJob) start() {
 	s := &j.lu.sanitizer
 	s.job.Store(j)
-	j.lu.revokeAll()
+	j.lu.v.RevokeAll()
 	s.failed, s.last = false, j
 	j.lu.reservations.changed()
 	j.lu.drain(j)
@@ -247,7 +250,7 @@ func (lu *LogicalUnit) drain(j *sanitizeJob) {
 // checkDrained ends draining if that is so. mu is held.
 func (lu *LogicalUnit) checkDrained() {
 	j := lu.draining
-	if j == nil || lu.running() > j.waiting() || lu.pins > 0 {
+	if j == nil || lu.running() > j.waiting() {
 		return
 	}
 	lu.draining = nil
@@ -266,10 +269,12 @@ func (j *sanitizeJob) waiting() int64 {
 func (j *sanitizeJob) run() {
 	defer close(j.ended)
 	lu := j.lu
-	select {
-	case <-j.drained:
-	case <-j.stop:
-		return
+	for _, ended := range []func() <-chan struct{}{func() <-chan struct{} { return j.drained }, lu.v.Unpinned} {
+		select {
+		case <-ended():
+		case <-j.stop:
+			return
+		}
 	}
 	j.save()
 	err := j.work()
@@ -289,9 +294,7 @@ func (j *sanitizeJob) run() {
 	lu.reservations.mu.Unlock()
 	j.save()
 	if waiter != nil {
-		owner := waiter.Owner // once granted the task may be gone
-		waiter.granted.Store(true)
-		owner.TaskReady(waiter)
+		waiter.r.Grant()
 	}
 }
 
@@ -307,17 +310,17 @@ func (j *sanitizeJob) save() {
 }
 
 func (j *sanitizeJob) work() error {
-	if j.lu.half.Load() != nil { // what a restart would write over the result
-		return errHalf
+	if err := j.lu.v.Whole(); err != nil { // a restart would write over the result
+		return err
 	}
 	size := int64(j.lu.blocks()) << j.lu.blockShift
 	if j.order.Action == sanitizeBlockErase {
-		if err := j.pass(backend.Discard, size, eraseBytes, nil); err != nil {
+		if err := j.pass(backend.Discard, size, sanitizeErase, nil); err != nil {
 			return err
 		}
 		return j.do(&backend.Op{Kind: backend.Flush})
 	}
-	data := alignedBytes(workBytes)
+	data := alignedBytes(sanitizeBytes)
 	j.order.fill(data, int(j.lu.blockSize))
 	for pass := range j.order.Count {
 		if pass > 0 && j.order.Invert {
@@ -325,7 +328,7 @@ func (j *sanitizeJob) work() error {
 				data[i] = ^data[i]
 			}
 		}
-		if err := j.pass(backend.Write, size, workBytes, data); err != nil {
+		if err := j.pass(backend.Write, size, sanitizeBytes, data); err != nil {
 			return err
 		}
 		if err := j.do(&backend.Op{Kind: backend.Flush}); err != nil {
@@ -355,12 +358,17 @@ func (j *sanitizeJob) pass(kind backend.Kind, size, piece int64, data []byte) er
 	return nil
 }
 
+const (
+	sanitizeBytes = 1 << 20 // written in one piece
+	sanitizeErase = 8 << 20 // discarded in one piece
+)
+
 var errStopped = errors.New("the logical unit is being closed")
 
 // do gives op to the store and waits for it.
 func (j *sanitizeJob) do(op *backend.Op) error {
 	op.Done = j
-	if !j.lu.store.Submit(op) {
+	if !j.lu.v.Store().Submit(op) {
 		<-j.opDone
 	}
 	return op.Err

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 
 	"oneshot/backend"
+	"oneshot/volume"
 )
 
 const sanitizeNow = sanitizeIMMED
@@ -103,7 +104,7 @@ type gatedStore struct {
 }
 
 func (s *gatedStore) Submit(op *backend.Op) bool {
-	if _, ok := op.Done.(*Task); ok {
+	if _, ok := op.Done.(*volume.Request); ok {
 		return s.fakeStore.Submit(op)
 	}
 	s.seen <- struct{}{}
@@ -117,7 +118,7 @@ func (s *gatedStore) Submit(op *backend.Op) bool {
 // newGatedBench is a bench of 4 MiB in which an overwrite does five operations, a flush included.
 func newGatedBench(t *testing.T, store ReservationStore) (*prBench, *gatedStore) {
 	var gated *gatedStore
-	b := newPRBench(t, func(c *LUConfig, s *fakeStore) {
+	b := newPRBench(t, func(c *benchConfig, s *fakeStore) {
 		*s = *newFakeStore(4 << 20)
 		gated = &gatedStore{s, make(chan error), make(chan struct{}, 16)}
 		c.Store, c.Reservations = gated, store
@@ -319,7 +320,7 @@ func TestSanitizeHangs(t *testing.T) {
 }
 
 func TestSanitizeIsRefused(t *testing.T) {
-	b := newPRBench(t, func(c *LUConfig, _ *fakeStore) { c.ReadOnly = true })
+	b := newPRBench(t, func(c *benchConfig, _ *fakeStore) { c.ReadOnly = true })
 	if v := verdict(b.do(sanitizeCDB(sanitizeBlockErase, 0), nil, 0)); v != 0x72700 {
 		t.Errorf("write protected: %05x", v)
 	}

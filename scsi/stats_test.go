@@ -146,7 +146,7 @@ func TestSizeChanged(t *testing.T) {
 	}
 	b.store.data = append(b.store.data, make([]byte, 4096)...)
 	b.store.info.Size += 4096
-	b.lu.SizeChanged()
+	b.lu.v.SizeChanged()
 	for _, want := range []int{0x62a09, 0} {
 		if r := b.do(read, nil, 4096); r.code() != want {
 			t.Errorf("sense %05x, want %05x", r.code(), want)
@@ -155,7 +155,7 @@ func TestSizeChanged(t *testing.T) {
 	if blocks, size := b.lu.Capacity(); blocks != testBlocks+8 || size != 512 {
 		t.Errorf("%d blocks of %d bytes", blocks, size)
 	}
-	b.lu.SizeChanged()
+	b.lu.v.SizeChanged()
 	if r := b.do(read, nil, 4096); r.code() != 0 {
 		t.Errorf("told of a size that did not change: %05x", r.code())
 	}
@@ -164,7 +164,7 @@ func TestSizeChanged(t *testing.T) {
 // Units that change places do so in one step.
 func TestSetLUs(t *testing.T) {
 	b := newBench(t, true, nil)
-	second, err := NewLogicalUnit(LUConfig{Store: newFakeStore(4096), Serial: "0002"})
+	second, err := NewLogicalUnit(LUConfig{Volume: volumeOf(newFakeStore(4096)), Serial: "0002"})
 	if err != nil {
 		t.Fatal(err)
 	}

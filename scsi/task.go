@@ -15,24 +15,25 @@ package scsi
 import (
 	"oneshot/backend"
 	"oneshot/mem"
+	"oneshot/volume"
 )
 
 // Next is what the transport has to do with a task.
-type Next uint8
+type Next = volume.Next
 
 // What a step of a task asks for.
 const (
 	// Done: Status, Sense, In and Transfer are final. The transport sends them, and calls
 	// Release when the bytes of In have left.
-	Done Next = iota
+	Done = volume.Done
 	// Pull: the transport fills Out (or, with PlaceUnit, places) the command's first bytes of
 	// data-out, in order, and calls Pulled.
-	Pull
+	Pull = volume.Pull
 	// Wait: nothing to do until Owner.TaskReady is called for the task.
-	Wait
+	Wait = volume.Wait
 	// Aborted: task management ended the task. The transport sends no answer and calls
 	// Release.
-	Aborted
+	Aborted = volume.Aborted
 )
 
 // Owner is the side of the transport that drives a task.
@@ -122,5 +123,5 @@ type Task struct {
 	taskState
 }
 
-// The store tells the task itself of completions.
-var _ backend.Completer = (*Task)(nil)
+// A task is what its request works for.
+var _ volume.Client = (*Task)(nil)

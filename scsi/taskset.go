@@ -1,5 +1,7 @@
 package scsi
 
+import "oneshot/volume"
+
 // taskOrder is where tasks of a logical unit wait for their turn in the task set (SAM-5 §8):
 //
 //	SIMPLE         after all older ORDERED and HEAD OF QUEUE tasks have ended
@@ -35,15 +37,14 @@ func (t *Task) enterInOrder() Next {
 	}
 	*last = t
 	t.queueNext = nil
-	t.then = (*Task).begin
-	t.phase = phaseDormant
+	next := t.r.Park(withdrawDormant, t.before((*Task).begin))
 	// The task that was waited for may have been released between the look at the counts and
 	// now, without seeing t in the queue.
 	granted := lu.serveOrder()
 	lu.checkDrained()
 	lu.mu.Unlock()
 	granted.grant()
-	return Wait
+	return next
 }
 
 // mayRun reports whether t may begin. own is how many of the running tasks are t itself, and
@@ -114,11 +115,15 @@ func (q *taskQueue) add(t *Task) {
 // grant tells them. No lock is held, for TaskReady may do anything.
 func (q taskQueue) grant() {
 	for t := q.first; t != nil; {
-		next, owner := t.queueNext, t.Owner // granted, the task may be gone
-		t.granted.Store(true)
-		owner.TaskReady(t)
+		next := t.queueNext // granted, the task may be gone
+		t.r.Grant()
 		t = next
 	}
+}
+
+func withdrawDormant(r *volume.Request) bool {
+	t := r.Client().(*Task)
+	return t.lu.withdraw(t)
 }
 
 // withdraw takes the dormant task t out of the queue, and reports false if it is not there

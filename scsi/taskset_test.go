@@ -25,7 +25,7 @@ func (b *bench) parkedBench() *bench {
 // running reports whether the store has the operation of task.
 func (b *bench) running(task *Task) bool {
 	for _, op := range b.store.held {
-		if op == &task.op {
+		if op.Done == &task.r {
 			return true
 		}
 	}
@@ -56,7 +56,7 @@ func (b *bench) drain() {
 // end completes the operation of task only.
 func (b *bench) end(task *Task) {
 	for i, op := range b.store.held {
-		if op == &task.op {
+		if op.Done == &task.r {
 			b.store.held = append(b.store.held[:i:i], b.store.held[i+1:]...)
 			b.store.do(op)
 			op.Done.OpDone(op)
@@ -479,10 +479,8 @@ func TestPlaceWhileQueued(t *testing.T) {
 			t.Fatalf("COMPARE AND WRITE: %+v", r)
 		}
 	}
-	for i := range b.lu.ranges.stripes {
-		if w := b.lu.ranges.stripes[i].word.Load(); w&^stripeSticky != 0 {
-			t.Errorf("stripe %d is %#x, with nobody in it", i, w)
-		}
+	if err := b.lu.v.Settled(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -36,14 +36,11 @@ func (t *Task) extendedCopy() Next {
 	case n < copyHeader || n > copyHeader+maxCopyList:
 		return t.check(senseParameterLen)
 	}
-	t.n = n
-	return t.takeAll(n, 0, (*Task).extendedCopyPull)
+	return t.takeParameters(n, (*Task).extendedCopyRun)
 }
 
-func (t *Task) extendedCopyPull() Next { return t.pull(int(t.n), (*Task).extendedCopyRun) }
-
 func (t *Task) extendedCopyRun() Next {
-	list, s, ok := parseCopyList(t.lease.Bytes()[:t.n])
+	list, s, ok := parseCopyList(t.parameters())
 	if !ok {
 		return t.check(s)
 	}

@@ -2,6 +2,7 @@ package server
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -9,7 +10,6 @@ import (
 	"slices"
 	"time"
 
-	"oneshot/backend"
 	"oneshot/config"
 	"oneshot/iscsi"
 	"oneshot/mgmt"
@@ -86,7 +86,7 @@ func (c *change) prepareStores() error {
 		}
 	}
 	for _, store := range c.plan.open {
-		s, err := c.units.openStore(store)
+		s, err := c.units.openStore(store, serialsOf(c.next, medium(store)))
 		if err != nil {
 			return err
 		}
@@ -172,20 +172,20 @@ func (c *change) inTheWay(p *config.Portal) (list []portal) {
 func (c *change) prepareSizes() error {
 	for _, store := range c.plan.resize {
 		s := c.units.stores[medium(store)]
-		r, ok := backend.As[backend.Resizer](s.shared)
-		if !ok {
+		can, err := s.volume.Resize(store.Size)
+		if !can {
 			c.pending = append(c.pending, fmt.Sprintf("%s: a %s store keeps its size while LUNs show it; that of %q will change at the next start only", store.Pos, store.Type, store.Name))
 			continue
 		}
-		if err := r.Resize(store.Size); err != nil {
+		if err != nil {
 			err = fmt.Errorf("%s: store %q: %w", store.Pos, store.Name, err)
 			for _, done := range c.resized {
-				err = fmt.Errorf("%w; the store %q has %d bytes already", err, done.name, done.Info().Size)
+				err = fmt.Errorf("%w; the store %q has %d bytes already", err, done.name, done.volume.Store().Info().Size)
 			}
 			return err
 		}
 		c.resized = append(c.resized, s)
-		c.did("store %q has %s", store.Name, config.FormatSize(s.Info().Size))
+		c.did("store %q has %s", store.Name, config.FormatSize(s.volume.Store().Info().Size))
 	}
 	return nil
 }
@@ -249,10 +249,8 @@ func (c *change) commitTargets() {
 	for _, l := range c.plan.luns {
 		c.did("%s", l)
 	}
-	for key, lu := range c.units.made {
-		if slices.Contains(c.resized, key.store) {
-			lu.SizeChanged()
-		}
+	for _, s := range c.resized {
+		s.volume.SizeChanged()
 	}
 	for _, t := range c.added {
 		c.s.node.AddTarget(t)
@@ -296,9 +294,32 @@ func (c *change) did(format string, args ...any) {
 	c.done = append(c.done, fmt.Sprintf(format, args...))
 }
 
-// drainPoll is how often a logical unit that was taken away is looked at until its last
-// command has left it.
+// drainPoll is how often what was taken away is looked at until its last command has left it.
 const drainPoll = 20 * time.Millisecond
+
+// await waits until no unit has a command and no volume is copied to or from, or ctx ends: it hangs.
+func (u *units) await(ctx context.Context) {
+	for !u.idle() && ctx.Err() == nil {
+		select {
+		case <-time.After(drainPoll):
+		case <-ctx.Done():
+		}
+	}
+}
+
+func (u *units) idle() bool {
+	for _, lu := range u.made {
+		if !lu.Idle() {
+			return false
+		}
+	}
+	for _, s := range u.stores {
+		if !s.volume.Idle() {
+			return false
+		}
+	}
+	return true
+}
 
 // retire closes what no LUN shows any more, when the commands in it have ended. mu is held.
 func (s *Server) retire(gone units) {
@@ -307,17 +328,7 @@ func (s *Server) retire(gone units) {
 	}
 	s.wg.Go(func() {
 		s.node.Quiesce()
-		for _, lu := range gone.made {
-			for !lu.Idle() {
-				select {
-				case <-time.After(drainPoll):
-				case <-s.ctx.Done(): // it hangs
-				}
-				if s.ctx.Err() != nil && !lu.Idle() {
-					break
-				}
-			}
-		}
+		gone.await(s.ctx)
 		for _, err := range gone.close() {
 			s.log.Error("a store that was taken away could not be closed", "reason", err)
 		}

@@ -2,7 +2,6 @@ package server
 
 import (
 	"log/slog"
-	"sync"
 	"time"
 
 	"oneshot/backend"
@@ -13,7 +12,6 @@ import (
 	"oneshot/backend/memory"
 	"oneshot/backend/null"
 	"oneshot/config"
-	"oneshot/scsi"
 )
 
 // watchInterval is how often the sizes of block devices are looked at.
@@ -65,35 +63,4 @@ func ioMode(m config.IOMode) fdio.IO {
 		return fdio.Threads
 	}
 	return fdio.Auto
-}
-
-// showing is the logical units that show one store, which are told when its size changes. It
-// has a lock of its own: stores call from goroutines that Close waits for.
-type showing struct {
-	mu  sync.Mutex // leaf but for locks of package scsi; not held over calls of stores that wait
-	lus map[*scsi.LogicalUnit]struct{}
-}
-
-func (s *showing) add(lu *scsi.LogicalUnit) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.lus == nil {
-		s.lus = make(map[*scsi.LogicalUnit]struct{})
-	}
-	s.lus[lu] = struct{}{}
-}
-
-func (s *showing) remove(lu *scsi.LogicalUnit) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.lus, lu)
-}
-
-// sizeChanged raises unit attentions (CAPACITY DATA HAS CHANGED).
-func (s *showing) sizeChanged() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for lu := range s.lus {
-		lu.SizeChanged()
-	}
 }

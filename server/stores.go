@@ -3,14 +3,17 @@ package server
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync/atomic"
 
 	"oneshot/backend"
 	"oneshot/config"
 	"oneshot/scsi"
 	"oneshot/state"
+	"oneshot/volume"
 )
 
 // units are the logical units and the stores behind them. LUNs that show a store alike share
@@ -26,11 +29,12 @@ func newUnits(log *slog.Logger, dir *state.Dir) units {
 	return units{log: log, state: dir, stores: make(map[string]*openStore), made: make(map[unitKey]*scsi.LogicalUnit)}
 }
 
-// openStore is a store that logical units use. It has a handle of its own.
+// openStore is a store that logical units show, as a volume: there is one for each store, and it
+// stays while the LUNs that show it come, go and change.
 type openStore struct {
-	name string // for messages
-	shared
-	showing *showing
+	name     string           // for messages
+	identity backend.Identity // may be empty
+	volume   *volume.Volume
 }
 
 // unitKey is all that LUNs can differ in if they are not to share a logical unit.
@@ -61,9 +65,8 @@ func (u *units) unit(t *config.Target, l *config.LUN, s *openStore) (*scsi.Logic
 	if lu := u.made[key]; lu != nil {
 		return lu, nil
 	}
-	handle := s.share()
 	cfg := scsi.LUConfig{
-		Store: handle, BlockSize: l.BlockSize, PhysicalBlockSize: l.PhysicalBlockSize, ReadOnly: l.ReadOnly,
+		Volume: s.volume, BlockSize: l.BlockSize, PhysicalBlockSize: l.PhysicalBlockSize, ReadOnly: l.ReadOnly,
 		Vendor: l.Vendor, Product: l.Product, Serial: key.lun.Serial,
 		NAA:       scsi.LocalNAA(key.lun.Serial),
 		Removable: l.Removable, TPGS: tpgs[l.ALUA],
@@ -72,11 +75,9 @@ func (u *units) unit(t *config.Target, l *config.LUN, s *openStore) (*scsi.Logic
 	u.keep(&cfg, &key, l)
 	lu, err := scsi.NewLogicalUnit(cfg)
 	if err != nil {
-		_ = handle.Close()
 		return nil, fmt.Errorf("%s: LUN %d cannot show store %q: %w", l.Pos, l.Number, l.Store, err)
 	}
 	u.made[key] = lu
-	s.showing.add(lu)
 	return lu, nil
 }
 
@@ -100,19 +101,64 @@ func (u *units) keep(cfg *scsi.LUConfig, key *unitKey, l *config.LUN) {
 		}
 	}
 	cfg.Reservations = u.state.File(key.lun.Serial)
-	if !l.ReadOnly {
-		cfg.Journal = u.state.Journal(key.lun.Serial)
-	}
 }
 
-// openStore opens the store that c describes.
-func (u *units) openStore(c *config.Store) (*openStore, error) {
-	showing := &showing{}
-	s, err := opener(c, showing.sizeChanged, u.log.With("store", c.Name))
+// openStore opens the store that c describes. serials are those of the LUNs that show it.
+func (u *units) openStore(c *config.Store, serials []string) (*openStore, error) {
+	log := u.log.With("store", c.Name)
+	var opened atomic.Pointer[volume.Volume] // a device may tell of its size before there is one
+	store, err := opener(c, func() {
+		if v := opened.Load(); v != nil {
+			v.SizeChanged()
+		}
+	}, log)
 	if err != nil {
 		return nil, fmt.Errorf("%s: store %q: %w", c.Pos, c.Name, err)
 	}
-	return &openStore{c.Name, newShared(s), showing}, nil
+	identity := backend.IdentityOf(store)
+	for _, other := range u.stores {
+		if identity != "" && other.identity == identity {
+			return nil, errors.Join(fmt.Errorf("%s: the stores %q and %q are one, %s: show one of them by all LUNs that are to have these bytes", c.Pos, c.Name, other.name, identity), store.Close())
+		}
+	}
+	cfg := volume.Config{Store: store, Logger: log}
+	if u.state != nil && !c.ReadOnly {
+		cfg.Journal = u.state.Journal(volumeName(c, identity))
+		for _, serial := range serials { // as earlier versions called it
+			cfg.Former = append(cfg.Former, u.state.Journal(serial))
+		}
+	}
+	v, err := volume.New(cfg)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: store %q: %w", c.Pos, c.Name, err), store.Close())
+	}
+	opened.Store(v)
+	v.SizeChanged()
+	return &openStore{c.Name, identity, v}, nil
+}
+
+// volumeName names the volume of a store where its states are kept: the same after every restart, and
+// whatever the store and the LUNs that show it are called.
+func volumeName(c *config.Store, identity backend.Identity) string {
+	if identity == "" {
+		identity = backend.Identity(medium(c))
+	}
+	sum := sha256.Sum256([]byte(identity))
+	return "volume-" + hex.EncodeToString(sum[:10])
+}
+
+// serialsOf are the serial numbers by which LUNs of cfg show the store of that medium.
+func serialsOf(cfg *config.Config, of string) (serials []string) {
+	for i := range cfg.Targets {
+		t := &cfg.Targets[i]
+		for j := range t.LUNs {
+			if l := &t.LUNs[j]; medium(cfg.Store(l.Store)) == of {
+				serials = append(serials, keyOf(t, l, nil).lun.Serial)
+			}
+		}
+	}
+	slices.Sort(serials)
+	return slices.Compact(serials)
 }
 
 // without returns what is in u and not in other.
@@ -131,8 +177,10 @@ func (u *units) without(other *units) units {
 	return rest
 }
 
-// close closes every unit, and so every store. Units with tasks in them, which hang in their
-// stores, are left.
+var errHangs = errors.New("commands hang in it; what was not flushed may be lost")
+
+// close closes every unit, and every store. Units with tasks in them, which hang in their
+// stores, are left, and their stores stay open.
 func (u *units) close() (errs []error) {
 	said := make(map[string]bool) // the units of a store may fail alike
 	note := func(s *openStore, err error) {
@@ -146,48 +194,22 @@ func (u *units) close() (errs []error) {
 		}
 	}
 	for key, lu := range u.made {
-		key.store.showing.remove(lu)
 		if !lu.Idle() {
-			note(key.store, fmt.Errorf("commands hang in it; what was not flushed may be lost"))
+			note(key.store, errHangs)
 			continue
 		}
 		note(key.store, lu.Close())
 	}
 	for _, s := range u.stores {
-		note(s, s.Close())
+		if !s.volume.Idle() {
+			note(s, errHangs)
+			continue
+		}
+		if err := s.volume.Close(); !errors.Is(err, volume.ErrInUse) { // of that something has been said
+			note(s, err)
+		}
 	}
 	clear(u.made)
 	clear(u.stores)
 	return errs
-}
-
-// shared is a store with several owners; the last to close it closes it.
-type shared struct {
-	backend.Store
-	refs *atomic.Int32
-}
-
-var _ backend.Wrapper = shared{}
-
-func newShared(s backend.Store) shared {
-	refs := new(atomic.Int32)
-	refs.Store(1)
-	return shared{s, refs}
-}
-
-// share returns s for one more owner.
-func (s shared) share() shared {
-	s.refs.Add(1)
-	return s
-}
-
-// Pass returns the store itself: a handle has no part in anything.
-func (s shared) Pass(backend.Ability) backend.Store { return s.Store }
-
-// Close gives up one owner's handle.
-func (s shared) Close() error {
-	if s.refs.Add(-1) > 0 {
-		return nil
-	}
-	return s.Store.Close()
 }

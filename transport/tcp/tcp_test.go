@@ -28,6 +28,7 @@ import (
 	"oneshot/iscsi/pdu"
 	"oneshot/mem"
 	"oneshot/scsi"
+	"oneshot/volume"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -45,7 +46,9 @@ type bench struct {
 	pool *mem.Pool
 	l    *net.TCPListener
 	lu   *scsi.LogicalUnit
-	wg   sync.WaitGroup
+
+	volume *volume.Volume
+	wg     sync.WaitGroup
 
 	mu     sync.Mutex
 	movers []*Mover // guarded by mu
@@ -81,7 +84,10 @@ func newBench(t *testing.T, store backend.Store, tune func(*iscsi.Config)) *benc
 	}
 	b.node = iscsi.NewNode(cfg)
 	var err error
-	if b.lu, err = scsi.NewLogicalUnit(scsi.LUConfig{Store: store, Serial: "1", Logger: cfg.Logger}); err != nil {
+	if b.volume, err = volume.New(volume.Config{Store: store, Logger: cfg.Logger}); err != nil {
+		t.Fatal(err)
+	}
+	if b.lu, err = scsi.NewLogicalUnit(scsi.LUConfig{Volume: b.volume, Serial: "1", Logger: cfg.Logger}); err != nil {
 		t.Fatal(err)
 	}
 	target := scsi.NewTarget(scsi.TargetConfig{Name: iqn})
@@ -127,7 +133,7 @@ func (b *bench) close() {
 		b.t.Errorf("shutdown: %v", err)
 	}
 	b.wg.Wait()
-	if err := b.lu.Close(); err != nil {
+	if err := errors.Join(b.lu.Close(), b.volume.Close()); err != nil {
 		b.t.Errorf("closing the store: %v", err)
 	}
 	if n := b.pool.Stats().Leases; n != 0 {

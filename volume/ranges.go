@@ -1,4 +1,4 @@
-package scsi
+package volume
 
 import (
 	"runtime"
@@ -9,8 +9,8 @@ import (
 	"oneshot/internal/invariant"
 )
 
-// rangeLock keeps commands that must be atomic with respect to all others (SBC-3 §4.24:
-// COMPARE AND WRITE, ORWRITE) apart from those that touch the same blocks. Everybody else
+// rangeLock keeps requests that must be atomic with respect to all others (compare and write, or,
+// atomic writes) apart from those that touch the same bytes. Everybody else
 // takes it shared, with one uncontended atomic addition per mebibyte.
 //
 // The store's bytes are dealt out to stripes, one mebibyte each, round robin. A stripe's word:
@@ -21,20 +21,20 @@ import (
 //	└────────────┴────────┴───────────┴───────────────────────┘
 //
 // contended is set while an exclusive user holds the stripe or anybody waits for it; then
-// users come and go under mu. sticky says that the stripe has had an exclusive user: READs
-// there copy under a shared hold instead of lending, so that none sees half of a COMPARE AND
-// WRITE. (A READ that was lent memory before the first one, and is being sent still, may.)
+// users come and go under mu. sticky says that the stripe has had an exclusive user: reads
+// there copy under a shared hold instead of lending, so that none sees half of a compare and
+// write. (A read that was lent memory before the first one, and is being sent still, may.)
 //
 // Where the store completes later, waiting is a place in a queue, first come, first served.
 // Where it lends its memory, all sections are short and synchronous, and waiting is spinning.
-// A logical unit uses one of the two ways only.
+// A volume uses one of the two ways only.
 type rangeLock struct {
 	stripes [stripeCount]stripe
 
 	mu        sync.Mutex // a leaf
 	held      stripeSet  // by exclusive users; guarded by mu
 	contended stripeSet  // stripes with the contended bit; guarded by mu
-	first     *Task      // the queue; guarded by mu
+	first     *Request   // the queue; guarded by mu
 }
 
 type stripe struct {
@@ -105,7 +105,7 @@ func setOf(off, n int64) (s stripeSet) {
 	return s
 }
 
-// holdKind is how a task holds a range.
+// holdKind is how a request holds a range.
 type holdKind uint8
 
 const (
@@ -179,7 +179,7 @@ func (r *rangeLock) leaveStripes(first, count int) {
 	wake := false
 	for i := first; i < first+count; i++ {
 		w := r.stripes[i%stripeCount].word.Add(^uint64(0))
-		invariant.Check(w&sharedMask != sharedMask, "scsi: a range is left that was not entered")
+		invariant.Check(w&sharedMask != sharedMask, "volume: a range is left that was not entered")
 		wake = wake || w&stripeContended != 0 && w&sharedMask == 0
 	}
 	if wake {
@@ -218,53 +218,57 @@ func (r *rangeLock) tryExclusive(set *stripeSet) bool {
 func (r *rangeLock) leaveExclusive(off, n int64) {
 	set := setOf(off, n)
 	r.mu.Lock()
-	invariant.Check(r.held.holds(&set), "scsi: a range is left that was not held exclusively")
+	invariant.Check(r.held.holds(&set), "volume: a range is left that was not held exclusively")
 	r.held.remove(&set)
 	r.mu.Unlock()
 	r.wake()
 }
 
-// lockRange takes the range for t, now or later, and goes on.
-func (t *Task) lockRange(kind holdKind, off, n int64, then func(*Task) Next) Next {
-	invariant.Check(t.hold == holdNone, "scsi: a task takes a second range")
-	t.holdOff, t.holdLen = off, n
+// lockRange takes the range for r, now or later, and goes on with then, or ends the transfer if the
+// bytes are not to be had.
+func (r *Request) lockRange(kind holdKind, off, n int64, then Step) Next {
+	invariant.Check(r.hold == holdNone, "volume: a request takes a second range")
+	r.holdOff, r.holdLen = off, n
+	v := r.v
 	switch {
-	case t.lu.lender != nil && kind == holdShared:
-		t.lu.ranges.enterSharedSpin(off, n)
-	case t.lu.lender != nil:
-		t.lu.ranges.enterExclusiveSpin(off, n)
-	case kind == holdShared && t.lu.ranges.tryShared(off, n):
-	case !t.lu.ranges.enqueue(t, kind):
-		t.then = then
-		t.phase = phaseRange // Resume notes the hold when it is granted
-		return Wait
+	case v.lender != nil && kind == holdShared:
+		v.ranges.enterSharedSpin(off, n)
+	case v.lender != nil:
+		v.ranges.enterExclusiveSpin(off, n)
+	case kind == holdShared && v.ranges.tryShared(off, n):
+	case !v.ranges.enqueue(r, kind):
+		r.locked = then
+		return r.Park((*Request).withdrawRange, (*Request).haveRange) // Resume notes the hold
 	}
-	t.hold = kind
-	return t.haveRange(then)
+	r.hold, r.queueKind = kind, holdNone
+	r.locked = then
+	return r.haveRange()
 }
 
-// haveRange goes on with a range that t has got, unless its bytes are not to be had.
-func (t *Task) haveRange(then func(*Task) Next) Next {
-	if s, ok := t.lu.refuses(t, t.holdOff, t.holdLen); ok {
-		return t.check(s)
+// haveRange goes on with a range that r has got, unless its bytes are not to be had.
+func (r *Request) haveRange() Next {
+	if err := r.v.refuses(r.holdOff, r.holdLen, r.writes); err != nil {
+		return r.end(err)
 	}
-	return then(t)
+	return r.locked(r)
 }
 
 // leaveRange gives back what lockRange took. Without such it does nothing.
-func (t *Task) leaveRange() {
-	kind := t.hold
-	t.hold = holdNone
+func (r *Request) leaveRange() {
+	kind := r.hold
+	r.hold = holdNone
 	switch kind {
 	case holdShared:
-		t.lu.ranges.leaveShared(t.holdOff, t.holdLen)
+		r.v.ranges.leaveShared(r.holdOff, r.holdLen)
 	case holdExclusive:
-		t.lu.ranges.leaveExclusive(t.holdOff, t.holdLen)
+		r.v.ranges.leaveExclusive(r.holdOff, r.holdLen)
 	}
 }
 
+func (r *Request) withdrawRange() bool { return r.v.ranges.withdraw(r) }
+
 // enqueue gives t its range and reports true, or puts it into the queue.
-func (r *rangeLock) enqueue(t *Task, kind holdKind) bool {
+func (r *rangeLock) enqueue(t *Request, kind holdKind) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	t.queueKind, t.queueNext = kind, nil
@@ -285,7 +289,7 @@ func (r *rangeLock) enqueue(t *Task, kind holdKind) bool {
 }
 
 // withdraw takes t out of the queue, and reports false if it is not there any more.
-func (r *rangeLock) withdraw(t *Task) bool {
+func (r *rangeLock) withdraw(t *Request) bool {
 	r.mu.Lock()
 	p := &r.first
 	for *p != nil && *p != t {
@@ -300,8 +304,31 @@ func (r *rangeLock) withdraw(t *Task) bool {
 	return found
 }
 
-// serve takes from the queue, in order, the tasks that can have their ranges. mu is held.
-func (r *rangeLock) serve() (granted taskQueue) {
+// requestQueue are requests that got what they had waited for and do not know it yet. They stay as
+// they are, an abort included, until they are told.
+type requestQueue struct{ first, last *Request }
+
+func (q *requestQueue) add(r *Request) {
+	r.queueNext = nil
+	if q.first == nil {
+		q.first = r
+	} else {
+		q.last.queueNext = r
+	}
+	q.last = r
+}
+
+// grant tells them. No lock is held, for a Signal may do anything.
+func (q requestQueue) grant() {
+	for r := q.first; r != nil; {
+		next := r.queueNext // granted, the request may be gone
+		r.Grant()
+		r = next
+	}
+}
+
+// serve takes from the queue, in order, the requests that can have their ranges. mu is held.
+func (r *rangeLock) serve() (granted requestQueue) {
 	var before stripeSet
 	for p := &r.first; *p != nil; {
 		t := *p

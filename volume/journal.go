@@ -1,0 +1,190 @@
+package volume
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"oneshot/backend"
+	"oneshot/mem"
+)
+
+// Journal keeps a write until it is durable, so that an atomic write leaves all of its bytes or none
+// of them on a store that a power cut can leave half written. It may be called from any goroutine.
+type Journal interface {
+	// Begin keeps, durably, that data are about to be written at off (bytes). It waits for the End
+	// of another Begin. When it fails nothing is kept, and End does not follow.
+	Begin(off int64, data []byte) error
+	// End forgets it, durably.
+	End() error
+	// Pending returns what another process has begun and not ended; nil if nothing. End follows
+	// when that has been done.
+	Pending() (off int64, data []byte, err error)
+}
+
+// half is an atomic write that was begun and neither completed nor undone: the journal has it, and a
+// restart completes it. Until then its bytes can be neither read nor written, and there is no other
+// atomic write. If the store is whole and only the journal is not, the next atomic write elsewhere
+// tries to mend that.
+type half struct {
+	off, n int64
+	whole  bool // the store has all of it, or nothing; only the journal cannot forget it
+}
+
+// refuses returns the error of a request that needs a range with a half-written part; nil: it does not.
+func (v *Volume) refuses(off, n int64, writes bool) error {
+	h := v.half.Load()
+	if h == nil || off >= h.off+h.n || h.off >= off+n {
+		return nil
+	}
+	kind := backend.Read
+	if writes {
+		kind = backend.Write
+	}
+	return &backend.MediumError{Kind: kind, Off: max(off, h.off), Err: errHalf}
+}
+
+// Whole returns nil, or why a restart will write to the volume before anybody else can.
+func (v *Volume) Whole() error {
+	if v.half.Load() != nil {
+		return errHalf
+	}
+	return nil
+}
+
+// replay does the write that was begun when the power went.
+func (v *Volume) replay(j Journal) error {
+	if j == nil {
+		return nil
+	}
+	off, data, err := j.Pending()
+	if err != nil || data == nil {
+		return err
+	}
+	err = v.writeThrough(off, data)
+	if _, outside := errors.AsType[*backend.RangeError](err); outside || err != nil && j != v.journal {
+		return fmt.Errorf("volume: an atomic write cannot be completed after a restart: %w", err)
+	}
+	if err != nil {
+		v.leaveHalf(off, int64(len(data)), false, err)
+		return nil
+	}
+	return j.End()
+}
+
+// leaveHalf gives up on a write that the journal has.
+func (v *Volume) leaveHalf(off, n int64, whole bool, err error) {
+	v.half.Store(&half{off, n, whole})
+	v.log.Error("an atomic write can be neither completed nor undone; its blocks are refused until the target is restarted, which completes it",
+		"offset", off, "bytes", n, "reason", err)
+}
+
+var errHalf = errors.New("an earlier atomic write is neither complete nor undone: restart the target to have it completed")
+
+// journaled writes data, all or nothing. The caller has the range for itself, and may be blocked. old
+// is memory for as many bytes.
+func (v *Volume) journaled(off int64, data, old []byte) error {
+	v.journaling.Lock()
+	defer v.journaling.Unlock()
+	n := int64(len(data))
+	if h := v.half.Load(); h != nil {
+		if !h.whole || v.journal.End() != nil {
+			return errHalf
+		}
+		v.half.Store(nil)
+	}
+	cannot := v.wait(&backend.Op{Kind: backend.Read, Off: off, Len: n, Segs: [][]byte{old}}) // be undone
+	if err := v.journal.Begin(off, data); err != nil {
+		return err
+	}
+	err := v.writeThrough(off, data)
+	if err != nil {
+		if cannot == nil {
+			cannot = v.undo(off, old)
+		}
+		if cannot != nil {
+			v.leaveHalf(off, n, false, cannot)
+			return err
+		}
+	}
+	// A journal that keeps the write would have a restart overwrite what is written from now on.
+	if end := v.journal.End(); end != nil {
+		v.leaveHalf(off, n, true, end)
+		return cmp.Or(err, end)
+	}
+	return err
+}
+
+// undo makes the bytes at off what they were, as far as they are not. What has not been written is
+// left alone: it may have no space on the medium, and need none.
+func (v *Volume) undo(off int64, old []byte) error {
+	unit := int64(v.info.BlockSize)
+	now := alignedBytes(undoBytes)
+	for at := int64(0); at < int64(len(old)); {
+		n := min(int64(len(old))-at, undoBytes)
+		if err := v.wait(&backend.Op{Kind: backend.Read, Off: off + at, Len: n, Segs: [][]byte{now[:n]}}); err != nil {
+			return err
+		}
+		same := func(i int64) bool { return bytes.Equal(now[i:i+unit], old[at+i:at+i+unit]) }
+		for i := int64(0); i < n; {
+			end := i
+			for end < n && !same(end) {
+				end += unit
+			}
+			if end > i {
+				if err := v.writeThrough(off+at+i, old[at+i:at+end]); err != nil {
+					return err
+				}
+			}
+			for i = end; i < n && same(i); {
+				i += unit
+			}
+		}
+		at += n
+	}
+	return nil
+}
+
+const undoBytes = 64 << 10 // looked at in one piece by undo
+
+// writeThrough writes and waits until the bytes are durable.
+func (v *Volume) writeThrough(off int64, data []byte) error {
+	return v.wait(&backend.Op{Kind: backend.Write, Flags: backend.FUA, Off: off, Len: int64(len(data)), Segs: [][]byte{data}})
+}
+
+// wait does op and waits for it.
+func (v *Volume) wait(op *backend.Op) error {
+	done := make(opWaiter, 1)
+	op.Done = done
+	if !v.store.Submit(op) {
+		<-done
+	}
+	return op.Err
+}
+
+// opWaiter waits for an operation.
+type opWaiter chan struct{}
+
+// OpDone is for the store.
+func (w opWaiter) OpDone(*backend.Op) { w <- struct{}{} }
+
+// writeAtomicJournaled is the end of an atomic write on a store with a journal, whose files may take
+// their time.
+func (r *Request) writeAtomicJournaled() Next {
+	v, off, data, old := r.v, r.off, r.lease.Bytes()[:r.n], r.scratch[:r.n]
+	next := r.Park(nil, (*Request).opEnd)
+	go func() {
+		r.op.Kind, r.op.Off, r.op.Len, r.op.Err = backend.Write, off, int64(len(data)), v.journaled(off, data, old)
+		r.Grant()
+	}()
+	return next
+}
+
+// alignedBytes returns n bytes that direct I/O can be done with.
+func alignedBytes(n int) []byte {
+	b := make([]byte, n+mem.PageSize)
+	head := int(-uintptr(unsafe.Pointer(unsafe.SliceData(b))) & (mem.PageSize - 1))
+	return b[head : head+n : head+n]
+}

@@ -1,0 +1,413 @@
+package volume
+
+import (
+	"sync/atomic"
+
+	"oneshot/backend"
+	"oneshot/internal/invariant"
+	"oneshot/mem"
+)
+
+// Next is what the driver of a request has to do with it.
+type Next uint8
+
+// What a step asks for.
+const (
+	// Done: the results are final, and what is lent or leased stays valid until Release.
+	Done Next = iota
+	// Pull: the driver fills Out, in order, and calls Pulled.
+	Pull
+	// Wait: nothing to do until the client is told that the request is ready.
+	Wait
+	// Aborted: the request has let go of everything. There are no results.
+	Aborted
+)
+
+// Client is the command that a request works for. Its methods are called from any goroutine.
+type Client interface {
+	// Signal sets flag and then has Resume called. Once flag is set the request may be gone, and in use
+	// for something else: what Signal needs of the client it looks at before. It must not block.
+	Signal(flag *atomic.Bool)
+	// Lease returns n bytes of I/O memory that the request then owns, or nil when there is none now.
+	// Then Resume is called once there may be. Called only from within a step.
+	Lease(n int) *mem.Lease
+	// Begun says that an operation of the request waits for Volume.Kick. Only of those with batches.
+	Begun()
+	// Cork is that of backend.Corker.
+	Cork() backend.Uncorker
+}
+
+// Step is what a request goes on with. Steps are static functions, so that a transfer allocates nothing.
+type Step func(*Request) Next
+
+// Request is a transfer on its way through a volume: it waits for its range, leases memory, has
+// data pulled, asks the store, and settles. It is driven as a step function by one goroutine at a
+// time:
+//
+//	  Read, Write …            Pull: fill Out, then Pulled
+//	─────────────────►  Next   Wait: Signal comes, then Resume
+//	                           Done: look at Err, In, Mismatch; later Release
+//
+// The methods that begin something take the step that follows its end, which they call themselves:
+// what that returns is what they return. The zero value is ready for Begin.
+//
+// The driver owns everything but the atomics and what is marked. Two things reach a request from
+// elsewhere: the store's completion (opDone), and a grant of what it waits for (granted).
+type Request struct {
+	client Client
+	home   *Volume
+	v      *Volume // home, but while a piece of a copy is elsewhere
+	block  int     // bytes of which writes are atomic with respect to each other
+	most   int     // bytes of the largest lease
+	batch  bool    // operations may wait for Kick
+	noLend bool    // no memory of the store to be sent or received into
+
+	phase phase
+	then  Step // after the current wait
+	after Step // at the end of the transfer
+
+	// Err is how the transfer ended, valid in the step that follows it.
+	Err error
+	// Mismatch is the first byte that was not what it was compared with; -1: none.
+	Mismatch int64
+	// In is what was read. It has at most as many bytes as there was room for.
+	In [][]byte
+	// Out is where data go, valid after Pull, OutLen bytes in all.
+	Out    [][]byte
+	OutLen int
+	// PlaceUnit, unless it is 0, says that the data go to the store's own memory, and Out is empty: they
+	// are placed with BeginPlace, in whole blocks of so many bytes. OutLen is a multiple of it.
+	PlaceUnit int
+
+	off, n  int64 // the bytes of the store that the transfer is about
+	room    int64 // of these, bytes that are wanted
+	fua     bool
+	op      backend.Op
+	segs    [][]byte  // backs In and Out; kept over Release
+	one     [1][]byte // backs op.Segs where it is a part of a lease
+	lease   *mem.Lease
+	scratch []byte // memory to look at the store's bytes in
+	want    [2]int // sizes of data and scratch in the lease that is being waited for
+
+	// Of transfers that go through a range in pieces.
+	done    int64 // bytes of the current range dealt with
+	compare bool
+	fresh   bool // the medium is asked, not a cache
+	kind    backend.Kind
+	unit    int64   // bytes of what is repeated
+	ranges  []Range // after the current one
+
+	hold    holdKind // what it holds of v.ranges
+	holdOff int64
+	holdLen int64
+	locked  Step // when it has the range
+	writes  bool // the transfer changes bytes
+
+	opDone   atomic.Bool
+	granted  atomic.Bool
+	yielded  atomic.Bool         // set for nobody: a yield needs no reason to go on
+	withdraw func(*Request) bool // gives up the wait; nil: who grants it is to be waited for
+
+	queueNext *Request // in rangeLock.queue, guarded by its mutex
+	queueKind holdKind // what it waits for there
+}
+
+var _ backend.Corker = (*Request)(nil)
+
+// Range is a range of bytes.
+type Range struct{ Off, N int64 }
+
+// phase is what a request waits for.
+type phase uint8
+
+const (
+	phaseIdle   phase = iota
+	phaseMemory       // I/O memory
+	phasePull         // data
+	phaseOp           // the store
+	phaseParked       // a grant: its turn on a range, or what the client waits for
+	phaseYield        // others to have been served
+)
+
+// Begin makes r a request of client to v, in blocks of so many bytes, none of which is ever of two
+// writers. most is how many bytes the largest lease
+// has that it can get. With batch operations may wait for Volume.Kick. With noLend no memory of
+// the store is sent or received into.
+func (r *Request) Begin(client Client, v *Volume, block, most int, batch, noLend bool) {
+	r.block = block
+	r.client, r.home, r.v, r.most, r.batch, r.noLend, r.Mismatch = client, v, v, most, batch, noLend, -1
+}
+
+// Pulled says that Out has been filled. Due is false if nobody has asked for that.
+func (r *Request) Pulled() (next Next, due bool) {
+	if r.phase != phasePull {
+		return Wait, false
+	}
+	return r.then(r), true
+}
+
+// Pulling reports whether Out is being filled.
+func (r *Request) Pulling() bool { return r.phase == phasePull }
+
+// Parked reports whether the request waits for a grant.
+func (r *Request) Parked() bool { return r.phase == phaseParked }
+
+// Resume goes on after a Signal, or after memory may be had. It may be called too often, and on a
+// request that has been released: without a reason to go on, due is false. An aborted request goes
+// on as soon as nothing uses it any more, with Aborted.
+func (r *Request) Resume(aborted bool) (next Next, due bool) {
+	switch r.phase {
+	case phaseOp:
+		if !r.opDone.Load() {
+			return Wait, false
+		}
+		r.opDone.Store(false)
+	case phaseParked:
+		if !r.granted.Load() && !(aborted && r.withdraw != nil && r.withdraw(r)) {
+			return Wait, false
+		}
+		if r.granted.Swap(false) && r.queueKind != holdNone {
+			r.hold = r.queueKind
+		}
+		r.queueKind = holdNone
+	case phaseMemory:
+		if !aborted {
+			return r.getMemory(), true
+		}
+	case phaseYield:
+	case phasePull:
+		if !aborted {
+			return Wait, false
+		}
+	default:
+		return Wait, false
+	}
+	if aborted {
+		return Aborted, true
+	}
+	return r.then(r), true
+}
+
+// Settle is the end of the request, but for its memory: it gives back its range, and waits for
+// nothing any more.
+func (r *Request) Settle() {
+	r.leaveRange()
+	r.phase = phaseIdle
+}
+
+// Release gives back what the request holds, and clears it for the next Begin.
+func (r *Request) Release() {
+	r.leaveRange()
+	r.DropMemory()
+	segs := r.segs[:cap(r.segs)]
+	clear(segs)
+	*r = Request{}
+	r.segs = segs[:0]
+}
+
+// DropMemory gives the lease back.
+func (r *Request) DropMemory() {
+	if r.lease != nil {
+		r.lease.Release()
+		r.lease = nil
+	}
+}
+
+// Park waits until somebody calls Grant. An aborted request gives the wait up with withdraw, which
+// reports false if the grant is on its way; nil: the grant is waited for in any case.
+func (r *Request) Park(withdraw func(*Request) bool, then Step) Next {
+	r.withdraw, r.then, r.phase = withdraw, then, phaseParked
+	return Wait
+}
+
+// Grant has a request go on that was parked. No lock is held that its client may want.
+func (r *Request) Grant() { r.client.Signal(&r.granted) }
+
+// Client returns what Begin was given.
+func (r *Request) Client() Client { return r.client }
+
+// Data is the memory that the request has leased: after Take, the data that were pulled.
+func (r *Request) Data() []byte { return r.lease.Bytes() }
+
+// Failed says which operation Err is of.
+func (r *Request) Failed() (off, n int64) { return r.op.Off, r.op.Len }
+
+// Memory gets n bytes, at the start of Data, and extra ones in scratch (0: none), then goes on. A
+// request that waits for memory holds none, lest two wait for each other's.
+func (r *Request) Memory(n, extra int, then Step) Next {
+	invariant.Check(r.lease == nil, "volume: a request takes a second lease")
+	r.want = [2]int{n, extra}
+	r.then = then
+	return r.getMemory()
+}
+
+func (r *Request) getMemory() Next {
+	n, extra := r.want[0], r.want[1]
+	// Where direct I/O goes to the scratch memory, it has to be aligned.
+	at := (n + mem.PageSize - 1) &^ (mem.PageSize - 1)
+	total := n
+	if extra != 0 && at+extra <= r.most {
+		total = at + extra
+	}
+	invariant.Check(total <= r.most, "volume: a request waits for memory that it can never have")
+	if r.lease = r.client.Lease(total); r.lease == nil {
+		r.phase = phaseMemory
+		return Wait
+	}
+	switch {
+	case extra == 0:
+	case total > n:
+		r.scratch = r.lease.Bytes()[at:]
+	default:
+		// The data has all of the largest lease there is. scratchBytes more on the heap keep
+		// the memory of a connection bounded: there is one for each such lease.
+		r.scratch = make([]byte, extra)
+	}
+	return r.then(r)
+}
+
+// Take gets memory for n bytes and has them pulled.
+func (r *Request) Take(n int64, then Step) Next {
+	r.n, r.after = n, then
+	return r.Memory(int(n), 0, (*Request).takePull)
+}
+
+func (r *Request) takePull() Next { return r.pull(int(r.n), r.after) }
+
+// pull asks for the first n bytes of data in the lease.
+func (r *Request) pull(n int, then Step) Next {
+	r.segs = append(r.segs[:0], r.lease.Bytes()[:n])
+	r.Out, r.OutLen = r.segs, n
+	r.then = then
+	r.phase = phasePull
+	return Pull
+}
+
+// pullLent asks for n bytes of data in the store's own memory.
+func (r *Request) pullLent(n int, then Step) Next {
+	r.Out, r.OutLen, r.PlaceUnit = nil, n, r.block
+	r.then = then
+	r.phase = phasePull
+	return Pull
+}
+
+// submit gives an operation on [off, off+n) to the store, with the first n bytes of buf if it
+// moves any, and goes on when it has completed, with its error in r.op.Err.
+func (r *Request) submit(kind backend.Kind, off, n int64, buf []byte, then Step) Next {
+	r.op.Kind, r.op.Off, r.op.Len, r.op.Segs = kind, off, n, nil
+	if buf != nil {
+		r.one[0] = buf[:n]
+		r.op.Segs = r.one[:]
+	}
+	r.op.Done, r.op.Err = r, nil
+	r.then = then
+	r.phase = phaseOp
+	if r.submitOp() {
+		return then(r)
+	}
+	return Wait
+}
+
+// submitOp submits r.op, and has Kick start it if that may be. It reports whether the operation has
+// completed. Those of a copy on other volumes than the one that was asked may not wait: who kicks
+// does not know these.
+func (r *Request) submitOp() bool {
+	if !r.batch || r.v != r.home || r.v.batcher == nil {
+		r.op.Flags &^= backend.More // of an earlier operation
+		return r.v.store.Submit(&r.op)
+	}
+	r.op.Flags |= backend.More
+	client := r.client // the operation may complete, and the client have another, before Submit returns
+	if r.v.store.Submit(&r.op) {
+		return true
+	}
+	client.Begun()
+	return false
+}
+
+// OpDone is for the store.
+func (r *Request) OpDone(*backend.Op) {
+	// Where ranges are waited for by spinning, a shared hold ends with the operation. Were it
+	// kept until the driver comes round, a driver that spins would wait for itself.
+	if r.hold == holdShared && r.v.lender != nil {
+		r.leaveRange()
+	}
+	r.client.Signal(&r.opDone)
+}
+
+// Cork is for the store; see backend.Corker.
+func (r *Request) Cork() backend.Uncorker { return r.client.Cork() }
+
+// Yield lets the driver do something else before it goes on with the request.
+func (r *Request) Yield(then Step) Next {
+	r.then = then
+	r.phase = phaseYield
+	r.client.Signal(&r.yielded)
+	return Wait
+}
+
+// end ends the transfer with err.
+func (r *Request) end(err error) Next {
+	r.Err = err
+	return r.after(r)
+}
+
+// opEnd ends the transfer as its operation has ended.
+func (r *Request) opEnd() Next { return r.end(r.op.Err) }
+
+// writeFlag is what is asked of the store's writes.
+func (r *Request) writeFlag() backend.Flags {
+	if r.fua {
+		return backend.FUA
+	}
+	return 0
+}
+
+// BeginPlace lends the memory for the n bytes of data from at on, both multiples of PlaceUnit,
+// to the transport, which calls End when it has filled it. In between lie a few microseconds of
+// copying, no other call to this package, and no waiting: the pair keeps others who write away from
+// these blocks, and requests that must be atomic, such as CompareAndWrite. Of a request that does
+// not wait for its data, or has no PlaceUnit, there is no such memory.
+func (r *Request) BeginPlace(at, n int) Placing {
+	if r.phase != phasePull || r.PlaceUnit == 0 || n == 0 {
+		return Placing{}
+	}
+	invariant.Check(at%r.PlaceUnit == 0 && n%r.PlaceUnit == 0 && at+n <= r.OutLen, "whole blocks of the data are placed")
+	p := Placing{v: r.v, off: r.off + int64(at), n: int64(n)}
+	p.v.ranges.enterSharedSpin(p.off, p.n)
+	r.segs = p.v.lender.Lend(r.segs[:0], p.off, p.n, true)
+	p.Segs = r.segs
+	return p
+}
+
+// Place copies b to where the data from at on belong, with or without PlaceUnit.
+func (r *Request) Place(at int, b []byte) {
+	for _, seg := range r.Out {
+		if at >= len(seg) {
+			at -= len(seg)
+			continue
+		}
+		b = b[copy(seg[at:], b):]
+		at = 0
+	}
+	p := r.BeginPlace(at, len(b))
+	for _, seg := range p.Segs {
+		b = b[copy(seg, b):]
+	}
+	p.End()
+}
+
+// Placing is what BeginPlace has lent, and all that End gives back. The zero value is nothing.
+type Placing struct {
+	Segs   [][]byte // to be filled
+	v      *Volume
+	off, n int64
+}
+
+// End ends what BeginPlace began. It is called once.
+func (p Placing) End() {
+	if p.v != nil {
+		p.v.lender.Commit(p.off, p.n)
+		p.v.ranges.leaveShared(p.off, p.n)
+	}
+}

@@ -1,0 +1,80 @@
+package volume
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+)
+
+// Token stands for bytes of a volume as they are. It ends when any of them are about to change. A
+// write that is under way while a token is made may come before or after it.
+type Token struct {
+	v       *Volume
+	ranges  []Range
+	revoked atomic.Bool
+}
+
+// tokens are those of a volume.
+type tokens struct {
+	count atomic.Int32 // looked at by each request that writes
+	mu    sync.Mutex
+	list  []*Token // guarded by mu
+}
+
+// NewToken makes a token for ranges, in the order of the data.
+func (v *Volume) NewToken(ranges []Range) *Token {
+	t := &Token{v: v, ranges: ranges}
+	v.tokens.mu.Lock()
+	defer v.tokens.mu.Unlock()
+	v.tokens.list = append(v.tokens.list, t)
+	v.tokens.count.Store(int32(len(v.tokens.list)))
+	return t
+}
+
+// Volume is where the bytes are.
+func (t *Token) Volume() *Volume { return t.v }
+
+// Ranges are what it stands for.
+func (t *Token) Ranges() []Range { return t.ranges }
+
+// Valid reports whether none of the bytes have changed.
+func (t *Token) Valid() bool { return !t.revoked.Load() }
+
+// Size is the number of bytes that it stands for.
+func (t *Token) Size() (n int64) {
+	for _, x := range t.ranges {
+		n += x.N
+	}
+	return n
+}
+
+// Revoke ends the token.
+func (t *Token) Revoke() { t.v.tokens.revoke(func(x *Token) bool { return x == t }) }
+
+// Touch ends the tokens that stand for any of the bytes [off, off+n). It is called before they
+// change.
+func (v *Volume) Touch(off, n int64) {
+	if v.tokens.count.Load() == 0 {
+		return
+	}
+	v.tokens.revoke(func(t *Token) bool {
+		return slices.ContainsFunc(t.ranges, func(x Range) bool { return off < x.Off+x.N && x.Off < off+n })
+	})
+}
+
+// RevokeAll ends all tokens: the data are about to go.
+func (v *Volume) RevokeAll() { v.tokens.revoke(func(*Token) bool { return true }) }
+
+// revoke ends the tokens for which f is true.
+func (ts *tokens) revoke(f func(*Token) bool) {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	ts.list = slices.DeleteFunc(ts.list, func(t *Token) bool {
+		if !f(t) {
+			return false
+		}
+		t.revoked.Store(true)
+		return true
+	})
+	ts.count.Store(int32(len(ts.list)))
+}

@@ -1,0 +1,223 @@
+// Package volume is a disk as everybody who shows it has it in common: a store and what belongs to
+// its bytes, whatever protocol asks and however it calls them. There is one volume for a store.
+//
+//	scsi.LogicalUnit ──┐
+//	scsi.LogicalUnit ──┼─► Volume ──► backend.Store
+//	nvme, one day    ──┘     ranges, journal, tokens
+//
+// A Request is a transfer on its way through a volume. Bytes and offsets are all that is known
+// here; blocks, commands and statuses belong to the views.
+package volume
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"oneshot/backend"
+)
+
+// Config says what a volume is made of.
+type Config struct {
+	Store backend.Store // owned by the volume from now on
+	// Journal, if set, makes atomic writes possible on a store that does not lend its memory.
+	Journal Journal
+	// Former are other journals that may have a write that was under way when the power went.
+	Former []Journal
+	Logger *slog.Logger // nil: slog.Default()
+}
+
+// Volume is a store and what belongs to its bytes. Its methods may be called from any goroutine.
+type Volume struct {
+	store   backend.Store
+	lender  backend.Lender  // the store, if it lends its memory
+	batcher backend.Batcher // the store, if it takes operations in batches
+	info    backend.Info
+	size    atomic.Int64 // bytes
+	log     *slog.Logger
+
+	ranges     rangeLock
+	tokens     tokens
+	journal    Journal              // nil: there is none
+	journaling sync.Mutex           // held by an atomic write that uses the journal
+	half       atomic.Pointer[half] // the atomic write that went wrong; set with journaling held
+
+	mu       sync.Mutex    // taken before the locks of views; not held over store calls
+	views    []View        // guarded by mu
+	pins     int           // copies that read or write here; guarded by mu
+	closing  bool          // no copy may pin it any more; guarded by mu
+	unpinned chan struct{} // closed when pins is zero; nil: nobody waits; guarded by mu
+}
+
+// View is what shows a volume: a logical unit, say.
+type View interface {
+	// SizeChanged says that Size tells something else. It is called from any goroutine, and must not
+	// call the volume back but for that.
+	SizeChanged()
+}
+
+// New returns the volume that cfg describes. An atomic write that was under way when the power went
+// is completed.
+func New(cfg Config) (*Volume, error) {
+	v := &Volume{store: cfg.Store, info: cfg.Store.Info(), journal: cfg.Journal, log: cfg.Logger}
+	if v.log == nil {
+		v.log = slog.Default()
+	}
+	v.lender, _ = backend.As[backend.Lender](cfg.Store)
+	v.batcher, _ = backend.As[backend.Batcher](cfg.Store)
+	v.size.Store(v.info.Size)
+	for _, j := range append(cfg.Former, cfg.Journal) {
+		if err := v.replay(j); err != nil {
+			return nil, err
+		}
+	}
+	return v, nil
+}
+
+// ErrInUse is the error of closing a volume that is shown.
+var ErrInUse = errors.New("the volume is shown by something")
+
+// Close makes the contents durable and closes the store. Copies that use the volume are waited
+// for. No view may show it any more.
+func (v *Volume) Close() error {
+	v.mu.Lock()
+	if len(v.views) != 0 {
+		v.mu.Unlock()
+		return ErrInUse
+	}
+	v.closing = true
+	v.mu.Unlock()
+	<-v.Unpinned()
+	v.RevokeAll()
+	return v.store.Close()
+}
+
+// Attach adds a view.
+func (v *Volume) Attach(w View) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.views = append(v.views, w)
+}
+
+// Detach takes a view away. Its last request has ended.
+func (v *Volume) Detach(w View) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if i := slices.Index(v.views, w); i >= 0 {
+		v.views = slices.Delete(v.views, i, i+1)
+	}
+}
+
+// Store returns the store, for what is asked of it beyond reading and writing.
+func (v *Volume) Store() backend.Store { return v.store }
+
+// Info describes the store. The size in it is that of the start.
+func (v *Volume) Info() backend.Info { return v.info }
+
+// Size is the number of bytes. It may change between two calls.
+func (v *Volume) Size() int64 { return v.size.Load() }
+
+// Lends reports whether the store lends its memory.
+func (v *Volume) Lends() bool { return v.lender != nil }
+
+// Thin reports whether discarding gives space back.
+func (v *Volume) Thin() bool { return v.info.DiscardGranularity > 0 }
+
+// Holds reports whether [off, off+n) lies within the volume.
+func (v *Volume) Holds(off, n int64) bool {
+	size := v.Size()
+	return off >= 0 && n >= 0 && off <= size && n <= size-off
+}
+
+// Kick starts the operations that requests have submitted in batches.
+func (v *Volume) Kick() { v.batcher.Kick() }
+
+// Resize makes the store size bytes long, or as long as its medium has become, with 0. False: the
+// store keeps its size while it is open. The views hear of it from SizeChanged.
+func (v *Volume) Resize(size int64) (bool, error) {
+	r, ok := backend.As[backend.Resizer](v.store)
+	if !ok {
+		return false, nil
+	}
+	return true, r.Resize(size)
+}
+
+// SizeChanged looks at the size of the store again, and tells the views. A store that shrinks has to
+// answer with errors for what lies beyond its end: requests that were checked against the former
+// size are still under way.
+func (v *Volume) SizeChanged() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	size := v.store.Info().Size
+	if v.size.Swap(size) == size {
+		return
+	}
+	for _, w := range v.views {
+		w.SizeChanged()
+	}
+}
+
+// Pin keeps the volume from being closed; false: it is being closed.
+func (v *Volume) Pin() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.closing {
+		return false
+	}
+	v.pins++
+	return true
+}
+
+// Unpin undoes Pin.
+func (v *Volume) Unpin() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.pins--; v.pins < 0 {
+		panic(fmt.Sprintf("volume: %d pins", v.pins))
+	}
+	if v.pins == 0 && v.unpinned != nil {
+		close(v.unpinned)
+		v.unpinned = nil
+	}
+}
+
+// Idle reports whether nothing pins the volume.
+func (v *Volume) Idle() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.pins == 0
+}
+
+// Unpinned returns a channel that is closed when nothing pins the volume, if only for a moment.
+func (v *Volume) Unpinned() <-chan struct{} {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.pins == 0 {
+		c := make(chan struct{})
+		close(c)
+		return c
+	}
+	if v.unpinned == nil {
+		v.unpinned = make(chan struct{})
+	}
+	return v.unpinned
+}
+
+// Settled returns nil if no request holds anything of the volume, or what is held.
+func (v *Volume) Settled() error {
+	v.mu.Lock()
+	pins := v.pins
+	v.mu.Unlock()
+	if pins != 0 {
+		return fmt.Errorf("volume: %d pins are left", pins)
+	}
+	for i := range v.ranges.stripes {
+		if w := v.ranges.stripes[i].word.Load(); w&^stripeSticky != 0 {
+			return fmt.Errorf("volume: stripe %d is %#x", i, w)
+		}
+	}
+	return nil
+}
