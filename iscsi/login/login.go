@@ -326,7 +326,11 @@ func (l *Login) takeNames(pairs []text.Pair) *failure {
 	for _, p := range pairs {
 		switch p.Key {
 		case "InitiatorName":
-			l.initiator = strings.ToLower(p.Value)
+			name, err := text.Name(p.Value)
+			if err != nil && p.Value != "" {
+				return fail(pdu.LoginInitiatorError, "InitiatorName: %v", err)
+			}
+			l.initiator = name
 		case "TargetName":
 			l.target = strings.ToLower(p.Value)
 		case "SessionType":
@@ -337,7 +341,7 @@ func (l *Login) takeNames(pairs []text.Pair) *failure {
 		}
 	}
 	switch {
-	case l.initiator == "" || len(l.initiator) > maxName:
+	case l.initiator == "":
 		return fail(pdu.LoginMissingParameter, "the first request has no InitiatorName")
 	case l.normal && l.target == "":
 		return fail(pdu.LoginMissingParameter, "the first request has no TargetName")
@@ -366,9 +370,6 @@ func (l *Login) takeNames(pairs []text.Pair) *failure {
 
 // names are the keys that say who wants what.
 var names = []string{"InitiatorName", "InitiatorAlias", "TargetName", "SessionType"}
-
-// maxName is the longest iSCSI name (RFC 7143 §4.2.7.1).
-const maxName = 223
 
 // securityKeys belong to the authentication.
 var securityKeys = []string{"AuthMethod", "CHAP_A", "CHAP_I", "CHAP_C", "CHAP_N", "CHAP_R"}

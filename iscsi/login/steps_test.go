@@ -387,3 +387,28 @@ func TestEndlessLogin(t *testing.T) {
 		}
 	}
 }
+
+// A login is refused if its InitiatorName is none (RFC 7143 §4.2.7): what follows a comma would be
+// taken for a part of the name of a SCSI port, another initiator's for example.
+func TestInitiatorNames(t *testing.T) {
+	for name, want := range map[string]pdu.LoginStatus{
+		"iqn.2026-11.example:a":                  pdu.LoginSuccess,
+		"iqn.2026-11.example:A_b":                pdu.LoginSuccess,
+		"eui.02004567A425678D":                   pdu.LoginSuccess,
+		"":                                       pdu.LoginMissingParameter,
+		"iqn.2026-11.example:a,i,0x800000000000": pdu.LoginInitiatorError,
+		"a":                                      pdu.LoginInitiatorError,
+		"iqn.2026-11.example:a\nlevel=info":      pdu.LoginInitiatorError,
+		"iqn.2026-11.example:" + strings.Repeat("a", 300):     pdu.LoginInitiatorError,
+		"iqn.2026-11.example:" + strings.Repeat("\u212a", 90): pdu.LoginSuccess, // a Kelvin sign is a k
+	} {
+		c := newClient(t)
+		o := c.send(operational, full, true, "InitiatorName="+name, "TargetName=iqn.t:open")
+		if o.Response.Status != want {
+			t.Errorf("%.60q: %v, want %v (%v)", name, o.Response.Status, want, o.Err)
+		}
+		if want == pdu.LoginSuccess && c.l.Initiator() != strings.ToLower(name) {
+			t.Errorf("%q is %q", name, c.l.Initiator())
+		}
+	}
+}

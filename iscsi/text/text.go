@@ -147,14 +147,3 @@ func cutPrefixFold(s, prefix string) (string, bool) {
 	}
 	return s, false
 }
-
-// IsName reports whether s looks like an iSCSI name (RFC 7143 §4.2.7): it has one of the
-// three type designators.
-func IsName(s string) bool {
-	for _, prefix := range []string{"iqn.", "eui.", "naa."} {
-		if rest, ok := cutPrefixFold(s, prefix); ok && rest != "" {
-			return true
-		}
-	}
-	return false
-}
