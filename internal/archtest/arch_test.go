@@ -56,9 +56,9 @@ var rules = []rule{
 	{pkg: "iscsi/login", may: []string{"iscsi/pdu", "iscsi/text", "iscsi/chap"}, not: sockets},
 	{pkg: "iscsi", may: []string{"iscsi/*", "scsi", "mem"}, not: sockets},
 	{pkg: "iscsi/**", may: []string{"iscsi", "iscsi/**", "scsi", "mem"}},
-	{pkg: "transport/tcp", may: []string{"iscsi", "iscsi/*", "internal/iov", "mem"}},
+	{pkg: "transport/tcp", may: []string{"iscsi", "iscsi/*", "internal/iov", "internal/stream", "mem"}},
 	{pkg: "transport/rdma", may: []string{"stag", "mem"}},
-	{pkg: "transport/rdma/iwarp", may: []string{"transport/rdma", "stag", "ddp", "internal/iov", "internal/ring", "mem"}},
+	{pkg: "transport/rdma/iwarp", may: []string{"transport/rdma", "stag", "ddp", "internal/iov", "internal/ring", "internal/stream", "mem"}},
 	{pkg: "transport/rdma/*", may: []string{"transport/rdma", "internal/ring", "mem"}},
 	{pkg: "iser", may: []string{"iscsi", "iscsi/*", "transport/rdma", "transport/rdma/manager", "mem"}},
 

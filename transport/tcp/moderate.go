@@ -5,6 +5,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"oneshot/internal/stream"
 )
 
 // Moderation. An initiator with many commands outstanding sends them one by one, and reading
@@ -113,16 +115,16 @@ func (d *moderator) looked(commands int) {
 	d.answers = clock()
 }
 
-// census withholds answers until the initiator sends no more, and counts its commands. done
-// is that of onReadable.
-func (m *Mover) census() (done bool, err error) {
+// census withholds answers until the initiator sends no more, and counts its commands. It returns
+// what its last look has come to.
+func (m *Mover) census() (r stream.Round, err error) {
 	found, still := 0, 0
 	m.conn.Lock()
 	m.withhold = true
 	m.conn.Unlock()
-	for step := 0; step < censusSteps && still < censusStill && found < censusMost && !done && err == nil; step++ {
+	for step := 0; step < censusSteps && still < censusStill && found < censusMost && r != stream.Pause && err == nil; step++ {
 		sleep(censusStep)
-		done, _, err = m.look()
+		r, err = m.look()
 		found += m.commands
 		if still++; m.commands > 0 {
 			still = 0
@@ -132,7 +134,7 @@ func (m *Mover) census() (done bool, err error) {
 	m.withhold = false
 	m.conn.Unlock()
 	m.pace.counted(found)
-	return done, err
+	return r, err
 }
 
 var epoch = time.Now()

@@ -14,12 +14,11 @@ package tcp
 
 import (
 	"net"
-	"sync"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"oneshot/internal/invariant"
+	"oneshot/internal/stream"
 	"oneshot/iscsi"
 	"oneshot/iscsi/login"
 	"oneshot/iscsi/pdu"
@@ -33,8 +32,7 @@ var _ iscsi.Datamover = (*Mover)(nil)
 type Mover struct {
 	conn *iscsi.Conn
 	tc   *net.TCPConn
-	rc   syscall.RawConn
-	fd   int // for use with the lock held and dead unset
+	sock *stream.Socket // its descriptor is for use with the lock held and dead unset
 	pool *mem.Pool
 	peer string
 	here string
@@ -65,11 +63,6 @@ type Mover struct {
 	pace     moderator
 
 	count struct{ writes, reads, pdusOut, pdusIn, bytesIn uint64 }
-
-	resume chan struct{} // wakes a paused reader; capacity 1
-	kick   chan struct{} // wakes the writer; capacity 1
-	writer sync.WaitGroup
-	writes bool // the writer goroutine has been started
 }
 
 // task is a command on a TCP connection.
@@ -83,20 +76,15 @@ func of(t *iscsi.Task) *task { return t.Mover.(*task) }
 
 // newMover returns a mover for tc, which it owns from now on.
 func newMover(tc *net.TCPConn, pool *mem.Pool) (*Mover, error) {
-	rc, err := tc.SyscallConn()
+	sock, err := stream.Open(tc) // Serve closes tc, after dead is set
 	if err != nil {
 		return nil, err
 	}
-	fd := -1
-	// The descriptor stays open until Serve closes it, after dead is set.
-	if err := rc.Control(func(f uintptr) { fd = int(f) }); err != nil {
-		return nil, err
-	}
 	m := &Mover{
-		tc: tc, rc: rc, fd: fd, pool: pool,
+		tc: tc, sock: sock, pool: pool, maxIn: loginSegment,
 		peer: tc.RemoteAddr().String(), here: tc.LocalAddr().String(),
-		resume: make(chan struct{}, 1), kick: make(chan struct{}, 1), maxIn: loginSegment,
 	}
+	sock.OnRoom(m.onWritable, m.written)
 	m.p.MaxRecvDataSegmentLength, m.p.MaxBurstLength = loginSegment, loginSegment
 	return m, nil
 }
@@ -125,7 +113,7 @@ func (m *Mover) HungUp() bool {
 	if m.dead {
 		return true
 	}
-	fds := []unix.PollFd{{Fd: int32(m.fd), Events: unix.POLLRDHUP}}
+	fds := []unix.PollFd{{Fd: int32(m.sock.FD), Events: unix.POLLRDHUP}}
 	n, err := unix.Poll(fds, 0)
 	return err == nil && n > 0
 }

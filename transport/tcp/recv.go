@@ -169,7 +169,7 @@ func (m *Mover) readv() (n int, err error) {
 		x.iov[k] = iov.Of(x.in[x.w:min(len(x.in), x.w+readLen)])
 		k++
 	}
-	n, err = iov.Readv(m.fd, x.iov[:k])
+	n, err = iov.Readv(m.sock.FD, x.iov[:k])
 	got := min(n, a.part+a.direct)
 	a.placing.End()
 	clear(x.iov[:k])
@@ -219,7 +219,7 @@ func (m *Mover) aim() (a aim) {
 func (m *Mover) unread() int {
 	x := &m.rx
 	x.unread = 0
-	if _, _, e := unix.RawSyscall(unix.SYS_IOCTL, uintptr(m.fd), unix.SIOCINQ, uintptr(unsafe.Pointer(&x.unread))); e != 0 {
+	if _, _, e := unix.RawSyscall(unix.SYS_IOCTL, uintptr(m.sock.FD), unix.SIOCINQ, uintptr(unsafe.Pointer(&x.unread))); e != 0 {
 		return 0
 	}
 	return int(x.unread)

@@ -322,7 +322,7 @@ func (m *Mover) Flush() {
 func (m *Mover) wakeReader() {
 	if m.paused {
 		m.paused = false
-		m.resume <- struct{}{}
+		m.sock.Resume()
 	}
 }
 
@@ -332,29 +332,22 @@ func (m *Mover) block() {
 		m.abandon()
 		return
 	}
-	if !m.writes {
-		m.writes = true
-		m.writer.Go(m.writeLoop)
-	}
 	m.tx.blocked = true
-	m.kick <- struct{}{}
+	m.sock.AwaitRoom()
 }
 
-// writeLoop is the goroutine that waits for room in the socket. Most connections never
-// need it.
-func (m *Mover) writeLoop() {
-	onWritable := m.onWritable
-	for range m.kick {
-		if err := m.rc.Write(onWritable); err != nil {
-			m.conn.Lock()
-			m.broken()
-			m.conn.Unlock()
-		}
+// written is called by the goroutine that waits for room when onWritable has sent everything, or
+// with an error when there will be no room any more.
+func (m *Mover) written(err error) {
+	if err != nil {
+		m.conn.Lock()
+		m.broken()
+		m.conn.Unlock()
 	}
 }
 
 // onWritable sends. False: wait until there is more room.
-func (m *Mover) onWritable(uintptr) bool {
+func (m *Mover) onWritable() bool {
 	m.conn.Lock()
 	defer m.conn.Unlock()
 	if m.dead || m.write() || m.dead {
@@ -381,7 +374,7 @@ func (m *Mover) write() bool {
 func (m *Mover) writeMade() bool {
 	x := &m.tx
 	for !x.out.Empty() {
-		n, e := iov.Writev(m.fd, x.out.Next())
+		n, e := iov.Writev(m.sock.FD, x.out.Next())
 		m.count.writes++
 		switch e {
 		case 0:

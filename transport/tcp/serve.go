@@ -4,22 +4,18 @@ import (
 	"errors"
 	"io"
 	"net"
-	"runtime"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"oneshot/internal/stream"
 	"oneshot/iscsi"
 	"oneshot/mem"
 )
 
-const (
-	// lingerTime is how long the last PDUs may take to reach a peer that does not read.
-	lingerTime = 3 * time.Second
-	// fairness is after how many batches in a row a connection lets others have the thread.
-	fairness = 8
-)
+// lingerTime is how long the last PDUs may take to reach a peer that does not read.
+const lingerTime = 3 * time.Second
 
 // Serve runs an iSCSI connection on tc, which the node has admitted, until it ends, and closes it. Its buffers come from
 // pool. It returns why the connection ended; nil: the initiator closed it.
@@ -53,8 +49,7 @@ func (m *Mover) serve() error {
 	m.conn.Lost(err)
 	m.conn.Unlock()
 	_ = m.tc.Close()
-	close(m.kick)
-	m.writer.Wait()
+	m.sock.Close()
 	return err
 }
 
@@ -64,59 +59,42 @@ var (
 	errNoMemory = errors.New("no memory for a large request: the limit on buffer memory is reached (limits.memory)")
 )
 
-// read is the life of the goroutine that owns the socket. It stays inside one RawConn.Read
-// as long as it can: that call parks the goroutine when onReadable says false, and wakes it
-// for every later arrival.
+// read is the life of the goroutine that owns the socket.
 func (m *Mover) read() error {
-	var fail error
-	onReadable := func(uintptr) bool {
-		done, err := m.onReadable()
-		fail = err
-		return done
+	err, over := m.sock.Read(m.onReadable)
+	switch {
+	case errors.Is(err, io.EOF):
+		return nil
+	case over != nil: // the time to linger
+		return errEnded
 	}
-	for {
-		err := m.rc.Read(onReadable)
-		switch {
-		case errors.Is(fail, io.EOF):
-			return nil
-		case fail != nil:
-			return fail
-		case err != nil: // the time to linger is over
-			return errEnded
-		}
-		<-m.resume
-	}
+	return err
 }
 
-// onReadable handles what the socket holds. done: the reader is to pause, or err says why it
-// is to end.
-func (m *Mover) onReadable() (done bool, err error) {
-	for round := 1; ; round++ {
-		if m.pace.due() {
-			if done, err := m.census(); done {
-				return true, err
-			}
-		}
-		m.pace.wait()
-		done, drained, err := m.look()
-		m.pace.looked(m.commands)
-		if done || drained {
-			return done, err
-		}
-		if round%fairness == 0 {
-			runtime.Gosched()
+// onReadable handles what the socket holds, as far as one look tells.
+func (m *Mover) onReadable() (stream.Round, error) {
+	if m.pace.due() {
+		if r, err := m.census(); r == stream.Pause || err != nil {
+			return r, err
 		}
 	}
+	m.pace.wait()
+	r, err := m.look()
+	m.pace.looked(m.commands)
+	return r, err
 }
 
-// look handles one batch of input. done is that of onReadable.
-func (m *Mover) look() (done, drained bool, err error) {
-	drained, err = m.batch()
-	if err != nil || m.pausing {
+// look handles one batch of input.
+func (m *Mover) look() (stream.Round, error) {
+	drained, err := m.batch()
+	switch {
+	case m.pausing:
 		m.pausing = false
-		return true, drained, err
+		return stream.Pause, err
+	case drained:
+		return stream.Drained, err
 	}
-	return false, drained, nil
+	return stream.More, err
 }
 
 // batch reads once, and answers what can be answered at once with one write.
@@ -160,7 +138,7 @@ func (m *Mover) broken() {
 		return
 	}
 	m.dead = true
-	_ = unix.Shutdown(m.fd, unix.SHUT_RDWR)
+	_ = unix.Shutdown(m.sock.FD, unix.SHUT_RDWR)
 	m.wakeReader()
 }
 
@@ -171,5 +149,5 @@ func (m *Mover) shutdownWrite() {
 		return
 	}
 	m.half = true
-	_ = unix.Shutdown(m.fd, unix.SHUT_WR)
+	_ = unix.Shutdown(m.sock.FD, unix.SHUT_WR)
 }

@@ -807,7 +807,7 @@ func TestHungUp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { close(m.kick); m.writer.Wait() }()
+	defer m.sock.Close()
 	if _, err := c.Write([]byte("unread")); err != nil {
 		t.Fatal(err)
 	}

@@ -215,15 +215,14 @@ func (q *queuePair) finish(err error) {
 	for q.sending {
 		q.settled.Wait()
 	}
-	kick := q.kick
+	waits := q.sock.Awaits()
 	if q.timer != nil {
 		q.timer.Stop()
 	}
 	q.mu.Unlock()
-	if kick != nil {
+	if waits {
 		_ = q.tc.SetDeadline(time.Unix(1, 0)) // the writer may wait for room
-		close(kick)
-		q.writer.Wait()
+		q.sock.Close()
 	}
 
 	q.mu.Lock()

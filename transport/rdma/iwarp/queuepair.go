@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"oneshot/ddp"
+	"oneshot/internal/stream"
 	"oneshot/stag"
 	"oneshot/transport/rdma"
 )
@@ -41,8 +42,7 @@ type queuePair struct {
 
 	// Set when connected.
 	tc       socket
-	rc       syscall.RawConn
-	fd       int // for use while sending, or with mu held and dead unset
+	sock     *stream.Socket // of tc; its descriptor is for use while sending, or with mu held and dead unset
 	format   ddp.Format
 	crc      bool
 	mulpdu   int
@@ -79,10 +79,7 @@ type queuePair struct {
 	blocked  bool       // the writer waits for room in the socket
 	settled  *sync.Cond // inWrite or sending has become false
 
-	resume chan struct{} // wakes a reader that waits; capacity 1
-	kick   chan struct{} // wakes the writer; capacity 1; nil: not started
-	writer sync.WaitGroup
-	done   chan struct{} // closed when the connection has ended
+	done chan struct{} // closed when the connection has ended
 }
 
 var _ rdma.QueuePair = (*queuePair)(nil)
@@ -104,8 +101,8 @@ func (d *Device) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
 	q := &queuePair{
 		dev: d, cfg: c, domain: dom, sendCQ: scq, recvCQ: rcq,
 		maxSGE: c.MaxSGE, maxWork: uint32(c.MaxWork),
-		stream: d.table.NewStream(dom.tag, 0),
-		resume: make(chan struct{}, 1), done: make(chan struct{}),
+		stream:  d.table.NewStream(dom.tag, 0),
+		done:    make(chan struct{}),
 		windows: make(map[stag.STag]bound),
 	}
 	q.settled = sync.NewCond(&q.mu)
@@ -197,9 +194,8 @@ func (q *queuePair) unlock() {
 
 // wakeReader has a reader that waits look again. It may wake it for nothing.
 func (q *queuePair) wakeReader() {
-	select {
-	case q.resume <- struct{}{}:
-	default:
+	if q.sock != nil {
+		q.sock.Resume()
 	}
 }
 
@@ -250,24 +246,20 @@ type socket interface {
 
 // start begins the exchange of FPDUs on tc, which the queue pair owns from now on.
 func (q *queuePair) start(tc socket, a *agreed) error {
-	rc, err := tc.SyscallConn()
+	sock, err := stream.Open(tc) // finish closes tc, after dead is set
 	if err != nil {
 		return err
 	}
-	fd := -1
-	// The descriptor stays open until finish closes it, after dead is set.
-	if err := rc.Control(func(f uintptr) { fd = int(f) }); err != nil {
-		return err
-	}
+	sock.OnRoom(q.onWritable, q.written)
 	q.mu.Lock()
 	if q.state != connecting {
 		q.mu.Unlock()
 		return rdma.ErrDisconnected
 	}
-	q.tc, q.rc, q.fd = tc, rc, fd
+	q.tc, q.sock = tc, sock
 	q.crc, q.ird, q.ord, q.peerData = a.crc, a.ird, a.ord, a.peerData
 	q.opened = a.initiator
-	q.mulpdu = segmentSize(fd, q.dev.cfg.MaxULPDU)
+	q.mulpdu = segmentSize(sock.FD, q.dev.cfg.MaxULPDU)
 	q.agree(a)
 	q.rx.init()
 	q.rx.greeted = !a.peerToPeer

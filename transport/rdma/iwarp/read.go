@@ -2,7 +2,6 @@ package iwarp
 
 import (
 	"errors"
-	"runtime"
 	"sync"
 	"sync/atomic"
 
@@ -10,6 +9,7 @@ import (
 
 	"oneshot/ddp"
 	"oneshot/internal/iov"
+	"oneshot/internal/stream"
 	"oneshot/stag"
 	"oneshot/transport/rdma"
 )
@@ -28,8 +28,6 @@ const (
 	directMin = 4 << 10
 	// maxSegs is how many pieces of memory one readv fills.
 	maxSegs = 15
-	// fairness is how many batches a connection handles before it yields the thread.
-	fairness = 8
 	// restMax is how much of an unfinished FPDU is kept outside of an input buffer while nothing
 	// comes, and restKept how much memory for that stays with a connection.
 	restMax  = 16 << 10
@@ -95,46 +93,24 @@ func (x *rx) init() { x.msn, x.readMSN, x.room = 1, 1, readMin }
 // released. It is nobody's error.
 var errStall = errors.New("iwarp: waits")
 
-// run is the life of the goroutine that owns the socket. It stays inside one RawConn.Read as
-// long as it can: that call parks the goroutine when onReadable says false, and wakes it for
-// every later arrival.
+// run is the life of the goroutine that owns the socket.
 func (q *queuePair) run() {
-	var fail error
-	onReadable := func(uintptr) bool {
-		done, err := q.onReadable()
-		fail = err
-		return done
+	err, over := q.sock.Read(q.onReadable)
+	if over != nil { // the time to linger, or Abort
+		err = over
 	}
-	for {
-		fail = nil
-		err := q.rc.Read(onReadable)
-		switch {
-		case errors.Is(fail, errStall):
-			<-q.resume
-			continue
-		case fail != nil:
-			q.finish(fail)
-		default:
-			q.finish(err) // the time to linger is over, or Abort
-		}
-		return
-	}
+	q.finish(err)
 }
 
-// onReadable handles what the socket holds. Done: with errStall the reader is to wait until
-// it is woken, otherwise the connection has ended.
-func (q *queuePair) onReadable() (done bool, err error) {
-	for round := 1; ; round++ {
-		drained, err := q.batch()
-		if err != nil {
-			return true, err
-		}
-		if drained {
-			return false, nil
-		}
-		if round%fairness == 0 {
-			runtime.Gosched()
-		}
+// onReadable handles one batch of what the socket holds. An error is why the connection ends.
+func (q *queuePair) onReadable() (stream.Round, error) {
+	switch drained, err := q.batch(); {
+	case errors.Is(err, errStall):
+		return stream.Pause, nil
+	case drained:
+		return stream.Drained, err
+	default:
+		return stream.More, err
 	}
 }
 
@@ -313,7 +289,7 @@ func (q *queuePair) readv() (n int, err error) {
 		x.iov[k] = iov.Of(x.in[x.w : x.w+room])
 		k++
 	}
-	n, err = readv(q.fd, x.iov[:k])
+	n, err = readv(q.sock.FD, x.iov[:k])
 	clear(x.iov[:k])
 	if err != nil || n == 0 {
 		return 0, err

@@ -174,7 +174,7 @@ func (q *queuePair) writev() (n int, e unix.Errno) {
 	q.inWrite = true
 	q.mu.Unlock()
 	beforeWrite()
-	n, e = iov.Writev(q.fd, v)
+	n, e = iov.Writev(q.sock.FD, v)
 	q.mu.Lock()
 	q.inWrite = false
 	q.settled.Broadcast()
@@ -187,30 +187,24 @@ func (q *queuePair) block() {
 	if q.dead {
 		return
 	}
-	if q.kick == nil {
-		q.kick = make(chan struct{}, 1)
-		q.writer.Go(q.writeLoop)
-	}
 	q.blocked = true
-	q.kick <- struct{}{} // it has room: blocked was false
+	q.sock.AwaitRoom()
 }
 
-// writeLoop is the goroutine that waits for room in the socket. Most connections never need it.
-func (q *queuePair) writeLoop() {
-	onWritable := q.onWritable
-	for range q.kick {
-		if err := q.rc.Write(onWritable); err != nil {
-			q.mu.Lock()
-			q.blocked = false
-			q.broken(err)
-			q.unlock()
-		}
-		q.fire()
+// written is called by the goroutine that waits for room when onWritable has sent everything, or
+// with an error when there will be no room any more.
+func (q *queuePair) written(err error) {
+	if err != nil {
+		q.mu.Lock()
+		q.blocked = false
+		q.broken(err)
+		q.unlock()
 	}
+	q.fire()
 }
 
 // onWritable sends. False: wait until there is more room.
-func (q *queuePair) onWritable(uintptr) bool {
+func (q *queuePair) onWritable() bool {
 	q.mu.Lock()
 	for q.sending {
 		q.settled.Wait()
@@ -242,7 +236,7 @@ func (q *queuePair) emptied() {
 	}
 	if q.final || q.sq.Head == q.sq.Tail && q.answers.Len() == 0 {
 		q.half = true
-		_ = unix.Shutdown(q.fd, unix.SHUT_WR)
+		_ = unix.Shutdown(q.sock.FD, unix.SHUT_WR)
 	}
 }
 
