@@ -38,7 +38,6 @@ type Format struct {
 	Host      Host // this end
 	Advertise bool // negotiated features
 	Close     bool
-	RefCheck  bool
 
 	// Extensions admits Immediate Data and Atomic Operations (RFC 7306). Immediate Data stays
 	// out where EncodingOpcodes claims its code point.

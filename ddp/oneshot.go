@@ -36,7 +36,9 @@ const (
 	OfferValidated OneShotFlags = 0x0008 // STag field only where validated
 	OfferAdvertise OneShotFlags = 0x0010
 	OfferClose     OneShotFlags = 0x0020
-	OfferRefCheck  OneShotFlags = 0x0040
+	// OfferRefCheck is of peers whose driver compares reference numbers only if that was agreed. This
+	// project's always does, so it neither offers nor selects it.
+	OfferRefCheck OneShotFlags = 0x0040
 
 	offerEncodings = OfferOpcodes | OfferFlags
 	offerModes     = OfferEvery | OfferValidated
@@ -132,7 +134,6 @@ func (o OneShot) Format(host Host) Format {
 		Host:      host,
 		Advertise: o.Flags&OfferAdvertise != 0,
 		Close:     o.Flags&OfferClose != 0,
-		RefCheck:  o.Flags&OfferRefCheck != 0,
 	}
 	if o.Flags&OfferFlags != 0 {
 		f.Encoding = EncodingFlags

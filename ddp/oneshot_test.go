@@ -103,7 +103,7 @@ func TestCheckSelection(t *testing.T) {
 
 func TestFormatOf(t *testing.T) {
 	for flags, want := range map[OneShotFlags]Format{
-		0x76: {Encoding: EncodingFlags, Host: Host1, Advertise: true, Close: true, RefCheck: true},
+		0x76: {Encoding: EncodingFlags, Host: Host1, Advertise: true, Close: true},
 		0x39: {Encoding: EncodingOpcodes, Header: HeaderValidated, Host: Host1, Advertise: true, Close: true},
 	} {
 		if got := (OneShot{Flags: flags}).Format(Host1); got != want {

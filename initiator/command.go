@@ -15,8 +15,11 @@ type Command struct {
 	Attr pdu.TaskAttribute
 
 	Out []byte // what the target fetches; or
-	In  []byte // where it puts what it sends
-	// Memory, if set, is where Out or In lies.
+	In  []byte // where it puts what it sends; or either in pieces:
+	// OutV and InV stand for Out and In that lie in several pieces of memory. One-shot RDMA makes the
+	// list reachable in the call that sends the command, the other ways copy it.
+	OutV, InV [][]byte
+	// Memory, if set, is where all of that lies. One-shot RDMA does as well without.
 	Memory *Memory
 
 	// Done is called once, when the command has ended, by the goroutine of the connection,
@@ -37,7 +40,8 @@ type Command struct {
 	itt    uint32
 	issued bool
 	sense  [252]byte
-	got    int // bytes of Data-In
+	got    int  // bytes of Data-In
+	joined bool // Out or In is a copy of OutV or InV
 	fields pdu.SCSICommandFields
 	rdma   transfer
 }
@@ -107,7 +111,53 @@ func senseCodes(b []byte) (key, asc, ascq byte) {
 	return 0, 0, 0
 }
 
-// data returns the memory that the target reads or writes.
+// writes reports whether the command carries data to the target, reads whether from it.
+func (c *Command) writes() bool { return len(c.Out) > 0 || len(c.OutV) > 0 }
+func (c *Command) reads() bool  { return len(c.In) > 0 || len(c.InV) > 0 }
+
+// size returns how many bytes the target reads or writes.
+func (c *Command) size() int {
+	n := len(c.Out) + len(c.In)
+	if c.joined {
+		return n
+	}
+	for _, p := range c.OutV {
+		n += len(p)
+	}
+	for _, p := range c.InV {
+		n += len(p)
+	}
+	return n
+}
+
+// join puts what lies in pieces into one, for the ways that need it so. part takes it apart.
+func (c *Command) join() {
+	if len(c.OutV) == 0 && len(c.InV) == 0 {
+		return
+	}
+	b := make([]byte, 0, c.size())
+	for _, p := range c.OutV {
+		b = append(b, p...)
+	}
+	if c.joined = true; len(c.OutV) > 0 {
+		c.Out = b
+	} else {
+		c.In = b[:cap(b)]
+	}
+}
+
+func (c *Command) part() {
+	if !c.joined {
+		return
+	}
+	b := c.In
+	for _, p := range c.InV {
+		b = b[copy(p, b):]
+	}
+	c.Out, c.In, c.joined = nil, nil, false
+}
+
+// data returns the memory that the target reads or writes, if it lies in one piece.
 func (c *Command) data() []byte {
 	if len(c.Out) > 0 {
 		return c.Out
@@ -121,7 +171,8 @@ type transfer struct {
 	stag     rdma.STag   // what the target may reach the memory with; 0: nothing
 	offset   uint64      // of the memory, in the terms of stag
 	step     step
-	memory   [1]rdma.SGE
+	memory   []rdma.SGE
+	single   [1]rdma.SGE // memory for memory
 	bind     rdma.Work
 	sgl      [2]rdma.SGE
 	answered bool

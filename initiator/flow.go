@@ -58,7 +58,7 @@ func (m *conn) command(c *Command, immediate int) {
 	}
 	t := &c.rdma
 	w := rdma.Work{ID: idSend, Op: rdma.OpSend}
-	if immediate < len(c.data()) {
+	if immediate < c.size() {
 		if err := m.reach(c, &w); err != nil {
 			m.broken(err)
 			return
@@ -84,14 +84,14 @@ func (m *conn) queue(w rdma.Work, c *Command) {
 
 // stagAt is where the STag of c's memory stands in the iSER header.
 func stagAt(c *Command) int {
-	if len(c.Out) > 0 {
+	if c.writes() {
 		return 4
 	}
 	return 16
 }
 
 func (c *Command) access() rdma.Access {
-	if len(c.Out) > 0 {
+	if c.writes() {
 		return rdma.AccessRemoteRead
 	}
 	return rdma.AccessRemoteWrite
@@ -101,6 +101,11 @@ func (c *Command) access() rdma.Access {
 // the request that will send it.
 func (m *conn) reach(c *Command, w *rdma.Work) (err error) {
 	t := &c.rdma
+	if m.flow == FlowOneShot {
+		m.list(c)
+		w.Flags, w.Memory, w.Access = rdma.Advertise, t.memory, c.access()
+		return nil
+	}
 	r := rdma.Region(nil)
 	if c.Memory != nil && m.flow != FlowConventional && m.flow != FlowRegister {
 		r = c.Memory.region
@@ -115,11 +120,9 @@ func (m *conn) reach(c *Command, w *rdma.Work) (err error) {
 		}
 		r = t.region
 	}
-	t.memory[0] = rdma.SGE{Bytes: c.data(), Region: r}
+	t.memory = append(t.single[:0], rdma.SGE{Bytes: c.data(), Region: r})
 	t.offset = offset(r, c.data())
 	switch m.flow {
-	case FlowOneShot:
-		w.Flags, w.Memory, w.Access = rdma.Advertise, t.memory[:], c.access()
 	case FlowRegister, FlowStatic:
 		t.stag = r.STag()
 		if m.flow == FlowStatic {
@@ -140,6 +143,26 @@ func (m *conn) reach(c *Command, w *rdma.Work) (err error) {
 	return nil
 }
 
+// list makes the list of c's memory that the call which sends c makes reachable. None of it has to
+// be registered.
+func (m *conn) list(c *Command) {
+	t := &c.rdma
+	var r rdma.Region
+	if c.Memory != nil {
+		r = c.Memory.region
+	}
+	if len(c.OutV)+len(c.InV) == 0 {
+		t.memory = append(t.single[:0], rdma.SGE{Bytes: c.data(), Region: r})
+		return
+	}
+	t.memory = t.memory[:0]
+	for _, v := range [...][][]byte{c.OutV, c.InV} {
+		for _, p := range v {
+			t.memory = append(t.memory, rdma.SGE{Bytes: p, Region: r})
+		}
+	}
+}
+
 // stamped stands in a header for an STag that Post will put there.
 const stamped = 1
 
@@ -152,7 +175,7 @@ func (m *conn) bind(c *Command) (err error) {
 		}
 	}
 	c.rdma.bind = rdma.Work{
-		ID: idBind | uint64(slot), Op: rdma.OpBind, Window: m.windows[slot], SGL: c.rdma.memory[:],
+		ID: idBind | uint64(slot), Op: rdma.OpBind, Window: m.windows[slot], SGL: c.rdma.memory,
 		Access: c.access() | rdma.AccessRemoteInvalidate,
 	}
 	return nil
@@ -183,7 +206,7 @@ func (m *conn) write(c *Command, immediate int, stag rdma.STag, off uint64) {
 	at := m.receives*receiveLen + slot*m.slotLen
 	b := m.ring.b[at : at : at+m.slotLen]
 	switch {
-	case len(c.Out) > 0:
+	case c.writes():
 		b = m.frame(b, stag, off, 0, 0)
 	default:
 		b = m.frame(b, 0, 0, stag, off)
@@ -191,7 +214,11 @@ func (m *conn) write(c *Command, immediate int, stag rdma.STag, off uint64) {
 	b = c.fields.AppendTo(b)
 	c.rdma.sgl[1] = rdma.SGE{}
 	if immediate > 0 {
-		if c.Memory != nil && c.Memory.region != nil {
+		if len(c.OutV) > 0 && !c.joined {
+			for _, p := range c.OutV { // all of it: less than all is never taken along
+				b = append(b, p...)
+			}
+		} else if c.Memory != nil && c.Memory.region != nil && !c.joined {
 			c.rdma.sgl[1] = rdma.SGE{Bytes: c.Out[:immediate], Region: c.Memory.region}
 		} else {
 			b = append(b, c.Out[:immediate]...)
@@ -213,22 +240,43 @@ func (m *conn) haveSent(n int) {
 
 // isClosed: the target has closed an STag with h. The device knows that it was advertised
 // here; that it is the one of the command that h ends is for us to see (one-shot.md §5.2).
-func (m *conn) isClosed(h pdu.Header) error {
-	if h.Opcode() == pdu.OpSCSIResponse {
-		if c := m.s.find(h.ITT()); c != nil && c.rdma.stag == m.current.STag {
-			c.rdma.stag = 0
-			return nil
+func (m *conn) isClosed(h pdu.Header, data []byte) error {
+	itt := uint32(pdu.ReservedTag)
+	switch h.Opcode() {
+	case pdu.OpSCSIResponse:
+		itt = h.ITT()
+	case pdu.OpReject:
+		if bad, err := pdu.ParseHeader(data); err == nil && bad.Opcode() == pdu.OpSCSICommand {
+			itt = bad.ITT()
 		}
-		return fmt.Errorf("the target closes STag %#x with the answer to the ITT %#x, which has another", m.current.STag, h.ITT())
-	}
-	for _, c := range m.s.slots {
-		if c != nil && c.rdma.stag == m.current.STag {
-			c.rdma.stag = 0
-			return nil
+	case pdu.OpTaskManagementResponse:
+		if call := m.s.calls[h.ITT()]; call != nil {
+			itt = call.task
 		}
+	default:
+		return &closeError{m.current.STag, fmt.Sprintf("a %v, which ends no command", h.Opcode())}
 	}
-	return fmt.Errorf("the target closes STag %#x of no command", m.current.STag)
+	c := m.s.find(itt)
+	if c == nil || c.rdma.stag != m.current.STag {
+		return &closeError{m.current.STag, fmt.Sprintf("a %v about the ITT %#x, whose memory is another", h.Opcode(), itt)}
+	}
+	c.rdma.stag = 0
+	return nil
 }
+
+// closeError is the target's closing of memory with a PDU that does not end the command which that
+// memory belongs to: it mixes up its tasks, so that nothing it says can be trusted.
+type closeError struct {
+	stag rdma.STag
+	with string
+}
+
+func (e *closeError) Error() string {
+	return fmt.Sprintf("the target closes STag %#x with %s", uint32(e.stag), e.with)
+}
+
+// Terminate is what the target is told (one-shot.md §6, C6).
+func (e *closeError) Terminate() (layer, etype, code uint8) { return 0, 2, 7 }
 
 // answered implements mover: it takes the target's access back, where its answer has not.
 func (m *conn) answered(c *Command) {

@@ -30,7 +30,8 @@ targets:
     auth: {chap: {user: alice, secret: wonderland-looking}, mutual: {user: bob, secret: another-secret-12}}
 portals:
   - {transport: tcp, listen: $PORTAL}
-  - {transport: iwarp, listen: $PORTAL2}
+  - {transport: iwarp, listen: $PORTAL2, one_shot: {header: validated}}
+  - {transport: iwarp, listen: $PORTAL3, one_shot: {header: every}}
 `
 
 // way is one of the ways to a target.
@@ -38,6 +39,7 @@ type way struct {
 	name string
 	rdma bool
 	url  string // scheme and query
+	port int    // of the target's portals, if it is not the first of its kind
 	opt  initiator.Options
 }
 
@@ -49,7 +51,9 @@ var ways = []way{
 	{name: "conventional", rdma: true, url: "iser+iwarp://%s%s", opt: initiator.Options{Flow: initiator.FlowConventional}},
 	{name: "register", rdma: true, url: "iser+iwarp://%s%s", opt: initiator.Options{Flow: initiator.FlowRegister, Immediate: -1}},
 	{name: "static", rdma: true, url: "iser+iwarp://%s%s", opt: initiator.Options{Flow: initiator.FlowStatic}},
-	{name: "one-shot", rdma: true, url: "oneshot+iwarp://%s%s"},
+	{name: "one-shot", rdma: true, url: "oneshot+iwarp://%s%s", port: 1},
+	{name: "one-shot, STag only where it is valid", rdma: true, url: "oneshot+iwarp://%s%s"},
+	{name: "the same with opcodes", rdma: true, url: "oneshot+iwarp://%s%s", opt: initiator.Options{Opcodes: true}},
 	{name: "one-shot with opcodes", rdma: true, url: "oneshot+iwarp://%s%s", opt: initiator.Options{Opcodes: true, Immediate: -1, Depth: 3}},
 }
 
@@ -57,7 +61,7 @@ func (w way) at(t testing.TB, tg *targettest.Target, path string) initiator.URL 
 	t.Helper()
 	portal := tg.Portals[0]
 	if w.rdma {
-		portal = tg.Portals[1]
+		portal = tg.Portals[1+w.port]
 	}
 	u, err := initiator.ParseURL(fmt.Sprintf(w.url, portal, path))
 	check(t, err)

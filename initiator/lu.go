@@ -117,10 +117,10 @@ func (l *LU) Size() int64 { return l.blocks * int64(l.block) }
 // MaxTransfer returns how many bytes ReadAt and WriteAt put into one command.
 func (l *LU) MaxTransfer() int { return l.most }
 
-// Prepare makes c a command that reads (In) or writes (Out) data at off, both in whole
+// Prepare makes c a command that reads (In, InV) or writes (Out, OutV) data at off, both in whole
 // blocks. It is for users of Start; the other fields of c stay.
 func (l *LU) Prepare(c *Command, off int64) error {
-	n := len(c.data())
+	n := c.size()
 	switch {
 	case off%int64(l.block) != 0 || n%l.block != 0 || n == 0:
 		return fmt.Errorf("LUN %d: %d bytes at %d are not whole blocks of %d", l.lun, n, off, l.block)
@@ -132,7 +132,7 @@ func (l *LU) Prepare(c *Command, off int64) error {
 	}
 	c.CDB = c.CDB[:16]
 	clear(c.CDB)
-	if c.CDB[0] = 0x88; len(c.Out) > 0 { // READ(16), WRITE(16)
+	if c.CDB[0] = 0x88; c.writes() { // READ(16), WRITE(16)
 		c.CDB[0] = 0x8a
 	}
 	binary.BigEndian.PutUint64(c.CDB[2:], uint64(off/int64(l.block)))

@@ -173,7 +173,7 @@ func (m *conn) connect(ctx context.Context) error {
 	case FlowOneShot:
 		p.OneShot = &rdma.OneShotOffer{
 			Flags: !m.s.opt.Opcodes, Opcodes: m.s.opt.Opcodes, Validated: true,
-			Advertise: true, Close: true, CheckReference: true, Window: uint32(m.s.opt.Depth),
+			Advertise: true, Close: true, Window: uint32(m.s.opt.Depth),
 		}
 	case FlowConventional, FlowRegister, FlowStatic:
 		p.PrivateData[0] |= noInvalidate
@@ -317,7 +317,7 @@ func (m *conn) message(c *rdma.Completion) (pdu.Header, []byte, error) {
 // received takes a PDU of the full feature phase.
 func (m *conn) received(h pdu.Header, data []byte) error {
 	if m.current.Flags&rdma.Closed != 0 {
-		if err := m.isClosed(h); err != nil {
+		if err := m.isClosed(h, data); err != nil {
 			return err
 		}
 	}
@@ -499,6 +499,7 @@ func (m *conn) cleanUp(err error) {
 	}
 	m.closed = true
 	m.s.mu.Unlock()
+	m.qp.Abort(err) // which tells the target what it has done wrong, if err knows
 	m.release()
 	m.s.lost(err)
 }

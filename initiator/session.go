@@ -115,6 +115,7 @@ type call struct {
 	h    pdu.Header
 	data []byte
 	err  error
+	task uint32 // of an ABORT TASK: the ITT of the command; otherwise the reserved tag
 }
 
 // The upper half of the ITT of a command is below turns; calls have ITTs above.
@@ -133,7 +134,7 @@ func (s *Session) Start(cs ...*Command) {
 	s.mu.Lock()
 	for _, c := range cs {
 		c.Err, c.Status, c.Transferred, c.Sense = s.unfit(c), 0, 0, nil
-		c.got, c.issued, c.rdma = 0, false, transfer{}
+		c.got, c.issued, c.rdma = 0, false, transfer{memory: c.rdma.memory[:0]}
 		if c.Err != nil {
 			failed.push(c)
 		} else {
@@ -155,10 +156,12 @@ func (s *Session) unfit(c *Command) error {
 		return s.err
 	case len(c.CDB) < 6 || len(c.CDB) > pdu.CDBLen:
 		return fmt.Errorf("a CDB of %d bytes: there are those of 6 to %d", len(c.CDB), pdu.CDBLen)
-	case len(c.Out) > 0 && len(c.In) > 0:
+	case c.writes() && c.reads():
 		return errors.New("a command with data both ways, which this initiator has none of")
-	case len(c.data()) > maxTransfer:
-		return fmt.Errorf("a command with %d bytes of data: %d is the most", len(c.data()), maxTransfer)
+	case len(c.Out)+len(c.In) > 0 && len(c.OutV)+len(c.InV) > 0:
+		return errors.New("a command whose data is given both in one piece and in several")
+	case c.size() > maxTransfer:
+		return fmt.Errorf("a command with %d bytes of data: %d is the most", c.size(), maxTransfer)
 	case c.LUN < 0 || c.LUN > maxLUN:
 		return fmt.Errorf("LUN %d: there are those from 0 to %d", c.LUN, maxLUN)
 	}
@@ -185,10 +188,13 @@ func (s *Session) send(c *Command) {
 	c.itt = uint32(s.turn)<<16 | uint32(slot)
 	c.issued = true
 	s.slots[slot] = c
+	if s.opt.Flow != FlowOneShot {
+		c.join()
+	}
 	immediate := s.taken(c)
 	c.fields = pdu.SCSICommandFields{
-		Final: true, Read: len(c.In) > 0, Write: len(c.Out) > 0, Attr: c.Attr, DataSegmentLength: immediate,
-		LUN: wireLUN(c.LUN), ITT: c.itt, EDTL: uint32(len(c.data())), CmdSN: s.cmdSN, ExpStatSN: s.expStatSN, CDB: c.CDB,
+		Final: true, Read: c.reads(), Write: c.writes(), Attr: c.Attr, DataSegmentLength: immediate,
+		LUN: wireLUN(c.LUN), ITT: c.itt, EDTL: uint32(c.size()), CmdSN: s.cmdSN, ExpStatSN: s.expStatSN, CDB: c.CDB,
 	}
 	s.cmdSN++
 	s.mover.command(c, immediate)
@@ -196,10 +202,14 @@ func (s *Session) send(c *Command) {
 
 // taken is how much data a command takes along: over RDMA all of it or none.
 func (s *Session) taken(c *Command) int {
-	if len(c.Out) > s.immediate && s.url.Transport != TCP {
+	n := 0
+	if c.writes() {
+		n = c.size()
+	}
+	if n > s.immediate && s.url.Transport != TCP {
 		return 0
 	}
-	return min(len(c.Out), s.immediate)
+	return min(n, s.immediate)
 }
 
 // maxLUN is the highest LUN of the flat address space (SAM-5 §4.7.7).
@@ -259,6 +269,7 @@ func (s *Session) finish(c *Command) {
 	s.slots[slot] = nil
 	s.free = append(s.free, slot)
 	c.issued = false
+	c.part()
 	s.finished.push(c)
 }
 
@@ -318,7 +329,7 @@ func (s *Session) response(h pdu.SCSIResponse, data []byte) error {
 // status notes how a command has ended.
 func (s *Session) status(c *Command, status byte, underflow bool, residual uint32) {
 	c.Status = status
-	c.Transferred = len(c.data())
+	c.Transferred = c.size()
 	if underflow {
 		c.Transferred -= min(int(residual), c.Transferred)
 	}
@@ -392,7 +403,7 @@ func (s *Session) answerCall(h pdu.Header, data []byte) {
 // ask sends a request of f's making and waits for its answer. Requests are immediate, so that
 // the command window does not keep them back.
 func (s *Session) ask(ctx context.Context, f func(itt uint32, cmdSN, expStatSN serial.SN) []byte, data []byte) (pdu.Header, []byte, error) {
-	c := &call{done: make(chan struct{})}
+	c := &call{done: make(chan struct{}), task: pdu.ReservedTag}
 	s.mu.Lock()
 	if s.err != nil {
 		s.mu.Unlock()
@@ -458,6 +469,7 @@ func (s *Session) abort(c *Command, done <-chan struct{}) {
 	ctx, cancel := context.WithTimeout(context.Background(), abortTimeout)
 	defer cancel()
 	_, _, err := s.ask(ctx, func(mine uint32, sn, exp serial.SN) []byte {
+		s.calls[mine].task = itt
 		f := pdu.TaskManagementRequestFields{
 			Immediate: true, Function: pdu.TaskAbortTask, LUN: lun, ITT: mine, ReferencedTaskTag: itt, RefCmdSN: cmdSN, CmdSN: sn, ExpStatSN: exp,
 		}

@@ -152,8 +152,9 @@ func (c *Conn) aborted(t *Task) {
 // response to that can end the initiator's buffer as well.
 func (t *Task) AbortedBy() (itt uint32, ok bool) { return t.aborter, t.aborted == abortedByRequest }
 
-// concerns notes that task management function fn, with ITT itt, begins. It is the first of those
-// that abort a task which counts: an initiator may use the task's buffer again after its response.
+// concerns notes that task management function fn, with ITT itt, begins. After the response to one
+// that aborts many tasks their initiator may use their buffers again, so that no other response may
+// be about these any more.
 func (c *Conn) concerns(fn pdu.TaskFunction, itt uint32, lun uint64, ref *Task) {
 	switch fn {
 	case pdu.TaskAbortTask:
@@ -167,8 +168,8 @@ func (c *Conn) concerns(fn pdu.TaskFunction, itt uint32, lun uint64, ref *Task) 
 	everywhere := fn == pdu.TaskTargetWarmReset || fn == pdu.TaskTargetColdReset || fn == pdu.TaskITNexusReset
 	for _, o := range c.sess.baton.conns {
 		for _, t := range o.tasks {
-			if t.aborted == abortedByNone && (everywhere || t.LUN == lun) {
-				t.aborted = abortedByOther
+			if everywhere || t.LUN == lun {
+				t.aborted = abortedByOther // even if an ABORT TASK was first: its response may be second
 			}
 		}
 	}

@@ -80,7 +80,7 @@ func newBenchOn(t testing.TB, limit int64, device rdma.Device, address string) *
 		Node: node, Device: device, Pool: pool, Commands: 32, Logger: log,
 	})
 	check(t, err)
-	offer := &rdma.OneShotOffer{Flags: true, Opcodes: true, Validated: true, Advertise: true, Close: true, CheckReference: true, Window: 32}
+	offer := &rdma.OneShotOffer{Flags: true, Opcodes: true, Validated: true, Advertise: true, Close: true, Window: 32}
 	l, err := device.Listen(address)
 	check(t, err)
 	served := make(chan error, 1)
@@ -150,7 +150,7 @@ func (b *bench) dial(direct bool) *client {
 	check(b.t, err)
 	p := rdma.ConnParams{PrivateData: []byte{noZBVA, 0, 0, 0}}
 	if direct {
-		p.OneShot = &rdma.OneShotOffer{Flags: true, Advertise: true, Close: true, CheckReference: true, Window: 16}
+		p.OneShot = &rdma.OneShotOffer{Flags: true, Advertise: true, Close: true, Window: 16}
 	}
 	return dial(b.t, device, b.l.Addr().String(), p)
 }

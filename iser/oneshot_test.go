@@ -64,24 +64,37 @@ func TestAbortBehindReset(t *testing.T) {
 		p.want(ddp.Send, pdu.OpNOPIn, hole, 0)
 		p.want(ddp.Send, pdu.OpTaskManagementResponse, abort, 0)
 	})
-	t.Run("second", func(t *testing.T) {
-		p := newBench(t).raw(true, 1)
-		itt := p.command(rw16(0x8a, 0, 8), nil, stag, 0, 4096)
-		r := p.readRequest()
+	both := func(first func(p *rawPeer, itt uint32)) func(*testing.T) {
+		return func(t *testing.T) {
+			p := newBench(t).raw(true, 1)
+			itt := p.command(rw16(0x8a, 0, 8), nil, stag, 0, 4096)
+			r := p.readRequest()
+			first(p, itt)
+			p.write(p.response(r, make([]byte, 4096), true))
+			for range 2 { // in either order
+				seg, ok := p.read()
+				if !ok || seg.Message != ddp.Send || pdu.Header(p.payload(seg)).Opcode() != pdu.OpTaskManagementResponse {
+					t.Fatalf("%v, %v", seg.Message, ok)
+				}
+			}
+		}
+	}
+	t.Run("second", both(func(p *rawPeer, itt uint32) {
 		p.manage(pdu.TaskLogicalUnitReset, reset, 0, true, 0)
 		p.manage(pdu.TaskAbortTask, abort, itt, true, 0)
-		p.write(p.response(r, make([]byte, 4096), true))
-		p.want(ddp.Send, pdu.OpTaskManagementResponse, reset, 0)
-		p.want(ddp.Send, pdu.OpTaskManagementResponse, abort, 0)
-	})
+	}))
+	t.Run("first, and not over", both(func(p *rawPeer, itt uint32) {
+		p.manage(pdu.TaskAbortTask, abort, itt, true, 0)
+		p.manage(pdu.TaskLogicalUnitReset, reset, 0, true, 0)
+	}))
 	t.Run("first", func(t *testing.T) {
 		p := newBench(t).raw(true, 1)
 		itt := p.command(rw16(0x8a, 0, 8), nil, stag, 0, 4096)
 		r := p.readRequest()
 		p.manage(pdu.TaskAbortTask, abort, itt, true, 0)
-		p.manage(pdu.TaskLogicalUnitReset, reset, 0, true, 0)
 		p.write(p.response(r, make([]byte, 4096), true))
 		p.want(ddp.SendClose, pdu.OpTaskManagementResponse, abort, stag)
+		p.manage(pdu.TaskLogicalUnitReset, reset, 0, true, 0)
 		p.want(ddp.Send, pdu.OpTaskManagementResponse, reset, 0)
 	})
 	t.Run("of a command whose turn has not come", func(t *testing.T) {

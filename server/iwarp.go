@@ -46,7 +46,7 @@ func oneShot(c *config.OneShot) *rdma.OneShotOffer {
 	}
 	return &rdma.OneShotOffer{
 		Flags: c.Flags, Opcodes: c.Opcodes, Validated: c.Validated,
-		Advertise: true, Close: true, CheckReference: true, Window: uint32(c.Window),
+		Advertise: true, Close: true, Window: uint32(c.Window),
 	}
 }
 

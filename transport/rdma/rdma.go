@@ -278,19 +278,17 @@ type OneShotOffer struct {
 	Validated      bool // the STag field may be left out where it has no meaning (mode V)
 	Advertise      bool
 	Close          bool
-	CheckReference bool
 	// Window: Connect: STags that this end wants outstanding; Accept: the most it allows.
 	Window uint32
 }
 
 // OneShot is what two ends have agreed.
 type OneShot struct {
-	Opcodes        bool // FIG 5A, otherwise FIG 5B
-	Validated      bool // mode V, otherwise mode E
-	Advertise      bool
-	Close          bool
-	CheckReference bool
-	Window         uint32
+	Opcodes   bool // FIG 5A, otherwise FIG 5B
+	Validated bool // mode V, otherwise mode E
+	Advertise bool
+	Close     bool
+	Window    uint32
 }
 
 // Listener waits for connections.

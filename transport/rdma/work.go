@@ -85,7 +85,9 @@ type Work struct {
 	// Post.
 	STag   STag
 	Access Access // Advertise, OpBind: the peer's rights
-	Memory []SGE  // Advertise: the memory
+	// Memory is what Advertise makes reachable, in pieces that need not lie together. A piece without a
+	// Region is made known by the call itself, and forgotten when the STag ends.
+	Memory []SGE
 	Window Window // OpBind
 	// Stamp, with OpBind, is where Post writes the new STag, four octets, big-endian, before what is
 	// posted behind it leaves: a message in the same batch can name the window. nil: nowhere.

@@ -68,7 +68,7 @@ func TestWriteRead(t *testing.T) {
 }
 
 func offer() *rdma.OneShotOffer {
-	return &rdma.OneShotOffer{Flags: true, Opcodes: true, Advertise: true, Close: true, CheckReference: true, Window: 4}
+	return &rdma.OneShotOffer{Flags: true, Opcodes: true, Advertise: true, Close: true, Window: 4}
 }
 
 func oneShotSetups() map[string]setup {

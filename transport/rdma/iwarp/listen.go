@@ -394,7 +394,6 @@ func offerOf(o *rdma.OneShotOffer) ddp.OneShot {
 		{o.Validated, ddp.OfferValidated},
 		{o.Advertise, ddp.OfferAdvertise},
 		{o.Close, ddp.OfferClose},
-		{o.CheckReference, ddp.OfferRefCheck},
 	} {
 		if f.on {
 			s.Flags |= f.bit

@@ -2,6 +2,7 @@ package iwarp
 
 import (
 	"errors"
+	"unsafe"
 
 	"oneshot/ddp"
 	"oneshot/stag"
@@ -43,8 +44,7 @@ func (q *queuePair) prepareAdvertise(w *wqe, p *rdma.Work) (what string, err err
 	if a == nil {
 		a = new(advert)
 	}
-	var n int
-	a.segs, a.regions, n, what = appendSGL(a.segs[:0], a.regions[:0], p.Memory, q.domain, need, maxMemory)
+	n, what := a.gather(p.Memory, q.domain, need)
 	switch {
 	case what != "":
 		return errMemory + what, nil
@@ -66,6 +66,43 @@ func (q *queuePair) prepareAdvertise(w *wqe, p *rdma.Work) (what string, err err
 	w.stag, p.STag = s, rdma.STag(s)
 	q.n.advertises.Add(1)
 	return "", nil
+}
+
+// gather takes over a list of memory. Pieces that lie one behind the other in a region become one.
+// Memory without a region needs no more than that a refers to it: here the processor copies.
+func (a *advert) gather(list []rdma.SGE, d *domain, need rdma.Access) (n int, what string) {
+	a.segs, a.regions = a.segs[:0], a.regions[:0]
+	if len(list) > maxMemory {
+		return 0, "scatter/gather list is too long"
+	}
+	var last *region
+	for i := range list {
+		e := &list[i]
+		if e.Region == nil {
+			if len(e.Bytes) > 0 {
+				a.segs = append(a.segs, e.Bytes)
+				last = nil
+			}
+		} else {
+			k := len(a.segs)
+			if a.segs, a.regions, _, what = appendSGL(a.segs, a.regions, list[i:i+1], d, need, 1); what != "" {
+				return 0, what
+			}
+			if len(a.segs) == k {
+				continue // it is empty
+			}
+			r := a.regions[len(a.regions)-1]
+			if r == last && k > 0 && address(a.segs[k-1])+uintptr(len(a.segs[k-1])) == address(a.segs[k]) {
+				a.segs[k-1] = unsafe.Slice(unsafe.SliceData(a.segs[k-1]), len(a.segs[k-1])+len(a.segs[k]))
+				a.segs, a.regions = a.segs[:k], a.regions[:len(a.regions)-1]
+			}
+			last = r
+		}
+		if n += len(e.Bytes); n > maxMessage {
+			return 0, "message is too long"
+		}
+	}
+	return n, ""
 }
 
 func (q *queuePair) bindAdvert(a *advert, access rdma.Access) (stag.STag, error) {

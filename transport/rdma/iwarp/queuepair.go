@@ -288,12 +288,11 @@ func (q *queuePair) agree(a *agreed) {
 	}
 	q.format = a.shot.Format(host)
 	q.shot = &rdma.OneShot{
-		Opcodes:        q.format.Encoding == ddp.EncodingOpcodes,
-		Validated:      q.format.Header == ddp.HeaderValidated,
-		Advertise:      q.format.Advertise,
-		Close:          q.format.Close,
-		CheckReference: q.format.RefCheck,
-		Window:         a.shot.Window,
+		Opcodes:   q.format.Encoding == ddp.EncodingOpcodes,
+		Validated: q.format.Header == ddp.HeaderValidated,
+		Advertise: q.format.Advertise,
+		Close:     q.format.Close,
+		Window:    a.shot.Window,
 	}
 	if !q.shot.Advertise {
 		return

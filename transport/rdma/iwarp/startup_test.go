@@ -69,7 +69,7 @@ func TestReply(t *testing.T) {
 		{"siw and ib_iser", "10 02 0008 0080 0001 80000000", "50 02 0008 0001 0020 80000000", rdma.ConnParams{PrivateData: cm, InitiatorDepth: 32}},
 		{
 			"one-shot", "50 02 0018 0010 0010 80000000 4f535231 0104007f 00000100 1c65dcbc",
-			"50 02 0018 0010 0010 80000000 4f535231 01040076 00000080 2ea2fed0",
+			"50 02 0018 0010 0010 80000000 4f535231 01040036 00000080 80c8afe7",
 			rdma.ConnParams{PrivateData: cm, OneShot: shot},
 		},
 		{

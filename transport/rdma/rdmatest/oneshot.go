@@ -8,7 +8,7 @@ import (
 )
 
 func offer(change ...func(*rdma.OneShotOffer)) *rdma.OneShotOffer {
-	o := &rdma.OneShotOffer{Flags: true, Opcodes: true, Advertise: true, Close: true, CheckReference: true, Window: 16}
+	o := &rdma.OneShotOffer{Flags: true, Opcodes: true, Advertise: true, Close: true, Window: 16}
 	for _, f := range change {
 		f(o)
 	}
@@ -19,14 +19,13 @@ func noFlags(o *rdma.OneShotOffer)     { o.Flags = false }
 func noOpcodes(o *rdma.OneShotOffer)   { o.Opcodes = false }
 func noAdvertise(o *rdma.OneShotOffer) { o.Advertise = false }
 func noClose(o *rdma.OneShotOffer)     { o.Close = false }
-func noCheck(o *rdma.OneShotOffer)     { o.CheckReference = false }
 func validated(o *rdma.OneShotOffer)   { o.Validated = true }
 func window(n uint32) func(*rdma.OneShotOffer) {
 	return func(o *rdma.OneShotOffer) { o.Window = n }
 }
 
 func testOneShotAgreement(t *testing.T, p Pair) {
-	agreed := rdma.OneShot{Advertise: true, Close: true, CheckReference: true, Window: 16}
+	agreed := rdma.OneShot{Advertise: true, Close: true, Window: 16}
 	with := func(f func(*rdma.OneShot)) *rdma.OneShot {
 		a := agreed
 		f(&a)
@@ -48,7 +47,6 @@ func testOneShotAgreement(t *testing.T, p Pair) {
 		{"less wanted", offer(window(3)), offer(), with(func(o *rdma.OneShot) { o.Window = 3 })},
 		{"no close", offer(noClose), offer(), with(func(o *rdma.OneShot) { o.Close = false })},
 		{"no advertise", offer(), offer(noAdvertise), with(func(o *rdma.OneShot) { o.Advertise = false })},
-		{"no check", offer(), offer(noCheck), with(func(o *rdma.OneShot) { o.CheckReference = false })},
 		{"nothing in common", offer(noClose), offer(noAdvertise), nil},
 		{"not offered", nil, offer(), nil},
 		{"not known", offer(), nil, nil},
@@ -137,6 +135,62 @@ func testPull(t *testing.T, p Pair) {
 			check(t, region.Deregister())
 			server.sends.want(rdma.OpSend, 5)
 		}
+		client.sends.none()
+	})
+}
+
+// The list of memory that is advertised need not be registered, nor lie together (one-shot.md §5.1,
+// step 1): the call that posts the message makes it reachable, and its close ends that.
+func testScattered(t *testing.T, p Pair) {
+	encodings(t, func(t *testing.T, o options) {
+		client, server := connect(t, p, o)
+		region := client.register(9000, rdma.AccessLocalWrite)
+		for round := range 3 {
+			registered := client.dev.Counters().Registrations
+			list := []rdma.SGE{
+				{Bytes: make([]byte, 700)}, {}, sge(region, 0, 3000)[0], sge(region, 3000, 1000)[0], // one behind the other
+				{Bytes: make([]byte, 4097)}, {Bytes: make([]byte, 1)}, sge(region, 4100, 900)[0],
+			}
+			n := 0
+			for i := range list {
+				fill(list[i].Bytes, uint64(i+round))
+				n += len(list[i].Bytes)
+			}
+			flat := func() (b []byte) {
+				for i := range list {
+					b = append(b, list[i].Bytes...)
+				}
+				return b
+			}
+			server.receive(1, 0, 64)
+			client.receive(2, 0, 64)
+			s := client.post(client.advertise(0, 48, rdma.AccessRemoteRead, list))[0].STag
+			server.advertised(1, s)
+			server.post(rdma.Work{ID: 3, Op: rdma.OpRead, Flags: rdma.Signaled, SGL: server.sge(1000, n), RemoteSTag: s})
+			server.sends.want(rdma.OpRead, 3)
+			same(t, "pulled", server.bytes(1000, n), flat())
+			server.post(server.closing(4, s, 48))
+			client.closed(2, s)
+			server.sends.want(rdma.OpSend, 4)
+
+			server.receive(1, 0, 64)
+			client.receive(2, 0, 64)
+			s = client.post(client.advertise(0, 48, rdma.AccessRemoteWrite, list))[0].STag
+			server.advertised(1, s)
+			fill(server.bytes(1000, n), uint64(100+round))
+			server.post(
+				rdma.Work{ID: 3, Op: rdma.OpWrite, SGL: server.sge(1000, n/2), RemoteSTag: s},
+				rdma.Work{ID: 3, Op: rdma.OpWrite, SGL: server.sge(1000+n/2, n-n/2), RemoteSTag: s, RemoteOffset: uint64(n / 2)},
+				server.closing(4, s, 48),
+			)
+			client.closed(2, s)
+			server.sends.want(rdma.OpSend, 4)
+			same(t, "pushed", flat(), server.bytes(1000, n))
+			if k := client.dev.Counters().Registrations - registered; k != 0 {
+				t.Errorf("%d registrations", k)
+			}
+		}
+		check(t, region.Deregister())
 		client.sends.none()
 	})
 }

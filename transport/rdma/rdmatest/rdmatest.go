@@ -142,6 +142,7 @@ var extras = []extra{
 
 	{testCase{"OneShotAgreement", testOneShotAgreement}, oneShot, testNoOneShot},
 	{testCase{"Pull", testPull}, oneShot, testNoOneShot},
+	{testCase{"Scattered", testScattered}, oneShot, testNoOneShot},
 	{testCase{"Push", testPush}, oneShot, testNoOneShot},
 	{testCase{"OneShotManyOutstanding", testOneShotManyOutstanding}, oneShot, testNoOneShot},
 	{testCase{"OneShotWindow", testOneShotWindow}, oneShot, testNoOneShot},
