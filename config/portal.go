@@ -221,7 +221,7 @@ func (d *decoder) device(v value, p *Portal) bool {
 
 func parseDevice(text string) (string, error) {
 	if text == "" || strings.ContainsAny(text, "/ \t\n") {
-		return "", fmt.Errorf("%q is no name of an RDMA device: write one that `target rdma` lists, such as rxe0, or any", text)
+		return "", fmt.Errorf("%q is no name of an RDMA device: write one that the command rdma lists, such as rxe0, or any", text)
 	}
 	return text, nil
 }

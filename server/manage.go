@@ -4,24 +4,16 @@ import (
 	"encoding/hex"
 	"errors"
 	"os"
-	"runtime/debug"
 	"time"
 
 	"oneshot/config"
+	"oneshot/internal/version"
 	"oneshot/iscsi"
 	"oneshot/mgmt"
 	"oneshot/scsi"
 )
 
 var _ mgmt.Target = (*Server)(nil)
-
-// Version is the version of this module, as the build has it.
-func Version() string {
-	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
-		return info.Main.Version
-	}
-	return "unknown"
-}
 
 // latencyBounds are the bounds of all histograms, in nanoseconds.
 var latencyBounds = func() []int64 {
@@ -47,7 +39,7 @@ func (s *Server) Status() mgmt.Status {
 	}
 	pool := s.pool.Stats()
 	status := mgmt.Status{
-		Version: Version(), PID: os.Getpid(), Started: s.started, Time: time.Now(), Config: cfg.File, Loaded: loaded,
+		Version: version.String(), PID: os.Getpid(), Started: s.started, Time: time.Now(), Config: cfg.File, Loaded: loaded,
 		Portals: portals, Counters: countersOf(s.node.Counters()), BoundsNS: latencyBounds, Connected: connected,
 		Buffers: mgmt.Buffers{Limit: pool.Limit, InUse: pool.InUse, Mapped: pool.Mapped, Leases: pool.Leases},
 		Targets: make([]mgmt.Node, len(cfg.Targets)), Devices: s.rdma.counters(),

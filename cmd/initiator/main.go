@@ -6,6 +6,7 @@
 //	initiator read URL [FILE]           copy a disk to a file or standard output
 //	initiator write URL [FILE]          copy a file or standard input to a disk
 //	initiator bench URL                 put a load on a disk and say what it took
+//	initiator version                   say what this is
 //
 // It exits with 0 when all went well, with 1 when something failed, and with 2 when it was
 // called wrongly.
@@ -20,6 +21,8 @@ import (
 	"os/signal"
 
 	"golang.org/x/sys/unix"
+
+	"oneshot/internal/command"
 )
 
 const (
@@ -31,12 +34,14 @@ const (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	defer stop()
-	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+	os.Exit(run(ctx, os.Args[0], os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
 
 // run is main without the process.
-func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+func run(ctx context.Context, arg0 string, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	root := rootCommand()
+	name := command.Name(arg0, "initiator")
+	command.Rename(root, name)
 	root.SetArgs(args)
 	root.SetIn(stdin)
 	root.SetOut(stdout)
@@ -45,7 +50,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	if err == nil {
 		return exitOK
 	}
-	fmt.Fprintf(stderr, "initiator: %v\n", err)
+	fmt.Fprintf(stderr, "%s: %v\n", name, err)
 	if _, wrong := errors.AsType[*usageError](err); wrong {
 		return exitUsage
 	}

@@ -32,7 +32,7 @@ portals:
 func call(t *testing.T, in string, args ...string) (int, string, string) {
 	t.Helper()
 	var out, bad bytes.Buffer
-	status := run(t.Context(), args, strings.NewReader(in), &out, &bad)
+	status := run(t.Context(), "initiator", args, strings.NewReader(in), &out, &bad)
 	return status, out.String(), bad.String()
 }
 
@@ -133,5 +133,35 @@ func TestEnvironment(t *testing.T) {
 	t.Setenv("LIBISCSI_CHAP_TARGET_USERNAME", "bob")
 	if status, _, bad := call(t, "", "ls", url); status != 1 || !strings.Contains(bad, "refuses the login") {
 		t.Errorf("status %d, %s", status, bad)
+	}
+}
+
+// Under the name by which a package installs it, the program says that name, and has pages for man(1).
+func TestOtherName(t *testing.T) {
+	dir := t.TempDir()
+	var out, bad bytes.Buffer
+	do := func(want int, args ...string) string {
+		t.Helper()
+		out.Reset()
+		bad.Reset()
+		if got := run(t.Context(), "/usr/bin/oneshot-initiator", args, strings.NewReader(""), &out, &bad); got != want {
+			t.Errorf("%q: status %d, want %d: %s", args, got, want, bad.String())
+		}
+		return out.String() + bad.String()
+	}
+	if got := do(0, "--help"); !strings.HasPrefix(got, "oneshot-initiator lists") || !strings.Contains(got, "\n  oneshot-initiator ls iscsi://") {
+		t.Errorf("help: %s", got)
+	}
+	if got := do(2, "frobnicate"); !strings.HasPrefix(got, "oneshot-initiator: unknown command") {
+		t.Errorf("%s", got)
+	}
+	if got := do(0, "version"); strings.Contains(got, "devel") {
+		t.Errorf("%s", got)
+	}
+	do(0, "docs", dir)
+	for _, name := range []string{"oneshot-initiator.1", "oneshot-initiator-bench.1", "oneshot-initiator.bash", "_oneshot-initiator"} {
+		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
+			t.Error(err)
+		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"runtime"
 	"strings"
 	"time"
 
@@ -15,6 +16,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"oneshot/initiator"
+	"oneshot/internal/command"
+	"oneshot/internal/version"
 )
 
 // flags are those of every command.
@@ -26,6 +29,18 @@ type flags struct {
 	immediate int
 	timeout   time.Duration
 	verbose   bool
+}
+
+func versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Say which version this is",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintf(c.OutOrStdout(), "oneshot %s\nbuilt with  %s for %s/%s\n", version.String(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+			return err
+		},
+	}
 }
 
 func rootCommand() *cobra.Command {
@@ -69,6 +84,7 @@ LIBISCSI_CHAP_TARGET_PASSWORD. RDMA over iWARP needs no card and no kernel modul
 	p.BoolVar(&f.verbose, "verbose", false, "log what happens to standard error")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	root.AddCommand(lsCommand(f), inquiryCommand(f), readCommand(f), writeCommand(f), benchCommand(f))
+	root.AddCommand(versionCommand(), command.Docs(func(_ *cobra.Command, reason string) error { return errors.New(reason) }))
 	for _, c := range root.Commands() {
 		args := c.Args
 		c.Args = func(c *cobra.Command, a []string) error {

@@ -100,7 +100,7 @@ active/optimized after a restart.`,
 			if cmd.Flags().Changed("preferred") {
 				change.Preferred = &preferred
 			}
-			c := mgmt.NewClient(v.socket)
+			c := v.client()
 			defer c.Close()
 			now, err := c.SetAccess(cmd.Context(), *change)
 			if err != nil {
@@ -121,7 +121,7 @@ func parseAccess(cmd *cobra.Command, change *mgmt.AccessChange, args []string, l
 	wrong := func(format string, a ...any) error { return &usageError{cmd.CommandPath(), fmt.Sprintf(format, a...)} }
 	group, err := strconv.ParseUint(args[1], 10, 16)
 	if err != nil {
-		return wrong("%q is no number of a group, which target alua shows", args[1])
+		return wrong("%q is not the number of a group: %s alua lists them", args[1], cmd.Root().Name())
 	}
 	change.Target, change.Group = args[0], uint16(group)
 	for _, s := range accessStates {

@@ -14,7 +14,7 @@ import (
 // script.
 func TestDocs(t *testing.T) {
 	dir := t.TempDir()
-	if code := run([]string{"docs", dir}, os.Stdout, os.Stderr); code != exitOK {
+	if code := run("target", []string{"docs", dir}, os.Stdout, os.Stderr); code != exitOK {
 		t.Fatalf("exit %d", code)
 	}
 	for _, name := range []string{
@@ -42,12 +42,6 @@ func TestDocs(t *testing.T) {
 	}
 	if out, err := exec.Command("bash", "-n", filepath.Join(dir, "target.bash")).CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)
-	}
-}
-
-func TestRoff(t *testing.T) {
-	if got, want := roff("a\\b --x\n.dot\n'quote"), "a\\eb \\-\\-x\n\\&.dot\n\\&'quote"; got != want {
-		t.Errorf("%q, want %q", got, want)
 	}
 }
 

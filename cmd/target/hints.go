@@ -32,6 +32,19 @@ func writeHints(w io.Writer, c *config.Config, addrs []net.Addr) error {
 	return err
 }
 
+// writeStatusHint prints how to look at a daemon that has a management socket.
+func writeStatusHint(w io.Writer, name, socket string) error {
+	if socket == "" {
+		return nil
+	}
+	flag := ""
+	if socket != socketToAsk() {
+		flag = " --socket " + quote(socket)
+	}
+	_, err := fmt.Fprintf(w, "\nHow it is doing\n  %s status%s\n", name, flag)
+	return err
+}
+
 func joinAddrs(addrs []net.Addr) string {
 	texts := make([]string, len(addrs))
 	for i, a := range addrs {

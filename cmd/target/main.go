@@ -20,6 +20,7 @@ import (
 	"os"
 
 	"oneshot/config"
+	"oneshot/internal/command"
 )
 
 const (
@@ -28,11 +29,16 @@ const (
 	exitUsage = 2
 )
 
-func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
+func main() { os.Exit(run(os.Args[0], os.Args[1:], os.Stdout, os.Stderr)) }
+
+// usualName is what the program is built as. Packages install it under another name.
+const usualName = "target"
 
 // run is main without the process.
-func run(args []string, stdout, stderr io.Writer) int {
+func run(arg0 string, args []string, stdout, stderr io.Writer) int {
 	root := rootCommand()
+	name := command.Name(arg0, usualName)
+	command.Rename(root, name)
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
@@ -40,7 +46,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		return exitOK
 	}
-	report(stderr, err)
+	report(stderr, name, err)
 	if _, wrong := errors.AsType[*usageError](err); wrong {
 		return exitUsage
 	}
@@ -49,14 +55,14 @@ func run(args []string, stdout, stderr io.Writer) int {
 
 // report prints an error for the person at the terminal: in one line, except for
 // a configuration, all of whose problems are shown.
-func report(w io.Writer, err error) {
+func report(w io.Writer, name string, err error) {
 	bad, ok := errors.AsType[*config.Error](err)
 	if !ok {
-		fmt.Fprintf(w, "target: %v\n", err)
+		fmt.Fprintf(w, "%s: %v\n", name, err)
 		return
 	}
 	fmt.Fprintf(w, "%v\n\n", bad)
-	fmt.Fprintf(w, "target: %s in %s\n", count(len(bad.Problems), "problem"), bad.Problems[0].Pos.File)
+	fmt.Fprintf(w, "%s: %s in %s\n", name, count(len(bad.Problems), "problem"), bad.Problems[0].Pos.File)
 }
 
 // count returns "1 problem" or "2 problems".

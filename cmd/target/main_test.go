@@ -18,7 +18,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"target": main})
+	testscript.Main(m, map[string]func(){"target": main, "oneshot": main})
 }
 
 // TestScripts runs testdata/script/*.txtar against the command as a process.
@@ -45,7 +45,7 @@ type process struct {
 // cmdStatus runs the command and expects an exit status: status 2 target serve x.
 // Its output is in the files out and err.
 func cmdStatus(ts *testscript.TestScript, _ bool, args []string) {
-	cmd := command(ts, args[1:])
+	cmd := program(ts, args[1:])
 	var stdout, stderr strings.Builder
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	err := cmd.Run()
@@ -61,7 +61,7 @@ func cmdStatus(ts *testscript.TestScript, _ bool, args []string) {
 
 // cmdStart starts a daemon and waits until it says that it listens.
 func cmdStart(ts *testscript.TestScript, _ bool, args []string) {
-	p := &process{cmd: command(ts, args)}
+	p := &process{cmd: program(ts, args)}
 	p.cmd.Stderr = &p.stderr
 	out, err := p.cmd.StdoutPipe()
 	ts.Check(err)
@@ -100,7 +100,7 @@ func cmdHangup(ts *testscript.TestScript, _ bool, args []string) {
 			ts.Fatalf("30 s after SIGHUP: %s", out)
 		}
 		var err error
-		out, err = command(ts, []string{"target", "status", "--socket", args[0]}).CombinedOutput()
+		out, err = program(ts, []string{"target", "status", "--socket", args[0]}).CombinedOutput()
 		if err != nil {
 			ts.Fatalf("%v: %s", err, out)
 		}
@@ -123,8 +123,8 @@ func cmdEnd(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
-// command finds the command where testscript has put it: in the script's PATH.
-func command(ts *testscript.TestScript, args []string) *exec.Cmd {
+// program finds the command where testscript has put it: in the script's PATH.
+func program(ts *testscript.TestScript, args []string) *exec.Cmd {
 	for _, dir := range filepath.SplitList(ts.Getenv("PATH")) {
 		path := filepath.Join(dir, args[0])
 		if _, err := os.Stat(path); err != nil {
@@ -132,7 +132,7 @@ func command(ts *testscript.TestScript, args []string) *exec.Cmd {
 		}
 		cmd := exec.Command(path, args[1:]...)
 		cmd.Dir = ts.MkAbs(".")
-		cmd.Env = append(os.Environ(), "PATH="+ts.Getenv("PATH"))
+		cmd.Env = append(os.Environ(), "PATH="+ts.Getenv("PATH"), socketVariable+"="+ts.Getenv(socketVariable))
 		return cmd
 	}
 	ts.Fatalf("no command %s", args[0])

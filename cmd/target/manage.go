@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -28,8 +29,11 @@ type view struct {
 }
 
 func (v *view) socketFlag(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&v.socket, "socket", config.DefaultSocket, "the management `SOCKET` of the daemon")
+	cmd.Flags().StringVar(&v.socket, "socket", "", "the management `SOCKET` of the daemon (default: $"+socketVariable+", that of this user's own daemon, or "+config.DefaultSocket+")")
 }
+
+// client asks the daemon that is meant.
+func (v *view) client() *mgmt.Client { return mgmt.NewClient(cmp.Or(v.socket, socketToAsk())) }
 
 func (v *view) flags(cmd *cobra.Command) {
 	v.socketFlag(cmd)
@@ -117,7 +121,7 @@ func look[T any](cmd *cobra.Command, v *view, ask func(*mgmt.Client, context.Con
 	}
 	ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	c := mgmt.NewClient(v.socket)
+	c := v.client()
 	defer c.Close()
 	out := cmd.OutOrStdout()
 	var before *T
@@ -193,16 +197,16 @@ target, and reload.`,
 		DisableFlagsInUseLine: true,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return &usageError{cmd.CommandPath(), "name one session by its number, which target sessions shows"}
+				return &usageError{cmd.CommandPath(), "name one session by its number: " + cmd.Root().Name() + " sessions lists them"}
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			id, err := strconv.ParseUint(args[0], 10, 16)
 			if err != nil {
-				return &usageError{cmd.CommandPath(), fmt.Sprintf("%q is no number of a session", args[0])}
+				return &usageError{cmd.CommandPath(), fmt.Sprintf("%q is not the number of a session", args[0])}
 			}
-			c := mgmt.NewClient(v.socket)
+			c := v.client()
 			defer c.Close()
 			return c.DropSession(cmd.Context(), uint16(id))
 		},
@@ -225,7 +229,7 @@ with 1.`,
 		Args:                  noArgs,
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c := mgmt.NewClient(v.socket)
+			c := v.client()
 			defer c.Close()
 			r, err := c.Reload(cmd.Context())
 			if err != nil {

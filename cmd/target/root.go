@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"oneshot/internal/command"
 )
 
 // usageError is a command line that makes no sense.
@@ -36,7 +38,8 @@ says which; without one it serves a small memory disk to this machine.`,
 		return &usageError{cmd.CommandPath(), err.Error()}
 	})
 	root.SuggestionsMinimumDistance = 2
-	root.AddCommand(serveCommand(), checkCommand(), reloadCommand(), statusCommand(), sessionsCommand(), sessionCommand(), aluaCommand(), importCommand(), versionCommand(), docsCommand())
+	root.AddCommand(serveCommand(), checkCommand(), reloadCommand(), statusCommand(), sessionsCommand(), sessionCommand(), aluaCommand(), importCommand(), versionCommand())
+	root.AddCommand(command.Docs(func(cmd *cobra.Command, reason string) error { return &usageError{cmd.CommandPath(), reason} }))
 	root.AddCommand(rdmaCommand())
 	return root
 }

@@ -30,7 +30,8 @@ func serveCommand() *cobra.Command {
 		Short: "Serve what a configuration says, until SIGTERM or SIGINT",
 		Long: `serve opens the stores and listens on the portals of a configuration. Without
 one it serves a memory disk of 256MiB on 127.0.0.1:3260, whose content is gone
-when it stops. Once it listens it prints lines to paste for open-iscsi, libiscsi
+when it stops; its management socket is where the other commands of the same user
+look for it (ONESHOT_SOCKET, if that is set). Once it listens it prints lines to paste for open-iscsi, libiscsi
 and QEMU. Its log goes to standard error.
 
 SIGHUP, systemctl reload and target reload have the configuration read again, and
@@ -46,7 +47,7 @@ it stops waiting and exits with 1; what was flushed is safe all the same.`,
 		Args:                  noArgs,
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return serve(path, openServer, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return serve(cmd.Root().Name(), path, openServer, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	configFlag(cmd, &path, "the YAML `FILE` that says what to serve (default: one memory disk)")
@@ -66,12 +67,17 @@ type daemon interface {
 // opener opens stores and portals; its error is one line.
 type opener func(*config.Config, *slog.Logger) (daemon, error)
 
-func serve(path string, open opener, stdout, stderr io.Writer) error {
+func serve(name, path string, open opener, stdout, stderr io.Writer) error {
 	c, err := loadOrDefault(path)
 	if err != nil {
 		return err
 	}
 	log, setLevel := newLogger(c.Log, stderr)
+	if path == "" {
+		if c.Management.Socket, err = makeOwnSocket(); err != nil {
+			log.Warn("there is no management socket, so no status and no sessions can be asked for", "reason", err)
+		}
+	}
 	for _, w := range c.Warnings {
 		log.Warn(w.Message, "at", w.Pos.String())
 	}
@@ -93,7 +99,7 @@ func serve(path string, open opener, stdout, stderr io.Writer) error {
 	alive := make(chan struct{})
 	defer close(alive)
 	go watchdog(watchdogInterval(), d.Health, alive)
-	if err := writeHints(stdout, c, d.Addrs()); err != nil {
+	if err := errors.Join(writeHints(stdout, c, d.Addrs()), writeStatusHint(stdout, name, c.Management.Socket)); err != nil {
 		log.Warn("cannot print what is served", "reason", err) // nobody reads it; serve all the same
 	}
 	notify("READY=1\nSTATUS=serving")

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"oneshot/config"
+	"oneshot/internal/version"
 	"oneshot/transport/rdma/verbs"
 )
 
@@ -32,15 +33,14 @@ report should begin with.`,
 
 // writeVersion takes a nil info for a binary that was built without one.
 func writeVersion(w io.Writer, info *debug.BuildInfo) error {
-	module, settings := "unknown", map[string]string{}
+	settings := map[string]string{}
 	if info != nil {
-		module = info.Main.Version
 		for _, s := range info.Settings {
 			settings[s.Key] = s.Value
 		}
 	}
 	_, err := fmt.Fprintf(w, "oneshot %s\nrevision    %s\nbuilt with  %s for %s/%s%s\nstores      %s\ntransports  %s\n",
-		module, revision(settings), runtime.Version(), runtime.GOOS, runtime.GOARCH, buildKind(settings),
+		version.String(), revision(settings), runtime.Version(), runtime.GOOS, runtime.GOARCH, buildKind(settings),
 		join(config.StoreTypes()), transports())
 	return err
 }

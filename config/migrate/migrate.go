@@ -180,7 +180,7 @@ func (m *model) checkSecrets(where string, a auth) {
 // yaml writes the configuration, the remarks on top.
 func (m *model) yaml(name string) []byte {
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "# Made from %s by target import.\n", oneLine(name))
+	fmt.Fprintf(&b, "# Imported from %s.\n", oneLine(name))
 	for _, r := range m.remarks {
 		fmt.Fprintf(&b, "# NOTE %s\n", oneLine(r))
 	}

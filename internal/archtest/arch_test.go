@@ -41,6 +41,7 @@ var rules = []rule{
 	{pkg: "iscsi/text", not: sockets},
 	{pkg: "internal/invariant", not: sockets},
 	{pkg: "internal/serial", not: sockets},
+	{pkg: "internal/command", may: []string{"internal/version"}},
 	{pkg: "internal/*"},
 	{pkg: "configs"},
 
@@ -70,12 +71,12 @@ var rules = []rule{
 	{pkg: "isns"},
 	{pkg: "mgmt"}, // whom it manages it knows by an interface of its own
 	{pkg: "server", may: []string{
-		"config", "mgmt", "isns", "transport/**", "iser", "iscsi", "iscsi/*", "scsi", "volume", "volume/access", "backend", "backend/**", "mem", "state",
+		"config", "mgmt", "isns", "transport/**", "iser", "iscsi", "iscsi/*", "scsi", "volume", "volume/access", "backend", "backend/**", "mem", "state", "internal/version",
 	}},
 	{pkg: "initiator", may: []string{"iscsi/pdu", "iscsi/text", "iscsi/chap", "transport/rdma", "transport/rdma/*", "internal/iov", "mem"}},
 	{pkg: "initiator/*", may: []string{"initiator"}},
-	{pkg: "cmd/target", may: []string{"server", "config", "config/migrate", "configs", "mgmt", "transport/rdma/verbs"}}, // lists devices
-	{pkg: "cmd/*", may: []string{"server", "config", "configs", "mgmt", "initiator", "initiator/*"}},
+	{pkg: "cmd/target", may: []string{"server", "config", "config/migrate", "configs", "mgmt", "transport/rdma/verbs", "internal/command", "internal/version"}}, // lists devices
+	{pkg: "cmd/*", may: []string{"server", "config", "configs", "mgmt", "initiator", "initiator/*", "internal/command", "internal/version"}},
 
 	// Tests that talk to the daemon from outside, and measurements.
 	{pkg: "test/targettest"},

@@ -1,4 +1,4 @@
-package main
+package command
 
 import (
 	"fmt"
@@ -8,12 +8,12 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"oneshot/server"
+	"oneshot/internal/version"
 )
 
-// docsCommand writes what packages ship beside the program. It is hidden: those who build
-// packages call it.
-func docsCommand() *cobra.Command {
+// Docs returns a command that writes what packages ship beside the program. It is hidden: those who build
+// packages call it. wrong makes an error of a call that makes no sense.
+func Docs(wrong func(cmd *cobra.Command, reason string) error) *cobra.Command {
 	return &cobra.Command{
 		Use:                   "docs DIRECTORY",
 		Short:                 "Write man pages and completions",
@@ -21,7 +21,7 @@ func docsCommand() *cobra.Command {
 		DisableFlagsInUseLine: true,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return &usageError{cmd.CommandPath(), "name the directory to write to"}
+				return wrong(cmd, "name the directory to write to")
 			}
 			return nil
 		},
@@ -82,7 +82,7 @@ func manPage(cmd *cobra.Command) string {
 	section := func(name string) { fmt.Fprintf(&b, ".SH %s\n", name) }
 	verbatim := func(text string) { fmt.Fprintf(&b, ".nf\n%s\n.fi\n", roff(strings.TrimRight(text, "\n"))) }
 
-	fmt.Fprintf(&b, ".TH %s 1 \"\" \"oneshot %s\" \"oneshot\"\n", strings.ToUpper(pageName(cmd)), server.Version())
+	fmt.Fprintf(&b, ".TH %s 1 \"\" \"oneshot %s\" \"oneshot\"\n", strings.ToUpper(pageName(cmd)), version.String())
 	section("NAME")
 	fmt.Fprintf(&b, "%s \\- %s\n", roff(pageName(cmd)), roff(lowerFirst(cmd.Short)))
 	section("SYNOPSIS")
@@ -104,7 +104,7 @@ func manPage(cmd *cobra.Command) string {
 		verbatim(cmd.Example)
 	}
 	section("EXIT STATUS")
-	b.WriteString("0 when all went well, 1 when the configuration or the service failed, 2 when it was called wrongly.\n")
+	b.WriteString("0 when all went well, 1 when something failed, 2 when it was called wrongly.\n")
 	section("SEE ALSO")
 	b.WriteString(seeAlso(cmd))
 	return b.String()
