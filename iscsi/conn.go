@@ -52,27 +52,28 @@ type Conn struct {
 	group uint16 // of the portal that it came through
 
 	// Guarded by baton.
-	state   connState
-	login   *login.Login    // until the full feature phase
-	text    *login.Exchange // from then on
-	sess    *Session
-	cid     uint16
-	params  *login.Params // from the full feature phase on
-	maxIn   int           // the longest data segment that the initiator may send then
-	statSN  serial.SN     // the next to send
-	live    int           // tasks that the mover's pool does not have
-	tasks   []*Task       // outstanding: in a store, waiting, or fetching data-out
-	hungry  []*Task       // of these, waiting for memory
-	leased  int           // bytes of I/O memory that tasks hold, as the pool counts them
-	working int           // of these: what commands go on with, and so comes back
-	unsent  int           // of leased: bytes of commands whose answers have not left
-	moved   uint32        // Node.clock when the last of these left, or the first came
-	spare   []*Task       // the empty half of the pair with ready
-	born    uint32        // Node.clock when the connection came
-	heard   uint32        // Node.clock at the last input
-	pinged  uint32        // Node.clock when the outstanding NOP-In was sent
-	pingTTT uint32        // of the outstanding NOP-In, or 0
-	nextTTT uint32
+	state      connState
+	login      *login.Login    // until the full feature phase
+	text       *login.Exchange // from then on
+	sess       *Session
+	cid        uint16
+	params     *login.Params // from the full feature phase on
+	maxIn      int           // the longest data segment that the initiator may send then
+	statSN     serial.SN     // the next to send
+	live       int           // tasks that the mover's pool does not have
+	tasks      []*Task       // outstanding: in a store, waiting, or fetching data-out
+	forgetting []*Task       // aborted, while the mover still fetches their data-out
+	hungry     []*Task       // of these, waiting for memory
+	leased     int           // bytes of I/O memory that tasks hold, as the pool counts them
+	working    int           // of these: what commands go on with, and so comes back
+	unsent     int           // of leased: bytes of commands whose answers have not left
+	moved      uint32        // Node.clock when the last of these left, or the first came
+	spare      []*Task       // the empty half of the pair with ready
+	born       uint32        // Node.clock when the connection came
+	heard      uint32        // Node.clock at the last input
+	pinged     uint32        // Node.clock when the outstanding NOP-In was sent
+	pingTTT    uint32        // of the outstanding NOP-In, or 0
+	nextTTT    uint32
 	// fetching is for how many tasks the mover waits until the initiator has served its RDMA Reads,
 	// and fetched Node.clock when one of these last came on.
 	fetching int

@@ -143,6 +143,7 @@ func (c *Conn) aborted(t *Task) {
 	c.leave(t)
 	if !c.mover.Forget(t) {
 		t.state = taskForgetting
+		c.forgetting = append(c.forgetting, t)
 		return
 	}
 	c.free(t)
@@ -167,16 +168,21 @@ func (c *Conn) concerns(fn pdu.TaskFunction, itt uint32, lun uint64, ref *Task) 
 	}
 	everywhere := fn == pdu.TaskTargetWarmReset || fn == pdu.TaskTargetColdReset || fn == pdu.TaskITNexusReset
 	for _, o := range c.sess.baton.conns {
-		for _, t := range o.tasks {
-			if everywhere || t.LUN == lun {
-				t.aborted = abortedByOther // even if an ABORT TASK was first: its response may be second
+		for _, list := range [...][]*Task{o.tasks, o.forgetting} {
+			for _, t := range list {
+				if everywhere || t.LUN == lun {
+					t.aborted = abortedByOther // even if an ABORT TASK was first: its response may be second
+				}
 			}
 		}
 	}
 }
 
 // Forgotten says that nothing is placed into t.Out any more, after Forget.
-func (c *Conn) Forgotten(t *Task) { c.free(t) }
+func (c *Conn) Forgotten(t *Task) {
+	c.forgetting = slices.DeleteFunc(c.forgetting, func(f *Task) bool { return f == t })
+	c.free(t)
+}
 
 func (c *Conn) free(t *Task) {
 	t.state = taskGone

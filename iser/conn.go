@@ -101,7 +101,6 @@ type task struct {
 	taken     bool       // the session has asked for them
 	pulling   bool       // RDMA Reads are under way
 	forgotten bool       // the session waits for their end
-	revoke    rdma.STag  // to be given up after them
 
 	locals  []rdma.SGE
 	sinks   []rdma.Region // of its Reads; see openSinks
@@ -482,7 +481,7 @@ func (m *Mover) FreeTask(it *iscsi.Task) {
 	invariant.Check(len(t.sinks) == 0, "a task is freed after its Reads")
 	clear(t.locals)
 	t.locals = t.locals[:0]
-	t.header, t.immediate, t.taken, t.pulling, t.forgotten, t.revoke = header{}, 0, false, false, false, 0
+	t.header, t.immediate, t.taken, t.pulling, t.forgotten = header{}, 0, false, false, false
 	m.free = append(m.free, t)
 }
 

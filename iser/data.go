@@ -91,12 +91,10 @@ func (m *Mover) pulled(t *task) {
 		t.pull.failed = true
 		m.broken(err)
 	}
-	if t.revoke != 0 && !m.dead {
-		_ = m.qp.Revoke(t.revoke, func() {})
-	}
 	switch {
 	case t.forgotten:
 		t.forgotten = false
+		m.orphan(t)
 		m.conn.Forgotten(&t.Task)
 	case t.pull.failed, m.dead:
 		// Unless all Reads ended well, Out holds what its memory held before: another session's bytes, perhaps.
@@ -109,29 +107,26 @@ func (m *Mover) pulled(t *task) {
 // Forget implements iscsi.Datamover.
 func (m *Mover) Forget(it *iscsi.Task) bool {
 	t := of(it)
-	if t.header.held && !m.dead {
-		m.orphan(t)
-	}
 	if t.pulling {
 		t.forgotten = true
 		return false
 	}
+	m.orphan(t)
 	return true
 }
 
 // orphan sees to the STag of an aborted task: the response to its ABORT TASK closes it, or the
 // initiator revokes it after the response to another function.
 func (m *Mover) orphan(t *task) {
+	if !t.header.held || m.dead {
+		return
+	}
 	s := t.header.write | t.header.read
 	if itt, ok := t.AbortedBy(); ok {
 		m.orphans[itt] = s
 		return
 	}
-	if !t.pulling {
-		_ = m.qp.Revoke(s, func() {})
-		return
-	}
-	t.revoke = s
+	_ = m.qp.Revoke(s, func() {})
 }
 
 // dataIn prepares the RDMA Writes of t.In, n octets. False: there is no memory for them.
