@@ -149,7 +149,7 @@ func (n *Node) drop(why string, match func(*Session) bool) {
 				return
 			}
 			if c.state != stateFullFeature { // it waits for another connection to be gone
-				c.mover.Terminate(false)
+				c.mover.Terminate(AtOnce)
 				return
 			}
 			c.log.Info("session ends: " + why)
@@ -157,7 +157,7 @@ func (n *Node) drop(why string, match func(*Session) bool) {
 			// to wait before the next login.
 			c.send(&pdu.AsyncFields{Event: pdu.AsyncAllConnectionsDrop, Sequence: c.Status()}, nil)
 			c.state = stateInLogout
-			c.mover.Terminate(true)
+			c.mover.Terminate(WhenSent)
 		})
 	}
 }

@@ -28,7 +28,7 @@ func TestSessions(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			c.Command(h)
+			c.Command(&Task{Conn: c}, h)
 			time.Sleep(time.Second) // of the bubble's: the answer leaves when the lock is given up
 		})
 		list := n.Sessions()
@@ -163,15 +163,15 @@ type quickMover struct {
 	tasks, answered []*Task
 }
 
-func (m *quickMover) NewTask() *Task {
+func (m *quickMover) newTask() *Task {
 	t := m.tasks[len(m.tasks)-1]
 	m.tasks = m.tasks[:len(m.tasks)-1]
 	return t
 }
-func (m *quickMover) FreeTask(t *Task)          { m.tasks = append(m.tasks, t) }
-func (m *quickMover) SendControl(_, _ []byte)   {}
-func (m *quickMover) Enable(*login.Params, int) {}
-func (m *quickMover) Answer(t *Task)            { m.c.Status(); m.answered = append(m.answered, t) }
+func (m *quickMover) FreeTask(t *Task)                  { m.tasks = append(m.tasks, t) }
+func (m *quickMover) SendControl(_, _ []byte, _ Ending) {}
+func (m *quickMover) Enable(*login.Params, int)         {}
+func (m *quickMover) Answer(t *Task)                    { m.c.Status(); m.answered = append(m.answered, t) }
 func (m *quickMover) Flush() {
 	for _, t := range m.answered {
 		m.c.Sent(t)
@@ -186,12 +186,12 @@ func BenchmarkRead(b *testing.B) {
 		b.Run(fmt.Sprint(batch), func(b *testing.B) {
 			n, _, _ := session(b)
 			m := new(quickMover)
-			for range batch {
-				m.tasks = append(m.tasks, new(Task))
-			}
 			admit(b, n)
 			c := n.NewConn(m)
 			m.c = c
+			for range batch {
+				m.tasks = append(m.tasks, &Task{Conn: c})
+			}
 			n.cfg.Commands = batch
 			keys := "InitiatorName=iqn.c:2\x00TargetName=iqn.t:t\x00"
 			l := pdu.LoginRequestFields{
@@ -214,7 +214,7 @@ func BenchmarkRead(b *testing.B) {
 					if err != nil {
 						b.Fatal(err)
 					}
-					c.Command(h)
+					c.Command(m.newTask(), h)
 				}
 				c.Unlock()
 			}

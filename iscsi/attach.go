@@ -47,7 +47,7 @@ func (c *Conn) refuseLogin(out *login.Outcome) {
 	}
 	c.sendLogin(out)
 	c.state = stateInLogout
-	c.mover.Terminate(true)
+	c.mover.Terminate(WhenSent)
 }
 
 // establish makes the session of a login that has succeeded, once no other session of the
@@ -120,7 +120,7 @@ func (c *Conn) joinSession(own *Session, out *login.Outcome) {
 		}
 	})
 	old.log.Info("connection ends: its initiator comes back with a new one")
-	old.mover.Terminate(false)
+	old.mover.Terminate(AtOnce)
 }
 
 // room says whether c, perhaps in the place of old, may join the session.
@@ -192,7 +192,7 @@ func (s *Session) leaveDeserted() {
 	for _, c := range s.baton.conns {
 		if c.state < stateCleanup {
 			c.log.Info("session ends: its initiator has closed the connection, and logs in again")
-			c.mover.Terminate(false)
+			c.mover.Terminate(AtOnce)
 		}
 	}
 	s.end()

@@ -247,7 +247,7 @@ func (c *Conn) fail(format string, args ...any) {
 	c.dropped = true
 	c.node.counters.ProtocolErrors.Add(1)
 	c.log.Warn("connection dropped: "+fmt.Sprintf(format, args...), "state", c.state.String())
-	c.mover.Terminate(true)
+	c.mover.Terminate(WhenSent)
 }
 
 // Lost says that the transport connection is gone. Nothing is sent any more; its tasks are
@@ -318,16 +318,20 @@ func (c *Conn) BadDigest(h pdu.Header) {
 }
 
 // reject sends a Reject of the PDU whose header is h (RFC 7143 §11.17).
-func (c *Conn) reject(h pdu.Header, reason pdu.RejectReason) {
+func (c *Conn) reject(h pdu.Header, reason pdu.RejectReason) { c.rejectEnding(h, reason, Ending{}) }
+
+func (c *Conn) rejectEnding(h pdu.Header, reason pdu.RejectReason, end Ending) {
 	c.node.counters.Rejects.Add(1)
 	r := pdu.RejectFields{Reason: reason, DataSegmentLength: pdu.BHSLen, Sequence: c.Status()}
-	c.send(&r, h[:pdu.BHSLen])
+	c.sendEnding(&r, h[:pdu.BHSLen], end)
 }
 
 // appender is a PDU that encodes itself.
 type appender interface{ AppendTo([]byte) []byte }
 
 // send queues a PDU of the session's own. It is not for the hot path.
-func (c *Conn) send(p appender, data []byte) {
-	c.mover.SendControl(p.AppendTo(make([]byte, 0, pdu.BHSLen)), data)
+func (c *Conn) send(p appender, data []byte) { c.sendEnding(p, data, Ending{}) }
+
+func (c *Conn) sendEnding(p appender, data []byte, end Ending) {
+	c.mover.SendControl(p.AppendTo(make([]byte, 0, pdu.BHSLen)), data, end)
 }

@@ -12,14 +12,12 @@ import (
 // with the Conn locked, none blocks, and what they queue leaves in the order of the calls,
 // at the latest at Flush.
 type Datamover interface {
-	// NewTask returns a cleared task from the mover's pool; FreeTask takes it back, after
-	// its Release. NewTask returns nil when the mover has as many as it will hold.
-	NewTask() *Task
+	// FreeTask takes back a task that Conn.Command has taken over, after its Release.
 	FreeTask(t *Task)
 
 	// SendControl queues a PDU. bhs is one basic header segment without digests; data
-	// follows it. Both are copied before SendControl returns.
-	SendControl(bhs []byte, data []byte)
+	// follows it. Both are copied before SendControl returns. end says what is over with it.
+	SendControl(bhs []byte, data []byte, end Ending)
 
 	// GetData fetches the first t.OutLen bytes of the initiator's buffer into t.Out (RFC
 	// 5047 Get_Data): from the immediate and unsolicited data that the initiator sends on
@@ -46,9 +44,8 @@ type Datamover interface {
 	// Flush starts sending all that is queued.
 	Flush()
 
-	// Terminate ends the connection after what is queued has left (graceful), or at once.
-	// Conn.Lost follows.
-	Terminate(graceful bool)
+	// Terminate ends the connection. Conn.Lost follows.
+	Terminate(how Termination)
 
 	// HungUp reports whether the initiator has closed its end, though Conn.Lost has not been
 	// called: the network may know before the mover's goroutine has come to it.
@@ -66,12 +63,37 @@ type Datamover interface {
 	Transport() string
 }
 
+// Ending says what is over with a PDU that the session sends: a mover may hold something of the
+// initiator's until then. The zero value: nothing.
+type Ending struct {
+	// Command is a command that the PDU refuses: Conn.Command has not taken it, and will not.
+	Command *Task
+	// Abort: the PDU answers the ABORT TASK request with this ITT, which Task.AbortedBy has told.
+	Abort bool
+	ITT   uint32
+}
+
+// Termination is how a connection ends.
+type Termination uint8
+
+// How connections end.
+const (
+	// AtOnce: nothing is sent any more.
+	AtOnce Termination = iota
+	// WhenSent: after what is queued has left, for which the initiator has some time.
+	WhenSent
+	// WhenLoggedOut is WhenSent; but the initiator has logged out, and ends the connection itself
+	// where it can tell that it has received the response.
+	WhenLoggedOut
+)
+
 // Task is a SCSI command on an iSCSI connection. The datamover allocates it, mostly inside
-// something larger of its own.
+// something larger of its own, and uses it for one command after the other.
 type Task struct {
 	scsi.Task
+	// Set by the mover for good. TaskReady, which may be late, reads Conn without a lock.
 	Conn  *Conn
-	Mover any // the datamover's own, set by NewTask for good
+	Mover any // the mover's own
 
 	ITT       uint32
 	Immediate bool // the I bit: the task holds no place in the command window

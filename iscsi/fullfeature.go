@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"oneshot/internal/invariant"
 	"oneshot/iscsi/pdu"
 	"oneshot/scsi"
 )
@@ -12,43 +13,42 @@ import (
 // one other have to be taken (RFC 7143 §4.2.2.1); some room costs little.
 const maxImmediates = 8
 
-// Command takes a SCSI Command PDU. h is the caller's again when Command returns. The result
-// is the task, which may be answered already, or nil if there is none; the mover then throws
-// the PDU's data away.
-func (c *Conn) Command(h pdu.SCSICommand) *Task {
+// Command takes a SCSI Command PDU, and t for it, which is not in use. h is the caller's again when
+// Command returns, and so is t if the result is false: the command is refused or ignored. Otherwise
+// t is the session's until FreeTask. It may be answered already, or even be free (Outstanding); the
+// mover then throws the PDU's data away.
+func (c *Conn) Command(t *Task, h pdu.SCSICommand) (taken bool) {
 	if c.state != stateFullFeature || c.sess.Discovery {
-		c.outOfPlace(h.Header)
-		return nil
+		c.outOfPlace(h.Header, Ending{Command: t})
+		return false
 	}
 	s, sn := c.sess, h.CmdSN()
 	if h.Immediate() && s.immediates >= maxImmediates {
-		c.reject(h.Header, pdu.RejectImmediateCommand)
-		return nil
+		c.rejectEnding(h.Header, pdu.RejectImmediateCommand, Ending{Command: t})
+		return false
 	}
 	verdict := s.admit(sn, h.Immediate())
 	if verdict == admitIgnore {
 		c.node.counters.IgnoredCommands.Add(1)
-		return nil
+		return false
 	}
-	t := c.newTask(h)
+	c.setUp(t, h)
 	if verdict == admitHold {
 		c.list(t) // its data may come before its turn
 		s.hold(sn, held{c, func() { c.begin(t) }, t})
-		return t
+		return true
 	}
 	c.begin(t)
 	if len(s.held) > 0 {
 		s.runHeld()
 	}
-	return t
+	return true
 }
 
-func (c *Conn) newTask(h pdu.SCSICommand) *Task {
-	t := c.mover.NewTask()
+// setUp makes t the task of the command h.
+func (c *Conn) setUp(t *Task, h pdu.SCSICommand) {
+	invariant.Check(t.Conn == c && t.state == taskPooled, "a command comes with a task of its connection that is not in use")
 	c.live++
-	if t.Conn == nil {
-		t.Conn = c // for good: TaskReady, which may be late, reads it without a lock
-	}
 	t.slot, t.state = -1, taskHeld
 	t.refused, t.arrived, t.aborted = false, c.arrived, abortedByNone
 	t.ITT = h.ITT()
@@ -71,7 +71,6 @@ func (c *Conn) newTask(h pdu.SCSICommand) *Task {
 		}
 	}
 	t.NoLend = c.rdma || c.params.DataDigest
-	return t
 }
 
 // attributes maps the ATTR field (RFC 7143 §11.3.1); reserved values are ACA's, which is
@@ -89,7 +88,7 @@ func (c *Conn) Receive(h pdu.Header, data []byte) {
 		return
 	}
 	if c.state != stateFullFeature {
-		c.outOfPlace(h)
+		c.outOfPlace(h, Ending{})
 		return
 	}
 	switch h.Opcode() {
@@ -107,12 +106,12 @@ func (c *Conn) Receive(h pdu.Header, data []byte) {
 }
 
 // outOfPlace answers a PDU that the state does not allow.
-func (c *Conn) outOfPlace(h pdu.Header) {
+func (c *Conn) outOfPlace(h pdu.Header, end Ending) {
 	switch c.state {
 	case stateInLogout:
-		c.reject(h, pdu.RejectWaitingForLogout)
+		c.rejectEnding(h, pdu.RejectWaitingForLogout, end)
 	case stateFullFeature:
-		c.reject(h, pdu.RejectProtocolError) // a SCSI command in a discovery session
+		c.rejectEnding(h, pdu.RejectProtocolError, end) // a SCSI command in a discovery session
 	default:
 		c.fail("PDU %v before the login was complete", h.Opcode())
 	}
@@ -245,7 +244,7 @@ func (c *Conn) exit() {
 	c.state = stateInLogout
 	c.withdraw()
 	c.log.Debug("logged out")
-	c.mover.Terminate(true)
+	c.mover.Terminate(WhenLoggedOut)
 }
 
 // askLogout asks the initiator to leave within seconds (RFC 7143 §11.9.1, event 1).
@@ -354,7 +353,11 @@ func (c *Conn) managed(itt uint32, fn pdu.TaskFunction, r pdu.TaskResponse) {
 	if c.state != stateFullFeature {
 		return
 	}
-	c.send(&pdu.TaskManagementResponseFields{Response: r, ITT: itt, Sequence: c.Status()}, nil)
+	var end Ending
+	if fn == pdu.TaskAbortTask {
+		end = Ending{Abort: true, ITT: itt}
+	}
+	c.sendEnding(&pdu.TaskManagementResponseFields{Response: r, ITT: itt, Sequence: c.Status()}, nil, end)
 	if fn == pdu.TaskTargetColdReset && r == pdu.TaskFunctionComplete {
 		// RFC 7143 §11.5.1: a cold reset ends all connections of the target.
 		c.node.dropTarget(c.sess.Target, "target cold reset")
@@ -397,7 +400,7 @@ func (c *Conn) tick(now uint32) {
 	case c.sess.Discovery && now-c.born > discoveryTime && !c.dropped:
 		c.dropped = true
 		c.log.Info("discovery session ended: it has lasted too long", "seconds", now-c.born)
-		c.mover.Terminate(true)
+		c.mover.Terminate(WhenSent)
 	case c.hogs(now):
 		c.fail("the initiator has taken no answers for %d s, which hold %d bytes of memory that others wait for (limits.memory)", now-c.moved, c.unsent)
 	case c.pingTTT != 0:

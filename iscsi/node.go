@@ -247,7 +247,7 @@ func (c *Conn) giveWay() {
 		return
 	}
 	c.log.Info("connection ended: there are more than limits.connections, and of those that have not logged in it is the oldest")
-	c.mover.Terminate(false)
+	c.mover.Terminate(AtOnce)
 }
 
 func (n *Node) evicted(c *Conn) bool {
@@ -409,7 +409,7 @@ func (n *Node) Shutdown(ctx context.Context) error {
 	}
 	for _, c := range n.connections() {
 		c.Lock()
-		c.mover.Terminate(false)
+		c.mover.Terminate(AtOnce)
 		c.Unlock()
 	}
 	// What is left now hangs in a store.
@@ -431,7 +431,11 @@ func (c *Conn) leaveSoon(seconds uint16) {
 		c.askLogout(seconds)
 		return
 	}
-	c.mover.Terminate(c.state == stateFullFeature)
+	how := AtOnce
+	if c.state == stateFullFeature {
+		how = WhenSent
+	}
+	c.mover.Terminate(how)
 }
 
 // rule returns what is different for an initiator, or nil.

@@ -146,7 +146,7 @@ func (s *Session) cut(why string) {
 	s.baton.post(func() {
 		for _, c := range s.baton.conns {
 			c.log.Info("session ends: " + why)
-			c.mover.Terminate(false)
+			c.mover.Terminate(AtOnce)
 		}
 	})
 }

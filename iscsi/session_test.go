@@ -25,7 +25,9 @@ type recorder struct {
 	sent []*Task
 	last pdu.Header
 	data string // of last
-	hung bool   // what HungUp says
+	end  Ending // of last
+	how  Termination
+	hung bool // what HungUp says
 	// keeps: answers do not leave.
 	keeps bool
 
@@ -36,16 +38,18 @@ func (r *recorder) say(format string, args ...any) {
 	r.said = append(r.said, fmt.Sprintf(format, args...))
 }
 
-func (r *recorder) NewTask() *Task            { return new(Task) }
 func (r *recorder) FreeTask(*Task)            { r.free++ }
 func (r *recorder) GetData(t *Task)           { r.say("fetch %d", t.ITT) }
 func (r *recorder) Forget(t *Task) bool       { r.say("forget %d", t.ITT); return true }
 func (r *recorder) Enable(*login.Params, int) {}
-func (r *recorder) Terminate(graceful bool)   { r.say("terminate %v", graceful) }
-func (r *recorder) Peer() string              { return "peer" }
-func (r *recorder) Local() string             { return "local" }
-func (r *recorder) Transport() string         { return "tcp" }
-func (r *recorder) HungUp() bool              { return r.hung }
+func (r *recorder) Terminate(how Termination) {
+	r.how = how
+	r.say("terminate %v", how != AtOnce)
+}
+func (r *recorder) Peer() string      { return "peer" }
+func (r *recorder) Local() string     { return "local" }
+func (r *recorder) Transport() string { return "tcp" }
+func (r *recorder) HungUp() bool      { return r.hung }
 func (r *recorder) Count(tell func(string, uint64)) {
 	tell("posts", 3)
 	tell("polls", 4)
@@ -58,7 +62,8 @@ func (r *recorder) Answer(t *Task) {
 	r.status = t.Status
 }
 
-func (r *recorder) SendControl(b, data []byte) {
+func (r *recorder) SendControl(b, data []byte, end Ending) {
+	r.end = end
 	r.data = string(data)
 	r.last = append(pdu.Header(nil), b...)
 	r.say("%v", r.last.Opcode())
@@ -147,7 +152,7 @@ func command(c *Conn, itt uint32, sn serial.SN, immediate bool, cdb []byte, edtl
 	if err != nil {
 		panic(err)
 	}
-	drive(c, func() { c.Command(h) })
+	drive(c, func() { c.Command(&Task{Conn: c}, h) })
 }
 
 var testUnitReady = make([]byte, 6)

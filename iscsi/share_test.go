@@ -89,7 +89,7 @@ func read(c *Conn, itt uint32, sn serial.SN, n int) {
 	if err != nil {
 		panic(err)
 	}
-	drive(c, func() { c.Command(h) })
+	drive(c, func() { c.Command(&Task{Conn: c}, h) })
 }
 
 // hog logs in and asks for as much as the window has room for, but takes no answers.

@@ -51,14 +51,7 @@ type Mover struct {
 	cs       [32]rdma.Completion
 	batch    [32]rdma.Receive
 
-	command struct { // the PDU that Conn.Command is called for
-		busy      bool
-		task      *task
-		header    header // of iSER, or made of the advertised STag
-		immediate []byte
-	}
-	rejected bool                 // the command's STag was closed by a Reject
-	orphans  map[uint32]rdma.STag // STags of aborted tasks, by the ITT of the ABORT TASK whose response closes them
+	orphans map[uint32]rdma.STag // STags of aborted tasks, by the ITT of the ABORT TASK whose response closes them
 
 	abandoned []*entry // to be finished, as they will never be sent
 	lost      error    // why the connection is dead, if this end knows
@@ -97,6 +90,7 @@ type task struct {
 	ans    entry  // its answer
 
 	immediate int        // octets of data-out that came with the command
+	came      []byte     // these, while the session takes the command
 	stash     *mem.Lease // these, until the session asks for them
 	taken     bool       // the session has asked for them
 	pulling   bool       // RDMA Reads are under way
@@ -363,13 +357,13 @@ var emptyRequest manager.Request
 const lingerTime = 5 * time.Second
 
 // Terminate implements iscsi.Datamover.
-func (m *Mover) Terminate(graceful bool) {
+func (m *Mover) Terminate(how iscsi.Termination) {
 	switch {
-	case m.dead || m.closing && graceful:
-	case !graceful:
+	case m.dead || m.closing && how != iscsi.AtOnce:
+	case how == iscsi.AtOnce:
 		m.broken(nil)
 	default:
-		m.closing = true
+		m.closing, m.left = true, how == iscsi.WhenLoggedOut
 		// An initiator that takes nothing more does not keep the connection.
 		m.timer = time.AfterFunc(lingerTime, func() {
 			m.conn.Lock()
@@ -447,25 +441,20 @@ func (m *Mover) Enable(p *login.Params, _ int) {
 	m.enabled, m.p = true, *p
 }
 
-// NewTask implements iscsi.Datamover.
-func (m *Mover) NewTask() *iscsi.Task {
-	var t *task
+// newTask returns a task that is not in use.
+func (m *Mover) newTask() *task {
 	if n := len(m.free); n > 0 {
-		t = m.free[n-1]
+		t := m.free[n-1]
 		m.free = m.free[:n-1]
-	} else {
-		t = new(task)
-		t.Mover = t
-		t.pull.task, t.ans.task = t, t
-		t.ans.answer = true
-		m.enter(&t.pull)
-		m.enter(&t.ans)
+		return t
 	}
-	if c := &m.command; c.busy {
-		t.header, t.immediate = c.header, len(c.immediate)
-		c.task = t
-	}
-	return &t.Task
+	t := new(task)
+	t.Conn, t.Mover = m.conn, t
+	t.pull.task, t.ans.task = t, t
+	t.ans.answer = true
+	m.enter(&t.pull)
+	m.enter(&t.ans)
+	return t
 }
 
 // FreeTask implements iscsi.Datamover.

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"oneshot/iscsi"
 	"oneshot/iscsi/pdu"
 	"oneshot/mem"
 	"oneshot/transport/rdma/iwarp"
@@ -48,12 +49,12 @@ func TestEchoesNotTaken(t *testing.T) {
 	defer m.conn.Unlock()
 	before := b.pool.Stats().InUse
 	for range maxWaiting / maxSegment {
-		m.SendControl(make([]byte, pdu.BHSLen), make([]byte, maxSegment))
+		m.SendControl(make([]byte, pdu.BHSLen), make([]byte, maxSegment), iscsi.Ending{})
 	}
 	if m.dead {
 		t.Error("the connection ends too early")
 	}
-	m.SendControl(make([]byte, pdu.BHSLen), make([]byte, maxSegment))
+	m.SendControl(make([]byte, pdu.BHSLen), make([]byte, maxSegment), iscsi.Ending{})
 	if !m.dead {
 		t.Errorf("%d octets wait, and more are taken", m.waiting)
 	}

@@ -15,8 +15,8 @@ func (m *Mover) GetData(it *iscsi.Task) {
 	t.taken = true
 	var immediate []byte
 	switch {
-	case m.command.task == t:
-		immediate = m.command.immediate
+	case t.came != nil:
+		immediate = t.came
 	case t.stash != nil:
 		immediate = t.stash.Bytes()[:t.immediate]
 	}

@@ -130,19 +130,18 @@ func (m *Mover) scsiCommand(head pdu.Header, data []byte, buffers header) {
 			return
 		}
 	}
-	c := &m.command
-	c.busy, c.header, c.immediate = true, buffers, data
-	it := m.conn.Command(h)
-	t := c.task
-	c.busy, c.task, c.header, c.immediate = false, nil, header{}, nil
-	if it == nil {
-		if buffers.held && !m.rejected {
+	t := m.newTask()
+	t.header, t.immediate, t.came = buffers, len(data), data
+	taken := m.conn.Command(&t.Task, h)
+	t.came = nil
+	switch {
+	case !taken:
+		held := t.header.held
+		m.FreeTask(&t.Task)
+		if held {
 			m.violation("a SCSI command outside of the window, whose STag will never be closed")
 		}
-		m.rejected = false
-		return
-	}
-	if len(data) > 0 && it.Outstanding() && it.Write && !t.taken {
+	case len(data) > 0 && t.Outstanding() && t.Write && !t.taken:
 		m.keep(t, data)
 	}
 }

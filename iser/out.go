@@ -110,7 +110,7 @@ func (m *Mover) attach(w *rdma.Work, b []byte, to *outgoing, sgl *[1]rdma.SGE) {
 }
 
 // SendControl implements iscsi.Datamover.
-func (m *Mover) SendControl(bhs, data []byte) {
+func (m *Mover) SendControl(bhs, data []byte, end iscsi.Ending) {
 	if m.controls >= maxControls || m.waiting+len(data) > maxWaiting {
 		m.violation("%d PDUs with %d bytes wait for the initiator to take them: it asks for more than it takes", m.controls, m.waiting)
 		return
@@ -126,32 +126,27 @@ func (m *Mover) SendControl(bhs, data []byte) {
 	*w = rdma.Work{Op: rdma.OpSend}
 	c.HasMessage = true
 	c.Request = emptyRequest
-	h := pdu.Header(bhs)
-	m.closes(w, h)
-	if h.Opcode() == pdu.OpLogoutResponse && bhs[2] == byte(pdu.LogoutSuccess) {
-		m.left = true
+	if s := m.over(end); s != 0 {
+		m.takeBack(w, s)
 	}
 	m.attach(w, c.buf, &c.memory, &c.sgl)
 	m.push(&c.entry)
 }
 
-// closes has a control PDU close the STag of the command that it ends: a Reject of a command,
-// and the response to ABORT TASK (one-shot.md §5.4, R1 and R4).
-func (m *Mover) closes(w *rdma.Work, h pdu.Header) {
-	var s rdma.STag
-	switch h.Opcode() {
-	case pdu.OpReject:
-		if c := &m.command; c.busy && c.task == nil && c.header.held {
-			s = c.header.read | c.header.write
-			m.rejected = true
+// over returns the STag that a control PDU closes, or 0: that of a command that it refuses, or of the
+// task whose ABORT TASK it answers (one-shot.md §5.4, R1 and R4).
+func (m *Mover) over(end iscsi.Ending) (s rdma.STag) {
+	switch {
+	case end.Command != nil:
+		if t := of(end.Command); t.header.held {
+			s = t.header.read | t.header.write
+			t.header = header{}
 		}
-	case pdu.OpTaskManagementResponse:
-		s = m.orphans[h.ITT()]
-		delete(m.orphans, h.ITT())
+	case end.Abort:
+		s = m.orphans[end.ITT]
+		delete(m.orphans, end.ITT)
 	}
-	if s != 0 {
-		m.takeBack(w, s)
-	}
+	return s
 }
 
 // maxControls bounds the PDUs of the session's own, answers to NOP-Outs among them, that have not been sent: an

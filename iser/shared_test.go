@@ -3,6 +3,7 @@ package iser
 import (
 	"testing"
 
+	"oneshot/iscsi"
 	"oneshot/iscsi/pdu"
 	"oneshot/transport/rdma"
 )
@@ -42,10 +43,10 @@ func TestAnswersNotTaken(t *testing.T) {
 	m := b.mover(new(fakePair))
 	m.conn.Lock()
 	for range maxControls {
-		m.SendControl(make([]byte, pdu.BHSLen), nil)
+		m.SendControl(make([]byte, pdu.BHSLen), nil, iscsi.Ending{})
 	}
 	alive := !m.dead
-	m.SendControl(make([]byte, pdu.BHSLen), nil)
+	m.SendControl(make([]byte, pdu.BHSLen), nil, iscsi.Ending{})
 	dead := m.dead
 	m.conn.Lost(nil)
 	m.conn.Unlock()

@@ -146,12 +146,15 @@ func (m *Mover) command(b []byte, whole int) error {
 		}
 	}
 	m.commands++
-	m.commanding = true
-	it := m.conn.Command(h)
-	m.commanding = false
-	t := m.commanded
-	m.commanded = nil
-	if it == nil || !it.Outstanding() || !h.Write() {
+	t := m.newTask()
+	if h.Write() {
+		m.rx.t = t // until its data is in, or it is detached
+	}
+	if !m.conn.Command(&t.Task, h) {
+		m.rx.t = nil
+		m.FreeTask(&t.Task)
+	}
+	if m.rx.t == nil {
 		m.begin(h.Header, whole, nil, 0)
 		return nil
 	}
@@ -161,6 +164,7 @@ func (m *Mover) command(b []byte, whole int) error {
 		o.failed = iscsi.UnexpectedUnsolicitedData
 	}
 	if dsl == 0 {
+		m.rx.t = nil
 		m.rx.r += whole
 		m.proceed(t)
 		return nil
@@ -219,11 +223,11 @@ func (m *Mover) GetData(it *iscsi.Task) {
 		o.dst = iov.At(it.Out, 0)
 	}
 	o.pulling, o.want = true, it.OutLen
-	if m.rx.t == t && m.rx.place > o.want-o.got { // a segment is half in
+	if m.rx.t == t && m.rx.place > o.want-o.got { // a data segment is half in
 		m.rx.skip += m.rx.place - (o.want - o.got)
 		m.rx.place = o.want - o.got
 	}
-	if t != m.commanded && m.rx.t != t {
+	if m.rx.t != t { // else when its PDU is in
 		m.proceed(t)
 	}
 }

@@ -48,9 +48,7 @@ type Mover struct {
 
 	free []*task // to be used again
 
-	commanding bool   // inside Conn.Command
-	commanded  *task  // the task that it made
-	ttt        uint32 // Target Transfer Tag of the last R2T
+	ttt uint32 // Target Transfer Tag of the last R2T
 
 	closing bool // the socket is to be closed once tx is empty
 	half    bool // our half of it is closed
@@ -118,21 +116,18 @@ func (m *Mover) HungUp() bool {
 	return err == nil && n > 0
 }
 
-// NewTask implements iscsi.Datamover.
-func (m *Mover) NewTask() *iscsi.Task {
-	var t *task
-	if n := len(m.free); n > 0 {
-		t = m.free[n-1]
-		m.free[n-1] = nil
-		m.free = m.free[:n-1]
-	} else {
-		t = new(task)
-		t.Mover = t
+// newTask returns a task that is not in use.
+func (m *Mover) newTask() *task {
+	n := len(m.free)
+	if n == 0 {
+		t := new(task)
+		t.Conn, t.Mover = m.conn, t
+		return t
 	}
-	if m.commanding {
-		m.commanded = t
-	}
-	return &t.Task
+	t := m.free[n-1]
+	m.free[n-1] = nil
+	m.free = m.free[:n-1]
+	return t
 }
 
 // maxFree is how many tasks an idle connection keeps for the next burst.
@@ -159,12 +154,12 @@ func (m *Mover) Enable(p *login.Params, maxIn int) {
 func (m *Mover) isSmall() bool { return m.maxIn <= loginSegment }
 
 // Terminate implements iscsi.Datamover.
-func (m *Mover) Terminate(graceful bool) {
-	if m.dead || m.closing && graceful {
+func (m *Mover) Terminate(how iscsi.Termination) {
+	if m.dead || m.closing && how != iscsi.AtOnce {
 		return
 	}
 	m.closing = true
-	if !graceful {
+	if how == iscsi.AtOnce {
 		m.broken()
 		return
 	}

@@ -94,7 +94,7 @@ type answer struct {
 var zeroes [4]byte
 
 // SendControl implements iscsi.Datamover.
-func (m *Mover) SendControl(bhs, data []byte) {
+func (m *Mover) SendControl(bhs, data []byte, _ iscsi.Ending) {
 	c := m.tx.control()
 	c.buf = append(c.buf, bhs...)
 	if m.headerDigest {
