@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"oneshot/config"
+	"oneshot/internal/loglimit"
 	"oneshot/transport/tcp"
 )
 
@@ -79,25 +80,24 @@ func (p *tcpPortal) listener() *net.TCPListener { return p.TCPListener }
 func (p *tcpPortal) begin() bool                { return true }
 
 // The kernel is asked again after acceptRetry whether there is a descriptor, or memory, for a
-// connection. A failure is logged if there was none for acceptQuiet.
+// connection. Failures are logged once in acceptQuiet.
 const (
 	acceptRetry = 100 * time.Millisecond
 	acceptQuiet = time.Minute
 )
 
 func (p *tcpPortal) serve() error {
-	var failed time.Time // the last time
+	var gate loglimit.Gate
 	for {
 		c, err := p.AcceptTCP()
 		switch {
 		case errors.Is(err, net.ErrClosed):
 			return nil
 		case isTemporary(err):
-			if time.Since(failed) > acceptQuiet {
+			if _, ok := gate.Pass(acceptQuiet); ok {
 				p.log.Error("connections cannot be accepted for now: they wait until others end; sessions go on (LimitNOFILE= of the unit, ulimit -n, bounds descriptors)",
 					"portal", p.Addr().String(), "reason", err)
 			}
-			failed = time.Now()
 			time.Sleep(acceptRetry)
 			continue
 		case err != nil:

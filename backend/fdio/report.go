@@ -3,10 +3,10 @@ package fdio
 import (
 	"context"
 	"log/slog"
-	"sync"
 	"time"
 
 	"oneshot/backend"
+	"oneshot/internal/loglimit"
 )
 
 // quiet is how long after a line about a kind of operation further ones are only counted.
@@ -16,12 +16,7 @@ const quiet = 10 * time.Second
 type reporter struct {
 	log     *slog.Logger
 	message string
-
-	mu    sync.Mutex
-	kinds [backend.Status + 1]struct {
-		until  time.Time // when the next line may be written
-		unsaid int       // failures since the last line
-	}
+	kinds   [backend.Status + 1]loglimit.Gate
 }
 
 func newReporter(log *slog.Logger, kind, path string) *reporter {
@@ -30,26 +25,10 @@ func newReporter(log *slog.Logger, kind, path string) *reporter {
 
 // report logs that an operation failed with err.
 func (r *reporter) report(k backend.Kind, err error, attrs ...slog.Attr) {
-	unsaid, ok := r.admit(k)
+	dropped, ok := r.kinds[k].Pass(quiet)
 	if !ok {
 		return
 	}
 	attrs = append(attrs, slog.String("operation", k.String()), slog.Any("reason", err))
-	if unsaid > 0 {
-		attrs = append(attrs, slog.Int("not_logged", unsaid))
-	}
-	r.log.LogAttrs(context.Background(), slog.LevelError, r.message, attrs...)
-}
-
-// admit says whether a line may be written, and how many were not since the last.
-func (r *reporter) admit(k backend.Kind) (unsaid int, ok bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	l, now := &r.kinds[k], time.Now()
-	if now.Before(l.until) {
-		l.unsaid++
-		return 0, false
-	}
-	unsaid, l.unsaid, l.until = l.unsaid, 0, now.Add(quiet)
-	return unsaid, true
+	r.log.LogAttrs(context.Background(), slog.LevelError, r.message, append(attrs, dropped...)...)
 }

@@ -15,12 +15,14 @@
 package gotgt
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"runtime/debug"
 	"sync"
+	"time"
 
 	"github.com/gostor/gotgt/pkg/api"
 	"github.com/gostor/gotgt/pkg/scsi"
@@ -29,6 +31,7 @@ import (
 
 	"oneshot/backend"
 	"oneshot/backend/durable"
+	"oneshot/internal/loglimit"
 )
 
 const (
@@ -58,11 +61,11 @@ type Store struct {
 	log    *slog.Logger
 	seq    *backend.Sequencer
 	door   *durable.Door
+	gate   loglimit.Gate // of failures
 
 	mu      sync.Mutex // not held over calls of the plugin
 	queue   backend.Queue
 	running int
-	failing bool // the last operation failed; of a series only the first is logged
 	wg      sync.WaitGroup
 }
 
@@ -187,18 +190,18 @@ func (s *Store) next() *backend.Op {
 	return op
 }
 
-// note makes err the answer to op, and logs the first of a series.
+// quiet is how long after a line about a failure further ones are only counted.
+const quiet = 10 * time.Second
+
+// note makes err the answer to op, and logs it.
 func (s *Store) note(op *backend.Op, err error) {
-	s.mu.Lock()
-	first := err != nil && !s.failing
-	s.failing = err != nil
-	s.mu.Unlock()
-	if op.Err = nil; err != nil {
-		op.Err = &backend.MediumError{Kind: op.Kind, Off: op.Off, Err: err}
+	if op.Err = nil; err == nil {
+		return
 	}
-	if first {
-		s.log.Error("gotgt store: operation failed; further failures in a row are not logged",
-			"operation", op.Kind.String(), "offset", op.Off, "length", op.Len, "reason", err)
+	op.Err = &backend.MediumError{Kind: op.Kind, Off: op.Off, Err: err}
+	if dropped, ok := s.gate.Pass(quiet); ok {
+		s.log.LogAttrs(context.Background(), slog.LevelError, "gotgt store: operation failed", append(dropped,
+			slog.String("operation", op.Kind.String()), slog.Int64("offset", op.Off), slog.Int64("length", op.Len), slog.Any("reason", err))...)
 	}
 }
 

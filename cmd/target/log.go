@@ -9,6 +9,7 @@ import (
 	logrusslog "github.com/sirupsen/logrus/hooks/slog"
 
 	"oneshot/config"
+	"oneshot/internal/loglimit"
 )
 
 // newLogger returns a slog.Logger that writes to w through logrus, as the
@@ -20,7 +21,7 @@ func newLogger(c config.Log, w io.Writer) (log *slog.Logger, setLevel func(slog.
 	setLevel = func(level slog.Level) { l.SetLevel(logrusslog.SlogLevel(level).Level()) }
 	setLevel(c.Level)
 	l.SetFormatter(formatter(c.Format))
-	return slog.New(newLimitedHandler(logrusslog.NewHandler(l, nil))), setLevel
+	return slog.New(loglimit.Handler(logrusslog.NewHandler(l, nil))), setLevel
 }
 
 func formatter(f config.LogFormat) logrus.Formatter {

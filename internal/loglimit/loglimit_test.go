@@ -1,4 +1,4 @@
-package main
+package loglimit
 
 import (
 	"fmt"
@@ -8,8 +8,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"oneshot/config"
 )
 
 // What one call site writes without end is cut off and counted; others write on, and so does it
@@ -17,7 +15,7 @@ import (
 func TestLogIsLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b lockedBuffer
-		log, _ := newLogger(config.Log{Level: slog.LevelDebug, Format: config.LogText}, &b)
+		log := slog.New(Handler(slog.NewTextHandler(&b, &slog.HandlerOptions{Level: slog.LevelDebug})))
 		flood := func(n int) {
 			for i := range n {
 				log.With("peer", i).Warn(fmt.Sprintf("login refused: %d", i))
@@ -30,21 +28,21 @@ func TestLogIsLimited(t *testing.T) {
 				t.Errorf("%d lines with %q, want %d", got, what, want)
 			}
 		}
-		flood(logBurst + 950)
+		flood(Burst + 950)
 		log.Info("portal open")
 		text := b.take()
-		for what, want := range map[string]int{"login refused": logBurst, "portal open": 1, "asked for": logBurst + 950} {
+		for what, want := range map[string]int{"login refused": Burst, "portal open": 1, "asked for": Burst + 950} {
 			if got := strings.Count(text, what); got != want {
 				t.Errorf("%d lines with %q, want %d", got, what, want)
 			}
 		}
 
-		pass(logWindow)
-		count(`level=warning msg="950 more lines like this one were left out: login refused: 999"`, 1)
+		pass(Window)
+		count(`level=WARN msg="950 more lines like this one were left out: login refused: 999"`, 1)
 
-		flood(logBurst)
-		count("login refused", logBurst)
-		pass(logWindow)
+		flood(Burst)
+		count("login refused", Burst)
+		pass(Window)
 		count("left out", 0)
 	})
 }
@@ -73,4 +71,28 @@ func (l *lockedBuffer) take() string {
 	defer l.mu.Unlock()
 	defer l.b.Reset()
 	return l.b.String()
+}
+
+// A gate lets one line through in a while, and then says how many it did not.
+func TestGate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var g Gate
+		const silence = 10 * time.Second
+		if dropped, ok := g.Pass(silence); !ok || dropped != nil {
+			t.Errorf("the first: %v, %v", dropped, ok)
+		}
+		for range 3 {
+			if _, ok := g.Pass(silence); ok {
+				t.Error("another at once")
+			}
+		}
+		pass(silence)
+		if dropped, ok := g.Pass(silence); !ok || len(dropped) != 1 || dropped[0].String() != "not_logged=3" {
+			t.Errorf("after a while: %v, %v", dropped, ok)
+		}
+		pass(silence)
+		if dropped, ok := g.Pass(silence); !ok || dropped != nil {
+			t.Errorf("none was dropped: %v, %v", dropped, ok)
+		}
+	})
 }
