@@ -1,10 +1,10 @@
 package initiator
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 
+	"oneshot/internal/iserhdr"
 	"oneshot/iscsi/pdu"
 	"oneshot/transport/rdma"
 )
@@ -24,31 +24,12 @@ const (
 	stepUnbinding             // the answer has come; the target may still reach the memory
 )
 
-// Of the iSER header of a Control-Type PDU (RFC 7145 §9.2).
-const (
-	opControl = 0x1
-	flagWSV   = 0x08
-	flagRSV   = 0x04
-)
-
 // frame appends what precedes a PDU.
-func (m *conn) frame(b []byte, write rdma.STag, writeOffset uint64, read rdma.STag, readOffset uint64) []byte {
+func (m *conn) frame(b []byte, h iserhdr.Header) []byte {
 	if m.flow == FlowOneShot {
 		return b
 	}
-	var h [headerLen]byte
-	h[0] = opControl << 4
-	if write != 0 {
-		h[0] |= flagWSV
-		binary.BigEndian.PutUint32(h[4:], uint32(write))
-		binary.BigEndian.PutUint64(h[8:], writeOffset)
-	}
-	if read != 0 {
-		h[0] |= flagRSV
-		binary.BigEndian.PutUint32(h[16:], uint32(read))
-		binary.BigEndian.PutUint64(h[20:], readOffset)
-	}
-	return append(b, h[:]...)
+	return h.AppendTo(b)
 }
 
 // command implements mover.
@@ -85,9 +66,9 @@ func (m *conn) queue(w rdma.Work, c *Command) {
 // stagAt is where the STag of c's memory stands in the iSER header.
 func stagAt(c *Command) int {
 	if c.writes() {
-		return 4
+		return iserhdr.OffWriteSTag
 	}
-	return 16
+	return iserhdr.OffReadSTag
 }
 
 func (c *Command) access() rdma.Access {
@@ -207,9 +188,9 @@ func (m *conn) write(c *Command, immediate int, stag rdma.STag, off uint64) {
 	b := m.ring.b[at : at : at+m.slotLen]
 	switch {
 	case c.writes():
-		b = m.frame(b, stag, off, 0, 0)
+		b = m.frame(b, iserhdr.Header{Write: uint32(stag), WriteOffset: off})
 	default:
-		b = m.frame(b, 0, 0, stag, off)
+		b = m.frame(b, iserhdr.Header{Read: uint32(stag), ReadOffset: off})
 	}
 	b = c.fields.AppendTo(b)
 	c.rdma.sgl[1] = rdma.SGE{}

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"oneshot/internal/iserhdr"
 	"oneshot/iscsi/pdu"
 	"oneshot/iscsi/text"
 	"oneshot/transport/rdma"
@@ -64,7 +65,7 @@ const (
 	receiveBatch = 16
 	// signalEvery is how many Sends one completion stands for.
 	signalEvery = 16
-	headerLen   = 28 // of iSER (RFC 7145 §9)
+	headerLen   = iserhdr.Len
 	receiveLen  = (headerLen + pdu.BHSLen + rdmaSegment + 63) &^ 63
 )
 
@@ -76,12 +77,6 @@ const (
 	idBind
 	idInvalidate
 	idKind = 0xffffffff << 32
-)
-
-// Flags of the private data that the two ends of iSER exchange (IBTA annex A12).
-const (
-	noZBVA       = 0x80 // zero based virtual addresses are not used
-	noInvalidate = 0x40 // Send with Invalidate is not used
 )
 
 func dialRDMA(ctx context.Context, s *Session) (mover, error) {
@@ -168,7 +163,7 @@ func (m *Memory) sge(off, n int) rdma.SGE {
 }
 
 func (m *conn) connect(ctx context.Context) error {
-	p := rdma.ConnParams{PrivateData: []byte{noZBVA, 0, 0, 0}}
+	p := rdma.ConnParams{PrivateData: []byte{iserhdr.NoZBVA, 0, 0, 0}}
 	switch m.flow {
 	case FlowOneShot:
 		p.OneShot = &rdma.OneShotOffer{
@@ -176,7 +171,7 @@ func (m *conn) connect(ctx context.Context) error {
 			Advertise: true, Close: true, Window: uint32(m.s.opt.Depth),
 		}
 	case FlowConventional, FlowRegister, FlowStatic:
-		p.PrivateData[0] |= noInvalidate
+		p.PrivateData[0] |= iserhdr.NoInvalidate
 	}
 	if err := m.device.Connect(ctx, m.qp, m.s.url.Address, p); err != nil {
 		return err
@@ -298,7 +293,7 @@ func (m *conn) completed(c *rdma.Completion) error {
 func (m *conn) message(c *rdma.Completion) (pdu.Header, []byte, error) {
 	b := m.sgl[uint32(c.ID)].Bytes[:c.Bytes]
 	if m.flow != FlowOneShot {
-		if len(b) < headerLen || b[0]>>4 != opControl {
+		if !iserhdr.IsControl(b) {
 			return nil, nil, fmt.Errorf("the target sends a message of %d bytes without an iSER header", len(b))
 		}
 		b = b[headerLen:]
@@ -381,7 +376,7 @@ func (m *conn) control(bhs, data []byte) {
 	if m.closed {
 		return
 	}
-	b := m.frame(nil, rdma.STag(0), 0, rdma.STag(0), 0)
+	b := m.frame(nil, iserhdr.Header{})
 	b = append(append(b, bhs...), data...)
 	b = append(b, zeroes[:pdu.PaddedLen(len(data))-len(data)]...)
 	w := rdma.Work{ID: idSend, Op: rdma.OpSend, Flags: rdma.Inline, SGL: []rdma.SGE{{Bytes: b}}}

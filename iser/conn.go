@@ -129,12 +129,6 @@ func (t *Target) accept(req rdma.Request, offer *rdma.OneShotOffer) error {
 	return nil
 }
 
-// Flags of the private data that the two ends of iSER exchange (IBTA annex A12).
-const (
-	noZBVA       = 0x80 // zero based virtual addresses are not used
-	noInvalidate = 0x40 // Send with Invalidate is not used
-)
-
 func (m *Mover) privateData() []byte {
 	if m.invalidate {
 		return []byte{noZBVA, 0, 0, 0}

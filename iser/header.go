@@ -1,28 +1,22 @@
 package iser
 
 import (
-	"encoding/binary"
-
+	"oneshot/internal/iserhdr"
 	"oneshot/transport/rdma"
 )
 
-// headerLen is the length of the iSER header in front of each PDU (RFC 7145 §9).
-const headerLen = 28
-
-// Opcodes of the iSER header, in the upper four bits of its first byte.
 const (
-	opControl    = 0x1 // iSCSI Control-Type PDU
-	opHello      = 0x2
-	opHelloReply = 0x3
+	headerLen = iserhdr.Len
+	opControl = iserhdr.OpControl
+	opHello   = iserhdr.OpHello
+	flagWSV   = iserhdr.FlagWSV
+	flagRSV   = iserhdr.FlagRSV
+
+	noZBVA       = iserhdr.NoZBVA
+	noInvalidate = iserhdr.NoInvalidate
 )
 
-// Flags of a Control-Type header.
-const (
-	flagWSV = 0x08 // the Write STag is valid
-	flagRSV = 0x04 // the Read STag is valid
-)
-
-// header is the iSER header of a Control-Type PDU (RFC 7145 §9.2).
+// header is what the headers of a command say: where the initiator's buffers are.
 type header struct {
 	write, read             rdma.STag // of the initiator's buffers; 0: not valid
 	writeOffset, readOffset uint64    // Base Offsets
@@ -30,23 +24,13 @@ type header struct {
 	held bool
 }
 
-// parseHeader reads the header at the start of b. False: it is none of a Control-Type PDU.
-func parseHeader(b []byte) (h header, ok bool) {
-	if len(b) < headerLen || b[0]>>4 != opControl {
-		return header{}, false
-	}
-	if b[0]&flagWSV != 0 {
-		h.write, h.writeOffset = rdma.STag(binary.BigEndian.Uint32(b[4:])), binary.BigEndian.Uint64(b[8:])
-	}
-	if b[0]&flagRSV != 0 {
-		h.read, h.readOffset = rdma.STag(binary.BigEndian.Uint32(b[16:])), binary.BigEndian.Uint64(b[20:])
-	}
-	return h, true
+// parseHeader reads the iSER header at the start of b. False: it is none of a Control-Type PDU.
+func parseHeader(b []byte) (header, bool) {
+	h, ok := iserhdr.Parse(b)
+	return header{
+		write: rdma.STag(h.Write), writeOffset: h.WriteOffset, read: rdma.STag(h.Read), readOffset: h.ReadOffset,
+	}, ok
 }
 
-// appendHeader appends the header of a PDU of the target, which advertises nothing.
-func appendHeader(b []byte) []byte {
-	var h [headerLen]byte
-	h[0] = opControl << 4
-	return append(b, h[:]...)
-}
+// appendHeader appends the iSER header of a PDU of the target, which advertises nothing.
+func appendHeader(b []byte) []byte { return iserhdr.Header{}.AppendTo(b) }
