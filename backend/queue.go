@@ -33,5 +33,14 @@ func (q *Queue) Pop() *Op {
 	return op
 }
 
+// Unpop puts op, which Pop has returned, back to where it was.
+func (q *Queue) Unpop(op *Op) {
+	if op.next = q.head; q.head == nil {
+		q.tail = op
+	}
+	q.head = op
+	q.n++
+}
+
 // Len returns how many operations are in the queue.
 func (q *Queue) Len() int { return q.n }

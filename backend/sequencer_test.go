@@ -15,11 +15,14 @@ func TestQueue(t *testing.T) {
 		for i := range ops {
 			q.Push(&ops[i])
 		}
+		q.Unpop(q.Pop())
 		for i := range ops {
 			if n := q.Len(); n != len(ops)-i {
 				t.Fatalf("round %d: length %d", round, n)
 			}
-			if op := q.Pop(); op != &ops[i] {
+			op := q.Pop()
+			q.Unpop(op)
+			if op = q.Pop(); op != &ops[i] {
 				t.Fatalf("round %d: operation %d is another", round, i)
 			}
 		}

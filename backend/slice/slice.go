@@ -1,0 +1,195 @@
+// Package slice is a block store that is a part of another one: a disk is dealt out to several
+// logical units without volumes or files in between.
+//
+// Bytes take the same way as in the store below, by Submit and in lent memory. Fences, barriers and
+// flushes are those of the whole store: more than was asked for.
+package slice
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"oneshot/backend"
+)
+
+// Store is a part of a store. New returns it behind its interface, for it lends memory only if the
+// store below does.
+type Store struct {
+	inner backend.Store
+	off   int64        // bytes
+	size  atomic.Int64 // bytes
+	info  backend.Info // but for the size
+}
+
+var (
+	_ backend.Wrapper    = (*Store)(nil)
+	_ backend.Resizer    = (*Store)(nil)
+	_ backend.Identifier = (*Store)(nil)
+	_ backend.Lender     = (*lender)(nil)
+)
+
+// New returns the size bytes of inner from off on, or with 0 all that are there. Both are multiples
+// of inner's block size. The slice owns inner, and closes it.
+func New(inner backend.Store, off, size int64) (backend.Store, error) {
+	info := inner.Info()
+	if off < 0 || off%int64(info.BlockSize) != 0 {
+		return nil, fmt.Errorf("the offset of %d bytes is not a multiple of the block size %d of the store below", off, info.BlockSize)
+	}
+	s := &Store{inner: inner, off: off, info: info}
+	n, err := s.sizeOf(size)
+	if err != nil {
+		return nil, err
+	}
+	s.size.Store(n)
+	if off%int64(max(info.PhysicalBlockSize, 1)) != 0 {
+		s.info.PhysicalBlockSize = 0 // blocks here straddle those of the medium
+	}
+	if l, ok := backend.As[backend.Lender](inner); ok {
+		return &lender{s, l}, nil
+	}
+	return s, nil
+}
+
+// sizeOf checks a size.
+func (s *Store) sizeOf(size int64) (int64, error) {
+	there := s.inner.Info().Size - s.off
+	switch {
+	case there <= 0:
+		return 0, fmt.Errorf("the store below has %d bytes, and the slice begins at %d", s.inner.Info().Size, s.off)
+	case size < 0 || size%int64(s.info.BlockSize) != 0:
+		return 0, fmt.Errorf("the size of %d bytes is not a multiple of the block size %d of the store below", size, s.info.BlockSize)
+	case size > there:
+		return 0, fmt.Errorf("the store below has %d bytes from %d on, and the size is set to %d", there, s.off, size)
+	case size == 0:
+		return there, nil
+	}
+	return size, nil
+}
+
+// Resize makes the slice larger, within the store below; see backend.Resizer.
+func (s *Store) Resize(size int64) error {
+	n, err := s.sizeOf(size)
+	if err == nil && n < s.size.Load() {
+		err = fmt.Errorf("%d bytes are served and %d are left: initiators would lose what is beyond; take the LUN away first", s.size.Load(), n)
+	}
+	if err != nil {
+		return fmt.Errorf("slice: %w", err)
+	}
+	s.size.Store(n)
+	return nil
+}
+
+// Info describes the slice.
+func (s *Store) Info() backend.Info {
+	info := s.info
+	info.Size = s.size.Load()
+	return info
+}
+
+// Identity is that of the store below, and the offset.
+func (s *Store) Identity() backend.Identity {
+	id := backend.IdentityOf(s.inner)
+	if id == "" {
+		return ""
+	}
+	return backend.Identity(fmt.Sprintf("%s@%d", id, s.off))
+}
+
+// Pass says that batches are started in the store below. How much space that takes says nothing of
+// a part of it.
+func (s *Store) Pass(a backend.Ability) backend.Store {
+	if a == backend.Batching {
+		return s.inner
+	}
+	return nil
+}
+
+// Close closes the store below.
+func (s *Store) Close() error { return s.inner.Close() }
+
+// lender is a slice of a store that lends its memory.
+type lender struct {
+	*Store
+	inner backend.Lender
+}
+
+func (l *lender) Lend(segs [][]byte, off, n int64, write bool) [][]byte {
+	return l.inner.Lend(segs, l.off+off, n, write)
+}
+
+func (l *lender) Commit(off, n int64) { l.inner.Commit(l.off+off, n) }
+
+// request is an operation in the store below, for one of ours.
+type request struct {
+	op     backend.Op
+	caller *backend.Op
+	s      *Store
+}
+
+var requests = sync.Pool{New: func() any { return new(request) }}
+
+// Submit has the store below do op.
+func (s *Store) Submit(op *backend.Op) bool {
+	if op.Err = op.Check(s.size.Load()); op.Err != nil {
+		return true
+	}
+	r := requests.Get().(*request)
+	r.op, r.caller, r.s = *op, op, s
+	r.op.Done = r
+	if op.Kind != backend.Flush {
+		r.op.Off += s.off
+	}
+	if !s.inner.Submit(&r.op) {
+		return false
+	}
+	r.answer()
+	return true
+}
+
+// OpDone is told by the store below.
+func (r *request) OpDone(*backend.Op) {
+	op := r.caller
+	r.answer()
+	op.Done.OpDone(op)
+}
+
+// Cork passes on that more operations of the caller end at once.
+func (r *request) Cork() backend.Uncorker {
+	if c, ok := r.caller.Done.(backend.Corker); ok {
+		return c.Cork()
+	}
+	return nil
+}
+
+// answer gives the results to the caller's operation, and r back.
+func (r *request) answer() {
+	op := r.caller
+	op.Err, op.Mapped, op.Extent = r.op.Err, r.op.Mapped, r.op.Extent
+	if op.Err != nil {
+		op.Err = r.s.place(op)
+	} else if op.Kind == backend.Status {
+		op.Extent = min(op.Extent, r.s.size.Load()-op.Off)
+	}
+	*r = request{}
+	requests.Put(r)
+}
+
+// place says where in the slice the error of op was.
+func (s *Store) place(op *backend.Op) error {
+	if e, ok := errors.AsType[*backend.MediumError](op.Err); ok {
+		at := e.Off - s.off
+		if op.Kind == backend.Flush {
+			at = e.Off
+		}
+		return &backend.MediumError{Kind: e.Kind, Off: at, Err: e.Err}
+	}
+	if e, ok := errors.AsType[*backend.SpaceError](op.Err); ok {
+		return &backend.SpaceError{Off: e.Off - s.off, Err: e.Err}
+	}
+	if e, ok := errors.AsType[*backend.RangeError](op.Err); ok { // the store below has shrunk
+		return &backend.RangeError{Kind: e.Kind, Off: op.Off, Len: op.Len, Max: max(e.Max-s.off, 0)}
+	}
+	return op.Err
+}
