@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"os"
 	"os/exec"
 	"path"
 	"slices"
@@ -81,6 +82,7 @@ var rules = []rule{
 	// Tests that talk to the daemon from outside, and measurements.
 	{pkg: "test/targettest"},
 	{pkg: "test/**", may: []string{"test/**", "configs", "internal/debian", "backend/backendtest"}}, // makes block devices
+	{pkg: "packaging"}, // tests alone
 	{pkg: "packaging/*", may: []string{"initiator"}},
 	{pkg: "bench"},
 	{pkg: "appliance/**", may: []string{"internal/debian"}},
@@ -88,22 +90,90 @@ var rules = []rule{
 	{pkg: "bench/**", may: []string{"bench"}},
 }
 
+// A listed package has the files that one set of build tags selects, and what they import.
 type listed struct {
-	ImportPath string
-	Imports    []string
+	ImportPath                string
+	Imports                   []string
+	TestImports, XTestImports []string
+
+	GoFiles, CgoFiles, TestGoFiles, XTestGoFiles []string
+	IgnoredGoFiles                               []string
 }
 
+// tagSets select, one after the other, every file there is: TestTags says so.
+var tagSets = []string{"", "verbs,invariants,race,guest,deb", "verbs,guest"}
+
 func TestImports(t *testing.T) {
-	for _, p := range list(t) {
-		name := strings.TrimPrefix(p.ImportPath, module)
-		i := slices.IndexFunc(rules, func(r rule) bool { return matches(r.pkg, name) })
-		if i < 0 {
-			t.Errorf("%s has no place in the picture: add it to the rules here and to ARCHITECTURE.md", name)
-			continue
+	said := make(map[string]bool)
+	for _, tags := range tagSets {
+		for _, p := range list(t, tags) {
+			name := strings.TrimPrefix(p.ImportPath, module)
+			i := slices.IndexFunc(rules, func(r rule) bool { return matches(r.pkg, name) })
+			if i < 0 {
+				t.Errorf("%s has no place in the picture: add it to the rules here and to ARCHITECTURE.md", name)
+				continue
+			}
+			for _, offence := range rules[i].offences(p.Imports) {
+				if !said[name+offence] {
+					t.Errorf("%s %s (tags: %s)", name, offence, tags)
+				}
+				said[name+offence] = true
+			}
 		}
-		for _, offence := range rules[i].offences(p.Imports) {
-			t.Errorf("%s %s", name, offence)
+	}
+}
+
+// lower are the layers whose tests need nothing from above them either: who works on one can run
+// its tests without the rest. Tests of the upper layers have peers and stores of all kinds.
+var lower = []string{
+	"mem", "ddp", "stag", "backend", "backend/**", "volume", "volume/**", "scsi", "iscsi/pdu", "iscsi/text", "iscsi/chap",
+	"iscsi/login", "state", "internal/iov", "internal/iserhdr", "internal/loglimit", "internal/ring", "internal/serial", "internal/stream",
+}
+
+func TestImportsOfTests(t *testing.T) {
+	said := make(map[string]bool)
+	for _, tags := range tagSets {
+		for _, p := range list(t, tags) {
+			name := strings.TrimPrefix(p.ImportPath, module)
+			i := slices.IndexFunc(rules, func(r rule) bool { return matches(r.pkg, name) })
+			if i < 0 || !matchesAny(lower, name) {
+				continue
+			}
+			// The stores are what the tests of those above them use.
+			r := rule{may: append([]string{name, "backend/**"}, rules[i].may...)}
+			for _, offence := range r.offences(slices.Concat(p.TestImports, p.XTestImports)) {
+				if !said[name+offence] {
+					t.Errorf("a test of %s %s (tags: %s)", name, offence, tags)
+				}
+				said[name+offence] = true
+			}
 		}
+	}
+}
+
+// TestTags: no file escapes the sets of build tags above.
+func TestTags(t *testing.T) {
+	ignored := make(map[string]bool)
+	seen := make(map[string]bool)
+	for _, tags := range tagSets {
+		for _, p := range list(t, tags) {
+			for _, files := range [][]string{p.GoFiles, p.CgoFiles, p.TestGoFiles, p.XTestGoFiles} {
+				for _, f := range files {
+					seen[p.ImportPath+"/"+f] = true
+				}
+			}
+			for _, f := range p.IgnoredGoFiles {
+				ignored[p.ImportPath+"/"+f] = true
+			}
+		}
+	}
+	for f := range ignored {
+		if !seen[f] {
+			t.Errorf("%s is in no set of build tags: add its tags to tagSets", strings.TrimPrefix(f, module))
+		}
+	}
+	if len(ignored) < 20 {
+		t.Errorf("only %d files with build tags: does this test still look at what it should?", len(ignored))
 	}
 }
 
@@ -134,11 +204,12 @@ func matches(pattern, name string) bool {
 	return ok && err == nil
 }
 
-// list asks the go command for the packages of this module; tests of a package
-// may import more than the package, so their imports are not among them.
-func list(t *testing.T) []listed {
+// list asks the go command for the packages of this module.
+func list(t *testing.T, tags string) []listed {
 	t.Helper()
-	cmd := exec.Command("go", "list", "-json=ImportPath,Imports", module+"...")
+	fields := "ImportPath,Imports,TestImports,XTestImports,GoFiles,CgoFiles,TestGoFiles,XTestGoFiles,IgnoredGoFiles"
+	cmd := exec.Command("go", "list", "-tags", tags, "-json="+fields, module+"...")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=1") // files with cgo count; nothing is compiled
 	out, err := cmd.Output()
 	if err != nil {
 		if exit, ok := errors.AsType[*exec.ExitError](err); ok {
