@@ -22,6 +22,10 @@ type Command struct {
 	// Memory, if set, is where all of that lies. One-shot RDMA does as well without.
 	Memory *Memory
 
+	// Attentions is how many unit attentions in a row are taken for news, after which the command is
+	// sent again (SAM-5 §5.14). LU.Prepare sets it.
+	Attentions int
+
 	// Done is called once, when the command has ended, by the goroutine of the connection,
 	// or by Start itself if the session has ended. It must not block; it may start commands.
 	Done func(*Command)
@@ -41,6 +45,7 @@ type Command struct {
 	issued bool
 	sense  [252]byte
 	got    int  // bytes of Data-In
+	told   int  // unit attentions in a row
 	joined bool // Out or In is a copy of OutV or InV
 	fields pdu.SCSICommandFields
 	rdma   transfer
@@ -95,9 +100,13 @@ func (e *StatusError) Error() string {
 		s = fmt.Sprintf("status %02xh", e.Status)
 	}
 	if e.Status == StatusCheckCondition {
-		s = fmt.Sprintf("%s, additional sense code %02xh/%02xh", keyNames[e.Key&15], e.ASC, e.ASCQ)
+		s = keyNames[e.Key&15]
+		if name := senseName(e.ASC, e.ASCQ); name != "" {
+			s += ", " + name
+		}
+		s += fmt.Sprintf(" (sense %X/%02X/%02X)", e.Key, e.ASC, e.ASCQ)
 	}
-	return fmt.Sprintf("LUN %d: command %02xh: %s", e.LUN, e.Opcode, s)
+	return fmt.Sprintf("LUN %d: %s: %s", e.LUN, commandName(e.Opcode), s)
 }
 
 // senseCodes reads sense data of either format (SPC-4 §4.5).

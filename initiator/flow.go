@@ -305,9 +305,15 @@ func (m *conn) revoke(c *Command) {
 				s.mu.Unlock()
 				return
 			}
-			s.finished.remove(c)
+			over := s.finished.remove(c)
+			if !over { // it is sent again
+				s.issue()
+				m.flush()
+			}
 			s.mu.Unlock()
-			c.Done(c)
+			if over {
+				c.Done(c)
+			}
 		}()
 	})
 	if err != nil {

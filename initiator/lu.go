@@ -29,7 +29,7 @@ func (s *Session) LU(ctx context.Context, lun int) (*LU, error) {
 		return nil, err
 	}
 	b := make([]byte, 32)
-	c := &Command{LUN: lun, CDB: []byte{0x9e, 0x10, 13: 32, 15: 0}, In: b} // READ CAPACITY(16) (SBC-3 §5.16)
+	c := &Command{LUN: lun, CDB: []byte{0x9e, 0x10, 13: 32, 15: 0}, In: b, Attentions: attentions} // READ CAPACITY(16) (SBC-3 §5.16)
 	if err := s.Do(ctx, c); err != nil {
 		return nil, err
 	}
@@ -47,14 +47,7 @@ const defaultTransfer = 1 << 20
 
 // ready waits until the unit has told its unit attentions (SAM-5 §5.14).
 func (s *Session) ready(ctx context.Context, lun int) error {
-	for range attentions {
-		err := s.Do(ctx, &Command{LUN: lun, CDB: make([]byte, 6)}) // TEST UNIT READY
-		if e, ok := errors.AsType[*StatusError](err); ok && e.Key == 6 {
-			continue
-		}
-		return err
-	}
-	return fmt.Errorf("LUN %d has nothing but unit attentions to tell", lun)
+	return s.Do(ctx, &Command{LUN: lun, CDB: make([]byte, 6), Attentions: attentions}) // TEST UNIT READY
 }
 
 // limit asks for the longest transfer (SBC-3 §6.6.4); units without that page have no limit.
@@ -137,7 +130,7 @@ func (l *LU) Prepare(c *Command, off int64) error {
 	}
 	binary.BigEndian.PutUint64(c.CDB[2:], uint64(off/int64(l.block)))
 	binary.BigEndian.PutUint32(c.CDB[10:], uint32(n/l.block))
-	c.LUN = l.lun
+	c.LUN, c.Attentions = l.lun, attentions
 	return nil
 }
 
@@ -159,7 +152,7 @@ func (l *LU) WriteAt(p []byte, off int64) (int, error) {
 
 // Flush makes what was written durable: SYNCHRONIZE CACHE(16).
 func (l *LU) Flush(ctx context.Context) error {
-	return l.s.Do(ctx, &Command{LUN: l.lun, CDB: []byte{0: 0x91, 15: 0}})
+	return l.s.Do(ctx, &Command{LUN: l.lun, CDB: []byte{0: 0x91, 15: 0}, Attentions: attentions})
 }
 
 // move reads or writes p with as many commands as it takes, side by side, and returns how much

@@ -134,6 +134,7 @@ func (s *Session) Start(cs ...*Command) {
 	s.mu.Lock()
 	for _, c := range cs {
 		c.Err, c.Status, c.Transferred, c.Sense = s.unfit(c), 0, 0, nil
+		c.told = 0
 		c.got, c.issued, c.rdma = 0, false, transfer{memory: c.rdma.memory[:0]}
 		if c.Err != nil {
 			failed.push(c)
@@ -270,8 +271,28 @@ func (s *Session) finish(c *Command) {
 	s.free = append(s.free, slot)
 	c.issued = false
 	c.part()
+	if s.err == nil && c.isAttention() && c.told < c.Attentions {
+		c.told++
+		s.log.Info("unit attention", "lun", c.LUN, "sense", c.Failure())
+		c.Status, c.Transferred, c.Sense = 0, 0, nil
+		c.got, c.rdma = 0, transfer{memory: c.rdma.memory[:0]}
+		s.waiting.push(c)
+		return
+	}
 	s.finished.push(c)
 }
+
+// isAttention reports whether c has ended with a unit attention: the logical unit had something to
+// tell, and has not executed the command.
+func (c *Command) isAttention() bool {
+	if c.Err != nil || c.Status != StatusCheckCondition {
+		return false
+	}
+	key, _, _ := senseCodes(c.Sense)
+	return key == keyUnitAttention
+}
+
+const keyUnitAttention = 6 // SPC-4 §4.5.6
 
 // numbers takes the sequence numbers that every PDU of a target has (RFC 7143 §4.2.2).
 func (s *Session) numbers(h pdu.Header, status bool) {

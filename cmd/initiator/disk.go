@@ -199,7 +199,7 @@ func readCommand(fl *flags) *cobra.Command {
 				n = int64(sp.length)
 			}
 			if n < 0 || int64(sp.offset) > l.Size()-n {
-				return fmt.Errorf("%d bytes at %d, on a disk of %d", n, sp.offset, l.Size())
+				return fmt.Errorf("%d bytes from offset %d on reach beyond the end of the disk, which has %d bytes", n, sp.offset, l.Size())
 			}
 			bar := newBar(c.ErrOrStderr(), n)
 			err := l.CopyTo(ctx, w, int64(sp.offset), n, bar.set)
