@@ -242,7 +242,7 @@ block, the rest of that block stays as it is.`,
 		}
 		return fl.disk(c, args[0], func(ctx context.Context, l *initiator.LU) error {
 			if total > 0 && int64(sp.offset) > l.Size()-total {
-				return fmt.Errorf("%d bytes at %d, on a disk of %d", total, sp.offset, l.Size())
+				return fmt.Errorf("%d bytes from offset %d on reach beyond the end of the disk, which has %d bytes", total, sp.offset, l.Size())
 			}
 			bar := newBar(c.ErrOrStderr(), total)
 			n, err := l.CopyFrom(ctx, r, int64(sp.offset), bar.set)

@@ -106,7 +106,7 @@ func TestErrors(t *testing.T) {
 		{1, "CHAP", []string{"ls", at + "/iqn.2026-11.example.oneshot:chap"}},
 		{1, "LUN 5", []string{"inquiry", at + "/" + iqn + "/5"}},
 		{1, "no such file", []string{"write", at + "/" + iqn + "/0", "/none/there"}},
-		{1, "on a disk of", []string{"read", "--offset", "16MiB", at + "/" + iqn + "/0"}},
+		{1, "beyond the end of the disk", []string{"read", "--offset", "16MiB", at + "/" + iqn + "/0"}},
 		{1, "whole blocks", []string{"read", "--offset", "17", at + "/" + iqn + "/0"}},
 		{1, "connection refused", []string{"ls", "iscsi://127.0.0.1:1"}},
 		{1, "do not fit", []string{"bench", "--size", "100", at + "/" + iqn + "/0"}},
