@@ -4,6 +4,9 @@ GO       ?= go
 # The kernel's RDMA devices are in where rdma-core's headers are.
 TAGS     ?= $(shell pkg-config --exists libibverbs librdmacm 2>/dev/null && echo verbs)
 FUZZTIME ?= 30s
+# What programs and packages say they are.
+VERSION  ?= $(shell packaging/version.sh)
+LDFLAGS   = -X oneshot/internal/version.text=$(VERSION)
 
 # How the checks that are modules of their own are run: built by Go, pinned here.
 GOFUMPT       = $(GO) run mvdan.cc/gofumpt@v0.12.0
@@ -30,12 +33,13 @@ run: build ## build, and serve one memory disk on 127.0.0.1:3260
 	bin/target serve
 
 build: ## build bin/target and bin/initiator
-	$(GO) build -tags '$(TAGS)' -o bin/target ./cmd/target
-	$(GO) build -tags '$(TAGS)' -o bin/initiator ./cmd/initiator
+	$(GO) build -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o bin/target ./cmd/target
+	$(GO) build -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o bin/initiator ./cmd/initiator
 
 deb: ## build a Debian package in bin/
-	$(GO) build -trimpath -tags '$(TAGS)' -o bin/target ./cmd/target
-	packaging/deb.sh bin/target bin
+	$(GO) build -trimpath -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o bin/target ./cmd/target
+	$(GO) build -trimpath -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o bin/initiator ./cmd/initiator
+	packaging/deb.sh -v '$(VERSION)' bin/target bin/initiator bin
 
 test: deps ## install what tests need, run every test
 	GO='$(GO)' scripts/test.sh

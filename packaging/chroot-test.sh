@@ -64,14 +64,24 @@ chmod 755 "$root/usr/bin/systemctl"
 
 go=${GO:-go}
 "$go" build -trimpath -o "$work/target" ./cmd/target
-old=$(packaging/deb.sh -v 1.0 "$work/target" "$work")
-new=$(packaging/deb.sh -v 2.0 "$work/target" "$work")
+"$go" build -trimpath -o "$work/initiator" ./cmd/initiator
+new=$(packaging/deb.sh -v 2.0 "$work/target" "$work/initiator" "$work")
+
+# A package as they were before the commands had names of their own: the target is /usr/bin/target.
+old=$work/oneshot_0.1_old.deb
+dpkg-deb -R "$new" "$work/old"
+mv "$work/old/usr/bin/oneshot" "$work/old/usr/bin/target"
+rm "$work/old/usr/bin/oneshot-initiator"
+sed -i 's|/usr/bin/oneshot |/usr/bin/target |' "$work/old/lib/systemd/system/oneshot.service"
+sed -i 's/^Version: .*/Version: 0.1.0~git202611010000.0000000/' "$work/old/DEBIAN/control"
+(cd "$work/old" && find . -type f -not -path './DEBIAN/*' -printf '%P\n' | LC_ALL=C sort | xargs md5sum > DEBIAN/md5sums)
+dpkg-deb --root-owner-group --build "$work/old" "$old" >/dev/null
 cp "$old" "$new" "$root/tmp/"
 install_deb() { in_root env DEBIAN_FRONTEND=noninteractive dpkg --force-confold -i "/tmp/$(basename "$1")" >>"$work/dpkg.log" 2>&1 || { cat "$work/dpkg.log"; fail "dpkg -i $1"; }; }
 pid() { cat "$root/run/oneshot.pid"; }
 
 install_deb "$old"
-in_root target status >/dev/null || fail "the daemon does not answer after the installation"
+in_root target status >/dev/null || fail "the daemon of the old package does not answer after the installation"
 [ "$(stat -c %U:%a "$root/etc/oneshot/target.yaml")" = root:640 ] || fail "target.yaml is open to others"
 in_root target check --config /etc/oneshot/target.yaml >/dev/null || fail "the configuration of the package is not valid"
 ok "installed and started, as user $(in_root ps -o user= -p "$(pid)" 2>/dev/null || stat -c %u "/proc/$(pid)")"
@@ -86,8 +96,8 @@ management: {socket: /run/oneshot/target.sock}
 state: /var/lib/oneshot/state
 YAML
 in_root target reload >/dev/null || fail "reload"
-"$go" build -o "$work/initiator" ./packaging/writer
-"$work/initiator" "127.0.0.1:$port" iqn.2026-11.example.oneshot:demo >"$work/written" 2>"$work/writer.log" &
+"$go" build -o "$work/writer" ./packaging/writer
+"$work/writer" "127.0.0.1:$port" iqn.2026-11.example.oneshot:demo >"$work/written" 2>"$work/writer.log" &
 writer=$!
 until grep -q '^100$' "$work/written"; do kill -0 $writer || { cat "$work/writer.log"; fail "the writer has died"; }; sleep 0.1; done
 
@@ -97,6 +107,23 @@ install_deb "$new"
 grep -q 'level=info msg=stopped' "$root/run/oneshot.log" || fail "the old daemon did not stop in good order"
 grep -q "listen: \"127.0.0.1:$port\"" "$root/etc/oneshot/target.yaml" || fail "the upgrade has changed target.yaml"
 ! grep -q 'systemctl.* stop' "$root/run/systemctl.log" || fail "the upgrade stops the daemon before the new one is there"
+[ ! -e "$root/usr/bin/target" ] || fail "the upgrade leaves /usr/bin/target"
+in_root oneshot status | grep -q '^oneshot ' || fail "the daemon does not answer after the upgrade"
+in_root oneshot reload >/dev/null || fail "reload after the upgrade"
+in_root oneshot check --config /etc/oneshot/target.yaml >/dev/null || fail "check after the upgrade"
+in_root oneshot --help | grep -q '^  oneshot check' || fail "the help does not say what the command is called"
+in_root oneshot-initiator ls "iscsi://127.0.0.1:$port" | grep -q iqn.2026-11.example.oneshot:demo || fail "oneshot-initiator does not see the target"
+doc=$root/usr/share/doc/oneshot
+grep -q golang "$doc/copyright" || fail "the package has no copyright"
+zcat "$doc/changelog.gz" | head -1 | grep -q '^oneshot (2.0) ' || fail "the package has no changelog"
+zcat "$doc/NEWS.Debian.gz" | grep -q /usr/bin/oneshot || fail "the package has no news"
+for page in oneshot oneshot-serve oneshot-initiator oneshot-initiator-bench; do
+	[ -s "$root/usr/share/man/man1/$page.1.gz" ] || fail "there is no page $page"
+done
+for program in oneshot oneshot-initiator; do
+	[ -s "$root/usr/share/bash-completion/completions/$program" ] || fail "bash does not complete $program"
+done
+! find "$root/usr" -path "$root/usr/share/doc" -prune -o -name 'target*' -path '*man1*' -print | grep . || fail "pages of the old name are left"
 seen=$(wc -l < "$work/written")
 until [ "$(wc -l < "$work/written")" -gt $((seen + 100)) ]; do kill -0 $writer || { cat "$work/writer.log"; fail "the writer has died over the upgrade"; }; sleep 0.1; done
 kill -INT $writer
@@ -106,7 +133,7 @@ ok "upgraded under a session: $(tail -1 "$work/writer.log")"
 in_root dpkg -r oneshot >/dev/null
 ! kill -0 "$(pid)" 2>/dev/null || fail "the daemon goes on after the removal"
 [ -e "$root/etc/oneshot/target.yaml" ] && [ -e "$root/var/lib/oneshot/disk.img" ] || fail "the removal took the configuration or the disk"
-[ ! -e "$root/usr/bin/target" ] || fail "the program is left"
+[ ! -e "$root/usr/bin/oneshot" ] && [ ! -e "$root/usr/bin/oneshot-initiator" ] || fail "a program is left"
 ok "removed"
 
 in_root dpkg --purge oneshot >/dev/null

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Builds the Debian package: deb.sh [-v VERSION] PROGRAM DIRECTORY writes
-# DIRECTORY/oneshot_VERSION_ARCH.deb around the built program. The same commit gives the same
-# bytes.
+# Builds the Debian package: deb.sh [-v VERSION] TARGET INITIATOR DIRECTORY writes
+# DIRECTORY/oneshot_VERSION_ARCH.deb around the built programs, which it installs as oneshot and
+# oneshot-initiator. The same commit gives the same bytes.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -10,10 +10,10 @@ if [ "$1" = -v ]; then
 	version=$2
 	shift 2
 fi
-program=$1 out=$2
+target=$1 initiator=$2 out=$3
 
-commit() { git -C "$here" log -1 --format="$1" --date=format:%Y%m%d%H%M 2>/dev/null || echo "$2"; }
-: "${version:=0.1.0~git$(commit %cd 0).$(commit %h unknown)}"
+commit() { git -C "$here" log -1 --format="$1" 2>/dev/null || echo "$2"; }
+: "${version:=$("$here/version.sh")}"
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(commit %ct 0)}
 arch=$(dpkg --print-architecture)
 
@@ -22,20 +22,24 @@ trap 'rm -rf "$tree"' EXIT
 chmod 755 "$tree"
 put() { install -D -m "$1" "$2" "$tree/$3"; }
 
+put 755 "$target" usr/bin/oneshot
+put 755 "$initiator" usr/bin/oneshot-initiator
 docs=$tree/.docs
 mkdir "$docs"
-"$program" docs "$docs"
+"$tree/usr/bin/oneshot" docs "$docs" # they say what they are called
+"$tree/usr/bin/oneshot-initiator" docs "$docs"
 
-put 755 "$program" usr/bin/target
 put 644 "$here/oneshot.service" lib/systemd/system/oneshot.service
 put 640 "$here/target.yaml" etc/oneshot/target.yaml
 for page in "$docs"/*.1; do
 	gzip -9n "$page"
 	put 644 "$page.gz" "usr/share/man/man1/$(basename "$page").gz"
 done
-put 644 "$docs/target.bash" usr/share/bash-completion/completions/target
-put 644 "$docs/_target" usr/share/zsh/vendor-completions/_target
-put 644 "$docs/target.fish" usr/share/fish/vendor_completions.d/target.fish
+for name in oneshot oneshot-initiator; do
+	put 644 "$docs/$name.bash" "usr/share/bash-completion/completions/$name"
+	put 644 "$docs/_$name" "usr/share/zsh/vendor-completions/_$name"
+	put 644 "$docs/$name.fish" "usr/share/fish/vendor_completions.d/$name.fish"
+done
 for example in "$here"/../configs/*.yaml; do
 	put 644 "$example" "usr/share/doc/oneshot/examples/$(basename "$example")"
 done
@@ -43,11 +47,22 @@ done
 (cd "$here/.." && find README.md mgmt/API.md docs -name '*.md' -o -name '*.svg') | while read -r page; do
 	put 644 "$here/../$page" "usr/share/doc/oneshot/$page"
 done
+put 644 "$here/debian/copyright" usr/share/doc/oneshot/copyright
+gzip -9nc "$here/debian/NEWS" > "$docs/NEWS"
+put 644 "$docs/NEWS" usr/share/doc/oneshot/NEWS.Debian.gz
+gzip -9n > "$docs/changelog" <<CHANGELOG
+oneshot ($version) unstable; urgency=medium
+
+  * Built from commit $(commit %H unknown): $(commit %s '')
+
+ -- oneshot maintainers <maintainers@oneshot.example>  $(date -u -R --date="@$SOURCE_DATE_EPOCH")
+CHANGELOG
+put 644 "$docs/changelog" usr/share/doc/oneshot/changelog.gz
 rm -rf "$docs"
 
-# A program that is linked to the C library needs the one that it was built with, or a later.
+# Programs that are linked to the C library need the one that they were built with, or a later one.
 depends="init-system-helpers (>= 1.51), passwd"
-if needed=$(objdump -T "$program" 2>/dev/null | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1) && [ -n "$needed" ]; then
+if needed=$(objdump -T "$target" "$initiator" 2>/dev/null | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1) && [ -n "$needed" ]; then
 	depends="libc6 (>= ${needed#GLIBC_}), $depends"
 fi
 
@@ -71,6 +86,9 @@ Description: block-storage target for iSCSI and iSER
  network to open-iscsi, libiscsi, QEMU and every other iSCSI initiator, over TCP
  and over RDMA. One daemon in user space, one configuration file that is read
  again without disturbing sessions, figures for Prometheus.
+ .
+ The commands are oneshot, the target, and oneshot-initiator, which lists, reads,
+ writes and measures the disks of iSCSI targets without the kernel's help.
 CONTROL
 (cd "$tree" && find . -type f -not -path './DEBIAN/*' -printf '%P\n' | LC_ALL=C sort | xargs md5sum > DEBIAN/md5sums)
 

@@ -122,11 +122,11 @@ func TestSystemd(t *testing.T) {
 	// The hardening lets the daemon have files past the page cache by io_uring, and RDMA devices.
 	s.run("modprobe rdma_rxe && modprobe rdma_ucm && rdma link add rxe0 type rxe netdev eth1")
 	s.configure(config)
-	if out := s.run("target status"); !strings.Contains(out, "tcp 0.0.0.0:3260, verbs "+address+":3265") {
-		t.Errorf("target status says\n%s", out)
+	if out := s.run("oneshot status"); !strings.Contains(out, "tcp 0.0.0.0:3260, verbs "+address+":3265") {
+		t.Errorf("oneshot status says\n%s", out)
 	}
 	s.until("journalctl -u oneshot | grep -c 'portal open.*transport=verbs'", "1")
-	rdma := "initiator inquiry 'iser+verbs://" + address + ":3265/" + iqn + "/0?device=rxe0'"
+	rdma := "oneshot-initiator inquiry 'iser+verbs://" + address + ":3265/" + iqn + "/0?device=rxe0'"
 	if out := s.run(rdma); !strings.Contains(out, "ONESHOT") {
 		t.Errorf("over RDMA the disk says\n%s", out)
 	}
@@ -136,8 +136,8 @@ func TestSystemd(t *testing.T) {
 	w := startWriter(t)
 	w.more(50)
 	s.configure(strings.Replace(config, "{0: disk}", "{0: disk, 7: small}", 1))
-	if out := s.run("target status"); !strings.Contains(out, iqn+"  7    small") {
-		t.Errorf("after the reload target status says\n%s", out)
+	if out := s.run("oneshot status"); !strings.Contains(out, iqn+"  7    small") {
+		t.Errorf("after the reload oneshot status says\n%s", out)
 	}
 	s.run("cp /etc/oneshot/target.yaml /root && echo 'portal: []' >> /etc/oneshot/target.yaml")
 	if out, exit := s.try("systemctl reload oneshot"); exit == 0 {
@@ -244,11 +244,12 @@ func put(t *testing.T, root string) {
 	}
 	program := filepath.Join(t.TempDir(), "target")
 	build(program, "oneshot/cmd/target", "-tags", "verbs")
+	client := filepath.Join(t.TempDir(), "initiator")
+	build(client, "oneshot/cmd/initiator", "-tags", "verbs")
 	for _, version := range []string{"1.0", "2.0"} {
-		host(t, "./deb.sh", "-v", version, program, filepath.Join(root, "root"))
+		host(t, "./deb.sh", "-v", version, program, client, filepath.Join(root, "root"))
 	}
 	build(filepath.Join(root, "usr/local/bin/guest"), "oneshot/test/vm/guest")
-	build(filepath.Join(root, "usr/local/bin/initiator"), "oneshot/cmd/initiator", "-tags", "verbs")
 	// The guest ends if its port is not there within 5 s, as on a busy host.
 	for path, text := range map[string]string{
 		"etc/systemd/system/guest.service": "[Unit]\nDefaultDependencies=no\nAfter=basic.target\n[Service]\nExecStart=/usr/local/bin/guest\nRestart=always\nRestartSec=1s\n",

@@ -17,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"oneshot/internal/debian"
 )
@@ -89,11 +90,19 @@ func programs(stage string) error {
 	if _, err := debian.Run(".", "pkg-config", "--exists", "libibverbs", "librdmacm"); err != nil {
 		return fmt.Errorf("the appliance speaks RDMA through rdma-core, whose headers are not there: apt-get install libibverbs-dev librdmacm-dev ibverbs-providers pkg-config (%w)", err)
 	}
+	root, err := debian.Run(".", "go", "list", "-m", "-f", "{{.Dir}}")
+	if err != nil {
+		return err
+	}
+	version, err := debian.Run(".", filepath.Join(strings.TrimSpace(root), "packaging/version.sh"))
+	if err != nil {
+		return err
+	}
 	for name, args := range map[string][]string{
 		"target": {"-tags", "verbs", "oneshot/cmd/target"},
 		"init":   {"oneshot/appliance/init"},
 	} {
-		args = append([]string{"build", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Join(stage, name)}, args...)
+		args = append([]string{"build", "-trimpath", "-ldflags", "-s -w -X oneshot/internal/version.text=" + strings.TrimSpace(version), "-o", filepath.Join(stage, name)}, args...)
 		if _, err := debian.Run(".", "go", args...); err != nil {
 			return err
 		}
