@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -19,6 +20,10 @@ type Portal struct {
 	Listen netip.AddrPort
 
 	Group uint16 // target portal group tag, from 1 on
+
+	// Advertise is the address that initiators are told in discovery, host:port, where addresses are translated
+	// between them and the daemon; empty: the one that they have reached.
+	Advertise string
 
 	OneShot *OneShot // what initiators may ask for; nil if the transport is not iwarp
 
@@ -156,6 +161,7 @@ func (d *decoder) portal(v value) (Portal, bool) {
 		ok = false
 	}
 	ok = (set(o.take("group"), &p.Group, "a portal group", parseGroup) || !o.has("group")) && ok
+	ok = d.advertise(o.take("advertise"), &p) && ok
 	oneShot := o.take("one_shot")
 	switch {
 	case p.Transport == TransportIWARP:
@@ -169,6 +175,15 @@ func (d *decoder) portal(v value) (Portal, bool) {
 	ok = d.polling(o.take("polling"), &p) && ok
 	o.done()
 	return p, ok
+}
+
+// advertise reads advertise: storage.example.com. Without a port it is that of the portal.
+func (d *decoder) advertise(v value, p *Portal) bool {
+	if !v.given() {
+		return true
+	}
+	port := int(cmp.Or(p.Listen.Port(), defaultPort))
+	return set(v, &p.Advertise, "an address such as storage.example.com:3260", func(text string) (string, error) { return parseNode(text, port) })
 }
 
 // crc reads crc: false.

@@ -90,12 +90,18 @@ func (c *Conn) addresses(t *Target, portals []Portal) (records []text.Pair) {
 	add := func(address string, group uint16) {
 		records = append(records, text.Pair{Key: "TargetAddress", Value: address + "," + strconv.Itoa(int(group))})
 	}
+	own := local // of the portal that the connection came through
+	for _, p := range portals {
+		if at, _ := p.Reached(local); at == local && p.RDMA == c.rdma && p.Group == c.group {
+			own = p.told(local)
+			break
+		}
+	}
 	if t.in(c.group) {
-		add(local, c.group)
+		add(own, c.group)
 	}
 	for _, p := range portals {
-		at, _ := p.Reached(local)
-		if p.RDMA == c.rdma && t.in(p.Group) && at != "" && at != local {
+		if at := p.told(local); p.RDMA == c.rdma && t.in(p.Group) && at != "" && at != own {
 			add(at, p.Group)
 		}
 	}

@@ -69,6 +69,18 @@ type Portal struct {
 	// which may be another portal's: one that listens at all addresses of the machine has the host
 	// of local, and is not exact. Empty: it is not reached there.
 	Reached func(local string) (address string, exact bool)
+	// Advertised is the address that initiators are told instead, host:port, where an address is translated
+	// between them and us; empty: the one at which the portal is reached.
+	Advertised string
+}
+
+// told returns the address of the portal for an initiator whose connection has reached local. Empty: none.
+func (p *Portal) told(local string) string {
+	at, _ := p.Reached(local)
+	if at == "" || p.Advertised == "" {
+		return at
+	}
+	return p.Advertised
 }
 
 // defaultGroup is the tag of connections that came through no portal that is known.

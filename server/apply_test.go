@@ -673,3 +673,31 @@ portals: [{listen: "127.0.0.1:0"}]
 		t.Errorf("%d logins are refused in the log", n)
 	}
 }
+
+// Behind translated addresses discovery tells the address that initiators reach, over both kinds of transport.
+func TestAdvertise(t *testing.T) {
+	r := serve(t, `
+stores: {e: {type: memory, size: 16MiB}}
+targets: [{iqn: "iqn.2026-11.example.oneshot:a", luns: {0: e}}]
+portals:
+  - {listen: "127.0.0.1:0", advertise: "storage.example.com:13260"}
+  - {listen: "127.0.0.1:0", group: 2}
+  - {transport: iwarp, listen: "127.0.0.1:0", advertise: "192.0.2.9:13261"}
+`)
+	plain := r.Addrs()[1].String()
+	for i, want := range map[int]string{
+		0: "[{storage.example.com:13260 1} {" + plain + " 2}]", 1: "[{" + plain + " 2} {storage.example.com:13260 1}]", 2: "[{192.0.2.9:13261 1}]",
+	} {
+		u := initiator.URL{Address: r.Addrs()[i].String(), LUN: -1}
+		if i == 2 {
+			u.Transport = initiator.ISER
+		}
+		found, err := initiator.Discover(t.Context(), u, initiator.Options{})
+		if err != nil || len(found) != 1 {
+			t.Fatalf("portal %d: %v, %v", i, found, err)
+		}
+		if got := fmt.Sprint(found[0].Portals); got != want {
+			t.Errorf("portal %d tells %s, want %s", i, got, want)
+		}
+	}
+}

@@ -34,7 +34,8 @@ func (s *Server) announce() {
 		at := p.bound()
 		ps[i] = iscsi.Portal{
 			Group: at.Group, Transport: string(at.Transport), RDMA: at.Transport != config.TransportTCP,
-			Reached: func(local string) (string, bool) { return reached(at.Listen, local) },
+			Advertised: at.Advertise,
+			Reached:    func(local string) (string, bool) { return reached(at.Listen, local) },
 		}
 	}
 	s.node.SetPortals(ps)
@@ -57,6 +58,10 @@ func (s *Server) registration() isns.Registration {
 			continue // whoever finds it would try TCP
 		}
 		at := p.bound()
+		if told, err := netip.ParseAddrPort(at.Advertise); err == nil { // a name cannot be registered
+			r.Portals = append(r.Portals, isns.Portal{Address: told, Group: at.Group})
+			continue
+		}
 		for _, a := range addresses(at.Listen.Addr()) {
 			r.Portals = append(r.Portals, isns.Portal{Address: netip.AddrPortFrom(a, at.Listen.Port()), Group: at.Group})
 		}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -23,7 +24,11 @@ const (
 
 // configure returns the path of the configuration to be served.
 func configure(words map[string]string) (string, error) {
-	if err := write(defaultPath, defaultYAML); err != nil {
+	own, err := defaultConfig(words["advertise"])
+	if err != nil {
+		return "", err
+	}
+	if err := write(defaultPath, own); err != nil {
 		return "", err
 	}
 	switch place, text := words["config"], words["yaml"]; {
@@ -39,6 +44,21 @@ func configure(words map[string]string) (string, error) {
 		return givenPath, write(givenPath, b)
 	}
 	return defaultPath, nil
+}
+
+// listens is what each portal of the default configuration has.
+var listens = regexp.MustCompile(`(listen: [0-9.:]+)`)
+
+// defaultConfig is the default configuration, whose portals tell initiators that they are at host; empty: where
+// they were reached.
+func defaultConfig(host string) ([]byte, error) {
+	if host == "" {
+		return defaultYAML, nil
+	}
+	if strings.ContainsAny(host, "\"\\") {
+		return nil, fmt.Errorf("oneshot.advertise=%s is not the name or address of a host", host)
+	}
+	return listens.ReplaceAll(defaultYAML, []byte(`$1, advertise: "`+strings.ReplaceAll(host, "$", "$$")+`"`)), nil
 }
 
 func write(path string, b []byte) error {

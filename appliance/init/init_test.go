@@ -1,8 +1,12 @@
 package main
 
 import (
+	"fmt"
 	"maps"
+	"os/exec"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"oneshot/config"
 )
@@ -31,5 +35,43 @@ func TestDefault(t *testing.T) {
 	c, err := config.Parse("default.yaml", defaultYAML)
 	if err != nil || len(c.Portals) != 3 {
 		t.Errorf("%v", err)
+	}
+}
+
+// Behind forwarded ports the default tells initiators where they reach it.
+func TestDefaultAdvertises(t *testing.T) {
+	text, err := defaultConfig("192.0.2.7")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := config.Parse("default.yaml", text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []string{"192.0.2.7:3260", "192.0.2.7:3261", "192.0.2.7:3262"} {
+		if got := c.Portals[i].Advertise; got != want {
+			t.Errorf("portal %d is told as %q", i, got)
+		}
+	}
+	if _, err := defaultConfig("x\"}"); err == nil {
+		t.Error("what is no host was taken")
+	}
+}
+
+// The target has descriptors for all connections that it takes by default: it warned at each boot.
+func TestTargetHasDescriptors(t *testing.T) {
+	var before unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	if err := allowDescriptors(before.Max); err != nil { // more takes CAP_SYS_RESOURCE, which tests may not have
+		t.Fatal(err)
+	}
+	out, err := exec.Command("sh", "-c", "ulimit -n").Output()
+	if want := fmt.Sprintf("%d\n", before.Max); err != nil || string(out) != want {
+		t.Errorf("a process that init starts has %q, %v", out, err)
+	}
+	if spare := descriptors - config.DefaultLimits().Connections; spare < 1024 {
+		t.Errorf("%d descriptors are left beside connections", spare)
 	}
 }

@@ -8,6 +8,8 @@
 //	oneshot.nic=eth0                   default: the first network interface
 //	oneshot.mtu=9000                   default: as it is
 //	oneshot.rxe=no                     no soft-RoCE; default: a device rxe0 on the interface
+//	oneshot.advertise=HOST             what the default configuration tells initiators in discovery,
+//	                                   where they do not reach the machine at its own address
 //	oneshot.config=/dev/vda1:/a.yaml   the configuration on a disk
 //	oneshot.yaml=BASE64                or here
 //
@@ -63,8 +65,20 @@ func prepare() error {
 	if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}); err != nil {
 		return err
 	}
+	if err := allowDescriptors(descriptors); err != nil {
+		say("descriptors: %v", err)
+	}
 	loadModules()
 	return network(cmdline())
+}
+
+// descriptors are as many as the target may need: a connection takes one, and limits.connections is 4,096 if
+// nothing else is said. The kernel gives its first process 4,096 in all.
+const descriptors = 1 << 16
+
+// allowDescriptors lets this process, and those that it starts, have n descriptors.
+func allowDescriptors(n uint64) error {
+	return unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: n, Max: n})
 }
 
 // Pauses between starts of a target that ends by itself.

@@ -102,6 +102,9 @@ func writeServices(w io.Writer, c *config.Config) {
 
 // portalWords are the last column of a portal.
 func portalWords(p *config.Portal) (words []string) {
+	if p.Advertise != "" {
+		words = append(words, "told to initiators as "+p.Advertise)
+	}
 	if p.Device != "" {
 		words = append(words, "device "+p.Device)
 	}
