@@ -63,7 +63,7 @@ func (b *bench) startAll(ctx context.Context) error {
 	}{
 		{echoName, b.startEcho}, {"oneshot", b.startOneshot}, {"tgt", b.startTgt}, {"istgt", b.startIstgt}, {"gotgt", b.startGotgt},
 	} {
-		if start.name != echoName && !b.only.MatchString(start.name) {
+		if start.name != echoName && !b.Only.MatchString(start.name) {
 			continue
 		}
 		if err := start.do(ctx); err != nil {
@@ -221,7 +221,7 @@ func (b *bench) startGotgt(ctx context.Context) error {
 }
 
 func (b *bench) add(name, url string, p *process) {
-	if name == echoName || b.only.MatchString(name) {
+	if name == echoName || b.Only.MatchString(name) {
 		b.contenders = append(b.contenders, contender{name, url, p})
 	}
 }

@@ -17,42 +17,23 @@ import (
 	"log"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
-	"regexp"
 	"runtime"
-	"syscall"
+
+	"oneshot/bench/harness"
 )
 
 type options struct {
-	rounds  int
-	seconds float64
-	only    *regexp.Regexp // contenders
-	points  *regexp.Regexp
-	out     string
-	binary  string
-	awake   bool
+	harness.Options
+	binary string
+	awake  bool
 }
 
 func main() {
-	log.SetFlags(0)
-	var o options
-	flag.IntVar(&o.rounds, "rounds", 3, "rounds per point")
-	flag.Float64Var(&o.seconds, "seconds", 3, "seconds per round and contender")
-	only := flag.String("only", "", "measure only contenders whose name matches this `regexp`")
-	points := flag.String("points", "", "measure only points whose name matches this `regexp`")
-	flag.StringVar(&o.out, "out", "bench/results", "`directory` of the table and the picture")
+	o := options{Options: harness.Options{Rounds: 3, Seconds: 3}}
 	flag.StringVar(&o.binary, "target", "bin/target", "the target's `binary`")
 	flag.BoolVar(&o.awake, "awake", true, "keep both cores from halting with loops of idle priority")
-	flag.Parse()
-	o.only, o.points = regexp.MustCompile(*only), regexp.MustCompile(*points)
-
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx, o); err != nil {
-		stop()
-		log.Fatal("bench: ", err)
-	}
+	harness.Main(&o.Options, func(ctx context.Context) error { return run(ctx, o) })
 }
 
 func run(ctx context.Context, o options) error {
@@ -82,7 +63,7 @@ func run(ctx context.Context, o options) error {
 			return err
 		}
 	}
-	results, err := b.measureAll(ctx)
+	results, err := harness.Each(&o.Options, points, func(p harness.Point) (result, error) { return b.measure(ctx, p) })
 	if err != nil {
 		return err
 	}

@@ -6,56 +6,25 @@ import (
 	"errors"
 	"fmt"
 	"log"
-	"os"
 	"os/exec"
 	"runtime"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
+
+	"oneshot/bench/harness"
 )
 
-// A point is one kind of load.
-type point struct {
-	write      bool
-	sequential bool
-	size       int
-	depth      int // commands outstanding, per session
-	sessions   int
-}
-
 // points are those of the project's goals.
-var points = []point{
-	{write: false, size: 4096, depth: 1, sessions: 1},
-	{write: true, size: 4096, depth: 1, sessions: 1},
-	{write: false, size: 4096, depth: 32, sessions: 1},
-	{write: true, size: 4096, depth: 32, sessions: 1},
-	{write: false, size: 4096, depth: 32, sessions: 4},
-	{write: true, size: 4096, depth: 32, sessions: 4},
-	{write: false, sequential: true, size: 256 << 10, depth: 8, sessions: 1},
-	{write: true, sequential: true, size: 256 << 10, depth: 8, sessions: 1},
-}
-
-func (p point) mode() string {
-	if p.write {
-		return "write"
-	}
-	return "read"
-}
-
-func (p point) pattern() string {
-	if p.sequential {
-		return "sequential"
-	}
-	return "random"
-}
-
-func (p point) String() string {
-	s := fmt.Sprintf("%d KiB %s %s, depth %d", p.size>>10, p.pattern(), p.mode(), p.depth)
-	if p.sessions > 1 {
-		s += fmt.Sprintf(", %d sessions", p.sessions)
-	}
-	return s
+var points = []harness.Point{
+	{Order: harness.Random, Size: 4096, Depth: 1, Sessions: 1},
+	{Order: harness.Random, Write: true, Size: 4096, Depth: 1, Sessions: 1},
+	{Order: harness.Random, Size: 4096, Depth: 32, Sessions: 1},
+	{Order: harness.Random, Write: true, Size: 4096, Depth: 32, Sessions: 1},
+	{Order: harness.Random, Size: 4096, Depth: 32, Sessions: 4},
+	{Order: harness.Random, Write: true, Size: 4096, Depth: 32, Sessions: 4},
+	{Order: harness.Sequential, Size: 256 << 10, Depth: 8, Sessions: 1},
+	{Order: harness.Sequential, Write: true, Size: 256 << 10, Depth: 8, Sessions: 1},
 }
 
 // A sample is what one run of the load generator gave.
@@ -77,7 +46,7 @@ type row struct {
 
 // result is a point with its rows, in the order of the contenders.
 type result struct {
-	point point
+	point harness.Point
 	rows  []row
 }
 
@@ -91,36 +60,17 @@ func (r result) row(name string) *row {
 	return nil
 }
 
-func (b *bench) measureAll(ctx context.Context) ([]result, error) {
-	var results []result
-	for _, p := range points {
-		if !b.points.MatchString(p.String()) {
-			continue
-		}
-		r, err := b.measure(ctx, p)
-		if err != nil {
-			return nil, err
-		}
-		results = append(results, r)
-	}
-	if len(results) == 0 {
-		return nil, errors.New("no point matches")
-	}
-	return results, nil
-}
-
 // measure gives every contender its turn in every round.
-func (b *bench) measure(ctx context.Context, p point) (result, error) {
-	samples := make([][]sample, len(b.contenders))
-	for round := range b.rounds {
-		for turn := range b.contenders {
-			i := (turn + round) % len(b.contenders)
-			s, err := b.quietly(ctx, p, b.contenders[i])
-			if err != nil {
-				return result{}, fmt.Errorf("%s, %s: %w", b.contenders[i].name, p, err)
-			}
-			samples[i] = append(samples[i], s)
+func (b *bench) measure(ctx context.Context, p harness.Point) (result, error) {
+	samples, err := harness.Rounds(ctx, &b.Options, b.contenders, func(c contender) (sample, error) {
+		s, err := b.quietly(ctx, p, c)
+		if err != nil {
+			return s, fmt.Errorf("%s, %s: %w", c.name, p, err)
 		}
+		return s, nil
+	})
+	if err != nil {
+		return result{}, err
 	}
 	r := result{point: p}
 	for i, c := range b.contenders {
@@ -141,7 +91,7 @@ const (
 )
 
 // quietly takes a sample when nobody disturbs.
-func (b *bench) quietly(ctx context.Context, p point, c contender) (best sample, err error) {
+func (b *bench) quietly(ctx context.Context, p harness.Point, c contender) (best sample, err error) {
 	best.Others = 2
 	for range tries {
 		s, err := b.once(ctx, p, c)
@@ -164,17 +114,17 @@ func (b *bench) quietly(ctx context.Context, p point, c contender) (best sample,
 }
 
 // once runs the load generator against one contender.
-func (b *bench) once(ctx context.Context, p point, c contender) (sample, error) {
+func (b *bench) once(ctx context.Context, p harness.Point, c contender) (sample, error) {
 	b.onlyRun(c.proc)
-	load := strconv.FormatFloat(b.seconds, 'f', -1, 64)
+	load := strconv.FormatFloat(b.Seconds, 'f', -1, 64)
 	args := []string{"-c", strconv.Itoa(clientCore)}
 	if c.name == echoName {
-		args = append(args, b.tools.echo, "load", c.url, p.mode())
+		args = append(args, b.tools.echo, "load", c.url, p.Mode())
 	} else {
-		args = append(args, b.tools.load, c.url, p.mode(), p.pattern())
+		args = append(args, b.tools.load, c.url, p.Mode(), p.Order)
 	}
-	args = append(args, strconv.Itoa(p.size), strconv.Itoa(p.depth), strconv.Itoa(p.sessions), load)
-	ctx, cancel := context.WithTimeout(ctx, time.Duration((b.seconds+60)*float64(time.Second)))
+	args = append(args, strconv.Itoa(p.Size), strconv.Itoa(p.Depth), strconv.Itoa(p.Sessions), load)
+	ctx, cancel := context.WithTimeout(ctx, time.Duration((b.Seconds+60)*float64(time.Second)))
 	defer cancel()
 	before, err := b.usage(c.proc)
 	if err != nil {
@@ -221,7 +171,7 @@ func (b *bench) once(ctx context.Context, p point, c contender) (sample, error) 
 type usage struct{ machine, server, loops time.Duration }
 
 func (b *bench) usage(server *process) (u usage, err error) {
-	if u.machine, err = machineCPU(); err != nil {
+	if _, u.machine, err = harness.MachineCPU(); err != nil {
 		return u, err
 	}
 	if u.server, err = server.cpu(); err != nil {
@@ -237,73 +187,28 @@ func (b *bench) usage(server *process) (u usage, err error) {
 	return u, nil
 }
 
-// machineCPU is the time that all cores have not been idle, stolen time included.
-func machineCPU() (time.Duration, error) {
-	text, err := os.ReadFile("/proc/stat")
-	if err != nil {
-		return 0, err
-	}
-	line, _, _ := strings.Cut(string(text), "\n")
-	fields := strings.Fields(line) // cpu user nice system idle iowait irq softirq steal …
-	if len(fields) < 9 {
-		return 0, fmt.Errorf("/proc/stat: %q", line)
-	}
-	return ticks(slices.Concat(fields[1:4], fields[6:9]))
-}
-
-// clockTick is the unit of /proc/PID/stat: USER_HZ, which is 100 on every
-// architecture that Linux offers to user space.
-const clockTick = 10 * time.Millisecond
-
 // cpu is the user and system time of the process so far.
 func (p *process) cpu() (time.Duration, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+	t, err := harness.ProcessCPU(p.cmd.Process.Pid)
 	if err != nil {
 		return 0, fmt.Errorf("%s ended: %w\n%s", p.name, err, p.lastWords())
 	}
-	// The second field is the name, in parentheses, which may hold anything.
-	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
-	return ticks(fields[11:13]) // utime, stime
-}
-
-// ticks is the sum of times as the kernel prints them.
-func ticks(fields []string) (sum time.Duration, err error) {
-	for _, f := range fields {
-		n, err := strconv.ParseInt(f, 10, 64)
-		if err != nil {
-			return 0, fmt.Errorf("CPU time: %w", err)
-		}
-		sum += time.Duration(n) * clockTick
-	}
-	return sum, nil
+	return t, nil
 }
 
 func summarize(name string, samples []sample) row {
-	pick := func(f func(sample) float64) []float64 {
-		var v []float64
-		for _, s := range samples {
-			v = append(v, f(s))
-		}
-		slices.Sort(v)
-		return v
-	}
-	iops := pick(func(s sample) float64 { return s.IOPS })
+	median := func(figure func(sample) float64) float64 { return harness.Median(samples, figure) }
+	iops := harness.Sorted(samples, func(s sample) float64 { return s.IOPS })
 	return row{
 		contender: name,
 		sample: sample{
-			IOPS:      median(iops),
-			P50:       median(pick(func(s sample) float64 { return s.P50 })),
-			P99:       median(pick(func(s sample) float64 { return s.P99 })),
-			CPU:       median(pick(func(s sample) float64 { return s.CPU })),
-			ClientCPU: median(pick(func(s sample) float64 { return s.ClientCPU })),
-			Others:    slices.Max(pick(func(s sample) float64 { return s.Others })),
+			IOPS:      median(func(s sample) float64 { return s.IOPS }),
+			P50:       median(func(s sample) float64 { return s.P50 }),
+			P99:       median(func(s sample) float64 { return s.P99 }),
+			CPU:       median(func(s sample) float64 { return s.CPU }),
+			ClientCPU: median(func(s sample) float64 { return s.ClientCPU }),
+			Others:    slices.Max(harness.Sorted(samples, func(s sample) float64 { return s.Others })),
 		},
 		minIOPS: iops[0], maxIOPS: iops[len(iops)-1],
 	}
-}
-
-// median of a sorted slice.
-func median(v []float64) float64 {
-	n := len(v)
-	return (v[(n-1)/2] + v[n/2]) / 2
 }

@@ -2,10 +2,13 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
 	"strings"
+
+	"oneshot/bench/harness"
 )
 
 const (
@@ -80,23 +83,14 @@ func (p point) iops(contender string) float64 {
 	return 0
 }
 
-// What the picture shows: colours are told apart by colour-blind eyes too (Okabe and Ito).
+// bars are the contenders that the picture shows.
 var bars = []struct{ contender, name, colour string }{
-	{"oneshot", "oneshot, memory", "#0072b2"},
-	{"oneshot, file", "oneshot, file", "#56b4e9"},
-	{"gotgt", "gotgt", "#cc79a7"},
-	{"istgt", "istgt", "#009e73"},
-	{"tgt", "tgt", "#e69f00"},
+	{"oneshot", "oneshot, memory", harness.Blue},
+	{"oneshot, file", "oneshot, file", harness.Sky},
+	{"gotgt", "gotgt", harness.Pink},
+	{"istgt", "istgt", harness.Green},
+	{"tgt", "tgt", harness.Orange},
 }
-
-const (
-	width     = 860
-	labels    = 230 // where bars begin
-	barHeight = 13
-	gap       = 14
-	top       = 84
-	axis      = width - labels - 70
-)
 
 // speed draws IOPS relative to tgt, a group of bars for each point with one session.
 func speed(report string) (string, error) {
@@ -104,54 +98,41 @@ func speed(report string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	var shown []point
+	const width, labels = 860, 230
+	c := harness.Chart{
+		Title:    "Commands per second beside other targets in user space",
+		Subtitle: "iSCSI over TCP, one session, loopback interface; tgt = 1; longer is better",
+		Width:    width, Labels: labels, Bar: 13, Gap: 14,
+	}
+	for _, b := range bars {
+		c.Legend = append(c.Legend, harness.Key{Name: b.name, Colour: b.colour})
+	}
 	highest := 0.0
 	for _, p := range all {
 		if strings.Contains(p.name, "sessions") {
 			continue
 		}
+		g := harness.Group{Label: p.name}
 		for _, b := range bars {
-			if p.iops(b.contender) == 0 {
+			iops, base := p.iops(b.contender), p.iops("tgt")
+			if iops == 0 || base == 0 {
 				return "", fmt.Errorf("%s has no %s", p.name, b.contender)
 			}
-			highest = max(highest, p.iops(b.contender)/p.iops("tgt"))
+			ratio := iops / base
+			highest = max(highest, ratio)
+			g.Bars = append(g.Bars, harness.Bar{Value: ratio, Colour: b.colour, Text: fmt.Sprintf("%.2f × (%s)", ratio, thousands(iops))})
 		}
-		shown = append(shown, p)
+		c.Groups = append(c.Groups, g)
 	}
-	if len(shown) == 0 {
-		return "", fmt.Errorf("there are no tables")
+	if len(c.Groups) == 0 {
+		return "", errors.New("there are no tables")
 	}
-	ticks := int(highest) + 1
-	height := top + len(shown)*(len(bars)*barHeight+gap) + 26
-	var s strings.Builder
-	fmt.Fprintf(&s, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %[1]d %[2]d" font-family="sans-serif" font-size="12">`+"\n", width, height)
-	s.WriteString(`<rect width="100%" height="100%" fill="white"/>` + "\n")
-	s.WriteString(`<text x="16" y="26" font-size="16" font-weight="bold">Commands per second beside other targets in user space</text>` + "\n")
-	s.WriteString(`<text x="16" y="44" fill="#555">iSCSI over TCP, one session, loopback interface; tgt = 1; longer is better</text>` + "\n")
-	x := labels
-	for _, b := range bars {
-		fmt.Fprintf(&s, `<rect x="%d" y="56" width="12" height="12" fill="%s"/><text x="%d" y="66">%s</text>`+"\n", x, b.colour, x+16, b.name)
-		x += 34 + 7*len(b.name)
+	last := int(highest) + 1
+	c.Scale = (width - labels - 70) / float64(last)
+	for i := range last + 1 {
+		c.Ticks = append(c.Ticks, harness.Tick{At: float64(i), Label: fmt.Sprintf("%d ×", i)})
 	}
-	for i := 0; i <= ticks; i++ {
-		x := labels + i*axis/ticks
-		fmt.Fprintf(&s, `<line x1="%[1]d" y1="%[2]d" x2="%[1]d" y2="%[3]d" stroke="#ddd"/>`, x, top-6, height-24)
-		fmt.Fprintf(&s, `<text x="%d" y="%d" text-anchor="middle" fill="#555">%d ×</text>`+"\n", x, height-8, i)
-	}
-	y := top
-	for _, p := range shown {
-		fmt.Fprintf(&s, `<text x="%d" y="%d" text-anchor="end">%s</text>`+"\n", labels-10, y+len(bars)*barHeight/2+4, p.name)
-		for _, b := range bars {
-			ratio := p.iops(b.contender) / p.iops("tgt")
-			w := ratio * axis / float64(ticks)
-			fmt.Fprintf(&s, `<rect x="%d" y="%d" width="%.1f" height="%d" fill="%s"/>`, labels, y, w, barHeight-2, b.colour)
-			fmt.Fprintf(&s, `<text x="%.1f" y="%d" font-size="10">%.2f × (%s)</text>`+"\n", labels+w+4, y+barHeight-3, ratio, thousands(p.iops(b.contender)))
-			y += barHeight
-		}
-		y += gap
-	}
-	s.WriteString("</svg>\n")
-	return s.String(), nil
+	return c.SVG(), nil
 }
 
 // thousands writes 111451 as 111,451.

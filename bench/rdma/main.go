@@ -18,12 +18,12 @@ import (
 	"log"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"syscall"
 	"time"
+
+	"oneshot/bench/harness"
 )
 
 const (
@@ -32,34 +32,18 @@ const (
 )
 
 type options struct {
-	rounds            int
-	seconds           float64
-	only, points      *regexp.Regexp
-	out               string
+	harness.Options
 	target, initiator string
 }
 
 func main() {
-	log.SetFlags(0)
 	if len(os.Args) > 1 && os.Args[1] == streamArg {
 		log.Fatal(serveStream())
 	}
-	var o options
-	flag.IntVar(&o.rounds, "rounds", 3, "rounds per point")
-	flag.Float64Var(&o.seconds, "seconds", 0.7, "seconds per round and contender")
-	only := flag.String("only", "", "measure only contenders whose name matches this `regexp`")
-	points := flag.String("points", "", "measure only points whose name matches this `regexp`")
-	flag.StringVar(&o.out, "out", "bench/results", "`directory` of the table and the picture")
+	o := options{Options: harness.Options{Rounds: 3, Seconds: 0.7}}
 	flag.StringVar(&o.target, "target", "bin/target", "the target's `binary`")
 	flag.StringVar(&o.initiator, "initiator", "bin/initiator", "the initiator's `binary`")
-	flag.Parse()
-	o.only, o.points = regexp.MustCompile(*only), regexp.MustCompile(*points)
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx, o); err != nil {
-		stop()
-		log.Fatal("bench: ", err)
-	}
+	harness.Main(&o.Options, func(ctx context.Context) error { return run(ctx, o) })
 }
 
 func run(ctx context.Context, o options) (err error) {
@@ -80,7 +64,7 @@ func run(ctx context.Context, o options) (err error) {
 	if err := b.fill(ctx); err != nil {
 		return err
 	}
-	results, err := b.measureAll(ctx)
+	results, err := harness.Each(&o.Options, points(), func(p harness.Point) (result, error) { return b.measure(ctx, p) })
 	if err != nil {
 		return err
 	}

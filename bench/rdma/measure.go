@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,33 +10,20 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+
+	"oneshot/bench/harness"
 )
 
-// A point is one kind of load.
-type point struct {
-	write bool
-	size  int
-	depth int
-}
-
-var (
-	sizes  = []int{512, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20}
-	depths = []int{1, 32}
-)
-
-func (p point) mode() string {
-	if p.write {
-		return "write"
+// points are all sizes in both directions, at both depths; offsets are random.
+func points() (list []harness.Point) {
+	for _, depth := range []int{1, 32} {
+		for _, write := range []bool{false, true} {
+			for _, size := range []int{512, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20} {
+				list = append(list, harness.Point{Write: write, Size: size, Depth: depth})
+			}
+		}
 	}
-	return "read"
-}
-
-func (p point) String() string {
-	size := fmt.Sprintf("%d B", p.size)
-	if p.size >= 1<<10 {
-		size = fmt.Sprintf("%d KiB", p.size>>10)
-	}
-	return fmt.Sprintf("%s %s, depth %d", size, p.mode(), p.depth)
+	return list
 }
 
 // A contender is a way to the disk.
@@ -43,7 +31,7 @@ type contender struct {
 	name string
 	url  string
 	args []string
-	fits func(point) bool
+	fits func(harness.Point) bool
 }
 
 const immediate = 8 << 10 // the most data that a command takes along
@@ -59,17 +47,17 @@ const (
 	rawStream     = "raw TCP, CRC32C"
 )
 
-func always(point) bool { return true }
+func always(harness.Point) bool { return true }
 
 var contenders = []contender{
 	{conventional, "iser+iwarp://" + rdmaAt, []string{"--flow", "conventional", "--immediate", "-1"}, always},
 	{registered, "iser+iwarp://" + rdmaAt, []string{"--flow", "register", "--immediate", "-1"}, always},
 	{windowed, "iser+iwarp://" + rdmaAt, []string{"--flow", "window", "--immediate", "-1"}, always},
 	{oneShot, "oneshot+iwarp://" + rdmaAt, []string{"--immediate", "-1"}, always},
-	{oneShotTaken, "oneshot+iwarp://" + rdmaAt, nil, func(p point) bool { return p.write && p.size <= immediate }},
+	{oneShotTaken, "oneshot+iwarp://" + rdmaAt, nil, func(p harness.Point) bool { return p.Write && p.Size <= immediate }},
 	{overTCP, "iscsi://" + tcpAt, nil, always},
 	{overTCPDigest, "iscsi://" + tcpAt, nil, always},
-	{rawStream, "", nil, func(p point) bool { return p.size == 256<<10 }},
+	{rawStream, "", nil, func(p harness.Point) bool { return p.Size == 256<<10 }},
 }
 
 // end is what one end took per I/O.
@@ -101,7 +89,7 @@ type row struct {
 }
 
 type result struct {
-	point point
+	point harness.Point
 	rows  []row
 }
 
@@ -114,52 +102,28 @@ func (r result) row(name string) *row {
 	return nil
 }
 
-func (b *bench) measureAll(ctx context.Context) ([]result, error) {
-	var results []result
-	for _, depth := range depths {
-		for _, write := range []bool{false, true} {
-			for _, size := range sizes {
-				p := point{write, size, depth}
-				if !b.points.MatchString(p.String()) {
-					continue
-				}
-				r, err := b.measure(ctx, p)
-				if err != nil {
-					return nil, err
-				}
-				results = append(results, r)
-			}
-		}
-	}
-	if len(results) == 0 {
-		return nil, errors.New("no point matches")
-	}
-	return results, nil
-}
-
 // measure gives every contender its turn in every round.
-func (b *bench) measure(ctx context.Context, p point) (result, error) {
+func (b *bench) measure(ctx context.Context, p harness.Point) (result, error) {
 	r := result{point: p}
 	var cs []contender
 	for _, c := range contenders {
-		if c.fits(p) && b.only.MatchString(c.name) {
+		if c.fits(p) && b.Only.MatchString(c.name) {
 			cs = append(cs, c)
 		}
 	}
-	samples := make([][]sample, len(cs))
-	for round := range b.rounds {
-		for turn := range cs {
-			i := (turn + round) % len(cs)
-			s, err := b.once(ctx, p, cs[i])
-			if err != nil {
-				return r, fmt.Errorf("%s, %s: %w", cs[i].name, p, err)
-			}
-			samples[i] = append(samples[i], s)
+	samples, err := harness.Rounds(ctx, &b.Options, cs, func(c contender) (sample, error) {
+		s, err := b.once(ctx, p, c)
+		if err != nil {
+			return s, fmt.Errorf("%s, %s: %w", c.name, p, err)
 		}
+		return s, nil
+	})
+	if err != nil {
+		return r, err
 	}
 	for i, c := range cs {
 		s := samples[i]
-		slices.SortFunc(s, func(a, b sample) int { return int(a.IOPS - b.IOPS) })
+		slices.SortFunc(s, func(a, b sample) int { return cmp.Compare(a.IOPS, b.IOPS) })
 		w := row{c.name, s[len(s)/2], s[0].IOPS, s[len(s)-1].IOPS}
 		r.rows = append(r.rows, w)
 		log.Printf("%-24s %-20s %8.0f IOPS  p99 %6.0f µs  crossings %5.2f %5.2f  CPU %6.2f %6.2f µs",
@@ -168,7 +132,7 @@ func (b *bench) measure(ctx context.Context, p point) (result, error) {
 	return r, nil
 }
 
-func (b *bench) once(ctx context.Context, p point, c contender) (s sample, err error) {
+func (b *bench) once(ctx context.Context, p harness.Point, c contender) (s sample, err error) {
 	if c.name == rawStream {
 		return b.stream(p)
 	}
@@ -177,10 +141,10 @@ func (b *bench) once(ctx context.Context, p point, c contender) (s sample, err e
 		url += "?data_digest=crc32c"
 	}
 	args := append([]string{
-		"-c", fmt.Sprint(clientCore), b.initiator, "bench", "--json", "--random", "--duration", fmt.Sprintf("%gs", b.seconds),
-		"--warmup", "150ms", "--depth", fmt.Sprint(p.depth), "--size", fmt.Sprint(p.size),
+		"-c", fmt.Sprint(clientCore), b.initiator, "bench", "--json", "--random", "--duration", fmt.Sprintf("%gs", b.Seconds),
+		"--warmup", "150ms", "--depth", fmt.Sprint(p.Depth), "--size", fmt.Sprint(p.Size),
 	}, c.args...)
-	if p.write {
+	if p.Write {
 		args = append(args, "--write")
 	}
 	out, err := exec.CommandContext(ctx, "taskset", append(args, url)...).Output()

@@ -5,15 +5,17 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"oneshot/bench/harness"
 )
 
 // The raw stream moves what it says, and checks it.
 func TestStream(t *testing.T) {
-	for _, p := range []point{{false, 64 << 10, 1}, {true, 64 << 10, 32}} {
+	for _, p := range []harness.Point{{Size: 64 << 10, Depth: 1}, {Write: true, Size: 64 << 10, Depth: 32}} {
 		here, there := net.Pipe()
 		done := make(chan error, 1)
 		go func() { done <- answer(there) }()
-		p.depth = 1 // a pipe holds nothing
+		p.Depth = 1 // a pipe holds nothing
 		n, _, err := exchange(here, p, 20*time.Millisecond)
 		if err != nil || n == 0 {
 			t.Errorf("%v: %d exchanges, %v", p, n, err)
@@ -27,11 +29,11 @@ func TestStream(t *testing.T) {
 
 // The report has a row per flow and point, with the source's count beside ours.
 func TestReport(t *testing.T) {
-	r := result{point: point{true, 4096, 1}}
+	r := result{point: harness.Point{Write: true, Size: 4096, Depth: 1}}
 	for i, c := range contenders {
 		r.rows = append(r.rows, row{contender: c.name, sample: sample{IOPS: float64(1000 * (i + 1)), Initiator: end{Crossings: 10}}})
 	}
-	text := table(options{rounds: 3, seconds: 1}, []result{r})
+	text := table(options{Options: harness.Options{Rounds: 3, Seconds: 1}}, []result{r})
 	for _, want := range []string{
 		"## 4 KiB write, depth 1", "| conventional | 1000 |", "| 10.00 (10) |", "| one-shot | 4000 | 0 – 0 | 16 | 4.00 | 0.57 |", "| raw TCP, CRC32C | 8000 |",
 	} {

@@ -1,28 +1,17 @@
 package main
 
 import (
-	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"runtime"
 	"strings"
-	"time"
+
+	"oneshot/bench/harness"
 )
 
-const (
-	tableName   = "rdma.md"
-	pictureName = "rdma.svg"
-)
+const reportName = "rdma"
 
 func writeReport(o options, results []result) error {
-	if err := os.MkdirAll(o.out, 0o755); err != nil {
-		return err
-	}
-	return errors.Join(
-		os.WriteFile(filepath.Join(o.out, tableName), []byte(table(o, results)), 0o644),
-		os.WriteFile(filepath.Join(o.out, pictureName), []byte(picture(results)), 0o644),
-	)
+	return o.WriteReport(reportName, table(o, results), picture(results))
 }
 
 // source has the crossings per storage write that the text which one-shot RDMA is from counts,
@@ -30,10 +19,6 @@ func writeReport(o options, results []result) error {
 var source = map[string]string{conventional: "10", registered: "6", oneShot: "2"}
 
 func table(o options, results []result) string {
-	kernel, err := os.ReadFile("/proc/sys/kernel/osrelease")
-	if err != nil {
-		kernel = []byte("an unknown kernel")
-	}
 	var s strings.Builder
 	fmt.Fprintf(&s, `# The flows of RDMA side by side
 
@@ -54,8 +39,8 @@ Measured on %s: Linux %s, %s, %d cores kept from halting; target pinned to core 
 of %g s per contender and point, interleaved, medians.
 
 ![IOPS relative to one-shot](%s)
-`, "`make bench-rdma`", diskText, immediate>>10, time.Now().UTC().Format(time.DateOnly), strings.TrimSpace(string(kernel)), runtime.Version(),
-		runtime.NumCPU(), targetCore, clientCore, o.rounds, o.seconds, pictureName)
+`, "`make bench-rdma`", diskText, immediate>>10, harness.Today(), harness.Kernel(), runtime.Version(),
+		runtime.NumCPU(), targetCore, clientCore, o.Rounds, o.Seconds, reportName+".svg")
 	for _, r := range results {
 		section(&s, r)
 	}
@@ -70,15 +55,15 @@ func section(s *strings.Builder, r result) {
 	for _, w := range r.rows {
 		if w.contender == rawStream {
 			fmt.Fprintf(s, "| %s | %.0f | %.0f – %.0f | %.0f | %s | %s | | | | | | | |\n", w.contender, w.IOPS, w.low, w.high,
-				w.IOPS*float64(r.point.size)/1e6, ratio(w, r.row(conventional)), ratio(w, r.row(overTCPDigest)))
+				r.point.MBs(w.IOPS), ratio(w, r.row(conventional)), ratio(w, r.row(overTCPDigest)))
 			continue
 		}
 		count := ""
-		if n := source[w.contender]; n != "" && r.point.depth == 1 {
+		if n := source[w.contender]; n != "" && r.point.Depth == 1 {
 			count = " (" + n + ")"
 		}
 		fmt.Fprintf(s, "| %s | %.0f | %.0f – %.0f | %.0f | %s | %s | %.0f | %.0f | %.2f%s | %.2f | %.2f | %.2f | %.2f |\n",
-			w.contender, w.IOPS, w.low, w.high, w.IOPS*float64(r.point.size)/1e6, ratio(w, r.row(conventional)),
+			w.contender, w.IOPS, w.low, w.high, r.point.MBs(w.IOPS), ratio(w, r.row(conventional)),
 			ratio(w, r.row(overTCPDigest)), w.P50, w.P99, w.Initiator.Crossings, count, w.Target.Crossings, w.messages(),
 			w.Initiator.CPU, w.Target.CPU)
 	}
@@ -86,68 +71,34 @@ func section(s *strings.Builder, r result) {
 
 func ratio(a row, b *row) string {
 	if b == nil {
-		return "–"
+		return harness.Ratio(a.IOPS, 0)
 	}
-	return fmt.Sprintf("%.2f", a.IOPS/b.IOPS)
+	return harness.Ratio(a.IOPS, b.IOPS)
 }
 
-// The picture is a group of bars for each point: IOPS as a share of one-shot's. Colours are told
-// apart by colour-blind eyes, too (Okabe and Ito).
-var colours = []string{"#d55e00", "#e69f00", "#f0e442", "#0072b2", "#56b4e9", "#999999", "#009e73", "#cc79a7"}
+var colours = []string{harness.Red, harness.Orange, harness.Yellow, harness.Blue, harness.Sky, harness.Grey, harness.Green, harness.Pink}
 
-const (
-	pictureWidth = 980
-	labelWidth   = 170
-	barHeight    = 11
-	groupGap     = 12
-	topMargin    = 74
-	axisWidth    = (pictureWidth - labelWidth - 60) / 2 // of 100 %
-	widest       = 1.9
-)
-
+// picture has a group of bars for each point: IOPS as a share of one-shot's.
 func picture(results []result) string {
-	var body strings.Builder
-	y := topMargin
+	c := harness.Chart{
+		Title: "Flows of RDMA: IOPS relative to one-shot",
+		Width: 1000, Labels: 170, Bar: 12, Gap: 12, Scale: 375, Widest: 1.9, Ticks: harness.Percents(50, 150),
+	}
+	for i, k := range contenders {
+		c.Legend = append(c.Legend, harness.Key{Name: k.name, Colour: colours[i]})
+	}
 	for _, r := range results {
-		y = group(&body, r, y)
-	}
-	var s strings.Builder
-	fmt.Fprintf(&s, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" font-family="sans-serif" font-size="11">`+"\n",
-		pictureWidth, y+30)
-	s.WriteString(`<rect width="100%" height="100%" fill="white"/>` + "\n")
-	s.WriteString(`<text x="16" y="24" font-size="16" font-weight="bold">Flows of RDMA: IOPS relative to one-shot</text>` + "\n")
-	x := 16
-	for i, c := range contenders {
-		fmt.Fprintf(&s, `<rect x="%d" y="38" width="12" height="12" fill="%s"/><text x="%d" y="48">%s</text>`+"\n", x, colours[i], x+16, c.name)
-		x += 36 + 6*len(c.name)
-	}
-	for percent := 0; percent <= 150; percent += 50 {
-		x := labelWidth + percent*axisWidth/100
-		fmt.Fprintf(&s, `<line x1="%d" y1="%d" x2="%d" y2="%d" stroke="#ddd"/><text x="%d" y="%d" text-anchor="middle">%d %%</text>`+"\n",
-			x, topMargin-6, x, y-8, x, y+10, percent)
-	}
-	s.WriteString(body.String())
-	s.WriteString("</svg>\n")
-	return s.String()
-}
-
-// group draws the bars of one point from y on and says where it ends.
-func group(s *strings.Builder, r result, y int) int {
-	base := r.row(oneShot)
-	if base == nil {
-		return y
-	}
-	fmt.Fprintf(s, `<text x="%d" y="%d" text-anchor="end">%s</text>`+"\n", labelWidth-10, y+len(r.rows)*barHeight/2+4, r.point)
-	for i, c := range contenders {
-		w := r.row(c.name)
-		if w == nil {
+		base := r.row(oneShot)
+		if base == nil {
 			continue
 		}
-		share := w.IOPS / base.IOPS
-		width := min(share, widest) * axisWidth
-		fmt.Fprintf(s, `<rect x="%d" y="%d" width="%.1f" height="%d" fill="%s"/>`, labelWidth, y, width, barHeight-1, colours[i])
-		fmt.Fprintf(s, `<text x="%.1f" y="%d" font-size="9">%.2f</text>`+"\n", labelWidth+width+4, y+barHeight-2, share)
-		y += barHeight
+		g := harness.Group{Label: r.point.String()}
+		for i, k := range contenders {
+			if w := r.row(k.name); w != nil {
+				g.Bars = append(g.Bars, harness.Bar{Value: w.IOPS / base.IOPS, Colour: colours[i], Text: ratio(*w, base)})
+			}
+		}
+		c.Groups = append(c.Groups, g)
 	}
-	return y + groupGap
+	return c.SVG()
 }

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"oneshot/bench/harness"
 )
 
 // The raw stream is what a program without RDMA and iSCSI reaches that moves the same bytes over
@@ -81,7 +83,7 @@ func answer(c net.Conn) error {
 }
 
 // stream measures the raw stream at p. It runs in this process, on the client's core.
-func (b *bench) stream(p point) (s sample, err error) {
+func (b *bench) stream(p harness.Point) (s sample, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var all, one unix.CPUSet
@@ -98,44 +100,44 @@ func (b *bench) stream(p point) (s sample, err error) {
 		return s, err
 	}
 	defer c.Close()
-	ios, took, err := exchange(c, p, time.Duration(b.seconds*float64(time.Second)))
+	ios, took, err := exchange(c, p, time.Duration(b.Seconds*float64(time.Second)))
 	s.IOPS = float64(ios) / took.Seconds()
 	return s, err
 }
 
 // exchange keeps depth requests outstanding for d.
-func exchange(c net.Conn, p point, d time.Duration) (ios int, took time.Duration, err error) {
+func exchange(c net.Conn, p harness.Point, d time.Duration) (ios int, took time.Duration, err error) {
 	req := make([]byte, requestLen)
-	binary.BigEndian.PutUint32(req, uint32(p.size))
-	data := make([]byte, p.size+4)
-	if p.write {
+	binary.BigEndian.PutUint32(req, uint32(p.Size))
+	data := make([]byte, p.Size+4)
+	if p.Write {
 		binary.BigEndian.PutUint32(req[4:], 1)
 	}
 	ask := func() error {
-		if !p.write {
+		if !p.Write {
 			_, err := c.Write(req)
 			return err
 		}
-		binary.BigEndian.PutUint32(data[p.size:], crc32.Checksum(data[:p.size], castagnoli))
+		binary.BigEndian.PutUint32(data[p.Size:], crc32.Checksum(data[:p.Size], castagnoli))
 		_, err := (&net.Buffers{req, data}).WriteTo(c)
 		return err
 	}
 	take := func() error {
-		if p.write {
+		if p.Write {
 			_, err := io.ReadFull(c, req[:requestLen])
 			return err
 		}
 		if _, err := io.ReadFull(c, data); err != nil {
 			return err
 		}
-		if crc32.Checksum(data[:p.size], castagnoli) != binary.BigEndian.Uint32(data[p.size:]) {
+		if crc32.Checksum(data[:p.Size], castagnoli) != binary.BigEndian.Uint32(data[p.Size:]) {
 			return errors.New("CRC32C")
 		}
 		return nil
 	}
 	begun := time.Now()
 	// Whoever writes and reads in turn must not let both buffers fill: a few are enough.
-	for range min(p.depth, 4) {
+	for range min(p.Depth, 4) {
 		if err := ask(); err != nil {
 			return 0, 1, err
 		}

@@ -75,7 +75,7 @@ func (b *bench) startTargets() error {
 		}
 	}
 	for _, c := range contenders {
-		if !b.only.MatchString(c.String()) {
+		if !b.Only.MatchString(c.String()) {
 			continue
 		}
 		if c.disk, err = b.login(c); err != nil {

@@ -1,12 +1,10 @@
 package main
 
 import (
-	"fmt"
-	"os"
-	"slices"
-	"strconv"
 	"strings"
 	"time"
+
+	"oneshot/bench/harness"
 )
 
 // shares are the users of the guest's processors, as tables show them. What a software device does
@@ -23,10 +21,6 @@ const (
 var shares = []string{byTargetUser, byTargetSystem, byFio, byKworkers, bySoftirqd, byRest}
 
 const guestProcessors = 2
-
-// clockTick is the unit of /proc/PID/stat: USER_HZ, which is 100 on every architecture that
-// Linux offers to user space.
-const clockTick = 10 * time.Millisecond
 
 // thread is what a thread of the guest has used so far, and for which shares.
 type thread struct {
@@ -50,22 +44,12 @@ func (b *bench) guestCPU() (guestCPU, error) {
 func parseThreads(text string) (guestCPU, error) {
 	u := make(guestCPU)
 	for line := range strings.Lines(text) {
-		// The name, in parentheses, may hold anything.
-		open, end := strings.IndexByte(line, '('), strings.LastIndexByte(line, ')')
-		fields := strings.Fields(line[end+1:])
-		if open < 0 || end < open || len(fields) < 13 {
-			return nil, fmt.Errorf("/proc/PID/task/TID/stat: %q", line)
-		}
-		user, err := ticks(fields[11:12])
-		if err != nil {
-			return nil, err
-		}
-		system, err := ticks(fields[12:13])
+		name, user, system, err := harness.ParseStat(line)
 		if err != nil {
 			return nil, err
 		}
 		t := thread{user: user, system: system}
-		switch name := line[open+1 : end]; {
+		switch {
 		case name == "target", name == "tgtd", strings.HasPrefix(name, "iscsi_"), strings.HasPrefix(name, "isert"):
 			t.asUser, t.asSystem = byTargetUser, byTargetSystem
 		case strings.HasPrefix(name, "kworker"):
@@ -73,7 +57,8 @@ func parseThreads(text string) (guestCPU, error) {
 		case strings.HasPrefix(name, "ksoftirqd"):
 			t.asSystem = bySoftirqd
 		}
-		u[line[:open]] = t
+		id, _, _ := strings.Cut(line, "(")
+		u[id] = t
 	}
 	return u, nil
 }
@@ -101,26 +86,10 @@ func (u guestCPU) perIO(before guestCPU, j job, d side) map[string]float64 {
 type hostCPU struct{ all, busy, guest time.Duration }
 
 func (b *bench) hostCPU() (h hostCPU, err error) {
-	text, err := os.ReadFile("/proc/stat")
-	if err != nil {
+	if h.all, h.busy, err = harness.MachineCPU(); err != nil {
 		return h, err
 	}
-	first, _, _ := strings.Cut(string(text), "\n")
-	fields := strings.Fields(first)
-	if len(fields) < 9 {
-		return h, fmt.Errorf("/proc/stat: %q", first)
-	}
-	if h.all, err = ticks(fields[1:9]); err != nil {
-		return h, err
-	}
-	if h.busy, err = ticks(slices.Concat(fields[1:4], fields[6:9])); err != nil {
-		return h, err
-	}
-	if text, err = os.ReadFile(fmt.Sprintf("/proc/%d/stat", b.PID())); err != nil {
-		return h, err
-	}
-	fields = strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
-	h.guest, err = ticks(fields[11:13])
+	h.guest, err = harness.ProcessCPU(b.PID())
 	return h, err
 }
 
@@ -130,16 +99,4 @@ func (h hostCPU) others(before hostCPU) float64 {
 		return 0
 	}
 	return max(0, float64(h.busy-before.busy-(h.guest-before.guest))/float64(h.all-before.all))
-}
-
-// ticks is the sum of times as the kernel prints them.
-func ticks(fields []string) (sum time.Duration, err error) {
-	for _, f := range fields {
-		n, err := strconv.ParseInt(f, 10, 64)
-		if err != nil {
-			return 0, fmt.Errorf("CPU time: %w", err)
-		}
-		sum += time.Duration(n) * clockTick
-	}
-	return sum, nil
 }

@@ -12,38 +12,17 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
-	"log"
 	"os"
-	"os/signal"
-	"regexp"
-	"syscall"
+
+	"oneshot/bench/harness"
 )
 
-type options struct {
-	rounds       int
-	seconds      float64
-	only, points *regexp.Regexp
-	out          string
-}
+type options struct{ harness.Options }
 
 func main() {
-	log.SetFlags(0)
-	var o options
-	flag.IntVar(&o.rounds, "rounds", 3, "rounds per point")
-	flag.Float64Var(&o.seconds, "seconds", 1.5, "seconds per round and contender")
-	only := flag.String("only", "", "measure only contenders whose name matches this `regexp`, as `oneshot, rxe`")
-	points := flag.String("points", "", "measure only points whose name matches this `regexp`, as `4 KiB random read, depth 1`")
-	flag.StringVar(&o.out, "out", "bench/results", "`directory` of the table and the picture")
-	flag.Parse()
-	o.only, o.points = regexp.MustCompile(*only), regexp.MustCompile(*points)
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx, o); err != nil {
-		stop()
-		log.Fatal("bench: ", err)
-	}
+	o := options{harness.Options{Rounds: 3, Seconds: 1.5}}
+	harness.Main(&o.Options, func(ctx context.Context) error { return run(ctx, o) })
 }
 
 func run(ctx context.Context, o options) (err error) {

@@ -9,46 +9,27 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"oneshot/bench/harness"
 )
 
-// A point is one kind of load.
-type point struct {
-	write, sequential bool
-	size, depth       int
-}
-
 // points are those of the project's goals.
-var points = []point{
-	{size: 4 << 10, depth: 1},
-	{write: true, size: 4 << 10, depth: 1},
-	{size: 4 << 10, depth: 32},
-	{write: true, size: 4 << 10, depth: 32},
-	{sequential: true, size: 256 << 10, depth: 8},
-	{write: true, sequential: true, size: 256 << 10, depth: 8},
-}
-
-func (p point) mode() string {
-	if p.write {
-		return "write"
-	}
-	return "read"
-}
-
-func (p point) String() string {
-	order := "random"
-	if p.sequential {
-		order = "sequential"
-	}
-	return fmt.Sprintf("%d KiB %s %s, depth %d", p.size>>10, order, p.mode(), p.depth)
+var points = []harness.Point{
+	{Order: harness.Random, Size: 4 << 10, Depth: 1},
+	{Order: harness.Random, Write: true, Size: 4 << 10, Depth: 1},
+	{Order: harness.Random, Size: 4 << 10, Depth: 32},
+	{Order: harness.Random, Write: true, Size: 4 << 10, Depth: 32},
+	{Order: harness.Sequential, Size: 256 << 10, Depth: 8},
+	{Order: harness.Sequential, Write: true, Size: 256 << 10, Depth: 8},
 }
 
 // args are fio's.
-func (p point) args() []string {
-	rw := "rand" + p.mode()
-	if p.sequential {
-		rw = p.mode()
+func args(p harness.Point) []string {
+	rw := "rand" + p.Mode()
+	if p.Order == harness.Sequential {
+		rw = p.Mode()
 	}
-	return []string{"--rw=" + rw, fmt.Sprintf("--bs=%d", p.size), fmt.Sprintf("--iodepth=%d", p.depth)}
+	return []string{"--rw=" + rw, fmt.Sprintf("--bs=%d", p.Size), fmt.Sprintf("--iodepth=%d", p.Depth)}
 }
 
 // A sample is what one run of fio gave.
@@ -70,7 +51,7 @@ type row struct {
 
 // result is a point with its rows, in the order of the contenders.
 type result struct {
-	point point
+	point harness.Point
 	rows  []row
 }
 
@@ -88,21 +69,7 @@ func (b *bench) measureAll(ctx context.Context) ([]result, error) {
 	if err := b.measureStart(); err != nil {
 		return nil, err
 	}
-	var results []result
-	for _, p := range points {
-		if !b.points.MatchString(p.String()) {
-			continue
-		}
-		r, err := b.measure(ctx, p)
-		if err != nil {
-			return nil, err
-		}
-		results = append(results, r)
-	}
-	if len(results) == 0 {
-		return nil, errors.New("no point matches")
-	}
-	return results, nil
+	return harness.Each(&b.Options, points, func(p harness.Point) (result, error) { return b.measure(ctx, p) })
 }
 
 // measureStart measures what one fio costs the host that does next to no I/O.
@@ -128,27 +95,23 @@ func (b *bench) measureStart() error {
 }
 
 // measure gives every contender its turn in every round.
-func (b *bench) measure(ctx context.Context, p point) (result, error) {
-	samples := make([][]sample, len(b.contenders))
-	for round := range b.rounds {
-		for turn := range b.contenders {
-			if err := ctx.Err(); err != nil {
-				return result{}, err
-			}
-			i := (turn + round) % len(b.contenders)
-			s, err := b.once(p, b.contenders[i])
-			if err != nil {
-				return result{}, fmt.Errorf("%s, %s: %w", b.contenders[i], p, err)
-			}
-			samples[i] = append(samples[i], s)
+func (b *bench) measure(ctx context.Context, p harness.Point) (result, error) {
+	samples, err := harness.Rounds(ctx, &b.Options, b.contenders, func(c contender) (sample, error) {
+		s, err := b.once(p, c)
+		if err != nil {
+			return s, fmt.Errorf("%s, %s: %w", c, p, err)
 		}
+		return s, nil
+	})
+	if err != nil {
+		return result{}, err
 	}
 	r := result{point: p}
 	for i, c := range b.contenders {
 		w := summarize(c, samples[i])
 		r.rows = append(r.rows, w)
 		log.Printf("%-32s %-13s %7.0f IOPS %6.1f MB/s  p99 %7.0f µs  others %2.0f %%  µs per I/O: host %.0f; guest%s", p, c, w.IOPS,
-			w.IOPS*float64(p.size)/1e6, w.P99, 100*w.Others, w.Host, spent(w.CPU))
+			p.MBs(w.IOPS), w.P99, 100*w.Others, w.Host, spent(w.CPU))
 	}
 	return r, nil
 }
@@ -162,7 +125,7 @@ func spent(cpu map[string]float64) string {
 }
 
 // once measures one contender.
-func (b *bench) once(p point, c contender) (s sample, err error) {
+func (b *bench) once(p harness.Point, c contender) (s sample, err error) {
 	before, err := b.guestCPU()
 	if err != nil {
 		return s, err
@@ -171,7 +134,7 @@ func (b *bench) once(p point, c contender) (s sample, err error) {
 	if err != nil {
 		return s, err
 	}
-	f, err := b.fio(c.disk, append(p.args(), "--time_based", fmt.Sprintf("--runtime=%gs", b.seconds))...)
+	f, err := b.fio(c.disk, append(args(p), "--time_based", fmt.Sprintf("--runtime=%gs", b.Seconds))...)
 	if err != nil {
 		return s, err
 	}
@@ -184,7 +147,7 @@ func (b *bench) once(p point, c contender) (s sample, err error) {
 		return s, err
 	}
 	d := f.Read
-	if p.write {
+	if p.Write {
 		d = f.Write
 	}
 	if d.TotalIOs == 0 {
@@ -240,30 +203,17 @@ func (b *bench) fio(disk string, args ...string) (job, error) {
 }
 
 func summarize(c contender, samples []sample) row {
-	of := func(f func(sample) float64) []float64 {
-		var v []float64
-		for _, s := range samples {
-			v = append(v, f(s))
-		}
-		slices.Sort(v)
-		return v
-	}
-	iops := of(func(s sample) float64 { return s.IOPS })
+	median := func(figure func(sample) float64) float64 { return harness.Median(samples, figure) }
+	iops := harness.Sorted(samples, func(s sample) float64 { return s.IOPS })
 	w := row{contender: c, low: iops[0], high: iops[len(iops)-1]}
-	w.IOPS = median(iops)
-	w.P50 = median(of(func(s sample) float64 { return s.P50 }))
-	w.P99 = median(of(func(s sample) float64 { return s.P99 }))
-	w.Host = median(of(func(s sample) float64 { return s.Host }))
-	w.Others = slices.Max(of(func(s sample) float64 { return s.Others }))
+	w.IOPS = median(func(s sample) float64 { return s.IOPS })
+	w.P50 = median(func(s sample) float64 { return s.P50 })
+	w.P99 = median(func(s sample) float64 { return s.P99 })
+	w.Host = median(func(s sample) float64 { return s.Host })
+	w.Others = slices.Max(harness.Sorted(samples, func(s sample) float64 { return s.Others }))
 	w.CPU = make(map[string]float64)
 	for _, name := range shares {
-		w.CPU[name] = median(of(func(s sample) float64 { return s.CPU[name] }))
+		w.CPU[name] = median(func(s sample) float64 { return s.CPU[name] })
 	}
 	return w
-}
-
-// median of a sorted slice.
-func median(v []float64) float64 {
-	n := len(v)
-	return (v[(n-1)/2] + v[n/2]) / 2
 }

@@ -1,28 +1,17 @@
 package main
 
 import (
-	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"runtime"
 	"strings"
-	"time"
+
+	"oneshot/bench/harness"
 )
 
-const (
-	tableName   = "vm.md"
-	pictureName = "vm.svg"
-)
+const reportName = "vm"
 
 func writeReport(o options, kernel string, results []result) error {
-	if err := os.MkdirAll(o.out, 0o755); err != nil {
-		return err
-	}
-	return errors.Join(
-		os.WriteFile(filepath.Join(o.out, tableName), []byte(table(circumstances(o, kernel, results), results)), 0o644),
-		os.WriteFile(filepath.Join(o.out, pictureName), []byte(picture(results)), 0o644),
-	)
+	return o.WriteReport(reportName, table(circumstances(o, kernel, results), results), picture(results))
 }
 
 // circumstances is what a reader has to know of the run.
@@ -35,7 +24,7 @@ func circumstances(o options, kernel string, results []result) string {
 	}
 	return fmt.Sprintf("Measured on %s: Linux %s in the guest, %s, %d cores of the host for 2 virtual ones, %d rounds of %g s per contender "+
 		"and point, interleaved, medians. Others than the guest took up to %.0f %% of the host while a sample was taken; its load average is %s.",
-		time.Now().UTC().Format(time.DateOnly), kernel, runtime.Version(), runtime.NumCPU(), o.rounds, o.seconds, 100*most, load())
+		harness.Today(), kernel, runtime.Version(), runtime.NumCPU(), o.Rounds, o.Seconds, 100*most, load())
 }
 
 var peers = []string{"LIO", "tgt"}
@@ -98,7 +87,7 @@ emulation's prices are not those of hardware (an interrupt, a wake-up or a copy 
 %s
 
 ![IOPS relative to the better peer](%s)
-`, "`make bench-vm`", diskText, queueText(), circumstances, pictureName)
+`, "`make bench-vm`", diskText, queueText(), circumstances, reportName+".svg")
 	for _, transport := range transports {
 		throughput(&s, transport, results)
 	}
@@ -164,8 +153,8 @@ func (r result) speed(w *row) string {
 		return "–"
 	}
 	unit := 1.0
-	if r.point.sequential {
-		unit = float64(r.point.size) / 1e6
+	if r.point.Order == harness.Sequential {
+		unit = r.point.MBs(1)
 	}
 	return fmt.Sprintf("**%.0f** %.0f – %.0f", w.IOPS*unit, w.low*unit, w.high*unit)
 }

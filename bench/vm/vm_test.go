@@ -6,6 +6,8 @@ import (
 	"io"
 	"strings"
 	"testing"
+
+	"oneshot/bench/harness"
 )
 
 // someResults has us between the peers over rxe, and before both over TCP.
@@ -31,7 +33,7 @@ func someResults() []result {
 }
 
 func TestTable(t *testing.T) {
-	got := table(circumstances(options{rounds: 3, seconds: 1}, "6.1", someResults()), someResults())
+	got := table(circumstances(options{harness.Options{Rounds: 3, Seconds: 1}}, "6.1", someResults()), someResults())
 	for _, want := range []string{
 		"up to 50 % of the host",
 		"## Over rxe",
