@@ -125,17 +125,32 @@ func (q *queuePair) localError(w *wqe, s rdma.Status, err error) {
 	q.broken(err)
 }
 
-// blame gives the oldest Read, if the peer has refused one, the status that says so.
+// blame gives the Read that the peer has refused, if it has refused one, the status that says so: the
+// one that it quotes, or else the oldest.
 func (q *queuePair) blame(err error) {
 	e, _ := errors.AsType[*PeerError](err)
 	if e.Cause.Layer() != 0 || e.Cause == ddp.LocalCatastrophic || len(q.sq.reads) == 0 {
 		return
 	}
 	w := q.sq.At(q.sq.reads[0])
+	for _, i := range q.sq.reads {
+		if e.read != nil && q.asks(q.sq.At(i), e.read) {
+			w = q.sq.At(i)
+			break
+		}
+	}
 	w.err = err
 	if w.status = rdma.StatusRemoteOperation; e.Cause.Etype() == 1 {
 		w.status = rdma.StatusRemoteAccess
 	}
+}
+
+// asks reports whether r is the Read Request of w, or what was left of it after a part of its Response
+// (RFC 5040 §4.8).
+func (q *queuePair) asks(w *wqe, r *ddp.RDMARead) bool {
+	own := q.readRequest(w)
+	done := r.SrcTO - own.SrcTO
+	return done <= uint64(own.Size) && *r == own.Advance(uint32(done))
 }
 
 // Disconnect implements rdma.QueuePair.

@@ -354,6 +354,7 @@ func (q *queuePair) ended() error {
 // PeerError is what the peer has said in its Terminate message.
 type PeerError struct {
 	Cause ddp.Cause
+	read  *ddp.RDMARead // the Read Request that it quotes, if it does
 }
 
 func (e *PeerError) Error() string { return "iwarp: the peer terminates: " + e.Cause.String() }
@@ -365,13 +366,15 @@ func (q *queuePair) terminated(payload []byte) error {
 		return err
 	}
 	q.n.terminates.Add(1)
+	e := &PeerError{Cause: t.Cause}
 	attrs := []slog.Attr{
 		slog.String("peer", q.tc.RemoteAddr().String()),
 		slog.String("reason", t.Cause.String()), slog.Bool("siw_order", t.SiwOrder),
 	}
 	if t.HasRead {
 		attrs = append(attrs, slog.Uint64("src_stag", uint64(t.Read.SrcSTag)))
+		e.read = &t.Read
 	}
 	q.dev.log.LogAttrs(context.Background(), slog.LevelWarn, "iwarp: peer terminates the connection", attrs...)
-	return &PeerError{Cause: t.Cause}
+	return e
 }
