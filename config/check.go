@@ -67,10 +67,20 @@ func (d *decoder) checkPaths(c *Config) {
 // LUNs can write: only a cluster file system survives two writers.
 func (d *decoder) checkExports(c *Config) {
 	exported, writer := make(map[string]bool), make(map[string]*LUN)
+	above := make(map[string]*Store)
+	for i := range c.Stores {
+		if s := &c.Stores[i]; s.On != nil {
+			above[s.On.Name] = s
+		}
+	}
 	for i := range c.Targets {
 		for j := range c.Targets[i].LUNs {
 			l := &c.Targets[i].LUNs[j]
 			exported[l.Store] = true
+			if s := above[l.Store]; s != nil {
+				d.errorf(l.Pos, "the store %q is below %q, whose bytes nobody else may touch: export %q instead", l.Store, s.Name, s.Name)
+				continue
+			}
 			if l.ReadOnly || c.Targets[i].Redirect != nil {
 				continue // who logs in to a target that has moved reaches no LUN here
 			}
@@ -82,7 +92,7 @@ func (d *decoder) checkExports(c *Config) {
 		}
 	}
 	for _, s := range c.Stores {
-		if !exported[s.Name] {
+		if !exported[s.Name] && above[s.Name] == nil {
 			d.warnf(s.Pos, "no LUN exports the store %q: add it to the luns of a target, or remove it", s.Name)
 		}
 	}

@@ -26,6 +26,8 @@ type decoder struct {
 	// file of maxFileBytes has as many; with them, it ends their loops.
 	visits int
 
+	stands map[string]stand // by the store that stands on another one
+
 	groupUses    []groupUse // portal groups that targets name
 	portalBroken bool       // a portal is left out for what is wrong with it
 

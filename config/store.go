@@ -18,10 +18,15 @@ type Store struct {
 	// ReadOnly stores are never written to; LUNs that export them are read-only.
 	ReadOnly bool
 
-	// One of these is set when, and only when, Type is StoreFile, StoreDevice or StoreGOTGT.
-	File   *FileStore
-	Device *DeviceStore
-	GOTGT  *GOTGTStore
+	// On is the store below, of the same configuration, of a store that stands on another one.
+	On *Store
+
+	// One of these is set when, and only when, Type says so.
+	File     *FileStore
+	Device   *DeviceStore
+	GOTGT    *GOTGTStore
+	Slice    *SliceStore
+	Throttle *ThrottleStore
 }
 
 // FileStore is what a file store has besides a size.
@@ -83,6 +88,10 @@ const (
 	StoreDevice StoreType = "device" // a block device
 	StoreNull   StoreType = "null"   // reads zeroes, drops writes
 	StoreGOTGT  StoreType = "gotgt"  // a plugin of github.com/gostor/gotgt
+
+	// These stand on another store.
+	StoreSlice    StoreType = "slice"    // a part of it
+	StoreThrottle StoreType = "throttle" // all of it, with limits
 )
 
 // CacheMode says when a write is acknowledged.
@@ -107,6 +116,8 @@ var storeTypes = []struct {
 	{StoreDevice, (*decoder).deviceStore},
 	{StoreNull, (*decoder).memoryStore},
 	{StoreGOTGT, (*decoder).gotgtStore},
+	{StoreSlice, (*decoder).sliceStore},
+	{StoreThrottle, (*decoder).throttleStore},
 }
 
 // StoreTypes returns the store types that a configuration can name.
@@ -130,6 +141,7 @@ func (d *decoder) stores(v value) []Store {
 	for _, f := range o.fields {
 		stores = append(stores, d.store(o.take(f.key)))
 	}
+	d.stack(stores)
 	return stores
 }
 

@@ -27,7 +27,7 @@ func (s *Server) Apply(next *config.Config) (mgmt.Reload, error) {
 	case <-s.ended:
 		return mgmt.Reload{}, errClosing
 	}
-	c := &change{s: s, plan: newPlan(s.inForce(), next), next: next, units: newUnits(s.log, s.units.state)}
+	c := &change{s: s, plan: newPlan(s.inForce(), next), next: next, units: newUnits(s.log, s.units.state, s.units.belows)}
 	if err := c.prepare(); err != nil {
 		return mgmt.Reload{}, errors.Join(append([]error{err}, c.abandon()...)...)
 	}

@@ -20,31 +20,44 @@ const watchInterval = 2 * time.Second
 // opener is open, in whose place tests put stores that misbehave.
 var opener = open
 
-// open opens the store that c describes. resized is called when its size has changed by
-// itself, from any goroutine.
+// open opens the store that c describes, which stands on no other. resized is called when its size has
+// changed by itself, from any goroutine.
 func open(c *config.Store, resized func(), log *slog.Logger) (backend.Store, error) {
-	switch c.Type {
-	case config.StoreFile:
-		cache := file.Writeback
-		if c.File.Cache == config.CacheWritethrough {
-			cache = file.Writethrough
-		}
-		return opened(file.Open(file.Config{
-			Path: c.File.Path, Size: c.Size, Sparse: c.File.Sparse, Direct: c.File.Direct, Cache: cache,
-			Existing: !c.File.Create, ReadOnly: c.ReadOnly, IO: ioMode(c.File.IO), Log: log,
-		}))
-	case config.StoreDevice:
-		return opened(device.Open(device.Config{
-			Path: c.Device.Path, Size: c.Size, Through: c.Device.Cache == config.CacheWritethrough,
-			Buffered: !c.Device.Direct, ReadOnly: c.ReadOnly, IO: ioMode(c.Device.IO),
-			Watch: watchInterval, Resized: resized, Log: log,
-		}))
-	case config.StoreNull:
+	return media[c.Type](c, resized, log)
+}
+
+// media has what opens the stores that stand on no other.
+var media = map[config.StoreType]func(*config.Store, func(), *slog.Logger) (backend.Store, error){
+	config.StoreMemory: func(c *config.Store, _ func(), _ *slog.Logger) (backend.Store, error) {
+		return opened(memory.New(c.Size))
+	},
+	config.StoreNull: func(c *config.Store, _ func(), _ *slog.Logger) (backend.Store, error) {
 		return opened(null.New(c.Size))
-	case config.StoreGOTGT:
+	},
+	config.StoreFile:   openFile,
+	config.StoreDevice: openDevice,
+	config.StoreGOTGT: func(c *config.Store, _ func(), log *slog.Logger) (backend.Store, error) {
 		return opened(gotgt.Open(gotgt.Config{Plugin: c.GOTGT.Plugin, Path: c.GOTGT.Path, Size: c.Size, Log: log}))
+	},
+}
+
+func openFile(c *config.Store, _ func(), log *slog.Logger) (backend.Store, error) {
+	cache := file.Writeback
+	if c.File.Cache == config.CacheWritethrough {
+		cache = file.Writethrough
 	}
-	return opened(memory.New(c.Size))
+	return opened(file.Open(file.Config{
+		Path: c.File.Path, Size: c.Size, Sparse: c.File.Sparse, Direct: c.File.Direct, Cache: cache,
+		Existing: !c.File.Create, ReadOnly: c.ReadOnly, IO: ioMode(c.File.IO), Log: log,
+	}))
+}
+
+func openDevice(c *config.Store, resized func(), log *slog.Logger) (backend.Store, error) {
+	return opened(device.Open(device.Config{
+		Path: c.Device.Path, Size: c.Size, Through: c.Device.Cache == config.CacheWritethrough,
+		Buffered: !c.Device.Direct, ReadOnly: c.ReadOnly, IO: ioMode(c.Device.IO),
+		Watch: watchInterval, Resized: resized, Log: log,
+	}))
 }
 
 // opened makes an interface of s, which is nil only if it is.

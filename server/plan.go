@@ -57,6 +57,10 @@ func medium(s *config.Store) string {
 		return "device " + s.Device.Path
 	case s.GOTGT != nil && s.GOTGT.Path != "":
 		return "gotgt " + s.GOTGT.Plugin + " " + s.GOTGT.Path
+	case s.Slice != nil:
+		return fmt.Sprintf("slice at %d of %s", s.Slice.Offset, medium(s.On))
+	case s.Throttle != nil:
+		return "throttle of " + medium(s.On)
 	}
 	return string(s.Type) + " " + s.Name
 }
@@ -95,7 +99,7 @@ func (c *comparison) compareStores() {
 		case was.Size != s.Size:
 			c.resize = append(c.resize, s)
 		}
-		if (s.Device != nil || s.File != nil) && was.ReadOnly && !s.ReadOnly {
+		if b := bottom(s); (b.Device != nil || b.File != nil) && bottom(was).ReadOnly && !b.ReadOnly {
 			c.frozen = append(c.frozen, s)
 		}
 		if !equal(storeOptions(was), storeOptions(s)) {
@@ -104,11 +108,24 @@ func (c *comparison) compareStores() {
 	}
 }
 
+// bottom is what s stands on in the end.
+func bottom(s *config.Store) *config.Store {
+	for s.On != nil {
+		s = s.On
+	}
+	return s
+}
+
 // storeOptions is s without its name, its size, and whether LUNs may write: those are no options of the open
 // store.
 func storeOptions(s *config.Store) config.Store {
 	o := *s
 	o.Name, o.Size, o.ReadOnly = "", 0, false
+	if s.On != nil {
+		below := storeOptions(s.On)
+		below.Size = s.On.Size // a store below is not resized
+		o.On = &below
+	}
 	if s.File != nil {
 		f := *s.File
 		f.Create = false // matters only while it is opened

@@ -254,4 +254,4 @@ func TestPlanMissesNothing(t *testing.T) {
 // elsewhere are values whose change is reported by others: the level of the log by the command, services by
 // prepareServices. The name of a store means nothing, for what it keeps identifies it; whether it is read-only
 // is a matter of its LUNs, which the parser tells.
-var elsewhere = regexp.MustCompile(`^\.(Log\.Level|Metrics\.(Listen|Given)|Management\.Socket|Stores\[\d\]\.(Name|ReadOnly|File\.Create))$`)
+var elsewhere = regexp.MustCompile(`^\.(Log\.Level|Metrics\.(Listen|Given)|Management\.Socket|Stores\[\d\](\.On)*\.(Name|ReadOnly|File\.Create))$`)

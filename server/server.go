@@ -70,7 +70,7 @@ func New(cfg *config.Config, log *slog.Logger) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.units = newUnits(log, dir)
+	s.units = newUnits(log, dir, newBelows())
 	if cfg.ISNS.Server != "" {
 		s.isns = isns.NewClient(cfg.ISNS.Server, log)
 	}

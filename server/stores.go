@@ -21,12 +21,13 @@ import (
 type units struct {
 	log    *slog.Logger
 	state  *state.Dir            // nil: nothing is kept over restarts
+	belows *belows               // of all configurations there were
 	stores map[string]*openStore // by medium
 	made   map[unitKey]*scsi.LogicalUnit
 }
 
-func newUnits(log *slog.Logger, dir *state.Dir) units {
-	return units{log: log, state: dir, stores: make(map[string]*openStore), made: make(map[unitKey]*scsi.LogicalUnit)}
+func newUnits(log *slog.Logger, dir *state.Dir, b *belows) units {
+	return units{log: log, state: dir, belows: b, stores: make(map[string]*openStore), made: make(map[unitKey]*scsi.LogicalUnit)}
 }
 
 // openStore is a store that logical units show, as a volume: there is one for each store, and it
@@ -107,7 +108,7 @@ func (u *units) keep(cfg *scsi.LUConfig, key *unitKey, l *config.LUN) {
 func (u *units) openStore(c *config.Store, serials []string) (*openStore, error) {
 	log := u.log.With("store", c.Name)
 	var opened atomic.Pointer[volume.Volume] // a device may tell of its size before there is one
-	store, err := opener(c, func() {
+	store, err := u.belows.openStore(c, func() {
 		if v := opened.Load(); v != nil {
 			v.SizeChanged()
 		}
@@ -163,7 +164,7 @@ func serialsOf(cfg *config.Config, of string) (serials []string) {
 
 // without returns what is in u and not in other.
 func (u *units) without(other *units) units {
-	rest := newUnits(u.log, u.state)
+	rest := newUnits(u.log, u.state, u.belows)
 	for key, lu := range u.made {
 		if other.made[key] == nil {
 			rest.made[key] = lu

@@ -154,6 +154,10 @@ func storeSize(s *config.Store) string {
 		return "size of the device"
 	case s.Type == config.StoreGOTGT:
 		return "size that the plugin says"
+	case s.Type == config.StoreSlice:
+		return "the rest of " + s.On.Name
+	case s.Type == config.StoreThrottle:
+		return storeSize(s.On)
 	default:
 		return "size of the file"
 	}
@@ -187,6 +191,20 @@ func storeDetails(s *config.Store) string {
 		words = append(words, "plugin "+g.Plugin)
 		if g.Path != "" {
 			words = append(words, g.Path)
+		}
+	}
+	if s.On != nil {
+		words = append(words, "on "+s.On.Name)
+	}
+	if s.Slice != nil {
+		words = append(words, "from "+config.FormatSize(s.Slice.Offset)+" on")
+	}
+	if t := s.Throttle; t != nil {
+		if t.Operations > 0 {
+			words = append(words, fmt.Sprintf("%d operations/s", t.Operations))
+		}
+		if t.Bandwidth > 0 {
+			words = append(words, config.FormatSize(t.Bandwidth)+"/s")
 		}
 	}
 	if s.ReadOnly {

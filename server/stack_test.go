@@ -1,0 +1,112 @@
+package server
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"oneshot/backend/file"
+)
+
+// Stores stand on others, in any order and depth: each LUN shows its bytes, in the place where they
+// belong, and what stands below is opened once and closed with the last one above.
+func TestStacks(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "whole.img")
+	text := func(luns string) string {
+		return `
+stores:
+  slow: {type: throttle, on: m, operations: 1000000, bandwidth: 100GiB}
+  second: {type: slice, on: upper, size: 8MiB}
+  first: {type: slice, on: whole, size: 8MiB}
+  whole: {type: file, path: "` + path + `", size: 32MiB}
+  upper: {type: slice, on: whole, offset: 8MiB}
+  third: {type: slice, on: upper, offset: 8MiB}
+  m: {type: memory, size: 8MiB}
+  part: {type: slice, on: lent, offset: 4MiB, size: 8MiB}
+  lent: {type: memory, size: 16MiB}
+targets: [{iqn: "iqn.2026-11.example.oneshot:a", luns: {` + luns + `}}]
+portals: [{listen: "127.0.0.1:0"}]
+`
+	}
+	const all = "0: first, 1: second, 2: third, 3: slow, 4: part"
+	r := serve(t, text(all))
+	s := r.login("a")
+	for lun, size := range []int64{8 << 20, 8 << 20, 16 << 20, 8 << 20, 8 << 20} {
+		lu := unit(t, s, lun)
+		if n := lu.Size(); n != size {
+			t.Errorf("LUN %d has %d bytes, want %d", lun, n, size)
+		}
+		if _, err := lu.WriteAt(bytes.Repeat([]byte{byte(lun + 1)}, 64<<10), 4096); err != nil {
+			t.Fatal(err)
+		}
+		works(t, s, lun)
+		if _, err := lu.WriteAt(bytes.Repeat([]byte{byte(lun + 1)}, 64<<10), 4096); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for lun := range 3 {
+		if at := lun<<23 + 4096; !bytes.Equal(b[at:at+64<<10], bytes.Repeat([]byte{byte(lun + 1)}, 64<<10)) {
+			t.Errorf("the bytes of LUN %d are not at %d of the file", lun, at)
+		}
+	}
+	isOpen := func() bool {
+		f, err := file.Open(file.Config{Path: path, Sparse: true})
+		if err == nil {
+			f.Close()
+		}
+		return err != nil
+	}
+	// Slices come and go; the file stays open as long as one of them is there.
+	r.apply(text("2: third, 3: slow"))
+	if !isOpen() {
+		t.Error("the file is closed, and a slice of it is shown")
+	}
+	r.apply(text(all))
+	works(t, s, 1)
+	r.apply(text("3: slow"))
+	for isOpen() && t.Context().Err() == nil {
+		runtime.Gosched() // it is closed in the background
+	}
+	s = r.login("a")
+	r.apply(text(all))
+	works(t, s, 0)
+}
+
+// What is wrong with a store below is told with its name, and nothing stays open.
+func TestStacksThatDoNotOpen(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "small.img")
+	if err := os.WriteFile(path, make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	good := `
+stores:
+  s: {type: memory, size: 1MiB}
+targets: [{iqn: "iqn.2026-11.example.oneshot:a", luns: {0: s}}]
+portals: [{listen: "127.0.0.1:0"}]
+`
+	r := serve(t, good)
+	for stores, want := range map[string]string{
+		`{type: slice, on: file, offset: 2MiB}, file: {type: file, path: "` + path + `"}`:                                            "begins at",
+		`{type: slice, on: file, size: 2MiB}, file: {type: file, path: "` + path + `"}`:                                              "1048576 bytes",
+		`{type: slice, on: file, size: 1MiB}, file: {type: file, path: "` + path + `x", create: false}`:                              `store "file" below`,
+		`{type: throttle, on: x, operations: 1}, x: {type: slice, on: file, offset: 2MiB}, file: {type: file, path: "` + path + `"}`: `store "x" below`,
+	} {
+		text := strings.Replace(good, "{type: memory, size: 1MiB}", "{type: memory, size: 1MiB}\n  bad: "+strings.NewReplacer("}, file:", "}\n  file:", "}, x:", "}\n  x:").Replace(stores), 1)
+		text = strings.Replace(text, "luns: {0: s}", "luns: {0: s, 1: bad}", 1)
+		if _, err := r.Apply(r.parse(text)); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), `store "bad"`) {
+			t.Errorf("%s: %v", stores, err)
+		}
+		f, err := file.Open(file.Config{Path: path, Sparse: true})
+		if err != nil {
+			t.Fatalf("%s: it is open still: %v", stores, err)
+		}
+		f.Close()
+	}
+}
