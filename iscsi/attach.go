@@ -208,7 +208,7 @@ func (s *Session) open(most int) {
 	if r := s.Target.rule(s.Initiator); r != nil {
 		luns = r.LUNs
 	}
-	s.nexus = s.Target.SCSI.NewNexusThrough(s.group, s.portName(), luns)
+	s.nexus = s.Target.SCSI.NewNexusThrough(s.group, s.port(), luns)
 	s.nexus.BatchOps()
 	s.nexus.BoundMemory(most)
 }

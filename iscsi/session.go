@@ -1,7 +1,6 @@
 package iscsi
 
 import (
-	"fmt"
 	"slices"
 	"time"
 
@@ -161,8 +160,8 @@ func (s *Session) advertise() serial.SN {
 	return s.maxCmdSN
 }
 
-// portName is the SCSI initiator port name (RFC 7143 §3.2.6): name, "i", and the ISID.
-func (s *Session) portName() string { return fmt.Sprintf("%s,i,0x%x", s.Initiator, s.ISID[:]) }
+// port is the SCSI initiator port (RFC 7143 §3.2.6).
+func (s *Session) port() scsi.Initiator { return scsi.ISCSIPort(s.Initiator, s.ISID) }
 
 // whenGone calls f when nothing of the session is left; at once if that is so already.
 func (s *Session) whenGone(n *Node, f func()) {

@@ -1,21 +1,26 @@
 package scsi
 
+import "oneshot/volume/access"
+
 // A condition of a logical unit refuses most commands: its medium is not there, it is being
 // sanitized, or the target port of the command gives no access to it.
 //
 // Conditions are bits of the word in which reservations say what a nexus may not do, so that
-// a command without trouble looks at all of them with one load. They are guarded by
-// reservations.mu; publish tells the nexuses of a change.
+// a command without trouble looks at all of them with one load.
 
-// The conditions, the one that is reported before others first.
+// What reservations keep from, and the conditions, the one that is reported before others first. All
+// but the last are the volume's.
 const (
-	denyTransition uint32 = denyFirstCondition << iota
-	denyOffline
-	denyUnavailable
-	denyStandby
-	denySanitizing
-	denySanitizeFailed
-	denyNoMedium
+	denyReads          = uint32(access.Reads)
+	denyWrites         = uint32(access.Writes)
+	denyMost           = uint32(access.Most)
+	denyTransition     = uint32(access.InTransition)
+	denyOffline        = uint32(access.IsOffline)
+	denyUnavailable    = uint32(access.IsUnavailable)
+	denyStandby        = uint32(access.InStandby)
+	denySanitizing     = uint32(access.Sanitizing)
+	denySanitizeFailed = uint32(access.SanitizeFailed)
+	denyNoMedium       = uint32(access.Free)
 
 	denyConditions = denyTransition | denyOffline | denyUnavailable | denyStandby |
 		denySanitizing | denySanitizeFailed | denyNoMedium
@@ -36,30 +41,6 @@ var conditions = [...]struct {
 	{denyNoMedium, passesNoMedium, senseNoMedium},
 }
 
-// denials is what the nexus may not do. reservations.mu is held.
-func (lu *LogicalUnit) denials(n *Nexus) uint32 {
-	d := lu.reservations.denies(n) | lu.alua.denies(n.port.tag)
-	if lu.medium.ejected {
-		d |= denyNoMedium
-	}
-	if lu.sanitizer.job.Load() != nil {
-		d |= denySanitizing
-	}
-	if lu.sanitizer.failed {
-		d |= denySanitizeFailed
-	}
-	return d
-}
-
-// publish tells all nexuses what they may not do now. reservations.mu is held.
-func (lu *LogicalUnit) publish() {
-	lu.mu.Lock()
-	defer lu.mu.Unlock()
-	for _, i := range lu.itls {
-		i.denied.Store(lu.denials(i.nexus))
-	}
-}
-
 // deny ends a command that denied, not zero, keeps from running.
 func (t *Task) deny(denied uint32) Next {
 	if denied&denyConditions == 0 {
@@ -78,8 +59,8 @@ func (lu *LogicalUnit) conditionOf(denied uint32) Sense {
 			continue
 		}
 		s := c.code
-		if job := lu.sanitizer.job.Load(); c.deny == denySanitizing && job != nil {
-			s.Progress, s.InProgress = job.progress(), true
+		if c.deny == denySanitizing {
+			s.Progress, s.InProgress = lu.v.Progress()
 		}
 		return s
 	}
@@ -88,6 +69,6 @@ func (lu *LogicalUnit) conditionOf(denied uint32) Sense {
 
 // loseNexus ends what does not outlive the nexus n: its RESERVE and what it prevents.
 func (lu *LogicalUnit) loseNexus(n *Nexus) {
-	lu.reservations.dropLegacy(n)
+	lu.v.Access().Lose(n)
 	lu.allowRemoval(n)
 }

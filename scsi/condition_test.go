@@ -21,7 +21,7 @@ func newALUABench(t *testing.T, tpgs TPGS) *aluaBench {
 	b := &aluaBench{prBench: newPRBench(t, func(c *benchConfig, _ *fakeStore) { c.TPGS, c.Removable = tpgs, true })}
 	b.other = NewTarget(TargetConfig{Name: "iqn.2026-11.example.oneshot:other", PortGroup: 2, RelativePort: 2})
 	b.other.SetLU(5, b.lu)
-	b.d = b.other.NewNexus("iqn.2026-11.example.clients:a,i,0x400000000004")
+	b.d = b.other.NewNexus(client("iqn.2026-11.example.clients:a", 0x400000000004))
 	b.d.lookup(5 << 48).ua.Store(0)
 	return b
 }
@@ -320,7 +320,7 @@ func manage(t *testing.T, n *Nexus, fn TMF) {
 func TestSeveralPorts(t *testing.T) {
 	b := newPRBench(t, func(c *benchConfig, _ *fakeStore) { c.TPGS = ALUAImplicit })
 	b.target.SetPorts([]uint16{1, 7})
-	seven := b.target.NewNexusThrough(7, b.a.initiatorPort, nil)
+	seven := b.target.NewNexusThrough(7, b.a.initiator, nil)
 	seven.lookup(0).ua.Store(0)
 	r := b.do([]byte{0xa3, 0x0a, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0}, nil, 256)
 	if got := hexOf(r.in); got != "00000018"+"00cf000100000001"+"00000001"+"00cf000700000001"+"00000007" {
@@ -377,9 +377,9 @@ func TestSeveralPorts(t *testing.T) {
 // Access states outlive the logical unit, whoever has set them, if it has where to keep them; when
 // all are as at first, nothing is kept.
 func TestAccessStatesAreKept(t *testing.T) {
-	kept := new(fakeReservationStore)
+	kept := new(fakeKeeper)
 	with := func(tpgs TPGS) *prBench {
-		return newPRBench(t, func(c *benchConfig, _ *fakeStore) { c.Reservations, c.TPGS = kept, tpgs })
+		return newPRBench(t, func(c *benchConfig, _ *fakeStore) { c.Keeper, c.TPGS = kept, tpgs })
 	}
 	b := with(ALUAImplicit | ALUAExplicit)
 	b.target.SetPorts([]uint16{1, 7})
@@ -407,7 +407,7 @@ func TestAccessStatesAreKept(t *testing.T) {
 	if got := states(b); got != want {
 		t.Errorf("after a restart %s", got)
 	}
-	seven := b.target.NewNexusThrough(7, b.a.initiatorPort, nil)
+	seven := b.target.NewNexusThrough(7, b.a.initiator, nil)
 	seven.lookup(0).ua.Store(0)
 	if v := verdict(b.as(seven, rw10(0x28, 0, 1), nil, 512)); v != 0x2040c {
 		t.Errorf("READ through an unavailable port: %05x", v)
@@ -417,11 +417,13 @@ func TestAccessStatesAreKept(t *testing.T) {
 	if got := states(none); !strings.Contains(got, "7 active/optimized") {
 		t.Errorf("without ALUA %s", got)
 	}
-	heir := newPRBench(t, func(c *benchConfig, _ *fakeStore) { c.TPGS = ALUAImplicit })
-	heir.target.SetPorts([]uint16{1, 7})
-	heir.lu.InheritAccessStates(b.lu)
-	if got := states(heir); got != want {
-		t.Errorf("inherited: %s", got)
+	view, err := NewLogicalUnit(LUConfig{Volume: b.lu.v, Serial: "0002", TPGS: ALUAImplicit})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.target.SetLU(1, view)
+	if got := states(&prBench{bench: &bench{lu: view}}); got != want {
+		t.Errorf("another view of the volume: %s", got)
 	}
 
 	for _, group := range []uint16{1, 7} {
@@ -440,13 +442,10 @@ func TestAccessStatesAreKept(t *testing.T) {
 	if err := b.lu.SetAccessState(1, Standby, false); err == nil || !strings.Contains(err.Error(), "no space left") || !strings.Contains(states(b), "1 standby") {
 		t.Errorf("a store that fails: %v; %s", err, states(b))
 	}
-	if _, err := NewLogicalUnit(LUConfig{Volume: volumeOf(newFakeStore(4096)), Serial: "1", Reservations: &fakeReservationStore{state: []byte(`{"Format":1,"Access":[{"State":9}]}`)}}); err == nil {
-		t.Error("a state that does not exist is taken")
-	}
 }
 
 func TestParseAccessState(t *testing.T) {
-	for s, name := range accessStateNames {
+	for s, name := range map[AccessState]string{ActiveOptimized: "active/optimized", Standby: "standby", Transitioning: "transitioning"} {
 		if got, ok := ParseAccessState(name); got != s || !ok || s.String() != name {
 			t.Errorf("%q is %v, %v", name, got, ok)
 		}

@@ -7,6 +7,7 @@ import (
 	"oneshot/backend"
 	"oneshot/mem"
 	"oneshot/volume"
+	"oneshot/volume/access"
 )
 
 // taskState is the part of a task that the transport does not see.
@@ -28,10 +29,15 @@ type taskState struct {
 
 	off, n  int64 // the bytes of the volume that the command is about
 	fua     bool
-	status  []byte    // GET LBA STATUS: the answer so far
-	copying *copying  // nil: the command is no copy
-	data    [1][]byte // backs In where it is made by the command
-	sense   [maxSense]byte
+	status  []byte   // GET LBA STATUS: the answer so far
+	copying *copying // nil: the command is no copy
+
+	changing *access.Change // of the volume's table
+	finish   func(*Task, *access.Change) Next
+	badList  Sense           // what is wrong with the TransportIDs of changing
+	waiter   *sanitizeWaiter // of SANITIZE
+	data     [1][]byte       // backs In where it is made by the command
+	sense    [maxSense]byte
 
 	state atomic.Uint32 // stateFinished, stateAborted
 
@@ -264,6 +270,10 @@ func (t *Task) clear() {
 	t.Out, t.OutLen, t.PlaceUnit = nil, 0, 0
 	t.itl, t.lu, t.cmd, t.ended, t.then = nil, nil, nil, notEnded, nil
 	t.off, t.n, t.fua, t.status, t.copying, t.data[0] = 0, 0, false, nil, nil, nil
+	if t.changing != nil {
+		t.changing, t.finish, t.badList = nil, nil, Sense{}
+	}
+	t.waiter = nil
 	if t.state.Load() != 0 { // a store costs as much as the rest of this
 		t.state.Store(0)
 	}

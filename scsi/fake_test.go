@@ -1,6 +1,7 @@
 package scsi
 
 import (
+	"encoding/binary"
 	"sync"
 	"testing"
 
@@ -166,6 +167,12 @@ type benchConfig struct {
 	LUConfig
 	Store   backend.Store
 	Journal volume.Journal
+	Keeper  volume.Keeper
+}
+
+// client is an initiator port.
+func client(name string, isid uint64) Initiator {
+	return ISCSIPort(name, [6]byte(binary.BigEndian.AppendUint64(nil, isid<<16)[:6]))
 }
 
 // volumeOf makes a volume of a store.
@@ -188,7 +195,7 @@ func newBench(t testing.TB, lends bool, change func(*benchConfig, *fakeStore)) *
 		change(&cfg, store)
 	}
 	var err error
-	if cfg.Volume, err = volume.New(volume.Config{Store: cfg.Store, Journal: cfg.Journal, Logger: cfg.Logger}); err != nil {
+	if cfg.Volume, err = volume.New(volume.Config{Store: cfg.Store, Journal: cfg.Journal, Keeper: cfg.Keeper, Logger: cfg.Logger}); err != nil {
 		t.Fatal(err)
 	}
 	lu, err := NewLogicalUnit(cfg.LUConfig)
@@ -208,7 +215,7 @@ func newBench(t testing.TB, lends bool, change func(*benchConfig, *fakeStore)) *
 }
 
 func (b *bench) newNexus() *Nexus {
-	n := b.target.NewNexus("iqn.2026-11.example.clients:a,i,0x400000000001")
+	n := b.target.NewNexus(client("iqn.2026-11.example.clients:a", 0x400000000001))
 	for _, i := range *n.table.Load() {
 		i.ua.Store(0)
 	}
@@ -283,7 +290,7 @@ func (b *bench) finish(task *Task, next Next, out []byte) result {
 func (b *bench) awaitReady(task *Task) {
 	b.t.Helper()
 	for {
-		if task.lu.sanitizer.job.Load() != nil && task.r.Parked() { // which a goroutine ends
+		if task.waiter != nil && task.r.Parked() { // which a goroutine ends
 			if <-b.owner.ready == task {
 				return
 			}

@@ -155,7 +155,7 @@ func vpdIdentification(t *Task) []byte {
 	b = appendID(b, codeASCII, ofUnit|idVendor, []byte(lu.vendorID()))
 	b = appendID(b, protocolISCSI|codeBinary, hasProtocol|ofPort|idRelativePort, []byte{0, 0, byte(port.relative >> 8), byte(port.relative)})
 	b = appendID(b, codeBinary, ofPort|idPortGroup, []byte{0, 0, byte(port.tag >> 8), byte(port.tag)})
-	b = appendID(b, protocolISCSI|codeUTF8, hasProtocol|ofPort|idName, nameString(port.name))
+	b = appendID(b, protocolISCSI|codeUTF8, hasProtocol|ofPort|idName, nameString(port.name()))
 	return appendID(b, protocolISCSI|codeUTF8, hasProtocol|ofDevice|idName, nameString(t.Nexus.target.name))
 }
 

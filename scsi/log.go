@@ -50,17 +50,7 @@ func (l *limitedLog) storeError(t *Task) {
 		slog.Int("more_since_last_line", suppressed))
 }
 
-// reservationsNotSaved tells that a command which was to survive a power loss has failed.
-func (l *limitedLog) reservationsNotSaved(err error) {
-	l.logger.Error("reservations and access states cannot be saved; what the initiator did holds until the target stops", "reason", err)
-}
-
-// sanitizeFailed tells that data which was to be destroyed may be there still.
-func (l *limitedLog) sanitizeFailed(lu *LogicalUnit, err error) {
-	l.logger.Error("the store failed a sanitize operation; the logical unit refuses commands until another one succeeds, or an initiator sends EXIT FAILURE MODE", "serial", lu.serial, "reason", err)
-}
-
-// stateNotSaved tells that a restart would not know of a sanitize operation, or do it again.
-func (l *limitedLog) stateNotSaved(err error) {
-	l.logger.Error("the state of a sanitize operation cannot be saved; a restart of the target would not go on with it", "reason", err)
+// notKept tells that a command which was to survive a power loss has failed.
+func (l *limitedLog) notKept(err error) {
+	l.logger.Error("reservations and access states cannot be saved; the command that changes them has failed", "reason", err)
 }

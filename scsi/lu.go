@@ -36,9 +36,6 @@ type LUConfig struct {
 	// LocalNAA of the serial number.
 	NAA [16]byte
 
-	// Reservations, if set, keeps persistent reservations (APTPL) and access states over restarts.
-	Reservations ReservationStore
-
 	Logger *slog.Logger // nil: slog.Default()
 }
 
@@ -78,21 +75,20 @@ type LogicalUnit struct {
 
 	log limitedLog
 
-	mode         modeState
-	reservations reservations
-	medium       removableMedium
-	alua         alua
-	sanitizer    sanitizer
+	mode   modeState
+	medium removableMedium
+	alua   alua
 
 	// gate counts the tasks that make the order of others matter: ORDERED and HEAD OF QUEUE
 	// ones, and those that are dormant because of them. Zero lets SIMPLE tasks pass.
 	gate atomic.Int32
 
-	mu    sync.Mutex // taken after Target.mu and reservations.mu, before itl.mu; not held over store calls
+	mu    sync.Mutex // taken after Target.mu, before itl.mu; not held over store calls
 	itls  []*itl     // guarded by mu
 	order taskOrder  // guarded by mu
 
-	draining *sanitizeJob // waits for the end of all tasks; guarded by mu
+	drained []func() // called when the tasks that run have ended; guarded by mu
+	exempt  int64    // of these, tasks that wait for the end of a sanitize operation; guarded by mu
 }
 
 // NewLogicalUnit returns the logical unit that cfg describes, or an error that says which
@@ -110,14 +106,6 @@ func NewLogicalUnit(cfg LUConfig) (*LogicalUnit, error) {
 	lu.mode.reset()
 	lu.medium.removable = cfg.Removable
 	lu.alua.tpgs = cfg.TPGS
-	lu.reservations.lu = lu
-	unfinished, err := lu.reservations.load(cfg.Reservations)
-	if err != nil {
-		return nil, err
-	}
-	if unfinished != nil {
-		lu.sanitizer.restore(lu, unfinished)
-	}
 	lu.v.Attach(lu)
 	lu.SizeChanged() // it may have, before
 	return lu, nil
@@ -189,22 +177,21 @@ func (lu *LogicalUnit) Close() error {
 	}
 	lu.mu.Unlock()
 	lu.v.Detach(lu)
-	return lu.stopSanitize()
+	return nil
 }
 
 // addITL adds the I_T_L nexus i.
 func (lu *LogicalUnit) addITL(i *itl) {
-	r := &lu.reservations
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	lu.mu.Lock()
-	defer lu.mu.Unlock()
 	lu.itls = append(lu.itls, i)
-	i.denied.Store(lu.denials(i.nexus))
+	i.deny(denyNoMedium, lu.medium.denies())
+	lu.mu.Unlock()
+	lu.v.Access().Subscribe(i)
 }
 
 // dropITL takes i away. Its last task has been released.
 func (lu *LogicalUnit) dropITL(i *itl) {
+	lu.v.Access().Unsubscribe(i)
 	lu.mu.Lock()
 	defer lu.mu.Unlock()
 	for k, other := range lu.itls {

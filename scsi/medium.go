@@ -1,7 +1,7 @@
 package scsi
 
 // removableMedium is what there is to know of a medium that can be removed. It is guarded by
-// reservations.mu.
+// LogicalUnit.mu.
 type removableMedium struct {
 	removable bool // by configuration
 	ejected   bool
@@ -51,18 +51,20 @@ func (t *Task) eject() Next {
 // moveMedium ejects or loads, unless a nexus prevents it.
 func (t *Task) moveMedium(eject bool) Next {
 	lu := t.lu
-	r := &lu.reservations
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	lu.mu.Lock()
+	defer lu.mu.Unlock()
 	if lu.prevented() {
 		return t.check(Sense{Key: keyIllegalRequest, Code: 0x5302}) // MEDIUM REMOVAL PREVENTED
 	}
-	if lu.medium.ejected != eject {
-		lu.medium.ejected = eject
-		lu.publish()
-		lu.v.RevokeAll()
-		if !eject { // SPC-4 §6.47: whoever has not asked for it
-			lu.attention(uaMediumChanged, t.Nexus)
+	if lu.medium.ejected == eject {
+		return t.good()
+	}
+	lu.medium.ejected = eject
+	lu.v.RevokeAll()
+	for _, i := range lu.itls {
+		i.deny(denyNoMedium, lu.medium.denies())
+		if !eject && i.nexus != t.Nexus { // SPC-4 §6.47: whoever has not asked for it
+			i.ua.Or(uaMediumChanged)
 		}
 	}
 	return t.good()
@@ -76,17 +78,21 @@ func (t *Task) preventAllow() Next {
 	if t.CDB[4]&obsolete != 0 {
 		return t.check(invalidField(4))
 	}
-	r := &t.lu.reservations
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	t.lu.mu.Lock()
+	defer t.lu.mu.Unlock()
 	t.itl.prevents = t.CDB[4]&prevent != 0
 	return t.good()
 }
 
-// prevented reports whether any nexus prevents the removal. reservations.mu is held.
+func (m *removableMedium) denies() uint32 {
+	if m.ejected {
+		return denyNoMedium
+	}
+	return 0
+}
+
+// prevented reports whether any nexus prevents the removal. mu is held.
 func (lu *LogicalUnit) prevented() bool {
-	lu.mu.Lock()
-	defer lu.mu.Unlock()
 	for _, i := range lu.itls {
 		if i.prevents {
 			return true
@@ -97,9 +103,6 @@ func (lu *LogicalUnit) prevented() bool {
 
 // allowRemoval ends what n prevents; nil: what anybody does.
 func (lu *LogicalUnit) allowRemoval(n *Nexus) {
-	r := &lu.reservations
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	lu.mu.Lock()
 	defer lu.mu.Unlock()
 	for _, i := range lu.itls {

@@ -12,9 +12,9 @@ import (
 // Nexus is an I_T nexus: what the target knows of one initiator port. Its methods may be
 // called from any goroutine.
 type Nexus struct {
-	target        *Target
-	initiatorPort string
-	port          targetPort
+	target    *Target
+	initiator Initiator
+	port      targetPort
 
 	// table holds the logical units that are there, sorted by LUN. It is replaced, never
 	// changed, so that the data path reads it without a lock.
@@ -44,37 +44,36 @@ type itl struct {
 	nextBegun *itl
 
 	ua     atomic.Uint32          // pending unit attentions, a set of attention bits
-	denied atomic.Uint32          // denials by reservations
+	denied atomic.Uint32          // a set of denials
 	counts atomic.Pointer[counts] // of its commands; nil: there was none
 
 	// running counts tasks from their start to their release, dormant ones excepted. It has
 	// a cache line that only this nexus writes.
 	running atomic.Int64
 
-	prevents bool // PREVENT ALLOW MEDIUM REMOVAL; guarded by reservations.mu
+	prevents bool // PREVENT ALLOW MEDIUM REMOVAL; guarded by LogicalUnit.mu
 
 	mu    sync.Mutex // taken after LogicalUnit.mu
 	first *Task      // tasks that have left Start unfinished; guarded by mu
 }
 
-// NewNexus adds the I_T nexus of a new session. initiatorPort is the SCSI initiator port
-// name ("iqn…,i,0x<ISID>"). Unit attention 29/00 is pending for it on all logical units.
-func (t *Target) NewNexus(initiatorPort string) *Nexus {
-	return t.NewMappedNexus(initiatorPort, nil)
+// NewNexus adds the I_T nexus of a new session. Unit attention 29/00 is pending for it on all logical units.
+func (t *Target) NewNexus(initiator Initiator) *Nexus {
+	return t.NewMappedNexus(initiator, nil)
 }
 
 // NewMappedNexus is NewNexus for an initiator that sees only some logical units, and under
 // numbers of its own: luns has the target's number for each of those. nil: all, as they are.
-func (t *Target) NewMappedNexus(initiatorPort string, luns map[uint16]uint16) *Nexus {
-	return t.NewNexusThrough(0, initiatorPort, luns)
+func (t *Target) NewMappedNexus(initiator Initiator, luns map[uint16]uint16) *Nexus {
+	return t.NewNexusThrough(0, initiator, luns)
 }
 
 // NewNexusThrough is NewMappedNexus for an initiator that has come through the portal group with
 // the tag; 0: that of NewTarget.
-func (t *Target) NewNexusThrough(tag uint16, initiatorPort string, luns map[uint16]uint16) *Nexus {
+func (t *Target) NewNexusThrough(tag uint16, initiator Initiator, luns map[uint16]uint16) *Nexus {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	n := &Nexus{target: t, initiatorPort: initiatorPort, port: t.port(tag), most: mem.MaxLease}
+	n := &Nexus{target: t, initiator: initiator, port: t.port(tag), most: mem.MaxLease}
 	if luns != nil {
 		n.shown = make(map[uint16]uint16, len(luns))
 		for own, theirs := range luns {

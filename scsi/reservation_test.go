@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+
+	"oneshot/volume/access"
 )
 
 // prBench is a bench with two more nexuses. a registers and reserves, b registers at most.
@@ -21,7 +23,7 @@ func newPRBench(t *testing.T, change func(*benchConfig, *fakeStore)) *prBench {
 
 // client is one more initiator port without pending unit attentions.
 func (b *bench) client(n int) *Nexus {
-	x := b.target.NewNexus(fmt.Sprintf("iqn.2026-11.example.clients:%c,i,0x40000000000%d", 'a'+n-1, n))
+	x := b.target.NewNexus(client(fmt.Sprintf("iqn.2026-11.example.clients:%c", 'a'+n-1), 0x400000000000+uint64(n)))
 	for _, i := range *x.table.Load() {
 		i.ua.Store(0)
 	}
@@ -228,12 +230,12 @@ func TestReservationEnds(t *testing.T) {
 			if v := b.out(b.a, proutRelease, other, 0xa, 0, 0); v != 0x52604 {
 				t.Errorf("RELEASE of another type: %#x", v)
 			}
-			if k, key := b.reservation(); k != kind || (key == 0) != kind.all() {
+			if k, key := b.reservation(); k != kind || (key == 0) != kind.All() {
 				t.Errorf("type %d, key %#x", k, key)
 			}
 
 			b.must(b.b, proutRelease, kind, 0xb, 0) // by another: nothing, if it is not a holder too
-			if k, _ := b.reservation(); (k == 0) != kind.all() {
+			if k, _ := b.reservation(); (k == 0) != kind.All() {
 				t.Errorf("RELEASE by another registrant leaves type %d", k)
 			}
 
@@ -242,9 +244,9 @@ func TestReservationEnds(t *testing.T) {
 			k, _ := b.reservation()
 			ua := attention(b.b)
 			switch {
-			case kind.all() && (k != kind || ua != 0):
+			case kind.All() && (k != kind || ua != 0):
 				t.Errorf("a holder unregisters: type %d, attention %04x", k, ua)
-			case !kind.all() && (k != 0 || (ua == 0x2a04) != kind.registrants()):
+			case !kind.All() && (k != 0 || (ua == 0x2a04) != (kind >= access.WriteExclusiveRegistrants)):
 				t.Errorf("the holder unregisters: type %d, attention %04x", k, ua)
 			}
 
@@ -259,7 +261,7 @@ func TestReservationEnds(t *testing.T) {
 
 			b = fresh()
 			victim := uint64(0xa)
-			if kind.all() {
+			if kind.All() {
 				victim = 0
 			}
 			b.must(b.b, proutPreempt, other, 0xb, victim)
@@ -278,7 +280,7 @@ func TestReservationEnds(t *testing.T) {
 			if v := b.out(b.a, proutPreempt, kind, 0xa, 0x99, 0); v != conflicts {
 				t.Errorf("PREEMPT of nobody: %#x", v)
 			}
-			if !kind.all() {
+			if !kind.All() {
 				if v := b.out(b.a, proutPreempt, kind, 0xa, 0, 0); v != 0x52600 {
 					t.Errorf("PREEMPT of key 0: %#x", v)
 				}
@@ -327,7 +329,7 @@ func TestPreemptAndAbort(t *testing.T) {
 // FULL STATUS returns.
 func TestTransportIDs(t *testing.T) {
 	b := newPRBench(t, nil)
-	idB, idDevice := appendTransportID(nil, b.b.initiatorPort), appendTransportID(nil, "iqn.2026-11.example.clients:c")
+	idB, idDevice := appendTransportID(nil, b.b.initiator), appendTransportID(nil, Initiator{Protocol: access.ISCSI, Name: "iqn.2026-11.example.clients:c"})
 	l := append(proutList(0, 1, specIPT), make([]byte, 4)...)
 	l = append(append(l, idB...), idDevice...)
 	binary.BigEndian.PutUint32(l[24:], uint32(len(l)-28))
@@ -340,20 +342,20 @@ func TestTransportIDs(t *testing.T) {
 	if binary.BigEndian.Uint32(r.in[4:]) != uint32(len(r.in)-8) {
 		t.Fatalf("READ FULL STATUS: % x", r.in)
 	}
-	got := map[string]string{}
+	got := map[Initiator]string{}
 	for d := r.in[8:]; len(d) > 0; {
 		n := 24 + int(binary.BigEndian.Uint32(d[20:]))
 		name, _ := parseTransportID(d[24:n])
 		got[name] = fmt.Sprintf("key %d holder %d type %d port %d", d[7], d[12], d[13], d[19])
 		d = d[n:]
 	}
-	for name, want := range map[string]string{
-		b.a.initiatorPort:               "key 1 holder 0 type 0 port 1",
-		b.b.initiatorPort:               "key 1 holder 1 type 3 port 1",
-		"iqn.2026-11.example.clients:c": "key 3 holder 0 type 0 port 1",
+	for name, want := range map[Initiator]string{
+		b.a.initiator: "key 1 holder 0 type 0 port 1",
+		b.b.initiator: "key 1 holder 1 type 3 port 1",
+		{Protocol: access.ISCSI, Name: "iqn.2026-11.example.clients:c"}: "key 3 holder 0 type 0 port 1",
 	} {
 		if got[name] != want {
-			t.Errorf("%s: %s, want %s", name, got[name], want)
+			t.Errorf("%v: %s, want %s", name, got[name], want)
 		}
 	}
 
@@ -367,7 +369,7 @@ func TestTransportIDs(t *testing.T) {
 		l = append(l, id...)
 		return verdict(b.as(b.b, proutCDB(proutRegisterAndMove, 0, len(l)), l, 0))
 	}
-	idA := appendTransportID(nil, b.a.initiatorPort)
+	idA := appendTransportID(nil, b.a.initiator)
 	for _, s := range []struct {
 		what string
 		got  int
@@ -393,15 +395,36 @@ func TestTransportIDs(t *testing.T) {
 	}
 }
 
-// fakeReservationStore keeps the state, and can fail.
-type fakeReservationStore struct {
+// As PERSISTENT RESERVE OUT and its types are called here.
+const (
+	proutRegister          = byte(access.Register)
+	proutReserve           = byte(access.Reserve)
+	proutRelease           = byte(access.Release)
+	proutClear             = byte(access.Clear)
+	proutPreempt           = byte(access.Preempt)
+	proutPreemptAndAbort   = byte(access.PreemptAndAbort)
+	proutRegisterAndIgnore = byte(access.RegisterAndIgnore)
+	proutRegisterAndMove   = byte(access.RegisterAndMove)
+
+	writeExclusive             = access.WriteExclusive
+	exclusiveAccess            = access.ExclusiveAccess
+	writeExclusiveRegistrants  = access.WriteExclusiveRegistrants
+	exclusiveAccessRegistrants = access.ExclusiveAccessRegistrants
+	writeExclusiveAll          = access.WriteExclusiveAll
+	exclusiveAccessAll         = access.ExclusiveAccessAll
+)
+
+type reservationType = access.Kind
+
+// fakeKeeper keeps the state, and can fail.
+type fakeKeeper struct {
 	state []byte
 	err   error
 	saves int
 }
 
-func (s *fakeReservationStore) Load() ([]byte, error) { return s.state, s.err }
-func (s *fakeReservationStore) Save(b []byte) error {
+func (s *fakeKeeper) Load() ([]byte, error) { return s.state, s.err }
+func (s *fakeKeeper) Save(b []byte) error {
 	s.saves++
 	if s.err == nil {
 		s.state = b
@@ -440,18 +463,18 @@ func (b *prBench) saved(n *Nexus, cdb, list []byte) int {
 func TestRegistrationsAreBounded(t *testing.T) {
 	b := newPRBench(t, nil)
 	v, last := 0, 0
-	for i := 0; v == 0 && i < 2*maxRegistrants/100; i++ {
+	for i := 0; v == 0 && i < 2*access.MaxRegistrations/100; i++ {
 		l := append(proutList(0, 1, specIPT), make([]byte, 4)...)
 		for k := range 100 {
-			l = appendTransportID(l, fmt.Sprintf("iqn.2026-11.example.clients:%d-%d", i, k))
+			l = appendTransportID(l, Initiator{Protocol: access.ISCSI, Name: fmt.Sprintf("iqn.2026-11.example.clients:%d-%d", i, k)})
 		}
 		binary.BigEndian.PutUint32(l[24:], uint32(len(l)-28))
 		if v = verdict(b.as(b.a, proutCDB(proutRegister, 0, len(l)), l, 0)); v == 0 {
-			last = len(b.lu.reservations.list)
+			last = len(b.lu.v.Access().State().Registrations)
 			b.must(b.a, proutRegister, 0, 1, 0) // without SPEC_I_PT that is its own alone
 		}
 	}
-	if v != 0x55504 || last > maxRegistrants || last < maxRegistrants-101 {
+	if v != 0x55504 || last > access.MaxRegistrations || last < access.MaxRegistrations-101 {
 		t.Errorf("%05x after %d registrations", v, last)
 	}
 	b.must(b.b, proutRegister, 0, 0, 2)
@@ -463,8 +486,8 @@ func TestRegistrationsAreBounded(t *testing.T) {
 // initiator that comes back in a new session, until APTPL is taken back.
 func TestPersistThroughPowerLoss(t *testing.T) {
 	for _, kind := range allTypes {
-		kept := new(fakeReservationStore)
-		with := func(c *benchConfig, _ *fakeStore) { c.Reservations = kept }
+		kept := new(fakeKeeper)
+		with := func(c *benchConfig, _ *fakeStore) { c.Keeper = kept }
 		b := newPRBench(t, with)
 		if v := b.outSaved(b.a, proutRegister, 0, 0, 0xa, aptpl); v != 0 {
 			t.Fatalf("%#x", v)
@@ -481,7 +504,7 @@ func TestPersistThroughPowerLoss(t *testing.T) {
 		if g2, keys2 := b.keys(); g2 != g || fmt.Sprint(keys) != fmt.Sprint(keys2) {
 			t.Errorf("generation %d, keys %x; want %d, %x", g2, keys2, g, keys)
 		}
-		if k, key := b.reservation(); k != kind || !kind.all() && key != 0xa {
+		if k, key := b.reservation(); k != kind || !kind.All() && key != 0xa {
 			t.Errorf("type %d, key %#x; want %d", k, key, kind)
 		}
 		if r := b.as(b.c, rw10(0x2a, 0, 1), make([]byte, 512), 0); r.status != ReservationConflict {
@@ -498,17 +521,14 @@ func TestPersistThroughPowerLoss(t *testing.T) {
 		}
 	}
 
-	full := &fakeReservationStore{}
-	b := newPRBench(t, func(c *benchConfig, _ *fakeStore) { c.Reservations = full })
+	full := &fakeKeeper{}
+	b := newPRBench(t, func(c *benchConfig, _ *fakeStore) { c.Keeper, c.Logger = full, quiet })
 	full.err = errors.New("no space left on device")
 	if v := b.outSaved(b.a, proutRegister, 0, 0, 0xa, aptpl); v != 0x44400 {
 		t.Errorf("a store that fails: %#x", v)
 	}
-	for _, state := range []string{"{", `{"Format":2}`, `{"Format":1,"Type":4}`, `{"Format":1,"Type":1,"Holder":0}`, `{"Format":1,"Type":1,"Holder":-1}`} {
-		_, err := NewLogicalUnit(LUConfig{Volume: volumeOf(newFakeStore(4096)), Serial: "1", Reservations: &fakeReservationStore{state: []byte(state)}})
-		if err == nil {
-			t.Errorf("%s is taken", state)
-		}
+	if g, keys := b.keys(); g != 0 || len(keys) != 0 {
+		t.Errorf("a registration that could not be kept: generation %d, keys %x", g, keys)
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+
+	"oneshot/volume/access"
 )
 
 // TargetConfig says what a target tells about itself.
@@ -53,13 +55,20 @@ func NewTarget(cfg TargetConfig) *Target {
 // targetPort is a SCSI target port: a portal group of the iSCSI target (RFC 7143 §3.2.6). Each
 // is a target port group by itself, and the tag stands for both.
 type targetPort struct {
+	target   string // name of the target
 	tag      uint16
 	relative uint16 // relative target port identifier
-	name     string
 }
 
-func (t *Target) newPort(tag uint16) targetPort {
-	return targetPort{tag, tag, fmt.Sprintf("%s,t,0x%04x", t.name, tag)}
+func (t *Target) newPort(tag uint16) targetPort { return targetPort{t.name, tag, tag} }
+
+// name is the SCSI target port name (RFC 7143 §3.2.6).
+func (p *targetPort) name() string { return fmt.Sprintf("%s,t,0x%04x", p.target, p.tag) }
+
+func (p *targetPort) port() access.Port { return access.Port{Target: p.target, Group: p.tag} }
+
+func (p *targetPort) portOf() access.PortOf {
+	return access.PortOf{Port: p.port(), Relative: p.relative}
 }
 
 // port returns the port with the tag; 0: the first one. Of one that is not known any more, or not

@@ -98,6 +98,27 @@ func (lu *LogicalUnit) serveOrder() (granted taskQueue) {
 	return granted
 }
 
+// Drain is for the volume.
+func (lu *LogicalUnit) Drain(drained func()) {
+	lu.mu.Lock()
+	defer lu.mu.Unlock()
+	lu.drained = append(lu.drained, drained)
+	lu.gate.Add(gateDraining)
+	lu.checkDrained()
+}
+
+// checkDrained ends draining if the tasks that run wait for nothing else. mu is held.
+func (lu *LogicalUnit) checkDrained() {
+	if len(lu.drained) == 0 || lu.running() > lu.exempt {
+		return
+	}
+	for _, drained := range lu.drained {
+		lu.gate.Add(-gateDraining)
+		drained()
+	}
+	lu.drained = nil
+}
+
 // taskQueue are tasks that got what they had waited for and do not know it yet. They stay
 // as they are, an abort included, until they are told.
 type taskQueue struct{ first, last *Task }

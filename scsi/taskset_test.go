@@ -341,7 +341,7 @@ func TestManage(t *testing.T) {
 
 func TestUnitAttentions(t *testing.T) {
 	b := newBench(t, true, nil)
-	n := b.target.NewNexus("iqn.2026-11.example.clients:b,i,0x400000000001")
+	n := b.target.NewNexus(client("iqn.2026-11.example.clients:b", 0x400000000001))
 	do := func(cdb string, in int) result {
 		task := b.task(unhex(t, cdb), nil, in)
 		task.Nexus = n

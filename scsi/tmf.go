@@ -197,7 +197,7 @@ func (lu *LogicalUnit) clearTaskSet(m *manager, by *Nexus) {
 // are what they were at the start, and every nexus, the one that asked included, is told.
 func (lu *LogicalUnit) reset(m *manager, ua uint32) {
 	lu.mode.reset()
-	lu.reservations.dropLegacy(nil)
+	lu.v.Access().Lose(nil)
 	lu.allowRemoval(nil)
 	lu.mu.Lock()
 	defer lu.mu.Unlock()

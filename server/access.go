@@ -131,17 +131,3 @@ func changeAccess(lu *scsi.LogicalUnit, c *mgmt.AccessChange) error {
 	}
 	return lu.SetAccessState(c.Group, now.State, now.Preferred)
 }
-
-// inherit gives logical units that replace others of the same name, for a LUN has other options
-// now, the access states of those. mu is held.
-func (c *change) inherit() {
-	before := make(map[string]*scsi.LogicalUnit)
-	for key, lu := range c.s.units.made {
-		before[key.lun.Serial] = lu
-	}
-	for key, lu := range c.units.made {
-		if old := before[key.lun.Serial]; old != nil && c.s.units.made[key] != lu {
-			lu.InheritAccessStates(old)
-		}
-	}
-}

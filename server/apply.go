@@ -86,7 +86,7 @@ func (c *change) prepareStores() error {
 		}
 	}
 	for _, store := range c.plan.open {
-		s, err := c.units.openStore(store, serialsOf(c.next, medium(store)))
+		s, err := c.units.openStore(store, c.formerly(store))
 		if err != nil {
 			return err
 		}
@@ -216,7 +216,6 @@ func (c *change) commit() (mgmt.Reload, error) {
 	limits.Connections = s.connectionLimit(limits.Connections)
 	s.node.SetLimits(limits)
 	c.done = append(c.done, c.plan.changed...)
-	c.inherit()
 	c.commitTargets()
 	c.commitPortals()
 	c.commitServices()

@@ -1,8 +1,10 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -14,6 +16,7 @@ import (
 	"oneshot/mem"
 	"oneshot/mgmt"
 	"oneshot/scsi"
+	"oneshot/state"
 )
 
 // initiatorPort sends commands to a target past iSCSI.
@@ -26,7 +29,7 @@ type initiatorPort struct {
 
 func newInitiatorPort(t *testing.T, s *Server) *initiatorPort {
 	p := &initiatorPort{t: t, pool: mem.NewPool(8 << 20), ready: make(chan struct{}, 16)}
-	p.nexus = s.targets["iqn.2026-11.example.oneshot:t"].NewNexus("iqn.2026-11.example.clients:a,i,0x400000000001")
+	p.nexus = s.targets["iqn.2026-11.example.oneshot:t"].NewNexus(scsi.ISCSIPort("iqn.2026-11.example.clients:a", [6]byte{0x40, 5: 1}))
 	return p
 }
 
@@ -242,6 +245,95 @@ func TestPortalGroupsArePorts(t *testing.T) {
 	status, data := p.do([]byte{0xa3, 0x0a, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0}, nil)
 	if status != scsi.Good || len(data) != 4+2*12 || data[4+3] != 1 || data[16+3] != 3 || data[24+3] != 3 {
 		t.Errorf("REPORT TARGET PORT GROUPS: %v, % x", status, data)
+	}
+	p.nexus.Close(func() {})
+	if err := s.Shutdown(context.Background()); err != nil {
+		t.Error(err)
+	}
+}
+
+// formerState is what a version of this program before volumes has kept for a LUN.
+const formerState = `{"Format":1,"Generation":1,"Type":3,"Holder":0,"Registrants":[{"Initiator":"iqn.2026-11.example.clients:a,i,0x400000000001","Target":"iqn.2026-11.example.oneshot:t,t,0x0001","Port":1,"Key":4660}]}`
+
+// TestFormerStates: a state file of an earlier version, named after a serial number, is the volume's
+// after the first start, and a write that its journal has is completed.
+func TestFormerStates(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "disk.img")
+	if err := os.WriteFile(path, make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	text := fmt.Sprintf("state: %s\nstores: {a: {type: file, path: %s}}\ntargets: [{iqn: \"iqn.2026-11.example.oneshot:t\", luns: {0: a, 1: {store: a, block_size: 4096}}}]\nportals: [{transport: tcp, listen: \"127.0.0.1:0\"}]\n",
+		filepath.Join(dir, "state"), path)
+	d, err := state.Open(filepath.Join(dir, "state"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	serial := identity("iqn.2026-11.example.oneshot:t", "a")
+	if err := errors.Join(d.File(serial).Save([]byte(formerState)), d.Journal(serial).Begin(4096, bytes.Repeat([]byte{7}, 512)), d.Close()); err != nil {
+		t.Fatal(err)
+	}
+	for restart := range 2 {
+		s, err := New(parse(t, text), slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := newInitiatorPort(t, s)
+		p.do(make([]byte, 6), nil)
+		status, got := p.do([]byte{0x5e, 1, 0, 0, 0, 0, 0, 1, 0, 0}, nil)
+		if status != scsi.Good || len(got) != 24 || binary.BigEndian.Uint64(got[8:]) != 0x1234 || got[21] != 3 {
+			t.Errorf("start %d: READ RESERVATION: %v, % x", restart, status, got)
+		}
+		if status, got := p.do([]byte{0x28, 0, 0, 0, 0, 8, 0, 0, 1, 0}, nil); status != scsi.Good || got[0] != 7 {
+			t.Errorf("start %d: READ of what the journal has: %v", restart, status)
+		}
+		p.nexus.Close(func() {})
+		if err := s.Shutdown(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		files, _ := filepath.Glob(filepath.Join(dir, "state", "*.state"))
+		if len(files) != 1 || !strings.HasPrefix(filepath.Base(files[0]), "volume-") {
+			t.Errorf("start %d: %q", restart, files)
+		}
+	}
+}
+
+// TestReloadKeepsVolume: a LUN that gets other options is another view of the volume, which keeps what
+// belongs to it: a reservation that no loss of power would leave, for instance.
+func TestReloadKeepsVolume(t *testing.T) {
+	s, err := New(parse(t, one), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := newInitiatorPort(t, s)
+	p.do(make([]byte, 6), nil)
+	register, reserve := make([]byte, 24), make([]byte, 24)
+	binary.BigEndian.PutUint64(register[8:], 0x1234)
+	binary.BigEndian.PutUint64(reserve, 0x1234)
+	if status, _ := p.do([]byte{0x5f, 0, 0, 0, 0, 0, 0, 0, 24, 0}, register); status != scsi.Good {
+		t.Fatalf("REGISTER: %v", status)
+	}
+	if status, _ := p.do([]byte{0x5f, 1, 1, 0, 0, 0, 0, 0, 24, 0}, reserve); status != scsi.Good {
+		t.Fatalf("RESERVE: %v", status)
+	}
+	before := s.unitOf(&s.cfg.Targets[0], &s.cfg.Targets[0].LUNs[0])
+	next := parse(t, one)
+	next.Targets[0].LUNs[0].Product = "ANOTHER"
+	if _, err := s.Apply(next); err != nil {
+		t.Fatal(err)
+	}
+	if s.unitOf(&s.cfg.Targets[0], &s.cfg.Targets[0].LUNs[0]) == before {
+		t.Fatal("the LUN has not changed")
+	}
+	for { // unit attentions of the new view
+		status, got := p.do([]byte{0x5e, 1, 0, 0, 0, 0, 0, 1, 0, 0}, nil)
+		if status == scsi.CheckCondition {
+			continue
+		}
+		if status != scsi.Good || len(got) != 24 || binary.BigEndian.Uint64(got[8:]) != 0x1234 {
+			t.Errorf("READ RESERVATION after the reload: %v, % x", status, got)
+		}
+		break
 	}
 	p.nexus.Close(func() {})
 	if err := s.Shutdown(context.Background()); err != nil {

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -73,7 +74,6 @@ func (u *units) unit(t *config.Target, l *config.LUN, s *openStore) (*scsi.Logic
 		Removable: l.Removable, TPGS: tpgs[l.ALUA],
 		Logger: u.log.With("target", t.Name, "lun", l.Number, "store", l.Store),
 	}
-	u.keep(&cfg, &key, l)
 	lu, err := scsi.NewLogicalUnit(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("%s: LUN %d cannot show store %q: %w", l.Pos, l.Number, l.Store, err)
@@ -88,24 +88,8 @@ var tpgs = map[config.ALUA]scsi.TPGS{
 	config.ALUABoth:     scsi.ALUAImplicit | scsi.ALUAExplicit,
 }
 
-// keep has what a logical unit needs over restarts kept, if there is where. LUNs that show one disk
-// in different ways are logical units of their own with one name; the first of them has it.
-func (u *units) keep(cfg *scsi.LUConfig, key *unitKey, l *config.LUN) {
-	if u.state == nil {
-		return
-	}
-	for other := range u.made {
-		if other.lun.Serial == key.lun.Serial {
-			u.log.Warn("two LUNs show one disk in different ways: reservations of the second are not kept over restarts",
-				"serial", key.lun.Serial, "lun", l.Number, "line", l.Pos.Line)
-			return
-		}
-	}
-	cfg.Reservations = u.state.File(key.lun.Serial)
-}
-
-// openStore opens the store that c describes. serials are those of the LUNs that show it.
-func (u *units) openStore(c *config.Store, serials []string) (*openStore, error) {
+// openStore opens the store that c describes. Former are the LUNs that show it.
+func (u *units) openStore(c *config.Store, former []formerLUN) (*openStore, error) {
 	log := u.log.With("store", c.Name)
 	var opened atomic.Pointer[volume.Volume] // a device may tell of its size before there is one
 	store, err := u.belows.openStore(c, func() {
@@ -123,10 +107,16 @@ func (u *units) openStore(c *config.Store, serials []string) (*openStore, error)
 		}
 	}
 	cfg := volume.Config{Store: store, Logger: log}
-	if u.state != nil && !c.ReadOnly {
-		cfg.Journal = u.state.Journal(volumeName(c, identity))
-		for _, serial := range serials { // as earlier versions called it
-			cfg.Former = append(cfg.Former, u.state.Journal(serial))
+	if u.state != nil {
+		name := volumeName(c, identity)
+		cfg.Keeper = u.state.File(name)
+		if !c.ReadOnly {
+			cfg.Journal = u.state.Journal(name)
+		}
+		for _, l := range former {
+			cfg.Former = append(cfg.Former, volume.Former{
+				State: u.state.File(l.serial), Journal: u.state.Journal(l.serial), Block: cmp.Or(l.block, max(512, store.Info().BlockSize)),
+			})
 		}
 	}
 	v, err := volume.New(cfg)
@@ -148,18 +138,25 @@ func volumeName(c *config.Store, identity backend.Identity) string {
 	return "volume-" + hex.EncodeToString(sum[:10])
 }
 
-// serialsOf are the serial numbers by which LUNs of cfg show the store of that medium.
-func serialsOf(cfg *config.Config, of string) (serials []string) {
-	for i := range cfg.Targets {
-		t := &cfg.Targets[i]
+// formerLUN is a LUN as earlier versions named its states: by its serial number.
+type formerLUN struct {
+	serial string
+	block  int // bytes; 0: not said
+}
+
+// formerly are the LUNs that show the store, each serial number once, in the order of the configuration.
+func (c *change) formerly(store *config.Store) (list []formerLUN) {
+	for i := range c.next.Targets {
+		t := &c.next.Targets[i]
 		for j := range t.LUNs {
-			if l := &t.LUNs[j]; medium(cfg.Store(l.Store)) == of {
-				serials = append(serials, keyOf(t, l, nil).lun.Serial)
+			l := &t.LUNs[j]
+			serial := keyOf(t, l, nil).lun.Serial
+			if medium(c.next.Store(l.Store)) == medium(store) && !slices.ContainsFunc(list, func(x formerLUN) bool { return x.serial == serial }) {
+				list = append(list, formerLUN{serial, l.BlockSize})
 			}
 		}
 	}
-	slices.Sort(serials)
-	return slices.Compact(serials)
+	return list
 }
 
 // without returns what is in u and not in other.

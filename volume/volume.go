@@ -18,6 +18,7 @@ import (
 	"sync/atomic"
 
 	"oneshot/backend"
+	"oneshot/volume/access"
 )
 
 // Config says what a volume is made of.
@@ -25,8 +26,10 @@ type Config struct {
 	Store backend.Store // owned by the volume from now on
 	// Journal, if set, makes atomic writes possible on a store that does not lend its memory.
 	Journal Journal
-	// Former are other journals that may have a write that was under way when the power went.
-	Former []Journal
+	// Keeper, if set, keeps persistent reservations, access states and sanitize operations over restarts.
+	Keeper Keeper
+	// Former is what earlier versions have kept, and is taken over.
+	Former []Former
 	Logger *slog.Logger // nil: slog.Default()
 }
 
@@ -45,6 +48,13 @@ type Volume struct {
 	journaling sync.Mutex           // held by an atomic write that uses the journal
 	half       atomic.Pointer[half] // the atomic write that went wrong; set with journaling held
 
+	access     *access.Table
+	sanitizing sync.Mutex // taken before the table's lock
+	sanitizer  sanitizer  // guarded by sanitizing
+	keeper     Keeper     // nil: nothing outlives a loss of power
+	keeping    sync.Mutex // held while the state is kept; taken before sanitizing
+	kept       document   // guarded by keeping
+
 	mu       sync.Mutex    // taken before the locks of views; not held over store calls
 	views    []View        // guarded by mu
 	pins     int           // copies that read or write here; guarded by mu
@@ -54,6 +64,8 @@ type Volume struct {
 
 // View is what shows a volume: a logical unit, say.
 type View interface {
+	// Drain calls drained when the requests that are under way have ended. It may do that at once.
+	Drain(drained func())
 	// SizeChanged says that Size tells something else. It is called from any goroutine, and must not
 	// call the volume back but for that.
 	SizeChanged()
@@ -69,10 +81,25 @@ func New(cfg Config) (*Volume, error) {
 	v.lender, _ = backend.As[backend.Lender](cfg.Store)
 	v.batcher, _ = backend.As[backend.Batcher](cfg.Store)
 	v.size.Store(v.info.Size)
-	for _, j := range append(cfg.Former, cfg.Journal) {
-		if err := v.replay(j); err != nil {
+	v.keeper = cfg.Keeper
+	if err := v.restore(cfg.Former); err != nil {
+		return nil, err
+	}
+	for _, f := range cfg.Former {
+		if err := v.replay(f.Journal); err != nil {
 			return nil, err
 		}
+	}
+	if err := v.replay(v.journal); err != nil {
+		return nil, err
+	}
+	var keep func(access.State) error
+	if v.keeper != nil {
+		keep = func(s access.State) error { return v.keep(func(d *document) { d.Access = s }) }
+	}
+	v.access = access.NewTable(v.kept.Access, keep)
+	if v.kept.Sanitize != nil {
+		v.resumeSanitize(v.kept.Sanitize)
 	}
 	return v, nil
 }
@@ -92,6 +119,9 @@ func (v *Volume) Close() error {
 	v.mu.Unlock()
 	<-v.Unpinned()
 	v.RevokeAll()
+	if err := v.stopSanitize(); err != nil {
+		return err
+	}
 	return v.store.Close()
 }
 
@@ -110,6 +140,9 @@ func (v *Volume) Detach(w View) {
 		v.views = slices.Delete(v.views, i, i+1)
 	}
 }
+
+// Access is who may do what with the volume.
+func (v *Volume) Access() *access.Table { return v.access }
 
 // Store returns the store, for what is asked of it beyond reading and writing.
 func (v *Volume) Store() backend.Store { return v.store }

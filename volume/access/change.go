@@ -1,0 +1,371 @@
+package access
+
+import "slices"
+
+// Op is what a change does.
+type Op uint8
+
+// The changes. The first eight are numbered as the service actions of PERSISTENT RESERVE OUT.
+const (
+	Register Op = iota
+	Reserve
+	Release
+	Clear
+	Preempt
+	PreemptAndAbort
+	RegisterAndIgnore
+	RegisterAndMove
+	ReserveUnit // RESERVE(6) and (10), until the session ends
+	ReleaseUnit
+	SetGroups
+)
+
+// Result is how a change has ended.
+type Result uint8
+
+// The results.
+const (
+	Done         Result = iota
+	Conflict            // the reservation of somebody else, or a wrong key
+	WrongRelease        // of another reservation than there is
+	NoKey               // the key is missing
+	CannotKeep          // nothing outlives a loss of power here
+	BadOthers           // others cannot be registered with this
+	BadList             // who is to be registered besides was not understood (Change.Bad)
+	BadPort             // there is no such target port
+	BadRequest          // Change.Malformed
+	Full                // of registrations
+	NotKept             // Err says why
+)
+
+// MaxRegistrations bounds those of a volume, which outlive their sessions: those of a large
+// cluster, on every path.
+const MaxRegistrations = 4096
+
+// Change is a change of who may do what, by one subscriber.
+type Change struct {
+	Op Op
+	By Subscriber // nil: the target itself
+
+	Key    uint64 // that the subscriber is registered with
+	NewKey uint64 // what is to be registered, or whose registration is to be preempted
+	Kind   Kind
+	Whole  bool // Release: of the whole unit, as every reservation is
+	// Persist has reservations outlive a loss of power.
+	Persist bool
+
+	Ports    []PortOf    // Register: for these, that of the subscriber first
+	Others   []Initiator // Register: these, too
+	Besides  bool        // Register: others were given
+	Bad      bool        // Register: who they are was not understood; RegisterAndMove: who it is
+	To       Holder      // RegisterAndMove
+	Relative uint16      // of To
+	NoPort   bool        // RegisterAndMove: there is no such port
+	Leave    bool        // RegisterAndMove: the subscriber's own registration ends
+	// Malformed: the request is not to be understood, which those who are not registered do not learn.
+	Malformed bool
+
+	Groups []Group // SetGroups: these have changed
+
+	// Result is valid when the change is over.
+	Result Result
+	Err    error // NotKept
+
+	done    func()
+	changed bool
+	next    State
+	self    int // registration of the subscriber, or -1
+	notices []notice
+	aborts  []Registration // whose commands are to be aborted
+	aborted []Subscriber
+}
+
+// PortOf is a target port with its relative identifier.
+type PortOf struct {
+	Port
+	Relative uint16
+}
+
+// apply works out what the change comes to: Result, and next if anything changes. t.mu is held.
+func (c *Change) apply(t *Table) {
+	c.next = t.state
+	c.next.Registrations = slices.Clone(t.state.Registrations)
+	c.self = -1
+	if c.By != nil {
+		c.self = c.next.find(c.By.Holder())
+	}
+	c.Result = c.run(t)
+}
+
+func (c *Change) run(t *Table) Result {
+	switch c.Op {
+	case SetGroups:
+		return c.setGroups()
+	case ReserveUnit, ReleaseUnit:
+		return c.reserveUnit(t)
+	}
+	if c.Besides && (c.Op == RegisterAndIgnore || c.Op == Register && c.self >= 0) {
+		return BadOthers
+	}
+	if c.Op == Register || c.Op == RegisterAndIgnore {
+		return c.register(t, c.Op == RegisterAndIgnore)
+	}
+	if c.self < 0 || c.own().Key != c.Key { // SPC-4 table 67
+		return Conflict
+	}
+	switch c.Op {
+	case RegisterAndMove:
+		if c.Malformed {
+			return BadRequest
+		}
+		return c.move(t)
+	case Reserve:
+		return c.reserve()
+	case Release:
+		return c.release()
+	case Clear:
+		return c.clear()
+	}
+	return c.preempt()
+}
+
+// own is the subscriber's registration.
+func (c *Change) own() *Registration { return &c.next.Registrations[c.self] }
+
+// register is SPC-4 §5.13.7 and §5.13.11.2.3.
+func (c *Change) register(t *Table, ignore bool) Result {
+	registered := c.self >= 0
+	switch {
+	case !registered && !ignore && c.Key != 0, registered && !ignore && c.Key != c.own().Key:
+		return Conflict
+	case c.Persist && !t.Keeps():
+		return CannotKeep
+	case !registered && c.NewKey == 0:
+		return Done
+	case c.Bad:
+		return BadList
+	case !registered && len(c.next.Registrations)+(1+len(c.Others))*len(c.Ports) > MaxRegistrations:
+		return Full
+	}
+	c.changed = true
+	c.next.Persist = c.Persist
+	c.next.Generation++
+	switch {
+	case c.NewKey == 0:
+		c.remove(c.ours())
+	case registered:
+		ours := c.ours()
+		for i := range c.next.Registrations { // ours goes by the former key
+			if r := &c.next.Registrations[i]; ours(i) {
+				r.Key = c.NewKey
+			}
+		}
+	default:
+		for _, who := range append(slices.Clone(c.Others), c.By.Holder().Initiator) {
+			for _, p := range c.Ports {
+				c.add(Holder{who, p.Port}, p.Relative)
+			}
+		}
+	}
+	return Done
+}
+
+// ours tells the registrations that a registered subscriber changes or gives up: its own, and those of its
+// initiator port with the same key on the other ports.
+func (c *Change) ours() func(i int) bool {
+	self, own := c.self, *c.own()
+	list := slices.Clone(c.next.Registrations)
+	return func(i int) bool {
+		r := &list[i]
+		return i == self || r.Initiator == own.Initiator && r.Key == own.Key &&
+			slices.ContainsFunc(c.Ports, func(p PortOf) bool { return p.Port == r.Port })
+	}
+}
+
+// add registers h with the new key, and returns its index.
+func (c *Change) add(h Holder, relative uint16) int {
+	i := slices.IndexFunc(c.next.Registrations, func(r Registration) bool { return r.Holder == h })
+	if i >= 0 {
+		c.next.Registrations[i].Key = c.NewKey
+		return i
+	}
+	c.next.Registrations = append(c.next.Registrations, Registration{h, relative, c.NewKey})
+	return len(c.next.Registrations) - 1
+}
+
+// remove takes registrations away, and the reservation with its last holder.
+func (c *Change) remove(gone func(i int) bool) (removed []Registration) {
+	s := &c.next
+	var left []Registration
+	holder, held := -1, false
+	for i, r := range s.Registrations {
+		switch {
+		case gone(i):
+			removed = append(removed, r)
+			held = held || i == s.Holder
+			continue
+		case i == s.Holder:
+			holder = len(left)
+		}
+		left = append(left, r)
+	}
+	s.Registrations, s.Holder = left, holder
+	if s.Kind == 0 || s.Kind.All() && len(left) > 0 || !s.Kind.All() && !held {
+		return removed
+	}
+	if s.Kind.registrants() { // SPC-4 §5.13.11.2.3
+		c.tell(ReservationsReleased, left)
+	}
+	s.Kind, s.Holder = 0, -1
+	return removed
+}
+
+func (c *Change) tell(e Event, list []Registration) {
+	c.notices = append(c.notices, notice{event: e, list: slices.Clone(list)})
+}
+
+// reserve is SPC-4 §5.13.9.
+func (c *Change) reserve() Result {
+	switch {
+	case c.next.Kind == 0:
+		c.take()
+	case !c.next.Held(c.self) || c.next.Kind != c.Kind:
+		return Conflict
+	}
+	return Done
+}
+
+// take makes the subscriber the holder.
+func (c *Change) take() {
+	c.changed = true
+	c.next.Kind, c.next.Holder = c.Kind, -1
+	if !c.Kind.All() {
+		c.next.Holder = c.self
+	}
+}
+
+// release is SPC-4 §5.13.11.2.2.
+func (c *Change) release() Result {
+	s := &c.next
+	switch {
+	case !s.Held(c.self):
+		return Done
+	case c.Kind != s.Kind || !c.Whole:
+		return WrongRelease
+	}
+	if s.Kind.registrants() {
+		c.tell(ReservationsReleased, s.Registrations)
+	}
+	c.changed = true
+	s.Kind, s.Holder = 0, -1
+	return Done
+}
+
+// clear is SPC-4 §5.13.11.2.6.
+func (c *Change) clear() Result {
+	c.tell(ReservationsPreempted, c.next.Registrations)
+	c.changed = true
+	c.next.Registrations = nil
+	c.next.Kind, c.next.Holder = 0, -1
+	c.next.Generation++
+	return Done
+}
+
+// preempt is SPC-4 §5.13.11.2.4 and .5.
+func (c *Change) preempt() Result {
+	s := &c.next
+	old := s.Kind
+	takes := old != 0 && !old.All() && c.NewKey == s.Registrations[s.Holder].Key || old.All() && c.NewKey == 0
+	if c.NewKey == 0 && !takes {
+		return NoKey
+	}
+	self := c.self
+	gone := func(i int) bool {
+		return i != self && (s.Registrations[i].Key == c.NewKey || c.NewKey == 0)
+	}
+	any := false
+	for i := range s.Registrations {
+		any = any || gone(i)
+	}
+	if !takes && !any && c.own().Key != c.NewKey {
+		return Conflict
+	}
+	if takes { // before its holder goes, so that it is not released
+		c.take()
+	}
+	c.changed = true
+	removed := c.remove(gone)
+	c.tell(RegistrationsPreempted, removed)
+	if takes && old != c.Kind {
+		c.tell(ReservationsReleased, s.Registrations)
+	}
+	if c.Op == PreemptAndAbort {
+		c.aborts = removed
+	}
+	s.Generation++
+	return Done
+}
+
+// move is SPC-4 §5.13.8.
+func (c *Change) move(t *Table) Result {
+	s := &c.next
+	switch {
+	case s.Kind.All() || !s.Held(c.self):
+		return Conflict
+	case c.NewKey == 0:
+		return NoKey
+	case c.Persist && !t.Keeps():
+		return CannotKeep
+	case c.NoPort:
+		return BadPort
+	case c.Bad || c.To == c.own().Holder:
+		return BadList
+	case len(s.Registrations) >= MaxRegistrations:
+		return Full
+	}
+	c.changed = true
+	s.Persist = c.Persist
+	s.Holder = c.add(c.To, c.Relative)
+	if c.Leave {
+		self := c.self
+		c.remove(func(i int) bool { return i == self })
+	}
+	s.Generation++
+	return Done
+}
+
+// reserveUnit is SPC-2 §5.5 of a whole logical unit.
+func (c *Change) reserveUnit(t *Table) Result {
+	if len(c.next.Registrations) > 0 { // SPC-4 §5.13.3: without CRH
+		return Conflict
+	}
+	mine := t.reserved == c.By.Session()
+	switch {
+	case c.Op == ReleaseUnit:
+		if mine { // who has not reserved releases nothing
+			t.reserved = nil
+			t.publish()
+		}
+	case t.reserved != nil && !mine:
+		return Conflict
+	default:
+		c.changed = true
+	}
+	return Done
+}
+
+func (c *Change) setGroups() Result {
+	c.next.Groups = slices.Clone(c.next.Groups)
+	for _, g := range c.Groups {
+		if c.By != nil { // which group is preferred is not the initiator's to say
+			g.Preferred = c.next.group(g.ID).Preferred
+		}
+		if c.By == nil && c.next.group(g.ID).State == g.State && c.next.group(g.ID).Preferred == g.Preferred {
+			continue
+		}
+		c.next.setGroup(g)
+		c.changed = true
+	}
+	c.notices = append(c.notices, notice{event: AccessChanged, all: true})
+	return Done
+}

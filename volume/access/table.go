@@ -1,0 +1,241 @@
+package access
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+)
+
+// Event is what a subscriber is told; they are bits.
+type Event uint32
+
+// The events.
+const (
+	ReservationsPreempted  Event = 1 << iota // somebody has cleared registrations and reservation
+	ReservationsReleased                     // a reservation that others than its holder had access through is gone
+	RegistrationsPreempted                   // the subscriber's own registration is gone
+	AccessChanged                            // the access state of a group
+)
+
+// Subscriber is a session with a volume. Deny and Tell are called with the table's lock held: they
+// must not block, nor call the table.
+type Subscriber interface {
+	Holder() Holder
+	// Session is what RESERVE belongs to, and whom nobody tells what it has done itself. It can be compared.
+	Session() any
+	// Deny says which of the denials in mask hold from now on.
+	Deny(mask, denied Denial)
+	Tell(Event)
+	// Abort aborts all that is under way, and calls done when it is over, perhaps before Abort returns.
+	Abort(done func())
+}
+
+// Table is who may do what with one volume. Its methods may be called from any goroutine.
+type Table struct {
+	keep func(State) error // nil: nothing outlives a loss of power
+
+	mu          sync.Mutex // taken before the locks of subscribers, which it never takes
+	state       State      // guarded by mu
+	reserved    any        // the session that has done RESERVE; nil: none; guarded by mu
+	conditions  Denial     // of the volume, for everybody; guarded by mu
+	subscribers []Subscriber
+	saving      bool      // a change waits until it is kept, and others for it; guarded by mu
+	waiting     []*Change // guarded by mu
+}
+
+// NewTable returns a table in that state. keep, if set, keeps what State.Kept returns, durably. Its
+// calls do not overlap.
+func NewTable(state State, keep func(State) error) *Table { return &Table{state: state, keep: keep} }
+
+// Keeps reports whether reservations can outlive a loss of power.
+func (t *Table) Keeps() bool { return t.keep != nil }
+
+// Subscribe adds a subscriber, and tells it what it may not do.
+func (t *Table) Subscribe(s Subscriber) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.subscribers = append(t.subscribers, s)
+	t.deny(s)
+}
+
+// Unsubscribe takes it away.
+func (t *Table) Unsubscribe(s Subscriber) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if i := slices.Index(t.subscribers, s); i >= 0 {
+		last := len(t.subscribers) - 1
+		t.subscribers[i], t.subscribers[last] = t.subscribers[last], nil
+		t.subscribers = t.subscribers[:last]
+	}
+	if t.reserved == s.Session() { // by a command that was still waiting when the session was lost
+		t.reserved = nil
+		t.publish()
+	}
+}
+
+// State returns the state in force.
+func (t *Table) State() State {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.state
+}
+
+// Group returns the state of a group.
+func (t *Table) Group(id uint16) Group {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.state.group(id)
+}
+
+// SetCondition says which conditions in mask the volume is in.
+func (t *Table) SetCondition(mask, conditions Denial) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.conditions = t.conditions&^mask | conditions
+	t.publish()
+}
+
+// Lose ends the RESERVE of a session; nil: of any.
+func (t *Table) Lose(session any) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.reserved != nil && (session == nil || session == t.reserved) {
+		t.reserved = nil
+		t.publish()
+	}
+}
+
+// deny tells s what it may not do. mu is held.
+func (t *Table) deny(s Subscriber) {
+	d := t.state.denies(s.Holder())
+	if t.reserved != nil {
+		d &^= ofReservations
+		if t.reserved != s.Session() {
+			d |= ofReservations
+		}
+	}
+	s.Deny(Free-1, d|t.conditions)
+}
+
+// publish tells everybody. mu is held.
+func (t *Table) publish() {
+	for _, s := range t.subscribers {
+		t.deny(s)
+	}
+}
+
+// Do does a change, and reports whether it is over. If not, done is called when it is: when it is
+// kept, and what it aborts has ended. Changes take effect one after the other, each when it is kept;
+// one that cannot be kept has no effect, but where that is said.
+func (t *Table) Do(c *Change, done func()) bool {
+	c.done = done
+	t.mu.Lock()
+	if t.saving {
+		t.waiting = append(t.waiting, c)
+		t.mu.Unlock()
+		return false
+	}
+	c.apply(t)
+	if !t.mustKeep(c) {
+		t.commit(c)
+		t.mu.Unlock()
+		return c.abortOthers()
+	}
+	t.saving = true
+	t.mu.Unlock()
+	go t.save(c)
+	return false
+}
+
+// mustKeep reports whether what c changes is to outlive a loss of power. mu is held.
+func (t *Table) mustKeep(c *Change) bool {
+	return c.changed && t.keep != nil && (t.state.Persist || c.next.Persist || c.Op == SetGroups)
+}
+
+// save keeps a change, and those that wait behind it.
+func (t *Table) save(c *Change) {
+	for c != nil {
+		err := t.keep(c.next.Kept())
+		t.mu.Lock()
+		if err != nil {
+			c.Result, c.Err = NotKept, err
+		}
+		if err == nil || c.Op == SetGroups { // paths fail over, whether or not a disk is full
+			t.commit(c)
+		}
+		over := []*Change{c}
+		for c = nil; c == nil && len(t.waiting) > 0; {
+			next := t.waiting[0]
+			t.waiting = t.waiting[1:]
+			next.apply(t)
+			if t.mustKeep(next) {
+				c = next
+				continue
+			}
+			t.commit(next)
+			over = append(over, next)
+		}
+		t.saving = c != nil
+		t.mu.Unlock()
+		for _, o := range over {
+			if o.abortOthers() {
+				o.done()
+			}
+		}
+	}
+}
+
+// commit has a change take effect. mu is held.
+func (t *Table) commit(c *Change) {
+	if !c.changed {
+		return
+	}
+	t.state = c.next
+	if c.Op == ReserveUnit {
+		t.reserved = c.By.Session()
+	}
+	t.publish()
+	for _, n := range c.notices {
+		for _, s := range t.subscribers {
+			if (c.By == nil || s.Session() != c.By.Session()) && n.concerns(s.Holder()) {
+				s.Tell(n.event)
+			}
+		}
+	}
+	if len(c.aborts) == 0 {
+		return
+	}
+	for _, s := range t.subscribers {
+		if s != c.By && slices.ContainsFunc(c.aborts, func(r Registration) bool { return r.Of(s.Holder()) }) {
+			c.aborted = append(c.aborted, s)
+		}
+	}
+}
+
+// abortOthers does that, and reports whether all of it is over.
+func (c *Change) abortOthers() bool {
+	if len(c.aborted) == 0 {
+		return true
+	}
+	var left atomic.Int64
+	left.Store(int64(len(c.aborted)) + 1)
+	for _, s := range c.aborted {
+		s.Abort(func() {
+			if left.Add(-1) == 0 {
+				c.done()
+			}
+		})
+	}
+	return left.Add(-1) == 0
+}
+
+// notice is an event for those who are registered in a list; nil: for all.
+type notice struct {
+	event Event
+	list  []Registration
+	all   bool
+}
+
+func (n *notice) concerns(h Holder) bool {
+	return n.all || slices.ContainsFunc(n.list, func(r Registration) bool { return r.Of(h) })
+}

@@ -1,0 +1,366 @@
+package volume
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"oneshot/backend"
+	"oneshot/volume/access"
+)
+
+// Sanitizing destroys what a volume holds.
+//
+//	         Sanitize                 all is written
+//	ready ─────────────► sanitizing ───────────────────► ready
+//	                         │ the store fails             ▲
+//	                         ▼                             │ LeaveSanitize, if that was
+//	                      failed ──────────────────────────┘ allowed; or another Sanitize
+//
+// The work belongs to the volume: neither an abort nor a reset nor the end of the session ends it, nor
+// that a view goes or changes, and with a Keeper it begins anew after a restart. It starts when the
+// requests that were under way have ended; the views start none after it.
+
+// Actions of an Order, numbered as in SBC-3 §5.34.
+const (
+	Overwrite  = 1
+	BlockErase = 2
+)
+
+// sanitizer is guarded by Volume.sanitizing, but for what may be read without.
+type sanitizer struct {
+	job    atomic.Pointer[sanitizeJob] // nil: none is under way; may be read without the lock
+	failed bool
+	order  Order        // of the operation that failed
+	last   *sanitizeJob // job, or the one before; its goroutine is waited for
+}
+
+// Order is what to do. It is kept over restarts.
+type Order struct {
+	Action       byte
+	Block        int    `json:",omitempty"` // overwrite: bytes of a block, in which the pattern begins anew
+	Pattern      []byte `json:",omitempty"` // overwrite: at the start of each block, and again
+	Count        int    `json:",omitempty"` // overwrite: passes
+	Invert       bool   `json:",omitempty"` // overwrite: every second pass writes the complement
+	Unrestricted bool   `json:",omitempty"` // who knows that it has failed may go on without
+	Failed       bool   `json:",omitempty"`
+}
+
+// valid reports whether o is what somebody can have asked for.
+func (o *Order) valid() bool {
+	switch o.Action {
+	case BlockErase:
+		return true
+	case Overwrite:
+		return o.Count >= 1 && o.Count <= 31 && o.Block >= 512 && o.Block <= sanitizeBytes && o.Block&(o.Block-1) == 0 &&
+			len(o.Pattern) >= 1 && len(o.Pattern) <= o.Block
+	}
+	return false
+}
+
+// sanitizeJob is a sanitize operation under way.
+type sanitizeJob struct {
+	v      *Volume
+	order  Order
+	total  int64        // bytes of all passes
+	done   atomic.Int64 // bytes
+	begun  func(error)  // may be nil
+	over   func(error)  // may be nil
+	stop   chan struct{}
+	opDone chan struct{}
+	ended  chan struct{} // closed when the goroutine ends
+}
+
+// ErrNotKept: a sanitize operation has not begun, for a restart would not know of it.
+var ErrNotKept = errors.New("the state of the sanitize operation cannot be kept")
+
+// errStopped: the work goes on after a restart.
+var errStopped = errors.New("the volume is being closed")
+
+// Sanitize begins the operation, and returns false if one is under way. From now on nobody starts a
+// request. begun is called when it is kept that it is to be done, which is before anything
+// is destroyed, or with ErrNotKept; then all is as before. over is called at the end. Either may be nil; they
+// are called from another goroutine, and must not block.
+func (v *Volume) Sanitize(order Order, begun, over func(error)) bool {
+	v.sanitizing.Lock()
+	defer v.sanitizing.Unlock()
+	if v.sanitizer.job.Load() != nil {
+		return false
+	}
+	v.startSanitize(v.newSanitizeJob(order, begun, over), access.Sanitizing)
+	return true
+}
+
+func (v *Volume) newSanitizeJob(order Order, begun, over func(error)) *sanitizeJob {
+	size := v.Size()
+	return &sanitizeJob{
+		v: v, order: order, total: max(size*int64(order.Count), size), begun: begun, over: over,
+		stop: make(chan struct{}), opDone: make(chan struct{}, 1), ended: make(chan struct{}),
+	}
+}
+
+// startSanitize makes j the job of the volume. v.sanitizing is held.
+func (v *Volume) startSanitize(j *sanitizeJob, condition access.Denial) {
+	v.sanitizer.job.Store(j)
+	v.sanitizer.last = j
+	v.access.SetCondition(access.Sanitizing|access.SanitizeFailed, condition)
+	go j.run() // stopSanitize waits for it
+}
+
+// Progress is how far a sanitize operation is, in 65,536ths; false: none is under way.
+func (v *Volume) Progress() (progress uint16, ok bool) {
+	j := v.sanitizer.job.Load()
+	if j == nil {
+		return 0, false
+	}
+	return uint16(min(float64(j.done.Load())/float64(j.total)*65536, 0xffff)), true
+}
+
+// Sanitized returns a channel that is closed at the end of the sanitize operation that is under way, or
+// was the last one.
+func (v *Volume) Sanitized() <-chan struct{} {
+	v.sanitizing.Lock()
+	defer v.sanitizing.Unlock()
+	if j := v.sanitizer.last; j != nil {
+		return j.ended
+	}
+	none := make(chan struct{})
+	close(none)
+	return none
+}
+
+// LeaveSanitize goes on after a sanitize operation that has failed. allowed is false if that is only
+// for another operation to do. If there was none nothing is changed, and Keep need not be called.
+func (v *Volume) LeaveSanitize() (allowed, changed bool) {
+	v.sanitizing.Lock()
+	defer v.sanitizing.Unlock()
+	s := &v.sanitizer
+	if s.failed && !s.order.Unrestricted {
+		return false, false
+	}
+	changed = s.failed
+	s.failed = false
+	v.access.SetCondition(access.SanitizeFailed, 0)
+	return true, changed
+}
+
+// KeepSanitize keeps what LeaveSanitize has changed. It may take its time.
+func (v *Volume) KeepSanitize() error {
+	if v.keeper == nil {
+		return nil
+	}
+	return v.keep(func(d *document) {
+		v.sanitizing.Lock()
+		defer v.sanitizing.Unlock()
+		d.Sanitize = v.sanitizer.keep()
+	})
+}
+
+// keep is what a restart has to know, or nil. Volume.sanitizing is held.
+func (s *sanitizer) keep() *Order {
+	job := s.job.Load()
+	switch {
+	case job != nil:
+		return &job.order
+	case s.failed:
+		order := s.order
+		order.Failed = true
+		return &order
+	}
+	return nil
+}
+
+func (j *sanitizeJob) run() {
+	defer close(j.ended)
+	v := j.v
+	if err := v.KeepSanitize(); err != nil {
+		v.log.Error("the state of a sanitize operation cannot be saved, so it is not begun", "reason", err)
+		v.sanitizing.Lock()
+		v.sanitizer.job.Store(nil)
+		condition := access.Denial(0)
+		if v.sanitizer.failed {
+			condition = access.SanitizeFailed
+		}
+		v.access.SetCondition(access.Sanitizing|access.SanitizeFailed, condition)
+		v.sanitizing.Unlock()
+		j.tell(ErrNotKept, ErrNotKept)
+		return
+	}
+	v.sanitizing.Lock()
+	v.sanitizer.failed = false
+	v.sanitizing.Unlock()
+	j.tell(nil, errStopped)
+	for _, ended := range []func() <-chan struct{}{v.drained, v.Unpinned} {
+		select {
+		case <-ended():
+		case <-j.stop:
+			return
+		}
+	}
+	v.RevokeAll()
+	err := j.work()
+	if err == errStopped {
+		return // what is kept says that it is to be done again
+	}
+	if err != nil {
+		v.log.Error("the store failed a sanitize operation; the volume refuses commands until another one succeeds, or an initiator sends EXIT FAILURE MODE", "reason", err)
+	}
+	v.sanitizing.Lock()
+	v.sanitizer.job.Store(nil)
+	v.sanitizer.failed, v.sanitizer.order = err != nil, j.order
+	condition := access.Denial(0)
+	if err != nil {
+		condition = access.SanitizeFailed
+	}
+	v.access.SetCondition(access.Sanitizing|access.SanitizeFailed, condition)
+	v.sanitizing.Unlock()
+	if unsaved := v.KeepSanitize(); unsaved != nil {
+		v.log.Error("the end of a sanitize operation cannot be saved; a restart of the target would do it again", "reason", unsaved)
+	}
+	if j.over != nil {
+		j.over(err)
+	}
+}
+
+// tell tells who waits for the beginning, and, unless err is errStopped, who waits for the end.
+func (j *sanitizeJob) tell(begun, over error) {
+	if j.begun != nil {
+		j.begun(begun)
+	}
+	if over != errStopped && j.over != nil {
+		j.over(over)
+	}
+}
+
+// drained is closed when the requests that are under way have ended, in all views.
+func (v *Volume) drained() <-chan struct{} {
+	v.mu.Lock()
+	views := append([]View{}, v.views...)
+	v.mu.Unlock()
+	all := make(chan struct{})
+	var left atomic.Int64
+	left.Store(int64(len(views)) + 1)
+	one := func() {
+		if left.Add(-1) == 0 {
+			close(all)
+		}
+	}
+	for _, w := range views {
+		w.Drain(one)
+	}
+	one()
+	return all
+}
+
+func (j *sanitizeJob) work() error {
+	if err := j.v.Whole(); err != nil { // a restart would write over the result
+		return err
+	}
+	size := j.v.Size()
+	if j.order.Action == BlockErase {
+		if err := j.pass(backend.Discard, size, sanitizeErase, nil); err != nil {
+			return err
+		}
+		return j.do(&backend.Op{Kind: backend.Flush})
+	}
+	data := alignedBytes(sanitizeBytes)
+	j.order.fill(data)
+	for pass := range j.order.Count {
+		if pass > 0 && j.order.Invert {
+			for i := range data {
+				data[i] = ^data[i]
+			}
+		}
+		if err := j.pass(backend.Write, size, sanitizeBytes, data); err != nil {
+			return err
+		}
+		if err := j.do(&backend.Op{Kind: backend.Flush}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+const (
+	sanitizeBytes = 1 << 20 // written in one piece
+	sanitizeErase = 8 << 20 // discarded in one piece
+)
+
+// pass does kind to the whole store, in pieces.
+func (j *sanitizeJob) pass(kind backend.Kind, size, piece int64, data []byte) error {
+	for off := int64(0); off < size; off += piece {
+		op := &backend.Op{Kind: kind, Off: off, Len: min(piece, size-off)}
+		if data != nil {
+			op.Segs = [][]byte{data[:op.Len]}
+		}
+		if err := j.do(op); err != nil {
+			return err
+		}
+		j.done.Add(op.Len)
+		select {
+		case <-j.stop:
+			return errStopped
+		default:
+		}
+	}
+	return nil
+}
+
+// do gives op to the store and waits for it.
+func (j *sanitizeJob) do(op *backend.Op) error {
+	op.Done = j
+	if !j.v.store.Submit(op) {
+		<-j.opDone
+	}
+	return op.Err
+}
+
+// OpDone is for the store.
+func (j *sanitizeJob) OpDone(*backend.Op) { j.opDone <- struct{}{} }
+
+// fill puts the pattern into data, block by block.
+func (o *Order) fill(data []byte) {
+	block := data[:o.Block]
+	for n := copy(block, o.Pattern); n < len(block); {
+		n += copy(block[n:], o.Pattern)
+	}
+	for n := len(block); n < len(data); n *= 2 {
+		copy(data[n:], data[:n])
+	}
+}
+
+// stopSanitize ends the work; it goes on after a restart if its state is kept. It fails if the
+// store hangs.
+func (v *Volume) stopSanitize() error {
+	v.sanitizing.Lock()
+	j := v.sanitizer.last
+	if v.sanitizer.job.Load() != nil {
+		close(j.stop)
+	}
+	v.sanitizing.Unlock()
+	if j == nil {
+		return nil
+	}
+	select {
+	case <-j.ended:
+		return nil
+	case <-time.After(sanitizeStop):
+		return fmt.Errorf("volume: a sanitize operation hangs in the store, which stays open")
+	}
+}
+
+// sanitizeStop is how long one piece of the work may take when the target is to stop.
+const sanitizeStop = 5 * time.Second
+
+// resumeSanitize takes up what was kept, when the volume is made.
+func (v *Volume) resumeSanitize(order *Order) {
+	v.sanitizing.Lock()
+	defer v.sanitizing.Unlock()
+	if order.Failed {
+		v.sanitizer.failed, v.sanitizer.order = true, *order
+		v.access.SetCondition(access.SanitizeFailed, access.SanitizeFailed)
+		return
+	}
+	v.startSanitize(v.newSanitizeJob(*order, nil, nil), access.Sanitizing)
+}

@@ -1,0 +1,289 @@
+package volume
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+
+	"go.uber.org/goleak"
+
+	"oneshot/backend"
+	"oneshot/mem"
+	"oneshot/volume/access"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var (
+	quiet   = slog.New(slog.DiscardHandler)
+	errTest = errors.New("broken")
+)
+
+// sliceStore keeps its bytes in a slice and answers at once.
+type sliceStore struct {
+	data   []byte
+	closed bool
+}
+
+func newSliceStore(n int) *sliceStore { return &sliceStore{data: make([]byte, n)} }
+
+func (s *sliceStore) Info() backend.Info {
+	return backend.Info{Size: int64(len(s.data)), BlockSize: 512, DiscardGranularity: 4096}
+}
+func (s *sliceStore) Close() error { s.closed = true; return nil }
+func (s *sliceStore) Submit(op *backend.Op) bool {
+	if op.Err = op.Check(int64(len(s.data))); op.Err != nil {
+		return true
+	}
+	at := s.data[op.Off : op.Off+op.Len]
+	switch op.Kind {
+	case backend.Read:
+		for _, seg := range op.Segs {
+			at = at[copy(seg, at):]
+		}
+	case backend.Write:
+		for _, seg := range op.Segs {
+			at = at[copy(at, seg):]
+		}
+	case backend.Discard, backend.WriteZeroes:
+		clear(at)
+	}
+	return true
+}
+
+// gatedStore does one operation per token.
+type gatedStore struct {
+	*sliceStore
+	tokens chan error
+	seen   chan struct{}
+}
+
+func newGatedStore(n int) *gatedStore {
+	return &gatedStore{newSliceStore(n), make(chan error), make(chan struct{}, 16)}
+}
+
+func (s *gatedStore) Submit(op *backend.Op) bool {
+	s.seen <- struct{}{}
+	if op.Err = <-s.tokens; op.Err != nil {
+		return true
+	}
+	return s.sliceStore.Submit(op)
+}
+
+// keeper keeps a state in memory.
+type keeper struct{ state atomic.Pointer[[]byte] }
+
+func keeps(state string) *keeper {
+	k := new(keeper)
+	_ = k.Save([]byte(state))
+	return k
+}
+
+func (k *keeper) Load() ([]byte, error) {
+	if p := k.state.Load(); p != nil {
+		return *p, nil
+	}
+	return nil, nil
+}
+
+func (k *keeper) Save(state []byte) error {
+	state = bytes.Clone(state)
+	k.state.Store(&state)
+	return nil
+}
+
+func open(t *testing.T, cfg Config) *Volume {
+	t.Helper()
+	cfg.Logger = quiet
+	v, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// denied is what a subscriber of no name may not do.
+func denied(v *Volume) access.Denial {
+	s := new(subscriber)
+	v.Access().Subscribe(s)
+	v.Access().Unsubscribe(s)
+	return s.denied
+}
+
+type subscriber struct{ denied access.Denial }
+
+func (s *subscriber) Holder() access.Holder        { return access.Holder{} }
+func (s *subscriber) Session() any                 { return s }
+func (s *subscriber) Deny(mask, got access.Denial) { s.denied = s.denied&^mask | got }
+func (s *subscriber) Tell(access.Event)            {}
+func (s *subscriber) Abort(done func())            { done() }
+
+// With a Keeper a restart goes on with a sanitize operation, and knows that one has failed.
+func TestSanitizeOverRestart(t *testing.T) {
+	kept := new(keeper)
+	gate := newGatedStore(4 << 20)
+	v := open(t, Config{Store: gate, Keeper: kept})
+	order := Order{Action: Overwrite, Block: 512, Pattern: []byte{0xaa}, Count: 1}
+	begun := make(chan error, 1)
+	if !v.Sanitize(order, func(err error) { begun <- err }, nil) || v.Sanitize(order, nil, nil) {
+		t.Fatal("there are two sanitize operations, or none")
+	}
+	if err := <-begun; err != nil {
+		t.Fatal(err)
+	}
+	<-gate.seen
+	// The target is stopped in the middle of it.
+	closed := make(chan error)
+	job := v.sanitizer.last
+	go func() { closed <- v.Close() }()
+	<-job.stop
+	gate.tokens <- nil
+	if err := <-closed; err != nil {
+		t.Fatal(err)
+	}
+	gate = newGatedStore(4 << 20)
+	v = open(t, Config{Store: gate, Keeper: kept})
+	<-gate.seen
+	if d := denied(v); d != access.Sanitizing {
+		t.Errorf("after the restart %x is denied", d)
+	}
+	gate.tokens <- errTest
+	<-v.Sanitized()
+	for range 2 { // and it stays so
+		if d := denied(v); d != access.SanitizeFailed {
+			t.Errorf("after the failure %x is denied", d)
+		}
+		if err := v.Close(); err != nil {
+			t.Fatal(err)
+		}
+		gate = newGatedStore(4 << 20)
+		v = open(t, Config{Store: gate, Keeper: kept})
+	}
+	if allowed, _ := v.LeaveSanitize(); allowed {
+		t.Error("the failure may be left, though nobody has allowed that")
+	}
+	over := make(chan error, 1)
+	if !v.Sanitize(order, nil, func(err error) { over <- err }) {
+		t.Fatal("none can begin after the failure")
+	}
+	for range 5 {
+		<-gate.seen
+		gate.tokens <- nil
+	}
+	if err := <-over; err != nil || denied(v) != 0 || !bytes.Equal(gate.data, bytes.Repeat([]byte{0xaa}, 4<<20)) {
+		t.Errorf("in the end %v, %x is denied", err, denied(v))
+	}
+	if err := v.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if state, _ := kept.Load(); len(state) != 0 {
+		t.Errorf("in the end %s is kept", state)
+	}
+}
+
+// A store that hangs does not keep the target from stopping.
+func TestSanitizeHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gate := newGatedStore(4 << 20)
+		v := open(t, Config{Store: gate})
+		if !v.Sanitize(Order{Action: BlockErase}, nil, nil) {
+			t.Fatal("it does not begin")
+		}
+		<-gate.seen
+		if err := v.Close(); err == nil || !strings.Contains(err.Error(), "hangs") || gate.closed {
+			t.Errorf("Close: %v, store closed %v", err, gate.closed)
+		}
+		gate.tokens <- nil
+		<-v.Sanitized()
+	})
+}
+
+func TestFill(t *testing.T) {
+	for _, pattern := range []string{"a", "abc", strings.Repeat("x", 511) + "y"} {
+		o := Order{Block: 512, Pattern: []byte(pattern)}
+		data := make([]byte, 2048)
+		o.fill(data)
+		for i, x := range data {
+			if x != pattern[i%512%len(pattern)] {
+				t.Fatalf("%d bytes of pattern: byte %d is %02x", len(pattern), i, x)
+			}
+		}
+	}
+}
+
+// client is a command that is not SCSI's.
+type client struct {
+	ready chan *atomic.Bool
+	pool  *mem.Pool
+}
+
+func (c *client) Signal(flag *atomic.Bool) { flag.Store(true); c.ready <- flag }
+func (c *client) Lease(n int) *mem.Lease   { return c.pool.Lease(n) }
+func (c *client) Begun()                   {}
+func (c *client) Cork() backend.Uncorker   { return nil }
+
+// TestRequest drives requests without a CDB.
+func TestRequest(t *testing.T) {
+	store := newSliceStore(1 << 20)
+	v := open(t, Config{Store: store})
+	c := &client{make(chan *atomic.Bool, 16), mem.NewPool(16 << 20)}
+	do := func(data []byte, begin func(r *Request, then Step) Next) (got []byte, r *Request) {
+		t.Helper()
+		r = new(Request)
+		r.Begin(c, v, 512, mem.MaxLease, false, false)
+		next := begin(r, func(*Request) Next { return Done })
+		for next != Done {
+			due := true
+			if next == Pull {
+				r.Place(0, data)
+				next, due = r.Pulled()
+			} else {
+				<-c.ready
+				next, due = r.Resume(false)
+			}
+			if !due {
+				t.Fatal("a step that is not due")
+			}
+		}
+		for _, seg := range r.In {
+			got = append(got, seg...)
+		}
+		r.Settle()
+		if err := v.Settled(); err != nil {
+			t.Error(err)
+		}
+		defer func() {
+			mismatch, err := r.Mismatch, r.Err
+			r.Release()
+			r.Mismatch, r.Err = mismatch, err
+		}()
+		return got, r
+	}
+	ones, twos := bytes.Repeat([]byte{1}, 1024), bytes.Repeat([]byte{2}, 1024)
+	do(ones, func(r *Request, then Step) Next { return r.Write(512, 1024, true, then) })
+	if got, _ := do(nil, func(r *Request, then Step) Next { return r.Read(512, 1024, 1000, false, then) }); !bytes.Equal(got, ones[:1000]) {
+		t.Errorf("read %d bytes", len(got))
+	}
+	if _, r := do(append(bytes.Clone(twos), ones...), func(r *Request, then Step) Next { return r.CompareAndWrite(512, 1024, false, then) }); r.Mismatch != 0 {
+		t.Errorf("compared with other bytes: %d, %v", r.Mismatch, r.Err)
+	}
+	if _, r := do(append(bytes.Clone(ones), twos...), func(r *Request, then Step) Next { return r.CompareAndWrite(512, 1024, false, then) }); r.Mismatch >= 0 || !bytes.Equal(store.data[512:1536], twos) {
+		t.Errorf("compared with what is there: %d, %v", r.Mismatch, r.Err)
+	}
+	if _, r := do(nil, func(r *Request, then Step) Next { return r.Erase([]Range{{Off: 512, N: 512}}, true, then) }); r.Err != nil || store.data[512] != 0 || store.data[1024] != 2 {
+		t.Errorf("erased: %v", r.Err)
+	}
+	if _, r := do(nil, func(r *Request, then Step) Next { return r.Read(1<<20, 512, 512, false, then) }); r.Err == nil {
+		t.Error("read beyond the end")
+	}
+	if n := c.pool.Stats().Leases; n != 0 {
+		t.Errorf("%d leases are left", n)
+	}
+	if err := v.Close(); err != nil || !store.closed {
+		t.Errorf("Close: %v", err)
+	}
+}
