@@ -15,8 +15,7 @@
 //	control  15 T  14 L  13 close*  12 advertise*  11..10 0  9..8 DV  7..6 RV  5..4 0  3..0 opcode
 //	         (* only where [EncodingFlags] was negotiated, otherwise reserved)
 //
-// All integers are big-endian, but for the CRC32C, whose octets are those of the
-// little-endian value. All functions may be called from any goroutine. Views and decoded
+// All integers are big-endian, except the CRC32C, which is stored little-endian. All functions may be called from any goroutine. Views and decoded
 // values that hold a slice alias the buffer they were read from; encoders append to a slice
 // that the caller owns, write every octet and allocate nothing when the slice has room.
 //

@@ -10,7 +10,7 @@ const (
 	LengthLen = 2 // ULPDU Length
 	CRCLen    = 4
 
-	// MaxULPDU is the largest ULPDU that the length field can tell.
+	// MaxULPDU is the largest ULPDU that the length field can hold.
 	MaxULPDU = 0xffff
 	// MaxTrailer is the longest pad and CRC.
 	MaxTrailer = 3 + CRCLen

@@ -80,7 +80,7 @@ func (h Header) MSN() uint32 { return binary.BigEndian.Uint32(h[len(h)-untaggedF
 func (h Header) MO() uint32 { return binary.BigEndian.Uint32(h[len(h)-untaggedFromEnd+8:]) }
 
 // SameMessage reports whether next may be another segment of the untagged message that h
-// began: control word but for L, and STag field, are the same in all (RFC 5041 §4.3). MSN and
+// began: the control word, except for L, and the STag field are the same in all segments (RFC 5041 §4.3). MSN and
 // QN are compared by the caller, which knows what to expect.
 func (h Header) SameMessage(next Header) bool {
 	return (h.Control()^next.Control())&^ControlLast == 0 && h.STag() == next.STag()

@@ -36,8 +36,8 @@ const (
 	OfferValidated OneShotFlags = 0x0008 // STag field only where validated
 	OfferAdvertise OneShotFlags = 0x0010
 	OfferClose     OneShotFlags = 0x0020
-	// OfferRefCheck is of peers whose driver compares reference numbers only if that was agreed. This
-	// project's always does, so it neither offers nor selects it.
+	// OfferRefCheck says that the driver compares reference numbers. This project's always does, so
+	// it neither offers nor selects it.
 	OfferRefCheck OneShotFlags = 0x0040
 
 	offerEncodings = OfferOpcodes | OfferFlags
@@ -64,9 +64,10 @@ func (o OneShot) AppendTo(b []byte) []byte {
 	return binary.LittleEndian.AppendUint32(b, CRC(0, b[start:]))
 }
 
-// FindOneShot looks for a container in the private data of the ULP, which has one only in
-// frames with S. Whoever sends one sets C as well: an STag must not be lost to corruption. One that is damaged counts
-// as absent, so that the connection falls back to standard RDMAP. Unknown flags are dropped.
+// FindOneShot looks for a container in the private data of the ULP. Only frames with S have one,
+// and such a frame sets C as well, for a damaged STag would reach the wrong memory. A container that
+// is damaged counts as absent: the connection falls back to standard RDMAP. Unknown flags are
+// dropped.
 func FindOneShot(privateData []byte) (OneShot, bool) {
 	if len(privateData) < CMHeaderLen+containerMin {
 		return OneShot{}, false

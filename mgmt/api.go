@@ -41,7 +41,7 @@ func (a *api) sessions(w http.ResponseWriter, _ *http.Request) {
 func (a *api) drop(w http.ResponseWriter, r *http.Request) {
 	id, err := strconv.ParseUint(r.PathValue("id"), 10, 16)
 	if err != nil {
-		fail(w, http.StatusBadRequest, fmt.Sprintf("%q is no session: they have numbers from 1 to 65535", r.PathValue("id")))
+		fail(w, http.StatusBadRequest, fmt.Sprintf("%q is no session ID: session IDs are 1 to 65535", r.PathValue("id")))
 		return
 	}
 	if !a.target.DropSession(uint16(id)) {

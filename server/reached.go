@@ -11,7 +11,8 @@ import (
 )
 
 // reached returns the address of a portal as somebody reaches it who has reached local: a
-// host that stands for all addresses becomes that of local. exact: it needed not.
+// host that stands for all addresses becomes that of local. exact is true if addr
+// named the address itself, not a wildcard.
 func reached(listen netip.AddrPort, local string) (address string, exact bool) {
 	if a := listen.Addr(); a.IsValid() && !a.IsUnspecified() {
 		return listen.String(), true

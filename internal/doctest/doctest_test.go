@@ -189,7 +189,7 @@ func TestMake(t *testing.T) {
 	}
 }
 
-// Examples of configurations load. What an example leaves out is added.
+// Examples of configurations load. A target is added to those that have none.
 func TestExamples(t *testing.T) {
 	root := Root(t)
 	n := 0
@@ -219,11 +219,8 @@ func load(t *testing.T, text string) error {
 		}
 	}
 	has := func(key string) bool { return strings.HasPrefix(text, key+":") || strings.Contains(text, "\n"+key+":") }
-	if !has("stores") {
-		text += "stores: {disk: {type: memory, size: 64MiB}}\n"
-	}
 	if !has("targets") {
-		text += "targets: [{iqn: iqn.2026-11.example.oneshot:demo, luns: {0: disk}}]\n"
+		text += "targets: [{iqn: iqn.2026-11.example.oneshot:demo}]\n"
 	}
 	_, err := config.Parse(filepath.Join(dir, "example.yaml"), []byte(text))
 	return err
@@ -241,6 +238,8 @@ func TestConfigurationKeys(t *testing.T) {
 		"stores: {s: {type: file, path: x, size: 1MiB, zzzzzzzz: 1}}":          "stores, File stores",
 		"stores: {s: {type: device, path: x, size: 1MiB, zzzzzzzz: 1}}":        "stores, Device stores",
 		"stores: {s: {type: gotgt, plugin: file, path: x, zzzzzzzz: 1}}":       "stores, Stores of gotgt",
+		"stores: {s: {type: slice, on: t, zzzzzzzz: 1}}":                       "stores, Slices",
+		"stores: {s: {type: throttle, on: t, zzzzzzzz: 1}}":                    "stores, Throttles",
 		"targets: [{zzzzzzzz: 1}]":                                             "targets",
 		"targets: [{luns: {0: {zzzzzzzz: 1}}}]":                                "luns",
 		"targets: [{auth: {zzzzzzzz: 1}}]":                                     "auth",

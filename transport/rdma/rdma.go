@@ -93,7 +93,7 @@ type Limits struct {
 	// it: who knows the STag of a region of the queue pair's domain can end it with a Send with
 	// Invalidate.
 	UnguardedInvalidate bool
-	// EndTold: Disconnected tells the peer's Abort, and offences, from ends in good order.
+	// EndTold: Disconnected distinguishes an orderly close from an abort or a protocol violation.
 	// Otherwise that is sure only where work of this end was under way, and such work may end
 	// as flushed whatever the offence.
 	EndTold bool

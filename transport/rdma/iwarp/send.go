@@ -23,7 +23,7 @@ const (
 	// copyMax is up to which length a payload is copied behind its header: that is cheaper
 	// than a piece of its own.
 	copyMax = 256
-	// turn is after how many octets a writev is made: others want to send as well.
+	// turn is the number of octets after which the sender calls writev: others want to send as well.
 	turn = 256 << 10
 	// maxTurns is how many of them a goroutine that posts makes before the writer has to.
 	maxTurns = 8

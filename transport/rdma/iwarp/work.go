@@ -19,7 +19,7 @@ type wqe struct {
 	held     bool // counted in the table of what the peer has advertised
 	internal bool // not posted by the owner
 	pinned   bool
-	done     bool // nothing but leaving is to be awaited
+	done     bool // only the send itself remains
 	status   rdma.Status
 	err      error
 
