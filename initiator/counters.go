@@ -39,10 +39,26 @@ func (c Counters) Sub(o Counters) Counters {
 	return d
 }
 
-// Crossings is the number of hand-overs between owner and device, or program and kernel.
-// Making memory known to an RDMA device and taking that back are a command and its answer each.
-func (c Counters) Crossings() uint64 {
-	return c.Get("writes") + c.Get("reads") + c.Get("posts") + c.Get("polls") + 2*c.Get("registrations") + 2*c.Get("deregistrations")
+// Crossings are the hand-overs between a program and what moves its bytes, whatever is in each
+// (docs/protocols/one-shot.md §7). Over RDMA that is the device: posting work is one way, and taking
+// completions the other; making memory known and taking that back are a command and its answer each.
+// Receives are posted beforehand, and not counted, as in the source. Over TCP it is the kernel, and a
+// hand-over is a system call that writes or reads.
+type Crossings struct {
+	Out uint64 // to the device
+	In  uint64 // from the device
+}
+
+// Sum is both ways together.
+func (c Crossings) Sum() uint64 { return c.Out + c.In }
+
+// Crossings counts those of one end.
+func (c Counters) Crossings() Crossings {
+	known := c.Get("registrations") + c.Get("deregistrations")
+	return Crossings{
+		Out: c.Get("writes") + c.Get("posts") + known,
+		In:  c.Get("reads") + c.Get("polls") + known,
+	}
 }
 
 // ErrNotTold: the target does not know the question.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"oneshot/initiator"
 	"oneshot/initiator/load"
 )
 
@@ -50,17 +51,19 @@ With --write it overwrites the disk.`,
 		if fl.json {
 			return printJSON(c.OutOrStdout(), r)
 		}
-		return show(c.OutOrStdout(), r)
+		return show(c.OutOrStdout(), r, cfg.URL.Transport != initiator.TCP, cfg.Write)
 	}
 	return c
 }
 
-func show(w io.Writer, r *load.Result) error {
+// show prints a result; rdma says that it is one over RDMA.
+func show(w io.Writer, r *load.Result, rdma, write bool) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(t, "I/Os per second\t%.0f\t(%.1f MB/s)\n", r.IOPS, r.MBps)
 	fmt.Fprintf(t, "latency\tmean %.1f µs\tp50 %.1f  p90 %.1f  p99 %.1f  p99.9 %.1f  max %.1f µs\n", r.Mean, r.P50, r.P90, r.P99, r.P999, r.Max)
 	end := func(name string, e *load.End) {
-		fmt.Fprintf(t, "%s\t%.2f crossings\t%.2f µs of processor time per I/O\n", name, e.Crossings, e.CPU)
+		fmt.Fprintf(t, "%s\t%.2f crossings\t(%.2f to the device, %.2f from it)\t%.2f µs of processor time per I/O\n",
+			name, e.Crossings, e.CrossingsOut, e.CrossingsIn, e.CPU)
 		names := make([]string, 0, len(e.Counts))
 		for n := range e.Counts {
 			names = append(names, n)
@@ -76,5 +79,31 @@ func show(w io.Writer, r *load.Result) error {
 	} else {
 		fmt.Fprintf(t, "target\tdoes not tell\n")
 	}
-	return t.Flush()
+	if err := t.Flush(); err != nil || !rdma {
+		return err
+	}
+	return compare(w, r, write)
+}
+
+// compare prints the crossings per I/O beside those of the figures that one-shot RDMA comes from.
+func compare(w io.Writer, r *load.Result, write bool) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintf(t, "\ncrossings per I/O\tinitiator out\tin\tboth\ttarget out\tin\tboth\tin all\t\n")
+	i, g := &r.Initiator, r.Target
+	fmt.Fprintf(t, "measured\t%.2f\t%.2f\t%.2f\t", i.CrossingsOut, i.CrossingsIn, i.Crossings)
+	if g != nil {
+		fmt.Fprintf(t, "%.2f\t%.2f\t%.2f\t%.2f\t\n", g.CrossingsOut, g.CrossingsIn, g.Crossings, i.Crossings+g.Crossings)
+	} else {
+		fmt.Fprintf(t, "?\t?\t?\t?\t\n")
+	}
+	for _, f := range load.Figures(write) {
+		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t\n",
+			f.Name, f.InitiatorOut, f.InitiatorIn, f.Initiator(), f.TargetOut, f.TargetIn, f.Target(), f.Sum())
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintln(w, "The figures are of one command by itself: of more than one outstanding, many share a crossing. The target\n"+
+		"takes the completion of its answer besides, and the initiator one for every 16 commands.")
+	return err
 }

@@ -51,9 +51,12 @@ type Result struct {
 
 // End is what one end of the connection took, per I/O.
 type End struct {
-	CPU       float64            `json:"cpu_us"`    // processor time of the process
-	Crossings float64            `json:"crossings"` // see initiator.Counters.Crossings
-	Counts    map[string]float64 `json:"counts"`
+	CPU float64 `json:"cpu_us"` // processor time of the process
+	// Crossings is the sum of those to and from the device; see initiator.Crossings.
+	Crossings    float64            `json:"crossings"`
+	CrossingsOut float64            `json:"crossings_out"`
+	CrossingsIn  float64            `json:"crossings_in"`
+	Counts       map[string]float64 `json:"counts"`
 }
 
 // Latencies are counted in nanoseconds, to three digits, up to a minute.
@@ -323,7 +326,11 @@ func measure(ctx context.Context, cfg *Config, streams []*stream) (*Result, erro
 // end makes counts per I/O.
 func end(ios uint64, cpu time.Duration, c initiator.Counters) End {
 	per := func(n uint64) float64 { return float64(n) / float64(max(ios, 1)) }
-	e := End{CPU: per(uint64(cpu)) / 1e3, Crossings: per(c.Crossings()), Counts: make(map[string]float64)}
+	x := c.Crossings()
+	e := End{
+		CPU: per(uint64(cpu)) / 1e3, Counts: make(map[string]float64),
+		Crossings: per(x.Sum()), CrossingsOut: per(x.Out), CrossingsIn: per(x.In),
+	}
 	for _, x := range c {
 		if x.Value > 0 && x.Name != "cpu_ns" {
 			e.Counts[x.Name] = per(x.Value)

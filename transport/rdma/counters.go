@@ -64,7 +64,7 @@ func (c *Counters) fields() [23]field {
 		{"messages_in", &c.MessagesIn},
 		{"bytes_out", &c.BytesOut},
 		{"bytes_in", &c.BytesIn},
-		{"reads", &c.Reads},
+		{"read_requests", &c.Reads}, // "reads" are the system calls of TCP
 		{"terminates", &c.Terminates},
 		{"polling_found", &c.PollingFound},
 		{"polling_in_vain", &c.PollingInVain},
