@@ -13,7 +13,8 @@ import (
 var _ backend.Identifier = (*Store)(nil)
 
 // Identity names the file by its file system, its inode and the inode's generation: by whichever
-// path it is opened, after it was renamed, and after a restart.
+// path it is opened, after it was renamed, and after a restart. It is empty where the file system has
+// no name (FUSE, NFS), for then inode numbers of two of them may meet.
 func (s *Store) Identity() backend.Identity {
 	id, _ := identityOf(s.fd) // an open file can be asked for its status
 	return id
@@ -35,7 +36,7 @@ func identityOf(fd int) (backend.Identity, error) {
 		return "", err
 	}
 	fs, err := fileSystemOf(fd)
-	if err != nil {
+	if err != nil || fs == "" {
 		return "", err
 	}
 	id := fmt.Sprintf("file-%s-%d", fs, st.Ino)
@@ -53,7 +54,7 @@ const (
 )
 
 // fileSystemOf names the file system: by its UUID, and where the kernel does not tell that by the
-// identifier of statfs(2).
+// identifier of statfs(2). Not every file system has one; then the name is empty.
 func fileSystemOf(fd int) (string, error) {
 	var uuid struct {
 		len  uint8
@@ -66,6 +67,9 @@ func fileSystemOf(fd int) (string, error) {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(fd, &fs); err != nil {
 		return "", err
+	}
+	if fs.Fsid.Val == [2]int32{} {
+		return "", nil
 	}
 	return fmt.Sprintf("%x.%08x%08x", fs.Type, uint32(fs.Fsid.Val[0]), uint32(fs.Fsid.Val[1])), nil
 }
