@@ -68,7 +68,22 @@ func TestModel(t *testing.T) {
 			c.value.fill(b, 0)
 			a.value.fill(b[:256], 0)
 			m.found(m.look(), 0, b, false)
-		}, "torn"},
+		}, "several changes"},
+		{"a sector of two changes, read while one is under way", func(m *model) {
+			a, c := write(m, 0, 1, done), m.begin("WRITE", 0, 1, false)
+			b := make([]byte, sectorSize)
+			c.value.fill(b, 0)
+			a.value.fill(b[:256], 0)
+			m.found(m.look(), 0, b, false)
+		}, ""},
+		{"a sector of two changes, neither of which may be there", func(m *model) {
+			a, c := write(m, 0, 1, done), write(m, 0, 1, done)
+			m.begin("WRITE", 0, 1, false)
+			b := make([]byte, sectorSize)
+			c.value.fill(b, 0)
+			a.value.fill(b[:256], 0)
+			m.found(m.look(), 0, b, false)
+		}, "cannot be"},
 		{"a sector in the wrong place", func(m *model) {
 			c := write(m, 0, 2, done)
 			b := make([]byte, sectorSize)

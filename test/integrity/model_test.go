@@ -36,21 +36,17 @@ func (v value) fill(b []byte, first int) {
 	}
 }
 
-// parse says what the sector with that number holds, or what is wrong with it.
-func parse(b []byte, number int) (value, error) {
-	v := value(binary.LittleEndian.Uint64(b))
+// parse says what the sector with that number holds: values is that of each pair. An error is
+// something that nobody ever wrote there.
+func parse(b []byte, number int) (values [pairs]value, err error) {
 	for i := range pairs {
-		got, at := binary.LittleEndian.Uint64(b[i*pairLen:]), binary.LittleEndian.Uint64(b[i*pairLen+8:])
-		want := uint64(number*pairs + i)
-		if v == zeroes {
-			want = 0
-		}
-		if value(got) != v || at != want {
-			return v, fmt.Errorf("sector %d is torn or misplaced: it begins with change %d, octet %d has change %d for sector %d",
-				number, v, i*pairLen, got, at/pairs)
+		v, at := value(binary.LittleEndian.Uint64(b[i*pairLen:])), binary.LittleEndian.Uint64(b[i*pairLen+8:])
+		values[i] = v
+		if want := uint64(number*pairs + i); v == zeroes && at != 0 || v != zeroes && at != want {
+			return values, fmt.Errorf("sector %d, octet %d is misplaced: it is of change %d, for sector %d", number, i*pairLen, v, at/pairs)
 		}
 	}
-	return v, nil
+	return values, nil
 }
 
 // change is a command that gives sectors a new value. It takes effect at one moment between start
@@ -221,40 +217,59 @@ func (m *model) found(start int64, at int, b []byte, together bool) {
 	defer m.leave(start)
 	var first value
 	for i := 0; i < len(b)/sectorSize; i++ {
-		v, err := parse(b[i*sectorSize:][:sectorSize], at+i)
+		values, err := parse(b[i*sectorSize:][:sectorSize], at+i)
 		if err != nil {
 			m.complain("%v\n%s", err, m.history(at+i))
 			return
 		}
 		if i == 0 {
-			first = v
+			first = values[0]
 		}
-		if together && v != first {
-			m.complain("an atomic write is torn: sector %d is of change %d, sector %d of change %d\n%s", at, first, at+i, v, m.history(at+i))
+		if wrong := m.sector(at+i, values, start, end); wrong != "" {
+			m.complain("a read of %d..%d found in sector %d %s\n%s", start, end, at+i, wrong, m.history(at+i))
 			return
 		}
-		if !m.explain(m.sectors[at+i], v, start, end) {
-			m.complain("a read of %d..%d found change %d in sector %d, which cannot be\n%s", start, end, v, at+i, m.history(at+i))
+		if together && values[0] != first {
+			m.complain("an atomic write is torn: sector %d is of change %d, sector %d of change %d\n%s", at, first, at+i, values[0], m.history(at+i))
 			return
 		}
 	}
 }
 
-// explain reports whether a read may find v, and notes that it did if only one change can have
-// left it.
-func (m *model) explain(cs []*entry, v value, start, end int64) bool {
-	var who *entry
-	possible := 0
-	for _, c := range cs {
-		if c.value == v && c.start < end && !c.void && !superseded(cs, c, start, false) {
-			who = c
-			possible++
+// sector says what is wrong with what a read found in a sector. A sector is of one change, unless
+// the read met one that was under way.
+func (m *model) sector(number int, values [pairs]value, start, end int64) string {
+	cs := m.sectors[number]
+	torn := false
+	for _, v := range values {
+		torn = torn || v != values[0]
+	}
+	if torn && !slices.ContainsFunc(cs, func(c *entry) bool { return !c.void && c.start < end && start < c.end }) {
+		return fmt.Sprintf("parts of several changes: %d", values)
+	}
+	for i, v := range values {
+		if i > 0 && v == values[i-1] {
+			continue
+		}
+		who := m.explain(cs, v, start, end)
+		if who == nil {
+			return fmt.Sprintf("change %d, which cannot be", v)
+		}
+		if !torn && len(who) == 1 && start > m.lostAt {
+			who[0].seen = min(who[0].seen, end)
 		}
 	}
-	if possible == 1 && start > m.lostAt {
-		who.seen = min(who.seen, end)
+	return ""
+}
+
+// explain returns the changes that may have left v where a read found it.
+func (m *model) explain(cs []*entry, v value, start, end int64) (who []*entry) {
+	for _, c := range cs {
+		if c.value == v && c.start < end && !c.void && !superseded(cs, c, start, false) {
+			who = append(who, c)
+		}
 	}
-	return possible > 0
+	return who
 }
 
 // superseded reports whether another change has come after c, for certain, by the time t; durably: one
