@@ -156,7 +156,7 @@ func (n *Node) drop(why string, match func(*Session) bool) {
 			// RFC 7143 §11.9.1, event 3: nothing of the session is kept, and there is no reason
 			// to wait before the next login.
 			c.send(&pdu.AsyncFields{Event: pdu.AsyncAllConnectionsDrop, Sequence: c.Status()}, nil)
-			c.state = stateInLogout
+			c.enter(eventLeaves)
 			c.mover.Terminate(WhenSent)
 		})
 	}

@@ -46,7 +46,7 @@ func (c *Conn) refuseLogin(out *login.Outcome) {
 		c.log.Warn("login refused", "reason", errorText(out), "initiator", c.login.Initiator(), "target", c.login.TargetName())
 	}
 	c.sendLogin(out)
-	c.state = stateInLogout
+	c.enter(eventRefused)
 	c.mover.Terminate(WhenSent)
 }
 
@@ -112,7 +112,7 @@ func (c *Conn) joinSession(own *Session, out *login.Outcome) {
 		c.logIn(s, &params, out)
 		return
 	}
-	c.state = stateReinstate
+	c.enter(eventHeldUp)
 	kept := out.Keep()
 	old.gone = append(old.gone, func() {
 		if c.state == stateReinstate && !s.ending {
@@ -152,13 +152,13 @@ func (c *Conn) refuse(out *login.Outcome, status pdu.LoginStatus) {
 // reinstate ends the old session and then goes on with the login. What the old one has in
 // stores is over before the new one begins.
 func (c *Conn) reinstate(old *Session, out *login.Outcome) {
-	c.state = stateReinstate
+	c.enter(eventHeldUp)
 	kept := out.Keep()
 	old.cut("its initiator logs in again")
 	old.whenGone(c.node, func() {
 		c.post(func() {
 			if c.state == stateReinstate {
-				c.state = stateLogin
+				c.enter(eventGoesOn)
 				c.establish(&kept)
 			}
 		})
@@ -226,7 +226,7 @@ func (c *Conn) logIn(s *Session, params *login.Params, out *login.Outcome) {
 	c.sendLogin(out)
 	c.maxIn = c.login.MaxRecvDataSegmentLength()
 	c.mover.Enable(params, c.maxIn)
-	c.state = stateFullFeature
+	c.enter(eventLoggedIn)
 	c.login = nil
 	c.node.counters.Logins.Add(1)
 	if s.Discovery {

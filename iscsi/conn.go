@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"oneshot/internal/invariant"
 	"oneshot/internal/serial"
 	"oneshot/iscsi/login"
 	"oneshot/iscsi/pdu"
@@ -14,23 +15,6 @@ import (
 )
 
 var _ mem.Waiter = (*Conn)(nil)
-
-// connState is the state of a connection (RFC 7143 §7.1.3, the target's side, less what
-// only the transport sees).
-type connState uint8
-
-const (
-	stateLogin       connState = iota // IN_LOGIN
-	stateReinstate                    // IN_LOGIN: the last response waits for an old session to end
-	stateFullFeature                  // LOGGED_IN
-	stateInLogout                     // IN_LOGOUT: the response is on its way
-	stateCleanup                      // CLEANUP_WAIT: the transport is gone, tasks are still in stores
-	stateFree                         // FREE
-)
-
-var connStateNames = [...]string{"login", "reinstatement", "full feature", "logout", "cleanup", "free"}
-
-func (s connState) String() string { return connStateNames[s] }
 
 // Conn is the protocol state of one connection: a step function that is fed with PDUs and
 // completions and answers through its Datamover. It owns no socket, goroutine or timer.
@@ -265,7 +249,7 @@ func (c *Conn) Lost(err error) {
 		c.log.Info("the initiator has ended the connection in the middle of its login; its own log should say why",
 			"initiator", c.login.Initiator(), "responses", uint32(c.statSN))
 	}
-	c.state = stateCleanup
+	c.enter(eventLost)
 	c.node.proves(c)
 	c.login = nil
 	if c.sess != nil {
@@ -299,7 +283,10 @@ func (c *Conn) settleEnd() {
 	if s != nil && !s.over && (s.ending || c.live > 0) {
 		return
 	}
-	c.state = stateFree
+	if invariant.Enabled {
+		c.checkEnd()
+	}
+	c.enter(eventGone)
 	gone := c.gone
 	c.gone = nil
 	for _, f := range gone {

@@ -108,6 +108,7 @@ type Task struct {
 	slot    int         // in Conn.tasks, or -1
 	leased  int         // bytes of I/O memory, as the pool counts them
 	working int         // of these: with them the command goes on
+	unsent  int         // of these: counted in Conn.unsent
 	queued  atomic.Bool // in Conn.ready; set with Conn.readyMu held
 	wanted  int         // bytes of memory that it waits for; it is in Conn.hungry
 	refused bool        // no memory for its unsolicited data

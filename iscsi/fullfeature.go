@@ -49,7 +49,8 @@ func (c *Conn) Command(t *Task, h pdu.SCSICommand) (taken bool) {
 func (c *Conn) setUp(t *Task, h pdu.SCSICommand) {
 	invariant.Check(t.Conn == c && t.state == taskPooled, "a command comes with a task of its connection that is not in use")
 	c.live++
-	t.slot, t.state = -1, taskHeld
+	t.slot = -1
+	t.to(taskHeld)
 	t.refused, t.arrived, t.aborted = false, c.arrived, abortedByNone
 	t.ITT = h.ITT()
 	t.Immediate, t.Final, t.Read, t.Write = h.Immediate(), h.Final(), h.Read(), h.Write()
@@ -241,7 +242,7 @@ func (c *Conn) exit() {
 	if c.state >= stateInLogout {
 		return
 	}
-	c.state = stateInLogout
+	c.enter(eventLeaves)
 	c.withdraw()
 	c.log.Debug("logged out")
 	c.mover.Terminate(WhenLoggedOut)

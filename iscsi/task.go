@@ -85,7 +85,7 @@ func (t *Task) Outstanding() bool { return t.state >= taskHeld && t.state <= tas
 
 // begin starts a task whose turn has come.
 func (c *Conn) begin(t *Task) {
-	t.state = taskWaiting
+	t.to(taskWaiting)
 	if t.Immediate {
 		c.sess.immediates++
 	} else {
@@ -100,11 +100,11 @@ func (c *Conn) step(t *Task, next scsi.Next) {
 	case scsi.Done:
 		c.answer(t)
 	case scsi.Pull:
-		t.state = taskPulling
+		t.to(taskPulling)
 		c.list(t)
 		c.mover.GetData(t)
 	case scsi.Wait:
-		t.state = taskWaiting
+		t.to(taskWaiting)
 		c.list(t)
 	case scsi.Aborted:
 		c.aborted(t)
@@ -113,12 +113,15 @@ func (c *Conn) step(t *Task, next scsi.Next) {
 
 func (c *Conn) answer(t *Task) {
 	c.leave(t)
-	t.state = taskAnswered
-	if c.unsent == 0 {
-		c.moved = c.node.clock.Load()
-	}
-	c.unsent += t.leased
+	t.to(taskAnswered)
 	c.mover.Answer(t)
+	if t.leased > 0 { // the mover may have leased some, too
+		if c.unsent == 0 {
+			c.moved = c.node.clock.Load()
+		}
+		t.unsent = t.leased
+		c.unsent += t.unsent
+	}
 }
 
 // leave takes t out of the command window.
@@ -142,7 +145,7 @@ func (c *Conn) aborted(t *Task) {
 	t.AccountAborted()
 	c.leave(t)
 	if !c.mover.Forget(t) {
-		t.state = taskForgetting
+		t.to(taskForgetting)
 		c.forgetting = append(c.forgetting, t)
 		return
 	}
@@ -185,7 +188,7 @@ func (c *Conn) Forgotten(t *Task) {
 }
 
 func (c *Conn) free(t *Task) {
-	t.state = taskGone
+	t.to(taskGone)
 	c.leased -= t.leased
 	c.working -= t.working
 	t.leased, t.working = 0, 0
@@ -201,7 +204,7 @@ func (c *Conn) free(t *Task) {
 }
 
 func (c *Conn) recycle(t *Task) {
-	t.state = taskPooled
+	t.to(taskPooled)
 	c.live--
 	c.mover.FreeTask(t)
 	if len(c.hungry) > 0 {
@@ -263,8 +266,9 @@ func (t *Task) Collapsible() bool {
 // Sent says that the answer of t has left, and gives the task back.
 func (c *Conn) Sent(t *Task) {
 	t.Account(c.leaving() - t.arrived)
-	if t.leased > 0 {
-		c.unsent -= t.leased
+	if t.unsent > 0 {
+		c.unsent -= t.unsent
+		t.unsent = 0
 		c.moved = c.node.clock.Load()
 	}
 	c.free(t)

@@ -6,9 +6,9 @@ import (
 
 	"oneshot/initiator"
 	"oneshot/iscsi"
-	"oneshot/transport/movertest"
 	"oneshot/iser"
 	"oneshot/mem"
+	"oneshot/transport/movertest"
 	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/iwarp"
 )

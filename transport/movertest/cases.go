@@ -156,7 +156,7 @@ func abortBeforeItsTurn(b *bench) {
 // had are over. meanwhile is called when they have been told.
 func (b *bench) resetUnit(meanwhile func()) {
 	done := make(chan struct{})
-	n := b.disk.NewNexus("iqn.2026-11.example:other,i,0x800000000001")
+	n := b.disk.NewNexus(scsi.ISCSIPort("iqn.2026-11.example:other", [6]byte{0x80, 5: 1}))
 	n.Manage(scsi.LUNReset, 0, nil, func(scsi.TMFResponse) { close(done) })
 	meanwhile()
 	<-done
