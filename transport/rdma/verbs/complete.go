@@ -113,15 +113,16 @@ func (c *completionQueue) Poll(into []rdma.Completion) (n int) {
 }
 
 // harvest takes what the device has to the ring and returns how much the ring holds. The lock is
-// held.
+// held. A queue that is closed has nothing.
 func (c *completionQueue) harvest() int {
-	for {
+	for c.cq != nil {
 		n := C.os_poll(c.cq, &c.wcs[0], C.OS_BATCH)
 		c.take(n)
 		if n < C.OS_BATCH {
-			return c.ring.Len()
+			break
 		}
 	}
+	return c.ring.Len()
 }
 
 // arm arms the device, takes what it has meanwhile, and returns how much the ring holds. The lock
@@ -320,7 +321,9 @@ func (c *completionQueue) Close() error {
 	err := c.poller.close()
 	c.wg.Wait()
 	c.poller = nil
+	c.mu.Lock()
 	c.free()
+	c.mu.Unlock()
 	c.dev.mu.Lock()
 	delete(c.dev.cqs, c)
 	c.addTo(&c.dev.past)
@@ -334,6 +337,7 @@ func (c *completionQueue) free() {
 	}
 	if c.cq != nil {
 		C.os_destroy_cq(c.cq)
+		c.cq = nil // who polls late finds nothing
 	}
 	C.os_destroy_channel(c.channel)
 }

@@ -28,6 +28,7 @@ type listening struct {
 	id      *C.struct_rdma_cm_id
 	handle  uintptr
 	addr    *net.TCPAddr
+	device  string // that the address is of; empty: of all
 
 	mu        sync.Mutex
 	listeners []*listener // those that are open; guarded by mu
@@ -95,8 +96,8 @@ func listen(devices []*Device, address string) ([]*listener, error) {
 		on.destroy()
 		return nil, fmt.Errorf("verbs: listen at %s: %w; is that an address of a network interface with an RDMA device, and free?", address, err)
 	}
-	if name := C.os_cm_device(on.id); name != nil && on.of(C.GoString(name)) == nil {
-		err := fmt.Errorf("verbs: listen at %s: that is an address of %s, not of %s", address, C.GoString(name), devices[0].cfg.Name)
+	if on.device = C.GoString(C.os_cm_device(on.id)); on.device != "" && on.of(on.device) == nil {
+		err := fmt.Errorf("verbs: listen at %s: that is an address of %s, not of %s", address, on.device, devices[0].cfg.Name)
 		on.destroy()
 		return nil, err
 	}
@@ -134,7 +135,8 @@ func (on *listening) happened(e *event) {
 	switch e.kind {
 	case C.RDMA_CM_EVENT_CONNECT_REQUEST:
 	case C.RDMA_CM_EVENT_DEVICE_REMOVAL:
-		if l := on.of(C.GoString(C.os_cm_device(on.id))); l != nil {
+		// The identifier may be destroyed already, by whoever closes the last listener.
+		if l := on.of(on.device); l != nil {
 			l.dev.removed()
 		}
 		return

@@ -35,23 +35,23 @@ static struct { VERBS(FIELD) CM(FIELD) } lib;
 struct symbol { const char *name; void **at; };
 #define ROW(f) { #f, (void **)&lib.f },
 
-static const char *load(const char *file, const struct symbol *s, size_t n)
+static const char *load(const char *file, const struct symbol *s, size_t n, os_find *find)
 {
-	void *h = dlopen(file, RTLD_NOW | RTLD_GLOBAL);
-	if (!h)
+	void *h = find ? NULL : dlopen(file, RTLD_NOW | RTLD_GLOBAL);
+	if (!h && !find)
 		return file;
 	for (size_t i = 0; i < n; i++)
-		if (!(*s[i].at = dlsym(h, s[i].name)))
+		if (!(*s[i].at = find ? find(s[i].name) : dlsym(h, s[i].name)))
 			return s[i].name;
 	return NULL;
 }
 
-const char *os_load(void)
+const char *os_load(os_find *find)
 {
 	static const struct symbol verbs[] = { VERBS(ROW) }, cm[] = { CM(ROW) };
-	const char *missing = load("libibverbs.so.1", verbs, sizeof verbs / sizeof *verbs);
+	const char *missing = load("libibverbs.so.1", verbs, sizeof verbs / sizeof *verbs, find);
 
-	return missing ? missing : load("librdmacm.so.1", cm, sizeof cm / sizeof *cm);
+	return missing ? missing : load("librdmacm.so.1", cm, sizeof cm / sizeof *cm, find);
 }
 
 // failed is the result of functions that set errno.

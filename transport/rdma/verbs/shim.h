@@ -10,8 +10,10 @@
 #include <rdma/rdma_cma.h>
 
 // os_load loads the libraries when the process needs them, so that a program with this package
-// starts on machines without. It returns NULL or what is missing; it is to be called once.
-const char *os_load(void);
+// starts on machines without. It returns NULL or what is missing; it is to be called once. If find is not
+// NULL, it finds the functions instead: tests have their own.
+typedef void *os_find(const char *name);
+const char *os_load(os_find *find);
 
 // Devices.
 struct ibv_device **os_devices(int *n);

@@ -16,6 +16,7 @@
 //	end.go       how connections end
 //	lost.go      devices that are removed
 //	poller.go    descriptors of the libraries in Go's poller
+//	fake/        a stand-in for the libraries, for tests on machines without RDMA
 //
 // It is built with the tag verbs, which takes the headers of rdma-core and a C compiler. The
 // libraries themselves are loaded when Open is first called, so that the program starts on

@@ -1,0 +1,87 @@
+//go:build verbs && cgo && linux
+
+// Package fake is a stand-in for libibverbs and librdmacm, with a device whose queue pairs reach one another
+// through the memory of this process. Package verbs runs over it on machines without RDMA, for its tests: what is posted
+// is done at once, or when the test wants, and each call can be made to fail.
+package fake
+
+// #cgo CFLAGS: -O2 -Wall
+// #include "fake.h"
+// #include <stdlib.h>
+import "C"
+
+import (
+	"syscall"
+	"unsafe"
+)
+
+// Config says how the device is to be.
+type Config struct {
+	Node  string // where sysfs would have it; the device is there as long as the file is
+	IWARP bool   // rather than InfiniBand
+	Siw   bool   // with what siw does differently
+	// LateReads: Reads are answered when the queue is polled that would have nothing else; what was posted
+	// behind them is done before, unless it has a fence.
+	LateReads bool
+	// LateFlush: a queue pair in the error state completes nothing.
+	LateFlush bool
+}
+
+// Name is what the device is called.
+const Name = "fake0"
+
+// Finder is the function that finds the functions of the libraries.
+func Finder() unsafe.Pointer { return unsafe.Pointer(C.fake_find) }
+
+func boolean(b bool) C.int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// Begin makes the device what c says, and ends what was said before of failures.
+func Begin(c Config) {
+	node := C.CString(c.Node)
+	defer C.free(unsafe.Pointer(node))
+	f := C.struct_fake_config{
+		node: node, iwarp: boolean(c.IWARP), siw: boolean(c.Siw), late_reads: boolean(c.LateReads), late_flush: boolean(c.LateFlush),
+		max_work: 4096, max_sge: 6, max_inline: 80,
+	}
+	C.fake_begin(&f)
+}
+
+// Fail has the calls of a function fail, after so many that succeed; nil: they succeed again. Beside the libraries' there are
+// "error", for the error state that a queue pair is to go into, and "address", "route" and "silence", for
+// what the connection manager says of the way to a peer, or does not say.
+func Fail(function string, err error, after int) {
+	e := C.int(0)
+	if err != nil {
+		e = C.int(err.(syscall.Errno))
+	}
+	name := C.CString(function)
+	defer C.free(unsafe.Pointer(name))
+	C.fake_fail(name, e, C.int(after))
+}
+
+// Hold has posted work wait until Release.
+func Hold() { C.fake_hold(1) }
+
+// Release is the end of Hold.
+func Release() { C.fake_hold(0) }
+
+// Break has the next work request of an opcode of libibverbs end with one of its statuses.
+func Break(opcode, status int) { C.fake_break(C.int(opcode), C.int(status)) }
+
+// Async has an asynchronous event happen, to the queue pair made last if it is of one.
+func Async(event int) { C.fake_async(C.int(event)) }
+
+// LoseQueuePair has the queue pair made last complete nothing any more.
+func LoseQueuePair() { C.fake_lose_queue_pair() }
+
+// Removal tells all who have identifiers of the connection manager that the device goes.
+func Removal() { C.fake_removal() }
+
+// End waits until no objects of the libraries are left: threads that were told to end may still hold some. It returns how
+// many stay after some seconds.
+func End() int { return int(C.fake_end(5)) }

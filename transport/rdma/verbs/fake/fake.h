@@ -1,0 +1,36 @@
+// A stand-in for libibverbs and librdmacm with one device, which exists in this process only: queue pairs reach one
+// another through memory. See fake.go.
+#ifndef ONESHOT_VERBS_FAKE_H
+#define ONESHOT_VERBS_FAKE_H
+
+#include <stdint.h>
+
+struct fake_config {
+	const char *node;   // of the device in sysfs
+	int iwarp;          // else InfiniBand
+	int siw;            // with what siw does differently
+	int late_reads;     // a Read is answered when the next one is posted, or a queue is polled
+	int late_flush;     // a queue pair in the error state completes nothing that was posted
+	uint32_t max_work, max_sge, max_inline;
+};
+
+// fake_find returns the stand-in for a function of the libraries, or NULL.
+void *fake_find(const char *name);
+// fake_begin makes the device what c says.
+void fake_begin(const struct fake_config *c);
+// fake_fail has the calls of a function fail with err from now on, after so many that succeed. 0: they succeed.
+void fake_fail(const char *function, int err, int after);
+// fake_hold has posted work wait.
+void fake_hold(int on);
+// fake_break has the next work request of an opcode end with a status.
+void fake_break(int opcode, int status);
+// fake_async has something happen to the device, or to the queue pair made last.
+void fake_async(int type);
+// fake_lose_queue_pair has the queue pair made last complete nothing any more.
+void fake_lose_queue_pair(void);
+// fake_removal tells all identifiers of the connection manager that the device goes.
+void fake_removal(void);
+// fake_end waits until there are no objects left, for so many seconds at most, and returns how many there are.
+int fake_end(int seconds);
+
+#endif

@@ -1,0 +1,84 @@
+//go:build verbs && !guest && cgo && linux
+
+package verbs
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/rdmatest"
+	"oneshot/transport/rdma/verbs/fake"
+)
+
+// These tests run over package fake, on machines without RDMA. In a virtual machine, where there are
+// devices, suite_test.go stands in their place.
+
+func TestMain(m *testing.M) {
+	finder = fake.Finder()
+	goleak.VerifyTestMain(m)
+}
+
+const listenAt = "127.0.0.1:0"
+
+// begin makes the device of a test, and checks in the end that nothing of it is left.
+func begin(t *testing.T, c fake.Config) {
+	t.Helper()
+	c.Node = filepath.Join(t.TempDir(), "node")
+	if err := os.Mkdir(c.Node, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	fake.Begin(c)
+	t.Cleanup(func() {
+		if n := fake.End(); n != 0 {
+			t.Errorf("%d objects of the libraries are left", n)
+		}
+	})
+}
+
+// openFake opens the device of a test until it ends.
+func openFake(t *testing.T, c Config) *Device {
+	t.Helper()
+	c.Name, c.Logger = fake.Name, slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
+	if c.LingerTime == 0 {
+		c.LingerTime = 50 * time.Millisecond
+	}
+	d, err := Open(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return d.(*Device)
+}
+
+var kinds = map[string]fake.Config{
+	"InfiniBand":             {},
+	"InfiniBand, late reads": {LateReads: true},
+	"InfiniBand, no flush":   {LateFlush: true},
+	"iWARP card":             {IWARP: true},
+	"siw":                    {IWARP: true, Siw: true},
+	"siw, late reads":        {IWARP: true, Siw: true, LateReads: true},
+}
+
+func TestSuite(t *testing.T) {
+	for name, c := range kinds {
+		t.Run(name, func(t *testing.T) {
+			begin(t, c)
+			rdmatest.Run(t, func(t *testing.T) rdmatest.Pair {
+				d := openFake(t, Config{})
+				return rdmatest.Pair{Client: d, Server: d, Listen: listenAt, Defects: rdmatest.Defects{EmptyReads: c.Siw}}
+			})
+		})
+	}
+}
+
+var _ rdma.Device = (*Device)(nil)

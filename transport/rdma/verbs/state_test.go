@@ -1,0 +1,581 @@
+//go:build verbs && !guest && cgo && linux
+
+package verbs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/verbs/fake"
+)
+
+// Numbers of libibverbs that tests hand to the fake.
+const (
+	wrWrite, wrSend, wrRead = 0, 2, 4
+	wcRetryExceeded         = 12
+	wcGeneralError          = 21
+	evCQError, evQPFatal    = 0, 1
+	evPortError             = 10
+	evDeviceFatal           = 8
+)
+
+// side is one end of a connection.
+type side struct {
+	t      *testing.T
+	dev    *Device
+	dom    rdma.Domain
+	cq     rdma.CompletionQueue
+	wake   chan struct{}
+	qp     rdma.QueuePair
+	mem    rdma.Region
+	gone   chan error
+	one    [1]rdma.Completion
+	closed bool
+}
+
+const remote = rdma.AccessLocalWrite | rdma.AccessRemoteRead | rdma.AccessRemoteWrite
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func newSide(t *testing.T, d *Device) *side {
+	t.Helper()
+	s := &side{t: t, dev: d, wake: make(chan struct{}, 1), gone: make(chan error, 4)}
+	var err error
+	s.dom, err = d.NewDomain()
+	check(t, err)
+	s.mem, err = s.dom.Register(make([]byte, 1<<16), remote)
+	check(t, err)
+	s.cq, err = d.NewCompletionQueue(64, func() {
+		select {
+		case s.wake <- struct{}{}:
+		default:
+		}
+	})
+	check(t, err)
+	s.qp, err = d.NewQueuePair(rdma.QueuePairConfig{
+		Domain: s.dom, SendCQ: s.cq, RecvCQ: s.cq, MaxWork: 16, MaxRecv: 16, Disconnected: func(err error) { s.gone <- err },
+	})
+	check(t, err)
+	t.Cleanup(s.close)
+	return s
+}
+
+// close frees all, once.
+func (s *side) close() {
+	s.t.Helper()
+	if s.closed {
+		return
+	}
+	s.closed = true
+	check(s.t, s.qp.Close())
+	check(s.t, s.cq.Close())
+	check(s.t, s.mem.Deregister())
+	check(s.t, s.dom.Close())
+}
+
+// next waits for a completion.
+func (s *side) next() rdma.Completion {
+	for s.cq.Poll(s.one[:]) == 0 {
+		if s.cq.Arm() {
+			<-s.wake
+		}
+	}
+	return s.one[0]
+}
+
+// join connects two sides of a device.
+func join(t *testing.T, d *Device) (client, server *side) {
+	t.Helper()
+	client, server = newSide(t, d), newSide(t, d)
+	l, err := d.Listen(listenAt)
+	check(t, err)
+	accepted := make(chan error, 1)
+	go func() {
+		r, err := l.Accept()
+		if err == nil {
+			err = r.Accept(server.qp, rdma.ConnParams{})
+		}
+		accepted <- err
+	}()
+	check(t, d.Connect(context.Background(), client.qp, l.Addr().String(), rdma.ConnParams{}))
+	check(t, <-accepted)
+	check(t, l.Close())
+	return client, server
+}
+
+func (s *side) sge(off, n int) []rdma.SGE {
+	return []rdma.SGE{{Bytes: s.mem.Bytes()[off : off+n], Region: s.mem}}
+}
+
+func (s *side) work(op rdma.Opcode, id uint64, f rdma.Flags, peer *side, n int) rdma.Work {
+	return rdma.Work{
+		ID: id, Op: op, Flags: f, SGL: s.sge(0, n), RemoteSTag: peer.mem.STag(), RemoteOffset: peer.mem.Base() + 1<<15,
+	}
+}
+
+func (s *side) post(ws ...rdma.Work) {
+	s.t.Helper()
+	if n, err := s.qp.Post(ws); n != len(ws) || err != nil {
+		s.t.Fatalf("Post of %d: %d, %v", len(ws), n, err)
+	}
+}
+
+// TestReadsOvertaken: siw completes a Write before a Read that was posted before it. What stands behind a Read completes
+// after it, also if the Read is not signalled, and then the bytes are there.
+func TestReadsOvertaken(t *testing.T) {
+	for name, signaled := range map[string]rdma.Flags{"signalled": rdma.Signaled, "unsignalled": 0} {
+		t.Run(name, func(t *testing.T) {
+			begin(t, fake.Config{IWARP: true, Siw: true, LateReads: true})
+			client, server := join(t, openFake(t, Config{}))
+			for i := range server.mem.Bytes() {
+				server.mem.Bytes()[i] = 7
+			}
+			client.post(client.work(rdma.OpRead, 1, signaled, server, 100), client.work(rdma.OpWrite, 2, rdma.Signaled, server, 0))
+			if signaled != 0 {
+				if c := client.next(); c.ID != 1 || c.Status != rdma.StatusOK {
+					t.Fatalf("%+v completes first", c)
+				}
+			}
+			if c := client.next(); c.ID != 2 || c.Status != rdma.StatusOK {
+				t.Fatalf("%+v", c)
+			}
+			if b := client.mem.Bytes(); b[0] != 7 || b[99] != 7 || b[100] != 0 {
+				t.Errorf("the Read has left % x", b[:101])
+			}
+		})
+	}
+}
+
+// TestUnansweredReads: however a connection ends, a Read that was not answered completes once, not well, and so does what
+// was posted behind it, signalled or not; its sink is as before.
+func TestUnansweredReads(t *testing.T) {
+	type ends struct {
+		d              *Device
+		client, server *side
+	}
+	endings := map[string]func(*ends){
+		"the owner aborts":        func(e *ends) { e.client.qp.Abort(nil) },
+		"the owner disconnects":   func(e *ends) { e.client.qp.Disconnect() },
+		"the owner closes":        func(e *ends) { check(e.client.t, e.client.qp.Close()) },
+		"the peer aborts":         func(e *ends) { e.server.qp.Abort(nil) },
+		"the peer disconnects":    func(e *ends) { e.server.qp.Disconnect() },
+		"the peer closes":         func(e *ends) { check(e.client.t, e.server.qp.Close()) },
+		"the device is removed":   func(*ends) { fake.Removal() },
+		"the device leaves sysfs": func(e *ends) { check(e.client.t, os.Remove(e.d.node)) },
+		"the device breaks":       func(*ends) { fake.Async(evDeviceFatal) },
+		"a completion queue fails": func(e *ends) {
+			e.d.endAll(errors.New("no room"), func(q *queuePair) bool { return rdma.QueuePair(q) == e.client.qp })
+		},
+		"the peer does not answer": func(*ends) { fake.Break(wrRead, wcRetryExceeded); fake.Release() },
+		"nothing is completed":     func(e *ends) { fake.LoseQueuePair(); e.client.qp.Abort(nil) },
+	}
+	for kind, c := range kinds {
+		for name, end := range endings {
+			t.Run(kind+"/"+name, func(t *testing.T) {
+				begin(t, c)
+				d := openFake(t, Config{LingerTime: 20 * time.Millisecond})
+				server, client := join(t, d) // so that the client is the queue pair made last
+				fake.Hold()
+				client.post(
+					client.work(rdma.OpRead, 1, rdma.Signaled, server, 100), client.work(rdma.OpRead, 2, 0, server, 100),
+					client.work(rdma.OpWrite, 3, 0, server, 100), client.work(rdma.OpSend, 4, rdma.Signaled, server, 100))
+				end(&ends{d, client, server})
+				if name == "the owner disconnects" {
+					// It waits for the work, in vain.
+					fake.LoseQueuePair()
+				}
+				for id := uint64(1); id <= 4; id++ {
+					if c := client.next(); c.ID != id || c.Status == rdma.StatusOK || c.QueuePair != client.qp {
+						t.Errorf("%d is due, not well: %+v", id, c)
+					}
+				}
+				if err := <-client.gone; err == nil {
+					t.Error("the connection ends as if in good order")
+				}
+				if n := client.cq.Poll(client.one[:]); n != 0 {
+					t.Errorf("one more: %+v", client.one[0])
+				}
+				if i := slices.IndexFunc(client.mem.Bytes(), func(b byte) bool { return b != 0 }); i >= 0 {
+					t.Errorf("octet %d of the sink has changed", i)
+				}
+				if n, err := client.qp.Post([]rdma.Work{client.work(rdma.OpSend, 5, 0, server, 1)}); n != 0 || !errors.Is(err, rdma.ErrDisconnected) {
+					t.Errorf("Post: %d, %v", n, err)
+				}
+				fake.Release()
+			})
+		}
+	}
+}
+
+// TestPartOfABatch: the device takes some of what is posted. The rest was not done, and can be posted again.
+func TestPartOfABatch(t *testing.T) {
+	for kind, c := range kinds {
+		for after := range 5 {
+			t.Run(fmt.Sprint(kind, " ", after), func(t *testing.T) {
+				begin(t, c)
+				client, server := join(t, openFake(t, Config{}))
+				receives := make([]rdma.Receive, 5)
+				for i := range receives {
+					receives[i] = rdma.Receive{ID: uint64(100 + i), SGL: server.sge(i*100, 100)}
+				}
+				fake.Fail("ibv_post_recv", syscall.ENOMEM, after)
+				n, err := server.qp.PostReceive(receives)
+				if n != after || !errors.Is(err, rdma.ErrFull) {
+					t.Fatalf("PostReceive: %d, %v; want %d, %v", n, err, after, rdma.ErrFull)
+				}
+				fake.Fail("ibv_post_recv", nil, 0)
+				if n, err = server.qp.PostReceive(receives[after:]); n != 5-after || err != nil {
+					t.Fatalf("PostReceive of the rest: %d, %v", n, err)
+				}
+				var ws []rdma.Work
+				for i := range 5 {
+					ws = append(ws, client.work(rdma.OpSend, uint64(i), rdma.Signaled, server, 10+i))
+				}
+				fake.Fail("ibv_post_send", syscall.ENOMEM, after)
+				if n, err = client.qp.Post(ws); n != after || !errors.Is(err, rdma.ErrFull) {
+					t.Fatalf("Post: %d, %v; want %d, %v", n, err, after, rdma.ErrFull)
+				}
+				fake.Fail("ibv_post_send", syscall.EIO, 0)
+				if n, err = client.qp.Post(ws[after:]); n != 0 || !errors.Is(err, syscall.EIO) {
+					t.Fatalf("Post: %d, %v; want 0, %v", n, err, syscall.EIO)
+				}
+				fake.Fail("ibv_post_send", nil, 0)
+				client.post(ws[after:]...)
+				for i := range 5 {
+					if c := client.next(); c.ID != uint64(i) || c.Status != rdma.StatusOK {
+						t.Errorf("%+v, want %d", c, i)
+					}
+					if c := server.next(); c.ID != uint64(100+i) || c.Bytes != 10+i || c.Status != rdma.StatusOK {
+						t.Errorf("%+v, want %d of %d bytes", c, 100+i, 10+i)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestReceivesAreCounted: a queue takes as many receives as were asked for, whatever has become of those before, and
+// gives each back once.
+func TestReceivesAreCounted(t *testing.T) {
+	const depth = 16
+	begin(t, fake.Config{})
+	d := openFake(t, Config{})
+	owner := newSide(t, d)
+	q, err := d.NewReceiveQueue(owner.dom, depth)
+	check(t, err)
+	room := depth
+	fill := func() {
+		t.Helper()
+		rs := make([]rdma.Receive, room+1)
+		for i := range rs {
+			rs[i] = rdma.Receive{ID: uint64(i), SGL: owner.sge(i*100, 100)}
+		}
+		if n, err := q.PostReceive(rs); n != room || !errors.Is(err, rdma.ErrFull) {
+			t.Fatalf("PostReceive: %d, %v; there is room for %d", n, err, room)
+		}
+		room = 0
+	}
+	for round := range 10 { // in the last ones messages are longer than their receives
+		fill()
+		client := newSide(t, d)
+		qp, err := d.NewQueuePair(rdma.QueuePairConfig{Domain: owner.dom, SendCQ: owner.cq, RecvCQ: owner.cq, MaxWork: 4, Receives: q})
+		check(t, err)
+		l, err := d.Listen(listenAt)
+		check(t, err)
+		accepted := make(chan error, 1)
+		go func() {
+			r, err := l.Accept()
+			if err == nil {
+				err = r.Accept(qp, rdma.ConnParams{})
+			}
+			accepted <- err
+		}()
+		check(t, d.Connect(context.Background(), client.qp, l.Addr().String(), rdma.ConnParams{}))
+		check(t, <-accepted)
+		check(t, l.Close())
+		for i := range round + 1 {
+			client.post(client.work(rdma.OpSend, uint64(i), rdma.Signaled, owner, 100+round/8))
+		}
+		if round%2 == 1 {
+			check(t, qp.Close())
+		}
+		client.close()
+		check(t, qp.Close())
+		for owner.cq.Poll(owner.one[:]) > 0 {
+			if owner.one[0].Op == rdma.OpReceive {
+				room++
+			}
+		}
+		if room == 0 {
+			t.Fatal("no message has come")
+		}
+	}
+	check(t, q.Close())
+}
+
+// TestCallsFail: when a call of the libraries fails, so does what needs it, with a reason, and nothing is left behind.
+func TestCallsFail(t *testing.T) {
+	try := func(t *testing.T, call string, do func() error) {
+		t.Helper()
+		fake.Fail(call, syscall.EIO, 0)
+		err := do()
+		fake.Fail(call, nil, 0)
+		told := strings.Contains(call, "_") // others fail by an event, or by none
+		if err == nil || told && !errors.Is(err, syscall.EIO) {
+			t.Errorf("%s fails: %v", call, err)
+		}
+	}
+	t.Run("Open", func(t *testing.T) {
+		begin(t, fake.Config{})
+		for _, call := range []string{
+			"ibv_get_device_list", "ibv_open_device", "ibv_query_device", "ibv_query_port", "ibv_alloc_pd", "ibv_create_cq", "ibv_create_qp",
+			"rdma_create_event_channel",
+		} {
+			try(t, call, func() error {
+				d, err := Open(Config{Name: fake.Name})
+				if d != nil && err != nil {
+					t.Errorf("%s fails: there is a device", call)
+				}
+				return err
+			})
+		}
+		if _, err := Open(Config{Name: "fake1"}); err == nil {
+			t.Error("a device that is not there is opened")
+		}
+	})
+	for kind, c := range kinds {
+		t.Run(kind, func(t *testing.T) {
+			begin(t, c)
+			d := openFake(t, Config{})
+			s := newSide(t, d)
+			try(t, "ibv_alloc_pd", func() error { _, err := d.NewDomain(); return err })
+			try(t, "ibv_reg_mr", func() error { _, err := s.dom.Register(make([]byte, 1), 0); return err })
+			for _, call := range []string{"ibv_create_comp_channel", "ibv_create_cq", "ibv_req_notify_cq"} {
+				try(t, call, func() error { _, err := d.NewCompletionQueue(4, nil); return err })
+			}
+			try(t, "ibv_create_srq", func() error { _, err := d.NewReceiveQueue(s.dom, 4); return err })
+			calls := []string{"ibv_create_qp", "ibv_modify_qp"}
+			if c.Siw {
+				calls = append(calls, "ibv_reg_mr")
+			}
+			for _, call := range calls {
+				try(t, call, func() error {
+					_, err := d.NewQueuePair(rdma.QueuePairConfig{Domain: s.dom, SendCQ: s.cq, RecvCQ: s.cq, MaxWork: 4, MaxRecv: 4})
+					return err
+				})
+			}
+			for _, call := range []string{"rdma_create_event_channel", "rdma_create_id", "rdma_bind_addr", "rdma_listen"} {
+				try(t, call, func() error { _, err := d.Listen(listenAt); return err })
+			}
+			l, err := d.Listen(listenAt)
+			check(t, err)
+			calls = []string{"rdma_create_id", "rdma_resolve_addr", "address", "rdma_resolve_route", "route", "rdma_connect"}
+			for _, call := range calls {
+				own := newSide(t, d)
+				try(t, call, func() error { return d.Connect(context.Background(), own.qp, l.Addr().String(), rdma.ConnParams{}) })
+				own.close()
+			}
+			impatient := openFake(t, Config{ConnectTimeout: 20 * time.Millisecond})
+			own := newSide(t, impatient)
+			try(t, "silence", func() error {
+				return impatient.Connect(context.Background(), own.qp, l.Addr().String(), rdma.ConnParams{})
+			})
+			own.close()
+			calls = []string{"rdma_init_qp_attr", "rdma_accept"}
+			if !c.IWARP {
+				calls = append(calls, "ibv_modify_qp")
+			}
+			for _, call := range calls {
+				here, there := newSide(t, d), newSide(t, d)
+				refused := make(chan error, 1)
+				go func() { refused <- d.Connect(context.Background(), there.qp, l.Addr().String(), rdma.ConnParams{}) }()
+				r, err := l.Accept()
+				check(t, err)
+				try(t, call, func() error { return r.Accept(here.qp, rdma.ConnParams{}) })
+				if err := <-refused; err == nil {
+					t.Errorf("%s fails: the peer is connected", call)
+				}
+				here.close()
+				there.close()
+			}
+			check(t, l.Close())
+			if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
+				t.Errorf("Accept of a listener that is closed: %v", err)
+			}
+		})
+	}
+}
+
+// TestLost: when a device has gone, connections and listeners end, its owner hears of it once, and it can be closed.
+func TestLost(t *testing.T) {
+	for name, lose := range map[string]func(*Device){
+		"sysfs":                  func(d *Device) { _ = os.Remove(d.node) },
+		"connection manager":     func(*Device) { fake.Removal() },
+		"fatal error":            func(*Device) { fake.Async(evDeviceFatal) },
+		"all at once, and twice": func(d *Device) { fake.Async(evDeviceFatal); _ = os.Remove(d.node); fake.Removal(); fake.Removal() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			begin(t, fake.Config{})
+			var mu sync.Mutex
+			var times int
+			lost := make(chan error, 8)
+			d := openFake(t, Config{Lost: func(err error) {
+				mu.Lock()
+				times++
+				mu.Unlock()
+				lost <- err
+			}})
+			l, err := ListenAll([]rdma.Device{d}, listenAt)
+			check(t, err)
+			client, server := join(t, d)
+			if name != "sysfs" {
+				fake.Async(evPortError) // is only told
+			}
+			lose(d)
+			for _, s := range []*side{client, server} {
+				if err := <-s.gone; err == nil {
+					t.Error("the connection ends as if in good order")
+				}
+			}
+			if err := <-lost; err == nil {
+				t.Error("no reason is given")
+			}
+			if _, err := l[0].Accept(); err == nil || errors.Is(err, net.ErrClosed) {
+				t.Errorf("Accept: %v", err)
+			}
+			if _, err := d.Listen(listenAt); err == nil {
+				t.Error("one can listen on a device that is gone")
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if times != 1 {
+				t.Errorf("Lost was called %d times", times)
+			}
+		})
+	}
+}
+
+// TestQueuePairEvent: what the device says of one queue pair ends that one.
+func TestQueuePairEvent(t *testing.T) {
+	begin(t, fake.Config{})
+	d := openFake(t, Config{})
+	first, _ := join(t, d)
+	_, second := join(t, d) // made last
+	fake.Async(evQPFatal)
+	if err := <-second.gone; err == nil {
+		t.Error("the connection ends as if in good order")
+	}
+	select {
+	case err := <-first.gone:
+		t.Errorf("another connection ends with %v", err)
+	default:
+	}
+}
+
+// TestDisconnectWaits: Disconnect waits for what is posted, also if the last of it is not signalled, but not longer
+// than LingerTime.
+func TestDisconnectWaits(t *testing.T) {
+	for kind, c := range kinds {
+		t.Run(kind, func(t *testing.T) {
+			begin(t, c)
+			d := openFake(t, Config{})
+			client, server := join(t, d)
+			fake.Hold()
+			client.post(client.work(rdma.OpWrite, 1, 0, server, 100))
+			client.mem.Bytes()[0] = 9
+			client.qp.Disconnect()
+			fake.Release()
+			if err := <-client.gone; err != nil {
+				t.Errorf("the connection ends with %v", err)
+			}
+			if server.mem.Bytes()[1<<15] != 9 {
+				t.Error("what was posted before is not done")
+			}
+
+			client, server = join(t, d)
+			fake.Hold()
+			client.post(client.work(rdma.OpWrite, 1, rdma.Signaled, server, 100))
+			client.qp.Disconnect()
+			if err := <-client.gone; err == nil {
+				t.Error("the connection ends as if in good order, with work under way")
+			}
+			fake.Release()
+		})
+	}
+}
+
+// TestPolling: before it sleeps, the goroutine of a queue that is waited for looks for completions as long as they come
+// quickly, unless that is switched off. It is counted.
+func TestPolling(t *testing.T) {
+	for _, on := range []bool{true, false} {
+		t.Run(fmt.Sprint(on), func(t *testing.T) {
+			begin(t, fake.Config{})
+			d := openFake(t, Config{Spin: 20 * time.Millisecond})
+			SetPolling(d, on)
+			client, server := join(t, d)
+			ask := func() {
+				client.post(client.work(rdma.OpWrite, 1, rdma.Signaled, server, 8))
+				if c := client.next(); c.Status != rdma.StatusOK {
+					t.Fatalf("%+v", c)
+				}
+			}
+			for range 3 { // one of which comes soon after a sleep
+				ask()
+				for sleeps := d.Counters().Sleeps; d.Counters().Sleeps == sleeps && client.cq.Arm(); {
+					time.Sleep(time.Millisecond)
+				}
+			}
+			c := d.Counters()
+			if c.Sleeps == 0 || (c.PollingInVain > 0) != on {
+				t.Errorf("%d sleeps, polled %d times with success and %d in vain", c.Sleeps, c.PollingFound, c.PollingInVain)
+			}
+		})
+	}
+}
+
+// TestMostProcessorsAreLeft: no more than half of the processors poll.
+func TestMostProcessorsAreLeft(t *testing.T) {
+	begin(t, fake.Config{})
+	d := openFake(t, Config{Spin: time.Hour})
+	c, err := d.NewCompletionQueue(4, nil)
+	check(t, err)
+	spinning.Add(1 << 20)
+	defer spinning.Add(-1 << 20)
+	if c.(*completionQueue).poll() {
+		t.Error("it has found something")
+	}
+	check(t, c.Close())
+}
+
+// TestInUse: what is in use cannot be closed.
+func TestInUse(t *testing.T) {
+	begin(t, fake.Config{})
+	d := openFake(t, Config{})
+	s := newSide(t, d)
+	q, err := d.NewReceiveQueue(s.dom, 4)
+	check(t, err)
+	qp, err := d.NewQueuePair(rdma.QueuePairConfig{Domain: s.dom, SendCQ: s.cq, RecvCQ: s.cq, MaxWork: 4, Receives: q})
+	check(t, err)
+	for what, close := range map[string]func() error{"the device": d.Close, "a completion queue": s.cq.Close, "a receive queue": q.Close, "a domain": s.dom.Close} {
+		if err := close(); err == nil {
+			t.Errorf("%s is closed, and in use", what)
+		}
+	}
+	check(t, qp.Close())
+	check(t, q.Close())
+}
