@@ -2,25 +2,12 @@ package ddp
 
 import (
 	"bytes"
-	"encoding/hex"
-	"strings"
 	"testing"
+
+	"oneshot/internal/hexdump"
 )
 
-// unhex reads hex octets with white space between them and comments after #.
-func unhex(t testing.TB, s string) []byte {
-	t.Helper()
-	var digits strings.Builder
-	for line := range strings.Lines(s) {
-		line, _, _ = strings.Cut(line, "#")
-		digits.WriteString(strings.Join(strings.Fields(line), ""))
-	}
-	b, err := hex.DecodeString(digits.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
-}
+var unhex = hexdump.Parse
 
 // Formats of the vectors. The receiver of an advertise is Host 2, that of a close Host 1.
 var (

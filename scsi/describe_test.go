@@ -3,25 +3,13 @@ package scsi
 import (
 	"bytes"
 	"encoding/binary"
-	"encoding/hex"
 	"strings"
 	"testing"
+
+	"oneshot/internal/hexdump"
 )
 
-// unhex reads bytes in hex; spaces, line ends and comments after # do not count.
-func unhex(t testing.TB, s string) []byte {
-	t.Helper()
-	var digits strings.Builder
-	for line := range strings.Lines(s) {
-		line, _, _ = strings.Cut(line, "#")
-		digits.WriteString(strings.Join(strings.Fields(line), ""))
-	}
-	b, err := hex.DecodeString(digits.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
-}
+var unhex = hexdump.Parse
 
 func describedBench(t *testing.T) *bench {
 	return newBench(t, true, func(cfg *benchConfig, s *fakeStore) {

@@ -2,7 +2,6 @@ package doctest
 
 import (
 	"encoding/binary"
-	"encoding/hex"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,6 +12,7 @@ import (
 
 	"oneshot/config"
 	"oneshot/ddp"
+	"oneshot/internal/hexdump"
 )
 
 // Links between pages lead to files and headings that exist.
@@ -346,19 +346,7 @@ func TestFrames(t *testing.T) {
 	}
 }
 
-func unhex(t *testing.T, text string) []byte {
-	t.Helper()
-	var digits strings.Builder
-	for line := range strings.Lines(text) {
-		line, _, _ = strings.Cut(line, "#")
-		digits.WriteString(strings.Join(strings.Fields(line), ""))
-	}
-	b, err := hex.DecodeString(digits.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
-}
+var unhex = hexdump.Parse
 
 // A README gets a newcomer to a working disk; the rest has pages of its own.
 func TestREADMEIsShort(t *testing.T) {

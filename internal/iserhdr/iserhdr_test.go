@@ -2,19 +2,12 @@ package iserhdr
 
 import (
 	"bytes"
-	"encoding/hex"
-	"strings"
 	"testing"
+
+	"oneshot/internal/hexdump"
 )
 
-func unhex(t *testing.T, s string) []byte {
-	t.Helper()
-	b, err := hex.DecodeString(strings.ReplaceAll(s, " ", ""))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
-}
+var unhex = hexdump.Parse
 
 // The headers of RFC 7145 §9.2, octet by octet.
 func TestVectors(t *testing.T) {

@@ -2,31 +2,18 @@ package pdu
 
 import (
 	"bytes"
-	"encoding/hex"
 	"errors"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"oneshot/internal/hexdump"
 )
 
 // encoder is what all Fields structs are.
 type encoder interface{ AppendTo([]byte) []byte }
 
-// unhex reads hex digits in lines, ignoring spaces and what follows a '#'.
-func unhex(t testing.TB, s string) []byte {
-	t.Helper()
-	var digits strings.Builder
-	for line := range strings.Lines(s) {
-		line, _, _ = strings.Cut(line, "#")
-		digits.WriteString(strings.Join(strings.Fields(line), ""))
-	}
-	b, err := hex.DecodeString(digits.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
-}
+var unhex = hexdump.Parse
 
 // reparse parses b by its opcode and returns the encoder of what it says.
 func reparse(b []byte) (encoder, error) {

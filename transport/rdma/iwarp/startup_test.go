@@ -3,24 +3,18 @@ package iwarp
 import (
 	"bytes"
 	"context"
-	"encoding/hex"
 	"errors"
 	"io"
 	"net"
-	"strings"
 	"testing"
 	"time"
 
 	"oneshot/ddp"
+	"oneshot/internal/hexdump"
 	"oneshot/transport/rdma"
 )
 
-func unhex(t testing.TB, s string) []byte {
-	t.Helper()
-	b, err := hex.DecodeString(strings.Join(strings.Fields(s), ""))
-	check(t, err)
-	return b
-}
+var unhex = hexdump.Parse
 
 // rawClient sends a Request to an end that accepts with p, and returns the Reply.
 func rawClient(t *testing.T, e *end, p rdma.ConnParams, request []byte) (net.Conn, []byte, error) {
