@@ -360,3 +360,31 @@ func TestSessionsHaveNumbers(t *testing.T) {
 		}
 	}
 }
+
+// Aliases can make a small file a large one: what it takes to read it has an end.
+func TestAliasesEnd(t *testing.T) {
+	text := "stores: {a: {type: memory, size: 1MiB}}\ntargets:\n  - iqn: iqn.2026-11.example:t\n    luns: {0: a}\n    initiators: [&i {name: \"iqn.x:*\", luns: {0: 0}}" +
+		strings.Repeat(",*i", 200_000) + "]\n"
+	_, err := Parse("x.yaml", []byte(text))
+	if err == nil || !strings.Contains(err.Error(), "aliases make this configuration endless") {
+		t.Errorf("%.200v", err)
+	}
+}
+
+// A file that others may read and that holds a secret is warned of; one that cannot be read says so.
+func TestLoadWarnsOfSecrets(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "open.yaml")
+	if err := os.WriteFile(path, []byte(shape), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	c, err := Load(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(c.Warnings) != 1 || !strings.Contains(c.Warnings[0].Message, "every user of this machine can read this secret: chmod o-r the file") || c.Warnings[0].Pos.Line != 9 {
+		t.Errorf("warnings %v", c.Warnings)
+	}
+	if _, err := Load(path + ".missing"); err == nil || !strings.HasPrefix(err.Error(), "cannot read the configuration: stat ") {
+		t.Errorf("a file that is not there: %v", err)
+	}
+}

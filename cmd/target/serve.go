@@ -74,6 +74,7 @@ func serve(name, path string, open opener, stdout, stderr io.Writer) error {
 	}
 	log, setLevel := newLogger(c.Log, stderr)
 	if path == "" {
+		c.File = "(built in)"
 		if c.Management.Socket, err = makeOwnSocket(); err != nil {
 			log.Warn("there is no management socket, so no status and no sessions can be asked for", "reason", err)
 		}
