@@ -108,7 +108,7 @@ func readRegular(path string, limit int64) ([]byte, os.FileMode, error) {
 		return nil, 0, err
 	}
 	if int64(len(data)) > limit {
-		return nil, 0, fmt.Errorf("%s is larger than %d bytes: it is hardly the file that was meant", path, limit)
+		return nil, 0, fmt.Errorf("%s is larger than %d bytes: this is probably not the file that you meant", path, limit)
 	}
 	return data, info.Mode(), nil
 }

@@ -62,7 +62,7 @@ func (d *decoder) shownLUNs(v value, luns []LUN) []ShownLUN {
 		item := o.take(f.key)
 		n, err := strconv.ParseUint(item.key, 10, 64)
 		if err != nil || n > maxLUN {
-			d.errorf(item.at, "%q is no LUN: write a number from 0 to %d", item.key, maxLUN)
+			d.errorf(item.at, "%q is not a LUN: write a number from 0 to %d", item.key, maxLUN)
 			continue
 		}
 		s := ShownLUN{Number: uint16(n)}

@@ -58,7 +58,7 @@ func parseNode(text string, port int) (string, error) {
 		host, number = text, strconv.Itoa(port)
 	}
 	if n, err := strconv.ParseUint(number, 10, 16); err != nil || n == 0 || host == "" || len(host) > 253 {
-		return "", fmt.Errorf("%q is no address of another machine: write host:port, such as 192.0.2.1:%d", text, port)
+		return "", fmt.Errorf("%q is not the address of another machine: write host:port, such as 192.0.2.1:%d", text, port)
 	}
 	return net.JoinHostPort(host, number), nil
 }

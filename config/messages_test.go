@@ -16,11 +16,11 @@ import (
 // unseen are messages that no file in testdata/problems can bring forth, with the test that does.
 var unseen = map[string]string{
 	"every user of this machine can read this secret: chmod o-r the file, or name another with {file: PATH}": "TestLoadWarnsOfSecrets",
-	"cannot read the configuration: %w":                                      "TestLoadWarnsOfSecrets",
-	"%s is not a regular file":                                               "TestLoad",
-	"%s is larger than %d bytes: it is hardly the file that was meant":       "TestLoad",
-	"aliases make this configuration endless: write out what they stand for": "TestAliasesEnd",
-	"the YAML parser gave up (%v)":                                           "FuzzParse: no input is known that makes it",
+	"cannot read the configuration: %w":                                        "TestLoadWarnsOfSecrets",
+	"%s is not a regular file":                                                 "TestLoad",
+	"%s is larger than %d bytes: this is probably not the file that you meant": "TestLoad",
+	"aliases make this configuration endless: write out what they stand for":   "TestAliasesEnd",
+	"the YAML parser gave up (%v)":                                             "FuzzParse: no input is known that makes it",
 }
 
 // Every message of this package stands in testdata/problems as a user would read it: whoever adds one sees it

@@ -38,7 +38,7 @@ func TestOperationsProblems(t *testing.T) {
 		`metrics: {}`:                  "no address",
 		`metrics: {pprof: true}`:       "no address",
 		`metrics: {listen: 127.0.0.1}`: "127.0.0.1:9327",
-		`metrics: {listen: "x:1"}`:     "no IP address",
+		`metrics: {listen: "x:1"}`:     "not an IP address",
 		`management: {}`:               "no socket",
 		`management: {socket: ""}`:     "empty",
 		`management: {socket: /` + strings.Repeat("x", 100) + `}`: "at most 100",

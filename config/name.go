@@ -34,7 +34,7 @@ func ParseName(text string) (string, error) {
 		err = errors.New("an iSCSI name begins with iqn., eui. or naa., as in iqn.2026-11.com.example:disk")
 	}
 	if err != nil {
-		return "", fmt.Errorf("%q is no iSCSI name: %w", text, err)
+		return "", fmt.Errorf("%q is not an iSCSI name: %w", text, err)
 	}
 	return name, nil
 }
@@ -60,7 +60,7 @@ func checkIQN(rest string) error {
 	}
 	for label := range strings.SplitSeq(domain, ".") {
 		if label == "" || label[0] == '-' || label[len(label)-1] == '-' {
-			return fmt.Errorf("%q is no reversed domain, such as com.example", domain)
+			return fmt.Errorf("%q is not a reversed domain such as com.example", domain)
 		}
 	}
 	if colon && unique == "" {

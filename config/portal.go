@@ -111,7 +111,7 @@ func (d *decoder) portals(root *object) []Portal {
 	}
 	items := v.list("portals")
 	if isEmptyList(v) {
-		d.errorf(v.at, "there is no portal: add one, such as {transport: tcp, listen: \"127.0.0.1:3260\"}, or remove the key for that one")
+		d.errorf(v.at, "there is no portal: add one, such as {transport: tcp, listen: \"127.0.0.1:3260\"}, or remove the key to get that one")
 	}
 	var portals []Portal
 	for _, item := range items {
@@ -236,7 +236,7 @@ func (d *decoder) device(v value, p *Portal) bool {
 
 func parseDevice(text string) (string, error) {
 	if text == "" || strings.ContainsAny(text, "/ \t\n") {
-		return "", fmt.Errorf("%q is no name of an RDMA device: write one that the command rdma lists, such as rxe0, or any", text)
+		return "", fmt.Errorf("%q is not the name of an RDMA device: write one that the command rdma lists, such as rxe0, or any", text)
 	}
 	return text, nil
 }
@@ -293,7 +293,7 @@ func parseListen(text string) (netip.AddrPort, error) {
 	}
 	switch {
 	case err != nil:
-		return netip.AddrPort{}, fmt.Errorf("%q is no IP address: write one of this machine, such as 127.0.0.1:3260 or [::1]:3260, or *:3260 for all", host)
+		return netip.AddrPort{}, fmt.Errorf("%q is not an IP address: write one of this machine, such as 127.0.0.1:3260 or [::1]:3260, or *:3260 for all", host)
 	case addr.Is4In6():
 		addr = addr.Unmap()
 	}

@@ -199,7 +199,7 @@ func (d *decoder) lun(v value, stores []Store) (LUN, bool) {
 	lun := LUN{Pos: v.at, BlockSize: minBlockBytes, ALUA: ALUAImplicit}
 	number, err := strconv.ParseUint(v.key, 10, 64)
 	if err != nil || number > maxLUN {
-		d.errorf(v.at, "%q is no LUN: write a number from 0 to %d", v.key, maxLUN)
+		d.errorf(v.at, "%q is not a LUN: write a number from 0 to %d", v.key, maxLUN)
 		return lun, false
 	}
 	lun.Number = uint16(number)
@@ -279,7 +279,7 @@ func (d *decoder) lunStore(v value, stores []Store, lun *LUN) bool {
 	s := &stores[i]
 	lun.ReadOnly = s.ReadOnly
 	if over := s.Size % int64(lun.BlockSize); over != 0 {
-		v.errorf("the size of %q, %d bytes, is no multiple of the block size, %d: make it %d", s.Name, s.Size, lun.BlockSize, s.Size-over+int64(lun.BlockSize))
+		v.errorf("the size of %q, %d bytes, is not a multiple of the block size, %d: make it %d", s.Name, s.Size, lun.BlockSize, s.Size-over+int64(lun.BlockSize))
 	}
 	return true
 }

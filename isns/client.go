@@ -92,7 +92,7 @@ func (c *Client) Run(ctx context.Context) {
 			told, retry, failed = r, retryFirst, false
 		case ctx.Err() == nil:
 			if !failed {
-				c.log.Warn("the iSNS server has not been told of the targets; trying again", "server", c.server, "reason", err)
+				c.log.Warn("cannot register with the iSNS server; trying again", "server", c.server, "reason", err)
 			}
 			wait, failed = retry, true
 			retry = min(2*retry, retryMost)
@@ -115,7 +115,7 @@ func (c *Client) part(told Registration) {
 	ctx, cancel := context.WithTimeout(context.Background(), partingTime)
 	defer cancel()
 	if err := c.deregister(ctx, told); err != nil {
-		c.log.Warn("the iSNS server has not been told of the end", "server", c.server, "reason", err)
+		c.log.Warn("cannot deregister from the iSNS server", "server", c.server, "reason", err)
 	}
 }
 

@@ -41,7 +41,7 @@ func (a *api) sessions(w http.ResponseWriter, _ *http.Request) {
 func (a *api) drop(w http.ResponseWriter, r *http.Request) {
 	id, err := strconv.ParseUint(r.PathValue("id"), 10, 16)
 	if err != nil {
-		fail(w, http.StatusBadRequest, fmt.Sprintf("%q is no session ID: session IDs are 1 to 65535", r.PathValue("id")))
+		fail(w, http.StatusBadRequest, fmt.Sprintf("no such session: %q; session IDs are 1 to 65535", r.PathValue("id")))
 		return
 	}
 	if !a.target.DropSession(uint16(id)) {
@@ -70,11 +70,11 @@ func (a *api) setAccess(w http.ResponseWriter, r *http.Request) {
 	body.DisallowUnknownFields() // to leave out what was asked for would do something else
 	var change AccessChange
 	if err := body.Decode(&change); err != nil {
-		fail(w, http.StatusBadRequest, fmt.Sprintf("that is no change of access states: %v", err))
+		fail(w, http.StatusBadRequest, fmt.Sprintf("this is not a change of access states: %v", err))
 		return
 	}
 	if change.State == "" && change.Preferred == nil {
-		fail(w, http.StatusBadRequest, "nothing is to be changed: give state or preferred")
+		fail(w, http.StatusBadRequest, "the request changes nothing: give state or preferred")
 		return
 	}
 	list, err := a.target.SetAccess(change)

@@ -147,7 +147,7 @@ func (c *Client) ask(ctx context.Context, method, path string, body, into any) e
 		if context.Cause(ctx) == errSilent {
 			return c.silent()
 		}
-		return fmt.Errorf("the daemon at %s gives an answer that is none of this version of the API: %w", c.socket, err)
+		return fmt.Errorf("the daemon at %s gave an answer that this version of the program does not understand: %w", c.socket, err)
 	}
 	return nil
 }
@@ -167,7 +167,7 @@ func (c *Client) silent() error {
 func (c *Client) unreachable(err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("nobody serves at %s: start the daemon with management: {socket: %s} in its configuration, or name its socket with --socket", c.socket, c.socket)
+		return fmt.Errorf("no daemon listens at %s: start the daemon with management: {socket: %s} in its configuration, or name its socket with --socket", c.socket, c.socket)
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return fmt.Errorf("the daemon of %s has died: start it again", c.socket)
 	case errors.Is(err, fs.ErrPermission):

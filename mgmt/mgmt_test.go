@@ -160,11 +160,11 @@ func TestAPIMistakes(t *testing.T) {
 	}{
 		{"GET", "/v2/status", "", 404, "no GET /v2/status"},
 		{"POST", "/v1/status", "", 404, "no POST /v1/status"},
-		{"DELETE", "/v1/sessions/x", "", 400, "no session"},
-		{"DELETE", "/v1/sessions/65536", "", 400, "no session"},
+		{"DELETE", "/v1/sessions/x", "", 400, "no such session"},
+		{"DELETE", "/v1/sessions/65536", "", 400, "no such session"},
 		{"GET", "/v1/health", "", 503, "ill"},
-		{"PATCH", "/v1/access", "", 400, "no change of access states"},
-		{"PATCH", "/v1/access", `{"target": "t", "group": 1, "luns": [-1], "state": "standby"}`, 400, "no change of access states"},
+		{"PATCH", "/v1/access", "", 400, "not a change of access states"},
+		{"PATCH", "/v1/access", `{"target": "t", "group": 1, "luns": [-1], "state": "standby"}`, 400, "not a change of access states"},
 		{"PATCH", "/v1/access", `{"target": "t", "group": 1, "lun": 1, "state": "standby"}`, 400, `unknown field \"lun\"`},
 		{"PATCH", "/v1/access", `{"target": "t", "group": 1}`, 400, "give state or preferred"},
 		{"PATCH", "/v1/access", `{"target": "t", "group": 3, "state": "standby"}`, 404, "no group"},
@@ -254,7 +254,7 @@ func TestListen(t *testing.T) {
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Listen(path); err == nil || !strings.Contains(err.Error(), "no socket") {
+	if _, err := Listen(path); err == nil || !strings.Contains(err.Error(), "not a socket") {
 		t.Errorf("a file: %v", err)
 	}
 	if _, err := Listen(filepath.Join(t.TempDir(), "none", "s")); err == nil || !strings.Contains(err.Error(), "create it") {
@@ -264,7 +264,7 @@ func TestListen(t *testing.T) {
 
 func TestUnreachable(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
-	if _, err := NewClient(path).Status(context.Background()); err == nil || !strings.Contains(err.Error(), "nobody serves") {
+	if _, err := NewClient(path).Status(context.Background()); err == nil || !strings.Contains(err.Error(), "no daemon listens") {
 		t.Error(err)
 	}
 	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})

@@ -20,7 +20,7 @@ func Listen(path string) (net.Listener, error) {
 		return nil, fmt.Errorf("another daemon answers at %s: stop it, or choose another socket", path)
 	}
 	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != fs.ModeSocket {
-		return nil, fmt.Errorf("%s is there and is no socket: remove it, or choose another path", path)
+		return nil, fmt.Errorf("%s exists and is not a socket: remove it, or choose another path", path)
 	}
 	// Under another name first: nobody finds it before it is for us alone.
 	hidden := fmt.Sprintf("%s.%d", path, os.Getpid()%1e5)

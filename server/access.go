@@ -93,7 +93,7 @@ func (s *Server) concerned(c *mgmt.AccessChange) (*config.Target, []*config.LUN,
 		return nil, nil, &mgmt.NotFoundError{What: fmt.Sprintf("there is no target %s", c.Target)}
 	}
 	if groups := portGroups(s.cfg.Portals, t.Groups); !slices.Contains(groups, c.Group) {
-		return nil, nil, &mgmt.NotFoundError{What: fmt.Sprintf("the target %s is reached through no group %d: there is %s", t.Name, c.Group, words(groups))}
+		return nil, nil, &mgmt.NotFoundError{What: fmt.Sprintf("the target %s is not reached through the group %d: its groups are %s", t.Name, c.Group, words(groups))}
 	}
 	if _, ok := scsi.ParseAccessState(c.State); !ok && c.State != "" {
 		return nil, nil, &mgmt.NotFoundError{What: fmt.Sprintf("there is no access state %q", c.State)}
@@ -105,7 +105,7 @@ func (s *Server) concerned(c *mgmt.AccessChange) (*config.Target, []*config.LUN,
 			continue
 		}
 		if tpgs[l.ALUA]&scsi.ALUAImplicit == 0 {
-			return nil, nil, fmt.Errorf("LUN %d of %s has alua: %s, so its access states are not the administrator's to set: write alua: implicit or both at the LUN, and reload", l.Number, t.Name, l.ALUA)
+			return nil, nil, fmt.Errorf("LUN %d of %s has alua: %s, so the administrator cannot set its access states: write alua: implicit or both at the LUN, and reload", l.Number, t.Name, l.ALUA)
 		}
 		luns = append(luns, l)
 	}

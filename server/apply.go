@@ -329,7 +329,7 @@ func (s *Server) retire(gone units) {
 		s.node.Quiesce()
 		gone.await(s.ctx)
 		for _, err := range gone.close() {
-			s.log.Error("a store that was taken away could not be closed", "reason", err)
+			s.log.Error("cannot close a store that no LUN shows any more", "reason", err)
 		}
 	})
 }

@@ -26,7 +26,7 @@ func (s *Server) connectionLimit(want int) int {
 	}
 	if !s.scarce {
 		s.scarce = true
-		s.log.Warn("fewer connections than limits.connections can be taken: the process may not have enough descriptors; raise LimitNOFILE= of the unit (ulimit -n), or lower limits.connections",
+		s.log.Warn("the process has too few descriptors for limits.connections: raise LimitNOFILE= of the unit (ulimit -n), or lower limits.connections",
 			"connections", room, "configured", want, "descriptors", limit, "needed", want+others)
 	}
 	return room

@@ -136,7 +136,7 @@ func (s *Server) DropSession(id uint16) bool {
 // Reload implements mgmt.Target with what OnReload was given.
 func (s *Server) Reload() (mgmt.Reload, error) {
 	if s.reload == nil {
-		return mgmt.Reload{}, errors.New("this target serves no configuration file that could be read again")
+		return mgmt.Reload{}, errors.New("this target has no configuration file to read again")
 	}
 	return s.reload()
 }

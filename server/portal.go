@@ -95,7 +95,7 @@ func (p *tcpPortal) serve() error {
 			return nil
 		case isTemporary(err):
 			if _, ok := gate.Pass(acceptQuiet); ok {
-				p.log.Error("connections cannot be accepted for now: they wait until others end; sessions go on (LimitNOFILE= of the unit, ulimit -n, bounds descriptors)",
+				p.log.Error("cannot accept connections now: they wait until others end; sessions go on (LimitNOFILE= of the unit, or ulimit -n, limits descriptors)",
 					"portal", p.Addr().String(), "reason", err)
 			}
 			time.Sleep(acceptRetry)

@@ -102,7 +102,7 @@ func (s *Server) startService(v *service) {
 	s.log.Info("service open", "service", v.name, "address", v.l.Addr().String())
 	s.wg.Go(func() {
 		if err := v.run(); err != nil {
-			s.log.Error("the service has ended; targets are served all the same", "service", v.name, "reason", err)
+			s.log.Error("a service has failed; targets are still served", "service", v.name, "reason", err)
 		}
 	})
 }

@@ -81,7 +81,7 @@ func (v *verbsPortal) listen() bool {
 	}
 	if text := err.Error(); text != v.broken {
 		v.broken = text
-		v.front.devices.log.Error("portal takes no connections for now; it is tried again, and the other portals serve",
+		v.front.devices.log.Error("portal cannot accept connections now and will try again; the other portals serve",
 			"transport", string(v.config.Transport), "address", v.config.Address(), "device", v.config.Device, "reason", text)
 	}
 	return false

@@ -131,7 +131,7 @@ func address(nic, text string) error {
 	if hasGateway {
 		g := net.ParseIP(gateway)
 		if g == nil {
-			return fmt.Errorf("oneshot.ip=%s: the gateway is no address", text)
+			return fmt.Errorf("oneshot.ip=%s: the gateway is not an address", text)
 		}
 		if err := netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Gw: g}); err != nil {
 			return err

@@ -134,7 +134,7 @@ func parseAccess(cmd *cobra.Command, change *mgmt.AccessChange, args []string, l
 	}
 	for _, n := range luns {
 		if n < 0 || n > maxLUN {
-			return wrong("there is no LUN %d: LUNs are 0 to %d", n, maxLUN)
+			return wrong("no such LUN: %d; LUNs are 0 to %d", n, maxLUN)
 		}
 		change.LUNs = append(change.LUNs, uint16(n))
 	}

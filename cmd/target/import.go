@@ -48,7 +48,7 @@ same.`,
 func importFile(path string, stdout, stderr io.Writer) error {
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return fmt.Errorf("cannot read what is to be imported: %w", err)
+		return fmt.Errorf("cannot read the file to import: %w", err)
 	}
 	r, err := migrate.Import(path, data, migrate.System)
 	if err != nil {
@@ -65,7 +65,7 @@ func importFile(path string, stdout, stderr io.Writer) error {
 		for _, p := range bad.Problems {
 			fmt.Fprintf(stderr, "\n%s\n", p)
 		}
-		return fmt.Errorf("the result has %s to be settled before it can be served", count(len(bad.Problems), "problem"))
+		return fmt.Errorf("the result has %s: correct it before you serve it", count(len(bad.Problems), "problem"))
 	}
 	if err != nil {
 		return err

@@ -25,7 +25,7 @@ func (r *reloader) reload() (mgmt.Reload, error) {
 	notifyReloading()
 	done, err := r.apply()
 	if err != nil {
-		r.log.Error("the configuration was not read again; everything goes on as before", "reason", summary(err))
+		r.log.Error("the reload failed and nothing has changed", "reason", summary(err))
 		notify("READY=1\nSTATUS=serving; the last reload failed: " + summary(err))
 		return done, err
 	}

@@ -76,7 +76,7 @@ func serve(name, path string, open opener, stdout, stderr io.Writer) error {
 	if path == "" {
 		c.File = "(built in)"
 		if c.Management.Socket, err = makeOwnSocket(); err != nil {
-			log.Warn("there is no management socket, so no status and no sessions can be asked for", "reason", err)
+			log.Warn("no management socket: status, sessions and session drop do not work", "reason", err)
 		}
 	}
 	for _, w := range c.Warnings {
@@ -101,7 +101,7 @@ func serve(name, path string, open opener, stdout, stderr io.Writer) error {
 	defer close(alive)
 	go watchdog(watchdogInterval(), d.Health, alive)
 	if err := errors.Join(writeHints(stdout, c, d.Addrs()), writeStatusHint(stdout, name, c.Management.Socket)); err != nil {
-		log.Warn("cannot print what is served", "reason", err) // nobody reads it; serve all the same
+		log.Warn("cannot print the lines to paste", "reason", err) // nobody reads it; serve all the same
 	}
 	notify("READY=1\nSTATUS=serving")
 	return supervise(d, signals, log)

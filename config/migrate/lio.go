@@ -97,10 +97,10 @@ func isSet(v any) bool {
 func (m *model) readLIO(data []byte) error {
 	var c saveconfig
 	if err := json.Unmarshal(data, &c); err != nil {
-		return fmt.Errorf("this is no saveconfig.json of targetcli: %w", err)
+		return fmt.Errorf("this is not a saveconfig.json of targetcli: %w", err)
 	}
 	if len(c.StorageObjects) == 0 && len(c.Targets) == 0 {
-		return errors.New("this is no saveconfig.json of targetcli: it has neither storage_objects nor targets")
+		return errors.New("this is not a saveconfig.json of targetcli: it has neither storage_objects nor targets")
 	}
 	objects := m.lioObjects(c.StorageObjects)
 	for i := range c.Targets {
@@ -121,7 +121,7 @@ func (m *model) readLIO(data []byte) error {
 	}
 	if len(m.targets) > 0 {
 		m.remark("persistent reservations are not taken over: initiators register again")
-		m.remark("disks get other serial numbers and names (WWN): what is mounted by the UUID or label of its file system is found again; multipath and /dev/disk/by-id have to be looked at")
+		m.remark("disks get new serial numbers and names (WWN): initiators that mount by the UUID or label of a file system find it again; check multipath and /dev/disk/by-id")
 	}
 	return nil
 }

@@ -35,7 +35,7 @@ const maxBytes = 16 << 20
 // formats.
 func Import(name string, data []byte, files Files) (*Result, error) {
 	if len(data) > maxBytes {
-		return nil, fmt.Errorf("%s is larger than %d bytes: it is hardly the file that was meant", name, maxBytes)
+		return nil, fmt.Errorf("%s is larger than %d bytes: this is probably not the file that you meant", name, maxBytes)
 	}
 	if files == nil {
 		files = noFiles{}

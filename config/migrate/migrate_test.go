@@ -288,9 +288,9 @@ func TestImportRefuses(t *testing.T) {
 		"<target a>\n":                  "line 1: <target> is not closed",
 		"</target>":                     "line 1: </target> ends nothing",
 		"<target a>\n</targe>":          "line 2",
-		"<>":                            "no section",
+		"<>":                            "not a section",
 		"<a>\n<a>\n<a>\n<a>\n<a>":       "sections in sections",
-		strings.Repeat("x", maxBytes+1): "hardly the file",
+		strings.Repeat("x", maxBytes+1): "probably not the file",
 	} {
 		if _, err := Import("f", []byte(text), nil); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%.30q: %v, which does not say %q in one line", text, err, want)

@@ -64,7 +64,7 @@ func (m *model) parseTGT(p *tgtParser, text string) ([]directive, error) {
 		case strings.HasPrefix(line, "<"):
 			words := words(strings.TrimSuffix(strings.TrimPrefix(line, "<"), ">"))
 			if words[0] == "" || !strings.HasSuffix(line, ">") {
-				return nil, fmt.Errorf("line %d: %q is no section", i+1, line)
+				return nil, fmt.Errorf("line %d: %q is not a section", i+1, line)
 			}
 			if len(stack) > maxDepth {
 				return nil, fmt.Errorf("line %d: sections in sections in sections", i+1)
@@ -164,8 +164,8 @@ func (m *model) readTGT(text string) error {
 	}
 	m.checkSecrets("discovery", m.discovery)
 	m.addPortal(portal{"*:3260"}) // where tgtd listens
-	m.remark("tgtd says on its command line where it listens: look at portals")
-	m.remark("disks get other names (WWN): what is mounted by the UUID or label of its file system is found again; multipath and /dev/disk/by-id have to be looked at")
+	m.remark("tgtd gets its addresses from its command line: check portals")
+	m.remark("disks get new names (WWN): initiators that mount by the UUID or label of a file system find it again; check multipath and /dev/disk/by-id")
 	return nil
 }
 
@@ -369,7 +369,7 @@ func (m *model) tgtStore(t *target, d *directive, o *tgtOptions) {
 		l.physical = cmp.Or(o.blockSize, 512) << o.physicalShift
 	}
 	if d.name == "direct-store" {
-		m.remark("%s: %s is not passed through but served as a disk of our own", d.at, path)
+		m.remark("%s: %s is not passed through: it is served as a disk of oneshot", d.at, path)
 	}
 	if at := slices.IndexFunc(m.stores, func(o store) bool { return o.path == s.path }); at >= 0 {
 		s.name = m.stores[at].name // shown twice
