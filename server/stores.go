@@ -131,7 +131,7 @@ func (u *units) openStore(c *config.Store, former []formerLUN) (*openStore, erro
 // volumeName names the volume of a store where its states are kept: the same after every restart, and
 // whatever the store and the LUNs that show it are called.
 func volumeName(c *config.Store, identity backend.Identity) string {
-	if identity == "" {
+	if !identity.Lasts() {
 		identity = backend.Identity(medium(c))
 	}
 	sum := sha256.Sum256([]byte(identity))

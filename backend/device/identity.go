@@ -35,7 +35,7 @@ func identityOf(rdev uint64, sys string) backend.Identity {
 	number := fmt.Sprintf("%d:%d", unix.Major(rdev), unix.Minor(rdev))
 	dir, err := filepath.EvalSymlinks(filepath.Join(sys, "dev/block", number))
 	if err != nil {
-		return backend.Identity("device-" + number)
+		return backend.Passing("device-" + number)
 	}
 	partition := attribute(dir, "partition")
 	disk := dir
@@ -48,7 +48,7 @@ func identityOf(rdev uint64, sys string) backend.Identity {
 			return backend.Identity("device-" + printable(id) + partition)
 		}
 	}
-	return backend.Identity("device-" + number)
+	return backend.Passing("device-" + number)
 }
 
 func attribute(dir, name string) string {

@@ -24,8 +24,8 @@ func TestIdentityFromSysfs(t *testing.T) {
 		{map[string]string{"device/wwid": "t10.ATA     Some Disk                 S3R/1AL\n"}, "2", "device-t10.ATA_Some_Disk_S3R_1AL-part2"},
 		{map[string]string{"wwid": "eui.0025385b71b0a1c9\n"}, "", "device-eui.0025385b71b0a1c9"},
 		{map[string]string{"dm/uuid": "LVM-abc\n", "wwid": "x"}, "", "device-LVM-abc"},
-		{map[string]string{"dm/uuid": "\n"}, "", "device-8:3"},
-		{nil, "1", "device-8:3"},
+		{map[string]string{"dm/uuid": "\n"}, "", "passing-device-8:3"},
+		{nil, "1", "passing-device-8:3"},
 	} {
 		dir := filepath.Join(sys, "devices", t.Name(), "disk"+string(c.want))
 		for name, text := range c.files {
@@ -47,7 +47,7 @@ func TestIdentityFromSysfs(t *testing.T) {
 		}
 		_ = os.RemoveAll(filepath.Join(sys, "devices"))
 	}
-	if got := identityOf(unix.Mkdev(9, 9), sys); got != "device-9:9" {
+	if got := identityOf(unix.Mkdev(9, 9), sys); got != "passing-device-9:9" {
 		t.Errorf("a device that sysfs does not know: %q", got)
 	}
 }
