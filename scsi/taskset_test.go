@@ -519,3 +519,38 @@ func TestBoundedMemory(t *testing.T) {
 		t.Errorf("WRITE SAME: %05x", r.code())
 	}
 }
+
+// TestManageAfterReplacement: commands that began on the unit that was at the LUN before are commands to
+// the LUN: task management reaches them when another unit is there, or none.
+func TestManageAfterReplacement(t *testing.T) {
+	for _, fn := range []TMF{AbortTask, AbortTaskSet, ClearTaskSet, LUNReset} {
+		for _, gone := range []bool{false, true} {
+			b := newBench(t, false, nil).parkedBench()
+			task := b.parked(Simple)
+			next, err := NewLogicalUnit(LUConfig{Volume: b.lu.v, Serial: "0002"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if gone {
+				next = nil
+			}
+			b.target.SetLU(0, next)
+			response, done := b.manage(b.nexus, fn, task)
+			if gone && fn != AbortTask {
+				if response != LUNDoesNotExist || !done {
+					t.Errorf("%d without a unit: %d", fn, response)
+				}
+				b.drain()
+				continue
+			}
+			if done {
+				t.Errorf("%d, gone %v: answered %d before the command has ended", fn, gone, response)
+			}
+			b.store.complete()
+			if next := task.Resume(); next != Aborted {
+				t.Errorf("%d, gone %v: the command is not aborted: %v", fn, gone, next)
+			}
+			task.Release()
+		}
+	}
+}

@@ -87,6 +87,14 @@ func (n *Nexus) manage(m *manager, fn TMF, lun uint64, t *Task) TMFResponse {
 	case ClearACA:
 		return NotSupported // no ACA condition is ever established
 	}
+	former := n.former(lun)
+	if fn == AbortTask {
+		for _, x := range former {
+			if r := x.abortOne(m, t); r != TaskDoesNotExist {
+				return r
+			}
+		}
+	}
 	i := n.lookup(lun)
 	if i == nil {
 		return LUNDoesNotExist
@@ -94,6 +102,12 @@ func (n *Nexus) manage(m *manager, fn TMF, lun uint64, t *Task) TMFResponse {
 	switch fn {
 	case AbortTask:
 		return i.abortOne(m, t)
+	case AbortTaskSet, ClearTaskSet, LUNReset:
+		for _, x := range former {
+			x.abortAll(m)
+		}
+	}
+	switch fn {
 	case AbortTaskSet:
 		i.abortAll(m)
 		return FunctionComplete
@@ -227,6 +241,20 @@ func (n *Nexus) reset(m *manager) TMFResponse {
 		i.ua.Or(uaNexusLoss)
 	}
 	return FunctionComplete
+}
+
+// former are the I_T_L nexuses with logical units that were at the LUN before: the commands that they
+// have still are commands to the LUN, to the initiator.
+func (n *Nexus) former(lun uint64) (list []*itl) {
+	number, ok := decodeLUN(lun)
+	n.target.mu.Lock()
+	defer n.target.mu.Unlock()
+	for _, i := range n.retired {
+		if ok && i.lun == number {
+			list = append(list, i)
+		}
+	}
+	return list
 }
 
 // places are all I_T_L nexuses of n, those of logical units that went away included.
