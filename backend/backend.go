@@ -95,7 +95,7 @@ type Corker interface {
 // Uncorker acts on what was completed since Cork.
 type Uncorker interface{ Uncork() }
 
-// Info describes a store. It does not change while the store is open, but for the size, where
+// Info describes a store. It does not change while the store is open, except the size, where
 // the store is a Resizer.
 type Info struct {
 	Size               int64 // bytes

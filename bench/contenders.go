@@ -347,7 +347,7 @@ func (p *process) signal(s syscall.Signal) {
 }
 
 // stopAll ends every process. tgtd ignores SIGTERM while it has a target, and
-// nothing of what these serve is to be kept.
+// nothing that they serve needs to be kept.
 func (b *bench) stopAll() {
 	for _, p := range slices.Concat(b.loops, b.processes) {
 		p.signal(syscall.SIGKILL)

@@ -153,7 +153,7 @@ func FuzzStartFrame(f *testing.F) {
 }
 
 // FuzzMarkers reads a stream of FPDUs with markers; what it accepts is marked again to the
-// same octets, but for pads.
+// same octets, except for pads.
 func FuzzMarkers(f *testing.F) {
 	stream, _ := mark(markedULPDUs())
 	f.Add(stream[:1100])

@@ -137,7 +137,7 @@ func (l *login) step(h pdu.LoginResponse, data []byte) (out []byte, transit, don
 		l.operational()
 		return l.take(), true, false, nil
 	}
-	// With our answer all is said, but for what the target answers to that.
+	// Our answer is the last thing to be said, except for what the target answers to it.
 	out = l.take()
 	return out, !l.chap.chosen || l.chap.answered, false, nil
 }

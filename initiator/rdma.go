@@ -499,7 +499,7 @@ func (m *conn) cleanUp(err error) {
 	m.s.lost(err)
 }
 
-// release gives back what is of the device. Nothing refers to memory afterwards.
+// release gives back what belongs to the device. Nothing refers to memory afterwards.
 func (m *conn) release() {
 	if m.qp != nil {
 		_ = m.qp.Close()

@@ -17,7 +17,7 @@ import (
 type sender struct {
 	iov.Batch
 	head    []byte
-	mine    bool       // the last piece is of head
+	mine    bool       // the last piece lies in head
 	blocked bool       // the socket is full; the goroutine write goes on
 	late    []*Command // answered before all of their data was written
 	kick    chan struct{}
@@ -31,7 +31,7 @@ func (o *sender) push(b []byte) {
 	}
 }
 
-// own adds what was appended to head from start on, to the last piece if it is of head, too.
+// own adds what was appended to head from start on, to the last piece if that lies in head as well.
 func (o *sender) own(start int) {
 	b := o.head[start:]
 	switch {

@@ -32,7 +32,7 @@ type Config struct {
 	Logger *slog.Logger
 	// CPUTime, if set, tells the processor time of this process, for initiators that ask.
 	CPUTime func() time.Duration
-	Rand    io.Reader // source of challenges: crypto/rand.Reader, but for tests
+	Rand    io.Reader // source of challenges: crypto/rand.Reader, except in tests
 }
 
 // Target is an iSCSI target node: a name, who may use it, and the SCSI target behind it.

@@ -6,7 +6,7 @@ import (
 	"oneshot/internal/invariant"
 )
 
-// From every state a connection comes to its end, and only forwards, but for a login that was held up.
+// From every state a connection comes to its end, and only forwards, except for a login that was held up.
 func TestConnStates(t *testing.T) {
 	for s := stateLogin; s < connStates; s++ {
 		out := 0

@@ -19,7 +19,7 @@ import (
 var _ iscsi.Datamover = (*Mover)(nil)
 
 // Mover is the datamover of one RDMA connection. Its fields belong to whoever holds the lock
-// of conn, but for those that do not change.
+// of conn, except those that do not change.
 type Mover struct {
 	target *Target
 	conn   *iscsi.Conn

@@ -87,7 +87,7 @@ func (d *domain) sge(b []byte) (rdma.SGE, error) {
 	return rdma.SGE{Bytes: b, Region: r}, nil
 }
 
-// region finds the registration that b lies in, or nil: b is of the Go heap.
+// region finds the registration that b lies in, or nil: b lies in the Go heap.
 func (d *domain) region(b []byte) rdma.Region {
 	if a := d.target.arena(b); a != nil {
 		return d.of(a)
@@ -95,7 +95,7 @@ func (d *domain) region(b []byte) rdma.Region {
 	return nil
 }
 
-// arena finds the arena that b lies in, or nil: b is of the Go heap.
+// arena finds the arena that b lies in, or nil: b lies in the Go heap.
 func (t *Target) arena(b []byte) *mem.Arena {
 	for _, a := range *t.arenas.Load() {
 		if within(b, a.Bytes()) {

@@ -182,7 +182,7 @@ func (p *rawPeer) logIn() {
 	}
 }
 
-// command sends a SCSI command whose data-out of n octets, but for what is immediate, or whose
+// command sends a SCSI command whose data-out of n octets, except for what is immediate, or whose
 // data-in is to be had with an STag.
 func (p *rawPeer) command(cdb, immediate []byte, write, read uint32, n int) (itt uint32) {
 	p.t.Helper()

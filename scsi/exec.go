@@ -262,7 +262,7 @@ func (t *Task) leaveTaskSet() {
 	}
 }
 
-// clear is *t = Task{}, but for what the request keeps.
+// clear is *t = Task{}, except for what the request keeps.
 func (t *Task) clear() {
 	t.Owner, t.Nexus, t.CDB = nil, nil, nil
 	t.LUN, t.Attr, t.DataOutLen, t.DataInLen, t.NoLend = 0, 0, 0, 0, false

@@ -157,7 +157,7 @@ func TestMatrix(t *testing.T) {
 					if want == 0 && f.in && !bytes.Equal(r.in, before[c.lba*512:][:blocks*512]) {
 						t.Fatalf("%s: wrong data", what)
 					}
-					// All of them write what was there, but for WRITE SAME, which is compared below.
+					// All of them write what was there, except for WRITE SAME, which is compared below.
 					if f.out == -1 && want == 0 {
 						copy(b.store.data, before)
 					}

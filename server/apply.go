@@ -16,7 +16,7 @@ import (
 	"oneshot/scsi"
 )
 
-// Apply makes the server serve next. Sessions go on, but for those whose target is gone or
+// Apply makes the server serve next. Sessions go on, except those whose target is gone or
 // does not admit them any more; initiators hear of LUNs that come, go and grow by unit
 // attentions. Everything that can fail is done first: on an error nothing has changed. The
 // error is one line that says what to change.
@@ -34,7 +34,7 @@ func (s *Server) Apply(next *config.Config) (mgmt.Reload, error) {
 	return c.commit()
 }
 
-// inForce is the configuration that is served: the last one that was applied, but for what
+// inForce is the configuration that is served: the last one that was applied, except for what
 // only a new process changes.
 func (s *Server) inForce() *config.Config {
 	c := *s.cfg

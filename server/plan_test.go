@@ -167,7 +167,7 @@ func checkStorePlan(t *rapid.T, p *plan, old, next *config.Config) {
 	}
 }
 
-// What is the same but for the lines it stands in needs no change.
+// What is the same except the lines it stands in needs no change.
 func TestPlanOfTheSame(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := drawConfig(t, "x")

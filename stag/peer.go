@@ -26,7 +26,7 @@ const (
 func (s HeldState) String() string { return [...]string{"UNKNOWN", "HELD", "BUSY", "CLOSE-POSTED"}[s] }
 
 // Peer is Host 2's table of the STags that the other end of one stream has advertised. There
-// are never more than the window allows, but for those forgotten while operations are posted;
+// are never more than the window allows, except those forgotten while operations are posted;
 // so much memory it takes at most. Its methods may
 // be called from any goroutine; streams share nothing.
 type Peer struct {

@@ -362,7 +362,7 @@ func (st *Stream) recycle(sl *slot, w word) bool {
 }
 
 // End ends the stream: what is its own allows no more access, and nothing new can be made.
-// One-shot STags are Revoked, but for those Released, whose completions stand; regions are
+// One-shot STags are Revoked, except those Released, whose completions stand; regions are
 // Invalid. Quiet reports that no reference to any of them is held.
 func (st *Stream) End() (quiet bool) {
 	st.mu.Lock()

@@ -188,7 +188,7 @@ func (r *Request) Resume(aborted bool) (next Next, due bool) {
 	return r.then(r), true
 }
 
-// Settle is the end of the request, but for its memory: it gives back its range, and waits for
+// Settle is the end of the request, except its memory: it gives back its range, and waits for
 // nothing any more.
 func (r *Request) Settle() {
 	r.leaveRange()
@@ -229,7 +229,7 @@ func (r *Request) Client() Client { return r.client }
 // Data is the memory that the request has leased: after Take, the data that were pulled.
 func (r *Request) Data() []byte { return r.lease.Bytes() }
 
-// Failed says which operation Err is of.
+// Failed says which operation Err belongs to.
 func (r *Request) Failed() (off, n int64) { return r.op.Off, r.op.Len }
 
 // Memory gets n bytes, at the start of Data, and extra ones in scratch (0: none), then goes on. A

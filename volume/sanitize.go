@@ -28,7 +28,7 @@ const (
 	BlockErase = 2
 )
 
-// sanitizer is guarded by Volume.sanitizing, but for what may be read without.
+// sanitizer is guarded by Volume.sanitizing, except for what may be read without.
 type sanitizer struct {
 	job    atomic.Pointer[sanitizeJob] // nil: none is under way; may be read without the lock
 	failed bool

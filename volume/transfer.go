@@ -71,7 +71,7 @@ func (r *Request) Flush(then Step) Next {
 	return r.submit(backend.Flush, 0, 0, nil, (*Request).opEnd)
 }
 
-// Status asks what Extent then tells of the n bytes at off.
+// Status asks for the n bytes at off what Extent then tells.
 func (r *Request) Status(off, n int64, then Step) Next {
 	r.after = then
 	r.op.Flags = 0

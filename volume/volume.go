@@ -67,7 +67,7 @@ type View interface {
 	// Drain calls drained when the requests that are under way have ended. It may do that at once.
 	Drain(drained func())
 	// SizeChanged says that Size tells something else. It is called from any goroutine, and must not
-	// call the volume back but for that.
+	// call the volume back except for that.
 	SizeChanged()
 }
 

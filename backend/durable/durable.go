@@ -119,10 +119,10 @@ func (d *Door) guarded(sync func() error) error {
 
 var errPanic = errors.New("the medium's code panicked")
 
-// Token is what Enter returns and Leave takes. The zero value is of no call.
+// Token is what Enter returns and Leave takes. The zero value belongs to no call.
 type Token struct{ n uint64 } // the epoch, counted from 1
 
-// Valid reports whether the token is of a call.
+// Valid reports whether the token belongs to a call.
 func (t Token) Valid() bool { return t.n != 0 }
 
 // Enter announces a call that makes bytes durable by itself, apart from Sync, and may so be the

@@ -44,7 +44,7 @@ type Match struct {
 	Kinds    []backend.Kind // nil: all
 	Off, Len int64          // a range, bytes; Len 0: no matter where
 	Chance   float64        // of those, this share; 0: all
-	Times    int            // of those, the first so many; 0: all
+	Times    int            // only the first Times of those fail; 0: all
 }
 
 func (m *Match) hits(op *backend.Op) bool {

@@ -77,7 +77,7 @@ type Store struct {
 	through bool
 	direct  *Alignment
 	bounce  *mem.Pool    // pieces of bounceSize, one per worker, when direct is set
-	info    backend.Info // but for the size
+	info    backend.Info // except the size
 	size    atomic.Int64 // bytes
 	log     *reporter
 

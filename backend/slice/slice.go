@@ -20,7 +20,7 @@ type Store struct {
 	inner backend.Store
 	off   int64        // bytes
 	size  atomic.Int64 // bytes
-	info  backend.Info // but for the size
+	info  backend.Info // except the size
 }
 
 var (

@@ -132,7 +132,7 @@ func mapRing(ring, off, n int) ([]byte, error) {
 	return b, nil
 }
 
-// Next returns the next entry of the submission queue, blank but for the file, to be filled
+// Next returns the next entry of the submission queue, blank except the file, to be filled
 // in before Submit; nil if the queue is full. Memory that it names has to stay where it is,
 // and reachable for the garbage collector, until its completion.
 func (r *Ring) Next() *SQE {

@@ -102,7 +102,7 @@ func (c Chart) legend(s *strings.Builder) {
 	}
 }
 
-// Percents are ticks of so many per cent, from 0 on.
+// Percents returns ticks at every step per cent, from 0 to last.
 func Percents(step, last int) (ticks []Tick) {
 	for p := 0; p <= last; p += step {
 		ticks = append(ticks, Tick{float64(p) / 100, fmt.Sprintf("%d %%", p)})

@@ -84,7 +84,7 @@ func (p Point) String() string {
 	return s
 }
 
-// MBs is the rate of so many commands in a second.
+// MBs is the rate, in MB/s, of iops commands in a second.
 func (p Point) MBs(iops float64) float64 { return iops * float64(p.Size) / 1e6 }
 
 // Each calls measure for each of the points that o selects.

@@ -136,7 +136,7 @@ func exchange(c net.Conn, p harness.Point, d time.Duration) (ios int, took time.
 		return nil
 	}
 	begun := time.Now()
-	// Whoever writes and reads in turn must not let both buffers fill: a few are enough.
+	// Who writes and reads in turn must not let both buffers fill: a few exchanges are enough.
 	for range min(p.Depth, 4) {
 		if err := ask(); err != nil {
 			return 0, 1, err

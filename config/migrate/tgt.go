@@ -91,7 +91,7 @@ func (m *model) parseTGT(p *tgtParser, text string) ([]directive, error) {
 	return root, nil
 }
 
-// maxDepth is of sections: <backing-store> in <target>, and one more.
+// maxDepth is how deep sections may be nested: <backing-store> in <target>, and one more.
 const maxDepth = 3
 
 // stripComment cuts what follows a # that is in no quotation marks.

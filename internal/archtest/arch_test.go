@@ -126,8 +126,8 @@ func TestImports(t *testing.T) {
 	}
 }
 
-// lower are the layers whose tests need nothing from above them either: who works on one can run
-// its tests without the rest. Tests of the upper layers have peers and stores of all kinds.
+// lower are the layers whose tests, too, need nothing from above: who works on one can run its tests
+// without the rest. Tests of the upper layers have peers and stores of all kinds.
 var lower = []string{
 	"mem", "ddp", "stag", "backend", "backend/**", "volume", "volume/**", "scsi", "iscsi/pdu", "iscsi/text", "iscsi/chap",
 	"iscsi/login", "state", "internal/hexdump", "internal/iov", "internal/iserhdr", "internal/loglimit", "internal/ring", "internal/serial", "internal/stream",

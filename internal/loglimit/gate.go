@@ -14,8 +14,8 @@ type Gate struct {
 	dropped int       // since the last line
 }
 
-// Pass reports whether a line may be written, after which none may for so long, and what it should
-// say of those that might not be written before: an attribute, or nothing.
+// Pass reports whether a line may be written. If so, the gate closes for the time of silence, and
+// dropped is an attribute for the line: how many were not written before it, if any.
 func (g *Gate) Pass(silence time.Duration) (dropped []slog.Attr, ok bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -71,7 +71,7 @@ const newer = "trixie"
 
 var packages = []string{"libiscsi-bin", "libcunit1", "libibverbs1", "librdmacm1t64", "libnl-3-200", "libnl-route-3-200", "libc6"}
 
-// tools returns those that are to be used.
+// tools returns those that the tests use.
 var tools = sync.OnceValues(func() ([]tool, error) {
 	if path := os.Getenv(envTool); path != "" {
 		return []tool{{"given", []string{path}}}, nil

@@ -207,7 +207,7 @@ type extent struct {
 	Zero   bool  `json:"zero"`
 }
 
-// TestMap: what is written is mapped, what is discarded is not (GET LBA STATUS).
+// TestMap: blocks that were written are mapped, blocks that were discarded are not (GET LBA STATUS).
 func TestMap(t *testing.T) {
 	tg := targettest.Start(t, config)
 	for name, lun := range writable {

@@ -359,7 +359,7 @@ func (p *process) stop() error {
 }
 
 func (p *process) signal(s syscall.Signal) {
-	// It may have ended in between; whoever waits for exited sees how.
+	// It may have ended in between; who waits for exited sees how.
 	if err := p.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		panic(err)
 	}

@@ -13,7 +13,7 @@ import (
 	"oneshot/test/targettest"
 )
 
-// multipathConf is what multipath-tools have by themselves for disks that report ALUA, but for how often
+// multipathConf is what multipath-tools have by themselves for disks that report ALUA, except how often
 // they look.
 const multipathConf = `
 defaults {

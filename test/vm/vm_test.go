@@ -54,7 +54,7 @@ const (
 	initiator = "iqn.2026-11.example.clients:guest"
 )
 
-// settings of open-iscsi: its defaults but for what the tests wait for. A login is tried again, for Linux
+// settings of open-iscsi: its defaults except for what the tests wait for. A login is tried again, for Linux
 // loses one at times: libiscsi hands a Login Response to iscsid (iscsi_recv_pdu) before it calls the task
 // free (iscsi_complete_task). Where iscsid is quicker on another processor its next Login Request is refused,
 // the kernel says "Login/Text in progress", and nothing more is sent: seen with kprobes in 1 of 60 logins with
@@ -392,7 +392,7 @@ func underLoad(t *testing.T, i *iscsi, restart func()) {
 	i.logout()
 }
 
-// writeRecords writes and syncs records, and does what is to be done when so many are synced.
+// writeRecords writes and syncs count records, and calls at[n] when n of them are synced.
 func writeRecords(t *testing.T, file string, count int, at map[int]func()) {
 	t.Helper()
 	load := guest.start(t, "@records", file, strconv.Itoa(count))

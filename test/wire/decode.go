@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// A packet is one frame as tshark's PDML tells of it.
+// A packet is one frame as tshark's PDML describes it.
 type packet struct {
 	Protos []proto `xml:"proto"`
 }

@@ -28,7 +28,7 @@ import (
 var _ iscsi.Datamover = (*Mover)(nil)
 
 // Mover is the datamover of one TCP connection. Its fields belong to whoever holds the lock
-// of conn, but for those marked otherwise.
+// of conn, except those marked otherwise.
 type Mover struct {
 	conn *iscsi.Conn
 	tc   *net.TCPConn
@@ -52,7 +52,7 @@ type Mover struct {
 
 	closing bool // the socket is to be closed once tx is empty
 	half    bool // our half of it is closed
-	dead    bool // the socket is of no use any more
+	dead    bool // the socket can no longer be used
 	paused  bool // the reader waits, or is about to, until tx is short again
 	pausing bool // tells the reader so; its own
 

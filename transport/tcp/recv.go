@@ -33,7 +33,7 @@ const (
 // rx is the receiving side: a buffer with unread bytes in[r:w], and the data segment that
 // is being received, if any.
 type rx struct {
-	lease   *mem.Lease // what in is of,
+	lease   *mem.Lease // the memory of in,
 	small   *small     // or this; neither: in has what is unread and no room for more
 	in      []byte     // nil while the connection is idle
 	r, w    int

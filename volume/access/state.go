@@ -90,7 +90,7 @@ type Group struct {
 	Cause     Cause `json:"-"`
 }
 
-// State is all that is known of who may do what, but for sessions. It is a value: what it points
+// State is all that is known of who may do what, except sessions. It is a value: what it points
 // to is never changed.
 type State struct {
 	Generation    uint32         `json:",omitempty"`
@@ -217,7 +217,7 @@ const (
 	Free = SanitizeFailed << 1
 )
 
-// denies is what h may not do, but for RESERVE.
+// denies is what h may not do, except RESERVE.
 func (s *State) denies(h Holder) Denial {
 	d := s.deniesThrough(h.Port.Group)
 	i := s.find(h)

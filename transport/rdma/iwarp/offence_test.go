@@ -419,7 +419,7 @@ func (p *peer) quiet() {
 	}
 }
 
-// terminate checks that the next message, but for those before it that are no Terminate, is one
+// terminate checks that the next message, except those before it that are no Terminate, is one
 // that says cause and quotes the FPDU offending as iwarp.md §5 has it, and the last.
 func (p *peer) terminate(cause ddp.Cause, offending []byte) {
 	p.t.Helper()

@@ -21,7 +21,7 @@ const (
 	idle       state = iota // not connected
 	connecting              // exchange of MPA frames
 	connected
-	ending // Terminate or disconnection is on its way, or nothing but the socket's end is left
+	ending // Terminate or disconnection is on its way, or only the end of the socket remains
 	ended  // the socket is closed, everything posted has completed
 )
 
@@ -56,7 +56,7 @@ type queuePair struct {
 
 	mu     sync.Mutex // taken before Device.mu, completionQueue.mu, receives.mu, window.mu
 	state  state
-	dead   bool  // the socket is of no use any more
+	dead   bool  // the socket can no longer be used
 	err    error // why the connection ends
 	opened bool  // an FPDU may be sent: the initiator always, the responder after the peer has
 
@@ -65,7 +65,7 @@ type queuePair struct {
 	tx      tx
 	term    []byte      // a Terminate to be sent
 	half    bool        // our half of the connection is closed
-	final   bool        // nothing but the Terminate may be sent any more
+	final   bool        // only the Terminate may still be sent
 	timer   *time.Timer // bounds the end
 
 	adverts map[stag.STag]*advert
@@ -238,7 +238,7 @@ type agreed struct {
 	peerData   []byte
 }
 
-// socket is a stream socket, a TCP connection but for tests.
+// socket is a stream socket, a TCP connection except in tests.
 type socket interface {
 	net.Conn
 	syscall.Conn

@@ -44,7 +44,7 @@ type tx struct {
 	buf   *txBuffer
 	n     int       // octets of buf.head used
 	out   iov.Batch // its list is buf.iov
-	joint bool      // the last piece of out is of buf.head
+	joint bool      // the last piece of out lies in buf.head
 }
 
 // lend makes sure that there is a buffer, an empty one.

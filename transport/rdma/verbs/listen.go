@@ -28,7 +28,7 @@ type listening struct {
 	id      *C.struct_rdma_cm_id
 	handle  uintptr
 	addr    *net.TCPAddr
-	device  string // that the address is of; empty: of all
+	device  string // the one that has the address; empty: all
 
 	mu        sync.Mutex
 	listeners []*listener // those that are open; guarded by mu

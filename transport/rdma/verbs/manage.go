@@ -17,7 +17,7 @@ import (
 )
 
 // manager receives the events of the kernel's connection manager and hands them to those whose
-// identifiers they are of. Go keeps no pointer in C: identifiers carry numbers.
+// identifiers they belong to. Go keeps no pointer in C: identifiers carry numbers.
 type manager struct {
 	log     *slog.Logger
 	channel *C.struct_rdma_event_channel

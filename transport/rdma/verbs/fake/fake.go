@@ -73,7 +73,7 @@ func Release() { C.fake_hold(0) }
 // Break has the next work request of an opcode of libibverbs end with one of its statuses.
 func Break(opcode, status int) { C.fake_break(C.int(opcode), C.int(status)) }
 
-// Async has an asynchronous event happen, to the queue pair made last if it is of one.
+// Async has an asynchronous event happen, to the queue pair made last if it concerns one.
 func Async(event int) { C.fake_async(C.int(event)) }
 
 // LoseQueuePair has the queue pair made last complete nothing any more.
