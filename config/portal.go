@@ -35,6 +35,10 @@ type Portal struct {
 	// while. It is the same for all verbs portals of a device.
 	NoPolling bool
 
+	// NoModeration has a TCP portal answer each batch of commands at once, rather than wait for more of them from
+	// initiators that keep many outstanding.
+	NoModeration bool
+
 	// NoCRC leaves it to an initiator over iWARP whether frames have CRCs (RFC 5044 §7.1.1).
 	NoCRC bool
 }
@@ -173,6 +177,7 @@ func (d *decoder) portal(v value) (Portal, bool) {
 	ok = d.crc(o.take("crc"), &p) && ok
 	ok = d.device(o.take("device"), &p) && ok
 	ok = d.polling(o.take("polling"), &p) && ok
+	ok = d.moderation(o.take("moderation"), &p) && ok
 	o.done()
 	return p, ok
 }
@@ -213,6 +218,21 @@ func (d *decoder) polling(v value, p *Portal) bool {
 	polling := true
 	ok := set(v, &polling, "true or false", parseBool)
 	p.NoPolling = !polling
+	return ok
+}
+
+// moderation reads moderation: false.
+func (d *decoder) moderation(v value, p *Portal) bool {
+	if !v.given() {
+		return true
+	}
+	if p.Transport != TransportTCP {
+		v.errorf("moderation is for iSCSI over TCP, and the transport is %s: remove it, or make that transport: tcp", p.Transport)
+		return false
+	}
+	moderation := true
+	ok := set(v, &moderation, "true or false", parseBool)
+	p.NoModeration = !moderation
 	return ok
 }
 

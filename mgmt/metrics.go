@@ -79,6 +79,9 @@ var counters = []struct {
 	{desc("protocol_errors_total", "Connections dropped for what the initiator did."), func(c *Counters) uint64 { return c.ProtocolErrors }},
 	{desc("rejects_total", "Reject PDUs sent."), func(c *Counters) uint64 { return c.Rejects }},
 	{desc("ignored_commands_total", "Commands outside the command window."), func(c *Counters) uint64 { return c.IgnoredCommands }},
+	{desc("moderation_censuses_total", "Counts of the commands that an initiator over TCP keeps outstanding."), func(c *Counters) uint64 { return c.Moderation.Censuses }},
+	{desc("moderation_pauses_total", "Pauses of connections over TCP for more commands to come."), func(c *Counters) uint64 { return c.Moderation.Pauses }},
+	{desc("moderation_paused_nanoseconds_total", "The length of these pauses."), func(c *Counters) uint64 { return c.Moderation.PausedNS }},
 	{desc("digest_errors_total", "PDUs whose data digest did not match."), func(c *Counters) uint64 { return c.DigestErrors }},
 }
 

@@ -86,6 +86,15 @@ type Counters struct {
 	Rejects         uint64 `json:"rejects"`
 	IgnoredCommands uint64 `json:"ignored_commands"` // outside the command window
 	DigestErrors    uint64 `json:"digest_errors"`
+
+	Moderation Moderation `json:"moderation"`
+}
+
+// Moderation counts the pauses that connections over TCP make so that commands come together.
+type Moderation struct {
+	Censuses uint64 `json:"censuses"` // counts of the commands that an initiator keeps outstanding
+	Pauses   uint64 `json:"pauses"`
+	PausedNS uint64 `json:"paused_ns"`
 }
 
 // Buffers is the I/O memory, in bytes.

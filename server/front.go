@@ -8,6 +8,7 @@ import (
 	"oneshot/config"
 	"oneshot/iscsi"
 	"oneshot/mem"
+	"oneshot/transport/tcp"
 )
 
 // frontEnd opens the portals of one transport. Its methods are called by one goroutine at a time.
@@ -41,9 +42,9 @@ type surroundings struct {
 }
 
 // newFrontEnds has a row for each transport.
-func newFrontEnds(s surroundings, devices *rdmaDevices) map[config.Transport]frontEnd {
+func newFrontEnds(s surroundings, devices *rdmaDevices, moderation *tcp.Counters) map[config.Transport]frontEnd {
 	return map[config.Transport]frontEnd{
-		config.TransportTCP:   &tcpFront{s},
+		config.TransportTCP:   &tcpFront{s, moderation},
 		config.TransportIWARP: &iwarpFront{devices},
 		config.TransportVerbs: &verbsFront{devices},
 	}

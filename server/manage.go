@@ -11,6 +11,7 @@ import (
 	"oneshot/iscsi"
 	"oneshot/mgmt"
 	"oneshot/scsi"
+	"oneshot/transport/tcp"
 )
 
 var _ mgmt.Target = (*Server)(nil)
@@ -40,7 +41,7 @@ func (s *Server) Status() mgmt.Status {
 	pool := s.pool.Stats()
 	status := mgmt.Status{
 		Version: version.String(), PID: os.Getpid(), Started: s.started, Time: time.Now(), Config: cfg.File, Loaded: loaded,
-		Portals: portals, Counters: countersOf(s.node.Counters()), BoundsNS: latencyBounds, Connected: connected,
+		Portals: portals, Counters: countersOf(s.node.Counters(), &s.moderation), BoundsNS: latencyBounds, Connected: connected,
 		Buffers: mgmt.Buffers{Limit: pool.Limit, InUse: pool.InUse, Mapped: pool.Mapped, Leases: pool.Leases},
 		Targets: make([]mgmt.Node, len(cfg.Targets)), Devices: s.rdma.counters(),
 	}
@@ -99,12 +100,13 @@ func ioOf(s *scsi.IOStats) mgmt.IO {
 	return io
 }
 
-func countersOf(c *iscsi.Counters) mgmt.Counters {
+func countersOf(c *iscsi.Counters, m *tcp.Counters) mgmt.Counters {
 	return mgmt.Counters{
 		Connections: c.Connections.Load(), Refused: c.Refused.Load(), Logins: c.Logins.Load(), LoginFailures: c.LoginFailures.Load(),
 		Redirects:      c.Redirects.Load(),
 		ProtocolErrors: c.ProtocolErrors.Load(), Rejects: c.Rejects.Load(), IgnoredCommands: c.IgnoredCommands.Load(),
 		DigestErrors: c.DigestErrors.Load(),
+		Moderation:   mgmt.Moderation{Censuses: m.Censuses.Load(), Pauses: m.Pauses.Load(), PausedNS: m.PausedNS.Load()},
 	}
 }
 

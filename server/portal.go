@@ -58,14 +58,17 @@ func (s *Server) start(p openPortal) {
 }
 
 // tcpFront opens portals of iSCSI over TCP.
-type tcpFront struct{ surroundings }
+type tcpFront struct {
+	surroundings
+	counters *tcp.Counters
+}
 
 func (f *tcpFront) open(p *config.Portal, replaces []portal) (portal, error) {
 	l, err := listenTCP(p.Network(), p.Address(), listeners(replaces)...)
 	if err != nil {
 		return nil, err
 	}
-	return &tcpPortal{l, f}, nil
+	return &tcpPortal{l, f, tcp.Config{Node: f.node, Pool: f.pool, NoModeration: p.NoModeration, Counters: f.counters}}, nil
 }
 
 func (f *tcpFront) close() error { return nil }
@@ -74,6 +77,7 @@ func (f *tcpFront) close() error { return nil }
 type tcpPortal struct {
 	*net.TCPListener
 	*tcpFront
+	connections tcp.Config
 }
 
 func (p *tcpPortal) listener() *net.TCPListener { return p.TCPListener }
@@ -108,7 +112,7 @@ func (p *tcpPortal) serve() error {
 			_ = c.Close()
 			continue
 		}
-		p.work.Go(func() { _ = tcp.Serve(p.node, c, p.pool) })
+		p.work.Go(func() { _ = p.connections.Serve(c) })
 	}
 }
 

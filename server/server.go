@@ -20,18 +20,20 @@ import (
 	"oneshot/mgmt"
 	"oneshot/scsi"
 	"oneshot/state"
+	"oneshot/transport/tcp"
 )
 
 // Server is a target that serves. Its methods may be called from any goroutine.
 type Server struct {
-	log     *slog.Logger
-	pool    *mem.Pool
-	node    *iscsi.Node
-	copies  *scsi.CopyManager
-	fronts  map[config.Transport]frontEnd
-	rdma    *rdmaDevices   // of fronts
-	first   *config.Config // what the process was started with: some of it holds until it ends
-	started time.Time
+	log        *slog.Logger
+	pool       *mem.Pool
+	node       *iscsi.Node
+	copies     *scsi.CopyManager
+	fronts     map[config.Transport]frontEnd
+	rdma       *rdmaDevices   // of fronts
+	moderation tcp.Counters   // of connections over TCP
+	first      *config.Config // what the process was started with: some of it holds until it ends
+	started    time.Time
 
 	applying chan struct{} // holds one element while a change is under way; taken before mu
 
@@ -77,7 +79,7 @@ func New(cfg *config.Config, log *slog.Logger) (*Server, error) {
 	s.node = iscsi.NewNode(nodeConfig(cfg, s.pool, log))
 	around := surroundings{node: s.node, pool: s.pool, commands: cfg.Limits.Commands, log: log, work: &s.wg}
 	s.rdma = &rdmaDevices{surroundings: around}
-	s.fronts = newFrontEnds(around, s.rdma)
+	s.fronts = newFrontEnds(around, s.rdma, &s.moderation)
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	if _, err := s.Apply(cfg); err != nil {
 		s.stop()

@@ -111,6 +111,9 @@ func portalWords(p *config.Portal) (words []string) {
 	if p.NoPolling {
 		words = append(words, "no polling")
 	}
+	if p.NoModeration {
+		words = append(words, "no moderation")
+	}
 	if p.NoCRC {
 		words = append(words, "CRC only if the initiator asks")
 	}

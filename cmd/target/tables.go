@@ -118,6 +118,9 @@ func writeStatus(w io.Writer, now, before *mgmt.Status) error {
 	c := now.Counters
 	fmt.Fprintf(w, "sessions       %d; %d logins, %d refused, %d redirected; %d connections, %d refused\n", now.Connected, c.Logins, c.LoginFailures, c.Redirects, c.Connections, c.Refused)
 	fmt.Fprintf(w, "errors         %d of the protocol, %d of digests, %d rejects, %d commands out of order\n", c.ProtocolErrors, c.DigestErrors, c.Rejects, c.IgnoredCommands)
+	if m := c.Moderation; m.Censuses > 0 {
+		fmt.Fprintf(w, "moderation     %d pauses, %v in all; outstanding commands were counted %d times\n", m.Pauses, time.Duration(m.PausedNS).Round(time.Millisecond), m.Censuses)
+	}
 	fmt.Fprintf(w, "buffers        %s of %s\n", size(float64(now.Buffers.InUse)), size(float64(now.Buffers.Limit)))
 	for i := range now.Devices {
 		d := &now.Devices[i]

@@ -193,3 +193,34 @@ func TestDataBeforeItsTurn(t *testing.T) {
 		}
 	}
 }
+
+// An initiator that keeps many commands outstanding has them counted, and pauses made for it, unless
+// that is switched off.
+func TestModeration(t *testing.T) {
+	for name, off := range map[string]bool{"on": false, "off": true} {
+		t.Run(name, func(t *testing.T) {
+			const depth = 32
+			b := newBenchOf(t, newMemory(t), nil, off)
+			p := b.dial("MaxRecvDataSegmentLength=262144")
+			var itts []uint32
+			for range depth {
+				itts = append(itts, p.command(rw16(0x88, 0, 512), 512, true, false, true, nil))
+			}
+			for range 2 * censusFirst {
+				if status, _, _ := p.finish(itts[0], nil); status != 0 {
+					t.Fatalf("status %#x", status)
+				}
+				itts = append(itts[1:], p.command(rw16(0x88, 0, 512), 512, true, false, true, nil))
+			}
+			for _, itt := range itts {
+				p.finish(itt, nil)
+			}
+			_ = p.c.Close()
+			b.until(func() bool { return b.node.Connections() == 0 })
+			b.until(func() bool { return off || b.cfg.Counters.Censuses.Load() > 0 })
+			if n := b.cfg.Counters.Censuses.Load(); off && n > 0 {
+				t.Errorf("commands were counted %d times, though moderation is off", n)
+			}
+		})
+	}
+}

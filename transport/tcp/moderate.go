@@ -51,6 +51,22 @@ type moderator struct {
 	count   int           // commands since the last census
 	mean    int           // commands per look of late, times meanOver
 	poor    int           // pauses in a row that were not worth it
+
+	off      bool      // no moderation
+	counters *Counters // where the following is added, or nil
+	censuses uint64
+	pauses   uint64
+	paused   time.Duration
+}
+
+// tell adds to the counters what was counted since the last call.
+func (d *moderator) tell() {
+	if d.counters != nil {
+		d.counters.Censuses.Add(d.censuses)
+		d.counters.Pauses.Add(d.pauses)
+		d.counters.PausedNS.Add(uint64(d.paused))
+	}
+	d.censuses, d.pauses, d.paused = 0, 0, 0
 }
 
 // longest returns the longest pause for a depth. Measured: at 8 outstanding none of more than
@@ -61,11 +77,13 @@ func longest(depth int) time.Duration {
 
 // due reports whether it is time for a census.
 func (d *moderator) due() bool {
-	return d.count >= censusEvery || d.depth == 0 && d.count >= censusFirst
+	return !d.off && (d.count >= censusEvery || d.depth == 0 && d.count >= censusFirst)
 }
 
 // counted tells how many commands the census has found.
 func (d *moderator) counted(commands int) {
+	d.censuses++
+	d.tell()
 	d.count, d.poor = 0, 0
 	switch {
 	case commands < pauseDepth:
@@ -86,6 +104,10 @@ func (d *moderator) wait() {
 	}
 	until := d.answers + d.pause
 	left := until - clock()
+	if left > 0 {
+		d.pauses++
+		d.paused += left
+	}
 	if left > spinMost {
 		sleep(left)
 		return

@@ -21,6 +21,7 @@ func TestMover(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
+				cfg := tcp.Config{Node: node, Pool: pool}
 				var all sync.WaitGroup
 				all.Go(func() {
 					for {
@@ -32,7 +33,7 @@ func TestMover(t *testing.T) {
 							_ = c.Close()
 							continue
 						}
-						all.Go(func() { _ = tcp.Serve(node, c.(*net.TCPConn), pool) })
+						all.Go(func() { _ = cfg.Serve(c.(*net.TCPConn)) })
 					}
 				})
 				return movertest.Service{

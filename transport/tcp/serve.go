@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -17,10 +18,27 @@ import (
 // lingerTime is how long the last PDUs may take to reach a peer that does not read.
 const lingerTime = 3 * time.Second
 
-// Serve runs an iSCSI connection on tc, which the node has admitted, until it ends, and closes it. Its buffers come from
-// pool. It returns why the connection ended; nil: the initiator closed it.
-func Serve(node *iscsi.Node, tc *net.TCPConn, pool *mem.Pool) error {
-	m, err := connect(node, tc, pool)
+// Config is how connections are served.
+type Config struct {
+	Node *iscsi.Node
+	Pool *mem.Pool // of their buffers
+	// NoModeration has them answer each batch of commands at once.
+	NoModeration bool
+	Counters     *Counters // nil: nothing is counted
+}
+
+// Counters count the moderation of connections. Each adds what it has counted now and then, and at
+// its end.
+type Counters struct {
+	Censuses atomic.Uint64 // counts of the commands that an initiator keeps outstanding
+	Pauses   atomic.Uint64
+	PausedNS atomic.Uint64 // nanoseconds of all pauses
+}
+
+// Serve runs an iSCSI connection on tc, which the node has admitted, until it ends, and closes it. It returns why the
+// connection ended; nil: the initiator closed it.
+func (cfg *Config) Serve(tc *net.TCPConn) error {
+	m, err := cfg.connect(tc)
 	if err != nil {
 		return err
 	}
@@ -28,20 +46,22 @@ func Serve(node *iscsi.Node, tc *net.TCPConn, pool *mem.Pool) error {
 }
 
 // connect makes an iSCSI connection of tc.
-func connect(node *iscsi.Node, tc *net.TCPConn, pool *mem.Pool) (*Mover, error) {
-	m, err := newMover(tc, pool)
+func (cfg *Config) connect(tc *net.TCPConn) (*Mover, error) {
+	m, err := newMover(tc, cfg.Pool)
 	if err != nil {
 		_ = tc.Close()
-		node.Dismiss()
+		cfg.Node.Dismiss()
 		return nil, err
 	}
-	m.conn = node.NewConn(m)
+	m.pace.off, m.pace.counters = cfg.NoModeration, cfg.Counters
+	m.conn = cfg.Node.NewConn(m)
 	return m, nil
 }
 
 // serve is the life of the connection.
 func (m *Mover) serve() error {
 	err := m.read()
+	m.pace.tell()
 	m.conn.Lock()
 	m.dead = true
 	m.tx.blocked = false

@@ -41,6 +41,7 @@ const (
 
 // bench is a node with one target of one LUN, and what serves its connections.
 type bench struct {
+	cfg  Config
 	t    *testing.T
 	node *iscsi.Node
 	pool *mem.Pool
@@ -74,6 +75,12 @@ func (b *bench) at(p *peer, look func(m *Mover)) {
 // no goroutine, no connection, no lease.
 func newBench(t *testing.T, store backend.Store, tune func(*iscsi.Config)) *bench {
 	t.Helper()
+	return newBenchOf(t, store, tune, false)
+}
+
+// newBenchOf is newBench with moderation switched off or not.
+func newBenchOf(t *testing.T, store backend.Store, tune func(*iscsi.Config), noModeration bool) *bench {
+	t.Helper()
 	b := &bench{t: t, pool: mem.NewPool(64 << 20)}
 	cfg := iscsi.Config{
 		Login: login.DefaultConfig(), Connections: 100, Sessions: 100, Commands: 32, MemoryPerConnection: 16 << 20,
@@ -83,6 +90,7 @@ func newBench(t *testing.T, store backend.Store, tune func(*iscsi.Config)) *benc
 		tune(&cfg)
 	}
 	b.node = iscsi.NewNode(cfg)
+	b.cfg = Config{Node: b.node, Pool: b.pool, NoModeration: noModeration, Counters: new(Counters)}
 	var err error
 	if b.volume, err = volume.New(volume.Config{Store: store, Logger: cfg.Logger}); err != nil {
 		t.Fatal(err)
@@ -113,7 +121,7 @@ func (b *bench) accept() {
 			_ = c.Close()
 			continue
 		}
-		m, err := connect(b.node, c, b.pool)
+		m, err := b.cfg.connect(c)
 		if err != nil {
 			b.t.Error(err)
 			continue
