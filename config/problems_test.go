@@ -34,6 +34,9 @@ func testArchive(t *testing.T, path string) {
 	}
 	want := make(map[string]*txtar.File)
 	for i := range a.Files {
+		if want[a.Files[i].Name] != nil {
+			t.Fatalf("%s is there twice", a.Files[i].Name)
+		}
 		want[a.Files[i].Name] = &a.Files[i]
 	}
 	out := &txtar.Archive{Comment: a.Comment}

@@ -29,6 +29,7 @@ type verbsPortal struct {
 	config config.Portal
 	closed chan struct{}
 	once   sync.Once
+	later  bool // it listens when it serves
 
 	mu     sync.Mutex
 	open   []verbsListener // guarded by mu
@@ -49,8 +50,8 @@ type verbsFront struct{ devices *rdmaDevices }
 // open implements frontEnd. A portal that replaces others listens only when it serves: the kernel's devices
 // have no way for two to listen at one address.
 func (f *verbsFront) open(p *config.Portal, replaces []portal) (portal, error) {
-	v := &verbsPortal{front: f, config: *p, closed: make(chan struct{})}
-	if len(replaces) == 0 {
+	v := &verbsPortal{front: f, config: *p, closed: make(chan struct{}), later: len(replaces) > 0}
+	if !v.later {
 		v.listen()
 	}
 	return v, nil
@@ -126,6 +127,14 @@ func (v *verbsPortal) begin() bool {
 
 // serve implements portal.
 func (v *verbsPortal) serve() error {
+	if v.later && v.listen() {
+		v.front.devices.log.Info("portal open", "transport", string(v.config.Transport), "address", v.Addr().String())
+		select {
+		case <-v.closed: // before it was open
+			v.hangUp()
+		default:
+		}
+	}
 	look := time.NewTicker(lookTime)
 	defer look.Stop()
 	for {

@@ -49,3 +49,51 @@ portals:
 		t.Errorf("the log says that the portal is open:\n%s", log.String())
 	}
 }
+
+// lines is a log whose lines can be waited for.
+type lines chan string
+
+func (l lines) Write(b []byte) (int, error) {
+	l <- string(b)
+	return len(b), nil
+}
+
+// A portal of the kernel's devices that takes over an address listens when the old one is closed, and at once.
+func TestPortalOfDeviceIsReplaced(t *testing.T) {
+	text := func(device string) string {
+		return `
+stores: {d: {type: memory, size: 16MiB}}
+targets: [{iqn: "iqn.2026-11.example.oneshot:t", luns: {0: d}}]
+portals:
+  - {transport: verbs, listen: "127.0.0.1:24108", device: ` + device + `}
+`
+	}
+	log := make(lines, 100)
+	s, err := New(parse(t, text("nosuch0")), slog.New(slog.NewTextHandler(log, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := s.Serve(); err != nil {
+			t.Error(err)
+		}
+	})
+	for line := range log {
+		if strings.Contains(line, "device=nosuch0") {
+			break
+		}
+	}
+	if _, err := s.Apply(parse(t, text("nosuch1"))); err != nil {
+		t.Fatal(err)
+	}
+	for line := range log {
+		if strings.Contains(line, "device=nosuch1") {
+			break
+		}
+	}
+	if err := s.Shutdown(context.Background()); err != nil {
+		t.Error(err)
+	}
+	wg.Wait()
+}
