@@ -4,6 +4,8 @@ import (
 	"math"
 	"sort"
 	"sync/atomic"
+
+	"oneshot/internal/invariant"
 )
 
 // slot is an entry of the table. The fields below word describe the region; they change only
@@ -50,6 +52,7 @@ func (s *slot) setRegion(r *Region) {
 }
 
 func (s *slot) clearRegion() {
+	invariant.Check(s.load().refs() == 0, "stag: a region that is referenced goes")
 	s.segments = nil
 	if cap(s.ends) > retainedEnds {
 		s.ends = nil
@@ -126,6 +129,11 @@ func (r *Ref) Append(dst [][]byte, off, n uint64) [][]byte {
 	}
 	if n == 0 {
 		return dst
+	}
+	if invariant.Enabled {
+		w := r.slot.load()
+		invariant.Check(w.refs() > 0 && r.slot.matches(w, r.tag), "stag: a reference is to memory of an STag that has gone")
+		invariant.Check(r.off+r.n <= r.slot.length.Load(), "stag: a reference reaches beyond its region")
 	}
 	return r.slot.appendMemory(dst, r.off+off, n)
 }

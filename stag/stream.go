@@ -3,6 +3,8 @@ package stag
 import (
 	"sync"
 	"sync/atomic"
+
+	"oneshot/internal/invariant"
 )
 
 // A stream keeps free indexes of its own and uses them in turn, so that a key comes round as
@@ -168,6 +170,7 @@ func (st *Stream) Bind(s STag, r Region) error {
 		return ErrState
 	}
 	// Reserved is left only under the lock, and there are no references.
+	invariant.Check(w.refs() == 0, "stag: a reserved STag is referenced")
 	sl.setRegion(&r)
 	sl.word.Store(uint64(w.withState(Bound).withAccess(r.Access)))
 	return nil

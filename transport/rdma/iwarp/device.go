@@ -8,7 +8,8 @@
 //	receive.go   queues of receives, own and shared
 //	listen.go    connections that peers want    ┐ MPA startup
 //	connect.go   connections that we want       ┘
-//	queuepair.go the queue pair and its life
+//	queuepair.go the queue pair
+//	life.go      the states of its life, and which may follow which
 //	work.go      Post: checks, and the send queue
 //	oneshot.go   STags advertised and closed
 //	send.go      what is posted ─► FPDUs ─► writev

@@ -78,14 +78,19 @@ func (q *queuePair) offence(err error) error {
 // stop begins the end of the connection: nothing is sent any more but a Terminate, if there
 // is one. The lock is held.
 func (q *queuePair) stop(err error, t *ddp.TerminateMessage) {
-	if q.final || q.dead {
+	silent := q.state == left
+	switch {
+	case silent:
+		q.become(told)
+	case q.is().sends:
+		q.become(terminating)
+	default:
 		return
 	}
-	q.state, q.final = ending, true
 	if q.err == nil {
 		q.err = err
 	}
-	if t != nil {
+	if t != nil && !silent {
 		q.opened = true // the peer sends FPDUs, so it takes some
 		q.term = ddp.AppendFPDUTrailer(ddp.AppendTerminate(nil, t), 0)
 		q.n.terminates.Add(1)
@@ -106,10 +111,10 @@ func (q *queuePair) linger() {
 
 // broken ends the use of the socket. The reader notices. The lock is held.
 func (q *queuePair) broken(err error) {
-	if q.dead {
+	if !q.is().lives {
 		return
 	}
-	q.dead, q.state = true, ending
+	q.useless(err)
 	if q.err == nil {
 		q.err = err
 	}
@@ -160,7 +165,7 @@ func (q *queuePair) Disconnect() {
 	if q.state != connected {
 		return
 	}
-	q.state = ending
+	q.become(leaving)
 	q.linger()
 	q.send()
 }
@@ -169,7 +174,7 @@ func (q *queuePair) Disconnect() {
 func (q *queuePair) Abort(err error) {
 	q.mu.Lock()
 	defer q.unlock()
-	if q.state != connected && q.state != ending || q.final || q.dead {
+	if !q.is().lives || q.is().drains {
 		return
 	}
 	c := causeOf(err)
@@ -190,7 +195,7 @@ func (q *queuePair) Close() error {
 	q.mu.Lock()
 	switch q.state {
 	case idle, connecting:
-		q.state = ended
+		q.become(ended)
 		q.stream.End()
 		q.mu.Unlock()
 		close(q.done)
@@ -226,7 +231,10 @@ func (q *queuePair) release() error {
 func (q *queuePair) finish(err error) {
 	err = q.verdict(err)
 	q.mu.Lock()
-	q.dead, q.batching = true, false
+	if q.is().lives {
+		q.useless(err)
+	}
+	q.batching = false
 	for q.sending {
 		q.settled.Wait()
 	}
@@ -243,10 +251,11 @@ func (q *queuePair) finish(err error) {
 	q.mu.Lock()
 	q.releaseAll()
 	q.flushSends(err)
-	q.state = ended
+	reset := q.state == cut
+	q.become(ended)
 	q.unlock()
 	q.flushReceives(err)
-	if err != nil && !q.final {
+	if reset {
 		if tc, ok := q.tc.(*net.TCPConn); ok {
 			_ = tc.SetLinger(0) // the peer is to know that this is no good end
 		}

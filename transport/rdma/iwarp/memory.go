@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"oneshot/internal/invariant"
 	"oneshot/stag"
 	"oneshot/transport/rdma"
 )
@@ -121,7 +122,9 @@ func (r *region) pin() bool {
 }
 
 func (r *region) unpin() {
-	if r.pins.Add(-1) == deregistering {
+	n := r.pins.Add(-1)
+	invariant.Check(n >= 0, "iwarp: a region is unpinned more often than pinned")
+	if n == deregistering {
 		close(r.idle)
 	}
 }
@@ -152,6 +155,7 @@ func (r *region) Deregister() error {
 	if old != 0 {
 		<-r.idle
 	}
+	invariant.Check(r.pins.Load() == deregistering, "iwarp: a region goes while it is pinned")
 	dev := r.domain.dev
 	if r.access&rdma.AccessRemoteInvalidate != 0 {
 		dev.mu.Lock()

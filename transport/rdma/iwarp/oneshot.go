@@ -5,6 +5,7 @@ import (
 	"unsafe"
 
 	"oneshot/ddp"
+	"oneshot/internal/invariant"
 	"oneshot/stag"
 	"oneshot/transport/rdma"
 )
@@ -117,6 +118,9 @@ func (q *queuePair) bindAdvert(a *advert, access rdma.Access) (stag.STag, error)
 	}
 	if err := q.stream.Bind(s, stag.Region{Segments: a.segs, Access: tagAccess(access)}); err != nil {
 		panic("iwarp: a reserved STag cannot be bound: " + err.Error())
+	}
+	if invariant.Enabled { // and again when the first octet of its message leaves
+		invariant.Check(q.dev.table.State(s) == stag.Bound, "iwarp: an STag is not bound after Bind")
 	}
 	return s, nil
 }

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 
 	"oneshot/ddp"
+	"oneshot/internal/invariant"
 	"oneshot/internal/iov"
 	"oneshot/stag"
 	"oneshot/transport/rdma"
@@ -289,6 +290,7 @@ func (e *readError) Unwrap() error { return e.error }
 // back is still referenced.
 func (q *queuePair) deliver() error {
 	x := &q.rx
+	invariant.Check(x.taken && x.got <= x.recv.n, "iwarp: a message is delivered that has no receive, or not room in it")
 	c := rdma.Completion{ID: x.recv.id, Op: rdma.OpReceive, Bytes: x.got, QueuePair: q}
 	switch {
 	case x.msg == ddp.SendAdvertise:

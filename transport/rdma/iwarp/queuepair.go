@@ -14,17 +14,6 @@ import (
 	"oneshot/transport/rdma"
 )
 
-// state is where a queue pair is in its life.
-type state uint8
-
-const (
-	idle       state = iota // not connected
-	connecting              // exchange of MPA frames
-	connected
-	ending // Terminate or disconnection is on its way, or only the end of the socket remains
-	ended  // the socket is closed, everything posted has completed
-)
-
 // queuePair is one connection. Its reader owns rx; all else is guarded by mu, unless it does
 // not change once the queue pair is connected.
 type queuePair struct {
@@ -42,7 +31,7 @@ type queuePair struct {
 
 	// Set when connected.
 	tc       socket
-	sock     *stream.Socket // of tc; its descriptor is for use while sending, or with mu held and dead unset
+	sock     *stream.Socket // of tc; its descriptor is for use while sending, or with mu held while the socket lives
 	format   ddp.Format
 	crc      bool
 	mulpdu   int
@@ -55,17 +44,14 @@ type queuePair struct {
 	rx rx // the reader's own
 
 	mu     sync.Mutex // taken before Device.mu, completionQueue.mu, receives.mu, window.mu
-	state  state
-	dead   bool  // the socket can no longer be used
-	err    error // why the connection ends
-	opened bool  // an FPDU may be sent: the initiator always, the responder after the peer has
+	state  state      // life.go
+	err    error      // why the connection ends
+	opened bool       // an FPDU may be sent: the initiator always, the responder after the peer has
 
 	sq      sendQueue
 	answers answers
 	tx      tx
 	term    []byte      // a Terminate to be sent
-	half    bool        // our half of the connection is closed
-	final   bool        // only the Terminate may still be sent
 	timer   *time.Timer // bounds the end
 
 	adverts map[stag.STag]*advert
@@ -222,7 +208,7 @@ func (q *queuePair) claim() error {
 	if q.state != idle {
 		return errNotIdle
 	}
-	q.state = connecting
+	q.become(connecting)
 	return nil
 }
 
@@ -263,7 +249,7 @@ func (q *queuePair) start(tc socket, a *agreed) error {
 	q.agree(a)
 	q.rx.init()
 	q.rx.greeted = !a.peerToPeer
-	q.state = connected
+	q.become(connected)
 	if a.rtr != ddp.MessageInvalid {
 		q.sq.add(q.maxWork + 1).readyToReceive(a.rtr)
 		q.send()

@@ -212,11 +212,11 @@ func (q *queuePair) unpark() error {
 func (q *queuePair) begin(stalled *bool) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.dead {
+	if !q.is().lives {
 		return false
 	}
 	x := &q.rx
-	if q.final && !x.drain {
+	if q.is().drains && !x.drain {
 		x.startDrain()
 		*stalled = false
 	}

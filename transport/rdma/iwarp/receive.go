@@ -3,6 +3,7 @@ package iwarp
 import (
 	"sync"
 
+	"oneshot/internal/invariant"
 	"oneshot/internal/ring"
 	"oneshot/transport/rdma"
 )
@@ -108,6 +109,7 @@ func (r *receives) putBack(from *receive) {
 	r.mu.Lock()
 	slot := r.ring.Back()
 	*from, *slot = *slot, *from
+	invariant.Check(r.ring.Len() <= r.depth, "iwarp: more receives in a queue than were posted")
 	r.mu.Unlock()
 	r.wake(1)
 }

@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"oneshot/ddp"
+	"oneshot/internal/invariant"
 	"oneshot/internal/iov"
 	"oneshot/internal/ring"
 	"oneshot/stag"
@@ -114,7 +115,7 @@ type answers struct {
 // send sends what there is, as far as the socket takes it, unless somebody else does or will.
 // The lock is held, but not over system calls.
 func (q *queuePair) send() {
-	if q.sending || q.batching || q.blocked || q.dead || q.state < connected {
+	if q.sending || q.batching || q.blocked || !q.is().lives {
 		return
 	}
 	if q.write() == wroteAll {
@@ -133,6 +134,7 @@ const (
 )
 
 func (q *queuePair) write() wrote {
+	invariant.Check(!q.sending, "iwarp: two send at a time")
 	q.sending = true
 	defer func() {
 		q.sending = false
@@ -148,7 +150,7 @@ func (q *queuePair) write() wrote {
 			q.account()
 		}
 		switch {
-		case q.dead || x.out.Empty():
+		case !q.is().lives || x.out.Empty():
 			return wroteAll
 		case turns == maxTurns:
 			return wroteTurns
@@ -184,7 +186,7 @@ func (q *queuePair) writev() (n int, e unix.Errno) {
 
 // block has the writer send the rest when the socket has room.
 func (q *queuePair) block() {
-	if q.dead {
+	if !q.is().lives {
 		return
 	}
 	q.blocked = true
@@ -210,7 +212,7 @@ func (q *queuePair) onWritable() bool {
 		q.settled.Wait()
 	}
 	res := wroteAll
-	for !q.dead {
+	for q.is().lives {
 		if res = q.write(); res != wroteTurns {
 			break
 		}
@@ -219,7 +221,7 @@ func (q *queuePair) onWritable() bool {
 		runtime.Gosched()
 		q.mu.Lock()
 	}
-	done := q.dead || res == wroteAll
+	done := !q.is().lives || res == wroteAll
 	if done {
 		q.blocked = false
 		q.emptied()
@@ -231,11 +233,11 @@ func (q *queuePair) onWritable() bool {
 
 // emptied is called when nothing is left to send for the moment.
 func (q *queuePair) emptied() {
-	if q.state != ending || q.half || q.dead || !q.tx.out.Empty() || len(q.term) > 0 {
+	if q.state != leaving && q.state != terminating || !q.tx.out.Empty() || len(q.term) > 0 {
 		return
 	}
-	if q.final || q.sq.Head == q.sq.Tail && q.answers.Len() == 0 {
-		q.half = true
+	if q.state == terminating || q.sq.Head == q.sq.Tail && q.answers.Len() == 0 {
+		q.closed()
 		_ = unix.Shutdown(q.sock.FD, unix.SHUT_WR)
 	}
 }
@@ -275,7 +277,7 @@ func (q *queuePair) account() {
 // fill queues FPDUs for one writev.
 func (q *queuePair) fill() {
 	x := &q.tx
-	if !q.opened || q.half || q.dead {
+	if !q.opened || !q.is().speaks {
 		return
 	}
 	if len(q.term) > 0 {
@@ -284,7 +286,7 @@ func (q *queuePair) fill() {
 		q.term = nil
 		return
 	}
-	if q.final || !q.ready() {
+	if !q.is().sends || !q.ready() {
 		return
 	}
 	x.lend()
@@ -331,6 +333,7 @@ func (q *queuePair) mayStart(w *wqe) bool {
 // fillAnswer queues a segment of a Read Response.
 func (q *queuePair) fillAnswer(x *answer) bool {
 	size := int(x.req.Size)
+	invariant.Check(uint64(size) == x.ref.Len(), "iwarp: a Read Response is of other memory than was checked")
 	n := min(size-x.off, q.mulpdu-ddp.TaggedLen)
 	var cur iov.Cursor
 	if n > 0 {
@@ -414,6 +417,9 @@ func (q *queuePair) fillSend(w *wqe) {
 	s := &q.sq
 	if w.off == 0 {
 		s.msn++
+		if invariant.Enabled && w.msg == ddp.SendAdvertise {
+			invariant.Check(q.dev.table.State(w.stag) != stag.Reserved, "iwarp: an STag is advertised before it is bound")
+		}
 	}
 	c := q.format.Control(w.msg, false)
 	n := w.cur.Fit(min(w.n-w.off, q.mulpdu-q.format.HeaderLen(c)), q.tx.room()-2)

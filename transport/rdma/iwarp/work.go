@@ -98,7 +98,7 @@ func (q *queuePair) Post(ws []rdma.Work) (n int, err error) {
 }
 
 func (q *queuePair) post(ws []rdma.Work, i int) error {
-	if q.state != connected {
+	if !q.is().posts {
 		return rdma.ErrDisconnected
 	}
 	w := q.sq.next(q.maxWork)
