@@ -172,6 +172,29 @@ func TestPaths(t *testing.T) {
 	}
 }
 
+// ARCHITECTURE.md or one of its chapters names every package, or the one it is below.
+func TestPackagesAreNamed(t *testing.T) {
+	root := Root(t)
+	named := make(map[string]bool)
+	for _, p := range Pages(t, root) {
+		if p.Path == "ARCHITECTURE.md" || filepath.Dir(p.Path) == "docs/architecture" {
+			for _, s := range p.Spans() {
+				named[s.Text] = true
+			}
+		}
+	}
+	dirs := make(map[string]bool)
+	for _, f := range Files(t, root, func(name string) bool { return strings.HasSuffix(name, ".go") }) {
+		dirs[filepath.Dir(f)] = true
+	}
+	for dir := range dirs {
+		parent := filepath.Dir(dir)
+		if !named[dir] && !named[filepath.Base(dir)] && (parent == "." || parent == "internal" || parent == "backend" || !named[filepath.Base(parent)]) {
+			t.Errorf("ARCHITECTURE.md does not say what %s is", dir)
+		}
+	}
+}
+
 // What pages tell readers to make can be made.
 func TestMake(t *testing.T) {
 	root := Root(t)
