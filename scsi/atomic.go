@@ -1,13 +1,11 @@
 package scsi
 
-import "encoding/binary"
-
 // ---- COMPARE AND WRITE ----
 
 // compareAndWrite is SBC-3 §5.2. The data-out is what must be there, then what replaces it.
 func (t *Task) compareAndWrite() Next {
-	lba, blocks := binary.BigEndian.Uint64(t.CDB[2:]), uint64(t.CDB[13])
-	if t.CDB[1]&protectAll != 0 {
+	lba, blocks := t.blockRange()
+	if !t.flags() {
 		return t.check(invalidField(1))
 	}
 	if s, ok := t.setRange(lba, blocks, t.maxTransfer()); !ok {
@@ -16,7 +14,6 @@ func (t *Task) compareAndWrite() Next {
 	if int64(blocks) > t.maxCompareBlocks() {
 		return t.check(invalidField(13))
 	}
-	t.fua = t.CDB[1]&bitFUA != 0
 	if int64(t.DataOutLen) != 2*t.n {
 		// Sent by somebody who means another number of blocks.
 		t.Transfer, t.TransferOut = uint64(2*t.n), true
@@ -31,16 +28,15 @@ func (t *Task) compareAndWrite() Next {
 
 // ---- ORWRITE ----
 
-// orWrite16 is SBC-3 §5.8.
-func (t *Task) orWrite16() Next {
-	lba, blocks := t.range16()
-	if t.CDB[1]&protectAll != 0 {
+// orWrite is SBC-3 §5.8.
+func (t *Task) orWrite() Next {
+	lba, blocks := t.blockRange()
+	if !t.flags() {
 		return t.check(invalidField(1))
 	}
 	if s, ok := t.setRange(lba, blocks, t.maxTransfer()); !ok {
 		return t.check(s)
 	}
-	t.fua = t.CDB[1]&bitFUA != 0
 	if s, ok := t.takesAll(); !ok {
 		return t.check(s)
 	} else if t.n == 0 {
@@ -56,12 +52,12 @@ func (lu *LogicalUnit) atomicWrites() bool { return lu.v.Atomic() }
 // maxAtomic is how many bytes WRITE ATOMIC can write.
 func (t *Task) maxAtomic() int64 { return t.lu.v.MaxAtomic(t.maxTransfer()) }
 
-// writeAtomic16 is SBC-4 §5.48: other commands see all of the blocks changed, or none.
-func (t *Task) writeAtomic16() Next {
-	if t.CDB[1]&protectAll != 0 {
+// writeAtomic is SBC-4 §5.48: other commands see all of the blocks changed, or none.
+func (t *Task) writeAtomic() Next {
+	lba, blocks := t.blockRange()
+	if !t.flags() {
 		return t.check(invalidField(1))
 	}
-	lba, blocks := binary.BigEndian.Uint64(t.CDB[2:]), uint64(binary.BigEndian.Uint16(t.CDB[12:]))
 	if blocks > uint64(t.maxAtomic())>>t.lu.blockShift {
 		return t.check(invalidField(12))
 	}
@@ -71,7 +67,6 @@ func (t *Task) writeAtomic16() Next {
 	if t.CDB[10]|t.CDB[11] != 0 { // ATOMIC BOUNDARY: none is supported
 		return t.check(invalidField(10))
 	}
-	t.fua = t.CDB[1]&bitFUA != 0
 	if s, ok := t.takesAll(); !ok {
 		return t.check(s)
 	} else if t.n == 0 {

@@ -15,6 +15,7 @@ type command struct {
 
 	hasSA bool
 	sa    uint16
+	form  form
 	// denied are the denials that matter to it.
 	denied uint32
 }
@@ -101,33 +102,33 @@ func init() { // not in the declarations: commands that report the table are in 
 		{Name: "RELEASE(10)", Usage: "\x57\x13\x00\x00\x00\x00\x00\x00\x00\x04", Flags: passesReserve | passesNoMedium, Run: (*Task).releaseUnit},
 
 		// SBC-3
-		{Name: "READ(6)", Usage: "\x08\x1f\xff\xff\xff\x04", Flags: readsMedium, Run: (*Task).read6},
-		{Name: "READ(10)", Usage: "\x28\x18\xff\xff\xff\xff\x00\xff\xff\x04", Flags: readsMedium, Run: (*Task).read10},
-		{Name: "READ(12)", Usage: "\xa8\x18\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: readsMedium, Run: (*Task).read12},
-		{Name: "READ(16)", Usage: "\x88\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: readsMedium, Run: (*Task).read16},
-		{Name: "WRITE(6)", Usage: "\x0a\x1f\xff\xff\xff\x04", Flags: writesMedium, Run: (*Task).write6},
-		{Name: "WRITE(10)", Usage: "\x2a\x18\xff\xff\xff\xff\x00\xff\xff\x04", Flags: writesMedium, Run: (*Task).write10},
-		{Name: "WRITE(12)", Usage: "\xaa\x18\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, Run: (*Task).write12},
-		{Name: "WRITE(16)", Usage: "\x8a\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, Run: (*Task).write16},
-		{Name: "WRITE AND VERIFY(10)", Usage: "\x2e\x16\xff\xff\xff\xff\x00\xff\xff\x04", Flags: writesMedium, Run: (*Task).writeAndVerify10},
-		{Name: "WRITE AND VERIFY(12)", Usage: "\xae\x16\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, Run: (*Task).writeAndVerify12},
-		{Name: "WRITE AND VERIFY(16)", Usage: "\x8e\x16\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, Run: (*Task).writeAndVerify16},
-		{Name: "VERIFY(10)", Usage: "\x2f\x16\xff\xff\xff\xff\x00\xff\xff\x04", Flags: readsMedium, Run: (*Task).verify10},
-		{Name: "VERIFY(12)", Usage: "\xaf\x16\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: readsMedium, Run: (*Task).verify12},
-		{Name: "VERIFY(16)", Usage: "\x8f\x16\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: readsMedium, Run: (*Task).verify16},
-		{Name: "PRE-FETCH(10)", Usage: "\x34\x02\xff\xff\xff\xff\x00\xff\xff\x04", Flags: readsMedium, Run: (*Task).prefetch10},
-		{Name: "PRE-FETCH(16)", Usage: "\x90\x02\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: readsMedium, Run: (*Task).prefetch16},
-		{Name: "SYNCHRONIZE CACHE(10)", Usage: "\x35\x02\xff\xff\xff\xff\x00\xff\xff\x04", Flags: altersUnit, Run: (*Task).synchronizeCache10},
-		{Name: "SYNCHRONIZE CACHE(16)", Usage: "\x91\x02\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: altersUnit, Run: (*Task).synchronizeCache16},
-		{Name: "WRITE SAME(10)", Usage: "\x41\x18\xff\xff\xff\xff\x00\xff\xff\x04", Flags: writesMedium, Run: (*Task).writeSame10},
-		{Name: "WRITE SAME(16)", Usage: "\x93\x19\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, Run: (*Task).writeSame16},
-		{Name: "ORWRITE(16)", Usage: "\x8b\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, Run: (*Task).orWrite16},
-		{Name: "COMPARE AND WRITE", Usage: "\x89\x18\xff\xff\xff\xff\xff\xff\xff\xff\x00\x00\x00\xff\x00\x04", Flags: writesMedium, Run: (*Task).compareAndWrite},
+		{Name: "READ(6)", Usage: "\x08\x1f\xff\xff\xff\x04", Flags: readsMedium, Run: (*Task).read},
+		{Name: "READ(10)", Usage: "\x28\x18\xff\xff\xff\xff\x00\xff\xff\x04", Flags: readsMedium, Run: (*Task).read},
+		{Name: "READ(12)", Usage: "\xa8\x18\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: readsMedium, Run: (*Task).read},
+		{Name: "READ(16)", Usage: "\x88\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: readsMedium, Run: (*Task).read},
+		{Name: "WRITE(6)", Usage: "\x0a\x1f\xff\xff\xff\x04", Flags: writesMedium, Run: (*Task).write},
+		{Name: "WRITE(10)", Usage: "\x2a\x18\xff\xff\xff\xff\x00\xff\xff\x04", Flags: writesMedium, Run: (*Task).write},
+		{Name: "WRITE(12)", Usage: "\xaa\x18\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, Run: (*Task).write},
+		{Name: "WRITE(16)", Usage: "\x8a\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, Run: (*Task).write},
+		{Name: "WRITE AND VERIFY(10)", Usage: "\x2e\x16\xff\xff\xff\xff\x00\xff\xff\x04", Flags: writesMedium, Run: (*Task).writeAndVerify},
+		{Name: "WRITE AND VERIFY(12)", Usage: "\xae\x16\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, Run: (*Task).writeAndVerify},
+		{Name: "WRITE AND VERIFY(16)", Usage: "\x8e\x16\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, Run: (*Task).writeAndVerify},
+		{Name: "VERIFY(10)", Usage: "\x2f\x16\xff\xff\xff\xff\x00\xff\xff\x04", Flags: readsMedium, Run: (*Task).verify},
+		{Name: "VERIFY(12)", Usage: "\xaf\x16\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: readsMedium, Run: (*Task).verify},
+		{Name: "VERIFY(16)", Usage: "\x8f\x16\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: readsMedium, Run: (*Task).verify},
+		{Name: "PRE-FETCH(10)", Usage: "\x34\x02\xff\xff\xff\xff\x00\xff\xff\x04", Flags: readsMedium, Run: (*Task).prefetch},
+		{Name: "PRE-FETCH(16)", Usage: "\x90\x02\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: readsMedium, Run: (*Task).prefetch},
+		{Name: "SYNCHRONIZE CACHE(10)", Usage: "\x35\x02\xff\xff\xff\xff\x00\xff\xff\x04", Flags: altersUnit, Run: (*Task).synchronizeCache},
+		{Name: "SYNCHRONIZE CACHE(16)", Usage: "\x91\x02\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: altersUnit, Run: (*Task).synchronizeCache},
+		{Name: "WRITE SAME(10)", Usage: "\x41\x18\xff\xff\xff\xff\x00\xff\xff\x04", Flags: writesMedium, Run: (*Task).writeSame},
+		{Name: "WRITE SAME(16)", Usage: "\x93\x19\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, Run: (*Task).writeSame},
+		{Name: "ORWRITE(16)", Usage: "\x8b\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, Run: (*Task).orWrite},
+		{Name: "COMPARE AND WRITE", Usage: "\x89\x18\xff\xff\xff\xff\xff\xff\xff\xff\x00\x00\x00\xff\x00\x04", Flags: writesMedium, form: formCompare, Run: (*Task).compareAndWrite},
 		{Name: "UNMAP", Usage: "\x42\x01\x00\x00\x00\x00\x00\xff\xff\x04", Flags: writesMedium, When: (*LogicalUnit).thin, Run: (*Task).unmapBlocks},
 		{Name: "READ CAPACITY(10)", Usage: "\x25\x00\x00\x00\x00\x00\x00\x00\x00\x04", Flags: passesReserve | passesStandby, Run: (*Task).readCapacity10},
 		{Name: "READ CAPACITY(16)", Usage: "\x9e\x10\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff\xff\xff\x00\x04", Flags: passesReserve | passesStandby, hasSA: true, sa: 0x10, Run: (*Task).readCapacity16},
 		{Name: "GET LBA STATUS", Usage: "\x9e\x12\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: readsMedium, hasSA: true, sa: 0x12, Run: (*Task).getLBAStatus},
-		{Name: "WRITE ATOMIC(16)", Usage: "\x9c\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, When: (*LogicalUnit).atomicWrites, Run: (*Task).writeAtomic16},
+		{Name: "WRITE ATOMIC(16)", Usage: "\x9c\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, When: (*LogicalUnit).atomicWrites, form: formAtomic, Run: (*Task).writeAtomic},
 		{Name: "SANITIZE, OVERWRITE", Usage: "\x48\xa1\x00\x00\x00\x00\x00\xff\xff\x04", Flags: writesMedium | leavesSanitize, hasSA: true, sa: sanitizeOverwrite, Run: (*Task).sanitizeOverwrite},
 		{Name: "SANITIZE, BLOCK ERASE", Usage: "\x48\xa2\x00\x00\x00\x00\x00\xff\xff\x04", Flags: writesMedium | leavesSanitize, When: (*LogicalUnit).thin, hasSA: true, sa: sanitizeBlockErase, Run: (*Task).sanitizeBlockErase},
 		{Name: "SANITIZE, EXIT FAILURE MODE", Usage: "\x48\x1f\x00\x00\x00\x00\x00\xff\xff\x04", Flags: altersUnit | leavesSanitize, hasSA: true, sa: sanitizeExit, Run: (*Task).sanitizeExit},
@@ -159,6 +160,7 @@ func newTable(rows []command) *table {
 	for i := range rows {
 		c := &rows[i]
 		c.denied = denials(c.Flags)
+		c.form = c.formOf()
 		e := &t[c.Usage[0]]
 		if !c.hasSA {
 			e.plain = c

@@ -14,19 +14,11 @@ const (
 	bitNDOB   = 0x01
 )
 
-func (t *Task) writeSame10() Next {
-	lba, blocks := t.range10()
-	return t.writeSame(lba, blocks, false)
-}
-
-func (t *Task) writeSame16() Next {
-	lba, blocks := t.range16()
-	return t.writeSame(lba, blocks, t.CDB[1]&bitNDOB != 0)
-}
-
-// writeSame is SBC-3 §5.49. Without a data-out buffer (ndob) the block is one of zeroes.
-func (t *Task) writeSame(lba, blocks uint64, ndob bool) Next {
-	flags := t.CDB[1]
+// writeSame is SBC-3 §5.49. Without a data-out buffer (NDOB, of the form with 16 bytes) the block is
+// one of zeroes.
+func (t *Task) writeSame() Next {
+	lba, blocks := t.blockRange()
+	flags := t.CDB[1]&t.cmd.Usage[1] | t.CDB[1]&(protectAll|bitAnchor)
 	// Nothing can be anchored here (ANC_SUP = 0).
 	if flags&(protectAll|bitAnchor) != 0 || flags&bitUnmap != 0 && !t.lu.thin() {
 		return t.check(invalidField(1))
@@ -42,7 +34,7 @@ func (t *Task) writeSame(lba, blocks uint64, ndob bool) Next {
 		return t.check(s)
 	}
 	discard := flags&bitUnmap != 0
-	if ndob {
+	if flags&bitNDOB != 0 {
 		return t.r.Erase([]volume.Range{{Off: t.off, N: t.n}}, discard, t.before((*Task).transferred))
 	}
 	t.Transfer, t.TransferOut = uint64(t.lu.blockSize), true

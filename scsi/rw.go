@@ -1,6 +1,9 @@
 package scsi
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+	"math"
+)
 
 // Bits of byte 1 of the commands that read and write.
 const (
@@ -9,43 +12,74 @@ const (
 	protectAll = 0xe0 // RDPROTECT, WRPROTECT, VRPROTECT, ORPROTECT
 )
 
-// The LBA and length fields of the command groups.
+// form is where a CDB has its LBA and its number of blocks.
+type form uint8
 
-func (t *Task) range6() (lba, blocks uint64) {
-	lba = uint64(binary.BigEndian.Uint32(t.CDB) & 0x1fffff)
-	if blocks = uint64(t.CDB[4]); blocks == 0 {
-		blocks = 256
+const (
+	formOfLength form = iota // as CDBs of the row's length have them
+	form6                    // 21 bits; 0 stands for 256 blocks
+	form10
+	form12
+	form16
+	formCompare // as form16, the number of blocks in one byte, 13
+	formAtomic  // as form16, the number of blocks in bytes 12 and 13
+)
+
+// blocksAt is the byte in which the number of blocks begins.
+var blocksAt = [...]int{form6: 4, form10: 7, form12: 6, form16: 10, formCompare: 13, formAtomic: 12}
+
+// formOf returns what the row says, or what its length does.
+func (c *command) formOf() form {
+	if c.form != formOfLength {
+		return c.form
 	}
-	return lba, blocks
-}
-
-func (t *Task) range10() (lba, blocks uint64) {
-	return uint64(binary.BigEndian.Uint32(t.CDB[2:])), uint64(binary.BigEndian.Uint16(t.CDB[7:]))
-}
-
-func (t *Task) range12() (lba, blocks uint64) {
-	return uint64(binary.BigEndian.Uint32(t.CDB[2:])), uint64(binary.BigEndian.Uint32(t.CDB[6:]))
-}
-
-func (t *Task) range16() (lba, blocks uint64) {
-	return binary.BigEndian.Uint64(t.CDB[2:]), uint64(binary.BigEndian.Uint32(t.CDB[10:]))
-}
-
-// lengthField is where the CDB says how many blocks.
-func (t *Task) lengthField() int {
-	switch len(t.cmd.Usage) {
+	switch len(c.Usage) {
 	case 6:
-		return 4
+		return form6
 	case 10:
-		return 7
+		return form10
 	case 12:
-		return 6
+		return form12
 	}
-	return 10
+	return form16
+}
+
+// blockRange is the LBA and the number of blocks of the CDB.
+func (t *Task) blockRange() (lba, blocks uint64) {
+	b := t.CDB
+	switch t.cmd.form {
+	case form6:
+		if blocks = uint64(b[4]); blocks == 0 {
+			blocks = 256
+		}
+		return uint64(binary.BigEndian.Uint32(b) & 0x1fffff), blocks
+	case form10:
+		return uint64(binary.BigEndian.Uint32(b[2:])), uint64(binary.BigEndian.Uint16(b[7:]))
+	case form12:
+		return uint64(binary.BigEndian.Uint32(b[2:])), uint64(binary.BigEndian.Uint32(b[6:]))
+	case formCompare:
+		return binary.BigEndian.Uint64(b[2:]), uint64(b[13])
+	case formAtomic:
+		return binary.BigEndian.Uint64(b[2:]), uint64(binary.BigEndian.Uint16(b[12:]))
+	}
+	return binary.BigEndian.Uint64(b[2:]), uint64(binary.BigEndian.Uint32(b[10:]))
+}
+
+// flags looks at byte 1 of a command that reads or writes: false, it asks for protection
+// information, which there is none of (SBC-3 §5.11). Commands of six bytes have no such flags.
+func (t *Task) flags() (ok bool) {
+	if t.cmd.form == form6 {
+		return true
+	}
+	t.fua = t.CDB[1]&bitFUA != 0
+	return t.CDB[1]&protectAll == 0
 }
 
 // maxTransfer is how many bytes one command can transfer.
 func (t *Task) maxTransfer() int64 { return int64(t.Nexus.most) }
+
+// noLimit is for commands that may be about any number of blocks.
+const noLimit = math.MaxInt64
 
 // setRange checks lba and blocks against the capacity, also when there are no blocks (SBC-3
 // §5.x: "an LBA of the command beyond the capacity"), and sets off and n. most is the
@@ -57,7 +91,7 @@ func (t *Task) setRange(lba, blocks uint64, most int64) (Sense, bool) {
 		return senseLBAOutOfRange, false
 	}
 	if blocks > uint64(most)>>lu.blockShift {
-		return invalidField(t.lengthField()), false
+		return invalidField(blocksAt[t.cmd.form]), false
 	}
 	t.off, t.n = int64(lba)<<lu.blockShift, int64(blocks)<<lu.blockShift
 	return Sense{}, true
@@ -65,35 +99,11 @@ func (t *Task) setRange(lba, blocks uint64, most int64) (Sense, bool) {
 
 // ---- READ ----
 
-func (t *Task) read6() Next {
-	lba, blocks := t.range6()
-	return t.read(lba, blocks)
-}
-
-func (t *Task) read10() Next {
-	lba, blocks := t.range10()
-	return t.readFlags(lba, blocks)
-}
-
-func (t *Task) read12() Next {
-	lba, blocks := t.range12()
-	return t.readFlags(lba, blocks)
-}
-
-func (t *Task) read16() Next {
-	lba, blocks := t.range16()
-	return t.readFlags(lba, blocks)
-}
-
-func (t *Task) readFlags(lba, blocks uint64) Next {
-	if t.CDB[1]&protectAll != 0 {
-		return t.check(invalidField(1)) // SBC-3 §5.11: no protection information
+func (t *Task) read() Next {
+	lba, blocks := t.blockRange()
+	if !t.flags() {
+		return t.check(invalidField(1))
 	}
-	t.fua = t.CDB[1]&bitFUA != 0
-	return t.read(lba, blocks)
-}
-
-func (t *Task) read(lba, blocks uint64) Next {
 	if s, ok := t.setRange(lba, blocks, t.maxTransfer()); !ok {
 		return t.check(s)
 	}
@@ -114,35 +124,11 @@ func (t *Task) readDone() Next {
 
 // ---- WRITE ----
 
-func (t *Task) write6() Next {
-	lba, blocks := t.range6()
-	return t.write(lba, blocks)
-}
-
-func (t *Task) write10() Next {
-	lba, blocks := t.range10()
-	return t.writeFlags(lba, blocks)
-}
-
-func (t *Task) write12() Next {
-	lba, blocks := t.range12()
-	return t.writeFlags(lba, blocks)
-}
-
-func (t *Task) write16() Next {
-	lba, blocks := t.range16()
-	return t.writeFlags(lba, blocks)
-}
-
-func (t *Task) writeFlags(lba, blocks uint64) Next {
-	if t.CDB[1]&protectAll != 0 {
+func (t *Task) write() Next {
+	lba, blocks := t.blockRange()
+	if !t.flags() {
 		return t.check(invalidField(1))
 	}
-	t.fua = t.CDB[1]&bitFUA != 0
-	return t.write(lba, blocks)
-}
-
-func (t *Task) write(lba, blocks uint64) Next {
 	if s, ok := t.setWriteRange(lba, blocks); !ok {
 		return t.check(s)
 	}

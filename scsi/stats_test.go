@@ -179,3 +179,17 @@ func TestSetLUs(t *testing.T) {
 		t.Error("units are left")
 	}
 }
+
+// What can be flushed and fetched grows with the unit.
+func TestSynchronizeGrown(t *testing.T) {
+	b := newBench(t, false, nil)
+	b.store.data = append(b.store.data, make([]byte, testBlocks*512)...)
+	b.store.info.Size *= 2
+	b.lu.v.SizeChanged()
+	b.nexus.lookup(0).ua.Store(0)
+	for _, op := range []byte{0x91, 0x90} {
+		if v := verdict(b.do(rw16(op, 0, 2*testBlocks), nil, 0)); v != 0 {
+			t.Errorf("%02x of all blocks of a unit that has grown: %05x", op, v)
+		}
+	}
+}

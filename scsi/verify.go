@@ -9,22 +9,8 @@ const (
 
 // ---- VERIFY ----
 
-func (t *Task) verify10() Next {
-	lba, blocks := t.range10()
-	return t.verify(lba, blocks)
-}
-
-func (t *Task) verify12() Next {
-	lba, blocks := t.range12()
-	return t.verify(lba, blocks)
-}
-
-func (t *Task) verify16() Next {
-	lba, blocks := t.range16()
-	return t.verify(lba, blocks)
-}
-
-func (t *Task) verify(lba, blocks uint64) Next {
+func (t *Task) verify() Next {
+	lba, blocks := t.blockRange()
 	compare, ok := t.verifyFlags()
 	if !ok {
 		return t.check(invalidField(1))
@@ -66,22 +52,8 @@ func (t *Task) verifyFlags() (compare, ok bool) {
 
 // ---- WRITE AND VERIFY ----
 
-func (t *Task) writeAndVerify10() Next {
-	lba, blocks := t.range10()
-	return t.writeAndVerify(lba, blocks)
-}
-
-func (t *Task) writeAndVerify12() Next {
-	lba, blocks := t.range12()
-	return t.writeAndVerify(lba, blocks)
-}
-
-func (t *Task) writeAndVerify16() Next {
-	lba, blocks := t.range16()
-	return t.writeAndVerify(lba, blocks)
-}
-
-func (t *Task) writeAndVerify(lba, blocks uint64) Next {
+func (t *Task) writeAndVerify() Next {
+	lba, blocks := t.blockRange()
 	compare, ok := t.verifyFlags()
 	if !ok {
 		return t.check(invalidField(1))
