@@ -3,6 +3,7 @@ package iser
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -64,6 +65,20 @@ func (d *domain) register(a *mem.Arena) (rdma.Region, error) {
 	list[a.Index()] = r
 	d.regions.Store(&list)
 	return r, nil
+}
+
+// deregister takes an arena, of which nothing is leased, away from the device.
+func (d *domain) deregister(a *mem.Arena) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	old := *d.regions.Load()
+	if a.Index() >= len(old) || old[a.Index()] == nil {
+		return nil
+	}
+	list := slices.Clone(old)
+	list[a.Index()] = nil
+	d.regions.Store(&list)
+	return old[a.Index()].Deregister()
 }
 
 // of returns the region of an arena, or nil: the device has refused it.

@@ -102,7 +102,11 @@ func NewTarget(cfg Config) (*Target, error) {
 			return nil, err
 		}
 	}
-	t.stopWatch = cfg.Pool.Arenas(t.grown)
+	idle := t.idle
+	if t.isolated {
+		idle = nil // connections register for themselves, until they end
+	}
+	t.stopWatch = cfg.Pool.Arenas(t.grown, idle)
 	if e := t.regErr.Load(); e != nil {
 		return nil, errors.Join(*e, t.Close())
 	}
@@ -122,7 +126,7 @@ func NewTarget(cfg Config) (*Target, error) {
 	return t, nil
 }
 
-// grown takes an arena that the pool has mapped. Calls come in the order of Index.
+// grown takes an arena that the pool has mapped, or uses again. The first calls come in the order of Index.
 func (t *Target) grown(a *mem.Arena) {
 	if !t.isolated {
 		if _, err := t.domain.register(a); err != nil && t.ready.Load() { // before, it is NewTarget's error
@@ -130,8 +134,18 @@ func (t *Target) grown(a *mem.Arena) {
 		}
 	}
 	old := *t.arenas.Load()
+	if a.Index() < len(old) {
+		return
+	}
 	list := append(append(make([]*mem.Arena, 0, len(old)+1), old...), a)
 	t.arenas.Store(&list)
+}
+
+// idle lets go of an arena that nobody uses: the pool is about to give its memory back.
+func (t *Target) idle(a *mem.Arena) {
+	if err := t.domain.deregister(a); err != nil {
+		t.cfg.Logger.Error("idle I/O memory stays with the device", "device", t.limits.Name, "reason", err)
+	}
 }
 
 // Serve accepts connections from l until it is closed. offer is what their initiators may ask for of

@@ -28,11 +28,13 @@ type buddies struct {
 	limit  int        // arenas
 	arenas []*Arena
 	heads  [orders]int32 // page numbers of the first free blocks
-	hooks  []*func(*Arena)
+	file   int           // that arenas are mapped from, or noFile
+
+	watches []*watch
 }
 
 func (b *buddies) init(limitArenas int) {
-	b.limit = limitArenas
+	b.limit, b.file = limitArenas, noFile
 	for o := range b.heads {
 		b.heads[o] = none
 	}
@@ -55,8 +57,14 @@ func (b *buddies) alloc(order int) (int32, bool) {
 	}
 	n := b.heads[from]
 	b.unlink(n)
-	if from == maxOrder {
-		b.arenas[n/arenaPages].dirty[n%arenaPages>>maxOrder] = true
+	a := b.arenas[n/arenaPages]
+	a.quiet = 0
+	if dirty := &a.dirty[n%arenaPages>>maxOrder]; from == maxOrder && !*dirty {
+		*dirty = true
+		a.back(int(n%arenaPages), b.file)
+	}
+	if a.away {
+		b.fetch(a)
 	}
 	for from > order {
 		from--
@@ -112,34 +120,82 @@ func (b *buddies) grow() bool {
 	if len(b.arenas) == b.limit {
 		return false
 	}
-	a, err := mapArena(len(b.arenas))
+	a, err := mapArena(len(b.arenas), b.file)
 	if err != nil {
 		// Out of address space or mappings: for the caller the same as a pool used up.
 		return false
 	}
 	b.arenas = append(b.arenas, a)
-	for _, f := range b.hooks {
-		(*f)(a)
-	}
+	b.fetch(a)
 	for i := arenaPages - 1<<maxOrder; i >= 0; i -= 1 << maxOrder {
 		b.link(int32(a.index*arenaPages+i), maxOrder)
 	}
 	return true
 }
 
-// trim gives the pages of wholly free blocks of the highest order back to the kernel.
-// Called with mu held.
+// fetch tells those who watch that a is about to be used. Called with mu held.
+func (b *buddies) fetch(a *Arena) {
+	a.away = false
+	for _, w := range b.watches {
+		w.mapped(a)
+	}
+}
+
+// quietTrims is after how many Trims without a lease from an arena those who watch let go of it: to
+// have it back costs them more than pages cost the kernel.
+const quietTrims = 10
+
+// trim gives the pages of wholly free blocks of the highest order back to the kernel; where
+// somebody watches, those of arenas that nobody uses. Called with mu held.
 func (b *buddies) trim() {
-	if len(b.hooks) > 0 {
-		return // a device may have pinned the pages: it would go on with pages nobody sees
+	for _, w := range b.watches {
+		if w.idle == nil {
+			return // a device may have pinned the pages: it would go on with pages nobody sees
+		}
+	}
+	if len(b.watches) > 0 {
+		b.trimArenas()
+		return
 	}
 	for n := b.heads[maxOrder]; n != none; n = b.page(n).next {
-		a, i := b.arenas[n/arenaPages], int(n%arenaPages)
-		if dirty := &a.dirty[i>>maxOrder]; *dirty {
-			// Fails only for locked memory, which is then meant to stay.
-			_ = unix.Madvise(a.bytes[i*PageSize:][:MaxLease], unix.MADV_DONTNEED)
-			*dirty = false
+		b.arenas[n/arenaPages].trim(int(n%arenaPages), b.file)
+	}
+}
+
+// trimArenas is trim where somebody watches.
+func (b *buddies) trimArenas() {
+	for _, a := range b.arenas {
+		if a.away || !a.free() {
+			continue
 		}
+		if a.quiet++; a.quiet < quietTrims {
+			continue
+		}
+		for _, w := range b.watches {
+			w.idle(a)
+		}
+		a.away = true
+		for i := 0; i < arenaPages; i += 1 << maxOrder {
+			a.trim(i, b.file)
+		}
+	}
+}
+
+// free reports whether nothing of the arena is leased, nor kept by a shard.
+func (a *Arena) free() bool {
+	for i := 0; i < arenaPages; i += 1 << maxOrder {
+		if p := &a.pages[i]; !p.free || p.order != maxOrder {
+			return false
+		}
+	}
+	return true
+}
+
+// trim gives the pages of the free block at page i back, if it has any.
+func (a *Arena) trim(i, file int) {
+	if dirty := &a.dirty[i>>maxOrder]; *dirty {
+		a.giveBack(i, file)
+		*dirty = false
 	}
 }
 
@@ -147,6 +203,9 @@ func (b *buddies) trim() {
 func (b *buddies) unmap() {
 	for _, a := range b.arenas {
 		unmap(unsafe.Pointer(unsafe.SliceData(a.bytes)), ArenaSize)
+	}
+	if b.file != noFile {
+		_ = unix.Close(b.file)
 	}
 	b.init(0)
 	b.arenas = nil

@@ -10,6 +10,10 @@
 // A block has a power of two of bytes, from PageSize to MaxLease, and is aligned to its
 // size. A pool has a limit that leases never exceed together: what a peer's requests can
 // make the program hold is bounded by it. Nothing here blocks.
+//
+// Pages that nobody uses go back to the kernel (Pool.Trim). Where a device has pinned them whole
+// arenas do, after whoever registered them has let go (Pool.Arenas). The memory of a shared pool is
+// that of a file, which other processes can map: a lease is found there by its arena and its offset.
 package mem
 
 import "math/bits"

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+
+	"golang.org/x/sys/unix"
 )
 
 // Pool hands out leases. Its methods may be called from any number of goroutines.
@@ -69,6 +71,28 @@ func (p *Pool) Lease(n int) *Lease {
 	}
 	return l.begin(n)
 }
+
+// NewShared is NewPool with memory that other processes can map: that of a file that is nowhere but in
+// memory (memfd_create(2)). Whoever has File and the index of an arena finds a lease by its offset in
+// the arena.
+func NewShared(limit int64) (*Pool, error) {
+	fd, err := unix.MemfdCreate("oneshot-io", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, fmt.Errorf("make shared I/O memory: %w", err)
+	}
+	// Nobody may cut off what others have mapped.
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK); err != nil {
+		_ = unix.Close(fd)
+		return nil, fmt.Errorf("seal shared I/O memory: %w", err)
+	}
+	p := NewPool(limit)
+	p.buddies.file = fd
+	return p, nil
+}
+
+// File returns the descriptor of the file that the memory is of, or false if it is shared with
+// nobody. It stays the pool's.
+func (p *Pool) File() (fd int, ok bool) { return p.buddies.file, p.buddies.file != noFile }
 
 // reserve counts n bytes as in use, if the limit allows.
 func (p *Pool) reserve(n int64) bool {
@@ -237,7 +261,8 @@ func (p *Pool) Stats() Stats {
 
 // Trim gives memory back to the kernel that nobody leases and nobody has leased since the
 // last Trim, in pieces of MaxLease. To be called about once a second; it costs a few locks
-// when there is nothing to give. Memory of a pool whose Arenas are watched stays.
+// when there is nothing to give. Of a pool whose Arenas are watched it gives whole arenas, when nobody
+// has leased from them for longer.
 func (p *Pool) Trim() {
 	for i := range p.shards {
 		p.shards[i].drain(p, true)

@@ -1,12 +1,15 @@
 package mem
 
 import (
+	"bytes"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	"oneshot/internal/invariant"
@@ -328,7 +331,7 @@ func TestArenas(t *testing.T) {
 	p := newPool(t, 3*ArenaSize)
 	first := mustLease(t, p, 1)
 	var seen []*Arena
-	stop := p.Arenas(func(a *Arena) { seen = append(seen, a) })
+	stop := p.Arenas(func(a *Arena) { seen = append(seen, a) }, nil)
 	if len(seen) != 1 {
 		t.Fatalf("told of %d arenas, want 1", len(seen))
 	}
@@ -361,7 +364,7 @@ func TestTrim(t *testing.T) {
 	for _, watched := range []bool{false, true} {
 		p := newPool(t, ArenaSize)
 		if watched {
-			p.Arenas(func(*Arena) {})
+			p.Arenas(func(*Arena) {}, nil)
 		}
 		kept := mustLease(t, p, MaxLease)
 		l := mustLease(t, p, 3*PageSize)
@@ -417,5 +420,172 @@ func BenchmarkLease(b *testing.B) {
 				}
 			})
 		})
+	}
+}
+
+// Watched memory is given back arena by arena, when nobody has leased from one for some Trims. Who
+// watches is told before, and again before it is used.
+func TestIdleArenas(t *testing.T) {
+	for _, shared := range []bool{false, true} {
+		p := newPool(t, 3*ArenaSize)
+		if shared {
+			p = newShared(t, 3*ArenaSize)
+		}
+		var said []string
+		stop := p.Arenas(
+			func(a *Arena) { said = append(said, fmt.Sprint("mapped ", a.Index())) },
+			func(a *Arena) {
+				if a.Bytes()[0] == 0 {
+					t.Error("the memory is gone before anybody was told")
+				}
+				said = append(said, fmt.Sprint("idle ", a.Index()))
+			})
+		lease := func() (ls []*Lease) {
+			for range 2 * ArenaSize / MaxLease {
+				l := mustLease(t, p, MaxLease)
+				mark(l.Bytes(), 1)
+				ls = append(ls, l)
+			}
+			return ls
+		}
+		release := func(ls []*Lease) {
+			for _, l := range ls {
+				l.Release()
+			}
+		}
+		trim := func(n int) {
+			for range n {
+				p.Trim()
+			}
+		}
+		expect := func(what string, want ...string) {
+			t.Helper()
+			if !slices.Equal(said, want) {
+				t.Errorf("shared=%v: %s: told %v, want %v", shared, what, said, want)
+			}
+			said = nil
+		}
+		ls := lease()
+		expect("at first", "mapped 0", "mapped 1")
+		kept := slices.IndexFunc(ls, func(l *Lease) bool { a, _ := l.Arena(); return a.Index() == 0 })
+		for i, l := range ls {
+			if i != kept {
+				l.Release()
+			}
+		}
+		trim(quietTrims - 1)
+		expect("soon")
+		trim(3)
+		expect("later", "idle 1")
+		a1 := p.buddies.arenas[1]
+		if a1.Bytes()[0] != 0 || a1.Bytes()[ArenaSize-MaxLease] != 0 {
+			t.Errorf("shared=%v: the memory of an idle arena is there", shared)
+		}
+		if b := ls[kept].Bytes(); b[0] != 1 || b[len(b)-1] != 1 {
+			t.Errorf("shared=%v: a lease has lost its bytes", shared)
+		}
+		// One who comes later hears of it, and so it is not away any more.
+		late := 0
+		p.Arenas(func(*Arena) { late++ }, func(*Arena) { late-- })()
+		expect("another one watches", "mapped 1")
+		if late != 2 {
+			t.Errorf("shared=%v: told of %d arenas", shared, late)
+		}
+		ls[kept].Release()
+		ls = lease()
+		expect("used again")
+		release(ls)
+		for _, a := range p.buddies.arenas {
+			a.Bytes()[0] = 1
+		}
+		trim(quietTrims + 1)
+		expect("all idle", "idle 0", "idle 1")
+		release(lease())
+		slices.Sort(said)
+		expect("all used again", "mapped 0", "mapped 1")
+		stop()
+	}
+}
+
+func newShared(t *testing.T, limit int64) *Pool {
+	t.Helper()
+	p, err := NewShared(limit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	return p
+}
+
+// What is leased is found by another process by the file, the arena and the offset in it.
+func TestShared(t *testing.T) {
+	p := newShared(t, 2*ArenaSize)
+	var ls []*Lease
+	for range ArenaSize/MaxLease + 1 {
+		ls = append(ls, mustLease(t, p, MaxLease))
+	}
+	fd, ok := p.File()
+	if !ok {
+		t.Fatal("no file")
+	}
+	for i, l := range ls {
+		a, off := l.Arena()
+		mark(l.Bytes(), byte(i+1))
+		other, err := unix.Mmap(fd, a.Offset()+int64(off), MaxLease, unix.PROT_READ, unix.MAP_SHARED)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(other, l.Bytes()) {
+			t.Errorf("lease %d has other bytes in the file", i)
+		}
+		if err := unix.Munmap(other); err != nil {
+			t.Error(err)
+		}
+		l.Release()
+	}
+	if err := unix.Ftruncate(fd, 0); err == nil {
+		t.Error("the file can be cut short under those who have mapped it")
+	}
+	if _, ok := newPool(t, 1).File(); ok {
+		t.Error("a pool that is not shared has a file")
+	}
+	// What is given back is given back for all.
+	var before, after unix.Stat_t
+	if err := unix.Fstat(fd, &before); err != nil {
+		t.Fatal(err)
+	}
+	p.Trim()
+	p.Trim()
+	if err := unix.Fstat(fd, &after); err != nil || before.Blocks == 0 || after.Blocks != 0 {
+		t.Errorf("%d blocks before, %d after Trim: %v", before.Blocks, after.Blocks, err)
+	}
+}
+
+// BenchmarkCopy fills leases all over an arena: what small pages cost, which shared memory has on most
+// machines.
+func BenchmarkCopy(b *testing.B) {
+	for _, n := range []int{4 << 10, 128 << 10} {
+		for _, shared := range []bool{false, true} {
+			b.Run(fmt.Sprintf("%d/shared=%v", n, shared), func(b *testing.B) {
+				p := NewPool(ArenaSize)
+				if shared {
+					p, _ = NewShared(ArenaSize)
+				}
+				var ls []*Lease
+				for l := p.Lease(n); l != nil; l = p.Lease(n) {
+					mark(l.Bytes(), 1)
+					ls = append(ls, l)
+				}
+				src := make([]byte, n)
+				b.SetBytes(int64(n))
+				for i := 0; b.Loop(); i++ {
+					copy(ls[i*7919%len(ls)].Bytes(), src)
+				}
+				for _, l := range ls {
+					l.Release()
+				}
+				p.Close()
+			})
+		}
 	}
 }

@@ -1,0 +1,66 @@
+package iser
+
+import (
+	"testing"
+
+	"oneshot/mem"
+	"oneshot/transport/rdma/iwarp"
+)
+
+// What nobody uses of the I/O memory is taken away from the device and given back to the kernel, and
+// registered again before it is used.
+func TestIdleMemory(t *testing.T) {
+	b := newBenchOf(t, 3*mem.ArenaSize, iwarp.Config{})
+	fill := func() (leases []*mem.Lease) {
+		for {
+			l := b.pool.Lease(mem.MaxLease)
+			if l == nil {
+				return leases
+			}
+			for i := range l.Bytes() {
+				l.Bytes()[i] = 1
+			}
+			leases = append(leases, l)
+		}
+	}
+	registered := func() (n int) {
+		for _, r := range *b.target.domain.regions.Load() {
+			if r != nil {
+				n++
+			}
+		}
+		return n
+	}
+	leases := fill()
+	if n := registered(); n != 3 {
+		t.Fatalf("%d arenas are registered, want 3", n)
+	}
+	at, _ := leases[len(leases)-1].Arena()
+	for _, l := range leases {
+		l.Release()
+	}
+	for range 20 {
+		b.node.Tick()
+	}
+	if n := registered(); n != 1 { // that of the receives
+		t.Errorf("%d arenas are registered while nobody uses them", n)
+	}
+	if at.Bytes()[0] != 0 {
+		t.Error("the memory is there still")
+	}
+	leases = fill()
+	if n := registered(); n != 3 {
+		t.Errorf("%d arenas are registered, and all are used", n)
+	}
+	// All but one block is leased elsewhere: I/O goes through memory that was away.
+	last := len(leases) - 1
+	if _, err := b.target.domain.sge(leases[last].Bytes()); err != nil {
+		t.Error(err)
+	}
+	if r := b.target.domain.region(leases[last].Bytes()); r == nil || !within(leases[last].Bytes(), r.Bytes()) {
+		t.Errorf("a lease is not registered: %v", r)
+	}
+	for _, l := range leases {
+		l.Release()
+	}
+}
