@@ -46,7 +46,7 @@ func NewClient(server string, log *slog.Logger) *Client {
 	return &Client{server: server, log: log, changed: make(chan struct{}, 1)}
 }
 
-// Set says what is to be registered. r is not to be changed afterwards.
+// Set says what to register. The caller must not change r afterwards.
 func (c *Client) Set(r Registration) {
 	c.mu.Lock()
 	same := reflect.DeepEqual(r, c.wanted)

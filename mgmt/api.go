@@ -62,7 +62,7 @@ func accessStates(list []Access) AccessStates {
 	return AccessStates{Time: time.Now(), Access: list}
 }
 
-// maxRequest bounds what is read of a request, in bytes: every LUN that a target can have.
+// maxRequest bounds a request, in bytes: every LUN that a target can have fits.
 const maxRequest = 256 << 10
 
 func (a *api) setAccess(w http.ResponseWriter, r *http.Request) {

@@ -90,7 +90,7 @@ func (c *Client) Reload(ctx context.Context) (*Reload, error) {
 	return r, c.do(ctx, http.MethodPost, "/v1/reload", nil, r)
 }
 
-// maxAnswer bounds what is read of an answer: some thousand LUNs.
+// maxAnswer bounds an answer, in bytes: thousands of LUNs fit.
 const maxAnswer = 64 << 20
 
 // errSilent ends the wait for an answer.

@@ -22,7 +22,7 @@ func Listen(path string) (net.Listener, error) {
 	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != fs.ModeSocket {
 		return nil, fmt.Errorf("%s exists and is not a socket: remove it, or choose another path", path)
 	}
-	// Under another name first: nobody finds it before it is for us alone.
+	// First under another name, so that nobody can connect before its mode is 0600.
 	hidden := fmt.Sprintf("%s.%d", path, os.Getpid()%1e5)
 	_ = os.Remove(hidden)
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: hidden, Net: "unix"})

@@ -1,5 +1,5 @@
 // Package mgmt is the management API of a target that serves, a client for it, and its
-// metrics. It knows no target: who serves satisfies the interface Target.
+// metrics. It does not import the target: the server implements the interface Target.
 //
 // API.md documents the API, which is HTTP with JSON over a unix socket.
 package mgmt
@@ -181,7 +181,7 @@ type AccessChange struct {
 	Preferred *bool    `json:"preferred,omitempty"` // nil: as it is
 }
 
-// NotFoundError says that there is no such thing.
+// NotFoundError says that what was asked for does not exist.
 type NotFoundError struct{ What string }
 
 func (e *NotFoundError) Error() string { return e.What }

@@ -190,7 +190,7 @@ func (c *change) prepareSizes() error {
 	return nil
 }
 
-// abandon releases what prepare has made.
+// abandon undoes prepare.
 func (c *change) abandon() []error {
 	for _, p := range c.opened {
 		_ = p.Close()
@@ -203,7 +203,7 @@ func (c *change) abandon() []error {
 // errClosing is the answer to a change that comes too late.
 var errClosing = errors.New("the target is stopping")
 
-// commit does what cannot fail.
+// commit puts the change into force. It cannot fail.
 func (c *change) commit() (mgmt.Reload, error) {
 	s := c.s
 	s.mu.Lock()
@@ -320,7 +320,7 @@ func (u *units) idle() bool {
 	return true
 }
 
-// retire closes what no LUN shows any more, when the commands in it have ended. mu is held.
+// retire closes what no LUN shows any more, once its commands have ended. mu is held.
 func (s *Server) retire(gone units) {
 	if len(gone.made) == 0 && len(gone.stores) == 0 {
 		return

@@ -5,11 +5,11 @@ import (
 	"sync"
 )
 
-// maxServed is how many connections a service of the administrator has at a time. More wait in the
-// backlog of the kernel: descriptors are for initiators.
+// maxServed is how many connections a service of the administrator has at a time. Others wait in the
+// kernel's backlog, for descriptors are for initiators.
 const maxServed = 32
 
-// limitedListener takes no more than maxServed connections at a time.
+// limitedListener accepts at most maxServed connections at a time.
 type limitedListener struct {
 	net.Listener
 	slots  chan struct{} // one element for each connection

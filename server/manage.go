@@ -135,7 +135,7 @@ func (s *Server) DropSession(id uint16) bool {
 	return s.node.DropSession(id, "the administrator asks for it")
 }
 
-// Reload implements mgmt.Target with what OnReload was given.
+// Reload implements mgmt.Target by the function given to OnReload.
 func (s *Server) Reload() (mgmt.Reload, error) {
 	if s.reload == nil {
 		return mgmt.Reload{}, errors.New("this target has no configuration file to read again")
@@ -143,10 +143,10 @@ func (s *Server) Reload() (mgmt.Reload, error) {
 	return s.reload()
 }
 
-// OnReload says what Reload does. It is to be called before Serve.
+// OnReload sets what Reload does. Call it before Serve.
 func (s *Server) OnReload(f func() (mgmt.Reload, error)) { s.reload = f }
 
-// Health implements mgmt.Target. It answers as long as changes can be made.
+// Health implements mgmt.Target. It fails once the server is closing, and hangs if the server does.
 func (s *Server) Health() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

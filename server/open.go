@@ -17,7 +17,7 @@ import (
 // watchInterval is how often the sizes of block devices are looked at.
 const watchInterval = 2 * time.Second
 
-// opener is open, in whose place tests put stores that misbehave.
+// opener is open; tests replace it to get stores that misbehave.
 var opener = open
 
 // open opens the store that c describes, which stands on no other. resized is called when its size has

@@ -7,8 +7,8 @@ import (
 	"oneshot/config"
 )
 
-// plan is how the target that one configuration describes becomes that of another: what is
-// in neither list stays as it is, and nobody who uses it notices.
+// plan lists the steps from one configuration to the next. What is in no list stays as it is, and its users
+// notice nothing.
 //
 //	stores   opened, resized, or kept
 //	targets  added, removed, or given other rules of access
@@ -116,8 +116,7 @@ func bottom(s *config.Store) *config.Store {
 	return s
 }
 
-// storeOptions is s without its name, its size, and whether LUNs may write: those are no options of the open
-// store.
+// storeOptions is s without its name, its size and readonly, which are not options of the open store.
 func storeOptions(s *config.Store) config.Store {
 	o := *s
 	o.Name, o.Size, o.ReadOnly = "", 0, false

@@ -60,7 +60,7 @@ type Server struct {
 	reload func() (mgmt.Reload, error) // constant since Serve
 }
 
-// New opens the stores and listens on the portals of cfg. On failure it has let go of
+// New opens the stores and listens on the portals of cfg. On failure it has released
 // everything; its error is one line that says what to change.
 func New(cfg *config.Config, log *slog.Logger) (*Server, error) {
 	s := &Server{
@@ -139,7 +139,7 @@ func nodeLimits(cfg *config.Config) iscsi.Limits {
 	}
 }
 
-// seconds rounds up, so that a short time does not become none.
+// seconds rounds up, so that a short time does not become 0.
 func seconds(d time.Duration) uint32 { return uint32((d + time.Second - 1) / time.Second) }
 
 func authOf(a config.Auth) iscsi.Auth {
@@ -170,7 +170,7 @@ func nodeTarget(t *config.Target, st *scsi.Target) *iscsi.Target {
 	return n
 }
 
-// ruleOf translates what is different for an initiator.
+// ruleOf translates a rule for an initiator; nil: none.
 func ruleOf(r *config.Initiator) *iscsi.Rule {
 	if r == nil {
 		return nil

@@ -22,7 +22,7 @@ type service struct {
 	handler atomic.Pointer[http.Handler]
 }
 
-// Bounds of what one who asks can hold.
+// Limits of what one client can hold.
 const (
 	headerTime = 5 * time.Second
 	idleTime   = time.Minute
@@ -107,8 +107,7 @@ func (s *Server) startService(v *service) {
 	})
 }
 
-// prepareServices opens what is new. The services that stay, with another handler perhaps, are
-// taken over.
+// prepareServices opens new services, and keeps those that stay, perhaps with another handler.
 func (c *change) prepareServices() error {
 	was, now := c.s.cfg, c.next
 	c.services = c.s.services
@@ -149,7 +148,7 @@ func (c *change) abandonServices() {
 	}
 }
 
-// commitServices starts what is new, and ends what is not asked for any more. mu is held.
+// commitServices starts new services and closes those that the configuration no longer has. mu is held.
 func (c *change) commitServices() {
 	was, now := c.s.services, c.services
 	c.s.services = now

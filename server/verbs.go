@@ -117,7 +117,7 @@ func (v *verbsPortal) hangUp() {
 	}
 }
 
-// begin has serve give back what is open, and reports whether anything is.
+// begin makes serve, rather than Close, release the devices. It reports whether any is open.
 func (v *verbsPortal) begin() bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -151,8 +151,8 @@ func (v *verbsPortal) serve() error {
 	}
 }
 
-// watch waits until serveAll is over, and has it end when there are other devices for a portal of any:
-// at once when one comes or goes, and at growing intervals for one that could not be used when it came.
+// watch waits until serveAll is over. For a portal of any device it ends serveAll when the set of devices changes:
+// at once when one comes or goes, and at growing intervals for one that could not be used at first.
 func (v *verbsPortal) watch(look <-chan time.Time, served <-chan struct{}) {
 	if v.config.Device != config.AnyDevice {
 		<-served // an idle portal of one device wakes nobody

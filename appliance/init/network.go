@@ -73,7 +73,7 @@ func network(words map[string]string) error {
 	return nil
 }
 
-// findNIC returns the interface of that name, or the first that is none of the loopback.
+// findNIC returns the interface of that name, or the first one except the loopback.
 func findNIC(name string) (string, error) {
 	for deadline := time.Now().Add(nicTime); ; time.Sleep(50 * time.Millisecond) {
 		all, err := net.Interfaces()

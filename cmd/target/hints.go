@@ -11,11 +11,11 @@ import (
 	"oneshot/config"
 )
 
-// maxHints is for how many targets the lines to paste are printed.
+// maxHints is the number of targets for which lines to paste are printed.
 const maxHints = 8
 
-// writeHints prints what c serves at addrs, which has one bound address for each
-// portal, as lines to paste into a shell. A secret is shown as the word SECRET.
+// writeHints prints lines to paste into a shell for what c serves at addrs, which has the bound address of each
+// portal. Secrets are shown as the word SECRET.
 func writeHints(w io.Writer, c *config.Config, addrs []net.Addr) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "serving %s at %s\n", count(len(c.Targets), "target"), joinAddrs(addrs))

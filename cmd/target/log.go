@@ -13,8 +13,8 @@ import (
 )
 
 // newLogger returns a slog.Logger that writes to w through logrus, as the
-// configuration has it, and what changes its level. A call below the level costs a comparison and allocates
-// nothing, when its arguments are given as slog.Attr.
+// configuration says, and a function that changes its level. A call below the level costs a comparison and
+// allocates nothing if its arguments are slog.Attr.
 func newLogger(c config.Log, w io.Writer) (log *slog.Logger, setLevel func(slog.Level)) {
 	l := logrus.New()
 	l.SetOutput(w)

@@ -49,7 +49,7 @@ func (v *view) outputFlag(cmd *cobra.Command) {
 	must(cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json"}, cobra.ShellCompDirectiveNoFileComp)))
 }
 
-// must is for errors that only a mistake in this program makes.
+// must panics on errors that only a bug in this program causes.
 func must(err error) {
 	if err != nil {
 		panic(err)
@@ -113,8 +113,7 @@ initiator, target, address, and what each session did since it began. With
 	return cmd
 }
 
-// look shows what ask returns, once or again and again. write gets what was seen before, or
-// nil.
+// look shows what ask returns, once or repeatedly. write gets the previous answer too, or nil.
 func look[T any](cmd *cobra.Command, v *view, ask func(*mgmt.Client, context.Context) (*T, error), write func(w io.Writer, now, before *T) error) error {
 	if err := v.check(cmd); err != nil {
 		return err

@@ -11,8 +11,7 @@ import (
 )
 
 // notify tells systemd of the state of this process (sd_notify(3)): lines of NAME=VALUE, in
-// one datagram. Without systemd it does nothing; who started us without listening does not
-// miss anything either.
+// one datagram. Without systemd it does nothing, and nobody misses anything if systemd does not listen.
 func notify(lines string) {
 	path := os.Getenv("NOTIFY_SOCKET")
 	if path == "" {

@@ -63,7 +63,7 @@ func (r *reloader) apply() (mgmt.Reload, error) {
 // levelName is what the configuration calls a level.
 func levelName(l slog.Level) string { return strings.ToLower(l.String()) }
 
-// summary is an error in one line: of a configuration the first problem.
+// summary is an error in one line. Of a configuration it is the first problem.
 func summary(err error) string {
 	bad, ok := errors.AsType[*config.Error](err)
 	if !ok {

@@ -82,7 +82,7 @@ func serve(name, path string, open opener, stdout, stderr io.Writer) error {
 	for _, w := range c.Warnings {
 		log.Warn(w.Message, "at", w.Pos.String())
 	}
-	// Before the portals open: who can reach us may also end us, in good order.
+	// Before the portals open, so that a signal always drains.
 	signals := make(chan os.Signal, 2) // one to drain, one to stop at once
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	defer signal.Stop(signals)
@@ -115,8 +115,8 @@ func loadOrDefault(path string) (*config.Config, error) {
 }
 
 // supervise serves until d fails or a signal comes, and then shuts d down. It
-// returns while d still works only after a second signal, or when d takes longer
-// than drainTime: the process is then to end at once.
+// returns before d has stopped only after a second signal, or when d takes longer
+// than drainTime; the process should then end at once.
 func supervise(d daemon, signals <-chan os.Signal, log *slog.Logger) error {
 	served := make(chan error, 1)
 	go func() { served <- d.Serve() }()
