@@ -56,7 +56,7 @@ func (n *Node) Sessions() []SessionInfo {
 
 // info describes the session and those of its connections that are logged in.
 func (s *Session) info() SessionInfo {
-	info := SessionInfo{TSIH: s.TSIH, Initiator: s.Initiator, ISID: s.ISID, Since: s.since}
+	info := SessionInfo{TSIH: s.TSIH, Initiator: s.Initiator, ISID: s.ISID, Since: s.Since}
 	if s.Target != nil {
 		info.Target = s.Target.Name
 	}
@@ -66,8 +66,8 @@ func (s *Session) info() SessionInfo {
 			continue
 		}
 		info.Connections = append(info.Connections, ConnInfo{
-			CID: c.cid, Peer: c.mover.Peer(), Local: c.mover.Local(), Transport: c.mover.Transport(),
-			HeaderDigest: c.params.HeaderDigest, DataDigest: c.params.DataDigest,
+			CID: c.CID, Peer: c.mover.Peer(), Local: c.mover.Local(), Transport: c.mover.Transport(),
+			HeaderDigest: c.Params.HeaderDigest, DataDigest: c.Params.DataDigest,
 		})
 	}
 	return info

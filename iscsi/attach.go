@@ -54,12 +54,13 @@ func (c *Conn) refuseLogin(out *login.Outcome) {
 // same initiator port with the same target is left (RFC 7143 §6.3.5).
 func (c *Conn) establish(out *login.Outcome) {
 	l := c.login
-	s := &Session{
-		Initiator: l.Initiator(), ISID: l.ISID(), Discovery: l.Discovery(), params: l.Params(), baton: c.baton.Load(), rdma: c.rdma,
-		group: c.group, window: c.node.cfg.Commands, expCmdSN: l.CmdSN(), maxCmdSN: l.CmdSN() - 1,
-	}
+	s := &Session{baton: c.baton.Load(), SessionState: SessionState{
+		Format: stateFormat, Initiator: l.Initiator(), ISID: l.ISID(), Discovery: l.Discovery(), Params: *l.Params(), RDMA: c.rdma,
+		Group: c.group, Window: c.node.cfg.Commands, ExpCmdSN: l.CmdSN(), MaxCmdSN: l.CmdSN() - 1,
+	}}
 	if !s.Discovery {
-		s.Target = c.node.target(l.TargetName())
+		s.TargetName = l.TargetName()
+		s.Target = c.node.target(s.TargetName)
 	}
 	// The configuration may have changed since the login began.
 	switch {
@@ -106,8 +107,8 @@ func (c *Conn) joinSession(own *Session, out *login.Outcome) {
 		return
 	}
 	c.join(s.baton)
-	c.sess, c.cid = s, c.login.CID()
-	params := c.login.Params().Joining(s.params)
+	c.sess, c.CID = s, c.login.CID()
+	params := c.login.Params().Joining(&s.Params)
 	if old == nil {
 		c.logIn(s, &params, out)
 		return
@@ -134,9 +135,9 @@ func (s *Session) room(c, old *Conn) pdu.LoginStatus {
 	switch {
 	case s.ending || !s.alive():
 		return pdu.LoginSessionDoesNotExist
-	case s.group != c.group || s.rdma != c.rdma:
+	case s.Group != c.group || s.RDMA != c.rdma:
 		return pdu.LoginCannotIncludeInSession
-	case n >= int(s.params.MaxConnections):
+	case n >= int(s.Params.MaxConnections):
 		return pdu.LoginTooManyConnections
 	}
 	return pdu.LoginSuccess
@@ -200,7 +201,7 @@ func (s *Session) leaveDeserted() {
 
 // open makes the nexus of a session. No command of it has more than most bytes of memory at once.
 func (s *Session) open(most int) {
-	s.since = time.Now()
+	s.Since = time.Now()
 	if s.Discovery {
 		return
 	}
@@ -208,14 +209,15 @@ func (s *Session) open(most int) {
 	if r := s.Target.rule(s.Initiator); r != nil {
 		luns = r.LUNs
 	}
-	s.nexus = s.Target.SCSI.NewNexusThrough(s.group, s.port(), luns)
+	s.nexus = s.Target.SCSI.NewNexusThrough(s.Group, s.port(), luns)
 	s.nexus.BatchOps()
 	s.nexus.BoundMemory(most)
 }
 
 // logIn begins the full feature phase.
 func (c *Conn) logIn(s *Session, params *login.Params, out *login.Outcome) {
-	c.sess, c.params, c.cid = s, params, c.login.CID()
+	c.sess, c.Params, c.CID = s, *params, c.login.CID()
+	params = &c.Params
 	c.log = c.log.With("initiator", s.Initiator, "session", s.TSIH)
 	if !s.Discovery {
 		c.log = c.log.With("target", s.Target.Name)
@@ -224,8 +226,8 @@ func (c *Conn) logIn(s *Session, params *login.Params, out *login.Outcome) {
 	c.text.Private = c.private
 	out.Response.TSIH = s.TSIH
 	c.sendLogin(out)
-	c.maxIn = c.login.MaxRecvDataSegmentLength()
-	c.mover.Enable(params, c.maxIn)
+	c.MaxIn = c.login.MaxRecvDataSegmentLength()
+	c.mover.Enable(params, c.MaxIn)
 	c.enter(eventLoggedIn)
 	c.login = nil
 	c.node.counters.Logins.Add(1)
@@ -235,7 +237,7 @@ func (c *Conn) logIn(s *Session, params *login.Params, out *login.Outcome) {
 		return
 	}
 	c.node.proves(c)
-	c.log.Info("logged in", "connection", c.cid, "header_digest", params.HeaderDigest, "data_digest", params.DataDigest)
+	c.log.Info("logged in", "connection", c.CID, "header_digest", params.HeaderDigest, "data_digest", params.DataDigest)
 }
 
 // errorText says why a login failed.

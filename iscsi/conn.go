@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 
 	"oneshot/internal/invariant"
-	"oneshot/internal/serial"
 	"oneshot/iscsi/login"
 	"oneshot/iscsi/pdu"
 	"oneshot/mem"
@@ -36,33 +35,27 @@ type Conn struct {
 	group uint16 // of the portal that it came through
 
 	// Guarded by baton.
+	ConnState
 	state      connState
 	login      *login.Login    // until the full feature phase
 	text       *login.Exchange // from then on
 	sess       *Session
-	cid        uint16
-	params     *login.Params // from the full feature phase on
-	maxIn      int           // the longest data segment that the initiator may send then
-	statSN     serial.SN     // the next to send
-	live       int           // tasks that the mover's pool does not have
-	tasks      []*Task       // outstanding: in a store, waiting, or fetching data-out
-	forgetting []*Task       // aborted, while the mover still fetches their data-out
-	hungry     []*Task       // of these, waiting for memory
-	leased     int           // bytes of I/O memory that tasks hold, as the pool counts them
-	working    int           // of these: what commands go on with, and so comes back
-	unsent     int           // of leased: bytes of commands whose answers have not left
-	moved      uint32        // Node.clock when the last of these left, or the first came
-	spare      []*Task       // the empty half of the pair with ready
-	born       uint32        // Node.clock when the connection came
-	heard      uint32        // Node.clock at the last input
-	pinged     uint32        // Node.clock when the outstanding NOP-In was sent
-	pingTTT    uint32        // of the outstanding NOP-In, or 0
-	nextTTT    uint32
+	live       int     // tasks that the mover's pool does not have
+	tasks      []*Task // outstanding: in a store, waiting, or fetching data-out
+	forgetting []*Task // aborted, while the mover still fetches their data-out
+	hungry     []*Task // of these, waiting for memory
+	leased     int     // bytes of I/O memory that tasks hold, as the pool counts them
+	working    int     // of these: what commands go on with, and so comes back
+	unsent     int     // of leased: bytes of commands whose answers have not left
+	moved      uint32  // Node.clock when the last of these left, or the first came
+	spare      []*Task // the empty half of the pair with ready
+	born       uint32  // Node.clock when the connection came
+	heard      uint32  // Node.clock at the last input
+	pinged     uint32  // Node.clock when the outstanding NOP-In was sent
 	// fetching is for how many tasks the mover waits until the initiator has served its RDMA Reads,
 	// and fetched Node.clock when one of these last came on.
 	fetching int
 	fetched  uint32
-	asked    bool // a logout request is out
 	dropped  bool // fail was called
 	// What waits until the initiator has seen all that was sent: the answer to the ping under
 	// way says so, or that to the next.
@@ -192,9 +185,9 @@ func (c *Conn) resumeReady() {
 // Sequence returns the numbers of a PDU that bears no status: the StatSN that the next one
 // with status will have, ExpCmdSN and MaxCmdSN.
 func (c *Conn) Sequence() pdu.Sequence {
-	q := pdu.Sequence{StatSN: c.statSN}
+	q := pdu.Sequence{StatSN: c.StatSN}
 	if c.sess != nil {
-		q.ExpCmdSN, q.MaxCmdSN = c.sess.expCmdSN, c.sess.advertise()
+		q.ExpCmdSN, q.MaxCmdSN = c.sess.ExpCmdSN, c.sess.advertise()
 	}
 	return q
 }
@@ -202,7 +195,7 @@ func (c *Conn) Sequence() pdu.Sequence {
 // Status returns the numbers of a PDU that bears status, which takes a StatSN.
 func (c *Conn) Status() pdu.Sequence {
 	q := c.Sequence()
-	c.statSN++
+	c.StatSN++
 	return q
 }
 
@@ -245,9 +238,9 @@ func (c *Conn) Lost(err error) {
 	case c.state == stateInLogout || c.dropped:
 	case err != nil:
 		c.log.Info("connection lost", "reason", err.Error())
-	case c.state == stateLogin && c.statSN > 0:
+	case c.state == stateLogin && c.StatSN > 0:
 		c.log.Info("the initiator has ended the connection in the middle of its login; its own log should say why",
-			"initiator", c.login.Initiator(), "responses", uint32(c.statSN))
+			"initiator", c.login.Initiator(), "responses", uint32(c.StatSN))
 	}
 	c.enter(eventLost)
 	c.node.proves(c)

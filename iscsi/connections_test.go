@@ -89,10 +89,10 @@ func TestParametersOfConnections(t *testing.T) {
 			t.Errorf("%q lacks %q", r.data, want)
 		}
 	}
-	if p := b.params; !p.HeaderDigest || p.MaxBurstLength != 4096 || p.MaxRecvDataSegmentLength != 1024 || p.MaxConnections != 3 {
+	if p := b.Params; !p.HeaderDigest || p.MaxBurstLength != 4096 || p.MaxRecvDataSegmentLength != 1024 || p.MaxConnections != 3 {
 		t.Errorf("%+v", p)
 	}
-	if p := a.params; p.HeaderDigest || p.MaxRecvDataSegmentLength != 8192 {
+	if p := a.Params; p.HeaderDigest || p.MaxRecvDataSegmentLength != 8192 {
 		t.Errorf("the leading connection's: %+v", p)
 	}
 	// The numbers of the session go on, whatever the login of a further connection says.

@@ -3,6 +3,7 @@ package iscsi
 import (
 	"sync/atomic"
 
+	"oneshot/internal/serial"
 	"oneshot/iscsi/login"
 	"oneshot/scsi"
 )
@@ -101,6 +102,7 @@ type Task struct {
 	Write     bool // W bit
 	Final     bool // F bit: no unsolicited Data-Out PDUs follow
 	EDTL      uint32
+	cmdSN     serial.SN
 	arrived   int64 // Conn.arrived when it came
 
 	cdb     [maxCDB]byte

@@ -117,5 +117,5 @@ func (c *Conn) textRequest(h pdu.TextRequest, data []byte) {
 	}
 	r.Sequence = c.Status()
 	c.send(&r, answer)
-	c.mover.Enable(c.params, c.maxIn) // MaxRecvDataSegmentLength may have changed
+	c.mover.Enable(&c.Params, c.MaxIn) // MaxRecvDataSegmentLength may have changed
 }

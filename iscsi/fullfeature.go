@@ -35,11 +35,11 @@ func (c *Conn) Command(t *Task, h pdu.SCSICommand) (taken bool) {
 	c.setUp(t, h)
 	if verdict == admitHold {
 		c.list(t) // its data may come before its turn
-		s.hold(sn, held{c, func() { c.begin(t) }, t})
+		s.hold(sn, Request{CID: c.CID, Kind: RequestCommand, Header: slices.Clone(h.Header)})
 		return true
 	}
 	c.begin(t)
-	if len(s.held) > 0 {
+	if len(s.Held) > 0 {
 		s.runHeld()
 	}
 	return true
@@ -52,7 +52,7 @@ func (c *Conn) setUp(t *Task, h pdu.SCSICommand) {
 	t.slot = -1
 	t.to(taskHeld)
 	t.refused, t.arrived, t.aborted = false, c.arrived, abortedByNone
-	t.ITT = h.ITT()
+	t.ITT, t.cmdSN = h.ITT(), h.CmdSN()
 	t.Immediate, t.Final, t.Read, t.Write = h.Immediate(), h.Final(), h.Read(), h.Write()
 	t.EDTL = h.EDTL()
 	t.Owner, t.Nexus, t.LUN = t, c.sess.nexus, h.LUN()
@@ -71,7 +71,7 @@ func (c *Conn) setUp(t *Task, h pdu.SCSICommand) {
 			t.DataInLen, _ = h.BidiReadEDTL()
 		}
 	}
-	t.NoLend = c.rdma || c.params.DataDigest
+	t.NoLend = c.rdma || c.Params.DataDigest
 }
 
 // attributes maps the ATTR field (RFC 7143 §11.3.1); reserved values are ACA's, which is
@@ -124,12 +124,11 @@ func (c *Conn) inOrder(h pdu.Header, data []byte) {
 	switch s.admit(sn, h.Immediate()) {
 	case admitRun:
 		c.request(h, data)
-		if len(s.held) > 0 {
+		if len(s.Held) > 0 {
 			s.runHeld()
 		}
 	case admitHold:
-		h, data := append(pdu.Header(nil), h...), append([]byte(nil), data...)
-		s.hold(sn, held{conn: c, run: func() { c.request(h, data) }})
+		s.hold(sn, Request{CID: c.CID, Kind: RequestOther, Header: slices.Clone(h), Data: slices.Clone(data)})
 	case admitIgnore:
 		c.node.counters.IgnoredCommands.Add(1)
 	}
@@ -154,13 +153,13 @@ func (c *Conn) request(h pdu.Header, data []byte) {
 // nopOut answers a ping, or notes the answer to ours (RFC 7143 §11.18).
 func (c *Conn) nopOut(h pdu.NOPOut, data []byte) {
 	if h.ITT() == pdu.ReservedTag {
-		if c.pingTTT != 0 && h.TTT() == c.pingTTT {
-			c.pingTTT = 0
+		if c.PingTTT != 0 && h.TTT() == c.PingTTT {
+			c.PingTTT = 0
 			c.acknowledged()
 		}
 		return
 	}
-	data = data[:min(len(data), int(c.params.MaxRecvDataSegmentLength))]
+	data = data[:min(len(data), int(c.Params.MaxRecvDataSegmentLength))]
 	c.send(&pdu.NOPInFields{
 		LUN: h.LUN(), ITT: h.ITT(), TTT: pdu.ReservedTag, Sequence: c.Status(),
 		DataSegmentLength: len(data),
@@ -169,16 +168,16 @@ func (c *Conn) nopOut(h pdu.NOPOut, data []byte) {
 
 // ping asks the initiator for a sign of life (RFC 7143 §11.19). It takes no StatSN.
 func (c *Conn) ping() {
-	c.pingTTT = c.newTTT()
+	c.PingTTT = c.newTTT()
 	c.pinged = c.node.clock.Load()
 	c.acked, c.unacked = c.unacked, nil
-	c.send(&pdu.NOPInFields{ITT: pdu.ReservedTag, TTT: c.pingTTT, Sequence: c.Sequence()}, nil)
+	c.send(&pdu.NOPInFields{ITT: pdu.ReservedTag, TTT: c.PingTTT, Sequence: c.Sequence()}, nil)
 }
 
 // afterAck calls f when the initiator has received all that was sent to it here, or never will.
 func (c *Conn) afterAck(f func()) {
 	c.unacked = append(c.unacked, f)
-	if c.pingTTT == 0 {
+	if c.PingTTT == 0 {
 		c.ping()
 	}
 }
@@ -190,15 +189,15 @@ func (c *Conn) acknowledged() {
 	for _, f := range waiting {
 		f()
 	}
-	if len(c.unacked) > 0 && c.pingTTT == 0 {
+	if len(c.unacked) > 0 && c.PingTTT == 0 {
 		c.ping()
 	}
 }
 
 // newTTT returns a Target Transfer Tag for a ping; never 0 nor the reserved value.
 func (c *Conn) newTTT() uint32 {
-	c.nextTTT = c.nextTTT%0x7ffffffe + 1
-	return c.nextTTT
+	c.NextTTT = c.NextTTT%0x7ffffffe + 1
+	return c.NextTTT
 }
 
 // logout ends the session, or one connection of it and with the last one the session (RFC 7143
@@ -223,7 +222,7 @@ func (c *Conn) logout(h pdu.LogoutRequest) {
 	}
 	c.send(&pdu.LogoutResponseFields{
 		Response: response, ITT: h.ITT(), Sequence: c.Status(),
-		Time2Wait: uint16(c.params.DefaultTime2Wait),
+		Time2Wait: uint16(c.Params.DefaultTime2Wait),
 	}, nil)
 	if response != pdu.LogoutSuccess {
 		return
@@ -250,10 +249,10 @@ func (c *Conn) exit() {
 
 // askLogout asks the initiator to leave within seconds (RFC 7143 §11.9.1, event 1).
 func (c *Conn) askLogout(seconds uint16) {
-	if c.state != stateFullFeature || c.asked {
+	if c.state != stateFullFeature || c.Asked {
 		return
 	}
-	c.asked = true
+	c.Asked = true
 	c.send(&pdu.AsyncFields{
 		Event: pdu.AsyncLogoutRequest, Sequence: c.Status(), Parameter3: seconds,
 	}, nil)
@@ -274,7 +273,7 @@ func (c *Conn) manage(h pdu.TaskManagementRequest) {
 	case fn == pdu.TaskReassign:
 		answer(pdu.TaskReassignNotSupported) // ERL 2's
 		return
-	case !ok || fn >= pdu.TaskQueryTask && c.params.ISCSIProtocolLevel < 2:
+	case !ok || fn >= pdu.TaskQueryTask && c.Params.ISCSIProtocolLevel < 2:
 		answer(pdu.TaskFunctionNotSupported)
 		return
 	}
@@ -326,13 +325,8 @@ func (s *Session) skip(fn pdu.TaskFunction, t *Task) pdu.TaskResponse {
 	if fn != pdu.TaskAbortTask {
 		return pdu.TaskDoesNotExist // not in the task set yet
 	}
-	for sn, h := range s.held {
-		if h.task == t {
-			s.held[sn] = held{conn: h.conn, run: func() {}}
-			t.Conn.discard(t)
-			break
-		}
-	}
+	s.Held[t.cmdSN] = Request{CID: t.Conn.CID}
+	t.Conn.discard(t)
 	return pdu.TaskFunctionComplete
 }
 
@@ -341,11 +335,11 @@ func (s *Session) skip(fn pdu.TaskFunction, t *Task) pdu.TaskResponse {
 // (RFC 7143 §11.5.1).
 func (c *Conn) missing(fn pdu.TaskFunction, h pdu.TaskManagementRequest) pdu.TaskResponse {
 	s, ref := c.sess, h.RefCmdSN()
-	if fn != pdu.TaskAbortTask || !ref.InWindow(s.expCmdSN, s.maxCmdSN) || !ref.Less(h.CmdSN()) {
+	if fn != pdu.TaskAbortTask || !ref.InWindow(s.ExpCmdSN, s.MaxCmdSN) || !ref.Less(h.CmdSN()) {
 		return pdu.TaskDoesNotExist
 	}
 	if s.admit(ref, false) == admitHold {
-		s.hold(ref, held{conn: c, run: func() {}})
+		s.hold(ref, Request{CID: c.CID})
 	}
 	return pdu.TaskFunctionComplete
 }
@@ -404,7 +398,7 @@ func (c *Conn) tick(now uint32) {
 		c.mover.Terminate(WhenSent)
 	case c.hogs(now):
 		c.fail("the initiator has taken no answers for %d s, which hold %d bytes of memory that others wait for (limits.memory)", now-c.moved, c.unsent)
-	case c.pingTTT != 0:
+	case c.PingTTT != 0:
 		silent := now-c.heard > limits.NOPTimeout
 		switch {
 		case now-c.pinged <= limits.NOPTimeout:

@@ -195,8 +195,8 @@ func TestReinstatementByPortalGroup(t *testing.T) {
 	if got := is.take(); got != "Login Response" || is.last[36] != 0 || was.take() != "" {
 		t.Errorf("%q; the old session is disturbed", got)
 	}
-	if old.sess.TSIH == fresh.sess.TSIH || fresh.sess.group != 2 {
-		t.Errorf("TSIH %d and %d, group %d", old.sess.TSIH, fresh.sess.TSIH, fresh.sess.group)
+	if old.sess.TSIH == fresh.sess.TSIH || fresh.sess.Group != 2 {
+		t.Errorf("TSIH %d and %d, group %d", old.sess.TSIH, fresh.sess.TSIH, fresh.sess.Group)
 	}
 	drive(fresh, func() { fresh.Lost(nil) })
 }

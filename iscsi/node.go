@@ -354,7 +354,7 @@ func (n *Node) attach(s *Session) (old *Session, status pdu.LoginStatus) {
 	}
 	normal := 0
 	for _, o := range n.sessions {
-		if o.Target.same(s.Target) && o.group == s.group && o.ISID == s.ISID && o.Initiator == s.Initiator && !s.Discovery {
+		if o.Target.same(s.Target) && o.Group == s.Group && o.ISID == s.ISID && o.Initiator == s.Initiator && !s.Discovery {
 			return o, pdu.LoginSuccess
 		}
 		if !o.Discovery {

@@ -2,39 +2,25 @@ package iscsi
 
 import (
 	"slices"
-	"time"
 
 	"oneshot/internal/serial"
-	"oneshot/iscsi/login"
-	"oneshot/iscsi/pdu"
 	"oneshot/scsi"
 )
 
 // Session is one I_T nexus and its command window (RFC 7143 §4.2.2.1), which its connections
 // share, as they do the lock that guards it.
 type Session struct {
-	TSIH      uint16
-	Initiator string // iSCSI name
-	ISID      pdu.ISID
-	Discovery bool
-	Target    *Target // nil in a discovery session
+	SessionState
+	Target *Target // nil in a discovery session
 
-	baton  *baton        // has the connections
-	params *login.Params // of the leading connection
-	group  uint16        // tag of the portal group that it came through
-	rdma   bool
-	nexus  *scsi.Nexus // nil in a discovery session
+	baton *baton      // has the connections
+	nexus *scsi.Nexus // nil in a discovery session
 
-	window     int       // commands that may be outstanding
-	active     int       // commands begun and not answered that hold a place in the window
-	expCmdSN   serial.SN // the next CmdSN to begin
-	maxCmdSN   serial.SN // the last advertised; never moves back
-	held       map[serial.SN]held
+	active     int // commands begun and not answered that hold a place in the window
 	immediates int // immediate commands not answered
 
-	since  time.Time // of the login
-	ending bool      // end was called
-	over   bool      // and has done its work
+	ending bool // end was called
+	over   bool // and has done its work
 
 	ended []func() // called when nothing of the session is left; guarded by Node.mu
 }
@@ -54,56 +40,70 @@ func (s *Session) admit(sn serial.SN, immediate bool) admission {
 	if immediate {
 		return admitRun
 	}
-	if !sn.InWindow(s.expCmdSN, s.maxCmdSN) {
+	if !sn.InWindow(s.ExpCmdSN, s.MaxCmdSN) {
 		return admitIgnore
 	}
-	if sn == s.expCmdSN {
-		s.expCmdSN++
+	if sn == s.ExpCmdSN {
+		s.ExpCmdSN++
 		return admitRun
 	}
-	if _, ok := s.held[sn]; ok {
+	if _, ok := s.Held[sn]; ok {
 		return admitIgnore
 	}
 	return admitHold
 }
 
-// held is a PDU that waits for earlier ones.
-type held struct {
-	conn *Conn
-	run  func()
-	task *Task // of a SCSI command
-}
-
-// hold keeps h until every earlier CmdSN has been admitted.
-func (s *Session) hold(sn serial.SN, h held) {
-	if s.held == nil {
-		s.held = make(map[serial.SN]held)
+// hold keeps r until every earlier CmdSN has been admitted.
+func (s *Session) hold(sn serial.SN, r Request) {
+	if s.Held == nil {
+		s.Held = make(map[serial.SN]Request)
 	}
-	s.held[sn] = h
+	s.Held[sn] = r
 }
 
 // runHeld runs what waited for the CmdSN that was admitted last.
 func (s *Session) runHeld() {
-	for len(s.held) > 0 {
-		h, ok := s.held[s.expCmdSN]
+	for len(s.Held) > 0 {
+		r, ok := s.Held[s.ExpCmdSN]
 		if !ok {
 			return
 		}
-		delete(s.held, s.expCmdSN)
-		s.expCmdSN++
-		h.run()
+		sn := s.ExpCmdSN
+		delete(s.Held, sn)
+		s.ExpCmdSN++
+		s.run(sn, &r)
+	}
+}
+
+// run does a request whose turn has come, on its connection.
+func (s *Session) run(sn serial.SN, r *Request) {
+	i := slices.IndexFunc(s.baton.conns, func(c *Conn) bool { return c.CID == r.CID && c.state == stateFullFeature })
+	if i < 0 {
+		return
+	}
+	c := s.baton.conns[i]
+	switch r.Kind {
+	case RequestCommand:
+		if t := c.heldTask(sn); t != nil {
+			c.begin(t)
+		}
+	case RequestOther:
+		c.request(r.Header, r.Data)
 	}
 }
 
 // dropHeld throws away what c has sent and waits for earlier PDUs.
 func (s *Session) dropHeld(c *Conn) {
-	for sn, h := range s.held {
-		if h.conn != c {
+	if c.MaxIn == 0 {
+		return // it has not logged in, and another connection may have its CID
+	}
+	for sn, r := range s.Held {
+		if r.CID != c.CID {
 			continue
 		}
-		delete(s.held, sn)
-		if h.task != nil {
-			c.discard(h.task)
+		delete(s.Held, sn)
+		if r.Kind == RequestCommand {
+			c.discard(c.heldTask(sn))
 		}
 	}
 }
@@ -133,7 +133,7 @@ func (s *Session) end() {
 // conn returns the connection with this CID of which something is left, or nil.
 func (s *Session) conn(cid uint16) *Conn {
 	for _, c := range s.baton.conns {
-		if c.cid == cid && c.state != stateFree {
+		if c.CID == cid && c.state != stateFree {
 			return c
 		}
 	}
@@ -153,11 +153,11 @@ func (s *Session) cut(why string) {
 // advertise returns the MaxCmdSN to send: the window from ExpCmdSN less the commands that
 // are still to be answered.
 func (s *Session) advertise() serial.SN {
-	sn := s.expCmdSN + serial.SN(s.window-s.active) - 1
-	if s.maxCmdSN.Less(sn) {
-		s.maxCmdSN = sn
+	sn := s.ExpCmdSN + serial.SN(s.Window-s.active) - 1
+	if s.MaxCmdSN.Less(sn) {
+		s.MaxCmdSN = sn
 	}
-	return s.maxCmdSN
+	return s.MaxCmdSN
 }
 
 // port is the SCSI initiator port (RFC 7143 §3.2.6).

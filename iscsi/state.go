@@ -74,7 +74,7 @@ func (c *Conn) checkEnd() {
 	}
 	if s := c.sess; s != nil && s.over {
 		invariant.Check(s.active == 0 && s.immediates == 0, "each command that has begun leaves the command window")
-		invariant.Check(len(s.held) == 0, "a session that is over holds no PDUs")
+		invariant.Check(len(s.Held) == 0, "a session that is over holds no PDUs")
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"oneshot/internal/invariant"
+	"oneshot/internal/serial"
 	"oneshot/iscsi/pdu"
 	"oneshot/mem"
 	"oneshot/scsi"
@@ -64,6 +65,16 @@ func (c *Conn) unlist(t *Task) {
 func (c *Conn) Find(itt uint32) *Task {
 	for _, t := range c.tasks {
 		if t.ITT == itt {
+			return t
+		}
+	}
+	return nil
+}
+
+// heldTask returns the task of the command with this CmdSN that waits for earlier ones, or nil.
+func (c *Conn) heldTask(sn serial.SN) *Task {
+	for _, t := range c.tasks {
+		if t.state == taskHeld && t.cmdSN == sn {
 			return t
 		}
 	}
