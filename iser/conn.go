@@ -421,7 +421,13 @@ func (m *Mover) Local() string { return m.here }
 func (m *Mover) Transport() string { return m.target.cfg.Transport }
 
 // HungUp implements iscsi.Datamover.
-func (m *Mover) HungUp() bool { return m.dead }
+func (m *Mover) HungUp() bool {
+	if m.dead {
+		return true
+	}
+	q, ok := m.qp.(rdma.PeerEnder)
+	return ok && q.PeerEnded()
+}
 
 // Count implements iscsi.Datamover: the counters of the queue pair.
 func (m *Mover) Count(tell func(string, uint64)) {

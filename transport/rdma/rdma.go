@@ -216,6 +216,11 @@ type QueuePairConfig struct {
 	Context any
 }
 
+// PeerEnder is a QueuePair that can tell sooner than Disconnected does whether the peer has closed its
+// end: the network may know before the provider's goroutine has come to it. What the peer sent before may
+// still be on its way.
+type PeerEnder interface{ PeerEnded() bool }
+
 // QueuePair is one connection. Post, PostReceive and Revoke may be called from any
 // goroutine; what is posted by one is sent in order.
 //

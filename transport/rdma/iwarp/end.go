@@ -8,6 +8,8 @@ import (
 	"net"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"oneshot/ddp"
 	"oneshot/stag"
 	"oneshot/transport/rdma"
@@ -156,6 +158,18 @@ func (q *queuePair) asks(w *wqe, r *ddp.RDMARead) bool {
 	own := q.readRequest(w)
 	done := r.SrcTO - own.SrcTO
 	return done <= uint64(own.Size) && *r == own.Advance(uint32(done))
+}
+
+// PeerEnded implements rdma.PeerEnder.
+func (q *queuePair) PeerEnded() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !q.is().lives {
+		return q.state > connected
+	}
+	fds := []unix.PollFd{{Fd: int32(q.sock.FD), Events: unix.POLLRDHUP}}
+	n, err := unix.Poll(fds, 0)
+	return err == nil && n > 0
 }
 
 // Disconnect implements rdma.QueuePair.
