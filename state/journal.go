@@ -61,8 +61,8 @@ func (j *Journal) Begin(off int64, data []byte) error {
 	}
 	if err != nil {
 		defer j.mu.Unlock()
-		j.synced = false
-		return errors.Join(fmt.Errorf("the journal %s cannot be written: %w", j.path, err), ignoreMissing(j.dir.fs.Remove(j.path)))
+		// The bytes may have got there nevertheless.
+		return errors.Join(fmt.Errorf("the journal %s cannot be written: %w", j.path, err), j.takeAway())
 	}
 	j.synced = true
 	j.begun.Store(true)
@@ -75,24 +75,22 @@ func (j *Journal) End() error {
 		j.mu.Lock()
 	}
 	defer j.mu.Unlock()
-	if err := j.dir.fs.WriteFile(j.path, nil); err != nil {
-		return j.remove(err)
+	if why := j.dir.fs.WriteFile(j.path, nil); why != nil {
+		if err := j.takeAway(); err != nil {
+			return errors.Join(fmt.Errorf("the journal %s cannot be emptied: %w", j.path, why), err)
+		}
 	}
 	return nil
 }
 
-// remove takes the file away, which could not be emptied: a restart must not overwrite with it
-// what is written from now on. mu is held.
-func (j *Journal) remove(why error) error {
+// takeAway removes the file for good: a restart must not overwrite with it what is written from now
+// on. mu is held.
+func (j *Journal) takeAway() error {
 	j.synced = false
-	err := ignoreMissing(j.dir.fs.Remove(j.path))
-	if err == nil {
-		err = j.dir.fs.SyncDir(j.dir.path)
+	if err := ignoreMissing(j.dir.fs.Remove(j.path)); err != nil {
+		return err
 	}
-	if err != nil {
-		return errors.Join(fmt.Errorf("the journal %s cannot be emptied: %w", j.path, why), err)
-	}
-	return nil
+	return j.dir.fs.SyncDir(j.dir.path)
 }
 
 // Pending returns what was begun and not ended by another process; nil if nothing was. End follows

@@ -102,6 +102,33 @@ func TestJournalCannotBeEmptied(t *testing.T) {
 	}
 }
 
+// A write whose journal could not be made durable, they say, is not done, and neither is it done by a
+// restart after a power cut: over what has been written since.
+func TestJournalOfDoubt(t *testing.T) {
+	fsys := newCrashFS()
+	d, err := open(fsys, "dir")
+	if err != nil {
+		t.Fatal(err)
+	}
+	j := d.Journal("lu")
+	if err := errors.Join(j.Begin(0, make([]byte, 512)), j.End()); err != nil { // its name is there for good
+		t.Fatal(err)
+	}
+	fsys.doubt = unix.EIO
+	if err := j.Begin(0, make([]byte, 4096)); !errors.Is(err, unix.EIO) {
+		t.Errorf("Begin: %v", err)
+	}
+	for _, powerCut := range []bool{false, true} {
+		d, err := open(fsys.after(powerCut), "dir")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, data, err := d.Journal("lu").Pending(); data != nil || err != nil {
+			t.Errorf("power cut %v: %d bytes are pending, %v", powerCut, len(data), err)
+		}
+	}
+}
+
 // A unit that takes the place of another asks what is pending while that one is in its first
 // write: nothing that is for others.
 func TestJournalPendingMeetsBegin(t *testing.T) {

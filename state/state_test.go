@@ -23,6 +23,7 @@ type crashFS struct {
 	torn    bool              // a step that is cut is half done
 	fail    error             // of all that writes
 	refuse  error             // of opening a file to write
+	doubt   error             // of a file whose bytes have got there all the same
 }
 
 var errCrash = errors.New("crash")
@@ -82,7 +83,7 @@ func (f *crashFS) WriteFile(path string, data []byte) error {
 		return errCrash
 	}
 	f.durable[path] = f.now[path]
-	return nil
+	return f.doubt
 }
 
 func (f *crashFS) Rename(from, to string) error {
