@@ -9,8 +9,12 @@ func TestFigures(t *testing.T) {
 		name                   string
 		initiator, target, sum int
 	}{
-		{true, "FIG 2, iSCSI offload", 2, 4, 6}, {true, "FIG 3, RDMA", 10, 4, 14}, {true, "FIG 3, no windows", 6, 4, 10},
-		{true, "FIG 4, one-shot", 2, 4, 6}, {false, "FIG 3, RDMA", 10, 2, 12}, {false, "FIG 4, one-shot", 2, 2, 4},
+		{true, "FIG 2, iSCSI offload", 2, 4, 6},
+		{true, "FIG 3, RDMA", 10, 4, 14},
+		{true, "FIG 3, no windows", 6, 4, 10},
+		{true, "FIG 4, one-shot", 2, 4, 6},
+		{false, "FIG 3, RDMA", 10, 2, 12},
+		{false, "FIG 4, one-shot", 2, 2, 4},
 	} {
 		found := false
 		for _, f := range Figures(c.write) {
