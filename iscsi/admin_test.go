@@ -171,7 +171,7 @@ func (m *quickMover) newTask() *Task {
 func (m *quickMover) FreeTask(t *Task)                  { m.tasks = append(m.tasks, t) }
 func (m *quickMover) SendControl(_, _ []byte, _ Ending) {}
 func (m *quickMover) Enable(*login.Params, int)         {}
-func (m *quickMover) Answer(t *Task) { m.c.Status(); m.answered = append(m.answered, t) }
+func (m *quickMover) Answer(t *Task)                    { m.c.Status(); m.answered = append(m.answered, t) }
 
 func (m *quickMover) Flush() {
 	for _, t := range m.answered {

@@ -237,7 +237,7 @@ func TestRequest(t *testing.T) {
 		r.Begin(c, v, 512, mem.MaxLease, false, false)
 		next := begin(r, func(*Request) Next { return Done })
 		for next != Done {
-			due := true
+			var due bool
 			if next == Pull {
 				r.Place(0, data)
 				next, due = r.Pulled()

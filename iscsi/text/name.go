@@ -28,7 +28,7 @@ func Name(s string) (string, error) {
 	case format == "naa":
 		err = checkDigits(rest, 16, 32)
 	case format != "iqn":
-		err = errors.New("it does not begin with iqn., eui. or naa.")
+		err = errors.New("it begins with none of iqn., eui. and naa., as names do")
 	case rest == "":
 		err = errors.New("nothing follows iqn")
 	case !utf8.ValidString(rest):

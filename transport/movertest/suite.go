@@ -15,7 +15,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
-	"errors"
 	"log/slog"
 	mathrand "math/rand/v2"
 	"runtime"
@@ -236,5 +235,3 @@ func (b *bench) hold() (*faulty.Gate, bool) {
 	}
 	return b.faults.Hold(faulty.Match{Kinds: faulty.Writes}), true
 }
-
-var errUnexpected = errors.New("it has ended well")
