@@ -108,15 +108,23 @@ grep -q 'level=info msg=stopped' "$root/run/oneshot.log" || fail "the old daemon
 grep -q "listen: \"127.0.0.1:$port\"" "$root/etc/oneshot/target.yaml" || fail "the upgrade has changed target.yaml"
 ! grep -q 'systemctl.* stop' "$root/run/systemctl.log" || fail "the upgrade stops the daemon before the new one is there"
 [ ! -e "$root/usr/bin/target" ] || fail "the upgrade leaves /usr/bin/target"
-in_root oneshot status | grep -q '^oneshot ' || fail "the daemon does not answer after the upgrade"
+# says PATTERN COMMAND...: the output of a command has the pattern. All of it is read: under pipefail a command
+# fails that is still writing when grep -q has seen enough.
+says() {
+	local pattern=$1 out
+	shift
+	out=$("$@" 2>&1) || fail "$*: $out"
+	grep -q "$pattern" <<<"$out" || fail "$* says: $out"
+}
+says '^oneshot ' in_root oneshot status
 in_root oneshot reload >/dev/null || fail "reload after the upgrade"
 in_root oneshot check --config /etc/oneshot/target.yaml >/dev/null || fail "check after the upgrade"
-in_root oneshot --help | grep -q '^  oneshot check' || fail "the help does not say what the command is called"
-in_root oneshot-initiator ls "iscsi://127.0.0.1:$port" | grep -q iqn.2026-11.example.oneshot:demo || fail "oneshot-initiator does not see the target"
+says '^  oneshot check' in_root oneshot --help
+says iqn.2026-11.example.oneshot:demo in_root oneshot-initiator ls "iscsi://127.0.0.1:$port"
 doc=$root/usr/share/doc/oneshot
 grep -q golang "$doc/copyright" || fail "the package has no copyright"
-zcat "$doc/changelog.gz" | head -1 | grep -q '^oneshot (2.0) ' || fail "the package has no changelog"
-zcat "$doc/NEWS.Debian.gz" | grep -q /usr/bin/oneshot || fail "the package has no news"
+says '^oneshot (2.0) ' zcat "$doc/changelog.gz"
+says /usr/bin/oneshot zcat "$doc/NEWS.Debian.gz"
 for page in oneshot oneshot-serve oneshot-initiator oneshot-initiator-bench; do
 	[ -s "$root/usr/share/man/man1/$page.1.gz" ] || fail "there is no page $page"
 done
