@@ -108,20 +108,43 @@ func (c *Conn) joinSession(own *Session, out *login.Outcome) {
 	}
 	c.join(s.baton)
 	c.sess, c.CID = s, c.login.CID()
-	params := c.login.Params().Joining(&s.Params)
 	if old == nil {
-		c.logIn(s, &params, out)
+		c.logInJoining(out)
 		return
 	}
 	c.enter(eventHeldUp)
-	kept := out.Keep()
-	old.gone = append(old.gone, func() {
-		if c.state == stateReinstate && !s.ending {
-			c.logIn(s, &params, &kept)
-		}
-	})
+	c.keep(out)
 	old.log.Info("connection ends: its initiator comes back with a new one")
 	old.mover.Terminate(AtOnce)
+}
+
+// logInJoining begins the full feature phase of a further connection of a session.
+func (c *Conn) logInJoining(out *login.Outcome) {
+	params := c.login.Params().Joining(&c.sess.Params)
+	c.logIn(c.sess, &params, out)
+}
+
+// keep keeps what the login has come to until what it waits for has ended.
+func (c *Conn) keep(out *login.Outcome) {
+	kept := out.Keep()
+	c.kept = &kept
+}
+
+// succeed has the connection that waits for the end of c, because it has its CID, go on with its login.
+// Only one can.
+func (c *Conn) succeed() {
+	for _, o := range c.sess.baton.conns {
+		if o.state != stateReinstate || o.CID != c.CID || o.sess != c.sess {
+			continue
+		}
+		if c.sess.ending || c.sess.loggedIn(c.CID) != nil {
+			o.mover.Terminate(AtOnce)
+			continue
+		}
+		out := o.kept
+		o.kept = nil
+		o.logInJoining(out)
+	}
 }
 
 // room says whether c, perhaps in the place of old, may join the session.
@@ -154,16 +177,22 @@ func (c *Conn) refuse(out *login.Outcome, status pdu.LoginStatus) {
 // stores is over before the new one begins.
 func (c *Conn) reinstate(old *Session, out *login.Outcome) {
 	c.enter(eventHeldUp)
-	kept := out.Keep()
+	c.keep(out)
 	old.cut("its initiator logs in again")
-	old.whenGone(c.node, func() {
-		c.post(func() {
-			if c.state == stateReinstate {
-				c.enter(eventGoesOn)
-				c.establish(&kept)
-			}
-		})
-	})
+	if !c.node.inherit(old, c) {
+		c.post(c.goOn)
+	}
+}
+
+// goOn goes on with a login that waited for the end of an old session.
+func (c *Conn) goOn() {
+	if c.state != stateReinstate {
+		return
+	}
+	c.enter(eventGoesOn)
+	out := c.kept
+	c.kept = nil
+	c.establish(out)
 }
 
 // leaveDeserted ends the sessions of s's initiator with its target whose connections the initiator has

@@ -59,8 +59,8 @@ type Conn struct {
 	dropped  bool // fail was called
 	// What waits until the initiator has seen all that was sent: the answer to the ping under
 	// way says so, or that to the next.
-	acked, unacked []func()
-	gone           []func() // called when nothing of the connection is left
+	acked, unacked []*managing
+	kept           *login.Outcome // of a login that waits for the end of an old session or connection
 
 	// It has yet to log in to a target: it is in its login, or a discovery session, and may have
 	// to give way to others. Guarded by Node.mu, as is evicted: it has been told to.
@@ -264,8 +264,8 @@ func (c *Conn) withdraw() {
 	}
 	waiting := append(c.acked, c.unacked...)
 	c.acked, c.unacked = nil, nil
-	for _, f := range waiting {
-		f()
+	for _, m := range waiting {
+		m.oneAcked()
 	}
 }
 
@@ -280,10 +280,8 @@ func (c *Conn) settleEnd() {
 		c.checkEnd()
 	}
 	c.enter(eventGone)
-	gone := c.gone
-	c.gone = nil
-	for _, f := range gone {
-		f()
+	if s != nil {
+		c.succeed()
 	}
 	c.node.forget(c)
 }

@@ -340,3 +340,22 @@ func TestAbortOfAWaitingCommand(t *testing.T) {
 		t.Errorf("%q, %q", x, y)
 	}
 }
+
+// Of two logins for the place of one connection, one gets it: the numbers of connections tell them
+// apart.
+func TestTwoSuccessors(t *testing.T) {
+	n, a, old, _, rOld := pair(t)
+	f, text := request(a.sess.TSIH, 1)
+	one, rOne := begin(t, n, f, text)
+	two, rTwo := begin(t, n, f, text)
+	if x, y, z := rOne.take(), rTwo.take(), rOld.take(); x != "" || y != "" || z != "terminate false, terminate false" {
+		t.Fatalf("while the old one is there: %q, %q, %q", x, y, z)
+	}
+	drive(old, func() { old.Lost(nil) })
+	if x, y := rOne.take(), rTwo.take(); x != "Login Response" || y != "terminate false" {
+		t.Errorf("afterwards: %q, %q", x, y)
+	}
+	if one.state != stateFullFeature || two.state == stateFullFeature || a.sess.loggedIn(1) != one {
+		t.Errorf("%v and %v", one.state, two.state)
+	}
+}

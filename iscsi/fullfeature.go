@@ -174,9 +174,9 @@ func (c *Conn) ping() {
 	c.send(&pdu.NOPInFields{ITT: pdu.ReservedTag, TTT: c.PingTTT, Sequence: c.Sequence()}, nil)
 }
 
-// afterAck calls f when the initiator has received all that was sent to it here, or never will.
-func (c *Conn) afterAck(f func()) {
-	c.unacked = append(c.unacked, f)
+// afterAck tells m when the initiator has received all that was sent to it here, or never will.
+func (c *Conn) afterAck(m *managing) {
+	c.unacked = append(c.unacked, m)
 	if c.PingTTT == 0 {
 		c.ping()
 	}
@@ -186,8 +186,8 @@ func (c *Conn) afterAck(f func()) {
 func (c *Conn) acknowledged() {
 	waiting := c.acked
 	c.acked = nil
-	for _, f := range waiting {
-		f()
+	for _, m := range waiting {
+		m.oneAcked()
 	}
 	if len(c.unacked) > 0 && c.PingTTT == 0 {
 		c.ping()
@@ -296,27 +296,36 @@ func (c *Conn) manage(h pdu.TaskManagementRequest) {
 	c.log.Info("task management", "function", fn.String(), "lun", fmt.Sprintf("%#016x", h.LUN()))
 	s.nexus.Manage(f, h.LUN(), t, func(r scsi.TMFResponse) {
 		c.post(func() {
-			s.othersAcked(c, func() { answer(responses[r]) })
+			s.afterOthersAck(&managing{conn: c, itt: itt, fn: fn, response: responses[r], left: 1})
 		})
 	})
 }
 
-// othersAcked calls f when the initiator has received what was sent to it on connections other
-// than c, so that no answer to a task comes behind that to its abort (RFC 7143 §4.2.3.3).
-func (s *Session) othersAcked(c *Conn, f func()) {
-	left := 1
-	one := func() {
-		if left--; left == 0 {
-			f()
-		}
-	}
+// managing is a task management function whose tasks are over, and whose answer waits until the
+// initiator has received what was sent to it on other connections than conn, so that no answer to a
+// task comes behind that to its abort (RFC 7143 §4.2.3.3).
+type managing struct {
+	conn     *Conn
+	itt      uint32
+	fn       pdu.TaskFunction
+	response pdu.TaskResponse
+	left     int // connections, and one for who counts them
+}
+
+func (s *Session) afterOthersAck(m *managing) {
 	for _, o := range s.baton.conns {
-		if o != c && o.state == stateFullFeature {
-			left++
-			o.afterAck(one)
+		if o != m.conn && o.state == stateFullFeature {
+			m.left++
+			o.afterAck(m)
 		}
 	}
-	one()
+	m.oneAcked()
+}
+
+func (m *managing) oneAcked() {
+	if m.left--; m.left == 0 {
+		m.conn.managed(m.itt, m.fn, m.response)
+	}
 }
 
 // skip is the answer about a task that waits for earlier commands. To abort it is to leave its

@@ -329,18 +329,29 @@ func (n *Node) add(c *Conn) {
 
 // forget drops a connection of which nothing is left, and with the last one the session.
 func (n *Node) forget(c *Conn) {
-	var ended []func()
+	var heirs []*Conn
 	n.mu.Lock()
 	delete(n.conns, c)
 	if s := c.sess; s != nil && s.over {
 		delete(n.sessions, s.TSIH)
-		ended, s.ended = s.ended, nil
+		heirs, s.heirs = s.heirs, nil
 	}
 	n.checkIdle()
 	n.mu.Unlock()
-	for _, f := range ended {
-		f()
+	for _, h := range heirs {
+		h.post(h.goOn)
 	}
+}
+
+// inherit has the login of c go on when nothing of the session is left. False: that is so already.
+func (n *Node) inherit(old *Session, c *Conn) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.sessions[old.TSIH] != old {
+		return false
+	}
+	old.heirs = append(old.heirs, c)
+	return true
 }
 
 // attach gives s a TSIH and a place among the sessions. If the same initiator port has a

@@ -22,7 +22,7 @@ type Session struct {
 	ending bool // end was called
 	over   bool // and has done its work
 
-	ended []func() // called when nothing of the session is left; guarded by Node.mu
+	heirs []*Conn // their logins go on when nothing of the session is left; guarded by Node.mu
 }
 
 // admission is what becomes of a PDU with a CmdSN.
@@ -77,19 +77,26 @@ func (s *Session) runHeld() {
 
 // run does a request whose turn has come, on its connection.
 func (s *Session) run(sn serial.SN, r *Request) {
-	i := slices.IndexFunc(s.baton.conns, func(c *Conn) bool { return c.CID == r.CID && c.state == stateFullFeature })
-	if i < 0 {
-		return
-	}
-	c := s.baton.conns[i]
-	switch r.Kind {
-	case RequestCommand:
+	c := s.loggedIn(r.CID)
+	switch {
+	case c == nil:
+	case r.Kind == RequestCommand:
 		if t := c.heldTask(sn); t != nil {
 			c.begin(t)
 		}
-	case RequestOther:
+	case r.Kind == RequestOther:
 		c.request(r.Header, r.Data)
 	}
+}
+
+// loggedIn returns the connection with this CID that is logged in, or nil.
+func (s *Session) loggedIn(cid uint16) *Conn {
+	for _, c := range s.baton.conns {
+		if c.CID == cid && c.state == stateFullFeature {
+			return c
+		}
+	}
+	return nil
 }
 
 // dropHeld throws away what c has sent and waits for earlier PDUs.
@@ -162,15 +169,3 @@ func (s *Session) advertise() serial.SN {
 
 // port is the SCSI initiator port (RFC 7143 §3.2.6).
 func (s *Session) port() scsi.Initiator { return scsi.ISCSIPort(s.Initiator, s.ISID) }
-
-// whenGone calls f when nothing of the session is left; at once if that is so already.
-func (s *Session) whenGone(n *Node, f func()) {
-	n.mu.Lock()
-	if n.sessions[s.TSIH] == s {
-		s.ended = append(s.ended, f)
-		n.mu.Unlock()
-		return
-	}
-	n.mu.Unlock()
-	f()
-}
