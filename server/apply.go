@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"sync"
 	"time"
 
 	"oneshot/config"
@@ -86,7 +87,15 @@ func (c *change) prepareStores() error {
 		}
 	}
 	for _, store := range c.plan.open {
+		going := c.s.retirements.going()
 		s, err := c.units.openStore(store, c.formerly(store))
+		if err != nil && going != nil { // it may be in use by what is going
+			select {
+			case <-going:
+			case <-time.After(retirePatience):
+			}
+			s, err = c.units.openStore(store, c.formerly(store))
+		}
 		if err != nil {
 			return err
 		}
@@ -325,11 +334,47 @@ func (s *Server) retire(gone units) {
 	if len(gone.made) == 0 && len(gone.stores) == 0 {
 		return
 	}
+	s.retirements.begin()
 	s.wg.Go(func() {
+		defer s.retirements.end()
 		s.node.Quiesce()
 		gone.await(s.ctx)
 		for _, err := range gone.close() {
 			s.log.Error("cannot close a store that no LUN shows any more", "reason", err)
 		}
 	})
+}
+
+// retirePatience is how long a change waits for stores that are being closed, when it cannot open one.
+const retirePatience = 10 * time.Second
+
+// retirements counts what is being closed in the background.
+type retirements struct {
+	mu   sync.Mutex
+	n    int
+	none chan struct{} // closed when n comes to 0; nil while it is
+}
+
+func (r *retirements) begin() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.n++; r.n == 1 {
+		r.none = make(chan struct{})
+	}
+}
+
+func (r *retirements) end() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.n--; r.n == 0 {
+		close(r.none)
+		r.none = nil
+	}
+}
+
+// going returns what is closed when nothing is being closed any more; nil: nothing is.
+func (r *retirements) going() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.none
 }

@@ -49,6 +49,8 @@ type Server struct {
 	closing  bool                    // no goroutine is started any more, nothing is changed
 	scarce   bool                    // descriptors are, and the log says so
 
+	retirements retirements
+
 	wg    sync.WaitGroup
 	ctx   context.Context // ends when all connections have ended, or will never
 	stop  context.CancelFunc

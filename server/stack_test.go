@@ -110,3 +110,24 @@ portals: [{listen: "127.0.0.1:0"}]
 		f.Close()
 	}
 }
+
+// A store that was taken away is closed in the background, and may come back before that is done.
+func TestStoresComeBack(t *testing.T) {
+	const with = `
+stores:
+  d: {type: file, path: d.img, size: 8MiB}
+  whole: {type: file, path: whole.img, size: 8MiB}
+  s: {type: slice, on: whole, offset: 1MiB}
+  m: {type: memory, size: 8MiB}
+targets: [{iqn: "iqn.2026-11.example.oneshot:a", luns: {0: m, 1: d, 2: s}}]
+portals: [{listen: "127.0.0.1:0"}]
+`
+	r := serve(t, with)
+	for range 20 {
+		r.apply(strings.Replace(with, "0: m, 1: d, 2: s", "0: m", 1))
+		r.apply(with)
+	}
+	s := r.login("a")
+	works(t, s, 1)
+	works(t, s, 2)
+}
