@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"testing"
+	"time"
 
 	"oneshot/iscsi/pdu"
 	"oneshot/transport/rdma"
@@ -216,5 +217,117 @@ func TestGuestSinks(t *testing.T) {
 	device.mu.Unlock()
 	if r := writer.do(rw16(0x8a, 0, 8), true, false, 4096, 0); r.Status() != 0 || !done {
 		t.Errorf("a WRITE whose sink another peer has invalidated: status %#x; attacked: %v", r.Status(), done)
+	}
+}
+
+// logInAwake is logIn with a peer that is woken: siw leaves what comes within milliseconds of its MPA Reply unread until
+// more comes, here Writes of nothing.
+func (c *client) logInAwake() {
+	in, over := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(over)
+		wake := time.NewTicker(50 * time.Millisecond)
+		defer wake.Stop()
+		for {
+			select {
+			case <-in:
+				return
+			case <-wake.C:
+				_, _ = c.qp.Post([]rdma.Work{{Op: rdma.OpWrite, Flags: rdma.Signaled}})
+			}
+		}
+	}()
+	c.logIn("")
+	close(in)
+	<-over
+}
+
+// keptDevice is a device that its users do not close.
+type keptDevice struct{ rdma.Device }
+
+func (keptDevice) Close() error { return nil }
+
+// TestGuestKilledWrites: connections end while their WRITEs are fetched, by either end, and another session writes as well.
+// Each block then holds what some WRITE has written to it, and never what I/O memory held before.
+func TestGuestKilledWrites(t *testing.T) {
+	const (
+		blocks = 1024
+		half   = blocks / 2 // that the connections which are killed write to; the rest is the other session's
+		rounds = 60
+	)
+	log := slog.New(slog.NewTextHandler(t.Output(), nil))
+	target, err := verbs.Open(verbs.Config{Name: os.Getenv(envDevice), Logger: log})
+	check(t, err)
+	host, _, err := net.SplitHostPort(os.Getenv(envPortal))
+	check(t, err)
+	b := newBenchOn(t, 64<<20, target, net.JoinHostPort(host, "0"))
+	device, err := verbs.Open(verbs.Config{Name: os.Getenv(envDevice), Logger: log})
+	check(t, err)
+	t.Cleanup(func() { _ = device.Close() })
+	reach := func(isid byte) *client {
+		c := dial(t, keptDevice{device}, b.l.Addr().String(), rdma.ConnParams{PrivateData: ordinary})
+		if c.window != nil {
+			check(t, c.window.Free())
+			c.window = nil
+		}
+		c.isid = isid
+		c.logInAwake()
+		c.do(make([]byte, 6), false, false, 0, 0)
+		return c
+	}
+	write := func(c *client, from int, n uint64, worker uint64) {
+		for i := range half {
+			stamped(c.buf[i*blockSize:][:blockSize], worker, n, int64(from+i))
+		}
+	}
+	other := reach(20)
+	checkAll := func() {
+		other.do(rw16(0x88, 0, blocks), false, true, blocks*blockSize, 0)
+		for i := range blocks {
+			got := other.buf[i*blockSize:][:blockSize]
+			worker, n := binary.BigEndian.Uint64(got), binary.BigEndian.Uint64(got[8:])
+			if worker == 0 && n == 0 && bytes.Equal(got, make([]byte, blockSize)) {
+				continue // it was never written
+			}
+			want := make([]byte, blockSize)
+			stamped(want, worker, n, int64(i))
+			if !bytes.Equal(got, want) || (worker == 1) != (i < half) || n > rounds {
+				t.Fatalf("block %d holds % x", i, got[:64])
+			}
+		}
+	}
+	for round := range uint64(rounds) {
+		c := reach(21) // when the commands of the session before have ended
+		checkAll()
+		write(c, 0, round, 1)
+		c.offending = true
+		const pieces = outs
+		for i := range pieces {
+			n := half / pieces * blockSize
+			c.start(rw16(0x8a, uint64(i*half/pieces), half/pieces), true, false, i*n, n, 0)
+		}
+		for range round % pieces { // some are done before
+			c.receive()
+		}
+		switch round % 4 {
+		case 0:
+			c.qp.Abort(nil)
+		case 1:
+			c.qp.Disconnect()
+		case 2:
+			check(t, c.qp.Close())
+		default: // the target ends it
+			for _, s := range b.node.Sessions() {
+				if s.ISID[5] == 21 {
+					b.node.DropSession(s.TSIH, "a test ends it")
+				}
+			}
+		}
+		write(other, half, round, 2)
+		if r := other.do(rw16(0x8a, half, half), true, false, half*blockSize, 0); r.Status() != 0 {
+			t.Fatalf("WRITE of the other session: status %#x", r.Status())
+		}
+		check(t, c.qp.Close())
+		<-c.over
 	}
 }

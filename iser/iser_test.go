@@ -260,6 +260,9 @@ func (c *client) receive() (a answer, ok bool) {
 // is to read or write.
 func (c *client) send(bhs, data []byte, write, read bool, off, n int) rdma.STag {
 	w := []rdma.Work{{Op: rdma.OpSend}}
+	if !c.direct { // the queue has room again when it completes
+		w[0].Flags = rdma.Signaled
+	}
 	c.turn = (c.turn + 1) % outs // what was sent before may still be on its way
 	b := c.out[c.turn*slotSize:][:0:slotSize]
 	memory := rdma.SGE{Bytes: c.buf[off : off+n], Region: c.region}

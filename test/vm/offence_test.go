@@ -13,7 +13,7 @@ import (
 // log that says why, and nobody else notices.
 func TestVerbsOffences(t *testing.T) {
 	dir := t.TempDir()
-	if _, err := run("../..", "go", "test", "-c", "-tags", "verbs,guest", "-o", filepath.Join(dir, "iser.test"), "./iser"); err != nil {
+	if _, err := run("../..", "go", "test", "-c", "-tags", "verbs,guest,invariants", "-o", filepath.Join(dir, "iser.test"), "./iser"); err != nil {
 		t.Fatal(err)
 	}
 	peer := newDownloads(t, dir).get("iser.test")

@@ -75,7 +75,8 @@ type Device struct {
 
 	async   *poller
 	manager *manager
-	work    sync.WaitGroup // goroutines
+	filler  *C.struct_ibv_cq // of siw, see occupy
+	work    sync.WaitGroup   // goroutines
 
 	registrations atomic.Uint64
 	sleeping      atomic.Bool   // queues are not polled before their goroutines sleep
@@ -163,11 +164,29 @@ func (d *Device) open() (err error) {
 	if err := d.measure(); err != nil {
 		return err
 	}
+	if d.siw {
+		if err := d.occupy(); err != nil {
+			return err
+		}
+	}
 	if d.async, err = newPoller(int(C.os_async_fd(d.ctx)), d.cfg.Name+" events"); err != nil {
 		return err
 	}
 	d.manager, err = newManager(d.log)
 	return err
+}
+
+// siwFiller is how many completions a queue of siw has to have room for to be longer than 0x90000 bytes, at 32 each.
+const siwFiller = 1 << 15
+
+// occupy makes a queue that is never used. The kernel names the memory of siw's queues by keys, which are offsets in
+// an imaginary file; siw's library takes the key 0x90000 for none, and fails to make the queue that has it. The first queue
+// of a context, if it is long enough, lies over that offset.
+func (d *Device) occupy() (err error) {
+	if d.filler, err = C.os_create_cq(d.ctx, siwFiller, nil); d.filler == nil {
+		return fmt.Errorf("verbs: completion queue of %s: %w", d.cfg.Name, err)
+	}
+	return nil
 }
 
 // measure asks the device what it can do.
@@ -317,6 +336,9 @@ func (d *Device) free() error {
 	if d.manager != nil {
 		d.manager.end()
 		d.manager.work.Wait()
+	}
+	if d.filler != nil {
+		C.os_destroy_cq(d.filler)
 	}
 	if d.gone != nil {
 		letGo(d.ctx)

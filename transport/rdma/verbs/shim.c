@@ -172,9 +172,18 @@ struct ibv_comp_channel *os_create_channel(struct ibv_context *ctx)
 int os_destroy_channel(struct ibv_comp_channel *c) { return code(lib.ibv_destroy_comp_channel(c)); }
 int os_channel_fd(struct ibv_comp_channel *c) { return c->fd; }
 
+// MADE is the result of a call that makes a queue, with a reason in errno if it fails: siw's library gives none.
+#define MADE(call) ({ \
+	errno = 0; \
+	__typeof__(call) made_ = (call); \
+	if (!made_ && !errno) \
+		errno = EIO; \
+	made_; \
+})
+
 struct ibv_cq *os_create_cq(struct ibv_context *ctx, int depth, struct ibv_comp_channel *c)
 {
-	return lib.ibv_create_cq(ctx, depth, NULL, c, 0);
+	return MADE(lib.ibv_create_cq(ctx, depth, NULL, c, 0));
 }
 
 int os_destroy_cq(struct ibv_cq *cq) { return code(lib.ibv_destroy_cq(cq)); }
@@ -296,7 +305,7 @@ struct ibv_qp *os_create_qp(struct os_qp_config *c)
 			.max_inline_data = c->max_inline,
 		},
 	};
-	struct ibv_qp *qp = lib.ibv_create_qp(c->pd, &a);
+	struct ibv_qp *qp = MADE(lib.ibv_create_qp(c->pd, &a));
 
 	if (qp)
 		c->max_inline = a.cap.max_inline_data;
@@ -337,7 +346,7 @@ struct ibv_srq *os_create_srq(struct ibv_pd *pd, int depth, int sge)
 {
 	struct ibv_srq_init_attr a = { .attr = { .max_wr = depth, .max_sge = sge } };
 
-	return lib.ibv_create_srq(pd, &a);
+	return MADE(lib.ibv_create_srq(pd, &a));
 }
 
 int os_destroy_srq(struct ibv_srq *srq) { return code(lib.ibv_destroy_srq(srq)); }

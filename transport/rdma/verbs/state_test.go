@@ -421,6 +421,26 @@ func TestCallsFail(t *testing.T) {
 	}
 }
 
+// TestFailsWithoutReason: siw's library may fail to make a queue, and not say why. That is an error nevertheless.
+func TestFailsWithoutReason(t *testing.T) {
+	begin(t, kinds["siw"])
+	d := openFake(t, Config{})
+	s := newSide(t, d)
+	for call, do := range map[string]func() error{
+		"ibv_create_cq": func() error { _, err := d.NewCompletionQueue(4, nil); return err },
+		"ibv_create_qp": func() error {
+			_, err := d.NewQueuePair(rdma.QueuePairConfig{Domain: s.dom, SendCQ: s.cq, RecvCQ: s.cq, MaxWork: 4, MaxRecv: 4})
+			return err
+		},
+	} {
+		fake.Fail(call, syscall.ESTALE, 0)
+		if err := do(); !errors.Is(err, syscall.EIO) {
+			t.Errorf("%s fails: %v", call, err)
+		}
+		fake.Fail(call, nil, 0)
+	}
+}
+
 // TestLost: when a device has gone, connections and listeners end, its owner hears of it once, and it can be closed.
 func TestLost(t *testing.T) {
 	for name, lose := range map[string]func(*Device){

@@ -45,6 +45,10 @@ static int fails(const char *function)
 				return 0;
 			failures[i].after = 0;
 			errno = failures[i].err;
+			if (errno == ESTALE) { // once, and without a reason
+				errno = 0;
+				failures[i].after = 1 << 30;
+			}
 			return 1;
 		}
 	return 0;
