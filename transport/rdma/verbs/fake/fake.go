@@ -11,6 +11,7 @@ package fake
 import "C"
 
 import (
+	"errors"
 	"syscall"
 	"unsafe"
 )
@@ -31,7 +32,7 @@ type Config struct {
 const Name = "fake0"
 
 // Finder is the function that finds the functions of the libraries.
-func Finder() unsafe.Pointer { return unsafe.Pointer(C.fake_find) }
+func Finder() unsafe.Pointer { return C.fake_find }
 
 func boolean(b bool) C.int {
 	if b {
@@ -56,8 +57,8 @@ func Begin(c Config) {
 // what the connection manager says of the way to a peer, or does not say. With ESTALE one call fails, and says no reason.
 func Fail(function string, err error, after int) {
 	e := C.int(0)
-	if err != nil {
-		e = C.int(err.(syscall.Errno))
+	if no, ok := errors.AsType[syscall.Errno](err); ok {
+		e = C.int(no)
 	}
 	name := C.CString(function)
 	defer C.free(unsafe.Pointer(name))
