@@ -344,8 +344,10 @@ func TestAbortOfAWaitingCommand(t *testing.T) {
 // Of two logins for the place of one connection, one gets it: the numbers of connections tell them
 // apart.
 func TestTwoSuccessors(t *testing.T) {
-	n, a, old, _, rOld := pair(t)
+	n, a, _ := session(t, "MaxConnections=3")
 	f, text := request(a.sess.TSIH, 1)
+	old, rOld := begin(t, n, f, text)
+	rOld.take()
 	one, rOne := begin(t, n, f, text)
 	two, rTwo := begin(t, n, f, text)
 	if x, y, z := rOne.take(), rTwo.take(), rOld.take(); x != "" || y != "" || z != "terminate false, terminate false" {
