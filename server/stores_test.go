@@ -290,3 +290,28 @@ func TestListenAdvice(t *testing.T) {
 		}
 	}
 }
+
+// identified is a store that says whose bytes it has.
+type identified struct{ backend.Store }
+
+func (identified) Identity() backend.Identity { return "one" }
+
+// Two stores that turn out to have the same bytes would be two volumes, whose locks and reservations
+// do not hold for each other: that is refused, with the place in the file.
+func TestStoresThatAreOne(t *testing.T) {
+	inner := opener
+	t.Cleanup(func() { opener = inner })
+	opener = func(c *config.Store, changed func(), log *slog.Logger) (backend.Store, error) {
+		s, err := inner(c, changed, log)
+		return identified{s}, err
+	}
+	const two = `
+stores: {a: {type: memory, size: 1MiB}, b: {type: memory, size: 1MiB}}
+targets: [{iqn: "iqn.2026-11.example.oneshot:t", luns: {0: a, 1: b}}]
+portals: [{transport: tcp, listen: "127.0.0.1:0"}]
+`
+	_, err := New(parse(t, two), slog.New(slog.DiscardHandler))
+	if err == nil || !strings.Contains(err.Error(), "are one") || !strings.Contains(err.Error(), ".yaml:2:") {
+		t.Errorf("two stores with the same bytes: %v", err)
+	}
+}
