@@ -36,7 +36,7 @@ func TestVerbsOffences(t *testing.T) {
 			"has no buffer for its data: its Read STag is not valid",
 			"Write: remote access error",
 			"Read: remote access error",
-			"PDUs wait for the initiator to take them",
+			"wait for the initiator to take them: it asks for more than it takes",
 		}},
 		// Of the message that is longer than any receive siw tells now of the message, now of the end only.
 		{rdmaDevices[1], "^(TestGuestFirstMessage|TestGuestSinks)$/^(garbage|a_Hello|longer_than_any_receive)", []string{
