@@ -189,6 +189,7 @@ func TestGuestSinks(t *testing.T) {
 			check(t, c.window.Free())
 			c.window = nil
 		}
+		c.nudge = c.keepAwake
 		return c
 	}
 	sinksOfReads(t, device, reach(), reach())
@@ -220,9 +221,9 @@ func TestGuestSinks(t *testing.T) {
 	}
 }
 
-// logInAwake is logIn with a peer that is woken: siw leaves what comes within milliseconds of its MPA Reply unread until
+// keepAwake has a peer read, until stop is called: siw leaves what comes within milliseconds of its MPA Reply unread until
 // more comes, here Writes of nothing.
-func (c *client) logInAwake() {
+func (c *client) keepAwake() (stop func()) {
 	in, over := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(over)
@@ -237,9 +238,10 @@ func (c *client) logInAwake() {
 			}
 		}
 	}()
-	c.logIn("")
-	close(in)
-	<-over
+	return func() {
+		close(in)
+		<-over
+	}
 }
 
 // keptDevice is a device that its users do not close.
@@ -270,8 +272,8 @@ func TestGuestKilledWrites(t *testing.T) {
 			check(t, c.window.Free())
 			c.window = nil
 		}
-		c.isid = isid
-		c.logInAwake()
+		c.isid, c.nudge = isid, c.keepAwake
+		c.logIn("")
 		c.do(make([]byte, 6), false, false, 0, 0)
 		return c
 	}

@@ -133,6 +133,7 @@ type client struct {
 	isid      byte
 	turn      int
 	deaf      bool          // posts no more receives
+	nudge     func() func() // begins, and ends, what keeps a peer awake during the login; nil: nothing
 	over      chan struct{} // closed at the end of the connection
 	one       [1]rdma.Completion
 }
@@ -327,6 +328,9 @@ func (c *client) windowBase(b []byte) uint64 {
 
 func (c *client) logIn(keys string) answer {
 	c.t.Helper()
+	if c.nudge != nil {
+		defer c.nudge()()
+	}
 	text := "InitiatorName=iqn.2026-11.example:client\x00TargetName=" + iqn + "\x00" + keys
 	if !c.direct {
 		text += "RDMAExtensions=Yes\x00InitialR2T=No\x00ImmediateData=Yes\x00InitiatorRecvDataSegmentLength=262144\x00TargetRecvDataSegmentLength=8192\x00"
