@@ -40,6 +40,9 @@ func TestTwoTargetsCompareAndWrite(t *testing.T) {
 			binary.BigEndian.PutUint64(data, n)
 			return data
 		}
+		// From the first COMPARE AND WRITE on, reads of the stripe are copies.
+		first := make([]byte, 1024)
+		conns[0].do(&testTask{Task: Task{CDB: caw(16, 1), DataOutLen: uint32(len(first))}, out: first})
 		var good atomic.Uint64
 		var wg sync.WaitGroup
 		for k, c := range conns {
