@@ -224,7 +224,7 @@ func (q *queuePair) completed(wc *C.struct_os_wc, c *completionQueue) {
 	if int32(pos-q.latest) > 0 {
 		q.latest = pos
 	}
-	q.advance(tail, c)
+	q.advance(q.latest+1, c) // behind it, up to tail, may be what the device has not taken, which Post writes again
 	if q.draining.Load() && q.head.Load() == tail {
 		q.endLater(byUs, nil)
 	}
