@@ -36,6 +36,9 @@ const (
 type ring struct {
 	s *Store
 	u *uring.Ring
+	// readsOnly: workers do the writes. After a short write io_uring goes on by itself, and on FUSE
+	// (Linux 6.18) does so at the wrong place of the file.
+	readsOnly bool
 
 	mu    sync.Mutex // also of the submitting side of u; held over io_uring_enter, which does not wait
 	slots []*slot    // grows to ringDepth; slots stay where they are: the kernel knows their iov
@@ -65,9 +68,15 @@ func newRing(s *Store) (*ring, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &ring{s: s, u: u}
+	r := &ring{s: s, u: u, readsOnly: onFUSE(s.fd)}
 	r.help = r.reapAndLeave
 	return r, nil
+}
+
+// onFUSE reports whether a file lies on a file system in user space.
+func onFUSE(fd int) bool {
+	var fs unix.Statfs_t
+	return unix.Fstatfs(fd, &fs) == nil && fs.Type == unix.FUSE_SUPER_MAGIC
 }
 
 // serve starts the goroutine that completions wake.
@@ -95,7 +104,7 @@ func (r *ring) takes(op *backend.Op) bool {
 		if op.Flags&backend.FUA != 0 && !r.s.through {
 			return false // a flush comes first
 		}
-	case op.Kind != backend.Write:
+	case op.Kind != backend.Write || r.readsOnly:
 		return false
 	case r.s.durable(op) && (r.s.direct == nil || r.s.door.Failure() != nil):
 		return false

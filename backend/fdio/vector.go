@@ -45,6 +45,12 @@ func (c vectorCall) String() string {
 	return "preadv2"
 }
 
+// maxRepeats is how often a write of which the kernel has done a part is done again as a whole,
+// before its count is believed. A file system in user space that fails one of the requests
+// into which Linux cuts an O_DIRECT write has it end like that, and Linux (6.1 to 6.18) may have put what
+// follows the failed request in its place.
+const maxRepeats = 2
+
 // transfer is the function of this name, on the descriptor of the store.
 func (s *Store) transfer(call vectorCall, segs [][]byte, off int64, flags int) (int64, error) {
 	if s.faults != nil {
@@ -64,8 +70,9 @@ func (s *Store) transfer(call vectorCall, segs [][]byte, off int64, flags int) (
 func transfer(call vectorCall, fd int, segs [][]byte, off int64, flags int) (int64, error) {
 	var v [maxIOV]unix.Iovec
 	var done int64
+	repeated := 0
 	for c := iov.At(segs, 0); ; {
-		k, _ := c.Fill(v[:], math.MaxInt)
+		k, want := c.Fill(v[:], math.MaxInt)
 		if k == 0 {
 			return done, nil
 		}
@@ -77,7 +84,11 @@ func transfer(call vectorCall, fd int, segs [][]byte, off int64, flags int) (int
 			return done, err
 		case n == 0:
 			return done, errTruncated
+		case n < want && call == pwritev2 && flags&unix.RWF_NOWAIT == 0 && repeated < maxRepeats:
+			repeated++ // from the start of this call: see maxRepeats
+			continue
 		}
+		repeated = 0
 		c.Advance(n)
 		done += int64(n)
 	}

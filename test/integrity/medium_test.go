@@ -23,13 +23,18 @@ type medium struct {
 	fd  int
 	wg  sync.WaitGroup
 
-	mu     sync.Mutex
-	rng    *rand.Rand       // guarded by mu
-	bytes  []byte           // guarded by mu; what is read
-	stable []byte           // guarded by mu; what a power cut leaves
-	dirty  map[int]struct{} // guarded by mu; pages of which the two may differ
-	faults int              // guarded by mu; one of so many syncs fails. 0: none
-	syncs  int              // guarded by mu
+	mu      sync.Mutex
+	rng     *rand.Rand       // guarded by mu
+	bytes   []byte           // guarded by mu; what is read
+	stable  []byte           // guarded by mu; what a power cut leaves
+	dirty   map[int]struct{} // guarded by mu; pages of which the two may differ
+	faults  int              // guarded by mu; one of so many syncs fails. 0: none
+	syncs   int              // guarded by mu
+	refuses int              // guarded by mu; one of so many writes fails and changes nothing. 0: none
+	// request is the longest write that Linux asks for at once, and cached whether the file is opened
+	// for the page cache, which O_DIRECT goes around.
+	request int
+	cached  bool
 	// lost is called when a sync has failed, with mu held.
 	lost func()
 }
@@ -39,8 +44,13 @@ const mediumPage = 4096
 // newMedium mounts a medium whose file is of that size.
 func newMedium(t *testing.T, dir string, size int, seed uint64) *medium {
 	t.Helper()
-	m := &medium{
-		dir: dir, rng: rand.New(rand.NewPCG(seed, 3)), bytes: make([]byte, size), stable: make([]byte, size), dirty: map[int]struct{}{},
+	return mountMedium(t, &medium{request: fuseMaxWrite}, dir, size, seed)
+}
+
+func mountMedium(t *testing.T, m *medium, dir string, size int, seed uint64) *medium {
+	t.Helper()
+	*m = medium{
+		request: m.request, cached: m.cached, dir: dir, rng: rand.New(rand.NewPCG(seed, 3)), bytes: make([]byte, size), stable: make([]byte, size), dirty: map[int]struct{}{},
 	}
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
@@ -96,6 +106,13 @@ func (m *medium) fail(n int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.faults = n
+}
+
+// refuse has one of n writes fail from now on, without loss; 0: none.
+func (m *medium) refuse(n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.refuses = n
 }
 
 // count returns how many syncs there were.
@@ -161,8 +178,8 @@ func (m *medium) handle(op uint32, node uint64, in []byte) ([]byte, unix.Errno) 
 		binary.LittleEndian.PutUint32(out[8:], 64<<10) // max_readahead
 		const asyncRead, bigWrites, maxPages = 1 << 0, 1 << 5, 1 << 22
 		binary.LittleEndian.PutUint32(out[12:], asyncRead|bigWrites|maxPages)
-		binary.LittleEndian.PutUint16(out[28:], fuseMaxWrite/mediumPage)
-		binary.LittleEndian.PutUint32(out[20:], fuseMaxWrite)
+		binary.LittleEndian.PutUint16(out[28:], uint16(m.request/mediumPage))
+		binary.LittleEndian.PutUint32(out[20:], uint32(m.request))
 		binary.LittleEndian.PutUint32(out[24:], 1)
 		return out, 0
 	case fuseLookup:
@@ -182,7 +199,9 @@ func (m *medium) handle(op uint32, node uint64, in []byte) ([]byte, unix.Errno) 
 		return append(make([]byte, 16), m.attr(node)...), 0
 	case fuseOpen:
 		out := make([]byte, 16)
-		binary.LittleEndian.PutUint32(out[8:], fuseDirectIO)
+		if !m.cached {
+			binary.LittleEndian.PutUint32(out[8:], fuseDirectIO)
+		}
 		return out, 0
 	case fuseOpendir:
 		return make([]byte, 16), 0
@@ -254,6 +273,9 @@ func (m *medium) write(off int, data []byte, durable bool) ([]byte, unix.Errno) 
 	defer m.mu.Unlock()
 	if off+len(data) > len(m.bytes) {
 		return nil, unix.ENOSPC
+	}
+	if m.refuses != 0 && m.rng.IntN(m.refuses) == 0 {
+		return nil, unix.EIO
 	}
 	copy(m.touch(off, len(data)), data)
 	if durable {
