@@ -199,7 +199,7 @@ func (s *storm) descriptors() {
 		}
 	}()
 	conns := s.dial(60)
-	const said = "connections cannot be accepted for now"
+	const said = "cannot accept connections now"
 	s.WaitLog(s.t.Context(), said)
 	s.works()
 	for _, c := range conns {
