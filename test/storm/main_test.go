@@ -134,12 +134,18 @@ type witness struct {
 // other bytes than it wrote.
 func (d *daemon) watch() *witness {
 	d.t.Helper()
-	w := &witness{t: d.t, stop: make(chan struct{})}
-	w.more.L = &w.mu
 	s, err := d.login("t", nil)
 	if err != nil {
 		d.t.Fatal(err)
 	}
+	return d.witness(s)
+}
+
+// witness is watch over a session that is there.
+func (d *daemon) witness(s *initiator.Session) *witness {
+	d.t.Helper()
+	w := &witness{t: d.t, stop: make(chan struct{})}
+	w.more.L = &w.mu
 	var lus []*initiator.LU
 	for lun := range 2 {
 		lu, err := s.LU(d.t.Context(), lun)
