@@ -24,15 +24,18 @@ const patience = 5 * time.Second
 
 // Client asks a daemon. Its methods may be called from any goroutine.
 type Client struct {
-	socket   string
-	http     http.Client
-	patience time.Duration
-	pid      atomic.Int32 // of the daemon, when it is known
+	socket string
+	http   http.Client
+	// patient returns a context that ends with errSilent when the daemon has had time to answer.
+	patient func(context.Context) (context.Context, context.CancelFunc)
+	pid     atomic.Int32 // of the daemon, when it is known
 }
 
 // NewClient returns a client for the daemon behind a unix socket.
 func NewClient(socket string) *Client {
-	c := &Client{socket: socket, patience: patience}
+	c := &Client{socket: socket, patient: func(ctx context.Context) (context.Context, context.CancelFunc) {
+		return context.WithTimeoutCause(ctx, patience, errSilent)
+	}}
 	c.http.Transport = &http.Transport{DialContext: c.dial, MaxIdleConns: 1}
 	return c
 }
@@ -99,7 +102,7 @@ var errSilent = errors.New("no answer")
 // do asks. A daemon that hangs is not waited for: a change may take its time, so the daemon is asked for its
 // health first.
 func (c *Client) do(ctx context.Context, method, path string, body, into any) error {
-	asked, cancel := context.WithTimeoutCause(ctx, c.patience, errSilent)
+	asked, cancel := c.patient(ctx)
 	defer cancel()
 	if method == http.MethodGet {
 		return c.ask(asked, method, path, body, into)
@@ -155,6 +158,9 @@ func (c *Client) ask(ctx context.Context, method, path string, body, into any) e
 // silent says what is wrong with a daemon that does not answer.
 func (c *Client) silent() error {
 	pid := c.pid.Load()
+	if pid == 0 {
+		return fmt.Errorf("the daemon at %s takes no connections: it hangs or is stopped; find its process with: ss -xlp src %s", c.socket, c.socket)
+	}
 	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	// proc_pid_stat(5): "PID (NAME) STATE …", where NAME may have brackets and blanks.
 	if _, state, ok := strings.Cut(string(text[bytes.LastIndexByte(text, ')')+1:]), " "); ok && (state[0] == 'T' || state[0] == 't') {

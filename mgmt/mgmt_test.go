@@ -377,10 +377,32 @@ func TestClientDoesNotWaitForWhatHangs(t *testing.T) {
 		"drop":     func(c *Client) error { return c.DropSession(t.Context(), 1) },
 	} {
 		c := NewClient(path)
-		c.patience = time.Millisecond
+		c.patient = func(ctx context.Context) (context.Context, context.CancelFunc) {
+			ctx, cancel := context.WithCancelCause(ctx)
+			over := make(chan struct{})
+			go func() { // takes the connection and what is asked, and then time is up
+				defer close(over)
+				if conn, err := l.Accept(); err == nil {
+					_, _ = conn.Read(make([]byte, 1))
+					cancel(errSilent)
+					_ = conn.Close()
+				}
+			}()
+			return ctx, func() { <-over }
+		}
 		if err := ask(c); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("process %d, takes connections and does not answer", os.Getpid())) {
 			t.Errorf("%s: %v", name, err)
 		}
 		c.Close()
+	}
+	c := NewClient(path)
+	defer c.Close()
+	c.patient = func(ctx context.Context) (context.Context, context.CancelFunc) {
+		ctx, cancel := context.WithCancelCause(ctx)
+		cancel(errSilent) // before there is a connection
+		return ctx, func() {}
+	}
+	if _, err := c.Status(t.Context()); err == nil || !strings.Contains(err.Error(), "takes no connections") {
+		t.Errorf("without a connection: %v", err)
 	}
 }
