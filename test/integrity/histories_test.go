@@ -76,6 +76,20 @@ func TestModel(t *testing.T) {
 			a.value.fill(b[:256], 0)
 			m.found(m.look(), 0, b, false)
 		}, ""},
+		{"a pair that is zeroes in part", func(m *model) {
+			c := write(m, 0, 1, done)
+			b := make([]byte, sectorSize)
+			c.value.fill(b, 0)
+			clear(b[8+pairLen : 2*pairLen])
+			m.found(m.look(), 0, b, false)
+		}, "several changes"},
+		{"a pair that is zeroes in part, read while a change is under way", func(m *model) {
+			c := m.begin("WRITE", 0, 1, false)
+			b := make([]byte, sectorSize)
+			c.value.fill(b, 0)
+			clear(b[8+pairLen : 2*pairLen])
+			m.found(m.look(), 0, b, false)
+		}, ""},
 		{"a sector of two changes, neither of which may be there", func(m *model) {
 			a, c := write(m, 0, 1, done), write(m, 0, 1, done)
 			m.begin("WRITE", 0, 1, false)

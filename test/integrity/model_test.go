@@ -36,17 +36,21 @@ func (v value) fill(b []byte, first int) {
 	}
 }
 
-// parse says what the sector with that number holds: values is that of each pair. An error is
-// something that nobody ever wrote there.
-func parse(b []byte, number int) (values [pairs]value, err error) {
+// parse says what the sector with that number holds: values is that of each pair, and half is
+// set if a pair is zeroes in part. An error is something that nobody ever wrote there.
+func parse(b []byte, number int) (values [pairs]value, half bool, err error) {
 	for i := range pairs {
 		v, at := value(binary.LittleEndian.Uint64(b[i*pairLen:])), binary.LittleEndian.Uint64(b[i*pairLen+8:])
 		values[i] = v
-		if want := uint64(number*pairs + i); v == zeroes && at != 0 || v != zeroes && at != want {
-			return values, fmt.Errorf("sector %d, octet %d is misplaced: it is of change %d, for sector %d", number, i*pairLen, v, at/pairs)
+		switch want := uint64(number*pairs + i); {
+		case v == zeroes && at == 0, v != zeroes && at == want:
+		case v == zeroes && at == want, v != zeroes && at == 0:
+			half = true
+		default:
+			return values, half, fmt.Errorf("sector %d, octet %d is misplaced: it is of change %d, for sector %d", number, i*pairLen, v, at/pairs)
 		}
 	}
-	return values, nil
+	return values, half, nil
 }
 
 // change is a command that gives sectors a new value. It takes effect at one moment between start
@@ -217,7 +221,7 @@ func (m *model) found(start int64, at int, b []byte, together bool) {
 	defer m.leave(start)
 	var first value
 	for i := 0; i < len(b)/sectorSize; i++ {
-		values, err := parse(b[i*sectorSize:][:sectorSize], at+i)
+		values, half, err := parse(b[i*sectorSize:][:sectorSize], at+i)
 		if err != nil {
 			m.complain("%v\n%s", err, m.history(at+i))
 			return
@@ -225,7 +229,7 @@ func (m *model) found(start int64, at int, b []byte, together bool) {
 		if i == 0 {
 			first = values[0]
 		}
-		if wrong := m.sector(at+i, values, start, end); wrong != "" {
+		if wrong := m.sector(at+i, values, half, start, end); wrong != "" {
 			m.complain("a read of %d..%d found in sector %d %s\n%s", start, end, at+i, wrong, m.history(at+i))
 			return
 		}
@@ -238,9 +242,9 @@ func (m *model) found(start int64, at int, b []byte, together bool) {
 
 // sector says what is wrong with what a read found in a sector. A sector is of one change, unless
 // the read met one that was under way.
-func (m *model) sector(number int, values [pairs]value, start, end int64) string {
+func (m *model) sector(number int, values [pairs]value, half bool, start, end int64) string {
 	cs := m.sectors[number]
-	torn := false
+	torn := half
 	for _, v := range values {
 		torn = torn || v != values[0]
 	}
