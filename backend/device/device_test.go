@@ -95,10 +95,19 @@ func TestOthers(t *testing.T) {
 						}
 					}
 					return s
-				})
+				}, except(path)...)
 			})
 		}
 	}
+}
+
+// except names the tests that a device cannot pass. Linux's RAM disk (brd) copies a block without a
+// lock, so that two writes of it may mix; drives write a block as a whole.
+func except(path string) []string {
+	if strings.HasPrefix(path, "/dev/ram") {
+		return []string{"Untorn"}
+	}
+	return nil
 }
 
 func TestInfo(t *testing.T) {
