@@ -116,6 +116,10 @@ func (q *queuePair) finish(how ending, err error) {
 	if err == nil && q.cut.Load() {
 		err = errCut
 	}
+	if err == nil {
+		// Connections of a lost device end one after the other, and may hear of each other first.
+		err = q.dev.lostFor()
+	}
 	q.dev.log.Debug("RDMA connection has ended", "peer", q.remote.String(), "reason", err)
 	if q.cfg.Disconnected != nil {
 		q.cfg.Disconnected(err)

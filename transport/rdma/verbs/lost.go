@@ -68,6 +68,13 @@ func (d *Device) lost(err error) {
 	}
 }
 
+// lostFor returns why the device is lost; nil: it is not.
+func (d *Device) lostFor() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.gone
+}
+
 // add enters a listener, which ends when the device is lost.
 func (d *Device) add(l *listener) error {
 	d.mu.Lock()
