@@ -230,7 +230,7 @@ func (m *Mover) completed(c *rdma.Completion) {
 			m.conn.Fetching(m.pulls) // they come on
 		}
 		if m.queue.Completed(&e.Item) {
-			m.finished(e)
+			m.done(e, e.failed)
 		}
 		return
 	}
@@ -240,6 +240,19 @@ func (m *Mover) completed(c *rdma.Completion) {
 	}
 	if c.Status == rdma.StatusOK || m.recv == m.target.shared { // a message that has failed has used up its receive, too
 		m.returns = append(m.returns, slot)
+	}
+}
+
+// done ends e and what was fetched together with it.
+func (m *Mover) done(e *entry, failed bool) {
+	for e != nil {
+		var behind *entry
+		if it := e.Joined(); it != nil {
+			behind = m.entries[it.ID]
+		}
+		e.failed = failed
+		m.finished(e)
+		e = behind
 	}
 }
 
@@ -319,8 +332,7 @@ func (m *Mover) abandon() {
 		list := m.abandoned
 		m.abandoned = nil
 		for _, e := range list {
-			e.failed = true
-			m.finished(e)
+			m.done(e, true)
 		}
 	}
 }

@@ -41,6 +41,7 @@ type Bar struct {
 // Colours that colour-blind eyes, too, tell apart (Okabe and Ito).
 const (
 	Blue, Sky, Orange, Green = "#0072b2", "#56b4e9", "#e69f00", "#009e73"
+	Black                    = "#000000"
 	Pink, Red, Yellow, Grey  = "#cc79a7", "#d55e00", "#f0e442", "#999999"
 )
 

@@ -40,6 +40,7 @@ const (
 	conventional  = "conventional"
 	registered    = "registered"
 	windowed      = "window, reused"
+	static        = "registered once"
 	oneShot       = "one-shot"
 	oneShotTaken  = "one-shot, immediate"
 	overTCP       = "TCP"
@@ -53,6 +54,7 @@ var contenders = []contender{
 	{conventional, "iser+iwarp://" + rdmaAt, []string{"--flow", "conventional", "--immediate", "-1"}, always},
 	{registered, "iser+iwarp://" + rdmaAt, []string{"--flow", "register", "--immediate", "-1"}, always},
 	{windowed, "iser+iwarp://" + rdmaAt, []string{"--flow", "window", "--immediate", "-1"}, always},
+	{static, "iser+iwarp://" + rdmaAt, []string{"--flow", "static", "--immediate", "-1"}, always},
 	{oneShot, "oneshot+iwarp://" + rdmaAt, []string{"--immediate", "-1"}, always},
 	{oneShotTaken, "oneshot+iwarp://" + rdmaAt, nil, func(p harness.Point) bool { return p.Write && p.Size <= immediate }},
 	{overTCP, "iscsi://" + tcpAt, nil, always},

@@ -35,7 +35,7 @@ func TestReport(t *testing.T) {
 	}
 	text := table(options{Options: harness.Options{Rounds: 3, Seconds: 1}}, []result{r})
 	for _, want := range []string{
-		"## 4 KiB write, depth 1", "| conventional | 1000 |", "| 10.00 (10) |", "| one-shot | 4000 | 0 – 0 | 16 | 4.00 | 0.57 |", "| raw TCP, CRC32C | 8000 |",
+		"## 4 KiB write, depth 1", "| conventional | 1000 |", "| 10.00 (10) |", "| one-shot | 5000 | 0 – 0 | 20 | 5.00 | 0.62 |", "| raw TCP, CRC32C | 9000 |",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is not in\n%s", want, text)

@@ -34,7 +34,8 @@ Written by %s. One daemon, one memory disk of %s, one client: this project's ini
 iWARP in user space, on the loopback interface. *Conventional* registers memory for each command, binds a
 window, sends, unbinds and frees, each step after the one before; *registered* does so without a window;
 *window, reused* leaves memory registered and binds a window in the crossing before the command, which the
-target's answer invalidates; *one-shot* advertises memory in the header of the command, and the answer closes
+target's answer invalidates; *registered once* leaves all memory reachable under one STag for as long as the session lasts, so
+that the target can fetch the data of neighbouring commands with one RDMA Read; *one-shot* advertises memory in the header of the command, and the answer closes
 it. None of these takes data along with a command; *one-shot, immediate* does for writes up to %d KiB, as the
 initiator does by itself, and so does TCP. *Raw TCP* moves the same bytes with no protocol, CRC32C at both ends.
 
@@ -88,7 +89,7 @@ func ratio(a row, b *row) string {
 	return harness.Ratio(a.IOPS, b.IOPS)
 }
 
-var colours = []string{harness.Red, harness.Orange, harness.Yellow, harness.Blue, harness.Sky, harness.Grey, harness.Green, harness.Pink}
+var colours = []string{harness.Red, harness.Orange, harness.Yellow, harness.Black, harness.Blue, harness.Sky, harness.Grey, harness.Green, harness.Pink}
 
 // picture has a group of bars for each point: IOPS as a share of one-shot's.
 func picture(results []result) string {

@@ -268,24 +268,65 @@ func TestInitRefuses(t *testing.T) {
 	}
 }
 
+// step is a part of what a queue posts: an octet, or a message.
+type step struct {
+	stag    rdma.STag
+	at      uint64
+	local   uintptr
+	message uint64
+}
+
+// steps appends those of works.
+func steps(list []step, ws []rdma.Work) []step {
+	for _, w := range ws {
+		if w.Op == rdma.OpSend {
+			list = append(list, step{message: uint64(w.STag)})
+			continue
+		}
+		at := w.RemoteOffset
+		for _, e := range w.SGL {
+			for i := range e.Bytes {
+				list = append(list, step{w.RemoteSTag, at, uintptr(unsafe.Pointer(&e.Bytes[i])), 0})
+				at++
+			}
+		}
+	}
+	return list
+}
+
 // TestQueue drives random items through a queue pair of random room, and looks at the order
-// of what is posted, at the room, and that everything ends.
+// of what is posted, at the room, and that everything ends. Items often continue each other.
 func TestQueue(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		room := rapid.IntRange(1, 6).Draw(t, "room")
 		var q Queue
 		q.Init(room)
-		const size, base = 300, 0
+		const size = 300
 		type posted struct {
 			it     *Item
 			signal bool
 		}
 		var inFlight []posted
-		var want, got []uint64 // RemoteOffset or message ID, in order
-		left := 0
+		var want, got []step
+		left, pushed := 0, 0
+		memory, base := make([]byte, 20*size), uint64(0)
+		limits := map[*Item]Limits{}
 		push := func(t *rapid.T) {
-			it := &Item{ID: uint64(left + 1000*len(want))}
-			s := drawShape(t, make([]byte, size), base)
+			pushed++
+			it := &Item{ID: uint64(pushed)}
+			s := drawShape(t, memory[:size], base)
+			if rapid.Bool().Draw(t, "continues") && len(s.locals) > 0 {
+				n := uint64(0)
+				for _, e := range s.locals {
+					n += uint64(len(e.Bytes))
+				}
+				s.remotes = []Remote{{STag: 1, Offset: base, Len: n}}
+				base += n
+				if len(memory) > 2*size && rapid.Bool().Draw(t, "there") {
+					last := s.locals[len(s.locals)-1].Bytes
+					memory = memory[address(last)-address(memory)+uintptr(len(last)):]
+				}
+			}
 			if err := it.Init(rdma.OpWrite, s.limits, s.locals, s.remotes); err != nil {
 				t.Fatal(err)
 			}
@@ -294,15 +335,23 @@ func TestQueue(t *testing.T) {
 			ws := make([]rdma.Work, it.Count())
 			twin := it.Request
 			n, _ := twin.Fill(ws, make([]rdma.SGE, s.limits.Elements*(it.Count()+1)))
-			for _, w := range ws[:n] {
-				want = append(want, w.RemoteOffset)
-			}
+			want = steps(want, ws[:n])
 			if it.HasMessage {
-				want = append(want, 1<<63|it.ID&math.MaxUint32)
+				want = steps(want, []rdma.Work{it.Message})
 			}
-			items[it.ID] = it
+			items[it.ID], limits[it] = it, s.limits
 			q.Push(it)
 			left++
+		}
+		ended := map[*Item]bool{}
+		end := func(t *rapid.T, it *Item) {
+			for ; it != nil; it = it.Joined() {
+				if ended[it] {
+					t.Fatalf("item %d ends twice", it.ID)
+				}
+				ended[it] = true
+				left--
+			}
 		}
 		clear(items)
 		t.Repeat(map[string]func(*rapid.T){
@@ -310,16 +359,22 @@ func TestQueue(t *testing.T) {
 			"post": func(t *rapid.T) {
 				ws := make([]rdma.Work, rapid.IntRange(1, 8).Draw(t, "works"))
 				n := q.Fill(ws, make([]rdma.SGE, 4+rapid.IntRange(0, 9).Draw(t, "elements")))
+				got = steps(got, ws[:n])
 				for _, w := range ws[:n] {
 					if (w.ID == Unsignaled) != (w.Flags&rdma.Signaled == 0) {
 						t.Fatalf("ID %#x, flags %v", w.ID, w.Flags)
 					}
-					if w.Op == rdma.OpSend {
-						got = append(got, 1<<63|uint64(w.STag))
-					} else {
-						got = append(got, w.RemoteOffset)
-					}
 					inFlight = append(inFlight, posted{items[w.ID], w.Flags&rdma.Signaled != 0})
+					if w.ID == Unsignaled || w.Op == rdma.OpSend {
+						continue
+					}
+					bytes := 0
+					for _, e := range w.SGL {
+						bytes += len(e.Bytes)
+					}
+					if l := limits[items[w.ID]]; len(w.SGL) > l.Elements || int64(bytes) > l.Bytes {
+						t.Fatalf("a descriptor of %d bytes in %d elements, %+v are allowed", bytes, len(w.SGL), l)
+					}
 				}
 				if n > 0 && !inFlight[len(inFlight)-1].signal {
 					t.Fatal("the last work request of a batch is not signalled")
@@ -333,7 +388,7 @@ func TestQueue(t *testing.T) {
 					if p.signal {
 						inFlight = inFlight[i+1:]
 						if q.Completed(p.it) {
-							left--
+							end(t, p.it)
 						}
 						return
 					}
@@ -352,24 +407,95 @@ func TestQueue(t *testing.T) {
 				}
 			},
 		})
-		gone := 0
 		waiting := map[*Item]bool{}
 		for _, p := range inFlight {
 			if p.signal {
 				waiting[p.it] = true
 			}
 		}
-		q.Abandon(func(*Item) { gone++ })
+		q.Abandon(func(it *Item) { end(t, it) })
 		for _, p := range inFlight {
 			if p.signal && q.Completed(p.it) {
 				delete(waiting, p.it)
-				left--
+				end(t, p.it)
 			}
 		}
-		if left != gone || len(waiting) != 0 || !q.Empty() {
-			t.Fatalf("abandoned %d of %d, %d wait", gone, left, len(waiting))
+		if left != 0 || len(waiting) != 0 || !q.Empty() {
+			t.Fatalf("%d items are left, %d wait", left, len(waiting))
 		}
 	})
+}
+
+// Transfers that continue each other at the peer share a descriptor; others do not, nor do those
+// that have a message, or more than the limits allow.
+func TestJoin(t *testing.T) {
+	const size = 64
+	memory := make([]byte, 20*size)
+	reg, other := &region{b: memory}, &region{b: memory}
+	item := func(stag rdma.STag, at uint64, place int) *Item {
+		return pull(t, Limits{6 * size, 3}, rdma.SGE{Bytes: memory[place*size:][:size:size], Region: reg}, stag, at)
+	}
+	pair := func(at uint64, place int) *Item { // of two pieces, with a gap between them
+		it := item(1, at, place)
+		it.locals = append(it.locals, rdma.SGE{Bytes: memory[(place+2)*size:][:size:size], Region: reg})
+		it.remotes[0].Len = 2 * size
+		return it
+	}
+	end := uint64(math.MaxUint64 - 2*size + 1)
+	elsewhere := item(1, size, 1)
+	elsewhere.locals[0].Region = other
+	message := item(1, size, 2)
+	message.HasMessage = true
+	long := item(1, size, 2)
+	long.limits.Bytes = size / 2 // two descriptors
+	check := func(name string, list []*Item, works, elements int) {
+		t.Helper()
+		var q Queue
+		q.Init(100)
+		for i, it := range list {
+			it.ID = uint64(i)
+			if err := it.Init(rdma.OpRead, it.limits, it.locals, it.remotes); err != nil {
+				t.Fatal(err)
+			}
+			q.Push(it)
+		}
+		ws := make([]rdma.Work, 20)
+		n := q.Fill(ws, make([]rdma.SGE, 20))
+		sum := 0
+		for _, w := range ws[:n] {
+			sum += len(w.SGL)
+		}
+		if n != works || sum != elements || !q.Empty() {
+			t.Errorf("%s: %d descriptors with %d elements, want %d with %d", name, n, sum, works, elements)
+		}
+	}
+	check("apart here", []*Item{item(1, 0, 0), item(1, size, 2), item(1, 2*size, 4)}, 1, 3)
+	check("together here", []*Item{item(1, 0, 0), item(1, size, 1), item(1, 2*size, 2), item(1, 3*size, 3)}, 1, 1)
+	check("other regions here", []*Item{item(1, 0, 0), elsewhere}, 1, 2)
+	check("too many elements", []*Item{item(1, 0, 0), item(1, size, 2), item(1, 2*size, 4), item(1, 3*size, 6)}, 2, 4)
+	var seven []*Item
+	for i := range 7 {
+		seven = append(seven, item(1, uint64(i)*size, i))
+	}
+	check("too many bytes", seven, 2, 2)
+	check("the limit, of which one is together", []*Item{item(1, 0, 0), item(1, size, 2), pair(2*size, 3)}, 1, 3)
+	check("one beyond the limit", []*Item{item(1, 0, 0), item(1, size, 2), item(1, 2*size, 4), pair(3*size, 5)}, 2, 5)
+	check("other STags", []*Item{item(1, 0, 0), item(2, size, 1)}, 2, 2)
+	check("a gap", []*Item{item(1, 0, 0), item(1, size+1, 1)}, 2, 2)
+	check("the reverse", []*Item{item(1, size, 0), item(1, 0, 1)}, 2, 2)
+	check("with a message", []*Item{item(1, 0, 0), message, item(1, 2*size, 4)}, 4, 3)
+	check("divided", []*Item{item(1, 0, 0), long}, 3, 3)
+	check("around the end of all offsets", []*Item{item(1, end, 0), item(1, end+size, 1), item(1, 0, 2)}, 2, 2)
+}
+
+// pull is a transfer of one element.
+func pull(t testing.TB, l Limits, e rdma.SGE, stag rdma.STag, at uint64) *Item {
+	t.Helper()
+	it := new(Item)
+	if err := it.Init(rdma.OpRead, l, []rdma.SGE{e}, []Remote{{stag, at, uint64(len(e.Bytes))}}); err != nil {
+		t.Fatal(err)
+	}
+	return it
 }
 
 // items finds an item by its ID, as an owner would.

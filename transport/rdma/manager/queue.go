@@ -20,6 +20,7 @@ type Item struct {
 	HasMessage bool
 
 	next    *Item
+	joined  *Item             // posted in the same descriptor, behind it
 	signals [maxSignals]int32 // work requests that each completion to come stands for
 	waiting int               // completions to come
 	posted  bool              // all of it
@@ -37,7 +38,7 @@ func (q *Queue) Init(room int) { *q = Queue{room: room} }
 
 // Push appends it. Its message has a completion of its own: it does not Advertise.
 func (q *Queue) Push(it *Item) {
-	it.next, it.waiting, it.posted = nil, 0, false
+	it.next, it.joined, it.waiting, it.posted = nil, nil, 0, false
 	if q.last == nil {
 		q.first = it
 	} else {
@@ -53,6 +54,10 @@ func (q *Queue) Empty() bool { return q.first == nil }
 // and returns how many; all of them have to be posted. Those of one item come together if
 // they fit. The last one of an item is signalled, and so is the last one that there is room
 // for, so that going on never depends on what is not signalled.
+//
+// Transfers without a message that stand behind each other in the queue and whose remote ranges
+// do so in the peer's memory share a descriptor, as far as the limits of the first one allow.
+// Its completion ends them all: see Joined.
 func (q *Queue) Fill(ws []rdma.Work, sgl []rdma.SGE) int {
 	n := 0
 	for q.first != nil && n < len(ws) && q.room > 0 {
@@ -63,9 +68,13 @@ func (q *Queue) Fill(ws []rdma.Work, sgl []rdma.SGE) int {
 		before := n
 		k, used := it.Fill(ws[n:min(len(ws), n+q.room)], sgl)
 		n, sgl, q.room = n+k, sgl[used:], q.room-k
+		last := it // whose end the descriptor is
 		if it.Left() == 0 {
 			if !it.HasMessage {
 				it.posted = true
+				if k > 0 {
+					last, sgl = q.join(it, &ws[n-1], sgl)
+				}
 			} else if n < len(ws) && q.room > 0 {
 				ws[n] = it.Message
 				n, q.room = n+1, q.room-1
@@ -86,12 +95,44 @@ func (q *Queue) Fill(ws []rdma.Work, sgl []rdma.SGE) int {
 		if !it.posted {
 			break
 		}
-		if q.first = it.next; q.first == nil {
+		if q.first = last.next; q.first == nil {
 			q.last = nil
 		}
-		it.next = nil
+		last.next, it.next = nil, nil
 	}
 	return n
+}
+
+// join extends w, the last descriptor of it, by the transfers behind it in the queue that continue
+// it. sgl is what is left behind w's list. It returns the last of them, or it, and the rest of sgl.
+func (q *Queue) join(it *Item, w *rdma.Work, sgl []rdma.SGE) (*Item, []rdma.SGE) {
+	size := uint64(0)
+	for i := range w.SGL {
+		size += uint64(len(w.SGL[i].Bytes))
+	}
+	last := it
+	for x := it.next; x != nil && !x.HasMessage && x.continues(w, size, it.limits); x = x.next {
+		used, ok := x.fillBehind(w, sgl, it.limits.Elements)
+		if !ok {
+			break
+		}
+		sgl = sgl[used:]
+		size += x.size
+		if last != it {
+			last.next = nil
+		}
+		last.joined, last = x, x
+		x.posted = true
+	}
+	return last, sgl
+}
+
+// Joined takes the item off it that was posted in the same descriptor behind it, nil if there is
+// none. It is to be called when it is done, good or bad, for then that one is, too.
+func (it *Item) Joined() *Item {
+	x := it.joined
+	it.joined = nil
+	return x
 }
 
 // Completed takes a signalled completion of it, good or bad, and reports whether it was the

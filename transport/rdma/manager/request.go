@@ -4,7 +4,8 @@
 // requests run out and goes on when they return.
 //
 //	Request   one transfer: local elements ⇄ remote ranges, cut into descriptors
-//	Queue     the send queue of a queue pair: requests and messages, as far as there is room
+//	Queue     the send queue of a queue pair: requests and messages, as far as there is room;
+//	          requests that continue each other at the peer share a descriptor
 //
 // A descriptor is one rdma.Work: a scatter/gather list of local memory and one contiguous
 // range of remote memory. Each is as long as the limits allow; that makes them as few as
@@ -53,8 +54,9 @@ type Request struct {
 	locals  []rdma.SGE
 	remotes []Remote
 	pos     position
-	count   int // descriptors in all
-	filled  int // descriptors handed out
+	size    uint64 // octets
+	count   int    // descriptors in all
+	filled  int    // descriptors handed out
 }
 
 // position is how far a request has come.
@@ -84,7 +86,7 @@ func (r *Request) Init(op rdma.Opcode, l Limits, locals []rdma.SGE, remotes []Re
 	if here != there {
 		return fmt.Errorf("rdma manager: %d octets here and %d there", here, there)
 	}
-	*r = Request{op: op, limits: l, locals: locals, remotes: remotes}
+	*r = Request{op: op, limits: l, locals: locals, remotes: remotes, size: here}
 	r.skip(&r.pos)
 	for p := r.pos; p.local < len(locals); r.count++ {
 		r.next(&p, nil)
@@ -122,6 +124,42 @@ func (r *Request) Fill(ws []rdma.Work, sgl []rdma.SGE) (works, elements int) {
 		r.filled++
 	}
 	return works, elements
+}
+
+// continues reports whether all of r is one descriptor, not filled yet, whose remote range begins
+// where that of w ends, and whether both together, w having size octets, keep to l.
+func (r *Request) continues(w *rdma.Work, size uint64, l Limits) bool {
+	if r.filled > 0 || r.count != 1 || r.op != w.Op || size+r.size > uint64(l.Bytes) {
+		return false
+	}
+	x := &r.remotes[r.pos.remote]
+	at := x.Offset + r.pos.of
+	return x.STag == w.RemoteSTag && at > w.RemoteOffset && at-w.RemoteOffset == size
+}
+
+// fillBehind appends the elements of r, which continues w, to the list of w. sgl is the memory right
+// behind that list; most is how long the list may become. It returns how many elements of sgl it has
+// used. False: there is no room, and nothing has changed.
+func (r *Request) fillBehind(w *rdma.Work, sgl []rdma.SGE, most int) (used int, ok bool) {
+	last := &w.SGL[len(w.SGL)-1]
+	first := &r.locals[r.pos.local]
+	joins := first.Region == last.Region && address(first.Bytes[r.pos.in:]) == address(last.Bytes)+uintptr(len(last.Bytes))
+	room := most - len(w.SGL)
+	if joins {
+		room++ // the first element becomes a part of the last one
+	}
+	p := r.pos
+	list, ok := r.next(&p, sgl[:0:min(len(sgl), room)])
+	if !ok {
+		return 0, false
+	}
+	r.pos, r.filled = p, r.count
+	if joins {
+		last.Bytes = unsafe.Slice(unsafe.SliceData(last.Bytes), len(last.Bytes)+len(list[0].Bytes))
+		list = list[1:]
+	}
+	w.SGL = append(w.SGL, list...)
+	return len(list), true
 }
 
 // next moves p over the next descriptor and, if list is not nil, appends its elements there.
