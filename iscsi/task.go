@@ -277,6 +277,18 @@ func (t *Task) Collapsible() bool {
 // Sent says that the answer of t has left, and gives the task back.
 func (c *Conn) Sent(t *Task) {
 	t.Account(c.leaving() - t.arrived)
+	c.answered(t)
+}
+
+// AnswerLost says that the answer of t will not leave, or not all of it, because the connection has ended or
+// is ending, and gives the task back. The command counts as one without an answer.
+func (c *Conn) AnswerLost(t *Task) {
+	t.AccountAborted()
+	c.answered(t)
+}
+
+// answered gives back a task whose answer the mover is done with.
+func (c *Conn) answered(t *Task) {
 	if t.unsent > 0 {
 		c.unsent -= t.unsent
 		t.unsent = 0

@@ -261,6 +261,8 @@ func (m *Mover) finished(e *entry) {
 	switch {
 	case e.control != nil:
 		m.freeControl(e.control)
+	case e.answer && e.failed:
+		m.conn.AnswerLost(&e.task.Task)
 	case e.answer:
 		m.conn.Sent(&e.task.Task)
 	default:

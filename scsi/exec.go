@@ -1,7 +1,6 @@
 package scsi
 
 import (
-	"bytes"
 	"errors"
 	"sync/atomic"
 
@@ -198,7 +197,7 @@ func (t *Task) settle(next Next) Next {
 		t.Out, t.OutLen, t.PlaceUnit = t.r.Out, t.r.OutLen, t.r.PlaceUnit
 		fallthrough
 	default:
-		if !t.listed && t.itl != nil { // without a logical unit there is no task set
+		if !t.listed {
 			t.itl.list(t)
 		}
 	}
@@ -343,62 +342,15 @@ func (t *Task) check(s Sense) Next {
 	return Done
 }
 
-// maxHeapAnswer is how many bytes of an answer that a command builds may be heap memory until it has left. A
-// longer one is copied to I/O memory, which the connection's share bounds: an initiator can ask for
-// a full command window of answers of 64 KiB and take none of them.
-const maxHeapAnswer = 512
-
 // reply ends the command with data-in of which the initiator has allocated space for alloc
-// bytes. It takes data over. When there is no memory for the answer now, it is built again once there
-// may be: the command's Run is called a second time.
+// bytes. It takes data over.
 func (t *Task) reply(data []byte, alloc int) Next {
 	data = data[:min(len(data), alloc)]
 	t.Transfer = uint64(len(data))
-	data = data[:min(len(data), int(t.DataInLen))]
-	switch {
-	case len(data) > maxHeapAnswer:
-		return t.replyLong(data)
-	case cap(data) > maxHeapAnswer:
-		data = bytes.Clone(data) // and let go of the rest
-	}
-	if len(data) > 0 {
+	if data = data[:min(len(data), int(t.DataInLen))]; len(data) > 0 {
 		t.data[0] = data
 		t.In = t.data[:]
 	}
-	return t.good()
-}
-
-func (t *Task) replyLong(data []byte) Next {
-	if t.lu == nil { // REPORT LUNS, which a task without a logical unit may be, too
-		t.r.Begin(t, nil, 0, t.Nexus.most, false, false)
-	}
-	switch n := len(data); {
-	case n > t.Nexus.most:
-		return t.check(senseNoResources)
-	case n <= t.r.Leased():
-		return t.replyLeased(data)
-	default:
-		t.r.DropMemory() // of the last attempt, before the answer grew
-		t.data[0] = data
-		next := t.r.Memory(n, 0, t.before((*Task).replyAgain))
-		if next == Wait {
-			t.data[0] = nil
-		}
-		return next
-	}
-}
-
-// replyAgain goes on with the memory that replyLong has asked for.
-func (t *Task) replyAgain() Next {
-	if data := t.data[0]; data != nil {
-		return t.replyLeased(data)
-	}
-	return t.cmd.Run(t)
-}
-
-func (t *Task) replyLeased(data []byte) Next {
-	t.data[0] = t.r.Data()[:copy(t.r.Data(), data)]
-	t.In = t.data[:]
 	return t.good()
 }
 

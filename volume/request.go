@@ -229,14 +229,6 @@ func (r *Request) Client() Client { return r.client }
 // Data is the memory that the request has leased: after Take, the data that were pulled.
 func (r *Request) Data() []byte { return r.lease.Bytes() }
 
-// Leased is how many bytes Data has; 0: the request has no memory.
-func (r *Request) Leased() int {
-	if r.lease == nil {
-		return 0
-	}
-	return len(r.lease.Bytes())
-}
-
 // Failed says which operation Err belongs to.
 func (r *Request) Failed() (off, n int64) { return r.op.Off, r.op.Len }
 

@@ -198,10 +198,10 @@ func (b *Batch) Compact() {
 	b.v, b.first = b.v[:n], 0
 }
 
-// Abandon drops what is to be written: it counts as written.
+// Abandon drops what is to be written: it never will be.
 func (b *Batch) Abandon() {
 	clear(b.v)
-	b.v, b.first, b.Written = b.v[:0], 0, b.Queued
+	b.v, b.first, b.Queued = b.v[:0], 0, b.Written
 }
 
 // Writev writes without blocking what v describes, which is not empty. Errors are returned as they

@@ -130,10 +130,10 @@ func TestBatch(t *testing.T) {
 				t.Fatalf("queued %d, written %d, empty %v; want %d, %d", b.Queued, b.Written, b.Empty(), len(want), len(got))
 			}
 		}
-		if got = append(got, content(b.Pending())...); !bytes.Equal(got, want) {
-			t.Fatalf("%x, want %x", got, want)
+		if all := append(got, content(b.Pending())...); !bytes.Equal(all, want) {
+			t.Fatalf("%x, want %x", all, want)
 		}
-		if b.Abandon(); !b.Empty() || b.Written != b.Queued {
+		if b.Abandon(); !b.Empty() || b.Written != b.Queued || b.Written != uint64(len(got)) {
 			t.Fatal("something is left")
 		}
 	})

@@ -22,7 +22,9 @@ type Counters struct {
 	Advertises      uint64 // sent and received
 	Closes          uint64 // sent and received
 
-	Doorbells   uint64 // times that the provider was set to work: system calls that send
+	Doorbells uint64 // times that the provider was set to work: system calls that send
+	// MessagesOut are messages that have left. Of a kernel's device these are the ones that it has taken: of
+	// those that are under way when a connection ends nobody knows. So are BytesOut, Reads and Closes counted.
 	MessagesOut uint64
 	MessagesIn  uint64
 	BytesOut    uint64 // payload
@@ -35,12 +37,6 @@ type Counters struct {
 	PollingFound  uint64
 	PollingInVain uint64
 	Sleeps        uint64
-
-	// Copies are the times that the provider, or a store in memory behind it, has copied payload with the
-	// processor, one for each work request at most; BytesCopied are the bytes. What the kernel copies is
-	// not among them.
-	Copies      uint64
-	BytesCopied uint64
 }
 
 // field is a count with its name.
@@ -50,7 +46,7 @@ type field struct {
 }
 
 // fields lists the counts in the order of the struct.
-func (c *Counters) fields() [25]field {
+func (c *Counters) fields() [23]field {
 	return [...]field{
 		{"posts", &c.Posts},
 		{"works", &c.Works},
@@ -75,8 +71,6 @@ func (c *Counters) fields() [25]field {
 		{"polling_found", &c.PollingFound},
 		{"polling_in_vain", &c.PollingInVain},
 		{"sleeps", &c.Sleeps},
-		{"copies", &c.Copies},
-		{"bytes_copied", &c.BytesCopied},
 	}
 }
 

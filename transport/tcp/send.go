@@ -44,6 +44,14 @@ type item struct {
 	c   *control
 }
 
+// pdus is how many PDUs are between those that are counted and end.
+func (it *item) pdus() uint64 {
+	if it.t != nil {
+		return it.t.ans.pdus
+	}
+	return 1
+}
+
 // control is the memory of a PDU that belongs to no task.
 type control struct{ buf []byte }
 
@@ -86,6 +94,7 @@ type answer struct {
 	left   int        // bytes of it
 	off    int        // bytes before
 	dataSN serial.SN  // of the next Data-In PDU
+	pdus   uint64     // that have been cut, and are not counted yet: they are when they have left
 
 	buf   []byte
 	small [2 * (pdu.BHSLen + 2*digestLen + 4)]byte
@@ -142,7 +151,7 @@ func (m *Mover) Answer(it *iscsi.Task) {
 	}
 	// PDUs with status leave in the order of their numbers, and so do items.
 	t.ans.statSN = m.conn.Status().StatSN
-	t.ans.src, t.ans.left, t.ans.off, t.ans.dataSN = iov.At(it.In, 0), n, 0, 0
+	t.ans.src, t.ans.left, t.ans.off, t.ans.dataSN, t.ans.pdus = iov.At(it.In, 0), n, 0, 0, 0
 	m.tx.items = append(m.tx.items, item{t: t})
 	m.fill()
 }
@@ -153,7 +162,6 @@ func (m *Mover) fill() {
 	for x.made < len(x.items) && len(x.out.Pending()) < iov.Max {
 		it := &x.items[x.made]
 		if it.c != nil {
-			m.count.pdusOut++
 			x.out.Add(it.c.buf)
 		} else if !m.cut(it.t) {
 			return
@@ -170,6 +178,8 @@ func (m *Mover) cut(t *task) bool {
 	if a.off > 0 && !m.tx.out.Empty() {
 		return false
 	}
+	m.count.pdusOut += a.pdus
+	a.pdus = 0
 	pdus := maxHeaders
 	if a.off == 0 {
 		pdus = min(m.dataIns(a.left), maxHeaders)
@@ -219,7 +229,7 @@ func (m *Mover) queueTaskHeader(t *task, start int) {
 	if m.headerDigest {
 		t.ans.buf = pdu.Digest(0).Update(t.ans.buf[start:]).AppendTo(t.ans.buf)
 	}
-	m.count.pdusOut++
+	t.ans.pdus++
 	m.tx.out.Add(t.ans.buf[start:])
 }
 
@@ -398,7 +408,12 @@ func (m *Mover) release() {
 		it := x.items[x.first]
 		x.items[x.first] = item{}
 		x.first++
-		m.giveBack(it)
+		m.count.pdusOut += it.pdus()
+		if it.t != nil {
+			m.conn.Sent(&it.t.Task)
+		} else {
+			m.giveBack(it.c)
+		}
 	}
 	if x.first == len(x.items) {
 		x.items, x.first, x.made = x.items[:0], 0, 0
@@ -410,13 +425,9 @@ func (m *Mover) release() {
 	}
 }
 
-func (m *Mover) giveBack(it item) {
-	if it.t != nil {
-		m.conn.Sent(&it.t.Task)
-		return
-	}
-	m.tx.weight -= len(it.c.buf)
-	if c := it.c; len(m.tx.free) < maxFreeControls && cap(c.buf) <= 1024 {
+func (m *Mover) giveBack(c *control) {
+	m.tx.weight -= len(c.buf)
+	if len(m.tx.free) < maxFreeControls && cap(c.buf) <= 1024 {
 		c.buf = c.buf[:0]
 		m.tx.free = append(m.tx.free, c)
 	}
@@ -425,9 +436,17 @@ func (m *Mover) giveBack(it item) {
 // abandon gives back everything that will never leave.
 func (m *Mover) abandon() {
 	x := &m.tx
-	x.out.Abandon()
-	for ; x.made < len(x.items); x.made++ {
-		x.items[x.made].end = x.out.Written
+	for x.first < len(x.items) {
+		it := x.items[x.first]
+		x.items[x.first] = item{}
+		x.first++
+		x.made = max(x.made, x.first)
+		if it.t != nil {
+			m.conn.AnswerLost(&it.t.Task)
+		} else {
+			m.giveBack(it.c)
+		}
 	}
-	m.release()
+	x.items, x.first, x.made = x.items[:0], 0, 0
+	x.out.Abandon()
 }

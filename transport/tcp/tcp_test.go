@@ -48,6 +48,7 @@ type bench struct {
 	l    *net.TCPListener
 	lu   *scsi.LogicalUnit
 
+	target *scsi.Target
 	volume *volume.Volume
 	wg     sync.WaitGroup
 
@@ -98,9 +99,9 @@ func newBenchOf(t *testing.T, store backend.Store, tune func(*iscsi.Config), noM
 	if b.lu, err = scsi.NewLogicalUnit(scsi.LUConfig{Volume: b.volume, Serial: "1", Logger: cfg.Logger}); err != nil {
 		t.Fatal(err)
 	}
-	target := scsi.NewTarget(scsi.TargetConfig{Name: iqn})
-	target.SetLU(0, b.lu)
-	b.node.AddTarget(&iscsi.Target{Name: iqn, SCSI: target})
+	b.target = scsi.NewTarget(scsi.TargetConfig{Name: iqn})
+	b.target.SetLU(0, b.lu)
+	b.node.AddTarget(&iscsi.Target{Name: iqn, SCSI: b.target})
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -95,7 +95,6 @@ func (q *queuePair) stop(err error, t *ddp.TerminateMessage) {
 	if t != nil && !silent {
 		q.opened = true // the peer sends FPDUs, so it takes some
 		q.term = ddp.AppendFPDUTrailer(ddp.AppendTerminate(nil, t), 0)
-		q.n.terminates.Add(1)
 	}
 	q.linger()
 }

@@ -52,6 +52,7 @@ type queuePair struct {
 	answers answers
 	tx      tx
 	term    []byte      // a Terminate to be sent
+	termEnd uint64      // tx.out.Queued when it is framed; 0: it is not, or has left
 	timer   *time.Timer // bounds the end
 
 	adverts map[stag.STag]*advert
@@ -81,7 +82,7 @@ func (d *Device) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
 	if c.MaxSGE == 0 {
 		c.MaxSGE = maxSGE
 	}
-	if c.MaxSGE > maxSGE || c.MaxWork > maxWork || c.MaxRecv > maxWork || c.Order != rdma.OrderStrict {
+	if c.MaxSGE > maxSGE || c.MaxWork > maxWork || c.MaxRecv > maxWork {
 		return nil, rdma.ErrUnsupported
 	}
 	q := &queuePair{
@@ -113,9 +114,6 @@ func (d *Device) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
 
 // OneShot implements rdma.QueuePair.
 func (q *queuePair) OneShot() *rdma.OneShot { return q.shot }
-
-// Endpoint implements rdma.QueuePair: there are none.
-func (q *queuePair) Endpoint() *rdma.Endpoint { return nil }
 
 // Reads implements rdma.QueuePair.
 func (q *queuePair) Reads() int { return q.ord }

@@ -259,6 +259,7 @@ func (q *queuePair) account() {
 		if w.msg == ddp.SendAdvertise {
 			q.advertised(w)
 		}
+		q.countSent(w)
 	}
 	q.retire()
 	for a.Head != a.cur {
@@ -267,11 +268,36 @@ func (q *queuePair) account() {
 			break
 		}
 		a.Head++
+		q.n.messagesOut.Add(1)
+		q.n.bytesOut.Add(uint64(x.req.Size))
 		tag := x.ref.STag()
 		if x.ref.Release() {
 			q.lastReference(tag)
 		}
 	}
+	if q.termEnd > 0 && q.termEnd <= sent {
+		q.termEnd = 0
+		q.n.terminates.Add(1)
+	}
+}
+
+// countSent counts an element of the send queue that has left. The owner knows nothing of internal ones.
+func (q *queuePair) countSent(w *wqe) {
+	if w.internal {
+		return
+	}
+	switch w.op {
+	case rdma.OpBind, rdma.OpLocalInvalidate:
+		return // nothing that leaves
+	case rdma.OpRead:
+		q.n.reads.Add(1)
+	default:
+		q.n.bytesOut.Add(uint64(w.n))
+		if w.msg == ddp.SendClose {
+			q.n.closes.Add(1)
+		}
+	}
+	q.n.messagesOut.Add(1)
 }
 
 // fill queues FPDUs for one writev.
@@ -283,7 +309,7 @@ func (q *queuePair) fill() {
 	if len(q.term) > 0 {
 		x.lend()
 		x.commit(append(x.head(), q.term...))
-		q.term = nil
+		q.term, q.termEnd = nil, x.out.Queued
 		return
 	}
 	if !q.is().sends || !q.ready() {
@@ -352,8 +378,6 @@ func (q *queuePair) fillAnswer(x *answer) bool {
 	if last {
 		q.answers.cur++
 		x.end = q.tx.out.Queued
-		q.n.messagesOut.Add(1)
-		q.n.bytesOut.Add(uint64(size))
 	}
 	return true
 }
@@ -392,15 +416,6 @@ func (q *queuePair) framed(w *wqe) {
 	q.sq.cur++
 }
 
-func (q *queuePair) messageOut(w *wqe) {
-	q.framed(w)
-	if w.internal {
-		return // the owner knows nothing of it
-	}
-	q.n.messagesOut.Add(1)
-	q.n.bytesOut.Add(uint64(w.n))
-}
-
 func (q *queuePair) fillWrite(w *wqe) {
 	n := w.cur.Fit(min(w.n-w.off, q.mulpdu-ddp.TaggedLen), q.tx.room()-2)
 	last := w.off+n == w.n
@@ -409,7 +424,7 @@ func (q *queuePair) fillWrite(w *wqe) {
 		STag:    uint32(w.stag), TO: w.to + uint64(w.off), Payload: n,
 	}, &w.cur)
 	if w.off += n; last {
-		q.messageOut(w)
+		q.framed(w)
 	}
 }
 
@@ -432,10 +447,7 @@ func (q *queuePair) fillSend(w *wqe) {
 	})
 	q.frame(b, &w.cur, n)
 	if w.off += n; last {
-		q.messageOut(w)
-		if w.msg == ddp.SendClose {
-			q.n.closes.Add(1)
-		}
+		q.framed(w)
 	}
 }
 
@@ -448,8 +460,6 @@ func (q *queuePair) fillRead(w *wqe) {
 	q.frame(b, nil, 0)
 	s.reads = append(s.reads, s.cur)
 	q.framed(w)
-	q.n.messagesOut.Add(1)
-	q.n.reads.Add(1)
 }
 
 func (q *queuePair) readRequest(w *wqe) ddp.RDMARead {

@@ -99,7 +99,6 @@ var cases = []testCase{
 	{"ReceivesFull", testReceivesFull},
 	{"WrongWork", testWrongWork},
 	{"WrongReceive", testWrongReceive},
-	{"Orders", testOrders},
 	{"Counters", testCounters},
 
 	{"ReadViolations", testReadViolations},
