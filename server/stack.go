@@ -7,23 +7,11 @@ import (
 	"sync"
 
 	"oneshot/backend"
-	"oneshot/backend/slice"
-	"oneshot/backend/throttle"
 	"oneshot/config"
 )
 
-// stacks has what puts a store on the one below, which it owns from then on.
-var stacks = map[config.StoreType]func(c *config.Store, below backend.Store) (backend.Store, error){
-	config.StoreSlice: func(c *config.Store, below backend.Store) (backend.Store, error) {
-		return slice.New(below, c.Slice.Offset, c.Size)
-	},
-	config.StoreThrottle: func(c *config.Store, below backend.Store) (backend.Store, error) {
-		return opened(throttle.New(below, throttle.Limits{Operations: c.Throttle.Operations, Bytes: c.Throttle.Bandwidth}))
-	},
-}
-
-// belows are the open stores that several slices share, by medium. The last slice that closes closes
-// the store, too.
+// belows are the open stores that several others are parts of, by medium. The last of these that closes
+// closes the store, too.
 type belows struct {
 	mu   sync.Mutex // held while stores are opened, not while they are closed
 	open map[string]*shared
@@ -31,7 +19,7 @@ type belows struct {
 
 func newBelows() *belows { return &belows{open: make(map[string]*shared)} }
 
-// shared is a store that several slices stand on.
+// shared is a store that others are parts of.
 type shared struct {
 	backend.Store
 	all    *belows
@@ -75,25 +63,25 @@ func (b *belows) openStore(c *config.Store, resized func(), log *slog.Logger) (b
 	return b.stack(c, resized, log)
 }
 
-// stack is openStore with mu held. Slices share what is below them, and keep their sizes whatever
-// becomes of that.
+// stack is openStore with mu held: it opens the stores from the bottom up.
 func (b *belows) stack(c *config.Store, resized func(), log *slog.Logger) (backend.Store, error) {
+	o := opening{resized: resized, log: log}
 	if c.On == nil {
-		return opener(c, resized, log)
+		return opener(c, o)
 	}
 	open := b.stack
-	if c.Type == config.StoreSlice {
+	if storeTypes[c.Type].parts {
 		open = b.share
 	}
-	below, err := open(c.On, resized, log)
-	if err != nil {
+	var err error
+	if o.below, err = open(c.On, resized, log); err != nil {
 		return nil, fmt.Errorf("store %q below: %w", c.On.Name, err)
 	}
-	s, err := stacks[c.Type](c, below)
+	s, err := opener(c, o)
 	if err != nil {
 		b.mu.Unlock() // handles take it to close
 		defer b.mu.Lock()
-		return nil, errors.Join(err, below.Close())
+		return nil, errors.Join(err, o.below.Close())
 	}
 	return s, nil
 }
