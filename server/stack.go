@@ -15,6 +15,21 @@ import (
 type belows struct {
 	mu   sync.Mutex // held while stores are opened, not while they are closed
 	open map[string]*shared
+	made []undoer // of the opening under way; guarded by mu
+}
+
+// undoer is a store that can take back what its opening has left on the medium, while it is open and
+// nobody has seen it.
+type undoer interface{ Undo() error }
+
+// undo takes back what openings have left.
+func undo(made []undoer) (errs []error) {
+	for _, u := range made {
+		if err := u.Undo(); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errs
 }
 
 func newBelows() *belows { return &belows{open: make(map[string]*shared)} }
@@ -56,18 +71,24 @@ func (s *shared) leave() bool {
 }
 
 // openStore opens the store that c describes, and those below. resized is called when its size has
-// changed by itself.
-func (b *belows) openStore(c *config.Store, resized func(), log *slog.Logger) (backend.Store, error) {
+// changed by itself. Made are those among them that may have left something on the medium.
+func (b *belows) openStore(c *config.Store, resized func(), log *slog.Logger) (s backend.Store, made []undoer, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.stack(c, resized, log)
+	b.made = nil
+	s, err = b.stack(c, resized, log)
+	return s, b.made, err
 }
 
 // stack is openStore with mu held: it opens the stores from the bottom up.
 func (b *belows) stack(c *config.Store, resized func(), log *slog.Logger) (backend.Store, error) {
 	o := opening{resized: resized, log: log}
 	if c.On == nil {
-		return opener(c, o)
+		s, err := opener(c, o)
+		if u, ok := s.(undoer); ok {
+			b.made = append(b.made, u)
+		}
+		return s, err
 	}
 	open := b.stack
 	if storeTypes[c.Type].parts {
@@ -79,9 +100,11 @@ func (b *belows) stack(c *config.Store, resized func(), log *slog.Logger) (backe
 	}
 	s, err := opener(c, o)
 	if err != nil {
+		errs := append([]error{err}, undo(b.made)...)
+		b.made = nil
 		b.mu.Unlock() // handles take it to close
 		defer b.mu.Lock()
-		return nil, errors.Join(err, o.below.Close())
+		return nil, errors.Join(append(errs, o.below.Close())...)
 	}
 	return s, nil
 }
