@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
+	"sync/atomic"
 
 	"oneshot/backend"
 	"oneshot/config"
@@ -39,19 +41,24 @@ type shared struct {
 	backend.Store
 	all    *belows
 	medium string
-	users  int // guarded by all.mu
+
+	mu    sync.Mutex // taken after all.mu; not held over calls
+	users []*handle  // guarded by mu
 }
 
 // handle is one user's.
-type handle struct{ *shared }
+type handle struct {
+	*shared
+	resized func()
+}
 
-var _ backend.Wrapper = handle{}
+var _ backend.Wrapper = (*handle)(nil)
 
 // Pass returns the store itself: a handle has no part in anything.
-func (h handle) Pass(backend.Ability) backend.Store { return h.Store }
+func (h *handle) Pass(backend.Ability) backend.Store { return h.Store }
 
 // Close gives the handle up.
-func (h handle) Close() error {
+func (h *handle) Close() error {
 	if !h.leave() {
 		return nil
 	}
@@ -59,15 +66,28 @@ func (h handle) Close() error {
 }
 
 // leave counts a user out, and reports whether it was the last one.
-func (s *shared) leave() bool {
+func (h *handle) leave() bool {
+	s := h.shared
 	s.all.mu.Lock()
 	defer s.all.mu.Unlock()
-	s.users--
-	if s.users > 0 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.users = slices.DeleteFunc(s.users, func(o *handle) bool { return o == h })
+	if len(s.users) > 0 {
 		return false
 	}
 	delete(s.all.open, s.medium)
 	return true
+}
+
+// tell has the users look at the size of the store.
+func (s *shared) tell() {
+	s.mu.Lock()
+	users := slices.Clone(s.users)
+	s.mu.Unlock()
+	for _, h := range users {
+		h.resized()
+	}
 }
 
 // openStore opens the store that c describes, and those below. resized is called when its size has
@@ -80,7 +100,8 @@ func (b *belows) openStore(c *config.Store, resized func(), log *slog.Logger) (s
 	return s, b.made, err
 }
 
-// stack is openStore with mu held: it opens the stores from the bottom up.
+// stack is openStore with mu held: it opens the stores from the bottom up. A part of another store that has
+// no size of its own grows with that.
 func (b *belows) stack(c *config.Store, resized func(), log *slog.Logger) (backend.Store, error) {
 	o := opening{resized: resized, log: log}
 	if c.On == nil {
@@ -94,8 +115,17 @@ func (b *belows) stack(c *config.Store, resized func(), log *slog.Logger) (backe
 	if storeTypes[c.Type].parts {
 		open = b.share
 	}
-	var err error
-	if o.below, err = open(c.On, resized, log); err != nil {
+	var (
+		look atomic.Pointer[func()] // what is below may tell of its size before there is a part of it
+		err  error
+	)
+	o.below, err = open(c.On, func() {
+		if f := look.Load(); f != nil {
+			(*f)()
+		}
+		resized()
+	}, log)
+	if err != nil {
 		return nil, fmt.Errorf("store %q below: %w", c.On.Name, err)
 	}
 	s, err := opener(c, o)
@@ -106,21 +136,33 @@ func (b *belows) stack(c *config.Store, resized func(), log *slog.Logger) (backe
 		defer b.mu.Lock()
 		return nil, errors.Join(append(errs, o.below.Close())...)
 	}
+	if r, ok := s.(backend.Resizer); ok && storeTypes[c.Type].parts && c.Size == 0 {
+		f := func() {
+			if err := r.Resize(0); err != nil { // what is below has shrunk; operations beyond its end fail
+				log.Error("the store keeps its size", "reason", err)
+			}
+		}
+		look.Store(&f)
+		f()
+	}
 	return s, nil
 }
 
 // share returns a handle of the store that c describes, which is opened if need be. Called with mu
 // held.
-func (b *belows) share(c *config.Store, _ func(), log *slog.Logger) (backend.Store, error) {
+func (b *belows) share(c *config.Store, resized func(), log *slog.Logger) (backend.Store, error) {
 	s := b.open[medium(c)]
 	if s == nil {
-		store, err := b.stack(c, func() {}, log)
-		if err != nil {
+		s = &shared{all: b, medium: medium(c)}
+		var err error
+		if s.Store, err = b.stack(c, s.tell, log); err != nil {
 			return nil, err
 		}
-		s = &shared{Store: store, all: b, medium: medium(c)}
 		b.open[s.medium] = s
 	}
-	s.users++
-	return handle{s}, nil
+	h := &handle{s, resized}
+	s.mu.Lock()
+	s.users = append(s.users, h)
+	s.mu.Unlock()
+	return h, nil
 }

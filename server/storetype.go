@@ -15,8 +15,8 @@ type storeType struct {
 	// medium names what keeps the bytes of the store, given the name of that of the store below. nil:
 	// the type and the name of the store.
 	medium func(c *config.Store, below string) string
-	// parts says that stores of this type are parts of the one below: they share it, and keep their
-	// sizes whatever becomes of it.
+	// parts says that stores of this type are parts of the one below: they share it. Those that are
+	// configured without a size grow with it.
 	parts bool
 	// modal says that what a store of this type is opened for, reading only or writing, too, cannot be
 	// changed while it is open.
