@@ -179,6 +179,14 @@ func (e *SpaceError) Error() string {
 }
 func (e *SpaceError) Unwrap() error { return e.Err }
 
+// DeniedError says that somebody who may decide that does not allow an operation now: a reservation, say.
+type DeniedError struct {
+	Kind Kind
+	Why  string
+}
+
+func (e *DeniedError) Error() string { return fmt.Sprintf("%s is not allowed: %s", e.Kind, e.Why) }
+
 // Check returns a *RangeError if op reaches outside a store of size bytes.
 func (op *Op) Check(size int64) error {
 	if op.Kind == Flush {

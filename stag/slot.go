@@ -46,6 +46,9 @@ func (s *slot) setRegion(r *Region) {
 			s.ends = append(s.ends, n)
 		}
 	}
+	if len(r.Segments) == 0 {
+		n = r.Length
+	}
 	s.segments = r.Segments
 	s.base.Store(r.Base)
 	s.length.Store(n)

@@ -554,3 +554,38 @@ func TestNoAllocations(t *testing.T) {
 		t.Errorf("%v allocations", n)
 	}
 }
+
+// A region of something that is not memory has its length, its rights and its end like others.
+func TestRegionWithoutMemory(t *testing.T) {
+	table := NewTable(16)
+	d := table.NewDomain()
+	st := table.NewStream(d, 0)
+	s, err := table.Register(d, st, Region{Length: 1000, Base: 24, Access: AccessRemoteRead})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		op    Op
+		to, n uint64
+		ok    bool
+	}{
+		{RemoteRead, 24, 1000, true}, {RemoteRead, 1023, 1, true}, {RemoteRead, 24, 1001, false},
+		{RemoteRead, 23, 1, false}, {RemoteRead, 1024, 1, false}, {RemoteWrite, 24, 1, false},
+	} {
+		r, err := st.Acquire(c.op, s, c.to, c.n)
+		if (err == nil) != c.ok || r.Len() != c.n && c.ok {
+			t.Errorf("%v of %d octets at %d: %d, %v", c.op, c.n, c.to, r.Len(), err)
+		}
+		r.Release()
+	}
+	if _, err := table.Register(d, st, Region{Length: 1000, Base: 1<<64 - 100}); err != ErrRegion {
+		t.Errorf("a region that wraps: %v", err)
+	}
+	st.End()
+	if _, err := st.Acquire(RemoteRead, s, 24, 1); err == nil {
+		t.Error("access after the end of the stream")
+	}
+	if err := st.Free(); err != nil {
+		t.Error(err)
+	}
+}

@@ -35,11 +35,17 @@ type Region struct {
 	Segments [][]byte
 	Base     uint64 // tagged offset (TO) of the first octet: 0, or the virtual address
 	Access   Access
+	// Length, without Segments, is how many octets the region has of something that is not memory, a block
+	// store say. References to it are checked and counted like others, but have no memory to Append.
+	Length uint64
 }
 
 // check reports a region that would not have a TO for each octet.
 func (r *Region) check() error {
-	var n uint64
+	n := r.Length
+	if len(r.Segments) > 0 {
+		n = 0
+	}
 	for _, seg := range r.Segments {
 		n += uint64(len(seg))
 	}

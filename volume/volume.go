@@ -3,7 +3,7 @@
 //
 //	scsi.LogicalUnit ──┐
 //	scsi.LogicalUnit ──┼─► Volume ──► backend.Store
-//	nvme, one day    ──┘     ranges, journal, tokens
+//	Handle ────────────┘     ranges, journal, tokens
 //
 // A Request is a transfer on its way through a volume. Bytes and offsets are all that is known
 // here; blocks, commands and statuses belong to the views.
@@ -47,6 +47,8 @@ type Volume struct {
 	journal    Journal              // nil: there is none
 	journaling sync.Mutex           // held by an atomic write that uses the journal
 	half       atomic.Pointer[half] // the atomic write that went wrong; set with journaling held
+
+	sequence backend.Sequence // of writes through handles
 
 	access     *access.Table
 	sanitizing sync.Mutex // taken before the table's lock

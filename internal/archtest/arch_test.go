@@ -62,6 +62,9 @@ var rules = []rule{
 	{pkg: "transport/movertest", may: []string{"iscsi", "iscsi/*", "scsi", "volume", "backend", "backend/**", "initiator", "mem"}}, // looks at movers from both sides
 	{pkg: "transport/rdma", may: []string{"stag", "mem"}},
 	{pkg: "transport/rdma/iwarp", may: []string{"transport/rdma", "stag", "ddp", "internal/iov", "internal/ring", "internal/stream", "mem"}},
+	// An endpoint is a view of a volume, of which it knows an interface of its own.
+	{pkg: "transport/rdma/local", may: []string{"transport/rdma", "stag", "backend", "backend/durable", "internal/ring", "mem"}, not: sockets[3:]},
+	{pkg: "transport/rdma/rdmatest", may: []string{"transport/rdma", "backend", "backend/**", "internal/ring", "mem"}},
 	{pkg: "transport/rdma/verbs/fake"}, // stands for libibverbs and librdmacm in tests
 	{pkg: "transport/rdma/*", may: []string{"transport/rdma", "internal/ring", "mem"}},
 	{pkg: "iser", may: []string{"iscsi", "iscsi/*", "transport/rdma", "transport/rdma/manager", "internal/iserhdr", "mem"}},

@@ -55,7 +55,7 @@ type Device interface {
 	NewReceiveQueue(d Domain, depth int) (ReceiveQueue, error)
 	// NewQueuePair makes a queue pair that is not connected yet. Receives can be posted.
 	NewQueuePair(c QueuePairConfig) (QueuePair, error)
-	// Connect connects qp with who listens at addr, and returns when messages can be
+	// Connect connects qp with who listens at addr, or with an endpoint (Limits.Endpoints), and returns when messages can be
 	// exchanged. A rejection is a *RejectedError. After an error qp can only be closed.
 	Connect(ctx context.Context, qp QueuePair, addr string, p ConnParams) error
 	// Listen waits for connections on addr (host:port).
@@ -275,6 +275,8 @@ type ConnParams struct {
 	InitiatorDepth, ResponderResources int
 	// OneShot, if set, is offered by Connect, and is what Accept may agree to.
 	OneShot *OneShotOffer
+	// Rights are wanted of an endpoint; 0: all that this user may have.
+	Rights Rights
 }
 
 // OneShotOffer is what an end is willing to do.

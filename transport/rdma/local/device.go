@@ -1,0 +1,202 @@
+// Package local is an RDMA device without a wire. Its queue pairs reach each other inside of the process,
+// and endpoints: stores, or parts of them, that somebody opens for it.
+//
+//	device.go     Device, its limits and counters
+//	memory.go     protection domains, regions, windows
+//	complete.go   completion queues
+//	receive.go    queues of receives, own and shared
+//	queuepair.go  the queue pair, whatever is at its far end
+//	listen.go     addresses "pair:N"
+//	pair.go       two queue pairs: a copy takes the place of the wire
+//	endpoint.go   a queue pair to a store: connecting and ending
+//	order.go      which work may start, and whose completion is next
+//	store.go      a work on its way through the store
+//
+// Pairs exist to connect parts of one program, and to pass the suite. Work is done in Post, as far as it
+// can be.
+//
+// The works of an endpoint go to the store as they are: the scatter/gather list is the list of segments of
+// the store's operation, and nothing is copied here. A store that answers at once is done with in Post; the
+// completion is in the queue before Post returns.
+package local
+
+import (
+	"errors"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"oneshot/stag"
+	"oneshot/transport/rdma"
+)
+
+// Config says how a device is to be. The zero value is one without endpoints.
+type Config struct {
+	Logger *slog.Logger // nil: silence
+	Name   string       // for people; "": local
+	// STags is how many regions, windows and endpoints there may be at a time. 0: 64 Ki.
+	STags int
+	// MaxReads is what Reads of queue pairs says at most. 0: 128.
+	MaxReads int
+	// Parallel is how many bytes of a Read or Write of an endpoint are one operation of the store: longer
+	// ones are several, which run in parallel. 0: 1 MiB.
+	Parallel int64
+	// AcceptTimeout bounds how long the owner of a listener may take to accept, 0: 10 s; LingerTime how long
+	// a pair may take to end in good order, 0: 3 s.
+	AcceptTimeout, LingerTime time.Duration
+	// Open, if set, opens endpoints. It is called by Connect.
+	Open Opener
+}
+
+const (
+	defaultSTags    = 1 << 16
+	defaultMaxReads = 128
+	defaultParallel = 1 << 20
+	maxQueuePair    = 1 << 16
+	maxWork         = 1 << 15
+	maxSGE          = 32
+	maxMessage      = 1 << 30
+	maxInline       = 256
+	maxPrivate      = 256
+)
+
+var (
+	errInUse     = errors.New("local: still in use")
+	errGone      = errors.New("local: memory is no longer registered")
+	errBound     = errors.New("local: window is bound; invalidate it first")
+	errForeign   = errors.New("local: object of another device")
+	errNoMemory  = errors.New("local: no memory to register")
+	errBadAccess = errors.New("local: access rights that do not exist")
+	errNotIdle   = errors.New("local: queue pair is, or was, connected already")
+	errAborted   = errors.New("local: connection aborted")
+	errLinger    = errors.New("local: the peer does not take what was sent before the end")
+)
+
+// Device is the device.
+type Device struct {
+	cfg   Config
+	log   *slog.Logger
+	table *stag.Table
+
+	registrations, deregistrations atomic.Uint64
+	work                           sync.WaitGroup // short-lived goroutines
+
+	still sync.Cond // the last reference to memory that allows no access is released; its lock is a leaf
+
+	mu   sync.Mutex // taken after all other locks
+	qps  map[*queuePair]struct{}
+	cqs  map[*completionQueue]struct{}
+	tags map[stag.STag]*region // regions that may be invalidated
+	past rdma.Counters         // of queue pairs and completion queues that are gone
+}
+
+var _ rdma.Device = (*Device)(nil)
+
+// Open makes a device. It has no other resources than memory; Close frees it.
+func Open(c Config) *Device {
+	or := func(v *int, d int) {
+		if *v <= 0 {
+			*v = d
+		}
+	}
+	orTime := func(v *time.Duration, d time.Duration) {
+		if *v <= 0 {
+			*v = d
+		}
+	}
+	or(&c.STags, defaultSTags)
+	or(&c.MaxReads, defaultMaxReads)
+	orTime(&c.AcceptTimeout, 10*time.Second)
+	orTime(&c.LingerTime, 3*time.Second)
+	if c.Parallel <= 0 {
+		c.Parallel = defaultParallel
+	}
+	if c.Name == "" {
+		c.Name = "local"
+	}
+	d := &Device{
+		cfg: c, log: c.Logger, table: stag.NewTable(c.STags),
+		qps:  make(map[*queuePair]struct{}),
+		cqs:  make(map[*completionQueue]struct{}),
+		tags: make(map[stag.STag]*region),
+	}
+	d.still.L = new(sync.Mutex)
+	if d.log == nil {
+		d.log = slog.New(slog.DiscardHandler)
+	}
+	return d
+}
+
+// Limits implements rdma.Device.
+func (d *Device) Limits() rdma.Limits {
+	l := rdma.Limits{
+		Name: d.cfg.Name, MaxQueuePair: maxQueuePair, MaxWork: maxWork,
+		MaxSGE: maxSGE, MaxReadSGE: maxSGE, MaxMessage: maxMessage,
+		MaxReads: d.cfg.MaxReads, MaxInline: maxInline, MaxPrivate: maxPrivate,
+		Windows: true, ReceiveWait: true,
+		SendInvalidate: true, RegionInvalidate: true, EndTold: true, CountsRemote: true,
+		Source: rdma.SourceAcknowledged, WriteDone: rdma.WritePlaced,
+	}
+	if d.cfg.Open != nil {
+		l.Endpoints, l.Flush, l.Atomics = true, true, rdma.AtomicsAll
+		l.Orders = rdma.FreeStart | rdma.FreeFinish
+	}
+	return l
+}
+
+// NewDomain implements rdma.Device.
+func (d *Device) NewDomain() (rdma.Domain, error) {
+	return &domain{dev: d, tag: d.table.NewDomain()}, nil
+}
+
+// Close implements rdma.Device.
+func (d *Device) Close() error {
+	d.work.Wait()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.qps) > 0 || len(d.cqs) > 0 {
+		return errInUse
+	}
+	return nil
+}
+
+// Counters implements rdma.Device.
+func (d *Device) Counters() rdma.Counters {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	sum := d.past
+	sum.Registrations, sum.Deregistrations = d.registrations.Load(), d.deregistrations.Load()
+	for q := range d.qps {
+		q.n.addTo(&sum)
+	}
+	for c := range d.cqs {
+		c.addTo(&sum)
+	}
+	return sum
+}
+
+// counters are those of one queue pair.
+type counters struct {
+	posts, works, receivePosts, receives, binds, invalidations               atomic.Uint64
+	doorbells, messagesOut, messagesIn, bytesOut, bytesIn, reads, terminates atomic.Uint64
+	copies, bytesCopied                                                      atomic.Uint64
+}
+
+func (n *counters) addTo(c *rdma.Counters) {
+	c.Posts += n.posts.Load()
+	c.Works += n.works.Load()
+	c.ReceivePosts += n.receivePosts.Load()
+	c.Receives += n.receives.Load()
+	c.Binds += n.binds.Load()
+	c.Invalidations += n.invalidations.Load()
+	c.Doorbells += n.doorbells.Load()
+	c.MessagesOut += n.messagesOut.Load()
+	c.MessagesIn += n.messagesIn.Load()
+	c.BytesOut += n.bytesOut.Load()
+	c.BytesIn += n.bytesIn.Load()
+	c.Reads += n.reads.Load()
+	c.Terminates += n.terminates.Load()
+	c.Copies += n.copies.Load()
+	c.BytesCopied += n.bytesCopied.Load()
+}

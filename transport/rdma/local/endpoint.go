@@ -1,0 +1,289 @@
+package local
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"oneshot/backend"
+	"oneshot/stag"
+	"oneshot/transport/rdma"
+)
+
+// Medium is what an endpoint stands for: a handle of a volume (volume.Handle), for all that its views have
+// in common is kept there. Its methods may be called from any goroutine.
+type Medium interface {
+	// Info describes it; the size may change, and then Opener's gone is called.
+	Info() backend.Info
+	// Submit starts op and reports whether it has completed already, as backend.Store.Submit does.
+	Submit(op *backend.Op) bool
+	// Kick starts what was submitted with backend.More.
+	Kick()
+	// CompareSwap and FetchAdd change the 8 octets at op.Off atomically, as O13 says, and put what was there
+	// into op.Segs, one piece. With backend.FUA the change is durable at completion.
+	CompareSwap(op *backend.Op, compare, swap uint64) bool
+	FetchAdd(op *backend.Op, add uint64) bool
+	// Sequence numbers the writes of all who use the partition.
+	Sequence() *backend.Sequence
+}
+
+// Opened is an endpoint that somebody has opened for a queue pair.
+type Opened struct {
+	Medium Medium
+	// Info has name, UUID, rights, durability and aging time; the device fills in the rest.
+	Info rdma.Endpoint
+	// Memory says that the store keeps its bytes in memory, so that each Read and Write costs a copy.
+	Memory bool
+	// Close is called once, when the queue pair has ended, or after gone, and nothing is outstanding any more.
+	Close func()
+}
+
+// Opener opens the endpoint called name for somebody who wants those rights; 0: all that there are for him.
+// It grants some of them. It calls gone, from any goroutine, when the endpoint changes or goes: rights are
+// revoked, the partition is deleted, or has another size. Then the STag of the queue pair is invalid: works
+// under way end, later ones fail with rdma.StatusRemoteAccess, and with them the queue pair. gone does not
+// block. Without such an endpoint the error is, or wraps, rdma.ErrNoEndpoint.
+type Opener func(ctx context.Context, name string, want rdma.Rights, gone func(error)) (Opened, error)
+
+// endpoint is the far end of a queue pair that is a store.
+//
+// Whoever holds mu drives it: Post, or the store when it has completed something. Completions come by way of
+// ready, for the store may complete while somebody holds mu, within Submit even. Who completes never waits
+// for mu: if he does not get it, the holder looks at ready before it goes.
+type endpoint struct {
+	q      *queuePair
+	m      Medium
+	seq    *backend.Sequence
+	info   rdma.Endpoint
+	order  rdma.Order
+	unit   int64
+	copies bool // a transfer is one copy
+	maxOps int  // operations of the store outstanding
+
+	ready  atomic.Pointer[work] // completed by the store, newest first, linked by below
+	corked atomic.Int32         // batches that the store is about to complete
+	poked  atomic.Bool          // there is something else to look at
+	gone   atomic.Pointer[error]
+
+	release     func() // calls Opened.Close, once
+	mu          sync.Mutex
+	first, last *work // posted and not retired, in order
+	free        *work // for the next
+	spare       *piece
+	n           int // in the list
+	waiting     int // of these, not started
+	running     int // started and not complete
+	ops         int // operations of the store outstanding
+	chain       uint32
+	broken      []bool // by chain: a work of it has failed
+	kick        bool   // something was submitted with backend.More
+	leaving     bool   // the owner has called Disconnect
+	over        bool   // nothing is started any more
+	ended       bool
+	err         error             // why it is over
+	out         []rdma.Completion // to be pushed
+}
+
+// openEndpoint connects q with the endpoint called name.
+func (d *Device) openEndpoint(ctx context.Context, q *queuePair, name string, want rdma.Rights) error {
+	if d.cfg.Open == nil {
+		return fmt.Errorf("%w: %s", rdma.ErrNoEndpoint, name)
+	}
+	e := &endpoint{q: q, order: q.cfg.Order, maxOps: 4 * max(q.maxWork, 1)}
+	o, err := d.cfg.Open(ctx, name, want, e.revoke)
+	if err != nil {
+		return err
+	}
+	e.mu.Lock() // gone may be called at any time
+	defer e.unlock()
+	e.release = sync.OnceFunc(o.Close)
+	e.m, e.seq, e.info, e.copies = o.Medium, o.Medium.Sequence(), o.Info, o.Memory
+	i := e.m.Info()
+	e.unit = int64(i.BlockSize)
+	e.info.Unit, e.info.Size, e.info.Base, e.info.Direct = i.BlockSize, i.Size, 0, false
+	chains := 2
+	for chains < q.maxWork+2 {
+		chains *= 2
+	}
+	e.broken = make([]bool, chains)
+	s, err := d.table.Register(q.domain.tag, q.stream, stag.Region{Length: uint64(i.Size), Access: e.access()})
+	if err != nil {
+		e.release()
+		return err
+	}
+	e.info.STag = rdma.STag(s)
+	if !q.connect(func() { q.endpoint.Store(e) }) {
+		_ = d.table.Deregister(s)
+		e.release()
+		return rdma.ErrDisconnected
+	}
+	return nil
+}
+
+// access is what the STag of the endpoint allows. What is not there, works say for themselves (allowed).
+func (e *endpoint) access() (a stag.Access) {
+	if e.info.Rights&rdma.RightRead != 0 {
+		a |= stag.AccessRemoteRead
+	}
+	if e.info.Rights&(rdma.RightWrite|rdma.RightAtomics|rdma.RightDiscard) != 0 {
+		a |= stag.AccessRemoteWrite
+	}
+	return a
+}
+
+// revoke is Opener's gone.
+func (e *endpoint) revoke(err error) {
+	if err == nil {
+		err = rdma.ErrNoEndpoint
+	}
+	if e.gone.CompareAndSwap(nil, &err) {
+		e.poke()
+	}
+}
+
+// invalidate takes the STag back after gone was called. The lock is held.
+func (e *endpoint) invalidate() {
+	_, _ = e.q.dev.table.Invalidate(stag.STag(e.info.STag)) // again, perhaps, to no effect
+	if e.running == 0 {
+		e.q.dev.work.Go(e.release) // locks of whoever has called gone are held
+	}
+}
+
+// poke has somebody look at the endpoint, without waiting.
+func (e *endpoint) poke() {
+	e.poked.Store(true)
+	if e.mu.TryLock() {
+		e.unlock()
+	}
+}
+
+// unlock does what has come up and releases mu.
+func (e *endpoint) unlock() {
+	for {
+		e.settle()
+		e.q.sendCQ.push(e.out...)
+		clear(e.out)
+		e.out = e.out[:0]
+		kick := e.kick
+		e.kick = false
+		e.mu.Unlock()
+		if kick {
+			e.m.Kick()
+		}
+		if e.ready.Load() == nil && !e.poked.Load() || !e.mu.TryLock() {
+			return
+		}
+	}
+}
+
+// settle goes on with what the store has completed, starts what may start, and ends what is to end. The lock
+// is held.
+func (e *endpoint) settle() {
+	for {
+		if e.poked.Swap(false) && e.q.endpoint.Load() == e {
+			e.invalidate()
+		}
+		e.takeReady()
+		if !e.startOne() && e.ready.Load() == nil && !e.poked.Load() {
+			break
+		}
+	}
+	if (e.over || e.leaving) && e.n == 0 && !e.ended {
+		e.end()
+	}
+}
+
+// takeReady goes on with works whose operations have completed, in the order in which they did.
+func (e *endpoint) takeReady() {
+	if e.ready.Load() == nil {
+		return
+	}
+	var oldest *work
+	for w := e.ready.Swap(nil); w != nil; {
+		w.below, oldest, w = oldest, w, w.below
+	}
+	for w := oldest; w != nil; {
+		next := w.below
+		w.below = nil
+		e.step(w)
+		w = next
+	}
+	if e.gone.Load() != nil && e.running == 0 {
+		e.invalidate()
+	}
+}
+
+// post posts work requests.
+func (e *endpoint) post(ws []rdma.Work) (n int, err error) {
+	e.mu.Lock()
+	for ; n < len(ws); n++ {
+		if e.n >= e.q.maxWork {
+			e.takeReady()
+		}
+		if err = e.postOne(ws, n); err != nil {
+			break
+		}
+	}
+	if n > 0 {
+		e.q.n.doorbells.Add(1)
+	}
+	e.unlock()
+	return n, err
+}
+
+func (e *endpoint) postOne(ws []rdma.Work, i int) error {
+	switch {
+	case e.over || e.leaving:
+		return rdma.ErrDisconnected
+	case e.n >= e.q.maxWork:
+		return rdma.ErrFull
+	}
+	w := e.newWork()
+	if what := e.prepare(w, &ws[i]); what != "" {
+		e.recycle(w)
+		return &rdma.WorkError{Index: i, Op: ws[i].Op, What: what}
+	}
+	e.enlist(w)
+	if e.mayStart(w) {
+		e.start(w)
+	}
+	return nil
+}
+
+// disconnect ends the endpoint in good order when all that was posted is done.
+func (e *endpoint) disconnect() {
+	e.mu.Lock()
+	e.leaving = true
+	e.unlock()
+}
+
+// abort ends it at once: what has not started is flushed.
+func (e *endpoint) abort(err error) {
+	e.mu.Lock()
+	e.stop(err)
+	e.unlock()
+}
+
+// stop has nothing start any more. The lock is held.
+func (e *endpoint) stop(err error) {
+	if !e.over && !e.ended {
+		e.over, e.err = true, err
+	}
+}
+
+// end is the end of the queue pair's connection. The lock is held, and nothing is in the list.
+func (e *endpoint) end() {
+	e.ended, e.over = true, true
+	e.q.stream.End()
+	_ = e.q.stream.Free() // works held the references
+	err := e.err
+	e.q.flushReceives(err)
+	e.q.dev.work.Go(func() {
+		e.release()
+		if e.q.cfg.Disconnected != nil {
+			e.q.cfg.Disconnected(err)
+		}
+		close(e.q.done)
+	})
+}

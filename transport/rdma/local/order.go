@@ -1,0 +1,279 @@
+package local
+
+import (
+	"oneshot/backend"
+	"oneshot/stag"
+	"oneshot/transport/rdma"
+)
+
+// workState is where a work is.
+type workState uint8
+
+const (
+	waiting workState = iota
+	running
+	complete // waits for earlier ones to be retired
+)
+
+// work is a work request of an endpoint. The lists in it keep their memory for the next use.
+type work struct {
+	e          *endpoint
+	prev, next *work // in the list of the endpoint; next also among the free
+	below      *work // in ready
+
+	state  workState
+	stage  stage
+	id     uint64
+	opcode rdma.Opcode
+	flags  rdma.Flags
+	fence  bool // starts when all before it are complete
+	free   bool // starts whatever is before it
+	writes bool
+	chain  uint32 // the works since a fence, with it
+	off, n int64
+
+	segs    [][]byte
+	regions []*region
+	pinned  bool
+	ref     stag.Ref
+	stag    stag.STag
+	compare uint64
+	operand uint64
+	cost    int // operations of the store
+	charged int // of these, counted in endpoint.ops
+
+	op     backend.Op
+	pieces []*piece
+	left   pieceCount
+
+	upTo   uint64 // number that a flush under way makes durable
+	seq    uint64
+	status rdma.Status
+	err    error
+}
+
+// newWork returns a work that is in no list.
+func (e *endpoint) newWork() *work {
+	w := e.free
+	if w == nil {
+		return &work{e: e, segs: make([][]byte, 0, 1), regions: make([]*region, 0, 1)}
+	}
+	e.free, w.next = w.next, nil
+	return w
+}
+
+// recycle keeps w for the next use.
+func (e *endpoint) recycle(w *work) {
+	clear(w.segs)
+	clear(w.regions)
+	w.segs, w.regions = w.segs[:0], w.regions[:0]
+	w.next, e.free = e.free, w
+	w.err, w.prev = nil, nil
+}
+
+// prepare fills in w, and says what is wrong with p.
+func (e *endpoint) prepare(w *work, p *rdma.Work) (what string) {
+	w.id, w.opcode, w.flags = p.ID, p.Op, p.Flags
+	w.state, w.stage, w.status, w.err, w.seq, w.cost, w.charged = waiting, stageStart, rdma.StatusOK, nil, 0, 1, 0
+	w.stag, w.compare, w.operand = stag.STag(p.RemoteSTag), p.Compare, p.Operand
+	w.off, w.n, w.writes, w.pinned = 0, 0, false, false
+	w.fence = p.Flags&(rdma.Fence|rdma.Barrier) != 0
+	w.free = e.order&rdma.FreeStart != 0 || p.Flags&rdma.RelaxedOrder != 0
+	const never = rdma.Invalidate | rdma.Advertise | rdma.Close | rdma.Solicited | rdma.Inline
+	if p.Flags&never != 0 {
+		return "flag that no work of an endpoint may have"
+	}
+	need := rdma.Access(0)
+	switch p.Op {
+	case rdma.OpRead:
+		need = rdma.AccessLocalWrite
+	case rdma.OpWrite:
+		w.writes = true
+	case rdma.OpCompareSwap, rdma.OpFetchAdd:
+		need, w.writes = rdma.AccessLocalWrite, true
+	case rdma.OpDiscard:
+		w.writes = true
+		return e.prepareRange(w, p, p.Length)
+	case rdma.OpFlush:
+		w.fence = w.fence || e.order&rdma.FreeStart == 0 // O8
+		if p.Flags&rdma.Durable != 0 {
+			return "Durable on what writes nothing"
+		}
+		return ""
+	default:
+		return "operation that cannot be posted to an endpoint"
+	}
+	if p.Flags&rdma.Durable != 0 && !w.writes {
+		return "Durable on what writes nothing"
+	}
+	var n int
+	w.segs, w.regions, n, what = appendSGL(w.segs, w.regions, p.SGL, e.q.domain, need, e.q.maxSGE)
+	if what != "" {
+		return what
+	}
+	if p.Op == rdma.OpCompareSwap || p.Op == rdma.OpFetchAdd {
+		return e.prepareAtomic(w, p, n)
+	}
+	return e.prepareRange(w, p, int64(n))
+}
+
+// prepareRange checks a range in units. What is wrong with an STag, the table says when it is used.
+func (e *endpoint) prepareRange(w *work, p *rdma.Work, n int64) (what string) {
+	if n < 0 {
+		return "negative length"
+	}
+	if w.n = n; n == 0 {
+		return "" // nothing is reached, nothing is checked
+	}
+	off := p.RemoteOffset - e.info.Base
+	switch {
+	case off%uint64(e.unit) != 0 || n%e.unit != 0:
+		return "range that is not of whole units (Endpoint.Unit)"
+	case off > uint64(e.info.Size) || uint64(n) > uint64(e.info.Size)-off:
+		return "range outside of the endpoint (Endpoint.Size)"
+	}
+	w.off = int64(off)
+	if w.opcode != rdma.OpDiscard {
+		w.cost = int((n + e.q.dev.cfg.Parallel - 1) / e.q.dev.cfg.Parallel)
+	}
+	return ""
+}
+
+// prepareAtomic checks the 8 octets of an atomic operation, and n, where the old value goes.
+func (e *endpoint) prepareAtomic(w *work, p *rdma.Work, n int) (what string) {
+	off := p.RemoteOffset - e.info.Base
+	switch {
+	case n != 8 || len(w.segs) != 1:
+		return "an atomic operation has one element of 8 octets for the old value"
+	case off%8 != 0:
+		return "an atomic operation is on 8 octets at a multiple of 8"
+	case off > uint64(e.info.Size)-8:
+		return "range outside of the endpoint (Endpoint.Size)"
+	}
+	w.off, w.n = int64(off), 8
+	return ""
+}
+
+// enlist puts w behind what is posted.
+func (e *endpoint) enlist(w *work) {
+	if w.prev, w.next = e.last, nil; e.last == nil {
+		e.first = w
+	} else {
+		e.last.next = w
+	}
+	e.last = w
+	e.n++
+	e.waiting++
+	if w.flags&(rdma.Fence|rdma.Barrier) != 0 {
+		e.chain++ // it is the first of its chain: should it fail, the next fence knows
+		*e.isBroken(e.chain) = false
+	}
+	w.chain = e.chain
+}
+
+// isBroken is whether a work of a chain has failed. There are never more chains than works, and one.
+func (e *endpoint) isBroken(chain uint32) *bool { return &e.broken[chain&uint32(len(e.broken)-1)] }
+
+// mayStart reports whether w may start now.
+func (e *endpoint) mayStart(w *work) bool {
+	switch {
+	case e.n == 1:
+		return true
+	case e.ops > 0 && e.ops+w.cost > e.maxOps:
+		return false
+	case w.fence: // O5: those before it that are complete are not in the list any more
+		return e.first == w
+	case w.free: // O2, O10
+		return true
+	}
+	// O1, O4: in order, and not beside what it meets. Others run in parallel.
+	for p := e.first; p != w; p = p.next {
+		if p.state == waiting && !p.free || p.state == running && p.meets(w) {
+			return false
+		}
+	}
+	return true
+}
+
+// meets reports whether the two may not run at a time on a strict queue pair.
+func (w *work) meets(o *work) bool {
+	return (w.writes || o.writes) && w.off < o.off+o.n && o.off < w.off+w.n
+}
+
+// startOne starts a work that waits and may start now, or flushes it if nothing may start any more, and
+// reports whether there was one.
+func (e *endpoint) startOne() bool {
+	if e.waiting == 0 {
+		return false
+	}
+	for w := e.first; w != nil; w = w.next {
+		if w.state != waiting {
+			continue
+		}
+		if e.over {
+			e.waiting--
+			e.running++ // until it is done
+			w.state, w.stage = running, stageEnd
+			w.status, w.err = rdma.StatusFlushed, e.err
+			e.step(w)
+			return true
+		}
+		if e.mayStart(w) {
+			e.start(w)
+			return true
+		}
+	}
+	return false
+}
+
+// start starts w.
+func (e *endpoint) start(w *work) {
+	e.waiting--
+	e.running++
+	w.charged = w.cost
+	e.ops += w.charged
+	w.state = running
+	e.step(w)
+}
+
+// done is the end of w: it is retired, or waits for those before it. The lock is held.
+func (e *endpoint) done(w *work) {
+	if w.status != rdma.StatusOK && w.status != rdma.StatusFenced {
+		*e.isBroken(w.chain) = true
+	}
+	e.running--
+	e.ops -= w.charged
+	w.state = complete
+	if e.order&rdma.FreeFinish != 0 { // O3
+		e.retire(w)
+		return
+	}
+	for e.first != nil && e.first.state == complete {
+		e.retire(e.first)
+	}
+}
+
+// retire takes w out of the list and tells its owner, if that is wanted.
+func (e *endpoint) retire(w *work) {
+	if w.prev == nil {
+		e.first = w.next
+	} else {
+		w.prev.next = w.next
+	}
+	if w.next == nil {
+		e.last = w.prev
+	} else {
+		w.next.prev = w.prev
+	}
+	e.n--
+	if w.flags&rdma.Signaled != 0 || w.status != rdma.StatusOK {
+		c := rdma.Completion{
+			ID: w.id, Op: w.opcode, Status: w.status, QueuePair: e.q, Seq: w.seq, Durable: e.seq.Durable(), Err: w.err,
+		}
+		if w.opcode == rdma.OpRead && w.status == rdma.StatusOK {
+			c.Bytes = int(w.n)
+		}
+		e.out = append(e.out, c)
+	}
+	e.recycle(w)
+}

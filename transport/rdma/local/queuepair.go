@@ -1,0 +1,276 @@
+package local
+
+import (
+	"net"
+	"sync"
+	"sync/atomic"
+
+	"oneshot/stag"
+	"oneshot/transport/rdma"
+)
+
+// queuePair is one connection: of a half of a link, or of an endpoint.
+type queuePair struct {
+	dev     *Device
+	cfg     rdma.QueuePairConfig
+	domain  *domain
+	stream  *stag.Stream
+	sendCQ  *completionQueue
+	recvCQ  *completionQueue
+	recv    *receives // own or shared
+	shared  bool
+	maxSGE  int
+	maxWork int
+	n       counters
+
+	// At most one is set, when the queue pair is connected.
+	half     atomic.Pointer[half]
+	endpoint atomic.Pointer[endpoint]
+
+	mu    sync.Mutex // taken before link.mu
+	state state      // guarded by mu
+
+	done chan struct{} // closed when the connection has ended
+}
+
+// state is how far a queue pair has come. Whether its connection still stands, link and endpoint know.
+type state uint8
+
+const (
+	idle state = iota
+	connecting
+	connected
+	closed // before it was connected
+)
+
+var _ rdma.QueuePair = (*queuePair)(nil)
+
+// NewQueuePair implements rdma.Device.
+func (d *Device) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
+	dom, ok1 := c.Domain.(*domain)
+	scq, ok2 := c.SendCQ.(*completionQueue)
+	rcq, ok3 := c.RecvCQ.(*completionQueue)
+	if !ok1 || !ok2 || !ok3 || dom.dev != d || scq.dev != d || rcq.dev != d {
+		return nil, errForeign
+	}
+	if c.MaxSGE == 0 {
+		c.MaxSGE = maxSGE
+	}
+	if c.MaxSGE > maxSGE || c.MaxWork > maxWork || c.MaxRecv > maxWork || c.Order&^d.Limits().Orders != 0 {
+		return nil, rdma.ErrUnsupported
+	}
+	q := &queuePair{
+		dev: d, cfg: c, domain: dom, sendCQ: scq, recvCQ: rcq, maxSGE: c.MaxSGE, maxWork: c.MaxWork,
+		stream: d.table.NewStream(dom.tag, 0), done: make(chan struct{}),
+	}
+	q.recv = &receives{domain: dom, depth: c.MaxRecv, maxSGE: c.MaxSGE}
+	if c.Receives != nil {
+		if q.recv, q.shared = c.Receives.(*receives); !q.shared || q.recv.domain.dev != d {
+			return nil, errForeign
+		}
+	}
+	d.mu.Lock()
+	if len(d.qps) >= maxQueuePair {
+		d.mu.Unlock()
+		return nil, rdma.ErrUnsupported
+	}
+	d.qps[q] = struct{}{}
+	d.mu.Unlock()
+	q.recv.use(1)
+	scq.use(1)
+	rcq.use(1)
+	return q, nil
+}
+
+// OneShot implements rdma.QueuePair: there is none.
+func (q *queuePair) OneShot() *rdma.OneShot { return nil }
+
+// Revoke implements rdma.QueuePair.
+func (q *queuePair) Revoke(rdma.STag, func()) error { return rdma.ErrUnsupported }
+
+// Endpoint implements rdma.QueuePair.
+func (q *queuePair) Endpoint() *rdma.Endpoint {
+	if e := q.endpoint.Load(); e != nil {
+		info := e.info
+		return &info
+	}
+	return nil
+}
+
+// Reads implements rdma.QueuePair.
+func (q *queuePair) Reads() int {
+	if h := q.half.Load(); h != nil {
+		return h.reads
+	}
+	if q.endpoint.Load() != nil {
+		return q.maxWork
+	}
+	return 0
+}
+
+// PeerData implements rdma.QueuePair.
+func (q *queuePair) PeerData() []byte {
+	if h := q.half.Load(); h != nil {
+		return h.peerData
+	}
+	return nil
+}
+
+// Context implements rdma.QueuePair.
+func (q *queuePair) Context() any { return q.cfg.Context }
+
+// LocalAddr implements rdma.QueuePair.
+func (q *queuePair) LocalAddr() net.Addr {
+	switch h, e := q.half.Load(), q.endpoint.Load(); {
+	case h != nil:
+		return h.local
+	case e != nil:
+		return Addr(q.dev.cfg.Name)
+	}
+	return nil
+}
+
+// RemoteAddr implements rdma.QueuePair.
+func (q *queuePair) RemoteAddr() net.Addr {
+	switch h, e := q.half.Load(), q.endpoint.Load(); {
+	case h != nil:
+		return h.remote
+	case e != nil:
+		return Addr(e.info.Name)
+	}
+	return nil
+}
+
+// Counters implements rdma.QueuePair. Polls, Completions and Events are those of its completion queues, with
+// whomever they are shared.
+func (q *queuePair) Counters() rdma.Counters {
+	var c rdma.Counters
+	q.n.addTo(&c)
+	q.sendCQ.addTo(&c)
+	if q.recvCQ != q.sendCQ {
+		q.recvCQ.addTo(&c)
+	}
+	return c
+}
+
+// Post implements rdma.QueuePair.
+func (q *queuePair) Post(ws []rdma.Work) (n int, err error) {
+	if e := q.endpoint.Load(); e != nil {
+		n, err = e.post(ws)
+	} else if h := q.half.Load(); h != nil {
+		n, err = h.post(ws)
+	} else if len(ws) > 0 {
+		err = rdma.ErrDisconnected
+	}
+	q.n.posts.Add(1)
+	q.n.works.Add(uint64(n))
+	return n, err
+}
+
+// PostReceive implements rdma.QueuePair.
+func (q *queuePair) PostReceive(rs []rdma.Receive) (int, error) {
+	if q.shared {
+		return 0, &rdma.WorkError{Op: rdma.OpReceive, What: "queue pair takes its receives from a ReceiveQueue"}
+	}
+	n, err := q.recv.PostReceive(rs)
+	q.n.receivePosts.Add(1)
+	q.n.receives.Add(uint64(n))
+	return n, err
+}
+
+// claim begins to connect the queue pair.
+func (q *queuePair) claim() error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.state != idle {
+		return errNotIdle
+	}
+	q.state = connecting
+	return nil
+}
+
+// connect ends that, with set, unless the queue pair was closed in the meantime.
+func (q *queuePair) connect(set func()) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.state != connecting {
+		return false
+	}
+	q.state = connected
+	set()
+	return true
+}
+
+// Disconnect implements rdma.QueuePair.
+func (q *queuePair) Disconnect() {
+	if e := q.endpoint.Load(); e != nil {
+		e.disconnect()
+	} else if h := q.half.Load(); h != nil {
+		h.disconnect()
+	}
+}
+
+// Abort implements rdma.QueuePair.
+func (q *queuePair) Abort(err error) {
+	if err == nil {
+		err = errAborted
+	}
+	if e := q.endpoint.Load(); e != nil {
+		e.abort(err)
+	} else if h := q.half.Load(); h != nil {
+		h.abort(err)
+	}
+}
+
+// Close implements rdma.QueuePair.
+func (q *queuePair) Close() error {
+	q.mu.Lock()
+	s := q.state
+	if s != connected {
+		q.state = closed
+	}
+	q.mu.Unlock()
+	switch s {
+	case connected:
+		q.Abort(nil)
+		<-q.done
+	case idle, connecting:
+		q.stream.End()
+		q.flushReceives(nil)
+	}
+	q.dev.mu.Lock()
+	_, ok := q.dev.qps[q]
+	if ok {
+		delete(q.dev.qps, q)
+		q.n.addTo(&q.dev.past)
+	}
+	q.dev.mu.Unlock()
+	if ok {
+		q.recv.use(-1)
+		q.sendCQ.use(-1)
+		q.recvCQ.use(-1)
+	}
+	return nil
+}
+
+// flushReceives completes the receives that are the queue pair's own.
+func (q *queuePair) flushReceives(err error) {
+	if q.shared {
+		return
+	}
+	q.recv.end()
+	var r receive
+	for q.recv.take(&r, nil) {
+		q.recvCQ.push(rdma.Completion{ID: r.id, Op: rdma.OpReceive, Status: rdma.StatusFlushed, QueuePair: q, Err: err})
+	}
+}
+
+// finish tells the owner, in a goroutine of the device, that the connection has ended.
+func (q *queuePair) finish(err error) {
+	q.dev.work.Go(func() {
+		if q.cfg.Disconnected != nil {
+			q.cfg.Disconnected(err)
+		}
+		close(q.done)
+	})
+}

@@ -1,0 +1,414 @@
+package volume
+
+import (
+	"encoding/binary"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"oneshot/backend"
+	"oneshot/mem"
+	"oneshot/volume/access"
+)
+
+// Handle is a view of a volume for those who have operations of their own, with memory: an RDMA endpoint,
+// say. What they submit keeps to the volume's rules: operations stay out of each other's way as those of
+// logical units do (ranges.go), a reservation that denies writes denies theirs, SANITIZE waits for them,
+// and atomic operations are atomic against COMPARE AND WRITE. A handle itself holds no reservation.
+//
+// Its methods may be called from any goroutine, except that nothing is outstanding or submitted when Close
+// is called.
+type Handle struct {
+	v       *Volume
+	changed func() // nil: nobody wants to know
+
+	denied atomic.Uint32 // access.Denial
+	under  atomic.Int64  // operations submitted and not completed
+	drains atomic.Bool   // somebody waits until there are none
+
+	mu      sync.Mutex // a leaf
+	drained []func()   // guarded by mu
+}
+
+var (
+	_ View              = (*Handle)(nil)
+	_ access.Subscriber = (*Handle)(nil)
+)
+
+// Open returns a handle of the volume, which cannot be closed before the handle is. changed, if it is set,
+// is called when the volume's size has changed, with locks of the volume held: it must not block, nor call
+// the volume or the handle, except for Info.
+func (v *Volume) Open(changed func()) *Handle {
+	h := &Handle{v: v, changed: changed}
+	v.Attach(h)
+	v.access.Subscribe(h)
+	return h
+}
+
+// Close ends the use of the volume.
+func (h *Handle) Close() {
+	h.v.access.Unsubscribe(h)
+	h.v.Detach(h)
+}
+
+// Info describes the volume, with the size of the moment.
+func (h *Handle) Info() backend.Info {
+	info := h.v.info
+	info.Size = h.v.Size()
+	return info
+}
+
+// Sequence numbers what is written through the handles of the volume. Who submits through them calls it.
+func (h *Handle) Sequence() *backend.Sequence { return &h.v.sequence }
+
+// Kick starts the operations that were submitted with backend.More.
+func (h *Handle) Kick() {
+	if h.v.batcher != nil {
+		h.v.batcher.Kick()
+	}
+}
+
+// Submit starts op like backend.Store.Submit, with the same ownership. Flags are those of backend.Op, of
+// which fences and barriers are the whole store's. What may not be done now fails with a
+// *backend.DeniedError.
+func (h *Handle) Submit(op *backend.Op) bool {
+	k := kindTransfer
+	if op.Kind == backend.Flush {
+		k = kindFlush
+	}
+	return h.begin(op, k, 0, 0)
+}
+
+// CompareSwap replaces the 8 octets at op.Off, a multiple of 8, by swap if they are compare, and puts what
+// was there into op.Segs, one piece of 8 octets. Numbers are in the byte order of the host. op.Kind is
+// without meaning; with backend.FUA in op.Flags the new value is durable at completion.
+func (h *Handle) CompareSwap(op *backend.Op, compare, swap uint64) bool {
+	return h.begin(op, kindCompareSwap, compare, swap)
+}
+
+// FetchAdd is CompareSwap that adds, modulo 2⁶⁴, whatever is there.
+func (h *Handle) FetchAdd(op *backend.Op, add uint64) bool {
+	return h.begin(op, kindFetchAdd, 0, add)
+}
+
+// handleKind is what an operation of a handle does.
+type handleKind uint8
+
+const (
+	kindTransfer handleKind = iota
+	kindFlush
+	kindCompareSwap
+	kindFetchAdd
+)
+
+// handleOp is an operation of a handle on its way. The range that it holds, or waits for, is its request's,
+// of which it uses nothing else.
+type handleOp struct {
+	request Request
+	h       *Handle
+	op      *backend.Op
+	done    backend.Completer // the owner's
+	kind    handleKind
+	compare uint64
+	operand uint64
+	block   backend.Op // of an atomic operation on a store that does not lend
+	buf     []byte     // its memory; kept for the next
+	segs    [1][]byte  // of block
+	lent    [][]byte
+	writing bool // block writes
+}
+
+var (
+	_ Client         = (*handleOp)(nil)
+	_ backend.Corker = (*handleOp)(nil)
+
+	handleOps = sync.Pool{New: func() any { return new(handleOp) }}
+)
+
+// begin reports whether op has completed already.
+func (h *Handle) begin(op *backend.Op, kind handleKind, compare, operand uint64) bool {
+	h.under.Add(1) // before the look at what is denied: who denies looks at it afterwards
+	if op.Err = h.refuses(op, kind); op.Err != nil {
+		h.leave()
+		return true
+	}
+	o := handleOps.Get().(*handleOp)
+	o.h, o.op, o.done, o.kind = h, op, op.Done, kind
+	o.compare, o.operand, o.writing = compare, operand, false
+	op.Done = o
+	if !o.enter() {
+		return false
+	}
+	return o.start()
+}
+
+// refuses returns why op may not be done.
+func (h *Handle) refuses(op *backend.Op, kind handleKind) error {
+	atomicOp := kind >= kindCompareSwap
+	if atomicOp && op.Off%8 != 0 {
+		return &backend.RangeError{Kind: op.Kind, Off: op.Off, Len: op.Len, Max: h.v.Size()}
+	}
+	if err := op.Check(h.v.Size()); err != nil && kind != kindFlush {
+		return err
+	}
+	d := access.Denial(h.denied.Load())
+	if d == 0 {
+		return nil
+	}
+	switch d &^= access.Most; {
+	case d&(access.Sanitizing|access.SanitizeFailed) != 0:
+		return &backend.DeniedError{Kind: op.Kind, Why: "the volume is being sanitized, or that has failed"}
+	case d&access.OfGroups != 0:
+		return &backend.DeniedError{Kind: op.Kind, Why: "the volume is not available"}
+	case d&access.Reads != 0 && kind != kindFlush,
+		d&access.Writes != 0 && kind != kindFlush && (atomicOp || op.Kind != backend.Read && op.Kind != backend.Status):
+		return &backend.DeniedError{Kind: op.Kind, Why: "an initiator has reserved the volume"}
+	}
+	return nil
+}
+
+// writes reports whether the operation changes bytes.
+func (o *handleOp) writes() bool {
+	return o.kind >= kindCompareSwap || o.kind == kindTransfer && o.op.Kind != backend.Read && o.op.Kind != backend.Status
+}
+
+// enter takes the range, and reports false if that has to be waited for: then Signal follows.
+func (o *handleOp) enter() bool {
+	v, op, r := o.h.v, o.op, &o.request
+	if o.writes() {
+		v.Touch(op.Off, op.Len)
+	}
+	r.v, r.client, r.hold, r.queueKind = v, o, holdNone, holdNone
+	r.holdOff, r.holdLen = op.Off, op.Len
+	switch {
+	case o.kind == kindFlush:
+		return true
+	case v.lender != nil:
+		// An atomic operation on lent memory is one instruction, and nobody's who has the range shared.
+		if o.writes() || v.ranges.sticky(op.Off, op.Len) {
+			v.ranges.enterSharedSpin(op.Off, op.Len)
+			r.hold = holdShared
+		}
+		return true
+	}
+	kind := holdShared
+	if o.kind >= kindCompareSwap {
+		kind = holdExclusive
+		r.holdOff, r.holdLen = o.blockOf()
+	}
+	if kind == holdShared && v.ranges.tryShared(op.Off, op.Len) {
+		r.hold = kind
+		return true
+	}
+	if v.ranges.enqueue(r, kind) {
+		r.hold, r.queueKind = kind, holdNone
+		return true
+	}
+	return false
+}
+
+// blockOf is the block with the octets of an atomic operation.
+func (o *handleOp) blockOf() (off, n int64) {
+	n = int64(o.h.v.info.BlockSize)
+	return o.op.Off &^ (n - 1), n
+}
+
+// Signal is for the lock of ranges: the operation has its range.
+func (o *handleOp) Signal(*atomic.Bool) {
+	r, op := &o.request, o.op
+	op.Flags &^= backend.More // who has submitted it may have called Kick already
+	r.hold, r.queueKind = r.queueKind, holdNone
+	if o.start() {
+		op.Done.OpDone(op)
+	}
+}
+
+// start does the operation, which has its range, and reports whether it has completed.
+func (o *handleOp) start() bool {
+	op, v := o.op, o.h.v
+	if o.kind != kindFlush {
+		if op.Err = v.refuses(op.Off, op.Len, o.writes()); op.Err != nil {
+			return o.finish()
+		}
+	}
+	switch {
+	case o.kind < kindCompareSwap:
+		if !v.store.Submit(op) {
+			return false
+		}
+		return o.finish()
+	case v.lender != nil:
+		return o.inPlace()
+	}
+	off, n := o.blockOf()
+	if int64(len(o.buf)) < n {
+		o.buf = alignedBytes(int(max(n, mem.PageSize)))
+	}
+	o.segs[0] = o.buf[:n]
+	o.block = backend.Op{Kind: backend.Read, Off: off, Len: n, Segs: o.segs[:], Done: o}
+	if !v.store.Submit(&o.block) {
+		return false
+	}
+	return o.next()
+}
+
+// next goes on after an operation on the block, and reports whether all is done.
+func (o *handleOp) next() bool {
+	for {
+		op := o.op
+		if op.Err = o.block.Err; op.Err != nil || o.writing {
+			return o.finish()
+		}
+		at := o.buf[op.Off-o.block.Off:][:8]
+		old := binary.NativeEndian.Uint64(at)
+		binary.NativeEndian.PutUint64(op.Segs[0], old)
+		v, change := o.value(old)
+		if !change {
+			return o.finish()
+		}
+		binary.NativeEndian.PutUint64(at, v)
+		o.writing = true
+		o.block.Kind, o.block.Flags = backend.Write, op.Flags&backend.FUA
+		if !o.h.v.store.Submit(&o.block) {
+			return false
+		}
+	}
+}
+
+// value is what replaces old; change is false if nothing does.
+func (o *handleOp) value(old uint64) (v uint64, change bool) {
+	if o.kind == kindFetchAdd {
+		return old + o.operand, true
+	}
+	return o.operand, old == o.compare
+}
+
+// inPlace does an atomic operation in the store's own memory. It is atomic against single stores there, too.
+func (o *handleOp) inPlace() bool {
+	op, l := o.op, o.h.v.lender
+	off, n := o.blockOf()
+	o.lent = l.Lend(o.lent[:0], off, n, true)
+	at := op.Off - off
+	for len(o.lent[0]) <= int(at) {
+		at -= int64(len(o.lent[0]))
+		o.lent = append(o.lent[:0], o.lent[1:]...)
+	}
+	p := (*uint64)(unsafe.Pointer(unsafe.SliceData(o.lent[0][at : at+8])))
+	var old uint64
+	for {
+		old = atomic.LoadUint64(p)
+		v, change := o.value(old)
+		if !change || atomic.CompareAndSwapUint64(p, old, v) {
+			break
+		}
+	}
+	l.Commit(off, n)
+	clear(o.lent)
+	binary.NativeEndian.PutUint64(op.Segs[0], old)
+	if op.Flags&backend.FUA == 0 || !o.h.v.info.VolatileCache {
+		return o.finish()
+	}
+	o.writing = true
+	o.block = backend.Op{Kind: backend.Flush, Done: o}
+	if !o.h.v.store.Submit(&o.block) {
+		return false
+	}
+	return o.next()
+}
+
+// finish lets go of everything, and gives the operation back to its owner, whose Completer it has again.
+func (o *handleOp) finish() bool {
+	h := o.h
+	o.op.Done = o.done
+	o.request.leaveRange()
+	o.h, o.op, o.done = nil, nil, nil
+	o.segs[0] = nil
+	handleOps.Put(o)
+	h.leave()
+	return true
+}
+
+// OpDone is for the store.
+func (o *handleOp) OpDone(*backend.Op) {
+	op := o.op
+	if o.kind < kindCompareSwap {
+		o.finish()
+	} else if !o.next() {
+		return
+	}
+	op.Done.OpDone(op)
+}
+
+// Cork is for the store.
+func (o *handleOp) Cork() backend.Uncorker {
+	if c, ok := o.done.(backend.Corker); ok {
+		return c.Cork()
+	}
+	return nil
+}
+
+// Lease and Begun are of requests that go through steps; these do not.
+func (o *handleOp) Lease(int) *mem.Lease { return nil }
+
+// Begun is not called.
+func (o *handleOp) Begun() {}
+
+// leave counts an operation out.
+func (h *Handle) leave() {
+	if h.under.Add(-1) == 0 && h.drains.Load() {
+		h.tellDrained()
+	}
+}
+
+func (h *Handle) tellDrained() {
+	h.mu.Lock()
+	var tell []func()
+	if h.under.Load() == 0 {
+		tell, h.drained = h.drained, nil
+		h.drains.Store(false)
+	}
+	h.mu.Unlock()
+	for _, f := range tell {
+		f()
+	}
+}
+
+// Drain implements View.
+func (h *Handle) Drain(drained func()) {
+	h.mu.Lock()
+	h.drained = append(h.drained, drained)
+	h.drains.Store(true)
+	h.mu.Unlock()
+	if h.under.Load() == 0 {
+		h.tellDrained()
+	}
+}
+
+// SizeChanged implements View.
+func (h *Handle) SizeChanged() {
+	if h.changed != nil {
+		h.changed()
+	}
+}
+
+// Holder implements access.Subscriber: an endpoint is registered by nobody.
+func (h *Handle) Holder() access.Holder { return access.Holder{} }
+
+// Session implements access.Subscriber.
+func (h *Handle) Session() any { return h }
+
+// Deny implements access.Subscriber.
+func (h *Handle) Deny(mask, denied access.Denial) {
+	for {
+		old := h.denied.Load()
+		if h.denied.CompareAndSwap(old, old&^uint32(mask)|uint32(denied&mask)) {
+			return
+		}
+	}
+}
+
+// Tell implements access.Subscriber: there is nobody to be told of unit attentions.
+func (h *Handle) Tell(access.Event) {}
+
+// Abort implements access.Subscriber: what is under way ends by itself.
+func (h *Handle) Abort(done func()) { h.Drain(done) }
