@@ -88,8 +88,8 @@ func (t *Task) begin() Next {
 			return t.check(s)
 		}
 	}
-	if !t.admissible() {
-		return Done
+	if s, ok := t.admissible(); !ok {
+		return t.check(s)
 	}
 	// After the unit attentions and before the command looks at its parameters (SPC-4 §5.12).
 	if denied := t.itl.denied.Load() & t.cmd.denied; denied != 0 {
@@ -108,30 +108,29 @@ func (t *Task) beginWithoutLU() Next {
 	if t.cmd == nil || t.cmd.Flags&anyLUN == 0 {
 		return t.check(senseNoLUN)
 	}
-	if !t.admissible() {
-		return Done
+	if s, ok := t.admissible(); !ok {
+		return t.check(s)
 	}
 	return t.cmd.Run(t)
 }
 
-// admissible makes the checks that are the same for all commands. False: it has ended the command
-// with CHECK CONDITION.
-func (t *Task) admissible() bool {
+// admissible makes the checks that are the same for all commands.
+func (t *Task) admissible() (Sense, bool) {
 	switch {
 	case t.cmd == nil && oneCommand(t.CDB[0]):
-		return t.refuse(invalidField(1))
+		return invalidField(1), false
 	case t.cmd == nil, t.cmd.When != nil && !t.cmd.When(t.lu):
-		return t.refuse(senseInvalidOpcode)
+		return senseInvalidOpcode, false
 	case len(t.CDB) < len(t.cmd.Usage):
-		return t.refuse(invalidField(len(t.CDB) - 1))
+		return invalidField(len(t.CDB) - 1), false
 	case t.CDB[len(t.cmd.Usage)-1]&controlNACA != 0:
-		return t.refuse(invalidField(len(t.cmd.Usage) - 1))
+		return invalidField(len(t.cmd.Usage) - 1), false
 	case t.Attr == ACA:
 		// SAM-5 §8.6.5: an ACA task without an ACA condition. The attribute is no field of the
 		// CDB; the code is the one for it all the same.
-		return t.refuse(Sense{Key: keyIllegalRequest, Code: 0x2400})
+		return Sense{Key: keyIllegalRequest, Code: 0x2400}, false
 	}
-	return true
+	return Sense{}, true
 }
 
 // oneCommand reports whether the service actions under an operation code are fields of one
@@ -275,13 +274,10 @@ func (t *Task) clear() {
 		t.changing, t.finish, t.badList = nil, nil, Sense{}
 	}
 	t.waiter = nil
-	t.state = atomic.Uint32{} // nobody else looks at it: a store of it would cost as much as the rest of this
-	if t.listed {
-		t.listed, t.next, t.prev, t.managers = false, nil, nil, nil
+	if t.state.Load() != 0 { // a store costs as much as the rest of this
+		t.state.Store(0)
 	}
-	if t.gated {
-		t.gated, t.queueNext = false, nil
-	}
+	t.gated, t.listed, t.next, t.prev, t.managers, t.queueNext = false, false, nil, nil, nil, nil
 }
 
 // ---- the client of the request ----
@@ -307,12 +303,9 @@ func (t *Task) Cork() backend.Uncorker {
 	return nil
 }
 
-// taskOf returns the task that a request works for.
-func taskOf(r *volume.Request) *Task { return r.Client().(*Task) }
-
 // taskStep goes on with the task of a request.
 func taskStep(r *volume.Request) Next {
-	t := taskOf(r)
+	t := r.Client().(*Task)
 	return t.then(t)
 }
 
@@ -323,8 +316,6 @@ func (t *Task) before(then func(*Task) Next) volume.Step {
 }
 
 // transferred ends the command as its transfer has ended.
-func transferred(r *volume.Request) Next { return taskOf(r).transferred() }
-
 func (t *Task) transferred() Next {
 	switch {
 	case t.r.Err != nil:
@@ -349,12 +340,6 @@ func (t *Task) check(s Sense) Next {
 	t.In = nil
 	t.Sense = s.AppendTo(t.sense[:0], t.lu != nil && t.lu.mode.descriptorSense())
 	return Done
-}
-
-// refuse is check for what reports whether the command goes on: it does not.
-func (t *Task) refuse(s Sense) bool {
-	t.check(s)
-	return false
 }
 
 // reply ends the command with data-in of which the initiator has allocated space for alloc

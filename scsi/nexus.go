@@ -151,9 +151,6 @@ func (n *Nexus) lookup(lun uint64) *itl {
 		return nil
 	}
 	table := *n.table.Load()
-	if at := int(number); at < len(table) && table[at].lun == number { // they are numbered from 0, without gaps
-		return table[at]
-	}
 	lo, hi := 0, len(table)
 	for lo < hi {
 		mid := (lo + hi) / 2

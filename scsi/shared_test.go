@@ -152,6 +152,24 @@ func TestNamesAreNotGlued(t *testing.T) {
 	}
 }
 
+// TestPortsAreToldApart: what one port of an initiator has registered is not registered for another port of it
+// (SPC-4 §5.13.7).
+func TestPortsAreToldApart(t *testing.T) {
+	b := newPRBench(t, nil)
+	b.must(b.a, proutRegister, 0, 0, 1)
+	b.must(b.a, proutReserve, exclusiveAccessRegistrants, 1, 0)
+	if v := verdict(b.as(b.a, rw10(0x28, 0, 1), nil, 512)); v != 0 {
+		t.Errorf("READ by the port that is registered: %05x", v)
+	}
+	other := ready(b.target, client("iqn.2026-11.example.clients:a", 0x400000000077))
+	if v := verdict(b.as(other, rw10(0x28, 0, 1), nil, 512)); v != conflicts {
+		t.Errorf("READ by another port of the initiator: %05x", v)
+	}
+	if v := b.out(other, proutRelease, exclusiveAccessRegistrants, 1, 0, 0); v != conflicts {
+		t.Errorf("RELEASE by another port of the initiator: %05x", v)
+	}
+}
+
 // TestSanitizeOfAllViews: a sanitize operation waits for the commands of every view, refuses those
 // that come, and goes on when the view that it came through is replaced.
 func TestSanitizeOfAllViews(t *testing.T) {

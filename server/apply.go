@@ -28,7 +28,7 @@ func (s *Server) Apply(next *config.Config) (mgmt.Reload, error) {
 	case <-s.ended:
 		return mgmt.Reload{}, errClosing
 	}
-	c := &change{s: s, plan: newPlan(s.inForce(), next), next: next, units: newUnits(s.log, s.units.state, s.units.belows)}
+	c := s.newChange(next)
 	if err := c.prepare(); err != nil {
 		return mgmt.Reload{}, errors.Join(append([]error{err}, c.abandon()...)...)
 	}
@@ -63,6 +63,11 @@ type change struct {
 
 	services services     // as they will be
 	handler  http.Handler // of the metrics that stay; nil: the same
+}
+
+// newChange returns the change to next.
+func (s *Server) newChange(next *config.Config) *change {
+	return &change{s: s, plan: newPlan(s.inForce(), next), next: next, units: newUnits(s.log, s.units.state, s.units.belows)}
 }
 
 // prepare does all that can fail, and disturbs nothing that serves: abandon takes all of it back. It holds no
@@ -206,11 +211,7 @@ func (c *change) abandon() []error {
 	}
 	c.abandonServices()
 	fresh := c.units.without(&c.s.units)
-	var errs []error
-	for _, s := range fresh.stores {
-		errs = append(errs, undo(s.made)...)
-	}
-	return append(errs, fresh.close()...)
+	return fresh.close()
 }
 
 // errClosing is the answer to a change that comes too late.

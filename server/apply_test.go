@@ -13,9 +13,10 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"oneshot/config"
 	"oneshot/initiator"
@@ -426,39 +427,47 @@ func TestApplyFailsAndDisturbsNobody(t *testing.T) {
 	}
 }
 
-// An address passes from one portal to the next without a moment in which nobody listens there.
+// An address passes from one portal to the next without a moment in which nobody listens there: the next one
+// listens while the one before it still does.
 func TestApplyLeavesNoGap(t *testing.T) {
 	r := serve(t, before)
 	addr := r.Addrs()[0].String()
-	at := func(portal string) string { return strings.Replace(before, `{listen: "127.0.0.1:0"}`, portal, 1) }
-	r.apply(at(`{listen: "` + addr + `"}`))
-	stop, done := make(chan struct{}), make(chan error, 1)
-	go func() {
-		for {
-			select {
-			case <-stop:
-				done <- nil
-				return
-			default:
-			}
-			c, err := net.Dial("tcp4", addr)
-			if err != nil {
-				done <- err
-				return
-			}
-			_ = c.Close()
-		}
-	}()
 	_, port, _ := net.SplitHostPort(addr)
-	for range 20 {
-		r.apply(at(`{listen: "0.0.0.0:` + port + `"}`))
-		r.apply(at(`{listen: "*:` + port + `"}`))
-		r.apply(at(`{listen: "` + addr + `"}`))
+	r.apply(strings.Replace(before, "127.0.0.1:0", addr, 1))
+	for _, next := range []string{"0.0.0.0:" + port, "*:" + port, addr, "*:" + port, "0.0.0.0:" + port, addr} {
+		old := listeners([]portal{r.portals[0].portal})
+		c := r.newChange(r.parse(strings.Replace(before, "127.0.0.1:0", next, 1)))
+		if err := c.prepare(); err != nil {
+			t.Fatal(err)
+		}
+		opened := listeners([]portal{c.opened[0].portal})
+		for what, l := range map[string]*net.TCPListener{"the portal that goes": old[0], "the portal that comes": opened[0]} {
+			if !accepts(t, l) {
+				t.Errorf("to %s: %s does not listen before the change", next, what)
+			}
+		}
+		if _, err := c.commit(); err != nil {
+			t.Fatal(err)
+		}
+		if accepts(t, old[0]) || !accepts(t, opened[0]) {
+			t.Errorf("to %s: the portal that goes listens: %v, the other one: %v", next, accepts(t, old[0]), accepts(t, opened[0]))
+		}
+		r.login("a")
 	}
-	close(stop)
-	if err := <-done; errors.Is(err, syscall.ECONNREFUSED) {
-		t.Error(err)
+}
+
+// accepts reports whether the kernel takes connections for l.
+func accepts(t *testing.T, l *net.TCPListener) bool {
+	t.Helper()
+	raw, err := l.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
 	}
+	on := 0
+	if err := raw.Control(func(fd uintptr) { on, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ACCEPTCONN) }); err != nil {
+		return false // closed
+	}
+	return err == nil && on == 1
 }
 
 // However often the one-shot settings of a portal change, there is one device, and one target side on it.

@@ -5,6 +5,7 @@ import (
 	"net"
 	"runtime"
 	"testing"
+	"time"
 
 	"oneshot/ddp"
 	"oneshot/transport/rdma"
@@ -138,24 +139,46 @@ func TestUnfinishedMessages(t *testing.T) {
 	}
 }
 
-// A connection that waits in the middle of an FPDU keeps what has come, not an input buffer.
-func TestUnfinishedFPDUKeepsNoBuffer(t *testing.T) {
-	x := &rx{}
-	x.takeIn()
-	x.r, x.w = len("some "), copy(x.in[:], "some octets")
-	x.dropIn()
-	if x.in != nil {
-		t.Fatal("the buffer stays")
+// A connection that waits, in the middle of an FPDU or between two, keeps what has come, not an input buffer.
+func TestIdleKeepsNoBuffer(t *testing.T) {
+	e := newEnd(t, setup{})
+	q := e.qp.(*queuePair)
+	ours, theirs := socketPair(t)
+	check(t, q.claim())
+	check(t, q.open(ours, &agreed{crc: true, ird: 16, ord: 16}))
+	e.recv(1, 0, 4096)
+	p := &peer{t: t, c: theirs}
+	text := bytes.Repeat([]byte("some octets "), 100)
+	whole := ddp.AppendFPDUTrailer(p.send(ddp.Send, 0, 1, string(text)), 0)
+	for at, cut := 0, 0; at < len(whole); at = cut { // the test does what the reader would
+		cut = min(at+500, len(whole))
+		_, err := theirs.Write(whole[at:cut])
+		check(t, err)
+		for drained := false; !drained; {
+			drained, err = q.batch()
+			check(t, err)
+		}
+		x := &q.rx
+		if x.in != nil {
+			t.Fatalf("after %d of %d octets the buffer stays", cut, len(whole))
+		}
+		if cut < len(whole) && !bytes.Equal(x.rest, whole[:cut]) {
+			t.Fatalf("after %d octets %d are kept", cut, len(x.rest))
+		}
 	}
-	x.takeIn()
-	if got := string(x.in[x.r:x.w]); got != "octets" {
-		t.Errorf("%q is left", got)
+	e.want(rdma.OpReceive, 1)
+	if got := e.mem.Bytes()[:len(text)]; !bytes.Equal(got, text) {
+		t.Errorf("%q is received", got)
 	}
+	go q.run()
+	check(t, theirs.Close())
+	<-e.gone
+	e.close()
 }
 
 // Connections that do not say what they want give way to new ones, the oldest first.
 func TestStartingGivesWay(t *testing.T) {
-	dev, err := Open(Config{})
+	dev, err := Open(Config{StartupTimeout: time.Hour}) // which ends none
 	check(t, err)
 	defer dev.Close()
 	rl, err := dev.Listen("127.0.0.1:0")
@@ -173,16 +196,27 @@ func TestStartingGivesWay(t *testing.T) {
 		check(t, err)
 		return c
 	}
-	for len(idle) < maxStarting+10 {
+	const more = 10
+	for len(idle) < maxStarting+more {
 		idle = append(idle, dial())
 	}
-	for _, c := range idle[:10] { // their end comes
-		if n, err := c.Read(make([]byte, 1)); n != 0 || err == nil {
-			t.Fatalf("%d octets, %v; want the end", n, err)
+	ended := make(chan int)
+	for i, c := range idle {
+		go func() {
+			_, _ = c.Read(make([]byte, 1)) // there is nothing to be read
+			ended <- i
+		}()
+	}
+	for range more {
+		if i := <-ended; i >= more {
+			t.Errorf("connection %d gives way, and %d have to", i, more)
 		}
 	}
 	c := dial()
 	defer c.Close()
+	if i := <-ended; i != more {
+		t.Errorf("connection %d gives way, want %d", i, more)
+	}
 	_, err = c.Write((&ddp.StartFrame{CRC: true, Revision: 1}).AppendTo(nil))
 	check(t, err)
 	r, err := l.Accept()
@@ -191,4 +225,10 @@ func TestStartingGivesWay(t *testing.T) {
 		t.Errorf("%v is accepted, want %v", r.RemoteAddr(), c.LocalAddr())
 	}
 	check(t, r.Reject(nil))
+	for _, c := range idle {
+		c.Close()
+	}
+	for range maxStarting - 1 {
+		<-ended
+	}
 }

@@ -233,6 +233,15 @@ type socket interface {
 
 // start begins the exchange of FPDUs on tc, which the queue pair owns from now on.
 func (q *queuePair) start(tc socket, a *agreed) error {
+	if err := q.open(tc, a); err != nil {
+		return err
+	}
+	go q.run() // ends with the connection, and closes done
+	return nil
+}
+
+// open is start without the reader.
+func (q *queuePair) open(tc socket, a *agreed) error {
 	sock, err := stream.Open(tc) // finish closes tc, after dead is set
 	if err != nil {
 		return err
@@ -259,7 +268,6 @@ func (q *queuePair) start(tc socket, a *agreed) error {
 	q.dev.log.LogAttrs(context.Background(), slog.LevelDebug, "iwarp: connected",
 		slog.String("peer", tc.RemoteAddr().String()), slog.Bool("initiator", a.initiator), slog.Bool("crc", a.crc),
 		slog.Int("ird", a.ird), slog.Int("ord", a.ord), slog.Int("mulpdu", q.mulpdu), slog.Any("one_shot", q.shot))
-	go q.run() // ends with the connection, and closes done
 	return nil
 }
 
