@@ -71,7 +71,7 @@ func newBenchOn(t testing.TB, limit int64, device rdma.Device, address string) *
 	check(t, err)
 	v, err := volume.New(volume.Config{Store: store})
 	check(t, err)
-	lu, err := scsi.NewLogicalUnit(scsi.LUConfig{Volume: v, Serial: "1"})
+	lu, err := scsi.NewLogicalUnit(scsi.LUConfig{Volume: v, Serial: "1", TPGS: scsi.ALUAImplicit | scsi.ALUAExplicit})
 	check(t, err)
 	st := scsi.NewTarget(scsi.TargetConfig{Name: iqn})
 	st.SetLU(0, lu)

@@ -220,38 +220,6 @@ func wait(cond func() bool) {
 	}
 }
 
-// fetched are the commands whose data-out is fetched, and with what it would do harm: something
-// that would be executed.
-var fetched = []struct {
-	name string
-	cdb  []byte
-	data []byte // repeated to fill n
-	n    int
-}{
-	{"WRITE(6)", []byte{0x0a, 0, 0, 8, 8, 0}, []byte("harm"), 4096},
-	{"WRITE(10)", []byte{0x2a, 5: 8, 8: 8, 9: 0}, []byte("harm"), 4096},
-	{"WRITE(12)", []byte{0xaa, 5: 8, 9: 8, 11: 0}, []byte("harm"), 4096},
-	{"WRITE(16)", rw16(0x8a, 8, 128), []byte("harm"), 65536},
-	{"WRITE(16) of several Reads", rw16(0x8a, 8, 2048), []byte("harm"), 1 << 20},
-	{"WRITE AND VERIFY(10)", []byte{0x2e, 5: 8, 8: 8, 9: 0}, []byte("harm"), 4096},
-	{"WRITE AND VERIFY(16)", rw16(0x8e, 8, 8), []byte("harm"), 4096},
-	{"VERIFY(16), BYTCHK 1", append([]byte{0x8f, 2}, rw16(0x8f, 8, 8)[2:]...), []byte{0}, 4096},
-	{"WRITE SAME(10)", []byte{0x41, 5: 8, 8: 8, 9: 0}, []byte("harm"), 512},
-	{"WRITE SAME(16)", rw16(0x93, 8, 8), []byte("harm"), 512},
-	{"WRITE SAME(16), UNMAP", append([]byte{0x93, 8}, rw16(0x93, 0, 8)[2:]...), []byte{0}, 512},
-	{"ORWRITE(16)", rw16(0x8b, 8, 8), []byte("harm"), 4096},
-	{"WRITE ATOMIC(16)", []byte{0x9c, 9: 8, 13: 8, 15: 0}, []byte("harm"), 4096},
-	{"COMPARE AND WRITE", []byte{0x89, 9: 8, 13: 1, 15: 0}, append(make([]byte, 512), bytes.Repeat([]byte("harm"), 128)...), 1024},
-	{"UNMAP", []byte{0x42, 8: 24, 9: 0}, []byte{0, 22, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0, 0, 0}, 24},
-	{"PERSISTENT RESERVE OUT", []byte{0x5f, 6, 8: 24, 9: 0}, []byte{8: 1, 15: 1, 23: 0}, 24},
-	{"MODE SELECT(6)", []byte{0x15, 0x10, 0, 0, 24, 0}, []byte{0, 0, 0, 0, 8, 18, 23: 0}, 24},
-	{"MODE SELECT(10)", []byte{0x55, 0x10, 8: 28, 9: 0}, []byte{8: 8, 9: 18, 27: 0}, 28},
-	{"EXTENDED COPY", []byte{0x83, 13: 16, 15: 0}, make([]byte, 16), 16},
-	{"POPULATE TOKEN", []byte{0x83, 0x10, 13: 32, 15: 0}, []byte{1: 30, 15: 16, 27: 8, 31: 0}, 32},
-	{"WRITE USING TOKEN", []byte{0x83, 0x11, 12: 2, 13: 0x20, 15: 0}, make([]byte, 544), 544},
-	{"SANITIZE, OVERWRITE", []byte{0x48, 0x81, 8: 8, 9: 0}, []byte{1, 0, 0, 4, 'h', 'a', 'r', 'm'}, 8},
-}
-
 // endings are the ways in which a connection ends while a Read Request waits for its Response.
 var endings = []struct {
 	name string
