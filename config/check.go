@@ -48,16 +48,15 @@ func (d *decoder) checkPaths(c *Config) {
 	first := make(map[string]*Store)
 	for i := range c.Stores {
 		s := &c.Stores[i]
-		kind := storeTypeOf(s.Type)
-		if kind == nil || kind.place == nil || kind.place(s) == "" {
+		path := s.place()
+		if path == "" {
 			continue
 		}
-		path := kind.place(s)
 		if abs, err := filepath.Abs(path); err == nil {
 			path = abs
 		}
 		if before := first[path]; before != nil {
-			d.errorf(s.Pos, "the stores %q and %q share the %s %s: export one store twice instead, or choose another path", before.Name, s.Name, kind.noun, kind.place(s))
+			d.errorf(s.Pos, "the stores %q and %q share the %s %s: export one store twice instead, or choose another path", before.Name, s.Name, s.pathNoun(), s.place())
 			continue
 		}
 		first[path] = s

@@ -100,11 +100,7 @@ func (d *decoder) groups(v value) []uint16 {
 	groups := []uint16{}
 	for _, item := range v.list("portal groups") {
 		var g uint16
-		switch {
-		case !set(item, &g, "a portal group", parseGroup):
-		case slices.Contains(groups, g):
-			item.errorf("the portal group %d is named twice: remove one of the two", g)
-		default:
+		if set(item, &g, "a portal group", parseGroup) {
 			groups = append(groups, g)
 			d.groupUses = append(d.groupUses, groupUse{g, item.pos()})
 		}

@@ -576,23 +576,15 @@ func (s *Session) Close() error {
 	return err
 }
 
-// maxText bounds the answer to one text: bytes, with the headers of its PDUs. 10,000 targets with the
-// longest names, each of which is reached by a dozen addresses, are less.
-const maxText = 16 << 20
-
-// Text sends text keys in the full feature phase and returns the answer, which may come in many
-// PDUs (RFC 7143 §11.10, §11.11).
+// Text sends text keys in the full feature phase and returns the answer (RFC 7143 §11.10).
 func (s *Session) Text(ctx context.Context, pairs ...text.Pair) ([]text.Pair, error) {
-	var (
-		data     []byte
-		answered []text.Pair
-	)
+	var data []byte
 	for _, p := range pairs {
 		data = text.Append(data, p.Key, p.Value)
 	}
-	collected := text.Collector{Max: maxText}
+	var all text.Collector
 	ttt := uint32(pdu.ReservedTag)
-	for came := 0; ; {
+	for {
 		h, answer, err := s.ask(ctx, func(itt uint32, cmdSN, expStatSN serial.SN) []byte {
 			f := pdu.TextRequestFields{
 				Immediate: true, Final: true, ITT: itt, TTT: ttt, CmdSN: cmdSN, ExpStatSN: expStatSN, DataSegmentLength: len(data),
@@ -602,19 +594,10 @@ func (s *Session) Text(ctx context.Context, pairs ...text.Pair) ([]text.Pair, er
 		if err != nil {
 			return nil, err
 		}
-		if came += len(h) + len(answer); came > maxText {
-			return nil, fmt.Errorf("the target's answer to a text has more than %d bytes, and does not end", maxText)
-		}
-		final, more := h.Flags()&pdu.FlagFinal != 0, h.Flags()&pdu.FlagContinue != 0
-		if final && more {
-			return nil, errors.New("the target's answer to a text is both over and not")
-		}
-		got, err := collected.Add(answer, more)
-		if err != nil {
-			return nil, err
-		}
-		if answered = append(answered, got...); final {
-			return answered, nil
+		more := h.Flags()&pdu.FlagContinue != 0
+		got, err := all.Add(answer, more)
+		if err != nil || !more {
+			return got, err
 		}
 		data, ttt = nil, h.TTT()
 	}

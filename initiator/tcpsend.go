@@ -1,6 +1,7 @@
 package initiator
 
 import (
+	"errors"
 	"fmt"
 	"time"
 	"unsafe"
@@ -17,8 +18,9 @@ type sender struct {
 	iov.Batch
 	head    []byte
 	mine    bool       // the last piece lies in head
-	blocked bool       // the socket is full; onWritable goes on
+	blocked bool       // the socket is full; the goroutine write goes on
 	late    []*Command // answered before all of their data was written
+	kick    chan struct{}
 }
 
 // push adds b, which must stay as it is until it is written.
@@ -148,7 +150,7 @@ func (m *tcp) flush() {
 	}
 	if !m.send() {
 		m.out.blocked = true
-		m.sock.AwaitRoom()
+		m.out.kick <- struct{}{}
 	}
 	m.poke()
 }
@@ -163,7 +165,7 @@ func (m *tcp) poke() {
 // send writes as much as the socket takes. False: not all.
 func (m *tcp) send() bool {
 	for !m.out.Empty() {
-		n, errno := iov.Writev(m.sock.FD, m.out.Next())
+		n, errno := iov.Writev(m.fd, m.out.Next())
 		m.count.writes++
 		switch errno {
 		case 0:
@@ -183,14 +185,26 @@ func (m *tcp) send() bool {
 	return true
 }
 
-// onWritable goes on when the socket was full. False: it is full again.
-func (m *tcp) onWritable() bool {
-	m.s.mu.Lock()
-	defer m.s.mu.Unlock()
-	done := m.closed || m.send()
-	if done {
-		m.out.blocked = false
+// write goes on when the socket was full.
+func (m *tcp) write() {
+	raw, err := m.conn.SyscallConn()
+	if err != nil {
+		return
 	}
-	m.poke()
-	return done
+	for range m.out.kick {
+		// The callback runs at once, and again whenever there is room.
+		err := raw.Write(func(uintptr) bool {
+			m.s.mu.Lock()
+			done := m.closed || m.send()
+			if done {
+				m.out.blocked = false
+			}
+			m.poke()
+			m.s.mu.Unlock()
+			return done
+		})
+		if err != nil && !errors.Is(err, unix.EAGAIN) {
+			return
+		}
+	}
 }
