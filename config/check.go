@@ -48,15 +48,16 @@ func (d *decoder) checkPaths(c *Config) {
 	first := make(map[string]*Store)
 	for i := range c.Stores {
 		s := &c.Stores[i]
-		path := s.place()
-		if path == "" {
+		kind := storeTypeOf(s.Type)
+		if kind == nil || kind.place == nil || kind.place(s) == "" {
 			continue
 		}
+		path := kind.place(s)
 		if abs, err := filepath.Abs(path); err == nil {
 			path = abs
 		}
 		if before := first[path]; before != nil {
-			d.errorf(s.Pos, "the stores %q and %q share the %s %s: export one store twice instead, or choose another path", before.Name, s.Name, s.pathNoun(), s.place())
+			d.errorf(s.Pos, "the stores %q and %q share the %s %s: export one store twice instead, or choose another path", before.Name, s.Name, kind.noun, kind.place(s))
 			continue
 		}
 		first[path] = s

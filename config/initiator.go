@@ -100,7 +100,11 @@ func (d *decoder) groups(v value) []uint16 {
 	groups := []uint16{}
 	for _, item := range v.list("portal groups") {
 		var g uint16
-		if set(item, &g, "a portal group", parseGroup) {
+		switch {
+		case !set(item, &g, "a portal group", parseGroup):
+		case slices.Contains(groups, g):
+			item.errorf("the portal group %d is named twice: remove one of the two", g)
+		default:
 			groups = append(groups, g)
 			d.groupUses = append(d.groupUses, groupUse{g, item.pos()})
 		}

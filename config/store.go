@@ -29,45 +29,6 @@ type Store struct {
 	Throttle *ThrottleStore
 }
 
-// FileStore is what a file store has besides a size.
-type FileStore struct {
-	// Path is where the file is: absolute, or relative to the working directory
-	// (what is relative to the configuration file has been made so).
-	Path string
-
-	// Sparse says that blocks take space when they are written first, and give
-	// it back when they are unmapped. Otherwise the whole size is allocated when
-	// the store is opened, and kept.
-	Sparse bool
-
-	// Create makes the file if it does not exist. It is false for a store that is read-only.
-	Create bool
-
-	// Direct bypasses the page cache (O_DIRECT).
-	Direct bool
-
-	Cache CacheMode
-	IO    IOMode
-}
-
-// DeviceStore is what a store on a block device has besides a size.
-type DeviceStore struct {
-	Path   string // as FileStore.Path
-	Direct bool   // bypasses the page cache (O_DIRECT); the default
-	Cache  CacheMode
-	IO     IOMode
-}
-
-// GOTGTStore is what a store on a plugin of gotgt has besides a size.
-type GOTGTStore struct {
-	// Plugin is the name under which the plugin is registered.
-	Plugin string
-
-	// Path is what the plugin is told to open, as it stands in the configuration unless the
-	// plugin is the one for files.
-	Path string
-}
-
 // IOMode says by which means reads and writes reach the kernel.
 type IOMode string
 
@@ -106,18 +67,26 @@ const (
 	CacheWritethrough CacheMode = "writethrough"
 )
 
-// storeTypes has one row for each type: its name and what reads its keys.
-var storeTypes = []struct {
+// storeType is how a type of stores is configured. Each type has a file of its own, with its keys.
+type storeType struct {
 	name StoreType
 	read func(d *decoder, o *object, s *Store)
-}{
-	{StoreMemory, (*decoder).memoryStore},
-	{StoreFile, (*decoder).fileStore},
-	{StoreDevice, (*decoder).deviceStore},
-	{StoreNull, (*decoder).memoryStore},
-	{StoreGOTGT, (*decoder).gotgtStore},
-	{StoreSlice, (*decoder).sliceStore},
-	{StoreThrottle, (*decoder).throttleStore},
+	// place, if set, is the path of the file or device that keeps the bytes of s, and noun says which of
+	// the two; empty: there is none.
+	place func(s *Store) string
+	noun  string
+}
+
+var storeTypes = []storeType{memoryStore, fileStore, deviceStore, nullStore, gotgtStore, sliceStore, throttleStore}
+
+// storeTypeOf returns the row of a type, or nil.
+func storeTypeOf(name StoreType) *storeType {
+	for i := range storeTypes {
+		if storeTypes[i].name == name {
+			return &storeTypes[i]
+		}
+	}
+	return nil
 }
 
 // StoreTypes returns the store types that a configuration can name.
@@ -167,11 +136,7 @@ func (d *decoder) store(v value) Store {
 	}
 	o.what = fmt.Sprintf("a %s store", s.Type)
 	o.bool("readonly", &s.ReadOnly)
-	for _, row := range storeTypes {
-		if row.name == s.Type {
-			row.read(d, o, &s)
-		}
-	}
+	storeTypeOf(s.Type).read(d, o, &s)
 	o.done()
 	return s
 }
@@ -188,49 +153,6 @@ func checkStoreName(name string) error {
 	return nil
 }
 
-// memoryStore is a store that is nowhere but here.
-func (d *decoder) memoryStore(o *object, s *Store) {
-	if !o.has("size") {
-		d.errorf(s.Pos, "the %s store %q has no size: add one, such as size: 256MiB", s.Type, s.Name)
-	}
-	d.storeSize(o, s)
-}
-
-func (d *decoder) fileStore(o *object, s *Store) {
-	f := &FileStore{Sparse: true, Create: !s.ReadOnly}
-	s.File = f
-	d.storePath(o, s, &f.Path, s.Name+".img")
-	d.storeSize(o, s)
-	o.bool("sparse", &f.Sparse)
-	o.bool("create", &f.Create)
-	if f.Create && s.ReadOnly {
-		o.take("create").errorf("the store %q is read-only, so its file is not created: remove one of the two", s.Name)
-	}
-	o.bool("direct", &f.Direct)
-	cacheAndIO(o, &f.Cache, &f.IO)
-}
-
-func (d *decoder) deviceStore(o *object, s *Store) {
-	v := &DeviceStore{Direct: true}
-	s.Device = v
-	d.storePath(o, s, &v.Path, "/dev/disk/by-id/NAME")
-	d.storeSize(o, s)
-	o.bool("direct", &v.Direct)
-	cacheAndIO(o, &v.Cache, &v.IO)
-}
-
-func (d *decoder) gotgtStore(o *object, s *Store) {
-	g := &GOTGTStore{}
-	s.GOTGT = g
-	if !o.text("plugin", &g.Plugin) && !o.has("plugin") {
-		d.errorf(s.Pos, "the gotgt store %q has no plugin: add one, such as plugin: file", s.Name)
-	}
-	if o.text("path", &g.Path) && g.Plugin == "file" {
-		g.Path = resolvePath(d.src.file, g.Path)
-	}
-	d.storeSize(o, s)
-}
-
 // storePath reads where the bytes are; example is for who has left it out.
 func (d *decoder) storePath(o *object, s *Store, path *string, example string) {
 	if set(o.take("path"), path, "the path of a "+string(s.Type), parsePath) {
@@ -244,20 +166,6 @@ func cacheAndIO(o *object, cache *CacheMode, io *IOMode) {
 	*cache, *io = CacheWriteback, IOAuto
 	set(o.take("cache"), cache, "a cache mode", oneOf(CacheWriteback, CacheWritethrough))
 	set(o.take("io"), io, "a way of I/O", oneOf(IOAuto, IOUring, IOThreads))
-}
-
-// place is the file or device that keeps the bytes of s, or empty: there is none, or nobody
-// knows but a plugin.
-func (s *Store) place() string {
-	switch {
-	case s.File != nil:
-		return s.File.Path
-	case s.Device != nil:
-		return s.Device.Path
-	case s.GOTGT != nil && s.GOTGT.Plugin == "file":
-		return s.GOTGT.Path
-	}
-	return ""
 }
 
 func parsePath(text string) (string, error) {
@@ -280,12 +188,4 @@ func words[T ~string](names []T) []string {
 		out[i] = string(n)
 	}
 	return out
-}
-
-// pathNoun is what place is the path of.
-func (s *Store) pathNoun() string {
-	if s.Device != nil {
-		return "device"
-	}
-	return "file"
 }

@@ -109,10 +109,17 @@ func (c Cause) Defined() bool {
 }
 
 // IncludesHeader reports whether a Terminate with this cause quotes the DDP header of the
-// offending segment (RFC 5040 §4.8, Figure 11): errors of the remote peer in RDMAP and DDP do,
-// catastrophic local ones and those of MPA do not.
+// offending segment and its length (RFC 5040 §4.8, Figure 10): all errors of DDP do, its local
+// catastrophic one among them, and those of RDMAP but the local catastrophic one. Errors of MPA
+// do not.
 func (c Cause) IncludesHeader() bool {
-	return c != NoTerminate && c.Layer() <= 1 && c.Etype() != 0
+	switch c.Layer() {
+	case 0:
+		return c.Etype() != 0
+	case 1:
+		return true
+	}
+	return false
 }
 
 // IncludesReadRequest reports whether it quotes the RDMA Read Request header as well, when a

@@ -26,7 +26,7 @@ func TestCauses(t *testing.T) {
 		{OpCatastrophicGlobal, 0, 2, 0x08, true, false},
 		{OpCannotInvalidate, 0, 2, 0x09, true, false},
 		{OpUnspecified, 0, 2, 0xff, true, false},
-		{DDPLocalCatastrophic, 1, 0, 0x00, false, false},
+		{DDPLocalCatastrophic, 1, 0, 0x00, true, false},
 		{TaggedInvalidSTag, 1, 1, 0x00, true, false},
 		{TaggedBounds, 1, 1, 0x01, true, false},
 		{TaggedStream, 1, 1, 0x02, true, false},

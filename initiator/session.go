@@ -576,15 +576,23 @@ func (s *Session) Close() error {
 	return err
 }
 
-// Text sends text keys in the full feature phase and returns the answer (RFC 7143 §11.10).
+// maxText bounds the answer to one text: bytes, with the headers of its PDUs. 10,000 targets with the
+// longest names, each of which is reached by a dozen addresses, are less.
+const maxText = 16 << 20
+
+// Text sends text keys in the full feature phase and returns the answer, which may come in many
+// PDUs (RFC 7143 §11.10, §11.11).
 func (s *Session) Text(ctx context.Context, pairs ...text.Pair) ([]text.Pair, error) {
-	var data []byte
+	var (
+		data     []byte
+		answered []text.Pair
+	)
 	for _, p := range pairs {
 		data = text.Append(data, p.Key, p.Value)
 	}
-	var all text.Collector
+	collected := text.Collector{Max: maxText}
 	ttt := uint32(pdu.ReservedTag)
-	for {
+	for came := 0; ; {
 		h, answer, err := s.ask(ctx, func(itt uint32, cmdSN, expStatSN serial.SN) []byte {
 			f := pdu.TextRequestFields{
 				Immediate: true, Final: true, ITT: itt, TTT: ttt, CmdSN: cmdSN, ExpStatSN: expStatSN, DataSegmentLength: len(data),
@@ -594,10 +602,19 @@ func (s *Session) Text(ctx context.Context, pairs ...text.Pair) ([]text.Pair, er
 		if err != nil {
 			return nil, err
 		}
-		more := h.Flags()&pdu.FlagContinue != 0
-		got, err := all.Add(answer, more)
-		if err != nil || !more {
-			return got, err
+		if came += len(h) + len(answer); came > maxText {
+			return nil, fmt.Errorf("the target's answer to a text has more than %d bytes, and does not end", maxText)
+		}
+		final, more := h.Flags()&pdu.FlagFinal != 0, h.Flags()&pdu.FlagContinue != 0
+		if final && more {
+			return nil, errors.New("the target's answer to a text is both over and not")
+		}
+		got, err := collected.Add(answer, more)
+		if err != nil {
+			return nil, err
+		}
+		if answered = append(answered, got...); final {
+			return answered, nil
 		}
 		data, ttt = nil, h.TTT()
 	}

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"oneshot/internal/stream"
 	"oneshot/iscsi/pdu"
 	"oneshot/iscsi/text"
 )
@@ -18,11 +19,11 @@ import (
 //
 //	goroutine read:  socket ─► in ─► Session.take, Data-In ─► Command.In
 //	any goroutine:   PDUs ─► out ─► writev, as far as the socket takes it at once
-//	goroutine write: the rest
+//	goroutine of sock, once the socket was full: the rest
 type tcp struct {
 	s    *Session
 	conn *net.TCPConn
-	fd   int
+	sock *stream.Socket
 
 	// Belongs to the reader:
 	in      []byte // in[r:w] has been received
@@ -54,15 +55,11 @@ func dialTCP(ctx context.Context, s *Session) (mover, error) {
 		return nil, err
 	}
 	m := &tcp{s: s, conn: c.(*net.TCPConn), in: make([]byte, inSize)}
-	m.out.kick = make(chan struct{}, 1)
-	raw, err := m.conn.SyscallConn()
-	if err == nil {
-		err = raw.Control(func(fd uintptr) { m.fd = int(fd) })
-	}
-	if err != nil {
+	if m.sock, err = stream.Open(m.conn); err != nil {
 		_ = c.Close()
 		return nil, err
 	}
+	m.sock.OnRoom(m.onWritable, func(error) {}) // an error ends the reader, too
 	return m, nil
 }
 
@@ -186,15 +183,10 @@ func (m *tcp) enable(p *text.Params) {
 	m.headerDigest, m.dataDigest = p.HeaderDigest, p.DataDigest
 	m.enabled = true
 	m.s.mu.Unlock()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		m.write()
-	}()
 	go func() {
 		err := m.read()
 		m.shut()
-		<-done
+		m.sock.Close()
 		m.s.lost(err)
 	}()
 }
@@ -351,7 +343,6 @@ func (m *tcp) shut() {
 	m.closed = true
 	m.s.mu.Unlock()
 	if !was {
-		close(m.out.kick)
 		_ = m.conn.Close()
 	}
 }
@@ -363,6 +354,7 @@ func (m *tcp) stop(err error) {
 	m.s.mu.Unlock()
 	m.shut()
 	if !enabled { // there is no reader that would notice
+		m.sock.Close()
 		m.s.lost(err)
 	}
 }

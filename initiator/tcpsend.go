@@ -1,7 +1,6 @@
 package initiator
 
 import (
-	"errors"
 	"fmt"
 	"time"
 	"unsafe"
@@ -18,9 +17,8 @@ type sender struct {
 	iov.Batch
 	head    []byte
 	mine    bool       // the last piece lies in head
-	blocked bool       // the socket is full; the goroutine write goes on
+	blocked bool       // the socket is full; onWritable goes on
 	late    []*Command // answered before all of their data was written
-	kick    chan struct{}
 }
 
 // push adds b, which must stay as it is until it is written.
@@ -150,7 +148,7 @@ func (m *tcp) flush() {
 	}
 	if !m.send() {
 		m.out.blocked = true
-		m.out.kick <- struct{}{}
+		m.sock.AwaitRoom()
 	}
 	m.poke()
 }
@@ -165,7 +163,7 @@ func (m *tcp) poke() {
 // send writes as much as the socket takes. False: not all.
 func (m *tcp) send() bool {
 	for !m.out.Empty() {
-		n, errno := iov.Writev(m.fd, m.out.Next())
+		n, errno := iov.Writev(m.sock.FD, m.out.Next())
 		m.count.writes++
 		switch errno {
 		case 0:
@@ -185,26 +183,14 @@ func (m *tcp) send() bool {
 	return true
 }
 
-// write goes on when the socket was full.
-func (m *tcp) write() {
-	raw, err := m.conn.SyscallConn()
-	if err != nil {
-		return
+// onWritable goes on when the socket was full. False: it is full again.
+func (m *tcp) onWritable() bool {
+	m.s.mu.Lock()
+	defer m.s.mu.Unlock()
+	done := m.closed || m.send()
+	if done {
+		m.out.blocked = false
 	}
-	for range m.out.kick {
-		// The callback runs at once, and again whenever there is room.
-		err := raw.Write(func(uintptr) bool {
-			m.s.mu.Lock()
-			done := m.closed || m.send()
-			if done {
-				m.out.blocked = false
-			}
-			m.poke()
-			m.s.mu.Unlock()
-			return done
-		})
-		if err != nil && !errors.Is(err, unix.EAGAIN) {
-			return
-		}
-	}
+	m.poke()
+	return done
 }

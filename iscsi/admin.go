@@ -105,6 +105,7 @@ func (n *Node) ReplaceTarget(t *Target) bool {
 	n.mu.Lock()
 	i := slices.IndexFunc(n.targets, func(o *Target) bool { return o.Name == t.Name })
 	if i >= 0 {
+		n.targets = slices.Clone(n.targets)
 		n.targets[i] = t
 	}
 	n.mu.Unlock()
@@ -136,7 +137,7 @@ func (t *Target) showsAlike(o *Target, initiator string) bool {
 // stores when it returns: scsi.LogicalUnit.Idle tells.
 func (n *Node) RemoveTarget(name string) {
 	n.mu.Lock()
-	n.targets = slices.DeleteFunc(n.targets, func(t *Target) bool { return t.Name == name })
+	n.targets = slices.DeleteFunc(slices.Clone(n.targets), func(t *Target) bool { return t.Name == name })
 	n.mu.Unlock()
 	n.drop("the target was removed", func(s *Session) bool { return s.Target != nil && s.Target.Name == name })
 }

@@ -14,7 +14,9 @@ import (
 type baton struct {
 	mu    sync.Mutex // taken before Node.mu; not held over blocking calls
 	conns []*Conn    // guarded by mu
-	work  atomic.Bool
+	// work says that a connection has a flag set for the holder, or that there are posts. It is set
+	// after these.
+	work atomic.Bool
 
 	postMu sync.Mutex // taken after mu; leaf
 	posts  []func()   // guarded by postMu: to be run with mu held
@@ -23,11 +25,13 @@ type baton struct {
 // settle resumes tasks, runs posts, and sends, until nothing is left to do.
 func (b *baton) settle() {
 	for {
-		b.work.Store(false) // before looking, so that what comes later sets it again
-		for _, c := range b.conns {
-			c.resume()
+		if b.work.Load() {
+			b.work.Store(false) // before looking, so that what comes later sets it again
+			for _, c := range b.conns {
+				c.resume()
+			}
+			b.runPosts()
 		}
-		b.runPosts()
 		for _, c := range b.conns {
 			c.flush()
 		}

@@ -104,7 +104,7 @@ func (n *Node) newConn(mover Datamover, offer *login.Config, rdma bool) *Conn {
 
 // resume goes on with the tasks that became ready elsewhere, or have waited for memory.
 func (c *Conn) resume() {
-	if c.memoryFree.Swap(false) {
+	if c.memoryFree.Load() && c.memoryFree.Swap(false) {
 		c.feed()
 	}
 	if c.pending.Load() {

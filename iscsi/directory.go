@@ -1,7 +1,6 @@
 package iscsi
 
 import (
-	"slices"
 	"strconv"
 
 	"oneshot/iscsi/login"
@@ -63,24 +62,31 @@ func (n *Node) groupOf(local, transport string) uint16 {
 
 // sendTargets returns the records for SendTargets (RFC 7143 appendix C): all targets that
 // the initiator may use, or the one of that name, or, in a normal session, the session's.
-func (c *Conn) sendTargets(name string, all bool) []text.Pair {
-	var records []text.Pair
+func (c *Conn) sendTargets(name string, all bool) login.Records {
 	n := c.node
 	n.mu.Lock()
-	targets, portals := slices.Clone(n.targets), slices.Clone(n.portals)
+	targets, portals := n.targets, n.portals // their elements never change
 	n.mu.Unlock()
-	for _, t := range targets {
-		switch {
-		case !t.admits(c.sess.Initiator):
-		case all, c.sess.Discovery && t.Name == name, t.same(c.sess.Target) && (name == "" || t.Name == name):
-			addresses := c.addresses(t, portals)
-			if len(addresses) == 0 {
-				continue // it is reached over another kind of transport
+	return func(b []byte) ([]byte, bool) {
+		for len(targets) > 0 {
+			t := targets[0]
+			targets = targets[1:]
+			switch {
+			case !t.admits(c.sess.Initiator):
+			case all, c.sess.Discovery && t.Name == name, t.same(c.sess.Target) && (name == "" || t.Name == name):
+				addresses := c.addresses(t, portals)
+				if len(addresses) == 0 {
+					continue // it is reached over another kind of transport
+				}
+				b = text.Append(b, "TargetName", t.Name)
+				for _, a := range addresses {
+					b = text.Append(b, a.Key, a.Value)
+				}
+				return b, true
 			}
-			records = append(append(records, text.Pair{Key: "TargetName", Value: t.Name}), addresses...)
 		}
+		return b, false
 	}
-	return records
 }
 
 // addresses lists where t is reached, over transports like this connection's: first where

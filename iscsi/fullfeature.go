@@ -56,7 +56,8 @@ func (c *Conn) setUp(t *Task, h pdu.SCSICommand) {
 	t.Immediate, t.Final, t.Read, t.Write = h.Immediate(), h.Final(), h.Read(), h.Write()
 	t.EDTL = h.EDTL()
 	t.Owner, t.Nexus, t.LUN = t, c.sess.nexus, h.LUN()
-	t.CDB = append(t.cdb[:0], h.CDB()...)
+	*(*[pdu.CDBLen]byte)(t.cdb[:]) = [pdu.CDBLen]byte(h.CDB())
+	t.CDB = t.cdb[:pdu.CDBLen]
 	if h.TotalAHSLen() > 0 {
 		t.CDB = append(t.CDB, h.ExtendedCDB()...)
 	}

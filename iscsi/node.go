@@ -117,7 +117,7 @@ type Node struct {
 	counters Counters
 
 	mu       sync.Mutex // taken after the lock of a Conn; leaf
-	targets  []*Target  // in the order in which they are listed
+	targets  []*Target  // in the order in which they are listed; elements never change, so that others may keep a part
 	portals  []Portal   // likewise
 	conns    map[*Conn]struct{}
 	coming   int // connections that were admitted and are not in conns yet

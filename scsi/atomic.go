@@ -8,8 +8,8 @@ func (t *Task) compareAndWrite() Next {
 	if !t.flags() {
 		return t.check(invalidField(1))
 	}
-	if s, ok := t.setRange(lba, blocks, t.maxTransfer()); !ok {
-		return t.check(s)
+	if !t.setRange(lba, blocks, t.maxTransfer()) {
+		return Done
 	}
 	if int64(blocks) > t.maxCompareBlocks() {
 		return t.check(invalidField(13))
@@ -23,7 +23,7 @@ func (t *Task) compareAndWrite() Next {
 	if t.n == 0 {
 		return t.good()
 	}
-	return t.r.CompareAndWrite(t.off, t.n, t.fua, t.before((*Task).transferred))
+	return t.r.CompareAndWrite(t.off, t.n, t.fua, transferred)
 }
 
 // ---- ORWRITE ----
@@ -34,15 +34,15 @@ func (t *Task) orWrite() Next {
 	if !t.flags() {
 		return t.check(invalidField(1))
 	}
-	if s, ok := t.setRange(lba, blocks, t.maxTransfer()); !ok {
-		return t.check(s)
+	if !t.setRange(lba, blocks, t.maxTransfer()) {
+		return Done
 	}
 	if s, ok := t.takesAll(); !ok {
 		return t.check(s)
 	} else if t.n == 0 {
 		return t.good()
 	}
-	return t.r.OrWrite(t.off, t.n, t.fua, t.before((*Task).transferred))
+	return t.r.OrWrite(t.off, t.n, t.fua, transferred)
 }
 
 // ---- WRITE ATOMIC ----
@@ -61,8 +61,8 @@ func (t *Task) writeAtomic() Next {
 	if blocks > uint64(t.maxAtomic())>>t.lu.blockShift {
 		return t.check(invalidField(12))
 	}
-	if s, ok := t.setRange(lba, blocks, t.maxAtomic()); !ok {
-		return t.check(s)
+	if !t.setRange(lba, blocks, t.maxAtomic()) {
+		return Done
 	}
 	if t.CDB[10]|t.CDB[11] != 0 { // ATOMIC BOUNDARY: none is supported
 		return t.check(invalidField(10))
@@ -72,5 +72,5 @@ func (t *Task) writeAtomic() Next {
 	} else if t.n == 0 {
 		return t.good()
 	}
-	return t.r.WriteAtomic(t.off, t.n, t.fua, t.before((*Task).transferred))
+	return t.r.WriteAtomic(t.off, t.n, t.fua, transferred)
 }

@@ -15,8 +15,8 @@ func (t *Task) sendDiagnostic() Next {
 	case t.CDB[1]&selfTest == 0:
 		return t.good()
 	}
-	if s, ok := t.setRange(0, 1, t.maxTransfer()); !ok {
-		return t.check(s)
+	if !t.setRange(0, 1, t.maxTransfer()) {
+		return Done
 	}
 	return t.verifyRange(false)
 }

@@ -30,18 +30,18 @@ func (t *Task) writeSame() Next {
 		}
 		blocks = capacity - lba
 	}
-	if s, ok := t.setRange(lba, blocks, maxWriteSameBytes); !ok {
-		return t.check(s)
+	if !t.setRange(lba, blocks, maxWriteSameBytes) {
+		return Done
 	}
 	discard := flags&bitUnmap != 0
 	if flags&bitNDOB != 0 {
-		return t.r.Erase([]volume.Range{{Off: t.off, N: t.n}}, discard, t.before((*Task).transferred))
+		return t.r.Erase([]volume.Range{{Off: t.off, N: t.n}}, discard, transferred)
 	}
 	t.Transfer, t.TransferOut = uint64(t.lu.blockSize), true
 	if int64(t.DataOutLen) != t.lu.blockSize {
 		return t.check(senseInvalidIU)
 	}
-	return t.r.WriteSame(t.off, t.n, t.lu.blockSize, discard, t.before((*Task).transferred))
+	return t.r.WriteSame(t.off, t.n, t.lu.blockSize, discard, transferred)
 }
 
 // ---- UNMAP ----
@@ -75,7 +75,7 @@ func (t *Task) unmapParse() Next {
 	if !ok {
 		return t.check(s)
 	}
-	return t.r.Erase(ranges, true, t.before((*Task).transferred))
+	return t.r.Erase(ranges, true, transferred)
 }
 
 // parseUnmap reads an UNMAP parameter list (SBC-3 §5.28.2). Nothing is unmapped if any

@@ -1,6 +1,7 @@
 package scsi
 
 import (
+	"bytes"
 	"errors"
 	"sync/atomic"
 
@@ -88,8 +89,8 @@ func (t *Task) begin() Next {
 			return t.check(s)
 		}
 	}
-	if s, ok := t.admissible(); !ok {
-		return t.check(s)
+	if !t.admissible() {
+		return Done
 	}
 	// After the unit attentions and before the command looks at its parameters (SPC-4 §5.12).
 	if denied := t.itl.denied.Load() & t.cmd.denied; denied != 0 {
@@ -108,29 +109,30 @@ func (t *Task) beginWithoutLU() Next {
 	if t.cmd == nil || t.cmd.Flags&anyLUN == 0 {
 		return t.check(senseNoLUN)
 	}
-	if s, ok := t.admissible(); !ok {
-		return t.check(s)
+	if !t.admissible() {
+		return Done
 	}
 	return t.cmd.Run(t)
 }
 
-// admissible makes the checks that are the same for all commands.
-func (t *Task) admissible() (Sense, bool) {
+// admissible makes the checks that are the same for all commands. False: it has ended the command
+// with CHECK CONDITION.
+func (t *Task) admissible() bool {
 	switch {
 	case t.cmd == nil && oneCommand(t.CDB[0]):
-		return invalidField(1), false
+		return t.refuse(invalidField(1))
 	case t.cmd == nil, t.cmd.When != nil && !t.cmd.When(t.lu):
-		return senseInvalidOpcode, false
+		return t.refuse(senseInvalidOpcode)
 	case len(t.CDB) < len(t.cmd.Usage):
-		return invalidField(len(t.CDB) - 1), false
+		return t.refuse(invalidField(len(t.CDB) - 1))
 	case t.CDB[len(t.cmd.Usage)-1]&controlNACA != 0:
-		return invalidField(len(t.cmd.Usage) - 1), false
+		return t.refuse(invalidField(len(t.cmd.Usage) - 1))
 	case t.Attr == ACA:
 		// SAM-5 §8.6.5: an ACA task without an ACA condition. The attribute is no field of the
 		// CDB; the code is the one for it all the same.
-		return Sense{Key: keyIllegalRequest, Code: 0x2400}, false
+		return t.refuse(Sense{Key: keyIllegalRequest, Code: 0x2400})
 	}
-	return Sense{}, true
+	return true
 }
 
 // oneCommand reports whether the service actions under an operation code are fields of one
@@ -197,7 +199,7 @@ func (t *Task) settle(next Next) Next {
 		t.Out, t.OutLen, t.PlaceUnit = t.r.Out, t.r.OutLen, t.r.PlaceUnit
 		fallthrough
 	default:
-		if !t.listed {
+		if !t.listed && t.itl != nil { // without a logical unit there is no task set
 			t.itl.list(t)
 		}
 	}
@@ -274,10 +276,13 @@ func (t *Task) clear() {
 		t.changing, t.finish, t.badList = nil, nil, Sense{}
 	}
 	t.waiter = nil
-	if t.state.Load() != 0 { // a store costs as much as the rest of this
-		t.state.Store(0)
+	t.state = atomic.Uint32{} // nobody else looks at it: a store of it would cost as much as the rest of this
+	if t.listed {
+		t.listed, t.next, t.prev, t.managers = false, nil, nil, nil
 	}
-	t.gated, t.listed, t.next, t.prev, t.managers, t.queueNext = false, false, nil, nil, nil, nil
+	if t.gated {
+		t.gated, t.queueNext = false, nil
+	}
 }
 
 // ---- the client of the request ----
@@ -303,9 +308,12 @@ func (t *Task) Cork() backend.Uncorker {
 	return nil
 }
 
+// taskOf returns the task that a request works for.
+func taskOf(r *volume.Request) *Task { return r.Client().(*Task) }
+
 // taskStep goes on with the task of a request.
 func taskStep(r *volume.Request) Next {
-	t := r.Client().(*Task)
+	t := taskOf(r)
 	return t.then(t)
 }
 
@@ -316,6 +324,8 @@ func (t *Task) before(then func(*Task) Next) volume.Step {
 }
 
 // transferred ends the command as its transfer has ended.
+func transferred(r *volume.Request) Next { return taskOf(r).transferred() }
+
 func (t *Task) transferred() Next {
 	switch {
 	case t.r.Err != nil:
@@ -342,15 +352,68 @@ func (t *Task) check(s Sense) Next {
 	return Done
 }
 
+// refuse is check for what reports whether the command goes on: it does not.
+func (t *Task) refuse(s Sense) bool {
+	t.check(s)
+	return false
+}
+
+// maxHeapAnswer is how many bytes of an answer that a command builds may be heap memory until it has left. A
+// longer one is copied to I/O memory, which the connection's share bounds: an initiator can ask for
+// a full command window of answers of 64 KiB and take none of them.
+const maxHeapAnswer = 512
+
 // reply ends the command with data-in of which the initiator has allocated space for alloc
-// bytes. It takes data over.
+// bytes. It takes data over. When there is no memory for the answer now, it is built again once there
+// may be: the command's Run is called a second time.
 func (t *Task) reply(data []byte, alloc int) Next {
 	data = data[:min(len(data), alloc)]
 	t.Transfer = uint64(len(data))
-	if data = data[:min(len(data), int(t.DataInLen))]; len(data) > 0 {
+	data = data[:min(len(data), int(t.DataInLen))]
+	switch {
+	case len(data) > maxHeapAnswer:
+		return t.replyLong(data)
+	case cap(data) > maxHeapAnswer:
+		data = bytes.Clone(data) // and let go of the rest
+	}
+	if len(data) > 0 {
 		t.data[0] = data
 		t.In = t.data[:]
 	}
+	return t.good()
+}
+
+func (t *Task) replyLong(data []byte) Next {
+	if t.lu == nil { // REPORT LUNS, which a task without a logical unit may be, too
+		t.r.Begin(t, nil, 0, t.Nexus.most, false, false)
+	}
+	switch n := len(data); {
+	case n > t.Nexus.most:
+		return t.check(senseNoResources)
+	case n <= t.r.Leased():
+		return t.replyLeased(data)
+	default:
+		t.r.DropMemory() // of the last attempt, before the answer grew
+		t.data[0] = data
+		next := t.r.Memory(n, 0, t.before((*Task).replyAgain))
+		if next == Wait {
+			t.data[0] = nil
+		}
+		return next
+	}
+}
+
+// replyAgain goes on with the memory that replyLong has asked for.
+func (t *Task) replyAgain() Next {
+	if data := t.data[0]; data != nil {
+		return t.replyLeased(data)
+	}
+	return t.cmd.Run(t)
+}
+
+func (t *Task) replyLeased(data []byte) Next {
+	t.data[0] = t.r.Data()[:copy(t.r.Data(), data)]
+	t.In = t.data[:]
 	return t.good()
 }
 

@@ -6,7 +6,8 @@ const (
 	statusMapped      = 0
 	statusDeallocated = 1
 
-	maxStatusDescriptors = 64
+	// maxStatusDescriptors is how many the heap part of an answer has room for.
+	maxStatusDescriptors = (maxHeapAnswer - 8) / 16
 	// statusBytes is how far one look of GET LBA STATUS reaches.
 	statusBytes = 16 << 30
 )

@@ -151,6 +151,9 @@ func (n *Nexus) lookup(lun uint64) *itl {
 		return nil
 	}
 	table := *n.table.Load()
+	if at := int(number); at < len(table) && table[at].lun == number { // they are numbered from 0, without gaps
+		return table[at]
+	}
 	lo, hi := 0, len(table)
 	for lo < hi {
 		mid := (lo + hi) / 2

@@ -55,22 +55,30 @@ func (t *Task) reportCapabilities() Next {
 // readFullStatus is SPC-4 §6.15.5.
 func (t *Task) readFullStatus() Next {
 	s := t.lu.v.Access().State()
-	var list []byte
+	alloc, total := t.prinAlloc(), 0
+	data := reservationHeader(&s, 0)
 	for i := range s.Registrations {
 		x := &s.Registrations[i]
-		d := make([]byte, 24)
+		total += fullStatusLen + transportIDLen(x.Initiator)
+		if len(data) >= alloc { // only the length of what follows is told
+			continue
+		}
+		d := make([]byte, fullStatusLen)
 		binary.BigEndian.PutUint64(d, x.Key)
 		if s.Held(i) {
 			d[12] |= 0x01 // R_HOLDER
 			d[13] = byte(s.Kind)
 		}
 		binary.BigEndian.PutUint16(d[18:], x.Relative)
-		d = appendTransportID(d, x.Initiator)
-		binary.BigEndian.PutUint32(d[20:], uint32(len(d)-24))
-		list = append(list, d...)
+		binary.BigEndian.PutUint32(d[20:], uint32(transportIDLen(x.Initiator)))
+		data = appendTransportID(append(data, d...), x.Initiator)
 	}
-	return t.reply(append(reservationHeader(&s, len(list)), list...), t.prinAlloc())
+	binary.BigEndian.PutUint32(data[4:], uint32(total))
+	return t.reply(data, alloc)
 }
+
+// fullStatusLen is a full status descriptor without its TransportID.
+const fullStatusLen = 24
 
 // A TransportID of iSCSI (SPC-4 §7.6.4.6): format 00b holds the name of an initiator device,
 // 01b that of an initiator port, which is the name, ",i,0x" and the ISID.
@@ -81,13 +89,22 @@ const (
 	isidDigits     = 12
 )
 
+// transportIDLen is the length of what appendTransportID appends.
+func transportIDLen(i Initiator) int {
+	n := len(i.Name)
+	if i.Port != "" {
+		n += len(isidSeparator) + len(i.Port)
+	}
+	return 4 + max(20, (n+1+3)&^3)
+}
+
 func appendTransportID(b []byte, i Initiator) []byte {
 	format, name := byte(transportISCSI), i.Name
 	if i.Port != "" {
 		format |= transportPort
 		name += isidSeparator + i.Port
 	}
-	n := max(20, (len(name)+1+3)&^3)
+	n := transportIDLen(i) - 4
 	b = append(b, format, 0, byte(n>>8), byte(n))
 	b = append(b, name...)
 	return append(b, make([]byte, n-len(name))...)

@@ -3,6 +3,8 @@ package scsi
 import (
 	"encoding/binary"
 	"math"
+
+	"oneshot/volume"
 )
 
 // Bits of byte 1 of the commands that read and write.
@@ -83,18 +85,18 @@ const noLimit = math.MaxInt64
 
 // setRange checks lba and blocks against the capacity, also when there are no blocks (SBC-3
 // §5.x: "an LBA of the command beyond the capacity"), and sets off and n. most is the
-// limit in bytes for one command.
-func (t *Task) setRange(lba, blocks uint64, most int64) (Sense, bool) {
+// limit in bytes for one command. False: it has ended the command with CHECK CONDITION.
+func (t *Task) setRange(lba, blocks uint64, most int64) bool {
 	lu := t.lu
 	capacity := lu.blocks() // read once, for it may change
 	if lba >= capacity && !(blocks == 0 && lba == capacity) || blocks > capacity-lba {
-		return senseLBAOutOfRange, false
+		return t.refuse(senseLBAOutOfRange)
 	}
 	if blocks > uint64(most)>>lu.blockShift {
-		return invalidField(blocksAt[t.cmd.form]), false
+		return t.refuse(invalidField(blocksAt[t.cmd.form]))
 	}
 	t.off, t.n = int64(lba)<<lu.blockShift, int64(blocks)<<lu.blockShift
-	return Sense{}, true
+	return true
 }
 
 // ---- READ ----
@@ -104,8 +106,8 @@ func (t *Task) read() Next {
 	if !t.flags() {
 		return t.check(invalidField(1))
 	}
-	if s, ok := t.setRange(lba, blocks, t.maxTransfer()); !ok {
-		return t.check(s)
+	if !t.setRange(lba, blocks, t.maxTransfer()) {
+		return Done
 	}
 	t.Transfer = uint64(t.n)
 	room := min(t.n, int64(t.DataInLen))
@@ -114,11 +116,12 @@ func (t *Task) read() Next {
 	}
 	// Only the blocks that the initiator has room for.
 	n := (room + t.lu.blockSize - 1) &^ (t.lu.blockSize - 1)
-	return t.r.Read(t.off, n, room, t.fua, t.before((*Task).readDone))
+	return t.r.Read(t.off, n, room, t.fua, readDone)
 }
 
-func (t *Task) readDone() Next {
-	t.In = t.r.In
+func readDone(r *volume.Request) Next {
+	t := taskOf(r)
+	t.In = r.In
 	return t.transferred()
 }
 
@@ -129,28 +132,28 @@ func (t *Task) write() Next {
 	if !t.flags() {
 		return t.check(invalidField(1))
 	}
-	if s, ok := t.setWriteRange(lba, blocks); !ok {
-		return t.check(s)
+	if !t.setWriteRange(lba, blocks) {
+		return Done
 	}
 	if t.n == 0 {
 		return t.good()
 	}
-	return t.r.Write(t.off, t.n, t.fua, t.before((*Task).transferred))
+	return t.r.Write(t.off, t.n, t.fua, transferred)
 }
 
 // setWriteRange is setRange for a command that writes its data-out. The blocks that the
 // initiator does not send are not written; a part of a block cannot be (RFC 7143 §11.4.5.1
 // leaves it to the device server).
-func (t *Task) setWriteRange(lba, blocks uint64) (Sense, bool) {
-	if s, ok := t.setRange(lba, blocks, t.maxTransfer()); !ok {
-		return s, false
+func (t *Task) setWriteRange(lba, blocks uint64) bool {
+	if !t.setRange(lba, blocks, t.maxTransfer()) {
+		return false
 	}
 	t.Transfer, t.TransferOut = uint64(t.n), true
 	if offered := int64(t.DataOutLen); offered < t.n {
 		if offered&(t.lu.blockSize-1) != 0 {
-			return senseInvalidIU, false
+			return t.refuse(senseInvalidIU)
 		}
 		t.n = offered
 	}
-	return Sense{}, true
+	return true
 }

@@ -138,7 +138,7 @@ func (w *sanitizeWaiter) take() *Task {
 }
 
 // withdrawSanitize: the command does not wait any more. False: it is being told.
-func withdrawSanitize(r *volume.Request) bool { return r.Client().(*Task).waiter.take() != nil }
+func withdrawSanitize(r *volume.Request) bool { return taskOf(r).waiter.take() != nil }
 
 func (t *Task) sanitizeEnded() Next {
 	switch err := t.waiter.err; {

@@ -143,7 +143,7 @@ func (q taskQueue) grant() {
 }
 
 func withdrawDormant(r *volume.Request) bool {
-	t := r.Client().(*Task)
+	t := taskOf(r)
 	return t.lu.withdraw(t)
 }
 
@@ -178,7 +178,6 @@ func (i *itl) list(t *Task) {
 // unlist takes t out again, and returns who waits for that.
 func (i *itl) unlist(t *Task) []*manager {
 	i.mu.Lock()
-	defer i.mu.Unlock()
 	if t.prev != nil {
 		t.prev.next = t.next
 	} else {
@@ -187,5 +186,7 @@ func (i *itl) unlist(t *Task) []*manager {
 	if t.next != nil {
 		t.next.prev = t.prev
 	}
-	return t.managers
+	managers := t.managers
+	i.mu.Unlock()
+	return managers
 }

@@ -15,8 +15,8 @@ func (t *Task) verify() Next {
 	if !ok {
 		return t.check(invalidField(1))
 	}
-	if s, ok := t.setRange(lba, blocks, t.maxTransfer()); !ok {
-		return t.check(s)
+	if !t.setRange(lba, blocks, t.maxTransfer()) {
+		return Done
 	}
 	if compare {
 		if s, ok := t.takesAll(); !ok {
@@ -31,7 +31,7 @@ func (t *Task) verifyRange(compare bool) Next {
 	if t.n == 0 {
 		return t.good()
 	}
-	return t.r.Verify(t.off, t.n, compare, t.before((*Task).transferred))
+	return t.r.Verify(t.off, t.n, compare, transferred)
 }
 
 // takesAll is for a command that needs all of its data-out, as many bytes as its range has.
@@ -58,13 +58,13 @@ func (t *Task) writeAndVerify() Next {
 	if !ok {
 		return t.check(invalidField(1))
 	}
-	if s, ok := t.setWriteRange(lba, blocks); !ok {
-		return t.check(s)
+	if !t.setWriteRange(lba, blocks) {
+		return Done
 	}
 	if t.n == 0 {
 		return t.good()
 	}
-	return t.r.WriteAndVerify(t.off, t.n, compare, t.before((*Task).transferred))
+	return t.r.WriteAndVerify(t.off, t.n, compare, transferred)
 }
 
 // miscompare says at which byte of the data-out the medium differs.

@@ -211,7 +211,11 @@ func (c *change) abandon() []error {
 	}
 	c.abandonServices()
 	fresh := c.units.without(&c.s.units)
-	return fresh.close()
+	var errs []error
+	for _, s := range fresh.stores {
+		errs = append(errs, undo(s.made)...)
+	}
+	return append(errs, fresh.close()...)
 }
 
 // errClosing is the answer to a change that comes too late.

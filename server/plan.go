@@ -47,24 +47,6 @@ func newPlan(old, new *config.Config) *plan {
 	return &p.plan
 }
 
-// medium names what keeps the bytes of a store: two stores with one name for it, in two
-// configurations, are one.
-func medium(s *config.Store) string {
-	switch {
-	case s.File != nil:
-		return "file " + s.File.Path
-	case s.Device != nil:
-		return "device " + s.Device.Path
-	case s.GOTGT != nil && s.GOTGT.Path != "":
-		return "gotgt " + s.GOTGT.Plugin + " " + s.GOTGT.Path
-	case s.Slice != nil:
-		return fmt.Sprintf("slice at %d of %s", s.Slice.Offset, medium(s.On))
-	case s.Throttle != nil:
-		return "throttle of " + medium(s.On)
-	}
-	return string(s.Type) + " " + s.Name
-}
-
 // comparison is a plan in the making.
 type comparison struct {
 	plan
@@ -99,7 +81,7 @@ func (c *comparison) compareStores() {
 		case was.Size != s.Size:
 			c.resize = append(c.resize, s)
 		}
-		if b := bottom(s); (b.Device != nil || b.File != nil) && bottom(was).ReadOnly && !b.ReadOnly {
+		if b := bottom(s); storeTypes[b.Type].modal && bottom(was).ReadOnly && !b.ReadOnly {
 			c.frozen = append(c.frozen, s)
 		}
 		if !equal(storeOptions(was), storeOptions(s)) {

@@ -31,8 +31,8 @@ func (c *closeNote) Close() error {
 func TestApplyTakesAwayWhatHangs(t *testing.T) {
 	stores := misbehave(t)
 	notes, inner := make(map[string]*closeNote), opener
-	opener = func(c *config.Store, changed func(), log *slog.Logger) (backend.Store, error) {
-		store, err := inner(c, changed, log)
+	opener = func(c *config.Store, o opening) (backend.Store, error) {
+		store, err := inner(c, o)
 		notes[c.Name] = &closeNote{Store: store}
 		return notes[c.Name], err
 	}

@@ -8,7 +8,9 @@ import (
 	"strings"
 	"testing"
 
+	"oneshot/backend"
 	"oneshot/backend/file"
+	"oneshot/config"
 )
 
 // Stores stand on others, in any order and depth: each LUN shows its bytes, in the place where they
@@ -129,5 +131,58 @@ portals: [{listen: "127.0.0.1:0"}]
 	}
 	s := r.login("a")
 	works(t, s, 1)
+	works(t, s, 2)
+}
+
+// A slice without a size of its own grows with what is below, at once, and initiators hear of it. One that
+// has a size keeps it.
+func TestSlicesGrow(t *testing.T) {
+	var below backend.Store
+	var grown func()
+	inner := opener
+	t.Cleanup(func() { opener = inner })
+	opener = func(c *config.Store, o opening) (backend.Store, error) {
+		s, err := inner(c, o)
+		if c.Type == config.StoreFile {
+			below, grown = s, o.resized
+		}
+		return s, err
+	}
+	r := serve(t, `
+stores:
+  disk: {type: file, path: `+filepath.Join(t.TempDir(), "disk.img")+`, size: 8MiB}
+  first: {type: slice, on: disk, size: 2MiB}
+  rest: {type: slice, on: disk, offset: 2MiB}
+  part: {type: slice, on: rest, size: 1MiB}
+  end: {type: slice, on: rest, offset: 1MiB}
+  slow: {type: throttle, on: end, operations: 1000000}
+targets: [{iqn: "iqn.2026-11.example.oneshot:a", luns: {0: first, 1: part, 2: slow}}]
+portals: [{listen: "127.0.0.1:0"}]
+`)
+	s := r.login("a")
+	sizes := func() (list [3]int64) {
+		for lun := range list {
+			list[lun] = unit(t, s, lun).Size() >> 20
+		}
+		return list
+	}
+	if got, want := sizes(), [3]int64{2, 1, 5}; got != want {
+		t.Fatalf("%v MiB, want %v", got, want)
+	}
+	for lun := range 3 {
+		attentions(t, s, lun)
+	}
+	if err := below.(backend.Resizer).Resize(16 << 20); err != nil {
+		t.Fatal(err)
+	}
+	grown()
+	for lun, want := range []string{"", "", "62a09"} { // CAPACITY DATA HAS CHANGED
+		if got := attentions(t, s, lun); got != want {
+			t.Errorf("LUN %d hears %q, want %q", lun, got, want)
+		}
+	}
+	if got, want := sizes(), [3]int64{2, 1, 13}; got != want {
+		t.Errorf("%v MiB, want %v", got, want)
+	}
 	works(t, s, 2)
 }

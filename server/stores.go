@@ -37,6 +37,7 @@ type openStore struct {
 	name     string           // for messages
 	identity backend.Identity // may be empty
 	volume   *volume.Volume
+	made     []undoer // what opening it has left on the medium, if it comes to nothing
 }
 
 // unitKey is all that LUNs can differ in if they are not to share a logical unit.
@@ -92,7 +93,7 @@ var tpgs = map[config.ALUA]scsi.TPGS{
 func (u *units) openStore(c *config.Store, former []formerLUN) (*openStore, error) {
 	log := u.log.With("store", c.Name)
 	var opened atomic.Pointer[volume.Volume] // a device may tell of its size before there is one
-	store, err := u.belows.openStore(c, func() {
+	store, made, err := u.belows.openStore(c, func() {
 		if v := opened.Load(); v != nil {
 			v.SizeChanged()
 		}
@@ -103,7 +104,7 @@ func (u *units) openStore(c *config.Store, former []formerLUN) (*openStore, erro
 	identity := backend.IdentityOf(store)
 	for _, other := range u.stores {
 		if identity != "" && other.identity == identity {
-			return nil, errors.Join(fmt.Errorf("%s: the stores %q and %q are one, %s: show one of them by all LUNs that are to have these bytes", c.Pos, c.Name, other.name, identity), store.Close())
+			return nil, abandon(store, made, fmt.Errorf("%s: the stores %q and %q are one, %s: show one of them by all LUNs that are to have these bytes", c.Pos, c.Name, other.name, identity))
 		}
 	}
 	cfg := volume.Config{Store: store, Logger: log}
@@ -121,11 +122,16 @@ func (u *units) openStore(c *config.Store, former []formerLUN) (*openStore, erro
 	}
 	v, err := volume.New(cfg)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: store %q: %w", c.Pos, c.Name, err), store.Close())
+		return nil, abandon(store, made, fmt.Errorf("%s: store %q: %w", c.Pos, c.Name, err))
 	}
 	opened.Store(v)
 	v.SizeChanged()
-	return &openStore{c.Name, identity, v}, nil
+	return &openStore{c.Name, identity, v, made}, nil
+}
+
+// abandon closes a store that nobody has seen, because of err, and leaves nothing of it behind.
+func abandon(s backend.Store, made []undoer, err error) error {
+	return errors.Join(append(append([]error{err}, undo(made)...), s.Close())...)
 }
 
 // volumeName names the volume of a store where its states are kept: the same after every restart, and

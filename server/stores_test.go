@@ -31,7 +31,7 @@ import (
 func misbehave(t *testing.T) func(name string) *faulty.Store {
 	seed := faulty.Seed(t)
 	stores := make(map[string]*faulty.Store)
-	opener = func(c *config.Store, _ func(), _ *slog.Logger) (backend.Store, error) {
+	opener = func(c *config.Store, _ opening) (backend.Store, error) {
 		inner, err := memory.New(c.Size)
 		if err != nil {
 			return nil, err
@@ -301,8 +301,8 @@ func (identified) Identity() backend.Identity { return "one" }
 func TestStoresThatAreOne(t *testing.T) {
 	inner := opener
 	t.Cleanup(func() { opener = inner })
-	opener = func(c *config.Store, changed func(), log *slog.Logger) (backend.Store, error) {
-		s, err := inner(c, changed, log)
+	opener = func(c *config.Store, o opening) (backend.Store, error) {
+		s, err := inner(c, o)
 		return identified{s}, err
 	}
 	const two = `

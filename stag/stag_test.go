@@ -57,12 +57,12 @@ func TestAccessOrder(t *testing.T) {
 	d, foreign := table.NewDomain(), table.NewDomain()
 	st, sibling, stranger := table.NewStream(d, 4), table.NewStream(d, 4), table.NewStream(foreign, 4)
 	const base = 0x7f0000001000
-	shared := must(table.Register(d, nil, Region{segs(0, 64), base, all}))
-	own := must(table.Register(d, st, Region{segs(0, 64), base, all}))
-	readOnly := must(table.Register(d, nil, Region{segs(0, 64), base, AccessRemoteRead}))
-	writeOnly := must(table.Register(d, nil, Region{segs(0, 64), base, AccessRemoteWrite}))
-	top := must(table.Register(d, nil, Region{segs(0, 64), math.MaxUint64 - 63, all}))
-	gone := must(table.Register(d, nil, Region{segs(0, 64), base, all}))
+	shared := must(table.Register(d, nil, Region{Segments: segs(0, 64), Base: base, Access: all}))
+	own := must(table.Register(d, st, Region{Segments: segs(0, 64), Base: base, Access: all}))
+	readOnly := must(table.Register(d, nil, Region{Segments: segs(0, 64), Base: base, Access: AccessRemoteRead}))
+	writeOnly := must(table.Register(d, nil, Region{Segments: segs(0, 64), Base: base, Access: AccessRemoteWrite}))
+	top := must(table.Register(d, nil, Region{Segments: segs(0, 64), Base: math.MaxUint64 - 63, Access: all}))
+	gone := must(table.Register(d, nil, Region{Segments: segs(0, 64), Base: base, Access: all}))
 	must(table.Invalidate(gone))
 	for _, c := range []struct {
 		name        string
@@ -117,7 +117,7 @@ func TestMemoryOfSegments(t *testing.T) {
 	d := table.NewDomain()
 	st := table.NewStream(d, 1)
 	for _, sizes := range [][]int{{40}, {10, 30}, {0, 10, 0, 0, 5, 25, 0}, {1, 1, 38}} {
-		s := must(table.Register(d, nil, Region{segs(100, sizes...), 1 << 32, all}))
+		s := must(table.Register(d, nil, Region{Segments: segs(100, sizes...), Base: 1 << 32, Access: all}))
 		for to := range uint64(40) {
 			for n := uint64(1); n <= 40-to; n++ {
 				r := must(st.Acquire(RemoteRead, s, 1<<32+to, n))
@@ -227,7 +227,7 @@ func TestCloseErrors(t *testing.T) {
 	st.Revoke(revoked)
 	conventional := must(table.Register(d, nil, region))
 	foreign := must(table.Register(stranger.Domain(), nil, region))
-	protected := must(table.Register(d, nil, Region{segs(0, 16), 0, all &^ AccessRemoteInvalidate}))
+	protected := must(table.Register(d, nil, Region{Segments: segs(0, 16), Base: 0, Access: all &^ AccessRemoteInvalidate}))
 	invalid := must(table.Register(d, nil, region))
 	table.Invalidate(invalid)
 	for _, c := range []struct {
@@ -276,7 +276,7 @@ func TestReregister(t *testing.T) {
 	table := NewTable(10)
 	d := table.NewDomain()
 	st := table.NewStream(d, 1)
-	s := must(table.Register(d, nil, Region{segs(0, 16), 0, all}))
+	s := must(table.Register(d, nil, Region{Segments: segs(0, 16), Base: 0, Access: all}))
 	if _, err := table.Reregister(s, Region{}); err != ErrState {
 		t.Errorf("valid region registered again: %v", err)
 	}
@@ -290,10 +290,10 @@ func TestReregister(t *testing.T) {
 	if !r.Release() {
 		t.Error("last reference of an invalid region was not the last")
 	}
-	if _, err := table.Reregister(s, Region{segs(0, 2), math.MaxUint64, all}); err != ErrRegion {
+	if _, err := table.Reregister(s, Region{Segments: segs(0, 2), Base: math.MaxUint64, Access: all}); err != ErrRegion {
 		t.Errorf("region that wraps: %v", err)
 	}
-	s2 := must(table.Reregister(s, Region{segs(50, 8), 0, AccessRemoteRead}))
+	s2 := must(table.Reregister(s, Region{Segments: segs(50, 8), Base: 0, Access: AccessRemoteRead}))
 	if s2.index() != s.index() || s2.key() != s.key()+1 {
 		t.Errorf("STag %08x after %08x", s2, s)
 	}
@@ -322,7 +322,7 @@ func TestDeregisterWaits(t *testing.T) {
 	d := table.NewDomain()
 	st := table.NewStream(d, 1)
 	for _, own := range []*Stream{nil, st} {
-		s := must(table.Register(d, own, Region{segs(0, 16), 0, all}))
+		s := must(table.Register(d, own, Region{Segments: segs(0, 16), Base: 0, Access: all}))
 		r1 := must(st.Acquire(RemoteWrite, s, 0, 16))
 		r2 := must(st.Acquire(RemoteRead, s, 0, 16))
 		done := make(chan error)
@@ -505,7 +505,7 @@ func TestRefMisuse(t *testing.T) {
 	table := NewTable(10)
 	d := table.NewDomain()
 	st := table.NewStream(d, 1)
-	s := must(table.Register(d, nil, Region{segs(0, 16), 0, all}))
+	s := must(table.Register(d, nil, Region{Segments: segs(0, 16), Base: 0, Access: all}))
 	r := must(st.Acquire(RemoteRead, s, 0, 16))
 	twice := r
 	r.Release()

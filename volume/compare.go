@@ -219,6 +219,7 @@ func (r *Request) writeAtomicStart() Next {
 // Verify reads [off, off+n) from the medium. With compare it pulls as many bytes, and Mismatch tells of
 // the first that is another one.
 func (r *Request) Verify(off, n int64, compare bool, then Step) Next {
+	r.use()
 	r.after, r.writes, r.fua = then, false, false
 	r.off, r.n, r.compare, r.fresh = off, n, compare, true
 	switch {

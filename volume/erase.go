@@ -19,6 +19,7 @@ const (
 
 // Erase makes all ranges read as zeroes. With discard their space is given back where that goes.
 func (r *Request) Erase(ranges []Range, discard bool, then Step) Next {
+	r.use()
 	r.after, r.writes, r.off, r.n, r.ranges = then, true, 0, 0, ranges
 	r.kind = backend.WriteZeroes
 	if discard {

@@ -30,6 +30,7 @@ import (
 // A volume uses one of the two ways only.
 type rangeLock struct {
 	stripes [stripeCount]stripe
+	touched atomic.Bool // some stripe is sticky, or about to be; for good
 
 	mu        sync.Mutex // a leaf
 	held      stripeSet  // by exclusive users; guarded by mu
@@ -93,7 +94,7 @@ func stripesOf(off, n int64) (first, count int) {
 	if n == 0 {
 		return 0, 0
 	}
-	f, l := off>>stripeShift, (off+n-1)>>stripeShift
+	f, l := uint64(off)>>stripeShift, uint64(off+n-1)>>stripeShift
 	return int(f % stripeCount), int(min(l-f+1, stripeCount))
 }
 
@@ -115,7 +116,9 @@ const (
 )
 
 // sticky reports whether any stripe of the range has had an exclusive user.
-func (r *rangeLock) sticky(off, n int64) bool {
+func (r *rangeLock) sticky(off, n int64) bool { return r.touched.Load() && r.stickyIn(off, n) }
+
+func (r *rangeLock) stickyIn(off, n int64) bool {
 	first, count := stripesOf(off, n)
 	for i := first; i < first+count; i++ {
 		if r.stripes[i%stripeCount].word.Load()&stripeSticky != 0 {
@@ -128,6 +131,9 @@ func (r *rangeLock) sticky(off, n int64) bool {
 // tryShared enters all stripes of the range, or none if one of them is contended.
 func (r *rangeLock) tryShared(off, n int64) bool {
 	first, count := stripesOf(off, n)
+	if count == 1 { // nearly always
+		return r.stripes[first].tryShared()
+	}
 	for i := first; i < first+count; i++ {
 		if !r.stripes[i%stripeCount].tryShared() {
 			r.leaveStripes(first, i-first)
@@ -176,15 +182,26 @@ func (r *rangeLock) leaveShared(off, n int64) {
 }
 
 func (r *rangeLock) leaveStripes(first, count int) {
+	if count == 1 {
+		if r.stripes[first].leaveShared() {
+			r.wake()
+		}
+		return
+	}
 	wake := false
 	for i := first; i < first+count; i++ {
-		w := r.stripes[i%stripeCount].word.Add(^uint64(0))
-		invariant.Check(w&sharedMask != sharedMask, "volume: a range is left that was not entered")
-		wake = wake || w&stripeContended != 0 && w&sharedMask == 0
+		wake = r.stripes[i%stripeCount].leaveShared() || wake
 	}
 	if wake {
 		r.wake()
 	}
+}
+
+// leaveShared reports whether somebody waits who may go on now.
+func (s *stripe) leaveShared() (wake bool) {
+	w := s.word.Add(^uint64(0))
+	invariant.Check(w&sharedMask != sharedMask, "volume: a range is left that was not entered")
+	return w&stripeContended != 0 && w&sharedMask == 0
 }
 
 // wake has the queue looked at.
@@ -228,6 +245,7 @@ func (r *rangeLock) leaveExclusive(off, n int64) {
 // bytes are not to be had.
 func (r *Request) lockRange(kind holdKind, off, n int64, then Step) Next {
 	invariant.Check(r.hold == holdNone, "volume: a request takes a second range")
+	r.use()
 	r.holdOff, r.holdLen = off, n
 	v := r.v
 	switch {
@@ -255,12 +273,17 @@ func (r *Request) haveRange() Next {
 
 // leaveRange gives back what lockRange took. Without such it does nothing.
 func (r *Request) leaveRange() {
+	if r.hold != holdNone {
+		r.giveRangeBack()
+	}
+}
+
+func (r *Request) giveRangeBack() {
 	kind := r.hold
 	r.hold = holdNone
-	switch kind {
-	case holdShared:
+	if kind == holdShared {
 		r.v.ranges.leaveShared(r.holdOff, r.holdLen)
-	case holdExclusive:
+	} else {
 		r.v.ranges.leaveExclusive(r.holdOff, r.holdLen)
 	}
 }
@@ -401,6 +424,7 @@ func (r *rangeLock) grantExclusive(set *stripeSet) bool {
 			return false
 		}
 	}
+	r.touched.Store(true)
 	for i := range r.stripes {
 		if set.has(i) {
 			r.stripes[i].word.Or(stripeSticky)

@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"reflect"
 	"sync/atomic"
 
 	"oneshot/backend"
@@ -54,6 +55,15 @@ type Step func(*Request) Next
 // The driver owns everything but the atomics and what is marked. Two things reach a request from
 // elsewhere: the store's completion (opDone), and a grant of what it waits for (granted).
 type Request struct {
+	transfer
+	work
+	used bool     // work is not zero
+	segs [][]byte // backs In and Out; kept over Release
+}
+
+// transfer is all of a request that touches nothing but lent memory: most requests to a store that
+// has some. It is small because every command clears it.
+type transfer struct {
 	client Client
 	home   *Volume
 	v      *Volume // home, but while a piece of a copy is elsewhere
@@ -61,10 +71,15 @@ type Request struct {
 	most   int     // bytes of the largest lease
 	batch  bool    // operations may wait for Kick
 	noLend bool    // no memory of the store to be sent or received into
+	fua    bool
+	writes bool // the transfer changes bytes
+	phase  phase
 
-	phase phase
 	then  Step // after the current wait
 	after Step // at the end of the transfer
+
+	off, n             int64 // the bytes of the store that the transfer is about
+	placeOff, placeLen int64 // of these, what is being placed between BeginPlace and End
 
 	// Err is how the transfer ended, valid in the step that follows it.
 	Err error
@@ -78,12 +93,13 @@ type Request struct {
 	// PlaceUnit, unless it is 0, says that the data go to the store's own memory, and Out is empty: they
 	// are placed with BeginPlace, in whole blocks of so many bytes. OutLen is a multiple of it.
 	PlaceUnit int
+}
 
-	off, n  int64 // the bytes of the store that the transfer is about
-	room    int64 // of these, bytes that are wanted
-	fua     bool
+// work is what a request needs that leases memory, has operations of the store, or waits. What begins
+// one of these calls use (TestReleased).
+type work struct {
+	room    int64 // of the bytes that the transfer is about, those that are wanted
 	op      backend.Op
-	segs    [][]byte  // backs In and Out; kept over Release
 	one     [1][]byte // backs op.Segs where it is a part of a lease
 	lease   *mem.Lease
 	scratch []byte // memory to look at the store's bytes in
@@ -101,7 +117,6 @@ type Request struct {
 	holdOff int64
 	holdLen int64
 	locked  Step // when it has the range
-	writes  bool // the transfer changes bytes
 
 	opDone   atomic.Bool
 	granted  atomic.Bool
@@ -111,6 +126,9 @@ type Request struct {
 	queueNext *Request // in rangeLock.queue, guarded by its mutex
 	queueKind holdKind // what it waits for there
 }
+
+// use notes that work is no longer zero.
+func (r *Request) use() { r.used = true }
 
 var _ backend.Corker = (*Request)(nil)
 
@@ -130,12 +148,11 @@ const (
 )
 
 // Begin makes r a request of client to v, in blocks of so many bytes, none of which is ever of two
-// writers. most is how many bytes the largest lease
-// has that it can get. With batch operations may wait for Volume.Kick. With noLend no memory of
-// the store is sent or received into.
+// writers. most is how many bytes the largest lease has that it can get. With batch operations may
+// wait for Volume.Kick. With noLend no memory of the store is sent or received into.
 func (r *Request) Begin(client Client, v *Volume, block, most int, batch, noLend bool) {
-	r.block = block
-	r.client, r.home, r.v, r.most, r.batch, r.noLend, r.Mismatch = client, v, v, most, batch, noLend, -1
+	r.client, r.home, r.v = client, v, v
+	r.block, r.most, r.batch, r.noLend, r.Mismatch = block, most, batch, noLend, -1
 }
 
 // Pulled says that Out has been filled. Due is false if nobody has asked for that.
@@ -191,18 +208,37 @@ func (r *Request) Resume(aborted bool) (next Next, due bool) {
 // Settle is the end of the request, except its memory: it gives back its range, and waits for
 // nothing any more.
 func (r *Request) Settle() {
-	r.leaveRange()
+	if r.used {
+		r.leaveRange()
+	}
 	r.phase = phaseIdle
 }
 
 // Release gives back what the request holds, and clears it for the next Begin.
 func (r *Request) Release() {
-	r.leaveRange()
-	r.DropMemory()
-	segs := r.segs[:cap(r.segs)]
-	clear(segs)
-	*r = Request{}
-	r.segs = segs[:0]
+	if r.used {
+		r.leaveRange()
+		r.DropMemory()
+		r.work, r.used = work{}, false
+	}
+	r.transfer = transfer{}
+	if segs := r.segs[:cap(r.segs)]; len(segs) == 1 { // a call of clear costs as much as the rest
+		segs[0] = nil
+	} else {
+		clear(segs)
+	}
+	r.segs = r.segs[:0]
+	if invariant.Enabled {
+		r.checkReleased()
+	}
+}
+
+// checkReleased sees that nothing is left which the next request could take for its own.
+func (r *Request) checkReleased() {
+	segs := r.segs
+	r.segs = nil
+	invariant.Check(reflect.ValueOf(r).Elem().IsZero(), "volume: a released request is the zero value")
+	r.segs = segs
 }
 
 // DropMemory gives the lease back.
@@ -216,6 +252,7 @@ func (r *Request) DropMemory() {
 // Park waits until somebody calls Grant. An aborted request gives the wait up with withdraw, which
 // reports false if the grant is on its way; nil: the grant is waited for in any case.
 func (r *Request) Park(withdraw func(*Request) bool, then Step) Next {
+	r.use()
 	r.withdraw, r.then, r.phase = withdraw, then, phaseParked
 	return Wait
 }
@@ -229,6 +266,14 @@ func (r *Request) Client() Client { return r.client }
 // Data is the memory that the request has leased: after Take, the data that were pulled.
 func (r *Request) Data() []byte { return r.lease.Bytes() }
 
+// Leased is how many bytes Data has; 0: the request has no memory.
+func (r *Request) Leased() int {
+	if r.lease == nil {
+		return 0
+	}
+	return len(r.lease.Bytes())
+}
+
 // Failed says which operation Err belongs to.
 func (r *Request) Failed() (off, n int64) { return r.op.Off, r.op.Len }
 
@@ -236,6 +281,7 @@ func (r *Request) Failed() (off, n int64) { return r.op.Off, r.op.Len }
 // request that waits for memory holds none, lest two wait for each other's.
 func (r *Request) Memory(n, extra int, then Step) Next {
 	invariant.Check(r.lease == nil, "volume: a request takes a second lease")
+	r.use()
 	r.want = [2]int{n, extra}
 	r.then = then
 	return r.getMemory()
@@ -294,6 +340,7 @@ func (r *Request) pullLent(n int, then Step) Next {
 // submit gives an operation on [off, off+n) to the store, with the first n bytes of buf if it
 // moves any, and goes on when it has completed, with its error in r.op.Err.
 func (r *Request) submit(kind backend.Kind, off, n int64, buf []byte, then Step) Next {
+	r.use()
 	r.op.Kind, r.op.Off, r.op.Len, r.op.Segs = kind, off, n, nil
 	if buf != nil {
 		r.one[0] = buf[:n]
@@ -340,6 +387,7 @@ func (r *Request) Cork() backend.Uncorker { return r.client.Cork() }
 
 // Yield lets the driver do something else before it goes on with the request.
 func (r *Request) Yield(then Step) Next {
+	r.use()
 	r.then = then
 	r.phase = phaseYield
 	r.client.Signal(&r.yielded)
@@ -373,11 +421,10 @@ func (r *Request) BeginPlace(at, n int) Placing {
 		return Placing{}
 	}
 	invariant.Check(at%r.PlaceUnit == 0 && n%r.PlaceUnit == 0 && at+n <= r.OutLen, "whole blocks of the data are placed")
-	p := Placing{v: r.v, off: r.off + int64(at), n: int64(n)}
-	p.v.ranges.enterSharedSpin(p.off, p.n)
-	r.segs = p.v.lender.Lend(r.segs[:0], p.off, p.n, true)
-	p.Segs = r.segs
-	return p
+	r.placeOff, r.placeLen = r.off+int64(at), int64(n)
+	r.v.ranges.enterSharedSpin(r.placeOff, r.placeLen)
+	r.segs = r.v.lender.Lend(r.segs[:0], r.placeOff, r.placeLen, true)
+	return Placing{Segs: r.segs, r: r}
 }
 
 // Place copies b to where the data from at on belong, with or without PlaceUnit.
@@ -397,17 +444,21 @@ func (r *Request) Place(at int, b []byte) {
 	p.End()
 }
 
-// Placing is what BeginPlace has lent, and all that End gives back. The zero value is nothing.
+// Placing is what BeginPlace has lent, and all that End gives back. The zero value is nothing. It is no
+// larger than what Go keeps in registers: to copy it by way of memory costs as much as the lock.
 type Placing struct {
-	Segs   [][]byte // to be filled
-	v      *Volume
-	off, n int64
+	Segs [][]byte // to be filled
+	r    *Request
 }
 
 // End ends what BeginPlace began. It is called once.
 func (p Placing) End() {
-	if p.v != nil {
-		p.v.lender.Commit(p.off, p.n)
-		p.v.ranges.leaveShared(p.off, p.n)
+	if p.r != nil {
+		p.r.endPlace()
 	}
+}
+
+func (r *Request) endPlace() {
+	r.v.lender.Commit(r.placeOff, r.placeLen)
+	r.v.ranges.leaveShared(r.placeOff, r.placeLen)
 }

@@ -6,12 +6,13 @@ import "oneshot/backend"
 // room for, in whole blocks. With fua the bytes come from the medium. They are in In.
 func (r *Request) Read(off, n, room int64, fua bool, then Step) Next {
 	r.after, r.fua, r.writes = then, fua, false
-	r.off, r.n, r.room = off, n, room
+	r.off, r.n = off, n
 	if r.v.lender != nil && !r.noLend && !r.v.ranges.sticky(off, n) {
 		r.segs = r.v.lender.Lend(r.segs[:0], off, room, false)
 		r.In = r.segs
-		return r.end(nil)
+		return then(r)
 	}
+	r.room = room
 	return r.Memory(int(n), 0, (*Request).readLock)
 }
 

@@ -23,7 +23,8 @@ type Store struct {
 	fd       int
 	sparse   bool
 	readOnly bool
-	resize   sync.Mutex // held while the size changes
+	resize   sync.Mutex   // held while the size changes
+	created  *unix.Stat_t // the file as Open has made it; nil: it was there before
 }
 
 var _ backend.Batcher = (*Store)(nil)
@@ -83,14 +84,33 @@ func Open(cfg Config) (*Store, error) {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("file store %s: %w", cfg.Path, err)
 	}
+	made := &Store{Store: s, fd: fd, sparse: cfg.Sparse, readOnly: cfg.ReadOnly}
 	if created {
 		log := cfg.Log
 		if log == nil {
 			log = slog.Default()
 		}
 		log.Info("file created", "path", cfg.Path, "bytes", s.Info().Size)
+		var st unix.Stat_t
+		if unix.Fstat(fd, &st) == nil {
+			made.created = &st
+		}
 	}
-	return &Store{Store: s, fd: fd, sparse: cfg.Sparse, readOnly: cfg.ReadOnly}, nil
+	return made, nil
+}
+
+// Undo removes the file if Open has created it and nobody has written to it since. It is for stores that
+// nobody gets to see, and comes before Close, for until then nobody else has the file's lock.
+func (s *Store) Undo() error {
+	if s.created == nil {
+		return nil
+	}
+	var st unix.Stat_t
+	if err := unix.Lstat(s.Path(), &st); err != nil || st.Dev != s.created.Dev || st.Ino != s.created.Ino ||
+		st.Mtim != s.created.Mtim || st.Size != s.created.Size || st.Blocks != s.created.Blocks {
+		return nil // it is another file, or somebody's by now
+	}
+	return os.Remove(s.Path())
 }
 
 func (cfg *Config) check() error {

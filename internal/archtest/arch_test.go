@@ -79,7 +79,7 @@ var rules = []rule{
 	{pkg: "server", may: []string{
 		"config", "mgmt", "isns", "transport/**", "iser", "iscsi", "iscsi/*", "scsi", "volume", "volume/access", "backend", "backend/**", "mem", "state", "internal/loglimit", "internal/version",
 	}},
-	{pkg: "initiator", may: []string{"iscsi/pdu", "iscsi/text", "iscsi/chap", "transport/rdma", "transport/rdma/*", "internal/iov", "internal/iserhdr", "mem"}},
+	{pkg: "initiator", may: []string{"iscsi/pdu", "iscsi/text", "iscsi/chap", "transport/rdma", "transport/rdma/*", "internal/iov", "internal/iserhdr", "internal/stream", "mem"}},
 	{pkg: "initiator/*", may: []string{"initiator"}},
 	{pkg: "cmd/target", may: []string{"server", "config", "config/migrate", "configs", "mgmt", "transport/rdma/verbs", "internal/command", "internal/loglimit", "internal/version"}}, // lists devices
 	{pkg: "cmd/*", may: []string{"server", "config", "configs", "mgmt", "initiator", "initiator/*", "internal/command", "internal/version"}},

@@ -1,6 +1,7 @@
 package login
 
 import (
+	"bytes"
 	"strings"
 
 	"oneshot/iscsi/pdu"
@@ -13,20 +14,25 @@ type Exchange struct {
 	cfg       *Config
 	params    *Params
 	discovery bool
-	list      func(target string, all bool) []text.Pair
+	list      func(target string, all bool) Records
 	// Private, if set, answers keys that are in no standard (X-…). False: it does not know
 	// the key.
 	Private func(key, value string) (answer string, ok bool)
 
 	collected text.Collector
-	busy      bool   // a sequence of requests or responses is under way
-	ttt       uint32 // of it
-	rest      []byte // of the answer, still to be sent
+	busy      bool    // a sequence of requests or responses is under way
+	ttt       uint32  // of it
+	rest      []byte  // of the answer, still to be sent
+	records   Records // what follows rest; nil: nothing does
 }
+
+// Records makes the answer to SendTargets bit by bit, so that a session keeps no list of thousands of
+// targets: it appends the records of the next target to b. False: there was none.
+type Records func(b []byte) ([]byte, bool)
 
 // NewExchange returns the state of a session without text requests. list returns the
 // records for SendTargets: of every target, or of the one that is named.
-func NewExchange(cfg *Config, p *Params, discovery bool, list func(target string, all bool) []text.Pair) *Exchange {
+func NewExchange(cfg *Config, p *Params, discovery bool, list func(target string, all bool) Records) *Exchange {
 	return &Exchange{cfg: cfg, params: p, discovery: discovery, list: list}
 }
 
@@ -59,14 +65,18 @@ func (x *Exchange) Step(req pdu.TextRequest, data []byte) (r pdu.TextResponseFie
 
 // end forgets the sequence under way.
 func (x *Exchange) end(reason pdu.RejectReason) pdu.RejectReason {
-	x.busy, x.rest, x.collected = false, nil, text.Collector{}
+	x.busy, x.rest, x.records, x.collected = false, nil, nil, text.Collector{}
 	return reason
 }
 
 // respond sends as much of the answer as one PDU holds.
 func (x *Exchange) respond(req pdu.TextRequest) (r pdu.TextResponseFields, answer []byte, reject pdu.RejectReason) {
-	n := min(len(x.rest), int(x.params.MaxRecvDataSegmentLength), maxPiece)
-	answer, x.rest = x.rest[:n], x.rest[n:]
+	most := min(int(x.params.MaxRecvDataSegmentLength), maxPiece)
+	for x.records != nil && len(x.rest) <= most {
+		x.next()
+	}
+	n := min(len(x.rest), most)
+	answer, x.rest = x.rest[:n], bytes.Clone(x.rest[n:]) // what is sent is not to be kept
 	r = pdu.TextResponseFields{
 		ITT: req.ITT(), TTT: pdu.ReservedTag, LUN: req.LUN(), DataSegmentLength: n, Continue: len(x.rest) > 0,
 		Final: req.Final() && len(x.rest) == 0,
@@ -80,6 +90,14 @@ func (x *Exchange) respond(req pdu.TextRequest) (r pdu.TextResponseFields, answe
 		r.TTT = x.ttt
 	}
 	return r, answer, 0
+}
+
+// next appends the records of the next target to the answer, and reports whether there was one.
+func (x *Exchange) next() (ok bool) {
+	if x.rest, ok = x.records(x.rest); !ok {
+		x.records = nil
+	}
+	return ok
 }
 
 // maxPiece is the longest data segment of a Text Response, whatever the initiator would take.
@@ -141,12 +159,9 @@ func (x *Exchange) sendTargets(value string) pdu.RejectReason {
 	if !all {
 		name = value
 	}
-	records := x.list(name, all && x.discovery)
-	if len(records) == 0 && !all && value != "" && !text.IsName(value) {
+	x.records = x.list(name, all && x.discovery)
+	if !x.next() && !all && value != "" && !text.IsName(value) {
 		return pdu.RejectInvalidPDUField
-	}
-	for _, r := range records {
-		x.rest = text.Append(x.rest, r.Key, r.Value)
 	}
 	return 0
 }

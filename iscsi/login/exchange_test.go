@@ -14,14 +14,27 @@ func newExchange(discovery bool) *Exchange {
 	cfg := DefaultConfig()
 	p := text.Defaults()
 	p.MaxRecvDataSegmentLength = 512
-	return NewExchange(&cfg, &p, discovery, func(name string, all bool) (list []text.Pair) {
+	return NewExchange(&cfg, &p, discovery, func(name string, all bool) Records {
+		var names []string
 		for _, t := range []string{"iqn.t:a", "iqn.t:" + strings.Repeat("b", 200)} {
 			if all || t == name || !discovery && name == "" && t == "iqn.t:a" {
-				list = append(list, text.Pair{Key: "TargetName", Value: t}, text.Pair{Key: "TargetAddress", Value: "[::1]:3260,1"})
+				names = append(names, t)
 			}
 		}
-		return list
+		return recordsOf(names)
 	})
+}
+
+// recordsOf are the records of targets.
+func recordsOf(names []string) Records {
+	return func(b []byte) ([]byte, bool) {
+		if len(names) == 0 {
+			return b, false
+		}
+		b = text.Append(text.Append(b, "TargetName", names[0]), "TargetAddress", "[::1]:3260,1")
+		names = names[1:]
+		return b, true
+	}
 }
 
 func ask(t *testing.T, x *Exchange, f pdu.TextRequestFields, data []byte) (pdu.TextResponseFields, []byte, pdu.RejectReason) {
@@ -184,5 +197,32 @@ func TestTextOfManyKeys(t *testing.T) {
 		if _, _, reject := ask(t, newExchange(true), fresh, join(keys...)); reject != want {
 			t.Errorf("%d keys: %v, want %v", n, reject, want)
 		}
+	}
+}
+
+// A session that asks for many targets keeps what one PDU takes of the answer, not all of it.
+func TestManyTargets(t *testing.T) {
+	const targets, segment = 10_000, 8 << 10
+	x := newExchange(true)
+	x.params.MaxRecvDataSegmentLength = segment
+	x.list = func(string, bool) Records {
+		var names []string
+		for i := range targets {
+			names = append(names, fmt.Sprintf("iqn.t:%d", i))
+		}
+		return recordsOf(names)
+	}
+	r, whole, reject := ask(t, x, fresh, join("SendTargets=All"))
+	for !r.Final && reject == 0 {
+		if cap(x.rest) > segment {
+			t.Fatalf("%d bytes are kept of the answer", cap(x.rest))
+		}
+		var piece []byte
+		r, piece, reject = ask(t, x, pdu.TextRequestFields{Final: true, TTT: r.TTT}, nil)
+		whole = append(whole, piece...)
+	}
+	pairs, err := text.Parse(whole)
+	if err != nil || reject != 0 || len(pairs) != 2*targets || pairs[2*targets-2].Value != fmt.Sprintf("iqn.t:%d", targets-1) {
+		t.Errorf("%d records, %v, %v", len(pairs), reject, err)
 	}
 }

@@ -4,6 +4,7 @@ package text
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/base64"
 	"encoding/hex"
 	"fmt"
@@ -75,13 +76,18 @@ func clip(b []byte) string { return string(b[:min(len(b), 40)]) }
 
 // Collector joins the text of a sequence of PDUs with the C bit (RFC 7143 §6.2). The zero
 // value is ready for use.
-type Collector struct{ buf []byte }
+type Collector struct {
+	// Max bounds the text in bytes; 0 means MaxSequence.
+	Max int
+
+	buf []byte
+}
 
 // Add takes the data segment of one PDU. When more is false, the text is complete and its
 // pairs are returned.
 func (c *Collector) Add(data []byte, more bool) ([]Pair, error) {
-	if len(c.buf)+len(data) > MaxSequence {
-		return nil, fmt.Errorf("more than %d bytes of text in one sequence", MaxSequence)
+	if most := cmp.Or(c.Max, MaxSequence); len(c.buf)+len(data) > most {
+		return nil, fmt.Errorf("more than %d bytes of text in one sequence", most)
 	}
 	if !more && len(c.buf) == 0 {
 		return Parse(data)

@@ -37,6 +37,13 @@ func TestCollector(t *testing.T) {
 	if _, err := c.Add([]byte{0}, true); err == nil {
 		t.Error("one more byte is taken")
 	}
+	large := Collector{Max: MaxSequence + 1}
+	if _, err := large.Add(make([]byte, MaxSequence+1), true); err != nil {
+		t.Errorf("with another bound: %v", err)
+	}
+	if _, err := large.Add([]byte{0}, true); err == nil {
+		t.Error("one byte more than another bound is taken")
+	}
 }
 
 func TestNumber(t *testing.T) {

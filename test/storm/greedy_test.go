@@ -3,6 +3,7 @@ package storm
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -26,13 +27,14 @@ func TestGreedy(t *testing.T) {
 		others += fmt.Sprintf(", {iqn: %sother-%d, luns: {}}", iqn, i)
 	}
 	d := start(t, `
-stores: {a: {type: memory, size: 16MiB}, b: {type: file, path: $DIR/b.img, size: 16MiB}}
-targets: [{iqn: `+iqn+`t, luns: {0: a, 1: b}}`+others+`]
+stores: {a: {type: memory, size: 16MiB}, b: {type: file, path: $DIR/b.img, size: 16MiB}, c: {type: memory, size: 1MiB}}
+targets: [{iqn: `+iqn+`t, luns: {0: a, 1: b, 2: c}}`+others+`]
 portals: [{listen: $PORTAL}]
 management: {socket: $DIR/socket}
 limits: {connections: 1024, login_timeout: 1h, nop_interval: 1h, nop_timeout: 1h, memory: 64MiB, memory_per_connection: 4MiB}
 `)
 	raiseDescriptors(t, 4000)
+	registerMany(d, 2)
 	g := &greedy{d, t, d.watch()}
 	for _, a := range []struct {
 		name  string
@@ -45,6 +47,8 @@ limits: {connections: 1024, login_timeout: 1h, nop_interval: 1h, nop_timeout: 1h
 		{"pings in discovery sessions, echoes unread", 120, g.echoesOfDiscovery},
 		{"pings in sessions, echoes unread", 120, g.echoes},
 		{"READs in the smallest segments, unread", 100, g.headers},
+		{"lists of registrations, unread", 100, g.registrations},
+		{"lists of registrations that all come due at once, unread", 100, g.registrationsAtOnce},
 		{"READs, unread, for more than all I/O memory", 150, g.hogs},
 	} {
 		g.works()
@@ -267,6 +271,78 @@ func (g *greedy) headers() {
 		conns = append(conns, c)
 	}
 	g.flood(conns, reads(0), 1)
+}
+
+// registerMany has a LUN of target t know as many registrations as it may, with the longest names.
+func registerMany(d *daemon, lun int) {
+	d.t.Helper()
+	s, err := d.login("t", nil)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	defer func() { _ = s.Close() }()
+	out := func(key, serviceActionKey uint64, flags byte, ids []byte) error {
+		list := binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, key), serviceActionKey)
+		list = append(list, 0, 0, 0, 0, flags, 0, 0, 0)
+		if ids != nil {
+			list = append(binary.BigEndian.AppendUint32(list, uint32(len(ids))), ids...)
+		}
+		cdb := []byte{0: 0x5f, 7: byte(len(list) >> 8), 8: byte(len(list)), 9: 0}
+		return s.Do(d.t.Context(), &initiator.Command{LUN: lun, CDB: cdb, Out: list, Attentions: 3})
+	}
+	const all, each, specIPT = 4095, 33, 0x08 // each: as many as fit into a parameter list of 8 KiB
+	for first := 0; first < all; first += each {
+		var ids []byte
+		for i := first; i < min(first+each, all); i++ {
+			name := fmt.Sprintf("%sregistered-%d-", iqn, i)
+			name += strings.Repeat("x", 223-len(name)) // RFC 7143 §4.2.7.1: the most that a name has
+			ids = append(ids, 0x05, 0, 0, 224)
+			ids = append(append(ids, name...), 0)
+		}
+		if err := out(0, 1, specIPT, ids); err != nil {
+			d.t.Fatalf("registration %d: %v", first, err)
+		}
+		if err := out(1, 0, 0, nil); err != nil { // so that it may register others again
+			d.t.Fatal(err)
+		}
+	}
+}
+
+// fullStatus is PERSISTENT RESERVE IN, READ FULL STATUS from LUN 2, as much of it as can be asked for.
+func fullStatus(sn int) []byte {
+	cdb := []byte{0: 0x5e, 1: 0x03, 7: 0xff, 8: 0xff, 15: 0}
+	f := pdu.SCSICommandFields{
+		Final: true, Read: true, Attr: pdu.AttrSimple, LUN: 2 << 48, ITT: uint32(sn), EDTL: 0xffff, CmdSN: serial.SN(sn), CDB: cdb,
+	}
+	return f.AppendTo(nil)
+}
+
+// registrations asks for the longest lists that a command makes of what the daemon knows.
+func (g *greedy) registrations() {
+	var all []byte
+	for k := range 128 {
+		all = append(all, fullStatus(1+k)...)
+	}
+	g.flood(g.askers("list", 32), all, 1)
+}
+
+// registrationsAtOnce has the commands wait for the first one of their window, which comes last.
+func (g *greedy) registrationsAtOnce() {
+	var all []byte
+	for k := 127; k >= 0; k-- {
+		all = append(all, fullStatus(1+k)...)
+	}
+	g.flood(g.askers("late", 32), all, 1)
+}
+
+// askers are sessions.
+func (g *greedy) askers(name string, n int) (conns []*net.TCPConn) {
+	for i := range n {
+		c := g.dial()
+		g.login(c, fmt.Sprint(name, i), false, "MaxRecvDataSegmentLength=262144\x00")
+		conns = append(conns, c)
+	}
+	return conns
 }
 
 // hogs ask for more than all I/O memory, and take nothing. Those who go on without taking anything

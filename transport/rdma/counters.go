@@ -37,6 +37,12 @@ type Counters struct {
 	PollingFound  uint64
 	PollingInVain uint64
 	Sleeps        uint64
+
+	// Copies are the times that the provider, or a store in memory behind it, has copied payload with the
+	// processor, one for each work request at most; BytesCopied are the bytes. What the kernel copies is
+	// not among them.
+	Copies      uint64
+	BytesCopied uint64
 }
 
 // field is a count with its name.
@@ -46,7 +52,7 @@ type field struct {
 }
 
 // fields lists the counts in the order of the struct.
-func (c *Counters) fields() [23]field {
+func (c *Counters) fields() [25]field {
 	return [...]field{
 		{"posts", &c.Posts},
 		{"works", &c.Works},
@@ -71,6 +77,8 @@ func (c *Counters) fields() [23]field {
 		{"polling_found", &c.PollingFound},
 		{"polling_in_vain", &c.PollingInVain},
 		{"sleeps", &c.Sleeps},
+		{"copies", &c.Copies},
+		{"bytes_copied", &c.BytesCopied},
 	}
 }
 

@@ -22,6 +22,12 @@
 // resources back before it delivers the message. So one post starts an I/O, and one
 // completion ends it. Where the peer has not agreed, neither flag may be used.
 //
+// # Endpoints
+//
+// The far end of a queue pair may be a store, or a part of one: Connect with its name. QueuePair.Endpoint
+// then tells what it is. Read, Write and the operations for endpoints reach it; it never posts anything
+// itself. Order and its rules O1 to O13 say what happens when, and what a completion promises.
+//
 // # Ownership
 //
 // Memory named by a work request belongs to the provider from Post until the request's
@@ -106,6 +112,19 @@ type Limits struct {
 	// device signal each of these requests, so that the rule of "Ownership" holds, and keeps
 	// the completions that the owner has not asked for to itself.
 	LateSource int
+
+	// Endpoints: Connect reaches endpoints.
+	Endpoints bool
+	// Orders are the bits that QueuePairConfig.Order may have. They mean something on endpoints.
+	Orders Order
+	// Flush: OpFlush, Barrier and Durable can be posted to endpoints.
+	Flush bool
+	// Atomics is against whom OpCompareSwap and OpFetchAdd are atomic.
+	Atomics Atomics
+	// Immediate is how many octets of immediate data a Write can carry: 0, 4 or 8.
+	Immediate int
+	// WriteDone is what the completion of an unmarked Write to a peer's memory says.
+	WriteDone WriteDone
 }
 
 // Source is what the completion of a Send or Write promises, beside that the provider does not read the
@@ -214,6 +233,8 @@ type QueuePairConfig struct {
 	Disconnected func(error)
 	// Context is the owner's; the provider returns it in completions.
 	Context any
+	// Order is how works of an endpoint may run and complete; Limits.Orders says what the device can do.
+	Order Order
 }
 
 // PeerEnder is a QueuePair that can tell sooner than Disconnected does whether the peer has closed its
@@ -236,6 +257,9 @@ type QueuePair interface {
 	PostReceive(rs []Receive) (int, error)
 	// OneShot returns what was agreed, or nil.
 	OneShot() *OneShot
+	// Endpoint describes the store at the far end, or is nil if the peer is an ordinary one. It does not
+	// change: an endpoint that changes ends its queue pairs.
+	Endpoint() *Endpoint
 	// Reads returns how many Reads may be outstanding at a time. More can be posted; they
 	// wait.
 	Reads() int
@@ -330,6 +354,8 @@ var (
 	ErrWindow = errors.New("rdma: the peer's window of advertised STags is used up")
 	// ErrDisconnected: the connection has ended or was never made.
 	ErrDisconnected = errors.New("rdma: not connected")
+	// ErrNoEndpoint: there is no endpoint of that name, or none for this user.
+	ErrNoEndpoint = errors.New("rdma: no such endpoint")
 	// ErrUnsupported: the device cannot do that; see Limits.
 	ErrUnsupported = errors.New("rdma: not supported by the device")
 )

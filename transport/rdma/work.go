@@ -26,9 +26,25 @@ const (
 	OpLocalInvalidate
 	// OpReceive is the completion of a Receive; it is not posted.
 	OpReceive
+
+	// The operations below are for endpoints (QueuePair.Endpoint).
+
+	// OpFlush makes durable everything written by this queue pair that is complete when it starts (O8).
+	// RemoteOffset and the length of SGL[0], if there is one, hint at the range that matters.
+	OpFlush
+	// OpCompareSwap replaces the 8 octets at RemoteOffset, a multiple of 8, by Operand if they are Compare.
+	// OpFetchAdd adds Operand to them, modulo 2⁶⁴. The numbers are in the byte order of the host. What was
+	// there before goes to SGL, one element of 8 octets. O13 says against whom they are atomic.
+	OpCompareSwap
+	OpFetchAdd
+	// OpDiscard has Length octets from RemoteOffset on read as zeroes from then on. The store gives the
+	// space back where it can.
+	OpDiscard
 )
 
-var opNames = [...]string{"Send", "Write", "Read", "Bind", "LocalInvalidate", "Receive"}
+var opNames = [...]string{
+	"Send", "Write", "Read", "Bind", "LocalInvalidate", "Receive", "Flush", "CompareSwap", "FetchAdd", "Discard",
+}
 
 func (o Opcode) String() string {
 	if int(o) < len(opNames) {
@@ -46,7 +62,8 @@ const (
 	Signaled Flags = 1 << iota
 	// Solicited marks a Send as worth an event at the peer.
 	Solicited
-	// Fence has the request wait for the Reads posted before it.
+	// Fence has the request wait for the Reads posted before it (RFC 5040 §5.5 rule 12). On an endpoint it
+	// waits for every request posted before it (O5), and is not executed if one of them has failed (O6).
 	Fence
 	// Inline has Post copy the memory, Limits.MaxInline bytes at most.
 	Inline
@@ -61,9 +78,21 @@ const (
 	// Close, with OpSend: the peer's provider frees STag, which it has advertised, before it
 	// delivers the message. All Reads from it must have completed; Writes need not.
 	Close
-	// RelaxedOrder lets a provider that can do so execute the request before earlier ones.
+	// RelaxedOrder lets a provider that can do so execute the request before earlier ones. On an endpoint
+	// that is FreeStart for this request alone (O10).
 	RelaxedOrder
+	// Barrier, on an endpoint: everything posted before is complete and durable before the request starts,
+	// and the request itself is durable when it completes (O7). It implies Fence.
+	Barrier
+	// Durable, on a Write, Discard or atomic operation of an endpoint: it is durable when it completes.
+	Durable
 )
+
+// ForEndpoints are the operations and flags that only an endpoint takes. A provider without endpoints
+// refuses them with a *WorkError; it is for providers.
+func (w *Work) ForEndpoints() bool {
+	return w.Op > OpReceive && w.Op <= OpDiscard || w.Flags&(Barrier|Durable) != 0
+}
 
 // SGE is an element of a scatter/gather list: memory of a registered region.
 type SGE struct {
@@ -78,8 +107,11 @@ type Work struct {
 	Flags Flags
 	SGL   []SGE
 
-	RemoteSTag   STag // OpWrite, OpRead
+	RemoteSTag   STag // OpWrite, OpRead, OpCompareSwap, OpFetchAdd, OpDiscard
 	RemoteOffset uint64
+	Length       int64  // OpDiscard: octets
+	Compare      uint64 // OpCompareSwap
+	Operand      uint64 // OpCompareSwap: the new value; OpFetchAdd: what is added
 
 	// STag: Invalidate, Close, OpLocalInvalidate: the STag meant. Advertise, OpBind: set by
 	// Post.
@@ -135,11 +167,25 @@ const (
 	StatusRemoteOperation
 	// StatusTransport: the peer does not answer, or broke the protocol.
 	StatusTransport
+
+	// The four below are of endpoints, and do not end the queue pair.
+
+	// StatusMedium: the medium could not read or write. Err wraps what the store says.
+	StatusMedium
+	// StatusSpace: the medium has no room for a write.
+	StatusSpace
+	// StatusFenced: the request had a Fence or Barrier, and was not executed, for a request before it has
+	// failed (O6).
+	StatusFenced
+	// StatusLost: durability was lost earlier: the store could not make durable what it had taken, and
+	// promises nothing until it is opened again.
+	StatusLost
 )
 
 var statusNames = [...]string{
 	"ok", "flushed", "message too long for its receive", "local protection error",
 	"remote access error", "remote operation error", "transport error",
+	"medium error", "no space", "fenced: a request before it has failed", "durability was lost earlier",
 }
 
 func (s Status) String() string {
@@ -171,6 +217,12 @@ type Completion struct {
 	Bytes     int  // of a Receive or Read
 	STag      STag // see Flags
 	QueuePair QueuePair
+	// Seq, of a Write, Discard or atomic operation on an endpoint, is its number: each takes the next one of
+	// its partition when it becomes visible. 0: the endpoint does not count.
+	Seq uint64
+	// Durable is the number up to which all of the partition's are known to be durable. It never goes back
+	// while the partition is open.
+	Durable uint64
 	// Err, if Status is not StatusOK, says more, for people. It may be nil.
 	Err error
 }

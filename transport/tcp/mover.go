@@ -137,7 +137,10 @@ const maxFree = 64
 func (m *Mover) FreeTask(it *iscsi.Task) {
 	t := of(it)
 	invariant.Check(m.rx.t != t, "a task is given back that takes the data segment under way")
-	t.out.reset()
+	if it.Write {
+		t.out.reset()
+	}
+	invariant.Check(!t.out.pulling && t.out.stash == nil && t.out.part == nil && t.out.recv == 0, "data-out is of commands with the W bit")
 	if len(m.free) < maxFree {
 		m.free = append(m.free, t)
 	}

@@ -162,7 +162,7 @@ func (m *Mover) readv() (n int, err error) {
 	var a aim
 	placing := x.busy && x.place > 0 && x.r == x.w
 	if placing {
-		a = m.aim()
+		m.aim(&a)
 	}
 	k := a.entries
 	if !a.cut {
@@ -179,7 +179,7 @@ func (m *Mover) readv() (n int, err error) {
 		return 0, err
 	}
 	if placing {
-		m.placed(a, got)
+		m.placed(&a, got)
 	}
 	x.w += n - got
 	return n, nil
@@ -188,14 +188,14 @@ func (m *Mover) readv() (n int, err error) {
 // aim says where the next bytes of the data segment go. In memory of the store only whole blocks
 // are placed, of which all bytes have come: they are read into it while no other writer gets at
 // them. What is a part of a block comes by way of the buffer.
-func (m *Mover) aim() (a aim) {
+func (m *Mover) aim(a *aim) {
 	x := &m.rx
 	o := &x.t.out
 	if o.unit == 0 {
 		a.entries, a.direct = o.dst.Fill(x.iov[:maxSegs], x.place)
 		invariant.Check(a.entries > 0, "a task takes data and has no memory for it")
 		a.cut = a.direct < x.place
-		return a
+		return
 	}
 	if o.partN > 0 {
 		a.part = min(o.unit-o.partN, x.place)
@@ -204,7 +204,7 @@ func (m *Mover) aim() (a aim) {
 	}
 	n := (min(x.place, m.unread()) - a.part) / o.unit * o.unit
 	if n <= 0 {
-		return a
+		return
 	}
 	a.placing = x.t.BeginPlace(o.got+a.part, n)
 	for _, seg := range a.placing.Segs[:min(len(a.placing.Segs), maxSegs-1)] {
@@ -212,7 +212,6 @@ func (m *Mover) aim() (a aim) {
 		a.entries++
 		a.direct += len(seg)
 	}
-	return a
 }
 
 // unread returns how many bytes have come and were not read; 0 if the socket does not tell.
@@ -357,7 +356,7 @@ func (m *Mover) segment() bool {
 
 // placed notes that n bytes of the segment were read to where they go, before the cursor of the
 // task's memory moves on.
-func (m *Mover) placed(a aim, n int) {
+func (m *Mover) placed(a *aim, n int) {
 	x := &m.rx
 	o := &x.t.out
 	x.place -= n

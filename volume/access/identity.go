@@ -3,7 +3,7 @@
 // commands: holders are values that are compared field by field.
 package access
 
-// Protocol is that of a transport, numbered as in SPC-4 §7.6.1.
+// Protocol is the protocol of a transport, numbered as in SPC-4 §7.6.1.
 type Protocol uint8
 
 // ISCSI is the protocol of initiators with iSCSI names, whatever carries it.
@@ -21,11 +21,15 @@ func (i Initiator) covers(o Initiator) bool {
 	return i == o || i.Port == "" && i.Protocol == o.Protocol && i.Name == o.Name
 }
 
-// Port is a target port: a portal group of a target.
+// Port is a target port: a portal group of a target. The zero value stands for every port: in some
+// protocols who registers does so whatever way it comes.
 type Port struct {
 	Target string // name of the target
 	Group  uint16 // tag of the portal group
 }
+
+// covers reports whether o is p, or p stands for every port.
+func (p Port) covers(o Port) bool { return p == o || p == Port{} }
 
 // Holder is who reaches a volume, and by which way: what registers and reserves.
 type Holder struct {
@@ -35,12 +39,12 @@ type Holder struct {
 
 // Registration is a registered holder. It outlives the session.
 type Registration struct {
-	Holder          // with an initiator that may stand for all of its ports
+	Holder          // with an initiator that may stand for all of its ports, and a port for all ports
 	Relative uint16 // relative target port identifier
 	Key      uint64
 }
 
 // Of reports whether h is registered by r.
 func (r *Registration) Of(h Holder) bool {
-	return r.Port == h.Port && r.Initiator.covers(h.Initiator)
+	return r.Port.covers(h.Port) && r.Initiator.covers(h.Initiator)
 }

@@ -461,7 +461,7 @@ func wantTerminate(cause ddp.Cause, offending []byte) []byte {
 	binary.BigEndian.PutUint16(b[2:], ctlTerm)
 	b[11], b[15] = 2, 1 // QN, MSN
 	b = append(b, cause.Layer()<<4|cause.Etype(), cause.Code(), 0, 0)
-	local := cause.Layer() == 2 || cause.Etype() == 0 // ours, or MPA's: of no message
+	local := cause.Layer() == 2 || cause.Layer() == 0 && cause.Etype() == 0 // MPA's, or RDMAP's own: of no message
 	if offending != nil && !local {
 		header := 18
 		if offending[2]&0x80 != 0 {

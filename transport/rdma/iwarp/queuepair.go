@@ -82,7 +82,7 @@ func (d *Device) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
 	if c.MaxSGE == 0 {
 		c.MaxSGE = maxSGE
 	}
-	if c.MaxSGE > maxSGE || c.MaxWork > maxWork || c.MaxRecv > maxWork {
+	if c.MaxSGE > maxSGE || c.MaxWork > maxWork || c.MaxRecv > maxWork || c.Order != rdma.OrderStrict {
 		return nil, rdma.ErrUnsupported
 	}
 	q := &queuePair{
@@ -114,6 +114,9 @@ func (d *Device) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
 
 // OneShot implements rdma.QueuePair.
 func (q *queuePair) OneShot() *rdma.OneShot { return q.shot }
+
+// Endpoint implements rdma.QueuePair: there are none.
+func (q *queuePair) Endpoint() *rdma.Endpoint { return nil }
 
 // Reads implements rdma.QueuePair.
 func (q *queuePair) Reads() int { return q.ord }

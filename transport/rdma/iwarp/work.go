@@ -125,6 +125,9 @@ func (q *queuePair) prepare(w *wqe, p *rdma.Work) (what string, err error) {
 	if p.Op != rdma.OpSend && p.Flags&sendOnly != 0 {
 		return "flag that only a Send may have", nil
 	}
+	if p.ForEndpoints() {
+		return "operation or flag that only an endpoint takes", nil
+	}
 	switch p.Op {
 	case rdma.OpSend:
 		return q.prepareSend(w, p)

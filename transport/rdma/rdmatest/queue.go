@@ -355,6 +355,12 @@ func testWrongWork(t *testing.T, p Pair) {
 		{"two meanings of STag", rdma.Work{Op: rdma.OpSend, SGL: mem, Flags: rdma.Invalidate | rdma.Close, STag: 1}},
 		{"invalidation of what cannot be", rdma.Work{Op: rdma.OpLocalInvalidate, STag: client.mem.STag()}},
 		{"Receive", rdma.Work{Op: rdma.OpReceive, SGL: mem}},
+		{"Flush", rdma.Work{Op: rdma.OpFlush}},
+		{"CompareSwap", rdma.Work{Op: rdma.OpCompareSwap, SGL: mem, RemoteSTag: stag, RemoteOffset: base}},
+		{"FetchAdd", rdma.Work{Op: rdma.OpFetchAdd, SGL: mem, RemoteSTag: stag, RemoteOffset: base}},
+		{"Discard", rdma.Work{Op: rdma.OpDiscard, Length: 8, RemoteSTag: stag, RemoteOffset: base}},
+		{"Barrier", rdma.Work{Op: rdma.OpWrite, Flags: rdma.Barrier, SGL: mem, RemoteSTag: stag, RemoteOffset: base}},
+		{"durable Write", rdma.Work{Op: rdma.OpWrite, Flags: rdma.Durable, SGL: mem, RemoteSTag: stag, RemoteOffset: base}},
 		{"unknown operation", rdma.Work{Op: 200}},
 	} {
 		server.receive(1, 0, 100)
@@ -377,6 +383,26 @@ func testWrongWork(t *testing.T, p Pair) {
 	check(t, foreign.Deregister())
 	check(t, readOnly.Deregister())
 	check(t, other.Close())
+}
+
+// Orders that the device does not have are refused, not ignored; an ordinary peer is no endpoint.
+func testOrders(t *testing.T, p Pair) {
+	client, server := connect(t, p, options{})
+	for _, e := range []*end{client, server} {
+		if p := e.qp.Endpoint(); p != nil {
+			t.Errorf("an ordinary peer is the endpoint %+v", p)
+		}
+	}
+	c := rdma.QueuePairConfig{Domain: client.dom, SendCQ: client.sends.cq, RecvCQ: client.recvs.cq, MaxWork: 4, MaxRecv: 4}
+	for o := rdma.Order(1); o < 2*rdma.FreeFinish; o++ {
+		if o&^p.Client.Limits().Orders == 0 {
+			continue
+		}
+		c.Order = o
+		if _, err := p.Client.NewQueuePair(c); !errors.Is(err, rdma.ErrUnsupported) {
+			t.Errorf("a queue pair of order %d: %v, want %v", o, err, rdma.ErrUnsupported)
+		}
+	}
 }
 
 func testWrongReceive(t *testing.T, p Pair) {

@@ -99,6 +99,7 @@ var cases = []testCase{
 	{"ReceivesFull", testReceivesFull},
 	{"WrongWork", testWrongWork},
 	{"WrongReceive", testWrongReceive},
+	{"Orders", testOrders},
 	{"Counters", testCounters},
 
 	{"ReadViolations", testReadViolations},

@@ -104,6 +104,9 @@ func (d *Device) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
 	if !ok1 || !ok2 || !ok3 || q.domain.dev != d || q.sendCQ.dev != d || q.recvCQ.dev != d {
 		return nil, errForeign
 	}
+	if c.Order != rdma.OrderStrict {
+		return nil, rdma.ErrUnsupported
+	}
 	if c.MaxWork < 1 || c.MaxWork > d.limits.MaxWork || c.MaxRecv > d.limits.MaxWork || q.maxSGE > d.limits.MaxSGE {
 		return nil, fmt.Errorf("verbs: a queue pair of %d work requests, %d receives and %d elements is more than %s can do: %+v",
 			c.MaxWork, c.MaxRecv, q.maxSGE, d.cfg.Name, d.limits)
@@ -181,6 +184,9 @@ func (q *queuePair) PostReceive(rs []rdma.Receive) (int, error) {
 
 // Revoke implements rdma.QueuePair. There is no one-shot here.
 func (q *queuePair) Revoke(rdma.STag, func()) error { return rdma.ErrUnsupported }
+
+// Endpoint implements rdma.QueuePair: there are none.
+func (q *queuePair) Endpoint() *rdma.Endpoint { return nil }
 
 // OneShot implements rdma.QueuePair.
 func (q *queuePair) OneShot() *rdma.OneShot { return nil }

@@ -123,6 +123,9 @@ func (q *queuePair) prepare(w *C.struct_os_work, p *rdma.Work, sges []C.struct_i
 	if p.Op != rdma.OpSend && p.Flags&sendOnly != 0 {
 		return sges, "flag that only a Send may have", nil
 	}
+	if p.ForEndpoints() {
+		return sges, "operation or flag that only an endpoint takes", nil
+	}
 	w.id, w.rkey, w.remote, w.flags = C.uint64_t(pos), C.uint32_t(p.RemoteSTag), C.uint64_t(p.RemoteOffset), sendFlags(p.Flags)
 	need := rdma.Access(0)
 	switch p.Op {

@@ -1,0 +1,33 @@
+package config
+
+var gotgtStore = storeType{
+	name: StoreGOTGT, read: (*decoder).gotgtStore, noun: "file",
+	place: func(s *Store) string {
+		if s.GOTGT.Plugin != "file" {
+			return "" // nobody but the plugin knows
+		}
+		return s.GOTGT.Path
+	},
+}
+
+// GOTGTStore is what a store on a plugin of gotgt has besides a size.
+type GOTGTStore struct {
+	// Plugin is the name under which the plugin is registered.
+	Plugin string
+
+	// Path is what the plugin is told to open, as it stands in the configuration unless the
+	// plugin is the one for files.
+	Path string
+}
+
+func (d *decoder) gotgtStore(o *object, s *Store) {
+	g := &GOTGTStore{}
+	s.GOTGT = g
+	if !o.text("plugin", &g.Plugin) && !o.has("plugin") {
+		d.errorf(s.Pos, "the gotgt store %q has no plugin: add one, such as plugin: file", s.Name)
+	}
+	if o.text("path", &g.Path) && g.Plugin == "file" {
+		g.Path = resolvePath(d.src.file, g.Path)
+	}
+	d.storeSize(o, s)
+}

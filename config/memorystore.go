@@ -1,0 +1,14 @@
+package config
+
+var (
+	memoryStore = storeType{name: StoreMemory, read: (*decoder).memoryStore}
+	nullStore   = storeType{name: StoreNull, read: (*decoder).memoryStore}
+)
+
+// memoryStore is a store that is nowhere but here.
+func (d *decoder) memoryStore(o *object, s *Store) {
+	if !o.has("size") {
+		d.errorf(s.Pos, "the %s store %q has no size: add one, such as size: 256MiB", s.Type, s.Name)
+	}
+	d.storeSize(o, s)
+}

@@ -1,0 +1,63 @@
+package config
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"strconv"
+)
+
+var sliceStore = storeType{name: StoreSlice, read: (*decoder).sliceStore}
+
+// SliceStore is a part of the store below.
+type SliceStore struct {
+	Offset int64 // bytes
+}
+
+func (d *decoder) sliceStore(o *object, s *Store) {
+	s.Slice = &SliceStore{}
+	d.below(o, s)
+	o.size("offset", &s.Slice.Offset)
+	d.storeSize(o, s)
+}
+
+// end is where a slice ends, as far as the configuration tells.
+func (s *Store) end() int64 {
+	switch {
+	case s.Size > 0:
+		return s.Slice.Offset + min(s.Size, math.MaxInt64-s.Slice.Offset)
+	case s.On.Size > 0:
+		return s.On.Size
+	}
+	return math.MaxInt64
+}
+
+// checkSlices refuses slices that have bytes in common, and those that the store below is too small
+// for.
+func (d *decoder) checkSlices(stores []Store) {
+	var list []*Store
+	for i := range stores {
+		if s := &stores[i]; s.Slice != nil && s.On != nil {
+			list = append(list, s)
+			if size := s.On.Size; size > 0 && (s.Slice.Offset >= size || s.Size > 0 && s.end() > size) {
+				d.errorf(s.Pos, "the slice %q ends at %d bytes, and the store %q has %d: make one of them fit", s.Name, max(s.end(), s.Slice.Offset), s.On.Name, size)
+			}
+		}
+	}
+	slices.SortStableFunc(list, func(a, b *Store) int { return cmp.Compare(a.Slice.Offset, b.Slice.Offset) })
+	for i, s := range list {
+		for _, before := range list[:i] {
+			if before.On == s.On && before.end() > s.Slice.Offset {
+				d.errorf(s.Pos, "the slices %q and %q have bytes in common: %q ends at %s and %q begins at %d: give it another offset, or the other a smaller size", before.Name, s.Name, before.Name, endText(before), s.Name, s.Slice.Offset)
+				break
+			}
+		}
+	}
+}
+
+func endText(s *Store) string {
+	if s.end() == math.MaxInt64 {
+		return "the end of " + s.On.Name
+	}
+	return strconv.FormatInt(s.end(), 10)
+}

@@ -1,0 +1,20 @@
+package server
+
+import (
+	"oneshot/backend"
+	"oneshot/backend/gotgt"
+	"oneshot/config"
+)
+
+var gotgtStore = storeType{
+	open: func(c *config.Store, o opening) (backend.Store, error) {
+		return opened(gotgt.Open(gotgt.Config{Plugin: c.GOTGT.Plugin, Path: c.GOTGT.Path, Size: c.Size, Log: o.log}))
+	},
+	medium: func(c *config.Store, _ string) string {
+		what := c.GOTGT.Path
+		if what == "" { // the plugin needs none, and every store is another one
+			return "gotgt " + c.Name
+		}
+		return "gotgt " + c.GOTGT.Plugin + " " + what
+	},
+}

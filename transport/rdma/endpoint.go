@@ -1,0 +1,123 @@
+package rdma
+
+import "time"
+
+// Order says how the works of one queue pair to one endpoint may run and complete. "<" below is the order of
+// posting. To ordinary peers all queue pairs are strict.
+//
+// A work is complete when its completion is in the queue. It is visible when every operation at the endpoint
+// that starts later, through whatever queue pair, sees its bytes: a Write, Discard or atomic operation that
+// is complete is visible. It is durable when its bytes are on the medium; in a store in memory nothing ever
+// is, and what waits for durability waits for nothing.
+//
+//   - O1: Strict: effects and completions are those of one work after the other, except that a Write may
+//     become visible before an earlier Read has read (RFC 5040 §5.5). A fence forbids that.
+//   - O2: FreeStart: works without a fence start in any order and in parallel, even on the same octets.
+//     Overlapping Writes leave, octet by octet, the bytes of either. A Read that overlaps one reads, octet by
+//     octet, old or new.
+//   - O3: FreeFinish: completions come in any order, each signalled work exactly once, as soon as it is
+//     complete. Without it they come in the order of posting, though works ran in parallel.
+//   - O4: FreeFinish without FreeStart: works start in order, and each is reported as it ends.
+//   - O5: Fence on w: w starts when all works < w are complete, in whatever way they ended. Works > w are not
+//     held back: who wants w1 < w2 < w3 fences w2 and w3.
+//   - O6: Broken chain: if a work since the last fence has failed, a work with Fence or Barrier is not
+//     executed and completes with StatusFenced. The fence counts as seen, and the next may run. So a commit
+//     record never follows a lost body.
+//   - O7: Barrier on w: before w starts all works < w are complete and their effects durable; w itself is
+//     durable when it completes. Barrier implies Fence.
+//   - O8: OpFlush makes durable the works that were complete when it started; with Fence, all works < it. On a
+//     strict queue pair it is always fenced.
+//   - O9: Between queue pairs, whatever their providers: w2, posted after the completion of w1 was polled,
+//     sees w1. Nothing else.
+//   - O10: RelaxedOrder on a work of a strict queue pair is FreeStart for that work; its completion stays in
+//     order.
+//   - O11: Unsignalled with FreeFinish: there is no completion if the work ends well, and no later one stands
+//     for it. Its memory is the owner's again after the completion of a later work with Fence.
+//   - O12: Durable never comes before visible. What completed with StatusOK and Durable, or is covered by a
+//     flush that completed, outlives a power cut. Without either it may vanish as a whole or in part, unit by
+//     unit.
+//   - O13: Atomic operations are atomic among those of the endpoint, whatever the queue pair, and against
+//     COMPARE AND WRITE of a logical unit on the same volume; where the store is memory that it lends, also
+//     against single stores of 8 octets. Never against a longer Write.
+type Order uint8
+
+// OrderStrict is one after the other (O1). It is the default.
+const OrderStrict Order = 0
+
+// The freedoms, which may be combined.
+const (
+	FreeStart  Order = 1 << iota // O2
+	FreeFinish                   // O3
+)
+
+// Rights are what a queue pair may do at an endpoint.
+type Rights uint8
+
+// The rights, with the letters that partition tables use.
+const (
+	RightRead    Rights = 1 << iota // r: OpRead
+	RightWrite                      // w: OpWrite
+	RightFlush                      // f: OpFlush, Barrier, Durable
+	RightAtomics                    // a: OpCompareSwap, OpFetchAdd
+	RightDiscard                    // d: OpDiscard
+	RightManage                     // m: changes of the partition itself
+
+	AllRights = RightRead | RightWrite | RightFlush | RightAtomics | RightDiscard | RightManage
+)
+
+const rightLetters = "rwfadm"
+
+// String returns the letters of the rights.
+func (r Rights) String() string {
+	var b []byte
+	for i := range len(rightLetters) {
+		if r&(1<<i) != 0 {
+			b = append(b, rightLetters[i])
+		}
+	}
+	return string(b)
+}
+
+// Durability is what a flush of an endpoint outlives.
+type Durability uint8
+
+const (
+	DurabilityNone    Durability = iota // nothing: the bytes go with the process
+	DurabilityProcess                   // the end of the process that serves it
+	DurabilityMedium                    // a power cut
+)
+
+func (d Durability) String() string {
+	return [...]string{"none", "process", "medium"}[d]
+}
+
+// Endpoint describes the store at the far end of a queue pair.
+type Endpoint struct {
+	Name       string // STORE/PARTITION
+	UUID       string // of the partition, RFC 9562 §4; empty: it has none
+	STag       STag   // RemoteSTag of all works, of this queue pair alone
+	Base       uint64 // RemoteOffset of its first octet
+	Size       int64  // octets
+	Unit       int    // RemoteOffset, as far as it differs from Base, and lengths are multiples of so many octets
+	Rights     Rights // granted
+	Durability Durability
+	Direct     bool          // Reads and Writes reach the memory by themselves; then Writes have no Seq
+	Aging      time.Duration // the store flushes by itself so often that a Write is durable after that; 0: it does not
+}
+
+// Atomics is against whom atomic operations are atomic (O13).
+type Atomics uint8
+
+const (
+	AtomicsNone   Atomics = iota // there are none
+	AtomicsDevice                // among those through this device
+	AtomicsAll                   // among all, whatever the device, and against COMPARE AND WRITE
+)
+
+// WriteDone is what the completion of an unmarked Write to the memory of an ordinary peer says.
+type WriteDone uint8
+
+const (
+	WriteSent   WriteDone = iota // it is on its way
+	WritePlaced                  // the bytes are in the peer's memory
+)
