@@ -222,7 +222,7 @@ func boot(t *testing.T) *system {
 	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(socket) })
 	m, err := machine.Boot(&machine.Image{Kernel: kernels[0], Initramfs: initrd}, socket,
-		"-append", "root=/dev/vda rw console=ttyS0 no_timer_check mitigations=off tsc=reliable nowatchdog quiet net.ifnames=0 panic=-1",
+		"-append", machine.KernelArguments("root=/dev/vda", "rw"),
 		"-drive", "file="+image+",if=virtio,format=raw,cache=unsafe",
 		"-netdev", "user,id=forward,net=10.0.3.0/24,hostfwd=tcp:"+forward+"-"+address+":3260", "-device", "virtio-net-pci,netdev=forward")
 	must(t, err)

@@ -60,8 +60,7 @@ portals:
 		"-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "1024",
 		"-nodefaults", "-display", "none", "-no-reboot",
 		"-kernel", filepath.Join(out, "vmlinuz"), "-initrd", filepath.Join(out, "initramfs.gz"),
-		"-append", "console=ttyS0 no_timer_check mitigations=off tsc=reliable nowatchdog quiet net.ifnames=0 panic=-1 " +
-			"oneshot.ip=10.8.0.2/24 oneshot.mtu=9000 oneshot.config=/dev/vda:/target.yaml",
+		"-append", machine.KernelArguments("oneshot.ip=10.8.0.2/24", "oneshot.mtu=9000", "oneshot.config=/dev/vda:/target.yaml"),
 		"-netdev", "socket,id=lan,connect=" + lan, "-device", "virtio-net-pci,netdev=lan,mac=52:54:00:08:00:02,host_mtu=9000",
 		"-drive", "file=" + disk + ",format=raw,if=virtio",
 		"-serial", "file:" + filepath.Join(dir, "console"), "-qmp", "unix:" + filepath.Join(dir, "qmp") + ",server=on,wait=off",

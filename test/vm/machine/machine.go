@@ -52,7 +52,7 @@ func Boot(img *Image, dir string, more ...string) (*Machine, error) {
 		"-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "2048", // libiscsi 1.19 gives nothing back
 		"-nodefaults", "-display", "none", "-no-reboot",
 		"-kernel", img.Kernel, "-initrd", img.Initramfs,
-		"-append", "console=ttyS0 no_timer_check mitigations=off tsc=reliable nowatchdog quiet net.ifnames=0 panic=-1",
+		"-append", KernelArguments(),
 		"-serial", "file:" + m.console,
 		"-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net",
 		"-device", "virtio-serial-pci", "-chardev", "socket,id=agent,server=on,wait=off,path=" + socket,
