@@ -7,7 +7,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"oneshot/mgmt"
 	"oneshot/test/targettest"
@@ -85,10 +84,8 @@ func (g *twoGroups) group(portal string) int {
 // until waits for something.
 func (g *twoGroups) until(what string, happens func() bool) {
 	g.t.Helper()
-	for deadline := time.Now().Add(2 * time.Minute); !happens(); {
-		if time.Now().After(deadline) {
-			g.t.Fatalf("there are no %s: %v\n%s%s", what, g.transfers(), guest.run(g.t, "multipathd", "show", "topology"), guest.Log())
-		}
+	if !await(happens) {
+		g.t.Fatalf("there are no %s: %v\n%s%s", what, g.transfers(), guest.run(g.t, "multipathd", "show", "topology"), guest.Log())
 	}
 }
 

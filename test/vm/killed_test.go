@@ -1,9 +1,9 @@
 package vm
 
 import (
+	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"oneshot/mgmt"
 	"oneshot/test/targettest"
@@ -50,16 +50,13 @@ management: {socket: $DIR/socket}
 	other.Stop()
 	tg.WaitLog(t.Context(), "connection lost")
 
-	deadline := time.Now().Add(time.Minute)
-	for {
-		after, sessions := status().Buffers, sessions(t, client)
-		now := descriptors(t, tg)
-		if after.InUse == before.InUse && after.Leases == before.Leases && sessions == 0 && now == open {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%d sessions; %d descriptors, %d before; %+v, before %+v", sessions, now, open, after, before)
-		}
+	var left string
+	if !await(func() bool {
+		after, sessions, now := status().Buffers, sessions(t, client), descriptors(t, tg)
+		left = fmt.Sprintf("%d sessions; %d descriptors, %d before; %+v, before %+v", sessions, now, open, after, before)
+		return after.InUse == before.InUse && after.Leases == before.Leases && sessions == 0 && now == open
+	}) {
+		t.Fatal(left)
 	}
 }
 

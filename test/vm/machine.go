@@ -65,3 +65,18 @@ func (m *guestMachine) fails(t *testing.T, argv ...string) string {
 	}
 	return out
 }
+
+// await looks until what it looks for is there, of which nobody tells it, and reports whether it came. The
+// guest has the processors between two looks.
+func await(there func() bool) bool {
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for over := time.After(runTime); !there(); {
+		select {
+		case <-tick.C:
+		case <-over:
+			return false
+		}
+	}
+	return true
+}

@@ -60,17 +60,22 @@ management: {socket: /tmp/oneshot.sock}
 func disk(t *testing.T, n int, known []string) string {
 	t.Helper()
 	i := &iscsi{t: t}
-	for {
+	var found string
+	if !await(func() bool {
 		names := diskLine.FindAllStringSubmatch(i.adm("session", "-P", "3"), -1)
 		if len(names) != n {
-			continue // the kernel is still looking
+			return false // the kernel is still looking
 		}
 		for _, m := range names {
 			if dev := sys(t, m[2], "dev"); !strings.Contains(strings.Join(known, " "), dev) {
-				return dev
+				found = dev
 			}
 		}
+		return found != ""
+	}) {
+		t.Fatalf("there are no %d disks\n%s", n, guest.Log())
 	}
+	return found
 }
 
 // cutPath closes the portal of a path, and ends its session.

@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 )
 
 // inFile is a configuration with a file store in the guest, and one target of it.
@@ -180,15 +179,14 @@ func (g *guestTarget) idle(d rdmaDevice) string {
 // until waits for the daemon to hold what is wanted.
 func (g *guestTarget) until(d rdmaDevice, want string, is func(string) bool) string {
 	g.t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; {
-		now := g.holds(d)
-		if is(now) {
-			return now
-		}
-		if time.Now().After(deadline) {
-			g.t.Fatalf("the target holds %s; want %s", now, want)
-		}
+	var now string
+	if !await(func() bool {
+		now = g.holds(d)
+		return is(now)
+	}) {
+		g.t.Fatalf("the target holds %s; want %s", now, want)
 	}
+	return now
 }
 
 // holdsAgain waits for the daemon to hold what it held before.
