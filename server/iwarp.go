@@ -29,7 +29,7 @@ func (f *iwarpFront) open(p *config.Portal, replaces []portal) (portal, error) {
 	if err != nil {
 		return nil, err
 	}
-	l, err := listenTCP("tcp", p.Address(), listeners(replaces)...)
+	l, err := listenTCP(p.Network(), p.Address(), listeners(replaces)...)
 	if err != nil {
 		f.devices.release(d)
 		return nil, err

@@ -98,3 +98,19 @@ portals: [{transport: tcp, listen: "` + address + `"}]
 		t.Error(err)
 	}
 }
+
+// A portal on all addresses of one IP version has none of the other.
+func TestPortalsOfOneVersion(t *testing.T) {
+	for _, transport := range []string{"tcp", "iwarp"} {
+		for address, want := range map[string]string{"0.0.0.0:0": "0.0.0.0:", "[::]:0": "[::]:"} {
+			r := serve(t, `
+stores: {m: {type: memory, size: 1MiB}}
+targets: [{iqn: "iqn.2026-11.example.oneshot:a", luns: {0: m}}]
+portals: [{transport: `+transport+`, listen: "`+address+`"}]
+`)
+			if got := r.Addrs()[0].String(); !strings.HasPrefix(got, want) {
+				t.Errorf("%s: a portal at %s listens at %s", transport, address, got)
+			}
+		}
+	}
+}
