@@ -53,12 +53,15 @@ func joinAddrs(addrs []net.Addr) string {
 	return strings.Join(texts, ", ")
 }
 
-// reachable returns the first TCP portal as an address to connect to from this
-// machine: for all addresses it takes the loopback one.
+// reachable returns the address of the first TCP portal: the one that discovery tells initiators, where that is
+// configured, else one to connect to from this machine, which for all addresses is the loopback one.
 func reachable(c *config.Config, addrs []net.Addr) string {
 	for i, p := range c.Portals {
 		if p.Transport != config.TransportTCP || i >= len(addrs) {
 			continue
+		}
+		if p.Advertise != "" {
+			return p.Advertise
 		}
 		bound, err := netip.ParseAddrPort(addrs[i].String())
 		if err != nil {

@@ -127,6 +127,19 @@ iqn.2026-11.example.oneshot:demo
   qemu-img info iscsi://127.0.0.1:3260/iqn.2026-11.example.oneshot:demo/0
   qemu-system-x86_64 -drive file=iscsi://127.0.0.1:3260/iqn.2026-11.example.oneshot:demo/0,format=raw,if=virtio
 `},
+		{"behind a translated address", `
+stores: {a: {type: memory, size: 1MiB}}
+targets: [{iqn: iqn.2026-11.example.oneshot:demo}]
+portals: [{listen: "10.0.2.15", advertise: storage.example.com}]
+`, []net.Addr{addr("10.0.2.15:3260")}, `serving 1 target at 10.0.2.15:3260
+
+Which targets there are
+  iscsiadm -m discovery -t sendtargets -p storage.example.com:3260
+  iscsi-ls -s iscsi://storage.example.com:3260
+
+iqn.2026-11.example.oneshot:demo
+  iscsiadm -m node -T iqn.2026-11.example.oneshot:demo -p storage.example.com:3260 --login
+`},
 		{"secrets and limits", `
 stores: {a: {type: memory, size: 1MiB}}
 targets:
