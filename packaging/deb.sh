@@ -47,6 +47,7 @@ done
 (cd "$here/.." && find README.md mgmt/API.md docs -name '*.md' -o -name '*.svg') | while read -r page; do
 	put 644 "$here/../$page" "usr/share/doc/oneshot/$page"
 done
+put 755 "$here/../scripts/soft-roce.sh" usr/share/doc/oneshot/scripts/soft-roce.sh # docs/rdma.md runs it from there
 put 644 "$here/debian/copyright" usr/share/doc/oneshot/copyright
 gzip -9nc "$here/debian/NEWS" > "$docs/NEWS"
 put 644 "$docs/NEWS" usr/share/doc/oneshot/NEWS.Debian.gz

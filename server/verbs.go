@@ -300,7 +300,7 @@ func usableDevices() ([]string, error) {
 	case problems != nil:
 		return nil, fmt.Errorf("no RDMA device can be used: %w", problems)
 	}
-	return nil, errors.New("there is no RDMA device: scripts/soft-roce.sh up makes one of a network interface")
+	return nil, errors.New("there is no RDMA device: \"rdma link add rxe0 type rxe netdev eth0\" makes one of the network interface eth0")
 }
 
 // use opens a device, unless it is open.

@@ -18,7 +18,9 @@ func rdmaCommand() *cobra.Command {
 Portals with "transport: verbs" use them; "device" in a portal is a name from this
 list, or any. What stands in the way is said with what to do about it.
 
-scripts/soft-roce.sh makes a device of an ordinary network interface.`,
+This makes a device of an ordinary network interface, with the command of iproute2:
+
+  rdma link add rxe0 type rxe netdev eth0`,
 		Args:                  noArgs,
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -34,7 +36,7 @@ scripts/soft-roce.sh makes a device of an ordinary network interface.`,
 // writeDevices writes a row for each port, then what the devices can do, then what is wrong.
 func writeDevices(w io.Writer, devices []verbs.Info) error {
 	if len(devices) == 0 {
-		_, err := fmt.Fprintln(w, "There is no RDMA device. `scripts/soft-roce.sh up` makes one of a network interface.")
+		_, err := fmt.Fprintln(w, "There is no RDMA device. `rdma link add rxe0 type rxe netdev eth0` makes one of the network interface eth0.")
 		return err
 	}
 	t := newTable(w)

@@ -16,7 +16,7 @@ func TestWriteDevices(t *testing.T) {
 		devices []verbs.Info
 		want    string
 	}{
-		{"none", nil, "There is no RDMA device. `scripts/soft-roce.sh up` makes one of a network interface.\n"},
+		{"none", nil, "There is no RDMA device. `rdma link add rxe0 type rxe netdev eth0` makes one of the network interface eth0.\n"},
 		{"two", []verbs.Info{
 			{
 				Name: "rxe0", Transport: "RoCE", Ports: []verbs.Port{{Number: 1, State: "ACTIVE", LinkLayer: "Ethernet", Rate: "2.5 Gb/sec (1X SDR)", NetDev: "eth0"}},

@@ -151,7 +151,7 @@ func find(name string) (*C.struct_ibv_context, bool, error) {
 		return ctx, C.os_is_iwarp(dev) != 0, nil
 	}
 	if n == 0 {
-		return nil, false, fmt.Errorf("verbs: there is no RDMA device %s, nor any other: scripts/soft-roce.sh up makes one of a network interface", name)
+		return nil, false, fmt.Errorf("verbs: there is no RDMA device %s, nor any other: \"rdma link add rxe0 type rxe netdev eth0\" makes one of the network interface eth0", name)
 	}
 	return nil, false, fmt.Errorf("verbs: there is no RDMA device %s; there are %v", name, names)
 }

@@ -38,7 +38,7 @@ const sysfs = "/sys/class/infiniband"
 func Devices() ([]Info, error) {
 	entries, err := os.ReadDir(sysfs)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, errors.New("this kernel has no RDMA (there is no " + sysfs + "): load ib_core, or rdma_rxe for soft-RoCE; scripts/soft-roce.sh up does the latter")
+		return nil, errors.New("this kernel has no RDMA (there is no " + sysfs + "): load the driver of the card, or make a soft-RoCE device of a network interface with \"rdma link add rxe0 type rxe netdev eth0\"")
 	}
 	if err != nil {
 		return nil, err
