@@ -103,7 +103,7 @@ func (d *decoder) parse() ast.Node {
 		}
 	}
 	if len(bodies) == 0 {
-		d.errorf(d.at(1, 1), "the file holds no configuration: it needs stores, targets and portals; configs/minimal.yaml is a start")
+		d.errorf(d.at(1, 1), "the file holds no configuration: it needs stores and targets, such as {stores: {disk: {type: memory, size: 64MiB}}, targets: [{iqn: iqn.2026-11.com.example:disk, luns: {0: disk}}]}")
 		return nil
 	}
 	if len(bodies) > 1 {

@@ -308,6 +308,9 @@ func parseListen(text string) (netip.AddrPort, error) {
 		return netip.AddrPortFrom(netip.Addr{}, uint16(number)), nil
 	}
 	addr, err := netip.ParseAddr(host)
+	if n, e := strconv.ParseUint(text, 10, 16); e == nil && n > 0 {
+		return netip.AddrPort{}, fmt.Errorf("%q is a port without an address: write 127.0.0.1:%s, or *:%s for all addresses", text, text, text)
+	}
 	if a, p, ok := ambiguous(text); ok {
 		return netip.AddrPort{}, fmt.Errorf("%q may be an address, or an address and a port: write [%s]:%s if %s is the port, else [%s]", text, a, p, p, text)
 	}

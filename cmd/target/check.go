@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 	"text/tabwriter"
 
@@ -167,6 +168,25 @@ func storeSize(s *config.Store) string {
 	return config.FormatSize(s.Size)
 }
 
+// fileState says what is to be known of a file before it is opened.
+func fileState(f *config.FileStore) []string {
+	info, err := os.Stat(f.Path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && !f.Create:
+		return []string{"missing"}
+	case errors.Is(err, fs.ErrNotExist):
+		if _, err := os.Stat(filepath.Dir(f.Path)); errors.Is(err, fs.ErrNotExist) {
+			return []string{"cannot be created: there is no directory " + filepath.Dir(f.Path)}
+		}
+		return []string{"to be created"}
+	case err == nil && info.IsDir():
+		return []string{"is a directory"}
+	case err == nil && !info.Mode().IsRegular():
+		return []string{"not a regular file"}
+	}
+	return nil
+}
+
 // storeDetails is the last column of a store.
 func storeDetails(s *config.Store) string {
 	var words []string
@@ -179,9 +199,7 @@ func storeDetails(s *config.Store) string {
 			words = append(words, "direct")
 		}
 		words = append(words, ioWords(f.IO)...)
-		if _, err := os.Stat(f.Path); errors.Is(err, fs.ErrNotExist) {
-			words = append(words, map[bool]string{true: "to be created", false: "missing"}[f.Create])
-		}
+		words = append(words, fileState(f)...)
 	}
 	if v := s.Device; v != nil {
 		words = append(words, v.Path, string(v.Cache))
@@ -189,6 +207,12 @@ func storeDetails(s *config.Store) string {
 			words = append(words, "direct")
 		}
 		words = append(words, ioWords(v.IO)...)
+		switch info, err := os.Stat(v.Path); {
+		case errors.Is(err, fs.ErrNotExist):
+			words = append(words, "missing")
+		case err == nil && (info.Mode()&fs.ModeDevice == 0 || info.Mode()&fs.ModeCharDevice != 0):
+			words = append(words, "not a block device")
+		}
 	}
 	if g := s.GOTGT; g != nil {
 		words = append(words, "plugin "+g.Plugin)

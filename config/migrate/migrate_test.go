@@ -324,3 +324,16 @@ func FuzzImport(f *testing.F) {
 		}
 	})
 }
+
+// A configuration of another target is told by its name, not by each line that is no line of tgt's.
+func TestForeignConfigurations(t *testing.T) {
+	for want, text := range map[string]string{
+		"SCST":           "HANDLER vdisk_fileio {\n  DEVICE disk01 {\n    filename /srv/x\n  }\n}\nTARGET_DRIVER iscsi {\n  enabled 1\n}\n",
+		"istgt":          "[Global]\n  NodeBase \"iqn.2007-09.jp.ne.peach.istgt\"\n[PortalGroup1]\n  Portal DA1 127.0.0.1:3260\n",
+		"oneshot itself": "stores:\n  disk: {type: memory, size: 64MiB}\ntargets:\n  - iqn: iqn.2026-11.example.oneshot:disk\n",
+	} {
+		if _, err := Import("x", []byte(text), nil); err == nil || !strings.Contains(err.Error(), "looks like a configuration of "+want+",") || len(err.Error()) > 200 {
+			t.Errorf("%s: %v", want, err)
+		}
+	}
+}

@@ -157,6 +157,9 @@ func (m *model) readTGT(text string) error {
 		}
 	}
 	if len(m.targets) == 0 {
+		if name := foreign(list); name != "" {
+			return fmt.Errorf("it looks like a configuration of %s, which import does not read: it reads those of targetcli (LIO) and of tgt", name)
+		}
 		return m.nothing()
 	}
 	if server := isns["isnsserverip"]; strings.EqualFold(isns["isns"], "on") && server != "" {
@@ -167,6 +170,21 @@ func (m *model) readTGT(text string) error {
 	m.remark("tgtd gets its addresses from its command line: check portals")
 	m.remark("disks get new names (WWN): initiators that mount by the UUID or label of a file system find it again; check multipath and /dev/disk/by-id")
 	return nil
+}
+
+// foreign names the target whose configuration the list seems to be; empty: not known.
+func foreign(list []directive) string {
+	for _, d := range list {
+		switch {
+		case d.name == "handler", d.name == "target_driver":
+			return "SCST"
+		case strings.HasPrefix(d.name, "[portalgroup"), strings.HasPrefix(d.name, "[logicalunit"):
+			return "istgt"
+		case d.name == "stores:", d.name == "targets:":
+			return "oneshot itself"
+		}
+	}
+	return ""
 }
 
 // nothing says that there is no target, and, in the same line, what else was noted.
