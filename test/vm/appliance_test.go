@@ -5,12 +5,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	client "oneshot/initiator"
 	"oneshot/test/vm/machine"
 )
 
@@ -70,6 +72,12 @@ portals:
 // boot starts the machine and waits until its portals are open.
 func (a *appliance) boot(portals int) {
 	a.t.Helper()
+	a.bootUntil(`"portal open"`, portals)
+}
+
+// bootUntil starts the machine and waits until its console has said something n times.
+func (a *appliance) bootUntil(text string, n int) {
+	a.t.Helper()
 	_ = os.Remove(a.console)
 	a.qemu = exec.Command("qemu-system-x86_64", a.args...)
 	a.qemu.Stderr = os.Stderr
@@ -83,7 +91,7 @@ func (a *appliance) boot(portals int) {
 		close(done)
 	}(a.qemu, a.exited)
 	a.t.Cleanup(a.cut)
-	a.until(`"portal open"`, portals)
+	a.until(text, n)
 }
 
 // until waits until the console has said something n times.
@@ -172,4 +180,60 @@ func TestAppliance(t *testing.T) {
 		tcp.logout()
 		a.pressPower()
 	})
+}
+
+// TestApplianceAdvertises boots the appliance without a configuration, behind a forwarded port, as its page
+// says: discovery names the address outside, and with that one reads and writes the disk.
+func TestApplianceAdvertises(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	outside := l.Addr().String()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	a := newAppliance(t, outside)
+	a.replace("-append", func(words string) string {
+		words, _, _ = strings.Cut(words, " oneshot.")
+		return words + " oneshot.advertise=" + outside
+	})
+	a.replace("-netdev", func(string) string { return "user,id=lan,hostfwd=tcp:" + outside + "-:3260" })
+	a.bootUntil("portal open", 3)
+	found, err := client.Discover(t.Context(), client.URL{Address: outside}, client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(found) != 1 || len(found[0].Portals) != 1 || found[0].Portals[0].Address != outside {
+		t.Fatalf("discovery by %s names %+v", outside, found)
+	}
+	s, err := client.Dial(t.Context(), client.URL{Address: found[0].Portals[0].Address, Target: found[0].Name, LUN: -1}, client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lu, err := s.LU(t.Context(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, got := []byte(strings.Repeat("there", 4096)), make([]byte, 5*4096)
+	if _, err := lu.WriteAt(want, 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := lu.ReadAt(got, 0); err != nil || string(got) != string(want) {
+		t.Errorf("read back: %v", err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	a.pressPower()
+}
+
+// replace changes the argument that follows flag.
+func (a *appliance) replace(flag string, change func(string) string) {
+	a.t.Helper()
+	i := slices.Index(a.args, flag)
+	if i < 0 {
+		a.t.Fatalf("QEMU has no %s", flag)
+	}
+	a.args[i+1] = change(a.args[i+1])
 }
