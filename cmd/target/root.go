@@ -35,6 +35,9 @@ says which; without one it serves a small memory disk to this machine.`,
 		RunE:          unknownCommand,
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		if words := cmd.Flags().Args(); cmd.HasSubCommands() && len(words) > 0 {
+			return unknownCommand(cmd, words) // whose flag it is
+		}
 		return &usageError{cmd.CommandPath(), err.Error()}
 	})
 	root.SuggestionsMinimumDistance = 2
