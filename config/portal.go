@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// Portal is an address at which targets are reached: those of its portal group, which are all
-// that say nothing of groups.
+// Portal is an address at which the targets of its portal group are reached. A target that names no
+// groups is in all of them.
 type Portal struct {
 	Transport Transport
 	Pos       Position // of the listen address
@@ -135,8 +135,8 @@ func (d *decoder) portals(root *object) []Portal {
 	return portals
 }
 
-// Overlaps reports whether the two cannot listen at the same time. The kernel's RDMA devices have
-// ports of their own, apart from those of iWARP, of which it is seen when the portal is opened.
+// Overlaps reports whether the two cannot listen at the same time. The kernel's RDMA devices have ports
+// of their own. Those of iWARP cards are TCP's; such a collision shows only when the portal is opened.
 func (p Portal) Overlaps(q Portal) bool {
 	a, b := p.Listen, q.Listen
 	if a.Port() != b.Port() || a.Port() == 0 || (p.Transport == TransportVerbs) != (q.Transport == TransportVerbs) {

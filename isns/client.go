@@ -110,7 +110,7 @@ func (c *Client) Run(ctx context.Context) {
 	}
 }
 
-// part deregisters what the server has been told, at the end.
+// part deregisters, at the end, what the server has been told.
 func (c *Client) part(told Registration) {
 	ctx, cancel := context.WithTimeout(context.Background(), partingTime)
 	defer cancel()
@@ -132,14 +132,14 @@ func (c *Client) deregister(ctx context.Context, told Registration) error {
 	return err
 }
 
-// empty reports whether there is nothing to be found, of which a server is not told.
+// empty reports whether r has no target or no portal. The server is not told of such a registration.
 func (r *Registration) empty() bool { return len(r.Targets) == 0 || len(r.Portals) == 0 }
 
 // source returns the name of the node that speaks for the entity (RFC 4171 §5.6.1).
 func source(r Registration) string { return r.Targets[0].Name }
 
-// tell tells the server all, in place of what it has been told (§5.6.5.1), and returns when that
-// has to be renewed.
+// tell sends the whole registration, which replaces what the server has been told before (§5.6.5.1).
+// It returns the time after which the registration has to be renewed.
 func (c *Client) tell(ctx context.Context, r, told Registration) (renew time.Duration, err error) {
 	if r.empty() {
 		return wantedPeriod, c.deregister(ctx, told)
@@ -178,9 +178,9 @@ func describe(m *message, r Registration) {
 	}
 }
 
-// describeGroups writes where a node is reached: tags, each with its portals. Those of a group
-// that the node is not in get no tag, for a server has every node in group 1 of every portal that
-// it is not told of (§3.4).
+// describeGroups writes where a node is reached: each portal group tag, followed by its portals. The
+// portals of groups that the node is not in follow an empty tag: a server puts every node into group 1
+// of each portal that the message does not mention (§3.4).
 func describeGroups(m *message, t Target, ps []Portal) {
 	var tags []uint16
 	for _, p := range ps {

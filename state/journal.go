@@ -34,8 +34,8 @@ const (
 	journalHeader = "oneshot write 1 %d %d %08x\n"
 )
 
-// Journal returns the journal of that name; File says of what kind names are. It is the same one
-// each time: while a disk is being replaced by itself in another shape, both have it.
+// Journal returns the journal of that name; see File for names. Calls with one name return the same
+// journal: during a reload the former and the new logical unit of a disk share it.
 func (d *Dir) Journal(name string) *Journal {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -50,7 +50,7 @@ func (d *Dir) Journal(name string) *Journal {
 	return j
 }
 
-// Begin keeps that data are about to be written at off, durably. When it fails nothing is kept.
+// Begin records, durably, that data is about to be written at off. If it fails nothing is recorded.
 func (j *Journal) Begin(off int64, data []byte) error {
 	j.mu.Lock()
 	j.used.Store(true) // before others find the file: what is in it is no matter for a replay
@@ -93,9 +93,9 @@ func (j *Journal) takeAway() error {
 	return j.dir.fs.SyncDir(j.dir.path)
 }
 
-// Pending returns what was begun and not ended by another process; nil if nothing was. End follows
-// when it has been done. A journal that is not whole was not begun: nobody has
-// written anything because of it.
+// Pending returns the write that an earlier process has begun and not ended; nil if there is none.
+// The caller repeats the write and then calls End. An incomplete journal counts as none: a write
+// starts only after Begin has returned.
 func (j *Journal) Pending() (off int64, data []byte, err error) {
 	if j.used.Load() {
 		return 0, nil, nil

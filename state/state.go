@@ -1,8 +1,8 @@
 // Package state keeps small states, one file each, in a directory, so that they outlive the
 // process: what persistent reservations there are, above all. A file is replaced as a whole and
 // durably: after a kill or a power cut at any moment it holds what was last saved, or
-// what was about to be saved, and never a mixture. A file that was damaged otherwise is an error,
-// for to go on without it would let in those whom it keeps out.
+// what was about to be saved, and never a mixture. A file that was damaged otherwise is an error:
+// to go on without it would admit initiators that a reservation keeps out.
 //
 //	oneshot state 1 312 9f3a77c1        ← version, bytes that follow this line, their CRC32C
 //	{"Format":1, …}
@@ -58,7 +58,7 @@ const (
 	tempSuffix = ".new" // begun and not ended
 )
 
-// sweep removes what a process that was killed has begun.
+// sweep removes the temporary files that a killed process has left.
 func (d *Dir) sweep() error {
 	names, err := d.fs.List(d.path)
 	if err != nil {

@@ -48,7 +48,7 @@ var mounts = []struct{ fs, dir string }{
 	{"proc", "/proc"}, {"sysfs", "/sys"}, {"devtmpfs", "/dev"}, {"tmpfs", "/run"}, {"tmpfs", "/tmp"},
 }
 
-// prepare makes the system one in which programs run. What fails is told, and the rest goes on.
+// prepare makes the system ready for programs. It reports what fails, and goes on with the rest.
 func prepare() error {
 	for _, m := range mounts {
 		if err := os.MkdirAll(m.dir, 0o755); err != nil {
@@ -72,7 +72,7 @@ func prepare() error {
 	return network(cmdline())
 }
 
-// descriptors are as many as the target may need: a connection takes one, and limits.connections is 4,096 if
+// descriptors is the number of file descriptors that the target may need: a connection takes one, and limits.connections is 4,096 if
 // nothing else is said. The kernel gives its first process 4,096 in all.
 const descriptors = 1 << 16
 
