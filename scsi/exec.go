@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"oneshot/backend"
+	"oneshot/internal/invariant"
 	"oneshot/mem"
 	"oneshot/volume"
 	"oneshot/volume/access"
@@ -66,6 +67,7 @@ const (
 
 // Start decodes, checks and begins the command.
 func (t *Task) Start() Next {
+	invariant.Check(t.itl == nil && t.ended == notEnded && !t.listed, "scsi: a task is started that was not released")
 	t.itl = t.Nexus.lookup(t.LUN)
 	if t.itl == nil {
 		return t.settle(t.beginWithoutLU())
@@ -185,6 +187,7 @@ func (t *Task) last() Next {
 
 // settle is the end of every step.
 func (t *Task) settle(next Next) Next {
+	invariant.Check(t.ended == notEnded, "scsi: a task that has ended takes a step")
 	switch next {
 	case Done:
 		if t.listed && !t.state.CompareAndSwap(0, stateFinished) {
@@ -239,6 +242,7 @@ type Placing = volume.Placing
 // next command. The owner may still be told TaskReady for it by a goroutine that was late;
 // Resume then has no effect.
 func (t *Task) Release() {
+	invariant.Check(t.itl == nil || t.ended != notEnded, "scsi: a task is released that has not ended")
 	t.r.Release()
 	if t.copying != nil {
 		t.leaveCopy()
@@ -256,6 +260,7 @@ func (t *Task) leaveTaskSet() {
 		managers = i.unlist(t)
 	}
 	left := i.running.Add(-1)
+	invariant.Check(left >= 0, "scsi: more tasks leave the task set than have entered it")
 	if gate := i.lu.gate.Load(); t.gated || gate != 0 && (left == 0 || gate >= gateDraining) {
 		i.lu.leaveInOrder(t)
 	}

@@ -3,21 +3,19 @@ package scsi
 import (
 	"context"
 	"log/slog"
-	"sync"
 	"time"
+
+	"oneshot/internal/loglimit"
 )
 
-// limitedLog writes at most one line per interval, so that a broken disk under load does
-// not fill another one with text.
+// logInterval is the time after a line about a store's failure in which further ones are only counted.
+const logInterval = time.Second
+
+// limitedLog is the log of a logical unit. A broken disk under load does not fill another one with text.
 type limitedLog struct {
 	logger *slog.Logger
-
-	mu         sync.Mutex
-	next       time.Time // guarded by mu
-	suppressed int       // guarded by mu
+	failed loglimit.Gate
 }
-
-const logInterval = time.Second
 
 func (l *limitedLog) init(logger *slog.Logger) {
 	if logger == nil {
@@ -26,31 +24,24 @@ func (l *limitedLog) init(logger *slog.Logger) {
 	l.logger = logger
 }
 
-// storeError tells of an operation of t that the store could not do: t.r.Err.
+// storeError reports an operation of t that the store could not do: t.r.Err.
 func (l *limitedLog) storeError(t *Task) {
-	off, n := t.r.Failed()
-	l.mu.Lock()
-	now := time.Now()
-	if now.Before(l.next) {
-		l.suppressed++
-		l.mu.Unlock()
+	dropped, ok := l.failed.Pass(logInterval)
+	if !ok {
 		return
 	}
-	l.next = now.Add(logInterval)
-	suppressed := l.suppressed
-	l.suppressed = 0
-	l.mu.Unlock()
-	l.logger.LogAttrs(context.Background(), slog.LevelError, "the store failed a command",
+	off, n := t.r.Failed()
+	l.logger.LogAttrs(context.Background(), slog.LevelError, "the store failed a command", append([]slog.Attr{
 		slog.String("command", t.cmd.Name),
 		slog.Int("lun", int(t.itl.lun)),
 		slog.String("serial", t.lu.serial),
 		slog.Int64("lba", off>>t.lu.blockShift),
 		slog.Int64("blocks", n>>t.lu.blockShift),
 		slog.Any("reason", t.r.Err),
-		slog.Int("more_since_last_line", suppressed))
+	}, dropped...)...)
 }
 
-// notKept tells that a command which was to survive a power loss has failed.
+// notKept reports that a command failed because what it changes could not be saved.
 func (l *limitedLog) notKept(err error) {
 	l.logger.Error("reservations and access states cannot be saved; the command that changes them has failed", "reason", err)
 }

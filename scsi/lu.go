@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 
 	"oneshot/backend"
+	"oneshot/internal/invariant"
 	"oneshot/volume"
 )
 
@@ -175,6 +176,7 @@ func (lu *LogicalUnit) Close() error {
 	if running != 0 {
 		panic(fmt.Sprintf("scsi: logical unit %s closed with %d tasks in it", lu.serial, running))
 	}
+	invariant.Check(lu.order.first == nil, "scsi: a task waits for its turn in a logical unit without tasks")
 	lu.mu.Unlock()
 	lu.v.Detach(lu)
 	return nil
@@ -189,8 +191,14 @@ func (lu *LogicalUnit) addITL(i *itl) {
 	lu.v.Access().Subscribe(i)
 }
 
-// dropITL takes i away. Its last task has been released.
+// dropITL takes i away. Its tasks have ended; of those that ended within Start the answers may still be
+// on their way to an initiator that has gone.
 func (lu *LogicalUnit) dropITL(i *itl) {
+	if invariant.Enabled {
+		i.mu.Lock()
+		invariant.Check(i.first == nil, "scsi: a nexus goes while tasks of it are under way")
+		i.mu.Unlock()
+	}
 	lu.v.Access().Unsubscribe(i)
 	lu.mu.Lock()
 	defer lu.mu.Unlock()

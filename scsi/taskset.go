@@ -1,6 +1,9 @@
 package scsi
 
-import "oneshot/volume"
+import (
+	"oneshot/internal/invariant"
+	"oneshot/volume"
+)
 
 // taskOrder is where tasks of a logical unit wait for their turn in the task set (SAM-5 §8):
 //
@@ -80,6 +83,7 @@ func (lu *LogicalUnit) leaveInOrder(t *Task) {
 		case HeadOfQueue, ACA:
 			lu.order.headOfQueue--
 		}
+		invariant.Check(lu.order.ordered >= 0 && lu.order.headOfQueue >= 0, "scsi: a task ends that was not noted as running")
 	}
 	granted := lu.serveOrder()
 	lu.checkDrained()

@@ -1,6 +1,10 @@
 package scsi
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+
+	"oneshot/internal/invariant"
+)
 
 // TMF is a task management function (SAM-5 §7), numbered as in iSCSI (RFC 7143 §11.5.1, RFC
 // 7144 §4.2).
@@ -59,7 +63,9 @@ func (m *manager) finish() {
 
 // released counts one task off.
 func (m *manager) released() {
-	if m.left.Add(-1) == 0 {
+	left := m.left.Add(-1)
+	invariant.Check(left >= 0, "scsi: task management waits for each task once")
+	if left == 0 {
 		m.done(m.response)
 	}
 }

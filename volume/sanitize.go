@@ -88,7 +88,7 @@ func (v *Volume) Sanitize(order Order, begun, over func(error)) bool {
 	if v.sanitizer.job.Load() != nil {
 		return false
 	}
-	v.startSanitize(v.newSanitizeJob(order, begun, over), access.Sanitizing)
+	v.startSanitize(v.newSanitizeJob(order, begun, over))
 	return true
 }
 
@@ -101,11 +101,25 @@ func (v *Volume) newSanitizeJob(order Order, begun, over func(error)) *sanitizeJ
 }
 
 // startSanitize makes j the job of the volume. v.sanitizing is held.
-func (v *Volume) startSanitize(j *sanitizeJob, condition access.Denial) {
-	v.sanitizer.job.Store(j)
+func (v *Volume) startSanitize(j *sanitizeJob) {
 	v.sanitizer.last = j
-	v.access.SetCondition(access.Sanitizing|access.SanitizeFailed, condition)
+	v.setSanitizer(j, v.sanitizer.failed)
 	go j.run() // stopSanitize waits for it
+}
+
+// setSanitizer changes the state of the drawing above, and tells everybody what that refuses.
+// v.sanitizing is held.
+func (v *Volume) setSanitizer(job *sanitizeJob, failed bool) {
+	v.sanitizer.job.Store(job)
+	v.sanitizer.failed = failed
+	condition := access.Denial(0)
+	switch {
+	case job != nil:
+		condition = access.Sanitizing
+	case failed:
+		condition = access.SanitizeFailed
+	}
+	v.access.SetCondition(access.Sanitizing|access.SanitizeFailed, condition)
 }
 
 // Progress is how far a sanitize operation is, in 65,536ths; false: none is under way.
@@ -140,8 +154,7 @@ func (v *Volume) LeaveSanitize() (allowed, changed bool) {
 		return false, false
 	}
 	changed = s.failed
-	s.failed = false
-	v.access.SetCondition(access.SanitizeFailed, 0)
+	v.setSanitizer(s.job.Load(), false)
 	return true, changed
 }
 
@@ -177,18 +190,13 @@ func (j *sanitizeJob) run() {
 	if err := v.KeepSanitize(); err != nil {
 		v.log.Error("the state of a sanitize operation cannot be saved, so it is not begun", "reason", err)
 		v.sanitizing.Lock()
-		v.sanitizer.job.Store(nil)
-		condition := access.Denial(0)
-		if v.sanitizer.failed {
-			condition = access.SanitizeFailed
-		}
-		v.access.SetCondition(access.Sanitizing|access.SanitizeFailed, condition)
+		v.setSanitizer(nil, v.sanitizer.failed)
 		v.sanitizing.Unlock()
 		j.tell(ErrNotKept, ErrNotKept)
 		return
 	}
 	v.sanitizing.Lock()
-	v.sanitizer.failed = false
+	v.setSanitizer(j, false)
 	v.sanitizing.Unlock()
 	j.tell(nil, errStopped)
 	for _, ended := range []func() <-chan struct{}{v.drained, v.Unpinned} {
@@ -207,13 +215,8 @@ func (j *sanitizeJob) run() {
 		v.log.Error("the store failed a sanitize operation; the volume refuses commands until another one succeeds, or an initiator sends EXIT FAILURE MODE", "reason", err)
 	}
 	v.sanitizing.Lock()
-	v.sanitizer.job.Store(nil)
-	v.sanitizer.failed, v.sanitizer.order = err != nil, j.order
-	condition := access.Denial(0)
-	if err != nil {
-		condition = access.SanitizeFailed
-	}
-	v.access.SetCondition(access.Sanitizing|access.SanitizeFailed, condition)
+	v.sanitizer.order = j.order
+	v.setSanitizer(nil, err != nil)
 	v.sanitizing.Unlock()
 	if unsaved := v.KeepSanitize(); unsaved != nil {
 		v.log.Error("the end of a sanitize operation cannot be saved; a restart of the target would do it again", "reason", unsaved)
@@ -358,9 +361,9 @@ func (v *Volume) resumeSanitize(order *Order) {
 	v.sanitizing.Lock()
 	defer v.sanitizing.Unlock()
 	if order.Failed {
-		v.sanitizer.failed, v.sanitizer.order = true, *order
-		v.access.SetCondition(access.SanitizeFailed, access.SanitizeFailed)
+		v.sanitizer.order = *order
+		v.setSanitizer(nil, true)
 		return
 	}
-	v.startSanitize(v.newSanitizeJob(*order, nil, nil), access.Sanitizing)
+	v.startSanitize(v.newSanitizeJob(*order, nil, nil))
 }
