@@ -10,8 +10,8 @@ type Identity string
 
 const passing = "passing-"
 
-// Passing is an identity that is good until the medium goes or the machine restarts, and may be
-// another one's after that.
+// Passing is an identity that is good until the medium goes or the machine restarts. After that it may
+// name other bytes.
 func Passing(id string) Identity { return Identity(passing + id) }
 
 // Lasts reports whether the identity outlives that, so that something can be kept under its name.

@@ -18,8 +18,8 @@ const (
 // that has to see every write passes no Lending, for instance.
 type Wrapper interface {
 	Store
-	// Pass returns the other store if that may be used past this one for what a is, and otherwise
-	// nil.
+	// Pass returns the other store if callers may use the ability a of that store directly, past
+	// this one. Otherwise it returns nil.
 	Pass(a Ability) Store
 }
 

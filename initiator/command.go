@@ -19,11 +19,11 @@ type Command struct {
 	// OutV and InV stand for Out and In that lie in several pieces of memory. One-shot RDMA makes the
 	// list reachable in the call that sends the command, the other ways copy it.
 	OutV, InV [][]byte
-	// Memory, if set, is where all of that lies. One-shot RDMA does as well without.
+	// Memory, if set, is where all of that lies. One-shot RDMA needs none.
 	Memory *Memory
 
-	// Attentions is how many unit attentions in a row are taken for news, after which the command is
-	// sent again (SAM-5 §5.14). LU.Prepare sets it.
+	// Attentions is how many unit attentions in a row do not end the command: it is sent again after
+	// each (SAM-5 §5.14). LU.Prepare sets it.
 	Attentions int
 
 	// Done is called once, when the command has ended, by the goroutine of the connection,
@@ -139,7 +139,7 @@ func (c *Command) size() int {
 	return n
 }
 
-// join puts what lies in pieces into one, for the ways that need it so. part takes it apart.
+// join copies what lies in pieces into one piece, for the flows that need one. part copies it back.
 func (c *Command) join() {
 	if len(c.OutV) == 0 && len(c.InV) == 0 {
 		return

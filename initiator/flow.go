@@ -245,8 +245,8 @@ func (m *conn) isClosed(h pdu.Header, data []byte) error {
 	return nil
 }
 
-// closeError is the target's closing of memory with a PDU that does not end the command which that
-// memory belongs to: it mixes up its tasks, so that nothing it says can be trusted.
+// closeError says that the target has closed memory with a PDU that does not end the command of that
+// memory. Such a target mixes up its tasks, and nothing that it says can be trusted.
 type closeError struct {
 	stag rdma.STag
 	with string

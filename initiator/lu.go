@@ -20,7 +20,7 @@ type LU struct {
 	most int
 }
 
-// attentions is how many unit attentions in a row are taken for what they are: news.
+// attentions is how many unit attentions in a row do not make a command of LU fail.
 const attentions = 8
 
 // LU returns the disk with that LUN, after it has become ready.

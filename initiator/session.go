@@ -398,7 +398,7 @@ func (s *Session) rejected(h pdu.Reject, data []byte) error {
 	return err
 }
 
-// async: what the target says by itself ends the session, or is of no concern (RFC 7143 §11.9).
+// async handles what the target says on its own: it ends the session, or does not matter here (RFC 7143 §11.9).
 func (s *Session) async(h pdu.Async) error {
 	switch h.Event() {
 	case pdu.AsyncLogoutRequest, pdu.AsyncConnectionDrop, pdu.AsyncAllConnectionsDrop, pdu.AsyncRenegotiation:

@@ -134,7 +134,7 @@ func (t *Target) showsAlike(o *Target, initiator string) bool {
 }
 
 // RemoveTarget makes a target unknown, and ends its sessions. Their commands may still be in
-// stores when it returns: scsi.LogicalUnit.Idle tells.
+// stores when it returns; scsi.LogicalUnit.Idle reports whether they are.
 func (n *Node) RemoveTarget(name string) {
 	n.mu.Lock()
 	n.targets = slices.DeleteFunc(slices.Clone(n.targets), func(t *Target) bool { return t.Name == name })

@@ -130,8 +130,8 @@ func (c *Conn) keep(out *login.Outcome) {
 	c.kept = &kept
 }
 
-// succeed has the connection that waits for the end of c, because it has its CID, go on with its login.
-// Only one can.
+// succeed resumes the login of the connection that waits for the end of c because it has the same CID.
+// There is one at most.
 func (c *Conn) succeed() {
 	for _, o := range c.sess.baton.conns {
 		if o.state != stateReinstate || o.CID != c.CID || o.sess != c.sess {
@@ -147,7 +147,7 @@ func (c *Conn) succeed() {
 	}
 }
 
-// room says whether c, perhaps in the place of old, may join the session.
+// room reports whether c may join the session, perhaps in the place of old.
 func (s *Session) room(c, old *Conn) pdu.LoginStatus {
 	n := 0
 	for _, o := range s.baton.conns {
@@ -196,8 +196,8 @@ func (c *Conn) goOn() {
 }
 
 // leaveDeserted ends the sessions of s's initiator with its target whose connections the initiator has
-// closed: who closes one and then logs in finds reservations and the like of the first gone,
-// however late the first one's goroutine runs.
+// closed. So an initiator that closes a connection and then logs in finds the reservations of the
+// first session gone, however late the goroutine of that one runs.
 func (n *Node) leaveDeserted(s *Session) {
 	n.mu.Lock()
 	var others []*Session

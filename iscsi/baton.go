@@ -7,10 +7,10 @@ import (
 )
 
 // baton is the lock of the connections of one session, or of one connection that has none.
-// Whoever holds it drives them all: he feeds them, resumes what has become ready in stores, and
-// sends. Stores that complete elsewhere take it if it is free, and otherwise leave their tasks
-// for the holder, who looks for them before letting go. So completions need no goroutine of
-// their own, and wake nobody who is asleep.
+// Whoever holds it drives them all: it feeds them, resumes what has become ready in stores, and
+// sends. A store that completes elsewhere takes the baton if it is free. Otherwise it leaves its
+// tasks for the holder, who looks for them before letting go. So completions need no goroutine of
+// their own, and wake no sleeping one.
 type baton struct {
 	mu    sync.Mutex // taken before Node.mu; not held over blocking calls
 	conns []*Conn    // guarded by mu
@@ -105,9 +105,9 @@ func (c *Conn) Lock() {
 // Unlock does what was left for the driver, starts sending what is queued, and lets go.
 func (c *Conn) Unlock() { c.baton.Load().unlock() }
 
-// join puts c, which the caller drives, under the baton of a session, which the caller holds,
-// too, and from then on instead of the connection's own. No holder of a session's baton waits
-// for the own one of another connection, so that nobody waits for ever.
+// join puts c under the baton b of a session, in place of its own. The caller holds both, and
+// from then on b only. Nobody who holds a session's baton waits for a connection's own, so there is
+// no deadlock.
 func (c *Conn) join(b *baton) {
 	own := c.baton.Load()
 	own.postMu.Lock()

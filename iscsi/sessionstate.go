@@ -19,7 +19,7 @@ const stateFormat = 1
 
 // SessionState is what a session knows about its initiator and the conversation with it: plain values,
 // apart from the sockets, stores, locks and goroutines that serve it. The session runs on it. A copy
-// of it (Session.State) can be encoded, and decoded elsewhere.
+// of it (Node.SessionState) can be encoded, and decoded elsewhere.
 type SessionState struct {
 	Format     int
 	TSIH       uint16
@@ -101,8 +101,8 @@ func (n *Node) SessionState(tsih uint16) (SessionState, bool) {
 // Encode returns the state as bytes.
 func (s *SessionState) Encode() ([]byte, error) { return json.Marshal(s) }
 
-// DecodeSessionState is the reverse of Encode. It takes nothing that a session cannot be in: whoever
-// has written b may be another version of this program, or broken.
+// DecodeSessionState is the reverse of Encode. It refuses a state that no session can be in: another
+// version of this program may have written b, or a broken one.
 func DecodeSessionState(b []byte) (SessionState, error) {
 	var s SessionState
 	d := json.NewDecoder(bytes.NewReader(b))
@@ -171,7 +171,7 @@ func (s *SessionState) check() error {
 	return nil
 }
 
-// checkHeld holds a request against the window and the form of PDUs.
+// checkHeld checks a request against the window and the form of PDUs.
 func (s *SessionState) checkHeld(sn serial.SN, r *Request) error {
 	switch {
 	case sn == s.ExpCmdSN || !sn.InWindow(s.ExpCmdSN, s.MaxCmdSN):

@@ -64,7 +64,7 @@ func (c *Conn) enter(e connEvent) {
 	}
 }
 
-// checkEnd holds a connection of which nothing is left against what was counted while it lived.
+// checkEnd checks the counts of a connection of which nothing is left.
 func (c *Conn) checkEnd() {
 	invariant.Check(c.state == stateCleanup, "a connection is gone after it was lost")
 	invariant.Check(len(c.tasks) == 0, "a connection that is gone has no tasks outstanding")

@@ -141,8 +141,8 @@ func (b *buddies) fetch(a *Arena) {
 	}
 }
 
-// quietTrims is after how many Trims without a lease from an arena those who watch let go of it: to
-// have it back costs them more than pages cost the kernel.
+// quietTrims is the number of Trims without a lease from an arena after which its watchers let go of it:
+// to get it back costs them more than pages cost the kernel.
 const quietTrims = 10
 
 // trim gives the pages of wholly free blocks of the highest order back to the kernel; where

@@ -7,8 +7,8 @@ import (
 	"oneshot/internal/invariant"
 )
 
-// Lease is the right to use a piece of memory, from Pool.Lease to Release. It has one
-// owner at a time; who hands it on to another goroutine sees to the ordering.
+// Lease is the right to use a piece of memory, from Pool.Lease to Release. It has one owner at a
+// time. Whoever passes it to another goroutine has to order the two.
 type Lease struct {
 	pool   *Pool
 	arena  *Arena

@@ -11,8 +11,8 @@
 // size. A pool has a limit that leases never exceed together: what a peer's requests can
 // make the program hold is bounded by it. Nothing here blocks.
 //
-// Pages that nobody uses go back to the kernel (Pool.Trim). Where a device has pinned them whole
-// arenas do, after whoever registered them has let go (Pool.Arenas). The memory of a shared pool is
+// Pages that nobody uses go back to the kernel (Pool.Trim). Where a device has pinned pages, whole
+// arenas go back, after whoever registered them has let go (Pool.Arenas). The memory of a shared pool is
 // that of a file, which other processes can map: a lease is found there by its arena and its offset.
 package mem
 

@@ -5,8 +5,8 @@ import (
 	"unsafe"
 )
 
-// Blocks above maxCached go to the buddies directly: whoever asks for so much at once
-// spends far longer on filling it than on the lock.
+// Blocks above maxCached come from the buddies directly: to fill so much memory takes far longer
+// than the lock.
 const maxCached = 7 // 512 KiB
 
 // cacheCap is how many blocks of an order a shard keeps: 32, and at most 512 KiB.

@@ -1,8 +1,8 @@
 package scsi
 
-// BatchOps lets the tasks of n submit store operations that start with Kick only. Who drives
-// the tasks promises to call it after each round of Start, Pulled and Resume, whatever they
-// have returned. It is called before the first task.
+// BatchOps lets the tasks of n submit store operations that only Kick starts. The driver of the
+// tasks promises to call Kick after each round of Start, Pulled and Resume, whatever they have
+// returned. BatchOps is called before the first task.
 func (n *Nexus) BatchOps() { n.batching = true }
 
 // Kick starts the store operations that tasks have submitted since the last call. It may be

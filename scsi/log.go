@@ -11,7 +11,7 @@ import (
 // logInterval is the time after a line about a store's failure in which further ones are only counted.
 const logInterval = time.Second
 
-// limitedLog is the log of a logical unit. A broken disk under load does not fill another one with text.
+// limitedLog is the log of a logical unit. A broken disk under load does not fill another disk with text.
 type limitedLog struct {
 	logger *slog.Logger
 	failed loglimit.Gate

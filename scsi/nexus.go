@@ -92,9 +92,9 @@ func (t *Target) NewNexusThrough(tag uint16, initiator Initiator, luns map[uint1
 	return n
 }
 
-// BoundMemory says that Owner.Lease never has more than that many bytes for one task, but
-// that many once the other tasks have ended. Commands that would need more are refused, and the Block Limits
-// page says which. It is called before the first task.
+// BoundMemory says that Owner.Lease never has more than most bytes for one task, and has as many once
+// the other tasks have ended. Commands that would need more are refused; the Block Limits page
+// announces the limit. It is called before the first task.
 func (n *Nexus) BoundMemory(most int) { n.most = min(most, mem.MaxLease) }
 
 // number returns the number by which the initiator sees the target's LUN. False: it does not.

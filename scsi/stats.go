@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// CommandClass is how commands are told apart where they are counted.
+// CommandClass is a class of commands that are counted together.
 type CommandClass uint8
 
 // The classes.
@@ -85,7 +85,7 @@ func (h *Histogram) add(o *Histogram) {
 	h.Sum += o.Sum
 }
 
-// Failure is how commands that did not end well are told apart.
+// Failure is a class of commands that did not end well.
 type Failure uint8
 
 // The failures: statuses other than GOOD, CHECK CONDITION by its sense key.
@@ -133,9 +133,9 @@ func (s *IOStats) Add(o *IOStats) {
 	s.InFlight += o.InFlight
 }
 
-// counts is IOStats of one I_T_L nexus, while it lives. Those who write it hold the lock of
-// one connection, so its cache lines stay with that connection; readers come seldom. Atomics
-// make the readers' view sound.
+// counts is IOStats of one I_T_L nexus, while it lives. Its writers hold the lock of one
+// connection, so its cache lines stay with that connection; it is read seldom. It is atomic for the
+// sake of its readers.
 type counts struct {
 	buckets [CommandClasses][LatencyBuckets]atomic.Uint64
 	sums    [CommandClasses]atomic.Int64 // nanoseconds

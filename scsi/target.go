@@ -71,8 +71,8 @@ func (p *targetPort) portOf() access.PortOf {
 	return access.PortOf{Port: p.port(), Relative: p.relative}
 }
 
-// port returns the port with the tag; 0: the first one. Of one that is not known any more, or not
-// yet, a nexus can come nevertheless.
+// port returns the port with the tag; 0: the first one. A nexus may come through a port that the target
+// does not know any more, or not yet.
 func (t *Target) port(tag uint16) targetPort {
 	ports := *t.ports.Load()
 	for _, p := range ports {

@@ -52,7 +52,8 @@ type wakeUp struct {
 	task  *Task
 }
 
-// finish is the end of marking: owners are told, without a lock, and the caller counted off.
+// finish is called when all tasks are marked: it tells their owners, without a lock, and counts the
+// caller off.
 func (m *manager) finish() {
 	for _, w := range m.wake {
 		w.owner.TaskReady(w.task)

@@ -83,8 +83,8 @@ func (v *Volume) leaveHalf(off, n int64, whole bool, err error) {
 
 var errHalf = errors.New("an earlier atomic write is neither complete nor undone: restart the target to have it completed")
 
-// journaled writes data, all or nothing. The caller has the range for itself, and may be blocked. old
-// is memory for as many bytes.
+// journaled writes data, all or nothing. The caller holds the range exclusively, and may be blocked.
+// old is memory for as many bytes.
 func (v *Volume) journaled(off int64, data, old []byte) error {
 	v.journaling.Lock()
 	defer v.journaling.Unlock()

@@ -10,8 +10,8 @@ import (
 )
 
 // rangeLock keeps requests that must be atomic with respect to all others (compare and write, or,
-// atomic writes) apart from those that touch the same bytes. Everybody else
-// takes it shared, with one uncontended atomic addition per mebibyte.
+// atomic writes) apart from those that touch the same bytes. All other requests take it shared, with
+// one uncontended atomic addition per mebibyte.
 //
 // The store's bytes are dealt out to stripes, one mebibyte each, round robin. A stripe's word:
 //
@@ -162,9 +162,9 @@ func (r *rangeLock) enterSharedSpin(off, n int64) {
 	}
 }
 
-// pause is between two tries of one who spins. Who has the range needs a few microseconds,
-// unless the operating system has taken the processor away from it; then spinning on would
-// only keep it away.
+// pause waits between two tries of a request that spins. The holder of the range needs a few
+// microseconds, unless the operating system has taken the processor away from it: then spinning
+// would keep the processor from the holder.
 func pause(tries int) {
 	if tries < spins {
 		runtime.Gosched()
@@ -204,7 +204,7 @@ func (s *stripe) leaveShared() (wake bool) {
 	return w&stripeContended != 0 && w&sharedMask == 0
 }
 
-// wake has the queue looked at.
+// wake grants ranges to those in the queue that can have them.
 func (r *rangeLock) wake() {
 	r.mu.Lock()
 	granted := r.serve()
@@ -327,8 +327,8 @@ func (r *rangeLock) withdraw(t *Request) bool {
 	return found
 }
 
-// requestQueue are requests that got what they had waited for and do not know it yet. They stay as
-// they are, an abort included, until they are told.
+// requestQueue are requests that have got what they waited for and have not been told yet. Until then
+// nothing changes them, not even an abort.
 type requestQueue struct{ first, last *Request }
 
 func (q *requestQueue) add(r *Request) {
@@ -341,7 +341,7 @@ func (q *requestQueue) add(r *Request) {
 	q.last = r
 }
 
-// grant tells them. No lock is held, for a Signal may do anything.
+// grant tells them. The caller holds no lock, because a Signal may do anything.
 func (q requestQueue) grant() {
 	for r := q.first; r != nil; {
 		next := r.queueNext // granted, the request may be gone

@@ -10,8 +10,8 @@ import (
 )
 
 // Keeper keeps the state of a volume over restarts: persistent reservations, for initiators that
-// ask for it (APTPL), access states of groups of target ports, and a sanitize operation that is to
-// be ended. Save replaces what is there atomically and durably; an empty state removes it. Calls do not
+// ask for it (APTPL), access states of groups of target ports, and a sanitize operation that has to
+// be completed. Save replaces what is there atomically and durably; an empty state removes it. Calls do not
 // overlap.
 type Keeper interface {
 	Load() (state []byte, err error)

@@ -2,8 +2,8 @@ package volume
 
 import "oneshot/backend"
 
-// Read reads the range of n bytes at off, of which the first room are wanted (not none): what there is
-// room for, in whole blocks. With fua the bytes come from the medium. They are in In.
+// Read reads the n bytes at off, of which the client has room for the first room bytes (1 or more):
+// n is room, rounded up to whole blocks. With fua the bytes come from the medium. In has the first room.
 func (r *Request) Read(off, n, room int64, fua bool, then Step) Next {
 	r.after, r.fua, r.writes = then, fua, false
 	r.off, r.n = off, n

@@ -1,12 +1,12 @@
-// Package volume is a disk as everybody who shows it has it in common: a store and what belongs to
-// its bytes, whatever protocol asks and however it calls them. There is one volume for a store.
+// Package volume is what all views of a disk have in common: a store, and the state that belongs to
+// its bytes, whatever protocol asks for them. There is one volume for each store.
 //
 //	scsi.LogicalUnit ──┐
 //	scsi.LogicalUnit ──┼─► Volume ──► backend.Store
 //	Handle ────────────┘     ranges, journal, tokens
 //
-// A Request is a transfer on its way through a volume. Bytes and offsets are all that is known
-// here; blocks, commands and statuses belong to the views.
+// A Request is a transfer on its way through a volume. This package knows bytes and offsets only;
+// blocks, commands and statuses belong to the views.
 package volume
 
 import (
@@ -68,13 +68,13 @@ type Volume struct {
 type View interface {
 	// Drain calls drained when the requests that are under way have ended. It may do that at once.
 	Drain(drained func())
-	// SizeChanged says that Size tells something else. It is called from any goroutine, and must not
-	// call the volume back except for that.
+	// SizeChanged says that Size has changed. It is called from any goroutine, and may call nothing of
+	// the volume but Size.
 	SizeChanged()
 }
 
-// New returns the volume that cfg describes. An atomic write that was under way when the power went
-// is completed.
+// New returns the volume that cfg describes. It completes an atomic write that a power cut
+// interrupted.
 func New(cfg Config) (*Volume, error) {
 	v := &Volume{store: cfg.Store, info: cfg.Store.Info(), journal: cfg.Journal, log: cfg.Logger}
 	if v.log == nil {

@@ -16,8 +16,8 @@ import (
 const MinSize = 4 << 20
 
 // Run runs the suite on the stores that open returns: new ones that read as zeroes, of
-// MinSize or more. The suite closes them. It leaves out the tests named in except, of which a
-// store of foreign parts may be excused: NoAllocation, and Untorn of a medium that mixes writes.
+// MinSize or more. The suite closes them. It leaves out the tests named in except. A store made of
+// foreign parts may be excused from NoAllocation, and one whose medium mixes writes from Untorn.
 func Run(t *testing.T, open func(t *testing.T) backend.Store, except ...string) {
 	for _, test := range []struct {
 		name string

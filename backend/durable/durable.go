@@ -20,8 +20,7 @@ import (
 )
 
 // Door makes a medium's bytes durable, and remembers the first failure. Its methods may be
-// called from any number of goroutines. Several who call Sync while another Sync runs are
-// served by the next one together.
+// called from any number of goroutines. One sync serves all who call Sync while another one runs.
 type Door struct {
 	sync   func() error
 	wanted atomic.Uint64 // how many have asked
@@ -125,9 +124,9 @@ type Token struct{ n uint64 } // the epoch, counted from 1
 // Valid reports whether the token belongs to a call.
 func (t Token) Valid() bool { return t.n != 0 }
 
-// Enter announces a call that makes bytes durable by itself, apart from Sync, and may so be the
-// one that is told of a loss. The caller calls Fail if it was, and Leave in any case. In between
-// it calls neither Sync nor Do, and waits for nobody who does.
+// Enter announces a call that makes bytes durable by itself, apart from Sync: it may be the one that
+// is told of a loss. The caller calls Fail if it was, and Leave in any case. In between it calls
+// neither Sync nor Do, and does not wait for another goroutine that does.
 func (d *Door) Enter() Token {
 	for {
 		e := d.epoch.Load()

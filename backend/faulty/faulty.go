@@ -1,5 +1,5 @@
-// Package faulty makes a store misbehave on purpose, for tests: it fails, fills up, ends
-// too early, is slow, hangs until told to go on, and completes in another order.
+// Package faulty makes a store misbehave on purpose, for tests: the store fails, fills up, ends
+// too early, is slow, hangs until it is told to go on, or completes in another order.
 //
 // What chance decides comes from a seed, which Seed prints and takes back:
 //

@@ -1,5 +1,5 @@
-// Package fdio is what block stores behind a file descriptor have in common: package file
-// and package device are this and their own way to open, size and clear.
+// Package fdio is what block stores behind a file descriptor have in common. Packages file and
+// device add how each is opened, sized and cleared.
 //
 //	Submit ──► sequencer ──► inline: what the page cache answers without blocking
 //	              │    ├───► ring: reads and writes through io_uring
@@ -260,8 +260,8 @@ func (s *Store) fdatasync() error {
 	}
 }
 
-// settle makes durable what has to be so before op starts. With through all that has
-// completed is.
+// settle makes durable what has to be durable before op starts. With through, all that has
+// completed is durable already.
 func (s *Store) settle(op *backend.Op) error {
 	fuaRead := op.Kind == backend.Read && op.Flags&backend.FUA != 0
 	switch {

@@ -15,11 +15,11 @@ import (
 const lockPatience = 10 * time.Second
 
 // Lock takes the lock of the file for this opening of it: two stores on one file would
-// undo each other's work. The kernel gives it free when the last descriptor is closed, so
-// it never outlives a crash by more than a moment: where io_uring was in use, a kernel thread closes
-// the files of a killed process after the process is gone, and Lock waits for that.
-// flock(2) and not fcntl(2), because the holder can be named. The error says who holds it; what
-// is the noun for what fd is.
+// undo each other's work. The kernel releases it when the last descriptor is closed, so it outlives
+// a crash only for a moment: where io_uring was in use, a kernel thread closes the files of a killed
+// process after the process is gone, and Lock waits for that. The lock is one of flock(2) and not of
+// fcntl(2), because its holder can be named. The error says who holds it; what is the noun for what
+// fd is.
 func Lock(fd int, what string) error {
 	deadline := time.Now().Add(lockPatience)
 	for {

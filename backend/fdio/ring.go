@@ -28,11 +28,10 @@ const (
 )
 
 // ring does the reads and writes that go as usual: aligned, in one piece, without error.
-// All others are done by workers, from the beginning, who know every answer. So does what
-// changes ranges or flushes: the kernel would hand it to a thread of its own, and workers
-// share flushes.
+// Workers do all others, from the beginning, for they know every answer. They also do the flushes,
+// which they share, and the changes of ranges: the kernel would hand those to a thread of its own.
 //
-// An operation is in a slot from start to its completion. Without free slot it is held.
+// An operation is in a slot from its start to its completion. Without a free slot it is held.
 type ring struct {
 	s *Store
 	u *uring.Ring
@@ -233,7 +232,7 @@ func (r *ring) reap() {
 	}
 }
 
-// deliver completes operations. Who asked for several of them hears of these together.
+// deliver completes operations. A Completer of several hears of them together.
 func (r *ring) deliver(cqes []uring.CQE, done []request) {
 	var corked [maxReap]backend.Uncorker
 	n := 0

@@ -45,10 +45,10 @@ func (c vectorCall) String() string {
 	return "preadv2"
 }
 
-// maxRepeats is how often a write of which the kernel has done a part is done again as a whole,
-// before its count is believed. A file system in user space that fails one of the requests
-// into which Linux cuts an O_DIRECT write has it end like that, and Linux (6.1 to 6.18) may have put what
-// follows the failed request in its place.
+// maxRepeats is how often a write that the kernel has done in part is repeated as a whole before its
+// count is believed. Linux cuts an O_DIRECT write to a file system in user space into requests. If
+// one of them fails the write ends short, and Linux (6.1 to 6.18) may have put the bytes that follow
+// the failed request in its place.
 const maxRepeats = 2
 
 // transfer is the function of this name, on the descriptor of the store.

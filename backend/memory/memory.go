@@ -5,9 +5,9 @@
 // segment. Which pages are mapped, in the sense of SBC-3 §4.7, stands in a bitmap beside
 // it, for the kernel's own idea of it is slow to ask.
 //
-// Whoever changes bytes, in whatever way, has the region that they are in for itself (see
-// regions). So a block is never a mixture of two writes, and a page that counts as unmapped holds
-// nothing but zeroes. Who reads while somebody writes may see a part of it.
+// Whoever changes bytes, in whatever way, holds the lock of their region (see regions). So a
+// block is never a mixture of two writes, and a page that counts as unmapped holds nothing but
+// zeroes. A read beside a write may see a part of the write.
 package memory
 
 import (

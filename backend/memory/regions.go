@@ -19,9 +19,9 @@ const (
 // pieceAt returns the length of the piece at off of a range that ends at end.
 func pieceAt(off, end int64) int64 { return min((off/pieceSize+1)*pieceSize, end) - off }
 
-// regions are locks that those hold who change bytes, for the microseconds that it takes: each is
-// for every regionCount-th region of the store. Nobody waits for anything else while it holds some,
-// and all take them in the same order, so that whoever spins is served.
+// regions are the locks of whoever changes bytes, held for microseconds. Each lock guards every
+// regionCount-th region of the store. Whoever holds some waits for nothing else, and all take them in
+// the same order, so whoever spins gets them in the end.
 type regions [regionCount]atomic.Uint32
 
 // indexes returns the locks of [off, off+n), n > 0, which are [a, b) and then [c, d).
@@ -70,7 +70,7 @@ func (r *regions) unlockOne(i int) {
 	}
 }
 
-// spins is how often one who waits tries before it sleeps. Who holds the lock needs a few
+// spins is how often a waiting goroutine tries before it sleeps. The holder of the lock needs a few
 // microseconds, unless the operating system has taken the processor away from it.
 const spins = 64
 

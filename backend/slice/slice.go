@@ -1,5 +1,5 @@
-// Package slice is a block store that is a part of another one: a disk is dealt out to several
-// logical units without volumes or files in between.
+// Package slice is a block store that is a part of another one: several logical units share a disk
+// without volumes or files in between.
 //
 // Bytes take the same way as in the store below, by Submit and in lent memory. Fences, barriers and
 // flushes are those of the whole store: more than was asked for.
@@ -97,8 +97,8 @@ func (s *Store) Identity() backend.Identity {
 	return backend.Identity(fmt.Sprintf("%s@%d", id, s.off))
 }
 
-// Pass says that batches are started in the store below. How much space that takes says nothing of
-// a part of it.
+// Pass says that batches are started in the store below. It passes no Metering: the space that the
+// whole store takes says nothing of a part.
 func (s *Store) Pass(a backend.Ability) backend.Store {
 	if a == backend.Batching {
 		return s.inner

@@ -1,5 +1,5 @@
-// Package throttle is a block store before another one that lets through so many operations and so
-// many bytes a second: one disk does not take what others need.
+// Package throttle is a block store that limits how many operations and bytes a second reach the store
+// below it, so that one disk does not take what others need.
 //
 //	Submit ──► within the rates ──────────────────► the store below
 //	             │                                     ▲
@@ -17,8 +17,8 @@ import (
 	"oneshot/backend"
 )
 
-// burst is how far an operation may come before its time: what was not used is not lost at once, and
-// the timer need not fire for each operation.
+// burst is how much earlier than its time an operation may start. So what was not used is not lost at
+// once, and the timer need not fire for each operation.
 const burst = 20 * time.Millisecond
 
 // Limits are rates; 0: none.

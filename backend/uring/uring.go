@@ -1,5 +1,5 @@
-// Package uring is a thin io_uring(7): one ring over one file, that is asked in batches and
-// answers in batches. It knows bytes and offsets; what an operation is for is the caller's.
+// Package uring is a thin io_uring(7): one ring over one file, which takes operations and gives
+// completions in batches. It knows bytes and offsets only.
 //
 //	Next … Next ──► Submit ──► kernel ──► Reap
 //	                             └──► Serve: the runtime's poller says that there is something

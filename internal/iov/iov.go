@@ -129,7 +129,7 @@ type Batch struct {
 	v     []unix.Iovec // v[first:] is to be written
 	first int
 
-	// Queued and Written count the bytes that were ever added, and of these the ones written.
+	// Queued counts all bytes that were ever added, Written those of them that were written.
 	Queued, Written uint64
 }
 

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Gate lets one line through and then none for a while, for what may fail thousands of times a
-// second. The zero value is open. It may be used by several goroutines.
+// Gate lets one line of the log through and then none for a while: it is for what may fail thousands
+// of times a second. The zero value is open. Several goroutines may use it.
 type Gate struct {
 	mu      sync.Mutex
 	closed  time.Time // until when

@@ -3,8 +3,8 @@
 package ring
 
 // Ring holds elements at positions from Head on, up to Tail; both wrap at 2³². The zero value is
-// empty. Whoever uses it may move Head and Tail: slots keep what is in them, so that memory in
-// them can be used again. It has no lock.
+// empty. Its user may move Head and Tail: slots keep their contents, so memory in them can be
+// used again. It has no lock.
 type Ring[T any] struct {
 	slots      []T // a power of two
 	Head, Tail uint32

@@ -1,6 +1,6 @@
-// Package stream is for who drives a non-blocking socket with system calls of its own: one
-// goroutine reads, parked in Go's poller while nothing comes, and another one, which most
-// connections never need, waits for room to write.
+// Package stream is for programs that drive a non-blocking socket with their own system calls. One
+// goroutine reads, parked in Go's poller while nothing comes. Another one waits for room to write;
+// most connections never need it.
 package stream
 
 import (
@@ -106,8 +106,8 @@ func (s *Socket) writer(room <-chan struct{}) {
 	}
 }
 
-// Awaits reports whether there is a goroutine that waits for room, now or later. The caller must
-// have it that AwaitRoom is not called meanwhile.
+// Awaits reports whether there is a goroutine that waits for room, now or later. AwaitRoom must not
+// be called meanwhile.
 func (s *Socket) Awaits() bool { return s.room != nil }
 
 // Close waits for the goroutine that waits for room to end. AwaitRoom is not called any more, and a

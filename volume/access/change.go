@@ -30,8 +30,8 @@ const (
 	WrongRelease        // of another reservation than there is
 	NoKey               // the key is missing
 	CannotKeep          // nothing outlives a loss of power here
-	BadOthers           // others cannot be registered with this
-	BadList             // who is to be registered besides was not understood (Change.Bad)
+	BadOthers           // this change cannot register others
+	BadList             // the list of others cannot be parsed (Change.Bad)
 	BadPort             // there is no such target port
 	BadRequest          // Change.Malformed
 	Full                // of registrations
@@ -57,12 +57,12 @@ type Change struct {
 	Ports    []PortOf    // Register: for these, that of the subscriber first
 	Others   []Initiator // Register: these, too
 	Besides  bool        // Register: others were given
-	Bad      bool        // Register: who they are was not understood; RegisterAndMove: who it is
+	Bad      bool        // Register: the list of Others cannot be parsed; RegisterAndMove: To cannot
 	To       Holder      // RegisterAndMove
 	Relative uint16      // of To
 	NoPort   bool        // RegisterAndMove: there is no such port
 	Leave    bool        // RegisterAndMove: the subscriber's own registration ends
-	// Malformed: the request is not to be understood, which those who are not registered do not learn.
+	// Malformed: the request cannot be parsed. Only those who are registered are told so.
 	Malformed bool
 
 	Groups []Group // SetGroups: these have changed

@@ -21,9 +21,9 @@ const (
 // must not block, nor call the table.
 type Subscriber interface {
 	Holder() Holder
-	// Session is what RESERVE belongs to, and whom nobody tells what it has done itself. It can be compared.
+	// Session is what a RESERVE belongs to. It is not told of its own changes. It can be compared.
 	Session() any
-	// Deny says which of the denials in mask hold from now on.
+	// Deny says which of the denials in mask are in force from now on.
 	Deny(mask, denied Denial)
 	Tell(Event)
 	// Abort aborts all that is under way, and calls done when it is over, perhaps before Abort returns.
@@ -125,8 +125,8 @@ func (t *Table) publish() {
 }
 
 // Do does a change, and reports whether it is over. If not, done is called when it is: when it is
-// kept, and what it aborts has ended. Changes take effect one after the other, each when it is kept;
-// one that cannot be kept has no effect, but where that is said.
+// kept, and what it aborts has ended. Changes take effect one after the other, each when it is kept.
+// One that cannot be kept has no effect, except SetGroups.
 func (t *Table) Do(c *Change, done func()) bool {
 	c.done = done
 	t.mu.Lock()
@@ -212,7 +212,7 @@ func (t *Table) commit(c *Change) {
 	}
 }
 
-// abortOthers does that, and reports whether all of it is over.
+// abortOthers aborts what the change aborts, and reports whether all of it is over.
 func (c *Change) abortOthers() bool {
 	if len(c.aborted) == 0 {
 		return true
