@@ -46,7 +46,7 @@ func (t *Task) enterInOrder() Next {
 	granted := lu.serveOrder()
 	lu.checkDrained()
 	lu.mu.Unlock()
-	granted.grant()
+	granted.Tell()
 	return next
 }
 
@@ -88,16 +88,16 @@ func (lu *LogicalUnit) leaveInOrder(t *Task) {
 	granted := lu.serveOrder()
 	lu.checkDrained()
 	lu.mu.Unlock()
-	granted.grant()
+	granted.Tell()
 }
 
 // serveOrder takes from the queue the tasks whose turn has come. mu is held.
-func (lu *LogicalUnit) serveOrder() (granted taskQueue) {
+func (lu *LogicalUnit) serveOrder() (granted volume.Granted) {
 	for t := lu.order.first; t != nil && t.mayRun(true, 0); t = lu.order.first {
 		lu.order.first = t.queueNext
 		t.itl.running.Add(1)
 		t.noteRuns()
-		granted.add(t)
+		granted.Add(&t.r)
 	}
 	return granted
 }
@@ -121,29 +121,6 @@ func (lu *LogicalUnit) checkDrained() {
 		drained()
 	}
 	lu.drained = nil
-}
-
-// taskQueue are tasks that got what they had waited for and do not know it yet. They stay
-// as they are, an abort included, until they are told.
-type taskQueue struct{ first, last *Task }
-
-func (q *taskQueue) add(t *Task) {
-	t.queueNext = nil
-	if q.first == nil {
-		q.first = t
-	} else {
-		q.last.queueNext = t
-	}
-	q.last = t
-}
-
-// grant tells them. No lock is held, for TaskReady may do anything.
-func (q taskQueue) grant() {
-	for t := q.first; t != nil; {
-		next := t.queueNext // granted, the task may be gone
-		t.r.Grant()
-		t = next
-	}
 }
 
 func withdrawDormant(r *volume.Request) bool {

@@ -209,7 +209,7 @@ func (r *rangeLock) wake() {
 	r.mu.Lock()
 	granted := r.serve()
 	r.mu.Unlock()
-	granted.grant()
+	granted.Tell()
 }
 
 // enterExclusiveSpin takes the range for one short section, for stores that lend. While it
@@ -327,23 +327,24 @@ func (r *rangeLock) withdraw(t *Request) bool {
 	return found
 }
 
-// requestQueue are requests that have got what they waited for and have not been told yet. Until then
-// nothing changes them, not even an abort.
-type requestQueue struct{ first, last *Request }
+// Granted are requests that have got what they waited for and have not been told yet. Until then
+// nothing changes them, not even an abort. The zero value is empty.
+type Granted struct{ first, last *Request }
 
-func (q *requestQueue) add(r *Request) {
+// Add appends r, which is parked. The caller holds the lock of what r has waited for.
+func (g *Granted) Add(r *Request) {
 	r.queueNext = nil
-	if q.first == nil {
-		q.first = r
+	if g.first == nil {
+		g.first = r
 	} else {
-		q.last.queueNext = r
+		g.last.queueNext = r
 	}
-	q.last = r
+	g.last = r
 }
 
-// grant tells them. The caller holds no lock, because a Signal may do anything.
-func (q requestQueue) grant() {
-	for r := q.first; r != nil; {
+// Tell grants them all. The caller holds no lock, because a Signal may do anything.
+func (g Granted) Tell() {
+	for r := g.first; r != nil; {
 		next := r.queueNext // granted, the request may be gone
 		r.Grant()
 		r = next
@@ -351,7 +352,7 @@ func (q requestQueue) grant() {
 }
 
 // serve takes from the queue, in order, the requests that can have their ranges. mu is held.
-func (r *rangeLock) serve() (granted requestQueue) {
+func (r *rangeLock) serve() (granted Granted) {
 	var before stripeSet
 	for p := &r.first; *p != nil; {
 		t := *p
@@ -362,7 +363,7 @@ func (r *rangeLock) serve() (granted requestQueue) {
 			continue
 		}
 		*p = t.queueNext
-		granted.add(t)
+		granted.Add(t)
 	}
 	r.settleContended()
 	return granted

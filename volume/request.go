@@ -123,7 +123,7 @@ type work struct {
 	yielded  atomic.Bool         // set for nobody: a yield needs no reason to go on
 	withdraw func(*Request) bool // gives up the wait; nil: who grants it is to be waited for
 
-	queueNext *Request // in rangeLock.queue, guarded by its mutex
+	queueNext *Request // in the queue of rangeLock, guarded by its mutex; or in Granted
 	queueKind holdKind // what it waits for there
 }
 
