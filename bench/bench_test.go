@@ -1,11 +1,10 @@
 package main
 
 import (
-	"encoding/xml"
-	"errors"
-	"io"
 	"strings"
 	"testing"
+
+	"oneshot/bench/harness/harnesstest"
 )
 
 func TestSummarize(t *testing.T) {
@@ -46,20 +45,7 @@ func TestTable(t *testing.T) {
 }
 
 func TestPictureIsXML(t *testing.T) {
-	d := xml.NewDecoder(strings.NewReader(picture(someResults())))
-	bars := 0
-	for {
-		token, err := d.Token()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		if e, ok := token.(xml.StartElement); ok && e.Name.Local == "rect" {
-			bars++
-		}
-	}
+	bars := harnesstest.Rects(t, picture(someResults()))
 	// The background, the legend, and a bar for each contender at each point.
 	if want := 1 + 2 + 2*len(points); bars != want {
 		t.Errorf("%d rectangles, want %d", bars, want)

@@ -2,15 +2,15 @@ package harness
 
 import (
 	"context"
-	"encoding/xml"
 	"errors"
-	"io"
 	"os"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"oneshot/bench/harness/harnesstest"
 )
 
 func TestPoint(t *testing.T) {
@@ -107,20 +107,7 @@ func TestChart(t *testing.T) {
 		Groups: []Group{{"first", []Bar{{1, Blue, "1.00"}, {7, Red, "7.00"}}}, {"second", []Bar{{0.5, Blue, "0.50"}}}},
 	}
 	svg := c.SVG()
-	d := xml.NewDecoder(strings.NewReader(svg))
-	rects := 0
-	for {
-		token, err := d.Token()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		if e, ok := token.(xml.StartElement); ok && e.Name.Local == "rect" {
-			rects++
-		}
-	}
+	rects := harnesstest.Rects(t, svg)
 	if rects != 1+2+3 {
 		t.Errorf("%d rectangles", rects)
 	}

@@ -1,13 +1,11 @@
 package main
 
 import (
-	"encoding/xml"
-	"errors"
-	"io"
 	"strings"
 	"testing"
 
 	"oneshot/bench/harness"
+	"oneshot/bench/harness/harnesstest"
 )
 
 // someResults has us between the peers over rxe, and before both over TCP.
@@ -65,20 +63,7 @@ func TestIncomplete(t *testing.T) {
 }
 
 func TestPictureIsXML(t *testing.T) {
-	d := xml.NewDecoder(strings.NewReader(picture(someResults())))
-	bars := 0
-	for {
-		token, err := d.Token()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		if e, ok := token.(xml.StartElement); ok && e.Name.Local == "rect" {
-			bars++
-		}
-	}
+	bars := harnesstest.Rects(t, picture(someResults()))
 	// The background, the legend, and a bar for each contender at each point.
 	if want := 1 + len(targets) + len(contenders)*len(points); bars != want {
 		t.Errorf("%d rectangles, want %d", bars, want)
