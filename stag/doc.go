@@ -18,7 +18,7 @@
 //	                 │                 │                     │                             │
 //	                 └─────────────────┴──Revoke, End────────┴──► Revoked ──── Consume ────┴──► Free
 //
-// Host 2 keeps what was advertised to it in a [Peer].
+// Grant does Reserve and Bind at once. Host 2 keeps what was advertised to it in a [Peer].
 //
 // Access costs no lock: a slot is one atomic word (state, rights, key, generation, references)
 // and a few atomic fields that change only where the word says that nobody looks. Connections

@@ -3,7 +3,6 @@ package stag
 import (
 	"errors"
 	"math/rand/v2"
-	"sync"
 )
 
 // Errors of Host 2's own calls.
@@ -27,20 +26,30 @@ func (s HeldState) String() string { return [...]string{"UNKNOWN", "HELD", "BUSY
 
 // Peer is Host 2's table of the STags that the other end of one stream has advertised. There
 // are never more than the window allows, except those forgotten while operations are posted;
-// so much memory it takes at most. Its methods may
-// be called from any goroutine; streams share nothing.
+// so much memory it takes at most. It is used by one goroutine at a time: its owner has a lock
+// anyway.
+//
+//	heads    first entry by hash of the STag ─► entries, chained by next
+//	entries  stay where they are as long as they are in use, so that an operation can name its own
 type Peer struct {
 	window int
 	seed   uint32 // the peer chooses the STags, but not where they end up here
+	held   int    // entries that count against the window
 
-	mu      sync.Mutex
-	held    int       // entries that count against the window; guarded by mu, like all below
-	used    int       // all entries
-	entries []heldTag // open addressing, linear probing; a power of two, at most half full
+	entries []heldTag
+	heads   []At // a power of two, as many as there may be entries before both grow
+	free    At   // first entry that is not in use; the others behind it by next
 }
 
+// At is where an STag stands in a Peer. It is good until the STag is closed, or forgotten and without
+// operations.
+type At int32
+
+const nowhere At = -1
+
 type heldTag struct {
-	tag    STag // 0: no entry
+	tag    STag // 0: not in use
+	next   At
 	reads  int32
 	writes int32
 	closed bool // the close is posted
@@ -58,57 +67,61 @@ func (h *heldTag) state() HeldState {
 }
 
 // NewPeer returns a table for a stream whose window is the one granted to Host 1.
-func NewPeer(window int) *Peer { return &Peer{window: window, seed: rand.Uint32()} }
+func NewPeer(window int) *Peer { return &Peer{window: window, seed: rand.Uint32(), free: nowhere} }
 
 // Advertise is the delivery of a Send with Advertise: the STag is Held from now on. Errors, of
 // type *Error, are those of the peer: A1 STag 0, A2 advertised twice, A3 window exceeded.
 func (p *Peer) Advertise(s STag) error {
-	if s == 0 {
-		return &Error{Advertise, InvalidSTag, s}
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	switch {
-	case p.find(s) != nil:
+	case s == 0:
+		return &Error{Advertise, InvalidSTag, s}
+	case p.find(s) != nowhere:
 		return &Error{Advertise, AlreadyHeld, s}
 	case p.held >= p.window:
 		return &Error{Advertise, WindowExceeded, s}
 	}
-	if 2*(p.used+1) > len(p.entries) {
+	if p.free == nowhere {
 		p.grow()
 	}
-	p.insert(heldTag{tag: s})
+	at, head := p.free, p.head(s)
+	p.free = p.entries[at].next
+	p.entries[at] = heldTag{tag: s, next: *head}
+	*head = at
 	p.held++
-	p.used++
 	return nil
 }
 
 // PostRead notes an RDMA Read posted against a Held STag, PostWrite an RDMA Write; ReadDone and
 // WriteDone note that it completed.
-func (p *Peer) PostRead(s STag) error  { return p.post(s, 1, 0) }
-func (p *Peer) PostWrite(s STag) error { return p.post(s, 0, 1) }
-func (p *Peer) ReadDone(s STag)        { p.done(s, 1, 0) }
-func (p *Peer) WriteDone(s STag)       { p.done(s, 0, 1) }
+func (p *Peer) PostRead(s STag) (At, error)  { return p.post(s, 1, 0) }
+func (p *Peer) PostWrite(s STag) (At, error) { return p.post(s, 0, 1) }
+func (p *Peer) ReadDone(at At, s STag)       { p.done(at, s, 1, 0) }
+func (p *Peer) WriteDone(at At, s STag)      { p.done(at, s, 0, 1) }
 
-func (p *Peer) post(s STag, reads, writes int32) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	h := p.find(s)
-	switch {
-	case h == nil, h.gone:
-		return ErrNotHeld
-	case h.closed:
-		return ErrClosePosted
+func (p *Peer) post(s STag, reads, writes int32) (At, error) {
+	at, h, err := p.open(s)
+	if err == nil {
+		h.reads, h.writes = h.reads+reads, h.writes+writes
 	}
-	h.reads, h.writes = h.reads+reads, h.writes+writes
-	return nil
+	return at, err
+}
+
+// open finds an STag that operations may be posted against.
+func (p *Peer) open(s STag) (At, *heldTag, error) {
+	at := p.find(s)
+	if at == nowhere || p.entries[at].gone {
+		return at, nil, ErrNotHeld
+	}
+	h := &p.entries[at]
+	if h.closed {
+		return at, h, ErrClosePosted
+	}
+	return at, h, nil
 }
 
 // done ignores STags that are not held: they were closed behind Writes that nobody waits for.
-func (p *Peer) done(s STag, reads, writes int32) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	h := p.find(s)
+func (p *Peer) done(at At, s STag, reads, writes int32) {
+	h := p.entry(at, s)
 	if h == nil {
 		return
 	}
@@ -117,39 +130,41 @@ func (p *Peer) done(s STag, reads, writes int32) {
 		panic("stag: more operations completed than posted")
 	}
 	if h.gone && h.reads+h.writes == 0 {
-		p.remove(h)
+		p.remove(at)
 	}
+}
+
+// entry returns the entry at which s stands, nil if it does so no more.
+func (p *Peer) entry(at At, s STag) *heldTag {
+	if at < 0 || int(at) >= len(p.entries) || s == 0 || p.entries[at].tag != s {
+		return nil
+	}
+	return &p.entries[at]
 }
 
 // PostClose notes that the closing Send is posted: no operation may follow. RDMA Reads must have
 // completed (R2), for a Send may overtake them; RDMA Writes are placed before the Send anyway.
-func (p *Peer) PostClose(s STag) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	h := p.find(s)
+func (p *Peer) PostClose(s STag) (At, error) {
+	at, h, err := p.open(s)
 	switch {
-	case h == nil, h.gone:
-		return ErrNotHeld
-	case h.closed:
-		return ErrClosePosted
+	case err != nil:
+		return at, err
 	case h.reads > 0:
-		return ErrReads
+		return at, ErrReads
 	}
 	h.closed = true
-	return nil
+	return at, nil
 }
 
 // Closed notes that the closing Send has completed: the STag is Unknown again. Completions of
 // RDMA Writes on it come earlier, as they were posted earlier, or are not reported at all.
-func (p *Peer) Closed(s STag) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	h := p.find(s)
+func (p *Peer) Closed(at At, s STag) error {
+	h := p.entry(at, s)
 	if h == nil || !h.closed {
 		return ErrNotHeld
 	}
 	p.held--
-	p.remove(h)
+	p.remove(at)
 	return nil
 }
 
@@ -157,96 +172,76 @@ func (p *Peer) Closed(s STag) error {
 // management function (R4). Operations still posted keep it from being advertised again until
 // they have completed.
 func (p *Peer) Forget(s STag) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	h := p.find(s)
-	switch {
-	case h == nil, h.gone:
-		return ErrNotHeld
-	case h.closed:
-		return ErrClosePosted
+	at, h, err := p.open(s)
+	if err != nil {
+		return err
 	}
 	p.held--
 	if h.gone = true; h.reads+h.writes == 0 {
-		p.remove(h)
+		p.remove(at)
 	}
 	return nil
 }
 
 // Len returns how many STags are advertised and not closed.
-func (p *Peer) Len() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.held
-}
+func (p *Peer) Len() int { return p.held }
 
 // State returns the state of an STag.
 func (p *Peer) State(s STag) HeldState {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if h := p.find(s); h != nil && !h.gone {
-		return h.state()
+	if at := p.find(s); at != nowhere && !p.entries[at].gone {
+		return p.entries[at].state()
 	}
 	return Unknown
 }
 
-// home is where the search for an STag begins.
-func (p *Peer) home(s STag) int {
+// head is where the chain begins that an STag is in.
+func (p *Peer) head(s STag) *At {
 	h := (uint32(s) ^ p.seed) * 0x9e3779b1 // 2^32 / golden ratio, odd
 	h ^= h >> 15
-	h *= 0x85ebca6b
-	h ^= h >> 13
-	return int(h) & (len(p.entries) - 1)
+	return &p.heads[int(h)&(len(p.heads)-1)]
 }
 
-// find returns the entry of an STag, nil if there is none.
-func (p *Peer) find(s STag) *heldTag {
-	if len(p.entries) == 0 || s == 0 {
-		return nil
+// find returns where an STag stands.
+func (p *Peer) find(s STag) At {
+	if len(p.heads) == 0 || s == 0 {
+		return nowhere
 	}
-	for i := p.home(s); ; i = (i + 1) & (len(p.entries) - 1) {
-		switch p.entries[i].tag {
-		case s:
-			return &p.entries[i]
-		case 0:
-			return nil
-		}
+	at := *p.head(s)
+	for at != nowhere && p.entries[at].tag != s {
+		at = p.entries[at].next
 	}
+	return at
 }
 
-func (p *Peer) insert(h heldTag) {
-	i := p.home(h.tag)
-	for p.entries[i].tag != 0 {
-		i = (i + 1) & (len(p.entries) - 1)
+// remove takes an entry off its chain.
+func (p *Peer) remove(at At) {
+	link := p.head(p.entries[at].tag)
+	for *link != at {
+		link = &p.entries[*link].next
 	}
-	p.entries[i] = h
+	*link = p.entries[at].next
+	p.entries[at] = heldTag{next: p.free}
+	p.free = at
 }
 
-// remove empties an entry and moves up those that were pushed behind it.
-func (p *Peer) remove(h *heldTag) {
-	p.used--
-	mask := len(p.entries) - 1
-	hole := p.home(h.tag)
-	for &p.entries[hole] != h {
-		hole = (hole + 1) & mask
-	}
-	for i := (hole + 1) & mask; p.entries[i].tag != 0; i = (i + 1) & mask {
-		if home := p.home(p.entries[i].tag); (i-home)&mask >= (i-hole)&mask {
-			p.entries[hole], hole = p.entries[i], i
-		}
-	}
-	p.entries[hole] = heldTag{}
-}
-
-// minEntries is the first size of the table, enough for a depth of 8.
+// minEntries is the first size of the table.
 const minEntries = 16
 
+// grow doubles a table that is full.
 func (p *Peer) grow() {
 	old := p.entries
-	p.entries = make([]heldTag, max(minEntries, 2*len(old)))
-	for _, h := range old {
-		if h.tag != 0 {
-			p.insert(h)
+	n := max(minEntries, 2*len(old))
+	p.entries, p.heads = make([]heldTag, n), make([]At, n)
+	copy(p.entries, old)
+	for i := range p.heads {
+		p.heads[i] = nowhere
+	}
+	for i := range p.entries {
+		h := &p.entries[i]
+		link := &p.free
+		if i < len(old) {
+			link = p.head(h.tag)
 		}
+		h.next, *link = *link, At(i)
 	}
 }

@@ -13,15 +13,17 @@ func TestPeerErrors(t *testing.T) {
 		t.Errorf("A1: %v", err)
 	}
 	p.Advertise(7)
-	for _, step := range []func(STag) error{p.PostRead, p.PostWrite} { // HELD, BUSY
+	var at At
+	for _, step := range []func(STag) (At, error){p.PostRead, p.PostWrite} { // HELD, BUSY
 		if err := p.Advertise(7); lecOf(err) != 0x0207 {
 			t.Errorf("A2, %v: %v", p.State(7), err)
 		}
-		if err := step(7); err != nil {
+		var err error
+		if at, err = step(7); err != nil {
 			t.Error(err)
 		}
 	}
-	p.ReadDone(7)
+	p.ReadDone(at, 7)
 	p.PostClose(7)
 	if err := p.Advertise(7); lecOf(err) != 0x0207 {
 		t.Errorf("A2, %v: %v", p.State(7), err)
@@ -32,7 +34,7 @@ func TestPeerErrors(t *testing.T) {
 	if err := p.Advertise(9); lecOf(err) != 0x0207 {
 		t.Errorf("A3: %v", err)
 	}
-	p.Closed(7)
+	p.Closed(at, 7)
 	if err := p.Advertise(9); err != nil {
 		t.Errorf("after a close: %v", err)
 	}
@@ -44,18 +46,29 @@ func TestPeerErrors(t *testing.T) {
 func TestPeerMoreDoneThanPosted(t *testing.T) {
 	p := NewPeer(1)
 	p.Advertise(7)
+	at, _ := p.PostWrite(7)
 	defer func() {
 		if recover() == nil {
 			t.Error("no panic")
 		}
 	}()
-	p.ReadDone(7)
+	p.ReadDone(at, 7)
 }
 
 // heldModel is what one STag should be.
 type heldModel struct {
 	reads, writes int
 	closed, gone  bool
+	at            At // if found
+	found         bool
+}
+
+// stays checks that an STag stands where it stood.
+func stays(t *rapid.T, m *heldModel, at At) {
+	if m.found && m.at != at {
+		t.Fatalf("an STag that stood at %d stands at %d", m.at, at)
+	}
+	m.found, m.at = true, at
 }
 
 // TestPeerModel compares the table with a map.
@@ -125,14 +138,18 @@ func TestPeerModel(t *testing.T) {
 				m := model[s]
 				want := post(m)
 				if rapid.Bool().Draw(t, "read") {
-					expect("read", p.PostRead(s), want)
+					at, err := p.PostRead(s)
+					expect("read", err, want)
 					if want == nil {
+						stays(t, m, at)
 						m.reads++
 					}
 					return
 				}
-				expect("write", p.PostWrite(s), want)
+				at, err := p.PostWrite(s)
+				expect("write", err, want)
 				if want == nil {
+					stays(t, m, at)
 					m.writes++
 				}
 			},
@@ -141,12 +158,12 @@ func TestPeerModel(t *testing.T) {
 				m := model[s]
 				switch {
 				case m == nil:
-					p.ReadDone(s)
+					p.ReadDone(At(rapid.IntRange(-1, 70).Draw(t, "at")), s)
 				case m.reads > 0:
-					p.ReadDone(s)
+					p.ReadDone(m.at, s)
 					m.reads--
 				case m.writes > 0:
-					p.WriteDone(s)
+					p.WriteDone(m.at, s)
 					m.writes--
 				}
 				if m != nil && m.gone && m.reads+m.writes == 0 {
@@ -160,19 +177,22 @@ func TestPeerModel(t *testing.T) {
 				if want == nil && m.reads > 0 {
 					want = ErrReads
 				}
-				expect("close", p.PostClose(s), want)
+				at, err := p.PostClose(s)
+				expect("close", err, want)
 				if want == nil {
+					stays(t, m, at)
 					m.closed = true
 				}
 			},
 			"closed": func(t *rapid.T) {
 				s := tag.Draw(t, "STag")
-				if m := model[s]; m != nil && m.closed {
-					expect("closed", p.Closed(s), nil)
+				m := model[s]
+				if m != nil && m.closed {
+					expect("closed", p.Closed(m.at, s), nil)
 					delete(model, s)
 					return
 				}
-				expect("closed", p.Closed(s), ErrNotHeld)
+				expect("closed", p.Closed(At(rapid.IntRange(-1, 70).Draw(t, "at")), s), ErrNotHeld)
 			},
 			"forget": func(t *rapid.T) {
 				s := tag.Draw(t, "STag")

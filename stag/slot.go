@@ -19,6 +19,7 @@ type slot struct {
 	base   atomic.Uint64          // TO of the first octet
 	length atomic.Uint64          // octets
 
+	owner    any      // of a slot of one stream alone: guarded by the owner's own lock, see Stream.Owner
 	segments [][]byte // read under a reference only
 	ends     []uint64 // offset behind each segment, if there is more than one
 
@@ -50,13 +51,14 @@ func (s *slot) setRegion(r *Region) {
 		n = r.Length
 	}
 	s.segments = r.Segments
+	s.owner = r.Owner
 	s.base.Store(r.Base)
 	s.length.Store(n)
 }
 
 func (s *slot) clearRegion() {
 	invariant.Check(s.load().refs() == 0, "stag: a region that is referenced goes")
-	s.segments = nil
+	s.segments, s.owner = nil, nil
 	if cap(s.ends) > retainedEnds {
 		s.ends = nil
 	}

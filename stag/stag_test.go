@@ -542,10 +542,10 @@ func TestNoAllocations(t *testing.T) {
 		r.Release()
 		st.Consume(s)
 		peer.Advertise(s)
-		peer.PostRead(s)
-		peer.ReadDone(s)
+		at, _ := peer.PostRead(s)
+		peer.ReadDone(at, s)
 		peer.PostClose(s)
-		peer.Closed(s)
+		peer.Closed(at, s)
 	}
 	for range 2 * stockMax { // every slot of the stock has its list of segment ends
 		life()
@@ -587,5 +587,81 @@ func TestRegionWithoutMemory(t *testing.T) {
 	}
 	if err := st.Free(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestOwner: the owner of an STag is that of its use, of its stream, and is given back once.
+func TestOwner(t *testing.T) {
+	table := NewTable(300)
+	d := table.NewDomain()
+	st, other := table.NewStream(d, 2), table.NewStream(d, 2)
+	one, two, three := new(int), new(int), new(int)
+	s := must(st.Grant(Region{Segments: segs(0, 16), Access: all, Owner: one}))
+	w := must(table.Register(d, st, Region{Segments: segs(0, 16), Access: all, Owner: two}))
+	if st.Owner(s) != one || st.Owner(w) != two || other.Owner(s) != nil || st.Owner(s+1) != nil || st.Owner(0) != nil || st.Owner(0xffffff00) != nil {
+		t.Errorf("owners %v and %v; of others %v, %v", st.Owner(s), st.Owner(w), other.Owner(s), st.Owner(s+1))
+	}
+	if st.Disown(w) != two || st.Disown(w) != nil || st.Owner(w) != nil {
+		t.Error("an owner is given back twice")
+	}
+	if _, err := st.Revoke(s); err != nil {
+		t.Fatal(err)
+	}
+	if err := st.Consume(s); err != nil || st.Owner(s) != nil {
+		t.Errorf("after the end of the STag its owner is %v, %v", st.Owner(s), err)
+	}
+	for range 2 * stockMax { // every free slot has its turn
+		r := must(st.Reserve())
+		if st.Owner(r) != nil {
+			t.Fatalf("a new STag has the owner %v", st.Owner(r))
+		}
+		if _, err := st.Revoke(r); err != nil {
+			t.Fatal(err)
+		}
+		if err := st.Consume(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s = must(st.Grant(Region{Segments: segs(0, 16), Access: all, Owner: three}))
+	taken := map[STag]any{}
+	take := func(s STag, o any) { taken[s] = o }
+	st.TakeOwners(take)
+	if len(taken) != 1 || taken[s] != three {
+		t.Errorf("taken: %v", taken)
+	}
+	clear(taken)
+	if st.TakeOwners(take); len(taken) != 0 {
+		t.Errorf("taken twice: %v", taken)
+	}
+}
+
+// Grant is Reserve and Bind: the memory is there, and the window counts.
+func TestGrant(t *testing.T) {
+	table := NewTable(300)
+	st := table.NewStream(table.NewDomain(), 1)
+	if _, err := st.Grant(Region{Segments: segs(0, 2), Base: math.MaxUint64, Access: all}); err != ErrRegion {
+		t.Errorf("a region that wraps: %v", err)
+	}
+	s := must(st.Grant(Region{Segments: segs(5, 16), Access: AccessRemoteRead}))
+	if table.State(s) != Bound || st.Outstanding() != 1 {
+		t.Errorf("%v, %d outstanding", table.State(s), st.Outstanding())
+	}
+	if _, err := st.Grant(Region{Segments: segs(0, 16), Access: all}); err != ErrWindow {
+		t.Errorf("beyond the window: %v", err)
+	}
+	r, err := st.Acquire(RemoteRead, s, 2, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := r.Append(nil, 0, 4); len(got) != 1 || !bytes.Equal(got[0], segs(5, 16)[0][2:6]) {
+		t.Errorf("%v", got)
+	}
+	r.Release()
+	if _, err := st.Acquire(RemoteWrite, s, 2, 4); lecOf(err) == 0xffff {
+		t.Error("a right that was not given")
+	}
+	st.End()
+	if _, err := st.Grant(Region{Segments: segs(0, 16), Access: all}); err != ErrEnded {
+		t.Errorf("after the end: %v", err)
 	}
 }

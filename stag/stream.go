@@ -131,27 +131,86 @@ func (st *Stream) revalidate(sl *slot, w word) error {
 	return nil
 }
 
+// Owner returns what Region.Owner was for an STag of this stream alone, nil if it is none or Disown has
+// been called. Whoever calls it, Disown or TakeOwners has a lock of its own for this, and holds it
+// whenever it makes and frees STags of the stream.
+func (st *Stream) Owner(s STag) any {
+	if sl, _, err := st.own(s); err == nil {
+		return sl.owner
+	}
+	return nil
+}
+
+// Disown is Owner, for the last time.
+func (st *Stream) Disown(s STag) (owner any) {
+	if sl, _, err := st.own(s); err == nil {
+		owner, sl.owner = sl.owner, nil
+	}
+	return owner
+}
+
+// TakeOwners calls f with the owner of each STag of this stream alone, for the last time. f must not
+// use the stream.
+func (st *Stream) TakeOwners(f func(s STag, owner any)) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	for sl := st.slots; sl != nil; sl = sl.next {
+		if o := sl.owner; o != nil {
+			sl.owner = nil
+			f(sl.tag(sl.load()), o)
+		}
+	}
+}
+
 // Reserve allocates a one-shot STag. It allows no access yet.
 func (st *Stream) Reserve() (STag, error) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
+	sl, err := st.reserve()
+	if err != nil {
+		return 0, err
+	}
+	w := sl.load().nextUse(Reserved)
+	sl.word.Store(uint64(w))
+	return sl.tag(w), nil
+}
+
+// Grant is Reserve and Bind in one.
+func (st *Stream) Grant(r Region) (STag, error) {
+	if err := r.check(); err != nil {
+		return 0, err
+	}
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	sl, err := st.reserve()
+	if err != nil {
+		return 0, err
+	}
+	invariant.Check(sl.load().refs() == 0, "stag: a free slot is referenced")
+	sl.setRegion(&r)
+	w := sl.load().nextUse(Bound).withAccess(r.Access)
+	sl.word.Store(uint64(w))
+	return sl.tag(w), nil
+}
+
+// reserve takes a slot for a one-shot STag. The lock is held, and its word is Free until the caller
+// changes it.
+func (st *Stream) reserve() (*slot, error) {
 	switch {
 	case st.ended:
-		return 0, ErrEnded
+		return nil, ErrEnded
 	case int(st.outstanding.Load()) >= st.window:
-		return 0, ErrWindow
+		return nil, ErrWindow
 	}
 	sl := st.pop()
 	if sl == nil {
-		return 0, ErrTableFull
+		return nil, ErrTableFull
 	}
 	st.outstanding.Add(1)
 	st.link(sl)
 	sl.domain.Store(st.domain)
 	sl.stream.Store(st)
-	w := sl.load().nextUse(Reserved)
-	sl.word.Store(uint64(w))
-	return sl.tag(w), nil
+	return sl, nil
 }
 
 // Bind sets the memory and rights of a Reserved STag. From now on the peer has access; no

@@ -38,6 +38,8 @@ type Region struct {
 	// Length, without Segments, is how many octets the region has of something that is not memory, a block
 	// store say. References to it are checked and counted like others, but have no memory to Append.
 	Length uint64
+	// Owner is what Stream.Owner returns for the STag, if it is of one stream alone.
+	Owner any
 }
 
 // check reports a region that would not have a TO for each octet.
@@ -261,13 +263,22 @@ func (t *Table) drain(sl *slot, w word) chan struct{} {
 
 // discard frees the slot of a deregistering region without references.
 func (t *Table) discard(sl *slot) {
-	if st := sl.stream.Load(); st != nil {
-		st.mu.Lock()
-		st.unlink(sl)
-		st.mu.Unlock()
-	}
 	sl.idle = nil
-	sl.clearRegion()
-	sl.word.Store(uint64(sl.load().withState(Free))) // nobody changes a deregistering slot
-	t.give(sl.index)
+	st := sl.stream.Load()
+	if st == nil {
+		sl.free()
+		t.give(sl.index)
+		return
+	}
+	st.mu.Lock()
+	st.unlink(sl)
+	sl.free()
+	st.push(sl)
+	st.mu.Unlock()
+}
+
+// free ends the use of a deregistering slot, whose word nobody else changes.
+func (s *slot) free() {
+	s.clearRegion()
+	s.word.Store(uint64(s.load().withState(Free)))
 }

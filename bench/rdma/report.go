@@ -34,9 +34,9 @@ Written by %s. One daemon, one memory disk of %s, one client: this project's ini
 iWARP in user space, on the loopback interface. *Conventional* registers memory for each command, binds a
 window, sends, unbinds and frees, each step after the one before; *registered* does so without a window;
 *window, reused* leaves memory registered and binds a window in the crossing before the command, which the
-target's answer invalidates; *registered once* leaves all memory reachable under one STag for as long as the session lasts, so
-that the target can fetch the data of neighbouring commands with one RDMA Read; *one-shot* advertises memory in the header of the command, and the answer closes
-it. None of these takes data along with a command; *one-shot, immediate* does for writes up to %d KiB, as the
+target's answer invalidates; *registered once* leaves all memory reachable under one STag for as long as the
+session lasts, so that the target can fetch the data of neighbouring commands with one RDMA Read; *one-shot*
+advertises memory in the header of the command, and the answer closes it. None of these takes data along with a command; *one-shot, immediate* does for writes up to %d KiB, as the
 initiator does by itself, and so does TCP. *Raw TCP* moves the same bytes with no protocol, CRC32C at both ends.
 
 A crossing is a hand-over between program and RDMA device, whatever is in it: registering and freeing memory are

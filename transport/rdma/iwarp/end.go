@@ -313,14 +313,15 @@ func (q *queuePair) releaseAll() {
 			q.lastReference(tag)
 		}
 	}
-	for s, b := range q.windows {
-		delete(q.windows, s)
-		b.ended(s)
-	}
-	for _, a := range q.adverts {
-		a.closing = false
-		q.dropAdvert(a)
-	}
+	q.stream.TakeOwners(func(s stag.STag, owner any) {
+		switch o := owner.(type) {
+		case *bound:
+			q.unbind(s, o)
+		case *advert:
+			o.closing = false
+			q.dropAdvert(o)
+		}
+	})
 	if err := q.stream.Free(); err != nil {
 		q.dev.log.Error("iwarp: STags of a connection that has ended are still referenced", slog.Any("reason", err))
 	}

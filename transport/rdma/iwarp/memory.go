@@ -55,8 +55,8 @@ func (d *domain) Register(b []byte, a rdma.Access) (rdma.Region, error) {
 	case a&^allAccess != 0:
 		return nil, errBadAccess
 	}
-	r := &region{domain: d, bytes: b, access: a, addr: address(b), idle: make(chan struct{})}
-	s, err := d.dev.table.Register(d.tag, nil, stag.Region{Segments: [][]byte{b}, Access: tagAccess(a)})
+	r := &region{domain: d, memory: [1][]byte{b}, access: a, addr: address(b)}
+	s, err := d.dev.table.Register(d.tag, nil, stag.Region{Segments: r.memory[:], Access: tagAccess(a)})
 	if err != nil {
 		return nil, err
 	}
@@ -79,7 +79,7 @@ func (d *domain) Close() error { return nil }
 // region is registered memory.
 type region struct {
 	domain *domain
-	bytes  []byte
+	memory [1][]byte
 	access rdma.Access
 	addr   uintptr
 	tag    stag.STag
@@ -87,12 +87,12 @@ type region struct {
 	// pins counts the uses by our own requests, those of the peer are the STag table's.
 	// Above them is the bit that says that the region is being deregistered.
 	pins atomic.Int64
-	idle chan struct{} // closed when the last pin is gone after that
+	idle chan struct{} // closed when the last pin is gone after that; made if there are any
 }
 
 const deregistering = 1 << 32
 
-func (r *region) Bytes() []byte   { return r.bytes }
+func (r *region) Bytes() []byte   { return r.memory[0] }
 func (r *region) STag() rdma.STag { return rdma.STag(r.tag) }
 func (r *region) Base() uint64    { return 0 }
 
@@ -105,7 +105,7 @@ func (r *region) offset(b []byte) (uint64, bool) {
 		return 0, false
 	}
 	off := uint64(a - r.addr)
-	return off, off <= uint64(len(r.bytes)) && uint64(len(b)) <= uint64(len(r.bytes))-off
+	return off, off <= uint64(len(r.memory[0])) && uint64(len(b)) <= uint64(len(r.memory[0]))-off
 }
 
 // pin keeps the memory registered. False: it is not any more.
@@ -146,14 +146,31 @@ func unpinAll(rs []*region) {
 	}
 }
 
-// Deregister implements rdma.Region.
-func (r *region) Deregister() error {
+// end refuses further pins, and waits for those there are. False: that was done before.
+func (r *region) end() bool {
+	if r.pins.CompareAndSwap(0, deregistering) {
+		return true
+	}
+	dev := r.domain.dev
+	dev.mu.Lock() // two may be here
+	if r.idle == nil {
+		r.idle = make(chan struct{})
+	}
 	old := r.pins.Or(deregistering)
+	dev.mu.Unlock()
 	if old&deregistering != 0 {
-		return errGone
+		return false
 	}
 	if old != 0 {
 		<-r.idle
+	}
+	return true
+}
+
+// Deregister implements rdma.Region.
+func (r *region) Deregister() error {
+	if !r.end() {
+		return errGone
 	}
 	invariant.Check(r.pins.Load() == deregistering, "iwarp: a region goes while it is pinned")
 	dev := r.domain.dev
@@ -230,33 +247,33 @@ func (w *window) bind(q *queuePair, r *region, b []byte, a rdma.Access) (stag.ST
 		return 0, errGone
 	}
 	// The slot of the last binding is on its way out and has an owner of its own.
+	t := q.unbound
+	if t == nil {
+		t = new(bound)
+	}
+	t.memory[0] = b
 	s, err := q.dev.table.Register(q.domain.tag, q.stream, stag.Region{
-		Segments: [][]byte{b}, Base: off, Access: tagAccess(a) | stag.AccessRemoteInvalidate,
+		Segments: t.memory[:], Base: off, Access: tagAccess(a) | stag.AccessRemoteInvalidate, Owner: t,
 	})
 	if err != nil {
 		r.unpin()
 		return 0, err
 	}
+	if q.unbound == t {
+		q.unbound = t.next
+	}
+	t.next, t.window, t.region = nil, w, r
 	w.qp, w.tag, w.base, w.going = q, s, r, false
-	q.windows[s] = bound{w, r}
 	return s, nil
 }
 
-// bound is what an STag of a window stands for.
+// bound is what an STag of a window stands for. It is guarded by the lock of the queue pair.
 type bound struct {
 	window *window
 	region *region
-}
-
-// ended notes that an STag of the window is freed.
-func (b bound) ended(s stag.STag) {
-	b.region.unpin()
-	w := b.window
-	w.mu.Lock()
-	if w.tag == s && w.qp != nil {
-		w.qp, w.base, w.going = nil, nil, false
-	}
-	w.mu.Unlock()
+	memory [1][]byte
+	quiet  func() // to be called when no reference is left
+	next   *bound // free ones
 }
 
 // Free implements rdma.Window.

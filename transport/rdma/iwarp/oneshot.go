@@ -45,11 +45,11 @@ func (q *queuePair) prepareAdvertise(w *wqe, p *rdma.Work) (what string, err err
 	if a == nil {
 		a = new(advert)
 	}
-	n, what := a.gather(p.Memory, q.domain, need)
+	empty, what := a.gather(p.Memory, q.domain, need)
 	switch {
 	case what != "":
 		return errMemory + what, nil
-	case n == 0:
+	case empty:
 		return errMemory + "none", nil
 	case !pinAll(a.regions):
 		return errMemory + errGone.Error(), nil
@@ -63,51 +63,45 @@ func (q *queuePair) prepareAdvertise(w *wqe, p *rdma.Work) (what string, err err
 		q.free = a.next
 	}
 	a.next, a.tag, a.closing, a.revoked = nil, s, false, nil
-	q.adverts[s] = a
 	w.stag, p.STag = s, rdma.STag(s)
 	q.n.advertises.Add(1)
 	return "", nil
 }
 
-// gather takes over a list of memory. Pieces that lie one behind the other in a region become one.
-// Memory without a region needs no more than that a refers to it: here the processor copies.
-func (a *advert) gather(list []rdma.SGE, d *domain, need rdma.Access) (n int, what string) {
+// gather takes over a list of memory, of any length. Pieces that lie one behind the other in a region
+// become one. Memory without a region needs no more than that a refers to it: here the processor copies.
+func (a *advert) gather(list []rdma.SGE, d *domain, need rdma.Access) (empty bool, what string) {
 	a.segs, a.regions = a.segs[:0], a.regions[:0]
 	if len(list) > maxMemory {
-		return 0, "scatter/gather list is too long"
+		return false, "scatter/gather list is too long"
 	}
 	var last *region
 	for i := range list {
 		e := &list[i]
-		if e.Region == nil {
-			if len(e.Bytes) > 0 {
-				a.segs = append(a.segs, e.Bytes)
-				last = nil
-			}
-		} else {
-			k := len(a.segs)
-			if a.segs, a.regions, _, what = appendSGL(a.segs, a.regions, list[i:i+1], d, need, 1); what != "" {
-				return 0, what
-			}
-			if len(a.segs) == k {
-				continue // it is empty
-			}
-			r := a.regions[len(a.regions)-1]
-			if r == last && k > 0 && address(a.segs[k-1])+uintptr(len(a.segs[k-1])) == address(a.segs[k]) {
-				a.segs[k-1] = unsafe.Slice(unsafe.SliceData(a.segs[k-1]), len(a.segs[k-1])+len(a.segs[k]))
-				a.segs, a.regions = a.segs[:k], a.regions[:len(a.regions)-1]
-			}
-			last = r
+		if len(e.Bytes) == 0 {
+			continue
 		}
-		if n += len(e.Bytes); n > maxMessage {
-			return 0, "message is too long"
+		var r *region
+		if e.Region != nil {
+			if r, what = registered(e, d, need); what != "" {
+				return false, what
+			}
+		}
+		k := len(a.segs) - 1
+		if r != nil && r == last && address(a.segs[k])+uintptr(len(a.segs[k])) == address(e.Bytes) {
+			a.segs[k] = unsafe.Slice(unsafe.SliceData(a.segs[k]), len(a.segs[k])+len(e.Bytes))
+			continue
+		}
+		a.segs = append(a.segs, e.Bytes)
+		if last = r; r != nil {
+			a.regions = append(a.regions, r)
 		}
 	}
-	return n, ""
+	return len(a.segs) == 0, ""
 }
 
 func (q *queuePair) bindAdvert(a *advert, access rdma.Access) (stag.STag, error) {
-	s, err := q.stream.Reserve()
+	s, err := q.stream.Grant(stag.Region{Segments: a.segs, Access: tagAccess(access), Owner: a})
 	switch {
 	case errors.Is(err, stag.ErrWindow):
 		return 0, rdma.ErrWindow
@@ -116,11 +110,8 @@ func (q *queuePair) bindAdvert(a *advert, access rdma.Access) (stag.STag, error)
 	case err != nil:
 		return 0, err
 	}
-	if err := q.stream.Bind(s, stag.Region{Segments: a.segs, Access: tagAccess(access)}); err != nil {
-		panic("iwarp: a reserved STag cannot be bound: " + err.Error())
-	}
 	if invariant.Enabled { // and again when the first octet of its message leaves
-		invariant.Check(q.dev.table.State(s) == stag.Bound, "iwarp: an STag is not bound after Bind")
+		invariant.Check(q.dev.table.State(s) == stag.Bound, "iwarp: an STag is not bound after Grant")
 	}
 	return s, nil
 }
@@ -138,8 +129,14 @@ func (q *queuePair) freeAdvert(a *advert) {
 	q.dropAdvert(a)
 }
 
+// advert returns what the STag s stands for, nil if it is not advertised by this end. The lock is held.
+func (q *queuePair) advert(s stag.STag) *advert {
+	a, _ := q.stream.Owner(s).(*advert)
+	return a
+}
+
+// dropAdvert gives the memory back of an STag that is freed, or will be.
 func (q *queuePair) dropAdvert(a *advert) {
-	delete(q.adverts, a.tag)
 	unpinAll(a.regions)
 	if a.closing {
 		q.rx.freed.Store(true)
@@ -159,11 +156,18 @@ func (q *queuePair) dropAdvert(a *advert) {
 // lastReference is told that the last reference to memory that allows no access is released.
 // The lock is held.
 func (q *queuePair) lastReference(s stag.STag) {
-	if a := q.adverts[s]; a != nil {
-		q.freeAdvert(a)
-		return
+	switch o := q.stream.Owner(s).(type) {
+	case *advert:
+		q.freeAdvert(o)
+	case *bound:
+		done := o.quiet
+		q.invalidated(s, o)
+		if done != nil {
+			q.after = append(q.after, done)
+		}
+	default:
+		q.dev.quiet(s)
 	}
-	q.dev.quiet(s)
 }
 
 // takeBack is the delivery of a message that closes or invalidates s. Free: the message may
@@ -176,7 +180,7 @@ func (q *queuePair) takeBack(m ddp.Message, s stag.STag) (free bool, err error) 
 		q.settled.Wait()
 	}
 	q.rx.freed.Store(false)
-	a := q.adverts[s]
+	a := q.advert(s)
 	switch {
 	case m == ddp.SendClose:
 		free, err = q.stream.Close(s)
@@ -200,7 +204,10 @@ func (q *queuePair) takeBack(m ddp.Message, s stag.STag) (free bool, err error) 
 func (q *queuePair) Revoke(t rdma.STag, done func()) error {
 	s := stag.STag(t)
 	if q.peer != nil {
-		if err := q.peer.Forget(s); err != nil {
+		q.mu.Lock()
+		err := q.peer.Forget(s)
+		q.mu.Unlock()
+		if err != nil {
 			return err
 		}
 		done()
@@ -208,7 +215,7 @@ func (q *queuePair) Revoke(t rdma.STag, done func()) error {
 	}
 	q.mu.Lock()
 	defer q.unlock()
-	a := q.adverts[s]
+	a := q.advert(s)
 	if a == nil || a.revoked != nil {
 		return errNotAdvertised
 	}
@@ -223,9 +230,15 @@ func (q *queuePair) Revoke(t rdma.STag, done func()) error {
 	return nil
 }
 
+// bound returns what the STag s of a window stands for, nil if it is none that is bound here. The lock is held.
+func (q *queuePair) bound(s stag.STag) *bound {
+	b, _ := q.stream.Owner(s).(*bound)
+	return b
+}
+
 // invalidatable reports whether s is conventional and this end may end it.
 func (q *queuePair) invalidatable(s stag.STag) bool {
-	if _, ok := q.windows[s]; ok {
+	if q.bound(s) != nil {
 		return true
 	}
 	q.dev.mu.Lock()
@@ -236,7 +249,7 @@ func (q *queuePair) invalidatable(s stag.STag) bool {
 
 // invalidating notes that an invalidation of a window is posted, so that it may be bound again.
 func (q *queuePair) invalidating(s stag.STag) {
-	if b, ok := q.windows[s]; ok {
+	if b := q.bound(s); b != nil {
 		b.window.mu.Lock()
 		if b.window.tag == s {
 			b.window.going = true
@@ -246,7 +259,7 @@ func (q *queuePair) invalidating(s stag.STag) {
 }
 
 // invalidate ends the access of a conventional STag. Quiet: no reference is held; otherwise
-// done is called, by another goroutine, when there is none. The lock is held.
+// done is called, when mu is released or by another goroutine, when there is none. The lock is held.
 func (q *queuePair) invalidate(s stag.STag, done func()) (quiet bool, err error) {
 	return q.endConventional(s, q.dev.table.Invalidate, done)
 }
@@ -254,20 +267,36 @@ func (q *queuePair) invalidate(s stag.STag, done func()) (quiet bool, err error)
 // remoteInvalidate is the delivery of a Send with Invalidate of a conventional STag. The lock
 // is held.
 func (q *queuePair) remoteInvalidate(s stag.STag) (free bool, err error) {
-	return q.endConventional(s, q.stream.Invalidate, func() {
-		q.rx.freed.Store(true)
-		q.wakeReader()
-	})
+	return q.endConventional(s, q.stream.Invalidate, q.onFreed)
+}
+
+// memoryFreed tells the reader, which waits for it, that memory has no references any more.
+func (q *queuePair) memoryFreed() {
+	q.rx.freed.Store(true)
+	q.wakeReader()
 }
 
 func (q *queuePair) endConventional(s stag.STag, end func(stag.STag) (bool, error), done func(),
 ) (quiet bool, err error) {
-	w := q.dev.whenQuiet(s, func() {
-		q.mu.Lock()
-		q.invalidated(s)
-		q.unlock()
-		done()
-	})
+	b := q.bound(s)
+	if b == nil {
+		return q.endRegion(s, end, done)
+	}
+	if quiet, err = end(s); err != nil {
+		return false, err
+	}
+	q.n.invalidations.Add(1)
+	if quiet {
+		q.invalidated(s, b)
+	} else {
+		b.quiet = done // who has the last reference is of this connection, and needs mu to tell
+	}
+	return quiet, nil
+}
+
+// endRegion is endConventional of a region, to which other connections may hold references.
+func (q *queuePair) endRegion(s stag.STag, end func(stag.STag) (bool, error), done func()) (quiet bool, err error) {
+	w := q.dev.whenQuiet(s, done)
 	quiet, err = end(s)
 	if err != nil {
 		q.dev.forget(s, w)
@@ -276,18 +305,26 @@ func (q *queuePair) endConventional(s stag.STag, end func(stag.STag) (bool, erro
 	q.n.invalidations.Add(1)
 	if quiet {
 		q.dev.forget(s, w)
-		q.invalidated(s)
 	}
 	return quiet, nil
 }
 
-// invalidated frees the slot of a window's STag. The lock is held.
-func (q *queuePair) invalidated(s stag.STag) {
-	b, ok := q.windows[s]
-	if !ok {
-		return
-	}
-	delete(q.windows, s)
+// invalidated frees the slot of a window's STag, to which no reference is held. The lock is held.
+func (q *queuePair) invalidated(s stag.STag, b *bound) {
+	q.stream.Disown(s)
 	_ = q.dev.table.Deregister(s) // the end of the stream may have been faster
-	b.ended(s)
+	q.unbind(s, b)
+}
+
+// unbind notes that an STag of a window is freed, or will be. The lock is held.
+func (q *queuePair) unbind(s stag.STag, b *bound) {
+	b.region.unpin()
+	w := b.window
+	w.mu.Lock()
+	if w.tag == s && w.qp != nil {
+		w.qp, w.base, w.going = nil, nil, false
+	}
+	w.mu.Unlock()
+	*b = bound{next: q.unbound}
+	q.unbound = b
 }

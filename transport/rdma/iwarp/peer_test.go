@@ -169,6 +169,69 @@ func TestRevokeWaitsForResponses(t *testing.T) {
 	}
 }
 
+// The end of a window's binding waits for the Read Responses that refer to its memory, whoever asks for it.
+func TestUnbindWaitsForResponses(t *testing.T) {
+	for name, end := range map[string]func(e *end, p *peer, w rdma.Window) (wait func()){
+		"Send with Invalidate": func(e *end, p *peer, w rdma.Window) func() {
+			e.recv(1, 0, 100)
+			e.recv(2, 0, 100)
+			p.write(p.send(ddp.SendInvalidate, w.STag(), 1, "ended"), p.send(ddp.Send, 0, 2, "behind it"))
+			return func() {
+				if c := e.want(rdma.OpReceive, 1); c.Flags != rdma.Invalidated || c.STag != w.STag() {
+					e.t.Fatalf("%+v", c)
+				}
+				e.want(rdma.OpReceive, 2)
+			}
+		},
+		"LocalInvalidate": func(e *end, _ *peer, w rdma.Window) func() {
+			e.post(rdma.Work{ID: 3, Op: rdma.OpLocalInvalidate, Flags: rdma.Signaled, STag: w.STag()})
+			return func() { e.want(rdma.OpLocalInvalidate, 3) }
+		},
+		"Free": func(e *end, _ *peer, w rdma.Window) func() {
+			done := make(chan error, 1)
+			go func() { done <- w.Free() }()
+			return func() { check(e.t, <-done) }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e, p := withPeer(t, setup{depth: 4}, 0, true)
+			const n = 4 << 20
+			w, err := e.dom.NewWindow()
+			check(t, err)
+			bind := rdma.Work{ID: 9, Op: rdma.OpBind, Flags: rdma.Signaled, Window: w, SGL: e.sge(0, n), Access: rdma.AccessRemoteRead}
+			e.post(bind)
+			e.want(rdma.OpBind, 9)
+			s := stag.STag(w.STag())
+			p.write(readRequest(1, w.STag(), n))
+			first := p.read()
+			wait := end(e, p, w)
+			table := e.dev.(*Device).table
+			for name != "LocalInvalidate" && table.State(s) != stag.Invalid { // that has its turn behind the Response
+				runtime.Gosched()
+			}
+			if e.cq.Poll(e.last[:]) != 0 {
+				t.Fatalf("%+v while a Response is queued", e.last[0])
+			}
+			for got := first.PayloadLen(); got < n; got += p.read().PayloadLen() {
+			}
+			wait()
+			if state := table.State(s); state != stag.Free {
+				t.Errorf("the STag is %v", state)
+			}
+			e.post(bind) // it is not bound any more
+			e.want(rdma.OpBind, 9)
+			if w.STag() == rdma.STag(s) {
+				t.Error("the STag is the old one")
+			}
+			check(t, w.Free())
+			p.write(readRequest(2, rdma.STag(s), 1))
+			if m := p.terminate(); m.Cause != ddp.ProtInvalidSTag {
+				t.Errorf("%+v", m)
+			}
+		})
+	}
+}
+
 // A close makes room in the window when it has left, though a Read before it is not answered.
 func TestWindowBehindRead(t *testing.T) {
 	e, p := withPeer(t, setup{}, allFlags, false)

@@ -319,9 +319,6 @@ func (q *queuePair) deliver() error {
 // hear notes what the peer advertises. It may do so because of a closing message whose system
 // call has not returned, so that its STag still counts.
 func (q *queuePair) hear(s stag.STag) error {
-	if q.peer.Advertise(s) == nil {
-		return nil
-	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for {

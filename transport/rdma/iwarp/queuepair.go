@@ -37,7 +37,7 @@ type queuePair struct {
 	mulpdu   int
 	ird, ord int
 	shot     *rdma.OneShot
-	peer     *stag.Peer // Host 2, if the peer may advertise
+	peer     *stag.Peer // Host 2, if the peer may advertise; what is in it is guarded by mu
 	peerData []byte
 
 	n  counters
@@ -55,10 +55,12 @@ type queuePair struct {
 	termEnd uint64      // tx.out.Queued when it is framed; 0: it is not, or has left
 	timer   *time.Timer // bounds the end
 
-	adverts map[stag.STag]*advert
+	// What an STag of the stream stands for, an *advert or a *bound, is its owner in the table.
 	free    *advert
-	windows map[stag.STag]bound
+	unbound *bound
 	after   []func() // to be called when mu is released
+	// onFreed is memoryFreed, onQuiet goOn: made once, so that an invalidation needs no memory for it.
+	onFreed, onQuiet func()
 
 	batching bool       // the reader sends when its batch is done
 	sending  bool       // somebody is in send
@@ -88,11 +90,11 @@ func (d *Device) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
 	q := &queuePair{
 		dev: d, cfg: c, domain: dom, sendCQ: scq, recvCQ: rcq,
 		maxSGE: c.MaxSGE, maxWork: uint32(c.MaxWork),
-		stream:  d.table.NewStream(dom.tag, 0),
-		done:    make(chan struct{}),
-		windows: make(map[stag.STag]bound),
+		stream: d.table.NewStream(dom.tag, 0),
+		done:   make(chan struct{}),
 	}
 	q.settled = sync.NewCond(&q.mu)
+	q.onFreed, q.onQuiet = q.memoryFreed, q.goOn
 	q.recv = &receives{domain: dom, depth: c.MaxRecv, maxSGE: c.MaxSGE}
 	if c.Receives != nil {
 		if q.recv, q.shared = c.Receives.(*receives); !q.shared || q.recv.domain.dev != d {
@@ -297,7 +299,6 @@ func (q *queuePair) agree(a *agreed) {
 	}
 	if host == ddp.Host1 {
 		q.stream.SetWindow(int(a.shot.Window))
-		q.adverts = make(map[stag.STag]*advert)
 	} else {
 		q.peer = stag.NewPeer(int(a.shot.Window))
 	}

@@ -182,23 +182,34 @@ func appendSGL(segs [][]byte, regions []*region, sgl []rdma.SGE, d *domain, need
 		if len(b) == 0 {
 			continue
 		}
-		r, ok := sgl[i].Region.(*region)
-		switch {
-		case !ok:
-			return segs, regions, 0, "memory without a region of this device"
-		case r.domain != d:
-			return segs, regions, 0, "region of another protection domain"
-		case r.access&need != need:
-			return segs, regions, 0, "region does not allow local writes"
-		case len(b) > maxMessage-n:
-			return segs, regions, 0, "message is too long"
+		r, what := registered(&sgl[i], d, need)
+		if what == "" && len(b) > maxMessage-n {
+			what = "message is too long"
 		}
-		if _, ok := r.offset(b); !ok {
-			return segs, regions, 0, "memory is not inside of its region"
+		if what != "" {
+			return segs, regions, 0, what
 		}
 		segs = append(segs, b)
 		regions = append(regions, r)
 		n += len(b)
 	}
 	return segs, regions, n, ""
+}
+
+// registered returns the region of an element, which has to be of d and to allow need, or says what is
+// wrong with it.
+func registered(e *rdma.SGE, d *domain, need rdma.Access) (r *region, what string) {
+	r, ok := e.Region.(*region)
+	switch {
+	case !ok:
+		return nil, "memory without a region of this device"
+	case r.domain != d:
+		return nil, "region of another protection domain"
+	case r.access&need != need:
+		return nil, "region does not allow local writes"
+	}
+	if _, ok := r.offset(e.Bytes); !ok {
+		return nil, "memory is not inside of its region"
+	}
+	return r, ""
 }

@@ -517,18 +517,7 @@ func (q *queuePair) frame(b []byte, cur *iov.Cursor, n int) {
 
 // localInvalidate takes access away; the elements behind wait until no reference is left.
 func (q *queuePair) localInvalidate(w *wqe) bool {
-	pos := q.sq.cur
-	quiet, err := q.invalidate(w.stag, func() {
-		q.mu.Lock()
-		q.sq.stalled = false
-		if q.state != ended {
-			q.sq.At(pos).done = true
-			q.retire()
-			q.send()
-		}
-		q.unlock()
-		q.notify()
-	})
+	quiet, err := q.invalidate(w.stag, q.onQuiet)
 	if err != nil {
 		q.localError(w, rdma.StatusLocalProtection, err)
 		return false
@@ -536,6 +525,19 @@ func (q *queuePair) localInvalidate(w *wqe) bool {
 	q.framed(w)
 	w.done, q.sq.stalled = quiet, !quiet
 	return quiet
+}
+
+// goOn is told that the last reference is released to memory that a LocalInvalidate has ended the access to.
+func (q *queuePair) goOn() {
+	q.mu.Lock()
+	q.sq.stalled = false
+	if q.state != ended {
+		q.sq.At(q.sq.cur - 1).done = true
+		q.retire()
+		q.send()
+	}
+	q.unlock()
+	q.notify()
 }
 
 // segmentSize returns the largest ULPDU for a socket.

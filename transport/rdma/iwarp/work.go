@@ -25,6 +25,7 @@ type wqe struct {
 
 	msg     ddp.Message
 	stag    stag.STag // in the header: remote, to invalidate, to close, advertised
+	at      stag.At   // of stag in queuePair.peer, if held
 	to      uint64
 	segs    [][]byte
 	regions []*region
@@ -44,7 +45,7 @@ type sendQueue struct {
 	reads     []uint32 // positions of Reads without their Response, in order
 	msn       uint32   // of the last Send
 	readMSN   uint32
-	stalled   bool // the element at cur waits for references to be released
+	stalled   bool // a LocalInvalidate, the element before cur, waits for references to be released
 }
 
 // next returns the slot behind the last element, without making it one; nil: there are most.
@@ -256,13 +257,13 @@ func (q *queuePair) prepareBind(w *wqe, p *rdma.Work) (what string, err error) {
 
 // hold counts an operation against an STag that the peer has advertised. STags that reach us
 // by other means are the peer's to check.
-func (q *queuePair) hold(w *wqe, post func(*stag.Peer, stag.STag) error) (what string) {
+func (q *queuePair) hold(w *wqe, post func(*stag.Peer, stag.STag) (stag.At, error)) (what string) {
 	if q.peer == nil {
 		return ""
 	}
-	switch err := post(q.peer, w.stag); {
+	switch at, err := post(q.peer, w.stag); {
 	case err == nil:
-		w.held = true
+		w.held, w.at = true, at
 	case errors.Is(err, stag.ErrClosePosted):
 		return err.Error()
 	}
@@ -277,9 +278,9 @@ func (q *queuePair) holdClose(w *wqe, must bool) (what string) {
 	if q.peer == nil {
 		return ""
 	}
-	switch err := q.peer.PostClose(w.stag); {
+	switch at, err := q.peer.PostClose(w.stag); {
 	case err == nil:
-		w.held = true
+		w.held, w.at = true, at
 	case must || !errors.Is(err, stag.ErrNotHeld):
 		return err.Error()
 	}
@@ -294,11 +295,11 @@ func (q *queuePair) unhold(w *wqe) {
 	w.held = false
 	switch w.op {
 	case rdma.OpWrite:
-		q.peer.WriteDone(w.stag)
+		q.peer.WriteDone(w.at, w.stag)
 	case rdma.OpRead:
-		q.peer.ReadDone(w.stag)
+		q.peer.ReadDone(w.at, w.stag)
 	default:
-		_ = q.peer.Closed(w.stag) // cannot fail: PostClose was there
+		_ = q.peer.Closed(w.at, w.stag) // cannot fail: PostClose was there
 	}
 }
 
