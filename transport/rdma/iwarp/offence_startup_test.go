@@ -200,7 +200,7 @@ func TestReplyRejects(t *testing.T) {
 // A peer that stops within its Reply is waited for no longer than is configured.
 func TestReplyStops(t *testing.T) {
 	good := func() []byte { f := setup{}.frame(true); return f.AppendTo(nil) }()
-	dev := open(t, iwarp.Config{StartupTimeout: 10 * time.Millisecond})
+	dev := open(t, iwarp.Config{StartupTimeout: 400 * time.Millisecond}) // in which the connection has to be made, too
 	for _, n := range []int{0, 19, len(good) - 1} {
 		p, done := connecting(t, newSubject(t, dev), setup{}, nil)
 		p.write(good[:n])

@@ -282,9 +282,11 @@ func connecting(t *testing.T, s *subject, x setup, req *ddp.StartFrame) (*peer, 
 	defer l.Close()
 	done := make(chan error, 1)
 	go func() {
-		done <- s.dev.Connect(context.Background(), s.qp, l.Addr().String(), rdma.ConnParams{
+		err := s.dev.Connect(context.Background(), s.qp, l.Addr().String(), rdma.ConnParams{
 			OneShot: x.offer(), ResponderResources: max(int(x.depth), 1), InitiatorDepth: 8,
 		})
+		_ = l.Close() // nobody comes any more
+		done <- err
 	}()
 	c, err := l.Accept()
 	must(t, err)
