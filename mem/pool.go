@@ -74,8 +74,14 @@ func (p *Pool) Lease(n int) *Lease {
 
 // NewShared is NewPool with memory that other processes can map: that of a file that is nowhere but in
 // memory (memfd_create(2)). Whoever has File and the index of an arena finds a lease by its offset in
-// the arena.
+// the arena. An error says why this system, or this process, can have no such file.
 func NewShared(limit int64) (*Pool, error) {
+	most := (limit + ArenaSize - 1) / ArenaSize * ArenaSize
+	var file unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &file); err == nil && file.Cur < uint64(most) {
+		// To make a file longer than that ends the process.
+		return nil, fmt.Errorf("shared I/O memory of %d bytes is over the limit on the size of files of %d", most, file.Cur)
+	}
 	fd, err := unix.MemfdCreate("oneshot-io", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
 		return nil, fmt.Errorf("make shared I/O memory: %w", err)

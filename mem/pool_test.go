@@ -561,6 +561,26 @@ func TestShared(t *testing.T) {
 	}
 }
 
+// A process that may not have files as large as the limit is told so: it would be killed later.
+func TestSharedFileSize(t *testing.T) {
+	var old unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &old); err != nil {
+		t.Fatal(err)
+	}
+	set := func(l unix.Rlimit) {
+		if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &l); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(unix.Rlimit{Cur: 2*ArenaSize - 1, Max: old.Max})
+	defer set(old)
+	newShared(t, ArenaSize)
+	if p, err := NewShared(ArenaSize + 1); err == nil {
+		p.Close()
+		t.Error("a pool of files that are too large")
+	}
+}
+
 // BenchmarkCopy fills leases all over an arena: what small pages cost, which shared memory has on most
 // machines.
 func BenchmarkCopy(b *testing.B) {

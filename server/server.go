@@ -62,11 +62,28 @@ type Server struct {
 	reload func() (mgmt.Reload, error) // constant since Serve
 }
 
+// newPool returns the I/O memory. Other processes can map it, where the system has files in memory.
+func newPool(limit int64, log *slog.Logger) *mem.Pool {
+	p, err := mem.NewShared(limit)
+	if err != nil {
+		log.Info("I/O memory is private to this process", "reason", err)
+		return mem.NewPool(limit)
+	}
+	return p
+}
+
+// closePool gives the I/O memory back, unless a store that hangs has some of it.
+func (s *Server) closePool() {
+	if s.pool.Stats().Leases == 0 {
+		s.pool.Close()
+	}
+}
+
 // New opens the stores and listens on the portals of cfg. On failure it has released
 // everything; its error is one line that says what to change.
 func New(cfg *config.Config, log *slog.Logger) (*Server, error) {
 	s := &Server{
-		log: log, pool: mem.NewPool(cfg.Limits.Memory), first: cfg, started: time.Now(),
+		log: log, first: cfg, started: time.Now(),
 		cfg: &config.Config{}, targets: make(map[string]*scsi.Target), copies: scsi.NewCopyManager(),
 		applying: make(chan struct{}, 1), ended: make(chan struct{}), fatal: make(chan error, 1),
 	}
@@ -74,6 +91,7 @@ func New(cfg *config.Config, log *slog.Logger) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.pool = newPool(cfg.Limits.Memory, log)
 	s.units = newUnits(log, dir, newBelows())
 	if cfg.ISNS.Server != "" {
 		s.isns = isns.NewClient(cfg.ISNS.Server, log)
@@ -85,6 +103,7 @@ func New(cfg *config.Config, log *slog.Logger) (*Server, error) {
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	if _, err := s.Apply(cfg); err != nil {
 		s.stop()
+		defer s.closePool()
 		return nil, errors.Join(err, s.closeFronts(), closeState(dir))
 	}
 	s.wg.Go(func() { s.node.Run(s.ctx) })
@@ -248,6 +267,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		}
 		s.shut = errors.Join(append([]error{err}, s.units.close()...)...)
 		s.shut = errors.Join(s.shut, closeState(s.units.state))
+		s.closePool()
 		close(s.ended)
 	})
 	return s.shut
