@@ -7,16 +7,21 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"oneshot/mgmt"
 	"oneshot/transport/rdma/verbs"
 )
 
 func rdmaCommand() *cobra.Command {
-	return &cobra.Command{
+	v := new(view)
+	cmd := &cobra.Command{
 		Use:   "rdma",
 		Short: "List the kernel's RDMA devices, and what stands in the way of using them",
 		Long: `rdma lists the RDMA devices that the kernel has: cards, soft-RoCE (rxe) and siw.
 Portals with "transport: verbs" use them; "device" in a portal is a name from this
 list, or any. What stands in the way is said with what to do about it.
+
+If a daemon answers, rdma also says how many messages it has moved over each device
+since it started, how often it slept, and how often polling found something or not.
 
 This makes a device of an ordinary network interface, with the command of iproute2:
 
@@ -28,9 +33,37 @@ This makes a device of an ordinary network interface, with the command of iprout
 			if err != nil {
 				return err
 			}
-			return writeDevices(cmd.OutOrStdout(), devices)
+			if err := writeDevices(cmd.OutOrStdout(), devices); err != nil {
+				return err
+			}
+			status, err := v.client().Status(cmd.Context())
+			switch {
+			case err == nil:
+				return writeUse(cmd.OutOrStdout(), status.Devices)
+			case v.socket != "":
+				return err
+			}
+			return nil // no daemon was named, and none runs
 		},
 	}
+	v.socketFlag(cmd)
+	return cmd
+}
+
+// writeUse writes what a daemon has done with its devices.
+func writeUse(w io.Writer, devices []mgmt.Device) error {
+	if len(devices) == 0 {
+		return nil
+	}
+	if _, err := fmt.Fprintln(w, "\nThe daemon, since it started:"); err != nil {
+		return err
+	}
+	for i := range devices {
+		if _, err := fmt.Fprintln(w, deviceCounters(&devices[i])); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // writeDevices writes a row for each port, then what the devices can do, then what is wrong.

@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"oneshot/mgmt"
 	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/verbs"
 )
@@ -45,5 +46,22 @@ mlx5_0: plug the cable in
 				t.Error(d)
 			}
 		})
+	}
+}
+
+// What a daemon has done with its devices is told, polling included.
+func TestWriteUse(t *testing.T) {
+	var b bytes.Buffer
+	counts := map[string]uint64{"messages_in": 5, "messages_out": 6, "sleeps": 1, "polling_found": 2, "polling_in_vain": 3}
+	if err := writeUse(&b, []mgmt.Device{{Transport: "verbs", Name: "rxe0", Counters: counts}}); err != nil {
+		t.Fatal(err)
+	}
+	const want = "\nThe daemon, since it started:\nverbs rxe0: 5 messages in, 6 out; slept 1 times, polled 2 times with success and 3 in vain\n"
+	if b.String() != want {
+		t.Errorf("%q, want %q", b.String(), want)
+	}
+	b.Reset()
+	if err := writeUse(&b, nil); err != nil || b.Len() > 0 {
+		t.Errorf("no device: %q, %v", b.String(), err)
 	}
 }

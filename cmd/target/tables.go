@@ -123,10 +123,7 @@ func writeStatus(w io.Writer, now, before *mgmt.Status) error {
 	}
 	fmt.Fprintf(w, "buffers        %s of %s\n", size(float64(now.Buffers.InUse)), size(float64(now.Buffers.Limit)))
 	for i := range now.Devices {
-		d := &now.Devices[i]
-		n := d.Counters
-		fmt.Fprintf(w, "RDMA           %s %s: %d messages in, %d out; slept %d times, polled %d times with success and %d in vain\n",
-			d.Transport, d.Name, n["messages_in"], n["messages_out"], n["sleeps"], n["polling_found"], n["polling_in_vain"])
+		fmt.Fprintf(w, "RDMA           %s\n", deviceCounters(&now.Devices[i]))
 	}
 	t := newTable(w)
 	fmt.Fprintf(t, "\nTARGET\tLUN\tSTORE\tSIZE\t%s\n", p.heading())
@@ -141,6 +138,13 @@ func writeStatus(w io.Writer, now, before *mgmt.Status) error {
 		}
 	}
 	return t.Flush()
+}
+
+// deviceCounters is what a daemon has done with an RDMA device.
+func deviceCounters(d *mgmt.Device) string {
+	n := d.Counters
+	return fmt.Sprintf("%s %s: %d messages in, %d out; slept %d times, polled %d times with success and %d in vain",
+		d.Transport, d.Name, n["messages_in"], n["messages_out"], n["sleeps"], n["polling_found"], n["polling_in_vain"])
 }
 
 func portalList(portals []mgmt.Portal) string {
