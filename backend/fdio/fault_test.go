@@ -2,7 +2,9 @@ package fdio
 
 import (
 	"errors"
+	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -41,7 +43,7 @@ func (k *kernel) Before(c Call) error {
 	if err := k.fail[c.Name]; err != nil {
 		return err
 	}
-	if k.told != nil && (c.Name == "fdatasync" || c.Name == "fsync" || c.Flags&unix.RWF_DSYNC != 0) {
+	if k.told != nil && (c.Name == "fdatasync" || c.Name == "fsync" || c.Name == "msync" || c.Flags&unix.RWF_DSYNC != 0) {
 		err := k.told
 		k.told = nil
 		if k.during != nil {
@@ -264,8 +266,8 @@ func TestFlushBesideLoss(t *testing.T) {
 				syncs := func() int { k.mu.Lock(); defer k.mu.Unlock(); return k.calls["fdatasync"] }
 				before := syncs()
 				s.Submit(&backend.Op{Kind: backend.Flush, Done: d})
-				// The flush has been to the kernel, where it is allowed to, before the write goes on.
-				for s.direct != nil && syncs() == before {
+				// The flush has been to the kernel before the write goes on.
+				for syncs() == before {
 					runtime.Gosched()
 				}
 			}
@@ -283,6 +285,35 @@ func TestFlushBesideLoss(t *testing.T) {
 		}
 		mustClose(t, s)
 	})
+}
+
+// A durable write through the page cache has its own range made durable, not all that waits there;
+// where there are no mappings, everything.
+func TestRangeSync(t *testing.T) {
+	for _, through := range []bool{false, true} {
+		var calls []string
+		var mu sync.Mutex
+		s := mustOpen(t, Config{Through: through, Faults: before(func(c Call) error {
+			mu.Lock()
+			defer mu.Unlock()
+			calls = append(calls, fmt.Sprintf("%s %d+%d", c.Name, c.Off, c.Len))
+			return nil
+		})}, false)
+		took := func(want ...string) {
+			t.Helper()
+			calls = nil
+			if err := backendtest.Do(s, write(8192+512, 1024, 1, backend.FUA)); err != nil {
+				t.Error(err)
+			}
+			if !slices.Equal(calls, want) {
+				t.Errorf("through %v: %q, want %q", through, calls, want)
+			}
+		}
+		took("pwritev2 8704+1024", "msync 8704+1024")
+		s.noRangeSync.Store(true)
+		took("pwritev2 8704+1024", "fdatasync 0+0")
+		mustClose(t, s)
+	}
 }
 
 // More durable writes than there are workers fail at once, and flushes wait: nobody waits for ever.

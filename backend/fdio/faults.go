@@ -12,7 +12,7 @@ type Faults interface {
 
 // Call is a system call on the descriptor of a store.
 type Call struct {
-	Name     string // preadv2, pwritev2, fdatasync, fsync, or of a range: discard, write-zeroes
+	Name     string // preadv2, pwritev2, fdatasync, fsync, or of a range: msync, discard, write-zeroes
 	Off, Len int64  // bytes
 	Flags    int    // of preadv2 and pwritev2: RWF_…
 }

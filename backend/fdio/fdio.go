@@ -20,8 +20,8 @@
 // write and fallocate, may show a failed write-back as well, but leave it to fsync to report
 // (write(2), EIO); their errors are those of their operation alone.
 //
-// Through the page cache a durable write is a plain write and then a sync: an error of the
-// former says nothing about other bytes, an error of the latter is a loss. Around the page cache
+// Through the page cache a durable write is a plain write and then a sync of its range: an error of
+// the former says nothing about other bytes, an error of the latter is a loss. Around the page cache
 // it is one write with RWF_DSYNC, which the drive may do in one piece.
 package fdio
 
@@ -89,6 +89,7 @@ type Store struct {
 
 	// What the file system refused to do without blocking, and is not asked for again.
 	noInlineRead, noInlineWrite atomic.Bool
+	noRangeSync                 atomic.Bool // it has no mappings
 }
 
 var _ backend.Store = (*Store)(nil)
@@ -302,7 +303,7 @@ func (s *Store) write(op *backend.Op, w *worker) error {
 	}
 	n, err := s.move(pwritev2, op, 0, w)
 	if err == nil {
-		n, err = 0, s.door.Sync()
+		n, err = 0, s.syncRange(op.Off, op.Len)
 	}
 	if err != nil {
 		return s.failed(op, op.Off+n, err)

@@ -109,7 +109,7 @@ func TestShortFile(t *testing.T) {
 type tellsOnce struct{ lost atomic.Bool }
 
 func (k *tellsOnce) Before(c fdio.Call) error {
-	if (c.Name == "fsync" || c.Name == "fdatasync" || c.Flags&unix.RWF_DSYNC != 0) && k.lost.CompareAndSwap(true, false) {
+	if (c.Name == "fsync" || c.Name == "fdatasync" || c.Name == "msync" || c.Flags&unix.RWF_DSYNC != 0) && k.lost.CompareAndSwap(true, false) {
 		return unix.EIO
 	}
 	return nil
