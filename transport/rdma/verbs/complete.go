@@ -294,6 +294,13 @@ func (c *completionQueue) flush(q *queuePair, rest func()) {
 	}
 }
 
+// drain takes what the device has to the ring.
+func (c *completionQueue) drain() {
+	c.mu.Lock()
+	c.harvest()
+	c.mu.Unlock()
+}
+
 // release is the end of add.
 func (c *completionQueue) release() {
 	c.mu.Lock()

@@ -34,8 +34,9 @@ const (
 	// rdma_cm takes 36 bytes; MPA 512, of which librdmacm counts no more than 255, and
 	// RFC 6581 takes 4.
 	maxPrivateIB, maxPrivateIWARP = 56, 248
-	// siwVendor is the vendor ID of the kernel's siw.
+	// siwVendor and rxeVendor are the vendor IDs of the kernel's software devices.
 	siwVendor = 0x626d74
+	rxeVendor = 0xffffff
 	// siwSendpage is how long a request has to be for siw to hand its pages to TCP, which refers to them after
 	// siw has completed later requests. siw copies signalled requests of any length. (SENDPAGE_THRESH is the
 	// size of a page, which is 4096 or more.)
@@ -68,10 +69,12 @@ type Device struct {
 	ctx    *C.struct_ibv_context
 	limits rdma.Limits
 	iwarp  bool
-	siw    bool   // has ways of its own
-	node   string // of sysfs, which is there as long as the device is
-	port   C.int
-	maxCQE int
+	siw    bool // has ways of its own
+	// lastWQE: the device sends IBV_EVENT_QP_LAST_WQE_REACHED; see queuePair.awaitLast.
+	lastWQE bool
+	node    string // of sysfs, which is there as long as the device is
+	port    C.int
+	maxCQE  int
 
 	async   *poller
 	manager *manager
@@ -205,6 +208,7 @@ func (d *Device) measure() error {
 		}
 	}
 	d.maxCQE, d.siw = int(a.max_cqe), a.vendor_id == siwVendor
+	d.lastWQE = !d.siw && a.vendor_id != rxeVendor
 	d.limits = d.limitsOf(&a, &p)
 	return d.measureInline()
 }
@@ -276,6 +280,7 @@ func (d *Device) watch() {
 	var e C.struct_os_async
 	for d.async.wait(func(uintptr) bool { return C.os_get_async(d.ctx, &e) == 0 }) {
 		d.happened(&e)
+		C.os_ack_async(&e)
 	}
 }
 
@@ -284,6 +289,14 @@ func (d *Device) happened(e *C.struct_os_async) {
 	switch e._type {
 	case C.IBV_EVENT_QP_FATAL, C.IBV_EVENT_QP_REQ_ERR, C.IBV_EVENT_QP_ACCESS_ERR:
 		d.endAll(err, func(q *queuePair) bool { return q.number == e.qpn })
+	case C.IBV_EVENT_QP_LAST_WQE_REACHED:
+		d.mu.Lock()
+		for q := range d.qps {
+			if q.number == e.qpn && q.last != nil {
+				q.lastOnce.Do(func() { close(q.last) })
+			}
+		}
+		d.mu.Unlock()
 	case C.IBV_EVENT_CQ_ERR:
 		d.endAll(err, func(q *queuePair) bool {
 			return unsafe.Pointer(q.sendCQ.cq) == e.cq || unsafe.Pointer(q.recvCQ.cq) == e.cq

@@ -112,6 +112,7 @@ func (q *queuePair) finish(how ending, err error) {
 	if how != byUs {
 		C.os_cm_disconnect(c.id) // tells the peer, or answers it
 	}
+	q.awaitLast()
 	q.retire()
 	if err == nil && q.cut.Load() {
 		err = errCut
@@ -129,6 +130,21 @@ func (q *queuePair) finish(how ending, err error) {
 	c.destroy()
 }
 
+// awaitLast waits until the device, for a queue pair in the error state, has completed the last receive that it took from a
+// shared queue. When a queue pair is destroyed, the libraries of some cards (mlx4, mlx5) take its completions out of the
+// completion queue, and put their receives back into a free list that the owner of the receives knows nothing of. So
+// the completions have to be harvested before that, and none may come in between: IBV_EVENT_QP_LAST_WQE_REACHED says so
+// (man page of ibv_get_async_event). The libraries of rxe and siw leave completions where they are, and rxe sends no event (Linux 6.1).
+func (q *queuePair) awaitLast() {
+	if q.last == nil || !q.dev.lastWQE || q.dev.lostFor() != nil {
+		return
+	}
+	if !after(q.dev.cfg.LingerTime, q.last) {
+		q.dev.log.Warn("the RDMA device has not said that a connection has taken its last receive; shared receives may be lost",
+			"peer", q.remote.String())
+	}
+}
+
 // retire destroys the device's queue pair, and completes as flushed what it has not completed.
 func (q *queuePair) retire() {
 	q.dev.numbers.Lock()
@@ -138,6 +154,10 @@ func (q *queuePair) retire() {
 		q.recv.stop()
 	}
 	q.unbind()
+	q.sendCQ.drain() // the library may throw away what is in the completion queues
+	if q.sendCQ != q.recvCQ {
+		q.recvCQ.drain()
+	}
 	if err := errno(C.os_destroy_qp(q.qp)); err != nil {
 		q.dev.log.Error("destroy queue pair", "reason", err)
 	}

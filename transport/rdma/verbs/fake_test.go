@@ -64,6 +64,7 @@ var kinds = map[string]fake.Config{
 	"InfiniBand":             {},
 	"InfiniBand, late reads": {LateReads: true},
 	"InfiniBand, no flush":   {LateFlush: true},
+	"InfiniBand, cleans":     {Clean: true},
 	"iWARP card":             {IWARP: true},
 	"siw":                    {IWARP: true, Siw: true},
 	"siw, late reads":        {IWARP: true, Siw: true, LateReads: true},

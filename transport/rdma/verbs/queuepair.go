@@ -66,6 +66,10 @@ type queuePair struct {
 	local    net.Addr
 	remote   net.Addr
 
+	// last is closed when the device takes no more receives from a shared queue for this queue pair; nil: it has its own.
+	last     chan struct{}
+	lastOnce sync.Once
+
 	closed sync.Once
 	done   chan struct{} // closed when everything has completed and Disconnected has returned
 }
@@ -138,7 +142,7 @@ func (q *queuePair) create() error {
 		if !ok || r.dev != d || r.srq == nil {
 			return errForeign
 		}
-		q.recv, c.srq = r, r.srq
+		q.recv, c.srq, q.last = r, r.srq, make(chan struct{})
 	}
 	var err error
 	if d.siw {

@@ -119,6 +119,7 @@ int os_get_async(struct ibv_context *ctx, struct os_async *out)
 	if (rc)
 		return rc;
 	memset(out, 0, sizeof *out);
+	out->event = e;
 	out->type = e.event_type;
 	out->text = lib.ibv_event_type_str(e.event_type);
 	switch (e.event_type) {
@@ -142,9 +143,10 @@ int os_get_async(struct ibv_context *ctx, struct os_async *out)
 	default:
 		break;
 	}
-	lib.ibv_ack_async_event(&e);
 	return 0;
 }
+
+void os_ack_async(struct os_async *a) { lib.ibv_ack_async_event(&a->event); }
 
 struct ibv_pd *os_alloc_pd(struct ibv_context *ctx) { return lib.ibv_alloc_pd(ctx); }
 int os_dealloc_pd(struct ibv_pd *pd) { return code(lib.ibv_dealloc_pd(pd)); }

@@ -33,6 +33,7 @@ struct ibv_device *os_device_of(struct ibv_context *ctx);
 void os_let_go(struct ibv_context *ctx);
 
 struct os_async {
+	struct ibv_async_event event; // to be acknowledged
 	uint32_t type;
 	uint32_t port; // of port events
 	uint32_t qpn;  // of events of a queue pair
@@ -41,6 +42,9 @@ struct os_async {
 };
 int os_async_fd(struct ibv_context *ctx);
 int os_get_async(struct ibv_context *ctx, struct os_async *out);
+// os_ack_async is called for each event of os_get_async. The queue pair or completion queue of the event cannot be
+// destroyed, and its number not given to another, before that.
+void os_ack_async(struct os_async *a);
 
 // Memory.
 struct ibv_pd *os_alloc_pd(struct ibv_context *ctx);

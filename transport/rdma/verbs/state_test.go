@@ -272,8 +272,14 @@ func TestPartOfABatch(t *testing.T) {
 // TestReceivesAreCounted: a queue takes as many receives as were asked for, whatever has become of those before, and
 // gives each back once.
 func TestReceivesAreCounted(t *testing.T) {
+	for _, kind := range []string{"InfiniBand", "InfiniBand, cleans"} {
+		t.Run(kind, func(t *testing.T) { receivesAreCounted(t, kinds[kind]) })
+	}
+}
+
+func receivesAreCounted(t *testing.T, kind fake.Config) {
 	const depth = 16
-	begin(t, fake.Config{})
+	begin(t, kind)
 	d := openFake(t, Config{})
 	owner := newSide(t, d)
 	q, err := d.NewReceiveQueue(owner.dom, depth)
@@ -329,6 +335,82 @@ func TestReceivesAreCounted(t *testing.T) {
 		}
 	}
 	check(t, q.Close())
+}
+
+// TestSharedReceivesAreKept: a connection that ends gives back each shared receive that it has taken: those whose messages
+// nobody has polled, and the one of a message that has come in part, which the device completes late. So they last for
+// more connections than there are receives.
+func TestSharedReceivesAreKept(t *testing.T) {
+	const depth = 8
+	endings := map[string]func(client, server rdma.QueuePair){
+		"the owner aborts":      func(_, server rdma.QueuePair) { server.Abort(nil) },
+		"the owner disconnects": func(_, server rdma.QueuePair) { server.Disconnect() },
+		"the peer disconnects":  func(client, _ rdma.QueuePair) { client.Disconnect() },
+		"it is closed":          func(rdma.QueuePair, rdma.QueuePair) {},
+	}
+	for kind, c := range kinds {
+		if c.LateFlush || c.IWARP {
+			continue // the one flushes nothing; of iWARP nobody uses shared receives (Limits.ReceiveWait)
+		}
+		for name, end := range endings {
+			t.Run(kind+"/"+name, func(t *testing.T) {
+				begin(t, c)
+				d := openFake(t, Config{LingerTime: 2 * time.Second})
+				owner := newSide(t, d)
+				q, err := d.NewReceiveQueue(owner.dom, depth)
+				check(t, err)
+				free := make(map[uint64]bool) // receives that are not posted
+				for i := range uint64(depth) {
+					free[i] = true
+				}
+				for round := range 2 * depth {
+					for id := range free {
+						_, err := q.PostReceive([]rdma.Receive{{ID: id, SGL: owner.sge(int(id)*100, 100)}})
+						check(t, err)
+					}
+					clear(free)
+					gone := make(chan error, 1)
+					client := newSide(t, d)
+					qp, err := d.NewQueuePair(rdma.QueuePairConfig{
+						Domain: owner.dom, SendCQ: owner.cq, RecvCQ: owner.cq, MaxWork: 4, Receives: q, Disconnected: func(err error) { gone <- err },
+					})
+					check(t, err)
+					l, err := d.Listen(listenAt)
+					check(t, err)
+					accepted := make(chan error, 1)
+					go func() {
+						r, err := l.Accept()
+						if err == nil {
+							err = r.Accept(qp, rdma.ConnParams{})
+						}
+						accepted <- err
+					}()
+					check(t, d.Connect(context.Background(), client.qp, l.Addr().String(), rdma.ConnParams{}))
+					check(t, <-accepted)
+					check(t, l.Close())
+					client.post(client.work(rdma.OpSend, 1, rdma.Signaled, owner, 50), client.work(rdma.OpSend, 2, rdma.Signaled, owner, 50))
+					if !fake.Part() {
+						t.Fatalf("round %d: no receive is left", round)
+					}
+					end(client.qp, qp)
+					if name != "it is closed" {
+						<-gone
+					}
+					check(t, qp.Close())
+					client.close()
+					for owner.cq.Poll(owner.one[:]) > 0 {
+						if c := owner.one[0]; c.Op == rdma.OpReceive {
+							free[c.ID] = true
+						}
+					}
+					if len(free) != 3 {
+						t.Fatalf("round %d: receives %v have come back, want 3", round, free)
+					}
+				}
+				check(t, q.Close())
+			})
+		}
+	}
 }
 
 // TestCallsFail: when a call of the libraries fails, so does what needs it, with a reason, and nothing is left behind.

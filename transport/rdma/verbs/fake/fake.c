@@ -68,7 +68,8 @@ static void bell_close(struct bell *b) { close(b->in); close(b->out); }
 
 // ---- objects
 
-struct context { struct ibv_context ibv; struct bell bell; struct { struct ibv_async_event e; } queue[64]; int n; };
+enum { EVENTS = 4096 };
+struct context { struct ibv_context ibv; struct bell bell; struct ibv_async_event queue[EVENTS]; int n; };
 struct channel { struct ibv_comp_channel ibv; struct bell bell; };
 struct cq { struct ibv_cq ibv; struct ibv_wc *wc; int n, armed; };
 struct mr { struct ibv_mr ibv; struct mr *next; int access; };
@@ -88,6 +89,8 @@ struct qp {
 	struct cmid *id;
 	struct work *head, *reads; // posted; Reads that were sent
 	struct receive *recv;
+	struct receive *part; // of a shared queue, in use for a message that has come in part
+	int unacked; // events that were taken and not acknowledged
 	int sends, recvs, max_send, max_recv, max_inline, lost;
 };
 // Bytes that siw's TCP still refers to.
@@ -190,9 +193,9 @@ static void happened(int type, struct ibv_qp *qp)
 {
 	struct context *c = app_context;
 
-	if (!c || c->n == 64)
+	if (!c || c->n == EVENTS)
 		return;
-	struct ibv_async_event *e = &c->queue[c->n++].e;
+	struct ibv_async_event *e = &c->queue[c->n++];
 	memset(e, 0, sizeof *e);
 	e->event_type = type;
 	e->element.qp = qp;
@@ -222,6 +225,8 @@ static void fail(struct qp *q)
 	if (q->ibv.state == IBV_QPS_ERR)
 		return;
 	q->ibv.state = IBV_QPS_ERR;
+	if (!cfg.late_flush && q->ibv.srq)
+		happened(IBV_EVENT_QP_LAST_WQE_REACHED, &q->ibv);
 	if (!cfg.late_flush) {
 		while (q->reads) {
 			struct work *w = q->reads;
@@ -608,20 +613,50 @@ static int query_port(struct ibv_context *ctx, uint8_t port, struct _compat_ibv_
 	return 0;
 }
 
+// of_queue_pair returns the queue pair of an event, or NULL: it is about something else.
+static struct qp *of_queue_pair(struct ibv_async_event *e)
+{
+	switch (e->event_type) {
+	case IBV_EVENT_QP_FATAL:
+	case IBV_EVENT_QP_REQ_ERR:
+	case IBV_EVENT_QP_ACCESS_ERR:
+	case IBV_EVENT_QP_LAST_WQE_REACHED:
+		return (struct qp *)e->element.qp;
+	default:
+		return NULL;
+	}
+}
+
 static int get_async_event(struct ibv_context *ctx, struct ibv_async_event *e)
 {
 	LOCKED;
 	struct context *c = (struct context *)ctx;
 	char b;
-	if (!c->n || read(c->bell.out, &b, 1) != 1) {
+	if (read(c->bell.out, &b, 1) != 1 || !c->n) { // it was that of a queue pair that is gone
 		errno = EAGAIN;
 		return -1;
 	}
-	*e = c->queue[0].e;
+	*e = c->queue[0];
 	memmove(&c->queue[0], &c->queue[1], --c->n * sizeof c->queue[0]);
+	struct qp *q = of_queue_pair(e);
+	if (q)
+		q->unacked++;
+	if (q && q->part && e->event_type == IBV_EVENT_QP_LAST_WQE_REACHED) {
+		struct receive *r = q->part;
+		q->part = NULL;
+		received(q, r, (struct ibv_wc){ .status = IBV_WC_WR_FLUSH_ERR });
+	}
 	return 0;
 }
-static void ack_async_event(struct ibv_async_event *e) { (void)e; }
+
+static pthread_cond_t acked = PTHREAD_COND_INITIALIZER;
+static void ack_async_event(struct ibv_async_event *e)
+{
+	LOCKED;
+	struct qp *q = of_queue_pair(e);
+	if (q && !--q->unacked)
+		pthread_cond_broadcast(&acked);
+}
 static const char *event_type_str(enum ibv_event_type t) { return t == IBV_EVENT_DEVICE_FATAL ? "fatal error" : "event"; }
 
 static struct ibv_pd *alloc_pd(struct ibv_context *ctx)
@@ -788,6 +823,18 @@ static struct ibv_qp *create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *a)
 	return &q->ibv;
 }
 
+// forget throws away what q has completed.
+static void forget(struct ibv_cq *cq, struct qp *q)
+{
+	struct cq *c = (struct cq *)cq;
+	int n = 0;
+
+	for (int i = 0; i < c->n; i++)
+		if (c->wc[i].qp_num != q->ibv.qp_num)
+			c->wc[n++] = c->wc[i];
+	c->n = n;
+}
+
 static int destroy_qp(struct ibv_qp *qp)
 {
 	LOCKED;
@@ -795,6 +842,19 @@ static int destroy_qp(struct ibv_qp *qp)
 	catch_up();
 	q->lost = 1; // it completes nothing any more
 	fail(q);
+	struct context *c = app_context;
+	for (int i = 0; c && i < c->n;)
+		if (of_queue_pair(&c->queue[i]) == q)
+			memmove(&c->queue[i], &c->queue[i + 1], (--c->n - i) * sizeof c->queue[0]);
+		else
+			i++;
+	while (q->unacked)
+		pthread_cond_wait(&acked, &big);
+	if (cfg.clean) {
+		forget(q->ibv.send_cq, q);
+		forget(q->ibv.recv_cq, q);
+	}
+	free(q->part);
 	if (q->peer)
 		q->peer->peer = NULL;
 	if (q->id)
@@ -1390,6 +1450,14 @@ void fake_removal(void)
 	LOCKED;
 	for (struct cmid *id = ids; id; id = id->next)
 		tell(id, RDMA_CM_EVENT_DEVICE_REMOVAL, 0, NULL, NULL);
+}
+
+int fake_part(void)
+{
+	LOCKED;
+	struct qp *q = latest();
+	q->part = take(q);
+	return q->part != NULL;
 }
 
 int fake_end(int seconds)

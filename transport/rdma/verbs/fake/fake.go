@@ -26,6 +26,9 @@ type Config struct {
 	LateReads bool
 	// LateFlush: a queue pair in the error state completes nothing.
 	LateFlush bool
+	// Clean: what a queue pair has completed and nobody has polled is thrown away when it is destroyed, the receives of
+	// shared queues among it.
+	Clean bool
 }
 
 // Name is what the device is called.
@@ -47,6 +50,7 @@ func Begin(c Config) {
 	defer C.free(unsafe.Pointer(node))
 	f := C.struct_fake_config{
 		node: node, iwarp: boolean(c.IWARP), siw: boolean(c.Siw), late_reads: boolean(c.LateReads), late_flush: boolean(c.LateFlush),
+		clean:    boolean(c.Clean),
 		max_work: 4096, max_sge: 6, max_inline: 80,
 	}
 	C.fake_begin(&f)
@@ -79,6 +83,11 @@ func Async(event int) { C.fake_async(C.int(event)) }
 
 // LoseQueuePair has the queue pair made last complete nothing any more.
 func LoseQueuePair() { C.fake_lose_queue_pair() }
+
+// Part has the queue pair made last take a receive of its shared queue, as for the first part of a message whose rest
+// never comes. The device completes it, as flushed, some time after the queue pair has gone into the error state, and before
+// it says that it was the last. Part reports whether there was a receive.
+func Part() bool { return C.fake_part() != 0 }
 
 // Removal tells all who have identifiers of the connection manager that the device goes.
 func Removal() { C.fake_removal() }

@@ -11,6 +11,7 @@ struct fake_config {
 	int siw;            // with what siw does differently
 	int late_reads;     // a Read is answered when the next one is posted, or a queue is polled
 	int late_flush;     // a queue pair in the error state completes nothing that was posted
+	int clean;          // the completions of a queue pair are thrown away when it is destroyed
 	uint32_t max_work, max_sge, max_inline;
 };
 
@@ -28,6 +29,9 @@ void fake_break(int opcode, int status);
 void fake_async(int type);
 // fake_lose_queue_pair has the queue pair made last complete nothing any more.
 void fake_lose_queue_pair(void);
+// fake_part has the queue pair made last take a receive of its shared queue, as for the first part of a message whose rest
+// never comes. 0: there is none.
+int fake_part(void);
 // fake_removal tells all identifiers of the connection manager that the device goes.
 void fake_removal(void);
 // fake_end waits until there are no objects left, for so many seconds at most, and returns how many there are.
