@@ -116,7 +116,7 @@ portals:
   - {transport: verbs, listen: "[::1]:4002"}
   - {transport: verbs, listen: "[::1]:4003", polling: true}
 discovery: {auth: {chap: {user: d, secret: 123456789012}}}
-limits: {connections: 1, sessions: 2, commands: 3, connections_per_session: 9, memory: 4MiB, memory_per_connection: 2MB, login_timeout: 6s, nop_interval: 0s, nop_timeout: 8m}
+limits: {connections: 1, sessions: 2, commands: 3, connections_per_session: 9, memory: 4MiB, memory_per_connection: 2MB, login_timeout: 6s, nop_interval: 0s, nop_timeout: 8m, read_timeout: 9s}
 `))
 	if err != nil {
 		t.Fatal(err)
@@ -160,7 +160,7 @@ limits: {connections: 1, sessions: 2, commands: 3, connections_per_session: 9, m
 		Discovery: Discovery{Auth: Auth{CHAP: &Credentials{User: "d", Secret: NewSecret("123456789012")}}},
 		Limits: Limits{
 			Connections: 1, Sessions: 2, Commands: 3, ConnectionsPerSession: 9, Memory: 4 << 20, MemoryPerConnection: 2e6,
-			LoginTimeout: 6 * time.Second, NopInterval: 0, NopTimeout: 8 * time.Minute,
+			LoginTimeout: 6 * time.Second, NopInterval: 0, NopTimeout: 8 * time.Minute, ReadTimeout: 9 * time.Second,
 		},
 	}
 	if diff := cmp.Diff(want, got, compareValues); diff != "" {
@@ -205,7 +205,7 @@ func TestFullShowsEveryKey(t *testing.T) {
 	}
 	for _, key := range strings.Fields(`log level format stores type size path sparse cache direct io plugin readonly targets iqn alias luns
 		store block_size vendor product serial auth chap mutual user secret file env initiators portals transport listen discovery
-		limits connections sessions commands memory memory_per_connection login_timeout nop_interval nop_timeout
+		limits connections sessions commands memory memory_per_connection login_timeout nop_interval nop_timeout read_timeout
 		metrics pprof management socket removable physical_block_size alua state group portal_groups redirect address permanent name isns server entity on offset operations bandwidth`) {
 		if !strings.Contains(string(data), key+":") {
 			t.Errorf("%s does not show %q", path, key)

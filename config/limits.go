@@ -20,6 +20,7 @@ type Limits struct {
 	LoginTimeout time.Duration // from connection to full feature phase
 	NopInterval  time.Duration // how long a connection is silent before it is pinged; 0 means never
 	NopTimeout   time.Duration // how long the answer to a ping may take
+	ReadTimeout  time.Duration // how long an initiator may leave an RDMA Read unanswered
 }
 
 // DefaultLimits returns the limits that hold where the configuration has none.
@@ -36,6 +37,7 @@ func DefaultLimits() Limits {
 		LoginTimeout:        15 * time.Second,
 		NopInterval:         30 * time.Second,
 		NopTimeout:          30 * time.Second,
+		ReadTimeout:         60 * time.Second,
 	}
 }
 
@@ -72,6 +74,7 @@ func (d *decoder) limits(v value, l *Limits) {
 	set(o.take("login_timeout"), &l.LoginTimeout, "a duration such as 15s", positiveDuration)
 	o.duration("nop_interval", &l.NopInterval)
 	set(o.take("nop_timeout"), &l.NopTimeout, "a duration such as 30s", positiveDuration)
+	set(o.take("read_timeout"), &l.ReadTimeout, "a duration such as 60s", positiveDuration)
 	o.done()
 }
 

@@ -184,6 +184,7 @@ type Limits struct {
 	LoginTimeout uint32 // seconds, as are the others
 	NOPInterval  uint32
 	NOPTimeout   uint32
+	ReadTimeout  uint32
 }
 
 // SetLimits changes the limits. What goes beyond a lower limit already is left alone.

@@ -400,7 +400,7 @@ func (c *Conn) tick(now uint32) {
 			c.fail("no login within %d s", limits.LoginTimeout)
 		}
 	case c.state != stateFullFeature:
-	case c.fetching > 0 && limits.NOPInterval != 0 && now-c.fetched > limits.NOPInterval+patience*limits.NOPTimeout:
+	case c.fetching > 0 && now-c.fetched > limits.ReadTimeout:
 		c.fail("the initiator has not answered an RDMA Read for %d s", now-c.fetched)
 	case c.sess.Discovery && now-c.born > discoveryTime && !c.dropped:
 		c.dropped = true

@@ -27,6 +27,7 @@ type Config struct {
 	LoginTimeout        uint32 // seconds
 	NOPInterval         uint32 // seconds of silence before a ping; 0: no pings
 	NOPTimeout          uint32 // seconds without an answer before the connection is dropped
+	ReadTimeout         uint32 // seconds in which no RDMA Read is answered before the connection is dropped
 
 	Pool   *mem.Pool
 	Logger *slog.Logger
@@ -142,6 +143,7 @@ func NewNode(cfg Config) *Node {
 	n.SetLimits(Limits{
 		Discovery: cfg.Discovery, Connections: cfg.Connections, Sessions: cfg.Sessions,
 		LoginTimeout: cfg.LoginTimeout, NOPInterval: cfg.NOPInterval, NOPTimeout: cfg.NOPTimeout,
+		ReadTimeout: cfg.ReadTimeout,
 	})
 	return n
 }

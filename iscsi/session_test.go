@@ -101,7 +101,7 @@ func session(t testing.TB, keys ...string) (*Node, *Conn, *recorder) {
 	pool := mem.NewPool(1 << 20)
 	n := NewNode(Config{
 		Login: login.DefaultConfig(), Connections: 10, Sessions: 10, Commands: 4, MemoryPerConnection: 1 << 20,
-		LoginTimeout: 15, NOPInterval: 30, NOPTimeout: 10, Pool: pool, Logger: slog.New(slog.DiscardHandler),
+		LoginTimeout: 15, NOPInterval: 30, NOPTimeout: 10, ReadTimeout: 70, Pool: pool, Logger: slog.New(slog.DiscardHandler),
 		Rand: bytes.NewReader(nil),
 	})
 	store, err := memory.New(1 << 20)

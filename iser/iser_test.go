@@ -65,7 +65,7 @@ func newBenchOn(t testing.TB, limit int64, device rdma.Device, address string) *
 	pool := mem.NewPool(limit)
 	node := iscsi.NewNode(iscsi.Config{
 		Login: login.DefaultConfig(), Connections: 10, Sessions: 10, Commands: 32, MemoryPerConnection: 16 << 20,
-		LoginTimeout: 15, NOPInterval: 30, NOPTimeout: 10, Pool: pool, Logger: log, Rand: rand.Reader,
+		LoginTimeout: 15, NOPInterval: 30, NOPTimeout: 10, ReadTimeout: 70, Pool: pool, Logger: log, Rand: rand.Reader,
 	})
 	store, err := memory.New(storeSize)
 	check(t, err)

@@ -205,6 +205,7 @@ func (c *comparison) compareRest() {
 	c.limit(true, "login_timeout", was.LoginTimeout, now.LoginTimeout)
 	c.limit(true, "nop_interval", was.NopInterval, now.NopInterval)
 	c.limit(true, "nop_timeout", was.NopTimeout, now.NopTimeout)
+	c.limit(true, "read_timeout", was.ReadTimeout, now.ReadTimeout)
 	if !equal(c.old.Discovery, c.new.Discovery) {
 		c.did("discovery.auth has changed")
 	}

@@ -145,6 +145,7 @@ func nodeConfig(cfg *config.Config, pool *mem.Pool, log *slog.Logger) iscsi.Conf
 		Login:     offer,
 		Discovery: changing.Discovery, Connections: changing.Connections, Sessions: changing.Sessions,
 		LoginTimeout: changing.LoginTimeout, NOPInterval: changing.NOPInterval, NOPTimeout: changing.NOPTimeout,
+		ReadTimeout: changing.ReadTimeout,
 		Commands: l.Commands, MemoryPerConnection: int(l.MemoryPerConnection),
 		Pool: pool, Logger: log, CPUTime: cpuTime, Rand: rand.Reader,
 	}
@@ -157,6 +158,7 @@ func nodeLimits(cfg *config.Config) iscsi.Limits {
 		Discovery:   authOf(cfg.Discovery.Auth),
 		Connections: l.Connections, Sessions: l.Sessions,
 		LoginTimeout: seconds(l.LoginTimeout), NOPInterval: seconds(l.NopInterval), NOPTimeout: seconds(l.NopTimeout),
+		ReadTimeout: seconds(l.ReadTimeout),
 	}
 }
 

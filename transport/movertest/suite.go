@@ -106,7 +106,7 @@ func newBench(t *testing.T, start Start, open func(testing.TB, *memory.Store) ba
 	b := &bench{T: t, pool: mem.NewPool(poolSize), disk: scsi.NewTarget(scsi.TargetConfig{Name: iqn})}
 	b.node = iscsi.NewNode(iscsi.Config{
 		Login: login.DefaultConfig(), Connections: 20, Sessions: 20, Commands: window, MemoryPerConnection: 8 << 20,
-		LoginTimeout: 15, NOPInterval: 30, NOPTimeout: 30, Pool: b.pool, Logger: log, Rand: rand.Reader,
+		LoginTimeout: 15, NOPInterval: 30, NOPTimeout: 30, ReadTimeout: 70, Pool: b.pool, Logger: log, Rand: rand.Reader,
 	})
 	m, err := memory.New(storeSize)
 	b.check(err)

@@ -85,7 +85,7 @@ func newBenchOf(t *testing.T, store backend.Store, tune func(*iscsi.Config), noM
 	b := &bench{t: t, pool: mem.NewPool(64 << 20)}
 	cfg := iscsi.Config{
 		Login: login.DefaultConfig(), Connections: 100, Sessions: 100, Commands: 32, MemoryPerConnection: 16 << 20,
-		LoginTimeout: 15, NOPInterval: 30, NOPTimeout: 30, Pool: b.pool, Logger: slog.New(slog.DiscardHandler), Rand: rand.Reader,
+		LoginTimeout: 15, NOPInterval: 30, NOPTimeout: 30, ReadTimeout: 70, Pool: b.pool, Logger: slog.New(slog.DiscardHandler), Rand: rand.Reader,
 	}
 	if tune != nil {
 		tune(&cfg)
