@@ -244,11 +244,6 @@ func (c *client) keepAwake() (stop func()) {
 	}
 }
 
-// keptDevice is a device that its users do not close.
-type keptDevice struct{ rdma.Device }
-
-func (keptDevice) Close() error { return nil }
-
 // TestGuestKilledWrites: connections end while their WRITEs are fetched, by either end, and another session writes as well.
 // Each block then holds what some WRITE has written to it, and never what I/O memory held before.
 func TestGuestKilledWrites(t *testing.T) {

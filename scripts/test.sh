@@ -38,6 +38,7 @@ step "unit tests, one processor" "$go" test -count=1 -shuffle=on -exec "env GOMA
 step "unit tests, invariants" "$go" test -tags invariants -shuffle=on "${unit[@]}"
 # Over a fake of libibverbs and librdmacm; test/vm runs the same suite over the kernel's devices.
 step "kernel RDMA, race detector" "$go" test -race -shuffle=on -tags verbs ./transport/rdma/verbs/...
+step "iSER over kernel RDMA, race detector" "$go" test -race -shuffle=on -tags verbs -run '^TestVerbs' ./iser
 # Most of the tool's tests sleep more than they work.
 step "conformance, daemon with race detector and invariants" \
 	env ONESHOT_TARGET_RACE=1 ONESHOT_TARGET_TAGS=invariants "$go" test -count=1 -parallel 8 -timeout 15m ./test/conformance

@@ -65,7 +65,9 @@ var rules = []rule{
 	// An endpoint is a view of a volume, of which it knows an interface of its own.
 	{pkg: "transport/rdma/local", may: []string{"transport/rdma", "stag", "backend", "backend/durable", "internal/ring", "mem"}, not: sockets[3:]},
 	{pkg: "transport/rdma/rdmatest", may: []string{"transport/rdma", "backend", "backend/**", "internal/ring", "mem"}},
-	{pkg: "transport/rdma/verbs/fake"}, // stands for libibverbs and librdmacm in tests
+	{pkg: "transport/rdma/verbs/internal/finder"},
+	{pkg: "transport/rdma/verbs/fake", may: []string{"transport/rdma/verbs/internal/finder"}}, // stands for libibverbs and librdmacm in tests
+	{pkg: "transport/rdma/verbs", may: []string{"transport/rdma", "transport/rdma/verbs/internal/finder", "internal/ring", "mem"}},
 	{pkg: "transport/rdma/*", may: []string{"transport/rdma", "internal/ring", "mem"}},
 	{pkg: "iser", may: []string{"iscsi", "iscsi/*", "transport/rdma", "transport/rdma/manager", "internal/iserhdr", "mem"}},
 

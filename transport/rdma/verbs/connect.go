@@ -100,6 +100,21 @@ func (q *queuePair) happened(e *event) {
 	}
 }
 
+// PeerEnded implements rdma.PeerEnder. The connection manager may have told of the peer's end already, and its goroutine
+// not have come to it: portals have a goroutine each, so who comes back through another may be quicker.
+func (q *queuePair) PeerEnded() bool {
+	q.mu.Lock()
+	c, over := q.conn, q.state == ended
+	q.mu.Unlock()
+	if over || c == nil {
+		return over
+	}
+	c.manager.catchUp()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.over
+}
+
 // destroy frees the identifier. No events come after that.
 func (c *conn) destroy() {
 	C.os_cm_destroy(c.id)
@@ -243,7 +258,10 @@ func (v *params) pin(pin *runtime.Pinner, data []byte) {
 
 // attach notes what is known of the connection.
 func (q *queuePair) attach(c *conn, data []byte, depth int) {
-	q.conn, q.peerData, q.depth = c, data, depth
+	q.mu.Lock() // of PeerEnded
+	q.conn = c
+	q.mu.Unlock()
+	q.peerData, q.depth = data, depth
 	q.local, q.remote = addr(c.id, false), addr(c.id, true)
 }
 

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/verbs/internal/finder"
 )
 
 // Built says whether the package can drive devices, for it was built with the tag verbs.
@@ -43,12 +44,9 @@ const (
 	siwSendpage = 4096
 )
 
-// finder, if a test has set it, is a C function that finds the functions of the libraries.
-var finder unsafe.Pointer
-
 // load loads the libraries, once.
 var load = sync.OnceValue(func() error {
-	if missing := C.os_load((*C.os_find)(finder)); missing != nil {
+	if missing := C.os_load((*C.os_find)(finder.Function)); missing != nil {
 		return fmt.Errorf("verbs: %s cannot be loaded: install rdma-core, libibverbs1, librdmacm1 and ibverbs-providers", C.GoString(missing))
 	}
 	return nil

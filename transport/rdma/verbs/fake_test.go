@@ -20,7 +20,7 @@ import (
 // devices, suite_test.go stands in their place.
 
 func TestMain(m *testing.M) {
-	finder = fake.Finder()
+	fake.Install()
 	goleak.VerifyTestMain(m)
 }
 
@@ -75,7 +75,8 @@ func TestSuite(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			begin(t, c)
 			rdmatest.Run(t, func(t *testing.T) rdmatest.Pair {
-				d := openFake(t, Config{})
+				// Long enough for a busy machine: what has not left by then fails the tests of orderly ends.
+				d := openFake(t, Config{LingerTime: time.Second})
 				return rdmatest.Pair{Client: d, Server: d, Listen: listenAt, Defects: rdmatest.Defects{EmptyReads: c.Siw}}
 			})
 		})

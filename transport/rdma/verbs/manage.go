@@ -24,21 +24,27 @@ type manager struct {
 	poller  *poller
 	work    sync.WaitGroup // run
 
+	delivering sync.Mutex // held while events are handed on, so that they stay in order; taken before mu
+	reading    sync.Mutex // held while an event is read; taken before mu
+	closed     bool       // guarded by reading; the channel is gone
+
 	mu     sync.Mutex
 	owners map[uintptr]owner // guarded by mu
 	last   uintptr           // guarded by mu
 	ids    int               // guarded by mu; identifiers that are not destroyed
 	ended  bool              // guarded by mu; the last identifier ends run
+	queue  []*event          // guarded by mu; read and not handed on
 }
 
 // owner is who has an identifier: a connection or a listener. Its method is called by the
-// manager's goroutine and must not block.
+// manager's goroutine, or by one that asks for events early (catchUp), and must not block.
 type owner interface{ happened(e *event) }
 
 // event is one of the connection manager.
 type event struct {
 	kind             int
 	status           int
+	handle           uintptr // of its owner
 	id               *C.struct_rdma_cm_id
 	depth, resources int // Reads that we may have outstanding, that we are to serve
 	data             []byte
@@ -71,30 +77,67 @@ func newManager(log *slog.Logger) (*manager, error) {
 
 func (m *manager) run() {
 	var e C.struct_os_event
-	for m.poller.wait(func(uintptr) bool { return C.os_cm_event(m.channel, &e) == 0 }) {
-		m.dispatch(&e)
+	for m.poller.wait(func(uintptr) bool { return m.read(&e) }) {
+		m.deliver()
 	}
+	m.deliver()
+	m.reading.Lock()
+	defer m.reading.Unlock()
+	m.closed = true
 	C.os_cm_destroy_channel(m.channel)
 }
 
-func (m *manager) dispatch(e *C.struct_os_event) {
-	handle := uintptr(e.handle)
-	if e._type == C.RDMA_CM_EVENT_CONNECT_REQUEST {
-		handle = uintptr(e.listen_handle)
+// catchUp hands on what has happened and run has not come to.
+func (m *manager) catchUp() {
+	var e C.struct_os_event
+	for m.read(&e) {
 	}
-	m.mu.Lock()
-	o := m.owners[handle]
-	m.mu.Unlock()
+	m.deliver()
+}
+
+// read takes an event to the queue. False: there is none. e is memory for the call.
+func (m *manager) read(e *C.struct_os_event) bool {
+	m.reading.Lock()
+	defer m.reading.Unlock()
+	if m.closed || C.os_cm_event(m.channel, e) != 0 {
+		return false
+	}
 	ev := &event{
-		kind: int(e._type), status: int(e.status), id: e.id, depth: int(e.initiator_depth), resources: int(e.responder_resources),
+		kind: int(e._type), status: int(e.status), id: e.id, handle: uintptr(e.handle),
+		depth: int(e.initiator_depth), resources: int(e.responder_resources),
 		data: C.GoBytes(unsafe.Pointer(&e.private_data[0]), C.int(e.private_len)),
 	}
-	m.log.Debug("rdma_cm", "event", ev, "handle", handle)
-	switch {
-	case o != nil:
-		o.happened(ev)
-	case ev.kind == C.RDMA_CM_EVENT_CONNECT_REQUEST: // its listener is closed
-		_ = refuse(ev.id, nil)
+	if ev.kind == C.RDMA_CM_EVENT_CONNECT_REQUEST {
+		ev.handle = uintptr(e.listen_handle)
+	}
+	m.mu.Lock()
+	m.queue = append(m.queue, ev)
+	m.mu.Unlock()
+	return true
+}
+
+// deliver hands on the events of the queue. When it returns, all that were read before have been handed on.
+func (m *manager) deliver() {
+	m.delivering.Lock()
+	defer m.delivering.Unlock()
+	for {
+		m.mu.Lock()
+		if len(m.queue) == 0 {
+			m.queue = nil
+			m.mu.Unlock()
+			return
+		}
+		ev := m.queue[0]
+		m.queue = m.queue[1:]
+		o := m.owners[ev.handle]
+		m.mu.Unlock()
+		m.log.Debug("rdma_cm", "event", ev, "handle", ev.handle)
+		switch {
+		case o != nil:
+			o.happened(ev)
+		case ev.kind == C.RDMA_CM_EVENT_CONNECT_REQUEST: // its listener is closed
+			_ = refuse(ev.id, nil)
+		}
 	}
 }
 

@@ -592,6 +592,36 @@ func TestQueuePairEvent(t *testing.T) {
 	}
 }
 
+// TestPeerEnded: a queue pair knows that its peer has ended the connection as soon as the connection manager can tell,
+// although the goroutine that waits for that has not come to it.
+func TestPeerEnded(t *testing.T) {
+	for kind, c := range kinds {
+		for name, end := range map[string]func(q rdma.QueuePair){
+			"aborts": func(q rdma.QueuePair) { q.Abort(nil) }, "disconnects": func(q rdma.QueuePair) { q.Disconnect() },
+		} {
+			t.Run(kind+"/"+name, func(t *testing.T) {
+				begin(t, c)
+				client, server := join(t, openFake(t, Config{}))
+				q := server.qp.(rdma.PeerEnder)
+				if q.PeerEnded() {
+					t.Error("the peer has ended, with the connection open")
+				}
+				fake.Mute()
+				end(client.qp)
+				<-client.gone // its end has been told
+				if !q.PeerEnded() {
+					t.Error("the peer is there, after it has ended the connection")
+				}
+				fake.Unmute()
+				<-server.gone
+				if !q.PeerEnded() {
+					t.Error("the peer is there, with the connection closed")
+				}
+			})
+		}
+	}
+}
+
 // TestDisconnectWaits: Disconnect waits for what is posted, also if the last of it is not signalled, but not longer
 // than LingerTime.
 func TestDisconnectWaits(t *testing.T) {

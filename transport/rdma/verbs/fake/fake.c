@@ -23,7 +23,7 @@ enum { MAX_SGE = 32, MAX_PRIVATE = 256, SENDPAGE = 4096, SIW_VENDOR = 0x626d74, 
 // One lock for all: nothing here calls back into the program.
 static pthread_mutex_t big = PTHREAD_MUTEX_INITIALIZER;
 static struct fake_config cfg;
-static int objects, holding, broken_opcode = -1, broken_status;
+static int objects, holding, muted, broken_opcode = -1, broken_status;
 static uint32_t serial;
 static uint16_t next_port;
 
@@ -185,7 +185,7 @@ static void tell(struct cmid *id, int type, int status, struct cmid *listener, c
 	if (listener)
 		c = (struct cmchannel *)listener->ibv.channel;
 	APPEND(c->head, e);
-	if (write(c->bell.in, "", 1) < 0)
+	if (!muted && write(c->bell.in, "", 1) < 0)
 		abort();
 }
 
@@ -486,13 +486,13 @@ static void answer_reads(struct qp *q)
 
 static void progress(struct qp *q)
 {
-	while (q->head && q->ibv.state == IBV_QPS_RTS && !holding) {
+	while (q->head && q->ibv.state == IBV_QPS_RTS && holding != 1) {
 		struct work *w = q->head;
 		if (w->wr.send_flags & IBV_SEND_FENCE || !cfg.late_reads)
 			answer_reads(q);
 		if (q->head != w)
 			return;
-		if (w->wr.opcode == IBV_WR_RDMA_READ && cfg.late_reads) {
+		if (w->wr.opcode == IBV_WR_RDMA_READ && (cfg.late_reads || holding)) {
 			q->head = w->next;
 			APPEND(q->reads, w);
 			continue;
@@ -511,8 +511,10 @@ static void progress(struct qp *q)
 
 static void progress_all(void)
 {
-	for (struct qp *q = qps; q; q = q->next)
+	for (struct qp *q = qps; q; q = q->next) {
+		answer_reads(q);
 		progress(q);
+	}
 }
 
 // ---- libibverbs
@@ -1377,7 +1379,7 @@ void fake_begin(const struct fake_config *c)
 	free((void *)cfg.node);
 	cfg = *c;
 	cfg.node = strdup(c->node);
-	objects = holding = 0;
+	objects = holding = muted = 0;
 	broken_opcode = -1;
 	next_port = 20000;
 	for (int i = 0; i < 16; i++) {
@@ -1415,6 +1417,15 @@ void fake_hold(int on)
 	LOCKED;
 	holding = on;
 	progress_all();
+}
+
+void fake_mute(int on)
+{
+	LOCKED;
+	muted = on;
+	for (struct cmid *id = ids; id && !on; id = id->next) // what came meanwhile
+		if (write(((struct cmchannel *)id->ibv.channel)->bell.in, "", 1) < 0)
+			abort();
 }
 
 void fake_break(int opcode, int status)

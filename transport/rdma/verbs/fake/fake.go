@@ -14,6 +14,8 @@ import (
 	"errors"
 	"syscall"
 	"unsafe"
+
+	"oneshot/transport/rdma/verbs/internal/finder"
 )
 
 // Config says how the device is to be.
@@ -34,8 +36,8 @@ type Config struct {
 // Name is what the device is called.
 const Name = "fake0"
 
-// Finder is the function that finds the functions of the libraries.
-func Finder() unsafe.Pointer { return C.fake_find }
+// Install has package verbs run over this package. It is called before the first device is opened.
+func Install() { finder.Function = C.fake_find }
 
 func boolean(b bool) C.int {
 	if b {
@@ -71,6 +73,16 @@ func Fail(function string, err error, after int) {
 
 // Hold has posted work wait until Release.
 func Hold() { C.fake_hold(1) }
+
+// HoldReads has the answers to Reads wait until Release.
+func HoldReads() { C.fake_hold(2) }
+
+// Mute has the events of the connection manager come without making its descriptor readable, so that only who asks for them
+// gets them, until Unmute.
+func Mute() { C.fake_mute(1) }
+
+// Unmute is the end of Mute.
+func Unmute() { C.fake_mute(0) }
 
 // Release is the end of Hold.
 func Release() { C.fake_hold(0) }

@@ -21,8 +21,10 @@ void *fake_find(const char *name);
 void fake_begin(const struct fake_config *c);
 // fake_fail has the calls of a function fail with err from now on, after so many that succeed. 0: they succeed.
 void fake_fail(const char *function, int err, int after);
-// fake_hold has posted work wait.
+// fake_hold has posted work wait (1), or the answers to Reads alone (2).
 void fake_hold(int on);
+// fake_mute has events of the connection manager come without making its descriptor readable.
+void fake_mute(int on);
 // fake_break has the next work request of an opcode end with a status.
 void fake_break(int opcode, int status);
 // fake_async has something happen to the device, or to the queue pair made last.
