@@ -27,6 +27,7 @@ func (d *decoder) crossCheck(c *Config) {
 	d.checkExports(c)
 	d.checkSerials(c)
 	d.checkGroups(c)
+	d.checkRDMAMemory(c)
 	if d.othersMayRead && d.inlineSecret.Line > 0 {
 		d.warnf(d.inlineSecret, "every user of this machine can read this secret: chmod o-r the file, or name another with {file: PATH}")
 	}

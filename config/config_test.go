@@ -116,7 +116,7 @@ portals:
   - {transport: verbs, listen: "[::1]:4002"}
   - {transport: verbs, listen: "[::1]:4003", polling: true}
 discovery: {auth: {chap: {user: d, secret: 123456789012}}}
-limits: {connections: 1, sessions: 2, commands: 3, connections_per_session: 9, memory: 4MiB, memory_per_connection: 2MB, login_timeout: 6s, nop_interval: 0s, nop_timeout: 8m, read_timeout: 9s}
+limits: {connections: 1, sessions: 2, commands: 3, connections_per_session: 9, memory: 40MiB, memory_per_connection: 2MB, login_timeout: 6s, nop_interval: 0s, nop_timeout: 8m, read_timeout: 9s}
 `))
 	if err != nil {
 		t.Fatal(err)
@@ -159,7 +159,7 @@ limits: {connections: 1, sessions: 2, commands: 3, connections_per_session: 9, m
 		},
 		Discovery: Discovery{Auth: Auth{CHAP: &Credentials{User: "d", Secret: NewSecret("123456789012")}}},
 		Limits: Limits{
-			Connections: 1, Sessions: 2, Commands: 3, ConnectionsPerSession: 9, Memory: 4 << 20, MemoryPerConnection: 2e6,
+			Connections: 1, Sessions: 2, Commands: 3, ConnectionsPerSession: 9, Memory: 40 << 20, MemoryPerConnection: 2e6,
 			LoginTimeout: 6 * time.Second, NopInterval: 0, NopTimeout: 8 * time.Minute, ReadTimeout: 9 * time.Second,
 		},
 	}

@@ -31,6 +31,8 @@ type decoder struct {
 	groupUses    []groupUse // portal groups that targets name
 	portalBroken bool       // a portal is left out for what is wrong with it
 
+	memory value // limits.memory
+
 	othersMayRead bool     // the file itself
 	inlineSecret  Position // of the first one; zero when there is none
 }

@@ -80,6 +80,7 @@ func (d *decoder) limits(v value, l *Limits) {
 
 func (d *decoder) memoryLimits(o *object, l *Limits) {
 	memory, perConnection := o.take("memory"), o.take("memory_per_connection")
+	d.memory = memory
 	set(memory, &l.Memory, "a size such as 1GiB", atLeast(minConnectionBytes))
 	set(perConnection, &l.MemoryPerConnection, "a size such as 16MiB", atLeast(minConnectionBytes))
 	if l.MemoryPerConnection <= l.Memory {
@@ -90,6 +91,42 @@ func (d *decoder) memoryLimits(o *object, l *Limits) {
 		return
 	}
 	l.MemoryPerConnection = l.Memory // the default gives way
+}
+
+// RDMADeviceMemory is the part of limits.memory that each RDMA device takes for messages, before anybody has logged in: 1,024
+// receives of 9 KiB that its connections share, and 64 answers, in leases whose sizes are powers of two.
+const RDMADeviceMemory = 11 << 20
+
+// checkRDMAMemory refuses limits that the devices of the portals use up. How many devices "any" stands for shows when the
+// target runs; here it is one.
+func (d *decoder) checkRDMAMemory(c *Config) {
+	type device struct {
+		transport Transport
+		name      string
+	}
+	devices := make(map[device]bool)
+	var first *Portal
+	for i := range c.Portals {
+		p := &c.Portals[i]
+		if p.Transport == TransportTCP {
+			continue
+		}
+		if first == nil {
+			first = p
+		}
+		devices[device{p.Transport, p.Device}] = true
+	}
+	need := int64(len(devices))*RDMADeviceMemory + minConnectionBytes
+	if first == nil || c.Limits.Memory >= need {
+		return
+	}
+	const format = "memory, %s, is too little: the RDMA devices of the portals take %s for messages (%s each), and commands need %s: raise limits.memory to at least %s"
+	args := []any{FormatSize(c.Limits.Memory), FormatSize(need - minConnectionBytes), FormatSize(RDMADeviceMemory), FormatSize(minConnectionBytes), FormatSize(need)}
+	if d.memory.given() {
+		d.memory.errorf(format, args...)
+		return
+	}
+	d.errorf(first.Pos, format, args...)
 }
 
 func atLeast(low int64) func(string) (int64, error) {

@@ -120,7 +120,7 @@ func (t *Target) accept(req rdma.Request, offer *rdma.OneShotOffer) error {
 		m.close()
 		return errors.Join(err, req.Reject(nil))
 	}
-	t.conns.Add(1)
+	t.came()
 	m.conn = t.cfg.Node.NewRDMAConn(m, &t.offer)
 	if err := req.Accept(m.qp, rdma.ConnParams{PrivateData: m.privateData(), OneShot: offer}); err != nil {
 		m.teardown(err)
@@ -404,7 +404,7 @@ func (m *Mover) tearDown(err error) {
 	m.conn.Unlock()
 	m.qp = nil
 	m.close()
-	m.target.conns.Done()
+	m.target.went()
 }
 
 // close gives the device back what open has made.

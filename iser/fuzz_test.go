@@ -73,8 +73,8 @@ func FuzzReceive(f *testing.F) {
 			orphans: make(map[uint32]rdma.STag), sgl: make([]rdma.SGE, 64),
 		}
 		m.queue.Init(16)
-		b.target.conns.Add(1)
-		defer b.target.conns.Done()
+		b.target.came()
+		defer b.target.went()
 		if !b.node.Admit() {
 			t.Fatal("no connection is admitted")
 		}

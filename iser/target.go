@@ -62,6 +62,8 @@ type Config struct {
 	Pool      *mem.Pool
 	Commands  int // command window of a session
 	Logger    *slog.Logger
+	// Idle, if set, is called whenever the last connection has gone, in a goroutine of that connection.
+	Idle func()
 }
 
 // Target is the target's side of iSER on one device. Its methods may be called from any
@@ -86,13 +88,16 @@ type Target struct {
 	regErr    atomic.Pointer[error]
 	ready     atomic.Bool // NewTarget has succeeded
 
-	conns sync.WaitGroup
+	connMu sync.Mutex
+	conns  int       // guarded by connMu
+	none   sync.Cond // on connMu; conns is 0
 }
 
 // NewTarget makes the memory of the pool known to the device, and posts receives. Close has
 // to be called in the end.
 func NewTarget(cfg Config) (*Target, error) {
 	t := &Target{cfg: cfg, limits: cfg.Device.Limits(), offer: login.RDMAConfig()}
+	t.none.L = &t.connMu
 	t.read, t.write = manager.ReadLimits(t.limits, chunk), manager.WriteLimits(t.limits, chunk)
 	t.isolated = t.limits.ReadSinkWrite || t.limits.UnguardedInvalidate
 	t.arenas.Store(new([]*mem.Arena))
@@ -170,10 +175,42 @@ func (t *Target) Serve(l rdma.Listener, offer *rdma.OneShotOffer) error {
 	}
 }
 
+// Busy reports whether there are connections.
+func (t *Target) Busy() bool {
+	t.connMu.Lock()
+	defer t.connMu.Unlock()
+	return t.conns > 0
+}
+
+// came notes a connection.
+func (t *Target) came() {
+	t.connMu.Lock()
+	t.conns++
+	t.connMu.Unlock()
+}
+
+// went is the end of came.
+func (t *Target) went() {
+	t.connMu.Lock()
+	t.conns--
+	last := t.conns == 0
+	if last {
+		t.none.Broadcast()
+	}
+	t.connMu.Unlock()
+	if last && t.cfg.Idle != nil {
+		t.cfg.Idle()
+	}
+}
+
 // Close waits for the connections, which have to be ended by the node, and gives the device
 // back what is the target's.
 func (t *Target) Close() error {
-	t.conns.Wait()
+	t.connMu.Lock()
+	for t.conns > 0 {
+		t.none.Wait()
+	}
+	t.connMu.Unlock()
 	var errs []error
 	if t.shared != nil {
 		errs = append(errs, t.shared.close())
@@ -208,7 +245,7 @@ func (t *Target) slots(n int) (list [][]byte, leases []*mem.Lease, err error) {
 		l := t.cfg.Pool.Lease(bytes)
 		if l == nil {
 			release(leases)
-			return nil, nil, errors.New("iser: no memory for messages: the limit on buffer memory is reached (limits.memory)")
+			return nil, nil, fmt.Errorf("iser: no memory for %d messages of %d bytes: the limit on buffer memory is reached; raise limits.memory", n, slotLen)
 		}
 		leases = append(leases, l)
 		for off := 0; off+slotLen <= bytes && left > 0; off += slotLen {

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -708,5 +709,57 @@ portals:
 		if got := fmt.Sprint(found[0].Portals); got != want {
 			t.Errorf("portal %d tells %s, want %s", i, got, want)
 		}
+	}
+}
+
+// TestDevicesAreClosed: an RDMA device whose last portal a reload takes away is closed when its last connection has ended,
+// and its memory is free then. Until that it can be used again.
+func TestDevicesAreClosed(t *testing.T) {
+	const tcp = `{listen: "127.0.0.1:0"}`
+	with := strings.Replace(before, tcp, tcp+`, {transport: iwarp, listen: "127.0.0.1:0"}`, 1)
+	r := serve(t, before)
+	unused := r.pool.Stats().InUse
+	closed := func() bool {
+		return len(r.rdma.counters()) == 0 && r.pool.Stats().InUse == unused
+	}
+	r.apply(with)
+	if closed() {
+		t.Fatal("no device is open")
+	}
+	if got := r.pool.Stats().InUse - unused; got != config.RDMADeviceMemory {
+		t.Errorf("an RDMA device takes %d bytes; the configuration is checked for %d", got, config.RDMADeviceMemory)
+	}
+	r.apply(before)
+	for !closed() { // when the portal's goroutine has ended
+		runtime.Gosched()
+	}
+
+	r.apply(with)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	s, err := initiator.Dial(ctx, initiator.URL{Transport: initiator.ISER, Address: r.Addrs()[1].String(), Target: iqn + "b", LUN: -1}, initiator.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.apply(before)
+	attentions(t, s, 0)
+	works(t, s, 0)
+	open := func() *rdmaDevice {
+		r.rdma.mu.Lock()
+		defer r.rdma.mu.Unlock()
+		return r.rdma.by[deviceKey{config.TransportIWARP, "iwarp"}]
+	}
+	device := open()
+	r.apply(with)
+	if open() != device || device == nil {
+		t.Error("another device is opened beside the one that has a session")
+	}
+	r.apply(before)
+	works(t, s, 0)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for !closed() {
+		runtime.Gosched()
 	}
 }

@@ -3,6 +3,7 @@ package server
 import (
 	"net"
 	"sync"
+	"sync/atomic"
 
 	"oneshot/config"
 	"oneshot/transport/rdma"
@@ -19,7 +20,9 @@ type iwarpPortal struct {
 	device  *rdmaDevice
 	tcp     *net.TCPListener
 	oneShot *rdma.OneShotOffer
-	once    sync.Once
+
+	begun    atomic.Bool // serve is called, or will be
+	released sync.Once
 }
 
 func (f *iwarpFront) open(p *config.Portal, replaces []portal) (portal, error) {
@@ -55,10 +58,23 @@ func (f *iwarpFront) close() error { return f.devices.close() }
 // Close implements portal.
 func (p *iwarpPortal) Close() error {
 	err := p.Listener.Close()
-	p.once.Do(func() { p.front.devices.release(p.device) })
+	if !p.begun.Load() {
+		p.release()
+	}
 	return err
 }
 
+func (p *iwarpPortal) release() { p.released.Do(func() { p.front.devices.release(p.device) }) }
+
 func (p *iwarpPortal) listener() *net.TCPListener { return p.tcp }
-func (p *iwarpPortal) begin() bool                { return true }
-func (p *iwarpPortal) serve() error               { return p.device.target.Serve(p.Listener, p.oneShot) }
+
+// begin makes serve, rather than Close, release the device.
+func (p *iwarpPortal) begin() bool {
+	p.begun.Store(true)
+	return true
+}
+
+func (p *iwarpPortal) serve() error {
+	defer p.release()
+	return p.device.target.Serve(p.Listener, p.oneShot)
+}

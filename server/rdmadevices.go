@@ -19,7 +19,7 @@ type rdmaDevices struct {
 
 	mu   sync.Mutex
 	by   map[deviceKey]*rdmaDevice // guarded by mu; those that are lost are not in it
-	work sync.WaitGroup            // devices that are closed because they are lost
+	work sync.WaitGroup            // devices that are being closed because they are lost, or nobody uses them
 }
 
 // deviceKey names a device: transports give names of their own.
@@ -53,6 +53,7 @@ func (v *rdmaDevices) use(key deviceKey, open func(lost func(error)) (rdma.Devic
 	}
 	target, err := iser.NewTarget(iser.Config{
 		Node: v.node, Device: opened, Transport: string(key.transport), Pool: v.pool, Commands: v.commands, Logger: v.log,
+		Idle: func() { v.closeUnused(d) },
 	})
 	if err != nil {
 		return nil, errors.Join(err, opened.Close())
@@ -94,8 +95,8 @@ func (v *rdmaDevices) drop(d *rdmaDevice) {
 	}
 }
 
-// release ends one portal's use of a device. A device that is lost is closed by its last user; any other may
-// have connections, and stays open.
+// release ends one portal's use of a device, when nothing comes from the portal any more. The last user closes a device
+// that is lost; any other may have connections, and is closed when these have ended.
 func (v *rdmaDevices) release(d *rdmaDevice) {
 	v.mu.Lock()
 	d.users--
@@ -103,7 +104,24 @@ func (v *rdmaDevices) release(d *rdmaDevice) {
 	v.mu.Unlock()
 	if last {
 		_ = d.close()
+		return
 	}
+	v.closeUnused(d)
+}
+
+// closeUnused closes a device that has neither portals nor connections. Its memory for messages is then free for others.
+func (v *rdmaDevices) closeUnused(d *rdmaDevice) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.by[d.key] != d || d.users > 0 || d.target.Busy() {
+		return
+	}
+	delete(v.by, d.key)
+	v.work.Go(func() {
+		if err := d.close(); err != nil {
+			v.log.Error("close an RDMA device that nobody uses", "device", d.key.name, "reason", err)
+		}
+	})
 }
 
 func (d *rdmaDevice) close() (err error) {

@@ -146,7 +146,7 @@ func nodeConfig(cfg *config.Config, pool *mem.Pool, log *slog.Logger) iscsi.Conf
 		Discovery: changing.Discovery, Connections: changing.Connections, Sessions: changing.Sessions,
 		LoginTimeout: changing.LoginTimeout, NOPInterval: changing.NOPInterval, NOPTimeout: changing.NOPTimeout,
 		ReadTimeout: changing.ReadTimeout,
-		Commands: l.Commands, MemoryPerConnection: int(l.MemoryPerConnection),
+		Commands:    l.Commands, MemoryPerConnection: int(l.MemoryPerConnection),
 		Pool: pool, Logger: log, CPUTime: cpuTime, Rand: rand.Reader,
 	}
 }
