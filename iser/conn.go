@@ -1,6 +1,7 @@
 package iser
 
 import (
+	"container/list"
 	"errors"
 	"fmt"
 	"sync"
@@ -50,6 +51,9 @@ type Mover struct {
 	sgl      []rdma.SGE
 	cs       [32]rdma.Completion
 	batch    [32]rdma.Receive
+
+	place   *list.Element // in Target.starting; guarded by Target.connMu
+	leaving bool          // it was told to give way; guarded by Target.connMu
 
 	orphans map[uint32]rdma.STag // STags of aborted tasks, by the ITT of the ABORT TASK whose response closes them
 
@@ -126,6 +130,9 @@ func (t *Target) accept(req rdma.Request, offer *rdma.OneShotOffer) error {
 		m.teardown(err)
 		return err
 	}
+	m.conn.Lock()
+	t.starts(m)
+	m.conn.Unlock()
 	return nil
 }
 
@@ -144,7 +151,7 @@ func (m *Mover) open(req rdma.Request) (err error) {
 	}
 	// As many answers as commands; each takes a few work requests, most of them one.
 	work := min(t.limits.MaxWork, 4*t.cfg.Commands+extraSlots)
-	slots := t.cfg.Commands + extraSlots
+	slots := t.ownSlots()
 	if m.domain = t.domain; t.isolated {
 		if m.domain, err = t.newDomain(); err != nil {
 			return err
@@ -404,6 +411,7 @@ func (m *Mover) tearDown(err error) {
 	m.conn.Unlock()
 	m.qp = nil
 	m.close()
+	m.target.started(m)
 	m.target.went()
 }
 
@@ -452,6 +460,9 @@ func (m *Mover) Count(tell func(string, uint64)) {
 
 // Enable implements iscsi.Datamover.
 func (m *Mover) Enable(p *login.Params, _ int) {
+	if !m.enabled {
+		m.target.started(m)
+	}
 	m.enabled, m.p = true, *p
 }
 

@@ -20,6 +20,7 @@
 package iser
 
 import (
+	"container/list"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -46,6 +47,12 @@ const (
 	// sharedSlots is how many receives the connections of a device share, where a peer's
 	// Send waits for one. Each is in use for the microseconds that its message takes.
 	sharedSlots = 1024
+	// startingSlots is how many connections that have not logged in may each keep one of the shared receives with a
+	// message that has come in part (Limits.PartTakesReceive). The others are left to sessions.
+	startingSlots = sharedSlots / 2
+	// startingMemory is the part of I/O memory, one in so many, that connections which have not logged in may take for
+	// receives of their own.
+	startingMemory = 8
 	// outSlots is how many answers too long to be inline the connections of a device can send when
 	// all I/O memory is in use: login responses among them.
 	outSlots = 64
@@ -91,6 +98,10 @@ type Target struct {
 	connMu sync.Mutex
 	conns  int       // guarded by connMu
 	none   sync.Cond // on connMu; conns is 0
+	// starting are the Movers that have not logged in, oldest first, where the device has them bounded; guarded by connMu.
+	starting    list.List
+	maxStarting int // of starting; 0: no bound. Does not change
+	leaving     int // of those that gave way, guarded by connMu
 }
 
 // NewTarget makes the memory of the pool known to the device, and posts receives. Close has
@@ -127,6 +138,7 @@ func NewTarget(cfg Config) (*Target, error) {
 			return nil, errors.Join(err, q.Close(), t.Close())
 		}
 	}
+	t.maxStarting = t.startingShare()
 	t.ready.Store(true)
 	return t, nil
 }
@@ -169,6 +181,12 @@ func (t *Target) Serve(l rdma.Listener, offer *rdma.OneShotOffer) error {
 			_ = req.Reject(nil)
 			continue
 		}
+		if !t.makeRoom() {
+			t.cfg.Node.Dismiss()
+			t.cfg.Logger.Warn("connection refused: too many connections have not logged in", "initiator_address", req.RemoteAddr().String())
+			_ = req.Reject(nil)
+			continue
+		}
 		if err := t.accept(req, offer); err != nil {
 			t.cfg.Logger.Warn("connection refused", "initiator_address", req.RemoteAddr().String(), "reason", err)
 		}
@@ -180,6 +198,70 @@ func (t *Target) Busy() bool {
 	t.connMu.Lock()
 	defer t.connMu.Unlock()
 	return t.conns > 0
+}
+
+// startingShare is how many connections may be there that have not logged in; 0: the node's bound is enough. Any peer can
+// open connections, and would keep sessions from receiving, or from I/O memory, with what each takes.
+func (t *Target) startingShare() int {
+	switch {
+	case t.shared == nil:
+		return max(int(t.cfg.Pool.Limit()/startingMemory)/mem.RoundUp(min(t.ownSlots()*slotLen, mem.MaxLease)), 1)
+	case t.limits.PartTakesReceive:
+		return startingSlots
+	}
+	return 0
+}
+
+// ownSlots is how many receives a connection has where they are not shared.
+func (t *Target) ownSlots() int { return t.cfg.Commands + extraSlots }
+
+// makeRoom has the oldest of the connections that have not logged in give way to a new one, if there are as many as may
+// be. False: of those that were told to give way too many have not ended.
+func (t *Target) makeRoom() bool {
+	t.connMu.Lock()
+	if t.maxStarting == 0 || t.starting.Len() < t.maxStarting {
+		t.connMu.Unlock()
+		return true
+	}
+	if t.leaving > t.maxStarting/4 {
+		t.connMu.Unlock()
+		return false
+	}
+	m := t.starting.Remove(t.starting.Front()).(*Mover)
+	m.place, m.leaving = nil, true
+	t.leaving++
+	t.connMu.Unlock()
+	m.conn.Lock()
+	defer m.conn.Unlock()
+	if !m.enabled && !m.dead {
+		t.cfg.Logger.Info("connection ended: too many connections have not logged in, and it is the oldest of them", "initiator_address", m.peer)
+		m.broken(nil)
+	}
+	return true
+}
+
+// starts enters a connection that has yet to log in. Its lock is held.
+func (t *Target) starts(m *Mover) {
+	if t.maxStarting == 0 || m.enabled || m.dead {
+		return
+	}
+	t.connMu.Lock()
+	m.place = t.starting.PushBack(m)
+	t.connMu.Unlock()
+}
+
+// started is the end of starts: m has logged in or is over.
+func (t *Target) started(m *Mover) {
+	t.connMu.Lock()
+	defer t.connMu.Unlock()
+	if m.place != nil {
+		t.starting.Remove(m.place)
+		m.place = nil
+	}
+	if m.leaving {
+		m.leaving = false
+		t.leaving--
+	}
 }
 
 // came notes a connection.

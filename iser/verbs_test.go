@@ -3,6 +3,7 @@
 package iser
 
 import (
+	"bytes"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -88,6 +89,83 @@ func TestVerbsReadsWithoutAnswer(t *testing.T) {
 			}
 			<-c.over
 			wait(func() bool { return b.node.Connections() == 0 && b.pool.Stats().Leases == b.leases })
+		})
+	}
+}
+
+// TestVerbsConnections: more connections without login than there are shared receives, each of which takes one for a
+// message whose rest never comes, and more than limits.memory has receives for, where each connection has its own. A
+// session goes on, and others log in.
+func TestVerbsConnections(t *testing.T) {
+	const (
+		many   = 1100
+		memory = 64 << 20
+		share  = memory / startingMemory // of the receives of those that have not logged in
+		most   = share + share/4 + 1<<20 // with those that give way, and what the session uses
+	)
+	for kind, k := range fakes {
+		t.Run(kind, func(t *testing.T) {
+			d := openFake(t, k)
+			b := newBenchOn(t, memory, d, "127.0.0.1:0")
+			b.node.SetLimits(iscsi.Limits{Connections: 4096, Sessions: 100, LoginTimeout: 3600, ReadTimeout: 70})
+			session := func(port byte) *client {
+				c := dialFake(b, d)
+				c.isid = port
+				c.logIn("")
+				c.do(make([]byte, 6), false, false, 0, 0) // takes the unit attention
+				return c
+			}
+			works := func(c *client, seed byte) {
+				t.Helper()
+				const n = 64 << 10
+				pattern(c.buf[:n], seed)
+				want := bytes.Clone(c.buf[:n])
+				if r := c.do(rw16(0x8a, 0, n/blockSize), true, false, n, 0); r.Status() != 0 {
+					t.Fatalf("status of a WRITE: %#x", r.Status())
+				}
+				clear(c.buf[:n])
+				if r := c.do(rw16(0x88, 0, n/blockSize), false, true, n, 0); r.Status() != 0 || !bytes.Equal(c.buf[:n], want) {
+					t.Fatalf("status of a READ: %#x; or other bytes than written", r.Status())
+				}
+			}
+			innocent := session(1)
+			works(innocent, 0)
+			before := b.pool.Stats().InUse
+
+			domain, err := d.NewDomain()
+			check(t, err)
+			cq, err := d.NewCompletionQueue(4*many, nil)
+			check(t, err)
+			peers := make([]rdma.QueuePair, 0, many)
+			t.Cleanup(func() {
+				for _, p := range peers {
+					_ = p.Close()
+				}
+				_ = cq.Close()
+				_ = domain.Close()
+			})
+			for i := range many {
+				p, err := d.NewQueuePair(rdma.QueuePairConfig{Domain: domain, SendCQ: cq, RecvCQ: cq, MaxWork: 1, MaxRecv: 1})
+				check(t, err)
+				peers = append(peers, p)
+				if d.Connect(t.Context(), p, b.l.Addr().String(), rdma.ConnParams{}) != nil {
+					continue // too many are giving way
+				}
+				if b.target.shared != nil && !fake.Part() {
+					t.Fatalf("no receive is left for others after %d connections", i)
+				}
+				if more := b.pool.Stats().InUse - before; more > most {
+					t.Fatalf("%d connections without login have %d bytes of I/O memory, want %d at most", i, more, most)
+				}
+				if i%100 == 0 {
+					works(innocent, byte(i))
+				}
+			}
+			wait(func() bool { return b.node.Connections() <= 1+b.target.maxStarting }) // the others have given way
+			for port := range byte(5) {
+				works(session(10+port), port)
+			}
+			works(innocent, 1)
 		})
 	}
 }

@@ -90,6 +90,9 @@ type Limits struct {
 	// connection. Everything that the peer sends behind it waits, too, Read Responses among it:
 	// whoever needs those before it posts receives waits for ever.
 	ReceiveWait bool
+	// PartTakesReceive: the first part of a message takes a receive, and keeps it until the rest has come or the
+	// connection has ended.
+	PartTakesReceive bool
 	// SendInvalidate: a Send with Invalidate can be posted.
 	SendInvalidate bool
 	// RegionInvalidate: regions can be registered with AccessRemoteInvalidate. Where windows can

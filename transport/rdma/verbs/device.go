@@ -220,6 +220,7 @@ func (d *Device) limitsOf(a *C.struct_ibv_device_attr, p *C.struct_ibv_port_attr
 		MaxPrivate:          maxPrivateIB,
 		ReadSinkWrite:       d.iwarp && !d.siw, // siw does not ask for it, and peers learn the STags of sinks
 		ReceiveWait:         !d.iwarp,
+		PartTakesReceive:    true,
 		SendInvalidate:      a.device_cap_flags&C.IBV_DEVICE_MEM_MGT_EXTENSIONS != 0,
 		UnguardedInvalidate: d.siw,
 		Windows:             a.max_mw > 0 && a.device_cap_flags&(C.IBV_DEVICE_MEM_WINDOW_TYPE_2A|C.IBV_DEVICE_MEM_WINDOW_TYPE_2B) != 0,
