@@ -27,7 +27,10 @@ func manyUnits(t *testing.T) (b *bench, reportLUNs []byte, want []byte) {
 func TestLongAnswersAreLeased(t *testing.T) {
 	b, cdb, want := manyUnits(t)
 	for _, c := range []struct{ lun, in, leases int }{
-		{0, 4096, 1}, {0, maxHeapAnswer + 8, 1}, {0, maxHeapAnswer, 0}, {0, 0, 0},
+		{0, 4096, 1},
+		{0, maxHeapAnswer + 8, 1},
+		{0, maxHeapAnswer, 0},
+		{0, 0, 0},
 		{manyLUNs + 7, 4096, 1}, // no logical unit
 	} {
 		task := b.task(cdb, nil, c.in)
