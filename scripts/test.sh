@@ -34,7 +34,8 @@ vm=$!
 
 # Plain runs of fuzz targets replay the committed corpora.
 step "unit tests, race detector" "$go" test -race -shuffle=on "${unit[@]}"
-step "unit tests, one processor" "$go" test -count=1 -shuffle=on -exec "env GOMAXPROCS=1" "${unit[@]}"
+# go vet has looked in the step before.
+step "unit tests, one processor" "$go" test -vet=off -count=1 -shuffle=on -exec "env GOMAXPROCS=1" "${unit[@]}"
 step "unit tests, invariants" "$go" test -tags invariants -shuffle=on "${unit[@]}"
 # Over a fake of libibverbs and librdmacm; test/vm runs the same suite over the kernel's devices.
 step "kernel RDMA, race detector" "$go" test -race -shuffle=on -tags verbs ./transport/rdma/verbs/...

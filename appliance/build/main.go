@@ -17,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"oneshot/internal/debian"
@@ -26,11 +27,12 @@ func main() {
 	log.SetFlags(0)
 	out := flag.String("out", "bin/appliance", "`directory` of the kernel and the initramfs")
 	cache := flag.String("cache", "", "`directory` where the kernel's package is kept; default: the one of -out")
+	trim := flag.Bool("trimpath", true, "leave this machine's paths out of the programs; if false, what was built before is built no more")
 	flag.Parse()
 	if *cache == "" {
 		*cache = *out
 	}
-	if err := build(*out, *cache); err != nil {
+	if err := build(*out, *cache, *trim); err != nil {
 		log.Fatal("appliance: ", err)
 	}
 }
@@ -46,7 +48,7 @@ var modules = []string{
 // commands of u-root's, for who sits at the console, and for us.
 var commands = []string{"dhclient", "ip", "dmesg", "ls", "cat"}
 
-func build(out, cache string) (err error) {
+func build(out, cache string, trim bool) (err error) {
 	k, err := debian.Fetch(cache)
 	if err != nil {
 		return err
@@ -66,7 +68,7 @@ func build(out, cache string) (err error) {
 	if _, err := debian.Run(".", "depmod", "-b", stage, k.Version); err != nil {
 		return err
 	}
-	if err := programs(stage); err != nil {
+	if err := programs(stage, trim); err != nil {
 		return err
 	}
 	cpio := filepath.Join(stage, "initramfs.cpio")
@@ -86,7 +88,7 @@ func build(out, cache string) (err error) {
 }
 
 // programs builds what runs in the appliance.
-func programs(stage string) error {
+func programs(stage string, trim bool) error {
 	if _, err := debian.Run(".", "pkg-config", "--exists", "libibverbs", "librdmacm"); err != nil {
 		return fmt.Errorf("the appliance speaks RDMA through rdma-core, whose headers are not there: apt-get install libibverbs-dev librdmacm-dev ibverbs-providers pkg-config (%w)", err)
 	}
@@ -102,7 +104,7 @@ func programs(stage string) error {
 		"target": {"-tags", "verbs", "oneshot/cmd/target"},
 		"init":   {"oneshot/appliance/init"},
 	} {
-		args = append([]string{"build", "-trimpath", "-ldflags", "-s -w -X oneshot/internal/version.text=" + strings.TrimSpace(version), "-o", filepath.Join(stage, name)}, args...)
+		args = append([]string{"build", "-trimpath=" + strconv.FormatBool(trim), "-ldflags", "-s -w -X oneshot/internal/version.text=" + strings.TrimSpace(version), "-o", filepath.Join(stage, name)}, args...)
 		if _, err := debian.Run(".", "go", args...); err != nil {
 			return err
 		}

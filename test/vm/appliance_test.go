@@ -34,7 +34,7 @@ func newAppliance(t *testing.T, lan string) *appliance {
 		t.Fatal(err)
 	}
 	out := filepath.Join(cache, "appliance")
-	if _, err := run(".", "go", "run", "oneshot/appliance/build", "-out", out, "-cache", cache); err != nil {
+	if _, err := run(".", "go", "run", "oneshot/appliance/build", "-out", out, "-cache", cache, "-trimpath=false"); err != nil {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()

@@ -16,7 +16,7 @@ import (
 // bytes that is thinly provisioned. Its kernel's io_uring is an older one than most hosts'.
 func TestDeviceStore(t *testing.T) {
 	dir := t.TempDir()
-	if _, err := run("../..", "go", "test", "-c", "-trimpath", "-o", filepath.Join(dir, "device.test"), "./backend/device"); err != nil {
+	if _, err := run("../..", "go", "test", "-c", "-o", filepath.Join(dir, "device.test"), "./backend/device"); err != nil {
 		t.Fatal(err)
 	}
 	g := newDownloads(t, dir)

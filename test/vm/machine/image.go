@@ -34,7 +34,7 @@ func Build(dir string, k *debian.Kernel, c Contents) (*Image, error) {
 		return nil, err
 	}
 	guest := filepath.Join(stage, "guest")
-	if _, err := debian.Run(".", "go", "build", "-trimpath", "-o", guest, "oneshot/test/vm/guest"); err != nil {
+	if _, err := debian.Run(".", "go", "build", "-o", guest, "oneshot/test/vm/guest"); err != nil {
 		return nil, err
 	}
 	args := []string{
