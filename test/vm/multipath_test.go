@@ -20,7 +20,7 @@ func TestMultipath(t *testing.T) {
   - {transport: tcp, listen: "%[1]s:3266"}
 `
 	config := fmt.Sprintf(`
-stores: {d: {type: memory, size: 32MiB}}
+stores: {d: {type: memory, size: 128MiB}}
 targets: [{iqn: %q, luns: {0: d}}]
 management: {socket: /tmp/oneshot.sock}
 `, iqn)
@@ -42,10 +42,9 @@ management: {socket: /tmp/oneshot.sock}
 				paths = append(paths, disk(t, i+1, paths))
 			}
 			// The first path until it fails, then the second; without both, wait.
-			guest.run(t, "dmsetup", "create", "mp", "--noudevsync", "--table", "0 65536 multipath 1 queue_if_no_path 0 2 1"+
+			guest.run(t, "dmsetup", "create", "mp", "--noudevsync", "--table", "0 262144 multipath 1 queue_if_no_path 0 2 1"+
 				" round-robin 0 1 1 "+paths[0]+" 1 round-robin 0 1 1 "+paths[1]+" 1")
-			const count = 3000 // more than are written while the path is being cut
-			writeRecords(t, "/dev/dm-0", count, map[int]func(){100: func() { cutPath(t, config, portals, d.host, first) }})
+			count := writeRecordsAround(t, "/dev/dm-0", 200, func() { cutPath(t, config, portals, d.host, first) })
 			if status := guest.run(t, "dmsetup", "status", "mp"); !strings.Contains(status, paths[0]+" F") || !strings.Contains(status, paths[1]+" A") {
 				t.Errorf("the first path has not failed, or the second has: %s", status)
 			}

@@ -129,14 +129,21 @@ func remove(_ func(string), a []string) error {
 	return os.RemoveAll(a[0])
 }
 
-// records: @records FILE COUNT appends records, and says the number of each after fsync.
+// records: @records FILE COUNT [STOP] appends records, and says the number of each after fsync. With STOP it
+// goes on until there is a file of that name, and appends COUNT records then.
 func records(say func(string), a []string) error {
 	f, err := os.Create(a[0])
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	for n := range uint64(number(a[1])) {
+	count, stopped := uint64(number(a[1])), len(a) < 3
+	for n := uint64(0); n < count || !stopped; n++ {
+		if !stopped {
+			if _, err := os.Stat(a[2]); err == nil {
+				stopped, count = true, n+count
+			}
+		}
 		if _, err := f.Write(agent.Record(n)); err != nil {
 			return err
 		}
