@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"strconv"
 	"testing"
 	"time"
 
@@ -21,6 +22,8 @@ import (
 const (
 	envDevice = "ONESHOT_RDMA_DEVICE"
 	envPortal = "ONESHOT_RDMA_PORTAL"
+	// envConnections is how many connections TestCrowd opens.
+	envConnections = "ONESHOT_RDMA_CONNECTIONS"
 )
 
 // reach connects to the daemon, with private data.
@@ -327,4 +330,43 @@ func TestGuestKilledWrites(t *testing.T) {
 		check(t, c.qp.Close())
 		<-c.over
 	}
+}
+
+// TestCrowd opens connections that never log in, which the target may end to make room. Afterwards others log
+// in.
+func TestCrowd(t *testing.T) {
+	many, err := strconv.Atoi(os.Getenv(envConnections))
+	check(t, err)
+	device, err := verbs.Open(verbs.Config{Name: os.Getenv(envDevice)})
+	check(t, err)
+	domain, err := device.NewDomain()
+	check(t, err)
+	cq, err := device.NewCompletionQueue(8*many, nil)
+	check(t, err)
+	peers := make([]rdma.QueuePair, many)
+	refused := 0
+	for i := range peers {
+		peers[i], err = device.NewQueuePair(rdma.QueuePairConfig{Domain: domain, SendCQ: cq, RecvCQ: cq, MaxWork: 2, MaxRecv: 2})
+		check(t, err)
+		if err := device.Connect(t.Context(), peers[i], os.Getenv(envPortal), rdma.ConnParams{PrivateData: ordinary}); err != nil {
+			refused++
+			t.Log(err)
+		}
+	}
+	t.Logf("%d connections, %d refused", many, refused)
+	for port := range byte(3) {
+		c := reach(t, ordinary)
+		c.isid, c.nudge = 30+port, c.keepAwake
+		c.logIn("")
+		c.do(make([]byte, 6), false, false, 0, 0)
+	}
+	for _, p := range peers {
+		p.Abort(nil)
+	}
+	for _, p := range peers {
+		check(t, p.Close())
+	}
+	check(t, cq.Close())
+	check(t, domain.Close())
+	check(t, device.Close())
 }

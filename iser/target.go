@@ -48,8 +48,9 @@ const (
 	// Send waits for one. Each is in use for the microseconds that its message takes.
 	sharedSlots = 1024
 	// startingSlots is how many connections that have not logged in may each keep one of the shared receives with a
-	// message that has come in part (Limits.PartTakesReceive). The others are left to sessions.
-	startingSlots = sharedSlots / 2
+	// message that has come in part (Limits.PartTakesReceive). The others are left to sessions. Each connection also costs the
+	// kernel about 1 MiB for its queues (rxe), which limits.memory does not count.
+	startingSlots = sharedSlots / 8
 	// startingMemory is the part of I/O memory, one in so many, that connections which have not logged in may take for
 	// receives of their own.
 	startingMemory = 8
