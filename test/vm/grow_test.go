@@ -49,7 +49,7 @@ portals: [{listen: $PORTAL}]
 		t.Fatalf("the load ends with %d: %s", exit, out)
 	}
 	const told = "Capacity data has changed" // what the kernel says of that unit attention
-	if !strings.Contains(guest.run(t, "/bbin/dmesg"), told) {
+	if !strings.Contains(guest.run(t, "dmesg"), told) {
 		t.Errorf("the kernel does not say %q", told)
 	}
 	i.adm("session", "--rescan")

@@ -21,7 +21,7 @@ var modules = []string{
 // programs of Debian's that the guest runs, with the libraries they need.
 var programs = []string{
 	"/usr/sbin/iscsid", "/usr/bin/iscsiadm", "/sbin/mkfs.ext4", "/sbin/mkfs.xfs", "/sbin/e2fsck", "/sbin/xfs_repair", "/sbin/fstrim", "/usr/bin/rdma",
-	"/bin/ip", "/bin/bash", "/usr/bin/rping", "/sbin/dmsetup", "/usr/bin/timeout", "/usr/bin/setpriv", "/usr/bin/env", "/usr/bin/iscsi-inq", "/usr/bin/iscsi-test-cu",
+	"/bin/ip", "/bin/dmesg", "/bin/bash", "/usr/bin/rping", "/sbin/dmsetup", "/usr/bin/timeout", "/usr/bin/setpriv", "/usr/bin/env", "/usr/bin/iscsi-inq", "/usr/bin/iscsi-test-cu",
 	"/lib/systemd/systemd-udevd", "/bin/udevadm", "/sbin/multipathd", "/sbin/multipath",
 	"/usr/bin/fio", "/usr/bin/sg_raw", "/sbin/resize2fs", "/usr/sbin/xfs_growfs",
 	"/usr/bin/sg_compare_and_write", "/usr/bin/sg_get_lba_status", "/usr/bin/sg_inq", "/usr/bin/sg_logs", "/usr/bin/sg_luns", "/usr/bin/sg_modes",

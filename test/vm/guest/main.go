@@ -54,7 +54,7 @@ func boot() error {
 			return err
 		}
 	}
-	if err := os.Setenv("PATH", "/sbin:/usr/sbin:/bin:/usr/bin:/bbin"); err != nil {
+	if err := os.Setenv("PATH", "/sbin:/usr/sbin:/bin:/usr/bin"); err != nil {
 		return err
 	}
 	if err := loadModules(); err != nil {
@@ -68,7 +68,7 @@ func boot() error {
 		"ip link set dev lo up", "ip link set dev eth0 up", "ip addr add 10.0.2.15/24 dev eth0",
 		"ip route add default via 10.0.2.2 dev eth0",
 	} {
-		if out, err := exec.Command("/bbin/ip", strings.Fields(c)[1:]...).CombinedOutput(); err != nil {
+		if out, err := exec.Command("ip", strings.Fields(c)[1:]...).CombinedOutput(); err != nil {
 			return fmt.Errorf("%s: %w: %s", c, err, out)
 		}
 	}

@@ -22,8 +22,9 @@ type Contents struct {
 // Image is what a machine boots.
 type Image struct{ Kernel, Initramfs string }
 
-// Build has u-root's builder put together an initramfs in dir of the guest, a few commands of
-// u-root's and the contents. Nothing else may be in dir/initramfs.cpio.d.
+// Build has u-root's builder put together an initramfs in dir of the guest and the contents. Nothing else may
+// be in dir/initramfs.cpio.d. None of u-root's commands is there: its builder would compile Go's standard
+// library for them, each time.
 func Build(dir string, k *debian.Kernel, c Contents) (*Image, error) {
 	img := &Image{Kernel: k.Image, Initramfs: filepath.Join(dir, "initramfs.cpio")}
 	stage := img.Initramfs + ".d"
@@ -38,9 +39,13 @@ func Build(dir string, k *debian.Kernel, c Contents) (*Image, error) {
 		return nil, err
 	}
 	args := []string{
-		"tool", "u-root", "-o", img.Initramfs, "-defaultsh=", "-initcmd=/bin/guest",
+		"tool", "u-root", "-nocmd", "-o", img.Initramfs, "-defaultsh=", "-initcmd=/bin/guest",
 		"-files", guest + ":bin/guest", "-files", filepath.Join(stage, "modules") + ":modules",
 		"-files", "/etc/nsswitch.conf:etc/nsswitch.conf", "-files", "/etc/passwd:etc/passwd",
+	}
+	const ip = "/bin/ip" // with which the guest begins
+	if !slices.Contains(c.Programs, ip) {
+		c.Programs = append(slices.Clip(c.Programs), ip)
 	}
 	for _, p := range c.Programs {
 		real, err := filepath.EvalSymlinks(p)
@@ -55,7 +60,7 @@ func Build(dir string, k *debian.Kernel, c Contents) (*Image, error) {
 		}
 		args = append(args, "-files", here+":"+there)
 	}
-	_, err := debian.Run(".", "go", append(args, "github.com/u-root/u-root/cmds/core/ip", "github.com/u-root/u-root/cmds/core/dmesg")...)
+	_, err := debian.Run(".", "go", args...)
 	return img, err
 }
 
