@@ -115,7 +115,11 @@ type lender struct {
 	inner backend.Lender
 }
 
+// Lend panics if the range is not within the slice: the store below would lend what is beside it.
 func (l *lender) Lend(segs [][]byte, off, n int64, write bool) [][]byte {
+	if size := l.size.Load(); off < 0 || n < 0 || off > size || n > size-off {
+		panic(fmt.Sprintf("slice: %d bytes at %d are not within %d bytes", n, off, size))
+	}
 	return l.inner.Lend(segs, l.off+off, n, write)
 }
 

@@ -123,6 +123,26 @@ func TestErrors(t *testing.T) {
 	}
 }
 
+// What is beside a slice is not lent: who asks for it has made a mistake.
+func TestLendWithin(t *testing.T) {
+	s := mustSlice(t, newMemory(t, 4<<20), 1<<20, 1<<20)
+	defer s.Close()
+	l, ok := backend.As[backend.Lender](s)
+	if !ok {
+		t.Fatal("a slice of memory does not lend")
+	}
+	for _, r := range [][2]int64{{-512, 512}, {-512, 1024}, {1 << 20, 512}, {1<<20 - 512, 1024}, {512, 1<<63 - 1}, {512, -512}} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%d bytes at %d were lent", r[1], r[0])
+				}
+			}()
+			l.Lend(nil, r[0], r[1], false)
+		}()
+	}
+}
+
 func TestNewRefuses(t *testing.T) {
 	inner := newMemory(t, 1<<20)
 	defer inner.Close()

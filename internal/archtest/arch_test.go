@@ -52,6 +52,7 @@ var rules = []rule{
 	{pkg: "backend/**", may: []string{"backend", "backend/**", "internal/iov", "internal/loglimit", "mem"}},
 	{pkg: "volume", may: []string{"volume/access", "backend", "mem"}, not: sockets},
 	{pkg: "volume/access", not: sockets},
+	{pkg: "partition", may: []string{"backend", "backend/slice", "mem"}, not: sockets},
 	{pkg: "scsi", may: []string{"volume", "volume/access", "backend", "internal/loglimit", "mem"}, not: sockets},
 	{pkg: "scsi/**", may: []string{"scsi", "scsi/**", "volume", "volume/access", "backend", "backend/**", "mem"}},
 	{pkg: "iscsi/chap", not: sockets},
@@ -134,7 +135,7 @@ func TestImports(t *testing.T) {
 // lower are the layers whose tests, too, need nothing from above: who works on one can run its tests
 // without the rest. Tests of the upper layers have peers and stores of all kinds.
 var lower = []string{
-	"mem", "ddp", "stag", "backend", "backend/**", "volume", "volume/**", "scsi", "iscsi/pdu", "iscsi/text", "iscsi/chap",
+	"mem", "ddp", "stag", "backend", "backend/**", "partition", "volume", "volume/**", "scsi", "iscsi/pdu", "iscsi/text", "iscsi/chap",
 	"iscsi/login", "state", "internal/hexdump", "internal/iov", "internal/iserhdr", "internal/loglimit", "internal/ring", "internal/serial", "internal/stream",
 }
 

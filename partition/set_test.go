@@ -1,0 +1,400 @@
+package partition
+
+import (
+	"bytes"
+	"errors"
+	"math"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"oneshot/backend"
+	"oneshot/backend/backendtest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func newSet(t testing.TB, d *disk) *Set {
+	t.Helper()
+	s, err := Init(d, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func create(t testing.TB, s *Set, news ...New) []Partition {
+	t.Helper()
+	made, err := s.Create(Any, news...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return made
+}
+
+func ptr[T any](v T) *T { return &v }
+
+func wants(t *testing.T, what string, err error, want string) {
+	t.Helper()
+	if err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%s: %v, want %q", what, err, want)
+	}
+}
+
+// Init does not touch what stands in the first MiB, wherever that is, and Open makes no table.
+func TestInitRefuses(t *testing.T) {
+	for _, at := range []int{0, 1, 511, slotSize, 2 * slotSize, firstByte - 1} {
+		d := newDisk(diskSize)
+		d.data[at] = 'X'
+		_, err := Init(d, false)
+		wants(t, "Init", err, `"X`)
+		_, err = Open(d)
+		if e, ok := errors.AsType[*NoTableError](err); !ok || e.Blank() != (at >= maxLine && at != slotSize) {
+			t.Errorf("Open: %v", err)
+		}
+		if len(d.last) > 0 || d.data[at] != 'X' {
+			t.Errorf("octet %d: it has written", at)
+		}
+		if s, err := Init(d, true); err != nil || s.Table().Generation != 1 || d.data[at] == 'X' {
+			t.Errorf("octet %d: forced: %v", at, err)
+		}
+	}
+	d := newDisk(diskSize)
+	d.data[firstByte] = 'X'
+	newSet(t, d)
+	_, err := Init(d, false)
+	wants(t, "a second Init", err, "oneshot partitions 1 1 ")
+	if s, err := Init(d, true); err != nil || s.Table().Generation != 2 || d.data[firstByte] != 'X' {
+		t.Errorf("a forced one: %v", err)
+	}
+	_, err = Init(newDisk(firstByte), false)
+	wants(t, "a small store", err, "come behind")
+}
+
+// The larger generation is in force, A of equals, and what is wrong with the other slot is told.
+func TestCurrent(t *testing.T) {
+	slot := func(generation uint64, name string) []byte {
+		table := &Table{Generation: generation, UUID: newUUID(), Unit: 4096, Size: diskSize, Partitions: []Partition{{UUID: newUUID(), Name: name, Offset: firstByte, Size: 4096}}}
+		b, err := table.appendSlot(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	for _, c := range []struct {
+		a, b uint64
+		want string
+	}{{9, 10, "b"}, {10, 9, "a"}, {10, 10, "a"}, {math.MaxUint64, 1, "a"}} {
+		d := newDisk(diskSize)
+		copy(d.data, slot(c.a, "a"))
+		copy(d.data[slotSize:], slot(c.b, "b"))
+		s, err := Open(d)
+		if err != nil || s.Table().Partitions[0].Name != c.want || s.Other() != nil {
+			t.Fatalf("%d, %d: %v, %v", c.a, c.b, err, s)
+		}
+		if c.a == math.MaxUint64 {
+			_, err = s.Create(Any, New{Name: "x", Size: 4096})
+			wants(t, "after the last generation", err, "last generation")
+			continue
+		}
+		in := map[string]int{"a": 0, "b": slotSize}[c.want]
+		d.data[in+200] ^= 1
+		if s, err = Open(d); err != nil || s.Table().Partitions[0].Name == c.want {
+			t.Fatalf("damaged: %v", err)
+		}
+		wants(t, "the other slot", s.Other(), "CRC32C")
+	}
+}
+
+func TestCreate(t *testing.T) {
+	d := newDisk(2 * diskSize)
+	s := newSet(t, d)
+	made := create(t, s, New{Name: "a", Size: 4096}, New{Name: "b", Size: 8192}, New{Name: "c", Size: 4096, Offset: firstByte + 4096, Cache: &Cache{WriteMS: 5}})
+	if made[0].Offset != 1<<20 || made[1].Offset != 2<<20 || s.Table().Generation != 2 || len(s.Table().Partitions) != 3 {
+		t.Errorf("%+v", s.Table())
+	}
+	for _, c := range []struct {
+		n    New
+		want string
+	}{
+		{New{Name: "a", Size: 4096}, "two partitions"}, {New{Name: "A", Size: 4096}, "a name has"}, {New{Name: "d", Size: 100}, "multiple"}, {New{Name: "d"}, "multiple"},
+		{New{Name: "d", Size: -4096}, "multiple"}, {New{Name: "d", Size: 8 << 20}, "no free range"}, {New{Name: "d", Size: 4096, Offset: firstByte}, "overlap"},
+		{New{Name: "d", Size: 4096, Offset: 4096}, "begins at"}, {New{Name: "d", Size: 4096, Offset: 2 * diskSize}, "not within"}, {New{Name: "d", Size: 4096, Offset: -4096}, "not within"},
+		{New{Name: "d", Size: math.MaxInt64 &^ 4095, Offset: 2 << 20}, "not within"}, {New{Name: "d", Size: 4096, Offset: 3<<20 + 512}, "multiples"},
+		{New{Name: "d", Size: 4096, Access: make([]Access, 33)}, "access lines"},
+	} {
+		_, err := s.Create(Any, New{Name: "ok", Size: 4096}, c.n)
+		wants(t, c.n.Name, err, c.want)
+	}
+	if s.Table().Generation != 2 || len(s.Table().Partitions) != 3 {
+		t.Errorf("what was refused has changed the table: %+v", s.Table())
+	}
+	s, err := Open(d)
+	if err != nil || len(s.Table().Partitions) != 3 || s.Table().find("c").Cache.WriteMS != 5 {
+		t.Errorf("opened again: %v, %+v", err, s.Table())
+	}
+}
+
+func TestIfMatch(t *testing.T) {
+	s := newSet(t, newDisk(diskSize))
+	if _, err := s.Create(1, New{Name: "a", Size: 4096}); err != nil {
+		t.Fatal(err)
+	}
+	_, create := s.Create(1, New{Name: "b", Size: 4096})
+	for what, err := range map[string]error{"create": create, "alter": s.Alter(1, "a", Change{}), "delete": s.Delete(3, "a", false)} {
+		if e, ok := errors.AsType[*GenerationError](err); !ok || e.Have != 2 || s.Table().Generation != 2 {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if err := s.Delete(2, "a", false); err != nil || s.Table().Generation != 3 {
+		t.Error(err)
+	}
+}
+
+func TestAlter(t *testing.T) {
+	d := newDisk(diskSize)
+	s := newSet(t, d)
+	create(t, s, New{Name: "a", Size: 4096}, New{Name: "b", Size: 4096})
+	for i := firstByte; i < diskSize; i++ {
+		d.data[i] = 7
+	}
+	for _, c := range []struct {
+		change Change
+		want   string
+	}{
+		{Change{Size: ptr(int64(0))}, "multiple"}, {Change{Size: ptr(int64(-4096))}, "multiple"}, {Change{Size: ptr(int64(5000))}, "multiple"},
+		{Change{Size: ptr(int64(1<<20 + 4096))}, "at most 1048576"}, {Change{Size: ptr(int64(math.MaxInt64 &^ 4095))}, "at most"},
+		{Change{Name: ptr("b")}, "two partitions"}, {Change{Name: ptr("b"), Size: ptr(int64(8192))}, "two partitions"}, {Change{Name: ptr("")}, "a name has"},
+	} {
+		wants(t, "alter", s.Alter(Any, "a", c.change), c.want)
+	}
+	if d.data[firstByte+4096] != 7 || s.Table().Generation != 2 {
+		t.Error("what was refused has changed something")
+	}
+	any, uid := Who{}, Who{kind: whoUID, id: 5}
+	err := s.Alter(Any, "a", Change{Name: ptr("n"), Size: ptr(int64(1 << 20)), WriteMS: ptr(uint32(9)), Grant: []Access{{Who: any, Rights: MayRead}, {Who: uid, Rights: MayWrite}}})
+	p := s.Table().find("n")
+	if err != nil || p == nil || p.Size != 1<<20 || p.Cache.WriteMS != 9 || len(p.Access) != 2 {
+		t.Fatalf("%v, %+v", err, p)
+	}
+	if d.data[firstByte+4095] != 7 || !blankBytes(d.data[firstByte+4096:2<<20]) || d.data[2<<20] != 7 {
+		t.Error("growing has to erase what is new, and that alone")
+	}
+	if err := s.Alter(Any, "n", Change{Grant: []Access{{Who: uid, Rights: MayFlush}}, Revoke: []Who{any}, Size: ptr(int64(4096))}); err != nil {
+		t.Fatal(err)
+	}
+	if p := s.Table().find("n"); !reflect.DeepEqual(p.Access, []Access{{Who: uid, Rights: MayFlush}}) || p.Size != 4096 {
+		t.Errorf("%+v", p)
+	}
+	if _, ok := errors.AsType[*UnknownError](s.Alter(Any, "a", Change{})); !ok {
+		t.Error("the former name is still there")
+	}
+}
+
+func TestDelete(t *testing.T) {
+	d := newDisk(diskSize)
+	s := newSet(t, d)
+	create(t, s, New{Name: "a", Size: 1 << 20}, New{Name: "b", Size: 1 << 20})
+	for i := firstByte; i < diskSize; i++ {
+		d.data[i] = 7
+	}
+	if err := errors.Join(s.Delete(Any, "a", false), s.Delete(Any, "b", true)); err != nil {
+		t.Fatal(err)
+	}
+	if d.data[firstByte] != 7 || d.data[2<<20-1] != 7 || !blankBytes(d.data[2<<20:3<<20]) || d.data[3<<20] != 7 {
+		t.Error("erase discards its partition and nothing else, and octets stay without it")
+	}
+	if got := s.Free(); !reflect.DeepEqual(got, []Range{{1 << 20, 3 << 20}}) {
+		t.Errorf("free: %v", got)
+	}
+	if _, ok := errors.AsType[*UnknownError](s.Delete(Any, "a", false)); !ok {
+		t.Error("deleted twice")
+	}
+}
+
+// What is in use keeps its name and does not shrink or go.
+func TestInUse(t *testing.T) {
+	s := newSet(t, newDisk(diskSize))
+	create(t, s, New{Name: "a", Size: 8192})
+	v, err := s.View("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, second := s.View("a")
+	for what, err := range map[string]error{
+		"a second view": second, "delete": s.Delete(Any, "a", true), "rename": s.Alter(Any, "a", Change{Name: ptr("b")}), "shrink": s.Alter(Any, "a", Change{Size: ptr(int64(4096))}),
+	} {
+		if e, ok := errors.AsType[*InUseError](err); !ok || e.Name != "a" {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if err := s.Alter(Any, "a", Change{Size: ptr(int64(12288)), Grant: []Access{{Rights: MayRead}}}); err != nil || v.Info().Size != 12288 {
+		t.Errorf("grow: %v, %d bytes", err, v.Info().Size)
+	}
+	if err := v.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if v.Close() == nil {
+		t.Error("closed twice without an error")
+	}
+	wants(t, "a refused change", s.Alter(Any, "a", Change{Name: ptr("B")}), "a name has")
+	if v, err = s.View("a"); err != nil {
+		t.Fatal("after a change that was refused:", err)
+	}
+	if err := errors.Join(v.Close(), s.Alter(Any, "a", Change{Size: ptr(int64(4096))}), s.Delete(Any, "a", true)); err != nil {
+		t.Error(err)
+	}
+}
+
+// Of a store that shrank, the partitions that still fit are served, and the others can be cut or deleted.
+func TestStoreChangesSize(t *testing.T) {
+	d := newDisk(diskSize)
+	s := newSet(t, d)
+	create(t, s, New{Name: "a", Size: 1 << 20}, New{Name: "b", Size: 2 << 20})
+	s, err := Open(restarted(d.data[:3<<20]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.View("b"); err == nil {
+		t.Error("b fits no more")
+	} else if e, ok := errors.AsType[*FitError](err); !ok || e.End != 4<<20 || e.StoreSize != 3<<20 {
+		t.Error(err)
+	}
+	v, err := s.View("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	wants(t, "create", errOf(s.Create(Any, New{Name: "c", Size: 4096, Offset: 3 << 20})), "not within")
+	if err := s.Alter(Any, "a", Change{WriteMS: ptr(uint32(1))}); err != nil || s.Table().Size != 4<<20 {
+		t.Errorf("%v, size %d", err, s.Table().Size)
+	}
+	if err := s.Alter(Any, "b", Change{Size: ptr(int64(1 << 20))}); err != nil || s.Table().Size != 3<<20 {
+		t.Errorf("%v, size %d", err, s.Table().Size)
+	}
+	b, err := s.View("b")
+	if err = errors.Join(err, v.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Close(); err != nil {
+		t.Error(err)
+	}
+	s, err = Open(restarted(append(d.data, make([]byte, 1<<20)...)))
+	if err != nil || !reflect.DeepEqual(s.Free(), []Range{{4 << 20, 1 << 20}}) {
+		t.Errorf("grown: %v, %v", err, s.Free())
+	}
+	// Larger blocks: what does not suit them is refused, the others serve.
+	d = newDisk(diskSize)
+	s = newSet(t, d)
+	create(t, s, New{Name: "a", Size: 8192}, New{Name: "b", Size: 4096})
+	d.block = 8192
+	if s, err = Open(d); err != nil {
+		t.Fatal(err)
+	}
+	_, err = s.View("b")
+	wants(t, "b", err, "8192 bytes")
+	if v, err = s.View("a"); err != nil {
+		t.Fatal(err)
+	}
+	if err := v.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func errOf(_ []Partition, err error) error { return err }
+
+func TestRights(t *testing.T) {
+	p := &Partition{}
+	for _, l := range []string{"any r", "uid:5 w", "gid:6 fa", "gid:7 d", "name:host m", "uid:0 rwfadm"} {
+		who, rights, _ := strings.Cut(l, " ")
+		w, err := ParseWho(who)
+		if err != nil || w.String() != who {
+			t.Fatal(l, err)
+		}
+		r, err := ParseRights(rights)
+		if err != nil || r.String() != rights {
+			t.Fatal(l, err)
+		}
+		p.Access = append(p.Access, Access{Who: w, Rights: r})
+	}
+	for _, c := range []struct {
+		id   Identity
+		want string
+	}{
+		{Identity{}, "r"}, {Identity{Local: true, UID: 5}, "rw"}, {Identity{Local: true, UID: 5, GIDs: []uint32{7, 6}}, "rwfad"},
+		{Identity{UID: 5, GIDs: []uint32{6}}, "r"}, {Identity{Name: "host"}, "rm"}, {Identity{Name: "Host"}, "r"}, {Identity{Local: true}, "rwfadm"},
+	} {
+		if got := p.Rights(c.id).String(); got != c.want {
+			t.Errorf("%+v: %q, want %q", c.id, got, c.want)
+		}
+	}
+	if r := new(Partition).Rights(Identity{Local: true}); r != 0 {
+		t.Errorf("without a line: %v", r)
+	}
+	for _, s := range []string{"", "any:", "anyone", "uid:", "uid:-1", "uid:01", "uid:4294967296", "gid:x", "name:", "name:a b", "name:ü", "name:" + strings.Repeat("a", 224), "root"} {
+		if w, err := ParseWho(s); err == nil {
+			t.Errorf("%q is %v", s, w)
+		}
+	}
+	for _, s := range []string{"x", "rr", "R", "r w"} {
+		if r, err := ParseRights(s); err == nil {
+			t.Errorf("%q is %v", s, r)
+		}
+	}
+	if r, err := ParseRights("mdafwr"); err != nil || r.String() != "rwfadm" {
+		t.Error(r, err)
+	}
+}
+
+// Changes, views and questions of many goroutines meet.
+func TestTogether(t *testing.T) {
+	s := newSet(t, newDisk(16<<20))
+	create(t, s, New{Name: "shared", Size: 4096, Offset: 8 << 20})
+	v, err := s.View("shared")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	const goroutines, rounds = 4, 10
+	for g := range goroutines {
+		wg.Go(func() {
+			name := string(rune('a' + g))
+			for range rounds {
+				made, err := s.Create(Any, New{Name: name, Size: 4096})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				w, err := s.View(name)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				b := bytes.Repeat([]byte{byte(g)}, 4096)
+				if err := backendtest.Do(w, &backend.Op{Kind: backend.Write, Len: 4096, Segs: [][]byte{b}}); err != nil || made[0].Offset < firstByte {
+					t.Error(err)
+				}
+				if err := errors.Join(w.Close(), s.Delete(Any, name, true)); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Go(func() {
+		for i := range int64(rounds) {
+			if err := v.(backend.Resizer).Resize((i + 2) * 4096); err != nil || v.Info().Size < (i+2)*4096 {
+				t.Error(err)
+			}
+			s.Free()
+		}
+	})
+	wg.Wait()
+	if got, want := s.Table().Generation, uint64(2+2*goroutines*rounds+rounds); got != want || len(s.Table().Partitions) != 1 {
+		t.Errorf("generation %d, want %d", got, want)
+	}
+	if err := v.Close(); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,101 @@
+package partition
+
+import (
+	"errors"
+	"fmt"
+
+	"oneshot/backend"
+)
+
+// View is a partition as a store: a slice of the divided store, whose bounds are those of the table.
+// Set.View returns it behind its interface, for it lends memory only if the store below does.
+type View struct {
+	set  *Set
+	part backend.Store // the slice; never closed, for the store below is the set's
+	grow backend.Resizer
+	uuid UUID
+}
+
+var (
+	_ backend.Wrapper    = (*View)(nil)
+	_ backend.Resizer    = (*View)(nil)
+	_ backend.Identifier = (*View)(nil)
+	_ backend.Lender     = (*lendingView)(nil)
+)
+
+// Info describes the partition.
+func (v *View) Info() backend.Info { return v.part.Info() }
+
+// Submit does op within the partition.
+func (v *View) Submit(op *backend.Op) bool { return v.part.Submit(op) }
+
+// Pass says that batches are started in the store below. It passes no Metering: the space that the
+// whole store takes says nothing of a part.
+func (v *View) Pass(a backend.Ability) backend.Store {
+	if a == backend.Batching {
+		return v.part
+	}
+	return nil
+}
+
+// Identity is made of the partition's UUID. It lasts if the bytes below do.
+func (v *View) Identity() backend.Identity {
+	id := "partition-" + v.uuid.String()
+	if backend.IdentityOf(v.set.store).Lasts() {
+		return backend.Identity(id)
+	}
+	return backend.Passing(id)
+}
+
+// Resize makes the partition larger, by a change of the table; see backend.Resizer. The size is that of
+// the table at any time, so 0 does nothing.
+func (v *View) Resize(size int64) error {
+	if size == 0 || size == v.Info().Size {
+		return nil
+	}
+	if size < v.Info().Size {
+		return fmt.Errorf("the partition has %d bytes and is in use: it cannot be made smaller", v.Info().Size)
+	}
+	t := v.set.Table()
+	for i := range t.Partitions {
+		if p := &t.Partitions[i]; p.UUID == v.uuid {
+			return v.set.Alter(Any, p.Name, Change{Size: &size})
+		}
+	}
+	panic("partition: a partition was deleted while in use")
+}
+
+// follow takes the size that the table says. The set's mu is held.
+func (v *View) follow(size int64) {
+	if v == reserved || size == v.part.Info().Size {
+		return
+	}
+	if err := v.grow.Resize(size); err != nil {
+		panic("partition: " + err.Error()) // the change has checked it against the same store
+	}
+}
+
+// Close makes durable what has been written, and ends the use of the partition. The store below stays
+// open.
+func (v *View) Close() error {
+	err := do(v.set.store, backend.Op{Kind: backend.Flush})
+	v.set.mu.Lock()
+	defer v.set.mu.Unlock()
+	if v.set.views[v.uuid] != v {
+		return errors.Join(err, errors.New("partition: the view was closed before"))
+	}
+	delete(v.set.views, v.uuid)
+	return err
+}
+
+// lendingView is a view of a store that lends its memory.
+type lendingView struct {
+	*View
+	lender backend.Lender
+}
+
+func (v *lendingView) Lend(segs [][]byte, off, n int64, write bool) [][]byte {
+	return v.lender.Lend(segs, off, n, write)
+}
+
+func (v *lendingView) Commit(off, n int64) { v.lender.Commit(off, n) }
