@@ -120,10 +120,18 @@ func TestCreate(t *testing.T) {
 		n    New
 		want string
 	}{
-		{New{Name: "a", Size: 4096}, "two partitions"}, {New{Name: "A", Size: 4096}, "a name has"}, {New{Name: "d", Size: 100}, "multiple"}, {New{Name: "d"}, "multiple"},
-		{New{Name: "d", Size: -4096}, "multiple"}, {New{Name: "d", Size: 8 << 20}, "no free range"}, {New{Name: "d", Size: 4096, Offset: firstByte}, "overlap"},
-		{New{Name: "d", Size: 4096, Offset: 4096}, "begins at"}, {New{Name: "d", Size: 4096, Offset: 2 * diskSize}, "not within"}, {New{Name: "d", Size: 4096, Offset: -4096}, "not within"},
-		{New{Name: "d", Size: math.MaxInt64 &^ 4095, Offset: 2 << 20}, "not within"}, {New{Name: "d", Size: 4096, Offset: 3<<20 + 512}, "multiples"},
+		{New{Name: "a", Size: 4096}, "two partitions"},
+		{New{Name: "A", Size: 4096}, "a name has"},
+		{New{Name: "d", Size: 100}, "multiple"},
+		{New{Name: "d"}, "multiple"},
+		{New{Name: "d", Size: -4096}, "multiple"},
+		{New{Name: "d", Size: 8 << 20}, "no free range"},
+		{New{Name: "d", Size: 4096, Offset: firstByte}, "overlap"},
+		{New{Name: "d", Size: 4096, Offset: 4096}, "begins at"},
+		{New{Name: "d", Size: 4096, Offset: 2 * diskSize}, "not within"},
+		{New{Name: "d", Size: 4096, Offset: -4096}, "not within"},
+		{New{Name: "d", Size: math.MaxInt64 &^ 4095, Offset: 2 << 20}, "not within"},
+		{New{Name: "d", Size: 4096, Offset: 3<<20 + 512}, "multiples"},
 		{New{Name: "d", Size: 4096, Access: make([]Access, 33)}, "access lines"},
 	} {
 		_, err := s.Create(Any, New{Name: "ok", Size: 4096}, c.n)
@@ -165,9 +173,14 @@ func TestAlter(t *testing.T) {
 		change Change
 		want   string
 	}{
-		{Change{Size: ptr(int64(0))}, "multiple"}, {Change{Size: ptr(int64(-4096))}, "multiple"}, {Change{Size: ptr(int64(5000))}, "multiple"},
-		{Change{Size: ptr(int64(1<<20 + 4096))}, "at most 1048576"}, {Change{Size: ptr(int64(math.MaxInt64 &^ 4095))}, "at most"},
-		{Change{Name: ptr("b")}, "two partitions"}, {Change{Name: ptr("b"), Size: ptr(int64(8192))}, "two partitions"}, {Change{Name: ptr("")}, "a name has"},
+		{Change{Size: ptr(int64(0))}, "multiple"},
+		{Change{Size: ptr(int64(-4096))}, "multiple"},
+		{Change{Size: ptr(int64(5000))}, "multiple"},
+		{Change{Size: ptr(int64(1<<20 + 4096))}, "at most 1048576"},
+		{Change{Size: ptr(int64(math.MaxInt64 &^ 4095))}, "at most"},
+		{Change{Name: ptr("b")}, "two partitions"},
+		{Change{Name: ptr("b"), Size: ptr(int64(8192))}, "two partitions"},
+		{Change{Name: ptr("")}, "a name has"},
 	} {
 		wants(t, "alter", s.Alter(Any, "a", c.change), c.want)
 	}
@@ -323,8 +336,13 @@ func TestRights(t *testing.T) {
 		id   Identity
 		want string
 	}{
-		{Identity{}, "r"}, {Identity{Local: true, UID: 5}, "rw"}, {Identity{Local: true, UID: 5, GIDs: []uint32{7, 6}}, "rwfad"},
-		{Identity{UID: 5, GIDs: []uint32{6}}, "r"}, {Identity{Name: "host"}, "rm"}, {Identity{Name: "Host"}, "r"}, {Identity{Local: true}, "rwfadm"},
+		{Identity{}, "r"},
+		{Identity{Local: true, UID: 5}, "rw"},
+		{Identity{Local: true, UID: 5, GIDs: []uint32{7, 6}}, "rwfad"},
+		{Identity{UID: 5, GIDs: []uint32{6}}, "r"},
+		{Identity{Name: "host"}, "rm"},
+		{Identity{Name: "Host"}, "r"},
+		{Identity{Local: true}, "rwfadm"},
 	} {
 		if got := p.Rights(c.id).String(); got != c.want {
 			t.Errorf("%+v: %q, want %q", c.id, got, c.want)

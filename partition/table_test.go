@@ -42,7 +42,8 @@ func slotOf(body string) []byte {
 func TestUnknownKeys(t *testing.T) {
 	body := vectorBody
 	for _, r := range [][2]string{
-		{`"write_ms":0`, `"write_ms":0,"mode":"<&>"`}, {`"rights":"rwfa"`, `"rights":"rwfa","until":[1,{"a":null}]`},
+		{`"write_ms":0`, `"write_ms":0,"mode":"<&>"`},
+		{`"rights":"rwfa"`, `"rights":"rwfa","until":[1,{"a":null}]`},
 		{`]}]}`, `],"zone":1e3}],"Name":"x","note":"ü\"\\"}`},
 	} {
 		body = strings.Replace(body, r[0], r[1], 1)
@@ -78,19 +79,36 @@ func TestSlotRefused(t *testing.T) {
 		}
 	}
 	for _, c := range []struct{ body, want string }{
-		{many(257), "257 partitions"}, {lines(33), "33 access lines"},
-		{with(`"log"`, `"Log"`), "a name has"}, {with(`"log"`, `""`), "a name has"}, {with(`"log"`, `".x"`), "a name has"},
-		{with(`"log"`, `"`+strings.Repeat("a", 64)+`"`), "a name has"}, {with(`"log"`, `7`), `"name" is 7`},
-		{with(`"offset":1048576`, `"offset":1044480`), "begins at byte"}, {with(`"offset":1048576`, `"offset":1048577`), "multiples of 4096"},
-		{with(`"size":268435456`, `"size":268435457`), "multiples of 4096"}, {with(`"size":268435456`, `"size":0`), "no range"},
-		{with(`"size":268435456`, `"size":9223372036854771712`), "no range"}, {with(`"size":268435456`, `"size":1073741824`), "ends at byte"},
-		{with(`"unit":4096`, `"unit":512`), "unit"}, {with(`"unit":4096`, `"unit":12288`), "unit"}, {with(`"unit":4096,`, ``), "missing"},
-		{entry(`"name":"b","offset":269479936,"size":4096`), "overlap"}, {entry(`"name":"b","offset":1048576,"size":268435456`), "overlap"},
+		{many(257), "257 partitions"},
+		{lines(33), "33 access lines"},
+		{with(`"log"`, `"Log"`), "a name has"},
+		{with(`"log"`, `""`), "a name has"},
+		{with(`"log"`, `".x"`), "a name has"},
+		{with(`"log"`, `"`+strings.Repeat("a", 64)+`"`), "a name has"},
+		{with(`"log"`, `7`), `"name" is 7`},
+		{with(`"offset":1048576`, `"offset":1044480`), "begins at byte"},
+		{with(`"offset":1048576`, `"offset":1048577`), "multiples of 4096"},
+		{with(`"size":268435456`, `"size":268435457`), "multiples of 4096"},
+		{with(`"size":268435456`, `"size":0`), "no range"},
+		{with(`"size":268435456`, `"size":9223372036854771712`), "no range"},
+		{with(`"size":268435456`, `"size":1073741824`), "ends at byte"},
+		{with(`"unit":4096`, `"unit":512`), "unit"},
+		{with(`"unit":4096`, `"unit":12288`), "unit"},
+		{with(`"unit":4096,`, ``), "missing"},
+		{entry(`"name":"b","offset":269479936,"size":4096`), "overlap"},
+		{entry(`"name":"b","offset":1048576,"size":268435456`), "overlap"},
 		{entry(`"name":"log","offset":269484032,"size":4096`), "two partitions"},
 		{strings.Replace(entry(`"name":"b","offset":269484032,"size":4096`), `"1b7f4`, `"0b7f4`, 1), "twice"},
-		{with(`"0b7f4c1a-53d2-4e`, `"0b7f4c1a-53d2-1e`), "cannot be"}, {with(`"0b7f4c1a`, `"0B7F4C1A`), "cannot be"},
-		{with(`uid:998`, `uid:0998`), "names nobody"}, {with(`rwfa`, `rwx`), "rights"}, {with(`"write_ms":0`, `"write_ms":-1`), "cannot be"},
-		{with(`[{"uuid"`, `[null,{"uuid"`), "missing"}, {`[]`, "JSON object"}, {`null`, "JSON object"}, {"{}{}", "JSON object"}, {"{\"a\":\"\xff\"}", "UTF-8"},
+		{with(`"0b7f4c1a-53d2-4e`, `"0b7f4c1a-53d2-1e`), "cannot be"},
+		{with(`"0b7f4c1a`, `"0B7F4C1A`), "cannot be"},
+		{with(`uid:998`, `uid:0998`), "names nobody"},
+		{with(`rwfa`, `rwx`), "rights"},
+		{with(`"write_ms":0`, `"write_ms":-1`), "cannot be"},
+		{with(`[{"uuid"`, `[null,{"uuid"`), "missing"},
+		{`[]`, "JSON object"},
+		{`null`, "JSON object"},
+		{"{}{}", "JSON object"},
+		{"{\"a\":\"\xff\"}", "UTF-8"},
 	} {
 		if _, err := parseSlot(slotOf(c.body)); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%.300s:\n%v, want %q", c.body, err, c.want)

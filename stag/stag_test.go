@@ -569,8 +569,12 @@ func TestRegionWithoutMemory(t *testing.T) {
 		to, n uint64
 		ok    bool
 	}{
-		{RemoteRead, 24, 1000, true}, {RemoteRead, 1023, 1, true}, {RemoteRead, 24, 1001, false},
-		{RemoteRead, 23, 1, false}, {RemoteRead, 1024, 1, false}, {RemoteWrite, 24, 1, false},
+		{RemoteRead, 24, 1000, true},
+		{RemoteRead, 1023, 1, true},
+		{RemoteRead, 24, 1001, false},
+		{RemoteRead, 23, 1, false},
+		{RemoteRead, 1024, 1, false},
+		{RemoteWrite, 24, 1, false},
 	} {
 		r, err := st.Acquire(c.op, s, c.to, c.n)
 		if (err == nil) != c.ok || r.Len() != c.n && c.ok {
