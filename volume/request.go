@@ -421,6 +421,7 @@ func (r *Request) BeginPlace(at, n int) Placing {
 		return Placing{}
 	}
 	invariant.Check(at%r.PlaceUnit == 0 && n%r.PlaceUnit == 0 && at+n <= r.OutLen, "whole blocks of the data are placed")
+	invariant.Check(r.placeLen == 0, "a request places twice at a time")
 	r.placeOff, r.placeLen = r.off+int64(at), int64(n)
 	r.v.ranges.enterSharedSpin(r.placeOff, r.placeLen)
 	r.segs = r.v.lender.Lend(r.segs[:0], r.placeOff, r.placeLen, true)
@@ -459,6 +460,9 @@ func (p Placing) End() {
 }
 
 func (r *Request) endPlace() {
-	r.v.lender.Commit(r.placeOff, r.placeLen)
-	r.v.ranges.leaveShared(r.placeOff, r.placeLen)
+	invariant.Check(r.placeLen != 0, "what BeginPlace has lent is given back once, by the request that has it")
+	off, n := r.placeOff, r.placeLen
+	r.placeLen = 0
+	r.v.lender.Commit(off, n)
+	r.v.ranges.leaveShared(off, n)
 }
