@@ -66,6 +66,7 @@ func (m *Mover) serve() error {
 	m.dead = true
 	m.tx.blocked = false
 	m.rx.release()
+	m.abandon() // before the nexus ends: what it counts later nobody sees
 	m.conn.Lost(err)
 	m.conn.Unlock()
 	_ = m.tc.Close()
