@@ -62,9 +62,10 @@ var rules = []rule{
 	{pkg: "transport/tcp", may: []string{"iscsi", "iscsi/*", "internal/iov", "internal/stream", "mem"}},
 	{pkg: "transport/movertest", may: []string{"iscsi", "iscsi/*", "scsi", "volume", "backend", "backend/**", "initiator", "mem"}}, // looks at movers from both sides
 	{pkg: "transport/rdma", may: []string{"stag", "mem"}},
-	{pkg: "transport/rdma/iwarp", may: []string{"transport/rdma", "stag", "ddp", "internal/iov", "internal/ring", "internal/stream", "mem"}},
+	{pkg: "transport/rdma/soft", may: []string{"transport/rdma", "stag", "internal/ring"}, not: sockets},
+	{pkg: "transport/rdma/iwarp", may: []string{"transport/rdma", "transport/rdma/soft", "stag", "ddp", "internal/iov", "internal/ring", "internal/stream", "mem"}},
 	// An endpoint is a view of a volume, of which it knows an interface of its own.
-	{pkg: "transport/rdma/local", may: []string{"transport/rdma", "stag", "backend", "backend/durable", "internal/ring", "mem"}, not: sockets[3:]},
+	{pkg: "transport/rdma/local", may: []string{"transport/rdma", "transport/rdma/soft", "stag", "backend", "backend/durable", "internal/ring", "mem"}, not: sockets[3:]},
 	{pkg: "transport/rdma/rdmatest", may: []string{"transport/rdma", "backend", "backend/**", "internal/ring", "mem"}},
 	{pkg: "transport/rdma/verbs/internal/finder"},
 	{pkg: "transport/rdma/verbs/fake", may: []string{"transport/rdma/verbs/internal/finder"}}, // stands for libibverbs and librdmacm in tests

@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/soft"
 )
 
 // BenchmarkStream measures many operations at a time.
@@ -52,8 +53,8 @@ func BenchmarkEcho(b *testing.B) {
 		b.Run(map[int]string{1: "depth1", 32: "depth32"}[depth], func(b *testing.B) {
 			s := setup{depth: 64}
 			c, srv := newEnd(b, s), newEnd(b, s)
-			cq := srv.cq.(*completionQueue)
-			cq.event = echo(srv)
+			cq := srv.cq.(*soft.CompletionQueue)
+			cq.SetEvent(echo(srv))
 			cq.Arm()
 			for i := range 64 {
 				srv.recv(uint64(i), i*64, 64)
@@ -129,8 +130,8 @@ func BenchmarkFlows(b *testing.B) {
 		run := func(b *testing.B, s setup, batch func(c *end, n int)) {
 			s.depth, s.shared = 2*depth, false
 			c, srv := newEnd(b, s), newEnd(b, s)
-			cq := srv.cq.(*completionQueue)
-			cq.event = storage(srv, pull, size)
+			cq := srv.cq.(*soft.CompletionQueue)
+			cq.SetEvent(storage(srv, pull, size))
 			cq.Arm()
 			for i := range 2 * depth {
 				srv.recv(uint64(i), i*64, 64)

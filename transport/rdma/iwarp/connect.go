@@ -9,13 +9,14 @@ import (
 
 	"oneshot/ddp"
 	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/soft"
 )
 
 // Connect implements rdma.Device.
 func (d *Device) Connect(ctx context.Context, rq rdma.QueuePair, addr string, p rdma.ConnParams) error {
 	q, ok := rq.(*queuePair)
 	if !ok || q.dev != d {
-		return errForeign
+		return soft.ErrForeign
 	}
 	req, offer := d.request(&p)
 	if len(req.PrivateData) > ddp.MaxULPPrivateData {

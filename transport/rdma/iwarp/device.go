@@ -3,8 +3,7 @@
 // kernel module, and talks to those who have one.
 //
 //	device.go    Device, its limits and counters
-//	memory.go    protection domains, regions, windows
-//	complete.go  completion queues
+//	memory.go    protection domains, windows
 //	receive.go   queues of receives, own and shared
 //	listen.go    connections that peers want    ┐ MPA startup
 //	connect.go   connections that we want       ┘
@@ -27,12 +26,12 @@ package iwarp
 import (
 	"log/slog"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"oneshot/ddp"
 	"oneshot/stag"
 	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/soft"
 )
 
 // Config says how a device is to be. The zero value is a good one.
@@ -67,24 +66,21 @@ const (
 	maxWork         = 1 << 15
 	maxSGE          = 32
 	maxMemory       = 4096 // elements of the memory of one advertised STag
-	maxMessage      = 1 << 30
+	maxMessage      = soft.MaxMessage
 	maxInline       = 256
 )
 
 // Device is the iWARP device.
 type Device struct {
-	cfg   Config
-	log   *slog.Logger
-	table *stag.Table
-
-	registrations, deregistrations atomic.Uint64
-	work                           sync.WaitGroup // short-lived goroutines
+	cfg    Config
+	log    *slog.Logger
+	memory soft.Memory
+	cqs    soft.Queues
+	work   sync.WaitGroup // short-lived goroutines
 
 	mu      sync.Mutex // taken after queuePair.mu
 	qps     map[*queuePair]struct{}
-	cqs     map[*completionQueue]struct{}
-	past    rdma.Counters           // of queue pairs and completion queues that are gone
-	tags    map[stag.STag]*region   // regions that may be invalidated
+	past    rdma.Counters           // of queue pairs that are gone
 	waiters map[stag.STag][]*waiter // for the last reference to invalidated memory
 }
 
@@ -112,12 +108,11 @@ func Open(c Config) (rdma.Device, error) {
 		c.Name = "iwarp"
 	}
 	d := &Device{
-		cfg: c, log: c.Logger, table: stag.NewTable(c.STags),
+		cfg: c, log: c.Logger,
 		qps:     make(map[*queuePair]struct{}),
-		cqs:     make(map[*completionQueue]struct{}),
-		tags:    make(map[stag.STag]*region),
 		waiters: make(map[stag.STag][]*waiter),
 	}
+	d.memory.Init(c.STags)
 	if d.log == nil {
 		d.log = slog.New(slog.DiscardHandler)
 	}
@@ -135,9 +130,14 @@ func (d *Device) Limits() rdma.Limits {
 	}
 }
 
+// NewCompletionQueue implements rdma.Device. The queue grows to what is asked of it.
+func (d *Device) NewCompletionQueue(_ int, event func()) (rdma.CompletionQueue, error) {
+	return d.cqs.New(event), nil
+}
+
 // NewDomain implements rdma.Device.
 func (d *Device) NewDomain() (rdma.Domain, error) {
-	return &domain{dev: d, tag: d.table.NewDomain()}, nil
+	return &domain{dev: d, Domain: d.memory.NewDomain()}, nil
 }
 
 // Close implements rdma.Device.
@@ -145,8 +145,8 @@ func (d *Device) Close() error {
 	d.work.Wait()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if len(d.qps) > 0 || len(d.cqs) > 0 {
-		return errInUse
+	if len(d.qps) > 0 || d.cqs.InUse() {
+		return soft.ErrInUse
 	}
 	return nil
 }
@@ -156,36 +156,10 @@ func (d *Device) Counters() rdma.Counters {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	sum := d.past
-	sum.Registrations, sum.Deregistrations = d.registrations.Load(), d.deregistrations.Load()
+	d.memory.AddTo(&sum)
+	d.cqs.AddTo(&sum)
 	for q := range d.qps {
-		q.n.addTo(&sum)
-	}
-	for c := range d.cqs {
-		c.addTo(&sum)
+		q.n.AddTo(&sum)
 	}
 	return sum
-}
-
-// counters are those of one queue pair.
-type counters struct {
-	posts, works, receivePosts, receives, binds, invalidations, advertises, closes atomic.Uint64
-	doorbells, messagesOut, messagesIn, bytesOut, bytesIn, reads, terminates       atomic.Uint64
-}
-
-func (n *counters) addTo(c *rdma.Counters) {
-	c.Posts += n.posts.Load()
-	c.Works += n.works.Load()
-	c.ReceivePosts += n.receivePosts.Load()
-	c.Receives += n.receives.Load()
-	c.Binds += n.binds.Load()
-	c.Invalidations += n.invalidations.Load()
-	c.Advertises += n.advertises.Load()
-	c.Closes += n.closes.Load()
-	c.Doorbells += n.doorbells.Load()
-	c.MessagesOut += n.messagesOut.Load()
-	c.MessagesIn += n.messagesIn.Load()
-	c.BytesOut += n.bytesOut.Load()
-	c.BytesIn += n.bytesIn.Load()
-	c.Reads += n.reads.Load()
-	c.Terminates += n.terminates.Load()
 }

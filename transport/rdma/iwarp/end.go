@@ -228,15 +228,15 @@ func (q *queuePair) release() error {
 	_, ok := q.dev.qps[q]
 	if ok {
 		delete(q.dev.qps, q)
-		q.n.addTo(&q.dev.past)
+		q.n.AddTo(&q.dev.past)
 	}
 	q.dev.mu.Unlock()
 	if !ok {
 		return nil
 	}
-	q.recv.use(-1)
-	q.sendCQ.use(-1)
-	q.recvCQ.use(-1)
+	q.recv.Use(-1)
+	q.sendCQ.Use(-1)
+	q.recvCQ.Use(-1)
 	return nil
 }
 
@@ -355,11 +355,7 @@ func (q *queuePair) flushReceives(err error) {
 		q.recv.leave(q)
 		return
 	}
-	q.recv.end()
-	var r receive
-	for q.recv.take(&r, nil) {
-		q.recvCQ.push(&rdma.Completion{ID: r.id, Op: rdma.OpReceive, Status: rdma.StatusFlushed, QueuePair: q, Err: err})
-	}
+	q.recv.Flush(q.recvCQ, q, err)
 }
 
 // sendTerminate tells the peer of an error during startup, when there is no reader yet.

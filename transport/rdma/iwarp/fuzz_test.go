@@ -87,7 +87,7 @@ func FuzzReceive(f *testing.F) {
 		check(t, secret.Deregister())
 		e.close()
 		theirs.Close()
-		if n := e.dev.(*Device).table; n.State(stag.STag(e.mem.STag())) != stag.Free {
+		if n := e.dev.(*Device).memory.Table; n.State(stag.STag(e.mem.STag())) != stag.Free {
 			t.Error("a region stays")
 		}
 	})

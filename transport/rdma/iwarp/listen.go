@@ -13,6 +13,7 @@ import (
 
 	"oneshot/ddp"
 	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/soft"
 )
 
 // maxStarting is how many connections may be in their exchange of MPA frames, or wait for
@@ -297,7 +298,7 @@ func (r *request) refuse(reply *ddp.StartFrame) error {
 func (r *request) Accept(rq rdma.QueuePair, p rdma.ConnParams) error {
 	q, ok := rq.(*queuePair)
 	if !ok || q.dev != r.dev {
-		return errForeign
+		return soft.ErrForeign
 	}
 	d := r.dev
 	local := ddp.Enhanced{

@@ -4,184 +4,22 @@ import (
 	"errors"
 	"slices"
 	"sync"
-	"sync/atomic"
-	"unsafe"
 
-	"oneshot/internal/invariant"
 	"oneshot/stag"
 	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/soft"
 )
 
-var (
-	errInUse     = errors.New("iwarp: still in use")
-	errGone      = errors.New("iwarp: memory is no longer registered")
-	errBound     = errors.New("iwarp: window is bound; invalidate it first")
-	errForeign   = errors.New("iwarp: object of another device")
-	errNoMemory  = errors.New("iwarp: no memory to register")
-	errBadAccess = errors.New("iwarp: access rights that do not exist")
-)
+var errBound = errors.New("iwarp: window is bound; invalidate it first")
 
 // domain is a protection domain.
 type domain struct {
+	soft.Domain
 	dev *Device
-	tag *stag.Domain
-}
-
-const allAccess = rdma.AccessLocalWrite | rdma.AccessRemoteRead | rdma.AccessRemoteWrite | rdma.AccessRemoteInvalidate
-
-// tagAccess translates access rights to those of the STag table.
-func tagAccess(a rdma.Access) (t stag.Access) {
-	for _, p := range [...]struct {
-		from rdma.Access
-		to   stag.Access
-	}{
-		{rdma.AccessLocalWrite, stag.AccessLocalWrite},
-		{rdma.AccessRemoteRead, stag.AccessRemoteRead},
-		{rdma.AccessRemoteWrite, stag.AccessRemoteWrite},
-		{rdma.AccessRemoteInvalidate, stag.AccessRemoteInvalidate},
-	} {
-		if a&p.from != 0 {
-			t |= p.to
-		}
-	}
-	return t
-}
-
-// Register implements rdma.Domain. Tagged offsets are zero based: a peer learns no addresses.
-func (d *domain) Register(b []byte, a rdma.Access) (rdma.Region, error) {
-	switch {
-	case len(b) == 0:
-		return nil, errNoMemory
-	case a&^allAccess != 0:
-		return nil, errBadAccess
-	}
-	r := &region{domain: d, memory: [1][]byte{b}, access: a, addr: address(b)}
-	s, err := d.dev.table.Register(d.tag, nil, stag.Region{Segments: r.memory[:], Access: tagAccess(a)})
-	if err != nil {
-		return nil, err
-	}
-	r.tag = s
-	d.dev.registrations.Add(1)
-	if a&rdma.AccessRemoteInvalidate != 0 {
-		d.dev.mu.Lock()
-		d.dev.tags[s] = r
-		d.dev.mu.Unlock()
-	}
-	return r, nil
 }
 
 // NewWindow implements rdma.Domain.
 func (d *domain) NewWindow() (rdma.Window, error) { return &window{domain: d}, nil }
-
-// Close implements rdma.Domain.
-func (d *domain) Close() error { return nil }
-
-// region is registered memory.
-type region struct {
-	domain *domain
-	memory [1][]byte
-	access rdma.Access
-	addr   uintptr
-	tag    stag.STag
-
-	// pins counts the uses by our own requests, those of the peer are the STag table's.
-	// Above them is the bit that says that the region is being deregistered.
-	pins atomic.Int64
-	idle chan struct{} // closed when the last pin is gone after that; made if there are any
-}
-
-const deregistering = 1 << 32
-
-func (r *region) Bytes() []byte   { return r.memory[0] }
-func (r *region) STag() rdma.STag { return rdma.STag(r.tag) }
-func (r *region) Base() uint64    { return 0 }
-
-func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
-
-// offset returns where b begins in the region. False: b is not inside.
-func (r *region) offset(b []byte) (uint64, bool) {
-	a := address(b)
-	if a < r.addr {
-		return 0, false
-	}
-	off := uint64(a - r.addr)
-	return off, off <= uint64(len(r.memory[0])) && uint64(len(b)) <= uint64(len(r.memory[0]))-off
-}
-
-// pin keeps the memory registered. False: it is not any more.
-func (r *region) pin() bool {
-	for {
-		n := r.pins.Load()
-		if n&deregistering != 0 {
-			return false
-		}
-		if r.pins.CompareAndSwap(n, n+1) {
-			return true
-		}
-	}
-}
-
-func (r *region) unpin() {
-	n := r.pins.Add(-1)
-	invariant.Check(n >= 0, "iwarp: a region is unpinned more often than pinned")
-	if n == deregistering {
-		close(r.idle)
-	}
-}
-
-// pinAll pins all regions or none.
-func pinAll(rs []*region) bool {
-	for i, r := range rs {
-		if !r.pin() {
-			unpinAll(rs[:i])
-			return false
-		}
-	}
-	return true
-}
-
-func unpinAll(rs []*region) {
-	for _, r := range rs {
-		r.unpin()
-	}
-}
-
-// end refuses further pins, and waits for those there are. False: that was done before.
-func (r *region) end() bool {
-	if r.pins.CompareAndSwap(0, deregistering) {
-		return true
-	}
-	dev := r.domain.dev
-	dev.mu.Lock() // two may be here
-	if r.idle == nil {
-		r.idle = make(chan struct{})
-	}
-	old := r.pins.Or(deregistering)
-	dev.mu.Unlock()
-	if old&deregistering != 0 {
-		return false
-	}
-	if old != 0 {
-		<-r.idle
-	}
-	return true
-}
-
-// Deregister implements rdma.Region.
-func (r *region) Deregister() error {
-	if !r.end() {
-		return errGone
-	}
-	invariant.Check(r.pins.Load() == deregistering, "iwarp: a region goes while it is pinned")
-	dev := r.domain.dev
-	if r.access&rdma.AccessRemoteInvalidate != 0 {
-		dev.mu.Lock()
-		delete(dev.tags, r.tag)
-		dev.mu.Unlock()
-	}
-	dev.deregistrations.Add(1)
-	return dev.table.Deregister(r.tag)
-}
 
 // waiter wants to know when memory that was invalidated has no references any more.
 type waiter struct{ f func() }
@@ -224,8 +62,8 @@ type window struct {
 	mu    sync.Mutex // taken after queuePair.mu
 	qp    *queuePair // to which it is bound
 	tag   stag.STag
-	base  *region // pinned while bound
-	going bool    // an invalidation is posted
+	base  *soft.Region // pinned while bound
+	going bool         // an invalidation is posted
 }
 
 // STag implements rdma.Window.
@@ -236,15 +74,15 @@ func (w *window) STag() rdma.STag {
 }
 
 // bind gives the window a new STag for b, which lies in r.
-func (w *window) bind(q *queuePair, r *region, b []byte, a rdma.Access) (stag.STag, error) {
+func (w *window) bind(q *queuePair, r *soft.Region, b []byte, a rdma.Access) (stag.STag, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.qp != nil && !w.going {
 		return 0, errBound
 	}
-	off, _ := r.offset(b)
-	if !r.pin() {
-		return 0, errGone
+	off, _ := r.Offset(b)
+	if !r.Pin() {
+		return 0, soft.ErrGone
 	}
 	// The slot of the last binding is on its way out and has an owner of its own.
 	t := q.unbound
@@ -252,11 +90,11 @@ func (w *window) bind(q *queuePair, r *region, b []byte, a rdma.Access) (stag.ST
 		t = new(bound)
 	}
 	t.memory[0] = b
-	s, err := q.dev.table.Register(q.domain.tag, q.stream, stag.Region{
-		Segments: t.memory[:], Base: off, Access: tagAccess(a) | stag.AccessRemoteInvalidate, Owner: t,
+	s, err := q.dev.memory.Table.Register(q.domain.Tag, q.stream, stag.Region{
+		Segments: t.memory[:], Base: off, Access: soft.TagAccess(a) | stag.AccessRemoteInvalidate, Owner: t,
 	})
 	if err != nil {
-		r.unpin()
+		r.Unpin()
 		return 0, err
 	}
 	if q.unbound == t {
@@ -270,7 +108,7 @@ func (w *window) bind(q *queuePair, r *region, b []byte, a rdma.Access) (stag.ST
 // bound is what an STag of a window stands for. It is guarded by the lock of the queue pair.
 type bound struct {
 	window *window
-	region *region
+	region *soft.Region
 	memory [1][]byte
 	quiet  func() // to be called when no reference is left
 	next   *bound // free ones

@@ -8,16 +8,17 @@ import (
 	"oneshot/internal/invariant"
 	"oneshot/stag"
 	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/soft"
 )
 
 // advert is the memory of an STag that this end, Host 1, has advertised.
 type advert struct {
 	tag     stag.STag
 	segs    [][]byte
-	regions []*region // pinned
-	next    *advert   // free ones
-	closing bool      // the reader waits for references to be released
-	revoked func()    // is called then
+	regions []*soft.Region // pinned
+	next    *advert        // free ones
+	closing bool           // the reader waits for references to be released
+	revoked func()         // is called then
 }
 
 // maxFreeSegs bounds what an unused advert keeps.
@@ -45,18 +46,18 @@ func (q *queuePair) prepareAdvertise(w *wqe, p *rdma.Work) (what string, err err
 	if a == nil {
 		a = new(advert)
 	}
-	empty, what := a.gather(p.Memory, q.domain, need)
+	empty, what := a.gather(p.Memory, &q.domain.Domain, need)
 	switch {
 	case what != "":
 		return errMemory + what, nil
 	case empty:
 		return errMemory + "none", nil
-	case !pinAll(a.regions):
-		return errMemory + errGone.Error(), nil
+	case !soft.PinAll(a.regions):
+		return errMemory + soft.ErrGone.Error(), nil
 	}
 	s, err := q.bindAdvert(a, p.Access)
 	if err != nil {
-		unpinAll(a.regions)
+		soft.UnpinAll(a.regions)
 		return "", err
 	}
 	if q.free == a {
@@ -64,31 +65,31 @@ func (q *queuePair) prepareAdvertise(w *wqe, p *rdma.Work) (what string, err err
 	}
 	a.next, a.tag, a.closing, a.revoked = nil, s, false, nil
 	w.stag, p.STag = s, rdma.STag(s)
-	q.n.advertises.Add(1)
+	q.n.Advertises.Add(1)
 	return "", nil
 }
 
 // gather takes over a list of memory, of any length. Pieces that lie one behind the other in a region
 // become one. Memory without a region needs no more than that a refers to it: here the processor copies.
-func (a *advert) gather(list []rdma.SGE, d *domain, need rdma.Access) (empty bool, what string) {
+func (a *advert) gather(list []rdma.SGE, d *soft.Domain, need rdma.Access) (empty bool, what string) {
 	a.segs, a.regions = a.segs[:0], a.regions[:0]
 	if len(list) > maxMemory {
 		return false, "scatter/gather list is too long"
 	}
-	var last *region
+	var last *soft.Region
 	for i := range list {
 		e := &list[i]
 		if len(e.Bytes) == 0 {
 			continue
 		}
-		var r *region
+		var r *soft.Region
 		if e.Region != nil {
-			if r, what = registered(e, d, need); what != "" {
+			if r, what = soft.Registered(e, d, need); what != "" {
 				return false, what
 			}
 		}
 		k := len(a.segs) - 1
-		if r != nil && r == last && address(a.segs[k])+uintptr(len(a.segs[k])) == address(e.Bytes) {
+		if r != nil && r == last && soft.Address(a.segs[k])+uintptr(len(a.segs[k])) == soft.Address(e.Bytes) {
 			a.segs[k] = unsafe.Slice(unsafe.SliceData(a.segs[k]), len(a.segs[k])+len(e.Bytes))
 			continue
 		}
@@ -101,7 +102,7 @@ func (a *advert) gather(list []rdma.SGE, d *domain, need rdma.Access) (empty boo
 }
 
 func (q *queuePair) bindAdvert(a *advert, access rdma.Access) (stag.STag, error) {
-	s, err := q.stream.Grant(stag.Region{Segments: a.segs, Access: tagAccess(access), Owner: a})
+	s, err := q.stream.Grant(stag.Region{Segments: a.segs, Access: soft.TagAccess(access), Owner: a})
 	switch {
 	case errors.Is(err, stag.ErrWindow):
 		return 0, rdma.ErrWindow
@@ -111,7 +112,7 @@ func (q *queuePair) bindAdvert(a *advert, access rdma.Access) (stag.STag, error)
 		return 0, err
 	}
 	if invariant.Enabled { // and again when the first octet of its message leaves
-		invariant.Check(q.dev.table.State(s) == stag.Bound, "iwarp: an STag is not bound after Grant")
+		invariant.Check(q.dev.memory.Table.State(s) == stag.Bound, "iwarp: an STag is not bound after Grant")
 	}
 	return s, nil
 }
@@ -137,7 +138,7 @@ func (q *queuePair) advert(s stag.STag) *advert {
 
 // dropAdvert gives the memory back of an STag that is freed, or will be.
 func (q *queuePair) dropAdvert(a *advert) {
-	unpinAll(a.regions)
+	soft.UnpinAll(a.regions)
 	if a.closing {
 		q.rx.freed.Store(true)
 		q.wakeReader()
@@ -176,7 +177,7 @@ func (q *queuePair) takeBack(m ddp.Message, s stag.STag) (free bool, err error) 
 	q.mu.Lock()
 	defer q.unlock()
 	// The peer may answer before the system call that advertised has returned.
-	for q.inWrite && q.dev.table.State(s) == stag.Bound {
+	for q.inWrite && q.dev.memory.Table.State(s) == stag.Bound {
 		q.settled.Wait()
 	}
 	q.rx.freed.Store(false)
@@ -241,10 +242,7 @@ func (q *queuePair) invalidatable(s stag.STag) bool {
 	if q.bound(s) != nil {
 		return true
 	}
-	q.dev.mu.Lock()
-	r := q.dev.tags[s]
-	q.dev.mu.Unlock()
-	return r != nil && r.domain == q.domain
+	return q.dev.memory.Invalidatable(s, &q.domain.Domain)
 }
 
 // invalidating notes that an invalidation of a window is posted, so that it may be bound again.
@@ -261,7 +259,7 @@ func (q *queuePair) invalidating(s stag.STag) {
 // invalidate ends the access of a conventional STag. Quiet: no reference is held; otherwise
 // done is called, when mu is released or by another goroutine, when there is none. The lock is held.
 func (q *queuePair) invalidate(s stag.STag, done func()) (quiet bool, err error) {
-	return q.endConventional(s, q.dev.table.Invalidate, done)
+	return q.endConventional(s, q.dev.memory.Table.Invalidate, done)
 }
 
 // remoteInvalidate is the delivery of a Send with Invalidate of a conventional STag. The lock
@@ -285,7 +283,7 @@ func (q *queuePair) endConventional(s stag.STag, end func(stag.STag) (bool, erro
 	if quiet, err = end(s); err != nil {
 		return false, err
 	}
-	q.n.invalidations.Add(1)
+	q.n.Invalidations.Add(1)
 	if quiet {
 		q.invalidated(s, b)
 	} else {
@@ -302,7 +300,7 @@ func (q *queuePair) endRegion(s stag.STag, end func(stag.STag) (bool, error), do
 		q.dev.forget(s, w)
 		return false, err
 	}
-	q.n.invalidations.Add(1)
+	q.n.Invalidations.Add(1)
 	if quiet {
 		q.dev.forget(s, w)
 	}
@@ -312,13 +310,13 @@ func (q *queuePair) endRegion(s stag.STag, end func(stag.STag) (bool, error), do
 // invalidated frees the slot of a window's STag, to which no reference is held. The lock is held.
 func (q *queuePair) invalidated(s stag.STag, b *bound) {
 	q.stream.Disown(s)
-	_ = q.dev.table.Deregister(s) // the end of the stream may have been faster
+	_ = q.dev.memory.Table.Deregister(s) // the end of the stream may have been faster
 	q.unbind(s, b)
 }
 
 // unbind notes that an STag of a window is freed, or will be. The lock is held.
 func (q *queuePair) unbind(s stag.STag, b *bound) {
-	b.region.unpin()
+	b.region.Unpin()
 	w := b.window
 	w.mu.Lock()
 	if w.tag == s && w.qp != nil {

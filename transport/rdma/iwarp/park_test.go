@@ -127,10 +127,7 @@ func TestUnfinishedMessages(t *testing.T) {
 				hello()
 			}
 			for { // all are back, as soon as the readers have come to rest
-				r.mu.Lock()
-				n := r.ring.Len()
-				r.mu.Unlock()
-				if n == depth {
+				if r.Len() == depth {
 					break
 				}
 				runtime.Gosched()

@@ -121,7 +121,7 @@ func TestCloseWaitsForResponses(t *testing.T) {
 	}
 	p.write(readRequest(1, s, n), readRequest(2, s, n),
 		p.send(ddp.SendClose, s, 1, "closed"), p.send(ddp.Send, 0, 2, "behind it"))
-	table := e.dev.(*Device).table
+	table := e.dev.(*Device).memory.Table
 	for table.State(stag.STag(s)) != stag.Closing {
 		runtime.Gosched()
 	}
@@ -205,7 +205,7 @@ func TestUnbindWaitsForResponses(t *testing.T) {
 			p.write(readRequest(1, w.STag(), n))
 			first := p.read()
 			wait := end(e, p, w)
-			table := e.dev.(*Device).table
+			table := e.dev.(*Device).memory.Table
 			for name != "LocalInvalidate" && table.State(s) != stag.Invalid { // that has its turn behind the Response
 				runtime.Gosched()
 			}

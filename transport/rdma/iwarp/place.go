@@ -9,6 +9,7 @@ import (
 	"oneshot/internal/iov"
 	"oneshot/stag"
 	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/soft"
 )
 
 // Offences that only a connection can see (iwarp.md §6, one-shot.md §6), made once so that
@@ -64,20 +65,20 @@ func (q *queuePair) placed() {
 	last := x.seg.Header.Control().Last()
 	switch m := x.seg.Message; {
 	case m.IsSend():
-		q.n.bytesIn.Add(uint64(n))
+		q.n.BytesIn.Add(uint64(n))
 		if x.got += n; last {
 			x.sending, x.pending, x.asked = false, true, false
 		}
 	case m == ddp.Write:
 		q.releaseRx()
-		q.n.bytesIn.Add(uint64(n))
+		q.n.BytesIn.Add(uint64(n))
 		q.endTagged(last, n)
 		if last && (x.greeted || n > 0) {
-			q.n.messagesIn.Add(1)
+			q.n.MessagesIn.Add(1)
 		}
 		x.greeted = true
 	case m == ddp.ReadResponse:
-		q.n.bytesIn.Add(uint64(n))
+		q.n.BytesIn.Add(uint64(n))
 		q.endTagged(last, n)
 		q.responsePlaced(n, last)
 	}
@@ -117,12 +118,12 @@ func (q *queuePair) placeSend() error {
 			return err
 		}
 	}
-	if n > x.recv.n-x.got {
+	if n > x.recv.N-x.got {
 		q.closeReceive(rdma.StatusLocalLength, errTooLong)
 		return errTooLong
 	}
 	x.left = n
-	x.cur = iov.At(x.recv.segs, x.got)
+	x.cur = iov.At(x.recv.Segs, x.got)
 	return nil
 }
 
@@ -138,11 +139,11 @@ func b2i(b bool) int {
 // takeReceive takes the receive for the Send that rx.seg begins.
 func (q *queuePair) takeReceive() error {
 	x := &q.rx
-	var waiter *queuePair
+	var waiter *soft.Waiter
 	if q.shared {
-		waiter = q
+		waiter = &q.waiter
 	}
-	if !q.recv.take(&x.recv, waiter) {
+	if !q.recv.Take(&x.recv, waiter) {
 		if q.shared {
 			return errStall
 		}
@@ -158,12 +159,12 @@ func (q *queuePair) takeReceive() error {
 // pinReceive pins the memory of the receive that was taken.
 func (q *queuePair) pinReceive() error {
 	x := &q.rx
-	if !pinAll(x.recv.regions) {
+	if !soft.PinAll(x.recv.Regions) {
 		x.sending = false
 		c := rdma.Completion{
-			ID: x.recv.id, Op: rdma.OpReceive, Status: rdma.StatusLocalProtection, QueuePair: q, Err: errReceiveGone,
+			ID: x.recv.ID, Op: rdma.OpReceive, Status: rdma.StatusLocalProtection, QueuePair: q, Err: errReceiveGone,
 		}
-		q.recvCQ.push(&c)
+		q.recvCQ.Push(&c)
 		return errReceiveGone
 	}
 	x.taken = true
@@ -244,7 +245,7 @@ func (q *queuePair) responsePlaced(n int, last bool) {
 	q.unhold(w)
 	w.done = true
 	q.retire()
-	q.n.messagesIn.Add(1)
+	q.n.MessagesIn.Add(1)
 }
 
 // checkReadRequest checks a Read Request and queues its Response. Nothing of it is read later
@@ -274,7 +275,7 @@ func (q *queuePair) checkReadRequest(b []byte) error {
 	}
 	x.readMSN++
 	q.answers.Push(answer{ref: ref, req: r})
-	q.n.messagesIn.Add(1)
+	q.n.MessagesIn.Add(1)
 	return nil
 }
 
@@ -290,15 +291,15 @@ func (e *readError) Unwrap() error { return e.error }
 // back is still referenced.
 func (q *queuePair) deliver() error {
 	x := &q.rx
-	invariant.Check(x.taken && x.got <= x.recv.n, "iwarp: a message is delivered that has no receive, or not room in it")
-	c := rdma.Completion{ID: x.recv.id, Op: rdma.OpReceive, Bytes: x.got, QueuePair: q}
+	invariant.Check(x.taken && x.got <= x.recv.N, "iwarp: a message is delivered that has no receive, or not room in it")
+	c := rdma.Completion{ID: x.recv.ID, Op: rdma.OpReceive, Bytes: x.got, QueuePair: q}
 	switch {
 	case x.msg == ddp.SendAdvertise:
 		if err := q.hear(x.stag); err != nil {
 			return err
 		}
 		c.Flags, c.STag = rdma.Advertised, rdma.STag(x.stag)
-		q.n.advertises.Add(1)
+		q.n.Advertises.Add(1)
 	case x.msg == ddp.SendClose, x.msg.Invalidates():
 		if err := q.ended(); err != nil {
 			return err
@@ -306,13 +307,13 @@ func (q *queuePair) deliver() error {
 		c.Flags, c.STag = rdma.Invalidated, rdma.STag(x.stag)
 		if x.msg == ddp.SendClose {
 			c.Flags = rdma.Closed
-			q.n.closes.Add(1)
+			q.n.Closes.Add(1)
 		}
 	}
 	x.pending, x.taken = false, false
-	unpinAll(x.recv.regions)
-	q.n.messagesIn.Add(1)
-	q.recvCQ.push(&c)
+	soft.UnpinAll(x.recv.Regions)
+	q.n.MessagesIn.Add(1)
+	q.recvCQ.Push(&c)
 	return nil
 }
 
@@ -364,7 +365,7 @@ func (q *queuePair) terminated(payload []byte) error {
 	if err != nil {
 		return err
 	}
-	q.n.terminates.Add(1)
+	q.n.Terminates.Add(1)
 	e := &PeerError{Cause: t.Cause}
 	attrs := []slog.Attr{
 		slog.String("peer", q.tc.RemoteAddr().String()),

@@ -12,6 +12,7 @@ import (
 	"oneshot/internal/stream"
 	"oneshot/stag"
 	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/soft"
 )
 
 // queuePair is one connection. Its reader owns rx; all else is guarded by mu, unless it does
@@ -21,11 +22,11 @@ type queuePair struct {
 	cfg     rdma.QueuePairConfig
 	domain  *domain
 	stream  *stag.Stream
-	sendCQ  *completionQueue
-	recvCQ  *completionQueue
+	sendCQ  *soft.CompletionQueue
+	recvCQ  *soft.CompletionQueue
 	recv    *receives // own or shared
 	shared  bool
-	waits   bool // on the list of those that wait for a receive; guarded by receives.mu
+	waiter  soft.Waiter // for a receive
 	maxSGE  int
 	maxWork uint32
 
@@ -40,7 +41,7 @@ type queuePair struct {
 	peer     *stag.Peer // Host 2, if the peer may advertise; what is in it is guarded by mu
 	peerData []byte
 
-	n  counters
+	n  soft.Counters
 	rx rx // the reader's own
 
 	mu     sync.Mutex // taken before Device.mu, completionQueue.mu, receives.mu, window.mu
@@ -76,10 +77,10 @@ var _ rdma.QueuePair = (*queuePair)(nil)
 // NewQueuePair implements rdma.Device.
 func (d *Device) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
 	dom, ok1 := c.Domain.(*domain)
-	scq, ok2 := c.SendCQ.(*completionQueue)
-	rcq, ok3 := c.RecvCQ.(*completionQueue)
-	if !ok1 || !ok2 || !ok3 || dom.dev != d || scq.dev != d || rcq.dev != d {
-		return nil, errForeign
+	scq, ok2 := c.SendCQ.(*soft.CompletionQueue)
+	rcq, ok3 := c.RecvCQ.(*soft.CompletionQueue)
+	if !ok1 || !ok2 || !ok3 || dom.dev != d || !d.cqs.Own(scq) || !d.cqs.Own(rcq) {
+		return nil, soft.ErrForeign
 	}
 	if c.MaxSGE == 0 {
 		c.MaxSGE = maxSGE
@@ -90,15 +91,17 @@ func (d *Device) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
 	q := &queuePair{
 		dev: d, cfg: c, domain: dom, sendCQ: scq, recvCQ: rcq,
 		maxSGE: c.MaxSGE, maxWork: uint32(c.MaxWork),
-		stream: d.table.NewStream(dom.tag, 0),
+		stream: d.memory.Table.NewStream(dom.Tag, 0),
 		done:   make(chan struct{}),
 	}
 	q.settled = sync.NewCond(&q.mu)
 	q.onFreed, q.onQuiet = q.memoryFreed, q.goOn
-	q.recv = &receives{domain: dom, depth: c.MaxRecv, maxSGE: c.MaxSGE}
+	q.waiter.Wake = q.wakeReader
+	q.recv = &receives{}
+	q.recv.Init(&dom.Domain, c.MaxRecv, c.MaxSGE)
 	if c.Receives != nil {
-		if q.recv, q.shared = c.Receives.(*receives); !q.shared || q.recv.domain.dev != d {
-			return nil, errForeign
+		if q.recv, q.shared = c.Receives.(*receives); !q.shared || !q.recv.Of(&d.memory) {
+			return nil, soft.ErrForeign
 		}
 	}
 	d.mu.Lock()
@@ -108,9 +111,9 @@ func (d *Device) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
 	}
 	d.qps[q] = struct{}{}
 	d.mu.Unlock()
-	q.recv.use(1)
-	scq.use(1)
-	rcq.use(1)
+	q.recv.Use(1)
+	scq.Use(1)
+	rcq.Use(1)
 	return q, nil
 }
 
@@ -155,10 +158,10 @@ func (q *queuePair) conn() socket {
 // queues, with whomever they are shared.
 func (q *queuePair) Counters() rdma.Counters {
 	var c rdma.Counters
-	q.n.addTo(&c)
-	q.sendCQ.addTo(&c)
+	q.n.AddTo(&c)
+	q.sendCQ.AddTo(&c)
 	if q.recvCQ != q.sendCQ {
-		q.recvCQ.addTo(&c)
+		q.recvCQ.AddTo(&c)
 	}
 	return c
 }
@@ -168,9 +171,9 @@ func (q *queuePair) PostReceive(rs []rdma.Receive) (int, error) {
 	if q.shared {
 		return 0, &rdma.WorkError{Op: rdma.OpReceive, What: "queue pair takes its receives from a ReceiveQueue"}
 	}
-	n, err := q.recv.post(rs)
-	q.n.receivePosts.Add(1)
-	q.n.receives.Add(uint64(n))
+	n, err := q.recv.Post(rs)
+	q.n.ReceivePosts.Add(1)
+	q.n.Receives.Add(uint64(n))
 	return n, err
 }
 
@@ -193,17 +196,17 @@ func (q *queuePair) wakeReader() {
 
 // fire calls the events that are due; for goroutines of this package without locks.
 func (q *queuePair) fire() {
-	q.recvCQ.fire()
+	q.recvCQ.Fire()
 	if q.sendCQ != q.recvCQ {
-		q.sendCQ.fire()
+		q.sendCQ.Fire()
 	}
 }
 
 // notify has them called by others.
 func (q *queuePair) notify() {
-	q.sendCQ.notify()
+	q.sendCQ.Notify()
 	if q.recvCQ != q.sendCQ {
-		q.recvCQ.notify()
+		q.recvCQ.Notify()
 	}
 }
 

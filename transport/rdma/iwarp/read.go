@@ -12,6 +12,7 @@ import (
 	"oneshot/internal/stream"
 	"oneshot/stag"
 	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/soft"
 )
 
 const (
@@ -60,7 +61,7 @@ type rx struct {
 	// The untagged message under way.
 	sending bool
 	taken   bool // recv is that of the message, and pinned
-	recv    receive
+	recv    soft.Receive
 	msg     ddp.Message
 	control ddp.Control
 	stag    stag.STag
@@ -151,7 +152,7 @@ func (q *queuePair) batch() (drained bool, err error) {
 // need the receive of its unfinished message.
 func (q *queuePair) park() {
 	x := &q.rx
-	if !x.sending || !x.taken || !q.shared || !q.recv.scarce() {
+	if !x.sending || !x.taken || !q.shared || !q.recv.Scarce() {
 		return
 	}
 	n := x.placing()
@@ -159,11 +160,11 @@ func (q *queuePair) park() {
 		return
 	}
 	x.parked = make([]byte, n)
-	for b, cur := x.parked, iov.At(x.recv.segs, 0); len(b) > 0; {
+	for b, cur := x.parked, iov.At(x.recv.Segs, 0); len(b) > 0; {
 		b = b[copy(b, cur.Next(len(b))):]
 	}
 	x.taken = false
-	unpinAll(x.recv.regions)
+	soft.UnpinAll(x.recv.Regions)
 	q.recv.putBack(&x.recv)
 }
 
@@ -182,7 +183,7 @@ func (q *queuePair) unpark() error {
 	if x.parked == nil {
 		return nil
 	}
-	if !q.recv.take(&x.recv, q) {
+	if !q.recv.Take(&x.recv, &q.waiter) {
 		return errStall
 	}
 	b := x.parked
@@ -190,20 +191,20 @@ func (q *queuePair) unpark() error {
 	if err := q.pinReceive(); err != nil {
 		return err
 	}
-	if len(b) > x.recv.n {
+	if len(b) > x.recv.N {
 		q.closeReceive(rdma.StatusLocalLength, errTooLong)
 		return errTooLong
 	}
-	for cur := iov.At(x.recv.segs, 0); len(b) > 0; {
+	for cur := iov.At(x.recv.Segs, 0); len(b) > 0; {
 		b = b[copy(cur.Next(len(b)), b):]
 	}
 	if x.partial && x.fail == nil && x.seg.Message.IsSend() {
 		n := x.placing()
-		if x.left > x.recv.n-n {
+		if x.left > x.recv.N-n {
 			q.closeReceive(rdma.StatusLocalLength, errTooLong)
 			return errTooLong
 		}
-		x.cur = iov.At(x.recv.segs, n)
+		x.cur = iov.At(x.recv.Segs, n)
 	}
 	return nil
 }
@@ -477,7 +478,7 @@ func (x *rx) startDrain() {
 func (q *queuePair) closeReceive(s rdma.Status, err error) {
 	x := &q.rx
 	x.sending, x.taken = false, false
-	unpinAll(x.recv.regions)
-	c := rdma.Completion{ID: x.recv.id, Op: rdma.OpReceive, Status: s, QueuePair: q, Err: err}
-	q.recvCQ.push(&c)
+	soft.UnpinAll(x.recv.Regions)
+	c := rdma.Completion{ID: x.recv.ID, Op: rdma.OpReceive, Status: s, QueuePair: q, Err: err}
+	q.recvCQ.Push(&c)
 }

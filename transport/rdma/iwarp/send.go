@@ -12,6 +12,7 @@ import (
 	"oneshot/internal/ring"
 	"oneshot/stag"
 	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/soft"
 )
 
 const (
@@ -180,7 +181,7 @@ func (q *queuePair) writev() (n int, e unix.Errno) {
 	q.mu.Lock()
 	q.inWrite = false
 	q.settled.Broadcast()
-	q.n.doorbells.Add(1)
+	q.n.Doorbells.Add(1)
 	return n, e
 }
 
@@ -268,8 +269,8 @@ func (q *queuePair) account() {
 			break
 		}
 		a.Head++
-		q.n.messagesOut.Add(1)
-		q.n.bytesOut.Add(uint64(x.req.Size))
+		q.n.MessagesOut.Add(1)
+		q.n.BytesOut.Add(uint64(x.req.Size))
 		tag := x.ref.STag()
 		if x.ref.Release() {
 			q.lastReference(tag)
@@ -277,7 +278,7 @@ func (q *queuePair) account() {
 	}
 	if q.termEnd > 0 && q.termEnd <= sent {
 		q.termEnd = 0
-		q.n.terminates.Add(1)
+		q.n.Terminates.Add(1)
 	}
 }
 
@@ -290,14 +291,14 @@ func (q *queuePair) countSent(w *wqe) {
 	case rdma.OpBind, rdma.OpLocalInvalidate:
 		return // nothing that leaves
 	case rdma.OpRead:
-		q.n.reads.Add(1)
+		q.n.Reads.Add(1)
 	default:
-		q.n.bytesOut.Add(uint64(w.n))
+		q.n.BytesOut.Add(uint64(w.n))
 		if w.msg == ddp.SendClose {
-			q.n.closes.Add(1)
+			q.n.Closes.Add(1)
 		}
 	}
-	q.n.messagesOut.Add(1)
+	q.n.MessagesOut.Add(1)
 }
 
 // fill queues FPDUs for one writev.
@@ -392,8 +393,8 @@ func (q *queuePair) fillWork(w *wqe) bool {
 			return true
 		case w.op == rdma.OpLocalInvalidate:
 			return q.localInvalidate(w)
-		case !pinAll(w.regions):
-			q.localError(w, rdma.StatusLocalProtection, errGone)
+		case !soft.PinAll(w.regions):
+			q.localError(w, rdma.StatusLocalProtection, soft.ErrGone)
 			return false
 		}
 		w.pinned = true
@@ -433,7 +434,7 @@ func (q *queuePair) fillSend(w *wqe) {
 	if w.off == 0 {
 		s.msn++
 		if invariant.Enabled && w.msg == ddp.SendAdvertise {
-			invariant.Check(q.dev.table.State(w.stag) != stag.Reserved, "iwarp: an STag is advertised before it is bound")
+			invariant.Check(q.dev.memory.Table.State(w.stag) != stag.Reserved, "iwarp: an STag is advertised before it is bound")
 		}
 	}
 	c := q.format.Control(w.msg, false)
@@ -465,8 +466,8 @@ func (q *queuePair) fillRead(w *wqe) {
 func (q *queuePair) readRequest(w *wqe) ddp.RDMARead {
 	r := ddp.RDMARead{Size: uint32(w.n), SrcSTag: uint32(w.stag), SrcTO: w.to}
 	if w.n > 0 {
-		r.SinkSTag = uint32(w.regions[0].tag)
-		r.SinkTO, _ = w.regions[0].offset(w.segs[0])
+		r.SinkSTag = uint32(w.regions[0].STag())
+		r.SinkTO, _ = w.regions[0].Offset(w.segs[0])
 	}
 	return r
 }

@@ -8,6 +8,7 @@ import (
 	"oneshot/internal/ring"
 	"oneshot/stag"
 	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/soft"
 )
 
 // wqe is an element of the send queue. Its lists keep their memory for the next use.
@@ -28,7 +29,7 @@ type wqe struct {
 	at      stag.At   // of stag in queuePair.peer, if held
 	to      uint64
 	segs    [][]byte
-	regions []*region
+	regions []*soft.Region
 	n       int // octets
 	got     int // octets of the Read Response
 	cur     iov.Cursor
@@ -86,8 +87,8 @@ func (q *queuePair) Post(ws []rdma.Work) (n int, err error) {
 		}
 		n++
 	}
-	q.n.posts.Add(1)
-	q.n.works.Add(uint64(n))
+	q.n.Posts.Add(1)
+	q.n.Works.Add(uint64(n))
 	if n > 0 {
 		q.send()
 	}
@@ -156,7 +157,7 @@ func (q *queuePair) prepare(w *wqe, p *rdma.Work) (what string, err error) {
 // gather takes over the memory that is to be sent.
 func (q *queuePair) gather(w *wqe, p *rdma.Work) (what string) {
 	if p.Flags&rdma.Inline == 0 {
-		w.segs, w.regions, w.n, what = appendSGL(w.segs, w.regions, p.SGL, q.domain, 0, q.maxSGE)
+		w.segs, w.regions, w.n, what = soft.AppendSGL(w.segs, w.regions, p.SGL, &q.domain.Domain, 0, q.maxSGE)
 		return what
 	}
 	n := 0
@@ -214,7 +215,7 @@ func (q *queuePair) prepareRead(w *wqe, p *rdma.Work) (what string) {
 		return "the peer serves no Reads"
 	}
 	w.msg, w.stag, w.to = ddp.ReadRequest, stag.STag(p.RemoteSTag), p.RemoteOffset
-	w.segs, w.regions, w.n, what = appendSGL(w.segs, w.regions, p.SGL, q.domain, rdma.AccessLocalWrite, q.maxSGE)
+	w.segs, w.regions, w.n, what = soft.AppendSGL(w.segs, w.regions, p.SGL, &q.domain.Domain, rdma.AccessLocalWrite, q.maxSGE)
 	if what != "" {
 		return what
 	}
@@ -230,20 +231,20 @@ func (q *queuePair) prepareBind(w *wqe, p *rdma.Work) (what string, err error) {
 	if len(p.SGL) != 1 || len(p.SGL[0].Bytes) == 0 {
 		return "a window is bound to exactly one piece of memory", nil
 	}
-	if p.Access&^allAccess != 0 {
-		return errBadAccess.Error(), nil
+	if p.Access&^soft.AllAccess != 0 {
+		return soft.ErrBadAccess.Error(), nil
 	}
 	var need rdma.Access
 	if p.Access&rdma.AccessRemoteWrite != 0 {
 		need = rdma.AccessLocalWrite
 	}
-	w.segs, w.regions, _, what = appendSGL(w.segs, w.regions, p.SGL, q.domain, need, 1)
+	w.segs, w.regions, _, what = soft.AppendSGL(w.segs, w.regions, p.SGL, &q.domain.Domain, need, 1)
 	if what != "" {
 		return what, nil
 	}
 	s, err := win.bind(q, w.regions[0], p.SGL[0].Bytes, p.Access)
 	if err != nil {
-		if errors.Is(err, errBound) || errors.Is(err, errGone) {
+		if errors.Is(err, errBound) || errors.Is(err, soft.ErrGone) {
 			return err.Error(), nil
 		}
 		return "", err
@@ -251,7 +252,7 @@ func (q *queuePair) prepareBind(w *wqe, p *rdma.Work) (what string, err error) {
 	w.regions = w.regions[:0] // the window's pin is enough
 	p.STag = rdma.STag(s)
 	p.PutStamp(p.STag)
-	q.n.binds.Add(1)
+	q.n.Binds.Add(1)
 	return "", nil
 }
 
@@ -319,7 +320,7 @@ func (q *queuePair) retire() {
 // complete gives back what an element holds and tells its owner, if that is wanted.
 func (q *queuePair) complete(w *wqe) {
 	if w.pinned {
-		unpinAll(w.regions)
+		soft.UnpinAll(w.regions)
 		w.pinned = false
 	}
 	q.unhold(w)
@@ -333,5 +334,5 @@ func (q *queuePair) complete(w *wqe) {
 	if w.status == rdma.StatusOK && w.op == rdma.OpRead {
 		c.Bytes = w.n
 	}
-	q.sendCQ.push(&c)
+	q.sendCQ.Push(&c)
 }

@@ -2,8 +2,7 @@
 // and endpoints: stores, or parts of them, that somebody opens for it.
 //
 //	device.go     Device, its limits and counters
-//	memory.go     protection domains, regions, windows
-//	complete.go   completion queues
+//	memory.go     protection domains, windows
 //	receive.go    queues of receives, own and shared
 //	queuepair.go  the queue pair, whatever is at its far end
 //	listen.go     addresses "pair:N"
@@ -24,11 +23,10 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
-	"sync/atomic"
 	"time"
 
-	"oneshot/stag"
 	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/soft"
 )
 
 // Config says how a device is to be. The zero value is one without endpoints.
@@ -56,39 +54,31 @@ const (
 	maxQueuePair    = 1 << 16
 	maxWork         = 1 << 15
 	maxSGE          = 32
-	maxMessage      = 1 << 30
+	maxMessage      = soft.MaxMessage
 	maxInline       = 256
 	maxPrivate      = 256
 )
 
 var (
-	errInUse     = errors.New("local: still in use")
-	errGone      = errors.New("local: memory is no longer registered")
-	errBound     = errors.New("local: window is bound; invalidate it first")
-	errForeign   = errors.New("local: object of another device")
-	errNoMemory  = errors.New("local: no memory to register")
-	errBadAccess = errors.New("local: access rights that do not exist")
-	errNotIdle   = errors.New("local: queue pair is, or was, connected already")
-	errAborted   = errors.New("local: connection aborted")
-	errLinger    = errors.New("local: the peer does not take what was sent before the end")
+	errBound   = errors.New("local: window is bound; invalidate it first")
+	errNotIdle = errors.New("local: queue pair is, or was, connected already")
+	errAborted = errors.New("local: connection aborted")
+	errLinger  = errors.New("local: the peer does not take what was sent before the end")
 )
 
 // Device is the device.
 type Device struct {
-	cfg   Config
-	log   *slog.Logger
-	table *stag.Table
-
-	registrations, deregistrations atomic.Uint64
-	work                           sync.WaitGroup // short-lived goroutines
+	cfg    Config
+	log    *slog.Logger
+	memory soft.Memory
+	cqs    soft.Queues
+	work   sync.WaitGroup // short-lived goroutines
 
 	still sync.Cond // the last reference to memory that allows no access is released; its lock is a leaf
 
 	mu   sync.Mutex // taken after all other locks
 	qps  map[*queuePair]struct{}
-	cqs  map[*completionQueue]struct{}
-	tags map[stag.STag]*region // regions that may be invalidated
-	past rdma.Counters         // of queue pairs and completion queues that are gone
+	past rdma.Counters // of queue pairs that are gone
 }
 
 var _ rdma.Device = (*Device)(nil)
@@ -116,11 +106,10 @@ func Open(c Config) *Device {
 		c.Name = "local"
 	}
 	d := &Device{
-		cfg: c, log: c.Logger, table: stag.NewTable(c.STags),
-		qps:  make(map[*queuePair]struct{}),
-		cqs:  make(map[*completionQueue]struct{}),
-		tags: make(map[stag.STag]*region),
+		cfg: c, log: c.Logger,
+		qps: make(map[*queuePair]struct{}),
 	}
+	d.memory.Init(c.STags)
 	d.still.L = new(sync.Mutex)
 	if d.log == nil {
 		d.log = slog.New(slog.DiscardHandler)
@@ -145,9 +134,14 @@ func (d *Device) Limits() rdma.Limits {
 	return l
 }
 
+// NewCompletionQueue implements rdma.Device. The queue grows to what is asked of it.
+func (d *Device) NewCompletionQueue(_ int, event func()) (rdma.CompletionQueue, error) {
+	return d.cqs.New(event), nil
+}
+
 // NewDomain implements rdma.Device.
 func (d *Device) NewDomain() (rdma.Domain, error) {
-	return &domain{dev: d, tag: d.table.NewDomain()}, nil
+	return &domain{dev: d, Domain: d.memory.NewDomain()}, nil
 }
 
 // Close implements rdma.Device.
@@ -155,8 +149,8 @@ func (d *Device) Close() error {
 	d.work.Wait()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if len(d.qps) > 0 || len(d.cqs) > 0 {
-		return errInUse
+	if len(d.qps) > 0 || d.cqs.InUse() {
+		return soft.ErrInUse
 	}
 	return nil
 }
@@ -166,37 +160,10 @@ func (d *Device) Counters() rdma.Counters {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	sum := d.past
-	sum.Registrations, sum.Deregistrations = d.registrations.Load(), d.deregistrations.Load()
+	d.memory.AddTo(&sum)
+	d.cqs.AddTo(&sum)
 	for q := range d.qps {
-		q.n.addTo(&sum)
-	}
-	for c := range d.cqs {
-		c.addTo(&sum)
+		q.n.AddTo(&sum)
 	}
 	return sum
-}
-
-// counters are those of one queue pair.
-type counters struct {
-	posts, works, receivePosts, receives, binds, invalidations               atomic.Uint64
-	doorbells, messagesOut, messagesIn, bytesOut, bytesIn, reads, terminates atomic.Uint64
-	copies, bytesCopied                                                      atomic.Uint64
-}
-
-func (n *counters) addTo(c *rdma.Counters) {
-	c.Posts += n.posts.Load()
-	c.Works += n.works.Load()
-	c.ReceivePosts += n.receivePosts.Load()
-	c.Receives += n.receives.Load()
-	c.Binds += n.binds.Load()
-	c.Invalidations += n.invalidations.Load()
-	c.Doorbells += n.doorbells.Load()
-	c.MessagesOut += n.messagesOut.Load()
-	c.MessagesIn += n.messagesIn.Load()
-	c.BytesOut += n.bytesOut.Load()
-	c.BytesIn += n.bytesIn.Load()
-	c.Reads += n.reads.Load()
-	c.Terminates += n.terminates.Load()
-	c.Copies += n.copies.Load()
-	c.BytesCopied += n.bytesCopied.Load()
 }

@@ -107,14 +107,14 @@ func (d *Device) openEndpoint(ctx context.Context, q *queuePair, name string, wa
 		chains *= 2
 	}
 	e.broken = make([]bool, chains)
-	s, err := d.table.Register(q.domain.tag, q.stream, stag.Region{Length: uint64(i.Size), Access: e.access()})
+	s, err := d.memory.Table.Register(q.domain.Tag, q.stream, stag.Region{Length: uint64(i.Size), Access: e.access()})
 	if err != nil {
 		e.release()
 		return err
 	}
 	e.info.STag = rdma.STag(s)
 	if !q.connect(func() { q.endpoint.Store(e) }) {
-		_ = d.table.Deregister(s)
+		_ = d.memory.Table.Deregister(s)
 		e.release()
 		return rdma.ErrDisconnected
 	}
@@ -144,7 +144,7 @@ func (e *endpoint) revoke(err error) {
 
 // invalidate takes the STag back after gone was called. The lock is held.
 func (e *endpoint) invalidate() {
-	_, _ = e.q.dev.table.Invalidate(stag.STag(e.info.STag)) // again, perhaps, to no effect
+	_, _ = e.q.dev.memory.Table.Invalidate(stag.STag(e.info.STag)) // again, perhaps, to no effect
 	if e.running == 0 {
 		e.q.dev.work.Go(e.release) // locks of whoever has called gone are held
 	}
@@ -162,7 +162,7 @@ func (e *endpoint) poke() {
 func (e *endpoint) unlock() {
 	for {
 		e.settle()
-		e.q.sendCQ.push(e.out...)
+		e.q.sendCQ.Deliver(e.out...)
 		clear(e.out)
 		e.out = e.out[:0]
 		kick := e.kick
@@ -226,7 +226,7 @@ func (e *endpoint) post(ws []rdma.Work) (n int, err error) {
 		}
 	}
 	if n > 0 {
-		e.q.n.doorbells.Add(1)
+		e.q.n.Doorbells.Add(1)
 	}
 	e.unlock()
 	return n, err

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/soft"
 )
 
 // Addr is the address of a listener or queue pair, or the name of an endpoint.
@@ -149,7 +150,7 @@ func (r *request) Accept(qp rdma.QueuePair, p rdma.ConnParams) error {
 	q, ok := qp.(*queuePair)
 	switch {
 	case !ok || q.dev != r.l.dev:
-		return errForeign
+		return soft.ErrForeign
 	case len(p.PrivateData) > maxPrivate:
 		return errTooMuch
 	}
@@ -175,7 +176,7 @@ func (d *Device) Connect(ctx context.Context, qp rdma.QueuePair, addr string, p 
 	q, ok := qp.(*queuePair)
 	switch {
 	case !ok || q.dev != d:
-		return errForeign
+		return soft.ErrForeign
 	case len(p.PrivateData) > maxPrivate:
 		return errTooMuch
 	}

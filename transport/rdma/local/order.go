@@ -4,6 +4,7 @@ import (
 	"oneshot/backend"
 	"oneshot/stag"
 	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/soft"
 )
 
 // workState is where a work is.
@@ -33,7 +34,7 @@ type work struct {
 	off, n int64
 
 	segs    [][]byte
-	regions []*region
+	regions []*soft.Region
 	pinned  bool
 	ref     stag.Ref
 	stag    stag.STag
@@ -56,7 +57,7 @@ type work struct {
 func (e *endpoint) newWork() *work {
 	w := e.free
 	if w == nil {
-		return &work{e: e, segs: make([][]byte, 0, 1), regions: make([]*region, 0, 1)}
+		return &work{e: e, segs: make([][]byte, 0, 1), regions: make([]*soft.Region, 0, 1)}
 	}
 	e.free, w.next = w.next, nil
 	return w
@@ -107,7 +108,7 @@ func (e *endpoint) prepare(w *work, p *rdma.Work) (what string) {
 		return "Durable on what writes nothing"
 	}
 	var n int
-	w.segs, w.regions, n, what = appendSGL(w.segs, w.regions, p.SGL, e.q.domain, need, e.q.maxSGE)
+	w.segs, w.regions, n, what = soft.AppendSGL(w.segs, w.regions, p.SGL, &e.q.domain.Domain, need, e.q.maxSGE)
 	if what != "" {
 		return what
 	}

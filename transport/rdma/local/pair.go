@@ -8,6 +8,7 @@ import (
 	"oneshot/internal/ring"
 	"oneshot/stag"
 	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/soft"
 )
 
 // link is two queue pairs that are connected with each other. One lock is enough for both: what one of them
@@ -31,8 +32,9 @@ type half struct {
 	sq      ring.Ring[pairWork] // what waits for a receive of the peer, and what is behind it
 	leaving bool                // the owner has called Disconnect
 	windows map[stag.STag]bound
-	got     receive  // of the message under way
-	dst     [][]byte // memory that is reached
+	waiter  soft.Waiter  // for a receive of q
+	got     soft.Receive // of the message under way
+	dst     [][]byte     // memory that is reached
 }
 
 // pairWork is an element of the send queue. Its lists keep their memory for the next use.
@@ -44,7 +46,7 @@ type pairWork struct {
 	stag    stag.STag
 	to      uint64
 	segs    [][]byte
-	regions []*region
+	regions []*soft.Region
 	inline  []byte
 	n       int // octets
 	status  rdma.Status
@@ -71,6 +73,7 @@ func newLink(r *request, q *queuePair, p *rdma.ConnParams) error {
 	a := &half{link: l, q: r.from, local: Addr(r.from.dev.cfg.Name), remote: r.l.addr(), windows: make(map[stag.STag]bound)}
 	b := &half{link: l, q: q, local: a.remote, remote: a.local, windows: make(map[stag.STag]bound)}
 	a.peer, b.peer = b, a
+	a.waiter.Wake, b.waiter.Wake = a.received, b.received
 	a.peerData, b.peerData = append([]byte(nil), p.PrivateData...), r.p.PrivateData
 	most := min(a.q.dev.cfg.MaxReads, b.q.dev.cfg.MaxReads)
 	a.reads = min(depth(r.p.InitiatorDepth, most), depth(p.ResponderResources, most))
@@ -98,7 +101,7 @@ func (h *half) post(ws []rdma.Work) (n int, err error) {
 		}
 	}
 	if n > 0 {
-		h.q.n.doorbells.Add(1)
+		h.q.n.Doorbells.Add(1)
 		h.pump()
 	}
 	return n, err
@@ -152,7 +155,7 @@ func (h *half) prepare(w *pairWork, p *rdma.Work) (what string, err error) {
 		if p.Flags&rdma.Inline != 0 {
 			return "a Read cannot be inline", nil
 		}
-		w.segs, w.regions, w.n, what = appendSGL(w.segs, w.regions, p.SGL, q.domain, rdma.AccessLocalWrite, q.maxSGE)
+		w.segs, w.regions, w.n, what = soft.AppendSGL(w.segs, w.regions, p.SGL, &q.domain.Domain, rdma.AccessLocalWrite, q.maxSGE)
 		return what, nil
 	case rdma.OpBind:
 		return h.prepareBind(w, p)
@@ -166,7 +169,7 @@ func (h *half) prepare(w *pairWork, p *rdma.Work) (what string, err error) {
 // gather takes over the memory that is to be sent.
 func (h *half) gather(w *pairWork, p *rdma.Work) (what string) {
 	if p.Flags&rdma.Inline == 0 {
-		w.segs, w.regions, w.n, what = appendSGL(w.segs, w.regions, p.SGL, h.q.domain, 0, h.q.maxSGE)
+		w.segs, w.regions, w.n, what = soft.AppendSGL(w.segs, w.regions, p.SGL, &h.q.domain.Domain, 0, h.q.maxSGE)
 		return what
 	}
 	for i := range p.SGL {
@@ -191,19 +194,19 @@ func (h *half) prepareBind(w *pairWork, p *rdma.Work) (what string, err error) {
 		return "no window of this protection domain", nil
 	case len(p.SGL) != 1 || len(p.SGL[0].Bytes) == 0:
 		return "a window is bound to exactly one piece of memory", nil
-	case p.Access&^allAccess != 0:
-		return errBadAccess.Error(), nil
+	case p.Access&^soft.AllAccess != 0:
+		return soft.ErrBadAccess.Error(), nil
 	}
 	var need rdma.Access
 	if p.Access&rdma.AccessRemoteWrite != 0 {
 		need = rdma.AccessLocalWrite
 	}
-	if w.segs, w.regions, _, what = appendSGL(w.segs, w.regions, p.SGL, h.q.domain, need, 1); what != "" {
+	if w.segs, w.regions, _, what = soft.AppendSGL(w.segs, w.regions, p.SGL, &h.q.domain.Domain, need, 1); what != "" {
 		return what, nil
 	}
 	s, err := win.bind(h, w.regions[0], p.SGL[0].Bytes, p.Access)
 	w.regions = w.regions[:0] // the window's pin is enough
-	if errors.Is(err, errBound) || errors.Is(err, errGone) {
+	if errors.Is(err, errBound) || errors.Is(err, soft.ErrGone) {
 		return err.Error(), nil
 	}
 	if err != nil {
@@ -211,7 +214,7 @@ func (h *half) prepareBind(w *pairWork, p *rdma.Work) (what string, err error) {
 	}
 	p.STag = rdma.STag(s)
 	p.PutStamp(p.STag)
-	h.q.n.binds.Add(1)
+	h.q.n.Binds.Add(1)
 	return "", nil
 }
 
@@ -219,10 +222,7 @@ func (h *half) prepareBind(w *pairWork, p *rdma.Work) (what string, err error) {
 func (h *half) prepareInvalidate(s stag.STag) (what string) {
 	b, ok := h.windows[s]
 	if !ok {
-		h.q.dev.mu.Lock()
-		r := h.q.dev.tags[s]
-		h.q.dev.mu.Unlock()
-		if r != nil && r.domain == h.q.domain {
+		if h.q.dev.memory.Invalidatable(s, &h.q.domain.Domain) {
 			return ""
 		}
 		return "STag is neither of a window bound here nor of a region that may be invalidated"
@@ -246,7 +246,7 @@ func (h *half) received() {
 func (h *half) pump() {
 	for h.sq.Len() > 0 && !h.link.over {
 		w := h.sq.At(h.sq.Head)
-		if w.op == rdma.OpSend && !h.peer.q.recv.take(&h.peer.got, h.peer) {
+		if w.op == rdma.OpSend && !h.peer.q.recv.Take(&h.peer.got, &h.peer.waiter) {
 			return
 		}
 		err := h.do(w)
@@ -274,7 +274,7 @@ func (h *half) blame(err error) (told [2]error) {
 	for i, e := range h.link.ends {
 		if told[i] = o.error; e == o.by {
 			told[i] = &peerError{o.error}
-			e.q.n.terminates.Add(1)
+			e.q.n.Terminates.Add(1)
 		}
 	}
 	return told
@@ -288,10 +288,10 @@ func (h *half) fails(w *pairWork, s rdma.Status, err error, by *half) error {
 
 // do does what w asks for. The error is an *offence.
 func (h *half) do(w *pairWork) error {
-	if !pinAll(w.regions) {
-		return h.fails(w, rdma.StatusLocalProtection, errGone, h)
+	if !soft.PinAll(w.regions) {
+		return h.fails(w, rdma.StatusLocalProtection, soft.ErrGone, h)
 	}
-	defer unpinAll(w.regions)
+	defer soft.UnpinAll(w.regions)
 	switch w.op {
 	case rdma.OpSend:
 		return h.doSend(w)
@@ -302,7 +302,7 @@ func (h *half) do(w *pairWork) error {
 	case rdma.OpLocalInvalidate:
 		h.q.dev.quiet(w.stag)
 		h.unbind(w.stag)
-		h.q.n.invalidations.Add(1)
+		h.q.n.Invalidations.Add(1)
 	}
 	return nil
 }
@@ -316,19 +316,19 @@ func (h *half) reach(w *pairWork, op stag.Op) error {
 	}
 	h.dst = ref.Append(h.dst[:0], 0, ref.Len())
 	to, from := &h.q.n, &peer.n
-	to.messagesOut.Add(1)
-	from.messagesIn.Add(1)
+	to.MessagesOut.Add(1)
+	from.MessagesIn.Add(1)
 	if op == stag.RemoteWrite {
 		copyPieces(h.dst, w.segs)
-		to.bytesOut.Add(uint64(w.n))
-		from.bytesIn.Add(uint64(w.n))
+		to.BytesOut.Add(uint64(w.n))
+		from.BytesIn.Add(uint64(w.n))
 	} else {
 		copyPieces(w.segs, h.dst)
-		to.reads.Add(1)
-		to.messagesIn.Add(1)
-		from.messagesOut.Add(1)
-		to.bytesIn.Add(uint64(w.n))
-		from.bytesOut.Add(uint64(w.n))
+		to.Reads.Add(1)
+		to.MessagesIn.Add(1)
+		from.MessagesOut.Add(1)
+		to.BytesIn.Add(uint64(w.n))
+		from.BytesOut.Add(uint64(w.n))
 	}
 	clear(h.dst)
 	h.copied(w.n)
@@ -339,8 +339,8 @@ func (h *half) reach(w *pairWork, op stag.Op) error {
 // copied counts a copy of n bytes.
 func (h *half) copied(n int) {
 	if n > 0 {
-		h.q.n.copies.Add(1)
-		h.q.n.bytesCopied.Add(uint64(n))
+		h.q.n.Copies.Add(1)
+		h.q.n.BytesCopied.Add(uint64(n))
 	}
 }
 
@@ -348,20 +348,20 @@ func (h *half) copied(n int) {
 func (h *half) doSend(w *pairWork) error {
 	p := h.peer
 	r := &p.got
-	c := rdma.Completion{ID: r.id, Op: rdma.OpReceive, Bytes: w.n, QueuePair: p.q}
+	c := rdma.Completion{ID: r.ID, Op: rdma.OpReceive, Bytes: w.n, QueuePair: p.q}
 	fail := func(s rdma.Status, err error, by *half) error {
 		c.Status, c.Bytes, c.Err = s, 0, err
-		p.q.recvCQ.push(c)
+		p.q.recvCQ.Deliver(c)
 		return h.fails(w, rdma.StatusRemoteOperation, err, by)
 	}
-	if w.n > r.n {
+	if w.n > r.N {
 		return fail(rdma.StatusLocalLength, errTooLong, h)
 	}
-	if !pinAll(r.regions) {
-		return fail(rdma.StatusLocalProtection, errGone, p)
+	if !soft.PinAll(r.Regions) {
+		return fail(rdma.StatusLocalProtection, soft.ErrGone, p)
 	}
-	copyPieces(r.segs, w.segs)
-	unpinAll(r.regions)
+	copyPieces(r.Segs, w.segs)
+	soft.UnpinAll(r.Regions)
 	h.copied(w.n)
 	if w.inv {
 		if _, err := p.q.stream.Invalidate(w.stag); err != nil {
@@ -369,14 +369,14 @@ func (h *half) doSend(w *pairWork) error {
 		}
 		p.q.dev.quiet(w.stag)
 		p.unbind(w.stag)
-		p.q.n.invalidations.Add(1)
+		p.q.n.Invalidations.Add(1)
 		c.Flags, c.STag = rdma.Invalidated, rdma.STag(w.stag)
 	}
-	h.q.n.messagesOut.Add(1)
-	h.q.n.bytesOut.Add(uint64(w.n))
-	p.q.n.messagesIn.Add(1)
-	p.q.n.bytesIn.Add(uint64(w.n))
-	p.q.recvCQ.push(c)
+	h.q.n.MessagesOut.Add(1)
+	h.q.n.BytesOut.Add(uint64(w.n))
+	p.q.n.MessagesIn.Add(1)
+	p.q.n.BytesIn.Add(uint64(w.n))
+	p.q.recvCQ.Deliver(c)
 	return nil
 }
 
@@ -407,7 +407,7 @@ func (h *half) complete(w *pairWork) {
 	if w.status == rdma.StatusOK && w.op == rdma.OpRead {
 		c.Bytes = w.n
 	}
-	h.q.sendCQ.push(c)
+	h.q.sendCQ.Deliver(c)
 }
 
 // disconnect ends the link in good order when all that h has posted is done.
@@ -451,7 +451,7 @@ func (l *link) end(why [2]error) {
 			}
 			h.complete(w)
 		}
-		h.q.recv.leave(h)
+		h.q.recv.Leave(&h.waiter)
 		h.q.flushReceives(why[i])
 		h.q.stream.End()
 		for s := range h.windows {

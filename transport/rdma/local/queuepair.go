@@ -7,6 +7,7 @@ import (
 
 	"oneshot/stag"
 	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/soft"
 )
 
 // queuePair is one connection: of a half of a link, or of an endpoint.
@@ -15,13 +16,13 @@ type queuePair struct {
 	cfg     rdma.QueuePairConfig
 	domain  *domain
 	stream  *stag.Stream
-	sendCQ  *completionQueue
-	recvCQ  *completionQueue
+	sendCQ  *soft.CompletionQueue
+	recvCQ  *soft.CompletionQueue
 	recv    *receives // own or shared
 	shared  bool
 	maxSGE  int
 	maxWork int
-	n       counters
+	n       soft.Counters
 
 	// At most one is set, when the queue pair is connected.
 	half     atomic.Pointer[half]
@@ -48,10 +49,10 @@ var _ rdma.QueuePair = (*queuePair)(nil)
 // NewQueuePair implements rdma.Device.
 func (d *Device) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
 	dom, ok1 := c.Domain.(*domain)
-	scq, ok2 := c.SendCQ.(*completionQueue)
-	rcq, ok3 := c.RecvCQ.(*completionQueue)
-	if !ok1 || !ok2 || !ok3 || dom.dev != d || scq.dev != d || rcq.dev != d {
-		return nil, errForeign
+	scq, ok2 := c.SendCQ.(*soft.CompletionQueue)
+	rcq, ok3 := c.RecvCQ.(*soft.CompletionQueue)
+	if !ok1 || !ok2 || !ok3 || dom.dev != d || !d.cqs.Own(scq) || !d.cqs.Own(rcq) {
+		return nil, soft.ErrForeign
 	}
 	if c.MaxSGE == 0 {
 		c.MaxSGE = maxSGE
@@ -61,12 +62,13 @@ func (d *Device) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
 	}
 	q := &queuePair{
 		dev: d, cfg: c, domain: dom, sendCQ: scq, recvCQ: rcq, maxSGE: c.MaxSGE, maxWork: c.MaxWork,
-		stream: d.table.NewStream(dom.tag, 0), done: make(chan struct{}),
+		stream: d.memory.Table.NewStream(dom.Tag, 0), done: make(chan struct{}),
 	}
-	q.recv = &receives{domain: dom, depth: c.MaxRecv, maxSGE: c.MaxSGE}
+	q.recv = &receives{}
+	q.recv.Init(&dom.Domain, c.MaxRecv, c.MaxSGE)
 	if c.Receives != nil {
-		if q.recv, q.shared = c.Receives.(*receives); !q.shared || q.recv.domain.dev != d {
-			return nil, errForeign
+		if q.recv, q.shared = c.Receives.(*receives); !q.shared || !q.recv.Of(&d.memory) {
+			return nil, soft.ErrForeign
 		}
 	}
 	d.mu.Lock()
@@ -76,9 +78,9 @@ func (d *Device) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
 	}
 	d.qps[q] = struct{}{}
 	d.mu.Unlock()
-	q.recv.use(1)
-	scq.use(1)
-	rcq.use(1)
+	q.recv.Use(1)
+	scq.Use(1)
+	rcq.Use(1)
 	return q, nil
 }
 
@@ -145,10 +147,10 @@ func (q *queuePair) RemoteAddr() net.Addr {
 // whomever they are shared.
 func (q *queuePair) Counters() rdma.Counters {
 	var c rdma.Counters
-	q.n.addTo(&c)
-	q.sendCQ.addTo(&c)
+	q.n.AddTo(&c)
+	q.sendCQ.AddTo(&c)
 	if q.recvCQ != q.sendCQ {
-		q.recvCQ.addTo(&c)
+		q.recvCQ.AddTo(&c)
 	}
 	return c
 }
@@ -162,8 +164,8 @@ func (q *queuePair) Post(ws []rdma.Work) (n int, err error) {
 	} else if len(ws) > 0 {
 		err = rdma.ErrDisconnected
 	}
-	q.n.posts.Add(1)
-	q.n.works.Add(uint64(n))
+	q.n.Posts.Add(1)
+	q.n.Works.Add(uint64(n))
 	return n, err
 }
 
@@ -173,8 +175,8 @@ func (q *queuePair) PostReceive(rs []rdma.Receive) (int, error) {
 		return 0, &rdma.WorkError{Op: rdma.OpReceive, What: "queue pair takes its receives from a ReceiveQueue"}
 	}
 	n, err := q.recv.PostReceive(rs)
-	q.n.receivePosts.Add(1)
-	q.n.receives.Add(uint64(n))
+	q.n.ReceivePosts.Add(1)
+	q.n.Receives.Add(uint64(n))
 	return n, err
 }
 
@@ -242,13 +244,13 @@ func (q *queuePair) Close() error {
 	_, ok := q.dev.qps[q]
 	if ok {
 		delete(q.dev.qps, q)
-		q.n.addTo(&q.dev.past)
+		q.n.AddTo(&q.dev.past)
 	}
 	q.dev.mu.Unlock()
 	if ok {
-		q.recv.use(-1)
-		q.sendCQ.use(-1)
-		q.recvCQ.use(-1)
+		q.recv.Use(-1)
+		q.sendCQ.Use(-1)
+		q.recvCQ.Use(-1)
 	}
 	return nil
 }
@@ -258,11 +260,8 @@ func (q *queuePair) flushReceives(err error) {
 	if q.shared {
 		return
 	}
-	q.recv.end()
-	var r receive
-	for q.recv.take(&r, nil) {
-		q.recvCQ.push(rdma.Completion{ID: r.id, Op: rdma.OpReceive, Status: rdma.StatusFlushed, QueuePair: q, Err: err})
-	}
+	q.recv.Flush(q.recvCQ, q, err)
+	q.recvCQ.Notify()
 }
 
 // finish tells the owner, in a goroutine of the device, that the connection has ended.

@@ -9,6 +9,7 @@ import (
 	"oneshot/backend/durable"
 	"oneshot/stag"
 	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/soft"
 )
 
 // stage is what comes next of a work.
@@ -131,9 +132,9 @@ func (e *endpoint) admit(w *work) stage {
 	case promises && e.seq.Lost():
 		w.status, w.err = rdma.StatusLost, errLost
 		return stageEnd
-	case !pinAll(w.regions):
-		w.status, w.err = rdma.StatusLocalProtection, errGone
-		e.stop(errGone)
+	case !soft.PinAll(w.regions):
+		w.status, w.err = rdma.StatusLocalProtection, soft.ErrGone
+		e.stop(soft.ErrGone)
 		return stageEnd
 	}
 	w.pinned = true
@@ -313,16 +314,16 @@ func (e *endpoint) count(w *work) {
 	n := &e.q.n
 	switch w.opcode {
 	case rdma.OpRead:
-		n.reads.Add(1)
-		n.bytesIn.Add(uint64(w.n))
+		n.Reads.Add(1)
+		n.BytesIn.Add(uint64(w.n))
 	case rdma.OpWrite:
-		n.bytesOut.Add(uint64(w.n))
+		n.BytesOut.Add(uint64(w.n))
 	default:
 		return
 	}
 	if e.copies {
-		n.copies.Add(1)
-		n.bytesCopied.Add(uint64(w.n))
+		n.Copies.Add(1)
+		n.BytesCopied.Add(uint64(w.n))
 	}
 }
 
@@ -348,7 +349,7 @@ func (e *endpoint) fail(w *work, err error) {
 // letGo gives back what admit holds.
 func (e *endpoint) letGo(w *work) {
 	if w.pinned {
-		unpinAll(w.regions)
+		soft.UnpinAll(w.regions)
 		w.pinned = false
 	}
 	e.q.dev.drop(&w.ref)
