@@ -1,9 +1,10 @@
 package scsi
 
 import (
-	"math/bits"
 	"sync/atomic"
 	"time"
+
+	"oneshot/internal/latency"
 )
 
 // CommandClass is a class of commands that are counted together.
@@ -33,35 +34,11 @@ var classes = func() (c [256]CommandClass) {
 }()
 
 // LatencyBuckets is the number of buckets of a Histogram.
-//
-// Two buckets lie in each power of two, so that what is read from them is right within a
-// third: bucket 0 holds what took less than 4.096 µs, the last one all from 12.9 s on.
-const LatencyBuckets = 45
-
-// bucket returns the index for a latency of d nanoseconds.
-func bucket(d int64) int {
-	x := uint64(max(d, 0)) >> 11
-	if x < 2 {
-		return 0
-	}
-	n := bits.Len64(x)
-	half := int(x>>(n-2)) & 1
-	return min(1+2*(n-2)+half, LatencyBuckets-1)
-}
+const LatencyBuckets = latency.Buckets
 
 // LatencyBound returns the latency below which everything in bucket i lies. The last bucket
 // has no bound; its value is the largest Duration.
-func LatencyBound(i int) time.Duration {
-	switch {
-	case i >= LatencyBuckets-1:
-		return 1<<63 - 1
-	case i == 0:
-		return 4096
-	case i%2 == 1:
-		return 6144 << ((i - 1) / 2)
-	}
-	return 8192 << ((i - 2) / 2)
-}
+func LatencyBound(i int) time.Duration { return latency.Bound(i) }
 
 // Histogram is how long commands took, from the arrival of the command to the departure of
 // its answer.
@@ -167,7 +144,7 @@ func (t *Task) Account(took int64) {
 	}
 	c := t.itl.count()
 	class := classes[t.CDB[0]]
-	c.buckets[class][bucket(took)].Add(1)
+	c.buckets[class][latency.Bucket(took)].Add(1)
 	c.sums[class].Add(took)
 	switch {
 	case t.Status != Good && t.Status != ConditionMet:

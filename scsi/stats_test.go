@@ -2,36 +2,12 @@ package scsi
 
 import (
 	"errors"
-	"math/rand/v2"
 	"testing"
 	"time"
 
 	"oneshot/backend"
+	"oneshot/internal/latency"
 )
-
-// Every latency lies below the bound of its bucket and not below that of the one before.
-func TestLatencyBuckets(t *testing.T) {
-	check := func(d int64) {
-		t.Helper()
-		i := bucket(d)
-		if time.Duration(d) >= LatencyBound(i) || i > 0 && time.Duration(d) < LatencyBound(i-1) {
-			t.Errorf("%d ns is in bucket %d, %d to %d ns", d, i, LatencyBound(max(i-1, 0)), LatencyBound(i))
-		}
-	}
-	for i := range LatencyBuckets - 1 {
-		check(int64(LatencyBound(i)))
-		check(int64(LatencyBound(i)) - 1)
-	}
-	for range 10000 {
-		check(rand.Int64N(1 << (1 + rand.IntN(62))))
-	}
-	if got := bucket(-5); got != 0 {
-		t.Errorf("a clock that stands still gives bucket %d", got)
-	}
-	if got := LatencyBound(LatencyBuckets - 2); got < 12*time.Second || got > 13*time.Second {
-		t.Errorf("the last bound is %v", got)
-	}
-}
 
 // account runs a command as a transport does, and counts it.
 func (b *bench) account(cdb, out []byte, in int, took time.Duration) {
@@ -76,7 +52,7 @@ func TestStats(t *testing.T) {
 		if reads != 3 || writes != 2 || others != 1 || s.ReadBytes != 4608 || s.WriteBytes != 1024 {
 			t.Errorf("%s: %d reads of %d bytes, %d writes of %d, %d others", what, reads, s.ReadBytes, writes, s.WriteBytes, others)
 		}
-		if s.Commands[ClassWrite].Sum != 2*time.Millisecond || s.Commands[ClassWrite].Buckets[bucket(1e6)] != 2 {
+		if s.Commands[ClassWrite].Sum != 2*time.Millisecond || s.Commands[ClassWrite].Buckets[latency.Bucket(1e6)] != 2 {
 			t.Errorf("%s: latency of writes %+v", what, s.Commands[ClassWrite])
 		}
 		if s.Failed[FailedRequest] != 1 || s.Failed[FailedMedium] != 1 || s.Failed[FailedAborted] != 1 || s.InFlight != 0 {

@@ -149,6 +149,9 @@ func (v *Volume) Access() *access.Table { return v.access }
 // Store returns the store, for what is asked of it beyond reading and writing.
 func (v *Volume) Store() backend.Store { return v.store }
 
+// Sequence numbers what is written through the handles of the volume.
+func (v *Volume) Sequence() *backend.Sequence { return &v.sequence }
+
 // Info describes the store. The size in it is that of the start.
 func (v *Volume) Info() backend.Info { return v.info }
 

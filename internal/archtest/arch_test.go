@@ -53,7 +53,8 @@ var rules = []rule{
 	{pkg: "volume", may: []string{"volume/access", "backend", "mem"}, not: sockets},
 	{pkg: "volume/access", not: sockets},
 	{pkg: "partition", may: []string{"backend", "backend/slice", "mem"}, not: sockets},
-	{pkg: "scsi", may: []string{"volume", "volume/access", "backend", "internal/loglimit", "mem"}, not: sockets},
+	{pkg: "partition/registry", may: []string{"partition", "volume", "transport/rdma", "backend", "backend/durable", "internal/latency", "mem"}, not: sockets},
+	{pkg: "scsi", may: []string{"volume", "volume/access", "backend", "internal/latency", "internal/loglimit", "mem"}, not: sockets},
 	{pkg: "scsi/**", may: []string{"scsi", "scsi/**", "volume", "volume/access", "backend", "backend/**", "mem"}},
 	{pkg: "iscsi/chap", not: sockets},
 	{pkg: "iscsi/login", may: []string{"iscsi/pdu", "iscsi/text", "iscsi/chap"}, not: sockets},
@@ -81,7 +82,7 @@ var rules = []rule{
 	{pkg: "isns"},
 	{pkg: "mgmt"}, // whom it manages it knows by an interface of its own
 	{pkg: "server", may: []string{
-		"config", "mgmt", "isns", "transport/**", "iser", "iscsi", "iscsi/*", "scsi", "volume", "volume/access", "backend", "backend/**", "mem", "state", "internal/loglimit", "internal/version",
+		"config", "mgmt", "isns", "transport/**", "iser", "iscsi", "iscsi/*", "scsi", "partition", "partition/registry", "volume", "volume/access", "backend", "backend/**", "mem", "state", "internal/loglimit", "internal/version",
 	}},
 	{pkg: "initiator", may: []string{"iscsi/pdu", "iscsi/text", "iscsi/chap", "transport/rdma", "transport/rdma/*", "internal/iov", "internal/iserhdr", "internal/stream", "mem"}},
 	{pkg: "initiator/*", may: []string{"initiator"}},

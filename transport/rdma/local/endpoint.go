@@ -14,7 +14,7 @@ import (
 // Medium is what an endpoint stands for: a handle of a volume (volume.Handle), for all that its views have
 // in common is kept there. Its methods may be called from any goroutine.
 type Medium interface {
-	// Info describes it; the size may change, and then Opener's gone is called.
+	// Info describes it. Its size may grow; a queue pair keeps the one that it was connected with.
 	Info() backend.Info
 	// Submit starts op and reports whether it has completed already, as backend.Store.Submit does.
 	Submit(op *backend.Op) bool
@@ -41,7 +41,7 @@ type Opened struct {
 
 // Opener opens the endpoint called name for somebody who wants those rights; 0: all that there are for him.
 // It grants some of them. It calls gone, from any goroutine, when the endpoint changes or goes: rights are
-// revoked, the partition is deleted, or has another size. Then the STag of the queue pair is invalid: works
+// revoked, the partition is deleted, or is to have another name or a smaller size. Then the STag of the queue pair is invalid: works
 // under way end, later ones fail with rdma.StatusRemoteAccess, and with them the queue pair. gone does not
 // block. Without such an endpoint the error is, or wraps, rdma.ErrNoEndpoint.
 type Opener func(ctx context.Context, name string, want rdma.Rights, gone func(error)) (Opened, error)

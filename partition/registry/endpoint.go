@@ -1,0 +1,286 @@
+package registry
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"oneshot/backend"
+	"oneshot/backend/durable"
+	"oneshot/internal/latency"
+	"oneshot/partition"
+	"oneshot/transport/rdma"
+	"oneshot/volume"
+)
+
+// Endpoint is a partition as a queue pair uses it: a handle of its volume that counts. Whoever has opened it
+// sees to the rights that were granted. Its methods are as those of volume.Handle.
+type Endpoint struct {
+	*volume.Handle
+	part    *part
+	request Request
+	rights  rdma.Rights
+	number  uint64
+	size    int64 // bytes, when it was opened
+	since   time.Time
+	gone    sync.Once
+
+	running atomic.Int64
+	n       [classes]counter
+	failed  [failures]atomic.Uint64
+}
+
+type counter struct {
+	buckets [latency.Buckets]atomic.Uint64
+	sum     atomic.Int64 // nanoseconds
+	bytes   atomic.Uint64
+}
+
+// tell calls Gone.
+func (e *Endpoint) tell(err error) { e.gone.Do(func() { e.request.Gone(err) }) }
+
+// Describe says what was opened. Size is that of the moment when it was.
+func (e *Endpoint) Describe() rdma.Endpoint {
+	s := e.part.store
+	s.r.mu.Lock()
+	defer s.r.mu.Unlock()
+	d := rdma.Endpoint{UUID: e.part.uuid.String(), Rights: e.rights}
+	if p := s.find(e.part.uuid); p != nil {
+		d = s.describe(p, e.size, e.rights)
+	}
+	return d
+}
+
+// Lends reports whether the store lends its memory.
+func (e *Endpoint) Lends() bool { return e.part.volume.Lends() }
+
+// Epoch tells two lives of a Sequence apart, the numbers of which begin at 0.
+func (e *Endpoint) Epoch() uint16 { return e.part.epoch }
+
+// Close ends the use of the partition. Nothing is outstanding, and nothing is submitted any more. It is called
+// once.
+func (e *Endpoint) Close() {
+	e.Handle.Close()
+	r := e.part.store.r
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e.part.past.Add(e.counts())
+	e.part.past.InFlight = 0
+	r.open--
+	delete(e.part.endpoints, e)
+	e.part.left()
+}
+
+// Submit starts op; see volume.Handle.
+func (e *Endpoint) Submit(op *backend.Op) bool {
+	m := e.begin(op, op.Kind)
+	if !e.Handle.Submit(op) {
+		return false
+	}
+	m.end()
+	return true
+}
+
+// CompareSwap changes 8 octets; see volume.Handle.
+func (e *Endpoint) CompareSwap(op *backend.Op, compare, swap uint64) bool {
+	m := e.begin(op, backend.Flush) // any that is counted with the others
+	if !e.Handle.CompareSwap(op, compare, swap) {
+		return false
+	}
+	m.end()
+	return true
+}
+
+// FetchAdd changes 8 octets; see volume.Handle.
+func (e *Endpoint) FetchAdd(op *backend.Op, add uint64) bool {
+	m := e.begin(op, backend.Flush)
+	if !e.Handle.FetchAdd(op, add) {
+		return false
+	}
+	m.end()
+	return true
+}
+
+// metered is an operation under way.
+type metered struct {
+	e     *Endpoint
+	op    *backend.Op
+	done  backend.Completer // the owner's
+	class Class
+	began time.Duration
+}
+
+var (
+	_       backend.Corker = (*metered)(nil)
+	meters                 = sync.Pool{New: func() any { return new(metered) }}
+	started                = time.Now()
+)
+
+func (e *Endpoint) begin(op *backend.Op, kind backend.Kind) *metered {
+	m := meters.Get().(*metered)
+	*m = metered{e, op, op.Done, Other, time.Since(started)}
+	switch kind {
+	case backend.Read:
+		m.class = Read
+	case backend.Write:
+		m.class = Write
+	}
+	op.Done = m
+	e.running.Add(1)
+	return m
+}
+
+// end counts, and gives the operation its owner's Completer back.
+func (m *metered) end() {
+	e, op := m.e, m.op
+	op.Done = m.done
+	took := int64(time.Since(started) - m.began)
+	c := &e.n[m.class]
+	c.buckets[latency.Bucket(took)].Add(1)
+	c.sum.Add(took)
+	switch {
+	case op.Err != nil:
+		e.failed[failureOf(op.Err)].Add(1)
+	case m.class != Other:
+		c.bytes.Add(uint64(op.Len))
+	}
+	e.running.Add(-1)
+	*m = metered{}
+	meters.Put(m)
+}
+
+// OpDone is for the volume.
+func (m *metered) OpDone(op *backend.Op) {
+	m.end()
+	op.Done.OpDone(op)
+}
+
+// Cork is for the volume.
+func (m *metered) Cork() backend.Uncorker {
+	if c, ok := m.done.(backend.Corker); ok {
+		return c.Cork()
+	}
+	return nil
+}
+
+// Class is a class of operations that are counted together.
+type Class uint8
+
+// The classes.
+const (
+	Read Class = iota
+	Write
+	Other // flushes, discards, atomic operations
+	classes
+)
+
+// Failure is why an operation failed.
+type Failure uint8
+
+// The failures.
+const (
+	FailedMedium  Failure = iota
+	FailedSpace           // no room on the medium
+	FailedDenied          // a reservation, or SANITIZE
+	FailedRange           // outside the partition, which has become smaller below
+	FailedPromise         // durability was lost earlier
+	failures
+)
+
+func (f Failure) String() string {
+	return [...]string{"medium_error", "no_space", "denied", "outside", "durability_lost"}[f]
+}
+
+func failureOf(err error) Failure {
+	if _, ok := errors.AsType[*durable.LostError](err); ok {
+		return FailedPromise
+	}
+	switch err.(type) {
+	case *backend.SpaceError:
+		return FailedSpace
+	case *backend.DeniedError:
+		return FailedDenied
+	case *backend.RangeError:
+		return FailedRange
+	}
+	return FailedMedium
+}
+
+// Counts is what was done. It is a copy, and the caller's.
+type Counts struct {
+	Buckets  [classes][latency.Buckets]uint64 // operations by latency, by Class
+	SumNS    [classes]int64
+	Bytes    [classes]uint64 // of operations that ended well; none of Other
+	Failed   [failures]uint64
+	InFlight int64
+}
+
+// Add adds o to c.
+func (c *Counts) Add(o *Counts) {
+	for i := range c.Buckets {
+		for j := range c.Buckets[i] {
+			c.Buckets[i][j] += o.Buckets[i][j]
+		}
+		c.SumNS[i] += o.SumNS[i]
+		c.Bytes[i] += o.Bytes[i]
+	}
+	for i := range c.Failed {
+		c.Failed[i] += o.Failed[i]
+	}
+	c.InFlight += o.InFlight
+}
+
+func (e *Endpoint) counts() *Counts {
+	c := &Counts{InFlight: e.running.Load()}
+	for i := range e.n {
+		n := &e.n[i]
+		for j := range n.buckets {
+			c.Buckets[i][j] = n.buckets[j].Load()
+		}
+		c.SumNS[i], c.Bytes[i] = n.sum.Load(), n.bytes.Load()
+	}
+	for i := range e.failed {
+		c.Failed[i] = e.failed[i].Load()
+	}
+	return c
+}
+
+// Info is what is known of an open endpoint.
+type Info struct {
+	Number    uint64 // of this life of the daemon
+	Store     string
+	Partition string
+	UUID      partition.UUID
+	Identity  string // for people
+	Rights    rdma.Rights
+	Order     rdma.Order
+	Via       string
+	Size      int64 // bytes, as it was opened
+	Since     time.Time
+	Counts    Counts
+}
+
+// info returns it. Registry.mu is held.
+func (e *Endpoint) info(s *Store, p *part) Info {
+	i := Info{
+		Number: e.number, Store: s.name, UUID: p.uuid, Identity: identityText(e.request.Identity),
+		Rights: e.rights, Order: e.request.Order, Via: e.request.Via, Size: e.size, Since: e.since, Counts: *e.counts(),
+	}
+	if entry := s.find(p.uuid); entry != nil {
+		i.Partition = entry.Name
+	}
+	return i
+}
+
+// identityText writes who somebody is as access lines do.
+func identityText(id partition.Identity) string {
+	switch {
+	case id.Name != "":
+		return "name:" + id.Name
+	case id.Local:
+		return fmt.Sprintf("uid:%d", id.UID)
+	}
+	return "any"
+}

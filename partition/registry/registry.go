@@ -1,0 +1,238 @@
+// Package registry knows the divided stores of a daemon, and who uses which partition of them: LUNs by
+// way of a volume, queue pairs as endpoints. There is one volume for each partition in use.
+//
+//	registry.go   Registry: names, rights, lists
+//	store.go      Store: the volumes of its partitions
+//	change.go     changes of the table, and the end of those who are in their way
+//	endpoint.go   Endpoint: what a queue pair works on, and what it counts
+//
+// A volume, once it is open, stays so until its partition is renamed, made smaller or deleted, or the
+// store is closed: so the numbers of writes go on from one connection to the next.
+package registry
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"oneshot/partition"
+	"oneshot/transport/rdma"
+)
+
+// How many endpoints may be open, of one store and in all.
+const (
+	maxPerStore = 256
+	maxInAll    = 1024
+)
+
+// Registry is the divided stores of a daemon. Its methods may be called from any goroutine.
+type Registry struct {
+	log *slog.Logger
+
+	// mu guards the stores and what they know of their partitions. It is not held over I/O, nor while
+	// somebody's Gone is called. It is taken after Store.opening.
+	mu     sync.Mutex
+	stores []*Store
+	open   int    // endpoints
+	last   uint64 // number of an endpoint
+	epoch  uint16 // of the volume that was opened last
+}
+
+// New returns a registry without stores.
+func New(log *slog.Logger) *Registry {
+	var b [2]byte
+	rand.Read(b[:]) // it never fails
+	return &Registry{log: log, epoch: binary.NativeEndian.Uint16(b[:])}
+}
+
+// Request says who wants to open which partition.
+type Request struct {
+	Name     string             // STORE/PARTITION, or uuid:UUID
+	Identity partition.Identity // as far as it is proved
+	Want     rdma.Rights        // 0: all that the access lines give to Identity
+	Order    rdma.Order         // for those who list endpoints; it changes nothing here
+	Via      string             // the same: by which way he comes, and from where
+	// Gone is called at most once, from any goroutine, perhaps before Open returns: rights were revoked, the
+	// partition is to be deleted, renamed or made smaller, or the administrator ends the endpoint. The
+	// queue pair has to end, and the endpoint to be closed. Gone neither blocks nor calls the registry.
+	Gone func(error)
+}
+
+// LimitError says that too many endpoints are open.
+type LimitError struct {
+	Store string // empty: of all stores
+	Max   int
+}
+
+func (e *LimitError) Error() string {
+	if e.Store != "" {
+		return fmt.Sprintf("the store %q has %d endpoints, and more may not be open: end some", e.Store, e.Max)
+	}
+	return fmt.Sprintf("%d endpoints are open, and there may not be more: end some", e.Max)
+}
+
+// Open opens a partition for a queue pair. It grants what Want and the access lines have in common. What
+// Identity may not know to exist is an error that wraps rdma.ErrNoEndpoint: an unknown store or partition, or
+// one of which it has no right, or none of those wanted. Open may wait for the store.
+func (r *Registry) Open(ctx context.Context, q Request) (*Endpoint, error) {
+	s, uuid, err := r.find(q.Name)
+	if err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	_, err = s.grant(uuid, &q) // before anything is opened for him
+	r.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	s.opening.Lock()
+	defer s.opening.Unlock()
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	part, err := s.use(uuid)
+	if err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	// The lines may have changed meanwhile. From now on, who changes them finds the endpoint.
+	if err := s.available(uuid); err != nil {
+		return nil, err
+	}
+	rights, err := s.grant(uuid, &q)
+	switch {
+	case err != nil:
+		return nil, err
+	case r.open >= maxInAll:
+		return nil, &LimitError{Max: maxInAll}
+	case s.endpoints() >= maxPerStore:
+		return nil, &LimitError{s.name, maxPerStore}
+	}
+	r.last++
+	r.open++
+	e := &Endpoint{part: part, request: q, rights: rights, number: r.last, since: time.Now(), Handle: part.volume.Open(nil)}
+	e.size = e.Handle.Info().Size
+	part.endpoints[e] = struct{}{}
+	return e, nil
+}
+
+// find returns what a name means: a store and a partition of it.
+func (r *Registry) find(name string) (*Store, partition.UUID, error) {
+	none := fmt.Errorf("%w: %s", rdma.ErrNoEndpoint, name)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	id, byUUID := strings.CutPrefix(name, "uuid:")
+	store, part, ok := strings.Cut(name, "/")
+	if !byUUID && !ok {
+		return nil, partition.UUID{}, fmt.Errorf("%w: %q names no partition: write STORE/PARTITION or uuid:UUID", rdma.ErrNoEndpoint, name)
+	}
+	for _, s := range r.stores {
+		if s.set == nil || !byUUID && s.name != store {
+			continue
+		}
+		t := s.set.Table()
+		for i := range t.Partitions {
+			if p := &t.Partitions[i]; byUUID && p.UUID.String() == id || !byUUID && p.Name == part {
+				return s, p.UUID, nil
+			}
+		}
+	}
+	return nil, partition.UUID{}, none
+}
+
+// grant returns the rights that a request gets, or why it gets none. Registry.mu is held.
+func (s *Store) grant(u partition.UUID, q *Request) (rdma.Rights, error) {
+	none := fmt.Errorf("%w: %s", rdma.ErrNoEndpoint, q.Name)
+	p := s.find(u)
+	if p == nil {
+		return 0, none
+	}
+	rights := s.rightsOf(p, q.Identity)
+	if q.Want != 0 {
+		rights &= q.Want
+	}
+	if rights == 0 {
+		return 0, none
+	}
+	return rights, nil
+}
+
+// rightsOf returns what id may do with p.
+func (s *Store) rightsOf(p *partition.Partition, id partition.Identity) rdma.Rights {
+	rights := rdma.Rights(p.Rights(id)) // the bits are the same: a test compares the letters
+	if s.cfg.ReadOnly {
+		rights &^= rdma.RightWrite | rdma.RightAtomics | rdma.RightDiscard | rdma.RightManage
+	}
+	return rights
+}
+
+// List returns the partitions of which id has any right, sorted by name, with these rights.
+func (r *Registry) List(id partition.Identity) (list []rdma.Endpoint) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, s := range r.stores {
+		if s.set == nil {
+			continue
+		}
+		t := s.set.Table()
+		for i := range t.Partitions {
+			p := &t.Partitions[i]
+			if rights := s.rightsOf(p, id); rights != 0 && s.set.Fits(p) == nil {
+				list = append(list, s.describe(p, p.Size, rights))
+			}
+		}
+	}
+	slices.SortFunc(list, func(a, b rdma.Endpoint) int { return cmp.Compare(a.Name, b.Name) })
+	return list
+}
+
+var errDropped = errors.New("the administrator has ended the endpoint")
+
+// Drop ends the endpoint of that number, and reports whether there was one.
+func (r *Registry) Drop(number uint64) bool {
+	e := r.numbered(number)
+	if e == nil {
+		return false
+	}
+	e.tell(errDropped)
+	return true
+}
+
+func (r *Registry) numbered(number uint64) *Endpoint {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, s := range r.stores {
+		for _, p := range s.parts {
+			for e := range p.endpoints {
+				if e.number == number {
+					return e
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// Endpoints returns what is known of all that are open, in the order in which they were opened.
+func (r *Registry) Endpoints() (list []Info) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, s := range r.stores {
+		for _, p := range s.parts {
+			for e := range p.endpoints {
+				list = append(list, e.info(s, p))
+			}
+		}
+	}
+	slices.SortFunc(list, func(a, b Info) int { return cmp.Compare(a.Number, b.Number) })
+	return list
+}

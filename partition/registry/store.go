@@ -1,0 +1,304 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"oneshot/backend"
+	"oneshot/partition"
+	"oneshot/transport/rdma"
+	"oneshot/volume"
+)
+
+// Config says what a divided store is.
+type Config struct {
+	Name  string
+	Store backend.Store // the whole; the registry's Store owns it
+	// Set is its table; nil: there is none yet (Init makes one), and Problem says why.
+	Set        *partition.Set
+	Problem    error
+	ReadOnly   bool
+	Durability rdma.Durability // of what a flush has reached
+	// NewVolume makes the volume of a partition that is not in use. It owns view if it succeeds.
+	NewVolume func(view backend.Store, p *partition.Partition) (*volume.Volume, error)
+}
+
+// Store is a divided store of a registry.
+type Store struct {
+	r   *Registry
+	cfg Config
+
+	opening sync.Mutex // held while volumes are opened and closed, over I/O; taken before Registry.mu
+
+	// Guarded by Registry.mu.
+	name   string
+	set    *partition.Set
+	why    error // that there is no set
+	parts  map[partition.UUID]*part
+	barred map[partition.UUID]bool // being changed, so that nothing may open them
+	closed bool
+}
+
+// part is a partition whose volume is open.
+type part struct {
+	store     *Store
+	uuid      partition.UUID
+	volume    *volume.Volume
+	epoch     uint16
+	luns      int
+	endpoints map[*Endpoint]struct{}
+	idle      chan struct{} // closed when there are no endpoints any more; nil: nobody waits
+	past      Counts        // of endpoints that are closed
+}
+
+// Add makes a divided store known. Names are unique: the caller sees to that.
+func (r *Registry) Add(cfg Config) *Store {
+	s := &Store{
+		r: r, cfg: cfg, name: cfg.Name, set: cfg.Set, why: cfg.Problem,
+		parts: make(map[partition.UUID]*part), barred: make(map[partition.UUID]bool),
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.stores = append(r.stores, s)
+	return s
+}
+
+// Rename gives the store another name, under which it is found from now on.
+func (s *Store) Rename(name string) {
+	s.r.mu.Lock()
+	defer s.r.mu.Unlock()
+	s.name = name
+}
+
+// Whole returns the store that is divided.
+func (s *Store) Whole() backend.Store { return s.cfg.Store }
+
+// Set returns the table and its changes, or nil and why there is none.
+func (s *Store) Set() (*partition.Set, error) {
+	s.r.mu.Lock()
+	defer s.r.mu.Unlock()
+	return s.set, s.why
+}
+
+// find returns the entry of a partition, or nil. Registry.mu is held.
+func (s *Store) find(u partition.UUID) *partition.Partition {
+	if s.set == nil {
+		return nil
+	}
+	t := s.set.Table()
+	i := slices.IndexFunc(t.Partitions, func(p partition.Partition) bool { return p.UUID == u })
+	if i < 0 {
+		return nil
+	}
+	return &t.Partitions[i]
+}
+
+// named returns the entry of a partition.
+func named(set *partition.Set, name string) (*partition.Partition, error) {
+	t := set.Table()
+	for i := range t.Partitions {
+		if t.Partitions[i].Name == name {
+			return &t.Partitions[i], nil
+		}
+	}
+	return nil, &partition.UnknownError{Name: name}
+}
+
+func (s *Store) describe(p *partition.Partition, size int64, rights rdma.Rights) rdma.Endpoint {
+	return rdma.Endpoint{
+		Name: s.name + "/" + p.Name, UUID: p.UUID.String(), Size: size, Unit: s.cfg.Store.Info().BlockSize,
+		Rights: rights, Durability: s.cfg.Durability,
+	}
+}
+
+// endpoints counts those that are open. Registry.mu is held.
+func (s *Store) endpoints() (n int) {
+	for _, p := range s.parts {
+		n += len(p.endpoints)
+	}
+	return n
+}
+
+// available returns why a partition may not be opened, or nil. Registry.mu is held.
+func (s *Store) available(u partition.UUID) error {
+	switch {
+	case s.closed || s.find(u) == nil:
+		return rdma.ErrNoEndpoint
+	case s.barred[u]:
+		return fmt.Errorf("%w: the partition is being changed", rdma.ErrNoEndpoint)
+	}
+	return nil
+}
+
+// use returns the part of a partition, with its volume open. opening is held.
+func (s *Store) use(u partition.UUID) (*part, error) {
+	s.r.mu.Lock()
+	p, entry, set := s.parts[u], s.find(u), s.set
+	err := s.available(u)
+	s.r.mu.Unlock()
+	if err != nil || p != nil {
+		return p, err
+	}
+	view, err := set.View(entry.Name)
+	if err != nil {
+		return nil, err
+	}
+	v, err := s.cfg.NewVolume(view, entry)
+	if err != nil {
+		return nil, errors.Join(err, view.Close())
+	}
+	s.r.mu.Lock()
+	defer s.r.mu.Unlock()
+	s.r.epoch++
+	p = &part{store: s, uuid: u, volume: v, epoch: s.r.epoch, endpoints: make(map[*Endpoint]struct{})}
+	s.parts[u] = p
+	return p, nil
+}
+
+// Shown is a partition that LUNs show: it keeps its name, and its size or more.
+type Shown struct {
+	part *part
+	once sync.Once
+}
+
+// Show opens a partition for LUNs. Its errors are those of partition.Set.View, or of the volume.
+func (s *Store) Show(name string) (*Shown, error) {
+	s.opening.Lock()
+	defer s.opening.Unlock()
+	set, err := s.Set()
+	if err != nil {
+		return nil, err
+	}
+	entry, err := named(set, name)
+	if err != nil {
+		return nil, err
+	}
+	p, err := s.use(entry.UUID)
+	if err != nil {
+		return nil, err
+	}
+	s.r.mu.Lock()
+	defer s.r.mu.Unlock()
+	p.luns++
+	return &Shown{part: p}, nil
+}
+
+// Volume returns the volume of the partition, which is the registry's.
+func (s *Shown) Volume() *volume.Volume { return s.part.volume }
+
+// UUID returns that of the partition.
+func (s *Shown) UUID() partition.UUID { return s.part.uuid }
+
+// Release says that no LUN shows it any more. The volume stays open.
+func (s *Shown) Release() {
+	s.once.Do(func() {
+		r := s.part.store.r
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		s.part.luns--
+	})
+}
+
+// Snapshot is what is known of a divided store at a moment.
+type Snapshot struct {
+	Name       string
+	Table      *partition.Table // nil: there is none, and Problem says why
+	Problem    error
+	Other      error // why one of the two places of the table holds none, or nil; see partition.Set.Other
+	Free       []partition.Range
+	Info       backend.Info // of the whole
+	Durability rdma.Durability
+	ReadOnly   bool
+	Use        map[partition.UUID]Use // of the partitions whose volumes are open
+}
+
+// Use is how a partition is used.
+type Use struct {
+	LUNs, Endpoints   int
+	Sequence, Durable uint64 // number of the last write through endpoints, and up to which they are durable
+	Lost              bool   // a flush has failed
+	Counts            Counts // of all endpoints since the volume is open
+}
+
+// Snapshot returns what is known now.
+func (s *Store) Snapshot() Snapshot {
+	s.r.mu.Lock()
+	defer s.r.mu.Unlock()
+	n := Snapshot{
+		Name: s.name, Problem: s.why, Info: s.cfg.Store.Info(), Durability: s.cfg.Durability, ReadOnly: s.cfg.ReadOnly,
+		Use: make(map[partition.UUID]Use),
+	}
+	if s.set != nil {
+		n.Table, n.Other, n.Free = s.set.Table(), s.set.Other(), s.set.Free()
+	}
+	for u, p := range s.parts {
+		q := p.volume.Sequence()
+		use := Use{LUNs: p.luns, Endpoints: len(p.endpoints), Counts: p.past, Durable: q.Durable(), Sequence: q.Count(), Lost: q.Lost()}
+		for e := range p.endpoints {
+			use.Counts.Add(e.counts())
+		}
+		n.Use[u] = use
+	}
+	return n
+}
+
+// ErrHangs says that an endpoint did not end in time.
+var ErrHangs = errors.New("an endpoint has not ended: an operation hangs in the store")
+
+// Close ends the endpoints, closes the volumes, and the store. The LUNs have been released. If an endpoint
+// has not ended when ctx does, the store stays open.
+func (s *Store) Close(ctx context.Context) error {
+	s.r.mu.Lock()
+	s.closed = true
+	var ending []*Endpoint
+	var idle []<-chan struct{}
+	for _, p := range s.parts {
+		idle = append(idle, p.whenIdle())
+		for e := range p.endpoints {
+			ending = append(ending, e)
+		}
+	}
+	s.r.mu.Unlock()
+	for _, e := range ending {
+		e.tell(errors.New("the store is no longer served"))
+	}
+	for _, c := range idle {
+		select {
+		case <-c:
+		case <-ctx.Done():
+			return ErrHangs
+		}
+	}
+	s.opening.Lock() // somebody may be about to find it closed
+	defer s.opening.Unlock()
+	var errs []error
+	for _, p := range s.parts {
+		errs = append(errs, p.volume.Close())
+	}
+	errs = append(errs, s.cfg.Store.Close())
+	s.r.mu.Lock()
+	defer s.r.mu.Unlock()
+	s.r.stores = slices.DeleteFunc(s.r.stores, func(o *Store) bool { return o == s })
+	return errors.Join(errs...)
+}
+
+// whenIdle returns what is closed when no endpoint of p is open. Registry.mu is held.
+func (p *part) whenIdle() <-chan struct{} {
+	if p.idle == nil {
+		p.idle = make(chan struct{})
+	}
+	c := p.idle
+	p.left()
+	return c
+}
+
+// left tells those who wait, if there are no endpoints. Registry.mu is held.
+func (p *part) left() {
+	if len(p.endpoints) == 0 && p.idle != nil {
+		close(p.idle)
+		p.idle = nil
+	}
+}
