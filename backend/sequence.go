@@ -16,10 +16,21 @@ type Sequence struct {
 	lost    atomic.Bool
 }
 
-// Written gives the write that has just become visible its number; the first is 1.
+// generationShift: the upper 16 bits of numbers are the generation.
+const generationShift = 48
+
+// Begin has numbers begin with a generation, in their upper 16 bits. It is called before anything else. Numbers
+// of different generations never meet, unless there are 2⁴⁸ writes; who compares them compares generations
+// first.
+func (s *Sequence) Begin(generation uint16) {
+	s.count.Store(uint64(generation) << generationShift)
+	s.durable.Store(uint64(generation) << generationShift)
+}
+
+// Written gives the write that has just become visible its number; the first is 1, after Begin.
 func (s *Sequence) Written() uint64 { return s.count.Add(1) }
 
-// Count returns how many writes have become visible.
+// Count returns the number of the last write that has become visible.
 func (s *Sequence) Count() uint64 { return s.count.Load() }
 
 // Durable returns the watermark: all writes up to that number are durable. It never goes back.

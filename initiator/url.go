@@ -45,6 +45,13 @@ type URL struct {
 	Device       string // of the kernel's RDMA devices, for ISERVerbs; empty: the only one
 }
 
+// PartitionError says that a URL names a partition, which is no LUN: package endpoint opens those.
+type PartitionError struct{ Name string }
+
+func (e *PartitionError) Error() string {
+	return fmt.Sprintf("%q names a partition, not a LUN: a LUN is a target's name, which begins with iqn., eui. or naa., and a number", e.Name)
+}
+
 // ParseURL reads a URL. Errors do not repeat secrets.
 func ParseURL(s string) (URL, error) {
 	u := URL{LUN: -1}
@@ -100,6 +107,8 @@ func (u *URL) path(path string) error {
 		return errors.New("the URL has no target name in front of the LUN")
 	case !hasLUN || lun == "":
 		return nil
+	case u.Transport == OneShot && !strings.HasPrefix(name, "iqn.") && !strings.HasPrefix(name, "eui.") && !strings.HasPrefix(name, "naa."):
+		return &PartitionError{clip(path)}
 	}
 	n, err := strconv.Atoi(lun)
 	if err != nil || n < 0 || n > maxLUN {

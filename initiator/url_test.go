@@ -1,6 +1,7 @@
 package initiator
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -40,6 +41,19 @@ func TestParseURL(t *testing.T) {
 	} {
 		if u, err := ParseURL(in); err == nil {
 			t.Errorf("%q is %+v", in, u)
+		}
+	}
+}
+
+// The URL of a partition, which package endpoint reads, is told from that of a LUN.
+func TestPartitionURL(t *testing.T) {
+	for in, partition := range map[string]bool{
+		"oneshot+iwarp://h/disk1/log": true, "oneshot+iwarp://h/disk1/0": true, "oneshot+iwarp://h/iqn.t:x/0": false,
+		"oneshot+iwarp://h/eui.02004567A425678D/0": false, "oneshot+iwarp://h/naa.52004567BA64678D/x": false, "iscsi://h/disk1/log": false,
+	} {
+		_, err := ParseURL(in)
+		if _, is := errors.AsType[*PartitionError](err); is != partition {
+			t.Errorf("%s: %v", in, err)
 		}
 	}
 }

@@ -39,6 +39,7 @@ var (
 // is called when the volume's size has changed, with locks of the volume held: it must not block, nor call
 // the volume or the handle, except for Info.
 func (v *Volume) Open(changed func()) *Handle {
+	v.numbering.Do(v.number)
 	h := &Handle{v: v, changed: changed}
 	v.Attach(h)
 	v.access.Subscribe(h)

@@ -3,6 +3,8 @@ package volume
 import (
 	"encoding/json"
 	"fmt"
+	"math"
+	"math/rand/v2"
 	"strconv"
 	"strings"
 
@@ -10,8 +12,8 @@ import (
 )
 
 // Keeper keeps the state of a volume over restarts: persistent reservations, for initiators that
-// ask for it (APTPL), access states of groups of target ports, and a sanitize operation that has to
-// be completed. Save replaces what is there atomically and durably; an empty state removes it. Calls do not
+// ask for it (APTPL), access states of groups of target ports, a sanitize operation that has to be
+// completed, and the generation of numbers of writes. Save replaces what is there atomically and durably; an empty state removes it. Calls do not
 // overlap.
 type Keeper interface {
 	Load() (state []byte, err error)
@@ -30,9 +32,24 @@ type document struct {
 	Format   int // 2
 	Access   access.State
 	Sanitize *Order `json:",omitempty"` // is under way, or has failed
+	// Generation is the last one of numbers of writes; 0: there was none.
+	Generation uint16 `json:",omitempty"`
 }
 
-func (d *document) empty() bool { return d.Access.Empty() && d.Sanitize == nil }
+func (d *document) empty() bool { return d.Access.Empty() && d.Sanitize == nil && d.Generation == 0 }
+
+// number begins the sequence with another generation than the last time that the store was open. Without a
+// keeper chance chooses one of 65,535.
+func (v *Volume) number() {
+	g := uint16(1 + rand.IntN(math.MaxUint16))
+	if v.keeper != nil {
+		next := func(d *document) { d.Generation = d.Generation%math.MaxUint16 + 1; g = d.Generation }
+		if err := v.keep(next); err != nil {
+			v.log.Warn("the generation of numbers of writes could not be kept: users of endpoints may not notice that the store is opened again", "reason", err)
+		}
+	}
+	v.sequence.Begin(g)
+}
 
 // keep changes what is kept, and returns when that is durable.
 func (v *Volume) keep(change func(*document)) error {

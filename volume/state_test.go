@@ -102,3 +102,33 @@ func FuzzFormer(f *testing.F) {
 		}
 	})
 }
+
+// Numbers of writes have another generation whenever the store is opened, as far as somebody uses them.
+func TestGeneration(t *testing.T) {
+	k := new(keeper)
+	var last uint64
+	for restart, want := range []uint64{1, 1, 2, 3} {
+		v := open(t, Config{Store: newSliceStore(4096), Keeper: k})
+		if restart != 1 { // that time nobody opens a handle
+			h := v.Open(nil)
+			v.Open(nil).Close()
+			last = h.Sequence().Written()
+			if d := h.Sequence().Durable(); last != want<<48+1 || d != want<<48 {
+				t.Errorf("restart %d: the first number is %#x, the watermark %#x", restart, last, d)
+			}
+			h.Close()
+		}
+		if err := v.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	v := open(t, Config{Store: newSliceStore(4096), Keeper: keeps(`{"Format":2,"Access":{"Holder":-1},"Generation":65535}`)})
+	h := v.Open(nil)
+	if n := h.Sequence().Count(); n != 1<<48 {
+		t.Errorf("after the last generation comes %#x", n)
+	}
+	h.Close()
+	if err := v.Close(); err != nil {
+		t.Error(err)
+	}
+}

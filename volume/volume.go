@@ -48,7 +48,8 @@ type Volume struct {
 	journaling sync.Mutex           // held by an atomic write that uses the journal
 	half       atomic.Pointer[half] // the atomic write that went wrong; set with journaling held
 
-	sequence backend.Sequence // of writes through handles
+	sequence  backend.Sequence // of writes through handles
+	numbering sync.Once        // begins the sequence
 
 	access     *access.Table
 	sanitizing sync.Mutex // taken before the table's lock

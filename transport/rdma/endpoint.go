@@ -105,6 +105,11 @@ type Endpoint struct {
 	Aging      time.Duration // the store flushes by itself so often that a Write is durable after that; 0: it does not
 }
 
+// Generation is that of a number of Completion.Seq or Completion.Durable: its upper 16 bits. A store that is
+// opened again numbers with another one, so that old and new numbers never meet. Who sees it change knows that
+// what was above the old watermark may be gone.
+func Generation(n uint64) uint16 { return uint16(n >> 48) }
+
 // Atomics is against whom atomic operations are atomic (O13).
 type Atomics uint8
 

@@ -1,0 +1,261 @@
+package endpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"oneshot/transport/rdma"
+)
+
+// Error says how a work has ended, if not well.
+type Error struct {
+	Op     rdma.Opcode
+	Off, N int64 // bytes, in the partition
+	Status rdma.Status
+	Err    error // what the provider adds; may be nil
+}
+
+func (e *Error) Error() string {
+	s := fmt.Sprintf("endpoint: %v of %d bytes at %d: %v", e.Op, e.N, e.Off, e.Status)
+	if e.Op == rdma.OpFlush {
+		s = fmt.Sprintf("endpoint: Flush: %v", e.Status)
+	}
+	if e.Err != nil {
+		s += ": " + e.Err.Error()
+	}
+	return s
+}
+
+// Unwrap returns what the provider said.
+func (e *Error) Unwrap() error { return e.Err }
+
+// RestartedError says that the store was opened again, and may have lost writes.
+type RestartedError struct {
+	// Durable is the last number of a write that was known to be durable before.
+	Durable uint64
+}
+
+func (e *RestartedError) Error() string {
+	return fmt.Sprintf("endpoint: the store was opened again since the last flush: writes numbered above %d may be gone; write them again", e.Durable)
+}
+
+// lineage is what completions have told of numbers, to notice another generation.
+type lineage struct {
+	known      bool
+	generation uint16
+	durable    uint64 // the newest watermark of it
+	unflushed  uint64 // WriteAts that completed since a Flush began that ended well
+	lost       *RestartedError
+}
+
+// see looks at a completion.
+func (l *lineage) see(c *rdma.Completion) {
+	n := max(c.Seq, c.Durable)
+	if n == 0 {
+		return
+	}
+	g := rdma.Generation(n)
+	if l.known && g != l.generation {
+		if l.unflushed > 0 && l.lost == nil {
+			l.lost = &RestartedError{l.durable}
+		}
+		l.durable = 0
+	}
+	l.known, l.generation = true, g
+	l.durable = max(l.durable, c.Durable)
+}
+
+// ReadAt fills p, memory from Alloc, with what is at off. Both are of whole units (Info).
+func (e *Endpoint) ReadAt(ctx context.Context, p []byte, off int64) error {
+	return e.do(ctx, rdma.OpRead, p, off)
+}
+
+// WriteAt writes p, memory from Alloc, at off: when it returns, everybody who reads sees it. A power cut may
+// take it back until Flush. Both are of whole units (Info).
+func (e *Endpoint) WriteAt(ctx context.Context, p []byte, off int64) error {
+	return e.do(ctx, rdma.OpWrite, p, off)
+}
+
+// Flush makes durable what is complete: each WriteAt that has returned, and each work whose completion was
+// polled. It fails with a *RestartedError, once, if a WriteAt since the last Flush may have been lost.
+func (e *Endpoint) Flush(ctx context.Context) error {
+	e.mu.Lock()
+	before := e.gen.unflushed
+	e.mu.Unlock()
+	if err := e.do(ctx, rdma.OpFlush, nil, 0); err != nil {
+		return err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.gen.unflushed -= min(before, e.gen.unflushed)
+	if lost := e.gen.lost; lost != nil {
+		e.gen.lost = nil
+		return lost
+	}
+	return nil
+}
+
+// rights are what the library's own works need.
+var rights = map[rdma.Opcode]rdma.Rights{rdma.OpRead: rdma.RightRead, rdma.OpWrite: rdma.RightWrite, rdma.OpFlush: rdma.RightFlush}
+
+// do posts one work and waits for its end, over as many connections as it takes.
+func (e *Endpoint) do(ctx context.Context, op rdma.Opcode, p []byte, off int64) error {
+	w := rdma.Work{Op: op, Flags: rdma.Signaled, RemoteOffset: uint64(off)}
+	var sge rdma.SGE
+	if op != rdma.OpFlush {
+		var err error
+		if sge, err = e.SGE(p); err != nil {
+			return err
+		}
+	}
+	begin := time.Now()
+	for tries := 0; ; tries++ {
+		conn := e.now.Load()
+		// An endpoint ends the connection of who asks for what he may not have.
+		if have := conn.info.Rights; have&rights[op] == 0 {
+			return &RightsError{conn.info.Name, rights[op], have}
+		}
+		c, err := e.once(ctx, conn, w, sge)
+		if err != nil || c.Status == rdma.StatusOK {
+			return err
+		}
+		failed := &Error{op, off, int64(len(p)), c.Status, c.Err}
+		switch c.Status {
+		case rdma.StatusFlushed, rdma.StatusTransport:
+		case rdma.StatusRemoteAccess:
+			if tries > 0 {
+				return failed // not because the endpoint has changed
+			}
+		default:
+			return failed
+		}
+		if tries > 0 && (time.Since(begin) > e.opts.Retry || pause(ctx, tries) != nil) {
+			return failed
+		}
+		if err := e.renew(ctx, conn); err != nil {
+			return errors.Join(failed, err)
+		}
+	}
+}
+
+// pause waits before one tries again, longer each time.
+func pause(ctx context.Context, tries int) error {
+	select {
+	case <-time.After(min(firstPause<<min(tries, 10), lastPause)):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// once posts a work on conn and waits for its completion.
+func (e *Endpoint) once(ctx context.Context, conn *conn, w rdma.Work, sge rdma.SGE) (c rdma.Completion, err error) {
+	var k *call
+	select {
+	case k = <-e.calls:
+	case <-ctx.Done():
+		return c, ctx.Err()
+	}
+	e.mu.Lock()
+	e.next++
+	id := e.next | ownID
+	e.pending[id] = k
+	e.mu.Unlock()
+	k.ws[0], k.sgl[0], k.left = w, sge, false
+	k.ws[0].ID = id
+	if sge.Region != nil {
+		k.ws[0].SGL = k.sgl[:]
+	}
+	e.sleep()
+	defer e.wakeUp()
+	for {
+		if _, err = conn.post(k.ws[:]); err == nil {
+			break
+		}
+		if errors.Is(err, rdma.ErrFull) { // by who posts more than MaxWork: he has to poll
+			if err = pause(ctx, 0); err == nil {
+				continue
+			}
+		}
+		e.mu.Lock()
+		delete(e.pending, id)
+		e.mu.Unlock()
+		e.calls <- k
+		if errors.Is(err, rdma.ErrDisconnected) {
+			return rdma.Completion{Status: rdma.StatusFlushed, Err: err}, nil
+		}
+		return c, err
+	}
+	e.mu.Lock()
+	e.drain()
+	e.mu.Unlock()
+	select {
+	case c = <-k.done:
+	case <-ctx.Done():
+		// The memory stays the provider's until the completion comes, or the endpoint is closed.
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if e.pending[id] != nil {
+			k.left = true
+			return c, ctx.Err()
+		}
+		c = <-k.done
+	}
+	e.calls <- k
+	return c, nil
+}
+
+// Reconnect makes a new connection after the old one has ended, if no call has done so yet, and tries for as
+// long as Options.Retry says. What was posted on the old one completes. Info may be another one afterwards: a
+// partition that was resized ends its connections.
+func (e *Endpoint) Reconnect(ctx context.Context) error {
+	c := e.posts.Load()
+	if err := e.renew(ctx, c); err != nil {
+		return err
+	}
+	e.posts.CompareAndSwap(c, e.now.Load())
+	return nil
+}
+
+// renew makes a new connection if old is still in place.
+func (e *Endpoint) renew(ctx context.Context, old *conn) error {
+	e.connecting.Lock()
+	defer e.connecting.Unlock()
+	e.mu.Lock()
+	closed := e.closed
+	e.mu.Unlock()
+	switch {
+	case closed:
+		return errClosed
+	case e.now.Load() != old:
+		return nil
+	case e.opts.Retry < 0:
+		return rdma.ErrDisconnected
+	}
+	_ = old.qp.Close() // whatever it says: it is over
+	begin := time.Now()
+	for tries := 0; ; tries++ {
+		c, err := e.connect(ctx)
+		if err == nil {
+			e.now.Store(c)
+			return nil
+		}
+		if permanent(err) || time.Since(begin) > e.opts.Retry || pause(ctx, tries) != nil {
+			return fmt.Errorf("connect with %v again: %w", e.url, err)
+		}
+	}
+}
+
+// permanent reports whether to try again is in vain.
+func permanent(err error) bool {
+	if errors.Is(err, rdma.ErrNoEndpoint) || errors.Is(err, rdma.ErrUnsupported) {
+		return true
+	}
+	if _, ok := errors.AsType[*VolatileError](err); ok {
+		return true
+	}
+	_, ok := errors.AsType[*RightsError](err)
+	return ok
+}

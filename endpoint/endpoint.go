@@ -1,0 +1,448 @@
+// Package endpoint is the client's library for partitions that are RDMA endpoints: it opens one by its URL,
+// whatever carries operations there, and reads, writes and flushes it, or hands the verbs through.
+//
+//	e, err := endpoint.Open(ctx, "rdma+local:///disk1/log", endpoint.Options{Device: d, Durable: true})
+//	buf, err := e.Alloc(1 << 20)              // memory that the device knows
+//	err = e.WriteAt(ctx, buf[:4096], 8192)    // visible to all
+//	err = e.Flush(ctx)                        // durable
+//
+//	n, err := e.Post(ws); n = e.Poll(cs)      // many at a time, without an allocation
+//
+// # Connections that end
+//
+// ReadAt, WriteAt and Flush connect again when the connection has ended, and repeat what they were about.
+// What was posted completes with rdma.StatusFlushed or an error, and Post fails until its owner calls
+// Reconnect: he alone knows what may follow what was lost.
+//
+// A store that was opened again, by a daemon that was restarted, may have lost what nobody had flushed. Then
+// numbers of writes have another generation (rdma.Generation), and Flush fails with a *RestartedError instead
+// of promising what is gone.
+package endpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"oneshot/internal/ring"
+	"oneshot/transport/rdma"
+)
+
+// Options say how an endpoint is to be used.
+type Options struct {
+	// Device reaches rdma+local:// endpoints: that of the process which serves them. It stays its owner's.
+	Device rdma.Device
+	// Free has works run and complete in any order (rdma.FreeStart, rdma.FreeFinish); otherwise they are one
+	// after the other.
+	Free bool
+	// Durable makes Open fail on an endpoint of which nothing outlives a power cut or the end of the process
+	// that serves it.
+	Durable bool
+	// Rights are those without which Open is to fail; 0: whatever there is.
+	Rights rdma.Rights
+	// MaxWork is how many works may be posted and not completed. 0: 64.
+	MaxWork int
+	// Retry bounds how long is tried to connect again. 0: one minute; negative: not at all.
+	Retry time.Duration
+}
+
+const (
+	defaultMaxWork = 64
+	defaultRetry   = time.Minute
+	maxCalls       = 32 // of ReadAt, WriteAt and Flush at a time
+	firstPause     = 10 * time.Millisecond
+	lastPause      = time.Second
+)
+
+// Endpoint is a partition that is open. Its methods may be called from any goroutine, except as they say.
+type Endpoint struct {
+	url  URL
+	opts Options
+	dev  rdma.Device
+	addr string // what Connect takes
+	shut func() // gives dev back
+	dom  rdma.Domain
+	cq   rdma.CompletionQueue
+
+	connecting sync.Mutex           // held while another connection is made; taken before mu
+	now        atomic.Pointer[conn] // changed with connecting held
+	posts      atomic.Pointer[conn] // that of Post: stays behind until Reconnect
+
+	calls chan *call // that are free
+
+	mu      sync.Mutex // not held over calls of the provider that post
+	done    ring.Ring[rdma.Completion]
+	batch   [64]rdma.Completion
+	pending map[uint64]*call // that are posted, by ID
+	next    uint64           // ID
+	asleep  int              // who waits for an event
+	wake    chan struct{}    // capacity 1: Wait is to look
+	closed  bool
+	regions []rdma.Region
+	gen     lineage
+}
+
+// conn is one connection of the endpoint. Values are not changed.
+type conn struct {
+	qp   rdma.QueuePair
+	info rdma.Endpoint
+}
+
+// ownID marks the IDs of the library's works; those of Post have the bit clear.
+const ownID = 1 << 63
+
+// call is a ReadAt, WriteAt or Flush under way.
+type call struct {
+	done chan rdma.Completion // capacity 1
+	left bool                 // nobody waits any more; guarded by Endpoint.mu
+	ws   [1]rdma.Work
+	sgl  [1]rdma.SGE
+}
+
+// VolatileError says that an endpoint keeps nothing.
+type VolatileError struct {
+	Name       string
+	Durability rdma.Durability
+}
+
+func (e *VolatileError) Error() string {
+	return fmt.Sprintf("%s keeps nothing over a power cut (its durability is %q): use a partition of a file or a device, or open it without the wish for durability", e.Name, e.Durability)
+}
+
+// RightsError says that an endpoint does not allow what is needed.
+type RightsError struct {
+	Name       string
+	Want, Have rdma.Rights
+}
+
+func (e *RightsError) Error() string {
+	return fmt.Sprintf("%s allows %q to this user, and %q is needed: ask for the rights with `target partition grant`", e.Name, e.Have, e.Want)
+}
+
+// Open connects with the partition that url names.
+func Open(ctx context.Context, url string, o Options) (*Endpoint, error) {
+	u, err := ParseURL(url)
+	if err != nil {
+		return nil, err
+	}
+	if o.MaxWork <= 0 {
+		o.MaxWork = defaultMaxWork
+	}
+	if o.Retry == 0 {
+		o.Retry = defaultRetry
+	}
+	e := &Endpoint{url: u, opts: o, pending: make(map[uint64]*call), calls: make(chan *call, maxCalls), wake: make(chan struct{}, 1)}
+	for range maxCalls {
+		e.calls <- &call{done: make(chan rdma.Completion, 1)}
+	}
+	if e.dev, e.addr, e.shut, err = dial(ctx, u, o); err != nil {
+		return nil, err
+	}
+	if err := e.begin(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("open %v: %w", u, err), e.Close())
+	}
+	return e, nil
+}
+
+// dial returns a device that reaches u, and the address for its Connect.
+func dial(_ context.Context, u URL, o Options) (d rdma.Device, addr string, shut func(), err error) {
+	if u.Scheme == Local && u.Socket == "" && o.Device != nil {
+		return o.Device, u.Name, func() {}, nil
+	}
+	return nil, "", nil, fmt.Errorf("%v cannot be reached from this process: an endpoint of the same process needs its device, and others are not supported yet", u)
+}
+
+// begin makes what belongs to the endpoint, and the first connection.
+func (e *Endpoint) begin(ctx context.Context) (err error) {
+	if !e.dev.Limits().Endpoints {
+		return rdma.ErrNoEndpoint
+	}
+	if e.dom, err = e.dev.NewDomain(); err != nil {
+		return err
+	}
+	if e.cq, err = e.dev.NewCompletionQueue(e.opts.MaxWork+maxCalls, e.event); err != nil {
+		return err
+	}
+	c, err := e.connect(ctx)
+	if err != nil {
+		return err
+	}
+	e.now.Store(c)
+	e.posts.Store(c)
+	return nil
+}
+
+// connect makes a connection.
+func (e *Endpoint) connect(ctx context.Context) (*conn, error) {
+	order := rdma.OrderStrict
+	if e.opts.Free {
+		order = (rdma.FreeStart | rdma.FreeFinish) & e.dev.Limits().Orders
+	}
+	qp, err := e.dev.NewQueuePair(rdma.QueuePairConfig{
+		Domain: e.dom, SendCQ: e.cq, RecvCQ: e.cq, MaxWork: e.opts.MaxWork + maxCalls, Order: order,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err = e.dev.Connect(ctx, qp, e.addr, rdma.ConnParams{Rights: e.opts.Rights}); err != nil {
+		return nil, errors.Join(err, qp.Close())
+	}
+	info := qp.Endpoint()
+	if info == nil {
+		return nil, errors.Join(rdma.ErrNoEndpoint, qp.Close())
+	}
+	if err := e.suits(info); err != nil {
+		return nil, errors.Join(err, qp.Close())
+	}
+	return &conn{qp, *info}, nil
+}
+
+// suits reports whether the endpoint is what the options ask for.
+func (e *Endpoint) suits(i *rdma.Endpoint) error {
+	switch {
+	case e.opts.Durable && i.Durability == rdma.DurabilityNone:
+		return &VolatileError{i.Name, i.Durability}
+	case i.Rights&e.opts.Rights != e.opts.Rights:
+		return &RightsError{i.Name, e.opts.Rights, i.Rights}
+	}
+	return nil
+}
+
+// Info describes the endpoint as it was when it was last connected. STag and Base are the library's affair.
+func (e *Endpoint) Info() rdma.Endpoint { return e.now.Load().info }
+
+// Counters are those of the connection.
+func (e *Endpoint) Counters() rdma.Counters { return e.now.Load().qp.Counters() }
+
+// Alloc returns n bytes of zeroes, aligned to a page, that the device knows: sources and sinks of operations
+// are parts of such memory. It is the endpoint's, and gone after Close.
+func (e *Endpoint) Alloc(n int) ([]byte, error) {
+	if n <= 0 {
+		return nil, fmt.Errorf("endpoint: %d bytes of memory cannot be had", n)
+	}
+	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return nil, fmt.Errorf("endpoint: %d bytes of memory: %w", n, err)
+	}
+	r, err := e.dom.Register(b, rdma.AccessLocalWrite)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("endpoint: %d bytes of memory: %w", n, err), unix.Munmap(b))
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return nil, errors.Join(errClosed, r.Deregister(), unix.Munmap(b))
+	}
+	e.regions = append(e.regions, r)
+	return b, nil
+}
+
+// SGE returns b, a part of memory from Alloc, as an element of a scatter/gather list.
+func (e *Endpoint) SGE(b []byte) (rdma.SGE, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	at := address(b)
+	for _, r := range e.regions {
+		have := r.Bytes()
+		if off := at - address(have); at >= address(have) && off <= uintptr(len(have)) && uintptr(len(b)) <= uintptr(len(have))-off {
+			return rdma.SGE{Bytes: b, Region: r}, nil
+		}
+	}
+	return rdma.SGE{}, errForeign
+}
+
+func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
+
+var (
+	errForeign = errors.New("endpoint: the memory is not from Alloc of this endpoint")
+	errClosed  = errors.New("endpoint: closed")
+	errOwnID   = "ID with the uppermost bit set, which is the library's"
+)
+
+// Post posts works. RemoteSTag is filled in; RemoteOffset is counted from the start of the partition. IDs are
+// the caller's, with the uppermost bit clear. Errors are those of rdma.QueuePair; after rdma.ErrDisconnected
+// comes Reconnect. Nobody has more than Options.MaxWork posted and not polled.
+func (e *Endpoint) Post(ws []rdma.Work) (int, error) {
+	c := e.posts.Load()
+	for i := range ws {
+		if ws[i].ID&ownID != 0 {
+			return 0, &rdma.WorkError{Index: i, Op: ws[i].Op, What: errOwnID}
+		}
+	}
+	return c.post(ws)
+}
+
+func (c *conn) post(ws []rdma.Work) (int, error) {
+	for i := range ws {
+		ws[i].RemoteSTag = c.info.STag
+		ws[i].RemoteOffset += c.info.Base
+	}
+	n, err := c.qp.Post(ws)
+	if c.info.Base != 0 {
+		for i := range ws {
+			ws[i].RemoteOffset -= c.info.Base
+		}
+	}
+	return n, err
+}
+
+// Poll takes completions of what was posted and returns how many. It never blocks.
+func (e *Endpoint) Poll(cs []rdma.Completion) (n int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for n < len(cs) && e.done.Len() > 0 {
+		p := e.done.At(e.done.Head)
+		cs[n], *p = *p, rdma.Completion{}
+		e.done.Head++
+		n++
+	}
+	for n < len(cs) {
+		got := e.cq.Poll(cs[n:])
+		if got == 0 {
+			break
+		}
+		for _, c := range cs[n : n+got] {
+			if !e.own(&c) {
+				cs[n] = c
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// own takes a completion that is the library's. The lock is held.
+func (e *Endpoint) own(c *rdma.Completion) bool {
+	e.gen.see(c)
+	if c.ID&ownID == 0 {
+		return false
+	}
+	if c.Op == rdma.OpWrite && c.Status == rdma.StatusOK {
+		e.gen.unflushed++
+	}
+	k := e.pending[c.ID]
+	delete(e.pending, c.ID)
+	if k.left {
+		e.calls <- k
+	} else {
+		k.done <- *c
+	}
+	return true
+}
+
+// drain takes what has completed. The lock is held.
+func (e *Endpoint) drain() {
+	for {
+		n := e.cq.Poll(e.batch[:])
+		for i := range e.batch[:n] {
+			if !e.own(&e.batch[i]) {
+				e.done.Push(e.batch[i])
+			}
+		}
+		clear(e.batch[:n])
+		if n < len(e.batch) {
+			break
+		}
+	}
+	if e.done.Len() > 0 {
+		select {
+		case e.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// event is told by the completion queue.
+func (e *Endpoint) event() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.drain()
+	e.arm()
+}
+
+// arm asks for an event if somebody waits for one. The lock is held.
+func (e *Endpoint) arm() {
+	for e.asleep > 0 && !e.closed && !e.cq.Arm() {
+		e.drain()
+	}
+}
+
+// sleep has events called until wakeUp.
+func (e *Endpoint) sleep() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.drain()
+	e.asleep++
+	e.arm()
+}
+
+func (e *Endpoint) wakeUp() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.asleep--
+}
+
+// Wait returns when Poll has something to take, or when ctx is done. One goroutine calls it at a time.
+func (e *Endpoint) Wait(ctx context.Context) error {
+	e.mu.Lock()
+	e.drain()
+	n := e.done.Len()
+	e.mu.Unlock()
+	if n > 0 {
+		return nil
+	}
+	e.sleep()
+	defer e.wakeUp()
+	for {
+		e.mu.Lock()
+		n := e.done.Len()
+		e.mu.Unlock()
+		if n > 0 {
+			return nil
+		}
+		select {
+		case <-e.wake:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// Close ends the connection, and gives memory from Alloc back. Nothing else is called any more.
+func (e *Endpoint) Close() error {
+	e.connecting.Lock()
+	defer e.connecting.Unlock()
+	e.mu.Lock()
+	if e.closed {
+		e.mu.Unlock()
+		return nil
+	}
+	e.closed = true
+	regions := e.regions
+	e.mu.Unlock()
+	var errs []error
+	if c := e.now.Load(); c != nil {
+		errs = append(errs, c.qp.Close())
+	}
+	if e.cq != nil {
+		e.mu.Lock()
+		e.drain()
+		e.mu.Unlock()
+		errs = append(errs, e.cq.Close())
+	}
+	for _, r := range regions {
+		b := r.Bytes()
+		errs = append(errs, r.Deregister(), unix.Munmap(b))
+	}
+	if e.dom != nil {
+		errs = append(errs, e.dom.Close())
+	}
+	e.shut()
+	return errors.Join(errs...)
+}

@@ -1,0 +1,294 @@
+package endpoint_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+
+	"oneshot/backend"
+	"oneshot/backend/backendtest"
+	"oneshot/backend/memory"
+	"oneshot/endpoint"
+	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/rdmatest"
+)
+
+const size = 1 << 20
+
+func alloc(t testing.TB, e *endpoint.Endpoint, n int) []byte {
+	t.Helper()
+	b, err := e.Alloc(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func fill(b []byte, v byte) {
+	for i := range b {
+		b[i] = v
+	}
+}
+
+// What is written is read, by everybody; what was flushed outlives a power cut, and nothing else has to.
+func TestReadWriteFlush(t *testing.T) {
+	disk := backendtest.NewDisk(size, 512)
+	h := newHost(t, disk)
+	for _, free := range []bool{false, true} {
+		e, other := h.use(endpoint.Options{Free: free, Durable: true}), h.use(endpoint.Options{})
+		if i := e.Info(); i.Name != "disk/log" || i.Size != size || i.Unit != 512 {
+			t.Errorf("%+v", i)
+		}
+		buf, back := alloc(t, e, 8192), alloc(t, other, 4096)
+		fill(buf, 1)
+		must(t, e.WriteAt(t.Context(), buf[:4096], 8192))
+		must(t, other.ReadAt(t.Context(), back, 8192))
+		if !bytes.Equal(back, buf[:4096]) {
+			t.Error("another one reads something else")
+		}
+		fill(buf, 2)
+		must(t, e.WriteAt(t.Context(), buf[4096:], 0))
+		if disk.Crash(nil, 0)[0] == 2 {
+			t.Error("it is durable by itself: the test shows nothing")
+		}
+		must(t, e.Flush(t.Context()))
+		if b := disk.Crash(nil, 0); !bytes.Equal(b[:4096], buf[:4096]) || b[8192] != 1 {
+			t.Error("what was flushed is lost")
+		}
+		fill(buf, 0)
+		must(t, e.WriteAt(t.Context(), buf, 0))
+		must(t, e.Flush(t.Context()))
+	}
+}
+
+// What cannot be done is said so, and the connection stands.
+func TestRefused(t *testing.T) {
+	h := newHost(t, backendtest.NewDisk(size, 512))
+	e := h.use(endpoint.Options{Rights: rdma.RightRead | rdma.RightFlush})
+	buf := alloc(t, e, 4096)
+	if err := e.WriteAt(t.Context(), buf, 0); err == nil || !strings.Contains(err.Error(), `"w" is needed`) {
+		t.Errorf("without the right: %v", err)
+	}
+	for what, err := range map[string]error{
+		"foreign memory":   e.ReadAt(t.Context(), make([]byte, 512), 0),
+		"beyond Alloc":     e.ReadAt(t.Context(), append(buf[4000:4096:4096], make([]byte, 512)...), 0),
+		"odd":              e.ReadAt(t.Context(), buf[:100], 0),
+		"outside":          e.ReadAt(t.Context(), buf, size),
+		"negative":         e.ReadAt(t.Context(), buf, -4096),
+		"an ID of its own": func() error { _, err := e.Post([]rdma.Work{{ID: 1 << 63}}); return err }(),
+	} {
+		if err == nil {
+			t.Errorf("%s: no error", what)
+		}
+	}
+	must(t, e.ReadAt(t.Context(), buf, 0))
+	if h.opened != 1 {
+		t.Errorf("%d connections", h.opened)
+	}
+	if _, err := e.Alloc(0); err == nil {
+		t.Error("no memory is some")
+	}
+	done, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 100 {
+		_ = e.ReadAt(done, buf, 0)
+	}
+	must(t, e.ReadAt(t.Context(), buf, 0))
+}
+
+func TestOpenRefused(t *testing.T) {
+	h := newHost(t, backendtest.NewDisk(size, 512))
+	h.Info.Durability, h.Info.Rights = rdma.DurabilityNone, rdma.RightRead
+	for what, o := range map[string]endpoint.Options{
+		"volatile":  {Device: h.Device, Durable: true},
+		"read-only": {Device: h.Device, Rights: rdma.RightWrite},
+		"no device": {},
+	} {
+		if _, err := endpoint.Open(t.Context(), "rdma+local:///disk/log", o); err == nil {
+			t.Errorf("%s: opened", what)
+		} else if _, ok := errors.AsType[*endpoint.VolatileError](err); ok != (what == "volatile") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	h.refuse = rdma.ErrNoEndpoint
+	if _, err := endpoint.Open(t.Context(), "rdma+local:///disk/log", endpoint.Options{Device: h.Device}); !errors.Is(err, rdma.ErrNoEndpoint) {
+		t.Errorf("%v", err)
+	}
+}
+
+// A connection that ends is made again, and what was under way is repeated.
+func TestAgain(t *testing.T) {
+	v := rdmatest.NewVolatile(size, 1)
+	h := newHost(t, v)
+	e := h.use(endpoint.Options{})
+	const users = 4
+	var wg sync.WaitGroup
+	for i := range users {
+		buf := alloc(t, e, 4096)
+		fill(buf, byte(i+1))
+		wg.Go(func() {
+			for k := range 20 {
+				if i == 0 && k%4 == 2 {
+					h.end()
+				}
+				if err := e.WriteAt(t.Context(), buf, int64(i)*65536+int64(k)*512); err != nil {
+					t.Error(err)
+				}
+				if err := e.Flush(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	image := v.Crash(size)
+	for i := range users {
+		if !bytes.Equal(image[i*65536:][:19*512+4096], bytes.Repeat([]byte{byte(i + 1)}, 19*512+4096)) {
+			t.Errorf("user %d: something is lost", i)
+		}
+	}
+	if h.opened < 3 {
+		t.Errorf("%d connections: the test shows nothing", h.opened)
+	}
+	h.mu.Lock()
+	h.refuse = rdma.ErrNoEndpoint
+	h.mu.Unlock()
+	h.end()
+	buf := alloc(t, e, 512)
+	for range 2 {
+		if err := e.ReadAt(t.Context(), buf, 0); !errors.Is(err, rdma.ErrNoEndpoint) {
+			t.Errorf("of a partition that is gone: %v", err)
+		}
+	}
+}
+
+// What was posted before the connection ended holds up Post until somebody has looked.
+func TestReconnect(t *testing.T) {
+	v := rdmatest.NewVolatile(size, 1)
+	h := newHost(t, v)
+	e := h.use(endpoint.Options{Free: true})
+	buf := alloc(t, e, 4096)
+	sge, err := e.SGE(buf[:512])
+	must(t, err)
+	work := func(id uint64, f rdma.Flags) []rdma.Work {
+		return []rdma.Work{{ID: id, Op: rdma.OpWrite, Flags: f | rdma.Signaled, SGL: []rdma.SGE{sge}, RemoteOffset: 512 * id}}
+	}
+	cs := make([]rdma.Completion, 8)
+	next := func() rdma.Completion {
+		t.Helper()
+		must(t, e.Wait(t.Context()))
+		if n := e.Poll(cs[:1]); n != 1 {
+			t.Fatalf("%d completions", n)
+		}
+		return cs[0]
+	}
+	_, err = e.Post(work(1, 0))
+	must(t, err)
+	if c := next(); c.ID != 1 || c.Status != rdma.StatusOK || c.Seq == 0 {
+		t.Errorf("%+v", c)
+	}
+	h.end()
+	_, err = e.Post(work(2, 0))
+	must(t, err)
+	must(t, e.ReadAt(t.Context(), buf[512:1024], 0)) // connects again
+	if _, err = e.Post(work(3, rdma.Fence)); !errors.Is(err, rdma.ErrDisconnected) {
+		t.Errorf("Post behind what is lost: %v", err)
+	}
+	if c := next(); c.ID != 2 || c.Status != rdma.StatusRemoteAccess {
+		t.Errorf("%+v", c)
+	}
+	must(t, e.Reconnect(t.Context()))
+	_, err = e.Post(work(3, rdma.Fence))
+	must(t, err)
+	if c := next(); c.ID != 3 || c.Status != rdma.StatusOK {
+		t.Errorf("%+v", c)
+	}
+	if n := e.Poll(cs); n != 0 {
+		t.Errorf("%d completions more", n)
+	}
+}
+
+// A store that was opened again is noticed by who has not flushed, and by nobody else.
+func TestRestarted(t *testing.T) {
+	disk := backendtest.NewDisk(size, 512)
+	h := newHost(t, disk)
+	e, calm := h.use(endpoint.Options{}), h.use(endpoint.Options{})
+	buf, other := alloc(t, e, 512), alloc(t, calm, 512)
+	must(t, calm.WriteAt(t.Context(), other, 4096))
+	must(t, calm.Flush(t.Context()))
+	must(t, e.WriteAt(t.Context(), buf, 0))
+	must(t, e.Flush(t.Context()))
+	fill(buf, 7)
+	must(t, e.WriteAt(t.Context(), buf, 0))
+	h.restart(backendtest.DiskOf(disk.Crash(nil, 0), 512))
+	must(t, e.WriteAt(t.Context(), buf, 512)) // by itself this shows nothing
+	err := e.Flush(t.Context())
+	if r, ok := errors.AsType[*endpoint.RestartedError](err); !ok || rdma.Generation(r.Durable) != 1 || r.Durable&0xffff != 2 {
+		t.Errorf("Flush after a restart: %v", err)
+	}
+	must(t, e.WriteAt(t.Context(), buf, 0))
+	must(t, e.Flush(t.Context()))
+	must(t, calm.WriteAt(t.Context(), other, 4096))
+	must(t, calm.Flush(t.Context()))
+}
+
+// An error of the medium is told, and is nobody else's.
+func TestMediumError(t *testing.T) {
+	broken := errors.New("broken on purpose")
+	disk := backendtest.NewDisk(size, 512)
+	disk.Fault = func(op *backend.Op) error {
+		if op.Kind == backend.Write && op.Off == 0 {
+			return &backend.MediumError{Kind: op.Kind, Off: op.Off, Err: broken}
+		}
+		return nil
+	}
+	h := newHost(t, disk)
+	e := h.use(endpoint.Options{})
+	buf := alloc(t, e, 512)
+	err := e.WriteAt(t.Context(), buf, 0)
+	if f, ok := errors.AsType[*endpoint.Error](err); !ok || f.Status != rdma.StatusMedium || !errors.Is(err, broken) {
+		t.Errorf("%v", err)
+	}
+	must(t, e.WriteAt(t.Context(), buf, 512))
+	must(t, e.Flush(t.Context()))
+}
+
+// Nothing is allocated per operation.
+func TestAllocations(t *testing.T) {
+	s, err := memory.New(size)
+	must(t, err)
+	h := newHost(t, s)
+	e := h.use(endpoint.Options{})
+	buf := alloc(t, e, 4096)
+	sge, err := e.SGE(buf)
+	must(t, err)
+	ws := []rdma.Work{{ID: 1, Op: rdma.OpWrite, Flags: rdma.Signaled, SGL: []rdma.SGE{sge}}}
+	cs := make([]rdma.Completion, 1)
+	if n := testing.AllocsPerRun(100, func() {
+		if _, err := e.Post(ws); err != nil {
+			t.Error(err)
+		}
+		for e.Poll(cs) == 0 {
+		}
+	}); n != 0 {
+		t.Errorf("Post and Poll: %v allocations", n)
+	}
+	ctx := t.Context()
+	if n := testing.AllocsPerRun(100, func() {
+		if e.WriteAt(ctx, buf, 0) != nil || e.ReadAt(ctx, buf, 0) != nil || e.Flush(ctx) != nil {
+			t.Error("failed")
+		}
+	}); n != 0 {
+		t.Errorf("WriteAt, ReadAt and Flush: %v allocations", n)
+	}
+}

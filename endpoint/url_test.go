@@ -1,0 +1,62 @@
+package endpoint
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestParseURL(t *testing.T) {
+	const uuid = "uuid:0b7f4c1a-53d2-4e8f-a9c6-71e2d8b40f15"
+	for in, want := range map[string]URL{
+		"rdma+local:///disk1/log":                   {Scheme: Local, Name: "disk1/log"},
+		"rdma+local:///disk1/log?socket=/x y":       {Scheme: Local, Name: "disk1/log", Socket: "/x y"},
+		"rdma+local:///" + uuid:                     {Scheme: Local, Name: uuid},
+		"oneshot+iwarp://h/disk1/log":               {Scheme: OneShot, Address: "h:3262", Name: "disk1/log"},
+		"oneshot+iwarp://a%b%c@d@[::1]:7/disk1/log": {Scheme: OneShot, Address: "[::1]:7", Name: "disk1/log", User: "a", Secret: []byte("b%c@d")},
+		"rdma+verbs://h:9/disk1/log?device=rxe0":    {Scheme: Verbs, Address: "h:9", Name: "disk1/log", Device: "rxe0"},
+		"rdma+verbs://[::1]/Disk_1/" + "l-o.g":      {Scheme: Verbs, Address: "[::1]:3262", Name: "Disk_1/l-o.g"},
+		"rdma+verbs://user@127.0.0.1/" + uuid + "?": {Scheme: Verbs, Address: "127.0.0.1:3262", Name: uuid, User: "user", Secret: []byte{}},
+	} {
+		got, err := ParseURL(in)
+		if err != nil {
+			t.Errorf("%s: %v", in, err)
+		} else if d := cmp.Diff(want, got); d != "" {
+			t.Errorf("%s: %s", in, d)
+		}
+	}
+	for _, in := range []string{
+		"", "disk/log", "iscsi://h/disk/log", "rdma+local://", "rdma+local://h/disk/log", "rdma+local:///disk", "rdma+local:///disk/", "rdma+local:////log",
+		"rdma+local:///disk/log/more", "rdma+local:///disk/Log", "rdma+local:///uuid:1", "rdma+local:///disk/log?device=x", "oneshot+iwarp:///disk/log",
+		"oneshot+iwarp://h:0/disk/log", "oneshot+iwarp://h/disk/log?socket=/x", "rdma+verbs://h/disk/log?x=1", "rdma+verbs://h/disk/log?%zz",
+		"oneshot+iwarp://h/iqn.2026-01.t:x/0", "oneshot+iwarp://h/iqn.t/log",
+	} {
+		if u, err := ParseURL(in); err == nil {
+			t.Errorf("%q is %+v", in, u)
+		}
+	}
+	u, err := ParseURL("oneshot+iwarp://alice%hidden@h/d/l")
+	if err != nil || strings.Contains(u.String(), "hidden") || u.String() != "oneshot+iwarp://alice@h:3262/d/l" {
+		t.Errorf("%v, %v", u, err)
+	}
+	if _, err := ParseURL("oneshot+iwarp://alice%hidden@h:x/d/l"); err == nil || strings.Contains(err.Error(), "hidden") {
+		t.Errorf("the error is %v", err)
+	}
+}
+
+func FuzzParseURL(f *testing.F) {
+	f.Add("oneshot+iwarp://u%s@[::1]:99/disk/log")
+	f.Add("rdma+local:///disk/log?socket=x")
+	f.Add("rdma+verbs://h/uuid:0b7f4c1a-53d2-4e8f-a9c6-71e2d8b40f15?device=rxe0")
+	f.Fuzz(func(t *testing.T, s string) {
+		u, err := ParseURL(s)
+		if err != nil {
+			return
+		}
+		v, err := ParseURL(u.String())
+		if v.Secret = u.Secret; err != nil || !cmp.Equal(u, v) {
+			t.Errorf("%q reads %+v, and printed %+v, %v", s, u, v, err)
+		}
+	})
+}
