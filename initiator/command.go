@@ -41,6 +41,7 @@ type Command struct {
 	Sense []byte
 
 	next   *Command
+	heir   *Lasting // sends it again if its session is lost
 	itt    uint32
 	issued bool
 	sense  [252]byte

@@ -312,7 +312,7 @@ func (m *conn) revoke(c *Command) {
 			}
 			s.mu.Unlock()
 			if over {
-				c.Done(c)
+				s.tell(list{c, c})
 			}
 		}()
 	})

@@ -66,11 +66,17 @@ type login struct {
 func newLogin(u *URL, o *Options, discovery bool) *login {
 	l := &login{url: u, opt: o, discovery: discovery, stage: pdu.StageSecurityNegotiation, p: text.Defaults(), segment: 8192}
 	if l.isid = o.ISID; l.isid == (pdu.ISID{}) {
-		// RFC 7143 §11.12.5: a random ISID, so that sessions of one name do not end each other.
-		l.isid[0] = 0x80
-		_, _ = rand.Read(l.isid[1:])
+		l.isid = RandomISID()
 	}
 	return l
+}
+
+// RandomISID returns an ISID for a session that ends no other of the same initiator name (RFC 7143
+// §11.12.5).
+func RandomISID() (id pdu.ISID) {
+	id[0] = 0x80
+	_, _ = rand.Read(id[1:])
+	return id
 }
 
 // first returns the keys of the first request.

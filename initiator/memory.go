@@ -1,6 +1,7 @@
 package initiator
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 
@@ -21,7 +22,18 @@ type Memory struct {
 
 // Alloc returns n bytes of memory for commands of the session. Over TCP it is memory like any
 // other.
-func (s *Session) Alloc(n int) (*Memory, error) { return s.mover.alloc(n) }
+func (s *Session) Alloc(n int) (*Memory, error) { return allocate(s.mover, n) }
+
+func allocate(m mover, n int) (*Memory, error) {
+	mem, err := newMemory(n)
+	if err != nil {
+		return nil, err
+	}
+	if mem.detach, err = m.adopt(mem); err != nil {
+		return nil, errors.Join(err, mem.Free())
+	}
+	return mem, nil
+}
 
 func newMemory(n int) (*Memory, error) {
 	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)

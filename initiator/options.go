@@ -69,7 +69,10 @@ type Options struct {
 	// Opcodes asks for the encoding of one-shot with opcodes of its own (FIG 5A), rather than
 	// the one with flags (FIG 5B).
 	Opcodes bool
-	Logger  *slog.Logger // none
+	// Delivered, unless it is nil, is called after each batch of calls of Done, except for those by Start,
+	// by the same goroutine: what they have collected can be worked off at once. It must not block.
+	Delivered func()
+	Logger    *slog.Logger // none
 }
 
 // DefaultName is the iSCSI name of initiators that are given none.

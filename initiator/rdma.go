@@ -129,7 +129,7 @@ func (m *conn) open() (err error) {
 	if err != nil {
 		return err
 	}
-	if m.ring, err = m.alloc(m.receives*receiveLen + m.s.opt.Depth*m.slotLen); err != nil {
+	if m.ring, err = allocate(m, m.receives*receiveLen+m.s.opt.Depth*m.slotLen); err != nil {
 		return err
 	}
 	for i := range m.receives {
@@ -184,37 +184,30 @@ func (m *conn) connect(ctx context.Context) error {
 	return nil
 }
 
-// alloc implements mover.
-func (m *conn) alloc(n int) (*Memory, error) {
-	mem, err := newMemory(n)
+// adopt implements mover.
+func (m *conn) adopt(mem *Memory) (detach func() rdma.Region, err error) {
+	r, err := m.domain.Register(mem.b, rdma.AccessLocalWrite|rdma.AccessRemoteRead|rdma.AccessRemoteWrite)
 	if err != nil {
 		return nil, err
 	}
-	if mem.region, err = m.register(mem.b); err != nil {
-		return nil, errors.Join(err, mem.Free())
+	m.s.mu.Lock()
+	closed := m.closed
+	if !closed {
+		mem.region = r
+		m.memories[mem] = struct{}{}
 	}
-	mem.detach = func() rdma.Region {
+	m.s.mu.Unlock()
+	if closed {
+		return nil, errors.Join(ErrClosed, r.Deregister())
+	}
+	return func() rdma.Region {
 		m.s.mu.Lock()
 		defer m.s.mu.Unlock()
 		delete(m.memories, mem)
 		r := mem.region
 		mem.region = nil
 		return r
-	}
-	m.s.mu.Lock()
-	closed := m.closed
-	if !closed {
-		m.memories[mem] = struct{}{}
-	}
-	m.s.mu.Unlock()
-	if closed {
-		return nil, errors.Join(ErrClosed, mem.Free())
-	}
-	return mem, nil
-}
-
-func (m *conn) register(b []byte) (rdma.Region, error) {
-	return m.domain.Register(b, rdma.AccessLocalWrite|rdma.AccessRemoteRead|rdma.AccessRemoteWrite)
+	}, nil
 }
 
 // giveBack has a receive posted again, with others.
@@ -381,8 +374,8 @@ func (m *conn) control(bhs, data []byte) {
 	b = append(b, zeroes[:pdu.PaddedLen(len(data))-len(data)]...)
 	w := rdma.Work{ID: idSend, Op: rdma.OpSend, Flags: rdma.Inline, SGL: []rdma.SGE{{Bytes: b}}}
 	if len(b) > m.inline {
-		m.s.mu.Unlock() // alloc takes it
-		mem, err := m.alloc(len(b))
+		m.s.mu.Unlock() // allocate takes it
+		mem, err := allocate(m, len(b))
 		m.s.mu.Lock()
 		if err != nil {
 			m.broken(err)

@@ -5,15 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
 	"oneshot/internal/serial"
 	"oneshot/iscsi/pdu"
 	"oneshot/iscsi/text"
+	"oneshot/transport/rdma"
 )
 
-// mover moves PDUs. All but receive, enable, stop, alloc and counters are called with Session.mu held, and do not
+// mover moves PDUs. All but receive, enable, stop, adopt and counters are called with Session.mu held, and do not
 // block; what they queue leaves in order, at the latest at flush.
 type mover interface {
 	// control queues a PDU, which is copied.
@@ -32,8 +34,9 @@ type mover interface {
 	// stop ends the connection. Session.lost is called when nothing refers to memory of
 	// commands any more; perhaps it has been already.
 	stop(err error)
-	// alloc returns memory that the connection's device knows.
-	alloc(n int) (*Memory, error)
+	// adopt makes memory known to the connection's device, to which no other connection's knows it now.
+	// detach, unless it is nil, takes it from the device again, and returns what is to be deregistered.
+	adopt(m *Memory) (detach func() rdma.Region, err error)
 	counters() Counters
 }
 
@@ -130,16 +133,29 @@ var ErrClosed = errors.New("the session is closed")
 
 // Start begins commands, in order. Their outcome is told to Done of each.
 func (s *Session) Start(cs ...*Command) {
-	var failed list
-	s.mu.Lock()
+	var l list
 	for _, c := range cs {
+		c.heir = nil
+		l.push(c)
+	}
+	s.start(l)
+}
+
+// start begins commands. Those that have an heir go to it if the session has ended.
+func (s *Session) start(cs list) {
+	var failed, orphans list
+	s.mu.Lock()
+	for c := cs.pop(); c != nil; c = cs.pop() {
 		c.Err, c.Status, c.Transferred, c.Sense = s.unfit(c), 0, 0, nil
 		c.told = 0
 		c.got, c.issued, c.rdma = 0, false, transfer{memory: c.rdma.memory[:0]}
-		if c.Err != nil {
-			failed.push(c)
-		} else {
+		switch {
+		case c.Err == nil:
 			s.waiting.push(c)
+		case s.err != nil && c.heir != nil:
+			orphans.push(c)
+		default:
+			failed.push(c)
 		}
 	}
 	s.issue()
@@ -148,6 +164,14 @@ func (s *Session) Start(cs ...*Command) {
 	}
 	s.mu.Unlock()
 	failed.done()
+	orphans.bequeath()
+}
+
+// bequeath gives commands of a session that has ended to their heir, which all have the same.
+func (l list) bequeath() {
+	if l.head != nil {
+		l.head.heir.adopt(l)
+	}
 }
 
 // unfit says why c cannot be sent.
@@ -261,16 +285,23 @@ func (s *Session) deliver() {
 	l := s.finished
 	s.finished = list{}
 	s.mu.Unlock()
+	s.tell(l)
+}
+
+// tell calls Done of all, and says that these were all for now.
+func (s *Session) tell(l list) {
+	if l.head == nil {
+		return
+	}
 	l.done()
+	if s.opt.Delivered != nil {
+		s.opt.Delivered()
+	}
 }
 
 // finish ends a command whose memory is the owner's again.
 func (s *Session) finish(c *Command) {
-	slot := uint16(c.itt)
-	s.slots[slot] = nil
-	s.free = append(s.free, slot)
-	c.issued = false
-	c.part()
+	s.vacate(c)
 	if s.err == nil && c.isAttention() && c.told < c.Attentions {
 		c.told++
 		s.log.Info("unit attention", "lun", c.LUN, "sense", c.Failure())
@@ -280,6 +311,15 @@ func (s *Session) finish(c *Command) {
 		return
 	}
 	s.finished.push(c)
+}
+
+// vacate takes c out of its slot.
+func (s *Session) vacate(c *Command) {
+	slot := uint16(c.itt)
+	s.slots[slot] = nil
+	s.free = append(s.free, slot)
+	c.issued = false
+	c.part()
 }
 
 // isAttention reports whether c has ended with a unit attention: the logical unit had something to
@@ -479,7 +519,7 @@ func (s *Session) abort(c *Command, done <-chan struct{}) {
 	if s.waiting.remove(c) {
 		s.mu.Unlock()
 		c.Err = ErrAborted
-		c.Done(c)
+		s.tell(list{c, c})
 		return
 	}
 	issued, itt, cmdSN, lun := c.issued, c.itt, c.fields.CmdSN, wireLUN(c.LUN)
@@ -506,7 +546,7 @@ func (s *Session) abort(c *Command, done <-chan struct{}) {
 	}
 	s.mu.Unlock()
 	if over {
-		c.Done(c)
+		s.tell(list{c, c})
 	}
 	select {
 	case <-done:
@@ -537,15 +577,27 @@ func (s *Session) lost(err error) {
 		s.err = err
 	}
 	s.log.Debug("session has ended", "target", s.url.String(), "reason", s.err)
+	var left []*Command
 	for _, c := range s.slots {
 		if c != nil {
-			c.Err = s.err
-			s.finish(c)
+			left = append(left, c)
 		}
 	}
+	slices.SortFunc(left, func(a, b *Command) int { return int(int32(a.fields.CmdSN - b.fields.CmdSN)) }) // RFC 1982
+	for _, c := range left {
+		s.vacate(c)
+	}
 	for c := s.waiting.pop(); c != nil; c = s.waiting.pop() {
-		c.Err = s.err
-		s.finished.push(c)
+		left = append(left, c)
+	}
+	var orphans list
+	for _, c := range left {
+		if c.heir != nil {
+			orphans.push(c)
+		} else {
+			c.Err = s.err
+			s.finished.push(c)
+		}
 	}
 	for itt, c := range s.calls {
 		delete(s.calls, itt)
@@ -553,7 +605,24 @@ func (s *Session) lost(err error) {
 		close(c.done)
 	}
 	s.deliver()
+	orphans.bequeath()
 	close(s.ended)
+}
+
+// Ping has the target answer (NOP-Out, RFC 7143 §11.18), and returns when it has: the session is alive.
+func (s *Session) Ping(ctx context.Context) error {
+	_, _, err := s.ask(ctx, func(itt uint32, cmdSN, expStatSN serial.SN) []byte {
+		f := pdu.NOPOutFields{Immediate: true, ITT: itt, TTT: pdu.ReservedTag, CmdSN: cmdSN, ExpStatSN: expStatSN}
+		return f.AppendTo(nil)
+	}, nil)
+	return err
+}
+
+// reason returns why the session has ended; nil: it has not.
+func (s *Session) reason() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
 }
 
 // logoutTimeout is how long a target may take to answer a logout.

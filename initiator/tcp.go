@@ -13,6 +13,7 @@ import (
 	"oneshot/internal/stream"
 	"oneshot/iscsi/pdu"
 	"oneshot/iscsi/text"
+	"oneshot/transport/rdma"
 )
 
 // tcp is the mover of a byte stream. Reading is in this file, sending in tcpsend.go.
@@ -359,8 +360,8 @@ func (m *tcp) stop(err error) {
 	}
 }
 
-// alloc implements mover.
-func (m *tcp) alloc(n int) (*Memory, error) { return newMemory(n) }
+// adopt implements mover: sockets take any memory.
+func (m *tcp) adopt(*Memory) (func() rdma.Region, error) { return nil, nil }
 
 // counters implements mover.
 func (m *tcp) counters() Counters {

@@ -1,0 +1,429 @@
+package initiator_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"oneshot/initiator"
+	"oneshot/test/targettest"
+)
+
+// relay is a link between initiator and target that can be cut, and that can swallow what it is given.
+type relay struct {
+	t      *testing.T
+	listen net.Listener
+	to     string
+	wg     sync.WaitGroup
+
+	mu     sync.Mutex
+	conns  map[net.Conn]struct{} // guarded by mu
+	down   bool                  // guarded by mu
+	silent map[net.Conn]bool     // guarded by mu
+	first  [][]byte              // guarded by mu; what each connection began with
+}
+
+func newRelay(t *testing.T, to string) *relay {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	check(t, err)
+	r := &relay{t: t, listen: l, to: to, conns: make(map[net.Conn]struct{}), silent: make(map[net.Conn]bool)}
+	r.wg.Go(r.accept)
+	t.Cleanup(func() {
+		_ = l.Close()
+		r.cut(true)
+		r.wg.Wait()
+	})
+	return r
+}
+
+func (r *relay) accept() {
+	for {
+		c, err := r.listen.Accept()
+		if err != nil {
+			return
+		}
+		d, err := net.Dial("tcp", r.to)
+		if err != nil {
+			_ = c.Close()
+			continue
+		}
+		r.mu.Lock()
+		if r.down {
+			_, _ = c.Close(), d.Close()
+		} else {
+			r.conns[c], r.conns[d] = struct{}{}, struct{}{}
+			r.wg.Go(func() { r.pass(c, d, true) })
+			r.wg.Go(func() { r.pass(d, c, false) })
+		}
+		r.mu.Unlock()
+	}
+}
+
+func (r *relay) pass(from, to net.Conn, first bool) {
+	b := make([]byte, 64<<10)
+	for {
+		n, err := from.Read(b)
+		r.mu.Lock()
+		if first && n > 0 {
+			r.first = append(r.first, bytes.Clone(b[:n]))
+			first = false
+		}
+		silent := r.silent[from]
+		r.mu.Unlock()
+		if err == nil && !silent {
+			_, err = to.Write(b[:n])
+		}
+		if err != nil {
+			_, _ = from.Close(), to.Close()
+			return
+		}
+	}
+}
+
+// cut ends all connections; down: and those that come, too.
+func (r *relay) cut(down bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.down = down
+	for c := range r.conns {
+		_ = c.Close()
+	}
+	clear(r.conns)
+}
+
+// swallow has nothing pass on the connections that there are, which stay open.
+func (r *relay) swallow() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for c := range r.conns {
+		r.silent[c] = true
+	}
+}
+
+// beginnings are the first bytes of each connection to the target.
+func (r *relay) beginnings() [][]byte {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.first
+}
+
+// lastingWays are those that differ in what a lost session leaves.
+var lastingWays = []way{ways[0], ways[3], ways[6], ways[7]}
+
+func (w way) through(t *testing.T, tg *targettest.Target) (*relay, initiator.URL) {
+	t.Helper()
+	u := w.at(t, tg, "/"+iqn)
+	r := newRelay(t, u.Address)
+	u.Address = r.listen.Addr().String()
+	return r, u
+}
+
+// worker keeps one command at a time outstanding, on blocks of its own, and remembers what it has written.
+type worker struct {
+	l    *initiator.Lasting
+	lu   *initiator.LU
+	mem  *initiator.Memory
+	at   int64
+	want []byte
+}
+
+const workerSpan = 64 << 10
+
+// step writes and reads once, of random lengths.
+func (w *worker) step(r *rand.Rand) error {
+	n := (1 + r.IntN(workerSpan/512)) * 512
+	off := r.IntN((workerSpan-n)/512+1) * 512
+	do := func(c *initiator.Command) error {
+		done := make(chan struct{})
+		c.Memory, c.Done = w.mem, func(*initiator.Command) { close(done) }
+		if err := w.lu.Prepare(c, w.at+int64(off)); err != nil {
+			return err
+		}
+		w.l.Start(c)
+		<-done
+		return c.Failure()
+	}
+	b := w.mem.Bytes()[:n]
+	for i := range b {
+		b[i] = byte(r.Uint32())
+	}
+	copy(w.want[off:], b)
+	if err := do(&initiator.Command{Out: b}); err != nil {
+		return err
+	}
+	clear(b)
+	if err := do(&initiator.Command{In: b}); err != nil {
+		return err
+	}
+	if !bytes.Equal(b, w.want[off:off+n]) {
+		return errors.New("other bytes")
+	}
+	return nil
+}
+
+// Whatever is outstanding when the link is cut ends well, in the next session: nobody sees an error, and
+// what was written is there.
+func TestLastingCut(t *testing.T) {
+	tg := targettest.Start(t, config)
+	for _, w := range lastingWays {
+		t.Run(w.name, func(t *testing.T) {
+			noLeaks(t)
+			r, u := w.through(t, tg)
+			l, err := initiator.DialLasting(t.Context(), u, w.opt, initiator.Keeping{DeadTime: time.Hour})
+			check(t, err)
+			lu, err := l.Current().LU(t.Context(), 0)
+			check(t, err)
+			ctx, enough := context.WithCancel(t.Context())
+			var wg sync.WaitGroup
+			stepped := make(chan struct{}, 1)
+			var workers []*worker
+			for i := range 8 {
+				m, err := l.Alloc(workerSpan)
+				check(t, err)
+				k := &worker{l: l, lu: lu, mem: m, at: int64(i) * workerSpan, want: make([]byte, workerSpan)}
+				_, err = lu.WriteAt(k.want, k.at)
+				check(t, err)
+				workers = append(workers, k)
+			}
+			for i, k := range workers {
+				wg.Go(func() {
+					for rnd := rand.New(rand.NewPCG(uint64(i), 1)); ctx.Err() == nil; {
+						if err := k.step(rnd); err != nil {
+							t.Error(err)
+							return
+						}
+						select {
+						case stepped <- struct{}{}:
+						default:
+						}
+					}
+				})
+			}
+			const cuts = 5
+			for range cuts {
+				for range 10 {
+					<-stepped
+				}
+				r.cut(false)
+			}
+			<-stepped
+			enough()
+			wg.Wait()
+			logins := r.beginnings()
+			if len(logins) <= cuts {
+				t.Errorf("%d connections for %d cuts", len(logins), cuts)
+			}
+			if u.Transport == initiator.TCP {
+				for _, p := range logins { // RFC 7143 §11.12: the ISID is in octets 8 to 13
+					if id := l.ISID(); !bytes.Equal(p[8:14], id[:]) {
+						t.Errorf("a login with the ISID %x, not %x", p[8:14], id)
+					}
+				}
+			}
+			check(t, l.Close())
+			for _, k := range workers {
+				check(t, k.mem.Free())
+			}
+		})
+	}
+}
+
+// A target that is killed and started again loses nothing that it was asked for.
+func TestLastingKilled(t *testing.T) {
+	tg := targettest.Start(t, `
+stores: {disk: {type: file, path: $DIR/disk.img, size: 16MiB}}
+targets: [{iqn: `+iqn+`, luns: {0: disk}}]
+portals: [{transport: tcp, listen: $PORTAL}]
+`)
+	l, err := initiator.DialLasting(t.Context(), ways[0].at(t, tg, "/"+iqn), initiator.Options{}, initiator.Keeping{DeadTime: time.Hour})
+	check(t, err)
+	lu, err := l.Current().LU(t.Context(), 0)
+	check(t, err)
+	tg.Kill()
+	want := pattern(4096, 1)
+	c := &initiator.Command{Out: want}
+	check(t, lu.Prepare(c, 8192))
+	done := make(chan struct{})
+	c.Done = func(*initiator.Command) { close(done) }
+	l.Start(c)
+	tg.Start()
+	<-done
+	check(t, c.Failure())
+	got := make([]byte, 4096)
+	lu, err = l.Current().LU(t.Context(), 0)
+	check(t, err)
+	_, err = lu.ReadAt(got, 8192)
+	check(t, err)
+	if !bytes.Equal(got, want) {
+		t.Error("other bytes")
+	}
+	check(t, l.Close())
+}
+
+// ready returns a TEST UNIT READY and what is closed when it has ended.
+func ready() (*initiator.Command, chan struct{}) {
+	done := make(chan struct{})
+	return &initiator.Command{CDB: make([]byte, 6), Attentions: 8, Done: func(*initiator.Command) { close(done) }}, done
+}
+
+// Commands fail when there was no session for DeadTime, and from then on at once; a session that comes
+// back later is used again.
+func TestLastingDead(t *testing.T) {
+	tg := targettest.Start(t, config)
+	noLeaks(t)
+	r, u := ways[0].through(t, tg)
+	delivered := make(chan struct{}, 16)
+	o := initiator.Options{Delivered: func() { delivered <- struct{}{} }}
+	l, err := initiator.DialLasting(t.Context(), u, o, initiator.Keeping{DeadTime: 10 * time.Millisecond})
+	check(t, err)
+	r.cut(true)
+	for l.Current() != nil {
+		time.Sleep(time.Millisecond) // nobody tells
+	}
+	for len(delivered) > 0 {
+		<-delivered
+	}
+	c, done := ready()
+	l.Start(c)
+	<-done
+	if c.Failure() == nil {
+		t.Fatal("a command without a target succeeds")
+	}
+	for { // the first may have waited, or not
+		c, done = ready()
+		l.Start(c)
+		select {
+		case <-done:
+		default:
+			<-done
+			<-delivered
+			continue
+		}
+		break
+	}
+	r.cut(false)
+	for l.Current() == nil {
+		time.Sleep(time.Millisecond)
+	}
+	c, done = ready()
+	l.Start(c)
+	<-done
+	<-delivered
+	check(t, c.Failure())
+	check(t, l.Close())
+}
+
+// A link that swallows everything is noticed by a ping.
+func TestLastingSilent(t *testing.T) {
+	tg := targettest.Start(t, config)
+	for _, w := range lastingWays {
+		t.Run(w.name, func(t *testing.T) {
+			noLeaks(t)
+			r, u := w.through(t, tg)
+			l, err := initiator.DialLasting(t.Context(), u, w.opt, initiator.Keeping{DeadTime: time.Hour, Ping: 200 * time.Millisecond})
+			check(t, err)
+			r.swallow()
+			c, done := ready()
+			l.Start(c)
+			<-done
+			check(t, c.Failure())
+			check(t, l.Close())
+		})
+	}
+}
+
+// A session that Check refuses gets no commands.
+func TestLastingCheck(t *testing.T) {
+	tg := targettest.Start(t, config)
+	noLeaks(t)
+	r, u := ways[0].through(t, tg)
+	asked := make(chan bool)
+	no := errors.New("another disk")
+	k := initiator.Keeping{DeadTime: time.Hour, Check: func(context.Context, *initiator.Session) error {
+		if <-asked {
+			return nil
+		}
+		return no
+	}}
+	go func() { asked <- false }()
+	if _, err := initiator.DialLasting(t.Context(), u, initiator.Options{}, k); !errors.Is(err, no) {
+		t.Fatalf("%v", err)
+	}
+	go func() { asked <- true }()
+	l, err := initiator.DialLasting(t.Context(), u, initiator.Options{}, k)
+	check(t, err)
+	r.cut(false)
+	c, done := ready()
+	l.Start(c)
+	asked <- false
+	select {
+	case <-done:
+		t.Error("a command ends in a session that was refused")
+	case asked <- true:
+	}
+	<-done
+	check(t, c.Failure())
+	check(t, l.Close())
+}
+
+// Close ends commands that wait, and those after it.
+func TestLastingClose(t *testing.T) {
+	tg := targettest.Start(t, config)
+	noLeaks(t)
+	r, u := ways[0].through(t, tg)
+	l, err := initiator.DialLasting(t.Context(), u, initiator.Options{}, initiator.Keeping{DeadTime: time.Hour})
+	check(t, err)
+	r.cut(true)
+	c, done := ready()
+	l.Start(c)
+	_ = l.Close()
+	<-done
+	if !errors.Is(c.Err, initiator.ErrClosed) {
+		t.Errorf("a command that waited ends with %v", c.Err)
+	}
+	c, done = ready()
+	l.Start(c)
+	<-done
+	if !errors.Is(c.Err, initiator.ErrClosed) {
+		t.Errorf("a command after the end ends with %v", c.Err)
+	}
+}
+
+// A command of a lasting session allocates nothing here, and Delivered follows Done.
+func TestLastingAllocations(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector allocates")
+	}
+	tg := targettest.Start(t, config)
+	for _, w := range []way{ways[0], ways[7]} {
+		over, done := false, make(chan struct{}, 1)
+		w.opt.Delivered = func() {
+			if over {
+				over = false
+				done <- struct{}{}
+			}
+		}
+		l, err := initiator.DialLasting(t.Context(), w.at(t, tg, "/"+iqn), w.opt, initiator.Keeping{})
+		check(t, err)
+		lu, err := l.Current().LU(t.Context(), 0)
+		check(t, err)
+		m, err := l.Alloc(4096)
+		check(t, err)
+		c := &initiator.Command{In: m.Bytes(), Memory: m, Done: func(*initiator.Command) { over = true }}
+		each := testing.AllocsPerRun(500, func() {
+			_ = lu.Prepare(c, 0)
+			l.Start(c)
+			<-done
+		})
+		if each > 0 {
+			t.Errorf("%s: %v allocations per command", w.name, each)
+		}
+		check(t, l.Close())
+		check(t, m.Free())
+	}
+}
