@@ -1,7 +1,7 @@
 package scsi
 
 import (
-	"bytes"
+	"encoding/binary"
 	"errors"
 	"sync/atomic"
 
@@ -39,6 +39,7 @@ type taskState struct {
 	badList  Sense           // what is wrong with the TransportIDs of changing
 	waiter   *sanitizeWaiter // of SANITIZE
 	data     [1][]byte       // backs In where it is made by the command
+	asking   bool            // room asks for memory, and waits for no second call of Run
 	sense    [maxSense]byte
 
 	state atomic.Uint32 // stateFinished, stateAborted
@@ -364,23 +365,26 @@ func (t *Task) refuse(s Sense) bool {
 }
 
 // maxHeapAnswer is how many bytes of an answer that a command builds may be heap memory until it has left. A
-// longer one is copied to I/O memory, which the connection's share bounds: an initiator can ask for
+// longer one is in I/O memory, which the connection's share bounds: an initiator can ask for
 // a full command window of answers of 64 KiB and take none of them.
 const maxHeapAnswer = 512
 
 // reply ends the command with data-in of which the initiator has allocated space for alloc
-// bytes. It takes data over. When there is no memory for the answer now, it is built again once there
-// may be: the command's Run is called a second time.
+// bytes. It takes data over. Answers that grow with what the target knows are written with room
+// instead.
 func (t *Task) reply(data []byte, alloc int) Next {
+	if n := min(len(data), alloc, int(t.DataInLen)); n > maxHeapAnswer || cap(data) > maxHeapAnswer {
+		out, next := t.room(len(data), alloc)
+		out.put(data)
+		return next
+	}
 	data = data[:min(len(data), alloc)]
 	t.Transfer = uint64(len(data))
-	data = data[:min(len(data), int(t.DataInLen))]
-	switch {
-	case len(data) > maxHeapAnswer:
-		return t.replyLong(data)
-	case cap(data) > maxHeapAnswer:
-		data = bytes.Clone(data) // and let go of the rest
-	}
+	return t.replyWith(data[:min(len(data), int(t.DataInLen))])
+}
+
+// replyWith ends the command with data.
+func (t *Task) replyWith(data []byte) Next {
 	if len(data) > 0 {
 		t.data[0] = data
 		t.In = t.data[:]
@@ -388,38 +392,55 @@ func (t *Task) reply(data []byte, alloc int) Next {
 	return t.good()
 }
 
-func (t *Task) replyLong(data []byte) Next {
+// room is where the command writes an answer of n bytes, of which the initiator has allocated space
+// for alloc: straight into what leaves, so that answers of any length leave no garbage. The command
+// returns next in any case, whatever out has taken. When there is no memory for the answer now, out
+// takes nothing, and the command's Run is called again once there may be.
+func (t *Task) room(n, alloc int) (out output, next Next) {
+	n = min(n, alloc)
+	t.Transfer = uint64(n)
+	n = min(n, int(t.DataInLen))
+	if n <= maxHeapAnswer {
+		out = make(output, n)
+		return out, t.replyWith(out)
+	}
+	if n > t.Nexus.most {
+		return nil, t.check(senseNoResources)
+	}
 	if t.lu == nil { // REPORT LUNS, which a task without a logical unit may be, too
 		t.r.Begin(t, nil, 0, t.Nexus.most, false, false)
 	}
-	switch n := len(data); {
-	case n > t.Nexus.most:
-		return t.check(senseNoResources)
-	case n <= t.r.Leased():
-		return t.replyLeased(data)
-	default:
+	if n > t.r.Leased() {
 		t.r.DropMemory() // of the last attempt, before the answer grew
-		t.data[0] = data
-		next := t.r.Memory(n, 0, t.before((*Task).replyAgain))
-		if next == Wait {
-			t.data[0] = nil
+		t.asking = true
+		next = t.r.Memory(n, 0, t.before((*Task).roomFound))
+		t.asking = false
+		if next != Done {
+			return nil, next
 		}
-		return next
 	}
+	out = t.r.Data()[:n]
+	return out, t.replyWith(out)
 }
 
-// replyAgain goes on with the memory that replyLong has asked for.
-func (t *Task) replyAgain() Next {
-	if data := t.data[0]; data != nil {
-		return t.replyLeased(data)
+// roomFound goes on with the memory that room has asked for: in room, or from the start.
+func (t *Task) roomFound() Next {
+	if t.asking {
+		return Done
 	}
 	return t.cmd.Run(t)
 }
 
-func (t *Task) replyLeased(data []byte) Next {
-	t.data[0] = t.r.Data()[:copy(t.r.Data(), data)]
-	t.In = t.data[:]
-	return t.good()
+// output is what is left of the room for an answer. What it has no room for is dropped.
+type output []byte
+
+func (o *output) put(b []byte) { *o = (*o)[copy(*o, b):] }
+
+// putUint64 puts v, big-endian.
+func (o *output) putUint64(v uint64) {
+	var b [8]byte
+	binary.BigEndian.PutUint64(b[:], v)
+	o.put(b[:])
 }
 
 // takeParameters gets n bytes of data-out into t.r.Data, a parameter list.

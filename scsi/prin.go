@@ -14,12 +14,19 @@ func (t *Task) prinAlloc() int { return int(binary.BigEndian.Uint16(t.CDB[7:])) 
 // readKeys is SPC-4 §6.15.2.
 func (t *Task) readKeys() Next {
 	s := t.lu.v.Access().State()
-	data := reservationHeader(&s, 8*len(s.Registrations))
+	total := 8 * len(s.Registrations)
+	out, next := t.room(reservationHeaderLen+total, t.prinAlloc())
+	out.put(reservationHeader(&s, total))
 	for i := range s.Registrations {
-		data = binary.BigEndian.AppendUint64(data, s.Registrations[i].Key)
+		if len(out) == 0 {
+			break
+		}
+		out.putUint64(s.Registrations[i].Key)
 	}
-	return t.reply(data, t.prinAlloc())
+	return next
 }
+
+const reservationHeaderLen = 8
 
 // reservationHeader is PRGENERATION and ADDITIONAL LENGTH.
 func reservationHeader(s *access.State, n int) []byte {
@@ -55,30 +62,39 @@ func (t *Task) reportCapabilities() Next {
 // readFullStatus is SPC-4 §6.15.5.
 func (t *Task) readFullStatus() Next {
 	s := t.lu.v.Access().State()
-	alloc, total := t.prinAlloc(), 0
-	data := reservationHeader(&s, 0)
+	total := 0
 	for i := range s.Registrations {
-		x := &s.Registrations[i]
-		total += fullStatusLen + transportIDLen(x.Initiator)
-		if len(data) >= alloc { // only the length of what follows is told
-			continue
-		}
-		d := make([]byte, fullStatusLen)
-		binary.BigEndian.PutUint64(d, x.Key)
-		if s.Held(i) {
-			d[12] |= 0x01 // R_HOLDER
-			d[13] = byte(s.Kind)
-		}
-		binary.BigEndian.PutUint16(d[18:], x.Relative)
-		binary.BigEndian.PutUint32(d[20:], uint32(transportIDLen(x.Initiator)))
-		data = appendTransportID(append(data, d...), x.Initiator)
+		total += fullStatusLen + transportIDLen(s.Registrations[i].Initiator)
 	}
-	binary.BigEndian.PutUint32(data[4:], uint32(total))
-	return t.reply(data, alloc)
+	out, next := t.room(reservationHeaderLen+total, t.prinAlloc())
+	out.put(reservationHeader(&s, total))
+	for i := range s.Registrations {
+		if len(out) == 0 {
+			break
+		}
+		out.put(appendFullStatus(make([]byte, 0, maxFullStatus), &s, i))
+	}
+	return next
 }
 
-// fullStatusLen is a full status descriptor without its TransportID.
-const fullStatusLen = 24
+// appendFullStatus appends the full status descriptor of registration i.
+func appendFullStatus(b []byte, s *access.State, i int) []byte {
+	x := &s.Registrations[i]
+	var d [fullStatusLen]byte
+	binary.BigEndian.PutUint64(d[:], x.Key)
+	if s.Held(i) {
+		d[12] |= 0x01 // R_HOLDER
+		d[13] = byte(s.Kind)
+	}
+	binary.BigEndian.PutUint16(d[18:], x.Relative)
+	binary.BigEndian.PutUint32(d[20:], uint32(transportIDLen(x.Initiator)))
+	return appendTransportID(append(b, d[:]...), x.Initiator)
+}
+
+const (
+	fullStatusLen = 24 // a full status descriptor without its TransportID
+	maxFullStatus = fullStatusLen + maxTransportID
+)
 
 // A TransportID of iSCSI (SPC-4 §7.6.4.6): format 00b holds the name of an initiator device,
 // 01b that of an initiator port, which is the name, ",i,0x" and the ISID.
@@ -87,6 +103,9 @@ const (
 	transportPort  = 0x40
 	isidSeparator  = ",i,0x"
 	isidDigits     = 12
+
+	maxISCSIName   = 223 // RFC 7143 §4.2.7.1
+	maxTransportID = 4 + (maxISCSIName+len(isidSeparator)+isidDigits+1+3)&^3
 )
 
 // transportIDLen is the length of what appendTransportID appends.
@@ -99,15 +118,17 @@ func transportIDLen(i Initiator) int {
 }
 
 func appendTransportID(b []byte, i Initiator) []byte {
-	format, name := byte(transportISCSI), i.Name
+	format, n := byte(transportISCSI), transportIDLen(i)
 	if i.Port != "" {
 		format |= transportPort
-		name += isidSeparator + i.Port
 	}
-	n := transportIDLen(i) - 4
-	b = append(b, format, 0, byte(n>>8), byte(n))
-	b = append(b, name...)
-	return append(b, make([]byte, n-len(name))...)
+	end := len(b) + n
+	b = append(b, format, 0, byte((n-4)>>8), byte(n-4))
+	b = append(b, i.Name...)
+	if i.Port != "" {
+		b = append(append(b, isidSeparator...), i.Port...)
+	}
+	return append(b, make([]byte, end-len(b))...)
 }
 
 // parseTransportID reads the TransportID at the start of b, and returns its length; 0: it is

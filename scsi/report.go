@@ -16,13 +16,13 @@ func (t *Task) reportLUNs() Next {
 	if alloc < 16 {
 		return t.check(invalidField(6))
 	}
-	data := make([]byte, 8, 8+8*len(list))
-	binary.BigEndian.PutUint32(data, uint32(8*len(list)))
+	out, next := t.room(8+8*len(list), int(alloc))
+	out.putUint64(uint64(8*len(list)) << 32) // LUN LIST LENGTH, reserved
 	for _, i := range list {
-		data = binary.BigEndian.AppendUint64(data, encodeLUN(i.lun))
+		out.putUint64(encodeLUN(i.lun))
 		i.ua.And(^uaLUNsChanged) // SPC-4 §6.33: the initiator knows now
 	}
-	return t.reply(data, int(alloc))
+	return next
 }
 
 // Reporting options of REPORT SUPPORTED OPERATION CODES.

@@ -1,9 +1,11 @@
 package scsi
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"runtime"
 	"testing"
 
 	"oneshot/volume/access"
@@ -477,9 +479,59 @@ func TestRegistrationsAreBounded(t *testing.T) {
 	if v != 0x55504 || last > access.MaxRegistrations || last < access.MaxRegistrations-101 {
 		t.Errorf("%05x after %d registrations", v, last)
 	}
+	b.listsLeaveNoGarbage(last)
 	b.must(b.b, proutRegister, 0, 0, 2)
 	b.must(b.b, proutClear, 0, 2, 0)
 	b.must(b.a, proutRegister, 0, 0, 1)
+}
+
+// Lists of registrations are as long as initiators have made them, and asked for as often as
+// initiators like: what they leave to the collector does not grow with their length.
+func (b *prBench) listsLeaveNoGarbage(registrations int) {
+	b.t.Helper()
+	for action, least := range map[byte]int{0: 8 * registrations, 3: 0xffff} {
+		const runs, each = 20, 1 << 10
+		got := 0
+		cdb := []byte{0x5e, action, 0, 0, 0, 0, 0, 0xff, 0xff, 0}
+		var task Task
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		for range runs {
+			task.Owner, task.Nexus, task.CDB, task.DataInLen = b.owner, b.a, cdb, 0xffff
+			if next := task.Start(); next != Done || task.Status != Good {
+				b.t.Fatalf("service action %d: %v, status %02x", action, next, task.Status)
+			}
+			got = len(task.In[0])
+			task.Release()
+		}
+		runtime.ReadMemStats(&after)
+		if n := (after.TotalAlloc - before.TotalAlloc) / runs; got < least || n > each {
+			b.t.Errorf("service action %d: a list of %d bytes (want %d) leaves %d bytes of garbage", action, got, least, n)
+		}
+	}
+}
+
+// READ FULL STATUS ends wherever the initiator's room does, and tells the whole length.
+func TestFullStatusIsCut(t *testing.T) {
+	b := newPRBench(t, nil)
+	for _, n := range []*Nexus{b.a, b.b, b.c} {
+		b.must(n, proutRegister, 0, 0, 1)
+	}
+	fullStatus := func(alloc, in int) result {
+		return b.as(b.a, []byte{0x5e, 3, 0, 0, 0, 0, 0, byte(alloc >> 8), byte(alloc), 0}, nil, in)
+	}
+	whole := fullStatus(1024, 1024).in
+	if n := len(whole) - 8; n < 3*24 || binary.BigEndian.Uint32(whole[4:]) != uint32(n) {
+		t.Fatalf("% x", whole)
+	}
+	for n := range whole {
+		if r := fullStatus(n, 1024); r.transfer != uint64(n) || !bytes.Equal(r.in, whole[:n]) {
+			t.Errorf("allocation length %d: %d of %d bytes, % x", n, len(r.in), r.transfer, r.in)
+		}
+		if r := fullStatus(1024, n); r.transfer != uint64(len(whole)) || !bytes.Equal(r.in, whole[:n]) {
+			t.Errorf("room for %d bytes: %d of %d bytes, % x", n, len(r.in), r.transfer, r.in)
+		}
+	}
 }
 
 // TestPersistThroughPowerLoss: what was registered with APTPL is there again, even for an
