@@ -1,6 +1,7 @@
 package scsi
 
 import (
+	"bytes"
 	"encoding/binary"
 	"strings"
 
@@ -141,11 +142,11 @@ func parseTransportID(b []byte) (i Initiator, n int) {
 	if n > len(b) || n%4 != 0 || n < 24 {
 		return i, 0
 	}
-	name, _, terminated := strings.Cut(string(b[4:n]), "\x00")
-	device, isid, isPort := strings.Cut(strings.ToLower(name), isidSeparator)
+	text, _, terminated := bytes.Cut(b[4:n], []byte{0}) // the name alone is kept, not its padding
+	device, isid, isPort := strings.Cut(strings.ToLower(string(text)), isidSeparator)
 	i = Initiator{Protocol: access.ISCSI, Name: device}
 	switch {
-	case !terminated || device == "" || strings.Contains(device, ","): // no name has one (RFC 3722)
+	case !terminated || device == "" || len(device) > maxISCSIName || strings.Contains(device, ","): // no name has one (RFC 3722)
 		return i, 0
 	case b[0] == transportISCSI && !isPort:
 		return i, n

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"strings"
 	"testing"
 
 	"oneshot/volume/access"
@@ -394,6 +395,36 @@ func TestTransportIDs(t *testing.T) {
 	}
 	if _, keys := b.keys(); fmt.Sprint(keys) != "[3 9]" && fmt.Sprint(keys) != "[9 3]" {
 		t.Errorf("keys %v", keys)
+	}
+}
+
+// A registration stays, so of a TransportID no more is kept than the longest name has, however long
+// an initiator has made it: RFC 7143 §4.2.7.1.
+func TestTransportIDsAreShort(t *testing.T) {
+	name := "iqn.2026-11.example.clients:" + strings.Repeat("x", 223-28)
+	for text, good := range map[string]bool{
+		name: true, name + ",i,0x400000000001": true,
+		name + "x": false, name + "x,i,0x400000000001": false,
+	} {
+		id := make([]byte, 8<<10)
+		id[0], id[2], id[3] = transportISCSI, byte((len(id)-4)>>8), byte((len(id)-4)&0xff)
+		if strings.Contains(text, isidSeparator) {
+			id[0] |= transportPort
+		}
+		copy(id[4:], text)
+		const runs = 20
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		n := 0
+		for range runs {
+			if _, n = parseTransportID(id); (n == len(id)) != good {
+				t.Fatalf("%q of %d bytes: %d, want it to be good: %v", text, len(text), n, good)
+			}
+		}
+		runtime.ReadMemStats(&after)
+		if n := (after.TotalAlloc - before.TotalAlloc) / runs; n > 1<<10 {
+			t.Errorf("%d bytes are taken for a name of %d", n, len(text))
+		}
 	}
 }
 
