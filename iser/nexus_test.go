@@ -25,11 +25,6 @@ func (l *late) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
 	return l.Device.NewQueuePair(c)
 }
 
-// keptDevice is a device that its users do not close.
-type keptDevice struct{ rdma.Device }
-
-func (keptDevice) Close() error { return nil }
-
 // reserve6 is RESERVE(6) (SPC-2 §7.21).
 var reserve6 = []byte{0x16, 0, 0, 0, 0, 0}
 

@@ -182,7 +182,7 @@ func checkZero(store backend.Store) error {
 // zeroed before: the CRC is of the body alone, so a write that is torn behind the generation would otherwise
 // leave the new generation before the length, the CRC and the body of the table that stood there.
 func write(store backend.Store, slot int, t *Table) error {
-	b, err := t.appendSlot(nil)
+	b, err := t.slot()
 	if err != nil {
 		return err
 	}

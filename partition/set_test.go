@@ -78,7 +78,7 @@ func TestInitRefuses(t *testing.T) {
 func TestCurrent(t *testing.T) {
 	slot := func(generation uint64, name string) []byte {
 		table := &Table{Generation: generation, UUID: newUUID(), Unit: 4096, Size: diskSize, Partitions: []Partition{{UUID: newUUID(), Name: name, Offset: firstByte, Size: 4096}}}
-		b, err := table.appendSlot(nil)
+		b, err := table.slot()
 		if err != nil {
 			t.Fatal(err)
 		}

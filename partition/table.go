@@ -102,16 +102,15 @@ func (t *Table) find(name string) *Partition {
 	return &t.Partitions[i]
 }
 
-// appendSlot appends the whole slot of t: line, body, zeroes.
-func (t *Table) appendSlot(b []byte) ([]byte, error) {
-	body := t.appendBody(nil)
+// slot returns the whole slot of t: line, body, zeroes.
+func (t *Table) slot() ([]byte, error) {
+	body := t.body()
 	if len(body) > maxBody {
 		return nil, fmt.Errorf("the table has %d octets, and a slot holds %d: delete partitions or access lines", len(body), maxBody)
 	}
-	start := len(b)
-	b = fmt.Appendf(b, lineFormat, t.Generation, len(body), crc32.Checksum(body, castagnoli))
+	b := fmt.Appendf(nil, lineFormat, t.Generation, len(body), crc32.Checksum(body, castagnoli))
 	b = append(b, body...)
-	return append(b, make([]byte, slotSize-(len(b)-start))...), nil
+	return append(b, make([]byte, slotSize-len(b))...), nil
 }
 
 // errBlank says that a slot begins with zeroes: nothing was ever written there.
@@ -279,8 +278,8 @@ func appendJSON(b []byte, v any) []byte {
 	return append(b, bytes.TrimSuffix(out.Bytes(), []byte("\n"))...)
 }
 
-func (t *Table) appendBody(b []byte) []byte {
-	o := object{b: b}
+func (t *Table) body() []byte {
+	var o object
 	o.field("uuid", t.UUID)
 	o.field("unit", t.Unit)
 	o.field("size", t.Size)

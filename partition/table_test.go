@@ -27,7 +27,7 @@ func TestVector(t *testing.T) {
 		p.Cache == nil || p.Cache.WriteMS != 0 || len(p.Access) != 1 || p.Access[0].Who.String() != "uid:998" || p.Access[0].Rights.String() != "rwfa" {
 		t.Errorf("%+v", table)
 	}
-	if got, err := table.appendSlot(nil); err != nil || !bytes.Equal(got, slot) {
+	if got, err := table.slot(); err != nil || !bytes.Equal(got, slot) {
 		t.Errorf("printed: %s, %v", got[:400], err)
 	}
 }
@@ -52,7 +52,7 @@ func TestUnknownKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := table.appendBody(nil); string(got) != body {
+	if got := table.body(); string(got) != body {
 		t.Errorf("got  %s\nwant %s", got, body)
 	}
 }
@@ -157,7 +157,7 @@ func TestPrintParse(t *testing.T) {
 			table.Partitions = append(table.Partitions, p)
 		}
 		table.Size = at
-		slot, err := table.appendSlot(nil)
+		slot, err := table.slot()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -183,7 +183,7 @@ func FuzzSlot(f *testing.F) {
 		if err != nil {
 			return
 		}
-		slot, err := table.appendSlot(nil)
+		slot, err := table.slot()
 		if err != nil {
 			return // longer than it was
 		}
@@ -191,7 +191,7 @@ func FuzzSlot(f *testing.F) {
 		if err != nil {
 			t.Fatalf("printed and not parsed: %v: %.500q", err, slot)
 		}
-		if twice, err := again.appendSlot(nil); err != nil || !bytes.Equal(twice, slot) {
+		if twice, err := again.slot(); err != nil || !bytes.Equal(twice, slot) {
 			t.Fatalf("printed twice: %.500q, and %.500q", slot, twice)
 		}
 	})

@@ -42,7 +42,7 @@ func TestLongAnswersAreLeased(t *testing.T) {
 		for _, s := range task.In {
 			held += cap(s)
 		}
-		if n := testPool.Stats().Leases; int(n) != c.leases || c.leases == 0 && held > maxHeapAnswer {
+		if n := testPool.Stats().Leases; n != c.leases || c.leases == 0 && held > maxHeapAnswer {
 			t.Errorf("room for %d bytes: %d leases, and %d bytes are kept", c.in, n, held)
 		}
 		if got := b.finish(task, Done, nil).in; !bytes.Equal(got, want[:min(len(want), c.in)]) {

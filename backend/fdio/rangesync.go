@@ -1,6 +1,7 @@
 package fdio
 
 import (
+	"errors"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -28,6 +29,14 @@ func (s *Store) syncRange(off, n int64) error {
 	return s.door.Sync()
 }
 
+// errnoOf returns the error of a system call. It stands apart because errors.As would move err to the heap.
+func errnoOf(err error) unix.Errno {
+	if e, ok := errors.AsType[unix.Errno](err); ok {
+		return e
+	}
+	return unix.EIO
+}
+
 // msync makes the mapping durable, of which the n bytes at off are asked about, and ends it.
 func (s *Store) msync(m unsafe.Pointer, length uintptr, off, n int64) error {
 	token := s.door.Enter()
@@ -36,7 +45,7 @@ func (s *Store) msync(m unsafe.Pointer, length uintptr, off, n int64) error {
 	for err == unix.EINTR {
 		err = 0
 		if e := s.before(Call{Name: "msync", Off: off, Len: n}); e != nil {
-			err = e.(unix.Errno)
+			err = errnoOf(e)
 		} else if _, _, e := unix.Syscall(unix.SYS_MSYNC, uintptr(m), length, unix.MS_SYNC); e != 0 {
 			err = e
 		}

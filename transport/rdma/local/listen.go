@@ -75,7 +75,7 @@ func (l *listener) Accept() (rdma.Request, error) {
 	}
 	select {
 	case r := <-l.requests:
-		r.timer = time.AfterFunc(l.dev.cfg.AcceptTimeout, func() { r.answer(nil, nil, errAcceptTimeout) })
+		r.timer = time.AfterFunc(l.dev.cfg.AcceptTimeout, func() { _ = r.answer(nil, nil, errAcceptTimeout) })
 		return r, nil
 	case <-l.over:
 		return nil, net.ErrClosed

@@ -330,20 +330,24 @@ func (e *endpoint) count(w *work) {
 // fail gives w the status of an error of the medium.
 func (e *endpoint) fail(w *work, err error) {
 	w.err = err
-	if _, ok := errors.AsType[*durable.LostError](err); ok {
+	switch {
+	case is[*durable.LostError](err):
 		w.status = rdma.StatusLost
-		return
-	}
-	switch err := err.(type) {
-	case *backend.SpaceError:
-		w.status = rdma.StatusSpace
-	case *backend.DeniedError, *backend.RangeError:
-		e.refuse(w, err)
-	case *backend.MediumError:
+	case is[*backend.MediumError](err):
 		w.status = rdma.StatusMedium
+	case is[*backend.SpaceError](err):
+		w.status = rdma.StatusSpace
+	case is[*backend.DeniedError](err), is[*backend.RangeError](err):
+		e.refuse(w, err)
 	default:
 		w.status, w.err = rdma.StatusMedium, &backend.MediumError{Kind: w.op.Kind, Off: w.off, Err: err}
 	}
+}
+
+// is reports whether err is an E, or wraps one.
+func is[E error](err error) bool {
+	_, ok := errors.AsType[E](err)
+	return ok
 }
 
 // letGo gives back what admit holds.
