@@ -18,24 +18,27 @@ func benchCommand(fl *flags) *cobra.Command {
 	cfg := load.Config{}
 	c := &cobra.Command{
 		Use:   "bench URL",
-		Short: "Put a load on a disk and say what it took",
-		Long: `bench keeps commands outstanding for a while and prints I/Os per second, percentiles of
-latency, processor time per I/O, and the crossings per I/O: hand-overs between program and
-RDMA device, or system calls over TCP. Targets of this project tell theirs, too.
+		Short: "Put a load on a disk and measure it",
+		Long: `bench reads from a disk for some seconds with a fixed number of commands outstanding. It prints
+I/Os per second, percentiles of the latency, processor time per I/O, and crossings per I/O.
+Crossings are hand-overs between the program and its RDMA device; over TCP they are system
+calls. Targets of this project report their own processor time and crossings, too.
 
-With --write it overwrites the disk.`,
+With --write it writes, which destroys the content of the disk.`,
+		Example: `  initiator bench iscsi://127.0.0.1/iqn.2026-11.example.oneshot:demo/0
+  initiator bench --depth 32 --random --size 64KiB --duration 10s iscsi://127.0.0.1/iqn.2026-11.example.oneshot:demo/0`,
 		Args: cobra.ExactArgs(1),
 	}
 	p := c.Flags()
-	p.IntVar(&cfg.Depth, "depth", 1, "commands outstanding, per session")
-	p.IntVar(&cfg.Sessions, "sessions", 1, "sessions side by side")
-	p.Var(&block, "size", "bytes per command")
-	p.Var(&spanSize, "span", "bytes of the disk that are used, from its start; 0: all")
-	p.BoolVar(&cfg.Write, "write", false, "write: the disk's contents are lost")
-	p.BoolVar(&cfg.Random, "random", false, "at random offsets, not in sequence")
-	p.DurationVar(&cfg.Duration, "duration", 5*time.Second, "how long")
-	p.DurationVar(&cfg.Warmup, "warmup", time.Second, "how long before counting begins")
-	p.Uint64Var(&cfg.Seed, "seed", 1, "of the random offsets")
+	p.IntVar(&cfg.Depth, "depth", 1, "`N` commands outstanding in each session")
+	p.IntVar(&cfg.Sessions, "sessions", 1, "`N` sessions side by side")
+	p.Var(&block, "size", "`BYTES` per command, such as 64KiB")
+	p.Var(&spanSize, "span", "use only the first `BYTES` of the disk, such as 1GiB; 0: all of it")
+	p.BoolVar(&cfg.Write, "write", false, "write instead of read: the content of the disk is lost")
+	p.BoolVar(&cfg.Random, "random", false, "use random offsets instead of a sequence")
+	p.DurationVar(&cfg.Duration, "duration", 5*time.Second, "`TIME` to measure")
+	p.DurationVar(&cfg.Warmup, "warmup", time.Second, "`TIME` of load before measuring begins")
+	p.Uint64Var(&cfg.Seed, "seed", 1, "`SEED` of the random offsets")
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		if cfg.URL, err = fl.url(args[0]); err != nil {
 			return err
@@ -56,7 +59,7 @@ With --write it overwrites the disk.`,
 	return c
 }
 
-// show prints a result; rdma says that it is one over RDMA.
+// show prints a result. rdma is true for a result over RDMA.
 func show(w io.Writer, r *load.Result, rdma, write bool) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(t, "I/Os per second\t%.0f\t(%.1f MB/s)\n", r.IOPS, r.MBps)
@@ -77,7 +80,7 @@ func show(w io.Writer, r *load.Result, rdma, write bool) error {
 	if r.Target != nil {
 		end("target", r.Target)
 	} else {
-		fmt.Fprintf(t, "target\tdoes not tell\n")
+		fmt.Fprintf(t, "target\tdoes not report its crossings\n")
 	}
 	if err := t.Flush(); err != nil || !rdma {
 		return err
@@ -85,7 +88,7 @@ func show(w io.Writer, r *load.Result, rdma, write bool) error {
 	return compare(w, r, write)
 }
 
-// compare prints the crossings per I/O beside those of the figures that one-shot RDMA comes from.
+// compare prints the measured crossings per I/O beside those of figures 2 to 4 (docs/protocols/one-shot.md §7).
 func compare(w io.Writer, r *load.Result, write bool) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintf(t, "\ncrossings per I/O\tinitiator out\tin\tboth\ttarget out\tin\tboth\tin all\t\n")
@@ -103,7 +106,7 @@ func compare(w io.Writer, r *load.Result, write bool) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintln(w, "The figures are of one command by itself: of more than one outstanding, many share a crossing. The target\n"+
-		"takes the completion of its answer besides, and the initiator one for every 16 commands.")
+	_, err := fmt.Fprintln(w, "The figures count the crossings of one command by itself. With several commands outstanding, many share a crossing.\n"+
+		"Besides, the target takes the completion of its answer, and the initiator one completion for every 16 commands.")
 	return err
 }

@@ -15,7 +15,7 @@ import (
 	"oneshot/initiator"
 )
 
-// dial connects with the target of the URL and calls f.
+// dial logs in to the target of the URL and calls f with the session.
 func (fl *flags) dial(c *cobra.Command, u initiator.URL, f func(context.Context, *initiator.Session) error) (err error) {
 	o, err := fl.options(c)
 	if err != nil {
@@ -34,7 +34,7 @@ func (fl *flags) dial(c *cobra.Command, u initiator.URL, f func(context.Context,
 	return err
 }
 
-// disk is dial with the LUN of the URL.
+// disk is dial for commands that use one LUN, which the URL has to name.
 func (fl *flags) disk(c *cobra.Command, arg string, f func(context.Context, *initiator.LU) error) error {
 	u, err := fl.url(arg)
 	if err != nil {
@@ -56,8 +56,10 @@ func lsCommand(fl *flags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "ls URL",
 		Short: "List the targets of a node, or the LUNs of a target",
-		Long: `ls asks a node which targets it has, if the URL names none, and otherwise the target which
-LUNs it has.`,
+		Long: `ls lists the targets of a node with their portals, if the URL names no target. Otherwise
+it lists the LUNs of the target, with size and block size.`,
+		Example: `  initiator ls iscsi://127.0.0.1
+  initiator ls iscsi://127.0.0.1/iqn.2026-11.example.oneshot:demo`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			u, err := fl.url(args[0])
@@ -95,7 +97,7 @@ func (fl *flags) targets(c *cobra.Command, u initiator.URL) error {
 	return nil
 }
 
-// unit is a LUN as ls shows it.
+// unit is a row of ls: a LUN.
 type unit struct {
 	LUN       int   `json:"lun"`
 	Size      int64 `json:"size"` // bytes
@@ -139,7 +141,11 @@ func inquiryCommand(fl *flags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "inquiry URL",
 		Short: "Show what a disk says of itself",
-		Args:  cobra.ExactArgs(1),
+		Long: `inquiry sends INQUIRY to a LUN, and shows vendor, product, revision, serial number, and the
+designators of the LUN (names that identify it, its port and its target). Without a LUN in
+the URL it is LUN 0.`,
+		Example: `  initiator inquiry iscsi://127.0.0.1/iqn.2026-11.example.oneshot:demo/0`,
+		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			u, err := fl.url(args[0])
 			if err != nil {
@@ -162,15 +168,15 @@ func inquiryCommand(fl *flags) *cobra.Command {
 	}
 }
 
-// span is the part of a disk that a copy is about.
+// span is the part of a disk to copy.
 type span struct{ offset, length size }
 
 func (s *span) flags(c *cobra.Command) {
-	c.Flags().Var(&s.offset, "offset", "where to begin on the disk, in bytes; whole blocks")
-	c.Flags().Var(&s.length, "length", "how much to copy, in bytes; 0: all there is")
+	c.Flags().Var(&s.offset, "offset", "`BYTES` of the disk before the first one to copy, such as 1MiB; a multiple of the block size")
+	c.Flags().Var(&s.length, "length", "how many `BYTES` to copy, such as 1MiB; 0: all there are")
 }
 
-// copied is what a copy says at its end.
+// copied is the result of a copy.
 type copied struct {
 	Bytes int64 `json:"bytes"`
 }
@@ -180,7 +186,11 @@ func readCommand(fl *flags) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "read URL [FILE]",
 		Short: "Copy a disk to a file or standard output",
-		Args:  cobra.RangeArgs(1, 2),
+		Long: `read copies a disk, or a part of it, to FILE, and syncs the file. Without FILE, or with "-",
+it copies to standard output. It overwrites a FILE that exists.`,
+		Example: `  initiator read iscsi://127.0.0.1/iqn.2026-11.example.oneshot:demo/0 copy.img
+  initiator read --length 1MiB iscsi://127.0.0.1/iqn.2026-11.example.oneshot:demo/0 | hexdump -C | head`,
+		Args: cobra.RangeArgs(1, 2),
 	}
 	sp.flags(c)
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
@@ -218,9 +228,11 @@ func writeCommand(fl *flags) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "write URL [FILE]",
 		Short: "Copy a file or standard input to a disk",
-		Long: `write copies to the disk and has it make the data durable. Where the input ends within a
-block, the rest of that block stays as it is.`,
-		Args: cobra.RangeArgs(1, 2),
+		Long: `write copies FILE to a disk, and flushes the disk, so that the data is durable. Without FILE,
+or with "-", it copies standard input. If the input ends within a block, the rest of that
+block keeps its content.`,
+		Example: `  initiator write iscsi://127.0.0.1/iqn.2026-11.example.oneshot:demo/0 copy.img`,
+		Args:    cobra.RangeArgs(1, 2),
 	}
 	sp.flags(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
@@ -256,7 +268,7 @@ block, the rest of that block stays as it is.`,
 	return c
 }
 
-// told says how much was copied, if that was asked for and the output is not the copy.
+// told prints how much was copied, if --json asks for it and standard output is not the copy itself.
 func (fl *flags) told(c *cobra.Command, v copied, err error, taken bool) error {
 	if err != nil || !fl.json {
 		return err
@@ -271,7 +283,7 @@ func (fl *flags) told(c *cobra.Command, v copied, err error, taken bool) error {
 // bar is a progress bar on a terminal; elsewhere it is silent.
 type bar struct {
 	w     io.Writer
-	total int64 // 0: nobody knows
+	total int64 // bytes; 0: not known
 	shown int   // what was shown last: per cent, or MiB
 }
 

@@ -6,5 +6,8 @@ import (
 	"oneshot/internal/doctest"
 )
 
-// What the documents show of this program exists.
+// The documents show only commands and flags that exist.
 func TestDocumentedCommands(t *testing.T) { doctest.Commands(t, rootCommand()) }
+
+// The help of each command says what the command does, and shows an example.
+func TestHelp(t *testing.T) { doctest.Help(t, rootCommand()) }

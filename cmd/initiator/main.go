@@ -1,15 +1,15 @@
-// Command initiator uses iSCSI disks without a kernel's help: over TCP, over iSER and over
-// one-shot RDMA in user space.
+// Command initiator uses iSCSI disks without the help of the kernel: over TCP, iSER and
+// one-shot RDMA, in user space.
 //
 //	initiator ls URL                    targets of a node, LUNs of a target
-//	initiator inquiry URL               what a disk says of itself
+//	initiator inquiry URL               vendor, product, serial number and names of a disk
 //	initiator read URL [FILE]           copy a disk to a file or standard output
 //	initiator write URL [FILE]          copy a file or standard input to a disk
-//	initiator bench URL                 put a load on a disk and say what it took
-//	initiator version                   say what this is
+//	initiator bench URL                 put a load on a disk and measure it
+//	initiator version                   print the version
 //
-// It exits with 0 when all went well, with 1 when something failed, and with 2 when it was
-// called wrongly.
+// The exit status is 0 for success, 1 if something failed, and 2 for a command line that
+// makes no sense.
 package main
 
 import (
@@ -42,6 +42,7 @@ func run(ctx context.Context, arg0 string, args []string, stdin io.Reader, stdou
 	root := rootCommand()
 	name := command.Name(arg0, "initiator")
 	command.Rename(root, name)
+	command.ShowExitStatus(root)
 	root.SetArgs(args)
 	root.SetIn(stdin)
 	root.SetOut(stdout)
@@ -57,7 +58,7 @@ func run(ctx context.Context, arg0 string, args []string, stdin io.Reader, stdou
 	return exitError
 }
 
-// usageError is a call that makes no sense.
+// usageError is the error for a command line that makes no sense.
 type usageError struct{ err error }
 
 func (e *usageError) Error() string { return e.err.Error() }

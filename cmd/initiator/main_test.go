@@ -28,7 +28,7 @@ portals:
 `)
 }
 
-// call runs the command and returns its status, output and error output.
+// call runs the command and returns its exit status, its standard output and its standard error.
 func call(t *testing.T, in string, args ...string) (int, string, string) {
 	t.Helper()
 	var out, bad bytes.Buffer
@@ -85,7 +85,7 @@ func TestCommands(t *testing.T) {
 	}
 }
 
-// What is called wrongly ends with 2, what fails with 1, and both say why in a line.
+// The exit status is 2 for a command line that makes no sense, 1 for a failure, and both say why in one line.
 func TestErrors(t *testing.T) {
 	tg := start(t)
 	at := "iscsi://" + tg.Portals[0]
@@ -99,7 +99,7 @@ func TestErrors(t *testing.T) {
 		{2, "unknown flag", []string{"ls", "--x", at}},
 		{2, "begins with iscsi://", []string{"ls", "http://h"}},
 		{2, "names no LUN", []string{"read", at + "/" + iqn}},
-		{2, "no size", []string{"read", "--length", "4kb", at + "/" + iqn + "/0"}},
+		{2, "is not a size", []string{"read", "--length", "4kb", at + "/" + iqn + "/0"}},
 		{2, "flow", []string{"ls", "--flow", "x", at}},
 		{1, "is one of RDMA", []string{"ls", "--flow", "window", at}},
 		{1, "refuses the login", []string{"ls", at + "/iqn.2026-11.example.oneshot:none"}},
@@ -123,7 +123,7 @@ func TestEnvironment(t *testing.T) {
 	tg := start(t)
 	t.Setenv("LIBISCSI_CHAP_USERNAME", "alice")
 	url := "iscsi://" + tg.Portals[0] + "/iqn.2026-11.example.oneshot:chap"
-	if status, _, bad := call(t, "", "ls", url); status != 2 || !strings.Contains(bad, "no secret") {
+	if status, _, bad := call(t, "", "ls", url); status != 2 || !strings.Contains(bad, "without a secret") {
 		t.Errorf("status %d, %s", status, bad)
 	}
 	t.Setenv("LIBISCSI_CHAP_PASSWORD", "wonderland-looking")
@@ -136,7 +136,7 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
-// Under the name by which a package installs it, the program says that name, and has pages for man(1).
+// A program that a package installs under another name uses that name in its help, its errors and its man pages.
 func TestOtherName(t *testing.T) {
 	dir := t.TempDir()
 	var out, bad bytes.Buffer

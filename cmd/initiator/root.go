@@ -20,7 +20,7 @@ import (
 	"oneshot/internal/version"
 )
 
-// flags are those of every command.
+// flags holds the flags that all commands have.
 type flags struct {
 	name      string
 	json      bool
@@ -34,8 +34,11 @@ type flags struct {
 func versionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
-		Short: "Say which version this is",
-		Args:  cobra.NoArgs,
+		Short: "Print the version",
+		Long: `version prints the version of the program, and the Go version that built it. Begin a bug
+report with it.`,
+		Example: `  initiator version`,
+		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			_, err := fmt.Fprintf(c.OutOrStdout(), "oneshot %s\nbuilt with  %s for %s/%s\n", version.String(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 			return err
@@ -55,12 +58,13 @@ A URL has the form that libiscsi and QEMU use:
   iscsi://[user[%secret]@]host[:port]/iqn/lun          iSCSI over TCP, port 3260
   iser+iwarp://…                                       iSER over iWARP, port 3261
   oneshot+iwarp://…                                    one-shot RDMA over iWARP, port 3261
-  iser+verbs://…?device=rxe0                           iSER over a device of the kernel's, port 3260
+  iser+verbs://…?device=rxe0                           iSER over an RDMA device of the kernel, port 3260
 
-with ?header_digest=crc32c, data_digest=crc32c, target_user=… and target_password=… where
-needed. User and secret are better given in the environment, which other users do not see:
-LIBISCSI_CHAP_USERNAME, LIBISCSI_CHAP_PASSWORD, LIBISCSI_CHAP_TARGET_USERNAME and
-LIBISCSI_CHAP_TARGET_PASSWORD. RDMA over iWARP needs no card and no kernel module.`,
+After ? may stand header_digest=crc32c, data_digest=crc32c, target_user=… and
+target_password=…, with & between them. Other users can see the command line but not the
+environment, so put user and secret into LIBISCSI_CHAP_USERNAME and LIBISCSI_CHAP_PASSWORD,
+those of the target into LIBISCSI_CHAP_TARGET_USERNAME and LIBISCSI_CHAP_TARGET_PASSWORD.
+RDMA over iWARP needs no card and no kernel module.`,
 		Example: `  initiator ls iscsi://127.0.0.1
   initiator read --length 1MiB iscsi://127.0.0.1/iqn.2026-11.example.oneshot:demo/0 | hexdump -C | head
   initiator bench --depth 32 --random oneshot+iwarp://127.0.0.1/iqn.2026-11.example.oneshot:demo/0`,
@@ -75,13 +79,13 @@ LIBISCSI_CHAP_TARGET_PASSWORD. RDMA over iWARP needs no card and no kernel modul
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	p := root.PersistentFlags()
-	p.StringVar(&f.name, "initiator-name", initiator.DefaultName, "iSCSI name of this initiator")
-	p.BoolVar(&f.json, "json", false, "print JSON")
-	p.StringVar(&f.flow, "flow", "default", "how memory becomes reachable over RDMA: conventional, register, window, static, one-shot")
-	p.BoolVar(&f.opcodes, "opcodes", false, "one-shot RDMA with opcodes of its own (FIG 5A), not with flags (FIG 5B)")
-	p.IntVar(&f.immediate, "immediate", 0, "most bytes of data that a command takes along; -1: none; 0: 8192")
-	p.DurationVar(&f.timeout, "timeout", 15*time.Second, "how long connecting and logging in may take")
-	p.BoolVar(&f.verbose, "verbose", false, "log what happens to standard error")
+	p.StringVar(&f.name, "initiator-name", initiator.DefaultName, "iSCSI `NAME` of this initiator")
+	p.BoolVar(&f.json, "json", false, "print JSON instead of text")
+	p.StringVar(&f.flow, "flow", "default", "`FLOW` by which memory becomes reachable over RDMA: conventional, register, window, static or one-shot; default: what suits the URL")
+	p.BoolVar(&f.opcodes, "opcodes", false, "mark one-shot messages by opcodes of their own instead of by flags")
+	p.IntVar(&f.immediate, "immediate", 0, "most `BYTES` of data that a write command carries with it; -1: none; 0: 8192")
+	p.DurationVar(&f.timeout, "timeout", 15*time.Second, "`TIME` that connecting and logging in may take")
+	p.BoolVar(&f.verbose, "verbose", false, "write a log to standard error")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	root.AddCommand(lsCommand(f), inquiryCommand(f), readCommand(f), writeCommand(f), benchCommand(f))
 	root.AddCommand(versionCommand(), command.Docs(func(_ *cobra.Command, reason string) error { return errors.New(reason) }))
@@ -109,14 +113,14 @@ func (fl *flags) url(arg string) (initiator.URL, error) {
 	if u.CHAP != nil && len(u.CHAP.Secret) == 0 {
 		u.CHAP.Secret = []byte(os.Getenv("LIBISCSI_CHAP_PASSWORD"))
 		if len(u.CHAP.Secret) == 0 {
-			return u, &usageError{errors.New("there is a CHAP user and no secret: LIBISCSI_CHAP_PASSWORD, or user%secret@ in the URL")}
+			return u, &usageError{errors.New("there is a CHAP user without a secret: set LIBISCSI_CHAP_PASSWORD, or write user%secret@ into the URL")}
 		}
 	}
 	if user, ok := os.LookupEnv("LIBISCSI_CHAP_TARGET_USERNAME"); ok && u.Mutual == nil {
 		u.Mutual = &initiator.Credentials{Name: user, Secret: []byte(os.Getenv("LIBISCSI_CHAP_TARGET_PASSWORD"))}
 	}
 	if u.Mutual != nil && u.CHAP == nil {
-		return u, &usageError{errors.New("the target is to prove who it is (target_user), but there is no CHAP user of ours")}
+		return u, &usageError{errors.New("the target has to prove who it is (target_user), which takes a CHAP user of the initiator, too: set LIBISCSI_CHAP_USERNAME, or write user%secret@ into the URL")}
 	}
 	return u, nil
 }
@@ -136,7 +140,7 @@ func (fl *flags) options(c *cobra.Command) (initiator.Options, error) {
 	return o, nil
 }
 
-// print prints v as JSON.
+// printJSON prints v as JSON.
 func printJSON(w io.Writer, v any) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
@@ -148,7 +152,7 @@ var units = []struct {
 	n    int64
 }{{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", 1 << 40}, {"", 1}}
 
-// size is a flag in bytes, with a unit or without.
+// size is a flag that counts bytes, with a unit or without.
 type size int64
 
 func (s *size) Type() string { return "size" }
@@ -177,5 +181,5 @@ func (s *size) Set(v string) error {
 		*s = size(n * u.n)
 		return nil
 	}
-	return fmt.Errorf("%q is no size, such as 4096, 64KiB or 1GiB", v)
+	return fmt.Errorf("%q is not a size: write 4096, 64KiB or 1GiB, for example", v)
 }

@@ -12,7 +12,7 @@ import (
 	"oneshot/mgmt"
 )
 
-// accessStates are the words of the command line, with what the API calls them.
+// accessStates maps the words of the command line to the names that the API uses.
 var accessStates = []struct{ word, state string }{
 	{"optimized", "active/optimized"},
 	{"non-optimized", "active/non-optimized"},
@@ -27,15 +27,15 @@ func aluaCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "alua [-o table|json]",
 		Short: "Show or set which paths to a LUN initiators should use",
-		Long: `alua shows the asymmetric access states (ALUA) of a serving daemon: for every LUN
-and every group of portals through which it is reached, how good that way is.
-alua set changes them.
+		Long: `alua shows the asymmetric access states (ALUA) of a running daemon: one row for
+each LUN and each group of portals through which initiators reach it. The state says
+how good that path is. "alua set" changes it.
 
-A group is the "group" of portals in the configuration, and what SCSI calls a
-target port group. Initiators with multipathing use the ways that are
-active/optimized, those that are active/non-optimized if there are no others, and
-none that is standby, unavailable or offline. The column CHANGED BY says who may
-change a state: "alua" at the LUN in the configuration.`,
+A group is the "group" of a portal in the configuration; SCSI calls it a target
+port group. Initiators with multipathing use the paths that are active/optimized.
+If there are none, they use those that are active/non-optimized. They send no I/O
+over paths that are standby, unavailable or offline. The column CHANGED BY says who
+may change a state; the key "alua" of the LUN in the configuration decides it.`,
 		Example: `  target alua
   target alua set iqn.2026-11.example.oneshot:demo 2 standby
   target alua -o json | jq '.access[] | select(.state != "active/optimized")'`,
@@ -63,21 +63,21 @@ func aluaSetCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set TARGET GROUP STATE [--lun N] [--preferred]",
 		Short: "Set the access state of a group of portals",
-		Long: `set changes the access state of a group of portals for all LUNs of a target, or
-those of --lun. STATE is one of
+		Long: `set changes the access state of a group of portals. The change is for all LUNs of
+the target, or for those that --lun names. TARGET is the iSCSI name of the target,
+GROUP the number of the group. STATE is one of
     ` + strings.Join(words, ", ") + `
-(active/optimized and active/non-optimized are understood too). Initiators are
-told by a unit attention, and ask for the states; commands that are in flight end
-as they would have. If a LUN does not let the administrator change states (alua:
-explicit or none in the configuration), nothing is changed.
+(active/optimized and active/non-optimized are accepted, too). The daemon tells
+initiators by a unit attention, and they ask for the new states. Commands that are
+in flight are not affected. If one of the LUNs does not let the administrator change
+states (alua: explicit or alua: none in the configuration), nothing changes.
 
-To take a portal out of use: set the other groups optimized, this one standby,
-wait until target sessions --watch shows no more commands on its sessions, and go
-ahead.
+To take a portal out of use, set the other groups to optimized and this one to
+standby. Then wait until target sessions --watch shows no more commands in its
+sessions.
 
-States hold while the configuration is read again. With "state" in the
-configuration they hold over restarts as well, without it everything is
-active/optimized after a restart.`,
+States survive a reload of the configuration. With "state" in the configuration they
+survive restarts, too. Without it every state is active/optimized after a restart.`,
 		Example: `  target alua set iqn.2026-11.example.oneshot:demo 2 standby
   target alua set iqn.2026-11.example.oneshot:demo 1 optimized --lun 0 --lun 3 --preferred`,
 		DisableFlagsInUseLine: true,
@@ -111,8 +111,8 @@ active/optimized after a restart.`,
 	}
 	v.socketFlag(cmd)
 	v.outputFlag(cmd)
-	cmd.Flags().IntSliceVar(&luns, "lun", nil, "only the LUN `N`; may be given several times (default: all of the target)")
-	cmd.Flags().BoolVar(&preferred, "preferred", false, "tell initiators to like this group best; --preferred=false takes that back (default: as it is)")
+	cmd.Flags().IntSliceVar(&luns, "lun", nil, "only LUN `N`; may be given several times (default: all LUNs of the target)")
+	cmd.Flags().BoolVar(&preferred, "preferred", false, "tell initiators to prefer this group; --preferred=false takes that back (default: unchanged)")
 	return cmd
 }
 
@@ -143,7 +143,8 @@ func parseAccess(cmd *cobra.Command, change *mgmt.AccessChange, args []string, l
 
 const maxLUN = 16383
 
-// completeAccess completes the next word of alua set: with what the daemon has, if it answers.
+// completeAccess completes the next word of alua set. It asks the daemon for targets, groups and LUNs; if the
+// daemon does not answer, there are none.
 func completeAccess(cmd *cobra.Command, socket string, args, states []string) (words []string) {
 	switch {
 	case len(args) == 2:

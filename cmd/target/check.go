@@ -21,13 +21,14 @@ func checkCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check --config FILE",
 		Short: "Validate a configuration and show what it would serve",
-		Long: `check reads a configuration as serve does, and shows what would be served:
-stores, targets with their LUNs, who may log in, and portals. Secrets are read,
-but never shown. It opens no store and listens nowhere, so it can run beside a
-serving daemon.
+		Long: `check reads a configuration as serve does, and shows what serve would serve:
+stores, targets with their LUNs, who may log in, and portals. It reads secrets, but
+never shows them. It opens no store and listens nowhere, so it can run beside a
+daemon.
 
-If something is wrong it shows every problem with file, line, column and what to
-change, and exits with 1. Warnings are about what works but is hardly meant.`,
+If the configuration is not valid, check shows every problem with file, line, column
+and what to change, and exits with status 1. A warning is about something that works
+but is probably a mistake; the exit status is 0 then.`,
 		Example: `  target check --config /etc/oneshot.yaml
   target check -c /etc/oneshot.yaml && systemctl restart oneshot`,
 		Args:                  noArgs,
@@ -54,8 +55,8 @@ func check(path string, stdout, stderr io.Writer) error {
 	return writeSummary(stdout, c)
 }
 
-// writeSummary tells what c would serve to somebody who knows disks but not the
-// configuration's own words. It shows no secrets.
+// writeSummary writes what c would serve, for a reader who knows disks but not the
+// keys of the configuration. It shows no secrets.
 func writeSummary(w io.Writer, c *config.Config) error {
 	fmt.Fprintf(w, "%s is valid.\n", c.File)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
@@ -81,7 +82,7 @@ func writeSummary(w io.Writer, c *config.Config) error {
 	return t.Flush()
 }
 
-// writeServices tells what the daemon has for its administrator.
+// writeServices writes what the daemon offers its administrator: log, state, metrics, management, iSNS.
 func writeServices(w io.Writer, c *config.Config) {
 	metrics := "not served"
 	if c.Metrics.Given {
@@ -101,7 +102,7 @@ func writeServices(w io.Writer, c *config.Config) {
 	fmt.Fprintf(w, "  iSNS\t%s\n", server)
 }
 
-// portalWords are the last column of a portal.
+// portalWords returns the last column of a portal's row.
 func portalWords(p *config.Portal) (words []string) {
 	if p.Advertise != "" {
 		words = append(words, "told to initiators as "+p.Advertise)
@@ -124,7 +125,7 @@ func portalWords(p *config.Portal) (words []string) {
 	return words
 }
 
-// oneShotText says what a portal agrees to.
+// oneShotText says which forms of one-shot RDMA a portal agrees to.
 func oneShotText(s *config.OneShot) string {
 	if !s.Flags && !s.Opcodes {
 		return "without one-shot"
@@ -168,7 +169,7 @@ func storeSize(s *config.Store) string {
 	return config.FormatSize(s.Size)
 }
 
-// fileState says what is to be known of a file before it is opened.
+// fileState says what serve would find at the path of a file store: nothing, a directory, no regular file.
 func fileState(f *config.FileStore) []string {
 	info, err := os.Stat(f.Path)
 	switch {
@@ -187,7 +188,7 @@ func fileState(f *config.FileStore) []string {
 	return nil
 }
 
-// storeDetails is the last column of a store.
+// storeDetails returns the last column of a store's row.
 func storeDetails(s *config.Store) string {
 	var words []string
 	if f := s.File; f != nil {
@@ -238,12 +239,12 @@ func storeDetails(s *config.Store) string {
 		words = append(words, "read-only")
 	}
 	if words == nil {
-		return "" // nor a tab, which would leave blanks at the end of the line
+		return "" // without a tab, which would leave blanks at the end of the line
 	}
 	return "\t" + strings.Join(words, ", ")
 }
 
-// ioWords tells a way of I/O that was asked for.
+// ioWords returns the way of I/O, if the configuration asks for one.
 func ioWords(m config.IOMode) []string {
 	if m == config.IOAuto {
 		return nil

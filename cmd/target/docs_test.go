@@ -10,8 +10,8 @@ import (
 	"oneshot/internal/doctest"
 )
 
-// Every command that help shows has a page, which man(7) understands, and each shell its
-// script.
+// Every command that help shows has a man page with all sections, and each shell has its
+// completion script.
 func TestDocs(t *testing.T) {
 	dir := t.TempDir()
 	if code := run("target", []string{"docs", dir}, os.Stdout, os.Stderr); code != exitOK {
@@ -34,7 +34,7 @@ func TestDocs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, want := range []string{".TH TARGET", "\n.SH NAME\n", "\n.SH SYNOPSIS\n", "\n.SH DESCRIPTION\n", "\n.SH SEE ALSO\n"} {
+		for _, want := range []string{".TH TARGET", "\n.SH NAME\n", "\n.SH SYNOPSIS\n", "\n.SH DESCRIPTION\n", "\n.SH EXAMPLES\n", "\n.SH EXIT STATUS\n0 for success", "\n.SH SEE ALSO\n"} {
 			if !strings.Contains(string(text), want) {
 				t.Errorf("%s has no %q", page, want)
 			}
@@ -45,5 +45,8 @@ func TestDocs(t *testing.T) {
 	}
 }
 
-// What the documents show of this program exists.
+// The documents show only commands and flags that exist.
 func TestDocumentedCommands(t *testing.T) { doctest.Commands(t, rootCommand()) }
+
+// The help of each command says what the command does, and shows an example.
+func TestHelp(t *testing.T) { doctest.Help(t, rootCommand()) }

@@ -6,16 +6,18 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
+	"os/exec"
 	"strings"
 
 	"oneshot/config"
 )
 
-// maxHints is the number of targets for which lines to paste are printed.
+// maxHints is the number of targets for which serve prints commands to paste.
 const maxHints = 8
 
-// writeHints prints lines to paste into a shell for what c serves at addrs, which has the bound address of each
-// portal. Secrets are shown as the word SECRET.
+// writeHints prints commands that use what c serves, to paste into a shell. addrs has the bound address of each
+// portal. In the place of secrets it prints the word SECRET.
 func writeHints(w io.Writer, c *config.Config, addrs []net.Addr) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "serving %s at %s\n", count(len(c.Targets), "target"), joinAddrs(addrs))
@@ -32,8 +34,9 @@ func writeHints(w io.Writer, c *config.Config, addrs []net.Addr) error {
 	return err
 }
 
-// writeStatusHint prints how to look at a daemon that has a management socket.
-func writeStatusHint(w io.Writer, name, socket string) error {
+// writeStatusHint prints the command that shows the status of a daemon, if it has a management socket. program is
+// how the user called this one.
+func writeStatusHint(w io.Writer, program, socket string) error {
 	if socket == "" {
 		return nil
 	}
@@ -41,8 +44,23 @@ func writeStatusHint(w io.Writer, name, socket string) error {
 	if socket != socketToAsk() {
 		flag = " --socket " + quote(socket)
 	}
-	_, err := fmt.Fprintf(w, "\nHow it is doing\n  %s status%s\n", name, flag)
+	_, err := fmt.Fprintf(w, "\nHow it is doing\n  %s status%s\n", quote(program), flag)
 	return err
+}
+
+// typed returns what the user types to call this program again: name, if the shell finds the program by that, or
+// arg0, which is how it was called now.
+func typed(arg0, name string) string {
+	found, err := exec.LookPath(name)
+	if err != nil {
+		return arg0
+	}
+	a, errFound := os.Stat(found)
+	b, errCalled := os.Stat(arg0)
+	if errFound == nil && errCalled == nil && !os.SameFile(a, b) {
+		return arg0
+	}
+	return name
 }
 
 func joinAddrs(addrs []net.Addr) string {
@@ -53,8 +71,8 @@ func joinAddrs(addrs []net.Addr) string {
 	return strings.Join(texts, ", ")
 }
 
-// reachable returns the address of the first TCP portal: the one that discovery tells initiators, where that is
-// configured, else one to connect to from this machine, which for all addresses is the loopback one.
+// reachable returns an address of the first TCP portal: the one that it advertises, if the configuration has one,
+// or else one that this machine can connect to. For a portal on all addresses that is the loopback address.
 func reachable(c *config.Config, addrs []net.Addr) string {
 	for i, p := range c.Portals {
 		if p.Transport != config.TransportTCP || i >= len(addrs) {
@@ -124,7 +142,7 @@ func joinPatterns(rules []config.Initiator) string {
 	return strings.Join(texts, ", ")
 }
 
-// chapSettings are the arguments of iscsiadm -o update that set CHAP.
+// chapSettings returns the arguments of iscsiadm -o update that set CHAP.
 func chapSettings(prefix string, a config.Auth) string {
 	set := func(name, value string) string { return fmt.Sprintf(" -n %s.%s -v %s", prefix, name, quote(value)) }
 	text := set("authmethod", "CHAP") + set("username", a.CHAP.User) + set("password", "SECRET")
@@ -134,8 +152,8 @@ func chapSettings(prefix string, a config.Auth) string {
 	return text
 }
 
-// libiscsiEnv are the variables from which libiscsi, and QEMU with it, take
-// CHAP: unlike an URL, they do not show in the list of processes.
+// libiscsiEnv returns the variables from which libiscsi and QEMU take the CHAP
+// credentials. Unlike a URL, they do not show in the list of processes.
 func libiscsiEnv(a config.Auth) string {
 	if a.CHAP == nil {
 		return ""

@@ -16,18 +16,18 @@ func importCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "import FILE",
 		Short: "Turn a configuration of targetcli or tgt into one for serve",
-		Long: `import reads saveconfig.json of targetcli (LIO) or targets.conf of tgt, writes a
-configuration for serve to standard output, and says on standard error what it
-could not take over. It reads the files that targets.conf includes, opens no store,
-and changes nothing.
+		Long: `import reads the saveconfig.json of targetcli (LIO) or the targets.conf of tgt. It
+writes a configuration for serve to standard output, and says on standard error what
+it could not take over. It reads the files that targets.conf includes. It opens no
+store and changes nothing.
 
-Rules of access that cannot be said here, such as the address of an initiator, are
-left out of the result, mostly with those whom they admit. Where that lets in more
-than before a NOTE says so: read the notes before you serve the result. Secrets
-are written out, so keep it from other users.
+Some rules of access have no equivalent here, such as the IP address of an initiator.
+import leaves them out, and in most cases the initiators that they admit as well. Where
+the result admits more initiators than before, a NOTE says so: read the notes before
+you serve the result. The result contains secrets, so keep it from other users.
 
 If the result lacks something that only you know, such as a secret of at least 12
-characters, it says so and exits with 1; the configuration is written all the
+bytes, import says so and exits with status 1. It writes the configuration all the
 same.`,
 		Example: `  umask 077; target import /etc/rtslib-fb-target/saveconfig.json > target.yaml
   target import /etc/tgt/targets.conf > target.yaml

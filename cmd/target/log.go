@@ -12,8 +12,8 @@ import (
 	"oneshot/internal/loglimit"
 )
 
-// newLogger returns a slog.Logger that writes to w through logrus, as the
-// configuration says, and a function that changes its level. A call below the level costs a comparison and
+// newLogger returns a slog.Logger that writes to w through logrus, in the format and at the level of the
+// configuration, and a function that changes its level. A call below the level costs a comparison, and
 // allocates nothing if its arguments are slog.Attr.
 func newLogger(c config.Log, w io.Writer) (log *slog.Logger, setLevel func(slog.Level)) {
 	l := logrus.New()

@@ -2,15 +2,15 @@
 //
 //	target serve [--config FILE]     serve until SIGTERM or SIGINT
 //	target check --config FILE       validate, and show what would be served
-//	target reload                    have a daemon read its configuration again
+//	target reload                    make a daemon read its configuration again
 //	target status, target sessions   show what a daemon serves, to whom, and how fast
 //	target session drop ID           end a session
 //	target alua, target alua set     show and set access states of paths
 //	target import FILE               turn another target's configuration into ours
-//	target version                   say what this is
+//	target version                   print the version and what is compiled in
 //
-// It exits with 0 when all went well, with 1 when the configuration or the
-// service failed, and with 2 when it was called wrongly.
+// The exit status is 0 for success, 1 if the configuration is not valid or something
+// failed, and 2 for a command line that makes no sense.
 package main
 
 import (
@@ -39,6 +39,7 @@ func run(arg0 string, args []string, stdout, stderr io.Writer) int {
 	root := rootCommand()
 	name := command.Name(arg0, usualName)
 	command.Rename(root, name)
+	command.ShowExitStatus(root)
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
@@ -53,8 +54,8 @@ func run(arg0 string, args []string, stdout, stderr io.Writer) int {
 	return exitError
 }
 
-// report prints an error for the person at the terminal: in one line, except for
-// a configuration, all of whose problems are shown.
+// report prints an error for the person at the terminal: in one line, or, for a
+// configuration that is not valid, with all of its problems.
 func report(w io.Writer, name string, err error) {
 	bad, ok := errors.AsType[*config.Error](err)
 	if !ok {

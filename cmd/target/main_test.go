@@ -36,14 +36,14 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// process is the daemon that start has started.
+// process is the daemon that cmdStart has started.
 type process struct {
 	cmd    *exec.Cmd
 	stderr strings.Builder
 }
 
-// cmdStatus runs the command and expects an exit status: status 2 target serve x.
-// Its output is in the files out and err.
+// cmdStatus runs a command and expects an exit status: status 2 target serve x.
+// It leaves the output of the command in the files out and err.
 func cmdStatus(ts *testscript.TestScript, _ bool, args []string) {
 	cmd := program(ts, args[1:])
 	var stdout, stderr strings.Builder
@@ -85,8 +85,8 @@ func cmdStart(ts *testscript.TestScript, _ bool, args []string) {
 // running holds the daemon of each script; scripts run in parallel.
 var running sync.Map
 
-// cmdHangup sends SIGHUP to the daemon and waits until what its status says matches: hangup
-// SOCKET REGEXP.
+// cmdHangup sends SIGHUP to the daemon and waits until the output of target status matches:
+// hangup SOCKET REGEXP.
 func cmdHangup(ts *testscript.TestScript, _ bool, args []string) {
 	found, ok := running.Load(ts)
 	if !ok {

@@ -19,7 +19,7 @@ import (
 	"oneshot/mgmt"
 )
 
-// view is how the commands that look at a daemon show what they see.
+// view holds the flags of the commands that look at a daemon.
 type view struct {
 	socket   string
 	output   string
@@ -29,23 +29,23 @@ type view struct {
 }
 
 func (v *view) socketFlag(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&v.socket, "socket", "", "the management `SOCKET` of the daemon (default: $"+socketVariable+", that of this user's own daemon, or "+config.DefaultSocket+")")
+	cmd.Flags().StringVar(&v.socket, "socket", "", "path of the daemon's management `SOCKET` (default: $"+socketVariable+", else that of this user's own daemon, else "+config.DefaultSocket+")")
 }
 
-// client asks the daemon that is meant.
+// client returns a client of the daemon that the flags name.
 func (v *view) client() *mgmt.Client { return mgmt.NewClient(cmp.Or(v.socket, socketToAsk())) }
 
 func (v *view) flags(cmd *cobra.Command) {
 	v.socketFlag(cmd)
 	v.outputFlag(cmd)
 	f := cmd.Flags()
-	f.BoolVarP(&v.watch, "watch", "w", false, "go on, and show what happens per second, until Ctrl-C")
-	f.DurationVar(&v.interval, "interval", time.Second, "with --watch, the `TIME` between two looks")
-	f.IntVar(&v.count, "count", 0, "with --watch, how many `TIMES` to look (default: without end)")
+	f.BoolVarP(&v.watch, "watch", "w", false, "repeat until Ctrl-C, and show what happens per second")
+	f.DurationVar(&v.interval, "interval", time.Second, "with --watch, the `TIME` between two tables, such as 500ms or 5s; at least 10ms")
+	f.IntVar(&v.count, "count", 0, "with --watch, stop after this many `TABLES` (default: never)")
 }
 
 func (v *view) outputFlag(cmd *cobra.Command) {
-	cmd.Flags().StringVarP(&v.output, "output", "o", "table", "the `FORM` of the output: table or json")
+	cmd.Flags().StringVarP(&v.output, "output", "o", "table", "`FORMAT` of the output: table or json")
 	must(cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json"}, cobra.ShellCompDirectiveNoFileComp)))
 }
 
@@ -71,14 +71,14 @@ func statusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status [--watch] [-o table|json]",
 		Short: "Show what a daemon serves, and what every LUN does",
-		Long: `status asks a serving daemon, over its management socket, for its portals,
-targets and LUNs, and for what was done with each LUN: commands, bytes, latency,
-failures since the target exists. With --watch it goes on and shows what happens
-per second.
+		Long: `status asks a running daemon, over its management socket, for its portals, targets
+and LUNs, and for what each LUN has done since its target exists: commands, bytes,
+latency, failures. With --watch it repeats, and shows what happens per second.
 
-Latency is from the arrival of a command to the departure of its answer; p99 is
-the upper bound of the bucket that holds the 99th percentile, which is right
-within a third.`,
+MEAN and P99 are latencies: the time from the arrival of a command to the departure
+of its answer. P99 is the upper bound of the histogram bucket that holds the 99th
+percentile; the true value is at most a third below it. BUSY is the number of commands
+in flight, FAILED the number of failures of each kind.`,
 		Example: `  target status
   target status --watch
   target status -o json | jq '.targets[].luns[].io.failed'`,
@@ -97,9 +97,10 @@ func sessionsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "sessions [--watch] [-o table|json]",
 		Short: "Show the sessions of a daemon, and what each does",
-		Long: `sessions asks a serving daemon, over its management socket, who has logged in:
-initiator, target, address, and what each session did since it began. With
---watch it goes on and shows what happens per second.`,
+		Long: `sessions asks a running daemon, over its management socket, who has logged in:
+initiator, target, address, and what each session has done since its login. With
+--watch it repeats, and shows what happens per second. The columns are those of
+target status.`,
 		Example: `  target sessions
   target sessions --watch
   target session drop 3`,
@@ -113,7 +114,7 @@ initiator, target, address, and what each session did since it began. With
 	return cmd
 }
 
-// look shows what ask returns, once or repeatedly. write gets the previous answer too, or nil.
+// look shows what ask returns, once or repeatedly. write also gets the previous answer, or nil.
 func look[T any](cmd *cobra.Command, v *view, ask func(*mgmt.Client, context.Context) (*T, error), write func(w io.Writer, now, before *T) error) error {
 	if err := v.check(cmd); err != nil {
 		return err
@@ -147,8 +148,8 @@ func look[T any](cmd *cobra.Command, v *view, ask func(*mgmt.Client, context.Con
 	}
 }
 
-// show writes one answer: as a table, in place of the one before if out is a terminal; or
-// as JSON, one line for each answer when there are several.
+// show writes one answer: as a table, which replaces the previous one if out is a terminal; or
+// as JSON, in one line if there are several answers.
 func (v *view) show(out io.Writer, answer any, table func() error) error {
 	if v.output == "json" {
 		e := json.NewEncoder(out)
@@ -176,8 +177,11 @@ func sessionCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "session",
 		Short: "End a session of a daemon",
-		Args:  cobra.ArbitraryArgs,
-		RunE:  unknownCommand,
+		Long: `session has one command, drop, which ends a session. target sessions
+lists them.`,
+		Example: `  target session drop 3`,
+		Args:    cobra.ArbitraryArgs,
+		RunE:    unknownCommand,
 	}
 	cmd.AddCommand(dropCommand())
 	return cmd
@@ -188,10 +192,10 @@ func dropCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "drop ID",
 		Short: "End the session with this number",
-		Long: `drop tells an initiator that its session ends, and ends it. ID is what target
-sessions shows. Commands in flight get no answer. Most initiators log in again at
-once and repeat them: to keep one out, take it off the list of initiators of the
-target, and reload.`,
+		Long: `drop tells an initiator that its session ends, and ends it. ID is the number that
+target sessions shows, 1 to 65535. Commands in flight get no answer. Most initiators
+log in again at once and repeat these commands. To keep an initiator out, remove it
+from "initiators" of the target in the configuration, and reload.`,
 		Example:               `  target session drop 3`,
 		DisableFlagsInUseLine: true,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -218,11 +222,11 @@ func reloadCommand() *cobra.Command {
 	v := new(view)
 	cmd := &cobra.Command{
 		Use:   "reload",
-		Short: "Have a daemon read its configuration again",
-		Long: `reload has a serving daemon read its configuration again and apply what changed,
-and shows what that was. Sessions that it does not concern go on. If the file is
-not valid, or cannot be applied, nothing changes, and reload shows why and exits
-with 1.`,
+		Short: "Make a daemon read its configuration again",
+		Long: `reload makes a running daemon read its configuration again and apply what changed,
+and lists the changes. Sessions that a change does not concern go on. If the file is
+not valid or cannot be applied, nothing changes; reload then shows the reason and
+exits with status 1.`,
 		Example: `  target reload
   target check -c /etc/oneshot/target.yaml && target reload`,
 		Args:                  noArgs,

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// notify tells systemd of the state of this process (sd_notify(3)): lines of NAME=VALUE, in
-// one datagram. Without systemd it does nothing, and nobody misses anything if systemd does not listen.
+// notify tells systemd the state of this process (sd_notify(3)): lines of NAME=VALUE, in
+// one datagram. Without systemd it does nothing. It ignores errors.
 func notify(lines string) {
 	path := os.Getenv("NOTIFY_SOCKET")
 	if path == "" {
@@ -25,7 +25,7 @@ func notify(lines string) {
 	_ = c.Close()
 }
 
-// notifyReloading begins a reload. systemd tells by the time which reload it was.
+// notifyReloading tells systemd that a reload begins. systemd recognizes the reload by its time.
 func notifyReloading() {
 	var now unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) == nil {
@@ -33,7 +33,7 @@ func notifyReloading() {
 	}
 }
 
-// watchdogInterval is how often systemd wants to hear from us, halved to be in time; 0: never.
+// watchdogInterval returns half of the interval in which systemd expects a message; 0: it expects none.
 func watchdogInterval() time.Duration {
 	if pid := os.Getenv("WATCHDOG_PID"); pid != "" && pid != strconv.Itoa(os.Getpid()) {
 		return 0
@@ -45,8 +45,8 @@ func watchdogInterval() time.Duration {
 	return time.Duration(usec) * time.Microsecond / 2
 }
 
-// watchdog tells systemd that we live, until stop is closed: each time after health has
-// returned, whatever it said. A target that stops is ill, but not hanging.
+// watchdog tells systemd that this process works, until stop is closed. It does so each time that
+// health has returned, with an error or without: a target that is stopping reports an error, but does not hang.
 func watchdog(every time.Duration, health func() error, stop <-chan struct{}) {
 	if every == 0 {
 		return

@@ -16,7 +16,7 @@ import (
 	"oneshot/mgmt"
 )
 
-// systemd receives what is told to it.
+// systemd listens in the place of systemd; receive returns the next message.
 func systemd(t *testing.T) (receive func() string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "notify")
@@ -37,8 +37,8 @@ func systemd(t *testing.T) (receive func() string) {
 	}
 }
 
-// A reload is announced with the time of a clock that does not jump, and ends with READY,
-// well or not.
+// A reload is announced with the time of the monotonic clock, and ends with READY, whether it
+// succeeded or not.
 func TestReloadNotifies(t *testing.T) {
 	receive := systemd(t)
 	path := filepath.Join(t.TempDir(), "t.yaml")
@@ -109,7 +109,7 @@ func TestWatchdogInterval(t *testing.T) {
 	}
 }
 
-// systemd hears of us only while we can be asked.
+// systemd gets messages only while health returns.
 func TestWatchdog(t *testing.T) {
 	t.Setenv("NOTIFY_SOCKET", "")
 	synctest.Test(t, func(t *testing.T) {

@@ -15,17 +15,19 @@ func rdmaCommand() *cobra.Command {
 	v := new(view)
 	cmd := &cobra.Command{
 		Use:   "rdma",
-		Short: "List the kernel's RDMA devices, and what stands in the way of using them",
+		Short: "List the kernel's RDMA devices, and what prevents their use",
 		Long: `rdma lists the RDMA devices that the kernel has: cards, soft-RoCE (rxe) and siw.
-Portals with "transport: verbs" use them; "device" in a portal is a name from this
-list, or any. What stands in the way is said with what to do about it.
+Portals with "transport: verbs" use them; the key "device" of a portal is a name from
+this list, or any. For a device that cannot be used, rdma says why, and what to do.
 
-If a daemon answers, rdma also says how many messages it has moved over each device
-since it started, how often it slept, and how often polling found something or not.
+If a daemon is running, rdma also shows what it has done with each device since it
+started: how many messages it moved, how often it slept, how often polling found
+something and how often it did not.
 
-This makes a device of an ordinary network interface, with the command of iproute2:
+The command rdma of iproute2 makes a device of an ordinary network interface:
 
-  rdma link add rxe0 type rxe netdev eth0`,
+    rdma link add rxe0 type rxe netdev eth0`,
+		Example:               `  target rdma`,
 		Args:                  noArgs,
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -50,7 +52,7 @@ This makes a device of an ordinary network interface, with the command of iprout
 	return cmd
 }
 
-// writeUse writes what a daemon has done with its devices.
+// writeUse writes what a daemon has done with its devices since it started.
 func writeUse(w io.Writer, devices []mgmt.Device) error {
 	if len(devices) == 0 {
 		return nil
@@ -66,7 +68,7 @@ func writeUse(w io.Writer, devices []mgmt.Device) error {
 	return nil
 }
 
-// writeDevices writes a row for each port, then what the devices can do, then what is wrong.
+// writeDevices writes a row for each port, then what the devices can do, then the problems.
 func writeDevices(w io.Writer, devices []verbs.Info) error {
 	if len(devices) == 0 {
 		_, err := fmt.Fprintln(w, "There is no RDMA device. `rdma link add rxe0 type rxe netdev eth0` makes one of the network interface eth0.")

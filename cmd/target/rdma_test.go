@@ -49,7 +49,7 @@ mlx5_0: plug the cable in
 	}
 }
 
-// What a daemon has done with its devices is told, polling included.
+// The output shows what a daemon has done with its devices, polling included.
 func TestWriteUse(t *testing.T) {
 	var b bytes.Buffer
 	counts := map[string]uint64{"messages_in": 5, "messages_out": 6, "sleeps": 1, "polling_found": 2, "polling_in_vain": 3}

@@ -16,11 +16,11 @@ type reloader struct {
 	daemon   daemon
 	path     string // of the configuration; empty: the default one, which does not change
 	log      *slog.Logger
-	level    slog.Level // that is set
+	level    slog.Level // in force
 	setLevel func(slog.Level)
 }
 
-// reload applies what the file says now. If that cannot be done, nothing changes.
+// reload reads the file and applies it. If that fails, nothing changes.
 func (r *reloader) reload() (mgmt.Reload, error) {
 	notifyReloading()
 	done, err := r.apply()
@@ -60,10 +60,10 @@ func (r *reloader) apply() (mgmt.Reload, error) {
 	return done, err
 }
 
-// levelName is what the configuration calls a level.
+// levelName returns the name that the configuration gives a level.
 func levelName(l slog.Level) string { return strings.ToLower(l.String()) }
 
-// summary is an error in one line. Of a configuration it is the first problem.
+// summary returns an error in one line: of a configuration that is not valid, the first problem.
 func summary(err error) string {
 	bad, ok := errors.AsType[*config.Error](err)
 	if !ok {
@@ -80,6 +80,6 @@ func summary(err error) string {
 // onHangup reloads at each signal, until hups is closed.
 func (r *reloader) onHangup(hups <-chan os.Signal) {
 	for range hups {
-		_, _ = r.reload() // which has logged what became of it
+		_, _ = r.reload() // it has logged the result
 	}
 }

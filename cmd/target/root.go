@@ -9,7 +9,7 @@ import (
 	"oneshot/internal/command"
 )
 
-// usageError is a command line that makes no sense.
+// usageError is the error for a command line that makes no sense.
 type usageError struct {
 	command string // "target serve", whose help explains more
 	reason  string
@@ -36,7 +36,7 @@ says which; without one it serves a small memory disk to this machine.`,
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		if words := cmd.Flags().Args(); cmd.HasSubCommands() && len(words) > 0 {
-			return unknownCommand(cmd, words) // whose flag it is
+			return unknownCommand(cmd, words) // the flag is that of the unknown command
 		}
 		return &usageError{cmd.CommandPath(), err.Error()}
 	})
@@ -58,7 +58,7 @@ func unknownCommand(cmd *cobra.Command, args []string) error {
 	return &usageError{cmd.CommandPath(), reason}
 }
 
-// examples are some commands below cmd.
+// examples names some commands below cmd.
 func examples(cmd *cobra.Command) string {
 	if !cmd.HasParent() {
 		return "serve, check or status"

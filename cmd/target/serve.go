@@ -19,35 +19,39 @@ import (
 	"oneshot/mgmt"
 )
 
-// drainTime is how long work in flight may take to finish after the first
-// signal: below the 90 s after which systemd kills.
+// drainTime is how long commands in flight may take to finish after the first
+// signal. It is less than the 90 s after which systemd kills.
 const drainTime = 60 * time.Second
 
 func serveCommand() *cobra.Command {
 	var path string
 	cmd := &cobra.Command{
 		Use:   "serve [--config FILE]",
-		Short: "Serve what a configuration says, until SIGTERM or SIGINT",
-		Long: `serve opens the stores and listens on the portals of a configuration. Without
-one it serves a memory disk of 256MiB on 127.0.0.1:3260, whose content is gone
-when it stops; its management socket is where the other commands of the same user
-look for it (ONESHOT_SOCKET, if that is set). Once it listens it prints lines to paste for open-iscsi, libiscsi
-and QEMU. Its log goes to standard error.
+		Short: "Serve the disks of a configuration, until SIGTERM or SIGINT",
+		Long: `serve opens the stores and listens on the portals of a configuration. When it
+listens, it prints commands to paste for open-iscsi, libiscsi and QEMU. It logs to
+standard error.
 
-SIGHUP, systemctl reload and target reload have the configuration read again, and
-what changed in it applied: LUNs, targets, access and portals come, go and change
-while sessions that they do not concern go on. If the file is not valid, nothing
-changes, and the log says why.
+Without a configuration serve serves a memory disk of 256MiB: over iSCSI on
+127.0.0.1:3260, over iSER on 127.0.0.1:3261. The content of the disk is gone when
+serve stops. The management socket is $` + socketVariable + `, if that is set, or else a path at
+which the other commands of the same user look for it.
 
-SIGTERM and SIGINT drain: initiators are told, commands in flight finish, caches
-are written to disk; then serve exits with 0. After ` + strconv.Itoa(int(drainTime.Seconds())) + ` s, or at a second signal,
-it stops waiting and exits with 1; what was flushed is safe all the same.`,
+SIGHUP, systemctl reload and target reload make serve read its configuration again and
+apply what changed in it: LUNs, targets, access and portals. Sessions that a change
+does not concern go on. If the file is not valid, nothing changes, and the log says
+why.
+
+SIGTERM and SIGINT drain: serve asks initiators to log out, finishes the commands in
+flight, writes caches to disk, and exits with status 0. After ` + strconv.Itoa(int(drainTime.Seconds())) + ` s, or at a second
+signal, it stops waiting and exits with status 1; what initiators have flushed is safe
+all the same.`,
 		Example: `  target serve
   target serve --config /etc/oneshot.yaml`,
 		Args:                  noArgs,
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return serve(cmd.Root().Name(), path, openServer, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return serve(typed(os.Args[0], cmd.Root().Name()), path, openServer, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	configFlag(cmd, &path, "the YAML `FILE` that says what to serve (default: one memory disk)")
@@ -64,10 +68,10 @@ type daemon interface {
 	Health() error
 }
 
-// opener opens stores and portals; its error is one line.
+// opener opens the stores and portals of a configuration. Its error is one line.
 type opener func(*config.Config, *slog.Logger) (daemon, error)
 
-func serve(name, path string, open opener, stdout, stderr io.Writer) error {
+func serve(program, path string, open opener, stdout, stderr io.Writer) error {
 	c, err := loadOrDefault(path)
 	if err != nil {
 		return err
@@ -86,7 +90,7 @@ func serve(name, path string, open opener, stdout, stderr io.Writer) error {
 	signals := make(chan os.Signal, 2) // one to drain, one to stop at once
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	defer signal.Stop(signals)
-	hups := make(chan os.Signal, 1) // one that came while another was being obeyed is enough
+	hups := make(chan os.Signal, 1) // during a reload, one more signal is enough to be remembered
 	signal.Notify(hups, syscall.SIGHUP)
 	defer close(hups)
 	defer signal.Stop(hups)
@@ -100,8 +104,8 @@ func serve(name, path string, open opener, stdout, stderr io.Writer) error {
 	alive := make(chan struct{})
 	defer close(alive)
 	go watchdog(watchdogInterval(), d.Health, alive)
-	if err := errors.Join(writeHints(stdout, c, d.Addrs()), writeStatusHint(stdout, name, c.Management.Socket)); err != nil {
-		log.Warn("cannot print the lines to paste", "reason", err) // nobody reads it; serve all the same
+	if err := errors.Join(writeHints(stdout, c, d.Addrs()), writeStatusHint(stdout, program, c.Management.Socket)); err != nil {
+		log.Warn("cannot print the commands to paste", "reason", err) // nobody reads standard output; serve all the same
 	}
 	notify("READY=1\nSTATUS=serving")
 	return supervise(d, signals, log)
@@ -148,7 +152,7 @@ func supervise(d daemon, signals <-chan os.Signal, log *slog.Logger) error {
 	}
 }
 
-// loggedError is an error that the log has told already.
+// loggedError is an error that the log has already.
 type loggedError struct{ error }
 
 func (e *loggedError) Unwrap() error { return e.error }

@@ -186,6 +186,24 @@ iqn.2026-11.example.oneshot:empty
 	}
 }
 
+// The command to paste for the status is one that the shell finds: the name of the program if that is in PATH, and
+// otherwise the path by which it was called.
+func TestTyped(t *testing.T) {
+	here, other := t.TempDir(), t.TempDir()
+	for _, dir := range []string{here, other} {
+		if err := os.WriteFile(filepath.Join(dir, "target"), nil, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	called := filepath.Join(here, "target")
+	for path, want := range map[string]string{here: "target", other: called, t.TempDir(): called} {
+		t.Setenv("PATH", path)
+		if got := typed(called, "target"); got != want {
+			t.Errorf("PATH=%s: %s, want %s", path, got, want)
+		}
+	}
+}
+
 // TestHintsAreBounded keeps a thousand targets from filling the terminal.
 func TestHintsAreBounded(t *testing.T) {
 	c := config.Default()

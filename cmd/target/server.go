@@ -11,7 +11,7 @@ import (
 func openServer(c *config.Config, log *slog.Logger) (daemon, error) {
 	s, err := server.New(c, log)
 	if err != nil {
-		return nil, err // not a daemon that is a nil *Server
+		return nil, err // nil, and not a daemon that holds a nil *Server
 	}
 	return s, nil
 }

@@ -11,11 +11,11 @@ import (
 	"oneshot/config"
 )
 
-// socketVariable names the environment variable that says where the management socket is, for the built-in
-// configuration and for the commands that ask a daemon.
+// socketVariable is the environment variable that holds the path of the management socket: for serve without a
+// configuration, and for the commands that ask a daemon.
 const socketVariable = "ONESHOT_SOCKET"
 
-// ownSocket is where a daemon without a configuration has its management socket: each user has a place.
+// ownSocket returns the path of the management socket of a daemon without a configuration. Each user has one.
 func ownSocket() string {
 	if path := os.Getenv(socketVariable); path != "" {
 		return path
@@ -30,7 +30,7 @@ func ownSocket() string {
 	return filepath.Join(os.TempDir(), fmt.Sprintf("oneshot-%d", uid), filepath.Base(config.DefaultSocket))
 }
 
-// socketToAsk is the management socket of the daemon that a command means which names none: the user's own, if
+// socketToAsk returns the management socket for a command without --socket: that of the user's own daemon, if
 // there is one, or that of the system.
 func socketToAsk() string {
 	own := ownSocket()
@@ -43,7 +43,7 @@ func socketToAsk() string {
 	return config.DefaultSocket
 }
 
-// makeOwnSocket makes the directory of ownSocket, and reports why there can be no socket in it.
+// makeOwnSocket makes the directory of ownSocket. It fails if there can be no socket of this process in it.
 func makeOwnSocket() (string, error) {
 	path := ownSocket()
 	dir := filepath.Dir(path)
@@ -60,7 +60,7 @@ func makeOwnSocket() (string, error) {
 	return path, nil
 }
 
-// private reports whether others could put something into a directory of ours.
+// private returns an error if other users could put something into dir.
 func private(dir string) error {
 	var st unix.Stat_t
 	if err := unix.Lstat(dir, &st); err != nil {

@@ -9,8 +9,8 @@ import (
 	"oneshot/mgmt"
 )
 
-// A daemon without a configuration has a socket where commands find it, unless somebody else could have put it
-// there, or another daemon has it.
+// Commands find the socket of a daemon without a configuration. The daemon makes none if another user could have
+// put it there, or another daemon has it.
 func TestOwnSocket(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "new", "s.sock")

@@ -14,9 +14,9 @@ import (
 
 func newTable(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 0, 2, ' ', 0) }
 
-// period is what figures are about: all the time so far, or that between two looks.
+// period is the time that figures are about: all the time so far, or the time between two answers.
 type period struct {
-	rate    bool // figures per second
+	rate    bool // the figures are per second
 	seconds float64
 	bounds  []int64
 }
@@ -36,7 +36,7 @@ func (p period) heading() string {
 	return "READS\tBYTES\tMEAN\tP99\tWRITES\tBYTES\tMEAN\tP99\tOTHERS\tBUSY\tFAILED"
 }
 
-// cells are the figures of one row. before may be nil: nothing was.
+// cells returns the figures of one row. before is the previous answer, or nil.
 func (p period) cells(now, before *mgmt.IO) string {
 	if before == nil || !p.rate {
 		before = new(mgmt.IO)
@@ -63,7 +63,7 @@ func (p period) bytes(n uint64) string {
 	return size(float64(n) / p.seconds)
 }
 
-// size is n bytes with three digits, more or less.
+// size formats n bytes with about three digits.
 func size(n float64) string {
 	for _, unit := range []string{"B", "KiB", "MiB", "GiB", "TiB"} {
 		if n < 1000 {
@@ -91,7 +91,7 @@ func latency(d time.Duration) string {
 	return fmt.Sprintf("%.1fs", d.Seconds())
 }
 
-// failures names the kinds that were added since before.
+// failures lists the kinds of failures, each with how many there were since before.
 func failures(now, before map[string]uint64) string {
 	var kinds []string
 	for kind, n := range now {
@@ -140,7 +140,7 @@ func writeStatus(w io.Writer, now, before *mgmt.Status) error {
 	return t.Flush()
 }
 
-// deviceCounters is what a daemon has done with an RDMA device.
+// deviceCounters says what a daemon has done with an RDMA device.
 func deviceCounters(d *mgmt.Device) string {
 	n := d.Counters
 	return fmt.Sprintf("%s %s: %d messages in, %d out; slept %d times, polled %d times with success and %d in vain",
@@ -199,7 +199,7 @@ func writeSessions(w io.Writer, now, before *mgmt.Sessions) error {
 	return t.Flush()
 }
 
-// from is where a session comes from: its oldest connection, and how many more there are.
+// from says where a session comes from: the address of its oldest connection, and how many more there are.
 func from(s *mgmt.Session) string {
 	if n := len(s.Connections); n > 1 {
 		return fmt.Sprintf("%s +%d", s.Peer, n-1)
@@ -207,7 +207,7 @@ func from(s *mgmt.Session) string {
 	return s.Peer
 }
 
-// age is how long ago something was, in one or two units.
+// age formats the time from then to now in one or two units.
 func age(then, now time.Time) string {
 	d := max(now.Sub(then), 0).Round(time.Second)
 	switch {

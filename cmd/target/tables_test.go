@@ -68,7 +68,7 @@ func TestUnits(t *testing.T) {
 	}
 }
 
-// TestWriteStatusDevices: what polling finds is told for each RDMA device.
+// TestWriteStatusDevices: status says for each RDMA device how often polling found something.
 func TestWriteStatusDevices(t *testing.T) {
 	var b strings.Builder
 	counts := map[string]uint64{"messages_in": 5, "messages_out": 6, "sleeps": 1, "polling_found": 2, "polling_in_vain": 3, "reads": 9}

@@ -18,10 +18,10 @@ import (
 func versionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
-		Short: "Say which version this is and what is compiled in",
-		Long: `version prints the module version, the revision it was built from, the Go
-version, and the store types and transports that are compiled in: what a bug
-report should begin with.`,
+		Short: "Print the version and what is compiled in",
+		Long: `version prints the version, the revision that it was built from, the Go version, and
+the store types and transports that are compiled in. Begin a bug report with it.`,
+		Example:               `  target version`,
 		Args:                  noArgs,
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -31,7 +31,7 @@ report should begin with.`,
 	}
 }
 
-// writeVersion takes a nil info for a binary that was built without one.
+// writeVersion writes the version. info is nil for a binary that was built without it.
 func writeVersion(w io.Writer, info *debug.BuildInfo) error {
 	settings := map[string]string{}
 	if info != nil {
@@ -45,7 +45,7 @@ func writeVersion(w io.Writer, info *debug.BuildInfo) error {
 	return err
 }
 
-// transports are those that work in this build.
+// transports lists the transports that work in this build.
 func transports() string {
 	list := config.Transports()
 	if verbs.Built {
@@ -67,7 +67,7 @@ func revision(settings map[string]string) string {
 	return text
 }
 
-// buildKind tells builds that are not for production.
+// buildKind names what is special about a build that is not for production.
 func buildKind(settings map[string]string) string {
 	var kinds []string
 	if tags := settings["-tags"]; tags != "" {

@@ -11,8 +11,8 @@ import (
 	"oneshot/internal/version"
 )
 
-// Docs returns a command that writes what packages ship beside the program. It is hidden: those who build
-// packages call it. wrong makes an error of a call that makes no sense.
+// Docs returns a command that writes what packages ship beside the program. It is hidden, for only those who
+// build packages call it. wrong makes the error for a command line that makes no sense.
 func Docs(wrong func(cmd *cobra.Command, reason string) error) *cobra.Command {
 	return &cobra.Command{
 		Use:                   "docs DIRECTORY",
@@ -37,6 +37,14 @@ func Docs(wrong func(cmd *cobra.Command, reason string) error) *cobra.Command {
 	}
 }
 
+// exitStatus is what the exit status of the programs means.
+const exitStatus = "0 for success, 1 if something failed, 2 for a command line that makes no sense"
+
+// ShowExitStatus has the help of root, and of all commands below it, end with the meaning of the exit status.
+func ShowExitStatus(root *cobra.Command) {
+	root.SetUsageTemplate(root.UsageTemplate() + "\nExit status: " + exitStatus + ".\n")
+}
+
 // writeCompletions writes the scripts of three shells under the names by which these look for
 // them.
 func writeCompletions(root *cobra.Command, dir string) error {
@@ -50,7 +58,7 @@ func writeCompletions(root *cobra.Command, dir string) error {
 	return root.GenFishCompletionFile(filepath.Join(dir, name+".fish"), true)
 }
 
-// writeManPages writes the page of cmd and those of the commands below it: target-serve.1.
+// writeManPages writes the page of cmd, such as target-serve.1, and those of the commands below it.
 func writeManPages(cmd *cobra.Command, dir string) error {
 	if err := os.WriteFile(filepath.Join(dir, pageName(cmd)+".1"), []byte(manPage(cmd)), 0o644); err != nil {
 		return err
@@ -63,7 +71,7 @@ func writeManPages(cmd *cobra.Command, dir string) error {
 	return nil
 }
 
-// documented are the commands below cmd that are for people.
+// documented returns the commands below cmd that have man pages.
 func documented(cmd *cobra.Command) (list []*cobra.Command) {
 	for _, c := range cmd.Commands() {
 		if c.IsAvailableCommand() && c.Name() != "help" && c.Name() != "completion" {
@@ -75,8 +83,8 @@ func documented(cmd *cobra.Command) (list []*cobra.Command) {
 
 func pageName(cmd *cobra.Command) string { return strings.ReplaceAll(cmd.CommandPath(), " ", "-") }
 
-// manPage is the page of cmd in the language of man(7). The dates of pages are left out: the
-// same source gives the same page.
+// manPage returns the page of cmd in the language of man(7). It has no date, so that the same
+// source gives the same page.
 func manPage(cmd *cobra.Command) string {
 	var b strings.Builder
 	section := func(name string) { fmt.Fprintf(&b, ".SH %s\n", name) }
@@ -86,7 +94,12 @@ func manPage(cmd *cobra.Command) string {
 	section("NAME")
 	fmt.Fprintf(&b, "%s \\- %s\n", roff(pageName(cmd)), roff(lowerFirst(cmd.Short)))
 	section("SYNOPSIS")
-	fmt.Fprintf(&b, "\\fB%s\\fR\n", roff(synopsis(cmd)))
+	for i, line := range synopsis(cmd) {
+		if i > 0 {
+			b.WriteString(".br\n")
+		}
+		fmt.Fprintf(&b, "\\fB%s\\fR\n", roff(line))
+	}
 	section("DESCRIPTION")
 	b.WriteString(paragraphs(longText(cmd)))
 	if list := documented(cmd); len(list) > 0 {
@@ -99,22 +112,31 @@ func manPage(cmd *cobra.Command) string {
 		section("OPTIONS")
 		verbatim(flags)
 	}
+	if flags := cmd.InheritedFlags().FlagUsagesWrapped(78); flags != "" {
+		section("OPTIONS OF ALL COMMANDS")
+		verbatim(flags)
+	}
 	if cmd.Example != "" {
 		section("EXAMPLES")
 		verbatim(cmd.Example)
 	}
 	section("EXIT STATUS")
-	b.WriteString("0 when all went well, 1 when something failed, 2 when it was called wrongly.\n")
+	b.WriteString(exitStatus + ".\n")
 	section("SEE ALSO")
 	b.WriteString(seeAlso(cmd))
 	return b.String()
 }
 
-func synopsis(cmd *cobra.Command) string {
-	if len(documented(cmd)) > 0 {
-		return cmd.CommandPath() + " COMMAND"
+// synopsis returns a line for each way to call cmd.
+func synopsis(cmd *cobra.Command) (lines []string) {
+	below := len(documented(cmd)) > 0
+	if !below || strings.Contains(cmd.Use, " ") { // it does something by itself
+		lines = append(lines, cmd.UseLine())
 	}
-	return cmd.UseLine()
+	if below {
+		lines = append(lines, cmd.CommandPath()+" COMMAND")
+	}
+	return lines
 }
 
 func longText(cmd *cobra.Command) string {
@@ -124,7 +146,7 @@ func longText(cmd *cobra.Command) string {
 	return cmd.Short + "."
 }
 
-// paragraphs fills the text, and keeps lists, which are indented, as they are.
+// paragraphs has man(1) fill the paragraphs of text. Indented paragraphs, which are lists, keep their lines.
 func paragraphs(text string) string {
 	var b strings.Builder
 	for _, p := range strings.Split(text, "\n\n") {
@@ -155,8 +177,8 @@ func seeAlso(cmd *cobra.Command) string {
 	return strings.Join(pages, ",\n") + "\n"
 }
 
-// roff escapes what man(7) would take for its own: backslashes, dashes that are to be copied,
-// and dots and quotes at the beginning of a line.
+// roff escapes what means something in man(7): backslashes, dashes, and dots and quotes at the
+// beginning of a line.
 func roff(text string) string {
 	text = strings.NewReplacer(`\`, `\e`, "-", `\-`).Replace(text)
 	lines := strings.Split(text, "\n")

@@ -1,4 +1,4 @@
-// Package command has what the programs share: names, man pages and completions.
+// Package command holds what the commands target and initiator share: names, help, man pages and completions.
 package command
 
 import (
@@ -11,7 +11,7 @@ import (
 
 var plainName = regexp.MustCompile(`^[a-z][a-z0-9-]*$`)
 
-// Name is what a program was called as, from os.Args[0], or usual if that could not be typed again.
+// Name returns the name under which a program was called, from os.Args[0], or usual if that is no name to type.
 func Name(arg0, usual string) string {
 	name := filepath.Base(arg0)
 	if !plainName.MatchString(name) {
@@ -20,8 +20,8 @@ func Name(arg0, usual string) string {
 	return name
 }
 
-// Rename makes root, with its help, that of a program called name: a package may install it under another
-// name than it is built as.
+// Rename gives root and the help of its commands another name: packages install the programs under other names
+// than those that they are built as.
 func Rename(root *cobra.Command, name string) {
 	if name == root.Name() {
 		return
@@ -31,8 +31,8 @@ func Rename(root *cobra.Command, name string) {
 	each(root, func(c *cobra.Command) { c.Long, c.Example = r(c.Long), r(c.Example) })
 }
 
-// renamer returns a function that gives mentions of root's commands in a text the new name. A program that is
-// not followed by one of its commands, or does not begin the text, is a word like others.
+// renamer returns a function that puts the new name into a text: where the old one begins the text, or stands
+// before the name of a command. Elsewhere it is an ordinary word and stays.
 func renamer(root *cobra.Command, name string) func(string) string {
 	var commands []string
 	for _, c := range root.Commands() {

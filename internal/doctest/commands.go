@@ -1,11 +1,13 @@
 package doctest
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // Commands holds what the documents show of a program to its commands and flags: each exists.
@@ -25,6 +27,38 @@ func Commands(t *testing.T, root *cobra.Command) {
 	if n < 5 {
 		t.Errorf("the documents show %d commands", n)
 	}
+}
+
+// Help holds the help of a program to what a user needs of each command: what it does, an example that calls it,
+// and for each flag with a value a name of that value.
+func Help(t *testing.T, root *cobra.Command) {
+	t.Helper()
+	if err := checkHelp(root); err != nil {
+		t.Error(err)
+	}
+}
+
+func checkHelp(cmd *cobra.Command) (err error) {
+	wrong := func(format string, args ...any) {
+		err = errors.Join(err, fmt.Errorf(cmd.CommandPath()+" "+format, args...))
+	}
+	if cmd.Long == "" {
+		wrong("does not say what it does: Long is empty")
+	}
+	if !strings.Contains(cmd.Example, cmd.CommandPath()) {
+		wrong("has no example of a call")
+	}
+	cmd.NonInheritedFlags().VisitAll(func(f *pflag.Flag) {
+		if value, _ := pflag.UnquoteUsage(f); value != strings.ToUpper(value) {
+			wrong("--%s does not name its value: put a name in capitals and back quotes into the usage text", f.Name)
+		}
+	})
+	for _, c := range cmd.Commands() {
+		if c.IsAvailableCommand() && c.Name() != "help" && c.Name() != "completion" {
+			err = errors.Join(err, checkHelp(c))
+		}
+	}
+	return err
 }
 
 // CheckCommand says whether root has the command that a line shows, with its flags. Placeholders,

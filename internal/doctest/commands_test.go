@@ -24,3 +24,30 @@ func TestCheckCommand(t *testing.T) {
 		}
 	}
 }
+
+// A command without a text, an example or a name for the value of a flag is found.
+func TestCheckHelp(t *testing.T) {
+	commands := func() (root, sub *cobra.Command) {
+		root = &cobra.Command{Use: "prog", Long: "prog works.", Example: "  prog sub"}
+		sub = &cobra.Command{Use: "sub", Long: "sub works.", Example: "  prog sub --size 1", Run: func(*cobra.Command, []string) {}}
+		root.AddCommand(sub)
+		return root, sub
+	}
+	root, sub := commands()
+	sub.Flags().Int("size", 0, "`BYTES` of all")
+	sub.Flags().Bool("quiet", false, "say nothing")
+	if err := checkHelp(root); err != nil {
+		t.Error(err)
+	}
+	for name, spoil := range map[string]func(sub *cobra.Command){
+		"text":    func(sub *cobra.Command) { sub.Long = "" },
+		"example": func(sub *cobra.Command) { sub.Example = "  prog other" },
+		"value":   func(sub *cobra.Command) { sub.Flags().Int("size", 0, "of all") },
+	} {
+		root, sub := commands()
+		spoil(sub)
+		if checkHelp(root) == nil {
+			t.Errorf("%s: nothing is found", name)
+		}
+	}
+}
