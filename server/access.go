@@ -23,7 +23,7 @@ func (s *Server) Access() (list []mgmt.Access) {
 	return list
 }
 
-// accessOf lists the groups of a LUN. mu is held.
+// accessOf lists the portal groups of a LUN with their access states. mu is held.
 func (s *Server) accessOf(t *config.Target, l *config.LUN) (list []mgmt.Access) {
 	for _, tag := range portGroups(s.cfg.Portals, t.Groups) {
 		g := s.unitOf(t, l).AccessState(tag)
@@ -35,7 +35,7 @@ func (s *Server) accessOf(t *config.Target, l *config.LUN) (list []mgmt.Access) 
 	return list
 }
 
-// unitOf is the logical unit that a LUN in force shows. mu is held.
+// unitOf returns the logical unit that a LUN of the current configuration shows. mu is held.
 func (s *Server) unitOf(t *config.Target, l *config.LUN) *scsi.LogicalUnit {
 	return s.units.made[keyOf(t, l, s.units.stores[medium(s.cfg.Store(l.Store))])]
 }
@@ -67,7 +67,7 @@ func (s *Server) SetAccess(c mgmt.AccessChange) ([]mgmt.Access, error) {
 			units = append(units, lu)
 		}
 	}
-	s.mu.Unlock() // keeping a state may take its time
+	s.mu.Unlock() // writing the state to disk may take long
 	if err != nil {
 		return nil, err
 	}
@@ -86,7 +86,7 @@ func (s *Server) SetAccess(c mgmt.AccessChange) ([]mgmt.Access, error) {
 	return list, nil
 }
 
-// concerned finds what a change is about, or says why it cannot be. mu is held.
+// concerned returns the target and the LUNs that a change is about, or says why there are none. mu is held.
 func (s *Server) concerned(c *mgmt.AccessChange) (*config.Target, []*config.LUN, error) {
 	t := findTarget(s.cfg, c.Target)
 	if t == nil {
@@ -117,10 +117,10 @@ func (s *Server) concerned(c *mgmt.AccessChange) (*config.Target, []*config.LUN,
 	return t, luns, nil
 }
 
-// words lists numbers for people.
+// words returns numbers as text, with blanks between them.
 func words(numbers []uint16) string { return strings.Trim(fmt.Sprint(numbers), "[]") }
 
-// changeAccess does to a logical unit what the change, which is possible, is about.
+// changeAccess applies a change, which concerned has checked, to a logical unit.
 func changeAccess(lu *scsi.LogicalUnit, c *mgmt.AccessChange) error {
 	now := lu.AccessState(c.Group)
 	if c.Preferred != nil {

@@ -17,10 +17,10 @@ import (
 	"oneshot/scsi"
 )
 
-// Apply makes the server serve next. Sessions go on, except those whose target is gone or
-// does not admit them any more; initiators hear of LUNs that come, go and grow by unit
-// attentions. Everything that can fail is done first: on an error nothing has changed. The
-// error is one line that says what to change.
+// Apply makes next the configuration that the server serves. Sessions go on, except those whose
+// target is gone or no longer admits their initiator. Unit attentions tell initiators of LUNs
+// that come, go and grow. Apply first does everything that can fail: after an error nothing has
+// changed. The error is one line that says what to change.
 func (s *Server) Apply(next *config.Config) (mgmt.Reload, error) {
 	select {
 	case s.applying <- struct{}{}:
@@ -35,8 +35,8 @@ func (s *Server) Apply(next *config.Config) (mgmt.Reload, error) {
 	return c.commit()
 }
 
-// inForce is the configuration that is served: the last one that was applied, except for what
-// only a new process changes.
+// inForce returns the configuration that is served: the last one that was applied, except for the
+// keys that take effect only in a new process.
 func (s *Server) inForce() *config.Config {
 	c := *s.cfg
 	l := s.first.Limits
@@ -52,17 +52,17 @@ type change struct {
 	plan *plan
 	next *config.Config
 
-	units   units // as they will be
+	units   units // after the change
 	changes map[string][]scsi.LUChange
 	added   []*iscsi.Target
-	targets map[string]*scsi.Target // as they will be
+	targets map[string]*scsi.Target // after the change
 	resized []*openStore
 	opened  []openPortal
 	done    []string
 	pending []string
 
-	services services     // as they will be
-	handler  http.Handler // of the metrics that stay; nil: the same
+	services services     // after the change
+	handler  http.Handler // new handler of a metrics service that stays; nil: it keeps its own
 }
 
 // newChange returns the change to next.
@@ -70,8 +70,8 @@ func (s *Server) newChange(next *config.Config) *change {
 	return &change{s: s, plan: newPlan(s.inForce(), next), next: next, units: newUnits(s.log, s.units.state, s.units.belows)}
 }
 
-// prepare does all that can fail, and disturbs nothing that serves: abandon takes all of it back. It holds no
-// lock: stores may take their time.
+// prepare does everything that can fail, without disturbing what serves; abandon undoes it. It holds no lock,
+// because stores may take long to open.
 func (c *change) prepare() error {
 	c.pending = slices.Clone(c.plan.pending)
 	for _, step := range []func() error{c.prepareStores, c.prepareTargets, c.preparePortals, c.prepareServices, c.prepareSizes} {
@@ -94,7 +94,7 @@ func (c *change) prepareStores() error {
 	for _, store := range c.plan.open {
 		going := c.s.retirements.going()
 		s, err := c.units.openStore(store, c.formerly(store))
-		if err != nil && going != nil { // it may be in use by what is going
+		if err != nil && going != nil { // the store may still be in use, by one that is being closed
 			select {
 			case <-going:
 			case <-time.After(retirePatience):
@@ -142,7 +142,7 @@ func (c *change) prepareTargets() error {
 	return nil
 }
 
-// keep takes over the logical unit of a LUN from what there is, or makes it.
+// keep takes over the logical unit of a LUN if there is one already, or makes it.
 func (c *change) keep(t *config.Target, l *config.LUN) error {
 	s := c.units.stores[medium(c.next.Store(l.Store))]
 	key := keyOf(t, l, s)
@@ -154,12 +154,12 @@ func (c *change) keep(t *config.Target, l *config.LUN) error {
 	return err
 }
 
-// unit returns a logical unit that keep has seen to.
+// unit returns the logical unit of a LUN, which keep has taken over or made.
 func (c *change) unit(t *config.Target, l *config.LUN) *scsi.LogicalUnit {
 	return c.units.made[keyOf(t, l, c.units.stores[medium(c.next.Store(l.Store))])]
 }
 
-// preparePortals opens the new portals, also those that need the address of one that commit closes.
+// preparePortals opens the new portals. Some of them may need the address of a portal that commit will close.
 func (c *change) preparePortals() error {
 	for _, p := range c.plan.openPortals {
 		l, err := c.s.listen(p, c.inTheWay(p))
@@ -171,7 +171,7 @@ func (c *change) preparePortals() error {
 	return nil
 }
 
-// inTheWay returns the portals that are to be closed and have the address of p.
+// inTheWay returns the portals that commit will close and that occupy the address of p.
 func (c *change) inTheWay(p *config.Portal) (list []portal) {
 	for _, old := range c.s.portals {
 		closes := slices.ContainsFunc(c.plan.closePortals, func(q *config.Portal) bool { return equal(*q, old.config) })
@@ -182,7 +182,7 @@ func (c *change) inTheWay(p *config.Portal) (list []portal) {
 	return list
 }
 
-// prepareSizes comes last, for a store that has grown stays so.
+// prepareSizes comes last, because a store that has grown cannot shrink again.
 func (c *change) prepareSizes() error {
 	for _, store := range c.plan.resize {
 		s := c.units.stores[medium(store)]
@@ -218,10 +218,10 @@ func (c *change) abandon() []error {
 	return append(errs, fresh.close()...)
 }
 
-// errClosing is the answer to a change that comes too late.
+// errClosing is the answer to a change during or after a shutdown.
 var errClosing = errors.New("the target is stopping")
 
-// commit puts the change into force. It cannot fail.
+// commit makes the change take effect. It cannot fail.
 func (c *change) commit() (mgmt.Reload, error) {
 	s := c.s
 	s.mu.Lock()
@@ -253,7 +253,7 @@ func (c *change) commitTargets() {
 		for _, l := range t.LUNs {
 			all = append(all, scsi.LUChange{LUN: l.Number})
 		}
-		st.SetLUs(all) // sessions that are still ending reach nothing any more
+		st.SetLUs(all) // sessions that have not ended yet reach no logical unit any more
 		c.did("target %s removed", t.Name)
 	}
 	for _, t := range c.plan.access {
@@ -311,10 +311,11 @@ func (c *change) did(format string, args ...any) {
 	c.done = append(c.done, fmt.Sprintf(format, args...))
 }
 
-// drainPoll is how often what was taken away is looked at until its last command has left it.
+// drainPoll is the time between two looks at units that were removed, until their last command has ended.
 const drainPoll = 20 * time.Millisecond
 
-// await waits until no unit has a command and no volume is copied to or from, or ctx ends: it hangs.
+// await waits until no unit has a command, and no volume is the source or destination of a copy. It returns when
+// ctx ends, too: commands then hang in a store.
 func (u *units) await(ctx context.Context) {
 	for !u.idle() && ctx.Err() == nil {
 		select {
@@ -338,7 +339,7 @@ func (u *units) idle() bool {
 	return true
 }
 
-// retire closes what no LUN shows any more, once its commands have ended. mu is held.
+// retire closes the units and stores that no LUN shows any more, once their commands have ended. mu is held.
 func (s *Server) retire(gone units) {
 	if len(gone.made) == 0 && len(gone.stores) == 0 {
 		return
@@ -354,14 +355,14 @@ func (s *Server) retire(gone units) {
 	})
 }
 
-// retirePatience is how long a change waits for stores that are being closed, when it cannot open one.
+// retirePatience is how long a change that cannot open a store waits for stores that are being closed.
 const retirePatience = 10 * time.Second
 
-// retirements counts what is being closed in the background.
+// retirements counts the calls of retire whose stores are still being closed in the background.
 type retirements struct {
 	mu   sync.Mutex
 	n    int
-	none chan struct{} // closed when n comes to 0; nil while it is
+	none chan struct{} // closed when n becomes 0; nil while n is 0
 }
 
 func (r *retirements) begin() {
@@ -381,7 +382,7 @@ func (r *retirements) end() {
 	}
 }
 
-// going returns what is closed when nothing is being closed any more; nil: nothing is.
+// going returns a channel that is closed once no store is being closed any more; nil: none is.
 func (r *retirements) going() <-chan struct{} {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -130,7 +130,7 @@ targets:
 portals: [{listen: "127.0.0.1:0"}]
 `
 
-// LUNs come, go and grow while sessions use others: those go on, and are told.
+// LUNs come, go and grow while sessions use others. These sessions go on, and unit attentions tell them.
 func TestApplyLUNs(t *testing.T) {
 	r := serve(t, before)
 	s := r.login("a")
@@ -215,7 +215,7 @@ portals: [{listen: "127.0.0.1:0"}]
 	if _, err := r.dial("b"); err == nil {
 		t.Error("a login at a target that was removed succeeds")
 	}
-	// Who is not on the list any more has to go.
+	// The session of an initiator that is no longer on the list ends.
 	c := r.login("c")
 	r.apply(`
 stores: {d: {type: file, path: d.img, size: 16MiB}, e: {type: memory, size: 16MiB}}
@@ -241,8 +241,8 @@ func awaitEnd(t *testing.T, s *initiator.Session) {
 	}
 }
 
-// A store that no LUN shows any more is closed when its last command has ended, though the
-// session goes on: another daemon may have the file.
+// A store that no LUN shows any more is closed when its last command has ended, although the
+// session goes on. Then another daemon can open the file.
 func TestApplyClosesStores(t *testing.T) {
 	r := serve(t, before)
 	s := r.login("a")
@@ -350,7 +350,7 @@ func TestApplyPortalsOfRDMA(t *testing.T) {
 	}
 }
 
-// What cannot be done leaves everything as it was, and says why in one line.
+// A change that fails leaves everything as it was, and says why in one line.
 func TestApplyFails(t *testing.T) {
 	r := serve(t, before)
 	s := r.login("a")
@@ -471,7 +471,7 @@ func accepts(t *testing.T, l *net.TCPListener) bool {
 	return err == nil && on == 1
 }
 
-// However often the one-shot settings of a portal change, there is one device, and one target side on it.
+// However often the one-shot settings of a portal change, there is one device, with one iSER target on it.
 func TestApplyOneShotKeepsOneDevice(t *testing.T) {
 	r := serve(t, before)
 	leases := -1
@@ -485,7 +485,7 @@ func TestApplyOneShotKeepsOneDevice(t *testing.T) {
 	}
 }
 
-// A memory store cannot grow under its LUNs, which is said.
+// A memory store cannot grow while LUNs show it. Apply says so.
 func TestApplyPending(t *testing.T) {
 	r := serve(t, before)
 	done := r.apply(strings.Replace(before, "memory, size: 16MiB", "memory, size: 32MiB", 1))
@@ -494,7 +494,7 @@ func TestApplyPending(t *testing.T) {
 	}
 }
 
-// What only a new process can change is said until it is as it was.
+// Apply names the keys that take effect only in a new process, until they have their old values again.
 func TestApplyLimits(t *testing.T) {
 	r := serve(t, before)
 	for range 2 {
@@ -507,7 +507,7 @@ func TestApplyLimits(t *testing.T) {
 	}
 }
 
-// Changes and the end may meet.
+// Apply and Shutdown may run at the same time.
 func TestApplyMeetsShutdown(t *testing.T) {
 	for range 20 {
 		r := &running{t: t, dir: t.TempDir()}
@@ -623,8 +623,8 @@ func TestApplyServices(t *testing.T) {
 	}
 }
 
-// A login that is sent elsewhere is no failure, one that is refused has the name of the initiator in the log, and
-// the unit attention that every login brings is no failed command.
+// A login that is redirected does not count as a failure, and neither does the unit attention that follows every
+// login. A login that is refused has the name of its initiator in the log.
 func TestWhatIsNoFailure(t *testing.T) {
 	var log bytes.Buffer
 	s, err := New(parse(t, `
@@ -684,7 +684,7 @@ portals: [{listen: "127.0.0.1:0"}]
 	}
 }
 
-// Behind translated addresses discovery tells the address that initiators reach, over both kinds of transport.
+// With advertise, discovery names that address, over both kinds of transport.
 func TestAdvertise(t *testing.T) {
 	r := serve(t, `
 stores: {e: {type: memory, size: 16MiB}}
@@ -712,8 +712,8 @@ portals:
 	}
 }
 
-// TestDevicesAreClosed: an RDMA device whose last portal a reload takes away is closed when its last connection has ended,
-// and its memory is free then. Until that it can be used again.
+// TestDevicesAreClosed: when a reload removes the last portal of an RDMA device, the device is closed once its last
+// connection has ended, and its memory is free. Until then a new portal can use it again.
 func TestDevicesAreClosed(t *testing.T) {
 	const tcp = `{listen: "127.0.0.1:0"}`
 	with := strings.Replace(before, tcp, tcp+`, {transport: iwarp, listen: "127.0.0.1:0"}`, 1)

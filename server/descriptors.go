@@ -6,17 +6,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// spareDescriptors are those that connections leave to others: states and journals that are being
-// written, stores that a reload opens, and the administrator.
+// spareDescriptors is the number of descriptors that connections leave free: for states and journals that
+// are being written, for stores that a reload opens, and for connections of the administrator.
 const spareDescriptors = 64
 
-// connectionLimit is limits.connections, or less where the process may not have so many
-// descriptors beside those of its stores: a connection too many is refused, and nothing else
-// fails for want of one. The log says so once. mu is held.
+// connectionLimit returns limits.connections, or less if the process may not have that many
+// descriptors besides those of its stores. So a connection too many is refused, and nothing else
+// fails for lack of a descriptor. The log says so once. mu is held.
 func (s *Server) connectionLimit(want int) int {
 	limit, used, err := descriptors()
 	if err != nil {
-		return want // no /proc, say: portals cope with what comes
+		return want // there may be no /proc; portals cope with a lack of descriptors
 	}
 	others := used - s.node.Connections() + spareDescriptors
 	room := max(1, limit-others)
@@ -32,7 +32,7 @@ func (s *Server) connectionLimit(want int) int {
 	return room
 }
 
-// descriptors returns how many this process may have, and how many it has.
+// descriptors returns how many descriptors this process may have, and how many it has open.
 func descriptors() (limit, used int, err error) {
 	var l unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {

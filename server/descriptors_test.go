@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// When there are fewer descriptors than connections may come, there is room for all else: so many
-// fewer are taken, the log says so once, and a reload notices that there are enough.
+// If the process may have fewer descriptors than limits.connections, it accepts fewer connections, and
+// descriptors remain for everything else. The log says so once. A reload notices when there are enough again.
 func TestFewDescriptors(t *testing.T) {
 	var log strings.Builder
 	cfg := parse(t, `

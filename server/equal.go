@@ -6,8 +6,8 @@ import (
 	"oneshot/config"
 )
 
-// equal reports whether two configuration values mean the same: positions in the file do not
-// count, wherever in the values they are.
+// equal reports whether two configuration values mean the same. It ignores positions in the file,
+// at any depth of the values.
 func equal[T any](a, b T) bool {
 	return equalValues(reflect.ValueOf(&a).Elem(), reflect.ValueOf(&b).Elem())
 }
@@ -48,7 +48,7 @@ func equalValues(a, b reflect.Value) bool {
 	return reflect.DeepEqual(a.Interface(), b.Interface())
 }
 
-// transparent reports whether all fields of a struct can be looked at one by one.
+// transparent reports whether equal can compare a struct field by field.
 func transparent(t reflect.Type) bool {
 	for i := range t.NumField() {
 		if !t.Field(i).IsExported() {

@@ -13,8 +13,8 @@ import (
 
 // frontEnd opens the portals of one transport. Its methods are called by one goroutine at a time.
 type frontEnd interface {
-	// open makes a portal for p. replaces are portals that will be closed before the new one serves, and that
-	// may use its address until then: open does not disturb them, for the change may still be abandoned.
+	// open makes a portal for p. The portals in replaces will be closed before the new one serves; until then they
+	// may use its address. open does not disturb them, because the change may still be abandoned.
 	open(p *config.Portal, replaces []portal) (portal, error)
 	// close releases what the portals of the transport share. It is called after all portals are closed and
 	// all connections have ended.
@@ -25,14 +25,14 @@ type frontEnd interface {
 type portal interface {
 	Addr() net.Addr
 	Close() error
-	// begin announces that serve will be called. It reports whether the portal can accept connections
-	// already; one that cannot logs when it can, or why not.
+	// begin announces that serve will be called. It reports whether the portal can already accept connections.
+	// A portal that cannot yet logs when it can, or why it cannot.
 	begin() bool
 	// serve accepts connections until Close. Its error is that of the listener.
 	serve() error
 }
 
-// surroundings are what front ends get from the server.
+// surroundings is what the server gives its front ends.
 type surroundings struct {
 	node     *iscsi.Node
 	pool     *mem.Pool

@@ -12,7 +12,7 @@ var gotgtStore = storeType{
 	},
 	medium: func(c *config.Store, _ string) string {
 		what := c.GOTGT.Path
-		if what == "" { // the plugin needs none, and every store is another one
+		if what == "" { // the plugin needs no path, so each store has bytes of its own
 			return "gotgt " + c.Name
 		}
 		return "gotgt " + c.GOTGT.Plugin + " " + what

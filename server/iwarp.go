@@ -42,7 +42,7 @@ func (f *iwarpFront) open(p *config.Portal, replaces []portal) (portal, error) {
 	}, nil
 }
 
-// oneShot is what a portal agrees to; nil: nothing.
+// oneShot returns what a portal agrees to; nil: it does not speak one-shot RDMA.
 func oneShot(c *config.OneShot) *rdma.OneShotOffer {
 	if !c.Flags && !c.Opcodes {
 		return nil
@@ -68,7 +68,7 @@ func (p *iwarpPortal) release() { p.released.Do(func() { p.front.devices.release
 
 func (p *iwarpPortal) listener() *net.TCPListener { return p.tcp }
 
-// begin makes serve, rather than Close, release the device.
+// begin has serve release the device, instead of Close.
 func (p *iwarpPortal) begin() bool {
 	p.begun.Store(true)
 	return true

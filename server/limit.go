@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// maxServed is how many connections a service of the administrator has at a time. Others wait in the
-// kernel's backlog, for descriptors are for initiators.
+// maxServed is how many connections the metrics, and the management API, may have at a time. Others wait in the
+// kernel's backlog, because most descriptors are for initiators.
 const maxServed = 32
 
 // limitedListener accepts at most maxServed connections at a time.

@@ -8,8 +8,8 @@ import (
 	"testing/synctest"
 )
 
-// A service has so many connections at a time and no more; one that is closed, however often, makes
-// room for one, and the end of the service is noticed while there is none.
+// A service has at most maxServed connections at a time. Closing one, once or several times, makes room for one
+// more. A listener that waits for room notices its own end.
 func TestLimitedListener(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := new(eagerListener)
@@ -45,7 +45,7 @@ func TestLimitedListener(t *testing.T) {
 	})
 }
 
-// eagerListener has a connection whenever it is asked.
+// eagerListener always has a connection to accept.
 type eagerListener struct{ accepted atomic.Int32 }
 
 func (l *eagerListener) Accept() (net.Conn, error) {

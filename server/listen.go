@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listenTCP listens at address. The listeners in old, which will be closed soon, may use the address: while
-// the new one is made the kernel lets them share it (SO_REUSEPORT), and afterwards no other process gets in.
-// So a change of addresses opens first and closes later, and one that is abandoned has disturbed nobody.
+// listenTCP listens at address. The listeners in old, which will be closed soon, may use the same address. The
+// kernel lets the new one share it with them (SO_REUSEPORT) only while listenTCP runs, so that no other process
+// can. So a change of addresses opens first and closes later, and an abandoned change has disturbed nobody.
 func listenTCP(network, address string, old ...*net.TCPListener) (*net.TCPListener, error) {
 	if len(old) == 0 {
 		l, err := net.Listen(network, address)
@@ -68,8 +68,8 @@ func listeners(portals []portal) (list []*net.TCPListener) {
 	return list
 }
 
-// listenAdvice says what to do about an address at which nobody can listen. key is where it stands in the
-// configuration. Empty: the error says enough.
+// listenAdvice says what to do if listening at an address has failed with err. key is the configuration key of the
+// address. The result is empty if the error says enough.
 func listenAdvice(err error, key string) string {
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):

@@ -16,7 +16,7 @@ import (
 
 var _ mgmt.Target = (*Server)(nil)
 
-// latencyBounds are the bounds of all histograms, in nanoseconds.
+// latencyBounds holds the upper bounds of the buckets of all histograms, in nanoseconds.
 var latencyBounds = func() []int64 {
 	bounds := make([]int64, scsi.LatencyBuckets-1)
 	for i := range bounds {
@@ -52,7 +52,7 @@ func (s *Server) Status() mgmt.Status {
 	return status
 }
 
-// lunsOf joins what the configuration and the target know of LUNs.
+// lunsOf combines what the configuration says of the LUNs of a target with their counters.
 func lunsOf(cfg *config.Config, t *config.Target, st *scsi.Target) []mgmt.LUN {
 	stats := make(map[uint16]*scsi.LUNStats)
 	all := st.Stats()

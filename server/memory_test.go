@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Other processes can map the I/O memory, and it goes with the server.
+// Other processes can map the I/O memory. It ends with the server.
 func TestSharedMemory(t *testing.T) {
 	s, err := New(parse(t, `
 stores: {d: {type: memory, size: 1MiB}}

@@ -7,7 +7,7 @@ import (
 	"oneshot/config"
 )
 
-// plan lists the steps from one configuration to the next. What is in no list stays as it is, and its users
+// plan lists the steps from one configuration to the next. What no list contains stays as it is, and its users
 // notice nothing.
 //
 //	stores   opened, resized, or kept
@@ -15,22 +15,22 @@ import (
 //	LUNs     put at numbers of targets that stay, or taken away
 //	portals  opened, closed
 type plan struct {
-	open   []*config.Store // media that no LUN has shown so far
-	frozen []*config.Store // are open for reading only, and are to be written
-	resize []*config.Store // their sizes are other ones
+	open   []*config.Store // stores of media that no LUN has shown so far
+	frozen []*config.Store // stores that are open for reading only, and that next wants to write
+	resize []*config.Store // stores whose size has changed
 
 	add    []*config.Target
 	remove []*config.Target // of the old configuration
-	access []*config.Target // all but their LUNs is new
+	access []*config.Target // anything but their LUNs has changed
 	luns   []lunChange
 
 	openPortals, closePortals []*config.Portal // of the new configuration, and of the old one
 
-	changed []string // what the node and the services are told, in words
+	changed []string // what changes in the node and the services, in words
 	pending []string // what takes effect only at the next start, in words
 }
 
-// lunChange is a LUN of a target that stays.
+// lunChange is a change of one LUN of a target that stays.
 type lunChange struct {
 	target   *config.Target // of the new configuration
 	number   uint16
@@ -47,13 +47,13 @@ func newPlan(old, new *config.Config) *plan {
 	return &p.plan
 }
 
-// comparison is a plan in the making.
+// comparison is the state of newPlan.
 type comparison struct {
 	plan
 	old, new *config.Config
 }
 
-// shown returns the stores that LUNs show, by medium.
+// shown returns the stores that LUNs show, by the name of their medium.
 func shown(c *config.Config) map[string]*config.Store {
 	stores := make(map[string]*config.Store)
 	for i := range c.Targets {
@@ -90,7 +90,7 @@ func (c *comparison) compareStores() {
 	}
 }
 
-// bottom is what s stands on in the end.
+// bottom returns the store at the bottom of the stack of s: the one that stands on no other.
 func bottom(s *config.Store) *config.Store {
 	for s.On != nil {
 		s = s.On
@@ -98,7 +98,7 @@ func bottom(s *config.Store) *config.Store {
 	return s
 }
 
-// storeOptions is s without its name, its size and readonly, which are not options of the open store.
+// storeOptions returns s without its name, its size and readonly, which are not options of an open store.
 func storeOptions(s *config.Store) config.Store {
 	o := *s
 	o.Name, o.Size, o.ReadOnly = "", 0, false
@@ -143,7 +143,7 @@ func findTarget(c *config.Config, name string) *config.Target {
 	return &c.Targets[i]
 }
 
-// accessOf is t without its LUNs.
+// accessOf returns t without its LUNs.
 func accessOf(t *config.Target) config.Target {
 	a := *t
 	a.LUNs = nil
@@ -176,7 +176,7 @@ func (c *comparison) alike(was, now *config.LUN) bool {
 	return equal(was, now) && medium(c.old.Store(was.Store)) == medium(c.new.Store(now.Store))
 }
 
-// comparePortals takes equal portals for the same one; with port 0 there may be several.
+// comparePortals takes equal portals for one and the same. Several portals with port 0 may be equal.
 func (c *comparison) comparePortals() {
 	left := make([]*config.Portal, 0, len(c.old.Portals))
 	for i := range c.old.Portals {
@@ -223,7 +223,7 @@ func (c *comparison) compareRest() {
 	}
 }
 
-// limit compares a limit, which changes at once or only at the next start.
+// limit compares a limit. atOnce says whether a change takes effect at once or at the next start.
 func (c *comparison) limit(atOnce bool, key string, was, now any) {
 	switch {
 	case was == now:

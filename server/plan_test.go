@@ -13,7 +13,7 @@ import (
 	"oneshot/config/configtest"
 )
 
-// drawConfig makes a configuration out of few names, so that two of them have much in common.
+// drawConfig draws a configuration. It uses few names, so that two configurations have much in common.
 func drawConfig(t *rapid.T, label string) *config.Config {
 	line := 0
 	pos := func() config.Position {
@@ -167,7 +167,7 @@ func checkStorePlan(t *rapid.T, p *plan, old, next *config.Config) {
 	}
 }
 
-// What is the same except the lines it stands in needs no change.
+// A configuration that differs only in its line numbers needs no change.
 func TestPlanOfTheSame(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := drawConfig(t, "x")
@@ -193,7 +193,7 @@ func TestPlanOfTheSame(t *testing.T) {
 	})
 }
 
-// What cannot change while the target runs is said.
+// The plan names the keys that take effect only at the next start.
 func TestPlanPending(t *testing.T) {
 	c := parse(t, one)
 	next := *c
@@ -225,8 +225,8 @@ func TestEqual(t *testing.T) {
 	}
 }
 
-// Whatever is changed in a configuration is in the plan, so that a reload never says "nothing has changed"
-// after it has changed something.
+// Each value of a configuration that changes is in the plan. So a reload never says "nothing has changed" after it
+// has changed something.
 func TestPlanMissesNothing(t *testing.T) {
 	load := func() *config.Config {
 		c, err := config.Load("../configs/full.yaml")
@@ -251,7 +251,7 @@ func TestPlanMissesNothing(t *testing.T) {
 	}
 }
 
-// elsewhere are values whose change is reported by others: the level of the log by the command, services by
-// prepareServices. The name of a store means nothing, for what it keeps identifies it; whether it is read-only
-// is a matter of its LUNs, which the parser tells.
+// elsewhere matches values whose change others report: the command reports the level of the log, prepareServices
+// the services. Changing the name of a store changes nothing, because its medium identifies it. Whether a store is
+// read-only concerns its LUNs, for which the parser sets it.
 var elsewhere = regexp.MustCompile(`^\.(Log\.Level|Metrics\.(Listen|Given)|Management\.Socket|Stores\[\d\](\.On)*\.(Name|ReadOnly|File\.Create))$`)

@@ -12,13 +12,13 @@ import (
 	"oneshot/transport/tcp"
 )
 
-// openPortal is a portal with what it was opened for.
+// openPortal is a portal and the configuration that it was opened for.
 type openPortal struct {
 	config config.Portal
 	portal
 }
 
-// bound is what p was opened for, with the port that it has.
+// bound returns the configuration of p, with the port that the kernel has chosen in the place of port 0.
 func (p openPortal) bound() config.Portal {
 	c := p.config
 	if a, err := netip.ParseAddrPort(p.Addr().String()); err == nil {
@@ -27,7 +27,7 @@ func (p openPortal) bound() config.Portal {
 	return c
 }
 
-// listen opens a portal. replaces are those that will be closed for it.
+// listen opens a portal. The portals in replaces will be closed for it.
 func (s *Server) listen(p *config.Portal, replaces []portal) (openPortal, error) {
 	l, err := s.fronts[p.Transport].open(p, replaces)
 	if _, network := errors.AsType[*net.OpError](err); network {
@@ -83,8 +83,8 @@ type tcpPortal struct {
 func (p *tcpPortal) listener() *net.TCPListener { return p.TCPListener }
 func (p *tcpPortal) begin() bool                { return true }
 
-// The kernel is asked again after acceptRetry whether there is a descriptor, or memory, for a
-// connection. Failures are logged once in acceptQuiet.
+// If accept fails, for lack of a descriptor or of memory, it is tried again after acceptRetry. The log
+// has at most one line about it in each acceptQuiet.
 const (
 	acceptRetry = 100 * time.Millisecond
 	acceptQuiet = time.Minute

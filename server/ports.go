@@ -6,8 +6,8 @@ import (
 	"oneshot/config"
 )
 
-// setPorts tells the targets through which portal groups they are reached: each is a SCSI target
-// port. mu is held.
+// setPorts tells the targets through which portal groups initiators reach them. Each group is a SCSI
+// target port. mu is held.
 func (s *Server) setPorts() {
 	for i := range s.cfg.Targets {
 		t := &s.cfg.Targets[i]
@@ -17,7 +17,7 @@ func (s *Server) setPorts() {
 	}
 }
 
-// portGroups lists the groups of the portals, or those of them in only.
+// portGroups lists the groups of the portals: all of them, or those that are in only.
 func portGroups(portals []config.Portal, only []uint16) (tags []uint16) {
 	for _, p := range portals {
 		if (only == nil || slices.Contains(only, p.Group)) && !slices.Contains(tags, p.Group) {

@@ -14,7 +14,7 @@ import (
 	"oneshot/initiator"
 )
 
-// randomConfig is a configuration in which LUN 0 of target a never changes, and much else may.
+// randomConfig returns a configuration. LUN 0 of target a is the same in all of them; the rest is random.
 func randomConfig(r *rand.Rand) string {
 	var b strings.Builder
 	b.WriteString("stores:\n  fixed: {type: file, path: fixed.img, size: 1MiB}\n")
@@ -46,8 +46,8 @@ func randomConfig(r *rand.Rand) string {
 	return b.String()
 }
 
-// Whatever configurations follow one another, a session that none of them concerns goes on
-// reading what it wrote, and the LUNs that others see are those of the last.
+// Configurations follow one another at random. A session that none of them concerns goes on
+// reading what it wrote, and other sessions see the LUNs of the last one.
 func TestApplyAtRandom(t *testing.T) {
 	seed := rand.Uint64()
 	defer func() {
@@ -91,7 +91,7 @@ func TestApplyAtRandom(t *testing.T) {
 	load.Wait()
 }
 
-// retryAttention does f again as long as it is told of changes.
+// retryAttention repeats f as long as it fails with a unit attention.
 func retryAttention(f func() error) error {
 	for {
 		err := f()
@@ -117,7 +117,7 @@ func checkLUNs(t *testing.T, s *initiator.Session, c *config.Config) {
 		if _, err := lu.ReadAt(make([]byte, 512), 0); err != nil {
 			t.Fatalf("LUN %d: %v", l.Number, err)
 		}
-		if l.Number != 0 { // whose bytes are another's
+		if l.Number != 0 { // LUN 0 has another session's bytes
 			if _, err := lu.WriteAt(make([]byte, 512), 0); (err != nil) != l.ReadOnly {
 				t.Fatalf("LUN %d, readonly %v: %v", l.Number, l.ReadOnly, err)
 			}
@@ -125,7 +125,7 @@ func checkLUNs(t *testing.T, s *initiator.Session, c *config.Config) {
 	}
 }
 
-// A thousand LUNs are there at once, and one more is one change.
+// A configuration with a thousand LUNs applies, and one more LUN is one change.
 func TestThousandLUNs(t *testing.T) {
 	text := func(n int) string {
 		var stores, luns strings.Builder

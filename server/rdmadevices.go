@@ -13,16 +13,16 @@ import (
 	"oneshot/transport/rdma"
 )
 
-// rdmaDevices are the RDMA devices that are open, those in user space and those of the kernel. Portals share them.
+// rdmaDevices holds the open RDMA devices, in user space and of the kernel. Portals share them.
 type rdmaDevices struct {
 	surroundings
 
 	mu   sync.Mutex
-	by   map[deviceKey]*rdmaDevice // guarded by mu; those that are lost are not in it
-	work sync.WaitGroup            // devices that are being closed because they are lost, or nobody uses them
+	by   map[deviceKey]*rdmaDevice // guarded by mu; lost devices are not in it
+	work sync.WaitGroup            // devices that are being closed, because they are lost or unused
 }
 
-// deviceKey names a device: transports give names of their own.
+// deviceKey identifies a device. Two transports may use one name for two devices.
 type deviceKey struct {
 	transport config.Transport
 	name      string
@@ -38,7 +38,8 @@ type rdmaDevice struct {
 	once   sync.Once
 }
 
-// use opens a device, unless it is open. open may keep lost, which is to be called if the device goes.
+// use returns the device of key for one more portal; it opens the device unless it is open. The provider calls lost
+// when the device has disappeared.
 func (v *rdmaDevices) use(key deviceKey, open func(lost func(error)) (rdma.Device, error)) (*rdmaDevice, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -66,7 +67,7 @@ func (v *rdmaDevices) use(key deviceKey, open func(lost func(error)) (rdma.Devic
 	return d, nil
 }
 
-// counters returns what has crossed the devices that are open, sorted by name.
+// counters returns the counters of the open devices, sorted by name.
 func (v *rdmaDevices) counters() []mgmt.Device {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -78,13 +79,13 @@ func (v *rdmaDevices) counters() []mgmt.Device {
 	return list
 }
 
-// drop forgets a device that is lost, so that it is opened anew when it comes back. If no portal uses it, it
-// is closed now.
+// drop forgets a device that is lost, so that use opens it anew when it comes back. If no portal uses the device,
+// drop closes it.
 func (v *rdmaDevices) drop(d *rdmaDevice) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if d.Device == nil {
-		return // it was never in use
+		return // no portal has ever used it
 	}
 	d.lost = true
 	if v.by[d.key] == d {
@@ -95,8 +96,8 @@ func (v *rdmaDevices) drop(d *rdmaDevice) {
 	}
 }
 
-// release ends one portal's use of a device, when nothing comes from the portal any more. The last user closes a device
-// that is lost; any other may have connections, and is closed when these have ended.
+// release ends one portal's use of a device. The portal makes no more connections then. The last user closes a device
+// that is lost. Any other device may have connections left, and is closed when these have ended.
 func (v *rdmaDevices) release(d *rdmaDevice) {
 	v.mu.Lock()
 	d.users--
@@ -109,7 +110,7 @@ func (v *rdmaDevices) release(d *rdmaDevice) {
 	v.closeUnused(d)
 }
 
-// closeUnused closes a device that has neither portals nor connections. Its memory for messages is then free for others.
+// closeUnused closes a device if it has neither portals nor connections. That frees its memory for messages.
 func (v *rdmaDevices) closeUnused(d *rdmaDevice) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -10,9 +10,9 @@ import (
 	"oneshot/isns"
 )
 
-// reached returns the address of a portal as somebody reaches it who has reached local: a
-// host that stands for all addresses becomes that of local. exact is true if addr
-// named the address itself, not a wildcard.
+// reached returns the address of a portal for an initiator that is connected to the address local of
+// this machine: if listen stands for all addresses, its host is replaced by that of local. exact is
+// true if listen names one address.
 func reached(listen netip.AddrPort, local string) (address string, exact bool) {
 	if a := listen.Addr(); a.IsValid() && !a.IsUnspecified() {
 		return listen.String(), true
@@ -28,7 +28,7 @@ func reached(listen netip.AddrPort, local string) (address string, exact bool) {
 	return netip.AddrPortFrom(host, listen.Port()).String(), false
 }
 
-// announce tells the node where it is reached. mu is held.
+// announce tells the node the addresses of its portals. mu is held.
 func (s *Server) announce() {
 	ps := make([]iscsi.Portal, len(s.portals))
 	for i, p := range s.portals {
@@ -45,7 +45,7 @@ func (s *Server) announce() {
 	}
 }
 
-// registration is what the iSNS server is told: the targets, and where they are reached over TCP.
+// registration returns what the iSNS server is told: the targets, and their portals of transport tcp.
 func (s *Server) registration() isns.Registration {
 	r := isns.Registration{Entity: s.first.ISNS.Entity}
 	if r.Entity == "" {
@@ -56,7 +56,7 @@ func (s *Server) registration() isns.Registration {
 	}
 	for _, p := range s.portals {
 		if p.config.Transport != config.TransportTCP {
-			continue // whoever finds it would try TCP
+			continue // an initiator that finds it would try TCP
 		}
 		at := p.bound()
 		if told, err := netip.ParseAddrPort(at.Advertise); err == nil { // a name cannot be registered
@@ -70,8 +70,8 @@ func (s *Server) registration() isns.Registration {
 	return r
 }
 
-// addresses returns a, or, if it stands for all addresses, those of this machine that others may
-// reach.
+// addresses returns a, or, if a stands for all addresses, the addresses of this machine that other
+// machines may reach.
 func addresses(a netip.Addr) []netip.Addr {
 	if a.IsValid() && !a.IsUnspecified() {
 		return []netip.Addr{a}

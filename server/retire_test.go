@@ -15,7 +15,7 @@ import (
 	"oneshot/config"
 )
 
-// closeNote notes when a store is closed.
+// closeNote is a store that remembers whether it was closed.
 type closeNote struct {
 	backend.Store
 	closed atomic.Bool
@@ -26,8 +26,8 @@ func (c *closeNote) Close() error {
 	return c.Store.Close()
 }
 
-// A LUN whose store hangs can be taken away. Commands in it end when the store comes back, and
-// only then is it closed; everything else, reloads included, works meanwhile.
+// A LUN whose store hangs can be removed. Its commands end when the store comes back, and only
+// then is the store closed. Meanwhile everything else works, reloads included.
 func TestApplyTakesAwayWhatHangs(t *testing.T) {
 	stores := misbehave(t)
 	notes, inner := make(map[string]*closeNote), opener
@@ -62,7 +62,7 @@ func TestApplyTakesAwayWhatHangs(t *testing.T) {
 	}
 }
 
-// What hangs and was taken away does not keep the target from stopping.
+// A store that hangs and whose LUN was removed does not keep the target from stopping.
 func TestStopWithWhatHangsTakenAway(t *testing.T) {
 	stores := misbehave(t)
 	s, err := New(parse(t, withBadStore), slog.New(slog.DiscardHandler))
@@ -90,7 +90,7 @@ func TestStopWithWhatHangsTakenAway(t *testing.T) {
 	s.wg.Wait()
 }
 
-// A store that hangs is one line at the end, however many logical units show it.
+// Shutdown names a store that hangs once, however many logical units show it.
 func TestShutdownSaysOnce(t *testing.T) {
 	stores := misbehave(t)
 	s, err := New(parse(t, strings.Replace(withBadStore, "1: bad", "1: bad, 2: {store: bad, block_size: 4096}", 1)), slog.New(slog.DiscardHandler))

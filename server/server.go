@@ -32,7 +32,7 @@ type Server struct {
 	fronts     map[config.Transport]frontEnd
 	rdma       *rdmaDevices   // of fronts
 	moderation tcp.Counters   // of connections over TCP
-	first      *config.Config // what the process was started with: some of it holds until it ends
+	first      *config.Config // the configuration at the start, some keys of which hold until the process ends
 	started    time.Time
 
 	applying chan struct{} // holds one element while a change is under way; taken before mu
@@ -43,16 +43,16 @@ type Server struct {
 	units    units                   //
 	targets  map[string]*scsi.Target // by name
 	portals  []openPortal            // in the order of the configuration
-	isns     *isns.Client            // nil: no server is told
+	isns     *isns.Client            // nil: the configuration has no iSNS server
 	services                         // of the administrator
 	serving  bool                    // portals take connections
-	closing  bool                    // no goroutine is started any more, nothing is changed
-	scarce   bool                    // descriptors are, and the log says so
+	closing  bool                    // Shutdown has begun: no new goroutines, no more changes
+	scarce   bool                    // descriptors are scarce, and the log says so
 
 	retirements retirements
 
 	wg    sync.WaitGroup
-	ctx   context.Context // ends when all connections have ended, or will never
+	ctx   context.Context // ends when all connections have ended, or Shutdown stops waiting for them
 	stop  context.CancelFunc
 	ended chan struct{} // closed when Shutdown is over
 	fatal chan error    // the first failure of a listener
@@ -62,7 +62,7 @@ type Server struct {
 	reload func() (mgmt.Reload, error) // constant since Serve
 }
 
-// newPool returns the I/O memory. Other processes can map it, where the system has files in memory.
+// newPool returns the I/O memory. Other processes can map it if the system has memfd_create(2).
 func newPool(limit int64, log *slog.Logger) *mem.Pool {
 	p, err := mem.NewShared(limit)
 	if err != nil {
@@ -72,15 +72,15 @@ func newPool(limit int64, log *slog.Logger) *mem.Pool {
 	return p
 }
 
-// closePool gives the I/O memory back, unless a store that hangs has some of it.
+// closePool frees the I/O memory, unless a store that hangs still uses some of it.
 func (s *Server) closePool() {
 	if s.pool.Stats().Leases == 0 {
 		s.pool.Close()
 	}
 }
 
-// New opens the stores and listens on the portals of cfg. On failure it has released
-// everything; its error is one line that says what to change.
+// New opens the stores and listens on the portals of cfg. If it fails, it has released
+// everything, and its error is one line that says what to change.
 func New(cfg *config.Config, log *slog.Logger) (*Server, error) {
 	s := &Server{
 		log: log, first: cfg, started: time.Now(),
@@ -151,7 +151,7 @@ func nodeConfig(cfg *config.Config, pool *mem.Pool, log *slog.Logger) iscsi.Conf
 	}
 }
 
-// nodeLimits are the limits that can change while the node works.
+// nodeLimits returns the limits that can change while the node works.
 func nodeLimits(cfg *config.Config) iscsi.Limits {
 	l := cfg.Limits
 	return iscsi.Limits{
@@ -193,7 +193,7 @@ func nodeTarget(t *config.Target, st *scsi.Target) *iscsi.Target {
 	return n
 }
 
-// ruleOf translates a rule for an initiator; nil: none.
+// ruleOf translates a rule for an initiator; nil: the target admits nobody by it.
 func ruleOf(r *config.Initiator) *iscsi.Rule {
 	if r == nil {
 		return nil
@@ -245,15 +245,15 @@ func (s *Server) Serve() error {
 	}
 }
 
-// Shutdown closes the portals, asks initiators to log out, lets what is in flight finish,
-// and makes the stores durable. When ctx ends first, it cuts the connections that are left.
+// Shutdown closes the portals, asks initiators to log out, waits for the commands in flight,
+// and flushes the stores. If ctx ends first, it closes the connections that are left.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.once.Do(func() {
 		s.mu.Lock()
 		s.closing = true
 		s.mu.Unlock()
 		select {
-		case s.applying <- struct{}{}: // and nobody gets it any more
+		case s.applying <- struct{}{}: // it is never given back, so that no change can follow
 		case <-ctx.Done(): // a change hangs in a store
 		}
 		for _, p := range s.portals {

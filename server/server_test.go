@@ -31,7 +31,7 @@ targets: [{iqn: "iqn.2026-11.example.oneshot:t", luns: {0: d, 1: d, 2: {store: d
 portals: [{transport: tcp, listen: "127.0.0.1:0"}]
 `
 
-// Serve and Shutdown may come in any order and at once; either way everything ends.
+// Serve and Shutdown may be called in any order, and at the same time. Everything ends each time.
 func TestServeMeetsShutdown(t *testing.T) {
 	for range 50 {
 		s, err := New(parse(t, one), slog.New(slog.DiscardHandler))
@@ -51,7 +51,7 @@ func TestServeMeetsShutdown(t *testing.T) {
 	}
 }
 
-// LUNs that show a store alike are one logical unit, which closes once.
+// LUNs that show a store in the same way share one logical unit, which is closed once.
 func TestUnitsAreShared(t *testing.T) {
 	s, err := New(parse(t, one), slog.New(slog.DiscardHandler))
 	if err != nil {
@@ -65,8 +65,8 @@ func TestUnitsAreShared(t *testing.T) {
 	}
 }
 
-// A port in use, and a store in use, are one line that says what to change; what was opened
-// is let go.
+// If a port or a store is in use, New returns one line that says what to change, and releases what it
+// has opened.
 func TestInUse(t *testing.T) {
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
@@ -99,7 +99,7 @@ portals: [{transport: tcp, listen: "` + address + `"}]
 	}
 }
 
-// A portal on all addresses of one IP version has none of the other.
+// A portal on all addresses of one IP version accepts nothing over the other.
 func TestPortalsOfOneVersion(t *testing.T) {
 	for _, transport := range []string{"tcp", "iwarp"} {
 		for address, want := range map[string]string{"0.0.0.0:0": "0.0.0.0:", "[::]:0": "[::]:"} {

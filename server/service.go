@@ -14,7 +14,7 @@ import (
 	"oneshot/mgmt"
 )
 
-// service is HTTP for the administrator: metrics, or the management API.
+// service is an HTTP server for the administrator: the metrics, or the management API.
 type service struct {
 	name    string
 	l       net.Listener
@@ -51,7 +51,7 @@ func (s *service) run() error {
 	return nil
 }
 
-// close lets answers under way finish, for some time.
+// close waits up to closeTime for answers that are under way, and ends.
 func (s *service) close() {
 	if s == nil {
 		return
@@ -64,10 +64,10 @@ func (s *service) close() {
 	}
 }
 
-// services are those that a configuration asks for; nil: not.
+// services holds the services of a configuration; nil: the configuration does not ask for it.
 type services struct{ metrics, management *service }
 
-// openMetrics listens for metrics. old is a service that will be closed for it, or nil.
+// openMetrics listens for metrics. old is the service that will be closed for the new one, or nil.
 func (s *Server) openMetrics(m config.Metrics, old *service) (*service, error) {
 	if !m.Given {
 		return nil, nil
@@ -94,7 +94,7 @@ func (s *Server) openManagement(m config.Management) (*service, error) {
 	return newService("management", l, mgmt.NewAPI(s), s.log), nil
 }
 
-// startService has a service answer, unless the server is closing. mu is held.
+// startService starts the goroutine of a service, unless the server is closing. mu is held.
 func (s *Server) startService(v *service) {
 	if v == nil || s.closing {
 		return

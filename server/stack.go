@@ -12,19 +12,19 @@ import (
 	"oneshot/config"
 )
 
-// belows are the open stores that several others are parts of, by medium. The last of these that closes
-// closes the store, too.
+// belows holds the open stores of which other stores are parts, by medium. Closing the last part closes
+// the store, too.
 type belows struct {
 	mu   sync.Mutex // held while stores are opened, not while they are closed
 	open map[string]*shared
-	made []undoer // of the opening under way; guarded by mu
+	made []undoer // stores that the current call of openStore has opened; guarded by mu
 }
 
-// undoer is a store that can take back what its opening has left on the medium, while it is open and
-// nobody has seen it.
+// undoer is a store that can undo what its opening has changed on the medium, such as a new file. Undo is
+// called while the store is open and nobody has used it.
 type undoer interface{ Undo() error }
 
-// undo takes back what openings have left.
+// undo undoes what the openings of stores have changed on their media.
 func undo(made []undoer) (errs []error) {
 	for _, u := range made {
 		if err := u.Undo(); err != nil {
@@ -36,7 +36,7 @@ func undo(made []undoer) (errs []error) {
 
 func newBelows() *belows { return &belows{open: make(map[string]*shared)} }
 
-// shared is a store that others are parts of.
+// shared is a store of which other stores are parts.
 type shared struct {
 	backend.Store
 	all    *belows
@@ -46,7 +46,7 @@ type shared struct {
 	users []*handle  // guarded by mu
 }
 
-// handle is one user's.
+// handle is the store as one of its users sees it.
 type handle struct {
 	*shared
 	resized func()
@@ -54,7 +54,7 @@ type handle struct {
 
 var _ backend.Wrapper = (*handle)(nil)
 
-// Pass returns the store itself: a handle has no part in anything.
+// Pass returns the store itself: a handle changes nothing about its abilities.
 func (h *handle) Pass(backend.Ability) backend.Store { return h.Store }
 
 // Close gives the handle up.
@@ -65,7 +65,7 @@ func (h *handle) Close() error {
 	return h.Store.Close()
 }
 
-// leave counts a user out, and reports whether it was the last one.
+// leave removes a user, and reports whether it was the last one.
 func (h *handle) leave() bool {
 	s := h.shared
 	s.all.mu.Lock()
@@ -80,7 +80,7 @@ func (h *handle) leave() bool {
 	return true
 }
 
-// tell has the users look at the size of the store.
+// tell tells the users that the size of the store has changed.
 func (s *shared) tell() {
 	s.mu.Lock()
 	users := slices.Clone(s.users)
@@ -90,8 +90,8 @@ func (s *shared) tell() {
 	}
 }
 
-// openStore opens the store that c describes, and those below. resized is called when its size has
-// changed by itself. Made are those among them that may have left something on the medium.
+// openStore opens the store that c describes, and the stores below it. It calls resized when the size of the
+// store has changed by itself. made lists those of the stores whose opening may have changed their medium.
 func (b *belows) openStore(c *config.Store, resized func(), log *slog.Logger) (s backend.Store, made []undoer, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -100,8 +100,8 @@ func (b *belows) openStore(c *config.Store, resized func(), log *slog.Logger) (s
 	return s, b.made, err
 }
 
-// stack is openStore with mu held: it opens the stores from the bottom up. A part of another store that has
-// no size of its own grows with that.
+// stack is openStore with mu held. It opens the stores from the bottom up. A part of another store that is
+// configured without a size grows with that store.
 func (b *belows) stack(c *config.Store, resized func(), log *slog.Logger) (backend.Store, error) {
 	o := opening{resized: resized, log: log}
 	if c.On == nil {
@@ -116,7 +116,7 @@ func (b *belows) stack(c *config.Store, resized func(), log *slog.Logger) (backe
 		open = b.share
 	}
 	var (
-		look atomic.Pointer[func()] // what is below may tell of its size before there is a part of it
+		look atomic.Pointer[func()] // nil until the part exists; the store below may report a new size before
 		err  error
 	)
 	o.below, err = open(c.On, func() {
@@ -132,13 +132,13 @@ func (b *belows) stack(c *config.Store, resized func(), log *slog.Logger) (backe
 	if err != nil {
 		errs := append([]error{err}, undo(b.made)...)
 		b.made = nil
-		b.mu.Unlock() // handles take it to close
+		b.mu.Unlock() // closing a handle takes it
 		defer b.mu.Lock()
 		return nil, errors.Join(append(errs, o.below.Close())...)
 	}
 	if r, ok := s.(backend.Resizer); ok && storeTypes[c.Type].parts && c.Size == 0 {
 		f := func() {
-			if err := r.Resize(0); err != nil { // what is below has shrunk; operations beyond its end fail
+			if err := r.Resize(0); err != nil { // the store below has shrunk; operations beyond its end fail
 				log.Error("the store keeps its size", "reason", err)
 			}
 		}
@@ -148,8 +148,7 @@ func (b *belows) stack(c *config.Store, resized func(), log *slog.Logger) (backe
 	return s, nil
 }
 
-// share returns a handle of the store that c describes, which is opened if need be. Called with mu
-// held.
+// share returns a handle of the store that c describes. It opens the store unless it is open. mu is held.
 func (b *belows) share(c *config.Store, resized func(), log *slog.Logger) (backend.Store, error) {
 	s := b.open[medium(c)]
 	if s == nil {

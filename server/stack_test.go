@@ -13,8 +13,8 @@ import (
 	"oneshot/config"
 )
 
-// Stores stand on others, in any order and depth: each LUN shows its bytes, in the place where they
-// belong, and what stands below is opened once and closed with the last one above.
+// Stores stand on other stores, in any order and depth. Each LUN shows the right bytes of the store at the
+// bottom, which is opened once, and closed with the last store above it.
 func TestStacks(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "whole.img")
 	text := func(luns string) string {
@@ -81,7 +81,7 @@ portals: [{listen: "127.0.0.1:0"}]
 	works(t, s, 0)
 }
 
-// What is wrong with a store below is told with its name, and nothing stays open.
+// An error of a store below names that store, and nothing stays open.
 func TestStacksThatDoNotOpen(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "small.img")
 	if err := os.WriteFile(path, make([]byte, 1<<20), 0o600); err != nil {
@@ -113,7 +113,7 @@ portals: [{listen: "127.0.0.1:0"}]
 	}
 }
 
-// A store that was taken away is closed in the background, and may come back before that is done.
+// A store that was removed is closed in the background. It may be opened again before that has ended.
 func TestStoresComeBack(t *testing.T) {
 	const with = `
 stores:
@@ -134,8 +134,8 @@ portals: [{listen: "127.0.0.1:0"}]
 	works(t, s, 2)
 }
 
-// A slice without a size of its own grows with what is below, at once, and initiators hear of it. One that
-// has a size keeps it.
+// A slice that is configured without a size grows with the store below, at once, and a unit attention tells
+// initiators. A slice with a size keeps it.
 func TestSlicesGrow(t *testing.T) {
 	var below backend.Store
 	var grown func()

@@ -19,7 +19,7 @@ import (
 	"oneshot/state"
 )
 
-// initiatorPort sends commands to a target past iSCSI.
+// initiatorPort sends commands to a SCSI target directly, without iSCSI.
 type initiatorPort struct {
 	t     *testing.T
 	nexus *scsi.Nexus
@@ -60,8 +60,8 @@ func (p *initiatorPort) do(cdb, out []byte) (scsi.Status, []byte) {
 	return status, in
 }
 
-// A registration with APTPL is there after a restart, and a state file that was damaged is an
-// error that says which and what to do, not a target that has forgotten who may write.
+// A registration with APTPL survives a restart. With a damaged state file the target does not start, for it
+// would have forgotten who may write; the error names the file and what to do.
 func TestReservationsOverRestart(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	text := strings.Replace(one, "portals:", "state: "+dir+"\nportals:", 1)
@@ -121,8 +121,8 @@ func TestReservationsOverRestart(t *testing.T) {
 	}
 }
 
-// The administrator sets access states, of some LUNs or all; they hold over reloads, also of a LUN that
-// gets other options, and with state over a restart.
+// The administrator sets access states of some LUNs or of all. The states survive reloads, also if a reload
+// changes options of the LUN, and with the key state they survive a restart.
 func TestAccessStates(t *testing.T) {
 	const options = `
 stores: {d: {type: memory, size: 1MiB}, e: {type: memory, size: 1MiB}, f: {type: memory, size: 1MiB}}
@@ -209,7 +209,7 @@ portals: [{listen: "127.0.0.1:0"}, {listen: "127.0.0.1:0", group: 2}]
 	}
 }
 
-// What a LUN says of its medium and of access states reaches initiators.
+// The options removable and alua of a LUN show in its INQUIRY data.
 func TestLUNOptions(t *testing.T) {
 	text := strings.Replace(one, "0: d,", "0: {store: d, removable: true, alua: both},", 1)
 	s, err := New(parse(t, text), slog.New(slog.DiscardHandler))
@@ -232,7 +232,7 @@ func TestLUNOptions(t *testing.T) {
 	}
 }
 
-// Each portal group in which a target is reached is a target port, and a target port group.
+// Each portal group of a target is a target port and a target port group.
 func TestPortalGroupsArePorts(t *testing.T) {
 	text := strings.Replace(one, "portals: [", "portals: [{transport: tcp, listen: \"127.0.0.1:0\", group: 3}, {transport: tcp, listen: \"127.0.0.1:0\", group: 2}, ", 1)
 	text = strings.Replace(text, "luns:", "portal_groups: [1, 3], luns:", 1)
@@ -252,11 +252,11 @@ func TestPortalGroupsArePorts(t *testing.T) {
 	}
 }
 
-// formerState is what a version of this program before volumes has kept for a LUN.
+// formerState is a state file of a LUN from a version of this program that had no volumes yet.
 const formerState = `{"Format":1,"Generation":1,"Type":3,"Holder":0,"Registrants":[{"Initiator":"iqn.2026-11.example.clients:a,i,0x400000000001","Target":"iqn.2026-11.example.oneshot:t,t,0x0001","Port":1,"Key":4660}]}`
 
-// TestFormerStates: a state file of an earlier version, named after a serial number, is the volume's
-// after the first start, and a write that its journal has is completed.
+// TestFormerStates: the first start takes over the state file of an earlier version, which is named after a
+// serial number, for the volume, and completes the write in its journal.
 func TestFormerStates(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "disk.img")
@@ -298,8 +298,8 @@ func TestFormerStates(t *testing.T) {
 	}
 }
 
-// TestReloadKeepsVolume: a LUN that gets other options is another view of the volume, which keeps what
-// belongs to it: a reservation that no loss of power would leave, for instance.
+// TestReloadKeepsVolume: a LUN whose options change becomes another view of its volume. The volume keeps its
+// state, such as a reservation without APTPL.
 func TestReloadKeepsVolume(t *testing.T) {
 	s, err := New(parse(t, one), slog.New(slog.DiscardHandler))
 	if err != nil {

@@ -17,12 +17,12 @@ import (
 	"oneshot/volume"
 )
 
-// units are the logical units and the stores behind them. LUNs that show a store alike share
-// one logical unit, its task set and its unit attentions.
+// units holds the logical units and the stores behind them. LUNs that show a store in the same way
+// share one logical unit, with its task set and its unit attentions.
 type units struct {
 	log    *slog.Logger
 	state  *state.Dir            // nil: nothing is kept over restarts
-	belows *belows               // of all configurations there were
+	belows *belows               // shared by all configurations since the start
 	stores map[string]*openStore // by medium
 	made   map[unitKey]*scsi.LogicalUnit
 }
@@ -31,16 +31,16 @@ func newUnits(log *slog.Logger, dir *state.Dir, b *belows) units {
 	return units{log: log, state: dir, belows: b, stores: make(map[string]*openStore), made: make(map[unitKey]*scsi.LogicalUnit)}
 }
 
-// openStore is a store that logical units show, as a volume: there is one for each store, and it
+// openStore is a store that logical units show, with its volume. Each store has one volume, which
 // stays while the LUNs that show it come, go and change.
 type openStore struct {
 	name     string           // for messages
 	identity backend.Identity // may be empty
 	volume   *volume.Volume
-	made     []undoer // what opening it has left on the medium, if it comes to nothing
+	made     []undoer // stores whose opening has to be undone if the change is abandoned
 }
 
-// unitKey is all that LUNs can differ in if they are not to share a logical unit.
+// unitKey holds everything in which two LUNs that share a logical unit have to agree.
 type unitKey struct {
 	store *openStore
 	lun   config.LUN // without its number, its place in the file and the store's name
@@ -55,8 +55,8 @@ func keyOf(t *config.Target, l *config.LUN, s *openStore) unitKey {
 	return unitKey{s, lun}
 }
 
-// identity is what names a logical unit for good: a serial number that depends only on the
-// names in the configuration, so that it is the same after every restart.
+// identity returns the serial number of a logical unit. It depends only on the names in the
+// configuration, so that it is the same after every restart.
 func identity(target, store string) string {
 	sum := sha256.Sum256([]byte(target + "\x00" + store))
 	return hex.EncodeToString(sum[:10])
@@ -89,10 +89,10 @@ var tpgs = map[config.ALUA]scsi.TPGS{
 	config.ALUABoth:     scsi.ALUAImplicit | scsi.ALUAExplicit,
 }
 
-// openStore opens the store that c describes. Former are the LUNs that show it.
+// openStore opens the store that c describes. former lists the LUNs that show it.
 func (u *units) openStore(c *config.Store, former []formerLUN) (*openStore, error) {
 	log := u.log.With("store", c.Name)
-	var opened atomic.Pointer[volume.Volume] // a device may tell of its size before there is one
+	var opened atomic.Pointer[volume.Volume] // nil until the volume exists; a device may report a new size before
 	store, made, err := u.belows.openStore(c, func() {
 		if v := opened.Load(); v != nil {
 			v.SizeChanged()
@@ -129,13 +129,14 @@ func (u *units) openStore(c *config.Store, former []formerLUN) (*openStore, erro
 	return &openStore{c.Name, identity, v, made}, nil
 }
 
-// abandon closes a store that nobody has seen, because of err, and leaves nothing of it behind.
+// abandon closes a store that nobody has used yet, and undoes what opening it has changed. It returns err,
+// the reason, joined with its own errors.
 func abandon(s backend.Store, made []undoer, err error) error {
 	return errors.Join(append(append([]error{err}, undo(made)...), s.Close())...)
 }
 
-// volumeName names the volume of a store where its states are kept: the same after every restart, and
-// whatever the store and the LUNs that show it are called.
+// volumeName returns the name under which the state of a volume is kept. It is the same after every restart,
+// and does not depend on the names of the store and of the LUNs that show it.
 func volumeName(c *config.Store, identity backend.Identity) string {
 	if !identity.Lasts() {
 		identity = backend.Identity(medium(c))
@@ -144,13 +145,13 @@ func volumeName(c *config.Store, identity backend.Identity) string {
 	return "volume-" + hex.EncodeToString(sum[:10])
 }
 
-// formerLUN is a LUN as earlier versions named its states: by its serial number.
+// formerLUN is a LUN in the terms of earlier versions, which named its state by its serial number.
 type formerLUN struct {
 	serial string
-	block  int // bytes; 0: not said
+	block  int // block size in bytes; 0: not configured
 }
 
-// formerly are the LUNs that show the store, each serial number once, in the order of the configuration.
+// formerly lists the LUNs that show the store, each serial number once, in the order of the configuration.
 func (c *change) formerly(store *config.Store) (list []formerLUN) {
 	for i := range c.next.Targets {
 		t := &c.next.Targets[i]
@@ -165,7 +166,7 @@ func (c *change) formerly(store *config.Store) (list []formerLUN) {
 	return list
 }
 
-// without returns what is in u and not in other.
+// without returns the units and stores of u that are not in other.
 func (u *units) without(other *units) units {
 	rest := newUnits(u.log, u.state, u.belows)
 	for key, lu := range u.made {
@@ -183,10 +184,10 @@ func (u *units) without(other *units) units {
 
 var errHangs = errors.New("commands hang in it; what was not flushed may be lost")
 
-// close closes every unit, and every store. Units with tasks in them, which hang in their
-// stores, are left, and their stores stay open.
+// close closes all units and stores. A unit that still has tasks, because they hang in its
+// store, stays, and its store stays open.
 func (u *units) close() (errs []error) {
-	said := make(map[string]bool) // the units of a store may fail alike
+	said := make(map[string]bool) // several units of one store may fail with the same error
 	note := func(s *openStore, err error) {
 		if err == nil {
 			return
@@ -209,7 +210,7 @@ func (u *units) close() (errs []error) {
 			note(s, errHangs)
 			continue
 		}
-		if err := s.volume.Close(); !errors.Is(err, volume.ErrInUse) { // of that something has been said
+		if err := s.volume.Close(); !errors.Is(err, volume.ErrInUse) { // the error of the unit has said that
 			note(s, err)
 		}
 	}

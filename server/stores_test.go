@@ -27,7 +27,7 @@ import (
 	"oneshot/initiator"
 )
 
-// misbehave makes the stores of the server of this test faulty ones, by name.
+// misbehave makes all stores of this test faulty, and returns a function that finds one by its name.
 func misbehave(t *testing.T) func(name string) *faulty.Store {
 	seed := faulty.Seed(t)
 	stores := make(map[string]*faulty.Store)
@@ -52,13 +52,13 @@ portals: [{listen: "127.0.0.1:0"}]
 limits: {commands: 32}
 `
 
-// load is commands that one LUN has been asked for.
+// load is a number of commands that were sent to one LUN.
 type load struct {
 	commands []*initiator.Command
 	done     sync.WaitGroup
 }
 
-// start asks LUN lun of s for n writes and as many reads, all over the store.
+// start sends n writes and n reads to LUN lun of s, at offsets all over the store.
 func start(s *initiator.Session, lun, n int) *load {
 	l := &load{}
 	for i := range 2 * n {
@@ -75,7 +75,7 @@ func start(s *initiator.Session, lun, n int) *load {
 	return l
 }
 
-// outcome waits, and tells how often which sense came: KAAQQ:count, 00000 for none.
+// outcome waits for the commands, and counts their sense codes: KAAQQ:count, 00000 for none.
 func (l *load) outcome() string {
 	l.done.Wait()
 	n := make(map[int]int)
@@ -110,8 +110,8 @@ func works(t *testing.T, s *initiator.Session, lun int) {
 	}
 }
 
-// A store that fails, fills up, shrinks or is slow under load answers with what is the matter.
-// Other LUNs, of the same session too, work on meanwhile, and the target stops.
+// If a store fails, fills up, shrinks or is slow under load, the sense data says so. Meanwhile other
+// LUNs work, in the same session too, and the target stops.
 func TestBadStores(t *testing.T) {
 	const n = 8
 	for name, c := range map[string]struct {
@@ -149,7 +149,7 @@ func TestBadStores(t *testing.T) {
 }
 
 // Commands that hang in a store occupy their places in the command window and nothing else.
-// The target stops when its patience ends, and says what it could not wait for.
+// Shutdown returns when its context ends, and names the store that hangs.
 func TestHangingStore(t *testing.T) {
 	store := misbehave(t)
 	r := serve(t, withBadStore)
@@ -169,7 +169,7 @@ func TestHangingStore(t *testing.T) {
 	gate.Release()
 }
 
-// A hanging store does not keep a reload from taking its LUN away, nor what comes next.
+// A reload can remove the LUN of a store that hangs, and further reloads work.
 func TestHangingStoreIsTakenAway(t *testing.T) {
 	store := misbehave(t)
 	r := serve(t, withBadStore)
@@ -187,7 +187,7 @@ func TestHangingStoreIsTakenAway(t *testing.T) {
 	l.done.Wait()
 }
 
-// A device that grows while it is served: initiators are told, and see the new size.
+// When a device grows while it is served, initiators get a unit attention and see the new size.
 func TestDeviceGrows(t *testing.T) {
 	loop := backendtest.NewLoop(t, 8<<20, 512)
 	r := serve(t, `
@@ -231,7 +231,7 @@ portals: [{listen: "127.0.0.1:0"}]
 	works(t, s, 3)
 }
 
-// What cannot be opened is named with its place in the configuration.
+// The error for a store that does not open has its place in the configuration.
 func TestStoresThatDoNotOpen(t *testing.T) {
 	for store, want := range map[string]string{
 		"{type: device, path: /dev/null}":               `test.yaml:2:12: store "bad": device store /dev/null: not a block device`,
@@ -252,7 +252,7 @@ portals: [{listen: "127.0.0.1:0"}]
 	}
 }
 
-// A store that was opened for reading is not written after a reload.
+// A reload cannot make a store writable that was opened for reading only.
 func TestApplyKeepsReadOnlyDevices(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "golden.img")
 	if err := os.WriteFile(file, make([]byte, 1<<20), 0o400); err != nil {
@@ -270,7 +270,7 @@ func TestApplyKeepsReadOnlyDevices(t *testing.T) {
 	}
 }
 
-// What to do about an address depends on what is wrong with it.
+// listenAdvice has different advice for different errors.
 func TestListenAdvice(t *testing.T) {
 	for address, want := range map[string]string{
 		"192.0.2.7:3260": `this machine does not have the address: write one that "ip address" lists in "portals"`,
@@ -291,13 +291,13 @@ func TestListenAdvice(t *testing.T) {
 	}
 }
 
-// identified is a store that says whose bytes it has.
+// identified is a store with an identity.
 type identified struct{ backend.Store }
 
 func (identified) Identity() backend.Identity { return "one" }
 
-// Two stores that turn out to have the same bytes would be two volumes, whose locks and reservations
-// do not hold for each other: that is refused, with the place in the file.
+// Two stores that turn out to have the same bytes would be two volumes, and the locks and reservations of
+// one would not hold for the other. The server refuses that, and names the place in the file.
 func TestStoresThatAreOne(t *testing.T) {
 	inner := opener
 	t.Cleanup(func() { opener = inner })

@@ -15,17 +15,17 @@ type storeType struct {
 	// medium names what keeps the bytes of the store, given the name of that of the store below. nil:
 	// the type and the name of the store.
 	medium func(c *config.Store, below string) string
-	// parts says that stores of this type are parts of the one below: they share it. Those that are
+	// parts says that stores of this type are parts of the store below, which they share. Stores that are
 	// configured without a size grow with it.
 	parts bool
-	// modal says that what a store of this type is opened for, reading only or writing, too, cannot be
-	// changed while it is open.
+	// modal says that a store of this type is opened either for reading only or for writing, too, and that
+	// this cannot change while it is open.
 	modal bool
 }
 
 // opening is what a store is opened with besides its configuration.
 type opening struct {
-	below   backend.Store // which the store owns once it is open; nil: it stands on no other
+	below   backend.Store // the store below, which the new store owns once it is open; nil: it stands on no other
 	resized func()        // called when the size of the store has changed by itself, from any goroutine
 	log     *slog.Logger
 }
@@ -40,14 +40,14 @@ var storeTypes = map[config.StoreType]storeType{
 	config.StoreThrottle: throttleStore,
 }
 
-// opener is open; tests replace it to get stores that misbehave.
+// opener is open, unless a test replaces it to get stores that misbehave.
 var opener = open
 
 // open opens the store that c describes.
 func open(c *config.Store, o opening) (backend.Store, error) { return storeTypes[c.Type].open(c, o) }
 
-// medium names what keeps the bytes of a store: two stores with one name for it, in two
-// configurations, are one.
+// medium returns a name of what keeps the bytes of a store. Stores of two configurations are the same
+// store if these names are equal.
 func medium(c *config.Store) string {
 	below := ""
 	if c.On != nil {
@@ -59,7 +59,7 @@ func medium(c *config.Store) string {
 	return string(c.Type) + " " + c.Name
 }
 
-// opened makes an interface of s, which is nil only if it is.
+// opened returns s as an interface that is nil if s is nil.
 func opened[S backend.Store](s S, err error) (backend.Store, error) {
 	if err != nil {
 		return nil, err
