@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// Discovery is what holds for discovery sessions, which belong to no target.
+// Discovery configures discovery sessions, which belong to no target.
 type Discovery struct {
 	Auth Auth
 }
@@ -20,7 +20,7 @@ func (d *decoder) discovery(v value, out *Discovery) {
 	}
 }
 
-// crossCheck notes what no section can see alone.
+// crossCheck checks what concerns several sections of the file.
 func (d *decoder) crossCheck(c *Config) {
 	d.checkTargetNames(c)
 	d.checkPaths(c)
@@ -84,7 +84,7 @@ func (d *decoder) checkExports(c *Config) {
 				continue
 			}
 			if l.ReadOnly || c.Targets[i].Redirect != nil {
-				continue // who logs in to a target that has moved reaches no LUN here
+				continue // initiators of a target that has moved reach no LUN here
 			}
 			if before := writer[l.Store]; before != nil {
 				d.warnf(l.Pos, "line %d exports %q writable as well: without a cluster file system two initiators would destroy each other's data", before.Pos.Line, l.Store)
@@ -101,7 +101,7 @@ func (d *decoder) checkExports(c *Config) {
 }
 
 // checkSerials refuses one serial number for two stores: multipath would take
-// them for two ways to one disk and mix their data.
+// them for two paths to one disk and mix their data.
 func (d *decoder) checkSerials(c *Config) {
 	first := make(map[string]*LUN)
 	for i := range c.Targets {

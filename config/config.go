@@ -20,7 +20,7 @@ import (
 	"oneshot/configs"
 )
 
-// maxFileBytes bounds what Load reads: a larger file is not a configuration.
+// maxFileBytes is the largest file that Load reads: a larger one is probably not a configuration.
 const maxFileBytes = 1 << 20
 
 // Config is a whole, valid configuration. Slices keep the order of the file,
@@ -42,7 +42,7 @@ type Config struct {
 	Metrics    Metrics
 	Management Management
 
-	// Warnings are sentences about things that work but are hardly meant. They
+	// Warnings are sentences about things that work but are probably mistakes. They
 	// are for the log; nothing needs to act upon them.
 	Warnings []Problem
 }

@@ -350,7 +350,7 @@ isns: {server: "[2001:db8::1]", entity: me}
 	}
 }
 
-// There are as many TSIHs as sessions may be, and no more.
+// limits.sessions is at most the number of TSIHs.
 func TestSessionsHaveNumbers(t *testing.T) {
 	const served = "stores: {d: {type: memory, size: 1MiB}}\ntargets: [{iqn: iqn.2026-11.example:t, luns: {0: d}}]\nportals: [{listen: 127.0.0.1}]\n"
 	for n, want := range map[string]bool{"65535": true, "65536": false} {
@@ -361,7 +361,7 @@ func TestSessionsHaveNumbers(t *testing.T) {
 	}
 }
 
-// Aliases can make a small file a large one: what it takes to read it has an end.
+// Aliases can make a small file stand for a large configuration. Reading it is bounded.
 func TestAliasesEnd(t *testing.T) {
 	text := "stores: {a: {type: memory, size: 1MiB}}\ntargets:\n  - iqn: iqn.2026-11.example:t\n    luns: {0: a}\n    initiators: [&i {name: \"iqn.x:*\", luns: {0: 0}}" +
 		strings.Repeat(",*i", 200_000) + "]\n"
@@ -371,7 +371,7 @@ func TestAliasesEnd(t *testing.T) {
 	}
 }
 
-// A file that others may read and that holds a secret is warned of; one that cannot be read says so.
+// Load warns of a file with a secret that others may read. A file that cannot be read is an error.
 func TestLoadWarnsOfSecrets(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "open.yaml")
 	if err := os.WriteFile(path, []byte(shape), 0o644); err != nil {

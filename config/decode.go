@@ -12,8 +12,8 @@ import (
 	"github.com/goccy/go-yaml/parser"
 )
 
-// decoder holds what is known while one file is read. Its methods never give
-// up: they note a problem and go on with what else there is.
+// decoder holds the state of reading one file. Its methods do not stop at a
+// problem: they note it and go on with the rest.
 type decoder struct {
 	src      *source
 	text     string
@@ -22,14 +22,14 @@ type decoder struct {
 	problems []Problem
 	warnings []Problem
 
-	// visits counts the nodes that may still be looked at. Without aliases no
-	// file of maxFileBytes has as many; with them, it ends their loops.
+	// visits counts the nodes that may still be visited. Without aliases no
+	// file of maxFileBytes has that many nodes; with aliases it ends loops.
 	visits int
 
 	stands map[string]stand // by the store that stands on another one
 
 	groupUses    []groupUse // portal groups that targets name
-	portalBroken bool       // a portal is left out for what is wrong with it
+	portalBroken bool       // a portal was left out because something is wrong with it
 
 	memory value // limits.memory
 
@@ -52,8 +52,8 @@ func (d *decoder) warnf(pos Position, format string, args ...any) {
 	d.warnings = append(d.warnings, d.src.problem(pos, format, args...))
 }
 
-// decode reads the text: YAML first, then each section, then what only shows
-// when all sections are known.
+// decode reads the text: first the YAML, then each section, then what concerns
+// several sections.
 func (d *decoder) decode() (*Config, error) {
 	c := &Config{File: d.src.file, Log: defaultLog, Limits: DefaultLimits()}
 	if root := d.parse(); root != nil {
@@ -87,8 +87,8 @@ func (d *decoder) config(c *Config, root ast.Node) {
 	o.done()
 }
 
-// parse returns the root of the only document, or nil after noting why there is
-// none.
+// parse returns the root of the only document. Without one it notes the reason and
+// returns nil.
 func (d *decoder) parse() ast.Node {
 	if !d.checkText() {
 		return nil
@@ -115,8 +115,8 @@ func (d *decoder) parse() ast.Node {
 	return bodies[0]
 }
 
-// parseYAML keeps a panic of the YAML library, which has had some on strange
-// input, from ending a daemon that reloads its configuration.
+// parseYAML turns a panic of the YAML library into an error. The library has had
+// some on strange input, and a reload must not end the daemon.
 func parseYAML(text string) (file *ast.File, err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -126,8 +126,8 @@ func parseYAML(text string) (file *ast.File, err error) {
 	return parser.ParseBytes([]byte(text), 0, parser.AllowDuplicateMapKey())
 }
 
-// checkText refuses what is not text, before the YAML parser can make something
-// of it.
+// checkText refuses a file that is not text. It runs before the YAML parser, which
+// might accept such bytes.
 func (d *decoder) checkText() bool {
 	line, col := 1, 1
 	for i, r := range d.text {
@@ -146,7 +146,7 @@ func (d *decoder) checkText() bool {
 	return true
 }
 
-// advice completes what the YAML library says with what to do about it.
+// advice maps messages of the YAML library to what the user has to do.
 var advice = []struct{ message, hint string }{
 	{"mapping value is not allowed", "quote a value that contains \": \", and check the indentation"},
 	{"value is not allowed in this context", "check the indentation, and quote a value that begins with a special character"},

@@ -5,7 +5,7 @@ var deviceStore = storeType{
 	place: func(s *Store) string { return s.Device.Path }, noun: "device",
 }
 
-// DeviceStore is what a store on a block device has besides a size.
+// DeviceStore holds the options of a store on a block device, besides its size.
 type DeviceStore struct {
 	Path   string // as FileStore.Path
 	Direct bool   // bypasses the page cache (O_DIRECT); the default

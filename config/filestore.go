@@ -5,15 +5,15 @@ var fileStore = storeType{
 	place: func(s *Store) string { return s.File.Path }, noun: "file",
 }
 
-// FileStore is what a file store has besides a size.
+// FileStore holds the options of a file store, besides its size.
 type FileStore struct {
-	// Path is where the file is: absolute, or relative to the working directory
-	// (what is relative to the configuration file has been made so).
+	// Path is the path of the file: absolute, or relative to the working directory.
+	// (Parse has converted it; in the file it is relative to the configuration file.)
 	Path string
 
-	// Sparse says that blocks take space when they are written first, and give
-	// it back when they are unmapped. Otherwise the whole size is allocated when
-	// the store is opened, and kept.
+	// Sparse says that blocks take space when they are first written, and free it
+	// when they are unmapped. Otherwise the whole size is allocated when the store
+	// is opened, and kept.
 	Sparse bool
 
 	// Create makes the file if it does not exist. It is false for a store that is read-only.

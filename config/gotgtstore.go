@@ -10,13 +10,13 @@ var gotgtStore = storeType{
 	},
 }
 
-// GOTGTStore is what a store on a plugin of gotgt has besides a size.
+// GOTGTStore holds the options of a store on a plugin of gotgt, besides its size.
 type GOTGTStore struct {
 	// Plugin is the name under which the plugin is registered.
 	Plugin string
 
-	// Path is what the plugin is told to open, as it stands in the configuration unless the
-	// plugin is the one for files.
+	// Path is what the plugin is told to open. It is exactly the text of the configuration,
+	// except for the plugin "file": for that it is a path like FileStore.Path.
 	Path string
 }
 

@@ -115,7 +115,7 @@ func (d *decoder) groups(v value) []uint16 {
 	return groups
 }
 
-// groupUse is a place where a target names a portal group.
+// groupUse is a place of the file where a target names a portal group.
 type groupUse struct {
 	tag uint16
 	pos Position
@@ -145,7 +145,7 @@ func (d *decoder) redirect(v value) *Redirect {
 		return nil
 	}
 	if !o.has("address") {
-		d.errorf(o.pos, "redirect says not where to: add address: 192.0.2.1:3260")
+		d.errorf(o.pos, "redirect has no address: add one, such as address: 192.0.2.1:3260")
 	}
 	set(o.take("address"), &r.Address, "an address such as 192.0.2.1:3260", parseAddress)
 	set(o.take("permanent"), &r.Permanent, "true or false", parseBool)

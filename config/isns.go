@@ -8,11 +8,11 @@ import (
 	"strings"
 )
 
-// ISNS says which iSNS server is told of the targets (RFC 4171).
+// ISNS names the iSNS server (RFC 4171) with which the daemon registers its targets.
 type ISNS struct {
 	Server string   // host:port; empty: none
 	Pos    Position // of it
-	Entity string   // what this machine is called there; empty: its host name
+	Entity string   // the name of this machine there; empty: its host name
 }
 
 // isnsPort is iSNS' well-known port.
@@ -45,7 +45,7 @@ func parseEntity(text string) (string, error) {
 	return text, nil
 }
 
-// parseNode reads the address of another machine: host:port, where port may be missing.
+// parseNode reads the address of another machine: host:port, or host alone, which gets the given port.
 func parseNode(text string, port int) (string, error) {
 	if a, p, ok := ambiguous(text); ok {
 		return "", fmt.Errorf("%q may be an address, or an address and a port: write [%s]:%s if %s is the port, else [%s]", text, a, p, p, text)

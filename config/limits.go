@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Limits bound what peers can make the daemon hold. When one is reached, the
-// protocol says so to the peer; nothing else is disturbed.
+// Limits bound what peers can make the daemon hold. When a limit is reached, the
+// peer is told by means of the protocol, and nobody else is disturbed.
 type Limits struct {
 	Connections int // TCP connections, logged in or not, of all portals
 	Sessions    int // sessions of all targets
@@ -41,12 +41,12 @@ func DefaultLimits() Limits {
 	}
 }
 
-// minConnectionBytes lets a connection have one burst in flight and another on
-// its way.
+// minConnectionBytes is enough for a connection with one burst in flight and
+// another on its way.
 const minConnectionBytes = 1 << 20
 
-// Bounds of the counts: file descriptors of a process, TSIHs (16 bits, RFC 7143 §11.12.6), and
-// what fits a window whose every command has a task in memory.
+// Bounds of the counts. They come from the file descriptors of a process, from TSIHs (16 bits,
+// RFC 7143 §11.12.6), and from the memory for a task per command of the window.
 const (
 	maxConnections = 1 << 20
 	maxSessions    = 1<<16 - 1
@@ -93,12 +93,12 @@ func (d *decoder) memoryLimits(o *object, l *Limits) {
 	l.MemoryPerConnection = l.Memory // the default gives way
 }
 
-// RDMADeviceMemory is the part of limits.memory that each RDMA device takes for messages, before anybody has logged in: 1,024
-// receives of 9 KiB that its connections share, and 64 answers, in leases whose sizes are powers of two.
+// RDMADeviceMemory is the part of limits.memory, in bytes, that each RDMA device takes for messages before anybody has
+// logged in: 1,024 receives of 9 KiB that its connections share, and 64 answers, in leases whose sizes are powers of two.
 const RDMADeviceMemory = 11 << 20
 
-// checkRDMAMemory refuses limits that the devices of the portals use up. How many devices "any" stands for shows when the
-// target runs; here it is one.
+// checkRDMAMemory refuses a limit that the RDMA devices of the portals use up. How many devices "any" stands for is only
+// known when the target runs; here it counts as one.
 func (d *decoder) checkRDMAMemory(c *Config) {
 	type device struct {
 		transport Transport

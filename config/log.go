@@ -22,7 +22,7 @@ const (
 
 var defaultLog = Log{Level: slog.LevelInfo, Format: LogText}
 
-// logLevels are the names of levels, from the most to the least that is said.
+// logLevels names the levels, from the one that logs most to the one that logs least.
 var logLevels = []struct {
 	name  string
 	level slog.Level

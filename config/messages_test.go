@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// unseen are messages that no file in testdata/problems can bring forth, with the test that does.
+// unseen lists the messages that no file in testdata/problems can cause, each with the test that does.
 var unseen = map[string]string{
 	"every user of this machine can read this secret: chmod o-r the file, or name another with {file: PATH}": "TestLoadWarnsOfSecrets",
 	"cannot read the configuration: %w":                                        "TestLoadWarnsOfSecrets",
@@ -23,8 +23,8 @@ var unseen = map[string]string{
 	"the YAML parser gave up (%v)":                                             "FuzzParse: no input is known that makes it",
 }
 
-// Every message of this package stands in testdata/problems as a user would read it: whoever adds one sees it
-// there, with its place and its excerpt, or this test fails.
+// Every message of this package stands in testdata/problems as a user would read it, with its place and its excerpt.
+// So whoever adds a message has to look at it there.
 func TestEveryMessageIsSeen(t *testing.T) {
 	golden := goldenText(t)
 	files, err := filepath.Glob("*.go")
@@ -86,7 +86,7 @@ func literals(args []ast.Expr) (list []string) {
 
 var verb = regexp.MustCompile(`%[#+0-9.]*[a-zA-Z]`)
 
-// pattern matches what a format becomes.
+// pattern returns a pattern that matches the messages of a format.
 func pattern(format string) *regexp.Regexp {
 	var b strings.Builder
 	b.WriteString(`(?m)`)

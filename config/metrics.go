@@ -7,21 +7,21 @@ import (
 
 // Metrics says where figures for Prometheus, and a health check, are served over HTTP.
 type Metrics struct {
-	// Listen is an address and a port; without a valid port, nothing is served. The zero Addr
-	// stands for all addresses. There is no login: who reaches it may read the figures.
+	// Listen is an address and a port; if it is the zero AddrPort, no metrics are served. A zero Addr
+	// with a port stands for all addresses. There is no login: everybody who reaches it may read the figures.
 	Listen netip.AddrPort
 	Given  bool     // metrics are served
 	Pos    Position // of the address
 
-	// Pprof serves Go's profiles as well, below /debug/pprof/. They tell of the inside of the
-	// process, and taking one costs it time.
+	// Pprof serves Go's profiles as well, below /debug/pprof/. They show the inside of the
+	// process, and taking one costs processor time.
 	Pprof bool
 }
 
 // Address returns the address for net.Listen.
 func (m Metrics) Address() string { return Portal{Listen: m.Listen}.Address() }
 
-// Network returns what net.Listen wants.
+// Network returns the network for net.Listen.
 func (m Metrics) Network() string { return Portal{Listen: m.Listen}.Network() }
 
 func (d *decoder) metrics(v value, m *Metrics) {
@@ -45,7 +45,7 @@ func (d *decoder) metrics(v value, m *Metrics) {
 	}
 }
 
-// parseMetricsListen is parseListen without the default port, which is iSCSI's.
+// parseMetricsListen is parseListen without its default port, 3260.
 func parseMetricsListen(text string) (netip.AddrPort, error) {
 	addr, err := parseListen(text)
 	if err == nil && addr.Port() == defaultPort {
@@ -54,18 +54,18 @@ func parseMetricsListen(text string) (netip.AddrPort, error) {
 	return addr, err
 }
 
-// Management says where `target status` and its like reach the daemon.
+// Management says where target status and other commands reach the daemon.
 type Management struct {
 	Socket string   // path of a unix socket, which only the user of the daemon may use; empty: none
 	Pos    Position // of the path
 }
 
-// DefaultSocket is where the package for Debian has the management socket, and where the
-// commands look for it.
+// DefaultSocket is the path of the management socket of a daemon from the Debian package. The
+// commands look for a daemon there.
 const DefaultSocket = "/run/oneshot/target.sock"
 
-// maxSocketPath is what fits a sockaddr_un of Linux (unix(7)), less what the daemon appends
-// while it makes the socket.
+// maxSocketPath is the length of a path, in bytes, that fits Linux' sockaddr_un (unix(7)), less what the
+// daemon appends to it while it makes the socket.
 const maxSocketPath = 100
 
 func (d *decoder) management(v value, m *Management) {

@@ -47,8 +47,8 @@ func notNameRune(r rune) bool {
 	return !(r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '-' || r == '.' || r == ':')
 }
 
-// checkIQN checks what follows "iqn.": RFC 7143 §4.2.7.4, yyyy-mm, a reversed
-// domain name and, after a colon, whatever its owner likes.
+// checkIQN checks what follows "iqn." (RFC 7143 §4.2.7.4): yyyy-mm, a reversed
+// domain name and, after a colon, a text that the owner of the domain chooses.
 func checkIQN(rest string) error {
 	date, authority, dotted := strings.Cut(rest, ".")
 	if len(date) != len("yyyy-mm") || date[4] != '-' || !isDigits(date[:4]) || date[5:] < "01" || date[5:] > "12" || !isDigits(date[5:]) {
@@ -91,18 +91,18 @@ func joinInts[T int | uint16](numbers []T, sep string) string {
 	return strings.Join(words, sep)
 }
 
-// NamePattern stands for the initiator names that match it: an asterisk matches
-// any number of characters, none, dots and colons included; every other
-// character matches itself; the pattern stands for the whole name, not a part of
-// it. Upper and lower case are the same, as in iSCSI names.
+// NamePattern stands for the initiator names that match it. An asterisk matches
+// any characters, dots and colons included, or none; every other character
+// matches itself. The pattern has to match the whole name. Upper and lower case
+// are the same, as in iSCSI names.
 type NamePattern string
 
-// Match reports whether the initiator name matches. It takes time proportional
-// to the product of the lengths at worst, and allocates nothing when name is in
+// Match reports whether the initiator name matches. At worst it takes time
+// proportional to the product of the lengths. It allocates nothing if name is in
 // lower case.
 func (p NamePattern) Match(name string) bool {
 	pattern, rest := string(p), NormalizeName(name)
-	retry, retryRest := -1, "" // behind the last asterisk, and what it has not eaten
+	retry, retryRest := -1, "" // the pattern after the last asterisk, and the part of name that the asterisk has not matched
 	for i := 0; ; {
 		switch {
 		case i < len(pattern) && pattern[i] == '*':

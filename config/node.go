@@ -23,8 +23,8 @@ func (v value) pos() Position { return v.d.pos(v.node) }
 
 func (v value) errorf(format string, args ...any) { v.d.errorf(v.pos(), format, args...) }
 
-// pos returns where n begins for a reader: at its first character, not at the
-// colon that YAML libraries take for the place of a mapping.
+// pos returns the position of the first character of n. (For the YAML library a
+// mapping begins at its first colon.)
 func (d *decoder) pos(n ast.Node) Position {
 	switch m := n.(type) {
 	case *ast.MappingNode:
@@ -80,8 +80,8 @@ func (d *decoder) resolve(n ast.Node) ast.Node {
 	return nil
 }
 
-// object is a mapping that is being read: the reader takes the keys it knows,
-// and done complains about those that nobody took.
+// object is a mapping that is being read: its reader takes the keys it knows, and
+// done notes a problem for each key that was not taken.
 type object struct {
 	d      *decoder
 	what   string // "a file store", for messages
@@ -116,8 +116,8 @@ func mappingEntries(n ast.Node) ([]*ast.MappingValueNode, bool) {
 	return nil, false
 }
 
-// add takes the entries of a mapping, and after them those of the mappings that
-// it merges in, which count only where no entry is explicit.
+// add adds the entries of a mapping, and then those of the mappings that it merges
+// in (<<). An explicit entry has precedence over a merged one.
 func (o *object) add(entries []*ast.MappingValueNode) {
 	var merges []ast.Node
 	for _, e := range entries {
@@ -159,8 +159,8 @@ func (o *object) merge(n ast.Node) {
 	o.mergeOne(n)
 }
 
-// mergeOne does not follow a merge within a merge: one level is what people
-// write, and it cannot loop.
+// mergeOne adds the entries of one merged mapping. It refuses a merge within a
+// merge, so that it cannot loop.
 func (o *object) mergeOne(n ast.Node) {
 	if n == nil {
 		return
@@ -204,8 +204,8 @@ func (o *object) take(key string) value {
 	return v
 }
 
-// takeWord is take for a key of which "null" is a value: the word, as YAML's other spellings
-// of nothing (an empty value, ~) are not.
+// takeWord is take for a key that has the word null as a valid value. YAML's other spellings
+// of null (an empty value, ~) are still a problem.
 func (o *object) takeWord(key string) value {
 	if v, found := o.find(key); found {
 		if n, null := o.d.resolve(v.node).(*ast.NullNode); null && n.GetToken().Type == token.NullType && n.GetToken().Value == "null" {
@@ -233,7 +233,7 @@ func (d *decoder) valueOf(v value) ast.Node {
 	return n
 }
 
-// done notes every key that was not asked for.
+// done notes every key that was not taken.
 func (o *object) done() {
 	for _, v := range o.fields {
 		if !slices.Contains(o.known, v.key) {
@@ -278,8 +278,8 @@ func (d *decoder) scalar(n ast.Node) (string, bool) {
 	return text, ok
 }
 
-// scalarText returns what stands in the file: 0x10 or 1.50 are not numbers yet,
-// for sizes, names and secrets mean their digits.
+// scalarText returns the text of a scalar as it stands in the file. It does not
+// convert 0x10 or 1.50 to numbers, because sizes, names and secrets need the text.
 func scalarText(n ast.Node) (string, bool) {
 	switch s := n.(type) {
 	case *ast.StringNode:
@@ -292,7 +292,7 @@ func scalarText(n ast.Node) (string, bool) {
 	return "", false
 }
 
-// kind names what n is for somebody who does not know YAML's own words.
+// kind describes n for a user who does not know YAML's terms.
 func kind(n ast.Node) string {
 	switch n.(type) {
 	case *ast.MappingNode, *ast.MappingValueNode:

@@ -21,32 +21,32 @@ type Portal struct {
 
 	Group uint16 // target portal group tag, from 1 on
 
-	// Advertise is the address that initiators are told in discovery, host:port, where addresses are translated
-	// between them and the daemon; empty: the one that they have reached.
+	// Advertise is the address, host:port, that discovery tells initiators; empty: the address that they have
+	// reached. It is for networks that translate addresses between them and the daemon.
 	Advertise string
 
-	OneShot *OneShot // what initiators may ask for; nil if the transport is not iwarp
+	OneShot *OneShot // the forms of one-shot RDMA that initiators may ask for; nil if the transport is not iwarp
 
 	// Device is the kernel's RDMA device that the portal uses, for example rxe0, or "any"; empty
 	// if the transport is not verbs.
 	Device string
 
-	// NoPolling has the target sleep at once when the device has no completions, rather than look for them for a
-	// while. It is the same for all verbs portals of a device.
+	// NoPolling has the target sleep at once when the device has no completions, instead of polling for a while.
+	// All verbs portals of a device have the same value.
 	NoPolling bool
 
-	// NoModeration has a TCP portal answer each batch of commands at once, rather than wait for more of them from
+	// NoModeration has a TCP portal handle each batch of commands at once, instead of waiting for more commands of
 	// initiators that keep many outstanding.
 	NoModeration bool
 
-	// NoCRC leaves it to an initiator over iWARP whether frames have CRCs (RFC 5044 §7.1.1).
+	// NoCRC lets initiators over iWARP decide whether frames have CRCs (RFC 5044 §7.1.1).
 	NoCRC bool
 }
 
 // OneShot says how a portal speaks one-shot RDMA with initiators that ask for it.
 type OneShot struct {
-	Flags, Opcodes bool // encodings of the marking, of which the initiator's is taken; neither: off
-	Validated      bool // the STag may be left out of headers where it says nothing
+	Flags, Opcodes bool // encodings that the target agrees to; none: one-shot is off
+	Validated      bool // messages that need no STag may leave the field out of their header
 	Window         int  // STags that an initiator may have advertised and not closed
 }
 
@@ -54,7 +54,7 @@ func defaultOneShot() *OneShot {
 	return &OneShot{Flags: true, Opcodes: true, Window: 256}
 }
 
-// maxWindow is more than an initiator has commands outstanding.
+// maxWindow is the largest window. No initiator has that many commands outstanding.
 const maxWindow = 4096
 
 // Network returns what net.Listen wants for a TCP portal: "tcp4" for an IPv4
@@ -98,7 +98,7 @@ var transports = []Transport{TransportTCP, TransportIWARP, TransportVerbs}
 // Transports returns the transports that a configuration can name.
 func Transports() []Transport { return slices.Clone(transports) }
 
-// defaultGroup is the tag of portals that say none.
+// defaultGroup is the tag of portals that are configured without one.
 const defaultGroup = 1
 
 // defaultPort is iSCSI's well-known port, RFC 7143 §15.
@@ -128,15 +128,15 @@ func (d *decoder) portals(root *object) []Portal {
 			d.errorf(p.Pos, "line %d already listens at %s: remove one of the two, or choose another port", portals[i].Pos.Line, portals[i].Address())
 		}
 		if i := slices.IndexFunc(portals, func(q Portal) bool { return p.sharesDevice(q) && p.NoPolling != q.NoPolling }); i >= 0 {
-			d.errorf(p.Pos, "the portal in line %d uses the device %s as well, and its polling is another: write the same in both", portals[i].Pos.Line, portals[i].Device)
+			d.errorf(p.Pos, "the portal in line %d uses the device %s as well, and has another value of polling: write the same in both", portals[i].Pos.Line, portals[i].Device)
 		}
 		portals = append(portals, p)
 	}
 	return portals
 }
 
-// Overlaps reports whether the two cannot listen at the same time. The kernel's RDMA devices have ports
-// of their own. Those of iWARP cards are TCP's; such a collision shows only when the portal is opened.
+// Overlaps reports whether the two portals cannot listen at the same time. The kernel's RDMA devices have a
+// port space of their own. (iWARP cards use TCP's; such a collision shows only when the portal is opened.)
 func (p Portal) Overlaps(q Portal) bool {
 	a, b := p.Listen, q.Listen
 	if a.Port() != b.Port() || a.Port() == 0 || (p.Transport == TransportVerbs) != (q.Transport == TransportVerbs) {
@@ -182,7 +182,7 @@ func (d *decoder) portal(v value) (Portal, bool) {
 	return p, ok
 }
 
-// advertise reads advertise: storage.example.com. Without a port it is that of the portal.
+// advertise reads advertise: storage.example.com. Without a port it gets the port of the portal.
 func (d *decoder) advertise(v value, p *Portal) bool {
 	if !v.given() {
 		return true
@@ -236,7 +236,7 @@ func (d *decoder) moderation(v value, p *Portal) bool {
 	return ok
 }
 
-// sharesDevice reports whether both portals use a device of the kernel that they may share.
+// sharesDevice reports whether both portals use, or may use, the same device of the kernel.
 func (p Portal) sharesDevice(q Portal) bool {
 	return p.Device != "" && q.Device != "" && (p.Device == q.Device || p.Device == AnyDevice || q.Device == AnyDevice)
 }
@@ -323,7 +323,7 @@ func parseListen(text string) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(addr, uint16(number)), nil
 }
 
-// ambiguous splits an IPv6 address without brackets whose end could be a port.
+// ambiguous splits an IPv6 address without brackets if its end could also be a port.
 func ambiguous(text string) (address, port string, ok bool) {
 	i := strings.LastIndexByte(text, ':')
 	if i < 0 {

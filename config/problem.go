@@ -30,8 +30,8 @@ type Problem struct {
 // String returns the position and message in one line and the excerpt below.
 func (p Problem) String() string { return p.Pos.String() + ": " + p.Message + "\n" + p.Excerpt }
 
-// Error is everything that is wrong with a configuration, in the order of the
-// file. There is at least one problem.
+// Error holds everything that is wrong with a configuration, in the order of the
+// file. It has at least one problem.
 type Error struct {
 	Problems []Problem
 }
@@ -69,8 +69,8 @@ func (s *source) problem(pos Position, format string, args ...any) Problem {
 	return Problem{Pos: pos, Message: fmt.Sprintf(format, args...), Excerpt: s.excerpt(pos)}
 }
 
-// excerptRunes is how much of a long line an excerpt shows, and excerptLead how
-// much of that stands before the caret.
+// excerptRunes is the number of characters of a long line that an excerpt shows,
+// and excerptLead the number of those before the caret.
 const (
 	excerptRunes = 100
 	excerptLead  = 60
@@ -82,7 +82,7 @@ func (s *source) excerpt(pos Position) string {
 	margin := fmt.Sprintf("%5d | ", pos.Line)
 	pad := []rune(strings.Repeat(" ", len(margin)-2) + "| ")
 	for _, r := range line[:col] {
-		if r != '\t' { // a tab stays, so that the caret lines up however wide it is
+		if r != '\t' { // a tab stays, so that the caret lines up whatever the width of tabs
 			r = ' '
 		}
 		pad = append(pad, r)
@@ -90,8 +90,8 @@ func (s *source) excerpt(pos Position) string {
 	return strings.TrimRight(margin+string(line), " ") + "\n" + string(pad) + "^"
 }
 
-// window cuts a long line to what is around col, with an ellipsis at each end
-// where something is missing. It returns the column in what is left.
+// window returns the part of a long line around col, with an ellipsis at each end
+// that was cut, and the column in this part.
 func window(line []rune, col int) ([]rune, int) {
 	col = min(col, len(line))
 	from := max(min(col-excerptLead, len(line)-excerptRunes), 0)
@@ -113,9 +113,9 @@ var (
 	anyRune      = regexp.MustCompile(`\S`)
 )
 
-// shown returns line n as it may be printed: secrets are masked, character by
-// character so that columns stay, and control characters replaced. It works on
-// text rather than on nodes, for it must also hold when the YAML is broken.
+// shown returns line n in a form that may be printed. It masks secrets, character by
+// character so that columns stay, and replaces control characters. It works on text
+// instead of nodes, because it must also work if the YAML is broken.
 func (s *source) shown(n int) string {
 	if n < 1 || n > len(s.lines) {
 		return ""

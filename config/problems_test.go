@@ -65,7 +65,7 @@ func testArchive(t *testing.T, path string) {
 	}
 }
 
-// outcome is what a user would be told about a configuration.
+// outcome returns what a user would read about a configuration: errors, or "valid" and warnings.
 func outcome(name string, data []byte) string {
 	c, err := newDecoder(name, data, fakeSecrets{}).decode()
 	if err != nil {

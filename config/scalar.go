@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// The methods below read one key of an object into dst. They leave dst, which
-// holds the default, as it is when the key is not given or its value is wrong;
-// the latter is noted. They report whether they set dst.
+// The methods below read one key of an object into dst, and report whether they
+// set it. If the key is not given, dst keeps its default. If the value is wrong,
+// they note a problem, and dst keeps its default as well.
 
 func (o *object) text(key string, dst *string) bool {
 	return set(o.take(key), dst, "a text", func(s string) (string, error) { return s, nil })
@@ -93,7 +93,7 @@ func parseDuration(text string) (time.Duration, error) {
 	return t, nil
 }
 
-// units are what a size may end in, and how many bytes each stands for.
+// units lists the units of sizes, each with its number of bytes.
 var units = []struct {
 	name  string
 	bytes int64
@@ -112,7 +112,7 @@ var units = []struct {
 	{"PiB", 1 << 50},
 }
 
-// maxDigits bounds the number in a size: enough for any size in bytes.
+// maxDigits is the longest number in a size. It is enough for any size in bytes.
 const maxDigits = 24
 
 // ParseSize reads a size in bytes: a number, which may have a decimal point, and

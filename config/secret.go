@@ -8,11 +8,11 @@ import (
 	"unicode/utf8"
 )
 
-// minSecretBytes is the length of a CHAP secret below which RFC 7143 §9.2.1
-// wants IPsec under the connection, which we cannot know of: 96 bits.
+// minSecretBytes is 96 bits. For a shorter CHAP secret RFC 7143 §9.2.1 demands IPsec
+// under the connection, and the daemon cannot know whether there is any.
 const minSecretBytes = 12
 
-// maxSecretBytes bounds a secret, and so what is read from a secret's file.
+// maxSecretBytes is the length of the longest secret, and so bounds what is read from the file of a secret.
 const maxSecretBytes = 255
 
 // Secret is a CHAP secret. It prints, logs and marshals as a placeholder.
@@ -38,7 +38,7 @@ func (s Secret) LogValue() slog.Value { return slog.StringValue(redacted) }
 // MarshalText returns a placeholder.
 func (s Secret) MarshalText() ([]byte, error) { return []byte(redacted), nil }
 
-// secretReader gets what a configuration only names.
+// secretReader reads the files and environment variables that hold secrets.
 type secretReader interface {
 	file(path string) (data []byte, mode fs.FileMode, err error)
 	env(name string) (text string, found bool)
@@ -52,8 +52,8 @@ func (osSecrets) file(path string) ([]byte, fs.FileMode, error) {
 
 func (osSecrets) env(name string) (string, bool) { return os.LookupEnv(name) }
 
-// secret reads a secret that stands in the file, or in the file or environment
-// variable that a mapping names. Its messages never show what was found.
+// secret reads a secret: a text in the configuration, or the content of a file or
+// environment variable that it names. Its messages never show any part of it.
 func (d *decoder) secret(v value) (Secret, bool) {
 	if !v.given() {
 		return Secret{}, false

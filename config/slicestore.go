@@ -9,7 +9,7 @@ import (
 
 var sliceStore = storeType{name: StoreSlice, read: (*decoder).sliceStore}
 
-// SliceStore is a part of the store below.
+// SliceStore holds the options of a slice, which is a part of the store below.
 type SliceStore struct {
 	Offset int64 // bytes
 }
@@ -21,7 +21,7 @@ func (d *decoder) sliceStore(o *object, s *Store) {
 	d.storeSize(o, s)
 }
 
-// end is where a slice ends, as far as the configuration tells.
+// end returns the end of a slice in the store below, as far as the configuration says.
 func (s *Store) end() int64 {
 	switch {
 	case s.Size > 0:
@@ -32,8 +32,8 @@ func (s *Store) end() int64 {
 	return math.MaxInt64
 }
 
-// checkSlices refuses slices that have bytes in common, and those that the store below is too small
-// for.
+// checkSlices refuses slices that have bytes in common, and slices that reach beyond the end of the
+// store below.
 func (d *decoder) checkSlices(stores []Store) {
 	var list []*Store
 	for i := range stores {

@@ -2,13 +2,13 @@ package config
 
 import "slices"
 
-// stand says which store another one stands on, and where the configuration says so.
+// stand names the store that another one stands on, with the place in the configuration.
 type stand struct {
 	on  string
 	pos Position
 }
 
-// below reads which store s stands on. It is looked up when all are known.
+// below reads the name of the store that s stands on. stack looks it up when all stores are known.
 func (d *decoder) below(o *object, s *Store) {
 	v := o.take("on")
 	on := stand{pos: v.at}
@@ -40,8 +40,8 @@ func (d *decoder) stack(stores []Store) {
 	}
 	for i := range stores {
 		if s := &stores[i]; s.circular(len(stores)) {
-			d.errorf(d.stands[s.Name].pos, "the store %q stands on itself, by way of others or directly: name another one", s.Name)
-			s.On = nil // such that nobody goes round in circles
+			d.errorf(d.stands[s.Name].pos, "the store %q stands on itself, directly or by way of others: name another one", s.Name)
+			s.On = nil // breaks the circle, so that no loop over stores is endless
 		}
 	}
 	for i := range stores {
@@ -61,7 +61,7 @@ func (s *Store) circular(most int) bool {
 	return o != nil
 }
 
-// checkBelow refuses two stores on one, unless both are slices: each would believe that it is alone.
+// checkBelow refuses two stores on one store, unless both are slices: each would overwrite the other's bytes.
 func (d *decoder) checkBelow(stores []Store) {
 	first := make(map[*Store]*Store)
 	for i := range stores {

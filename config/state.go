@@ -1,6 +1,6 @@
 package config
 
-// State says where the daemon keeps what has to outlive it, such as persistent reservations.
+// State names the directory for what has to outlive the daemon, such as persistent reservations.
 type State struct {
 	Dir string   // made if it does not exist; empty: nothing is kept
 	Pos Position // of the path

@@ -11,17 +11,17 @@ type Store struct {
 	Type StoreType
 	Pos  Position // of the name
 
-	// Size is in bytes. 0 means the length of the file or the size of the device, or what
-	// the plugin says.
+	// Size is in bytes. 0 stands for the length of the file, the size of the device or, with
+	// gotgt, the size that the plugin says.
 	Size int64
 
 	// ReadOnly stores are never written to; LUNs that export them are read-only.
 	ReadOnly bool
 
-	// On is the store below, of the same configuration, of a store that stands on another one.
+	// On is the store that this one stands on, of the same configuration; nil: it stands on none.
 	On *Store
 
-	// One of these is set when, and only when, Type says so.
+	// The one that belongs to Type is set; the others are nil.
 	File     *FileStore
 	Device   *DeviceStore
 	GOTGT    *GOTGTStore
@@ -29,10 +29,10 @@ type Store struct {
 	Throttle *ThrottleStore
 }
 
-// IOMode says by which means reads and writes reach the kernel.
+// IOMode says by which interface of the kernel a store reads and writes.
 type IOMode string
 
-// The means.
+// The values of IOMode.
 const (
 	IOAuto    IOMode = "auto"    // io_uring with O_DIRECT where the kernel has it, else threads; the default
 	IOUring   IOMode = "uring"   // io_uring, or the store does not open
@@ -67,12 +67,12 @@ const (
 	CacheWritethrough CacheMode = "writethrough"
 )
 
-// storeType is how a type of stores is configured. Each type has a file of its own, with its keys.
+// storeType describes the configuration of a type of stores. Each type has a file of its own, with its keys.
 type storeType struct {
 	name StoreType
 	read func(d *decoder, o *object, s *Store)
-	// place, if set, is the path of the file or device that keeps the bytes of s, and noun says which of
-	// the two; empty: there is none.
+	// place, if set, returns the path of the file or device that keeps the bytes of s, or "" if there is
+	// none. noun says whether it is a file or a device.
 	place func(s *Store) string
 	noun  string
 }
@@ -153,7 +153,7 @@ func checkStoreName(name string) error {
 	return nil
 }
 
-// storePath reads where the bytes are; example is for who has left it out.
+// storePath reads the path of the file or device. example stands in the message if it is missing.
 func (d *decoder) storePath(o *object, s *Store, path *string, example string) {
 	if set(o.take("path"), path, "the path of a "+string(s.Type), parsePath) {
 		*path = resolvePath(d.src.file, *path)

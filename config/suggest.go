@@ -6,7 +6,7 @@ import (
 )
 
 // suggest completes a message about an unknown word: with the known word that
-// was probably meant, or else with all of them.
+// the user probably meant, or else with all known words.
 func suggest(word string, known []string) string {
 	if best := nearest(word, known); best != "" {
 		return fmt.Sprintf("did you mean %q?", best)

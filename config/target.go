@@ -20,13 +20,13 @@ type Target struct {
 
 	Auth Auth
 
-	// Initiators are the rules of which one must match the name of an
-	// initiator that wants to log in. Without any, all may: see Admits.
+	// Initiators holds the rules for initiators. An initiator may log in if a
+	// rule matches its name, or if there are no rules: see Admits.
 	Initiators []Initiator
 
-	// Groups are the tags of the portal groups in which the target is reached; nil: all.
+	// Groups holds the tags of the portal groups through which initiators reach the target; nil: all.
 	Groups []uint16
-	// Redirect is where initiators that log in are sent; nil: the target is here.
+	// Redirect is the address to which initiators that log in are sent; nil: the target is here.
 	Redirect *Redirect
 }
 
@@ -40,14 +40,14 @@ type Initiator struct {
 
 // ShownLUN is a LUN of the target as some initiators see it.
 type ShownLUN struct {
-	Number uint16 // to them
+	Number uint16 // that these initiators see
 	LUN    uint16 // of the target
 }
 
 // Redirect sends initiators elsewhere.
 type Redirect struct {
 	Address   string // host:port
-	Permanent bool   // they are told to remember it
+	Permanent bool   // initiators are told to remember it
 }
 
 // Admits reports whether the access list lets the initiator of that name in.
@@ -70,17 +70,17 @@ const maxLUN = 1<<14 - 1
 
 // LUN is one logical unit of a target.
 //
-// Its identity, which must stay the same over restarts, is best derived from
-// Target.Name and Store, or from Serial when that is set. Two LUNs have the same
-// Serial only if they export the same store: it makes them two paths to one disk.
+// Its identity must stay the same over restarts, so it is derived from Target.Name
+// and Store, or from Serial if that is set. Two LUNs have the same Serial only if
+// they export the same store: initiators take them for two paths to one disk.
 type LUN struct {
 	Number    uint16   // 0 to 16383, unique within the target
 	Store     string   // name of an existing store
 	Pos       Position // of the number
 	ReadOnly  bool
 	BlockSize int // logical block, bytes: 512, 1024, 2048 or 4096; divides the store's size
-	// PhysicalBlockSize is what initiators are told to align by, in bytes: a power of two from
-	// BlockSize to 64 KiB; 0: what the store says.
+	// PhysicalBlockSize is the size in bytes to which initiators should align: a power of two from
+	// BlockSize to 64 KiB; 0: the one that the store says.
 	PhysicalBlockSize int
 	Removable         bool
 	ALUA              ALUA // by whom access states may be changed
@@ -90,7 +90,7 @@ type LUN struct {
 	Vendor, Product, Serial string
 }
 
-// ALUA says by whom the access states of target port groups may be changed.
+// ALUA says who may change the access states of target port groups.
 type ALUA string
 
 // Values of ALUA.
@@ -106,13 +106,13 @@ const minBlockBytes = 512
 
 var blockSizes = []int{512, 1024, 2048, 4096}
 
-// Auth says who has to prove what at login. Without CHAP, nobody has to.
+// Auth says which side has to prove its identity at login. Without CHAP neither side has to.
 type Auth struct {
-	CHAP   *Credentials // the initiator proves to know these
-	Mutual *Credentials // the target proves to know these; nil unless CHAP is set
+	CHAP   *Credentials // of the initiator; nil: it need not prove anything
+	Mutual *Credentials // of the target; nil unless CHAP is set
 }
 
-// Credentials are one side of CHAP.
+// Credentials are the user and secret of one side of CHAP.
 type Credentials struct {
 	User   string // CHAP_N, 1 to 255 bytes
 	Secret Secret // at least 12 bytes; differs between the two sides of an Auth
@@ -229,7 +229,7 @@ func (d *decoder) lun(v value, stores []Store) (LUN, bool) {
 	return lun, ok
 }
 
-// lunReadOnly reads what the LUN says itself; it cannot undo what the store says.
+// lunReadOnly reads the readonly key of the LUN. A LUN of a read-only store cannot be writable.
 func (d *decoder) lunReadOnly(o *object, lun *LUN) {
 	v, storeReadOnly := o.take("readonly"), lun.ReadOnly
 	if set(v, &lun.ReadOnly, "true or false", parseBool) && storeReadOnly && !lun.ReadOnly {
@@ -248,10 +248,10 @@ func parseBlockSize(text string) (int, error) {
 	return int(n), nil
 }
 
-// maxPhysicalBytes is the largest physical block that may be reported.
+// maxPhysicalBytes is the largest physical block that a LUN may report.
 const maxPhysicalBytes = 64 << 10
 
-// lunPhysical reads the size of physical blocks, which depends on that of logical ones.
+// lunPhysical reads physical_block_size. It comes after block_size, which bounds it from below.
 func (d *decoder) lunPhysical(v value, lun *LUN) {
 	set(v, &lun.PhysicalBlockSize, "a block size", func(text string) (int, error) {
 		n, err := ParseSize(text)
@@ -310,13 +310,13 @@ func (d *decoder) auth(v value, a *Auth) {
 	case o.has("mutual") && !o.has("chap"):
 		d.errorf(mutual.at, "mutual CHAP needs chap as well: the initiator proves itself first (RFC 7143 §12.1.3); add chap: {user: …, secret: …}")
 	case !o.has("mutual") && !o.has("chap"):
-		d.warnf(v.at, "auth is empty, so nobody has to prove anything: add chap: {user: …, secret: …}, or remove auth")
+		d.warnf(v.at, "auth is empty, so every initiator may log in without CHAP: add chap: {user: …, secret: …}, or remove auth")
 	case a.CHAP != nil && a.Mutual != nil && a.CHAP.Secret == a.Mutual.Secret:
 		d.errorf(mutual.at, "chap and mutual have the same secret: choose two, for with one an attacker can answer our challenge with our own response (RFC 7143 §9.2.1)")
 	}
 }
 
-// credentials returns nil when v is not given or wrong.
+// credentials reads the credentials of one side. It returns nil if v is not given or wrong.
 func (d *decoder) credentials(v value) *Credentials {
 	if !v.given() {
 		return nil

@@ -8,7 +8,7 @@ import (
 
 var throttleStore = storeType{name: StoreThrottle, read: (*decoder).throttleStore}
 
-// ThrottleStore is the store below with limits; 0: none.
+// ThrottleStore holds the limits of a throttle; 0: no limit.
 type ThrottleStore struct {
 	Operations int64 // a second
 	Bandwidth  int64 // bytes a second

@@ -1,4 +1,4 @@
-// Package configtest has what tests of others need of configurations: a way to change any value.
+// Package configtest lets tests change any value of a configuration.
 package configtest
 
 import (
@@ -50,7 +50,7 @@ func leaves(v reflect.Value, path string) (list []Leaf) {
 	return list
 }
 
-// Alter makes the value another one, which need not be a valid one; a LUN goes on showing a store that exists.
+// Alter changes the value. The new value need not be valid, except that a LUN still shows a store that exists.
 func (l Leaf) Alter(t testing.TB) {
 	switch x := l.value.Addr().Interface().(type) {
 	case *config.Secret:

@@ -12,7 +12,7 @@ import (
 	"oneshot/config"
 )
 
-// Files are the files of the machine whose configuration is imported.
+// Files gives access to the files of the machine whose configuration is imported.
 type Files interface {
 	Glob(pattern string) ([]string, error)
 	// ReadFile returns the content of a file that has at most limit bytes.
@@ -20,7 +20,7 @@ type Files interface {
 	Stat(path string) (fs.FileInfo, error)
 }
 
-// System is the files of this machine.
+// System gives access to the files of this machine.
 var System Files = systemFiles{}
 
 type systemFiles struct{}
@@ -46,14 +46,14 @@ func (systemFiles) ReadFile(path string, limit int64) ([]byte, error) {
 	return data, err
 }
 
-// noFiles is a machine that has none.
+// noFiles is a machine without files.
 type noFiles struct{}
 
 func (noFiles) Glob(string) ([]string, error)          { return nil, nil }
 func (noFiles) ReadFile(string, int64) ([]byte, error) { return nil, fs.ErrNotExist }
 func (noFiles) Stat(string) (fs.FileInfo, error)       { return nil, fs.ErrNotExist }
 
-// kindOf says whether path is a file or a device. If nobody knows, its name tells.
+// kindOf says whether path is a file or a device. If the files do not tell, it guesses by the name.
 func (m *model) kindOf(path string) config.StoreType {
 	info, err := m.files.Stat(path)
 	switch {
@@ -67,13 +67,13 @@ func (m *model) kindOf(path string) config.StoreType {
 	return config.StoreFile
 }
 
-// Bounds of what is included, which may include itself.
+// Bounds of included files. A file may include itself.
 const (
 	maxIncludes = 1000
 	maxNesting  = 16
 )
 
-// include returns the directives of the files that pattern names, relative to the file in which it stands.
+// include returns the directives of the files that match pattern, which is relative to the file that contains it.
 func (m *model) include(p *tgtParser, pattern, where string) ([]directive, error) {
 	if !filepath.IsAbs(pattern) {
 		pattern = filepath.Join(filepath.Dir(p.name), pattern)

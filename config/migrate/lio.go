@@ -13,7 +13,7 @@ import (
 	"oneshot/config"
 )
 
-// saveconfig is what targetcli saves, as far as it is looked at.
+// saveconfig holds those parts of saveconfig.json that import reads.
 type saveconfig struct {
 	FabricModules  []lioFabric `json:"fabric_modules"`
 	StorageObjects []lioObject `json:"storage_objects"`
@@ -85,7 +85,7 @@ func (a lioAuth) auth() auth {
 	return auth{credentials{a.User, a.Password}, credentials{a.MutualUser, a.MutualPassword}}
 }
 
-// isSet is whether an attribute is 1, true, "1" or the like.
+// isSet reports whether an attribute is 1, true, "1" or the like.
 func isSet(v any) bool {
 	switch fmt.Sprint(v) {
 	case "1", "true", "True", "yes":
@@ -126,7 +126,7 @@ func (m *model) readLIO(data []byte) error {
 	return nil
 }
 
-// lioBlock is what is taken over of an object besides its store.
+// lioBlock holds what import takes over of a storage object besides its store.
 type lioBlock struct {
 	store string
 	size  int // block size; 0: the default
@@ -224,8 +224,8 @@ func (m *model) lioTPG(iqn, where string, g *lioTPG, objects map[string]lioBlock
 	m.targets = append(m.targets, out)
 }
 
-// lioUsual are the settings of a group as targetcli makes it, and those that are read elsewhere: who has not
-// touched them misses nothing. An empty text: any value.
+// lioUsual lists settings about which import says nothing: those with the value that targetcli gives a new group,
+// and those that are read elsewhere. An empty text stands for any value.
 var lioUsual = map[string]string{
 	"authentication": "", "generate_node_acls": "", "demo_mode_write_protect": "", "cache_dynamic_acls": "",
 	"demo_mode_discovery": "1", "default_cmdsn_depth": "64", "default_erl": "0", "fabric_prot_type": "0",
@@ -240,7 +240,7 @@ var lioUsual = map[string]string{
 	"TargetAlias": "",
 }
 
-// lioSettings remarks what somebody has set in a group or for an initiator and is not taken over.
+// lioSettings remarks the settings of a group, or for an initiator, that are not taken over.
 func (m *model) lioSettings(where string, g *lioTPG) {
 	var list []string
 	for _, settings := range []map[string]any{g.Attributes, g.Parameters} {
@@ -261,7 +261,7 @@ func (m *model) lioSettings(where string, g *lioTPG) {
 	}
 }
 
-// lioProtected are the LUNs of the group that somebody may not write: here that holds for all.
+// lioProtected returns the LUNs of the group that some initiator may not write. In the result nobody may.
 func (m *model) lioProtected(where string, g *lioTPG, open bool) map[int]bool {
 	protect := make(map[int]bool)
 	if open && isSet(g.Attributes["demo_mode_write_protect"]) {
@@ -281,7 +281,7 @@ func (m *model) lioProtected(where string, g *lioTPG, open bool) map[int]bool {
 	return protect
 }
 
-// lioAccess sets who may log in, and with what. False: nobody is left.
+// lioAccess sets who may log in, and with which credentials. False: no initiator is left.
 func (m *model) lioAccess(where string, g *lioTPG, open bool, out *target) bool {
 	authenticate := isSet(g.Attributes["authentication"])
 	if open {
@@ -318,7 +318,7 @@ func (m *model) lioAccess(where string, g *lioTPG, open bool, out *target) bool 
 	return true
 }
 
-// shareAuth makes credentials that all initiators have those of the target.
+// shareAuth makes credentials that all initiators share the credentials of the target.
 func (t *target) shareAuth() {
 	first := t.initiators[0].auth
 	if slices.ContainsFunc(t.initiators, func(i initiator) bool { return i.auth != first }) {
@@ -330,8 +330,8 @@ func (t *target) shareAuth() {
 	}
 }
 
-// shown are the numbers under which an initiator sees the LUNs of its group, of those that
-// were taken over; nil: all, under their own.
+// shown returns the LUN numbers that an initiator sees, each with the LUN of its group, as far as
+// these were taken over; nil: it sees all LUNs under their own numbers.
 func (g *lioTPG) shown(i int, luns []lun) map[int]int {
 	numbers, plain := make(map[int]int), true
 	for _, l := range g.ACLs[i].MappedLUNs {
@@ -346,7 +346,7 @@ func (g *lioTPG) shown(i int, luns []lun) map[int]int {
 	return numbers
 }
 
-// lioPortals takes over where a group is reached.
+// lioPortals takes over the portals of a group.
 func (m *model) lioPortals(where string, g *lioTPG) (list []portal) {
 	for _, p := range g.Portals {
 		if p.ISER {

@@ -1,8 +1,8 @@
 // Package migrate turns the configurations of other targets into ours: saveconfig.json of
 // targetcli (LIO), and targets.conf of tgt.
 //
-// What has no counterpart becomes a remark. Rules of access that cannot be said in our words are
-// left out, mostly with those whom they admit; where that lets in more than before, the remark says so.
+// What has no counterpart becomes a remark. A rule of access without a counterpart is left out, in most
+// cases with the initiators that it admits; where the result admits more than before, the remark says so.
 package migrate
 
 import (
@@ -17,22 +17,22 @@ import (
 	"oneshot/config"
 )
 
-// Result is a configuration and what it lacks.
+// Result is a configuration, with remarks on what was not taken over.
 type Result struct {
 	YAML    []byte
 	Remarks []string // one line each
 }
 
-// stateDir is where the package for Debian keeps states.
+// stateDir is the state directory of the Debian package.
 const stateDir = "/var/lib/oneshot/state"
 
-// maxBytes bounds what Import reads: a larger file is not a configuration.
+// maxBytes is the largest file that Import reads.
 const maxBytes = 16 << 20
 
-// Import converts data, whose format it recognizes. name is the path of the file. files has those that it
-// includes, and tells of its stores whether they are devices; nil: there are none. The result may still lack
-// something that only the administrator knows: config.Parse tells. It returns an error when data is none of the
-// formats.
+// Import converts data, whose format it recognizes. name is the path of the file. files gives access to included
+// files, and to the paths of stores, which may be files or devices; nil: there are none. The result may lack
+// something that only the administrator knows; config.Parse says what. Import returns an error if data has none of
+// the formats.
 func Import(name string, data []byte, files Files) (*Result, error) {
 	if len(data) > maxBytes {
 		return nil, fmt.Errorf("%s is larger than %d bytes: this is probably not the file that you meant", name, maxBytes)
@@ -53,7 +53,7 @@ func Import(name string, data []byte, files Files) (*Result, error) {
 	return &Result{YAML: m.yaml(name), Remarks: m.remarks}, nil
 }
 
-// model is a configuration in the making.
+// model is the configuration that Import builds.
 type model struct {
 	name  string // of the file
 	files Files
@@ -68,7 +68,7 @@ type model struct {
 
 type store struct {
 	name, kind, path string
-	size             int64 // bytes; 0: not said
+	size             int64 // bytes; 0: unknown
 	through          bool  // cache: writethrough
 	direct           bool
 	readOnly         bool
@@ -79,14 +79,14 @@ type target struct {
 	luns       []lun
 	auth       auth
 	initiators []initiator // none: all
-	portals    []portal    // at which it is reached; none: all
+	portals    []portal    // of the target; none: all
 }
 
 // initiator is a rule for one initiator.
 type initiator struct {
 	name string
 	auth auth        // empty: that of the target
-	luns map[int]int // its numbers, and the target's; nil: the same
+	luns map[int]int // from the numbers that it sees to those of the target; nil: the same
 }
 
 type lun struct {
@@ -98,7 +98,7 @@ type lun struct {
 	vendor, product, serial string
 }
 
-// credentials are empty when nobody has to prove anything.
+// credentials are one side of CHAP; empty: no CHAP.
 type credentials struct{ user, secret string }
 
 type auth struct{ chap, mutual credentials }
@@ -109,7 +109,7 @@ func (m *model) remark(format string, args ...any) {
 	m.remarks = append(m.remarks, fmt.Sprintf(format, args...))
 }
 
-// storeName returns a name for a store that is like want and not taken.
+// storeName returns a name for a store: want, or a similar name that is free.
 func (m *model) storeName(want string) string {
 	name := strings.Map(func(r rune) rune {
 		if r < 128 && (r == '-' || r == '_' || r == '.' || '0' <= r && r <= '9' || 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z') {
@@ -126,7 +126,7 @@ func (m *model) storeName(want string) string {
 	return unique
 }
 
-// addPortal keeps one portal for each address, and none that another covers.
+// addPortal adds a portal, and keeps none that another portal covers.
 func (m *model) addPortal(p portal) {
 	if slices.ContainsFunc(m.portals, func(q portal) bool { return q.covers(p) }) {
 		return
@@ -134,7 +134,7 @@ func (m *model) addPortal(p portal) {
 	m.portals = append(slices.DeleteFunc(m.portals, p.covers), p)
 }
 
-// covers reports whether q is reached where p listens, at least.
+// covers reports whether p listens at the address of q, too.
 func (p portal) covers(q portal) bool {
 	a, err1 := netip.ParseAddrPort(p.address)
 	b, err2 := netip.ParseAddrPort(q.address)
@@ -144,8 +144,8 @@ func (p portal) covers(q portal) bool {
 	return a.Port() == b.Port() && a.Addr().IsUnspecified() && a.Addr().Is4() == b.Addr().Is4()
 }
 
-// groups returns the portal groups of a target, which are numbered like the portals, or nil if
-// every target is reached at every portal.
+// groups returns the portal groups of a target, or nil if every target has all portals. The groups
+// have the numbers of the portals.
 func (m *model) groups(t *target) []int {
 	if !m.grouped() {
 		return nil
@@ -165,7 +165,7 @@ func (m *model) grouped() bool {
 	})
 }
 
-// checkSecrets remarks what our configuration refuses.
+// checkSecrets remarks secrets that config.Parse will refuse.
 func (m *model) checkSecrets(where string, a auth) {
 	for _, c := range []credentials{a.chap, a.mutual} {
 		if c.user != "" && len(c.secret) < 12 {
@@ -177,7 +177,7 @@ func (m *model) checkSecrets(where string, a auth) {
 	}
 }
 
-// yaml writes the configuration, the remarks on top.
+// yaml returns the text of the configuration, with the remarks at the top.
 func (m *model) yaml(name string) []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "# Imported from %s.\n", oneLine(name))
@@ -226,7 +226,7 @@ func (s store) yaml() string {
 		w.add("size", config.FormatSize(s.size))
 	}
 	if s.kind == string(config.StoreFile) && !s.readOnly {
-		w.add("create", "false") // it is there, or the path is wrong
+		w.add("create", "false") // the file exists, or else the path is wrong
 	}
 	if s.through && s.path != "" {
 		w.add("cache", string(config.CacheWritethrough))

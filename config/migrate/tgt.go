@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// directive is a line of targets.conf, or a section with what is in it.
+// directive is a line of targets.conf, or a section with its content.
 type directive struct {
 	at       string // "line 3", or "/etc/tgt/conf.d/a.conf, line 3"
 	name     string
@@ -20,18 +20,18 @@ type directive struct {
 	children []directive
 }
 
-// value is all that stands behind the name.
+// value returns the text after the name.
 func (d *directive) value() string { return strings.Join(d.args, " ") }
 
-// tgtParser is what is known of the file that is parsed.
+// tgtParser holds the state of parsing one file.
 type tgtParser struct {
 	name     string
 	nesting  int  // files around it
 	included *int // files read so far
 }
 
-// parseTGT reads the format of Apache's configuration that tgt-admin understands: "name
-// arguments", <name arguments> to </name>, comments from # on, "include PATTERN" anywhere.
+// parseTGT reads the format of Apache's configuration, as tgt-admin does: "name arguments",
+// <name arguments> to </name>, comments from # to the end of the line, "include PATTERN" anywhere.
 func (m *model) parseTGT(p *tgtParser, text string) ([]directive, error) {
 	type open struct {
 		d    *directive
@@ -94,7 +94,7 @@ func (m *model) parseTGT(p *tgtParser, text string) ([]directive, error) {
 // maxDepth is how deep sections may be nested: <backing-store> in <target>, and one more.
 const maxDepth = 3
 
-// stripComment cuts what follows a # that is in no quotation marks.
+// stripComment removes a comment: a # outside of quotation marks, and what follows it.
 func stripComment(line string) string {
 	quoted := false
 	for i, r := range line {
@@ -108,8 +108,8 @@ func stripComment(line string) string {
 	return line
 }
 
-// words splits at blanks outside of quotation marks. A line that is not empty has one at
-// least.
+// words splits a line at blanks outside of quotation marks. A line that is not empty has at least one
+// word.
 func words(line string) []string {
 	var list []string
 	var word strings.Builder
@@ -172,7 +172,7 @@ func (m *model) readTGT(text string) error {
 	return nil
 }
 
-// foreign names the target whose configuration the list seems to be; empty: not known.
+// foreign names the software whose configuration the list seems to be; empty: unknown.
 func foreign(list []directive) string {
 	for _, d := range list {
 		switch {
@@ -187,7 +187,7 @@ func foreign(list []directive) string {
 	return ""
 }
 
-// nothing says that there is no target, and, in the same line, what else was noted.
+// nothing returns the error that there is no target, with the remarks in the same line.
 func (m *model) nothing() error {
 	err := errors.New("it describes no target: is it a saveconfig.json of targetcli, or a targets.conf of tgt?")
 	if len(m.remarks) > 0 {
@@ -217,7 +217,7 @@ func (m *model) leftOut(d *directive) {
 	m.remark("%s: %s is not taken over", d.at, strings.Join(append([]string{d.name}, d.shown()...), " "))
 }
 
-// shown are the arguments without secrets.
+// shown returns the arguments without secrets.
 func (d *directive) shown() []string {
 	if strings.HasSuffix(d.name, "user") && len(d.args) > 1 {
 		return []string{d.args[0], "…"}
@@ -225,7 +225,7 @@ func (d *directive) shown() []string {
 	return d.args
 }
 
-// tgtOptions are what a target says for all its LUNs, or one LUN for itself.
+// tgtOptions holds the options that a target sets for all its LUNs, or a LUN for itself.
 type tgtOptions struct {
 	through, direct, readOnly, removable bool
 	blockSize, physicalShift             int
@@ -284,14 +284,14 @@ func (m *model) tgtTarget(d *directive) {
 	m.targets = append(m.targets, t)
 }
 
-// Lengths of what INQUIRY says, SPC-4 §6.6.2. tgt cuts off what is longer, too.
+// Lengths of INQUIRY fields (SPC-4 §6.6.2) in bytes. tgt, too, cuts off longer values.
 const (
 	vendorLen  = 8
 	productLen = 16
 	serialLen  = 32
 )
 
-// tgtOption takes an option of LUNs. False: it is none.
+// tgtOption reads an option of LUNs. False: the directive is no such option.
 func (m *model) tgtOption(d *directive, t *tgtOptions) bool {
 	if len(d.args) == 0 || d.section {
 		return false
@@ -335,8 +335,8 @@ func (m *model) tgtOption(d *directive, t *tgtOptions) bool {
 	return true
 }
 
-// tgtStores adds the stores of a target and their LUNs. What has no number gets the lowest that is free, those
-// of backing-store first.
+// tgtStores adds the stores of a target and their LUNs. A LUN without a number gets the lowest one that is free,
+// backing-store before direct-store.
 func (m *model) tgtStores(t *target, stores []*directive, defaults tgtOptions) {
 	slices.SortStableFunc(stores, func(a, b *directive) int { return cmp.Compare(a.name, b.name) })
 	options := make([]tgtOptions, len(stores))
