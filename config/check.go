@@ -50,7 +50,7 @@ func (d *decoder) checkPaths(c *Config) {
 	for i := range c.Stores {
 		s := &c.Stores[i]
 		kind := storeTypeOf(s.Type)
-		if kind == nil || kind.place == nil || kind.place(s) == "" {
+		if kind.place == nil || kind.place(s) == "" {
 			continue
 		}
 		path := kind.place(s)

@@ -1,8 +1,16 @@
 package config
 
+import (
+	"errors"
+	"io/fs"
+	"os"
+)
+
 var deviceStore = storeType{
 	name: StoreDevice, read: (*decoder).deviceStore,
 	place: func(s *Store) string { return s.Device.Path }, noun: "device",
+	unsized: func(*Store) string { return "size of the device" },
+	details: func(s *Store) []string { return s.Device.details() },
 }
 
 // DeviceStore holds the options of a store on a block device, besides its size.
@@ -20,4 +28,19 @@ func (d *decoder) deviceStore(o *object, s *Store) {
 	d.storeSize(o, s)
 	o.bool("direct", &v.Direct)
 	cacheAndIO(o, &v.Cache, &v.IO)
+}
+
+func (v *DeviceStore) details() []string {
+	words := []string{v.Path, string(v.Cache)}
+	if v.Direct {
+		words = append(words, "direct")
+	}
+	words = append(words, v.IO.details()...)
+	switch info, err := os.Stat(v.Path); {
+	case errors.Is(err, fs.ErrNotExist):
+		words = append(words, "missing")
+	case err == nil && (info.Mode()&fs.ModeDevice == 0 || info.Mode()&fs.ModeCharDevice != 0):
+		words = append(words, "not a block device")
+	}
+	return words
 }

@@ -1,8 +1,17 @@
 package config
 
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
 var fileStore = storeType{
 	name: StoreFile, read: (*decoder).fileStore,
 	place: func(s *Store) string { return s.File.Path }, noun: "file",
+	unsized: func(*Store) string { return "size of the file" },
+	details: func(s *Store) []string { return s.File.details() },
 }
 
 // FileStore holds the options of a file store, besides its size.
@@ -38,4 +47,34 @@ func (d *decoder) fileStore(o *object, s *Store) {
 	}
 	o.bool("direct", &f.Direct)
 	cacheAndIO(o, &f.Cache, &f.IO)
+}
+
+func (f *FileStore) details() []string {
+	words := []string{f.Path, string(f.Cache)}
+	if f.Sparse {
+		words = append(words, "sparse")
+	}
+	if f.Direct {
+		words = append(words, "direct")
+	}
+	return append(append(words, f.IO.details()...), f.state()...)
+}
+
+// state says what serve would find at the path of a file store: nothing, a directory, no regular file.
+func (f *FileStore) state() []string {
+	info, err := os.Stat(f.Path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && !f.Create:
+		return []string{"missing"}
+	case errors.Is(err, fs.ErrNotExist):
+		if _, err := os.Stat(filepath.Dir(f.Path)); errors.Is(err, fs.ErrNotExist) {
+			return []string{"cannot be created: there is no directory " + filepath.Dir(f.Path)}
+		}
+		return []string{"to be created"}
+	case err == nil && info.IsDir():
+		return []string{"is a directory"}
+	case err == nil && !info.Mode().IsRegular():
+		return []string{"not a regular file"}
+	}
+	return nil
 }

@@ -8,6 +8,14 @@ var gotgtStore = storeType{
 		}
 		return s.GOTGT.Path
 	},
+	unsized: func(*Store) string { return "size that the plugin says" },
+	details: func(s *Store) []string {
+		words := []string{"plugin " + s.GOTGT.Plugin}
+		if s.GOTGT.Path != "" {
+			words = append(words, s.GOTGT.Path)
+		}
+		return words
+	},
 }
 
 // GOTGTStore holds the options of a store on a plugin of gotgt, besides its size.

@@ -7,7 +7,11 @@ import (
 	"strconv"
 )
 
-var sliceStore = storeType{name: StoreSlice, read: (*decoder).sliceStore}
+var sliceStore = storeType{
+	name: StoreSlice, read: (*decoder).sliceStore,
+	unsized: func(s *Store) string { return "the rest of " + s.On.Name },
+	details: func(s *Store) []string { return []string{"from " + FormatSize(s.Slice.Offset) + " on"} },
+}
 
 // SliceStore holds the options of a slice, which is a part of the store below.
 type SliceStore struct {

@@ -75,18 +75,24 @@ type storeType struct {
 	// none. noun says whether it is a file or a device.
 	place func(s *Store) string
 	noun  string
+	// unsized returns what people are told of the size of s if none is configured. It is nil if a size is
+	// always configured, or if whole says that the store is as large as the one below.
+	unsized func(s *Store) string
+	whole   bool
+	// details returns what is this type's own of Store.Details; nil: nothing.
+	details func(s *Store) []string
 }
 
 var storeTypes = []storeType{memoryStore, fileStore, deviceStore, nullStore, gotgtStore, sliceStore, throttleStore}
 
-// storeTypeOf returns the row of a type, or nil.
+// storeTypeOf returns the row of a type. If there is no such type, the row is empty.
 func storeTypeOf(name StoreType) *storeType {
 	for i := range storeTypes {
 		if storeTypes[i].name == name {
 			return &storeTypes[i]
 		}
 	}
-	return nil
+	return &storeType{}
 }
 
 // StoreTypes returns the store types that a configuration can name.
@@ -96,6 +102,41 @@ func StoreTypes() []StoreType {
 		types[i] = row.name
 	}
 	return types
+}
+
+// SizeText returns the size of the store for people, such as "1GiB" or "size of the device".
+func (s *Store) SizeText() string {
+	row := storeTypeOf(s.Type)
+	switch {
+	case s.Size == 0 && row.whole:
+		return s.On.SizeText()
+	case s.Size == 0 && row.unsized != nil:
+		return row.unsized(s)
+	}
+	return FormatSize(s.Size)
+}
+
+// Details returns what else people want to know of the store, each in a few words: its path and other values of the
+// configuration, and what is wrong at the path. It looks at the file system, but opens nothing.
+func (s *Store) Details() (words []string) {
+	if s.On != nil {
+		words = append(words, "on "+s.On.Name)
+	}
+	if row := storeTypeOf(s.Type); row.details != nil {
+		words = append(words, row.details(s)...)
+	}
+	if s.ReadOnly {
+		words = append(words, "read-only")
+	}
+	return words
+}
+
+// details returns the way of I/O, if the configuration asks for one.
+func (m IOMode) details() []string {
+	if m == IOAuto {
+		return nil
+	}
+	return []string{"io " + string(m)}
 }
 
 func (d *decoder) stores(v value) []Store {

@@ -6,7 +6,18 @@ import (
 	"strconv"
 )
 
-var throttleStore = storeType{name: StoreThrottle, read: (*decoder).throttleStore}
+var throttleStore = storeType{
+	name: StoreThrottle, read: (*decoder).throttleStore, whole: true,
+	details: func(s *Store) (words []string) {
+		if n := s.Throttle.Operations; n > 0 {
+			words = append(words, fmt.Sprintf("%d operations/s", n))
+		}
+		if n := s.Throttle.Bandwidth; n > 0 {
+			words = append(words, FormatSize(n)+"/s")
+		}
+		return words
+	},
+}
 
 // ThrottleStore holds the limits of a throttle; 0: no limit.
 type ThrottleStore struct {

@@ -2,12 +2,8 @@ package main
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"strings"
 	"text/tabwriter"
 
@@ -63,7 +59,7 @@ func writeSummary(w io.Writer, c *config.Config) error {
 	fmt.Fprintln(t, "\nstores")
 	for i := range c.Stores {
 		s := &c.Stores[i]
-		fmt.Fprintf(t, "  %s\t%s\t%s%s\n", s.Name, s.Type, storeSize(s), storeDetails(s))
+		fmt.Fprintf(t, "  %s\t%s\t%s%s\n", s.Name, s.Type, s.SizeText(), storeDetails(s))
 	}
 	for i := range c.Targets {
 		writeTarget(t, c, &c.Targets[i])
@@ -152,104 +148,13 @@ func portalText(p config.Portal) string {
 	return p.Address()
 }
 
-func storeSize(s *config.Store) string {
-	switch {
-	case s.Size > 0:
-	case s.Type == config.StoreDevice:
-		return "size of the device"
-	case s.Type == config.StoreGOTGT:
-		return "size that the plugin says"
-	case s.Type == config.StoreSlice:
-		return "the rest of " + s.On.Name
-	case s.Type == config.StoreThrottle:
-		return storeSize(s.On)
-	default:
-		return "size of the file"
-	}
-	return config.FormatSize(s.Size)
-}
-
-// fileState says what serve would find at the path of a file store: nothing, a directory, no regular file.
-func fileState(f *config.FileStore) []string {
-	info, err := os.Stat(f.Path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist) && !f.Create:
-		return []string{"missing"}
-	case errors.Is(err, fs.ErrNotExist):
-		if _, err := os.Stat(filepath.Dir(f.Path)); errors.Is(err, fs.ErrNotExist) {
-			return []string{"cannot be created: there is no directory " + filepath.Dir(f.Path)}
-		}
-		return []string{"to be created"}
-	case err == nil && info.IsDir():
-		return []string{"is a directory"}
-	case err == nil && !info.Mode().IsRegular():
-		return []string{"not a regular file"}
-	}
-	return nil
-}
-
 // storeDetails returns the last column of a store's row.
 func storeDetails(s *config.Store) string {
-	var words []string
-	if f := s.File; f != nil {
-		words = append(words, f.Path, string(f.Cache))
-		if f.Sparse {
-			words = append(words, "sparse")
-		}
-		if f.Direct {
-			words = append(words, "direct")
-		}
-		words = append(words, ioWords(f.IO)...)
-		words = append(words, fileState(f)...)
-	}
-	if v := s.Device; v != nil {
-		words = append(words, v.Path, string(v.Cache))
-		if v.Direct {
-			words = append(words, "direct")
-		}
-		words = append(words, ioWords(v.IO)...)
-		switch info, err := os.Stat(v.Path); {
-		case errors.Is(err, fs.ErrNotExist):
-			words = append(words, "missing")
-		case err == nil && (info.Mode()&fs.ModeDevice == 0 || info.Mode()&fs.ModeCharDevice != 0):
-			words = append(words, "not a block device")
-		}
-	}
-	if g := s.GOTGT; g != nil {
-		words = append(words, "plugin "+g.Plugin)
-		if g.Path != "" {
-			words = append(words, g.Path)
-		}
-	}
-	if s.On != nil {
-		words = append(words, "on "+s.On.Name)
-	}
-	if s.Slice != nil {
-		words = append(words, "from "+config.FormatSize(s.Slice.Offset)+" on")
-	}
-	if t := s.Throttle; t != nil {
-		if t.Operations > 0 {
-			words = append(words, fmt.Sprintf("%d operations/s", t.Operations))
-		}
-		if t.Bandwidth > 0 {
-			words = append(words, config.FormatSize(t.Bandwidth)+"/s")
-		}
-	}
-	if s.ReadOnly {
-		words = append(words, "read-only")
-	}
+	words := s.Details()
 	if words == nil {
 		return "" // without a tab, which would leave blanks at the end of the line
 	}
 	return "\t" + strings.Join(words, ", ")
-}
-
-// ioWords returns the way of I/O, if the configuration asks for one.
-func ioWords(m config.IOMode) []string {
-	if m == config.IOAuto {
-		return nil
-	}
-	return []string{"io " + string(m)}
 }
 
 func writeTarget(w io.Writer, c *config.Config, t *config.Target) {
@@ -259,7 +164,7 @@ func writeTarget(w io.Writer, c *config.Config, t *config.Target) {
 	}
 	for i := range t.LUNs {
 		l := &t.LUNs[i]
-		fmt.Fprintf(w, "  LUN %d\t%s\t%s\t%s\n", l.Number, l.Store, storeSize(c.Store(l.Store)), lunDetails(l))
+		fmt.Fprintf(w, "  LUN %d\t%s\t%s\t%s\n", l.Number, l.Store, c.Store(l.Store).SizeText(), lunDetails(l))
 	}
 	fmt.Fprintf(w, "  login\t%s\n", loginText(t.Auth))
 	if len(t.Initiators) == 0 {
