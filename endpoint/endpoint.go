@@ -23,6 +23,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -221,7 +222,7 @@ func (e *Endpoint) Info() rdma.Endpoint { return e.now.Load().info }
 func (e *Endpoint) Counters() rdma.Counters { return e.now.Load().qp.Counters() }
 
 // Alloc returns n bytes of zeroes, aligned to a page, that the device knows: sources and sinks of operations
-// are parts of such memory. It is the endpoint's, and gone after Close.
+// are parts of such memory. It is gone after Free or Close.
 func (e *Endpoint) Alloc(n int) ([]byte, error) {
 	if n <= 0 {
 		return nil, fmt.Errorf("endpoint: %d bytes of memory cannot be had", n)
@@ -241,6 +242,20 @@ func (e *Endpoint) Alloc(n int) ([]byte, error) {
 	}
 	e.regions = append(e.regions, r)
 	return b, nil
+}
+
+// Free gives memory from Alloc back, all that one call has returned. No work refers to it any more.
+func (e *Endpoint) Free(b []byte) error {
+	e.mu.Lock()
+	i := slices.IndexFunc(e.regions, func(r rdma.Region) bool { return address(r.Bytes()) == address(b) && len(r.Bytes()) == len(b) })
+	if i < 0 {
+		e.mu.Unlock()
+		return errForeign
+	}
+	r := e.regions[i]
+	e.regions = slices.Delete(e.regions, i, i+1)
+	e.mu.Unlock()
+	return errors.Join(r.Deregister(), unix.Munmap(b))
 }
 
 // SGE returns b, a part of memory from Alloc, as an element of a scatter/gather list.

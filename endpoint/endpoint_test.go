@@ -12,6 +12,7 @@ import (
 	"oneshot/backend/backendtest"
 	"oneshot/backend/memory"
 	"oneshot/endpoint"
+	"oneshot/endpoint/endpointtest"
 	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/rdmatest"
 )
@@ -43,9 +44,9 @@ func fill(b []byte, v byte) {
 // What is written is read, by everybody; what was flushed outlives a power cut, and nothing else has to.
 func TestReadWriteFlush(t *testing.T) {
 	disk := backendtest.NewDisk(size, 512)
-	h := newHost(t, disk)
+	h := endpointtest.New(t, disk)
 	for _, free := range []bool{false, true} {
-		e, other := h.use(endpoint.Options{Free: free, Durable: true}), h.use(endpoint.Options{})
+		e, other := h.Use(endpoint.Options{Free: free, Durable: true}), h.Use(endpoint.Options{})
 		if i := e.Info(); i.Name != "disk/log" || i.Size != size || i.Unit != 512 {
 			t.Errorf("%+v", i)
 		}
@@ -73,8 +74,8 @@ func TestReadWriteFlush(t *testing.T) {
 
 // What cannot be done is said so, and the connection stands.
 func TestRefused(t *testing.T) {
-	h := newHost(t, backendtest.NewDisk(size, 512))
-	e := h.use(endpoint.Options{Rights: rdma.RightRead | rdma.RightFlush})
+	h := endpointtest.New(t, backendtest.NewDisk(size, 512))
+	e := h.Use(endpoint.Options{Rights: rdma.RightRead | rdma.RightFlush})
 	buf := alloc(t, e, 4096)
 	if err := e.WriteAt(t.Context(), buf, 0); err == nil || !strings.Contains(err.Error(), `"w" is needed`) {
 		t.Errorf("without the right: %v", err)
@@ -92,11 +93,15 @@ func TestRefused(t *testing.T) {
 		}
 	}
 	must(t, e.ReadAt(t.Context(), buf, 0))
-	if h.opened != 1 {
-		t.Errorf("%d connections", h.opened)
+	if h.Opened() != 1 {
+		t.Errorf("%d connections", h.Opened())
 	}
 	if _, err := e.Alloc(0); err == nil {
 		t.Error("no memory is some")
+	}
+	must(t, e.Free(alloc(t, e, 8192)))
+	if e.Free(buf[512:]) == nil || e.Free(make([]byte, 512)) == nil {
+		t.Error("memory is given back that was not from Alloc")
 	}
 	done, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -107,21 +112,21 @@ func TestRefused(t *testing.T) {
 }
 
 func TestOpenRefused(t *testing.T) {
-	h := newHost(t, backendtest.NewDisk(size, 512))
+	h := endpointtest.New(t, backendtest.NewDisk(size, 512))
 	h.Info.Durability, h.Info.Rights = rdma.DurabilityNone, rdma.RightRead
 	for what, o := range map[string]endpoint.Options{
 		"volatile":  {Device: h.Device, Durable: true},
 		"read-only": {Device: h.Device, Rights: rdma.RightWrite},
 		"no device": {},
 	} {
-		if _, err := endpoint.Open(t.Context(), "rdma+local:///disk/log", o); err == nil {
+		if _, err := endpoint.Open(t.Context(), endpointtest.URL, o); err == nil {
 			t.Errorf("%s: opened", what)
 		} else if _, ok := errors.AsType[*endpoint.VolatileError](err); ok != (what == "volatile") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	h.refuse = rdma.ErrNoEndpoint
-	if _, err := endpoint.Open(t.Context(), "rdma+local:///disk/log", endpoint.Options{Device: h.Device}); !errors.Is(err, rdma.ErrNoEndpoint) {
+	h.Refuse(rdma.ErrNoEndpoint)
+	if _, err := endpoint.Open(t.Context(), endpointtest.URL, endpoint.Options{Device: h.Device}); !errors.Is(err, rdma.ErrNoEndpoint) {
 		t.Errorf("%v", err)
 	}
 }
@@ -129,8 +134,8 @@ func TestOpenRefused(t *testing.T) {
 // A connection that ends is made again, and what was under way is repeated.
 func TestAgain(t *testing.T) {
 	v := rdmatest.NewVolatile(size, 1)
-	h := newHost(t, v)
-	e := h.use(endpoint.Options{})
+	h := endpointtest.New(t, v)
+	e := h.Use(endpoint.Options{})
 	const users = 4
 	var wg sync.WaitGroup
 	for i := range users {
@@ -139,7 +144,7 @@ func TestAgain(t *testing.T) {
 		wg.Go(func() {
 			for k := range 20 {
 				if i == 0 && k%4 == 2 {
-					h.end()
+					h.End()
 				}
 				if err := e.WriteAt(t.Context(), buf, int64(i)*65536+int64(k)*512); err != nil {
 					t.Error(err)
@@ -157,13 +162,11 @@ func TestAgain(t *testing.T) {
 			t.Errorf("user %d: something is lost", i)
 		}
 	}
-	if h.opened < 3 {
-		t.Errorf("%d connections: the test shows nothing", h.opened)
+	if h.Opened() < 3 {
+		t.Errorf("%d connections: the test shows nothing", h.Opened())
 	}
-	h.mu.Lock()
-	h.refuse = rdma.ErrNoEndpoint
-	h.mu.Unlock()
-	h.end()
+	h.Refuse(rdma.ErrNoEndpoint)
+	h.End()
 	buf := alloc(t, e, 512)
 	for range 2 {
 		if err := e.ReadAt(t.Context(), buf, 0); !errors.Is(err, rdma.ErrNoEndpoint) {
@@ -175,8 +178,8 @@ func TestAgain(t *testing.T) {
 // What was posted before the connection ended holds up Post until somebody has looked.
 func TestReconnect(t *testing.T) {
 	v := rdmatest.NewVolatile(size, 1)
-	h := newHost(t, v)
-	e := h.use(endpoint.Options{Free: true})
+	h := endpointtest.New(t, v)
+	e := h.Use(endpoint.Options{Free: true})
 	buf := alloc(t, e, 4096)
 	sge, err := e.SGE(buf[:512])
 	must(t, err)
@@ -197,7 +200,7 @@ func TestReconnect(t *testing.T) {
 	if c := next(); c.ID != 1 || c.Status != rdma.StatusOK || c.Seq == 0 {
 		t.Errorf("%+v", c)
 	}
-	h.end()
+	h.End()
 	_, err = e.Post(work(2, 0))
 	must(t, err)
 	must(t, e.ReadAt(t.Context(), buf[512:1024], 0)) // connects again
@@ -221,8 +224,8 @@ func TestReconnect(t *testing.T) {
 // A store that was opened again is noticed by who has not flushed, and by nobody else.
 func TestRestarted(t *testing.T) {
 	disk := backendtest.NewDisk(size, 512)
-	h := newHost(t, disk)
-	e, calm := h.use(endpoint.Options{}), h.use(endpoint.Options{})
+	h := endpointtest.New(t, disk)
+	e, calm := h.Use(endpoint.Options{}), h.Use(endpoint.Options{})
 	buf, other := alloc(t, e, 512), alloc(t, calm, 512)
 	must(t, calm.WriteAt(t.Context(), other, 4096))
 	must(t, calm.Flush(t.Context()))
@@ -230,7 +233,7 @@ func TestRestarted(t *testing.T) {
 	must(t, e.Flush(t.Context()))
 	fill(buf, 7)
 	must(t, e.WriteAt(t.Context(), buf, 0))
-	h.restart(backendtest.DiskOf(disk.Crash(nil, 0), 512))
+	h.Restart(backendtest.DiskOf(disk.Crash(nil, 0), 512))
 	must(t, e.WriteAt(t.Context(), buf, 512)) // by itself this shows nothing
 	err := e.Flush(t.Context())
 	if r, ok := errors.AsType[*endpoint.RestartedError](err); !ok || rdma.Generation(r.Durable) != 1 || r.Durable&0xffff != 2 {
@@ -252,8 +255,8 @@ func TestMediumError(t *testing.T) {
 		}
 		return nil
 	}
-	h := newHost(t, disk)
-	e := h.use(endpoint.Options{})
+	h := endpointtest.New(t, disk)
+	e := h.Use(endpoint.Options{})
 	buf := alloc(t, e, 512)
 	err := e.WriteAt(t.Context(), buf, 0)
 	if f, ok := errors.AsType[*endpoint.Error](err); !ok || f.Status != rdma.StatusMedium || !errors.Is(err, broken) {
@@ -267,8 +270,8 @@ func TestMediumError(t *testing.T) {
 func TestAllocations(t *testing.T) {
 	s, err := memory.New(size)
 	must(t, err)
-	h := newHost(t, s)
-	e := h.use(endpoint.Options{})
+	h := endpointtest.New(t, s)
+	e := h.Use(endpoint.Options{})
 	buf := alloc(t, e, 4096)
 	sge, err := e.SGE(buf)
 	must(t, err)

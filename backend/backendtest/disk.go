@@ -111,7 +111,7 @@ func (d *Disk) settle(off, n int64) {
 }
 
 // Crash returns what a power cut may leave now: what is durable, and of the rest each sector with this
-// chance. With chance 0 it is what is durable.
+// chance. With chance 0 it is what is durable, and with 1 all; then r may be nil.
 func (d *Disk) Crash(r *rand.Rand, chance float64) []byte {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -122,7 +122,7 @@ func (d *Disk) Crash(r *rand.Rand, chance float64) []byte {
 	for _, p := range d.pending {
 		b := p.Segs[0]
 		for at := 0; at < len(b); at += 512 {
-			if r.Float64() < chance {
+			if chance == 1 || r.Float64() < chance {
 				copy(image[p.Off+int64(at):], b[at:min(at+512, len(b))])
 			}
 		}

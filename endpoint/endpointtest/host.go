@@ -1,0 +1,131 @@
+// Package endpointtest serves a store as an endpoint to tests of what uses package endpoint.
+package endpointtest
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+
+	"oneshot/backend"
+	"oneshot/endpoint"
+	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/local"
+	"oneshot/volume"
+)
+
+var errGone = errors.New("the partition has changed")
+
+// Host serves one partition, and can be restarted with another store.
+type Host struct {
+	t      testing.TB
+	Device rdma.Device
+	// Info is what endpoints say; Rights are all there are.
+	Info rdma.Endpoint
+
+	mu     sync.Mutex
+	volume *volume.Volume
+	kept   []byte
+	gone   []func(error)
+	refuse error // Connect fails with it
+	opened int
+}
+
+// New returns a host that serves s.
+func New(t testing.TB, s backend.Store) *Host {
+	h := &Host{t: t, Info: rdma.Endpoint{UUID: "0b7f4c1a-53d2-4e8f-a9c6-71e2d8b40f15", Rights: rdma.AllRights, Durability: rdma.DurabilityMedium}}
+	d := local.Open(local.Config{Open: h.open})
+	h.Device = d
+	h.serve(s)
+	t.Cleanup(func() {
+		if err := errors.Join(d.Close(), h.volume.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return h
+}
+
+func (h *Host) serve(s backend.Store) {
+	v, err := volume.New(volume.Config{Store: s, Keeper: h})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.mu.Lock()
+	h.volume = v
+	h.mu.Unlock()
+}
+
+func (h *Host) open(_ context.Context, name string, want rdma.Rights, gone func(error)) (local.Opened, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.refuse != nil {
+		return local.Opened{}, h.refuse
+	}
+	h.opened++
+	h.gone = append(h.gone, gone)
+	i, v := h.Info, h.volume
+	i.Name = name
+	if want != 0 {
+		i.Rights &= want
+	}
+	handle := v.Open(nil)
+	return local.Opened{Medium: handle, Info: i, Memory: v.Lends(), Close: handle.Close}, nil
+}
+
+// End ends all connections, as a change of the partition does.
+func (h *Host) End() {
+	h.mu.Lock()
+	gone := h.gone
+	h.gone = nil
+	h.mu.Unlock()
+	for _, f := range gone {
+		f(errGone)
+	}
+}
+
+// Restart ends all connections and goes on with another store. The old one is closed when the test ends.
+func (h *Host) Restart(s backend.Store) {
+	h.Refuse(errors.New("starting"))
+	old := h.volume
+	h.End()
+	h.serve(s)
+	h.Refuse(nil)
+	h.t.Cleanup(func() { _ = old.Close() })
+}
+
+// Refuse has connections fail with err from now on; nil: they do not.
+func (h *Host) Refuse(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.refuse = err
+}
+
+// Opened returns how many connections there were.
+func (h *Host) Opened() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.opened
+}
+
+// URL is that of the partition.
+const URL = "rdma+local:///disk/log"
+
+// Use opens the endpoint until the test ends.
+func (h *Host) Use(o endpoint.Options) *endpoint.Endpoint {
+	h.t.Helper()
+	o.Device = h.Device
+	e, err := endpoint.Open(h.t.Context(), URL, o)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			h.t.Error(err)
+		}
+	})
+	return e
+}
+
+// Load and Save keep the state of the volume.
+func (h *Host) Load() ([]byte, error)   { return h.kept, nil }
+func (h *Host) Save(state []byte) error { h.kept = state; return nil }

@@ -1,0 +1,325 @@
+package wal
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"oneshot/endpoint"
+	"oneshot/transport/rdma"
+)
+
+// DamagedError says that records are missing that were acknowledged.
+type DamagedError struct {
+	Segment uint64 // serial
+	Off     int64  // bytes, in the partition: where the next entry should be
+	LSN     uint64 // of the record that is missing
+	Why     string
+}
+
+func (e *DamagedError) Error() string {
+	return fmt.Sprintf("wal: the log is damaged: record %d should stand at byte %d of the partition, in segment %d, and %s. Nothing was written; copy the partition before anything else, and make a new log with Options.Create", e.LSN, e.Off, e.Segment, e.Why)
+}
+
+// Open opens the log in the partition that e is. Of e the log alone uses Post and Poll until it is closed; the
+// other methods may be used, but what the log has written is not to be changed.
+func Open(ctx context.Context, e *endpoint.Endpoint, o Options) (*Log, error) {
+	l := &Log{e: e, next: 1, oldest: 1, open: new(batch), spare: new(batch)}
+	l.space.L, l.work.L, l.done.L = &l.mu, &l.mu, &l.mu
+	err := l.allocate()
+	if err == nil {
+		err = l.prepare(ctx, o)
+	}
+	if err != nil {
+		return nil, errors.Join(err, l.release())
+	}
+	l.ctx, l.end = context.WithCancel(context.Background())
+	l.wg.Go(l.run)
+	return l, nil
+}
+
+// allocate takes memory for batches and for reading.
+func (l *Log) allocate() (err error) {
+	for _, b := range []struct {
+		buf *[]byte
+		n   int
+	}{{&l.open.buf, batchSize}, {&l.spare.buf, batchSize}, {&l.reader.buf, maxEntry}} {
+		if *b.buf, err = l.e.Alloc(b.n); err != nil {
+			return err
+		}
+		l.memory = append(l.memory, *b.buf)
+	}
+	return nil
+}
+
+// release gives the memory back.
+func (l *Log) release() (err error) {
+	for _, b := range l.memory {
+		err = errors.Join(err, l.e.Free(b))
+	}
+	l.memory = nil
+	return err
+}
+
+// prepare finds the log, or makes one.
+func (l *Log) prepare(ctx context.Context, o Options) error {
+	i := l.e.Info()
+	l.block = max(int64(i.Unit), minBlock)
+	if err := l.shape(i, o); err != nil {
+		return err
+	}
+	l.reader.l = l
+	headers, err := l.headers(ctx, i, o)
+	if err != nil {
+		return err
+	}
+	l.maxEntry = min(maxEntry, l.segment-3*l.block)
+	if len(headers) == 0 {
+		var b [8]byte
+		_, _ = rand.Read(b[:])                       // never fails
+		l.epoch = binary.BigEndian.Uint64(b[:]) >> 2 // there is room to count
+	} else if err := l.recover(ctx, headers); err != nil {
+		return err
+	}
+	return l.e.Flush(ctx)
+}
+
+// shape is that of a new log.
+func (l *Log) shape(i rdma.Endpoint, o Options) error {
+	l.segment = o.Segment
+	if l.segment == 0 {
+		l.segment = min(defaultSegment, i.Size/4) &^ (l.block - 1)
+	}
+	if l.segment%l.block != 0 || l.segment < minSegment*l.block || l.segment > i.Size/2 {
+		return fmt.Errorf("wal: segments of %d bytes in a partition of %d: they have to be multiples of %d, at least %d, and there have to be two", l.segment, i.Size, l.block, minSegment*l.block)
+	}
+	l.segments = uint64(min(i.Size/l.segment, 1<<20))
+	return nil
+}
+
+// headers reads the headers of all segments, by serial. If there are none, the partition is ready for a new log.
+func (l *Log) headers(ctx context.Context, i rdma.Endpoint, o Options) (map[uint64]header, error) {
+	if o.Create {
+		return nil, l.erase(ctx)
+	}
+	// The first valid header says how the log is divided.
+	b := l.reader.buf[:l.block]
+	var found *header
+	why := errBlank
+	for n := int64(0); n < int64(l.segments) && found == nil; n++ {
+		if err := l.e.ReadAt(ctx, b, n*l.segment); err != nil {
+			return nil, err
+		}
+		if h, err := parseHeader(b); err == nil {
+			found = &h
+		} else if errors.Is(why, errBlank) && !errors.Is(err, errBlank) {
+			why = fmt.Errorf("at byte %d stands %w", n*l.segment, err)
+		}
+	}
+	if found == nil && errors.Is(why, errBlank) {
+		return nil, nil
+	}
+	if found == nil {
+		return nil, fmt.Errorf("wal: the partition holds no log: %w. If what it holds may go, use Options.Create; if it is a log with other segments, say how many bytes they have", why)
+	}
+	if o.Segment != 0 && o.Segment != int64(found.segment) {
+		return nil, fmt.Errorf("wal: the log has segments of %d bytes, not of %d", found.segment, o.Segment)
+	}
+	if int64(found.block)%int64(i.Unit) != 0 || uint64(i.Size)/found.segment < uint64(found.segments) {
+		return nil, fmt.Errorf("wal: the log needs %d segments of %d bytes in blocks of %d, and the partition has %d bytes in blocks of %d", found.segments, found.segment, found.block, i.Size, i.Unit)
+	}
+	l.block, l.segment, l.segments = int64(found.block), int64(found.segment), uint64(found.segments)
+	headers := make(map[uint64]header)
+	for n := range l.segments {
+		if err := l.e.ReadAt(ctx, l.reader.buf[:l.block], int64(n)*l.segment); err != nil {
+			return nil, err
+		}
+		h, err := parseHeader(l.reader.buf[:l.block])
+		if err == nil && h.place() == n && h.block == found.block && h.segments == found.segments && h.segment == found.segment {
+			headers[h.serial] = h
+		}
+	}
+	return headers, nil
+}
+
+// erase makes a partition hold no log.
+func (l *Log) erase(ctx context.Context) error {
+	b := l.reader.buf[:l.block]
+	clear(b)
+	for n := range l.segments {
+		if err := l.e.WriteAt(ctx, b, int64(n)*l.segment); err != nil {
+			return err
+		}
+	}
+	return l.e.Flush(ctx)
+}
+
+// recover finds the end of the log.
+func (l *Log) recover(ctx context.Context, headers map[uint64]header) error {
+	var last uint64
+	for s := range headers {
+		last = max(last, s)
+	}
+	first := last
+	for first > 1 && first > headers[last].oldest {
+		if _, ok := headers[first-1]; !ok {
+			break // it was given back, and is written again
+		}
+		first--
+	}
+	h := headers[first]
+	c := cursor{segment: segment{h.serial, h.first, h.epoch}, pos: l.block, epoch: h.epoch, next: h.first}
+	l.oldest, l.needed = h.oldest, h.needed
+	for {
+		l.kept = append(l.kept, c.segment)
+		for {
+			e, err := l.reader.entry(ctx, &c)
+			if err != nil {
+				return err
+			}
+			if e == nil {
+				break
+			}
+			if e.mark {
+				m := parseMark(e.payload)
+				l.oldest, l.needed = max(l.oldest, m.oldest), max(l.needed, m.needed)
+			}
+		}
+		h, ok := headers[c.segment.serial+1]
+		if !ok {
+			break
+		}
+		if h.first != c.next || h.epoch < c.epoch {
+			return &DamagedError{c.segment.serial, l.start(c.segment.serial) + c.pos, c.next, fmt.Sprintf("something else stands there, though segment %d follows with record %d", h.serial, h.first)}
+		}
+		l.oldest, l.needed = max(l.oldest, h.oldest), max(l.needed, h.needed)
+		c = cursor{segment: segment{h.serial, h.first, h.epoch}, pos: l.block, epoch: h.epoch, next: h.first}
+	}
+	if c.segment.serial < last || first > l.oldest {
+		missing := c.segment.serial + 1
+		if first > l.oldest {
+			missing = first - 1
+		}
+		return &DamagedError{missing, l.start(missing), c.next, "the segment has no header"}
+	}
+	for l.kept[0].serial < l.oldest {
+		l.kept = l.kept[1:]
+	}
+	l.serial, l.pos, l.next, l.durable = c.segment.serial, c.pos, c.next, c.next-1
+	l.epoch = c.epoch + 1
+	return nil
+}
+
+// cursor is a place in the log.
+type cursor struct {
+	segment segment
+	pos     int64 // of the next entry, in the segment
+	epoch   uint64
+	next    uint64 // LSN
+}
+
+// reader reads entries through a buffer.
+type reader struct {
+	l   *Log
+	buf []byte // maxEntry
+	off int64  // of the buffer, in the partition
+	n   int64  // octets in it
+}
+
+// entry returns the entry at c, and moves c behind it. nil: there is none. It aliases the buffer.
+func (r *reader) entry(ctx context.Context, c *cursor) (*entry, error) {
+	l := r.l
+	if c.pos+l.block > l.segment {
+		return nil, nil
+	}
+	b, err := r.at(ctx, c, l.block)
+	if err != nil {
+		return nil, err
+	}
+	n, _ := entryLength(b)
+	size := l.padded(n)
+	if size > l.maxEntry || c.pos+size > l.segment {
+		return nil, nil
+	}
+	if b, err = r.at(ctx, c, size); err != nil {
+		return nil, err
+	}
+	e, ok := parseEntry(b, c.epoch, c.next)
+	if !ok {
+		return nil, nil
+	}
+	if c.pos += size; e.mark {
+		c.epoch = parseMark(e.payload).epoch
+	} else {
+		c.next++
+	}
+	return &e, nil
+}
+
+// at returns n octets from c on.
+func (r *reader) at(ctx context.Context, c *cursor, n int64) ([]byte, error) {
+	l := r.l
+	off := l.start(c.segment.serial) + c.pos
+	if off < r.off || off+n > r.off+r.n {
+		want := min(int64(len(r.buf)), l.segment-c.pos)
+		if err := l.e.ReadAt(ctx, r.buf[:want], off); err != nil {
+			r.n = 0
+			return nil, fmt.Errorf("wal: %w", err)
+		}
+		r.off, r.n = off, want
+	}
+	return r.buf[off-r.off:][:n], nil
+}
+
+// Replay calls f with the records from LSN from on that are durable when it begins, in order; below First there
+// are none. p is f's during the call. An error of f ends Replay, and is returned. f does not call Replay.
+func (l *Log) Replay(ctx context.Context, from uint64, f func(lsn uint64, p []byte) error) error {
+	l.reading.Lock()
+	defer l.reading.Unlock()
+	if l.memory == nil {
+		return ErrClosed
+	}
+	l.reader.n = 0
+	l.mu.Lock()
+	from = max(from, l.needed, l.kept0())
+	end := l.durable
+	kept := append([]segment(nil), l.kept...)
+	l.mu.Unlock()
+	for i, s := range kept {
+		if i+1 < len(kept) && kept[i+1].first <= from || s.first > end {
+			continue
+		}
+		c := cursor{segment: s, pos: l.block, epoch: s.epoch, next: s.first}
+		for c.next <= end {
+			lsn := c.next
+			e, err := l.reader.entry(ctx, &c)
+			if err != nil {
+				return err
+			}
+			if e == nil {
+				break
+			}
+			if !e.mark && lsn >= from {
+				if err := f(lsn, e.payload); err != nil {
+					return err
+				}
+			}
+		}
+		if c.next <= end && (i+1 == len(kept) || kept[i+1].first != c.next) {
+			return l.missing(&c)
+		}
+	}
+	return nil
+}
+
+// missing says why there is no entry at c.
+func (l *Log) missing(c *cursor) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.kept) > 0 && l.kept[0].serial > c.segment.serial {
+		return fmt.Errorf("wal: record %d was truncated meanwhile", c.next)
+	}
+	return &DamagedError{c.segment.serial, l.start(c.segment.serial) + c.pos, c.next, "something else stands there"}
+}

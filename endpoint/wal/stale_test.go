@@ -1,0 +1,182 @@
+package wal
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"oneshot/backend"
+	"oneshot/backend/backendtest"
+)
+
+// cutAfter returns what a power cut leaves after the write of one batch with these records, before its flush:
+// what was durable, and those blocks of the write that keep says. The batch begins behind what l has.
+func cutAfter(t *testing.T, disk *backendtest.Disk, l *Log, keep []int, batch ...string) []byte {
+	t.Helper()
+	var image []byte
+	var off atomic.Int64
+	disk.Fault = func(op *backend.Op) error { // the writer's goroutine alone comes here
+		if op.Kind == backend.Flush && off.Load() >= 0 && image == nil {
+			image = disk.Crash(nil, 0)
+			all := disk.Crash(nil, 1)
+			for _, k := range keep {
+				at := int(off.Load()) + k*testBlock
+				copy(image[at:at+testBlock], all[at:])
+			}
+		}
+		if op.Kind == backend.Write {
+			off.Store(op.Off)
+		}
+		return nil
+	}
+	off.Store(-1)
+	l.mu.Lock() // so that all of them are one batch
+	var waits []Wait
+	for _, p := range batch {
+		size := l.padded(entrySize + int64(len(p)))
+		must(t, l.makeRoom(size, false))
+		putEntry(l.take(size), l.epoch, l.next, uint32(len(p)), []byte(p))
+		l.open.last = l.next
+		waits = append(waits, Wait{l: l, lsn: l.next})
+		l.next++
+	}
+	l.mu.Unlock()
+	for _, w := range waits {
+		must(t, w.Wait())
+	}
+	disk.Fault = nil
+	if image == nil {
+		t.Fatal("there was no batch")
+	}
+	return image
+}
+
+var (
+	short = strings.Repeat("s", 100)
+	two   = strings.Repeat("2", testBlock) // takes two blocks, with its header
+)
+
+// What a crash has left behind a hole stays out when the hole is filled, though its sequence would be the next.
+func TestHole(t *testing.T) {
+	disk := backendtest.NewDisk(testSize, testBlock)
+	l := mustOpen(t, disk, Options{Segment: testSegment})
+	mustAppend(t, l, []byte("first"))
+	// Of the batch the first block is lost. In the next life a mark and one block take the place of these two.
+	disk = backendtest.DiskOf(cutAfter(t, disk, l, []int{1, 2}, two, "lost"), testBlock)
+	l = mustOpen(t, disk, Options{})
+	if got := records(t, l); !slices.Equal(got, []string{"first"}) {
+		t.Fatalf("after the power cut: %q", got)
+	}
+	mustAppend(t, l, []byte("second"))
+	l = mustOpen(t, backendtest.DiskOf(disk.Crash(nil, 0), testBlock), Options{})
+	if got := records(t, l); !slices.Equal(got, []string{"first", "second"}) {
+		t.Errorf("%q", got)
+	}
+}
+
+// A mark that is lost does not leave records of its epoch: none is written before the mark is durable.
+func TestLostMark(t *testing.T) {
+	disk := backendtest.NewDisk(testSize, testBlock)
+	l := mustOpen(t, disk, Options{Segment: testSegment})
+	mustAppend(t, l, []byte("first"))
+	must(t, l.Close())
+	l = mustOpen(t, disk, Options{})
+	var images [][]byte // what the first flush of a life leaves, without the first block that was written
+	var written []int64
+	disk.Fault = func(op *backend.Op) error {
+		switch op.Kind {
+		case backend.Write:
+			written = append(written, op.Off, op.Len)
+		case backend.Flush:
+			image, all := disk.Crash(nil, 0), disk.Crash(nil, 1)
+			for at := written[0] + testBlock; at < written[0]+written[1]; at += testBlock {
+				copy(image[at:at+testBlock], all[at:])
+			}
+			images = append(images, image)
+			written = nil
+		}
+		return nil
+	}
+	_, w := l.Append([]byte("lost"))
+	_, v := l.Append([]byte("stale"))
+	must(t, w.Wait())
+	must(t, v.Wait())
+	disk.Fault = nil
+	disk = backendtest.DiskOf(images[0], testBlock)
+	l = mustOpen(t, disk, Options{})
+	mustAppend(t, l, []byte("second"))
+	l = mustOpen(t, backendtest.DiskOf(disk.Crash(nil, 0), testBlock), Options{})
+	if got := records(t, l); !slices.Equal(got, []string{"first", "second"}) {
+		t.Errorf("%q", got)
+	}
+}
+
+// What a log shows after its program was killed is not lost in the next power cut.
+func TestKilled(t *testing.T) {
+	disk := backendtest.NewDisk(testSize, testBlock)
+	l := mustOpen(t, disk, Options{Segment: testSegment})
+	mustAppend(t, l, []byte("first"))
+	dead := errors.New("killed")
+	disk.Fault = func(op *backend.Op) error {
+		if op.Kind == backend.Flush {
+			return dead
+		}
+		return nil
+	}
+	if _, w := l.Append([]byte("written")); !errors.Is(w.Wait(), dead) {
+		t.Fatal(w.Wait())
+	}
+	disk.Fault = nil
+	l = mustOpen(t, disk, Options{})
+	if got := records(t, l); !slices.Equal(got, []string{"first", "written"}) {
+		t.Fatalf("%q", got)
+	}
+	l = mustOpen(t, backendtest.DiskOf(disk.Crash(nil, 0), testBlock), Options{})
+	if got := records(t, l); !slices.Equal(got, []string{"first", "written"}) {
+		t.Errorf("after a power cut: %q", got)
+	}
+}
+
+// A record of which a part is torn is none, whichever part it is.
+func TestTorn(t *testing.T) {
+	long := strings.Repeat("long", 600) // 5 blocks
+	for lost := range 5 {
+		disk := backendtest.NewDisk(testSize, testBlock)
+		l := mustOpen(t, disk, Options{Segment: testSegment})
+		mustAppend(t, l, []byte(short))
+		keep := slices.Delete([]int{0, 1, 2, 3, 4}, lost, lost+1)
+		disk = backendtest.DiskOf(cutAfter(t, disk, l, keep, long), testBlock)
+		l = mustOpen(t, disk, Options{})
+		if got := records(t, l); !slices.Equal(got, []string{short}) {
+			t.Errorf("block %d is lost: %.40q", lost, got)
+		}
+		if lsn := mustAppend(t, l, []byte(long)); lsn != 2 {
+			t.Errorf("the next record is %d", lsn)
+		}
+	}
+}
+
+// The records of a log that was there before, at the same places, are not those of a new one.
+func TestAgainFromTheStart(t *testing.T) {
+	disk := backendtest.NewDisk(testSize, testBlock)
+	for life := range 3 {
+		l := mustOpen(t, disk, Options{Segment: testSegment, Create: true})
+		if got := records(t, l); len(got) != 0 || l.First() != 1 {
+			t.Fatalf("life %d: %q", life, got)
+		}
+		for range 5 - life {
+			mustAppend(t, l, []byte(short))
+		}
+		if got := records(t, l); len(got) != 5-life {
+			t.Errorf("life %d: %d records", life, len(got))
+		}
+		must(t, l.Close())
+		l = mustOpen(t, disk, Options{})
+		if got := records(t, l); len(got) != 5-life {
+			t.Errorf("life %d, opened again: %d records", life, len(got))
+		}
+		must(t, l.Close())
+	}
+}

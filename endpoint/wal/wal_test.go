@@ -1,0 +1,465 @@
+package wal
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"oneshot/backend"
+	"oneshot/backend/backendtest"
+	"oneshot/backend/durable"
+	"oneshot/backend/memory"
+	"oneshot/endpoint"
+	"oneshot/endpoint/endpointtest"
+	"oneshot/transport/rdma"
+)
+
+// The format is that of format.go, octet by octet.
+func TestFormat(t *testing.T) {
+	b := bytes.Repeat([]byte{0xff}, minBlock)
+	want := header{block: 4096, segments: 4, segment: 64 << 20, serial: 6, epoch: 7, first: 8, oldest: 3, needed: 5}
+	want.put(b)
+	text := "oneshot log 1\n\x00\x00" + "\x00\x00\x10\x00" + "\x00\x00\x00\x04" + "\x00\x00\x00\x00\x04\x00\x00\x00" + "\x00\x00\x00\x00\x00\x00\x00\x06" +
+		"\x00\x00\x00\x00\x00\x00\x00\x07" + "\x00\x00\x00\x00\x00\x00\x00\x08" + "\x00\x00\x00\x00\x00\x00\x00\x03" + "\x00\x00\x00\x00\x00\x00\x00\x05"
+	if string(b[:72]) != text || binary.BigEndian.Uint32(b[72:]) == 0 || !bytes.Equal(b[headerSize:], make([]byte, minBlock-headerSize)) {
+		t.Errorf("header: % x", b)
+	}
+	if h, err := parseHeader(b); err != nil || h != want || h.place() != 1 {
+		t.Errorf("%+v, %v", h, err)
+	}
+	for i := range headerSize {
+		b[i] ^= 1
+		if _, err := parseHeader(b); err == nil {
+			t.Errorf("octet %d may be any", i)
+		}
+		b[i] ^= 1
+	}
+	putEntry(b, 7, 9, 3, []byte("abc"))
+	if string(b[:4]) != "\x00\x00\x00\x03" || string(b[8:19]) != "\x00\x00\x00\x00\x00\x00\x00\x09abc" || !bytes.Equal(b[19:], make([]byte, minBlock-19)) {
+		t.Errorf("entry: % x", b[:32])
+	}
+	var epoch [8]byte
+	epoch[7] = 7
+	if sum := crc32.Checksum(slices.Concat(epoch[:], b[:4], b[8:19]), castagnoli); sum != binary.BigEndian.Uint32(b[4:]) {
+		t.Errorf("checksum %#x, want %#x", binary.BigEndian.Uint32(b[4:]), sum)
+	}
+	if e, ok := parseEntry(b, 7, 9); !ok || e.mark || string(e.payload) != "abc" {
+		t.Errorf("%+v, %v", e, ok)
+	}
+	for what, ok := range map[string]bool{
+		"of another epoch":    func() bool { _, ok := parseEntry(b, 8, 9); return ok }(),
+		"of another sequence": func() bool { _, ok := parseEntry(b, 7, 10); return ok }(),
+	} {
+		if ok {
+			t.Errorf("an entry %s is one", what)
+		}
+	}
+	for i := range 19 {
+		b[i] ^= 1
+		if n, _ := entryLength(b); n > 0 && n <= minBlock {
+			if _, ok := parseEntry(b, 7, 9); ok {
+				t.Errorf("octet %d may be any", i)
+			}
+		}
+		b[i] ^= 1
+	}
+}
+
+// FuzzParse reads any octets, and what it finds is what would have been written.
+func FuzzParse(f *testing.F) {
+	b := make([]byte, minBlock)
+	(&header{block: 512, segments: 4, segment: 4096, serial: 6, epoch: 7, first: 8, oldest: 3, needed: 5}).put(b)
+	f.Add(slices.Clone(b), uint64(7), uint64(9))
+	putEntry(b, 7, 9, 3, []byte("abc"))
+	f.Add(slices.Clone(b), uint64(7), uint64(9))
+	p := mark{8, 1, 2}.bytes()
+	putEntry(b, 7, 9, markSize|markBit, p[:])
+	f.Add(slices.Clone(b), uint64(7), uint64(9))
+	f.Fuzz(func(t *testing.T, b []byte, epoch, seq uint64) {
+		if len(b) < minBlock {
+			return
+		}
+		again := make([]byte, len(b))
+		if h, err := parseHeader(b); err == nil {
+			if h.put(again); !bytes.Equal(again[:headerSize], b[:headerSize]) {
+				t.Errorf("%+v", h)
+			}
+		}
+		n, isMark := entryLength(b)
+		if n > int64(len(b)) {
+			return
+		}
+		e, ok := parseEntry(b, epoch, seq)
+		if !ok {
+			return
+		}
+		length := uint32(n - entrySize)
+		if isMark {
+			length |= markBit
+			p := parseMark(e.payload).bytes()
+			e.payload = p[:]
+		}
+		if putEntry(again[:n], epoch, seq, length, e.payload); !bytes.Equal(again[:n], b[:n]) {
+			t.Errorf("%+v", e)
+		}
+	})
+}
+
+// What is appended while a batch is written goes together. Many appenders each find their record, and the order
+// is that of LSNs.
+func TestGroupCommit(t *testing.T) {
+	disk := backendtest.NewDisk(1<<20, testBlock)
+	l := mustOpen(t, disk, Options{})
+	const appenders, each = 16, 20
+	var flushes atomic.Int64
+	var appended, all sync.WaitGroup
+	appended.Add(appenders)
+	disk.Fault = func(op *backend.Op) error {
+		if op.Kind == backend.Flush && flushes.Add(1) == 1 { // that of the header
+			appended.Wait()
+		}
+		return nil
+	}
+	want := make([]string, appenders*each)
+	for i := range appenders {
+		all.Go(func() {
+			p := fmt.Sprintf("appender %d, record 0", i)
+			lsn, w := l.Append([]byte(p))
+			want[lsn-1] = p
+			appended.Done()
+			if err := w.Wait(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	if n := flushes.Load(); n != 2 {
+		t.Errorf("%d flushes for a header and %d records", n, appenders)
+	}
+	for i := range appenders {
+		all.Go(func() {
+			for k := 1; k < each; k++ {
+				p := fmt.Sprintf("appender %d, record %d", i, k)
+				lsn, w := l.Append([]byte(p))
+				want[lsn-1] = p
+				if err := w.Wait(); err != nil {
+					t.Error(err)
+				}
+				if l.Durable() < lsn {
+					t.Errorf("record %d is not durable: %d", lsn, l.Durable())
+				}
+			}
+		})
+	}
+	all.Wait()
+	if got := records(t, l); !slices.Equal(got, want) {
+		t.Error("other records are replayed")
+	}
+	must(t, l.Close())
+	if _, w := l.Append(nil); w.Wait() != ErrClosed {
+		t.Errorf("Append after Close: %v", w.Wait())
+	}
+	if err := l.Replay(t.Context(), 0, nil); err != ErrClosed {
+		t.Errorf("Replay after Close: %v", err)
+	}
+	l = mustOpen(t, backendtest.DiskOf(disk.Crash(nil, 0), testBlock), Options{})
+	if got := records(t, l); !slices.Equal(got, want) {
+		t.Error("other records are replayed after a power cut")
+	}
+}
+
+// A full log says so, takes what fits again after Truncate, and can be truncated after a restart, too.
+func TestFull(t *testing.T) {
+	for _, restart := range []bool{false, true} {
+		disk := backendtest.NewDisk(testSize, testBlock)
+		l := mustOpen(t, disk, Options{Segment: testSegment})
+		for round := range 6 {
+			var last uint64
+			for {
+				lsn, w := l.Append([]byte(short))
+				if err := w.Wait(); err == ErrFull {
+					break
+				} else if err != nil {
+					t.Fatal(err)
+				}
+				last = lsn
+			}
+			for range 3 { // it stays so
+				if _, w := l.Append([]byte(short)); w.Wait() != ErrFull {
+					t.Fatal(w.Wait())
+				}
+			}
+			if n := last - l.First(); n < 3*5 {
+				t.Errorf("full with %d records", n)
+			}
+			if restart {
+				must(t, l.Close())
+				l = mustOpen(t, disk, Options{})
+				if _, w := l.Append([]byte(short)); w.Wait() != ErrFull {
+					t.Fatal(w.Wait())
+				}
+			}
+			want := l.First() + 8 + uint64(round) // in another segment
+			must(t, l.Truncate(want))
+			if l.First() != want {
+				t.Errorf("the first record is %d, want %d", l.First(), want)
+			}
+			if restart {
+				must(t, l.Close())
+				l = mustOpen(t, disk, Options{})
+				if l.First() != want {
+					t.Errorf("the first record is %d after a restart, want %d", l.First(), want)
+				}
+			}
+		}
+		if err := l.Truncate(1 << 40); err == nil {
+			t.Error("truncated beyond the end")
+		}
+		must(t, l.Truncate(l.Durable()+1))
+		if got := records(t, l); len(got) != 0 {
+			t.Errorf("%d records are left", len(got))
+		}
+	}
+}
+
+// Records have any length up to a bound.
+func TestLengths(t *testing.T) {
+	disk := backendtest.NewDisk(16<<20, 4096)
+	l := mustOpen(t, disk, Options{})
+	var want []string
+	for _, n := range []int{0, 1, 4080, 4081, 65536, maxEntry - entrySize} {
+		p := strings.Repeat(string(rune('a'+len(want))), n)
+		mustAppend(t, l, []byte(p))
+		want = append(want, p)
+	}
+	_, w := l.Append(make([]byte, maxEntry-entrySize+1))
+	if e, ok := errors.AsType[*TooLongError](w.Wait()); !ok || e.Max != maxEntry-entrySize {
+		t.Errorf("%v", w.Wait())
+	}
+	for range 2 {
+		if got := records(t, l); !slices.Equal(got, want) {
+			t.Error("other records are replayed")
+		}
+		must(t, l.Close())
+		l = mustOpen(t, disk, Options{})
+	}
+}
+
+// Replay begins where it is told to, and ends with the error of its function.
+func TestReplayFrom(t *testing.T) {
+	disk := backendtest.NewDisk(testSize, testBlock)
+	l := mustOpen(t, disk, Options{Segment: testSegment})
+	for i := range 15 {
+		mustAppend(t, l, []byte{byte(i + 1)})
+	}
+	enough := errors.New("enough")
+	for from := range uint64(17) {
+		next := max(from, 1)
+		err := l.Replay(t.Context(), from, func(lsn uint64, p []byte) error {
+			if lsn != next || len(p) != 1 || uint64(p[0]) != lsn {
+				t.Errorf("from %d: record %d is %v", from, lsn, p)
+			}
+			if next++; lsn == 12 {
+				return enough
+			}
+			return nil
+		})
+		if want := from <= 12; errors.Is(err, enough) != want || !want && (err != nil || next != 16 && from < 16) {
+			t.Errorf("from %d up to %d: %v", from, next, err)
+		}
+	}
+}
+
+// What holds no log, or another one, is refused, and not written to.
+func TestOpenRefused(t *testing.T) {
+	other := make([]byte, testSize)
+	copy(other, "something else")
+	disk := backendtest.NewDisk(testSize, testBlock)
+	l := mustOpen(t, disk, Options{Segment: testSegment})
+	for range 12 {
+		mustAppend(t, l, []byte(short))
+	}
+	must(t, l.Close())
+	log := disk.Crash(nil, 0)
+	damaged := func(at int) []byte { b := slices.Clone(log); b[at] ^= 1; return b }
+	for what, c := range map[string]struct {
+		image []byte
+		o     Options
+		text  string
+	}{
+		"foreign":          {other, Options{}, "holds no log"},
+		"other segments":   {log, Options{Segment: testSegment / 2}, "segments of 4096 bytes"},
+		"odd segments":     {other, Options{Segment: 1000, Create: true}, "multiples of 512"},
+		"small segments":   {other, Options{Segment: 512, Create: true}, "at least 2048"},
+		"one segment":      {other, Options{Segment: 16384, Create: true}, "there have to be two"},
+		"smaller":          {log[:3*testSegment], Options{Segment: testSegment}, "needs 4 segments"},
+		"a lost record":    {damaged(testBlock * 3), Options{Segment: testSegment}, "record 3 should stand at byte 1536"},
+		"a lost header":    {damaged(0), Options{Segment: testSegment}, "should stand at byte 0"},
+		"a lost separator": {damaged(testSegment), Options{Segment: testSegment}, ""}, // the last one is not missed
+	} {
+		d := backendtest.DiskOf(slices.Clone(c.image), testBlock)
+		l, _, err := open(t, d, c.o)
+		if c.text == "" {
+			must(t, err)
+			must(t, l.Close())
+		} else if err == nil || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%s: %v", what, err)
+		}
+		if !bytes.Equal(d.Crash(nil, 1), c.image) {
+			t.Errorf("%s: Open has written", what)
+		}
+	}
+}
+
+// A log that fails says so to all who wait, and stays so; opened again it has what was acknowledged.
+func TestFailingStore(t *testing.T) {
+	broken := errors.New("broken on purpose")
+	for what, c := range map[string]struct {
+		err    error
+		kind   backend.Kind
+		status rdma.Status
+	}{
+		"a write":  {&backend.MediumError{Kind: backend.Write, Err: broken}, backend.Write, rdma.StatusMedium},
+		"no space": {&backend.SpaceError{Err: broken}, backend.Write, rdma.StatusSpace},
+		"a flush":  {&backend.MediumError{Kind: backend.Flush, Err: broken}, backend.Flush, rdma.StatusMedium},
+		"lost":     {&durable.LostError{Err: broken}, backend.Flush, rdma.StatusLost},
+	} {
+		disk := backendtest.NewDisk(testSize, testBlock)
+		l := mustOpen(t, disk, Options{Segment: testSegment})
+		mustAppend(t, l, []byte("first"))
+		disk.Fault = func(op *backend.Op) error {
+			if op.Kind == c.kind {
+				return c.err
+			}
+			return nil
+		}
+		_, w := l.Append([]byte("second"))
+		e, ok := errors.AsType[*endpoint.Error](w.Wait())
+		if !ok || e.Status != c.status || !errors.Is(w.Wait(), broken) {
+			t.Errorf("%s: %v", what, w.Wait())
+		}
+		disk.Fault = nil
+		if _, w := l.Append([]byte("third")); !errors.Is(w.Wait(), broken) {
+			t.Errorf("%s, afterwards: %v", what, w.Wait())
+		}
+		if err := l.Truncate(2); err != nil && !errors.Is(err, broken) {
+			t.Errorf("%s: %v", what, err)
+		}
+		if err := l.Close(); !errors.Is(err, broken) {
+			t.Errorf("%s: Close: %v", what, err)
+		}
+		l = mustOpen(t, disk, Options{})
+		if got := records(t, l); len(got) == 0 || got[0] != "first" || len(got) > 2 || len(got) == 2 && got[1] != "second" {
+			t.Errorf("%s: %q", what, got)
+		}
+	}
+}
+
+// A connection that ends while a batch is written, and a store that was opened again and has lost what was not
+// flushed: the log writes the batch again.
+func TestRestartedStore(t *testing.T) {
+	disk := backendtest.NewDisk(testSize, testBlock)
+	h := endpointtest.New(t, disk)
+	e := h.Use(endpoint.Options{})
+	l, err := Open(t.Context(), e, Options{Segment: testSegment})
+	must(t, err)
+	var want []string
+	for life := range 4 {
+		want = append(want, fmt.Sprint("before ", life))
+		mustAppend(t, l, []byte(want[len(want)-1]))
+		var next *backendtest.Disk
+		var once sync.Once
+		kind := backend.Write
+		if life == 1 {
+			kind = backend.Flush
+		}
+		disk.Fault = func(op *backend.Op) error {
+			if op.Kind == kind {
+				once.Do(func() {
+					if life < 2 {
+						h.End()
+						return
+					}
+					next = backendtest.DiskOf(disk.Crash(nil, 0), testBlock)
+					h.Restart(next)
+				})
+			}
+			return nil
+		}
+		want = append(want, fmt.Sprint("under way ", life))
+		mustAppend(t, l, []byte(want[len(want)-1]))
+		want = append(want, fmt.Sprint("after ", life))
+		mustAppend(t, l, []byte(want[len(want)-1]))
+		if disk.Fault = nil; next != nil {
+			disk = next
+		}
+		if got := records(t, l); !slices.Equal(got, want) {
+			t.Fatalf("life %d: %q, want %q", life, got, want)
+		}
+		c := mustOpen(t, backendtest.DiskOf(disk.Crash(nil, 0), testBlock), Options{})
+		if got := records(t, c); !slices.Equal(got, want) {
+			t.Fatalf("life %d, after a power cut: %q, want %q", life, got, want)
+		}
+		must(t, l.Truncate(l.First()))
+	}
+	// A provider that connects again by itself: the write went to the store of before.
+	if again, err := l.sameStore(5<<48+1, 6<<48); !again || err == nil {
+		t.Errorf("%v, %v", again, err)
+	}
+	must(t, l.Close())
+}
+
+// Of a store that keeps nothing the log is gone with a restart, and says so.
+func TestForgetfulStore(t *testing.T) {
+	disk := backendtest.NewDisk(testSize, testBlock)
+	h := endpointtest.New(t, disk)
+	h.Info.Durability = rdma.DurabilityNone
+	e := h.Use(endpoint.Options{})
+	l, err := Open(t.Context(), e, Options{Segment: testSegment})
+	must(t, err)
+	mustAppend(t, l, []byte(short))
+	h.Restart(backendtest.NewDisk(testSize, testBlock))
+	if _, w := l.Append([]byte(short)); w.Wait() == nil {
+		t.Error("a record behind those that are gone is durable")
+	}
+	_ = l.Close()
+}
+
+// The partition goes: who waits is told.
+func TestGone(t *testing.T) {
+	h := endpointtest.New(t, backendtest.NewDisk(testSize, testBlock))
+	e := h.Use(endpoint.Options{})
+	l, err := Open(t.Context(), e, Options{Segment: testSegment})
+	must(t, err)
+	h.Refuse(rdma.ErrNoEndpoint)
+	h.End()
+	if _, w := l.Append([]byte(short)); !errors.Is(w.Wait(), rdma.ErrNoEndpoint) {
+		t.Errorf("%v", w.Wait())
+	}
+	if err := l.Close(); !errors.Is(err, rdma.ErrNoEndpoint) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestAllocations(t *testing.T) {
+	s, err := memory.New(64 << 20)
+	must(t, err)
+	l := mustOpen(t, s, Options{})
+	p := make([]byte, 512)
+	mustAppend(t, l, p)
+	if n := testing.AllocsPerRun(100, func() {
+		_, w := l.Append(p)
+		if err := w.Wait(); err != nil {
+			t.Error(err)
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations for a record", n)
+	}
+}
