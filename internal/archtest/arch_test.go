@@ -55,6 +55,8 @@ var rules = []rule{
 	{pkg: "partition", may: []string{"backend", "backend/slice", "mem"}, not: sockets},
 	{pkg: "partition/registry", may: []string{"partition", "volume", "transport/rdma", "backend", "backend/durable", "internal/latency", "mem"}, not: sockets},
 	{pkg: "scsi", may: []string{"volume", "volume/access", "backend", "internal/latency", "internal/loglimit", "mem"}, not: sockets},
+	{pkg: "partition/wire", not: sockets},
+	{pkg: "partition/service", may: []string{"partition", "partition/wire", "backend", "transport/rdma", "transport/rdma/local", "mem"}, not: sockets[2:]},
 	{pkg: "scsi/**", may: []string{"scsi", "scsi/**", "volume", "volume/access", "backend", "backend/**", "mem"}},
 	{pkg: "iscsi/chap", not: sockets},
 	{pkg: "iscsi/login", may: []string{"iscsi/pdu", "iscsi/text", "iscsi/chap"}, not: sockets},
@@ -67,6 +69,7 @@ var rules = []rule{
 	{pkg: "transport/rdma/iwarp", may: []string{"transport/rdma", "transport/rdma/soft", "stag", "ddp", "internal/iov", "internal/ring", "internal/stream", "mem"}},
 	// An endpoint is a view of a volume, of which it knows an interface of its own.
 	{pkg: "transport/rdma/local", may: []string{"transport/rdma", "transport/rdma/soft", "stag", "backend", "backend/durable", "internal/ring", "mem"}, not: sockets[3:]},
+	{pkg: "transport/rdma/remote", may: []string{"transport/rdma", "transport/rdma/soft", "partition/wire", "backend", "mem"}, not: sockets[2:]},
 	{pkg: "transport/rdma/rdmatest", may: []string{"transport/rdma", "backend", "backend/**", "internal/ring", "mem"}},
 	{pkg: "transport/rdma/verbs/internal/finder"},
 	{pkg: "transport/rdma/verbs/fake", may: []string{"transport/rdma/verbs/internal/finder"}}, // stands for libibverbs and librdmacm in tests

@@ -1,0 +1,154 @@
+package service
+
+import (
+	"errors"
+	"sync"
+	"sync/atomic"
+
+	"oneshot/partition/wire"
+	"oneshot/transport/rdma"
+)
+
+// handle is a partition in use by a connection. It is guarded by the connection's lock, except what does not change.
+type handle struct {
+	c        *conn
+	number   uint32
+	session  uint64
+	qp       rdma.QueuePair // to the endpoint
+	endpoint Endpoint
+	info     rdma.Endpoint
+	order    rdma.Order
+	gone     atomic.Bool
+
+	first, last *command // that are not posted yet, in the order in which they came
+	posts       []rdma.Work
+	commands    int      // without a response
+	over        bool     // a request has ended the use of the handle
+	detach      *command // waits for the others
+
+	once sync.Once
+	end  chan struct{} // closed when the endpoint is; made by closed
+	mu   sync.Mutex    // guards end; a leaf
+}
+
+// closed returns what is closed when nothing of the handle is under way any more.
+func (h *handle) closed() chan struct{} {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.end == nil {
+		h.end = make(chan struct{})
+	}
+	return h.end
+}
+
+// enlist puts x behind those that are not posted.
+func (h *handle) enlist(x *command) {
+	x.prev, x.next = h.last, nil
+	if h.last == nil {
+		h.first = x
+	} else {
+		h.last.next = x
+	}
+	h.last = x
+}
+
+func (h *handle) delist(x *command) {
+	if x.prev == nil {
+		h.first = x.next
+	} else {
+		x.prev.next = x.next
+	}
+	if x.next == nil {
+		h.last = x.prev
+	} else {
+		x.next.prev = x.prev
+	}
+	x.prev, x.next = nil, nil
+}
+
+// advance moves commands to posts whose data is here. The endpoint knows which may start, but it has to be told
+// of them in an order from which it can see that: nothing passes a fence, and a fence nothing. On a strict
+// handle nothing passes anything, except what is relaxed. So behind a fence whose data is still on its way all
+// wait, longer than O5 asks.
+func (h *handle) advance() {
+	for x := h.first; x != nil; {
+		next := x.next
+		fence := x.r.Flags&(wire.Fence|wire.Barrier) != 0
+		free := h.order&rdma.FreeStart != 0 || x.r.Flags&wire.Relaxed != 0
+		if x.ready && (x.prev == nil || free && !fence) {
+			h.delist(x)
+			h.posts = append(h.posts, x.work())
+		} else if fence {
+			return
+		}
+		x = next
+	}
+}
+
+// flush posts to the endpoint, and reports whether there was something.
+func (h *handle) flush() bool {
+	h.advance()
+	if len(h.posts) == 0 {
+		return false
+	}
+	ws := h.posts
+	for len(ws) > 0 {
+		n, err := h.qp.Post(ws)
+		ws = ws[n:]
+		if err == nil {
+			continue
+		}
+		x := h.c.commands[ws[0].ID]
+		if _, wrong := errors.AsType[*rdma.WorkError](err); wrong {
+			h.over = true
+			x.answer(wire.Malformed, 0)
+		} else {
+			x.answer(h.ending(), 0)
+		}
+		ws = ws[1:]
+	}
+	clear(h.posts)
+	h.posts = h.posts[:0]
+	return true
+}
+
+// ending is the status of requests that come after the use of the handle has ended.
+func (h *handle) ending() wire.Status {
+	if h.gone.Load() {
+		return wire.Gone
+	}
+	return wire.Ended
+}
+
+// close ends the endpoint and waits until the store has let go of it. No lock is held.
+func (h *handle) close() {
+	h.once.Do(func() {
+		_ = h.qp.Close()
+		h.c.s.mu.Lock()
+		delete(h.c.s.sessions, h.session)
+		h.c.s.mu.Unlock()
+		close(h.closed())
+	})
+}
+
+// statuses of an endpoint's completion, on the wire.
+func (h *handle) status(s rdma.Status) wire.Status {
+	switch s {
+	case rdma.StatusOK:
+		return wire.OK
+	case rdma.StatusMedium:
+		return wire.Medium
+	case rdma.StatusSpace:
+		return wire.NoSpace
+	case rdma.StatusLost:
+		return wire.Lost
+	case rdma.StatusFenced:
+		return wire.Fenced
+	case rdma.StatusRemoteAccess:
+		if h.gone.Load() {
+			return wire.Gone
+		}
+		return wire.Denied
+	}
+	return h.ending()
+}

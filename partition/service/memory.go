@@ -1,0 +1,82 @@
+package service
+
+import (
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"oneshot/mem"
+	"oneshot/transport/rdma"
+)
+
+// memory is the I/O memory as one device knows it. No peer has access to it: what is read and written on a
+// peer's behalf is said by our own work requests.
+type memory struct {
+	dom     rdma.Domain
+	mu      sync.Mutex                    // held while regions changes
+	regions atomic.Pointer[[]rdma.Region] // by mem.Arena.Index; nil: not registered
+}
+
+// register makes an arena known.
+func (m *memory) register(a *mem.Arena) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	list := slices.Clone(m.all())
+	for len(list) <= a.Index() {
+		list = append(list, nil)
+	}
+	if list[a.Index()] != nil {
+		return nil
+	}
+	r, err := m.dom.Register(a.Bytes(), rdma.AccessLocalWrite)
+	if err != nil {
+		return err
+	}
+	list[a.Index()] = r
+	m.regions.Store(&list)
+	return nil
+}
+
+// deregister takes an arena away of which nothing is leased.
+func (m *memory) deregister(a *mem.Arena) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	list := slices.Clone(m.all())
+	if a.Index() >= len(list) || list[a.Index()] == nil {
+		return nil
+	}
+	r := list[a.Index()]
+	list[a.Index()] = nil
+	m.regions.Store(&list)
+	return r.Deregister()
+}
+
+func (m *memory) all() []rdma.Region {
+	if p := m.regions.Load(); p != nil {
+		return *p
+	}
+	return nil
+}
+
+// sge names [off, off+n) of a lease. Where the device has refused the arena, the region is nil, which Post
+// refuses.
+func (m *memory) sge(l *mem.Lease, off, n int) rdma.SGE {
+	a, _ := l.Arena()
+	e := rdma.SGE{Bytes: l.Bytes()[off : off+n : off+n]}
+	if list := m.all(); a.Index() < len(list) {
+		e.Region = list[a.Index()]
+	}
+	return e
+}
+
+func (m *memory) close() error {
+	var errs []error
+	for _, r := range m.all() {
+		if r != nil {
+			errs = append(errs, r.Deregister())
+		}
+	}
+	m.regions.Store(nil)
+	return errors.Join(append(errs, m.dom.Close())...)
+}

@@ -1,0 +1,343 @@
+// Package service serves partitions to other machines: the far end of package transport/rdma/remote. It speaks
+// the messages of partition/wire on queue pairs of any device.
+//
+//	 client's queue pair              conn                        handle ── a queue pair of transport/rdma/local
+//	  request ─────────► greeting, then command ─► memory ─► pull ─► order ─► Post ─► partition
+//	  response ◄─────── answer, pushed data ◄────────────────────────────── completion
+//
+//	service.go  Service: connections and their bounds
+//	memory.go   I/O memory as devices know it
+//	conn.go     the life of a connection, its receives and sends
+//	greet.go    HELLO to ATTACHED: who it is, and what he may use
+//	handle.go   a partition in use: which command may be posted next
+//	command.go  one request, from its message to its response
+//
+// What an operation at a partition is, in which order operations start, and which number and watermark they have,
+// the provider local knows: each handle has an endpoint of it. This package brings the data to it and the
+// answers back.
+package service
+
+import (
+	"container/list"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"oneshot/mem"
+	"oneshot/partition"
+	"oneshot/partition/wire"
+	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/local"
+)
+
+// Request says who wants to use which partition.
+type Request struct {
+	Name     string             // STORE/PARTITION or uuid:UUID
+	Identity partition.Identity // proved
+	Want     rdma.Rights        // 0: all that there are for him
+	Order    rdma.Order         // how he will use it
+	Via      string             // device and address, for people
+	// Gone is called when the partition changes or goes, or the rights do: once, from any goroutine. It does not
+	// block.
+	Gone func(error)
+}
+
+// Endpoint is a partition in use.
+type Endpoint interface {
+	local.Medium
+	// Describe returns name, UUID, rights granted, durability and aging time.
+	Describe() rdma.Endpoint
+	// Lends says that the bytes are in memory, and that a transfer is a copy.
+	Lends() bool
+	// Close is called once, when nothing is outstanding. It may block.
+	Close()
+}
+
+// Opener opens partitions. An error that wraps rdma.ErrNoEndpoint says no more than that there is none for him.
+type Opener interface {
+	Open(ctx context.Context, q Request) (Endpoint, error)
+	// List returns what an identity may reach, sorted by name.
+	List(id partition.Identity) []rdma.Endpoint
+}
+
+// Config says what a Service needs. Zero values of numbers stand for the defaults.
+type Config struct {
+	Device rdma.Device // of the queue pairs
+	Pool   *mem.Pool
+	Opener Opener
+	// Secret returns the secret of a client; false: there is no such client.
+	Secret func(name string) ([]byte, bool)
+	Logger *slog.Logger // nil: silence
+
+	Credits     int   // requests of a connection without a response; 64, at most 64
+	Memory      int64 // bytes of Pool for the data of a connection's requests; 8 MiB
+	Connections int   // 256; half of them may be without a handle
+
+	StartTimeout time.Duration // for a connection to get its first handle; 10 s
+	Penalty      time.Duration // what a wrong proof costs; 1 s
+	// Patience is how long a client may leave RDMA Reads and responses unanswered before its connection is
+	// ended, at least; 30 s.
+	Patience time.Duration
+}
+
+const (
+	maxCredits = 64
+	// maxLength bounds the data of one request.
+	maxLength = 1 << 20
+	// chunk bounds one RDMA operation, so that the connection's other work gets its turn.
+	chunk = 256 << 10
+	// maxHandles bounds the partitions of a connection.
+	maxHandles = 16
+	// maxUnsent bounds the responses that wait to be sent. While there are as many, nothing more is read.
+	maxUnsent = 512
+)
+
+// Service serves partitions on one device. Its methods may be called from any goroutine.
+type Service struct {
+	cfg    Config
+	log    *slog.Logger
+	far    memory        // as the device knows it
+	near   memory        // as the endpoints do
+	ends   *local.Device // has the endpoints
+	forget func()        // ends the registration of arenas
+	stop   chan struct{} // ends watch
+	work   sync.WaitGroup
+
+	mu       sync.Mutex // taken after conn.mu
+	conns    map[*conn]struct{}
+	starting list.List          // *conn without a handle, the oldest first
+	sessions map[uint64]*handle // those that may be gone on with
+	closing  bool
+	none     *sync.Cond // conns is empty
+}
+
+// New makes a service. Close has to be called in the end.
+func New(cfg Config) (*Service, error) {
+	or := func(v *time.Duration, d time.Duration) {
+		if *v <= 0 {
+			*v = d
+		}
+	}
+	or(&cfg.StartTimeout, 10*time.Second)
+	or(&cfg.Penalty, time.Second)
+	or(&cfg.Patience, 30*time.Second)
+	if cfg.Credits <= 0 || cfg.Credits > maxCredits {
+		cfg.Credits = maxCredits
+	}
+	if cfg.Memory <= 0 {
+		cfg.Memory = 8 << 20
+	}
+	if cfg.Connections <= 0 {
+		cfg.Connections = 256
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	switch l := cfg.Device.Limits(); {
+	case l.ReadSinkWrite || l.UnguardedInvalidate:
+		return nil, fmt.Errorf("partitions cannot be served over the device %s: its peers could reach the I/O memory of others", l.Name)
+	case l.MaxInline < wire.ResponseLen:
+		return nil, fmt.Errorf("partitions cannot be served over the device %s: it has no inline Sends of %d bytes", l.Name, wire.ResponseLen)
+	}
+	s := &Service{
+		cfg: cfg, log: cfg.Logger, stop: make(chan struct{}),
+		conns: make(map[*conn]struct{}), sessions: make(map[uint64]*handle),
+	}
+	s.none = sync.NewCond(&s.mu)
+	s.ends = local.Open(local.Config{Name: "partitions", Logger: cfg.Logger, Open: openEndpoint})
+	var err error
+	if s.far.dom, err = cfg.Device.NewDomain(); err == nil {
+		s.near.dom, err = s.ends.NewDomain()
+	}
+	if err != nil {
+		return nil, err
+	}
+	s.forget = cfg.Pool.Arenas(func(a *mem.Arena) {
+		if err := errors.Join(s.far.register(a), s.near.register(a)); err != nil {
+			s.log.Error("I/O memory cannot be used for partitions", slog.Any("reason", err))
+		}
+	}, func(a *mem.Arena) {
+		if err := errors.Join(s.far.deregister(a), s.near.deregister(a)); err != nil {
+			s.log.Error("idle I/O memory stays with the device of partitions", slog.Any("reason", err))
+		}
+	})
+	s.work.Go(s.watch)
+	return s, nil
+}
+
+// limit is how long a READ or WRITE may be.
+func (s *Service) limit() int {
+	n := int64(maxLength)
+	for n > s.cfg.Memory && n > mem.PageSize {
+		n /= 2
+	}
+	return int(n)
+}
+
+// Serve accepts connections from l until it is closed.
+func (s *Service) Serve(l rdma.Listener) error {
+	for {
+		req, err := l.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := s.Accept(req); err != nil {
+			s.log.Warn("connection for partitions refused", slog.String("client", req.RemoteAddr().String()), slog.Any("reason", err))
+		}
+	}
+}
+
+// Wants reports whether a connection request is one for partitions.
+func Wants(req rdma.Request) bool {
+	d := req.PeerData()
+	return len(d) >= len(wire.Private) && string(d[:len(wire.Private)]) == wire.Private
+}
+
+var (
+	errNotOurs = errors.New("it is not one for partitions: its private data does not begin with OSP1")
+	errFull    = errors.New("there are too many connections")
+	errClosing = errors.New("the service is closing")
+)
+
+// Accept serves a connection that somebody wants, or rejects it and says why.
+func (s *Service) Accept(req rdma.Request) error {
+	if !Wants(req) {
+		return errors.Join(errNotOurs, req.Reject(nil))
+	}
+	c := &conn{s: s, peer: req.RemoteAddr().String(), done: make(chan struct{}), handles: make(map[uint32]*handle)}
+	if err := s.admit(c); err != nil {
+		return errors.Join(err, req.Reject(nil))
+	}
+	if err := c.open(); err != nil {
+		c.release()
+		return errors.Join(err, req.Reject(nil))
+	}
+	err := req.Accept(c.qp, rdma.ConnParams{
+		PrivateData: []byte(wire.Private),
+		OneShot: &rdma.OneShotOffer{
+			Flags: true, Opcodes: true, Validated: true, Advertise: true, Close: true, Window: uint32(2 * s.cfg.Credits),
+		},
+	})
+	if err != nil {
+		c.teardown()
+		return err
+	}
+	c.mu.Lock()
+	if c.dead { // it gave way in the meantime
+		c.qp.Abort(c.err)
+	}
+	c.mu.Unlock()
+	return nil
+}
+
+// admit enters a connection. When half of all have no handle, the oldest of those gives way.
+func (s *Service) admit(c *conn) error {
+	s.mu.Lock()
+	var oldest *conn
+	switch {
+	case s.closing:
+		s.mu.Unlock()
+		return errClosing
+	case s.starting.Len() >= max(s.cfg.Connections/2, 1):
+		oldest = s.starting.Remove(s.starting.Front()).(*conn)
+		oldest.place = nil
+	case len(s.conns) >= s.cfg.Connections:
+		s.mu.Unlock()
+		return errFull
+	}
+	s.conns[c] = struct{}{}
+	c.place = s.starting.PushBack(c)
+	s.mu.Unlock()
+	if oldest != nil {
+		oldest.end(errors.New("too many connections have no partition, and it is the oldest of them"))
+	}
+	return nil
+}
+
+// started notes that c has a handle.
+func (s *Service) started(c *conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.place != nil {
+		s.starting.Remove(c.place)
+		c.place = nil
+	}
+}
+
+// ended is the end of admit.
+func (s *Service) ended(c *conn) {
+	s.started(c)
+	s.mu.Lock()
+	delete(s.conns, c)
+	s.none.Broadcast()
+	s.mu.Unlock()
+}
+
+// watch ends connections whose clients take nothing.
+func (s *Service) watch() {
+	t := time.NewTicker(s.cfg.Patience)
+	defer t.Stop()
+	for {
+		select {
+		case <-s.stop:
+			return
+		case <-t.C:
+			s.look()
+		}
+	}
+}
+
+// look ends the connections that have work at the client of which nothing has come since the last look.
+func (s *Service) look() {
+	for _, c := range s.list() {
+		c.mu.Lock()
+		if c.posted > 0 && c.seen == c.progress {
+			c.broken(errors.New("it takes no responses, or does not answer RDMA Reads"))
+		}
+		c.seen = c.progress
+		c.unlock()
+	}
+}
+
+func (s *Service) list() (cs []*conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range s.conns {
+		cs = append(cs, c)
+	}
+	return cs
+}
+
+// Connections returns how many there are.
+func (s *Service) Connections() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.conns)
+}
+
+// Close ends all connections, waits for the operations that stores are at, and gives the device back what the
+// service has of it. Listeners are the owner's, and have to be closed before.
+func (s *Service) Close() error {
+	s.mu.Lock()
+	s.closing = true
+	s.mu.Unlock()
+	close(s.stop)
+	s.work.Wait()
+	for _, c := range s.list() {
+		c.end(errClosing)
+	}
+	s.mu.Lock()
+	for len(s.conns) > 0 {
+		s.none.Wait()
+	}
+	s.mu.Unlock()
+	s.forget()
+	return errors.Join(s.far.close(), s.near.close(), s.ends.Close())
+}

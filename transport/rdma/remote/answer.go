@@ -1,0 +1,129 @@
+package remote
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"oneshot/backend"
+	"oneshot/partition/wire"
+	"oneshot/transport/rdma"
+)
+
+var (
+	errTag    = errors.New("remote: the service answers what was not asked")
+	errClosed = errors.New("remote: the service closes other memory than that of the request that it answers, or does not close it")
+	errDone   = errors.New("remote: the service says that it has done something else than was asked")
+)
+
+// response handles a message of the service. An error ends the connection.
+func (q *queuePair) response(b []byte, c *rdma.Completion) error {
+	r, _, err := wire.ParseResponse(b)
+	if err != nil {
+		return fmt.Errorf("remote: %w", err)
+	}
+	if uint64(r.Tag) >= uint64(len(q.pieces)) || q.pieces[r.Tag].w == nil || q.pieces[r.Tag].r.Op != r.Op {
+		return errTag
+	}
+	p := q.pieces[r.Tag]
+	if closed := c.Flags&rdma.Closed != 0; closed != (p.stag != 0) || closed && c.STag != p.stag || c.Flags&^rdma.Closed != 0 {
+		return errClosed
+	}
+	w := p.w
+	if r.Status == wire.OK && (r.Op == wire.Read || r.Op == wire.Write || r.Op == wire.Discard) && r.Done != p.r.Length {
+		return errDone
+	}
+	q.credits = int(max(min(r.Credits, uint32(len(q.pieces))), 1))
+	if rdma.Generation(r.Durable) == q.generation {
+		q.durable = max(q.durable, r.Durable)
+	}
+	if r.Status != wire.OK {
+		q.failed(p, &r)
+	} else if !p.gate {
+		q.succeeded(w, &r)
+	}
+	q.answered(p)
+	return nil
+}
+
+// succeeded notes what a good response says.
+func (q *queuePair) succeeded(w *work, r *wire.Response) {
+	switch r.Op {
+	case wire.Read:
+		q.n.Reads.Add(1)
+		q.n.BytesIn.Add(uint64(r.Done))
+	case wire.Write:
+		q.n.BytesOut.Add(uint64(r.Done))
+		fallthrough
+	case wire.Discard:
+		w.seq = max(w.seq, r.Value)
+		if !w.durable {
+			q.highest = max(q.highest, r.Value)
+		}
+	case wire.Swap, wire.Add:
+		binary.NativeEndian.PutUint64(w.sgl[0].Bytes, r.Value)
+		if !w.durable {
+			q.atomics++
+		}
+	case wire.Flush:
+		q.settled = max(q.settled, w.flushs)
+	}
+}
+
+// statuses of the service, as those of completions. What is not here is a StatusTransport.
+var statuses = [...]rdma.Status{
+	wire.Malformed: rdma.StatusRemoteOperation,
+	wire.NoHandle:  rdma.StatusRemoteAccess, wire.Denied: rdma.StatusRemoteAccess, wire.Outside: rdma.StatusRemoteAccess,
+	wire.NotUnits: rdma.StatusRemoteAccess, wire.Gone: rdma.StatusRemoteAccess,
+	wire.Medium: rdma.StatusMedium, wire.NoSpace: rdma.StatusSpace, wire.Lost: rdma.StatusLost, wire.Fenced: rdma.StatusFenced,
+	wire.Ended: rdma.StatusFlushed, wire.Busy: rdma.StatusTransport,
+}
+
+// failed gives a work the status of a response. Of several that fail the first by offset counts.
+func (q *queuePair) failed(p *piece, r *wire.Response) {
+	w, s := p.w, statuses[r.Status]
+	var err error = &Error{r.Status}
+	if s == rdma.StatusMedium {
+		err = &backend.MediumError{Kind: kinds[w.opcode], Off: int64(r.Value), Err: err}
+	}
+	switch s {
+	case rdma.StatusRemoteAccess, rdma.StatusRemoteOperation, rdma.StatusTransport:
+		q.stop(err)
+	case rdma.StatusFlushed:
+		err = q.err
+	}
+	if w.status == rdma.StatusOK || p.off < w.failed {
+		w.status, w.err, w.failed = s, err, p.off
+	}
+}
+
+var kinds = [...]backend.Kind{
+	rdma.OpRead: backend.Read, rdma.OpWrite: backend.Write, rdma.OpFlush: backend.Flush,
+	rdma.OpCompareSwap: backend.Write, rdma.OpFetchAdd: backend.Write, rdma.OpDiscard: backend.Discard,
+}
+
+// answered frees p, and ends its work if that was the last of it.
+func (q *queuePair) answered(p *piece) {
+	w := p.w
+	clear(p.memory)
+	clear(p.sgl[1:])
+	p.w, p.memory, p.sgl = nil, p.memory[:0], p.sgl[:1]
+	q.tags = append(q.tags, p.tag)
+	q.out--
+	w.left--
+	if p.gate && w.gate == gateSent {
+		if w.gate = gatePassed; w.status != rdma.StatusOK {
+			w.gate, w.sent = gateDoomed, w.n
+		}
+		if w.status == rdma.StatusOK {
+			return
+		}
+		if q.unsent == w {
+			q.unsent = w.next
+		}
+		w.state = running
+	}
+	if w.left == 0 && w.state == running {
+		q.finished(w)
+	}
+}

@@ -1,0 +1,170 @@
+package remote_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"oneshot/backend"
+	"oneshot/mem"
+	"oneshot/partition"
+	"oneshot/partition/service"
+	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/iwarp"
+	"oneshot/transport/rdma/local"
+	"oneshot/transport/rdma/rdmatest"
+	"oneshot/transport/rdma/remote"
+	"oneshot/volume"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// far is another machine: a service with one partition, called disk/log, on a volume.
+type far struct {
+	t    testing.TB
+	v    *volume.Volume
+	pool *mem.Pool
+
+	mu   sync.Mutex
+	told []func(error)
+
+	dev  rdma.Device
+	svc  *service.Service
+	l    rdma.Listener
+	work sync.WaitGroup
+}
+
+// Open implements service.Opener.
+func (f *far) Open(_ context.Context, q service.Request) (service.Endpoint, error) {
+	if q.Name != "disk/log" {
+		return nil, rdma.ErrNoEndpoint
+	}
+	if q.Want == 0 {
+		q.Want = rdma.AllRights
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.told = append(f.told, q.Gone)
+	return &handle{f.v.Open(func() {}), f, q.Want}, nil
+}
+
+// List implements service.Opener.
+func (f *far) List(partition.Identity) []rdma.Endpoint {
+	return []rdma.Endpoint{{Name: "disk/log", Size: f.v.Open(func() {}).Info().Size, Unit: 512}}
+}
+
+type handle struct {
+	*volume.Handle
+	f    *far
+	want rdma.Rights
+}
+
+func (h *handle) Describe() rdma.Endpoint {
+	return rdma.Endpoint{Name: "disk/log", Rights: h.want, Durability: rdma.DurabilityMedium}
+}
+func (h *handle) Lends() bool { return false }
+
+func (f *far) revoke(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, told := range f.told {
+		told(err)
+	}
+	f.told = nil
+}
+
+// newFar serves s on dev.
+func newFar(t testing.TB, s backend.Store, dev rdma.Device, listen string, c service.Config) *far {
+	t.Helper()
+	f := &far{t: t, pool: mem.NewPool(64 << 20), dev: dev}
+	var err error
+	f.v, err = volume.New(volume.Config{Store: s})
+	check(t, err)
+	t.Cleanup(func() {
+		check(t, f.v.Close())
+		f.pool.Close()
+	})
+	f.start(c, listen)
+	t.Cleanup(func() { f.stop() })
+	return f
+}
+
+// start has the service run.
+func (f *far) start(c service.Config, listen string) {
+	f.t.Helper()
+	c.Device, c.Pool, c.Opener = f.dev, f.pool, f
+	var err error
+	f.svc, err = service.New(c)
+	check(f.t, err)
+	f.l, err = f.dev.Listen(listen)
+	check(f.t, err)
+	f.work.Go(func() { _ = f.svc.Serve(f.l) })
+}
+
+// stop ends it, and its connections.
+func (f *far) stop() {
+	f.t.Helper()
+	check(f.t, f.l.Close())
+	f.work.Wait()
+	check(f.t, f.svc.Close())
+	if st := f.pool.Stats(); st.Leases != 0 {
+		f.t.Errorf("%d leases are left of the service", st.Leases)
+	}
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func newIWARP(t testing.TB) rdma.Device {
+	t.Helper()
+	d, err := iwarp.Open(iwarp.Config{})
+	check(t, err)
+	t.Cleanup(func() { check(t, d.Close()) })
+	return d
+}
+
+func newLocal(t testing.TB) rdma.Device {
+	d := local.Open(local.Config{})
+	t.Cleanup(func() { check(t, d.Close()) })
+	return d
+}
+
+func open(t testing.TB, c remote.Config) *remote.Device {
+	pool := mem.NewPool(8 << 20)
+	c.Pool = pool
+	d := remote.Open(c)
+	t.Cleanup(func() {
+		check(t, d.Close())
+		if st := pool.Stats(); st.Leases != 0 {
+			t.Errorf("%d leases are left of the device", st.Leases)
+		}
+		pool.Close()
+	})
+	return d
+}
+
+// The suite, over the wire and one-shot, and over pairs inside of the process with memory that is registered.
+func TestEndpoints(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		dev    func(testing.TB) rdma.Device
+		listen string
+	}{{"iwarp", newIWARP, "127.0.0.1:0"}, {"pairs", newLocal, "pair:0"}} {
+		t.Run(c.name, func(t *testing.T) {
+			rdmatest.RunEndpoint(t, func(t *testing.T, s *rdmatest.Volatile) rdmatest.Endpoint {
+				f := newFar(t, s, c.dev(t), c.listen, service.Config{})
+				d := open(t, remote.Config{Device: c.dev(t)})
+				return rdmatest.Endpoint{Device: d, Address: f.l.Addr().String() + "/disk/log", Store: s, Revoke: f.revoke, Wire: true, Quick: true}
+			})
+		})
+	}
+}
+
+var errBroken = errors.New("broken on purpose")

@@ -1,0 +1,249 @@
+package remote
+
+import (
+	"oneshot/transport/rdma"
+)
+
+// workState is where a work is.
+type workState uint8
+
+const (
+	waiting  workState = iota // something of it is to be sent
+	running                   // all of it is sent
+	complete                  // waits for earlier ones to be retired
+)
+
+// work is a work request. Its lists keep their memory for the next use.
+type work struct {
+	prev, next *work // in the list; next also among the free
+	state      workState
+	id         uint64
+	opcode     rdma.Opcode
+	flags      rdma.Flags
+	fence      bool
+	chain      uint32 // the works since a fence, with it
+	stag       rdma.STag
+	off, n     int64
+	compare    uint64
+	operand    uint64
+	sgl        []rdma.SGE // of the device below
+	durable    bool
+
+	gate   gate
+	sent   int64 // octets that are sent
+	began  bool  // a request was made
+	left   int   // requests without a response
+	flushs uint64
+
+	status rdma.Status
+	err    error
+	failed int64 // where the first failure is
+	seq    uint64
+}
+
+// gate is a request of no octets that stands for the fence of a work: one that is sent as several requests,
+// for only the first of them is to wait; or one of which is known already that it is not to be executed.
+type gate uint8
+
+const (
+	noGate gate = iota
+	gateDue
+	gateSent   // what is posted behind the work waits, if the work is not doomed
+	gatePassed // the requests may be sent
+	gateDoomed // none will be
+)
+
+// Post implements rdma.QueuePair.
+func (q *queuePair) Post(ws []rdma.Work) (n int, err error) {
+	q.mu.Lock()
+	for ; n < len(ws); n++ {
+		if err = q.postOne(ws, n); err != nil {
+			break
+		}
+	}
+	if n > 0 {
+		q.n.Doorbells.Add(1)
+	}
+	q.unlock()
+	q.n.Posts.Add(1)
+	q.n.Works.Add(uint64(n))
+	return n, err
+}
+
+func (q *queuePair) postOne(ws []rdma.Work, i int) error {
+	switch {
+	case q.state != connected || q.over || q.leaving:
+		return rdma.ErrDisconnected
+	case q.posted >= q.maxWork:
+		return rdma.ErrFull
+	}
+	w := q.free
+	if w == nil {
+		w = new(work)
+	} else {
+		q.free = w.next
+	}
+	if what := q.prepare(w, &ws[i]); what != "" {
+		q.recycle(w)
+		return &rdma.WorkError{Index: i, Op: ws[i].Op, What: what}
+	}
+	if w.prev, w.next = q.last, nil; q.last == nil {
+		q.first = w
+	} else {
+		q.last.next = w
+	}
+	q.last = w
+	q.posted++
+	if q.unsent == nil {
+		q.unsent = w
+	}
+	if w.flags&(rdma.Fence|rdma.Barrier) != 0 {
+		q.chain++
+		*q.isBroken(q.chain) = false
+	}
+	w.chain = q.chain
+	return nil
+}
+
+// isBroken is whether a work of a chain has failed. There are never more chains than works, and one.
+func (q *queuePair) isBroken(chain uint32) *bool { return &q.broken[chain&uint32(len(q.broken)-1)] }
+
+// prepare fills in w, and says what is wrong with p.
+func (q *queuePair) prepare(w *work, p *rdma.Work) (what string) {
+	sgl := w.sgl[:0]
+	*w = work{id: p.ID, opcode: p.Op, flags: p.Flags, stag: p.RemoteSTag, compare: p.Compare, operand: p.Operand, sgl: sgl}
+	w.fence = p.Flags&(rdma.Fence|rdma.Barrier) != 0
+	w.durable = p.Flags&(rdma.Durable|rdma.Barrier) != 0
+	const never = rdma.Invalidate | rdma.Advertise | rdma.Close | rdma.Solicited | rdma.Inline
+	if p.Flags&never != 0 {
+		return "flag that no work of an endpoint may have"
+	}
+	need, writes := rdma.Access(0), false
+	switch p.Op {
+	case rdma.OpRead:
+		need = rdma.AccessLocalWrite
+	case rdma.OpWrite, rdma.OpDiscard:
+		writes = true
+	case rdma.OpCompareSwap, rdma.OpFetchAdd:
+		need, writes = rdma.AccessLocalWrite, true
+	case rdma.OpFlush:
+	default:
+		return "operation that cannot be posted to an endpoint"
+	}
+	if p.Flags&rdma.Durable != 0 && !writes {
+		return "Durable on what writes nothing"
+	}
+	switch p.Op {
+	case rdma.OpFlush:
+		return ""
+	case rdma.OpDiscard:
+		return q.prepareRange(w, p, p.Length)
+	}
+	if len(p.SGL) > q.maxSGE {
+		return "scatter/gather list is too long"
+	}
+	n := int64(0)
+	for i := range p.SGL {
+		if len(p.SGL[i].Bytes) == 0 {
+			continue
+		}
+		e, what := q.domain.sge(&p.SGL[i], need)
+		n += int64(len(e.Bytes))
+		switch {
+		case what != "":
+			return what
+		case n > 1<<30:
+			return "message is too long"
+		case q.dev.static && len(e.Bytes)%int(q.unit) != 0 && p.Op != rdma.OpCompareSwap && p.Op != rdma.OpFetchAdd:
+			return "element that is not of whole units (Endpoint.Unit), on a device without one-shot"
+		}
+		w.sgl = append(w.sgl, e)
+	}
+	if p.Op == rdma.OpCompareSwap || p.Op == rdma.OpFetchAdd {
+		return q.prepareAtomic(w, p, n)
+	}
+	return q.prepareRange(w, p, n)
+}
+
+// prepareRange checks a range in units. What is wrong with an STag, the service says.
+func (q *queuePair) prepareRange(w *work, p *rdma.Work, n int64) (what string) {
+	if n < 0 {
+		return "negative length"
+	}
+	if w.n = n; n == 0 {
+		return ""
+	}
+	off := p.RemoteOffset - q.info.Base
+	switch {
+	case off%uint64(q.unit) != 0 || n%q.unit != 0:
+		return "range that is not of whole units (Endpoint.Unit)"
+	case off > uint64(q.info.Size) || uint64(n) > uint64(q.info.Size)-off:
+		return "range outside of the endpoint (Endpoint.Size)"
+	}
+	w.off = int64(off)
+	return ""
+}
+
+// prepareAtomic checks the 8 octets of an atomic operation, and n, where the old value goes.
+func (q *queuePair) prepareAtomic(w *work, p *rdma.Work, n int64) (what string) {
+	off := p.RemoteOffset - q.info.Base
+	switch {
+	case n != 8 || len(w.sgl) != 1:
+		return "an atomic operation has one element of 8 octets for the old value"
+	case off%8 != 0:
+		return "an atomic operation is on 8 octets at a multiple of 8"
+	case off > uint64(q.info.Size)-8:
+		return "range outside of the endpoint (Endpoint.Size)"
+	}
+	w.off, w.n = int64(off), 8
+	return ""
+}
+
+// recycle keeps w for the next use.
+func (q *queuePair) recycle(w *work) {
+	clear(w.sgl)
+	w.sgl, w.err, w.prev = w.sgl[:0], nil, nil
+	w.next, q.free = q.free, w
+}
+
+// finished is the end of w: it is retired, or waits for those before it.
+func (q *queuePair) finished(w *work) {
+	if w.status != rdma.StatusOK && w.status != rdma.StatusFenced {
+		*q.isBroken(w.chain) = true
+	}
+	w.state = complete
+	if q.order&rdma.FreeFinish != 0 {
+		q.retire(w)
+		return
+	}
+	for q.first != nil && q.first.state == complete {
+		q.retire(q.first)
+	}
+}
+
+// retire takes w out of the list and tells its owner, if that is wanted.
+func (q *queuePair) retire(w *work) {
+	if q.unsent == w {
+		q.unsent = w.next
+	}
+	if w.prev == nil {
+		q.first = w.next
+	} else {
+		w.prev.next = w.next
+	}
+	if w.next == nil {
+		q.last = w.prev
+	} else {
+		w.next.prev = w.prev
+	}
+	q.posted--
+	if w.flags&rdma.Signaled != 0 || w.status != rdma.StatusOK {
+		c := rdma.Completion{ID: w.id, Op: w.opcode, Status: w.status, QueuePair: q, Seq: w.seq, Durable: q.durable, Err: w.err}
+		if w.opcode == rdma.OpRead && w.status == rdma.StatusOK {
+			c.Bytes = int(w.n)
+		}
+		q.sendCQ.Push(&c)
+		q.ready = true
+	}
+	q.recycle(w)
+}
