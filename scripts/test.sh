@@ -36,13 +36,12 @@ vm=
 vm=$!
 
 # Plain runs of fuzz targets replay the committed corpora.
-step "unit tests, race detector" "$go" test -race -shuffle=on "${unit[@]}"
+# Twice: with everything that watches, and the kernel's RDMA over a fake of libibverbs and librdmacm (test/vm
+# runs the same suite over the kernel's devices); then as it is without build tags.
+step "unit tests, race detector, invariants, kernel RDMA" \
+	"$go" test -race -tags invariants,verbs -shuffle=on "${unit[@]}"
 # go vet has looked in the step before.
 step "unit tests, one processor" "$go" test -vet=off -count=1 -shuffle=on -exec "env GOMAXPROCS=1" "${unit[@]}"
-step "unit tests, invariants" "$go" test -tags invariants -shuffle=on "${unit[@]}"
-# Over a fake of libibverbs and librdmacm; test/vm runs the same suite over the kernel's devices.
-step "kernel RDMA, race detector" "$go" test -race -shuffle=on -tags verbs ./transport/rdma/verbs/...
-step "iSER over kernel RDMA, race detector" "$go" test -race -shuffle=on -tags verbs -run '^TestVerbs' ./iser
 # Most of the tool's tests sleep more than they work.
 step "conformance, daemon with race detector and invariants" \
 	env ONESHOT_TARGET_RACE=1 ONESHOT_TARGET_TAGS=invariants "$go" test -count=1 -parallel 8 -timeout 15m ./test/conformance
