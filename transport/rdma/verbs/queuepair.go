@@ -221,8 +221,11 @@ func (q *queuePair) completed(wc *C.struct_os_wc, c *completionQueue) {
 		c.push(&out)
 		return
 	}
-	tail := q.tail.Load() // the element was written before it
+	head, tail := q.head.Load(), q.tail.Load() // the element was written before tail
 	pos := uint32(wc.id)
+	if pos-head >= tail-head {
+		return // of what the device has refused, or completed before
+	}
 	e := &q.sq[int(pos)&(len(q.sq)-1)]
 	e.done = true
 	if wc.status != C.IBV_WC_SUCCESS {
@@ -243,7 +246,7 @@ func (q *queuePair) completed(wc *C.struct_os_wc, c *completionQueue) {
 // advance ends what is done at the head of the send queue, in order: siw completes a Write before
 // a Read that was posted before it.
 func (q *queuePair) advance(tail uint32, c *completionQueue) {
-	for pos := q.head.Load(); pos != tail; pos++ {
+	for pos := q.head.Load(); int32(tail-pos) > 0; pos++ {
 		e := &q.sq[int(pos)&(len(q.sq)-1)]
 		if !e.done && (e.told || int32(q.latest-pos) <= 0) {
 			return

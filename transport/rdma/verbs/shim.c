@@ -274,7 +274,9 @@ int os_post_send(struct ibv_qp *qp, struct os_work *w, int n, struct ibv_sge *sg
 		}
 	}
 	int rc = code(ibv_post_send(qp, wr, &bad));
-	*done = rc == 0 ? n : bad ? (int)(bad - wr) : 0;
+	*done = bad ? (int)(bad - wr) : n;
+	if (bad && rc == 0)
+		rc = -ENOMEM; // siw's library forgets why it refused one when it rings for those before
 	for (int i = 0; i < *done; i++)
 		if (wr[i].opcode == IBV_WR_BIND_MW)
 			((struct ibv_mw *)w[i].mw)->rkey = w[i].rkey; // rxe's library looks there for the old one

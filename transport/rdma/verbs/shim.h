@@ -99,7 +99,7 @@ struct os_receive {
 enum { OS_BATCH = 64 };
 
 // os_post_send posts n <= OS_BATCH requests, whose elements follow one another in sge, with one
-// call of the provider. *done is how many were taken.
+// call of the provider. *done is how many were taken, which may be all although the call has failed.
 int os_post_send(struct ibv_qp *qp, struct os_work *w, int n, struct ibv_sge *sge, int *done);
 // os_post_recv posts to srq, or to qp if that is NULL.
 int os_post_recv(struct ibv_qp *qp, struct ibv_srq *srq, struct os_receive *r, int n, struct ibv_sge *sge, int *done);

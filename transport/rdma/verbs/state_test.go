@@ -222,6 +222,38 @@ func TestUnansweredReads(t *testing.T) {
 	}
 }
 
+// TestDoorbellFails: the library has taken all that was posted, and the kernel is not told, for the queue pair has just left
+// the state in which it sends. The connection ends, and everything completes once.
+func TestDoorbellFails(t *testing.T) {
+	for kind, c := range kinds {
+		for name, reason := range map[string]error{"disconnected": syscall.ENOTCONN, "broken": syscall.EIO} {
+			t.Run(kind+"/"+name, func(t *testing.T) {
+				begin(t, c)
+				d := openFake(t, Config{LingerTime: 20 * time.Millisecond})
+				server, client := join(t, d)
+				fake.Hold()
+				client.post(client.work(rdma.OpWrite, 1, 0, server, 100))
+				fake.Fail("doorbell", reason, 0)
+				client.post(client.work(rdma.OpRead, 2, rdma.Signaled, server, 100),
+					client.work(rdma.OpWrite, 3, 0, server, 100), client.work(rdma.OpSend, 4, rdma.Signaled, server, 100))
+				for id := uint64(1); id <= 4; id++ {
+					if c := client.next(); c.ID != id || c.Status == rdma.StatusOK || c.QueuePair != client.qp {
+						t.Errorf("%d is due, not well: %+v", id, c)
+					}
+				}
+				if err := <-client.gone; err == nil || reason == syscall.EIO && !errors.Is(err, syscall.EIO) {
+					t.Errorf("the connection ends with %v", err)
+				}
+				if n := client.cq.Poll(client.one[:]); n != 0 {
+					t.Errorf("one more: %+v", client.one[0])
+				}
+				fake.Fail("doorbell", nil, 0)
+				fake.Release()
+			})
+		}
+	}
+}
+
 // TestPartOfABatch: the device takes some of what is posted. The rest was not done, and can be posted again.
 func TestPartOfABatch(t *testing.T) {
 	for kind, c := range kinds {

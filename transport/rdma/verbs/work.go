@@ -65,7 +65,10 @@ func (q *queuePair) postBatch(ws []rdma.Work, from int) (n int, err error) {
 	return n, err
 }
 
-// doorbell posts the first n of q.works and returns how many the device has taken.
+// doorbell posts the first n of q.works and returns how many the device has taken. The libraries of siw and rxe put
+// requests into a queue that the kernel reads, and then call it. If that call fails, all are taken: the kernel completes
+// them, or retire does. The call fails when the queue pair has left the state in which it sends, so the connection
+// ends.
 func (q *queuePair) doorbell(n int) (int, error) {
 	var done C.int
 	rc := C.os_post_send(q.qp, &q.works[0], C.int(n), &q.sges[0], &done)
@@ -73,8 +76,17 @@ func (q *queuePair) doorbell(n int) (int, error) {
 	if rc == 0 {
 		return n, nil
 	}
+	err := errno(rc)
+	if int(done) == n {
+		if errors.Is(err, syscall.ENOTCONN) {
+			q.endLater(byPeer, nil)
+		} else {
+			q.endLater(byError, fmt.Errorf("verbs: the device was not told of work requests: %w", err))
+		}
+		return n, nil
+	}
 	q.tail.Store(q.tail.Load() - uint32(n) + uint32(done))
-	if err := errno(rc); !errors.Is(err, syscall.ENOMEM) {
+	if !errors.Is(err, syscall.ENOMEM) {
 		return int(done), fmt.Errorf("verbs: post: %w", err)
 	}
 	return int(done), rdma.ErrFull

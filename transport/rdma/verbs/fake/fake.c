@@ -999,6 +999,7 @@ static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_
 {
 	LOCKED;
 	struct qp *q = (struct qp *)qp;
+	int taken = 0;
 	for (; wr; wr = wr->next) {
 		uint32_t bytes = 0;
 		for (int i = 0; i < wr->num_sge; i++)
@@ -1006,9 +1007,12 @@ static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_
 		int err = wrong(q, wr, bytes);
 		if (err) {
 			*bad = wr;
+			if (cfg.siw && taken)
+				err = fails("doorbell") ? errno : 0; // what the kernel says of those before
 			progress(q);
 			return err;
 		}
+		taken = 1;
 		struct work *w = calloc(1, sizeof *w);
 		w->wr = *wr;
 		w->bytes = bytes;
@@ -1026,6 +1030,8 @@ static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_
 		}
 		APPEND(q->head, w);
 	}
+	if (fails("doorbell"))
+		return errno; // all are taken, and the kernel does not know
 	progress(q);
 	return 0;
 }

@@ -59,7 +59,8 @@ func Begin(c Config) {
 }
 
 // Fail has the calls of a function fail, after so many that succeed; nil: they succeed again. Beside the libraries' there are
-// "error", for the error state that a queue pair is to go into, and "address", "route" and "silence", for
+// "error", for the error state that a queue pair is to go into, "doorbell", for the call with which a library tells the
+// kernel of work that it has taken (siw, rxe), and "address", "route" and "silence", for
 // what the connection manager says of the way to a peer, or does not say. With ESTALE one call fails, and says no reason.
 func Fail(function string, err error, after int) {
 	e := C.int(0)
