@@ -11,6 +11,7 @@ const (
 	Resizing            // Resizer
 	Metering            // Meter
 	Identifying         // Identifier
+	Aging               // Ager
 )
 
 // Wrapper is a store before another one. It says itself what can be done with it beyond Store: it
@@ -53,6 +54,8 @@ func abilityOf(p any) Ability {
 		return Metering
 	case *Identifier:
 		return Identifying
+	case *Ager:
+		return Aging
 	}
 	return NoAbility
 }

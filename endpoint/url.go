@@ -45,7 +45,7 @@ type URL struct {
 
 // Names of stores are those of the configuration, names of partitions those of the table.
 var (
-	pathName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}/[a-z0-9][a-z0-9._-]{0,62}$`)
+	pathName = regexp.MustCompile(`^[A-Za-z0-9_.:-]{1,64}/[a-z0-9][a-z0-9._-]{0,62}$`)
 	uuidName = regexp.MustCompile(`^uuid:[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 	lunName  = regexp.MustCompile(`^(iqn|eui|naa)\.`)
 )

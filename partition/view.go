@@ -29,10 +29,10 @@ func (v *View) Info() backend.Info { return v.part.Info() }
 // Submit does op within the partition.
 func (v *View) Submit(op *backend.Op) bool { return v.part.Submit(op) }
 
-// Pass says that batches are started in the store below. It passes no Metering: the space that the
+// Pass says that batches are started in the store below, which also flushes by itself if it does. It passes no Metering: the space that the
 // whole store takes says nothing of a part.
 func (v *View) Pass(a backend.Ability) backend.Store {
-	if a == backend.Batching {
+	if a == backend.Batching || a == backend.Aging {
 		return v.part
 	}
 	return nil

@@ -50,6 +50,7 @@ type Volume struct {
 
 	sequence  backend.Sequence // of writes through handles
 	numbering sync.Once        // begins the sequence
+	unobserve func()           // nil: the store does not flush by itself
 
 	access     *access.Table
 	sanitizing sync.Mutex // taken before the table's lock
@@ -101,6 +102,9 @@ func New(cfg Config) (*Volume, error) {
 		keep = func(s access.State) error { return v.keep(func(d *document) { d.Access = s }) }
 	}
 	v.access = access.NewTable(v.kept.Access, keep)
+	if a, ok := backend.As[backend.Ager](cfg.Store); ok {
+		v.unobserve = a.Observe(&ageing{sequence: &v.sequence})
+	}
 	if v.kept.Sanitize != nil {
 		v.resumeSanitize(v.kept.Sanitize)
 	}
@@ -124,6 +128,9 @@ func (v *Volume) Close() error {
 	v.RevokeAll()
 	if err := v.stopSanitize(); err != nil {
 		return err
+	}
+	if v.unobserve != nil {
+		v.unobserve()
 	}
 	return v.store.Close()
 }

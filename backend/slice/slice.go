@@ -97,10 +97,10 @@ func (s *Store) Identity() backend.Identity {
 	return backend.Identity(fmt.Sprintf("%s@%d", id, s.off))
 }
 
-// Pass says that batches are started in the store below. It passes no Metering: the space that the
+// Pass says that batches are started in the store below, which also flushes by itself if it does. It passes no Metering: the space that the
 // whole store takes says nothing of a part.
 func (s *Store) Pass(a backend.Ability) backend.Store {
-	if a == backend.Batching {
+	if a == backend.Batching || a == backend.Aging {
 		return s.inner
 	}
 	return nil

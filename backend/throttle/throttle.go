@@ -151,7 +151,7 @@ func (s *Store) release() {
 // Pass lets through what moves no bytes: batches are kicked in the store below.
 func (s *Store) Pass(a backend.Ability) backend.Store {
 	switch a {
-	case backend.Batching, backend.Resizing, backend.Metering, backend.Identifying:
+	case backend.Batching, backend.Resizing, backend.Metering, backend.Identifying, backend.Aging:
 		return s.Store
 	}
 	return nil

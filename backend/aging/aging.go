@@ -1,0 +1,378 @@
+// Package aging is a block store that makes writes durable by itself, within a time that is configured, on a
+// store with a cache that a power cut loses.
+//
+// A write completes as the store below says. The first one after a flush starts a timer of half the window; when
+// it fires the store is flushed once. So a write that completed at t is durable at t + window, as long as a flush
+// takes less than half the window, and otherwise at t + window/2 + 2 × the longest flush. A power cut takes at
+// most what completed in that time.
+//
+// Flushes of users are flushes, too: who flushes often enough makes the timer do nothing. When a flush has
+// failed, whosever it was, nothing is promised any more until the store is opened again: flushes and durable
+// writes fail with a *durable.LostError.
+package aging
+
+import (
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"oneshot/backend"
+	"oneshot/backend/durable"
+)
+
+// Config says how a store ages.
+type Config struct {
+	// Window is how long a completed write may stay in the cache. 0: for ever.
+	Window time.Duration
+	Name   string       // of the store, for people
+	Logger *slog.Logger // nil: slog.Default()
+}
+
+// Stats tell how aging goes.
+type Stats struct {
+	Window  time.Duration
+	Flushes uint64        // that the timer has made
+	Longest time.Duration // that a flush took, whosever it was
+	Lost    bool          // a flush has failed
+}
+
+// Store is a store that ages.
+type Store struct {
+	backend.Store
+	cfg   Config
+	log   *slog.Logger
+	clock clock
+	dirty atomic.Bool // the core's, so that most writes need no lock
+	lost  atomic.Pointer[durable.LostError]
+
+	mu      sync.Mutex // not held over calls to the store below, to Completers and observers
+	core    core
+	stop    func() // the timer; nil: none is set
+	alarm   time.Duration
+	warned  time.Duration // the longest flush of which the log has told
+	closed  bool
+	ended   sync.Cond // a flush of our own has
+	flushes uint64
+
+	own   backend.Op // the flush of our own; one at a time
+	began time.Duration
+
+	observing sync.Mutex // held over calls of observers; taken before mu
+	observers []*observer
+}
+
+// observer is somebody who is told.
+type observer struct {
+	backend.FlushObserver
+	told bool // that a flush has begun
+}
+
+var (
+	_ backend.Wrapper = (*Store)(nil)
+	_ backend.Ager    = (*Store)(nil)
+)
+
+// clock is what time it is, and calls functions later, in goroutines of their own.
+type clock interface {
+	now() time.Duration
+	call(at time.Duration, f func()) (stop func())
+}
+
+// realClock counts from its making.
+type realClock struct{ start time.Time }
+
+func (c realClock) now() time.Duration { return time.Since(c.start) }
+
+func (c realClock) call(at time.Duration, f func()) (stop func()) {
+	t := time.AfterFunc(at-c.now(), f)
+	return func() { t.Stop() }
+}
+
+// New returns inner with a bounded time of write-back, and owns it. Where there is nothing to do, because the
+// window is 0 or no completed write can be lost, it returns inner itself.
+func New(inner backend.Store, c Config) backend.Store {
+	return newStore(inner, c, realClock{time.Now()})
+}
+
+func newStore(inner backend.Store, c Config, k clock) backend.Store {
+	if c.Window <= 0 || !inner.Info().VolatileCache {
+		return inner
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	s := &Store{Store: inner, cfg: c, log: c.Logger, clock: k, core: core{half: c.Window / 2}}
+	s.ended.L = &s.mu
+	return s
+}
+
+// Pass lets through what writes nothing. Lent memory would be written to past this store.
+func (s *Store) Pass(a backend.Ability) backend.Store {
+	switch a {
+	case backend.Batching, backend.Resizing, backend.Metering, backend.Identifying:
+		return s.Store
+	}
+	return nil
+}
+
+// Window implements backend.Ager.
+func (s *Store) Window() time.Duration { return s.cfg.Window }
+
+// Stats returns how aging goes.
+func (s *Store) Stats() Stats {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return Stats{s.cfg.Window, s.flushes, s.core.longest, s.core.lost}
+}
+
+// Observe implements backend.Ager.
+func (s *Store) Observe(o backend.FlushObserver) (stop func()) {
+	x := &observer{FlushObserver: o}
+	s.observing.Lock()
+	defer s.observing.Unlock()
+	s.observers = append(s.observers, x)
+	return func() {
+		s.observing.Lock()
+		defer s.observing.Unlock()
+		s.observers = slices.DeleteFunc(s.observers, func(y *observer) bool { return x == y })
+	}
+}
+
+// request is an operation of the store below, for one of ours.
+type request struct {
+	op     backend.Op
+	caller *backend.Op
+	s      *Store
+	began  time.Duration // of a flush
+	kind   kind
+}
+
+// kind is what an operation means to the cache.
+type kind uint8
+
+const (
+	nothing kind = iota
+	writes       // something is in the cache afterwards
+	flushes      // what was in the cache before is durable afterwards
+)
+
+func kindOf(op *backend.Op) kind {
+	switch {
+	case op.Kind == backend.Flush || op.Flags&backend.Barrier != 0:
+		return flushes
+	case op.Kind == backend.Read || op.Kind == backend.Status || op.Flags&backend.FUA != 0:
+		return nothing
+	}
+	return writes
+}
+
+// promises reports whether op says at completion that something is durable.
+func promises(op *backend.Op) bool {
+	return op.Kind == backend.Flush || op.Flags&backend.Barrier != 0 || op.Flags&backend.FUA != 0 && op.Kind != backend.Read && op.Kind != backend.Status
+}
+
+var requests = sync.Pool{New: func() any { return new(request) }}
+
+// Submit has the store below do op.
+func (s *Store) Submit(op *backend.Op) bool {
+	if err := s.lost.Load(); err != nil && promises(op) {
+		if op.Err = op.Check(s.Store.Info().Size); op.Err == nil {
+			op.Err = err
+		}
+		return true
+	}
+	k := kindOf(op)
+	if k == nothing {
+		return s.Store.Submit(op)
+	}
+	r := requests.Get().(*request)
+	r.op, r.caller, r.s, r.kind = *op, op, s, k
+	r.op.Done = r
+	if k == flushes {
+		s.mu.Lock()
+		r.began = s.clock.now()
+		s.core.begins()
+		s.dirty.Store(false)
+		s.mu.Unlock()
+	}
+	if !s.Store.Submit(&r.op) {
+		return false
+	}
+	r.answer()
+	return true
+}
+
+// OpDone is told by the store below.
+func (r *request) OpDone(*backend.Op) {
+	op := r.caller
+	r.answer()
+	op.Done.OpDone(op)
+}
+
+// Cork passes on that more operations of the caller end at once.
+func (r *request) Cork() backend.Uncorker {
+	if c, ok := r.caller.Done.(backend.Corker); ok {
+		return c.Cork()
+	}
+	return nil
+}
+
+// answer gives the results to the caller's operation, and r back.
+func (r *request) answer() {
+	s, op := r.s, r.caller
+	op.Err, op.Mapped, op.Extent = r.op.Err, r.op.Mapped, r.op.Extent
+	if r.kind == flushes {
+		op.Err = s.flushed(r.began, false, op)
+	}
+	// A write that fails may have been made in part; so may the operation of a barrier.
+	if r.kind == writes || op.Kind != backend.Flush && op.Err != nil {
+		s.written()
+	}
+	*r = request{}
+	requests.Put(r)
+}
+
+// written notes that something is in the cache.
+func (s *Store) written() {
+	if s.dirty.Load() {
+		return // whoever flushes from now on makes ours durable, too
+	}
+	s.mu.Lock()
+	a := s.core.written(s.clock.now())
+	s.dirty.Store(s.core.dirty)
+	s.do(a)
+}
+
+// flushed notes that a flush, or an operation with a barrier, has ended, and returns its error.
+func (s *Store) flushed(began time.Duration, own bool, op *backend.Op) error {
+	err := op.Err
+	_, outside := err.(*backend.RangeError)
+	failed := err != nil && !outside
+	if failed && op.Kind != backend.Flush {
+		// Whether the flush before it or the operation itself has failed, nobody says.
+		switch err.(type) {
+		case *backend.MediumError, *backend.SpaceError:
+			failed = false
+		}
+	}
+	if failed {
+		lost, ok := err.(*durable.LostError)
+		if !ok {
+			lost = &durable.LostError{Err: err}
+		}
+		if s.lost.CompareAndSwap(nil, lost) {
+			s.log.Error("a flush has failed: what was written within the aging window may be lost, and nothing is promised until the store is opened again", "store", s.cfg.Name, "reason", err)
+		}
+	} else if lost := s.lost.Load(); lost != nil && err == nil {
+		err = lost // another one has met the failure meanwhile
+	}
+	s.mu.Lock()
+	now, took := s.clock.now(), time.Duration(0)
+	if op.Kind == backend.Flush { // others have waited for those before them
+		took = now - began
+	}
+	if own {
+		s.flushes++
+	}
+	s.warn(took)
+	s.do(s.core.ended(now, took, own, failed))
+	return err
+}
+
+// warn tells the log of flushes that take so long that the window is not kept. The lock is held.
+func (s *Store) warn(took time.Duration) {
+	if took <= s.core.half || took < 2*s.warned {
+		return
+	}
+	s.warned = took
+	s.log.Warn("a flush takes longer than half the aging window: writes are durable later than configured", "store", s.cfg.Name,
+		"window", s.cfg.Window, "flush", took, "durable_after", s.core.half+2*took)
+}
+
+// do does what the core says. It is called with the lock held, and releases it.
+func (s *Store) do(a action) {
+	switch {
+	case a.flush && !s.closed:
+		s.dirty.Store(false)
+		s.mu.Unlock()
+		s.flush()
+		return
+	case a.flush:
+		s.core.flushing = false
+	case a.at != 0 && !s.closed && (s.stop == nil || a.at < s.alarm):
+		if s.stop != nil {
+			s.stop()
+		}
+		s.alarm, s.stop = a.at, s.clock.call(a.at, s.fired)
+	}
+	s.mu.Unlock()
+}
+
+// fired is called by the timer.
+func (s *Store) fired() {
+	s.mu.Lock()
+	now := s.clock.now()
+	if s.stop != nil && s.alarm <= now {
+		s.stop = nil
+	}
+	s.do(s.core.timer(now))
+}
+
+// flush makes a flush of our own.
+func (s *Store) flush() {
+	s.observing.Lock()
+	for _, o := range s.observers {
+		o.told = true
+		o.FlushBegins()
+	}
+	s.observing.Unlock()
+	s.began = s.clock.now()
+	s.own = backend.Op{Kind: backend.Flush, Done: (*ownFlush)(s)}
+	if s.Store.Submit(&s.own) {
+		(*ownFlush)(s).OpDone(&s.own)
+	}
+}
+
+// ownFlush is the completer of our own flush.
+type ownFlush Store
+
+// OpDone is told by the store below.
+func (f *ownFlush) OpDone(op *backend.Op) {
+	s := (*Store)(f)
+	err := op.Err
+	if lost := s.lost.Load(); lost != nil && err == nil {
+		err = lost // another flush has met the failure
+	}
+	s.observing.Lock()
+	for _, o := range s.observers {
+		if o.told {
+			o.told = false
+			o.FlushEnded(err)
+		}
+	}
+	s.observing.Unlock()
+	_ = s.flushed(s.began, true, op) // what it returns is kept in lost
+	s.mu.Lock()
+	s.ended.Broadcast()
+	s.mu.Unlock()
+}
+
+// Close waits for a flush of our own, and closes the store below, which makes durable what was written.
+func (s *Store) Close() error {
+	s.mu.Lock()
+	s.closed = true
+	if s.stop != nil {
+		s.stop()
+	}
+	for s.core.flushing {
+		s.ended.Wait()
+	}
+	s.mu.Unlock()
+	err := s.Store.Close()
+	if lost := s.lost.Load(); lost != nil && err == nil {
+		return lost
+	}
+	return err
+}
