@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestNoAllocations: what runs once per message or FPDU, and what hostile bytes can reach.
+// TestNoAllocations: functions that run once per message or FPDU, or that hostile bytes can reach, allocate nothing.
 func TestNoAllocations(t *testing.T) {
 	advertise := unhex(t, vectors[11].hex)
 	read := unhex(t, vectors[4].hex)

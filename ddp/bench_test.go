@@ -2,7 +2,7 @@ package ddp
 
 import "testing"
 
-// BenchmarkParse is what the header of one FPDU costs.
+// BenchmarkParse measures the cost of parsing the header of one FPDU.
 func BenchmarkParse(b *testing.B) {
 	fpdu := unhex(b, vectors[11].hex)
 	b.ReportAllocs()

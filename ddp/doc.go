@@ -1,6 +1,6 @@
 // Package ddp holds the bytes of iWARP: MPA (RFC 5044, RFC 6581), DDP (RFC 5041), RDMAP
-// (RFC 5040, RFC 7306) and the one-shot extension. It does no I/O and keeps no state; what
-// depends on a connection comes in as a [Format].
+// (RFC 5040, RFC 7306) and the one-shot extension. It does no I/O and keeps no state; a [Format]
+// holds what depends on a connection.
 //
 //	FPDU     +--------+------------------------+---------+-----+--------+
 //	         | length | DDP header             | payload | pad | CRC32C |
@@ -19,7 +19,7 @@
 // values that hold a slice alias the buffer they were read from; encoders append to a slice
 // that the caller owns, write every octet and allocate nothing when the slice has room.
 //
-// A peer's mistake is an [*Error] that knows the Terminate code to answer with. What the
-// connection alone can see (MSN and MO of Sends, posted receives, outstanding Reads, memory)
-// is checked by the connection; the [Cause] constants name those answers too.
+// A peer's mistake is an [*Error] with the Terminate code of the answer. The connection checks
+// what only it can know (MSN and MO of Sends, posted receives, outstanding Reads, memory); the
+// [Cause] constants include the answers to these mistakes, too.
 package ddp

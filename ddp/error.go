@@ -2,12 +2,12 @@ package ddp
 
 import "fmt"
 
-// Cause is what a Terminate message reports: layer in the upper four bits, error type in the
-// next four, error code in the lower eight, as octets 20 and 21 of its FPDU (RFC 5040 §4.8).
+// Cause is the cause that a Terminate message reports: layer in the upper four bits, error type in
+// the next four, error code in the lower eight, as octets 20 and 21 of its FPDU (RFC 5040 §4.8).
 type Cause uint16
 
-// NoTerminate stands for an offence after which the connection is closed without a word,
-// because the FPDU stream can no longer be followed or a Terminate would answer a Terminate.
+// NoTerminate stands for an offence after which the connection is closed without a Terminate,
+// because the FPDU stream cannot be followed any more, or because a Terminate would answer a Terminate.
 const NoTerminate Cause = 0xffff
 
 // The causes of RFC 5040 §4.8 (RDMAP), RFC 5041 §8 (DDP), RFC 5044 §8 and RFC 6581 §8 (MPA).
@@ -93,7 +93,7 @@ var causeText = map[Cause]string{
 	MPANoRTR:             "no matching RTR message",
 }
 
-// MakeCause puts a cause together from the layer (0 to 15), error type (0 to 15) and code.
+// MakeCause returns the cause of a layer (0 to 15), error type (0 to 15) and error code.
 func MakeCause(layer, etype, code uint8) Cause {
 	return Cause(layer)<<12 | Cause(etype&0xf)<<8 | Cause(code)
 }
@@ -122,8 +122,8 @@ func (c Cause) IncludesHeader() bool {
 	return false
 }
 
-// IncludesReadRequest reports whether it quotes the RDMA Read Request header as well, when a
-// Read Request was the offender.
+// IncludesReadRequest reports whether a Terminate with this cause also quotes the RDMA Read Request
+// header, if the offender was a Read Request.
 func (c Cause) IncludesReadRequest() bool { return c.Layer() == 0 && c.Etype() == 1 }
 
 // String returns layer, error type and code as docs/protocols writes them, and the meaning.
@@ -147,7 +147,7 @@ type Error struct {
 
 func (e *Error) Error() string { return "ddp: " + e.Detail + " (" + e.Cause.String() + ")" }
 
-// Errors of this package, made once so that hostile bytes cost no allocation.
+// Errors of this package. They are variables, so that hostile bytes cost no allocation.
 var (
 	errULPDUShort    = &Error{NoTerminate, "ULPDU length is less than its DDP header"}
 	errMessageLength = &Error{NoTerminate, "ULPDU length does not fit the fixed size of the message"}

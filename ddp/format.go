@@ -11,7 +11,7 @@ const (
 
 func (e Encoding) String() string { return [...]string{"none", "opcodes", "flags"}[e] }
 
-// HeaderMode is which untagged headers have the 32-bit STag field.
+// HeaderMode says which untagged headers have the 32-bit STag field.
 type HeaderMode uint8
 
 const (
@@ -21,7 +21,7 @@ const (
 
 func (m HeaderMode) String() string { return [...]string{"every", "validated"}[m] }
 
-// Host is the part an end plays in one-shot RDMA.
+// Host is the role of an end in one-shot RDMA.
 type Host uint8
 
 const (
@@ -30,8 +30,8 @@ const (
 	Host2                // moves the data: receives advertise, sends close; the MPA responder
 )
 
-// Format is what the headers of a connection depend on. The zero value is plain RFC 5040. It
-// does not change while the connection has FPDUs in flight.
+// Format holds what determines the headers of a connection. The zero value is plain RFC 5040. A
+// Format does not change while the connection has FPDUs in flight.
 type Format struct {
 	Encoding  Encoding
 	Header    HeaderMode
@@ -39,13 +39,13 @@ type Format struct {
 	Advertise bool // negotiated features
 	Close     bool
 
-	// Extensions admits Immediate Data and Atomic Operations (RFC 7306). Immediate Data stays
-	// out where EncodingOpcodes claims its code point.
+	// Extensions allows Immediate Data and Atomic Operations (RFC 7306). With EncodingOpcodes there is
+	// no Immediate Data, because advertise has its opcode.
 	Extensions bool
 }
 
-// HeaderLen returns the length in octets of the DDP header that begins with c. It depends on
-// nothing else, so that a receiver knows it from the first two octets.
+// HeaderLen returns the length in octets of the DDP header that begins with c. So a receiver knows
+// the length from the first two octets.
 func (f *Format) HeaderLen(c Control) int {
 	if c.Tagged() {
 		return TaggedLen
@@ -69,13 +69,13 @@ func (f *Format) Prefix(b []byte) (int, error) {
 	}
 	m, err := f.message(c)
 	if err != nil || n-header < rows[m].size {
-		return LengthLen + header, nil // Parse says what is wrong, in the order of the checks
+		return LengthLen + header, nil // Parse reports the error, in the order of the checks
 	}
 	return LengthLen + header + rows[m].size, nil
 }
 
-// PrefixMin is how many octets of an FPDU [Format.Prefix] looks at, and PrefixMax the most
-// that it asks for.
+// PrefixMin is how many octets of an FPDU [Format.Prefix] needs, and PrefixMax the largest number that
+// it returns.
 const (
 	PrefixMin = 4
 	PrefixMax = LengthLen + UntaggedLen + atomicRequestLen
@@ -94,10 +94,10 @@ func (s Segment) PayloadLen() int { return s.ULPDU - len(s.Header) }
 // PayloadOffset returns where in the FPDU the payload begins.
 func (s Segment) PayloadOffset() int { return LengthLen + len(s.Header) }
 
-// Parse checks the FPDU whose ULPDU Length field is at b[0], as far as its header tells:
-// length, DDP and RDMAP version, opcode and marking, queue number, and what is fixed about the
-// message, in this order. B holds at least what [Format.Prefix] asks for, not necessarily the
-// payload. Reserved bits and the 32-bit field of messages that do not use it are not checked.
+// Parse checks the header of the FPDU whose ULPDU Length field is at b[0]: length, DDP and RDMAP
+// version, opcode and marking, queue number, and the fixed properties of the message, in this
+// order. b holds at least as many octets as [Format.Prefix] asks for, not necessarily the payload.
+// Parse ignores reserved bits, and the 32-bit field in messages that do not use it.
 func (f *Format) Parse(b []byte) (Segment, error) {
 	if len(b) < PrefixMin {
 		return Segment{}, errCut

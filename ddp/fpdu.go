@@ -20,8 +20,8 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// PadLen returns how many zero octets follow a ULPDU of n octets, so that the CRC begins at
-// a multiple of four (RFC 5044 §4.1).
+// PadLen returns how many zero octets follow a ULPDU of n octets. They make the CRC begin at a
+// multiple of four (RFC 5044 §4.1).
 func PadLen(n int) int { return -(LengthLen + n) & 3 }
 
 // TrailerLen returns the octets of pad and CRC that follow a ULPDU of n octets.
@@ -53,15 +53,14 @@ func AppendTrailer(b []byte, n int, crc uint32) []byte {
 	return binary.LittleEndian.AppendUint32(b, CRC(crc, b[start:]))
 }
 
-// AppendTrailerNoCRC appends pad and a CRC field of zero, for connections that agreed to do
-// without the CRC; the field is always there (RFC 5044 §4.4).
+// AppendTrailerNoCRC appends the pad and a CRC field of zero, for connections that have agreed not
+// to use CRCs; the field is always there (RFC 5044 §4.4).
 func AppendTrailerNoCRC(b []byte, n int) []byte {
 	return append(b, 0, 0, 0, 0, 0, 0, 0)[:len(b)+TrailerLen(n)]
 }
 
-// CheckTrailer compares the CRC at the end of trailer, which holds [TrailerLen](n) octets,
-// with that of the octets before it, of which crc covers all but the pad. What the pad holds
-// matters only to the CRC.
+// CheckTrailer checks the CRC at the end of trailer, which holds [TrailerLen](n) octets. crc covers
+// the octets before trailer. The pad may hold any octets that fit the CRC.
 func CheckTrailer(trailer []byte, n int, crc uint32) error {
 	pad := PadLen(n)
 	if binary.LittleEndian.Uint32(trailer[pad:pad+CRCLen]) != CRC(crc, trailer[:pad]) {
@@ -77,9 +76,8 @@ func AppendFPDUTrailer(b []byte, start int) []byte {
 }
 
 // SplitFPDU cuts the first FPDU, from its length field to the end of its ULPDU, from b, checks
-// its CRC if checkCRC is set, and returns what follows. It is for FPDUs that lie in memory as
-// a whole, without markers; a receiver that places payload directly uses [CRC] and
-// [CheckTrailer].
+// its CRC if checkCRC is set, and returns what follows. It is for FPDUs that are in memory as a
+// whole, without markers; a receiver that places payload directly uses [CRC] and [CheckTrailer].
 func SplitFPDU(b []byte, checkCRC bool) (fpdu, rest []byte, err error) {
 	if len(b) < LengthLen {
 		return nil, b, errCut

@@ -19,8 +19,8 @@ func fuzzFormat(bits byte) *Format {
 	}
 }
 
-// FuzzSegment: any prefix parses alike with more octets behind it, and what was accepted is
-// encoded to the same octets.
+// FuzzSegment: a prefix with more octets after it parses to the same segment, and a segment that was
+// accepted is encoded to the same octets.
 func FuzzSegment(f *testing.F) {
 	for _, v := range vectors {
 		for _, format := range []byte{0x00, 0x69, 0x72, 0x6a, 0x71, 0x6e} {
@@ -92,7 +92,7 @@ func decodeFixed(t *testing.T, s Segment, p []byte) {
 	}
 }
 
-// FuzzTerminate: what a Terminate says survives encoding, whatever order siw used.
+// FuzzTerminate: the content of a Terminate survives encoding, also in siw's order of bits.
 func FuzzTerminate(f *testing.F) {
 	for _, v := range vectors {
 		if v.message == Terminate {
@@ -123,7 +123,8 @@ func FuzzTerminate(f *testing.F) {
 	})
 }
 
-// FuzzStartFrame: a frame that parses is encoded to one that parses alike; so is its container.
+// FuzzStartFrame: a frame that was parsed is encoded to a frame that parses to the same values. The same holds for
+// its container.
 func FuzzStartFrame(f *testing.F) {
 	for _, v := range startVectors {
 		f.Add(unhex(f, v.hex), v.frame.Reply)
@@ -152,8 +153,8 @@ func FuzzStartFrame(f *testing.F) {
 	})
 }
 
-// FuzzMarkers reads a stream of FPDUs with markers; what it accepts is marked again to the
-// same octets, except for pads.
+// FuzzMarkers reads a stream of FPDUs with markers. FPDUs that are accepted give the same octets when
+// they are marked again, except for pads.
 func FuzzMarkers(f *testing.F) {
 	stream, _ := mark(markedULPDUs())
 	f.Add(stream[:1100])

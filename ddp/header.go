@@ -58,8 +58,8 @@ type Header []byte
 
 func (h Header) Control() Control { return Control(binary.BigEndian.Uint16(h)) }
 
-// STag returns the STag of a tagged header, or the 32-bit field of an untagged one: the STag to
-// invalidate, advertised or to close, 0 if there is none.
+// STag returns the STag of a tagged header, or the 32-bit field of an untagged one: the STag that the
+// message invalidates, advertises or closes, or 0.
 func (h Header) STag() uint32 {
 	if !h.Control().Tagged() && len(h) == UntaggedNoSTag {
 		return 0
@@ -79,9 +79,9 @@ func (h Header) MSN() uint32 { return binary.BigEndian.Uint32(h[len(h)-untaggedF
 // MO returns the offset of the segment in its message in octets.
 func (h Header) MO() uint32 { return binary.BigEndian.Uint32(h[len(h)-untaggedFromEnd+8:]) }
 
-// SameMessage reports whether next may be another segment of the untagged message that h
-// began: the control word, except for L, and the STag field are the same in all segments (RFC 5041 §4.3). MSN and
-// QN are compared by the caller, which knows what to expect.
+// SameMessage reports whether next may be another segment of the untagged message of h: the control
+// word, except for L, and the STag field are the same in all segments (RFC 5041 §4.3). The caller
+// compares MSN and QN with the values that it expects.
 func (h Header) SameMessage(next Header) bool {
 	return (h.Control()^next.Control())&^ControlLast == 0 && h.STag() == next.STag()
 }

@@ -10,18 +10,18 @@ const (
 	MarkerSpacing = 512 // from the first octet of one marker to that of the next
 )
 
-// Markers follows the markers of one direction of a stream. The zero value stands where the
-// first marker is to come. This stack never asks for markers and refuses to send them (see
-// [Answer]); the reader serves captures and test peers.
+// Markers keeps track of the markers in one direction of a stream. The zero value is the state before
+// the first marker. This implementation never asks for markers and refuses to send them (see
+// [Answer]); Markers is for captures and test peers.
 type Markers struct {
 	pos int // octets since the start of the last marker, a multiple of 4; 0: one comes next
 }
 
-// Next reads the first FPDU of wire, which begins where the FPDU before it ended. It appends
-// the FPDU from its length field to the end of its ULPDU, without markers, to dst, and returns
-// that and how many octets of wire it took. With too little of wire it returns n 0 and no
-// error, and does not move on. The CRC, which covers the markers as well, is checked if
-// checkCRC is set.
+// Next reads the first FPDU of wire, which begins at the end of the previous FPDU. It appends the
+// FPDU, from its length field to the end of its ULPDU and without markers, to dst. It returns the
+// result and the number of octets of wire that it has read. If wire is too short, it returns n = 0
+// and no error, and keeps its state. If checkCRC is set, it checks the CRC, which covers the markers
+// as well.
 func (m *Markers) Next(dst, wire []byte, checkCRC bool) (fpdu []byte, n int, err error) {
 	w := markedReader{wire: wire, pos: m.pos, length: -1}
 	head := w.take(dst, 4) // FPDUs are multiples of 4 octets: no marker splits the length field
@@ -41,12 +41,12 @@ func (m *Markers) Next(dst, wire []byte, checkCRC bool) (fpdu []byte, n int, err
 	return body[:len(dst)+LengthLen+ulpdu], w.n, nil
 }
 
-// markedReader takes octets from wire and checks and drops the markers among them.
+// markedReader reads octets from wire. It checks the markers and leaves them out.
 type markedReader struct {
 	wire   []byte
 	n      int // octets of wire used
 	pos    int
-	length int // where in wire the ULPDU Length field lies, -1 before it
+	length int // offset in wire of the ULPDU Length field, -1 before it
 	short  bool
 	err    error
 }

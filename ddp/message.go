@@ -1,6 +1,6 @@
 package ddp
 
-// Message is a kind of RDMAP message, whatever bits say so on the wire.
+// Message is a kind of RDMAP message, independent of its encoding.
 type Message uint8
 
 const (
@@ -42,7 +42,7 @@ const (
 	QNAtomicResponse = 3
 )
 
-// row tells what is fixed about a message.
+// row holds the fixed properties of a kind of message.
 type row struct {
 	name   string
 	opcode uint8

@@ -2,7 +2,7 @@ package stag
 
 import "testing"
 
-// BenchmarkAccess is what one tagged segment costs: check, reference, pieces, release.
+// BenchmarkAccess measures the cost of one tagged segment: check, reference, pieces, release.
 func BenchmarkAccess(b *testing.B) {
 	table := NewTable(100)
 	d := table.NewDomain()
@@ -20,7 +20,7 @@ func BenchmarkAccess(b *testing.B) {
 	}
 }
 
-// BenchmarkOneShot is what one command costs at Host 1, from Reserve to Consume.
+// BenchmarkOneShot measures the cost of one command at Host 1, from Reserve to Consume.
 func BenchmarkOneShot(b *testing.B) {
 	table := NewTable(1000)
 	st := table.NewStream(table.NewDomain(), 64)

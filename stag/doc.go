@@ -1,8 +1,8 @@
 // Package stag holds the table of steering tags (STags): which memory a peer may read or
 // write, over which stream, and for how long (RFC 5041 §5, §8; one-shot RDMA).
 //
-// An STag is a slot index in its upper 24 bits and a key in its lower 8. The key goes up every
-// time the slot is given out, so that an STag of an earlier use is found out.
+// An STag is a slot index in its upper 24 bits and a key in its lower 8. The key grows each time
+// that the slot is given out, so that an STag of an earlier use is recognized.
 //
 //	conventional memory regions
 //
@@ -20,12 +20,12 @@
 //
 // Grant does Reserve and Bind at once. Host 2 keeps what was advertised to it in a [Peer].
 //
-// Access costs no lock: a slot is one atomic word (state, rights, key, generation, references)
-// and a few atomic fields that change only where the word says that nobody looks. Connections
-// share a lock only when a stream's stock of free slots is used up or too large, once in
-// dozens of allocations.
+// Access takes no lock: a slot is one atomic word (state, rights, key, generation, references) and
+// a few fields that change only while the word says that nobody may read them. Connections share
+// a lock only when a stream's stock of free slots is used up or too large, once in dozens of
+// allocations.
 //
-// Memory that is in use is named by a [Ref]. As long as one is held, the region's memory
-// stays what it is: closing, invalidating and revoking stop new access at once but complete
-// when the last Ref is released, and whoever releases that is told.
+// A [Ref] stands for memory that is in use. As long as a Ref is held, the memory of the region
+// stays the same: closing, invalidating and revoking stop new access at once, but complete when
+// the last Ref is released. That Release reports it.
 package stag

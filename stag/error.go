@@ -22,14 +22,14 @@ func (o Op) String() string {
 	return [...]string{"RDMA Write", "RDMA Read Response", "RDMA Read Request", "Invalidate", "Close", "Advertise"}[o]
 }
 
-// Fault is what was wrong, named as in RFC 5040 §4.8 and RFC 5041 §8.
+// Fault says what was wrong, with the names of RFC 5040 §4.8 and RFC 5041 §8.
 type Fault uint8
 
 const (
 	InvalidSTag      Fault = iota // slot not in use, key wrong, or no longer valid
 	WrongStream                   // of another stream or protection domain
 	AccessRights                  // the region does not allow the operation
-	TOWrap                        // TO and length pass 2^64
+	TOWrap                        // TO plus length exceeds 2^64
 	Bounds                        // outside of the region
 	NotCloseable                  // not a one-shot STag, or not advertised yet
 	NotInvalidatable              // the region does not allow remote invalidation
@@ -49,8 +49,8 @@ func (f Fault) String() string {
 // lec is layer, error type and code of a Terminate message, a nibble, a nibble and an octet.
 type lec uint16
 
-// terminate is the answer to each violation: iwarp.md §6, one-shot.md §6. The entries left out
-// cannot happen.
+// terminate holds the answer to each violation (iwarp.md §6, one-shot.md §6). The combinations that
+// are missing cannot happen.
 var terminate = [opCount][faultCount]lec{
 	// RFC 5041 has no code for access rights of tagged segments: they count as invalid STag.
 	RemoteWrite:  {InvalidSTag: 0x1100, WrongStream: 0x1102, AccessRights: 0x1100, TOWrap: 0x1103, Bounds: 0x1101},
@@ -79,7 +79,7 @@ func (e *Error) Terminate() (layer, etype, code uint8) {
 	return uint8(v >> 12), uint8(v>>8) & 0xf, uint8(v)
 }
 
-// Errors of local calls. The peer has no part in them.
+// Errors of local calls, which the peer does not cause.
 var (
 	ErrTableFull = errors.New("stag: all slots of the table are in use; free STags or make the table larger")
 	ErrWindow    = errors.New("stag: window of one-shot STags is used up; queue the command until one is closed")

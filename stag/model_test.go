@@ -10,7 +10,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// tagModel is one STag as a plain reading of one-shot.md §4 has it: no indexes, no words.
+// tagModel is one STag as one-shot.md §4 describes it, without indexes and atomic words.
 type tagModel struct {
 	state   State
 	oneShot bool
@@ -84,7 +84,7 @@ func (m *machine) outstanding(st *Stream) (n int) {
 	return n
 }
 
-// fresh checks that an STag just given out is in use nowhere and was not seen lately.
+// fresh checks that a new STag is not in use and was not given out recently.
 func (m *machine) fresh(t *rapid.T, s STag, g *tagModel) {
 	if s == 0 || m.tags[s] != nil {
 		t.Fatalf("STag %08x was given out twice", s)
@@ -112,7 +112,7 @@ func (g *tagModel) accessible() bool {
 	return g.state == Valid || g.state == Bound || g.state == Advertised
 }
 
-// wantAccess is RFC 5041 §8 in words: the Terminate code of the first check that fails.
+// wantAccess does the checks of RFC 5041 §8 in their order, and returns the Terminate code of the first one that fails.
 func (m *machine) wantAccess(st *Stream, op Op, s STag, to, n uint64) int {
 	code := map[Op][5]int{
 		RemoteWrite:  {0x1100, 0x1102, 0x1100, 0x1103, 0x1101},
@@ -280,7 +280,7 @@ func (m *machine) step(t *rapid.T) {
 	g := m.tags[s]
 	own := g != nil && g.oneShot && g.stream == st
 	if g != nil && g.oneShot {
-		st, own = g.stream, true // mostly the right one
+		st, own = g.stream, true // in most cases the right stream
 	}
 	check := func(what string, err error, ok bool) bool {
 		if (err == nil) != ok {
@@ -356,7 +356,7 @@ func (m *machine) revoke(t *rapid.T) {
 	}
 }
 
-// end ends a stream, or frees what an ended one left. Now and then only, for nothing follows.
+// end ends a stream, or frees what an ended one has left. It does so rarely, because a stream cannot be used after that.
 func (m *machine) end(t *rapid.T) {
 	if rapid.IntRange(0, 9).Draw(t, "end") != 0 {
 		t.Skip("another time")
@@ -400,7 +400,7 @@ func (m *machine) free(t *rapid.T, st *Stream) {
 	}
 }
 
-// check is what holds after every step: states, windows, and what references see.
+// check checks what must hold after every step: states, windows, and the memory of references.
 func (m *machine) check(t *rapid.T) {
 	for s, g := range m.tags {
 		if got := m.table.State(s); got != g.state {

@@ -24,25 +24,25 @@ const (
 
 func (s HeldState) String() string { return [...]string{"UNKNOWN", "HELD", "BUSY", "CLOSE-POSTED"}[s] }
 
-// Peer is Host 2's table of the STags that the other end of one stream has advertised. There
-// are never more than the window allows, except those forgotten while operations are posted;
-// so much memory it takes at most. It is used by one goroutine at a time: its owner has a lock
-// anyway.
+// Peer is Host 2's table of the STags that the other end of one stream has advertised. It holds
+// at most as many STags as the window allows, and those that were forgotten while operations on
+// them are posted; that bounds its memory. One goroutine at a time may use it: the owner has a
+// lock of its own.
 //
 //	heads    first entry by hash of the STag ─► entries, chained by next
-//	entries  stay where they are as long as they are in use, so that an operation can name its own
+//	entries  keep their index as long as they are in use, so that an operation can refer to its entry
 type Peer struct {
 	window int
-	seed   uint32 // the peer chooses the STags, but not where they end up here
+	seed   uint32 // of the hash: the peer chooses the STags, but must not choose their chains
 	held   int    // entries that count against the window
 
 	entries []heldTag
-	heads   []At // a power of two, as many as there may be entries before both grow
-	free    At   // first entry that is not in use; the others behind it by next
+	heads   []At // its length is a power of two, and the most entries before both grow
+	free    At   // first entry that is not in use; the others follow by next
 }
 
-// At is where an STag stands in a Peer. It is good until the STag is closed, or forgotten and without
-// operations.
+// At is the index of an STag in a Peer. It is valid until the STag is closed, or is forgotten and has no
+// operations any more.
 type At int32
 
 const nowhere At = -1
@@ -69,8 +69,8 @@ func (h *heldTag) state() HeldState {
 // NewPeer returns a table for a stream whose window is the one granted to Host 1.
 func NewPeer(window int) *Peer { return &Peer{window: window, seed: rand.Uint32(), free: nowhere} }
 
-// Advertise is the delivery of a Send with Advertise: the STag is Held from now on. Errors, of
-// type *Error, are those of the peer: A1 STag 0, A2 advertised twice, A3 window exceeded.
+// Advertise handles the delivery of a Send with Advertise: the STag is Held from now on. Errors are of
+// type *Error and the peer's fault: A1 STag 0, A2 advertised twice, A3 window exceeded.
 func (p *Peer) Advertise(s STag) error {
 	switch {
 	case s == 0:
@@ -91,8 +91,8 @@ func (p *Peer) Advertise(s STag) error {
 	return nil
 }
 
-// PostRead notes an RDMA Read posted against a Held STag, PostWrite an RDMA Write; ReadDone and
-// WriteDone note that it completed.
+// PostRead notes that an RDMA Read on a Held STag is posted, PostWrite does so for an RDMA Write. ReadDone
+// and WriteDone note that the operation has completed.
 func (p *Peer) PostRead(s STag) (At, error)  { return p.post(s, 1, 0) }
 func (p *Peer) PostWrite(s STag) (At, error) { return p.post(s, 0, 1) }
 func (p *Peer) ReadDone(at At, s STag)       { p.done(at, s, 1, 0) }
@@ -106,7 +106,7 @@ func (p *Peer) post(s STag, reads, writes int32) (At, error) {
 	return at, err
 }
 
-// open finds an STag that operations may be posted against.
+// open finds an STag on which operations may be posted.
 func (p *Peer) open(s STag) (At, *heldTag, error) {
 	at := p.find(s)
 	if at == nowhere || p.entries[at].gone {
@@ -119,7 +119,7 @@ func (p *Peer) open(s STag) (At, *heldTag, error) {
 	return at, h, nil
 }
 
-// done ignores STags that are not held: they were closed behind Writes that nobody waits for.
+// done ignores STags that are not held: they were closed after Writes for which nobody waits.
 func (p *Peer) done(at At, s STag, reads, writes int32) {
 	h := p.entry(at, s)
 	if h == nil {
@@ -134,7 +134,7 @@ func (p *Peer) done(at At, s STag, reads, writes int32) {
 	}
 }
 
-// entry returns the entry at which s stands, nil if it does so no more.
+// entry returns the entry of s, or nil if s is not at this index any more.
 func (p *Peer) entry(at At, s STag) *heldTag {
 	if at < 0 || int(at) >= len(p.entries) || s == 0 || p.entries[at].tag != s {
 		return nil
@@ -143,7 +143,7 @@ func (p *Peer) entry(at At, s STag) *heldTag {
 }
 
 // PostClose notes that the closing Send is posted: no operation may follow. RDMA Reads must have
-// completed (R2), for a Send may overtake them; RDMA Writes are placed before the Send anyway.
+// completed (R2), because a Send may overtake them; RDMA Writes are placed before the Send anyway.
 func (p *Peer) PostClose(s STag) (At, error) {
 	at, h, err := p.open(s)
 	switch {
@@ -168,9 +168,8 @@ func (p *Peer) Closed(at At, s STag) error {
 	return nil
 }
 
-// Forget drops an STag without a close, because Host 1 revokes it by itself after a task
-// management function (R4). Operations still posted keep it from being advertised again until
-// they have completed.
+// Forget drops an STag without a close, because Host 1 revokes it itself after a task management
+// function (R4). While operations on it are posted, it cannot be advertised again.
 func (p *Peer) Forget(s STag) error {
 	at, h, err := p.open(s)
 	if err != nil {
@@ -194,14 +193,14 @@ func (p *Peer) State(s STag) HeldState {
 	return Unknown
 }
 
-// head is where the chain begins that an STag is in.
+// head returns the head of the chain of an STag.
 func (p *Peer) head(s STag) *At {
 	h := (uint32(s) ^ p.seed) * 0x9e3779b1 // 2^32 / golden ratio, odd
 	h ^= h >> 15
 	return &p.heads[int(h)&(len(p.heads)-1)]
 }
 
-// find returns where an STag stands.
+// find returns the index of an STag.
 func (p *Peer) find(s STag) At {
 	if len(p.heads) == 0 || s == 0 {
 		return nowhere
@@ -213,7 +212,7 @@ func (p *Peer) find(s STag) At {
 	return at
 }
 
-// remove takes an entry off its chain.
+// remove removes an entry from its chain.
 func (p *Peer) remove(at At) {
 	link := p.head(p.entries[at].tag)
 	for *link != at {

@@ -55,7 +55,7 @@ func TestPeerMoreDoneThanPosted(t *testing.T) {
 	p.ReadDone(at, 7)
 }
 
-// heldModel is what one STag should be.
+// heldModel is the expected state of one STag.
 type heldModel struct {
 	reads, writes int
 	closed, gone  bool
@@ -63,7 +63,7 @@ type heldModel struct {
 	found         bool
 }
 
-// stays checks that an STag stands where it stood.
+// stays checks that an STag has kept its index.
 func stays(t *rapid.T, m *heldModel, at At) {
 	if m.found && m.at != at {
 		t.Fatalf("an STag that stood at %d stands at %d", m.at, at)

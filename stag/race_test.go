@@ -13,10 +13,10 @@ type life struct {
 	done   chan struct{} // closed when the STag is Released or Revoked without references
 }
 
-// TestConcurrentUse: on each of several streams a driver advertises, a peer reads and closes,
-// and another goroutine revokes; strangers try every STag they see. The driver writes to its
-// memory as soon as the table says that it may: the race detector and the octets would show a
-// reference that outlived that.
+// TestConcurrentUse: on each of several streams a driver advertises, a peer reads and closes, and
+// another goroutine revokes. Other streams try all these STags. The driver writes to its memory as
+// soon as the table says that it may. If a reference were still held then, the race detector or the
+// octets would show it.
 func TestConcurrentUse(t *testing.T) {
 	table := NewTable(1000)
 	d := table.NewDomain()
@@ -116,8 +116,8 @@ func peer(t *testing.T, st *Stream, lives <-chan *life) {
 	}
 }
 
-// revoke takes STags back. If that is the end of them, it says so; otherwise the last Release
-// or the close does.
+// revoke revokes STags. It reports those that have no references; for others the last Release or the
+// close does.
 func revoke(st *Stream, revokes <-chan *life) {
 	for l := range revokes {
 		if quiet, err := st.Revoke(l.tag); err == nil && quiet {
@@ -126,8 +126,8 @@ func revoke(st *Stream, revokes <-chan *life) {
 	}
 }
 
-// TestConcurrentRegions: readers of a region that others invalidate, register again and
-// deregister; Deregister returns only when nobody reads.
+// TestConcurrentRegions: goroutines read a region that others invalidate, register again and
+// deregister. Deregister returns only when nobody reads.
 func TestConcurrentRegions(t *testing.T) {
 	table := NewTable(1000)
 	d := table.NewDomain()

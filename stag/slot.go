@@ -8,8 +8,8 @@ import (
 	"oneshot/internal/invariant"
 )
 
-// slot is an entry of the table. The fields below word describe the region; they change only
-// while the word says Reserved or changing, or Free and owned by the one who made it so.
+// slot is an entry of the table. The fields after word describe the region. They change only while
+// the word says Reserved or changing, or Free with an owner, which is whoever made it Free.
 type slot struct {
 	word atomic.Uint64
 
@@ -19,9 +19,9 @@ type slot struct {
 	base   atomic.Uint64          // TO of the first octet
 	length atomic.Uint64          // octets
 
-	owner    any      // of a slot of one stream alone: guarded by the owner's own lock, see Stream.Owner
-	segments [][]byte // read under a reference only
-	ends     []uint64 // offset behind each segment, if there is more than one
+	owner    any      // if the slot belongs to one stream alone; guarded by the lock of that owner, see Stream.Owner
+	segments [][]byte // read only while a reference is held
+	ends     []uint64 // the offset of the end of each segment, if there is more than one
 
 	index      uint32
 	idle       chan struct{} // closed when Deregister may go on; guarded by Table.mu
@@ -33,8 +33,8 @@ func (s *slot) swap(old, new word) bool     { return s.word.CompareAndSwap(uint6
 func (s *slot) tag(w word) STag             { return STag(s.index<<keyBits | uint32(w.key())) }
 func (s *slot) matches(w word, t STag) bool { return w.key() == t.key() && w.state() != Free }
 
-// retainedEnds bounds the memory that a slot keeps for its next use: lists of up to that many
-// segments cost no allocation.
+// retainedEnds bounds the memory that a slot keeps for its next use: a list of at most that many
+// segments costs no allocation.
 const retainedEnds = 512
 
 // setRegion describes the region. The caller owns the slot.
@@ -74,8 +74,8 @@ func (s *slot) belongs(st *Stream) bool {
 	return s.domain.Load() == st.domain
 }
 
-// inside checks that n octets from TO on lie in the region; n > 0. Everything is subtracted
-// from what we know, for the peer's numbers may wrap.
+// inside checks that n octets from TO on are in the region; n > 0. It only subtracts from numbers of
+// this side, because sums with numbers of the peer may wrap.
 func (s *slot) inside(to, n uint64) (Fault, bool) {
 	if to > math.MaxUint64-(n-1) {
 		return TOWrap, false
@@ -87,7 +87,7 @@ func (s *slot) inside(to, n uint64) (Fault, bool) {
 	return 0, true
 }
 
-// appendMemory appends the pieces of memory that n octets of the region at offset off are made of.
+// appendMemory appends the pieces of memory that hold n octets of the region from offset off on.
 func (s *slot) appendMemory(dst [][]byte, off, n uint64) [][]byte {
 	i := 0
 	if len(s.ends) > 0 {
@@ -110,8 +110,8 @@ func (s *slot) appendMemory(dst [][]byte, off, n uint64) [][]byte {
 	return dst
 }
 
-// Ref is a reference to memory of a region, checked and held until released. Its methods are
-// for one goroutine at a time; do not copy a Ref that is still to be released. The zero Ref
+// Ref is a reference to memory of a region, which was checked and is held until Release. One
+// goroutine at a time may call its methods. Do not copy a Ref before it is released. The zero Ref
 // refers to nothing.
 type Ref struct {
 	slot *slot
@@ -143,10 +143,10 @@ func (r *Ref) Append(dst [][]byte, off, n uint64) [][]byte {
 	return r.slot.appendMemory(dst, r.off+off, n)
 }
 
-// Release gives the reference up. It reports whether it was the last one of an STag that
-// allows no new access: of a Closing one, which is thereby Released, so that the closing
-// message can be delivered; or of a Revoked or Invalid one, whose memory can now be used
-// again. Releasing the zero Ref does nothing, releasing twice panics.
+// Release gives up the reference. It reports whether this was the last reference to an STag that
+// allows no new access. A Closing STag becomes Released then, and the closing message can be
+// delivered; the memory of a Revoked or Invalid STag can be used again. Releasing the zero Ref does
+// nothing, releasing twice panics.
 func (r *Ref) Release() (last bool) {
 	s := r.slot
 	if s == nil {
@@ -174,7 +174,7 @@ func (s *slot) release() (last bool) {
 			continue
 		}
 		if last && state == deregistering {
-			close(s.idle) // set before the state was, and left alone until it is closed
+			close(s.idle) // it was set before the state, and nobody changes it until it is closed
 		}
 		return last
 	}

@@ -22,7 +22,7 @@ func segs(first byte, sizes ...int) [][]byte {
 	return out
 }
 
-// lecOf is layer, error type and code of a violation as one number, 0xffff without one.
+// lecOf returns layer, error type and code of a violation as one number, or 0xffff if err is none.
 func lecOf(err error) int {
 	var e *Error
 	if !errors.As(err, &e) {
@@ -316,7 +316,7 @@ func TestReregister(t *testing.T) {
 	}
 }
 
-// TestDeregisterWaits: it returns when the last of several references is released, not before.
+// TestDeregisterWaits: Deregister returns when the last of several references is released, not before.
 func TestDeregisterWaits(t *testing.T) {
 	table := NewTable(10)
 	d := table.NewDomain()
@@ -555,7 +555,7 @@ func TestNoAllocations(t *testing.T) {
 	}
 }
 
-// A region of something that is not memory has its length, its rights and its end like others.
+// A region without memory has a length, rights and an end like other regions.
 func TestRegionWithoutMemory(t *testing.T) {
 	table := NewTable(16)
 	d := table.NewDomain()
@@ -594,7 +594,7 @@ func TestRegionWithoutMemory(t *testing.T) {
 	}
 }
 
-// TestOwner: the owner of an STag is that of its use, of its stream, and is given back once.
+// TestOwner: the owner of an STag is the one of its current use, only its own stream knows it, and Disown returns it once.
 func TestOwner(t *testing.T) {
 	table := NewTable(300)
 	d := table.NewDomain()
@@ -639,7 +639,7 @@ func TestOwner(t *testing.T) {
 	}
 }
 
-// Grant is Reserve and Bind: the memory is there, and the window counts.
+// Grant is Reserve and Bind: the memory is accessible, and the STag counts against the window.
 func TestGrant(t *testing.T) {
 	table := NewTable(300)
 	st := table.NewStream(table.NewDomain(), 1)

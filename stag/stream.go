@@ -7,16 +7,16 @@ import (
 	"oneshot/internal/invariant"
 )
 
-// A stream keeps free indexes of its own and uses them in turn, so that a key comes round as
-// late as possible: with stockMax indexes after 256 × stockMax commands.
+// A stream keeps free indexes of its own and uses them in turn, so that an STag comes again as late
+// as possible: with stockMax indexes after 256 × stockMax commands.
 const (
 	stockMax   = 64
 	stockBatch = stockMax / 2 // to and from the table at a time
 )
 
-// Stream is one RDMAP stream: one connection, one queue pair. The one-shot STags reserved
-// through it are its own. Acquire, Invalidate and Close are what the peer asks for, in the
-// order of its messages; they take no lock.
+// Stream is one RDMAP stream: one connection, one queue pair. The one-shot STags that are reserved
+// through it belong to it. Acquire, Invalidate and Close do what the peer asks for, in the order of
+// its messages; they take no lock.
 type Stream struct {
 	table  *Table
 	domain *Domain
@@ -26,7 +26,7 @@ type Stream struct {
 	mu     sync.Mutex // taken before Table.mu; not shared with other streams
 	window int        // guarded by mu, like all below
 	ended  bool
-	slots  *slot // those of this stream alone
+	slots  *slot // list of the slots of this stream alone
 	stock  [stockMax]uint32
 	first  int // index into stock
 	count  int
@@ -131,9 +131,9 @@ func (st *Stream) revalidate(sl *slot, w word) error {
 	return nil
 }
 
-// Owner returns what Region.Owner was for an STag of this stream alone, nil if it is none or Disown has
-// been called. Whoever calls it, Disown or TakeOwners has a lock of its own for this, and holds it
-// whenever it makes and frees STags of the stream.
+// Owner returns the Region.Owner of an STag of this stream alone, or nil if s is no such STag or Disown was
+// called. The callers of Owner, Disown and TakeOwners need a lock of their own, which they also hold
+// whenever they make and free STags of the stream.
 func (st *Stream) Owner(s STag) any {
 	if sl, _, err := st.own(s); err == nil {
 		return sl.owner
@@ -141,7 +141,7 @@ func (st *Stream) Owner(s STag) any {
 	return nil
 }
 
-// Disown is Owner, for the last time.
+// Disown is Owner, and forgets the owner.
 func (st *Stream) Disown(s STag) (owner any) {
 	if sl, _, err := st.own(s); err == nil {
 		owner, sl.owner = sl.owner, nil
@@ -149,7 +149,7 @@ func (st *Stream) Disown(s STag) (owner any) {
 	return owner
 }
 
-// TakeOwners calls f with the owner of each STag of this stream alone, for the last time. f must not
+// TakeOwners calls f with the owner of each STag of this stream alone, and forgets the owners. f must not
 // use the stream.
 func (st *Stream) TakeOwners(f func(s STag, owner any)) {
 	st.mu.Lock()
@@ -193,8 +193,8 @@ func (st *Stream) Grant(r Region) (STag, error) {
 	return sl.tag(w), nil
 }
 
-// reserve takes a slot for a one-shot STag. The lock is held, and its word is Free until the caller
-// changes it.
+// reserve takes a slot for a one-shot STag. The word of the slot is Free until the caller changes it. The
+// lock is held.
 func (st *Stream) reserve() (*slot, error) {
 	switch {
 	case st.ended:
@@ -244,8 +244,8 @@ func (st *Stream) own(s STag) (*slot, word, error) {
 	return sl, w, err
 }
 
-// Advertised notes that the last octet of the message that carries the Bound STag was given to
-// TCP. ErrState means that it was revoked in the meantime.
+// Advertised notes that TCP has taken the last octet of the message that carries the Bound STag.
+// ErrState means that the STag was revoked in the meantime.
 func (st *Stream) Advertised(s STag) error {
 	for {
 		sl, w, err := st.own(s)
@@ -276,7 +276,7 @@ func (st *Stream) Acquire(op Op, s STag, to, n uint64) (Ref, error) {
 		w := sl.load()
 		if fault, ok := sl.allows(w, st, op, s, to, n); !ok {
 			if sl.load()&^refsMask != w&^refsMask {
-				continue // what was read may be of two uses
+				continue // the fields that were read may belong to two uses
 			}
 			return Ref{}, &Error{op, fault, s}
 		}
@@ -302,19 +302,18 @@ func (s *slot) allows(w word, st *Stream, op Op, tag STag, to, n uint64) (Fault,
 	return s.inside(to, n)
 }
 
-// Close is the delivery of a one-shot close: all segments of the message placed, all earlier
-// messages delivered. New access ends at once. Released reports that no reference is held and
-// the message may be delivered; otherwise the Release that makes it so reports that, and the
-// message and those after it have to wait. Errors are of type *Error.
+// Close handles the delivery of a one-shot close. All segments of the message are placed and all
+// earlier messages are delivered. New access ends at once. If released is true, no reference is held
+// and the message may be delivered. Otherwise this message and those after it have to wait until a
+// Release reports that it was the last. Errors are of type *Error.
 func (st *Stream) Close(s STag) (released bool, err error) {
 	return st.end(Close, s)
 }
 
-// Invalidate is the delivery of a Send with Invalidate (RFC 5040 §5.3). Of a conventional
-// region access ends at once, and memory that references hold is given free by the last
-// Release; a region that is Invalid already stays so. A one-shot STag is closed by it, for
-// streams with advertise but without close. Quiet reports that no reference is held. Errors
-// are of type *Error.
+// Invalidate handles the delivery of a Send with Invalidate (RFC 5040 §5.3). The access to a
+// conventional region ends at once, and the last Release frees memory that references hold; a
+// region that is already Invalid stays so. A one-shot STag is closed, as in streams with advertise
+// but without close. quiet reports that no reference is held. Errors are of type *Error.
 func (st *Stream) Invalidate(s STag) (quiet bool, err error) {
 	return st.end(Invalidate, s)
 }
@@ -342,7 +341,7 @@ func (st *Stream) end(op Op, s STag) (bool, error) {
 	}
 }
 
-// ending returns the word after a close or invalidation of the peer, or why there is none.
+// ending returns the word after a close or invalidation by the peer, or the fault if that is not allowed.
 func (s *slot) ending(w word, st *Stream, op Op, tag STag) (next word, fault Fault, ok bool) {
 	state := w.state()
 	switch {
@@ -364,10 +363,10 @@ func (s *slot) ending(w word, st *Stream, op Op, tag STag) (next word, fault Fau
 	return w.withState(Invalid), 0, true
 }
 
-// Revoke takes a one-shot STag back that the peer is not going to close, for example after
-// the answer to a task management function. Quiet reports that no reference is held,
-// otherwise the last Release tells; then the memory may be used again. ErrState: the peer
-// has closed it already, and the completion of that comes or came.
+// Revoke takes back a one-shot STag that the peer is not going to close, for example after the
+// answer to a task management function. quiet reports that no reference is held; otherwise the last
+// Release reports it. Then the memory may be used again. ErrState: the peer has already closed the
+// STag, and the completion of the close comes or has come.
 func (st *Stream) Revoke(s STag) (quiet bool, err error) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -390,7 +389,7 @@ func (st *Stream) Revoke(s STag) (quiet bool, err error) {
 	}
 }
 
-// Consume frees a Released or Revoked one-shot STag, after the driver has seen its completion.
+// Consume frees a Released or Revoked one-shot STag, after the driver has taken its completion.
 // ErrBusy means that references are still held.
 func (st *Stream) Consume(s STag) error {
 	st.mu.Lock()
@@ -416,16 +415,16 @@ func (st *Stream) recycle(sl *slot, w word) bool {
 	if !sl.swap(w, w.withState(Free)) {
 		return false
 	}
-	// Free and on no list of free slots: it is ours.
+	// The slot is Free and in no stock of free slots, so no other goroutine uses it.
 	st.unlink(sl)
 	sl.clearRegion()
 	st.push(sl)
 	return true
 }
 
-// End ends the stream: what is its own allows no more access, and nothing new can be made.
-// One-shot STags are Revoked, except those Released, whose completions stand; regions are
-// Invalid. Quiet reports that no reference to any of them is held.
+// End ends the stream: its own STags allow no more access, and no new ones can be made. One-shot
+// STags become Revoked, except Released ones, whose completions remain; regions become Invalid.
+// quiet reports that no reference to any of them is held.
 func (st *Stream) End() (quiet bool) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -462,8 +461,8 @@ func (s *slot) endStream(st *Stream) word {
 }
 
 // Free frees everything that belongs to an ended stream alone and was not consumed or
-// deregistered. ErrBusy, because of references, and ErrState, because the stream has not ended
-// or a Deregister is under way, mean that something is left: call it again later.
+// deregistered. If something is left, it returns ErrBusy, because of references, or ErrState,
+// because the stream has not ended or a Deregister is under way: call it again later.
 func (st *Stream) Free() error {
 	st.mu.Lock()
 	defer st.mu.Unlock()

@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 )
 
-// MaxIndexes is how many slots 24 bits of index tell apart; index 0 is not used.
+// MaxIndexes is the number of indexes of 24 bits; index 0 is not used.
 const MaxIndexes = 1 << 24
 
 const chunkSlots = 256
@@ -24,25 +24,25 @@ type Table struct {
 	made int        // chunks; guarded by mu
 }
 
-// Domain is a protection domain: the streams in it share the regions that are not of one
-// stream alone (RFC 5041 §8.2).
+// Domain is a protection domain: its streams share the regions that do not belong to one stream
+// alone (RFC 5041 §8.2).
 type Domain struct{ _ byte } // not empty, so that every Domain has its own address
 
-// Region describes memory that an STag stands for.
+// Region describes the memory of an STag.
 type Region struct {
-	// Segments are the memory, in the order of their tagged offsets. The table borrows the
-	// list and the memory until the STag allows no more access and no Ref is held.
+	// Segments is the memory, in the order of the tagged offsets. The table borrows the list and
+	// the memory until the STag allows no more access and no Ref is held.
 	Segments [][]byte
 	Base     uint64 // tagged offset (TO) of the first octet: 0, or the virtual address
 	Access   Access
-	// Length, without Segments, is how many octets the region has of something that is not memory, a block
-	// store say. References to it are checked and counted like others, but have no memory to Append.
+	// Length is the number of octets of a region without Segments, which is not memory but, for example, a block
+	// store. References to it are checked and counted like others, but have no memory to Append.
 	Length uint64
 	// Owner is what Stream.Owner returns for the STag, if it is of one stream alone.
 	Owner any
 }
 
-// check reports a region that would not have a TO for each octet.
+// check returns an error if the tagged offsets of the region wrap.
 func (r *Region) check() error {
 	n := r.Length
 	if len(r.Segments) > 0 {
@@ -101,7 +101,7 @@ func (t *Table) grow() {
 	first := uint32(t.made * chunkSlots)
 	for i := range c {
 		c[i].index = first + uint32(i)
-		// A random first key, so that STags of an earlier run are worth nothing.
+		// The first key is random, so that STags of an earlier run are not valid.
 		c[i].word.Store(uint64(word(rand.Uint32()) << useShift))
 		if c[i].index != 0 {
 			t.free = append(t.free, c[i].index)
@@ -129,8 +129,8 @@ func (t *Table) State(s STag) State {
 	return Free
 }
 
-// Register makes a conventional region valid, for all streams of the domain, or for the one
-// given alone if st is not nil (which must then be of that domain).
+// Register makes a conventional region valid: for all streams of the domain, or, if st is not nil,
+// for st alone, which must be a stream of that domain.
 func (t *Table) Register(d *Domain, st *Stream, r Region) (STag, error) {
 	if err := r.check(); err != nil {
 		return 0, err
@@ -166,9 +166,9 @@ func (t *Table) find(s STag) (*slot, word, error) {
 	return nil, 0, ErrState
 }
 
-// Reregister makes an Invalid conventional region valid again, with other memory and rights.
-// The index stays, the key is the next one. ErrBusy means that references are still held,
-// ErrEnded that the region was one of an ended stream, which frees it.
+// Reregister makes an Invalid conventional region valid again, with other memory and rights. The
+// index stays, the key is the next one. ErrBusy means that references are still held, ErrEnded that
+// the region belongs to a stream that has ended, whose Free frees it.
 func (t *Table) Reregister(s STag, r Region) (STag, error) {
 	if err := r.check(); err != nil {
 		return 0, err
@@ -199,8 +199,8 @@ func (t *Table) Reregister(s STag, r Region) (STag, error) {
 	return sl.tag(next), nil
 }
 
-// Invalidate takes a conventional region back; it may be made valid again. Quiet reports
-// that no reference is held, otherwise the last Release tells. An Invalid region stays so.
+// Invalidate takes back a conventional region, which may be made valid again. quiet reports that
+// no reference is held; otherwise the last Release reports it. An Invalid region stays Invalid.
 func (t *Table) Invalidate(s STag) (quiet bool, err error) {
 	for {
 		sl, w, err := t.find(s)
@@ -220,8 +220,8 @@ func (t *Table) Invalidate(s STag) (quiet bool, err error) {
 	}
 }
 
-// Deregister takes a conventional region back for good. It blocks until no reference is held,
-// so that the caller must hold none, and frees the STag.
+// Deregister takes back a conventional region for good, and frees the STag. It blocks until no
+// reference is held, so the caller must hold none.
 func (t *Table) Deregister(s STag) error {
 	for {
 		sl, w, err := t.find(s)
@@ -246,8 +246,8 @@ func (t *Table) Deregister(s STag) error {
 	}
 }
 
-// drain makes a region with references deregistering and returns what is closed when they are
-// gone, or nil if the word changed.
+// drain makes a region with references deregistering, and returns a channel that is closed when they
+// are released. It returns nil if the word has changed.
 func (t *Table) drain(sl *slot, w word) chan struct{} {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -277,7 +277,7 @@ func (t *Table) discard(sl *slot) {
 	st.mu.Unlock()
 }
 
-// free ends the use of a deregistering slot, whose word nobody else changes.
+// free ends the use of a deregistering slot. Nobody else changes its word.
 func (s *slot) free() {
 	s.clearRegion()
 	s.word.Store(uint64(s.load().withState(Free)))

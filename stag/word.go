@@ -8,7 +8,7 @@ const keyBits = 8
 func (s STag) index() uint32 { return uint32(s) >> keyBits }
 func (s STag) key() uint8    { return uint8(s) }
 
-// State is where an STag is in its life (one-shot.md §4 for those of one-shot).
+// State is the state of an STag (for one-shot STags: one-shot.md §4).
 type State uint8
 
 const (
@@ -51,7 +51,7 @@ var accessOf = [opCount]Access{
 	RemoteWrite: AccessRemoteWrite, ReadResponse: AccessLocalWrite, RemoteRead: AccessRemoteRead,
 }
 
-// word is all of a slot that has to change at once:
+// word holds those parts of a slot that have to change together:
 //
 //	63       48  47   40  39    32  31   28  27        0
 //	generation | key    | access  | state  | references

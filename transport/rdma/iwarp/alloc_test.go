@@ -8,13 +8,13 @@ import (
 	"oneshot/transport/rdma"
 )
 
-// trip is one operation and what answers it.
+// trip is an operation and its answer.
 type trip struct {
 	name string
 	run  func()
 }
 
-// trips returns round trips of all kinds over a connection, none of which builds anything.
+// trips returns round trips of all kinds over a connection. They allocate nothing themselves.
 func trips(a, b *end, n int) []trip {
 	memory := a.sge(1<<20, n)
 	send := []rdma.Work{{ID: 1, Op: rdma.OpSend, Flags: rdma.Signaled, SGL: a.sge(0, 48)}}

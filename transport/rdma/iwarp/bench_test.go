@@ -119,9 +119,9 @@ func cpu(b *testing.B) int64 {
 	return u.Utime.Nano() + u.Stime.Nano()
 }
 
-// BenchmarkFlows measures what storage writes and reads of 512 octets cost both ends together, 32 at a time:
-// with memory advertised in one shot, and registered, bound, unbound and freed for each of them. cpu-ns/op
-// is processor time, which other processes disturb less than ns/op.
+// BenchmarkFlows measures the cost of storage writes and reads of 512 octets for both ends together, 32 at a time:
+// with memory that is advertised in one shot, and with memory that is registered, bound, unbound and freed for each
+// of them. cpu-ns/op is processor time, which other processes disturb less than ns/op.
 func BenchmarkFlows(b *testing.B) {
 	const depth, size = 32, 512
 	for _, pull := range []bool{true, false} {
@@ -225,7 +225,7 @@ func (e *end) take(n int) {
 	}
 }
 
-// storage is a target: it pulls the data of writes and pushes that of reads, and answers.
+// storage is a target: it pulls the data of writes, pushes the data of reads, and answers.
 func storage(e *end, pull bool, size int) func() {
 	var cs [64]rdma.Completion
 	var works []rdma.Work

@@ -7,7 +7,7 @@ import (
 	"oneshot/transport/rdma"
 )
 
-// A peer may refuse a Read before it has answered those before it. Its Terminate says which.
+// A peer may refuse a Read before it has answered earlier Reads. Its Terminate says which Read it refuses.
 func TestRefusedReadIsBlamed(t *testing.T) {
 	for name, c := range map[string]struct {
 		quote  func(second ddp.RDMARead) *ddp.RDMARead

@@ -61,7 +61,7 @@ func (d *Device) Connect(ctx context.Context, rq rdma.QueuePair, addr string, p 
 	return fmt.Errorf("iwarp: connect to %s: %w", addr, err)
 }
 
-// request makes the MPA Request, and the offer in it, if there is one.
+// request makes the MPA Request, and returns it with the one-shot offer in it, or nil.
 func (d *Device) request(p *rdma.ConnParams) (*ddp.StartFrame, *ddp.OneShot) {
 	f := &ddp.StartFrame{CRC: !d.cfg.NoCRC, Revision: 1, PrivateData: p.PrivateData}
 	if d.cfg.PlainMPA {
@@ -81,7 +81,7 @@ func (d *Device) request(p *rdma.ConnParams) (*ddp.StartFrame, *ddp.OneShot) {
 	return f, &offer
 }
 
-// exchange sends the Request and draws the conclusions from the Reply.
+// exchange sends the Request and evaluates the Reply.
 func exchange(tc *net.TCPConn, req *ddp.StartFrame, offer *ddp.OneShot) (*agreed, error) {
 	if _, err := tc.Write(req.AppendTo(nil)); err != nil {
 		return nil, err

@@ -1,6 +1,6 @@
 // Package iwarp is an RDMA device in user space: MPA (RFC 5044, RFC 6581), DDP (RFC 5041) and
 // RDMAP (RFC 5040) over TCP, with the one-shot extension. It needs neither an RDMA card nor a
-// kernel module, and talks to those who have one.
+// kernel module, and its peers may have one.
 //
 //	device.go    Device, its limits and counters
 //	memory.go    protection domains, windows
@@ -16,11 +16,12 @@
 //	place.go     a segment's way to its place, and what its message does
 //	end.go       Terminate, disconnection, flush
 //
-// A connection costs one goroutine, parked in the poller while nothing comes. It reads all
-// that has come with one readv, hands completions to the completion queues, calls their
-// events, and sends everything that these have posted with one writev. Payload goes from the
-// socket to its final place and from registered memory to the socket; only what is small is
-// copied once, together with the headers around it. An idle connection holds no buffers.
+// A connection has one goroutine, which is parked in the poller while nothing comes. It reads
+// everything that has come with one readv, hands completions to the completion queues, calls
+// their events, and sends everything that these have posted with one writev. Payload goes
+// directly from the socket to its final place, and from registered memory to the socket; only
+// small payloads are copied once, together with their headers. An idle connection holds no
+// buffers.
 package iwarp
 
 import (
@@ -34,24 +35,24 @@ import (
 	"oneshot/transport/rdma/soft"
 )
 
-// Config says how a device is to be. The zero value is a good one.
+// Config configures a device. The zero value is valid.
 type Config struct {
 	Logger *slog.Logger // nil: silence
-	Name   string       // for people; "": iwarp
-	// STags is how many regions, windows and advertised STags there may be at a time.
-	// 0: 1 Mi.
+	Name   string       // for messages and counters; "": iwarp
+	// STags is the greatest number of regions, windows and advertised STags at a time.
+	// 0: 2²⁰.
 	STags int
 	// MaxReads bounds the RDMA Reads outstanding per connection, either way. 0: 128.
 	MaxReads int
-	// NoCRC leaves it to the peer whether FPDUs have CRCs. One-shot always has them.
+	// NoCRC lets the peer decide whether FPDUs have CRCs. One-shot connections always have them.
 	NoCRC bool
 	// PlainMPA has Connect speak revision 1 of MPA (RFC 5044), without IRD, ORD and one-shot.
 	PlainMPA bool
 	// ClientServer has Connect not offer the peer-to-peer model (RFC 6581 §9.2), in which it
-	// sends a ready-to-receive message so that the other end may send first. What the other
-	// end posts waits then for our first message.
+	// sends a ready-to-receive message so that the other end may send first. Then the work of
+	// the other end waits for the first message of this one.
 	ClientServer bool
-	// MaxULPDU bounds the FPDUs that are sent, in octets. 0: what fits into a TCP segment.
+	// MaxULPDU is the largest ULPDU that is sent, in octets. 0: what fits into a TCP segment.
 	MaxULPDU int
 	// StartupTimeout bounds the exchange of MPA frames, 0: 10 s; AcceptTimeout how long the
 	// owner of a listener may take to accept, 0: 10 s; LingerTime how long a connection may
@@ -81,7 +82,7 @@ type Device struct {
 	mu      sync.Mutex // taken after queuePair.mu
 	qps     map[*queuePair]struct{}
 	past    rdma.Counters           // of queue pairs that are gone
-	waiters map[stag.STag][]*waiter // for the last reference to invalidated memory
+	waiters map[stag.STag][]*waiter // waiting for the release of the last reference to invalidated memory
 }
 
 var _ rdma.Device = (*Device)(nil)

@@ -29,7 +29,7 @@ type terminator interface {
 	Terminate() (layer, etype, code uint8)
 }
 
-// causeOf returns what a Terminate is to say of err.
+// causeOf returns the cause that a Terminate states for err.
 func causeOf(err error) ddp.Cause {
 	if e, ok := errors.AsType[*ddp.Error](err); ok {
 		return e.Cause
@@ -40,14 +40,14 @@ func causeOf(err error) ddp.Cause {
 	return ddp.NoTerminate
 }
 
-// offence is called by the reader, in its batch, with what the stream cannot go on after. It
-// returns nil if the rest of the stream is to be drained.
+// offence is called by the reader, in its batch, with an error that ends the stream. It returns nil
+// if the rest of the stream has to be drained.
 func (q *queuePair) offence(err error) error {
 	q.mu.Lock()
 	defer q.unlock()
 	x := &q.rx
 	switch {
-	case x.drain: // the peer's FIN, or the end of our patience
+	case x.drain: // the peer's FIN, or LingerTime is over
 		return err
 	case errors.Is(err, io.EOF):
 		if x.partial || x.sending || x.tagged || x.pending || x.r != x.w {
@@ -56,7 +56,7 @@ func (q *queuePair) offence(err error) error {
 		return err
 	}
 	if _, ok := errors.AsType[*PeerError](err); ok {
-		// RFC 5040 §5.4: the peer sends nothing behind it, so there is nothing to wait for.
+		// RFC 5040 §5.4: the peer sends nothing after its Terminate, so there is nothing to wait for.
 		q.blame(err)
 		q.stop(err, nil)
 		return err
@@ -77,8 +77,8 @@ func (q *queuePair) offence(err error) error {
 	return nil
 }
 
-// stop begins the end of the connection: nothing is sent any more but a Terminate, if there
-// is one. The lock is held.
+// stop begins the end of the connection: from now on at most a Terminate is sent. The lock is
+// held.
 func (q *queuePair) stop(err error, t *ddp.TerminateMessage) {
 	silent := q.state == left
 	switch {
@@ -93,7 +93,7 @@ func (q *queuePair) stop(err error, t *ddp.TerminateMessage) {
 		q.err = err
 	}
 	if t != nil && !silent {
-		q.opened = true // the peer sends FPDUs, so it takes some
+		q.opened = true // the peer has sent an FPDU, so it accepts FPDUs
 		q.term = ddp.AppendFPDUTrailer(ddp.AppendTerminate(nil, t), 0)
 	}
 	q.linger()
@@ -131,8 +131,8 @@ func (q *queuePair) localError(w *wqe, s rdma.Status, err error) {
 	q.broken(err)
 }
 
-// blame gives the Read that the peer has refused, if it has refused one, the status that says so: the
-// one that it quotes, or else the oldest.
+// blame sets the status of the Read that the peer has refused, if it has refused one: the Read that its
+// Terminate quotes, or else the oldest one.
 func (q *queuePair) blame(err error) {
 	e, _ := errors.AsType[*PeerError](err)
 	if e.Cause.Layer() != 0 || e.Cause == ddp.LocalCatastrophic || len(q.sq.reads) == 0 {
@@ -151,7 +151,7 @@ func (q *queuePair) blame(err error) {
 	}
 }
 
-// asks reports whether r is the Read Request of w, or what was left of it after a part of its Response
+// asks reports whether r is the Read Request of w, or the rest of it after a part of the Response
 // (RFC 5040 §4.8).
 func (q *queuePair) asks(w *wqe, r *ddp.RDMARead) bool {
 	own := q.readRequest(w)
@@ -222,7 +222,7 @@ func (q *queuePair) Close() error {
 	return q.release()
 }
 
-// release gives back what the queue pair uses of others.
+// release gives up the completion queues, receive queue and domain that the queue pair uses.
 func (q *queuePair) release() error {
 	q.dev.mu.Lock()
 	_, ok := q.dev.qps[q]
@@ -257,7 +257,7 @@ func (q *queuePair) finish(err error) {
 	}
 	q.mu.Unlock()
 	if waits {
-		_ = q.tc.SetDeadline(time.Unix(1, 0)) // the writer may wait for room
+		_ = q.tc.SetDeadline(time.Unix(1, 0)) // wakes the writer, if it waits for room
 		q.sock.Close()
 	}
 
@@ -270,7 +270,7 @@ func (q *queuePair) finish(err error) {
 	q.flushReceives(err)
 	if reset {
 		if tc, ok := q.tc.(*net.TCPConn); ok {
-			_ = tc.SetLinger(0) // the peer is to know that this is no good end
+			_ = tc.SetLinger(0) // a reset tells the peer that this is no orderly end
 		}
 	}
 	_ = q.tc.Close()
@@ -283,7 +283,7 @@ func (q *queuePair) finish(err error) {
 	close(q.done)
 }
 
-// verdict returns why the connection has ended, nil if in good order.
+// verdict returns why the connection has ended; nil: orderly.
 func (q *queuePair) verdict(err error) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -345,8 +345,8 @@ func (q *queuePair) flushSends(err error) {
 	s.sent, s.cur, s.reads = s.Tail, s.Tail, nil
 }
 
-// flushReceives completes the receives that are the queue pair's own, and that of the message
-// under way.
+// flushReceives completes the receives that belong to the queue pair, and the receive of the message
+// that is under way.
 func (q *queuePair) flushReceives(err error) {
 	if q.rx.taken {
 		q.closeReceive(rdma.StatusFlushed, err)

@@ -9,7 +9,7 @@ import (
 	"oneshot/transport/rdma"
 )
 
-// The network tells of the peer's end before the goroutine of the connection has come to it.
+// PeerEnded knows that the peer has ended the connection before the goroutine of the connection has noticed it.
 func TestPeerEnded(t *testing.T) {
 	dev, err := Open(Config{})
 	check(t, err)

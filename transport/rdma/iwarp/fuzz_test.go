@@ -16,7 +16,7 @@ import (
 	"oneshot/transport/rdma"
 )
 
-// In the input of FuzzReceive these stand for STags that the peer was told.
+// In the input of FuzzReceive these values stand for STags that the peer knows.
 const (
 	regionMark = 0xf1f1f1f1
 	advertMark = 0xf2f2f2f2
@@ -38,9 +38,9 @@ var fuzzModes = []struct {
 	{ddp.Host1, ddp.OfferFlags | ddp.OfferEvery | ddp.OfferAdvertise, true},
 }
 
-// FuzzReceive sends ULPDUs to a queue pair: each is two octets of length and as many octets,
-// which get their length field, pad and CRC here. Whatever comes, nothing leaks and nothing
-// is reached that the peer was not given.
+// FuzzReceive sends ULPDUs to a queue pair. Each is two octets of length and as many octets; the
+// test adds length field, pad and CRC. For any input nothing leaks, and the peer reaches no memory
+// to which it has no access.
 func FuzzReceive(f *testing.F) {
 	for mode := range fuzzModes {
 		for _, b := range fuzzSeeds(mode) {
@@ -137,8 +137,8 @@ func fuzzWire(input []byte, region, advert uint32) (wire []byte) {
 	return append(wire, input...)
 }
 
-// fuzzSeeds are messages as a peer in good order would send them. ULPDUs begin with their
-// length, which is just what the input wants.
+// fuzzSeeds returns messages of a correct peer. ULPDUs begin with their length, as the input
+// does.
 func fuzzSeeds(mode int) (seeds [][]byte) {
 	m := fuzzModes[mode]
 	var peer ddp.Format

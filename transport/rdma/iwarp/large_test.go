@@ -18,8 +18,8 @@ const (
 	large       = largePiece * largePieces // over 4 GiB
 )
 
-// largeSeen are the pieces that are looked at: the first, the last below 4 GiB, and the one above; and
-// where they lie in small memory. All others lie on one another, at 0.
+// largeSeen maps the pieces that are checked to their places in small memory: the first one, the last one below
+// 4 GiB, and the one above. All other pieces share place 0.
 var largeSeen = map[int]int{0: 1, largePieces - 2: 2, largePieces - 1: 3}
 
 // largeMemory returns more than 4 GiB of address space on 4 MiB of memory.
@@ -40,9 +40,9 @@ func largeMemory(t *testing.T) []byte {
 	return b
 }
 
-// One transfer of more than 4 GiB is moved, and not only reckoned with: lengths and tagged offsets beyond
-// 32 bits get to the wire, and every piece to its place. By RDMA Read; with ONESHOT_LARGE set also by RDMA
-// Write, and out of memory that was advertised in one shot.
+// One transfer moves more than 4 GiB: lengths and tagged offsets beyond 32 bits are on the wire, and every piece
+// comes to its place. The test uses RDMA Read; with ONESHOT_LARGE set it also uses RDMA Write, and memory that
+// was advertised in one shot.
 func TestBeyond4GiB(t *testing.T) {
 	for name, x := range map[string]struct {
 		op      rdma.Opcode
@@ -102,7 +102,7 @@ func beyond4GiB(t *testing.T, op rdma.Opcode, oneShot bool) {
 	remote := manager.Remote{Len: large}
 	server.recv(1, 7*largePiece, 64)
 	client.recv(1, 0, 64)
-	first := rdma.Work{ID: 2, Op: rdma.OpSend, SGL: client.sge(64, 8)} // the responder speaks when it has heard of the initiator
+	first := rdma.Work{ID: 2, Op: rdma.OpSend, SGL: client.sge(64, 8)} // the responder may send after the initiator's first FPDU
 	var answer rdma.Work
 	if oneShot {
 		first.Flags, first.Memory, first.Access = rdma.Advertise, []rdma.SGE{{Bytes: b}}, rdma.AccessRemoteRead
@@ -144,7 +144,7 @@ func beyond4GiB(t *testing.T, op rdma.Opcode, oneShot bool) {
 		t.Errorf("%d descriptors for %d octets", transfer.Count(), large)
 	}
 	end.HasMessage, end.Message = true, answer
-	moved := server.drive(transfer) + server.drive(end) // an STag is closed when the Reads have completed
+	moved := server.drive(transfer) + server.drive(end) // the STag may be closed only after the Reads have completed
 	if moved != large {
 		t.Errorf("%d octets were asked for, want %d", moved, large)
 	}
@@ -163,7 +163,7 @@ func beyond4GiB(t *testing.T, op rdma.Opcode, oneShot bool) {
 	}
 }
 
-// drive has a queue post an item, and returns how many octets were in that when it has completed.
+// drive has a queue post an item, waits until it has completed, and returns how many octets it has moved.
 func (e *end) drive(it *manager.Item) (moved int64) {
 	e.t.Helper()
 	var q manager.Queue

@@ -2,8 +2,8 @@ package iwarp
 
 import "oneshot/internal/invariant"
 
-// state is where a queue pair is in its life. Only queuePair.become changes it, along the rows of
-// the table below.
+// state is the state of a queue pair. Only queuePair.become changes it, as the rows of the table
+// below allow.
 //
 //	idle ─► connecting ─► connected ─┬─► leaving ────► left ─┐
 //	                                 ├─► terminating ─► told ─┤
@@ -16,23 +16,23 @@ const (
 	connected                // both ways
 	leaving                  // Disconnect: what is posted is sent, and then our half closed
 	left                     // our half is closed, the peer's is not
-	terminating              // something was wrong: a Terminate is sent, if there is one, and then our half closed
-	told                     // so it is; what comes from the peer is thrown away
-	cut                      // the socket is of no use, and the peer is to see that this is no good end
-	gone                     // the socket is of no use
-	ended                    // it is closed, and everything posted has completed
+	terminating              // after an error: a Terminate is sent, if there is one, and then our half is closed
+	told                     // the Terminate is sent and our half is closed; what comes from the peer is thrown away
+	cut                      // the socket is unusable, and a reset has to tell the peer that this is no orderly end
+	gone                     // the socket is unusable
+	ended                    // the socket is closed, and everything posted has completed
 	states
 )
 
-// phase is what is so in a state.
+// phase says what is allowed in a state.
 type phase struct {
 	name   string
-	next   uint16 // states that may follow, by bit
+	next   uint16 // bit set of the states that may follow
 	posts  bool   // Post takes work
 	sends  bool   // work leaves
-	speaks bool   // work or a Terminate does
+	speaks bool   // work or a Terminate leaves
 	lives  bool   // the socket is in use
-	drains bool   // what comes is nobody's
+	drains bool   // received bytes are thrown away
 }
 
 var life = [states]phase{
@@ -53,7 +53,7 @@ func (s state) String() string { return life[s].name }
 // may reports whether to may follow s.
 func (s state) may(to state) bool { return life[s].next&(1<<to) != 0 }
 
-// is returns what is so now. The lock is held.
+// is returns the phase of the current state. The lock is held.
 func (q *queuePair) is() *phase { return &life[q.state] }
 
 // become changes the state. The lock is held.
@@ -71,9 +71,9 @@ func (q *queuePair) closed() {
 	}
 }
 
-// useless notes that the socket is of no use any more. The lock is held, and the socket lives.
+// useless notes that the socket has become unusable. The lock is held, and the socket lives.
 func (q *queuePair) useless(err error) {
-	if err != nil && !q.is().drains { // who is sent a Terminate is not to lose it by a reset
+	if err != nil && !q.is().drains { // a reset could discard the Terminate before the peer reads it
 		q.become(cut)
 	} else {
 		q.become(gone)

@@ -6,8 +6,8 @@ import (
 	"oneshot/internal/invariant"
 )
 
-// The table of a queue pair's life: every state has a name, can be reached, and comes to its end;
-// nothing is gained on the way.
+// In the table of states every state has a name, can be reached, and leads to the end; no later state allows
+// more than an earlier one.
 func TestLife(t *testing.T) {
 	reached := map[state]bool{idle: true}
 	for range states {

@@ -16,9 +16,9 @@ import (
 	"oneshot/transport/rdma/soft"
 )
 
-// maxStarting is how many connections may be in their exchange of MPA frames, or wait for
-// their owner, per listener. When there are as many, the one that has sent no whole frame for the
-// longest time gives way to a new one.
+// maxStarting is how many connections of a listener may be in their exchange of MPA frames, or wait
+// for Accept. When there are as many, a new one ends the one that has been without a whole frame for
+// the longest time.
 const maxStarting = 1024
 
 // listener waits for connections.
@@ -45,9 +45,9 @@ func (d *Device) Listen(addr string) (rdma.Listener, error) {
 	return d.ListenOn(tl.(*net.TCPListener), d.cfg.NoCRC), nil
 }
 
-// ListenOn is Listen with a listener that the caller has made, and that the result owns. noCRC leaves it
-// to those who connect whether FPDUs have CRCs, as Config.NoCRC does for all of the device: RFC 5044
-// §7.1.1 has them used if either end asks.
+// ListenOn is Listen with a TCP listener of the caller, which the result owns from then on. With noCRC the
+// connecting ends decide whether FPDUs have CRCs, as Config.NoCRC does for the whole device: CRCs are used if
+// either end asks for them (RFC 5044 §7.1.1).
 func (d *Device) ListenOn(tl *net.TCPListener, noCRC bool) rdma.Listener {
 	l := &listener{
 		dev: d, noCRC: noCRC, tl: tl,
@@ -110,7 +110,7 @@ func (l *listener) run() {
 	}
 }
 
-// admit starts a connection. If there are too many that start, the oldest of those gives way.
+// admit starts a connection. If too many connections are starting, it ends the oldest of them.
 func (l *listener) admit(tc *net.TCPConn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -142,7 +142,7 @@ func (l *listener) admit(tc *net.TCPConn) {
 	})
 }
 
-// evict ends the oldest connection that starts. False: all wait for their owner. The lock is held.
+// evict ends the oldest starting connection. False: all of them wait for Accept. The lock is held.
 func (l *listener) evict() bool {
 	oldest := l.starting.Front()
 	if oldest == nil {
@@ -168,7 +168,7 @@ func (l *listener) startup(tc *net.TCPConn) *request {
 		}
 	}
 	if err != nil {
-		if !errors.Is(err, net.ErrClosed) { // it gives way, or the listener is closed
+		if !errors.Is(err, net.ErrClosed) { // closed by evict, or with the listener
 			d.log.LogAttrs(context.Background(), slog.LevelWarn, "iwarp: connection does not start",
 				slog.String("peer", tc.RemoteAddr().String()), slog.Any("reason", err))
 		}
@@ -178,7 +178,7 @@ func (l *listener) startup(tc *net.TCPConn) *request {
 	return newRequest(l, tc, frame)
 }
 
-// readFrame reads an MPA frame and not an octet more.
+// readFrame reads an MPA frame, and no octet after it.
 func readFrame(r io.Reader, reply bool) (*ddp.StartFrame, error) {
 	b := make([]byte, ddp.MaxStartFrame)
 	if _, err := io.ReadFull(r, b[:ddp.StartFrameHeader]); err != nil {
@@ -195,7 +195,7 @@ func readFrame(r io.Reader, reply bool) (*ddp.StartFrame, error) {
 	return &f, err
 }
 
-// offer hands a request to whoever accepts, within the time for that.
+// offer hands a request to Accept. It gives up after AcceptTimeout.
 func (l *listener) offer(r *request) {
 	select {
 	case l.requests <- r:
@@ -236,7 +236,7 @@ func newRequest(l *listener, tc *net.TCPConn, f *ddp.StartFrame) *request {
 	return r
 }
 
-// take makes the caller the one who ends the request.
+// take claims the right to end the request. Only the first caller gets it.
 func (r *request) take() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -352,7 +352,7 @@ func (r *request) Accept(rq rdma.QueuePair, p rdma.ConnParams) error {
 	return err
 }
 
-// depth returns how many Reads are to be outstanding: n, or as many as the device can.
+// depth returns how many Reads may be outstanding: n, but at most as many as the device allows.
 func (d *Device) depth(n int) uint16 {
 	if n <= 0 || n > d.cfg.MaxReads {
 		n = d.cfg.MaxReads
@@ -360,7 +360,7 @@ func (d *Device) depth(n int) uint16 {
 	return uint16(n)
 }
 
-// depthOr returns a negotiated depth, ours if that was left to the upper layers.
+// depthOr returns a negotiated depth, or ours if the peer leaves the depth to the upper layers.
 func depthOr(n, ours uint16) int {
 	if n == ddp.DepthUnknown {
 		n = ours
@@ -383,7 +383,7 @@ func withoutContainer(data []byte) []byte {
 	return slices.Concat(data[:ddp.CMHeaderLen], data[ddp.CMHeaderLen+4*words:])
 }
 
-// offerOf translates what an end is willing to do.
+// offerOf translates an offer to the container of the startup frame.
 func offerOf(o *rdma.OneShotOffer) ddp.OneShot {
 	s := ddp.OneShot{Flags: ddp.OfferEvery, Window: o.Window}
 	for _, f := range [...]struct {

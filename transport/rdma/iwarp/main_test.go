@@ -140,7 +140,7 @@ func (e *end) next() rdma.Completion {
 	return e.last[0]
 }
 
-// want waits for a completion that is to be good.
+// want waits for a completion, which has to be successful.
 func (e *end) want(op rdma.Opcode, id uint64) rdma.Completion {
 	e.t.Helper()
 	c := e.next()
@@ -150,7 +150,7 @@ func (e *end) want(op rdma.Opcode, id uint64) rdma.Completion {
 	return c
 }
 
-// sge names memory of the end's region.
+// sge returns a list with memory of the end's region.
 func (e *end) sge(off, n int) []rdma.SGE {
 	return []rdma.SGE{{Bytes: e.mem.Bytes()[off : off+n], Region: e.mem}}
 }

@@ -21,12 +21,12 @@ type domain struct {
 // NewWindow implements rdma.Domain.
 func (d *domain) NewWindow() (rdma.Window, error) { return &window{domain: d}, nil }
 
-// waiter wants to know when memory that was invalidated has no references any more.
+// waiter waits until memory that was invalidated has no references any more; then f is called.
 type waiter struct{ f func() }
 
-// whenQuiet has f called in a goroutine of its own when the last reference to memory behind
-// s is released. It has to be asked for before access is taken away, so that no release is
-// missed; forget takes it back.
+// whenQuiet has a goroutine of its own call f when the last reference to the memory of s is
+// released. Call it before access is taken away, so that no release is missed; forget undoes
+// it.
 func (d *Device) whenQuiet(s stag.STag, f func()) *waiter {
 	w := &waiter{f}
 	d.mu.Lock()
@@ -51,7 +51,7 @@ func (d *Device) quiet(s stag.STag) {
 	delete(d.waiters, s)
 	d.mu.Unlock()
 	for _, w := range ws {
-		d.work.Go(w.f) // it takes locks of its own; ours may be held
+		d.work.Go(w.f) // f takes locks that the caller may hold
 	}
 }
 
@@ -62,7 +62,7 @@ type window struct {
 	mu    sync.Mutex // taken after queuePair.mu
 	qp    *queuePair // to which it is bound
 	tag   stag.STag
-	base  *soft.Region // pinned while bound
+	base  *soft.Region // pinned while the window is bound
 	going bool         // an invalidation is posted
 }
 
@@ -84,7 +84,7 @@ func (w *window) bind(q *queuePair, r *soft.Region, b []byte, a rdma.Access) (st
 	if !r.Pin() {
 		return 0, soft.ErrGone
 	}
-	// The slot of the last binding is on its way out and has an owner of its own.
+	// The slot of the last binding is still being freed, and has another owner.
 	t := q.unbound
 	if t == nil {
 		t = new(bound)
@@ -105,13 +105,13 @@ func (w *window) bind(q *queuePair, r *soft.Region, b []byte, a rdma.Access) (st
 	return s, nil
 }
 
-// bound is what an STag of a window stands for. It is guarded by the lock of the queue pair.
+// bound is the owner of the STag of a window in the table. The lock of the queue pair guards it.
 type bound struct {
 	window *window
 	region *soft.Region
 	memory [1][]byte
 	quiet  func() // to be called when no reference is left
-	next   *bound // free ones
+	next   *bound // in the list of free ones
 }
 
 // Free implements rdma.Window.
@@ -129,5 +129,5 @@ func (w *window) Free() error {
 	if err == nil && !quiet {
 		<-done
 	}
-	return nil // an error: it has ended otherwise
+	return nil // an error means that the binding has already ended
 }

@@ -9,7 +9,7 @@ import (
 	"oneshot/transport/rdma"
 )
 
-// A peer that sends one octet at a time is slow, and nothing else.
+// A peer that sends one octet at a time is slow, but served correctly.
 func TestBytewise(t *testing.T) {
 	x := setup{shot: byFlags, depth: 4}
 	s, p := accepted(t, newSubject(t, open(t, x.config)), x, (*peer).bytewise)
@@ -50,7 +50,7 @@ func TestZeroLength(t *testing.T) {
 	s.delivered()
 }
 
-// A peer that asks and never reads costs others nothing, and is got rid of at once.
+// A peer that sends Read Requests and never reads costs others nothing, and can be dropped at once.
 func TestPeerNeverReads(t *testing.T) {
 	const huge = 16 << 20
 	x := setup{depth: 2}
@@ -73,8 +73,8 @@ func TestPeerNeverReads(t *testing.T) {
 	must(t, r.Deregister()) // nothing refers to it any more
 }
 
-// A flood of what is allowed is served in order, as fast as the peer takes it, with no more
-// memory than for the Reads agreed on.
+// A flood of valid requests is served in order, as fast as the peer takes the answers, with no more
+// memory than the agreed number of Reads needs.
 func TestFlood(t *testing.T) {
 	const n = 500
 	s, p := responder(t, setup{depth: 1})
@@ -89,8 +89,8 @@ func TestFlood(t *testing.T) {
 	}
 }
 
-// A peer that dies between Read Request and Response, or within a message: all completes, and
-// nothing of the message is delivered.
+// If a peer dies between Read Request and Response, or within a message, everything posted completes, and
+// no part of the message is delivered.
 func TestPeerDies(t *testing.T) {
 	for name, last := range map[string]func(p *peer, r ddp.RDMARead) []byte{
 		"before the Response": func(*peer, ddp.RDMARead) []byte { return nil },

@@ -24,13 +24,13 @@ func one(f func(p *peer) []byte) func(*subject, *peer) fpdus {
 	}
 }
 
-// changed is a message whose control word is changed.
+// changed is an offence of one message with a changed control word.
 func changed(fpdu func(p *peer) []byte, f func(uint16) uint16) func(*subject, *peer) fpdus {
 	return one(func(p *peer) []byte { return withControl(fpdu(p), f) })
 }
 
-// inParts is the payload of FPDUs that are too large to be read at once, so that it goes to its
-// place piece by piece.
+// inParts is the length of payloads, in octets, that are too large to be read at once, so that they
+// are placed piece by piece.
 const inParts = 60000
 
 func plainSend(p *peer) []byte    { return p.message(ctlSend, 0, 1, 10) }
@@ -391,7 +391,7 @@ func TestHost2Offences(t *testing.T) {
 	runOffences(t, responder, list)
 }
 
-// Bits that were not agreed on are those of RFC 5041, which nobody looks at.
+// Flags that were not agreed on are reserved bits of RFC 5041, which the receiver ignores.
 func TestFlagsIgnored(t *testing.T) {
 	for _, x := range []setup{{}, {shot: byOpcodes}} {
 		s, p := responder(t, x)
@@ -416,7 +416,7 @@ func TestHost1Offences(t *testing.T) {
 	}
 }
 
-// advertised has the end under test advertise memory, and waits until that has come.
+// advertised has the end under test advertise memory, and waits until the peer has the message.
 func advertised(s *subject, p *peer, a rdma.Access) uint32 {
 	s.t.Helper()
 	s.receive(100, 100, 100)
@@ -428,8 +428,8 @@ func advertised(s *subject, p *peer, a rdma.Access) uint32 {
 }
 
 func host1Offences(t *testing.T, x setup) {
-	// valid is an offence against an STag that is advertised, closed one against an STag that
-	// was.
+	// valid is an offence against an STag that is advertised, closed one against an STag that was
+	// advertised and is closed.
 	valid := func(a rdma.Access, f func(p *peer, stag rdma.STag) []byte) func(*subject, *peer) fpdus {
 		return func(s *subject, p *peer) fpdus { return fpdus{f(p, rdma.STag(advertised(s, p, a)))} }
 	}
@@ -519,7 +519,7 @@ func host1Offences(t *testing.T, x setup) {
 	})
 }
 
-// wrongReference is what an owner finds when a close names another command (C6).
+// wrongReference is the error of an owner whose close names another command (C6).
 type wrongReference struct{}
 
 func (wrongReference) Error() string                         { return "the closing message is about another command" }

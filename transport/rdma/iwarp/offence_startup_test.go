@@ -20,15 +20,15 @@ func plainRequestFrame() []byte {
 	return f.AppendTo(nil)
 }
 
-// edited is a frame with other octets from off on.
+// edited returns a frame with its octets from off on replaced by b.
 func edited(frame []byte, off int, b ...byte) []byte {
 	frame = bytes.Clone(frame)
 	copy(frame[off:], b)
 	return frame
 }
 
-// Requests that begin nothing (RFC 5044 §7.1.2, RFC 6581 §10): the connection is closed without
-// an answer, and nobody hears of them.
+// Invalid Requests (RFC 5044 §7.1.2, RFC 6581 §10): the connection is closed without an answer, and
+// Accept does not return them.
 func TestRequestOffences(t *testing.T) {
 	good := plainRequestFrame()
 	l := listen(t, open(t, iwarp.Config{}))
@@ -72,8 +72,7 @@ func TestRequestOffences(t *testing.T) {
 	})
 }
 
-// A peer that stops within its Request is waited for no longer than is configured, whatever it
-// has sent.
+// A peer that stops within its Request is dropped after StartupTimeout, whatever it has sent.
 func TestRequestStops(t *testing.T) {
 	good := plainRequestFrame()
 	l := listen(t, open(t, iwarp.Config{StartupTimeout: 10 * time.Millisecond}))
@@ -121,8 +120,8 @@ func TestResponderWaits(t *testing.T) {
 	}
 }
 
-// Replies that a connecting end cannot live with: the answer is a Terminate where the peer
-// believes that the connection is up, otherwise the end of it.
+// Replies that a connecting end cannot accept. If the peer believes that the connection is up, the answer
+// is a Terminate; otherwise the connection is just closed.
 func TestReplyOffences(t *testing.T) {
 	shot := setup{shot: byFlags}
 	plain := func(f func(*ddp.StartFrame)) func(setup) []byte {
@@ -183,7 +182,7 @@ func TestReplyOffences(t *testing.T) {
 	}
 }
 
-// A rejection is not answered, and tells its private data.
+// A rejection gets no answer, and Connect's error has its private data.
 func TestReplyRejects(t *testing.T) {
 	s := newSubject(t, open(t, iwarp.Config{}))
 	p, done := connecting(t, s, setup{}, nil)
@@ -197,10 +196,10 @@ func TestReplyRejects(t *testing.T) {
 	p.quiet()
 }
 
-// A peer that stops within its Reply is waited for no longer than is configured.
+// A peer that stops within its Reply is dropped after StartupTimeout.
 func TestReplyStops(t *testing.T) {
 	good := func() []byte { f := setup{}.frame(true); return f.AppendTo(nil) }()
-	dev := open(t, iwarp.Config{StartupTimeout: 400 * time.Millisecond}) // in which the connection has to be made, too
+	dev := open(t, iwarp.Config{StartupTimeout: 400 * time.Millisecond}) // the TCP connection has to be made within it, too
 	for _, n := range []int{0, 19, len(good) - 1} {
 		p, done := connecting(t, newSubject(t, dev), setup{}, nil)
 		p.write(good[:n])

@@ -75,9 +75,10 @@ func (s *subject) register(d rdma.Domain, n int, a rdma.Access) rdma.Region {
 	return r
 }
 
-// region registers memory that the peer may reach as a says, other memory of another domain.
+// region registers 4 KiB of memory with the access a.
 func (s *subject) region(a rdma.Access) rdma.Region { return s.register(s.dom, 4096, a) }
 
+// other registers 4 KiB of memory with the access a, in another protection domain.
 func (s *subject) other(a rdma.Access) rdma.Region {
 	s.t.Helper()
 	d, err := s.dev.NewDomain()
@@ -133,8 +134,8 @@ func (s *subject) advertise(a rdma.Access) uint32 {
 	return uint32(w.STag)
 }
 
-// over checks that the connection has ended badly, that nothing but what was checked before
-// has been delivered, and that nothing has got into memory.
+// over checks that the connection has ended with an error, that no further message was delivered, and
+// that memory is unchanged.
 func (s *subject) over() {
 	s.t.Helper()
 	if err := <-s.gone; err == nil {
@@ -159,7 +160,7 @@ type peer struct {
 	sent []byte     // the last FPDU
 }
 
-// setup says how the two connect.
+// setup says how the end under test and the peer connect.
 type setup struct {
 	config iwarp.Config
 	shot   ddp.OneShotFlags // what is agreed, 0: standard RDMAP
@@ -192,7 +193,7 @@ func (s setup) frame(reply bool) ddp.StartFrame {
 	return f
 }
 
-// offer is what the end under test offers or accepts: just what is to be agreed.
+// offer returns what the end under test offers or accepts: exactly what both ends have to agree on.
 func (s setup) offer() *rdma.OneShotOffer {
 	if s.shot == 0 {
 		return nil
@@ -285,7 +286,7 @@ func connecting(t *testing.T, s *subject, x setup, req *ddp.StartFrame) (*peer, 
 		err := s.dev.Connect(context.Background(), s.qp, l.Addr().String(), rdma.ConnParams{
 			OneShot: x.offer(), ResponderResources: max(int(x.depth), 1), InitiatorDepth: 8,
 		})
-		_ = l.Close() // nobody comes any more
+		_ = l.Close() // no further connection is expected
 		done <- err
 	}()
 	c, err := l.Accept()
@@ -320,7 +321,7 @@ func (p *peer) read(n int) []byte {
 	return b
 }
 
-// write writes octets. The device may have seen enough before the last of them.
+// write writes octets. It ignores errors: the device may close the connection before the last octet.
 func (p *peer) write(b []byte) {
 	p.t.Helper()
 	if _, err := p.c.Write(b); err != nil && !reset(err) {
@@ -413,7 +414,7 @@ func (p *peer) fpdu() []byte {
 	return f
 }
 
-// quiet checks that the stream ends without a word.
+// quiet checks that the stream ends without a Terminate.
 func (p *peer) quiet() {
 	p.t.Helper()
 	if f := p.fpdu(); f != nil {
@@ -421,8 +422,8 @@ func (p *peer) quiet() {
 	}
 }
 
-// terminate checks that the next message, except those before it that are no Terminate, is one
-// that says cause and quotes the FPDU offending as iwarp.md §5 has it, and the last.
+// terminate skips messages until a Terminate comes, checks that it has the cause and quotes the offending
+// FPDU as iwarp.md §5 says, and checks that it is the last message.
 func (p *peer) terminate(cause ddp.Cause, offending []byte) {
 	p.t.Helper()
 	var f []byte
@@ -443,13 +444,13 @@ func (p *peer) terminate(cause ddp.Cause, offending []byte) {
 	}
 }
 
-// answer checks what comes for the last FPDU sent, and closes.
+// answer checks the answer to the last FPDU that was sent, and closes.
 func (p *peer) answer(cause ddp.Cause, blocked bool) {
 	p.t.Helper()
 	if cause == ddp.NoTerminate {
 		p.quiet()
 	} else {
-		if !blocked { // whoever overlooks the offence sees the end of the stream behind it
+		if !blocked { // an end that overlooks the offence then sees the end of the stream
 			_ = p.c.CloseWrite()
 		}
 		p.terminate(cause, p.sent)
@@ -457,7 +458,7 @@ func (p *peer) answer(cause ddp.Cause, blocked bool) {
 	p.c.Close()
 }
 
-// wantTerminate is laid out by hand after iwarp.md §5.
+// wantTerminate lays out the Terminate by hand, as iwarp.md §5 says.
 func wantTerminate(cause ddp.Cause, offending []byte) []byte {
 	b := make([]byte, 20, 80)
 	binary.BigEndian.PutUint16(b[2:], ctlTerm)
@@ -480,14 +481,14 @@ func wantTerminate(cause ddp.Cause, offending []byte) []byte {
 	return b
 }
 
-// offence is what a peer does, and the answer.
+// offence is an offence of a peer, and the expected answer.
 type offence struct {
 	name  string
 	setup setup
 	cause ddp.Cause
 	// blocked: the socket is full, and the answer has to wait for the peer to read.
 	blocked bool
-	// bytes makes what the peer sends; the last FPDU is the offence. Nil: it was sent already.
+	// bytes returns what the peer sends; the last FPDU is the offence. A nil result: it was sent already.
 	bytes func(s *subject, p *peer) [][]byte
 }
 

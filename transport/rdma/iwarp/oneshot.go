@@ -16,12 +16,12 @@ type advert struct {
 	tag     stag.STag
 	segs    [][]byte
 	regions []*soft.Region // pinned
-	next    *advert        // free ones
+	next    *advert        // in the list of free ones
 	closing bool           // the reader waits for references to be released
-	revoked func()         // is called then
+	revoked func()         // called when the last reference is released
 }
 
-// maxFreeSegs bounds what an unused advert keeps.
+// maxFreeSegs is the largest list of segments that an unused advert keeps.
 const maxFreeSegs = 64
 
 var (
@@ -69,8 +69,8 @@ func (q *queuePair) prepareAdvertise(w *wqe, p *rdma.Work) (what string, err err
 	return "", nil
 }
 
-// gather takes over a list of memory, of any length. Pieces that lie one behind the other in a region
-// become one. Memory without a region needs no more than that a refers to it: here the processor copies.
+// gather takes over a list of memory, of any length. Adjacent pieces of one region become one piece. For memory
+// without a region it is enough that a refers to it, because here the processor copies the bytes.
 func (a *advert) gather(list []rdma.SGE, d *soft.Domain, need rdma.Access) (empty bool, what string) {
 	a.segs, a.regions = a.segs[:0], a.regions[:0]
 	if len(list) > maxMemory {
@@ -111,7 +111,7 @@ func (q *queuePair) bindAdvert(a *advert, access rdma.Access) (stag.STag, error)
 	case err != nil:
 		return 0, err
 	}
-	if invariant.Enabled { // and again when the first octet of its message leaves
+	if invariant.Enabled { // the same is checked when the first octet of the message leaves
 		invariant.Check(q.dev.memory.Table.State(s) == stag.Bound, "iwarp: an STag is not bound after Grant")
 	}
 	return s, nil
@@ -119,10 +119,10 @@ func (q *queuePair) bindAdvert(a *advert, access rdma.Access) (stag.STag, error)
 
 // advertised notes that the last octet of an advertising Send has left.
 func (q *queuePair) advertised(w *wqe) {
-	_ = q.stream.Advertised(w.stag) // revoked in the meantime: it stays so
+	_ = q.stream.Advertised(w.stag) // fails if the STag was revoked in the meantime, which is fine
 }
 
-// freeAdvert ends an STag that allows no access and has no references.
+// freeAdvert frees an STag that allows no access and has no references.
 func (q *queuePair) freeAdvert(a *advert) {
 	if err := q.stream.Consume(a.tag); err != nil {
 		panic("iwarp: an STag that was closed cannot be freed: " + err.Error())
@@ -130,13 +130,13 @@ func (q *queuePair) freeAdvert(a *advert) {
 	q.dropAdvert(a)
 }
 
-// advert returns what the STag s stands for, nil if it is not advertised by this end. The lock is held.
+// advert returns the memory of the STag s, or nil if this end does not advertise s. The lock is held.
 func (q *queuePair) advert(s stag.STag) *advert {
 	a, _ := q.stream.Owner(s).(*advert)
 	return a
 }
 
-// dropAdvert gives the memory back of an STag that is freed, or will be.
+// dropAdvert gives back the memory of an STag that is freed, or will be.
 func (q *queuePair) dropAdvert(a *advert) {
 	soft.UnpinAll(a.regions)
 	if a.closing {
@@ -154,7 +154,7 @@ func (q *queuePair) dropAdvert(a *advert) {
 	}
 }
 
-// lastReference is told that the last reference to memory that allows no access is released.
+// lastReference is called when the last reference to memory that allows no access is released.
 // The lock is held.
 func (q *queuePair) lastReference(s stag.STag) {
 	switch o := q.stream.Owner(s).(type) {
@@ -171,8 +171,8 @@ func (q *queuePair) lastReference(s stag.STag) {
 	}
 }
 
-// takeBack is the delivery of a message that closes or invalidates s. Free: the message may
-// be delivered; otherwise rx.freed will be set.
+// takeBack takes access away when a message that closes or invalidates s is to be delivered. If free is
+// true, the message may be delivered; otherwise rx.freed will be set.
 func (q *queuePair) takeBack(m ddp.Message, s stag.STag) (free bool, err error) {
 	q.mu.Lock()
 	defer q.unlock()
@@ -231,13 +231,13 @@ func (q *queuePair) Revoke(t rdma.STag, done func()) error {
 	return nil
 }
 
-// bound returns what the STag s of a window stands for, nil if it is none that is bound here. The lock is held.
+// bound returns the binding of the STag s of a window, or nil if s is not bound on this queue pair. The lock is held.
 func (q *queuePair) bound(s stag.STag) *bound {
 	b, _ := q.stream.Owner(s).(*bound)
 	return b
 }
 
-// invalidatable reports whether s is conventional and this end may end it.
+// invalidatable reports whether s is a conventional STag that this end may invalidate.
 func (q *queuePair) invalidatable(s stag.STag) bool {
 	if q.bound(s) != nil {
 		return true
@@ -245,7 +245,7 @@ func (q *queuePair) invalidatable(s stag.STag) bool {
 	return q.dev.memory.Invalidatable(s, &q.domain.Domain)
 }
 
-// invalidating notes that an invalidation of a window is posted, so that it may be bound again.
+// invalidating notes that an invalidation of a window is posted, so that the window may be bound again.
 func (q *queuePair) invalidating(s stag.STag) {
 	if b := q.bound(s); b != nil {
 		b.window.mu.Lock()
@@ -256,19 +256,19 @@ func (q *queuePair) invalidating(s stag.STag) {
 	}
 }
 
-// invalidate ends the access of a conventional STag. Quiet: no reference is held; otherwise
-// done is called, when mu is released or by another goroutine, when there is none. The lock is held.
+// invalidate ends the access of a conventional STag. If quiet is true, nobody holds a reference. Otherwise
+// done is called when the last reference is released: after mu is released, or by another goroutine. The lock is held.
 func (q *queuePair) invalidate(s stag.STag, done func()) (quiet bool, err error) {
 	return q.endConventional(s, q.dev.memory.Table.Invalidate, done)
 }
 
-// remoteInvalidate is the delivery of a Send with Invalidate of a conventional STag. The lock
+// remoteInvalidate invalidates a conventional STag when a Send with Invalidate is to be delivered. The lock
 // is held.
 func (q *queuePair) remoteInvalidate(s stag.STag) (free bool, err error) {
 	return q.endConventional(s, q.stream.Invalidate, q.onFreed)
 }
 
-// memoryFreed tells the reader, which waits for it, that memory has no references any more.
+// memoryFreed tells the reader, which waits for that, that memory has no references any more.
 func (q *queuePair) memoryFreed() {
 	q.rx.freed.Store(true)
 	q.wakeReader()
@@ -287,12 +287,12 @@ func (q *queuePair) endConventional(s stag.STag, end func(stag.STag) (bool, erro
 	if quiet {
 		q.invalidated(s, b)
 	} else {
-		b.quiet = done // who has the last reference is of this connection, and needs mu to tell
+		b.quiet = done // the last reference belongs to this connection, and its release needs mu
 	}
 	return quiet, nil
 }
 
-// endRegion is endConventional of a region, to which other connections may hold references.
+// endRegion ends the access to a region, to which other connections may hold references.
 func (q *queuePair) endRegion(s stag.STag, end func(stag.STag) (bool, error), done func()) (quiet bool, err error) {
 	w := q.dev.whenQuiet(s, done)
 	quiet, err = end(s)
@@ -310,7 +310,7 @@ func (q *queuePair) endRegion(s stag.STag, end func(stag.STag) (bool, error), do
 // invalidated frees the slot of a window's STag, to which no reference is held. The lock is held.
 func (q *queuePair) invalidated(s stag.STag, b *bound) {
 	q.stream.Disown(s)
-	_ = q.dev.memory.Table.Deregister(s) // the end of the stream may have been faster
+	_ = q.dev.memory.Table.Deregister(s) // fails if the end of the stream has freed it already
 	q.unbind(s, b)
 }
 

@@ -26,7 +26,7 @@ func newCrowd(t *testing.T, depth, size int) *crowd {
 	return c
 }
 
-// join adds a connection with a peer made of octets.
+// join adds a connection with a peer whose octets the test writes itself.
 func (c *crowd) join(t *testing.T) (*queuePair, *peer) {
 	t.Helper()
 	qp, err := c.dev.NewQueuePair(rdma.QueuePairConfig{
@@ -57,8 +57,8 @@ func (c *crowd) message(q *queuePair) []byte {
 	return b
 }
 
-// Messages that never end keep no more than half of the receives, however many connections begin
-// them, and those that end are whole.
+// Unfinished messages keep at most half of the receives, however many connections begin them. Messages that
+// end are complete.
 func TestUnfinishedMessages(t *testing.T) {
 	const depth, size, many = 8, 16 << 10, 30
 	whole := make([]byte, 15000)
@@ -173,7 +173,7 @@ func TestIdleKeepsNoBuffer(t *testing.T) {
 	e.close()
 }
 
-// Connections that do not say what they want give way to new ones, the oldest first.
+// New connections end connections that have not sent their Request, the oldest first.
 func TestStartingGivesWay(t *testing.T) {
 	dev, err := Open(Config{StartupTimeout: time.Hour}) // which ends none
 	check(t, err)

@@ -14,7 +14,7 @@ import (
 	"oneshot/transport/rdma"
 )
 
-// peer is a peer made of octets.
+// peer is a peer whose octets the test writes itself.
 type peer struct {
 	t  *testing.T
 	c  net.Conn
@@ -22,8 +22,8 @@ type peer struct {
 	in []byte
 }
 
-// withPeer returns an end connected with a peer made of octets. Flags are those of one-shot,
-// or 0; the end is Host 1 if it is the initiator.
+// withPeer returns an end connected with a peer. flags are those of one-shot, or 0. The end is Host 1 if
+// it is the initiator.
 func withPeer(t *testing.T, s setup, flags ddp.OneShotFlags, initiator bool) (*end, *peer) {
 	t.Helper()
 	e := newEnd(t, s)
@@ -89,7 +89,7 @@ func (p *peer) read() ddp.Segment {
 	return seg
 }
 
-// terminate reads the next FPDU, which is to be a Terminate, and the end of the stream.
+// terminate reads the next FPDU, which has to be a Terminate, and the end of the stream.
 func (p *peer) terminate() ddp.TerminateMessage {
 	p.t.Helper()
 	seg := p.read()
@@ -169,7 +169,7 @@ func TestRevokeWaitsForResponses(t *testing.T) {
 	}
 }
 
-// The end of a window's binding waits for the Read Responses that refer to its memory, whoever asks for it.
+// Unbinding a window, by either end, waits for the Read Responses that refer to its memory.
 func TestUnbindWaitsForResponses(t *testing.T) {
 	for name, end := range map[string]func(e *end, p *peer, w rdma.Window) (wait func()){
 		"Send with Invalidate": func(e *end, p *peer, w rdma.Window) func() {
@@ -206,7 +206,7 @@ func TestUnbindWaitsForResponses(t *testing.T) {
 			first := p.read()
 			wait := end(e, p, w)
 			table := e.dev.(*Device).memory.Table
-			for name != "LocalInvalidate" && table.State(s) != stag.Invalid { // that has its turn behind the Response
+			for name != "LocalInvalidate" && table.State(s) != stag.Invalid { // a LocalInvalidate has its turn after the Response
 				runtime.Gosched()
 			}
 			if e.cq.Poll(e.last[:]) != 0 {
@@ -232,7 +232,7 @@ func TestUnbindWaitsForResponses(t *testing.T) {
 	}
 }
 
-// A close makes room in the window when it has left, though a Read before it is not answered.
+// A close makes room in the window when it has left, even if an earlier Read is not answered.
 func TestWindowBehindRead(t *testing.T) {
 	e, p := withPeer(t, setup{}, allFlags, false)
 	for i := range 6 {
@@ -301,7 +301,7 @@ func TestSiwTerminate(t *testing.T) {
 	}
 }
 
-// Whatever the peer sends in whatever pieces, it arrives.
+// Messages arrive in whatever pieces the peer sends them.
 func TestPieces(t *testing.T) {
 	e, p := withPeer(t, setup{}, 0, false)
 	const n = 30

@@ -31,8 +31,8 @@ var (
 	errReceiveGone  = &ddp.Error{Cause: ddp.DDPLocalCatastrophic, Detail: "memory of a receive is no longer registered"}
 )
 
-// place finds out where the payload of rx.seg goes. B begins with its FPDU, of which all that
-// Format.Prefix asks for is there. ErrStall: later; nothing has changed.
+// place determines where the payload of rx.seg goes. b begins with its FPDU, and holds at least as much of
+// it as Format.Prefix asks for. errStall: it has to wait, and nothing has changed.
 func (q *queuePair) place(b []byte) error {
 	x := &q.rx
 	x.left, x.cur = 0, iov.Cursor{}
@@ -187,7 +187,7 @@ func (q *queuePair) placeWrite() error {
 	return nil
 }
 
-// continues checks a tagged segment against the message that it is to continue.
+// continues checks whether a tagged segment continues the message that is under way.
 func (x *rx) continues(h ddp.Header) error {
 	switch {
 	case !x.tagged:
@@ -227,7 +227,7 @@ func (q *queuePair) placeResponse() error {
 	case h.TO() != r.SinkTO+uint64(w.got), n > w.n-w.got, h.Control().Last() != (w.got+n == w.n):
 		return errResponseTO
 	}
-	x.pieces = append(x.pieces[:0], w.segs...) // for the send queue may move
+	x.pieces = append(x.pieces[:0], w.segs...) // a copy, because the send queue may move
 	x.left, x.cur = n, iov.At(x.pieces, w.got)
 	return nil
 }
@@ -248,8 +248,8 @@ func (q *queuePair) responsePlaced(n int, last bool) {
 	q.n.MessagesIn.Add(1)
 }
 
-// checkReadRequest checks a Read Request and queues its Response. Nothing of it is read later
-// than here, so that its FPDU, which came as a whole, needs no second step.
+// checkReadRequest checks a Read Request and queues its Response. It takes everything that it needs from the
+// FPDU, which is there as a whole, so the FPDU needs no second step.
 func (q *queuePair) checkReadRequest(b []byte) error {
 	x := &q.rx
 	if x.sending {
@@ -279,7 +279,7 @@ func (q *queuePair) checkReadRequest(b []byte) error {
 	return nil
 }
 
-// readError is an offence of a Read Request, which its Terminate quotes.
+// readError is an offence of a Read Request, with the request, which the Terminate quotes.
 type readError struct {
 	error
 	request ddp.RDMARead
@@ -287,8 +287,8 @@ type readError struct {
 
 func (e *readError) Unwrap() error { return e.error }
 
-// deliver hands the message that is complete to its owner. ErrStall: memory that it takes
-// back is still referenced.
+// deliver hands a complete message to its owner. errStall: memory that the message takes back is
+// still referenced.
 func (q *queuePair) deliver() error {
 	x := &q.rx
 	invariant.Check(x.taken && x.got <= x.recv.N, "iwarp: a message is delivered that has no receive, or not room in it")
@@ -317,8 +317,8 @@ func (q *queuePair) deliver() error {
 	return nil
 }
 
-// hear notes what the peer advertises. It may do so because of a closing message whose system
-// call has not returned, so that its STag still counts.
+// hear notes an STag that the peer advertises. The peer may do so because of a closing message whose
+// system call has not returned yet, so that the closed STag still counts here.
 func (q *queuePair) hear(s stag.STag) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -351,7 +351,7 @@ func (q *queuePair) ended() error {
 	return nil
 }
 
-// PeerError is what the peer has said in its Terminate message.
+// PeerError is the error that the peer's Terminate message reports.
 type PeerError struct {
 	Cause ddp.Cause
 	read  *ddp.RDMARead // the Read Request that it quotes, if it does
@@ -359,7 +359,7 @@ type PeerError struct {
 
 func (e *PeerError) Error() string { return "iwarp: the peer terminates: " + e.Cause.String() }
 
-// terminated takes the peer's Terminate message.
+// terminated handles the peer's Terminate message.
 func (q *queuePair) terminated(payload []byte) error {
 	t, err := q.format.ParseTerminate(payload)
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"oneshot/transport/rdma/soft"
 )
 
-// queuePair is one connection. Its reader owns rx; all else is guarded by mu, unless it does
-// not change once the queue pair is connected.
+// queuePair is one connection. Its reader owns rx. mu guards all other fields, except those that
+// do not change once the queue pair is connected.
 type queuePair struct {
 	dev     *Device
 	cfg     rdma.QueuePairConfig
@@ -32,7 +32,7 @@ type queuePair struct {
 
 	// Set when connected.
 	tc       socket
-	sock     *stream.Socket // of tc; its descriptor is for use while sending, or with mu held while the socket lives
+	sock     *stream.Socket // of tc; its descriptor may be used while sending, or with mu held while the socket lives
 	format   ddp.Format
 	crc      bool
 	mulpdu   int
@@ -47,27 +47,27 @@ type queuePair struct {
 	mu     sync.Mutex // taken before Device.mu, completionQueue.mu, receives.mu, window.mu
 	state  state      // life.go
 	err    error      // why the connection ends
-	opened bool       // an FPDU may be sent: the initiator always, the responder after the peer has
+	opened bool       // an FPDU may be sent: by the initiator always, by the responder after the peer's first FPDU
 
 	sq      sendQueue
 	answers answers
 	tx      tx
 	term    []byte      // a Terminate to be sent
-	termEnd uint64      // tx.out.Queued when it is framed; 0: it is not, or has left
+	termEnd uint64      // tx.out.Queued when the Terminate is framed; 0: it is not framed, or has left
 	timer   *time.Timer // bounds the end
 
-	// What an STag of the stream stands for, an *advert or a *bound, is its owner in the table.
+	// The owner of an STag of this stream in the table is an *advert or a *bound.
 	free    *advert
 	unbound *bound
 	after   []func() // to be called when mu is released
-	// onFreed is memoryFreed, onQuiet goOn: made once, so that an invalidation needs no memory for it.
+	// onFreed is memoryFreed and onQuiet is goOn, as function values: an invalidation allocates none.
 	onFreed, onQuiet func()
 
 	batching bool       // the reader sends when its batch is done
 	sending  bool       // somebody is in send
-	inWrite  bool       // and in a system call
+	inWrite  bool       // a goroutine in send is in a system call
 	blocked  bool       // the writer waits for room in the socket
-	settled  *sync.Cond // inWrite or sending has become false
+	settled  *sync.Cond // signalled when inWrite or sending becomes false
 
 	done chan struct{} // closed when the connection has ended
 }
@@ -155,7 +155,7 @@ func (q *queuePair) conn() socket {
 }
 
 // Counters implements rdma.QueuePair. Polls, Completions and Events are those of its completion
-// queues, with whomever they are shared.
+// queues, which other queue pairs may share.
 func (q *queuePair) Counters() rdma.Counters {
 	var c rdma.Counters
 	q.n.AddTo(&c)
@@ -187,14 +187,14 @@ func (q *queuePair) unlock() {
 	}
 }
 
-// wakeReader has a reader that waits look again. It may wake it for nothing.
+// wakeReader wakes a reader that waits, so that it looks again. There may be nothing new for it.
 func (q *queuePair) wakeReader() {
 	if q.sock != nil {
 		q.sock.Resume()
 	}
 }
 
-// fire calls the events that are due; for goroutines of this package without locks.
+// fire calls the events that are due. The caller is a goroutine of this package that holds no locks.
 func (q *queuePair) fire() {
 	q.recvCQ.Fire()
 	if q.sendCQ != q.recvCQ {
@@ -202,7 +202,7 @@ func (q *queuePair) fire() {
 	}
 }
 
-// notify has them called by others.
+// notify has another goroutine call the events that are due.
 func (q *queuePair) notify() {
 	q.sendCQ.Notify()
 	if q.recvCQ != q.sendCQ {
@@ -226,9 +226,9 @@ type agreed struct {
 	crc       bool
 	ird, ord  int
 	initiator bool
-	rtr       ddp.Message // to be sent by an initiator in the peer-to-peer model
+	rtr       ddp.Message // the ready-to-receive message that an initiator sends in the peer-to-peer model
 
-	peerToPeer bool // a responder is sent one
+	peerToPeer bool // the responder gets a ready-to-receive message
 	shot       *ddp.OneShot
 	peerData   []byte
 }
@@ -279,7 +279,7 @@ func (q *queuePair) open(tc socket, a *agreed) error {
 	return nil
 }
 
-// agree takes over what was agreed on one-shot.
+// agree takes over what both ends have agreed on one-shot RDMA.
 func (q *queuePair) agree(a *agreed) {
 	q.format = ddp.Format{}
 	if a.shot == nil {

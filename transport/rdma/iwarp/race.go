@@ -7,8 +7,8 @@ import (
 	"unsafe"
 )
 
-// What one end writes to its socket happens before the other end reads it. The race detector
-// knows that of the system calls of package syscall, not of raw ones.
+// A write to a socket happens before the other end reads it. The race detector knows that for the
+// system calls of package syscall, but not for raw system calls.
 var ioSync int64
 
 func beforeWrite() { runtime.RaceReleaseMerge(unsafe.Pointer(&ioSync)) }

@@ -18,22 +18,22 @@ import (
 const (
 	// inLen is the input buffer: the longest FPDU that is wanted in one piece, and more.
 	inLen = 80 << 10
-	// readMin and readMax bound how much is read at once besides what goes straight to its
-	// place: little while FPDUs are large, for it is copied, much while they are small.
+	// readMin and readMax bound how many octets are read into the buffer at once: few while
+	// FPDUs are large, because these octets are copied, many while FPDUs are small.
 	readMin = 8 << 10
 	readMax = 64 << 10
-	// behind is how much may be read behind a payload that goes straight to its place: its
-	// trailer and the next header, or a few small messages.
+	// behind is how many octets may be read after a payload that goes straight to its place:
+	// its trailer and the next header, or a few small messages.
 	behind = 2 << 10
-	// directMin is how much of an FPDU must be missing before it is placed in parts.
+	// directMin is how many octets of an FPDU must be missing for it to be placed in parts.
 	directMin = 4 << 10
 	// maxSegs is how many pieces of memory one readv fills.
 	maxSegs = 15
-	// restMax is how much of an unfinished FPDU is kept outside of an input buffer while nothing
-	// comes, and restKept how much memory for that stays with a connection.
+	// restMax is the largest part of an unfinished FPDU that is kept outside of an input buffer while
+	// nothing comes, and restKept how much memory for it an idle connection keeps.
 	restMax  = 16 << 10
 	restKept = 512
-	// parkMax is the longest part of a message for which its receive is lent to others meanwhile.
+	// parkMax is the longest part of a message that is kept elsewhere, so that others can use its receive meanwhile.
 	parkMax = 64 << 10
 )
 
@@ -45,7 +45,7 @@ type rx struct {
 	in   *[inLen]byte // nil while the connection is idle
 	r, w int
 	rest []byte // what in held when it was given back in the middle of an FPDU
-	room int    // to read at once
+	room int    // octets to read into the buffer at once
 
 	// The FPDU under way.
 	partial bool
@@ -53,7 +53,7 @@ type rx struct {
 	cur     iov.Cursor // where its payload goes
 	left    int        // octets of payload to come
 	crc     uint32
-	fail    error // what is wrong with it; reported if its CRC is good
+	fail    error // what is wrong with the FPDU; reported if its CRC is good
 	ref     stag.Ref
 	header  [ddp.PrefixMax]byte
 	pieces  [][]byte // memory for cur
@@ -66,9 +66,9 @@ type rx struct {
 	control ddp.Control
 	stag    stag.STag
 	got     int
-	parked  []byte // what has come of it, while its receive is with others; nil: it has its receive
+	parked  []byte // the part that has come, while others use its receive; nil: the message has its receive
 	pending bool   // it is complete, and waits for memory to be released
-	asked   bool   // which was asked for
+	asked   bool   // the release was asked for
 
 	// The tagged message under way.
 	tagged   bool
@@ -80,8 +80,8 @@ type rx struct {
 	readMSN uint32 // of the next Read Request
 
 	open    bool // an FPDU has come
-	greeted bool // and it was the ready-to-receive message, if one was due
-	drain   bool // what comes is nobody's
+	greeted bool // the ready-to-receive message has come, or none is due
+	drain   bool // received octets are thrown away
 
 	freed atomic.Bool // what pending waits for has happened
 
@@ -90,20 +90,20 @@ type rx struct {
 
 func (x *rx) init() { x.msn, x.readMSN, x.room = 1, 1, readMin }
 
-// errStall is why the reader stops for a while: it waits for a receive, or for memory to be
-// released. It is nobody's error.
+// errStall says that the reader has to wait for a receive, or for memory to be released. It is no
+// error of anybody.
 var errStall = errors.New("iwarp: waits")
 
-// run is the life of the goroutine that owns the socket.
+// run is the goroutine that owns the socket.
 func (q *queuePair) run() {
 	err, over := q.sock.Read(q.onReadable)
-	if over != nil { // the time to linger, or Abort
+	if over != nil { // LingerTime is over, or Abort was called
 		err = over
 	}
 	q.finish(err)
 }
 
-// onReadable handles one batch of what the socket holds. An error is why the connection ends.
+// onReadable handles one batch of input. Its error is the reason why the connection ends.
 func (q *queuePair) onReadable() (stream.Round, error) {
 	switch drained, err := q.batch(); {
 	case errors.Is(err, errStall):
@@ -115,15 +115,15 @@ func (q *queuePair) onReadable() (stream.Round, error) {
 	}
 }
 
-// batch reads once, handles what came, has completions looked at, and sends what was posted
-// meanwhile with one write.
+// batch reads once, handles what has come, calls the events of completion queues, and sends what
+// these have posted with one write.
 func (q *queuePair) batch() (drained bool, err error) {
 	x := &q.rx
 	stalled := x.pending || x.w > x.r && !x.partial
 	if !q.begin(&stalled) {
 		return true, q.cause()
 	}
-	if err = q.unpark(); err == nil && stalled { // what is there may be of use now
+	if err = q.unpark(); err == nil && stalled { // the octets in the buffer may be handled now
 		x.takeIn()
 		err = q.parse()
 	}
@@ -148,8 +148,8 @@ func (q *queuePair) batch() (drained bool, err error) {
 	return drained, err
 }
 
-// park has a connection of which nothing more comes keep no more than it has sent: others may
-// need the receive of its unfinished message.
+// park is called when nothing more comes. It keeps no more memory than the octets that have come, so
+// that others can use the receive of the unfinished message.
 func (q *queuePair) park() {
 	x := &q.rx
 	if !x.sending || !x.taken || !q.shared || !q.recv.Scarce() {
@@ -177,7 +177,7 @@ func (x *rx) placing() int {
 	return n
 }
 
-// unpark gives a message that was parked a receive again. ErrStall: there is none.
+// unpark gives a parked message a receive again. errStall: there is none.
 func (q *queuePair) unpark() error {
 	x := &q.rx
 	if x.parked == nil {
@@ -235,8 +235,8 @@ func (q *queuePair) cause() error {
 	return errAborted
 }
 
-// dropIn gives the buffer back. Little that is in it is kept elsewhere, so that whoever sends a
-// few octets does not keep a buffer.
+// dropIn gives the buffer back. If it holds only a few octets, they are kept elsewhere, so that a peer
+// that sends a few octets does not keep a buffer.
 func (x *rx) dropIn() {
 	n := x.w - x.r
 	if x.in == nil || n > restMax {
@@ -247,7 +247,7 @@ func (x *rx) dropIn() {
 	x.in, x.r, x.w = nil, 0, n
 }
 
-// takeIn makes sure that there is a buffer, with what was in the last one.
+// takeIn makes sure that there is a buffer, with the octets that dropIn has kept.
 func (x *rx) takeIn() {
 	if x.in != nil {
 		return
@@ -259,9 +259,8 @@ func (x *rx) takeIn() {
 	}
 }
 
-// receive reads once. Drained says that there was nothing: a read that was merely short does
-// not tell, for the end of the stream may be behind it, of which the poller, edge-triggered,
-// has spoken already.
+// receive reads once. drained is true if the socket had nothing. A short read does not mean that the socket
+// is empty: the end of the stream may follow, and the edge-triggered poller may have reported it already.
 func (q *queuePair) receive() (drained bool, err error) {
 	x := &q.rx
 	x.takeIn()
@@ -275,14 +274,14 @@ func (q *queuePair) receive() (drained bool, err error) {
 	return n == 0, err
 }
 
-// readv fills first the memory that the payload under way is for, then the buffer.
+// readv fills first the place of the payload under way, then the buffer.
 func (q *queuePair) readv() (n int, err error) {
 	x := &q.rx
 	k, direct, room := 0, 0, x.room
 	if x.partial && x.left > 0 && x.r == x.w && x.fail == nil {
 		k, direct = x.cur.Fill(x.iov[:maxSegs], x.left)
 		if room = behind; direct < x.left {
-			room = 0 // what follows belongs to memory that is not in the vector
+			room = 0 // the next octets belong to memory that is not in the vector
 		}
 	}
 	room = min(room, inLen-x.w)
@@ -304,7 +303,7 @@ func (q *queuePair) readv() (n int, err error) {
 	return n, nil
 }
 
-// consume notes that n octets were read straight to their place.
+// consume notes that n octets were read directly to their place.
 func (x *rx) consume(n int, crc bool) {
 	x.left -= n
 	for n > 0 {
@@ -347,7 +346,7 @@ func (q *queuePair) parse() error {
 	}
 }
 
-// fpdu takes the next FPDU: all of it, or, if it is large, its header. False: more is needed.
+// fpdu handles the next FPDU: all of it, or, if it is large, its header. False: more octets are needed.
 func (q *queuePair) fpdu() (bool, error) {
 	x := &q.rx
 	b := x.in[x.r:x.w]
@@ -387,7 +386,7 @@ func (q *queuePair) fpdu() (bool, error) {
 	return true, nil
 }
 
-// readSize adapts how much is read at once to the FPDUs that come.
+// readSize adapts how many octets are read at once to the size of the FPDUs.
 func readSize(now, fpdu int) int {
 	if fpdu >= readMin {
 		return readMin
@@ -395,7 +394,7 @@ func readSize(now, fpdu int) int {
 	return now
 }
 
-// beginPart begins an FPDU of which much is missing.
+// beginPart begins an FPDU of which a large part is still missing.
 func (q *queuePair) beginPart(b []byte) (bool, error) {
 	x := &q.rx
 	need, err := q.format.Prefix(b)
@@ -417,7 +416,7 @@ func (q *queuePair) beginPart(b []byte) (bool, error) {
 			return false, err
 		}
 	}
-	// An offence is reported only if it is not the work of the network: after the CRC.
+	// An offence is reported after the CRC was checked, because the network may have damaged the FPDU.
 	if len(seg.Header) == 0 {
 		return false, err
 	}
@@ -432,7 +431,7 @@ func (q *queuePair) beginPart(b []byte) (bool, error) {
 	return true, nil
 }
 
-// part takes what has come of an FPDU that is placed in parts. False: more is to come.
+// part handles the octets that have come of an FPDU that is placed in parts. False: more have to come.
 func (q *queuePair) part() (bool, error) {
 	x := &q.rx
 	if n := min(x.left, x.w-x.r); n > 0 {
@@ -468,7 +467,7 @@ func (q *queuePair) part() (bool, error) {
 	return true, nil
 }
 
-// startDrain begins to throw away what comes.
+// startDrain begins to throw away received octets.
 func (x *rx) startDrain() {
 	x.drain, x.partial, x.pending, x.parked = true, false, false, nil
 	x.r = x.w

@@ -28,19 +28,19 @@ func (r *receives) PostReceive(rs []rdma.Receive) (int, error) {
 	return n, err
 }
 
-// putBack makes a receive that was taken the oldest one again.
+// putBack puts a receive that was taken back at the front of the queue.
 func (r *receives) putBack(from *soft.Receive) {
 	r.PutBack(from)
 	r.wake(1)
 }
 
-// wake wakes as many readers as there are new receives. They take them when they run.
+// wake wakes as many readers as there are new receives. The readers take the receives when they run.
 func (r *receives) wake(n int) {
 	for n > 0 && r.WakeOne() {
 		n--
 	}
 }
 
-// leave takes a queue pair off the list of those that wait. Whoever was to be woken by the
-// receive that woke it is woken instead.
+// leave removes a queue pair from the list of those that wait. If a receive has already woken it, another
+// one is woken instead.
 func (r *receives) leave(q *queuePair) { r.wake(r.Leave(&q.waiter)) }

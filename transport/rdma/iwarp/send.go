@@ -18,22 +18,22 @@ import (
 const (
 	// headLen is the memory for headers, trailers and small payloads of one writev.
 	headLen = 16 << 10
-	// headReserve is the most of it that one FPDU takes.
+	// headReserve is the most of headLen that one FPDU takes.
 	headReserve = 2*ddp.MaxTerminate + copyMax + ddp.MaxTrailer
 	// iovReserve is how many pieces must be free to begin an FPDU.
 	iovReserve = maxSGE + 3
-	// copyMax is up to which length a payload is copied behind its header: that is cheaper
-	// than a piece of its own.
+	// copyMax is the longest payload that is copied behind its header: that is cheaper than a
+	// piece of its own.
 	copyMax = 256
-	// turn is the number of octets after which the sender calls writev: others want to send as well.
+	// turn is the number of octets after which the sender calls writev, so that others can post meanwhile.
 	turn = 256 << 10
-	// maxTurns is how many of them a goroutine that posts makes before the writer has to.
+	// maxTurns is how many turns a goroutine that posts makes before it leaves the rest to the writer.
 	maxTurns = 8
-	// maxAnswers is how many Read Responses go before one element of the send queue.
+	// maxAnswers is how many Read Responses in a row are sent before an element of the send queue has its turn.
 	maxAnswers = 4
 )
 
-// txBuffer is what a connection needs only while it sends.
+// txBuffer holds the memory that a connection needs only while it sends.
 type txBuffer struct {
 	head [headLen]byte
 	iov  [iov.Max]unix.Iovec
@@ -41,7 +41,7 @@ type txBuffer struct {
 
 var txBuffers = sync.Pool{New: func() any { return new(txBuffer) }}
 
-// tx is what is to leave, whole FPDUs.
+// tx holds the FPDUs that have to leave.
 type tx struct {
 	buf   *txBuffer
 	n     int       // octets of buf.head used
@@ -49,7 +49,7 @@ type tx struct {
 	joint bool      // the last piece of out lies in buf.head
 }
 
-// lend makes sure that there is a buffer, an empty one.
+// lend takes an empty buffer, unless there is one.
 func (x *tx) lend() {
 	if x.buf == nil {
 		x.buf = txBuffers.Get().(*txBuffer)
@@ -72,7 +72,7 @@ func (x *tx) full(start uint64) bool {
 	return headLen-x.n < headReserve || x.room() < iovReserve || x.out.Queued-start >= turn
 }
 
-// room is how many pieces can be added.
+// room returns how many pieces can be added.
 func (x *tx) room() int { return iov.Max - x.out.Pieces() }
 
 // head returns the memory for headers, to be appended to.
@@ -96,7 +96,7 @@ func (x *tx) add(b []byte) {
 	x.joint = false
 }
 
-// answer is a Read Response that is to be sent.
+// answer is a Read Response that has to be sent.
 type answer struct {
 	ref stag.Ref
 	req ddp.RDMARead
@@ -104,8 +104,8 @@ type answer struct {
 	end uint64
 }
 
-// answers are Read Responses in the order of their Requests: [Head, cur) is among what is to
-// leave, [cur, Tail) waits. There are never more than the IRD.
+// answers holds the Read Responses in the order of their Requests: [Head, cur) is framed and has to
+// leave, [cur, Tail) is not framed yet. There are never more than the IRD.
 type answers struct {
 	ring.Ring[answer]
 	cur    uint32
@@ -113,8 +113,8 @@ type answers struct {
 	pieces [][]byte
 }
 
-// send sends what there is, as far as the socket takes it, unless somebody else does or will.
-// The lock is held, but not over system calls.
+// send sends FPDUs until nothing is left or the socket is full, unless another goroutine does or
+// will. The lock is held, but not over system calls.
 func (q *queuePair) send() {
 	if q.sending || q.batching || q.blocked || !q.is().lives {
 		return
@@ -130,7 +130,7 @@ type wrote uint8
 
 const (
 	wroteAll    wrote = iota
-	wroteTurns        // enough for one goroutine
+	wroteTurns        // maxTurns is reached
 	wroteSocket       // the socket is full
 )
 
@@ -171,7 +171,7 @@ func (q *queuePair) write() wrote {
 	}
 }
 
-// writev is the system call, made without the lock.
+// writev makes the system call, without the lock.
 func (q *queuePair) writev() (n int, e unix.Errno) {
 	v := q.tx.out.Next()
 	q.inWrite = true
@@ -194,8 +194,8 @@ func (q *queuePair) block() {
 	q.sock.AwaitRoom()
 }
 
-// written is called by the goroutine that waits for room when onWritable has sent everything, or
-// with an error when there will be no room any more.
+// written is called by the goroutine that waits for room: when onWritable has sent everything, or
+// with an error when the socket has failed.
 func (q *queuePair) written(err error) {
 	if err != nil {
 		q.mu.Lock()
@@ -232,7 +232,7 @@ func (q *queuePair) onWritable() bool {
 	return done
 }
 
-// emptied is called when nothing is left to send for the moment.
+// emptied is called when nothing more is left to send.
 func (q *queuePair) emptied() {
 	if q.state != leaving && q.state != terminating || !q.tx.out.Empty() || len(q.term) > 0 {
 		return
@@ -253,7 +253,7 @@ func (q *queuePair) account() {
 		}
 		s.sent++
 		if w.op != rdma.OpRead && w.op != rdma.OpLocalInvalidate {
-			// Not when it retires: the peer may use the room in its window at once.
+			// Do that now instead of in retire: the peer may use the room in its window at once.
 			q.unhold(w)
 			w.done = true
 		}
@@ -282,14 +282,14 @@ func (q *queuePair) account() {
 	}
 }
 
-// countSent counts an element of the send queue that has left. The owner knows nothing of internal ones.
+// countSent counts an element of the send queue that has left. Internal elements do not count.
 func (q *queuePair) countSent(w *wqe) {
 	if w.internal {
 		return
 	}
 	switch w.op {
 	case rdma.OpBind, rdma.OpLocalInvalidate:
-		return // nothing that leaves
+		return // nothing leaves for it
 	case rdma.OpRead:
 		q.n.Reads.Add(1)
 	default:
@@ -321,12 +321,12 @@ func (q *queuePair) fill() {
 	}
 }
 
-// ready reports whether there is something to look at.
+// ready reports whether there is anything to send.
 func (q *queuePair) ready() bool {
 	return q.answers.cur != q.answers.Tail || q.sq.cur != q.sq.Tail && !q.sq.stalled
 }
 
-// fillOne queues one FPDU, or does a request that needs none. False: nothing can be done now.
+// fillOne queues one FPDU, or does a work request that needs none. False: nothing can be done now.
 // Messages are not interleaved.
 func (q *queuePair) fillOne() bool {
 	a, s := &q.answers, &q.sq
@@ -350,8 +350,8 @@ func (q *queuePair) fillOne() bool {
 	return false
 }
 
-// mayStart reports whether the element at the front of the send queue may go: Reads need a
-// place at the peer, and a fence waits for those before it.
+// mayStart reports whether the element at the front of the send queue may start: a Read needs a
+// free place at the peer, and a fence waits for the Reads before it.
 func (q *queuePair) mayStart(w *wqe) bool {
 	reads := len(q.sq.reads)
 	return w.off > 0 || (w.op != rdma.OpRead || reads < q.ord) && (w.flags&rdma.Fence == 0 || reads == 0)
@@ -383,8 +383,8 @@ func (q *queuePair) fillAnswer(x *answer) bool {
 	return true
 }
 
-// fillWork queues a segment of the element at the front of the send queue, or does what needs
-// none. False: it has failed.
+// fillWork queues a segment of the element at the front of the send queue, or does a work request
+// that needs none. False: it has failed.
 func (q *queuePair) fillWork(w *wqe) bool {
 	if w.off == 0 {
 		switch {
@@ -411,7 +411,7 @@ func (q *queuePair) fillWork(w *wqe) bool {
 	return true
 }
 
-// framed notes that all of the element at the front is among what is to leave.
+// framed notes that all of the element at the front is framed.
 func (q *queuePair) framed(w *wqe) {
 	w.end = q.tx.out.Queued
 	q.sq.cur++
@@ -452,8 +452,8 @@ func (q *queuePair) fillSend(w *wqe) {
 	}
 }
 
-// fillRead queues a Read Request. Its Response is checked against the request, so that the
-// sink may be scattered although its name on the wire is that of the first region.
+// fillRead queues a Read Request. The Response is checked against the work request. So the sink
+// may be scattered, although the Request names only its first region.
 func (q *queuePair) fillRead(w *wqe) {
 	s := &q.sq
 	s.readMSN++
@@ -476,8 +476,8 @@ func (q *queuePair) frameTagged(t ddp.Tagged, cur *iov.Cursor) {
 	q.frame(ddp.AppendTagged(q.tx.head(), t), cur, t.Payload)
 }
 
-// frame queues an FPDU whose headers were appended to tx.head, giving b, with n octets of
-// payload.
+// frame queues an FPDU with n octets of payload. b is tx.head with the headers of the FPDU
+// appended.
 func (q *queuePair) frame(b []byte, cur *iov.Cursor, n int) {
 	x := &q.tx
 	start := x.n
@@ -516,7 +516,7 @@ func (q *queuePair) frame(b []byte, cur *iov.Cursor, n int) {
 	}
 }
 
-// localInvalidate takes access away; the elements behind wait until no reference is left.
+// localInvalidate takes access away. The elements after it wait until no reference is left.
 func (q *queuePair) localInvalidate(w *wqe) bool {
 	quiet, err := q.invalidate(w.stag, q.onQuiet)
 	if err != nil {
@@ -528,7 +528,7 @@ func (q *queuePair) localInvalidate(w *wqe) bool {
 	return quiet
 }
 
-// goOn is told that the last reference is released to memory that a LocalInvalidate has ended the access to.
+// goOn is called when the last reference to memory that a LocalInvalidate has invalidated is released.
 func (q *queuePair) goOn() {
 	q.mu.Lock()
 	q.sq.stalled = false

@@ -7,7 +7,7 @@ import (
 	"oneshot/transport/rdma"
 )
 
-// Messages, bytes and Terminates count when they have left: what was flushed does not.
+// Messages, bytes and Terminates count when they have left. Flushed work does not count.
 func TestCountsWhatHasLeft(t *testing.T) {
 	const n, size = 256, 4096 // more than a socket holds
 	e := newEnd(t, setup{})

@@ -15,7 +15,7 @@ import (
 	"oneshot/transport/rdma"
 )
 
-// gonePeer waits for the end of the connection and checks what the peer has said.
+// gonePeer waits for the end of the connection, and checks the cause in the peer's Terminate.
 func (e *end) gonePeer(want ddp.Cause) {
 	e.t.Helper()
 	err := <-e.gone
@@ -51,7 +51,7 @@ func TestTooLong(t *testing.T) {
 	a.gonePeer(ddp.UntaggedTooLong)
 }
 
-// A Send to a shared queue that is empty waits, those behind it too, and nothing is lost.
+// A Send to an empty shared queue waits, and so do the Sends after it. Nothing is lost.
 func TestReceiveWait(t *testing.T) {
 	a, b := pair(t, setup{shared: true})
 	const n = 100
@@ -103,7 +103,7 @@ func TestRevoke(t *testing.T) {
 	b.gonePeer(ddp.ProtInvalidSTag)
 }
 
-// Host 2 forgets what Host 1 revokes, so that the window is free again.
+// Host 2 forgets the STags that Host 1 revokes, so that the window has room again.
 func TestForget(t *testing.T) {
 	a, b := pair(t, setup{client: offer(), server: offer()})
 	for i := range 20 {
@@ -288,7 +288,7 @@ func TestAbort(t *testing.T) {
 	<-c.gone
 }
 
-// ddpError is an error of the owner that knows its Terminate.
+// ddpError is an error of the owner that has a Terminate cause.
 type ddpError struct{ c ddp.Cause }
 
 func (e *ddpError) Error() string { return e.c.String() }
@@ -329,7 +329,7 @@ func TestPrivateData(t *testing.T) {
 	}
 }
 
-// Nobody answers, answers too slowly, or with something else.
+// The peer does not answer, answers too slowly, or answers in another protocol.
 func TestConnectFails(t *testing.T) {
 	for _, answer := range []string{"", "SSH-2.0-OpenSSH_9.2p1 and more than twenty octets"} {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -356,8 +356,8 @@ func TestConnectFails(t *testing.T) {
 	}
 }
 
-// A peer that sends part of a Request is not waited for longer than the time for that, and a
-// Request that nobody accepts does not stay.
+// A peer that sends only a part of a Request is dropped after StartupTimeout, and a Request that
+// nobody accepts after AcceptTimeout.
 func TestHalfOpen(t *testing.T) {
 	dev, err := Open(Config{StartupTimeout: 20 * time.Millisecond, AcceptTimeout: 20 * time.Millisecond})
 	check(t, err)
@@ -422,7 +422,7 @@ func TestManyPosters(t *testing.T) {
 	wg.Wait()
 }
 
-// Idle queue pairs are cheap.
+// Idle queue pairs take little memory.
 func TestIdleMemory(t *testing.T) {
 	const n = 500 // connections, of two queue pairs each
 	dev, err := Open(Config{})

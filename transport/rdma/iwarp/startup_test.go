@@ -149,7 +149,7 @@ func TestResponderWaits(t *testing.T) {
 	e.want(rdma.OpSend, 1)
 }
 
-// What an initiator sends, and what it says to a Reply that it cannot accept.
+// The Request that an initiator sends, and its answer to a Reply that it cannot accept.
 func TestRequest(t *testing.T) {
 	const rep = "4d504120494420526570204672616d65"
 	const req = "4d504120494420526571204672616d65"
@@ -217,7 +217,7 @@ func TestRequest(t *testing.T) {
 	}
 }
 
-// A peer that asks for much and reads nothing holds up nobody but itself.
+// A peer that requests much data and does not read it delays only itself.
 func TestPeerStopsReading(t *testing.T) {
 	s := setup{reads: 16}
 	dev, err := Open(Config{LingerTime: 50 * time.Millisecond})
@@ -240,7 +240,7 @@ func TestPeerStopsReading(t *testing.T) {
 		other.want(rdma.OpReceive, uint64(i))
 		client.want(rdma.OpSend, uint64(i))
 	}
-	// One more than the IRD is an offence, and the end comes although nothing can be told.
+	// One Request more than the IRD is an offence. The connection ends although the Terminate cannot be sent.
 	b = ddp.AppendFPDUTrailer(ddp.AppendReadRequest(nil, 17, ddp.RDMARead{}), 0)
 	_, err = c.Write(b)
 	check(t, err)

@@ -43,7 +43,7 @@ func TestSuite(t *testing.T) {
 	}
 }
 
-// What the suite takes as said is what iWARP can do.
+// The limits that the suite relies on are those of iWARP.
 func TestLimits(t *testing.T) {
 	l := open(t, iwarp.Config{}).Limits()
 	if !l.Windows || !l.OneShot || !l.ReceiveWait || l.ReadSinkWrite {

@@ -20,7 +20,7 @@ type wqe struct {
 	held     bool // counted in the table of what the peer has advertised
 	internal bool // not posted by the owner
 	pinned   bool
-	done     bool // only the send itself remains
+	done     bool // complete, except that its octets have to leave
 	status   rdma.Status
 	err      error
 
@@ -34,12 +34,12 @@ type wqe struct {
 	got     int // octets of the Read Response
 	cur     iov.Cursor
 	off     int    // octets framed
-	end     uint64 // tx.out.Queued when all is framed
+	end     uint64 // tx.out.Queued when all of it is framed
 	inline  []byte
 }
 
-// sendQueue holds what is posted: [Head, sent) has left and waits for Responses, [sent, cur) is
-// among what is to leave, [cur, Tail) waits.
+// sendQueue holds posted work: [Head, sent) has left and waits for Responses, [sent, cur) is framed
+// and has to leave, [cur, Tail) is not framed yet.
 type sendQueue struct {
 	ring.Ring[wqe]
 	sent, cur uint32
@@ -49,7 +49,7 @@ type sendQueue struct {
 	stalled   bool // a LocalInvalidate, the element before cur, waits for references to be released
 }
 
-// next returns the slot behind the last element, without making it one; nil: there are most.
+// next returns the free slot after the last element, without adding it; nil: the queue has most elements.
 func (s *sendQueue) next(most uint32) *wqe {
 	if uint32(s.Len()) >= most {
 		return nil
@@ -121,7 +121,7 @@ func (q *queuePair) post(ws []rdma.Work, i int) error {
 	return nil
 }
 
-// prepare fills in w. It says what is wrong with p, or returns one of the errors of Post.
+// prepare fills in w from p. what says what is wrong with p; err is one of the errors of Post.
 func (q *queuePair) prepare(w *wqe, p *rdma.Work) (what string, err error) {
 	const sendOnly = rdma.Invalidate | rdma.Advertise | rdma.Close | rdma.Solicited
 	if p.Op != rdma.OpSend && p.Flags&sendOnly != 0 {
@@ -154,7 +154,7 @@ func (q *queuePair) prepare(w *wqe, p *rdma.Work) (what string, err error) {
 	return "operation that cannot be posted", nil
 }
 
-// gather takes over the memory that is to be sent.
+// gather takes over the list of memory to send.
 func (q *queuePair) gather(w *wqe, p *rdma.Work) (what string) {
 	if p.Flags&rdma.Inline == 0 {
 		w.segs, w.regions, w.n, what = soft.AppendSGL(w.segs, w.regions, p.SGL, &q.domain.Domain, 0, q.maxSGE)
@@ -256,8 +256,8 @@ func (q *queuePair) prepareBind(w *wqe, p *rdma.Work) (what string, err error) {
 	return "", nil
 }
 
-// hold counts an operation against an STag that the peer has advertised. STags that reach us
-// by other means are the peer's to check.
+// hold counts an operation on an STag that the peer has advertised. STags that came in another way
+// are not counted: the peer checks them.
 func (q *queuePair) hold(w *wqe, post func(*stag.Peer, stag.STag) (stag.At, error)) (what string) {
 	if q.peer == nil {
 		return ""
@@ -288,7 +288,7 @@ func (q *queuePair) holdClose(w *wqe, must bool) (what string) {
 	return ""
 }
 
-// unhold takes back what hold and holdClose have noted.
+// unhold undoes hold and holdClose.
 func (q *queuePair) unhold(w *wqe) {
 	if !w.held {
 		return
@@ -304,7 +304,7 @@ func (q *queuePair) unhold(w *wqe) {
 	}
 }
 
-// retire ends the elements at the head that have nothing to wait for.
+// retire completes the elements at the head that have nothing more to wait for.
 func (q *queuePair) retire() {
 	s := &q.sq
 	for s.Head != s.sent {
@@ -317,7 +317,7 @@ func (q *queuePair) retire() {
 	}
 }
 
-// complete gives back what an element holds and tells its owner, if that is wanted.
+// complete gives back what an element holds and pushes its completion, if it has one.
 func (q *queuePair) complete(w *wqe) {
 	if w.pinned {
 		soft.UnpinAll(w.regions)

@@ -10,7 +10,7 @@ import (
 	"oneshot/transport/rdma"
 )
 
-// TestNoAllocations: a message there and back, with a Write before it, allocates nothing.
+// TestNoAllocations: a message in each direction, with a Write before it, allocates nothing.
 func TestNoAllocations(t *testing.T) {
 	d := open(t)
 	dom, err := d.NewDomain()

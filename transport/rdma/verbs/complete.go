@@ -23,9 +23,9 @@ import (
 	"oneshot/transport/rdma"
 )
 
-// completionQueue is a completion queue. Its goroutine sleeps in Go's poller until the device has
-// something, for the owner if it has armed the queue, and otherwise to see connections end that
-// nobody polls. All calls of event are the goroutine's.
+// completionQueue is a completion queue. Its goroutine sleeps in Go's poller until the device has a
+// completion. It calls event if the owner has armed the queue; otherwise it only notices the ends of
+// connections that nobody polls. Only this goroutine calls event.
 //
 //	device's queue ─► harvest ─► ring ─► Poll
 //	      └───────────────────────────────┘ when the ring is empty
@@ -39,7 +39,7 @@ type completionQueue struct {
 
 	mu     sync.Mutex            // taken before queuePair.mu and receiveQueue.mu
 	qps    map[uint32]*queuePair // by number
-	last   *queuePair            // found last
+	last   *queuePair            // the one that was looked up last
 	ring   ring.Ring[rdma.Completion]
 	armed  bool // the owner waits for an event
 	asleep bool // the goroutine waits for the device
@@ -48,7 +48,7 @@ type completionQueue struct {
 	wcs    [C.OS_BATCH]C.struct_os_wc
 
 	polls, completions, events uint64
-	found, vain, sleeps        uint64 // of poll; of the goroutine
+	found, vain, sleeps        uint64 // how often poll found something, or nothing; how often the goroutine slept
 
 	yielded time.Time     // when poll last let other goroutines in
 	kick    chan struct{} // ends a pause; capacity 1
@@ -56,10 +56,10 @@ type completionQueue struct {
 }
 
 const (
-	// pause is how long the goroutine leaves a queue alone that its owner polls without arming
-	// it, before it looks whether a connection has ended.
+	// pause is how long the goroutine does not look at a queue that its owner polls without arming it.
+	// Then it checks whether a connection has ended.
 	pause = 5 * time.Millisecond
-	// slice is how long poll keeps other goroutines waiting. The runtime lets them in by force after 10 ms.
+	// slice is how long poll keeps other goroutines waiting. After 10 ms the runtime would preempt it.
 	slice = 5 * time.Millisecond
 )
 
@@ -71,7 +71,7 @@ func (d *Device) NewCompletionQueue(depth int, event func()) (_ rdma.CompletionQ
 	if c.channel, err = C.os_create_channel(d.ctx); c.channel == nil {
 		return nil, fmt.Errorf("verbs: completion channel of %s: %w", d.cfg.Name, err)
 	}
-	// Queue pairs that end add work requests of their own: markers each.
+	// Each queue pair that ends may add as many work requests of its own as markers says.
 	entries := min(depth+depth/2+64, d.maxCQE)
 	if c.cq, err = C.os_create_cq(d.ctx, C.int(entries), c.channel); c.cq == nil {
 		C.os_destroy_channel(c.channel)
@@ -112,8 +112,8 @@ func (c *completionQueue) Poll(into []rdma.Completion) (n int) {
 	return n
 }
 
-// harvest takes what the device has to the ring and returns how much the ring holds. The lock is
-// held. A queue that is closed has nothing.
+// harvest moves the completions of the device to the ring, and returns how many the ring holds. The
+// lock is held. A closed queue has none.
 func (c *completionQueue) harvest() int {
 	for c.cq != nil {
 		n := C.os_poll(c.cq, &c.wcs[0], C.OS_BATCH)
@@ -125,8 +125,8 @@ func (c *completionQueue) harvest() int {
 	return c.ring.Len()
 }
 
-// arm arms the device, takes what it has meanwhile, and returns how much the ring holds. The lock
-// is held.
+// arm arms the device, moves the completions that it has by then to the ring, and returns how many the
+// ring holds. The lock is held.
 func (c *completionQueue) arm() int {
 	n := C.os_arm(c.cq, &c.wcs[0], C.OS_BATCH)
 	c.take(n)
@@ -136,7 +136,7 @@ func (c *completionQueue) arm() int {
 	return c.ring.Len()
 }
 
-// take makes completions of c.wcs.
+// take handles the first n completions of the device in c.wcs.
 func (c *completionQueue) take(n C.int) {
 	for i := range int(max(n, 0)) {
 		wc := &c.wcs[i]
@@ -144,7 +144,7 @@ func (c *completionQueue) take(n C.int) {
 			c.last = c.qps[uint32(wc.qpn)]
 		}
 		if c.last == nil {
-			continue // its owner has closed it, and has been told
+			continue // the queue pair is closed, and its owner knows
 		}
 		c.last.completed(wc, c)
 	}
@@ -179,7 +179,7 @@ func (c *completionQueue) serve() {
 	consume := func(uintptr) bool { return C.os_consume(c.channel) > 0 }
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
-	var gap time.Duration // until the last completion came
+	var gap time.Duration // how long the last completion took to come
 	for {
 		idle := time.Now()
 		for c.work(gap <= c.spin && !c.dev.sleeping.Load(), timer) {
@@ -195,7 +195,7 @@ func (c *completionQueue) serve() {
 	}
 }
 
-// work does the next thing that the goroutine has to do. False: it can sleep, the device is armed.
+// work does the next step of the goroutine. False: the device is armed, and the goroutine can sleep.
 func (c *completionQueue) work(spin bool, timer *time.Timer) (more bool) {
 	c.mu.Lock()
 	c.harvest()
@@ -235,13 +235,14 @@ func (c *completionQueue) work(spin bool, timer *time.Timer) (more bool) {
 	return false
 }
 
-// spinning is how many goroutines look for completions, each of which keeps a processor.
+// spinning is the number of goroutines that poll, each of which occupies a processor.
 var spinning atomic.Int32
 
-// poll looks for completions for a while, as long as the owner waits for one and half of the
-// processors are left to others. Who else wants this one gets it from the kernel. The runtime is
-// asked rarely: Gosched wakes a thread for every idle processor, which then competes with whoever the completions
-// come from; and never asking lets its monitor interrupt the goroutine, and then look every 20 µs.
+// poll polls for completions for a while, as long as the owner waits for one and at most half of the
+// processors poll. In each turn it yields to the kernel, for other threads that want this processor. It
+// yields to the runtime rarely: Gosched wakes a thread for every idle processor, which then competes with
+// the source of the completions. Without any Gosched the runtime's monitor would interrupt the goroutine,
+// and then wake every 20 µs.
 func (c *completionQueue) poll() bool {
 	defer spinning.Add(-1)
 	if int(spinning.Add(1)) > runtime.GOMAXPROCS(0)/2 {
@@ -270,7 +271,7 @@ func (c *completionQueue) poll() bool {
 	}
 }
 
-// add makes completions for q known by its number.
+// add registers q, so that its completions are found by its number.
 func (c *completionQueue) add(q *queuePair) {
 	c.mu.Lock()
 	c.qps[uint32(q.number)] = q
@@ -278,8 +279,8 @@ func (c *completionQueue) add(q *queuePair) {
 	c.mu.Unlock()
 }
 
-// flush ends what q, which the device does not know any more, has in the queue: what the device
-// has completed is taken, then rest pushes what it has not.
+// flush is called when the device does not know q any more. It takes the completions that the device
+// has left for q; then rest pushes those of everything that the device has not completed.
 func (c *completionQueue) flush(q *queuePair, rest func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -294,14 +295,14 @@ func (c *completionQueue) flush(q *queuePair, rest func()) {
 	}
 }
 
-// drain takes what the device has to the ring.
+// drain moves the completions of the device to the ring.
 func (c *completionQueue) drain() {
 	c.mu.Lock()
 	c.harvest()
 	c.mu.Unlock()
 }
 
-// release is the end of add.
+// release undoes add.
 func (c *completionQueue) release() {
 	c.mu.Lock()
 	c.users--
@@ -344,12 +345,12 @@ func (c *completionQueue) free() {
 	}
 	if c.cq != nil {
 		C.os_destroy_cq(c.cq)
-		c.cq = nil // who polls late finds nothing
+		c.cq = nil // a late Poll finds nothing
 	}
 	C.os_destroy_channel(c.channel)
 }
 
-// addTo adds what has crossed the queue.
+// addTo adds the counters of the queue to sum.
 func (c *completionQueue) addTo(sum *rdma.Counters) {
 	c.mu.Lock()
 	sum.Polls += c.polls

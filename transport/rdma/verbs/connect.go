@@ -23,7 +23,7 @@ import (
 // conn is an identifier of the connection manager for one connection.
 type conn struct {
 	dev     *Device
-	manager *manager // of dev, or of the device that listens for it
+	manager *manager // of dev, or of the listener that it came through
 	id      *C.struct_rdma_cm_id
 	handle  uintptr
 	gone    chan struct{} // closed when the kernel has said that the connection is over
@@ -67,7 +67,7 @@ func isEnd(kind int) bool {
 	return false
 }
 
-// live hands the events to q from now on, those that came first.
+// live hands all events to q from now on, first those that have already come.
 func (c *conn) live(q *queuePair) {
 	c.mu.Lock()
 	c.q = q
@@ -100,8 +100,8 @@ func (q *queuePair) happened(e *event) {
 	}
 }
 
-// PeerEnded implements rdma.PeerEnder. The connection manager may have told of the peer's end already, and its goroutine
-// not have come to it: portals have a goroutine each, so who comes back through another may be quicker.
+// PeerEnded implements rdma.PeerEnder. The connection manager may have an event about the peer's end that its goroutine
+// has not read yet: each portal has such a goroutine, so an initiator that comes back through another portal may be faster.
 func (q *queuePair) PeerEnded() bool {
 	q.mu.Lock()
 	c, over := q.conn, q.state == ended
@@ -135,7 +135,7 @@ func (q *queuePair) claim(d *Device) error {
 	return nil
 }
 
-// settle ends what claim has begun.
+// settle ends claim with the state s.
 func (q *queuePair) settle(s state) {
 	q.mu.Lock()
 	q.state = s
@@ -226,7 +226,7 @@ func (c *conn) connect(ctx context.Context, q *queuePair, to *net.TCPAddr, p rdm
 	return nil
 }
 
-// orMost is n, or most if n is 0 or more than that.
+// orMost returns n, or most if n is 0 or more than most.
 func orMost(n, most int) int {
 	if n <= 0 {
 		return most
@@ -234,7 +234,7 @@ func orMost(n, most int) int {
 	return min(n, most)
 }
 
-// params are a connection's parameters for the shim.
+// params holds the parameters of a connection for the shim.
 type params struct{ c C.struct_os_params }
 
 func (q *queuePair) params(p rdma.ConnParams, depth, resources int) *params {
@@ -248,7 +248,7 @@ func (q *queuePair) params(p rdma.ConnParams, depth, resources int) *params {
 	return v
 }
 
-// pin names the private data, which stays where it is until pin is unpinned.
+// pin sets the private data, which pin keeps in its place until it is unpinned.
 func (v *params) pin(pin *runtime.Pinner, data []byte) {
 	if len(data) > 0 {
 		pin.Pin(unsafe.SliceData(data))
@@ -256,17 +256,17 @@ func (v *params) pin(pin *runtime.Pinner, data []byte) {
 	}
 }
 
-// attach notes what is known of the connection.
+// attach stores the properties of a connection in its queue pair.
 func (q *queuePair) attach(c *conn, data []byte, depth int) {
-	q.mu.Lock() // of PeerEnded
+	q.mu.Lock() // against PeerEnded
 	q.conn = c
 	q.mu.Unlock()
 	q.peerData, q.depth = data, depth
 	q.local, q.remote = addr(c.id, false), addr(c.id, true)
 }
 
-// await waits for one of the events; others that are no progress are errors. 0: as long as ctx
-// lasts.
+// await waits for one of the wanted events. Another event, unless it is mere progress, is an error. With
+// limit 0 it waits until ctx ends.
 func (c *conn) await(ctx context.Context, limit time.Duration, want ...int) (*event, error) {
 	var late <-chan time.Time
 	if limit > 0 {
@@ -291,10 +291,10 @@ func (c *conn) await(ctx context.Context, limit time.Duration, want ...int) (*ev
 	}
 }
 
-// consumerReject is the reason of the IBTA (12.6.7.2) for a refusal by who listens.
+// consumerReject is the IBTA's reason (12.6.7.2) for a refusal by the program that listens.
 const consumerReject = 28
 
-// refused makes an error of an event that says that nothing will come of the connection.
+// refused returns the error for an event that says that there will be no connection.
 func (c *conn) refused(e *event) error {
 	switch e.kind {
 	case C.RDMA_CM_EVENT_REJECTED:

@@ -23,13 +23,13 @@ import (
 	"oneshot/transport/rdma/verbs/internal/finder"
 )
 
-// Built says whether the package can drive devices, for it was built with the tag verbs.
+// Built says whether this build, which has the tag verbs, can use devices.
 const Built = true
 
 const (
-	// maxSGE bounds the elements of a list, for room for them is made in every request.
+	// maxSGE is the most elements of a list. Every request has room for that many.
 	maxSGE = 16
-	// maxWork bounds queues; devices offer up to a million.
+	// maxWork is the longest queue. Devices offer up to a million.
 	maxWork = 1 << 15
 	// Private data that the connection managers carry: IBTA 12.7.34 for the request, of which
 	// rdma_cm takes 36 bytes; MPA 512, of which librdmacm counts no more than 255, and
@@ -38,9 +38,9 @@ const (
 	// siwVendor and rxeVendor are the vendor IDs of the kernel's software devices.
 	siwVendor = 0x626d74
 	rxeVendor = 0xffffff
-	// siwSendpage is how long a request has to be for siw to hand its pages to TCP, which refers to them after
-	// siw has completed later requests. siw copies signalled requests of any length. (SENDPAGE_THRESH is the
-	// size of a page, which is 4096 or more.)
+	// siwSendpage is the length in bytes from which on siw hands the pages of a request to TCP. TCP may refer to
+	// them even after siw has completed later requests. siw copies signalled requests of any length.
+	// (SENDPAGE_THRESH in siw is the size of a page, which is 4096 or more.)
 	siwSendpage = 4096
 )
 
@@ -52,7 +52,7 @@ var load = sync.OnceValue(func() error {
 	return nil
 })
 
-// errno makes an error of what a function of the shim returns.
+// errno converts the result of a function of the shim to an error.
 func errno(rc C.int) error {
 	if rc == 0 {
 		return nil
@@ -67,10 +67,10 @@ type Device struct {
 	ctx    *C.struct_ibv_context
 	limits rdma.Limits
 	iwarp  bool
-	siw    bool // has ways of its own
+	siw    bool // the device is siw, which needs special handling
 	// lastWQE: the device sends IBV_EVENT_QP_LAST_WQE_REACHED; see queuePair.awaitLast.
 	lastWQE bool
-	node    string // of sysfs, which is there as long as the device is
+	node    string // the path in sysfs, which exists as long as the device
 	port    C.int
 	maxCQE  int
 
@@ -80,20 +80,20 @@ type Device struct {
 	work    sync.WaitGroup   // goroutines
 
 	registrations atomic.Uint64
-	sleeping      atomic.Bool   // queues are not polled before their goroutines sleep
+	sleeping      atomic.Bool   // polling is off: goroutines of queues sleep at once
 	closing       chan struct{} // closed by free
 
-	// numbers is held while the numbers of queue pairs are given and taken, for a completion is
-	// known by the number of its queue pair.
+	// numbers is held while a queue pair gets or gives up its number, because a completion is assigned
+	// by the number of its queue pair.
 	numbers sync.Mutex
 
 	mu  sync.Mutex
 	qps map[*queuePair]struct{}
 	cqs map[*completionQueue]struct{}
-	// regions keeps the memory that the device may write to from being collected.
+	// regions keeps the garbage collector from freeing memory that the device may write to.
 	regions   map[*region]struct{}
 	listeners map[*listener]struct{}
-	past      rdma.Counters // of queue pairs and completion queues that are gone
+	past      rdma.Counters // of queue pairs and completion queues that are closed
 	gone      error         // the device has been removed or is broken
 }
 
@@ -118,8 +118,8 @@ func Open(c Config) (rdma.Device, error) {
 	return d, nil
 }
 
-// raiseMemlock allows as much registered memory as this process may allow itself. siw counts it
-// even for root. What is left of the limit shows when memory is registered.
+// raiseMemlock raises the limit on registered memory as far as this process may. siw enforces the limit
+// even for root. If the limit is still too low, registering memory fails.
 func raiseMemlock() {
 	unlimited := unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}
 	if unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unlimited) == nil {
@@ -132,7 +132,7 @@ func raiseMemlock() {
 	}
 }
 
-// find returns the context of the device called name, opened.
+// find opens the device called name and returns its context.
 func find(name string) (*C.struct_ibv_context, bool, error) {
 	var n C.int
 	list, err := C.os_devices(&n)
@@ -180,9 +180,9 @@ func (d *Device) open() (err error) {
 // siwFiller is how many completions a queue of siw has to have room for to be longer than 0x90000 bytes, at 32 each.
 const siwFiller = 1 << 15
 
-// occupy makes a queue that is never used. The kernel names the memory of siw's queues by keys, which are offsets in
-// an imaginary file; siw's library takes the key 0x90000 for none, and fails to make the queue that has it. The first queue
-// of a context, if it is long enough, lies over that offset.
+// occupy makes a queue that is never used. The kernel identifies the memory of siw's queues by keys, which are offsets
+// in an imaginary file. siw's library takes the key 0x90000 for an invalid one, and fails to make the queue that has it. The
+// first queue of a context, if it is long enough, covers that offset.
 func (d *Device) occupy() (err error) {
 	if d.filler, err = C.os_create_cq(d.ctx, siwFiller, nil); d.filler == nil {
 		return fmt.Errorf("verbs: completion queue of %s: %w", d.cfg.Name, err)
@@ -211,7 +211,7 @@ func (d *Device) measure() error {
 	return d.measureInline()
 }
 
-// limitsOf makes limits of what the device says of itself and its port.
+// limitsOf returns the limits of a device with the given attributes of device and port.
 func (d *Device) limitsOf(a *C.struct_ibv_device_attr, p *C.struct_ibv_port_attr) rdma.Limits {
 	l := rdma.Limits{
 		Name: d.cfg.Name, MaxQueuePair: int(a.max_qp), MaxWork: min(int(a.max_qp_wr), maxWork) - markers,
@@ -241,7 +241,7 @@ func (d *Device) limitsOf(a *C.struct_ibv_device_attr, p *C.struct_ibv_port_attr
 	return l
 }
 
-// measureInline tries how much the device takes inline, which it does not say.
+// measureInline finds out by trial how many bytes the device takes inline, because the device does not say.
 func (d *Device) measureInline() error {
 	pd, err := C.os_alloc_pd(d.ctx)
 	if pd == nil {
@@ -269,12 +269,12 @@ func (d *Device) measureInline() error {
 // Limits implements rdma.Device.
 func (d *Device) Limits() rdma.Limits { return d.limits }
 
-// SetPolling says whether the completion queues of a device of this package are polled before their goroutines
-// sleep, as Config.Spin has it. That saves wake-ups and takes processor time. It holds at once, for queues
-// that exist, too; at first they are polled.
+// SetPolling switches polling on or off: with polling, the goroutines of completion queues poll for Config.Spin
+// before they sleep, which saves wake-ups and takes processor time. It takes effect at once, also for queues that
+// exist. At first polling is on. d is a device of this package.
 func SetPolling(d rdma.Device, on bool) { d.(*Device).sleeping.Store(!on) }
 
-// watch handles what happens to the device by itself.
+// watch handles the asynchronous events of the device.
 func (d *Device) watch() {
 	var e C.struct_os_async
 	for d.async.wait(func(uintptr) bool { return C.os_get_async(d.ctx, &e) == 0 }) {
@@ -337,14 +337,14 @@ func (d *Device) Close() error {
 	return d.free()
 }
 
-// free frees what open has made.
+// free frees everything that Open has made.
 func (d *Device) free() error {
 	var errs []error
 	close(d.closing)
 	if d.async != nil {
 		errs = append(errs, d.async.close())
 	}
-	d.work.Wait() // connections are over, and with them their identifiers
+	d.work.Wait() // connections have ended, and their identifiers are destroyed
 	if d.manager != nil {
 		d.manager.end()
 		d.manager.work.Wait()

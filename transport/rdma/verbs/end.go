@@ -12,12 +12,12 @@ import (
 	"oneshot/transport/rdma"
 )
 
-// ending says who has ended a connection.
+// ending says who or what has ended a connection.
 type ending uint8
 
 const (
-	byUs    ending = iota // in good order: all that was posted is done
-	byPeer                // the peer, perhaps in good order
+	byUs    ending = iota // this end, orderly: all posted work is done
+	byPeer                // the peer, perhaps orderly
 	byError               // an offence, an abort, the device
 )
 
@@ -57,7 +57,7 @@ func (q *queuePair) Disconnect() {
 	})
 }
 
-// after waits for d, or until c is closed, which it reports.
+// after waits for d, or until c is closed. It reports whether c was closed.
 func after(d time.Duration, c <-chan struct{}) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -69,7 +69,7 @@ func after(d time.Duration, c <-chan struct{}) bool {
 	}
 }
 
-// Abort implements rdma.QueuePair. Devices do not let their owners tell the peer a reason.
+// Abort implements rdma.QueuePair. Devices have no way to tell the peer a reason.
 func (q *queuePair) Abort(err error) {
 	if err == nil {
 		err = errors.New("verbs: aborted by its owner")
@@ -84,7 +84,7 @@ func (q *queuePair) endLater(how ending, err error) {
 	}
 }
 
-// end has the connection end; the first call counts. It does not block.
+// end starts the end of the connection; only the first call has an effect. It does not block.
 func (q *queuePair) end(how ending, err error) {
 	q.mu.Lock()
 	live := q.state == connected || q.state == closing
@@ -97,8 +97,8 @@ func (q *queuePair) end(how ending, err error) {
 	}
 }
 
-// finish takes the connection down: the peer is told, the device's queue pair destroyed, what is
-// left flushed, and the owner told.
+// finish ends the connection: it tells the peer, destroys the device's queue pair, flushes what is left,
+// and calls Disconnected.
 func (q *queuePair) finish(how ending, err error) {
 	c := q.conn
 	switch {
@@ -106,11 +106,11 @@ func (q *queuePair) finish(how ending, err error) {
 		C.os_cm_disconnect(c.id)
 		after(q.dev.cfg.LingerTime, c.gone)
 	case how == byPeer && !q.dev.iwarp && C.os_qp_state(q.qp) == C.IBV_QPS_ERR:
-		err = errQueuePair // iWARP's is in that state whenever the stream has ended
+		err = errQueuePair // not for iWARP, whose queue pair is in that state after every end of the stream
 	}
 	C.os_qp_error(q.qp)
 	if how != byUs {
-		C.os_cm_disconnect(c.id) // tells the peer, or answers it
+		C.os_cm_disconnect(c.id) // tells the peer, or answers its disconnection
 	}
 	q.awaitLast()
 	q.retire()
@@ -118,7 +118,7 @@ func (q *queuePair) finish(how ending, err error) {
 		err = errCut
 	}
 	if err == nil {
-		// Connections of a lost device end one after the other, and may hear of each other first.
+		// Connections of a lost device end one after the other. The end of the peer may come before the reason.
 		err = q.dev.lostFor()
 	}
 	q.dev.log.Debug("RDMA connection has ended", "peer", q.remote.String(), "reason", err)
@@ -130,11 +130,12 @@ func (q *queuePair) finish(how ending, err error) {
 	c.destroy()
 }
 
-// awaitLast waits until the device, for a queue pair in the error state, has completed the last receive that it took from a
-// shared queue. When a queue pair is destroyed, the libraries of some cards (mlx4, mlx5) take its completions out of the
-// completion queue, and put their receives back into a free list that the owner of the receives knows nothing of. So
-// the completions have to be harvested before that, and none may come in between: IBV_EVENT_QP_LAST_WQE_REACHED says so
-// (man page of ibv_get_async_event). The libraries of rxe and siw leave completions where they are, and rxe sends no event (Linux 6.1).
+// awaitLast waits until the device has completed the last receive that the queue pair, which is in the error state, has
+// taken from a shared queue. When a queue pair is destroyed, the libraries of some cards (mlx4, mlx5) remove its
+// completions from the completion queue and put their receives into a free list of their own, so the owner would lose
+// these receives. Therefore the completions have to be taken before, and no more may come after that:
+// IBV_EVENT_QP_LAST_WQE_REACHED says so (man page of ibv_get_async_event). The libraries of rxe and siw do not remove
+// completions, and rxe sends no event (Linux 6.1).
 func (q *queuePair) awaitLast() {
 	if q.last == nil || !q.dev.lastWQE || q.dev.lostFor() != nil {
 		return
@@ -185,7 +186,7 @@ func (q *queuePair) flushSends() {
 			continue
 		}
 		e.done, e.status = true, rdma.StatusFlushed
-		if e.told { // of others nothing is heard if they were done
+		if e.told { // the device does not report others if they were done
 			q.cut.Store(true)
 		}
 	}
@@ -213,7 +214,7 @@ func (q *queuePair) Close() error {
 	return nil
 }
 
-// free gives back what the queue pair has used.
+// free gives back the resources of the queue pair.
 func (q *queuePair) free() {
 	q.sendCQ.release()
 	if q.recvCQ != q.sendCQ {

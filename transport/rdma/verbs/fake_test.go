@@ -16,8 +16,8 @@ import (
 	"oneshot/transport/rdma/verbs/fake"
 )
 
-// These tests run over package fake, on machines without RDMA. In a virtual machine, where there are
-// devices, suite_test.go stands in their place.
+// These tests use package fake, on machines without RDMA. In a virtual machine with devices, suite_test.go
+// replaces them.
 
 func TestMain(m *testing.M) {
 	fake.Install()
@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 
 const listenAt = "127.0.0.1:0"
 
-// begin makes the device of a test, and checks in the end that nothing of it is left.
+// begin configures the device of a test, and checks at the end of the test that no object is left.
 func begin(t *testing.T, c fake.Config) {
 	t.Helper()
 	c.Node = filepath.Join(t.TempDir(), "node")
@@ -75,7 +75,7 @@ func TestSuite(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			begin(t, c)
 			rdmatest.Run(t, func(t *testing.T) rdmatest.Pair {
-				// Long enough for a busy machine: what has not left by then fails the tests of orderly ends.
+				// The time has to be long enough for a busy machine: the tests of orderly ends fail if work has not left by then.
 				d := openFake(t, Config{LingerTime: time.Second})
 				return rdmatest.Pair{Client: d, Server: d, Listen: listenAt, Defects: rdmatest.Defects{EmptyReads: c.Siw}}
 			})

@@ -12,21 +12,21 @@ import (
 	"oneshot/transport/rdma"
 )
 
-// Info is what can be said of a device without using it.
+// Info describes a device.
 type Info struct {
 	Name      string
 	Driver    string // rdma_rxe, siw, mlx5_core; empty if the kernel does not say
 	Ports     []Port
 	Limits    rdma.Limits // zero if the device cannot be opened
 	Transport string      // "RoCE", "iWARP", "InfiniBand" or "unknown"
-	// Problems is what stands in the way of using the device, and what to do about it.
+	// Problems lists what prevents the use of the device, and what to do about it.
 	Problems []string
 }
 
 // Port is a port of a device.
 type Port struct {
 	Number    int
-	State     string // as the kernel says it: ACTIVE, DOWN, INIT, ARMED
+	State     string // in the kernel's words: ACTIVE, DOWN, INIT, ARMED
 	LinkLayer string // Ethernet or InfiniBand
 	Rate      string
 	NetDev    string // the network interface; empty: none
@@ -34,7 +34,7 @@ type Port struct {
 
 const sysfs = "/sys/class/infiniband"
 
-// Devices lists the kernel's RDMA devices. An error is about all of them.
+// Devices lists the kernel's RDMA devices. It fails if the kernel has no RDMA.
 func Devices() ([]Info, error) {
 	entries, err := os.ReadDir(sysfs)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -50,9 +50,9 @@ func Devices() ([]Info, error) {
 	return list, nil
 }
 
-// Names lists the names of the kernel's RDMA devices, of which nothing else is asked.
+// Names lists the names of the kernel's RDMA devices, without opening them.
 func Names() []string {
-	entries, _ := os.ReadDir(sysfs) // none is there where the kernel has no RDMA
+	entries, _ := os.ReadDir(sysfs) // fails if the kernel has no RDMA, and then there is no device
 	names := make([]string, len(entries))
 	for i, e := range entries {
 		names[i] = e.Name()
@@ -89,7 +89,7 @@ func inspect(name string) Info {
 	return i
 }
 
-// netdev names the interface, or stands for its name.
+// netdev returns the name of the network interface, or a placeholder.
 func (i *Info) netdev() string {
 	for _, p := range i.Ports {
 		if p.NetDev != "" {
@@ -107,7 +107,7 @@ func inspectPort(dir string) Port {
 	return p
 }
 
-// checkNodes looks for the files through which programs reach the device.
+// checkNodes checks the files in /dev through which programs reach the device.
 func (i *Info) checkNodes(dir string) {
 	nodes, _ := filepath.Glob(filepath.Join(dir, "device/infiniband_verbs/uverbs*"))
 	all, _ := filepath.Glob("/sys/class/infiniband_verbs/uverbs*")
@@ -134,7 +134,7 @@ func (i *Info) checkNodes(dir string) {
 	}
 }
 
-// line is the first line of a file, or nothing.
+// line returns the first line of a file, or "".
 func line(file string) string {
 	b, err := os.ReadFile(file)
 	if err != nil {

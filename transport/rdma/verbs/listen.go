@@ -19,19 +19,19 @@ import (
 	"oneshot/transport/rdma"
 )
 
-// backlog is how many requests may wait for Accept.
+// backlog is the number of requests that may wait for Accept.
 const backlog = 128
 
-// listening is an identifier that listens, for one device or for several.
+// listening is an identifier of the connection manager that listens, for one device or for several.
 type listening struct {
 	manager *manager
 	id      *C.struct_rdma_cm_id
 	handle  uintptr
 	addr    *net.TCPAddr
-	device  string // the one that has the address; empty: all
+	device  string // the device that has the address; empty: all
 
 	mu        sync.Mutex
-	listeners []*listener // those that are open; guarded by mu
+	listeners []*listener // the open ones; guarded by mu
 }
 
 // listener waits for connections over its device.
@@ -44,8 +44,8 @@ type listener struct {
 	err    error // set before closed is closed
 }
 
-// Listen implements rdma.Device. The address has to be the device's, or none for all it has;
-// requests that come over other devices are refused.
+// Listen implements rdma.Device. The address has to belong to the device; without one, all addresses of
+// the device are meant. Requests over other devices are refused.
 func (d *Device) Listen(address string) (rdma.Listener, error) {
 	ls, err := listen([]*Device{d}, address)
 	if err != nil {
@@ -54,8 +54,8 @@ func (d *Device) Listen(address string) (rdma.Listener, error) {
 	return ls[0], nil
 }
 
-// ListenAll is Listen for several devices at one address or, without one, at all they have. It
-// returns a listener for each device, in their order.
+// ListenAll is Listen for several devices at one address, or, without one, at all addresses of these
+// devices. It returns a listener for each device, in their order.
 func ListenAll(devices []rdma.Device, address string) ([]rdma.Listener, error) {
 	own := make([]*Device, len(devices))
 	for i, d := range devices {
@@ -81,7 +81,7 @@ func listen(devices []*Device, address string) ([]*listener, error) {
 	if on.manager, err = newManager(devices[0].cfg.Logger); err != nil {
 		return nil, err
 	}
-	defer on.manager.end() // connections keep it, which may outlive the listeners and their devices
+	defer on.manager.end() // connections keep the manager; they may outlive the listeners and their devices
 	for _, d := range devices {
 		on.listeners = append(on.listeners, &listener{dev: d, on: on, queue: make(chan *request, backlog), closed: make(chan struct{}), err: net.ErrClosed})
 	}
@@ -135,7 +135,7 @@ func (on *listening) happened(e *event) {
 	switch e.kind {
 	case C.RDMA_CM_EVENT_CONNECT_REQUEST:
 	case C.RDMA_CM_EVENT_DEVICE_REMOVAL:
-		// The identifier may be destroyed already, by whoever closes the last listener.
+		// Closing the last listener may already have destroyed the identifier.
 		if l := on.of(on.device); l != nil {
 			l.dev.removed()
 		}
@@ -187,7 +187,7 @@ func (l *listener) Close() error {
 	return nil
 }
 
-// close has Accept return err.
+// close makes Accept return err.
 func (l *listener) close(err error) {
 	l.once.Do(func() {
 		l.err = err
@@ -281,7 +281,7 @@ func (r *request) accept(qp rdma.QueuePair, p rdma.ConnParams) error {
 		return fmt.Errorf("ready the queue pair: %w", err)
 	}
 	q.attach(c, r.data, depth)
-	q.settle(connected) // messages may come before the kernel says that it is
+	q.settle(connected) // messages may come before the kernel reports that the connection is made
 	if err := errno(C.os_cm_accept(c.id, &params.c)); err != nil {
 		q.mu.Lock()
 		defer q.mu.Unlock()
@@ -289,7 +289,7 @@ func (r *request) accept(qp rdma.QueuePair, p rdma.ConnParams) error {
 			q.state = unconnected
 			return err
 		}
-		// It has ended meanwhile, of which its owner hears.
+		// The connection has ended meanwhile; Disconnected tells its owner.
 	}
 	c.live(q)
 	return nil

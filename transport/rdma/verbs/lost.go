@@ -16,16 +16,16 @@ import (
 	"time"
 )
 
-// A device whose driver cannot take it from programs that have it open (rxe and siw in Linux 6.1: they
-// have no disassociate_ucontext) is removed when the last of them has closed it, and whoever removes it
-// waits for that. Of the connection manager's events, which tell of the removal, there are none where nothing
-// is bound to the device, and otherwise they come before or after that wait, as the modules were loaded.
-// What is always there is that the device leaves sysfs before the kernel waits.
+// Some drivers cannot take a device from programs that have it open (rxe and siw in Linux 6.1: they have no
+// disassociate_ucontext). Such a device is removed when the last program has closed it, and whoever removes it
+// waits for that. The connection manager reports the removal only if something is bound to the device, and,
+// depending on the order in which modules were loaded, only after that wait. But the device always leaves
+// sysfs before the kernel waits.
 
-// lookTime is how often a device is looked for.
+// lookTime is the time between two looks for a device.
 const lookTime = time.Second
 
-// look waits for the device to go.
+// look waits until the device is gone.
 func (d *Device) look() {
 	t := time.NewTicker(lookTime)
 	defer t.Stop()
@@ -68,14 +68,14 @@ func (d *Device) lost(err error) {
 	}
 }
 
-// lostFor returns why the device is lost; nil: it is not.
+// lostFor returns why the device is lost; nil: it is not lost.
 func (d *Device) lostFor() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.gone
 }
 
-// add enters a listener, which ends when the device is lost.
+// add registers a listener, which is closed when the device is lost.
 func (d *Device) add(l *listener) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -91,8 +91,8 @@ func (d *Device) remove(l *listener) {
 	d.mu.Unlock()
 }
 
-// librdmacm opens devices for itself when it first meets them, and keeps those that are gone open until it
-// meets another (rdma-core 44). contexts are what it has been seen to have.
+// librdmacm opens each device for itself when it first sees it, and keeps devices that are gone open until it
+// sees another one (rdma-core 44). contexts holds the contexts that librdmacm is known to have.
 var contexts struct {
 	mu sync.Mutex
 	by map[*C.struct_ibv_device][]*C.struct_ibv_context // guarded by mu
@@ -115,7 +115,7 @@ func met(id *C.struct_rdma_cm_id) {
 	}
 }
 
-// letGo has librdmacm's hold on the device of own end, which is gone and of which no identifier is left.
+// letGo ends librdmacm's hold on the device of own. The device is gone, and no identifier for it is left.
 func letGo(own *C.struct_ibv_context) {
 	contexts.mu.Lock()
 	defer contexts.mu.Unlock()

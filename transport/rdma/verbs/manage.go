@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// manager receives the events of the kernel's connection manager and hands them to those whose
-// identifiers they belong to. Go keeps no pointer in C: identifiers carry numbers.
+// manager receives the events of the kernel's connection manager and hands them to the owners of the
+// identifiers. Go keeps no pointers in C memory: identifiers carry numbers.
 type manager struct {
 	log     *slog.Logger
 	channel *C.struct_rdma_event_channel
@@ -31,13 +31,13 @@ type manager struct {
 	mu     sync.Mutex
 	owners map[uintptr]owner // guarded by mu
 	last   uintptr           // guarded by mu
-	ids    int               // guarded by mu; identifiers that are not destroyed
-	ended  bool              // guarded by mu; the last identifier ends run
-	queue  []*event          // guarded by mu; read and not handed on
+	ids    int               // guarded by mu; number of identifiers that are not destroyed
+	ended  bool              // guarded by mu; destroying the last identifier ends run
+	queue  []*event          // guarded by mu; events that were read and not handed on yet
 }
 
-// owner is who has an identifier: a connection or a listener. Its method is called by the
-// manager's goroutine, or by one that asks for events early (catchUp), and must not block.
+// owner is the owner of an identifier: a connection or a listener. happened is called by the manager's
+// goroutine, or by a goroutine that asks for events early (catchUp). It must not block.
 type owner interface{ happened(e *event) }
 
 // event is one of the connection manager.
@@ -46,7 +46,7 @@ type event struct {
 	status           int
 	handle           uintptr // of its owner
 	id               *C.struct_rdma_cm_id
-	depth, resources int // Reads that we may have outstanding, that we are to serve
+	depth, resources int // Reads that this end may have outstanding, and that it has to serve
 	data             []byte
 }
 
@@ -87,7 +87,7 @@ func (m *manager) run() {
 	C.os_cm_destroy_channel(m.channel)
 }
 
-// catchUp hands on what has happened and run has not come to.
+// catchUp hands on events that have happened and that run has not read yet.
 func (m *manager) catchUp() {
 	var e C.struct_os_event
 	for m.read(&e) {
@@ -95,7 +95,7 @@ func (m *manager) catchUp() {
 	m.deliver()
 }
 
-// read takes an event to the queue. False: there is none. e is memory for the call.
+// read moves an event to the queue. False: there is none. e is memory for the call.
 func (m *manager) read(e *C.struct_os_event) bool {
 	m.reading.Lock()
 	defer m.reading.Unlock()
@@ -116,7 +116,7 @@ func (m *manager) read(e *C.struct_os_event) bool {
 	return true
 }
 
-// deliver hands on the events of the queue. When it returns, all that were read before have been handed on.
+// deliver hands on the events of the queue. When it returns, all events that were read before have been handed on.
 func (m *manager) deliver() {
 	m.delivering.Lock()
 	defer m.delivering.Unlock()
@@ -148,7 +148,7 @@ func refuse(id *C.struct_rdma_cm_id, data []byte) error {
 	return err
 }
 
-// enter gives o a number.
+// enter registers o and returns its number.
 func (m *manager) enter(o owner) uintptr {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -158,7 +158,7 @@ func (m *manager) enter(o owner) uintptr {
 	return m.last
 }
 
-// remove is the end of enter, after the identifier was destroyed.
+// remove undoes enter, after the identifier was destroyed.
 func (m *manager) remove(handle uintptr) {
 	m.mu.Lock()
 	delete(m.owners, handle)
@@ -170,7 +170,7 @@ func (m *manager) remove(handle uintptr) {
 	}
 }
 
-// newID makes an identifier of o.
+// newID makes an identifier with the owner o.
 func (m *manager) newID(o owner) (*C.struct_rdma_cm_id, uintptr, error) {
 	handle := m.enter(o)
 	id, err := C.os_cm_id(m.channel, C.uintptr_t(handle))
@@ -181,7 +181,7 @@ func (m *manager) newID(o owner) (*C.struct_rdma_cm_id, uintptr, error) {
 	return id, handle, nil
 }
 
-// end has run end when the last identifier is destroyed. It is called once.
+// end makes run end when the last identifier is destroyed. It is called once.
 func (m *manager) end() {
 	m.mu.Lock()
 	m.ended = true
@@ -192,7 +192,7 @@ func (m *manager) end() {
 	}
 }
 
-// sockaddr makes a sockaddr_in or sockaddr_in6 of a.
+// sockaddr converts a to a sockaddr_in or sockaddr_in6.
 func sockaddr(a *net.TCPAddr) (b [unix.SizeofSockaddrInet6]byte) {
 	port := [2]byte{byte(a.Port >> 8), byte(a.Port)}
 	if ip := a.IP.To4(); ip != nil {

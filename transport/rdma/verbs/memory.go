@@ -122,7 +122,7 @@ func (r *region) Base() uint64    { return uint64(r.addr) }
 
 func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
 
-// holds reports whether b is inside.
+// holds reports whether b is inside the region.
 func (r *region) holds(b []byte) bool {
 	a := address(b)
 	return a >= r.addr && len(b) <= len(r.bytes) && a-r.addr <= uintptr(len(r.bytes)-len(b))
@@ -141,8 +141,8 @@ func (r *region) Deregister() error {
 	return err
 }
 
-// appendSGL appends the elements of l, all of which allow need in d, to sges. Empty ones are
-// left out: there are devices that take a length of 0 for 2³¹.
+// appendSGL appends the elements of l to sges, after checking that their regions belong to d and allow
+// need. It leaves out empty elements, because some devices take a length of 0 for 2³¹.
 func appendSGL(sges []C.struct_ibv_sge, l []rdma.SGE, d *domain, need rdma.Access, most int) (_ []C.struct_ibv_sge, n int, what string) {
 	if len(l) > most {
 		return sges, 0, "too many elements in its list"
@@ -171,7 +171,7 @@ func appendSGL(sges []C.struct_ibv_sge, l []rdma.SGE, d *domain, need rdma.Acces
 	return sges, n, ""
 }
 
-// placeholder appends an empty element for a receive without memory, where a device wants one.
+// placeholder appends an empty element for a receive without memory, if the device wants one.
 func (d *Device) placeholder(sges []C.struct_ibv_sge) []C.struct_ibv_sge {
 	if d.siw {
 		sges = append(sges, C.struct_ibv_sge{})

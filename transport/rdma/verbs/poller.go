@@ -11,14 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// poller has a goroutine wait for a descriptor of the libraries in Go's poller. It works on a
-// duplicate, which is its own to close.
+// poller lets a goroutine wait in Go's poller for a descriptor of the libraries. It uses a duplicate of
+// the descriptor, which it closes itself.
 type poller struct {
 	file *os.File
 	raw  syscall.RawConn
 }
 
-// newPoller wants fd, which is not its own, to be non-blocking.
+// newPoller returns a poller for fd. fd has to be non-blocking, and stays the caller's.
 func newPoller(fd int, name string) (*poller, error) {
 	dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -34,8 +34,8 @@ func newPoller(fd int, name string) (*poller, error) {
 	return p, nil
 }
 
-// wait calls try, and again whenever the descriptor has become readable, until it returns true or
-// somebody calls wake. False: the poller is closed.
+// wait calls try at once, and again whenever the descriptor has become readable, until try returns true
+// or wake is called. False: the poller is closed.
 func (p *poller) wait(try func(uintptr) bool) bool {
 	err := p.raw.Read(try)
 	return err == nil || errors.Is(err, os.ErrDeadlineExceeded)
@@ -44,10 +44,10 @@ func (p *poller) wait(try func(uintptr) bool) bool {
 // past is before all deadlines.
 var past = time.Unix(1, 0)
 
-// wake ends wait, and the next one unless rest comes before it.
+// wake ends a call of wait. If none is under way, it ends the next one, unless rest is called before.
 func (p *poller) wake() { _ = p.file.SetReadDeadline(past) }
 
-// rest takes wake back.
+// rest undoes wake.
 func (p *poller) rest() { _ = p.file.SetReadDeadline(time.Time{}) }
 
 func (p *poller) close() error { return p.file.Close() }

@@ -15,19 +15,19 @@ import (
 	"oneshot/transport/rdma"
 )
 
-// state is how far a queue pair has come.
+// state is the state of a queue pair.
 type state uint8
 
 const (
 	fresh state = iota
 	connecting
 	connected
-	closing // Disconnect was called: what is posted is still done
+	closing // Disconnect was called: posted work is still done
 	ended
-	unconnected // for good: Connect or Accept has failed
+	unconnected // Connect or Accept has failed, for good
 )
 
-// markers is how many work requests of its own a queue pair may have posted beside MaxWork.
+// markers is how many work requests of its own a queue pair may have posted in addition to MaxWork.
 const markers = 2
 
 // queuePair is a queue pair.
@@ -56,17 +56,17 @@ type queuePair struct {
 	// head is written under sendCQ.mu, tail under mu.
 	head, tail atomic.Uint32
 	latest     uint32      // guarded by sendCQ.mu; the last that the device has completed
-	failing    bool        // guarded by sendCQ.mu; one has not ended well
+	failing    bool        // guarded by sendCQ.mu; a work request has failed
 	draining   atomic.Bool // state is closing
 	ending     atomic.Bool // endLater was called
-	cut        atomic.Bool // work that was posted has not been done; the reason for a bad end
+	cut        atomic.Bool // posted work was not done, so the end is not orderly
 
 	depth    int // Reads outstanding
 	peerData []byte
 	local    net.Addr
 	remote   net.Addr
 
-	// last is closed when the device takes no more receives from a shared queue for this queue pair; nil: it has its own.
+	// last is closed when the device takes no more receives from a shared queue for this queue pair; nil: it has a queue of its own.
 	last     chan struct{}
 	lastOnce sync.Once
 
@@ -79,11 +79,11 @@ type sent struct {
 	id       uint64
 	op       rdma.Opcode
 	silent   bool // no completion if it ends well
-	internal bool // never one
-	told     bool // the device has one even if it ends well
+	internal bool // never a completion
+	told     bool // the device reports its completion even if it ends well
 	bytes    int  // of a Read
 
-	done   bool // the device says so:
+	done   bool // the device has reported, or implied, its completion:
 	status rdma.Status
 	err    error
 }
@@ -91,7 +91,7 @@ type sent struct {
 const (
 	batch    = 32
 	batchSGE = 128
-	// receiveBit in the ID that the device has marks receives; the rest is a position.
+	// receiveBit marks the IDs of receives, as given to the device; the other bits are a position.
 	receiveBit = 1 << 63
 )
 
@@ -129,7 +129,7 @@ func (d *Device) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
 	return q, nil
 }
 
-// create makes the device's part.
+// create makes the queue pair of the device.
 func (q *queuePair) create() error {
 	d := q.dev
 	c := C.struct_os_qp_config{
@@ -212,8 +212,8 @@ func (q *queuePair) Counters() rdma.Counters {
 	return c
 }
 
-// completed takes what the device says of a work request or receive, and pushes to c what the owner
-// is to hear. The lock of c is held.
+// completed handles a completion of the device, for a work request or a receive, and pushes the completions
+// for the owner to c. The lock of c is held.
 func (q *queuePair) completed(wc *C.struct_os_wc, c *completionQueue) {
 	var out rdma.Completion
 	if wc.id&receiveBit != 0 {
@@ -237,14 +237,14 @@ func (q *queuePair) completed(wc *C.struct_os_wc, c *completionQueue) {
 	if int32(pos-q.latest) > 0 {
 		q.latest = pos
 	}
-	q.advance(q.latest+1, c) // behind it, up to tail, may be what the device has not taken, which Post writes again
+	q.advance(q.latest+1, c) // not up to tail: Post may write elements again that the device has not taken
 	if q.draining.Load() && q.head.Load() == tail {
 		q.endLater(byUs, nil)
 	}
 }
 
-// advance ends what is done at the head of the send queue, in order: siw completes a Write before
-// a Read that was posted before it.
+// advance completes the done elements at the head of the send queue, in order: siw may complete a Write
+// before an earlier Read.
 func (q *queuePair) advance(tail uint32, c *completionQueue) {
 	for pos := q.head.Load(); int32(tail-pos) > 0; pos++ {
 		e := &q.sq[int(pos)&(len(q.sq)-1)]
@@ -255,7 +255,7 @@ func (q *queuePair) advance(tail uint32, c *completionQueue) {
 		switch {
 		case e.status != rdma.StatusOK:
 			q.failing = true
-		case q.failing: // what it followed has not been done
+		case q.failing: // an earlier element has failed
 			out.Status = rdma.StatusFlushed
 		default:
 			out.Bytes = e.bytes
@@ -288,7 +288,7 @@ func (q *queuePair) received(wc *C.struct_os_wc, out *rdma.Completion) {
 	q.n.bytesIn.Add(uint64(out.Bytes))
 }
 
-// statuses translates; the rest is StatusTransport.
+// statuses translates statuses of the device; all others become StatusTransport.
 var statuses = map[C.uint32_t]rdma.Status{
 	C.IBV_WC_LOC_LEN_ERR:     rdma.StatusLocalLength,
 	C.IBV_WC_LOC_QP_OP_ERR:   rdma.StatusLocalProtection,
@@ -301,14 +301,14 @@ var statuses = map[C.uint32_t]rdma.Status{
 	C.IBV_WC_REM_OP_ERR:      rdma.StatusRemoteOperation,
 }
 
-// failed fills in what is known of something that has not ended well, which ends the connection.
+// failed fills in status and error of a work request or receive that has failed. It ends the connection.
 func (q *queuePair) failed(wc *C.struct_os_wc, out *rdma.Completion) {
 	var known bool
 	if out.Status, known = statuses[wc.status]; !known {
 		out.Status = rdma.StatusTransport
 	}
 	switch {
-	case out.Status == rdma.StatusFlushed && q.dev.iwarp: // as at the end of every stream
+	case out.Status == rdma.StatusFlushed && q.dev.iwarp: // that happens at the end of every stream
 		q.endLater(byPeer, nil)
 		return
 	case out.Status == rdma.StatusFlushed:
@@ -319,7 +319,7 @@ func (q *queuePair) failed(wc *C.struct_os_wc, out *rdma.Completion) {
 		out.Status = rdma.StatusFlushed // siw could not send: the stream has ended
 	}
 	if out.Op == rdma.OpReceive && (wc.status == C.IBV_WC_REM_INV_REQ_ERR || wc.status == C.IBV_WC_LOC_QP_OP_ERR) {
-		out.Status = rdma.StatusLocalLength // the message is not one that the receive can take
+		out.Status = rdma.StatusLocalLength // the message does not fit the receive
 	}
 	out.Err = fmt.Errorf("verbs: %v: %s (vendor error %#x)", out.Op, C.GoString(C.os_status(wc.status)), uint32(wc.vendor))
 	q.endLater(byError, out.Err)

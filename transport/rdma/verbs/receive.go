@@ -18,7 +18,7 @@ import (
 	"oneshot/transport/rdma"
 )
 
-// receiveQueue is a queue of receives: one that queue pairs share, or that of one.
+// receiveQueue is a queue of receives, shared by queue pairs or of one queue pair.
 type receiveQueue struct {
 	dev    *Device
 	domain *domain
@@ -26,11 +26,11 @@ type receiveQueue struct {
 	qp     *queuePair
 
 	mu    sync.Mutex // taken after completionQueue.mu
-	slots []receive  // by the ID that the device has
+	slots []receive  // by the ID that was given to the device
 	free  []uint32
 	next  uint64 // number of the next receive
 	users int
-	dead  bool // of qp, which has ended
+	dead  bool // qp has ended
 
 	posts, receives uint64
 	batch           [batch]C.struct_os_receive
@@ -81,7 +81,7 @@ func (r *receiveQueue) post(rs []rdma.Receive) (n int, err error) {
 	return n, err
 }
 
-// postBatch posts rs[from:], as many as one crossing takes, and returns how many were posted.
+// postBatch posts as many of rs[from:] as one call of the shim takes, and returns how many were posted.
 func (r *receiveQueue) postBatch(rs []rdma.Receive, from int) (n int, err error) {
 	sges := r.sges[:0]
 	most := r.dev.limits.MaxSGE
@@ -116,7 +116,7 @@ func (r *receiveQueue) postBatch(rs []rdma.Receive, from int) (n int, err error)
 	return n, err
 }
 
-// full says why no receive can follow n that are about to be posted.
+// full returns why no receive can follow n receives that are about to be posted.
 func (r *receiveQueue) full(n int) error {
 	switch {
 	case r.dead:
@@ -141,7 +141,7 @@ func (r *receiveQueue) doorbell(n int) (int, error) {
 	for i := int(done); i < n; i++ {
 		r.slots[r.free[len(r.free)-1-i]].posted = false
 	}
-	// Those that were not taken stay free.
+	// The slots of receives that were not taken stay free.
 	rest := r.free[len(r.free)-n : len(r.free)-int(done)]
 	r.free = append(r.free[:len(r.free)-n], rest...)
 	r.next += uint64(done)
@@ -155,7 +155,7 @@ func (r *receiveQueue) doorbell(n int) (int, error) {
 	}
 }
 
-// completed frees a slot and returns what its owner called it.
+// completed frees a slot and returns the ID that its owner gave it.
 func (r *receiveQueue) completed(slot uint32) uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -165,14 +165,14 @@ func (r *receiveQueue) completed(slot uint32) uint64 {
 	return s.id
 }
 
-// stop lets nothing more be posted.
+// stop makes further posts fail.
 func (r *receiveQueue) stop() {
 	r.mu.Lock()
 	r.dead = true
 	r.mu.Unlock()
 }
 
-// flush ends all that is posted, in order. The lock of c is held.
+// flush completes all posted receives as flushed, in order. The lock of c is held.
 func (r *receiveQueue) flush(c *completionQueue) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -1,6 +1,6 @@
-// Small functions over libibverbs and librdmacm for package verbs: what would be many crossings
-// from Go to C, or is an inline function there, is one function here. Functions that can fail
-// return 0 or a negative errno, those that make something return it or NULL and set errno.
+// Small functions over libibverbs and librdmacm for package verbs. One function here replaces many calls
+// from Go to C, or an inline function of the libraries. Functions that can fail return 0 or a negative
+// errno. Functions that make an object return it, or NULL with errno set.
 #ifndef ONESHOT_VERBS_SHIM_H
 #define ONESHOT_VERBS_SHIM_H
 
@@ -9,9 +9,9 @@
 #include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>
 
-// os_load loads the libraries when the process needs them, so that a program with this package
-// starts on machines without. It returns NULL or what is missing; it is to be called once. If find is not
-// NULL, it finds the functions instead: tests have their own.
+// os_load loads the libraries when the process needs them, so that a program with this package also
+// starts on machines without them. It returns NULL, or the name of what is missing. Call it once. If find
+// is not NULL, it finds the functions instead, as in tests.
 typedef void *os_find(const char *name);
 const char *os_load(os_find *find);
 
@@ -25,11 +25,11 @@ int os_close(struct ibv_context *ctx);
 int os_query_device(struct ibv_context *ctx, struct ibv_device_attr *attr);
 int os_query_port(struct ibv_context *ctx, int port, struct ibv_port_attr *attr);
 
-// os_device_node is where sysfs has the device as long as programs can open it.
+// os_device_node returns the path in sysfs that exists as long as programs can open the device.
 const char *os_device_node(struct ibv_context *ctx);
 struct ibv_device *os_device_of(struct ibv_context *ctx);
-// os_let_go closes what a context of librdmacm, which closes it later or never, has open of its device. The
-// descriptors stay, for it to close.
+// os_let_go closes the device that a context of librdmacm has open. The descriptors stay open for librdmacm,
+// which closes them later or never, but refer to /dev/null.
 void os_let_go(struct ibv_context *ctx);
 
 struct os_async {
@@ -42,8 +42,8 @@ struct os_async {
 };
 int os_async_fd(struct ibv_context *ctx);
 int os_get_async(struct ibv_context *ctx, struct os_async *out);
-// os_ack_async is called for each event of os_get_async. The queue pair or completion queue of the event cannot be
-// destroyed, and its number not given to another, before that.
+// os_ack_async has to be called for each event of os_get_async. Before that, the queue pair or completion queue of
+// the event cannot be destroyed, and its number is not given to another one.
 void os_ack_async(struct os_async *a);
 
 // Memory.
@@ -61,7 +61,7 @@ struct os_wc {
 	uint32_t opcode; // valid if status is 0
 	uint32_t bytes;
 	uint32_t flags;
-	uint32_t rkey; // that was invalidated
+	uint32_t rkey; // the one that was invalidated
 	uint32_t qpn;
 	uint32_t vendor;
 	uint32_t pad;
@@ -72,9 +72,9 @@ int os_channel_fd(struct ibv_comp_channel *c);
 struct ibv_cq *os_create_cq(struct ibv_context *ctx, int depth, struct ibv_comp_channel *c);
 int os_destroy_cq(struct ibv_cq *cq);
 int os_poll(struct ibv_cq *cq, struct os_wc *out, int max);
-// os_arm arms cq, and then polls, so that nothing is missed.
+// os_arm arms cq and then polls it, so that no completion is missed.
 int os_arm(struct ibv_cq *cq, struct os_wc *out, int max);
-// os_consume takes all events of the channel and returns how many.
+// os_consume takes all events from the channel and returns their number.
 int os_consume(struct ibv_comp_channel *c);
 const char *os_status(uint32_t status);
 
@@ -98,8 +98,8 @@ struct os_receive {
 };
 enum { OS_BATCH = 64 };
 
-// os_post_send posts n <= OS_BATCH requests, whose elements follow one another in sge, with one
-// call of the provider. *done is how many were taken, which may be all although the call has failed.
+// os_post_send posts n <= OS_BATCH requests, whose elements follow one another in sge, with one call of
+// the provider. It sets *done to the number of requests that were taken, which may be all even if the call fails.
 int os_post_send(struct ibv_qp *qp, struct os_work *w, int n, struct ibv_sge *sge, int *done);
 // os_post_recv posts to srq, or to qp if that is NULL.
 int os_post_recv(struct ibv_qp *qp, struct ibv_srq *srq, struct os_receive *r, int n, struct ibv_sge *sge, int *done);
@@ -159,8 +159,8 @@ int os_cm_disconnect(struct rdma_cm_id *id);
 // os_cm_addr copies the local or the peer's address, a sockaddr_in or sockaddr_in6, and returns
 // its length.
 int os_cm_addr(struct rdma_cm_id *id, int peer, void *out, int len);
-// os_cm_ready moves qp from INIT to RTS as the connection manager says. Depths below 0 leave
-// what it says about Reads.
+// os_cm_ready moves qp from INIT to RTS with the attributes of the connection manager. Depths below 0
+// leave its values for Reads.
 int os_cm_ready(struct rdma_cm_id *id, struct ibv_qp *qp, int initiator_depth, int responder_resources);
 
 #endif

@@ -19,7 +19,7 @@ import (
 	"oneshot/transport/rdma/verbs/fake"
 )
 
-// Numbers of libibverbs that tests hand to the fake.
+// Constants of libibverbs that tests hand to the fake.
 const (
 	wrWrite, wrSend, wrRead = 0, 2, 4
 	wcRetryExceeded         = 12
@@ -75,7 +75,7 @@ func newSide(t *testing.T, d *Device) *side {
 	return s
 }
 
-// close frees all, once.
+// close frees everything of the side. It may be called several times.
 func (s *side) close() {
 	s.t.Helper()
 	if s.closed {
@@ -135,8 +135,8 @@ func (s *side) post(ws ...rdma.Work) {
 	}
 }
 
-// TestReadsOvertaken: siw completes a Write before a Read that was posted before it. What stands behind a Read completes
-// after it, also if the Read is not signalled, and then the bytes are there.
+// TestReadsOvertaken: siw may complete a Write before an earlier Read. The provider completes work after a Read only
+// when the Read is complete, also if the Read is not signalled; then its bytes are there.
 func TestReadsOvertaken(t *testing.T) {
 	for name, signaled := range map[string]rdma.Flags{"signalled": rdma.Signaled, "unsignalled": 0} {
 		t.Run(name, func(t *testing.T) {
@@ -161,8 +161,8 @@ func TestReadsOvertaken(t *testing.T) {
 	}
 }
 
-// TestUnansweredReads: however a connection ends, a Read that was not answered completes once, not well, and so does what
-// was posted behind it, signalled or not; its sink is as before.
+// TestUnansweredReads: however a connection ends, a Read without an answer completes once, with an error, and so does the
+// work after it, signalled or not. The sink of the Read is unchanged.
 func TestUnansweredReads(t *testing.T) {
 	type ends struct {
 		d              *Device
@@ -189,14 +189,14 @@ func TestUnansweredReads(t *testing.T) {
 			t.Run(kind+"/"+name, func(t *testing.T) {
 				begin(t, c)
 				d := openFake(t, Config{LingerTime: 20 * time.Millisecond})
-				server, client := join(t, d) // so that the client is the queue pair made last
+				server, client := join(t, d) // in this order, so that the client's queue pair is the one made last
 				fake.Hold()
 				client.post(
 					client.work(rdma.OpRead, 1, rdma.Signaled, server, 100), client.work(rdma.OpRead, 2, 0, server, 100),
 					client.work(rdma.OpWrite, 3, 0, server, 100), client.work(rdma.OpSend, 4, rdma.Signaled, server, 100))
 				end(&ends{d, client, server})
 				if name == "the owner disconnects" {
-					// It waits for the work, in vain.
+					// Disconnect waits for the work, in vain.
 					fake.LoseQueuePair()
 				}
 				for id := uint64(1); id <= 4; id++ {
@@ -222,8 +222,8 @@ func TestUnansweredReads(t *testing.T) {
 	}
 }
 
-// TestDoorbellFails: the library has taken all that was posted, and the kernel is not told, for the queue pair has just left
-// the state in which it sends. The connection ends, and everything completes once.
+// TestDoorbellFails: the library has taken all of the posted work, but cannot tell the kernel, because the queue pair has
+// just left the state in which it sends. The connection ends, and everything completes once.
 func TestDoorbellFails(t *testing.T) {
 	for kind, c := range kinds {
 		for name, reason := range map[string]error{"disconnected": syscall.ENOTCONN, "broken": syscall.EIO} {
@@ -254,7 +254,7 @@ func TestDoorbellFails(t *testing.T) {
 	}
 }
 
-// TestPartOfABatch: the device takes some of what is posted. The rest was not done, and can be posted again.
+// TestPartOfABatch: the device takes only a part of a batch. The rest was not done, and can be posted again.
 func TestPartOfABatch(t *testing.T) {
 	for kind, c := range kinds {
 		for after := range 5 {
@@ -301,8 +301,8 @@ func TestPartOfABatch(t *testing.T) {
 	}
 }
 
-// TestReceivesAreCounted: a queue takes as many receives as were asked for, whatever has become of those before, and
-// gives each back once.
+// TestReceivesAreCounted: a queue always takes as many receives as its depth, whatever has become of earlier receives,
+// and gives each back once.
 func TestReceivesAreCounted(t *testing.T) {
 	for _, kind := range []string{"InfiniBand", "InfiniBand, cleans"} {
 		t.Run(kind, func(t *testing.T) { receivesAreCounted(t, kinds[kind]) })
@@ -370,8 +370,8 @@ func receivesAreCounted(t *testing.T, kind fake.Config) {
 }
 
 // TestSharedReceivesAreKept: a connection that ends gives back each shared receive that it has taken: those whose messages
-// nobody has polled, and the one of a message that has come in part, which the device completes late. So they last for
-// more connections than there are receives.
+// nobody has polled, and the one of a message that has come in part, which the device completes late. So more connections
+// than there are receives can follow one another.
 func TestSharedReceivesAreKept(t *testing.T) {
 	const depth = 8
 	endings := map[string]func(client, server rdma.QueuePair){
@@ -382,7 +382,7 @@ func TestSharedReceivesAreKept(t *testing.T) {
 	}
 	for kind, c := range kinds {
 		if c.LateFlush || c.IWARP {
-			continue // the one flushes nothing; of iWARP nobody uses shared receives (Limits.ReceiveWait)
+			continue // LateFlush flushes nothing; over iWARP nobody uses shared receives (Limits.ReceiveWait)
 		}
 		for name, end := range endings {
 			t.Run(kind+"/"+name, func(t *testing.T) {
@@ -445,14 +445,14 @@ func TestSharedReceivesAreKept(t *testing.T) {
 	}
 }
 
-// TestCallsFail: when a call of the libraries fails, so does what needs it, with a reason, and nothing is left behind.
+// TestCallsFail: if a call of the libraries fails, the function that needs it fails with a reason, and nothing is left.
 func TestCallsFail(t *testing.T) {
 	try := func(t *testing.T, call string, do func() error) {
 		t.Helper()
 		fake.Fail(call, syscall.EIO, 0)
 		err := do()
 		fake.Fail(call, nil, 0)
-		told := strings.Contains(call, "_") // others fail by an event, or by none
+		told := strings.Contains(call, "_") // the other names fail by an event, or by a missing event
 		if err == nil || told && !errors.Is(err, syscall.EIO) {
 			t.Errorf("%s fails: %v", call, err)
 		}
@@ -538,7 +538,7 @@ func TestCallsFail(t *testing.T) {
 	}
 }
 
-// TestFailsWithoutReason: siw's library may fail to make a queue, and not say why. That is an error nevertheless.
+// TestFailsWithoutReason: siw's library may fail to make a queue without setting errno. That is an error nevertheless.
 func TestFailsWithoutReason(t *testing.T) {
 	begin(t, kinds["siw"])
 	d := openFake(t, Config{})
@@ -558,7 +558,7 @@ func TestFailsWithoutReason(t *testing.T) {
 	}
 }
 
-// TestLost: when a device has gone, connections and listeners end, its owner hears of it once, and it can be closed.
+// TestLost: when a device is gone, its connections and listeners end, its owner is told once, and it can be closed.
 func TestLost(t *testing.T) {
 	for name, lose := range map[string]func(*Device){
 		"sysfs":                  func(d *Device) { _ = os.Remove(d.node) },
@@ -607,7 +607,7 @@ func TestLost(t *testing.T) {
 	}
 }
 
-// TestQueuePairEvent: what the device says of one queue pair ends that one.
+// TestQueuePairEvent: an asynchronous event of one queue pair ends only that queue pair.
 func TestQueuePairEvent(t *testing.T) {
 	begin(t, fake.Config{})
 	d := openFake(t, Config{})
@@ -624,8 +624,8 @@ func TestQueuePairEvent(t *testing.T) {
 	}
 }
 
-// TestPeerEnded: a queue pair knows that its peer has ended the connection as soon as the connection manager can tell,
-// although the goroutine that waits for that has not come to it.
+// TestPeerEnded: a queue pair knows that its peer has ended the connection as soon as the connection manager has the
+// event, even if the goroutine that waits for events has not read it yet.
 func TestPeerEnded(t *testing.T) {
 	for kind, c := range kinds {
 		for name, end := range map[string]func(q rdma.QueuePair){
@@ -640,7 +640,7 @@ func TestPeerEnded(t *testing.T) {
 				}
 				fake.Mute()
 				end(client.qp)
-				<-client.gone // its end has been told
+				<-client.gone // Disconnected was called
 				if !q.PeerEnded() {
 					t.Error("the peer is there, after it has ended the connection")
 				}
@@ -654,8 +654,8 @@ func TestPeerEnded(t *testing.T) {
 	}
 }
 
-// TestDisconnectWaits: Disconnect waits for what is posted, also if the last of it is not signalled, but not longer
-// than LingerTime.
+// TestDisconnectWaits: Disconnect waits for posted work, also if the last element is not signalled, but no longer than
+// LingerTime.
 func TestDisconnectWaits(t *testing.T) {
 	for kind, c := range kinds {
 		t.Run(kind, func(t *testing.T) {
@@ -686,8 +686,8 @@ func TestDisconnectWaits(t *testing.T) {
 	}
 }
 
-// TestPolling: before it sleeps, the goroutine of a queue that is waited for looks for completions as long as they come
-// quickly, unless that is switched off. It is counted.
+// TestPolling: before it sleeps, the goroutine of an armed queue polls as long as completions come quickly, unless
+// polling is switched off. The counters say so.
 func TestPolling(t *testing.T) {
 	for _, on := range []bool{true, false} {
 		t.Run(fmt.Sprint(on), func(t *testing.T) {
@@ -701,7 +701,7 @@ func TestPolling(t *testing.T) {
 					t.Fatalf("%+v", c)
 				}
 			}
-			for range 3 { // one of which comes soon after a sleep
+			for range 3 { // one of the completions comes soon after a sleep
 				ask()
 				for sleeps := d.Counters().Sleeps; d.Counters().Sleeps == sleeps && client.cq.Arm(); {
 					time.Sleep(time.Millisecond)
@@ -715,7 +715,7 @@ func TestPolling(t *testing.T) {
 	}
 }
 
-// TestMostProcessorsAreLeft: no more than half of the processors poll.
+// TestMostProcessorsAreLeft: at most half of the processors poll.
 func TestMostProcessorsAreLeft(t *testing.T) {
 	begin(t, fake.Config{})
 	d := openFake(t, Config{Spin: time.Hour})
@@ -729,7 +729,7 @@ func TestMostProcessorsAreLeft(t *testing.T) {
 	check(t, c.Close())
 }
 
-// TestInUse: what is in use cannot be closed.
+// TestInUse: objects that are in use cannot be closed.
 func TestInUse(t *testing.T) {
 	begin(t, fake.Config{})
 	d := openFake(t, Config{})

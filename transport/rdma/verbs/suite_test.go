@@ -15,8 +15,8 @@ import (
 	"oneshot/transport/rdma/verbs"
 )
 
-// These tests run where there is a device: test/vm builds them with the tag guest, and runs them
-// in a virtual machine.
+// These tests need a device: test/vm builds them with the tag guest, and runs them in a virtual
+// machine.
 const (
 	envDevice = "ONESHOT_RDMA_DEVICE" // rxe0
 	envListen = "ONESHOT_RDMA_LISTEN" // an address of it, with port 0
@@ -52,7 +52,7 @@ func TestSuite(t *testing.T) {
 	})
 }
 
-// TestLimits shows what the device can do.
+// TestLimits logs the limits of the device.
 func TestLimits(t *testing.T) {
 	l := open(t).Limits()
 	t.Logf("%+v", l)

@@ -11,26 +11,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Looking for completions instead of sleeping takes a processor, and saves falling asleep and being
-// woken on both sides of an initiator that waits for each answer: over soft-RoCE in an emulated
-// machine, where a wake-up is dear, it doubles what depth 1 gives, for half the processor time per
-// I/O. It is done as long as completions come within some tens of times what a wake-up takes on
-// this machine: some hundred microseconds on a processor, milliseconds on an emulated one. Who is
-// idle sleeps.
+// Polling for completions instead of sleeping occupies a processor. If an initiator waits for each answer,
+// polling saves both sides a sleep and a wake-up: over soft-RoCE in an emulated machine, where a wake-up is
+// expensive, it doubles the IOPS at depth 1, for half of the processor time per I/O. A goroutine polls as
+// long as completions come within a few dozen times the duration of a wake-up on this machine: some hundred
+// microseconds on a real processor, milliseconds on an emulated one. Idle goroutines sleep.
 const (
 	spinWakes        = 40
 	minSpin, maxSpin = 20 * time.Microsecond, 4 * time.Millisecond
 	wakeSamples      = 9
 )
 
-// defaultSpin is measured once, in some milliseconds.
+// defaultSpin is measured once, which takes some milliseconds.
 var defaultSpin = sync.OnceValue(func() time.Duration {
 	return min(max(spinWakes*wakeTime(), minSpin), maxSpin)
 })
 
-// wakeTime is the median of the times from the moment in which something happens at a descriptor
-// to that in which the goroutine runs that has slept in Go's poller for it. 0: it cannot be
-// measured.
+// wakeTime returns the median time from an event at a descriptor until the goroutine runs that slept
+// in Go's poller for it. 0: it cannot be measured.
 func wakeTime() time.Duration {
 	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
@@ -52,7 +50,7 @@ func wakeTime() time.Duration {
 	samples := make([]time.Duration, wakeSamples)
 	one := binary.NativeEndian.AppendUint64(nil, 1)
 	for i := range samples {
-		time.Sleep(300 * time.Microsecond) // processors have gone to sleep
+		time.Sleep(300 * time.Microsecond) // until the processors sleep
 		began := time.Now()
 		if _, err := unix.Write(fd, one); err != nil {
 			break

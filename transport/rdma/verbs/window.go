@@ -13,17 +13,17 @@ import (
 	"oneshot/transport/rdma"
 )
 
-// window is a memory window of type 2. The device's part is made when it is first bound, and anew
-// after the queue pair that it was bound to has ended: devices want their windows to go first.
+// window is a memory window of type 2. The window of the device is made when it is first bound. When its queue
+// pair ends it is destroyed, because devices want windows to be destroyed first, and the next bind makes it again.
 type window struct {
 	domain *domain
 
 	mu  sync.Mutex // taken after queuePair.mu
 	mw  *C.struct_ibv_mw
 	tag rdma.STag
-	qp  *queuePair // to which it is bound
+	qp  *queuePair // the queue pair to which it is bound
 
-	// going: its invalidation is posted. Guarded by qp.mu.
+	// going says that its invalidation is posted. Guarded by qp.mu.
 	going bool
 }
 
@@ -59,7 +59,7 @@ func (w *window) Free() error {
 	return w.release()
 }
 
-// release gives the device's part back. w.mu is held.
+// release destroys the window of the device. w.mu is held.
 func (w *window) release() (err error) {
 	if w.mw != nil {
 		err = errno(C.os_dealloc_mw(w.mw))
@@ -68,7 +68,7 @@ func (w *window) release() (err error) {
 	return err
 }
 
-// prepareBind makes w of p. q.mu is held.
+// prepareBind makes w from p. q.mu is held.
 func (q *queuePair) prepareBind(w *C.struct_os_work, p *rdma.Work) (what string, err error) {
 	win, ok := p.Window.(*window)
 	switch {

@@ -33,7 +33,7 @@ func (q *queuePair) Post(ws []rdma.Work) (n int, err error) {
 	return n, err
 }
 
-// postBatch posts ws[from:], as many as one doorbell takes, and returns how many were posted.
+// postBatch posts as many of ws[from:] as one doorbell takes, and returns how many were posted.
 func (q *queuePair) postBatch(ws []rdma.Work, from int) (n int, err error) {
 	sges := q.sges[:0]
 	for i := from; i < len(ws) && n < batch && len(sges)+q.maxSGE <= batchSGE; i++ {
@@ -122,8 +122,8 @@ const (
 	stagFlags = rdma.Invalidate | rdma.Advertise | rdma.Close
 )
 
-// prepare makes the next element of the send queue, and w, of p. It says what is wrong with p, or
-// returns one of the errors of Post.
+// prepare makes the next element of the send queue, and w, from p. what says what is wrong with p; err is
+// one of the errors of Post.
 func (q *queuePair) prepare(w *C.struct_os_work, p *rdma.Work, sges []C.struct_ibv_sge) (_ []C.struct_ibv_sge, what string, err error) {
 	if q.state != connected {
 		return sges, "", rdma.ErrDisconnected
@@ -175,7 +175,7 @@ func (q *queuePair) prepare(w *C.struct_os_work, p *rdma.Work, sges []C.struct_i
 		return sges, what, nil
 	}
 	if n == 0 && p.Op != rdma.OpSend {
-		w.rkey, w.remote = 0, 0 // nothing is reached; devices look at them nevertheless
+		w.rkey, w.remote = 0, 0 // no memory is accessed, but devices check these fields nevertheless
 	}
 	if n == 0 && p.Op == rdma.OpRead && q.dev.siw {
 		return sges, "a Read of no bytes, after which siw takes answers for those of other Reads", nil
@@ -192,10 +192,10 @@ func (q *queuePair) enqueue(w *C.struct_os_work, p *rdma.Work, pos uint32, n int
 	case p.Op == rdma.OpRead:
 		e.bytes = n
 		if q.dev.siw {
-			w.flags |= C.IBV_SEND_SIGNALED // others overtake it
+			w.flags |= C.IBV_SEND_SIGNALED // later work may overtake it
 		}
 	case late > 0 && n >= late:
-		w.flags |= C.IBV_SEND_SIGNALED // the device has to copy it
+		w.flags |= C.IBV_SEND_SIGNALED // so that the device copies its bytes
 	}
 	e.told = w.flags&C.IBV_SEND_SIGNALED != 0
 	q.sq[int(pos)&(len(q.sq)-1)] = e
@@ -247,12 +247,12 @@ func (q *queuePair) prepareRead(w *C.struct_os_work, p *rdma.Work) (what string)
 	}
 	w.opcode = C.IBV_WR_RDMA_READ
 	if q.dev.siw {
-		w.flags &^= C.IBV_SEND_FENCE // see before
+		w.flags &^= C.IBV_SEND_FENCE // the method before has taken care of it
 	}
 	return ""
 }
 
-// gather names the memory of p.
+// gather appends the memory of p to sges.
 func (q *queuePair) gather(w *C.struct_os_work, p *rdma.Work, pos uint32, sges []C.struct_ibv_sge, need rdma.Access) (_ []C.struct_ibv_sge, n int, what string) {
 	if p.Flags&rdma.Inline == 0 {
 		sges, n, what = appendSGL(sges, p.SGL, q.domain, need, q.maxSGE)
@@ -277,16 +277,16 @@ func (q *queuePair) gather(w *C.struct_os_work, p *rdma.Work, pos uint32, sges [
 	}
 	w.flags |= C.IBV_SEND_INLINE
 	for i := range p.SGL {
-		if b := p.SGL[i].Bytes; len(b) > 0 { // Post keeps it where it is until the device has copied it
+		if b := p.SGL[i].Bytes; len(b) > 0 { // Post pins it until the device has copied it
 			sges = append(sges, C.struct_ibv_sge{addr: C.uint64_t(address(b)), length: C.uint32_t(len(b))})
 		}
 	}
 	return sges, n, ""
 }
 
-// before does what has to come before p is posted as the n-th of a batch. True: p has to be the
-// first, because the device has to know of what a window was before, or because siw takes no Read
-// with a fence: then a request with one, of which nobody sees anything, stands before it.
+// before does what is necessary before p is posted as the n-th of a batch. True: p has to be the first of
+// a batch. One reason is that the device has to complete an earlier request on the same window. Another is
+// siw, which takes no Read with a fence: then before posts a request with a fence that nobody sees.
 func (q *queuePair) before(p *rdma.Work, n int) (alone bool, err error) {
 	switch {
 	case p.Op == rdma.OpBind:
@@ -299,8 +299,8 @@ func (q *queuePair) before(p *rdma.Work, n int) (alone bool, err error) {
 	return true, err
 }
 
-// mark posts a zero-length RDMA Write, which the peer does not see, whose completion stands for
-// all before it. q.mu is held.
+// mark posts a zero-length RDMA Write, which the peer does not see. Its completion means that all earlier
+// work is complete. q.mu is held.
 func (q *queuePair) mark(flags C.uint32_t) error {
 	pos := q.tail.Load()
 	q.sq[int(pos)&(len(q.sq)-1)] = sent{op: rdma.OpWrite, internal: true, told: true}
@@ -310,8 +310,8 @@ func (q *queuePair) mark(flags C.uint32_t) error {
 	return err
 }
 
-// bounce is registered memory that stands in for inline data where a device takes none: siw does
-// not with Send with Invalidate. It has a slot for each element of the send queue.
+// bounce is registered memory for requests with inline data that the device does not take inline, such as
+// siw's Send with Invalidate. It has a slot for each element of the send queue.
 type bounce struct {
 	memory []byte
 	slot   int
@@ -331,7 +331,7 @@ func newBounce(d *domain, slots int) (*bounce, error) {
 	return &bounce{memory, slot, r}, nil
 }
 
-// put copies l to the slot of pos.
+// put copies l to the slot of pos, and returns the element for it.
 func (b *bounce) put(pos uint32, l []rdma.SGE) C.struct_ibv_sge {
 	at := int(pos) % (len(b.memory) / b.slot) * b.slot
 	slot := b.memory[at : at : at+b.slot]

@@ -1,7 +1,7 @@
 //go:build verbs && cgo && linux
 
-// Package fake is a stand-in for libibverbs and librdmacm, with a device whose queue pairs reach one another
-// through the memory of this process. Package verbs runs over it on machines without RDMA, for its tests: what is posted
+// Package fake replaces libibverbs and librdmacm in tests. It has one device, whose queue pairs reach one another
+// through the memory of this process. With it the tests of package verbs run on machines without RDMA: posted work
 // is done at once, or when the test wants, and each call can be made to fail.
 package fake
 
@@ -18,25 +18,25 @@ import (
 	"oneshot/transport/rdma/verbs/internal/finder"
 )
 
-// Config says how the device is to be.
+// Config configures the device.
 type Config struct {
-	Node  string // where sysfs would have it; the device is there as long as the file is
-	IWARP bool   // rather than InfiniBand
-	Siw   bool   // with what siw does differently
-	// LateReads: Reads are answered when the queue is polled that would have nothing else; what was posted
-	// behind them is done before, unless it has a fence.
+	Node  string // its path in the place of sysfs; the device exists as long as this file
+	IWARP bool   // the device is iWARP instead of InfiniBand
+	Siw   bool   // the device has siw's peculiarities
+	// LateReads: Reads are answered when a queue is polled that has nothing else. Work after them is done before,
+	// unless it has a fence.
 	LateReads bool
 	// LateFlush: a queue pair in the error state completes nothing.
 	LateFlush bool
-	// Clean: what a queue pair has completed and nobody has polled is thrown away when it is destroyed, the receives of
-	// shared queues among it.
+	// Clean: when a queue pair is destroyed, completions that nobody has polled are thrown away, also those of receives
+	// of shared queues.
 	Clean bool
 }
 
-// Name is what the device is called.
+// Name is the name of the device.
 const Name = "fake0"
 
-// Install has package verbs run over this package. It is called before the first device is opened.
+// Install makes package verbs use this package. Call it before the first device is opened.
 func Install() { finder.Function = C.fake_find }
 
 func boolean(b bool) C.int {
@@ -46,7 +46,7 @@ func boolean(b bool) C.int {
 	return 0
 }
 
-// Begin makes the device what c says, and ends what was said before of failures.
+// Begin configures the device, and ends all failures that were set before.
 func Begin(c Config) {
 	node := C.CString(c.Node)
 	defer C.free(unsafe.Pointer(node))
@@ -58,10 +58,11 @@ func Begin(c Config) {
 	C.fake_begin(&f)
 }
 
-// Fail has the calls of a function fail, after so many that succeed; nil: they succeed again. Beside the libraries' there are
-// "error", for the error state that a queue pair is to go into, "doorbell", for the call with which a library tells the
-// kernel of work that it has taken (siw, rxe), and "address", "route" and "silence", for
-// what the connection manager says of the way to a peer, or does not say. With ESTALE one call fails, and says no reason.
+// Fail makes the calls of a function fail, after some calls that succeed; with a nil err they succeed again. Besides the
+// functions of the libraries there are "error", which is the change of a queue pair to the error state, "doorbell", the
+// call with which a library tells the kernel of work that it has taken (siw, rxe), and "address", "route" and "silence":
+// the connection manager finds no address or no route, or reports nothing. With ESTALE one call fails without setting
+// errno.
 func Fail(function string, err error, after int) {
 	e := C.int(0)
 	if no, ok := errors.AsType[syscall.Errno](err); ok {
@@ -72,39 +73,39 @@ func Fail(function string, err error, after int) {
 	C.fake_fail(name, e, C.int(after))
 }
 
-// Hold has posted work wait until Release.
+// Hold makes posted work wait until Release.
 func Hold() { C.fake_hold(1) }
 
-// HoldReads has the answers to Reads wait until Release.
+// HoldReads makes the answers to Reads wait until Release.
 func HoldReads() { C.fake_hold(2) }
 
-// Mute has the events of the connection manager come without making its descriptor readable, so that only who asks for them
-// gets them, until Unmute.
+// Mute makes the connection manager report events without making its descriptor readable, until Unmute. So only a
+// caller that asks for events gets them.
 func Mute() { C.fake_mute(1) }
 
-// Unmute is the end of Mute.
+// Unmute ends Mute.
 func Unmute() { C.fake_mute(0) }
 
-// Release is the end of Hold.
+// Release ends Hold and HoldReads.
 func Release() { C.fake_hold(0) }
 
-// Break has the next work request of an opcode of libibverbs end with one of its statuses.
+// Break makes the next work request with an opcode of libibverbs complete with a status of libibverbs.
 func Break(opcode, status int) { C.fake_break(C.int(opcode), C.int(status)) }
 
-// Async has an asynchronous event happen, to the queue pair made last if it concerns one.
+// Async raises an asynchronous event: for the queue pair made last, if the event concerns a queue pair.
 func Async(event int) { C.fake_async(C.int(event)) }
 
-// LoseQueuePair has the queue pair made last complete nothing any more.
+// LoseQueuePair makes the queue pair made last complete nothing any more.
 func LoseQueuePair() { C.fake_lose_queue_pair() }
 
-// Part has the queue pair made last take a receive of its shared queue, as for the first part of a message whose rest
-// never comes. The device completes it, as flushed, some time after the queue pair has gone into the error state, and before
-// it says that it was the last. Part reports whether there was a receive.
+// Part makes the queue pair made last take a receive of its shared queue, as for the first part of a message whose rest
+// never comes. The device completes the receive as flushed some time after the queue pair has gone into the error state,
+// and before it reports that the last receive is complete. Part reports whether there was a receive.
 func Part() bool { return C.fake_part() != 0 }
 
-// Removal tells all who have identifiers of the connection manager that the device goes.
+// Removal reports the removal of the device to all identifiers of the connection manager.
 func Removal() { C.fake_removal() }
 
-// End waits until no objects of the libraries are left: threads that were told to end may still hold some. It returns how
-// many stay after some seconds.
+// End waits until no objects of the libraries are left, because threads that are ending may still hold some. It returns
+// how many are left after some seconds.
 func End() int { return int(C.fake_end(5)) }
