@@ -48,9 +48,12 @@ func CRC(crc uint32, p []byte) uint32 { return crc32.Update(crc, castagnoli, p) 
 // AppendTrailer appends the pad and CRC of an FPDU whose length field and ULPDU of n octets
 // have the given crc.
 func AppendTrailer(b []byte, n int, crc uint32) []byte {
-	start := len(b)
-	b = append(b, 0, 0, 0)[:start+PadLen(n)]
-	return binary.LittleEndian.AppendUint32(b, CRC(crc, b[start:]))
+	if pad := PadLen(n); pad > 0 { // few FPDUs have one: data comes in blocks
+		start := len(b)
+		b = append(b, 0, 0, 0)[:start+pad]
+		crc = CRC(crc, b[start:])
+	}
+	return binary.LittleEndian.AppendUint32(b, crc)
 }
 
 // AppendTrailerNoCRC appends the pad and a CRC field of zero, for connections that have agreed not
@@ -63,7 +66,10 @@ func AppendTrailerNoCRC(b []byte, n int) []byte {
 // the octets before trailer. The pad may hold any octets that fit the CRC.
 func CheckTrailer(trailer []byte, n int, crc uint32) error {
 	pad := PadLen(n)
-	if binary.LittleEndian.Uint32(trailer[pad:pad+CRCLen]) != CRC(crc, trailer[:pad]) {
+	if pad > 0 {
+		crc = CRC(crc, trailer[:pad])
+	}
+	if binary.LittleEndian.Uint32(trailer[pad:pad+CRCLen]) != crc {
 		return errCRC
 	}
 	return nil

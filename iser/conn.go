@@ -364,9 +364,6 @@ func (m *Mover) violation(format string, args ...any) {
 	}
 }
 
-// emptyRequest is a transfer of nothing.
-var emptyRequest manager.Request
-
 // lingerTime is how long an initiator may take to disconnect after it has logged out, or to
 // receive what is sent before the connection is ended.
 const lingerTime = 5 * time.Second

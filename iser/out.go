@@ -18,11 +18,12 @@ func (m *Mover) Answer(it *iscsi.Task) {
 		m.violation("a command with ITT %#x has no buffer for its data: its Read STag is not valid", it.ITT)
 		n = 0
 	}
-	t.ans.Request = emptyRequest
-	if n > 0 && !m.dataIn(t, n) {
+	if n == 0 {
+		t.ans.Clear()
+	} else if !m.dataIn(t, n) {
 		// As for other commands for which there is no memory: initiators send it again.
 		it.Status, it.Sense, it.In, it.Transfer = taskSetFull, nil, nil, 0
-		t.ans.Request = emptyRequest
+		t.ans.Clear()
 	}
 	m.response(t)
 	m.push(&t.ans)
@@ -125,7 +126,7 @@ func (m *Mover) SendControl(bhs, data []byte, end iscsi.Ending) {
 	w := &c.Message
 	*w = rdma.Work{Op: rdma.OpSend}
 	c.HasMessage = true
-	c.Request = emptyRequest
+	c.Clear()
 	if s := m.over(end); s != 0 {
 		m.takeBack(w, s)
 	}

@@ -139,9 +139,11 @@ func (it *Item) Joined() *Item {
 // last one: then the item is the caller's again.
 func (q *Queue) Completed(it *Item) (done bool) {
 	q.room += int(it.signals[0])
-	copy(it.signals[:], it.signals[1:it.waiting])
-	it.waiting--
-	return it.posted && it.waiting == 0
+	if it.waiting--; it.waiting > 0 {
+		copy(it.signals[:], it.signals[1:it.waiting+1])
+		return false
+	}
+	return it.posted
 }
 
 // Abandon empties the queue of what will never be posted, after the connection has ended, and

@@ -57,6 +57,7 @@ type Request struct {
 	size    uint64 // octets
 	count   int    // descriptors in all
 	filled  int    // descriptors handed out
+	single  bool   // one element, one range, one descriptor
 }
 
 // position is how far a request has come.
@@ -86,13 +87,22 @@ func (r *Request) Init(op rdma.Opcode, l Limits, locals []rdma.SGE, remotes []Re
 	if here != there {
 		return fmt.Errorf("rdma manager: %d octets here and %d there", here, there)
 	}
-	*r = Request{op: op, limits: l, locals: locals, remotes: remotes, size: here}
+	// Field by field: a literal would be made elsewhere and copied.
+	r.op, r.limits, r.locals, r.remotes = op, l, locals, remotes
+	r.pos, r.size, r.count, r.filled = position{}, here, 0, 0
+	if r.single = len(locals) == 1 && len(remotes) == 1 && here > 0 && here <= uint64(l.Bytes); r.single {
+		r.count = 1
+		return nil
+	}
 	r.skip(&r.pos)
 	for p := r.pos; p.local < len(locals); r.count++ {
 		r.next(&p, nil)
 	}
 	return nil
 }
+
+// Clear makes r a transfer of nothing.
+func (r *Request) Clear() { *r = Request{} }
 
 // Count returns how many descriptors the transfer takes in all, and Left how many of them
 // have not been filled.
@@ -165,6 +175,14 @@ func (r *Request) fillBehind(w *rdma.Work, sgl []rdma.SGE, most int) (used int, 
 // next moves p over the next descriptor and, if list is not nil, appends its elements there.
 // False: list has no room for them.
 func (r *Request) next(p *position, list []rdma.SGE) ([]rdma.SGE, bool) {
+	if r.single { // as most are: nothing is to be cut
+		if cap(list) == 0 {
+			return nil, false
+		}
+		*p = position{local: 1, remote: 1}
+		b := r.locals[0].Bytes
+		return append(list, rdma.SGE{Bytes: b[:len(b):len(b)], Region: r.locals[0].Region}), true
+	}
 	room := uint64(r.limits.Bytes)
 	elements := 0
 	var end uintptr // address behind the last element
