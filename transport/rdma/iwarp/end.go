@@ -335,6 +335,7 @@ func (q *queuePair) releaseAll() {
 // flushSends completes everything in the send queue.
 func (q *queuePair) flushSends(err error) {
 	s := &q.sq
+	q.sendCQ.Lock()
 	for ; s.Head != s.Tail; s.Head++ {
 		w := s.At(s.Head)
 		if w.status == rdma.StatusOK {
@@ -342,6 +343,7 @@ func (q *queuePair) flushSends(err error) {
 		}
 		q.complete(w)
 	}
+	q.sendCQ.Unlock()
 	s.sent, s.cur, s.reads = s.Tail, s.Tail, nil
 }
 

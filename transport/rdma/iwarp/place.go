@@ -65,20 +65,20 @@ func (q *queuePair) placed() {
 	last := x.seg.Header.Control().Last()
 	switch m := x.seg.Message; {
 	case m.IsSend():
-		q.n.BytesIn.Add(uint64(n))
+		x.bytes += uint64(n)
 		if x.got += n; last {
 			x.sending, x.pending, x.asked = false, true, false
 		}
 	case m == ddp.Write:
 		q.releaseRx()
-		q.n.BytesIn.Add(uint64(n))
+		x.bytes += uint64(n)
 		q.endTagged(last, n)
 		if last && (x.greeted || n > 0) {
-			q.n.MessagesIn.Add(1)
+			x.messages++
 		}
 		x.greeted = true
 	case m == ddp.ReadResponse:
-		q.n.BytesIn.Add(uint64(n))
+		x.bytes += uint64(n)
 		q.endTagged(last, n)
 		q.responsePlaced(n, last)
 	}
@@ -161,10 +161,7 @@ func (q *queuePair) pinReceive() error {
 	x := &q.rx
 	if !soft.PinAll(x.recv.Regions) {
 		x.sending = false
-		c := rdma.Completion{
-			ID: x.recv.ID, Op: rdma.OpReceive, Status: rdma.StatusLocalProtection, QueuePair: q, Err: errReceiveGone,
-		}
-		q.recvCQ.Push(&c)
+		q.receiveFailed(rdma.StatusLocalProtection, errReceiveGone)
 		return errReceiveGone
 	}
 	x.taken = true
@@ -210,10 +207,10 @@ func (q *queuePair) placeResponse() error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	s := &q.sq
-	if len(s.reads) == 0 {
+	if len(s.reads) == x.answered {
 		return errNoRead
 	}
-	w := s.At(s.reads[0])
+	w := s.At(s.reads[x.answered])
 	if w.n == 0 { // RFC 5040 §5.2: STag and TO mean nothing
 		if n != 0 || !h.Control().Last() {
 			return errResponseTO
@@ -224,28 +221,41 @@ func (q *queuePair) placeResponse() error {
 	switch {
 	case h.STag() != r.SinkSTag:
 		return errResponseSTag
-	case h.TO() != r.SinkTO+uint64(w.got), n > w.n-w.got, h.Control().Last() != (w.got+n == w.n):
+	case h.TO() != r.SinkTO+uint64(x.readGot), n > w.n-x.readGot, h.Control().Last() != (x.readGot+n == w.n):
 		return errResponseTO
 	}
 	x.pieces = append(x.pieces[:0], w.segs...) // a copy, because the send queue may move
-	x.left, x.cur = n, iov.At(x.pieces, w.got)
+	x.left, x.cur = n, iov.At(x.pieces, x.readGot)
 	return nil
 }
 
+// responsePlaced notes what is in its place of a Read Response.
 func (q *queuePair) responsePlaced(n int, last bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	s := &q.sq
-	w := s.At(s.reads[0])
-	w.got += n
-	if !last {
+	x := &q.rx
+	if x.readGot += n; !last {
 		return
 	}
-	s.reads = s.reads[:copy(s.reads, s.reads[1:])]
-	q.unhold(w)
-	w.done = true
+	if x.in.n > 0 {
+		q.tell() // of what came before
+	}
+	x.readGot = 0
+	x.answered++
+	x.messages++
+}
+
+// readsDone ends the Reads that have their Responses.
+func (q *queuePair) readsDone() {
+	s, n := &q.sq, q.rx.answered
+	q.rx.answered = 0
+	q.mu.Lock()
+	for _, i := range s.reads[:n] {
+		w := s.At(i)
+		q.unhold(w)
+		w.done = true
+	}
+	s.reads = s.reads[:copy(s.reads, s.reads[n:])]
 	q.retire()
-	q.n.MessagesIn.Add(1)
+	q.mu.Unlock()
 }
 
 // checkReadRequest checks a Read Request and queues its Response. It takes everything that it needs from the
@@ -275,7 +285,7 @@ func (q *queuePair) checkReadRequest(b []byte) error {
 	}
 	x.readMSN++
 	q.answers.Push(answer{ref: ref, req: r})
-	q.n.MessagesIn.Add(1)
+	x.messages++
 	return nil
 }
 
@@ -292,28 +302,32 @@ func (e *readError) Unwrap() error { return e.error }
 func (q *queuePair) deliver() error {
 	x := &q.rx
 	invariant.Check(x.taken && x.got <= x.recv.N, "iwarp: a message is delivered that has no receive, or not room in it")
-	c := rdma.Completion{ID: x.recv.ID, Op: rdma.OpReceive, Bytes: x.got, QueuePair: q}
+	var flags rdma.CompletionFlags
 	switch {
 	case x.msg == ddp.SendAdvertise:
 		if err := q.hear(x.stag); err != nil {
 			return err
 		}
-		c.Flags, c.STag = rdma.Advertised, rdma.STag(x.stag)
+		flags = rdma.Advertised
 		q.n.Advertises.Add(1)
 	case x.msg == ddp.SendClose, x.msg.Invalidates():
 		if err := q.ended(); err != nil {
 			return err
 		}
-		c.Flags, c.STag = rdma.Invalidated, rdma.STag(x.stag)
+		flags = rdma.Invalidated
 		if x.msg == ddp.SendClose {
-			c.Flags = rdma.Closed
+			flags = rdma.Closed
 			q.n.Closes.Add(1)
 		}
 	}
 	x.pending, x.taken = false, false
 	soft.UnpinAll(x.recv.Regions)
-	q.n.MessagesIn.Add(1)
-	q.recvCQ.Push(&c)
+	x.messages++
+	c := q.received()
+	c.ID, c.Op, c.Flags, c.Bytes, c.QueuePair = x.recv.ID, rdma.OpReceive, flags, x.got, q
+	if flags != 0 {
+		c.STag = rdma.STag(x.stag)
+	}
 	return nil
 }
 

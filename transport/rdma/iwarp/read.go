@@ -37,15 +37,27 @@ const (
 	parkMax = 64 << 10
 )
 
-var inBuffers = sync.Pool{New: func() any { return new([inLen]byte) }}
+// inBuffer is what a connection needs only while something comes.
+type inBuffer struct {
+	b [inLen]byte
+	// done are completions of receives that nobody has been told of yet: the first n.
+	done [32]rdma.Completion
+	n    int
+}
+
+var inBuffers = sync.Pool{New: func() any { return new(inBuffer) }}
 
 // rx is the receiving side: a buffer with unread octets in[r:w], the FPDU that is being
 // placed in parts, if any, and the messages under way.
 type rx struct {
-	in   *[inLen]byte // nil while the connection is idle
+	in   *inBuffer // nil while the connection is idle
 	r, w int
 	rest []byte // what in held when it was given back in the middle of an FPDU
 	room int    // octets to read into the buffer at once
+
+	// What the owner and the counters have not been told of: see tell.
+	messages, bytes uint64
+	answered        int // the first of sq.reads, which have their Responses
 
 	// The FPDU under way.
 	partial bool
@@ -75,6 +87,7 @@ type rx struct {
 	taggedIs ddp.Message
 	tagSTag  stag.STag
 	tagTO    uint64
+	readGot  int // octets of the Read Response
 
 	msn     uint32 // of the next Send
 	readMSN uint32 // of the next Read Request
@@ -242,7 +255,7 @@ func (x *rx) dropIn() {
 	if x.in == nil || n > restMax {
 		return
 	}
-	x.rest = append(x.rest[:0], x.in[x.r:x.w]...)
+	x.rest = append(x.rest[:0], x.in.b[x.r:x.w]...)
 	inBuffers.Put(x.in)
 	x.in, x.r, x.w = nil, 0, n
 }
@@ -252,8 +265,8 @@ func (x *rx) takeIn() {
 	if x.in != nil {
 		return
 	}
-	x.in = inBuffers.Get().(*[inLen]byte)
-	x.r, x.w = 0, copy(x.in[:], x.rest)
+	x.in = inBuffers.Get().(*inBuffer)
+	x.r, x.w = 0, copy(x.in.b[:], x.rest)
 	if x.rest = x.rest[:0]; cap(x.rest) > restKept {
 		x.rest = nil
 	}
@@ -267,7 +280,7 @@ func (q *queuePair) receive() (drained bool, err error) {
 	if x.r == x.w {
 		x.r, x.w = 0, 0
 	} else if x.r > 0 && inLen-x.w < x.room {
-		x.w = copy(x.in[:], x.in[x.r:x.w])
+		x.w = copy(x.in.b[:], x.in.b[x.r:x.w])
 		x.r = 0
 	}
 	n, err := q.readv()
@@ -286,7 +299,7 @@ func (q *queuePair) readv() (n int, err error) {
 	}
 	room = min(room, inLen-x.w)
 	if room > 0 {
-		x.iov[k] = iov.Of(x.in[x.w : x.w+room])
+		x.iov[k] = iov.Of(x.in.b[x.w : x.w+room])
 		k++
 	}
 	n, err = readv(q.sock.FD, x.iov[:k])
@@ -327,6 +340,7 @@ func readv(fd int, v []unix.Iovec) (int, error) {
 // parse handles the octets in the buffer until more are needed.
 func (q *queuePair) parse() error {
 	x := &q.rx
+	defer q.tell()
 	for {
 		var more bool
 		var err error
@@ -346,10 +360,42 @@ func (q *queuePair) parse() error {
 	}
 }
 
+// tell adds what has come to the counters, and then pushes the completions: once for many messages, because both
+// take locked operations. Read Responses that it has not told of yet have come before the Sends that it has not.
+func (q *queuePair) tell() {
+	x := &q.rx
+	if x.bytes > 0 {
+		q.n.BytesIn.Add(x.bytes)
+		x.bytes = 0
+	}
+	if x.messages > 0 {
+		q.n.MessagesIn.Add(x.messages)
+		x.messages = 0
+	}
+	if x.answered > 0 {
+		q.readsDone()
+	}
+	if in := x.in; in.n > 0 {
+		q.recvCQ.PushAll(in.done[:in.n])
+		clear(in.done[:in.n])
+		in.n = 0
+	}
+}
+
+// received adds a completion of a receive to those that tell is to push.
+func (q *queuePair) received() *rdma.Completion {
+	in := q.rx.in
+	if in.n == len(in.done) {
+		q.tell()
+	}
+	in.n++
+	return &in.done[in.n-1]
+}
+
 // fpdu handles the next FPDU: all of it, or, if it is large, its header. False: more octets are needed.
 func (q *queuePair) fpdu() (bool, error) {
 	x := &q.rx
-	b := x.in[x.r:x.w]
+	b := x.in.b[x.r:x.w]
 	if len(b) < ddp.PrefixMin {
 		return false, nil
 	}
@@ -435,7 +481,7 @@ func (q *queuePair) beginPart(b []byte) (bool, error) {
 func (q *queuePair) part() (bool, error) {
 	x := &q.rx
 	if n := min(x.left, x.w-x.r); n > 0 {
-		b := x.in[x.r : x.r+n]
+		b := x.in.b[x.r : x.r+n]
 		if q.crc {
 			x.crc = ddp.CRC(x.crc, b)
 		}
@@ -448,7 +494,7 @@ func (q *queuePair) part() (bool, error) {
 		x.r += n
 	}
 	n := x.seg.ULPDU
-	trailer := x.in[x.r:x.w]
+	trailer := x.in.b[x.r:x.w]
 	if x.left > 0 || len(trailer) < ddp.TrailerLen(n) {
 		return false, nil
 	}
@@ -478,6 +524,14 @@ func (q *queuePair) closeReceive(s rdma.Status, err error) {
 	x := &q.rx
 	x.sending, x.taken = false, false
 	soft.UnpinAll(x.recv.Regions)
-	c := rdma.Completion{ID: x.recv.ID, Op: rdma.OpReceive, Status: s, QueuePair: q, Err: err}
-	q.recvCQ.Push(&c)
+	q.receiveFailed(s, err)
+}
+
+// receiveFailed completes the receive that was taken, behind those that have ended well.
+func (q *queuePair) receiveFailed(s rdma.Status, err error) {
+	x := &q.rx
+	if x.in != nil {
+		q.tell()
+	}
+	q.recvCQ.Push(&rdma.Completion{ID: x.recv.ID, Op: rdma.OpReceive, Status: s, QueuePair: q, Err: err})
 }

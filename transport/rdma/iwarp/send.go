@@ -246,6 +246,7 @@ func (q *queuePair) emptied() {
 // account notes what has left.
 func (q *queuePair) account() {
 	s, a, sent := &q.sq, &q.answers, q.tx.out.Written
+	var n departed
 	for s.sent != s.cur {
 		w := s.At(s.sent)
 		if w.end > sent {
@@ -260,30 +261,36 @@ func (q *queuePair) account() {
 		if w.msg == ddp.SendAdvertise {
 			q.advertised(w)
 		}
-		q.countSent(w)
+		n.count(w)
 	}
+	n.addTo(&q.n) // before anybody hears of it
 	q.retire()
+	n = departed{}
 	for a.Head != a.cur {
 		x := a.At(a.Head)
 		if x.end > sent {
 			break
 		}
 		a.Head++
-		q.n.MessagesOut.Add(1)
-		q.n.BytesOut.Add(uint64(x.req.Size))
+		n.messages++
+		n.bytes += uint64(x.req.Size)
 		tag := x.ref.STag()
 		if x.ref.Release() {
 			q.lastReference(tag)
 		}
 	}
+	n.addTo(&q.n)
 	if q.termEnd > 0 && q.termEnd <= sent {
 		q.termEnd = 0
 		q.n.Terminates.Add(1)
 	}
 }
 
-// countSent counts an element of the send queue that has left. Internal elements do not count.
-func (q *queuePair) countSent(w *wqe) {
+// departed is what has left. It is added to the counters at once, because each addition is a locked operation.
+type departed struct{ messages, bytes, reads, closes uint64 }
+
+// count counts an element of the send queue that has left. Internal elements do not count.
+func (n *departed) count(w *wqe) {
 	if w.internal {
 		return
 	}
@@ -291,14 +298,28 @@ func (q *queuePair) countSent(w *wqe) {
 	case rdma.OpBind, rdma.OpLocalInvalidate:
 		return // nothing leaves for it
 	case rdma.OpRead:
-		q.n.Reads.Add(1)
+		n.reads++
 	default:
-		q.n.BytesOut.Add(uint64(w.n))
+		n.bytes += uint64(w.n)
 		if w.msg == ddp.SendClose {
-			q.n.Closes.Add(1)
+			n.closes++
 		}
 	}
-	q.n.MessagesOut.Add(1)
+	n.messages++
+}
+
+func (n *departed) addTo(c *soft.Counters) {
+	if n.messages == 0 {
+		return
+	}
+	c.MessagesOut.Add(n.messages)
+	c.BytesOut.Add(n.bytes)
+	if n.reads > 0 {
+		c.Reads.Add(n.reads)
+	}
+	if n.closes > 0 {
+		c.Closes.Add(n.closes)
+	}
 }
 
 // fill queues FPDUs for one writev.

@@ -31,7 +31,6 @@ type wqe struct {
 	segs    [][]byte
 	regions []*soft.Region
 	n       int // octets
-	got     int // octets of the Read Response
 	cur     iov.Cursor
 	off     int    // octets framed
 	end     uint64 // tx.out.Queued when all of it is framed
@@ -55,7 +54,9 @@ func (s *sendQueue) next(most uint32) *wqe {
 		return nil
 	}
 	w := s.Next()
-	*w = wqe{segs: w.segs[:0], regions: w.regions[:0], inline: w.inline[:0]}
+	segs, regions, inline := w.segs[:0], w.regions[:0], w.inline[:0]
+	*w = wqe{} // a literal that holds the lists would be made elsewhere and copied
+	w.segs, w.regions, w.inline = segs, regions, inline
 	return w
 }
 
@@ -307,32 +308,48 @@ func (q *queuePair) unhold(w *wqe) {
 // retire completes the elements at the head that have nothing more to wait for.
 func (q *queuePair) retire() {
 	s := &q.sq
+	if s.Head == s.sent || !s.At(s.Head).done {
+		return
+	}
+	q.sendCQ.Lock()
 	for s.Head != s.sent {
 		w := s.At(s.Head)
 		if !w.done {
-			return
+			break
 		}
 		s.Head++
 		q.complete(w)
 	}
+	q.sendCQ.Unlock()
 }
 
-// complete gives back what an element holds and pushes its completion, if it has one.
+// complete gives back what an element holds and adds its completion, if it has one. The caller holds the lock of
+// the completion queue, once for many elements.
 func (q *queuePair) complete(w *wqe) {
 	if w.pinned {
 		soft.UnpinAll(w.regions)
 		w.pinned = false
 	}
 	q.unhold(w)
-	clear(w.segs)
-	clear(w.regions)
+	drop(w.segs)
+	drop(w.regions)
 	w.cur = iov.Cursor{}
 	if w.internal || w.silent && w.status == rdma.StatusOK {
 		return
 	}
-	c := rdma.Completion{ID: w.id, Op: w.op, Status: w.status, QueuePair: q, Err: w.err}
+	c := q.sendCQ.Add()
+	c.ID, c.Op, c.Status, c.QueuePair, c.Err = w.id, w.op, w.status, q, w.err
 	if w.status == rdma.StatusOK && w.op == rdma.OpRead {
 		c.Bytes = w.n
 	}
-	q.sendCQ.Push(&c)
+}
+
+// drop clears list. Most lists have one element, for which clear is slow.
+func drop[T any](list []T) {
+	if len(list) == 1 {
+		var none T
+		list[0] = none
+		return
+	}
+	clear(list)
 }

@@ -79,6 +79,27 @@ func (c *CompletionQueue) Push(x *rdma.Completion) {
 	c.mu.Unlock()
 }
 
+// Lock begins to add completions, with any number of calls of Add, and Unlock ends it. Fire or Notify follows.
+func (c *CompletionQueue) Lock()   { c.mu.Lock() }
+func (c *CompletionQueue) Unlock() { c.mu.Unlock() }
+
+// Add adds a completion and returns it, cleared, to be filled in. The lock is held.
+func (c *CompletionQueue) Add() *rdma.Completion {
+	x := c.ring.Next()
+	c.ring.Tail++
+	*x = rdma.Completion{}
+	return x
+}
+
+// PushAll is Push of many.
+func (c *CompletionQueue) PushAll(xs []rdma.Completion) {
+	c.mu.Lock()
+	for i := range xs {
+		c.ring.Push(xs[i])
+	}
+	c.mu.Unlock()
+}
+
 // Deliver adds completions, and has event called if it is due, but not by the caller.
 func (c *CompletionQueue) Deliver(xs ...rdma.Completion) {
 	if len(xs) == 0 {
