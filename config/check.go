@@ -86,15 +86,15 @@ func (d *decoder) checkExports(c *Config) {
 			if l.ReadOnly || c.Targets[i].Redirect != nil {
 				continue // initiators of a target that has moved reach no LUN here
 			}
-			if before := writer[l.Store]; before != nil {
-				d.warnf(l.Pos, "line %d exports %q writable as well: without a cluster file system two initiators would destroy each other's data", before.Pos.Line, l.Store)
+			if before := writer[l.Shows()]; before != nil {
+				d.warnf(l.Pos, "line %d exports %q writable as well: without a cluster file system two initiators would destroy each other's data", before.Pos.Line, l.Shows())
 				continue
 			}
-			writer[l.Store] = l
+			writer[l.Shows()] = l
 		}
 	}
 	for _, s := range c.Stores {
-		if !exported[s.Name] && above[s.Name] == nil {
+		if !exported[s.Name] && above[s.Name] == nil && !s.Partitioned {
 			d.warnf(s.Pos, "no LUN exports the store %q: add it to the luns of a target, or remove it", s.Name)
 		}
 	}
@@ -112,8 +112,8 @@ func (d *decoder) checkSerials(c *Config) {
 			case l.Serial == "":
 			case before == nil:
 				first[l.Serial] = l
-			case before.Store != l.Store:
-				d.errorf(l.Pos, "the serial %q already belongs to the store %q in line %d: choose another, or initiators take both for one disk and destroy their data", l.Serial, before.Store, before.Pos.Line)
+			case before.Shows() != l.Shows():
+				d.errorf(l.Pos, "the serial %q already belongs to the store %q in line %d: choose another, or initiators take both for one disk and destroy their data", l.Serial, before.Shows(), before.Pos.Line)
 			}
 		}
 	}

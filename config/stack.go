@@ -71,6 +71,8 @@ func (d *decoder) checkBelow(stores []Store) {
 		}
 		before := first[s.On]
 		switch {
+		case s.On.Partitioned:
+			d.errorf(d.stands[s.Name].pos, "the store %q is divided into partitions, so no other store stands on it: create a partition instead", s.On.Name)
 		case before == nil:
 			first[s.On] = s
 		case before.Slice == nil || s.Slice == nil:

@@ -18,6 +18,12 @@ type Store struct {
 	// ReadOnly stores are never written to; LUNs that export them are read-only.
 	ReadOnly bool
 
+	// Partitioned stores are divided by the table at their start. LUNs show their partitions.
+	Partitioned bool
+	// Partitions are what the table of a memory store is made of at each start. That of any other store
+	// is what the table says.
+	Partitions []Partition
+
 	// On is the store that this one stands on, of the same configuration; nil: it stands on none.
 	On *Store
 
@@ -128,7 +134,7 @@ func (s *Store) Details() (words []string) {
 	if s.ReadOnly {
 		words = append(words, "read-only")
 	}
-	return words
+	return append(words, s.divisionDetails()...)
 }
 
 // details returns the way of I/O, if the configuration asks for one.
@@ -177,7 +183,9 @@ func (d *decoder) store(v value) Store {
 	}
 	o.what = fmt.Sprintf("a %s store", s.Type)
 	o.bool("readonly", &s.ReadOnly)
+	d.partitioned(o, &s)
 	storeTypeOf(s.Type).read(d, o, &s)
+	d.checkPartitions(o, &s)
 	o.done()
 	return s
 }

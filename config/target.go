@@ -76,6 +76,7 @@ const maxLUN = 1<<14 - 1
 type LUN struct {
 	Number    uint16   // 0 to 16383, unique within the target
 	Store     string   // name of an existing store
+	Partition string   // of that store; empty: the LUN shows the whole, which is not divided
 	Pos       Position // of the number
 	ReadOnly  bool
 	BlockSize int // logical block, bytes: 512, 1024, 2048 or 4096; divides the store's size
@@ -271,6 +272,7 @@ func (d *decoder) lunStore(v value, stores []Store, lun *LUN) bool {
 	if !set(v, &lun.Store, "the name of a store", func(s string) (string, error) { return s, nil }) {
 		return false
 	}
+	lun.Store, lun.Partition = cutPartition(lun.Store)
 	i := slices.IndexFunc(stores, func(s Store) bool { return s.Name == lun.Store })
 	if i < 0 {
 		v.errorf("there is no store %q: %s", lun.Store, suggestStore(lun.Store, stores))
@@ -278,6 +280,12 @@ func (d *decoder) lunStore(v value, stores []Store, lun *LUN) bool {
 	}
 	s := &stores[i]
 	lun.ReadOnly = s.ReadOnly
+	if !d.lunPartition(v, s, lun) {
+		return false
+	}
+	if lun.Partition != "" {
+		return true // the size of a partition is a multiple of every block size
+	}
 	if over := s.Size % int64(lun.BlockSize); over != 0 {
 		v.errorf("the size of %q, %d bytes, is not a multiple of the block size, %d: make it %d", s.Name, s.Size, lun.BlockSize, s.Size-over+int64(lun.BlockSize))
 	}

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -93,6 +94,77 @@ func (c *Client) Reload(ctx context.Context) (*Reload, error) {
 	return r, c.do(ctx, http.MethodPost, "/v1/reload", nil, r)
 }
 
+// Stores asks for the stores of the configuration.
+func (c *Client) Stores(ctx context.Context) (*Stores, error) {
+	s := new(Stores)
+	return s, c.do(ctx, http.MethodGet, "/v1/stores", nil, s)
+}
+
+// The changes of partitions below are for the table with the tag match, or "*" for whatever there is. Their errors
+// are as of Partitioner.
+
+func tablePath(store string, more ...string) string {
+	path := "/v1/stores/" + url.PathEscape(store) + "/partitions"
+	for _, m := range more {
+		path += "/" + url.PathEscape(m)
+	}
+	return path
+}
+
+func switches(on map[string]bool) string {
+	q := make(url.Values)
+	for name, is := range on {
+		if is {
+			q.Set(name, "true")
+		}
+	}
+	if len(q) == 0 {
+		return ""
+	}
+	return "?" + q.Encode()
+}
+
+// Partitions asks for the table of a store.
+func (c *Client) Partitions(ctx context.Context, store string) (*Partitions, error) {
+	p := new(Partitions)
+	return p, c.do(ctx, http.MethodGet, tablePath(store), nil, p)
+}
+
+// InitPartitions makes an empty table, with force also over what there is.
+func (c *Client) InitPartitions(ctx context.Context, store, match string, force bool) (*Partitions, error) {
+	p := new(Partitions)
+	return p, c.change(ctx, match, http.MethodPost, tablePath(store)+switches(map[string]bool{"init": true, "force": force}), nil, p)
+}
+
+// CreatePartitions makes all of news or none.
+func (c *Client) CreatePartitions(ctx context.Context, store, match string, news ...NewPartition) (*Partitions, error) {
+	p := new(Partitions)
+	return p, c.change(ctx, match, http.MethodPost, tablePath(store), news, p)
+}
+
+// AlterPartition changes a partition. With force endpoints that stand in the way are ended.
+func (c *Client) AlterPartition(ctx context.Context, store, name, match string, change PartitionChange, force bool) (*Partitions, error) {
+	p := new(Partitions)
+	return p, c.change(ctx, match, http.MethodPatch, tablePath(store, name)+switches(map[string]bool{"force": force}), change, p)
+}
+
+// DeletePartition takes a partition out of the table, and with erase its octets.
+func (c *Client) DeletePartition(ctx context.Context, store, name, match string, erase, force bool) (*Partitions, error) {
+	p := new(Partitions)
+	return p, c.change(ctx, match, http.MethodDelete, tablePath(store, name)+switches(map[string]bool{"erase": erase, "force": force}), nil, p)
+}
+
+// Endpoints asks for the open endpoints.
+func (c *Client) Endpoints(ctx context.Context) (*Endpoints, error) {
+	e := new(Endpoints)
+	return e, c.do(ctx, http.MethodGet, "/v1/endpoints", nil, e)
+}
+
+// DropEndpoint ends an endpoint.
+func (c *Client) DropEndpoint(ctx context.Context, id uint64) error {
+	return c.do(ctx, http.MethodDelete, fmt.Sprintf("/v1/endpoints/%d", id), nil, nil)
+}
+
 // maxAnswer bounds an answer, in bytes: thousands of LUNs fit.
 const maxAnswer = 64 << 20
 
@@ -102,19 +174,31 @@ var errSilent = errors.New("no answer")
 // do asks. A daemon that hangs is not waited for: a change may take its time, so the daemon is asked for its
 // health first.
 func (c *Client) do(ctx context.Context, method, path string, body, into any) error {
+	return c.send(ctx, "", method, path, body, into)
+}
+
+// change is do of a request that is for the table with the tag match, or for any with "*".
+func (c *Client) change(ctx context.Context, match, method, path string, body, into any) error {
+	if match != "*" {
+		match = `"` + match + `"`
+	}
+	return c.send(ctx, match, method, path, body, into)
+}
+
+func (c *Client) send(ctx context.Context, match, method, path string, body, into any) error {
 	asked, cancel := c.patient(ctx)
 	defer cancel()
 	if method == http.MethodGet {
-		return c.ask(asked, method, path, body, into)
+		return c.ask(asked, "", method, path, body, into)
 	}
-	if err := c.ask(asked, http.MethodGet, "/v1/status", nil, new(Status)); err != nil {
+	if err := c.ask(asked, "", http.MethodGet, "/v1/status", nil, new(Status)); err != nil {
 		return err
 	}
-	return c.ask(ctx, method, path, body, into)
+	return c.ask(ctx, match, method, path, body, into)
 }
 
-// ask asks once. body, unless nil, goes with the question; the answer goes into into, unless that is nil.
-func (c *Client) ask(ctx context.Context, method, path string, body, into any) error {
+// ask asks once. match, unless empty, is what If-Match says. body, unless nil, goes with the question; the answer goes into into, unless that is nil.
+func (c *Client) ask(ctx context.Context, match, method, path string, body, into any) error {
 	var text io.Reader
 	if body != nil {
 		b, err := json.Marshal(body)
@@ -126,6 +210,9 @@ func (c *Client) ask(ctx context.Context, method, path string, body, into any) e
 	req, err := http.NewRequestWithContext(ctx, method, "http://target"+path, text)
 	if err != nil {
 		return err
+	}
+	if match != "" {
+		req.Header.Set("If-Match", match)
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
@@ -142,7 +229,7 @@ func (c *Client) ask(ctx context.Context, method, path string, body, into any) e
 		if answer.Decode(&p) != nil || p.Error == "" {
 			return fmt.Errorf("the daemon at %s answers %s to %s %s", c.socket, resp.Status, method, path)
 		}
-		return errors.New(p.Error)
+		return errOf(resp.StatusCode, p.Error)
 	case into == nil:
 		return nil
 	}

@@ -31,10 +31,10 @@ func TestDocumented(t *testing.T) {
 			walk(f.Type)
 		}
 	}
-	for _, v := range []any{Status{}, Sessions{}, Reload{}, Problem{}, AccessStates{}, AccessChange{}} {
+	for _, v := range []any{Status{}, Sessions{}, Reload{}, Problem{}, AccessStates{}, AccessChange{}, Stores{}, Partitions{}, NewPartition{}, PartitionChange{}, Endpoints{}} {
 		walk(reflect.TypeOf(v))
 	}
-	if len(seen) < 10 {
+	if len(seen) < 20 {
 		t.Errorf("only %d types were looked at", len(seen))
 	}
 }

@@ -58,6 +58,16 @@ var (
 	descSize     = desc("lun_size_bytes", "Capacity.", "target", "lun", "store")
 	descSessions = desc("sessions", "Sessions logged in.", "target")
 
+	descFree      = desc("store_free_bytes", "Bytes of a divided store that no partition has.", "store")
+	descPart      = desc("partition_size_bytes", "Size of a partition.", "store", "partition")
+	descEndpoints = desc("partition_endpoints", "Endpoints of a partition that are open.", "store", "partition")
+	descLag       = desc("partition_lag_writes", "Writes through endpoints that no flush has made durable.", "store", "partition")
+
+	descPartLatency  = desc("partition_operation_duration_seconds", "From the submission of an operation of an endpoint to its completion.", "store", "partition", "op")
+	descPartBytes    = desc("partition_bytes_total", "Bytes read and written through endpoints.", "store", "partition", "op")
+	descPartFailed   = desc("partition_failures_total", "Operations of endpoints that failed, by kind.", "store", "partition", "kind")
+	descPartInFlight = desc("partition_operations_in_flight", "Operations of endpoints that are not complete yet.", "store", "partition")
+
 	descLimit  = desc("buffer_limit_bytes", "The most that I/O buffers may take.")
 	descInUse  = desc("buffer_in_use_bytes", "What I/O buffers take.")
 	descMapped = desc("buffer_mapped_bytes", "Address space for I/O buffers.")
@@ -90,6 +100,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descInfo, descStarted, descLoaded, descLatency, descBytes, descFailed, descNews, descInFlight, descSize, descSessions,
 		descLimit, descInUse, descMapped, descLeases, descRDMA,
+		descFree, descPart, descEndpoints, descLag, descPartLatency, descPartBytes, descPartFailed, descPartInFlight,
 	} {
 		ch <- d
 	}
@@ -130,6 +141,37 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	gauge(descSessions, float64(max(discovery, 0)), "")
+	for _, store := range c.target.Stores() {
+		if store.Partitioned {
+			c.collectPartitions(ch, store.Name, s.BoundsNS)
+		}
+	}
+}
+
+// collectPartitions sends the figures of the partitions of a store.
+func (c *collector) collectPartitions(ch chan<- prometheus.Metric, store string, bounds []int64) {
+	t, err := c.target.Partitions(store)
+	if err != nil {
+		return // it has gone meanwhile
+	}
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	free := int64(0)
+	for _, r := range t.Free {
+		free += r.Size
+	}
+	gauge(descFree, float64(free), store)
+	for i := range t.Partitions {
+		p := &t.Partitions[i]
+		gauge(descPart, float64(p.Size), store, p.Name)
+		if p.IO == nil {
+			continue
+		}
+		gauge(descEndpoints, float64(p.Endpoints), store, p.Name)
+		gauge(descLag, float64(p.Lag), store, p.Name)
+		collectIO(ch, partDescs, p.IO, bounds, store, p.Name)
+	}
 }
 
 func seconds(t time.Time) float64 { return float64(t.UnixNano()) / 1e9 }
@@ -139,25 +181,38 @@ func seconds(t time.Time) float64 { return float64(t.UnixNano()) / 1e9 }
 func collectLUN(ch chan<- prometheus.Metric, target string, l *LUN, bounds []int64) {
 	lun := strconv.Itoa(int(l.Number))
 	ch <- prometheus.MustNewConstMetric(descSize, prometheus.GaugeValue, float64(l.Bytes), target, lun, l.Store)
-	ch <- prometheus.MustNewConstMetric(descInFlight, prometheus.GaugeValue, float64(l.IO.InFlight), target, lun)
 	if n := l.IO.Attentions; n > 0 {
 		ch <- prometheus.MustNewConstMetric(descNews, prometheus.CounterValue, float64(n), target, lun)
 	}
-	for kind, n := range l.IO.Failed {
-		ch <- prometheus.MustNewConstMetric(descFailed, prometheus.CounterValue, float64(n), target, lun, kind)
+	collectIO(ch, lunDescs, &l.IO, bounds, target, lun)
+}
+
+// ioDescs are the series of an IO.
+type ioDescs struct{ inFlight, failed, latency, bytes *prometheus.Desc }
+
+var (
+	lunDescs  = ioDescs{descInFlight, descFailed, descLatency, descBytes}
+	partDescs = ioDescs{descPartInFlight, descPartFailed, descPartLatency, descPartBytes}
+)
+
+// collectIO sends what was done with something that two labels name.
+func collectIO(ch chan<- prometheus.Metric, d ioDescs, io *IO, bounds []int64, of, which string) {
+	ch <- prometheus.MustNewConstMetric(d.inFlight, prometheus.GaugeValue, float64(io.InFlight), of, which)
+	for kind, n := range io.Failed {
+		ch <- prometheus.MustNewConstMetric(d.failed, prometheus.CounterValue, float64(n), of, which, kind)
 	}
 	for _, o := range []struct {
 		name  string
 		class *Class
 		bytes bool
-	}{{"read", &l.IO.Read, true}, {"write", &l.IO.Write, true}, {"other", &l.IO.Other, false}} {
+	}{{"read", &io.Read, true}, {"write", &io.Write, true}, {"other", &io.Other, false}} {
 		n := o.class.Commands()
 		if n == 0 {
 			continue
 		}
-		ch <- prometheus.MustNewConstHistogram(descLatency, n, float64(o.class.SumNS)/1e9, cumulative(o.class, bounds), target, lun, o.name)
+		ch <- prometheus.MustNewConstHistogram(d.latency, n, float64(o.class.SumNS)/1e9, cumulative(o.class, bounds), of, which, o.name)
 		if o.bytes {
-			ch <- prometheus.MustNewConstMetric(descBytes, prometheus.CounterValue, float64(o.class.Bytes), target, lun, o.name)
+			ch <- prometheus.MustNewConstMetric(d.bytes, prometheus.CounterValue, float64(o.class.Bytes), of, which, o.name)
 		}
 	}
 }

@@ -25,6 +25,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // fake is a target of made-up figures.
 type fake struct {
+	partitioner
 	dropped []uint16
 	changes []AccessChange
 	reload  error
@@ -186,13 +187,17 @@ func FuzzAPI(f *testing.F) {
 	f.Add("PATCH", "/v1/access", `{"target": "iqn.t:t", "group": 1, "luns": [0, 5], "state": "standby", "preferred": true}`)
 	f.Add("PATCH", "/v1/access", `{"target": "t", "group": 2, "preferred": null}`)
 	f.Add("POST", "/v1/reload", "{}")
+	f.Add("GET", "/v1/stores", "")
+	f.Add("PATCH", "/v1/stores/d/partitions/log?force", `{"size": 4096, "access": [{"who": "any", "rights": "r"}]}`)
+	f.Add("POST", "/v1/stores/d/partitions", `[{"name": "a", "size": 4096}, {"name": "b"}]`)
+	f.Add("DELETE", "/v1/endpoints/4", "")
 	f.Fuzz(func(t *testing.T, method, path, body string) {
 		target := new(fake)
 		u, err := url.ParseRequestURI(path)
 		if err != nil || u.Host != "" {
 			return
 		}
-		r := &http.Request{Method: method, URL: u, Body: io.NopCloser(strings.NewReader(body)), Host: "x", Header: http.Header{}}
+		r := &http.Request{Method: method, URL: u, Body: io.NopCloser(strings.NewReader(body)), Host: "x", Header: http.Header{"If-Match": {"*"}}}
 		w := httptest.NewRecorder()
 		NewAPI(target).ServeHTTP(w, r)
 		switch {
@@ -202,6 +207,8 @@ func FuzzAPI(f *testing.F) {
 			t.Fatalf("%s %s: %d %q", method, path, w.Code, w.Body)
 		case len(target.changes) > 0 && (method != "PATCH" || target.changes[0].State == "" && target.changes[0].Preferred == nil):
 			t.Fatalf("%s %s changes %+v", method, path, target.changes)
+		case len(target.asked) > 0 && method != "POST" && method != "PATCH" && method != "DELETE":
+			t.Fatalf("%s %s changes %v", method, path, target.asked)
 		case len(target.dropped) > 0 && method != "DELETE":
 			t.Fatalf("%s %s drops %v", method, path, target.dropped)
 		}
@@ -314,7 +321,7 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("there is no %s", line)
 		}
 	}
-	if strings.Contains(text, `op="write"`) {
+	if strings.Contains(text, `lun="5",op="write"`) {
 		t.Error("commands that never came have series")
 	}
 	if code, text := get("/healthz"); code != 200 || text != "ok\n" {

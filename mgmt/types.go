@@ -23,6 +23,7 @@ type Target interface {
 	Reload() (Reload, error)
 	// Health returns nil, or why the target does not work as it should.
 	Health() error
+	Partitioner
 }
 
 // Status is the answer to GET /v1/status.

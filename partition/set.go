@@ -1,6 +1,7 @@
 package partition
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"math"
@@ -175,7 +176,17 @@ func checkZero(store backend.Store) error {
 	if at < 0 {
 		return nil
 	}
-	return fmt.Errorf("the store is not empty: at byte %d stands %.40q. The first MiB has to hold zeroes. If what the store holds may go, use --force", at, b[at:])
+	return &NotEmptyError{at, bytes.Clone(b[at:min(at+40, len(b))])}
+}
+
+// NotEmptyError says that Init would have to be forced.
+type NotEmptyError struct {
+	At    int    // byte of the store
+	Found []byte // what stands there
+}
+
+func (e *NotEmptyError) Error() string {
+	return fmt.Sprintf("the store is not empty: at byte %d stands %q. The first MiB has to hold zeroes. If what the store holds may go, use --force", e.At, e.Found)
 }
 
 // write writes t to a slot, durably and after all that was written before. The first block of the slot is
@@ -309,32 +320,50 @@ type New struct {
 // octets: what a deleted partition left there can be read, unless it was erased. match is the
 // generation of the table that the caller has seen, or Any.
 func (s *Set) Create(match uint64, news ...New) (made []Partition, err error) {
-	err = s.change(match, func(t *Table, storeSize int64) error {
-		for _, n := range news {
-			p := Partition{UUID: newUUID(), Name: n.Name, Offset: n.Offset, Size: n.Size, Access: slices.Clone(n.Access)}
-			if n.Cache != nil {
-				p.Cache = &Cache{WriteMS: n.Cache.WriteMS}
-			}
-			if n.Size <= 0 || n.Size%t.Unit != 0 {
-				return fmt.Errorf("partition %q: the size of %d bytes is not a multiple of %d above 0", n.Name, n.Size, t.Unit)
-			}
-			if n.Offset == 0 {
-				var ok bool
-				if p.Offset, ok = t.place(n.Size, storeSize); !ok {
-					return fmt.Errorf("partition %q: there is no free range of %d bytes that begins at a multiple of 1 MiB", n.Name, n.Size)
-				}
-			} else if n.Offset < 0 || n.Size > storeSize-n.Offset {
-				return fmt.Errorf("partition %q: %d bytes at byte %d are not within the store of %d bytes", n.Name, n.Size, n.Offset, storeSize)
-			}
-			t.Partitions = append(t.Partitions, p)
-			made = append(made, p)
-		}
-		return nil
+	err = s.change(match, func(t *Table, storeSize int64) (err error) {
+		made, err = t.add(storeSize, news)
+		return err
 	})
 	if err != nil {
 		return nil, err
 	}
 	return made, nil
+}
+
+// add gives each partition its place.
+func (t *Table) add(storeSize int64, news []New) (made []Partition, err error) {
+	for _, n := range news {
+		p := Partition{UUID: newUUID(), Name: n.Name, Offset: n.Offset, Size: n.Size, Access: slices.Clone(n.Access)}
+		if n.Cache != nil {
+			p.Cache = &Cache{WriteMS: n.Cache.WriteMS}
+		}
+		if n.Size <= 0 || n.Size%t.Unit != 0 {
+			return nil, fmt.Errorf("partition %q: the size of %d bytes is not a multiple of %d above 0", n.Name, n.Size, t.Unit)
+		}
+		if n.Offset == 0 {
+			var ok bool
+			if p.Offset, ok = t.place(n.Size, storeSize); !ok {
+				return nil, fmt.Errorf("partition %q: there is no free range of %d bytes that begins at a multiple of 1 MiB", n.Name, n.Size)
+			}
+		} else if n.Offset < 0 || n.Size > storeSize-n.Offset {
+			return nil, fmt.Errorf("partition %q: %d bytes at byte %d are not within the store of %d bytes", n.Name, n.Size, n.Offset, storeSize)
+		}
+		t.Partitions = append(t.Partitions, p)
+		made = append(made, p)
+	}
+	return made, nil
+}
+
+// Plan returns why an empty store of that many bytes, in memory, could not be divided into news, or nil.
+func Plan(storeSize int64, news ...New) error {
+	if storeSize <= firstByte {
+		return fmt.Errorf("the store has %d bytes: a partition table takes the first %d, and partitions come behind", storeSize, firstByte)
+	}
+	t := &Table{UUID: newUUID(), Unit: sector, Size: storeSize}
+	if _, err := t.add(storeSize, news); err != nil {
+		return err
+	}
+	return t.check()
 }
 
 // Change says what is to be another with a partition. What is nil stays.

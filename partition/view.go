@@ -40,12 +40,15 @@ func (v *View) Pass(a backend.Ability) backend.Store {
 
 // Identity is made of the partition's UUID. It lasts if the bytes below do.
 func (v *View) Identity() backend.Identity {
-	id := "partition-" + v.uuid.String()
+	id := IdentityOf(v.uuid)
 	if backend.IdentityOf(v.set.store).Lasts() {
-		return backend.Identity(id)
+		return id
 	}
-	return backend.Passing(id)
+	return backend.Passing(string(id))
 }
+
+// IdentityOf returns the identity of a partition, if its bytes last.
+func IdentityOf(u UUID) backend.Identity { return backend.Identity("partition-" + u.String()) }
 
 // Resize makes the partition larger, by a change of the table; see backend.Resizer. The size is that of
 // the table at any time, so 0 does nothing.

@@ -37,7 +37,7 @@ func (s *Server) accessOf(t *config.Target, l *config.LUN) (list []mgmt.Access) 
 
 // unitOf returns the logical unit that a LUN of the current configuration shows. mu is held.
 func (s *Server) unitOf(t *config.Target, l *config.LUN) *scsi.LogicalUnit {
-	return s.units.made[keyOf(t, l, s.units.stores[medium(s.cfg.Store(l.Store))])]
+	return s.units.made[keyOf(t, l, s.units.stores[mediumOf(s.cfg, l)])]
 }
 
 // portalsIn lists the portals of a group. mu is held.

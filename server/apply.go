@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"oneshot/backend"
 	"oneshot/config"
 	"oneshot/iscsi"
 	"oneshot/mgmt"
@@ -67,7 +68,7 @@ type change struct {
 
 // newChange returns the change to next.
 func (s *Server) newChange(next *config.Config) *change {
-	return &change{s: s, plan: newPlan(s.inForce(), next), next: next, units: newUnits(s.log, s.units.state, s.units.belows)}
+	return &change{s: s, plan: newPlan(s.inForce(), next), next: next, units: s.units.fresh()}
 }
 
 // prepare does everything that can fail, without disturbing what serves; abandon undoes it. It holds no lock,
@@ -86,27 +87,60 @@ func (c *change) prepareStores() error {
 	for _, s := range c.plan.frozen {
 		return fmt.Errorf("%s: the store %q was opened read-only, and this process cannot open it again to write: make it writable, and restart", s.Pos, s.Name)
 	}
-	for medium := range shown(c.next) {
-		if s := c.s.units.stores[medium]; s != nil {
-			c.units.stores[medium] = s
-		}
+	for _, s := range c.plan.converted {
+		return fmt.Errorf("%s: the store %q is open as a whole or divided, and this process cannot make the one out of the other: change nothing else, and restart", s.Pos, s.Name)
 	}
+	c.keepStores()
 	for _, store := range c.plan.open {
-		going := c.s.retirements.going()
-		s, err := c.units.openStore(store, c.formerly(store))
-		if err != nil && going != nil { // the store may still be in use, by one that is being closed
-			select {
-			case <-going:
-			case <-time.After(retirePatience):
-			}
-			s, err = c.units.openStore(store, c.formerly(store))
-		}
+		s, err := patiently(c, func() (*openStore, error) { return c.units.openStore(store, c.formerly(store)) })
 		if err != nil {
 			return err
 		}
 		c.units.stores[medium(store)] = s
 	}
+	for _, store := range c.plan.divide {
+		d, err := patiently(c, func() (*divided, error) { return c.units.openDivided(store) })
+		if err != nil {
+			return err
+		}
+		c.units.divided[medium(store)] = d
+	}
+	for _, l := range c.plan.parts {
+		s, err := c.units.openPartition(c.next, l.target, l.to)
+		if err != nil {
+			return err
+		}
+		c.units.stores[mediumOf(c.next, l.to)] = s
+	}
 	return nil
+}
+
+// keepStores takes over what is open and stays.
+func (c *change) keepStores() {
+	for medium := range shown(c.next) {
+		if s := c.s.units.stores[medium]; s != nil {
+			c.units.stores[medium] = s
+		}
+	}
+	for medium := range dividedIn(c.next) {
+		if d := c.s.units.divided[medium]; d != nil {
+			c.units.divided[medium] = d
+		}
+	}
+}
+
+// patiently opens something. If that fails it may be in use by what is going, and is tried again.
+func patiently[T any](c *change, open func() (T, error)) (T, error) {
+	going := c.s.retirements.going()
+	s, err := open()
+	if err != nil && going != nil {
+		select {
+		case <-going:
+		case <-time.After(retirePatience):
+		}
+		return open()
+	}
+	return s, err
 }
 
 // prepareTargets makes the logical units and targets that are new.
@@ -144,7 +178,7 @@ func (c *change) prepareTargets() error {
 
 // keep takes over the logical unit of a LUN if there is one already, or makes it.
 func (c *change) keep(t *config.Target, l *config.LUN) error {
-	s := c.units.stores[medium(c.next.Store(l.Store))]
+	s := c.units.stores[mediumOf(c.next, l)]
 	key := keyOf(t, l, s)
 	if lu := c.s.units.made[key]; lu != nil {
 		c.units.made[key] = lu
@@ -156,7 +190,7 @@ func (c *change) keep(t *config.Target, l *config.LUN) error {
 
 // unit returns the logical unit of a LUN, which keep has taken over or made.
 func (c *change) unit(t *config.Target, l *config.LUN) *scsi.LogicalUnit {
-	return c.units.made[keyOf(t, l, c.units.stores[medium(c.next.Store(l.Store))])]
+	return c.units.made[keyOf(t, l, c.units.stores[mediumOf(c.next, l)])]
 }
 
 // preparePortals opens the new portals. Some of them may need the address of a portal that commit will close.
@@ -185,10 +219,9 @@ func (c *change) inTheWay(p *config.Portal) (list []portal) {
 // prepareSizes comes last, because a store that has grown cannot shrink again.
 func (c *change) prepareSizes() error {
 	for _, store := range c.plan.resize {
-		s := c.units.stores[medium(store)]
-		can, err := s.volume.Resize(store.Size)
+		can, size, err := c.resize(store)
 		if !can {
-			c.pending = append(c.pending, fmt.Sprintf("%s: a %s store keeps its size while LUNs show it; that of %q will change at the next start only", store.Pos, store.Type, store.Name))
+			c.pending = append(c.pending, fmt.Sprintf("%s: a %s store keeps its size while it is in use; that of %q will change at the next start only", store.Pos, store.Type, store.Name))
 			continue
 		}
 		if err != nil {
@@ -198,10 +231,25 @@ func (c *change) prepareSizes() error {
 			}
 			return err
 		}
-		c.resized = append(c.resized, s)
-		c.did("store %q has %s", store.Name, config.FormatSize(s.volume.Store().Info().Size))
+		c.did("store %q has %s", store.Name, config.FormatSize(size))
 	}
 	return nil
+}
+
+// resize gives a store, divided or not, the size of the configuration. can is false if its type keeps its size.
+func (c *change) resize(store *config.Store) (can bool, size int64, err error) {
+	if d := c.units.divided[medium(store)]; d != nil {
+		r, ok := backend.As[backend.Resizer](d.Whole())
+		if ok {
+			err = r.Resize(store.Size)
+		}
+		return ok, d.Whole().Info().Size, err
+	}
+	s := c.units.stores[medium(store)]
+	if can, err = s.volume.Resize(store.Size); can && err == nil {
+		c.resized = append(c.resized, s)
+	}
+	return can, s.volume.Store().Info().Size, err
 }
 
 // abandon undoes prepare.
@@ -215,7 +263,10 @@ func (c *change) abandon() []error {
 	for _, s := range fresh.stores {
 		errs = append(errs, undo(s.made)...)
 	}
-	return append(errs, fresh.close()...)
+	for _, d := range fresh.divided {
+		errs = append(errs, undo(d.made)...)
+	}
+	return append(errs, fresh.close(c.s.ctx)...)
 }
 
 // errClosing is the answer to a change during or after a shutdown.
@@ -238,6 +289,7 @@ func (c *change) commit() (mgmt.Reload, error) {
 	c.commitPortals()
 	c.commitServices()
 	gone := s.units.without(&c.units)
+	c.commitDivided(&gone)
 	s.units, s.targets = c.units, c.targets
 	s.cfg, s.loaded = c.next, time.Now()
 	s.setPorts()
@@ -272,6 +324,20 @@ func (c *change) commitTargets() {
 	for _, t := range c.added {
 		c.s.node.AddTarget(t)
 		c.did("target %s added", t.Name)
+	}
+}
+
+// commitDivided has divided stores be found by their names, and those that are gone not be found any more.
+func (c *change) commitDivided(gone *units) {
+	for _, d := range gone.divided {
+		d.Withdraw()
+	}
+	for i := range c.next.Stores {
+		store := &c.next.Stores[i]
+		if d := c.units.divided[medium(store)]; d != nil && store.Partitioned {
+			d.name = store.Name
+			d.Publish(store.Name, store.ReadOnly)
+		}
 	}
 }
 
@@ -332,7 +398,7 @@ func (u *units) idle() bool {
 		}
 	}
 	for _, s := range u.stores {
-		if !s.volume.Idle() {
+		if !s.idle() {
 			return false
 		}
 	}
@@ -341,7 +407,7 @@ func (u *units) idle() bool {
 
 // retire closes the units and stores that no LUN shows any more, once their commands have ended. mu is held.
 func (s *Server) retire(gone units) {
-	if len(gone.made) == 0 && len(gone.stores) == 0 {
+	if len(gone.made)+len(gone.stores)+len(gone.divided) == 0 {
 		return
 	}
 	s.retirements.begin()
@@ -349,7 +415,7 @@ func (s *Server) retire(gone units) {
 		defer s.retirements.end()
 		s.node.Quiesce()
 		gone.await(s.ctx)
-		for _, err := range gone.close() {
+		for _, err := range gone.close(s.ctx) {
 			s.log.Error("cannot close a store that no LUN shows any more", "reason", err)
 		}
 	})

@@ -68,7 +68,7 @@ func lunsOf(cfg *config.Config, t *config.Target, st *scsi.Target) []mgmt.LUN {
 		}
 		blocks, blockSize := s.LU.Capacity()
 		luns = append(luns, mgmt.LUN{
-			Number: l.Number, Store: l.Store, StoreType: string(cfg.Store(l.Store).Type), Serial: s.LU.Serial(),
+			Number: l.Number, Store: l.Shows(), StoreType: string(cfg.Store(l.Store).Type), Serial: s.LU.Serial(),
 			Bytes: int64(blocks) * int64(blockSize), BlockSize: blockSize, ReadOnly: l.ReadOnly, IO: ioOf(&s.IOStats),
 		})
 	}

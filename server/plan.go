@@ -16,8 +16,12 @@ import (
 //	portals  opened, closed
 type plan struct {
 	open   []*config.Store // stores of media that no LUN has shown so far
+	divide []*config.Store // divided stores that are new
+	parts  []lunChange     // LUNs of partitions that no LUN has shown so far, one for each
 	frozen []*config.Store // stores that are open for reading only, and that next wants to write
 	resize []*config.Store // stores whose size has changed
+
+	converted []*config.Store // are open as a whole and are to be divided, or the other way round
 
 	add    []*config.Target
 	remove []*config.Target // of the old configuration
@@ -53,12 +57,23 @@ type comparison struct {
 	old, new *config.Config
 }
 
-// shown returns the stores that LUNs show, by the name of their medium.
+// shown returns what LUNs show, by the name of its medium: stores, and for partitions the stores that they are of.
 func shown(c *config.Config) map[string]*config.Store {
 	stores := make(map[string]*config.Store)
 	for i := range c.Targets {
-		for _, l := range c.Targets[i].LUNs {
-			s := c.Store(l.Store)
+		for j := range c.Targets[i].LUNs {
+			l := &c.Targets[i].LUNs[j]
+			stores[mediumOf(c, l)] = c.Store(l.Store)
+		}
+	}
+	return stores
+}
+
+// dividedIn returns the stores that are divided, by medium.
+func dividedIn(c *config.Config) map[string]*config.Store {
+	stores := make(map[string]*config.Store)
+	for i := range c.Stores {
+		if s := &c.Stores[i]; s.Partitioned {
 			stores[medium(s)] = s
 		}
 	}
@@ -66,27 +81,56 @@ func shown(c *config.Config) map[string]*config.Store {
 }
 
 func (c *comparison) compareStores() {
-	before := shown(c.old)
-	now := shown(c.new)
+	before, now := shown(c.old), shown(c.new)
+	wasDivided, isDivided := dividedIn(c.old), dividedIn(c.new)
+	for i := range c.old.Stores {
+		if s := &c.old.Stores[i]; s.Partitioned && isDivided[medium(s)] == nil {
+			c.did("store %q is no longer served in partitions", s.Name)
+		}
+	}
 	for i := range c.new.Stores {
 		s := &c.new.Stores[i]
-		if now[medium(s)] != s {
+		m := medium(s)
+		was, otherwise, open := before[m], wasDivided[m], &c.open
+		if s.Partitioned {
+			was, otherwise, open = otherwise, was, &c.divide
+		} else if now[m] != s {
 			continue // nobody shows it
 		}
-		was := before[medium(s)]
 		switch {
+		case otherwise != nil:
+			c.converted = append(c.converted, s)
 		case was == nil:
-			c.open = append(c.open, s)
-			continue
-		case was.Size != s.Size:
-			c.resize = append(c.resize, s)
+			if *open = append(*open, s); s.Partitioned {
+				c.did("store %q is served in partitions", s.Name)
+			}
+		default:
+			c.compareStore(was, s)
 		}
-		if b := bottom(s); storeTypes[b.Type].modal && bottom(was).ReadOnly && !b.ReadOnly {
-			c.frozen = append(c.frozen, s)
+	}
+	for i := range c.new.Targets {
+		t := &c.new.Targets[i]
+		for j := range t.LUNs {
+			l := &t.LUNs[j]
+			m := mediumOf(c.new, l)
+			if l.Partition == "" || before[m] != nil || slices.ContainsFunc(c.parts, func(p lunChange) bool { return mediumOf(c.new, p.to) == m }) {
+				continue
+			}
+			c.parts = append(c.parts, lunChange{target: t, number: l.Number, to: l})
 		}
-		if !equal(storeOptions(was), storeOptions(s)) {
-			c.later("%s: the options of the store %q", s.Pos, s.Name)
-		}
+	}
+}
+
+// compareStore compares two of one medium.
+func (c *comparison) compareStore(was, s *config.Store) {
+	if was.Size != s.Size {
+		c.resize = append(c.resize, s)
+	}
+	if b := bottom(s); storeTypes[b.Type].modal && bottom(was).ReadOnly && !b.ReadOnly {
+		c.frozen = append(c.frozen, s)
+	}
+	if !equal(storeOptions(was), storeOptions(s)) {
+		c.later("%s: the options of the store %q", s.Pos, s.Name)
 	}
 }
 
@@ -173,7 +217,7 @@ func (c *comparison) compareLUNs(was, now *config.Target) {
 
 // alike reports whether two LUNs show one medium in the same way.
 func (c *comparison) alike(was, now *config.LUN) bool {
-	return equal(was, now) && medium(c.old.Store(was.Store)) == medium(c.new.Store(now.Store))
+	return equal(was, now) && mediumOf(c.old, was) == mediumOf(c.new, now)
 }
 
 // comparePortals takes equal portals for one and the same. Several portals with port 0 may be equal.

@@ -254,4 +254,4 @@ func TestPlanMissesNothing(t *testing.T) {
 // elsewhere matches values whose change others report: the command reports the level of the log, prepareServices
 // the services. Changing the name of a store changes nothing, because its medium identifies it. Whether a store is
 // read-only concerns its LUNs, for which the parser sets it.
-var elsewhere = regexp.MustCompile(`^\.(Log\.Level|Metrics\.(Listen|Given)|Management\.Socket|Stores\[\d\](\.On)*\.(Name|ReadOnly|File\.Create))$`)
+var elsewhere = regexp.MustCompile(`^\.(Log\.Level|Metrics\.(Listen|Given)|Management\.Socket|Stores\[\d+\](\.On)*\.(Name|ReadOnly|File\.Create))$`)

@@ -18,6 +18,7 @@ import (
 	"oneshot/isns"
 	"oneshot/mem"
 	"oneshot/mgmt"
+	"oneshot/partition/registry"
 	"oneshot/scsi"
 	"oneshot/state"
 	"oneshot/transport/tcp"
@@ -30,9 +31,10 @@ type Server struct {
 	node       *iscsi.Node
 	copies     *scsi.CopyManager
 	fronts     map[config.Transport]frontEnd
-	rdma       *rdmaDevices   // of fronts
-	moderation tcp.Counters   // of connections over TCP
-	first      *config.Config // the configuration at the start, some keys of which hold until the process ends
+	rdma       *rdmaDevices       // of fronts
+	moderation tcp.Counters       // of connections over TCP
+	partitions *registry.Registry // who uses which
+	first      *config.Config     // the configuration at the start, some keys of which hold until the process ends
 	started    time.Time
 
 	applying chan struct{} // holds one element while a change is under way; taken before mu
@@ -92,7 +94,9 @@ func New(cfg *config.Config, log *slog.Logger) (*Server, error) {
 		return nil, err
 	}
 	s.pool = newPool(cfg.Limits.Memory, log)
-	s.units = newUnits(log, dir, newBelows())
+	s.partitions = registry.New()
+	base := units{log: log, state: dir, belows: newBelows(), partitions: s.partitions}
+	s.units = base.fresh()
 	if cfg.ISNS.Server != "" {
 		s.isns = isns.NewClient(cfg.ISNS.Server, log)
 	}
@@ -267,7 +271,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 			s.wg.Wait()
 			err = s.closeFronts()
 		}
-		s.shut = errors.Join(append([]error{err}, s.units.close()...)...)
+		s.shut = errors.Join(append([]error{err}, s.units.close(ctx)...)...)
 		s.shut = errors.Join(s.shut, closeState(s.units.state))
 		s.closePool()
 		close(s.ended)

@@ -2,6 +2,7 @@ package server
 
 import (
 	"cmp"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -12,6 +13,7 @@ import (
 
 	"oneshot/backend"
 	"oneshot/config"
+	"oneshot/partition/registry"
 	"oneshot/scsi"
 	"oneshot/state"
 	"oneshot/volume"
@@ -20,25 +22,37 @@ import (
 // units holds the logical units and the stores behind them. LUNs that show a store in the same way
 // share one logical unit, with its task set and its unit attentions.
 type units struct {
-	log    *slog.Logger
-	state  *state.Dir            // nil: nothing is kept over restarts
-	belows *belows               // shared by all configurations since the start
-	stores map[string]*openStore // by medium
-	made   map[unitKey]*scsi.LogicalUnit
+	log        *slog.Logger
+	state      *state.Dir            // nil: nothing is kept over restarts
+	belows     *belows               // shared by all configurations since the start
+	partitions *registry.Registry    // the same
+	divided    map[string]*divided   // by medium
+	stores     map[string]*openStore // by medium
+	made       map[unitKey]*scsi.LogicalUnit
 }
 
-func newUnits(log *slog.Logger, dir *state.Dir, b *belows) units {
-	return units{log: log, state: dir, belows: b, stores: make(map[string]*openStore), made: make(map[unitKey]*scsi.LogicalUnit)}
+// fresh returns units that are empty.
+func (u *units) fresh() units {
+	return units{
+		log: u.log, state: u.state, belows: u.belows, partitions: u.partitions,
+		divided: make(map[string]*divided), stores: make(map[string]*openStore), made: make(map[unitKey]*scsi.LogicalUnit),
+	}
 }
 
 // openStore is a store that logical units show, with its volume. Each store has one volume, which
-// stays while the LUNs that show it come, go and change.
+// stays while the LUNs that show it come, go and change. Or it is a
+// partition, whose volume is the registry's.
 type openStore struct {
 	name     string           // for messages
-	identity backend.Identity // may be empty
+	identity backend.Identity // may be empty; that of a partition is
 	volume   *volume.Volume
-	made     []undoer // stores whose opening has to be undone if the change is abandoned
+	made     []undoer        // stores whose opening has to be undone if the change is abandoned
+	shown    *registry.Shown // nil: it is no partition
+	serial   string          // of its logical units; empty: it is made of names
 }
+
+// idle reports whether nothing uses the volume that keeps it from being closed.
+func (s *openStore) idle() bool { return s.shown != nil || s.volume.Idle() }
 
 // unitKey holds everything in which two LUNs that share a logical unit have to agree.
 type unitKey struct {
@@ -48,15 +62,19 @@ type unitKey struct {
 
 func keyOf(t *config.Target, l *config.LUN, s *openStore) unitKey {
 	lun := *l
-	if lun.Serial == "" {
-		lun.Serial = identity(t.Name, l.Store)
+	if lun.Serial == "" && s != nil {
+		lun.Serial = s.serial
 	}
-	lun.Number, lun.Pos, lun.Store = 0, config.Position{}, ""
+	if lun.Serial == "" {
+		lun.Serial = identity(t.Name, l.Shows())
+	}
+	lun.Number, lun.Pos, lun.Store, lun.Partition = 0, config.Position{}, "", ""
 	return unitKey{s, lun}
 }
 
 // identity returns the serial number of a logical unit. It depends only on the names in the
-// configuration, so that it is the same after every restart.
+// configuration, so that it is the same after every restart. That of a partition whose bytes last is made of its
+// UUID instead.
 func identity(target, store string) string {
 	sum := sha256.Sum256([]byte(target + "\x00" + store))
 	return hex.EncodeToString(sum[:10])
@@ -73,11 +91,11 @@ func (u *units) unit(t *config.Target, l *config.LUN, s *openStore) (*scsi.Logic
 		Vendor: l.Vendor, Product: l.Product, Serial: key.lun.Serial,
 		NAA:       scsi.LocalNAA(key.lun.Serial),
 		Removable: l.Removable, TPGS: tpgs[l.ALUA],
-		Logger: u.log.With("target", t.Name, "lun", l.Number, "store", l.Store),
+		Logger: u.log.With("target", t.Name, "lun", l.Number, "store", l.Shows()),
 	}
 	lu, err := scsi.NewLogicalUnit(cfg)
 	if err != nil {
-		return nil, fmt.Errorf("%s: LUN %d cannot show store %q: %w", l.Pos, l.Number, l.Store, err)
+		return nil, fmt.Errorf("%s: LUN %d cannot show store %q: %w", l.Pos, l.Number, l.Shows(), err)
 	}
 	u.made[key] = lu
 	return lu, nil
@@ -102,18 +120,11 @@ func (u *units) openStore(c *config.Store, former []formerLUN) (*openStore, erro
 		return nil, fmt.Errorf("%s: store %q: %w", c.Pos, c.Name, err)
 	}
 	identity := backend.IdentityOf(store)
-	for _, other := range u.stores {
-		if identity != "" && other.identity == identity {
-			return nil, abandon(store, made, fmt.Errorf("%s: the stores %q and %q are one, %s: show one of them by all LUNs that are to have these bytes", c.Pos, c.Name, other.name, identity))
-		}
+	if other := u.sameBytes(identity); other != "" {
+		return nil, abandon(store, made, fmt.Errorf("%s: the stores %q and %q are one, %s: show one of them by all LUNs that are to have these bytes", c.Pos, c.Name, other, identity))
 	}
-	cfg := volume.Config{Store: store, Logger: log}
+	cfg := u.volumeConfig(store, volumeName(medium(c), identity), c.ReadOnly, log)
 	if u.state != nil {
-		name := volumeName(c, identity)
-		cfg.Keeper = u.state.File(name)
-		if !c.ReadOnly {
-			cfg.Journal = u.state.Journal(name)
-		}
 		for _, l := range former {
 			cfg.Former = append(cfg.Former, volume.Former{
 				State: u.state.File(l.serial), Journal: u.state.Journal(l.serial), Block: cmp.Or(l.block, max(512, store.Info().BlockSize)),
@@ -126,7 +137,20 @@ func (u *units) openStore(c *config.Store, former []formerLUN) (*openStore, erro
 	}
 	opened.Store(v)
 	v.SizeChanged()
-	return &openStore{c.Name, identity, v, made}, nil
+	return &openStore{name: c.Name, identity: identity, volume: v, made: made}, nil
+}
+
+// volumeConfig is what volumes have in common; name is that of their states.
+func (u *units) volumeConfig(store backend.Store, name string, readOnly bool, log *slog.Logger) volume.Config {
+	cfg := volume.Config{Store: store, Logger: log}
+	if u.state == nil {
+		return cfg
+	}
+	cfg.Keeper = u.state.File(name)
+	if !readOnly {
+		cfg.Journal = u.state.Journal(name)
+	}
+	return cfg
 }
 
 // abandon closes a store that nobody has used yet, and undoes what opening it has changed. It returns err,
@@ -137,9 +161,9 @@ func abandon(s backend.Store, made []undoer, err error) error {
 
 // volumeName returns the name under which the state of a volume is kept. It is the same after every restart,
 // and does not depend on the names of the store and of the LUNs that show it.
-func volumeName(c *config.Store, identity backend.Identity) string {
+func volumeName(medium string, identity backend.Identity) string {
 	if !identity.Lasts() {
-		identity = backend.Identity(medium(c))
+		identity = backend.Identity(medium)
 	}
 	sum := sha256.Sum256([]byte(identity))
 	return "volume-" + hex.EncodeToString(sum[:10])
@@ -158,7 +182,7 @@ func (c *change) formerly(store *config.Store) (list []formerLUN) {
 		for j := range t.LUNs {
 			l := &t.LUNs[j]
 			serial := keyOf(t, l, nil).lun.Serial
-			if medium(c.next.Store(l.Store)) == medium(store) && !slices.ContainsFunc(list, func(x formerLUN) bool { return x.serial == serial }) {
+			if mediumOf(c.next, l) == medium(store) && !slices.ContainsFunc(list, func(x formerLUN) bool { return x.serial == serial }) {
 				list = append(list, formerLUN{serial, l.BlockSize})
 			}
 		}
@@ -168,7 +192,7 @@ func (c *change) formerly(store *config.Store) (list []formerLUN) {
 
 // without returns the units and stores of u that are not in other.
 func (u *units) without(other *units) units {
-	rest := newUnits(u.log, u.state, u.belows)
+	rest := u.fresh()
 	for key, lu := range u.made {
 		if other.made[key] == nil {
 			rest.made[key] = lu
@@ -179,15 +203,21 @@ func (u *units) without(other *units) units {
 			rest.stores[medium] = s
 		}
 	}
+	for medium, d := range u.divided {
+		if other.divided[medium] != d {
+			rest.divided[medium] = d
+		}
+	}
 	return rest
 }
 
 var errHangs = errors.New("commands hang in it; what was not flushed may be lost")
 
 // close closes all units and stores. A unit that still has tasks, because they hang in its
-// store, stays, and its store stays open.
-func (u *units) close() (errs []error) {
+// store, stays, and its store stays open. It ends endpoints, and waits for them until ctx ends.
+func (u *units) close(ctx context.Context) (errs []error) {
 	said := make(map[string]bool) // several units of one store may fail with the same error
+	hangs := make(map[*openStore]bool)
 	note := func(s *openStore, err error) {
 		if err == nil {
 			return
@@ -200,12 +230,19 @@ func (u *units) close() (errs []error) {
 	}
 	for key, lu := range u.made {
 		if !lu.Idle() {
+			hangs[key.store] = true
 			note(key.store, errHangs)
 			continue
 		}
 		note(key.store, lu.Close())
 	}
 	for _, s := range u.stores {
+		if s.shown != nil {
+			if !hangs[s] {
+				s.shown.Release()
+			}
+			continue
+		}
 		if !s.volume.Idle() {
 			note(s, errHangs)
 			continue
@@ -216,5 +253,5 @@ func (u *units) close() (errs []error) {
 	}
 	clear(u.made)
 	clear(u.stores)
-	return errs
+	return append(errs, u.closeDivided(ctx)...)
 }

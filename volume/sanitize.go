@@ -2,7 +2,6 @@ package volume
 
 import (
 	"errors"
-	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -349,9 +348,12 @@ func (v *Volume) stopSanitize() error {
 	case <-j.ended:
 		return nil
 	case <-time.After(sanitizeStop):
-		return fmt.Errorf("volume: a sanitize operation hangs in the store, which stays open")
+		return ErrHangs
 	}
 }
+
+// ErrHangs is the error of closing a volume whose SANITIZE operation hangs: the store stays open.
+var ErrHangs = errors.New("volume: a sanitize operation hangs in the store, which stays open")
 
 // sanitizeStop is how long one piece of the work may take when the target is to stop.
 const sanitizeStop = 5 * time.Second

@@ -94,7 +94,7 @@ func writeServices(w io.Writer, c *config.Config) {
 	fmt.Fprintf(w, "\nthe daemon\n  log\t%s, %s\n", levelName(c.Log.Level), c.Log.Format)
 	fmt.Fprintf(w, "  state\t%s\n", cmp.Or(c.State.Dir, "not kept: no reservation outlives a restart, no WRITE ATOMIC but on memory"))
 	fmt.Fprintf(w, "  metrics\t%s\n", metrics)
-	fmt.Fprintf(w, "  management\t%s\n", cmp.Or(c.Management.Socket, "no socket: no reload, status, sessions, session and alua"))
+	fmt.Fprintf(w, "  management\t%s\n", cmp.Or(c.Management.Socket, "no socket: no reload, status, sessions, session, alua, partition and endpoint"))
 	fmt.Fprintf(w, "  iSNS\t%s\n", server)
 }
 
@@ -164,7 +164,7 @@ func writeTarget(w io.Writer, c *config.Config, t *config.Target) {
 	}
 	for i := range t.LUNs {
 		l := &t.LUNs[i]
-		fmt.Fprintf(w, "  LUN %d\t%s\t%s\t%s\n", l.Number, l.Store, c.Store(l.Store).SizeText(), lunDetails(l))
+		fmt.Fprintf(w, "  LUN %d\t%s\t%s\t%s\n", l.Number, l.Shows(), c.LUNSizeText(l), lunDetails(l))
 	}
 	fmt.Fprintf(w, "  login\t%s\n", loginText(t.Auth))
 	if len(t.Initiators) == 0 {

@@ -6,6 +6,8 @@
 //	target status, target sessions   show what a daemon serves, to whom, and how fast
 //	target session drop ID           end a session
 //	target alua, target alua set     show and set access states of paths
+//	target partition ls|create|…     divide stores, and say who may use what
+//	target endpoint ls|drop          show and end the users of partitions
 //	target import FILE               turn another target's configuration into ours
 //	target version                   print the version and what is compiled in
 //

@@ -78,7 +78,7 @@ var rules = []rule{
 	{pkg: "iser", may: []string{"iscsi", "iscsi/*", "transport/rdma", "transport/rdma/manager", "internal/iserhdr", "mem"}},
 
 	// What builds and drives the above.
-	{pkg: "config", may: []string{"configs"}, not: []string{"net/http"}},
+	{pkg: "config", may: []string{"configs", "partition"}, not: []string{"net/http"}},
 	{pkg: "state"},
 	{pkg: "config/configtest", may: []string{"config"}},
 	{pkg: "config/migrate", may: []string{"config"}},

@@ -28,6 +28,9 @@ func (e *UseError) Error() string {
 // ErrReadOnly says that a table cannot be changed.
 var ErrReadOnly = errors.New("the store is read-only, and so is its partition table")
 
+// ErrHasTable says that a new table would have to be forced.
+var ErrHasTable = errors.New("the store has a partition table: with force it is replaced by an empty one, and its partitions are lost")
+
 // Create makes partitions; see partition.Set.Create.
 func (s *Store) Create(match uint64, news ...partition.New) ([]partition.Partition, error) {
 	set, err := s.writable()
@@ -38,10 +41,12 @@ func (s *Store) Create(match uint64, news ...partition.New) ([]partition.Partiti
 }
 
 func (s *Store) writable() (*partition.Set, error) {
-	if s.cfg.ReadOnly {
+	s.r.mu.Lock()
+	defer s.r.mu.Unlock()
+	if s.readOnly {
 		return nil, ErrReadOnly
 	}
-	return s.Set()
+	return s.set, s.why
 }
 
 // changeable returns the entry that a change is about, of the generation that it is meant for.
@@ -96,18 +101,25 @@ func (s *Store) Delete(ctx context.Context, match uint64, name string, erase, fo
 		return err
 	}
 	defer done()
-	return set.Delete(match, name, erase)
+	if err := set.Delete(match, name, erase); err != nil {
+		return err
+	}
+	if s.cfg.Deleted != nil {
+		s.cfg.Deleted(p)
+	}
+	return nil
 }
 
 // Init makes an empty table, in place of the one that there may be: then it has to be forced, and no partition
 // may be in use.
 func (s *Store) Init(ctx context.Context, force bool) error {
-	if s.cfg.ReadOnly {
-		return ErrReadOnly
+	set, err := s.writable()
+	if errors.Is(err, ErrReadOnly) {
+		return err
 	}
-	if set, _ := s.Set(); set != nil {
+	if set != nil {
 		if !force {
-			return errors.New("the store has a partition table: with force it is replaced by an empty one, and its partitions are lost")
+			return ErrHasTable
 		}
 		t := set.Table()
 		for i := range t.Partitions {
@@ -118,8 +130,7 @@ func (s *Store) Init(ctx context.Context, force bool) error {
 			defer done()
 		}
 	}
-	set, err := partition.Init(s.cfg.Store, force)
-	if err != nil {
+	if set, err = partition.Init(s.cfg.Store, force); err != nil {
 		return err
 	}
 	s.r.mu.Lock()

@@ -56,9 +56,6 @@ func (e *Endpoint) Describe() rdma.Endpoint {
 // Lends reports whether the store lends its memory.
 func (e *Endpoint) Lends() bool { return e.part.volume.Lends() }
 
-// Epoch tells two lives of a Sequence apart, the numbers of which begin at 0.
-func (e *Endpoint) Epoch() uint16 { return e.part.epoch }
-
 // Close ends the use of the partition. Nothing is outstanding, and nothing is submitted any more. It is called
 // once.
 func (e *Endpoint) Close() {

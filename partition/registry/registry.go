@@ -13,11 +13,8 @@ package registry
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -35,23 +32,16 @@ const (
 
 // Registry is the divided stores of a daemon. Its methods may be called from any goroutine.
 type Registry struct {
-	log *slog.Logger
-
 	// mu guards the stores and what they know of their partitions. It is not held over I/O, nor while
 	// somebody's Gone is called. It is taken after Store.opening.
 	mu     sync.Mutex
 	stores []*Store
 	open   int    // endpoints
 	last   uint64 // number of an endpoint
-	epoch  uint16 // of the volume that was opened last
 }
 
 // New returns a registry without stores.
-func New(log *slog.Logger) *Registry {
-	var b [2]byte
-	rand.Read(b[:]) // it never fails
-	return &Registry{log: log, epoch: binary.NativeEndian.Uint16(b[:])}
-}
+func New() *Registry { return new(Registry) }
 
 // Request says who wants to open which partition.
 type Request struct {
@@ -102,27 +92,38 @@ func (r *Registry) Open(ctx context.Context, q Request) (*Endpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	// The lines may have changed meanwhile. From now on, who changes them finds the endpoint.
-	if err := s.available(uuid); err != nil {
+	e := &Endpoint{part: part, request: q, since: time.Now(), Handle: part.volume.Open(nil)}
+	e.size = e.Handle.Info().Size
+	if err := s.admit(e); err != nil {
+		e.Handle.Close()
 		return nil, err
 	}
-	rights, err := s.grant(uuid, &q)
+	return e, nil
+}
+
+// admit puts an endpoint on the list, with the rights that it gets. What its partition is like may have changed
+// since it was found; from now on, who changes it finds the endpoint.
+func (s *Store) admit(e *Endpoint) error {
+	r := s.r
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := s.available(e.part.uuid); err != nil {
+		return err
+	}
+	rights, err := s.grant(e.part.uuid, &e.request)
 	switch {
 	case err != nil:
-		return nil, err
+		return err
 	case r.open >= maxInAll:
-		return nil, &LimitError{Max: maxInAll}
+		return &LimitError{Max: maxInAll}
 	case s.endpoints() >= maxPerStore:
-		return nil, &LimitError{s.name, maxPerStore}
+		return &LimitError{s.name, maxPerStore}
 	}
 	r.last++
 	r.open++
-	e := &Endpoint{part: part, request: q, rights: rights, number: r.last, since: time.Now(), Handle: part.volume.Open(nil)}
-	e.size = e.Handle.Info().Size
-	part.endpoints[e] = struct{}{}
-	return e, nil
+	e.rights, e.number = rights, r.last
+	e.part.endpoints[e] = struct{}{}
+	return nil
 }
 
 // find returns what a name means: a store and a partition of it.
@@ -166,10 +167,10 @@ func (s *Store) grant(u partition.UUID, q *Request) (rdma.Rights, error) {
 	return rights, nil
 }
 
-// rightsOf returns what id may do with p.
+// rightsOf returns what id may do with p. Registry.mu is held.
 func (s *Store) rightsOf(p *partition.Partition, id partition.Identity) rdma.Rights {
 	rights := rdma.Rights(p.Rights(id)) // the bits are the same: a test compares the letters
-	if s.cfg.ReadOnly {
+	if s.readOnly {
 		rights &^= rdma.RightWrite | rdma.RightAtomics | rdma.RightDiscard | rdma.RightManage
 	}
 	return rights

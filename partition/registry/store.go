@@ -24,6 +24,8 @@ type Config struct {
 	Durability rdma.Durability // of what a flush has reached
 	// NewVolume makes the volume of a partition that is not in use. It owns view if it succeeds.
 	NewVolume func(view backend.Store, p *partition.Partition) (*volume.Volume, error)
+	// Deleted, if set, is told of partitions that are no more.
+	Deleted func(p *partition.Partition)
 }
 
 // Store is a divided store of a registry.
@@ -34,12 +36,13 @@ type Store struct {
 	opening sync.Mutex // held while volumes are opened and closed, over I/O; taken before Registry.mu
 
 	// Guarded by Registry.mu.
-	name   string
-	set    *partition.Set
-	why    error // that there is no set
-	parts  map[partition.UUID]*part
-	barred map[partition.UUID]bool // being changed, so that nothing may open them
-	closed bool
+	name     string
+	readOnly bool
+	set      *partition.Set
+	why      error // that there is no set
+	parts    map[partition.UUID]*part
+	barred   map[partition.UUID]bool // being changed, so that nothing may open them
+	closed   bool
 }
 
 // part is a partition whose volume is open.
@@ -47,30 +50,36 @@ type part struct {
 	store     *Store
 	uuid      partition.UUID
 	volume    *volume.Volume
-	epoch     uint16
 	luns      int
 	endpoints map[*Endpoint]struct{}
 	idle      chan struct{} // closed when there are no endpoints any more; nil: nobody waits
 	past      Counts        // of endpoints that are closed
 }
 
-// Add makes a divided store known. Names are unique: the caller sees to that.
-func (r *Registry) Add(cfg Config) *Store {
-	s := &Store{
-		r: r, cfg: cfg, name: cfg.Name, set: cfg.Set, why: cfg.Problem,
+// New returns a divided store that nobody finds by its name yet.
+func (r *Registry) New(cfg Config) *Store {
+	return &Store{
+		r: r, cfg: cfg, name: cfg.Name, readOnly: cfg.ReadOnly, set: cfg.Set, why: cfg.Problem,
 		parts: make(map[partition.UUID]*part), barred: make(map[partition.UUID]bool),
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.stores = append(r.stores, s)
-	return s
 }
 
-// Rename gives the store another name, under which it is found from now on.
-func (s *Store) Rename(name string) {
+// Publish makes a store known by a name, instead of the one that it has had. Names are unique: the caller sees
+// to that. Endpoints that may write to a store that becomes read-only are ended.
+func (s *Store) Publish(name string, readOnly bool) {
+	s.r.mu.Lock()
+	if s.name, s.readOnly = name, readOnly; !slices.Contains(s.r.stores, s) {
+		s.r.stores = append(s.r.stores, s)
+	}
+	s.r.mu.Unlock()
+	s.recheck()
+}
+
+// Withdraw has nobody find the store any more. Close follows.
+func (s *Store) Withdraw() {
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
-	s.name = name
+	s.r.stores = slices.DeleteFunc(s.r.stores, func(o *Store) bool { return o == s })
 }
 
 // Whole returns the store that is divided.
@@ -108,10 +117,14 @@ func named(set *partition.Set, name string) (*partition.Partition, error) {
 }
 
 func (s *Store) describe(p *partition.Partition, size int64, rights rdma.Rights) rdma.Endpoint {
-	return rdma.Endpoint{
+	e := rdma.Endpoint{
 		Name: s.name + "/" + p.Name, UUID: p.UUID.String(), Size: size, Unit: s.cfg.Store.Info().BlockSize,
 		Rights: rights, Durability: s.cfg.Durability,
 	}
+	if a, ok := backend.As[backend.Ager](s.cfg.Store); ok {
+		e.Aging = a.Window()
+	}
+	return e
 }
 
 // endpoints counts those that are open. Registry.mu is held.
@@ -152,8 +165,7 @@ func (s *Store) use(u partition.UUID) (*part, error) {
 	}
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
-	s.r.epoch++
-	p = &part{store: s, uuid: u, volume: v, epoch: s.r.epoch, endpoints: make(map[*Endpoint]struct{})}
+	p = &part{store: s, uuid: u, volume: v, endpoints: make(map[*Endpoint]struct{})}
 	s.parts[u] = p
 	return p, nil
 }
@@ -217,10 +229,10 @@ type Snapshot struct {
 
 // Use is how a partition is used.
 type Use struct {
-	LUNs, Endpoints   int
-	Sequence, Durable uint64 // number of the last write through endpoints, and up to which they are durable
-	Lost              bool   // a flush has failed
-	Counts            Counts // of all endpoints since the volume is open
+	LUNs, Endpoints int
+	Writes, Lag     uint64 // through endpoints, and how many of them no flush has made durable
+	Lost            bool   // a flush has failed
+	Counts          Counts // of all endpoints since the volume is open
 }
 
 // Snapshot returns what is known now.
@@ -228,7 +240,7 @@ func (s *Store) Snapshot() Snapshot {
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
 	n := Snapshot{
-		Name: s.name, Problem: s.why, Info: s.cfg.Store.Info(), Durability: s.cfg.Durability, ReadOnly: s.cfg.ReadOnly,
+		Name: s.name, Problem: s.why, Info: s.cfg.Store.Info(), Durability: s.cfg.Durability, ReadOnly: s.readOnly,
 		Use: make(map[partition.UUID]Use),
 	}
 	if s.set != nil {
@@ -236,7 +248,10 @@ func (s *Store) Snapshot() Snapshot {
 	}
 	for u, p := range s.parts {
 		q := p.volume.Sequence()
-		use := Use{LUNs: p.luns, Endpoints: len(p.endpoints), Counts: p.past, Durable: q.Durable(), Sequence: q.Count(), Lost: q.Lost()}
+		use := Use{LUNs: p.luns, Endpoints: len(p.endpoints), Counts: p.past, Lost: q.Lost()}
+		durable := q.Durable() // before the count, so that it is no larger
+		use.Writes = q.Count()
+		use.Lag, use.Writes = use.Writes-durable, use.Writes&(1<<48-1) // above is the generation
 		for e := range p.endpoints {
 			use.Counts.Add(e.counts())
 		}
@@ -249,7 +264,7 @@ func (s *Store) Snapshot() Snapshot {
 var ErrHangs = errors.New("an endpoint has not ended: an operation hangs in the store")
 
 // Close ends the endpoints, closes the volumes, and the store. The LUNs have been released. If an endpoint
-// has not ended when ctx does, the store stays open.
+// has not ended when ctx does, or a volume is not closed, the store stays open.
 func (s *Store) Close(ctx context.Context) error {
 	s.r.mu.Lock()
 	s.closed = true
@@ -274,14 +289,17 @@ func (s *Store) Close(ctx context.Context) error {
 	}
 	s.opening.Lock() // somebody may be about to find it closed
 	defer s.opening.Unlock()
+	s.Withdraw()
 	var errs []error
+	open := false
 	for _, p := range s.parts {
-		errs = append(errs, p.volume.Close())
+		err := p.volume.Close()
+		open = open || errors.Is(err, volume.ErrInUse) || errors.Is(err, volume.ErrHangs)
+		errs = append(errs, err)
 	}
-	errs = append(errs, s.cfg.Store.Close())
-	s.r.mu.Lock()
-	defer s.r.mu.Unlock()
-	s.r.stores = slices.DeleteFunc(s.r.stores, func(o *Store) bool { return o == s })
+	if !open {
+		errs = append(errs, s.cfg.Store.Close())
+	}
 	return errors.Join(errs...)
 }
 
