@@ -66,8 +66,8 @@ type Endpoint struct {
 	url  URL
 	opts Options
 	dev  rdma.Device
-	addr string // what Connect takes
-	shut func() // gives dev back
+	addr string       // what Connect takes
+	shut func() error // gives dev back
 	dom  rdma.Domain
 	cq   rdma.CompletionQueue
 
@@ -142,21 +142,13 @@ func Open(ctx context.Context, url string, o Options) (*Endpoint, error) {
 	for range maxCalls {
 		e.calls <- &call{done: make(chan rdma.Completion, 1)}
 	}
-	if e.dev, e.addr, e.shut, err = dial(ctx, u, o); err != nil {
+	if e.dev, e.addr, e.shut, err = dial(u, o); err != nil {
 		return nil, err
 	}
 	if err := e.begin(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("open %v: %w", u, err), e.Close())
 	}
 	return e, nil
-}
-
-// dial returns a device that reaches u, and the address for its Connect.
-func dial(_ context.Context, u URL, o Options) (d rdma.Device, addr string, shut func(), err error) {
-	if u.Scheme == Local && u.Socket == "" && o.Device != nil {
-		return o.Device, u.Name, func() {}, nil
-	}
-	return nil, "", nil, fmt.Errorf("%v cannot be reached from this process: an endpoint of the same process needs its device, and others are not supported yet", u)
 }
 
 // begin makes what belongs to the endpoint, and the first connection.
@@ -458,6 +450,5 @@ func (e *Endpoint) Close() error {
 	if e.dom != nil {
 		errs = append(errs, e.dom.Close())
 	}
-	e.shut()
-	return errors.Join(errs...)
+	return errors.Join(append(errs, e.shut())...)
 }

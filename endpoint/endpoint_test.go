@@ -45,8 +45,14 @@ func fill(b []byte, v byte) {
 func TestReadWriteFlush(t *testing.T) {
 	disk := backendtest.NewDisk(size, 512)
 	h := endpointtest.New(t, disk)
-	for _, free := range []bool{false, true} {
-		e, other := h.Use(endpoint.Options{Free: free, Durable: true}), h.Use(endpoint.Options{})
+	far := h.Listen()
+	for _, o := range []endpoint.Options{{}, {Free: true}, {Durable: true}} {
+		o.Device = h.Device
+		url := endpointtest.URL
+		if o.Durable {
+			url = far
+		}
+		e, other := h.UseURL(url, o), h.Use(endpoint.Options{})
 		if i := e.Info(); i.Name != "disk/log" || i.Size != size || i.Unit != 512 {
 			t.Errorf("%+v", i)
 		}
@@ -223,9 +229,20 @@ func TestReconnect(t *testing.T) {
 
 // A store that was opened again is noticed by who has not flushed, and by nobody else.
 func TestRestarted(t *testing.T) {
+	for _, over := range []string{"local", "wire"} {
+		t.Run(over, func(t *testing.T) { testRestarted(t, over == "wire") })
+	}
+}
+
+func testRestarted(t *testing.T, wire bool) {
 	disk := backendtest.NewDisk(size, 512)
 	h := endpointtest.New(t, disk)
-	e, calm := h.Use(endpoint.Options{}), h.Use(endpoint.Options{})
+	url := endpointtest.URL
+	if wire {
+		url = h.Listen()
+	}
+	o := endpoint.Options{Device: h.Device}
+	e, calm := h.UseURL(url, o), h.UseURL(url, o)
 	buf, other := alloc(t, e, 512), alloc(t, calm, 512)
 	must(t, calm.WriteAt(t.Context(), other, 4096))
 	must(t, calm.Flush(t.Context()))

@@ -9,7 +9,11 @@ import (
 
 	"oneshot/backend"
 	"oneshot/endpoint"
+	"oneshot/mem"
+	"oneshot/partition"
+	"oneshot/partition/service"
 	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/iwarp"
 	"oneshot/transport/rdma/local"
 	"oneshot/volume"
 )
@@ -114,7 +118,13 @@ const URL = "rdma+local:///disk/log"
 func (h *Host) Use(o endpoint.Options) *endpoint.Endpoint {
 	h.t.Helper()
 	o.Device = h.Device
-	e, err := endpoint.Open(h.t.Context(), URL, o)
+	return h.UseURL(URL, o)
+}
+
+// UseURL opens the endpoint of a URL until the test ends.
+func (h *Host) UseURL(url string, o endpoint.Options) *endpoint.Endpoint {
+	h.t.Helper()
+	e, err := endpoint.Open(h.t.Context(), url, o)
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -125,6 +135,57 @@ func (h *Host) Use(o endpoint.Options) *endpoint.Endpoint {
 	})
 	return e
 }
+
+// Listen serves the partition over iWARP on loopback, and returns its URL.
+func (h *Host) Listen() string {
+	h.t.Helper()
+	d, err := iwarp.Open(iwarp.Config{})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	pool := mem.NewPool(64 << 20)
+	s, err := service.New(service.Config{Device: d, Pool: pool, Opener: remotes{h}})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	l, err := d.Listen("127.0.0.1:0")
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	var work sync.WaitGroup
+	work.Go(func() { _ = s.Serve(l) })
+	h.t.Cleanup(func() {
+		err := l.Close()
+		work.Wait()
+		if err := errors.Join(err, s.Close(), d.Close()); err != nil {
+			h.t.Error(err)
+		}
+		pool.Close()
+	})
+	return "oneshot+iwarp://" + l.Addr().String() + "/disk/log"
+}
+
+// remotes opens the partition for the service.
+type remotes struct{ h *Host }
+
+func (r remotes) Open(ctx context.Context, q service.Request) (service.Endpoint, error) {
+	o, err := r.h.open(ctx, q.Name, q.Want, q.Gone)
+	if err != nil {
+		return nil, err
+	}
+	return &far{o.Medium.(*volume.Handle), o}, nil
+}
+
+func (r remotes) List(partition.Identity) []rdma.Endpoint { return nil }
+
+// far is the endpoint of one user of the service.
+type far struct {
+	*volume.Handle
+	o local.Opened
+}
+
+func (f *far) Describe() rdma.Endpoint { return f.o.Info }
+func (f *far) Lends() bool             { return f.o.Memory }
 
 // Load and Save keep the state of the volume.
 func (h *Host) Load() ([]byte, error)   { return h.kept, nil }

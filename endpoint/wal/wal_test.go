@@ -365,9 +365,16 @@ func TestFailingStore(t *testing.T) {
 // A connection that ends while a batch is written, and a store that was opened again and has lost what was not
 // flushed: the log writes the batch again.
 func TestRestartedStore(t *testing.T) {
+	t.Run("local", func(t *testing.T) { testRestartedStore(t, (*endpointtest.Host).Use) })
+	t.Run("wire", func(t *testing.T) {
+		testRestartedStore(t, func(h *endpointtest.Host, o endpoint.Options) *endpoint.Endpoint { return h.UseURL(h.Listen(), o) })
+	})
+}
+
+func testRestartedStore(t *testing.T, use func(*endpointtest.Host, endpoint.Options) *endpoint.Endpoint) {
 	disk := backendtest.NewDisk(testSize, testBlock)
 	h := endpointtest.New(t, disk)
-	e := h.Use(endpoint.Options{})
+	e := use(h, endpoint.Options{})
 	l, err := Open(t.Context(), e, Options{Segment: testSegment})
 	must(t, err)
 	var want []string
