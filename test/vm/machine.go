@@ -41,9 +41,28 @@ func (c *command) wait(t *testing.T, m *guestMachine) (string, int) {
 	t.Helper()
 	out, err := c.Wait(runTime)
 	if err != nil {
-		t.Fatalf("%v\n%s", err, m.Log())
+		t.Fatalf("%v\n%s\n%s", err, m.asleep(), m.Log())
 	}
 	return out, c.Exit
+}
+
+// asleep says what the guest waits for: what is under way at its disks, and where in the kernel each thread of a
+// program sleeps.
+func (m *guestMachine) asleep() string {
+	c, err := m.Start("bash", "-c", `
+shopt -s nullglob
+for d in /sys/block/*; do read r w <$d/inflight; [ "$r $w" = "0 0" ] || echo "$d: $r reads and $w writes under way"; done
+for t in /proc/[0-9]*/task/*; do
+	read -d "" program <$t/cmdline; [ -n "$program" ] && [ "$program" != /init ] && s=$(<$t/stack) && [ -n "$s" ] && echo "$t $program" && echo "$s"
+done`)
+	if err != nil {
+		return err.Error()
+	}
+	out, err := c.Wait(runTime)
+	if err != nil {
+		return err.Error()
+	}
+	return out
 }
 
 // run runs a command in the guest that has to succeed.
