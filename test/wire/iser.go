@@ -53,13 +53,20 @@ func (c *Capture) JudgeISER(t *testing.T) {
 		t.Fatal(err)
 	}
 	complain(t, packets)
-	messages := checkISERFrames(t, fpdus(packets, c.port))
+	frames := fpdus(packets, c.port)
+	messages := checkISERFrames(t, frames)
 	sends, err := sends(t.Context(), pcapng, packets, c.port)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(sends) != messages {
 		t.Errorf("%d messages in the streams, and %d Sends that end", len(sends), messages)
+		for _, f := range frames {
+			t.Log("packet ", f.frame, ", from the target: ", f.fromTarget, ", ends a Send: ", f.endsSend())
+		}
+		for _, s := range sends {
+			t.Logf("stream %d, from the target: %v: % x", s.stream, s.fromTarget, s.b[:min(len(s.b), iserLen+8)])
+		}
 	}
 	var plain pcapFile
 	for _, s := range sends {
@@ -101,6 +108,13 @@ const (
 	opTerminate      = 7
 )
 
+// endsSend reports whether f is the last of a message for a receive.
+func (f *fpdu) endsSend() bool {
+	op, ok := number(f.fields, "iwarp_rdma.opcode")
+	last, _ := number(f.fields, "iwarp_ddp.last_flag")
+	return ok && last == 1 && (op == opSend || op == opSendInvalidate)
+}
+
 // checkISERFrames looks for each kind of message from the side that sends it, and returns how
 // many messages there are for receives.
 func checkISERFrames(t *testing.T, all []fpdu) (messages int) {
@@ -112,7 +126,7 @@ func checkISERFrames(t *testing.T, all []fpdu) (messages int) {
 			continue // of the startup
 		}
 		count[f.fromTarget][op]++
-		if last, _ := number(f.fields, "iwarp_ddp.last_flag"); last == 1 && (op == opSend || op == opSendInvalidate) {
+		if f.endsSend() {
 			messages++
 		}
 	}

@@ -81,6 +81,7 @@ type endpoint struct {
 	leaving     bool   // the owner has called Disconnect
 	over        bool   // nothing is started any more
 	ended       bool
+	told        bool              // tell was called
 	err         error             // why it is over
 	out         []rdma.Completion // to be pushed
 }
@@ -165,6 +166,10 @@ func (e *endpoint) unlock() {
 		e.q.sendCQ.Deliver(e.out...)
 		clear(e.out)
 		e.out = e.out[:0]
+		if e.ended && !e.told { // whoever hears of the end finds all completions
+			e.told = true
+			e.q.dev.work.Go(e.tell)
+		}
 		kick := e.kick
 		e.kick = false
 		e.mu.Unlock()
@@ -277,13 +282,14 @@ func (e *endpoint) end() {
 	e.ended, e.over = true, true
 	e.q.stream.End()
 	_ = e.q.stream.Free() // works held the references
-	err := e.err
-	e.q.flushReceives(err)
-	e.q.dev.work.Go(func() {
-		e.release()
-		if e.q.cfg.Disconnected != nil {
-			e.q.cfg.Disconnected(err)
-		}
-		close(e.q.done)
-	})
+	e.q.flushReceives(e.err)
+}
+
+// tell has the owner know of the end.
+func (e *endpoint) tell() {
+	e.release()
+	if e.q.cfg.Disconnected != nil {
+		e.q.cfg.Disconnected(e.err)
+	}
+	close(e.q.done)
 }
