@@ -1,0 +1,526 @@
+package service_test
+
+import (
+	"bytes"
+	"errors"
+	"maps"
+	"testing"
+	"time"
+
+	"oneshot/mem"
+	"oneshot/partition/service"
+	"oneshot/partition/wire"
+	"oneshot/transport/rdma"
+)
+
+// Every operation, inline and not, through messages.
+func TestOperations(t *testing.T) {
+	for name, overIWARP := range map[string]bool{"iwarp": true, "pairs": false} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, overIWARP, 32<<20, service.Config{})
+			c := b.use(0)
+			if m := c.info; m.Size != size || m.Unit != 512 || m.Credits != 64 || m.MaxLength != 1<<20 || m.Name != "disk/log" || m.Session == 0 {
+				t.Errorf("%+v", m)
+			}
+			for i := range c.data() {
+				c.data()[i] = byte(i * 7)
+			}
+			want := bytes.Clone(c.data()[:1<<20])
+			w := c.do(wire.Request{Op: wire.Write, Tag: 1, Length: 1 << 20, Offset: 4096})
+			in := c.do(wire.Request{Op: wire.Write, Flags: wire.Inline | wire.Durable, Tag: 2, Length: 8192, Offset: 2 << 20})
+			if w.Status != wire.OK || w.Done != 1<<20 || in.Value != w.Value+1 {
+				t.Errorf("%+v, %+v", w, in)
+			}
+			if f := c.do(wire.Request{Op: wire.Flush, Tag: 3}); f.Status != wire.OK || f.Durable != in.Value {
+				t.Errorf("%+v", f)
+			}
+			if !bytes.Equal(b.store.Crash(4096 + 1<<20)[4096:], want) {
+				t.Error("other bytes are durable than were written")
+			}
+			clear(c.data())
+			if r := c.do(wire.Request{Op: wire.Read, Tag: 4, Length: 1 << 20, Offset: 4096}); r.Status != wire.OK || !bytes.Equal(c.data()[:1<<20], want) {
+				t.Errorf("%+v, or other bytes", r)
+			}
+			if r := c.do(wire.Request{Op: wire.Read, Tag: 4, Length: 8192, Offset: 2 << 20}); r.Status != wire.OK || !bytes.Equal(c.data()[:8192], want[:8192]) {
+				t.Errorf("%+v, or other bytes", r)
+			}
+			c.do(wire.Request{Op: wire.Discard, Tag: 5, Length: 512, Offset: 0})
+			c.do(wire.Request{Op: wire.Add, Tag: 6, Length: 8, New: 5})
+			if r := c.do(wire.Request{Op: wire.Swap, Tag: 7, Length: 8, Compare: 5, New: 9}); r.Value != 5 {
+				t.Errorf("%+v", r)
+			}
+			if r := c.do(wire.Request{Op: wire.Add, Tag: 8, Length: 8}); r.Value != 9 {
+				t.Errorf("%+v", r)
+			}
+			if overIWARP != (len(c.closed) > 0) || overIWARP && len(c.closed) != 3 {
+				t.Errorf("%d STags were closed", len(c.closed))
+			}
+			if r := c.do(wire.Request{Op: wire.Detach, Tag: 9}); r.Status != wire.OK {
+				t.Errorf("%+v", r)
+			}
+			if r := c.do(wire.Request{Op: wire.Flush, Tag: 10}); r.Status != wire.NoHandle {
+				t.Errorf("%+v", r)
+			}
+		})
+	}
+}
+
+// A client proves that it knows a secret, and learns that the service does.
+func TestProof(t *testing.T) {
+	b := newBench(t, false, 32<<20, service.Config{})
+	c := b.connect(ins)
+	c.hello("owner")
+	c.attach(wire.AttachMessage{Partition: "disk/own", Tag: 5}, secret)
+	m := c.attached()
+	if want := c.g.ServiceProof(secret, &m); m.Status != wire.OK || m.Tag != 5 || !want.Equal(&m.Proof) {
+		t.Errorf("%+v", m)
+	}
+	c.works()
+	// It may have more than one partition, and each wants a proof.
+	first := c.handle
+	c.attach(wire.AttachMessage{Partition: "disk/log"}, secret)
+	if m := c.attached(); m.Status != wire.OK || m.Handle == first {
+		t.Errorf("%+v", m)
+	}
+	c.works()
+	c.handle = first
+	c.works()
+	anybody := b.connect(ins)
+	anybody.hello("")
+	anybody.attach(wire.AttachMessage{Partition: "disk/own"}, nil)
+	if m := anybody.attached(); m.Status != wire.NoHandle || m.Proof != (wire.Proof{}) {
+		t.Errorf("%+v", m)
+	}
+}
+
+// A wrong proof is answered late, and nobody else waits for that.
+func TestWrongProof(t *testing.T) {
+	b := newBench(t, false, 32<<20, service.Config{Penalty: time.Hour})
+	for what, attack := range map[string]func(c *client){
+		"another secret": func(c *client) {
+			c.hello("owner")
+			c.attach(wire.AttachMessage{Partition: "disk/own"}, []byte("guessed"))
+		},
+		"no proof": func(c *client) {
+			c.hello("owner")
+			c.attach(wire.AttachMessage{Partition: "disk/log"}, nil)
+		},
+		"an unknown name": func(c *client) {
+			c.hello("nobody")
+			c.attach(wire.AttachMessage{Partition: "disk/log"}, c.g.Service[:]) // with the secret that stands in for it
+		},
+		"a proof without a name": func(c *client) {
+			c.hello("")
+			c.attach(wire.AttachMessage{Partition: "disk/log"}, secret)
+		},
+		"a proof of another connection": func(c *client) {
+			o := b.connect(ins)
+			o.hello("owner")
+			c.hello("owner")
+			m := wire.AttachMessage{Partition: "disk/own"}
+			m.Proof = o.g.ClientProof(secret, &m)
+			c.attach(m, nil)
+		},
+		"a proof for another partition": func(c *client) {
+			c.hello("owner")
+			m := wire.AttachMessage{Partition: "disk/log"}
+			m.Proof = c.g.ClientProof(secret, &m)
+			m.Partition = "disk/own"
+			c.attach(m, nil)
+		},
+	} {
+		bad := b.connect(ins)
+		attack(bad)
+		b.use(0).works()
+		var one [1]rdma.Completion
+		for bad.cq.Poll(one[:]) > 0 {
+			if one[0].Op == rdma.OpReceive {
+				t.Errorf("%s is answered at once", what)
+			}
+		}
+	}
+	quick := newBench(t, false, 32<<20, service.Config{Penalty: 1})
+	bad := quick.connect(ins)
+	bad.hello("owner")
+	bad.attach(wire.AttachMessage{Partition: "disk/own"}, []byte("guessed"))
+	if m := bad.attached(); m.Status != wire.Denied {
+		t.Errorf("%+v", m)
+	}
+	bad.ends("a wrong proof")
+}
+
+// LIST and INFO tell what one may reach, in as many messages as it takes.
+func TestList(t *testing.T) {
+	b := newBench(t, false, 32<<20, service.Config{})
+	names := func(c *client) (n int) {
+		for {
+			c.request(wire.Request{Op: wire.List, Offset: uint64(n)})
+			r, data, err := wire.ParseResponse(c.next())
+			check(t, err)
+			for len(data) > 0 {
+				if _, data, err = wire.ParseEntry(data); err != nil {
+					t.Fatal(err)
+				}
+				n++
+			}
+			if n == int(r.Value) || r.Done == 0 {
+				return n
+			}
+		}
+	}
+	anybody := b.connect(ins)
+	anybody.hello("")
+	if n := names(anybody); n != 1 {
+		t.Errorf("anybody sees %d partitions", n)
+	}
+	owner := b.connect(ins)
+	owner.hello("owner")
+	if n := names(owner); n != 1 {
+		t.Errorf("one who has only a name sees %d partitions", n)
+	}
+	owner.attach(wire.AttachMessage{}, secret)
+	if m := owner.attached(); m.Status != wire.OK || m.Handle != 0 {
+		t.Errorf("%+v", m)
+	}
+	if n := names(owner); n != 21 {
+		t.Errorf("the owner sees %d partitions", n)
+	}
+	for name, want := range map[string]wire.Status{"disk/log": wire.OK, "uuid:0b7f4c1a-53d2-4e8f-a9c6-71e2d8b40f15": wire.OK, "disk/lo": wire.NoHandle} {
+		r := wire.Request{Op: wire.Info, Flags: wire.Inline, Length: uint32(len(name))}
+		owner.send(0, append(r.AppendTo(nil), name...), rdma.Work{})
+		if r, _, err := wire.ParseResponse(owner.next()); err != nil || r.Status != want {
+			t.Errorf("%s: %+v, %v", name, r, err)
+		}
+	}
+	c := b.use(0)
+	if n := names(c); n != 1 {
+		t.Errorf("with a handle: %d", n)
+	}
+}
+
+// What a request may not do ends the use of the handle, and nothing else.
+func TestRefused(t *testing.T) {
+	b := newBench(t, false, 32<<20, service.Config{})
+	other, innocent := b.use(0), b.use(0)
+	for what, c := range map[string]struct {
+		r    wire.Request
+		want wire.Status
+	}{
+		"another's handle":     {wire.Request{Op: wire.Write, Length: 512, Handle: other.handle}, wire.NoHandle},
+		"a handle of nobody":   {wire.Request{Op: wire.Flush, Handle: other.handle ^ 1}, wire.NoHandle},
+		"outside":              {wire.Request{Op: wire.Read, Length: 512, Offset: size}, wire.Outside},
+		"an offset that wraps": {wire.Request{Op: wire.Write, Length: 1024, Offset: 1<<64 - 512}, wire.Outside},
+		"odd":                  {wire.Request{Op: wire.Write, Length: 511}, wire.NotUnits},
+		"odd offset":           {wire.Request{Op: wire.Discard, Length: 512, Offset: 1}, wire.NotUnits},
+		"odd atomic":           {wire.Request{Op: wire.Add, Length: 8, Offset: 4}, wire.NotUnits},
+		"no right to write":    {wire.Request{Op: wire.Write, Length: 512}, wire.Denied},
+		"no right to flush":    {wire.Request{Op: wire.Flush}, wire.Denied},
+		"no right to add":      {wire.Request{Op: wire.Add, Length: 8}, wire.Denied},
+	} {
+		rights := rdma.AllRights
+		if c.want == wire.Denied {
+			rights = rdma.RightRead
+		}
+		bad := b.use(rights)
+		if r := bad.do(c.r); r.Status != c.want {
+			t.Errorf("%s: %v, want %v", what, r.Status, c.want)
+		}
+		next := wire.Ended
+		if c.want == wire.NoHandle {
+			next = wire.OK
+		}
+		if r := bad.do(wire.Request{Op: wire.Read, Length: 512}); r.Status != next {
+			t.Errorf("after %s: %v, want %v", what, r.Status, next)
+		}
+		// Another handle of the same connection is not touched.
+		bad.attach(wire.AttachMessage{Partition: "disk/log"}, nil)
+		bad.attached()
+		bad.works()
+		bad.close()
+	}
+	innocent.works()
+	other.works()
+	c := b.use(0)
+	b.mu.Lock()
+	for _, gone := range b.told {
+		gone(errors.New("resized"))
+	}
+	b.mu.Unlock()
+	if r := c.do(wire.Request{Op: wire.Read, Length: 512}); r.Status != wire.Gone {
+		t.Errorf("%+v", r)
+	}
+}
+
+// What breaks the protocol ends the connection, and nobody else notices.
+func TestOffences(t *testing.T) {
+	message := func(change func([]byte)) func(*client) {
+		return func(c *client) {
+			r := wire.Request{Op: wire.Flush, Tag: 1, Handle: c.handle}
+			b := r.AppendTo(nil)
+			change(b)
+			c.send(1, b, rdma.Work{})
+		}
+	}
+	// fresh is about a connection without a handle.
+	fresh := map[string]func(*client){
+		"a request before HELLO": message(func([]byte) {}),
+		"ATTACH before HELLO":    func(c *client) { c.attach(wire.AttachMessage{Partition: "disk/log"}, nil) },
+		"a request before ATTACH": func(c *client) {
+			c.hello("")
+			message(func([]byte) {})(c)
+		},
+		"HELLO twice": func(c *client) {
+			c.hello("")
+			m := wire.HelloMessage{Version: wire.Version}
+			c.send(1, m.AppendTo(nil), rdma.Work{})
+		},
+		"HELLO with a name that is not there": func(c *client) {
+			m := wire.HelloMessage{Version: wire.Version, Name: "abc"}
+			c.send(1, m.AppendTo(nil)[:50], rdma.Work{})
+		},
+		"nothing":        func(c *client) { c.send(1, nil, rdma.Work{}) },
+		"an iSCSI PDU":   func(c *client) { c.send(1, make([]byte, 48), rdma.Work{}) },
+		"a long message": func(c *client) { c.send(1, make([]byte, wire.MaxGreeting+1), rdma.Work{}) },
+	}
+	attached := map[string]func(*client){
+		"an operation that does not exist": message(func(b []byte) { b[1] = 12 }),
+		"an answer":                        message(func(b []byte) { b[1] |= 0x80 }),
+		"a reserved octet":                 message(func(b []byte) { b[60] = 1 }),
+		"HELLO":                            message(func(b []byte) { b[1] = 1 }),
+		"half a request":                   func(c *client) { c.send(1, []byte{0xb1, 7, 0, 0}, rdma.Work{}) },
+		"a READ without a buffer": func(c *client) {
+			r := wire.Request{Op: wire.Read, Handle: c.handle, Length: 512}
+			c.send(1, r.AppendTo(nil), rdma.Work{})
+		},
+		"a WRITE of more than the service takes": func(c *client) {
+			c.request(wire.Request{Op: wire.Write, Tag: 1, Length: 1<<20 + 512})
+		},
+		"a tag twice": func(c *client) {
+			await, release := c.b.store.Hold(everything)
+			defer release()
+			c.request(wire.Request{Op: wire.Flush, Tag: 1})
+			await(1)
+			c.request(wire.Request{Op: wire.Flush, Tag: 1})
+			c.ends("a tag twice")
+		},
+		"more requests than credits": func(c *client) {
+			await, release := c.b.store.Hold(everything)
+			defer release()
+			for i := range 65 {
+				c.request(wire.Request{Op: wire.Flush, Tag: uint32(i)})
+			}
+			await(64)
+			c.ends("more requests than credits")
+		},
+		"an STag that is not there": func(c *client) {
+			c.request(wire.Request{Op: wire.Write, Length: 512, STag: uint32(c.mem.STag()) ^ 1})
+		},
+		"a buffer that ends too early": func(c *client) {
+			c.request(wire.Request{Op: wire.Read, Length: 512, STag: uint32(c.mem.STag()), TO: c.mem.Base() + dataAt + dataLen - 511})
+		},
+		"an ATTACH that cannot be read": func(c *client) { c.send(1, []byte{0xb1, 2}, rdma.Work{}) },
+	}
+	oneShot := map[string]func(*client){
+		"a FLUSH that advertises": func(c *client) {
+			r := wire.Request{Op: wire.Flush, Handle: c.handle}
+			c.send(1, r.AppendTo(nil), rdma.Work{Flags: rdma.Advertise, Memory: c.sge(dataAt, 512), Access: rdma.AccessRemoteRead})
+		},
+		"an STag besides the one that is advertised": func(c *client) {
+			r := wire.Request{Op: wire.Read, Handle: c.handle, Length: 512, STag: uint32(c.mem.STag())}
+			c.send(1, r.AppendTo(nil), rdma.Work{Flags: rdma.Advertise, Memory: c.sge(dataAt, 512), Access: rdma.AccessRemoteWrite})
+		},
+		"a READ into memory that cannot be written": func(c *client) {
+			r := wire.Request{Op: wire.Read, Handle: c.handle, Length: 512}
+			c.send(1, r.AppendTo(nil), rdma.Work{Flags: rdma.Advertise, Memory: c.sge(dataAt, 512), Access: rdma.AccessRemoteRead})
+		},
+		"a WRITE of more than is advertised": func(c *client) {
+			r := wire.Request{Op: wire.Write, Handle: c.handle, Length: 1024}
+			c.send(1, r.AppendTo(nil), rdma.Work{Flags: rdma.Advertise, Memory: c.sge(dataAt, 512), Access: rdma.AccessRemoteRead})
+		},
+		"a greeting that advertises": func(c *client) {
+			m := wire.AttachMessage{Partition: "disk/log"}
+			c.send(1, m.AppendTo(nil), rdma.Work{Flags: rdma.Advertise, Memory: c.sge(dataAt, 512), Access: rdma.AccessRemoteRead})
+		},
+	}
+	for name, overIWARP := range map[string]bool{"iwarp": true, "pairs": false} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, overIWARP, 32<<20, service.Config{})
+			innocent := b.use(0)
+			base := b.pool.Stats().InUse
+			for what, offend := range fresh {
+				c := b.connect(ins)
+				offend(c)
+				c.ends(what)
+				c.close()
+			}
+			all := maps.Clone(attached)
+			if overIWARP {
+				maps.Copy(all, oneShot)
+			}
+			for what, offend := range all {
+				c := b.use(0)
+				offend(c)
+				c.ends(what)
+				innocent.works()
+				c.close()
+			}
+			b.settle(1)
+			innocent.works()
+			if n := b.pool.Stats().InUse; n != base {
+				t.Errorf("%d bytes are in use, before the offences %d", n, base)
+			}
+		})
+	}
+}
+
+// A client that goes while its Writes are under way leaves nothing behind, and others do not wait.
+func TestVanishes(t *testing.T) {
+	for name, overIWARP := range map[string]bool{"iwarp": true, "pairs": false} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, overIWARP, 32<<20, service.Config{})
+			innocent := b.use(0)
+			base := b.pool.Stats().InUse
+			c := b.use(0)
+			await, release := b.store.Hold(everything)
+			for i := range 20 {
+				c.request(wire.Request{Op: wire.Write, Tag: uint32(i), Length: 256 << 10, Offset: uint64(i) << 12})
+			}
+			await(1)
+			c.qp.Abort(nil)
+			release()
+			b.settle(1)
+			c.close()
+			innocent.works()
+			if n := b.pool.Stats().InUse; n != base {
+				t.Errorf("%d bytes are in use, before %d", n, base)
+			}
+		})
+	}
+}
+
+// Commands hold no more memory than the connection may have, and all are done in the end.
+func TestMemory(t *testing.T) {
+	const most = 2 << 20
+	b := newBench(t, true, 64<<20, service.Config{Memory: most})
+	c := b.use(0)
+	base := b.pool.Stats().InUse
+	await, release := b.store.Hold(everything)
+	for i := range 64 {
+		op := wire.Read
+		if i%2 == 1 {
+			op = wire.Write
+		}
+		c.request(wire.Request{Op: op, Tag: uint32(i), Length: 512 << 10})
+	}
+	await(4)
+	if n := b.pool.Stats().InUse - base; n > most {
+		t.Errorf("%d bytes are in use by one connection, allowed are %d", n, most)
+	}
+	release()
+	for range 64 {
+		if r := c.response(); r.Status != wire.OK {
+			t.Fatalf("%+v", r)
+		}
+	}
+	c.works()
+}
+
+// A command for which the pool has nothing waits until there is something.
+func TestNoMemory(t *testing.T) {
+	b := newBench(t, false, 8<<20, service.Config{})
+	c := b.use(0)
+	var taken []*mem.Lease
+	for n := mem.MaxLease; n >= mem.PageSize; {
+		if l := b.pool.Lease(n); l != nil {
+			taken = append(taken, l)
+		} else {
+			n /= 2
+		}
+	}
+	c.request(wire.Request{Op: wire.Read, Tag: 1, Length: 4096})
+	if r := c.do(wire.Request{Op: wire.Flush, Tag: 2}); r.Status != wire.OK { // wants none
+		t.Errorf("%+v", r)
+	}
+	for _, l := range taken {
+		l.Release()
+	}
+	if r := c.response(); r.Tag != 1 || r.Status != wire.OK {
+		t.Errorf("%+v", r)
+	}
+}
+
+// Connections without a handle are at most half of all, and the oldest gives way.
+func TestStarting(t *testing.T) {
+	b := newBench(t, false, 32<<20, service.Config{Connections: 4})
+	var idle []*client
+	for range 3 {
+		c := b.connect(ins)
+		c.hello("")
+		idle = append(idle, c)
+	}
+	idle[0].ends("the oldest of too many")
+	idle[1].attach(wire.AttachMessage{Partition: "disk/log"}, nil)
+	if m := idle[1].attached(); m.Status != wire.OK {
+		t.Errorf("%+v", m)
+	}
+	b.use(0)
+	slow := newBench(t, false, 32<<20, service.Config{StartTimeout: 1})
+	slow.connect(ins).ends("one that asks for nothing")
+}
+
+// A client that takes no responses is ended, and one that is only idle is not.
+func TestTakesNothing(t *testing.T) {
+	b := newBench(t, false, 32<<20, service.Config{})
+	idle, c := b.use(0), b.connect(2)
+	c.hello("")
+	m := wire.AttachMessage{Partition: "disk/log"}
+	c.send(0, m.AppendTo(nil), rdma.Work{})
+	b0 := c.next()
+	am, err := wire.ParseAttached(b0)
+	check(t, err)
+	c.handle = am.Handle
+	for i := range 8 { // there are two receives, which nobody posts again
+		c.request(wire.Request{Op: wire.Flush, Tag: uint32(i)})
+	}
+	deadline := time.Now().Add(patience)
+	for b.svc.Connections() > 1 {
+		b.svc.Look()
+		if time.Now().After(deadline) {
+			t.Fatal("it is not ended")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	idle.works()
+}
+
+// A session goes on with on another connection when nothing of the old one is under way any more.
+func TestSession(t *testing.T) {
+	b := newBench(t, false, 32<<20, service.Config{})
+	old := b.use(0)
+	await, release := b.store.Hold(everything)
+	old.request(wire.Request{Op: wire.Flush, Tag: 1})
+	await(1)
+	c := b.connect(ins)
+	c.hello("")
+	c.attach(wire.AttachMessage{Partition: "disk/log", Session: old.info.Session}, nil)
+	old.ends("a session that goes on elsewhere")
+	var one [1]rdma.Completion
+	for c.cq.Poll(one[:]) > 0 {
+		if one[0].Op == rdma.OpReceive {
+			t.Error("the partition is attached while the store is at an operation of the old connection")
+		}
+	}
+	release()
+	if m := c.attached(); m.Status != wire.OK {
+		t.Errorf("%+v", m)
+	}
+	c.works()
+	// Another's session is not ended, though somebody knows its number.
+	thief := b.connect(ins)
+	thief.hello("owner")
+	thief.attach(wire.AttachMessage{Partition: "disk/log", Session: c.info.Session}, secret)
+	if m := thief.attached(); m.Status != wire.OK {
+		t.Errorf("%+v", m)
+	}
+	c.works()
+}
