@@ -214,7 +214,7 @@ func (c *client) next() []byte {
 	c.t.Helper()
 	deadline := time.After(patience)
 	var one [1]rdma.Completion
-	for {
+	for ended := false; ; {
 		for c.cq.Poll(one[:]) > 0 {
 			x := &one[0]
 			if x.Op != rdma.OpReceive || x.Status != rdma.StatusOK {
@@ -231,13 +231,14 @@ func (c *client) next() []byte {
 		if !c.cq.Arm() {
 			continue
 		}
+		if ended {
+			return nil
+		}
 		select {
 		case <-c.wake:
 		case err := <-c.gone:
 			c.gone <- err
-			if c.cq.Poll(one[:]) == 0 {
-				return nil
-			}
+			ended = true // and nothing comes any more, beside what is in the queue
 		case <-deadline:
 			c.t.Fatal("nothing comes")
 		}

@@ -32,8 +32,9 @@ type conn struct {
 	over   bool       // no goroutine may be started any more; guarded by wakeMu
 
 	mu   sync.Mutex // taken before Service.mu
-	dead bool
-	err  error // why
+	dead  bool
+	err   error // why
+	quiet bool  // dead, and the device is done with it
 
 	phase   phase
 	hello   wire.Greeting
@@ -111,13 +112,16 @@ func (c *conn) open() (err error) {
 	if c.ends, err = s.ends.NewCompletionQueue(maxHandles*s.cfg.Credits, c.event); err != nil {
 		return err
 	}
-	c.qp, err = s.cfg.Device.NewQueuePair(rdma.QueuePairConfig{
+	qp, err := s.cfg.Device.NewQueuePair(rdma.QueuePairConfig{
 		Domain: s.far.dom, SendCQ: c.cq, RecvCQ: c.cq, MaxWork: c.most, MaxRecv: depth,
 		Disconnected: func(err error) { c.end(err); c.teardownSoon() },
 	})
 	if err != nil {
 		return err
 	}
+	c.mu.Lock()
+	c.qp = qp
+	c.mu.Unlock()
 	if err = c.listen(); err != nil {
 		return err
 	}
@@ -216,8 +220,11 @@ func (c *conn) flush() (did bool) {
 	for _, h := range c.handles {
 		did = h.flush() || did
 	}
-	if c.dead {
+	switch {
+	case c.quiet:
 		return c.abandon() || did
+	case c.dead:
+		return did
 	}
 	if c.attached && len(c.returns) > 0 && c.unsent < maxUnsent {
 		if err := c.postReceives(); err != nil {
@@ -251,7 +258,8 @@ func (c *conn) drop(k int) {
 	c.senders = c.senders[:n]
 }
 
-// abandon ends what will never be sent, and what waits for memory. The connection is dead.
+// abandon ends what will never be sent, and what waits for memory. The device uses no memory of the connection any
+// more: a part of what is sent with the same memory may have been posted.
 func (c *conn) abandon() (did bool) {
 	for len(c.sends) > 0 {
 		w, x := c.sends[0], c.senders[0]
@@ -302,8 +310,10 @@ func (c *conn) completed(x *rdma.Completion) {
 		cmd.pulled(x.Status == rdma.StatusOK)
 		return
 	}
-	c.posted -= cmd.works
-	cmd.left()
+	if x.Op == rdma.OpSend { // Writes complete by themselves only when the connection has ended
+		c.posted -= cmd.works
+		cmd.left()
+	}
 }
 
 // received handles a message.
@@ -381,9 +391,9 @@ func (c *conn) teardown() {
 	c.once.Do(func() {
 		_ = c.qp.Close()
 		c.mu.Lock()
-		c.dead = true
+		c.dead, c.quiet = true, true
 		c.timer.Stop()
-		c.mu.Unlock()
+		c.unlock()
 		c.wakeMu.Lock()
 		c.over = true
 		c.wakeMu.Unlock()

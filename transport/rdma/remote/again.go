@@ -118,33 +118,71 @@ func (q *queuePair) resume(l *link, m *wire.AttachedMessage) error {
 	return nil
 }
 
-// repeat sends what has had no response, in the order of posting. It is not known of atomic operations whether
-// they were done: these are not repeated.
+// repeat sends what has had no response, in the order of posting. The service answers in the order in which works
+// were complete, so what had to come after a work that is repeated was not complete, with these exceptions:
+//
+//   - Of an atomic operation it is not known whether it was done. It is not repeated, nor is a fence that may have
+//     been executed behind it.
+//   - A Read may find what was written by a work that a fence kept behind it.
+//
+// These end with StatusTransport.
 func (q *queuePair) repeat() {
 	clear(q.sends)
 	clear(q.senders)
 	q.sends, q.senders = q.sends[:0], q.senders[:0]
+	unknown := make(map[uint32]bool) // chains in which there is an atomic operation of which it is not known
 	for w := q.first; w != nil; {
 		next := w.next
-		atomic := w.opcode == rdma.OpCompareSwap || w.opcode == rdma.OpFetchAdd
 		for _, p := range q.inOrder(w) {
+			seen := w.gate == gatePassed || w.gate == gateDoomed // its fence
 			switch {
-			case p.gate || !atomic && !(w.fence && w.gate == noGate && *q.isBroken(w.chain - 1)):
+			case w.fence && !seen && unknown[w.chain-1]:
+				q.doom(p, rdma.StatusTransport, errUnknown)
+			case w.fence && !seen && *q.isBroken(w.chain - 1): // which the service knew, but does not any more
+				q.doom(p, rdma.StatusFenced, nil)
+			case p.gate:
 				q.resend(p)
-			case atomic:
+			case w.opcode == rdma.OpCompareSwap || w.opcode == rdma.OpFetchAdd:
+				unknown[w.chain] = true
 				w.status, w.err = rdma.StatusTransport, errUnknown
 				q.answered(p)
-			default: // it failed before the connection was lost, and the service does not know that any more
-				w.status, w.gate = rdma.StatusFenced, gateDoomed
-				p.gate = true
-				q.request(p, q.gateOp(), 0, 0)
+			case w.opcode == rdma.OpRead && w.overtaken():
+				w.harmless = true
+				w.status, w.err = rdma.StatusTransport, errOvertaken
+				q.answered(p)
+			default:
+				q.resend(p)
 			}
 		}
 		w = next
 	}
 }
 
-var errUnknown = errors.New("remote: the connection was lost: it is not known whether the operation was done")
+var (
+	errUnknown   = errors.New("remote: the connection was lost: it is not known whether the operation was done")
+	errOvertaken = errors.New("remote: the connection was lost, and what was to be read may have been overwritten since")
+)
+
+// doom has the service see the fence of a work, but not the work.
+func (q *queuePair) doom(p *piece, s rdma.Status, err error) {
+	w := p.w
+	w.status, w.err, w.gate, w.sent = s, err, gateDoomed, w.n
+	p.gate = true
+	q.request(p, q.gateOp(), 0, 0)
+}
+
+// overtaken reports whether a work that a fence kept behind w may have changed what w reads.
+func (w *work) overtaken() bool {
+	fenced := false
+	for v := w.next; v != nil; v = v.next {
+		fenced = fenced || v.fence || v.opcode == rdma.OpFlush
+		writes := v.opcode != rdma.OpRead && v.opcode != rdma.OpFlush
+		if fenced && writes && v.began && w.off < v.off+v.n && v.off < w.off+w.n {
+			return true
+		}
+	}
+	return false
+}
 
 // inOrder returns the requests of w that have no response, by offset.
 func (q *queuePair) inOrder(w *work) (ps []*piece) {

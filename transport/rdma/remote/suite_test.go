@@ -25,11 +25,13 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // far is another machine: a service with one partition, called disk/log, on a volume.
 type far struct {
 	t    testing.TB
+	s    backend.Store
 	v    *volume.Volume
 	pool *mem.Pool
 
-	mu   sync.Mutex
-	told []func(error)
+	mu     sync.Mutex
+	told   []func(error)
+	change func(*rdma.Endpoint) // what is said of the partition; nil: as it is
 
 	dev  rdma.Device
 	svc  *service.Service
@@ -53,7 +55,7 @@ func (f *far) Open(_ context.Context, q service.Request) (service.Endpoint, erro
 
 // List implements service.Opener.
 func (f *far) List(partition.Identity) []rdma.Endpoint {
-	return []rdma.Endpoint{{Name: "disk/log", Size: f.v.Open(func() {}).Info().Size, Unit: 512}}
+	return nil
 }
 
 type handle struct {
@@ -63,9 +65,33 @@ type handle struct {
 }
 
 func (h *handle) Describe() rdma.Endpoint {
-	return rdma.Endpoint{Name: "disk/log", Rights: h.want, Durability: rdma.DurabilityMedium}
+	e := rdma.Endpoint{Name: "disk/log", Rights: h.want, Durability: rdma.DurabilityMedium}
+	h.f.mu.Lock()
+	defer h.f.mu.Unlock()
+	if h.f.change != nil {
+		h.f.change(&e)
+	}
+	return e
 }
 func (h *handle) Lends() bool { return false }
+
+// set changes what is said of the partition.
+func (f *far) set(change func(*rdma.Endpoint)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.change = change
+}
+
+// restart ends the service and its volume, and has both begin anew at the same address. The store stays.
+func (f *far) restart(addr string) {
+	f.t.Helper()
+	f.stop()
+	check(f.t, f.v.Close())
+	var err error
+	f.v, err = volume.New(volume.Config{Store: f.s})
+	check(f.t, err)
+	f.start(service.Config{}, addr)
+}
 
 func (f *far) revoke(err error) {
 	f.mu.Lock()
@@ -79,7 +105,7 @@ func (f *far) revoke(err error) {
 // newFar serves s on dev.
 func newFar(t testing.TB, s backend.Store, dev rdma.Device, listen string, c service.Config) *far {
 	t.Helper()
-	f := &far{t: t, pool: mem.NewPool(64 << 20), dev: dev}
+	f := &far{t: t, pool: mem.NewPool(64 << 20), dev: dev, s: s}
 	var err error
 	f.v, err = volume.New(volume.Config{Store: s})
 	check(t, err)

@@ -38,7 +38,9 @@ type work struct {
 	status rdma.Status
 	err    error
 	failed int64 // where the first failure is
-	seq    uint64
+	// harmless: that it has failed is no reason for a fence not to be executed.
+	harmless bool
+	seq      uint64
 }
 
 // gate is a request of no octets that stands for the fence of a work: one that is sent as several requests,
@@ -208,7 +210,7 @@ func (q *queuePair) recycle(w *work) {
 
 // finished is the end of w: it is retired, or waits for those before it.
 func (q *queuePair) finished(w *work) {
-	if w.status != rdma.StatusOK && w.status != rdma.StatusFenced {
+	if w.status != rdma.StatusOK && w.status != rdma.StatusFenced && !w.harmless {
 		*q.isBroken(w.chain) = true
 	}
 	w.state = complete

@@ -1,0 +1,346 @@
+package remote_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"oneshot/backend"
+	"oneshot/mem"
+	"oneshot/partition/service"
+	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/rdmatest"
+	"oneshot/transport/rdma/remote"
+)
+
+const storeSize = 4 << 20
+
+// user is the user of a queue pair.
+type user struct {
+	t    testing.TB
+	cq   rdma.CompletionQueue
+	qp   rdma.QueuePair
+	mem  rdma.Region
+	gone chan error
+	wake chan struct{}
+}
+
+func use(t testing.TB, d rdma.Device, addr string, order rdma.Order) *user {
+	t.Helper()
+	u := &user{t: t, gone: make(chan error, 2), wake: make(chan struct{}, 1)}
+	dom, err := d.NewDomain()
+	check(t, err)
+	u.cq, err = d.NewCompletionQueue(256, func() {
+		select {
+		case u.wake <- struct{}{}:
+		default:
+		}
+	})
+	check(t, err)
+	u.qp, err = d.NewQueuePair(rdma.QueuePairConfig{
+		Domain: dom, SendCQ: u.cq, RecvCQ: u.cq, MaxWork: 256, Order: order, Disconnected: func(err error) { u.gone <- err },
+	})
+	check(t, err)
+	pool := mem.NewPool(mem.MaxLease)
+	lease := pool.Lease(mem.MaxLease)
+	u.mem, err = dom.Register(lease.Bytes(), rdma.AccessLocalWrite)
+	check(t, err)
+	t.Cleanup(func() {
+		check(t, u.qp.Close())
+		check(t, u.cq.Close())
+		check(t, u.mem.Deregister())
+		check(t, dom.Close())
+		lease.Release()
+		pool.Close()
+	})
+	check(t, d.Connect(t.Context(), u.qp, addr, rdma.ConnParams{}))
+	return u
+}
+
+func (u *user) bytes(off, n int) []byte { return u.mem.Bytes()[off : off+n] }
+
+func (u *user) work(op rdma.Opcode, id uint64, f rdma.Flags, off, n, to int) rdma.Work {
+	w := rdma.Work{ID: id, Op: op, Flags: f | rdma.Signaled, RemoteSTag: u.qp.Endpoint().STag, RemoteOffset: uint64(to)}
+	switch op {
+	case rdma.OpFlush:
+	case rdma.OpDiscard:
+		w.Length = int64(n)
+	default:
+		w.SGL = []rdma.SGE{{Bytes: u.bytes(off, n), Region: u.mem}}
+	}
+	return w
+}
+
+func (u *user) post(ws ...rdma.Work) {
+	u.t.Helper()
+	if n, err := u.qp.Post(ws); err != nil {
+		u.t.Fatalf("%d of %d: %v", n, len(ws), err)
+	}
+}
+
+func (u *user) next() rdma.Completion {
+	u.t.Helper()
+	var one [1]rdma.Completion
+	for deadline := time.After(30 * time.Second); ; {
+		if u.cq.Poll(one[:]) > 0 {
+			return one[0]
+		}
+		if !u.cq.Arm() {
+			continue
+		}
+		select {
+		case <-u.wake:
+		case <-deadline:
+			u.t.Fatal("nothing completes")
+		}
+	}
+}
+
+func (u *user) want(id uint64, s rdma.Status) rdma.Completion {
+	u.t.Helper()
+	c := u.next()
+	if c.ID != id || c.Status != s {
+		u.t.Fatalf("work %d ends with %v (%v), want %d with %v", c.ID, c.Status, c.Err, id, s)
+	}
+	return c
+}
+
+// kept is a store that outlives its volume.
+type kept struct{ backend.Store }
+
+func (kept) Close() error { return nil }
+
+func newStore(t testing.TB) *rdmatest.Volatile {
+	s := rdmatest.NewVolatile(storeSize, 1)
+	t.Cleanup(func() { check(t, s.Close()) })
+	return s
+}
+
+// over runs a test over iWARP and over pairs inside of the process.
+func over(t *testing.T, test func(t *testing.T, s *rdmatest.Volatile, f *far, d *remote.Device, addr string)) {
+	for _, c := range []struct {
+		name   string
+		dev    func(testing.TB) rdma.Device
+		listen string
+	}{{"iwarp", newIWARP, "127.0.0.1:0"}, {"pairs", newLocal, "pair:0"}} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newStore(t)
+			f := newFar(t, kept{s}, c.dev(t), c.listen, service.Config{})
+			test(t, s, f, open(t, remote.Config{Device: c.dev(t)}), f.l.Addr().String()+"/disk/log")
+		})
+	}
+}
+
+// What has had no response when a connection is lost is repeated: each work completes once, and nothing is
+// missing in the end.
+func TestComesBack(t *testing.T) {
+	over(t, func(t *testing.T, s *rdmatest.Volatile, f *far, d *remote.Device, addr string) {
+		const cells, cell, works, cuts = 24, 64 << 10, 400, 12
+		u := use(t, d, addr, rdma.FreeStart|rdma.FreeFinish)
+		r := rand.New(rand.NewPCG(rand.Uint64(), 1))
+		want := make([]byte, cells*cell)
+		busy := make([]bool, cells)
+		posted, done := 0, 0
+		for done < works {
+			for range 8 {
+				c := r.IntN(cells)
+				if posted == works || busy[c] {
+					continue
+				}
+				n := cell
+				if r.IntN(3) > 0 {
+					n = 512 // inline
+				}
+				b := u.bytes(c*cell, n)
+				for i := range b {
+					b[i] = byte(posted + 1)
+				}
+				copy(want[c*cell:], b)
+				busy[c] = true
+				posted++
+				u.post(u.work(rdma.OpWrite, uint64(c), 0, c*cell, n, c*cell))
+			}
+			if r.IntN(works/cuts) == 0 {
+				remote.Cut(u.qp)
+			}
+			if done < posted {
+				c := u.next()
+				if c.Status != rdma.StatusOK || !busy[c.ID] {
+					t.Fatalf("%+v", c)
+				}
+				busy[c.ID] = false
+				done++
+			}
+		}
+		u.post(u.work(rdma.OpFlush, 1, rdma.Fence, 0, 0, 0))
+		u.want(1, rdma.StatusOK)
+		if !bytes.Equal(s.Crash(len(want)), want) {
+			t.Error("what is durable is not what was written")
+		}
+	})
+}
+
+// It is not known whether an atomic operation was done, and so it ends. A fence behind it, too, may have been
+// executed or not.
+func TestAtomicNotRepeated(t *testing.T) {
+	over(t, func(t *testing.T, s *rdmatest.Volatile, f *far, d *remote.Device, addr string) {
+		u := use(t, d, addr, rdma.FreeStart)
+		await, release := s.Hold(func(op *backend.Op) bool { return op.Kind == backend.Write })
+		add := u.work(rdma.OpFetchAdd, 1, 0, 0, 8, 64)
+		add.Operand = 3
+		u.post(add, u.work(rdma.OpWrite, 2, rdma.Fence, 512, 512, 4096), u.work(rdma.OpRead, 3, rdma.Fence, 1024, 512, 0))
+		await(1)
+		remote.Cut(u.qp)
+		release()
+		u.want(1, rdma.StatusTransport)
+		u.want(2, rdma.StatusTransport)
+		u.want(3, rdma.StatusOK)
+		if n := binary.NativeEndian.Uint64(u.bytes(1024+64, 8)); n != 3 {
+			t.Errorf("3 was added, and the sum is %d", n)
+		}
+		u.post(u.work(rdma.OpWrite, 4, rdma.Fence, 0, 512, 0))
+		u.want(4, rdma.StatusOK)
+	})
+}
+
+// A fence remembers what has failed before the connection was lost, posted before or after that.
+func TestFenceOverCut(t *testing.T) {
+	over(t, func(t *testing.T, s *rdmatest.Volatile, f *far, d *remote.Device, addr string) {
+		u := use(t, d, addr, rdma.FreeStart|rdma.FreeFinish)
+		fails := func(op *backend.Op) error {
+			if op.Kind == backend.Write && op.Off == 0 {
+				return &backend.MediumError{Kind: op.Kind, Off: op.Off, Err: errBroken}
+			}
+			return nil
+		}
+		for _, n := range []int{512, 3 << 20} { // in one request, and in several
+			s.Fail(fails)
+			u.post(u.work(rdma.OpWrite, 1, 0, 0, 512, 0))
+			u.want(1, rdma.StatusMedium)
+			s.Fail(nil)
+			remote.Cut(u.qp)
+			u.post(u.work(rdma.OpWrite, 2, rdma.Fence, 0, n, 512))
+			u.want(2, rdma.StatusFenced)
+			u.post(u.work(rdma.OpWrite, 3, rdma.Fence, 0, n, 512))
+			u.want(3, rdma.StatusOK)
+
+			s.Fail(fails)
+			await, release := s.Hold(func(op *backend.Op) bool { return op.Off == 1<<20 })
+			u.post(
+				u.work(rdma.OpWrite, 1, 0, 0, 512, 1<<20), u.work(rdma.OpWrite, 2, 0, 0, 512, 0),
+				u.work(rdma.OpWrite, 3, rdma.Barrier, 0, n, 512), u.work(rdma.OpWrite, 4, rdma.Fence, 0, n, 512),
+			)
+			await(1)
+			u.want(2, rdma.StatusMedium)
+			s.Fail(nil)
+			remote.Cut(u.qp)
+			release()
+			u.want(1, rdma.StatusOK)
+			u.want(3, rdma.StatusFenced)
+			u.want(4, rdma.StatusOK)
+		}
+	})
+}
+
+// A Read that a fence kept before a Write does not find what that has written.
+func TestReadOvertaken(t *testing.T) {
+	over(t, func(t *testing.T, s *rdmatest.Volatile, f *far, d *remote.Device, addr string) {
+		u := use(t, d, addr, rdma.OrderStrict)
+		await, release := s.Hold(func(op *backend.Op) bool { return op.Kind == backend.Read })
+		u.bytes(512, 1)[0] = 9
+		u.post(
+			u.work(rdma.OpRead, 1, 0, 0, 512, 0), u.work(rdma.OpRead, 2, 0, 1024, 512, 512),
+			u.work(rdma.OpWrite, 3, rdma.Fence, 512, 512, 0), u.work(rdma.OpWrite, 4, 0, 512, 512, 512),
+		)
+		await(2)
+		remote.Cut(u.qp)
+		release()
+		u.want(1, rdma.StatusTransport)
+		u.want(2, rdma.StatusTransport)
+		u.want(3, rdma.StatusOK) // the Read is no failure of the medium
+		u.want(4, rdma.StatusOK)
+	})
+}
+
+// If the service begins anew, works go on if nothing can be lost, and otherwise the queue pair ends.
+func TestRestart(t *testing.T) {
+	s := newStore(t)
+	dev := newLocal(t)
+	f := newFar(t, kept{s}, dev, "pair:0", service.Config{})
+	d := open(t, remote.Config{Device: newLocal(t)})
+	addr := f.l.Addr().String()
+	u := use(t, d, addr+"/disk/log", rdma.OrderStrict)
+	u.post(u.work(rdma.OpWrite, 1, 0, 0, 512, 0), u.work(rdma.OpFetchAdd, 2, rdma.Durable, 512, 8, 4096), u.work(rdma.OpFlush, 3, 0, 0, 0, 0))
+	first := u.want(1, rdma.StatusOK).Seq
+	u.want(2, rdma.StatusOK)
+	u.want(3, rdma.StatusOK)
+	f.restart(addr)
+	u.post(u.work(rdma.OpWrite, 4, 0, 0, 512, 0))
+	c := u.want(4, rdma.StatusOK)
+	if rdma.Generation(c.Seq) == rdma.Generation(first) || rdma.Generation(c.Durable) != rdma.Generation(c.Seq) {
+		t.Errorf("number %#x, watermark %#x, and before %#x", c.Seq, c.Durable, first)
+	}
+	// Write 4 is not durable.
+	f.restart(addr)
+	err := <-u.gone
+	if lost, ok := errors.AsType[*remote.LostError](err); !ok || lost.From != c.Durable+1 {
+		t.Errorf("%v", err)
+	}
+	if _, err := u.qp.Post([]rdma.Work{u.work(rdma.OpRead, 5, 0, 0, 512, 0)}); !errors.Is(err, rdma.ErrDisconnected) {
+		t.Errorf("Post after the end: %v", err)
+	}
+	// Nor is an atomic operation that has no number.
+	u = use(t, d, addr+"/disk/log", rdma.OrderStrict)
+	u.post(u.work(rdma.OpFetchAdd, 1, 0, 0, 8, 0))
+	u.want(1, rdma.StatusOK)
+	f.restart(addr)
+	if _, ok := errors.AsType[*remote.LostError](<-u.gone); !ok {
+		t.Error("an atomic operation that may be lost is not told of")
+	}
+}
+
+// A partition that is another one ends the queue pair, and so does a connection that does not come back.
+func TestEnds(t *testing.T) {
+	s := newStore(t)
+	f := newFar(t, kept{s}, newLocal(t), "pair:0", service.Config{})
+	addr := f.l.Addr().String() + "/disk/log"
+	d := open(t, remote.Config{Device: newLocal(t)})
+	for what, change := range map[string]func(*rdma.Endpoint){
+		"another partition": func(e *rdma.Endpoint) { e.UUID = "0b7f4c1a-53d2-4e8f-a9c6-71e2d8b40f15" },
+		"fewer rights":      func(e *rdma.Endpoint) { e.Rights = rdma.RightRead },
+	} {
+		u := use(t, d, addr, rdma.OrderStrict)
+		await, release := s.Hold(func(op *backend.Op) bool { return true })
+		u.post(u.work(rdma.OpWrite, 1, 0, 0, 512, 0))
+		await(1)
+		f.set(change)
+		remote.Cut(u.qp)
+		release()
+		u.want(1, rdma.StatusFlushed)
+		if err := <-u.gone; err == nil {
+			t.Errorf("%s: a good end", what)
+		}
+		f.set(nil)
+	}
+	d = open(t, remote.Config{Device: newLocal(t), Patience: -1})
+	u := use(t, d, addr, rdma.OrderStrict)
+	await, release := s.Hold(func(op *backend.Op) bool { return true })
+	u.post(u.work(rdma.OpWrite, 1, 0, 0, 512, 0))
+	await(1)
+	remote.Cut(u.qp)
+	u.want(1, rdma.StatusFlushed)
+	if err := <-u.gone; err == nil {
+		t.Error("a good end")
+	}
+	release()
+	u = use(t, d, addr, rdma.OrderStrict)
+	u.post(u.work(rdma.OpWrite, 1, 0, 0, 512, 0))
+	u.qp.Disconnect()
+	u.want(1, rdma.StatusOK)
+	if err := <-u.gone; err != nil {
+		t.Errorf("Disconnect ends with %v", err)
+	}
+}
