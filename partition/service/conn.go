@@ -31,7 +31,7 @@ type conn struct {
 	wakeMu sync.Mutex // a leaf
 	over   bool       // no goroutine may be started any more; guarded by wakeMu
 
-	mu   sync.Mutex // taken before Service.mu
+	mu    sync.Mutex // taken before Service.mu
 	dead  bool
 	err   error // why
 	quiet bool  // dead, and the device is done with it
