@@ -3,6 +3,7 @@ package rdmatest
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"oneshot/transport/rdma"
 )
@@ -425,6 +426,14 @@ func testWrongReceive(t *testing.T, p Pair) {
 	check(t, readOnly.Deregister())
 }
 
+// settled waits until counters are as they are to be, for what has left may be there before it is counted. If they
+// never are, the test says so.
+func settled(there func() bool) {
+	for late := time.Now().Add(10 * time.Second); !there() && time.Now().Before(late); {
+		time.Sleep(time.Millisecond)
+	}
+}
+
 // What crosses the interface is counted as it is, on the queue pair and on the device.
 func testCounters(t *testing.T, p Pair) {
 	client, server := connect(t, p, options{})
@@ -437,7 +446,11 @@ func testCounters(t *testing.T, p Pair) {
 	server.sends.want(rdma.OpRead, 1)
 	server.sends.want(rdma.OpSend, 2)
 	client.recvs.want(rdma.OpReceive, 1)
-	counters(&before)
+	settled(func() bool {
+		counters(&before)
+		return !p.Client.Limits().CountsRemote || !p.Server.Limits().CountsRemote ||
+			before[0].MessagesOut == before[1].MessagesIn && before[1].MessagesOut == before[0].MessagesIn
+	})
 	server.receive(1, 0, 1000)
 	server.receive(2, 0, 1000)
 	client.post(
@@ -451,10 +464,6 @@ func testCounters(t *testing.T, p Pair) {
 	server.recvs.want(rdma.OpReceive, 1)
 	server.recvs.want(rdma.OpReceive, 2)
 	r := client.register(100, rdma.AccessRemoteRead)
-	counters(&after)
-	check(t, r.Deregister())
-
-	c, s := after[0].Sub(before[0]), after[1].Sub(before[1])
 	remote := func(l rdma.Limits, n uint64) uint64 { // what only some devices see
 		if l.CountsRemote {
 			return n
@@ -462,6 +471,14 @@ func testCounters(t *testing.T, p Pair) {
 		return 0
 	}
 	cl, sl := p.Client.Limits(), p.Server.Limits()
+	var c, s rdma.Counters
+	settled(func() bool {
+		counters(&after)
+		c, s = after[0].Sub(before[0]), after[1].Sub(before[1])
+		return c.MessagesOut >= 4 && s.MessagesOut >= remote(sl, 1)
+	})
+	check(t, r.Deregister())
+
 	for _, x := range []struct {
 		what      string
 		got, want uint64
