@@ -98,7 +98,7 @@ func TestParseEveryOtherValue(t *testing.T) {
 log: {level: error, format: json}
 stores:
   a: {type: file, path: /srv//a.img, sparse: false, cache: writethrough, direct: true, io: threads, readonly: true}
-  b: {type: device, path: /dev/sdb}
+  b: {type: device, path: /dev/sdb, aging: 200ms}
   c: {type: device, path: sdc, size: 1GiB, direct: false, cache: writethrough, io: uring}
   d: {type: null, size: 1TiB}
   e: {type: gotgt, plugin: file, path: e.img}
@@ -126,7 +126,7 @@ limits: {connections: 1, sessions: 2, commands: 3, connections_per_session: 9, m
 		Log:  Log{Level: slog.LevelError, Format: LogJSON},
 		Stores: []Store{
 			{Name: "a", Type: StoreFile, ReadOnly: true, File: &FileStore{Path: "/srv/a.img", Direct: true, Cache: CacheWritethrough, IO: IOThreads}},
-			{Name: "b", Type: StoreDevice, Device: &DeviceStore{Path: "/dev/sdb", Direct: true, Cache: CacheWriteback, IO: IOAuto}},
+			{Name: "b", Type: StoreDevice, Aging: 200 * time.Millisecond, Device: &DeviceStore{Path: "/dev/sdb", Direct: true, Cache: CacheWriteback, IO: IOAuto}},
 			{Name: "c", Type: StoreDevice, Size: 1 << 30, Device: &DeviceStore{Path: "sdc", Cache: CacheWritethrough, IO: IOUring}},
 			{Name: "d", Type: StoreNull, Size: 1 << 40},
 			{Name: "e", Type: StoreGOTGT, GOTGT: &GOTGTStore{Plugin: "file", Path: "e.img"}},

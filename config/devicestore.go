@@ -27,7 +27,7 @@ func (d *decoder) deviceStore(o *object, s *Store) {
 	d.storePath(o, s, &v.Path, "/dev/disk/by-id/NAME")
 	d.storeSize(o, s)
 	o.bool("direct", &v.Direct)
-	cacheAndIO(o, &v.Cache, &v.IO)
+	cacheAndIO(o, s, &v.Cache, &v.IO)
 }
 
 func (v *DeviceStore) details() []string {

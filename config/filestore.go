@@ -46,7 +46,7 @@ func (d *decoder) fileStore(o *object, s *Store) {
 		o.take("create").errorf("the store %q is read-only, so its file is not created: remove one of the two", s.Name)
 	}
 	o.bool("direct", &f.Direct)
-	cacheAndIO(o, &f.Cache, &f.IO)
+	cacheAndIO(o, s, &f.Cache, &f.IO)
 }
 
 func (f *FileStore) details() []string {

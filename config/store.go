@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"time"
 )
 
 // Store is one block store, which LUNs export.
@@ -17,6 +18,9 @@ type Store struct {
 
 	// ReadOnly stores are never written to; LUNs that export them are read-only.
 	ReadOnly bool
+
+	// Aging is how long a completed write may stay in a volatile cache; 0: until somebody flushes.
+	Aging time.Duration
 
 	// Partitioned stores are divided by the table at their start. LUNs show their partitions.
 	Partitioned bool
@@ -131,6 +135,9 @@ func (s *Store) Details() (words []string) {
 	if row := storeTypeOf(s.Type); row.details != nil {
 		words = append(words, row.details(s)...)
 	}
+	if s.Aging > 0 {
+		words = append(words, "aging "+s.Aging.String())
+	}
 	if s.ReadOnly {
 		words = append(words, "read-only")
 	}
@@ -211,10 +218,25 @@ func (d *decoder) storePath(o *object, s *Store, path *string, example string) {
 	}
 }
 
-func cacheAndIO(o *object, cache *CacheMode, io *IOMode) {
+func cacheAndIO(o *object, s *Store, cache *CacheMode, io *IOMode) {
 	*cache, *io = CacheWriteback, IOAuto
 	set(o.take("cache"), cache, "a cache mode", oneOf(CacheWriteback, CacheWritethrough))
 	set(o.take("io"), io, "a way of I/O", oneOf(IOAuto, IOUring, IOThreads))
+	aging := o.take("aging")
+	if set(aging, &s.Aging, "a duration such as 200ms", parseAging) && s.Aging > 0 && *cache == CacheWritethrough {
+		aging.errorf("the store %q has cache: writethrough, so every write is durable at once: remove one of the two", s.Name)
+	}
+}
+
+// minAging bounds how often a store is flushed.
+const minAging = 10 * time.Millisecond
+
+func parseAging(text string) (time.Duration, error) {
+	t, err := parseDuration(text)
+	if err == nil && t > 0 && t < minAging {
+		err = fmt.Errorf("%v is less than %v, the shortest window; with cache: writethrough every write is durable at once", t, minAging)
+	}
+	return t, err
 }
 
 func parsePath(text string) (string, error) {

@@ -58,6 +58,11 @@ var (
 	descSize     = desc("lun_size_bytes", "Capacity.", "target", "lun", "store")
 	descSessions = desc("sessions", "Sessions logged in.", "target")
 
+	descWindow  = desc("store_aging_window_seconds", "How long after it a write is durable, as long as flushes take less than half of it.", "store")
+	descFlush   = desc("store_aging_longest_flush_seconds", "The longest that a flush has taken.", "store")
+	descFlushes = desc("store_aging_flushes_total", "Flushes that the store has made by itself.", "store")
+	descLost    = desc("store_aging_lost", "1: a flush has failed, and nothing is promised until the store is opened again.", "store")
+
 	descFree      = desc("store_free_bytes", "Bytes of a divided store that no partition has.", "store")
 	descPart      = desc("partition_size_bytes", "Size of a partition.", "store", "partition")
 	descEndpoints = desc("partition_endpoints", "Endpoints of a partition that are open.", "store", "partition")
@@ -100,6 +105,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descInfo, descStarted, descLoaded, descLatency, descBytes, descFailed, descNews, descInFlight, descSize, descSessions,
 		descLimit, descInUse, descMapped, descLeases, descRDMA,
+		descWindow, descFlush, descFlushes, descLost,
 		descFree, descPart, descEndpoints, descLag, descPartLatency, descPartBytes, descPartFailed, descPartInFlight,
 	} {
 		ch <- d
@@ -142,6 +148,16 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	gauge(descSessions, float64(max(discovery, 0)), "")
 	for _, store := range c.target.Stores() {
+		if a := store.Aging; a != nil {
+			lost := 0.0
+			if a.Lost {
+				lost = 1
+			}
+			gauge(descWindow, float64(a.WindowNS)/1e9, store.Name)
+			gauge(descFlush, float64(a.LongestNS)/1e9, store.Name)
+			gauge(descLost, lost, store.Name)
+			ch <- prometheus.MustNewConstMetric(descFlushes, prometheus.CounterValue, float64(a.Flushes), store.Name)
+		}
 		if store.Partitioned {
 			c.collectPartitions(ch, store.Name, s.BoundsNS)
 		}

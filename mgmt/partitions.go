@@ -48,6 +48,15 @@ type Store struct {
 	Free        []Range `json:"free,omitempty"`    // of a divided one
 	Tag         string  `json:"etag,omitempty"`    // of its table
 	Problem     string  `json:"problem,omitempty"` // why there is none
+	Aging       *Aging  `json:"aging,omitempty"`   // of an open store that makes writes durable by itself
+}
+
+// Aging tells how a store makes writes durable by itself.
+type Aging struct {
+	WindowNS  int64  `json:"window_ns"`        // how long after it a write is durable, as long as flushes take less than half of it
+	LongestNS int64  `json:"longest_flush_ns"` // that a flush has taken
+	Flushes   uint64 `json:"flushes"`          // that the store has made by itself
+	Lost      bool   `json:"lost"`             // a flush has failed: nothing is promised until the store is opened again
 }
 
 // Range is a part of a store.

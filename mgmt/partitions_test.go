@@ -20,7 +20,7 @@ type partitioner struct {
 
 func (f *partitioner) Stores() []Store {
 	return []Store{
-		{Name: "d", Type: "file", Open: true, Size: 1 << 20, Unit: 512, Durability: "medium", Partitioned: true, Free: []Range{{4096, 8192}}, Tag: "t-7"},
+		{Name: "d", Type: "file", Open: true, Size: 1 << 20, Unit: 512, Durability: "medium", Partitioned: true, Free: []Range{{4096, 8192}}, Tag: "t-7", Aging: &Aging{200e6, 1500e6, 7, true}},
 		{Name: "m", Type: "memory"},
 	}
 }
@@ -222,6 +222,8 @@ func TestPartitionMetrics(t *testing.T) {
 	for _, line := range []string{
 		`oneshot_store_free_bytes{store="d"} 8192`, `oneshot_partition_size_bytes{partition="log",store="d"} 4096`,
 		`oneshot_partition_size_bytes{partition="new",store="d"} 8192`, `oneshot_partition_endpoints{partition="log",store="d"} 2`,
+		`oneshot_store_aging_window_seconds{store="d"} 0.2`, `oneshot_store_aging_longest_flush_seconds{store="d"} 1.5`,
+		`oneshot_store_aging_flushes_total{store="d"} 7`, `oneshot_store_aging_lost{store="d"} 1`,
 		`oneshot_partition_lag_writes{partition="log",store="d"} 4`, `oneshot_partition_bytes_total{op="write",partition="log",store="d"} 512`,
 		`oneshot_partition_operation_duration_seconds_count{op="write",partition="log",store="d"} 3`,
 		`oneshot_partition_failures_total{kind="denied",partition="log",store="d"} 2`, `oneshot_partition_operations_in_flight{partition="log",store="d"} 1`,

@@ -32,11 +32,11 @@ func (s *Server) Stores() []mgmt.Store {
 		}
 		var info backend.Info
 		if open := s.units.stores[medium(c)]; open != nil {
-			info = open.volume.Store().Info()
+			info, m.Aging = open.volume.Store().Info(), agingOf(open.volume.Store())
 		}
 		if d := s.units.divided[medium(c)]; d != nil {
 			n := d.Snapshot()
-			info, m.Tag, m.Free = n.Info, tagOf(n.Table), ranges(n.Free)
+			info, m.Tag, m.Free, m.Aging = n.Info, tagOf(n.Table), ranges(n.Free), agingOf(d.store)
 			if n.Table == nil {
 				m.Problem = n.Problem.Error()
 			}
@@ -47,6 +47,16 @@ func (s *Server) Stores() []mgmt.Store {
 		list[i] = m
 	}
 	return list
+}
+
+// agingOf tells how a store ages; nil: it does not.
+func agingOf(s backend.Store) *mgmt.Aging {
+	a, ok := backend.As[backend.Ager](s)
+	if !ok {
+		return nil
+	}
+	n := a.AgeStats()
+	return &mgmt.Aging{WindowNS: a.Window().Nanoseconds(), LongestNS: n.Longest.Nanoseconds(), Flushes: n.Flushes, Lost: n.Lost}
 }
 
 func ranges(list []partition.Range) []mgmt.Range {

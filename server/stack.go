@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"oneshot/backend"
+	"oneshot/backend/aging"
 	"oneshot/config"
 )
 
@@ -109,7 +110,10 @@ func (b *belows) stack(c *config.Store, resized func(), log *slog.Logger) (backe
 		if u, ok := s.(undoer); ok {
 			b.made = append(b.made, u)
 		}
-		return s, err
+		if err != nil {
+			return nil, err
+		}
+		return aging.New(s, aging.Config{Window: c.Aging, Name: c.Name, Logger: log}), nil
 	}
 	open := b.stack
 	if storeTypes[c.Type].parts {

@@ -30,14 +30,6 @@ type Config struct {
 	Logger *slog.Logger // nil: slog.Default()
 }
 
-// Stats tell how aging goes.
-type Stats struct {
-	Window  time.Duration
-	Flushes uint64        // that the timer has made
-	Longest time.Duration // that a flush took, whosever it was
-	Lost    bool          // a flush has failed
-}
-
 // Store is a store that ages.
 type Store struct {
 	backend.Store
@@ -120,11 +112,11 @@ func (s *Store) Pass(a backend.Ability) backend.Store {
 // Window implements backend.Ager.
 func (s *Store) Window() time.Duration { return s.cfg.Window }
 
-// Stats returns how aging goes.
-func (s *Store) Stats() Stats {
+// AgeStats implements backend.Ager.
+func (s *Store) AgeStats() backend.AgeStats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return Stats{s.cfg.Window, s.flushes, s.core.longest, s.core.lost}
+	return backend.AgeStats{Flushes: s.flushes, Longest: s.core.longest, Lost: s.core.lost}
 }
 
 // Observe implements backend.Ager.

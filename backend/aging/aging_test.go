@@ -89,7 +89,7 @@ func TestSlow(t *testing.T) {
 		if a, ok := backend.As[backend.Ager](s); !ok || a.Window() != 200*time.Millisecond {
 			t.Error("the store says nothing of its window")
 		}
-		if st := s.(*Store).Stats(); st.Longest != 150*time.Millisecond || st.Flushes != 4 {
+		if st := s.(*Store).AgeStats(); st.Longest != 150*time.Millisecond || st.Flushes != 4 {
 			t.Errorf("%+v", st)
 		}
 		if n := strings.Count(text.String(), "store=disk1 window=200ms flush=150ms durable_after=400ms"); n != 1 {

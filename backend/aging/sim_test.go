@@ -169,7 +169,7 @@ func TestWindow(t *testing.T) {
 				cuts++
 			}
 		}
-		if st := s.Stats(); st.Longest != d.longest || st.Flushes == 0 || d.flushes < int(st.Flushes) || st.Lost {
+		if st := s.AgeStats(); st.Longest != d.longest || st.Flushes == 0 || d.flushes < int(st.Flushes) || st.Lost {
 			t.Errorf("%+v, and the longest flush took %v of %d", st, d.longest, d.flushes)
 		}
 		if !slices.Equal(d.data, d.medium) {
@@ -205,15 +205,15 @@ func TestQuiet(t *testing.T) {
 	}
 	for w.step() {
 	}
-	if st := s.Stats(); st.Flushes != 0 || w.time > 40*time.Millisecond {
+	if st := s.AgeStats(); st.Flushes != 0 || w.time > 40*time.Millisecond {
 		t.Errorf("%+v at %v", st, w.time)
 	}
 	for _, op := range []backend.Op{{Kind: backend.Write, Len: 512, Segs: b}, {Kind: backend.Discard, Len: 512}, {Kind: backend.WriteZeroes, Len: 512}} {
-		before := s.Stats().Flushes
+		before := s.AgeStats().Flushes
 		do(op)
 		for w.step() {
 		}
-		if n := s.Stats().Flushes - before; n != 1 {
+		if n := s.AgeStats().Flushes - before; n != 1 {
 			t.Errorf("%v: %d flushes", op.Kind, n)
 		}
 	}
@@ -246,7 +246,7 @@ func TestLost(t *testing.T) {
 			t.Error("the flush has not failed")
 		}
 		d.fail = false
-		if st := s.Stats(); !st.Lost {
+		if st := s.AgeStats(); !st.Lost {
 			t.Errorf("%+v", st)
 		}
 		for _, op := range []backend.Op{{Kind: backend.Flush}, {Kind: backend.Write, Flags: backend.FUA, Len: 512}, {Kind: backend.Read, Flags: backend.Barrier, Len: 512}} {
