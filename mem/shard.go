@@ -37,15 +37,15 @@ func (p *Pool) shard() *shard {
 // take returns a lease of a block, or nil.
 func (s *shard) take(p *Pool, order int) *Lease {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.used = true
-	if s.free[order] == nil && !s.fill(p, order) {
-		return nil
+	var l *Lease
+	if s.free[order] != nil || s.fill(p, order) {
+		l = s.free[order]
+		s.free[order], l.next = l.next, nil
+		s.count[order]--
+		s.leases++
 	}
-	l := s.free[order]
-	s.free[order], l.next = l.next, nil
-	s.count[order]--
-	s.leases++
+	s.mu.Unlock() // without defer, which costs as much as the rest
 	return l
 }
 
@@ -72,7 +72,6 @@ func (s *shard) push(l *Lease) {
 // give takes a lease back, and passes half of the order on when there are too many.
 func (s *shard) give(p *Pool, l *Lease) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.used = true
 	s.leases--
 	s.push(l)
@@ -81,6 +80,7 @@ func (s *shard) give(p *Pool, l *Lease) {
 		s.shrink(p, o, cacheCap(o)/2)
 		p.buddies.mu.Unlock()
 	}
+	s.mu.Unlock()
 }
 
 // shrink passes blocks of an order on to the buddies until keep are left. Called with mu

@@ -17,7 +17,7 @@ const (
 )
 
 // pieceAt returns the length of the piece at off of a range that ends at end.
-func pieceAt(off, end int64) int64 { return min((off/pieceSize+1)*pieceSize, end) - off }
+func pieceAt(off, end int64) int64 { return min((off|(pieceSize-1))+1, end) - off }
 
 // regions are the locks of whoever changes bytes, held for microseconds. Each lock guards every
 // regionCount-th region of the store. Whoever holds some waits for nothing else, and all take them in
@@ -37,7 +37,17 @@ func indexes(off, n int64) (a, b, c, d int) {
 	return 0, j + 1, i, regionCount
 }
 
+// inOne returns the only lock of [off, off+n), if there is only one, as there is for nearly all.
+func inOne(off, n int64) (i int, ok bool) {
+	first := uint64(off) >> regionShift
+	return int(first % regionCount), first == uint64(off+n-1)>>regionShift
+}
+
 func (r *regions) lock(off, n int64) {
+	if i, ok := inOne(off, n); ok {
+		r.lockOne(i)
+		return
+	}
 	a, b, c, d := indexes(off, n)
 	for i := a; i < b; i++ {
 		r.lockOne(i)
@@ -54,6 +64,10 @@ func (r *regions) lockOne(i int) {
 }
 
 func (r *regions) unlock(off, n int64) {
+	if i, ok := inOne(off, n); ok {
+		r.unlockOne(i)
+		return
+	}
 	a, b, c, d := indexes(off, n)
 	for i := a; i < b; i++ {
 		r.unlockOne(i)

@@ -28,6 +28,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 
 	"oneshot/internal/serial"
 )
@@ -230,8 +231,9 @@ var zeroBHS [BHSLen]byte
 // length, and returns both the whole slice and the header in it.
 func appendHeader(b []byte, op Opcode, immediate bool, flags byte, dataLen int) ([]byte, Header) {
 	n := len(b)
-	b = append(b, zeroBHS[:]...)
-	h := Header(b[n:])
+	b = slices.Grow(b, BHSLen)[:n+BHSLen]
+	h := Header(b[n : n+BHSLen])
+	*(*[BHSLen]byte)(h) = [BHSLen]byte{} // without the calls of append and clear
 	if uint(dataLen) > MaxDataSegmentLen {
 		panic("pdu: data segment length does not fit into 24 bits")
 	}

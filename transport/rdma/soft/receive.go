@@ -71,18 +71,19 @@ func (r *Receives) Post(rs []rdma.Receive) (n int, err error) {
 
 // Take moves the oldest receive to into. False: there is none, and w, if set, waits until there is one.
 func (r *Receives) Take(into *Receive, w *Waiter) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.mu.Lock() // and no defer: here is little else
 	if r.ring.Len() == 0 {
 		if w != nil && !w.waits {
 			w.waits = true
 			r.waiting = append(r.waiting, w)
 		}
+		r.mu.Unlock()
 		return false
 	}
 	slot := r.ring.At(r.ring.Head)
 	*into, *slot = *slot, *into // the lists change places, so that their memory is used again
 	r.ring.Head++
+	r.mu.Unlock()
 	return true
 }
 
