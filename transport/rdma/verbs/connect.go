@@ -158,10 +158,10 @@ func (d *Device) Connect(ctx context.Context, qp rdma.QueuePair, address string,
 	if err := q.claim(d); err != nil {
 		return err
 	}
-	c := newConn(d, d.manager)
-	if c.id, c.handle, err = d.manager.newID(c); err == nil {
-		if err = c.connect(ctx, q, to, p); err != nil {
-			c.destroy()
+	var c *conn
+	for range portTries {
+		if c, err = d.connect(ctx, q, to, p); !errors.Is(err, syscall.EADDRINUSE) {
+			break
 		}
 	}
 	if err != nil {
@@ -174,6 +174,23 @@ func (d *Device) Connect(ctx context.Context, qp rdma.QueuePair, address string,
 	}
 	c.live(q)
 	return nil
+}
+
+// portTries is how often a port of our own is drawn. The connection manager draws it at random and knows only of
+// its own ports; siw binds a TCP socket to it, which fails when some other socket has the port (siw_cm.c, kernel_bindconnect).
+const portTries = 8
+
+// connect connects q over a new identifier.
+func (d *Device) connect(ctx context.Context, q *queuePair, to *net.TCPAddr, p rdma.ConnParams) (c *conn, err error) {
+	c = newConn(d, d.manager)
+	if c.id, c.handle, err = d.manager.newID(c); err != nil {
+		return nil, err
+	}
+	if err = c.connect(ctx, q, to, p); err != nil {
+		c.destroy()
+		return nil, err
+	}
+	return c, nil
 }
 
 func (c *conn) connect(ctx context.Context, q *queuePair, to *net.TCPAddr, p rdma.ConnParams) error {

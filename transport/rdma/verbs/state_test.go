@@ -558,6 +558,35 @@ func TestFailsWithoutReason(t *testing.T) {
 	}
 }
 
+// TestPortTaken: the connection manager draws a port that some TCP socket has, which siw says when it connects. Another
+// port is drawn, and the queue pair is connected.
+func TestPortTaken(t *testing.T) {
+	begin(t, kinds["siw"])
+	d := openFake(t, Config{})
+	l, err := d.Listen(listenAt)
+	check(t, err)
+	here, there := newSide(t, d), newSide(t, d)
+	fake.Fail("rdma_connect", syscall.EADDRINUSE, 0)
+	connected := make(chan error, 1)
+	go func() { connected <- d.Connect(context.Background(), there.qp, l.Addr().String(), rdma.ConnParams{}) }()
+	accepted := make(chan error, 1)
+	go func() {
+		r, err := l.Accept()
+		if err == nil {
+			err = r.Accept(here.qp, rdma.ConnParams{})
+		}
+		accepted <- err
+	}()
+	err = <-connected
+	fake.Fail("rdma_connect", nil, 0)
+	check(t, l.Close())
+	if accepted := <-accepted; err != nil || accepted != nil {
+		t.Errorf("connect: %v; accept: %v", err, accepted)
+	}
+	here.close()
+	there.close()
+}
+
 // TestLost: when a device is gone, its connections and listeners end, its owner is told once, and it can be closed.
 func TestLost(t *testing.T) {
 	for name, lose := range map[string]func(*Device){

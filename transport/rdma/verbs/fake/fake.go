@@ -61,8 +61,8 @@ func Begin(c Config) {
 // Fail makes the calls of a function fail, after some calls that succeed; with a nil err they succeed again. Besides the
 // functions of the libraries there are "error", which is the change of a queue pair to the error state, "doorbell", the
 // call with which a library tells the kernel of work that it has taken (siw, rxe), and "address", "route" and "silence":
-// the connection manager finds no address or no route, or reports nothing. With ESTALE one call fails without setting
-// errno.
+// the connection manager finds no address or no route, or reports nothing. With ESTALE and EADDRINUSE one
+// call fails; with ESTALE it does not set errno.
 func Fail(function string, err error, after int) {
 	e := C.int(0)
 	if no, ok := errors.AsType[syscall.Errno](err); ok {
