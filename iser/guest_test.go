@@ -5,13 +5,16 @@ package iser
 import (
 	"bytes"
 	"encoding/binary"
+	"io"
 	"log/slog"
 	"net"
 	"os"
 	"strconv"
+	"sync"
 	"testing"
 	"time"
 
+	"oneshot/iscsi"
 	"oneshot/iscsi/pdu"
 	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/verbs"
@@ -247,13 +250,87 @@ func (c *client) keepAwake() (stop func()) {
 	}
 }
 
-// TestGuestKilledWrites: connections end while their WRITEs are fetched, by either end, and another session writes as well.
-// Each block then holds what some WRITE has written to it, and never what I/O memory held before.
+// relay carries the TCP connection of an initiator to the target, until the test cuts it.
+type relay struct {
+	l                 *net.TCPListener
+	target            net.Addr
+	initiator, toward *net.TCPConn // the two connections; valid when up is closed without an error
+	up                chan struct{}
+	err               error
+}
+
+// startRelay begins to listen for one connection, on the host of target.
+func startRelay(t *testing.T, target net.Addr) *relay {
+	t.Helper()
+	host, _, err := net.SplitHostPort(target.String())
+	check(t, err)
+	l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
+	check(t, err)
+	r := &relay{l: l.(*net.TCPListener), target: target, up: make(chan struct{})}
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		r.run()
+	}()
+	t.Cleanup(func() {
+		_ = r.l.Close()
+		<-r.up
+		r.cut(true)
+		<-over
+	})
+	return r
+}
+
+func (r *relay) run() {
+	r.initiator, r.err = r.l.AcceptTCP()
+	if r.err == nil {
+		// The ports of the host's own address are left to siw.
+		from := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}
+		to, _ := net.ResolveTCPAddr("tcp", r.target.String())
+		r.toward, r.err = net.DialTCP("tcp", from, to)
+	}
+	close(r.up)
+	if r.err != nil {
+		return
+	}
+	var both sync.WaitGroup
+	pass := func(to, from *net.TCPConn) {
+		both.Go(func() {
+			_, _ = io.Copy(to, from)
+			_ = to.CloseWrite()
+			_, _ = io.Copy(io.Discard, from) // behind a cut
+		})
+	}
+	pass(r.initiator, r.toward)
+	pass(r.toward, r.initiator)
+	both.Wait()
+	_ = r.initiator.Close()
+	_ = r.toward.Close()
+}
+
+// cut resets both connections, or has the stream to the target end in the middle of what is passed on.
+func (r *relay) cut(reset bool) {
+	<-r.up
+	if r.err != nil {
+		return
+	}
+	if !reset {
+		_ = r.toward.CloseWrite()
+		return
+	}
+	for _, c := range []*net.TCPConn{r.toward, r.initiator} {
+		_ = c.SetLinger(0)
+		_ = c.Close()
+	}
+}
+
+// TestGuestKilledWrites: connections end while their WRITEs are fetched, by either end, or, where RDMA goes over TCP,
+// because the TCP connection is reset or half-closed under it; and another session writes as well. Each block then holds what some WRITE has written to it, and never what I/O memory held before.
 func TestGuestKilledWrites(t *testing.T) {
 	const (
 		blocks = 1024
 		half   = blocks / 2 // that the connections which are killed write to; the rest is the other session's
-		rounds = 60
+		rounds = 36
 	)
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
 	target, err := verbs.Open(verbs.Config{Name: os.Getenv(envDevice), Logger: log})
@@ -264,8 +341,8 @@ func TestGuestKilledWrites(t *testing.T) {
 	device, err := verbs.Open(verbs.Config{Name: os.Getenv(envDevice), Logger: log})
 	check(t, err)
 	t.Cleanup(func() { _ = device.Close() })
-	reach := func(isid byte) *client {
-		c := dial(t, keptDevice{device}, b.l.Addr().String(), rdma.ConnParams{PrivateData: ordinary})
+	reach := func(isid byte, address net.Addr) *client {
+		c := dial(t, keptDevice{device}, address.String(), rdma.ConnParams{PrivateData: ordinary})
 		if c.window != nil {
 			check(t, c.window.Free())
 			c.window = nil
@@ -280,7 +357,19 @@ func TestGuestKilledWrites(t *testing.T) {
 			stamped(c.buf[i*blockSize:][:blockSize], worker, n, int64(from+i))
 		}
 	}
-	other := reach(20)
+	victims := func() (all []iscsi.SessionInfo) {
+		for _, s := range b.node.Sessions() {
+			if s.ISID[5] == 21 {
+				all = append(all, s)
+			}
+		}
+		return all
+	}
+	ways := uint64(4)
+	if device.Limits().UnguardedInvalidate { // siw
+		ways = 6
+	}
+	other := reach(20, b.l.Addr())
 	checkAll := func() {
 		other.do(rw16(0x88, 0, blocks), false, true, blocks*blockSize, 0)
 		for i := range blocks {
@@ -297,7 +386,13 @@ func TestGuestKilledWrites(t *testing.T) {
 		}
 	}
 	for round := range uint64(rounds) {
-		c := reach(21) // when the commands of the session before have ended
+		address, way := b.l.Addr(), round%ways
+		var wire *relay
+		if way >= 4 {
+			wire = startRelay(t, address)
+			address = wire.l.Addr()
+		}
+		c := reach(21, address) // when the commands of the session before have ended
 		checkAll()
 		write(c, 0, round, 1)
 		c.offending = true
@@ -306,22 +401,23 @@ func TestGuestKilledWrites(t *testing.T) {
 			n := half / pieces * blockSize
 			c.start(rw16(0x8a, uint64(i*half/pieces), half/pieces), true, false, i*n, n, 0)
 		}
-		for range round % pieces { // some are done before
+		for range round / ways % pieces { // some are done before
 			c.receive()
 		}
-		switch round % 4 {
+		switch way {
 		case 0:
 			c.qp.Abort(nil)
 		case 1:
 			c.qp.Disconnect()
 		case 2:
 			check(t, c.qp.Close())
-		default: // the target ends it
-			for _, s := range b.node.Sessions() {
-				if s.ISID[5] == 21 {
-					b.node.DropSession(s.TSIH, "a test ends it")
-				}
+		case 3: // the target ends it
+			for _, s := range victims() {
+				b.node.DropSession(s.TSIH, "a test ends it")
 			}
+		default:
+			wire.cut(way == 4)
+			wait(func() bool { return len(victims()) == 0 }) // the target notices, whatever the initiator does
 		}
 		write(other, half, round, 2)
 		if r := other.do(rw16(0x8a, half, half), true, false, half*blockSize, 0); r.Status() != 0 {
