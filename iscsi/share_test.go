@@ -28,6 +28,9 @@ func TestDiscoverySessionsGiveWay(t *testing.T) {
 	for range discoveryShare(l.Connections) {
 		all = append(all, discover(t, n))
 	}
+	drive(all[0].c, func() { all[0].c.Lost(nil) }) // and so leaves its place to another
+	all[0].take()
+	all = append(all[1:], discover(t, n))
 	for i, x := range all {
 		if got := x.take(); got != "" {
 			t.Fatalf("session %d of the share: %q", i, got)
@@ -37,23 +40,42 @@ func TestDiscoverySessionsGiveWay(t *testing.T) {
 	if x, y := all[0].take(), all[1].take(); x != "terminate false" || y != "" {
 		t.Errorf("the oldest: %q, the next: %q", x, y)
 	}
-	// They are the first to go for those who come to log in to a target, too.
+	// They are the first to go for those who come to log in to a target, too. The place of the one that was told to go, but is
+	// still there, is free.
 	l.Connections = len(n.connections())
 	n.SetLimits(l)
-	drive(all[0].c, func() { all[0].c.Lost(nil) })
 	f, text := request(0, 0)
 	f.ISID[5] = 9
-	for range 2 {
+	for _, want := range []string{"", "terminate false"} {
 		f.ISID[5]++
 		if _, x := begin(t, n, f, text); x.take() != "Login Response" || x.last[36] != 0 {
 			t.Fatalf("a login: status % x", []byte(x.last[36:38]))
 		}
+		if x, y, z := all[0].take(), all[1].take(), all[2].take(); x != "" || y != want || z != "" {
+			t.Errorf("the one that goes: %q, the oldest: %q, want %q, the next: %q", x, y, want, z)
+		}
 	}
-	if x, y := all[1].take(), all[2].take(); x != "terminate false" || y != "" {
-		t.Errorf("the oldest: %q, the next: %q", x, y)
+	for _, x := range all[:2] {
+		drive(x.c, func() { x.c.Lost(nil) })
+	}
+	f.ISID[5]++
+	if _, x := begin(t, n, f, text); x.take() != "Login Response" || x.last[36] != 0 {
+		t.Fatalf("a login, when they have gone: status % x", []byte(x.last[36:38]))
+	}
+	if x := all[2].take(); x != "terminate false" {
+		t.Errorf("the oldest, when those who went are gone: %q", x)
 	}
 	if got := r.take(); got != "" || c.state != stateFullFeature {
 		t.Errorf("a session with a target: %q", got)
+	}
+}
+
+// The share is an eighth of the connections, 8 to 256.
+func TestDiscoveryShare(t *testing.T) {
+	for connections, want := range map[int]int{1: 8, 64: 8, 80: 10, 800: 100, 4096: 256} {
+		if got := discoveryShare(connections); got != want {
+			t.Errorf("of %d connections: %d, want %d", connections, got, want)
+		}
 	}
 }
 

@@ -16,6 +16,12 @@ import (
 // and follow each other from tagged offset 0 on.
 func (p *rawPeer) writes(stags ...uint32) (itts []uint32) {
 	p.t.Helper()
+	return p.writesApart(4096, stags...)
+}
+
+// writesApart is writes of buffers that begin so many octets behind each other.
+func (p *rawPeer) writesApart(step uint64, stags ...uint32) (itts []uint32) {
+	p.t.Helper()
 	var batch [][]byte
 	for i, s := range stags {
 		itt := 100 + uint32(p.cmdSN)
@@ -26,7 +32,7 @@ func (p *rawPeer) writes(stags ...uint32) (itts []uint32) {
 		h := appendHeader(nil)
 		h[0] |= flagWSV
 		binary.BigEndian.PutUint32(h[4:], s)
-		binary.BigEndian.PutUint64(h[8:], uint64(i)*4096)
+		binary.BigEndian.PutUint64(h[8:], uint64(i)*step)
 		batch = append(batch, p.message(0, h, f.AppendTo(nil)))
 		itts = append(itts, itt)
 	}
@@ -85,6 +91,24 @@ func TestPullsJoined(t *testing.T) {
 			t.Error("not what was written")
 		}
 	})
+	for name, step := range map[string]uint64{"with gaps": 8192, "overlapping": 2048, "the same": 0} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			p := b.raw(false, 1)
+			p.writesApart(step, stag, stag, stag)
+			for i := range uint64(3) {
+				r := p.readRequest()
+				if r.Size != 4096 || r.SrcSTag != stag || r.SrcTO != i*step {
+					t.Fatalf("%+v, want 4096 octets from %d on", r, i*step)
+				}
+				p.write(p.response(r, data[i*4096:][:4096], true))
+			}
+			p.statuses(3)
+			if !bytes.Equal(b.contents()[4096:][:3*4096], data[:3*4096]) {
+				t.Error("not what was written")
+			}
+		})
+	}
 	t.Run("one is aborted", func(t *testing.T) {
 		const abort = 900
 		b := newBench(t)

@@ -605,8 +605,8 @@ func TestOwner(t *testing.T) {
 	if st.Owner(s) != one || st.Owner(w) != two || other.Owner(s) != nil || st.Owner(s+1) != nil || st.Owner(0) != nil || st.Owner(0xffffff00) != nil {
 		t.Errorf("owners %v and %v; of others %v, %v", st.Owner(s), st.Owner(w), other.Owner(s), st.Owner(s+1))
 	}
-	if st.Disown(w) != two || st.Disown(w) != nil || st.Owner(w) != nil {
-		t.Error("an owner is given back twice")
+	if other.Disown(w) != nil || st.Disown(w) != two || st.Disown(w) != nil || st.Owner(w) != nil {
+		t.Error("an owner is given to another stream, or twice")
 	}
 	if _, err := st.Revoke(s); err != nil {
 		t.Fatal(err)
@@ -642,7 +642,8 @@ func TestOwner(t *testing.T) {
 // Grant is Reserve and Bind: the memory is accessible, and the STag counts against the window.
 func TestGrant(t *testing.T) {
 	table := NewTable(300)
-	st := table.NewStream(table.NewDomain(), 1)
+	d := table.NewDomain()
+	st, other := table.NewStream(d, 1), table.NewStream(d, 1)
 	if _, err := st.Grant(Region{Segments: segs(0, 2), Base: math.MaxUint64, Access: all}); err != ErrRegion {
 		t.Errorf("a region that wraps: %v", err)
 	}
@@ -664,8 +665,30 @@ func TestGrant(t *testing.T) {
 	if _, err := st.Acquire(RemoteWrite, s, 2, 4); lecOf(err) == 0xffff {
 		t.Error("a right that was not given")
 	}
+	if _, err := other.Acquire(RemoteRead, s, 2, 4); err == nil {
+		t.Error("another stream of the domain has access")
+	}
+	for seen := map[STag]bool{}; len(seen) < 4*chunkSlots; { // every slot is used several times
+		if seen[s] {
+			t.Fatalf("%#x is granted again", s)
+		}
+		seen[s] = true
+		if _, err := st.Revoke(s); err != nil {
+			t.Fatal(err)
+		}
+		if err := st.Consume(s); err != nil {
+			t.Fatal(err)
+		}
+		s = must(st.Grant(Region{Segments: segs(5, 16), Access: AccessRemoteRead}))
+	}
 	st.End()
+	if got := table.State(s); got != Revoked {
+		t.Errorf("after the end of its stream: %v", got)
+	}
 	if _, err := st.Grant(Region{Segments: segs(0, 16), Access: all}); err != ErrEnded {
 		t.Errorf("after the end: %v", err)
+	}
+	if err := st.Free(); err != nil || table.State(s) != Free {
+		t.Errorf("when the stream is freed: %v, %v", table.State(s), err)
 	}
 }

@@ -6,10 +6,30 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Undo removes the file that Open has created, unless somebody has written to it or put another one there.
 func TestUndo(t *testing.T) {
+	times := func(path string) (st unix.Stat_t, err error) { return st, unix.Stat(path, &st) }
+	// in does something to the file whose time of change nobody sees: clocks of file systems tick slowly.
+	in := func(f func(*os.File) error) func(string) error {
+		return func(path string) error {
+			st, err := times(path)
+			if err != nil {
+				return err
+			}
+			file, err := os.OpenFile(path, os.O_WRONLY, 0)
+			if err != nil {
+				return err
+			}
+			at := time.Unix(st.Mtim.Unix())
+			return errors.Join(f(file), file.Close(), os.Chtimes(path, at, at))
+		}
+	}
+	const size = 1 << 20
 	for name, c := range map[string]struct {
 		meanwhile func(path string) error
 		stays     bool
@@ -23,12 +43,23 @@ func TestUndo(t *testing.T) {
 			}
 			return err
 		}, true},
-		"another file": {func(path string) error { return errors.Join(os.Remove(path), os.WriteFile(path, nil, 0o600)) }, true},
-		"renamed":      {func(path string) error { return os.Rename(path, path+".mine") }, false},
+		"written in the same tick": {in(func(f *os.File) error { _, err := f.WriteString("precious"); return err }), true},
+		"longer in the same tick":  {in(func(f *os.File) error { return f.Truncate(2 * size) }), true},
+		"touched":                  {func(path string) error { return os.Chtimes(path, time.Unix(1, 0), time.Unix(1, 0)) }, true},
+		"another file":             {func(path string) error { return errors.Join(os.Remove(path), os.WriteFile(path, nil, 0o600)) }, true},
+		"another that looks like it": {func(path string) error {
+			st, err := times(path)
+			at := time.Unix(st.Mtim.Unix())
+			return errors.Join(err, os.Rename(path, path+".mine"), os.WriteFile(path, nil, 0o600), os.Truncate(path, size), os.Chtimes(path, at, at))
+		}, true},
+		"renamed, and a link to it": {func(path string) error {
+			return errors.Join(os.Rename(path, path+".mine"), os.Symlink(path+".mine", path))
+		}, true},
+		"renamed": {func(path string) error { return os.Rename(path, path+".mine") }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "d.img")
-			s, err := Open(Config{Path: path, Size: 1 << 20, Sparse: true})
+			s, err := Open(Config{Path: path, Size: size, Sparse: true})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -45,7 +76,7 @@ func TestUndo(t *testing.T) {
 	}
 	path := filepath.Join(t.TempDir(), "d.img")
 	for range 2 {
-		s, err := Open(Config{Path: path, Size: 1 << 20, Sparse: true})
+		s, err := Open(Config{Path: path, Size: size, Sparse: true})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -27,21 +27,11 @@ func TestLogsNameTheReason(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		ast.Inspect(file, func(n ast.Node) bool {
-			call, ok := n.(*ast.CallExpr)
-			if !ok || !isLogCall(call) {
-				return true
-			}
-			calls++
-			for _, a := range call.Args {
-				if lit, ok := a.(*ast.BasicLit); ok && lit.Kind == token.STRING {
-					if key, _ := strconv.Unquote(lit.Value); slices.Contains([]string{"err", "error", "cause"}, key) {
-						t.Errorf("%s: the key %q: what a line is about is its \"reason\"", files.Position(lit.Pos()), key)
-					}
-				}
-			}
-			return true
-		})
+		n, wrong := logKeys(file)
+		calls += n
+		for _, lit := range wrong {
+			t.Errorf("%s: the key %s: what a line is about is its \"reason\"", files.Position(lit.Pos()), lit.Value)
+		}
 		return nil
 	})
 	if err != nil {
@@ -49,6 +39,46 @@ func TestLogsNameTheReason(t *testing.T) {
 	}
 	if calls < 100 {
 		t.Errorf("only %d calls of a log: were they found?", calls)
+	}
+}
+
+// logKeys returns how many calls of a file write to a log, and the keys in them that should be "reason".
+func logKeys(file *ast.File) (calls int, wrong []*ast.BasicLit) {
+	ast.Inspect(file, func(n ast.Node) bool {
+		call, ok := n.(*ast.CallExpr)
+		if !ok || !isLogCall(call) {
+			return true
+		}
+		calls++
+		for _, a := range call.Args {
+			if lit, ok := a.(*ast.BasicLit); ok && lit.Kind == token.STRING {
+				if key, _ := strconv.Unquote(lit.Value); slices.Contains([]string{"err", "error", "cause"}, key) {
+					wrong = append(wrong, lit)
+				}
+			}
+		}
+		return true
+	})
+	return calls, wrong
+}
+
+// Whatever the call is that writes a line, its keys are looked at.
+func TestLogKeys(t *testing.T) {
+	for _, call := range []string{
+		`log.Warn("a", "KEY", err)`, `t.cfg.Logger.Error("a", "n", 1, "KEY", err)`, `c.log.With("KEY", err).Info("a")`,
+		`log.Info("a", slog.Any("KEY", err))`, `log.LogAttrs(ctx, level, "a", slog.String("KEY", "b"))`,
+		`log.Log(ctx, level, "a", "KEY", err)`, `log.DebugContext(ctx, "a", "KEY", err)`, `slog.Group("a", "KEY", err)`,
+	} {
+		for key, want := range map[string]int{"reason": 0, "err": 1, "error": 1, "cause": 1} {
+			src := "package p\nfunc f() { " + strings.ReplaceAll(call, "KEY", key) + " }"
+			file, err := parser.ParseFile(token.NewFileSet(), "", src, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if calls, wrong := logKeys(file); calls == 0 || len(wrong) != want {
+				t.Errorf("%s with %q: %d calls, %d wrong keys, want %d", call, key, calls, len(wrong), want)
+			}
+		}
 	}
 }
 
@@ -61,5 +91,6 @@ func isLogCall(call *ast.CallExpr) bool {
 	if p, ok := f.X.(*ast.Ident); ok && p.Name == "slog" {
 		return true
 	}
-	return slices.Contains([]string{"Debug", "Info", "Warn", "Error", "With", "LogAttrs"}, f.Sel.Name)
+	name := strings.TrimSuffix(f.Sel.Name, "Context")
+	return slices.Contains([]string{"Debug", "Info", "Warn", "Error", "With", "Log", "LogAttrs"}, name)
 }
