@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"sync"
 )
 
@@ -120,11 +121,7 @@ func (l *LU) Prepare(c *Command, off int64) error {
 	case off < 0 || off > l.Size()-int64(n):
 		return fmt.Errorf("LUN %d: %d bytes at %d, on a disk of %d", l.lun, n, off, l.Size())
 	}
-	if cap(c.CDB) < 16 {
-		c.CDB = make([]byte, 16)
-	}
-	c.CDB = c.CDB[:16]
-	clear(c.CDB)
+	c.blank()
 	if c.CDB[0] = 0x88; c.writes() { // READ(16), WRITE(16)
 		c.CDB[0] = 0x8a
 	}
@@ -132,6 +129,95 @@ func (l *LU) Prepare(c *Command, off int64) error {
 	binary.BigEndian.PutUint32(c.CDB[10:], uint32(n/l.block))
 	c.LUN, c.Attentions = l.lun, attentions
 	return nil
+}
+
+// PrepareFlush makes c a command that makes durable what was written: SYNCHRONIZE CACHE(16). It is for users
+// of Start; the other fields of c stay.
+func (l *LU) PrepareFlush(c *Command) {
+	c.blank()
+	c.CDB[0] = 0x91
+	c.LUN, c.Attentions = l.lun, attentions
+}
+
+// blank gives c a CDB of 16 zeroes.
+func (c *Command) blank() {
+	if cap(c.CDB) < 16 {
+		c.CDB = make([]byte, 16)
+	}
+	c.CDB = c.CDB[:16]
+	clear(c.CDB)
+}
+
+// UnmapListLen is the length of the list of an UNMAP command with one range, in bytes (SBC-3 §5.28).
+const UnmapListLen = 24
+
+// PrepareUnmap makes c a command that unmaps n bytes at off, whole blocks; list, of UnmapListLen bytes,
+// belongs to it until Done. It is for users of Start; the other fields of c stay.
+func (l *LU) PrepareUnmap(c *Command, list []byte, off, n int64) error {
+	switch {
+	case off%int64(l.block) != 0 || n%int64(l.block) != 0 || n <= 0 || n/int64(l.block) > math.MaxUint32:
+		return fmt.Errorf("LUN %d: %d bytes at %d are not whole blocks of %d, or too many", l.lun, n, off, l.block)
+	case off < 0 || off > l.Size()-n:
+		return fmt.Errorf("LUN %d: %d bytes at %d, on a disk of %d", l.lun, n, off, l.Size())
+	}
+	list = list[:UnmapListLen]
+	clear(list)
+	binary.BigEndian.PutUint16(list, UnmapListLen-2)
+	binary.BigEndian.PutUint16(list[2:], UnmapListLen-8)
+	binary.BigEndian.PutUint64(list[8:], uint64(off/int64(l.block)))
+	binary.BigEndian.PutUint32(list[16:], uint32(n/int64(l.block)))
+	c.blank()
+	c.CDB = c.CDB[:10]
+	c.CDB[0], c.CDB[8] = 0x42, UnmapListLen
+	c.In, c.InV, c.OutV, c.Memory, c.Out = nil, nil, nil, nil, list
+	c.LUN, c.Attentions = l.lun, attentions
+	return nil
+}
+
+// Unmapping is what a unit says of UNMAP, in bytes. Whole granules are unmapped: they begin at
+// Alignment and at multiples of Granularity behind it.
+type Unmapping struct {
+	Most                   int64 // of one command; 0: the unit does not unmap
+	Granularity, Alignment int64
+}
+
+// Unmapping asks the unit (SBC-3 §6.6.4, §6.6.6).
+func (l *LU) Unmapping(ctx context.Context) (u Unmapping, err error) {
+	b, err := l.s.Inquiry(ctx, l.lun, 0xb2)
+	if _, answered := errors.AsType[*StatusError](err); err != nil {
+		if answered {
+			err = nil // a unit without that page
+		}
+		return u, err
+	}
+	if len(b) < 6 || b[5]&0x80 == 0 { // LBPU
+		return u, nil
+	}
+	if b, err = l.s.Inquiry(ctx, l.lun, 0xb0); err != nil || len(b) < 36 {
+		return u, err
+	}
+	block := int64(l.block)
+	if binary.BigEndian.Uint32(b[24:]) > 0 { // descriptors
+		u.Most = int64(binary.BigEndian.Uint32(b[20:])) * block
+	}
+	u.Granularity = max(int64(binary.BigEndian.Uint32(b[28:])), 1) * block
+	if a := binary.BigEndian.Uint32(b[32:]); a>>31 != 0 { // UGAVALID
+		u.Alignment = int64(a&^(1<<31)) * block % u.Granularity
+	}
+	return u, nil
+}
+
+// ReadOnly reports whether the unit is write protected: the bit WP of MODE SENSE(6) (SBC-3 §6.5.1).
+func (l *LU) ReadOnly(ctx context.Context) (bool, error) {
+	b := make([]byte, 192)
+	c := &Command{LUN: l.lun, CDB: []byte{0x1a, 8, 0x3f, 0, byte(len(b)), 0}, In: b, Attentions: attentions}
+	if err := l.s.Do(ctx, c); err != nil {
+		if _, answered := errors.AsType[*StatusError](err); answered {
+			err = nil // a unit without mode pages
+		}
+		return false, err
+	}
+	return c.Transferred > 2 && b[2]&0x80 != 0, nil
 }
 
 // ReadAt implements io.ReaderAt. off and len(p) are whole blocks.

@@ -6,6 +6,9 @@
 //	initiator read URL [FILE]           copy a disk to a file or standard output
 //	initiator write URL [FILE]          copy a file or standard input to a disk
 //	initiator bench URL                 put a load on a disk and measure it
+//	initiator attach URL                make a block device of a disk
+//	initiator detach DEVICE             end such a device
+//	initiator attached                  list such devices
 //	initiator version                   print the version
 //
 // The exit status is 0 for success, 1 if something failed, and 2 for a command line that

@@ -88,6 +88,7 @@ RDMA over iWARP needs no card and no kernel module.`,
 	p.BoolVar(&f.verbose, "verbose", false, "write a log to standard error")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	root.AddCommand(lsCommand(f), inquiryCommand(f), readCommand(f), writeCommand(f), benchCommand(f))
+	root.AddCommand(attachCommand(f), detachCommand(f), attachedCommand(f))
 	root.AddCommand(versionCommand(), command.Docs(func(_ *cobra.Command, reason string) error { return errors.New(reason) }))
 	for _, c := range root.Commands() {
 		args := c.Args

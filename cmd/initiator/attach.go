@@ -1,0 +1,228 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"runtime"
+	"slices"
+	"text/tabwriter"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	logrusslog "github.com/sirupsen/logrus/hooks/slog"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"oneshot/initiator/nbd"
+	"oneshot/internal/loglimit"
+)
+
+func attachCommand(fl *flags) *cobra.Command {
+	var (
+		o      = nbd.Options{Device: -1}
+		device string
+	)
+	c := &cobra.Command{
+		Use:   "attach URL",
+		Short: "Make a block device of a disk, for all programs",
+		Long: `attach makes a block device of a disk, /dev/nbd0 say, through the kernel's driver nbd, prints its
+name, and serves it until it is detached. It wants root, and the driver (modprobe nbd).
+
+Programs see a pause, and no error, when the target or the link to it is lost: attach logs in again
+and sends again what had no answer. After --dead-time they see errors, until the target is back.
+
+The device outlives attach: when that is killed, requests wait for five minutes. The same command
+takes the device over; those under way at the kill go on within 30 s.
+
+SIGTERM and SIGINT detach the device if nobody uses it, and leave it otherwise.`,
+		Args: cobra.ExactArgs(1),
+	}
+	p := c.Flags()
+	p.StringVar(&device, "device", "", "which device, such as nbd3; otherwise one that is free, or that this disk had")
+	p.IntVar(&o.Connections, "connections", 1, "sessions, each with a queue of the device")
+	p.BoolVar(&o.ReadOnly, "read-only", false, "nobody can write to the device")
+	p.DurationVar(&o.DeadTime, "dead-time", time.Minute, "how long requests wait for a target that is away before they fail")
+	c.RunE = func(c *cobra.Command, args []string) (err error) {
+		if o.URL, err = fl.url(args[0]); err != nil {
+			return err
+		}
+		if o.URL.LUN < 0 {
+			return &usageError{fmt.Errorf("%v names no LUN (…/iqn/0); list them: initiator ls %v", o.URL, o.URL)}
+		}
+		if device != "" {
+			if o.Device, err = nbd.ParseDevice(device); err != nil {
+				return &usageError{err}
+			}
+		}
+		if o.Connections < 1 || o.Connections > nbd.MaxConnections {
+			return &usageError{fmt.Errorf("%d connections: 1 to %d are possible", o.Connections, nbd.MaxConnections)}
+		}
+		if o.Initiator, err = fl.options(c); err != nil {
+			return err
+		}
+		o.Log = fl.serviceLog(c)
+		if err := becomeFlusher(o.Log); err != nil {
+			return err
+		}
+		return fl.attach(c, o)
+	}
+	return c
+}
+
+// attach serves a device until it is detached or a signal comes.
+func (fl *flags) attach(c *cobra.Command, o nbd.Options) error {
+	ctx, cancel := context.WithTimeout(c.Context(), fl.timeout)
+	a, err := nbd.Attach(ctx, o)
+	cancel()
+	if err != nil {
+		return err
+	}
+	notify("READY=1")
+	path := nbd.Path(a.Index)
+	if fl.json {
+		err = printJSON(c.OutOrStdout(), map[string]string{"device": path})
+	} else {
+		_, err = fmt.Fprintln(c.OutOrStdout(), path)
+	}
+	if err != nil {
+		o.Log.Warn("nobody reads the name of the device", "device", path, "reason", err)
+	}
+	err = a.Serve(c.Context())
+	if errors.Is(err, nbd.ErrLeft) {
+		notify("STOPPING=1")
+		err = leave(a)
+	}
+	if err != nil {
+		err = fmt.Errorf("%s: %w", path, err)
+	}
+	return errors.Join(err, a.Close())
+}
+
+// leave detaches a device if nobody uses it.
+func leave(a *nbd.Attachment) error {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	detached := make(chan error, 1)
+	go func() {
+		err := nbd.Detach(nbd.Netlink{}, a.Index)
+		if err != nil {
+			cancel() // nobody will disconnect
+		}
+		detached <- err
+	}()
+	served := a.Serve(ctx)
+	if err := <-detached; err != nil {
+		return fmt.Errorf("%w; %w", err, nbd.ErrLeft)
+	}
+	return served
+}
+
+// becomeFlusher has this process get memory and processor time when the machine is short of memory and
+// waits for the device to write: it locks what it has, and the kernel does not have it wait for itself
+// (PR_SET_IO_FLUSHER). The latter is of a thread: the program begins anew, and all threads inherit it.
+func becomeFlusher(log *slog.Logger) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	is, err := unix.PrctlRetInt(unix.PR_GET_IO_FLUSHER, 0, 0, 0, 0)
+	if err == nil && is == 0 {
+		if err = unix.Prctl(unix.PR_SET_IO_FLUSHER, 1, 0, 0, 0); err == nil {
+			path, err := os.Executable() // by its name, which ps shows
+			if err == nil {
+				err = unix.Exec(path, os.Args, os.Environ())
+			}
+			return fmt.Errorf("begin anew: %w", err)
+		}
+	}
+	if err != nil {
+		log.Warn("under memory pressure the device may hang", "reason", fmt.Errorf("PR_SET_IO_FLUSHER: %w", err))
+	}
+	const onFault = 4 // MCL_ONFAULT: of what is only reserved nothing
+	if err := unix.Mlockall(unix.MCL_CURRENT | unix.MCL_FUTURE | onFault); err != nil {
+		log.Warn("memory is not locked", "reason", err)
+	}
+	return nil
+}
+
+// serviceLog is for a process that stays: what goes wrong goes to standard error.
+func (fl *flags) serviceLog(c *cobra.Command) *slog.Logger {
+	l := logrus.New()
+	l.SetOutput(c.ErrOrStderr())
+	if l.SetLevel(logrus.InfoLevel); fl.verbose {
+		l.SetLevel(logrus.DebugLevel)
+	}
+	return slog.New(loglimit.Handler(logrusslog.NewHandler(l, nil)))
+}
+
+// notify tells systemd of the state of this process (sd_notify(3)), if it listens.
+func notify(line string) {
+	path := os.Getenv("NOTIFY_SOCKET")
+	if path == "" {
+		return
+	}
+	c, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		return
+	}
+	_, _ = c.Write([]byte(line))
+	_ = c.Close()
+}
+
+func detachCommand(*flags) *cobra.Command {
+	return &cobra.Command{
+		Use:   "detach DEVICE",
+		Short: "End a device that attach has made",
+		Long: `detach writes to the disk what the kernel holds back and ends the device, nbd3 or /dev/nbd3 say; attach
+ends with it. It refuses while the device is mounted or part of another.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			index, err := nbd.ParseDevice(args[0])
+			if err != nil {
+				return &usageError{err}
+			}
+			list, err := nbd.Attached()
+			if err != nil {
+				return err
+			}
+			if !slices.ContainsFunc(list, func(d nbd.Device) bool { return d.Index == index && d.URL != "" }) {
+				return fmt.Errorf("%s is not attached; list what is: initiator attached", nbd.Path(index))
+			}
+			return nbd.Detach(nbd.Netlink{}, index)
+		},
+	}
+}
+
+func attachedCommand(fl *flags) *cobra.Command {
+	return &cobra.Command{
+		Use:   "attached",
+		Short: "List the devices that attach has made",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			all, err := nbd.Attached()
+			if err != nil {
+				return err
+			}
+			list := slices.DeleteFunc(all, func(d nbd.Device) bool { return d.URL == "" })
+			slices.SortFunc(list, func(a, b nbd.Device) int { return a.Index - b.Index })
+			if fl.json {
+				return printJSON(c.OutOrStdout(), append([]nbd.Device{}, list...))
+			}
+			w := tabwriter.NewWriter(c.OutOrStdout(), 0, 0, 2, ' ', 0)
+			fmt.Fprintln(w, "DEVICE\tSIZE\tMODE\tCONNECTIONS\tSTATE\tURL")
+			for _, d := range list {
+				n, mode, state := size(d.Size), "rw", "served"
+				if d.ReadOnly {
+					mode = "ro"
+				}
+				if !d.Served {
+					state = "waits for attach"
+				}
+				fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\n", d.Path, n.String(), mode, d.Sockets, state, d.URL)
+			}
+			return w.Flush()
+		},
+	}
+}

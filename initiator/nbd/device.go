@@ -1,0 +1,154 @@
+package nbd
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"oneshot/iscsi/pdu"
+)
+
+// Device is what the kernel says of a device that is connected.
+type Device struct {
+	Index    int    `json:"index"`
+	Path     string `json:"device"`
+	URL      string `json:"url"` // without secrets; empty: not attached by this program
+	Size     int64  `json:"size"`
+	ReadOnly bool   `json:"read_only"`
+	// Sockets is how many there are, each with a session.
+	Sockets int `json:"connections"`
+	// Served reports whether a process serves it now.
+	Served bool `json:"served"`
+
+	isid pdu.ISID
+	name string // of the initiator
+}
+
+// sysBlock is where the kernel shows its devices.
+const sysBlock = "/sys/block"
+
+// Path returns the path of a device.
+func Path(index int) string { return fmt.Sprintf("/dev/nbd%d", index) }
+
+// ParseDevice reads nbd3 or /dev/nbd3.
+func ParseDevice(s string) (int, error) {
+	number, ok := strings.CutPrefix(strings.TrimPrefix(s, "/dev/"), "nbd")
+	n, err := strconv.Atoi(number)
+	if !ok || err != nil || n < 0 || n > 1<<16 {
+		return 0, fmt.Errorf("%q is no device such as nbd3", s)
+	}
+	return n, nil
+}
+
+// Attached lists the devices that are connected, in no order.
+func Attached() ([]Device, error) { return attachedIn(sysBlock) }
+
+func attachedIn(dir string) ([]Device, error) {
+	all, err := filepath.Glob(filepath.Join(dir, "nbd*"))
+	if err != nil {
+		return nil, err
+	}
+	var list []Device
+	for _, path := range all {
+		d, err := deviceIn(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, d)
+	}
+	return list, nil
+}
+
+// deviceIn reads one; fs.ErrNotExist: it is not connected.
+func deviceIn(path string) (d Device, err error) {
+	if d.Index, err = ParseDevice(filepath.Base(path)); err != nil {
+		return d, err
+	}
+	d.Path = Path(d.Index)
+	if _, err := os.Stat(filepath.Join(path, "pid")); err != nil {
+		return d, err
+	}
+	read := func(name string) string {
+		b, _ := os.ReadFile(filepath.Join(path, name))
+		return strings.TrimSpace(string(b))
+	}
+	sectors, _ := strconv.ParseInt(read("size"), 10, 64)
+	d.Size = sectors * 512
+	d.ReadOnly = read("ro") == "1"
+	if b, ok := parseBackend(read("backend")); ok {
+		d.URL, d.isid, d.name, d.Sockets = b.url, b.isid, b.name, b.sockets
+	}
+	unlock, err := lock(d.Index)
+	if err == nil {
+		unlock()
+	}
+	d.Served = err != nil
+	return d, nil
+}
+
+// backend is what a device has as identifier: who takes it over has to log in under the same names.
+type backend struct {
+	url, name string
+	isid      pdu.ISID
+	sockets   int
+}
+
+// String returns the identifier.
+func (b backend) String() string {
+	return fmt.Sprintf("%s name=%s isid=%x connections=%d", b.url, b.name, b.isid[:], b.sockets)
+}
+
+func parseBackend(s string) (b backend, ok bool) {
+	var id []byte
+	n, err := fmt.Sscanf(s, "%s name=%s isid=%x connections=%d", &b.url, &b.name, &id, &b.sockets)
+	if err != nil || n != 4 || len(id) != len(b.isid) || b.sockets < 1 || b.sockets > MaxConnections {
+		return b, false
+	}
+	copy(b.isid[:], id)
+	return b, true
+}
+
+// lock makes this process the one that serves a device, until it ends or calls unlock.
+func lock(index int) (unlock func(), err error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("@oneshot-attach-nbd%d", index)}); err != nil {
+		_ = unix.Close(fd)
+		if errors.Is(err, unix.EADDRINUSE) {
+			return nil, fmt.Errorf("another process serves nbd%d", index)
+		}
+		return nil, err
+	}
+	return func() { _ = unix.Close(fd) }, nil
+}
+
+// Detach writes what the kernel holds back to the disk, and ends the device, which must not be in use.
+func Detach(k Kernel, index int) error {
+	// O_EXCL: not while it is mounted, or part of another device.
+	f, err := os.OpenFile(Path(index), os.O_RDWR|unix.O_EXCL, 0)
+	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) {
+		f, err = os.OpenFile(Path(index), os.O_RDONLY|unix.O_EXCL, 0)
+	}
+	switch {
+	case errors.Is(err, unix.EBUSY):
+		return fmt.Errorf("%s is in use: unmount it first", Path(index))
+	case err != nil:
+		return err
+	}
+	err = f.Sync()
+	if err == nil {
+		err = k.Disconnect(index)
+	}
+	return errors.Join(err, f.Close())
+}
