@@ -135,16 +135,18 @@ func (l *Lasting) introduce(s *Session) (err error) {
 	return nil
 }
 
-// resume has s take over, and begins all that waits.
-func (l *Lasting) resume(s *Session) {
+// resume has s take over, and begins all that waits. False: Close came first, and has not seen s.
+func (l *Lasting) resume(s *Session) bool {
 	for {
 		l.mu.Lock()
-		if l.waiting.head == nil || s.reason() != nil {
-			if l.session = s; !l.closed {
-				l.dead = nil
-			}
+		if l.closed {
 			l.mu.Unlock()
-			return
+			return false
+		}
+		if l.waiting.head == nil || s.reason() != nil {
+			l.session, l.dead = s, nil
+			l.mu.Unlock()
+			return true
 		}
 		cs := l.waiting
 		l.waiting = list{}
@@ -199,8 +201,11 @@ func (l *Lasting) again(reason error) *Session {
 			return nil
 		}
 		s, err := l.dial(l.ctx)
+		if err == nil && !l.resume(s) {
+			_ = s.Close()
+			return nil
+		}
 		if err == nil {
-			l.resume(s)
 			l.log.Warn("session is back", "target", l.url.String(), "after", time.Since(lost).Round(time.Millisecond))
 			return s
 		}
@@ -339,8 +344,5 @@ func (l *Lasting) Close() (err error) {
 		err = s.Close()
 	}
 	<-l.over
-	if s := l.Current(); s != nil { // which came when we left
-		err = errors.Join(err, s.Close())
-	}
 	return err
 }

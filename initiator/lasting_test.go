@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"net"
 	"sync"
 	"testing"
 	"time"
@@ -14,112 +13,14 @@ import (
 	"oneshot/test/targettest"
 )
 
-// relay is a link between initiator and target that can be cut, and that can swallow what it is given.
-type relay struct {
-	t      *testing.T
-	listen net.Listener
-	to     string
-	wg     sync.WaitGroup
-
-	mu     sync.Mutex
-	conns  map[net.Conn]struct{} // guarded by mu
-	down   bool                  // guarded by mu
-	silent map[net.Conn]bool     // guarded by mu
-	first  [][]byte              // guarded by mu; what each connection began with
-}
-
-func newRelay(t *testing.T, to string) *relay {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	check(t, err)
-	r := &relay{t: t, listen: l, to: to, conns: make(map[net.Conn]struct{}), silent: make(map[net.Conn]bool)}
-	r.wg.Go(r.accept)
-	t.Cleanup(func() {
-		_ = l.Close()
-		r.cut(true)
-		r.wg.Wait()
-	})
-	return r
-}
-
-func (r *relay) accept() {
-	for {
-		c, err := r.listen.Accept()
-		if err != nil {
-			return
-		}
-		d, err := net.Dial("tcp", r.to)
-		if err != nil {
-			_ = c.Close()
-			continue
-		}
-		r.mu.Lock()
-		if r.down {
-			_, _ = c.Close(), d.Close()
-		} else {
-			r.conns[c], r.conns[d] = struct{}{}, struct{}{}
-			r.wg.Go(func() { r.pass(c, d, true) })
-			r.wg.Go(func() { r.pass(d, c, false) })
-		}
-		r.mu.Unlock()
-	}
-}
-
-func (r *relay) pass(from, to net.Conn, first bool) {
-	b := make([]byte, 64<<10)
-	for {
-		n, err := from.Read(b)
-		r.mu.Lock()
-		if first && n > 0 {
-			r.first = append(r.first, bytes.Clone(b[:n]))
-			first = false
-		}
-		silent := r.silent[from]
-		r.mu.Unlock()
-		if err == nil && !silent {
-			_, err = to.Write(b[:n])
-		}
-		if err != nil {
-			_, _ = from.Close(), to.Close()
-			return
-		}
-	}
-}
-
-// cut ends all connections; down: and those that come, too.
-func (r *relay) cut(down bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.down = down
-	for c := range r.conns {
-		_ = c.Close()
-	}
-	clear(r.conns)
-}
-
-// swallow has nothing pass on the connections that there are, which stay open.
-func (r *relay) swallow() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for c := range r.conns {
-		r.silent[c] = true
-	}
-}
-
-// beginnings are the first bytes of each connection to the target.
-func (r *relay) beginnings() [][]byte {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.first
-}
-
 // lastingWays are those that differ in what a lost session leaves.
 var lastingWays = []way{ways[0], ways[3], ways[6], ways[7]}
 
-func (w way) through(t *testing.T, tg *targettest.Target) (*relay, initiator.URL) {
+func (w way) through(t *testing.T, tg *targettest.Target) (*targettest.Relay, initiator.URL) {
 	t.Helper()
 	u := w.at(t, tg, "/"+iqn)
-	r := newRelay(t, u.Address)
-	u.Address = r.listen.Addr().String()
+	r := targettest.NewRelay(t, u.Address)
+	u.Address = r.Addr()
 	return r, u
 }
 
@@ -209,12 +110,12 @@ func TestLastingCut(t *testing.T) {
 				for range 10 {
 					<-stepped
 				}
-				r.cut(false)
+				r.Cut(false)
 			}
 			<-stepped
 			enough()
 			wg.Wait()
-			logins := r.beginnings()
+			logins := r.Beginnings()
 			if len(logins) <= cuts {
 				t.Errorf("%d connections for %d cuts", len(logins), cuts)
 			}
@@ -281,7 +182,7 @@ func TestLastingDead(t *testing.T) {
 	o := initiator.Options{Delivered: func() { delivered <- struct{}{} }}
 	l, err := initiator.DialLasting(t.Context(), u, o, initiator.Keeping{DeadTime: 10 * time.Millisecond})
 	check(t, err)
-	r.cut(true)
+	r.Cut(true)
 	for l.Current() != nil {
 		time.Sleep(time.Millisecond) // nobody tells
 	}
@@ -306,7 +207,7 @@ func TestLastingDead(t *testing.T) {
 		}
 		break
 	}
-	r.cut(false)
+	r.Cut(false)
 	for l.Current() == nil {
 		time.Sleep(time.Millisecond)
 	}
@@ -327,7 +228,7 @@ func TestLastingSilent(t *testing.T) {
 			r, u := w.through(t, tg)
 			l, err := initiator.DialLasting(t.Context(), u, w.opt, initiator.Keeping{DeadTime: time.Hour, Ping: 200 * time.Millisecond})
 			check(t, err)
-			r.swallow()
+			r.Swallow()
 			c, done := ready()
 			l.Start(c)
 			<-done
@@ -357,7 +258,7 @@ func TestLastingCheck(t *testing.T) {
 	go func() { asked <- true }()
 	l, err := initiator.DialLasting(t.Context(), u, initiator.Options{}, k)
 	check(t, err)
-	r.cut(false)
+	r.Cut(false)
 	c, done := ready()
 	l.Start(c)
 	asked <- false
@@ -378,7 +279,7 @@ func TestLastingClose(t *testing.T) {
 	r, u := ways[0].through(t, tg)
 	l, err := initiator.DialLasting(t.Context(), u, initiator.Options{}, initiator.Keeping{DeadTime: time.Hour})
 	check(t, err)
-	r.cut(true)
+	r.Cut(true)
 	c, done := ready()
 	l.Start(c)
 	_ = l.Close()
@@ -425,5 +326,33 @@ func TestLastingAllocations(t *testing.T) {
 		}
 		check(t, l.Close())
 		check(t, m.Free())
+	}
+}
+
+// A session that comes while Close waits is not used, and does not keep Close waiting.
+func TestLastingCloseWhileDialing(t *testing.T) {
+	tg := targettest.Start(t, config)
+	noLeaks(t)
+	r, u := ways[0].through(t, tg)
+	first, again := true, make(chan struct{})
+	k := initiator.Keeping{DeadTime: time.Hour, Timeout: time.Hour, Check: func(ctx context.Context, _ *initiator.Session) error {
+		if first {
+			first = false
+			return nil
+		}
+		close(again)
+		<-ctx.Done() // Close has begun
+		return nil
+	}}
+	l, err := initiator.DialLasting(t.Context(), u, initiator.Options{}, k)
+	check(t, err)
+	r.Cut(false)
+	<-again
+	c, done := ready()
+	l.Start(c)
+	_ = l.Close()
+	<-done
+	if !errors.Is(c.Err, initiator.ErrClosed) {
+		t.Errorf("a command that waited ends with %v", c.Err)
 	}
 }

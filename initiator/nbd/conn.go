@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -50,8 +51,8 @@ type Conn struct {
 	need  int // bytes of the next request, its data included, as far as that is known
 	batch []*initiator.Command
 
-	// Calls of the system and requests, for tests.
-	reads, writes, requests int // the first belongs to the reader, the others are guarded by mu
+	// Calls of the system, for tests.
+	reads, writes atomic.Uint64
 
 	mu      sync.Mutex // guards what follows; taken before Session.mu; not held while Start is called
 	memory  pool
@@ -145,12 +146,9 @@ func (c *Conn) Serve() error {
 // Shut ends Serve. The kernel is not answered any more.
 func (c *Conn) Shut() {
 	c.mu.Lock()
-	was := c.over
 	c.over = true
 	c.mu.Unlock()
-	if !was {
-		_ = c.conn.Close()
-	}
+	_ = c.conn.Close() // again, perhaps, which is an error and does nothing
 }
 
 // Close waits until no request is under way, and gives everything back. Serve has returned and Shut was
@@ -187,7 +185,7 @@ func (c *Conn) look() (stream.Round, error) {
 	case n == 0:
 		return 0, ErrShut
 	}
-	c.reads++
+	c.reads.Add(1)
 	c.w += n
 	err = c.take()
 	if len(c.batch) > 0 {
@@ -228,9 +226,11 @@ func (c *Conn) newChunk(n int) (*chunk, error) {
 	if err != nil {
 		return nil, err
 	}
-	x := new(chunk)
+	var x *chunk
 	if k := len(c.chunks); k > 0 {
 		x, c.chunks = c.chunks[k-1], c.chunks[:k-1]
+	} else {
+		x = new(chunk)
 	}
 	x.piece, x.refs = p, 1
 	return x, nil
@@ -282,10 +282,11 @@ func (c *Conn) take() error {
 
 // begin begins a request. mu is held.
 func (c *Conn) begin(q Request, data []byte) {
-	c.requests++
-	t := new(task)
+	var t *task
 	if k := len(c.tasks); k > 0 {
 		t, c.tasks = c.tasks[k-1], c.tasks[:k-1]
+	} else {
+		t = new(task)
 	}
 	c.active++
 	t.conn, t.req, t.left, t.failed = c, q, 0, false
@@ -518,16 +519,16 @@ func (c *Conn) send() bool {
 			continue
 		}
 		n, errno := iov.Writev(c.sock.FD, c.out.Next())
-		c.writes++
+		c.writes.Add(1)
 		switch errno {
 		case 0:
 			c.out.Advance(n)
 		case unix.EINTR:
 		case unix.EAGAIN:
 			return false
-		default: // the kernel has gone, which the reader learns, too
+		default: // the kernel has gone; closing the connection would wait for a caller of ours
 			c.over = true
-			_ = c.conn.Close()
+			_ = unix.Shutdown(c.sock.FD, unix.SHUT_RDWR)
 		}
 	}
 }
