@@ -205,6 +205,11 @@ func (m *endpointModel) check(what string, got [][]byte, certain, possible func(
 func (m *endpointModel) image() [][]byte {
 	m.e.post(m.e.work(rdma.OpFlush, 1<<20, rdma.Signaled|rdma.Fence, 0, 0, 0))
 	m.e.sends.want(rdma.OpFlush, 1<<20)
+	if m.p.Store == nil {
+		m.e.post(m.e.work(rdma.OpRead, 1<<20, rdma.Signaled, 0, modelUnits*unit, 0))
+		m.e.sends.want(rdma.OpRead, 1<<20)
+		return m.units(m.e.bytes(0, modelUnits*unit))
+	}
 	return m.units(m.p.Store.Crash(modelUnits * unit))
 }
 
@@ -218,6 +223,9 @@ func (m *endpointModel) units(image []byte) (got [][]byte) {
 // crash looks at what a power cut would leave now. Durable are works that completed and say so, those that a
 // completed flush or barrier covers, and those before a barrier whose own bytes are there.
 func (m *endpointModel) crash() {
+	if m.p.Store == nil {
+		return
+	}
 	image := m.units(m.p.Store.Crash(modelUnits * unit))
 	durable := make([]bool, len(m.works))
 	covers := func(f int) {
