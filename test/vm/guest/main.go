@@ -60,6 +60,11 @@ func boot() error {
 	if err := loadModules(); err != nil {
 		return err
 	}
+	// From here on the console takes warnings only: each octet of it costs the emulation.
+	const setLevel, warnings = 8, 5
+	if _, err := unix.Klogctl(setLevel, make([]byte, warnings)); err != nil {
+		return fmt.Errorf("level of the console: %w", err)
+	}
 	// RDMA devices pin memory, and hold root to the limit as well.
 	if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}); err != nil {
 		return err

@@ -40,7 +40,7 @@ type moment struct {
 // processors, its clock may be wrong from then on (35 times too fast was seen), and it gives
 // peers up that are well.
 func KernelArguments(more ...string) string {
-	args := fmt.Sprintf("console=ttyS0 no_timer_check mitigations=off tsc=reliable tsc_early_khz=%d nowatchdog quiet net.ifnames=0 panic=-1", TSC())
+	args := fmt.Sprintf("console=ttyS0 no_timer_check mitigations=off tsc=reliable tsc_early_khz=%d nowatchdog earlyprintk=ttyS0 net.ifnames=0 panic=-1", TSC())
 	for _, a := range more {
 		args += " " + a
 	}
