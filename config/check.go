@@ -126,7 +126,7 @@ func (d *decoder) checkGroups(c *Config) {
 	}
 	var tags []uint16
 	for _, p := range c.Portals {
-		if !slices.Contains(tags, p.Group) {
+		if p.Serve == ServeLUNs && !slices.Contains(tags, p.Group) {
 			tags = append(tags, p.Group)
 		}
 	}

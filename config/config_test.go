@@ -29,9 +29,9 @@ func TestDefault(t *testing.T) {
 		Stores:  []Store{{Name: "scratch", Type: StoreMemory, Size: 256 << 20}},
 		Targets: []Target{{Name: "iqn.2026-11.example.oneshot:demo", LUNs: []LUN{{Number: 0, Store: "scratch", BlockSize: 512, ALUA: ALUAImplicit}}}},
 		Portals: []Portal{
-			{Transport: TransportTCP, Group: 1, Listen: netip.MustParseAddrPort("127.0.0.1:3260")},
+			{Transport: TransportTCP, Serve: ServeLUNs, Group: 1, Listen: netip.MustParseAddrPort("127.0.0.1:3260")},
 			{
-				Transport: TransportIWARP, Group: 1, Listen: netip.MustParseAddrPort("127.0.0.1:3261"),
+				Transport: TransportIWARP, Serve: ServeLUNs, Group: 1, Listen: netip.MustParseAddrPort("127.0.0.1:3261"),
 				OneShot: &OneShot{Flags: true, Opcodes: true, Window: 256},
 			},
 		},
@@ -78,7 +78,7 @@ func TestParse(t *testing.T) {
 			},
 			Initiators: []Initiator{{Name: "iqn.2026-11.example.clients:*"}},
 		}},
-		Portals: []Portal{{Transport: TransportTCP, Group: 1, Listen: netip.MustParseAddrPort("127.0.0.1:3260")}},
+		Portals: []Portal{{Transport: TransportTCP, Serve: ServeLUNs, Group: 1, Listen: netip.MustParseAddrPort("127.0.0.1:3260")}},
 		Limits:  DefaultLimits(),
 	}
 	if diff := cmp.Diff(want, got, compareValues); diff != "" {
@@ -115,6 +115,7 @@ portals:
   - {transport: verbs, listen: "[::1]:4001", device: rxe0}
   - {transport: verbs, listen: "[::1]:4002"}
   - {transport: verbs, listen: "[::1]:4003", polling: true}
+  - {transport: iwarp, listen: "[::1]:4004", serve: partitions, clients: {db1: "the secret of db1"}, crc: false}
 discovery: {auth: {chap: {user: d, secret: 123456789012}}}
 limits: {connections: 1, sessions: 2, commands: 3, connections_per_session: 9, memory: 40MiB, memory_per_connection: 2MB, login_timeout: 6s, nop_interval: 0s, nop_timeout: 8m, read_timeout: 9s}
 `))
@@ -147,15 +148,19 @@ limits: {connections: 1, sessions: 2, commands: 3, connections_per_session: 9, m
 			Auth: Auth{CHAP: &Credentials{User: "007", Secret: NewSecret("from-the-environment")}},
 		}},
 		Portals: []Portal{
-			{Transport: TransportTCP, Group: 1, Listen: netip.AddrPortFrom(netip.Addr{}, 3260)},
+			{Transport: TransportTCP, Serve: ServeLUNs, Group: 1, Listen: netip.AddrPortFrom(netip.Addr{}, 3260)},
 			{
-				Transport: TransportIWARP, Group: 1, Listen: netip.MustParseAddrPort("[::1]:4000"),
+				Transport: TransportIWARP, Serve: ServeLUNs, Group: 1, Listen: netip.MustParseAddrPort("[::1]:4000"),
 				OneShot: &OneShot{Opcodes: true, Validated: true, Window: 7},
 			},
-			{Transport: TransportIWARP, Group: 1, Listen: netip.MustParseAddrPort("[::1]:4001"), OneShot: &OneShot{Window: 256}, NoCRC: true},
-			{Transport: TransportVerbs, Group: 1, Listen: netip.MustParseAddrPort("[::1]:4001"), Device: "rxe0"},
-			{Transport: TransportVerbs, Group: 1, Listen: netip.MustParseAddrPort("[::1]:4002"), Device: AnyDevice},
-			{Transport: TransportVerbs, Group: 1, Listen: netip.MustParseAddrPort("[::1]:4003"), Device: AnyDevice},
+			{Transport: TransportIWARP, Serve: ServeLUNs, Group: 1, Listen: netip.MustParseAddrPort("[::1]:4001"), OneShot: &OneShot{Window: 256}, NoCRC: true},
+			{Transport: TransportVerbs, Serve: ServeLUNs, Group: 1, Listen: netip.MustParseAddrPort("[::1]:4001"), Device: "rxe0"},
+			{Transport: TransportVerbs, Serve: ServeLUNs, Group: 1, Listen: netip.MustParseAddrPort("[::1]:4002"), Device: AnyDevice},
+			{Transport: TransportVerbs, Serve: ServeLUNs, Group: 1, Listen: netip.MustParseAddrPort("[::1]:4003"), Device: AnyDevice},
+			{
+				Transport: TransportIWARP, Serve: ServePartitions, Listen: netip.MustParseAddrPort("[::1]:4004"), NoCRC: true,
+				Clients: []Client{{Name: "db1", Secret: NewSecret("the secret of db1")}},
+			},
 		},
 		Discovery: Discovery{Auth: Auth{CHAP: &Credentials{User: "d", Secret: NewSecret("123456789012")}}},
 		Limits: Limits{

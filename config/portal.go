@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"oneshot/partition"
 )
 
 // Portal is an address at which the targets of its portal group are reached. A target that names no
@@ -25,7 +27,12 @@ type Portal struct {
 	// reached. It is for networks that translate addresses between them and the daemon.
 	Advertise string
 
-	OneShot *OneShot // the forms of one-shot RDMA that initiators may ask for; nil if the transport is not iwarp
+	OneShot *OneShot // what initiators may ask for; nil if the transport is not iwarp, or no LUNs are served
+
+	// Serve is what is reached through the portal. A portal for partitions is in no group: Group is 0.
+	Serve Served
+	// Clients are those who can prove their name to a portal for partitions.
+	Clients []Client
 
 	// Device is the kernel's RDMA device that the portal uses, for example rxe0, or "any"; empty
 	// if the transport is not verbs.
@@ -79,6 +86,22 @@ func (p Portal) Address() string {
 	return p.Listen.String()
 }
 
+// Served says what a portal serves.
+type Served string
+
+// What a portal can serve.
+const (
+	ServeLUNs       Served = "luns"       // LUNs of targets, to initiators
+	ServePartitions Served = "partitions" // partitions of stores, to programs
+)
+
+// Client is a program, or a machine, that uses partitions by a name of its own.
+type Client struct {
+	Name   string // of which access lines say name:NAME
+	Pos    Position
+	Secret Secret
+}
+
 // Transport says what carries the PDUs.
 type Transport string
 
@@ -105,7 +128,7 @@ const defaultGroup = 1
 const defaultPort = 3260
 
 func defaultPortals() []Portal {
-	return []Portal{{Transport: TransportTCP, Group: defaultGroup, Listen: netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), defaultPort)}}
+	return []Portal{{Transport: TransportTCP, Group: defaultGroup, Listen: netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), defaultPort), Serve: ServeLUNs}}
 }
 
 func (d *decoder) portals(root *object) []Portal {
@@ -153,7 +176,7 @@ func (d *decoder) portal(v value) (Portal, bool) {
 	if o == nil {
 		return Portal{}, false
 	}
-	p := Portal{Transport: TransportTCP, Pos: o.pos, Group: defaultGroup}
+	p := Portal{Transport: TransportTCP, Pos: o.pos, Group: defaultGroup, Serve: ServeLUNs}
 	ok := set(o.take("transport"), &p.Transport, "a transport", oneOf(transports...)) || !o.has("transport")
 	listen := o.take("listen")
 	switch {
@@ -164,6 +187,7 @@ func (d *decoder) portal(v value) (Portal, bool) {
 		d.errorf(o.pos, "the portal has no address: add listen: \"127.0.0.1:3260\", or \"*:3260\" for all addresses")
 		ok = false
 	}
+	ok = (set(o.take("serve"), &p.Serve, "what a portal serves", oneOf(ServeLUNs, ServePartitions)) || !o.has("serve")) && ok
 	ok = (set(o.take("group"), &p.Group, "a portal group", parseGroup) || !o.has("group")) && ok
 	ok = d.advertise(o.take("advertise"), &p) && ok
 	oneShot := o.take("one_shot")
@@ -178,8 +202,55 @@ func (d *decoder) portal(v value) (Portal, bool) {
 	ok = d.device(o.take("device"), &p) && ok
 	ok = d.polling(o.take("polling"), &p) && ok
 	ok = d.moderation(o.take("moderation"), &p) && ok
+	ok = d.clients(o.take("clients"), &p) && ok
+	ok = (p.Serve != ServePartitions || d.servePartitions(o, &p)) && ok
 	o.done()
 	return p, ok
+}
+
+// servePartitions finishes a portal for partitions.
+func (d *decoder) servePartitions(o *object, p *Portal) bool {
+	ok := true
+	if p.Transport != TransportIWARP {
+		o.take("serve").errorf("partitions are served over RDMA in user space, and the transport is %s: make it transport: iwarp", p.Transport)
+		ok = false
+	}
+	for _, key := range []string{"group", "advertise", "one_shot"} {
+		if o.has(key) {
+			o.take(key).errorf("%s is for initiators, and the portal serves partitions: remove it, or serve: partitions", key)
+			ok = false
+		}
+	}
+	p.Group, p.OneShot = 0, nil
+	return ok
+}
+
+// clients reads {db1: SECRET}.
+func (d *decoder) clients(v value, p *Portal) bool {
+	if !v.given() {
+		return true
+	}
+	if p.Serve != ServePartitions {
+		v.errorf("clients are those of partitions, and the portal serves LUNs: remove it, or add serve: partitions")
+		return false
+	}
+	o := d.object(v.node, "clients")
+	if o == nil {
+		return false
+	}
+	ok := true
+	for _, f := range o.fields {
+		c := Client{Name: f.key, Pos: f.at}
+		if _, err := partition.ParseWho("name:" + c.Name); err != nil {
+			d.errorf(f.at, "%q is not the name of a client: write at most 223 printable characters without blanks", c.Name)
+			ok = false
+		}
+		var good bool
+		c.Secret, good = d.secret(o.take(f.key))
+		ok = ok && good
+		p.Clients = append(p.Clients, c)
+	}
+	return ok
 }
 
 // advertise reads advertise: storage.example.com. Without a port it gets the port of the portal.

@@ -8,6 +8,7 @@ import (
 	"oneshot/config"
 	"oneshot/iscsi"
 	"oneshot/mem"
+	"oneshot/partition/registry"
 	"oneshot/transport/tcp"
 )
 
@@ -37,15 +38,16 @@ type surroundings struct {
 	node     *iscsi.Node
 	pool     *mem.Pool
 	commands int // command window of a session
+	limits   config.Limits
 	log      *slog.Logger
 	work     *sync.WaitGroup // of connections
 }
 
 // newFrontEnds has a row for each transport.
-func newFrontEnds(s surroundings, devices *rdmaDevices, moderation *tcp.Counters) map[config.Transport]frontEnd {
+func newFrontEnds(s surroundings, devices *rdmaDevices, partitions *registry.Registry, moderation *tcp.Counters) map[config.Transport]frontEnd {
 	return map[config.Transport]frontEnd{
 		config.TransportTCP:   &tcpFront{s, moderation},
-		config.TransportIWARP: &iwarpFront{devices},
+		config.TransportIWARP: &iwarpFront{devices, &partitionFront{surroundings: s, registry: partitions}},
 		config.TransportVerbs: &verbsFront{devices},
 	}
 }

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"errors"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -10,8 +11,11 @@ import (
 	"oneshot/transport/rdma/iwarp"
 )
 
-// iwarpFront opens portals of iSER over RDMA in user space. They share one device.
-type iwarpFront struct{ devices *rdmaDevices }
+// iwarpFront opens portals of iSER over RDMA in user space, which share one device, and those for partitions.
+type iwarpFront struct {
+	devices    *rdmaDevices
+	partitions *partitionFront
+}
 
 // iwarpPortal is a portal of iSER over RDMA in user space.
 type iwarpPortal struct {
@@ -26,6 +30,9 @@ type iwarpPortal struct {
 }
 
 func (f *iwarpFront) open(p *config.Portal, replaces []portal) (portal, error) {
+	if p.Serve == config.ServePartitions {
+		return f.partitions.open(p, replaces)
+	}
 	d, err := f.devices.use(deviceKey{config.TransportIWARP, "iwarp"}, func(func(error)) (rdma.Device, error) {
 		return iwarp.Open(iwarp.Config{Logger: f.devices.log})
 	})
@@ -53,7 +60,7 @@ func oneShot(c *config.OneShot) *rdma.OneShotOffer {
 	}
 }
 
-func (f *iwarpFront) close() error { return f.devices.close() }
+func (f *iwarpFront) close() error { return errors.Join(f.partitions.close(), f.devices.close()) }
 
 // Close implements portal.
 func (p *iwarpPortal) Close() error {

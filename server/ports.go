@@ -20,7 +20,7 @@ func (s *Server) setPorts() {
 // portGroups lists the groups of the portals: all of them, or those that are in only.
 func portGroups(portals []config.Portal, only []uint16) (tags []uint16) {
 	for _, p := range portals {
-		if (only == nil || slices.Contains(only, p.Group)) && !slices.Contains(tags, p.Group) {
+		if p.Serve == config.ServeLUNs && (only == nil || slices.Contains(only, p.Group)) && !slices.Contains(tags, p.Group) {
 			tags = append(tags, p.Group)
 		}
 	}

@@ -30,14 +30,17 @@ func reached(listen netip.AddrPort, local string) (address string, exact bool) {
 
 // announce tells the node the addresses of its portals. mu is held.
 func (s *Server) announce() {
-	ps := make([]iscsi.Portal, len(s.portals))
-	for i, p := range s.portals {
+	ps := make([]iscsi.Portal, 0, len(s.portals))
+	for _, p := range s.portals {
+		if p.config.Serve != config.ServeLUNs {
+			continue
+		}
 		at := p.bound()
-		ps[i] = iscsi.Portal{
+		ps = append(ps, iscsi.Portal{
 			Group: at.Group, Transport: string(at.Transport), RDMA: at.Transport != config.TransportTCP,
 			Advertised: at.Advertise,
 			Reached:    func(local string) (string, bool) { return reached(at.Listen, local) },
-		}
+		})
 	}
 	s.node.SetPortals(ps)
 	if s.isns != nil {

@@ -101,9 +101,9 @@ func New(cfg *config.Config, log *slog.Logger) (*Server, error) {
 		s.isns = isns.NewClient(cfg.ISNS.Server, log)
 	}
 	s.node = iscsi.NewNode(nodeConfig(cfg, s.pool, log))
-	around := surroundings{node: s.node, pool: s.pool, commands: cfg.Limits.Commands, log: log, work: &s.wg}
+	around := surroundings{node: s.node, pool: s.pool, commands: cfg.Limits.Commands, limits: cfg.Limits, log: log, work: &s.wg}
 	s.rdma = &rdmaDevices{surroundings: around}
-	s.fronts = newFrontEnds(around, s.rdma, &s.moderation)
+	s.fronts = newFrontEnds(around, s.rdma, s.partitions, &s.moderation)
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	if _, err := s.Apply(cfg); err != nil {
 		s.stop()

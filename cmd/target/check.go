@@ -66,7 +66,11 @@ func writeSummary(w io.Writer, c *config.Config) error {
 	}
 	fmt.Fprintln(t, "\nportals")
 	for _, p := range c.Portals {
-		fmt.Fprintf(t, "  %s\t%s\tgroup %d", p.Transport, portalText(p), p.Group)
+		what := fmt.Sprintf("group %d", p.Group)
+		if p.Serve != config.ServeLUNs {
+			what = string(p.Serve)
+		}
+		fmt.Fprintf(t, "  %s\t%s\t%s", p.Transport, portalText(p), what)
 		if words := portalWords(&p); words != nil {
 			fmt.Fprintf(t, "\t%s", strings.Join(words, ", "))
 		}
@@ -114,6 +118,9 @@ func portalWords(p *config.Portal) (words []string) {
 	}
 	if p.NoCRC {
 		words = append(words, "CRC only if the initiator asks")
+	}
+	if p.Serve == config.ServePartitions {
+		words = append(words, fmt.Sprintf("%d with secrets", len(p.Clients)))
 	}
 	if p.OneShot != nil {
 		words = append(words, oneShotText(p.OneShot))

@@ -1,0 +1,99 @@
+package server
+
+import (
+	"errors"
+	"net"
+	"testing"
+
+	"oneshot/endpoint"
+	"oneshot/mgmt"
+	"oneshot/transport/rdma"
+)
+
+// portalText serves a divided file store to initiators, and its partitions to programs.
+const portalText = `
+stores: {disk: {type: file, path: disk.img, size: 32MiB, partitioned: true}}
+targets: [{iqn: "iqn.2026-11.example.oneshot:a", luns: {}}]
+portals:
+  - {listen: "127.0.0.1:0"}
+  - {transport: iwarp, listen: "127.0.0.1:0", serve: partitions, clients: {db1: "the secret of db1"}}
+management: {socket: m}
+`
+
+// program opens a partition through the second portal.
+func (r *running) program(who, partition string) (*endpoint.Endpoint, error) {
+	r.t.Helper()
+	if who != "" {
+		who += "@"
+	}
+	e, err := endpoint.Open(r.t.Context(), "oneshot+iwarp://"+who+r.Addrs()[1].String()+"/"+partition, endpoint.Options{Retry: -1})
+	if err == nil {
+		r.t.Cleanup(func() { _ = e.Close() })
+	}
+	return e, err
+}
+
+// A portal serves partitions to those who may use them, and to nobody else; initiators do not hear of it.
+func TestPartitionPortal(t *testing.T) {
+	r := serve(t, portalText)
+	m := r.manager()
+	table := m.divide(mgmt.PartitionAccess{Who: "name:db1", Rights: "rwf"}, mgmt.PartitionAccess{Who: "any", Rights: "r"})
+	e, err := r.program("db1%the secret of db1", "disk/a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if i := e.Info(); i.Size != 4*mib || i.Rights != rdma.RightRead|rdma.RightWrite|rdma.RightFlush || i.Durability != rdma.DurabilityMedium || i.UUID != table.Partitions[0].UUID {
+		t.Errorf("%+v", i)
+	}
+	buf, err := e.Alloc(64 << 10)
+	m.must(err)
+	copy(buf, "from a program")
+	m.must(e.WriteAt(t.Context(), buf, 64<<10))
+	m.must(e.Flush(t.Context()))
+	if got := r.image(table.Partitions[0].Offset+64<<10, 14); string(got) != "from a program" {
+		t.Errorf("the store has %q", got)
+	}
+	reader, err := r.program("", "uuid:"+table.Partitions[0].UUID)
+	m.must(err)
+	buf, err = reader.Alloc(4096)
+	m.must(err)
+	m.must(reader.ReadAt(t.Context(), buf, 64<<10))
+	if string(buf[:14]) != "from a program" || reader.Info().Rights != rdma.RightRead {
+		t.Errorf("%q, %v", buf[:14], reader.Info().Rights)
+	}
+	if _, err := r.program("db1%another secret", "disk/a"); err == nil {
+		t.Error("another secret is as good")
+	}
+	if _, err := r.program("", "disk/c"); !errors.Is(err, rdma.ErrNoEndpoint) {
+		t.Errorf("a partition that is not there: %v", err)
+	}
+	if list := r.Server.Endpoints(); len(list) != 2 {
+		t.Errorf("%+v", list)
+	}
+	r.mu.Lock()
+	groups := portGroups(r.cfg.Portals, nil)
+	r.mu.Unlock()
+	if len(groups) != 1 || groups[0] != 1 {
+		t.Errorf("initiators are told of the groups %v", groups)
+	}
+
+	// A partition that goes ends its users.
+	m.must(m.delete("a", true))
+	if err := reader.ReadAt(t.Context(), buf, 0); err == nil {
+		t.Error("a partition that is gone can be read")
+	}
+	// A portal that goes ends its connections.
+	b, err := r.program("", "disk/b")
+	m.must(err)
+	addr := r.Addrs()[1].String()
+	r.apply(dividedWith(""))
+	buf, err = b.Alloc(4096)
+	m.must(err)
+	if err := b.ReadAt(t.Context(), buf, 0); err == nil {
+		t.Error("a portal that is gone still serves")
+	}
+	if c, err := net.Dial("tcp", addr); err == nil {
+		t.Error("a portal that is gone still listens")
+		_ = c.Close()
+	}
+}
