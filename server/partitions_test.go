@@ -337,6 +337,9 @@ func TestEndpoints(t *testing.T) {
 	a.write(t, 0, "still there")
 	stores, err := m.Stores(t.Context())
 	m.must(err)
+	if list, err = m.Endpoints(t.Context()); err != nil || list.Endpoints[0].Store != "store" {
+		t.Errorf("endpoints of a store that is called otherwise now: %+v, %v", list, err)
+	}
 	if f := stores.Stores[0].Free; stores.Stores[0].Name != "store" || f[len(f)-1].Size != (48-9)*mib {
 		t.Errorf("after a reload: %+v", stores.Stores)
 	}
@@ -509,6 +512,32 @@ func TestBrokenTable(t *testing.T) {
 		if err := r.Shutdown(t.Context()); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// One of the two places of the table may be damaged: that harms nobody, is said, and is mended by the next change.
+func TestHalfOfATable(t *testing.T) {
+	r := serve(t, dividedWith(""))
+	was := r.manager().divide() // generation 1 in place A, 2 in B
+	if err := r.Shutdown(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(filepath.Join(r.dir, "disk.img"), os.O_RDWR, 0)
+	if err == nil {
+		_, err = f.WriteAt([]byte("scratched"), 0)
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	again := serve(t, dividedWith("", "disk.img", filepath.Join(r.dir, "disk.img")))
+	m := again.manager()
+	if p := m.table(); p.Tag != was.Tag || len(p.Warnings) != 1 || !strings.Contains(p.Warnings[0], "slot A has no valid table") {
+		t.Errorf("%+v", p)
+	}
+	m.must(m.delete("b", false))
+	if p := m.table(); len(p.Warnings) != 0 || len(p.Partitions) != 1 {
+		t.Errorf("after a change: %+v", p)
 	}
 }
 

@@ -448,7 +448,8 @@ func endpointList() *cobra.Command {
 them, with which rights, and what each did since it was opened. With --watch it goes
 on and shows what happens per second.
 
-Latency is that of operations of the store, from submission to completion.`,
+Latency is that of operations of the store, from submission to completion. One
+operation in 64 is timed, and stands for those before it.`,
 		Example: `  target endpoint ls
   target endpoint ls --watch`,
 		Args:                  noArgs,

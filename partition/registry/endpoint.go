@@ -27,15 +27,41 @@ type Endpoint struct {
 	since   time.Time
 	gone    sync.Once
 
-	running atomic.Int64
-	n       [classes]counter
-	failed  [failures]atomic.Uint64
+	n      [classes]counter
+	failed [failures]atomic.Uint64
 }
 
+// counter counts the operations of a class. A look at the clock costs more than most of them, so one in
+// sampled is timed, and stands for those that have completed since the one before it.
 type counter struct {
-	buckets [latency.Buckets]atomic.Uint64
-	sum     atomic.Int64 // nanoseconds
-	bytes   atomic.Uint64
+	begun, done atomic.Uint64
+	bytes       atomic.Uint64
+
+	mu      sync.Mutex // a leaf; held by one operation in sampled, and by readers
+	timed   bool       // last is valid
+	last    int64      // nanoseconds that the last one took that was timed
+	settled uint64     // operations in buckets
+	buckets [latency.Buckets]uint64
+	sum     int64 // nanoseconds
+}
+
+const sampled = 64
+
+// settle puts what has completed into the buckets. mu is held.
+func (c *counter) settle() {
+	if n := c.done.Load() - c.settled; c.timed {
+		c.buckets[latency.Bucket(c.last)] += n
+		c.sum += c.last * int64(n)
+		c.settled += n
+	}
+}
+
+// time notes how long an operation took, which is counted already.
+func (c *counter) time(took int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.timed, c.last = true, took
+	c.settle()
 }
 
 // tell calls Gone.
@@ -106,7 +132,8 @@ type metered struct {
 	op    *backend.Op
 	done  backend.Completer // the owner's
 	class Class
-	began time.Duration
+	timed bool
+	began time.Duration // if timed
 }
 
 var (
@@ -117,7 +144,7 @@ var (
 
 func (e *Endpoint) begin(op *backend.Op, kind backend.Kind) *metered {
 	m := meters.Get().(*metered)
-	*m = metered{e, op, op.Done, Other, time.Since(started)}
+	*m = metered{e: e, op: op, done: op.Done, class: Other}
 	switch kind {
 	case backend.Read:
 		m.class = Read
@@ -125,7 +152,9 @@ func (e *Endpoint) begin(op *backend.Op, kind backend.Kind) *metered {
 		m.class = Write
 	}
 	op.Done = m
-	e.running.Add(1)
+	if m.timed = e.n[m.class].begun.Add(1)%sampled == 1; m.timed {
+		m.began = time.Since(started)
+	}
 	return m
 }
 
@@ -133,17 +162,17 @@ func (e *Endpoint) begin(op *backend.Op, kind backend.Kind) *metered {
 func (m *metered) end() {
 	e, op := m.e, m.op
 	op.Done = m.done
-	took := int64(time.Since(started) - m.began)
 	c := &e.n[m.class]
-	c.buckets[latency.Bucket(took)].Add(1)
-	c.sum.Add(took)
 	switch {
 	case op.Err != nil:
 		e.failed[failureOf(op.Err)].Add(1)
 	case m.class != Other:
 		c.bytes.Add(uint64(op.Len))
 	}
-	e.running.Add(-1)
+	c.done.Add(1)
+	if m.timed {
+		c.time(int64(time.Since(started) - m.began))
+	}
 	*m = metered{}
 	meters.Put(m)
 }
@@ -207,7 +236,7 @@ func failureOf(err error) Failure {
 
 // Counts is what was done. It is a copy, and the caller's.
 type Counts struct {
-	Buckets  [classes][latency.Buckets]uint64 // operations by latency, by Class
+	Buckets  [classes][latency.Buckets]uint64 // operations by latency, by Class; one in 64 was timed for all
 	SumNS    [classes]int64
 	Bytes    [classes]uint64 // of operations that ended well; none of Other
 	Failed   [failures]uint64
@@ -230,13 +259,15 @@ func (c *Counts) Add(o *Counts) {
 }
 
 func (e *Endpoint) counts() *Counts {
-	c := &Counts{InFlight: e.running.Load()}
+	c := new(Counts)
 	for i := range e.n {
 		n := &e.n[i]
-		for j := range n.buckets {
-			c.Buckets[i][j] = n.buckets[j].Load()
-		}
-		c.SumNS[i], c.Bytes[i] = n.sum.Load(), n.bytes.Load()
+		n.mu.Lock()
+		n.settle()
+		c.Buckets[i], c.SumNS[i], c.Bytes[i] = n.buckets, n.sum, n.bytes.Load()
+		n.mu.Unlock()
+		done := n.done.Load() // before begun, so that it is no larger
+		c.InFlight += int64(n.begun.Load() - done)
 	}
 	for i := range e.failed {
 		c.Failed[i] = e.failed[i].Load()

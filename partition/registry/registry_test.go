@@ -550,6 +550,35 @@ func TestInit(t *testing.T) {
 	}
 }
 
+// One operation in many is timed, and none is left out of the counts, whoever reads them when.
+func TestSampling(t *testing.T) {
+	f := newFixture(t, "any rw")
+	e, _ := f.mustOpen("disk/a", partition.Identity{}, 0)
+	defer e.Close()
+	op := &backend.Op{Kind: backend.Write, Len: 4096, Segs: [][]byte{make([]byte, 4096)}, Done: make(signal, 1)}
+	was := new(Counts)
+	for n := uint64(1); n <= 3*sampled; n++ {
+		e.Submit(op)
+		if n%7 != 0 {
+			continue
+		}
+		now, sum := e.counts(), uint64(0)
+		for i, b := range now.Buckets[Write] {
+			sum += b
+			if b < was.Buckets[Write][i] {
+				t.Fatalf("after %d operations bucket %d has fewer than before", n, i)
+			}
+		}
+		if sum != n || now.SumNS[Write] < was.SumNS[Write] || now.Bytes[Write] != n*4096 {
+			t.Fatalf("after %d operations %d are counted, with %d bytes", n, sum, now.Bytes[Write])
+		}
+		was = now
+	}
+	if n := e.n[Write].begun.Load(); n != 3*sampled {
+		t.Errorf("%d begun", n)
+	}
+}
+
 // Counting costs no allocation.
 func TestAllocations(t *testing.T) {
 	f := newFixture(t, "any rw")
