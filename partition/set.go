@@ -401,6 +401,21 @@ func (s *Set) Alter(match uint64, name string, c Change) error {
 	return err
 }
 
+// Try returns why Alter would refuse a change that makes the partition no larger, as far as the table tells, or
+// nil. So nobody who uses the partition is disturbed in vain.
+func (t *Table) Try(name string, c Change) error {
+	t = t.clone()
+	p := t.find(name)
+	if p == nil {
+		return &UnknownError{name}
+	}
+	p.alter(c)
+	if c.Size != nil {
+		p.Size = *c.Size
+	}
+	return t.check()
+}
+
 func (p *Partition) alter(c Change) {
 	if c.Name != nil {
 		p.Name = *c.Name

@@ -186,7 +186,7 @@ func (d *divided) advice(err error) string {
 // closeDivided closes divided stores, and waits for their endpoints until ctx ends.
 func (u *units) closeDivided(ctx context.Context) (errs []error) {
 	for _, d := range u.divided {
-		if err := d.Close(ctx); err != nil {
+		if err := d.Close(ctx); err != nil && !errors.Is(err, volume.ErrInUse) { // of that something has been said
 			errs = append(errs, fmt.Errorf("store %q: %w", d.name, err))
 		}
 	}

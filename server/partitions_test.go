@@ -515,6 +515,38 @@ func TestBrokenTable(t *testing.T) {
 	}
 }
 
+// What is kept of a partition, such as reservations, goes with it.
+func TestDeletedPartitionsLeaveNoState(t *testing.T) {
+	const state = "state: state\n"
+	r := serve(t, dividedWith("")+state)
+	m := r.manager()
+	m.divide(mgmt.PartitionAccess{Who: "any", Rights: "rw"})
+	kept := func() (names []string) {
+		files, err := os.ReadDir(filepath.Join(r.dir, "state"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			if strings.HasPrefix(f.Name(), "volume-") {
+				names = append(names, f.Name())
+			}
+		}
+		return names
+	}
+	for _, name := range []string{"disk/a", "disk/b"} {
+		o, err := r.OpenLocal(partition.Identity{})(t.Context(), name, 0, func(error) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.Close()
+	}
+	was := kept()
+	m.must(m.delete("a", false))
+	if now := kept(); len(was) != 2 || len(now) != 1 {
+		t.Errorf("kept were %s, and are %s", was, now)
+	}
+}
+
 // One of the two places of the table may be damaged: that harms nobody, is said, and is mended by the next change.
 func TestHalfOfATable(t *testing.T) {
 	r := serve(t, dividedWith(""))

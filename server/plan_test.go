@@ -30,6 +30,7 @@ func drawConfig(t *rapid.T, label string) *config.Config {
 				Cache: rapid.SampledFrom([]config.CacheMode{config.CacheWriteback, config.CacheWritethrough}).Draw(t, "cache"),
 			}
 		}
+		s.Partitioned = name == "b" && rapid.Bool().Draw(t, "partitioned")
 		c.Stores = append(c.Stores, s)
 	}
 	for _, name := range []string{"iqn.t:1", "iqn.t:2"} {
@@ -45,6 +46,9 @@ func drawConfig(t *rapid.T, label string) *config.Config {
 				Number: number, Pos: pos(), BlockSize: 512, Store: rapid.SampledFrom([]string{"a", "b", "m"}).Draw(t, "store"),
 				ReadOnly: rapid.Bool().Draw(t, "readonly"),
 			})
+			if l := &target.LUNs[len(target.LUNs)-1]; c.Store(l.Store).Partitioned {
+				l.Partition = rapid.SampledFrom([]string{"p", "q"}).Draw(t, "partition")
+			}
 		}
 		c.Targets = append(c.Targets, target)
 	}
@@ -86,7 +90,7 @@ func (w world) addTarget(c *config.Config, t *config.Target) {
 
 func lunName(t *config.Target, n uint16) string { return fmt.Sprint(t.Name, " ", n) }
 func lunText(c *config.Config, l *config.LUN) string {
-	return fmt.Sprint(l.Store, l.ReadOnly, medium(c.Store(l.Store)))
+	return fmt.Sprint(l.Shows(), l.ReadOnly, mediumOf(c, l))
 }
 func portalName(p *config.Portal) string { return fmt.Sprint(p.Transport, p.Listen, p.OneShot) }
 
@@ -148,7 +152,33 @@ func TestPlan(t *testing.T) {
 // Every medium that LUNs are to show is either open already or in the plan, once.
 func checkStorePlan(t *rapid.T, p *plan, old, next *config.Config) {
 	before, now := shown(old), shown(next)
+	wasDivided, isDivided := dividedIn(old), dividedIn(next)
 	opened := make(map[string]bool)
+	for _, s := range p.converted {
+		if m := medium(s); (isDivided[m] == nil || before[m] == nil) && (wasDivided[m] == nil || now[m] == nil) {
+			t.Errorf("the store %q is not open in another way", s.Name)
+		}
+		opened[medium(s)] = true
+	}
+	divided := make(map[string]bool)
+	for _, s := range p.divide {
+		if wasDivided[medium(s)] != nil || isDivided[medium(s)] == nil || divided[medium(s)] {
+			t.Errorf("the store %q is opened to be divided", s.Name)
+		}
+		divided[medium(s)] = true
+	}
+	for m := range isDivided {
+		if wasDivided[m] == nil && !divided[m] && !opened[m] {
+			t.Errorf("%s is not opened to be divided", m)
+		}
+	}
+	for _, l := range p.parts {
+		m := mediumOf(next, l.to)
+		if before[m] != nil || opened[m] {
+			t.Errorf("LUN %d of %s opens its partition", l.number, l.target.Name)
+		}
+		opened[m] = true
+	}
 	for _, s := range p.open {
 		if before[medium(s)] != nil || now[medium(s)] == nil || opened[medium(s)] {
 			t.Errorf("the store %q is opened", s.Name)
@@ -161,7 +191,11 @@ func checkStorePlan(t *rapid.T, p *plan, old, next *config.Config) {
 		}
 	}
 	for _, s := range p.resize {
-		if was := before[medium(s)]; was == nil || was.Size == s.Size {
+		was := before[medium(s)]
+		if s.Partitioned {
+			was = wasDivided[medium(s)]
+		}
+		if was == nil || was.Size == s.Size {
 			t.Errorf("the store %q is resized", s.Name)
 		}
 	}

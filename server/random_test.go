@@ -21,6 +21,11 @@ func randomConfig(r *rand.Rand) string {
 	for _, name := range []string{"x", "y", "z"} {
 		fmt.Fprintf(&b, "  %s: {type: memory, size: 1MiB}\n", name)
 	}
+	shows := []string{"x", "y", "z"}
+	if r.IntN(3) > 0 {
+		b.WriteString("  r: {type: memory, size: 4MiB, partitioned: true, partitions: {p: {size: 1MiB}, q: {size: 1MiB}}}\n")
+		shows = append(shows, "r/p", "r/q")
+	}
 	b.WriteString("targets:\n")
 	for _, target := range []string{"a", "b"} {
 		if target == "b" && r.IntN(3) == 0 {
@@ -29,7 +34,7 @@ func randomConfig(r *rand.Rand) string {
 		luns := []string{"0: fixed"}
 		for n := 1; n < 5; n++ {
 			if r.IntN(2) == 0 {
-				luns = append(luns, fmt.Sprintf("%d: {store: %s, readonly: %v}", n, []string{"x", "y", "z"}[r.IntN(3)], r.IntN(2) == 0))
+				luns = append(luns, fmt.Sprintf("%d: {store: %s, readonly: %v}", n, shows[r.IntN(len(shows))], r.IntN(2) == 0))
 			}
 		}
 		alias := ""

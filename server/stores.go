@@ -217,7 +217,6 @@ var errHangs = errors.New("commands hang in it; what was not flushed may be lost
 // store, stays, and its store stays open. It ends endpoints, and waits for them until ctx ends.
 func (u *units) close(ctx context.Context) (errs []error) {
 	said := make(map[string]bool) // several units of one store may fail with the same error
-	hangs := make(map[*openStore]bool)
 	note := func(s *openStore, err error) {
 		if err == nil {
 			return
@@ -230,7 +229,6 @@ func (u *units) close(ctx context.Context) (errs []error) {
 	}
 	for key, lu := range u.made {
 		if !lu.Idle() {
-			hangs[key.store] = true
 			note(key.store, errHangs)
 			continue
 		}
@@ -238,9 +236,7 @@ func (u *units) close(ctx context.Context) (errs []error) {
 	}
 	for _, s := range u.stores {
 		if s.shown != nil {
-			if !hangs[s] {
-				s.shown.Release()
-			}
+			s.shown.Release()
 			continue
 		}
 		if !s.volume.Idle() {

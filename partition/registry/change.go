@@ -71,6 +71,11 @@ func (s *Store) Alter(ctx context.Context, match uint64, name string, c partitio
 		return err
 	}
 	if c.Name != nil && *c.Name != name || c.Size != nil && *c.Size < p.Size {
+		if c.Size == nil || *c.Size < p.Size {
+			if err := set.Table().Try(name, c); err != nil {
+				return err
+			}
+		}
 		done, err := s.clear(ctx, p, force, "it gets another name or size")
 		if err != nil {
 			return err

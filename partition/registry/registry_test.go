@@ -27,6 +27,7 @@ type fixture struct {
 	t     *testing.T
 	s     *Store
 	below *faulty.Store
+	left  bool // the test closes the store
 }
 
 func newFixture(t *testing.T, access ...string) *fixture {
@@ -40,7 +41,7 @@ func newFixture(t *testing.T, access ...string) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &fixture{New(), t, nil, below}
+	f := &fixture{New(), t, nil, below, false}
 	_, err = set.Create(partition.Any, partition.New{Name: "a", Size: 2 * mib, Access: lines(t, access...)}, partition.New{Name: "b", Size: 2 * mib, Access: lines(t, "any rw")})
 	if err != nil {
 		t.Fatal(err)
@@ -53,6 +54,9 @@ func newFixture(t *testing.T, access ...string) *fixture {
 	})
 	f.s.Publish("disk", false)
 	t.Cleanup(func() {
+		if f.left {
+			return
+		}
 		if err := f.s.Close(context.Background()); err != nil {
 			t.Error(err)
 		}
@@ -400,6 +404,62 @@ func TestLUNs(t *testing.T) {
 	}
 }
 
+// A store whose volume somebody still shows is not closed under him.
+func TestCloseInUse(t *testing.T) {
+	f := newFixture(t, "any rw")
+	f.left = true
+	shown, err := f.s.Show("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	gate := f.below.Hold(faulty.Match{Kinds: faulty.Writes})
+	v := shown.Volume()
+	h, done := v.Open(nil), make(signal, 1)
+	op := backend.Op{Kind: backend.Write, Len: 4096, Segs: [][]byte{make([]byte, 4096)}, Done: done}
+	if h.Submit(&op) {
+		t.Fatal("the operation did not wait")
+	}
+	shown.Release()
+	if err := f.s.Close(t.Context()); !errors.Is(err, volume.ErrInUse) {
+		t.Errorf("closed while an operation is under way: %v", err)
+	}
+	if len(f.List(partition.Identity{})) != 0 {
+		t.Error("it is still found")
+	}
+	gate.Release()
+	if <-done; op.Err != nil {
+		t.Errorf("the operation that was under way: %v", op.Err)
+	}
+	h.Close()
+	if err := errors.Join(v.Close(), f.below.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// Endpoints that may write to a store that becomes read-only are ended, and its table stays as it is.
+func TestReadOnly(t *testing.T) {
+	f := newFixture(t, "any r", "name:app rwadm")
+	_, ended := f.mustOpen("disk/a", partition.Identity{Name: "app"}, 0)
+	reader, still := f.mustOpen("disk/a", partition.Identity{}, 0)
+	f.s.Publish("golden", true)
+	<-ended
+	e, _ := f.mustOpen("golden/a", partition.Identity{Name: "app"}, 0)
+	if r := e.Describe().Rights; r != rdma.RightRead {
+		t.Errorf("rights %v of a read-only store", r)
+	}
+	e.Close()
+	reader.Close()
+	if len(still) != 0 {
+		t.Error("a reader was ended")
+	}
+	_, err := f.s.Create(partition.Any, partition.New{Name: "c", Size: mib})
+	for _, err := range []error{err, f.alter("a", partition.Change{}, false), f.s.Delete(t.Context(), partition.Any, "a", false, false), f.s.Init(t.Context(), true)} {
+		if !errors.Is(err, ErrReadOnly) {
+			t.Errorf("a change: %v", err)
+		}
+	}
+}
+
 func TestLimits(t *testing.T) {
 	f := newFixture(t, "any rw")
 	var all []*Endpoint
@@ -514,7 +574,7 @@ func TestHangs(t *testing.T) {
 	}
 }
 
-// A change that is for another table is refused before it ends anything.
+// A change that is for another table, or makes no sense, is refused before it ends anything.
 func TestStaleChangesDisturbNobody(t *testing.T) {
 	f := newFixture(t, "any rw")
 	_, gone := f.mustOpen("disk/a", partition.Identity{}, 0)
@@ -522,8 +582,14 @@ func TestStaleChangesDisturbNobody(t *testing.T) {
 	if err := f.s.Delete(t.Context(), 1, "a", false, true); !errors.As(err, &stale) {
 		t.Errorf("a change for another generation: %v", err)
 	}
+	b, odd := "b", int64(1000)
+	for _, c := range []partition.Change{{Name: &b}, {Size: &odd}, {Name: new(string)}} {
+		if err := f.alter("a", c, true); err == nil {
+			t.Errorf("%+v is possible", c)
+		}
+	}
 	if len(gone) != 0 || len(f.Endpoints()) != 1 {
-		t.Error("it has ended an endpoint")
+		t.Error("what cannot be done has ended an endpoint")
 	}
 	if !slices.ContainsFunc(f.Endpoints(), func(i Info) bool { return f.Drop(i.Number) }) {
 		t.Error("nothing to drop")
