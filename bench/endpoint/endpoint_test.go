@@ -1,0 +1,58 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"oneshot/bench/harness"
+	"oneshot/bench/harness/harnesstest"
+)
+
+// Every load but fio's does something, and counts what it says.
+func TestLoads(t *testing.T) {
+	dir := t.TempDir()
+	defer func(n int64) { fileSize = n }(fileSize)
+	fileSize = 8 << 20
+	for _, p := range points {
+		for _, c := range p.contenders {
+			if strings.HasPrefix(c.name, "fio") {
+				continue
+			}
+			s, err := c.run(t.Context(), dir, 0.01)
+			direct, log := strings.HasPrefix(p.name, "file"), strings.HasPrefix(p.name, "log")
+			if err != nil || s.rate <= 0 || s.cpu < 0 || direct != (s.copies == 0) || log != (s.syncs > 0 && s.syncs <= 2) {
+				t.Errorf("%s, %s: %+v, %v", p.name, c.name, s, err)
+			}
+		}
+	}
+}
+
+func TestParseFIO(t *testing.T) {
+	s, err := parseFIO([]byte(`{"jobs":[{"usr_cpu":10,"sys_cpu":30,"read":{"iops":0},"write":{"iops":200000}}]}`))
+	if err != nil || s.rate != 200000 || s.cpu != 2 {
+		t.Errorf("%+v, %v", s, err)
+	}
+	for _, bad := range []string{"", "{}", `{"jobs":[{},{}]}`} {
+		if _, err := parseFIO([]byte(bad)); err == nil {
+			t.Errorf("%q is a report", bad)
+		}
+	}
+}
+
+func TestReport(t *testing.T) {
+	var results []result
+	for _, p := range points {
+		results = append(results, result{p, [][]sample{{{1000, 2, 1, 0.5}, {3000, 4, 1, 0.5}}, {{4000, 1, 0, 1}}}})
+	}
+	text := table(options{Options: harness.Options{Rounds: 2, Seconds: 1}}, results)
+	for _, want := range []string{
+		"## log, 16 appenders, 512 B", "| endpoint/wal | 2000 | 1000 – 3000 | 0.50 | 500000 | 3.00 | 1.00 | 0.500 |", "| fio, io_uring | 4000 | 4000 – 4000 | 1.00 |",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is not in\n%s", want, text)
+		}
+	}
+	if n := harnesstest.Rects(t, picture(results)); n < len(points) {
+		t.Errorf("%d rectangles", n)
+	}
+}
