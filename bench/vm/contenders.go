@@ -18,7 +18,9 @@ const (
 
 	overRXE = "rxe"
 	overTCP = "TCP"
-	ours    = "oneshot"
+	// overAttached is TCP by this project's initiator, whose attach makes a block device of the kernel's nbd.
+	overAttached = "TCP attached"
+	ours         = "oneshot"
 )
 
 // A contender is a way to a disk of a target.
@@ -47,6 +49,7 @@ var contenders = []contender{
 	{target: ours, transport: overTCP, iqn: iqn + ours, port: 3262},
 	{target: "LIO", transport: overTCP, iqn: iqn + "lio", port: 3264},
 	{target: "tgt", transport: overTCP, iqn: iqn + "tgt-tcp", port: 3265}, // a target has one transport
+	{target: ours, transport: overAttached, iqn: iqn + ours, port: 3262},
 }
 
 // bench is a run.
@@ -204,6 +207,9 @@ var diskLine = regexp.MustCompile(`Attached scsi disk (\w+)\s+State: running`)
 
 // login logs in and returns the disk that appears, set up like every other.
 func (b *bench) login(c contender) (string, error) {
+	if c.transport == overAttached {
+		return b.attach(c)
+	}
 	node := fmt.Sprintf("iscsiadm -m node -T %s -p %s:%d -I %s", c.iqn, host, c.port, c.iface())
 	if err := b.runAll(node+" -o new", node+" --login"); err != nil {
 		return "", err
@@ -222,6 +228,22 @@ func (b *bench) login(c contender) (string, error) {
 	return "", errors.New("no disk appears")
 }
 
+// attach has attach make a device, and returns it.
+func (b *bench) attach(c contender) (string, error) {
+	a, err := b.Start("initiator", "attach", fmt.Sprintf("iscsi://%s:%d/%s/0", host, c.port, c.iqn))
+	if err != nil {
+		return "", err
+	}
+	var said strings.Builder
+	for line := range a.Lines {
+		if disk, ok := strings.CutPrefix(line, "/dev/"); ok {
+			return disk, b.tuneQueue(disk)
+		}
+		said.WriteString(line + "\n")
+	}
+	return "", fmt.Errorf("attach ends with %d: %s", a.Exit, said.String())
+}
+
 func (b *bench) taken(disk string) bool {
 	return slices.ContainsFunc(b.contenders, func(c contender) bool { return c.disk == disk })
 }
@@ -229,14 +251,19 @@ func (b *bench) taken(disk string) bool {
 // queue is how the initiator's kernel treats every disk.
 var queue = [][2]string{{"scheduler", "none"}, {"max_sectors_kb", "256"}, {"nr_requests", "64"}, {"rq_affinity", "1"}, {"nomerges", "0"}}
 
-func (b *bench) tune(disk string) error {
+func (b *bench) tuneQueue(disk string) error {
 	var errs []error
 	for _, q := range queue {
 		errs = append(errs, b.write("/sys/block/"+disk+"/queue/"+q[0], q[1]))
 	}
+	return errors.Join(errs...)
+}
+
+func (b *bench) tune(disk string) error {
+	queues := b.tuneQueue(disk)
 	depth, err := b.run("@cat", "/sys/block/"+disk+"/device/queue_depth")
 	if strings.TrimSpace(depth) != "32" && err == nil {
 		err = fmt.Errorf("the depth of the queue is %q", depth)
 	}
-	return errors.Join(append(errs, err)...)
+	return errors.Join(queues, err)
 }

@@ -15,7 +15,7 @@ import (
 var (
 	modules = []string{
 		"virtio_pci", "virtio_net", "virtio_console", "crc32c_generic", "crc32_generic", "dummy", "sd_mod", "configfs",
-		"iscsi_tcp", "ib_iser", "ib_uverbs", "rdma_ucm", "rdma_rxe", "target_core_mod", "iscsi_target_mod", "ib_isert",
+		"iscsi_tcp", "ib_iser", "ib_uverbs", "rdma_ucm", "rdma_rxe", "nbd", "target_core_mod", "iscsi_target_mod", "ib_isert",
 	}
 	programs = []string{
 		"/usr/sbin/iscsid", "/usr/bin/iscsiadm", "/usr/sbin/tgtd", "/usr/sbin/tgtadm", "/usr/bin/fio", "/usr/bin/rdma",
@@ -47,7 +47,13 @@ func start(dir string) (*guest, error) {
 	if _, err := debian.Run(".", "go", "build", "-tags", "verbs", "-o", target, "oneshot/cmd/target"); err != nil {
 		return nil, err
 	}
-	contents := machine.Contents{Modules: modules, Programs: programs, Files: map[string]string{target: "bin/target"}}
+	initiator := filepath.Join(cache, "initiator")
+	if _, err := debian.Run(".", "go", "build", "-o", initiator, "oneshot/cmd/initiator"); err != nil {
+		return nil, err
+	}
+	contents := machine.Contents{
+		Modules: modules, Programs: programs, Files: map[string]string{target: "bin/target", initiator: "bin/initiator"},
+	}
 	for _, f := range files {
 		contents.Files[f] = f[1:]
 	}

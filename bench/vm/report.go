@@ -77,7 +77,7 @@ func table(circumstances string, results []result) string {
 
 Written by %s. One virtual machine under software emulation, in which everything runs: open-iscsi, fio
 (io_uring, direct), and three targets, each with a disk of %s in RAM: this one (memory store), LIO (rd_mcp), tgt (a file on
-tmpfs). *rxe* is iSER over one soft-RoCE device with MTU 9000 on an interface that leads nowhere; TCP goes to the same address. All six
+tmpfs). *rxe* is iSER over one soft-RoCE device with MTU 9000 on an interface that leads nowhere; TCP goes to the same address. All seven
 sessions are open from the beginning and have the same settings: open-iscsi's defaults (cmds_max 128, queue_depth 32), no pings;
 %s for every disk. tgt's pool of RDMA buffers is 128 MiB instead of 1 GiB, as the guest is small.
 
@@ -94,7 +94,21 @@ emulation's prices are not those of hardware (an interrupt, a wake-up or a copy 
 	for _, transport := range transports {
 		processors(&s, transport, results)
 	}
+	attached(&s, results)
 	return s.String()
+}
+
+// attached is the table of the block device that initiator attach makes, beside Linux's own way to the same disk.
+func attached(s *strings.Builder, results []result) {
+	s.WriteString("\n## initiator attach\n\nThe same disk over TCP, by the kernel's nbd and this project's initiator, beside iscsi_tcp: IOPS (MB/s for 256 KiB).\n\n")
+	s.WriteString("| point | attached | iscsi_tcp | × |\n| --- | ---: | ---: | ---: |\n")
+	for _, r := range results {
+		w, beside := r.row(ours, overAttached), r.row(ours, overTCP)
+		if w == nil || beside == nil || beside.IOPS == 0 {
+			continue
+		}
+		fmt.Fprintf(s, "| %s | %s | %s | %.2f |\n", r.point, r.speed(w), r.speed(beside), w.IOPS/beside.IOPS)
+	}
 }
 
 var transports = []string{overRXE, overTCP}

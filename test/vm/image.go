@@ -15,12 +15,12 @@ import (
 var modules = []string{
 	"virtio_pci", "virtio_net", "virtio_console", "crc32c_generic", "iscsi_tcp", "sd_mod", "ext4", "xfs",
 	"siw", "ib_iser", "ib_uverbs", "rdma_ucm", "crc32_generic", "rdma_rxe", "dummy", "dm_mod", "dm_multipath", "dm_round_robin", "dm_service_time",
-	"scsi_dh_alua", "sg",
+	"scsi_dh_alua", "sg", "nbd",
 }
 
 // programs of Debian's that the guest runs, with the libraries they need.
 var programs = []string{
-	"/usr/sbin/iscsid", "/usr/bin/iscsiadm", "/sbin/mkfs.ext4", "/sbin/mkfs.xfs", "/sbin/e2fsck", "/sbin/xfs_repair", "/sbin/fstrim", "/usr/bin/rdma",
+	"/usr/sbin/iscsid", "/usr/bin/iscsiadm", "/sbin/mkfs.ext4", "/sbin/mkfs.xfs", "/sbin/e2fsck", "/sbin/xfs_repair", "/sbin/fstrim", "/sbin/blkdiscard", "/usr/bin/rdma",
 	"/bin/ip", "/bin/dmesg", "/bin/bash", "/usr/bin/rping", "/sbin/dmsetup", "/usr/bin/timeout", "/usr/bin/setpriv", "/usr/bin/env", "/usr/bin/iscsi-inq", "/usr/bin/iscsi-test-cu",
 	"/lib/systemd/systemd-udevd", "/bin/udevadm", "/sbin/multipathd", "/sbin/multipath",
 	"/usr/bin/fio", "/usr/bin/sg_raw", "/sbin/resize2fs", "/usr/sbin/xfs_growfs",
