@@ -31,12 +31,12 @@ const (
 // A contender is one thing that can be measured: a URL of a process.
 type contender struct {
 	name string
-	url  string // of the unit; the port of the echo
+	url  string // URL of the logical unit; for the echo, its port
 	proc *process
 }
 
-// A process is a server that runs for the whole benchmark, stopped unless its
-// turn has come.
+// A process is a server that runs during the whole benchmark. It is stopped
+// (SIGSTOP) unless it has its turn.
 type process struct {
 	name   string
 	cmd    *exec.Cmd
@@ -54,8 +54,8 @@ type bench struct {
 	contenders []contender
 }
 
-// startAll starts what is to be measured, and writes every unit once, so that
-// none is measured reading holes.
+// startAll starts the contenders, and writes every unit once, so that no
+// contender is measured reading holes.
 func (b *bench) startAll(ctx context.Context) error {
 	for _, start := range []struct {
 		name string
@@ -130,7 +130,7 @@ func (b *bench) startTgt(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Its control socket is named by a number below 2¹⁵, another than a tgtd of the system has.
+	// The number of its control socket is below 2¹⁵, and differs from that of a tgtd of the system.
 	control := strconv.Itoa(1 + os.Getpid()%32766)
 	p, err := b.start(ctx, addr, "tgtd", "-f", "-C", control, "--iscsi", "portal="+addr)
 	b.add("tgt", "iscsi://"+addr+"/"+iqn+"/1", p)
@@ -234,7 +234,7 @@ func (b *bench) image(name string) (string, error) {
 	return path, os.Truncate(path, lunSize)
 }
 
-// freePort names a port that nobody listens on.
+// freePort returns a port on which nobody listens.
 func freePort() (addr, port string, err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -271,15 +271,15 @@ func (b *bench) spawn(name string, args ...string) (*process, error) {
 		return nil, err
 	}
 	go func() { // ends with the process, for which stopAll waits
-		_ = p.cmd.Wait() // by a signal of ours, or awaitPort tells
+		_ = p.cmd.Wait() // a process that ends by itself is noticed by awaitPort
 		close(p.exited)
 	}()
 	return p, nil
 }
 
-// keepAwake keeps the cores from halting: in a virtual machine, waking a halted
-// core costs tens of microseconds, and at depth 1 that would be all one sees.
-// The loops have the idle scheduling class and yield to whatever else can run.
+// keepAwake keeps the cores from halting with loops of the idle scheduling
+// class, which yield to everything else. In a virtual machine, waking a halted
+// core costs tens of microseconds, and at depth 1 nothing else would be visible.
 func (b *bench) keepAwake() error {
 	for _, core := range []int{targetCore, clientCore} {
 		p, err := b.spawn("chrt", "-i", "0", "taskset", "-c", strconv.Itoa(core), "sh", "-c", "while :; do :; done")
@@ -346,8 +346,8 @@ func (p *process) signal(s syscall.Signal) {
 	}
 }
 
-// stopAll ends every process. tgtd ignores SIGTERM while it has a target, and
-// nothing that they serve needs to be kept.
+// stopAll kills every process: tgtd ignores SIGTERM while it has a target, and
+// the data of the processes is not needed any more.
 func (b *bench) stopAll() {
 	for _, p := range slices.Concat(b.loops, b.processes) {
 		p.signal(syscall.SIGKILL)

@@ -3,11 +3,11 @@
 //
 //	make bench                      or: go run ./bench [flags]
 //
-// All serve a RAM-backed disk on the loopback interface. The client is foreign:
-// c/load.c over libiscsi. The targets are pinned to one core and the client to
-// another. In every round each contender has its turn, in an order that
-// rotates, while the others are stopped with SIGSTOP; the figures are medians of
-// the rounds. Times are told and never asserted: compare the rows of one run.
+// All contenders serve a RAM-backed disk on the loopback interface. The client,
+// c/load.c, uses libiscsi, which is not of this project. The targets are pinned
+// to one core and the client to another. In every round each contender has its
+// turn, in an order that rotates, while the others are stopped with SIGSTOP; the
+// figures are medians of the rounds. Compare the rows of one run.
 package main
 
 import (
@@ -46,7 +46,7 @@ func run(ctx context.Context, o options) error {
 	}
 	defer func() {
 		if err := os.RemoveAll(dir); err != nil {
-			log.Print("bench: ", err) // of RAM that stays in use
+			log.Print("bench: ", err) // the RAM of the directory stays in use
 		}
 	}()
 	tools, err := buildTools(ctx, dir)
@@ -70,7 +70,7 @@ func run(ctx context.Context, o options) error {
 	return writeReport(o, results)
 }
 
-// tools are the programs of this folder, built.
+// tools holds the paths of the programs of this folder, after they were built.
 type tools struct{ load, echo, gotgt string }
 
 func buildTools(ctx context.Context, dir string) (tools, error) {

@@ -15,7 +15,7 @@ import (
 	"oneshot/bench/harness"
 )
 
-// points are those of the project's goals.
+// points lists the points of the project's goals.
 var points = []harness.Point{
 	{Order: harness.Random, Size: 4096, Depth: 1, Sessions: 1},
 	{Order: harness.Random, Write: true, Size: 4096, Depth: 1, Sessions: 1},
@@ -27,17 +27,17 @@ var points = []harness.Point{
 	{Order: harness.Sequential, Write: true, Size: 256 << 10, Depth: 8, Sessions: 1},
 }
 
-// A sample is what one run of the load generator gave.
+// A sample is the result of one run of the load generator.
 type sample struct {
 	IOPS      float64
 	P50, P99  float64 // µs
 	CPU       float64 // seconds of the server per million I/Os
 	ClientCPU float64 // share of the client's core
-	Others    float64 // share of the machine that processes of others, and the hypervisor, took
+	Others    float64 // share of the machine that other processes and the hypervisor took
 }
 
-// A row is a contender at a point: medians over the rounds, and the extremes;
-// of what others took, the most.
+// A row is a contender at a point: medians over the rounds, the extremes, and the
+// largest share that others took.
 type row struct {
 	contender string
 	sample
@@ -81,16 +81,16 @@ func (b *bench) measure(ctx context.Context, p harness.Point) (result, error) {
 	return r, nil
 }
 
-// What others may take of the machine while a sample is taken, and how often it
-// is taken again when they take more. The last try counts whatever they do: the
-// table says what they took.
+// The share of the machine that others may take during a sample, and how often a
+// sample is taken again if they take more. The last try counts in any case; the
+// table says how much they took.
 const (
 	othersAllowed = 0.08
 	tries         = 8
 	pause         = 2 * time.Second // before the next try
 )
 
-// quietly takes a sample when nobody disturbs.
+// quietly takes a sample while others take little of the machine.
 func (b *bench) quietly(ctx context.Context, p harness.Point, c contender) (best sample, err error) {
 	best.Others = 2
 	for range tries {
@@ -167,7 +167,7 @@ func (b *bench) once(ctx context.Context, p harness.Point, c contender) (sample,
 	}, nil
 }
 
-// usage is CPU time spent so far.
+// usage is the CPU time that was spent so far.
 type usage struct{ machine, server, loops time.Duration }
 
 func (b *bench) usage(server *process) (u usage, err error) {
@@ -187,7 +187,7 @@ func (b *bench) usage(server *process) (u usage, err error) {
 	return u, nil
 }
 
-// cpu is the user and system time of the process so far.
+// cpu returns the user and system time of the process so far.
 func (p *process) cpu() (time.Duration, error) {
 	t, err := harness.ProcessCPU(p.cmd.Process.Pid)
 	if err != nil {

@@ -14,7 +14,7 @@ func writeReport(o options, results []result) error {
 	return o.WriteReport(reportName, table(circumstances(o), results), picture(results))
 }
 
-// circumstances is what a reader has to know of the run.
+// circumstances describes the run for the reader of the report.
 func circumstances(o options) string {
 	awake := "kept from halting"
 	if !o.awake {
@@ -26,7 +26,7 @@ func circumstances(o options) string {
 		targetCore, clientCore, o.Rounds, o.Seconds)
 }
 
-// table is the report as Markdown.
+// table returns the report as Markdown.
 func table(circumstances string, results []result) string {
 	var s strings.Builder
 	s.WriteString(`# iSCSI over TCP beside its peers
@@ -62,7 +62,7 @@ func ratio(a row, b *row) string {
 
 var colours = []string{harness.Blue, harness.Sky, harness.Orange, harness.Green, harness.Pink, harness.Red}
 
-// picture has a group of bars for each point: who reaches which share of the echo.
+// picture draws a group of bars for each point: the share of the echo that each contender reaches.
 func picture(results []result) string {
 	c := harness.Chart{
 		Title: "iSCSI over TCP: share of a raw TCP echo of the same bytes",

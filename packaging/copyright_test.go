@@ -23,7 +23,7 @@ The programs of this package contain the modules below, under the terms that fol
 runtime and standard library of Go.
 `
 
-// The package says whose work is in its programs, and under which terms: all modules that are linked in.
+// debian/copyright names the authors and terms of all modules that are linked into the programs.
 func TestCopyright(t *testing.T) {
 	goroot := command(t, "go", "env", "GOROOT")
 	var b strings.Builder

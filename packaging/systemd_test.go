@@ -1,7 +1,7 @@
 //go:build deb
 
-// Package packaging tries the Debian package where its readers install it: on a Debian system with systemd,
-// in a virtual machine. make test-deb runs it, as root.
+// Package packaging tests the Debian package on a Debian system with systemd, in a virtual machine. make test-deb
+// runs it, as root.
 package packaging
 
 import (
@@ -24,13 +24,13 @@ const (
 	iqn     = "iqn.2026-11.example.oneshot:demo"
 	forward = "127.0.0.1:25590" // on the host, leads to port 3260 of address
 	address = "10.0.3.15"       // in the machine
-	limit   = 3 * time.Minute   // which only a hung machine reaches
+	limit   = 3 * time.Minute   // only a machine that hangs reaches it
 )
 
-// packages of the system beside Debian's minimal ones.
+// packages lists the packages of the system in addition to Debian's minimal ones.
 const packages = "systemd-sysv,udev,dbus,kmod,iproute2,linux-image-amd64,initramfs-tools,rdma-core,librdmacm1,ibverbs-providers"
 
-// system is a Debian system that runs.
+// system is a running Debian system.
 type system struct {
 	t *testing.T
 	m *machine.Machine
@@ -57,7 +57,7 @@ func (s *system) try(command string) (string, int) {
 	return strings.TrimSpace(out), c.Exit
 }
 
-// run is try for a command that has to succeed.
+// run runs a command to its end; it has to succeed.
 func (s *system) run(command string) string {
 	s.t.Helper()
 	out, exit := s.try(command)
@@ -75,20 +75,20 @@ func (s *system) expect(command, want string) {
 	}
 }
 
-// show is a property of the service.
+// show returns a property of the service.
 func (s *system) show(property string) string {
 	s.t.Helper()
 	return s.run("systemctl show --value -p " + property + " oneshot")
 }
 
-// configure has the service serve the configuration.
+// configure makes the service serve a configuration.
 func (s *system) configure(config string) {
 	s.t.Helper()
 	s.run("cat > /etc/oneshot/target.yaml <<'YAML'\n" + config + "\nYAML")
 	s.run("systemctl reload oneshot")
 }
 
-// until waits until a command says what is wanted.
+// until waits until the output of a command is want.
 func (s *system) until(command, want string) {
 	s.t.Helper()
 	for deadline := time.Now().Add(limit); ; {
@@ -103,8 +103,8 @@ func (s *system) until(command, want string) {
 	}
 }
 
-// TestSystemd: the package from its installation to its purge, with a writer outside that goes on over
-// everything that interrupts the daemon, and reads back what it wrote.
+// TestSystemd tests the package from its installation to its purge. Meanwhile a writer on the host goes on in
+// spite of everything that interrupts the daemon, and reads back what it wrote.
 func TestSystemd(t *testing.T) {
 	s := boot(t)
 	s.until("systemctl is-system-running | grep -v -e starting -e initializing", "running")
@@ -119,7 +119,7 @@ func TestSystemd(t *testing.T) {
 	}
 	s.expect("stat -c %U:%G:%a /etc/oneshot/target.yaml /var/lib/oneshot /run/oneshot/target.sock | tr '\\n' ' '", "root:oneshot:640 oneshot:oneshot:750 oneshot:oneshot:600")
 
-	// The hardening lets the daemon have files past the page cache by io_uring, and RDMA devices.
+	// The hardening of the unit allows io_uring with O_DIRECT, and RDMA devices.
 	s.run("modprobe rdma_rxe && modprobe rdma_ucm && rdma link add rxe0 type rxe netdev eth1")
 	s.configure(config)
 	if out := s.run("oneshot status"); !strings.Contains(out, "tcp 0.0.0.0:3260, verbs "+address+":3265") {
@@ -195,7 +195,7 @@ portals:
 state: /var/lib/oneshot/state
 management: {socket: /run/oneshot/target.sock}`
 
-// boot makes the system, with both packages and what the test needs in it, and starts it.
+// boot makes the system, with both packages and the files that the test needs, and starts it.
 func boot(t *testing.T) *system {
 	t.Helper()
 	cache, err := machine.CacheDir()
@@ -230,7 +230,7 @@ func boot(t *testing.T) *system {
 	return &system{t, m}
 }
 
-// put copies into the root directory what the test needs there.
+// put copies the files that the test needs into the root directory.
 func put(t *testing.T, root string) {
 	t.Helper()
 	build := func(output, pkg string, more ...string) {
@@ -250,7 +250,7 @@ func put(t *testing.T, root string) {
 		host(t, "./deb.sh", "-v", version, program, client, filepath.Join(root, "root"))
 	}
 	build(filepath.Join(root, "usr/local/bin/guest"), "oneshot/test/vm/guest")
-	// The guest ends if its port is not there within 5 s, as on a busy host.
+	// The guest's first process ends if its port does not appear within 5 s, which happens on a busy host.
 	for path, text := range map[string]string{
 		"etc/systemd/system/guest.service": "[Unit]\nDefaultDependencies=no\nAfter=basic.target\n[Service]\nExecStart=/usr/local/bin/guest\nRestart=always\nRestartSec=1s\n",
 		"etc/systemd/network/eth1.network": "[Match]\nName=eth1\n[Network]\nAddress=" + address + "/24\n",
@@ -277,7 +277,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// host runs a program here.
+// host runs a program on the host.
 func host(t *testing.T, name string, args ...string) {
 	t.Helper()
 	if _, err := debian.Run(".", name, args...); err != nil {
@@ -293,10 +293,10 @@ type writer struct {
 	err bytes.Buffer
 }
 
-// lines counts them.
+// lines counts lines.
 type lines struct {
 	n     atomic.Int64
-	wrote chan struct{} // holds an element after there were some
+	wrote chan struct{} // holds an element after new lines were written
 }
 
 func (l *lines) Write(b []byte) (int, error) {
@@ -333,7 +333,7 @@ func (w *writer) more(n int64) {
 	}
 }
 
-// end has the writer read back what it wrote.
+// end makes the writer read back what it wrote, and waits for it.
 func (w *writer) end() {
 	w.t.Helper()
 	must(w.t, w.cmd.Process.Signal(os.Interrupt))

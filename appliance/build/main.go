@@ -1,5 +1,5 @@
-// Command build makes the appliance: an initramfs that boots straight into `target serve`, and
-// beside it the kernel that it is for, Debian's.
+// Command build makes the appliance: an initramfs that boots directly into target serve, and
+// the kernel for it, which is Debian's.
 //
 //	make appliance                  or: go run ./appliance/build [-out DIR]
 //
@@ -27,7 +27,7 @@ func main() {
 	log.SetFlags(0)
 	out := flag.String("out", "bin/appliance", "`directory` of the kernel and the initramfs")
 	cache := flag.String("cache", "", "`directory` where the kernel's package is kept; default: the one of -out")
-	trim := flag.Bool("trimpath", true, "leave this machine's paths out of the programs; if false, what was built before is built no more")
+	trim := flag.Bool("trimpath", true, "leave this machine's paths out of the programs; false uses the build cache of ordinary builds")
 	flag.Parse()
 	if *cache == "" {
 		*cache = *out
@@ -37,7 +37,7 @@ func main() {
 	}
 }
 
-// modules are drivers for machines, virtual and real: networks, RDMA, disks, and what those need.
+// modules lists drivers for virtual and real machines: networks, RDMA, disks, and what those need.
 var modules = []string{
 	"virtio_pci", "virtio_net", "virtio_blk", "virtio_scsi", "e1000", "e1000e", "igb", "igc", "ixgbe", "i40e", "ice", "r8169", "tg3", "bnxt_en", "vmxnet3",
 	"mlx4_en", "mlx5_core", "rdma_rxe", "ib_uverbs", "rdma_ucm", "mlx4_ib", "mlx5_ib", "irdma", "iw_cxgb4", "qedr",
@@ -45,7 +45,7 @@ var modules = []string{
 	"crc32_generic", "crc32c_generic", "crc32c_intel", "ext4", "xfs", "vfat", "nls_ascii", "nls_cp437", "evdev", "button",
 }
 
-// commands of u-root's, for who sits at the console, and for us.
+// commands lists u-root's commands for a user at the console, and for appliance/init.
 var commands = []string{"dhclient", "ip", "dmesg", "ls", "cat"}
 
 func build(out, cache string, trim bool) (err error) {
@@ -87,7 +87,7 @@ func build(out, cache string, trim bool) (err error) {
 	return nil
 }
 
-// programs builds what runs in the appliance.
+// programs builds the programs of the appliance.
 func programs(stage string, trim bool) error {
 	if _, err := debian.Run(".", "pkg-config", "--exists", "libibverbs", "librdmacm"); err != nil {
 		return fmt.Errorf("the appliance speaks RDMA through rdma-core, whose headers are not there: apt-get install libibverbs-dev librdmacm-dev ibverbs-providers pkg-config (%w)", err)
@@ -112,19 +112,20 @@ func programs(stage string, trim bool) error {
 	return nil
 }
 
-// libraries that are loaded by name: rdma-core, by the target, and what libc needs to end threads.
+// libraries lists shared libraries that are loaded by name: the target loads rdma-core, and libc loads libgcc to end
+// threads.
 var libraries = []string{
 	"/usr/lib/x86_64-linux-gnu/librdmacm.so.1", "/usr/lib/x86_64-linux-gnu/libibverbs.so.1", "/lib/x86_64-linux-gnu/libgcc_s.so.1",
 }
 
-// pack has u-root's builder put everything together; it adds the libraries that programs need.
+// pack makes the initramfs with u-root's builder, which adds the libraries that the programs need.
 func pack(cpio, stage, tree, version string) error {
 	args := []string{
 		"tool", "u-root", "-o", cpio, "-defaultsh=", "-initcmd=/bin/init",
 		"-files", filepath.Join(stage, "init") + ":bin/init", "-files", filepath.Join(stage, "target") + ":bin/target",
 		"-files", tree + ":lib/modules/" + version,
 	}
-	// Drivers of RDMA devices, which libibverbs loads by name.
+	// libibverbs loads the drivers of RDMA devices by name.
 	drivers, _ := filepath.Glob("/usr/lib/x86_64-linux-gnu/libibverbs/*.so")
 	names, _ := filepath.Glob("/etc/libibverbs.d/*.driver")
 	for _, f := range slices.Concat(drivers, names, libraries) {

@@ -22,7 +22,7 @@ const (
 	diskDir     = "/run/config"
 )
 
-// configure returns the path of the configuration to be served.
+// configure returns the path of the configuration to serve.
 func configure(words map[string]string) (string, error) {
 	own, err := defaultConfig(words["advertise"])
 	if err != nil {
@@ -46,11 +46,11 @@ func configure(words map[string]string) (string, error) {
 	return defaultPath, nil
 }
 
-// listens is what each portal of the default configuration has.
+// listens matches the address of each portal of the default configuration.
 var listens = regexp.MustCompile(`(listen: [0-9.:]+)`)
 
-// defaultConfig is the default configuration, whose portals tell initiators that they are at host; empty: where
-// they were reached.
+// defaultConfig returns the default configuration. Its portals tell initiators the address host; empty: the address
+// that the initiators have reached.
 func defaultConfig(host string) ([]byte, error) {
 	if host == "" {
 		return defaultYAML, nil
@@ -68,8 +68,8 @@ func write(path string, b []byte) error {
 	return os.WriteFile(path, b, 0o600)
 }
 
-// onDisk mounts DEVICE of DEVICE:PATH, and returns where PATH is. What else is on it can be used
-// by the configuration, with paths relative to it.
+// onDisk mounts DEVICE of DEVICE:PATH, and returns the path of PATH on it. The configuration can use other files
+// of the disk, with paths relative to its own directory.
 func onDisk(place string) (string, error) {
 	device, path, ok := strings.Cut(place, ":")
 	if !ok || path == "" {

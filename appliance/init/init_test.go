@@ -30,7 +30,7 @@ func TestIsPower(t *testing.T) {
 	}
 }
 
-// The default is one that the target takes.
+// The default configuration is valid.
 func TestDefault(t *testing.T) {
 	c, err := config.Parse("default.yaml", defaultYAML)
 	if err != nil || len(c.Portals) != 3 {
@@ -38,7 +38,7 @@ func TestDefault(t *testing.T) {
 	}
 }
 
-// Behind forwarded ports the default tells initiators where they reach it.
+// With oneshot.advertise the default configuration tells initiators that address.
 func TestDefaultAdvertises(t *testing.T) {
 	text, err := defaultConfig("192.0.2.7")
 	if err != nil {
@@ -58,13 +58,13 @@ func TestDefaultAdvertises(t *testing.T) {
 	}
 }
 
-// The target has descriptors for all connections that it takes by default: it warned at each boot.
+// The target may open enough descriptors for all connections of the default limits, so that it does not warn at boot.
 func TestTargetHasDescriptors(t *testing.T) {
 	var before unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
 		t.Fatal(err)
 	}
-	if err := allowDescriptors(before.Max); err != nil { // more takes CAP_SYS_RESOURCE, which tests may not have
+	if err := allowDescriptors(before.Max); err != nil { // more needs CAP_SYS_RESOURCE, which tests may not have
 		t.Fatal(err)
 	}
 	out, err := exec.Command("sh", "-c", "ulimit -n").Output()

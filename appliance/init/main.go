@@ -1,19 +1,19 @@
-// Command init is the first process of the appliance, a machine whose only purpose is
-// `target serve`: it loads drivers for the hardware that is there, sets up the network and
-// soft-RoCE, finds the configuration, and keeps the target running.
+// Command init is the first process of the appliance, a machine that only runs target serve.
+// It loads drivers for the hardware, sets up the network and soft-RoCE, finds the
+// configuration, and keeps the target running.
 //
 // The kernel's command line may say
 //
 //	oneshot.ip=dhcp                    or ADDRESS/LENGTH[,GATEWAY]; default dhcp
 //	oneshot.nic=eth0                   default: the first network interface
-//	oneshot.mtu=9000                   default: as it is
+//	oneshot.mtu=9000                   default: unchanged
 //	oneshot.rxe=no                     no soft-RoCE; default: a device rxe0 on the interface
-//	oneshot.advertise=HOST             what the default configuration tells initiators in discovery,
-//	                                   where they do not reach the machine at its own address
+//	oneshot.advertise=HOST             the address that discovery tells initiators, with the default
+//	                                   configuration, if they cannot reach the machine's own address
 //	oneshot.config=/dev/vda1:/a.yaml   the configuration on a disk
-//	oneshot.yaml=BASE64                or here
+//	oneshot.yaml=BASE64                the configuration itself
 //
-// The power button and Ctrl-Alt-Del stop the target in good order.
+// The power button and Ctrl-Alt-Del stop the target in an orderly way.
 package main
 
 import (
@@ -43,12 +43,12 @@ func main() {
 
 func say(format string, args ...any) { fmt.Printf("appliance: "+format+"\n", args...) }
 
-// mounts of a system without a root disk.
+// mounts lists the file systems of a machine without a root disk.
 var mounts = []struct{ fs, dir string }{
 	{"proc", "/proc"}, {"sysfs", "/sys"}, {"devtmpfs", "/dev"}, {"tmpfs", "/run"}, {"tmpfs", "/tmp"},
 }
 
-// prepare makes the system ready for programs. It reports what fails, and goes on with the rest.
+// prepare makes the system ready for programs. It goes on after a failure, and returns all of them.
 func prepare() error {
 	for _, m := range mounts {
 		if err := os.MkdirAll(m.dir, 0o755); err != nil {
@@ -61,7 +61,7 @@ func prepare() error {
 	if err := os.Setenv("PATH", "/bin:/sbin:/bbin"); err != nil {
 		return err
 	}
-	// RDMA devices pin memory, and hold root to the limit as well.
+	// RDMA devices pin memory, and the limit on pinned memory holds even for root.
 	if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}); err != nil {
 		return err
 	}
@@ -72,23 +72,23 @@ func prepare() error {
 	return network(cmdline())
 }
 
-// descriptors is the number of file descriptors that the target may need: a connection takes one, and limits.connections is 4,096 if
-// nothing else is said. The kernel gives its first process 4,096 in all.
+// descriptors is the number of file descriptors that the target may need: each connection takes one, and limits.connections is
+// 4,096 by default. The kernel allows its first process only 4,096 in all.
 const descriptors = 1 << 16
 
-// allowDescriptors lets this process, and those that it starts, have n descriptors.
+// allowDescriptors allows this process, and those that it starts, n descriptors.
 func allowDescriptors(n uint64) error {
 	return unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: n, Max: n})
 }
 
-// Pauses between starts of a target that ends by itself.
+// Pauses before a target that has ended by itself is started again.
 const (
 	pauseFirst = time.Second
 	pauseMost  = 30 * time.Second
-	healthy    = time.Minute // a target that ran as long starts again at once
+	healthy    = time.Minute // a target that has run this long is started again at once
 )
 
-// supervise runs the target until it ends in good order, and returns what to do then.
+// supervise runs the target until halt asks to stop it, and returns what the machine has to do then.
 func supervise(path string, halt <-chan int) (how int) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, unix.SIGINT, unix.SIGTERM) // Ctrl-Alt-Del is SIGINT
@@ -130,7 +130,7 @@ func supervise(path string, halt <-chan int) (how int) {
 	}
 }
 
-// stopTime is how long the target may take to drain.
+// stopTime is how long the target may take to stop.
 const stopTime = time.Minute
 
 func stop(cmd *exec.Cmd, done <-chan error, how int) int {
@@ -147,7 +147,7 @@ func stop(cmd *exec.Cmd, done <-chan error, how int) int {
 	return how
 }
 
-// end stops the machine. It does not return.
+// end powers off or restarts the machine. It does not return.
 func end(how int) {
 	unix.Sync()
 	say("the end")

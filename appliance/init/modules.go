@@ -13,17 +13,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// always are modules that no hardware asks for: file systems of disks with a configuration,
+// always lists modules that no hardware asks for: file systems of disks with a configuration,
 // soft-RoCE, and RDMA for programs.
 var always = []string{"crc32_generic", "crc32c_generic", "ext4", "vfat", "xfs", "nls_ascii", "nls_cp437", "rdma_rxe", "ib_uverbs", "rdma_ucm", "evdev", "button"}
 
 // busesSettle is how long devices may take to appear behind a bus whose driver was loaded.
 const (
 	busesSettle = 300 * time.Millisecond
-	rounds      = 3 // a bus, a controller, a device
+	rounds      = 3 // one each for a bus, its controllers, and their devices
 )
 
-// loadModules loads drivers for the devices that are there, and for those behind them.
+// loadModules loads drivers for the devices of the machine, and for the devices behind those.
 func loadModules() {
 	aliases := readAliases()
 	seen := make(map[string]bool)
@@ -55,7 +55,7 @@ func probe(module string) {
 
 type alias struct{ pattern, module string }
 
-// readAliases reads which module drives what.
+// readAliases reads which module drives which devices.
 func readAliases() (all []alias) {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
@@ -75,7 +75,7 @@ func readAliases() (all []alias) {
 	return all
 }
 
-// wanted lists what devices say that they are.
+// wanted lists the identities (modalias) of all devices.
 func wanted() (all []string) {
 	_ = filepath.WalkDir("/sys/devices", func(p string, d fs.DirEntry, err error) error {
 		if err == nil && d.Name() == "modalias" {

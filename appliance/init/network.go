@@ -13,7 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// cmdline returns what the kernel's command line has for us, by what stands behind "oneshot.".
+// cmdline returns the parameters of the kernel's command line that begin with "oneshot.", by the rest of their names.
 func cmdline() map[string]string {
 	b, err := os.ReadFile("/proc/cmdline")
 	if err != nil {
@@ -33,13 +33,13 @@ func ownWords(line string) map[string]string {
 	return words
 }
 
-// nicTime is how long an interface may take to appear, dhcpTime how long an address.
+// nicTime is how long an interface may take to appear, dhcpTime how long DHCP may take.
 const (
 	nicTime  = 5 * time.Second
 	dhcpTime = "20"
 )
 
-// network sets up the loopback interface, the first of the others, and soft-RoCE on it.
+// network sets up the loopback interface, one other interface, and soft-RoCE on it.
 func network(words map[string]string) error {
 	if err := up("lo"); err != nil {
 		return err
@@ -107,7 +107,7 @@ func setMTU(name string, mtu int) error {
 	return netlink.LinkSetMTU(l, mtu)
 }
 
-// address gives the interface one: dhcp, or ADDRESS/LENGTH[,GATEWAY].
+// address gives the interface an address: by DHCP, or ADDRESS/LENGTH[,GATEWAY].
 func address(nic, text string) error {
 	if text == "dhcp" {
 		out, err := exec.Command("dhclient", "-ipv6=false", "-timeout", dhcpTime, nic).CombinedOutput()

@@ -17,7 +17,7 @@ const (
 	codePower = 116
 )
 
-// watchPower tells halt when the power button is pressed.
+// watchPower sends to halt when the power button is pressed.
 func watchPower(halt chan<- int) {
 	devices, _ := filepath.Glob("/dev/input/event*")
 	for _, d := range devices {
@@ -43,7 +43,7 @@ func watchPower(halt chan<- int) {
 	}
 }
 
-// isPower reports whether an event is the power button's, pressed.
+// isPower reports whether an event says that the power button is pressed.
 func isPower(event []byte) bool {
 	return binary.LittleEndian.Uint16(event[offType:]) == typeKey && binary.LittleEndian.Uint16(event[offCode:]) == codePower &&
 		binary.LittleEndian.Uint32(event[offValue:]) == 1

@@ -1,6 +1,7 @@
-// Command gotgt serves one file through the packages of github.com/gostor/gotgt,
-// to be measured beside ours. It listens on every address of the machine, for
-// gotgt does so whatever it is told; it runs only as long as the benchmark.
+// Command gotgt serves one file with the packages of github.com/gostor/gotgt, to
+// compare it with this project's target. It listens on every address of the
+// machine, because gotgt ignores the address that it is told. It runs only during
+// the benchmark.
 //
 //	gotgt PORT IQN FILE
 package main
@@ -30,7 +31,7 @@ func main() {
 	os.Exit(1)
 }
 
-// serve returns when gotgt gives up.
+// serve serves until gotgt fails.
 func serve(port int, iqn, file string) error {
 	logrus.SetLevel(logrus.ErrorLevel)
 	const device = 1000

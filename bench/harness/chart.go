@@ -9,9 +9,9 @@ import (
 type Chart struct {
 	Title, Subtitle string
 	Width, Labels   int // pixels in all, and left of the bars
-	Bar, Gap        int // height of a bar, and between groups
+	Bar, Gap        int // height of a bar, and of the gap between groups
 	Scale           float64
-	Widest          float64 // longer bars are cut here; 0: none is
+	Widest          float64 // longer bars are cut here; 0: no bar is cut
 	Ticks           []Tick
 	Legend          []Key
 	Groups          []Group
@@ -32,13 +32,13 @@ type Group struct {
 	Bars  []Bar
 }
 
-// Bar is one of them; 1 is Scale pixels.
+// Bar is a bar of a group; 1 is Scale pixels.
 type Bar struct {
 	Value        float64
 	Colour, Text string
 }
 
-// Colours that colour-blind eyes, too, tell apart (Okabe and Ito).
+// Colours that colour-blind people can distinguish, too (Okabe and Ito).
 const (
 	Blue, Sky, Orange, Green = "#0072b2", "#56b4e9", "#e69f00", "#009e73"
 	Black                    = "#000000"
@@ -84,7 +84,7 @@ func (c Chart) SVG() string {
 	return s.String()
 }
 
-// legend stands above the bars, further to the left if it is long.
+// legend writes the legend above the bars. A long one begins further to the left.
 func (c Chart) legend(s *strings.Builder) {
 	width := func(k Key) int { return 34 + 7*len(k.Name) }
 	x := c.Labels

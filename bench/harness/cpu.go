@@ -25,8 +25,8 @@ func Ticks(fields []string) (sum time.Duration, err error) {
 	return sum, nil
 }
 
-// MachineCPU is the time of all processors so far, and how much of it they have not been idle;
-// stolen time counts as both.
+// MachineCPU returns the time of all processors so far, and the part of it in which they were not
+// idle. Stolen time counts in both.
 func MachineCPU() (all, busy time.Duration, err error) {
 	text, err := os.ReadFile("/proc/stat")
 	if err != nil {
@@ -44,7 +44,7 @@ func MachineCPU() (all, busy time.Duration, err error) {
 	return all, busy, err
 }
 
-// ProcessCPU is the user and system time of a process so far.
+// ProcessCPU returns the user and system time of a process so far.
 func ProcessCPU(pid int) (time.Duration, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -54,9 +54,9 @@ func ProcessCPU(pid int) (time.Duration, error) {
 	return user + system, err
 }
 
-// ParseStat reads a line of /proc/PID/stat, or of a thread's: the name, and user and system time.
+// ParseStat reads the name, and the user and system time, from a line of /proc/PID/stat or of the stat of a thread.
 func ParseStat(line string) (name string, user, system time.Duration, err error) {
-	// The name, in parentheses, may hold anything.
+	// The name is in parentheses, and may contain any characters.
 	begin, end := strings.IndexByte(line, '('), strings.LastIndexByte(line, ')')
 	fields := strings.Fields(line[end+1:])
 	if begin < 0 || end < begin || len(fields) < 13 {

@@ -1,4 +1,4 @@
-// Package harness is what the benchmarks share: flags, points of load, rounds in which contenders take
+// Package harness holds what the benchmarks share: flags, points of load, rounds in which contenders take
 // turns, medians, processor time, and the picture.
 package harness
 
@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-// Options are what the flags of every benchmark say.
+// Options holds the values of the flags that all benchmarks have.
 type Options struct {
 	Rounds       int
 	Seconds      float64 // per round and contender
@@ -26,8 +26,8 @@ type Options struct {
 	Out          string // directory of the report
 }
 
-// Main reads the flags, those that the caller has added as well, and runs the benchmark; o has the
-// defaults. It ends the process if run fails.
+// Main reads the flags, also those that the caller has added, and runs the benchmark. o has the defaults.
+// If run fails, Main ends the process.
 func Main(o *Options, run func(context.Context) error) {
 	log.SetFlags(0)
 	flag.IntVar(&o.Rounds, "rounds", o.Rounds, "rounds per point")
@@ -48,13 +48,13 @@ func Main(o *Options, run func(context.Context) error) {
 // A Point is one kind of load.
 type Point struct {
 	Write    bool
-	Order    string // Random or Sequential; empty: not told
+	Order    string // Random or Sequential; empty: the report does not say
 	Size     int    // bytes of a command
 	Depth    int    // commands outstanding, per session
 	Sessions int    // 0: one
 }
 
-// Orders.
+// Values of Point.Order.
 const (
 	Random     = "random"
 	Sequential = "sequential"
@@ -84,7 +84,7 @@ func (p Point) String() string {
 	return s
 }
 
-// MBs is the rate, in MB/s, of iops commands in a second.
+// MBs returns the rate, in MB/s, of iops commands per second.
 func (p Point) MBs(iops float64) float64 { return iops * float64(p.Size) / 1e6 }
 
 // Each calls measure for each of the points that o selects.
@@ -135,7 +135,7 @@ func Sorted[S any](samples []S, figure func(S) float64) []float64 {
 	return v
 }
 
-// Median is the median of one figure of all samples.
+// Median returns the median of one figure of all samples.
 func Median[S any](samples []S, figure func(S) float64) float64 {
 	v := Sorted(samples, figure)
 	return (v[(len(v)-1)/2] + v[len(v)/2]) / 2
@@ -152,10 +152,10 @@ func (o *Options) WriteReport(name, table, picture string) error {
 	)
 }
 
-// Today is the date as reports have it.
+// Today returns the date in the format of the reports.
 func Today() string { return time.Now().UTC().Format(time.DateOnly) }
 
-// Kernel is the release of this machine's kernel.
+// Kernel returns the release of this machine's kernel.
 func Kernel() string {
 	text, err := os.ReadFile("/proc/sys/kernel/osrelease")
 	if err != nil {
@@ -164,7 +164,7 @@ func Kernel() string {
 	return strings.TrimSpace(string(text))
 }
 
-// Ratio is a multiple as reports write it, or a dash if there is nothing to compare with.
+// Ratio formats a/b for the reports, or returns a dash if there is nothing to compare with.
 func Ratio(a, b float64) string {
 	if b == 0 {
 		return "–"

@@ -38,7 +38,7 @@ func TestEach(t *testing.T) {
 	}
 }
 
-// In each round another contender is the first.
+// Each round begins with another contender.
 func TestRounds(t *testing.T) {
 	var order []string
 	samples, err := Rounds(t.Context(), &Options{Rounds: 2}, []string{"a", "b", "c"}, func(c string) (int, error) {
@@ -78,7 +78,7 @@ func TestCPU(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for after := before; after <= before; { // ends when the clock has ticked
+	for after := before; after <= before; { // until the clock ticks
 		if after, err = ProcessCPU(os.Getpid()); err != nil {
 			t.Fatal(err)
 		}

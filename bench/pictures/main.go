@@ -83,7 +83,7 @@ func (p point) iops(contender string) float64 {
 	return 0
 }
 
-// bars are the contenders that the picture shows.
+// bars lists the contenders that the picture shows.
 var bars = []struct{ contender, name, colour string }{
 	{"oneshot", "oneshot, memory", harness.Blue},
 	{"oneshot, file", "oneshot, file", harness.Sky},

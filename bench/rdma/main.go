@@ -1,13 +1,14 @@
 // Command rdma measures the flows of RDMA side by side: one workload over the same provider,
 // with memory registered for each command, registered once, and advertised in the command's
-// header (one-shot); and iSCSI over TCP beside them. It writes a Markdown table and a picture.
+// header (one-shot). For comparison it also measures iSCSI over TCP. It writes a Markdown table and a
+// picture.
 //
 //	make bench-rdma                 or: go run ./bench/rdma [flags]
 //
 // One daemon serves a RAM-backed disk on the loopback interface over all of them; the client is
 // this project's initiator. The daemon is pinned to one core and the client to another. In each
 // round every contender has its turn, in an order that rotates; the figures are medians of the
-// rounds. Times are told and never asserted: compare the rows of one run.
+// rounds. Compare the rows of one run.
 package main
 
 import (
@@ -60,7 +61,7 @@ func run(ctx context.Context, o options) (err error) {
 	if err := b.start(dir); err != nil {
 		return err
 	}
-	// Pages of a memory store come into being when they are first written.
+	// The first write of a page of a memory store allocates it, which must not be measured.
 	if err := b.fill(ctx); err != nil {
 		return err
 	}
@@ -84,7 +85,7 @@ type bench struct {
 	processes []*exec.Cmd
 }
 
-// start starts the daemon, the server of the raw stream, and what keeps the cores awake.
+// start starts the daemon, the server of the raw stream, and the loops that keep the cores awake.
 func (b *bench) start(dir string) error {
 	config := filepath.Join(dir, "bench.yaml")
 	text := fmt.Sprintf(`log: {level: warn}
@@ -121,8 +122,8 @@ func (b *bench) fill(ctx context.Context) error {
 	return nil
 }
 
-// awake keeps a core from halting with a loop of idle priority: how long a halted core takes to
-// wake is the hypervisor's affair.
+// awake keeps a core from halting with a loop of idle priority, because waking a halted core takes a time
+// that depends on the hypervisor.
 func (b *bench) awake(core int) error {
 	return b.spawn("taskset", "-c", fmt.Sprint(core), "chrt", "--idle", "0", "sh", "-c", "while :; do :; done")
 }

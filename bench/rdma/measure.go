@@ -14,7 +14,7 @@ import (
 	"oneshot/bench/harness"
 )
 
-// points are all sizes in both directions, at both depths; offsets are random.
+// points returns all sizes in both directions, at both depths; offsets are random.
 func points() (list []harness.Point) {
 	for _, depth := range []int{1, 32} {
 		for _, write := range []bool{false, true} {
@@ -26,7 +26,7 @@ func points() (list []harness.Point) {
 	return list
 }
 
-// A contender is a way to the disk.
+// A contender is a way to use the disk: a transport and a flow.
 type contender struct {
 	name string
 	url  string
@@ -34,7 +34,7 @@ type contender struct {
 	fits func(harness.Point) bool
 }
 
-const immediate = 8 << 10 // the most data that a command takes along
+const immediate = 8 << 10 // the most bytes of data that a command carries with it
 
 const (
 	conventional  = "conventional"
@@ -62,14 +62,14 @@ var contenders = []contender{
 	{rawStream, "", nil, func(p harness.Point) bool { return p.Size == 256<<10 }},
 }
 
-// end is what one end took per I/O.
+// end holds the costs of one end per I/O.
 type end struct {
 	CPU       float64            `json:"cpu_us"`
 	Crossings float64            `json:"crossings"`
 	Counts    map[string]float64 `json:"counts"`
 }
 
-// sample is what `initiator bench --json` prints.
+// sample is the output of initiator bench --json.
 type sample struct {
 	IOPS      float64 `json:"iops"`
 	P50       float64 `json:"latency_p50_us"`
@@ -78,7 +78,7 @@ type sample struct {
 	Target    end     `json:"target"`
 }
 
-// messages is the number of wire messages per I/O, both ways.
+// messages returns the number of wire messages per I/O, in both directions together.
 func (s *sample) messages() float64 {
 	return s.Initiator.Counts["messages_out"] + s.Initiator.Counts["messages_in"]
 }

@@ -9,7 +9,7 @@ import (
 	"oneshot/bench/harness"
 )
 
-// The raw stream moves what it says, and checks it.
+// The raw stream moves as many bytes as it reports, and checks their CRCs.
 func TestStream(t *testing.T) {
 	for _, p := range []harness.Point{{Size: 64 << 10, Depth: 1}, {Write: true, Size: 64 << 10, Depth: 32}} {
 		here, there := net.Pipe()
@@ -27,7 +27,7 @@ func TestStream(t *testing.T) {
 	}
 }
 
-// The report has a row per flow and point, with the source's count beside ours.
+// The report has a row for each flow and point, with the source's count beside the measured one.
 func TestReport(t *testing.T) {
 	r := result{point: harness.Point{Write: true, Size: 4096, Depth: 1}}
 	for i, c := range contenders {

@@ -14,11 +14,11 @@ func writeReport(o options, results []result) error {
 	return o.WriteReport(reportName, table(o, results), picture(results))
 }
 
-// source has the crossings per command that the text which one-shot RDMA is from counts at the
-// initiator (docs/protocols/one-shot.md §7).
+// source holds the crossings per command at the initiator, as the source of one-shot RDMA counts them
+// (docs/protocols/one-shot.md §7).
 var source = map[string]int{conventional: 10, registered: 6, oneShot: 2}
 
-// sourceTarget is what it counts at the target: a read is pushed together with its answer.
+// sourceTarget returns the source's count at the target. The data of a read is posted together with the answer.
 func sourceTarget(write bool) int {
 	if write {
 		return 4
@@ -91,7 +91,7 @@ func ratio(a row, b *row) string {
 
 var colours = []string{harness.Red, harness.Orange, harness.Yellow, harness.Black, harness.Blue, harness.Sky, harness.Grey, harness.Green, harness.Pink}
 
-// picture has a group of bars for each point: IOPS as a share of one-shot's.
+// picture draws a group of bars for each point: IOPS relative to one-shot.
 func picture(results []result) string {
 	c := harness.Chart{
 		Title: "Flows of RDMA: IOPS relative to one-shot",

@@ -14,9 +14,9 @@ import (
 	"oneshot/bench/harness"
 )
 
-// The raw stream is what a program without RDMA and iSCSI reaches that moves the same bytes over
-// one connection, CRC32C computed at both ends: requests of 48 bytes one way, data with its CRC
-// or 48 bytes the other.
+// The raw stream shows what a program without RDMA and iSCSI reaches. It moves the same bytes over one
+// connection, and both ends compute CRC32C: requests of 48 bytes in one direction, data with its CRC, or
+// 48 bytes, in the other.
 const (
 	streamAt   = "127.0.0.1:24003"
 	streamArg  = "-stream-server"
@@ -33,8 +33,8 @@ func knock(addr string) error {
 	return err
 }
 
-// serveStream answers requests: their first word is the size of the data, the second says
-// whether it comes with them.
+// serveStream answers requests. The first word of a request is the size of the data, the second says
+// whether the data comes with the request.
 func serveStream() error {
 	l, err := net.Listen("tcp", streamAt)
 	if err != nil {
@@ -82,7 +82,7 @@ func answer(c net.Conn) error {
 	}
 }
 
-// stream measures the raw stream at p. It runs in this process, on the client's core.
+// stream measures the raw stream at point p. Its client runs in this process, on the client's core.
 func (b *bench) stream(p harness.Point) (s sample, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -136,7 +136,7 @@ func exchange(c net.Conn, p harness.Point, d time.Duration) (ios int, took time.
 		return nil
 	}
 	begun := time.Now()
-	// Who writes and reads in turn must not let both buffers fill: a few exchanges are enough.
+	// This loop writes and reads in turn, so few requests are outstanding: otherwise both buffers could fill up.
 	for range min(p.Depth, 4) {
 		if err := ask(); err != nil {
 			return 0, 1, err

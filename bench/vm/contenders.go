@@ -23,7 +23,7 @@ const (
 	ours         = "oneshot"
 )
 
-// A contender is a way to a disk of a target.
+// A contender is a target and the transport over which its disk is used.
 type contender struct {
 	target    string
 	transport string
@@ -34,7 +34,7 @@ type contender struct {
 
 func (c contender) String() string { return c.target + ", " + c.transport }
 
-// iface is what open-iscsi calls the transport.
+// iface returns open-iscsi's name of the transport.
 func (c contender) iface() string {
 	if c.transport == overRXE {
 		return "iser"
@@ -45,10 +45,10 @@ func (c contender) iface() string {
 var contenders = []contender{
 	{target: ours, transport: overRXE, iqn: iqn + ours, port: 3261},
 	{target: "LIO", transport: overRXE, iqn: iqn + "lio", port: 3263},
-	{target: "tgt", transport: overRXE, iqn: iqn + "tgt", port: 3260}, // its port of iSER cannot be chosen
+	{target: "tgt", transport: overRXE, iqn: iqn + "tgt", port: 3260}, // tgt's port for iSER cannot be changed
 	{target: ours, transport: overTCP, iqn: iqn + ours, port: 3262},
 	{target: "LIO", transport: overTCP, iqn: iqn + "lio", port: 3264},
-	{target: "tgt", transport: overTCP, iqn: iqn + "tgt-tcp", port: 3265}, // a target has one transport
+	{target: "tgt", transport: overTCP, iqn: iqn + "tgt-tcp", port: 3265}, // a target of tgt has one transport
 	{target: ours, transport: overAttached, iqn: iqn + ours, port: 3262},
 }
 
@@ -57,11 +57,11 @@ type bench struct {
 	options
 	*guest
 	contenders []contender
-	starting   time.Duration // of the host's processors for one fio without I/O
+	starting   time.Duration // time of the host's processors that one fio without I/O takes
 }
 
-// startTargets starts network, targets and initiator, logs in everywhere and writes every
-// disk once, so that none is measured reading holes.
+// startTargets starts network, targets and initiator, logs in to all targets and writes every disk once,
+// so that no contender is measured reading holes.
 func (b *bench) startTargets() error {
 	err := b.runAll(
 		"ip link add rd0 type dummy",
@@ -131,8 +131,8 @@ portals:
 	return nil
 }
 
-// startLIO configures the kernel's target: a RAM disk of its own, a portal of each transport,
-// everybody let in.
+// startLIO configures the kernel's target: a RAM disk, a portal for each transport, and access for
+// everybody.
 func (b *bench) startLIO() error {
 	if _, err := b.run("@mount", "configfs", "none", "/sys/kernel/config"); err != nil {
 		return err
@@ -159,12 +159,12 @@ func (b *bench) startTgt() error {
 	if err := b.runAll("mkdir -p /var/run/tgtd", fmt.Sprintf("truncate -s %d /tmp/tgt.img", diskBytes)); err != nil {
 		return err
 	}
-	// Its buffers for RDMA would be a GiB; these are more than all commands of a session can fill.
+	// By default its buffers for RDMA take 1 GiB; these are more than all commands of a session can fill.
 	if _, err := b.Start("tgtd", "-f", "--iscsi", "portal="+host+":3265", "--iser", "pool_sz_mb=128"); err != nil {
 		return err
 	}
 	const adm = "tgtadm --op new --mode target --lld iser --tid 1 -T " + iqn + "tgt"
-	for deadline := time.Now().Add(runTime); ; { // it takes commands a while after it has started
+	for deadline := time.Now().Add(runTime); ; { // tgtd accepts commands some time after its start
 		err := b.runAll(adm)
 		if err == nil {
 			break
@@ -185,7 +185,7 @@ func (b *bench) startTgt() error {
 
 const initiator = "iqn.2026-11.example.clients:guest"
 
-// settings of open-iscsi are the same for all: its defaults, which depth 32 just fills, without pings.
+// settings of open-iscsi are the same for all contenders: its defaults, whose queue depth is 32, without pings.
 const settings = `
 node.startup = manual
 node.session.initial_login_retry_max = 8
@@ -248,7 +248,7 @@ func (b *bench) taken(disk string) bool {
 	return slices.ContainsFunc(b.contenders, func(c contender) bool { return c.disk == disk })
 }
 
-// queue is how the initiator's kernel treats every disk.
+// queue holds the settings of the block queue of every disk.
 var queue = [][2]string{{"scheduler", "none"}, {"max_sectors_kb", "256"}, {"nr_requests", "64"}, {"rq_affinity", "1"}, {"nomerges", "0"}}
 
 func (b *bench) tuneQueue(disk string) error {

@@ -7,8 +7,8 @@ import (
 	"oneshot/bench/harness"
 )
 
-// shares are the users of the guest's processors, as tables show them. What a software device does
-// in softirqs is counted for whom it interrupts.
+// shares lists the users of the guest's processors in the tables. Work of a software device in softirqs
+// counts for the thread that it interrupts.
 const (
 	byTargetUser   = "target user"
 	byTargetSystem = "target system"
@@ -22,13 +22,13 @@ var shares = []string{byTargetUser, byTargetSystem, byFio, byKworkers, bySoftirq
 
 const guestProcessors = 2
 
-// thread is what a thread of the guest has used so far, and for which shares.
+// thread is the processor time of a thread of the guest so far, and the shares for which it counts.
 type thread struct {
 	user, system     time.Duration
 	asUser, asSystem string // of shares; empty: for none
 }
 
-// guestCPU is the guest's threads by their numbers. They come and go.
+// guestCPU holds the guest's threads by their numbers. Threads come and go.
 type guestCPU map[string]thread
 
 // guestCPU asks the guest.
@@ -40,7 +40,7 @@ func (b *bench) guestCPU() (guestCPU, error) {
 	return parseThreads(out)
 }
 
-// parseThreads reads what @threads says.
+// parseThreads reads the output of @threads.
 func parseThreads(text string) (guestCPU, error) {
 	u := make(guestCPU)
 	for line := range strings.Lines(text) {
@@ -63,12 +63,12 @@ func parseThreads(text string) (guestCPU, error) {
 	return u, nil
 }
 
-// perIO is what has been used since before, in µs per I/O: by the job, as it says itself, by
-// others, and what is left of the processors while it ran.
+// perIO returns the processor time since before, in µs per I/O: that of the job, by its own report, that
+// of other threads, and the rest of the processors' time while the job ran.
 func (u guestCPU) perIO(before guestCPU, j job, d side) map[string]float64 {
 	per := make(map[string]float64)
 	for id, t := range u {
-		was := before[id] // nothing, for a thread that is new
+		was := before[id] // zero for a new thread
 		per[t.asUser] += float64((t.user - was.user).Microseconds()) / d.TotalIOs
 		per[t.asSystem] += float64((t.system - was.system).Microseconds()) / d.TotalIOs
 	}
@@ -82,7 +82,7 @@ func (u guestCPU) perIO(before guestCPU, j job, d side) map[string]float64 {
 	return per
 }
 
-// hostCPU is time of the host's processors so far.
+// hostCPU is the time of the host's processors so far.
 type hostCPU struct{ all, busy, guest time.Duration }
 
 func (b *bench) hostCPU() (h hostCPU, err error) {
@@ -93,7 +93,7 @@ func (b *bench) hostCPU() (h hostCPU, err error) {
 	return h, err
 }
 
-// others is the share of the host that others than the guest have taken since before.
+// others returns the share of the host that was taken since before, except by the guest.
 func (h hostCPU) others(before hostCPU) float64 {
 	if h.all == before.all {
 		return 0

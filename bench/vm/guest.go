@@ -11,7 +11,7 @@ import (
 	"oneshot/test/vm/machine"
 )
 
-// What the guest needs beside what is built here.
+// What the guest needs in addition to the programs that are built here.
 var (
 	modules = []string{
 		"virtio_pci", "virtio_net", "virtio_console", "crc32c_generic", "crc32_generic", "dummy", "sd_mod", "configfs",
@@ -68,10 +68,10 @@ func start(dir string) (*guest, error) {
 	return &guest{m, k.Version}, nil
 }
 
-// runTime is a limit that only a hung machine reaches.
+// runTime is a limit that only a machine that hangs reaches.
 const runTime = 2 * time.Minute
 
-// run runs a command in the guest that has to succeed, and returns its output.
+// run runs a command in the guest, which has to succeed, and returns its output.
 func (g *guest) run(argv ...string) (string, error) {
 	c, err := g.Start(argv...)
 	if err != nil {
@@ -84,7 +84,7 @@ func (g *guest) run(argv ...string) (string, error) {
 	return out, err
 }
 
-// runAll runs commands, whose words spaces divide.
+// runAll runs commands; spaces separate their words.
 func (g *guest) runAll(commands ...string) error {
 	for _, c := range commands {
 		if _, err := g.run(strings.Fields(c)...); err != nil {
@@ -100,7 +100,7 @@ func (g *guest) write(path, text string) error {
 	return err
 }
 
-// load is the host's load average over one minute.
+// load returns the host's load average over one minute.
 func load() string {
 	b, err := os.ReadFile("/proc/loadavg")
 	if err != nil {

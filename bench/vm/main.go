@@ -3,10 +3,10 @@
 //
 //	make bench-vm                   or: go run ./bench/vm [flags]
 //
-// Initiator, targets and their RAM-backed disks are in one guest under software emulation, all
-// over one network interface; every target is logged in to once, at the beginning. In each round every contender
-// has its turn with fio, in an order that rotates; the figures are medians of the rounds. Times are
-// told and never asserted: compare the columns of one run.
+// Initiator, targets and their RAM-backed disks are in one guest under software emulation, and use one
+// network interface. The initiator logs in to every target once, at the beginning. In each round every
+// contender has its turn with fio, in an order that rotates; the figures are medians of the rounds. Compare
+// the columns of one run.
 package main
 
 import (

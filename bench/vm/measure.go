@@ -13,7 +13,7 @@ import (
 	"oneshot/bench/harness"
 )
 
-// points are those of the project's goals.
+// points lists the points of the project's goals.
 var points = []harness.Point{
 	{Order: harness.Random, Size: 4 << 10, Depth: 1},
 	{Order: harness.Random, Write: true, Size: 4 << 10, Depth: 1},
@@ -23,7 +23,7 @@ var points = []harness.Point{
 	{Order: harness.Sequential, Write: true, Size: 256 << 10, Depth: 8},
 }
 
-// args are fio's.
+// args returns the arguments of fio.
 func args(p harness.Point) []string {
 	rw := "rand" + p.Mode()
 	if p.Order == harness.Sequential {
@@ -32,17 +32,17 @@ func args(p harness.Point) []string {
 	return []string{"--rw=" + rw, fmt.Sprintf("--bs=%d", p.Size), fmt.Sprintf("--iodepth=%d", p.Depth)}
 }
 
-// A sample is what one run of fio gave.
+// A sample is the result of one run of fio.
 type sample struct {
 	IOPS     float64
 	P50, P99 float64            // µs
-	CPU      map[string]float64 // µs per I/O of the guest's two processors, by user: those of shares
+	CPU      map[string]float64 // µs per I/O of the guest's two processors, by the names in shares
 	Host     float64            // µs of the host's processors per I/O that the guest took
 	Others   float64            // share of the host that neither the guest nor idling took
 }
 
-// A row is a contender at a point: medians over the rounds, and the extremes; of what others
-// took, the most.
+// A row is a contender at a point: medians over the rounds, the extremes, and the largest share that
+// others took.
 type row struct {
 	contender
 	sample
@@ -72,7 +72,7 @@ func (b *bench) measureAll(ctx context.Context) ([]result, error) {
 	return harness.Each(&b.Options, points, func(p harness.Point) (result, error) { return b.measure(ctx, p) })
 }
 
-// measureStart measures what one fio costs the host that does next to no I/O.
+// measureStart measures the host's processor time for one fio that does almost no I/O.
 func (b *bench) measureStart() error {
 	var costs []time.Duration
 	for range 3 {
@@ -162,7 +162,7 @@ func (b *bench) once(p harness.Point, c contender) (s sample, err error) {
 	}, nil
 }
 
-// side is one direction of what fio says in JSON.
+// side is one direction, reads or writes, of fio's JSON.
 type side struct {
 	IOPS     float64 `json:"iops"`
 	TotalIOs float64 `json:"total_ios"`

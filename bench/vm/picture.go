@@ -8,7 +8,7 @@ import (
 
 var colours = map[string]string{ours: harness.Blue, "LIO": harness.Orange, "tgt": harness.Green}
 
-// picture has a group of bars for each transport and point: IOPS as a share of the better peer's.
+// picture draws a group of bars for each transport and point: IOPS relative to the better peer.
 func picture(results []result) string {
 	c := harness.Chart{
 		Title: "Linux's initiator in a guest: IOPS relative to the better of LIO and tgt",
@@ -27,7 +27,7 @@ func picture(results []result) string {
 	return c.SVG()
 }
 
-// group has the bars of one point. False: no peer was measured.
+// group returns the bars of one point. False: no peer was measured.
 func group(r result, transport string) (harness.Group, bool) {
 	var better float64
 	for _, p := range peers {

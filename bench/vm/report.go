@@ -14,7 +14,7 @@ func writeReport(o options, kernel string, results []result) error {
 	return o.WriteReport(reportName, table(circumstances(o, kernel, results), results), picture(results))
 }
 
-// circumstances is what a reader has to know of the run.
+// circumstances describes the run for the reader of the report.
 func circumstances(o options, kernel string, results []result) string {
 	var most float64
 	for _, r := range results {
@@ -35,7 +35,7 @@ const (
 	worseGoal  = 1.5
 )
 
-// standing is how the target stands among its peers at a point.
+// standing compares the target with its peers at a point.
 type standing struct {
 	better, worse float64 // IOPS as multiples of the faster peer's, and of the slower one's
 }
@@ -70,7 +70,7 @@ func verdict(is, goal float64) string {
 	return fmt.Sprintf("%.2f met", is)
 }
 
-// table is the report as Markdown.
+// table returns the report as Markdown.
 func table(circumstances string, results []result) string {
 	var s strings.Builder
 	fmt.Fprintf(&s, `# Linux's initiator over soft-RoCE and TCP, beside LIO and tgt
@@ -121,7 +121,7 @@ func queueText() string {
 	return strings.Join(words, ", ")
 }
 
-// throughput is the table of a transport: IOPS, and whether the goals are met.
+// throughput writes the table of a transport: IOPS, and whether the goals are met.
 func throughput(s *strings.Builder, transport string, results []result) {
 	fmt.Fprintf(s, "\n## Over %s\n\nIOPS (MB/s for 256 KiB), lowest – highest; goals: %g × the better peer and %g × the worse.\n\n", transport, betterGoal, worseGoal)
 	fmt.Fprintf(s, "| point | %s | LIO | tgt | × better | × worse | p99 µs %[1]s | LIO | tgt |\n| --- |%s\n", ours, strings.Repeat(" ---: |", 8))
@@ -146,7 +146,8 @@ func throughput(s *strings.Builder, transport string, results []result) {
 	}
 }
 
-// thrift is how many times as much of the host the thriftier peer takes over the same transport.
+// thrift returns the host's processor time per I/O of the more economical peer over the same transport, as a multiple of
+// that of w.
 func (r result) thrift(w *row) string {
 	var least float64
 	for _, p := range peers {
@@ -173,7 +174,7 @@ func (r result) speed(w *row) string {
 	return fmt.Sprintf("**%.0f** %.0f – %.0f", w.IOPS*unit, w.low*unit, w.high*unit)
 }
 
-// processors is the table of a transport that says who used the guest's processors.
+// processors writes the table of a transport that says who used the guest's processors.
 func processors(s *strings.Builder, transport string, results []result) {
 	fmt.Fprintf(s, `
 ## Processor time over %s

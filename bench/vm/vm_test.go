@@ -8,7 +8,7 @@ import (
 	"oneshot/bench/harness/harnesstest"
 )
 
-// someResults has us between the peers over rxe, and before both over TCP.
+// someResults has this target between the peers over rxe, and faster than both over TCP.
 func someResults() []result {
 	iops := map[string]map[string]float64{
 		overRXE: {ours: 1600, "LIO": 2000, "tgt": 1000},
@@ -49,7 +49,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// What was not measured is left out, and nothing is compared with it.
+// Contenders that were not measured are left out, and nothing is compared with them.
 func TestIncomplete(t *testing.T) {
 	r := result{point: points[0], rows: someResults()[0].rows[:2]}
 	if _, ok := r.standing(overRXE); ok {
@@ -71,7 +71,7 @@ func TestPictureIsXML(t *testing.T) {
 	}
 }
 
-// What threads have used goes to those that the table names.
+// The time of a thread counts for the share that the table names.
 func TestThreads(t *testing.T) {
 	stat := func(id, name, user, system string) string {
 		return id + " (" + name + ") S 1 1 1 0 -1 0 0 0 0 0 " + user + " " + system + " 0 0 20 0\n"

@@ -47,7 +47,7 @@ func run(address, iqn string) error {
 	return d.session.Close()
 }
 
-// disk is LUN 0 in whatever session there is.
+// disk is LUN 0, used through the current session.
 type disk struct {
 	url     initiator.URL
 	session *initiator.Session
@@ -57,10 +57,10 @@ type disk struct {
 
 const unitAttention = 0x6
 
-// patience is how long the target may be away; open-iscsi waits 120 s.
+// patience is how long the target may be unreachable; open-iscsi waits 120 s.
 const patience = 60 * time.Second
 
-// retry does f, in a new session when the old one has ended.
+// retry calls f, and repeats it in a new session if the old one has ended.
 func (d *disk) retry(f func(*initiator.LU) error) error {
 	for start := time.Now(); ; time.Sleep(50 * time.Millisecond) {
 		err := d.login()
@@ -100,7 +100,7 @@ func (d *disk) login() error {
 	return err
 }
 
-// offset is where block n goes; the disk is written round and round.
+// offset returns the place of block n on the disk. After the last place it begins again with the first.
 func offset(lu *initiator.LU, n int) int64 {
 	return int64(n) * blockSize % (lu.Size() / blockSize * blockSize)
 }

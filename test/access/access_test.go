@@ -29,7 +29,7 @@ func url(t *testing.T, s string) initiator.URL {
 	return u
 }
 
-// listed returns what discovery at u finds: targets with their portals.
+// listed returns the targets, with their portals, that discovery at u finds.
 func listed(t *testing.T, u string) (found []string) {
 	t.Helper()
 	targets, err := initiator.Discover(t.Context(), url(t, u), initiator.Options{})
@@ -46,8 +46,8 @@ func listed(t *testing.T, u string) (found []string) {
 	return found
 }
 
-// A target is listed with, and reached at, the portals of its groups that are like the one
-// that was asked.
+// Discovery lists a target with those portals of its groups that have the transport of the portal that was
+// asked. Logins work there and nowhere else.
 func TestPortalGroups(t *testing.T) {
 	tg := targettest.Start(t, `
 stores: {a: {type: memory, size: 1MiB}, b: {type: memory, size: 1MiB}, c: {type: memory, size: 1MiB}}
@@ -88,7 +88,7 @@ portals:
 	}
 }
 
-// A portal at all addresses is listed with the one that was used.
+// Discovery lists a portal on all addresses with the address that the initiator has used.
 func TestWildcardPortal(t *testing.T) {
 	tg := targettest.Start(t, `
 stores: {a: {type: memory, size: 1MiB}}
@@ -166,7 +166,7 @@ func seen(t *testing.T, s *initiator.Session) string {
 	return fmt.Sprint(found)
 }
 
-// Initiators that log in to a target that has moved find it where it is: ours, and libiscsi.
+// This project's initiator and libiscsi follow the redirect of a target that has moved.
 func TestRedirect(t *testing.T) {
 	there := targettest.Start(t, `
 stores: {a: {type: memory, size: 7MiB}}
@@ -199,7 +199,7 @@ portals: [{listen: $PORTAL}]
 	}
 }
 
-// The daemon tells an iSNS server of its targets, of those that come while it runs, and of its end.
+// The daemon registers its targets with an iSNS server, also targets that a reload adds, and removes them at its end.
 func TestISNS(t *testing.T) {
 	names := isnsd.New(t)
 	names.Start()

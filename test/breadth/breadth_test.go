@@ -1,5 +1,5 @@
-// Package breadth tests commands that hosts use seldom, through the daemon: reservations that
-// outlive a kill, copies without the initiator, and paths with access states of their own.
+// Package breadth tests commands that hosts rarely use, with a whole daemon: reservations that survive a
+// kill, copies without the initiator, and paths with access states of their own.
 package breadth
 
 import (
@@ -23,7 +23,7 @@ type host struct {
 	*initiator.Session
 }
 
-// login takes the unit attentions of LUN 0 and 1, of those there are.
+// login logs in, and takes the unit attentions of LUNs 0 and 1, if they exist.
 func login(t *testing.T, portal, target string) *host {
 	t.Helper()
 	u, err := initiator.ParseURL("iscsi://" + portal + "/" + iqn + target)
@@ -79,7 +79,7 @@ func (h *host) expect(what string, want int, a answer) []byte {
 func write(lba byte) []byte { return []byte{0x2a, 0, 0, 0, 0, lba, 0, 0, 1, 0} }
 func read(lba byte) []byte  { return []byte{0x28, 0, 0, 0, 0, lba, 0, 0, 1, 0} }
 
-// A reservation with APTPL keeps others out after the daemon was killed, and one without does not.
+// A reservation with APTPL still keeps other initiators out after the daemon was killed; one without does not.
 func TestReservationsOutliveAKill(t *testing.T) {
 	tg := targettest.Start(t, `
 state: $DIR/state
@@ -111,7 +111,7 @@ portals: [{listen: $PORTAL}]
 	}
 }
 
-// A token that one host has made of a disk is used by another on a disk of another target.
+// One host makes a token for a disk, and another host uses it for a disk of another target.
 func TestTokenGoesToAnotherHost(t *testing.T) {
 	tg := targettest.Start(t, `
 stores: {a: {type: memory, size: 1MiB}, b: {type: file, path: $DIR/b.img, size: 1MiB}}
@@ -146,8 +146,7 @@ portals: [{listen: $PORTAL}]
 	}
 }
 
-// Two portal groups are two paths: one is set to standby through the other, tells so, and comes
-// back.
+// Two portal groups are two paths. One is set to standby through the other, reports that, and is set back.
 func TestPathsHaveStates(t *testing.T) {
 	tg := targettest.Start(t, `
 stores: {a: {type: memory, size: 1MiB}}

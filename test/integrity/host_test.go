@@ -10,8 +10,8 @@ import (
 	"oneshot/iscsi/pdu"
 )
 
-// host is an initiator port: a session that is made again when it is lost, under the same name and
-// ISID, so that the target ends the commands of the old one before the new login succeeds.
+// host is an initiator port. It makes a new session when the old one is lost, with the same name and
+// ISID, so that the target ends the commands of the old session before the new login succeeds.
 type host struct {
 	run  *run
 	name string
@@ -20,7 +20,7 @@ type host struct {
 
 	mu      sync.Mutex
 	session *initiator.Session // guarded by mu; nil: not logged in
-	lost    []func()           // guarded by mu; what waits for the end of commands of lost sessions
+	lost    []func()           // guarded by mu; called when the commands of lost sessions have ended
 	down    bool               // guarded by mu; no login before up is called
 	changed sync.Cond          // of mu: down is false again, or the session is there
 	dialing bool               // guarded by mu; one worker logs in, the others wait
@@ -38,7 +38,7 @@ func newHost(r *run, number int, url string, opt initiator.Options) (*host, erro
 	return h, nil
 }
 
-// use returns the session, which it makes if there is none.
+// use returns the session, and makes it if there is none.
 func (h *host) use(ctx context.Context) (*initiator.Session, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -57,8 +57,8 @@ func (h *host) use(ctx context.Context) (*initiator.Session, error) {
 	return h.session, nil
 }
 
-// login tries once. It returns an error if trying again is of no use. mu is held, but not while it
-// waits for the target.
+// login tries once. It returns an error if trying again is useless. mu is held, but not while it waits
+// for the target.
 func (h *host) login(ctx context.Context) error {
 	h.dialing = true
 	before := h.lost
@@ -73,7 +73,7 @@ func (h *host) login(ctx context.Context) error {
 		if e, refused := errors.AsType[*initiator.LoginError](err); refused && e.Status.Class() == 2 {
 			return err
 		}
-		return nil // the wire cuts logins, too
+		return nil // the link cuts logins, too
 	}
 	h.session = s
 	h.run.logins.Add(1)
@@ -83,7 +83,7 @@ func (h *host) login(ctx context.Context) error {
 	return nil
 }
 
-// drop says that s is lost. over is called when its commands are, too.
+// drop notes that s is lost. It calls over when the commands of s have ended, too.
 func (h *host) drop(s *initiator.Session, over func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -110,18 +110,18 @@ func (h *host) up() {
 	h.changed.Broadcast()
 }
 
-// close ends the session in good order.
+// close logs out.
 func (h *host) close() {
 	h.mu.Lock()
 	s := h.session
 	h.session = nil
 	h.mu.Unlock()
 	if s != nil {
-		_ = s.Close() // the wire may have cut it
+		_ = s.Close() // the link may have cut it
 	}
 }
 
-// wake has those that wait look again.
+// wake wakes the goroutines that wait.
 func (h *host) wake() {
 	h.mu.Lock()
 	defer h.mu.Unlock()

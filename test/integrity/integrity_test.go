@@ -1,10 +1,10 @@
 // Package integrity sends random commands of many sessions to the daemon, over every transport, and
-// compares all that is read with a model of what each sector may hold. Connections are cut, commands
-// aborted, the configuration is changed and the daemon killed meanwhile.
+// compares everything that it reads with a model of what each sector may hold. Meanwhile it cuts
+// connections, aborts commands, changes the configuration and kills the daemon.
 //
-// What it sends comes from a number that the log of a test names. ONESHOT_INTEGRITY_SEED repeats a
-// number (the order in which things meet is the machine's all the same), and
-// ONESHOT_INTEGRITY_COMMANDS sets how many commands a test sends.
+// The commands come from a seed, which the log of a test names. ONESHOT_INTEGRITY_SEED sets the seed,
+// to repeat a run (the order of concurrent events still differs), and ONESHOT_INTEGRITY_COMMANDS how
+// many commands a test sends.
 package integrity
 
 import (
@@ -42,7 +42,7 @@ type run struct {
 	good, lost, aborted, failed, logins atomic.Int64
 }
 
-// number is a number of the environment.
+// number returns a number from an environment variable.
 func number(t *testing.T, name string, otherwise uint64) uint64 {
 	s := os.Getenv(name)
 	if s == "" {
@@ -63,7 +63,7 @@ func newRun(t *testing.T) *run {
 
 func (r *run) start(config string) { r.target = targettest.Start(r.t, config) }
 
-// host adds an initiator port with workers that use views through portal, on a wire of that life.
+// host adds an initiator port, with workers that use views through portal over a link with the given life.
 func (r *run) host(scheme, portal, target, query string, life int64, opt initiator.Options, workers int, views ...*view) {
 	r.t.Helper()
 	n := len(r.hosts)
@@ -81,8 +81,8 @@ func (r *run) host(scheme, portal, target, query string, life int64, opt initiat
 	r.loads = append(r.loads, load)
 }
 
-// work has all workers send commands, so many in all, while meanwhile runs, and compares in the end.
-// progress tells meanwhile how many commands are left.
+// work makes all workers send the given number of commands while meanwhile runs, and checks the disks at the
+// end. progress tells meanwhile how many commands are left.
 func (r *run) work(commands int64, disks []*disk, meanwhile func(ctx context.Context, left func() int64) error) {
 	r.t.Helper()
 	commands = int64(number(r.t, "ONESHOT_INTEGRITY_COMMANDS", uint64(commands)))
@@ -121,7 +121,7 @@ func (r *run) work(commands int64, disks []*disk, meanwhile func(ctx context.Con
 		r.good.Load(), r.aborted.Load(), r.failed.Load(), r.lost.Load(), r.logins.Load(), cuts)
 }
 
-// settle ends all that may be under way, and looks at all of the disks through each view.
+// settle ends everything that may be under way, and checks all of the disks through each view.
 func (r *run) settle(ctx context.Context, disks []*disk) {
 	r.t.Helper()
 	for i, h := range r.hosts {
@@ -147,7 +147,7 @@ func (r *run) settle(ctx context.Context, disks []*disk) {
 	}
 }
 
-// lives has the daemon end so many times, and start again, while there is work. end ends it.
+// lives ends the daemon with end and starts it again, the given number of times, while there is work.
 func (r *run) lives(lives int64, end func(life int64)) func(ctx context.Context, left func() int64) error {
 	return func(ctx context.Context, left func() int64) error {
 		whole := left()
@@ -168,7 +168,7 @@ func (r *run) lives(lives int64, end func(life int64)) func(ctx context.Context,
 	}
 }
 
-// progress waits until a command more has ended.
+// progress waits until one more command has ended.
 func (r *run) progress(ctx context.Context) {
 	s, err := r.hosts[0].use(ctx)
 	if err == nil {

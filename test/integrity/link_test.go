@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// link is a wire that breaks: a relay between initiators and a portal which ends each connection
-// after a random number of octets, in one of the ways in which connections end.
+// link is a wire that breaks: a relay between initiators and a portal. It ends each connection after
+// a random number of octets, in one of several ways.
 type link struct {
 	addr     string // where to connect
 	portal   string
@@ -73,7 +73,7 @@ func (l *link) leave(c net.Conn) {
 	delete(l.conns, c)
 }
 
-// fate is how many octets pass in either direction, and how the connection ends.
+// fate says how many octets pass in each direction, and how the connection ends.
 func (l *link) fate() (octets int64, reset bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -115,7 +115,7 @@ func (l *link) relay(near *net.TCPConn) {
 	both.Wait()
 }
 
-// carry moves octets until either end closes or none are left. The last ones may be a part of a PDU.
+// carry relays octets until either end closes, or the number of octets is reached. They may end within a PDU.
 func carry(to, from *net.TCPConn, left *atomic.Int64) {
 	b := make([]byte, 64<<10)
 	for {

@@ -22,13 +22,13 @@ const (
 	specialSize = 8 // of counter and bits, in sectors
 )
 
-// disk is a store, however many LUNs show it.
+// disk is a store. Several LUNs may show it.
 type disk struct {
 	name    string
-	model   *model // of all but counter and bits
+	model   *model // of everything except counter and bits
 	sectors int
 	through bool    // each write is durable when it is acknowledged
-	medium  *medium // nil: it is none that fails
+	medium  *medium // nil: a medium that does not fail
 
 	counter struct {
 		sync.Mutex
@@ -56,7 +56,7 @@ type view struct {
 	atomic bool
 }
 
-// worker is one command at a time of a host.
+// worker sends one command at a time through a host.
 type worker struct {
 	run   *run
 	host  *host
@@ -64,7 +64,7 @@ type worker struct {
 	rng   *rand.Rand
 }
 
-// work runs commands until there are none left.
+// work sends commands until none are left.
 func (w *worker) work(ctx context.Context, left *atomic.Int64) error {
 	for left.Add(-1) >= 0 {
 		if err := w.one(ctx, w.views[w.rng.IntN(len(w.views))]); err != nil {
@@ -100,7 +100,7 @@ func (w *worker) one(ctx context.Context, v *view) error {
 	}
 }
 
-// span picks a range of the general part: mostly small, so that many meet.
+// span picks a range of the general part. Most ranges are in a small area, so that many overlap.
 func (w *worker) span(v *view) (at, n int) {
 	per := v.block / sectorSize
 	blocks := (v.disk.sectors - generalAt) / per
@@ -110,7 +110,7 @@ func (w *worker) span(v *view) (at, n int) {
 	return generalAt + at*per, n * per
 }
 
-// cdb16 is a CDB of 16 bytes with a range of sectors.
+// cdb16 returns a CDB of 16 bytes with a range of sectors.
 func cdb16(v *view, opcode, flags byte, at, n int) []byte {
 	cdb := make([]byte, 16)
 	cdb[0], cdb[1] = opcode, flags
@@ -161,7 +161,7 @@ func (w *worker) readAtomic(ctx context.Context, v *view) error {
 	return w.look(ctx, v, atomicAt, atomicLen, w.transfer(v, false, atomicAt, atomicLen), true)
 }
 
-// look reads and compares with the model.
+// look reads, and compares the result with the model.
 func (w *worker) look(ctx context.Context, v *view, at, n int, cdb []byte, together bool) error {
 	b := make([]byte, n*sectorSize)
 	start := v.disk.model.look()
@@ -174,7 +174,7 @@ func (w *worker) look(ctx context.Context, v *view, at, n int, cdb []byte, toget
 	return nil
 }
 
-// alter runs a command that changes [at, at+n), which the model hears of.
+// alter runs a command that changes [at, at+n), and tells the model.
 func (w *worker) alter(ctx context.Context, v *view, what string, at, n int, blank bool, make func(c *change) *initiator.Command) error {
 	m := v.disk.model
 	c := m.begin(fmt.Sprintf("%s of %s to %s LUN %d, sectors %d..%d", what, w.host.name, v.disk.name, v.lun, at, at+n-1), at, n, blank)
@@ -202,7 +202,7 @@ func (w *worker) write(ctx context.Context, v *view) error {
 	})
 }
 
-// blank writes zeroes with commands that carry none.
+// blank writes zeroes with commands that carry no data.
 func (w *worker) blank(ctx context.Context, v *view) error {
 	at, n := w.span(v)
 	per := v.block / sectorSize
@@ -254,7 +254,7 @@ func (w *worker) special(ctx context.Context, v *view, at int) (b []byte, ok boo
 	return b, res == done, err
 }
 
-// count adds one to the counter: a lost update shows as two commands that counted to one number.
+// count adds one to the counter. A lost update shows as two commands that counted to the same number.
 func (w *worker) count(ctx context.Context, v *view) error {
 	b, ok, err := w.special(ctx, v, counterAt)
 	if err != nil || !ok {
@@ -311,8 +311,8 @@ func (w *worker) setBit(ctx context.Context, v *view) error {
 	return err
 }
 
-// settled compares counter, bits and everything else with what the commands were told. No command
-// is under way.
+// settled compares counter, bits and everything else with the results of the commands. No command is
+// under way.
 func (w *worker) settled(ctx context.Context, v *view) error {
 	d := v.disk
 	if d.model.volatile {
@@ -370,9 +370,9 @@ func (w *worker) insist(ctx context.Context, v *view, at, n int) ([]byte, error)
 	}
 }
 
-// do runs a command and says what has become of it: to the caller, and to told, if it is set, as
-// soon as that is certain. A command whose session was lost may take effect until the next login. An
-// error is one that no command of this load should get.
+// do runs a command and returns its outcome. It also calls told, if that is set, as soon as the
+// outcome is certain: a command whose session was lost may take effect until the next login. An error
+// means that the command has failed in a way that is wrong for this load.
 func (w *worker) do(ctx context.Context, c *initiator.Command, told func(outcome)) (outcome, error) {
 	if told == nil {
 		told = func(outcome) {}
@@ -385,7 +385,7 @@ func (w *worker) do(ctx context.Context, c *initiator.Command, told func(outcome
 		}
 		limit, cancel := context.WithCancel(ctx)
 		if w.run.aborts && w.rng.IntN(100) == 0 {
-			cancel() // the command leaves, and an ABORT TASK behind it
+			cancel() // the command leaves, and an ABORT TASK after it
 		}
 		_ = s.Do(limit, c) // its error may be the context's; Failure has the command's
 		cancel()
@@ -410,7 +410,7 @@ const (
 	lost                      // the session has ended: unknown until the next login, and afterwards
 )
 
-// judge says what has become of a command, and if that is something which this load should not get.
+// judge returns the outcome of a command, and an error if this outcome is wrong for this load.
 func (w *worker) judge(c *initiator.Command) (outcome, error) {
 	err := c.Failure()
 	e, status := errors.AsType[*initiator.StatusError](err)

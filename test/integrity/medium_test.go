@@ -13,11 +13,11 @@ import (
 )
 
 // medium is a file system with one file, served over /dev/fuse (the kernel's
-// Documentation/filesystems/fuse.rst), whose power can be cut: each page that was written and not
-// synced then holds what it held before, or not. A sync can be made to fail: then pages that were to
-// become durable are forgotten, as Linux does after an error of the medium.
+// Documentation/filesystems/fuse.rst). Its power can be cut: then each page that was written and not
+// synced holds either its old or its new content. A sync can be made to fail: then some pages lose
+// their new content, as in Linux after an error of the medium.
 //
-// The file is opened past the page cache (FOPEN_DIRECT_IO), so that what a write changes is here.
+// The file is opened past the page cache (FOPEN_DIRECT_IO), so that every write comes here at once.
 type medium struct {
 	dir string
 	fd  int
@@ -25,14 +25,14 @@ type medium struct {
 
 	mu      sync.Mutex
 	rng     *rand.Rand       // guarded by mu
-	bytes   []byte           // guarded by mu; what is read
-	stable  []byte           // guarded by mu; what a power cut leaves
-	dirty   map[int]struct{} // guarded by mu; pages of which the two may differ
-	faults  int              // guarded by mu; one of so many syncs fails. 0: none
+	bytes   []byte           // guarded by mu; the current content
+	stable  []byte           // guarded by mu; the durable content
+	dirty   map[int]struct{} // guarded by mu; pages in which the two may differ
+	faults  int              // guarded by mu; one sync of this many fails; 0: none
 	syncs   int              // guarded by mu
-	refuses int              // guarded by mu; one of so many writes fails and changes nothing. 0: none
-	// request is the longest write that Linux asks for at once, and cached whether the file is opened
-	// for the page cache, which O_DIRECT goes around.
+	refuses int              // guarded by mu; one write of this many fails and changes nothing; 0: none
+	// request is the longest write that Linux sends at once. cached says whether the file is opened for
+	// the page cache, which O_DIRECT bypasses.
 	request int
 	cached  bool
 	// lost is called when a sync has failed, with mu held.
@@ -71,7 +71,7 @@ func (m *medium) mount(t *testing.T) {
 		t.Fatalf("mount: %v", err)
 	}
 	m.fd = fd
-	// Several, for an operation may be waiting for another's answer.
+	// Two servers, because an operation may wait for the answer of another one.
 	for range 2 {
 		m.wg.Go(m.serve)
 	}
@@ -86,7 +86,7 @@ func (m *medium) unmount(t *testing.T) {
 	_ = unix.Close(m.fd)
 }
 
-// cut cuts the power: nobody has the file open.
+// cut cuts the power. Nobody may have the file open.
 func (m *medium) cut() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -101,14 +101,14 @@ func (m *medium) cut() {
 	clear(m.dirty)
 }
 
-// fail has one of n syncs fail from now on; 0: none.
+// fail makes one of n syncs fail from now on; 0: none.
 func (m *medium) fail(n int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.faults = n
 }
 
-// refuse has one of n writes fail from now on, without loss; 0: none.
+// refuse makes one of n writes fail from now on, without loss; 0: none.
 func (m *medium) refuse(n int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -132,8 +132,8 @@ const (
 	fuseFallocate                                        = 43
 
 	fuseInHeader, fuseOutHeader = 40, 16
-	// fuseMaxWrite is the longest write of the load, so that each is one request: of those that it
-	// cuts in pieces Linux does not tell the error of a later piece, but a short count.
+	// fuseMaxWrite is the longest write of the load, so that each write is one request. If Linux cuts a
+	// write in pieces, it does not report the error of a later piece, but a short count.
 	fuseMaxWrite       = 1 << 20
 	fuseDirectIO       = 1 << 0
 	rootNode, fileNode = 1, 2
@@ -259,7 +259,7 @@ func (m *medium) read(off, n int) []byte {
 	return append([]byte(nil), m.bytes[off:min(off+n, len(m.bytes))]...)
 }
 
-// touch returns the bytes of a range, whose pages are not durable from now on. mu is held.
+// touch marks the pages of a range as not durable, and returns the bytes of the range. mu is held.
 func (m *medium) touch(off, n int) []byte {
 	end := min(off+n, len(m.bytes))
 	for page := off / mediumPage; page*mediumPage < end; page++ {
@@ -303,8 +303,8 @@ func (m *medium) unlucky() bool {
 	return m.faults != 0 && m.rng.IntN(m.faults) == 0
 }
 
-// forget is what an error of the medium does: half of the dirty pages are clean from now on, with
-// what is on the medium. mu is held.
+// forget simulates an error of the medium: half of the dirty pages become clean, with their durable
+// content. mu is held.
 func (m *medium) forget() unix.Errno {
 	for page := range m.dirty {
 		if m.rng.IntN(2) == 0 {

@@ -9,13 +9,13 @@ import (
 	"sync"
 )
 
-// sectorSize is the unit in which the model thinks, in bytes: the smallest block of any view.
+// sectorSize is the unit of the model in bytes: the smallest block of any view.
 const sectorSize = 512
 
-// value is what a sector holds: zeroes, or what the change with this number wrote. A sector of
-// a change repeats two words of 8 bytes, little-endian: the value, and the sector's number with the
-// position of the pair in the sector. So a sector that is in the wrong place, or is of two
-// changes, shows.
+// value identifies the content of a sector: zeroes, or what the change with this number wrote. A
+// sector of a change repeats two words of 8 bytes, little-endian: the value, and the number of the
+// sector with the position of the pair in it. So the model recognizes a sector in the wrong place, and
+// a sector with bytes of two changes.
 type value uint64
 
 const (
@@ -36,8 +36,8 @@ func (v value) fill(b []byte, first int) {
 	}
 }
 
-// parse says what the sector with that number holds: values is that of each pair, and half is
-// set if a pair is zeroes in part. An error is something that nobody ever wrote there.
+// parse reads the sector with that number. values has the value of each pair; half is set if a part
+// of a pair is zeroes. An error means that nobody ever wrote these bytes there.
 func parse(b []byte, number int) (values [pairs]value, half bool, err error) {
 	for i := range pairs {
 		v, at := value(binary.LittleEndian.Uint64(b[i*pairLen:])), binary.LittleEndian.Uint64(b[i*pairLen+8:])
@@ -53,7 +53,7 @@ func parse(b []byte, number int) (values [pairs]value, half bool, err error) {
 	return values, half, nil
 }
 
-// change is a command that gives sectors a new value. It takes effect at one moment between start
+// change is a command that writes a new value to sectors. It takes effect at one moment between start
 // and end, or, if maybe is set, perhaps never. Times are those of model.clock.
 type change struct {
 	value      value
@@ -61,21 +61,21 @@ type change struct {
 	start, end int64
 	maybe      bool // it did not end with GOOD
 	void       bool // it was refused before it began
-	fua        bool // GOOD says that it is durable
-	durable    bool // it outlives a power cut
-	doubtful   bool // the medium has lost bytes while it was under way
+	fua        bool // GOOD means that it is durable
+	durable    bool // it survives a power cut
+	doubtful   bool // the medium lost bytes while it was under way
 }
 
 const never = math.MaxInt64
 
-// entry is what a change does to one sector. Sectors change by themselves: only atomic writes
-// promise more.
+// entry is the effect of a change on one sector. Each sector may change at a time of its own; only
+// atomic writes promise more.
 type entry struct {
 	*change
 	seen int64 // when a read that found it ended; never: none has
 }
 
-// certain is when the sector had changed at the latest.
+// certain returns the time by which the sector has changed.
 func (e *entry) certain() int64 {
 	if e.maybe {
 		return e.seen
@@ -83,20 +83,20 @@ func (e *entry) certain() int64 {
 	return min(e.end, e.seen)
 }
 
-// model is what a disk may hold: of each sector the changes that a read may find.
+// model holds, for each sector of a disk, the changes that a read may find.
 type model struct {
 	mu      sync.Mutex
 	clock   int64
 	sectors [][]*entry
 	reads   map[int64]int // reads under way, by start; guarded by mu
 	changes uint64
-	wrong   []string // what reads found that cannot be
+	wrong   []string // impossible results of reads
 
-	// volatile: what is not flushed may be lost. It is set before the load begins.
+	// volatile says that data that is not flushed may be lost. It is set before the load begins.
 	volatile bool
 	pending  []*change // done, and not known to be durable; guarded by mu
 	lostAt   int64     // when bytes were lost last; guarded by mu
-	failed   bool      // the medium has told an error, and is to be trusted no more; guarded by mu
+	failed   bool      // the medium has reported an error, and no later flush may succeed; guarded by mu
 }
 
 func newModel(sectors int) *model {
@@ -111,7 +111,7 @@ func newModel(sectors int) *model {
 // tick returns the time, which no two events share. mu is held.
 func (m *model) tick() int64 { m.clock++; return m.clock }
 
-// begin enters a change of n sectors, before its command is sent. blank: it leaves zeroes.
+// begin registers a change of n sectors before its command is sent. blank: it writes zeroes.
 func (m *model) begin(what string, at, n int, blank bool) *change {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -126,13 +126,13 @@ func (m *model) begin(what string, at, n int, blank bool) *change {
 	return c
 }
 
-// outcome is what is known of a change when its command is over.
+// outcome says what is known of a change when its command has ended.
 type outcome int
 
 const (
 	done    outcome = iota // GOOD: it has taken effect
-	unknown                // it may have, but will not from now on
-	refused                // it has not, and will not
+	unknown                // it may have taken effect, but will not do so from now on
+	refused                // it has not taken effect, and will not
 )
 
 func (m *model) finish(c *change, o outcome) {
@@ -149,8 +149,8 @@ func (m *model) finish(c *change, o outcome) {
 	}
 }
 
-// flushed says that a flush which began at start has ended with GOOD: what was done by then is
-// durable.
+// flushed notes that a flush which began at start has ended with GOOD: changes that were done by then
+// are durable.
 func (m *model) flushed(start int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -163,8 +163,8 @@ func (m *model) flushed(start int64) {
 	})
 }
 
-// lose says that the disk may have lost all that is not durable: its power was cut, or the medium has
-// told an error (failed).
+// lose notes that the disk may have lost everything that is not durable: its power was cut, or the
+// medium has reported an error (failed).
 func (m *model) lose(failed bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -190,7 +190,7 @@ func (m *model) lose(failed bool) {
 	}
 }
 
-// look begins a read, before its command is sent, and returns its start.
+// look registers a read before its command is sent, and returns its start.
 func (m *model) look() int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -199,7 +199,7 @@ func (m *model) look() int64 {
 	return t
 }
 
-// blink ends a read that brought nothing.
+// blink ends a read that failed.
 func (m *model) blink(start int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -240,8 +240,8 @@ func (m *model) found(start int64, at int, b []byte, together bool) {
 	}
 }
 
-// sector says what is wrong with what a read found in a sector. A sector is of one change, unless
-// the read met one that was under way.
+// sector returns what is wrong with the content that a read found in a sector. It has to be that of one
+// change, unless another change was under way during the read.
 func (m *model) sector(number int, values [pairs]value, half bool, start, end int64) string {
 	cs := m.sectors[number]
 	torn := half
@@ -276,8 +276,8 @@ func (m *model) explain(cs []*entry, v value, start, end int64) (who []*entry) {
 	return who
 }
 
-// superseded reports whether another change has come after c, for certain, by the time t; durably: one
-// that outlives a power cut.
+// superseded reports whether another change has certainly come after c by the time t; with durably, a
+// change that survives a power cut.
 func superseded(cs []*entry, c *entry, t int64, durably bool) bool {
 	over := min(c.end, c.seen) // by then it has taken effect, if it ever does
 	if over == never {
@@ -337,14 +337,14 @@ func moment(t int64) string {
 	return fmt.Sprint(t)
 }
 
-// complain keeps the first findings. mu is held.
+// complain records a finding, unless there are many already. mu is held.
 func (m *model) complain(format string, args ...any) {
 	if len(m.wrong) < 10 {
 		m.wrong = append(m.wrong, fmt.Sprintf(format, args...))
 	}
 }
 
-// blame is complain for those who look at the disk themselves.
+// blame is complain for callers that do not hold mu.
 func (m *model) blame(format string, args ...any) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

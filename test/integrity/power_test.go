@@ -8,12 +8,12 @@ import (
 	"oneshot/initiator"
 )
 
-// TestPowerCut: the daemon is killed and the power of its media cut. What a flush, FUA or a
-// write-through cache has promised is there.
+// TestPowerCut: the daemon is killed, and the power of its media is cut. Data that a flush, FUA or a
+// write-through cache has made durable is there.
 func TestPowerCut(t *testing.T) { powerCuts(t, 0) }
 
-// TestFailingMedium: one sync of 60 fails, too, and bytes are gone. No flush says GOOD from then until
-// the daemon has opened the store again.
+// TestFailingMedium: in addition one sync of 60 fails, and bytes are lost. From then on no flush succeeds
+// until the daemon has opened the store again.
 func TestFailingMedium(t *testing.T) { powerCuts(t, 60) }
 
 func powerCuts(t *testing.T, faults int) {
@@ -68,8 +68,8 @@ state: $DIR/state
 	}
 }
 
-// TestWritesInPart: Linux cuts long writes in requests, one of which fails now and then, and tells a
-// short count. What is written again is where it belongs.
+// TestWritesInPart: Linux cuts long writes in requests. If one of these fails, it reports a short count. The
+// daemon then writes the rest again, to the right place.
 func TestWritesInPart(t *testing.T) {
 	r := newRun(t)
 	r.faults = true

@@ -26,7 +26,7 @@ management: {socket: $DIR/socket}
 limits: {nop_interval: 10s, nop_timeout: 10s}
 `
 
-// disks are the stores of config, and views them through target a and b.
+// disks returns the stores of config, and their views through targets a and b.
 func disks() (all []*disk, a, b []*view) {
 	for lun, name := range []string{"memory", "file", "direct"} {
 		d := newDisk(name, diskSize/sectorSize)
@@ -60,8 +60,8 @@ func TestCuts(t *testing.T) {
 	r.work(12_000, all, nil)
 }
 
-// TestReload: the configuration changes under load, so that each LUN of target b is another one again
-// and again.
+// TestReload: the configuration changes again and again under load, and each LUN of target b shows another
+// store each time.
 func TestReload(t *testing.T) {
 	r := newRun(t)
 	r.start(config)
@@ -83,8 +83,8 @@ func TestReload(t *testing.T) {
 	t.Logf("%d reloads", reloads)
 }
 
-// TestKill: the daemon is killed under load, or told to end, and started again. What it acknowledged
-// is in the files.
+// TestKill: the daemon is killed under load, or told to end, and started again. All data that it has
+// acknowledged is in the files.
 func TestKill(t *testing.T) {
 	r := newRun(t)
 	r.start(config)

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Node is the name by which List asks: it has to be registered with the server.
+// Node is the name under which List asks the server. It has to be registered there.
 const Node = "iqn.2026-11.example.oneshot:a"
 
 // Server is an iSNS server.
@@ -23,7 +23,7 @@ type Server struct {
 	dir string
 }
 
-// New reserves an address, of which Start makes a server.
+// New reserves an address for a server, which Start starts.
 func New(t testing.TB) *Server {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -67,11 +67,11 @@ func (s *Server) Start() {
 		if try == 200 {
 			s.t.Fatal(err)
 		}
-		time.Sleep(20 * time.Millisecond) // it tells nobody when it listens
+		time.Sleep(20 * time.Millisecond) // the server does not report when it listens
 	}
 }
 
-// List has isnsadm list what the server knows: nodes, portals, portal-groups or entities.
+// List makes isnsadm list one kind of the server's objects: nodes, portals, portal-groups or entities.
 func (s *Server) List(what string) string {
 	s.t.Helper()
 	config := s.file("admin.conf", fmt.Sprintf("SourceName = %s\nServerAddress = %s\nSecurity = 0\n", Node, s.Addr))
@@ -79,7 +79,7 @@ func (s *Server) List(what string) string {
 	return string(out)
 }
 
-// Until waits until the server lists something, or lists it no more.
+// Until waits until the server lists something, or does not list it any more.
 func (s *Server) Until(what, text string, there bool) {
 	s.t.Helper()
 	last := ""

@@ -50,7 +50,7 @@ portals:
 `
 )
 
-// writable are the logical units of the open target that take writes.
+// writable lists the logical units of the open target that can be written.
 var writable = map[string]int{"memory": 0, "file": 1, "blocks4k": 2}
 
 // run runs a program that must succeed, and returns what it printed.
@@ -73,8 +73,8 @@ func refused(t *testing.T, name string, args ...string) string {
 	return string(out)
 }
 
-// qemuIO runs commands of qemu-io. A pattern that does not verify is no error
-// of qemu-io's exit status, so its words count too.
+// qemuIO runs commands of qemu-io. Its exit status is 0 even if a pattern does not
+// verify, so its output is checked as well.
 func qemuIO(t *testing.T, url string, commands ...string) {
 	t.Helper()
 	args := []string{"-f", "raw"}
@@ -87,14 +87,14 @@ func qemuIO(t *testing.T, url string, commands ...string) {
 	}
 }
 
-// A pattern is a byte at a place; later ones lie over earlier ones.
+// A pattern is a byte that fills a range; later patterns overwrite earlier ones.
 type pattern struct {
 	value     byte
 	at, bytes int
 }
 
-// TestPatterns writes patterns at odd places in every way QEMU has, and
-// verifies each byte from other processes.
+// TestPatterns writes patterns at odd places in every way that QEMU has, and
+// verifies each byte with other processes.
 func TestPatterns(t *testing.T) {
 	want := image([]pattern{
 		{0x5a, 0, 64 << 20},
@@ -149,7 +149,7 @@ func image(patterns []pattern) []byte {
 	return b
 }
 
-// expectImage compares a file with what it has to hold.
+// expectImage compares a file with its expected content.
 func expectImage(t *testing.T, path string, want []byte) {
 	t.Helper()
 	got, err := os.ReadFile(path)
@@ -166,7 +166,7 @@ func expectImage(t *testing.T, path string, want []byte) {
 	}
 }
 
-// TestImages carries an image there and back through every writable unit.
+// TestImages copies an image to every writable unit and back.
 func TestImages(t *testing.T) {
 	tg := targettest.Start(t, config)
 	source := filepath.Join(t.TempDir(), "image.raw")
@@ -222,8 +222,8 @@ func TestMap(t *testing.T) {
 	}
 }
 
-// expectMapped compares the sum of the mapped bytes, and looks whether each of
-// the bytes at is mapped.
+// expectMapped checks the sum of the mapped bytes, and that each of the bytes at is
+// mapped.
 func expectMapped(t *testing.T, url string, sum int64, at ...int64) {
 	t.Helper()
 	var extents []extent
@@ -254,7 +254,7 @@ func TestTools(t *testing.T) {
 	tg := targettest.Start(t, config)
 	t.Run("iscsi-ls", func(t *testing.T) {
 		out := run(t, "iscsi-ls", "--show-luns", "iscsi://"+user+"%"+secret+"@"+tg.Portal())
-		// The restricted target is not shown to a stranger.
+		// Discovery does not list the restricted target for other initiators.
 		expect(t, out, "Target:"+iqn+" Portal:"+tg.Portal(), "Lun:0", "Lun:1", "Lun:2", "Lun:3")
 		if strings.Contains(out, iqnFew) {
 			t.Errorf("the answer shows %s to who may not use it:\n%s", iqnFew, out)

@@ -18,9 +18,9 @@ import (
 	"oneshot/iscsi/pdu"
 )
 
-// TestGreedy has one daemon meet initiators that want memory: before a login, in discovery sessions,
-// which need no secret, and in sessions whose answers they do not take. Each attack costs the daemon
-// no more than its bound says, and the witness notices nothing.
+// TestGreedy attacks one daemon with initiators that use up memory: before a login, in discovery sessions,
+// which need no secret, and in sessions whose answers they do not take. Each attack costs the daemon at
+// most as much memory as its bound says, and the witness is not disturbed.
 func TestGreedy(t *testing.T) {
 	others := "" // that make the list of targets long
 	for i := range 200 {
@@ -38,7 +38,7 @@ limits: {connections: 1024, login_timeout: 1h, nop_interval: 1h, nop_timeout: 1h
 	g := &greedy{d, t, d.watch()}
 	for _, a := range []struct {
 		name  string
-		bound int64 // MiB of memory that the attack may cost
+		bound int64 // most memory in MiB that the attack may cost
 		f     func()
 	}{
 		{"keys of a login", 40, g.keysOfALogin},
@@ -74,7 +74,7 @@ type greedy struct {
 	*witness
 }
 
-// forgetPeak has peak count from now on.
+// forgetPeak makes peak count from now on.
 func (d *daemon) forgetPeak() {
 	d.t.Helper()
 	if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", d.PID()), []byte("5"), 0); err != nil {
@@ -82,7 +82,7 @@ func (d *daemon) forgetPeak() {
 	}
 }
 
-// peak is the most memory that the daemon has had; bytes.
+// peak returns the most memory that the daemon has had, in bytes.
 func (d *daemon) peak() (n int64) {
 	d.t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.PID()))
@@ -111,7 +111,7 @@ func padded(header, data []byte) []byte {
 	return append(append(header, data...), make([]byte, pdu.PaddedLen(len(data))-len(data))...)
 }
 
-// login logs in by c, with more keys besides the names; discovery: to nothing.
+// login logs in over c, with more keys besides the names. An empty target makes it a discovery session.
 func (g *greedy) login(c net.Conn, name string, discovery bool, keys string) {
 	g.t.Helper()
 	text := "InitiatorName=" + rawName + name + "\x00"
@@ -161,7 +161,7 @@ func (g *greedy) flood(conns []*net.TCPConn, b []byte, total int) {
 	all.Wait()
 }
 
-// keysOfALogin sends 16 MiB of keys in one login, which used to remember all of them.
+// keysOfALogin sends 16 MiB of keys in one login.
 func (g *greedy) keysOfALogin() {
 	c := g.dial()
 	defer func() { _ = c.Close() }()
@@ -192,8 +192,8 @@ func (g *greedy) sendTargets() {
 	g.flood(conns, padded(f.AppendTo(nil), text), 1<<20)
 }
 
-// partsOfPDUs opens more discovery sessions than there are places, with a byte of a PDU in each. An
-// honest initiator finds a place, and all of them together hold next to no I/O memory.
+// partsOfPDUs opens more discovery sessions than the limit allows, and sends one byte of a PDU in each. An
+// honest initiator can still log in, and all of them together hold almost no I/O memory.
 func (g *greedy) partsOfPDUs() {
 	var conns []*net.TCPConn
 	for i := range 1100 {
@@ -224,7 +224,7 @@ func (g *greedy) partsOfPDUs() {
 	}
 }
 
-// pings are as many pings as fit into 1 MiB.
+// pings returns as many pings as fit into 1 MiB.
 func pings(each int) []byte {
 	f := pdu.NOPOutFields{Immediate: true, ITT: 3, TTT: pdu.ReservedTag, CmdSN: 1, DataSegmentLength: each}
 	return bytes.Repeat(padded(f.AppendTo(nil), make([]byte, each)), 1<<20/each)
@@ -250,7 +250,7 @@ func (g *greedy) echoes() {
 	g.flood(conns, pings(256<<10), 256<<20)
 }
 
-// reads are a full command window of READs of 1 MiB from a LUN.
+// reads returns a full command window of READs of 1 MiB from a LUN.
 func reads(lun uint64) (b []byte) {
 	const each = 1 << 20
 	for k := range 128 {
@@ -274,7 +274,7 @@ func (g *greedy) headers() {
 	g.flood(conns, reads(0), 1)
 }
 
-// registerMany has a LUN of target t know as many registrations as it may, with the longest names.
+// registerMany makes as many registrations for a LUN of target t as the bound allows, with the longest names.
 func registerMany(d *daemon, lun int) {
 	d.t.Helper()
 	s, err := d.login("t", nil)
@@ -309,7 +309,7 @@ func registerMany(d *daemon, lun int) {
 	}
 }
 
-// fullStatus is PERSISTENT RESERVE IN, READ FULL STATUS from LUN 2, as much of it as can be asked for.
+// fullStatus returns PERSISTENT RESERVE IN, READ FULL STATUS for LUN 2, with the largest allocation length.
 func fullStatus(sn int) []byte {
 	cdb := []byte{0: 0x5e, 1: 0x03, 7: 0xff, 8: 0xff, 15: 0}
 	f := pdu.SCSICommandFields{
@@ -327,7 +327,7 @@ func (g *greedy) registrations() {
 	g.flood(g.askers("list", 32), all, 1)
 }
 
-// registrationsAtOnce has the commands wait for the first one of their window, which comes last.
+// registrationsAtOnce sends the first command of each window last, so that all others wait for it.
 func (g *greedy) registrationsAtOnce() {
 	var all []byte
 	for k := 127; k >= 0; k-- {
@@ -336,7 +336,7 @@ func (g *greedy) registrationsAtOnce() {
 	g.flood(g.askers("late", 32), all, 1)
 }
 
-// askers are sessions.
+// askers is a group of sessions.
 func (g *greedy) askers(name string, n int) (conns []*net.TCPConn) {
 	for i := range n {
 		c := g.dial()
@@ -346,8 +346,8 @@ func (g *greedy) askers(name string, n int) (conns []*net.TCPConn) {
 	return conns
 }
 
-// hogs ask for more than all I/O memory, and take nothing. Those who go on without taking anything
-// are dropped; the witness, on the same store, goes on all the while.
+// hogs are sessions that request more data than there is I/O memory, and take none of it. The target drops
+// those that go on without taking anything. The witness, on the same store, goes on meanwhile.
 func (g *greedy) hogs() {
 	var conns []*net.TCPConn
 	for i := range 32 {

@@ -1,5 +1,5 @@
-// Package storm tests what hostile and broken initiators cost the others, through the daemon: a
-// witness writes and reads back all the while, and notices when it is disturbed.
+// Package storm tests the daemon with hostile and broken initiators. Meanwhile a witness writes and reads
+// back, and notices if it is disturbed.
 package storm
 
 import (
@@ -23,10 +23,10 @@ func TestMain(m *testing.M) { targettest.Main(m) }
 
 const iqn = "iqn.2026-11.example.oneshot:"
 
-// patience is how long what has to come may take, on a machine that others use too.
+// patience is how long an expected event may take, on a machine with other load.
 const patience = 2 * time.Minute
 
-// daemon is the daemon, and the administrator's look at it.
+// daemon is the daemon, with a client of its management API.
 type daemon struct {
 	*targettest.Target
 	t     *testing.T
@@ -48,7 +48,7 @@ func start(t *testing.T, config string) *daemon {
 
 func (d *daemon) configPath() string { return filepath.Join(d.Dir, "target.yaml") }
 
-// reload has the daemon read the configuration again, with new in the place of old.
+// reload replaces old by new in the configuration, and makes the daemon read it again.
 func (d *daemon) reload(old, new string) error {
 	d.t.Helper()
 	if !strings.Contains(d.text, old) {
@@ -70,7 +70,7 @@ func (d *daemon) status() *mgmt.Status {
 	return s
 }
 
-// descriptors is how many the daemon has.
+// descriptors returns how many descriptors the daemon has open.
 func (d *daemon) descriptors() int {
 	d.t.Helper()
 	open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", d.PID()))
@@ -80,7 +80,7 @@ func (d *daemon) descriptors() int {
 	return len(open)
 }
 
-// resident is how much memory the daemon has; bytes.
+// resident returns the resident memory of the daemon in bytes.
 func (d *daemon) resident() int64 {
 	d.t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", d.PID()))
@@ -94,7 +94,7 @@ func (d *daemon) resident() int64 {
 	return pages * int64(os.Getpagesize())
 }
 
-// until looks at the daemon until what holds: it tells nobody when.
+// until polls until the condition holds, because the daemon does not report it.
 func (d *daemon) until(what string, holds func() bool) {
 	d.t.Helper()
 	tick := time.NewTicker(10 * time.Millisecond)
@@ -109,7 +109,7 @@ func (d *daemon) until(what string, holds func() bool) {
 	}
 }
 
-// logged is how many lines of the log have text.
+// logged returns how many lines of the log contain text.
 func (d *daemon) logged(text string) int { return strings.Count(d.Log(), text) }
 
 func (d *daemon) login(target string, chap *initiator.Credentials) (*initiator.Session, error) {
@@ -118,7 +118,7 @@ func (d *daemon) login(target string, chap *initiator.Credentials) (*initiator.S
 	return initiator.Dial(ctx, initiator.URL{Address: d.Portal(), Target: iqn + target, LUN: -1, CHAP: chap}, initiator.Options{})
 }
 
-// witness writes and reads back, and remembers whether that went well.
+// witness writes and reads back, and keeps the first error.
 type witness struct {
 	t    *testing.T
 	stop chan struct{}
@@ -130,7 +130,7 @@ type witness struct {
 	err    error     // guarded by mu
 }
 
-// watch starts a witness on both LUNs of target t. The test fails if its session ends, or reads
+// watch starts a witness on both LUNs of target t. The test fails if its session ends, or if it reads
 // other bytes than it wrote.
 func (d *daemon) watch() *witness {
 	d.t.Helper()
@@ -141,7 +141,7 @@ func (d *daemon) watch() *witness {
 	return d.witness(s)
 }
 
-// witness is watch over a session that is there.
+// witness is watch over an existing session.
 func (d *daemon) witness(s *initiator.Session) *witness {
 	d.t.Helper()
 	w := &witness{t: d.t, stop: make(chan struct{})}
@@ -184,7 +184,7 @@ func (d *daemon) witness(s *initiator.Session) *witness {
 	return w
 }
 
-// round writes what nobody knows, and reads it back.
+// round writes random bytes, and reads them back.
 func round(lu *initiator.LU, i int) error {
 	const n = 64 << 10
 	want, got := make([]byte, n), make([]byte, n)
@@ -202,7 +202,7 @@ func round(lu *initiator.LU, i int) error {
 	return nil
 }
 
-// works returns when the witness has done some rounds more.
+// works returns when the witness has done some more rounds.
 func (w *witness) works() {
 	w.t.Helper()
 	w.mu.Lock()
@@ -211,6 +211,6 @@ func (w *witness) works() {
 		w.more.Wait()
 	}
 	if w.err != nil {
-		w.t.FailNow() // why is said at the end
+		w.t.FailNow() // the end of the test reports the reason
 	}
 }

@@ -14,10 +14,9 @@ import (
 	"oneshot/initiator"
 )
 
-// TestRDMAConnections has one daemon meet more RDMA connections that never log in than it has shared
-// receives: such as say nothing, such as say half of what starts RDMA, and such as send parts of a
-// message. A session over iSER goes on all the while, others log in, and the daemon's memory is
-// bounded.
+// TestRDMAConnections opens more RDMA connections without a login than the daemon has shared receives.
+// Some send nothing, some send half of the startup of RDMA, and some send parts of a message. Meanwhile a
+// session over iSER goes on, others log in, and the daemon's memory is bounded.
 func TestRDMAConnections(t *testing.T) {
 	d := start(t, `
 stores: {a: {type: memory, size: 16MiB}, b: {type: file, path: $DIR/b.img, size: 16MiB}}
@@ -37,7 +36,7 @@ limits: {connections: 8192, login_timeout: 1h, memory: 128MiB}
 	}
 	for _, a := range []struct {
 		name  string
-		bound int64 // MiB of memory that it may cost
+		bound int64 // most memory in MiB that the attack may cost
 		f     func(c net.Conn) error
 	}{
 		{"silence", 60, func(net.Conn) error { return nil }},
@@ -88,8 +87,8 @@ func (d *daemon) loginRDMA() (*initiator.Session, error) {
 	return initiator.Dial(ctx, initiator.URL{Transport: initiator.ISER, Address: d.Portals[1], Target: iqn + "t", LUN: -1}, initiator.Options{})
 }
 
-// connectRDMA opens n connections to the portal of RDMA, and has f attack by each. The target may end
-// any of them to make room.
+// connectRDMA opens n connections to the RDMA portal, and calls f for each, which attacks. The target may
+// end any of them to make room.
 func (d *daemon) connectRDMA(n int, f func(net.Conn) error) []net.Conn {
 	d.t.Helper()
 	conns := make([]net.Conn, n)
@@ -121,7 +120,7 @@ func ended(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE)
 }
 
-// begin starts RDMA on c, and sends b then.
+// begin starts RDMA on c, and then sends b.
 func begin(c net.Conn, start *ddp.StartFrame, b []byte) error {
 	if _, err := c.Write(start.AppendTo(nil)); err != nil {
 		return err

@@ -17,8 +17,8 @@ import (
 	"oneshot/iscsi/pdu"
 )
 
-// TestStorm has one daemon weather all of it, for what one thing leaves behind is there in the
-// next.
+// TestStorm uses one daemon for all attacks, so that anything that one attack leaves behind affects the
+// next ones.
 func TestStorm(t *testing.T) {
 	d := start(t, `
 stores: {a: {type: memory, size: 16MiB}, b: {type: file, path: $DIR/b.img, size: 16MiB}}
@@ -53,10 +53,10 @@ func (s *storm) brokenReload() {
 	}
 }
 
-// connections come as fast as they can, 10,000 of them: silent ones, halves of a login, and logins a
-// byte at a time. As many as limits.connections has room for are held until the login timeout; the
-// oldest give way to those that come later, so that an honest initiator gets in; and all of it is
-// over afterwards.
+// connections opens 10,000 connections as fast as possible: silent ones, ones with half of a login, and
+// ones that log in a byte at a time. The daemon keeps as many as limits.connections allows until the login
+// timeout. The oldest give way to later ones, so that an honest initiator can log in. Nothing is left
+// afterwards.
 func (s *storm) connections() {
 	const n, limit = 10_000, 8192
 	raiseDescriptors(s.t, n+1000)
@@ -69,7 +69,7 @@ func (s *storm) connections() {
 			s.t.Errorf("%d bytes for each connection that has yet to log in", more/connections)
 		}
 	}
-	const held = limit / 2 // the share of those that have not logged in
+	const held = limit / 2 // as many may be there without a login
 	conns := s.dial(held)
 	s.until("all connections that there is room for are held", func() bool { return s.daemon.descriptors() == before+held })
 	each(held)
@@ -79,7 +79,7 @@ func (s *storm) connections() {
 		return s.status().Counters.Refused-refused >= n-held && s.daemon.descriptors() == before+held
 	})
 	s.honest("t", nil)
-	each(limit) // whoever is told to give way has memory until its goroutine has run
+	each(limit) // a connection that gives way keeps its memory until its goroutine has run
 	if got := s.status().Buffers.InUse; got > 1<<20 {
 		s.t.Errorf("%d bytes of I/O memory", got)
 	}
@@ -98,7 +98,7 @@ func (s *storm) connections() {
 		s.t.Fatal(err)
 	}
 	for _, c := range conns {
-		// All end: those that were refused, and those that did not log in.
+		// All of them end: those that were refused, and those that did not log in.
 		_ = c.SetDeadline(time.Now().Add(patience)) // only a hang reaches it
 		if _, err := io.Copy(io.Discard, c); err != nil && !errors.Is(err, unix.ECONNRESET) {
 			s.t.Fatal(err)
@@ -120,15 +120,15 @@ func (s *storm) connections() {
 }
 
 const (
-	// perConnection is what a connection without session may cost; it is 11 KiB, and 39 KiB
-	// under the race detector.
+	// perConnection is the most memory that a connection without a session may cost. Measured were 11 KiB,
+	// and 39 KiB under the race detector.
 	perConnection = 64 << 10
-	// mostLines is what the log may have of one kind: the burst, what was left out, and as much
-	// again if a window ended in between.
+	// mostLines is how many lines of one kind the log may have: the burst, the line about omitted ones, and
+	// as many again if an interval ended in between.
 	mostLines = 2 * 51
 )
 
-// dial opens n connections, as fast as can be.
+// dial opens n connections as fast as possible.
 func (s *storm) dial(n int) []*net.TCPConn {
 	conns := make([]*net.TCPConn, n)
 	var next atomic.Int64
@@ -152,7 +152,7 @@ func (s *storm) dial(n int) []*net.TCPConn {
 	return conns
 }
 
-// dripInto sends b a byte at a time, again and again, until the target has had enough.
+// dripInto sends b a byte at a time, again and again, until the target closes the connection.
 func dripInto(c net.Conn, b []byte) {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -164,7 +164,7 @@ func dripInto(c net.Conn, b []byte) {
 	}
 }
 
-// raiseDescriptors lets this process have n.
+// raiseDescriptors allows this process n descriptors.
 func raiseDescriptors(t *testing.T, n uint64) {
 	t.Helper()
 	var l unix.Rlimit
@@ -177,7 +177,7 @@ func raiseDescriptors(t *testing.T, n uint64) {
 	}
 }
 
-// honest logs in with a right secret, and out.
+// honest logs in with the right secret, and logs out.
 func (s *storm) honest(target string, c *initiator.Credentials) {
 	s.t.Helper()
 	session, err := s.login(target, c)
@@ -189,8 +189,8 @@ func (s *storm) honest(target string, c *initiator.Credentials) {
 	}
 }
 
-// descriptors run out: the log says so once, sessions go on, and connections that wait are
-// accepted when there are descriptors again.
+// descriptors lets the daemon run out of descriptors. The log says so once, sessions go on, and waiting
+// connections are accepted when there are descriptors again.
 func (s *storm) descriptors() {
 	var was unix.Rlimit
 	few := unix.Rlimit{Cur: uint64(s.daemon.descriptors() + 20)}
@@ -219,8 +219,8 @@ func (s *storm) descriptors() {
 	}
 }
 
-// wrongSecrets come a thousand times: each is told, who has the right one gets in meanwhile, and
-// nothing is left.
+// wrongSecrets logs in a thousand times with a wrong secret. Each login is answered, an initiator with the
+// right secret can log in meanwhile, and nothing is left.
 func (s *storm) wrongSecrets() {
 	const n = 1000
 	right := &initiator.Credentials{Name: "honest", Secret: []byte("secret-of-the-honest")}
@@ -251,16 +251,15 @@ func (s *storm) wrongSecrets() {
 		s.t.Errorf("%d lines about logins that were refused", got)
 	}
 	s.until("descriptors are back", func() bool { return s.daemon.descriptors() <= before })
-	// What is garbage goes when more is allocated; what is held stays.
+	// Allocations make the collector free garbage; only memory that is still in use stays.
 	s.until("the memory is back", func() bool {
 		s.honest("chap", right)
 		return s.resident()-resident <= n*perConnection/2
 	})
 }
 
-// peersThatDoNotRead ask for 128 MiB each, with the command window full, and take none of it.
-// They are given no more memory than limits.memory_per_connection, and lose it with their
-// connections.
+// peersThatDoNotRead opens sessions that request 128 MiB each, with a full command window, and take none
+// of it. Each gets at most limits.memory_per_connection, which is freed with its connection.
 func (s *storm) peersThatDoNotRead() {
 	const peers, reads, each, share = 6, 128, 1 << 20, 4 << 20
 	var conns []net.Conn

@@ -15,8 +15,8 @@ import (
 	"oneshot/test/targettest"
 )
 
-// TestTermWhileFetching: the daemon is to stop while it fetches the data of a WRITE over RDMA. However the
-// connection ends after that, the store has all of the WRITE or nothing of it, and nothing that was in the
+// TestTermWhileFetching: the daemon is told to stop while it fetches the data of a WRITE over RDMA. However the
+// connection ends after that, the store has all data of the WRITE or none of it, and no bytes that were in the
 // daemon's memory before.
 func TestTermWhileFetching(t *testing.T) {
 	for transport, scheme := range map[string]string{"iSER": "iser+iwarp", "iSCSI-direct": "oneshot+iwarp"} {
@@ -63,7 +63,7 @@ limits: {memory: 64MiB}
 		}
 		return s, l
 	}
-	// What another session has written to another target is in the daemon's I/O memory.
+	// After that, the data of another session is in the daemon's I/O memory.
 	s, l := login(d.Portal(), "other")
 	var wg sync.WaitGroup
 	harm := bytes.Repeat([]byte("harm"), writeLen/4)
@@ -138,8 +138,8 @@ func term(t *testing.T, d *targettest.Target) {
 	}
 }
 
-// valve forwards one connection. When it is armed, the next octets from the target shut it: what the initiator
-// sends from then on is kept.
+// valve forwards one connection. After it was armed, the next octets from the target shut it: from then on it keeps
+// the octets of the initiator.
 type valve struct {
 	net.Listener
 	shut chan struct{} // closed when it is shut
@@ -239,7 +239,7 @@ func (v *valve) await(t *testing.T, n int) {
 	}
 }
 
-// end sends the first n octets of what is kept, and ends the connection to the target.
+// end sends the first n kept octets, and ends the connection to the target.
 func (v *valve) end(t *testing.T, n int, reset bool) {
 	t.Helper()
 	v.mu.Lock()
@@ -253,7 +253,7 @@ func (v *valve) end(t *testing.T, n int, reset bool) {
 	_ = v.target.Close()
 }
 
-// open sends what is kept, and keeps nothing more.
+// open sends the kept octets, and forwards all later ones.
 func (v *valve) open(t *testing.T) {
 	t.Helper()
 	v.mu.Lock()

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// Environment variables that add to what the test's own build says.
+// Environment variables that add to the build options of the test itself.
 const (
 	envRace = "ONESHOT_TARGET_RACE" // "1": build the daemon with the race detector
 	envTags = "ONESHOT_TARGET_TAGS" // build tags, comma separated
@@ -22,8 +22,8 @@ const (
 //	func TestMain(m *testing.M) { targettest.Main(m) }
 func Main(m *testing.M) { os.Exit(Run(m)) }
 
-// Run is Main for a TestMain that has something of its own to put away: it returns the
-// exit status.
+// Run is Main for a TestMain that has something to clean up afterwards: it returns the exit
+// status.
 func Run(m *testing.M) int {
 	code := m.Run()
 	if buildDir != "" {
@@ -35,8 +35,8 @@ func Run(m *testing.M) int {
 	return code
 }
 
-// Binary is the path of the daemon, built from this checkout when a test of
-// this process asks for the first time. It may be called concurrently.
+// Binary returns the path of the daemon. The first call in a process builds it
+// from this checkout. It may be called concurrently.
 func Binary(tb testing.TB) string {
 	tb.Helper()
 	path, err := build()
@@ -65,8 +65,8 @@ var build = sync.OnceValues(func() (string, error) {
 	return path, nil
 })
 
-// buildArgs follow the test's own build, so that `go test -race` also looks
-// for races in the daemon.
+// buildArgs returns the options of the build. They follow those of the test, so
+// that go test -race also finds races in the daemon.
 func buildArgs(output string) []string {
 	args := []string{"build", "-o", output}
 	if raceEnabled || os.Getenv(envRace) == "1" {

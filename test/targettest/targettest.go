@@ -34,12 +34,12 @@ import (
 
 const (
 	startTimeout = 30 * time.Second // a race build on a busy machine
-	stopTimeout  = 60 * time.Second // drains what is in flight, syncs its stores
+	stopTimeout  = 60 * time.Second // the daemon finishes its commands and syncs its stores
 	pollInterval = 5 * time.Millisecond
 )
 
-// A Target is one configured daemon, which may be stopped and started again.
-// Its methods are for one goroutine at a time, except PID, Log and WaitLog.
+// A Target is one configured daemon, which may be stopped and started again. One
+// goroutine at a time may call its methods, except PID, Log and WaitLog.
 type Target struct {
 	// Dir is the directory $DIR stands for; it lives until the test ends.
 	Dir string
@@ -66,7 +66,7 @@ func Start(tb testing.TB, config string) *Target {
 	return t
 }
 
-// New is Start without starting: for a test that arranges files in Dir first.
+// New is Start, but does not start the daemon: for a test that first makes files in Dir.
 func New(tb testing.TB, config string) *Target {
 	tb.Helper()
 	t := &Target{Dir: tb.TempDir(), tb: tb, log: newLogBuffer()}
@@ -120,9 +120,9 @@ func namesVariable(config, name string) bool {
 	return found
 }
 
-// reserve takes a free loopback port and keeps it with a socket that is bound
-// but does not listen: nobody else is given the port, while the daemon, whose
-// listener sets SO_REUSEADDR as this socket does, may listen on it.
+// reserve reserves a free loopback port with a socket that is bound but does not
+// listen. The kernel gives the port to nobody else, but the daemon, whose listener
+// sets SO_REUSEADDR as this socket does, may listen on it.
 func (t *Target) reserve() (string, error) {
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -161,8 +161,7 @@ func (t *Target) Start() {
 	}
 }
 
-// Stop ends the daemon with SIGTERM; another exit status than 0 is an error of
-// the test.
+// Stop ends the daemon with SIGTERM. The test fails if its exit status is not 0.
 func (t *Target) Stop() {
 	t.tb.Helper()
 	p := t.setRunning(nil)
@@ -192,8 +191,8 @@ func (t *Target) Restart() {
 	t.Start()
 }
 
-// Edit replaces old by new in the configuration, as it stands in the file: with addresses in the place
-// of $PORTAL. The daemon does not see it before it is told, or started again.
+// Edit replaces old by new in the configuration file, which has addresses in the place of $PORTAL. The
+// daemon reads the file only at a reload or at its next start.
 func (t *Target) Edit(old, new string) {
 	t.tb.Helper()
 	text, err := os.ReadFile(t.config)
@@ -208,8 +207,8 @@ func (t *Target) Edit(old, new string) {
 	}
 }
 
-// Exited is closed when the daemon that now runs has ended by itself or by
-// Stop or Kill; nil, which blocks for ever, when it is down.
+// Exited returns a channel that is closed when the daemon that now runs has ended,
+// by itself or by Stop or Kill; nil, which blocks for ever, if it is down.
 func (t *Target) Exited() <-chan struct{} {
 	if p := t.running(); p != nil {
 		return p.exited
@@ -217,7 +216,7 @@ func (t *Target) Exited() <-chan struct{} {
 	return nil
 }
 
-// PID is the process ID of the running daemon, 0 when it is down.
+// PID returns the process ID of the running daemon, or 0 if it is down.
 func (t *Target) PID() int {
 	if p := t.running(); p != nil {
 		return p.cmd.Process.Pid
@@ -225,10 +224,10 @@ func (t *Target) PID() int {
 	return 0
 }
 
-// Portal is the first portal's address, host:port.
+// Portal returns the address of the first portal, host:port.
 func (t *Target) Portal() string { return t.Portals[0] }
 
-// Port is the port of the first portal.
+// Port returns the port of the first portal.
 func (t *Target) Port() string {
 	_, port, err := net.SplitHostPort(t.Portal())
 	if err != nil {
@@ -237,23 +236,23 @@ func (t *Target) Port() string {
 	return port
 }
 
-// URL names a logical unit through the first portal, as libiscsi and QEMU
-// write it.
+// URL returns the URL of a logical unit through the first portal, in the form of
+// libiscsi and QEMU.
 func (t *Target) URL(iqn string, lun int) string {
 	return fmt.Sprintf("iscsi://%s/%s/%d", t.Portal(), iqn, lun)
 }
 
-// CHAPURL is URL with the name and secret of the initiator.
+// CHAPURL returns URL with the name and secret of the initiator.
 func (t *Target) CHAPURL(user, secret, iqn string, lun int) string {
 	return fmt.Sprintf("iscsi://%s%%%s@%s/%s/%d", user, secret, t.Portal(), iqn, lun)
 }
 
-// Log is what the daemon wrote so far to standard output and standard error,
-// over all its starts.
+// Log returns what the daemon has written to standard output and standard error so
+// far, in all its runs.
 func (t *Target) Log() string { return t.log.String() }
 
-// WaitLog returns when the log holds text, and fails the test when that has
-// not come to pass before ctx ends.
+// WaitLog returns when the log contains text. It fails the test if ctx ends
+// before.
 func (t *Target) WaitLog(ctx context.Context, text string) {
 	t.tb.Helper()
 	if err := t.log.wait(ctx, text); err != nil {
@@ -274,7 +273,7 @@ func (t *Target) setRunning(p *process) (was *process) {
 	return was
 }
 
-// finish is the verdict on the daemon at the end of a test.
+// finish checks the daemon at the end of a test: its exit status and its log.
 func (t *Target) finish() {
 	if p := t.setRunning(nil); p != nil {
 		if err := p.stop(); err != nil {
@@ -292,7 +291,7 @@ func (t *Target) finish() {
 	}
 }
 
-// A process is one life of the daemon.
+// A process is one run of the daemon.
 type process struct {
 	cmd    *exec.Cmd
 	exited chan struct{} // closed after err is set
@@ -336,7 +335,7 @@ func (p *process) awaitPortal(addr string) error {
 	}
 }
 
-// stop asks the daemon to end and says what was wrong with how it did.
+// stop asks the daemon to end. It returns an error if the daemon did not end in an orderly way.
 func (p *process) stop() error {
 	select {
 	case <-p.exited:
@@ -359,13 +358,13 @@ func (p *process) stop() error {
 }
 
 func (p *process) signal(s syscall.Signal) {
-	// It may have ended in between; who waits for exited sees how.
+	// The process may have ended in between; exited and err tell that.
 	if err := p.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		panic(err)
 	}
 }
 
-// A logBuffer collects what the daemon writes and wakes who waits for a text.
+// A logBuffer collects the output of the daemon, and wakes goroutines that wait for a text.
 type logBuffer struct {
 	mu      sync.Mutex
 	text    bytes.Buffer  // guarded by mu

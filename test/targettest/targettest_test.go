@@ -73,7 +73,7 @@ func TestReserve(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // a second listener follows the first, as after Restart
+	for range 2 { // the second listener comes after the first, as after Restart
 		l, err := net.Listen("tcp", addr)
 		if err != nil {
 			t.Fatal(err)

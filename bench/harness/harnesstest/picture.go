@@ -1,4 +1,4 @@
-// Package harnesstest is what the tests of the benchmarks share.
+// Package harnesstest holds what the tests of the benchmarks share.
 package harnesstest
 
 import (
