@@ -12,6 +12,7 @@
 package aging
 
 import (
+	"errors"
 	"log/slog"
 	"slices"
 	"sync"
@@ -240,17 +241,17 @@ func (s *Store) written() {
 // flushed notes that a flush, or an operation with a barrier, has ended, and returns its error.
 func (s *Store) flushed(began time.Duration, own bool, op *backend.Op) error {
 	err := op.Err
-	_, outside := err.(*backend.RangeError)
+	_, outside := err.(*backend.RangeError) //nolint:errorlint // what a LostError wraps does not count
 	failed := err != nil && !outside
 	if failed && op.Kind != backend.Flush {
 		// Whether the flush before it or the operation itself has failed, nobody says.
-		switch err.(type) {
+		switch err.(type) { //nolint:errorlint // what a LostError wraps does not count
 		case *backend.MediumError, *backend.SpaceError:
 			failed = false
 		}
 	}
 	if failed {
-		lost, ok := err.(*durable.LostError)
+		lost, ok := errors.AsType[*durable.LostError](err)
 		if !ok {
 			lost = &durable.LostError{Err: err}
 		}

@@ -45,7 +45,7 @@ func TestTimer(t *testing.T) {
 				t.Error("it is durable too early")
 			}
 			write(t, s, v+1)
-			time.Sleep(1)
+			time.Sleep(1 * time.Nanosecond)
 			synctest.Wait()
 			if d.Crash(nil, 0)[0] != v+1 {
 				t.Error("it is not durable in time")

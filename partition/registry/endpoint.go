@@ -223,7 +223,7 @@ func failureOf(err error) Failure {
 	if _, ok := errors.AsType[*durable.LostError](err); ok {
 		return FailedPromise
 	}
-	switch err.(type) {
+	switch err.(type) { //nolint:errorlint // an error of the medium may wrap any other
 	case *backend.SpaceError:
 		return FailedSpace
 	case *backend.DeniedError:

@@ -26,7 +26,6 @@ type command struct {
 	prev, next *command // in handle.first
 	nextMemory *command // in conn.wanting
 	ready      bool     // may be posted to the endpoint
-	over       bool     // its data will not come: the connection is dead
 
 	slot    int // of the receive that its data is in; -1: none
 	data    []byte

@@ -366,15 +366,13 @@ func (c *conn) end(err error) {
 	c.mu.Unlock()
 }
 
-// spawn starts a goroutine that the connection's end waits for. False: it has come.
-func (c *conn) spawn(f func()) bool {
+// spawn starts a goroutine for which the end of the connection waits, unless the connection has ended.
+func (c *conn) spawn(f func()) {
 	c.wakeMu.Lock()
 	defer c.wakeMu.Unlock()
-	if c.over {
-		return false
+	if !c.over {
+		c.wg.Go(f)
 	}
-	c.wg.Go(f)
-	return true
 }
 
 // teardownSoon is teardown for those who must not block.

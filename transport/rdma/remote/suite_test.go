@@ -2,7 +2,6 @@ package remote_test
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"testing"
 
@@ -192,5 +191,3 @@ func TestEndpoints(t *testing.T) {
 		})
 	}
 }
-
-var errBroken = errors.New("broken on purpose")
