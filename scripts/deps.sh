@@ -1,11 +1,11 @@
 #!/bin/bash
 # Installs those of the named Debian packages that are missing, as root or
-# through sudo, and says what it does. Services of the packages are not
-# started: a second target on port 3260 is nobody's wish.
+# with sudo, and prints what it does. It does not start services of the packages,
+# for example another target on port 3260.
 #
 #   deps.sh [-a PACKAGE] PACKAGE...
 #
-#   -a PACKAGE    apt-get has to know it, for somebody downloads it later
+#   -a PACKAGE    apt-get has to know this package, because a test downloads it later
 set -euo pipefail
 
 available=

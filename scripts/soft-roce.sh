@@ -6,7 +6,7 @@
 # up      makes an RDMA device (rxe0, rxe1 ...) of NETDEV, unless it has one
 # down    removes it; without NETDEV, all of soft-RoCE
 # status  says what there is, and ends with 1 if something is missing
-# test    has rping speak to itself over the device
+# test    runs rping over the device, as client and as server
 #
 # Without NETDEV it is the interface of the default route. Nothing outlives a reboot.
 set -uo pipefail
@@ -83,7 +83,7 @@ in_container() {
 }
 
 need_root() {
-	[ "$EUID" -eq 0 ] || die "this takes root: sudo $0 $*"
+	[ "$EUID" -eq 0 ] || die "this needs root: sudo $0 $*"
 }
 
 need_tools() {

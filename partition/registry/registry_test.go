@@ -337,11 +337,12 @@ func TestDeleteUnderLoad(t *testing.T) {
 
 func TestSizeAndName(t *testing.T) {
 	f := newFixture(t, "any rw")
-	e, gone := f.mustOpen("disk/a", partition.Identity{}, 0)
-	seq := e.Sequence()
+	first, _ := f.mustOpen("disk/a", partition.Identity{}, 0)
+	seq := first.Sequence()
 	seq.Written()
-	e.Close()
-	if e, gone = f.mustOpen("disk/a", partition.Identity{}, 0); e.Sequence() != seq {
+	first.Close()
+	e, gone := f.mustOpen("disk/a", partition.Identity{}, 0)
+	if e.Sequence() != seq {
 		t.Error("the numbers of writes begin again with each endpoint")
 	}
 	size, name := int64(mib), "log"

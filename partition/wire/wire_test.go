@@ -133,18 +133,28 @@ func TestGreeting(t *testing.T) {
 		is   any
 		read func([]byte) (any, error)
 	}{
-		{"b1 01 00 01 00000000 01 02 " + zeroes + "03 0a 00000000000000 69716e2e636c69656e74", hello.AppendTo(nil), hello,
-			func(b []byte) (any, error) { return ParseHello(b) }},
-		{"b1 81 00 03 00000000 04 00 " + zeroes + "05", challenge.AppendTo(nil), challenge,
-			func(b []byte) (any, error) { return ParseChallenge(b) }},
-		{"b1 02 0003 00000007 0000003f 09 000000 0000010000000000 0000000000000000 09 00 " + zeroes + "01 6469736b312f6c6f67",
-			attach.AppendTo(nil), attach, func(b []byte) (any, error) { return ParseAttach(b) }},
-		{`b1 82 0000 00000007 00000005 00000003 0000000200000000 00001000 02 09 2000 00000000 00000040 0000000000000000
+		{
+			"b1 01 00 01 00000000 01 02 " + zeroes + "03 0a 00000000000000 69716e2e636c69656e74", hello.AppendTo(nil), hello,
+			func(b []byte) (any, error) { return ParseHello(b) },
+		},
+		{
+			"b1 81 00 03 00000000 04 00 " + zeroes + "05", challenge.AppendTo(nil), challenge,
+			func(b []byte) (any, error) { return ParseChallenge(b) },
+		},
+		{
+			"b1 02 0003 00000007 0000003f 09 000000 0000010000000000 0000000000000000 09 00 " + zeroes + "01 6469736b312f6c6f67",
+			attach.AppendTo(nil), attach, func(b []byte) (any, error) { return ParseAttach(b) },
+		},
+		{
+			`b1 82 0000 00000007 00000005 00000003 0000000200000000 00001000 02 09 2000 00000000 00000040 0000000000000000
 			0000000000000029 0000000000000028 0000000000000006 00100000 000000c8 01 0000000000000000000000000000 02
 			03 00 ` + zeroes + `04 00000000000000000000000000000000 6469736b312f6c6f67`,
-			attached.AppendTo(nil), attached, func(b []byte) (any, error) { return ParseAttached(b) }},
-		{"01 0000000000000000000000000000 02 0000000200000000 00000200 3f 02 09 00 6469736b312f6c6f67", entry.AppendTo(nil), entry,
-			func(b []byte) (any, error) { e, _, err := ParseEntry(b); return e, err }},
+			attached.AppendTo(nil), attached, func(b []byte) (any, error) { return ParseAttached(b) },
+		},
+		{
+			"01 0000000000000000000000000000 02 0000000200000000 00000200 3f 02 09 00 6469736b312f6c6f67", entry.AppendTo(nil), entry,
+			func(b []byte) (any, error) { e, _, err := ParseEntry(b); return e, err },
+		},
 	} {
 		want := unhex(t, c.hex)
 		if !bytes.Equal(c.got, want) {

@@ -2,7 +2,7 @@ package conformance
 
 import "slices"
 
-// An exception is a test that does not pass, and why that is as it should be.
+// An exception is a test that does not pass, with the reason why the target is right.
 type exception struct {
 	test    string
 	verdict verdict
@@ -57,8 +57,8 @@ type list struct {
 	exceptions []exception
 }
 
-// lists are looked at in their order. Each entry is checked: a test that comes to another
-// verdict is an error.
+// lists are searched in their order. Each entry is checked: another verdict of its test is an
+// error.
 var lists = []list{
 	{v119, v119, "blocks4k", []exception{
 		{"ProutReserve.AccessEA", fail, writes512},

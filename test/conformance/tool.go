@@ -4,8 +4,8 @@
 // in exceptions.go with the reason, and a listed test that passes is an error
 // too, so that the list stays true.
 //
-// Two releases of the tool are used: the one that is installed, 1.19, and Debian's next, 1.20. Those since are known
-// too: ISCSI_TEST_CU names one to be used instead, as `make conformance LIBISCSI=DIR` does.
+// Two releases of the tool are used: the installed one, 1.19, and that of the next Debian, 1.20. ISCSI_TEST_CU names
+// another, later one to use instead, as make conformance LIBISCSI=DIR does.
 //
 // Run one test with
 //
@@ -36,7 +36,7 @@ const (
 	hangTimeout = 3 * time.Second
 )
 
-// A verdict is what one run of one test came to.
+// A verdict is the result of one run of one test.
 type verdict string
 
 const (

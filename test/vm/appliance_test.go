@@ -128,9 +128,8 @@ func (a *appliance) pressPower() {
 	}
 }
 
-// TestAppliance: a machine that is nothing but a target, and another that logs in to it, over
-// soft-RoCE and over TCP. What was synced is there after a power cut, and the power button ends
-// it in good order.
+// TestAppliance: another machine logs in to the appliance, over soft-RoCE and over TCP. Synced data is there after
+// a power cut, and the power button shuts the appliance down in an orderly way.
 func TestAppliance(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

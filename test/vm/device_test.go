@@ -11,9 +11,9 @@ import (
 	"oneshot/test/vm/machine"
 )
 
-// TestDeviceStore runs the tests of the device store in the guest, where there are devices of
-// other kinds than loop: a RAM disk, which has no discard, and a SCSI disk with blocks of 4096
-// bytes that is thinly provisioned. Its kernel's io_uring is an older one than most hosts'.
+// TestDeviceStore runs the tests of the device store in the guest, which has other devices than loop: a RAM
+// disk, which has no discard, and a thinly provisioned SCSI disk with blocks of 4096 bytes. The io_uring of
+// its kernel is older than that of most hosts.
 func TestDeviceStore(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := run("../..", "go", "test", "-c", "-o", filepath.Join(dir, "device.test"), "./backend/device"); err != nil {
@@ -43,7 +43,7 @@ func TestDeviceStore(t *testing.T) {
 	}
 }
 
-// moduleDir is where the drivers of the guest's kernel are.
+// moduleDir returns the directory of the drivers of the guest's kernel.
 func moduleDir(t *testing.T) string {
 	t.Helper()
 	cache, err := machine.CacheDir()

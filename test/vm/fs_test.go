@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// fileSystem makes a file system and fills it with files of bytes in all: they are there after the
-// caches were dropped, and the checker finds no fault. space, if it is not nil, is what the store
-// takes on its medium, which fstrim gives back for files that were removed.
+// fileSystem makes a file system and fills it with files of bytes in all. They are there after the caches were
+// dropped, and the checker finds no error. space, if it is not nil, returns the space of the store on its medium;
+// then fstrim has to free that of removed files.
 func fileSystem(t *testing.T, fs, dev string, files, bytes int, space func() int64) {
 	t.Helper()
 	makeFS(t, fs, dev)
@@ -39,7 +39,7 @@ func makeFS(t *testing.T, fs, dev string) {
 	}
 }
 
-// trim removes what is on /mnt/d, and sees that the store gives the space back.
+// trim removes the files on /mnt/d, and checks that the store frees their space.
 func trim(t *testing.T, bytes int64, space func() int64) {
 	t.Helper()
 	before := space()
@@ -52,7 +52,7 @@ func trim(t *testing.T, bytes int64, space func() int64) {
 	}
 }
 
-// allocated is the space of a file of the host's on its medium, in bytes.
+// allocated returns the space of a file of the host on its medium, in bytes.
 func allocated(t *testing.T, file string) int64 {
 	t.Helper()
 	var st syscall.Stat_t

@@ -20,7 +20,7 @@ func TestVerbsConnections(t *testing.T) {
 	peer := newDownloads(t, dir).get("iser.test")
 	for i, c := range []struct {
 		connections int
-		bound       int // MiB that the daemon may grow by
+		bound       int // MiB by which the daemon may grow
 	}{
 		{300, 220}, // 128 may be there
 		{150, 250}, // an eighth of limits.memory has receives for 64
@@ -72,7 +72,7 @@ portals: [{transport: verbs, listen: "%s:3277", device: %s}]
 	}
 }
 
-// peakInGuest is the most memory that the daemon in the guest has had; MiB.
+// peakInGuest returns the most memory that the daemon in the guest has had, in MiB.
 func peakInGuest(t *testing.T) int {
 	t.Helper()
 	out := guest.run(t, "bash", "-c", `for p in /proc/[0-9]*; do

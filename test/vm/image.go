@@ -1,6 +1,6 @@
-// Package vm tests the target with the initiator that matters most: Linux's own. A virtual
-// machine under software emulation boots Debian's kernel with an initramfs that u-root's
-// builder makes, and does with the target what people do with disks.
+// Package vm tests the target with the initiator that matters most: Linux's own. A virtual machine under
+// software emulation boots Debian's kernel with an initramfs that u-root's builder makes, and uses disks of
+// the target.
 package vm
 
 import (
@@ -11,14 +11,14 @@ import (
 	"oneshot/test/vm/machine"
 )
 
-// modules that the guest loads, with what they need.
+// modules lists the modules that the guest loads, in addition to those that these need.
 var modules = []string{
 	"virtio_pci", "virtio_net", "virtio_console", "crc32c_generic", "iscsi_tcp", "sd_mod", "ext4", "xfs",
 	"siw", "ib_iser", "ib_uverbs", "rdma_ucm", "crc32_generic", "rdma_rxe", "dummy", "dm_mod", "dm_multipath", "dm_round_robin", "dm_service_time",
 	"scsi_dh_alua", "sg", "nbd",
 }
 
-// programs of Debian's that the guest runs, with the libraries they need.
+// programs lists programs of Debian that the guest runs.
 var programs = []string{
 	"/usr/sbin/iscsid", "/usr/bin/iscsiadm", "/sbin/mkfs.ext4", "/sbin/mkfs.xfs", "/sbin/e2fsck", "/sbin/xfs_repair", "/sbin/fstrim", "/sbin/blkdiscard", "/usr/bin/rdma",
 	"/bin/ip", "/bin/dmesg", "/bin/bash", "/usr/bin/rping", "/sbin/dmsetup", "/usr/bin/timeout", "/usr/bin/setpriv", "/usr/bin/env", "/usr/bin/iscsi-inq", "/usr/bin/iscsi-test-cu",
@@ -30,8 +30,8 @@ var programs = []string{
 	"/usr/bin/sg_write_x", "/usr/bin/sg_xcopy",
 }
 
-// files that the guest has where the host has them: drivers of RDMA devices, which libibverbs
-// loads by name.
+// files lists files that the guest has at the same paths as the host: drivers of RDMA devices, which
+// libibverbs loads by name.
 var files = []string{
 	"/usr/lib/x86_64-linux-gnu/libibverbs/libsiw-rdmav34.so", "/etc/libibverbs.d/siw.driver",
 	"/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav34.so", "/etc/libibverbs.d/rxe.driver",

@@ -29,8 +29,8 @@ func (o *siwOnce) Do(t *testing.T) {
 	}
 }
 
-// TestISER: discovery and login over iSER, with CHAP; a file system with checksums through
-// cache drops; and once more.
+// TestISER: discovery and login over iSER, with CHAP; a file system whose checksums are right after the
+// caches were dropped; all of that twice.
 func TestISER(t *testing.T) {
 	const user, secret = "alice", "wonderland-looking"
 	for _, c := range []struct{ fs, store string }{

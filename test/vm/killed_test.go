@@ -9,8 +9,8 @@ import (
 	"oneshot/test/targettest"
 )
 
-// TestISERGuestKilled: a machine that dies with commands outstanding leaves nothing behind in
-// the target, neither its session nor memory nor descriptors.
+// TestISERGuestKilled: when a machine dies with commands outstanding, the target frees everything: its
+// session, memory and descriptors.
 func TestISERGuestKilled(t *testing.T) {
 	tg := targettest.Start(t, `
 stores: {d: {type: file, path: $DIR/disk.img, size: 64MiB}}
@@ -69,14 +69,14 @@ func sessions(t *testing.T, client *mgmt.Client) int {
 	return len(s.Sessions)
 }
 
-// otherGuest has f talk to another machine than the one that the tests share.
+// otherGuest calls f with a machine of its own, instead of the one that the tests share.
 func otherGuest(m *guestMachine, f func() *command) *command {
 	var c *command
 	onOther(m, func() { c = f() })
 	return c
 }
 
-// onOther runs f with another machine in the place of the shared one.
+// onOther runs f with m in the place of the shared machine.
 func onOther(m *guestMachine, f func()) {
 	shared, initiatorStarted, siwStarted, rxeStarted := guest, startInitiator, startSiw, startRXE
 	defer func() { guest, startInitiator, startSiw, startRXE = shared, initiatorStarted, siwStarted, rxeStarted }()

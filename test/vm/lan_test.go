@@ -12,9 +12,9 @@ import (
 	"time"
 )
 
-// lan returns qemu's arguments for a second network interface of a machine, eth1. Two machines are on the
-// network, whose socket is in dir: the tests' shared one, which listens, and another, which may come and go.
-// The socket for management is in own.
+// lan returns qemu's arguments for a second network interface of a machine, eth1. The socket of the network is in
+// dir. Two machines are on it: the shared one of the tests, which listens, and another one, which may come and go.
+// The socket of qemu's monitor is in own.
 func lan(dir, own string, listens bool) []string {
 	server, mac := "off", "52:54:00:09:00:02"
 	if listens {
@@ -39,9 +39,9 @@ func lanDevice(t *testing.T, m *guestMachine, host string) rdmaDevice {
 	return d
 }
 
-// TestTwoGuests: initiator and target are machines of their own. The link between them is down for 20 s
-// under load, and the initiator comes back by itself. Then it dies with commands outstanding,
-// and the target has nothing left that it held.
+// TestTwoGuests: initiator and target run in two machines. The link between them is down for 20 s under load, and
+// the initiator logs in again by itself. Then the initiator dies with commands outstanding, and the target frees
+// everything that it held for it.
 func TestTwoGuests(t *testing.T) {
 	dir := t.TempDir()
 	client, err := boot(guestImage, dir, lan(guestDir, dir, false)...)
@@ -95,9 +95,9 @@ limits: {nop_interval: 2s, nop_timeout: 2s}
 	server.run(t, read...)
 }
 
-// linkDown pulls the target's cable for 20 s, in which the target gives the initiator up. (Taking the
-// interface down is something else: Linux 6.1's rxe then cannot send, which ends the queue pair of its
-// connection manager, and it is never told of connections again.)
+// linkDown pulls the target's cable for 20 s, in which the target closes the connection. (Taking the interface down
+// has another effect: then rxe of Linux 6.1 cannot send, the queue pair of its connection manager ends, and it gets
+// no connections any more.)
 func linkDown(g *guestTarget) {
 	g.t.Helper()
 	cable := func(plugged bool) {
@@ -106,7 +106,7 @@ func linkDown(g *guestTarget) {
 			g.t.Fatal(err)
 		}
 	}
-	const outage = 20 * time.Second // what is tried here, not what is waited for
+	const outage = 20 * time.Second // the duration of the outage is part of the test
 	end := time.After(outage)
 	cable(false)
 	g.waitLog("connection lost", "connection dropped")
@@ -114,7 +114,7 @@ func linkDown(g *guestTarget) {
 	cable(true)
 }
 
-// qmp has the qemu with that socket execute a command.
+// qmp makes the qemu with that socket execute a command.
 func qmp(socket, command string, arguments map[string]any) error {
 	c, err := net.Dial("unix", socket)
 	if err != nil {
@@ -136,7 +136,7 @@ func qmp(socket, command string, arguments map[string]any) error {
 	return nil
 }
 
-// qmpAnswer reads what qemu says, to the end of what is no event.
+// qmpAnswer reads qemu's messages up to the first one that is not an event.
 func qmpAnswer(dec *json.Decoder) error {
 	for {
 		var said struct {

@@ -10,7 +10,7 @@ import (
 	"oneshot/test/targettest"
 )
 
-// What a test of iscsi-test-cu comes to.
+// Verdicts of tests of iscsi-test-cu.
 const (
 	passed  = "passed"
 	skipped = "skipped"
@@ -18,9 +18,9 @@ const (
 	died    = "died" // and the tool with it
 )
 
-// libiscsiTests are those of test/conformance's that do over iSER what they do over TCP, as
-// many as there is time for: of each kind of command and transfer some. One process runs
-// those of a list; they are few, for libiscsi never gives back the memory of a connection.
+// libiscsiTests lists tests of test/conformance that have the same verdict over iSER as over TCP: some for
+// each kind of command and transfer, as many as there is time for. One process runs the tests of a list. The
+// lists are short, because libiscsi never frees the memory of a connection.
 var libiscsiTests = map[string][]string{
 	"about the unit": {
 		"TestUnitReady.Simple", "Mandatory.MandatorySBC", "Inquiry.Standard", "Inquiry.EVPD", "Inquiry.MandatoryVPDSBC",
@@ -49,8 +49,8 @@ const (
 	noWindow    = "the test has more commands outstanding than libiscsi 1.19 has memory for; it does not look at MaxCmdSN"
 )
 
-// libiscsiExceptions are tests that come to something else over TCP: for each reason that
-// there is, one. Each is run, and is an error if it comes to something else here.
+// libiscsiExceptions lists tests that have another verdict over TCP, one for each reason. They are run, and the
+// test fails if a verdict is not the listed one.
 var libiscsiExceptions = []struct{ test, verdict, because string }{
 	{"Inquiry.AllocLength", failed, noLength},
 	{"Inquiry.BlockLimits", failed, noResiduals},
@@ -97,8 +97,8 @@ func testLibiscsi(t *testing.T, url string, lists map[string][]string) {
 	}
 }
 
-// libiscsiVerbsTests are others, for soft-RoCE: there libiscsi gets through more of them. Those that
-// transfer much are few, for they take long.
+// libiscsiVerbsTests lists tests for soft-RoCE, over which libiscsi passes more tests. Only a few of them transfer
+// much data, because that takes long.
 var libiscsiVerbsTests = map[string][]string{
 	"about the unit": {
 		"Inquiry.EVPD", "ModeSense6.Control-D_SENSE", "ModeSense6.Control-SWP", "NoMedia.NoMediaSBC", "GetLBAStatus.BeyondEol",
@@ -136,17 +136,17 @@ portals: [{transport: verbs, listen: %q, device: %s}]
 	testLibiscsi(t, "iser://"+portal+"/"+iqn+"/0", libiscsiVerbsTests)
 }
 
-// forgiving begins a command that needs testdata/forgiving.c.
+// forgiving is the beginning of a command that needs testdata/forgiving.c.
 var forgiving = []string{"env", "LD_PRELOAD=/lib/forgiving.so", "timeout", "150"} // less than runTime
 
-// A second of silence, as on a machine that does other things as well, is an error for libiscsi 1.19
-// that it does not always get over: then it waits for ever, and is run again.
+// For libiscsi 1.19 a second of silence, as on a busy machine, is an error, after which it sometimes waits for
+// ever. Then it is run again.
 const (
-	timedOut = 124 // what timeout ends with
+	timedOut = 124 // the exit status of timeout
 	attempts = 3
 )
 
-// testCU runs tests, named Suite.Test, in one process, and returns what each came to.
+// testCU runs tests, named Suite.Test, in one process, and returns their verdicts.
 func testCU(t *testing.T, url string, tests ...string) (verdicts map[string]string, out string) {
 	t.Helper()
 	argv := append(forgiving[:len(forgiving):len(forgiving)],
@@ -165,8 +165,8 @@ var (
 	cuEnd  = regexp.MustCompile(`(?m)(passed|FAILED)$`)
 )
 
-// cuVerdicts reads what CUnit prints: a line for each suite, and below it one for each test,
-// with notes of the tool's behind it and a verdict in the end.
+// cuVerdicts reads the output of CUnit: a line for each suite, and after it one for each test, with notes
+// of the tool and the verdict at its end.
 func cuVerdicts(out string) map[string]string {
 	verdicts := make(map[string]string)
 	_, suites, _ := strings.Cut("\n"+out, "\nSuite: ")

@@ -6,12 +6,12 @@ import (
 	"testing"
 )
 
-// TestVerbsDeviceRemoved: the device goes under load, and comes back. Whoever removes it does not have to
-// wait for the daemon to end; sessions over it end, and everything else goes on; with the device the portals
-// come back, and Linux's session by itself.
+// TestVerbsDeviceRemoved: a device is removed under load and comes back. The removal does not have to wait for
+// the end of the daemon. Sessions over the device end, and everything else goes on. When the device is back,
+// its portals open again, and Linux logs in again by itself.
 func TestVerbsDeviceRemoved(t *testing.T) {
 	startRXE.Do(t)
-	startSiw.Do(t) // which stays
+	startSiw.Do(t) // siw is not removed
 	const over = "iser+verbs://10.9.0.1:%d/" + iqn + "/1?device=rxe0"
 	g := startInGuest(t, fmt.Sprintf(`
 stores: {d: {type: memory, size: 64MiB}, e: {type: memory, size: 16MiB}}
@@ -37,7 +37,7 @@ portals:
 	expect(t, "what was written over the device that is gone", strings.TrimSpace(guest.run(t, "@cat", "/tmp/words")), strings.TrimSpace(words))
 
 	guest.run(t, "rdma", "link", "add", "rxe0", "type", "rxe", "netdev", "rd0")
-	// It may be there before it can be used.
+	// The device may exist before it can be used.
 	g.waitAll(`portal takes connections again" address="0.0.0.0:3277" devices="rxe0 siw0"`, `portal takes connections again" address="10.9.0.1:3276"`)
 	guest.run(t, "initiator", "read", "--length", fmt.Sprint(len(words)), fmt.Sprintf(over, 3277), "/tmp/words")
 	guest.run(t, "@direct", "/dev/"+disks[1], "65536", "20", "4")
@@ -49,8 +49,8 @@ portals:
 	i.logout()
 }
 
-// TestVerbsCannot: what stands in the way of a portal is one line of the log, which says what to do, and the
-// other portals serve.
+// TestVerbsCannot: if a portal cannot open, one line of the log says why and what to do, and the other portals
+// serve.
 func TestVerbsCannot(t *testing.T) {
 	startRXE.Do(t)
 	const config = `

@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// TestVerbsReuse: what an initiator reads is what it has written, though the target overwrites its I/O memory as
-// soon as a task gives it back (a build with invariants) and both processors are busy, so that bytes
-// wait on their way: rounds of 16 to 256 KiB, 32 at a time, over each device.
+// TestVerbsReuse: an initiator reads back what it has written, although the target overwrites I/O memory as soon
+// as a task releases it (a build with invariants), and although both processors are busy, so that bytes are sent
+// late. It does rounds of 16 to 256 KiB, 32 at a time, over each device.
 func TestVerbsReuse(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := run(".", "go", "build", "-tags", "verbs,invariants", "-o", filepath.Join(dir, "target"), "oneshot/cmd/target"); err != nil {
@@ -50,7 +50,7 @@ portals: [{transport: verbs, listen: "%s:3276", device: %s}]
 	}
 }
 
-// keepBusy has a process compute on each of the guest's processors, until stop is called.
+// keepBusy runs a busy process on each of the guest's processors, until stop is called.
 func keepBusy(t *testing.T) (stop func()) {
 	t.Helper()
 	var list []*command

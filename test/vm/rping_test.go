@@ -13,8 +13,8 @@ import (
 	"oneshot/transport/rdma/iwarp"
 )
 
-// TestRPing: rping, the "hello, world" of RDMA, in the guest, against a server on our provider.
-// Its Sends name buffers: the server reads the one and writes what it has read into the other.
+// TestRPing: rping, a simple test program for RDMA, runs in the guest against a server that uses package iwarp.
+// Its Sends name two buffers: the server reads one and writes the data into the other.
 func TestRPing(t *testing.T) {
 	startSiw.Do(t)
 	for _, c := range []struct {
@@ -46,8 +46,8 @@ func TestRPing(t *testing.T) {
 	}
 }
 
-// rpingData is what rping sends the n-th time: its number, then printable letters, each time
-// beginning with the next of them, and a zero.
+// rpingData returns the n-th message of rping: its number, then printable letters, of which each message begins
+// with the next one, and a zero.
 func rpingData(n, size int) []byte {
 	const first, last = 'A', 'z'
 	b := fmt.Appendf(nil, "rdma-ping-%d: ", n)
@@ -189,7 +189,7 @@ func (s *rpingServer) do(w rdma.Work) error {
 	return err
 }
 
-// completion waits for the next one, which has to be of op.
+// completion waits for the next completion, which has to be of op.
 func (s *rpingServer) completion(op rdma.Opcode) (rdma.Completion, error) {
 	var c [1]rdma.Completion
 	for s.cq.Poll(c[:]) == 0 {

@@ -16,7 +16,7 @@ targets: [{iqn: "` + iqn + `", luns: {0: d}}]
 management: {socket: /tmp/oneshot.sock}
 `
 
-// removeFile removes the file of inFile when the test is over.
+// removeFile removes the file of inFile at the end of the test.
 func removeFile(t *testing.T) { t.Cleanup(func() { guest.run(t, "@remove", "/tmp/d.img") }) }
 
 // TestVerbsKilledUnderLoad is TestKilledUnderLoad over soft-RoCE.
@@ -29,8 +29,8 @@ func TestVerbsKilledUnderLoad(t *testing.T) {
 	underLoad(t, inGuest(t, portal, "iser"), g.kill)
 }
 
-// TestVerbsFio: fio writes with 64 commands outstanding, of 512 bytes to 1 MiB, and finds what it has
-// written.
+// TestVerbsFio: fio writes 512 bytes to 1 MiB at a time, with 64 commands outstanding, and verifies the
+// data.
 func TestVerbsFio(t *testing.T) {
 	d := rdmaDevices[0]
 	d.start(t)
@@ -84,9 +84,9 @@ limits: {commands: 64}
 	i.logout()
 }
 
-// TestVerbsLogins: what sessions have taken over a device of the kernel's is free again when they are over,
-// by the daemon's own account and by the kernel's. Each round logs in to five targets: iscsid
-// looks once a second whether an RDMA connection stands.
+// TestVerbsLogins: the resources of sessions over a device of the kernel are free when the sessions are
+// over, according to the daemon and to the kernel. Each round logs in to five targets, because iscsid checks
+// only once a second whether an RDMA connection is established.
 func TestVerbsLogins(t *testing.T) {
 	const targets = 5
 	for _, d := range rdmaDevices[:1] { // over siw there is TestISERLoginsAndLogouts
@@ -126,7 +126,7 @@ management: {socket: /tmp/oneshot.sock}
 	}
 }
 
-// status is what the daemon says of itself, as far as tests want to know.
+// status holds those parts of the daemon's status that the tests need.
 type status struct {
 	Sessions int
 	Counters struct{ Logins int }
@@ -145,7 +145,7 @@ func (g *guestTarget) status() (s status) {
 	return s
 }
 
-// resources is how many of a kind the kernel holds on a device for the daemon.
+// resources returns how many objects of a kind the kernel holds on a device for the daemon.
 func (g *guestTarget) resources(d rdmaDevice, kind string) (n int) {
 	g.t.Helper()
 	for line := range strings.Lines(g.machine.run(g.t, "rdma", "resource", "show", kind)) {
@@ -156,7 +156,7 @@ func (g *guestTarget) resources(d rdmaDevice, kind string) (n int) {
 	return n
 }
 
-// holds is what the daemon holds: sessions, memory, descriptors, and of the device.
+// holds lists what the daemon holds: sessions, memory, descriptors, objects of the device.
 func (g *guestTarget) holds(d rdmaDevice) string {
 	g.t.Helper()
 	s := g.status()
@@ -176,7 +176,7 @@ func (g *guestTarget) idle(d rdmaDevice) string {
 	})
 }
 
-// until waits for the daemon to hold what is wanted.
+// until waits until what the daemon holds is as wanted.
 func (g *guestTarget) until(d rdmaDevice, want string, is func(string) bool) string {
 	g.t.Helper()
 	var now string
@@ -189,7 +189,7 @@ func (g *guestTarget) until(d rdmaDevice, want string, is func(string) bool) str
 	return now
 }
 
-// holdsAgain waits for the daemon to hold what it held before.
+// holdsAgain waits until the daemon holds the same as before.
 func (g *guestTarget) holdsAgain(d rdmaDevice, before string) {
 	g.t.Helper()
 	g.until(d, before, func(now string) bool { return now == before })

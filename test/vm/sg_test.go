@@ -12,7 +12,7 @@ import (
 	"oneshot/test/targettest"
 )
 
-// What programs of sg3_utils end with (sg3_utils(8)).
+// Exit statuses of the programs of sg3_utils (sg3_utils(8)).
 const (
 	sgNotReady    = 2
 	sgIllegal     = 5
@@ -21,15 +21,15 @@ const (
 	sgReservation = 24
 )
 
-// sgDisks is what TestSG works on: letters stand for devices in its commands.
+// sgDisks holds the disks of TestSG, by the letters that stand for their devices in its commands.
 type sgDisks struct {
 	*testing.T
 	dir     string
 	devices map[string]string
 }
 
-// run runs a command in which %A is the device of the letter A. It has to end with exit, and to
-// print all of want, in which runs of blanks are as good as one.
+// run runs a command in which %A stands for the device of the letter A. The command has to end with the
+// status exit and to print all texts of want; several blanks count as one.
 func (d *sgDisks) run(command string, exit int, want ...string) string {
 	d.Helper()
 	argv := strings.Fields(command)
@@ -51,12 +51,12 @@ func (d *sgDisks) run(command string, exit int, want ...string) string {
 	return out
 }
 
-// forget has a unit attention reported, unless the kernel's ALUA handler has been told already.
+// forget takes a unit attention, unless the kernel's ALUA handler has already taken it.
 func (d *sgDisks) forget(letter string) {
 	guest.start(d.T, "sg_turs", d.devices[letter]).wait(d.T, guest)
 }
 
-// holds looks past everybody into the file of a store: block and the following hold b.
+// holds checks in the file of a store that the blocks from block on hold b.
 func (d *sgDisks) holds(what, store string, block int, b []byte) {
 	d.Helper()
 	f, err := os.Open(d.dir + "/" + store + ".img")
@@ -73,8 +73,8 @@ func (d *sgDisks) holds(what, store string, block int, b []byte) {
 	}
 }
 
-// TestSG has sg3_utils, a stranger to libiscsi and to us, describe and change disks of Linux's
-// initiator, and looks into the files of the stores at what has changed.
+// TestSG describes and changes disks of Linux's initiator with sg3_utils, which is independent of libiscsi
+// and of this project, and checks the changes in the files of the stores.
 func TestSG(t *testing.T) {
 	tg := targettest.Start(t, `
 state: $DIR/state
@@ -120,8 +120,8 @@ func otherPath(t *testing.T, disks map[int]string, lun int) string {
 	}
 }
 
-// generic is the driver sg's device of a disk. Opening that changes nothing, while a removable disk
-// is prevented from being ejected, and sg_xcopy wants no disks.
+// generic returns the device of the driver sg for a disk. Opening it has no effect, while opening a
+// removable disk prevents its removal, and sg_xcopy does not accept disks.
 func generic(t *testing.T, disk string) string {
 	t.Helper()
 	return "/dev/" + strings.TrimSpace(guest.run(t, "bash", "-c", "cd /sys/block/"+disk+"/device/scsi_generic && echo *"))
@@ -169,7 +169,7 @@ func (d *sgDisks) describe() {
 	}
 }
 
-// blocks is n blocks of c.
+// blocks returns n blocks filled with c.
 func blocks(c string, n int) []byte { return []byte(strings.Repeat(c, 512*n)) }
 
 func (d *sgDisks) change() {
@@ -198,7 +198,7 @@ func (d *sgDisks) change() {
 	d.run("sg_get_lba_status --brief --lba=8 %A", 0, "0x0000000000000008 0x10 1 0") // 16 not
 }
 
-// reserve has one port hold a reservation, and the other try to write.
+// reserve makes a reservation through one port, and tries to write through the other.
 func (d *sgDisks) reserve() {
 	d.run("sg_persist --in --report-capabilities %A", 0, "(SIP_C): 1", "(ATP_C): 1", "(PTPL_C): 1", "Write Exclusive, all registrants: 1")
 	d.run("sg_persist --out --register --param-sark=0x1234 --param-aptpl %A", 0)

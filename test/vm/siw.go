@@ -11,8 +11,8 @@ import (
 // siwDir is where the sources of Linux's software iWARP are.
 const siwDir = "drivers/infiniband/sw/siw"
 
-// buildSiw builds the module siw for the kernel whose modules are in moduleDir, which Debian
-// leaves out, of Debian's sources for it, and puts it among them. dir keeps what it takes.
+// buildSiw builds the module siw, which Debian's kernel lacks, from Debian's sources of the kernel whose
+// modules are in moduleDir, and puts it there. dir keeps the downloads.
 func buildSiw(dir, moduleDir string) error {
 	ko := filepath.Join(moduleDir, "extra/siw.ko")
 	if b, err := os.ReadFile(ko); err == nil && hasParameters(b) {
@@ -40,7 +40,7 @@ func buildSiw(dir, moduleDir string) error {
 	if _, err := run(tmp, "sh", "-c", extract); err != nil {
 		return err
 	}
-	// The headers expect to be installed.
+	// The headers have to be unpacked at the place where they would be installed.
 	build := filepath.Join(tmp, "usr/src", packages[0])
 	makefile := filepath.Join(build, "Makefile")
 	b, err := os.ReadFile(makefile)
@@ -67,8 +67,8 @@ func buildSiw(dir, moduleDir string) error {
 	return os.Rename(filepath.Join(source, "siw.ko"), ko) // tmp is on the same file system
 }
 
-// siwParameters are constants of siw's that the tests change while it runs, in
-// /sys/module/siw/parameters.
+// siwParameters are constants of siw that become module parameters, so that the tests can change them
+// in /sys/module/siw/parameters.
 var siwParameters = []string{"mpa_crc_required", "mpa_crc_strict", "peer_to_peer"}
 
 // addParameters makes module parameters of siwParameters.

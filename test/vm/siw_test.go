@@ -20,16 +20,16 @@ func siwParameter(t *testing.T, name string, on bool) {
 	t.Cleanup(func() { guest.run(t, "@write", file, was) })
 }
 
-// lastConnected is what the log says of the connection that was made last.
+// lastConnected returns the log's line about the connection that was made last.
 func lastConnected(tg *targettest.Target) string {
 	log := tg.Log()
 	line, _, _ := strings.Cut(log[max(0, strings.LastIndex(log, `msg="iwarp: connected"`)):], "\n")
 	return line
 }
 
-// TestISERStartup: what Linux may say when it connects, and what becomes of it: CRCs are used
-// if either end asks for them (RFC 5044 §7.1.1), or Linux may insist on having none; it may
-// want to send a message first that does nothing (RFC 6581 §9.2).
+// TestISERStartup tests the options of Linux's startup: CRCs are used if either end asks for them
+// (RFC 5044 §7.1.1), unless Linux insists on having none; Linux may want to send an empty message first
+// (RFC 6581 §9.2).
 func TestISERStartup(t *testing.T) {
 	tg := targettest.Start(t, `
 log: {level: debug}
@@ -93,8 +93,8 @@ limits: {commands: 64}
 	i.logout()
 }
 
-// TestISERLoginsAndLogouts: what a session has taken is free again when it is over. One
-// session is all that the target allows, and it has no more descriptors open in the end.
+// TestISERLoginsAndLogouts: the resources of a session are free when it is over. The target allows only
+// one session, and has as many descriptors open at the end as at the beginning.
 func TestISERLoginsAndLogouts(t *testing.T) {
 	tg := targettest.Start(t, `
 stores: {d: {type: memory, size: 16MiB}}
@@ -119,7 +119,7 @@ limits: {sessions: 1, memory: 16MiB, memory_per_connection: 4MiB}
 	}
 }
 
-// descriptors is how many files the daemon has open.
+// descriptors returns how many files the daemon has open.
 func descriptors(t *testing.T, tg *targettest.Target) int {
 	t.Helper()
 	list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", tg.PID()))
@@ -129,8 +129,8 @@ func descriptors(t *testing.T, tg *targettest.Target) int {
 	return len(list)
 }
 
-// TestISERLinkLost takes the guest's link away under load until the target has given the
-// initiator up. When it is back the initiator comes back by itself, and all records are there.
+// TestISERLinkLost cuts the guest's link under load until the target has closed the connection. When the
+// link is restored, the initiator logs in again by itself, and all records are there.
 func TestISERLinkLost(t *testing.T) {
 	tg := targettest.Start(t, `
 stores: {d: {type: file, path: $DIR/disk.img, size: 64MiB, cache: writeback}}
@@ -152,8 +152,7 @@ limits: {nop_interval: 2s, nop_timeout: 2s}
 	i.logout()
 }
 
-// TestISERCapture: what goes over the wire between Linux and the target is nothing that
-// tshark would object to.
+// TestISERCapture: tshark finds nothing wrong with the traffic between Linux and the target.
 func TestISERCapture(t *testing.T) {
 	tg := targettest.Start(t, `
 stores: {d: {type: memory, size: 64MiB}}

@@ -1,7 +1,7 @@
-// Package wire lets a stranger read our traffic: sessions of a scripted
-// initiator and of libiscsi's tools are captured on the loopback
-// interface and decoded by tshark, which must find nothing malformed, and whose
-// fields must tell a consistent story.
+// Package wire checks the target's traffic with an independent program: it
+// captures sessions of a scripted initiator and of libiscsi's tools on the
+// loopback interface, and decodes them with tshark. tshark must find nothing
+// malformed, and the values of the fields must be consistent.
 package wire
 
 import (
@@ -117,7 +117,7 @@ func (c *capture) mark(ctx context.Context, text string) error {
 	}
 }
 
-// keep leaves a capture that failed to whom runs go test with -artifacts.
+// keep stores the capture of a test that fails, if go test runs with -artifacts.
 func keep(t *testing.T, pcapng []byte) {
 	path := filepath.Join(t.ArtifactDir(), "capture.pcapng")
 	if err := os.WriteFile(path, pcapng, 0o600); err != nil {

@@ -13,8 +13,8 @@ import (
 	"strings"
 )
 
-// One-shot RDMA is known to no dissector. What follows reads it as docs/protocols/one-shot.md has it,
-// and shares no code with the implementation. tshark finds the TCP streams.
+// No dissector knows one-shot RDMA. The code below decodes it as docs/protocols/one-shot.md describes it, and
+// shares no code with the implementation. tshark finds the TCP streams.
 
 // A direction is the octets that one end of a TCP connection has sent.
 type direction struct {

@@ -11,8 +11,8 @@ import (
 // RecordLen is the length of a record in bytes.
 const RecordLen = 4096
 
-// Record is the number n and what follows from it, so that host and guest know
-// each record that @records wrote.
+// Record returns the record with the number n. Its content depends only on n, so that
+// host and guest can check each record that @records wrote.
 func Record(n uint64) []byte {
 	b := make([]byte, RecordLen)
 	src := rand.NewChaCha8([32]byte{byte(n), byte(n >> 8), byte(n >> 16)})
@@ -21,7 +21,7 @@ func Record(n uint64) []byte {
 	return b
 }
 
-// CheckRecords says which of the first count records in r is the first that is
+// CheckRecords checks the first count records in r. Its error names the first one that is
 // missing or differs.
 func CheckRecords(r io.Reader, count uint64) error {
 	b := make([]byte, RecordLen)
@@ -36,5 +36,5 @@ func CheckRecords(r io.Reader, count uint64) error {
 	return nil
 }
 
-// ErrRecord says that the bytes of a record are others than were written.
+// ErrRecord says that the bytes of a record differ from those that were written.
 var ErrRecord = errors.New("not what was written")

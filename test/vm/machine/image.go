@@ -12,19 +12,19 @@ import (
 	"oneshot/internal/debian"
 )
 
-// Contents is what an image holds beside the kernel and the guest's first process.
+// Contents lists what an image holds in addition to the kernel and the guest's first process.
 type Contents struct {
-	Modules  []string          // that the guest loads, with what they need
-	Programs []string          // of Debian's, by their paths here, with the libraries they need; in /sbin there
-	Files    map[string]string // others: path here to path there, relative to the root
+	Modules  []string          // modules that the guest loads, with those that they need
+	Programs []string          // programs of Debian by their paths on the host, with their libraries; in the guest in /sbin
+	Files    map[string]string // other files: from paths on the host to paths in the guest, relative to the root
 }
 
-// Image is what a machine boots.
+// Image is a kernel and an initramfs that a machine boots.
 type Image struct{ Kernel, Initramfs string }
 
-// Build has u-root's builder put together an initramfs in dir of the guest and the contents. Nothing else may
-// be in dir/initramfs.cpio.d. None of u-root's commands is there: its builder would compile Go's standard
-// library for them, each time.
+// Build makes an initramfs in dir, with u-root's builder, of test/vm/guest and the contents. Nothing else may be in
+// dir/initramfs.cpio.d. The image has none of u-root's commands, because for them the builder would compile Go's
+// standard library each time.
 func Build(dir string, k *debian.Kernel, c Contents) (*Image, error) {
 	img := &Image{Kernel: k.Image, Initramfs: filepath.Join(dir, "initramfs.cpio")}
 	stage := img.Initramfs + ".d"
@@ -43,7 +43,7 @@ func Build(dir string, k *debian.Kernel, c Contents) (*Image, error) {
 		"-files", guest + ":bin/guest", "-files", filepath.Join(stage, "modules") + ":modules",
 		"-files", "/etc/nsswitch.conf:etc/nsswitch.conf", "-files", "/etc/passwd:etc/passwd",
 	}
-	const ip = "/bin/ip" // with which the guest begins
+	const ip = "/bin/ip" // the first program that the guest runs
 	if !slices.Contains(c.Programs, ip) {
 		c.Programs = append(slices.Clip(c.Programs), ip)
 	}
@@ -64,7 +64,7 @@ func Build(dir string, k *debian.Kernel, c Contents) (*Image, error) {
 	return img, err
 }
 
-// stageModules copies modules and what they need to dir, with their order in dir/list.
+// stageModules copies modules, and the modules that they need, to dir, and writes their order to dir/list.
 func stageModules(dir, from string, modules []string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -95,8 +95,8 @@ func stageModules(dir, from string, modules []string) error {
 	return os.WriteFile(filepath.Join(dir, "list"), []byte(list.String()), 0o644)
 }
 
-// CacheDir is where downloads and images of the program that runs in the current directory are
-// kept from run to run.
+// CacheDir returns the directory that keeps downloads and images from run to run, for programs that run in
+// the current directory.
 func CacheDir() (string, error) {
 	base, err := os.UserCacheDir()
 	if err != nil {
@@ -106,6 +106,6 @@ func CacheDir() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	id := sha256.Sum256([]byte(wd)) // checkouts do not disturb each other
+	id := sha256.Sum256([]byte(wd)) // each checkout has a directory of its own
 	return filepath.Join(base, "oneshot-vm", hex.EncodeToString(id[:6])), nil
 }

@@ -1,6 +1,6 @@
-// Package machine boots virtual machines under software emulation: Debian's kernel with an
-// initramfs that u-root's builder makes, whose first process, test/vm/guest, runs what the host
-// sends.
+// Package machine boots virtual machines under software emulation. They run Debian's kernel with an
+// initramfs that u-root's builder makes. Its first process, test/vm/guest, runs the commands that the
+// host sends.
 package machine
 
 import (
@@ -20,7 +20,7 @@ import (
 	"oneshot/test/vm/agent"
 )
 
-// BootTime is a limit that only a hung machine reaches.
+// BootTime is a limit that only a machine that hangs reaches.
 const BootTime = 5 * time.Minute
 
 // silence is how long a machine may take until its kernel says a word, which is the first thing that it does.
@@ -39,7 +39,7 @@ type Machine struct {
 	running map[int]*Command
 }
 
-// Command is one that runs in the guest.
+// Command is a command that runs in the guest.
 type Command struct {
 	Argv  []string
 	Lines chan string // of its output; closed when it has ended
@@ -136,7 +136,7 @@ func (m *Machine) saysNothing() bool {
 	return err != nil || i.Size() == 0
 }
 
-// receive hands messages to the commands that they are of.
+// receive hands each message to its command.
 func (m *Machine) receive(dec *json.Decoder) {
 	for {
 		var msg agent.Message
@@ -180,7 +180,7 @@ func (m *Machine) Start(argv ...string) (*Command, error) {
 	return c, nil
 }
 
-// Wait returns the rest of the output, and an error if there is no end to it within limit.
+// Wait returns the rest of the output, and an error if the command does not end within limit.
 func (c *Command) Wait(limit time.Duration) (string, error) {
 	var out strings.Builder
 	late := time.After(limit)
@@ -197,7 +197,7 @@ func (c *Command) Wait(limit time.Duration) (string, error) {
 	}
 }
 
-// Log is the end of what the guest's kernel said.
+// Log returns the last messages of the guest's kernel.
 func (m *Machine) Log() string {
 	b, _ := os.ReadFile(m.console)
 	return "console: " + string(b[max(0, len(b)-4096):])
@@ -212,5 +212,5 @@ func (m *Machine) Stop() {
 	}
 }
 
-// PID is the number of qemu's process.
+// PID returns the process ID of qemu.
 func (m *Machine) PID() int { return m.qemu.Process.Pid }

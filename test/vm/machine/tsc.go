@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// TSC is the frequency of the processor's time stamp counter, in kHz. Under software emulation a guest's is
-// the same.
+// TSC returns the frequency of the processor's time stamp counter in kHz. Under software emulation that of a
+// guest is the same.
 var TSC = sync.OnceValue(func() uint64 {
 	const span = 50 * time.Millisecond // for an error below 1 in 10,000
 	begin := look()
@@ -16,7 +16,7 @@ var TSC = sync.OnceValue(func() uint64 {
 	return (end.ticks - begin.ticks) * uint64(time.Millisecond) / uint64(end.time.Sub(begin.time))
 })
 
-// look reads clock and counter, and again if much went by in between: others use the processors, too.
+// look reads clock and counter, and repeats that if too much time has passed between the two readings.
 func look() (best moment) {
 	const enough, tries = time.Microsecond, 10_000
 	apart := time.Hour
@@ -35,10 +35,9 @@ type moment struct {
 	ticks uint64
 }
 
-// KernelArguments are what a kernel is told that runs under software emulation; more is for its user. The
-// frequency of the time stamp counter is among them: where a kernel measures it while others use the
-// processors, its clock may be wrong from then on (35 times too fast was seen), and it gives
-// peers up that are well.
+// KernelArguments returns the command line of a kernel that runs under software emulation, followed by more. It has
+// the frequency of the time stamp counter: if a kernel measures that while others use the processors, its clock may
+// be wrong (35 times too fast was seen), and then it gives up peers that work.
 func KernelArguments(more ...string) string {
 	args := fmt.Sprintf("console=ttyS0 no_timer_check mitigations=off tsc=reliable tsc_early_khz=%d nowatchdog earlyprintk=ttyS0 net.ifnames=0 panic=-1", TSC())
 	for _, a := range more {
