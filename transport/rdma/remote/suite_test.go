@@ -2,6 +2,7 @@ package remote_test
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"testing"
 
@@ -191,3 +192,5 @@ func TestEndpoints(t *testing.T) {
 		})
 	}
 }
+
+var errBroken = errors.New("broken on purpose")
