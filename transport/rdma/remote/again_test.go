@@ -222,6 +222,8 @@ func TestFenceOverCut(t *testing.T) {
 			u.want(1, rdma.StatusMedium)
 			s.Fail(nil)
 			remote.Cut(u.qp)
+			u.post(u.work(rdma.OpRead, 5, 0, 0, 512, 0)) // when it is complete there is another connection
+			u.want(5, rdma.StatusOK)
 			u.post(u.work(rdma.OpWrite, 2, rdma.Fence, 0, n, 512))
 			u.want(2, rdma.StatusFenced)
 			u.post(u.work(rdma.OpWrite, 3, rdma.Fence, 0, n, 512))
@@ -343,4 +345,35 @@ func TestEnds(t *testing.T) {
 	if err := <-u.gone; err != nil {
 		t.Errorf("Disconnect ends with %v", err)
 	}
+}
+
+// A long work with a fence is one work: all of it waits for what is before, and if a part of it fails the next
+// fence knows.
+func TestLongFence(t *testing.T) {
+	over(t, func(t *testing.T, s *rdmatest.Volatile, f *far, d *remote.Device, addr string) {
+		u := use(t, d, addr, rdma.FreeStart)
+		s.Fail(func(op *backend.Op) error {
+			if op.Kind == backend.Write && op.Off == 0 {
+				return &backend.MediumError{Kind: op.Kind, Off: op.Off, Err: errBroken}
+			}
+			return nil
+		})
+		await, release := s.Hold(func(op *backend.Op) bool { return op.Off == 3<<20 })
+		for i := range u.bytes(0, 3<<20) {
+			u.bytes(0, 3<<20)[i] = 1
+		}
+		u.post(
+			u.work(rdma.OpWrite, 1, 0, 0, 512, 3<<20), u.work(rdma.OpWrite, 2, rdma.Barrier, 0, 3<<20, 0),
+			u.work(rdma.OpWrite, 3, rdma.Fence, 0, 512, 3<<20+512), u.work(rdma.OpRead, 4, rdma.Fence, 3<<20, 1<<20, 1<<20),
+		)
+		await(1)
+		if !bytes.Equal(s.Crash(3<<20), make([]byte, 3<<20)) {
+			t.Error("a part of a barrier is written before what comes before it")
+		}
+		release()
+		u.want(1, rdma.StatusOK)
+		u.want(2, rdma.StatusMedium)
+		u.want(3, rdma.StatusFenced)
+		u.want(4, rdma.StatusOK)
+	})
 }
