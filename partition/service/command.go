@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"oneshot/backend"
+	"oneshot/internal/invariant"
 	"oneshot/mem"
 	"oneshot/partition/wire"
 	"oneshot/transport/rdma"
@@ -22,6 +23,7 @@ type command struct {
 	number uint64
 	r      wire.Request
 	active bool // without a response
+	used   bool // begun, and not ended
 
 	prev, next *command // in handle.first
 	nextMemory *command // in conn.wanting
@@ -80,7 +82,7 @@ func (c *conn) request(b []byte, slot int, m *rdma.Completion) bool {
 	if advertised {
 		x.stag = m.STag
 	}
-	x.active = true
+	x.active, x.used = true, true
 	c.active++
 	switch r.Op {
 	case wire.List, wire.Info:
@@ -419,6 +421,8 @@ func (x *command) forgetMemory() {
 
 // end frees the command.
 func (x *command) end() {
+	invariant.Check(x.used, "partition/service: a command ends twice")
+	x.used = false
 	x.forgetMemory()
 	x.h, x.ready, x.failed, x.closes, x.stag = nil, false, false, false, 0
 	x.sgl[0], x.out[0] = rdma.SGE{}, rdma.SGE{}

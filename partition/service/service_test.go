@@ -399,6 +399,29 @@ func TestVanishes(t *testing.T) {
 	}
 }
 
+// A client that takes no responses and goes: each command ends once, though a response is several work requests.
+func TestVanishesUnanswered(t *testing.T) {
+	b := newBench(t, false, 32<<20, service.Config{})
+	innocent := b.use(0)
+	base := b.pool.Stats().InUse
+	c := b.connect(2) // for the greeting, which are posted again
+	c.hello("")
+	c.attach(wire.AttachMessage{Partition: "disk/log"}, nil)
+	c.attached()
+	for i := range 8 {
+		c.request(wire.Request{Op: wire.Read, Tag: uint32(i), Length: 512 << 10})
+	}
+	for range 20 { // so that there are responses
+		innocent.works()
+	}
+	c.qp.Abort(nil)
+	b.settle(1)
+	c.close()
+	if n := b.pool.Stats().InUse; n != base {
+		t.Errorf("%d bytes are in use, before %d", n, base)
+	}
+}
+
 // Commands hold no more memory than the connection may have, and all are done in the end.
 func TestMemory(t *testing.T) {
 	const most = 2 << 20

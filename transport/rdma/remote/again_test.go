@@ -358,16 +358,22 @@ func TestLongFence(t *testing.T) {
 			}
 			return nil
 		})
+		const long = 1280 << 10
 		await, release := s.Hold(func(op *backend.Op) bool { return op.Off == 3<<20 })
-		for i := range u.bytes(0, 3<<20) {
-			u.bytes(0, 3<<20)[i] = 1
+		for i := range u.bytes(0, long) {
+			u.bytes(0, long)[i] = 1
 		}
 		u.post(
-			u.work(rdma.OpWrite, 1, 0, 0, 512, 3<<20), u.work(rdma.OpWrite, 2, rdma.Barrier, 0, 3<<20, 0),
-			u.work(rdma.OpWrite, 3, rdma.Fence, 0, 512, 3<<20+512), u.work(rdma.OpRead, 4, rdma.Fence, 3<<20, 1<<20, 1<<20),
+			u.work(rdma.OpWrite, 1, 0, 0, 512, 3<<20), u.work(rdma.OpWrite, 2, rdma.Barrier, 0, long, 0),
+			u.work(rdma.OpWrite, 3, rdma.Fence, 0, long, long), u.work(rdma.OpRead, 4, rdma.Fence, 2<<20, long, long),
 		)
 		await(1)
-		if !bytes.Equal(s.Crash(3<<20), make([]byte, 3<<20)) {
+		other := use(t, d, addr, rdma.OrderStrict)
+		for range 50 { // so that what is sent too early comes
+			other.post(other.work(rdma.OpRead, 1, 0, 0, 512, 0))
+			other.want(1, rdma.StatusOK)
+		}
+		if !bytes.Equal(s.Crash(long), make([]byte, long)) {
 			t.Error("a part of a barrier is written before what comes before it")
 		}
 		release()
@@ -375,5 +381,8 @@ func TestLongFence(t *testing.T) {
 		u.want(2, rdma.StatusMedium)
 		u.want(3, rdma.StatusFenced)
 		u.want(4, rdma.StatusOK)
+		if !bytes.Equal(u.bytes(2<<20, long), make([]byte, long)) {
+			t.Error("a part of what was fenced is written")
+		}
 	})
 }
