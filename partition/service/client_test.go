@@ -361,4 +361,15 @@ func (b *bench) settle(n int) {
 	}
 }
 
+// returned waits until no more memory is in use than base: that of a response is, until the device has said that it
+// has left.
+func (b *bench) returned(base int64) {
+	b.t.Helper()
+	for deadline := time.Now().Add(patience); b.pool.Stats().InUse != base; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			b.t.Fatalf("%d bytes are in use, want %d", b.pool.Stats().InUse, base)
+		}
+	}
+}
+
 func everything(*backend.Op) bool { return true }
