@@ -68,7 +68,7 @@ func (u *units) openDivided(c *config.Store) (*divided, error) {
 	})
 	for _, other := range u.divided {
 		if id := d.uuid(); id != (partition.UUID{}) && other.uuid() == id {
-			return fail(fmt.Errorf("%s: the stores %q and %q have one partition table, %s: one is a copy of the other; remove one of them, or divide it anew with target partition init --force, which loses its partitions", c.Pos, c.Name, other.name, id))
+			return fail(fmt.Errorf("%s: the stores %q and %q have one partition table, %s: one is a copy of the other; remove one of them. To use both, serve the copy alone first and give it a table of its own with target partition init --force, which loses its partitions", c.Pos, c.Name, other.name, id))
 		}
 	}
 	return d, nil
