@@ -213,7 +213,7 @@ func (c *conn) attach(m *wire.AttachMessage) (*handle, *wire.AttachedMessage) {
 	if !s.await(m.Session, c.id) {
 		return refuse(wire.Busy)
 	}
-	h := &handle{c: c, order: rdma.Order(m.Order)}
+	h := &handle{c: c, client: c.id.Name, order: rdma.Order(m.Order)}
 	qp, err := s.ends.NewQueuePair(rdma.QueuePairConfig{
 		Domain: s.near.dom, SendCQ: c.ends, RecvCQ: c.ends, MaxWork: s.cfg.Credits, Order: h.order | rdma.FreeFinish,
 	})
@@ -261,7 +261,7 @@ func (s *Service) await(session uint64, id partition.Identity) bool {
 	s.mu.Lock()
 	h := s.sessions[session]
 	s.mu.Unlock()
-	if h == nil || h.c.id.Name != id.Name {
+	if h == nil || h.client != id.Name {
 		return true
 	}
 	h.c.end(errors.New("its client has come back on another connection"))

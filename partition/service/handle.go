@@ -12,6 +12,7 @@ import (
 // handle is a partition in use by a connection. It is guarded by the connection's lock, except what does not change.
 type handle struct {
 	c        *conn
+	client   string // whose it is; does not change
 	number   uint32
 	session  uint64
 	qp       rdma.QueuePair // to the endpoint
