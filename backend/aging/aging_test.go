@@ -20,7 +20,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // It is a store like others, whether its flushes are its own or not.
 func TestStore(t *testing.T) {
 	backendtest.Run(t, func(t *testing.T) backend.Store {
-		return New(backendtest.NewDisk(backendtest.MinSize, 512), Config{Window: 2 * time.Millisecond})
+		return New(backendtest.NewDisk(backendtest.MinSize, 512), Config{Window: 20 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)})
 	}, "NoAllocation", "Model", "Disjoint")
 }
 
@@ -99,6 +99,9 @@ func TestSlow(t *testing.T) {
 }
 
 func TestAllocations(t *testing.T) {
+	if raceEnabled {
+		t.Skip("pools lose on purpose under the race detector")
+	}
 	s := New(nothingDone{backendtest.NewDisk(4096, 512)}, Config{Window: time.Hour})
 	defer s.Close()
 	op := &backend.Op{Kind: backend.Write, Len: 512, Segs: [][]byte{make([]byte, 512)}}

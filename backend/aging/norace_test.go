@@ -1,0 +1,5 @@
+//go:build !race
+
+package aging
+
+const raceEnabled = false
