@@ -501,25 +501,44 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// A kernel that does not read its replies does not block anybody, and gets them when it reads.
+// A kernel that does not read its replies does not block anybody, and gets them when it reads. Then either end
+// goes, in the middle of it.
 func TestFull(t *testing.T) {
-	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
-	m := newModel(1 << 20)
-	m.direct = true
-	c, k, stop := serve(t, m, Disk{})
-	const n, length = 128, 128 << 10 // more than the sockets hold
-	for i := range n {
-		k.send(Request{Type: Read, Cookie: uint64(i), Length: length}, nil)
+	for name, end := range map[string]func(*Conn){"the kernel's": func(*Conn) {}, "ours": (*Conn).Shut} {
+		t.Run(name, func(t *testing.T) {
+			defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+			m := newModel(1 << 20)
+			m.direct = true
+			c, k, stop := serve(t, m, Disk{Patience: time.Hour})
+			const n, length = 128, 128 << 10 // more than the sockets hold
+			for i := range n {
+				k.send(Request{Type: Read, Cookie: uint64(i), Length: length}, nil)
+			}
+			full := func() {
+				for full := false; !full; {
+					c.mu.Lock()
+					full = c.blocked
+					c.mu.Unlock()
+				}
+			}
+			full()
+			for range n / 4 {
+				k.receive(func(uint64) int { return length })
+			}
+			full()
+			m.mu.Lock()
+			m.busy = 1
+			m.mu.Unlock()
+			k.send(Request{Type: Flush, Cookie: n}, nil)
+			for busy := 1; busy > 0; { // then it is tried again, a while after the end
+				m.mu.Lock()
+				busy = m.busy
+				m.mu.Unlock()
+			}
+			end(c)
+			_ = stop()
+		})
 	}
-	for full := false; !full; {
-		c.mu.Lock()
-		full = c.blocked
-		c.mu.Unlock()
-	}
-	for range n / 2 {
-		k.receive(func(uint64) int { return length })
-	}
-	_ = stop() // in the middle of it
 }
 
 // lockedBuffer is a log.
