@@ -5,6 +5,7 @@ import (
 
 	"oneshot/internal/serial"
 	"oneshot/iscsi/pdu"
+	"oneshot/mem"
 )
 
 // discover opens a discovery session.
@@ -193,6 +194,34 @@ func TestHogsAreDropped(t *testing.T) {
 		h.keeps = false
 		drive(h.c, func() {})
 	}
+}
+
+// Memory is scarce when the largest command would not find any, though a small one would.
+func TestHogsKeepLargeOnesWaiting(t *testing.T) {
+	n, c, _ := session(t, "")
+	n.most = large
+	c.unsent, c.moved = 1, 100
+	var taken []*mem.Lease
+	take := func(size int) { taken = append(taken, n.pool.Lease(size)) }
+	for n.pool.Free() >= n.pool.Limit()/4+3*large {
+		take(large)
+	}
+	if c.hogs(100 + 2*hogTime) {
+		t.Errorf("%d bytes are scarce", n.pool.Free())
+	}
+	for n.pool.Free() >= n.pool.Limit()/4+large/2 {
+		take(large / 4)
+	}
+	if !c.hogs(100 + 2*hogTime) {
+		t.Errorf("%d bytes are plenty for one who wants %d", n.pool.Free(), large)
+	}
+	if c.hogs(100 + hogTime) {
+		t.Error("it is dropped too early")
+	}
+	for _, l := range taken {
+		l.Release()
+	}
+	c.unsent = 0
 }
 
 // A command that needs more than a connection's share has it when nothing else is at work.

@@ -375,9 +375,11 @@ func (n *Node) leaves(bytes int) bool {
 }
 
 // hogs reports whether the connection keeps memory from others: its initiator takes no answers, and
-// only the last quarter is left.
+// a command of some size would have to do with the last quarter. A small one may still leave it, but whoever waits
+// for more would wait for ever.
 func (c *Conn) hogs(now uint32) bool {
-	return c.unsent > 0 && now-c.moved > hogTime && !c.node.leaves(mem.PageSize)
+	size := min(c.node.most, int(c.node.pool.Limit()/16))
+	return c.unsent > 0 && now-c.moved > hogTime && !c.node.leaves(size)
 }
 
 // hogTime is how long an initiator may take none of the answers that hold memory while that is
