@@ -295,7 +295,7 @@ func TestChangeWaits(t *testing.T) {
 	await(1)
 	stopped := make(chan struct{})
 	go func() { d.stop(); close(stopped) }()
-	for range 2000 {
+	for range 200_000 {
 		if _, err := d.set.View("log"); err == nil {
 			t.Fatal("the partition is closed while the store writes to it")
 		}
