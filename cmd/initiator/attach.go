@@ -39,13 +39,15 @@ The device outlives attach: when that is killed, requests wait for five minutes.
 takes the device over; those under way at the kill go on within 30 s.
 
 SIGTERM and SIGINT detach the device if nobody uses it, and leave it otherwise.`,
+		Example: `  initiator attach iscsi://127.0.0.1/iqn.2026-11.example.oneshot:demo/0
+  initiator attach --device nbd3 --dead-time 2m oneshot+iwarp://127.0.0.1/iqn.2026-11.example.oneshot:demo/0`,
 		Args: cobra.ExactArgs(1),
 	}
 	p := c.Flags()
-	p.StringVar(&device, "device", "", "which device, such as nbd3; otherwise one that is free, or that this disk had")
-	p.IntVar(&o.Connections, "connections", 1, "sessions, each with a queue of the device")
+	p.StringVar(&device, "device", "", "which `DEVICE`, such as nbd3; otherwise one that is free, or that this disk had")
+	p.IntVar(&o.Connections, "connections", 1, "`NUMBER` of sessions, each with a queue of the device")
 	p.BoolVar(&o.ReadOnly, "read-only", false, "nobody can write to the device")
-	p.DurationVar(&o.DeadTime, "dead-time", time.Minute, "how long requests wait for a target that is away before they fail")
+	p.DurationVar(&o.DeadTime, "dead-time", time.Minute, "`TIME` that requests wait for a target that is away before they fail")
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		if o.URL, err = fl.url(args[0]); err != nil {
 			return err
@@ -177,7 +179,8 @@ func detachCommand(*flags) *cobra.Command {
 		Short: "End a device that attach has made",
 		Long: `detach writes to the disk what the kernel holds back and ends the device, nbd3 or /dev/nbd3 say; attach
 ends with it. It refuses while the device is mounted or part of another.`,
-		Args: cobra.ExactArgs(1),
+		Example: `  initiator detach nbd3`,
+		Args:    cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			index, err := nbd.ParseDevice(args[0])
 			if err != nil {
@@ -199,7 +202,11 @@ func attachedCommand(fl *flags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "attached",
 		Short: "List the devices that attach has made",
-		Args:  cobra.NoArgs,
+		Long: `attached lists the devices that attach has made: size, whether they can be written to, sessions, the disk, and
+whether a process serves them. One that nobody serves waits for the same attach to take it over.`,
+		Example: `  initiator attached
+  initiator attached --json`,
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			all, err := nbd.Attached()
 			if err != nil {
