@@ -2,15 +2,12 @@ package wire
 
 import (
 	"bytes"
-	"context"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"net"
-	"os/exec"
 	"slices"
-	"strings"
 	"testing"
 )
 
@@ -55,7 +52,7 @@ func (c *Capture) JudgeISER(t *testing.T) {
 	complain(t, packets)
 	frames := fpdus(packets, c.port)
 	messages := checkISERFrames(t, frames)
-	sends, err := sends(t.Context(), pcapng, packets, c.port)
+	sends, err := sends(packets, c.port)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,55 +167,86 @@ func (s *send) checkHeader() error {
 	return nil
 }
 
-// sends cuts the messages out of the connections' octets, in the order in which they ended.
-func sends(ctx context.Context, pcapng []byte, packets []packet, port string) (all []send, err error) {
-	streams := 0
-	for _, p := range packets {
-		n, _ := number(flatten(p.proto("tcp")), "tcp.stream")
-		streams = max(streams, int(n)+1)
+// sends cuts the messages out of the connections' octets, in the order in which they ended. It puts segments in order
+// itself: what tshark follows ends now and then before the last of them.
+func sends(packets []packet, port string) (all []send, err error) {
+	type end struct {
+		stream     uint64
+		fromTarget bool
 	}
-	for stream := range streams {
-		list, err := follow(ctx, pcapng, stream, port)
+	sides := make(map[end]*side)
+	for n, p := range packets {
+		tcp := flatten(p.proto("tcp"))
+		payload, err := hex.DecodeString(value(tcp, "tcp.payload"))
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("wire: packet %d: %w", n+1, err)
 		}
-		all = append(all, list...)
+		if len(payload) == 0 {
+			continue
+		}
+		stream, _ := number(tcp, "tcp.stream")
+		from, _ := show(tcp, "tcp.srcport")
+		seq, _ := number(tcp, "tcp.seq_raw")
+		e := end{stream, from == port}
+		if sides[e] == nil {
+			sides[e] = &side{next: uint32(seq)}
+		}
+		for _, m := range sides[e].arrive(octets{uint32(seq), payload}) {
+			all = append(all, send{fromTarget: e.fromTarget, stream: int(stream), b: m})
+		}
+	}
+	for e, s := range sides {
+		if len(s.early) > 0 {
+			return nil, fmt.Errorf("wire: stream %d, from the target: %v: the capture has no octet %d", e.stream, e.fromTarget, s.next)
+		}
 	}
 	return all, nil
 }
 
-// follow is sends for one connection. tshark prints its octets as lines of hexadecimal digits
-// in the order of the capture, those of the second node indented.
-func follow(ctx context.Context, pcapng []byte, stream int, port string) (all []send, err error) {
-	cmd := exec.CommandContext(ctx, "tshark", "-r", "-", "-q", "-z", fmt.Sprintf("follow,tcp,raw,%d", stream))
-	cmd.Stdin = bytes.NewReader(pcapng)
-	out, err := cmd.Output()
-	if err != nil {
-		return nil, fmt.Errorf("wire: tshark: %w", err)
-	}
-	var sides [2]side
-	targetFirst := false
-	for line := range strings.Lines(string(out)) {
-		if node, ok := strings.CutPrefix(line, "Node 0: "); ok {
-			targetFirst = strings.HasSuffix(strings.TrimSpace(node), ":"+port)
-		}
-		b, err := hex.DecodeString(strings.TrimSpace(line))
-		if err != nil || len(b) == 0 {
-			continue // of the frame around the octets
-		}
-		second := strings.HasPrefix(line, "\t")
-		for _, m := range sides[flag(second)].take(b) {
-			all = append(all, send{fromTarget: second != targetFirst, stream: stream, b: m})
+func value(fields []field, name string) string {
+	for _, f := range fields {
+		if f.Name == name {
+			return f.Value
 		}
 	}
-	return all, nil
+	return ""
+}
+
+// octets are those of a TCP segment.
+type octets struct {
+	seq uint32
+	b   []byte
 }
 
 // side is one direction of a connection.
 type side struct {
+	next    uint32 // sequence number of the octet that is due
+	early   []octets
 	started bool
 	in      []byte
 	message []byte
+}
+
+// arrive takes a segment, which may come early or again, and returns the messages that end with what is in order.
+func (s *side) arrive(g octets) (messages [][]byte) {
+	s.early = append(s.early, g)
+	for again := true; again; {
+		again = false
+		for i, g := range s.early {
+			old := int(int32(s.next - g.seq))
+			if old < 0 {
+				continue
+			}
+			s.early = slices.Delete(s.early, i, i+1)
+			if old < len(g.b) {
+				s.next += uint32(len(g.b) - old)
+				messages = append(messages, s.take(g.b[old:])...)
+			}
+			again = true
+			break
+		}
+	}
+	return messages
 }
 
 // take takes octets and returns the messages that end with them.
