@@ -28,7 +28,7 @@ trap '[ -z "$vm" ] || pkill -P "$vm"; rm -f "$machines"' EXIT
 vm=
 (
 	begin=$SECONDS
-	"${first[@]}" "$go" test -count=1 -timeout 24m ./test/vm/... </dev/null
+	"${first[@]}" "$go" test -count=1 -timeout 34m ./test/vm/... </dev/null
 	status=$?
 	echo "== virtual machines: $((SECONDS - begin)) s"
 	exit $status
