@@ -191,11 +191,8 @@ func (c *Conn) look() (stream.Round, error) {
 	if len(c.batch) > 0 {
 		c.disk.Start(c.batch...)
 	}
-	c.Flush() // what has ended at once
-	if err != nil || n == len(room) {
-		return stream.More, err
-	}
-	return stream.Drained, nil // a stream of the same machine's is short only if it is empty
+	c.Flush()               // what has ended at once
+	return stream.More, err // also after a short read: the end may stand behind it, of which the poller has told already
 }
 
 // makeRoom sees that there is room for the rest of the next request.
