@@ -98,29 +98,6 @@ func TestSlow(t *testing.T) {
 	})
 }
 
-func TestAllocations(t *testing.T) {
-	if raceEnabled {
-		t.Skip("pools lose on purpose under the race detector")
-	}
-	s := New(nothingDone{backendtest.NewDisk(4096, 512)}, Config{Window: time.Hour})
-	defer s.Close()
-	op := &backend.Op{Kind: backend.Write, Len: 512, Segs: [][]byte{make([]byte, 512)}}
-	flush := &backend.Op{Kind: backend.Flush}
-	if n := testing.AllocsPerRun(100, func() {
-		for range 100 {
-			s.Submit(op)
-		}
-		s.Submit(flush)
-	}); n != 0 {
-		t.Errorf("%v allocations", n)
-	}
-}
-
-// nothingDone completes at once.
-type nothingDone struct{ *backendtest.Disk }
-
-func (nothingDone) Submit(*backend.Op) bool { return true }
-
 // closing says when it is closed.
 type closing struct {
 	*faulty.Store

@@ -15,7 +15,6 @@ import (
 	"oneshot/backend"
 	"oneshot/backend/backendtest"
 	"oneshot/backend/durable"
-	"oneshot/backend/memory"
 	"oneshot/endpoint"
 	"oneshot/endpoint/endpointtest"
 	"oneshot/transport/rdma"
@@ -452,24 +451,5 @@ func TestGone(t *testing.T) {
 	}
 	if err := l.Close(); !errors.Is(err, rdma.ErrNoEndpoint) {
 		t.Errorf("%v", err)
-	}
-}
-
-func TestAllocations(t *testing.T) {
-	if raceEnabled {
-		t.Skip("pools lose on purpose under the race detector")
-	}
-	s, err := memory.New(64 << 20)
-	must(t, err)
-	l := mustOpen(t, s, Options{})
-	p := make([]byte, 512)
-	mustAppend(t, l, p)
-	if n := testing.AllocsPerRun(100, func() {
-		_, w := l.Append(p)
-		if err := w.Wait(); err != nil {
-			t.Error(err)
-		}
-	}); n != 0 {
-		t.Errorf("%v allocations for a record", n)
 	}
 }

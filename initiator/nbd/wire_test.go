@@ -2,29 +2,14 @@ package nbd
 
 import (
 	"bytes"
-	"encoding/hex"
-	"strings"
 	"testing"
-)
 
-// unhex reads hexadecimal with spaces and remarks behind #.
-func unhex(t testing.TB, text string) []byte {
-	t.Helper()
-	var digits strings.Builder
-	for line := range strings.Lines(text) {
-		line, _, _ = strings.Cut(line, "#")
-		digits.WriteString(strings.Join(strings.Fields(line), ""))
-	}
-	b, err := hex.DecodeString(digits.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
-}
+	"oneshot/internal/hexdump"
+)
 
 // The messages of the transmission phase, laid out as the description of the protocol has them.
 func TestWire(t *testing.T) {
-	request := unhex(t, `
+	request := hexdump.Parse(t, `
 		25 60 95 13              # NBD_REQUEST_MAGIC
 		00 01                    # command flags: FUA
 		00 01                    # type: NBD_CMD_WRITE
@@ -39,7 +24,7 @@ func TestWire(t *testing.T) {
 	if b := want.AppendTo(nil); !bytes.Equal(b, request) {
 		t.Errorf("% x", b)
 	}
-	reply := unhex(t, `
+	reply := hexdump.Parse(t, `
 		67 44 66 98              # NBD_SIMPLE_REPLY_MAGIC
 		00 00 00 05              # error: NBD_EIO
 		01 02 03 04 05 06 07 08  # cookie`)

@@ -1,5 +1,0 @@
-//go:build race
-
-package aging
-
-const raceEnabled = true
