@@ -46,7 +46,7 @@ type Lasting struct {
 	memories map[*Memory]func() rdma.Region
 }
 
-// Keeping says how a Lasting session is kept. Zero values stand for what is written with them.
+// Keeping says how a Lasting session is kept. Zero values stand for the defaults that the fields name.
 type Keeping struct {
 	// DeadTime is how long commands wait for a session. Then they fail, and later ones at once, until there
 	// is a session again, which is tried for as long as Close is not called. 60 s.
@@ -55,8 +55,8 @@ type Keeping struct {
 	Ping time.Duration
 	// Timeout is how long a connection and its login may take. 15 s.
 	Timeout time.Duration
-	// Check, unless it is nil, looks at each session before commands are sent. A session that it
-	// returns an error for is not used: it is another disk, say.
+	// Check, unless it is nil, looks at each session before commands are sent. If it returns an error,
+	// because it is another disk, say, the session is closed and the next one is tried.
 	Check func(ctx context.Context, s *Session) error
 }
 

@@ -1,13 +1,13 @@
-// Package aging is a block store that makes writes durable by itself, within a time that is configured, on a
-// store with a cache that a power cut loses.
+// Package aging wraps a store whose cache a power cut loses, and flushes it by itself, so that each write is
+// durable within a configured time.
 //
 // A write completes as the store below says. The first one after a flush starts a timer of half the window; when
 // it fires the store is flushed once. So a write that completed at t is durable at t + window, as long as a flush
 // takes less than half the window, and otherwise at t + window/2 + 2 × the longest flush. A power cut takes at
 // most what completed in that time.
 //
-// Flushes of users are flushes, too: who flushes often enough makes the timer do nothing. When a flush has
-// failed, whosever it was, nothing is promised any more until the store is opened again: flushes and durable
+// Flushes of users count, too: while users flush often enough, the timer has nothing to do. After a flush has
+// failed, of whomever, nothing is promised any more until the store is opened again: flushes and durable
 // writes fail with a *durable.LostError.
 package aging
 
@@ -25,13 +25,13 @@ import (
 
 // Config says how a store ages.
 type Config struct {
-	// Window is how long a completed write may stay in the cache. 0: for ever.
+	// Window is how long a completed write may stay in the cache alone. 0: for ever.
 	Window time.Duration
 	Name   string       // of the store, for people
 	Logger *slog.Logger // nil: slog.Default()
 }
 
-// Store is a store that ages.
+// Store is a store that ages. Its methods may be called from any goroutine, except Close, which comes last.
 type Store struct {
 	backend.Store
 	cfg   Config
@@ -56,7 +56,7 @@ type Store struct {
 	observers []*observer
 }
 
-// observer is somebody who is told.
+// observer is told of the flushes of our own.
 type observer struct {
 	backend.FlushObserver
 	told bool // that a flush has begun
@@ -67,13 +67,13 @@ var (
 	_ backend.Ager    = (*Store)(nil)
 )
 
-// clock is what time it is, and calls functions later, in goroutines of their own.
+// clock tells the time, and calls functions later, in goroutines of their own.
 type clock interface {
 	now() time.Duration
 	call(at time.Duration, f func()) (stop func())
 }
 
-// realClock counts from its making.
+// realClock tells the time since start.
 type realClock struct{ start time.Time }
 
 func (c realClock) now() time.Duration { return time.Since(c.start) }
@@ -83,8 +83,8 @@ func (c realClock) call(at time.Duration, f func()) (stop func()) {
 	return func() { t.Stop() }
 }
 
-// New returns inner with a bounded time of write-back, and owns it. Where there is nothing to do, because the
-// window is 0 or no completed write can be lost, it returns inner itself.
+// New wraps inner, which belongs to the wrapper from now on. If there is nothing to do, because the window is 0 or
+// no completed write can be lost, it returns inner itself.
 func New(inner backend.Store, c Config) backend.Store {
 	return newStore(inner, c, realClock{time.Now()})
 }
@@ -101,7 +101,7 @@ func newStore(inner backend.Store, c Config, k clock) backend.Store {
 	return s
 }
 
-// Pass lets through what writes nothing. Lent memory would be written to past this store.
+// Pass lets the abilities through that write nothing. This store would not see writes to lent memory.
 func (s *Store) Pass(a backend.Ability) backend.Store {
 	switch a {
 	case backend.Batching, backend.Resizing, backend.Metering, backend.Identifying:
@@ -244,7 +244,7 @@ func (s *Store) flushed(began time.Duration, own bool, op *backend.Op) error {
 	_, outside := err.(*backend.RangeError) //nolint:errorlint // what a LostError wraps does not count
 	failed := err != nil && !outside
 	if failed && op.Kind != backend.Flush {
-		// Whether the flush before it or the operation itself has failed, nobody says.
+		// The error does not say whether the flush before the operation or the operation itself has failed.
 		switch err.(type) { //nolint:errorlint // what a LostError wraps does not count
 		case *backend.MediumError, *backend.SpaceError:
 			failed = false
@@ -263,7 +263,7 @@ func (s *Store) flushed(began time.Duration, own bool, op *backend.Op) error {
 	}
 	s.mu.Lock()
 	now, took := s.clock.now(), time.Duration(0)
-	if op.Kind == backend.Flush { // others have waited for those before them
+	if op.Kind == backend.Flush { // an operation with a barrier has also waited for those before it
 		took = now - began
 	}
 	if own {

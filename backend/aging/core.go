@@ -38,8 +38,8 @@ func (c *core) written(now time.Duration) action {
 // begins: somebody flushes.
 func (c *core) begins() { c.dirty = false }
 
-// ended: a flush that took so long has ended. own: it is ours. What is due goes by the timer nevertheless: a store
-// that flushes within Submit would come back here, deeper and deeper.
+// ended: a flush has ended, which took as long as took says; own says that it was ours. A flush that is due already is
+// left to the timer, too: with a store that flushes within Submit, flushing here would recurse.
 func (c *core) ended(now, took time.Duration, own, failed bool) action {
 	c.longest = max(c.longest, took)
 	c.lost = c.lost || failed

@@ -20,11 +20,11 @@ import (
 	"oneshot/iscsi/pdu"
 )
 
-// Options of Attach. Zero values stand for what is written with them.
+// Options of Attach. A value of 0 or nil stands for the default that the field names, if it names one.
 type Options struct {
 	URL       initiator.URL     // of a LUN
 	Initiator initiator.Options // of each session; ISID and Delivered are not used
-	Device    int               // the index; -1: one that this disk had and that nobody serves, or any
+	Device    int               // the index (0 is nbd0); -1: one that this disk had and that nobody serves, or any
 	// Connections is how many sockets the device has, each with a session: 1.
 	Connections int
 	ReadOnly    bool
@@ -85,7 +85,7 @@ func (o *Options) complete() error {
 	return nil
 }
 
-// Attachment is a device that this process serves.
+// Attachment is a device that this process serves. Serve may be called once; Close when it has returned.
 type Attachment struct {
 	Index int
 
@@ -240,7 +240,7 @@ func (a *Attachment) check(ctx context.Context, s *initiator.Session) error {
 		return fmt.Errorf("%v has blocks of %d bytes now, not of %d", a.opt.URL, u.BlockSize(), old.BlockSize())
 	}
 	if old == nil || old.Size() <= u.Size() {
-		a.unit.Store(u) // a smaller one is the kernel's matter first
+		a.unit.Store(u) // of a smaller one probe tells the kernel, too
 	}
 	return nil
 }

@@ -102,11 +102,10 @@ type part struct {
 	initiator.Command
 	task  *task
 	list  [initiator.UnmapListLen]byte
-	since time.Time // the unit could not execute it for the first time
+	since time.Time // when the unit first could not execute it; zero: that has not happened
 }
 
-// NewConn returns the side of a socket that serves the kernel. c belongs to it from now on. If it is full,
-// the kernel reads.
+// NewConn returns the side of a socket that serves the kernel. c belongs to it from now on.
 func NewConn(c *net.UnixConn, d Disk) (*Conn, error) {
 	s, err := stream.Open(c)
 	if err != nil {
@@ -151,8 +150,8 @@ func (c *Conn) Shut() {
 	_ = c.conn.Close() // again, perhaps, which is an error and does nothing
 }
 
-// Close waits until no request is under way, and gives everything back. Serve has returned and Shut was
-// called.
+// Close waits until no request is under way, and frees everything. It is called after Shut, when Serve has
+// returned.
 func (c *Conn) Close() {
 	c.sock.Close()
 	c.mu.Lock()
@@ -192,10 +191,10 @@ func (c *Conn) look() (stream.Round, error) {
 		c.disk.Start(c.batch...)
 	}
 	c.Flush()               // what has ended at once
-	return stream.More, err // also after a short read: the end may stand behind it, of which the poller has told already
+	return stream.More, err // also after a short read: the end may follow it, which the poller has reported already
 }
 
-// makeRoom sees that there is room for the rest of the next request.
+// makeRoom makes sure that there is room for the rest of the next request.
 func (c *Conn) makeRoom() (err error) {
 	have := c.w - c.r
 	c.mu.Lock()
@@ -421,7 +420,7 @@ func (p *part) done(*initiator.Command) {
 // pause is the time between two attempts to have a command executed.
 const pause = 100 * time.Millisecond
 
-// again begins p once more, later, if the unit has not executed it because of what passes. It
+// again begins p once more, later, if the unit has not executed it for a reason that passes. It
 // reports whether it does.
 func (c *Conn) again(p *part, err error) bool {
 	e, ok := errors.AsType[*initiator.StatusError](err)

@@ -65,7 +65,7 @@ func (p *pool) get(n int) (piece, error) {
 		return piece{}, err
 	}
 	for i := 0; i < len(b); i += os.Getpagesize() {
-		b[i] = 0 // the memory is there from now on, whatever happens to the machine's
+		b[i] = 0 // has the kernel provide the page now: requests must not fail when the machine runs out of memory
 	}
 	if class > slabClass {
 		return piece{m, b, class}, nil

@@ -133,8 +133,8 @@ func (c *conn) inUse(tag uint32) bool {
 	return false
 }
 
-// check looks whether the handle can be used, and the range is one of the partition. What is refused ends the
-// use of the handle.
+// check reports whether the handle is in use and the range lies in the partition. A refusal ends the use of the
+// handle.
 func (h *handle) check(r *wire.Request) wire.Status {
 	if h.over {
 		return h.ending()
@@ -175,8 +175,8 @@ func (c *conn) newCommand() *command {
 	return x
 }
 
-// want asks for n bytes of memory. Commands get it in the order in which they have come, so that one that others
-// wait for has not to wait for them.
+// want asks for n bytes of memory. Commands get it in the order in which they came, so that a command never waits
+// for memory of those that wait for it.
 func (x *command) want(n int) {
 	c := x.c
 	x.waits, x.counts = true, int64(mem.RoundUp(n))

@@ -62,7 +62,7 @@ type conn struct {
 	sends    []rdma.Work // to be posted
 	senders  []*command  // of them; nil: of a greeting
 	posted   int         // work requests under way
-	most     int         // of them
+	most     int         // the bound of posted
 	unsent   int         // responses that have not left
 	progress uint64      // completions
 	seen     uint64      // progress, when Service.look looked last
@@ -258,8 +258,8 @@ func (c *conn) drop(k int) {
 	c.senders = c.senders[:n]
 }
 
-// abandon ends what will never be sent, and what waits for memory. The device uses no memory of the connection any
-// more: a part of what is sent with the same memory may have been posted.
+// abandon ends what will never be sent, and what waits for memory. It is called when the device uses no memory of the
+// connection any more, because a part of a response may have been posted from the memory that it frees.
 func (c *conn) abandon() (did bool) {
 	for len(c.sends) > 0 {
 		w, x := c.sends[0], c.senders[0]
@@ -278,7 +278,7 @@ func (c *conn) abandon() (did bool) {
 	return did
 }
 
-// queue adds a work request to be posted; it says of which command it is.
+// queue adds a work request to be posted. x is the command that it belongs to; nil: a greeting.
 func (c *conn) queue(w rdma.Work, x *command) {
 	c.sends = append(c.sends, w)
 	c.senders = append(c.senders, x)

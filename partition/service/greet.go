@@ -45,7 +45,7 @@ func (c *conn) greeted(b []byte, x *rdma.Completion) {
 	}
 }
 
-// reply sends a message, for which there is one place. The client sends its next when it has it.
+// reply sends a message of the greeting. The client sends its next one when it has this one.
 func (c *conn) reply(b []byte) {
 	if c.dead {
 		return
@@ -135,7 +135,7 @@ func (c *conn) replyAttached(m *wire.AttachedMessage, secret []byte) {
 	c.reply(m.AppendTo(nil))
 }
 
-// deny answers a wrong proof, after a while, and ends the connection. Others do not wait for it.
+// deny answers a wrong proof after Config.Penalty, and ends the connection. No other connection waits for that.
 func (c *conn) deny(m *wire.AttachMessage) {
 	c.s.log.Warn("client of partitions does not know its secret", slog.String("client", c.peer), slog.String("name", c.hello.Name))
 	answer := wire.AttachedMessage{Status: wire.Denied, Tag: m.Tag}

@@ -67,10 +67,10 @@ func (h *handle) delist(x *command) {
 	x.prev, x.next = nil, nil
 }
 
-// advance moves commands to posts whose data is here. The endpoint knows which may start, but it has to be told
-// of them in an order from which it can see that: nothing passes a fence, and a fence nothing. On a strict
-// handle nothing passes anything, except what is relaxed. So behind a fence whose data is still on its way all
-// wait, longer than O5 asks.
+// advance moves the commands whose data has arrived to posts. The endpoint decides from the order of posting which
+// of them may start. So no command passes a fence and no fence passes a command; on a strict handle only relaxed
+// commands pass others. While the data of a fence is on its way, everything behind it waits, which is more than O5
+// asks.
 func (h *handle) advance() {
 	for x := h.first; x != nil; {
 		next := x.next
@@ -132,7 +132,7 @@ func (h *handle) close() {
 	})
 }
 
-// statuses of an endpoint's completion, on the wire.
+// status returns the status on the wire for one of the endpoint's completions.
 func (h *handle) status(s rdma.Status) wire.Status {
 	switch s {
 	case rdma.StatusOK:

@@ -10,8 +10,8 @@ import (
 	"oneshot/transport/rdma"
 )
 
-// memory is the I/O memory as one device knows it. No peer has access to it: what is read and written on a
-// peer's behalf is said by our own work requests.
+// memory is the I/O memory as one device knows it. Peers have no access to it: only our own work requests move
+// their data. Its methods may be called from any goroutine.
 type memory struct {
 	dom     rdma.Domain
 	mu      sync.Mutex                    // held while regions changes
@@ -38,7 +38,7 @@ func (m *memory) register(a *mem.Arena) error {
 	return nil
 }
 
-// deregister takes an arena away of which nothing is leased.
+// deregister removes an arena of which nothing is leased.
 func (m *memory) deregister(a *mem.Arena) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

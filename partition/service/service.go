@@ -38,11 +38,11 @@ import (
 type Request struct {
 	Name     string             // STORE/PARTITION or uuid:UUID
 	Identity partition.Identity // proved
-	Want     rdma.Rights        // 0: all that there are for him
-	Order    rdma.Order         // how he will use it
+	Want     rdma.Rights        // 0: all that the identity has
+	Order    rdma.Order         // that of the client's queue pair
 	Via      string             // device and address, for people
-	// Gone is called when the partition changes or goes, or the rights do: once, from any goroutine. It does not
-	// block.
+	// Gone is for the Opener to call, once and from any goroutine, when rights are revoked, or the partition is
+	// deleted, renamed or made smaller. It does not block.
 	Gone func(error)
 }
 
@@ -57,8 +57,11 @@ type Endpoint interface {
 	Close()
 }
 
-// Opener opens partitions. An error that wraps rdma.ErrNoEndpoint says no more than that there is none for him.
+// Opener opens partitions. Its methods may be called from any goroutine.
 type Opener interface {
+	// Open returns the partition with some of the rights that are wanted. The Endpoint belongs to the caller, who
+	// closes it. An error that wraps rdma.ErrNoEndpoint says only that this identity cannot open such a partition,
+	// not whether it exists.
 	Open(ctx context.Context, q Request) (Endpoint, error)
 	// List returns what an identity may reach, sorted by name.
 	List(id partition.Identity) []rdma.Endpoint
@@ -69,7 +72,7 @@ type Config struct {
 	Device rdma.Device // of the queue pairs
 	Pool   *mem.Pool
 	Opener Opener
-	// Secret returns the secret of a client; false: there is no such client.
+	// Secret returns the secret of a client; false: there is no such client. nil: only clients without a name.
 	Secret func(name string) ([]byte, bool)
 	Logger *slog.Logger // nil: silence
 
@@ -79,8 +82,8 @@ type Config struct {
 
 	StartTimeout time.Duration // for a connection to get its first handle; 10 s
 	Penalty      time.Duration // what a wrong proof costs; 1 s
-	// Patience is how long a client may leave RDMA Reads and responses unanswered before its connection is
-	// ended, at least; 30 s.
+	// Patience is the time between two looks at a connection. One that waits for its client, and of which nothing
+	// has completed since the last look, is ended; 30 s.
 	Patience time.Duration
 }
 
@@ -100,8 +103,8 @@ const (
 type Service struct {
 	cfg    Config
 	log    *slog.Logger
-	far    memory        // as the device knows it
-	near   memory        // as the endpoints do
+	far    memory        // I/O memory as registered with Config.Device
+	near   memory        // as registered with ends
 	ends   *local.Device // has the endpoints
 	forget func()        // ends the registration of arenas
 	stop   chan struct{} // ends watch
@@ -110,12 +113,12 @@ type Service struct {
 	mu       sync.Mutex // taken after conn.mu
 	conns    map[*conn]struct{}
 	starting list.List          // *conn without a handle, the oldest first
-	sessions map[uint64]*handle // those that may be gone on with
+	sessions map[uint64]*handle // which clients may continue on another connection
 	closing  bool
 	none     *sync.Cond // conns is empty
 }
 
-// New makes a service. Close has to be called in the end.
+// New makes a service, or says why partitions cannot be served over the device. The caller has to call Close.
 func New(cfg Config) (*Service, error) {
 	or := func(v *time.Duration, d time.Duration) {
 		if *v <= 0 {
@@ -169,7 +172,7 @@ func New(cfg Config) (*Service, error) {
 	return s, nil
 }
 
-// limit is how long a READ or WRITE may be.
+// limit returns the most bytes of a READ or WRITE.
 func (s *Service) limit() int {
 	n := int64(maxLength)
 	for n > s.cfg.Memory && n > mem.PageSize {
@@ -206,7 +209,7 @@ var (
 	errClosing = errors.New("the service is closing")
 )
 
-// Accept serves a connection that somebody wants, or rejects it and says why.
+// Accept serves the connection that req asks for, or rejects it and says why.
 func (s *Service) Accept(req rdma.Request) error {
 	if !Wants(req) {
 		return errors.Join(errNotOurs, req.Reject(nil))
@@ -280,7 +283,7 @@ func (s *Service) ended(c *conn) {
 	s.mu.Unlock()
 }
 
-// watch ends connections whose clients take nothing.
+// watch looks at all connections until the service is closed.
 func (s *Service) watch() {
 	t := time.NewTicker(s.cfg.Patience)
 	defer t.Stop()
@@ -294,7 +297,7 @@ func (s *Service) watch() {
 	}
 }
 
-// look ends the connections that have work at the client of which nothing has come since the last look.
+// look ends the connections whose work at the client has made no progress since the last look.
 func (s *Service) look() {
 	for _, c := range s.list() {
 		c.mu.Lock()
@@ -315,15 +318,15 @@ func (s *Service) list() (cs []*conn) {
 	return cs
 }
 
-// Connections returns how many there are.
+// Connections returns how many connections there are.
 func (s *Service) Connections() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.conns)
 }
 
-// Close ends all connections, waits for the operations that stores are at, and gives the device back what the
-// service has of it. Listeners are the owner's, and have to be closed before.
+// Close ends all connections, waits until stores have ended their operations, and frees what the service has of
+// the device. The owner closes the listeners first.
 func (s *Service) Close() error {
 	s.mu.Lock()
 	s.closing = true

@@ -15,8 +15,8 @@
 // can be.
 //
 // The works of an endpoint go to the store as they are: the scatter/gather list is the list of segments of
-// the store's operation, and nothing is copied here. A store that answers at once is done with in Post; the
-// completion is in the queue before Post returns.
+// the store's operation, and nothing is copied here. If the store answers at once, the completion is in the
+// queue before Post returns.
 package local
 
 import (
@@ -35,10 +35,10 @@ type Config struct {
 	Name   string       // for people; "": local
 	// STags is how many regions, windows and endpoints there may be at a time. 0: 64 Ki.
 	STags int
-	// MaxReads is what Reads of queue pairs says at most. 0: 128.
+	// MaxReads is the most that Reads of a queue pair returns. 0: 128.
 	MaxReads int
-	// Parallel is how many bytes of a Read or Write of an endpoint are one operation of the store: longer
-	// ones are several, which run in parallel. 0: 1 MiB.
+	// Parallel is the most bytes of one operation of the store: a longer Read or Write of an endpoint becomes
+	// several operations, which run in parallel. 0: 1 MiB.
 	Parallel int64
 	// AcceptTimeout bounds how long the owner of a listener may take to accept, 0: 10 s; LingerTime how long
 	// a pair may take to end in good order, 0: 3 s.
@@ -66,7 +66,7 @@ var (
 	errLinger  = errors.New("local: the peer does not take what was sent before the end")
 )
 
-// Device is the device.
+// Device implements rdma.Device. Its methods may be called from any goroutine.
 type Device struct {
 	cfg    Config
 	log    *slog.Logger

@@ -39,18 +39,19 @@ type Opened struct {
 	Close func()
 }
 
-// Opener opens the endpoint called name for somebody who wants those rights; 0: all that there are for him.
-// It grants some of them. It calls gone, from any goroutine, when the endpoint changes or goes: rights are
-// revoked, the partition is deleted, or is to have another name or a smaller size. Then the STag of the queue pair is invalid: works
-// under way end, later ones fail with rdma.StatusRemoteAccess, and with them the queue pair. gone does not
-// block. Without such an endpoint the error is, or wraps, rdma.ErrNoEndpoint.
+// Opener opens the endpoint called name, and grants some of the rights that are wanted; 0: all that the opener can
+// grant. The device calls Close of what it returns. If there is no such endpoint, the error wraps rdma.ErrNoEndpoint.
+//
+// The opener calls gone, from any goroutine, when rights are revoked, or the partition is deleted, renamed or made
+// smaller. Then the STag of the queue pair is invalid: works under way end, the next one fails with
+// rdma.StatusRemoteAccess, and the queue pair ends. gone does not block.
 type Opener func(ctx context.Context, name string, want rdma.Rights, gone func(error)) (Opened, error)
 
 // endpoint is the far end of a queue pair that is a store.
 //
 // Whoever holds mu drives it: Post, or the store when it has completed something. Completions come by way of
-// ready, for the store may complete while somebody holds mu, within Submit even. Who completes never waits
-// for mu: if he does not get it, the holder looks at ready before it goes.
+// ready, because the store may complete while somebody holds mu, even within Submit. The store never waits
+// for mu: if mu is taken, its holder looks at ready before it lets go.
 type endpoint struct {
 	q      *queuePair
 	m      Medium
@@ -270,7 +271,7 @@ func (e *endpoint) abort(err error) {
 	e.unlock()
 }
 
-// stop has nothing start any more. The lock is held.
+// stop sees to it that nothing starts any more. The lock is held.
 func (e *endpoint) stop(err error) {
 	if !e.over && !e.ended {
 		e.over, e.err = true, err

@@ -103,7 +103,7 @@ var (
 	errOver          = errors.New("local: the request is answered, or was given up")
 )
 
-// request is a connection that is wanted.
+// request asks for a connection.
 type request struct {
 	l      *listener
 	from   *queuePair

@@ -26,8 +26,8 @@ func (d *Device) drop(r *stag.Ref) {
 	}
 }
 
-// quiet waits until nothing refers to the memory of s, which allows no access any more. References last no
-// longer than a copy takes.
+// quiet invalidates s, if nobody has, and waits until nothing refers to its memory. References last no longer
+// than a copy takes.
 func (d *Device) quiet(s stag.STag) {
 	d.still.L.Lock()
 	defer d.still.L.Unlock()

@@ -191,7 +191,7 @@ func (q *queuePair) claim() error {
 	return nil
 }
 
-// connect ends that, with set, unless the queue pair was closed in the meantime.
+// connect makes the queue pair connected and calls set, unless it was closed since claim. It reports whether it did.
 func (q *queuePair) connect(set func()) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()

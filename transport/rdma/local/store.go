@@ -12,7 +12,7 @@ import (
 	"oneshot/transport/rdma/soft"
 )
 
-// stage is what comes next of a work.
+// stage is the part of a work that is under way.
 //
 //	start ─► [flush before] ─► main ─► [flush behind] ─► end
 type stage uint8
@@ -52,7 +52,7 @@ func (p *piece) OpDone(*backend.Op) {
 	}
 }
 
-// push has the endpoint go on with w, at the latest when the batch is over of which it is.
+// push hands w to the endpoint, which goes on with it at once, or at the end of the batch that w belongs to.
 func (e *endpoint) push(w *work) {
 	for {
 		w.below = e.ready.Load()

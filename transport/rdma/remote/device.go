@@ -34,19 +34,19 @@ type Config struct {
 	Pool   *mem.Pool   // of the memory of messages, 64 KiB for each queue pair; nil: one of its own
 	Logger *slog.Logger
 
-	// Name and Secret are those of the client; without a name it is anonymous. A service that does not know the secret is
-	// not used.
+	// Name and Secret are those of the client; without a name it is anonymous. Connect fails at a service that does
+	// not prove that it knows the secret, too.
 	Name   string
 	Secret []byte
 
-	// Static registers memory with remote access, rather than to advertise it for one request. It is so where the
-	// device has no one-shot. Elements of scatter/gather lists have to be whole units then, and the peer can reach
+	// Static registers memory with remote access instead of advertising it for one request. It is always on over a
+	// device without one-shot. Elements of scatter/gather lists have to be whole units then, and the service can reach
 	// the memory as long as it is registered.
 	Static bool
 
-	// Patience is how long a lost connection is tried to get back, 0: 30 s; less than 0: not at all.
+	// Patience is how long the device tries to restore a lost connection, 0: 30 s; less than 0: it does not try.
 	Patience time.Duration
-	// Timeout bounds the greeting, 0: 10 s.
+	// Timeout bounds each attempt to connect, the greeting included, 0: 10 s.
 	Timeout time.Duration
 }
 
@@ -58,7 +58,7 @@ const (
 	maxCredits = 64
 )
 
-// Device is the device.
+// Device implements rdma.Device. Its methods may be called from any goroutine.
 type Device struct {
 	cfg    Config
 	log    *slog.Logger
@@ -189,7 +189,7 @@ type region struct {
 	access rdma.Access
 }
 
-// below returns e for the device below, or says what is wrong with it.
+// sge returns e for the device below, or says what is wrong with it.
 func (d *domain) sge(e *rdma.SGE, need rdma.Access) (_ rdma.SGE, what string) {
 	r, ok := e.Region.(*region)
 	switch {

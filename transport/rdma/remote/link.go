@@ -123,7 +123,7 @@ func (q *queuePair) use(l *link, m *wire.AttachedMessage) {
 	q.link = l
 }
 
-// dial makes a connection and attaches the partition. The link has to be closed in any case, if there is one.
+// dial makes a connection and attaches the partition. The caller closes the link, if there is one, after an error, too.
 func (q *queuePair) dial(ctx context.Context) (*link, *wire.AttachedMessage, error) {
 	d := q.dev
 	l := &link{q: q, inbox: make(chan []byte, 1), gone: make(chan struct{})}

@@ -30,7 +30,7 @@ type queuePair struct {
 	name   string // of the partition
 	want   rdma.Rights
 	done   chan struct{} // closed when it has ended
-	// redials are the goroutines that make a connection anew. They are started as long as state is connected.
+	// redials are the goroutines that make a connection anew. They are started only while state is connected.
 	redials sync.WaitGroup
 
 	mu     sync.Mutex // taken before the locks of the device below
@@ -222,7 +222,7 @@ func (q *queuePair) unlockAndFire() {
 	q.sendCQ.Fire()
 }
 
-// stop has nothing sent any more. The lock is held.
+// stop sees to it that nothing is sent any more. The lock is held.
 func (q *queuePair) stop(err error) {
 	if !q.over {
 		q.over, q.err = true, err

@@ -283,7 +283,7 @@ func (q *queuePair) post() {
 	case err == nil || errors.Is(err, rdma.ErrFull) || errors.Is(err, rdma.ErrWindow) || errors.Is(err, rdma.ErrDisconnected):
 		return // there will be a completion, or the end of the connection
 	}
-	// Memory of the owner that the device below does not know any more: nothing but the work is wrong.
+	// The owner has deregistered memory of this work. That ends the queue pair, and is the fault of this work alone.
 	q.stop(err)
 	p := q.senders[0]
 	w := p.w

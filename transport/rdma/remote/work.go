@@ -38,13 +38,14 @@ type work struct {
 	status rdma.Status
 	err    error
 	failed int64 // where the first failure is
-	// harmless: that it has failed is no reason for a fence not to be executed.
+	// harmless: a fence behind it is executed although it has failed.
 	harmless bool
 	seq      uint64
 }
 
-// gate is a request of no octets that stands for the fence of a work: one that is sent as several requests,
-// for only the first of them is to wait; or one of which is known already that it is not to be executed.
+// gate is how far a request of no octets has come that carries the fence in place of its work. There is one if the
+// work takes several requests, because only the first of them would wait, and if it is known already that the work
+// is not to be executed.
 type gate uint8
 
 const (
