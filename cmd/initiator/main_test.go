@@ -94,6 +94,7 @@ func TestErrors(t *testing.T) {
 		says   string
 		args   []string
 	}{
+		{2, "nothing to do: name a command, such as ls, read or bench; initiator --help explains", nil},
 		{2, "unknown command", []string{"lst"}},
 		{2, "usage: initiator ls URL", []string{"ls"}},
 		{2, "unknown flag", []string{"ls", "--x", at}},

@@ -76,7 +76,9 @@ RDMA over iWARP needs no card and no kernel module.`,
 			}
 			return nil
 		},
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+		RunE: func(c *cobra.Command, _ []string) error {
+			return &usageError{fmt.Errorf("nothing to do: name a command, such as ls, read or bench; %s --help explains", c.Name())}
+		},
 	}
 	p := root.PersistentFlags()
 	p.StringVar(&f.name, "initiator-name", initiator.DefaultName, "iSCSI `NAME` of this initiator")
