@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"errors"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +16,8 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"oneshot/test/targettest"
 )
 
 func TestMain(m *testing.M) {
@@ -27,6 +30,7 @@ func TestScripts(t *testing.T) {
 		Dir:                 "testdata/script",
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
+		Setup:               reservePorts,
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"status": cmdStatus,
 			"start":  cmdStart,
@@ -34,6 +38,35 @@ func TestScripts(t *testing.T) {
 			"hangup": cmdHangup,
 		},
 	})
+}
+
+// reservePorts has $PORT1, $PORT2 and $PORT_OF_6 stand for free ports, the last one of ::1, in the script and in its files.
+func reservePorts(env *testscript.Env) error {
+	var names []string
+	for name, ip := range map[string]string{"PORT1": "127.0.0.1", "PORT2": "127.0.0.1", "PORT_OF_6": "::1"} {
+		at, release, err := targettest.Reserve(netip.MustParseAddr(ip))
+		if err != nil {
+			return err
+		}
+		env.Defer(release)
+		port := strconv.Itoa(int(at.Port()))
+		env.Setenv(name, port)
+		names = append(names, "$"+name, port)
+	}
+	files, err := filepath.Glob(filepath.Join(env.WorkDir, "*"))
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			continue // a directory
+		}
+		if err := os.WriteFile(f, []byte(strings.NewReplacer(names...).Replace(string(b))), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // process is the daemon that cmdStart has started.

@@ -22,6 +22,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -30,6 +31,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -120,26 +123,52 @@ func namesVariable(config, name string) bool {
 	return found
 }
 
-// reserve reserves a free loopback port with a socket that is bound but does not
-// listen. The kernel gives the port to nobody else, but the daemon, whose listener
-// sets SO_REUSEADDR as this socket does, may listen on it.
+// reserve reserves a port until the end of the test.
 func (t *Target) reserve() (string, error) {
-	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	addr, release, err := Reserve(netip.AddrFrom4([4]byte{127, 0, 0, 1}))
 	if err != nil {
-		return "", fmt.Errorf("targettest: reserve a port: %w", err)
+		return "", err
 	}
-	t.tb.Cleanup(func() { syscall.Close(fd) })
-	if err := syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1); err != nil {
-		return "", fmt.Errorf("targettest: reserve a port: %w", err)
+	t.tb.Cleanup(release)
+	return addr.String(), nil
+}
+
+// Reserve reserves a free port of a loopback address until release is called, with a
+// socket that is bound but does not listen. The kernel gives the port to nobody else,
+// but the daemon, whose listener sets SO_REUSEADDR as this socket does, may listen on it.
+func Reserve(ip netip.Addr) (addr netip.AddrPort, release func(), err error) {
+	domain, at := unix.AF_INET6, unix.Sockaddr(&unix.SockaddrInet6{Addr: ip.As16()})
+	if ip.Is4() {
+		domain, at = unix.AF_INET, &unix.SockaddrInet4{Addr: ip.As4()}
 	}
-	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
-		return "", fmt.Errorf("targettest: reserve a port: %w", err)
-	}
-	sa, err := syscall.Getsockname(fd)
+	fd, err := unix.Socket(domain, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return "", fmt.Errorf("targettest: reserve a port: %w", err)
+		return addr, nil, fmt.Errorf("targettest: reserve a port: %w", err)
 	}
-	return fmt.Sprintf("127.0.0.1:%d", sa.(*syscall.SockaddrInet4).Port), nil
+	port, err := bind(fd, at)
+	if err != nil {
+		unix.Close(fd)
+		return addr, nil, fmt.Errorf("targettest: reserve a port of %v: %w", ip, err)
+	}
+	return netip.AddrPortFrom(ip, port), func() { unix.Close(fd) }, nil
+}
+
+// bind binds a socket to a port that the kernel chooses.
+func bind(fd int, at unix.Sockaddr) (port uint16, err error) {
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+		return 0, err
+	}
+	if err := unix.Bind(fd, at); err != nil {
+		return 0, err
+	}
+	sa, err := unix.Getsockname(fd)
+	switch sa := sa.(type) {
+	case *unix.SockaddrInet4:
+		return uint16(sa.Port), err
+	case *unix.SockaddrInet6:
+		return uint16(sa.Port), err
+	}
+	return 0, err
 }
 
 // Start starts the daemon, which must be down, with the configuration and the
