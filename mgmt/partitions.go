@@ -100,7 +100,7 @@ type Partition struct {
 	Problem string `json:"problem,omitempty"` // why it cannot be opened
 }
 
-// PartitionCache says how a partition may be cached.
+// PartitionCache says how a partition may be cached. The table keeps it, and nothing acts on it.
 type PartitionCache struct {
 	WriteMS uint32 `json:"write_ms"` // milliseconds that a write may wait before it is made durable
 }
