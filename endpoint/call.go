@@ -41,12 +41,12 @@ func (e *RestartedError) Error() string {
 	return fmt.Sprintf("endpoint: the store was opened again since the last flush: writes numbered above %d may be gone; write them again", e.Durable)
 }
 
-// lineage is what completions have told of numbers, to notice another generation.
+// lineage is what completions have told of the numbers of writes. It notices another generation.
 type lineage struct {
 	known      bool
 	generation uint16
 	durable    uint64 // the newest watermark of it
-	unflushed  uint64 // WriteAts that completed since a Flush began that ended well
+	unflushed  uint64 // WriteAts that no Flush has covered: completed after the last good one began
 	lost       *RestartedError
 }
 
@@ -67,13 +67,15 @@ func (l *lineage) see(c *rdma.Completion) {
 	l.durable = max(l.durable, c.Durable)
 }
 
-// ReadAt fills p, memory from Alloc, with what is at off. Both are of whole units (Info).
+// ReadAt fills p, memory from Alloc, with the bytes at off. Length and offset are multiples of the unit (Info). Errors
+// are an *Error or a *RightsError, or the reason why there is no connection. If ctx ends the wait, p belongs to the
+// endpoint until Close.
 func (e *Endpoint) ReadAt(ctx context.Context, p []byte, off int64) error {
 	return e.do(ctx, rdma.OpRead, p, off)
 }
 
 // WriteAt writes p, memory from Alloc, at off: when it returns, everybody who reads sees it. A power cut may
-// take it back until Flush. Both are of whole units (Info).
+// take it back until Flush. Lengths, errors and the end of ctx are as for ReadAt.
 func (e *Endpoint) WriteAt(ctx context.Context, p []byte, off int64) error {
 	return e.do(ctx, rdma.OpWrite, p, off)
 }
@@ -113,7 +115,7 @@ func (e *Endpoint) do(ctx context.Context, op rdma.Opcode, p []byte, off int64) 
 	begin := time.Now()
 	for tries := 0; ; tries++ {
 		conn := e.now.Load()
-		// An endpoint ends the connection of who asks for what he may not have.
+		// An endpoint ends the connection of a user who asks for what he may not have.
 		if have := conn.info.Rights; have&rights[op] == 0 {
 			return &RightsError{conn.info.Name, rights[op], have}
 		}
@@ -174,7 +176,7 @@ func (e *Endpoint) once(ctx context.Context, conn *conn, w rdma.Work, sge rdma.S
 		if _, err = conn.post(k.ws[:]); err == nil {
 			break
 		}
-		if errors.Is(err, rdma.ErrFull) { // by who posts more than MaxWork: he has to poll
+		if errors.Is(err, rdma.ErrFull) { // the caller has posted more than MaxWork, and has to poll
 			if err = pause(ctx, 0); err == nil {
 				continue
 			}
@@ -208,8 +210,8 @@ func (e *Endpoint) once(ctx context.Context, conn *conn, w rdma.Work, sge rdma.S
 }
 
 // Reconnect makes a new connection after the old one has ended, if no call has done so yet, and tries for as
-// long as Options.Retry says. What was posted on the old one completes. Info may be another one afterwards: a
-// partition that was resized ends its connections.
+// long as Options.Retry says. What was posted on the old one completes. Info may have changed afterwards: a
+// partition that is made smaller ends its connections.
 func (e *Endpoint) Reconnect(ctx context.Context) error {
 	c := e.posts.Load()
 	if err := e.renew(ctx, c); err != nil {
@@ -248,7 +250,7 @@ func (e *Endpoint) renew(ctx context.Context, old *conn) error {
 	}
 }
 
-// permanent reports whether to try again is in vain.
+// permanent reports whether another try would fail in the same way.
 func permanent(err error) bool {
 	if errors.Is(err, rdma.ErrNoEndpoint) || errors.Is(err, rdma.ErrUnsupported) {
 		return true

@@ -10,7 +10,7 @@ import (
 	"oneshot/transport/rdma/verbs"
 )
 
-// dial returns a device that reaches u, the address for its Connect, and what gives the device back.
+// dial returns a device that reaches u, the address for its Connect, and a function that closes the device.
 func dial(u URL, o Options) (d rdma.Device, addr string, shut func() error, err error) {
 	if u.Scheme == Local {
 		if o.Device == nil || u.Socket != "" {

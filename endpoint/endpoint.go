@@ -10,9 +10,9 @@
 //
 // # Connections that end
 //
-// ReadAt, WriteAt and Flush connect again when the connection has ended, and repeat what they were about.
+// ReadAt, WriteAt and Flush connect again when the connection has ended, and repeat their operation.
 // What was posted completes with rdma.StatusFlushed or an error, and Post fails until its owner calls
-// Reconnect: he alone knows what may follow what was lost.
+// Reconnect, because only the owner knows what may be posted after operations that were lost.
 //
 // A store that was opened again, by a daemon that was restarted, may have lost what nobody had flushed. Then
 // numbers of writes have another generation (rdma.Generation), and Flush fails with a *RestartedError instead
@@ -37,10 +37,10 @@ import (
 
 // Options say how an endpoint is to be used.
 type Options struct {
-	// Device reaches rdma+local:// endpoints: that of the process which serves them. It stays its owner's.
+	// Device reaches rdma+local:// endpoints: that of the process which serves them. It still belongs to the caller.
 	Device rdma.Device
-	// Free has works run and complete in any order (rdma.FreeStart, rdma.FreeFinish); otherwise they are one
-	// after the other.
+	// Free lets works run and complete in any order (rdma.FreeStart, rdma.FreeFinish). Otherwise they take effect and
+	// complete in the order of posting.
 	Free bool
 	// Durable makes Open fail on an endpoint of which nothing outlives a power cut or the end of the process
 	// that serves it.
@@ -49,7 +49,7 @@ type Options struct {
 	Rights rdma.Rights
 	// MaxWork is how many works may be posted and not completed. 0: 64.
 	MaxWork int
-	// Retry bounds how long is tried to connect again. 0: one minute; negative: not at all.
+	// Retry bounds how long the library tries to connect again. 0: one minute; negative: it does not try.
 	Retry time.Duration
 }
 
@@ -67,7 +67,7 @@ type Endpoint struct {
 	opts Options
 	dev  rdma.Device
 	addr string       // what Connect takes
-	shut func() error // gives dev back
+	shut func() error // closes dev, if it is the library's
 	dom  rdma.Domain
 	cq   rdma.CompletionQueue
 
@@ -126,7 +126,8 @@ func (e *RightsError) Error() string {
 	return fmt.Sprintf("%s allows %q to this user, and %q is needed: ask for the rights with `target partition grant`", e.Name, e.Have, e.Want)
 }
 
-// Open connects with the partition that url names.
+// Open connects with the partition that url names; ctx is for that alone. The caller closes the Endpoint. Errors wrap
+// rdma.ErrNoEndpoint, a *VolatileError or a *RightsError if the partition is not there, or is not what o asks for.
 func Open(ctx context.Context, url string, o Options) (*Endpoint, error) {
 	u, err := ParseURL(url)
 	if err != nil {
@@ -207,7 +208,7 @@ func (e *Endpoint) suits(i *rdma.Endpoint) error {
 	return nil
 }
 
-// Info describes the endpoint as it was when it was last connected. STag and Base are the library's affair.
+// Info describes the endpoint as it was when it was last connected. STag and Base are for the library alone.
 func (e *Endpoint) Info() rdma.Endpoint { return e.now.Load().info }
 
 // Counters are those of the connection.
@@ -272,9 +273,10 @@ var (
 	errOwnID   = "ID with the uppermost bit set, which is the library's"
 )
 
-// Post posts works. RemoteSTag is filled in; RemoteOffset is counted from the start of the partition. IDs are
-// the caller's, with the uppermost bit clear. Errors are those of rdma.QueuePair; after rdma.ErrDisconnected
-// comes Reconnect. Nobody has more than Options.MaxWork posted and not polled.
+// Post posts works and returns how many were taken. RemoteSTag is filled in; RemoteOffset is counted in bytes from
+// the start of the partition. IDs are the caller's, with the uppermost bit clear. The memory of a work belongs to the
+// endpoint until its completion was polled. Errors are those of rdma.QueuePair; after rdma.ErrDisconnected call
+// Reconnect. The caller has at most Options.MaxWork works posted and not polled.
 func (e *Endpoint) Post(ws []rdma.Work) (int, error) {
 	c := e.posts.Load()
 	for i := range ws {
@@ -299,7 +301,7 @@ func (c *conn) post(ws []rdma.Work) (int, error) {
 	return n, err
 }
 
-// Poll takes completions of what was posted and returns how many. It never blocks.
+// Poll takes completions of works of Post and returns how many. It never blocks.
 func (e *Endpoint) Poll(cs []rdma.Completion) (n int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -421,7 +423,7 @@ func (e *Endpoint) Wait(ctx context.Context) error {
 	}
 }
 
-// Close ends the connection, and gives memory from Alloc back. Nothing else is called any more.
+// Close ends the connection, and frees the memory from Alloc. No other method is called during it or after it.
 func (e *Endpoint) Close() error {
 	e.connecting.Lock()
 	defer e.connecting.Unlock()

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Installs, upgrades, removes and purges the Debian package in a chroot made by debootstrap, as
-# root, with a daemon that serves meanwhile and an initiator outside. In the place of systemd,
-# which does not run in a chroot, stands a systemctl that starts and stops what the unit says.
+# root, while a daemon serves and an initiator outside writes to it. systemd does not run in a
+# chroot, so a script in the place of systemctl starts and stops what the unit says.
 #
 #   chroot-test.sh [ROOT]     ROOT is kept for the next time; default: one that is removed
 set -euo pipefail
@@ -67,7 +67,7 @@ go=${GO:-go}
 "$go" build -trimpath -o "$work/initiator" ./cmd/initiator
 new=$(packaging/deb.sh -v 2.0 "$work/target" "$work/initiator" "$work")
 
-# A package as they were before the commands had names of their own: the target is /usr/bin/target.
+# A package like those before the commands had names of their own: the target is /usr/bin/target.
 old=$work/oneshot_0.1_old.deb
 dpkg-deb -R "$new" "$work/old"
 mv "$work/old/usr/bin/oneshot" "$work/old/usr/bin/target"
@@ -108,8 +108,8 @@ grep -q 'level=info msg=stopped' "$root/run/oneshot.log" || fail "the old daemon
 grep -q "listen: \"127.0.0.1:$port\"" "$root/etc/oneshot/target.yaml" || fail "the upgrade has changed target.yaml"
 ! grep -q 'systemctl.* stop' "$root/run/systemctl.log" || fail "the upgrade stops the daemon before the new one is there"
 [ ! -e "$root/usr/bin/target" ] || fail "the upgrade leaves /usr/bin/target"
-# says PATTERN COMMAND...: the output of a command has the pattern. All of it is read: under pipefail a command
-# fails that is still writing when grep -q has seen enough.
+# says PATTERN COMMAND...: the output of a command has the pattern. It is read to its end first: under pipefail, a
+# command fails if it still writes when grep -q has seen enough.
 says() {
 	local pattern=$1 out
 	shift

@@ -26,12 +26,12 @@ put 755 "$target" usr/bin/oneshot
 put 755 "$initiator" usr/bin/oneshot-initiator
 docs=$tree/.docs
 mkdir "$docs"
-"$tree/usr/bin/oneshot" docs "$docs" # they say what they are called
+"$tree/usr/bin/oneshot" docs "$docs" # the pages name the program as it is called here
 "$tree/usr/bin/oneshot-initiator" docs "$docs"
 
 put 644 "$here/oneshot.service" lib/systemd/system/oneshot.service
 put 644 "$here/oneshot-attach@.service" "lib/systemd/system/oneshot-attach@.service"
-install -d -m 750 "$tree/etc/oneshot/attach" # of secrets
+install -d -m 750 "$tree/etc/oneshot/attach" # its files have secrets
 put 640 "$here/target.yaml" etc/oneshot/target.yaml
 for page in "$docs"/*.1; do
 	gzip -9n "$page"
@@ -91,7 +91,8 @@ Description: block-storage target for iSCSI and iSER
  again without disturbing sessions, figures for Prometheus.
  .
  The commands are oneshot, the target, and oneshot-initiator, which lists, reads,
- writes and measures the disks of iSCSI targets without the kernel's help.
+ writes and measures the disks of iSCSI targets without the kernel's help, and
+ attaches them as block devices, for which it needs the kernel's module nbd.
 CONTROL
 (cd "$tree" && find . -type f -not -path './DEBIAN/*' -printf '%P\n' | LC_ALL=C sort | xargs md5sum > DEBIAN/md5sums)
 

@@ -46,10 +46,10 @@ func (r Rights) String() string {
 
 // Identity is who asks, as far as that is proved.
 type Identity struct {
-	Local bool     // UID and GIDs are what the kernel said of the peer of a Unix socket
-	UID   uint32   //
-	GIDs  []uint32 //
-	Name  string   // proved by a shared secret; empty: none
+	Local bool // UID and GIDs are valid: the kernel said them of the peer of a Unix socket
+	UID   uint32
+	GIDs  []uint32
+	Name  string // proved by a shared secret; empty: none
 }
 
 type whoKind uint8

@@ -53,20 +53,20 @@ func (e *NoTableError) Blank() bool {
 	return errors.Is(e.A, errBlank) && errors.Is(e.B, errBlank)
 }
 
-// UnknownError says that there is no partition of a name.
+// UnknownError says that there is no partition of that name.
 type UnknownError struct{ Name string }
 
 func (e *UnknownError) Error() string { return fmt.Sprintf("there is no partition %q", e.Name) }
 
-// InUseError says that something waits for the end of a partition's use.
+// InUseError says that a partition cannot be opened or changed, because it is in use.
 type InUseError struct{ Name string }
 
 func (e *InUseError) Error() string {
 	return fmt.Sprintf("partition %q is in use: end its endpoints and LUNs first", e.Name)
 }
 
-// FitError says that a partition reaches beyond a store that has shrunk, or that its place does not
-// suit the store's blocks.
+// FitError says that a partition reaches beyond the end of a store that has shrunk, or does not begin and
+// end with a block of the store.
 type FitError struct {
 	Name           string
 	End, StoreSize int64 // bytes
@@ -80,8 +80,8 @@ func (e *FitError) Error() string {
 	return fmt.Sprintf("partition %q does not begin and end with a block of the store: blocks are now of %d bytes", e.Name, e.BlockSize)
 }
 
-// Open reads the table of store. Its errors leave the store with the caller. One that has no table
-// gives a *NoTableError, and is not written to.
+// Open reads the table of store, which belongs to the Set from then on; after an error it stays the caller's. A
+// store without a table is not written to, and the error is a *NoTableError.
 func Open(store backend.Store) (*Set, error) {
 	tables, why, err := load(store)
 	if err != nil {
@@ -111,8 +111,8 @@ func current(tables [2]*Table) int {
 	return 0
 }
 
-// load reads both slots; for each that has no table, why. A slot that cannot be read has none: a
-// medium may answer so where a write was cut off.
+// load reads both slots. why says of each why it has no table. A slot that cannot be read has none: a
+// medium may fail to read a block whose write was cut off.
 func load(store backend.Store) (tables [2]*Table, why [2]error, err error) {
 	if size := store.Info().Size; size <= firstByte {
 		return tables, why, fmt.Errorf("the store has %d bytes: a partition table takes the first %d, and partitions come behind", size, firstByte)
@@ -128,9 +128,9 @@ func load(store backend.Store) (tables [2]*Table, why [2]error, err error) {
 	return tables, why, nil
 }
 
-// Init makes an empty table on store. If the first MiB holds anything but zeroes it refuses, unless
-// forced. A forced one over a valid table is a change of it: after a crash the old or the new one is
-// in force. Its errors leave the store with the caller.
+// Init makes an empty table on store, which belongs to the Set from then on; after an error it stays the
+// caller's. It refuses if the first MiB holds anything but zeroes (*NotEmptyError), unless forced. Over a valid
+// table it is a change of that table: after a crash the old one or the new one is in force.
 func Init(store backend.Store, force bool) (*Set, error) {
 	tables, _, err := load(store)
 	if err != nil {
@@ -245,8 +245,8 @@ func (s *Set) Table() *Table {
 	return s.table
 }
 
-// Other says why Open could not use the slot that is not in force, if something other than zeroes
-// stands there: the table in force may be older than the administrator expects. It is nil after a change.
+// Other says why Open could not use the slot that is not in force, unless that holds zeroes. If it is not nil,
+// the table in force may be older than the administrator expects. It is nil after a change.
 func (s *Set) Other() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -256,8 +256,8 @@ func (s *Set) Other() error {
 // Free returns the ranges that no partition has.
 func (s *Set) Free() []Range { return s.Table().free(s.store.Info().Size) }
 
-// Fits returns a *FitError if the store has shrunk below the end of p, or has other blocks now. Others
-// are served nevertheless.
+// Fits returns a *FitError if the store has shrunk below the end of p, or has blocks of another size now. Other
+// partitions can be used nevertheless.
 func (s *Set) Fits(p *Partition) error {
 	i := s.store.Info()
 	if b := int64(i.BlockSize); p.end() > i.Size || p.Offset%b != 0 || p.Size%b != 0 {
@@ -266,7 +266,7 @@ func (s *Set) Fits(p *Partition) error {
 	return nil
 }
 
-// change makes a change and puts it in force: f changes a copy of the table. mu is not held.
+// change puts a changed table in force: f changes a copy of the one that is. mu is not held.
 func (s *Set) change(match uint64, f func(t *Table, storeSize int64) error) error {
 	s.changing.Lock()
 	defer s.changing.Unlock()
@@ -375,9 +375,8 @@ type Change struct {
 	Revoke  []Who // their lines go, before those of Grant come
 }
 
-// Alter changes a partition, in all or in nothing. Where it becomes larger the new octets are zeroes,
-// and what its views know of its size grows. A grant replaces the lines of the same Who. match is as
-// in Create.
+// Alter makes all of a change or nothing of it. If the partition becomes larger, its new octets are zeroes, and
+// its view grows. A grant replaces the lines of the same Who. match is as in Create.
 func (s *Set) Alter(match uint64, name string, c Change) error {
 	var held UUID
 	err := s.change(match, func(t *Table, storeSize int64) error {
@@ -401,8 +400,8 @@ func (s *Set) Alter(match uint64, name string, c Change) error {
 	return err
 }
 
-// Try returns why Alter would refuse a change that makes the partition no larger, as far as the table tells, or
-// nil. So nobody who uses the partition is disturbed in vain.
+// Try returns why Alter would refuse a change that does not make the partition larger, as far as the table tells,
+// or nil. Callers ask before they end the endpoints that are in the way of the change.
 func (t *Table) Try(name string, c Change) error {
 	t = t.clone()
 	p := t.find(name)
@@ -469,7 +468,7 @@ func (s *Set) resize(t *Table, p *Partition, size, storeSize int64) error {
 }
 
 // Delete takes the entry of a partition out of the table. Its octets stay, unless erase is set: then they are
-// discarded first, so that what a crash interrupts can be repeated. No view is open.
+// discarded first, so that a Delete that a crash has interrupted can be repeated. No view is open.
 func (s *Set) Delete(match uint64, name string, erase bool) error {
 	var held UUID
 	err := s.change(match, func(t *Table, storeSize int64) error {
@@ -514,8 +513,9 @@ func (s *Set) unreserve(u UUID) {
 	}
 }
 
-// View opens a partition, which then is in use until the view is closed. There is one view of a
-// partition at a time: what belongs to its bytes, such as range locks, lives in the volume above it.
+// View opens a partition, which is in use until the caller closes the view. A partition has one view at a
+// time, because what belongs to its bytes, such as range locks, lives in the one volume above it. Errors are
+// *UnknownError, *InUseError and *FitError.
 func (s *Set) View(name string) (backend.Store, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

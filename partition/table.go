@@ -60,7 +60,8 @@ type Partition struct {
 	unknown      fields
 }
 
-// Cache says how a partition may be cached.
+// Cache says how a partition may be cached. It is kept in the table, and nothing acts on it: how long a write waits
+// is a matter of the whole store (backend/aging).
 type Cache struct {
 	WriteMS uint32 // milliseconds that a write may wait before it is made durable
 	unknown fields

@@ -29,8 +29,8 @@ func (v *View) Info() backend.Info { return v.part.Info() }
 // Submit does op within the partition.
 func (v *View) Submit(op *backend.Op) bool { return v.part.Submit(op) }
 
-// Pass says that batches are started in the store below, which also flushes by itself if it does. It passes no Metering: the space that the
-// whole store takes says nothing of a part.
+// Pass lets Batching and Aging through: the store below starts batches, and flushes by itself if it ages. Metering is
+// not passed, because the space that the whole store takes says nothing of a part.
 func (v *View) Pass(a backend.Ability) backend.Store {
 	if a == backend.Batching || a == backend.Aging {
 		return v.part
@@ -38,7 +38,7 @@ func (v *View) Pass(a backend.Ability) backend.Store {
 	return nil
 }
 
-// Identity is made of the partition's UUID. It lasts if the bytes below do.
+// Identity is made of the partition's UUID. It lasts if the bytes of the store below do.
 func (v *View) Identity() backend.Identity {
 	id := IdentityOf(v.uuid)
 	if backend.IdentityOf(v.set.store).Lasts() {
@@ -50,8 +50,8 @@ func (v *View) Identity() backend.Identity {
 // IdentityOf returns the identity of a partition, if its bytes last.
 func IdentityOf(u UUID) backend.Identity { return backend.Identity("partition-" + u.String()) }
 
-// Resize makes the partition larger, by a change of the table; see backend.Resizer. The size is that of
-// the table at any time, so 0 does nothing.
+// Resize makes the partition larger, by a change of the table; see backend.Resizer. A size of 0 asks to follow the
+// store below, and does nothing: the size is always that of the table.
 func (v *View) Resize(size int64) error {
 	if size == 0 || size == v.Info().Size {
 		return nil

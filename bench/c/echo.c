@@ -5,8 +5,8 @@
 //   echo serve PORT                                       on 127.0.0.1
 //   echo load PORT read|write SIZE DEPTH CONNECTIONS SECONDS
 //
-// Both ends are one thread with epoll, read as much as there is, and send what
-// that brought about with one writev. Build: cc -O2 -o echo echo.c
+// Both ends are one thread with epoll, which reads as much as there is and sends
+// all that follows from it with one writev. Build: cc -O2 -o echo echo.c
 #define _GNU_SOURCE
 #include "measure.h"
 #include <arpa/inet.h>
@@ -47,7 +47,7 @@ struct conn {
 	size_t have; // bytes in input
 	uint8_t input[INPUT];
 };
-// What a complete message brings about.
+// arrived is called for each complete message.
 static void (*arrived)(struct conn *, const struct header *);
 
 static int epfd;
@@ -165,7 +165,7 @@ static struct conn *add(int fd)
 	return c;
 }
 
-// turn waits once and serves what came; the event without a connection is a new one.
+// turn waits once and serves what came. An event without a connection announces a new one.
 static void turn(int listener)
 {
 	struct epoll_event events[64];

@@ -4,7 +4,7 @@
 //   load URL fill                 writes the whole unit once
 //
 // One thread serves all sessions. Every session keeps DEPTH commands of SIZE
-// bytes outstanding and has the figures of commands that began and ended within
+// bytes outstanding. The figures are those of the commands that ended within
 // SECONDS. Build: cc -O2 -o load load.c -liscsi
 #define _GNU_SOURCE
 #include "measure.h"

@@ -24,7 +24,7 @@ var errGone = errors.New("the partition has changed")
 type Host struct {
 	t      testing.TB
 	Device rdma.Device
-	// Info is what endpoints say; Rights are all there are.
+	// Info is what endpoints say of themselves; its Rights are the most that are granted.
 	Info rdma.Endpoint
 
 	mu     sync.Mutex

@@ -64,11 +64,11 @@ const (
 
 // Options say how a log is to be.
 type Options struct {
-	// Segment is how many bytes a segment has: what Truncate gives back is whole segments. 0: what the log has,
-	// and for a new one 64 MiB, or a quarter of the partition if that is less.
+	// Segment is the size of a segment in bytes; Truncate frees whole segments. 0: the size that the log has;
+	// a new log gets 64 MiB, or a quarter of the partition if that is less.
 	Segment int64
-	// Create makes a new log, whatever the partition holds. Without it a partition that holds no log is
-	// refused, unless zeroes stand where headers would be.
+	// Create makes a new log, whatever the partition holds. Without it, Open refuses a partition that holds
+	// neither a log nor zeroes where headers would be.
 	Create bool
 }
 
@@ -152,7 +152,8 @@ type Wait struct {
 	err error
 }
 
-// Wait returns when the record is durable, or with the error that keeps it from being so.
+// Wait returns nil when the record is durable, and an error if it was not added, or if nobody knows whether it is
+// durable.
 func (w Wait) Wait() error {
 	if w.err != nil {
 		return w.err
@@ -191,8 +192,8 @@ func (l *Log) Append(p []byte) (lsn uint64, w Wait) {
 
 func (l *Log) padded(n int64) int64 { return (n + l.block - 1) &^ (l.block - 1) }
 
-// makeRoom returns when an entry of that size can be taken into the open batch: it begins the epoch, and another
-// segment, if that has to be. The lock is held, and released meanwhile.
+// makeRoom returns when an entry of that size can be taken into the open batch: it begins the epoch, or another
+// segment, if it has to. The lock is held, and released while it waits.
 func (l *Log) makeRoom(size int64, forMark bool) error {
 	for {
 		switch {
@@ -301,8 +302,8 @@ func (l *Log) Durable() uint64 {
 	return l.durable
 }
 
-// Truncate says that records below lsn are not needed any more. It returns when that is durable, as far as it
-// gives segments back: these may be written again. Where it gives none back it is forgotten at a restart.
+// Truncate says that records below lsn are not needed any more. If that frees segments, it returns when this is
+// durable, and the segments may be written again. If it frees none, it is forgotten at a restart.
 func (l *Log) Truncate(lsn uint64) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -15,8 +15,8 @@ import (
 	"oneshot/volume"
 )
 
-// Endpoint is a partition as a queue pair uses it: a handle of its volume that counts. Whoever has opened it
-// sees to the rights that were granted. Its methods are as those of volume.Handle.
+// Endpoint is a partition as a queue pair uses it: a handle of its volume that counts operations. Whoever has
+// opened it enforces the rights that were granted. Its methods promise what those of volume.Handle do.
 type Endpoint struct {
 	*volume.Handle
 	part    *part
@@ -31,15 +31,15 @@ type Endpoint struct {
 	failed [failures]atomic.Uint64
 }
 
-// counter counts the operations of a class. A look at the clock costs more than most of them, so one in
-// sampled is timed, and stands for those that have completed since the one before it.
+// counter counts the operations of a class. A look at the clock costs more than most of them, so only one in
+// sampled is timed. Its time counts for all that have completed since the one that was timed before.
 type counter struct {
 	begun, done atomic.Uint64
 	bytes       atomic.Uint64
 
 	mu      sync.Mutex // a leaf; held by one operation in sampled, and by readers
 	timed   bool       // last is valid
-	last    int64      // nanoseconds that the last one took that was timed
+	last    int64      // nanoseconds that the last timed one took
 	settled uint64     // operations in buckets
 	buckets [latency.Buckets]uint64
 	sum     int64 // nanoseconds
@@ -67,7 +67,7 @@ func (c *counter) time(took int64) {
 // tell calls Gone.
 func (e *Endpoint) tell(err error) { e.gone.Do(func() { e.request.Gone(err) }) }
 
-// Describe says what was opened. Size is that of the moment when it was.
+// Describe says what was opened, with the size that it had then.
 func (e *Endpoint) Describe() rdma.Endpoint {
 	s := e.part.store
 	s.r.mu.Lock()
@@ -234,9 +234,9 @@ func failureOf(err error) Failure {
 	return FailedMedium
 }
 
-// Counts is what was done. It is a copy, and the caller's.
+// Counts is what was done. It is a copy, which belongs to the caller.
 type Counts struct {
-	Buckets  [classes][latency.Buckets]uint64 // operations by latency, by Class; one in 64 was timed for all
+	Buckets  [classes][latency.Buckets]uint64 // operations by Class and latency; see counter
 	SumNS    [classes]int64
 	Bytes    [classes]uint64 // of operations that ended well; none of Other
 	Failed   [failures]uint64

@@ -69,9 +69,10 @@ func (e *LimitError) Error() string {
 	return fmt.Sprintf("%d endpoints are open, and there may not be more: end some", e.Max)
 }
 
-// Open opens a partition for a queue pair. It grants what Want and the access lines have in common. What
-// Identity may not know to exist is an error that wraps rdma.ErrNoEndpoint: an unknown store or partition, or
-// one of which it has no right, or none of those wanted. Open may wait for the store.
+// Open opens a partition for a queue pair, and grants what Want and the access lines have in common. The error wraps
+// rdma.ErrNoEndpoint if there is no such store or partition, or if Identity has no right to it, or none of those
+// wanted: an identity does not learn what exists. Another error is a *LimitError, or one of the store. Open may wait
+// for the store. The caller closes the Endpoint.
 func (r *Registry) Open(ctx context.Context, q Request) (*Endpoint, error) {
 	s, uuid, err := r.find(q.Name)
 	if err != nil {

@@ -75,7 +75,7 @@ func (s *Store) Publish(name string, readOnly bool) {
 	s.recheck()
 }
 
-// Withdraw has nobody find the store any more. Close follows.
+// Withdraw takes the store off the list, so that nobody finds it any more. Close follows.
 func (s *Store) Withdraw() {
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
@@ -263,8 +263,8 @@ func (s *Store) Snapshot() Snapshot {
 // ErrHangs says that an endpoint did not end in time.
 var ErrHangs = errors.New("an endpoint has not ended: an operation hangs in the store")
 
-// Close ends the endpoints, closes the volumes, and the store. The LUNs have been released. If an endpoint
-// has not ended when ctx does, or a volume is not closed, the store stays open.
+// Close ends the endpoints, closes the volumes, and then the store. The LUNs have been released. If an endpoint
+// has not ended when ctx is done (ErrHangs), or a volume cannot be closed, the store stays open.
 func (s *Store) Close(ctx context.Context) error {
 	s.r.mu.Lock()
 	s.closed = true

@@ -24,7 +24,7 @@ const (
 // Nonce is a number used once.
 type Nonce [NonceLen]byte
 
-// Proof shows that one knows a secret.
+// Proof shows that its sender knows a secret.
 type Proof [ProofLen]byte
 
 // HelloMessage is the first message of a client.
@@ -248,14 +248,14 @@ type Greeting struct {
 	Client, Service Nonce
 }
 
-// ClientProof is the proof of an ATTACH: that of who knows secret.
+// ClientProof is the proof that an ATTACH has if the client knows secret.
 func (g *Greeting) ClientProof(secret []byte, m *AttachMessage) Proof {
 	x := *m
 	x.Proof = Proof{}
 	return g.proof(secret, "osp client", x.AppendTo(nil))
 }
 
-// ServiceProof is the proof of an ATTACHED.
+// ServiceProof is the proof that an ATTACHED has if the service knows secret.
 func (g *Greeting) ServiceProof(secret []byte, m *AttachedMessage) Proof {
 	x := *m
 	x.Proof = Proof{}

@@ -128,7 +128,7 @@ func Kind(b []byte) (o Op, isAnswer bool, err error) {
 	return o, b[1]&answer != 0, nil
 }
 
-// is looks whether b is a message of that kind, and not shorter than n.
+// is returns why b is no message of that kind with n octets or more, or nil.
 func is(b []byte, second byte, n int) error {
 	switch {
 	case len(b) < n:

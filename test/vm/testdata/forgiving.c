@@ -11,7 +11,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define ARENA ((size_t)1 << 36) /* reserved; only what is touched is there */
+#define ARENA ((size_t)1 << 36) /* address space; only pages that are touched take memory */
 #define ROOM 256
 #define LARGE 65536
 

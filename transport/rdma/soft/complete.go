@@ -14,7 +14,7 @@ type Queues struct {
 	past rdma.Counters // of those that are gone
 }
 
-// New makes a completion queue. It grows to what is asked of it. event may be nil.
+// New makes a completion queue, which grows as it has to. event may be nil.
 func (s *Queues) New(event func()) *CompletionQueue {
 	c := &CompletionQueue{of: s, event: event}
 	s.mu.Lock()
@@ -26,7 +26,7 @@ func (s *Queues) New(event func()) *CompletionQueue {
 	return c
 }
 
-// Own reports whether c is of this device.
+// Own reports whether c belongs to this device.
 func (s *Queues) Own(c *CompletionQueue) bool { return c.of == s }
 
 // InUse reports whether there are queues.
@@ -36,7 +36,7 @@ func (s *Queues) InUse() bool {
 	return len(s.open) > 0
 }
 
-// AddTo adds what has crossed all queues since there is the device.
+// AddTo adds what has crossed all queues in the life of the device.
 func (s *Queues) AddTo(sum *rdma.Counters) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -48,8 +48,9 @@ func (s *Queues) AddTo(sum *rdma.Counters) {
 	}
 }
 
-// CompletionQueue is a completion queue. Its event is called by whoever calls Fire, or else by a goroutine of the
-// queue's own, which is started when it is first needed: who posts may hold locks that the event wants.
+// CompletionQueue is a completion queue. Whoever calls Fire calls its event. Callers that may hold locks which the
+// event wants, such as those of Post, use Notify or Deliver: then a goroutine of the queue's own calls the event. It is
+// started when it is first needed.
 type CompletionQueue struct {
 	of    *Queues
 	event func()
@@ -100,7 +101,7 @@ func (c *CompletionQueue) PushAll(xs []rdma.Completion) {
 	c.mu.Unlock()
 }
 
-// Deliver adds completions, and has event called if it is due, but not by the caller.
+// Deliver adds completions. If event is due, the queue's goroutine calls it.
 func (c *CompletionQueue) Deliver(xs ...rdma.Completion) {
 	if len(xs) == 0 {
 		return
@@ -179,7 +180,7 @@ func (c *CompletionQueue) call() {
 	c.mu.Lock()
 }
 
-// Notify has event called if it is due, but not by the caller.
+// Notify has the queue's goroutine call event if it is due.
 func (c *CompletionQueue) Notify() {
 	c.mu.Lock()
 	if c.due() && !c.running { // who runs looks again

@@ -13,7 +13,8 @@ import (
 // MaxMessage is how many bytes a scatter/gather list may have.
 const MaxMessage = 1 << 30
 
-// Memory is what a device knows of memory.
+// Memory is what a device knows of memory. Its methods, and those of its domains and regions, may be called from any
+// goroutine.
 type Memory struct {
 	Table *stag.Table
 
@@ -23,7 +24,7 @@ type Memory struct {
 	tags map[stag.STag]*Region // regions that may be invalidated
 }
 
-// Init begins with no regions, and room for so many STags.
+// Init makes m empty, with room for that many STags.
 func (m *Memory) Init(tags int) {
 	m.Table, m.tags = stag.NewTable(tags), make(map[stag.STag]*Region)
 }
@@ -213,8 +214,8 @@ func (r *Region) Deregister() error {
 	return m.Table.Deregister(r.tag)
 }
 
-// AppendSGL checks a scatter/gather list, and appends its memory and regions, and the sum of its octets.
-// What is not empty says what is wrong.
+// AppendSGL checks a scatter/gather list, appends its memory and its regions to segs and regions, and returns the sum
+// of its octets. what, if not empty, says what is wrong.
 func AppendSGL(segs [][]byte, regions []*Region, sgl []rdma.SGE, d *Domain, need rdma.Access, most int,
 ) (_ [][]byte, _ []*Region, n int, what string) {
 	if len(sgl) > most {

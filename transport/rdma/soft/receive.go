@@ -44,8 +44,8 @@ func (r *Receives) Init(d *Domain, depth, maxSGE int) {
 // Of reports whether the queue is of m's device.
 func (r *Receives) Of(m *Memory) bool { return r.domain.memory == m }
 
-// Post adds rs, in order, and returns how many were taken, as rdma.ReceiveQueue says. Who waits has to be
-// woken then.
+// Post adds rs, in order, and returns how many were taken, as rdma.ReceiveQueue says. The caller wakes those who
+// wait (WakeOne).
 func (r *Receives) Post(rs []rdma.Receive) (n int, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -71,7 +71,7 @@ func (r *Receives) Post(rs []rdma.Receive) (n int, err error) {
 
 // Take moves the oldest receive to into. False: there is none, and w, if set, waits until there is one.
 func (r *Receives) Take(into *Receive, w *Waiter) bool {
-	r.mu.Lock() // and no defer: here is little else
+	r.mu.Lock() // without defer, which would cost as much as the rest
 	if r.ring.Len() == 0 {
 		if w != nil && !w.waits {
 			w.waits = true
@@ -100,7 +100,7 @@ func (r *Receives) Scarce() bool {
 	return r.Len() < r.depth/2
 }
 
-// PutBack makes a receive that was taken the oldest one again. Who waits has to be woken then.
+// PutBack makes a receive that was taken the oldest one again. The caller wakes those who wait (WakeOne).
 func (r *Receives) PutBack(from *Receive) {
 	r.mu.Lock()
 	slot := r.ring.Back()

@@ -57,8 +57,8 @@ const char *os_load(os_find *find)
 // failed is the result of functions that set errno.
 static int failed(int rc) { return rc == 0 ? 0 : errno ? -errno : -EIO; }
 
-// code is the result of functions that return an errno; there are providers that return it
-// negated, and functions that return -1 and set it.
+// code is the result of functions that return an errno. Some providers return it negated, and
+// some functions return -1 and set it.
 static int code(int rc) { return rc == -1 ? failed(rc) : rc < 0 ? rc : -rc; }
 
 static int nonblocking(int fd)
@@ -174,7 +174,7 @@ struct ibv_comp_channel *os_create_channel(struct ibv_context *ctx)
 int os_destroy_channel(struct ibv_comp_channel *c) { return code(lib.ibv_destroy_comp_channel(c)); }
 int os_channel_fd(struct ibv_comp_channel *c) { return c->fd; }
 
-// MADE is the result of a call that makes a queue, with a reason in errno if it fails: siw's library gives none.
+// MADE is the result of a call that makes a queue. If it fails, errno has a reason, although siw's library sets none.
 #define MADE(call) ({ \
 	errno = 0; \
 	__typeof__(call) made_ = (call); \
@@ -429,7 +429,7 @@ int os_cm_listen(struct rdma_cm_id *id, void *addr, int backlog)
 int os_cm_resolve_addr(struct rdma_cm_id *id, void *addr, int ms) { return failed(lib.rdma_resolve_addr(id, NULL, addr, ms)); }
 int os_cm_resolve_route(struct rdma_cm_id *id, int ms) { return failed(lib.rdma_resolve_route(id, ms)); }
 
-// RETRIES is the most there are, for IBTA 9.7.5.2.8 means by 7 "for ever" in the case of RNR.
+// RETRIES is the largest value. For RNR it means "for ever" (IBTA 9.7.5.2.8).
 enum { RETRIES = 7 };
 
 static struct rdma_conn_param params(const struct os_params *p)
@@ -480,7 +480,7 @@ static int move(struct rdma_cm_id *id, struct ibv_qp *qp, enum ibv_qp_state stat
 	if (mask & IBV_QP_ACCESS_FLAGS)
 		a.qp_access_flags = QP_ACCESS;
 	if (mask & IBV_QP_MIN_RNR_TIMER)
-		a.min_rnr_timer = 18; // 5.12 ms (IBTA table 46): a receive is missing for no longer
+		a.min_rnr_timer = 18; // 5.12 ms (IBTA table 46): receives are posted again sooner
 	if (mask & IBV_QP_MAX_QP_RD_ATOMIC && initiator_depth >= 0)
 		a.max_rd_atomic = initiator_depth;
 	if (mask & IBV_QP_MAX_DEST_RD_ATOMIC && responder_resources >= 0)

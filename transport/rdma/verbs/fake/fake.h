@@ -19,24 +19,25 @@ struct fake_config {
 void *fake_find(const char *name);
 // fake_begin makes the device what c says.
 void fake_begin(const struct fake_config *c);
-// fake_fail has the calls of a function fail with err from now on, after so many that succeed. 0: they succeed.
+// fake_fail lets calls of a function fail with err from now on, after that many calls that succeed. An err of 0 ends
+// that.
 void fake_fail(const char *function, int err, int after);
-// fake_hold has posted work wait (1), or the answers to Reads alone (2).
+// fake_hold makes posted work wait (1), or only the answers to Reads (2); 0 ends that.
 void fake_hold(int on);
-// fake_mute has events of the connection manager come without making its descriptor readable.
+// fake_mute delivers events of the connection manager without making its descriptor readable.
 void fake_mute(int on);
-// fake_break has the next work request of an opcode end with a status.
+// fake_break ends the next work request of an opcode with a status.
 void fake_break(int opcode, int status);
-// fake_async has something happen to the device, or to the queue pair made last.
+// fake_async makes an asynchronous event, of the device or of the queue pair made last.
 void fake_async(int type);
-// fake_lose_queue_pair has the queue pair made last complete nothing any more.
+// fake_lose_queue_pair makes the queue pair made last complete nothing any more.
 void fake_lose_queue_pair(void);
-// fake_part has the queue pair made last take a receive of its shared queue, as for the first part of a message whose rest
-// never comes. 0: there is none.
+// fake_part makes the queue pair made last take a receive of its shared queue, as for the first part of a message whose
+// rest never comes. 0: there is none.
 int fake_part(void);
-// fake_removal tells all identifiers of the connection manager that the device goes.
+// fake_removal tells all identifiers of the connection manager that the device is being removed.
 void fake_removal(void);
-// fake_end waits until there are no objects left, for so many seconds at most, and returns how many there are.
+// fake_end waits up to that many seconds until no objects are left, and returns how many there are.
 int fake_end(int seconds);
 
 #endif
