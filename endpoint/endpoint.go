@@ -113,7 +113,7 @@ type VolatileError struct {
 }
 
 func (e *VolatileError) Error() string {
-	return fmt.Sprintf("%s keeps nothing over a power cut (its durability is %q): use a partition of a file or a device, or open it without the wish for durability", e.Name, e.Durability)
+	return fmt.Sprintf("%s keeps nothing over a power cut (its durability is %q): use a partition of a file or a device, or open it without Options.Durable", e.Name, e.Durability)
 }
 
 // RightsError says that an endpoint does not allow what is needed.
@@ -218,7 +218,7 @@ func (e *Endpoint) Counters() rdma.Counters { return e.now.Load().qp.Counters() 
 // are parts of such memory. It is gone after Free or Close.
 func (e *Endpoint) Alloc(n int) ([]byte, error) {
 	if n <= 0 {
-		return nil, fmt.Errorf("endpoint: %d bytes of memory cannot be had", n)
+		return nil, fmt.Errorf("endpoint: Alloc of %d bytes: ask for 1 or more", n)
 	}
 	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {

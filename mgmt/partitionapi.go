@@ -177,7 +177,7 @@ func decodeFrom(w http.ResponseWriter, body io.Reader, into any) bool {
 		}
 		err = errors.New("something follows the value")
 	}
-	fail(w, http.StatusBadRequest, fmt.Sprintf("this is not what the request needs: %v", err))
+	fail(w, http.StatusBadRequest, fmt.Sprintf("the body of the request is not valid: %v", err))
 	return false
 }
 

@@ -160,7 +160,7 @@ func (f fields) take(err *error, key string, v any, needed bool) {
 		*err = fmt.Errorf("%q is missing", key)
 	case ok:
 		if e := json.Unmarshal(raw, v); e != nil || string(raw) == "null" {
-			*err = fmt.Errorf("%q is %.40s, which it cannot be", key, raw)
+			*err = fmt.Errorf("%q has the value %.40s, which is not valid", key, raw)
 		}
 	}
 }

@@ -30,13 +30,13 @@ func attachCommand(fl *flags) *cobra.Command {
 		Use:   "attach URL",
 		Short: "Make a block device of a disk, for all programs",
 		Long: `attach makes a block device of a disk, /dev/nbd0 say, through the kernel's driver nbd, prints its
-name, and serves it until it is detached. It wants root, and the driver (modprobe nbd).
+name, and serves it until it is detached. It needs root, and the driver (modprobe nbd).
 
 Programs see a pause, and no error, when the target or the link to it is lost: attach logs in again
 and sends again what had no answer. After --dead-time they see errors, until the target is back.
 
-The device outlives attach: when that is killed, requests wait for five minutes. The same command
-takes the device over; those under way at the kill go on within 30 s.
+The device outlives attach: if attach is killed, requests wait for five minutes. The same command
+takes the device over; requests that were under way go on within 30 s.
 
 SIGTERM and SIGINT detach the device if nobody uses it, and leave it otherwise.`,
 		Example: `  initiator attach iscsi://127.0.0.1/iqn.2026-11.example.oneshot:demo/0
@@ -44,7 +44,7 @@ SIGTERM and SIGINT detach the device if nobody uses it, and leave it otherwise.`
 		Args: cobra.ExactArgs(1),
 	}
 	p := c.Flags()
-	p.StringVar(&device, "device", "", "which `DEVICE`, such as nbd3; otherwise one that is free, or that this disk had")
+	p.StringVar(&device, "device", "", "the `DEVICE` to use, such as nbd3; otherwise the one that this disk had, or a free one")
 	p.IntVar(&o.Connections, "connections", 1, "`NUMBER` of sessions, each with a queue of the device")
 	p.BoolVar(&o.ReadOnly, "read-only", false, "nobody can write to the device")
 	p.DurationVar(&o.DeadTime, "dead-time", time.Minute, "`TIME` that requests wait for a target that is away before they fail")
@@ -123,9 +123,9 @@ func leave(a *nbd.Attachment) error {
 	return served
 }
 
-// becomeFlusher has this process get memory and processor time when the machine is short of memory and
-// waits for the device to write: it locks what it has, and the kernel does not have it wait for itself
-// (PR_SET_IO_FLUSHER). The latter is of a thread: the program begins anew, and all threads inherit it.
+// becomeFlusher keeps this process running when the machine is short of memory and waits for the device to
+// write. It locks the memory of the process, and the kernel does not make the process wait for its own device
+// (PR_SET_IO_FLUSHER). That is an attribute of a thread, so the program starts itself again, and all threads inherit it.
 func becomeFlusher(log *slog.Logger) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -136,13 +136,13 @@ func becomeFlusher(log *slog.Logger) error {
 			if err == nil {
 				err = unix.Exec(path, os.Args, os.Environ())
 			}
-			return fmt.Errorf("begin anew: %w", err)
+			return fmt.Errorf("start this program again: %w", err)
 		}
 	}
 	if err != nil {
 		log.Warn("under memory pressure the device may hang", "reason", fmt.Errorf("PR_SET_IO_FLUSHER: %w", err))
 	}
-	const onFault = 4 // MCL_ONFAULT: of what is only reserved nothing
+	const onFault = 4 // MCL_ONFAULT: only pages that are in use, not what is reserved
 	if err := unix.Mlockall(unix.MCL_CURRENT | unix.MCL_FUTURE | onFault); err != nil {
 		log.Warn("memory is not locked", "reason", err)
 	}
@@ -177,8 +177,8 @@ func detachCommand(*flags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "detach DEVICE",
 		Short: "End a device that attach has made",
-		Long: `detach writes to the disk what the kernel holds back and ends the device, nbd3 or /dev/nbd3 say; attach
-ends with it. It refuses while the device is mounted or part of another.`,
+		Long: `detach writes to the disk what the kernel holds back and ends the device, nbd3 or /dev/nbd3 say; its attach
+ends, too. It refuses while the device is mounted or a part of another device.`,
 		Example: `  initiator detach nbd3`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -203,7 +203,7 @@ func attachedCommand(fl *flags) *cobra.Command {
 		Use:   "attached",
 		Short: "List the devices that attach has made",
 		Long: `attached lists the devices that attach has made: size, whether they can be written to, sessions, the disk, and
-whether a process serves them. One that nobody serves waits for the same attach to take it over.`,
+whether a process serves them. A device that nobody serves waits until the same attach takes it over.`,
 		Example: `  initiator attached
   initiator attached --json`,
 		Args: cobra.NoArgs,

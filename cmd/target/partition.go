@@ -17,11 +17,11 @@ func partitionCommand() *cobra.Command {
 		Short: "Divide a store into partitions, and say who may use them",
 		Long: `partition shows and changes the tables of divided stores, those with
 "partitioned: true" in the configuration of a serving daemon. A change is in force,
-and durable, when the command ends. LUNs show partitions as STORE/PARTITION; who
-may use one without a LUN, as an RDMA endpoint, is what grant and revoke say.
+and durable, when the command ends. LUNs show partitions as STORE/PARTITION; grant
+and revoke say who may use one without a LUN, as an RDMA endpoint.
 
-A change is refused if somebody else has changed the table between the look that
-the command takes and the change.`,
+The command reads the table before it changes it. The change is refused if somebody
+else has changed the table in the meantime.`,
 		Example: `  target partition init disk1
   target partition create disk1/log --size 256MiB
   target partition ls`,

@@ -33,8 +33,8 @@ func partitionGrant() *cobra.Command {
 	p.Long = `grant gives somebody rights of a partition, in place of those that he has there.
 WHO is
     any           everybody
-    uid:N, gid:N  a user, or a group, of this machine
-    name:NAME     who proves this name by a secret
+    uid:N, gid:N  a user, or a group, of this machine (no portal knows them yet)
+    name:NAME     a client that proves this name by a secret
 and RIGHTS are letters: r read, w write, f flush, a atomic operations, d discard,
 m manage. Of several lines that match somebody, all count. Who loses a right while
 he has an endpoint open loses the endpoint.

@@ -63,7 +63,7 @@ func (h *header) put(b []byte) {
 // What stands where a header is looked for.
 var (
 	errBlank   = errors.New("zeroes")
-	errForeign = errors.New("something else than a segment of a log, or one that was not written whole")
+	errForeign = errors.New("something that is no segment of a log, or one that was not written to its end")
 )
 
 // parseHeader reads a block.

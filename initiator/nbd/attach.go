@@ -338,7 +338,7 @@ func socketPair() (*net.UnixConn, int, error) {
 func (a *Attachment) tune() {
 	path := filepath.Join(a.opt.sys, fmt.Sprintf("nbd%d", a.Index), "queue/max_sectors_kb")
 	if err := os.WriteFile(path, []byte(strconv.Itoa(a.unit.Load().MaxTransfer()>>10)), 0); err != nil {
-		a.log.Warn("requests stay short", "reason", err)
+		a.log.Warn("requests to the disk stay short: the kernel does not take another limit", "reason", err)
 	}
 }
 
@@ -392,7 +392,7 @@ func (a *Attachment) resize(u *initiator.LU) {
 		return
 	}
 	if err := a.opt.Kernel.Reconfigure(s); err != nil {
-		a.log.Error("the disk has another size", "bytes", s.Size, "reason", err)
+		a.log.Error("the disk has another size, and the device keeps the old one", "bytes", s.Size, "reason", err)
 		return
 	}
 	a.log.Warn("the disk has another size", "bytes", s.Size)

@@ -289,7 +289,7 @@ func (c *Conn) begin(q Request, data []byte) {
 	from := len(c.batch)
 	err := c.commands(t, data)
 	if err != nil {
-		c.disk.Log.Error("a request that cannot be done", "request", q.Type, "offset", q.Offset, "bytes", q.Length, "reason", err)
+		c.disk.Log.Error("a request cannot be executed", "request", q.Type, "offset", q.Offset, "bytes", q.Length, "reason", err)
 		clear(c.batch[from:])
 		c.batch = c.batch[:from]
 		t.failed = true
@@ -327,7 +327,7 @@ func (c *Conn) commands(t *task, data []byte) (err error) {
 		return c.unmaps(t, u, off, n)
 	case Disconnect:
 	}
-	return fmt.Errorf("there is no such request")
+	return errors.New("the driver sends no such request")
 }
 
 // transfers divides a READ or WRITE.

@@ -219,6 +219,6 @@ func (s *Store) recheck() {
 	}
 	s.r.mu.Unlock()
 	for _, e := range ending {
-		e.tell(fmt.Errorf("%w: rights of it were revoked", rdma.ErrNoEndpoint))
+		e.tell(fmt.Errorf("%w: a right was revoked", rdma.ErrNoEndpoint))
 	}
 }

@@ -64,9 +64,9 @@ type LimitError struct {
 
 func (e *LimitError) Error() string {
 	if e.Store != "" {
-		return fmt.Sprintf("the store %q has %d endpoints, and more may not be open: end some", e.Store, e.Max)
+		return fmt.Sprintf("the store %q has %d open endpoints, which is the most: end some", e.Store, e.Max)
 	}
-	return fmt.Sprintf("%d endpoints are open, and there may not be more: end some", e.Max)
+	return fmt.Sprintf("%d endpoints are open, which is the most: end some", e.Max)
 }
 
 // Open opens a partition for a queue pair, and grants what Want and the access lines have in common. The error wraps

@@ -17,7 +17,7 @@ import (
 	"oneshot/transport/rdma/local"
 )
 
-var errTurn = errors.New("a message that is not its turn")
+var errTurn = errors.New("a message that is not due")
 
 // greeted handles a message of the greeting: HELLO, ATTACH, and LIST and INFO before there is a handle.
 func (c *conn) greeted(b []byte, x *rdma.Completion) {

@@ -37,8 +37,8 @@ func (q *queuePair) lostAll(l *link) {
 }
 
 var (
-	errChanged = errors.New("remote: the partition is another one than it was, or other rights are granted")
-	errLong    = errors.New("remote: the connection is lost, and does not come back")
+	errChanged = errors.New("remote: the partition is another one or smaller than before, or a right is no longer granted")
+	errLong    = errors.New("remote: the connection is lost, and could not be restored in time")
 )
 
 // redial makes connections until there is one, or it makes no sense any more.

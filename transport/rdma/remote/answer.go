@@ -11,9 +11,9 @@ import (
 )
 
 var (
-	errTag    = errors.New("remote: the service answers what was not asked")
+	errTag    = errors.New("remote: the service answers a request that was not made")
 	errClosed = errors.New("remote: the service closes other memory than that of the request that it answers, or does not close it")
-	errDone   = errors.New("remote: the service says that it has done something else than was asked")
+	errDone   = errors.New("remote: the service says that it has done more or less than was asked")
 )
 
 // response handles a message of the service. An error ends the connection.

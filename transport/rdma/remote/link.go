@@ -99,10 +99,10 @@ func (l *link) over() bool {
 var (
 	errForeign = errors.New("remote: object of another device")
 	errNotIdle = errors.New("remote: queue pair is, or was, connected already")
-	errOther   = errors.New("remote: who answers is not a service of partitions, or not one of this version")
+	errOther   = errors.New("remote: what answers is not a service of partitions, or speaks another version")
 	errOneShot = errors.New("remote: the service does not agree to one-shot, without which this device does not work (Config.Static)")
 	errImpost  = errors.New("remote: the service does not know the secret")
-	errBad     = errors.New("remote: the service describes the partition in numbers that cannot be")
+	errBad     = errors.New("remote: the service describes the partition with numbers that are not possible")
 )
 
 // use makes l the connection of the queue pair. The lock is held.
