@@ -172,11 +172,13 @@ func checkZero(store backend.Store) error {
 	if err := do(store, backend.Op{Kind: backend.Read, Len: firstByte, Segs: [][]byte{b}}); err != nil {
 		return fmt.Errorf("the first MiB cannot be read: %w", err)
 	}
-	at := slices.IndexFunc(b, func(c byte) bool { return c != 0 })
-	if at < 0 {
-		return nil
+	for first, zeroes := 0, make([]byte, sector); first < len(b); first += sector {
+		if s := b[first:][:sector]; !bytes.Equal(s, zeroes) {
+			at := first + slices.IndexFunc(s, func(c byte) bool { return c != 0 })
+			return &NotEmptyError{at, bytes.Clone(b[at:min(at+40, len(b))])}
+		}
 	}
-	return &NotEmptyError{at, bytes.Clone(b[at:min(at+40, len(b))])}
+	return nil
 }
 
 // NotEmptyError says that Init would have to be forced.
