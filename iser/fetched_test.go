@@ -175,6 +175,7 @@ func (x *table) anyPulls(code [2]byte, usage []byte) (name string, ok bool) {
 	base := make([]byte, len(usage))
 	base[0], base[1] = code[0], code[1]
 	fields := usage[1 : len(usage)-1] // not CONTROL
+	tried := make(map[string]bool)    // CDBs; the bits of most fields leave few
 	for i := range fields {
 		for j := range i + 1 {
 			for _, v := range values {
@@ -182,6 +183,10 @@ func (x *table) anyPulls(code [2]byte, usage []byte) (name string, ok bool) {
 					cdb := bytes.Clone(base)
 					cdb[1+i] |= v & fields[i]
 					cdb[1+j] |= w & fields[j]
+					if tried[string(cdb)] {
+						continue
+					}
+					tried[string(cdb)] = true
 					for _, out := range []int{1 << 20, 512, 1024} { // a lot, a block, and two
 						if name, ok := x.pulls(cdb, out, 0, nil); ok {
 							return name, true

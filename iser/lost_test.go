@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"io"
 	"net"
-	"runtime"
 	"testing"
 	"time"
 
@@ -216,7 +215,7 @@ func (p *rawPeer) response(r ddp.RDMARead, b []byte, last bool) []byte {
 // wait returns when cond holds, which the target's goroutines see to.
 func wait(cond func() bool) {
 	for !cond() {
-		runtime.Gosched()
+		time.Sleep(50 * time.Microsecond) // those have to run whom cond waits for
 	}
 }
 
@@ -276,15 +275,14 @@ func terminated(c ddp.Cause) func(*bench, *rawPeer, ddp.RDMARead) {
 // poison fills the free memory of the pool that serves leases of n octets with what would do
 // harm, as another session may have left it there.
 func (b *bench) poison(data []byte, n int) {
+	harm := bytes.Repeat(data, (n+len(data)-1)/len(data))
 	var leases []*mem.Lease
 	for {
 		l := b.pool.Lease(n)
 		if l == nil {
 			break
 		}
-		for p := l.Bytes(); len(p) > 0; {
-			p = p[copy(p, data):]
-		}
+		copy(l.Bytes(), harm)
 		leases = append(leases, l)
 	}
 	for _, l := range leases {
