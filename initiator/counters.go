@@ -17,7 +17,8 @@ type Counter struct {
 }
 
 // Counters are what has crossed between an end and its network. Over TCP these are the system
-// calls that read and write, PDUs and bytes; over RDMA those of rdma.Counters.
+// calls that read and write, PDUs, bytes, and those of them (bytes_moved) that were received elsewhere than
+// where they belong, and copied; over RDMA those of rdma.Counters.
 type Counters []Counter
 
 // Get returns the count of a name, 0 if there is none.

@@ -280,3 +280,53 @@ func FuzzTarget(f *testing.F) {
 func newContext(t *testing.T) (context.Context, context.CancelFunc) {
 	return context.WithCancel(t.Context())
 }
+
+// Data of large PDUs is read to its place. Only what comes along with a header is copied.
+func TestLargeReads(t *testing.T) {
+	noLeaks(t)
+	const n, size = 5, 40 << 10
+	first, wrote := make(chan struct{}), make(chan struct{})
+	s := dialFake(t, func(g *target) {
+		_ = g.c.(*net.TCPConn).SetWriteBuffer(1 << 20) // all of it fits
+		for i := range n {
+			h, _, err := g.read()
+			if err != nil {
+				return
+			}
+			if i == 1 {
+				<-first
+			}
+			g.write(&pdu.DataInFields{
+				ITT: h.ITT(), TTT: pdu.ReservedTag, Final: true, HasStatus: true, DataSegmentLength: size, Sequence: g.sequence(),
+			}, pattern(size, uint64(i)))
+		}
+		close(wrote)
+		_, _, _ = g.read() // until the session ends
+	})
+	var cs [n]initiator.Command
+	var done sync.WaitGroup
+	for i := range cs {
+		c := &cs[i]
+		c.CDB, c.In = []byte{0x28, 0, 0, 0, 0, 0, 0, 0, size / 512, 0}, make([]byte, size)
+		done.Add(1)
+		c.Done = func(*initiator.Command) {
+			if i == 0 { // in the goroutine that reads
+				close(first)
+				<-wrote
+			}
+			done.Done()
+		}
+		s.Start(c)
+	}
+	done.Wait()
+	for i := range cs {
+		if cs[i].Err != nil || !bytes.Equal(cs[i].In, pattern(size, uint64(i))) {
+			t.Errorf("command %d: %v, or other data", i, cs[i].Err)
+		}
+	}
+	const header = 4 << 10 // what is read ahead
+	if moved := s.Counters().Get("bytes_moved"); moved > size+(n-1)*header {
+		t.Errorf("%d bytes of %d were copied", moved, n*size)
+	}
+	_ = s.Close()
+}

@@ -8,8 +8,12 @@ import (
 	"net"
 	"os"
 	"sync/atomic"
+	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"oneshot/internal/iov"
 	"oneshot/internal/stream"
 	"oneshot/iscsi/pdu"
 	"oneshot/iscsi/text"
@@ -27,9 +31,17 @@ type tcp struct {
 	sock *stream.Socket
 
 	// Belongs to the reader:
+	raw     syscall.RawConn
 	in      []byte // in[r:w] has been received
 	r, w    int
-	reading bool // full feature phase
+	reading bool          // full feature phase
+	head    pdu.Header    // direct's
+	large   bool          // the last PDU was read by direct: more such are expected, and little is read ahead
+	into    [2]unix.Iovec // what receive reads to
+	intoN   int           // of into, how many
+	got     int           // bytes that it has read
+	gotErr  error
+	once    func(uintptr) bool // a method value, made once
 
 	// The rest is guarded by Session.mu:
 	headerDigest, dataDigest bool
@@ -40,13 +52,15 @@ type tcp struct {
 	reads                    atomic.Uint64
 }
 
-type tcpCounters struct{ writes, pdusOut, pdusIn, bytesOut, bytesIn uint64 }
+type tcpCounters struct{ writes, pdusOut, pdusIn, bytesOut, bytesIn, bytesMoved uint64 }
 
 // inSize is the room for what is received; PDUs with more data than directMin are read where
-// their data is to end.
+// their data is to end. Behind such a PDU only the next headers are read, ahead bytes: data that
+// comes along has to be copied.
 const (
 	inSize    = 512 << 10
 	directMin = 32 << 10
+	ahead     = 4 << 10
 )
 
 func dialTCP(ctx context.Context, s *Session) (mover, error) {
@@ -56,10 +70,14 @@ func dialTCP(ctx context.Context, s *Session) (mover, error) {
 		return nil, err
 	}
 	m := &tcp{s: s, conn: c.(*net.TCPConn), in: make([]byte, inSize)}
-	if m.sock, err = stream.Open(m.conn); err != nil {
+	if m.sock, err = stream.Open(m.conn); err == nil {
+		m.raw, err = m.conn.SyscallConn()
+	}
+	if err != nil {
 		_ = c.Close()
 		return nil, err
 	}
+	m.once = m.readOnce
 	m.sock.OnRoom(m.onWritable, func(error) {}) // an error ends the reader, too
 	return m, nil
 }
@@ -98,19 +116,45 @@ func (m *tcp) more() error {
 		m.w = copy(m.in, m.in[m.r:m.w])
 		m.r = 0
 	}
-	n, err := m.conn.Read(m.in[m.w:])
+	room := m.in[m.w:]
+	if m.large {
+		room = room[:min(len(room), ahead)]
+	}
+	n, err := m.readTo(room, nil)
 	m.w += n
-	m.reads.Add(1)
-	if errors.Is(err, io.EOF) {
-		return errBroken
-	}
-	if n > 0 || err == nil {
-		return nil
-	}
-	if m.reading && errors.Is(err, os.ErrDeadlineExceeded) {
-		return m.conn.SetReadDeadline(time.Time{}) // it was poked
-	}
+	m.large = m.large && n < len(room)
 	return err
+}
+
+// readTo waits for bytes and reads once, to a and then to b. It may return without any: it was poked.
+func (m *tcp) readTo(a, b []byte) (int, error) {
+	m.into[0], m.intoN = iov.Of(a), 1
+	if len(b) > 0 {
+		m.into[1], m.intoN = iov.Of(b), 2
+	}
+	err := m.raw.Read(m.once)
+	clear(m.into[:])
+	if err == nil {
+		err = m.gotErr
+	}
+	switch {
+	case err == nil:
+		return m.got, nil
+	case errors.Is(err, io.EOF):
+		return 0, errBroken
+	case m.reading && errors.Is(err, os.ErrDeadlineExceeded):
+		return 0, m.conn.SetReadDeadline(time.Time{})
+	}
+	return 0, err
+}
+
+// readOnce is what the poller calls.
+func (m *tcp) readOnce(uintptr) bool {
+	if m.got, m.gotErr = iov.Readv(m.sock.FD, m.into[:m.intoN]); m.got == 0 && m.gotErr == nil {
+		return false
+	}
+	m.reads.Add(1)
+	return true
 }
 
 // layout is where the parts of a PDU are, in bytes from its start.
@@ -247,7 +291,8 @@ func (m *tcp) take(h pdu.Header, data []byte) error {
 		if err != nil {
 			return err
 		}
-		copy(into, data)
+		m.large = len(data) >= directMin
+		m.count.bytesMoved += uint64(copy(into, data))
 		m.arrived(c, d)
 		return nil
 	case pdu.OpR2T:
@@ -291,7 +336,8 @@ func (m *tcp) direct() error {
 	if err != nil {
 		return err
 	}
-	d, err := pdu.ParseDataIn(append(pdu.Header(nil), h...))
+	m.head = append(m.head[:0], h...) // in is about to be read over
+	d, err := pdu.ParseDataIn(m.head)
 	if err != nil {
 		return err
 	}
@@ -302,14 +348,21 @@ func (m *tcp) direct() error {
 		return err
 	}
 	n := copy(into, m.in[m.r+l.data:m.w])
+	moved := uint64(n)
 	m.r, m.w = 0, 0
 	for n < len(into) {
-		k, err := m.conn.Read(into[n:])
-		m.reads.Add(1)
-		if n += k; k == 0 {
-			return errors.Join(errBroken, err)
+		k, err := m.readTo(into[n:], m.in[:ahead])
+		switch {
+		case err != nil:
+			return err
+		case k == 0: // somebody else has ended commands
+			m.s.begin()
+			m.s.end()
 		}
+		n += k
+		m.w = max(0, n-len(into))
 	}
+	m.large = true
 	for m.w < l.end-l.data-len(into) { // padding and digest
 		if err := m.more(); err != nil {
 			return err
@@ -323,6 +376,7 @@ func (m *tcp) direct() error {
 	m.s.begin()
 	m.count.pdusIn++
 	m.count.bytesIn += uint64(len(into))
+	m.count.bytesMoved += moved
 	m.arrived(c, d)
 	m.s.end()
 	return nil
@@ -374,5 +428,6 @@ func (m *tcp) counters() Counters {
 		{"messages_in", m.count.pdusIn},
 		{"bytes_out", m.count.bytesOut},
 		{"bytes_in", m.count.bytesIn},
+		{"bytes_moved", m.count.bytesMoved},
 	}
 }
