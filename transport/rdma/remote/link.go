@@ -209,6 +209,8 @@ func (l *link) greet(ctx context.Context) (*wire.AttachedMessage, error) {
 		return nil, errors.Join(errOther, err)
 	case m.Status == wire.NoHandle:
 		return nil, fmt.Errorf("%w: %s", rdma.ErrNoEndpoint, q.name)
+	case m.Status == wire.Denied:
+		return nil, fmt.Errorf("%w: it has no client %q with this secret", &Error{m.Status}, cfg.Name)
 	case m.Status != wire.OK:
 		return nil, &Error{m.Status}
 	}
