@@ -39,6 +39,9 @@ import (
 type Options struct {
 	// Device reaches rdma+local:// endpoints: that of the process which serves them. It still belongs to the caller.
 	Device rdma.Device
+	// User and Secret are who asks, and the proof, where the URL has none.
+	User   string
+	Secret []byte
 	// Free lets works run and complete in any order (rdma.FreeStart, rdma.FreeFinish). Otherwise they take effect and
 	// complete in the order of posting.
 	Free bool
@@ -130,6 +133,9 @@ func (e *RightsError) Error() string {
 // rdma.ErrNoEndpoint, a *VolatileError or a *RightsError if the partition is not there, or is not what o asks for.
 func Open(ctx context.Context, url string, o Options) (*Endpoint, error) {
 	u, err := ParseURL(url)
+	if err == nil {
+		err = u.identify(&o)
+	}
 	if err != nil {
 		return nil, err
 	}

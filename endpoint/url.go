@@ -1,6 +1,7 @@
 package endpoint
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/url"
@@ -32,7 +33,8 @@ const defaultPort = "3262"
 //	oneshot+iwarp://[user[%secret]@]host[:3262]/STORE/PARTITION
 //	rdma+verbs://[user[%secret]@]host[:3262]/STORE/PARTITION[?device=rxe0]
 //
-// Instead of STORE/PARTITION it may be uuid:UUID, which follows a store to another name.
+// Instead of STORE/PARTITION it may be uuid:UUID, which follows a store to another name. Without a name behind the
+// host it is the URL of a service (List).
 type URL struct {
 	Scheme  Scheme
 	Address string // host:port; empty with Local
@@ -52,24 +54,45 @@ var (
 
 // ParseURL reads a URL. Errors do not repeat secrets.
 func ParseURL(s string) (u URL, err error) {
-	scheme, rest, ok := strings.Cut(s, "://")
-	i := slices.Index(schemes[:], scheme)
-	if !ok || i < 0 {
-		return u, fmt.Errorf("the URL of a partition begins with rdma+local://, oneshot+iwarp:// or rdma+verbs://, not with %q", clip(scheme))
-	}
-	u.Scheme = Scheme(i)
-	rest, query, _ := strings.Cut(rest, "?")
-	authority, name, _ := strings.Cut(rest, "/")
-	if err := u.authority(authority); err != nil {
+	u, query, err := parseURL(s)
+	if err != nil {
 		return u, err
 	}
-	switch u.Name = name; {
+	switch name := u.Name; {
 	case lunName.MatchString(name):
 		return u, fmt.Errorf("%q is the name of a target: it reaches a LUN, with the commands for disks; a partition is STORE/PARTITION or uuid:UUID", clip(name))
 	case !pathName.MatchString(name) && !uuidName.MatchString(name):
 		return u, fmt.Errorf("%q names no partition: write STORE/PARTITION or uuid:UUID behind the host", clip(name))
 	}
 	return u, u.query(query)
+}
+
+// ParseServiceURL reads the URL of a service, which is that of a partition without the name.
+func ParseServiceURL(s string) (u URL, err error) {
+	u, query, err := parseURL(s)
+	switch {
+	case err != nil:
+		return u, err
+	case u.Scheme == Local:
+		return u, errors.New("the partitions of this host are listed by target partition ls, or over loopback: oneshot+iwarp://127.0.0.1")
+	case u.Name != "":
+		return u, fmt.Errorf("%q behind the host: the URL of a service names no partition", clip(u.Name))
+	}
+	return u, u.query(query)
+}
+
+// parseURL reads what stands before the query.
+func parseURL(s string) (u URL, query string, err error) {
+	scheme, rest, ok := strings.Cut(s, "://")
+	i := slices.Index(schemes[:], scheme)
+	if !ok || i < 0 {
+		return u, "", fmt.Errorf("the URL of a partition begins with rdma+local://, oneshot+iwarp:// or rdma+verbs://, not with %q", clip(scheme))
+	}
+	u.Scheme = Scheme(i)
+	rest, query, _ = strings.Cut(rest, "?")
+	authority, name, _ := strings.Cut(rest, "/")
+	u.Name = name
+	return u, query, u.authority(authority)
 }
 
 func (u *URL) authority(s string) error {

@@ -1,5 +1,5 @@
 // Command initiator uses iSCSI disks without the help of the kernel: over TCP, iSER and
-// one-shot RDMA, in user space.
+// one-shot RDMA, in user space. It also uses partitions, without SCSI.
 //
 //	initiator ls URL                    targets of a node, LUNs of a target
 //	initiator inquiry URL               vendor, product, serial number and names of a disk
@@ -9,6 +9,10 @@
 //	initiator attach URL                make a block device of a disk
 //	initiator detach DEVICE             end such a device
 //	initiator attached                  list such devices
+//	initiator partition ls URL          partitions of a service
+//	initiator partition read URL [FILE]
+//	initiator partition write URL [FILE]
+//	initiator partition bench URL       as with disks
 //	initiator version                   print the version
 //
 // The exit status is 0 for success, 1 if something failed, and 2 for a command line that

@@ -90,9 +90,16 @@ RDMA over iWARP needs no card and no kernel module.`,
 	p.BoolVar(&f.verbose, "verbose", false, "write a log to standard error")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	root.AddCommand(lsCommand(f), inquiryCommand(f), readCommand(f), writeCommand(f), benchCommand(f))
-	root.AddCommand(attachCommand(f), detachCommand(f), attachedCommand(f))
+	root.AddCommand(attachCommand(f), detachCommand(f), attachedCommand(f), partitionCommand(f))
 	root.AddCommand(versionCommand(), command.Docs(func(_ *cobra.Command, reason string) error { return errors.New(reason) }))
-	for _, c := range root.Commands() {
+	checkArgs(root)
+	return root
+}
+
+// checkArgs makes wrong arguments of the commands below parent errors of usage.
+func checkArgs(parent *cobra.Command) {
+	for _, c := range parent.Commands() {
+		checkArgs(c)
 		args := c.Args
 		c.Args = func(c *cobra.Command, a []string) error {
 			if err := args(c, a); err != nil {
@@ -101,7 +108,6 @@ RDMA over iWARP needs no card and no kernel module.`,
 			return nil
 		}
 	}
-	return root
 }
 
 // url reads the argument and what the environment adds.

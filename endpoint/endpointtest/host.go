@@ -6,6 +6,7 @@ import (
 	"errors"
 	"sync"
 	"testing"
+	"time"
 
 	"oneshot/backend"
 	"oneshot/endpoint"
@@ -26,6 +27,8 @@ type Host struct {
 	Device rdma.Device
 	// Info is what endpoints say of themselves; its Rights are the most that are granted.
 	Info rdma.Endpoint
+	// Listed is what List of a service shows to users who have a name.
+	Listed []rdma.Endpoint
 
 	mu     sync.Mutex
 	volume *volume.Volume
@@ -33,6 +36,7 @@ type Host struct {
 	gone   []func(error)
 	refuse error // Connect fails with it
 	opened int
+	secret map[string]string // by user
 }
 
 // New returns a host that serves s.
@@ -104,6 +108,23 @@ func (h *Host) Refuse(err error) {
 	h.refuse = err
 }
 
+// Secret makes a user known, who proves himself by a secret.
+func (h *Host) Secret(user, secret string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.secret == nil {
+		h.secret = make(map[string]string)
+	}
+	h.secret[user] = secret
+}
+
+func (h *Host) secretOf(user string) ([]byte, bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s, ok := h.secret[user]
+	return []byte(s), ok
+}
+
 // Opened returns how many connections there were.
 func (h *Host) Opened() int {
 	h.mu.Lock()
@@ -144,7 +165,7 @@ func (h *Host) Listen() string {
 		h.t.Fatal(err)
 	}
 	pool := mem.NewPool(64 << 20)
-	s, err := service.New(service.Config{Device: d, Pool: pool, Opener: remotes{h}})
+	s, err := service.New(service.Config{Device: d, Pool: pool, Opener: remotes{h}, Secret: h.secretOf, Penalty: time.Millisecond})
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -176,7 +197,12 @@ func (r remotes) Open(ctx context.Context, q service.Request) (service.Endpoint,
 	return &far{o.Medium.(*volume.Handle), o}, nil
 }
 
-func (r remotes) List(partition.Identity) []rdma.Endpoint { return nil }
+func (r remotes) List(id partition.Identity) []rdma.Endpoint {
+	if id.Name == "" {
+		return nil
+	}
+	return r.h.Listed
+}
 
 // far is the endpoint of one user of the service.
 type far struct {
