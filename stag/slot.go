@@ -21,6 +21,7 @@ type slot struct {
 
 	owner    any      // if the slot belongs to one stream alone; guarded by the lock of that owner, see Stream.Owner
 	segments [][]byte // read only while a reference is held
+	keeper   any      // the same
 	ends     []uint64 // the offset of the end of each segment, if there is more than one
 
 	index      uint32
@@ -50,7 +51,7 @@ func (s *slot) setRegion(r *Region) {
 	if len(r.Segments) == 0 {
 		n = r.Length
 	}
-	s.segments = r.Segments
+	s.segments, s.keeper = r.Segments, r.Keeper
 	s.owner = r.Owner
 	s.base.Store(r.Base)
 	s.length.Store(n)
@@ -58,7 +59,7 @@ func (s *slot) setRegion(r *Region) {
 
 func (s *slot) clearRegion() {
 	invariant.Check(s.load().refs() == 0, "stag: a region that is referenced goes")
-	s.segments, s.owner = nil, nil
+	s.segments, s.keeper, s.owner = nil, nil, nil
 	if cap(s.ends) > retainedEnds {
 		s.ends = nil
 	}
@@ -122,6 +123,14 @@ type Ref struct {
 
 // STag returns the STag through which the reference was made.
 func (r *Ref) STag() STag { return r.tag }
+
+// Keeper returns that of the region, and where the reference begins in it. Nil: the region is memory.
+func (r *Ref) Keeper() (k any, off uint64) {
+	if r.slot == nil {
+		return nil, 0
+	}
+	return r.slot.keeper, r.off
+}
 
 // Len returns how many octets the reference covers.
 func (r *Ref) Len() uint64 { return r.n }

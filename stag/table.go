@@ -38,6 +38,8 @@ type Region struct {
 	// Length is the number of octets of a region without Segments, which is not memory but, for example, a block
 	// store. References to it are checked and counted like others, but have no memory to Append.
 	Length uint64
+	// Keeper is what keeps the octets of a region without Segments: Ref.Keeper returns it.
+	Keeper any
 	// Owner is what Stream.Owner returns for the STag, if it is of one stream alone.
 	Owner any
 }

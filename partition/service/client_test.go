@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -38,7 +39,9 @@ type bench struct {
 	t      testing.TB
 	wire   rdma.Device // of the service and of clients
 	listen string
-	store  *rdmatest.Volatile
+	store  *rdmatest.Volatile // nil: the store is another one
+	lends  bool               // it is memory
+	late   chan func()        // if it is made, operations of 512 octets are done when these are called
 	v      *volume.Volume
 	pool   *mem.Pool
 	svc    *service.Service
@@ -58,7 +61,7 @@ func (b *bench) Open(_ context.Context, q service.Request) (service.Endpoint, er
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.told = append(b.told, q.Gone)
-	return &endpoint{b.v.Open(func() {}), rdma.Endpoint{Name: q.Name, Rights: q.Want, Durability: rdma.DurabilityMedium}}, nil
+	return &endpoint{Handle: b.v.Open(func() {}), b: b, info: rdma.Endpoint{Name: q.Name, Rights: q.Want, Durability: rdma.DurabilityMedium}}, nil
 }
 
 func (b *bench) List(id partition.Identity) []rdma.Endpoint {
@@ -73,18 +76,58 @@ func (b *bench) List(id partition.Identity) []rdma.Endpoint {
 
 type endpoint struct {
 	*volume.Handle
-	info rdma.Endpoint
+	b     *bench
+	info  rdma.Endpoint
+	under atomic.Int64 // operations in Submit, and late
+	shut  atomic.Bool
+}
+
+// Submit implements service.Endpoint.
+func (e *endpoint) Submit(op *backend.Op) bool {
+	e.under.Add(1)
+	if e.shut.Load() {
+		e.b.t.Error("an operation is submitted to an endpoint that is closed")
+	}
+	if e.b.late != nil && op.Len == 512 {
+		e.b.late <- func() {
+			if e.Handle.Submit(op) {
+				e.under.Add(-1)
+				op.Done.OpDone(op)
+			}
+		}
+		return false
+	}
+	defer e.under.Add(-1)
+	return e.Handle.Submit(op)
+}
+
+// Close implements service.Endpoint.
+func (e *endpoint) Close() {
+	e.shut.Store(true)
+	if n := e.under.Load(); n > 0 {
+		e.b.t.Errorf("an endpoint is closed with %d operations under way", n)
+	}
+	e.Handle.Close()
 }
 
 func (e *endpoint) Describe() rdma.Endpoint { return e.info }
-func (e *endpoint) Lends() bool             { return false }
+func (e *endpoint) Lends() bool             { return e.b.lends }
 
 var secret = []byte("a secret of the owner's")
 
 // newBench serves over pairs inside of the process, or over iWARP.
 func newBench(t testing.TB, overIWARP bool, poolSize int64, c service.Config) *bench {
 	t.Helper()
-	b := &bench{t: t, pool: mem.NewPool(poolSize), store: rdmatest.NewVolatile(size, 1), listen: "pair:0"}
+	b := &bench{t: t, pool: mem.NewPool(poolSize), store: rdmatest.NewVolatile(size, 1)}
+	b.serve(b.store, overIWARP, c)
+	return b
+}
+
+// serve serves s, and closes it when the test ends.
+func (b *bench) serve(s backend.Store, overIWARP bool, c service.Config) {
+	t := b.t
+	t.Helper()
+	b.listen = "pair:0"
 	if overIWARP {
 		var err error
 		b.wire, err = iwarp.Open(iwarp.Config{})
@@ -94,7 +137,7 @@ func newBench(t testing.TB, overIWARP bool, poolSize int64, c service.Config) *b
 		b.wire = local.Open(local.Config{})
 	}
 	var err error
-	b.v, err = volume.New(volume.Config{Store: b.store})
+	b.v, err = volume.New(volume.Config{Store: s})
 	check(t, err)
 	c.Device, c.Pool, c.Opener = b.wire, b.pool, b
 	c.Secret = func(name string) ([]byte, bool) { return secret, name == "owner" }
@@ -115,7 +158,6 @@ func newBench(t testing.TB, overIWARP bool, poolSize int64, c service.Config) *b
 		}
 		b.pool.Close()
 	})
-	return b
 }
 
 // client speaks messages, good ones and bad ones.

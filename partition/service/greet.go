@@ -8,6 +8,7 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"oneshot/mem"
@@ -182,6 +183,7 @@ type opening struct {
 	opener  Opener
 	request Request
 	handle  *handle
+	direct  atomic.Pointer[direct]
 }
 
 type openingKey struct{}
@@ -192,6 +194,9 @@ func openEndpoint(ctx context.Context, _ string, _ rdma.Rights, gone func(error)
 	h := o.handle
 	o.request.Gone = func(err error) {
 		h.gone.Store(true)
+		if d := o.direct.Load(); d != nil {
+			d.revoke()
+		}
 		gone(err)
 	}
 	e, err := o.opener.Open(ctx, o.request)
@@ -199,7 +204,16 @@ func openEndpoint(ctx context.Context, _ string, _ rdma.Rights, gone func(error)
 		return local.Opened{}, err
 	}
 	h.endpoint = e
-	return local.Opened{Medium: e, Info: e.Describe(), Memory: e.Lends(), Close: e.Close}, nil
+	shut := e.Close
+	if e.Lends() {
+		h.direct = &direct{medium: e}
+		o.direct.Store(h.direct)
+		shut = func() {
+			h.direct.end()
+			e.Close()
+		}
+	}
+	return local.Opened{Medium: e, Info: e.Describe(), Memory: e.Lends(), Close: shut}, nil
 }
 
 // attach opens a partition. Without a handle the message says why.
@@ -235,11 +249,15 @@ func (c *conn) attach(m *wire.AttachMessage) (*handle, *wire.AttachedMessage) {
 	}
 	h.qp, h.info = qp, *qp.Endpoint()
 	seq := h.endpoint.Sequence()
+	stag := h.expose()
+	if h.gone.Load() && stag != 0 { // it may have gone before there was an STag to end
+		h.direct.revoke()
+	}
 	*answer = wire.AttachedMessage{
 		Tag: m.Tag, Rights: uint32(h.info.Rights), Size: uint64(h.info.Size), Unit: uint32(h.info.Unit), Durability: uint8(h.info.Durability),
 		Inline: wire.MaxInline, Credits: uint32(s.cfg.Credits), Durable: seq.Durable(), Sequence: seq.Count(),
 		Session: s.session(h), MaxLength: uint32(s.limit()), AgingMS: uint32(h.info.Aging.Milliseconds()), UUID: uuidOf(h.info.UUID),
-		Name: h.info.Name,
+		STag: uint32(stag), Name: h.info.Name,
 	}
 	return h, answer
 }

@@ -20,6 +20,7 @@ type handle struct {
 	info     rdma.Endpoint
 	order    rdma.Order
 	gone     atomic.Bool
+	direct   *direct // nil: the partition is not in memory
 
 	first, last *command // that are not posted yet, in the order in which they came
 	posts       []rdma.Work
@@ -124,6 +125,9 @@ func (h *handle) ending() wire.Status {
 // close ends the endpoint and waits until the store has let go of it. No lock is held.
 func (h *handle) close() {
 	h.once.Do(func() {
+		if h.direct != nil {
+			h.direct.end()
+		}
 		_ = h.qp.Close()
 		h.c.s.mu.Lock()
 		delete(h.c.s.sessions, h.session)

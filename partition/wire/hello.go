@@ -162,9 +162,9 @@ func ParseAttach(b []byte) (m AttachMessage, err error) {
 //	10  size in octets (8)
 //	18  unit in octets (4)
 //	1c  durability (1): 0 none, 1 process, 2 medium; length of the name (1); inline limit (2)
-//	20  direct STag (4): 0
+//	20  direct STag (4): that of the partition, for RDMA Read and Write as far as the rights go; 0: there is none
 //	24  credits (4)
-//	28  direct tagged offset (8): 0
+//	28  direct tagged offset (8): of the partition's first octet; 0 without an STag
 //	30  number of the last write (8); its upper 16 bits are another generation after a restart
 //	38  watermark (8)
 //	40  session (8): who knows it can go on with it on another connection
@@ -183,7 +183,9 @@ type AttachedMessage struct {
 	Unit       uint32
 	Durability uint8
 	Inline     uint16
+	STag       uint32
 	Credits    uint32
+	TO         uint64
 	Sequence   uint64
 	Durable    uint64
 	Session    uint64
@@ -205,9 +207,9 @@ func (m *AttachedMessage) AppendTo(b []byte) []byte {
 	b = be.AppendUint32(b, m.Unit)
 	b = append(b, m.Durability, byte(len(m.Name)))
 	b = be.AppendUint16(b, m.Inline)
-	b = be.AppendUint32(b, 0)
+	b = be.AppendUint32(b, m.STag)
 	b = be.AppendUint32(b, m.Credits)
-	b = be.AppendUint64(b, 0)
+	b = be.AppendUint64(b, m.TO)
 	b = be.AppendUint64(b, m.Sequence)
 	b = be.AppendUint64(b, m.Durable)
 	b = be.AppendUint64(b, m.Session)
@@ -227,14 +229,14 @@ func ParseAttached(b []byte) (m AttachedMessage, err error) {
 	m = AttachedMessage{
 		Status: Status(be.Uint16(b[2:])), Tag: be.Uint32(b[4:]), Handle: be.Uint32(b[8:]), Rights: be.Uint32(b[12:]),
 		Size: be.Uint64(b[16:]), Unit: be.Uint32(b[24:]), Durability: b[28], Inline: be.Uint16(b[30:]),
-		Credits: be.Uint32(b[36:]), Sequence: be.Uint64(b[48:]), Durable: be.Uint64(b[56:]), Session: be.Uint64(b[64:]),
+		STag: be.Uint32(b[32:]), Credits: be.Uint32(b[36:]), TO: be.Uint64(b[40:]), Sequence: be.Uint64(b[48:]), Durable: be.Uint64(b[56:]), Session: be.Uint64(b[64:]),
 		MaxLength: be.Uint32(b[72:]), AgingMS: be.Uint32(b[76:]), UUID: [16]byte(b[80:96]),
 		Proof: Proof(b[attachedProof : attachedProof+ProofLen]), Name: string(b[attachedLen:]),
 	}
 	switch {
 	case len(m.Name) != int(b[29]):
 		return m, errLength
-	case !zero(b[32:36]) || !zero(b[40:48]) || !zero(b[128:144]):
+	case m.STag == 0 && m.TO != 0 || !zero(b[128:144]):
 		return m, errReserved
 	case m.Status >= statuses || m.Durability > 2:
 		return m, errStatus

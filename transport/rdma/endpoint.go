@@ -126,3 +126,25 @@ const (
 	WriteSent   WriteDone = iota // it is on its way
 	WritePlaced                  // the bytes are in the peer's memory
 )
+
+// Exposed is what an Exposer lets its peer reach: octets that the owner wants to hear of, each time that somebody
+// reads or writes some. Its methods may be called from any goroutine, with locks of the provider held: they do not
+// call the device, and do not block for long.
+type Exposed interface {
+	// ReadAt fills b from octet off on, WriteAt writes b there. The provider has checked right and range, and
+	// keeps b. An error ends the connection, and the peer is told that access is refused.
+	ReadAt(b []byte, off int64) error
+	WriteAt(b []byte, off int64) error
+}
+
+// Exposer is a QueuePair that can let its peer reach octets by RDMA Read and Write that are not a region: the peer
+// does not see the difference. An FPDU, or whatever the network carries a part of an operation in, is written only
+// when all of it is there and its checksum was good: so an STag or offset that the network has damaged does no
+// harm, nor does it change what is beside the range.
+type Exposer interface {
+	// Expose gives the peer of this queue pair, and nobody else, size octets of x, from tagged offset 0 on, with
+	// AccessRemoteRead, AccessRemoteWrite or both. It lasts until Withdraw, or the end of the connection.
+	Expose(x Exposed, size int64, a Access) (STag, error)
+	// Withdraw ends the access. Calls that are under way go on, and it does not wait for them; none begins any more.
+	Withdraw(s STag)
+}

@@ -359,6 +359,9 @@ var (
 	ErrDisconnected = errors.New("rdma: not connected")
 	// ErrNoEndpoint: there is no endpoint of that name, or none for this user.
 	ErrNoEndpoint = errors.New("rdma: no such endpoint")
+	// ErrRemoteAccess is what an error is (errors.Is) that says why a connection has ended, if the peer has refused
+	// access to its memory.
+	ErrRemoteAccess = errors.New("rdma: the peer refuses access to its memory")
 	// ErrUnsupported: the device cannot do that; see Limits.
 	ErrUnsupported = errors.New("rdma: not supported by the device")
 )

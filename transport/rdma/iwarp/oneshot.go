@@ -166,6 +166,8 @@ func (q *queuePair) lastReference(s stag.STag) {
 		if done != nil {
 			q.after = append(q.after, done)
 		}
+	case *exposure:
+		q.hide(s, o)
 	default:
 		q.dev.quiet(s)
 	}

@@ -47,7 +47,7 @@ func (q *queuePair) place(b []byte) error {
 	case m.IsSend():
 		return q.placeSend()
 	case m == ddp.Write:
-		return q.placeWrite()
+		return q.placeWrite(len(b) >= ddp.FPDULen(x.seg.ULPDU))
 	case m == ddp.ReadResponse:
 		return q.placeResponse()
 	case m == ddp.ReadRequest:
@@ -168,7 +168,8 @@ func (q *queuePair) pinReceive() error {
 	return nil
 }
 
-func (q *queuePair) placeWrite() error {
+// placeWrite determines where a Write goes; whole: the FPDU is in the buffer, and its CRC was good.
+func (q *queuePair) placeWrite(whole bool) error {
 	x := &q.rx
 	h, n := x.seg.Header, x.seg.PayloadLen()
 	if err := x.continues(h); err != nil {
@@ -179,8 +180,27 @@ func (q *queuePair) placeWrite() error {
 		return err
 	}
 	x.ref = ref
+	if x.to, x.toOff = exposed(&x.ref); x.to != nil {
+		if !whole {
+			x.to = nil
+			q.releaseRx()
+			return errGather
+		}
+		return nil
+	}
 	x.pieces = x.ref.Append(x.pieces[:0], 0, uint64(n))
 	x.left, x.cur = n, iov.At(x.pieces, 0)
+	return nil
+}
+
+// hand gives the payload of a Write to an Exposed.
+func (q *queuePair) hand(b []byte) error {
+	x := &q.rx
+	to := x.to
+	x.to = nil
+	if err := to.WriteAt(b, x.toOff); err != nil {
+		return refused(stag.RemoteWrite, x.ref.STag(), err)
+	}
 	return nil
 }
 
@@ -369,6 +389,12 @@ func (q *queuePair) ended() error {
 type PeerError struct {
 	Cause ddp.Cause
 	read  *ddp.RDMARead // the Read Request that it quotes, if it does
+}
+
+// Is reports whether target is rdma.ErrRemoteAccess and the peer has refused access: remote protection (RFC 5040 §4.8),
+// or a tagged buffer error (RFC 5041 §7).
+func (e *PeerError) Is(target error) bool {
+	return target == rdma.ErrRemoteAccess && e.Cause.Layer() <= 1 && e.Cause.Etype() == 1
 }
 
 func (e *PeerError) Error() string { return "iwarp: the peer terminates: " + e.Cause.String() }

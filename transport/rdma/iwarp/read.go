@@ -67,6 +67,8 @@ type rx struct {
 	crc     uint32
 	fail    error // what is wrong with the FPDU; reported if its CRC is good
 	ref     stag.Ref
+	to      rdma.Exposed // where its payload goes instead of cur; the FPDU is whole
+	toOff   int64
 	header  [ddp.PrefixMax]byte
 	pieces  [][]byte // memory for cur
 
@@ -422,6 +424,11 @@ func (q *queuePair) fpdu() (bool, error) {
 	if err != nil {
 		return false, err
 	}
+	if x.to != nil {
+		if err := q.hand(b[x.seg.PayloadOffset() : ddp.LengthLen+n]); err != nil {
+			return false, err
+		}
+	}
 	for p := b[x.seg.PayloadOffset() : ddp.LengthLen+n]; x.left > 0; {
 		to := x.cur.Next(x.left)
 		p = p[copy(to, p):]
@@ -458,7 +465,11 @@ func (q *queuePair) beginPart(b []byte) (bool, error) {
 	}
 	x.seg = seg
 	if err == nil {
-		if err = q.place(head); errors.Is(err, errStall) {
+		switch err = q.place(head); {
+		case err == errGather: //nolint:errorlint // it is never wrapped
+			x.room = readMax
+			return false, nil
+		case errors.Is(err, errStall):
 			return false, err
 		}
 	}

@@ -47,6 +47,9 @@ type tx struct {
 	n     int       // octets of buf.head used
 	out   iov.Batch // its list is buf.iov
 	joint bool      // the last piece of out lies in buf.head
+
+	copies *copies // octets that out refers to, if it refers to any of an Exposed
+	copied int     // of these in use
 }
 
 // lend takes an empty buffer, unless there is one.
@@ -55,7 +58,7 @@ func (x *tx) lend() {
 		x.buf = txBuffers.Get().(*txBuffer)
 	}
 	x.out.Use(x.buf.iov[:])
-	x.n, x.joint = 0, false
+	x.n, x.joint, x.copied = 0, false, 0
 }
 
 // giveBack gives the buffer back.
@@ -63,6 +66,10 @@ func (x *tx) giveBack() {
 	if x.buf != nil {
 		txBuffers.Put(x.buf)
 		x.buf = nil
+	}
+	if x.copies != nil {
+		copiesPool.Put(x.copies)
+		x.copies, x.copied = nil, 0
 	}
 	x.out.Use(nil)
 }
@@ -384,7 +391,14 @@ func (q *queuePair) fillAnswer(x *answer) bool {
 	invariant.Check(uint64(size) == x.ref.Len(), "iwarp: a Read Response is of other memory than was checked")
 	n := min(size-x.off, q.mulpdu-ddp.TaggedLen)
 	var cur iov.Cursor
-	if n > 0 {
+	if to, off := exposed(&x.ref); to != nil {
+		b := q.fetch(x, to, off, n)
+		if b == nil {
+			return false
+		}
+		q.answers.pieces = append(q.answers.pieces[:0], b)
+		cur = iov.At(q.answers.pieces, 0)
+	} else if n > 0 {
 		p := x.ref.Append(q.answers.pieces[:0], uint64(x.off), uint64(n))
 		q.answers.pieces = p
 		cur = iov.At(p, 0)

@@ -11,6 +11,9 @@ import (
 
 // comeBack begins to make another connection in place of l. The lock is held.
 func (q *queuePair) comeBack(l *link) {
+	if !q.over {
+		q.refusedDirect(l)
+	}
 	q.link = nil
 	switch {
 	case q.over:
@@ -103,11 +106,11 @@ func (q *queuePair) resume(l *link, m *wire.AttachedMessage) error {
 	case q.state != connected || l.over():
 		return rdma.ErrDisconnected
 	case m.Name != i.Name && i.UUID == "" || uuidOf(m.UUID) != i.UUID || int64(m.Size) < i.Size || int(m.Unit) != i.Unit ||
-		rdma.Rights(m.Rights)&i.Rights != i.Rights || int64(m.MaxLength) < q.most || int64(m.Inline) < q.inline || m.Credits < uint32(q.out):
+		rdma.Rights(m.Rights)&i.Rights != i.Rights || int64(m.MaxLength) < q.most || int64(m.Inline) < q.inline || m.Credits < uint32(q.out), i.Direct && m.STag == 0:
 		return errChanged
 	}
 	if m.Sequence < q.highest || rdma.Generation(m.Sequence) != q.generation {
-		if q.highest > q.durable || q.atomics > q.settled {
+		if q.highest > q.durable || q.unnumbered > q.settled {
 			return &LostError{From: q.durable + 1}
 		}
 		q.generation = rdma.Generation(m.Sequence)
@@ -130,12 +133,20 @@ func (q *queuePair) repeat() {
 	clear(q.sends)
 	clear(q.senders)
 	q.sends, q.senders = q.sends[:0], q.senders[:0]
+	for _, p := range q.pieces {
+		if p.ack { // those behind which it was are written again
+			p.ack = false
+			q.freeTag(p)
+		}
+	}
 	unknown := make(map[uint32]bool) // chains in which there is an atomic operation of which it is not known
 	for w := q.first; w != nil; {
 		next := w.next
 		for _, p := range q.inOrder(w) {
 			seen := w.gate == gatePassed || w.gate == gateDoomed // its fence
 			switch {
+			case p.direct: // there was no request before it, and a fence behind it has waited
+				q.resendDirect(p)
 			case w.fence && !seen && unknown[w.chain-1]:
 				q.doom(p, rdma.StatusTransport, errUnknown)
 			case w.fence && !seen && *q.isBroken(w.chain - 1): // which the service knew, but does not any more
@@ -186,7 +197,13 @@ func (w *work) overtaken() bool {
 
 // inOrder returns the requests of w that have no response, by offset.
 func (q *queuePair) inOrder(w *work) (ps []*piece) {
-	for _, p := range q.pieces {
+	for i := range len(q.pieces) + len(q.directs) {
+		var p *piece
+		if i < len(q.pieces) {
+			p = q.pieces[i]
+		} else {
+			p = q.directs[i-len(q.pieces)]
+		}
 		if p.w != w {
 			continue
 		}

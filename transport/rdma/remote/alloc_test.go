@@ -13,11 +13,18 @@ import (
 	"oneshot/transport/rdma/remote"
 )
 
-// Nothing is allocated for a work, at either end.
+// Nothing is allocated for a work, at either end, with requests and without.
 func TestNoAllocation(t *testing.T) {
+	for _, direct := range []bool{false, true} {
+		noAllocation(t, direct)
+	}
+}
+
+func noAllocation(t *testing.T, direct bool) {
 	s, err := memory.New(4 << 20)
 	check(t, err)
 	f := newFar(t, s, newIWARP(t), "127.0.0.1:0", service.Config{})
+	f.direct = direct
 	d := open(t, remote.Config{Device: newIWARP(t)})
 	for _, order := range []rdma.Order{rdma.OrderStrict, rdma.FreeStart | rdma.FreeFinish} {
 		u := use(t, d, f.l.Addr().String()+"/disk/log", order)
@@ -52,7 +59,7 @@ func TestNoAllocation(t *testing.T) {
 			round()
 		}
 		if n := testing.AllocsPerRun(100, round); n >= 1 {
-			t.Errorf("order %d: %v allocations for %d works", order, n, len(ws))
+			t.Errorf("direct %v, order %d: %v allocations for %d works", direct, order, n, len(ws))
 		}
 	}
 }
@@ -68,25 +75,28 @@ func BenchmarkRemote(b *testing.B) {
 		"write 4K inline depth 1": {rdma.OpWrite, 4096, 1, 0}, "write 4K inline depth 32": {rdma.OpWrite, 4096, 32, 0},
 		"write 64K depth 32": {rdma.OpWrite, 65536, 32, 0}, "durable write 4K depth 1": {rdma.OpWrite, 4096, 1, rdma.Durable},
 	} {
-		b.Run(name, func(b *testing.B) {
-			s, err := memory.New(8 << 20)
-			check(b, err)
-			f := newFar(b, s, newIWARP(b), "127.0.0.1:0", service.Config{})
-			u := use(b, open(b, remote.Config{Device: newIWARP(b)}), f.l.Addr().String()+"/disk/log", rdma.FreeStart|rdma.FreeFinish)
-			ws := make([]rdma.Work, c.depth)
-			for i := range ws {
-				ws[i] = u.work(c.op, uint64(i), c.f, i*c.n%(mem.MaxLease/2), c.n, i*c.n)
-			}
-			b.ReportAllocs()
-			b.SetBytes(int64(c.n * c.depth))
-			for b.Loop() {
-				u.post(ws...)
-				for range ws {
-					if x := u.next(); x.Status != rdma.StatusOK {
-						b.Fatalf("%+v", x)
+		for way, direct := range map[string]bool{"requests": false, "direct": true} {
+			b.Run(name+" "+way, func(b *testing.B) {
+				s, err := memory.New(8 << 20)
+				check(b, err)
+				f := newFar(b, s, newIWARP(b), "127.0.0.1:0", service.Config{})
+				f.direct = direct
+				u := use(b, open(b, remote.Config{Device: newIWARP(b)}), f.l.Addr().String()+"/disk/log", rdma.FreeStart|rdma.FreeFinish)
+				ws := make([]rdma.Work, c.depth)
+				for i := range ws {
+					ws[i] = u.work(c.op, uint64(i), c.f, i*c.n%(mem.MaxLease/2), c.n, i*c.n)
+				}
+				b.ReportAllocs()
+				b.SetBytes(int64(c.n * c.depth))
+				for b.Loop() {
+					u.post(ws...)
+					for range ws {
+						if x := u.next(); x.Status != rdma.StatusOK {
+							b.Fatalf("%+v", x)
+						}
 					}
 				}
-			}
-		})
+			})
+		}
 	}
 }

@@ -22,14 +22,16 @@ func (q *queuePair) response(b []byte, c *rdma.Completion) error {
 	if err != nil {
 		return fmt.Errorf("remote: %w", err)
 	}
-	if uint64(r.Tag) >= uint64(len(q.pieces)) || q.pieces[r.Tag].w == nil || q.pieces[r.Tag].r.Op != r.Op {
+	if uint64(r.Tag) >= uint64(len(q.pieces)) {
 		return errTag
 	}
 	p := q.pieces[r.Tag]
+	if p.w == nil && !p.ack || p.r.Op != r.Op {
+		return errTag
+	}
 	if closed := c.Flags&rdma.Closed != 0; closed != (p.stag != 0) || closed && c.STag != p.stag || c.Flags&^rdma.Closed != 0 {
 		return errClosed
 	}
-	w := p.w
 	if r.Status == wire.OK && (r.Op == wire.Read || r.Op == wire.Write || r.Op == wire.Discard) && r.Done != p.r.Length {
 		return errDone
 	}
@@ -37,10 +39,17 @@ func (q *queuePair) response(b []byte, c *rdma.Completion) error {
 	if rdma.Generation(r.Durable) == q.generation {
 		q.durable = max(q.durable, r.Durable)
 	}
+	q.placed(p.behind)
+	if p.ack {
+		if q.acked(p); r.Status != wire.OK { // what is placed is placed
+			q.stop(&Error{r.Status})
+		}
+		return nil
+	}
 	if r.Status != wire.OK {
 		q.failed(p, &r)
 	} else if !p.gate {
-		q.succeeded(w, &r)
+		q.succeeded(p.w, &r)
 	}
 	q.answered(p)
 	return nil
@@ -63,10 +72,12 @@ func (q *queuePair) succeeded(w *work, r *wire.Response) {
 	case wire.Swap, wire.Add:
 		binary.NativeEndian.PutUint64(w.sgl[0].Bytes, r.Value)
 		if !w.durable {
-			q.atomics++
+			q.unnumbered++
 		}
 	case wire.Flush:
-		q.settled = max(q.settled, w.flushs)
+		if q.info.Durability != rdma.DurabilityNone {
+			q.settled = max(q.settled, w.flushs)
+		}
 	}
 }
 
@@ -108,8 +119,7 @@ func (q *queuePair) answered(p *piece) {
 	clear(p.memory)
 	clear(p.sgl[1:])
 	p.w, p.memory, p.sgl = nil, p.memory[:0], p.sgl[:1]
-	q.tags = append(q.tags, p.tag)
-	q.out--
+	q.freeTag(p)
 	w.left--
 	if p.gate && w.gate == gateSent {
 		if w.gate = gatePassed; w.status != rdma.StatusOK {

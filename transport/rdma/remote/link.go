@@ -26,6 +26,7 @@ type link struct {
 	gone     chan struct{} // closed when the device says that the connection has ended
 	why      error         // guarded by queuePair.mu
 	attached bool          // guarded by queuePair.mu
+	direct   direct        // guarded by queuePair.mu
 	sends    int
 	cs       [32]rdma.Completion
 	recv     [1]rdma.Receive
@@ -73,7 +74,7 @@ func (d *Device) Connect(ctx context.Context, qp rdma.QueuePair, addr string, p 
 	}
 	q.info = rdma.Endpoint{
 		Name: m.Name, UUID: uuidOf(m.UUID), STag: rdma.STag(m.Handle), Size: int64(m.Size), Unit: int(m.Unit),
-		Rights: rdma.Rights(m.Rights), Durability: rdma.Durability(m.Durability), Aging: time.Duration(m.AgingMS) * time.Millisecond,
+		Rights: rdma.Rights(m.Rights), Durability: rdma.Durability(m.Durability), Direct: m.STag != 0, Aging: time.Duration(m.AgingMS) * time.Millisecond,
 	}
 	q.unit, q.most, q.inline = int64(m.Unit), int64(m.MaxLength), int64(m.Inline)
 	q.generation, q.durable = rdma.Generation(m.Sequence), m.Durable
@@ -120,6 +121,9 @@ func (q *queuePair) use(l *link, m *wire.AttachedMessage) {
 		p.sgl[0] = rdma.SGE{Bytes: l.lease.Bytes()[at : at+wire.RequestLen : at+wire.RequestLen], Region: l.region}
 	}
 	l.attached = true
+	if q.info.Direct {
+		l.direct.stag, l.direct.base = rdma.STag(m.STag), m.TO
+	}
 	q.link = l
 }
 
@@ -142,7 +146,7 @@ func (l *link) open(ctx context.Context) (err error) {
 	if l.region, err = l.q.domain.below.Register(l.lease.Bytes(), rdma.AccessLocalWrite); err != nil {
 		return err
 	}
-	work := min(d.limits.MaxWork, 2*maxCredits+2*signalEvery)
+	work := min(d.limits.MaxWork, 2*maxCredits+2*signalEvery+maxDirects)
 	if l.cq, err = below.NewCompletionQueue(work+receives, l.event); err != nil {
 		return err
 	}
@@ -268,6 +272,10 @@ func (l *link) event() {
 
 // completed handles a completion. The lock of the queue pair is held.
 func (l *link) completed(c *rdma.Completion) {
+	if c.ID&idDirect != 0 && l.q.link == l {
+		l.q.directDone(c)
+		return
+	}
 	if c.ID&idSend != 0 || c.Op != rdma.OpReceive || c.Status != rdma.StatusOK {
 		return // what is not good is followed by the end of the connection
 	}

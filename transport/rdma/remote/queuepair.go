@@ -57,10 +57,12 @@ type queuePair struct {
 	sends       []rdma.Work
 	senders     []*piece
 
+	directs, freeDirects []*piece // parts of works that go without a request; the free ones
+
 	generation uint16 // of the numbers
 	highest    uint64 // number of a write that has completed
 	durable    uint64 // the watermark
-	atomics    uint64 // that have completed without being durable
+	unnumbered uint64 // atomic operations and RDMA Writes that have completed without being durable
 	settled    uint64 // of these, those that a flush has made durable
 
 	leaving bool  // Disconnect

@@ -7,16 +7,20 @@ import (
 	"oneshot/transport/rdma"
 )
 
-// piece is a request on its way. It has its tag, and the memory of its message, for good.
+// piece is a request on its way, or a part of a work without one. A request has its tag, and the memory of its
+// message, for good.
 type piece struct {
 	tag    uint32
-	w      *work // nil: free
+	w      *work // nil: free, or ack
 	gate   bool
 	off, n int64 // of the work
 	stag   rdma.STag
 	r      wire.Request
 	sgl    []rdma.SGE // the message: its header, and what follows
-	memory []rdma.SGE // what is advertised
+	memory []rdma.SGE // what is advertised, or goes without a request
+	direct bool       // it goes without a request; its tag is its position in queuePair.directs
+	ack    bool       // it is a READ of no octets behind RDMA Writes, of no work
+	behind uint64     // number of the last RDMA Write before it
 }
 
 // flush sends what may be sent, as far as there are credits. The lock is held.
@@ -37,6 +41,9 @@ func (q *queuePair) flush() {
 		}
 		w.state = running
 		q.unsent = w.next
+	}
+	if q.link.direct.stag != 0 && q.isUnasked() {
+		q.ask()
 	}
 	q.post()
 }
@@ -63,9 +70,14 @@ func (q *queuePair) sendMore(w *work) bool {
 		case w.fence && *q.isBroken(w.chain - 1):
 			w.status, w.gate = rdma.StatusFenced, gateDue // O6
 			w.sent = w.n
+		case q.isDirect(w):
+			w.direct = true
 		case w.fence && q.several(w):
 			w.gate = gateDue
 		}
+	}
+	if w.direct {
+		return q.sendDirect(w)
 	}
 	if w.gate == gateDue {
 		p := q.newPiece(w)
@@ -131,16 +143,30 @@ func (q *queuePair) next(w *work) int64 {
 
 // newPiece takes a tag. Nil: there are no more credits.
 func (q *queuePair) newPiece(w *work) *piece {
+	p := q.newTag()
+	if p != nil {
+		p.w = w
+		w.left++
+	}
+	return p
+}
+
+func (q *queuePair) newTag() *piece {
 	if q.out >= q.credits || len(q.tags) == 0 {
 		return nil
 	}
 	k := len(q.tags) - 1
 	p := q.pieces[q.tags[k]]
 	q.tags = q.tags[:k]
-	p.w, p.gate, p.off, p.n, p.stag = w, false, 0, 0, 0
-	w.left++
+	p.gate, p.off, p.n, p.stag = false, 0, 0, 0
 	q.out++
 	return p
+}
+
+// freeTag is the end of newTag.
+func (q *queuePair) freeTag(p *piece) {
+	q.tags = append(q.tags, p.tag)
+	q.out--
 }
 
 var ops = [...]wire.Op{
@@ -192,7 +218,7 @@ func (q *queuePair) request(p *piece, op wire.Op, off, n int64) {
 				p.r.Compare = 0
 			}
 		case wire.Flush:
-			w.flushs = q.atomics
+			w.flushs = q.unnumbered
 		}
 	}
 	q.resend(p)
@@ -205,6 +231,9 @@ func (q *queuePair) resend(p *piece) {
 	p.r.Flags &^= wire.Inline
 	p.r.STag, p.r.TO, p.stag = 0, 0, 0
 	x := rdma.Work{Op: rdma.OpSend}
+	if q.link.direct.stag != 0 && q.waitsForReads(w) {
+		x.Flags = rdma.Fence
+	}
 	p.sgl = p.sgl[:1]
 	if !p.gate && p.n > 0 && (w.opcode == rdma.OpRead || w.opcode == rdma.OpWrite) {
 		p.memory = slice(p.memory[:0], w.sgl, p.off, p.n)
@@ -217,7 +246,8 @@ func (q *queuePair) resend(p *piece) {
 			at, _ := offset(p.memory[0].Bytes, r.Bytes())
 			p.r.STag, p.r.TO = uint32(r.STag()), r.Base()+at
 		default:
-			x.Flags, x.Memory, x.Access = rdma.Advertise, p.memory, rdma.AccessRemoteRead
+			x.Flags |= rdma.Advertise
+			x.Memory, x.Access = p.memory, rdma.AccessRemoteRead
 			if w.opcode == rdma.OpRead {
 				x.Access = rdma.AccessRemoteWrite
 			}
@@ -272,6 +302,7 @@ func (q *queuePair) post() {
 	n, err := l.qp.Post(q.sends)
 	for i, p := range q.senders[:n] {
 		p.stag = q.sends[i].STag
+		l.direct.posted(p)
 	}
 	k := copy(q.sends, q.sends[n:])
 	clear(q.sends[k:])
@@ -285,9 +316,7 @@ func (q *queuePair) post() {
 	}
 	// The owner has deregistered memory of this work. That ends the queue pair, and is the fault of this work alone.
 	q.stop(err)
-	p := q.senders[0]
-	w := p.w
-	if w.status == rdma.StatusOK {
+	if w := q.senders[0].w; w != nil && w.status == rdma.StatusOK {
 		w.status, w.err = rdma.StatusLocalProtection, err
 	}
 	for len(q.senders) > 0 {
@@ -300,9 +329,16 @@ func (q *queuePair) unqueue(i int) {
 	p := q.senders[i]
 	q.sends = append(q.sends[:i], q.sends[i+1:]...)
 	q.senders = append(q.senders[:i], q.senders[i+1:]...)
-	w := p.w
-	if w.status == rdma.StatusOK {
+	if p.ack {
+		q.acked(p)
+		return
+	}
+	if w := p.w; w.status == rdma.StatusOK {
 		w.status, w.err = rdma.StatusFlushed, q.err
+	}
+	if p.direct {
+		q.ended(p)
+		return
 	}
 	q.answered(p)
 }

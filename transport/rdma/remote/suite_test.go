@@ -28,6 +28,8 @@ type far struct {
 	s    backend.Store
 	v    *volume.Volume
 	pool *mem.Pool
+	// direct lets clients reach the store's memory without requests, if it is memory.
+	direct bool
 
 	mu     sync.Mutex
 	told   []func(error)
@@ -66,6 +68,9 @@ type handle struct {
 
 func (h *handle) Describe() rdma.Endpoint {
 	e := rdma.Endpoint{Name: "disk/log", Rights: h.want, Durability: rdma.DurabilityMedium}
+	if h.f.direct {
+		e.Durability = rdma.DurabilityNone
+	}
 	h.f.mu.Lock()
 	defer h.f.mu.Unlock()
 	if h.f.change != nil {
@@ -73,7 +78,7 @@ func (h *handle) Describe() rdma.Endpoint {
 	}
 	return e
 }
-func (h *handle) Lends() bool { return false }
+func (h *handle) Lends() bool { return h.f.direct && h.f.v.Lends() }
 
 // set changes what is said of the partition.
 func (f *far) set(change func(*rdma.Endpoint)) {

@@ -29,6 +29,7 @@ type work struct {
 	sgl        []rdma.SGE // of the device below
 	durable    bool
 
+	direct bool // it goes without a request
 	gate   gate
 	sent   int64 // octets that are sent
 	began  bool  // a request was made

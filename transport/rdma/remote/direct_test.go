@@ -1,0 +1,212 @@
+package remote_test
+
+import (
+	"bytes"
+	"errors"
+	"math/rand/v2"
+	"testing"
+
+	"oneshot/backend"
+	"oneshot/backend/memory"
+	"oneshot/partition/service"
+	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/rdmatest"
+	"oneshot/transport/rdma/remote"
+)
+
+// newDirect serves s, which is memory, so that clients reach it without requests.
+func newDirect(t testing.TB, s backend.Store) *far {
+	t.Helper()
+	f := newFar(t, s, newIWARP(t), "127.0.0.1:0", service.Config{})
+	f.direct = true
+	return f
+}
+
+func newMemory(t testing.TB) *memory.Store {
+	t.Helper()
+	s, err := memory.New(storeSize)
+	check(t, err)
+	return s
+}
+
+// keptMemory is memory that outlives its volume.
+type keptMemory struct{ *memory.Store }
+
+func (keptMemory) Close() error { return nil }
+
+// The suite for stores that do not fail on purpose, over RDMA Reads and Writes of memory.
+func TestDirectStores(t *testing.T) {
+	rdmatest.RunStore(t, func(t *testing.T) rdmatest.Endpoint {
+		f := newDirect(t, newMemory(t))
+		d := open(t, remote.Config{Device: newIWARP(t)})
+		return rdmatest.Endpoint{Device: d, Address: f.l.Addr().String() + "/disk/log", Revoke: f.revoke, Wire: true, Quick: true}
+	})
+}
+
+// A Read or Write that no request is before goes without one.
+func TestDirectWithoutRequest(t *testing.T) {
+	f := newDirect(t, newMemory(t))
+	dev := newIWARP(t)
+	u := use(t, open(t, remote.Config{Device: dev}), f.l.Addr().String()+"/disk/log", rdma.OrderStrict)
+	if !u.qp.Endpoint().Direct {
+		t.Fatalf("%+v", u.qp.Endpoint())
+	}
+	before := dev.Counters()
+	var ws []rdma.Work
+	for i := range 32 {
+		ws = append(ws, u.work(rdma.OpWrite, uint64(i), 0, i*4096, 4096, i*4096))
+	}
+	u.post(ws...)
+	for i := range ws {
+		if c := u.want(uint64(i), rdma.StatusOK); c.Seq != 0 {
+			t.Errorf("a Write without a request has the number %d", c.Seq)
+		}
+	}
+	for i := range ws {
+		ws[i] = u.work(rdma.OpRead, uint64(i), 0, i*4096, 4096, i*4096)
+	}
+	u.post(ws...)
+	for i := range ws {
+		u.want(uint64(i), rdma.StatusOK)
+	}
+	n := dev.Counters()
+	if sent, got := n.MessagesOut-before.MessagesOut, n.MessagesIn-before.MessagesIn; sent != 32+1+32 || got != 1+32 {
+		t.Errorf("%d messages to the service and %d from it, want 32 Writes with one request and its response, and 32 Reads", sent, got)
+	}
+}
+
+// Works without requests that had no answer when a connection is lost are repeated, with those that have requests: each
+// completes once, in order, and in the end everything is there.
+func TestDirectComesBack(t *testing.T) {
+	const cells, cell, works, cuts = 16, 64 << 10, 400, 12
+	for _, order := range []rdma.Order{rdma.OrderStrict, rdma.FreeStart} {
+		s := newMemory(t)
+		f := newDirect(t, s)
+		u := use(t, open(t, remote.Config{Device: newIWARP(t)}), f.l.Addr().String()+"/disk/log", order)
+		r := rand.New(rand.NewPCG(rand.Uint64(), 1))
+		want := make([]byte, cells*cell)
+		posted := 0
+		for done := 0; done < works; {
+			for ; posted < min(works, done+8); posted++ {
+				c := posted % cells
+				w := u.work(rdma.OpRead, uint64(posted), 0, 2<<20+c*cell, cell, c*cell)
+				switch n := []int{512, cell}[r.IntN(2)]; r.IntN(4) {
+				case 0:
+				case 1: // with a request
+					w = u.work(rdma.OpWrite, uint64(posted), rdma.Durable, c*cell, n, c*cell)
+				default:
+					w = u.work(rdma.OpWrite, uint64(posted), 0, c*cell, n, c*cell)
+				}
+				if w.Op == rdma.OpWrite {
+					for i := range w.SGL[0].Bytes {
+						w.SGL[0].Bytes[i] = byte(posted + 1)
+					}
+					copy(want[c*cell:], w.SGL[0].Bytes)
+				}
+				u.post(w)
+			}
+			if r.IntN(works/cuts) == 0 {
+				remote.Cut(u.qp)
+			}
+			c := u.want(uint64(done), rdma.StatusOK)
+			at := done % cells * cell
+			if c.Op == rdma.OpRead && !bytes.Equal(u.bytes(2<<20+at, cell), want[at:at+cell]) {
+				t.Fatalf("work %d has read other octets than were written before", done)
+			}
+			done++
+		}
+		got := make([]byte, len(want))
+		op := backend.Op{Kind: backend.Read, Len: int64(len(got)), Segs: [][]byte{got}}
+		if s.Submit(&op); op.Err != nil || !bytes.Equal(got, want) {
+			t.Errorf("order %d: what is there is not what was written, %v", order, op.Err)
+		}
+	}
+}
+
+// However often a connection is lost that a Write waits on, nothing is used up.
+func TestDirectManyCuts(t *testing.T) {
+	f := newDirect(t, newMemory(t))
+	u := use(t, open(t, remote.Config{Device: newIWARP(t)}), f.l.Addr().String()+"/disk/log", rdma.OrderStrict)
+	for i := range uint64(80) { // more than there are credits
+		u.post(u.work(rdma.OpWrite, i, 0, 0, 4096, 0))
+		remote.Cut(u.qp)
+		if c := u.want(i, rdma.StatusOK); c.Seq != 0 {
+			t.Fatalf("Write %d went with a request", i)
+		}
+	}
+}
+
+// A right that is revoked ends the queue pair, with the work that was refused, and so does a partition that is lost
+// with its service.
+func TestDirectEnds(t *testing.T) {
+	for _, o := range []rdma.Opcode{rdma.OpRead, rdma.OpWrite} {
+		f := newDirect(t, newMemory(t))
+		u := use(t, open(t, remote.Config{Device: newIWARP(t)}), f.l.Addr().String()+"/disk/log", rdma.OrderStrict)
+		u.post(u.work(o, 1, 0, 0, 4096, 0))
+		u.want(1, rdma.StatusOK)
+		f.revoke(errBroken)
+		u.post(u.work(o, 2, 0, 0, 4096, 0), u.work(o, 3, 0, 0, 4096, 0))
+		u.want(2, rdma.StatusRemoteAccess)
+		u.want(3, rdma.StatusFlushed)
+		if err := <-u.gone; !errors.Is(err, rdma.ErrRemoteAccess) {
+			t.Errorf("%v: the queue pair ends with %v", o, err)
+		}
+	}
+	s := newMemory(t)
+	t.Cleanup(func() { check(t, s.Close()) })
+	f := newDirect(t, keptMemory{s})
+	addr := f.l.Addr().String()
+	u := use(t, open(t, remote.Config{Device: newIWARP(t)}), addr+"/disk/log", rdma.OrderStrict)
+	u.post(u.work(rdma.OpWrite, 1, 0, 0, 4096, 0))
+	u.want(1, rdma.StatusOK)
+	u.post(u.work(rdma.OpFlush, 2, 0, 0, 0, 0)) // which makes nothing durable
+	u.want(2, rdma.StatusOK)
+	f.restart(addr)
+	if err := <-u.gone; !isLost(err) {
+		t.Errorf("a Write of memory that is gone is not told of: %v", err)
+	}
+}
+
+func isLost(err error) bool {
+	_, ok := errors.AsType[*remote.LostError](err)
+	return ok
+}
+
+// A work that may not pass those before it does not: an atomic operation on a strict queue pair, and a fence, do not
+// change what a Read before them reads, and see the Writes before them.
+func TestDirectOrder(t *testing.T) {
+	f := newDirect(t, newMemory(t))
+	d := open(t, remote.Config{Device: newIWARP(t)})
+	for _, order := range []rdma.Order{rdma.OrderStrict, rdma.FreeStart} {
+		u := use(t, d, f.l.Addr().String()+"/disk/log", order)
+		fence := rdma.Fence
+		if order == rdma.OrderStrict {
+			fence = 0
+		}
+		for i := range 50 {
+			const n = 256 << 10
+			first := u.bytes(0, n)
+			for k := range first {
+				first[k] = byte(2*i + 1)
+			}
+			clear(u.bytes(n, n))
+			u.post(
+				u.work(rdma.OpWrite, 1, rdma.Fence, 0, n, 0),
+				u.work(rdma.OpRead, 2, fence, 2*n, n, 0),
+				u.work(rdma.OpDiscard, 3, fence, 0, n, 0),
+				u.work(rdma.OpRead, 4, fence, 3*n, n, 0),
+				u.work(rdma.OpFetchAdd, 5, fence, 4*n, 8, 0),
+				u.work(rdma.OpWrite, 6, fence, n, 4096, 0),
+			)
+			for id := range uint64(6) {
+				u.want(id+1, rdma.StatusOK)
+			}
+			if !bytes.Equal(u.bytes(2*n, n), first) {
+				t.Fatalf("order %d: a Read finds what was done after it, or not what was written before", order)
+			}
+			if !bytes.Equal(u.bytes(3*n, n), u.bytes(n, n)) {
+				t.Fatalf("order %d: a Read does not find what was discarded before it", order)
+			}
+		}
+	}
+}
