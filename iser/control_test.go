@@ -82,7 +82,9 @@ func TestReadsWithoutAnswer(t *testing.T) {
 			ping := func() bool {
 				live++
 				f := pdu.NOPOutFields{Immediate: true, ITT: 5000, TTT: pdu.ReservedTag, CmdSN: p.cmdSN}
-				p.write(p.pdu(f.AppendTo(nil), nil, 0, 0))
+				if p.tryWrite(p.pdu(f.AppendTo(nil), nil, 0, 0)) != nil {
+					return false
+				}
 				seg, ok := p.read()
 				return ok && seg.Message.IsSend()
 			}

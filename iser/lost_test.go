@@ -79,12 +79,17 @@ func (b *bench) connect(direct bool, offer ddp.OneShotFlags) *rawPeer {
 // write sends FPDUs, each given from its ULPDU Length to the end of its ULPDU.
 func (p *rawPeer) write(ulpdus ...[]byte) {
 	p.t.Helper()
+	check(p.t, p.tryWrite(ulpdus...))
+}
+
+// tryWrite is write to a target that may have ended the connection.
+func (p *rawPeer) tryWrite(ulpdus ...[]byte) error {
 	var b []byte
 	for _, u := range ulpdus {
 		b = append(b, ddp.AppendFPDUTrailer(bytes.Clone(u), 0)...)
 	}
 	_, err := p.tc.Write(b)
-	check(p.t, err)
+	return err
 }
 
 // message makes a Send of one segment. s, if it is not 0, is advertised.
