@@ -136,7 +136,8 @@ func TestMatrix(t *testing.T) {
 		{"at -1 of 32 bits", 1<<32 - 1, []int{1, 2, 256}, 0x52100},
 	}
 	eachStore(t, func(t *testing.T, b *bench, noLend bool) {
-		copy(b.store.data, pattern(3, len(b.store.data)))
+		before := pattern(3, len(b.store.data))
+		copy(b.store.data, before)
 		for _, f := range families {
 			for _, c := range cases {
 				for _, blocks := range c.blocks {
@@ -148,7 +149,6 @@ func TestMatrix(t *testing.T) {
 					if blocks == 0 && f.zeroIsRest && c.lba == testBlocks {
 						want = 0x52100
 					}
-					before := bytes.Clone(b.store.data)
 					r := f.do(b, noLend, cdb, f.data(b, c.lba, blocks), blocks)
 					what := fmt.Sprintf("%s, %d blocks %s", f.name, blocks, c.name)
 					if r.next != Done || r.code() != want || (r.status == Good) != (want == 0) {

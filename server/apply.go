@@ -91,8 +91,9 @@ func (c *change) prepareStores() error {
 		return fmt.Errorf("%s: the store %q is open as a whole or divided, and this process cannot make the one out of the other: change nothing else, and restart", s.Pos, s.Name)
 	}
 	c.keepStores()
+	former := formerly(c.next)
 	for _, store := range c.plan.open {
-		s, err := patiently(c, func() (*openStore, error) { return c.units.openStore(store, c.formerly(store)) })
+		s, err := patiently(c, func() (*openStore, error) { return c.units.openStore(store, former[medium(store)]) })
 		if err != nil {
 			return err
 		}

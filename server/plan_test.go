@@ -273,13 +273,14 @@ func TestPlanMissesNothing(t *testing.T) {
 	if len(leaves) < 100 {
 		t.Fatalf("only %d values in full.yaml", len(leaves))
 	}
+	old := load()
 	for i, l := range leaves {
 		if elsewhere.MatchString(l.Path) {
 			continue
 		}
 		next := load()
 		configtest.Leaves(next)[i].Alter(t)
-		if p := newPlan(load(), next); fmt.Sprintf("%+v", *p) == fmt.Sprintf("%+v", plan{closePortals: []*config.Portal{}}) {
+		if p := newPlan(old, next); fmt.Sprintf("%+v", *p) == fmt.Sprintf("%+v", plan{closePortals: []*config.Portal{}}) {
 			t.Errorf("a change of %s is not in the plan", l.Path)
 		}
 	}

@@ -175,19 +175,20 @@ type formerLUN struct {
 	block  int // block size in bytes; 0: not configured
 }
 
-// formerly lists the LUNs that show the store, each serial number once, in the order of the configuration.
-func (c *change) formerly(store *config.Store) (list []formerLUN) {
-	for i := range c.next.Targets {
-		t := &c.next.Targets[i]
+// formerly lists for each medium the LUNs that show it, each serial number once, in the order of the configuration.
+func formerly(c *config.Config) map[string][]formerLUN {
+	lists := make(map[string][]formerLUN)
+	for i := range c.Targets {
+		t := &c.Targets[i]
 		for j := range t.LUNs {
 			l := &t.LUNs[j]
-			serial := keyOf(t, l, nil).lun.Serial
-			if mediumOf(c.next, l) == medium(store) && !slices.ContainsFunc(list, func(x formerLUN) bool { return x.serial == serial }) {
-				list = append(list, formerLUN{serial, l.BlockSize})
+			m, serial := mediumOf(c, l), keyOf(t, l, nil).lun.Serial
+			if !slices.ContainsFunc(lists[m], func(x formerLUN) bool { return x.serial == serial }) {
+				lists[m] = append(lists[m], formerLUN{serial, l.BlockSize})
 			}
 		}
 	}
-	return list
+	return lists
 }
 
 // without returns the units and stores of u that are not in other.
