@@ -147,6 +147,17 @@ type Batcher interface {
 	Kick()
 }
 
+// Awaiter is a store whose completions somebody can wait for where he is, in place of a goroutine of the store
+// that would have to wake him.
+type Awaiter interface {
+	Store
+	// Await waits until the store has completed something, and calls the Completers before it returns: those of
+	// others, too. It returns after a millisecond or so in any case. It returns false at once when there is nothing
+	// to wait for, or others see to it. Who calls it holds no lock that a Completer takes. After Submit has been
+	// called for the last time, Close may be called as soon as nothing is outstanding, as always.
+	Await() bool
+}
+
 // RangeError says that an operation reaches beyond the store. It is the caller's mistake.
 type RangeError struct {
 	Kind          Kind

@@ -7,7 +7,7 @@ type Ability uint8
 const (
 	NoAbility   Ability = iota
 	Lending             // Lender
-	Batching            // Batcher
+	Batching            // Batcher, Awaiter
 	Resizing            // Resizer
 	Metering            // Meter
 	Identifying         // Identifier
@@ -46,7 +46,7 @@ func abilityOf(p any) Ability {
 	switch p.(type) {
 	case *Lender:
 		return Lending
-	case *Batcher:
+	case *Batcher, *Awaiter:
 		return Batching
 	case *Resizer:
 		return Resizing

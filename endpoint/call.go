@@ -170,8 +170,6 @@ func (e *Endpoint) once(ctx context.Context, conn *conn, w rdma.Work, sge rdma.S
 	if sge.Region != nil {
 		k.ws[0].SGL = k.sgl[:]
 	}
-	e.sleep()
-	defer e.wakeUp()
 	for {
 		if _, err = conn.post(k.ws[:]); err == nil {
 			break
@@ -190,9 +188,15 @@ func (e *Endpoint) once(ctx context.Context, conn *conn, w rdma.Work, sge rdma.S
 		}
 		return c, err
 	}
-	e.mu.Lock()
-	e.drain()
-	e.mu.Unlock()
+	if e.take(); len(k.done) == 0 {
+		for ctx.Err() == nil && conn.await() {
+			if e.take(); len(k.done) > 0 {
+				break
+			}
+		}
+		e.sleep() // which takes what has completed, too
+		defer e.wakeUp()
+	}
 	select {
 	case c = <-k.done:
 	case <-ctx.Done():

@@ -307,6 +307,12 @@ func (c *conn) post(ws []rdma.Work) (int, error) {
 	return n, err
 }
 
+// await waits for a moment where the completions are made, and reports whether that was possible.
+func (c *conn) await() bool {
+	a, ok := c.qp.(rdma.Awaiter)
+	return ok && a.Await()
+}
+
 // Poll takes completions of works of Post and returns how many. It never blocks.
 func (e *Endpoint) Poll(cs []rdma.Completion) (n int) {
 	e.mu.Lock()
@@ -373,6 +379,13 @@ func (e *Endpoint) drain() {
 	}
 }
 
+// take is drain without the lock held.
+func (e *Endpoint) take() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.drain()
+}
+
 // event is told by the completion queue.
 func (e *Endpoint) event() {
 	e.mu.Lock()
@@ -411,6 +424,18 @@ func (e *Endpoint) Wait(ctx context.Context) error {
 	e.mu.Unlock()
 	if n > 0 {
 		return nil
+	}
+	for conn := e.posts.Load(); conn.await(); {
+		e.mu.Lock()
+		e.drain()
+		n := e.done.Len()
+		e.mu.Unlock()
+		if n > 0 {
+			return nil
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 	}
 	e.sleep()
 	defer e.wakeUp()

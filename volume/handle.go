@@ -69,6 +69,9 @@ func (h *Handle) Kick() {
 	}
 }
 
+// Await waits for completions where the store can do so, as backend.Awaiter does.
+func (h *Handle) Await() bool { return h.v.awaiter != nil && h.v.awaiter.Await() }
+
 // Submit starts op like backend.Store.Submit, with the same ownership. Flags are those of backend.Op, of
 // which fences and barriers are the whole store's. What may not be done now fails with a
 // *backend.DeniedError.

@@ -38,6 +38,7 @@ type Volume struct {
 	store   backend.Store
 	lender  backend.Lender  // the store, if it lends its memory
 	batcher backend.Batcher // the store, if it takes operations in batches
+	awaiter backend.Awaiter // the store, if its completions can be waited for
 	info    backend.Info
 	size    atomic.Int64 // bytes
 	log     *slog.Logger
@@ -84,6 +85,7 @@ func New(cfg Config) (*Volume, error) {
 	}
 	v.lender, _ = backend.As[backend.Lender](cfg.Store)
 	v.batcher, _ = backend.As[backend.Batcher](cfg.Store)
+	v.awaiter, _ = backend.As[backend.Awaiter](cfg.Store)
 	v.size.Store(v.info.Size)
 	v.keeper = cfg.Keeper
 	if err := v.restore(cfg.Former); err != nil {

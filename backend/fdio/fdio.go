@@ -92,7 +92,10 @@ type Store struct {
 	noRangeSync                 atomic.Bool // it has no mappings
 }
 
-var _ backend.Store = (*Store)(nil)
+var (
+	_ backend.Batcher = (*Store)(nil)
+	_ backend.Awaiter = (*Store)(nil)
+)
 
 // New returns the store that cfg describes.
 func New(cfg Config) (*Store, error) {
@@ -171,6 +174,9 @@ func (s *Store) Kick() {
 		s.ring.kick()
 	}
 }
+
+// Await waits for what the kernel's ring has; see backend.Awaiter.
+func (s *Store) Await() bool { return s.ring != nil && s.ring.await() }
 
 // inline does op if that takes no waiting, and reports whether it did.
 func (s *Store) inline(op *backend.Op) bool {

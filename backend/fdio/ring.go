@@ -4,6 +4,7 @@ import (
 	"errors"
 	"runtime"
 	"sync"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -25,6 +26,8 @@ const (
 	maxReap = 16
 	// maxReapers bounds the goroutines that complete operations of one store.
 	maxReapers = 4
+	// awaitTime bounds Await: what completes by another way, in a worker say, is noticed after it.
+	awaitTime = time.Millisecond
 )
 
 // ring does the reads and writes that go as usual: aligned, in one piece, without error.
@@ -47,6 +50,9 @@ type ring struct {
 
 	reapMu  sync.Mutex // of the completing side of u; taken before mu
 	reapers int        // guarded by reapMu; the one in Serve is not counted
+	inside  int        // guarded by reapMu: who has taken completions and not delivered them all
+	awaited bool       // guarded by reapMu: somebody is in Await, and takes what comes
+	closing bool       // guarded by reapMu
 	help    func()     // a method value, so that starting a goroutine allocates nothing
 	wg      sync.WaitGroup
 }
@@ -89,6 +95,9 @@ func (r *ring) serve() {
 
 // close ends the ring, through which nothing goes any more.
 func (r *ring) close() error {
+	r.reapMu.Lock()
+	r.closing = true
+	r.reapMu.Unlock()
 	err := r.u.Stop()
 	r.wg.Wait()
 	return errors.Join(err, r.u.Close())
@@ -229,7 +238,36 @@ func (r *ring) reap() {
 		}
 		r.vacate(cqes[:n], done[:n])
 		r.deliver(cqes[:n], done[:n])
+		r.reapMu.Lock()
+		r.inside--
+		r.reapMu.Unlock()
 	}
+}
+
+// await waits in the kernel for completions, which nobody else takes meanwhile, and delivers them.
+func (r *ring) await() bool {
+	r.reapMu.Lock()
+	if r.awaited || r.closing || r.inside > 0 || !r.busy() {
+		r.reapMu.Unlock()
+		return false
+	}
+	r.awaited = true
+	r.wg.Add(1)
+	defer r.wg.Done()
+	r.reapMu.Unlock()
+	r.u.Wait(awaitTime)
+	r.reapMu.Lock()
+	r.awaited = false // Serve may have been told of what has come by now, and does not look again
+	r.reapMu.Unlock()
+	r.reap()
+	return true
+}
+
+// busy reports whether the kernel has operations.
+func (r *ring) busy() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.free) < len(r.slots)
 }
 
 // deliver completes operations. A Completer of several hears of them together.
@@ -256,7 +294,13 @@ func (r *ring) deliver(cqes []uring.CQE, done []request) {
 func (r *ring) take(cqes []uring.CQE) int {
 	r.reapMu.Lock()
 	defer r.reapMu.Unlock()
+	if r.awaited {
+		return 0
+	}
 	n, more := r.u.Reap(cqes)
+	if n > 0 {
+		r.inside++
+	}
 	if more && r.reapers+1 < min(maxReapers, runtime.GOMAXPROCS(0)) {
 		r.reapers++
 		r.wg.Add(1)

@@ -6,8 +6,10 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -292,4 +294,71 @@ func forbidRing(t *testing.T, errno unix.Errno) {
 	if _, _, e := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&prog))); e != 0 {
 		t.Fatal(e)
 	}
+}
+
+// What somebody waits for is delivered by him or by others, and nothing is left lying: not what comes while nobody else
+// may take it.
+func TestAwait(t *testing.T) {
+	s := mustOpen(t, Config{IO: Uring}, true)
+	defer mustClose(t, s)
+	if s.Await() {
+		t.Error("there is something to wait for in a store that rests")
+	}
+	var all sync.WaitGroup
+	var awaited atomic.Int32
+	for g := range 3 {
+		b := aligned(t, 8*4096)
+		all.Go(func() {
+			for range 50 {
+				var left atomic.Int32
+				left.Store(8)
+				over := make(chan struct{})
+				count := completer(func(op *backend.Op) {
+					if op.Err != nil {
+						t.Error(op.Err)
+					}
+					if left.Add(-1) == 0 {
+						close(over)
+					}
+				})
+				ops := make([]backend.Op, 8)
+				for i := range ops {
+					ops[i] = backend.Op{Kind: backend.Write, Off: int64(g*8+i) * 4096, Len: 4096, Segs: [][]byte{b[i*4096:][:4096]}, Done: count, Flags: backend.More}
+					s.Submit(&ops[i])
+				}
+				s.Kick()
+				for left.Load() > 0 && s.Await() {
+					awaited.Add(1)
+				}
+				<-over
+			}
+		})
+	}
+	all.Wait()
+	if s.ring.awaited || s.ring.inside != 0 || awaited.Load() == 0 {
+		t.Errorf("awaited: %v, inside: %d; waited %d times", s.ring.awaited, s.ring.inside, awaited.Load())
+	}
+}
+
+// Whoever waits takes what comes, and others do not: they would have to wake him.
+func TestAwaitTakes(t *testing.T) {
+	s := mustOpen(t, Config{IO: Uring}, true)
+	defer mustClose(t, s)
+	set := func(v bool) {
+		s.ring.reapMu.Lock()
+		s.ring.awaited = v
+		s.ring.reapMu.Unlock()
+	}
+	set(true) // as if somebody were on his way into the kernel
+	d := make(done, 1)
+	op := &backend.Op{Kind: backend.Read, Len: 4096, Segs: [][]byte{aligned(t, 4096)}, Done: d}
+	s.Submit(op)
+	s.ring.u.Wait(time.Minute)
+	s.ring.reap() // as Serve does
+	if len(d) != 0 || s.Await() {
+		t.Error("somebody else has taken what is waited for, or waits, too")
+	}
+	set(false)
+	s.Await() // unless Serve is about to look for the first time, it takes it
+	<-d
 }

@@ -20,14 +20,29 @@ const (
 	setupSubmitAll = 1 << 7 // an entry that cannot be does not end the batch; Linux 5.18
 )
 
+// Flags of io_uring_enter.
+const (
+	enterGetEvents = 1 << 0
+	enterExtArg    = 1 << 3 // its argument is an extArg
+)
+
+// extArg is struct io_uring_getevents_arg.
+type extArg struct {
+	sigmask   uint64
+	sigmaskSz uint32
+	_         uint32
+	timeout   uint64 // of a unix.Timespec
+}
+
 // Features that io_uring_setup reports.
 const (
 	featSingleMmap    = 1 << 0
 	featNoDrop        = 1 << 1
 	featSubmitStable  = 1 << 2
+	featExtArg        = 1 << 8
 	featNativeWorkers = 1 << 9 // Linux 5.12
 
-	featNeeded = featSingleMmap | featNoDrop | featSubmitStable | featNativeWorkers
+	featNeeded = featSingleMmap | featNoDrop | featSubmitStable | featExtArg | featNativeWorkers
 )
 
 // Offsets for mmap.

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"os"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -32,6 +33,9 @@ type Ring struct {
 
 	cqHead, cqTail *uint32 // the kernel writes tail
 	cqes           []CQE
+
+	patience unix.Timespec // of Wait
+	wait     extArg
 }
 
 // New returns a ring for operations on the file fd, which stays the caller's, and outlives
@@ -188,6 +192,16 @@ func (r *Ring) Reap(out []CQE) (n int, more bool) {
 		atomic.StoreUint32(r.cqHead, head)
 	}
 	return n, head != tail
+}
+
+// Wait returns when there are completions, or after some time, which is the same in all calls. It is for one
+// goroutine at a time. The kernel completes operations in the thread that has submitted them: if it is the one that
+// waits here, no other has to be woken.
+func (r *Ring) Wait(patience time.Duration) {
+	r.patience = unix.NsecToTimespec(int64(patience))
+	r.wait.timeout = uint64(uintptr(unsafe.Pointer(&r.patience)))
+	// What it returns does not matter: whoever waits looks again.
+	_, _, _ = unix.Syscall6(unix.SYS_IO_URING_ENTER, r.fd, 0, 1, enterGetEvents|enterExtArg, uintptr(unsafe.Pointer(&r.wait)), unsafe.Sizeof(r.wait))
 }
 
 // Serve calls ready when completions have arrived since ready was last called, and returns

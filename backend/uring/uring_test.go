@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 	"unsafe"
 
 	"go.uber.org/goleak"
@@ -169,5 +170,33 @@ func TestNewRefuses(t *testing.T) {
 		if _, ok := errors.AsType[*UnavailableError](err); !ok || !errors.Is(err, errno) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v", errno, err)
 		}
+	}
+}
+
+// Wait returns when something completes, whoever reaps it, and in time when nothing does.
+func TestWait(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := New(int(f.Fd()), 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &client{t: t, r: r, f: f}
+	begin := time.Now()
+	r.Wait(time.Millisecond)
+	if took := time.Since(begin); took < time.Millisecond {
+		t.Errorf("it waited for %v", took)
+	}
+	c.put(OpWrite, 0, []byte{1}, 7)
+	c.submit()
+	r.Wait(time.Hour)
+	var out [4]CQE
+	if n, _ := r.Reap(out[:]); n != 1 || out[0].UserData != 7 {
+		t.Errorf("%d completions, %+v", n, out[0])
+	}
+	if err := errors.Join(r.Stop(), r.Close(), f.Close()); err != nil {
+		t.Error(err)
 	}
 }

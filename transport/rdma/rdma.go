@@ -291,6 +291,14 @@ type QueuePair interface {
 	Close() error
 }
 
+// Awaiter is a queue pair whose owner can wait for completions in his own goroutine, which makes them: no other
+// one has to be woken, nor to wake him.
+type Awaiter interface {
+	// Await returns when there may be completions, after a millisecond or so in any case. It returns false at once if
+	// there is nothing to wait for in this way: then Arm is the way. No lock is held that the event function takes.
+	Await() bool
+}
+
 // ConnParams are what the two ends tell each other when they connect.
 type ConnParams struct {
 	// PrivateData is the upper layer's, at most Limits.MaxPrivate bytes, and 20 less if

@@ -28,6 +28,9 @@ type Medium interface {
 	Sequence() *backend.Sequence
 }
 
+// awaiter is what a Medium may be, too: its completions can be waited for as backend.Awaiter says.
+type awaiter interface{ Await() bool }
+
 // Opened is an endpoint that somebody has opened for a queue pair.
 type Opened struct {
 	Medium Medium
@@ -55,6 +58,7 @@ type Opener func(ctx context.Context, name string, want rdma.Rights, gone func(e
 type endpoint struct {
 	q      *queuePair
 	m      Medium
+	await  awaiter // m, or nil
 	seq    *backend.Sequence
 	info   rdma.Endpoint
 	order  rdma.Order
@@ -101,6 +105,7 @@ func (d *Device) openEndpoint(ctx context.Context, q *queuePair, name string, wa
 	defer e.unlock()
 	e.release = sync.OnceFunc(o.Close)
 	e.m, e.seq, e.info, e.copies = o.Medium, o.Medium.Sequence(), o.Info, o.Memory
+	e.await, _ = o.Medium.(awaiter)
 	i := e.m.Info()
 	e.unit = int64(i.BlockSize)
 	e.info.Unit, e.info.Size, e.info.Base, e.info.Direct = i.BlockSize, i.Size, 0, false

@@ -44,7 +44,10 @@ const (
 	closed // before it was connected
 )
 
-var _ rdma.QueuePair = (*queuePair)(nil)
+var (
+	_ rdma.QueuePair = (*queuePair)(nil)
+	_ rdma.Awaiter   = (*queuePair)(nil)
+)
 
 // NewQueuePair implements rdma.Device.
 func (d *Device) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
@@ -253,6 +256,12 @@ func (q *queuePair) Close() error {
 		q.recvCQ.Use(-1)
 	}
 	return nil
+}
+
+// Await implements rdma.Awaiter, for endpoints.
+func (q *queuePair) Await() bool {
+	e := q.endpoint.Load()
+	return e != nil && e.await != nil && e.await.Await()
 }
 
 // flushReceives completes the receives that are the queue pair's own.
