@@ -19,6 +19,8 @@ type slot struct {
 	base   atomic.Uint64          // TO of the first octet
 	length atomic.Uint64          // octets
 
+	aside atomic.Pointer[Stream] // whose owner names the uses of the slot; changed under that stream's lock
+
 	owner    any      // if the slot belongs to one stream alone; guarded by the lock of that owner, see Stream.Owner
 	segments [][]byte // read only while a reference is held
 	keeper   any      // the same

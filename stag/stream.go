@@ -30,6 +30,7 @@ type Stream struct {
 	stock  [stockMax]uint32
 	first  int // index into stock
 	count  int
+	aside  []uint32 // indexes whose uses the owner names
 }
 
 // NewStream returns a stream of the domain that may have window one-shot STags outstanding.
@@ -65,8 +66,12 @@ func (st *Stream) pop() *slot {
 
 // push returns a free slot to the stock. The lock is held.
 func (st *Stream) push(sl *slot) {
-	if st.ended {
+	switch {
+	case st.ended:
+		sl.aside.Store(nil)
 		st.table.give(sl.index)
+		return
+	case sl.aside.Load() == st:
 		return
 	}
 	if st.count == stockMax {
@@ -117,6 +122,67 @@ func (st *Stream) register(r *Region) (STag, error) {
 	}
 	st.link(sl)
 	return sl.publish(st.domain, st, r), nil
+}
+
+// SetAside takes n indexes from the table, for the owner of the stream to choose STags from, and returns the
+// STag that the next use of each index has. The use after that has the next key, which is one more, modulo 256.
+// RegisterAs and GrantAs use them, and they are the stream's until it ends. If the table has fewer, none is taken.
+func (st *Stream) SetAside(n int) ([]STag, error) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if st.ended {
+		return nil, ErrEnded
+	}
+	tags := make([]STag, 0, n)
+	for len(tags) < n {
+		sl := st.pop()
+		if sl == nil {
+			for _, i := range st.aside[len(st.aside)-len(tags):] {
+				sl := st.table.slot(i)
+				sl.aside.Store(nil)
+				st.push(sl)
+			}
+			st.aside = st.aside[:len(st.aside)-len(tags)]
+			return nil, ErrTableFull
+		}
+		sl.aside.Store(st)
+		st.aside = append(st.aside, sl.index)
+		tags = append(tags, sl.tag(sl.load().nextUse(Valid)))
+	}
+	return tags, nil
+}
+
+// chosen returns the free slot of an STag that the owner has chosen. ErrState: it is not the next use of an index
+// that was set aside. The lock is held.
+func (st *Stream) chosen(s STag) (*slot, error) {
+	sl := st.table.slot(s.index())
+	if sl == nil || sl.aside.Load() != st {
+		return nil, ErrState
+	}
+	// While the slot is Free nobody but the holder of the lock changes it.
+	if w := sl.load(); w.state() != Free || w.nextUse(Valid).key() != s.key() {
+		return nil, ErrState
+	}
+	return sl, nil
+}
+
+// RegisterAs is Table.Register for this stream alone, under the STag that the owner has chosen out of those of SetAside.
+func (st *Stream) RegisterAs(s STag, r Region) error {
+	if err := r.check(); err != nil {
+		return err
+	}
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if st.ended {
+		return ErrEnded
+	}
+	sl, err := st.chosen(s)
+	if err != nil {
+		return err
+	}
+	st.link(sl)
+	sl.publish(st.domain, st, &r)
+	return nil
 }
 
 // revalidate publishes a region of this stream that Reregister changed, if it has not ended.
@@ -186,31 +252,68 @@ func (st *Stream) Grant(r Region) (STag, error) {
 	if err != nil {
 		return 0, err
 	}
+	return st.grant(sl, &r), nil
+}
+
+// GrantAs is Grant of the STag that the owner has chosen out of those of SetAside.
+func (st *Stream) GrantAs(s STag, r Region) error {
+	if err := r.check(); err != nil {
+		return err
+	}
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if err := st.mayReserve(); err != nil {
+		return err
+	}
+	sl, err := st.chosen(s)
+	if err != nil {
+		return err
+	}
+	st.adopt(sl)
+	st.grant(sl, &r)
+	return nil
+}
+
+// grant binds a slot that reserve has taken.
+func (st *Stream) grant(sl *slot, r *Region) STag {
 	invariant.Check(sl.load().refs() == 0, "stag: a free slot is referenced")
-	sl.setRegion(&r)
+	sl.setRegion(r)
 	w := sl.load().nextUse(Bound).withAccess(r.Access)
 	sl.word.Store(uint64(w))
-	return sl.tag(w), nil
+	return sl.tag(w)
+}
+
+// mayReserve returns why no further one-shot STag may be had, or nil.
+func (st *Stream) mayReserve() error {
+	switch {
+	case st.ended:
+		return ErrEnded
+	case int(st.outstanding.Load()) >= st.window:
+		return ErrWindow
+	}
+	return nil
 }
 
 // reserve takes a slot for a one-shot STag. The word of the slot is Free until the caller changes it. The
 // lock is held.
 func (st *Stream) reserve() (*slot, error) {
-	switch {
-	case st.ended:
-		return nil, ErrEnded
-	case int(st.outstanding.Load()) >= st.window:
-		return nil, ErrWindow
+	if err := st.mayReserve(); err != nil {
+		return nil, err
 	}
 	sl := st.pop()
 	if sl == nil {
 		return nil, ErrTableFull
 	}
+	st.adopt(sl)
+	return sl, nil
+}
+
+// adopt makes a free slot that of a one-shot STag of the stream.
+func (st *Stream) adopt(sl *slot) {
 	st.outstanding.Add(1)
 	st.link(sl)
 	sl.domain.Store(st.domain)
 	sl.stream.Store(st)
-	return sl, nil
 }
 
 // Bind sets the memory and rights of a Reserved STag. From now on the peer has access; no
@@ -430,6 +533,13 @@ func (st *Stream) End() (quiet bool) {
 	defer st.mu.Unlock()
 	st.ended = true
 	st.spill(st.count)
+	for _, i := range st.aside {
+		if sl := st.table.slot(i); sl.load().state() == Free && sl.aside.Load() == st { // others follow when they are freed
+			sl.aside.Store(nil)
+			st.table.give(i)
+		}
+	}
+	st.aside = nil
 	quiet = true
 	for sl := st.slots; sl != nil; sl = sl.next {
 		if sl.endStream(st).refs() != 0 {

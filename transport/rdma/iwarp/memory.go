@@ -73,8 +73,8 @@ func (w *window) STag() rdma.STag {
 	return rdma.STag(w.tag)
 }
 
-// bind gives the window a new STag for b, which lies in r.
-func (w *window) bind(q *queuePair, r *soft.Region, b []byte, a rdma.Access) (stag.STag, error) {
+// bind gives the window a new STag for b, which lies in r: s, if the owner of q chooses STags.
+func (w *window) bind(q *queuePair, r *soft.Region, b []byte, a rdma.Access, s stag.STag) (stag.STag, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.qp != nil && !w.going {
@@ -90,9 +90,13 @@ func (w *window) bind(q *queuePair, r *soft.Region, b []byte, a rdma.Access) (st
 		t = new(bound)
 	}
 	t.memory[0] = b
-	s, err := q.dev.memory.Table.Register(q.domain.Tag, q.stream, stag.Region{
-		Segments: t.memory[:], Base: off, Access: soft.TagAccess(a) | stag.AccessRemoteInvalidate, Owner: t,
-	})
+	region := stag.Region{Segments: t.memory[:], Base: off, Access: soft.TagAccess(a) | stag.AccessRemoteInvalidate, Owner: t}
+	var err error
+	if q.chooses {
+		err = q.stream.RegisterAs(s, region)
+	} else {
+		s, err = q.dev.memory.Table.Register(q.domain.Tag, q.stream, region)
+	}
 	if err != nil {
 		r.Unpin()
 		return 0, err

@@ -55,7 +55,7 @@ func (q *queuePair) prepareAdvertise(w *wqe, p *rdma.Work) (what string, err err
 	case !soft.PinAll(a.regions):
 		return errMemory + soft.ErrGone.Error(), nil
 	}
-	s, err := q.bindAdvert(a, p.Access)
+	s, err := q.bindAdvert(a, p)
 	if err != nil {
 		soft.UnpinAll(a.regions)
 		return "", err
@@ -101,8 +101,13 @@ func (a *advert) gather(list []rdma.SGE, d *soft.Domain, need rdma.Access) (empt
 	return len(a.segs) == 0, ""
 }
 
-func (q *queuePair) bindAdvert(a *advert, access rdma.Access) (stag.STag, error) {
-	s, err := q.stream.Grant(stag.Region{Segments: a.segs, Access: soft.TagAccess(access), Owner: a})
+func (q *queuePair) bindAdvert(a *advert, p *rdma.Work) (s stag.STag, err error) {
+	r := stag.Region{Segments: a.segs, Access: soft.TagAccess(p.Access), Owner: a}
+	if s = stag.STag(p.STag); q.chooses {
+		err = q.stream.GrantAs(s, r)
+	} else {
+		s, err = q.stream.Grant(r)
+	}
 	switch {
 	case errors.Is(err, stag.ErrWindow):
 		return 0, rdma.ErrWindow

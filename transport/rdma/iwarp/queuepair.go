@@ -56,6 +56,8 @@ type queuePair struct {
 	termEnd uint64      // tx.out.Queued when the Terminate is framed; 0: it is not framed, or has left
 	timer   *time.Timer // bounds the end
 
+	chooses bool // the owner chooses STags (SetAside)
+
 	// The owner of an STag of this stream in the table is an *advert or a *bound.
 	free    *advert
 	unbound *bound
@@ -164,6 +166,43 @@ func (q *queuePair) Counters() rdma.Counters {
 		q.recvCQ.AddTo(&c)
 	}
 	return c
+}
+
+// QueuePair is a queue pair of this package, with what takes serving it to another process.
+type QueuePair interface {
+	rdma.QueuePair
+	// SetAside sets n STags aside for the owner, who from then on chooses the STag of each request with Advertise and
+	// each OpBind (Work.STag): one of these, and when that is free again, the same with a key that is one more,
+	// modulo 256. Post refuses others with stag.ErrState. It may be called again for more.
+	SetAside(n int) ([]rdma.STag, error)
+	// Unfinished returns how many requests are posted and not done, signalled or not. Those that are done have left
+	// their completions in the completion queue.
+	Unfinished() int
+}
+
+var _ QueuePair = (*queuePair)(nil)
+
+// SetAside implements QueuePair.
+func (q *queuePair) SetAside(n int) ([]rdma.STag, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	tags, err := q.stream.SetAside(n)
+	if err != nil {
+		return nil, err
+	}
+	q.chooses = true
+	list := make([]rdma.STag, len(tags))
+	for i, s := range tags {
+		list[i] = rdma.STag(s)
+	}
+	return list, nil
+}
+
+// Unfinished implements QueuePair.
+func (q *queuePair) Unfinished() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.sq.Len()
 }
 
 // PostReceive implements rdma.QueuePair.

@@ -243,7 +243,7 @@ func (q *queuePair) prepareBind(w *wqe, p *rdma.Work) (what string, err error) {
 	if what != "" {
 		return what, nil
 	}
-	s, err := win.bind(q, w.regions[0], p.SGL[0].Bytes, p.Access)
+	s, err := win.bind(q, w.regions[0], p.SGL[0].Bytes, p.Access, stag.STag(p.STag))
 	if err != nil {
 		if errors.Is(err, errBound) || errors.Is(err, soft.ErrGone) {
 			return err.Error(), nil

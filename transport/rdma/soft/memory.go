@@ -159,6 +159,13 @@ func (r *Region) Unpin() {
 	}
 }
 
+// Idle reports that Deregister would not wait: no request of ours uses the memory, and peers may not. The caller sees
+// to it that nothing is posted meanwhile.
+func (r *Region) Idle() bool {
+	const remote = rdma.AccessRemoteRead | rdma.AccessRemoteWrite
+	return r.pins.Load() == 0 && r.access&remote == 0
+}
+
 // PinAll pins all regions or none.
 func PinAll(rs []*Region) bool {
 	for i, r := range rs {
