@@ -70,6 +70,10 @@ var rules = []rule{
 	// An endpoint is a view of a volume, of which it knows an interface of its own.
 	{pkg: "transport/rdma/local", may: []string{"transport/rdma", "transport/rdma/soft", "stag", "backend", "backend/durable", "internal/ring", "mem"}, not: sockets[3:]},
 	{pkg: "transport/rdma/remote", may: []string{"transport/rdma", "transport/rdma/soft", "partition/wire", "backend", "mem"}, not: sockets[2:]},
+	// The driver and the card know each other by what they share, and by nothing else.
+	{pkg: "transport/rdma/nic", may: []string{"transport/rdma", "transport/rdma/soft", "transport/rdma/nic/shm", "internal/ring"}},
+	{pkg: "transport/rdma/nic/shm", may: []string{"transport/rdma"}},
+	{pkg: "transport/rdma/nic/card", may: []string{"transport/rdma", "transport/rdma/soft", "transport/rdma/iwarp", "transport/rdma/nic/shm"}},
 	{pkg: "transport/rdma/rdmatest", may: []string{"transport/rdma", "backend", "backend/**", "internal/ring", "mem"}},
 	{pkg: "transport/rdma/verbs/internal/finder"},
 	{pkg: "transport/rdma/verbs/fake", may: []string{"transport/rdma/verbs/internal/finder"}}, // stands for libibverbs and librdmacm in tests

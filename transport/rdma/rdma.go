@@ -72,6 +72,15 @@ type Device interface {
 	Close() error
 }
 
+// Allocator is a Device that registers only memory that it has allocated itself, for it is in another process, which
+// shares that memory. The same holds for memory to advertise.
+type Allocator interface {
+	// Alloc returns n bytes, all zero, at the beginning of a page.
+	Alloc(n int) ([]byte, error)
+	// Free gives memory of Alloc back, of which nothing may be registered or advertised any more.
+	Free(b []byte) error
+}
+
 // Limits are what a device can do.
 type Limits struct {
 	Name          string // of the device, for people

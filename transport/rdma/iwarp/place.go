@@ -143,10 +143,15 @@ func (q *queuePair) takeReceive() error {
 	if q.shared {
 		waiter = &q.waiter
 	}
-	if !q.recv.Take(&x.recv, waiter) {
-		if q.shared {
-			return errStall
-		}
+	taken := q.recv.Take(&x.recv, waiter)
+	if !taken && !q.shared && q.onEmpty != nil {
+		q.onEmpty()
+		taken = q.recv.Take(&x.recv, nil)
+	}
+	switch {
+	case !taken && q.shared:
+		return errStall
+	case !taken:
 		return errNoBuffer
 	}
 	h := x.seg.Header

@@ -27,6 +27,7 @@ type queuePair struct {
 	recv    *receives // own or shared
 	shared  bool
 	waiter  soft.Waiter // for a receive
+	onEmpty func()      // nil, or called when a message finds no receive
 	maxSGE  int
 	maxWork uint32
 
@@ -178,6 +179,9 @@ type QueuePair interface {
 	// Unfinished returns how many requests are posted and not done, signalled or not. Those that are done have left
 	// their completions in the completion queue.
 	Unfinished() int
+	// OnEmpty has f called when a message finds no receive in the queue pair's own queue; f may post some. It is called
+	// by the goroutine that serves the connection, without locks. OnEmpty is called before the queue pair is connected.
+	OnEmpty(f func())
 }
 
 var _ QueuePair = (*queuePair)(nil)
@@ -197,6 +201,9 @@ func (q *queuePair) SetAside(n int) ([]rdma.STag, error) {
 	}
 	return list, nil
 }
+
+// OnEmpty implements QueuePair.
+func (q *queuePair) OnEmpty(f func()) { q.onEmpty = f }
 
 // Unfinished implements QueuePair.
 func (q *queuePair) Unfinished() int {

@@ -63,7 +63,7 @@ func targets(right, wrong rdma.Access) []target {
 		{"another domain", func(t *testing.T, _ *end, p Pair) (rdma.STag, uint64, func()) {
 			d, err := p.Server.NewDomain()
 			check(t, err)
-			r, err := d.Register(make([]byte, victim), right)
+			r, err := d.Register(alloc(t, p.Server, victim), right)
 			check(t, err)
 			return r.STag(), r.Base(), func() {
 				same(t, "memory of another domain", r.Bytes(), make([]byte, victim))
@@ -206,7 +206,7 @@ func testInvalidateRefused(t *testing.T, p Pair) {
 // testNoRegionInvalidate is for devices whose regions nobody invalidates.
 func testNoRegionInvalidate(t *testing.T, p Pair) {
 	e := newEnd(t, p.Server, options{})
-	if _, err := e.dom.Register(make([]byte, 10), allRemote|rdma.AccessRemoteInvalidate); p.Server.Limits().RegionInvalidate {
+	if _, err := e.dom.Register(alloc(t, p.Server, 10), allRemote|rdma.AccessRemoteInvalidate); p.Server.Limits().RegionInvalidate {
 		t.Error("regions can be invalidated, but Sends cannot do it")
 	} else if !errors.Is(err, rdma.ErrUnsupported) {
 		t.Errorf("Register: %v, want %v", err, rdma.ErrUnsupported)

@@ -154,9 +154,22 @@ func newEnd(t testT, dev rdma.Device, o options) *end {
 
 func (e *end) register(n int, a rdma.Access) rdma.Region {
 	e.t.Helper()
-	r, err := e.dom.Register(make([]byte, n), a)
+	r, err := e.dom.Register(alloc(e.t, e.dev, n), a)
 	check(e.t, err)
 	return r
+}
+
+// alloc returns memory that dev can register, until the test ends.
+func alloc(t testT, dev rdma.Device, n int) []byte {
+	t.Helper()
+	a, ok := dev.(rdma.Allocator)
+	if !ok {
+		return make([]byte, n)
+	}
+	b, err := a.Alloc(n)
+	check(t, err)
+	t.Cleanup(func() { check(t, a.Free(b)) })
+	return b
 }
 
 // close takes the end down; nothing of it may be in use afterwards.

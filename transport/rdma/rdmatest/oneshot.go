@@ -145,11 +145,12 @@ func testScattered(t *testing.T, p Pair) {
 	encodings(t, func(t *testing.T, o options) {
 		client, server := connect(t, p, o)
 		region := client.register(9000, rdma.AccessLocalWrite)
+		pieces := [][]byte{alloc(t, client.dev, 700), alloc(t, client.dev, 4097), alloc(t, client.dev, 1)}
 		for round := range 3 {
 			registered := client.dev.Counters().Registrations
 			list := []rdma.SGE{
-				{Bytes: make([]byte, 700)}, {}, sge(region, 0, 3000)[0], sge(region, 3000, 1000)[0], // one behind the other
-				{Bytes: make([]byte, 4097)}, {Bytes: make([]byte, 1)}, sge(region, 4100, 900)[0],
+				{Bytes: pieces[0]}, {}, sge(region, 0, 3000)[0], sge(region, 3000, 1000)[0], // one behind the other
+				{Bytes: pieces[1]}, {Bytes: pieces[2]}, sge(region, 4100, 900)[0],
 			}
 			n := 0
 			for i := range list {
@@ -322,7 +323,7 @@ func testOneShotRefused(t *testing.T, p Pair) {
 	client, server := connect(t, p, options{client: offer(), server: offer()})
 	other, err := p.Client.NewDomain()
 	check(t, err)
-	foreign, err := other.Register(make([]byte, 64), allRemote)
+	foreign, err := other.Register(alloc(t, p.Client, 64), allRemote)
 	check(t, err)
 	readOnly := client.register(64, rdma.AccessRemoteRead)
 	mem := client.sge(0, 100)

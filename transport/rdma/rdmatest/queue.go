@@ -155,7 +155,7 @@ func testOneQueueForAll(t *testing.T, p Pair) {
 	q := newQueue(t, p.Server, pairs*each*2, nil)
 	srq, err := p.Server.NewReceiveQueue(dom, pairs*each)
 	check(t, err)
-	mem, err := dom.Register(make([]byte, pairs*each), rdma.AccessLocalWrite)
+	mem, err := dom.Register(alloc(t, p.Server, pairs*each), rdma.AccessLocalWrite)
 	check(t, err)
 	var rs []rdma.Receive
 	for i := range pairs * each {
@@ -336,7 +336,7 @@ func testWrongWork(t *testing.T, p Pair) {
 	client, server := connect(t, p, options{})
 	other, err := p.Client.NewDomain()
 	check(t, err)
-	foreign, err := other.Register(make([]byte, 64), allRemote)
+	foreign, err := other.Register(alloc(t, p.Client, 64), allRemote)
 	check(t, err)
 	readOnly := client.register(64, rdma.AccessRemoteRead)
 	stag, base := server.mem.STag(), server.to(0)

@@ -1,0 +1,129 @@
+// Package card is the half of an RDMA device in another process that runs the queue pairs: those of iwarp, for the
+// programs that connect to a socket (package nic). What it shares with them is in package shm.
+//
+//	card.go      Server: the socket, and who comes
+//	client.go    a program: its rings, what it holds, and its end
+//	request.go   what it asks for over the socket
+//	command.go   what it asks for over its ring of commands: registrations, windows
+//	work.go      descriptors ─► work requests of iwarp
+//	complete.go  completions of iwarp ─► its ring of completions
+//
+// Nothing of what a program writes is believed. A position that lies, or a message that no driver sends, ends that
+// program's connection with the card; a descriptor that makes no sense ends its queue pair. What a program holds is bounded,
+// and goes with it: when the socket ends, its queue pairs are aborted and its memory is unmapped.
+package card
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"oneshot/transport/rdma/iwarp"
+)
+
+// Config configures a Server. The zero value is valid.
+type Config struct {
+	Logger *slog.Logger // nil: silence
+	// Device is the configuration of the device that each program gets. Its Logger is replaced.
+	Device iwarp.Config
+	// Memory bounds the memory that one program shares, rings and arenas; octets. 0: 1 GiB.
+	Memory int64
+	// Programs bounds how many programs are served at a time. 0: 64.
+	Programs int
+}
+
+const (
+	defaultMemory   = 1 << 30
+	defaultPrograms = 64
+)
+
+// Server serves programs.
+type Server struct {
+	cfg Config
+	log *slog.Logger
+	wg  sync.WaitGroup
+
+	mu      sync.Mutex
+	clients map[*client]struct{}
+}
+
+// New makes a server.
+func New(c Config) *Server {
+	if c.Memory <= 0 {
+		c.Memory = defaultMemory
+	}
+	if c.Programs <= 0 {
+		c.Programs = defaultPrograms
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	c.Device.Logger = c.Logger
+	return &Server{cfg: c, log: c.Logger, clients: make(map[*client]struct{})}
+}
+
+// Serve serves those who connect to l, a socket of type "unixpacket", until ctx ends. Then it ends all connections and
+// returns nil. An error means that nobody can connect any more. l is closed in any case.
+func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
+	err := s.accept(ctx, l)
+	stop()
+	_ = l.Close()
+	s.mu.Lock()
+	for c := range s.clients {
+		c.end(errStopped)
+	}
+	s.mu.Unlock()
+	s.wg.Wait()
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+var errStopped = errors.New("the card stops")
+
+func (s *Server) accept(ctx context.Context, l *net.UnixListener) error {
+	for {
+		u, err := l.AcceptUnix()
+		switch {
+		case errors.Is(err, net.ErrClosed) || ctx.Err() != nil:
+			return err
+		case err != nil: // out of descriptors
+			s.log.Warn("nic: cannot accept a program", "reason", err)
+			select {
+			case <-time.After(100 * time.Millisecond):
+			case <-ctx.Done():
+			}
+			continue
+		}
+		s.serve(u)
+	}
+}
+
+// serve begins to serve a program, if there are not too many.
+func (s *Server) serve(u *net.UnixConn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.clients) >= s.cfg.Programs {
+		s.log.Warn("nic: too many programs; one more is turned away", "programs", len(s.clients))
+		_ = u.Close()
+		return
+	}
+	c, err := newClient(s, u)
+	if err != nil {
+		s.log.Error("nic: cannot serve a program", "reason", err)
+		_ = u.Close()
+		return
+	}
+	s.clients[c] = struct{}{}
+	s.wg.Go(func() {
+		c.run()
+		s.mu.Lock()
+		delete(s.clients, c)
+		s.mu.Unlock()
+	})
+}

@@ -1,0 +1,177 @@
+package nic_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/nic"
+	"oneshot/transport/rdma/nic/card"
+)
+
+// When the process of the card dies, everything posted is flushed, in order, both ends hear of it, what waits for an answer
+// fails, and memory stays with its owner.
+func TestCardDies(t *testing.T) {
+	c := start(t)
+	a, b := newEnd(t, open(t, c.socket)), newEnd(t, open(t, c.socket))
+	connect(t, a, b, oneShot())
+	a.receive(1, 0, 100)
+	a.receive(2, 100, 100)
+	advertise := rdma.Work{
+		ID: 3, Op: rdma.OpSend, Flags: rdma.Advertise, SGL: a.sge(0, 8), Access: rdma.AccessRemoteRead, Memory: a.sge(0, 8),
+	}
+	b.receive(7, 0, 100)
+	b.receive(8, 0, 100)
+	a.post(advertise)
+	b.want(rdma.OpReceive, 7)
+	l, err := b.dev.Listen("127.0.0.1:0")
+	check(t, err)
+	accepted := make(chan error, 1)
+	go func() {
+		_, err := l.Accept()
+		accepted <- err
+	}()
+	copy(a.b, "still here")
+	check(t, c.Process.Kill())
+	isLost := func(what string, err error) {
+		t.Helper()
+		if _, ok := errors.AsType[*nic.LostError](err); !ok {
+			t.Errorf("%s: %v, want a LostError", what, err)
+		}
+	}
+	for _, e := range []*end{a, b} {
+		isLost("Disconnected", <-e.gone)
+		if _, err := e.qp.Post([]rdma.Work{{Op: rdma.OpSend, SGL: e.sge(0, 1)}}); !errors.Is(err, rdma.ErrDisconnected) {
+			t.Errorf("Post: %v, want %v", err, rdma.ErrDisconnected)
+		}
+	}
+	isLost("Accept", <-accepted)
+	check(t, l.Close())
+	for _, want := range []struct {
+		e  *end
+		op rdma.Opcode
+		id uint64
+	}{{a, rdma.OpSend, 3}, {a, rdma.OpReceive, 1}, {a, rdma.OpReceive, 2}, {b, rdma.OpReceive, 8}} {
+		c := want.e.next()
+		if c.Op != want.op || c.ID != want.id || c.Status != rdma.StatusFlushed {
+			t.Errorf("completion of %v %d: %v; want %v %d, flushed", c.Op, c.ID, c.Status, want.op, want.id)
+		}
+		isLost("completion", c.Err)
+	}
+	_, err = a.dom.Register(a.b, rdma.AccessLocalWrite)
+	isLost("Register", err)
+	_, err = a.dev.Alloc(10)
+	isLost("Alloc", err)
+	if string(a.b[:10]) != "still here" {
+		t.Errorf("memory: %q", a.b[:10])
+	}
+}
+
+// beVictim connects to the server at addr through the card, advertises memory, and waits to be killed.
+func beVictim(socket, addr string) error {
+	t := quiet{}
+	d, err := nic.Open(nic.Config{Socket: socket})
+	if err != nil {
+		return err
+	}
+	e := newEnd(t, d)
+	if err := d.Connect(context.Background(), e.qp, addr, rdma.ConnParams{OneShot: oneShot()}); err != nil {
+		return err
+	}
+	if _, err := d.Listen("127.0.0.1:0"); err != nil {
+		return err
+	}
+	e.post(rdma.Work{Op: rdma.OpSend, Flags: rdma.Advertise, SGL: e.sge(0, 8), Access: rdma.AccessRemoteRead, Memory: e.sge(0, 8)})
+	fmt.Println("ready")
+	select {}
+}
+
+// quiet is a test outside of tests.
+type quiet struct{ testing.TB }
+
+func (quiet) Helper()                   {}
+func (quiet) Cleanup(func())            {}
+func (quiet) Fatal(args ...any)         { panic(fmt.Sprint(args...)) }
+func (quiet) Fatalf(f string, a ...any) { panic(fmt.Sprintf(f, a...)) }
+
+// holds counts what a process holds: descriptors, and mappings of shared memory.
+func holds(t *testing.T, pid int) (fds, maps int) {
+	t.Helper()
+	list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	check(t, err)
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	check(t, err)
+	return len(list), strings.Count(string(text), "memfd:nic")
+}
+
+// A program that is killed leaves nothing behind: its peer hears of it, and the card holds what it held before.
+func TestProgramDies(t *testing.T) {
+	c := start(t)
+	server := open(t, c.socket)
+	l, err := server.Listen("127.0.0.1:0")
+	check(t, err)
+	defer l.Close()
+	fds, maps := holds(t, c.Process.Pid)
+	for range 3 {
+		t.Run("", func(t *testing.T) { victim(t, c, server, l) })
+		settled(func() bool {
+			f, m := holds(t, c.Process.Pid)
+			return f <= fds && m <= maps
+		})
+		if f, m := holds(t, c.Process.Pid); f > fds || m > maps {
+			t.Errorf("the card has %d descriptors and %d mappings, before it had %d and %d", f, m, fds, maps)
+		}
+	}
+}
+
+// victim has a program connect, advertise memory and listen, and kills it.
+func victim(t *testing.T, c *process, server *nic.Device, l rdma.Listener) {
+	e := newEnd(t, server)
+	p := exec.Command(os.Args[0])
+	p.Env = append(os.Environ(), victimSocket+"="+c.socket, victimPeer+"="+l.Addr().String())
+	p.Stderr = os.Stderr
+	p.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	out, err := p.StdoutPipe()
+	check(t, err)
+	check(t, p.Start())
+	defer func() { _ = p.Wait() }()
+	e.receive(1, 0, 100)
+	r, err := l.Accept()
+	check(t, err)
+	check(t, r.Accept(e.qp, rdma.ConnParams{OneShot: oneShot()}))
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
+		t.Fatalf("the victim says %q, %v", line, err)
+	}
+	e.want(rdma.OpReceive, 1)
+	check(t, p.Process.Kill())
+	e.bad()
+}
+
+// settled waits until something is as it is to be. If it never is, the test says so.
+func settled(there func() bool) {
+	for late := time.Now().Add(10 * time.Second); !there() && time.Now().Before(late); {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// Versions that differ, no card, and too many programs are told in words.
+func TestOpenFails(t *testing.T) {
+	if _, err := nic.Open(nic.Config{Socket: filepath.Join(t.TempDir(), "none")}); err == nil || !strings.Contains(err.Error(), "target nic") {
+		t.Errorf("no card: %v", err)
+	}
+	socket := serve(t, card.Config{Programs: 1})
+	open(t, socket)
+	if d, err := nic.Open(nic.Config{Socket: socket}); err == nil {
+		t.Error("one program too many is served")
+		_ = d.Close()
+	}
+}

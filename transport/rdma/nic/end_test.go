@@ -1,0 +1,126 @@
+package nic_test
+
+import (
+	"context"
+	"testing"
+
+	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/nic"
+)
+
+// end is one end of a connection, with one completion queue.
+type end struct {
+	t    testing.TB
+	dev  *nic.Device
+	dom  rdma.Domain
+	cq   rdma.CompletionQueue
+	qp   rdma.QueuePair
+	mem  rdma.Region
+	b    []byte
+	wake chan struct{}
+	gone chan error
+	one  [1]rdma.Completion
+}
+
+const endLen = 1 << 16
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func newEnd(t testing.TB, dev *nic.Device) *end {
+	t.Helper()
+	e := &end{t: t, dev: dev, wake: make(chan struct{}, 1), gone: make(chan error, 1)}
+	var err error
+	e.dom, err = dev.NewDomain()
+	check(t, err)
+	e.cq, err = dev.NewCompletionQueue(128, func() {
+		select {
+		case e.wake <- struct{}{}:
+		default:
+		}
+	})
+	check(t, err)
+	e.qp, err = dev.NewQueuePair(rdma.QueuePairConfig{
+		Domain: e.dom, SendCQ: e.cq, RecvCQ: e.cq, MaxWork: 64, MaxRecv: 64, Disconnected: func(err error) { e.gone <- err },
+	})
+	check(t, err)
+	e.b, err = dev.Alloc(endLen)
+	check(t, err)
+	e.mem, err = e.dom.Register(e.b, rdma.AccessLocalWrite|rdma.AccessRemoteRead|rdma.AccessRemoteWrite)
+	check(t, err)
+	t.Cleanup(func() {
+		check(t, e.qp.Close())
+		check(t, e.cq.Close())
+		check(t, e.mem.Deregister())
+		check(t, dev.Free(e.b))
+		check(t, e.dom.Close())
+	})
+	return e
+}
+
+// connect connects a, Host 1, with b.
+func connect(t testing.TB, a, b *end, offer *rdma.OneShotOffer) {
+	t.Helper()
+	l, err := b.dev.Listen("127.0.0.1:0")
+	check(t, err)
+	done := make(chan error, 1)
+	go func() {
+		r, err := l.Accept()
+		if err == nil {
+			err = r.Accept(b.qp, rdma.ConnParams{OneShot: offer})
+		}
+		done <- err
+	}()
+	check(t, a.dev.Connect(context.Background(), a.qp, l.Addr().String(), rdma.ConnParams{OneShot: offer}))
+	check(t, <-done)
+	check(t, l.Close())
+}
+
+func (e *end) sge(off, n int) []rdma.SGE {
+	return []rdma.SGE{{Bytes: e.mem.Bytes()[off : off+n : off+n], Region: e.mem}}
+}
+
+func (e *end) post(ws ...rdma.Work) {
+	e.t.Helper()
+	if n, err := e.qp.Post(ws); n != len(ws) || err != nil {
+		e.t.Fatalf("Post: %d, %v", n, err)
+	}
+}
+
+func (e *end) receive(id uint64, off, n int) {
+	e.t.Helper()
+	if n, err := e.qp.PostReceive([]rdma.Receive{{ID: id, SGL: e.sge(off, n)}}); n != 1 || err != nil {
+		e.t.Fatalf("PostReceive: %d, %v", n, err)
+	}
+}
+
+func (e *end) next() rdma.Completion {
+	for e.cq.Poll(e.one[:]) == 0 {
+		if e.cq.Arm() {
+			<-e.wake
+		}
+	}
+	return e.one[0]
+}
+
+func (e *end) want(op rdma.Opcode, id uint64) {
+	e.t.Helper()
+	if c := e.next(); c.Status != rdma.StatusOK || c.Op != op || c.ID != id {
+		e.t.Fatalf("completion of %v %d: %v (%v); want %v %d", c.Op, c.ID, c.Status, c.Err, op, id)
+	}
+}
+
+func (e *end) bad() {
+	e.t.Helper()
+	if err := <-e.gone; err == nil {
+		e.t.Error("the connection ends as if in good order")
+	}
+}
+
+func oneShot() *rdma.OneShotOffer {
+	return &rdma.OneShotOffer{Flags: true, Advertise: true, Close: true, Window: 4}
+}

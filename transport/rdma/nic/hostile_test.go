@@ -1,0 +1,465 @@
+package nic_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/nic/card"
+	"oneshot/transport/rdma/nic/shm"
+)
+
+// driver is a program that says to the card what it likes.
+type driver struct {
+	t      testing.TB
+	sock   *shm.Socket
+	ctl    *shm.Control
+	bell   *shm.Bell
+	own    *shm.Bell
+	id     uint64
+	hints  uint32
+	sq, rq *shm.Queue
+	segs   []*shm.Segment
+}
+
+// The numbers that a driver uses.
+const (
+	itsDomain = 1
+	itsArena  = 1
+	itsPair   = 2 // and 3, its receives
+	itsDepth  = 64
+	arenaLen  = 4 * shm.PageSize
+)
+
+func dial(t testing.TB, socket string) *driver {
+	t.Helper()
+	u, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: socket, Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &driver{t: t, sock: shm.NewSocket(u)}
+	t.Cleanup(d.close)
+	return d
+}
+
+// begin says hello, and makes a domain, an arena with a region (number 1), and a queue pair.
+func begin(t testing.TB, socket string) *driver {
+	t.Helper()
+	d := dial(t, socket)
+	_, fds := d.ask(&shm.Message{Op: shm.OpHello, Version: shm.Version})
+	if len(fds) != 3 {
+		t.Fatalf("%d descriptors", len(fds))
+	}
+	d.ctl = shm.NewControl(d.mapped(fds[0], shm.ControlLen))
+	var err1, err2 error
+	d.bell, err1 = shm.OpenBell(fds[1])
+	d.own, err2 = shm.OpenBell(fds[2])
+	if err1 != nil || err2 != nil {
+		t.Fatal(err1, err2)
+	}
+	d.ask(&shm.Message{Op: shm.OpDomain, Number: itsDomain})
+	seg, fd, err := shm.Create("hostile", arenaLen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.segs = append(d.segs, seg)
+	d.askWith(&shm.Message{Op: shm.OpArena, Number: itsArena, Size: arenaLen}, fd)
+	shm.CloseAll([]int{fd})
+	_, fds = d.ask(&shm.Message{Op: shm.OpQueuePair, Number: itsPair, Domain: itsDomain, Depth: itsDepth, Receives: itsDepth, MaxSGE: 4})
+	d.sq = shm.NewQueue(d.mapped(fds[0], shm.QueueLen(itsDepth)), itsDepth)
+	d.rq = shm.NewQueue(d.mapped(fds[1], shm.QueueLen(itsDepth)), itsDepth)
+	shm.CloseAll(fds)
+	d.command(shm.Descriptor{Op: shm.CommandRegister, STag: itsDomain, Offset: 1, Access: uint8(rdma.AccessLocalWrite)},
+		shm.Piece{Region: itsArena | shm.Arena, Len: shm.PageSize})
+	if a := d.next(); a.Kind != shm.KindAnswer || a.Status != 0 {
+		t.Fatalf("register: %+v", a)
+	}
+	return d
+}
+
+func (d *driver) mapped(fd, n int) *shm.Segment {
+	d.t.Helper()
+	s, err := shm.Map(fd, n)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	d.segs = append(d.segs, s)
+	return s
+}
+
+func (d *driver) close() {
+	_ = d.sock.Close()
+	for _, b := range []*shm.Bell{d.bell, d.own} {
+		if b != nil {
+			b.Close()
+		}
+	}
+	for _, s := range d.segs {
+		_ = s.Close()
+	}
+}
+
+// askWith sends a request with descriptors, and returns the answer and its descriptors.
+func (d *driver) askWith(m *shm.Message, fds ...int) (*shm.Message, []int) {
+	d.t.Helper()
+	d.id++
+	m.ID = d.id
+	if err := d.sock.Send(m, fds...); err != nil {
+		d.t.Fatal(err)
+	}
+	for {
+		a := new(shm.Message)
+		out, err := d.sock.Receive(a)
+		if err != nil {
+			d.t.Fatalf("%s: %v", m.Op, err)
+		}
+		if a.ID == m.ID {
+			return a, out
+		}
+	}
+}
+
+// ask is askWith for what is to be answered well.
+func (d *driver) ask(m *shm.Message) (*shm.Message, []int) {
+	d.t.Helper()
+	a, fds := d.askWith(m)
+	if a.Error != "" {
+		d.t.Fatalf("%s: %s", m.Op, a.Error)
+	}
+	return a, fds
+}
+
+// hint tells the card to look at a queue.
+func (d *driver) hint(n uint32) {
+	d.ctl.Hint(d.hints).Store(n)
+	d.hints++
+	d.ctl.HintTail.Store(d.hints)
+	d.bell.Ring()
+}
+
+func (d *driver) command(x shm.Descriptor, p shm.Piece) {
+	at := d.ctl.CommandTail.Load()
+	slot := d.ctl.Command(at)
+	x.Put(slot)
+	shm.PutPiece(slot, nil, 0, 1, p)
+	d.ctl.CommandTail.Store(at + 1)
+	d.hint(shm.CommandQueue)
+}
+
+// next waits for the next entry of the ring of completions.
+func (d *driver) next() (x shm.Completion) {
+	d.t.Helper()
+	head := d.ctl.CompletionHead.Load()
+	err := d.own.Wait(func() bool {
+		d.ctl.Driver.Begin()
+		return d.ctl.CompletionTail.Load() != head
+	})
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	d.ctl.Driver.End()
+	d.ctl.Get(head, &x)
+	d.ctl.CompletionHead.Store(head + 1)
+	return x
+}
+
+// post puts a request into the send queue.
+func (d *driver) post(x shm.Descriptor, ps ...shm.Piece) {
+	at := d.sq.Tail.Load()
+	slot, spill := d.sq.Slot(at), d.sq.Spill(at)
+	x.Put(slot)
+	for i, p := range ps {
+		shm.PutPiece(slot, spill, i, x.Pieces(), p)
+	}
+	d.sq.Tail.Store(at + 1)
+	d.hint(itsPair)
+}
+
+// turnedOut waits until the card has closed the socket.
+func (d *driver) turnedOut() {
+	d.t.Helper()
+	for {
+		var m shm.Message
+		fds, err := d.sock.Receive(&m)
+		shm.CloseAll(fds)
+		switch {
+		case err == nil:
+		case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+			return
+		default:
+			d.t.Fatal(err)
+		}
+	}
+}
+
+// bystanders are two programs that go on, whatever a third one does.
+func bystanders(t *testing.T, socket string) (goOn func()) {
+	t.Helper()
+	a, b := newEnd(t, open(t, socket)), newEnd(t, open(t, socket))
+	connect(t, a, b, nil)
+	round := byte(0)
+	return func() {
+		t.Helper()
+		round++
+		for i := range a.mem.Bytes()[:100] {
+			a.mem.Bytes()[i] = round + byte(i)
+		}
+		b.receive(1, 1000, 100)
+		a.post(rdma.Work{ID: 2, Op: rdma.OpSend, Flags: rdma.Signaled, SGL: a.sge(0, 100)})
+		b.want(rdma.OpReceive, 1)
+		a.want(rdma.OpSend, 2)
+		if string(b.mem.Bytes()[1000:1100]) != string(a.mem.Bytes()[:100]) {
+			t.Fatal("the bystanders' message is another")
+		}
+	}
+}
+
+// A position that lies ends the program that has written it, and nobody else.
+func TestPositionsThatLie(t *testing.T) {
+	socket := start(t).socket
+	goOn := bystanders(t, socket)
+	for name, lie := range map[string]func(*driver){
+		"hints":            func(d *driver) { d.ctl.HintTail.Store(d.hints + shm.Hints + 1); d.bell.Ring() },
+		"hints, backwards": func(d *driver) { d.ctl.HintTail.Store(d.hints - 1); d.bell.Ring() },
+		"commands": func(d *driver) {
+			for i := range uint32(shm.Commands) {
+				x := shm.Descriptor{Op: shm.CommandRevoke} // of no queue pair, which is refused and no lie
+				x.Put(d.ctl.Command(i))
+			}
+			d.ctl.CommandTail.Store(1 + shm.Commands + 1)
+			d.hint(shm.CommandQueue)
+		},
+		"requests": func(d *driver) { d.sq.Tail.Store(d.sq.Slots() + 1); d.hint(itsPair) },
+		"receives": func(d *driver) { d.rq.Tail.Store(1 << 31); d.hint(itsPair + 1) },
+		"completions": func(d *driver) {
+			d.ctl.CompletionHead.Store(1 << 30)
+			d.command(shm.Descriptor{Op: shm.CommandRevoke}, shm.Piece{})
+		},
+		"unknown command":   func(d *driver) { d.command(shm.Descriptor{Op: 99}, shm.Piece{}) },
+		"unknown request":   func(d *driver) { _ = d.sock.Send(&shm.Message{ID: 77, Op: "sing"}) },
+		"hello, once more":  func(d *driver) { _ = d.sock.Send(&shm.Message{ID: 77, Op: shm.OpHello, Version: shm.Version}) },
+		"no message at all": func(d *driver) { _, _ = d.sock.Write([]byte("{")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := begin(t, socket)
+			lie(d)
+			d.turnedOut()
+			goOn()
+		})
+	}
+}
+
+// A request that no driver posts ends its queue pair: it completes with an error, and those behind it are flushed. The
+// program and the others go on.
+func TestGarbage(t *testing.T) {
+	socket := start(t).socket
+	goOn := bystanders(t, socket)
+	send := shm.Descriptor{Op: uint8(rdma.OpSend), SGL: 1, Flags: uint16(rdma.Signaled)}
+	with := func(f func(*shm.Descriptor)) shm.Descriptor {
+		x := send
+		f(&x)
+		return x
+	}
+	good := shm.Piece{Region: 1, Len: 8}
+	for name, c := range map[string]struct {
+		d  shm.Descriptor
+		ps []shm.Piece
+	}{
+		"unknown operation":          {with(func(d *shm.Descriptor) { d.Op = 200 }), []shm.Piece{good}},
+		"operation of endpoints":     {with(func(d *shm.Descriptor) { d.Op = uint8(rdma.OpFlush) }), []shm.Piece{good}},
+		"no such region":             {send, []shm.Piece{{Region: 7, Len: 8}}},
+		"behind the region":          {send, []shm.Piece{{Region: 1, Len: 8, Offset: shm.PageSize - 7}}},
+		"far behind the region":      {send, []shm.Piece{{Region: 1, Len: 8, Offset: 1 << 40}}},
+		"longer than the region":     {send, []shm.Piece{{Region: 1, Len: 1<<32 - 1}}},
+		"offset wraps":               {send, []shm.Piece{{Region: 1, Len: 8, Offset: 1<<64 - 4}}},
+		"arena without a region":     {send, []shm.Piece{{Region: itsArena | shm.Arena, Len: 8}}},
+		"more elements than agreed":  {with(func(d *shm.Descriptor) { d.SGL = 5 }), []shm.Piece{good, good, good, good, good}},
+		"more pieces than there are": {with(func(d *shm.Descriptor) { d.SGL, d.Memory, d.Flags = 255, 65535, uint16(rdma.Advertise) }), nil},
+		"more inline than there is":  {with(func(d *shm.Descriptor) { d.Inline, d.Flags, d.SGL = 1<<32-1, uint16(rdma.Inline), 0 }), nil},
+		"bind of no window":          {with(func(d *shm.Descriptor) { d.Op = uint8(rdma.OpBind) }), []shm.Piece{good}},
+		"advertise, not agreed":      {with(func(d *shm.Descriptor) { d.Flags, d.Memory = uint16(rdma.Advertise), 1 }), []shm.Piece{good, good}},
+		"flags that there are not":   {with(func(d *shm.Descriptor) { d.Flags = uint16(rdma.Invalidate | rdma.Close) }), []shm.Piece{good}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := begin(t, socket)
+			peer := newEnd(t, open(t, socket))
+			d.connect(peer)
+			d.post(c.d, c.ps...)
+			d.post(send, good)
+			for i, want := range []rdma.Status{rdma.StatusLocalProtection, rdma.StatusFlushed} {
+				if x := d.next(); x.Kind != shm.KindCompletion || x.Token != uint64(i) || rdma.Status(x.Status) != want {
+					t.Errorf("%+v, want request %d to end with %v", x, i, want)
+				}
+			}
+			peer.bad()
+			d.ask(&shm.Message{Op: shm.OpCounters}) // it is still served
+			goOn()
+		})
+	}
+}
+
+// connect connects the driver's queue pair with peer.
+func (d *driver) connect(peer *end) {
+	d.t.Helper()
+	l, err := peer.dev.Listen("127.0.0.1:0")
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() {
+		r, err := l.Accept()
+		if err == nil {
+			err = r.Accept(peer.qp, rdma.ConnParams{})
+		}
+		done <- err
+	}()
+	d.ask(&shm.Message{Op: shm.OpConnect, Number: itsPair, Address: l.Addr().String(), Params: &rdma.ConnParams{}})
+	if err := errors.Join(<-done, l.Close()); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+// What the card is to map, and how much, it looks at first.
+func TestSharedMemoryRefused(t *testing.T) {
+	socket := serve(t, card.Config{Memory: 16 << 20})
+	memfd := func(t *testing.T, n int64, flags, seals int) int {
+		fd, err := unix.MemfdCreate("bad", flags)
+		if err != nil {
+			t.Skip(err) // no huge pages on this machine
+		}
+		t.Cleanup(func() { _ = unix.Close(fd) })
+		_ = unix.Ftruncate(fd, n)
+		if seals != 0 {
+			if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return fd
+	}
+	for name, c := range map[string]struct {
+		size int64
+		fd   func(*testing.T) int
+	}{
+		"it can be cut off": {shm.PageSize, func(t *testing.T) int { return memfd(t, shm.PageSize, unix.MFD_ALLOW_SEALING, 0) }},
+		"shorter than said": {2 * shm.PageSize, func(t *testing.T) int { return memfd(t, shm.PageSize, unix.MFD_ALLOW_SEALING, unix.F_SEAL_SHRINK) }},
+		"huge pages": {2 << 20, func(t *testing.T) int {
+			return memfd(t, 2<<20, unix.MFD_ALLOW_SEALING|unix.MFD_HUGETLB, unix.F_SEAL_SHRINK)
+		}},
+		"too much": {1 << 30, func(t *testing.T) int { return memfd(t, 1<<30, unix.MFD_ALLOW_SEALING, unix.F_SEAL_SHRINK) }},
+		"nothing":  {0, func(t *testing.T) int { return memfd(t, shm.PageSize, unix.MFD_ALLOW_SEALING, unix.F_SEAL_SHRINK) }},
+		"less":     {-1 << 40, func(t *testing.T) int { return memfd(t, shm.PageSize, unix.MFD_ALLOW_SEALING, unix.F_SEAL_SHRINK) }},
+		"a file": {shm.PageSize, func(t *testing.T) int {
+			f, err := os.CreateTemp(t.TempDir(), "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { f.Close() })
+			_ = f.Truncate(shm.PageSize)
+			return int(f.Fd())
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := begin(t, socket)
+			a, _ := d.askWith(&shm.Message{Op: shm.OpArena, Number: 9, Size: c.size}, c.fd(t))
+			if a.Error == "" {
+				t.Error("the card maps it")
+			}
+		})
+	}
+	d := begin(t, socket)
+	for n := uint32(1); ; n++ { // queues count, too
+		a, fds := d.askWith(&shm.Message{Op: shm.OpReceives, Number: 10 + n, Domain: itsDomain, Depth: 256})
+		shm.CloseAll(fds)
+		if a.Error != "" {
+			break
+		}
+		if n > 16<<20/(256*shm.SpillLen) {
+			t.Fatalf("%d queues", n)
+		}
+	}
+}
+
+// Whatever a program writes into its rings, and wherever they end, the card goes on for others.
+func TestNoise(t *testing.T) {
+	socket := start(t).socket
+	goOn := bystanders(t, socket)
+	for seed := range uint64(60) {
+		noise(t, socket, rand.New(rand.NewPCG(seed, 1)))
+		if seed%10 == 9 {
+			goOn()
+		}
+	}
+	goOn()
+}
+
+// noise writes random descriptors, some of them nearly right, and random positions at the end.
+func noise(t *testing.T, socket string, r *rand.Rand) {
+	d := begin(t, socket)
+	defer d.close()
+	if r.IntN(2) == 0 {
+		peer := newEnd(t, open(t, socket))
+		d.connect(peer)
+	}
+	scribble := func(b []byte) {
+		for i := 0; i < len(b); i += 8 {
+			binary.NativeEndian.PutUint64(b[i:], r.Uint64())
+		}
+		if r.IntN(4) > 0 {
+			b[0], b[1] = byte(r.IntN(7)), byte(r.IntN(4))
+			binary.NativeEndian.PutUint16(b[2:], uint16(r.IntN(1<<10)))
+			binary.NativeEndian.PutUint64(b[24:], uint64(r.IntN(3)))
+			for i := 32; i < 64; i += 16 {
+				binary.NativeEndian.PutUint32(b[i:], uint32(r.IntN(3)))
+				binary.NativeEndian.PutUint32(b[i+4:], uint32(r.IntN(5000)))
+				binary.NativeEndian.PutUint64(b[i+8:], uint64(r.IntN(5000)))
+			}
+		}
+	}
+	for range 20 {
+		switch r.IntN(4) {
+		case 0:
+			at := d.sq.Tail.Load()
+			scribble(d.sq.Slot(at))
+			scribble(d.sq.Spill(at)[:256])
+			d.sq.Tail.Store(at + 1)
+			d.hint(itsPair)
+		case 1:
+			at := d.rq.Tail.Load()
+			scribble(d.rq.Slot(at))
+			d.rq.Tail.Store(at + 1)
+			d.hint(itsPair + 1)
+		case 2:
+			at := d.ctl.CommandTail.Load()
+			scribble(d.ctl.Command(at))
+			d.ctl.Command(at)[0] = byte(1 + r.IntN(5))
+			d.ctl.CommandTail.Store(at + 1)
+			d.hint(shm.CommandQueue)
+		default:
+			d.hint(r.Uint32N(5))
+		}
+	}
+	switch r.IntN(4) {
+	case 0:
+		d.sq.Tail.Store(r.Uint32())
+		d.hint(itsPair)
+	case 1:
+		d.ctl.CompletionHead.Store(r.Uint32())
+		d.hint(shm.CommandQueue)
+	}
+	if r.IntN(2) == 0 { // either it answers, or it has turned the program out
+		d.id++
+		if d.sock.Send(&shm.Message{ID: d.id, Op: shm.OpCounters}) == nil {
+			var m shm.Message
+			fds, _ := d.sock.Receive(&m)
+			shm.CloseAll(fds)
+		}
+	}
+}
