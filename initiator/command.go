@@ -186,4 +186,5 @@ type transfer struct {
 	bind     rdma.Work
 	sgl      [2]rdma.SGE
 	answered bool
+	bounce   *bounce // holds the data, where the device reaches none but its own memory
 }

@@ -40,7 +40,11 @@ func (m *conn) command(c *Command, immediate int) {
 	t := &c.rdma
 	w := rdma.Work{ID: idSend, Op: rdma.OpSend}
 	if immediate < c.size() {
-		if err := m.reach(c, &w); err != nil {
+		err := m.bounce(c)
+		if err == nil {
+			err = m.reach(c, &w)
+		}
+		if err != nil {
 			m.broken(err)
 			return
 		}
@@ -87,8 +91,15 @@ func (m *conn) reach(c *Command, w *rdma.Work) (err error) {
 		w.Flags, w.Memory, w.Access = rdma.Advertise, t.memory, c.access()
 		return nil
 	}
-	r := rdma.Region(nil)
-	if c.Memory != nil && m.flow != FlowConventional && m.flow != FlowRegister {
+	r, data := rdma.Region(nil), c.data()
+	if t.bounce != nil {
+		data = t.bounce.b
+	}
+	switch {
+	case m.flow == FlowConventional || m.flow == FlowRegister:
+	case t.bounce != nil:
+		r = t.bounce.region
+	case c.Memory != nil:
 		r = c.Memory.region
 	}
 	if r == nil {
@@ -96,13 +107,13 @@ func (m *conn) reach(c *Command, w *rdma.Work) (err error) {
 		if m.flow != FlowConventional {
 			access |= rdma.AccessRemoteRead | rdma.AccessRemoteWrite
 		}
-		if t.region, err = m.domain.Register(c.data(), access); err != nil {
+		if t.region, err = m.domain.Register(data, access); err != nil {
 			return fmt.Errorf("memory of a command: %w", err)
 		}
 		r = t.region
 	}
-	t.memory = append(t.single[:0], rdma.SGE{Bytes: c.data(), Region: r})
-	t.offset = offset(r, c.data())
+	t.memory = append(t.single[:0], rdma.SGE{Bytes: data, Region: r})
+	t.offset = offset(r, data)
 	switch m.flow {
 	case FlowRegister, FlowStatic:
 		t.stag = r.STag()
@@ -128,6 +139,10 @@ func (m *conn) reach(c *Command, w *rdma.Work) (err error) {
 // be registered.
 func (m *conn) list(c *Command) {
 	t := &c.rdma
+	if t.bounce != nil {
+		t.memory = append(t.single[:0], rdma.SGE{Bytes: t.bounce.b, Region: t.bounce.region})
+		return
+	}
 	var r rdma.Region
 	if c.Memory != nil {
 		r = c.Memory.region
@@ -332,5 +347,61 @@ func (m *conn) released(c *Command) {
 			m.broken(err)
 		}
 	}
+	if b := c.rdma.bounce; b != nil {
+		c.rdma.bounce = nil
+		c.fill(b.b)
+		m.freeing.Go(func() { m.freeBounce(b) })
+	}
 	m.s.finish(c)
+}
+
+// bounce is memory for the data of one command, where the device reaches none but its own.
+type bounce struct {
+	b      []byte
+	region rdma.Region
+}
+
+// bounce gives c such memory, if it needs some. Commands with Memory need none, which are those that have to be fast.
+func (m *conn) bounce(c *Command) error {
+	if m.shares == nil || c.Memory != nil {
+		return nil
+	}
+	b, err := m.shares.Alloc(c.size())
+	if err != nil {
+		return fmt.Errorf("memory of a command: %w", err)
+	}
+	c.take(b)
+	x := &bounce{b: b}
+	x.region, err = m.domain.Register(b, rdma.AccessLocalWrite|rdma.AccessRemoteRead|rdma.AccessRemoteWrite)
+	if err != nil {
+		_ = m.shares.Free(b)
+		return fmt.Errorf("memory of a command: %w", err)
+	}
+	c.rdma.bounce = x
+	return nil
+}
+
+func (m *conn) freeBounce(b *bounce) {
+	_ = b.region.Deregister()
+	_ = m.shares.Free(b.b)
+}
+
+// take copies what c writes to b.
+func (c *Command) take(b []byte) {
+	b = b[copy(b, c.Out):]
+	if !c.joined {
+		for _, p := range c.OutV {
+			b = b[copy(b, p):]
+		}
+	}
+}
+
+// fill copies b to where c reads to.
+func (c *Command) fill(b []byte) {
+	b = b[copy(c.In, b):]
+	if !c.joined {
+		for _, p := range c.InV {
+			b = b[copy(p, b):]
+		}
+	}
 }

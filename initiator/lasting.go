@@ -301,7 +301,8 @@ func (l *Lasting) ISID() pdu.ISID { return l.opt.ISID }
 
 // Alloc returns n bytes of memory for commands, which the device of every session knows.
 func (l *Lasting) Alloc(n int) (*Memory, error) {
-	m, err := newMemory(n)
+	a, _ := l.opt.Device.(rdma.Allocator)
+	m, err := newMemory(a, n)
 	if err != nil {
 		return nil, err
 	}

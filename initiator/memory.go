@@ -17,6 +17,7 @@ type Memory struct {
 	// detach takes the memory from its connection, and returns the region that is to be
 	// deregistered. nil: over TCP.
 	detach func() rdma.Region
+	free   func([]byte) error
 	once   sync.Once
 }
 
@@ -25,7 +26,7 @@ type Memory struct {
 func (s *Session) Alloc(n int) (*Memory, error) { return allocate(s.mover, n) }
 
 func allocate(m mover, n int) (*Memory, error) {
-	mem, err := newMemory(n)
+	mem, err := newMemory(m.memoryOf(), n)
 	if err != nil {
 		return nil, err
 	}
@@ -35,12 +36,17 @@ func allocate(m mover, n int) (*Memory, error) {
 	return mem, nil
 }
 
-func newMemory(n int) (*Memory, error) {
+// newMemory returns memory that a can register; nil: any device can.
+func newMemory(a rdma.Allocator, n int) (*Memory, error) {
+	if a != nil {
+		b, err := a.Alloc(n)
+		return &Memory{b: b, free: a.Free}, err
+	}
 	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return nil, fmt.Errorf("%d bytes of memory: %w", n, err)
 	}
-	return &Memory{b: b}, nil
+	return &Memory{b: b, free: unix.Munmap}, nil
 }
 
 // Bytes returns the memory.
@@ -54,7 +60,7 @@ func (m *Memory) Free() (err error) {
 				err = r.Deregister()
 			}
 		}
-		_ = unix.Munmap(m.b)
+		_ = m.free(m.b)
 		m.b = nil
 	})
 	return err

@@ -23,7 +23,8 @@ import (
 type conn struct {
 	s        *Session
 	device   rdma.Device
-	ours     bool // the device
+	ours     bool           // the device
+	shares   rdma.Allocator // nil: it can register any memory
 	domain   rdma.Domain
 	cq       rdma.CompletionQueue
 	qp       rdma.QueuePair
@@ -105,6 +106,7 @@ func (m *conn) open() (err error) {
 		}
 		m.ours = true
 	}
+	m.shares, _ = m.device.(rdma.Allocator)
 	l := m.device.Limits()
 	m.inline = l.MaxInline
 	switch {
@@ -183,6 +185,9 @@ func (m *conn) connect(ctx context.Context) error {
 	}
 	return nil
 }
+
+// memoryOf implements mover.
+func (m *conn) memoryOf() rdma.Allocator { return m.shares }
 
 // adopt implements mover.
 func (m *conn) adopt(mem *Memory) (detach func() rdma.Region, err error) {
@@ -511,6 +516,10 @@ func (m *conn) release() {
 		if c != nil && c.rdma.region != nil {
 			_ = c.rdma.region.Deregister()
 			c.rdma.region = nil
+		}
+		if c != nil && c.rdma.bounce != nil {
+			m.freeBounce(c.rdma.bounce)
+			c.rdma.bounce = nil
 		}
 	}
 	for mem := range m.memories {

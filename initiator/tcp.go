@@ -414,6 +414,9 @@ func (m *tcp) stop(err error) {
 	}
 }
 
+// memoryOf implements mover.
+func (*tcp) memoryOf() rdma.Allocator { return nil }
+
 // adopt implements mover: sockets take any memory.
 func (m *tcp) adopt(*Memory) (func() rdma.Region, error) { return nil, nil }
 

@@ -15,7 +15,30 @@ import (
 // takes the place of one that a daemon which was killed has left behind; while a daemon
 // answers there it fails. Its directory has to be there.
 func Listen(path string) (net.Listener, error) {
-	if c, err := net.Dial("unix", path); err == nil {
+	s, err := listen("unix", path)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Packets is a socket of type "unixpacket" that listens.
+type Packets interface {
+	AcceptUnix() (*net.UnixConn, error)
+	Close() error
+}
+
+// ListenPackets is Listen on a socket of type "unixpacket", which keeps messages apart.
+func ListenPackets(path string) (Packets, error) {
+	s, err := listen("unixpacket", path)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func listen(network, path string) (*socket, error) {
+	if c, err := net.Dial(network, path); err == nil {
 		_ = c.Close()
 		return nil, fmt.Errorf("another daemon answers at %s: stop it, or choose another socket", path)
 	}
@@ -25,7 +48,7 @@ func Listen(path string) (net.Listener, error) {
 	// First under another name, so that nobody can connect before its mode is 0600.
 	hidden := fmt.Sprintf("%s.%d", path, os.Getpid()%1e5)
 	_ = os.Remove(hidden)
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: hidden, Net: "unix"})
+	l, err := net.ListenUnix(network, &net.UnixAddr{Name: hidden, Net: network})
 	if errors.Is(err, syscall.ENOENT) {
 		return nil, fmt.Errorf("the directory %s does not exist: create it, or choose another socket", filepath.Dir(path))
 	}

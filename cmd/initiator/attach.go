@@ -63,7 +63,10 @@ SIGTERM and SIGINT detach the device if nobody uses it, and leave it otherwise.`
 		if o.Connections < 1 || o.Connections > nbd.MaxConnections {
 			return &usageError{fmt.Errorf("%d connections: 1 to %d are possible", o.Connections, nbd.MaxConnections)}
 		}
-		if o.Initiator, err = fl.options(c); err != nil {
+		if fl.nic != "" {
+			return &usageError{errors.New("attach does not use --nic: its device could not come back after the end of that process")}
+		}
+		if o.Initiator, err = fl.options(c, o.URL); err != nil {
 			return err
 		}
 		o.Log = fl.serviceLog(c)

@@ -43,7 +43,7 @@ With --write it writes, which destroys the content of the disk.`,
 		if cfg.URL, err = fl.url(args[0]); err != nil {
 			return err
 		}
-		if cfg.Options, err = fl.options(c); err != nil {
+		if cfg.Options, err = fl.options(c, cfg.URL); err != nil {
 			return err
 		}
 		cfg.Size, cfg.Span = int(block), int64(spanSize)

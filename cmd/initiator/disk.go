@@ -17,7 +17,7 @@ import (
 
 // dial logs in to the target of the URL and calls f with the session.
 func (fl *flags) dial(c *cobra.Command, u initiator.URL, f func(context.Context, *initiator.Session) error) (err error) {
-	o, err := fl.options(c)
+	o, err := fl.options(c, u)
 	if err != nil {
 		return err
 	}
@@ -75,7 +75,7 @@ it lists the LUNs of the target, with size and block size.`,
 }
 
 func (fl *flags) targets(c *cobra.Command, u initiator.URL) error {
-	o, err := fl.options(c)
+	o, err := fl.options(c, u)
 	if err != nil {
 		return err
 	}

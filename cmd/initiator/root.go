@@ -18,6 +18,7 @@ import (
 	"oneshot/initiator"
 	"oneshot/internal/command"
 	"oneshot/internal/version"
+	"oneshot/transport/rdma/nic"
 )
 
 // flags holds the flags that all commands have.
@@ -29,6 +30,9 @@ type flags struct {
 	immediate int
 	timeout   time.Duration
 	verbose   bool
+	nic       string
+
+	device *nic.Device // of nic, once it is open
 }
 
 func versionCommand() *cobra.Command {
@@ -88,11 +92,13 @@ RDMA over iWARP needs no card and no kernel module.`,
 	p.IntVar(&f.immediate, "immediate", 0, "most `BYTES` of data that a write command carries with it; -1: none; 0: 8192")
 	p.DurationVar(&f.timeout, "timeout", 15*time.Second, "`TIME` that connecting and logging in may take")
 	p.BoolVar(&f.verbose, "verbose", false, "write a log to standard error")
+	p.StringVar(&f.nic, "nic", "", "use the RDMA card in another process that answers at the socket `PATH` (target nic), for iser+iwarp:// and oneshot+iwarp://")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	root.AddCommand(lsCommand(f), inquiryCommand(f), readCommand(f), writeCommand(f), benchCommand(f))
 	root.AddCommand(attachCommand(f), detachCommand(f), attachedCommand(f), partitionCommand(f))
 	root.AddCommand(versionCommand(), command.Docs(func(_ *cobra.Command, reason string) error { return errors.New(reason) }))
 	checkArgs(root)
+	f.closeAfter(root)
 	return root
 }
 
@@ -106,6 +112,27 @@ func checkArgs(parent *cobra.Command) {
 				return &usageError{fmt.Errorf("%w; usage: %s", err, c.UseLine())}
 			}
 			return nil
+		}
+	}
+}
+
+// closeAfter has the commands below parent close the RDMA device of --nic, if they have opened it.
+func (fl *flags) closeAfter(parent *cobra.Command) {
+	for _, c := range parent.Commands() {
+		fl.closeAfter(c)
+		run := c.RunE
+		if run == nil {
+			continue
+		}
+		c.RunE = func(c *cobra.Command, a []string) error {
+			if fl.nic != "" && parent != c.Root() {
+				return &usageError{errors.New("--nic is for LUNs; partitions are not reached through it")}
+			}
+			err := run(c, a)
+			if fl.device != nil {
+				err = errors.Join(err, fl.device.Close())
+			}
+			return err
 		}
 	}
 }
@@ -134,7 +161,7 @@ func (fl *flags) url(arg string) (initiator.URL, error) {
 	return u, nil
 }
 
-func (fl *flags) options(c *cobra.Command) (initiator.Options, error) {
+func (fl *flags) options(c *cobra.Command, u initiator.URL) (initiator.Options, error) {
 	flow, err := initiator.ParseFlow(fl.flow)
 	if err != nil {
 		return initiator.Options{}, &usageError{err}
@@ -146,6 +173,18 @@ func (fl *flags) options(c *cobra.Command) (initiator.Options, error) {
 		l.SetLevel(logrus.DebugLevel)
 		o.Logger = slog.New(logrusslog.NewHandler(l, nil))
 	}
+	if fl.nic == "" {
+		return o, nil
+	}
+	if u.Transport != initiator.ISER && u.Transport != initiator.OneShot {
+		return o, &usageError{fmt.Errorf("--nic is for iser+iwarp:// and oneshot+iwarp://; the URL says %v", u.Transport)}
+	}
+	if fl.device == nil {
+		if fl.device, err = nic.Open(nic.Config{Socket: fl.nic, Logger: o.Logger}); err != nil {
+			return o, err
+		}
+	}
+	o.Device = fl.device
 	return o, nil
 }
 

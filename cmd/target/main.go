@@ -9,6 +9,7 @@
 //	target partition ls|create|…     divide stores, and say who may use what
 //	target endpoint ls|drop          show and end the users of partitions
 //	target import FILE               turn another target's configuration into ours
+//	target nic                       be an RDMA card for other programs
 //	target version                   print the version and what is compiled in
 //
 // The exit status is 0 for success, 1 if the configuration is not valid or something

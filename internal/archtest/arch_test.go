@@ -98,8 +98,8 @@ var rules = []rule{
 	{pkg: "initiator", may: []string{"iscsi/pdu", "iscsi/text", "iscsi/chap", "transport/rdma", "transport/rdma/*", "internal/iov", "internal/iserhdr", "internal/stream", "mem"}},
 	{pkg: "initiator/nbd", may: []string{"initiator", "iscsi/pdu", "internal/iov", "internal/stream"}},
 	{pkg: "initiator/*", may: []string{"initiator"}},
-	{pkg: "cmd/target", may: []string{"server", "config", "config/migrate", "configs", "mgmt", "transport/rdma/verbs", "internal/command", "internal/loglimit", "internal/version"}}, // lists devices
-	{pkg: "cmd/initiator", may: []string{"initiator", "initiator/*", "endpoint", "endpoint/load", "transport/rdma", "internal/command", "internal/loglimit", "internal/version"}},
+	{pkg: "cmd/target", may: []string{"server", "config", "config/migrate", "configs", "mgmt", "transport/rdma/verbs", "transport/rdma/nic", "transport/rdma/nic/card", "internal/command", "internal/loglimit", "internal/version"}}, // lists devices, and is one
+	{pkg: "cmd/initiator", may: []string{"initiator", "initiator/*", "endpoint", "endpoint/load", "transport/rdma", "transport/rdma/nic", "internal/command", "internal/loglimit", "internal/version"}},
 	{pkg: "cmd/*", may: []string{"server", "config", "configs", "mgmt", "initiator", "initiator/*", "internal/command", "internal/loglimit", "internal/version"}},
 
 	// Tests that talk to the daemon from outside, and measurements.

@@ -65,9 +65,15 @@ func New(c Config) *Server {
 	return &Server{cfg: c, log: c.Logger, clients: make(map[*client]struct{})}
 }
 
-// Serve serves those who connect to l, a socket of type "unixpacket", until ctx ends. Then it ends all connections and
-// returns nil. An error means that nobody can connect any more. l is closed in any case.
-func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
+// Listener is a socket of type "unixpacket" that listens.
+type Listener interface {
+	AcceptUnix() (*net.UnixConn, error)
+	Close() error
+}
+
+// Serve serves those who connect to l until ctx ends. Then it ends all connections and returns nil. An error means that
+// nobody can connect any more. l is closed in any case.
+func (s *Server) Serve(ctx context.Context, l Listener) error {
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
 	err := s.accept(ctx, l)
 	stop()
@@ -86,7 +92,7 @@ func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
 
 var errStopped = errors.New("the card stops")
 
-func (s *Server) accept(ctx context.Context, l *net.UnixListener) error {
+func (s *Server) accept(ctx context.Context, l Listener) error {
 	for {
 		u, err := l.AcceptUnix()
 		switch {

@@ -176,7 +176,11 @@ func (c *client) run() {
 	c.work.Go(c.sender)
 	c.end(c.receive())
 	c.takeDown()
-	c.log.LogAttrs(context.Background(), slog.LevelInfo, "nic: a program has gone", slog.Int("pid", int(c.pid)), slog.Any("reason", c.why))
+	if c.why == nil {
+		c.log.Info("nic: a program has gone", slog.Int("pid", int(c.pid)))
+	} else {
+		c.log.Warn("nic: a program has gone", slog.Int("pid", int(c.pid)), slog.Any("reason", c.why))
+	}
 }
 
 // end ends the service. It does not wait.

@@ -1,0 +1,64 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"oneshot/config"
+	"oneshot/mgmt"
+	"oneshot/transport/rdma/nic"
+	"oneshot/transport/rdma/nic/card"
+)
+
+func nicCommand() *cobra.Command {
+	socket, memory, programs := nic.DefaultSocket, 1024, 64
+	cmd := &cobra.Command{
+		Use:   "nic [--socket PATH]",
+		Short: "Be an RDMA card for other programs, until SIGTERM or SIGINT",
+		Long: `nic runs queue pairs of iWARP for other programs of this machine, as an RDMA card does
+for its driver. A program connects to the socket, shares memory with nic, and posts work
+to rings in it; nic moves the bytes between that memory and the network. The initiator
+does so with --nic. A crash or a lie of one program ends that program's connections, and
+nothing else; when nic ends, all of its connections do.
+
+Only the user that nic runs as, and root, can connect to the socket. Whoever can may open
+any connection, and listen on any port, that nic may.
+
+nic serves no disks, and needs no configuration.`,
+		Example: `  target nic --socket /run/oneshot/nic.sock
+  initiator bench --nic /run/oneshot/nic.sock oneshot+iwarp://127.0.0.1/iqn.2026-11.example.oneshot:demo/0`,
+		Args:                  noArgs,
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if memory < 1 || programs < 1 {
+				return &usageError{cmd.CommandPath(), "a card serves at least one program, and at least 1 MiB of its memory"}
+			}
+			return serveNIC(socket, card.Config{Memory: int64(memory) << 20, Programs: programs}, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&socket, "socket", socket, "the `PATH` of the socket that programs connect to")
+	f.IntVar(&memory, "memory", memory, "at most `MIB` of memory are shared with one program")
+	f.IntVar(&programs, "programs", programs, "at most `N` programs are served at a time")
+	return cmd
+}
+
+func serveNIC(socket string, c card.Config, stdout, stderr io.Writer) error {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	l, err := mgmt.ListenPackets(socket)
+	if err != nil {
+		return err
+	}
+	c.Logger, _ = newLogger(config.Default().Log, stderr)
+	if _, err := fmt.Fprintf(stdout, "serving programs at %s\n\n  initiator --nic %[1]s ls iser+iwarp://HOST\n", socket); err != nil {
+		c.Logger.Warn("cannot print where the card is", "reason", err) // nobody reads standard output; serve all the same
+	}
+	notify("READY=1\nSTATUS=serving")
+	return card.New(c).Serve(ctx, l)
+}
