@@ -4,6 +4,10 @@
 // picture.
 //
 //	make bench-rdma                 or: go run ./bench/rdma [flags]
+//	make bench-nic                  or: go run ./bench/rdma -nic [flags]
+//
+// With -nic it measures some of the flows with the RDMA device in the client's process and in another
+// one, where each hand-over is one (nic.go).
 //
 // One daemon serves a RAM-backed disk on the loopback interface over all of them; the client is
 // this project's initiator. The daemon is pinned to one core and the client to another. In each
@@ -35,6 +39,7 @@ const (
 type options struct {
 	harness.Options
 	target, initiator string
+	nic               bool
 }
 
 func main() {
@@ -44,6 +49,7 @@ func main() {
 	o := options{Options: harness.Options{Rounds: 3, Seconds: 0.7}}
 	flag.StringVar(&o.target, "target", "bin/target", "the target's `binary`")
 	flag.StringVar(&o.initiator, "initiator", "bin/initiator", "the initiator's `binary`")
+	flag.BoolVar(&o.nic, "nic", false, "measure with the RDMA device in another process, too")
 	harness.Main(&o.Options, func(ctx context.Context) error { return run(ctx, o) })
 }
 
@@ -65,11 +71,18 @@ func run(ctx context.Context, o options) (err error) {
 	if err := b.fill(ctx); err != nil {
 		return err
 	}
-	results, err := harness.Each(&o.Options, points(), func(p harness.Point) (result, error) { return b.measure(ctx, p) })
+	points, contenders, write := points(), contenders, writeReport
+	if o.nic {
+		points, contenders, write = nicPoints(), nicContenders(dir), writeNICReport
+		if err := b.cards(dir); err != nil {
+			return err
+		}
+	}
+	results, err := harness.Each(&o.Options, points, func(p harness.Point) (result, error) { return b.measure(ctx, p, contenders) })
 	if err != nil {
 		return err
 	}
-	return writeReport(o, results)
+	return write(o, results)
 }
 
 const (

@@ -74,6 +74,7 @@ type sample struct {
 	IOPS      float64 `json:"iops"`
 	P50       float64 `json:"latency_p50_us"`
 	P99       float64 `json:"latency_p99_us"`
+	Card      float64 `json:"card_cpu_us"`
 	Initiator end     `json:"initiator"`
 	Target    end     `json:"target"`
 }
@@ -105,10 +106,10 @@ func (r result) row(name string) *row {
 }
 
 // measure gives every contender its turn in every round.
-func (b *bench) measure(ctx context.Context, p harness.Point) (result, error) {
+func (b *bench) measure(ctx context.Context, p harness.Point, all []contender) (result, error) {
 	r := result{point: p}
 	var cs []contender
-	for _, c := range contenders {
+	for _, c := range all {
 		if c.fits(p) && b.Only.MatchString(c.name) {
 			cs = append(cs, c)
 		}

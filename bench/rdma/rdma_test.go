@@ -45,3 +45,36 @@ func TestReport(t *testing.T) {
 		t.Errorf("the picture: %s", svg)
 	}
 }
+
+// The report of the card has a row for each flow and placement, and the ratios of each point.
+func TestNICReport(t *testing.T) {
+	r := result{point: harness.Point{Size: 4096, Depth: 32}}
+	for i, c := range nicContenders("/d") {
+		x := sample{IOPS: float64(1000 * (i + 1)), Card: 2, Initiator: end{CPU: 4, Crossings: 10}, Target: end{CPU: 2}}
+		if strings.HasPrefix(c.name, oneShot) {
+			x.Initiator.CPU = 1
+		}
+		r.rows = append(r.rows, row{contender: c.name, sample: x})
+	}
+	text := nicTable(options{Options: harness.Options{Rounds: 3, Seconds: 1}}, []result{r})
+	for _, want := range []string{
+		"| 4 KiB read, depth 32 | 3.00 (1.60, 4.00) | 1.50 (1.60, 4.00) |",
+		"| one-shot | card on the client's core | 6000 | 0 – 0 | 1.50 | 0 | 0 | 10.00 | 0.00 | 1.00 | 2.00 | 2.00 |",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is not in\n%s", want, text)
+		}
+	}
+	if svg := nicPicture([]result{r}); strings.Count(svg, "<rect") != 1+2*len(placements("")) {
+		t.Errorf("the picture: %s", svg)
+	}
+}
+
+// Each contender of a card says which, and all others nothing.
+func TestNICContenders(t *testing.T) {
+	for _, c := range nicContenders("/d") {
+		if with, args := strings.Contains(c.name, ", card"), strings.Join(c.args, " "); with != strings.Contains(args, "--nic /d/nic") {
+			t.Errorf("%s: %s", c.name, args)
+		}
+	}
+}

@@ -77,6 +77,9 @@ func show(w io.Writer, r *load.Result, rdma, write bool) error {
 		}
 	}
 	end("initiator", &r.Initiator)
+	if r.Card > 0 {
+		fmt.Fprintf(t, "card\t\t\t%.2f µs of processor time per I/O\n", r.Card)
+	}
 	if r.Target != nil {
 		end("target", r.Target)
 	} else {

@@ -31,6 +31,7 @@ type flags struct {
 	timeout   time.Duration
 	verbose   bool
 	nic       string
+	nicPoll   time.Duration
 
 	device *nic.Device // of nic, once it is open
 }
@@ -93,6 +94,7 @@ RDMA over iWARP needs no card and no kernel module.`,
 	p.DurationVar(&f.timeout, "timeout", 15*time.Second, "`TIME` that connecting and logging in may take")
 	p.BoolVar(&f.verbose, "verbose", false, "write a log to standard error")
 	p.StringVar(&f.nic, "nic", "", "use the RDMA card in another process that answers at the socket `PATH` (target nic), for iser+iwarp:// and oneshot+iwarp://")
+	p.DurationVar(&f.nicPoll, "nic-poll", 0, "with --nic, look for `TIME` for what the card answers before sleeping; 0: sleep at once")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	root.AddCommand(lsCommand(f), inquiryCommand(f), readCommand(f), writeCommand(f), benchCommand(f))
 	root.AddCommand(attachCommand(f), detachCommand(f), attachedCommand(f), partitionCommand(f))
@@ -180,7 +182,7 @@ func (fl *flags) options(c *cobra.Command, u initiator.URL) (initiator.Options, 
 		return o, &usageError{fmt.Errorf("--nic is for iser+iwarp:// and oneshot+iwarp://; the URL says %v", u.Transport)}
 	}
 	if fl.device == nil {
-		if fl.device, err = nic.Open(nic.Config{Socket: fl.nic, Logger: o.Logger}); err != nil {
+		if fl.device, err = nic.Open(nic.Config{Socket: fl.nic, Logger: o.Logger, Poll: fl.nicPoll}); err != nil {
 			return o, err
 		}
 	}

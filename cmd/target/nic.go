@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"os/signal"
 	"syscall"
 
@@ -16,7 +17,7 @@ import (
 )
 
 func nicCommand() *cobra.Command {
-	socket, memory, programs := nic.DefaultSocket, 1024, 64
+	socket, memory, programs, verbose := nic.DefaultSocket, 1024, 64, false
 	cmd := &cobra.Command{
 		Use:   "nic [--socket PATH]",
 		Short: "Be an RDMA card for other programs, until SIGTERM or SIGINT",
@@ -38,24 +39,29 @@ nic serves no disks, and needs no configuration.`,
 			if memory < 1 || programs < 1 {
 				return &usageError{cmd.CommandPath(), "a card serves at least one program, and at least 1 MiB of its memory"}
 			}
-			return serveNIC(socket, card.Config{Memory: int64(memory) << 20, Programs: programs}, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return serveNIC(socket, card.Config{Memory: int64(memory) << 20, Programs: programs}, verbose, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	f := cmd.Flags()
 	f.StringVar(&socket, "socket", socket, "the `PATH` of the socket that programs connect to")
 	f.IntVar(&memory, "memory", memory, "at most `MIB` of memory are shared with one program")
 	f.IntVar(&programs, "programs", programs, "at most `N` programs are served at a time")
+	f.BoolVar(&verbose, "verbose", false, "also log which programs come and go")
 	return cmd
 }
 
-func serveNIC(socket string, c card.Config, stdout, stderr io.Writer) error {
+func serveNIC(socket string, c card.Config, verbose bool, stdout, stderr io.Writer) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	l, err := mgmt.ListenPackets(socket)
 	if err != nil {
 		return err
 	}
-	c.Logger, _ = newLogger(config.Default().Log, stderr)
+	log := config.Log{Format: config.LogText, Level: slog.LevelWarn}
+	if verbose {
+		log.Level = slog.LevelInfo
+	}
+	c.Logger, _ = newLogger(log, stderr)
 	if _, err := fmt.Fprintf(stdout, "serving programs at %s\n\n  initiator --nic %[1]s ls iser+iwarp://HOST\n", socket); err != nil {
 		c.Logger.Warn("cannot print where the card is", "reason", err) // nobody reads standard output; serve all the same
 	}

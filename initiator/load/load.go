@@ -45,6 +45,8 @@ type Result struct {
 	P999      float64 `json:"latency_p999_us"`
 	Max       float64 `json:"latency_max_us"`
 	Initiator End     `json:"initiator"`
+	// Card is the processor time per I/O, in microseconds, of the process that the RDMA device is in, if it is another one.
+	Card float64 `json:"card_cpu_us,omitempty"`
 	// Target is what the target tells of its end; nil if it does not.
 	Target *End `json:"target,omitempty"`
 }
@@ -256,6 +258,12 @@ type state struct {
 	counts, target initiator.Counters
 	targetCPU      uint64
 	targetTells    bool
+	card           time.Duration // processor time of the card's process
+}
+
+// card is an RDMA device in another process.
+type card interface {
+	CardTime() (time.Duration, error)
 }
 
 func look(ctx context.Context, streams []*stream) (now state, err error) {
@@ -276,6 +284,11 @@ func look(ctx context.Context, streams []*stream) (now state, err error) {
 		}
 		now.target = add(now.target, t)
 		now.counts = add(now.counts, st.s.Counters())
+	}
+	if c, ok := streams[0].cfg.Options.Device.(card); ok {
+		if now.card, err = c.CardTime(); err != nil {
+			return now, err
+		}
 	}
 	now.cpu, now.at = cpu(), time.Now()
 	return now, nil
@@ -315,6 +328,7 @@ func measure(ctx context.Context, cfg *Config, streams []*stream) (*Result, erro
 	us := func(p float64) float64 { return float64(hist.ValueAtQuantile(p)) / 1e3 }
 	r.Mean, r.P50, r.P90, r.P99, r.P999 = hist.Mean()/1e3, us(50), us(90), us(99), us(99.9)
 	r.Max = float64(hist.Max()) / 1e3
+	r.Card = float64(after.card-before.card) / float64(max(r.IOs, 1)) / 1e3
 	r.Initiator = end(r.IOs, spent, after.counts.Sub(before.counts))
 	if after.targetTells {
 		t := end(r.IOs, time.Duration(after.targetCPU-before.targetCPU), after.target.Sub(before.target))

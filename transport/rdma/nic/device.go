@@ -8,6 +8,7 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/nic/shm"
@@ -21,11 +22,15 @@ const DefaultSocket = "/run/oneshot/nic.sock"
 type Config struct {
 	Socket string       // of the card; "": DefaultSocket
 	Logger *slog.Logger // nil: silence
+	// Poll is how long this process looks for completions and answers before it sleeps. It takes a processor for that time,
+	// so it pays only if the card has another one. 0: it sleeps at once.
+	Poll time.Duration
 }
 
 // Device is an RDMA device in another process.
 type Device struct {
 	log    *slog.Logger
+	poll   time.Duration
 	limits rdma.Limits
 	sock   *shm.Socket
 	ctl    *shm.Control
@@ -92,7 +97,7 @@ func Open(c Config) (*Device, error) {
 		return nil, fmt.Errorf("nic: no card at %s, which `target nic --socket %s` would be: %w", c.Socket, c.Socket, err)
 	}
 	d := &Device{
-		log: c.Logger, sock: shm.NewSocket(u), lost: make(chan struct{}), flushed: make(chan struct{}),
+		log: c.Logger, poll: c.Poll, sock: shm.NewSocket(u), lost: make(chan struct{}), flushed: make(chan struct{}),
 		calls: make(map[uint64]chan<- answer), baton: make(chan struct{}, 1),
 		qps: make(map[*queuePair]struct{}), listeners: make(map[uint32]*listener),
 	}
@@ -374,6 +379,15 @@ func (d *Device) Counters() rdma.Counters {
 	sum.Registrations, sum.Deregistrations = d.memory.registrations.Load(), d.memory.deregistrations.Load()
 	sum.Doorbells += d.bells.Load()
 	return sum
+}
+
+// CardTime returns the processor time that the process of the card has taken so far.
+func (d *Device) CardTime() (time.Duration, error) {
+	a, err := d.ask(&shm.Message{Op: shm.OpCounters})
+	if err != nil {
+		return 0, err
+	}
+	return time.Duration(a.CPU), nil
 }
 
 // overlay puts into c, the card's counts, what is counted here: what crosses between the application and its driver.

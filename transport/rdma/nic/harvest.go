@@ -2,6 +2,8 @@ package nic
 
 import (
 	"errors"
+	"runtime"
+	"time"
 
 	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/nic/shm"
@@ -101,6 +103,9 @@ func (d *Device) settle(f func()) {
 
 // sleep returns when there is something in the ring or in done, or the card has gone. The caller has the baton.
 func (d *Device) sleep(done <-chan struct{}) {
+	if d.poll > 0 && d.spin(done) {
+		return
+	}
 	_ = d.bell.Wait(func() bool {
 		d.ctl.Driver.Begin()
 		if d.due() || len(done) > 0 { // somebody else may have taken it out of the ring
@@ -109,6 +114,24 @@ func (d *Device) sleep(done <-chan struct{}) {
 		}
 		return false
 	})
+}
+
+// looks is how often spin looks before it asks for the time, and yields.
+const looks = 64
+
+// spin looks for something in the ring or in done for as long as Config.Poll says. False: there is nothing.
+func (d *Device) spin(done <-chan struct{}) bool {
+	for begun := time.Now(); ; {
+		for range looks {
+			if d.due() || len(done) > 0 {
+				return true
+			}
+		}
+		if time.Since(begun) > d.poll {
+			return false
+		}
+		runtime.Gosched()
+	}
 }
 
 // run takes completions when nobody else does, and calls events.

@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"net"
 
+	"golang.org/x/sys/unix"
+
 	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/iwarp"
 	"oneshot/transport/rdma/nic/shm"
@@ -511,6 +513,11 @@ func (c *client) counters(m *shm.Message, _ []int) (*shm.Message, []int, error) 
 	if m.Number == 0 {
 		n := c.dev.Counters()
 		a.Counters = &n
+		var r unix.Rusage
+		if err := unix.Getrusage(unix.RUSAGE_SELF, &r); err != nil {
+			return nil, nil, err
+		}
+		a.CPU = r.Utime.Nano() + r.Stime.Nano()
 		return a, nil, nil
 	}
 	c.mu.Lock()

@@ -35,7 +35,7 @@ const (
 	OpDisconnect    = "disconnect"   // Number
 	OpAbort         = "abort"        // Number, Terminate
 	OpClose         = "close"        // Number
-	OpCounters      = "counters"     // Number; 0: of the device; answer: Counters
+	OpCounters      = "counters"     // Number; 0: of the device; answer: Counters, and of the device CPU
 	OpSTags         = "stags"        // Number, Depth; answer: STags
 	OpEnded         = "ended"        // event: Number, Error
 )
@@ -77,6 +77,7 @@ type Message struct {
 	STags     []rdma.STag      `json:"stags,omitempty"`
 	Terminate []uint8          `json:"terminate,omitempty"` // layer, type, code
 	Counters  *rdma.Counters   `json:"counters,omitempty"`
+	CPU       int64            `json:"cpu,omitempty"` // processor time of the card's process, ns
 	Limits    *rdma.Limits     `json:"limits,omitempty"`
 }
 
