@@ -388,6 +388,53 @@ func TestBatch(t *testing.T) {
 	}
 }
 
+// Data of long WRITEs stays where it was read.
+func TestLongWrites(t *testing.T) {
+	const n, size = 6, 256 << 10
+	m := newModel(n * size)
+	m.most = size
+	c, k, stop := serve(t, m, Disk{Patience: time.Hour})
+	defer stop()
+	want := make([]byte, n*size)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(want)
+	send := func(i int) {
+		r := Request{Type: Write, Cookie: uint64(i), Offset: uint64(i) * size, Length: size}
+		if _, err := k.c.Write(append(r.AppendTo(nil), want[i*size:][:size]...)); err != nil {
+			t.Error(err)
+		}
+	}
+	await := func(n int) {
+		for queued := 0; queued < n; {
+			<-m.work
+			m.mu.Lock()
+			queued = len(m.queue)
+			m.mu.Unlock()
+		}
+	}
+	send(0) // that it is long is seen when it is there
+	await(1)
+	before := c.moved.Load()
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for i := 1; i < n; i++ {
+			send(i)
+		}
+	})
+	await(n)
+	m.run()
+	for range n {
+		k.receive(none)
+	}
+	wg.Wait()
+	if !bytes.Equal(m.bytes, want) {
+		t.Error("other data")
+	}
+	// The beginning of another one may come along.
+	if moved := c.moved.Load() - before; moved > (n-1)*spare {
+		t.Errorf("%d bytes of %d were copied", moved, n*size)
+	}
+}
+
 // What the unit refuses is EIO, and the log says why; other requests go on.
 func TestErrors(t *testing.T) {
 	var said lockedBuffer
