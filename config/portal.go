@@ -211,8 +211,8 @@ func (d *decoder) portal(v value) (Portal, bool) {
 // servePartitions finishes a portal for partitions.
 func (d *decoder) servePartitions(o *object, p *Portal) bool {
 	ok := true
-	if p.Transport != TransportIWARP {
-		o.take("serve").errorf("partitions are served over RDMA in user space, and the transport is %s: make it transport: iwarp", p.Transport)
+	if p.Transport == TransportTCP {
+		o.take("serve").errorf("partitions are served over RDMA, and the transport is %s: make it transport: iwarp, which needs no device, or verbs", p.Transport)
 		ok = false
 	}
 	for _, key := range []string{"group", "advertise", "one_shot"} {

@@ -285,6 +285,9 @@ func (c *change) commit() (mgmt.Reload, error) {
 	limits := nodeLimits(c.next)
 	limits.Connections = s.connectionLimit(limits.Connections)
 	s.node.SetLimits(limits)
+	most := c.next.Limits
+	most.Connections = limits.Connections
+	s.fronts[config.TransportIWARP].(*iwarpFront).partitions.setLimits(&most)
 	c.done = append(c.done, c.plan.changed...)
 	c.commitTargets()
 	c.commitPortals()

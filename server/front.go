@@ -9,6 +9,7 @@ import (
 	"oneshot/iscsi"
 	"oneshot/mem"
 	"oneshot/partition/registry"
+	osp "oneshot/partition/service"
 	"oneshot/transport/tcp"
 )
 
@@ -45,9 +46,11 @@ type surroundings struct {
 
 // newFrontEnds has a row for each transport.
 func newFrontEnds(s surroundings, devices *rdmaDevices, partitions *registry.Registry, moderation *tcp.Counters) map[config.Transport]frontEnd {
+	served := &partitionFront{surroundings: s, registry: partitions, services: make(map[*osp.Service]struct{})}
+	served.setLimits(&s.limits)
 	return map[config.Transport]frontEnd{
 		config.TransportTCP:   &tcpFront{s, moderation},
-		config.TransportIWARP: &iwarpFront{devices, &partitionFront{surroundings: s, registry: partitions}},
-		config.TransportVerbs: &verbsFront{devices},
+		config.TransportIWARP: &iwarpFront{devices, served},
+		config.TransportVerbs: &verbsFront{devices, served},
 	}
 }

@@ -15,12 +15,33 @@ import (
 	"oneshot/transport/rdma/iwarp"
 )
 
-// partitionFront opens portals for partitions over RDMA in user space. Each has a device of its own: its
-// connections end with it.
+// partitionFront opens portals for partitions. Each has devices of its own: its connections end with it.
 type partitionFront struct {
 	surroundings
 	registry *registry.Registry
+	kernel   []*rdmaDevices // of portals over devices of the kernel
 	closing  sync.WaitGroup // of services whose portals are closed
+
+	mu       sync.Mutex                // a leaf
+	now      osp.Limits                // guarded by mu
+	services map[*osp.Service]struct{} // those in use; guarded by mu
+}
+
+// setLimits changes the limits of all services.
+func (f *partitionFront) setLimits(l *config.Limits) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.now = osp.Limits{Connections: l.Connections, StartTimeout: l.LoginTimeout, Patience: l.ReadTimeout}
+	for s := range f.services {
+		s.SetLimits(f.now)
+	}
+}
+
+// forget notes that a service ends.
+func (f *partitionFront) forget(s *osp.Service) {
+	f.mu.Lock()
+	delete(f.services, s)
+	f.mu.Unlock()
 }
 
 // partitionPortal is a portal for partitions.
@@ -35,11 +56,65 @@ type partitionPortal struct {
 	released sync.Once
 }
 
-func (f *partitionFront) open(p *config.Portal, replaces []portal) (portal, error) {
+// service serves the partitions of a portal on a device.
+func (f *partitionFront) service(p *config.Portal, device rdma.Device) (*osp.Service, error) {
 	secrets := make(map[string][]byte, len(p.Clients))
 	for i := range p.Clients {
 		secrets[p.Clients[i].Name] = p.Clients[i].Secret.Bytes()
 	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s, err := osp.New(osp.Config{
+		Device: device, Pool: f.pool, Opener: partitionOpener{f.registry}, Logger: f.log,
+		Secret: func(name string) ([]byte, bool) {
+			secret, ok := secrets[name]
+			return secret, ok
+		},
+		Memory: f.limits.MemoryPerConnection, Connections: f.now.Connections, StartTimeout: f.now.StartTimeout, Patience: f.now.Patience,
+	})
+	if err != nil {
+		return nil, err
+	}
+	f.services[s] = struct{}{}
+	return s, nil
+}
+
+// partitionTarget is a service on a device of the kernel.
+type partitionTarget struct {
+	*osp.Service
+	front *partitionFront
+}
+
+// Close implements rdmaTarget.
+func (t partitionTarget) Close() error {
+	t.front.forget(t.Service)
+	return t.Service.Close()
+}
+
+// Serve implements rdmaTarget.
+func (t partitionTarget) Serve(l rdma.Listener, _ *rdma.OneShotOffer) error {
+	return t.Service.Serve(l)
+}
+
+// Busy implements rdmaTarget: connections end with their portal.
+func (partitionTarget) Busy() bool { return false }
+
+// openKernel opens a portal over devices of the kernel.
+func (f *partitionFront) openKernel(p *config.Portal, replaces []portal) (portal, error) {
+	devices := &rdmaDevices{surroundings: f.surroundings}
+	devices.serves = func(_ deviceKey, d rdma.Device, _ func()) (rdmaTarget, error) {
+		s, err := f.service(p, d)
+		if err != nil {
+			return nil, err
+		}
+		return partitionTarget{s, f}, nil
+	}
+	f.kernel = append(f.kernel, devices)
+	return (&verbsFront{devices: devices}).open(p, replaces)
+}
+
+// open opens a portal over RDMA in user space.
+func (f *partitionFront) open(p *config.Portal, replaces []portal) (portal, error) {
 	device, err := iwarp.Open(iwarp.Config{Logger: f.log})
 	if err != nil {
 		return nil, err
@@ -48,14 +123,7 @@ func (f *partitionFront) open(p *config.Portal, replaces []portal) (portal, erro
 	if err != nil {
 		return nil, errors.Join(err, device.Close())
 	}
-	svc, err := osp.New(osp.Config{
-		Device: device, Pool: f.pool, Opener: partitionOpener{f.registry}, Logger: f.log,
-		Secret: func(name string) ([]byte, bool) {
-			secret, ok := secrets[name]
-			return secret, ok
-		},
-		Memory: f.limits.MemoryPerConnection, Connections: f.limits.Connections, Patience: f.limits.ReadTimeout,
-	})
+	svc, err := f.service(p, device)
 	if err != nil {
 		return nil, errors.Join(err, l.Close(), device.Close())
 	}
@@ -66,6 +134,13 @@ func (f *partitionFront) open(p *config.Portal, replaces []portal) (portal, erro
 
 // close waits for the connections of portals that are closed.
 func (f *partitionFront) close() error {
+	for _, d := range f.kernel {
+		f.closing.Go(func() {
+			if err := d.close(); err != nil {
+				f.log.Error("close a portal for partitions", "reason", err)
+			}
+		})
+	}
 	over := make(chan struct{})
 	go func() {
 		f.closing.Wait()
@@ -91,6 +166,7 @@ func (p *partitionPortal) Close() error {
 // release ends the connections, without waiting for stores.
 func (p *partitionPortal) release() {
 	p.released.Do(func() {
+		p.front.forget(p.service)
 		p.front.closing.Go(func() {
 			if err := errors.Join(p.service.Close(), p.device.Close()); err != nil {
 				p.front.log.Error("close a portal for partitions", "portal", p.Addr().String(), "reason", err)

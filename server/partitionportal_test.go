@@ -97,3 +97,26 @@ func TestPartitionPortal(t *testing.T) {
 		_ = c.Close()
 	}
 }
+
+// A reload changes the limits of a portal for partitions that stays, with its connections.
+func TestPartitionPortalLimits(t *testing.T) {
+	text := func(connections string) string { return portalText + "limits: {connections: " + connections + "}\n" }
+	r := serve(t, text("2"))
+	m := r.manager()
+	m.divide(mgmt.PartitionAccess{Who: "any", Rights: "r"})
+	for range 2 {
+		_, err := r.program("", "disk/a")
+		m.must(err)
+	}
+	if _, err := r.program("", "disk/a"); err == nil {
+		t.Error("a third connection of two")
+	}
+	r.apply(text("4"))
+	if _, err := r.program("", "disk/a"); err != nil {
+		t.Error(err)
+	}
+	r.apply(text("3"))
+	if _, err := r.program("", "disk/a"); err == nil {
+		t.Error("a fourth connection of three")
+	}
+}

@@ -16,6 +16,8 @@ import (
 // rdmaDevices holds the open RDMA devices, in user space and of the kernel. Portals share them.
 type rdmaDevices struct {
 	surroundings
+	// serves makes what serves connections of a device; nil: iSER. It calls idle when the last of them has ended.
+	serves func(key deviceKey, d rdma.Device, idle func()) (rdmaTarget, error)
 
 	mu   sync.Mutex
 	by   map[deviceKey]*rdmaDevice // guarded by mu; lost devices are not in it
@@ -28,11 +30,20 @@ type deviceKey struct {
 	name      string
 }
 
-// rdmaDevice is an open device with the target's side of iSER on it.
+// rdmaTarget serves the connections of a device: the target's side of iSER, or partitions.
+type rdmaTarget interface {
+	// Serve accepts connections from l until it is closed.
+	Serve(l rdma.Listener, offer *rdma.OneShotOffer) error
+	// Busy reports whether the device has to stay open for connections, though nobody listens.
+	Busy() bool
+	Close() error
+}
+
+// rdmaDevice is an open device with what serves its connections.
 type rdmaDevice struct {
 	rdma.Device
 	key    deviceKey
-	target *iser.Target
+	target rdmaTarget
 	users  int  // portals; guarded by rdmaDevices.mu
 	lost   bool // guarded by rdmaDevices.mu
 	once   sync.Once
@@ -52,10 +63,11 @@ func (v *rdmaDevices) use(key deviceKey, open func(lost func(error)) (rdma.Devic
 	if err != nil {
 		return nil, err
 	}
-	target, err := iser.NewTarget(iser.Config{
-		Node: v.node, Device: opened, Transport: string(key.transport), Pool: v.pool, Commands: v.commands, Logger: v.log,
-		Idle: func() { v.closeUnused(d) },
-	})
+	serves := v.serves
+	if serves == nil {
+		serves = v.iser
+	}
+	target, err := serves(key, opened, func() { v.closeUnused(d) })
 	if err != nil {
 		return nil, errors.Join(err, opened.Close())
 	}
@@ -65,6 +77,13 @@ func (v *rdmaDevices) use(key deviceKey, open func(lost func(error)) (rdma.Devic
 	}
 	v.by[key] = d
 	return d, nil
+}
+
+// iser makes the target's side of iSER.
+func (v *rdmaDevices) iser(key deviceKey, d rdma.Device, idle func()) (rdmaTarget, error) {
+	return iser.NewTarget(iser.Config{
+		Node: v.node, Device: d, Transport: string(key.transport), Pool: v.pool, Commands: v.commands, Logger: v.log, Idle: idle,
+	})
 }
 
 // counters returns the counters of the open devices, sorted by name.

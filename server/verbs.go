@@ -44,12 +44,18 @@ type verbsListener struct {
 	device *rdmaDevice
 }
 
-// verbsFront opens portals of iSER over the kernel's RDMA devices.
-type verbsFront struct{ devices *rdmaDevices }
+// verbsFront opens portals over the kernel's RDMA devices: of iSER, and those for partitions.
+type verbsFront struct {
+	devices    *rdmaDevices
+	partitions *partitionFront
+}
 
 // open implements frontEnd. A portal that replaces others listens only when it serves: the kernel's devices
 // have no way for two to listen at one address.
 func (f *verbsFront) open(p *config.Portal, replaces []portal) (portal, error) {
+	if p.Serve == config.ServePartitions && f.partitions != nil {
+		return f.partitions.openKernel(p, replaces)
+	}
 	v := &verbsPortal{front: f, config: *p, closed: make(chan struct{}), later: len(replaces) > 0}
 	if !v.later {
 		v.listen()

@@ -39,9 +39,10 @@ type bench struct {
 	t      testing.TB
 	wire   rdma.Device // of the service and of clients
 	listen string
-	store  *rdmatest.Volatile // nil: the store is another one
-	lends  bool               // it is memory
-	late   chan func()        // if it is made, operations of 512 octets are done when these are called
+	store  *rdmatest.Volatile            // nil: the store is another one
+	lends  bool                          // it is memory
+	device func(rdma.Device) rdma.Device // if it is set, it makes the service's device of wire
+	late   chan func()                   // if it is made, operations of 512 octets are done when these are called
 	v      *volume.Volume
 	pool   *mem.Pool
 	svc    *service.Service
@@ -140,6 +141,9 @@ func (b *bench) serve(s backend.Store, overIWARP bool, c service.Config) {
 	b.v, err = volume.New(volume.Config{Store: s})
 	check(t, err)
 	c.Device, c.Pool, c.Opener = b.wire, b.pool, b
+	if b.device != nil {
+		c.Device = b.device(b.wire)
+	}
 	c.Secret = func(name string) ([]byte, bool) { return secret, name == "owner" }
 	b.svc, err = service.New(c)
 	check(t, err)

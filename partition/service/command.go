@@ -235,7 +235,7 @@ func (x *command) pull() {
 	n := int(x.r.Length)
 	for off := 0; off < n; off += chunk {
 		p := &x.pieces[off/chunk]
-		*p = x.c.s.far.sge(x.lease, off, min(chunk, n-off))
+		*p = x.c.far.sge(x.lease, off, min(chunk, n-off))
 		x.pulls++
 		x.c.queue(rdma.Work{
 			ID: idPull | x.number, Op: rdma.OpRead, Flags: rdma.Signaled, SGL: x.pieces[off/chunk : off/chunk+1],
@@ -336,7 +336,7 @@ func (x *command) answer(st wire.Status, value uint64) {
 	x.works = 0
 	if x.r.Op == wire.Read && st == wire.OK && !c.dead {
 		for off, n := 0, int(x.r.Length); off < n; off += chunk {
-			x.pieces[off/chunk] = c.s.far.sge(x.lease, off, min(chunk, n-off))
+			x.pieces[off/chunk] = c.far.sge(x.lease, off, min(chunk, n-off))
 			x.send(rdma.Work{Op: rdma.OpWrite, SGL: x.pieces[off/chunk : off/chunk+1], RemoteSTag: x.stag, RemoteOffset: x.to + uint64(off)})
 		}
 	} else {
@@ -377,7 +377,7 @@ func (x *command) tell(b []byte) {
 		copy(x.lease.Bytes(), b)
 		x.counts = int64(mem.RoundUp(len(b)))
 		c.memory += x.counts
-		x.out[0] = c.s.far.sge(x.lease, 0, len(b))
+		x.out[0] = c.far.sge(x.lease, 0, len(b))
 	}
 	if x.closes {
 		w.Flags |= rdma.Close

@@ -22,6 +22,7 @@ type conn struct {
 	qp   rdma.QueuePair
 	cq   rdma.CompletionQueue // of qp
 	ends rdma.CompletionQueue // of the endpoints
+	far  *memory              // I/O memory as the device knows it
 	done chan struct{}        // closed when nothing of it is left
 	once sync.Once
 	wg   sync.WaitGroup // goroutines of it
@@ -113,7 +114,7 @@ func (c *conn) open() (err error) {
 		return err
 	}
 	qp, err := s.cfg.Device.NewQueuePair(rdma.QueuePairConfig{
-		Domain: s.far.dom, SendCQ: c.cq, RecvCQ: c.cq, MaxWork: c.most, MaxRecv: depth,
+		Domain: c.far.dom, SendCQ: c.cq, RecvCQ: c.cq, MaxWork: c.most, MaxRecv: depth,
 		Disconnected: func(err error) { c.end(err); c.teardownSoon() },
 	})
 	if err != nil {
@@ -128,7 +129,7 @@ func (c *conn) open() (err error) {
 	c.cq.Arm()
 	c.ends.Arm()
 	c.mu.Lock()
-	c.timer = time.AfterFunc(s.cfg.StartTimeout, func() { c.end(errSlow) })
+	c.timer = time.AfterFunc(s.limits.Load().StartTimeout, func() { c.end(errSlow) })
 	c.mu.Unlock()
 	return nil
 }
@@ -140,7 +141,7 @@ var (
 
 // listen posts the receive of the next message of a greeting.
 func (c *conn) listen() error {
-	e := c.s.far.sge(c.page, 0, wire.MaxGreeting)
+	e := c.far.sge(c.page, 0, wire.MaxGreeting)
 	_, err := c.qp.PostReceive([]rdma.Receive{{ID: idReceive, SGL: []rdma.SGE{e}}})
 	return err
 }
@@ -155,7 +156,7 @@ func (c *conn) widen() error {
 		c.leases = append(c.leases, l)
 		for i := range slotsPer {
 			c.returns = append(c.returns, len(c.slots))
-			c.slots = append(c.slots, c.s.far.sge(l, i*slotLen, slotLen))
+			c.slots = append(c.slots, c.far.sge(l, i*slotLen, slotLen))
 		}
 	}
 	c.attached = true
@@ -428,8 +429,19 @@ func (c *conn) release() {
 	if c.page != nil {
 		c.page.Release()
 	}
+	c.letGo()
 	c.s.ended(c)
 	close(c.done)
+}
+
+// letGo gives the device back what it knows of memory for this connection alone.
+func (c *conn) letGo() {
+	if c.far == &c.s.far {
+		return
+	}
+	if err := c.far.close(); err != nil {
+		c.s.log.Error("the memory of a connection that has ended stays with the device", slog.Any("reason", err))
+	}
 }
 
 // MemoryFree implements mem.Waiter.

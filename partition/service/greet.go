@@ -57,7 +57,7 @@ func (c *conn) reply(b []byte) {
 			return
 		}
 	}
-	out := c.s.far.sge(c.page, pageOut+c.replies%pageOuts*(mem.PageSize-pageOut)/pageOuts, len(b))
+	out := c.far.sge(c.page, pageOut+c.replies%pageOuts*(mem.PageSize-pageOut)/pageOuts, len(b))
 	c.replies++
 	copy(out.Bytes, b)
 	c.queue(rdma.Work{ID: idGreet, Op: rdma.OpSend, Flags: rdma.Signaled, SGL: []rdma.SGE{out}}, nil)
@@ -234,7 +234,7 @@ func (c *conn) attach(m *wire.AttachMessage) (*handle, *wire.AttachedMessage) {
 	if err != nil {
 		return refuse(wire.Busy)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.StartTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), s.limits.Load().StartTimeout)
 	defer cancel()
 	o := &opening{opener: s.cfg.Opener, handle: h, request: Request{
 		Name: m.Partition, Identity: c.id, Want: rdma.Rights(m.Rights), Order: h.order, Via: s.cfg.Device.Limits().Name + " " + c.peer,
@@ -286,7 +286,7 @@ func (s *Service) await(session uint64, id partition.Identity) bool {
 	select {
 	case <-h.closed():
 		return true
-	case <-time.After(s.cfg.StartTimeout):
+	case <-time.After(s.limits.Load().StartTimeout):
 		return false
 	}
 }

@@ -14,12 +14,16 @@ import (
 // their data. Its methods may be called from any goroutine.
 type memory struct {
 	dom     rdma.Domain
+	lazy    bool                          // arenas are registered when something of them is first used
 	mu      sync.Mutex                    // held while regions changes
 	regions atomic.Pointer[[]rdma.Region] // by mem.Arena.Index; nil: not registered
 }
 
 // register makes an arena known.
 func (m *memory) register(a *mem.Arena) error {
+	if list := m.all(); a.Index() < len(list) && list[a.Index()] != nil {
+		return nil
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	list := slices.Clone(m.all())
@@ -64,6 +68,9 @@ func (m *memory) all() []rdma.Region {
 func (m *memory) sge(l *mem.Lease, off, n int) rdma.SGE {
 	a, _ := l.Arena()
 	e := rdma.SGE{Bytes: l.Bytes()[off : off+n : off+n]}
+	if m.lazy {
+		_ = m.register(a)
+	}
 	if list := m.all(); a.Index() < len(list) {
 		e.Region = list[a.Index()]
 	}

@@ -25,6 +25,7 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"oneshot/mem"
@@ -87,6 +88,37 @@ type Config struct {
 	Patience time.Duration
 }
 
+// Limits are what can change while a Service runs. Zero values stand for the defaults of Config.
+type Limits struct {
+	Connections  int
+	StartTimeout time.Duration
+	Patience     time.Duration
+}
+
+func (l *Limits) fill() {
+	or := func(v *time.Duration, d time.Duration) {
+		if *v <= 0 {
+			*v = d
+		}
+	}
+	or(&l.StartTimeout, 10*time.Second)
+	or(&l.Patience, 30*time.Second)
+	if l.Connections <= 0 {
+		l.Connections = 256
+	}
+}
+
+// SetLimits changes the limits. Connections that there are stay, though there may be more than the new limit; of
+// those, each keeps the time that it was given to start.
+func (s *Service) SetLimits(l Limits) {
+	l.fill()
+	s.limits.Store(&l)
+	select {
+	case s.limited <- struct{}{}:
+	default:
+	}
+}
+
 const (
 	maxCredits = 64
 	// maxLength bounds the data of one request.
@@ -103,12 +135,17 @@ const (
 type Service struct {
 	cfg    Config
 	log    *slog.Logger
-	far    memory        // I/O memory as registered with Config.Device
+	far    memory        // I/O memory as registered with Config.Device, unless isolated
 	near   memory        // as registered with ends
 	ends   *local.Device // has the endpoints
 	forget func()        // ends the registration of arenas
-	stop   chan struct{} // ends watch
-	work   sync.WaitGroup
+	// isolated: a peer of the device may end any registration of its domain (Limits.UnguardedInvalidate). So each
+	// connection has a domain of its own, and harms nobody but itself.
+	isolated bool
+	stop     chan struct{} // ends watch
+	limits   atomic.Pointer[Limits]
+	limited  chan struct{} // holds one element if limits have changed since watch looked
+	work     sync.WaitGroup
 
 	mu       sync.Mutex // taken after conn.mu
 	conns    map[*conn]struct{}
@@ -120,37 +157,31 @@ type Service struct {
 
 // New makes a service, or says why partitions cannot be served over the device. The caller has to call Close.
 func New(cfg Config) (*Service, error) {
-	or := func(v *time.Duration, d time.Duration) {
-		if *v <= 0 {
-			*v = d
-		}
+	if cfg.Penalty <= 0 {
+		cfg.Penalty = time.Second
 	}
-	or(&cfg.StartTimeout, 10*time.Second)
-	or(&cfg.Penalty, time.Second)
-	or(&cfg.Patience, 30*time.Second)
 	if cfg.Credits <= 0 || cfg.Credits > maxCredits {
 		cfg.Credits = maxCredits
 	}
 	if cfg.Memory <= 0 {
 		cfg.Memory = 8 << 20
 	}
-	if cfg.Connections <= 0 {
-		cfg.Connections = 256
-	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	switch l := cfg.Device.Limits(); {
-	case l.ReadSinkWrite || l.UnguardedInvalidate:
+	case l.ReadSinkWrite:
 		return nil, fmt.Errorf("partitions cannot be served over the device %s: its peers could reach the I/O memory of others", l.Name)
 	case l.MaxInline < wire.ResponseLen:
 		return nil, fmt.Errorf("partitions cannot be served over the device %s: it has no inline Sends of %d bytes", l.Name, wire.ResponseLen)
 	}
 	s := &Service{
-		cfg: cfg, log: cfg.Logger, stop: make(chan struct{}),
+		cfg: cfg, log: cfg.Logger, stop: make(chan struct{}), limited: make(chan struct{}, 1),
 		conns: make(map[*conn]struct{}), sessions: make(map[uint64]*handle),
+		isolated: cfg.Device.Limits().UnguardedInvalidate,
 	}
 	s.none = sync.NewCond(&s.mu)
+	s.SetLimits(Limits{cfg.Connections, cfg.StartTimeout, cfg.Patience})
 	s.ends = local.Open(local.Config{Name: "partitions", Logger: cfg.Logger, Open: openEndpoint})
 	var err error
 	if s.far.dom, err = cfg.Device.NewDomain(); err == nil {
@@ -160,11 +191,21 @@ func New(cfg Config) (*Service, error) {
 		return nil, err
 	}
 	s.forget = cfg.Pool.Arenas(func(a *mem.Arena) {
-		if err := errors.Join(s.far.register(a), s.near.register(a)); err != nil {
+		err := s.near.register(a)
+		if !s.isolated {
+			err = errors.Join(err, s.far.register(a))
+		}
+		if err != nil {
 			s.log.Error("I/O memory cannot be used for partitions", slog.Any("reason", err))
 		}
 	}, func(a *mem.Arena) {
-		if err := errors.Join(s.far.deregister(a), s.near.deregister(a)); err != nil {
+		err := errors.Join(s.far.deregister(a), s.near.deregister(a))
+		for _, c := range s.list() {
+			if c.far != &s.far {
+				err = errors.Join(err, c.far.deregister(a))
+			}
+		}
+		if err != nil {
 			s.log.Error("idle I/O memory stays with the device of partitions", slog.Any("reason", err))
 		}
 	})
@@ -214,8 +255,16 @@ func (s *Service) Accept(req rdma.Request) error {
 	if !Wants(req) {
 		return errors.Join(errNotOurs, req.Reject(nil))
 	}
-	c := &conn{s: s, peer: req.RemoteAddr().String(), done: make(chan struct{}), handles: make(map[uint32]*handle)}
+	c := &conn{s: s, far: &s.far, peer: req.RemoteAddr().String(), done: make(chan struct{}), handles: make(map[uint32]*handle)}
+	if s.isolated {
+		dom, err := s.cfg.Device.NewDomain()
+		if err != nil {
+			return errors.Join(err, req.Reject(nil))
+		}
+		c.far = &memory{dom: dom, lazy: true}
+	}
 	if err := s.admit(c); err != nil {
+		c.letGo()
 		return errors.Join(err, req.Reject(nil))
 	}
 	if err := c.open(); err != nil {
@@ -242,16 +291,17 @@ func (s *Service) Accept(req rdma.Request) error {
 
 // admit enters a connection. When half of all have no handle, the oldest of those gives way.
 func (s *Service) admit(c *conn) error {
+	most := s.limits.Load().Connections
 	s.mu.Lock()
 	var oldest *conn
 	switch {
 	case s.closing:
 		s.mu.Unlock()
 		return errClosing
-	case s.starting.Len() >= max(s.cfg.Connections/2, 1):
+	case s.starting.Len() >= max(most/2, 1):
 		oldest = s.starting.Remove(s.starting.Front()).(*conn)
 		oldest.place = nil
-	case len(s.conns) >= s.cfg.Connections:
+	case len(s.conns) >= most:
 		s.mu.Unlock()
 		return errFull
 	}
@@ -285,12 +335,14 @@ func (s *Service) ended(c *conn) {
 
 // watch looks at all connections until the service is closed.
 func (s *Service) watch() {
-	t := time.NewTicker(s.cfg.Patience)
+	t := time.NewTicker(s.limits.Load().Patience)
 	defer t.Stop()
 	for {
 		select {
 		case <-s.stop:
 			return
+		case <-s.limited:
+			t.Reset(s.limits.Load().Patience)
 		case <-t.C:
 			s.look()
 		}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"maps"
+	"sync"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"oneshot/partition/service"
 	"oneshot/partition/wire"
 	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/rdmatest"
 )
 
 // Every operation, inline and not, through messages.
@@ -566,5 +568,129 @@ func TestFenceWithoutMemory(t *testing.T) {
 		if r := c.response(); r.Status != want[r.Tag] || r.Status == wire.Medium && r.Value != 4096 {
 			t.Errorf("%+v, want %v", r, want[r.Tag])
 		}
+	}
+}
+
+// Limits that change hold for the next connections, and for those there are as far as they can.
+func TestLimitsChange(t *testing.T) {
+	b := newBench(t, false, 32<<20, service.Config{Connections: 2})
+	b.use(0)
+	b.use(0)
+	tooMany := func() (err error) {
+		dom, err := b.wire.NewDomain()
+		check(t, err)
+		cq, err := b.wire.NewCompletionQueue(4, nil)
+		check(t, err)
+		qp, err := b.wire.NewQueuePair(rdma.QueuePairConfig{Domain: dom, SendCQ: cq, RecvCQ: cq, MaxWork: 1, MaxRecv: 1})
+		check(t, err)
+		err = b.wire.Connect(t.Context(), qp, b.l.Addr().String(), rdma.ConnParams{PrivateData: []byte(wire.Private)})
+		check(t, qp.Close())
+		check(t, cq.Close())
+		return err
+	}
+	if tooMany() == nil {
+		t.Error("a third connection of two")
+	}
+	b.svc.SetLimits(service.Limits{Connections: 3})
+	c := b.use(0)
+	b.svc.SetLimits(service.Limits{Connections: 1})
+	if tooMany() == nil {
+		t.Error("another connection, when there are more than the limit")
+	}
+	c.works()
+	b.svc.SetLimits(service.Limits{Connections: 8, StartTimeout: 1})
+	b.connect(ins).ends("one that asks for nothing")
+}
+
+// How long a client may take nothing changes at once, though the service has begun to wait for longer.
+func TestPatienceChanges(t *testing.T) {
+	b := newBench(t, false, 32<<20, service.Config{Patience: time.Hour})
+	c := b.connect(2)
+	c.hello("")
+	m := wire.AttachMessage{Partition: "disk/log"}
+	c.send(0, m.AppendTo(nil), rdma.Work{})
+	am, err := wire.ParseAttached(c.next())
+	check(t, err)
+	c.handle = am.Handle
+	for tag := range uint32(10) { // more responses than it has receives for
+		c.request(wire.Request{Op: wire.Flush, Tag: tag})
+	}
+	b.svc.SetLimits(service.Limits{Patience: time.Millisecond})
+	b.settle(0)
+}
+
+// unguarded is a device at which a peer may end any registration of its domain.
+type unguarded struct {
+	rdma.Device
+
+	mu   sync.Mutex
+	qps  map[rdma.Domain]int // queue pairs of each domain
+	open int                 // domains
+}
+
+func (d *unguarded) Limits() rdma.Limits {
+	l := d.Device.Limits()
+	l.UnguardedInvalidate = true
+	return l
+}
+
+func (d *unguarded) NewDomain() (rdma.Domain, error) {
+	dom, err := d.Device.NewDomain()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.open++
+	return &counted{dom, d}, err
+}
+
+func (d *unguarded) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
+	d.mu.Lock()
+	d.qps[c.Domain]++
+	d.mu.Unlock()
+	c.Domain = c.Domain.(*counted).Domain
+	return d.Device.NewQueuePair(c)
+}
+
+type counted struct {
+	rdma.Domain
+	d *unguarded
+}
+
+func (c *counted) Close() error {
+	c.d.mu.Lock()
+	defer c.d.mu.Unlock()
+	c.d.open--
+	return c.Domain.Close()
+}
+
+// Where a peer may end any registration of its domain, each connection has one of its own, as long as it is there.
+func TestUnguardedInvalidate(t *testing.T) {
+	b := &bench{t: t, pool: mem.NewPool(32 << 20), store: rdmatest.NewVolatile(size, 1)}
+	dev := &unguarded{qps: make(map[rdma.Domain]int)}
+	b.device = func(d rdma.Device) rdma.Device {
+		dev.Device = d
+		return dev
+	}
+	b.serve(b.store, false, service.Config{})
+	var all []*client
+	for range 3 {
+		c := b.use(0)
+		c.works()
+		all = append(all, c)
+	}
+	dev.mu.Lock()
+	for _, n := range dev.qps {
+		if n != 1 || len(dev.qps) != 3 {
+			t.Errorf("%d domains, one of them with %d queue pairs", len(dev.qps), n)
+		}
+	}
+	dev.mu.Unlock()
+	for _, c := range all {
+		c.close()
+	}
+	b.settle(0)
+	dev.mu.Lock()
+	defer dev.mu.Unlock()
+	if dev.open != 1 {
+		t.Errorf("%d domains are left without connections, want that of the service", dev.open)
 	}
 }

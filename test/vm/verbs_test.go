@@ -59,6 +59,49 @@ func TestVerbs(t *testing.T) {
 	}
 }
 
+// TestPartitionsOverVerbs runs the suite of endpoints over each device, at both of whose ends the guest is.
+func TestPartitionsOverVerbs(t *testing.T) {
+	for _, d := range rdmaDevices {
+		t.Run(d.name, func(t *testing.T) {
+			d.start(t)
+			out, exit := guest.start(t, "env", "ONESHOT_RDMA_DEVICE="+d.name, "ONESHOT_RDMA_LISTEN="+net.JoinHostPort(d.host, "0"),
+				"/bin/remote.test", "-test.timeout=150s", "-test.run=TestEndpointsOverVerbs").wait(t, guest)
+			if exit != 0 {
+				t.Errorf("exit %d\n%s\n%s", exit, out[max(0, len(out)-1<<14):], guest.Log())
+			}
+		})
+	}
+}
+
+// TestPartitionPortalOverVerbs: a program reaches a partition of the daemon through a portal over a device of the kernel,
+// and the portal goes with its connections.
+func TestPartitionPortalOverVerbs(t *testing.T) {
+	for _, d := range rdmaDevices {
+		t.Run(d.name, func(t *testing.T) {
+			d.start(t)
+			portal := net.JoinHostPort(d.host, "3272")
+			g := startInGuest(t, fmt.Sprintf(`
+stores: {p: {type: memory, size: 32MiB, partitioned: true, partitions: {log: {size: 16MiB, access: {any: rwf}}}}}
+targets: [{iqn: %q}]
+portals: [{transport: verbs, listen: %q, device: %s, serve: partitions}]
+management: {socket: /tmp/oneshot.sock}
+`, iqn, portal, d.name), 1)
+			url := "rdma+verbs://" + portal + "/p/log?device=" + d.name
+			out := guest.run(t, "initiator", "partition", "ls", url)
+			if !strings.Contains(out, "p/log") {
+				t.Errorf("the partition is not listed:\n%s", out)
+			}
+			guest.run(t, "@write", "/tmp/octets", strings.Repeat("octets for a partition\n", 4096)[:64<<10])
+			guest.run(t, "initiator", "partition", "write", url, "/tmp/octets")
+			guest.run(t, "initiator", "partition", "read", url, "/tmp/back", "--length", "64KiB")
+			guest.run(t, "cmp", "/tmp/octets", "/tmp/back")
+			guest.run(t, "@remove", "/tmp/octets")
+			guest.run(t, "@remove", "/tmp/back")
+			expect(t, "queue pairs without programs", strconv.Itoa(g.resources(d, "qp")), "0")
+		})
+	}
+}
+
 // TestSoftRoCE: the script makes a device once, tries it, and removes it once.
 func TestSoftRoCE(t *testing.T) {
 	for _, c := range []string{
