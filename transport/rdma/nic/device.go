@@ -52,10 +52,12 @@ type Device struct {
 	hintMu   sync.Mutex // a leaf
 	hintTail uint64
 
-	baton     chan struct{} // in it while somebody sleeps until there are completions
-	harvestMu sync.Mutex    // taken before the locks of queue pairs
-	head      uint32        // of the ring of completions; guarded by harvestMu
-	dead      bool          // nothing is harvested any more; guarded by harvestMu
+	look      func() bool     // wakeful
+	sleeper   <-chan struct{} // what it waits for besides completions; guarded by the baton
+	baton     chan struct{}   // in it while somebody sleeps until there are completions
+	harvestMu sync.Mutex      // taken before the locks of queue pairs
+	head      uint32          // of the ring of completions; guarded by harvestMu
+	dead      bool            // nothing is harvested any more; guarded by harvestMu
 	touched   []*soft.CompletionQueue
 
 	commands commands
@@ -101,6 +103,7 @@ func Open(c Config) (*Device, error) {
 		calls: make(map[uint64]chan<- answer), baton: make(chan struct{}, 1),
 		qps: make(map[*queuePair]struct{}), listeners: make(map[uint32]*listener),
 	}
+	d.look = d.wakeful
 	d.queues.max, d.domains.max, d.listenIDs.max = shm.MaxQueues/2, shm.MaxObjects-1, shm.MaxObjects-1
 	d.commands.init()
 	d.memory.init()

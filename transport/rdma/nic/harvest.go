@@ -106,14 +106,18 @@ func (d *Device) sleep(done <-chan struct{}) {
 	if d.poll > 0 && d.spin(done) {
 		return
 	}
-	_ = d.bell.Wait(func() bool {
-		d.ctl.Driver.Begin()
-		if d.due() || len(done) > 0 { // somebody else may have taken it out of the ring
-			d.ctl.Driver.End()
-			return true
-		}
-		return false
-	})
+	d.sleeper = done
+	_ = d.bell.Wait(d.look)
+}
+
+// wakeful is what whoever sleeps looks for, as the function value look.
+func (d *Device) wakeful() bool {
+	d.ctl.Driver.Begin()
+	if d.due() || len(d.sleeper) > 0 { // somebody else may have taken it out of the ring
+		d.ctl.Driver.End()
+		return true
+	}
+	return false
 }
 
 // looks is how often spin looks before it asks for the time, and yields.

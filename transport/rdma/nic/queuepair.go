@@ -49,6 +49,7 @@ type queuePair struct {
 	tags        tags
 	outstanding uint32              // STags advertised and neither closed nor revoked
 	held        map[rdma.STag]*held // STags that the peer has advertised
+	idle        []*held             // not in use
 }
 
 // work is what has to be remembered of a request.
@@ -237,7 +238,7 @@ func (q *queuePair) received(x *shm.Completion) bool {
 	if c.Flags != 0 {
 		q.mu.Lock()
 		if c.Flags&rdma.Advertised != 0 {
-			q.held[c.STag] = new(held)
+			q.advertised(c.STag)
 		} else {
 			q.takenBack(c.STag)
 		}

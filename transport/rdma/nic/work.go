@@ -381,6 +381,18 @@ type held struct {
 	closed bool // the close is posted
 }
 
+// advertised notes that the peer has advertised s. The lock is held.
+func (q *queuePair) advertised(s rdma.STag) {
+	var h *held
+	if n := len(q.idle); n > 0 {
+		h, q.idle = q.idle[n-1], q.idle[:n-1]
+		*h = held{}
+	} else {
+		h = new(held)
+	}
+	q.held[s] = h
+}
+
 // hold counts a Read of an STag that the peer has advertised; others are not counted.
 func (q *queuePair) hold(e *work, read bool) (what string) {
 	if len(q.held) == 0 {
@@ -435,6 +447,7 @@ func (q *queuePair) retire(to uint32) {
 				h.reads--
 			} else if q.held[e.stag] == h {
 				delete(q.held, e.stag)
+				q.idle = append(q.idle, h) // its Reads have completed, so nothing refers to it
 			}
 			e.held = nil
 		}

@@ -14,6 +14,9 @@ type Bell struct {
 	f   *os.File
 	raw syscall.RawConn
 	fd  int
+
+	look     func() bool        // of Wait
+	readable func(uintptr) bool // calls it; made once
 }
 
 // NewBell makes a bell.
@@ -32,7 +35,9 @@ func OpenBell(fd int) (*Bell, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Bell{f: f, raw: raw, fd: fd}, nil
+	b := &Bell{f: f, raw: raw, fd: fd}
+	b.readable = func(uintptr) bool { return b.look() }
+	return b, nil
 }
 
 // FD returns the descriptor, which stays the bell's.
@@ -43,9 +48,11 @@ var one = [8]byte{1} // in either byte order more than 0
 // Ring wakes who waits.
 func (b *Bell) Ring() { _, _ = unix.Write(b.fd, one[:]) }
 
-// Wait calls look, and again after each Ring, until it returns true. An error means that Stop was called.
+// Wait calls look, and again after each Ring, until it returns true. An error means that Stop was called. One goroutine at a
+// time may wait.
 func (b *Bell) Wait(look func() bool) error {
-	return b.raw.Read(func(uintptr) bool { return look() })
+	b.look = look
+	return b.raw.Read(b.readable)
 }
 
 // Stop ends all waiting, now and later.
