@@ -120,35 +120,43 @@ Measured on %s: Linux %s, %s, %d cores kept from halting; target pinned to core 
 of %g s per contender and point, interleaved, medians.
 
 ![one-shot relative to conventional](%s)
-
-## One-shot relative to conventional
-
-The IOPS of one-shot over those of conventional, and in brackets the processor time of conventional over that of one-shot, of all
-processes and of the client alone.
-
 `, "`make bench-nic`", diskText, "`target nic`", harness.Today(), harness.Kernel(), runtime.Version(),
 		runtime.NumCPU(), targetCore, clientCore, o.Rounds, o.Seconds, nicReportName+".svg")
-	s.WriteString("| point |")
-	for _, p := range placements("") {
-		fmt.Fprintf(&s, " %s |", p.name)
-	}
-	s.WriteString("\n| --- |" + strings.Repeat(" ---: |", len(placements(""))) + "\n")
-	for _, r := range results {
-		fmt.Fprintf(&s, "| %s |", r.point)
-		for _, p := range placements("") {
-			a, b := r.row(nicName(oneShot, p)), r.row(nicName(conventional, p))
-			if a == nil || b == nil {
-				s.WriteString(" |")
-				continue
-			}
-			fmt.Fprintf(&s, " %.2f (%.2f, %.2f) |", a.IOPS/b.IOPS, b.processor()/a.processor(), b.Initiator.CPU/a.Initiator.CPU)
-		}
-		s.WriteString("\n")
+	for _, base := range []string{conventional, windowed} {
+		nicRatios(&s, results, base)
 	}
 	for _, r := range results {
 		nicSection(&s, r)
 	}
 	return s.String()
+}
+
+// nicRatios compares one-shot with another flow at every point and in every placement.
+func nicRatios(s *strings.Builder, results []result, base string) {
+	fmt.Fprintf(s, `
+## One-shot relative to %[1]s
+
+The IOPS of one-shot over those of %[1]s, and in brackets the processor time of %[1]s over that of one-shot: of all processes, and
+of the client alone.
+
+`, base)
+	s.WriteString("| point |")
+	for _, p := range placements("") {
+		fmt.Fprintf(s, " %s |", p.name)
+	}
+	s.WriteString("\n| --- |" + strings.Repeat(" ---: |", len(placements(""))) + "\n")
+	for _, r := range results {
+		fmt.Fprintf(s, "| %s |", r.point)
+		for _, p := range placements("") {
+			a, b := r.row(nicName(oneShot, p)), r.row(nicName(base, p))
+			if a == nil || b == nil {
+				s.WriteString(" |")
+				continue
+			}
+			fmt.Fprintf(s, " %.2f (%.2f, %.2f) |", a.IOPS/b.IOPS, b.processor()/a.processor(), b.Initiator.CPU/a.Initiator.CPU)
+		}
+		s.WriteString("\n")
+	}
 }
 
 // processor returns the processor time of all processes per I/O, in microseconds.

@@ -59,6 +59,7 @@ func TestNICReport(t *testing.T) {
 	text := nicTable(options{Options: harness.Options{Rounds: 3, Seconds: 1}}, []result{r})
 	for _, want := range []string{
 		"| 4 KiB read, depth 32 | 3.00 (1.60, 4.00) | 1.50 (1.60, 4.00) |",
+		"## One-shot relative to window, reused\n", "| 4 KiB read, depth 32 | 1.50 (1.60, 4.00) | 1.20 (1.60, 4.00) |",
 		"| one-shot | card on the client's core | 6000 | 0 – 0 | 1.50 | 0 | 0 | 10.00 | 0.00 | 1.00 | 2.00 | 2.00 |",
 	} {
 		if !strings.Contains(text, want) {
