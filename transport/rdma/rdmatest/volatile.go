@@ -18,7 +18,8 @@ type Volatile struct {
 	change  *sync.Cond
 	rand    *rand.Rand
 	data    []byte
-	medium  []byte // what is durable
+	medium  []byte   // what is durable
+	dirty   [2]int64 // from, to: where data may differ from medium; empty if to is 0
 	pending []*backend.Op
 	held    []*backend.Op
 	fault   func(*backend.Op) error // nil: none
@@ -102,8 +103,15 @@ func (s *Volatile) do(op *backend.Op) {
 	case backend.Discard, backend.WriteZeroes:
 		clear(at)
 	case backend.Flush:
-		copy(s.medium, s.data)
+		copy(s.medium[s.dirty[0]:s.dirty[1]], s.data[s.dirty[0]:])
+		s.dirty = [2]int64{}
 		return
+	}
+	if op.Kind != backend.Read && op.Len > 0 {
+		if s.dirty[1] == 0 {
+			s.dirty[0] = op.Off
+		}
+		s.dirty = [2]int64{min(s.dirty[0], op.Off), max(s.dirty[1], op.Off+op.Len)}
 	}
 	if op.Flags&backend.FUA != 0 && op.Kind != backend.Read {
 		copy(s.medium[op.Off:], s.data[op.Off:op.Off+op.Len])
