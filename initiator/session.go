@@ -648,8 +648,12 @@ func (s *Session) Close() error {
 }
 
 // maxText bounds the answer to one text: bytes, with the headers of its PDUs. 10,000 targets with the
-// longest names, each of which is reached by a dozen addresses, are less.
-const maxText = 16 << 20
+// longest names, each of which is reached by a dozen addresses, are less. A PDU with less than leastText
+// bytes counts as many, so that 32,768 empty ones are the end, too.
+const (
+	maxText   = 16 << 20
+	leastText = 512
+)
 
 // Text sends text keys in the full feature phase and returns the answer, which may come in many
 // PDUs (RFC 7143 §11.10, §11.11).
@@ -673,7 +677,7 @@ func (s *Session) Text(ctx context.Context, pairs ...text.Pair) ([]text.Pair, er
 		if err != nil {
 			return nil, err
 		}
-		if came += len(h) + len(answer); came > maxText {
+		if came += max(len(h)+len(answer), leastText); came > maxText {
 			return nil, fmt.Errorf("the target's answer to a text has more than %d bytes, and does not end", maxText)
 		}
 		final, more := h.Flags()&pdu.FlagFinal != 0, h.Flags()&pdu.FlagContinue != 0
