@@ -9,9 +9,9 @@ type Ager interface {
 	Window() time.Duration
 	// AgeStats tells how that goes.
 	AgeStats() AgeStats
-	// Observe has o told of each flush that the store makes by itself, until stop is called; then it returns
-	// when o is not called any more.
-	Observe(o FlushObserver) (stop func())
+	// Observe tells observers that o makes, one for each store that flushes by itself, of its flushes, until stop is
+	// called. Stop returns when they are not called any more.
+	Observe(o func() FlushObserver) (stop func())
 }
 
 // AgeStats tell how a store ages.

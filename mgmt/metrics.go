@@ -63,6 +63,11 @@ var (
 	descFlushes = desc("store_aging_flushes_total", "Flushes that the store has made by itself.", "store")
 	descLost    = desc("store_aging_lost", "1: a flush has failed, and nothing is promised until the store is opened again.", "store")
 
+	descPartWindow  = desc("partition_aging_window_seconds", "How long after it a write to a partition is durable, as long as flushes take less than half of it.", "store", "partition")
+	descPartFlush   = desc("partition_aging_longest_flush_seconds", "The longest that a flush has taken.", "store", "partition")
+	descPartFlushes = desc("partition_aging_flushes_total", "Flushes that the partition and its store have made by themselves.", "store", "partition")
+	descPartLost    = desc("partition_aging_lost", "1: a flush has failed, and nothing is promised until the store is opened again.", "store", "partition")
+
 	descFree      = desc("store_free_bytes", "Bytes of a divided store that no partition has.", "store")
 	descPart      = desc("partition_size_bytes", "Size of a partition.", "store", "partition")
 	descEndpoints = desc("partition_endpoints", "Endpoints of a partition that are open.", "store", "partition")
@@ -105,7 +110,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descInfo, descStarted, descLoaded, descLatency, descBytes, descFailed, descNews, descInFlight, descSize, descSessions,
 		descLimit, descInUse, descMapped, descLeases, descRDMA,
-		descWindow, descFlush, descFlushes, descLost,
+		descWindow, descFlush, descFlushes, descLost, descPartWindow, descPartFlush, descPartFlushes, descPartLost,
 		descFree, descPart, descEndpoints, descLag, descPartLatency, descPartBytes, descPartFailed, descPartInFlight,
 	} {
 		ch <- d
@@ -186,6 +191,16 @@ func (c *collector) collectPartitions(ch chan<- prometheus.Metric, store string,
 		}
 		gauge(descEndpoints, float64(p.Endpoints), store, p.Name)
 		gauge(descLag, float64(p.Lag), store, p.Name)
+		if a := p.Aging; a != nil {
+			lost := 0.0
+			if a.Lost {
+				lost = 1
+			}
+			gauge(descPartWindow, float64(a.WindowNS)/1e9, store, p.Name)
+			gauge(descPartFlush, float64(a.LongestNS)/1e9, store, p.Name)
+			gauge(descPartLost, lost, store, p.Name)
+			ch <- prometheus.MustNewConstMetric(descPartFlushes, prometheus.CounterValue, float64(a.Flushes), store, p.Name)
+		}
 		collectIO(ch, partDescs, p.IO, bounds, store, p.Name)
 	}
 }

@@ -96,13 +96,15 @@ type Partition struct {
 	Writes  uint64 `json:"writes"`
 	Lag     uint64 `json:"lag"`
 	Lost    bool   `json:"durability_lost,omitempty"`
+	Aging   *Aging `json:"aging,omitempty"`   // of an open partition whose writes are made durable by themselves
 	IO      *IO    `json:"io,omitempty"`      // of endpoints since then; of a partition that was not opened yet: none
 	Problem string `json:"problem,omitempty"` // why it cannot be opened
 }
 
-// PartitionCache says how a partition may be cached. The table keeps it, and nothing acts on it.
+// PartitionCache says what happens to writes that nobody flushes.
 type PartitionCache struct {
-	WriteMS uint32 `json:"write_ms"` // milliseconds that a write may wait before it is made durable
+	WriteMS uint32 `json:"write_ms"`        // milliseconds that a write may wait before it is made durable; 0: for ever
+	Write   string `json:"write,omitempty"` // none: no write waits, each is durable before it completes
 }
 
 // PartitionAccess is a line of the rights of a partition.

@@ -32,8 +32,9 @@ func (f *partitioner) Partitions(store string) (*Partitions, error) {
 	return &Partitions{
 		Time: time.Unix(5, 0).UTC(), Store: store, UUID: "u", Generation: 7, Tag: "t-7", Free: []Range{{0, 4096}, {8192, 4096}},
 		Partitions: []Partition{{
-			UUID: "v", Name: "log", Offset: 1 << 20, Size: 4096, Cache: &PartitionCache{200}, Access: []PartitionAccess{{"any", "rw"}},
+			UUID: "v", Name: "log", Offset: 1 << 20, Size: 4096, Cache: &PartitionCache{200, ""}, Access: []PartitionAccess{{"any", "rw"}},
 			LUNs: []PartitionLUN{{"iqn.t:t", 3}}, Endpoints: 2, Writes: 9, Lag: 4,
+			Aging: &Aging{WindowNS: 3e8, LongestNS: 25e8, Flushes: 6, Lost: true},
 			IO: &IO{Write: Class{Bytes: 512, SumNS: 100, Latency: []uint64{3, 0, 0, 0}}, InFlight: 1, Failed: map[string]uint64{"denied": 2}},
 		}, {UUID: "w", Name: "new", Size: 8192}},
 	}, nil
@@ -224,6 +225,8 @@ func TestPartitionMetrics(t *testing.T) {
 		`oneshot_partition_size_bytes{partition="new",store="d"} 8192`, `oneshot_partition_endpoints{partition="log",store="d"} 2`,
 		`oneshot_store_aging_window_seconds{store="d"} 0.2`, `oneshot_store_aging_longest_flush_seconds{store="d"} 1.5`,
 		`oneshot_store_aging_flushes_total{store="d"} 7`, `oneshot_store_aging_lost{store="d"} 1`,
+		`oneshot_partition_aging_window_seconds{partition="log",store="d"} 0.3`, `oneshot_partition_aging_longest_flush_seconds{partition="log",store="d"} 2.5`,
+		`oneshot_partition_aging_flushes_total{partition="log",store="d"} 6`, `oneshot_partition_aging_lost{partition="log",store="d"} 1`,
 		`oneshot_partition_lag_writes{partition="log",store="d"} 4`, `oneshot_partition_bytes_total{op="write",partition="log",store="d"} 512`,
 		`oneshot_partition_operation_duration_seconds_count{op="write",partition="log",store="d"} 3`,
 		`oneshot_partition_failures_total{kind="denied",partition="log",store="d"} 2`, `oneshot_partition_operations_in_flight{partition="log",store="d"} 1`,

@@ -151,9 +151,9 @@ var changes = []struct {
 		return err
 	}},
 	// At the last of these the body that is overwritten differs in one octet, behind what is zeroed.
-	{"tune 2", func(s *Set) error { n := uint32(2); return s.Alter(Any, "n39", Change{WriteMS: &n}) }},
-	{"tune 3", func(s *Set) error { n := uint32(3); return s.Alter(Any, "n39", Change{WriteMS: &n}) }},
-	{"tune 4", func(s *Set) error { n := uint32(4); return s.Alter(Any, "n39", Change{WriteMS: &n}) }},
+	{"tune 2", func(s *Set) error { n := uint32(2); return s.Alter(Any, "n39", Change{Cache: &Cache{WriteMS: n}}) }},
+	{"tune 3", func(s *Set) error { n := uint32(3); return s.Alter(Any, "n39", Change{Cache: &Cache{WriteMS: n}}) }},
+	{"tune 4", func(s *Set) error { n := uint32(4); return s.Alter(Any, "n39", Change{Cache: &Cache{WriteMS: n}}) }},
 }
 
 // tableOf opens image and prints its table.

@@ -337,7 +337,7 @@ func (t *Table) add(storeSize int64, news []New) (made []Partition, err error) {
 	for _, n := range news {
 		p := Partition{UUID: newUUID(), Name: n.Name, Offset: n.Offset, Size: n.Size, Access: slices.Clone(n.Access)}
 		if n.Cache != nil {
-			p.Cache = &Cache{WriteMS: n.Cache.WriteMS}
+			p.Cache = &Cache{WriteMS: n.Cache.WriteMS, Through: n.Cache.Through}
 		}
 		if n.Size <= 0 || n.Size%t.Unit != 0 {
 			return nil, fmt.Errorf("partition %q: the size of %d bytes is not a multiple of %d above 0", n.Name, n.Size, t.Unit)
@@ -370,11 +370,11 @@ func Plan(storeSize int64, news ...New) error {
 
 // Change says what is to be another with a partition. What is nil stays.
 type Change struct {
-	Name    *string // no view is open
-	Size    *int64  // bytes; smaller only while no view is open
-	WriteMS *uint32 // of Cache
-	Grant   []Access
-	Revoke  []Who // their lines go, before those of Grant come
+	Name   *string // no view is open
+	Size   *int64  // bytes; smaller only while no view is open
+	Cache  *Cache  // WriteMS and Through
+	Grant  []Access
+	Revoke []Who // their lines go, before those of Grant come
 }
 
 // Alter makes all of a change or nothing of it. If the partition becomes larger, its new octets are zeroes, and
@@ -421,12 +421,11 @@ func (p *Partition) alter(c Change) {
 	if c.Name != nil {
 		p.Name = *c.Name
 	}
-	if c.WriteMS != nil {
-		var cache Cache
+	if c.Cache != nil {
+		cache := Cache{WriteMS: c.Cache.WriteMS, Through: c.Cache.Through}
 		if p.Cache != nil {
-			cache = *p.Cache
+			cache.unknown = p.Cache.unknown
 		}
-		cache.WriteMS = *c.WriteMS
 		p.Cache = &cache
 	}
 	for _, who := range c.Revoke {

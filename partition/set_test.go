@@ -188,9 +188,9 @@ func TestAlter(t *testing.T) {
 		t.Error("what was refused has changed something")
 	}
 	any, uid := Who{}, Who{kind: whoUID, id: 5}
-	err := s.Alter(Any, "a", Change{Name: ptr("n"), Size: ptr(int64(1 << 20)), WriteMS: ptr(uint32(9)), Grant: []Access{{Who: any, Rights: MayRead}, {Who: uid, Rights: MayWrite}}})
+	err := s.Alter(Any, "a", Change{Name: ptr("n"), Size: ptr(int64(1 << 20)), Cache: &Cache{WriteMS: 9, Through: true}, Grant: []Access{{Who: any, Rights: MayRead}, {Who: uid, Rights: MayWrite}}})
 	p := s.Table().find("n")
-	if err != nil || p == nil || p.Size != 1<<20 || p.Cache.WriteMS != 9 || len(p.Access) != 2 {
+	if err != nil || p == nil || p.Size != 1<<20 || p.Cache.WriteMS != 9 || !p.Cache.Through || len(p.Access) != 2 {
 		t.Fatalf("%v, %+v", err, p)
 	}
 	if d.data[firstByte+4095] != 7 || !blankBytes(d.data[firstByte+4096:2<<20]) || d.data[2<<20] != 7 {
@@ -281,7 +281,7 @@ func TestStoreChangesSize(t *testing.T) {
 		t.Fatal(err)
 	}
 	wants(t, "create", errOf(s.Create(Any, New{Name: "c", Size: 4096, Offset: 3 << 20})), "not within")
-	if err := s.Alter(Any, "a", Change{WriteMS: ptr(uint32(1))}); err != nil || s.Table().Size != 4<<20 {
+	if err := s.Alter(Any, "a", Change{Cache: &Cache{WriteMS: 1}}); err != nil || s.Table().Size != 4<<20 {
 		t.Errorf("%v, size %d", err, s.Table().Size)
 	}
 	if err := s.Alter(Any, "b", Change{Size: ptr(int64(1 << 20))}); err != nil || s.Table().Size != 3<<20 {

@@ -63,7 +63,8 @@ type Partition struct {
 // Cache says how a partition may be cached. It is kept in the table, and nothing acts on it: how long a write waits
 // is a matter of the whole store (backend/aging).
 type Cache struct {
-	WriteMS uint32 // milliseconds that a write may wait before it is made durable
+	WriteMS uint32 // milliseconds that a write may wait before it is made durable; 0: until somebody flushes
+	Through bool   // "write": "none": each write is durable before it completes
 	unknown fields
 }
 
@@ -73,6 +74,9 @@ type Access struct {
 	Rights  Rights
 	unknown fields
 }
+
+// cacheNone is the value of "write" of a cache in which no write waits.
+const cacheNone = "none"
 
 func (p *Partition) end() int64 { return p.Offset + p.Size }
 
@@ -207,6 +211,13 @@ func parsePartition(f fields) (p Partition, err error) {
 	if cache != nil {
 		p.Cache = new(Cache)
 		cache.take(&err, "write_ms", &p.Cache.WriteMS, false)
+		if _, ok := cache["write"]; ok {
+			var write string
+			if cache.take(&err, "write", &write, true); err == nil && write != cacheNone {
+				err = fmt.Errorf("%q of the cache is %.40q, and %q is known", "write", write, cacheNone)
+			}
+			p.Cache.Through = true
+		}
 		p.Cache.unknown = cache
 	}
 	for _, line := range access {
@@ -298,6 +309,9 @@ func (p *Partition) appendTo(b []byte) []byte {
 		o.key("cache")
 		c := object{b: o.b}
 		c.field("write_ms", p.Cache.WriteMS)
+		if p.Cache.Through {
+			c.field("write", cacheNone)
+		}
 		o.b = c.end(p.Cache.unknown)
 	}
 	o.list("access", len(p.Access), func(b []byte, i int) []byte {

@@ -142,7 +142,7 @@ func TestPrintParse(t *testing.T) {
 			p.Size = 4096 * rapid.Int64Range(1, 1<<30).Draw(t, "size")
 			at = p.end()
 			if rapid.Bool().Draw(t, "cache") {
-				p.Cache = &Cache{WriteMS: rapid.Uint32().Draw(t, "ms"), unknown: fields{}}
+				p.Cache = &Cache{WriteMS: rapid.Uint32().Draw(t, "ms"), Through: rapid.Bool().Draw(t, "through"), unknown: fields{}}
 			}
 			for range rapid.IntRange(0, 3).Draw(t, "lines") {
 				kind := whoKind(rapid.IntRange(0, 3).Draw(t, "kind"))

@@ -60,7 +60,7 @@ func (u *units) openDivided(c *config.Store) (*divided, error) {
 		log.Warn("one of the two places of the partition table holds none; the next change writes it anew", "reason", set.Other())
 	}
 	d.Store = u.partitions.New(registry.Config{
-		Name: c.Name, Store: store, Set: set, Problem: err, ReadOnly: c.ReadOnly, Durability: durability(c),
+		Name: c.Name, Store: store, Set: set, Problem: err, ReadOnly: c.ReadOnly, Durability: durability(c), Logger: log,
 		NewVolume: func(view backend.Store, p *partition.Partition) (*volume.Volume, error) {
 			return volume.New(u.volumeConfig(view, volumeName(partMedium(c, p.Name), backend.IdentityOf(view)), c.ReadOnly, log.With("partition", p.Name)))
 		},

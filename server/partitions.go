@@ -123,6 +123,9 @@ func (s *Server) tableOf(name string, d *divided) *mgmt.Partitions {
 		}
 		if e.Cache != nil {
 			m.Cache = &mgmt.PartitionCache{WriteMS: e.Cache.WriteMS}
+			if e.Cache.Through {
+				m.Cache.Write = cacheNone
+			}
 		}
 		for _, a := range e.Access {
 			m.Access = append(m.Access, mgmt.PartitionAccess{Who: a.Who.String(), Rights: a.Rights.String()})
@@ -130,6 +133,9 @@ func (s *Server) tableOf(name string, d *divided) *mgmt.Partitions {
 		if use, open := n.Use[e.UUID]; open {
 			io := endpointIO(&use.Counts)
 			m.Endpoints, m.Writes, m.Lag, m.Lost, m.IO = use.Endpoints, use.Writes, use.Lag, use.Lost, &io
+			if use.Window > 0 {
+				m.Aging = &mgmt.Aging{WindowNS: use.Window.Nanoseconds(), LongestNS: use.Age.Longest.Nanoseconds(), Flushes: use.Age.Flushes, Lost: use.Age.Lost}
+			}
 		}
 		if err := set.Fits(e); err != nil {
 			m.Problem = err.Error()
@@ -244,14 +250,29 @@ func (s *Server) CreatePartitions(ctx context.Context, store, match string, news
 			return nil, fmt.Errorf("partition %q: %w", n.Name, err)
 		}
 		list[i] = partition.New{Name: n.Name, Size: n.Size, Offset: n.Offset, Access: access}
-		if n.Cache != nil {
-			list[i].Cache = &partition.Cache{WriteMS: n.Cache.WriteMS}
+		if list[i].Cache, err = cacheOf(n.Cache); err != nil {
+			return nil, fmt.Errorf("partition %q: %w", n.Name, err)
 		}
 	}
 	return s.changeTable(ctx, store, match, fmt.Sprintf("%d created", len(list)), func(_ context.Context, d *divided, generation uint64) error {
 		_, err := d.Create(generation, list...)
 		return err
 	})
+}
+
+const cacheNone = "none"
+
+// cacheOf reads how a partition may be cached.
+func cacheOf(c *mgmt.PartitionCache) (*partition.Cache, error) {
+	switch {
+	case c == nil:
+		return nil, nil
+	case c.Write != "" && c.Write != cacheNone:
+		return nil, fmt.Errorf(`"write" of a cache is %q, and only "none" is known`, c.Write)
+	case c.Write == cacheNone && c.WriteMS != 0:
+		return nil, fmt.Errorf(`a cache with "write": "none" keeps no write for %d ms: give one of the two`, c.WriteMS)
+	}
+	return &partition.Cache{WriteMS: c.WriteMS, Through: c.Write == cacheNone}, nil
 }
 
 // accessLines reads lines of rights; each Who is there once.
@@ -275,11 +296,11 @@ func accessLines(lines []mgmt.PartitionAccess) (list []partition.Access, err err
 // AlterPartition implements mgmt.Target.
 func (s *Server) AlterPartition(ctx context.Context, store, name, match string, c mgmt.PartitionChange, force bool) (*mgmt.Partitions, error) {
 	change := partition.Change{Name: c.Name, Size: c.Size}
-	if c.Cache != nil {
-		change.WriteMS = &c.Cache.WriteMS
+	var err error
+	if change.Cache, err = cacheOf(c.Cache); err != nil {
+		return nil, err
 	}
 	if c.Access != nil {
-		var err error
 		if change.Grant, err = accessLines(*c.Access); err != nil {
 			return nil, err
 		}

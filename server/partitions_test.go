@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"oneshot/config"
 	"oneshot/initiator"
@@ -619,5 +620,62 @@ func TestFailedChangeClosesDivided(t *testing.T) {
 	r.apply(dividedWith("")) // its lock is free
 	if list := r.partitions.List(partition.Identity{}); len(list) != 0 {
 		t.Error(fmt.Sprint(list))
+	}
+}
+
+// What the table says of writes that nobody flushes is done, from the next write on, and told.
+func TestPartitionCache(t *testing.T) {
+	r := serve(t, portalText)
+	m := r.manager()
+	m.divide(mgmt.PartitionAccess{Who: "any", Rights: "rw"})
+	part := func() *mgmt.Partition {
+		t.Helper()
+		p, err := r.Partitions("disk")
+		m.must(err)
+		return &p.Partitions[0]
+	}
+	set := func(c mgmt.PartitionCache) {
+		t.Helper()
+		m.must(m.alter("a", mgmt.PartitionChange{Cache: &c}, false))
+	}
+	e, err := r.program("", "disk/a")
+	m.must(err)
+	buf, err := e.Alloc(4096)
+	m.must(err)
+	m.must(e.WriteAt(t.Context(), buf, 0))
+	if p := part(); p.Aging != nil || p.Cache != nil || p.Lag != 1 {
+		t.Errorf("%+v", p)
+	}
+	set(mgmt.PartitionCache{WriteMS: 20}) // and the endpoint stays
+	for deadline := time.Now().Add(time.Minute); part().Lag != 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("nothing is flushed: %+v", part())
+		}
+	}
+	m.must(e.WriteAt(t.Context(), buf, 0))
+	for deadline := time.Now().Add(time.Minute); part().Lag != 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("nothing is flushed: %+v", part())
+		}
+	}
+	if p := part(); p.Aging == nil || p.Aging.WindowNS != int64(20*time.Millisecond) || p.Aging.Flushes < 2 || p.Aging.Lost || p.Cache.WriteMS != 20 {
+		t.Errorf("%+v, %+v", p, p.Aging)
+	}
+	if other, err := r.program("", "disk/a"); err != nil || other.Info().Aging != 20*time.Millisecond {
+		t.Errorf("%v, %v", other, err)
+	}
+	set(mgmt.PartitionCache{Write: "none"})
+	if p := part(); p.Aging != nil || p.Cache.Write != "none" || p.Cache.WriteMS != 0 {
+		t.Errorf("%+v, %+v", p, p.Cache)
+	}
+	set(mgmt.PartitionCache{})
+	m.must(e.WriteAt(t.Context(), buf, 0))
+	if p := part(); p.Aging != nil || p.Lag == 0 {
+		t.Errorf("%+v, %+v", p, p.Aging)
+	}
+	for _, bad := range []mgmt.PartitionCache{{Write: "some"}, {Write: "none", WriteMS: 5}} {
+		if m.alter("a", mgmt.PartitionChange{Cache: &bad}, false) == nil {
+			t.Errorf("%+v is taken", bad)
+		}
 	}
 }

@@ -105,7 +105,7 @@ func New(cfg Config) (*Volume, error) {
 	}
 	v.access = access.NewTable(v.kept.Access, keep)
 	if a, ok := backend.As[backend.Ager](cfg.Store); ok {
-		v.unobserve = a.Observe(&ageing{sequence: &v.sequence})
+		v.unobserve = a.Observe(func() backend.FlushObserver { return &ageing{sequence: &v.sequence} })
 	}
 	if v.kept.Sanitize != nil {
 		v.resumeSanitize(v.kept.Sanitize)

@@ -9,6 +9,9 @@
 // Flushes of users count, too: while users flush often enough, the timer has nothing to do. After a flush has
 // failed, of whomever, nothing is promised any more until the store is opened again: flushes and durable
 // writes fail with a *durable.LostError.
+//
+// A part of a store, such as a partition, has a policy of its own (Part, Policy), which may change at any time. Its
+// flushes are those of the whole store.
 package aging
 
 import (
@@ -31,14 +34,26 @@ type Config struct {
 	Logger *slog.Logger // nil: slog.Default()
 }
 
+// Policy says what happens to writes that nobody flushes.
+type Policy struct {
+	// Window is how long a completed write may stay in the cache alone. 0: for ever, as far as this policy goes.
+	Window time.Duration
+	// Through makes each write durable before it completes.
+	Through bool
+}
+
 // Store is a store that ages. Its methods may be called from any goroutine, except Close, which comes last.
 type Store struct {
 	backend.Store
-	cfg   Config
-	log   *slog.Logger
-	clock clock
-	dirty atomic.Bool // the core's, so that most writes need no lock
-	lost  atomic.Pointer[durable.LostError]
+	cfg    Config
+	log    *slog.Logger
+	clock  clock
+	below  backend.Ager  // what ages below, or nil
+	mode   atomic.Uint32 // modeOff …
+	window atomic.Int64  // of the policy, as far as it is shorter than that of below
+	dirty  atomic.Bool   // the core's, so that most writes need no lock
+	used   atomic.Bool   // something was written while no policy was in force
+	lost   atomic.Pointer[durable.LostError]
 
 	mu      sync.Mutex // not held over calls to the store below, to Completers and observers
 	core    core
@@ -93,12 +108,61 @@ func newStore(inner backend.Store, c Config, k clock) backend.Store {
 	if c.Window <= 0 || !inner.Info().VolatileCache {
 		return inner
 	}
+	s := newPart(inner, c, k)
+	s.Set(Policy{Window: c.Window})
+	return s
+}
+
+// Part wraps inner, which belongs to the wrapper from now on, for a policy that can be changed; at first there is none.
+// Config.Window is without meaning. If no completed write can be lost, it returns inner itself, and nil.
+func Part(inner backend.Store, c Config) (backend.Store, *Store) {
+	if !inner.Info().VolatileCache {
+		return inner, nil
+	}
+	s := newPart(inner, c, realClock{time.Now()})
+	return s, s
+}
+
+func newPart(inner backend.Store, c Config, k clock) *Store {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
-	s := &Store{Store: inner, cfg: c, log: c.Logger, clock: k, core: core{half: c.Window / 2}}
+	s := &Store{Store: inner, cfg: c, log: c.Logger, clock: k}
+	s.below, _ = backend.As[backend.Ager](inner)
 	s.ended.L = &s.mu
 	return s
+}
+
+// The modes of a store.
+const (
+	modeOff uint32 = iota
+	modeAging
+	modeThrough
+)
+
+// Set changes the policy, for writes that are submitted from now on. What is in the cache already is flushed at once,
+// whatever was promised of it. A window that is no shorter than that of a store below adds nothing to it.
+func (s *Store) Set(p Policy) {
+	if s.below != nil && p.Window >= s.below.Window() {
+		p.Window = 0
+	}
+	mode, half := modeOff, time.Duration(0)
+	switch {
+	case p.Through:
+		mode, half, p.Window = modeThrough, 1, 0 // what gets into the cache nevertheless is flushed at once
+	case p.Window > 0:
+		mode, half = modeAging, max(p.Window/2, 1)
+	}
+	s.mu.Lock()
+	now := s.clock.now()
+	if s.mode.Load() == modeOff && mode != modeOff { // nobody has looked whether something is in the cache
+		s.core.dirty, s.core.since = s.core.dirty || s.used.Load(), now
+	}
+	s.mode.Store(mode)
+	s.window.Store(int64(p.Window))
+	a := s.core.reset(half, now)
+	s.dirty.Store(s.core.dirty)
+	s.do(a)
 }
 
 // Pass lets the abilities through that write nothing. This store would not see writes to lent memory.
@@ -110,26 +174,43 @@ func (s *Store) Pass(a backend.Ability) backend.Store {
 	return nil
 }
 
-// Window implements backend.Ager.
-func (s *Store) Window() time.Duration { return s.cfg.Window }
+// Window implements backend.Ager. 0: nothing bounds it, or every write is durable at once (Through).
+func (s *Store) Window() time.Duration {
+	w := time.Duration(s.window.Load())
+	if w == 0 && s.below != nil && !s.Through() {
+		w = s.below.Window()
+	}
+	return w
+}
 
-// AgeStats implements backend.Ager.
-func (s *Store) AgeStats() backend.AgeStats {
+// Through reports whether each write is durable before it completes.
+func (s *Store) Through() bool { return s.mode.Load() == modeThrough }
+
+// AgeStats implements backend.Ager. What ages below is part of them.
+func (s *Store) AgeStats() (n backend.AgeStats) {
+	if s.below != nil {
+		n = s.below.AgeStats()
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return backend.AgeStats{Flushes: s.flushes, Longest: s.core.longest, Lost: s.core.lost}
+	return backend.AgeStats{Flushes: n.Flushes + s.flushes, Longest: max(n.Longest, s.core.longest), Lost: n.Lost || s.core.lost}
 }
 
 // Observe implements backend.Ager.
-func (s *Store) Observe(o backend.FlushObserver) (stop func()) {
-	x := &observer{FlushObserver: o}
+func (s *Store) Observe(o func() backend.FlushObserver) (stop func()) {
+	x := &observer{FlushObserver: o()}
 	s.observing.Lock()
-	defer s.observing.Unlock()
 	s.observers = append(s.observers, x)
+	s.observing.Unlock()
+	stopBelow := func() {}
+	if s.below != nil {
+		stopBelow = s.below.Observe(o)
+	}
 	return func() {
 		s.observing.Lock()
-		defer s.observing.Unlock()
 		s.observers = slices.DeleteFunc(s.observers, func(y *observer) bool { return x == y })
+		s.observing.Unlock()
+		stopBelow()
 	}
 }
 
@@ -139,6 +220,7 @@ type request struct {
 	caller *backend.Op
 	s      *Store
 	began  time.Duration // of a flush
+	window int64         // of the policy when it was submitted
 	kind   kind
 }
 
@@ -149,6 +231,9 @@ const (
 	nothing kind = iota
 	writes       // something is in the cache afterwards
 	flushes      // what was in the cache before is durable afterwards
+	flagged      // a write that a flag makes durable
+	durably      // a flush is to follow
+	trailed      // that flush is under way
 )
 
 func kindOf(op *backend.Op) kind {
@@ -176,13 +261,30 @@ func (s *Store) Submit(op *backend.Op) bool {
 		}
 		return true
 	}
-	k := kindOf(op)
-	if k == nothing {
+	k, mode := kindOf(op), s.mode.Load()
+	switch {
+	case k == nothing:
 		return s.Store.Submit(op)
+	case mode == modeOff:
+		if k == writes && !s.used.Load() {
+			s.used.Store(true)
+		}
+		return s.Store.Submit(op)
+	case mode == modeThrough && k == writes:
+		if err := s.lost.Load(); err != nil { // nothing would make it durable
+			op.Err = err
+			return true
+		}
+		if k = durably; op.Kind == backend.Write {
+			k = flagged
+		}
 	}
 	r := requests.Get().(*request)
-	r.op, r.caller, r.s, r.kind = *op, op, s, k
+	r.op, r.caller, r.s, r.kind, r.window = *op, op, s, k, s.window.Load()
 	r.op.Done = r
+	if k == flagged {
+		r.op.Flags |= backend.FUA
+	}
 	if k == flushes {
 		s.mu.Lock()
 		r.began = s.clock.now()
@@ -190,15 +292,33 @@ func (s *Store) Submit(op *backend.Op) bool {
 		s.dirty.Store(false)
 		s.mu.Unlock()
 	}
-	if !s.Store.Submit(&r.op) {
+	if !s.Store.Submit(&r.op) || !r.behind() {
 		return false
 	}
 	r.answer()
 	return true
 }
 
+// behind flushes what could not be asked to be durable by itself. It reports false if an answer follows.
+func (r *request) behind() bool {
+	if r.kind != durably || r.op.Err != nil {
+		return true
+	}
+	s := r.s
+	r.kind, r.op = trailed, backend.Op{Kind: backend.Flush, Done: r}
+	s.mu.Lock()
+	r.began = s.clock.now()
+	s.core.begins()
+	s.dirty.Store(false)
+	s.mu.Unlock()
+	return s.Store.Submit(&r.op)
+}
+
 // OpDone is told by the store below.
 func (r *request) OpDone(*backend.Op) {
+	if !r.behind() {
+		return
+	}
 	op := r.caller
 	r.answer()
 	op.Done.OpDone(op)
@@ -216,24 +336,28 @@ func (r *request) Cork() backend.Uncorker {
 func (r *request) answer() {
 	s, op := r.s, r.caller
 	op.Err, op.Mapped, op.Extent = r.op.Err, r.op.Mapped, r.op.Extent
-	if r.kind == flushes {
+	switch r.kind {
+	case flushes:
 		op.Err = s.flushed(r.began, false, op)
+	case trailed:
+		op.Err = s.flushed(r.began, false, &r.op)
 	}
 	// A write that fails may have been made in part; so may the operation of a barrier.
 	if r.kind == writes || op.Kind != backend.Flush && op.Err != nil {
-		s.written()
+		s.written(r.window)
 	}
 	*r = request{}
 	requests.Put(r)
 }
 
-// written notes that something is in the cache.
-func (s *Store) written() {
-	if s.dirty.Load() {
+// written notes that something is in the cache, which was submitted under a policy with that window.
+func (s *Store) written(window int64) {
+	other := window != s.window.Load()
+	if !other && s.dirty.Load() {
 		return // whoever flushes from now on makes ours durable, too
 	}
 	s.mu.Lock()
-	a := s.core.written(s.clock.now())
+	a := s.core.written(s.clock.now(), other || s.core.half == 0)
 	s.dirty.Store(s.core.dirty)
 	s.do(a)
 }
@@ -276,12 +400,12 @@ func (s *Store) flushed(began time.Duration, own bool, op *backend.Op) error {
 
 // warn tells the log of flushes that take so long that the window is not kept. The lock is held.
 func (s *Store) warn(took time.Duration) {
-	if took <= s.core.half || took < 2*s.warned {
+	if s.window.Load() == 0 || took <= s.core.half || took < 2*s.warned {
 		return
 	}
 	s.warned = took
 	s.log.Warn("a flush takes longer than half the aging window: writes are durable later than configured", "store", s.cfg.Name,
-		"window", s.cfg.Window, "flush", took, "durable_after", s.core.half+2*took)
+		"window", time.Duration(s.window.Load()), "flush", took, "durable_after", s.core.half+2*took)
 }
 
 // do does what the core says. It is called with the lock held, and releases it.

@@ -12,8 +12,9 @@ import "time"
 //
 // A write is covered by each flush that begins after its completion, whoever asks for it.
 type core struct {
-	half     time.Duration // T/2
+	half     time.Duration // T/2; 0: nothing is flushed
 	dirty    bool          // a write has completed since the last flush began
+	must     bool          // what is dirty is flushed whatever half says
 	since    time.Duration // when the first of these did
 	flushing bool          // a flush of our own is under way
 	longest  time.Duration // F: of all flushes
@@ -26,43 +27,61 @@ type action struct {
 	at    time.Duration // 0: not at all
 }
 
-// written: a write has completed.
-func (c *core) written(now time.Duration) action {
-	if c.dirty || c.lost {
-		return action{}
+// written: a write has completed. other: it was submitted under another policy, which promised something else.
+func (c *core) written(now time.Duration, other bool) action {
+	c.must = c.must || other
+	if !c.dirty {
+		c.dirty, c.since = true, now
 	}
-	c.dirty, c.since = true, now
 	return c.next(now)
 }
 
 // begins: somebody flushes.
-func (c *core) begins() { c.dirty = false }
+func (c *core) begins() { c.dirty, c.must = false, false }
 
-// ended: a flush has ended, which took as long as took says; own says that it was ours. A flush that is due already is
-// left to the timer, too: with a store that flushes within Submit, flushing here would recurse.
+// ended: a flush that took so long has ended. own: it is ours. What is due goes by the timer nevertheless: a store
+// that flushes within Submit would come back here, deeper and deeper.
 func (c *core) ended(now, took time.Duration, own, failed bool) action {
 	c.longest = max(c.longest, took)
 	c.lost = c.lost || failed
 	if own {
 		c.flushing = false
 	}
-	if !c.dirty || c.flushing || c.lost {
+	if !c.waits() {
 		return action{}
 	}
-	return action{at: max(c.since+c.half, now)}
+	return action{at: max(c.due(now), now)}
 }
 
 // timer: the time has come, perhaps that of an earlier action.
 func (c *core) timer(now time.Duration) action { return c.next(now) }
 
+// reset: T/2 is another one from now on. What is dirty was promised something else, and is flushed at once.
+func (c *core) reset(half, now time.Duration) action {
+	c.half = half
+	c.must = c.dirty
+	return c.next(now)
+}
+
+// waits reports whether something waits for a flush of our own that may begin.
+func (c *core) waits() bool { return c.dirty && !c.flushing && !c.lost && (c.half > 0 || c.must) }
+
+func (c *core) due(now time.Duration) time.Duration {
+	if c.must {
+		return now
+	}
+	return c.since + c.half
+}
+
 // next says what is due.
 func (c *core) next(now time.Duration) action {
-	switch due := c.since + c.half; {
-	case !c.dirty || c.flushing || c.lost:
+	if !c.waits() {
 		return action{}
-	case now < due:
+	}
+	if due := c.due(now); now < due {
 		return action{at: due}
 	}
-	c.dirty, c.flushing = false, true
+	c.begins()
+	c.flushing = true
 	return action{flush: true}
 }

@@ -283,7 +283,7 @@ func TestObserve(t *testing.T) {
 	d := &slowDisk{world: w, data: make([]byte, 4096), medium: make([]byte, 4096), flush: func() time.Duration { return 0 }}
 	s := newStore(d, Config{Window: 20 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)}, w).(*Store)
 	var a, b observed
-	stopA, stopB := s.Observe(&a), s.Observe(&b)
+	stopA, stopB := s.Observe(func() backend.FlushObserver { return &a }), s.Observe(func() backend.FlushObserver { return &b })
 	defer stopA()
 	write := func() {
 		op := &backend.Op{Kind: backend.Write, Len: 512, Segs: [][]byte{make([]byte, 512)}, Done: completer(func() {})}

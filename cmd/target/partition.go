@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -28,7 +29,7 @@ else has changed the table in the meantime.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: unknownCommand,
 	}
-	cmd.AddCommand(partitionList(), partitionInit(), partitionCreate(), partitionResize(), partitionGrant(), partitionRevoke(), partitionRename(), partitionDelete())
+	cmd.AddCommand(partitionList(), partitionInit(), partitionCreate(), partitionResize(), partitionGrant(), partitionRevoke(), partitionCache(), partitionRename(), partitionDelete())
 	return cmd
 }
 
@@ -132,7 +133,7 @@ its partitions are lost with it, and none of them may be in use.`
 }
 
 func partitionCreate() *cobra.Command {
-	var size, offset string
+	var size, offset, cache string
 	var access []string
 	p := &partitionCmd{
 		names: aPartition, words: [2]int{1, 1}, want: `a partition that is to be made, such as disk1/log`,
@@ -147,6 +148,11 @@ func partitionCreate() *cobra.Command {
 					return nil, err
 				}
 			}
+			if cache != "" {
+				if n.Cache, err = parseCache(cache); err != nil {
+					return nil, err
+				}
+			}
 			for _, a := range access {
 				who, rights, ok := strings.Cut(a, "=")
 				if !ok {
@@ -157,7 +163,7 @@ func partitionCreate() *cobra.Command {
 			return c.CreatePartitions(ctx, now.Store, now.Tag, n)
 		},
 	}
-	p.Use, p.Short = "create STORE/NAME --size SIZE [--offset SIZE] [--access WHO=RIGHTS]", "Make a partition"
+	p.Use, p.Short = "create STORE/NAME --size SIZE [--offset SIZE] [--cache TIME] [--access WHO=RIGHTS]", "Make a partition"
 	p.Long = `create makes a partition where it fits, or at --offset. Names have 1 to 63 of
 a-z, 0-9, dot, underscore and dash. What a deleted partition left at this place can be
 read in the new one, unless it was deleted with --erase.
@@ -168,6 +174,7 @@ Without --access nobody may use it as an endpoint. WHO and RIGHTS are as for gra
 	cmd := p.build()
 	cmd.Flags().StringVar(&size, "size", "", "the `SIZE`, a multiple of 4096 bytes, such as 64MiB")
 	cmd.Flags().StringVar(&offset, "offset", "", "where it begins, as a `SIZE` (default: the first multiple of 1MiB where it fits)")
+	cmd.Flags().StringVar(&cache, "cache", "", "how long a write may wait to be durable, as a `TIME`, none or off (see cache)")
 	cmd.Flags().StringArrayVar(&access, "access", nil, "who may do what, as `WHO=RIGHTS`; may be given several times")
 	must(cmd.MarkFlagRequired("size"))
 	return cmd
@@ -194,6 +201,50 @@ while nobody uses it: --force ends its endpoints. What is cut off is lost.`
 	cmd := p.build()
 	cmd.Flags().BoolVar(&force, "force", false, "end endpoints that stand in the way")
 	return cmd
+}
+
+// parseCache reads how a partition may be cached.
+func parseCache(text string) (*mgmt.PartitionCache, error) {
+	switch text {
+	case "none":
+		return &mgmt.PartitionCache{Write: "none"}, nil
+	case "off":
+		return &mgmt.PartitionCache{}, nil
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil || d < minCacheTime || d > maxCacheTime || d%time.Millisecond != 0 {
+		return nil, fmt.Errorf("%q is no time that a write may wait: write one from %v to %v in milliseconds, such as 200ms, or none, or off", text, minCacheTime, maxCacheTime)
+	}
+	return &mgmt.PartitionCache{WriteMS: uint32(d.Milliseconds())}, nil
+}
+
+// Shorter windows flush without end. The table has 32 bits.
+const (
+	minCacheTime = 2 * time.Millisecond
+	maxCacheTime = 24 * time.Hour
+)
+
+func partitionCache() *cobra.Command {
+	p := &partitionCmd{
+		names: aPartition, words: [2]int{2, 2}, want: `a partition and a time, such as "disk1/log 200ms"`,
+		run: func(ctx context.Context, c *mgmt.Client, now *mgmt.Partitions, name string, words []string) (*mgmt.Partitions, error) {
+			cache, err := parseCache(words[0])
+			if err != nil {
+				return nil, err
+			}
+			return c.AlterPartition(ctx, now.Store, name, now.Tag, mgmt.PartitionChange{Cache: cache}, false)
+		},
+	}
+	p.Use, p.Short = "cache STORE/NAME TIME|none|off", "Say how long a write may wait to be durable"
+	p.Long = `cache says what happens to writes to a partition that nobody flushes. With a TIME they
+are flushed so often that each is durable that long after its completion, as long as a
+flush takes less than half of it: a power cut takes at most what completed in that time.
+With none, each write is durable before it completes. With off, they wait until somebody
+flushes. A shorter time of the whole store (aging in the configuration) counts in any
+case. The change is in force for writes that come after it, also while the partition is
+in use.`
+	p.Example = `  target partition cache disk1/log 200ms`
+	return p.build()
 }
 
 func partitionRename() *cobra.Command {

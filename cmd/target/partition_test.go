@@ -10,6 +10,7 @@ import (
 
 	"oneshot/config"
 	"oneshot/internal/doctest"
+	"oneshot/mgmt"
 )
 
 // The tour of docs/partitions.md can be taken: its commands succeed in their order, and show what the page shows.
@@ -79,4 +80,17 @@ func serveTour(t *testing.T, c *config.Config) daemon {
 		}
 	})
 	return d
+}
+
+func TestParseCache(t *testing.T) {
+	for text, want := range map[string]mgmt.PartitionCache{"200ms": {WriteMS: 200}, "1s": {WriteMS: 1000}, "24h": {WriteMS: 86400000}, "off": {}, "none": {Write: "none"}} {
+		if c, err := parseCache(text); err != nil || *c != want {
+			t.Errorf("%s: %+v, %v", text, c, err)
+		}
+	}
+	for _, text := range []string{"", "0", "1ms", "25h", "5", "1500us", "NONE", "-5ms"} {
+		if c, err := parseCache(text); err == nil {
+			t.Errorf("%s is %+v", text, c)
+		}
+	}
 }

@@ -91,6 +91,9 @@ func (s *Store) Alter(ctx context.Context, match uint64, name string, c partitio
 	if open != nil {
 		open.volume.SizeChanged()
 	}
+	if open != nil && open.age != nil && c.Cache != nil {
+		open.age.Set(policyOf(&partition.Partition{Cache: c.Cache}))
+	}
 	s.recheck()
 	return nil
 }

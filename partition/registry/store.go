@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
+	"time"
 
 	"oneshot/backend"
+	"oneshot/backend/aging"
 	"oneshot/partition"
 	"oneshot/transport/rdma"
 	"oneshot/volume"
@@ -22,6 +25,7 @@ type Config struct {
 	Problem    error
 	ReadOnly   bool
 	Durability rdma.Durability // of what a flush has reached
+	Logger     *slog.Logger    // of flushes of partitions that fail or take long; nil: slog.Default()
 	// NewVolume makes the volume of a partition that is not in use. It owns view if it succeeds.
 	NewVolume func(view backend.Store, p *partition.Partition) (*volume.Volume, error)
 	// Deleted, if set, is told of partitions that are no more.
@@ -50,6 +54,7 @@ type part struct {
 	store     *Store
 	uuid      partition.UUID
 	volume    *volume.Volume
+	age       *aging.Store // below the volume; nil: no write can be lost
 	luns      int
 	endpoints map[*Endpoint]struct{}
 	idle      chan struct{} // closed when there are no endpoints any more; nil: nobody waits
@@ -121,7 +126,9 @@ func (s *Store) describe(p *partition.Partition, size int64, rights rdma.Rights)
 		Name: s.name + "/" + p.Name, UUID: p.UUID.String(), Size: size, Unit: s.cfg.Store.Info().BlockSize,
 		Rights: rights, Durability: s.cfg.Durability,
 	}
-	if a, ok := backend.As[backend.Ager](s.cfg.Store); ok {
+	if open := s.parts[p.UUID]; open != nil && open.age != nil {
+		e.Aging = open.age.Window()
+	} else if a, ok := backend.As[backend.Ager](s.cfg.Store); ok {
 		e.Aging = a.Window()
 	}
 	return e
@@ -146,6 +153,14 @@ func (s *Store) available(u partition.UUID) error {
 	return nil
 }
 
+// policyOf is what the table says of writes that nobody flushes.
+func policyOf(p *partition.Partition) aging.Policy {
+	if p.Cache == nil {
+		return aging.Policy{}
+	}
+	return aging.Policy{Window: time.Duration(p.Cache.WriteMS) * time.Millisecond, Through: p.Cache.Through}
+}
+
 // use returns the part of a partition, with its volume open. opening is held.
 func (s *Store) use(u partition.UUID) (*part, error) {
 	s.r.mu.Lock()
@@ -159,13 +174,17 @@ func (s *Store) use(u partition.UUID) (*part, error) {
 	if err != nil {
 		return nil, err
 	}
+	view, age := aging.Part(view, aging.Config{Name: s.name + "/" + entry.Name, Logger: s.cfg.Logger})
+	if age != nil {
+		age.Set(policyOf(entry))
+	}
 	v, err := s.cfg.NewVolume(view, entry)
 	if err != nil {
 		return nil, errors.Join(err, view.Close())
 	}
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
-	p = &part{store: s, uuid: u, volume: v, endpoints: make(map[*Endpoint]struct{})}
+	p = &part{store: s, uuid: u, volume: v, age: age, endpoints: make(map[*Endpoint]struct{})}
 	s.parts[u] = p
 	return p, nil
 }
@@ -233,6 +252,9 @@ type Use struct {
 	Writes, Lag     uint64 // through endpoints, and how many of them no flush has made durable
 	Lost            bool   // a flush has failed
 	Counts          Counts // of all endpoints since the volume is open
+	// Window and Age are of a partition that flushes by itself, or whose store does; Window 0: nothing does.
+	Window time.Duration
+	Age    backend.AgeStats
 }
 
 // Snapshot returns what is known now.
@@ -252,6 +274,9 @@ func (s *Store) Snapshot() Snapshot {
 		durable := q.Durable() // before the count, so that it is no larger
 		use.Writes = q.Count()
 		use.Lag, use.Writes = use.Writes-durable, use.Writes&(1<<48-1) // above is the generation
+		if p.age != nil {
+			use.Window, use.Age = p.age.Window(), p.age.AgeStats()
+		}
 		for e := range p.endpoints {
 			use.Counts.Add(e.counts())
 		}
