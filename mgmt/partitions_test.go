@@ -35,7 +35,7 @@ func (f *partitioner) Partitions(store string) (*Partitions, error) {
 			UUID: "v", Name: "log", Offset: 1 << 20, Size: 4096, Cache: &PartitionCache{200, ""}, Access: []PartitionAccess{{"any", "rw"}},
 			LUNs: []PartitionLUN{{"iqn.t:t", 3}}, Endpoints: 2, Writes: 9, Lag: 4,
 			Aging: &Aging{WindowNS: 3e8, LongestNS: 25e8, Flushes: 6, Lost: true},
-			IO: &IO{Write: Class{Bytes: 512, SumNS: 100, Latency: []uint64{3, 0, 0, 0}}, InFlight: 1, Failed: map[string]uint64{"denied": 2}},
+			IO:    &IO{Write: Class{Bytes: 512, SumNS: 100, Latency: []uint64{3, 0, 0, 0}}, InFlight: 1, Failed: map[string]uint64{"denied": 2}},
 		}, {UUID: "w", Name: "new", Size: 8192}},
 	}, nil
 }

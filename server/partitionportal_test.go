@@ -2,9 +2,13 @@ package server
 
 import (
 	"errors"
+	"io"
 	"net"
+	"strings"
 	"testing"
+	"time"
 
+	"oneshot/ddp"
 	"oneshot/endpoint"
 	"oneshot/mgmt"
 	"oneshot/transport/rdma"
@@ -64,6 +68,9 @@ func TestPartitionPortal(t *testing.T) {
 	if _, err := r.program("db1%another secret", "disk/a"); err == nil {
 		t.Error("another secret is as good")
 	}
+	if _, err := r.program("db2%the secret of db1", "disk/a"); err == nil {
+		t.Error("a client that is not configured is let in")
+	}
 	if _, err := r.program("", "disk/c"); !errors.Is(err, rdma.ErrNoEndpoint) {
 		t.Errorf("a partition that is not there: %v", err)
 	}
@@ -89,8 +96,10 @@ func TestPartitionPortal(t *testing.T) {
 	r.apply(dividedWith(""))
 	buf, err = b.Alloc(4096)
 	m.must(err)
-	if err := b.ReadAt(t.Context(), buf, 0); err == nil {
-		t.Error("a portal that is gone still serves")
+	for deadline := time.Now().Add(time.Minute); b.ReadAt(t.Context(), buf, 0) == nil; time.Sleep(time.Millisecond) { // connections end by themselves
+		if time.Now().After(deadline) {
+			t.Fatal("a portal that is gone still serves")
+		}
 	}
 	if c, err := net.Dial("tcp", addr); err == nil {
 		t.Error("a portal that is gone still listens")
@@ -118,5 +127,30 @@ func TestPartitionPortalLimits(t *testing.T) {
 	r.apply(text("3"))
 	if _, err := r.program("", "disk/a"); err == nil {
 		t.Error("a fourth connection of three")
+	}
+}
+
+// CRCs are used as the configuration of the portal says.
+func TestPartitionPortalCRC(t *testing.T) {
+	check := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for crc, text := range map[bool]string{true: "iwarp, ", false: "iwarp, crc: false, "} {
+		r := serve(t, strings.Replace(portalText, "iwarp, ", text, 1))
+		c, err := net.Dial("tcp", r.Addrs()[1].String())
+		check(err)
+		ask := ddp.StartFrame{Revision: 1, PrivateData: []byte("OSP1")} // without CRCs
+		_, err = c.Write(ask.AppendTo(nil))
+		check(err)
+		reply := make([]byte, 20) // RFC 5044 §7.1.1: the flags follow the key
+		_, err = io.ReadFull(c, reply)
+		check(err)
+		if got := reply[16]&0x40 != 0; got != crc {
+			t.Errorf("CRCs: %v, want %v (%x)", got, crc, reply)
+		}
+		_ = c.Close()
 	}
 }
