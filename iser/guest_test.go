@@ -4,6 +4,7 @@ package iser
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"io"
 	"log/slog"
@@ -426,6 +427,104 @@ func TestGuestKilledWrites(t *testing.T) {
 		check(t, c.qp.Close())
 		<-c.over
 	}
+}
+
+// TestGuestHalfOpen: connections that come half-way: half of an MPA request and silence, a whole one and the end of the TCP
+// connection, and requests that the initiator gives up at any time. Meanwhile and afterwards others log in, and the target
+// keeps nothing of them. siw stops listening several times, and listens again.
+func TestGuestHalfOpen(t *testing.T) {
+	const many = 200
+	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
+	open := func() rdma.Device {
+		d, err := verbs.Open(verbs.Config{Name: os.Getenv(envDevice), Logger: log})
+		check(t, err)
+		return d
+	}
+	host, _, err := net.SplitHostPort(os.Getenv(envPortal))
+	check(t, err)
+	b := newBenchOn(t, 64<<20, open(), net.JoinHostPort(host, "0"))
+	device := open()
+	t.Cleanup(func() { _ = device.Close() })
+	logsIn := func(isid byte) *client {
+		c := dial(t, keptDevice{device}, b.l.Addr().String(), rdma.ConnParams{PrivateData: ordinary})
+		c.isid, c.nudge = isid, c.keepAwake
+		c.logIn("")
+		c.do(make([]byte, 6), false, false, 0, 0)
+		return c
+	}
+	tcp := func(octets string) (net.Conn, bool) {
+		c, err := net.Dial("tcp", b.l.Addr().String())
+		if err != nil {
+			return nil, false // siw has refused it: a listener keeps so many only
+		}
+		_, _ = io.WriteString(c, octets)
+		return c, true
+	}
+	first := logsIn(40)
+	domain, err := device.NewDomain()
+	check(t, err)
+	cq, err := device.NewCompletionQueue(64, nil)
+	check(t, err)
+	connects := func(limit time.Duration) bool {
+		qp, err := device.NewQueuePair(rdma.QueuePairConfig{Domain: domain, SendCQ: cq, RecvCQ: cq, MaxWork: 2, MaxRecv: 2})
+		check(t, err)
+		defer func() { check(t, qp.Close()) }()
+		ctx, stop := context.WithTimeout(t.Context(), limit)
+		defer stop()
+		return device.Connect(ctx, qp, b.l.Addr().String(), rdma.ConnParams{PrivateData: ordinary}) == nil
+	}
+	if device.Limits().UnguardedInvalidate { // siw, whose listeners are TCP's
+		const request = "MPA ID Req Frame\x00\x01\x00\x04" // RFC 5044 §7.1.1
+		var silent []net.Conn
+		for range many / 2 {
+			if c, ok := tcp(request[:10]); ok {
+				silent = append(silent, c)
+			}
+		}
+		logsIn(41)
+		for _, c := range silent {
+			_ = c.Close()
+		}
+		refused := 0
+		for range 5 {
+			for i := range many {
+				c, ok := tcp(request + string(ordinary))
+				if !ok {
+					refused++
+					break
+				}
+				if i%2 == 0 {
+					_ = c.(*net.TCPConn).SetLinger(0)
+				}
+				_ = c.Close()
+			}
+			wait(func() bool { // the device looks once a second
+				time.Sleep(20 * time.Millisecond)
+				return connects(10 * time.Second)
+			})
+		}
+		t.Logf("%d connections were silent; siw has stopped listening %d times", len(silent), refused)
+	}
+	made := 0
+	for i := range many {
+		if connects(time.Duration(i) * 100 * time.Microsecond) {
+			made++
+		}
+	}
+	t.Logf("of %d requests %d were not given up", many, made)
+	last := logsIn(42)
+	for _, c := range []*client{first, last} {
+		if r := c.do(rw16(0x8a, 0, 8), true, false, 4096, 0); r.Status() != 0 {
+			t.Errorf("status of a WRITE %#x", r.Status())
+		}
+		check(t, c.qp.Close())
+	}
+	for _, s := range b.node.Sessions() {
+		b.node.DropSession(s.TSIH, "the test is over")
+	}
+	wait(func() bool { return b.node.Connections() == 0 })
+	check(t, cq.Close())
+	check(t, domain.Close())
 }
 
 // TestCrowd opens connections that never log in, which the target may end to make room. Afterwards others log

@@ -55,7 +55,7 @@ func keepBusy(t *testing.T) (stop func()) {
 	t.Helper()
 	var list []*command
 	for range 2 {
-		list = append(list, guest.start(t, "timeout", "600", "bash", "-c", "while :; do :; done"))
+		list = append(list, guest.start(t, "timeout", "3600", "bash", "-c", "while :; do :; done"))
 	}
 	return func() {
 		t.Helper()

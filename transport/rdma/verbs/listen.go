@@ -25,13 +25,28 @@ const backlog = 128
 // listening is an identifier of the connection manager that listens, for one device or for several.
 type listening struct {
 	manager *manager
-	id      *C.struct_rdma_cm_id
-	handle  uintptr
 	addr    *net.TCPAddr
-	device  string // the device that has the address; empty: all
+	at      net.TCPAddr   // addr with the zone that was asked for
+	device  string        // the device that has the address; empty: all
+	closed  chan struct{} // closed with the last listener
+	// patience is how long the kernel may take to destroy an identifier whose socket is gone.
+	patience time.Duration
 
 	mu        sync.Mutex
-	listeners []*listener // the open ones; guarded by mu
+	listeners []*listener // guarded by mu; the open ones
+
+	// turn is held by whoever destroys the identifier or makes another (relisten.go). It is taken before mu. It guards
+	// what follows.
+	turn    sync.Mutex
+	id      *C.struct_rdma_cm_id
+	handle  uintptr
+	listens bool            // the identifier listens, or has done so
+	lost    bool            // it listens no more, and never will again
+	sockets int             // how many siw listens with; 0: not known yet, or none
+	guards  []guards        // the oldest first
+	ending  sync.WaitGroup  // guards that end
+	failed  string          // why it does not listen, as the log has it
+	stuck   <-chan struct{} // the former identifier is still being destroyed; closed at the end of that
 }
 
 // listener waits for connections over its device.
@@ -77,7 +92,7 @@ func listen(devices []*Device, address string) ([]*listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	on := &listening{}
+	on := &listening{closed: make(chan struct{}), patience: destroyTime}
 	if on.manager, err = newManager(devices[0].cfg.Logger); err != nil {
 		return nil, err
 	}
@@ -101,7 +116,12 @@ func listen(devices []*Device, address string) ([]*listener, error) {
 		on.destroy()
 		return nil, err
 	}
+	on.listens = true
 	on.addr = addr(on.id, false)
+	on.at = net.TCPAddr{IP: on.addr.IP, Port: on.addr.Port, Zone: at.Zone}
+	if i := slices.IndexFunc(devices, func(d *Device) bool { return d.siw }); i >= 0 {
+		on.look(devices[i]) // now its sockets are all there
+	}
 	for _, l := range all {
 		if err := l.dev.add(l); err != nil {
 			for _, l := range all {
@@ -125,9 +145,11 @@ func (on *listening) of(device string) *listener {
 	return nil
 }
 
+// destroy destroys the identifier. turn is held, or nobody else knows on yet.
 func (on *listening) destroy() {
-	C.os_cm_destroy(on.id)
-	on.manager.remove(on.handle)
+	on.manager.destroy(on.id, on.handle)
+	on.release()
+	on.ending.Wait()
 }
 
 // happened implements owner.
@@ -199,7 +221,10 @@ func (l *listener) close(err error) {
 		last := len(on.listeners) == 0
 		on.mu.Unlock()
 		if last {
+			close(on.closed)
+			on.turn.Lock()
 			on.destroy()
+			on.turn.Unlock()
 		}
 		for {
 			select {

@@ -25,7 +25,7 @@ import (
 // lookTime is the time between two looks for a device.
 const lookTime = time.Second
 
-// look waits until the device is gone.
+// look waits until the device is gone, and sees to it that siw listens until then.
 func (d *Device) look() {
 	t := time.NewTicker(lookTime)
 	defer t.Stop()
@@ -38,6 +38,14 @@ func (d *Device) look() {
 		if _, err := os.Stat(d.node); errors.Is(err, fs.ErrNotExist) {
 			d.removed()
 			return
+		}
+		if d.siw {
+			d.mu.Lock()
+			listeners := slices.Collect(maps.Keys(d.listeners))
+			d.mu.Unlock()
+			for _, l := range listeners {
+				l.on.look(d)
+			}
 		}
 	}
 }

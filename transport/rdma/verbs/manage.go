@@ -170,6 +170,12 @@ func (m *manager) remove(handle uintptr) {
 	}
 }
 
+// destroy destroys an identifier of newID.
+func (m *manager) destroy(id *C.struct_rdma_cm_id, handle uintptr) {
+	C.os_cm_destroy(id)
+	m.remove(handle)
+}
+
 // newID makes an identifier with the owner o.
 func (m *manager) newID(o owner) (*C.struct_rdma_cm_id, uintptr, error) {
 	handle := m.enter(o)

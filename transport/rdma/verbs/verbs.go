@@ -15,6 +15,7 @@
 //	listen.go    connections that peers make
 //	end.go       how connections end
 //	lost.go      devices that are removed
+//	relisten.go  siw's listening sockets, which go
 //	poller.go    descriptors of the libraries in Go's poller
 //	fake/        a stand-in for the libraries, for tests on machines without RDMA
 //

@@ -23,14 +23,14 @@ enum { MAX_SGE = 32, MAX_PRIVATE = 256, SENDPAGE = 4096, SIW_VENDOR = 0x626d74, 
 // One lock for all: nothing here calls back into the program.
 static pthread_mutex_t big = PTHREAD_MUTEX_INITIALIZER;
 static struct fake_config cfg;
-static int objects, holding, muted, broken_opcode = -1, broken_status;
+static int objects, holding, keeping, muted, broken_opcode = -1, broken_status;
 static uint32_t serial;
 static uint16_t next_port;
 
 #define LOCKED __attribute__((cleanup(unlock), unused)) int locked = pthread_mutex_lock(&big)
 static void unlock(int *l) { (void)l; pthread_mutex_unlock(&big); }
 
-static pthread_cond_t dropped = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t dropped = PTHREAD_COND_INITIALIZER, kept = PTHREAD_COND_INITIALIZER;
 static void *make(size_t n) { objects++; return calloc(1, n); }
 static void drop(void *p) { objects--; free(p); pthread_cond_broadcast(&dropped); }
 
@@ -1105,6 +1105,8 @@ static int destroy_id(struct rdma_cm_id *ibv)
 {
 	LOCKED;
 	struct cmid *id = (struct cmid *)ibv;
+	while (keeping && id->state == LISTENING)
+		pthread_cond_wait(&kept, &big);
 	if (id->state == CONNECTED)
 		part(id);
 	if (id->peer) {
@@ -1385,7 +1387,7 @@ void fake_begin(const struct fake_config *c)
 	free((void *)cfg.node);
 	cfg = *c;
 	cfg.node = strdup(c->node);
-	objects = holding = muted = 0;
+	objects = holding = keeping = muted = 0;
 	broken_opcode = -1;
 	next_port = 20000;
 	for (int i = 0; i < 16; i++) {
@@ -1423,6 +1425,13 @@ void fake_hold(int on)
 	LOCKED;
 	holding = on;
 	progress_all();
+}
+
+void fake_keep(int on)
+{
+	LOCKED;
+	keeping = on;
+	pthread_cond_broadcast(&kept);
 }
 
 void fake_mute(int on)

@@ -79,6 +79,12 @@ func Hold() { C.fake_hold(1) }
 // HoldReads makes the answers to Reads wait until Release.
 func HoldReads() { C.fake_hold(2) }
 
+// Keep makes the destruction of identifiers that listen wait, until Forget.
+func Keep() { C.fake_keep(1) }
+
+// Forget ends Keep.
+func Forget() { C.fake_keep(0) }
+
 // Mute makes the connection manager report events without making its descriptor readable, until Unmute. So only a
 // caller that asks for events gets them.
 func Mute() { C.fake_mute(1) }

@@ -24,6 +24,8 @@ void fake_begin(const struct fake_config *c);
 void fake_fail(const char *function, int err, int after);
 // fake_hold makes posted work wait (1), or only the answers to Reads (2); 0 ends that.
 void fake_hold(int on);
+// fake_keep makes the destruction of identifiers that listen wait; 0 ends that.
+void fake_keep(int on);
 // fake_mute delivers events of the connection manager without making its descriptor readable.
 void fake_mute(int on);
 // fake_break ends the next work request of an opcode with a status.
