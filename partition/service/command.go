@@ -97,7 +97,7 @@ func (c *conn) request(b []byte, slot int, m *rdma.Completion) bool {
 	x.h = h
 	h.commands++
 	if r.Op == wire.Detach {
-		h.over, h.detach = true, x
+		h.over, h.left, h.detach = true, true, x
 		x.h = nil
 		h.commands--
 		h.leave()
@@ -105,6 +105,9 @@ func (c *conn) request(b []byte, slot int, m *rdma.Completion) bool {
 	}
 	if st := h.check(&r); st != wire.OK {
 		x.answer(st, 0)
+		return false
+	}
+	if h.again(x) {
 		return false
 	}
 	h.enlist(x)
@@ -327,6 +330,7 @@ func (x *command) answer(st wire.Status, value uint64) {
 	c, h := x.c, x.h
 	r := wire.Response{Op: x.r.Op, Status: st, Tag: x.r.Tag, Credits: uint32(c.s.cfg.Credits), Value: value}
 	if h != nil {
+		h.results.note(&x.r, st, value)
 		h.commands--
 		r.Durable = h.endpoint.Sequence().Durable()
 	}

@@ -248,6 +248,7 @@ func (c *conn) attach(m *wire.AttachMessage) (*handle, *wire.AttachedMessage) {
 		return refuse(wire.Busy)
 	}
 	h.qp, h.info = qp, *qp.Endpoint()
+	s.resume(h, m.Session)
 	seq := h.endpoint.Sequence()
 	stag := h.expose()
 	if h.gone.Load() && stag != 0 { // it may have gone before there was an STag to end
@@ -256,21 +257,10 @@ func (c *conn) attach(m *wire.AttachMessage) (*handle, *wire.AttachedMessage) {
 	*answer = wire.AttachedMessage{
 		Tag: m.Tag, Rights: uint32(h.info.Rights), Size: uint64(h.info.Size), Unit: uint32(h.info.Unit), Durability: uint8(h.info.Durability),
 		Inline: wire.MaxInline, Credits: uint32(s.cfg.Credits), Durable: seq.Durable(), Sequence: seq.Count(),
-		Session: s.session(h), MaxLength: uint32(s.limit()), AgingMS: uint32(h.info.Aging.Milliseconds()), UUID: uuidOf(h.info.UUID),
-		STag: uint32(stag), Name: h.info.Name,
+		Session: h.session, MaxLength: uint32(s.limit()), AgingMS: uint32(h.info.Aging.Milliseconds()), UUID: uuidOf(h.info.UUID),
+		STag: uint32(stag), Known: h.known, Name: h.info.Name,
 	}
 	return h, answer
-}
-
-// session gives a handle the number by which its client can go on with it on another connection.
-func (s *Service) session(h *handle) uint64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for h.session == 0 || s.sessions[h.session] != nil {
-		h.session = random()
-	}
-	s.sessions[h.session] = h
-	return h.session
 }
 
 // await ends the connection of a session whose client has come back on another one, and waits until nothing of it

@@ -25,8 +25,13 @@ type handle struct {
 	first, last *command // that are not posted yet, in the order in which they came
 	posts       []rdma.Work
 	commands    int      // without a response
+	left        bool     // the client has ended it
 	over        bool     // a request has ended the use of the handle
 	detach      *command // waits for the others
+
+	results results
+	known   bool // results are those of the session
+	failed  bool // one of them was a failure, of which the endpoint does not know: the next fence is not executed (O6)
 
 	once sync.Once
 	end  chan struct{} // closed when the endpoint is; made by closed
@@ -129,9 +134,9 @@ func (h *handle) close() {
 			h.direct.end()
 		}
 		_ = h.qp.Close()
-		h.c.s.mu.Lock()
-		delete(h.c.s.sessions, h.session)
-		h.c.s.mu.Unlock()
+		h.c.mu.Lock()
+		h.c.unlock() // how everything has ended that was posted
+		h.c.s.remember(h)
 		close(h.closed())
 	})
 }

@@ -9,6 +9,7 @@
 //	memory.go   I/O memory as devices know it
 //	conn.go     the life of a connection, its receives and sends
 //	greet.go    HELLO to ATTACHED: who it is, and what he may use
+//	session.go  what is remembered of a client that may come back
 //	handle.go   a partition in use: which command may be posted next
 //	command.go  one request, from its message to its response
 //
@@ -151,6 +152,7 @@ type Service struct {
 	conns    map[*conn]struct{}
 	starting list.List          // *conn without a handle, the oldest first
 	sessions map[uint64]*handle // which clients may continue on another connection
+	past     []*past            // sessions that have no connection now, the oldest first
 	closing  bool
 	none     *sync.Cond // conns is empty
 }

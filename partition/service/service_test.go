@@ -694,3 +694,75 @@ func TestUnguardedInvalidate(t *testing.T) {
 		t.Errorf("%d domains are left without connections, want that of the service", dev.open)
 	}
 }
+
+// A request that comes again on another connection of its session has the result that it had, and is not executed
+// again. What has failed there is known to the next fence here (O6).
+func TestAgain(t *testing.T) {
+	b := newBench(t, false, 32<<20, service.Config{})
+	c := b.use(0)
+	b.store.Fail(func(op *backend.Op) error {
+		if op.Kind == backend.Write && op.Off == 512 {
+			return &backend.MediumError{Kind: op.Kind, Off: op.Off, Err: errors.New("broken on purpose")}
+		}
+		return nil
+	})
+	add := wire.Request{Op: wire.Add, Tag: 1, Length: 8, New: 5}
+	bad := wire.Request{Op: wire.Write, Flags: wire.Inline, Tag: 2, Length: 512, Offset: 512}
+	c.do(add)
+	c.do(bad)
+	b.store.Fail(nil)
+	session := c.info.Session
+	c = b.connect(ins)
+	c.hello("")
+	c.attach(wire.AttachMessage{Partition: "disk/log", Order: 3, Session: session}, nil)
+	if m := c.attached(); !m.Known || m.Session != session {
+		t.Errorf("%+v", m)
+	}
+	add.Flags |= wire.Again
+	bad.Flags |= wire.Again
+	if r := c.do(add); r.Status != wire.OK || r.Value != 0 {
+		t.Errorf("%+v", r)
+	}
+	if r := c.do(bad); r.Status != wire.Medium || r.Value != 512 {
+		t.Errorf("%+v", r)
+	}
+	fenced := wire.Request{Op: wire.Write, Flags: wire.Inline | wire.Fence, Tag: 3, Length: 512, Offset: 4096}
+	for _, want := range []wire.Status{wire.Fenced, wire.OK} {
+		if r := c.do(fenced); r.Status != want {
+			t.Errorf("%+v, want %v", r, want)
+		}
+		fenced.Tag++
+	}
+	add.Tag = 64 // it has not come before
+	if r := c.do(add); r.Status != wire.OK || r.Value != 5 {
+		t.Errorf("%+v", r)
+	}
+	// Another client, another partition and one that has detached have nothing to go on with.
+	c.close()
+	b.settle(0)
+	for what, attach := range map[string]func(c *client){
+		"another client": func(c *client) {
+			c.hello("owner")
+			c.attach(wire.AttachMessage{Partition: "disk/log", Session: session}, secret)
+		},
+		"another partition": func(x *client) {
+			x.hello("owner")
+			x.attach(wire.AttachMessage{Partition: "disk/own", Session: session}, secret)
+		},
+	} {
+		x := b.connect(ins)
+		attach(x)
+		if m := x.attached(); m.Status != wire.OK || m.Known || m.Session == session {
+			t.Errorf("%s: %+v", what, m)
+		}
+	}
+	c = b.connect(ins)
+	c.hello("")
+	for _, known := range []bool{true, false} {
+		c.attach(wire.AttachMessage{Partition: "disk/log", Session: session}, nil)
+		if m := c.attached(); m.Status != wire.OK || m.Known != known {
+			t.Errorf("%+v, want one that is known: %v", m, known)
+		}
+		c.do(wire.Request{Op: wire.Detach, Tag: 9})
+	}
+}

@@ -19,14 +19,15 @@ const (
 	Durable Flags = 1 << 2
 	Inline  Flags = 1 << 3 // the octets follow
 	Relaxed Flags = 1 << 4 // need not wait for those before it on a strict handle
+	Again   Flags = 1 << 5 // sent before, with this tag, on an earlier connection of the session: it is done once
 )
 
 // may are the flags of an operation.
 var may = [...]Flags{
 	List: 0, Info: Inline,
-	Read: Fence | Barrier | Relaxed, Write: Fence | Barrier | Durable | Inline | Relaxed, Flush: Fence | Barrier | Relaxed,
-	Swap: Fence | Barrier | Durable | Relaxed, Add: Fence | Barrier | Durable | Relaxed,
-	Discard: Fence | Barrier | Durable | Relaxed, Detach: 0,
+	Read: Fence | Barrier | Relaxed, Write: Fence | Barrier | Durable | Inline | Relaxed | Again, Flush: Fence | Barrier | Relaxed,
+	Swap: Fence | Barrier | Durable | Relaxed | Again, Add: Fence | Barrier | Durable | Relaxed | Again,
+	Discard: Fence | Barrier | Durable | Relaxed | Again, Detach: 0,
 }
 
 // Request is a request: LIST and later operations.

@@ -172,7 +172,8 @@ func ParseAttach(b []byte) (m AttachMessage, err error) {
 //	4c  aging time in milliseconds (4)
 //	50  UUID (16): zero if the partition has none
 //	60  proof of the service (32): zero if the client is anonymous
-//	80  0 (16)
+//	80  flags (4): 1: the session goes on, and requests of it that come with Again are done once
+//	84  0 (12)
 //	90  name: STORE/PARTITION
 type AttachedMessage struct {
 	Status     Status
@@ -193,6 +194,7 @@ type AttachedMessage struct {
 	AgingMS    uint32
 	UUID       [16]byte
 	Proof      Proof
+	Known      bool // the session goes on
 	Name       string
 }
 
@@ -217,7 +219,12 @@ func (m *AttachedMessage) AppendTo(b []byte) []byte {
 	b = be.AppendUint32(b, m.AgingMS)
 	b = append(b, m.UUID[:]...)
 	b = append(b, m.Proof[:]...)
-	b = be.AppendUint64(be.AppendUint64(b, 0), 0)
+	known := uint32(0)
+	if m.Known {
+		known = 1
+	}
+	b = be.AppendUint32(b, known)
+	b = append(b, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 	return append(b, m.Name...)
 }
 
@@ -231,12 +238,12 @@ func ParseAttached(b []byte) (m AttachedMessage, err error) {
 		Size: be.Uint64(b[16:]), Unit: be.Uint32(b[24:]), Durability: b[28], Inline: be.Uint16(b[30:]),
 		STag: be.Uint32(b[32:]), Credits: be.Uint32(b[36:]), TO: be.Uint64(b[40:]), Sequence: be.Uint64(b[48:]), Durable: be.Uint64(b[56:]), Session: be.Uint64(b[64:]),
 		MaxLength: be.Uint32(b[72:]), AgingMS: be.Uint32(b[76:]), UUID: [16]byte(b[80:96]),
-		Proof: Proof(b[attachedProof : attachedProof+ProofLen]), Name: string(b[attachedLen:]),
+		Proof: Proof(b[attachedProof : attachedProof+ProofLen]), Known: b[131] == 1, Name: string(b[attachedLen:]),
 	}
 	switch {
 	case len(m.Name) != int(b[29]):
 		return m, errLength
-	case m.STag == 0 && m.TO != 0 || !zero(b[128:144]):
+	case m.STag == 0 && m.TO != 0 || !zero(b[128:131]) || b[131] > 1 || !zero(b[132:144]):
 		return m, errReserved
 	case m.Status >= statuses || m.Durability > 2:
 		return m, errStatus

@@ -80,7 +80,7 @@ func TestRefused(t *testing.T) {
 		"HELLO":                 func(b []byte) []byte { b[1] = 1; return b },
 		"operation 12":          func(b []byte) []byte { b[1] = 12; return b },
 		"an answer":             func(b []byte) []byte { b[1] |= 0x80; return b },
-		"an unknown flag":       func(b []byte) []byte { b[3] |= 0x20; return b },
+		"an unknown flag":       func(b []byte) []byte { b[3] |= 0x40; return b },
 		"a high flag":           func(b []byte) []byte { b[2] = 1; return b },
 		"inline without octets": func(b []byte) []byte { b[3] |= 8; return b },
 		"durable READ":          func(b []byte) []byte { b[1] = 5; return b },
@@ -120,7 +120,8 @@ var (
 	attach    = AttachMessage{Order: 3, Tag: 7, Rights: 63, Session: 1 << 40, Proof: Proof{9, 31: 1}, Partition: "disk1/log"}
 	attached  = AttachedMessage{
 		Status: OK, Tag: 7, Handle: 5, Rights: 3, Size: 1 << 33, Unit: 4096, Durability: 2, Inline: 8192, Credits: 64, Sequence: 41,
-		Durable: 40, Session: 6, MaxLength: 1 << 20, AgingMS: 200, UUID: [16]byte{1, 15: 2}, Proof: Proof{3, 31: 4}, Name: "disk1/log",
+		Durable: 40, Session: 6, MaxLength: 1 << 20, AgingMS: 200, UUID: [16]byte{1, 15: 2}, Proof: Proof{3, 31: 4}, Known: true, STag: 9, TO: 1 << 33,
+		Name: "disk1/log",
 	}
 	entry = Entry{UUID: [16]byte{1, 15: 2}, Size: 1 << 33, Unit: 512, Rights: 63, Durability: 2, Name: "disk1/log"}
 )
@@ -146,9 +147,9 @@ func TestGreeting(t *testing.T) {
 			attach.AppendTo(nil), attach, func(b []byte) (any, error) { return ParseAttach(b) },
 		},
 		{
-			`b1 82 0000 00000007 00000005 00000003 0000000200000000 00001000 02 09 2000 00000000 00000040 0000000000000000
+			`b1 82 0000 00000007 00000005 00000003 0000000200000000 00001000 02 09 2000 00000009 00000040 0000000200000000
 			0000000000000029 0000000000000028 0000000000000006 00100000 000000c8 01 0000000000000000000000000000 02
-			03 00 ` + zeroes + `04 00000000000000000000000000000000 6469736b312f6c6f67`,
+			03 00 ` + zeroes + `04 00000001 000000000000000000000000 6469736b312f6c6f67`,
 			attached.AppendTo(nil), attached, func(b []byte) (any, error) { return ParseAttached(b) },
 		},
 		{

@@ -117,19 +117,21 @@ func (q *queuePair) resume(l *link, m *wire.AttachedMessage) error {
 		q.highest, q.durable = m.Durable, m.Durable
 	}
 	q.use(l, m)
-	q.repeat()
+	q.repeat(m.Known)
 	return nil
 }
 
-// repeat sends what has had no response, in the order of posting. The service answers in the order in which works
-// were complete, so what had to come after a work that is repeated was not complete, with these exceptions:
+// repeat sends what has had no response, in the order of posting. If the session is known to the service, what changes
+// something is done once: if it was done before, the service answers with the result that it had then. With these
+// exceptions, what had to come after a work that is repeated was not complete, for the service answers in the order in
+// which works were complete:
 //
-//   - Of an atomic operation it is not known whether it was done. It is not repeated, nor is a fence that may have
-//     been executed behind it.
+//   - If the session is not known, it is not known of an atomic operation whether it was done. It is not repeated, nor
+//     is a fence that may have been executed behind it.
 //   - A Read may find what was written by a work that a fence kept behind it.
 //
 // These end with StatusTransport.
-func (q *queuePair) repeat() {
+func (q *queuePair) repeat(known bool) {
 	clear(q.sends)
 	clear(q.senders)
 	q.sends, q.senders = q.sends[:0], q.senders[:0]
@@ -152,6 +154,9 @@ func (q *queuePair) repeat() {
 			case w.fence && !seen && *q.isBroken(w.chain - 1): // which the service knew, but does not any more
 				q.doom(p, rdma.StatusFenced, nil)
 			case p.gate:
+				q.resend(p)
+			case known && w.opcode != rdma.OpRead && w.opcode != rdma.OpFlush:
+				p.again = true
 				q.resend(p)
 			case w.opcode == rdma.OpCompareSwap || w.opcode == rdma.OpFetchAdd:
 				unknown[w.chain] = true

@@ -22,11 +22,8 @@ func (q *queuePair) response(b []byte, c *rdma.Completion) error {
 	if err != nil {
 		return fmt.Errorf("remote: %w", err)
 	}
-	if uint64(r.Tag) >= uint64(len(q.pieces)) {
-		return errTag
-	}
-	p := q.pieces[r.Tag]
-	if p.w == nil && !p.ack || p.r.Op != r.Op {
+	p := q.pieces[r.Tag%maxCredits]
+	if p.tag != r.Tag || p.w == nil && !p.ack || p.r.Op != r.Op {
 		return errTag
 	}
 	if closed := c.Flags&rdma.Closed != 0; closed != (p.stag != 0) || closed && c.STag != p.stag || c.Flags&^rdma.Closed != 0 {

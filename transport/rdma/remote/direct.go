@@ -61,6 +61,19 @@ func (q *queuePair) isDirect(w *work) bool {
 	return free || q.out == l.direct.acks
 }
 
+// overtakesDirect reports whether a request of w would change what an RDMA Write changes that is not known to be
+// placed. Should the connection be lost, the Write is repeated, and a request that was done is not: so it waits.
+func (q *queuePair) overtakesDirect(w *work) bool {
+	for _, list := range [...][]*piece{q.link.direct.writes, q.senders} {
+		for _, p := range list {
+			if p.direct && p.w.opcode == rdma.OpWrite && w.off < p.w.off+p.off+p.n && p.w.off+p.off < w.off+w.n {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // sendDirect sends parts of w, and reports whether all of it is sent.
 func (q *queuePair) sendDirect(w *work) bool {
 	for w.sent < w.n {

@@ -2,8 +2,10 @@ package remote_test
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"math/rand/v2"
+	"runtime"
 	"testing"
 
 	"oneshot/backend"
@@ -207,6 +209,30 @@ func TestDirectOrder(t *testing.T) {
 			if !bytes.Equal(u.bytes(3*n, n), u.bytes(n, n)) {
 				t.Fatalf("order %d: a Read does not find what was discarded before it", order)
 			}
+		}
+	}
+}
+
+// An atomic operation behind a Write of the same octets is done once and on top of it, whenever the connection is
+// lost: the Write is repeated, and the operation is not.
+func TestDirectOnce(t *testing.T) {
+	f := newDirect(t, newMemory(t))
+	u := use(t, open(t, remote.Config{Device: newIWARP(t)}), f.l.Addr().String()+"/disk/log", rdma.OrderStrict)
+	for i := range uint64(200) {
+		binary.NativeEndian.PutUint64(u.bytes(0, 8), 1000*i)
+		add := u.work(rdma.OpFetchAdd, 2, 0, 4096, 8, 0)
+		add.Operand = 1
+		u.post(u.work(rdma.OpWrite, 1, 0, 0, 4096, 0), add)
+		for range i % 20 {
+			runtime.Gosched()
+		}
+		remote.Cut(u.qp)
+		u.want(1, rdma.StatusOK)
+		u.want(2, rdma.StatusOK)
+		u.post(u.work(rdma.OpRead, 3, 0, 8192, 512, 0))
+		u.want(3, rdma.StatusOK)
+		if n := binary.NativeEndian.Uint64(u.bytes(8192, 8)); n != 1000*i+1 {
+			t.Fatalf("%d was written and 1 added, and there is %d", 1000*i, n)
 		}
 	}
 }

@@ -20,6 +20,7 @@ type piece struct {
 	memory []rdma.SGE // what is advertised, or goes without a request
 	direct bool       // it goes without a request; its tag is its position in queuePair.directs
 	ack    bool       // it is a READ of no octets behind RDMA Writes, of no work
+	again  bool       // it was sent on an earlier connection, and is done once
 	behind uint64     // number of the last RDMA Write before it
 }
 
@@ -78,6 +79,9 @@ func (q *queuePair) sendMore(w *work) bool {
 	}
 	if w.direct {
 		return q.sendDirect(w)
+	}
+	if w.opcode != rdma.OpRead && q.overtakesDirect(w) {
+		return false
 	}
 	if w.gate == gateDue {
 		p := q.newPiece(w)
@@ -158,14 +162,15 @@ func (q *queuePair) newTag() *piece {
 	k := len(q.tags) - 1
 	p := q.pieces[q.tags[k]]
 	q.tags = q.tags[:k]
-	p.gate, p.off, p.n, p.stag = false, 0, 0, 0
+	p.gate, p.off, p.n, p.stag, p.again = false, 0, 0, 0, false
+	p.tag += maxCredits // so that the service does not take it for one before
 	q.out++
 	return p
 }
 
 // freeTag is the end of newTag.
 func (q *queuePair) freeTag(p *piece) {
-	q.tags = append(q.tags, p.tag)
+	q.tags = append(q.tags, p.tag%maxCredits)
 	q.out--
 }
 
@@ -228,7 +233,9 @@ func (q *queuePair) request(p *piece, op wire.Op, off, n int64) {
 func (q *queuePair) resend(p *piece) {
 	w := p.w
 	p.r.Handle = q.handleOf(p)
-	p.r.Flags &^= wire.Inline
+	if p.r.Flags &^= wire.Inline | wire.Again; p.again && !p.gate {
+		p.r.Flags |= wire.Again
+	}
 	p.r.STag, p.r.TO, p.stag = 0, 0, 0
 	x := rdma.Work{Op: rdma.OpSend}
 	if q.link.direct.stag != 0 && q.waitsForReads(w) {

@@ -33,6 +33,7 @@ type far struct {
 
 	mu     sync.Mutex
 	told   []func(error)
+	wait   chan struct{}        // if it is made, nobody attaches before it is closed
 	change func(*rdma.Endpoint) // what is said of the partition; nil: as it is
 
 	dev  rdma.Device
@@ -48,6 +49,12 @@ func (f *far) Open(_ context.Context, q service.Request) (service.Endpoint, erro
 	}
 	if q.Want == 0 {
 		q.Want = rdma.AllRights
+	}
+	f.mu.Lock()
+	wait := f.wait
+	f.mu.Unlock()
+	if wait != nil {
+		<-wait
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -96,6 +103,21 @@ func (f *far) restart(addr string) {
 	f.v, err = volume.New(volume.Config{Store: f.s})
 	check(f.t, err)
 	f.start(service.Config{}, addr)
+}
+
+// hang ends the connection of u, which does not come back before goOn.
+func (f *far) hang(u *user) {
+	f.mu.Lock()
+	f.wait = make(chan struct{})
+	f.mu.Unlock()
+	remote.Cut(u.qp)
+}
+
+func (f *far) goOn() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	close(f.wait)
+	f.wait = nil
 }
 
 func (f *far) revoke(err error) {

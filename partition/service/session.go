@@ -1,0 +1,123 @@
+package service
+
+import (
+	"slices"
+
+	"oneshot/partition/wire"
+)
+
+// results are those of the last requests of a session that change something. A client that has lost its connection does
+// not know which requests were done: it sends again what has had no response (wire.Again), and gets the result from
+// here. It has at most maxCredits requests without a response, and has had the responses of those before them, for
+// responses come in the order in which requests end.
+type results struct {
+	list []result
+	next int
+}
+
+type result struct {
+	tag    uint32
+	op     wire.Op
+	status wire.Status
+	value  uint64
+}
+
+// note keeps the result of r, if that is one that counts: r was executed, and may not be executed again.
+func (s *results) note(r *wire.Request, st wire.Status, value uint64) {
+	switch r.Op {
+	case wire.Write, wire.Discard, wire.Swap, wire.Add:
+	default:
+		return
+	}
+	switch st {
+	case wire.OK, wire.Medium, wire.NoSpace, wire.Lost:
+	default:
+		return
+	}
+	x := result{r.Tag, r.Op, st, value}
+	if len(s.list) < maxCredits {
+		s.list = append(s.list, x)
+		return
+	}
+	s.list[s.next] = x
+	s.next = (s.next + 1) % maxCredits
+}
+
+func (s *results) find(r *wire.Request) *result {
+	for i := range s.list {
+		if x := &s.list[i]; x.tag == r.Tag && x.op == r.Op {
+			return x
+		}
+	}
+	return nil
+}
+
+// again reports whether x has its answer without being executed: because it was done on an earlier connection of the
+// session, or because it has a fence, and what has failed before it was done there.
+func (h *handle) again(x *command) bool {
+	fence := x.r.Flags&(wire.Fence|wire.Barrier) != 0
+	if x.r.Flags&wire.Again != 0 && h.known {
+		if r := h.results.find(&x.r); r != nil {
+			h.failed = r.status != wire.OK || h.failed && !fence
+			x.answer(r.status, r.value)
+			return true
+		}
+	}
+	if fence && h.failed {
+		h.failed = false
+		x.answer(wire.Fenced, 0)
+		return true
+	}
+	return false
+}
+
+// past is a session without a connection.
+type past struct {
+	session   uint64
+	client    string // whose it is
+	partition string // UUID or name
+	results   results
+}
+
+// maxPast bounds the sessions that are remembered. When there are more, the oldest is forgotten, and its client hears
+// that it is not known how its requests have ended.
+const maxPast = 256
+
+// remember ends a handle; its session can be gone on with, unless the client has ended it.
+func (s *Service) remember(h *handle) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.sessions, h.session)
+	if h.session == 0 || h.left {
+		return
+	}
+	if len(s.past) >= maxPast {
+		s.past = slices.Delete(s.past, 0, 1)
+	}
+	s.past = append(s.past, &past{h.session, h.client, h.partition(), h.results})
+}
+
+// resume gives h the session that its client goes on with, if it is remembered, or a new one.
+func (s *Service) resume(h *handle, session uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := slices.IndexFunc(s.past, func(p *past) bool {
+		return p.session == session && p.client == h.client && p.partition == h.partition()
+	})
+	if i >= 0 {
+		h.session, h.known, h.results = session, true, s.past[i].results
+		s.past = slices.Delete(s.past, i, i+1)
+	}
+	for h.session == 0 || s.sessions[h.session] != nil {
+		h.session = random()
+	}
+	s.sessions[h.session] = h
+}
+
+// partition identifies what the handle uses.
+func (h *handle) partition() string {
+	if h.info.UUID != "" {
+		return h.info.UUID
+	}
+	return h.info.Name
+}
