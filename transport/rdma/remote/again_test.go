@@ -253,8 +253,10 @@ func TestAtomicNotRepeated(t *testing.T) {
 		add.Operand = 3
 		u.post(add, u.work(rdma.OpWrite, 2, rdma.Fence, 512, 512, 4096), u.work(rdma.OpRead, 3, rdma.Fence, 1024, 512, 0))
 		await(1)
-		go release() // when the service ends, it waits for the store
-		f.stop()
+		f.hideAway()
+		remote.Cut(u.qp)
+		release()
+		f.end()
 		f.start(service.Config{}, f.l.Addr().String())
 		u.want(1, rdma.StatusTransport)
 		u.want(2, rdma.StatusTransport)

@@ -8,3 +8,6 @@ func Cut(qp rdma.QueuePair) {
 		below.Abort(nil)
 	}
 }
+
+// Ending is closed when a queue pair has begun to end.
+func Ending(qp rdma.QueuePair) <-chan struct{} { return qp.(*queuePair).ctx.Done() }

@@ -160,8 +160,20 @@ func (f *far) start(c service.Config, listen string) {
 // stop ends it, and its connections.
 func (f *far) stop() {
 	f.t.Helper()
+	f.hideAway()
+	f.end()
+}
+
+// hideAway has nobody connect any more.
+func (f *far) hideAway() {
+	f.t.Helper()
 	check(f.t, f.l.Close())
 	f.work.Wait()
+}
+
+// end ends the service and its connections.
+func (f *far) end() {
+	f.t.Helper()
 	check(f.t, f.svc.Close())
 	if st := f.pool.Stats(); st.Leases != 0 {
 		f.t.Errorf("%d leases are left of the service", st.Leases)
