@@ -6,6 +6,9 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
+	"os"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -13,7 +16,17 @@ import (
 	"oneshot/test/targettest"
 )
 
-func TestMain(m *testing.M) { targettest.Main(m) }
+func TestMain(m *testing.M) {
+	if url := os.Getenv(envWriter); url != "" {
+		first, err := strconv.ParseUint(os.Args[1], 10, 64)
+		if err == nil {
+			err = writer(url, first)
+		}
+		fmt.Fprintln(os.Stderr, "writer:", err)
+		os.Exit(1)
+	}
+	targettest.Main(m)
+}
 
 const iqn = "iqn.2026-11.example.oneshot:"
 
