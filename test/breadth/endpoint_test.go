@@ -153,7 +153,7 @@ func look(t *testing.T, round int, url string, durable uint64) {
 		}
 		n := binary.BigEndian.Uint64(buf[at:])
 		if n < least || n > 0 && n%writerBlocks != block || n > durable+2*writerBatch {
-			t.Fatalf("round %d: block %d has number %d at %d; durable is %d, and all up to %d", round, block, n, at%writerBlock, least, durable)
+			t.Fatalf("round %d: block %d has number %d at %d; %d is durable there, and all up to %d", round, block, n, at%writerBlock, least, durable)
 		}
 	}
 }

@@ -237,20 +237,42 @@ func (l *link) ask(ctx context.Context, b []byte) ([]byte, error) {
 	if _, err := l.qp.Post([]rdma.Work{w}); err != nil {
 		return nil, err
 	}
+	t := time.NewTicker(nudgeTime)
+	defer t.Stop()
+	for {
+		select {
+		case answer := <-l.inbox:
+			return answer, nil
+		case <-l.gone:
+			return l.last()
+		case <-t.C:
+			l.nudge()
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// nudgeTime is how long an answer may take before nudge is called.
+const nudgeTime = 300 * time.Millisecond
+
+// nudge sends what means nothing, over devices of the kernel. What comes to siw within milliseconds of its MPA Reply lies
+// unread there until something else comes.
+func (l *link) nudge() {
+	if l.q.dev.static {
+		_, _ = l.qp.Post([]rdma.Work{{ID: idSend, Op: rdma.OpWrite, Flags: rdma.Signaled}})
+	}
+}
+
+// last returns the answer that came before the end of the connection, or says why it has ended.
+func (l *link) last() ([]byte, error) {
 	select {
 	case answer := <-l.inbox:
 		return answer, nil
-	case <-l.gone:
-		select {
-		case answer := <-l.inbox: // it came before the end
-			return answer, nil
-		default:
-		}
+	default:
 		l.q.mu.Lock()
 		defer l.q.mu.Unlock()
 		return nil, fmt.Errorf("remote: the service has ended the connection: %w", errors.Join(l.why, rdma.ErrDisconnected))
-	case <-ctx.Done():
-		return nil, ctx.Err()
 	}
 }
 
