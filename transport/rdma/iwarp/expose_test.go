@@ -122,6 +122,8 @@ func TestExposedRefuses(t *testing.T) {
 			return s
 		}, ddp.TaggedInvalidSTag},
 		"a Read that the owner refuses": {bothWays, nil, 8, func(_ *queuePair, x *shown, s rdma.STag) rdma.STag {
+			x.mu.Lock()
+			defer x.mu.Unlock()
 			x.err = errors.New("refused")
 			return s
 		}, ddp.MakeCause((&stag.Error{Op: stag.RemoteRead, Fault: stag.AccessRights}).Terminate())},
