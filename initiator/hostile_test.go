@@ -288,16 +288,20 @@ func TestLargeReads(t *testing.T) {
 	first, wrote := make(chan struct{}), make(chan struct{})
 	s := dialFake(t, func(g *target) {
 		_ = g.c.(*net.TCPConn).SetWriteBuffer(1 << 20) // all of it fits
-		for i := range n {
+		var tags [n]uint32
+		for i := range tags { // before an answer: while Done waits for wrote, no command is sent
 			h, _, err := g.read()
 			if err != nil {
 				return
 			}
+			tags[i] = h.ITT()
+		}
+		for i, tag := range tags {
 			if i == 1 {
 				<-first
 			}
 			g.write(&pdu.DataInFields{
-				ITT: h.ITT(), TTT: pdu.ReservedTag, Final: true, HasStatus: true, DataSegmentLength: size, Sequence: g.sequence(),
+				ITT: tag, TTT: pdu.ReservedTag, Final: true, HasStatus: true, DataSegmentLength: size, Sequence: g.sequence(),
 			}, pattern(size, uint64(i)))
 		}
 		close(wrote)
