@@ -257,6 +257,56 @@ func TestPositionsThatLie(t *testing.T) {
 	}
 }
 
+// A program that takes no answers and completions holds no more of the card's memory than its queues are long.
+func TestNothingTaken(t *testing.T) {
+	socket := start(t).socket
+	goOn := bystanders(t, socket)
+	x := shm.Descriptor{Op: uint8(rdma.OpSend), SGL: 1}
+	for name, more := range map[string]func(*driver){
+		"commands": func(d *driver) {
+			revoke := shm.Descriptor{Op: shm.CommandRevoke} // of no queue pair
+			for i := range uint32(shm.Commands) {
+				revoke.Put(d.ctl.Command(i))
+			}
+			d.ctl.CommandTail.Store(d.ctl.CommandTail.Load() + shm.Commands)
+			d.hint(shm.CommandQueue)
+		},
+		"requests": func(d *driver) { // of a queue pair that is not connected
+			for i := range d.sq.Slots() {
+				x.Put(d.sq.Slot(i))
+				shm.PutPiece(d.sq.Slot(i), nil, 0, 1, shm.Piece{Region: 1, Len: 8})
+			}
+			d.sq.Tail.Store(d.sq.Tail.Load() + d.sq.Slots())
+			d.hint(itsPair)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := begin(t, socket)
+			over := make(chan struct{})
+			go func() {
+				d.turnedOut()
+				close(over)
+			}()
+			for pushed := 0; ; {
+				select {
+				case <-over:
+					goOn()
+					return
+				default:
+				}
+				if d.ctl.HintHead.Load() != d.hints {
+					continue
+				}
+				if more(d); pushed > 2000 {
+					t.Fatal("the card takes it all")
+				}
+				d.hint(shm.MaxQueues) // of no queue: it is taken when the card has done with the one before
+				pushed++
+			}
+		})
+	}
+}
+
 // A request that no driver posts ends its queue pair: it completes with an error, and those behind it are flushed. The
 // program and the others go on.
 func TestGarbage(t *testing.T) {

@@ -59,6 +59,7 @@ type client struct {
 	outMu   sync.Mutex       // taken after mu
 	tail    uint32           // of the ring of completions
 	extra   []shm.Completion // to be put, behind what is in cq
+	slots   int              // of all queues
 	touched []*pair          // whose requests may be done
 	snaps   []snap
 	cs      [64]rdma.Completion

@@ -115,9 +115,17 @@ func (c *client) touch(p *pair) {
 // put has something put that is not of the completion queue. drain follows.
 func (c *client) put(xs ...shm.Completion) {
 	c.outMu.Lock()
+	defer c.outMu.Unlock()
+	if len(c.extra)+len(xs) > c.slots+spareExtra {
+		c.lie("%d answers and completions that the program does not take", len(c.extra))
+		return
+	}
 	c.extra = append(c.extra, xs...)
-	c.outMu.Unlock()
 }
+
+// spareExtra is how many entries may wait besides one for each slot of a queue: answers, revocations, and what is left of queues
+// that are gone.
+const spareExtra = 2 * shm.Completions
 
 // ended is called by the device when the connection of p has ended.
 func (p *pair) ended(err error) {

@@ -209,6 +209,7 @@ func (c *client) newQueue(number uint32, depth int, dom rdma.Domain) (*queue, in
 	}
 	q := &queue{mem: shm.NewQueue(seg, depth), size: int64(n), dom: dom}
 	c.queues[number] = q
+	c.count(int(q.mem.Slots()))
 	return q, fd, nil
 }
 
@@ -217,8 +218,16 @@ func (c *client) drop(number uint32) {
 	if q := c.queues[number]; q != nil {
 		delete(c.queues, number)
 		c.bytes -= q.size
+		c.count(-int(q.mem.Slots()))
 		_ = q.mem.Close()
 	}
+}
+
+// count counts the slots of queues.
+func (c *client) count(n int) {
+	c.outMu.Lock()
+	c.slots += n
+	c.outMu.Unlock()
 }
 
 func (c *client) newReceives(m *shm.Message, _ []int) (*shm.Message, []int, error) {

@@ -116,7 +116,7 @@ func (c *client) refuse(p *pair, x shm.Completion) {
 		c.put(x)
 		return
 	}
-	if p.late = append(p.late, x); len(p.late) > 2*maxDepth {
+	if p.late = append(p.late, x); len(p.late) > int(p.sq.mem.Slots()+p.rq.mem.Slots()) {
 		c.lie("%d requests after the end of a connection", len(p.late))
 	}
 }
