@@ -1,0 +1,426 @@
+package replica
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"time"
+)
+
+// Role is what a node is at the moment.
+type Role uint8
+
+const (
+	Waiting   Role = iota // no view is known yet
+	Follower              // a member of S, or a copy that is brought level
+	Candidate             // asks for promises
+	Primary               // answers hosts
+)
+
+// Core is one node. It is not safe for concurrent use.
+type Core struct {
+	cfg      Config
+	now      time.Duration
+	lastTick time.Duration
+	out      []Action
+
+	view View
+	role Role
+	peer [16]peer // what is known of the others
+
+	log
+	disk
+	marks
+	host
+
+	// As a follower, and as a candidate that fetches.
+	source   ID     // who may write
+	stream   uint64 // under which number; 0: nobody
+	fed      bool   // a bell of it has come
+	streams  uint64 // numbers given
+	acked    Ack
+	lastBeat time.Duration
+	promised uint64 // version for which a promise was given
+	to       ID
+	since    time.Duration // when it was given
+	bumped   time.Duration // when another version was last asked for
+	asleep   time.Duration // no candidature before
+
+	cand candidate
+
+	// As the primary.
+	commit     uint64
+	freed      uint64
+	took       time.Duration // when it became primary
+	proposed   *View
+	proposedAt time.Duration
+	beats      []sentBeat
+	beatNo     uint64
+	beatAt     time.Duration
+	flushAt    time.Duration
+	sealing    bool
+	successor  ID
+	sealedAt   time.Duration
+	flushed    uint64 // the newest record that an answered Flush covers, or that one may have covered
+}
+
+// peer is what a node knows of another.
+type peer struct {
+	up    bool
+	hello *Hello // not acted upon yet
+
+	stream   uint64 // records go to it; 0: none
+	started  bool   // the first bell has gone
+	outside  bool   // it is brought level, and does not count
+	sent     uint64
+	received uint64
+	applied  uint64
+	durable  uint64
+	lost     bool // it does not remember, or its disk refuses
+	bell     Bell // the last
+	heard    time.Duration
+	proven   time.Duration // when the newest beat that it answered was sent
+
+	todo    Bits   // granules that have to be copied
+	copying int    // on their way
+	copied  uint64 // the newest record of a copied granule
+	clean   []cleaning
+}
+
+type sentBeat struct {
+	no uint64
+	at time.Duration
+}
+
+// New starts a node. Memory is nil when it is gone, or there was none.
+func New(cfg Config, now time.Duration, memory *Memory, saved Saved) *Core {
+	c := &Core{cfg: cfg, now: now, lastTick: now, lastBeat: now}
+	c.streams = uint64(cfg.Incarnation) << 32
+	c.works = make(map[uint64]work)
+	c.nextWork = uint64(cfg.Incarnation) << 32
+	c.restore(memory, saved)
+	return c
+}
+
+// restore takes what a former life has left.
+func (c *Core) restore(memory *Memory, saved Saved) {
+	c.marked, c.durable = saved.Mark, saved.Mark
+	c.set = saved.Regions.Clone()
+	written := c.granulesOf(c.set)
+	c.suspects, c.early = written.Clone(), written.Clone()
+	for id := range c.cfg.Copies.All() {
+		c.bitmaps[id] = saved.Bitmaps[id].Clone()
+		c.bitmaps[id].Add(written) // regions tell what the bitmaps, saved seldom, do not
+	}
+	c.base, c.disk.applied = c.marked, c.marked
+	if memory != nil {
+		c.memory = true
+		c.base, c.disk.applied, c.trim, c.results = memory.Base, memory.Applied, memory.Trim, slices.Clone(memory.Results)
+		for _, r := range memory.Log {
+			c.entries = append(c.entries, entry{Record: r, at: c.now})
+			if r.Seq <= c.disk.applied || !r.changes(c.cfg.Self) {
+				c.entries[len(c.entries)-1].state = stateApplied
+			}
+			if r.Kind == KindWrite || r.Kind == KindZero {
+				for id := range c.cfg.Copies.Without(c.cfg.Self).All() {
+					c.mark(&c.bitmaps[id], r.Off, r.Len) // its region may not have been set yet
+				}
+			}
+		}
+		c.durable = min(c.durable, c.disk.applied)
+	}
+	c.synced = c.durable
+	c.earlyTo = c.log.last()
+	if memory == nil {
+		c.earlyTo = math.MaxUint64 // nobody knows
+	}
+	for i := range c.set.All() {
+		c.touch(i, c.log.last())
+	}
+	if memory != nil {
+		c.adopt(memory.View)
+		c.promised, c.to, c.since = memory.Promised, memory.To, c.now
+	}
+}
+
+// Memory returns what is in the log's memory.
+func (c *Core) Memory() *Memory {
+	m := &Memory{Base: c.base, Applied: c.disk.applied, Trim: c.trim, Results: slices.Clone(c.results), View: c.view, Promised: c.promised, To: c.to}
+	for i := range c.entries {
+		m.Log = append(m.Log, c.entries[i].Record)
+	}
+	if !c.memory {
+		return nil
+	}
+	return m
+}
+
+// Step tells of an event at the time that the node's clock shows, and returns what is to be done. The slice is
+// valid until the next Step.
+func (c *Core) Step(now time.Duration, e Event) []Action {
+	c.now = max(c.now, now)
+	clear(c.out)
+	c.out = c.out[:0]
+	switch e := e.(type) {
+	case Tick:
+		// A node that was asleep has heard no beat, which says nothing about the primary.
+		if c.now-c.lastTick > c.cfg.Heartbeat {
+			c.lastBeat = c.now
+		}
+		c.lastTick = c.now
+	case Up:
+		c.peer[e.Peer].up = true
+	case Down:
+		c.down(e.Peer)
+	case Message:
+		c.peer[e.From].heard = c.now
+		c.message(e.From, e.Msg)
+	case Rang:
+		c.rang(&e)
+	case BeatFrom:
+		c.beat(e.From, e.Beat)
+	case EchoFrom:
+		c.echo(e.From, e.Echo)
+	case Agreed:
+		c.adopt(e.View)
+	case Done:
+		c.done(e)
+	default:
+		c.request(e)
+	}
+	c.settle()
+	return c.out
+}
+
+// settle does what the state asks for. Each of its parts looks at the state alone, so that it does not matter which
+// event has changed it.
+func (c *Core) settle() {
+	switch c.role {
+	case Primary:
+		c.greet()
+		c.reshape()
+		c.beatOn()
+		c.hand()
+		c.sequence()
+		c.copyOn()
+		c.committed()
+		c.apply(c.commit)
+		c.read()
+		c.prove()
+		c.flush()
+		c.free()
+		c.post()
+	case Candidate:
+		c.canvass()
+	case Follower:
+		c.follow()
+	}
+	c.sync()
+	c.save()
+	c.trimLog()
+	c.acknowledge()
+}
+
+func (c *Core) message(from ID, m Msg) {
+	switch m := m.(type) {
+	case Hello:
+		c.peer[from].hello = &m
+	case Ack:
+		c.ack(from, &m)
+	case Ask:
+		c.ask(from, m.Version)
+	case Promise:
+		if c.role == Candidate && m.Version == c.view.Version {
+			c.cand.promises[from] = promise{given: true, Promise: m}
+			c.cand.answered = c.cand.answered.With(from)
+			c.cand.at = c.now
+		}
+	case Deny:
+		c.adopt(m.View)
+	case Fetch:
+		c.fetched(from, &m)
+	}
+}
+
+func (c *Core) down(id ID) {
+	p := &c.peer[id]
+	p.up, p.hello, p.stream = false, nil, 0
+	p.copying, p.clean = 0, nil
+	if c.stream != 0 && c.source == id {
+		c.stream, c.fed = 0, false
+	}
+	if c.role == Candidate && c.proposed == nil {
+		c.cand.promises[id] = promise{}
+		c.cand.answered = c.cand.answered.Without(id)
+	}
+}
+
+// adopt takes a newer view, wherever it comes from.
+func (c *Core) adopt(v View) {
+	if v.Version <= c.view.Version {
+		return
+	}
+	old := c.view
+	c.view = v
+	c.marksFor(old, v)
+	handed := c.role == Follower && v.Planned && v.Primary == c.cfg.Self && v.Version == old.Version+1 &&
+		c.memory && c.fed && c.log.last()+1 == v.First
+	won := c.role == Candidate && c.proposed != nil && *c.proposed == v
+	switch {
+	case c.role == Primary && v.Primary == c.cfg.Self && v.Term == old.Term:
+		c.reshaped()
+		return
+	case c.role == Primary:
+		c.demote()
+	case won:
+		c.promote()
+		return
+	case handed:
+		c.cut(old.Primary)
+		c.promote()
+		return
+	}
+	c.proposed = nil
+	c.role = Follower
+	c.cand = candidate{}
+	kept := old.Primary == v.Primary && old.Term == v.Term && old.InSync.Has(c.cfg.Self) == v.InSync.Has(c.cfg.Self)
+	joined := old.Primary == v.Primary && old.Term == v.Term && v.InSync.Has(c.cfg.Self)
+	if !c.fed || c.source != v.Primary || !kept && !joined || c.promised == old.Version {
+		c.cut(c.source)
+		c.cut(old.Primary)
+	}
+	c.promised = 0
+	if old.Term != v.Term {
+		c.lastBeat = c.now
+	}
+}
+
+// cut takes away a node's right to write here. Its stream is over, too.
+func (c *Core) cut(id ID) {
+	if id != c.cfg.Self {
+		c.out = append(c.out, Cut{To: id})
+	}
+	if c.source == id {
+		c.stream, c.fed = 0, false
+	}
+}
+
+// grant lets a node write here, and nobody else.
+func (c *Core) grant(id ID) uint64 {
+	if c.stream != 0 && c.source != id {
+		c.cut(c.source)
+	}
+	c.streams++
+	c.source, c.stream, c.fed, c.acked = id, c.streams, false, Ack{}
+	c.out = append(c.out, Grant{To: id, Stream: c.streams})
+	return c.streams
+}
+
+// quorum is W of a view.
+func (c *Core) quorum(v *View) int { return min(c.cfg.Quorum, v.InSync.Len()) }
+
+// held returns the number up to which W members of the view are, going by what of says of each.
+func (c *Core) held(v *View, of func(ID) uint64) uint64 {
+	var at [16]uint64
+	n := 0
+	for id := range v.InSync.All() {
+		at[n] = of(id)
+		n++
+	}
+	slices.Sort(at[:n])
+	return at[n-c.quorum(v)]
+}
+
+// heldByAll is held, of the view and of the one that is proposed: nobody knows which of them is in force.
+func (c *Core) heldByAll(of func(ID) uint64) uint64 {
+	n := c.held(&c.view, of)
+	if c.proposed != nil {
+		n = min(n, c.held(c.proposed, of))
+	}
+	return n
+}
+
+func (c *Core) receivedBy(id ID) uint64 {
+	if id == c.cfg.Self {
+		return c.log.last()
+	}
+	return c.peer[id].received
+}
+
+func (c *Core) durableBy(id ID) uint64 {
+	if id == c.cfg.Self {
+		return c.durable
+	}
+	return c.peer[id].durable
+}
+
+func (c *Core) appliedBy(id ID) uint64 {
+	if id == c.cfg.Self {
+		return c.disk.applied
+	}
+	return c.peer[id].applied
+}
+
+// others are the nodes whose progress holds back trim and reuse: members of the views, and copies that get records.
+func (c *Core) others() Nodes {
+	n := c.view.InSync
+	if c.proposed != nil {
+		n |= c.proposed.InSync
+	}
+	for id := range c.cfg.Copies.All() {
+		if c.peer[id].stream != 0 {
+			n = n.With(id)
+		}
+	}
+	return n.Without(c.cfg.Self)
+}
+
+// State is what can be seen of a node from outside.
+type State struct {
+	Role                           Role
+	View                           View
+	Last, Commit, Applied, Durable uint64
+	Trim                           uint64
+	HeapUsed                       int64 // bytes
+	Retained                       int   // records in the log
+}
+
+// State returns the node's.
+func (c *Core) State() State {
+	s := State{Role: c.role, View: c.view, Last: c.log.last(), Commit: c.commit, Applied: c.disk.applied, Durable: c.durable, Trim: c.trim}
+	if c.heap != nil {
+		s.HeapUsed = c.heap.used * c.cfg.Unit
+	}
+	s.Retained = len(c.entries)
+	return s
+}
+
+// Bitmap returns the granules that this node knows the copy to lack, and Set the regions in which this node may
+// have written what others lack, durable or not. The caller does not change them.
+func (c *Core) Bitmap(id ID) Bits { return c.bitmaps[id] }
+func (c *Core) Set() Bits         { return c.set }
+
+// Streams says whether this node, as the primary, sends records to another.
+func (c *Core) Streams(id ID) bool { return c.role == Primary && c.peer[id].stream != 0 }
+
+// Suspects are the granules in which this copy, outside S, may differ by its own doing.
+func (c *Core) Suspects() Bits { return c.suspects }
+
+// Has says whether the node holds a record, or had it and all of S have it durable.
+func (c *Core) Has(term, seq uint64) bool {
+	e := c.entry(seq)
+	return seq <= c.base || e != nil && e.Term == term
+}
+
+// Log yields the records that the node holds, in order.
+func (c *Core) Log(yield func(*Record) bool) {
+	for i := range c.entries {
+		if !yield(&c.entries[i].Record) {
+			return
+		}
+	}
+}
+
+func (c *Core) String() string {
+	return fmt.Sprintf("node %d role %d view %+v log %d..%d commit %d applied %d durable %d trim %d", c.cfg.Self, c.role, c.view, c.base+1, c.log.last(), c.commit, c.disk.applied, c.durable, c.trim)
+}

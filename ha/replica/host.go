@@ -1,0 +1,312 @@
+package replica
+
+import (
+	"slices"
+	"time"
+)
+
+// resultsFor is how long after a takeover an initiator may ask for the end of a COMPARE AND WRITE again.
+const resultsFor = 60 * time.Second
+
+// host is what the primary has under way for its host.
+type host struct {
+	heap    *heap
+	hungry  []Reserve // wait for memory
+	granted []grant   // have it, and wait for their data
+	ops     []*op     // wait for a range, the ring or the end of a switch, in order
+	swaps   []*op     // have their range, and are compared
+	writes  []*op     // have a record, and wait until it is committed
+	reads   []*op     // wait for records that they overlap
+	proving []*op     // have their result, and wait until it is known to be true
+	flushes []*op
+	locks   []span
+	jobs    []*job
+}
+
+// grant is memory of the heap that a request has.
+type grant struct {
+	id      uint64
+	addr, n int64
+}
+
+// span is a range that a COMPARE AND WRITE or a job has to itself.
+type span struct{ off, n int64 }
+
+type op struct {
+	kind      opKind
+	id, key   uint64
+	off, n    int64
+	addr      int64
+	sum       uint32
+	seq       uint64
+	at        time.Duration // when the disk was read
+	status    Status
+	comparing bool
+	dead      bool // answered, though a work is still under way
+}
+
+type opKind uint8
+
+const (
+	opWrite opKind = iota
+	opZero
+	opSwap
+	opRead
+	opFlush
+)
+
+// request takes what the host asks for.
+func (c *Core) request(e Event) {
+	var o *op
+	switch e := e.(type) {
+	case Cancel:
+		if g, ok := c.redeem(e.ID); ok {
+			c.heap.release(g.addr, g.n)
+		}
+		return
+	case Switch:
+		c.seal(e.To)
+		return
+	case Reserve:
+		if c.role != Primary {
+			c.answer(e.ID, Moved)
+			return
+		}
+		c.hungry = append(c.hungry, e)
+		return
+	case Write:
+		o = &op{kind: opWrite, id: e.ID, off: e.Off, n: e.Len, sum: e.Sum}
+	case Zero:
+		o = &op{kind: opZero, id: e.ID, off: e.Off, n: e.Len}
+	case Swap:
+		o = &op{kind: opSwap, id: e.ID, key: e.Key, off: e.Off, n: e.Len, sum: e.Sum}
+	case Read:
+		o = &op{kind: opRead, id: e.ID, off: e.Off, n: e.Len}
+	case Flush:
+		o = &op{kind: opFlush, id: e.ID, seq: c.commit}
+	}
+	needs := o.kind == opWrite || o.kind == opSwap
+	g, has := c.redeem(o.id)
+	o.addr = g.addr
+	switch {
+	case c.role != Primary:
+		c.answer(o.id, Moved)
+	case needs && (!has || g.n != o.n):
+		panic("replica: a write without memory of its size")
+	case o.kind == opRead:
+		c.reads = append(c.reads, o)
+	case o.kind == opFlush:
+		c.flushes = append(c.flushes, o)
+		c.syncTo = max(c.syncTo, o.seq)
+	default:
+		c.ops = append(c.ops, o)
+	}
+}
+
+// redeem takes the memory that was reserved for a request.
+func (c *Core) redeem(id uint64) (grant, bool) {
+	i := slices.IndexFunc(c.granted, func(g grant) bool { return g.id == id })
+	if i < 0 {
+		return grant{}, false
+	}
+	g := c.granted[i]
+	c.granted = slices.Delete(c.granted, i, i+1)
+	return g, true
+}
+
+func (c *Core) answer(id uint64, s Status) { c.out = append(c.out, Answer{ID: id, Status: s}) }
+
+// refuseAll ends everything: the initiators go to another node.
+func (c *Core) refuseAll() {
+	for _, e := range c.hungry {
+		c.answer(e.ID, Moved)
+	}
+	for _, g := range c.granted {
+		c.answer(g.id, Moved)
+	}
+	for _, list := range [][]*op{c.ops, c.swaps, c.writes, c.reads, c.proving, c.flushes} {
+		for _, o := range list {
+			o.dead = true
+			c.answer(o.id, Moved)
+		}
+	}
+	for id, w := range c.works {
+		if w.kind == workRead || w.kind == workCompare {
+			delete(c.works, id)
+		}
+	}
+	for _, j := range c.jobs {
+		j.dead = true
+	}
+	c.host = host{}
+}
+
+func (c *Core) isLocked(off, n int64) bool {
+	return slices.ContainsFunc(c.locks, func(s span) bool { return s.off < off+n && off < s.off+s.n })
+}
+
+func (c *Core) unlock(off, n int64) {
+	i := slices.Index(c.locks, span{off, n})
+	c.locks = slices.Delete(c.locks, i, i+1)
+}
+
+// hasRoom says whether the log takes another record: also at the member that has to keep the most.
+func (c *Core) hasRoom() bool {
+	return !c.sealing && c.log.last()-min(c.trim, c.base) < uint64(c.cfg.Ring)
+}
+
+// sequence gives memory to those who wait for it, and numbers to what waits for nothing else.
+func (c *Core) sequence() {
+	for len(c.hungry) > 0 {
+		addr, ok := c.heap.alloc(c.hungry[0].Len)
+		if !ok {
+			break
+		}
+		c.granted = append(c.granted, grant{c.hungry[0].ID, addr, c.hungry[0].Len})
+		c.out = append(c.out, Answer{ID: c.hungry[0].ID, Addr: addr})
+		c.hungry = c.hungry[1:]
+	}
+	waiting := c.ops[:0]
+	for _, o := range c.ops {
+		blocked := !c.hasRoom() || c.isLocked(o.off, o.n) ||
+			slices.ContainsFunc(waiting, func(w *op) bool { return w.off < o.off+o.n && o.off < w.off+w.n })
+		switch {
+		case blocked:
+			waiting = append(waiting, o)
+		case o.kind == opSwap:
+			c.locks = append(c.locks, span{o.off, o.n})
+			c.swaps = append(c.swaps, o)
+		default:
+			c.record(o)
+		}
+	}
+	clear(c.ops[len(waiting):])
+	c.ops = waiting
+	c.compare()
+}
+
+// record gives an operation its place in the order.
+func (c *Core) record(o *op) {
+	r := Record{Term: c.view.Term, Seq: c.log.last() + 1, Kind: KindWrite, Off: o.off, Len: o.n, Addr: o.addr, Sum: o.sum, Key: o.key}
+	if o.kind == opZero {
+		r.Kind = KindZero
+	}
+	o.seq = r.Seq
+	c.append(r)
+	c.writes = append(c.writes, o)
+}
+
+// compare reads what swaps compare with, when the disk has the newest.
+func (c *Core) compare() {
+	for i := 0; i < len(c.swaps); i++ {
+		o := c.swaps[i]
+		if done := c.resultOf(o); done != nil {
+			c.swaps = slices.Delete(c.swaps, i, i+1)
+			i--
+			o.seq = done.Seq
+			c.endSwap(o, Good)
+			continue
+		}
+		if !o.comparing && !c.unapplied(o.off, o.n) {
+			o.comparing = true
+			c.out = append(c.out, Compare{ID: c.begin(work{kind: workCompare, op: o}), Req: o.id, Off: o.off, Len: o.n})
+		}
+	}
+}
+
+// resultOf: the same port has sent the same command before a takeover, it was done, and nothing has touched the
+// range since. Then the bytes are what is wanted, and its own.
+func (c *Core) resultOf(o *op) *Result {
+	for i := range c.results {
+		if r := &c.results[i]; r.Key == o.key && r.Term < c.view.Term && c.now-c.took < resultsFor {
+			return r
+		}
+	}
+	return nil
+}
+
+// endSwap ends one that writes nothing.
+func (c *Core) endSwap(o *op, s Status) {
+	c.unlock(o.off, o.n)
+	c.heap.release(o.addr, o.n)
+	o.status, o.at = s, c.now
+	c.proving = append(c.proving, o)
+}
+
+func (c *Core) compared(o *op, e *Done) {
+	if o.dead {
+		return
+	}
+	i := slices.Index(c.swaps, o)
+	if e.Equal && !e.Failed && !c.hasRoom() {
+		o.comparing = false // compared again when there is room
+		return
+	}
+	c.swaps = slices.Delete(c.swaps, i, i+1)
+	switch {
+	case e.Failed:
+		c.endSwap(o, Failed)
+	case !e.Equal:
+		c.endSwap(o, Miscompare)
+	default:
+		c.unlock(o.off, o.n)
+		c.record(o)
+	}
+}
+
+// committed answers what W members hold.
+func (c *Core) committed() {
+	c.commit = max(c.commit, c.heldByAll(c.receivedBy))
+	n := 0
+	for ; n < len(c.writes) && c.writes[n].seq <= c.commit; n++ {
+		c.out = append(c.out, Answer{ID: c.writes[n].id, Seq: c.writes[n].seq})
+	}
+	c.writes = slices.Delete(c.writes, 0, n)
+}
+
+// read starts reads of ranges of which the disk has everything. What is not committed could be taken back.
+func (c *Core) read() {
+	c.reads = slices.DeleteFunc(c.reads, func(o *op) bool {
+		if c.unapplied(o.off, o.n) {
+			return false
+		}
+		c.out = append(c.out, ReadFor{ID: c.begin(work{kind: workRead, op: o}), Req: o.id, Off: o.off, Len: o.n})
+		return true
+	})
+}
+
+func (c *Core) readDone(o *op, failed bool) {
+	o.at = c.now
+	if failed {
+		o.status = Failed
+	}
+	c.proving = append(c.proving, o)
+}
+
+// prove answers what was true when this node was the primary for sure.
+func (c *Core) prove() {
+	c.proving = slices.DeleteFunc(c.proving, func(o *op) bool {
+		if !c.isProven(o.at) {
+			return false
+		}
+		c.out = append(c.out, Answer{ID: o.id, Status: o.status, Seq: o.seq})
+		return true
+	})
+}
+
+// flush answers what W disks have, and asks for a flush now and then.
+func (c *Core) flush() {
+	if c.now >= c.flushAt+c.cfg.FlushEvery {
+		c.flushAt = c.now
+		c.syncTo = max(c.syncTo, c.commit)
+	}
+	to := c.heldByAll(c.durableBy)
+	c.flushes = slices.DeleteFunc(c.flushes, func(o *op) bool {
+		if o.seq > to {
+			return false
+		}
+		c.flushed = max(c.flushed, o.seq)
+		c.answer(o.id, Good)
+		return true
+	})
+}

@@ -1,0 +1,105 @@
+package replica
+
+import (
+	"slices"
+	"time"
+)
+
+// log holds the records from base+1 on without a gap.
+type log struct {
+	base    uint64
+	entries []entry
+	memory  bool // nothing that this node has acknowledged is missing
+	results []Result
+	trim    uint64 // all of S have the records up to it durable
+	// early are the granules of records before the log begins that may not be durable on all of S, until trim
+	// reaches earlyTo.
+	early   Bits
+	earlyTo uint64
+}
+
+type entry struct {
+	Record
+	state entryState
+	at    time.Duration
+}
+
+type entryState uint8
+
+const (
+	stateHeld    entryState = iota
+	stateWriting            // the disk has it
+	stateApplied
+)
+
+func (l *log) last() uint64 { return l.base + uint64(len(l.entries)) }
+
+// entry returns the one of seq, or nil. It is valid until the log changes.
+func (l *log) entry(seq uint64) *entry {
+	if seq <= l.base || seq > l.last() {
+		return nil
+	}
+	return &l.entries[seq-l.base-1]
+}
+
+// from returns copies of the records from seq on.
+func (l *log) from(seq uint64) []Record {
+	var recs []Record
+	for i := seq - l.base - 1; i < uint64(len(l.entries)); i++ {
+		recs = append(recs, l.entries[i].Record)
+	}
+	return recs
+}
+
+// maxResults bounds what is kept of COMPARE AND WRITE.
+const maxResults = 4096
+
+// append adds the next record, and does with it what does not wait for the disk.
+func (c *Core) append(r Record) {
+	if r.Seq != c.log.last()+1 {
+		panic("replica: a gap in the log")
+	}
+	e := entry{Record: r, at: c.now}
+	if !r.changes(c.cfg.Self) {
+		e.state = stateApplied
+	}
+	c.entries = append(c.entries, e)
+	if r.Kind == KindWrite || r.Kind == KindZero {
+		c.results = slices.DeleteFunc(c.results, func(o Result) bool { return r.overlaps(o.Off, o.Len) || o.Key == r.Key })
+		if r.Key != 0 {
+			c.results = append(c.results, Result{Key: r.Key, Term: r.Term, Seq: r.Seq, Off: r.Off, Len: r.Len})
+		}
+		if len(c.results) > maxResults {
+			c.results = slices.Delete(c.results, 0, 1)
+		}
+	}
+	c.markRecord(&r)
+}
+
+// trimLog forgets records that nobody will ask for.
+func (c *Core) trimLog() {
+	if c.role == Primary {
+		c.trim = max(c.trim, c.lowest(c.durableBy))
+	}
+	if c.trim >= c.earlyTo {
+		c.early = nil
+	}
+	n := 0
+	for to := min(c.trim, c.durable, c.applied); c.base+uint64(n) < to && n < len(c.entries); {
+		n++
+	}
+	if c.role == Primary {
+		n = min(n, int(max(c.freed, c.base)-c.base))
+	}
+	c.entries = slices.Delete(c.entries, 0, n)
+	c.base += uint64(n)
+}
+
+// lowest is the number that this node and all others have reached.
+func (c *Core) lowest(of func(ID) uint64) uint64 {
+	n := of(c.cfg.Self)
+	for id := range c.others().All() {
+		n = min(n, of(id))
+	}
+	return n
+}

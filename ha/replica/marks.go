@@ -1,0 +1,66 @@
+package replica
+
+// marks say where copies may differ.
+type marks struct {
+	bitmaps  [16]Bits // by copy outside S: the granules that it lacks
+	suspects Bits     // of this copy, outside S: granules that it may have changed by itself
+}
+
+func (c *Core) granule(off int64) int { return int(off / c.cfg.Granule) }
+
+// mark adds the granules of a range.
+func (c *Core) mark(b *Bits, off, n int64) {
+	for i := c.granule(off); i <= c.granule(off+n-1); i++ {
+		b.Set(i)
+	}
+}
+
+// granulesOf returns the granules of regions.
+func (c *Core) granulesOf(regions Bits) Bits {
+	var b Bits
+	for i := range regions.All() {
+		if off := int64(i) * c.cfg.Region; off < c.cfg.Size {
+			c.mark(&b, off, min(c.cfg.Region, c.cfg.Size-off))
+		}
+	}
+	return b
+}
+
+// markRecord keeps the bitmaps as a record asks for.
+func (c *Core) markRecord(r *Record) {
+	switch r.Kind {
+	case KindWrite, KindZero:
+		for id := range (c.cfg.Copies &^ c.view.InSync).Without(c.cfg.Self).All() {
+			c.mark(&c.bitmaps[id], r.Off, r.Len)
+		}
+	case KindClean:
+		c.bitmaps[r.Copy].Clear(c.granule(r.Off))
+	}
+}
+
+// marksFor keeps the bitmaps as a new view asks for. A copy that leaves S may lack what is not durable on all of S.
+func (c *Core) marksFor(old, v View) {
+	for id := range c.cfg.Copies.Without(c.cfg.Self).All() {
+		switch {
+		case v.InSync.Has(id):
+			c.bitmaps[id] = nil
+		case old.InSync.Has(id):
+			c.bitmaps[id].Add(c.early)
+			for i := range c.entries {
+				c.mark(&c.bitmaps[id], c.entries[i].Off, c.entries[i].Len)
+			}
+		}
+	}
+	if v.InSync.Has(c.cfg.Self) && c.memory {
+		c.suspects = nil
+	}
+}
+
+// suspect takes the log for what this copy, now outside S, has done by itself.
+func (c *Core) suspect() {
+	for i := range c.entries {
+		if e := &c.entries[i]; e.changes(c.cfg.Self) && e.state != stateHeld {
+			c.mark(&c.suspects, e.Off, e.Len)
+		}
+	}
+}

@@ -1,0 +1,312 @@
+package replica
+
+import "time"
+
+// promote makes this node the primary of its view.
+func (c *Core) promote() {
+	c.role = Primary
+	c.memory = true
+	c.proposed, c.sealing = nil, false
+	c.promised, c.stream, c.fed = 0, 0, false
+	c.took, c.flushAt, c.commit = c.now, c.now, c.log.last()
+	c.beats, c.beatAt = nil, -c.cfg.Heartbeat
+	// What the members have is known from their promises; after an orderly switch, from what the primary before told.
+	freed := c.freed
+	if !c.view.Planned {
+		freed = c.disk.applied
+	}
+	c.flushed = max(c.flushed, c.syncTo)
+	for id := range c.cfg.Copies.Without(c.cfg.Self).All() {
+		p := &c.peer[id]
+		*p = peer{up: p.up, hello: p.hello, heard: c.now, proven: -c.cfg.Lease - 1}
+		if !c.view.InSync.Has(id) {
+			continue
+		}
+		p.applied, p.durable, p.received = c.freed, c.trim, c.view.First-1
+		if !c.view.Planned {
+			q := &c.cand.promises[id]
+			p.applied, p.durable = q.Applied, q.Durable
+			freed = min(freed, q.Applied)
+		}
+	}
+	c.cand = candidate{}
+	c.freed = max(freed, c.base)
+	c.host = host{heap: newHeap(c.cfg.Heap, c.cfg.Unit)}
+	for i := range c.entries {
+		if r := &c.entries[i].Record; r.Seq > c.freed && hasData(r) {
+			c.heap.claim(r.Addr, r.Len)
+		}
+	}
+}
+
+// hasData says whether a record has memory of the heap.
+func hasData(r *Record) bool { return r.Kind == KindWrite || r.Kind == KindResync }
+
+// demote: another node is the primary, or this one in another term.
+func (c *Core) demote() {
+	c.refuseAll()
+	c.proposed, c.sealing = nil, false
+	for id := range c.cfg.Copies.All() {
+		p := &c.peer[id]
+		*p = peer{up: p.up, heard: p.heard}
+	}
+}
+
+// reshaped: S has changed, and this node is still the primary.
+func (c *Core) reshaped() {
+	c.proposed, c.sealing = nil, false
+	for id := range c.cfg.Copies.Without(c.cfg.Self).All() {
+		p := &c.peer[id]
+		switch {
+		case !c.view.InSync.Has(id) && !p.outside:
+			p.stream = 0
+		case c.view.InSync.Has(id) && p.outside:
+			p.outside, p.todo, p.clean = false, nil, nil
+		}
+	}
+}
+
+// greet begins the streams of those who have said hello.
+func (c *Core) greet() {
+	for id := range c.cfg.Copies.Without(c.cfg.Self).All() {
+		p := &c.peer[id]
+		h := p.hello
+		if h == nil || h.Version > c.view.Version {
+			continue
+		}
+		p.hello = nil
+		if h.Version < c.view.Version {
+			continue // it says hello again when it knows this view
+		}
+		p.stream, p.started, p.bell, p.copying, p.clean = h.Stream, false, Bell{}, 0, nil
+		// A copy of which nobody knows whether it has been taken in goes on with its log, as a member does.
+		entering := c.proposed != nil && c.proposed.InSync.Has(id)
+		if c.view.InSync.Has(id) || entering {
+			p.lost = !h.Memory
+			if p.lost {
+				p.stream = 0
+				continue
+			}
+			p.outside, p.started = !c.view.InSync.Has(id), true
+			p.sent, p.received, p.applied, p.durable = h.Last, h.Last, h.Applied, h.Durable
+			continue
+		}
+		// What it lacks is in the bitmap already: all records while it was outside, and those of which it was not
+		// known to have them durable before.
+		c.bitmaps[id].Add(h.Suspects)
+		p.outside, p.lost = true, false
+		p.todo = c.bitmaps[id].Clone()
+		p.sent, p.received, p.applied, p.durable, p.copied = c.log.last(), c.log.last(), c.log.last(), 0, c.log.last()
+	}
+}
+
+// reshape proposes to drop members that do not answer, and to take copies in that have all.
+func (c *Core) reshape() {
+	if c.proposed != nil {
+		c.repropose()
+		return
+	}
+	if c.sealing {
+		return
+	}
+	v := c.view
+	for id := range c.view.InSync.Without(c.cfg.Self).All() {
+		if c.isBad(id) {
+			v.InSync = v.InSync.Without(id)
+		}
+	}
+	for id := range (c.cfg.Copies &^ c.view.InSync).All() {
+		p := &c.peer[id]
+		if p.stream == 0 {
+			continue
+		}
+		switch {
+		case p.lost || c.now-p.heard > c.cfg.Grace:
+			p.stream = 0
+			c.out = append(c.out, Drop{Peer: id})
+		case v.InSync == c.view.InSync && c.isLevel(p):
+			v.InSync = v.InSync.With(id)
+		}
+	}
+	if v.InSync == c.view.InSync || !c.mayBecome(&v) {
+		return
+	}
+	v.Version, v.Planned = v.Version+1, false
+	c.propose(v)
+}
+
+// isBad says whether a member is to be dropped.
+func (c *Core) isBad(id ID) bool {
+	p := &c.peer[id]
+	if p.lost || c.now-p.heard > c.cfg.Lease {
+		return true
+	}
+	e := c.entry(p.applied + 1)
+	if e == nil {
+		return false
+	}
+	late := c.now - e.at
+	return late > c.cfg.SlowCopy || late > c.cfg.SlowCopy*2/5 && c.heap.used*2 > c.heap.size
+}
+
+// isLevel says whether a copy outside S has all, durably where it was copied.
+func (c *Core) isLevel(p *peer) bool {
+	return p.started && p.todo.Empty() && p.copying == 0 && p.durable >= p.copied && c.now-p.heard < c.cfg.Lease
+}
+
+// mayBecome says whether all of the view's S have what is committed, and W of them what a Flush has promised; where
+// that is missing it is asked for.
+func (c *Core) mayBecome(v *View) bool {
+	for id := range v.InSync.All() {
+		if c.receivedBy(id) < c.commit {
+			return false
+		}
+	}
+	if c.held(v, c.durableBy) < c.flushed {
+		c.syncTo = max(c.syncTo, c.flushed)
+		return false
+	}
+	return true
+}
+
+// hand hands over to another member, when all is there.
+func (c *Core) hand() {
+	if c.refused && !c.sealing {
+		for id := range c.view.InSync.Without(c.cfg.Self).All() {
+			c.seal(id) // its disk may be better
+		}
+	}
+	if !c.sealing || c.proposed != nil {
+		return
+	}
+	if c.now-c.sealedAt > stuckAfter {
+		c.sealing = false
+		return
+	}
+	p := &c.peer[c.successor]
+	if p.stream == 0 || p.outside || c.commit != c.log.last() || p.received != c.log.last() || p.durable < c.flushed {
+		return
+	}
+	c.propose(View{
+		Version: c.view.Version + 1, Term: c.view.Term + 1, Primary: c.successor, InSync: c.view.InSync, First: c.log.last() + 1, Planned: true,
+	})
+}
+
+// seal stops what adds records.
+func (c *Core) seal(id ID) {
+	p := &c.peer[id]
+	if c.role == Primary && !c.sealing && c.proposed == nil && c.view.InSync.Has(id) && p.stream != 0 && !p.lost {
+		c.sealing, c.successor, c.sealedAt = true, id, c.now
+		c.syncTo = max(c.syncTo, c.flushed)
+	}
+}
+
+// beatOn sends beats: regularly, and when a read waits for proof.
+func (c *Core) beatOn() {
+	urgent := false
+	for _, o := range c.proving {
+		urgent = urgent || o.at > c.beatAt && !c.isProven(o.at)
+	}
+	if c.now-c.beatAt < c.cfg.Heartbeat && !urgent {
+		return
+	}
+	c.beatAt = c.now
+	c.beatNo++
+	const kept = 64
+	if len(c.beats) == kept {
+		c.beats = append(c.beats[:0], c.beats[1:]...)
+	}
+	c.beats = append(c.beats, sentBeat{c.beatNo, c.now})
+	for id := range c.cfg.Copies.Without(c.cfg.Self).All() {
+		c.out = append(c.out, SendBeat{To: id, Beat: Beat{No: c.beatNo, View: c.view}})
+	}
+}
+
+// echo takes the answer to a beat.
+func (c *Core) echo(from ID, e Echo) {
+	c.adopt(e.View)
+	if c.role != Primary || !e.OK || e.View.Term != c.view.Term {
+		return
+	}
+	p := &c.peer[from]
+	p.heard = c.now
+	for _, b := range c.beats {
+		if b.no == e.No {
+			p.proven = max(p.proven, b.at)
+		}
+	}
+}
+
+// isProven says whether no other node was primary at a time. As many members as every candidature needs one of have
+// answered a beat since, or, if their clocks can be trusted, cannot have promised yet.
+func (c *Core) isProven(t time.Duration) bool {
+	if c.proposed != nil && (c.proposed.Planned || !c.provenIn(c.proposed, t)) {
+		return false
+	}
+	return c.provenIn(&c.view, t)
+}
+
+func (c *Core) provenIn(v *View, t time.Duration) bool {
+	n := 1
+	for id := range v.InSync.Without(c.cfg.Self).All() {
+		if p := &c.peer[id]; p.proven >= t || !c.cfg.Confirm && c.now-p.proven < c.cfg.Lease {
+			n++
+		}
+	}
+	return n >= c.quorum(v)
+}
+
+// free gives back the memory of records that all have applied.
+func (c *Core) free() {
+	to := c.lowest(c.appliedBy)
+	for seq := c.freed + 1; seq <= to; seq++ {
+		if e := c.entry(seq); e != nil && hasData(&e.Record) {
+			c.heap.release(e.Addr, e.Len)
+		}
+	}
+	c.freed = max(c.freed, to)
+}
+
+// post sends everybody what he does not have yet.
+func (c *Core) post() {
+	for id := range c.cfg.Copies.Without(c.cfg.Self).All() {
+		p := &c.peer[id]
+		if p.stream == 0 {
+			continue
+		}
+		b := Bell{View: c.view, First: p.sent + 1, Trim: c.trim, Freed: c.freed, Sync: c.syncTo}
+		if p.outside && p.todo.Empty() && p.copying == 0 {
+			b.Sync = max(b.Sync, p.copied)
+		}
+		if !p.started && p.outside {
+			b.Start = c.startFor(id)
+		}
+		var recs []Record
+		if p.sent < c.log.last() {
+			recs = c.from(p.sent + 1)
+		}
+		news := b.Sync > p.bell.Sync || b.View.Version > p.bell.View.Version
+		lazy := (b.Trim > p.bell.Trim || b.Freed > p.bell.Freed) && c.beatAt == c.now
+		if recs == nil && p.started && !news && !lazy {
+			continue
+		}
+		p.started, p.sent, p.bell = true, c.log.last(), b
+		c.out = append(c.out, Post{To: id, Stream: p.stream, Recs: recs, Bell: b})
+	}
+}
+
+// startFor tells a copy outside S what a member knows.
+func (c *Core) startFor(id ID) *Start {
+	s := &Start{Last: c.peer[id].sent}
+	s.Results = append(s.Results, c.results...)
+	for other := range (c.cfg.Copies &^ c.view.InSync).All() {
+		s.Bitmaps[other] = c.bitmaps[other].Clone()
+	}
+	s.Early.Add(c.early)
+	for i := range c.entries {
+		if e := &c.entries[i]; e.Seq <= s.Last {
+			c.mark(&s.Early, e.Off, e.Len)
+		}
+	}
+	return s
+}

@@ -1,0 +1,127 @@
+package replica
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+// The heap gives no byte twice, and all of it is one block again in the end.
+func TestHeap(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	h := newHeap(64*512, 512)
+	type block struct{ addr, n int64 }
+	var blocks []block
+	taken := map[int64]bool{}
+	for range 5000 {
+		if len(blocks) > 0 && r.IntN(2) == 0 {
+			i := r.IntN(len(blocks))
+			b := blocks[i]
+			blocks[i] = blocks[len(blocks)-1]
+			blocks = blocks[:len(blocks)-1]
+			for a := b.addr; a < b.addr+b.n; a += 512 {
+				delete(taken, a)
+			}
+			h.release(b.addr, b.n)
+			continue
+		}
+		n := int64(1+r.IntN(9)) * 512
+		addr, ok := h.alloc(n)
+		if !ok {
+			continue
+		}
+		for a := addr; a < addr+n; a += 512 {
+			if taken[a] || a >= 64*512 {
+				t.Fatalf("%d bytes at %#x overlap another block", n, addr)
+			}
+			taken[a] = true
+		}
+		blocks = append(blocks, block{addr, n})
+	}
+	other := newHeap(64*512, 512)
+	for _, b := range blocks {
+		other.claim(b.addr, b.n)
+	}
+	if other.used != h.used {
+		t.Errorf("claimed %d units, allocated were %d", other.used, h.used)
+	}
+	for _, b := range blocks {
+		h.release(b.addr, b.n)
+		other.release(b.addr, b.n)
+	}
+	for _, h := range []*heap{h, other} {
+		if _, ok := h.alloc(64 * 512); !ok {
+			t.Error("the heap is not one block again")
+		}
+	}
+}
+
+// alone returns a primary without other copies.
+func alone(t *testing.T) (*Core, Config) {
+	t.Helper()
+	cfg := Config{
+		Copies: NodesOf(0), Quorum: 2, Size: 64 * 512, Granule: 2048, Region: 8192, Heap: 16 * 512, Unit: 512, Ring: 8,
+		Heartbeat: 50 * time.Millisecond, Lease: 250 * time.Millisecond, Grace: 350 * time.Millisecond,
+		SlowCopy: time.Second, FlushEvery: time.Hour, SaveEvery: 1000 * time.Hour, Copying: 1,
+	}
+	c := New(cfg, time.Hour, &Memory{}, Saved{})
+	p := find[Propose](t, c.Step(time.Hour, Agreed{View{Version: 1, Term: 1, InSync: NodesOf(0), First: 1}}))
+	c.Step(time.Hour, Agreed{p.View})
+	if s := c.State(); s.Role != Primary || s.View.Term != 2 {
+		t.Fatalf("%v", c)
+	}
+	return c, cfg
+}
+
+// find returns the first action of a type.
+func find[A Action](t *testing.T, actions []Action) A {
+	t.Helper()
+	for _, a := range actions {
+		if a, ok := a.(A); ok {
+			return a
+		}
+	}
+	var none A
+	t.Fatalf("no %T in %+v", none, actions)
+	return none
+}
+
+// A write alone: memory, answer, region, disk, and the read that waits for the disk.
+func TestAlone(t *testing.T) {
+	c, _ := alone(t)
+	now := 2 * time.Hour
+	step := func(e Event) []Action { now += time.Millisecond; return c.Step(now, e) }
+	if a := find[Answer](t, step(Reserve{ID: 1, Len: 1024})); a.Status != Good {
+		t.Fatalf("%+v", a)
+	}
+	actions := step(Write{ID: 1, Off: 512, Len: 1024, Sum: 7})
+	if a := find[Answer](t, actions); a.Status != Good || a.Seq != 1 {
+		t.Errorf("the write is answered with %+v", a)
+	}
+	save := find[Save](t, actions)
+	if len(save.Set) != 1 || save.Set[0] != 0 {
+		t.Errorf("saves %+v", save)
+	}
+	for _, a := range step(Read{ID: 2, Off: 0, Len: 1024}) {
+		t.Errorf("%T, and the disk does not have the write yet", a)
+	}
+	apply := find[Apply](t, step(Done{ID: save.ID}))
+	read := find[ReadFor](t, step(Done{ID: apply.ID}))
+	if a := find[Answer](t, step(Done{ID: read.ID})); a.ID != 2 || a.Status != Good {
+		t.Errorf("the read is answered with %+v", a)
+	}
+	find[Sync](t, step(Flush{ID: 3}))
+}
+
+// When the heap is full, memory is given when it is free again.
+func TestFullHeap(t *testing.T) {
+	c, cfg := alone(t)
+	now := 2 * time.Hour
+	find[Answer](t, c.Step(now, Reserve{ID: 1, Len: cfg.Heap}))
+	if actions := c.Step(now, Reserve{ID: 2, Len: 512}); len(actions) != 0 {
+		t.Fatalf("%+v", actions)
+	}
+	if a := find[Answer](t, c.Step(now, Cancel{ID: 1})); a.ID != 2 || a.Status != Good {
+		t.Errorf("%+v", a)
+	}
+}

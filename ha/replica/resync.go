@@ -1,0 +1,122 @@
+package replica
+
+import "slices"
+
+// job copies a granule to a copy outside S. It has the range to itself until its record has a number: so an older
+// content never follows a newer one.
+type job struct {
+	to      ID
+	stream  uint64
+	granule int
+	off, n  int64
+	addr    int64
+	memory  bool // addr is the job's, not a record's
+	loading bool
+	dead    bool // the node is not the primary any more
+}
+
+// cleaning is a granule that was copied with the record of seq, and whose bit is to be cleared.
+type cleaning struct {
+	granule int
+	seq     uint64
+}
+
+// copyOn begins jobs, and takes those on that wait.
+func (c *Core) copyOn() {
+	if c.sealing {
+		return
+	}
+	for id := range (c.cfg.Copies &^ c.view.InSync).Without(c.cfg.Self).All() {
+		p := &c.peer[id]
+		if p.stream == 0 || !p.outside || c.refused {
+			continue
+		}
+		for g := p.todo.next(0); g >= 0 && p.copying < c.cfg.Copying; g = p.todo.next(g + 1) {
+			off := int64(g) * c.cfg.Granule
+			n := min(c.cfg.Granule, c.cfg.Size-off)
+			// A quarter of the heap is for writes of the host. Memory comes before the lock: writes that wait for the lock
+			// have memory already.
+			if c.isLocked(off, n) || c.heap.used*4 >= c.heap.size*3 {
+				continue
+			}
+			addr, ok := c.heap.alloc(n)
+			if !ok {
+				continue
+			}
+			p.todo.Clear(g)
+			p.copying++
+			c.locks = append(c.locks, span{off, n})
+			c.jobs = append(c.jobs, &job{to: id, stream: p.stream, granule: g, off: off, n: n, addr: addr, memory: true})
+		}
+		c.clean(id, p)
+	}
+	for _, j := range slices.Clone(c.jobs) {
+		c.load(j)
+	}
+}
+
+// load reads the granule of a job, when the disk has the newest.
+func (c *Core) load(j *job) {
+	switch {
+	case j.loading:
+	case c.peer[j.to].stream != j.stream:
+		c.endJob(j)
+	case c.unapplied(j.off, j.n):
+	default:
+		j.loading = true
+		c.loading++
+		c.out = append(c.out, Load{ID: c.begin(work{kind: workLoad, job: j}), Off: j.off, Len: j.n, Addr: j.addr})
+	}
+}
+
+// loaded gives the granule its place in the order.
+func (c *Core) loaded(j *job, e *Done) {
+	p := &c.peer[j.to]
+	if p.stream != j.stream || e.Failed || !c.hasRoom() {
+		c.endJob(j)
+		return
+	}
+	c.append(Record{Term: c.view.Term, Seq: c.log.last() + 1, Kind: KindResync, Copy: j.to, Off: j.off, Len: j.n, Addr: j.addr, Sum: e.Sum})
+	p.copied = c.log.last()
+	p.clean = append(p.clean, cleaning{j.granule, p.copied})
+	j.memory = false // the record's now
+	p.copying--
+	c.dropJob(j)
+}
+
+// endJob gives a job up. If the stream is the same it will be tried again.
+func (c *Core) endJob(j *job) {
+	if p := &c.peer[j.to]; p.stream == j.stream {
+		p.todo.Set(j.granule)
+		p.copying--
+	}
+	c.dropJob(j)
+}
+
+func (c *Core) dropJob(j *job) {
+	if j.memory {
+		c.heap.release(j.addr, j.n)
+	}
+	c.unlock(j.off, j.n)
+	i := slices.Index(c.jobs, j)
+	c.jobs = slices.Delete(c.jobs, i, i+1)
+}
+
+// clean clears the bits of granules that the copy has applied, unless a record is on its way to it: for at the place
+// in the order where the bit goes the copies are equal.
+func (c *Core) clean(id ID, p *peer) {
+	p.clean = slices.DeleteFunc(p.clean, func(cl cleaning) bool {
+		off := int64(cl.granule) * c.cfg.Granule
+		n := min(c.cfg.Granule, c.cfg.Size-off)
+		if p.applied < cl.seq || !c.hasRoom() {
+			return false
+		}
+		for seq := p.applied + 1; seq <= c.log.last(); seq++ {
+			if e := c.entry(seq); e.overlaps(off, n) && (e.Kind == KindWrite || e.Kind == KindZero) {
+				return false
+			}
+		}
+		c.append(Record{Term: c.view.Term, Seq: c.log.last() + 1, Kind: KindClean, Copy: id, Off: off, Len: n})
+		return true
+	})
+}
