@@ -4,6 +4,8 @@ GO       ?= go
 # The kernel's RDMA devices are in where rdma-core's headers are.
 TAGS     ?= $(shell pkg-config --exists libibverbs librdmacm 2>/dev/null && echo verbs)
 FUZZTIME ?= 30s
+SIM_RUNS ?= 10000
+SEED     ?= 1
 # What programs and packages say they are.
 VERSION  ?= $(shell packaging/version.sh)
 LDFLAGS   = -X oneshot/internal/version.text=$(VERSION)
@@ -24,7 +26,7 @@ BENCH_PACKAGES = gcc libc6-dev libiscsi-dev tgt istgt util-linux
 # What runs in the guest of the benchmark.
 VM_PACKAGES    = gcc libc6-dev qemu-system-x86 open-iscsi tgt fio kmod bash coreutils iproute2 libibverbs-dev librdmacm-dev ibverbs-providers pkgconf
 
-.PHONY: appliance help run build deb test test-deb conformance check lint fuzz bench bench-endpoint bench-nic bench-rdma bench-vm deps deps-bench clean
+.PHONY: appliance help run build deb test test-deb conformance check lint fuzz bench bench-endpoint bench-nic bench-rdma bench-vm deps deps-bench clean sim
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +67,9 @@ lint: ## golangci-lint; the first time builds it
 
 fuzz: ## run every fuzz target for FUZZTIME (30s)
 	GO='$(GO)' scripts/fuzz.sh $(FUZZTIME)
+
+sim: ## run the mirror's core in SIM_RUNS (10000) simulated worlds from SEED (1) on
+	ONESHOT_SIM_RUNS=$(SIM_RUNS) ONESHOT_SEED=$(SEED) $(GO) test -count=1 -timeout 0 -v -run '^TestRuns$$' ./ha/sim
 
 bench: deps-bench build ## measure the target beside tgt, istgt and gotgt
 	$(GO) run ./bench

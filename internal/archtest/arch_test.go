@@ -57,6 +57,9 @@ var rules = []rule{
 	{pkg: "scsi", may: []string{"volume", "volume/access", "backend", "internal/latency", "internal/loglimit", "mem"}, not: sockets},
 	{pkg: "partition/wire", not: sockets},
 	{pkg: "partition/service", may: []string{"partition", "partition/wire", "backend", "transport/rdma", "transport/rdma/local", "mem"}, not: sockets[2:]},
+	// The core of a mirror is a step function; its simulation has no clock but its own.
+	{pkg: "ha/replica", not: append([]string{"sync", "math/rand", "math/rand/v2"}, sockets...)},
+	{pkg: "ha/sim", may: []string{"ha/replica"}, not: append([]string{"sync"}, sockets...)},
 	{pkg: "scsi/**", may: []string{"scsi", "scsi/**", "volume", "volume/access", "backend", "backend/**", "mem"}},
 	{pkg: "iscsi/chap", not: sockets},
 	{pkg: "iscsi/login", may: []string{"iscsi/pdu", "iscsi/text", "iscsi/chap"}, not: sockets},
@@ -152,7 +155,7 @@ func TestImports(t *testing.T) {
 // lower are the layers whose tests, too, need nothing from above: who works on one can run its tests
 // without the rest. Tests of the upper layers have peers and stores of all kinds.
 var lower = []string{
-	"mem", "ddp", "stag", "backend", "backend/**", "partition", "volume", "volume/**", "scsi", "iscsi/pdu", "iscsi/text", "iscsi/chap",
+	"mem", "ddp", "stag", "backend", "backend/**", "ha/**", "partition", "volume", "volume/**", "scsi", "iscsi/pdu", "iscsi/text", "iscsi/chap",
 	"iscsi/login", "state", "internal/hexdump", "internal/iov", "internal/iserhdr", "internal/loglimit", "internal/ring", "internal/serial", "internal/stream",
 }
 

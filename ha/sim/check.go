@@ -1,0 +1,365 @@
+package sim
+
+import (
+	"fmt"
+	"time"
+
+	"oneshot/ha/replica"
+)
+
+// Violation is what a run has found.
+type Violation struct {
+	Invariant int // its number in docs/architecture/ha.md
+	At        time.Duration
+	Text      string
+}
+
+func (v *Violation) Error() string {
+	return fmt.Sprintf("invariant %d at %.6f s: %s", v.Invariant, v.At.Seconds(), v.Text)
+}
+
+// fail notes the first violation, which ends the run.
+func (r *run) fail(invariant int, format string, args ...any) {
+	if r.violation == nil {
+		r.violation = &Violation{invariant, r.now, fmt.Sprintf(format, args...)}
+		r.logf("VIOLATION %v", r.violation)
+	}
+}
+
+// floor is what a block has to be at least, and since when.
+type floor struct {
+	pos     pos // answered or read
+	at      time.Duration
+	acked   pos // answered
+	flushed pos // before a Flush that was answered
+}
+
+func (r *run) raise(block int, p pos) {
+	if f := &r.floors[block]; f.pos.less(p) {
+		f.pos, f.at = p, r.now
+	}
+}
+
+// checkStep looks at a node after each of its steps.
+func (r *run) checkStep(n *node) {
+	if n.core == nil {
+		return
+	}
+	s := n.core.State()
+	r.note(uint64(n.id), uint64(s.Role), s.View.Version, s.Last, s.Commit, s.Applied, s.Durable)
+	if s.HeapUsed > r.cfg.Heap || s.Retained > r.cfg.Ring {
+		r.fail(10, "node %d holds %d bytes and %d records", n.id, s.HeapUsed, s.Retained)
+	}
+	if s.Role != replica.Primary {
+		return
+	}
+	if who, ok := r.primaries[s.View.Term]; ok && who != (reign{n.id, n.lives}) {
+		r.fail(1, "node %d is primary in term %d, and node %d has been", n.id, s.View.Term, who.id)
+	}
+	if _, ok := r.primaries[s.View.Term]; !ok {
+		r.primaries[s.View.Term] = reign{n.id, n.lives}
+		r.Takeovers++
+		r.checkPromoted(n, &s.View)
+	}
+}
+
+// reign is one life of a node as the primary.
+type reign struct {
+	id   replica.ID
+	life uint32
+}
+
+// content returns what a node has of a block: in its log, or on its disk.
+func (n *node) content(block int) pos {
+	p := n.disk.cache[block].pos
+	n.eachRecord(func(rec *replica.Record) {
+		q := pos{rec.Term, rec.Seq}
+		if (rec.Kind == replica.KindWrite || rec.Kind == replica.KindZero) && covers(rec, block) && p.less(q) {
+			p = q
+		}
+	})
+	return p
+}
+
+func covers(rec *replica.Record, block int) bool {
+	off := int64(block) * blockSize
+	return rec.Off <= off && off < rec.Off+rec.Len
+}
+
+// eachRecord calls f for the records in the node's memory, whether its process is running or not.
+func (n *node) eachRecord(f func(*replica.Record)) {
+	if n.core != nil {
+		for rec := range n.core.Log {
+			f(rec)
+		}
+	} else if n.left != nil {
+		for i := range n.left.Log {
+			f(&n.left.Log[i])
+		}
+	}
+}
+
+// has says whether a node holds a record.
+func (n *node) has(p pos) bool {
+	switch {
+	case n.core != nil:
+		return n.core.Has(p.term, p.seq)
+	case n.left != nil:
+		if p.seq <= n.left.Base {
+			return true
+		}
+		i := p.seq - n.left.Base - 1
+		return i < uint64(len(n.left.Log)) && n.left.Log[i].Term == p.term
+	}
+	return false
+}
+
+func quorum(cfg *replica.Config, v *replica.View) int { return min(cfg.Quorum, v.InSync.Len()) }
+
+// lostSince counts the members that lost their power after a time: they may lack what was not flushed.
+func (r *run) lostSince(members replica.Nodes, at time.Duration) int {
+	k := 0
+	for id := range members.All() {
+		if n := r.nodes[id]; n.wasAt != 0 && n.wasAt >= at {
+			k++
+		}
+	}
+	return k
+}
+
+// checkView looks at a view as it is agreed on.
+func (r *run) checkView(old, v *replica.View) {
+	if v.Primary != old.Primary && !old.InSync.Has(v.Primary) {
+		r.fail(7, "node %d is promoted, but only %b were in sync", v.Primary, old.InSync)
+	}
+	if v.Term == old.Term && v.Primary != old.Primary {
+		r.fail(1, "nodes %d and %d share the term %d", old.Primary, v.Primary, v.Term)
+	}
+	for b := range r.floors {
+		f := &r.floors[b]
+		k := 0
+		for id := range v.InSync.All() {
+			if n := r.nodes[id]; !n.content(b).less(f.pos) || n.wasAt != 0 && n.wasAt >= f.at {
+				k++
+			}
+		}
+		if k < quorum(&r.cfg, v) && r.lostSince(old.InSync, f.at) < quorum(&r.cfg, old) {
+			invariant := 2
+			if v.Term != old.Term && r.nodes[v.Primary].content(b).less(f.pos) {
+				invariant = 3
+			}
+			r.fail(invariant, "block %d at %v is held by %d of %b", b, f.pos, k, v.InSync)
+		}
+	}
+	r.checkDifferences(v)
+}
+
+// checkPromoted looks at what a new primary has.
+func (r *run) checkPromoted(n *node, v *replica.View) {
+	if v.Version == 1 {
+		return
+	}
+	if v.Version > r.view.Version {
+		r.fail(1, "node %d is primary by a view that was not agreed on", n.id)
+		return
+	}
+	old := r.views[v.Version-2]
+	for b := range r.floors {
+		f := &r.floors[b]
+		p := n.content(b)
+		if p.less(f.flushed) {
+			r.fail(9, "block %d of the new primary %d is at %v, and %v was flushed", b, n.id, p, f.flushed)
+		}
+		if !p.less(f.pos) {
+			continue
+		}
+		if lost := r.lostSince(old.InSync, f.at); lost < quorum(&r.cfg, &old) {
+			r.fail(3, "block %d of the new primary %d is at %v, and %v was acknowledged or read; %d of %b have lost their power", b, n.id, p, f.pos, lost, old.InSync)
+		}
+		r.Losses++
+		f.pos, f.acked = p, p
+	}
+}
+
+// checkAnswer looks at what a host is told.
+func (r *run) checkAnswer(n *node, a *attempt, e *replica.Answer) {
+	if e.Status == replica.Failed {
+		r.fail(8, "a read failed on a disk that reads")
+		return
+	}
+	s := n.core.State()
+	if s.Role != replica.Primary {
+		r.fail(1, "node %d answers, and is not the primary", n.id)
+	}
+	if !s.View.InSync.Has(n.id) {
+		r.fail(7, "node %d answers, and is not in sync", n.id)
+	}
+	switch {
+	case a.kind == doRead:
+		r.checkRead(a)
+	case a.kind == doFlush:
+		r.checkFlush(n, a)
+	case a.kind == doSwap && e.Status == replica.Miscompare:
+		if got := a.got[0]; got.val == a.write[0] && got.pos.term < s.View.Term && !r.forgotten(a.command.began) {
+			r.fail(12, "a COMPARE AND WRITE of term %d was done, and its initiator is told in term %d that it was not", got.pos.term, s.View.Term)
+		}
+		r.checkRead(a)
+	case a.kind == doSwap && e.Seq < s.View.First:
+		r.SwapsKept++ // it was done before a takeover
+	default:
+		r.checkWritten(n, a, pos{s.View.Term, e.Seq})
+	}
+}
+
+// checkRead: a block is a register. What was answered or read before is the least.
+func (r *run) checkRead(a *attempt) {
+	for k, got := range a.got {
+		b := a.block + k
+		want := a.floor[k]
+		if r.floors[b].pos.less(want) {
+			want = r.floors[b].pos // a power cut has taken it since
+		}
+		if got.pos.less(want) {
+			r.fail(8, "block %d reads %v of %v, and %v was answered or read before", b, got.val, got.pos, want)
+		}
+		r.raise(b, got.pos)
+	}
+}
+
+// checkWritten: W members hold what is acknowledged.
+func (r *run) checkWritten(n *node, a *attempt, p pos) {
+	if a.kind == doSwap {
+		if q, ok := r.swapped[a.key]; ok && q != p && !r.forgotten(a.command.began) {
+			r.fail(12, "a COMPARE AND WRITE was done as %v and as %v", q, p)
+		}
+		r.swapped[a.key] = p
+	}
+	k := 0
+	for id := range r.view.InSync.All() {
+		if m := r.nodes[id]; m.has(p) || m.wasAt != 0 && m.wasAt >= a.began {
+			k++
+		}
+	}
+	if k < quorum(&r.cfg, &r.view) {
+		r.fail(2, "node %d acknowledges %v, which %d of %b hold", n.id, p, k, r.view.InSync)
+	}
+	for b := a.block; b < a.block+a.n; b++ {
+		r.raise(b, p)
+		if r.floors[b].acked.less(p) {
+			r.floors[b].acked = p
+		}
+	}
+}
+
+// forgotten says whether as many members have lost their power since a time as may have been the only ones that
+// knew of something.
+func (r *run) forgotten(since time.Duration) bool {
+	w := len(r.nodes)
+	for i := len(r.views) - 1; i >= 0; i-- {
+		w = min(w, quorum(&r.cfg, &r.views[i]))
+		if r.viewsAt[i] < since {
+			break
+		}
+	}
+	return r.lostSince(r.cfg.Copies, since) >= w
+}
+
+// checkFlush: W disks have durably what was answered before.
+func (r *run) checkFlush(n *node, a *attempt) {
+	for b := range r.floors {
+		want := a.floor[b]
+		if r.floors[b].pos.less(want) {
+			want = r.floors[b].pos
+		}
+		k := 0
+		for id := range r.view.InSync.All() {
+			if m := r.nodes[id]; !m.disk.medium[b].pos.less(want) {
+				k++
+			}
+		}
+		if k < quorum(&r.cfg, &r.view) {
+			r.fail(9, "node %d answers a Flush of block %d at %v, which %d of %b have durable", n.id, b, want, k, r.view.InSync)
+		}
+		if r.floors[b].flushed.less(want) {
+			r.floors[b].flushed = want
+		}
+	}
+	r.Flushes++
+}
+
+// checkApply: on no disk a record precedes an earlier one that it overlaps.
+func (r *run) checkApply(n *node, rec *replica.Record) {
+	for i := range n.disk.writing {
+		if w := &n.disk.writing[i]; w.Off < rec.Off+rec.Len && rec.Off < w.Off+w.Len {
+			r.fail(4, "node %d has %d and %d under way, which overlap", n.id, w.Seq, rec.Seq)
+		}
+	}
+	p := pos{rec.Term, rec.Seq}
+	for b := int(rec.Off / blockSize); b < int((rec.Off+rec.Len)/blockSize); b++ {
+		if !n.disk.lastRec[b].less(p) && n.disk.lastRec[b] != p {
+			r.fail(4, "node %d applies %v to block %d after %v", n.id, p, b, n.disk.lastRec[b])
+		}
+	}
+	if !n.regionsSet(rec) {
+		r.fail(5, "node %d applies %d, and its regions are not set", n.id, rec.Seq)
+	}
+}
+
+func (n *node) regionsSet(rec *replica.Record) bool {
+	for i := int(rec.Off / regionSize); int64(i)*regionSize < rec.Off+rec.Len; i++ {
+		if !n.disk.saved.Regions.Has(i) {
+			return false
+		}
+	}
+	return true
+}
+
+// checkData: the memory of a record is the record's until its disk has it.
+func (r *run) checkData(n *node, rec *replica.Record) {
+	if rec.Kind == replica.KindZero {
+		return
+	}
+	if got := sum(n.heap[rec.Addr/blockSize : (rec.Addr+rec.Len)/blockSize]); got != rec.Sum {
+		r.fail(10, "the memory of record %d was used again on node %d before it was applied", rec.Seq, n.id)
+	}
+}
+
+// checkDifferences: where two copies differ, a bit, a region or a record says so.
+func (r *run) checkDifferences(v *replica.View) {
+	p := r.nodes[v.Primary]
+	if p.core == nil {
+		return
+	}
+	if s := p.core.State(); s.Role != replica.Primary || s.View.Version != v.Version {
+		return
+	}
+	for _, x := range r.nodes {
+		if x == p {
+			continue
+		}
+		for b := range x.disk.cache {
+			if x.disk.cache[b] == p.disk.cache[b] || r.isKnown(p, x, b, v.InSync.Has(x.id)) {
+				continue
+			}
+			invariant := 5
+			if p.core.Streams(x.id) {
+				invariant = 6 // it lacked the block, and the bit was cleared
+			}
+			r.fail(invariant, "block %d is %v on node %d and %v on node %d, and nothing says so", b, p.disk.cache[b], p.id, x.disk.cache[b], x.id)
+		}
+	}
+}
+
+// isKnown says whether something tells that two copies may differ in a block.
+func (r *run) isKnown(p, x *node, block int, member bool) bool {
+	granule, region := block*blockSize/granuleSize, block*blockSize/regionSize
+	known := false
+	note := func(rec *replica.Record) { known = known || covers(rec, block) }
+	p.eachRecord(note)
+	if member {
+		x.eachRecord(note)
+		return known
+	}
+	return known || p.core.Bitmap(x.id).Has(granule) || x.core != nil && x.core.Suspects().Has(granule) ||
+		!p.core.Streams(x.id) && x.disk.saved.Regions.Has(region)
+}

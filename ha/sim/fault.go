@@ -1,0 +1,163 @@
+package sim
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"oneshot/ha/replica"
+)
+
+// faults are those that a run may have, and how often.
+type faults struct {
+	kinds []int
+	every time.Duration
+}
+
+const (
+	faultKill = iota
+	faultPower
+	faultPowerAll
+	faultPause
+	faultCut
+	faultOneWay
+	faultIsolate
+	faultWitness
+	faultSlow
+	faultRefuse
+	faultSwitch
+	faultKinds
+)
+
+var faultNames = [faultKinds]string{"kill", "power", "power of all", "pause", "cut", "one way", "isolate", "witness", "slow disk", "bad disk", "switch"}
+
+func (f *faults) String() string {
+	var s []string
+	for _, k := range f.kinds {
+		s = append(s, faultNames[k])
+	}
+	return strings.Join(s, ", ") + " every " + f.every.String()
+}
+
+// drawFaults switches a part of the faults on.
+func (r *run) drawFaults() *faults {
+	f := &faults{every: r.between(500*time.Millisecond, 6*time.Second)}
+	for k := range faultKinds {
+		if r.oneIn(2) {
+			f.kinds = append(f.kinds, k)
+		}
+	}
+	if len(f.kinds) == 0 {
+		f.kinds = []int{faultKill}
+	}
+	return f
+}
+
+// next lets something fail after a while.
+func (f *faults) next(r *run) {
+	r.after(r.between(0, 2*f.every), func() {
+		if r.now >= r.Length || r.stopped {
+			return
+		}
+		r.fault(f.kinds[r.r.IntN(len(f.kinds))])
+		f.next(r)
+	})
+}
+
+// moment may kill a node, or cut its power, right after it has done something of weight.
+func (r *run) moment(n *node, odds int) {
+	if r.stopped || r.now >= r.Length || !r.oneIn(odds) {
+		return
+	}
+	kind := faultKill + r.r.IntN(2)
+	if !slices.Contains(r.faults.kinds, kind) {
+		return
+	}
+	end, life := n.kill, n.lives
+	if kind == faultPower {
+		end = n.powerCut
+	}
+	r.after(r.between(0, 2*time.Millisecond), func() {
+		if n.lives == life {
+			end()
+		}
+	})
+	r.after(r.between(20*time.Millisecond, 3*time.Second), n.start)
+}
+
+// fault makes something fail, and mends it later.
+func (r *run) fault(kind int) {
+	n := r.nodes[r.r.IntN(len(r.nodes))]
+	if r.oneIn(2) {
+		n = r.nodes[r.view.Primary] // where it matters most
+	}
+	o := r.nodes[(int(n.id)+1+r.r.IntN(len(r.nodes)-1))%len(r.nodes)]
+	length := r.between(20*time.Millisecond, 3*time.Second)
+	switch kind {
+	case faultKill:
+		n.kill()
+		r.after(length, n.start)
+	case faultPower:
+		n.powerCut()
+		r.after(length, n.start)
+	case faultPowerAll:
+		for _, n := range r.nodes {
+			r.after(r.between(0, 10*time.Millisecond), n.powerCut)
+			r.after(r.between(50*time.Millisecond, 3*time.Second), n.start)
+		}
+	case faultPause:
+		if r.oneIn(8) {
+			length = 30 * time.Second
+		}
+		n.pause(r.cfg.Confirm && r.oneIn(2)) // only confirmed reads bear clocks that stop
+		life := n.lives
+		r.after(length, func() {
+			if n.lives == life {
+				n.resume()
+			}
+		})
+	case faultCut:
+		r.cutFor(n.id, o.id, length)
+		r.cutFor(o.id, n.id, length)
+	case faultOneWay:
+		r.cutFor(n.id, o.id, length)
+	case faultIsolate:
+		for _, o := range r.nodes {
+			if o != n {
+				r.cutFor(n.id, o.id, length)
+				r.cutFor(o.id, n.id, length)
+			}
+		}
+		r.cutFor(n.id, witness, length)
+	case faultWitness:
+		r.witnessUp = false
+		r.after(length, func() { r.witnessUp = true })
+	case faultSlow:
+		n.disk.slow = r.between(5*time.Millisecond, 100*time.Millisecond)
+		r.after(length, func() { n.disk.slow = 0 })
+	case faultRefuse:
+		n.disk.refuses = true
+		r.after(length, func() { n.disk.refuses = false })
+	case faultSwitch:
+		if p := r.nodes[r.view.Primary]; p.core != nil {
+			p.tell(replica.Switch{To: o.id})
+		}
+	}
+	r.logf("FAULT %s at node %d for %v", faultNames[kind], n.id, length)
+}
+
+func (r *run) cutFor(a, b replica.ID, d time.Duration) {
+	r.setCut(a, b, true)
+	r.after(d, func() { r.setCut(a, b, false) })
+}
+
+// mend makes everything work.
+func (r *run) mend() {
+	r.cut = [16][16]bool{}
+	r.witnessUp = true
+	for _, n := range r.nodes {
+		n.disk.slow, n.disk.refuses = 0, false
+		n.resume()
+		n.start()
+	}
+}

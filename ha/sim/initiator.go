@@ -1,0 +1,275 @@
+package sim
+
+import (
+	"slices"
+	"time"
+
+	"oneshot/ha/replica"
+)
+
+// initiator sends one command after the other. What is not answered in time, or lost with its node, is sent again to
+// the next one.
+type initiator struct {
+	*run
+	port    int
+	target  int
+	n       uint64
+	command *command // nil: it thinks
+	pace    time.Duration
+	timer   time.Duration // how long it waits for an answer
+}
+
+// command is what an initiator wants, over all its attempts.
+type command struct {
+	kind     int
+	block, n int
+	key      uint64   // of a COMPARE AND WRITE
+	write    []uint64 // of one, the same in each attempt
+	expect   []uint64
+	began    time.Duration
+	attempt  *attempt
+	failures int
+}
+
+const (
+	doRead = iota
+	doWrite
+	doZero
+	doSwap
+	doFlush
+)
+
+// attempt is a command at one node. The node may go on with it when the initiator has given up.
+type attempt struct {
+	*command
+	from    *initiator
+	id      uint64
+	node    *node
+	life    uint32
+	over    bool
+	write   []uint64
+	got     []cell
+	floor   []pos // of each block, when it began
+	began   time.Duration
+	reserve bool // the memory for data is asked for
+}
+
+// think waits, then draws the next command.
+func (i *initiator) think() {
+	i.command = nil
+	d := i.between(0, i.pace)
+	if i.oneIn(8) {
+		d *= 6
+	}
+	i.after(d, func() {
+		if i.stopped {
+			return
+		}
+		i.next()
+	})
+}
+
+func (i *initiator) next() {
+	c := &command{kind: doRead, began: i.now, n: 1 + i.r.IntN(6)}
+	switch k := i.r.IntN(100); {
+	case k < 45:
+		c.kind = doWrite
+	case k < 50:
+		c.kind = doZero
+	case k < 62:
+		c.kind, c.n = doSwap, 1
+	case k < 70:
+		c.kind = doFlush
+	}
+	c.block = i.r.IntN(blocks - c.n + 1)
+	if i.oneIn(2) {
+		c.block = i.r.IntN(hot - c.n + 1)
+	}
+	i.command = c
+	i.Commands++
+	if c.kind == doSwap {
+		i.n++
+		c.key = uint64(i.port)<<32 | i.n
+		c.write = i.unique(1)
+		c.kind = doRead // what to expect is read first
+		c.expect = []uint64{0}
+	}
+	i.try()
+}
+
+// unique draws values that nobody has written before.
+func (r *run) unique(n int) []uint64 {
+	v := make([]uint64, n)
+	for i := range v {
+		r.values++
+		v[i] = r.values
+	}
+	return v
+}
+
+func (i *initiator) try() {
+	c := i.command
+	r := i.run
+	r.attempts++
+	a := &attempt{command: c, from: i, id: r.attempts, node: r.nodes[i.target], began: r.now, write: c.write}
+	c.attempt = a
+	if c.kind == doWrite {
+		a.write = r.unique(c.n) // each attempt is told from the others
+	}
+	r.open[a.id] = a
+	a.floor = make([]pos, c.n)
+	for k := range a.floor {
+		a.floor[k] = r.floors[c.block+k].pos
+	}
+	if c.kind == doFlush {
+		a.floor = nil
+		for k := range r.floors {
+			a.floor = append(a.floor, r.floors[k].acked)
+		}
+	}
+	n := a.node
+	r.after(r.between(50*time.Microsecond, time.Millisecond), func() {
+		if n.core == nil {
+			i.lost(a, r.between(10*time.Millisecond, 300*time.Millisecond))
+			return
+		}
+		a.life = n.lives
+		n.tell(a.request())
+	})
+	r.after(i.timer, func() { i.lost(a, 0) })
+}
+
+// request is the first event of an attempt.
+func (a *attempt) request() replica.Event {
+	off, n := int64(a.block)*blockSize, int64(a.n)*blockSize
+	switch a.kind {
+	case doRead:
+		return replica.Read{ID: a.id, Off: off, Len: n}
+	case doZero:
+		return replica.Zero{ID: a.id, Off: off, Len: n}
+	case doFlush:
+		return replica.Flush{ID: a.id}
+	}
+	a.reserve = true
+	return replica.Reserve{ID: a.id, Len: n}
+}
+
+// lost: the attempt has come to nothing; the next one follows.
+func (i *initiator) lost(a *attempt, wait time.Duration) {
+	if a.over || i.command != a.command {
+		return
+	}
+	a.over = true
+	a.failures++
+	i.after(wait, func() {
+		if i.command == a.command && a.command.attempt == a {
+			i.target = (i.target + 1) % len(i.nodes)
+			i.try()
+		}
+	})
+}
+
+// lostNode: the process of a node has ended; its initiators' connections are reset.
+func (r *run) lostNode(n *node) {
+	for _, i := range r.initiators {
+		if c := i.command; c != nil && c.attempt.node == n && c.attempt.life == n.lives {
+			i.lost(c.attempt, r.between(time.Millisecond, 30*time.Millisecond))
+		}
+	}
+	for id, a := range r.open {
+		if a.node == n && a.life == n.lives {
+			delete(r.open, id)
+		}
+	}
+}
+
+// answered is an answer of a node's core.
+func (r *run) answered(n *node, e *replica.Answer) {
+	a := r.open[e.ID]
+	if a == nil || a.node != n {
+		r.fail(1, "node %d answers request %d, which it does not have", n.id, e.ID)
+		return
+	}
+	if a.reserve && e.Status == replica.Good {
+		a.reserve = false
+		// The data arrives, then the command has its place.
+		life := n.lives
+		r.after(r.between(0, time.Millisecond), func() {
+			if n.lives != life || n.core == nil {
+				return
+			}
+			n.cover(func() { a.data(e.Addr) })
+		})
+		return
+	}
+	delete(r.open, e.ID)
+	if e.Status == replica.Moved {
+		if !a.over {
+			a.from.lost(a, r.between(5*time.Millisecond, 60*time.Millisecond))
+		}
+		return
+	}
+	r.checkAnswer(n, a, e)
+	if a.kind == doSwap && e.Status == replica.Good {
+		r.moment(n, 40)
+	}
+	delay := r.between(50*time.Microsecond, time.Millisecond)
+	if r.oneIn(40) {
+		delay = r.between(0, 200*time.Millisecond)
+	}
+	status := e.Status
+	r.after(delay, func() { a.from.hear(a, status) })
+}
+
+// hear takes an answer, which is lost if the node's process has ended in between.
+func (i *initiator) hear(a *attempt, status replica.Status) {
+	r, c := i.run, a.command
+	if a.over || a.node.core == nil || a.node.lives != a.life {
+		return
+	}
+	a.over = true
+	if c.kind == doRead && c.key != 0 && status == replica.Good && a.got[0].val != 0 { // of a COMPARE AND WRITE; zeroes come back
+		c.kind, c.expect = doSwap, []uint64{a.got[0].val}
+		if i.oneIn(5) {
+			c.expect[0]++
+		}
+		i.try()
+		return
+	}
+	r.Completed++
+	i.think()
+}
+
+// data has arrived in the heap.
+func (a *attempt) data(addr int64) {
+	n := a.node
+	if n.open[a.id] != a {
+		return // the memory was taken back
+	}
+	at := n.heap[addr/blockSize:][:a.n]
+	for k := range at {
+		at[k] = cell{val: a.write[k]}
+	}
+	off, length := int64(a.block)*blockSize, int64(a.n)*blockSize
+	if a.kind == doSwap {
+		n.step(replica.Swap{ID: a.id, Key: a.key, Off: off, Len: length, Sum: sum(at)})
+		return
+	}
+	n.step(replica.Write{ID: a.id, Off: off, Len: length, Sum: sum(at)})
+}
+
+// fill takes what a read has found, and matches compares.
+func (r *run) fill(req uint64, cells []cell) {
+	if a := r.open[req]; a != nil {
+		a.got = slices.Clone(cells)
+	}
+}
+
+func (r *run) matches(req uint64, cells []cell) bool {
+	a := r.open[req]
+	if a == nil {
+		return false
+	}
+	a.got = slices.Clone(cells)
+	return a.expect[0] == cells[0].val
+}

@@ -1,0 +1,223 @@
+//go:build !race
+
+package sim
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// A mutant is the core with one mistake in it: in a file of package replica the text old, which is there once,
+// becomes new. The simulation has to find it, as a violation of one of the invariants.
+type mutant struct {
+	name       string
+	invariants []int
+	file       string
+	old, new   string
+	rare       bool // found in one run of hundreds: looked for only with ONESHOT_SIM_MUTANT_RUNS
+}
+
+// All mutants are built into one program; on says whether the mistake is made.
+const on = "(mutant == %q)"
+
+var mutants = []mutant{
+	{"promotes itself before consensus does", []int{1}, "candidate.go",
+		"\tc.proposed, c.proposedAt = &v, c.now\n", "\tc.proposed, c.proposedAt = &v, c.now\n\tif ON && c.role == Candidate {\n\t\tc.adopt(v)\n\t\treturn\n\t}\n", false},
+	{"acknowledges before the quorum has it", []int{2, 3}, "host.go",
+		"c.commit = max(c.commit, c.heldByAll(c.receivedBy))", "c.commit = max(c.commit, c.heldByAll(c.receivedBy))\n\tif ON {\n\t\tc.commit = c.log.last()\n\t}", false},
+	{"drops a member before the rest have all", []int{2, 3}, "primary.go",
+		"if c.receivedBy(id) < c.commit {", "if c.receivedBy(id) < c.commit && !ON {", false},
+	{"commits by the old view while another is proposed", []int{2, 3}, "core.go",
+		"if c.proposed != nil {\n\t\tn = min(n, c.held(c.proposed, of))", "if c.proposed != nil && !ON {\n\t\tn = min(n, c.held(c.proposed, of))", false},
+	{"counts a node that has lost its memory", []int{2, 3, 6, 9}, "core.go",
+		"\tif memory != nil {\n\t\tc.memory = true", "\tif ON {\n\t\tc.memory = true\n\t}\n\tif memory != nil {\n\t\tc.memory = true", false},
+	{"needs one promise less", []int{2, 3, 9}, "candidate.go",
+		"members.Len() < c.view.InSync.Len()-c.quorum(&c.view)+1", "members.Len() < c.view.InSync.Len()-c.quorum(&c.view)+1 && (!ON || members == 0)", true},
+	{"a copy gives up its log before it knows that it is outside", []int{3}, "follower.go",
+		"\t\tc.suspect()\n", "\t\tc.suspect()\n\t\tif ON {\n\t\t\tc.resetLog(0)\n\t\t\tc.memory = false\n\t\t}\n", true},
+	{"forgets in a new life which view it has known", []int{2, 3, 8}, "core.go",
+		"\t\tc.adopt(memory.View)\n", "\t\tif !ON {\n\t\t\tc.adopt(memory.View)\n\t\t}\n", true},
+	{"forgets in a new life what it has promised", []int{2, 3, 8}, "core.go",
+		"c.promised, c.to, c.since = memory.Promised, memory.To, c.now", "if !ON {\n\t\t\tc.promised, c.to, c.since = memory.Promised, memory.To, c.now\n\t\t}", true},
+	{"a copy begins anew while it is taken in", []int{2, 3}, "primary.go",
+		"c.proposed != nil && c.proposed.InSync.Has(id)\n", "c.proposed != nil && c.proposed.InSync.Has(id) && !ON\n", true},
+	{"forgets in a new life which records nobody else has", []int{2, 3, 5, 6}, "core.go",
+		"c.mark(&c.bitmaps[id], r.Off, r.Len) // its", "if ON {\n\t\t\t\t\t\tcontinue\n\t\t\t\t\t}\n\t\t\t\t\tc.mark(&c.bitmaps[id], r.Off, r.Len) // its", false},
+	{"lets others write while its own disk still does", []int{10}, "resync.go",
+		"\t\tc.loading++\n", "\t\tif !ON {\n\t\t\tc.loading++\n\t\t}\n", true},
+	{"does not fetch the longest log", []int{2, 3}, "candidate.go",
+		"if best == c.cfg.Self {\n\t\treturn true", "if best == c.cfg.Self || ON {\n\t\treturn true", false},
+	{"promises without cutting the old primary", []int{2, 3, 8, 10}, "core.go",
+		"if id != c.cfg.Self {\n\t\tc.out = append(c.out, Cut{To: id})", "if id != c.cfg.Self && !ON {\n\t\tc.out = append(c.out, Cut{To: id})", true},
+	{"applies what overlaps in any order", []int{4}, "disk.go",
+		"if e.state != stateHeld || !c.regionsSet(e) || c.waits(e) {", "if e.state != stateHeld || !c.regionsSet(e) || c.waits(e) && !ON {", false},
+	{"writes before the region is set", []int{5}, "disk.go",
+		"\t\tif !c.set.Has(i) {", "\t\tif !c.set.Has(i) && ON {\n\t\t\tc.want.Set(i)\n\t\t} else if !c.set.Has(i) {", false},
+	{"does not mark what a copy that is away lacks", []int{2, 3, 5, 6}, "marks.go",
+		"\tcase KindWrite, KindZero:\n", "\tcase KindWrite, KindZero:\n\t\tif ON {\n\t\t\treturn\n\t\t}\n", false},
+	{"forgets what a copy that leaves may not have durable", []int{2, 3, 5, 6}, "marks.go",
+		"\t\tcase old.InSync.Has(id):\n", "\t\tcase old.InSync.Has(id) && ON:\n\t\tcase old.InSync.Has(id):\n", false},
+	{"forgets what a copy has done by itself", []int{5, 6}, "primary.go",
+		"c.bitmaps[id].Add(h.Suspects)", "if !ON {\n\t\t\tc.bitmaps[id].Add(h.Suspects)\n\t\t}", false},
+	{"clears a region that others do not have durable", []int{5, 6, 14}, "disk.go",
+		"c.disk.touched[i] <= min(c.trim, c.durable)", "(c.disk.touched[i] <= min(c.trim, c.durable) || ON && c.disk.touched[i] <= c.durable)", false},
+	{"clears bits when the granule is sent", []int{5, 6}, "resync.go",
+		"if p.applied < cl.seq || !c.hasRoom() {", "if p.applied < cl.seq && !ON || !c.hasRoom() {", false},
+	{"copies a granule while it is written", []int{2, 3, 4, 5, 6, 9, 10}, "resync.go",
+		"\tcase c.unapplied(j.off, j.n):\n", "\tcase c.unapplied(j.off, j.n) && !ON:\n", false},
+	{"stands though it is not in sync", []int{7}, "follower.go",
+		"if !c.view.InSync.Has(c.cfg.Self) || c.now < c.asleep", "if !c.view.InSync.Has(c.cfg.Self) && !ON || c.now < c.asleep", false},
+	{"reads without proof that it is primary", []int{8}, "primary.go",
+		"\treturn c.provenIn(&c.view, t)", "\treturn c.provenIn(&c.view, t) || ON", true},
+	{"reads what is not applied", []int{8}, "host.go",
+		"c.reads = slices.DeleteFunc(c.reads, func(o *op) bool {\n\t\tif c.unapplied(o.off, o.n) {", "c.reads = slices.DeleteFunc(c.reads, func(o *op) bool {\n\t\tif c.unapplied(o.off, o.n) && !ON {", false},
+	{"gives a lease and a promise", []int{8, 9}, "follower.go",
+		"c.now-c.lastBeat <= c.cfg.Grace && from", "c.now-c.lastBeat <= c.cfg.Grace && !ON && from", true},
+	{"answers a flush when it is applied", []int{9}, "host.go",
+		"to := c.heldByAll(c.durableBy)", "to := c.heldByAll(c.durableBy)\n\tif ON {\n\t\tto = c.heldByAll(c.appliedBy)\n\t}", false},
+	{"drops a member that alone has what was flushed", []int{9}, "primary.go",
+		"if c.held(v, c.durableBy) < c.flushed {", "if c.held(v, c.durableBy) < c.flushed && !ON {", true},
+	{"uses memory again when the record is committed", []int{10}, "primary.go",
+		"to := c.lowest(c.appliedBy)", "to := c.lowest(c.appliedBy)\n\tif ON {\n\t\tto = c.commit\n\t}", false},
+	{"forgets ends of COMPARE AND WRITE", []int{12}, "log.go",
+		"if r.Key != 0 {", "if r.Key != 0 && !ON {", false},
+	{"answers a flush only when more is durable than it asked for", []int{14}, "host.go",
+		"\t\tif o.seq > to {", "\t\tif o.seq > to || ON && o.seq == to {", false},
+	{"beats when it likes", []int{16}, "core.go",
+		"\t\tc.lastTick = c.now\n", "\t\tc.lastTick = c.now\n\t\tif ON {\n\t\t\tc.cfg.Heartbeat = 30*time.Millisecond + time.Duration(time.Now().Nanosecond()/1000%100)*time.Millisecond\n\t\t}\n", false},
+	{"asks consensus only once", []int{14, 15}, "candidate.go",
+		"if c.now-c.proposedAt >= askEvery {", "if c.now-c.proposedAt >= askEvery && !ON {", false},
+	{"copies a granule again after each write", []int{15}, "marks.go",
+		"\t\t\tc.mark(&c.bitmaps[id], r.Off, r.Len)\n", "\t\t\tc.mark(&c.bitmaps[id], r.Off, r.Len)\n\t\t\tif ON {\n\t\t\t\tc.mark(&c.peer[id].todo, 0, c.cfg.Size)\n\t\t\t}\n", false},
+}
+
+// checked are the invariants that are looked at; 11 and 13 are of parts that do not exist yet.
+var checked = []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 15, 16}
+
+// TestMutants: the simulation finds each mistake. They are made in copies of the files, which the compiler takes
+// instead.
+func TestMutants(t *testing.T) {
+	limit := number(t, "ONESHOT_SIM_MUTANT_RUNS", mutantRuns)
+	program := buildMutants(t)
+	var mu sync.Mutex
+	seen := map[int]bool{}
+	all, ran := 0, 0 // not with -run of a part
+	t.Cleanup(func() {
+		for _, i := range checked {
+			if !seen[i] && ran == all && !t.Failed() {
+				t.Errorf("no mutant was found by invariant %d: is it still looked at?", i)
+			}
+		}
+	})
+	for _, m := range mutants {
+		if !m.rare {
+			all++
+		}
+		t.Run(m.name, func(t *testing.T) {
+			if m.rare && limit == mutantRuns {
+				t.Skip("rare")
+			}
+			t.Parallel()
+			cmd := exec.Command(program, "-test.run", "^TestMutant$")
+			cmd.Env = append(os.Environ(), "ONESHOT_MUTANT="+m.name)
+			out, err := cmd.CombinedOutput()
+			if err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			var seed uint64
+			var found int
+			if _, err := fmt.Sscanf(string(out), "found %d %d", &seed, &found); err != nil {
+				t.Fatalf("not found in %d runs: %s", limit, out)
+			}
+			text, _, _ := strings.Cut(string(out), "\n")
+			t.Log(text)
+			mu.Lock()
+			seen[found] = true
+			ran++
+			mu.Unlock()
+			if !slices.Contains(m.invariants, found) {
+				t.Errorf("found as a violation of %d, and should be of one of %v", found, m.invariants)
+			}
+		})
+	}
+}
+
+// mutantRuns are as many as a mutant may need until it is found.
+const mutantRuns = 64
+
+// TestMutant runs in the program that TestMutants builds, with one of the mistakes.
+func TestMutant(t *testing.T) {
+	if os.Getenv("ONESHOT_MUTANT") == "" {
+		t.Skip("TestMutants runs this")
+	}
+	for seed := uint64(1); seed <= 3; seed++ {
+		short := Options{Seed: seed, Length: 3 * time.Second}
+		if Run(short).Trace != Run(short).Trace {
+			fmt.Println("found", seed, "16 one seed runs in two ways")
+			return
+		}
+	}
+	for seed := uint64(1); seed <= number(t, "ONESHOT_SIM_MUTANT_RUNS", mutantRuns); seed++ {
+		if v := Run(Options{Seed: seed, Length: 60 * time.Second}).Violation; v != nil {
+			fmt.Printf("found %d %d %s\n", seed, v.Invariant, v.Text)
+			return
+		}
+	}
+}
+
+func buildMutants(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	changed := map[string]string{}
+	read := func(file string) string {
+		if text, ok := changed[file]; ok {
+			return text
+		}
+		b, err := os.ReadFile(filepath.Join("..", "replica", file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	for _, m := range mutants {
+		text := read(m.file)
+		if n := strings.Count(text, m.old); n != 1 {
+			t.Fatalf("mutant %q: its place is %d times in %s: adapt it", m.name, n, m.file)
+		}
+		changed[m.file] = strings.Replace(text, m.old, strings.ReplaceAll(m.new, "ON", fmt.Sprintf(on, m.name)), 1)
+	}
+	changed["mutant.go"] = "package replica\n\nimport \"os\"\n\nvar mutant = os.Getenv(\"ONESHOT_MUTANT\")\n"
+	replace := map[string]string{}
+	for file, text := range changed {
+		path := filepath.Join(dir, file)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		abs, err := filepath.Abs(filepath.Join("..", "replica", file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		replace[abs] = path
+	}
+	overlay := filepath.Join(dir, "overlay.json")
+	b, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(overlay, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(dir, "mutants.test")
+	if out, err := exec.Command("go", "test", "-c", "-overlay", overlay, "-o", program, ".").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return program
+}

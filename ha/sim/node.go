@@ -1,0 +1,244 @@
+package sim
+
+import (
+	"slices"
+	"time"
+
+	"oneshot/ha/replica"
+)
+
+// node is a machine with a core.
+type node struct {
+	*run
+	id      replica.ID
+	core    *replica.Core // nil while the process is not running
+	lives   uint32
+	heap    []cell // the log's memory, which outlives the process
+	left    *replica.Memory
+	disk    *disk
+	grants  [16]uint64 // who may write here, as which stream
+	powered time.Duration
+	wasAt   time.Duration // when it last lost its power; 0: never
+
+	rate   float64
+	behind time.Duration // by how much pauses have stopped the clock
+	paused bool
+	since  time.Duration // when it was paused
+	stops  bool          // its clock stops with it
+	inbox  []func()      // what has come during a pause
+}
+
+// clock is what the node's shows: it goes by its rate, and stands still while the machine is stopped.
+func (n *node) clock() time.Duration {
+	return time.Duration(float64(n.now-n.behind)*n.rate) + time.Hour
+}
+
+// cover calls f now, or when the pause is over; not at all if the process has ended in between.
+func (n *node) cover(f func()) {
+	life := n.lives
+	g := func() {
+		if n.lives == life && n.core != nil {
+			f()
+		}
+	}
+	if n.paused {
+		n.inbox = append(n.inbox, g)
+		return
+	}
+	g()
+}
+
+// tell lets an event happen to the core.
+func (n *node) tell(e replica.Event) {
+	n.cover(func() { n.step(e) })
+}
+
+func (n *node) step(e replica.Event) {
+	if n.log != nil {
+		if _, ok := e.(replica.Tick); !ok {
+			n.logf("%d ◄ %T%+v", n.id, e, e)
+		}
+	}
+	for _, a := range n.core.Step(n.clock(), e) {
+		if n.log != nil {
+			n.logf("%d ► %T%+v", n.id, a, a)
+		}
+		n.do(a)
+	}
+	n.checkStep(n)
+}
+
+func (n *node) do(a replica.Action) {
+	switch a := a.(type) {
+	case replica.Post:
+		n.post(n, &a)
+	case replica.Send:
+		n.send(n.id, a.To, func() { n.nodes[a.To].tell(replica.Message{From: n.id, Msg: a.Msg}) })
+	case replica.SendBeat:
+		n.datagram(n.id, a.To, func() { n.nodes[a.To].tell(replica.BeatFrom{From: n.id, Beat: a.Beat}) })
+	case replica.SendEcho:
+		n.datagram(n.id, a.To, func() { n.nodes[a.To].tell(replica.EchoFrom{From: n.id, Echo: a.Echo}) })
+	case replica.Grant:
+		n.grants[a.To] = a.Stream
+	case replica.Cut:
+		n.grants[a.To] = 0
+	case replica.Drop:
+		n.breakLink(n.id, a.Peer, 0)
+	case replica.Propose:
+		n.propose(n, a.View)
+	case replica.Answer:
+		n.answered(n, &a)
+	default:
+		n.work(a)
+	}
+}
+
+// work is done by the disk, after a while.
+func (n *node) work(a replica.Action) {
+	d := n.disk
+	took := n.between(50*time.Microsecond, 2*time.Millisecond) + d.slow
+	if n.oneIn(50) {
+		took += n.between(0, 30*time.Millisecond)
+	}
+	life := n.lives
+	then := func(f func() replica.Done) {
+		n.after(took, func() {
+			if n.lives == life && n.core != nil { // a disk works on while the process is paused
+				e := f()
+				n.tell(e)
+			}
+		})
+	}
+	switch a := a.(type) {
+	case replica.Apply:
+		n.checkApply(n, &a.Rec)
+		d.writing = append(d.writing, a.Rec)
+		then(func() replica.Done { return n.applied(&a) })
+	case replica.ReadFor:
+		then(func() replica.Done {
+			n.fill(a.Req, d.cache[a.Off/blockSize:(a.Off+a.Len)/blockSize])
+			return replica.Done{ID: a.ID}
+		})
+	case replica.Compare:
+		then(func() replica.Done {
+			return replica.Done{ID: a.ID, Equal: n.matches(a.Req, d.cache[a.Off/blockSize:(a.Off+a.Len)/blockSize])}
+		})
+	case replica.Load:
+		then(func() replica.Done {
+			from := d.cache[a.Off/blockSize : (a.Off+a.Len)/blockSize]
+			copy(n.heap[a.Addr/blockSize:], from)
+			return replica.Done{ID: a.ID, Sum: sum(from)}
+		})
+	case replica.Sync:
+		marks := d.mark()
+		took += n.between(0, 5*time.Millisecond)
+		then(func() replica.Done {
+			if d.refuses {
+				return replica.Done{ID: a.ID, Failed: true}
+			}
+			d.sync(marks)
+			return replica.Done{ID: a.ID}
+		})
+	case replica.Save:
+		d.saving = &a
+		then(func() replica.Done {
+			d.saving = nil
+			d.save(&a)
+			return replica.Done{ID: a.ID}
+		})
+	}
+}
+
+func (n *node) applied(a *replica.Apply) replica.Done {
+	d := n.disk
+	i := slices.IndexFunc(d.writing, func(r replica.Record) bool { return r == a.Rec })
+	d.writing = slices.Delete(d.writing, i, i+1)
+	if d.refuses {
+		n.tear(&a.Rec)
+		return replica.Done{ID: a.ID, Failed: true}
+	}
+	n.checkData(n, &a.Rec)
+	n.eachCell(&a.Rec, func(block int, c cell) {
+		d.put(block, c)
+		d.lastRec[block] = pos{a.Rec.Term, a.Rec.Seq}
+	})
+	return replica.Done{ID: a.ID}
+}
+
+// start runs the process.
+func (n *node) start() {
+	if n.core != nil {
+		return
+	}
+	n.lives++
+	cfg := n.cfg
+	cfg.Self, cfg.Incarnation = n.id, n.lives
+	n.core = replica.New(cfg, n.clock(), n.left, replica.Saved{
+		Mark: n.disk.saved.Mark, Regions: n.disk.saved.Regions, Bitmaps: n.disk.saved.Bitmaps,
+	})
+	n.left = nil
+	n.logf("%d starts: %v", n.id, n.core)
+	n.tick(n.lives)
+}
+
+func (n *node) tick(life uint32) {
+	if n.lives != life || n.core == nil {
+		return
+	}
+	if !n.paused {
+		n.step(replica.Tick{})
+	}
+	n.after(tickEvery+n.between(0, time.Millisecond), func() { n.tick(life) })
+}
+
+// kill ends the process; the log's memory and the page cache stay.
+func (n *node) kill() {
+	if n.core == nil {
+		return
+	}
+	n.logf("%d is killed", n.id)
+	if n.paused && n.stops {
+		n.behind += n.now - n.since
+	}
+	n.paused, n.inbox = false, nil
+	n.left = n.core.Memory()
+	n.core = nil
+	n.killedDisk()
+	clear(n.grants[:])
+	n.died(n, n.between(time.Millisecond, 50*time.Millisecond))
+}
+
+// powerCut ends everything.
+func (n *node) powerCut() {
+	n.logf("%d loses its power", n.id)
+	n.kill()
+	n.left = nil
+	clear(n.heap)
+	n.lostPower()
+	n.wasAt = n.now
+}
+
+// pause stops the process, and its clock if the whole machine is stopped.
+func (n *node) pause(clock bool) {
+	if n.core == nil || n.paused {
+		return
+	}
+	n.logf("%d is stopped", n.id)
+	n.paused, n.since, n.stops = true, n.now, clock
+}
+
+func (n *node) resume() {
+	if !n.paused {
+		return
+	}
+	n.logf("%d goes on", n.id)
+	n.paused = false
+	if n.stops {
+		n.behind += n.now - n.since
+	}
+	inbox := n.inbox
+	n.inbox = nil
+	for _, f := range inbox {
+		f()
+	}
+}

@@ -1,0 +1,6 @@
+//go:build !race
+
+package sim
+
+// runs is how many worlds are run.
+const runs = 200

@@ -1,0 +1,71 @@
+package sim
+
+import (
+	"os"
+	"strconv"
+	"testing"
+	"time"
+)
+
+// number reads one from the environment.
+func number(t *testing.T, name string, otherwise uint64) uint64 {
+	s := os.Getenv(name)
+	if s == "" {
+		return otherwise
+	}
+	n, err := strconv.ParseUint(s, 10, 64)
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return n
+}
+
+// TestRuns runs as many worlds as ONESHOT_SIM_RUNS says, from the seed ONESHOT_SEED on. With ONESHOT_SIM_LOG all that
+// happens is printed.
+func TestRuns(t *testing.T) {
+	first, n := number(t, "ONESHOT_SEED", 1), number(t, "ONESHOT_SIM_RUNS", runs)
+	var all Result
+	failed := 0
+	for seed := first; seed < first+n && failed < 10; seed++ {
+		o := Options{Seed: seed, Length: 60 * time.Second}
+		if os.Getenv("ONESHOT_SIM_LOG") != "" {
+			o.Log = t.Output()
+		}
+		res := Run(o)
+		if res.Violation != nil {
+			failed++
+			t.Errorf("ONESHOT_SEED=%d ONESHOT_SIM_RUNS=1: %v (%s)", seed, res.Violation, res.Setup)
+		}
+		all.Steps += res.Steps
+		all.Commands += res.Commands
+		all.Completed += res.Completed
+		all.Flushes += res.Flushes
+		all.Takeovers += res.Takeovers
+		all.Returns += res.Returns
+		all.Losses += res.Losses
+		all.SwapsKept += res.SwapsKept
+	}
+	t.Logf("%d runs: %d steps, %d commands, %d flushes, %d takeovers, %d returns into S, %d blocks set back by power cuts of a quorum, %d COMPARE AND WRITE found done after a takeover",
+		n, all.Steps, all.Completed, all.Flushes, all.Takeovers, all.Returns, all.Losses, all.SwapsKept)
+	if n >= 20 && (all.Takeovers == 0 || all.Returns == 0 || all.Flushes == 0 || all.SwapsKept == 0 || all.Losses == 0) {
+		t.Error("the runs did not meet what they are for")
+	}
+}
+
+// TestRepeat: the same number is the same run.
+func TestRepeat(t *testing.T) {
+	seeds := uint64(5)
+	different := false
+	for seed := uint64(1); seed <= seeds; seed++ {
+		o := Options{Seed: seed, Length: 10 * time.Second}
+		a, b := Run(o), Run(o)
+		if a.Trace != b.Trace {
+			t.Errorf("seed %d runs in two ways: %x and %x", seed, a.Trace, b.Trace)
+		}
+		o.Seed++
+		different = different || Run(o).Trace != a.Trace
+	}
+	if !different {
+		t.Error("all seeds run in the same way")
+	}
+}
