@@ -375,7 +375,7 @@ func TestGuestKilledWrites(t *testing.T) {
 		other.do(rw16(0x88, 0, blocks), false, true, blocks*blockSize, 0)
 		for i := range blocks {
 			got := other.buf[i*blockSize:][:blockSize]
-			worker, n := binary.BigEndian.Uint64(got), binary.BigEndian.Uint64(got[8:])
+			worker, n := binary.NativeEndian.Uint64(got), binary.NativeEndian.Uint64(got[8:])
 			if worker == 0 && n == 0 && bytes.Equal(got, make([]byte, blockSize)) {
 				continue // it was never written
 			}
