@@ -47,6 +47,7 @@ SIGTERM and SIGINT detach the device if nobody uses it, and leave it otherwise.`
 	p.StringVar(&device, "device", "", "the `DEVICE` to use, such as nbd3; otherwise the one that this disk had, or a free one")
 	p.IntVar(&o.Connections, "connections", 1, "`NUMBER` of sessions, each with a queue of the device")
 	p.BoolVar(&o.ReadOnly, "read-only", false, "nobody can write to the device")
+	p.DurationVar(&o.Ping, "ping", 5*time.Second, "`TIME` between two looks whether the target answers and how large the disk is, and how long an answer may take")
 	p.DurationVar(&o.DeadTime, "dead-time", time.Minute, "`TIME` that requests wait for a target that is away before they fail")
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		if o.URL, err = fl.url(args[0]); err != nil {
@@ -66,6 +67,10 @@ SIGTERM and SIGINT detach the device if nobody uses it, and leave it otherwise.`
 		if fl.nic != "" {
 			return &usageError{errors.New("attach does not use --nic: its device could not come back after the end of that process")}
 		}
+		if o.Ping < time.Second {
+			return &usageError{fmt.Errorf("--ping %v: 1s is the least", o.Ping)}
+		}
+		o.Probe = o.Ping
 		if o.Initiator, err = fl.options(c, o.URL); err != nil {
 			return err
 		}
