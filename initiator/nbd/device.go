@@ -135,20 +135,32 @@ func lock(index int) (unlock func(), err error) {
 
 // Detach writes what the kernel holds back to the disk, and ends the device, which must not be in use.
 func Detach(k Kernel, index int) error {
-	// O_EXCL: not while it is mounted, or part of another device.
-	f, err := os.OpenFile(Path(index), os.O_RDWR|unix.O_EXCL, 0)
-	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) {
-		f, err = os.OpenFile(Path(index), os.O_RDONLY|unix.O_EXCL, 0)
-	}
-	switch {
-	case errors.Is(err, unix.EBUSY):
-		return fmt.Errorf("%s is in use: unmount it first", Path(index))
-	case err != nil:
+	f, err := openAlone(index)
+	if err != nil {
 		return err
 	}
 	err = f.Sync()
 	if err == nil {
 		err = k.Disconnect(index)
 	}
-	return errors.Join(err, f.Close())
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	// The kernel keeps the partitions of a disk that has gone until somebody opens its device.
+	if f, err = os.Open(Path(index)); err == nil {
+		err = f.Close()
+	}
+	return err
+}
+
+// openAlone opens a device unless it is mounted or part of another one, which it cannot become as long as it is open.
+func openAlone(index int) (*os.File, error) {
+	f, err := os.OpenFile(Path(index), os.O_RDWR|unix.O_EXCL, 0)
+	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) {
+		f, err = os.OpenFile(Path(index), os.O_RDONLY|unix.O_EXCL, 0)
+	}
+	if errors.Is(err, unix.EBUSY) {
+		return nil, fmt.Errorf("%s is in use: unmount it first", Path(index))
+	}
+	return f, err
 }

@@ -1,12 +1,15 @@
 package vm
 
 import (
+	"encoding/binary"
+	"errors"
 	"os"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 
+	"oneshot/mgmt"
 	"oneshot/test/targettest"
 )
 
@@ -79,18 +82,27 @@ func TestAttach(t *testing.T) {
 stores: {d: {type: file, path: $DIR/disk.img, size: 320MiB}}
 targets: [{iqn: "`+iqn+`", luns: {0: d, 1: {store: d, readonly: true}}}]
 portals: [{transport: tcp, listen: $PORTAL}, {transport: iwarp, listen: $PORTAL2}]
+management: {socket: $DIR/socket}
 `)
 	disk := tg.Dir + "/disk.img"
 	space := func() int64 { return allocated(t, disk) }
 	tcp, iwarp := targettest.NewRelay(t, tg.Portals[0]), guestAddr(t, tg.Portals[1])
 
 	t.Run("TCP", func(t *testing.T) {
-		a := attach(t, "iscsi", guestAddr(t, tcp.Addr()), 0)
+		a := attach(t, "iscsi", guestAddr(t, tcp.Addr()), 0, "--ping", "1s")
+		expect(t, "cache", a.sys("queue/write_cache"), "write back") // otherwise fsync would not come through
+		expect(t, "FUA", a.sys("queue/fua"), "1")
 		fileSystem(t, "ext4", a.dev, 30, 4<<20, space)
 		guest.run(t, "@write", "/sys/block/"+strings.TrimPrefix(a.dev, "/dev/")+"/queue/io_timeout", "1000") // ms: until the kernel looks after what a dead attach had
 		guest.run(t, "@mount", "ext4", a.dev, "/mnt/d")
 		const count = 80
-		writeRecords(t, "/mnt/d/records", count, map[int]func(){20: func() { kill(tg) }, 40: func() { tcp.Cut(false) }, 60: a.kill})
+		writeRecords(t, "/mnt/d/records", count, map[int]func(){20: func() {
+			tg.Kill()
+			if !await(func() bool { return strings.Contains(guest.run(t, "dmesg"), "Possible stuck request") }) {
+				t.Error("the kernel's timer has not fired")
+			}
+			tg.Start() // after which nothing may be given up
+		}, 40: func() { tcp.Cut(false) }, 60: a.kill})
 		if said := guest.fails(t, "initiator", "detach", a.dev); !strings.Contains(said, "in use") {
 			t.Errorf("who detaches what is mounted is told %q", said)
 		}
@@ -151,4 +163,89 @@ portals: [{transport: tcp, listen: $PORTAL}, {transport: iwarp, listen: $PORTAL2
 		guest.fails(t, a.direct()...)
 		a.detach()
 	})
+
+	t.Run("partition", func(t *testing.T) { partition(t, tg, disk) })
+}
+
+// others returns how many commands LUN 0 has had that neither read nor write.
+func others(t *testing.T, tg *targettest.Target) (n uint64) {
+	t.Helper()
+	c := mgmt.NewClient(tg.Dir + "/socket")
+	defer c.Close()
+	s, err := c.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range s.Targets[0].LUNs[0].IO.Other.Latency {
+		n += k
+	}
+	return n
+}
+
+// partition does with a device what blktests' group nbd does with those of nbd-client: partitions come and go with
+// it, it has no size when it is detached, its module stays as long as it is there, and who detaches while others mount
+// either ends it or is told that it is in use.
+func partition(t *testing.T, tg *targettest.Target, disk string) {
+	const first, sectors = 2048, 64 << 11
+	mbr := make([]byte, 512)
+	mbr[446+4] = 0x83 // Linux
+	binary.LittleEndian.PutUint32(mbr[446+8:], first)
+	binary.LittleEndian.PutUint32(mbr[446+12:], sectors)
+	mbr[510], mbr[511] = 0x55, 0xaa
+	f, err := os.OpenFile(disk, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.WriteAt(mbr, 0)
+	if err = errors.Join(err, f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	a := attach(t, "iscsi", guestAddr(t, tg.Portals[0]), 0, "--ping", "1h") // the size of the disk is not asked for
+	name := strings.TrimPrefix(a.dev, "/dev/")
+	part := name + "p1"
+	there := func() bool {
+		guest.start(t, "e2fsck", "-n", a.dev).wait(t, guest) // who opens it first has the kernel look
+		_, exit := guest.start(t, "@cat", "/sys/block/"+name+"/"+part+"/size").wait(t, guest)
+		return exit == 0
+	}
+	if !await(there) {
+		t.Fatalf("there is no %s", part)
+	}
+	expect(t, "sectors of the partition", a.sys(part+"/size"), strconv.Itoa(sectors))
+	const count = 20
+	before := others(t, tg)
+	guest.run(t, "@records", "/dev/"+part, strconv.Itoa(count))
+	if n := others(t, tg) - before; n < count-1 { // the last one may not be counted yet
+		t.Errorf("%d calls of fsync are %d commands that neither read nor write", count, n)
+	}
+	guest.run(t, "mkfs.ext4", "-q", "-F", "/dev/"+part)
+	if said := guest.fails(t, "@unload", "nbd"); !strings.Contains(said, "unavailable") && !strings.Contains(said, "busy") {
+		t.Errorf("who unloads the module is told %q", said)
+	}
+	for range 4 {
+		m, d := guest.start(t, "@mount", "ext4", "/dev/"+part, "/mnt/d"), guest.start(t, "initiator", "detach", a.dev)
+		told, mounted := m.wait(t, guest)
+		said, detached := d.wait(t, guest)
+		switch {
+		case mounted == 0 && detached == 0:
+			t.Fatal("the device is mounted and detached")
+		case mounted == 0:
+			if !strings.Contains(said, "in use") {
+				t.Errorf("who detaches what is mounted is told %q", said)
+			}
+			guest.run(t, "@umount", "/mnt/d")
+		case detached == 0:
+			a.load.wait(t, guest)
+			expect(t, "sectors without a disk", a.sys("size"), "0")
+			guest.fails(t, "@cat", "/sys/block/"+name+"/"+part+"/size")
+			a.start()
+			if !await(there) {
+				t.Fatalf("there is no %s again", part)
+			}
+		default:
+			t.Logf("neither: %s%s", told, said) // each has the device open for a moment
+		}
+	}
+	a.detach()
+	guest.fails(t, "@cat", "/sys/block/"+name+"/"+part+"/size")
 }

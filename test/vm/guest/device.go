@@ -16,6 +16,7 @@ import (
 func init() {
 	commands["@fetch"] = fetch
 	commands["@module"] = module
+	commands["@unload"] = func(_ func(string), a []string) error { return unix.DeleteModule(a[0], unix.O_NONBLOCK) } // @unload MODULE
 	commands["@disk"] = disk
 	commands["@rename"] = func(_ func(string), a []string) error { return os.Rename(a[0], a[1]) } // @rename OLD NEW
 }
