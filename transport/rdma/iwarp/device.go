@@ -77,11 +77,10 @@ type Device struct {
 	log    *slog.Logger
 	memory soft.Memory
 	cqs    soft.Queues
+	qps    soft.QueuePairs
 	work   sync.WaitGroup // short-lived goroutines
 
-	mu      sync.Mutex // taken after queuePair.mu
-	qps     map[*queuePair]struct{}
-	past    rdma.Counters           // of queue pairs that are gone
+	mu      sync.Mutex              // taken after queuePair.mu
 	waiters map[stag.STag][]*waiter // waiting for the release of the last reference to invalidated memory
 }
 
@@ -108,11 +107,7 @@ func Open(c Config) (rdma.Device, error) {
 	if c.Name == "" {
 		c.Name = "iwarp"
 	}
-	d := &Device{
-		cfg: c, log: c.Logger,
-		qps:     make(map[*queuePair]struct{}),
-		waiters: make(map[stag.STag][]*waiter),
-	}
+	d := &Device{cfg: c, log: c.Logger, waiters: make(map[stag.STag][]*waiter)}
 	d.memory.Init(c.STags)
 	if d.log == nil {
 		d.log = slog.New(slog.DiscardHandler)
@@ -144,9 +139,7 @@ func (d *Device) NewDomain() (rdma.Domain, error) {
 // Close implements rdma.Device.
 func (d *Device) Close() error {
 	d.work.Wait()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if len(d.qps) > 0 || d.cqs.InUse() {
+	if d.qps.InUse() || d.cqs.InUse() {
 		return soft.ErrInUse
 	}
 	return nil
@@ -154,13 +147,8 @@ func (d *Device) Close() error {
 
 // Counters implements rdma.Device.
 func (d *Device) Counters() rdma.Counters {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	sum := d.past
+	sum := d.qps.Counters()
 	d.memory.AddTo(&sum)
 	d.cqs.AddTo(&sum)
-	for q := range d.qps {
-		q.n.AddTo(&sum)
-	}
 	return sum
 }

@@ -224,14 +224,7 @@ func (q *queuePair) Close() error {
 
 // release gives up the completion queues, receive queue and domain that the queue pair uses.
 func (q *queuePair) release() error {
-	q.dev.mu.Lock()
-	_, ok := q.dev.qps[q]
-	if ok {
-		delete(q.dev.qps, q)
-		q.n.AddTo(&q.dev.past)
-	}
-	q.dev.mu.Unlock()
-	if !ok {
+	if !q.dev.qps.Remove(&q.n) {
 		return nil
 	}
 	q.recv.Use(-1)

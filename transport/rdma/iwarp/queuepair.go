@@ -107,13 +107,9 @@ func (d *Device) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
 			return nil, soft.ErrForeign
 		}
 	}
-	d.mu.Lock()
-	if len(d.qps) >= maxQueuePair {
-		d.mu.Unlock()
+	if !d.qps.Add(&q.n, maxQueuePair) {
 		return nil, rdma.ErrUnsupported
 	}
-	d.qps[q] = struct{}{}
-	d.mu.Unlock()
 	q.recv.Use(1)
 	scq.Use(1)
 	rcq.Use(1)
@@ -157,17 +153,8 @@ func (q *queuePair) conn() socket {
 	return q.tc
 }
 
-// Counters implements rdma.QueuePair. Polls, Completions and Events are those of its completion
-// queues, which other queue pairs may share.
-func (q *queuePair) Counters() rdma.Counters {
-	var c rdma.Counters
-	q.n.AddTo(&c)
-	q.sendCQ.AddTo(&c)
-	if q.recvCQ != q.sendCQ {
-		q.recvCQ.AddTo(&c)
-	}
-	return c
-}
+// Counters implements rdma.QueuePair.
+func (q *queuePair) Counters() rdma.Counters { return q.n.With(q.sendCQ, q.recvCQ) }
 
 // QueuePair is a queue pair of this package, with what takes serving it to another process.
 type QueuePair interface {

@@ -72,13 +72,10 @@ type Device struct {
 	log    *slog.Logger
 	memory soft.Memory
 	cqs    soft.Queues
+	qps    soft.QueuePairs
 	work   sync.WaitGroup // short-lived goroutines
 
 	still sync.Cond // the last reference to memory that allows no access is released; its lock is a leaf
-
-	mu   sync.Mutex // taken after all other locks
-	qps  map[*queuePair]struct{}
-	past rdma.Counters // of queue pairs that are gone
 }
 
 var _ rdma.Device = (*Device)(nil)
@@ -105,10 +102,7 @@ func Open(c Config) *Device {
 	if c.Name == "" {
 		c.Name = "local"
 	}
-	d := &Device{
-		cfg: c, log: c.Logger,
-		qps: make(map[*queuePair]struct{}),
-	}
+	d := &Device{cfg: c, log: c.Logger}
 	d.memory.Init(c.STags)
 	d.still.L = new(sync.Mutex)
 	if d.log == nil {
@@ -147,9 +141,7 @@ func (d *Device) NewDomain() (rdma.Domain, error) {
 // Close implements rdma.Device.
 func (d *Device) Close() error {
 	d.work.Wait()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if len(d.qps) > 0 || d.cqs.InUse() {
+	if d.qps.InUse() || d.cqs.InUse() {
 		return soft.ErrInUse
 	}
 	return nil
@@ -157,13 +149,8 @@ func (d *Device) Close() error {
 
 // Counters implements rdma.Device.
 func (d *Device) Counters() rdma.Counters {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	sum := d.past
+	sum := d.qps.Counters()
 	d.memory.AddTo(&sum)
 	d.cqs.AddTo(&sum)
-	for q := range d.qps {
-		q.n.AddTo(&sum)
-	}
 	return sum
 }

@@ -74,13 +74,9 @@ func (d *Device) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
 			return nil, soft.ErrForeign
 		}
 	}
-	d.mu.Lock()
-	if len(d.qps) >= maxQueuePair {
-		d.mu.Unlock()
+	if !d.qps.Add(&q.n, maxQueuePair) {
 		return nil, rdma.ErrUnsupported
 	}
-	d.qps[q] = struct{}{}
-	d.mu.Unlock()
 	q.recv.Use(1)
 	scq.Use(1)
 	rcq.Use(1)
@@ -146,17 +142,8 @@ func (q *queuePair) RemoteAddr() net.Addr {
 	return nil
 }
 
-// Counters implements rdma.QueuePair. Polls, Completions and Events are those of its completion queues, with
-// whomever they are shared.
-func (q *queuePair) Counters() rdma.Counters {
-	var c rdma.Counters
-	q.n.AddTo(&c)
-	q.sendCQ.AddTo(&c)
-	if q.recvCQ != q.sendCQ {
-		q.recvCQ.AddTo(&c)
-	}
-	return c
-}
+// Counters implements rdma.QueuePair.
+func (q *queuePair) Counters() rdma.Counters { return q.n.With(q.sendCQ, q.recvCQ) }
 
 // Post implements rdma.QueuePair.
 func (q *queuePair) Post(ws []rdma.Work) (n int, err error) {
@@ -243,14 +230,7 @@ func (q *queuePair) Close() error {
 		q.stream.End()
 		q.flushReceives(nil)
 	}
-	q.dev.mu.Lock()
-	_, ok := q.dev.qps[q]
-	if ok {
-		delete(q.dev.qps, q)
-		q.n.AddTo(&q.dev.past)
-	}
-	q.dev.mu.Unlock()
-	if ok {
+	if q.dev.qps.Remove(&q.n) {
 		q.recv.Use(-1)
 		q.sendCQ.Use(-1)
 		q.recvCQ.Use(-1)

@@ -1,6 +1,7 @@
 package soft
 
 import (
+	"sync"
 	"sync/atomic"
 
 	"oneshot/transport/rdma"
@@ -32,4 +33,67 @@ func (n *Counters) AddTo(c *rdma.Counters) {
 	c.Terminates += n.Terminates.Load()
 	c.Copies += n.Copies.Load()
 	c.BytesCopied += n.BytesCopied.Load()
+}
+
+// With returns what has crossed the queue pair and its completion queues, which other queue pairs may share.
+func (n *Counters) With(send, recv *CompletionQueue) rdma.Counters {
+	var c rdma.Counters
+	n.AddTo(&c)
+	send.AddTo(&c)
+	if recv != send {
+		recv.AddTo(&c)
+	}
+	return c
+}
+
+// QueuePairs are the queue pairs of a device, each known by its counters. The zero value has none. Its methods may
+// be called from any goroutine.
+type QueuePairs struct {
+	mu   sync.Mutex // taken after all locks but those of completion queues and memory
+	open map[*Counters]struct{}
+	past rdma.Counters // of those that are gone
+}
+
+// Add enters a queue pair, or reports that there are most already.
+func (s *QueuePairs) Add(n *Counters, most int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.open) >= most {
+		return false
+	}
+	if s.open == nil {
+		s.open = make(map[*Counters]struct{})
+	}
+	s.open[n] = struct{}{}
+	return true
+}
+
+// Remove takes a queue pair out and keeps its counts. It reports false if that was done before.
+func (s *QueuePairs) Remove(n *Counters) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.open[n]; !ok {
+		return false
+	}
+	delete(s.open, n)
+	n.AddTo(&s.past)
+	return true
+}
+
+// InUse reports whether there are queue pairs.
+func (s *QueuePairs) InUse() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.open) > 0
+}
+
+// Counters returns what has crossed all queue pairs in the life of the device.
+func (s *QueuePairs) Counters() rdma.Counters {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sum := s.past
+	for n := range s.open {
+		n.AddTo(&sum)
+	}
+	return sum
 }

@@ -4,7 +4,7 @@
 //	complete.go  completion queues, and who calls their events
 //	memory.go    protection domains and regions
 //	receive.go   queues of receives, own and shared
-//	counters.go  what crosses a queue pair
+//	counters.go  what crosses a queue pair; the queue pairs of a device
 package soft
 
 import "errors"
