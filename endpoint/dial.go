@@ -31,16 +31,5 @@ func deviceOf(u URL) (rdma.Device, error) {
 	if u.Scheme == OneShot {
 		return iwarp.Open(iwarp.Config{})
 	}
-	name := u.Device
-	if name == "" {
-		all, err := verbs.Devices()
-		if err != nil {
-			return nil, err
-		}
-		if len(all) != 1 {
-			return nil, fmt.Errorf("this machine has %d RDMA devices; name one: ?device=rxe0", len(all))
-		}
-		name = all[0].Name
-	}
-	return verbs.Open(verbs.Config{Name: name})
+	return verbs.OpenOnly(verbs.Config{Name: u.Device})
 }

@@ -146,18 +146,7 @@ func openDevice(u *URL, log *slog.Logger) (rdma.Device, error) {
 	if u.Transport != ISERVerbs {
 		return iwarp.Open(iwarp.Config{Logger: log})
 	}
-	name := u.Device
-	if name == "" {
-		all, err := verbs.Devices()
-		if err != nil {
-			return nil, err
-		}
-		if len(all) != 1 {
-			return nil, fmt.Errorf("this machine has %d RDMA devices; name one: ?device=rxe0", len(all))
-		}
-		name = all[0].Name
-	}
-	return verbs.Open(verbs.Config{Name: name, Logger: log})
+	return verbs.OpenOnly(verbs.Config{Name: u.Device, Logger: log})
 }
 
 func (m *Memory) sge(off, n int) rdma.SGE {

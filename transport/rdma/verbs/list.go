@@ -34,6 +34,21 @@ type Port struct {
 
 const sysfs = "/sys/class/infiniband"
 
+// OpenOnly opens the device that c names, or, if c names none, the only one of this machine.
+func OpenOnly(c Config) (rdma.Device, error) {
+	if c.Name == "" {
+		all, err := Devices()
+		if err != nil {
+			return nil, err
+		}
+		if len(all) != 1 {
+			return nil, fmt.Errorf("this machine has %d RDMA devices; name one: ?device=rxe0", len(all))
+		}
+		c.Name = all[0].Name
+	}
+	return Open(c)
+}
+
 // Devices lists the kernel's RDMA devices. It fails if the kernel has no RDMA.
 func Devices() ([]Info, error) {
 	entries, err := os.ReadDir(sysfs)
