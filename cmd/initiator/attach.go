@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"runtime"
 	"slices"
@@ -18,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"oneshot/initiator/nbd"
+	"oneshot/internal/command"
 	"oneshot/internal/loglimit"
 )
 
@@ -91,7 +91,7 @@ func (fl *flags) attach(c *cobra.Command, o nbd.Options) error {
 	if err != nil {
 		return err
 	}
-	notify("READY=1")
+	command.Notify("READY=1")
 	path := nbd.Path(a.Index)
 	if fl.json {
 		err = printJSON(c.OutOrStdout(), map[string]string{"device": path})
@@ -103,7 +103,7 @@ func (fl *flags) attach(c *cobra.Command, o nbd.Options) error {
 	}
 	err = a.Serve(c.Context())
 	if errors.Is(err, nbd.ErrLeft) {
-		notify("STOPPING=1")
+		command.Notify("STOPPING=1")
 		err = leave(a)
 	}
 	if err != nil {
@@ -165,20 +165,6 @@ func (fl *flags) serviceLog(c *cobra.Command) *slog.Logger {
 		l.SetLevel(logrus.DebugLevel)
 	}
 	return slog.New(loglimit.Handler(logrusslog.NewHandler(l, nil)))
-}
-
-// notify tells systemd of the state of this process (sd_notify(3)), if it listens.
-func notify(line string) {
-	path := os.Getenv("NOTIFY_SOCKET")
-	if path == "" {
-		return
-	}
-	c, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: path, Net: "unixgram"})
-	if err != nil {
-		return
-	}
-	_, _ = c.Write([]byte(line))
-	_ = c.Close()
 }
 
 func detachCommand(*flags) *cobra.Command {

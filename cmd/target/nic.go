@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"oneshot/config"
+	"oneshot/internal/command"
 	"oneshot/mgmt"
 	"oneshot/transport/rdma/nic"
 	"oneshot/transport/rdma/nic/card"
@@ -65,6 +66,6 @@ func serveNIC(socket string, c card.Config, verbose bool, stdout, stderr io.Writ
 	if _, err := fmt.Fprintf(stdout, "serving programs at %s\n\n  initiator --nic %[1]s ls iser+iwarp://HOST\n", socket); err != nil {
 		c.Logger.Warn("cannot print where the card is", "reason", err) // nobody reads standard output; serve all the same
 	}
-	notify("READY=1\nSTATUS=serving")
+	command.Notify("READY=1\nSTATUS=serving")
 	return card.New(c).Serve(ctx, l)
 }

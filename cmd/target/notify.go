@@ -2,34 +2,20 @@ package main
 
 import (
 	"fmt"
-	"net"
 	"os"
 	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
-)
 
-// notify tells systemd the state of this process (sd_notify(3)): lines of NAME=VALUE, in
-// one datagram. Without systemd it does nothing. It ignores errors.
-func notify(lines string) {
-	path := os.Getenv("NOTIFY_SOCKET")
-	if path == "" {
-		return
-	}
-	c, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: path, Net: "unixgram"})
-	if err != nil {
-		return
-	}
-	_, _ = c.Write([]byte(lines))
-	_ = c.Close()
-}
+	"oneshot/internal/command"
+)
 
 // notifyReloading tells systemd that a reload begins. systemd recognizes the reload by its time.
 func notifyReloading() {
 	var now unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) == nil {
-		notify(fmt.Sprintf("RELOADING=1\nMONOTONIC_USEC=%d", now.Nano()/1000))
+		command.Notify(fmt.Sprintf("RELOADING=1\nMONOTONIC_USEC=%d", now.Nano()/1000))
 	}
 }
 
@@ -55,7 +41,7 @@ func watchdog(every time.Duration, health func() error, stop <-chan struct{}) {
 	defer tick.Stop()
 	for {
 		_ = health()
-		notify("WATCHDOG=1")
+		command.Notify("WATCHDOG=1")
 		select {
 		case <-tick.C:
 		case <-stop:

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"oneshot/config"
+	"oneshot/internal/command"
 	"oneshot/mgmt"
 )
 
@@ -26,7 +27,7 @@ func (r *reloader) reload() (mgmt.Reload, error) {
 	done, err := r.apply()
 	if err != nil {
 		r.log.Error("the reload failed and nothing has changed", "reason", summary(err))
-		notify("READY=1\nSTATUS=serving; the last reload failed: " + summary(err))
+		command.Notify("READY=1\nSTATUS=serving; the last reload failed: " + summary(err))
 		return done, err
 	}
 	for _, line := range done.Done {
@@ -36,7 +37,7 @@ func (r *reloader) reload() (mgmt.Reload, error) {
 		r.log.Warn("not changed: " + line)
 	}
 	r.log.Info("configuration read again", "changes", len(done.Done))
-	notify("READY=1\nSTATUS=serving")
+	command.Notify("READY=1\nSTATUS=serving")
 	return done, nil
 }
 

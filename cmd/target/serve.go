@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"oneshot/config"
+	"oneshot/internal/command"
 	"oneshot/mgmt"
 )
 
@@ -107,7 +108,7 @@ func serve(program, path string, open opener, stdout, stderr io.Writer) error {
 	if err := errors.Join(writeHints(stdout, c, d.Addrs()), writeStatusHint(stdout, program, c.Management.Socket)); err != nil {
 		log.Warn("cannot print the commands to paste", "reason", err) // nobody reads standard output; serve all the same
 	}
-	notify("READY=1\nSTATUS=serving")
+	command.Notify("READY=1\nSTATUS=serving")
 	return supervise(d, signals, log)
 }
 
@@ -132,7 +133,7 @@ func supervise(d daemon, signals <-chan os.Signal, log *slog.Logger) error {
 		log.Error("the server failed; draining", "reason", failure)
 		failure = &loggedError{failure}
 	case s := <-signals:
-		notify("STOPPING=1\nSTATUS=waiting for initiators to log out")
+		command.Notify("STOPPING=1\nSTATUS=waiting for initiators to log out")
 		log.Info("draining; a second signal stops at once", "signal", s.String())
 	}
 
