@@ -382,7 +382,7 @@ type Change struct {
 func (s *Set) Alter(match uint64, name string, c Change) error {
 	var held UUID
 	err := s.change(match, func(t *Table, storeSize int64) error {
-		p := t.find(name)
+		p := t.Find(name)
 		if p == nil {
 			return &UnknownError{name}
 		}
@@ -406,7 +406,7 @@ func (s *Set) Alter(match uint64, name string, c Change) error {
 // or nil. Callers ask before they end the endpoints that are in the way of the change.
 func (t *Table) Try(name string, c Change) error {
 	t = t.clone()
-	p := t.find(name)
+	p := t.Find(name)
 	if p == nil {
 		return &UnknownError{name}
 	}
@@ -473,7 +473,7 @@ func (s *Set) resize(t *Table, p *Partition, size, storeSize int64) error {
 func (s *Set) Delete(match uint64, name string, erase bool) error {
 	var held UUID
 	err := s.change(match, func(t *Table, storeSize int64) error {
-		p := t.find(name)
+		p := t.Find(name)
 		if p == nil {
 			return &UnknownError{name}
 		}
@@ -520,7 +520,7 @@ func (s *Set) unreserve(u UUID) {
 func (s *Set) View(name string) (backend.Store, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p := s.table.find(name)
+	p := s.table.Find(name)
 	switch {
 	case p == nil:
 		return nil, &UnknownError{name}

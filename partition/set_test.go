@@ -141,7 +141,7 @@ func TestCreate(t *testing.T) {
 		t.Errorf("what was refused has changed the table: %+v", s.Table())
 	}
 	s, err := Open(d)
-	if err != nil || len(s.Table().Partitions) != 3 || s.Table().find("c").Cache.WriteMS != 5 {
+	if err != nil || len(s.Table().Partitions) != 3 || s.Table().Find("c").Cache.WriteMS != 5 {
 		t.Errorf("opened again: %v, %+v", err, s.Table())
 	}
 }
@@ -189,7 +189,7 @@ func TestAlter(t *testing.T) {
 	}
 	any, uid := Who{}, Who{kind: whoUID, id: 5}
 	err := s.Alter(Any, "a", Change{Name: ptr("n"), Size: ptr(int64(1 << 20)), Cache: &Cache{WriteMS: 9, Through: true}, Grant: []Access{{Who: any, Rights: MayRead}, {Who: uid, Rights: MayWrite}}})
-	p := s.Table().find("n")
+	p := s.Table().Find("n")
 	if err != nil || p == nil || p.Size != 1<<20 || p.Cache.WriteMS != 9 || !p.Cache.Through || len(p.Access) != 2 {
 		t.Fatalf("%v, %+v", err, p)
 	}
@@ -199,7 +199,7 @@ func TestAlter(t *testing.T) {
 	if err := s.Alter(Any, "n", Change{Grant: []Access{{Who: uid, Rights: MayFlush}}, Revoke: []Who{any}, Size: ptr(int64(4096))}); err != nil {
 		t.Fatal(err)
 	}
-	if p := s.Table().find("n"); !reflect.DeepEqual(p.Access, []Access{{Who: uid, Rights: MayFlush}}) || p.Size != 4096 {
+	if p := s.Table().Find("n"); !reflect.DeepEqual(p.Access, []Access{{Who: uid, Rights: MayFlush}}) || p.Size != 4096 {
 		t.Errorf("%+v", p)
 	}
 	if _, ok := errors.AsType[*UnknownError](s.Alter(Any, "a", Change{})); !ok {

@@ -98,13 +98,23 @@ func (t *Table) bound(storeSize int64) int64 {
 	return storeSize
 }
 
-// find returns the partition of a name, or nil.
-func (t *Table) find(name string) *Partition {
-	i := slices.IndexFunc(t.Partitions, func(p Partition) bool { return p.Name == name })
-	if i < 0 {
-		return nil
+// Find returns the partition of a name, or nil.
+func (t *Table) Find(name string) *Partition {
+	return t.first(func(p *Partition) bool { return p.Name == name })
+}
+
+// FindUUID returns the partition with a UUID, or nil.
+func (t *Table) FindUUID(u UUID) *Partition {
+	return t.first(func(p *Partition) bool { return p.UUID == u })
+}
+
+func (t *Table) first(is func(*Partition) bool) *Partition {
+	for i := range t.Partitions {
+		if p := &t.Partitions[i]; is(p) {
+			return p
+		}
 	}
-	return &t.Partitions[i]
+	return nil
 }
 
 // slot returns the whole slot of t: line, body, zeroes.

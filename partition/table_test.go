@@ -22,7 +22,7 @@ func TestVector(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := table.find("log")
+	p := table.Find("log")
 	if table.Generation != 7 || table.Unit != 4096 || table.Size != 1<<30 || p == nil || p.Offset != 1<<20 || p.Size != 256<<20 ||
 		p.Cache == nil || p.Cache.WriteMS != 0 || len(p.Access) != 1 || p.Access[0].Who.String() != "uid:998" || p.Access[0].Rights.String() != "rwfa" {
 		t.Errorf("%+v", table)

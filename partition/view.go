@@ -59,13 +59,11 @@ func (v *View) Resize(size int64) error {
 	if size < v.Info().Size {
 		return fmt.Errorf("the partition has %d bytes and is in use: it cannot be made smaller", v.Info().Size)
 	}
-	t := v.set.Table()
-	for i := range t.Partitions {
-		if p := &t.Partitions[i]; p.UUID == v.uuid {
-			return v.set.Alter(Any, p.Name, Change{Size: &size})
-		}
+	p := v.set.Table().FindUUID(v.uuid)
+	if p == nil {
+		panic("partition: a partition was deleted while in use")
 	}
-	panic("partition: a partition was deleted while in use")
+	return v.set.Alter(Any, p.Name, Change{Size: &size})
 }
 
 // follow takes the size that the table says. The set's mu is held.

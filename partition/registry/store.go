@@ -102,21 +102,13 @@ func (s *Store) find(u partition.UUID) *partition.Partition {
 	if s.set == nil {
 		return nil
 	}
-	t := s.set.Table()
-	i := slices.IndexFunc(t.Partitions, func(p partition.Partition) bool { return p.UUID == u })
-	if i < 0 {
-		return nil
-	}
-	return &t.Partitions[i]
+	return s.set.Table().FindUUID(u)
 }
 
 // named returns the entry of a partition.
 func named(set *partition.Set, name string) (*partition.Partition, error) {
-	t := set.Table()
-	for i := range t.Partitions {
-		if t.Partitions[i].Name == name {
-			return &t.Partitions[i], nil
-		}
+	if p := set.Table().Find(name); p != nil {
+		return p, nil
 	}
 	return nil, &partition.UnknownError{Name: name}
 }
