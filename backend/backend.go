@@ -95,6 +95,15 @@ type Corker interface {
 // Uncorker acts on what was completed since Cork.
 type Uncorker interface{ Uncork() }
 
+// Cork calls c.Cork if c is a Corker, and returns nil if it is none. Stores use it, and wrappers, which pass on that
+// more operations of a caller end at once.
+func Cork(c Completer) Uncorker {
+	if c, ok := c.(Corker); ok {
+		return c.Cork()
+	}
+	return nil
+}
+
 // Info describes a store. It does not change while the store is open, except the size, where
 // the store is a Resizer.
 type Info struct {

@@ -344,12 +344,7 @@ func (o *handleOp) OpDone(*backend.Op) {
 }
 
 // Cork is for the store.
-func (o *handleOp) Cork() backend.Uncorker {
-	if c, ok := o.done.(backend.Corker); ok {
-		return c.Cork()
-	}
-	return nil
-}
+func (o *handleOp) Cork() backend.Uncorker { return backend.Cork(o.done) }
 
 // Lease and Begun are of requests that go through steps; these do not.
 func (o *handleOp) Lease(int) *mem.Lease { return nil }

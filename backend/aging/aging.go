@@ -324,13 +324,8 @@ func (r *request) OpDone(*backend.Op) {
 	op.Done.OpDone(op)
 }
 
-// Cork passes on that more operations of the caller end at once.
-func (r *request) Cork() backend.Uncorker {
-	if c, ok := r.caller.Done.(backend.Corker); ok {
-		return c.Cork()
-	}
-	return nil
-}
+// Cork is for the store below.
+func (r *request) Cork() backend.Uncorker { return backend.Cork(r.caller.Done) }
 
 // answer gives the results to the caller's operation, and r back.
 func (r *request) answer() {

@@ -275,11 +275,9 @@ func (r *ring) deliver(cqes []uring.CQE, done []request) {
 	var corked [maxReap]backend.Uncorker
 	n := 0
 	for _, q := range done[:len(done)-1] { // the last one needs no cork
-		if c, ok := q.op.Done.(backend.Corker); ok {
-			if u := c.Cork(); u != nil {
-				corked[n] = u
-				n++
-			}
+		if u := backend.Cork(q.op.Done); u != nil {
+			corked[n] = u
+			n++
 		}
 	}
 	for i, q := range done {

@@ -184,12 +184,7 @@ func (m *metered) OpDone(op *backend.Op) {
 }
 
 // Cork is for the volume.
-func (m *metered) Cork() backend.Uncorker {
-	if c, ok := m.done.(backend.Corker); ok {
-		return c.Cork()
-	}
-	return nil
-}
+func (m *metered) Cork() backend.Uncorker { return backend.Cork(m.done) }
 
 // Class is a class of operations that are counted together.
 type Class uint8
