@@ -60,8 +60,7 @@ type Partition struct {
 	unknown      fields
 }
 
-// Cache says how a partition may be cached. It is kept in the table, and nothing acts on it: how long a write waits
-// is a matter of the whole store (backend/aging).
+// Cache says how a partition may be cached.
 type Cache struct {
 	WriteMS uint32 // milliseconds that a write may wait before it is made durable; 0: until somebody flushes
 	Through bool   // "write": "none": each write is durable before it completes
