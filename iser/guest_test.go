@@ -431,7 +431,7 @@ func TestGuestKilledWrites(t *testing.T) {
 
 // TestGuestHalfOpen: connections that come half-way: half of an MPA request and silence, a whole one and the end of the TCP
 // connection, and requests that the initiator gives up at any time. Meanwhile and afterwards others log in, and the target
-// keeps nothing of them. siw stops listening several times, and listens again.
+// keeps nothing of them. Over siw, where it is run by hand, the device stops listening several times, and listens again.
 func TestGuestHalfOpen(t *testing.T) {
 	const many = 200
 	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))

@@ -39,7 +39,9 @@ func TestVerbsOffences(t *testing.T) {
 			"wait for the initiator to take them: it asks for more than it takes",
 		}},
 		// Of the message that is longer than any receive siw tells now of the message, now of the end only.
-		{rdmaDevices[1], "^(TestGuestFirstMessage|TestGuestSinks|TestGuestKilledWrites|TestGuestHalfOpen)$/^(garbage|a_Hello|longer_than_any_receive)", []string{
+		// Not TestGuestHalfOpen: siw uses its listening endpoint after it has freed it then, and on a busy machine that ended
+		// the guest's kernel (1 of 2 runs).
+		{rdmaDevices[1], "^(TestGuestFirstMessage|TestGuestSinks|TestGuestKilledWrites)$/^(garbage|a_Hello|longer_than_any_receive)", []string{
 			"an iSCSI PDU without iSER header", "an iSER Hello, which was not asked for",
 		}},
 	} {
