@@ -18,7 +18,6 @@ package wire
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 )
 
@@ -149,12 +148,6 @@ func zero(b []byte) bool {
 		}
 	}
 	return true
-}
-
-// IsWire reports whether err is about a message, rather than about what it asks.
-func IsWire(err error) bool {
-	_, ok := errors.AsType[*Error](err)
-	return ok
 }
 
 var be = binary.BigEndian
