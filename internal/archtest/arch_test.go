@@ -40,6 +40,8 @@ var rules = []rule{
 	{pkg: "ddp", not: sockets},
 	{pkg: "iscsi/pdu", not: sockets},
 	{pkg: "iscsi/text", not: sockets},
+	{pkg: "nvme", not: append([]string{"net"}, sockets[2:]...)}, // addresses are values
+	{pkg: "nvme/tcp/pdu", may: []string{"nvme"}, not: sockets},
 	{pkg: "internal/invariant", not: sockets},
 	{pkg: "internal/serial", not: sockets},
 	{pkg: "internal/command", may: []string{"internal/version"}},
@@ -155,7 +157,7 @@ func TestImports(t *testing.T) {
 // lower are the layers whose tests, too, need nothing from above: who works on one can run its tests
 // without the rest. Tests of the upper layers have peers and stores of all kinds.
 var lower = []string{
-	"mem", "ddp", "stag", "backend", "backend/**", "ha/**", "partition", "volume", "volume/**", "scsi", "iscsi/pdu", "iscsi/text", "iscsi/chap",
+	"mem", "ddp", "stag", "backend", "backend/**", "ha/**", "partition", "volume", "volume/**", "scsi", "iscsi/pdu", "iscsi/text", "iscsi/chap", "nvme", "nvme/**",
 	"iscsi/login", "state", "internal/hexdump", "internal/iov", "internal/iserhdr", "internal/loglimit", "internal/ring", "internal/serial", "internal/stream",
 }
 
