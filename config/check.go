@@ -132,7 +132,7 @@ func (d *decoder) checkGroups(c *Config) {
 	}
 	slices.Sort(tags)
 	for _, u := range d.groupUses {
-		if !slices.Contains(tags, u.tag) {
+		if !d.unread && !slices.Contains(tags, u.tag) {
 			d.errorf(u.pos, "no portal is in the group %d: give a portal group: %d, or name one that there is (%s)", u.tag, u.tag, joinInts(tags, ", "))
 		}
 	}

@@ -9,7 +9,9 @@ import (
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/lexer"
 	"github.com/goccy/go-yaml/parser"
+	"github.com/goccy/go-yaml/token"
 )
 
 // decoder holds the state of reading one file. Its methods do not stop at a
@@ -19,14 +21,17 @@ type decoder struct {
 	text     string
 	anchors  map[string]ast.Node
 	secrets  secretReader
-	problems []Problem
-	warnings []Problem
+	problems []Problem // at most maxProblems
+	warnings []Problem // at most maxProblems
+	unread   bool      // there are more problems
 
-	// visits counts the nodes that may still be visited. Without aliases no
-	// file of maxFileBytes has that many nodes; with aliases it ends loops.
+	// visits counts the nodes that may still be visited, and one more for each visitBytes of a scalar. Without
+	// aliases no file of maxFileBytes has that many; with aliases it ends loops, and bounds the work.
 	visits int
 
-	stands map[string]stand // by the store that stands on another one
+	storeAt    map[string]*Store // by name; they are those of the Config
+	partitions map[string]bool   // "store/partition", of memory stores
+	stands     map[string]stand  // by the store that stands on another one
 
 	groupUses    []groupUse // portal groups that targets name
 	portalBroken bool       // a portal was left out because something is wrong with it
@@ -37,7 +42,20 @@ type decoder struct {
 	inlineSecret  Position // of the first one; zero when there is none
 }
 
-const maxVisits = maxFileBytes
+const (
+	maxVisits  = maxFileBytes
+	visitBytes = 64
+
+	// maxProblems bounds the problems, and the warnings, that are told. The first problem that is left out ends
+	// the reading.
+	maxProblems = 100
+
+	// maxDepth bounds lists and mappings within each other. A configuration has 8 levels at most. The YAML parser
+	// calls itself for each level, and looks at the rest of the text each time.
+	maxDepth = 64
+	// maxDocuments bounds the documents that the YAML parser is shown. Only one may have content.
+	maxDocuments = 16
+)
 
 func newDecoder(file string, data []byte, secrets secretReader) *decoder {
 	text := strings.TrimPrefix(string(data), "\uFEFF") // byte order mark
@@ -45,11 +63,17 @@ func newDecoder(file string, data []byte, secrets secretReader) *decoder {
 }
 
 func (d *decoder) errorf(pos Position, format string, args ...any) {
+	if len(d.problems) == maxProblems {
+		d.unread, d.visits = true, 0
+		return
+	}
 	d.problems = append(d.problems, d.src.problem(pos, format, args...))
 }
 
 func (d *decoder) warnf(pos Position, format string, args ...any) {
-	d.warnings = append(d.warnings, d.src.problem(pos, format, args...))
+	if len(d.warnings) < maxProblems {
+		d.warnings = append(d.warnings, d.src.problem(pos, format, args...))
+	}
 }
 
 // decode reads the text: first the YAML, then each section, then what concerns
@@ -58,11 +82,13 @@ func (d *decoder) decode() (*Config, error) {
 	c := &Config{File: d.src.file, Log: defaultLog, Limits: DefaultLimits()}
 	if root := d.parse(); root != nil {
 		d.config(c, root)
-		d.crossCheck(c)
+		if !d.unread {
+			d.crossCheck(c)
+		}
 	}
 	if len(d.problems) > 0 {
 		sortProblems(d.problems)
-		return nil, &Error{Problems: d.problems}
+		return nil, &Error{Problems: d.problems, More: d.unread}
 	}
 	sortProblems(d.warnings)
 	c.Warnings = d.warnings
@@ -93,7 +119,11 @@ func (d *decoder) parse() ast.Node {
 	if !d.checkText() {
 		return nil
 	}
-	file, err := parseYAML(d.text)
+	tokens := lexer.Tokenize(d.text)
+	if !d.checkTokens(tokens) {
+		return nil
+	}
+	file, err := parseYAML(tokens)
 	if err != nil {
 		d.syntaxError(err)
 		return nil
@@ -117,13 +147,45 @@ func (d *decoder) parse() ast.Node {
 
 // parseYAML turns a panic of the YAML library into an error. The library has had
 // some on strange input, and a reload must not end the daemon.
-func parseYAML(text string) (file *ast.File, err error) {
+func parseYAML(tokens token.Tokens) (file *ast.File, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			file, err = nil, fmt.Errorf("the YAML parser gave up (%v)", r)
 		}
 	}()
-	return parser.ParseBytes([]byte(text), 0, parser.AllowDuplicateMapKey())
+	return parser.Parse(tokens, 0, parser.AllowDuplicateMapKey())
+}
+
+// checkTokens refuses what would occupy the YAML parser for minutes, or overflow its stack: levels without end, and
+// documents without end.
+func (d *decoder) checkTokens(tokens token.Tokens) bool {
+	depth, documents := 0, 0
+	dashes, line := 0, 0 // of "- - - x", and where they are
+	for _, t := range tokens {
+		switch t.Type {
+		case token.SequenceStartType, token.MappingStartType:
+			depth++
+		case token.SequenceEndType, token.MappingEndType:
+			depth--
+		case token.DocumentHeaderType, token.DocumentEndType:
+			documents++
+		}
+		if t.Position.Line != line {
+			dashes, line = 0, t.Position.Line
+		}
+		if t.Type == token.SequenceEntryType {
+			dashes++
+		}
+		switch {
+		case depth > maxDepth || dashes > maxDepth:
+			d.errorf(d.at(t.Position.Line, t.Position.Column), "there are more than %d lists and mappings within each other, which no configuration needs: close some of them", maxDepth)
+			return false
+		case documents > maxDocuments:
+			d.errorf(d.at(t.Position.Line, t.Position.Column), "the file has more than %d lines --- or ...: a configuration is one document; remove these lines", maxDocuments)
+			return false
+		}
+	}
+	return true
 }
 
 // checkText refuses a file that is not text. It runs before the YAML parser, which

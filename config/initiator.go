@@ -14,17 +14,21 @@ func (d *decoder) initiators(v value, luns []LUN) []Initiator {
 	if isEmptyList(v) {
 		d.warnf(v.at, "an empty list of initiators lets every initiator in: name those you mean, or remove the key to say that you mean all")
 	}
+	numbers := make(map[uint16]bool)
+	for _, l := range luns {
+		numbers[l.Number] = true
+	}
 	var rules []Initiator
 	for _, item := range items {
-		if r, ok := d.initiator(item, luns); ok {
+		if r, ok := d.initiator(item, numbers); ok {
 			rules = append(rules, r)
 		}
 	}
 	return rules
 }
 
-// initiator reads a pattern, or {name: PATTERN, auth: …, luns: {0: 5}}.
-func (d *decoder) initiator(v value, luns []LUN) (Initiator, bool) {
+// initiator reads a pattern, or {name: PATTERN, auth: …, luns: {0: 5}}. numbers are those of the target's LUNs.
+func (d *decoder) initiator(v value, numbers map[uint16]bool) (Initiator, bool) {
 	r := Initiator{Pos: v.pos()}
 	switch v.node.(type) {
 	case *ast.MappingNode, *ast.MappingValueNode:
@@ -43,13 +47,13 @@ func (d *decoder) initiator(v value, luns []LUN) (Initiator, bool) {
 		r.Auth = new(Auth)
 		d.auth(auth, r.Auth)
 	}
-	r.LUNs = d.shownLUNs(o.take("luns"), luns)
+	r.LUNs = d.shownLUNs(o.take("luns"), numbers)
 	o.done()
 	return r, ok
 }
 
 // shownLUNs reads {0: 5, 1: 6}: the initiator's numbers, and the target's.
-func (d *decoder) shownLUNs(v value, luns []LUN) []ShownLUN {
+func (d *decoder) shownLUNs(v value, numbers map[uint16]bool) []ShownLUN {
 	if !v.given() {
 		return nil
 	}
@@ -58,6 +62,7 @@ func (d *decoder) shownLUNs(v value, luns []LUN) []ShownLUN {
 		return nil
 	}
 	shown := []ShownLUN{}
+	numberTaken, lunShown := make(map[uint16]bool), make(map[uint16]bool)
 	for _, f := range o.fields {
 		item := o.take(f.key)
 		n, err := strconv.ParseUint(item.key, 10, 64)
@@ -70,13 +75,14 @@ func (d *decoder) shownLUNs(v value, luns []LUN) []ShownLUN {
 			continue
 		}
 		switch {
-		case !slices.ContainsFunc(luns, func(l LUN) bool { return l.Number == s.LUN }):
+		case !numbers[s.LUN]:
 			item.errorf("the target has no LUN %d: write one of its luns", s.LUN)
-		case slices.ContainsFunc(shown, func(t ShownLUN) bool { return t.Number == s.Number }):
+		case numberTaken[s.Number]:
 			d.errorf(item.at, "LUN %d is there twice: choose another number", s.Number)
-		case slices.ContainsFunc(shown, func(t ShownLUN) bool { return t.LUN == s.LUN }):
+		case lunShown[s.LUN]:
 			item.errorf("the target's LUN %d has a number already: an initiator sees a LUN once", s.LUN)
 		default:
+			numberTaken[s.Number], lunShown[s.LUN] = true, true
 			shown = append(shown, s)
 		}
 	}
@@ -97,15 +103,15 @@ func (d *decoder) groups(v value) []uint16 {
 	if !v.given() {
 		return nil
 	}
-	groups := []uint16{}
+	groups, named := []uint16{}, make(map[uint16]bool)
 	for _, item := range v.list("portal groups") {
 		var g uint16
 		switch {
 		case !set(item, &g, "a portal group", parseGroup):
-		case slices.Contains(groups, g):
+		case named[g]:
 			item.errorf("the portal group %d is named twice: remove one of the two", g)
 		default:
-			groups = append(groups, g)
+			groups, named[g] = append(groups, g), true
 			d.groupUses = append(d.groupUses, groupUse{g, item.pos()})
 		}
 	}

@@ -1,7 +1,6 @@
 package config
 
 import (
-	"slices"
 	"strconv"
 	"strings"
 
@@ -56,10 +55,11 @@ func (d *decoder) findAnchors(root ast.Node) {
 // nil after noting a problem.
 func (d *decoder) resolve(n ast.Node) ast.Node {
 	for n != nil {
-		if d.visits--; d.visits <= 0 {
-			if d.visits == 0 {
-				d.errorf(d.pos(n), "aliases make this configuration endless: write out what they stand for")
-			}
+		if d.visits <= 0 {
+			return nil
+		}
+		if d.visits -= cost(n); d.visits <= 0 {
+			d.errorf(d.pos(n), "aliases make this configuration endless: write out what they stand for")
 			return nil
 		}
 		switch m := n.(type) {
@@ -80,6 +80,12 @@ func (d *decoder) resolve(n ast.Node) ast.Node {
 	return nil
 }
 
+// cost returns what a visit of n counts. Texts are copied and compared; other nodes cost as much as one that is short.
+func cost(n ast.Node) int {
+	text, _ := scalarText(n)
+	return 1 + len(text)/visitBytes
+}
+
 // object is a mapping that is being read: its reader takes the keys it knows, and
 // done notes a problem for each key that was not taken.
 type object struct {
@@ -87,7 +93,9 @@ type object struct {
 	what   string // "a file store", for messages
 	pos    Position
 	fields []value
-	known  []string // keys that were asked for
+	index  map[string]int  // of a key in fields
+	known  []string        // keys that were asked for
+	asked  map[string]bool // the same
 }
 
 // object returns n as a mapping, or nil after noting that it is none.
@@ -101,7 +109,7 @@ func (d *decoder) object(n ast.Node, what string) *object {
 		d.errorf(d.pos(n), "%s is a mapping of keys to values, not %s", what, kind(n))
 		return nil
 	}
-	o := &object{d: d, what: what, pos: d.pos(n)}
+	o := &object{d: d, what: what, pos: d.pos(n), index: make(map[string]int), asked: make(map[string]bool)}
 	o.add(entries)
 	return o
 }
@@ -142,6 +150,11 @@ func (o *object) addField(e *ast.MappingValueNode) {
 		o.d.errorf(v.at, "%q is already given in line %d: remove one of the two", key, first.at.Line)
 		return
 	}
+	o.append(v)
+}
+
+func (o *object) append(v value) {
+	o.index[v.key] = len(o.fields)
 	o.fields = append(o.fields, v)
 }
 
@@ -177,25 +190,30 @@ func (o *object) mergeOne(n ast.Node) {
 		}
 		key, ok := o.d.scalar(e.Key)
 		if _, found := o.find(key); ok && !found {
-			o.fields = append(o.fields, value{d: o.d, key: key, at: o.d.pos(e.Key), node: e.Value})
+			o.append(value{d: o.d, key: key, at: o.d.pos(e.Key), node: e.Value})
 		}
 	}
 }
 
 func (o *object) find(key string) (value, bool) {
-	i := slices.IndexFunc(o.fields, func(v value) bool { return v.key == key })
-	if i < 0 {
+	i, ok := o.index[key]
+	if !ok {
 		return value{}, false
 	}
 	return o.fields[i], true
 }
 
+func (o *object) ask(key string) {
+	if !o.asked[key] {
+		o.asked[key] = true
+		o.known = append(o.known, key)
+	}
+}
+
 // take returns the value of a key. A key without value, or with null, is noted
 // as a problem and counts as not given.
 func (o *object) take(key string) value {
-	if !slices.Contains(o.known, key) {
-		o.known = append(o.known, key)
-	}
+	o.ask(key)
 	v, found := o.find(key)
 	if !found {
 		return value{d: o.d, key: key, at: o.pos}
@@ -209,7 +227,7 @@ func (o *object) take(key string) value {
 func (o *object) takeWord(key string) value {
 	if v, found := o.find(key); found {
 		if n, null := o.d.resolve(v.node).(*ast.NullNode); null && n.GetToken().Type == token.NullType && n.GetToken().Value == "null" {
-			o.known = append(o.known, key)
+			o.ask(key)
 			v.node = ast.String(n.GetToken())
 			return v
 		}
@@ -236,7 +254,7 @@ func (d *decoder) valueOf(v value) ast.Node {
 // done notes every key that was not taken.
 func (o *object) done() {
 	for _, v := range o.fields {
-		if !slices.Contains(o.known, v.key) {
+		if !o.asked[v.key] {
 			o.d.errorf(v.at, "unknown key %q in %s: %s", v.key, o.what, suggest(v.key, o.known))
 		}
 	}

@@ -1,7 +1,6 @@
 package config
 
 import (
-	"slices"
 	"strings"
 
 	"oneshot/partition"
@@ -132,7 +131,7 @@ func (d *decoder) lunPartition(v value, s *Store, lun *LUN) bool {
 	case s.Type != StoreMemory: // its table knows
 		return true
 	}
-	if slices.ContainsFunc(s.Partitions, func(p Partition) bool { return p.Name == lun.Partition }) {
+	if d.partitions[lun.Shows()] {
 		return true
 	}
 	names := make([]string, len(s.Partitions))

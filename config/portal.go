@@ -124,6 +124,9 @@ func Transports() []Transport { return slices.Clone(transports) }
 // defaultGroup is the tag of portals that are configured without one.
 const defaultGroup = 1
 
+// maxPortals bounds the portals: each is compared with all others.
+const maxPortals = 1000
+
 // defaultPort is iSCSI's well-known port, RFC 7143 §15.
 const defaultPort = 3260
 
@@ -141,7 +144,11 @@ func (d *decoder) portals(root *object) []Portal {
 		d.errorf(v.at, "there is no portal: add one, such as {transport: tcp, listen: \"127.0.0.1:3260\"}, or remove the key to get that one")
 	}
 	var portals []Portal
-	for _, item := range items {
+	for i, item := range items {
+		if i == maxPortals {
+			d.errorf(item.at, "there are more than %d portals: remove this one and what follows", maxPortals)
+			break
+		}
 		p, ok := d.portal(item)
 		if !ok {
 			d.portalBroken = true

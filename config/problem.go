@@ -30,10 +30,11 @@ type Problem struct {
 // String returns the position and message in one line and the excerpt below.
 func (p Problem) String() string { return p.Pos.String() + ": " + p.Message + "\n" + p.Excerpt }
 
-// Error holds everything that is wrong with a configuration, in the order of the
-// file. It has at least one problem.
+// Error holds what is wrong with a configuration, in the order of the file: at least one problem, and
+// everything unless More says otherwise.
 type Error struct {
 	Problems []Problem
+	More     bool // reading ended at 100 problems, and there are more
 }
 
 // Error returns all problems, an empty line between them.
@@ -41,6 +42,9 @@ func (e *Error) Error() string {
 	parts := make([]string, len(e.Problems))
 	for i, p := range e.Problems {
 		parts[i] = p.String()
+	}
+	if e.More {
+		parts = append(parts, fmt.Sprintf("there are more problems than these %d: mend these first", len(e.Problems)))
 	}
 	return strings.Join(parts, "\n\n")
 }
@@ -55,6 +59,9 @@ func sortProblems(p []Problem) {
 type source struct {
 	file  string
 	lines []string
+	cache map[int][]rune // what shown returned, by number of the line
+
+	masked int // calls of mask
 }
 
 func newSource(file, text string) *source {
@@ -62,11 +69,18 @@ func newSource(file, text string) *source {
 	for i, line := range lines {
 		lines[i] = strings.TrimSuffix(line, "\r")
 	}
-	return &source{file: file, lines: lines}
+	return &source{file: file, lines: lines, cache: make(map[int][]rune)}
 }
 
+// maxMessage bounds a message, in bytes, which may quote a value of the file.
+const maxMessage = 4096
+
 func (s *source) problem(pos Position, format string, args ...any) Problem {
-	return Problem{Pos: pos, Message: fmt.Sprintf(format, args...), Excerpt: s.excerpt(pos)}
+	message := fmt.Sprintf(format, args...)
+	if len(message) > maxMessage {
+		message = strings.ToValidUTF8(message[:maxMessage], "") + "…"
+	}
+	return Problem{Pos: pos, Message: message, Excerpt: s.excerpt(pos)}
 }
 
 // excerptRunes is the number of characters of a long line that an excerpt shows,
@@ -78,7 +92,7 @@ const (
 
 // excerpt returns the line at pos and a line with a caret below the column.
 func (s *source) excerpt(pos Position) string {
-	line, col := window([]rune(s.shown(pos.Line)), max(pos.Column-1, 0))
+	line, col := window(s.shown(pos.Line), max(pos.Column-1, 0))
 	margin := fmt.Sprintf("%5d | ", pos.Line)
 	pad := []rune(strings.Repeat(" ", len(margin)-2) + "| ")
 	for _, r := range line[:col] {
@@ -113,13 +127,24 @@ var (
 	anyRune      = regexp.MustCompile(`\S`)
 )
 
-// shown returns line n in a form that may be printed. It masks secrets, character by
-// character so that columns stay, and replaces control characters. It works on text
-// instead of nodes, because it must also work if the YAML is broken.
-func (s *source) shown(n int) string {
+// shown returns line n in a form that may be printed. The caller must not change it. The work is done once for each
+// line: a line can be as long as the file, and have many problems.
+func (s *source) shown(n int) []rune {
 	if n < 1 || n > len(s.lines) {
-		return ""
+		return nil
 	}
+	line, ok := s.cache[n]
+	if !ok {
+		line = []rune(s.mask(n))
+		s.cache[n] = line
+	}
+	return line
+}
+
+// mask hides secrets in line n, character by character so that columns stay, and replaces control characters. It works
+// on text instead of nodes, because it must also work if the YAML is broken.
+func (s *source) mask(n int) string {
+	s.masked++
 	line := secretInline.ReplaceAllStringFunc(s.lines[n-1], func(m string) string {
 		parts := secretInline.FindStringSubmatch(m)
 		return parts[1] + anyRune.ReplaceAllString(parts[2], "*")

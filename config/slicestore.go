@@ -49,12 +49,14 @@ func (d *decoder) checkSlices(stores []Store) {
 		}
 	}
 	slices.SortStableFunc(list, func(a, b *Store) int { return cmp.Compare(a.Slice.Offset, b.Slice.Offset) })
-	for i, s := range list {
-		for _, before := range list[:i] {
-			if before.On == s.On && before.end() > s.Slice.Offset {
-				d.errorf(s.Pos, "the slices %q and %q have bytes in common: %q ends at %s and %q begins at %d: give it another offset, or the other a smaller size", before.Name, s.Name, before.Name, endText(before), s.Name, s.Slice.Offset)
-				break
-			}
+	furthest := make(map[*Store]*Store) // by the store below: of the slices up to here the one that ends last
+	for _, s := range list {
+		before := furthest[s.On]
+		if before != nil && before.end() > s.Slice.Offset {
+			d.errorf(s.Pos, "the slices %q and %q have bytes in common: %q ends at %s and %q begins at %d: give it another offset, or the other a smaller size", before.Name, s.Name, before.Name, endText(before), s.Name, s.Slice.Offset)
+		}
+		if before == nil || s.end() > before.end() {
+			furthest[s.On] = s
 		}
 	}
 }

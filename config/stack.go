@@ -1,7 +1,5 @@
 package config
 
-import "slices"
-
 // stand names the store that another one stands on, with the place in the configuration.
 type stand struct {
 	on  string
@@ -31,18 +29,21 @@ func (d *decoder) stack(stores []Store) {
 		if !ok {
 			continue
 		}
-		at := slices.IndexFunc(stores, func(o Store) bool { return o.Name == on.on })
-		if at < 0 {
+		if s.On = d.storeAt[on.on]; s.On == nil {
 			d.errorf(on.pos, "there is no store %q: %s", on.on, suggestStore(on.on, stores))
-			continue
 		}
-		s.On = &stores[at]
 	}
 	for i := range stores {
-		if s := &stores[i]; s.circular(len(stores)) {
-			d.errorf(d.stands[s.Name].pos, "the store %q stands on itself, directly or by way of others: name another one", s.Name)
-			s.On = nil // breaks the circle, so that no loop over stores is endless
+		s := &stores[i]
+		if s.stack() <= maxStack {
+			continue
 		}
+		if s.circular() {
+			d.errorf(d.stands[s.Name].pos, "the store %q stands on itself, directly or by way of others: name another one", s.Name)
+		} else {
+			d.errorf(d.stands[s.Name].pos, "the store %q stands on more than %d others: put fewer between it and the lowest", s.Name, maxStack)
+		}
+		s.On = nil // breaks a circle, so that no loop over stores is endless
 	}
 	for i := range stores {
 		for o := stores[i].On; o != nil; o = o.On {
@@ -53,12 +54,27 @@ func (d *decoder) stack(stores []Store) {
 	d.checkBelow(stores)
 }
 
-func (s *Store) circular(most int) bool {
-	o := s.On
-	for ; o != nil && most > 0; o = o.On {
-		most--
+// maxStack bounds how many stores one stands on, directly and by way of others.
+const maxStack = 64
+
+// stack returns how many stores s stands on, and more than maxStack if they are more, or have no end.
+func (s *Store) stack() (n int) {
+	for o := s.On; o != nil && n <= maxStack; o = o.On {
+		n++
 	}
-	return o != nil
+	return n
+}
+
+// circular reports whether the stores below s have no end. The slow walker makes one step, the fast one two: they meet
+// in a circle.
+func (s *Store) circular() bool {
+	slow, fast := s, s
+	for fast.On != nil && fast.On.On != nil {
+		if slow, fast = slow.On, fast.On.On; slow == fast {
+			return true
+		}
+	}
+	return false
 }
 
 // checkBelow refuses two stores on one store, unless both are slices: each would overwrite the other's bytes.

@@ -160,9 +160,14 @@ func (d *decoder) stores(v value) []Store {
 	if o == nil {
 		return nil
 	}
-	var stores []Store
-	for _, f := range o.fields {
-		stores = append(stores, d.store(o.take(f.key)))
+	stores := make([]Store, len(o.fields))
+	d.storeAt, d.partitions = make(map[string]*Store), make(map[string]bool)
+	for i, f := range o.fields {
+		stores[i] = d.store(o.take(f.key))
+		d.storeAt[f.key] = &stores[i]
+		for _, p := range stores[i].Partitions {
+			d.partitions[f.key+"/"+p.Name] = true
+		}
 	}
 	d.stack(stores)
 	return stores

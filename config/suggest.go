@@ -11,12 +11,26 @@ func suggest(word string, known []string) string {
 	if best := nearest(word, known); best != "" {
 		return fmt.Sprintf("did you mean %q?", best)
 	}
-	return "known are " + strings.Join(known, ", ")
+	return "known are " + enumerate(known)
 }
+
+// enumerate writes up to maxListed words one after the other.
+func enumerate(known []string) string {
+	if more := len(known) - maxListed; more > 0 {
+		return strings.Join(known[:maxListed], ", ") + fmt.Sprintf(" and %d more", more)
+	}
+	return strings.Join(known, ", ")
+}
+
+// A message lists up to maxListed known words. maxCompared words at most are compared with a wrong one.
+const (
+	maxListed   = 50
+	maxCompared = 2000
+)
 
 // choices is like suggest for short lists of known words, which it always shows.
 func choices(word string, known []string) string {
-	all := "known are " + strings.Join(known, ", ")
+	all := "known are " + enumerate(known)
 	if best := nearest(word, known); best != "" && len(known) > 1 {
 		return fmt.Sprintf("did you mean %q? (%s)", best, all)
 	}
@@ -27,7 +41,10 @@ func choices(word string, known []string) string {
 // its characters, or "".
 func nearest(word string, known []string) string {
 	best, bestDistance := "", max(1, len(word)/3)+1
-	for _, k := range known {
+	for _, k := range known[:min(len(known), maxCompared)] {
+		if longer := len(word) - len(k); longer >= bestDistance || -longer >= bestDistance {
+			continue // at least so many characters differ
+		}
 		if n := distance(strings.ToLower(word), strings.ToLower(k)); n < bestDistance && n < len(k) {
 			best, bestDistance = k, n
 		}

@@ -180,15 +180,17 @@ func (d *decoder) luns(target *object, stores []Store) []LUN {
 		return nil
 	}
 	var luns []LUN
+	line := make(map[uint16]int) // where a number is defined
 	for _, f := range o.fields {
 		lun, ok := d.lun(o.take(f.key), stores)
 		if !ok {
 			continue
 		}
-		if i := slices.IndexFunc(luns, func(l LUN) bool { return l.Number == lun.Number }); i >= 0 {
-			d.errorf(lun.Pos, "LUN %d is already defined in line %d: choose another number", lun.Number, luns[i].Pos.Line)
+		if first := line[lun.Number]; first > 0 {
+			d.errorf(lun.Pos, "LUN %d is already defined in line %d: choose another number", lun.Number, first)
 			continue
 		}
+		line[lun.Number] = lun.Pos.Line
 		luns = append(luns, lun)
 	}
 	slices.SortFunc(luns, func(a, b LUN) int { return cmp.Compare(a.Number, b.Number) })
@@ -273,12 +275,11 @@ func (d *decoder) lunStore(v value, stores []Store, lun *LUN) bool {
 		return false
 	}
 	lun.Store, lun.Partition = cutPartition(lun.Store)
-	i := slices.IndexFunc(stores, func(s Store) bool { return s.Name == lun.Store })
-	if i < 0 {
+	s := d.storeAt[lun.Store]
+	if s == nil {
 		v.errorf("there is no store %q: %s", lun.Store, suggestStore(lun.Store, stores))
 		return false
 	}
-	s := &stores[i]
 	lun.ReadOnly = s.ReadOnly
 	if !d.lunPartition(v, s, lun) {
 		return false

@@ -65,7 +65,7 @@ func importFile(path string, stdout, stderr io.Writer) error {
 		for _, p := range bad.Problems {
 			fmt.Fprintf(stderr, "\n%s\n", p)
 		}
-		return fmt.Errorf("the result has %s: correct it before you serve it", count(len(bad.Problems), "problem"))
+		return fmt.Errorf("the result has %s: correct it before you serve it", problems(bad))
 	}
 	if err != nil {
 		return err

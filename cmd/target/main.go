@@ -66,7 +66,16 @@ func report(w io.Writer, name string, err error) {
 		return
 	}
 	fmt.Fprintf(w, "%v\n\n", bad)
-	fmt.Fprintf(w, "%s: %s in %s\n", name, count(len(bad.Problems), "problem"), bad.Problems[0].Pos.File)
+	fmt.Fprintf(w, "%s: %s in %s\n", name, problems(bad), bad.Problems[0].Pos.File)
+}
+
+// problems returns "1 problem", "2 problems" or "more than 100 problems".
+func problems(bad *config.Error) string {
+	text := count(len(bad.Problems), "problem")
+	if bad.More {
+		text = "more than " + text
+	}
+	return text
 }
 
 // count returns "1 problem" or "2 problems".

@@ -72,7 +72,9 @@ func summary(err error) string {
 	}
 	first := bad.Problems[0]
 	text := first.Pos.String() + ": " + first.Message
-	if more := len(bad.Problems) - 1; more > 0 {
+	if more := len(bad.Problems) - 1; bad.More {
+		text += fmt.Sprintf(" (and at least %s)", count(more+1, "more problem"))
+	} else if more > 0 {
 		text += fmt.Sprintf(" (and %s)", count(more, "more problem"))
 	}
 	return text
