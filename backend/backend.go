@@ -146,6 +146,11 @@ type Lender interface {
 	// Commit ends a Lend with write of the same range: the bytes are in the store, as if they had
 	// been written with Submit, and the range counts as mapped.
 	Commit(off, n int64)
+	// Map has the memory of [off, off+n), as Lend without write returns it, be written to by its user until Unmap of
+	// the same range, for as long as he likes and beside everybody else. Meanwhile the range counts as mapped, and
+	// Discard clears it without giving space back. Nothing keeps such bytes from being mixed with those of others.
+	Map(off, n int64)
+	Unmap(off, n int64)
 }
 
 // Batcher is a store that starts operations more cheaply in batches: those submitted with

@@ -10,6 +10,8 @@ func (resizerStore) Resize(int64) error { return nil }
 
 func (resizerStore) Lend(segs [][]byte, _, _ int64, _ bool) [][]byte { return segs }
 func (resizerStore) Commit(int64, int64)                             {}
+func (resizerStore) Map(int64, int64)                                {}
+func (resizerStore) Unmap(int64, int64)                              {}
 
 // wrapper passes on some abilities.
 type wrapper struct {

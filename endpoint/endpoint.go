@@ -89,6 +89,7 @@ type Endpoint struct {
 	wake    chan struct{}    // capacity 1: Wait is to look
 	closed  bool
 	regions []rdma.Region
+	maps    []*rdma.Mapping
 	gen     lineage
 }
 
@@ -454,7 +455,7 @@ func (e *Endpoint) Wait(ctx context.Context) error {
 	}
 }
 
-// Close ends the connection, and frees the memory from Alloc. No other method is called during it or after it.
+// Close ends the connection, gives mappings back, and frees the memory from Alloc. No other method is called during it or after it.
 func (e *Endpoint) Close() error {
 	e.connecting.Lock()
 	defer e.connecting.Unlock()
@@ -464,9 +465,12 @@ func (e *Endpoint) Close() error {
 		return nil
 	}
 	e.closed = true
-	regions := e.regions
+	regions, maps := e.regions, e.maps
 	e.mu.Unlock()
 	var errs []error
+	for _, m := range maps {
+		m.Unmap()
+	}
 	if c := e.now.Load(); c != nil {
 		errs = append(errs, c.qp.Close())
 	}

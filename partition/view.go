@@ -100,3 +100,5 @@ func (v *lendingView) Lend(segs [][]byte, off, n int64, write bool) [][]byte {
 }
 
 func (v *lendingView) Commit(off, n int64) { v.lender.Commit(off, n) }
+func (v *lendingView) Map(off, n int64)    { v.lender.Map(off, n) }
+func (v *lendingView) Unmap(off, n int64)  { v.lender.Unmap(off, n) }

@@ -108,6 +108,8 @@ type lendOnly struct{ *fakeStore }
 var zeroes [4096]byte
 
 func (s lendOnly) Commit(int64, int64) {}
+func (s lendOnly) Map(int64, int64)    {}
+func (s lendOnly) Unmap(int64, int64)  {}
 
 func (s lendOnly) Lend(segs [][]byte, off, n int64, _ bool) [][]byte {
 	return append(segs, s.data[off:off+n:off+n])

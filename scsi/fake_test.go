@@ -126,6 +126,9 @@ func (s fakeLender) Commit(off, n int64) {
 	s.mu.Unlock()
 }
 
+func (s fakeLender) Map(int64, int64)   {}
+func (s fakeLender) Unmap(int64, int64) {}
+
 // fakeOwner drives tasks to their end.
 type fakeOwner struct {
 	pool  *mem.Pool

@@ -26,8 +26,9 @@ type Handle struct {
 	under  atomic.Int64  // operations submitted and not completed
 	drains atomic.Bool   // somebody waits until there are none
 
-	mu      sync.Mutex // a leaf
-	drained []func()   // guarded by mu
+	mu       sync.Mutex // a leaf
+	drained  []func()   // guarded by mu
+	mappings []*mapping // guarded by mu
 }
 
 var (
@@ -401,9 +402,10 @@ func (h *Handle) Deny(mask, denied access.Denial) {
 	for {
 		old := h.denied.Load()
 		if h.denied.CompareAndSwap(old, old&^uint32(mask)|uint32(denied&mask)) {
-			return
+			break
 		}
 	}
+	h.recall()
 }
 
 // Tell implements access.Subscriber: there is nobody to be told of unit attentions.

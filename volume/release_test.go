@@ -18,6 +18,8 @@ func (s lendingStore) Info() backend.Info {
 	return info
 }
 func (s lendingStore) Commit(int64, int64) {}
+func (s lendingStore) Map(int64, int64)    {}
+func (s lendingStore) Unmap(int64, int64)  {}
 func (s lendingStore) Lend(segs [][]byte, off, n int64, _ bool) [][]byte {
 	return append(segs, s.data[off:off+n:off+n])
 }

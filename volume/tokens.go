@@ -19,13 +19,20 @@ type tokens struct {
 	count atomic.Int32 // looked at by each request that writes
 	mu    sync.Mutex
 	list  []*Token // guarded by mu
+	// mapped are ranges that somebody may write to at any time: no token can promise their bytes. Guarded by mu.
+	mapped []Range
 }
 
-// NewToken makes a token for ranges, in the order of the data.
+// NewToken makes a token for ranges, in the order of the data. If somebody has mapped some of it to write there, the
+// token has ended already.
 func (v *Volume) NewToken(ranges []Range) *Token {
 	t := &Token{v: v, ranges: ranges}
 	v.tokens.mu.Lock()
 	defer v.tokens.mu.Unlock()
+	if slices.ContainsFunc(v.tokens.mapped, func(x Range) bool { return t.meets(x.Off, x.N) }) {
+		t.revoked.Store(true)
+		return t
+	}
 	v.tokens.list = append(v.tokens.list, t)
 	v.tokens.count.Store(int32(len(v.tokens.list)))
 	return t
@@ -57,9 +64,28 @@ func (v *Volume) Touch(off, n int64) {
 	if v.tokens.count.Load() == 0 {
 		return
 	}
-	v.tokens.revoke(func(t *Token) bool {
-		return slices.ContainsFunc(t.ranges, func(x Range) bool { return off < x.Off+x.N && x.Off < off+n })
-	})
+	v.tokens.revoke(func(t *Token) bool { return t.meets(off, n) })
+}
+
+// meets reports whether the token stands for any of the bytes [off, off+n).
+func (t *Token) meets(off, n int64) bool {
+	return slices.ContainsFunc(t.ranges, func(x Range) bool { return off < x.Off+x.N && x.Off < off+n })
+}
+
+// open says that somebody may write to x at any time from now on, until shut. It ends the tokens of it.
+func (ts *tokens) open(x Range) {
+	ts.mu.Lock()
+	ts.mapped = append(ts.mapped, x)
+	ts.mu.Unlock()
+	ts.revoke(func(t *Token) bool { return t.meets(x.Off, x.N) })
+}
+
+// shut undoes open.
+func (ts *tokens) shut(x Range) {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	i := slices.Index(ts.mapped, x)
+	ts.mapped = slices.Delete(ts.mapped, i, i+1)
 }
 
 // RevokeAll ends all tokens: the data are about to go.

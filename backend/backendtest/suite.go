@@ -38,6 +38,7 @@ func Run(t *testing.T, open func(t *testing.T) backend.Store, except ...string) 
 		{"WriteZeroes", testWriteZeroes},
 		{"Status", testStatus},
 		{"Lend", testLend},
+		{"Map", testMap},
 		{"Untorn", testUntorn},
 		{"NoAllocation", testNoAllocation},
 	} {
@@ -418,6 +419,50 @@ func testLend(t *testing.T, f func(*testing.T) backend.Store) {
 	}
 	if n := testing.AllocsPerRun(100, func() { segs = l.Lend(segs[:0], 0, 4096, true); l.Commit(0, 4096) }); n != 0 {
 		t.Errorf("Lend: %v allocations", n)
+	}
+}
+
+// Who has mapped memory may write to it at any time: after a discard, too, which clears it, and so does the next one.
+func testMap(t *testing.T, f func(*testing.T) backend.Store) {
+	c := open(t, f)
+	l, ok := c.s.(backend.Lender)
+	if !ok {
+		return // nothing is promised
+	}
+	const at = 1 << 20
+	gives := c.s.Info().DiscardGranularity > 0
+	want := pattern(192<<10, 9)
+	write := func(b []byte) {
+		for _, seg := range l.Lend(nil, at, int64(len(b)), false) {
+			b = b[copy(seg, b):]
+		}
+	}
+	for _, n := range []int64{512, 4096, 192 << 10} {
+		l.Map(at, n)
+		l.Map(at, 512) // one more user
+		if m, k := c.status(at, n); gives && (!m || k != n) {
+			t.Errorf("mapped by a user: mapped %v, %d bytes", m, k)
+		}
+		for range 2 {
+			write(want[:n])
+			c.expect(at, want[:n])
+			c.must(c.over(backend.Discard, at, n, 0))
+			c.expect(at, make([]byte, n))
+			if m, k := c.status(at, n); gives && (!m || k != n) {
+				t.Errorf("%d bytes mapped by a user, after a discard: mapped %v, %d bytes", n, m, k)
+			}
+		}
+		c.must(c.write(at, want[:n], 0))
+		same(t, "mapped bytes", join(l.Lend(nil, at, n, false)), want[:n])
+		l.Unmap(at, n)
+		write(want[:512])
+		c.must(c.over(backend.Discard, at, n, 0))
+		c.expect(at, make([]byte, n))
+		l.Unmap(at, 512)
+		c.must(c.over(backend.Discard, at, 192<<10, 0))
+		if m, _ := c.status(at, n); gives && m {
+			t.Error("what nobody uses any more, and was discarded, is mapped")
+		}
 	}
 }
 

@@ -7,7 +7,8 @@
 //
 // Whoever changes bytes, in whatever way, holds the lock of their region (see regions). So a
 // block is never a mixture of two writes, and a page that counts as unmapped holds nothing but
-// zeroes. A read beside a write may see a part of the write.
+// zeroes. A read beside a write may see a part of the write. Who has mapped a range (Map) writes without
+// locks, and until Unmap no page of it counts as unmapped.
 package memory
 
 import (
@@ -129,6 +130,11 @@ func (s *Store) discard(off, n int64) {
 }
 
 func (s *Store) discardPiece(off, n int64) {
+	if s.regions.used(off, n) { // somebody may write to these pages afterwards: they stay mapped
+		s.zeroPiece(off, n)
+		s.mapped.set(pagesTouched(off, n))
+		return
+	}
 	first, end := pagesWithin(off, n)
 	if first >= end {
 		s.clear(off, off+n)
@@ -218,6 +224,27 @@ func (s *Store) Commit(off, n int64) {
 	}
 	s.mapped.set(pagesTouched(off, n))
 	s.regions.unlock(off, n)
+}
+
+// Map lets somebody write to the memory of a range; see backend.Lender.
+func (s *Store) Map(off, n int64) {
+	for end := off + n; off < end; off += n {
+		n = pieceAt(off, end)
+		s.regions.lock(off, n)
+		s.regions.use(off, n, 1)
+		s.mapped.set(pagesTouched(off, n))
+		s.regions.unlock(off, n)
+	}
+}
+
+// Unmap is the end of Map.
+func (s *Store) Unmap(off, n int64) {
+	for end := off + n; off < end; off += n {
+		n = pieceAt(off, end)
+		s.regions.lock(off, n)
+		s.regions.use(off, n, -1)
+		s.regions.unlock(off, n)
+	}
 }
 
 // Close unmaps the memory.

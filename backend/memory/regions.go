@@ -22,7 +22,12 @@ func pieceAt(off, end int64) int64 { return min((off|(pieceSize-1))+1, end) - of
 // regions are the locks of whoever changes bytes, held for microseconds. Each lock guards every
 // regionCount-th region of the store. Whoever holds some waits for nothing else, and all take them in
 // the same order, so whoever spins gets them in the end.
-type regions [regionCount]atomic.Uint32
+type regions [regionCount]region
+
+type region struct {
+	locked atomic.Uint32
+	users  int32 // who has mapped something that this lock guards; guarded by it
+}
 
 // indexes returns the locks of [off, off+n), n > 0, which are [a, b) and then [c, d).
 func indexes(off, n int64) (a, b, c, d int) {
@@ -58,7 +63,7 @@ func (r *regions) lock(off, n int64) {
 }
 
 func (r *regions) lockOne(i int) {
-	for tries := 1; !r[i].CompareAndSwap(0, 1); tries++ {
+	for tries := 1; !r[i].locked.CompareAndSwap(0, 1); tries++ {
 		pause(tries)
 	}
 }
@@ -78,10 +83,37 @@ func (r *regions) unlock(off, n int64) {
 }
 
 func (r *regions) unlockOne(i int) {
-	was := r[i].Swap(0)
+	was := r[i].locked.Swap(0)
 	if invariant.Enabled {
 		invariant.Check(was == 1, "a Commit without Lend")
 	}
+}
+
+// use counts n users of a range more. Its locks are held.
+func (r *regions) use(off, n int64, users int32) {
+	a, b, c, d := indexes(off, n)
+	for i := a; i < b; i++ {
+		r[i].users += users
+	}
+	for i := c; i < d; i++ {
+		r[i].users += users
+	}
+}
+
+// used reports whether somebody may write to a range, or to one with the same locks, at any time. Its locks are held.
+func (r *regions) used(off, n int64) bool {
+	a, b, c, d := indexes(off, n)
+	for i := a; i < b; i++ {
+		if r[i].users != 0 {
+			return true
+		}
+	}
+	for i := c; i < d; i++ {
+		if r[i].users != 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // spins is how often a waiting goroutine tries before it sleeps. The holder of the lock needs a few

@@ -16,13 +16,13 @@ func TestRegions(t *testing.T) {
 				}
 				r.lock(off, n)
 				for i := range r {
-					if (r[i].Load() == 1) != want[int64(i)] {
-						t.Fatalf("%d bytes at %d: lock %d is %d", n, off, i, r[i].Load())
+					if (r[i].locked.Load() == 1) != want[int64(i)] {
+						t.Fatalf("%d bytes at %d: lock %d is %d", n, off, i, r[i].locked.Load())
 					}
 				}
 				r.unlock(off, n)
 				for i := range r {
-					if r[i].Load() != 0 {
+					if r[i].locked.Load() != 0 {
 						t.Fatalf("%d bytes at %d: lock %d is still held", n, off, i)
 					}
 				}

@@ -117,13 +117,25 @@ type lender struct {
 
 // Lend panics if the range is not within the slice: the store below would lend what is beside it.
 func (l *lender) Lend(segs [][]byte, off, n int64, write bool) [][]byte {
-	if size := l.size.Load(); off < 0 || n < 0 || off > size || n > size-off {
-		panic(fmt.Sprintf("slice: %d bytes at %d are not within %d bytes", n, off, size))
-	}
+	l.check(off, n)
 	return l.inner.Lend(segs, l.off+off, n, write)
 }
 
+func (l *lender) check(off, n int64) {
+	if size := l.size.Load(); off < 0 || n < 0 || off > size || n > size-off {
+		panic(fmt.Sprintf("slice: %d bytes at %d are not within %d bytes", n, off, size))
+	}
+}
+
 func (l *lender) Commit(off, n int64) { l.inner.Commit(l.off+off, n) }
+
+// Map panics as Lend does.
+func (l *lender) Map(off, n int64) {
+	l.check(off, n)
+	l.inner.Map(l.off+off, n)
+}
+
+func (l *lender) Unmap(off, n int64) { l.inner.Unmap(l.off+off, n) }
 
 // request is an operation in the store below, for one of ours.
 type request struct {

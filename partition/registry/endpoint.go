@@ -126,6 +126,20 @@ func (e *Endpoint) FetchAdd(op *backend.Op, add uint64) bool {
 	return true
 }
 
+// Map maps memory of the partition, which counts as an operation under way until unmap; see volume.Handle.
+func (e *Endpoint) Map(off, n int64, write bool, recall func()) (b []byte, unmap func(), err error) {
+	b, end, err := e.Handle.Map(off, n, write, recall)
+	if err != nil {
+		return nil, nil, err
+	}
+	c := &e.n[Other]
+	c.begun.Add(1)
+	return b, sync.OnceFunc(func() {
+		c.done.Add(1)
+		end()
+	}), nil
+}
+
 // metered is an operation under way.
 type metered struct {
 	e     *Endpoint

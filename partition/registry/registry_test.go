@@ -37,17 +37,25 @@ func newFixture(t *testing.T, access ...string) *fixture {
 		t.Fatal(err)
 	}
 	below := faulty.New(inner, faulty.Seed(t))
-	set, err := partition.Init(below, false)
+	f := newFixtureOn(t, below, access...)
+	f.below = below
+	return f
+}
+
+// newFixtureOn is newFixture on a store that does not fail.
+func newFixtureOn(t *testing.T, whole backend.Store, access ...string) *fixture {
+	t.Helper()
+	set, err := partition.Init(whole, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &fixture{New(), t, nil, below, false}
+	f := &fixture{New(), t, nil, nil, false}
 	_, err = set.Create(partition.Any, partition.New{Name: "a", Size: 2 * mib, Access: lines(t, access...)}, partition.New{Name: "b", Size: 2 * mib, Access: lines(t, "any rw")})
 	if err != nil {
 		t.Fatal(err)
 	}
 	f.s = f.New(Config{
-		Name: "disk", Store: below, Set: set, Durability: rdma.DurabilityNone,
+		Name: "disk", Store: whole, Set: set, Durability: rdma.DurabilityNone,
 		NewVolume: func(view backend.Store, _ *partition.Partition) (*volume.Volume, error) {
 			return volume.New(volume.Config{Store: view, Logger: slog.New(slog.DiscardHandler)})
 		},

@@ -127,6 +127,32 @@ const (
 	WritePlaced                  // the bytes are in the peer's memory
 )
 
+// Mapper is a QueuePair to an endpoint whose octets may be had as memory, without an operation or a copy. Of devices
+// that bring operations to other processes none is one.
+type Mapper interface {
+	// Map maps octets [off, off+n) of the endpoint, counted from Endpoint.Base and in whole units, n > 0, to read them
+	// or, with write, to read and write them. That needs the rights to do so. A store that does not keep its octets in
+	// memory gives ErrUnsupported; a range or a right that is missing, a *WorkError, and the connection stands; as
+	// many mappings as MaxWork, ErrFull.
+	Map(off uint64, n int64, write bool) (*Mapping, error)
+}
+
+// Mapping is memory of an endpoint. What is written to it is visible at once, has no number, and is as durable as the
+// endpoint says of the store (Durability). It has no order with works, but for what its user has seen complete. Nothing
+// is atomic in it but single loads and stores of aligned 8 octets, and sync/atomic, also against atomic works.
+//
+// A mapping is an operation under way: the partition is not made smaller, deleted or closed before Unmap, nor is the
+// volume sanitized; who wants that waits, or gives up. The mapping outlives its connection.
+type Mapping struct {
+	// Bytes is the memory, which must not be touched after Unmap, nor written to without the right to.
+	Bytes []byte
+	// Recalled is closed when the memory should be given back: a right was revoked, the partition changes, the
+	// endpoint may not do such operations now, or the connection has ended.
+	Recalled <-chan struct{}
+	// Unmap gives the memory back. Calls after the first do nothing.
+	Unmap func()
+}
+
 // Exposed is what an Exposer lets its peer reach: octets that the owner wants to hear of, each time that somebody
 // reads or writes some. Its methods may be called from any goroutine, with locks of the provider held: they do not
 // call the device, and do not block for long.

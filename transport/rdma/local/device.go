@@ -10,6 +10,7 @@
 //	endpoint.go   a queue pair to a store: connecting and ending
 //	order.go      which work may start, and whose completion is next
 //	store.go      a work on its way through the store
+//	map.go        memory of a store that its user has
 //
 // Pairs exist to connect parts of one program, and to pass the suite. Work is done in Post, as far as it
 // can be.
@@ -23,6 +24,7 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"oneshot/transport/rdma"
@@ -74,6 +76,8 @@ type Device struct {
 	cqs    soft.Queues
 	qps    soft.QueuePairs
 	work   sync.WaitGroup // short-lived goroutines
+
+	mapped atomic.Int64 // mappings of endpoints
 
 	still sync.Cond // the last reference to memory that allows no access is released; its lock is a leaf
 }
@@ -141,7 +145,7 @@ func (d *Device) NewDomain() (rdma.Domain, error) {
 // Close implements rdma.Device.
 func (d *Device) Close() error {
 	d.work.Wait()
-	if d.qps.InUse() || d.cqs.InUse() {
+	if d.qps.InUse() || d.cqs.InUse() || d.mapped.Load() != 0 {
 		return soft.ErrInUse
 	}
 	return nil

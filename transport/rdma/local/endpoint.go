@@ -86,9 +86,10 @@ type endpoint struct {
 	leaving     bool   // the owner has called Disconnect
 	over        bool   // nothing is started any more
 	ended       bool
-	told        bool              // tell was called
-	err         error             // why it is over
-	out         []rdma.Completion // to be pushed
+	told        bool                     // tell was called
+	mapped      map[*rdma.Mapping]func() // memory that the owner has, and what asks for it
+	err         error                    // why it is over
+	out         []rdma.Completion        // to be pushed
 }
 
 // openEndpoint connects q with the endpoint called name.
@@ -96,7 +97,7 @@ func (d *Device) openEndpoint(ctx context.Context, q *queuePair, name string, wa
 	if d.cfg.Open == nil {
 		return fmt.Errorf("%w: %s", rdma.ErrNoEndpoint, name)
 	}
-	e := &endpoint{q: q, order: q.cfg.Order, maxOps: 4 * max(q.maxWork, 1)}
+	e := &endpoint{q: q, order: q.cfg.Order, maxOps: 4 * max(q.maxWork, 1), mapped: make(map[*rdma.Mapping]func())}
 	o, err := d.cfg.Open(ctx, name, want, e.revoke)
 	if err != nil {
 		return err
@@ -152,7 +153,8 @@ func (e *endpoint) revoke(err error) {
 // invalidate takes the STag back after gone was called. The lock is held.
 func (e *endpoint) invalidate() {
 	_, _ = e.q.dev.memory.Table.Invalidate(stag.STag(e.info.STag)) // again, perhaps, to no effect
-	if e.running == 0 {
+	e.recall()
+	if e.idle() {
 		e.q.dev.work.Go(e.release) // locks of whoever has called gone are held
 	}
 }
@@ -174,7 +176,9 @@ func (e *endpoint) unlock() {
 		e.out = e.out[:0]
 		if e.ended && !e.told { // whoever hears of the end finds all completions
 			e.told = true
-			e.q.dev.work.Go(e.tell)
+			e.recall()
+			release := e.idle() // otherwise the last Unmap does
+			e.q.dev.work.Go(func() { e.tell(release) })
 		}
 		kick := e.kick
 		e.kick = false
@@ -220,7 +224,7 @@ func (e *endpoint) takeReady() {
 		e.step(w)
 		w = next
 	}
-	if e.gone.Load() != nil && e.running == 0 {
+	if e.gone.Load() != nil && e.idle() {
 		e.invalidate()
 	}
 }
@@ -292,8 +296,10 @@ func (e *endpoint) end() {
 }
 
 // tell has the owner know of the end.
-func (e *endpoint) tell() {
-	e.release()
+func (e *endpoint) tell(release bool) {
+	if release {
+		e.release()
+	}
 	if e.q.cfg.Disconnected != nil {
 		e.q.cfg.Disconnected(e.err)
 	}

@@ -127,15 +127,23 @@ func (e *endpoint) prepareRange(w *work, p *rdma.Work, n int64) (what string) {
 		return "" // nothing is reached, nothing is checked
 	}
 	off := p.RemoteOffset - e.info.Base
+	if what := e.outside(off, n); what != "" {
+		return what
+	}
+	w.off = int64(off)
+	if w.opcode != rdma.OpDiscard {
+		w.cost = int((n + e.q.dev.cfg.Parallel - 1) / e.q.dev.cfg.Parallel)
+	}
+	return ""
+}
+
+// outside says what is wrong with a range of n octets, n > 0.
+func (e *endpoint) outside(off uint64, n int64) (what string) {
 	switch {
 	case off%uint64(e.unit) != 0 || n%e.unit != 0:
 		return "range that is not of whole units (Endpoint.Unit)"
 	case off > uint64(e.info.Size) || uint64(n) > uint64(e.info.Size)-off:
 		return "range outside of the endpoint (Endpoint.Size)"
-	}
-	w.off = int64(off)
-	if w.opcode != rdma.OpDiscard {
-		w.cost = int((n + e.q.dev.cfg.Parallel - 1) / e.q.dev.cfg.Parallel)
 	}
 	return ""
 }

@@ -47,6 +47,7 @@ const (
 var (
 	_ rdma.QueuePair = (*queuePair)(nil)
 	_ rdma.Awaiter   = (*queuePair)(nil)
+	_ rdma.Mapper    = (*queuePair)(nil)
 )
 
 // NewQueuePair implements rdma.Device.
