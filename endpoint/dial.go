@@ -13,7 +13,7 @@ import (
 // dial returns a device that reaches u, the address for its Connect, and a function that closes the device.
 func dial(u URL, o Options) (d rdma.Device, addr string, shut func() error, err error) {
 	if u.Scheme == Local {
-		if o.Device == nil || u.Socket != "" {
+		if o.Device == nil {
 			return nil, "", nil, fmt.Errorf("%v: a store of this host is reached by the process that serves it, with its device (Options.Device); others reach it over loopback, with oneshot+iwarp://", u)
 		}
 		return o.Device, u.Name, func() error { return nil }, nil

@@ -29,7 +29,7 @@ const defaultPort = "3262"
 
 // URL names a partition:
 //
-//	rdma+local:///STORE/PARTITION[?socket=PATH]
+//	rdma+local:///STORE/PARTITION
 //	oneshot+iwarp://[user[%secret]@]host[:3262]/STORE/PARTITION
 //	rdma+verbs://[user[%secret]@]host[:3262]/STORE/PARTITION[?device=rxe0]
 //
@@ -41,7 +41,6 @@ type URL struct {
 	Name    string // STORE/PARTITION, or uuid:UUID
 	User    string // who asks; empty: anybody
 	Secret  []byte // with which that is proved
-	Socket  string // with Local: of the daemon; empty: its default
 	Device  string // with Verbs: of the kernel's; empty: the only one
 }
 
@@ -126,8 +125,6 @@ func (u *URL) query(s string) error {
 	for key, values := range q {
 		v := values[len(values)-1]
 		switch {
-		case key == "socket" && u.Scheme == Local:
-			u.Socket = v
 		case key == "device" && u.Scheme == Verbs:
 			u.Device = v
 		default:
@@ -144,10 +141,7 @@ func (u URL) String() string {
 		s += u.User + "@"
 	}
 	s += u.Address + "/" + u.Name
-	switch {
-	case u.Socket != "":
-		s += "?" + url.Values{"socket": {u.Socket}}.Encode()
-	case u.Device != "":
+	if u.Device != "" {
 		s += "?" + url.Values{"device": {u.Device}}.Encode()
 	}
 	return s

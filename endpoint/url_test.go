@@ -11,7 +11,6 @@ func TestParseURL(t *testing.T) {
 	const uuid = "uuid:0b7f4c1a-53d2-4e8f-a9c6-71e2d8b40f15"
 	for in, want := range map[string]URL{
 		"rdma+local:///disk1/log":                   {Scheme: Local, Name: "disk1/log"},
-		"rdma+local:///disk1/log?socket=/x y":       {Scheme: Local, Name: "disk1/log", Socket: "/x y"},
 		"rdma+local:///" + uuid:                     {Scheme: Local, Name: uuid},
 		"oneshot+iwarp://h/disk1/log":               {Scheme: OneShot, Address: "h:3262", Name: "disk1/log"},
 		"oneshot+iwarp://a%b%c@d@[::1]:7/disk1/log": {Scheme: OneShot, Address: "[::1]:7", Name: "disk1/log", User: "a", Secret: []byte("b%c@d")},
@@ -28,7 +27,7 @@ func TestParseURL(t *testing.T) {
 	}
 	for _, in := range []string{
 		"", "disk/log", "iscsi://h/disk/log", "rdma+local://", "rdma+local://h/disk/log", "rdma+local:///disk", "rdma+local:///disk/", "rdma+local:////log",
-		"rdma+local:///disk/log/more", "rdma+local:///disk/Log", "rdma+local:///uuid:1", "rdma+local:///disk/log?device=x", "oneshot+iwarp:///disk/log",
+		"rdma+local:///disk/log/more", "rdma+local:///disk/Log", "rdma+local:///uuid:1", "rdma+local:///disk/log?device=x", "rdma+local:///disk/log?socket=/x", "oneshot+iwarp:///disk/log",
 		"oneshot+iwarp://h:0/disk/log", "oneshot+iwarp://h/disk/log?socket=/x", "rdma+verbs://h/disk/log?x=1", "rdma+verbs://h/disk/log?%zz",
 		"oneshot+iwarp://h/iqn.2026-01.t:x/0", "oneshot+iwarp://h/iqn.t/log",
 	} {
@@ -47,7 +46,7 @@ func TestParseURL(t *testing.T) {
 
 func FuzzParseURL(f *testing.F) {
 	f.Add("oneshot+iwarp://u%s@[::1]:99/disk/log")
-	f.Add("rdma+local:///disk/log?socket=x")
+	f.Add("rdma+verbs://h/disk/log?device=x")
 	f.Add("rdma+verbs://h/uuid:0b7f4c1a-53d2-4e8f-a9c6-71e2d8b40f15?device=rxe0")
 	f.Fuzz(func(t *testing.T, s string) {
 		u, err := ParseURL(s)

@@ -97,7 +97,7 @@ func mark(b []byte, c byte) {
 
 func (m *model) release(t *rapid.T) {
 	if len(m.held) == 0 {
-		t.Skip("nothing held")
+		return
 	}
 	i := rapid.IntRange(0, len(m.held)-1).Draw(t, "i")
 	l := m.held[i]

@@ -121,7 +121,7 @@ portals:
 		b.spawn("taskset", "-c", core, b.target, "serve", "--config", config),
 		b.spawn("taskset", "-c", core, self, streamArg),
 		b.awake(targetCore), b.awake(clientCore),
-		wait(tcpAt), wait(streamAt),
+		wait("tcp", tcpAt), wait("tcp", streamAt),
 	)
 }
 
@@ -159,10 +159,10 @@ func (b *bench) stop() {
 	}
 }
 
-// wait waits until somebody listens at addr.
-func wait(addr string) (err error) {
+// wait waits until somebody listens at addr. Nobody tells when that is.
+func wait(network, addr string) (err error) {
 	for range 200 {
-		if err = knock(addr); err == nil {
+		if err = knock(network, addr); err == nil {
 			return nil
 		}
 		time.Sleep(20 * time.Millisecond)

@@ -2,11 +2,9 @@ package main
 
 import (
 	"fmt"
-	"net"
 	"path/filepath"
 	"runtime"
 	"strings"
-	"time"
 
 	"oneshot/bench/harness"
 )
@@ -77,22 +75,11 @@ func (b *bench) cards(dir string) error {
 		if err := b.spawn("taskset", "-c", fmt.Sprint(core), b.target, "nic", "--socket", socket); err != nil {
 			return err
 		}
-		if err := waitCard(socket); err != nil {
+		if err := wait("unixpacket", socket); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-func waitCard(socket string) (err error) {
-	for range 200 {
-		c, e := net.Dial("unixpacket", socket)
-		if err = e; err == nil {
-			return c.Close()
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	return err
 }
 
 const nicReportName = "nic"

@@ -25,8 +25,9 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-func knock(addr string) error {
-	c, err := net.Dial("tcp", addr)
+// knock connects to addr and ends the connection.
+func knock(network, addr string) error {
+	c, err := net.Dial(network, addr)
 	if err == nil {
 		_ = c.Close()
 	}

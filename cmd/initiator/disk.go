@@ -223,6 +223,26 @@ it copies to standard output. It overwrites a FILE that exists.`,
 	return c
 }
 
+// input opens what is to be written: the named file, or standard input without a name and with "-". total is how many
+// bytes that are, and 0 if nobody knows. The caller calls shut when it has read r.
+func (s *span) input(c *cobra.Command, name []string) (r io.Reader, total int64, shut func(), err error) {
+	r, shut = c.InOrStdin(), func() {}
+	if len(name) > 0 && name[0] != "-" {
+		f, err := os.Open(name[0])
+		if err != nil {
+			return nil, 0, nil, err
+		}
+		if i, err := f.Stat(); err == nil && i.Mode().IsRegular() {
+			total = i.Size()
+		}
+		r, shut = f, func() { _ = f.Close() }
+	}
+	if s.length > 0 {
+		r, total = io.LimitReader(r, int64(s.length)), min(total, int64(s.length))
+	}
+	return r, total, shut, nil
+}
+
 func writeCommand(fl *flags) *cobra.Command {
 	var sp span
 	c := &cobra.Command{
@@ -236,22 +256,11 @@ block keeps its content.`,
 	}
 	sp.flags(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
-		r, total := c.InOrStdin(), int64(0)
-		if len(args) == 2 && args[1] != "-" {
-			f, err := os.Open(args[1])
-			if err != nil {
-				return err
-			}
-			defer f.Close()
-			if i, err := f.Stat(); err == nil && i.Mode().IsRegular() {
-				total = i.Size()
-			}
-			r = f
+		r, total, shut, err := sp.input(c, args[1:])
+		if err != nil {
+			return err
 		}
-		if sp.length > 0 {
-			r = io.LimitReader(r, int64(sp.length))
-			total = min(total, int64(sp.length))
-		}
+		defer shut()
 		return fl.disk(c, args[0], func(ctx context.Context, l *initiator.LU) error {
 			if total > 0 && int64(sp.offset) > l.Size()-total {
 				return fmt.Errorf("%d bytes from offset %d on reach beyond the end of the disk, which has %d bytes", total, sp.offset, l.Size())

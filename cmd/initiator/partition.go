@@ -214,22 +214,11 @@ unit, the rest of that unit keeps its content, which takes the right to read.`,
 		if !noFlush {
 			need |= rdma.RightFlush
 		}
-		r, total := c.InOrStdin(), int64(0)
-		if len(args) == 2 && args[1] != "-" {
-			f, err := os.Open(args[1])
-			if err != nil {
-				return err
-			}
-			defer f.Close()
-			if i, err := f.Stat(); err == nil && i.Mode().IsRegular() {
-				total = i.Size()
-			}
-			r = f
+		r, total, shut, err := sp.input(c, args[1:])
+		if err != nil {
+			return err
 		}
-		if sp.length > 0 {
-			r = io.LimitReader(r, int64(sp.length))
-			total = min(total, int64(sp.length))
-		}
+		defer shut()
 		return fl.partition(c, args[0], o, need, func(ctx context.Context, e *endpoint.Endpoint) error {
 			if int64(sp.offset) > e.Info().Size-total { // before anything is written
 				return fmt.Errorf("%d bytes from offset %d on reach beyond the end of the partition, which has %d bytes", total, sp.offset, e.Info().Size)

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"oneshot/endpoint"
+	"oneshot/internal/walk"
 	"oneshot/transport/rdma"
 )
 
@@ -94,8 +95,7 @@ type load struct {
 	e     *endpoint.Endpoint
 	hist  *hdrhistogram.Histogram
 	rnd   *rand.Rand
-	span  int64
-	next  int64
+	walk  walk.Walk
 	works []rdma.Work
 	begun []time.Time // of works
 	posts []rdma.Work // to be posted
@@ -164,11 +164,12 @@ func newLoad(cfg *Config, e *endpoint.Endpoint) (*load, error) {
 		cfg: cfg, e: e, hist: hdrhistogram.New(1, longest, 3), rnd: rand.New(rand.NewPCG(cfg.Seed, 0)),
 		works: make([]rdma.Work, cfg.Depth), begun: make([]time.Time, cfg.Depth), cs: make([]rdma.Completion, 2*cfg.Depth),
 	}
-	if l.span = i.Size; cfg.Span > 0 {
-		l.span = min(cfg.Span, l.span)
+	var order *rand.Rand
+	if cfg.Random {
+		order = l.rnd
 	}
-	l.span -= l.span % int64(cfg.Size)
-	if cfg.Op != Swap && cfg.Size%i.Unit != 0 || l.span == 0 {
+	l.walk = walk.New(cfg.Size, i.Size, cfg.Span, order)
+	if cfg.Op != Swap && cfg.Size%i.Unit != 0 || l.walk.IsEmpty() {
 		return nil, fmt.Errorf("operations of %d bytes do not fit %s, which has %d bytes in units of %d", cfg.Size, i.Name, i.Size, i.Unit)
 	}
 	buf, err := e.Alloc(cfg.Depth * cfg.Size)
@@ -192,7 +193,7 @@ func newLoad(cfg *Config, e *endpoint.Endpoint) (*load, error) {
 func (l *load) add(n int, now time.Time) {
 	w := &l.works[n]
 	w.Flags = rdma.Signaled
-	w.RemoteOffset = uint64(l.offset())
+	w.RemoteOffset = uint64(l.walk.Next())
 	switch {
 	case l.cfg.Op == Swap:
 		w.Op = rdma.OpCompareSwap
@@ -216,19 +217,6 @@ func (l *load) add(n int, now time.Time) {
 		l.flushes++
 		l.posts = append(l.posts, rdma.Work{ID: flushID, Op: rdma.OpFlush, Flags: rdma.Signaled | rdma.Fence})
 	}
-}
-
-// offset returns where the next work goes.
-func (l *load) offset() int64 {
-	size := int64(l.cfg.Size)
-	if l.cfg.Random {
-		return l.rnd.Int64N(l.span/size) * size
-	}
-	at := l.next
-	if l.next += size; l.next >= l.span {
-		l.next = 0
-	}
-	return at
 }
 
 // run keeps the load up for d, and waits for the end of what is under way.

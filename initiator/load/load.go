@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"oneshot/initiator"
+	"oneshot/internal/walk"
 )
 
 // Config is a load.
@@ -70,9 +71,7 @@ type stream struct {
 	s    *initiator.Session
 	lu   *initiator.LU
 	hist *hdrhistogram.Histogram
-	rnd  *rand.Rand
-	span int64
-	next int64
+	walk walk.Walk
 
 	ours bool // the target, which tells its counters
 	mem  *initiator.Memory
@@ -151,7 +150,7 @@ func open(ctx context.Context, cfg *Config, i uint64) (*stream, error) {
 	if err != nil {
 		return nil, err
 	}
-	st := &stream{cfg: cfg, s: s, hist: hdrhistogram.New(1, longest, 3), rnd: rand.New(rand.NewPCG(cfg.Seed, i))}
+	st := &stream{cfg: cfg, s: s, hist: hdrhistogram.New(1, longest, 3)}
 	if st.lu, err = s.LU(ctx, max(cfg.URL.LUN, 0)); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
@@ -161,12 +160,12 @@ func open(ctx context.Context, cfg *Config, i uint64) (*stream, error) {
 		return nil, errors.Join(err, s.Close())
 	}
 	st.ours = id.Vendor == "ONESHOT"
-	st.span = st.lu.Size()
-	if cfg.Span > 0 {
-		st.span = min(cfg.Span, st.span)
+	var order *rand.Rand
+	if cfg.Random {
+		order = rand.New(rand.NewPCG(cfg.Seed, i))
 	}
-	st.span -= st.span % int64(cfg.Size)
-	if cfg.Size%st.lu.BlockSize() != 0 || st.span == 0 {
+	st.walk = walk.New(cfg.Size, st.lu.Size(), cfg.Span, order)
+	if cfg.Size%st.lu.BlockSize() != 0 || st.walk.IsEmpty() {
 		return nil, errors.Join(fmt.Errorf("commands of %d bytes do not fit a disk of %d bytes in blocks of %d",
 			cfg.Size, st.lu.Size(), st.lu.BlockSize()), s.Close())
 	}
@@ -206,25 +205,12 @@ func (st *stream) begin(d time.Duration) {
 	for i := range st.ops {
 		o := &st.ops[i]
 		o.begun = now
-		if err := st.lu.Prepare(&o.c, st.offset()); err != nil {
+		if err := st.lu.Prepare(&o.c, st.walk.Next()); err != nil {
 			panic(err) // open has looked
 		}
 		cs[i] = &o.c
 	}
 	st.s.Start(cs...)
-}
-
-// offset returns where the next command goes.
-func (st *stream) offset() int64 {
-	size := int64(st.cfg.Size)
-	if st.cfg.Random {
-		return st.rnd.Int64N(st.span/size) * size
-	}
-	at := st.next
-	if st.next += size; st.next >= st.span {
-		st.next = 0
-	}
-	return at
 }
 
 // done takes the end of a command, and starts it again.
@@ -245,7 +231,7 @@ func (o *op) done() {
 		return
 	}
 	o.begun = now
-	if err := st.lu.Prepare(&o.c, st.offset()); err != nil {
+	if err := st.lu.Prepare(&o.c, st.walk.Next()); err != nil {
 		panic(err)
 	}
 	st.s.Start(&o.c)

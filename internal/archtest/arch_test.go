@@ -99,10 +99,10 @@ var rules = []rule{
 	{pkg: "endpoint", may: []string{"transport/rdma", "transport/rdma/*", "partition/wire", "internal/ring", "mem"}, not: []string{"net/http"}},
 	{pkg: "endpoint/endpointtest", may: []string{"endpoint", "transport/rdma", "transport/rdma/*", "partition", "partition/service", "volume", "backend", "mem"}}, // serves one to tests
 	{pkg: "endpoint/wal", may: []string{"endpoint", "transport/rdma", "mem"}, not: sockets},
-	{pkg: "endpoint/load", may: []string{"endpoint", "transport/rdma"}},
+	{pkg: "endpoint/load", may: []string{"endpoint", "transport/rdma", "internal/walk"}},
 	{pkg: "initiator", may: []string{"iscsi/pdu", "iscsi/text", "iscsi/chap", "transport/rdma", "transport/rdma/*", "internal/iov", "internal/iserhdr", "internal/stream", "mem"}},
 	{pkg: "initiator/nbd", may: []string{"initiator", "iscsi/pdu", "internal/iov", "internal/stream"}},
-	{pkg: "initiator/*", may: []string{"initiator"}},
+	{pkg: "initiator/*", may: []string{"initiator", "internal/walk"}},
 	{pkg: "cmd/target", may: []string{"server", "config", "config/migrate", "configs", "mgmt", "transport/rdma/verbs", "transport/rdma/nic", "transport/rdma/nic/card", "internal/command", "internal/loglimit", "internal/version"}}, // lists devices, and is one
 	{pkg: "cmd/initiator", may: []string{"initiator", "initiator/*", "endpoint", "endpoint/load", "transport/rdma", "transport/rdma/nic", "internal/command", "internal/loglimit", "internal/version"}},
 	{pkg: "cmd/*", may: []string{"server", "config", "configs", "mgmt", "initiator", "initiator/*", "internal/command", "internal/loglimit", "internal/version"}},

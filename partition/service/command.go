@@ -403,8 +403,8 @@ func (x *command) left() {
 	x.end()
 }
 
-// sent is told of a work request that will never be posted.
-func (x *command) sent(w *rdma.Work) {
+// dropped is told of a work request that will never be posted.
+func (x *command) dropped(w *rdma.Work) {
 	switch {
 	case w.ID&idPull != 0:
 		x.pulled(false)

@@ -267,7 +267,7 @@ func (c *conn) abandon() (did bool) {
 		c.drop(1)
 		did = true
 		if x != nil {
-			x.sent(&w)
+			x.dropped(&w)
 		}
 	}
 	for x := c.wanting; x != nil; x = c.wanting {

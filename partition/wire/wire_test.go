@@ -2,23 +2,14 @@ package wire_test
 
 import (
 	"bytes"
-	"encoding/hex"
 	"errors"
 	"reflect"
 	"strings"
 	"testing"
 
+	"oneshot/internal/hexdump"
 	. "oneshot/partition/wire"
 )
-
-func unhex(t testing.TB, s string) []byte {
-	t.Helper()
-	b, err := hex.DecodeString(strings.Join(strings.Fields(s), ""))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
-}
 
 // The vectors: WRITE tag 9, handle 1, 4096 at 8192, durable, buffer in the header of the DDP message; its
 // response, number 41, watermark 40.
@@ -46,7 +37,7 @@ var requests = []struct {
 
 func TestRequests(t *testing.T) {
 	for _, c := range requests {
-		want := unhex(t, c.hex)
+		want := hexdump.Parse(t, c.hex)
 		if b := c.is.AppendTo(nil); !bytes.Equal(b, want) {
 			t.Errorf("%v:\n%x\nwant\n%x", c.is.Op, b, want)
 		}
@@ -61,7 +52,7 @@ func TestRequests(t *testing.T) {
 }
 
 func TestResponse(t *testing.T) {
-	want := unhex(t, answerVector)
+	want := hexdump.Parse(t, answerVector)
 	is := Response{Op: Write, Tag: 9, Done: 4096, Credits: 64, Value: 41, Durable: 40}
 	if b := is.AppendTo(nil); !bytes.Equal(b, want) {
 		t.Errorf("%x\nwant\n%x", b, want)
@@ -99,7 +90,7 @@ func TestRefused(t *testing.T) {
 			return append(b, make([]byte, 8193)...)
 		},
 	} {
-		if r, _, err := ParseRequest(change(unhex(t, writeVector))); !errors.As(err, new(*Error)) {
+		if r, _, err := ParseRequest(change(hexdump.Parse(t, writeVector))); !errors.As(err, new(*Error)) {
 			t.Errorf("%s: %+v, %v", what, r, err)
 		}
 	}
@@ -109,7 +100,7 @@ func TestRefused(t *testing.T) {
 		"CHALLENGE":            func(b []byte) []byte { b[1] = 0x81; return b },
 		"LIST of 4096 without": func(b []byte) []byte { b[1] = 0x83; return b },
 	} {
-		if r, _, err := ParseResponse(change(unhex(t, answerVector))); err == nil {
+		if r, _, err := ParseResponse(change(hexdump.Parse(t, answerVector))); err == nil {
 			t.Errorf("%s: %+v", what, r)
 		}
 	}
@@ -158,7 +149,7 @@ func TestGreeting(t *testing.T) {
 			func(b []byte) (any, error) { e, _, err := ParseEntry(b); return e, err },
 		},
 	} {
-		want := unhex(t, c.hex)
+		want := hexdump.Parse(t, c.hex)
 		if !bytes.Equal(c.got, want) {
 			t.Errorf("%T:\n%x\nwant\n%x", c.is, c.got, want)
 		}
@@ -207,9 +198,9 @@ func TestProofs(t *testing.T) {
 // What is read is written as it was.
 func FuzzMessages(f *testing.F) {
 	for _, c := range requests {
-		f.Add(unhex(f, c.hex))
+		f.Add(hexdump.Parse(f, c.hex))
 	}
-	f.Add(unhex(f, answerVector))
+	f.Add(hexdump.Parse(f, answerVector))
 	for _, b := range [][]byte{hello.AppendTo(nil), challenge.AppendTo(nil), attach.AppendTo(nil), attached.AppendTo(nil), entry.AppendTo(nil)} {
 		f.Add(b)
 	}

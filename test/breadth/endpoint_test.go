@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -63,18 +62,7 @@ portals:
   - {transport: iwarp, listen: $PORTAL2, serve: partitions}
 management: {socket: $DIR/m}
 `)
-	client := func() *mgmt.Client {
-		c := mgmt.NewClient(filepath.Join(tg.Dir, "m"))
-		t.Cleanup(c.Close)
-		for { // its socket opens after the portals
-			if _, err := c.Status(t.Context()); err == nil {
-				return c
-			} else if tg.PID() == 0 || t.Context().Err() != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	c := client()
+	c := management(t, tg)
 	now, err := c.InitPartitions(t.Context(), "disk", "none", false)
 	if err == nil {
 		access := []mgmt.PartitionAccess{{Who: "any", Rights: "rwf"}}
@@ -112,7 +100,7 @@ management: {socket: $DIR/m}
 		_ = cmd.Wait()
 		if round%2 > 0 {
 			tg.Start()
-			c = client()
+			c = management(t, tg)
 		}
 		for deadline := time.Now().Add(time.Minute); ; { // a client that is gone has left
 			list, err := c.Endpoints(t.Context())

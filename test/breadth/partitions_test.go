@@ -34,18 +34,7 @@ targets: [{iqn: `+iqn+`t}]
 portals: [{listen: $PORTAL}]
 management: {socket: $DIR/m}
 `)
-	client := func() *mgmt.Client {
-		c := mgmt.NewClient(filepath.Join(tg.Dir, "m"))
-		t.Cleanup(c.Close)
-		for { // its socket opens after the portals
-			if _, err := c.Status(t.Context()); err == nil {
-				return c
-			} else if tg.PID() == 0 || t.Context().Err() != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	c := client()
+	c := management(t, tg)
 	must := func(p *mgmt.Partitions, err error) *mgmt.Partitions {
 		t.Helper()
 		if err != nil {
@@ -99,7 +88,7 @@ management: {socket: $DIR/m}
 		}
 		<-killed
 		tg.Start()
-		c = client()
+		c = management(t, tg)
 		found := must(c.Partitions(t.Context(), "disk"))
 		if got := names(found); !slices.Equal(got, names(now)) && !slices.Equal(got, trying) {
 			t.Errorf("seed %#x, round %d: the table has %s; answered was %s, under way %s", seed, round, got, names(now), trying)
@@ -153,4 +142,18 @@ func place(text string) (n int) {
 		panic(err)
 	}
 	return n
+}
+
+// management returns a client of the daemon's management socket, m in its directory, once the daemon answers there.
+func management(t *testing.T, tg *targettest.Target) *mgmt.Client {
+	t.Helper()
+	c := mgmt.NewClient(filepath.Join(tg.Dir, "m"))
+	t.Cleanup(c.Close)
+	for { // its socket opens after the portals
+		if _, err := c.Status(t.Context()); err == nil {
+			return c
+		} else if tg.PID() == 0 || t.Context().Err() != nil {
+			t.Fatal(err)
+		}
+	}
 }
