@@ -317,7 +317,6 @@ func (c *conn) await() bool {
 // Poll takes completions of works of Post and returns how many. It never blocks.
 func (e *Endpoint) Poll(cs []rdma.Completion) (n int) {
 	e.mu.Lock()
-	defer e.mu.Unlock()
 	for n < len(cs) && e.done.Len() > 0 {
 		p := e.done.At(e.done.Head)
 		cs[n], *p = *p, rdma.Completion{}
@@ -329,13 +328,17 @@ func (e *Endpoint) Poll(cs []rdma.Completion) (n int) {
 		if got == 0 {
 			break
 		}
-		for _, c := range cs[n : n+got] {
-			if !e.own(&c) {
-				cs[n] = c
-				n++
+		for i, end := n, n+got; i < end; i++ {
+			if e.own(&cs[i]) {
+				continue
 			}
+			if i != n {
+				cs[n] = cs[i]
+			}
+			n++
 		}
 	}
+	e.mu.Unlock()
 	return n
 }
 

@@ -89,6 +89,7 @@ type endpoint struct {
 	told        bool                     // tell was called
 	mapped      map[*rdma.Mapping]func() // memory that the owner has, and what asks for it
 	err         error                    // why it is over
+	tally       tally                    // not in q.n yet
 	out         []rdma.Completion        // to be pushed
 }
 
@@ -196,7 +197,7 @@ func (e *endpoint) unlock() {
 // is held.
 func (e *endpoint) settle() {
 	for {
-		if e.poked.Swap(false) && e.q.endpoint.Load() == e {
+		if e.poked.Load() && e.poked.Swap(false) && e.q.endpoint.Load() == e {
 			e.invalidate()
 		}
 		e.takeReady()
@@ -240,11 +241,32 @@ func (e *endpoint) post(ws []rdma.Work) (n int, err error) {
 			break
 		}
 	}
+	e.tally.posts++
+	e.tally.works += uint64(n)
 	if n > 0 {
-		e.q.n.Doorbells.Add(1)
+		e.tally.doorbells++
 	}
 	e.unlock()
 	return n, err
+}
+
+// tally counts under the lock, which costs a tenth of counting without one.
+type tally struct{ posts, works, doorbells, reads, bytesIn, bytesOut, copies, bytesCopied uint64 }
+
+// settleCounts adds the tally to the counters of the queue pair.
+func (e *endpoint) settleCounts() {
+	e.mu.Lock()
+	n, t := &e.q.n, e.tally
+	e.tally = tally{}
+	n.Posts.Add(t.posts)
+	n.Works.Add(t.works)
+	n.Doorbells.Add(t.doorbells)
+	n.Reads.Add(t.reads)
+	n.BytesIn.Add(t.bytesIn)
+	n.BytesOut.Add(t.bytesOut)
+	n.Copies.Add(t.copies)
+	n.BytesCopied.Add(t.bytesCopied)
+	e.unlock()
 }
 
 func (e *endpoint) postOne(ws []rdma.Work, i int) error {

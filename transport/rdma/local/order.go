@@ -262,6 +262,16 @@ func (e *endpoint) done(w *work) {
 	}
 }
 
+// completion returns one more, blank, to be filled in: unlock pushes it. The list keeps its memory, cleared.
+func (e *endpoint) completion() *rdma.Completion {
+	if n := len(e.out); n < cap(e.out) {
+		e.out = e.out[:n+1]
+	} else {
+		e.out = append(e.out, rdma.Completion{})
+	}
+	return &e.out[len(e.out)-1]
+}
+
 // retire takes w out of the list and tells its owner, if that is wanted.
 func (e *endpoint) retire(w *work) {
 	if w.prev == nil {
@@ -276,13 +286,11 @@ func (e *endpoint) retire(w *work) {
 	}
 	e.n--
 	if w.flags&rdma.Signaled != 0 || w.status != rdma.StatusOK {
-		c := rdma.Completion{
-			ID: w.id, Op: w.opcode, Status: w.status, QueuePair: e.q, Seq: w.seq, Durable: e.seq.Durable(), Err: w.err,
-		}
+		c := e.completion()
+		c.ID, c.Op, c.Status, c.QueuePair, c.Seq, c.Durable, c.Err = w.id, w.opcode, w.status, e.q, w.seq, e.seq.Durable(), w.err
 		if w.opcode == rdma.OpRead && w.status == rdma.StatusOK {
 			c.Bytes = int(w.n)
 		}
-		e.out = append(e.out, c)
 	}
 	e.recycle(w)
 }

@@ -68,6 +68,11 @@ func (d *Device) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
 		dev: d, cfg: c, domain: dom, sendCQ: scq, recvCQ: rcq, maxSGE: c.MaxSGE, maxWork: c.MaxWork,
 		stream: d.memory.Table.NewStream(dom.Tag, 0), done: make(chan struct{}),
 	}
+	q.n.Settle = func() {
+		if e := q.endpoint.Load(); e != nil {
+			e.settleCounts()
+		}
+	}
 	q.recv = &receives{}
 	q.recv.Init(&dom.Domain, c.MaxRecv, c.MaxSGE)
 	if c.Receives != nil {
@@ -149,8 +154,9 @@ func (q *queuePair) Counters() rdma.Counters { return q.n.With(q.sendCQ, q.recvC
 // Post implements rdma.QueuePair.
 func (q *queuePair) Post(ws []rdma.Work) (n int, err error) {
 	if e := q.endpoint.Load(); e != nil {
-		n, err = e.post(ws)
-	} else if h := q.half.Load(); h != nil {
+		return e.post(ws)
+	}
+	if h := q.half.Load(); h != nil {
 		n, err = h.post(ws)
 	} else if len(ws) > 0 {
 		err = rdma.ErrDisconnected

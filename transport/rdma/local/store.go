@@ -211,7 +211,7 @@ func (e *endpoint) submit(w *work) bool {
 		w.op.Err = nil
 		return true
 	}
-	w.op = backend.Op{Off: w.off, Len: w.n, Segs: w.segs, Done: w}
+	w.op.Kind, w.op.Flags, w.op.Off, w.op.Len, w.op.Segs, w.op.Done, w.op.Err = backend.Read, 0, w.off, w.n, w.segs, w, nil
 	if w.flags&(rdma.Barrier|rdma.Durable) != 0 && w.writes {
 		w.op.Flags = backend.FUA // O7, O12
 	}
@@ -311,19 +311,18 @@ func (e *endpoint) count(w *work) {
 	if w.writes {
 		w.seq = e.seq.Written()
 	}
-	n := &e.q.n
 	switch w.opcode {
 	case rdma.OpRead:
-		n.Reads.Add(1)
-		n.BytesIn.Add(uint64(w.n))
+		e.tally.reads++
+		e.tally.bytesIn += uint64(w.n)
 	case rdma.OpWrite:
-		n.BytesOut.Add(uint64(w.n))
+		e.tally.bytesOut += uint64(w.n)
 	default:
 		return
 	}
 	if e.copies {
-		n.Copies.Add(1)
-		n.BytesCopied.Add(uint64(w.n))
+		e.tally.copies++
+		e.tally.bytesCopied += uint64(w.n)
 	}
 }
 
@@ -358,5 +357,4 @@ func (e *endpoint) letGo(w *work) {
 	}
 	e.q.dev.drop(&w.ref)
 	w.ref = stag.Ref{}
-	w.op = backend.Op{}
 }

@@ -119,9 +119,9 @@ func (c *CompletionQueue) Deliver(xs ...rdma.Completion) {
 // Poll implements rdma.CompletionQueue.
 func (c *CompletionQueue) Poll(into []rdma.Completion) int {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	n := min(len(into), c.ring.Len())
 	if n == 0 {
+		c.mu.Unlock()
 		return 0
 	}
 	for i := range n {
@@ -132,6 +132,7 @@ func (c *CompletionQueue) Poll(into []rdma.Completion) int {
 	}
 	c.polls++
 	c.completions += uint64(n)
+	c.mu.Unlock()
 	return n
 }
 

@@ -1,6 +1,8 @@
 package soft
 
 import (
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -12,6 +14,16 @@ type Counters struct {
 	Posts, Works, ReceivePosts, Receives, Binds, Invalidations, Advertises, Closes atomic.Uint64
 	Doorbells, MessagesOut, MessagesIn, BytesOut, BytesIn, Reads, Terminates       atomic.Uint64
 	Copies, BytesCopied                                                            atomic.Uint64
+
+	// Settle, if it is set, is called before the counts are read: it adds what is counted elsewhere, by a lock that its
+	// owner holds anyway.
+	Settle func()
+}
+
+func (n *Counters) settle() {
+	if n.Settle != nil {
+		n.Settle()
+	}
 }
 
 // AddTo adds what has crossed the queue pair.
@@ -38,6 +50,7 @@ func (n *Counters) AddTo(c *rdma.Counters) {
 // With returns what has crossed the queue pair and its completion queues, which other queue pairs may share.
 func (n *Counters) With(send, recv *CompletionQueue) rdma.Counters {
 	var c rdma.Counters
+	n.settle()
 	n.AddTo(&c)
 	send.AddTo(&c)
 	if recv != send {
@@ -70,6 +83,7 @@ func (s *QueuePairs) Add(n *Counters, most int) bool {
 
 // Remove takes a queue pair out and keeps its counts. It reports false if that was done before.
 func (s *QueuePairs) Remove(n *Counters) bool {
+	n.settle()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if _, ok := s.open[n]; !ok {
@@ -89,6 +103,12 @@ func (s *QueuePairs) InUse() bool {
 
 // Counters returns what has crossed all queue pairs in the life of the device.
 func (s *QueuePairs) Counters() rdma.Counters {
+	s.mu.Lock()
+	open := slices.Collect(maps.Keys(s.open))
+	s.mu.Unlock()
+	for _, n := range open {
+		n.settle() // with locks of its own
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sum := s.past
