@@ -78,7 +78,7 @@ bench: deps-bench build ## measure the target beside tgt, istgt and gotgt
 appliance: deps ## build bin/appliance: a machine that is nothing but a target
 	$(GO) run ./appliance/build
 
-bench-endpoint: ## measure endpoints beside memcpy, fio and pwrite, on a quiet machine; -dir names the disk
+bench-endpoint: ## measure endpoints beside memcpy, fio, pwrite and LUNs, on a quiet machine; -dir names the disk
 	scripts/deps.sh fio
 	$(GO) run ./bench/endpoint
 

@@ -17,7 +17,7 @@ import (
 	"oneshot/backend/file"
 	"oneshot/backend/memory"
 	"oneshot/endpoint"
-	"oneshot/endpoint/wal"
+	"oneshot/endpoint/load"
 	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/local"
 	"oneshot/volume"
@@ -39,6 +39,12 @@ var points = []point{
 	{"file, O_DIRECT, 4 KiB random read, depth 32", []contender{{"endpoint", fileLoad(rdma.OpRead)}, {"fio, io_uring", fio("randread")}}},
 	{"file, O_DIRECT, 4 KiB random write, depth 32", []contender{{"endpoint", fileLoad(rdma.OpWrite)}, {"fio, io_uring", fio("randwrite")}}},
 	{"log, 16 appenders, 512 B", []contender{{"endpoint/wal", logLoad}, {"pwrite and fdatasync", plainLog}}},
+	{"remote, memory, 4 KiB read, depth 32", []contender{{"endpoint", over(memoryStore, remoteLoad(load.Config{Depth: 32}))}, {"one-shot READ of a LUN", over(memoryStore, lunLoad(32))}}},
+	{"remote, memory, 4 KiB read, depth 1", []contender{{"endpoint", over(memoryStore, remoteLoad(load.Config{Depth: 1}))}, {"one-shot READ of a LUN", over(memoryStore, lunLoad(1))}}},
+	{"remote, file, 4 KiB durable write, depth 1", []contender{
+		{"endpoint", over(inFile, remoteLoad(load.Config{Depth: 1, Op: load.Write, Durable: true}))}, {"WRITE and SYNCHRONIZE CACHE of a LUN", over(inFile, syncedLUN)},
+	}},
+	{"remote, log, 16 appenders, 512 B", []contender{{"endpoint/wal", over(inFile, remoteLog)}, {"pwrite and fdatasync in one process", plainLog}}},
 }
 
 // processor is the processor time of this process.
@@ -48,13 +54,18 @@ func processor() time.Duration {
 	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
+// clocked is how many operations are done between two looks at the clock, which takes as long as a tenth of one.
+const clocked = 32
+
 // timed runs step, which returns how many operations it has done, for some time.
 func timed(seconds float64, step func() (int, error)) (s sample, n int, err error) {
 	begin, cpu := time.Now(), processor()
 	for end := begin.Add(time.Duration(seconds * float64(time.Second))); n == 0 || time.Now().Before(end); {
-		k, err := step()
-		if n += k; err != nil {
-			return s, n, err
+		for end := n + clocked; n < end; {
+			k, err := step()
+			if n += k; err != nil {
+				return s, n, err
+			}
 		}
 	}
 	took := time.Since(begin).Seconds()
@@ -316,22 +327,8 @@ func logLoad(ctx context.Context, dir string, seconds float64) (s sample, err er
 		return s, err
 	}
 	defer func() { err = errors.Join(err, h.close()) }()
-	l, err := wal.Open(ctx, h.e, wal.Options{Create: true})
-	if err != nil {
-		return s, err
-	}
-	defer func() { err = errors.Join(err, l.Close()) }()
 	before := h.store.flushes // nothing is under way
-	s, n, err := group(seconds, func(p []byte) error {
-		_, w := l.Append(p)
-		if errors.Is(w.Wait(), wal.ErrFull) {
-			if err := l.Truncate(l.Durable()); err != nil {
-				return err
-			}
-			_, w = l.Append(p)
-		}
-		return w.Wait()
-	})
+	s, n, err := appendAll(ctx, h.e, seconds)
 	s.copies, s.syncs = 1, float64(h.store.flushes-before)/float64(n)
 	return s, err
 }

@@ -1,6 +1,7 @@
 // Command endpoint measures partitions as endpoints beside what a program would do without them: memory beside
-// memcpy, a file beside fio with io_uring, and the log beside pwrite and fdatasync with the same grouping. It
-// writes a Markdown table and a picture.
+// memcpy, a file beside fio with io_uring, and the log beside pwrite and fdatasync with the same grouping. Over
+// iWARP on the loopback interface it measures them beside a LUN on the same partition (remote.go). It writes a
+// Markdown table and a picture.
 //
 //	make bench-endpoint                 or: go run ./bench/endpoint [flags]
 //

@@ -14,7 +14,8 @@ func table(o options, results []result) string {
 
 Written by make bench-endpoint on %s: Linux %s, %s, %d processors, %d rounds of %g s. Medians; the range is over the rounds.
 In each round every contender has its turn. Both of a point use the same file, written in full before. A read of memory is
-one copy by the processor; "syncs" are flushes of the store, or calls of fdatasync, per operation.
+one copy by the processor; "syncs" are flushes of the store, or calls of fdatasync, per operation. Client and daemon of the
+remote points are one process, on the loopback interface: processor time is that of both, and copies and syncs are not counted.
 `, harness.Today(), harness.Kernel(), runtime.Version(), runtime.NumCPU(), o.Rounds, o.Seconds)
 	for _, r := range results {
 		fmt.Fprintf(&b, "\n## %s\n\n| | operations/s | range | ratio | ns each | processor µs | copies | syncs |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n", r.point.name)

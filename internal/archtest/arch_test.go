@@ -116,7 +116,7 @@ var rules = []rule{
 	{pkg: "bench", may: []string{"bench/harness"}},
 	{pkg: "bench/harness"},
 	{pkg: "appliance/**", may: []string{"internal/debian"}},
-	{pkg: "bench/endpoint", may: []string{"bench/harness", "endpoint", "endpoint/wal", "transport/rdma", "transport/rdma/local", "volume", "backend", "backend/*"}}, // in one process
+	{pkg: "bench/endpoint", may: []string{"bench/harness", "endpoint", "endpoint/load", "endpoint/wal", "initiator", "initiator/load", "partition", "server", "config", "transport/rdma", "transport/rdma/local", "volume", "backend", "backend/*"}}, // in one process
 	{pkg: "bench/vm", may: []string{"bench/harness", "test/vm/machine", "internal/debian"}},
 	{pkg: "bench/**", may: []string{"bench/harness"}},
 }
