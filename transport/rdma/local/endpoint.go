@@ -62,7 +62,6 @@ type endpoint struct {
 	seq    *backend.Sequence
 	info   rdma.Endpoint
 	order  rdma.Order
-	unit   int64
 	copies bool // a transfer is one copy
 	maxOps int  // operations of the store outstanding
 
@@ -109,7 +108,6 @@ func (d *Device) openEndpoint(ctx context.Context, q *queuePair, name string, wa
 	e.m, e.seq, e.info, e.copies = o.Medium, o.Medium.Sequence(), o.Info, o.Memory
 	e.await, _ = o.Medium.(awaiter)
 	i := e.m.Info()
-	e.unit = int64(i.BlockSize)
 	e.info.Unit, e.info.Size, e.info.Base, e.info.Direct = i.BlockSize, i.Size, 0, false
 	chains := 2
 	for chains < q.maxWork+2 {

@@ -7,6 +7,7 @@ import (
 
 	"oneshot/backend"
 	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/soft"
 )
 
 // mapper is what a Medium may be, too: its bytes can be had as memory, as volume.Handle.Map says.
@@ -31,7 +32,7 @@ func (e *endpoint) memory(off uint64, n int64, write bool) (*rdma.Mapping, error
 	}
 	e.mu.Lock()
 	defer e.unlock()
-	switch what := e.outside(off-e.info.Base, n); {
+	switch _, what := soft.EndpointRange(&e.info, off, n); {
 	case e.over || e.leaving || e.gone.Load() != nil:
 		return nil, rdma.ErrDisconnected
 	case len(e.mapped) >= e.q.maxWork:

@@ -80,32 +80,16 @@ func (e *endpoint) prepare(w *work, p *rdma.Work) (what string) {
 	w.off, w.n, w.writes, w.pinned = 0, 0, false, false
 	w.fence = p.Flags&(rdma.Fence|rdma.Barrier) != 0
 	w.free = e.order&rdma.FreeStart != 0 || p.Flags&rdma.RelaxedOrder != 0
-	const never = rdma.Invalidate | rdma.Advertise | rdma.Close | rdma.Solicited | rdma.Inline
-	if p.Flags&never != 0 {
-		return "flag that no work of an endpoint may have"
+	var need rdma.Access
+	if need, w.writes, what = soft.EndpointWork(p); what != "" {
+		return what
 	}
-	need := rdma.Access(0)
 	switch p.Op {
-	case rdma.OpRead:
-		need = rdma.AccessLocalWrite
-	case rdma.OpWrite:
-		w.writes = true
-	case rdma.OpCompareSwap, rdma.OpFetchAdd:
-		need, w.writes = rdma.AccessLocalWrite, true
 	case rdma.OpDiscard:
-		w.writes = true
 		return e.prepareRange(w, p, p.Length)
 	case rdma.OpFlush:
 		w.fence = w.fence || e.order&rdma.FreeStart == 0 // O8
-		if p.Flags&rdma.Durable != 0 {
-			return "Durable on what writes nothing"
-		}
 		return ""
-	default:
-		return "operation that cannot be posted to an endpoint"
-	}
-	if p.Flags&rdma.Durable != 0 && !w.writes {
-		return "Durable on what writes nothing"
 	}
 	var n int
 	w.segs, w.regions, n, what = soft.AppendSGL(w.segs, w.regions, p.SGL, &e.q.domain.Domain, need, e.q.maxSGE)
@@ -113,7 +97,9 @@ func (e *endpoint) prepare(w *work, p *rdma.Work) (what string) {
 		return what
 	}
 	if p.Op == rdma.OpCompareSwap || p.Op == rdma.OpFetchAdd {
-		return e.prepareAtomic(w, p, n)
+		w.n = 8
+		w.off, what = soft.EndpointAtomic(&e.info, p, int64(n), len(w.segs))
+		return what
 	}
 	return e.prepareRange(w, p, int64(n))
 }
@@ -126,40 +112,12 @@ func (e *endpoint) prepareRange(w *work, p *rdma.Work, n int64) (what string) {
 	if w.n = n; n == 0 {
 		return "" // nothing is reached, nothing is checked
 	}
-	off := p.RemoteOffset - e.info.Base
-	if what := e.outside(off, n); what != "" {
+	if w.off, what = soft.EndpointRange(&e.info, p.RemoteOffset, n); what != "" {
 		return what
 	}
-	w.off = int64(off)
 	if w.opcode != rdma.OpDiscard {
 		w.cost = int((n + e.q.dev.cfg.Parallel - 1) / e.q.dev.cfg.Parallel)
 	}
-	return ""
-}
-
-// outside says what is wrong with a range of n octets, n > 0.
-func (e *endpoint) outside(off uint64, n int64) (what string) {
-	switch {
-	case off%uint64(e.unit) != 0 || n%e.unit != 0:
-		return "range that is not of whole units (Endpoint.Unit)"
-	case off > uint64(e.info.Size) || uint64(n) > uint64(e.info.Size)-off:
-		return "range outside of the endpoint (Endpoint.Size)"
-	}
-	return ""
-}
-
-// prepareAtomic checks the 8 octets of an atomic operation, and n, where the old value goes.
-func (e *endpoint) prepareAtomic(w *work, p *rdma.Work, n int) (what string) {
-	off := p.RemoteOffset - e.info.Base
-	switch {
-	case n != 8 || len(w.segs) != 1:
-		return "an atomic operation has one element of 8 octets for the old value"
-	case off%8 != 0:
-		return "an atomic operation is on 8 octets at a multiple of 8"
-	case off > uint64(e.info.Size)-8:
-		return "range outside of the endpoint (Endpoint.Size)"
-	}
-	w.off, w.n = int64(off), 8
 	return ""
 }
 

@@ -76,7 +76,7 @@ func (d *Device) Connect(ctx context.Context, qp rdma.QueuePair, addr string, p 
 		Name: m.Name, UUID: uuidOf(m.UUID), STag: rdma.STag(m.Handle), Size: int64(m.Size), Unit: int(m.Unit),
 		Rights: rdma.Rights(m.Rights), Durability: rdma.Durability(m.Durability), Direct: m.STag != 0, Aging: time.Duration(m.AgingMS) * time.Millisecond,
 	}
-	q.unit, q.most, q.inline = int64(m.Unit), int64(m.MaxLength), int64(m.Inline)
+	q.most, q.inline = int64(m.MaxLength), int64(m.Inline)
 	q.generation, q.durable = rdma.Generation(m.Sequence), m.Durable
 	q.highest = m.Durable
 	q.use(l, m)

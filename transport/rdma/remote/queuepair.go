@@ -36,7 +36,6 @@ type queuePair struct {
 	mu     sync.Mutex // taken before the locks of the device below
 	state  state
 	info   rdma.Endpoint
-	unit   int64
 	most   int64 // bytes of a READ or WRITE
 	inline int64 // bytes that a WRITE takes along
 	handle uint32

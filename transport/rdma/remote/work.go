@@ -2,6 +2,7 @@ package remote
 
 import (
 	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/soft"
 )
 
 // workState is where a work is.
@@ -118,24 +119,9 @@ func (q *queuePair) prepare(w *work, p *rdma.Work) (what string) {
 	*w = work{id: p.ID, opcode: p.Op, flags: p.Flags, stag: p.RemoteSTag, compare: p.Compare, operand: p.Operand, sgl: sgl}
 	w.fence = p.Flags&(rdma.Fence|rdma.Barrier) != 0
 	w.durable = p.Flags&(rdma.Durable|rdma.Barrier) != 0
-	const never = rdma.Invalidate | rdma.Advertise | rdma.Close | rdma.Solicited | rdma.Inline
-	if p.Flags&never != 0 {
-		return "flag that no work of an endpoint may have"
-	}
-	need, writes := rdma.Access(0), false
-	switch p.Op {
-	case rdma.OpRead:
-		need = rdma.AccessLocalWrite
-	case rdma.OpWrite, rdma.OpDiscard:
-		writes = true
-	case rdma.OpCompareSwap, rdma.OpFetchAdd:
-		need, writes = rdma.AccessLocalWrite, true
-	case rdma.OpFlush:
-	default:
-		return "operation that cannot be posted to an endpoint"
-	}
-	if p.Flags&rdma.Durable != 0 && !writes {
-		return "Durable on what writes nothing"
+	need, _, what := soft.EndpointWork(p)
+	if what != "" {
+		return what
 	}
 	switch p.Op {
 	case rdma.OpFlush:
@@ -158,13 +144,15 @@ func (q *queuePair) prepare(w *work, p *rdma.Work) (what string) {
 			return what
 		case n > 1<<30:
 			return "message is too long"
-		case q.dev.static && len(e.Bytes)%int(q.unit) != 0 && p.Op != rdma.OpCompareSwap && p.Op != rdma.OpFetchAdd:
+		case q.dev.static && len(e.Bytes)%q.info.Unit != 0 && p.Op != rdma.OpCompareSwap && p.Op != rdma.OpFetchAdd:
 			return "element that is not of whole units (Endpoint.Unit), on a device without one-shot"
 		}
 		w.sgl = append(w.sgl, e)
 	}
 	if p.Op == rdma.OpCompareSwap || p.Op == rdma.OpFetchAdd {
-		return q.prepareAtomic(w, p, n)
+		w.n = 8
+		w.off, what = soft.EndpointAtomic(&q.info, p, n, len(w.sgl))
+		return what
 	}
 	return q.prepareRange(w, p, n)
 }
@@ -177,30 +165,8 @@ func (q *queuePair) prepareRange(w *work, p *rdma.Work, n int64) (what string) {
 	if w.n = n; n == 0 {
 		return ""
 	}
-	off := p.RemoteOffset - q.info.Base
-	switch {
-	case off%uint64(q.unit) != 0 || n%q.unit != 0:
-		return "range that is not of whole units (Endpoint.Unit)"
-	case off > uint64(q.info.Size) || uint64(n) > uint64(q.info.Size)-off:
-		return "range outside of the endpoint (Endpoint.Size)"
-	}
-	w.off = int64(off)
-	return ""
-}
-
-// prepareAtomic checks the 8 octets of an atomic operation, and n, where the old value goes.
-func (q *queuePair) prepareAtomic(w *work, p *rdma.Work, n int64) (what string) {
-	off := p.RemoteOffset - q.info.Base
-	switch {
-	case n != 8 || len(w.sgl) != 1:
-		return "an atomic operation has one element of 8 octets for the old value"
-	case off%8 != 0:
-		return "an atomic operation is on 8 octets at a multiple of 8"
-	case off > uint64(q.info.Size)-8:
-		return "range outside of the endpoint (Endpoint.Size)"
-	}
-	w.off, w.n = int64(off), 8
-	return ""
+	w.off, what = soft.EndpointRange(&q.info, p.RemoteOffset, n)
+	return what
 }
 
 // recycle keeps w for the next use.
