@@ -26,6 +26,9 @@ const (
 	maxReap = 16
 	// maxReapers bounds the goroutines that complete operations of one store.
 	maxReapers = 4
+	// maxYields bounds how often Await lets others run while somebody delivers completions. That takes microseconds, and
+	// to be woken by him takes more.
+	maxYields = 32
 	// awaitTime bounds Await: what completes by another way, in a worker say, is noticed after it.
 	awaitTime = time.Millisecond
 )
@@ -247,7 +250,12 @@ func (r *ring) reap() {
 // await waits in the kernel for completions, which nobody else takes meanwhile, and delivers them.
 func (r *ring) await() bool {
 	r.reapMu.Lock()
-	if r.awaited || r.closing || r.inside > 0 || !r.busy() {
+	if r.inside > 0 && !r.closing {
+		delivered := r.yield()
+		r.reapMu.Unlock()
+		return delivered // perhaps what the caller waits for
+	}
+	if r.awaited || r.closing || !r.busy() {
 		r.reapMu.Unlock()
 		return false
 	}
@@ -261,6 +269,20 @@ func (r *ring) await() bool {
 	r.reapMu.Unlock()
 	r.reap()
 	return true
+}
+
+// yield lets others run until nobody delivers any more, and reports whether that is so. Called with reapMu held, which it
+// gives up in the meantime.
+func (r *ring) yield() bool {
+	for range maxYields {
+		r.reapMu.Unlock()
+		runtime.Gosched()
+		r.reapMu.Lock()
+		if r.inside == 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // busy reports whether the kernel has operations.

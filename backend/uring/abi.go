@@ -55,7 +55,12 @@ const (
 const (
 	registerFiles   = 2
 	unregisterFiles = 3
+	registerEventFD = 4
 )
+
+// cqEventFDDisabled, in the flags of the completion queue, which the application writes, keeps the kernel from writing
+// to the event descriptor (Linux 5.8).
+const cqEventFDDisabled = 1 << 0
 
 // SQE is an entry of the submission queue.
 type SQE struct {

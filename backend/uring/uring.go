@@ -2,9 +2,10 @@
 // completions in batches. It knows bytes and offsets only.
 //
 //	Next … Next ──► Submit ──► kernel ──► Reap
-//	                             └──► Serve: the runtime's poller says that there is something
+//	                             ├──► Serve: the runtime's poller says that there is something
+//	                             └──► Wait: somebody waits himself, and Serve hears of nothing
 //
-// Waiting takes no thread: the ring is polled like a socket, by the runtime's own poller.
+// Waiting in Serve takes no thread: the runtime's own poller polls an event descriptor, to which the kernel writes.
 package uring
 
 import (
@@ -21,9 +22,9 @@ import (
 // Ring is an io_uring. Next, Submit and Withdraw are for one goroutine at a time, Reap is for
 // one goroutine at a time; the two sides may run at once.
 type Ring struct {
-	file *os.File // the ring itself
-	fd   uintptr
-	maps [2][]byte // rings, entries
+	fd    uintptr
+	event *os.File  // the kernel writes to it when there are completions; nobody reads it
+	maps  [2][]byte // rings, entries
 
 	stopped atomic.Bool
 
@@ -32,6 +33,7 @@ type Ring struct {
 	next           uint32 // where Next continues; tail, once submitted
 
 	cqHead, cqTail *uint32 // the kernel writes tail
+	cqFlags        *uint32
 	cqes           []CQE
 
 	patience unix.Timespec // of Wait
@@ -102,9 +104,6 @@ func open(ring, fd int, p *params) (*Ring, error) {
 	if _, _, errno := unix.Syscall6(unix.SYS_IO_URING_REGISTER, uintptr(ring), registerFiles, uintptr(unsafe.Pointer(&file)), 1, 0, 0); errno != 0 {
 		return nil, fmt.Errorf("register the file: %w", errno)
 	}
-	if err := unix.SetNonblock(ring, true); err != nil { // else os.NewFile would not poll it
-		return nil, err
-	}
 	size := max(p.sq.array+p.sqEntries*4, p.cq.cqes+p.cqEntries*uint32(unsafe.Sizeof(CQE{})))
 	rings, err := mapRing(ring, offRings, int(size))
 	if err != nil {
@@ -119,13 +118,30 @@ func open(ring, fd int, p *params) (*Ring, error) {
 	for i, order := 0, unsafe.Slice(at(p.sq.array), p.sqEntries); i < len(order); i++ {
 		order[i] = uint32(i) // entries go in the order in which they lie
 	}
+	event, err := openEvent(ring)
+	if err != nil {
+		return nil, errors.Join(err, unix.Munmap(rings), unix.Munmap(sqes))
+	}
 	return &Ring{
-		file: os.NewFile(uintptr(ring), "io_uring"), fd: uintptr(ring), maps: [2][]byte{rings, sqes},
+		fd: uintptr(ring), event: event, maps: [2][]byte{rings, sqes},
 		sqHead: at(p.sq.head), sqTail: at(p.sq.tail), next: *at(p.sq.tail),
 		sqes:   unsafe.Slice((*SQE)(unsafe.Pointer(&sqes[0])), p.sqEntries),
-		cqHead: at(p.cq.head), cqTail: at(p.cq.tail),
+		cqHead: at(p.cq.head), cqTail: at(p.cq.tail), cqFlags: at(p.cq.flags),
 		cqes: unsafe.Slice((*CQE)(unsafe.Pointer(&rings[p.cq.cqes])), p.cqEntries),
 	}, nil
+}
+
+// openEvent registers an event descriptor with the ring.
+func openEvent(ring int) (*os.File, error) {
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK) // blocking, os.NewFile would not poll it
+	if err != nil {
+		return nil, err
+	}
+	n := int32(fd)
+	if _, _, errno := unix.Syscall6(unix.SYS_IO_URING_REGISTER, uintptr(ring), registerEventFD, uintptr(unsafe.Pointer(&n)), 1, 0, 0); errno != 0 {
+		return nil, errors.Join(fmt.Errorf("register an event descriptor: %w", errno), unix.Close(fd))
+	}
+	return os.NewFile(uintptr(fd), "io_uring"), nil
 }
 
 func mapRing(ring, off, n int) ([]byte, error) {
@@ -196,8 +212,12 @@ func (r *Ring) Reap(out []CQE) (n int, more bool) {
 
 // Wait returns when there are completions, or after some time, which is the same in all calls. It is for one
 // goroutine at a time. The kernel completes operations in the thread that has submitted them: if it is the one that
-// waits here, no other has to be woken.
+// waits here, no other has to be woken. Meanwhile nothing calls ready of Serve, so the caller reaps afterwards.
 func (r *Ring) Wait(patience time.Duration) {
+	// What completes after the flag has gone, the poller hears of; all else stands in the queue by then. Both sides have a
+	// full barrier between writing and reading: here it is that of the atomic store.
+	atomic.StoreUint32(r.cqFlags, cqEventFDDisabled)
+	defer atomic.StoreUint32(r.cqFlags, 0)
 	r.patience = unix.NsecToTimespec(int64(patience))
 	r.wait.timeout = uint64(uintptr(unsafe.Pointer(&r.patience)))
 	// What it returns does not matter: whoever waits looks again.
@@ -207,7 +227,7 @@ func (r *Ring) Wait(patience time.Duration) {
 // Serve calls ready when completions have arrived since ready was last called, and returns
 // after Close. It may call it without need.
 func (r *Ring) Serve(ready func()) error {
-	c, err := r.file.SyscallConn()
+	c, err := r.event.SyscallConn()
 	if err != nil {
 		return err
 	}
@@ -221,7 +241,7 @@ func (r *Ring) Serve(ready func()) error {
 // Close releases the ring. Nothing is under way any more, and nobody calls Next, Submit or
 // Reap: a goroutine in Serve has to be waited for in between, with Stop.
 func (r *Ring) Close() error {
-	return errors.Join(unix.Munmap(r.maps[0]), unix.Munmap(r.maps[1]))
+	return errors.Join(unix.Munmap(r.maps[0]), unix.Munmap(r.maps[1]), unix.Close(int(r.fd)))
 }
 
 // Stop makes Serve return, when it has called ready for the last time. Close follows.
@@ -229,7 +249,7 @@ func (r *Ring) Stop() error {
 	r.stopped.Store(true)
 	// The kernel takes a ring apart at leisure, and until then the file would count as open.
 	err := r.unregister()
-	return errors.Join(err, r.file.Close())
+	return errors.Join(err, r.event.Close())
 }
 
 // unregister waits until the kernel has let go of the file.

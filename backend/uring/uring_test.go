@@ -5,7 +5,9 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 	"unsafe"
@@ -197,6 +199,60 @@ func TestWait(t *testing.T) {
 		t.Errorf("%d completions, %+v", n, out[0])
 	}
 	if err := errors.Join(r.Stop(), r.Close(), f.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// While somebody is in Wait, what completes does not wake the poller; afterwards it does.
+func TestWaitIsQuiet(t *testing.T) {
+	var pipe [2]int
+	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	r, err := New(pipe[0], 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &client{t: t, r: r}
+	told := func() bool { // the kernel has written to the descriptor since the last call
+		var b [8]byte
+		n, err := unix.Read(int(r.event.Fd()), b[:])
+		return n == 8 && err == nil
+	}
+	b := make([]byte, 1)
+	for round := range 10 {
+		c.put(OpRead, 0, b, uint64(round))
+		c.submit()
+		written := make(chan error)
+		go func() {
+			for atomic.LoadUint32(r.cqFlags) == 0 {
+				runtime.Gosched()
+			}
+			_, err := unix.Write(pipe[1], []byte{1})
+			written <- err
+		}()
+		r.Wait(time.Hour)
+		if err := <-written; err != nil {
+			t.Fatal(err)
+		}
+		if told() {
+			t.Fatal("what somebody waits for wakes the poller, too")
+		}
+		var out [4]CQE
+		if n, _ := r.Reap(out[:]); n != 1 || out[0].Res != 1 {
+			t.Fatalf("%d completions, %+v", n, out[0])
+		}
+		if _, err := unix.Write(pipe[1], []byte{1}); err != nil {
+			t.Fatal(err)
+		}
+		c.put(OpRead, 0, b, 99)
+		c.submit()
+		for !told() { // a thread of the kernel may do it
+			runtime.Gosched()
+		}
+		r.Reap(out[:])
+	}
+	if err := errors.Join(r.Stop(), r.Close(), unix.Close(pipe[0]), unix.Close(pipe[1])); err != nil {
 		t.Error(err)
 	}
 }

@@ -53,3 +53,22 @@ func TestCountersWith(t *testing.T) {
 		t.Errorf("one queue: %+v", c)
 	}
 }
+
+// What is counted elsewhere is asked for before anything is read.
+func TestCountersSettle(t *testing.T) {
+	var s QueuePairs
+	var qs Queues
+	var n Counters
+	n.Settle = func() { n.Posts.Add(1) }
+	q := qs.New(nil)
+	s.Add(&n, 1)
+	if c := n.With(q, q); c.Posts != 1 {
+		t.Errorf("%d posts of the queue pair, want 1", c.Posts)
+	}
+	if c := s.Counters(); c.Posts != 2 {
+		t.Errorf("%d posts of all, want 2", c.Posts)
+	}
+	if s.Remove(&n); s.past.Posts != 3 {
+		t.Errorf("%d posts of what is gone, want 3", s.past.Posts)
+	}
+}
