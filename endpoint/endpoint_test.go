@@ -40,7 +40,7 @@ func fill(b []byte, v byte) {
 	}
 }
 
-// What is written is read, by everybody; what was flushed outlives a power cut, and nothing else has to.
+// Everybody reads what was written; what was flushed outlives a power cut, and nothing else has to.
 func TestReadWriteFlush(t *testing.T) {
 	disk := backendtest.NewDisk(size, 512)
 	h := endpointtest.New(t, disk)
@@ -77,7 +77,7 @@ func TestReadWriteFlush(t *testing.T) {
 	}
 }
 
-// What cannot be done is said so, and the connection stands.
+// What cannot be done is refused in words, and the connection stays.
 func TestRefused(t *testing.T) {
 	h := endpointtest.New(t, backendtest.NewDisk(size, 512))
 	e := h.Use(endpoint.Options{Rights: rdma.RightRead | rdma.RightFlush})
@@ -180,7 +180,7 @@ func TestAgain(t *testing.T) {
 	}
 }
 
-// What was posted before the connection ended holds up Post until somebody has looked.
+// After a connection has ended, Post refuses more work until Reconnect. What was posted before completes first.
 func TestReconnect(t *testing.T) {
 	v := rdmatest.NewVolatile(size, 1)
 	h := endpointtest.New(t, v)
@@ -226,7 +226,7 @@ func TestReconnect(t *testing.T) {
 	}
 }
 
-// A store that was opened again is noticed by who has not flushed, and by nobody else.
+// A store that was opened again is noticed by those who have not flushed, and by nobody else.
 func TestRestarted(t *testing.T) {
 	for _, over := range []string{"local", "wire"} {
 		t.Run(over, func(t *testing.T) { testRestarted(t, over == "wire") })
@@ -261,7 +261,7 @@ func testRestarted(t *testing.T, wire bool) {
 	must(t, calm.Flush(t.Context()))
 }
 
-// An error of the medium is told, and is nobody else's.
+// An error of the medium is told to the one whose operation it was, and to nobody else.
 func TestMediumError(t *testing.T) {
 	broken := errors.New("broken on purpose")
 	disk := backendtest.NewDisk(size, 512)

@@ -11,7 +11,7 @@ import (
 	"oneshot/transport/rdma"
 )
 
-// A list of more partitions than a message holds comes whole, in order, to who may see it.
+// A list of more partitions than a message holds arrives complete and in order, for those who may see it.
 func TestList(t *testing.T) {
 	h := endpointtest.New(t, backendtest.NewDisk(size, 512))
 	url := strings.TrimSuffix(h.Listen(), "/disk/log")

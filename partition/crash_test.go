@@ -125,7 +125,7 @@ func lose(image []byte, op *backend.Op, r *rand.Rand, chance float64) {
 
 const diskSize = 4 << 20
 
-// changes are those of which the crash tests interrupt each.
+// changes are those that the crash tests interrupt, each of them.
 var changes = []struct {
 	name string
 	do   func(s *Set) error
@@ -170,7 +170,8 @@ func tableOf(t *testing.T, image []byte) string {
 	return fmt.Sprintf("%d %s", s.Table().Generation, s.Table().body())
 }
 
-// cuts are where a write of a slot is torn: sectors, each octet of the line, ends of the body.
+// cuts returns the places at which a write of a slot is torn: between sectors, behind each octet of the line, at the
+// ends of the body.
 func cuts(slot []byte) (at []int) {
 	line := max(bytes.IndexByte(slot, '\n')+1, 40) // the zeroes before have none
 	end := len(bytes.TrimRight(slot, "\x00"))
@@ -187,8 +188,8 @@ func cuts(slot []byte) (at []int) {
 	return at
 }
 
-// losses are sets of sectors, by their offset in a write, that were written or not. Only those are in the
-// sets whose octets change. Few sectors have all their sets; of many, there are 100 sets by chance.
+// losses returns sets of sectors, by their offset in a write, that were written or not. Only sectors whose octets
+// change are in the sets. If there are few such sectors, all sets are returned; otherwise 100 random ones.
 func losses(old, slot []byte, r *rand.Rand) (sets []map[int64]bool) {
 	var changed []int64
 	for at := 0; at < len(slot); at += 512 {

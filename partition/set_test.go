@@ -74,7 +74,8 @@ func TestInitRefuses(t *testing.T) {
 	wants(t, "a small store", err, "come behind")
 }
 
-// The larger generation is in force, A of equals, and what is wrong with the other slot is told.
+// The slot with the larger generation is in force, slot A if both are equal, and what is wrong with the other one is
+// told.
 func TestCurrent(t *testing.T) {
 	slot := func(generation uint64, name string) []byte {
 		table := &Table{Generation: generation, UUID: newUUID(), Unit: 4096, Size: diskSize, Partitions: []Partition{{UUID: newUUID(), Name: name, Offset: firstByte, Size: 4096}}}
@@ -228,7 +229,7 @@ func TestDelete(t *testing.T) {
 	}
 }
 
-// What is in use keeps its name and does not shrink or go.
+// A partition that is in use keeps its name, does not shrink, and cannot be deleted.
 func TestInUse(t *testing.T) {
 	s := newSet(t, newDisk(diskSize))
 	create(t, s, New{Name: "a", Size: 8192})
@@ -262,7 +263,7 @@ func TestInUse(t *testing.T) {
 	}
 }
 
-// Of a store that shrank, the partitions that still fit are served, and the others can be cut or deleted.
+// When a store has shrunk, the partitions that still fit are served; the others can be shrunk or deleted.
 func TestStoreChangesSize(t *testing.T) {
 	d := newDisk(diskSize)
 	s := newSet(t, d)
@@ -298,7 +299,7 @@ func TestStoreChangesSize(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(s.Free(), []Range{{4 << 20, 1 << 20}}) {
 		t.Errorf("grown: %v, %v", err, s.Free())
 	}
-	// Larger blocks: what does not suit them is refused, the others serve.
+	// Larger blocks: partitions that do not suit them are refused, the others are served.
 	d = newDisk(diskSize)
 	s = newSet(t, d)
 	create(t, s, New{Name: "a", Size: 8192}, New{Name: "b", Size: 4096})
@@ -366,7 +367,7 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// Changes, views and questions of many goroutines meet.
+// Many goroutines change the set, use views of it and ask it at the same time.
 func TestTogether(t *testing.T) {
 	s := newSet(t, newDisk(16<<20))
 	create(t, s, New{Name: "shared", Size: 4096, Offset: 8 << 20})

@@ -11,7 +11,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// The vector of the design, made by other means than this package.
+// A table that was made by other means than this package.
 const vectorLine = "oneshot partitions 1 7 256 5eb717a1\n"
 
 const vectorBody = `{"uuid":"6f1c2b9e-8a54-4d07-9b61-2f0e5d7a1c33","unit":4096,"size":1073741824,"partitions":[{"uuid":"0b7f4c1a-53d2-4e8f-a9c6-71e2d8b40f15","name":"log","offset":1048576,"size":268435456,"cache":{"write_ms":0},"access":[{"who":"uid:998","rights":"rwfa"}]}]}` + "\n"
@@ -131,7 +131,7 @@ func TestSlotRefused(t *testing.T) {
 	}
 }
 
-// What is printed parses to the same.
+// A table that is printed and parsed again is the same.
 func TestPrintParse(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		table := &Table{Generation: rapid.Uint64().Draw(t, "generation"), UUID: newUUID(), Unit: 4096, unknown: fields{}}
@@ -167,8 +167,8 @@ func TestPrintParse(t *testing.T) {
 	})
 }
 
-// Whatever stands in a slot: no panic, and what parses prints to a slot that parses to the same. The
-// fuzzer gives bodies; the line is made for them, or the octets are the whole slot.
+// No slot makes the parser panic, and what it has parsed can be printed and parsed again. The fuzzer gives bodies,
+// for which the test makes the line, or whole slots.
 func FuzzSlot(f *testing.F) {
 	f.Add([]byte(vectorLine+vectorBody), true)
 	f.Add([]byte(vectorBody), false)

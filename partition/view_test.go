@@ -42,7 +42,7 @@ func viewOf(t testing.TB, s *Set, name string) backend.Store {
 	return v
 }
 
-// at divides inner and opens a partition off the boundaries of what the memory store locks.
+// at divides inner and opens a partition that does not begin at a boundary of what the memory store locks.
 func at(t testing.TB, inner backend.Store) (*Set, backend.Store) {
 	t.Helper()
 	s, err := Init(inner, false)
@@ -58,7 +58,7 @@ func at(t testing.TB, inner backend.Store) (*Set, backend.Store) {
 	return s, viewOf(t, s, "p")
 }
 
-// A partition is a store, whatever is below.
+// A partition passes the suite of all stores, whatever store it is a part of.
 func TestView(t *testing.T) {
 	for name, inner := range map[string]func(testing.TB, int64) backend.Store{"memory": newMemory, "file": newFile} {
 		t.Run(name, func(t *testing.T) {
@@ -67,8 +67,8 @@ func TestView(t *testing.T) {
 	}
 }
 
-// Works on several partitions, of all kinds, within bounds and beyond: each store of the model changes as
-// it should, and nothing else does, the table least of all.
+// Operations of all kinds on several partitions, within their bounds and beyond: each partition changes as its model
+// does, and nothing else changes, the table least of all.
 func TestNeighbours(t *testing.T) {
 	seed := faulty.Seed(t)
 	r := rand.New(rand.NewPCG(seed, seed))
@@ -135,7 +135,8 @@ func TestNeighbours(t *testing.T) {
 	}
 }
 
-// Views say what they are and what they pass on; errors tell where in the partition they are.
+// Views have their own size and identity and pass on abilities of the store; offsets in errors are those in the
+// partition.
 func TestAbilities(t *testing.T) {
 	inner := newFile(t, 3*backendtest.MinSize)
 	s, v := at(t, inner)

@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// It is a store like others, whether its flushes are its own or not.
+// It passes the suite of all stores, whether the flushes are its own or those of users.
 func TestStore(t *testing.T) {
 	backendtest.Run(t, func(t *testing.T) backend.Store {
 		return New(backendtest.NewDisk(backendtest.MinSize, 512), Config{Window: 20 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)})
@@ -59,7 +59,7 @@ func TestTimer(t *testing.T) {
 	})
 }
 
-// A flush that takes longer than half the window is told, with what that means, and Close waits for it.
+// A flush that takes longer than half the window is logged, with what that means, and Close waits for it.
 func TestSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := backendtest.NewDisk(4096, 512)

@@ -15,8 +15,9 @@ import (
 	"oneshot/backend/faulty"
 )
 
-// Whatever policies follow one another, a power cut takes nothing that was promised when it was submitted: with Through
-// nothing at all that completed, with a window nothing that completed before it.
+// Whatever policies follow one another, a power cut takes nothing that the policy promised when the write was
+// submitted: with Through nothing that had completed, with a window nothing that had completed longer ago than the
+// window.
 func TestPolicies(t *testing.T) {
 	seed := faulty.Seed(t)
 	promised := 0
@@ -79,7 +80,8 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// With Through all that changes bytes is durable before it completes, and after a failure nothing is changed any more.
+// With Through every operation that changes bytes is durable before it completes, and after a failure no bytes change
+// any more.
 func TestThrough(t *testing.T) {
 	const size = 64 << 10
 	f := faulty.New(backendtest.NewDisk(size, 512), 1)
@@ -137,7 +139,7 @@ func TestThrough(t *testing.T) {
 	}
 }
 
-// A window that a store below keeps better is that of the store below, and observers hear of both.
+// If a store below has a shorter window, that is the window, and observers hear of both.
 func TestBelow(t *testing.T) {
 	w := &world{r: rand.New(rand.NewPCG(1, 1))}
 	d := &slowDisk{world: w, data: make([]byte, 4096), medium: make([]byte, 4096), flush: func() time.Duration { return time.Millisecond }}
@@ -163,7 +165,7 @@ func TestBelow(t *testing.T) {
 	}
 }
 
-// A write that is under way when the policy changes keeps what was promised when it was submitted.
+// A write that is under way when the policy changes keeps the promise under which it was submitted.
 func TestChangeUnderWrite(t *testing.T) {
 	for _, next := range []Policy{{Window: time.Hour}, {}} {
 		w := &world{r: rand.New(rand.NewPCG(1, 1))}

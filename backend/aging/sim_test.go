@@ -19,7 +19,7 @@ import (
 type world struct {
 	r      *rand.Rand
 	time   time.Duration
-	events []event // by time, then by order of making
+	events []event // by time; those of one time in the order in which they were made
 	n      int
 }
 
@@ -61,7 +61,7 @@ type slowDisk struct {
 	*world
 	data, medium []byte
 	flush        func() time.Duration
-	fail         bool // flushes do
+	fail         bool // flushes fail
 	flushes      int
 	longest      time.Duration
 }
@@ -101,7 +101,8 @@ func (d *slowDisk) Submit(op *backend.Op) bool {
 	return false
 }
 
-// keep makes an image durable. Each block is written once, so that what is there already is as new.
+// keep makes an image durable. Each block is written only once, so a block that is durable already is as new as that
+// of the image.
 func (d *slowDisk) keep(image []byte) {
 	for i := 0; i < len(image); i += 512 {
 		if binary.LittleEndian.Uint64(image[i:]) != 0 {
@@ -114,8 +115,8 @@ type completer func()
 
 func (f completer) OpDone(*backend.Op) { f() }
 
-// After a power cut at any time nothing is lost that completed before the window: in a thousand of them, with
-// flushes that are fast, slow, and of users.
+// A power cut at any time loses nothing that completed longer ago than the window: a thousand power cuts, with
+// flushes that are fast, slow, and made by users.
 func TestWindow(t *testing.T) {
 	seed := faulty.Seed(t)
 	cuts, late := 0, 0
@@ -182,7 +183,7 @@ func TestWindow(t *testing.T) {
 	}
 }
 
-// A store that rests is not flushed, and one that users flush often enough is not either.
+// A store without writes is not flushed, and neither is one that users flush often enough.
 func TestQuiet(t *testing.T) {
 	w := &world{r: rand.New(rand.NewPCG(1, 1))}
 	d := &slowDisk{world: w, data: make([]byte, 4096), medium: make([]byte, 4096), flush: func() time.Duration { return time.Millisecond }}
@@ -220,7 +221,7 @@ func TestQuiet(t *testing.T) {
 	}
 }
 
-// After a failed flush, whosever it was, nothing is promised any more.
+// After a failed flush, be it its own or a user's, the store promises nothing any more.
 func TestLost(t *testing.T) {
 	for _, own := range []bool{true, false} {
 		w := &world{r: rand.New(rand.NewPCG(1, 1))}
@@ -300,7 +301,7 @@ func TestObserve(t *testing.T) {
 	}
 }
 
-// With nothing to do the store is the one below.
+// Where there is nothing to do, New returns the store below.
 func TestOff(t *testing.T) {
 	d := backendtest.NewDisk(4096, 512)
 	if New(d, Config{}) != backend.Store(d) {

@@ -39,8 +39,8 @@ func (c *counted) Submit(op *backend.Op) bool {
 	return c.Store.Submit(op)
 }
 
-// What the result says was done is what the store was asked to do, in the range and with the flags that were
-// wanted. (The store answers within Post, so counting needs no lock.)
+// The result says what the store was asked to do, and that is within the range and has the flags that were wanted.
+// (The store answers within Post, so counting needs no lock.)
 func TestRun(t *testing.T) {
 	for name, c := range map[string]struct {
 		cfg   load.Config

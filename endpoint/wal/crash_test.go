@@ -55,7 +55,8 @@ func (h *history) take(d *backendtest.Disk) {
 	h.clones = append(h.clones, clone{image, len(h.records), durable, h.truncated})
 }
 
-// check opens what a power cut left and looks at what is replayed, and whether it lasts. It returns the records.
+// check opens what a power cut left, compares what is replayed with the history, and checks that it outlives the next
+// power cut. It returns the records.
 func (h *history) check(c clone) (first uint64, all []string) {
 	h.t.Helper()
 	disk := backendtest.DiskOf(append([]byte(nil), c.image...), testBlock)
@@ -96,9 +97,9 @@ func (h *history) check(c clone) (first uint64, all []string) {
 	return first, all
 }
 
-// What was acknowledged is replayed, in order, and nothing is invented: after a power cut at any completion,
-// whatever it leaves of what was not flushed, over many lives of the same log, whose ring is written again and
-// again. Records have few sizes, so that what is left of one life fits into the holes of the next.
+// What was acknowledged is replayed, in order, and nothing is invented. The power is cut at any completion, and
+// leaves any part of what was not flushed, over many lives of one log, whose ring is written again and again. Records
+// have few sizes, so that what is left of one life fits into the holes of the next.
 func TestPowerCuts(t *testing.T) {
 	seed := faulty.Seed(t)
 	r := rand.New(rand.NewPCG(seed, 1))
@@ -114,7 +115,7 @@ func TestPowerCuts(t *testing.T) {
 		laps = l.serial
 		shut()
 		h.log.Store(nil)
-		// All of them are looked at; the next life goes on from one.
+		// All images are checked; the next life goes on from one of them.
 		for _, c := range h.clones {
 			h.check(c)
 		}

@@ -58,7 +58,8 @@ var (
 	two   = strings.Repeat("2", testBlock) // takes two blocks, with its header
 )
 
-// What a crash has left behind a hole stays out when the hole is filled, though its sequence would be the next.
+// What a crash has left behind a hole is not replayed when the hole is filled, though its sequence number would be
+// the next.
 func TestHole(t *testing.T) {
 	disk := backendtest.NewDisk(testSize, testBlock)
 	l := mustOpen(t, disk, Options{Segment: testSegment})
@@ -76,7 +77,7 @@ func TestHole(t *testing.T) {
 	}
 }
 
-// A mark that is lost does not leave records of its epoch: none is written before the mark is durable.
+// When a mark is lost there are no records of its epoch: none is written before the mark is durable.
 func TestLostMark(t *testing.T) {
 	disk := backendtest.NewDisk(testSize, testBlock)
 	l := mustOpen(t, disk, Options{Segment: testSegment})
@@ -113,7 +114,7 @@ func TestLostMark(t *testing.T) {
 	}
 }
 
-// What a log shows after its program was killed is not lost in the next power cut.
+// What a log replays after its program was killed is not lost in the next power cut.
 func TestKilled(t *testing.T) {
 	disk := backendtest.NewDisk(testSize, testBlock)
 	l := mustOpen(t, disk, Options{Segment: testSegment})
@@ -139,7 +140,7 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// A record of which a part is torn is none, whichever part it is.
+// A record of which any part is torn is not replayed.
 func TestTorn(t *testing.T) {
 	long := strings.Repeat("long", 600) // 5 blocks
 	for lost := range 5 {

@@ -71,7 +71,7 @@ func TestFormat(t *testing.T) {
 	}
 }
 
-// FuzzParse reads any octets, and what it finds is what would have been written.
+// FuzzParse parses any octets; whatever is taken for a header or a record is as it would have been written.
 func FuzzParse(f *testing.F) {
 	b := make([]byte, minBlock)
 	(&header{block: 512, segments: 4, segment: 4096, serial: 6, epoch: 7, first: 8, oldest: 3, needed: 5}).put(b)
@@ -111,8 +111,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// What is appended while a batch is written goes together. Many appenders each find their record, and the order
-// is that of LSNs.
+// Records that are appended while a batch is written make up one batch. Each of many appenders finds its record, and
+// the order is that of the LSNs.
 func TestGroupCommit(t *testing.T) {
 	disk := backendtest.NewDisk(1<<20, testBlock)
 	l := mustOpen(t, disk, Options{})
@@ -174,7 +174,7 @@ func TestGroupCommit(t *testing.T) {
 	}
 }
 
-// A full log says so, takes what fits again after Truncate, and can be truncated after a restart, too.
+// A full log says so, takes records again after Truncate, and can be truncated after a restart, too.
 func TestFull(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		disk := backendtest.NewDisk(testSize, testBlock)
@@ -190,7 +190,7 @@ func TestFull(t *testing.T) {
 				}
 				last = lsn
 			}
-			for range 3 { // it stays so
+			for range 3 { // it stays full
 				if _, w := l.Append([]byte(short)); w.Wait() != ErrFull {
 					t.Fatal(w.Wait())
 				}
@@ -276,7 +276,7 @@ func TestReplayFrom(t *testing.T) {
 	}
 }
 
-// What holds no log, or another one, is refused, and not written to.
+// A partition that holds no log, or another one, is refused, and not written to.
 func TestOpenRefused(t *testing.T) {
 	other := make([]byte, testSize)
 	copy(other, "something else")
@@ -317,7 +317,7 @@ func TestOpenRefused(t *testing.T) {
 	}
 }
 
-// A log that fails says so to all who wait, and stays so; opened again it has what was acknowledged.
+// A log that fails tells all who wait, and stays failed; opened again it has what was acknowledged.
 func TestFailingStore(t *testing.T) {
 	broken := errors.New("broken on purpose")
 	for what, c := range map[string]struct {
@@ -415,14 +415,14 @@ func testRestartedStore(t *testing.T, use func(*endpointtest.Host, endpoint.Opti
 		}
 		must(t, l.Truncate(l.First()))
 	}
-	// A provider that connects again by itself: the write went to the store of before.
+	// A provider that connects again by itself: the write went to the store as it was before.
 	if again, err := l.sameStore(5<<48+1, 6<<48); !again || err == nil {
 		t.Errorf("%v, %v", again, err)
 	}
 	must(t, l.Close())
 }
 
-// Of a store that keeps nothing the log is gone with a restart, and says so.
+// In a store that keeps nothing the log is gone after a restart, and says so.
 func TestForgetfulStore(t *testing.T) {
 	disk := backendtest.NewDisk(testSize, testBlock)
 	h := endpointtest.New(t, disk)
@@ -438,7 +438,7 @@ func TestForgetfulStore(t *testing.T) {
 	_ = l.Close()
 }
 
-// The partition goes: who waits is told.
+// The partition is deleted: all who wait are told.
 func TestGone(t *testing.T) {
 	h := endpointtest.New(t, backendtest.NewDisk(testSize, testBlock))
 	e := h.Use(endpoint.Options{})

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// The heap gives no byte twice, and all of it is one block again in the end.
+// The heap gives no byte to two users, and in the end all of it is one block again.
 func TestHeap(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	h := newHeap(64*512, 512)
@@ -86,7 +86,7 @@ func find[A Action](t *testing.T, actions []Action) A {
 	return none
 }
 
-// A write alone: memory, answer, region, disk, and the read that waits for the disk.
+// A write without other copies: memory, answer, region, disk, and a read that waits for the disk.
 func TestAlone(t *testing.T) {
 	c, _ := alone(t)
 	now := 2 * time.Hour
@@ -113,7 +113,7 @@ func TestAlone(t *testing.T) {
 	find[Sync](t, step(Flush{ID: 3}))
 }
 
-// When the heap is full, memory is given when it is free again.
+// When the heap is full, a request gets its memory as soon as some is free again.
 func TestFullHeap(t *testing.T) {
 	c, cfg := alone(t)
 	now := 2 * time.Hour

@@ -110,7 +110,7 @@ func TestMutants(t *testing.T) {
 	program := buildMutants(t)
 	var mu sync.Mutex
 	seen := map[int]bool{}
-	all, ran := 0, 0 // not with -run of a part
+	all, ran := 0, 0 // fewer than all if -run selects some
 	t.Cleanup(func() {
 		for _, i := range checked {
 			if !seen[i] && ran == all && !t.Failed() {
@@ -149,13 +149,13 @@ func TestMutants(t *testing.T) {
 	}
 }
 
-// mutantRuns are as many as a mutant may need until it is found.
+// mutantRuns is the number of runs in which a mutant has to be found.
 const mutantRuns = 64
 
 // mutantLimit is the variable that tells the program of TestMutants how many runs it has.
 const mutantLimit = "ONESHOT_MUTANT_LIMIT"
 
-// TestMain is that of two programs: of the tests, and of what TestMutants builds, with one of the mistakes.
+// TestMain belongs to two programs: that of the tests, and the one with the mistakes that TestMutants builds.
 func TestMain(m *testing.M) {
 	limit, err := strconv.ParseUint(os.Getenv(mutantLimit), 10, 64)
 	if err != nil {

@@ -2,6 +2,6 @@
 
 package sim
 
-// runs is how many worlds are run. There is one goroutine, so the race detector finds nothing here that the other step
-// of `make test` does not, and makes each run cost ten times as much.
+// runs is how many worlds are run. There is only one goroutine, so the race detector finds nothing here, and makes
+// each run ten times as expensive. The other step of `make test` runs more.
 const runs = 20

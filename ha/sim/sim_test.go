@@ -52,7 +52,7 @@ func TestRuns(t *testing.T) {
 	}
 }
 
-// TestRepeat: the same number is the same run.
+// TestRepeat: the same number gives the same run.
 func TestRepeat(t *testing.T) {
 	seeds := uint64(5)
 	different := false

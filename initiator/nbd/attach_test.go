@@ -35,8 +35,8 @@ targets: [{iqn: ` + iqn + `, luns: {0: disk, 1: {store: other, readonly: true}, 
 portals: [{transport: tcp, listen: $PORTAL}, {transport: iwarp, listen: $PORTAL2}]
 `
 
-// driver stands for the kernel's: its device outlives who serves it, and requests that a socket took along
-// are sent again through the next.
+// driver stands for the kernel's driver: its device outlives the process that serves it, and requests that were lost
+// with a socket are sent again through the next one.
 type driver struct {
 	t     *testing.T
 	dir   string // as /sys/block
@@ -119,7 +119,7 @@ func (d *driver) Disconnect(int) error {
 	return nil
 }
 
-// take takes new sockets, and sends again what the last ones took along.
+// take takes new sockets, and sends again what was lost with the last ones.
 func (d *driver) take(fds []int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -204,7 +204,7 @@ func (d *driver) do(sock int, r Request, data []byte) error {
 	return <-a.done
 }
 
-// program keeps one request at a time outstanding, on a part of the disk for itself, until enough.
+// program keeps one request outstanding, on a part of the disk of its own, until enough is true.
 func (d *driver) program(n int, enough *atomic.Bool, stepped chan<- struct{}) error {
 	const span = 256 << 10
 	rnd := rand.New(rand.NewPCG(uint64(n), 1))
@@ -271,8 +271,8 @@ func serving(a *Attachment) (leave func() error) {
 	}
 }
 
-// Whatever is lost, the link again and again or the process that serves the device, programs see no error,
-// and every byte is there.
+// Programs see no error and lose no byte, even if the link is lost again and again, or the process that serves the
+// device.
 func TestAttachSurvives(t *testing.T) {
 	tg := targettest.Start(t, config)
 	for _, scheme := range []string{"iscsi", "iser+iwarp", "oneshot+iwarp"} {
@@ -390,7 +390,7 @@ func TestSetting(t *testing.T) {
 	}
 }
 
-// A device is another's: of another disk, of another process, or of another program.
+// A device that belongs to another disk, process or program is left alone.
 func TestNotOurs(t *testing.T) {
 	tg := targettest.Start(t, config)
 	d := newDriver(t)
@@ -413,7 +413,7 @@ func TestNotOurs(t *testing.T) {
 	check(t, a.Close())
 }
 
-// When the target was away for the dead time requests fail, and the next ones do not when it is back.
+// When the target has been away for the dead time, requests fail; when it is back, requests succeed again.
 func TestDeadTime(t *testing.T) {
 	tg := targettest.Start(t, config)
 	d := newDriver(t)
@@ -439,7 +439,7 @@ func TestDeadTime(t *testing.T) {
 	check(t, a.Close())
 }
 
-// Another disk under the same URL gets no requests.
+// If another disk is found under the same URL, it gets no requests.
 func TestAnotherDisk(t *testing.T) {
 	tg := targettest.Start(t, config)
 	d := newDriver(t)
@@ -492,7 +492,7 @@ func TestParseDevice(t *testing.T) {
 	}
 }
 
-// What stands in the kernel is read as it was written; what others have written is theirs.
+// The text that we leave in the kernel is read as it was written; a device with another text is somebody else's.
 func TestBackend(t *testing.T) {
 	b := backend{url: "iscsi://h:3260/iqn.x/0", name: "iqn.y", isid: initiator.RandomISID(), sockets: 3}
 	if got, ok := parseBackend(b.String()); !ok || got != b {

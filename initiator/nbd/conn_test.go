@@ -222,8 +222,8 @@ func serve(t tb, m *model, d Disk) (c *Conn, k *kernelEnd, stop func() error) {
 	return c, k, stop
 }
 
-// Random requests, many at a time, whose commands end in any order, do to the disk what they do to its model:
-// those that overlap are not outstanding together.
+// Many random requests at a time, whose commands end in any order, change the disk as they change its model. Requests
+// that overlap are not outstanding together.
 func TestRequests(t *testing.T) {
 	const size, unit = 4 << 20, 16 << 10
 	rapid.Check(t, func(t *rapid.T) {
@@ -388,7 +388,7 @@ func TestBatch(t *testing.T) {
 	}
 }
 
-// Data of long WRITEs stays where it was read.
+// The data of long WRITEs is not copied after it was read.
 func TestLongWrites(t *testing.T) {
 	const n, size = 6, 256 << 10
 	m := newModel(n * size)
@@ -411,7 +411,7 @@ func TestLongWrites(t *testing.T) {
 			m.mu.Unlock()
 		}
 	}
-	send(0) // that it is long is seen when it is there
+	send(0) // only then is it known to be long
 	await(1)
 	before := c.moved.Load()
 	var wg sync.WaitGroup
@@ -435,7 +435,7 @@ func TestLongWrites(t *testing.T) {
 	}
 }
 
-// What the unit refuses is EIO, and the log says why; other requests go on.
+// A command that the unit refuses ends in EIO, and the log says why; other requests go on.
 func TestErrors(t *testing.T) {
 	var said lockedBuffer
 	m := newModel(1 << 20)
@@ -485,7 +485,7 @@ func TestPatience(t *testing.T) {
 	}
 }
 
-// What passes is tried again, what does not is not.
+// A command is tried again after an error that passes, and not after others.
 func TestPasses(t *testing.T) {
 	for _, c := range []struct {
 		e    initiator.StatusError
@@ -507,7 +507,7 @@ func TestPasses(t *testing.T) {
 	}
 }
 
-// A conversation that breaks off or makes no sense ends, and nothing is left of it.
+// A conversation that breaks off or makes no sense ends, and leaves nothing behind.
 func TestEnds(t *testing.T) {
 	for name, c := range map[string]struct {
 		say  []byte
@@ -548,8 +548,8 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// A kernel that does not read its replies does not block anybody, and gets them when it reads. Then either end
-// goes, in the middle of it.
+// A kernel that does not read its replies blocks nobody, and gets them when it reads again. Then one of the two ends
+// closes the socket while replies are on their way.
 func TestFull(t *testing.T) {
 	for name, end := range map[string]func(*Conn){"the kernel's": func(*Conn) {}, "ours": (*Conn).Shut} {
 		t.Run(name, func(t *testing.T) {
@@ -608,7 +608,7 @@ func (l *lockedBuffer) take() string {
 	return s
 }
 
-// Whatever the kernel sends, requests are answered or the conversation ends.
+// Whatever the kernel sends, each request is answered, or the conversation ends.
 func FuzzConn(f *testing.F) {
 	w := (&Request{Type: Write, Length: 512}).AppendTo(nil)
 	f.Add(append(w, make([]byte, 512)...))

@@ -50,7 +50,7 @@ func TestWire(t *testing.T) {
 	}
 }
 
-// Whatever is parsed is encoded as it was.
+// A message that is parsed and encoded again has the same octets.
 func FuzzRequest(f *testing.F) {
 	for _, r := range []Request{
 		{Type: Read, Length: 4096}, {Type: Write, Flags: FlagFUA, Offset: 1 << 40}, {Type: Disconnect}, {Type: Flush}, {Type: Trim, Cookie: 1<<64 - 1},

@@ -10,8 +10,8 @@ import (
 	"oneshot/transport/rdma"
 )
 
-// What is mapped is asked for when a right goes, and keeps the partition: a change that takes it away waits, as for an
-// operation in the store, and can give up.
+// When a right is revoked, memory that is mapped is asked for. Until it is given back the partition stays: a change
+// that takes the partition away waits, as it does for an operation in the store, and can give up.
 func TestChangesOfWhatIsMapped(t *testing.T) {
 	size := int64(mib)
 	never, cancel := context.WithCancel(t.Context())

@@ -196,7 +196,7 @@ func (u *user) write(t *testing.T, off int64, fill byte) rdma.Status {
 	return c[0].Status
 }
 
-// octets reads from the whole store, past everything.
+// octets reads from the whole store, without volumes and endpoints.
 func (f *fixture) octets(off, n int64) []byte {
 	f.t.Helper()
 	b := make([]byte, n)
@@ -262,7 +262,8 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// Who writes when a right is revoked writes nothing afterwards, and what he has of other partitions stays.
+// A client whose right is revoked while it writes changes nothing afterwards, and keeps its rights to other
+// partitions.
 func TestRevokedUnderLoad(t *testing.T) {
 	f := newFixture(t, "any rw")
 	d := f.device(partition.Identity{})
@@ -304,7 +305,8 @@ func TestRevokedUnderLoad(t *testing.T) {
 	}
 }
 
-// A partition in use goes only by force. Nothing is written to its place afterwards, nor ever to that of its neighbour.
+// A partition in use is deleted only by force. Nothing is written to its place afterwards, and never to that of its
+// neighbour.
 func TestDeleteUnderLoad(t *testing.T) {
 	f := newFixture(t, "any rw")
 	d := f.device(partition.Identity{})
@@ -413,7 +415,7 @@ func TestLUNs(t *testing.T) {
 	}
 }
 
-// A store whose volume somebody still shows is not closed under him.
+// A store is not closed while somebody still shows its volume.
 func TestCloseInUse(t *testing.T) {
 	f := newFixture(t, "any rw")
 	f.left = true
@@ -497,7 +499,7 @@ func (f *fixture) count() int {
 	return f.Registry.open
 }
 
-// What was done is counted, and the counts of a partition outlive its endpoints.
+// Operations are counted, and the counts of a partition outlive its endpoints.
 func TestCounts(t *testing.T) {
 	f := newFixture(t, "any rwf")
 	e, gone := f.mustOpen("disk/a", partition.Identity{Name: "app"}, 0)
@@ -559,7 +561,7 @@ type signal chan struct{}
 
 func (c signal) OpDone(*backend.Op) { c <- struct{}{} }
 
-// An operation that hangs keeps a partition from being deleted, and not from being used again later.
+// While an operation hangs, its partition cannot be deleted; later it can be used again.
 func TestHangs(t *testing.T) {
 	f := newFixture(t, "any rw")
 	d := f.device(partition.Identity{})
@@ -583,7 +585,7 @@ func TestHangs(t *testing.T) {
 	}
 }
 
-// A change that is for another table, or makes no sense, is refused before it ends anything.
+// A change that is for another table, or makes no sense, is refused before it ends any endpoint.
 func TestStaleChangesDisturbNobody(t *testing.T) {
 	f := newFixture(t, "any rw")
 	_, gone := f.mustOpen("disk/a", partition.Identity{}, 0)
@@ -625,7 +627,7 @@ func TestInit(t *testing.T) {
 	}
 }
 
-// One operation in many is timed, and none is left out of the counts, whoever reads them when.
+// Only some operations are timed, but all are counted, and nobody ever reads a count that is lower than before.
 func TestSampling(t *testing.T) {
 	f := newFixture(t, "any rw")
 	e, _ := f.mustOpen("disk/a", partition.Identity{}, 0)

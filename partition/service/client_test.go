@@ -39,10 +39,10 @@ type bench struct {
 	t      testing.TB
 	wire   rdma.Device // of the service and of clients
 	listen string
-	store  *rdmatest.Volatile            // nil: the store is another one
+	store  *rdmatest.Volatile            // nil: a store of another kind
 	lends  bool                          // it is memory
 	device func(rdma.Device) rdma.Device // if it is set, it makes the service's device of wire
-	late   chan func()                   // if it is made, operations of 512 octets are done when these are called
+	late   chan func()                   // if not nil, operations of 512 octets complete when these functions are called
 	v      *volume.Volume
 	pool   *mem.Pool
 	svc    *service.Service
@@ -384,7 +384,7 @@ func (c *client) do(r wire.Request) wire.Response {
 
 func (c *client) data() []byte { return c.mem.Bytes()[dataAt:] }
 
-// works looks whether the client can still read and write.
+// works checks that the client can still read and write.
 func (c *client) works() {
 	c.t.Helper()
 	c.data()[0] = 77
@@ -407,8 +407,8 @@ func (b *bench) settle(n int) {
 	}
 }
 
-// returned waits until no more memory is in use than base: that of a response is, until the device has said that it
-// has left.
+// returned waits until at most base bytes are in use. The memory of a response is in use until the device has
+// reported that the response has left.
 func (b *bench) returned(base int64) {
 	b.t.Helper()
 	for deadline := time.Now().Add(patience); b.pool.Stats().InUse != base; time.Sleep(time.Millisecond) {

@@ -47,8 +47,8 @@ func (c *client) reach(op rdma.Opcode, s rdma.STag, to uint64, n int) {
 	}
 }
 
-// What is behind an RDMA Write finds it, whoever asks; an RDMA Read finds what a WRITE has written; and a DISCARD
-// takes it away.
+// A request that follows an RDMA Write finds what that has written, whoever sends it; an RDMA Read finds what a WRITE
+// has written; and a DISCARD removes it.
 func TestDirect(t *testing.T) {
 	b, s := newMemoryBench(t)
 	c, other := b.use(0), b.use(rdma.RightRead)
@@ -88,7 +88,7 @@ func TestDirect(t *testing.T) {
 	if !zeroes(octets(t, s)) {
 		t.Error("what was written without a request outlives a DISCARD")
 	}
-	// Not over a device that cannot, and not of a store that is no memory.
+	// Neither over a device that cannot do it, nor from a store that is not memory.
 	for _, overIWARP := range []bool{false, true} {
 		b := newBench(t, overIWARP, 32<<20, service.Config{})
 		b.lends = !overIWARP
@@ -102,8 +102,8 @@ var nothing [3 * size]byte
 
 func zeroes(b []byte) bool { return bytes.Equal(b, nothing[:len(b)]) }
 
-// Whoever guesses an STag, uses one that has ended, or goes beyond the partition or his rights loses the connection,
-// and no octet changes or is seen: not those of the neighbours, nor those of the partition.
+// A client that guesses an STag, uses one that has ended, or goes beyond the partition or its rights loses its
+// connection. It neither changes nor sees an octet, of its neighbours or of the partition.
 func TestDirectRefused(t *testing.T) {
 	b, s := newMemoryBench(t)
 	secretly := bytes.Repeat([]byte("not for you "), 3*size/12+1)[:3*size]

@@ -16,7 +16,7 @@ import (
 	"oneshot/transport/rdma/rdmatest"
 )
 
-// Every operation, inline and not, through messages.
+// Every operation by messages, with data inline and elsewhere.
 func TestOperations(t *testing.T) {
 	for name, overIWARP := range map[string]bool{"iwarp": true, "pairs": false} {
 		t.Run(name, func(t *testing.T) {
@@ -201,7 +201,7 @@ func TestList(t *testing.T) {
 	}
 }
 
-// What a request may not do ends the use of the handle, and nothing else.
+// A request that is not allowed ends the use of its handle, and of nothing else.
 func TestRefused(t *testing.T) {
 	b := newBench(t, false, 32<<20, service.Config{})
 	other, innocent := b.use(0), b.use(0)
@@ -254,7 +254,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// What breaks the protocol ends the connection, and nobody else notices.
+// A violation of the protocol ends its connection, and nobody else notices.
 func TestOffences(t *testing.T) {
 	message := func(change func([]byte)) func(*client) {
 		return func(c *client) {
@@ -264,7 +264,7 @@ func TestOffences(t *testing.T) {
 			c.send(1, b, rdma.Work{})
 		}
 	}
-	// fresh is about a connection without a handle.
+	// fresh says that the connection has no handle.
 	fresh := map[string]func(*client){
 		"a request before HELLO": message(func([]byte) {}),
 		"ATTACH before HELLO":    func(c *client) { c.attach(wire.AttachMessage{Partition: "disk/log"}, nil) },
@@ -445,7 +445,7 @@ func TestMemory(t *testing.T) {
 	c.works()
 }
 
-// A command for which the pool has nothing waits until there is something.
+// A command for which the pool has no memory waits until there is some.
 func TestNoMemory(t *testing.T) {
 	b := newBench(t, false, 8<<20, service.Config{})
 	c := b.use(0)
@@ -545,8 +545,8 @@ func TestSession(t *testing.T) {
 	c.works()
 }
 
-// What comes behind a fence does not pass it, though its data is here and that of the fence is not: a failure
-// of what was posted later would count as one before the fence.
+// A request behind a fence does not pass it, even if its data has come and that of the fenced request has not.
+// Otherwise a failure of the later request would count as one before the fence.
 func TestFenceWithoutMemory(t *testing.T) {
 	b := newBench(t, false, 32<<20, service.Config{Memory: 1 << 20})
 	c := b.use(0)
@@ -571,7 +571,7 @@ func TestFenceWithoutMemory(t *testing.T) {
 	}
 }
 
-// Limits that change hold for the next connections, and for those there are as far as they can.
+// Changed limits hold for new connections, and as far as possible for those that exist.
 func TestLimitsChange(t *testing.T) {
 	b := newBench(t, false, 32<<20, service.Config{Connections: 2})
 	b.use(0)
@@ -602,7 +602,8 @@ func TestLimitsChange(t *testing.T) {
 	b.connect(ins).ends("one that asks for nothing")
 }
 
-// How long a client may take nothing changes at once, though the service has begun to wait for longer.
+// A change of how long a client may leave responses untaken holds at once, even if the service has begun to wait for
+// longer.
 func TestPatienceChanges(t *testing.T) {
 	b := newBench(t, false, 32<<20, service.Config{Patience: time.Hour})
 	c := b.connect(2)
@@ -662,7 +663,8 @@ func (c *counted) Close() error {
 	return c.Domain.Close()
 }
 
-// Where a peer may end any registration of its domain, each connection has one of its own, as long as it is there.
+// Where a peer may end any registration of its domain, each connection has a domain of its own for as long as it
+// lasts.
 func TestUnguardedInvalidate(t *testing.T) {
 	b := &bench{t: t, pool: mem.NewPool(32 << 20), store: rdmatest.NewVolatile(size, 1)}
 	dev := &unguarded{qps: make(map[rdma.Domain]int)}
@@ -737,7 +739,7 @@ func TestAgain(t *testing.T) {
 	if r := c.do(add); r.Status != wire.OK || r.Value != 5 {
 		t.Errorf("%+v", r)
 	}
-	// Another client, another partition and one that has detached have nothing to go on with.
+	// Another client, another partition and a client that has detached cannot go on with the session.
 	c.close()
 	b.settle(0)
 	for what, attach := range map[string]func(c *client){

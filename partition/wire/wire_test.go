@@ -62,7 +62,7 @@ func TestResponse(t *testing.T) {
 	}
 }
 
-// Each of these is wrong in one place.
+// Each of these messages is wrong in one place.
 func TestRefused(t *testing.T) {
 	for what, change := range map[string]func([]byte) []byte{
 		"short":                 func(b []byte) []byte { return b[:63] },
@@ -195,7 +195,7 @@ func TestProofs(t *testing.T) {
 	}
 }
 
-// What is read is written as it was.
+// A message that is parsed and written again has the same octets.
 func FuzzMessages(f *testing.F) {
 	for _, c := range requests {
 		f.Add(hexdump.Parse(f, c.hex))

@@ -11,7 +11,7 @@ import (
 	"oneshot/transport/rdma/local"
 )
 
-// Nothing is allocated for a work, done at once or later, and only a store in memory costs copies.
+// A work allocates nothing, whether it is done at once or later, and only a store in memory costs copies.
 func TestNoAllocation(t *testing.T) {
 	for name, c := range map[string]struct {
 		store  backend.Store

@@ -117,7 +117,7 @@ func TestMapRefused(t *testing.T) {
 	}
 }
 
-// There are no more mappings than works.
+// There can be as many mappings as works, and no more.
 func TestMapBound(t *testing.T) {
 	d := newDivided(t, newMemory(t, storeSize))
 	u := use(t, d.dev, "disk/log", 0, nil)
@@ -139,7 +139,8 @@ func TestMapBound(t *testing.T) {
 	}
 }
 
-// What is given up asks for what is mapped, and waits for it. The mapping outlives its queue pair.
+// A partition that is given up asks for what is mapped, and waits until it is given back. The mapping outlives its
+// queue pair.
 func TestMapKeepsThePartition(t *testing.T) {
 	for name, end := range map[string]func(d *divided, u *user){
 		"change": func(*divided, *user) {},
@@ -182,7 +183,7 @@ func TestMapKeepsThePartition(t *testing.T) {
 	}
 }
 
-// The end of the connection asks for what is mapped, and the device cannot be closed meanwhile.
+// The end of a connection asks for what is mapped; until that is given back the device cannot be closed.
 func TestMapOutlivesTheConnection(t *testing.T) {
 	for name, end := range map[string]func(rdma.QueuePair){
 		"Disconnect": rdma.QueuePair.Disconnect,

@@ -132,7 +132,7 @@ func (d *divided) opens(_ context.Context, name string, want rdma.Rights, gone f
 	}, nil
 }
 
-// at reads and writes the store, past all partitions.
+// at reads and writes the store itself, without its partitions.
 func (d *divided) at(kind backend.Kind, off int64, b []byte) {
 	d.t.Helper()
 	if err := backendtest.Do(d.store, &backend.Op{Kind: kind, Off: off, Len: int64(len(b)), Segs: [][]byte{b}}); err != nil {
@@ -242,8 +242,7 @@ func (u *user) writeUntilTheEnd(begun chan<- struct{}) {
 	}
 }
 
-// The processor copies what goes to memory and comes from it, once; of files and devices the kernel does, or
-// the device.
+// The processor copies data to and from memory once. For files and devices the kernel copies, or the device does.
 func TestCopies(t *testing.T) {
 	for name, c := range map[string]struct {
 		store  func(testing.TB) backend.Store
@@ -277,7 +276,7 @@ func TestCopies(t *testing.T) {
 	}
 }
 
-// What is given up waits for an operation of the store that is under way, however long that takes.
+// A partition is not given up before an operation that is under way in the store has ended, however long that takes.
 func TestChangeWaits(t *testing.T) {
 	s := rdmatest.NewVolatile(storeSize, 1)
 	d := newDivided(t, s)

@@ -37,7 +37,7 @@ func TestPairs(t *testing.T) {
 	}
 }
 
-// What the suite takes as said is what the device can do.
+// The limits that the suite is told are those of the device.
 func TestLimits(t *testing.T) {
 	l := open(t, local.Config{}).Limits()
 	if !l.Windows || l.OneShot || !l.ReceiveWait || l.ReadSinkWrite || l.Endpoints || l.Orders != 0 || l.Flush {

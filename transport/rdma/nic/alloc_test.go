@@ -9,7 +9,7 @@ import (
 	"oneshot/transport/rdma/nic/card"
 )
 
-// What commands do, neither half allocates for: both are in this process here.
+// Commands allocate nothing, in the driver or in the card: here both are in this process.
 func TestNoAllocations(t *testing.T) {
 	socket := serve(t, card.Config{})
 	a, b := newEnd(t, open(t, socket)), newEnd(t, open(t, socket))
@@ -52,7 +52,7 @@ func TestNoAllocations(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for range 300 { // rings grow to what is asked of them
+			for range 300 { // until rings have grown to what is needed
 				trip()
 			}
 			// Pools of the device may be emptied by the collector now and then.

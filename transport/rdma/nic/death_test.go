@@ -18,8 +18,8 @@ import (
 	"oneshot/transport/rdma/nic/card"
 )
 
-// When the process of the card dies, everything posted is flushed, in order, both ends hear of it, what waits for an answer
-// fails, and memory stays with its owner.
+// When the process of the card dies, all that was posted is flushed in order, both ends are told, requests that wait
+// for an answer fail, and memory stays with its owner.
 func TestCardDies(t *testing.T) {
 	c := start(t)
 	a, b := newEnd(t, open(t, c.socket)), newEnd(t, open(t, c.socket))
@@ -95,7 +95,7 @@ func beVictim(socket, addr string) error {
 	select {}
 }
 
-// quiet is a test outside of tests.
+// quiet stands for a testing.TB in a program that is no test.
 type quiet struct{ testing.TB }
 
 func (quiet) Helper()                   {}
@@ -156,14 +156,14 @@ func victim(t *testing.T, c *process, server *nic.Device, l rdma.Listener) {
 	e.bad()
 }
 
-// settled waits until something is as it is to be. If it never is, the test says so.
+// settled waits until a condition holds. If it never does, the test fails.
 func settled(there func() bool) {
 	for late := time.Now().Add(10 * time.Second); !there() && time.Now().Before(late); {
 		time.Sleep(time.Millisecond)
 	}
 }
 
-// Versions that differ, no card, and too many programs are told in words.
+// The errors for versions that differ, for no card and for too many programs are sentences.
 func TestOpenFails(t *testing.T) {
 	if _, err := nic.Open(nic.Config{Socket: filepath.Join(t.TempDir(), "none")}); err == nil || !strings.Contains(err.Error(), "target nic") {
 		t.Errorf("no card: %v", err)

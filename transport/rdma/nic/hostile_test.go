@@ -127,7 +127,7 @@ func (d *driver) askWith(m *shm.Message, fds ...int) (*shm.Message, []int) {
 	}
 }
 
-// ask is askWith for what is to be answered well.
+// ask is askWith for a request that has to succeed.
 func (d *driver) ask(m *shm.Message) (*shm.Message, []int) {
 	d.t.Helper()
 	a, fds := d.askWith(m)
@@ -200,7 +200,7 @@ func (d *driver) turnedOut() {
 	}
 }
 
-// bystanders are two programs that go on, whatever a third one does.
+// bystanders are two programs whose connection works, whatever a third program does.
 func bystanders(t *testing.T, socket string) (goOn func()) {
 	t.Helper()
 	a, b := newEnd(t, open(t, socket)), newEnd(t, open(t, socket))
@@ -222,7 +222,7 @@ func bystanders(t *testing.T, socket string) (goOn func()) {
 	}
 }
 
-// A position that lies ends the program that has written it, and nobody else.
+// The card turns a program out that has written an impossible position, and nobody else.
 func TestPositionsThatLie(t *testing.T) {
 	socket := start(t).socket
 	goOn := bystanders(t, socket)
@@ -231,7 +231,7 @@ func TestPositionsThatLie(t *testing.T) {
 		"hints, backwards": func(d *driver) { d.ctl.HintTail.Store(d.hints - 1); d.bell.Ring() },
 		"commands": func(d *driver) {
 			for i := range uint32(shm.Commands) {
-				x := shm.Descriptor{Op: shm.CommandRevoke} // of no queue pair, which is refused and no lie
+				x := shm.Descriptor{Op: shm.CommandRevoke} // of no queue pair, which is refused, but no reason to turn the program out
 				x.Put(d.ctl.Command(i))
 			}
 			d.ctl.CommandTail.Store(1 + shm.Commands + 1)
@@ -307,8 +307,8 @@ func TestNothingTaken(t *testing.T) {
 	}
 }
 
-// A request that no driver posts ends its queue pair: it completes with an error, and those behind it are flushed. The
-// program and the others go on.
+// A request that no honest driver posts ends its queue pair: it completes with an error, and those behind it are
+// flushed. The program itself and others go on.
 func TestGarbage(t *testing.T) {
 	socket := start(t).socket
 	goOn := bystanders(t, socket)
@@ -377,7 +377,7 @@ func (d *driver) connect(peer *end) {
 	}
 }
 
-// What the card is to map, and how much, it looks at first.
+// The card checks what it is to map, and how much, before it does so.
 func TestSharedMemoryRefused(t *testing.T) {
 	socket := serve(t, card.Config{Memory: 16 << 20})
 	memfd := func(t *testing.T, n int64, flags, seals int) int {

@@ -20,7 +20,8 @@ import (
 	"oneshot/transport/rdma/rdmatest"
 )
 
-// In the environment, cardSocket has the test binary be a card, and victimSocket a program that is killed.
+// With one of these variables in the environment the test binary is a card (cardSocket), or a program that is killed
+// (victimSocket).
 const (
 	cardSocket   = "NIC_TEST_CARD"
 	victimSocket = "NIC_TEST_VICTIM"

@@ -134,8 +134,8 @@ func over(t *testing.T, test func(t *testing.T, s *rdmatest.Volatile, f *far, d 
 	}
 }
 
-// What has had no response when a connection is lost is repeated: each work completes once, and nothing is
-// missing in the end.
+// Works without a response are repeated when a connection is lost: each work completes once, and nothing is missing
+// in the end.
 func TestComesBack(t *testing.T) {
 	over(t, func(t *testing.T, s *rdmatest.Volatile, f *far, d *remote.Device, addr string) {
 		const cells, cell, works, cuts = 24, 64 << 10, 400, 12
@@ -269,7 +269,7 @@ func TestAtomicNotRepeated(t *testing.T) {
 	})
 }
 
-// A fence remembers what has failed before the connection was lost, posted before or after that.
+// A fence knows of works that failed before the connection was lost, whether it is posted before that or afterwards.
 func TestFenceOverCut(t *testing.T) {
 	over(t, func(t *testing.T, s *rdmatest.Volatile, f *far, d *remote.Device, addr string) {
 		u := use(t, d, addr, rdma.FreeStart|rdma.FreeFinish)
@@ -315,7 +315,7 @@ func TestFenceOverCut(t *testing.T) {
 	})
 }
 
-// A Read that a fence kept before a Write does not find what that has written.
+// A Read that a fence has kept before a Write does not return what the Write has written.
 func TestReadOvertaken(t *testing.T) {
 	over(t, func(t *testing.T, s *rdmatest.Volatile, f *far, d *remote.Device, addr string) {
 		u := use(t, d, addr, rdma.OrderStrict)
@@ -335,7 +335,7 @@ func TestReadOvertaken(t *testing.T) {
 	})
 }
 
-// If the service begins anew, works go on if nothing can be lost, and otherwise the queue pair ends.
+// When the service begins anew, works go on if nothing can have been lost; otherwise the queue pair ends.
 func TestRestart(t *testing.T) {
 	s := newStore(t)
 	dev := newLocal(t)
@@ -372,7 +372,7 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// A partition that is another one ends the queue pair, and so does a connection that does not come back.
+// The queue pair ends if the name now stands for another partition, or if the connection does not come back.
 func TestEnds(t *testing.T) {
 	s := newStore(t)
 	f := newFar(t, kept{s}, newLocal(t), "pair:0", service.Config{})
@@ -415,8 +415,8 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// A long work with a fence is one work: all of it waits for what is before, and if a part of it fails the next
-// fence knows.
+// A long work with a fence is one work: all of its parts wait for what is before, and if one fails the next fence
+// knows.
 func TestLongFence(t *testing.T) {
 	over(t, func(t *testing.T, s *rdmatest.Volatile, f *far, d *remote.Device, addr string) {
 		u := use(t, d, addr, rdma.FreeStart)

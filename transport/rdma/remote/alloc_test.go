@@ -13,7 +13,7 @@ import (
 	"oneshot/transport/rdma/remote"
 )
 
-// Nothing is allocated for a work, at either end, with requests and without.
+// A work allocates nothing at either end, with a request and without.
 func TestNoAllocation(t *testing.T) {
 	for _, direct := range []bool{false, true} {
 		noAllocation(t, direct)
@@ -65,7 +65,7 @@ func noAllocation(t *testing.T, direct bool) {
 	}
 }
 
-// BenchmarkRemote is one core's work of both ends, over iWARP on loopback.
+// BenchmarkRemote measures both ends on one core, over iWARP on loopback.
 func BenchmarkRemote(b *testing.B) {
 	for name, c := range map[string]struct {
 		op       rdma.Opcode

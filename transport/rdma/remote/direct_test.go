@@ -45,7 +45,7 @@ func TestDirectStores(t *testing.T) {
 	})
 }
 
-// A Read or Write that no request is before goes without one.
+// A Read or Write that is behind no request needs none itself.
 func TestDirectWithoutRequest(t *testing.T) {
 	f := newDirect(t, newMemory(t))
 	dev := newIWARP(t)
@@ -125,7 +125,7 @@ func TestDirectComesBack(t *testing.T) {
 	}
 }
 
-// However often a connection is lost that a Write waits on, nothing is used up.
+// However often a connection is lost while a Write waits, no credit and no memory is lost.
 func TestDirectManyCuts(t *testing.T) {
 	f := newDirect(t, newMemory(t))
 	u := use(t, open(t, remote.Config{Device: newIWARP(t)}), f.l.Addr().String()+"/disk/log", rdma.OrderStrict)
@@ -174,8 +174,8 @@ func isLost(err error) bool {
 	return ok
 }
 
-// A work that may not pass those before it does not: an atomic operation on a strict queue pair, and a fence, do not
-// change what a Read before them reads, and see the Writes before them.
+// Works that may not pass those before them do not: an atomic operation on a strict queue pair, and a work with a
+// fence, do not change what a Read before them reads, and see the Writes before them.
 func TestDirectOrder(t *testing.T) {
 	f := newDirect(t, newMemory(t))
 	d := open(t, remote.Config{Device: newIWARP(t)})

@@ -36,7 +36,7 @@ func newFake(t testing.TB, c fake.Config) rdma.Device {
 	return d
 }
 
-// The suite, over package verbs with the device of its tests.
+// The suite, over package verbs with the fake device of its tests.
 func TestEndpointsOverVerbs(t *testing.T) {
 	for name, c := range map[string]fake.Config{
 		"InfiniBand, late reads": {LateReads: true},
@@ -53,8 +53,8 @@ func TestEndpointsOverVerbs(t *testing.T) {
 	}
 }
 
-// A card that has Reads write to memory that the peer can write to is not used: its clients could reach the I/O memory
-// of others.
+// A card whose Reads need memory that the peer may write to is not used: clients could reach the I/O memory of
+// others.
 func TestCardIsRefused(t *testing.T) {
 	dev := newFake(t, fake.Config{IWARP: true})
 	f := &far{t: t}

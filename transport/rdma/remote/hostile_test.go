@@ -137,7 +137,7 @@ func TestServiceLies(t *testing.T) {
 	}
 }
 
-// A service is not used whose numbers cannot be, that refuses, or that does not know the secret.
+// A service is not used if its numbers are impossible, if it refuses, or if it does not know the secret.
 func TestServiceRefused(t *testing.T) {
 	for what, c := range map[string]struct {
 		change func(*wire.AttachedMessage)

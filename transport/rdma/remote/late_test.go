@@ -53,8 +53,8 @@ func (f *far) attached() int {
 	return len(f.told)
 }
 
-// What the device below knows of memory ends before anything else happens with it: before works complete, before they
-// are sent again, before the memory of messages is given back, and before Close returns.
+// The device below forgets memory before anything else happens to it: before works complete, before they are sent
+// again, before the memory of messages is given back, and before Close returns.
 func TestMemoryUntilDeviceIsDone(t *testing.T) {
 	s := newStore(t)
 	f := newFar(t, kept{s}, newLocal(t), "pair:0", service.Config{})

@@ -33,7 +33,7 @@ type far struct {
 
 	mu     sync.Mutex
 	told   []func(error)
-	wait   chan struct{}        // if it is made, nobody attaches before it is closed
+	wait   chan struct{}        // if not nil, nobody attaches before it is closed
 	change func(*rdma.Endpoint) // what is said of the partition; nil: as it is
 
 	dev  rdma.Device
@@ -94,7 +94,7 @@ func (f *far) set(change func(*rdma.Endpoint)) {
 	f.change = change
 }
 
-// restart ends the service and its volume, and has both begin anew at the same address. The store stays.
+// restart ends the service and its volume, and starts both again at the same address. The store stays.
 func (f *far) restart(addr string) {
 	f.t.Helper()
 	f.stop()
@@ -164,7 +164,7 @@ func (f *far) stop() {
 	f.end()
 }
 
-// hideAway has nobody connect any more.
+// hideAway makes all further connects fail.
 func (f *far) hideAway() {
 	f.t.Helper()
 	check(f.t, f.l.Close())

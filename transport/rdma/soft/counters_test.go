@@ -6,7 +6,7 @@ import (
 	"oneshot/transport/rdma"
 )
 
-// The counts of a device never go back: those of a queue pair that is gone stay. There are no more than may be.
+// The counts of a device never go back: those of a queue pair that is gone stay. No count is higher than it can be.
 func TestQueuePairs(t *testing.T) {
 	var s QueuePairs
 	var a, b Counters

@@ -10,8 +10,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// The other side is woken once for each sleep. A look that finds nothing begins another sleep: what the bell was rung for may
-// have been taken by somebody else, and the next thing has to ring again.
+// The other side is woken once for each sleep. A look that finds nothing begins another sleep: somebody else may have
+// taken what the bell was rung for, and the next entry has to ring again.
 func TestSleep(t *testing.T) {
 	var w Word
 	here, there := Sleep{word: &w}, Sleep{word: &w}
@@ -31,7 +31,7 @@ func TestSleep(t *testing.T) {
 	}
 }
 
-// What is written is read, wherever in the ring, and one slot does not reach into the next.
+// What is written into a slot is read from it, at any place of the ring, and one slot does not reach into the next.
 func TestDescriptors(t *testing.T) {
 	seg, fd, err := Create("test", QueueLen(100))
 	if err != nil {
@@ -105,7 +105,8 @@ func TestCompletions(t *testing.T) {
 	}
 }
 
-// Who rings is let go when the other process has filled the counter, and made writing wait.
+// Release frees a ringer that is stuck because the other process has filled the counter of the eventfd and made
+// writes to it wait.
 func TestBellFilled(t *testing.T) {
 	b, err := NewBell()
 	if err != nil {
