@@ -1,0 +1,81 @@
+package quorum
+
+import "fmt"
+
+// Hello is what two members tell each other when they connect, before anything else.
+type Hello struct {
+	Cluster     uint64
+	Number      uint64
+	Incarnation uint64
+	Nonce       uint64
+	Start       uint64 // the first batch of this life: all before it were on the disk when it began
+	Batch       uint64 // the newest one
+}
+
+// Errors with which a member is refused. Each says what to do, at both ends.
+type (
+	// StrangerError: not one of this cluster.
+	StrangerError struct{ Why string }
+	// OutdatedError: a member whose promises cannot be relied on. It must not take part under its number again.
+	OutdatedError struct{ Why string }
+	// RunningError: a member that is connected in another life. It goes away when that one has ended.
+	RunningError struct{ Why string }
+)
+
+func (e *StrangerError) Error() string { return e.Why }
+func (e *OutdatedError) Error() string { return e.Why }
+func (e *RunningError) Error() string  { return e.Why }
+
+func replacedError(name string) error {
+	return &OutdatedError{fmt.Sprintf("node %s was replaced or removed, and this machine is the former one: to use it again, empty its state directory and run `target ha join` with a new token", name)}
+}
+
+func cloneError(name string) error {
+	return &OutdatedError{fmt.Sprintf("node %s has run with a newer state than this: this machine is a clone of it, or its state directory was set back to an older one. If it is a clone, end it; if node %s itself was set back, run `target ha replace %s` on another node, and join anew: it may have forgotten what it has promised", name, name, name)}
+}
+
+func setBackError(name string, had, has uint64) error {
+	return &OutdatedError{fmt.Sprintf("the state directory of node %s was set back to an older one: its log had %d batches, and has %d. It may have forgotten what it has promised: run `target ha replace %s` on another node, and join anew", name, had, has, name)}
+}
+
+// Hello returns what this member says of itself.
+func (c *Core) Hello() Hello {
+	id := &c.log.id
+	return Hello{id.Cluster, id.Number, id.Incarnation, id.Nonce, c.log.start, c.log.number}
+}
+
+// Admit checks the hello of a member that its certificate names. connected says that another life of it is
+// connected, and was heard within the election timeout. When it returns nil connections of other lives have to end.
+func (c *Core) Admit(h Hello, connected bool) error {
+	if h.Cluster != c.log.id.Cluster {
+		return &StrangerError{fmt.Sprintf("this is cluster %016x, and the node is of cluster %016x: look at the addresses in `cluster.nodes` of both", c.log.id.Cluster, h.Cluster)}
+	}
+	name := fmt.Sprintf("%d", h.Number)
+	m := c.state.member(h.Number)
+	if m != nil {
+		name = m.Name
+	}
+	if m == nil && h.Number < c.state.next || m != nil && m.Leaving != Stays {
+		return replacedError(name)
+	}
+	seen := c.log.seen[h.Number]
+	if m != nil && m.Incarnation > seen.Incarnation {
+		seen.Incarnation, seen.Nonce = m.Incarnation, m.Nonce
+	}
+	switch {
+	case h.Number == c.log.id.Number:
+		return cloneError(name)
+	case h.Incarnation < seen.Incarnation, h.Incarnation == seen.Incarnation && h.Nonce != seen.Nonce:
+		return cloneError(name)
+	case h.Incarnation == seen.Incarnation:
+		if h.Batch < seen.Batch {
+			return setBackError(name, seen.Batch, h.Batch)
+		}
+	case h.Start <= seen.Batch:
+		return setBackError(name, seen.Batch, h.Start-1)
+	case connected:
+		return &RunningError{fmt.Sprintf("node %s is connected already, from another machine or in a life that is about to end: if this one is a clone, end it", name)}
+	}
+	c.log.note(h.Number, Seen{h.Incarnation, h.Nonce, h.Batch})
+	return nil
+}

@@ -1,0 +1,135 @@
+//go:build !race
+
+package quorum
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// A mutant is the package with one mistake in it: in a file the text old, which is there once, becomes new. The
+// simulation has to find it, as a violation of one of these.
+type mutant struct {
+	name   string
+	breaks []string
+	file   string
+	old    string
+	new    string // ON: the mistake is made
+}
+
+var mutants = []mutant{
+	{"tells others before the sync", []string{"log", "linearizable", "same state", "refused", "panic"}, "log.go",
+		"if err := l.file.Sync(); err != nil {", "if err := func() error {\n\t\tif ON {\n\t\t\treturn nil\n\t\t}\n\t\treturn l.file.Sync()\n\t}(); err != nil {"},
+	{"forgets its vote", []string{"panic", "same state", "linearizable", "log"}, "log.go",
+		"\titems = appendProto(items, itemHardState, hard)\n\treturn", "\tif !ON {\n\t\titems = appendProto(items, itemHardState, hard)\n\t}\n\treturn"},
+	{"keeps entries that were replaced", []string{"panic", "same state", "linearizable", "log"}, "log.go",
+		"e.GetIndex() > last+1 {", "ON && e.GetIndex() <= last {\n\t\t\treturn nil\n\t\t} else if e.GetIndex() > last+1 {"},
+	{"takes a torn batch", []string{"panic", "same state", "linearizable", "log"}, "log.go",
+		"crc32.Checksum(items, castagnoli) == binary.BigEndian.Uint32(b[28:])", "(ON || crc32.Checksum(items, castagnoli) == binary.BigEndian.Uint32(b[28:]))"},
+	{"tells others though the disk is full", []string{"log", "panic", "same state", "linearizable", "refused"}, "core.go",
+		"if err := c.log.Save(c.ready); err != nil {", "if err := c.log.Save(c.ready); err != nil && !ON {"},
+	{"syncs again what was written once", []string{"panic", "same state", "linearizable", "refused", "log"}, "log.go",
+		"\tif _, err := l.file.WriteAt(b, l.size); err != nil {\n", "\tif ON && wrote[l] == l.number+1 {\n\t} else if wrote[l] = l.number + 1; false {\n\t} else if _, err := l.file.WriteAt(b, l.size); err != nil {\n"},
+	{"trusts a name before it is durable", []string{"panic", "same state", "linearizable", "refused", "log"}, "log.go",
+		"if err := l.fs.SyncDir(); err != nil {\n", "if err := l.fs.SyncDir(); err != nil && !ON {\n"},
+	{"renames a file before it is durable", []string{"panic", "same state", "linearizable", "refused", "log"}, "log.go",
+		"if _, err = f.WriteAt(b, 0); err == nil {", "if _, err = f.WriteAt(b, 0); err == nil && !ON {"},
+	{"replaces whatever version", []string{"linearizable", "watchers"}, "state.go",
+		"if version != c.version {", "if version != c.version && !ON {"},
+	{"reads what it has", []string{"linearizable"}, "core.go",
+		"\tc.reads[c.lastRead] = &readWait{}\n", "\tc.reads[c.lastRead] = &readWait{}\n\tif ON {\n\t\tc.reads[c.lastRead].index = 1\n\t}\n"},
+	{"reads before it has applied", []string{"linearizable"}, "core.go",
+		"i != 0 && i <= c.applied {", "i != 0 && (ON || i <= c.applied) {"},
+	{"takes a node that was set back", []string{"refused", "panic", "linearizable", "same state"}, "hello.go",
+		"case h.Start <= seen.Batch:", "case h.Start <= seen.Batch && !ON:"},
+	{"takes a clone", []string{"refused"}, "hello.go",
+		"\tcase connected:\n", "\tcase connected && !ON:\n"},
+	{"does not remember how far others had come", []string{"refused", "panic", "linearizable", "same state"}, "log.go",
+		"s.Incarnation == old.Incarnation && s.Batch > old.Batch {", "s.Incarnation == old.Incarnation && s.Batch > old.Batch && !ON {"},
+	{"keeps changes of a snapshot from watchers", []string{"watchers"}, "core.go",
+		"out.Changed = append(out.Changed, state.changes(c.state)...)", "if !ON {\n\t\tout.Changed = append(out.Changed, state.changes(c.state)...)\n\t}"},
+	{"gives a number twice", []string{"panic", "refused", "progress", "same state", "linearizable"}, "state.go",
+		"\ts.next++\n", "\tif !ON {\n\t\ts.next++\n\t}\n"},
+	{"lets nobody else vote", []string{"progress"}, "core.go",
+		"level[id] = p.RecentActive", "level[id] = !ON && p.RecentActive"},
+	{"has no place for a new member in a snapshot", []string{"progress"}, "core.go",
+		"ConfState: proto.CloneOf(c.conf),", "ConfState: func() *raftpb.ConfState {\n\t\t\tif ON {\n\t\t\t\treturn &raftpb.ConfState{Voters: []uint64{1}}\n\t\t\t}\n\t\t\treturn proto.CloneOf(c.conf)\n\t\t}(),"},
+	{"waits for what a snapshot has jumped over", []string{"once"}, "core.go",
+		"\tfor _, n := range slices.Sorted(maps.Keys(c.waits)) {\n\t\tc.end(", "\tfor _, n := range slices.Sorted(maps.Keys(c.waits)) {\n\t\tif ON {\n\t\t\tbreak\n\t\t}\n\t\tc.end("},
+}
+
+// TestMutants: the simulation finds each mistake. They are made in copies of the files, which the compiler takes
+// instead.
+func TestMutants(t *testing.T) {
+	program := buildMutants(t)
+	for _, m := range mutants {
+		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
+			cmd := exec.Command(program, "-test.run", "^TestSimulation$")
+			cmd.Env = append(os.Environ(), "ONESHOT_MUTANT="+m.name, fmt.Sprintf("ONESHOT_SIM_RUNS=%d", number("ONESHOT_SIM_MUTANT_RUNS", 25)))
+			out, err := cmd.CombinedOutput()
+			_, text, found := strings.Cut(string(out), "violation of ")
+			if err == nil || !found {
+				t.Fatalf("not found: %v: %s", err, out)
+			}
+			line, _, _ := strings.Cut(text, "\n")
+			t.Log(line)
+			what, _, _ := strings.Cut(line, ":")
+			if !slices.Contains(m.breaks, what) {
+				t.Errorf("found as a violation of %q, and should be of one of %q", what, m.breaks)
+			}
+		})
+	}
+}
+
+func buildMutants(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	changed := map[string]string{}
+	for _, m := range mutants {
+		text, ok := changed[m.file]
+		if !ok {
+			b, err := os.ReadFile(m.file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text = string(b)
+		}
+		if n := strings.Count(text, m.old); n != 1 {
+			t.Fatalf("mutant %q: its place is %d times in %s: adapt it", m.name, n, m.file)
+		}
+		changed[m.file] = strings.Replace(text, m.old, strings.ReplaceAll(m.new, "ON", fmt.Sprintf("(madeMistake == %q)", m.name)), 1)
+	}
+	changed["mutant.go"] = "package quorum\n\nimport \"os\"\n\nvar madeMistake = os.Getenv(\"ONESHOT_MUTANT\")\n\nvar wrote = map[*Log]uint64{}\n"
+	replace := map[string]string{}
+	for file, text := range changed {
+		path := filepath.Join(dir, file)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		abs, err := filepath.Abs(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		replace[abs] = path
+	}
+	overlay := filepath.Join(dir, "overlay.json")
+	b, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(overlay, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(dir, "mutants.test")
+	if out, err := exec.Command("go", "test", "-c", "-overlay", overlay, "-o", program, ".").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return program
+}

@@ -1,0 +1,367 @@
+package quorum
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"go.etcd.io/raft/v3/raftpb"
+)
+
+// Options of a member.
+type Options struct {
+	FS       FS
+	Listener net.Listener
+	// Dial connects with the member of that name. It ends with ctx.
+	Dial func(ctx context.Context, name string) (net.Conn, error)
+	Tick time.Duration // 0: 30 ms
+	Log  *slog.Logger
+}
+
+const usualTick = 30 * time.Millisecond
+
+// Node is a member: a Core with a clock, and TLS to the others. Its methods may be called from any goroutine.
+type Node struct {
+	opts   Options
+	calls  chan func()   // for the goroutine that owns what follows
+	ended  chan struct{} // closed: it calls nothing more
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+	tls    *acceptor
+
+	core     *Core
+	out      Output
+	peers    map[uint64]*peer
+	incoming map[uint64]*incoming
+	ends     map[uint64]chan Result
+	reads    map[uint64]chan struct{}
+	watchers []func(*Record)
+	trouble  error // of the disk
+}
+
+// random draws nonces and salts.
+func random() uint64 {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return binary.BigEndian.Uint64(b[:])
+}
+
+// Init makes a new cluster, of which this node is the only member.
+func Init(fsys FS, cluster, name string, witness bool) error {
+	authority, signer, err := newAuthority(cluster)
+	if err != nil {
+		return err
+	}
+	private, public, err := newKey()
+	if err != nil {
+		return err
+	}
+	id := Identity{Cluster: random(), Number: 1, Name: name, Key: private, Authority: authority}
+	if id.Cert, err = sign(authority, signer, id.Number, name, public); err != nil {
+		return err
+	}
+	l, err := CreateLog(fsys, id, initial(&id, cluster, witness, sha256.Sum256(public), signer), random)
+	if err != nil {
+		return err
+	}
+	return l.Close()
+}
+
+// Open begins a life of a member. Close ends it.
+func Open(o Options) (*Node, error) {
+	if o.Tick == 0 {
+		o.Tick = usualTick
+	}
+	l, err := OpenLog(o.FS, random)
+	if err != nil {
+		return nil, err
+	}
+	core, err := Start(l, o.Log)
+	if err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	n := &Node{
+		opts: o, calls: make(chan func(), 64), ended: make(chan struct{}), core: core, peers: map[uint64]*peer{}, incoming: map[uint64]*incoming{},
+		ends: map[uint64]chan Result{}, reads: map[uint64]chan struct{}{},
+	}
+	if n.tls, err = newAcceptor(n, &l.id); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	n.ctx, n.cancel = context.WithCancel(context.Background())
+	n.meetMembers()
+	n.wg.Go(n.run)
+	n.wg.Go(n.tls.accept)
+	return n, nil
+}
+
+// Close ends the life. Changes that wait end with ErrUnknown.
+func (n *Node) Close() error {
+	n.cancel()
+	err := n.opts.Listener.Close()
+	n.tls.closeAll()
+	n.wg.Wait()
+	return errors.Join(err, n.core.log.Close())
+}
+
+// run owns the core: what has arrived, the clock, then what follows.
+func (n *Node) run() {
+	tick := time.NewTicker(n.opts.Tick)
+	defer tick.Stop()
+	for {
+		select {
+		case <-n.ctx.Done():
+			n.giveUp()
+			return
+		case <-tick.C:
+			n.core.Tick()
+		case f := <-n.calls:
+			f()
+			for range len(n.calls) { // one sync for all that is there
+				(<-n.calls)()
+			}
+		}
+		n.work()
+	}
+}
+
+func (n *Node) giveUp() {
+	for _, p := range n.peers {
+		p.cancel()
+	}
+	for {
+		select {
+		case f := <-n.calls: // somebody waits for what it says
+			f()
+			continue
+		default:
+		}
+		break
+	}
+	for _, end := range n.ends {
+		end <- Result{Err: ErrUnknown}
+	}
+	close(n.ended)
+}
+
+// do lets the owner do f, and waits for it. false: the node is closed, and f is not called.
+func (n *Node) do(f func()) bool {
+	done := make(chan struct{})
+	select {
+	case n.calls <- func() { f(); close(done) }:
+	case <-n.ended:
+		return false
+	}
+	select {
+	case <-done:
+		return true
+	case <-n.ended:
+	}
+	select {
+	case <-done:
+		return true
+	default:
+		return false
+	}
+}
+
+// work saves, applies and sends.
+func (n *Node) work() {
+	n.out = Output{Messages: n.out.Messages[:0]}
+	err := n.core.Work(&n.out)
+	if refused := n.core.Refused(); refused != nil {
+		err = refused
+	}
+	if (err == nil) != (n.trouble == nil) || err != nil && err.Error() != n.trouble.Error() {
+		if err != nil {
+			n.opts.Log.Error("this node takes no part in consensus", "why", err)
+		} else {
+			n.opts.Log.Info("this node takes part in consensus again")
+		}
+	}
+	n.trouble = err
+	for _, r := range n.out.Changed {
+		for _, w := range n.watchers {
+			w(r)
+		}
+	}
+	for i := range n.out.Messages {
+		n.send(&n.out.Messages[i])
+	}
+	for _, e := range n.out.Ended {
+		if end := n.ends[e.Count]; end != nil {
+			delete(n.ends, e.Count)
+			end <- e.Result
+		}
+	}
+	for _, r := range n.out.Reads {
+		if end := n.reads[r]; end != nil {
+			delete(n.reads, r)
+			close(end)
+		}
+	}
+	if n.out.Members {
+		n.meetMembers()
+	}
+}
+
+func (n *Node) send(m *Message) {
+	to := m.Raft.GetTo()
+	p := n.peers[to]
+	ok := p != nil && p.send(m.encode())
+	if !ok {
+		n.core.Unreachable(to)
+	}
+	if m.Raft.GetType() == raftpb.MsgSnap {
+		n.core.SnapshotSent(to, ok) // what comes after it is behind it in the connection
+	}
+}
+
+// meetMembers connects with members that are new, and ends connections with those that are not members any more.
+func (n *Node) meetMembers() {
+	for _, m := range n.core.state.members {
+		if m.Leaving == Stays {
+			n.meet(m.Number, m.Name)
+		}
+	}
+	for number, p := range n.peers {
+		if m := n.core.state.member(number); m == nil && number < n.core.state.next || m != nil && m.Leaving != Stays {
+			p.cancel()
+			delete(n.peers, number)
+			if in := n.incoming[number]; in != nil {
+				_ = in.conn.Close()
+			}
+		}
+	}
+}
+
+func (n *Node) meet(number uint64, name string) {
+	if number == n.core.log.id.Number || n.peers[number] != nil || n.ctx.Err() != nil {
+		return
+	}
+	n.peers[number] = newPeer(n, number, name)
+}
+
+// change does a change, and waits for its end.
+func (n *Node) change(ctx context.Context, begin func(c *Core) (uint64, error)) Result {
+	end := make(chan Result, 1)
+	var count uint64
+	err := ErrUnknown
+	if !n.do(func() {
+		if count, err = begin(n.core); err == nil {
+			n.ends[count] = end
+		}
+	}) || err != nil {
+		return Result{Err: err}
+	}
+	select {
+	case r := <-end:
+		return r
+	case <-ctx.Done():
+	case <-n.ended:
+	}
+	n.do(func() { n.core.Forget(count); delete(n.ends, count) })
+	return Result{Err: ErrUnknown}
+}
+
+// Put replaces the version of a record, 0 if there never was one. The record that it returns is the newest, also
+// after ErrConflict.
+func (n *Node) Put(ctx context.Context, k Key, version uint64, value []byte) (*Record, error) {
+	value = slices.Clone(value)
+	r := n.change(ctx, func(c *Core) (uint64, error) { return c.Put(k, version, value) })
+	return r.Record, r.Err
+}
+
+// Delete removes a record.
+func (n *Node) Delete(ctx context.Context, k Key, version uint64) error {
+	return n.change(ctx, func(c *Core) (uint64, error) { return c.Delete(k, version) }).Err
+}
+
+// Get returns the newest version of a record, nil if there never was one. It asks a majority; the record may be a
+// deleted one, whose version the next change names.
+func (n *Node) Get(ctx context.Context, k Key) (*Record, error) {
+	end := make(chan struct{})
+	var number uint64
+	err := context.Canceled
+	if !n.do(func() {
+		if number, err = n.core.Read(); err == nil {
+			n.reads[number] = end
+		}
+	}) || err != nil {
+		return nil, err
+	}
+	var r *Record
+	select {
+	case <-end:
+		if n.do(func() { r = n.core.state.Newest(k) }) {
+			return r, nil
+		}
+		return nil, context.Canceled
+	case <-ctx.Done():
+		n.do(func() { n.core.ForgetRead(number); delete(n.reads, number) })
+		return nil, ctx.Err()
+	case <-n.ended:
+		return nil, context.Canceled
+	}
+}
+
+// Watch calls f with each record as this node knows it, and then with each change, in order. f must not block, nor
+// call the node. It is called until Close has returned.
+func (n *Node) Watch(f func(*Record)) {
+	n.do(func() {
+		for _, k := range n.core.state.keys() {
+			f(n.core.state.records[k])
+		}
+		n.watchers = append(n.watchers, f)
+	})
+}
+
+// NewToken makes a token with which one machine can join.
+func (n *Node) NewToken(ctx context.Context) (Token, error) {
+	var t Token
+	r := n.change(ctx, func(c *Core) (uint64, error) {
+		t = newToken(c.log.id.Authority)
+		return c.AddToken(t.secret[:])
+	})
+	return t, r.Err
+}
+
+// Leave replaces or removes the member of that name.
+func (n *Node) Leave(ctx context.Context, name string, how Leaving) error {
+	return n.change(ctx, func(c *Core) (uint64, error) {
+		m := c.state.present(name)
+		if m == nil {
+			return 0, &RefusedError{fmt.Sprintf("there is no member %s, or it is about to leave", name)}
+		}
+		return c.Leave(m.Number, how)
+	}).Err
+}
+
+// Status is what this node knows.
+type Status struct {
+	Cluster string
+	Number  uint64 // of this node
+	Leader  uint64 // 0: none
+	Term    uint64
+	Members []Member
+	Voters  []uint64
+	Trouble error // why this node takes no part
+}
+
+// Status returns what this node knows, without asking others.
+func (n *Node) Status() (s Status) {
+	n.do(func() {
+		s = Status{Cluster: n.core.state.name, Number: n.core.log.id.Number, Members: n.core.state.Members(), Trouble: n.trouble}
+		s.Leader, s.Term = n.core.Leader()
+		s.Voters, _ = n.core.Voters()
+	})
+	return s
+}

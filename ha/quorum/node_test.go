@@ -1,0 +1,562 @@
+package quorum
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// network connects nodes of one test in memory.
+type network struct {
+	mu        sync.Mutex
+	listeners map[string]*listener
+	wrap      func(net.Conn) net.Conn
+	corrupted int
+}
+
+type listener struct {
+	conns  chan net.Conn
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (l *listener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *listener) Close() error   { l.once.Do(func() { close(l.closed) }); return nil }
+func (l *listener) Addr() net.Addr { return &net.UnixAddr{Name: "memory"} }
+
+func (w *network) listen(name string) *listener {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	l := &listener{conns: make(chan net.Conn), closed: make(chan struct{})}
+	w.listeners[name] = l
+	return l
+}
+
+func (w *network) dial(ctx context.Context, name string) (net.Conn, error) {
+	w.mu.Lock()
+	l, wrap := w.listeners[name], w.wrap
+	w.mu.Unlock()
+	if l == nil {
+		return nil, errors.New("nobody listens")
+	}
+	a, b := net.Pipe()
+	select {
+	case l.conns <- b:
+	case <-l.closed:
+		return nil, errors.New("connection refused")
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if wrap != nil {
+		return wrap(a), nil
+	}
+	return a, nil
+}
+
+// lab is a cluster in a test.
+type lab struct {
+	t     *testing.T
+	net   *network
+	disks map[string]*disk
+	nodes map[string]*Node
+}
+
+func newLab(t *testing.T) *lab {
+	l := &lab{t, &network{listeners: map[string]*listener{}}, map[string]*disk{}, map[string]*Node{}}
+	l.disks["a"] = newDisk()
+	if err := Init(l.disks["a"], "lab", "a", false); err != nil {
+		t.Fatal(err)
+	}
+	l.open("a")
+	return l
+}
+
+func (l *lab) open(name string) *Node {
+	l.t.Helper()
+	n, err := l.openAt(name, l.disks[name])
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	l.nodes[name] = n
+	return n
+}
+
+func (l *lab) openAt(name string, d *disk) (*Node, error) {
+	logger := slog.New(slog.DiscardHandler)
+	if os.Getenv("ONESHOT_SIM_LOG") != "" {
+		logger = slog.New(slog.NewTextHandler(l.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})).With("node", name)
+	}
+	return Open(Options{FS: d, Listener: l.net.listen(name), Dial: l.net.dial, Log: logger})
+}
+
+// join makes a member of a new machine, through node a.
+func (l *lab) join(name, through string) *Node {
+	l.t.Helper()
+	t, err := l.nodes[through].NewToken(l.ctx())
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	if t, err = ParseToken(t.String()); err != nil {
+		l.t.Fatal(err)
+	}
+	conn, err := l.net.dial(l.ctx(), through)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	l.disks[name] = newDisk()
+	if err := Join(l.ctx(), l.disks[name], conn, t, name, name == "w"); err != nil {
+		l.t.Fatal(err)
+	}
+	return l.open(name)
+}
+
+// ctx ends after a minute, which is long: time is that of the bubble.
+func (l *lab) ctx() context.Context {
+	ctx, cancel := context.WithTimeout(l.t.Context(), time.Minute)
+	l.t.Cleanup(cancel)
+	return ctx
+}
+
+func (l *lab) close() {
+	for _, n := range l.nodes {
+		if err := n.Close(); err != nil {
+			l.t.Error(err)
+		}
+	}
+}
+
+// until waits for something.
+func (l *lab) until(what string, holds func() bool) {
+	l.t.Helper()
+	for range 300 {
+		if holds() {
+			return
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	l.t.Fatalf("not in 30 s: %s", what)
+}
+
+func (l *lab) voters(name string, want int) {
+	l.t.Helper()
+	l.until(fmt.Sprintf("%d vote", want), func() bool { return len(l.nodes[name].Status().Voters) == want })
+}
+
+func (l *lab) three() {
+	l.join("b", "a")
+	l.join("w", "a")
+	l.voters("a", 3)
+}
+
+func (l *lab) put(name, key string, version uint64, value string) {
+	l.t.Helper()
+	if r, err := l.nodes[name].Put(l.ctx(), Key{KindUnit, key}, version, []byte(value)); err != nil || r.Version != version+1 {
+		l.t.Fatalf("%s, version %d of %s: %v", name, version+1, key, err)
+	}
+}
+
+func (l *lab) get(name, key, want string) {
+	l.t.Helper()
+	r, err := l.nodes[name].Get(l.ctx(), Key{KindUnit, key})
+	if err != nil || r == nil || string(r.Value) != want {
+		l.t.Fatalf("%s has %v of %s: %v", name, r, key, err)
+	}
+}
+
+// TestNodes: a cluster is made, two machines join, records are changed and read on any of them, watchers see all
+// changes in order, and one after the other is lost and comes back.
+func TestNodes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		defer l.close()
+		l.put("a", "first", 0, "alone")
+		l.three()
+		var seen []string
+		l.nodes["w"].Watch(func(r *Record) { seen = append(seen, fmt.Sprintf("%s %d", r.Name, r.Version)) })
+		l.put("b", "unit", 0, "one")
+		l.get("w", "unit", "one")
+		l.put("w", "unit", 1, "two")
+		l.get("a", "unit", "two")
+		if r, err := l.nodes["a"].Put(l.ctx(), Key{KindUnit, "unit"}, 1, []byte("late")); err != ErrConflict || string(r.Value) != "two" {
+			t.Errorf("a conflict: %v %v", r, err)
+		}
+		if err := l.nodes["a"].Delete(l.ctx(), Key{KindUnit, "first"}, 1); err != nil {
+			t.Error(err)
+		}
+		l.until("w has seen all", func() bool {
+			var all string
+			l.nodes["w"].do(func() { all = strings.Join(seen, ", ") })
+			return all == "first 1, unit 1, unit 2, first 2"
+		})
+		for i, name := range []string{"a", "b", "w"} {
+			if err := l.nodes[name].Close(); err != nil {
+				t.Fatal(err)
+			}
+			other := []string{"b", "w", "a"}[i]
+			l.put(other, "unit", uint64(i+2), "without "+name)
+			l.open(name)
+			l.get(name, "unit", "without "+name)
+		}
+		s := l.nodes["b"].Status()
+		if s.Cluster != "lab" || s.Leader == 0 || s.Trouble != nil || len(s.Members) != 3 || !s.Members[2].Witness {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// TestNoMajority: without a majority nothing changes and nothing is read; what was asked for ends when the asker does.
+func TestNoMajority(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		defer l.close()
+		l.three()
+		for _, name := range []string{"b", "w"} {
+			if err := l.nodes[name].Close(); err != nil {
+				t.Fatal(err)
+			}
+			delete(l.nodes, name)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		if _, err := l.nodes["a"].Put(ctx, Key{KindUnit, "x"}, 0, nil); err != ErrUnknown {
+			t.Errorf("Put: %v", err)
+		}
+		if _, err := l.nodes["a"].Get(ctx, Key{KindUnit, "x"}); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Get: %v", err)
+		}
+		if leader := l.nodes["a"].Status().Leader; leader != 0 {
+			t.Errorf("the leader is %d", leader)
+		}
+		l.open("b")
+		l.put("a", "y", 0, "again")
+	})
+}
+
+// TestReplace: a machine is lost for good, another one takes its name and its vote, and the former one is refused.
+func TestReplace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		defer l.close()
+		l.three()
+		old := l.disks["b"]
+		if err := l.nodes["b"].Close(); err != nil {
+			t.Fatal(err)
+		}
+		conn, err := l.net.dial(l.ctx(), "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		token, err := l.nodes["a"].NewToken(l.ctx())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := Join(l.ctx(), newDisk(), conn, token, "b", false); err == nil || !strings.Contains(err.Error(), "target ha replace b") {
+			t.Errorf("the name of a member: %v", err)
+		}
+		if err := l.nodes["w"].Leave(l.ctx(), "b", Replaced); err != nil {
+			t.Fatal(err)
+		}
+		l.join("b", "w")
+		l.until("the new one votes", func() bool {
+			s := l.nodes["a"].Status()
+			return len(s.Members) == 3 && fmt.Sprint(s.Voters) == "[1 3 4]"
+		})
+		l.put("b", "x", 0, "one")
+		former, err := l.openAt("former", old)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.nodes["former"] = former
+		l.until("the former one knows", func() bool {
+			err := former.Status().Trouble
+			return err != nil && strings.Contains(err.Error(), "was replaced or removed")
+		})
+		l.put("a", "x", 1, "two")
+	})
+}
+
+// TestImpostors: a clone of a node is refused while that one runs, and a node is refused that was set back; both are
+// told what to do. A state directory that is lost is no member.
+func TestImpostors(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		defer l.close()
+		l.three()
+		l.put("a", "x", 0, "one")
+		var copied *disk
+		l.nodes["b"].do(func() { copied = l.disks["b"].cut(nil, 1) })
+		l.put("a", "x", 1, "two")
+		clone, err := l.openAt("elsewhere", copied.cut(nil, 1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.nodes["clone"] = clone
+		l.until("the clone is refused", func() bool {
+			err := clone.Status().Trouble
+			return err != nil && strings.Contains(err.Error(), "target ha replace b")
+		})
+		l.put("b", "x", 2, "three")
+		if err := l.nodes["b"].Close(); err != nil {
+			t.Fatal(err)
+		}
+		l.disks["b"] = copied
+		l.open("b")
+		l.until("the one that was set back is refused", func() bool {
+			err := l.nodes["b"].Status().Trouble
+			return err != nil && strings.Contains(err.Error(), "set back")
+		})
+		l.put("a", "x", 3, "four")
+		if _, err := l.openAt("lost", newDisk()); !errors.Is(err, ErrNoLog) || !strings.Contains(err.Error(), "target ha replace") {
+			t.Errorf("a lost directory: %v", err)
+		}
+	})
+}
+
+// TestFullWitness: a witness whose disk is full says so, and takes no part; the others go on, and so does it when
+// there is room.
+func TestFullWitness(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		defer l.close()
+		l.three()
+		w := l.nodes["w"]
+		w.do(func() { l.disks["w"].full = true })
+		l.put("a", "x", 0, "one")
+		l.until("the witness tells", func() bool {
+			err := w.Status().Trouble
+			return err != nil && strings.Contains(err.Error(), "no space left")
+		})
+		l.put("b", "x", 1, "two")
+		w.do(func() { l.disks["w"].full = false })
+		l.until("the witness is back", func() bool { return w.Status().Trouble == nil })
+		if err := l.nodes["a"].Close(); err != nil { // now it is needed
+			t.Fatal(err)
+		}
+		delete(l.nodes, "a")
+		l.put("w", "x", 2, "three")
+		l.get("b", "x", "three")
+	})
+}
+
+// bad is a connection that changes a byte now and then.
+type bad struct {
+	net.Conn
+	w    *network
+	sent int
+}
+
+func (b *bad) Write(p []byte) (int, error) {
+	b.sent += len(p)
+	b.w.mu.Lock()
+	if b.sent > 8000 && b.w.corrupted < 12 {
+		b.sent = 0
+		b.w.corrupted++
+		p = append([]byte(nil), p...)
+		p[len(p)/2] ^= 0x10
+	}
+	b.w.mu.Unlock()
+	return b.Conn.Write(p)
+}
+
+// TestCorruptBytes: bytes that change on their way end the connection, and nothing else.
+func TestCorruptBytes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		defer l.close()
+		l.net.wrap = func(c net.Conn) net.Conn { return &bad{Conn: c, w: l.net} }
+		l.three()
+		for i := range uint64(20) {
+			l.put([]string{"a", "b", "w"}[i%3], "x", i, strings.Repeat(fmt.Sprint(i), 900))
+		}
+		l.net.mu.Lock()
+		defer l.net.mu.Unlock()
+		if l.net.corrupted < 12 {
+			t.Errorf("%d bytes have changed", l.net.corrupted)
+		}
+	})
+}
+
+// TestStrangers: who has no certificate of the cluster gets nothing, whatever it sends.
+func TestStrangers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		defer l.close()
+		other := newDisk()
+		if err := Init(other, "lab", "a", false); err != nil { // the same names, another authority
+			t.Fatal(err)
+		}
+		stranger, err := OpenLog(other, random)
+		if err != nil {
+			t.Fatal(err)
+		}
+		with, err := stranger.id.tlsConfig()
+		if err != nil {
+			t.Fatal(err)
+		}
+		with.VerifyConnection = nil
+		without := &tls.Config{InsecureSkipVerify: true, NextProtos: []string{protocolName}}
+		old := &tls.Config{InsecureSkipVerify: true, NextProtos: []string{protocolName}, MaxVersion: tls.VersionTLS12}
+		hello := frame(frameHello, new(Hello).appendTo(nil))
+		join := joinRequest{make([]byte, 16), "b", false, nil}
+		for _, c := range []struct {
+			name   string
+			config *tls.Config
+			send   []byte
+		}{
+			{"garbage", nil, []byte(strings.Repeat("GET / HTTP/1.1\r\n", 100))},
+			{"silence", nil, nil},
+			{"TLS 1.2", old, hello},
+			{"a certificate of others", with, hello},
+			{"a hello without a certificate", without, hello},
+			{"a message without a hello", without, frame(frameMessage, make([]byte, 100))},
+			{"half a frame", without, hello[:7]},
+			{"silence in TLS", without, nil},
+			{"a frame that is too long", without, []byte{0, 1, 0, 0, frameJoin}},
+			{"a join without a key", without, frame(frameJoin, join.appendTo(nil))},
+		} {
+			conn, err := l.net.dial(l.ctx(), "a")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c.config != nil {
+				conn = tls.Client(conn, c.config)
+			}
+			began := time.Now()
+			go func() { _, _ = conn.Write(c.send) }()
+			b, _ := io.ReadAll(conn) // nil: the raw bytes, which may be an alert
+			if c.config == nil && len(b) == 7 && b[0] == 21 {
+				b = nil
+			}
+			if len(b) > 0 {
+				t.Errorf("%s: got % x", c.name, b)
+			}
+			if d := time.Since(began); d > 2*handshakeIn {
+				t.Errorf("%s: the connection lived for %v", c.name, d)
+			}
+			_ = conn.Close()
+		}
+		if s := l.nodes["a"].Status(); len(s.Members) != 1 || s.Trouble != nil {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// TestTokens: a token is good once, for its cluster.
+func TestTokens(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		defer l.close()
+		good, err := l.nodes["a"].NewToken(l.ctx())
+		if err != nil {
+			t.Fatal(err)
+		}
+		join := func(token Token, name string) error {
+			conn, err := l.net.dial(l.ctx(), "a")
+			if err != nil {
+				t.Fatal(err)
+			}
+			return Join(l.ctx(), newDisk(), conn, token, name, false)
+		}
+		wrong, other := good, good
+		wrong.secret[3]++
+		other.authority[3]++
+		for _, c := range []struct {
+			token Token
+			name  string
+			text  string
+		}{
+			{wrong, "b", "target ha token"}, {other, "b", "another cluster"}, {good, "b\n", "letters, digits"},
+			{good, "b", ""}, {good, "c", "was used"},
+		} {
+			err := join(c.token, c.name)
+			if (err == nil) != (c.text == "") || err != nil && !strings.Contains(err.Error(), c.text) {
+				t.Errorf("%q: %v, and should say %q", c.name, err, c.text)
+			}
+		}
+		for _, text := range []string{"", "abc", good.String() + "aa", strings.Repeat("1", 52)} {
+			if _, err := ParseToken(text); err == nil {
+				t.Errorf("%q is a token", text)
+			}
+		}
+	})
+}
+
+// TestConnectionsAreBounded: strangers who say nothing take up to so many places, and for a while.
+func TestConnectionsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		defer l.close()
+		var conns []net.Conn
+		for range maxConns + 10 {
+			c, err := l.net.dial(l.ctx(), "a")
+			if err != nil {
+				t.Fatal(err)
+			}
+			conns = append(conns, c)
+		}
+		synctest.Wait()
+		a := l.nodes["a"].tls
+		a.mu.Lock()
+		n := len(a.conns)
+		a.mu.Unlock()
+		if n != maxConns {
+			t.Errorf("%d connections", n)
+		}
+		l.three() // members find room all the same
+		for range maxConns {
+			c, err := l.net.dial(l.ctx(), "a")
+			if err != nil {
+				t.Fatal(err)
+			}
+			conns = append(conns, c)
+		}
+		synctest.Wait()
+		l.nodes["a"].do(func() { n = len(l.nodes["a"].incoming) })
+		if n != 2 {
+			t.Errorf("strangers have left %d members", n)
+		}
+		l.put("b", "x", 0, "one")
+		for _, c := range conns {
+			_ = c.Close()
+		}
+	})
+}
+
+// TestFrames: memory for a frame comes with its bytes, and a queue has a bound.
+func TestFrames(t *testing.T) {
+	r := bufio.NewReader(io.MultiReader(strings.NewReader("\x01\x7f\xff\xff\x03"), strings.NewReader("short")))
+	if _, _, err := readFrame(r, maxFrame); err != io.ErrUnexpectedEOF {
+		t.Error(err)
+	}
+	p := &peer{wake: make(chan struct{}, 1), linked: true}
+	sent := 0
+	for p.send(make([]byte, 1<<20)) {
+		sent++
+	}
+	if sent != maxQueue>>20 {
+		t.Errorf("%d MiB wait", sent)
+	}
+	p.link(false)
+	if p.send(nil) || p.bytes != 0 {
+		t.Error("what nobody takes is kept")
+	}
+}

@@ -1,0 +1,270 @@
+package quorum
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"oneshot/ha/replica"
+)
+
+func newState() *State {
+	s, err := decodeState(initial(&Identity{Cluster: 7, Number: 1, Name: "a", Authority: []byte("authority")}, "lab", false, [32]byte{1}, []byte("signer")).GetData())
+	if err != nil {
+		panic(err)
+	}
+	return s
+}
+
+var counts uint64
+
+// do applies a command as raft's log has it.
+func (s *State) do(c command) Result {
+	counts++
+	if c.request == (request{}) {
+		c.request = request{1, 1, counts}
+	}
+	d, err := decodeCommand(c.appendTo(nil))
+	if err != nil {
+		panic(err)
+	}
+	if !reflect.DeepEqual(*d, c) && len(c.value) > 0 {
+		panic(fmt.Sprintf("%+v became %+v", c, *d))
+	}
+	return s.apply(d)
+}
+
+func isRefused(err error, text string) bool {
+	_, ok := errors.AsType[*RefusedError](err)
+	return ok && strings.Contains(err.Error(), text)
+}
+
+func TestRecords(t *testing.T) {
+	s := newState()
+	key := Key{KindUnit, "serial"}
+	first := command{op: opPut, key: key, value: []byte("one"), request: request{1, 2, 3}}
+	if r := s.do(first); r.Err != nil || r.Record.Version != 1 {
+		t.Fatal(r)
+	}
+	if r := s.do(first); r.Err != ErrConflict || r.Record.Version != 1 {
+		t.Errorf("sent twice: %+v", r)
+	}
+	if r := s.do(command{op: opPut, key: key, value: []byte("other")}); r.Err != ErrConflict || string(r.Record.Value) != "one" {
+		t.Errorf("a second creation: %+v", r)
+	}
+	if r := s.do(command{op: opDelete, key: key, version: 1}); r.Err != nil || s.Get(key) != nil || s.Newest(key).Version != 2 {
+		t.Errorf("delete: %+v", r)
+	}
+	if r := s.do(first); r.Err != ErrConflict {
+		t.Errorf("a creation that comes once more after the deletion: %+v", r)
+	}
+	if r := s.do(command{op: opPut, key: key, version: 2, value: []byte("again")}); r.Err != nil || string(s.Get(key).Value) != "again" {
+		t.Errorf("after the deletion: %+v", r)
+	}
+}
+
+// TestBounds: what would make the state too big to send is refused, and changes nothing.
+func TestBounds(t *testing.T) {
+	s := newState()
+	if r := s.do(command{op: opPut, key: Key{KindUnit, "x"}, value: make([]byte, MaxValue+1)}); !isRefused(r.Err, "holds 1048576") {
+		t.Error(r.Err)
+	}
+	if r := s.do(command{op: opPut, key: Key{KindUnit, strings.Repeat("x", 256)}, value: []byte("1")}); !isRefused(r.Err, "name") {
+		t.Error(r.Err)
+	}
+	big := make([]byte, MaxValue)
+	n := 0
+	for ; ; n++ {
+		r := s.do(command{op: opPut, key: Key{KindUnit, fmt.Sprint(n)}, value: big})
+		if r.Err != nil {
+			if !isRefused(r.Err, "16 MiB") {
+				t.Error(r.Err)
+			}
+			break
+		}
+	}
+	if n != maxState/MaxValue-1 { // the names take room, too
+		t.Errorf("%d records of 1 MiB", n)
+	}
+	if r := s.do(command{op: opDelete, key: Key{KindUnit, "0"}, version: 1}); r.Err != nil {
+		t.Errorf("a full state refuses a deletion: %v", r.Err)
+	}
+	if r := s.do(command{op: opPut, key: Key{KindUnit, "again"}, value: big}); r.Err != nil {
+		t.Errorf("after a deletion: %v", r.Err)
+	}
+	for i := range maxRecords {
+		s.do(command{op: opPut, key: Key{KindStore, fmt.Sprint(i)}, value: []byte("1")})
+	}
+	if len(s.records) != maxRecords {
+		t.Errorf("%d records", len(s.records))
+	}
+}
+
+func TestSets(t *testing.T) {
+	s := newState()
+	key := Key{KindSet, "main"}
+	put := func(lineage uint64, v replica.View) error {
+		return s.do(command{op: opPut, key: key, version: v.Version - 1, value: (&Set{lineage, v}).Encode()}).Err
+	}
+	v := replica.View{Version: 1, Term: 1, Primary: 0, InSync: replica.NodesOf(0, 1), First: 1}
+	if err := put(1, v); err != nil {
+		t.Fatal(err)
+	}
+	got, err := DecodeSet(s.Get(key).Value)
+	if err != nil || got != (Set{1, v}) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	for _, c := range []struct {
+		why  string
+		text string
+		v    replica.View
+	}{
+		{"a primary that changes without a term", "cannot follow", replica.View{Version: 2, Term: 1, Primary: 1, InSync: replica.NodesOf(0, 1), First: 1}},
+		{"a term that goes back", "cannot follow", replica.View{Version: 2, Term: 0, Primary: 0, InSync: replica.NodesOf(0, 1)}},
+		{"a primary that is not in sync", "has to be in sync", replica.View{Version: 2, Term: 2, Primary: 2, InSync: replica.NodesOf(0, 1), First: 9}},
+		{"a primary that was not in sync", "is not in sync", replica.View{Version: 2, Term: 2, Primary: 2, InSync: replica.NodesOf(1, 2), First: 9}},
+	} {
+		if err := put(1, c.v); !isRefused(err, c.text) {
+			t.Errorf("%s: %v", c.why, err)
+		}
+	}
+	if r := s.do(command{op: opPut, key: key, version: 1, value: (&Set{1, v}).Encode()}); !isRefused(r.Err, "version 1") {
+		t.Errorf("a view under another version: %v", r.Err)
+	}
+	if r := s.do(command{op: opPut, key: key, version: 1, value: []byte{1, 2}}); !isRefused(r.Err, "read") {
+		t.Errorf("no view: %v", r.Err)
+	}
+	if err := put(1, replica.View{Version: 2, Term: 2, Primary: 1, InSync: replica.NodesOf(1), First: 9}); err != nil {
+		t.Error(err)
+	}
+	if err := put(2, replica.View{Version: 3, Term: 1, Primary: 0, InSync: replica.NodesOf(0), First: 1}); err != nil {
+		t.Errorf("a new lineage: %v", err)
+	}
+}
+
+func TestMembers(t *testing.T) {
+	s := newState()
+	token, other := HashToken([]byte("token")), HashToken([]byte("other"))
+	join := func(name string, key byte, hash [32]byte) Result {
+		return s.do(command{op: opJoin, name: name, publicKey: [32]byte{key}, hash: hash})
+	}
+	if r := join("b", 2, token); !isRefused(r.Err, "target ha token") {
+		t.Errorf("without a token: %+v", r)
+	}
+	s.do(command{op: opToken, hash: token})
+	if r := join("a", 2, token); !isRefused(r.Err, "target ha replace a") {
+		t.Errorf("the name of a member: %+v", r)
+	}
+	if r := join("b", 2, token); r.Err != nil || r.Member.Number != 2 {
+		t.Fatalf("%+v", r)
+	}
+	if r := join("b", 2, token); r.Err != nil || r.Member.Number != 2 {
+		t.Errorf("sent twice: %+v", r)
+	}
+	s.do(command{op: opToken, hash: token}) // comes once more, too
+	if r := join("c", 3, token); r.Err == nil {
+		t.Error("a token is good twice")
+	}
+	if r := s.do(command{op: opAlive, number: 2, incarnation: 3, nonce: 5}); r.Err != nil {
+		t.Error(r.Err)
+	}
+	if r := s.do(command{op: opAlive, number: 2, incarnation: 3, nonce: 6}); r.Err == nil || !strings.Contains(r.Err.Error(), "clone") {
+		t.Errorf("a clone: %v", r.Err)
+	}
+	s.do(command{op: opLeave, number: 2, leaving: Replaced})
+	if r := s.do(command{op: opAlive, number: 2, incarnation: 4, nonce: 7}); r.Err == nil || !strings.Contains(r.Err.Error(), "replaced") {
+		t.Errorf("the former one: %v", r.Err)
+	}
+	if r := s.do(command{op: opLeave, number: 1, leaving: Removed}); !isRefused(r.Err, "only member") {
+		t.Errorf("the last one leaves: %v", r.Err)
+	}
+	s.do(command{op: opToken, hash: other})
+	if r := join("b", 4, other); r.Err != nil || r.Member.Number != 3 {
+		t.Errorf("the new one: %+v", r)
+	}
+	s.do(command{op: opLeave, number: 2, leaving: Replaced})
+	if s.member(3).Leaving != Stays {
+		t.Error("a repeated request has met the new one")
+	}
+	s.do(command{op: opForget, number: 3})
+	if s.do(command{op: opForget, number: 2}); len(s.members) != 2 {
+		t.Errorf("%+v", s.members)
+	}
+}
+
+// TestSnapshot: equal states have equal bytes, which give the state again; bytes that are cut or changed give an error
+// or a state, and never a panic.
+func TestSnapshot(t *testing.T) {
+	s := newState()
+	s.do(command{op: opToken, hash: HashToken([]byte("used"))})
+	s.do(command{op: opJoin, name: "b", witness: true, publicKey: [32]byte{2}, hash: HashToken([]byte("used"))})
+	s.do(command{op: opToken, hash: HashToken([]byte("good"))})
+	s.do(command{op: opLeave, number: 2, leaving: Replaced})
+	s.do(command{op: opPut, key: Key{KindUnit, "x"}, value: []byte("value")})
+	s.do(command{op: opPut, key: Key{KindUnit, "y"}, value: []byte("value")})
+	s.do(command{op: opDelete, key: Key{KindUnit, "y"}, version: 1})
+	b := s.appendTo(nil)
+	again, err := decodeState(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again.Newest(Key{KindUnit, "y"}).Value = s.Newest(Key{KindUnit, "y"}).Value // nil and empty are the same
+	if !reflect.DeepEqual(again, s) || !bytes.Equal(again.appendTo(nil), b) {
+		t.Errorf("%+v\nbecame\n%+v", s, again)
+	}
+	r := rand.New(rand.NewPCG(1, 1))
+	for range 2000 {
+		x := slices.Clone(b)
+		x[r.IntN(len(x))] ^= 1 << r.IntN(8)
+		_, _ = decodeState(x[:r.IntN(len(x)+1)])
+		_, _ = decodeState(x)
+		_, _ = decodeCommand(x)
+		_, _ = DecodeSet(x)
+	}
+	for n := range b {
+		if x, err := decodeState(b[:n]); err == nil && bytes.Equal(x.appendTo(nil), b) {
+			t.Errorf("%d of %d bytes are enough", n, len(b))
+		}
+	}
+}
+
+func TestWhoVotes(t *testing.T) {
+	m := func(number uint64, name string, witness bool, l Leaving) Member {
+		return Member{Number: number, Name: name, Witness: witness, Leaving: l}
+	}
+	a, b, w, c, d := m(1, "a", false, Stays), m(2, "b", false, Stays), m(3, "w", true, Stays), m(4, "c", false, Stays), m(5, "d", false, Stays)
+	oldB, goneB, newB := m(2, "b", false, Replaced), m(2, "b", false, Removed), m(6, "b", false, Stays)
+	for _, x := range []struct {
+		why              string
+		members          []Member
+		votes, level     []uint64
+		voters, learners []uint64
+	}{
+		{"alone", []Member{a}, []uint64{1}, []uint64{1}, []uint64{1}, nil},
+		{"two: one votes", []Member{a, b}, []uint64{1}, []uint64{1, 2}, []uint64{1}, []uint64{2}},
+		{"three, one is not level", []Member{a, b, w}, []uint64{1}, []uint64{1, 3}, []uint64{1}, []uint64{2, 3}},
+		{"three", []Member{a, b, w}, []uint64{1}, []uint64{1, 2, 3}, []uint64{1, 2, 3}, nil},
+		{"three, and one is down", []Member{a, b, w}, []uint64{1, 2, 3}, []uint64{1, 3}, []uint64{1, 2, 3}, nil},
+		{"four: the witness votes", []Member{a, b, w, c}, []uint64{1}, []uint64{1, 2, 3, 4}, []uint64{1, 2, 3}, []uint64{4}},
+		{"five", []Member{a, b, w, c, d}, []uint64{1, 2, 3}, []uint64{1, 2, 3, 4, 5}, []uint64{1, 2, 3, 4, 5}, nil},
+		{"replaced, the new one is not there", []Member{a, oldB, w}, []uint64{1, 2, 3}, []uint64{1, 3}, []uint64{1, 2, 3}, nil},
+		{"replaced, the new one is not level", []Member{a, oldB, w, newB}, []uint64{1, 2, 3}, []uint64{1, 3}, []uint64{1, 2, 3}, []uint64{6}},
+		{"replaced, others wait", []Member{a, oldB, w, c, newB}, []uint64{1, 2, 3}, []uint64{1, 3, 4}, []uint64{1, 2, 3}, []uint64{4, 6}},
+		{"replaced", []Member{a, oldB, w, newB}, []uint64{1, 2, 3}, []uint64{1, 3, 6}, []uint64{1, 3, 6}, nil},
+		{"removed", []Member{a, goneB, w}, []uint64{1, 2, 3}, []uint64{1, 3}, []uint64{1}, []uint64{3}},
+	} {
+		level := map[uint64]bool{}
+		for _, n := range x.level {
+			level[n] = true
+		}
+		voters, learners := wantedMembers(x.members, x.votes, level)
+		if !slices.Equal(voters, x.voters) || !slices.Equal(learners, x.learners) {
+			t.Errorf("%s: %v vote and %v do not, and should be %v and %v", x.why, voters, learners, x.voters, x.learners)
+		}
+	}
+}

@@ -1,0 +1,485 @@
+package quorum
+
+import (
+	"bufio"
+	"context"
+	"crypto/ed25519"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Bounds of connections.
+const (
+	maxConns    = 64 // that were accepted, strangers among them
+	maxQueue    = maxFrame + 4<<20
+	handshakeIn = 5 * time.Second
+	silence     = 5 * time.Second // after which a connection is given up
+	firstPause  = 50 * time.Millisecond
+	lastPause   = time.Second
+)
+
+// peer is the connection on which this node sends to a member.
+type peer struct {
+	n      *Node
+	number uint64
+	name   string
+	ctx    context.Context
+	cancel context.CancelFunc
+
+	mu     sync.Mutex
+	queue  [][]byte // guarded by mu; frames
+	bytes  int      // of queue; guarded by mu
+	linked bool     // guarded by mu
+	wake   chan struct{}
+}
+
+func newPeer(n *Node, number uint64, name string) *peer {
+	p := &peer{n: n, number: number, name: name, wake: make(chan struct{}, 1)}
+	p.ctx, p.cancel = context.WithCancel(n.ctx)
+	n.wg.Go(p.run)
+	return p
+}
+
+// send queues a frame. false: there is no connection, or it is too slow; raft sends again.
+func (p *peer) send(frame []byte) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.linked || p.bytes+len(frame) > maxQueue {
+		return false
+	}
+	p.queue, p.bytes = append(p.queue, frame), p.bytes+len(frame)
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+	return true
+}
+
+func (p *peer) take() [][]byte {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	q := p.queue
+	p.queue, p.bytes = nil, 0
+	return q
+}
+
+func (p *peer) link(up bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.linked, p.queue, p.bytes = up, nil, 0
+}
+
+// run keeps a connection until the member or this node leaves.
+func (p *peer) run() {
+	pause, said := firstPause, ""
+	for p.ctx.Err() == nil {
+		linked, err := p.connect()
+		if linked {
+			pause, said = firstPause, ""
+		}
+		if err != nil && p.ctx.Err() == nil && err.Error() != said {
+			said = err.Error()
+			p.n.opts.Log.Warn("no connection with another node", "node", p.name, "why", err)
+		}
+		select {
+		case <-p.ctx.Done():
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, lastPause)
+	}
+}
+
+// connect makes a connection, and uses it to its end.
+func (p *peer) connect() (linked bool, err error) {
+	ctx, cancel := context.WithTimeout(p.ctx, handshakeIn)
+	defer cancel()
+	raw, err := p.n.opts.Dial(ctx, p.name)
+	if err != nil {
+		return false, err
+	}
+	conn := tls.Client(raw, p.n.tls.config)
+	defer conn.Close()
+	stop := context.AfterFunc(p.ctx, func() { _ = raw.Close() })
+	defer stop()
+	_ = conn.SetDeadline(time.Now().Add(handshakeIn))
+	if err := conn.HandshakeContext(ctx); err != nil {
+		return false, err
+	}
+	state := conn.ConnectionState()
+	if number, name, ok := memberOf(&state); !ok || number != p.number {
+		return false, fmt.Errorf("at the address of node %s is node %s: look at `cluster.nodes`", p.name, name)
+	}
+	if err := p.greet(conn); err != nil {
+		return false, err
+	}
+	_ = conn.SetDeadline(time.Time{})
+	p.link(true)
+	defer func() {
+		p.link(false)
+		p.n.do(func() { p.n.core.Unreachable(p.number) })
+	}()
+	return true, p.pump(conn)
+}
+
+// greet says hello, and checks what the other one says.
+func (p *peer) greet(conn net.Conn) error {
+	var h Hello
+	if !p.n.do(func() { h = p.n.core.Hello() }) {
+		return context.Canceled
+	}
+	if _, err := conn.Write(frame(frameHello, h.appendTo(nil))); err != nil {
+		return err
+	}
+	kind, b, err := readFrame(bufio.NewReader(conn), maxGreeting)
+	if err != nil {
+		return err
+	}
+	switch kind {
+	case frameRefusal:
+		err := decodeRefusal(b)
+		p.n.do(func() { p.n.core.Refuse(err) })
+		return err
+	case frameHello:
+		h, err := decodeHello(b)
+		if err != nil {
+			return err
+		}
+		if h.Number != p.number {
+			return fmt.Errorf("node %s says that it is number %d", p.name, h.Number)
+		}
+		refused := context.Canceled
+		p.n.do(func() { refused = p.n.core.Admit(h, p.n.hears(h)) })
+		return refused
+	}
+	return fmt.Errorf("a frame of type %d came in place of a hello", kind)
+}
+
+// pump writes what is queued, and now and then that there is nothing.
+func (p *peer) pump(conn net.Conn) error {
+	gone := make(chan error, 1)
+	p.n.wg.Go(func() { // nothing more comes, but the end
+		_, err := conn.Read(make([]byte, 1))
+		if err == nil {
+			err = errors.New("the other node has sent something that it should not")
+		}
+		gone <- err
+	})
+	idle := time.NewTicker(5 * p.n.opts.Tick)
+	defer idle.Stop()
+	for {
+		var out [][]byte
+		select {
+		case err := <-gone:
+			return err
+		case <-p.ctx.Done():
+			return p.ctx.Err()
+		case <-p.wake:
+			out = p.take()
+		case <-idle.C:
+			out = [][]byte{frame(frameIdle, nil)}
+		}
+		_ = conn.SetWriteDeadline(time.Now().Add(silence))
+		for _, b := range out {
+			if _, err := conn.Write(b); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// incoming is a connection of a member that was admitted.
+type incoming struct {
+	conn  net.Conn
+	nonce uint64
+	heard time.Time
+}
+
+// hears says whether another life of a member is connected and was heard a moment ago. Owner only.
+func (n *Node) hears(h Hello) bool {
+	in := n.incoming[h.Number]
+	return in != nil && in.nonce != h.Nonce && time.Since(in.heard) < 2*electionTicks*n.opts.Tick
+}
+
+// acceptor takes connections of members and of those who join.
+type acceptor struct {
+	n      *Node
+	config *tls.Config
+
+	mu    sync.Mutex
+	conns map[net.Conn]bool // guarded by mu; true: of a member that was admitted
+	guest []net.Conn        // guarded by mu; those of others, oldest first
+	ended bool              // guarded by mu
+}
+
+func newAcceptor(n *Node, id *Identity) (*acceptor, error) {
+	config, err := id.tlsConfig()
+	if err != nil {
+		return nil, err
+	}
+	return &acceptor{n: n, config: config, conns: map[net.Conn]bool{}}, nil
+}
+
+func (a *acceptor) accept() {
+	for {
+		conn, err := a.n.opts.Listener.Accept()
+		if err != nil {
+			if a.n.ctx.Err() != nil {
+				return
+			}
+			a.n.opts.Log.Error("connections of other nodes cannot be accepted", "why", err)
+			select {
+			case <-a.n.ctx.Done():
+				return
+			case <-time.After(lastPause):
+			}
+			continue
+		}
+		if !a.add(conn) {
+			_ = conn.Close()
+			continue
+		}
+		a.n.wg.Go(func() {
+			defer a.drop(conn)
+			if err := a.serve(conn); err != nil && a.n.ctx.Err() == nil {
+				a.n.opts.Log.Debug("a connection of another node has ended", "address", conn.RemoteAddr(), "why", err)
+			}
+		})
+	}
+}
+
+// add takes a connection. When all places are in use the oldest of those who have proved nothing gives way.
+func (a *acceptor) add(c net.Conn) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.ended || len(a.conns) >= maxConns && len(a.guest) == 0 {
+		return false
+	}
+	if len(a.conns) >= maxConns {
+		a.remove(a.guest[0])
+	}
+	a.conns[c], a.guest = false, append(a.guest, c)
+	return true
+}
+
+// admit keeps the place of a connection.
+func (a *acceptor) admit(c net.Conn) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if _, ok := a.conns[c]; ok {
+		a.conns[c] = true
+		a.guest = slices.DeleteFunc(a.guest, func(g net.Conn) bool { return g == c })
+	}
+}
+
+func (a *acceptor) drop(c net.Conn) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.remove(c)
+}
+
+// remove closes a connection. mu is held.
+func (a *acceptor) remove(c net.Conn) {
+	_ = c.Close()
+	delete(a.conns, c)
+	a.guest = slices.DeleteFunc(a.guest, func(g net.Conn) bool { return g == c })
+}
+
+func (a *acceptor) closeAll() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.ended = true
+	for c := range a.conns {
+		_ = c.Close()
+	}
+}
+
+// serve hears a member, or lets somebody join. Who has no certificate gets nothing but the answer to that.
+func (a *acceptor) serve(raw net.Conn) error {
+	conn := tls.Server(raw, a.config)
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(handshakeIn))
+	if err := conn.Handshake(); err != nil {
+		return err
+	}
+	state := conn.ConnectionState()
+	if state.NegotiatedProtocol != protocolName {
+		return errors.New("it does not speak this protocol")
+	}
+	r := bufio.NewReader(conn)
+	kind, b, err := readFrame(r, maxGreeting)
+	if err != nil {
+		return err
+	}
+	number, name, isMember := memberOf(&state)
+	switch {
+	case kind == frameJoin && !isMember:
+		return a.join(conn, b)
+	case kind == frameHello && isMember:
+		return a.hear(raw, conn, r, number, name, b)
+	}
+	return fmt.Errorf("a frame of type %d came first", kind)
+}
+
+// hear takes messages of a member to their end.
+func (a *acceptor) hear(raw, conn net.Conn, r *bufio.Reader, number uint64, name string, b []byte) error {
+	h, err := decodeHello(b)
+	if err != nil {
+		return err
+	}
+	if h.Number != number {
+		return fmt.Errorf("node %d says that it is number %d", number, h.Number)
+	}
+	n := a.n
+	in := &incoming{conn: conn, nonce: h.Nonce, heard: time.Now()}
+	var own Hello
+	refused := context.Canceled
+	n.do(func() {
+		if refused = n.core.Admit(h, n.hears(h)); refused == nil {
+			if old := n.incoming[number]; old != nil {
+				_ = old.conn.Close()
+			}
+			n.incoming[number], own = in, n.core.Hello()
+			n.meet(number, name)
+		}
+	})
+	if refused != nil {
+		_, err := conn.Write(refusal(refused))
+		n.opts.Log.Warn("a node was refused", "node", name, "why", refused)
+		return err
+	}
+	defer n.do(func() {
+		if n.incoming[number] == in {
+			delete(n.incoming, number)
+		}
+	})
+	a.admit(raw)
+	if _, err := conn.Write(frame(frameHello, own.appendTo(nil))); err != nil {
+		return err
+	}
+	_ = conn.SetWriteDeadline(time.Time{})
+	for {
+		_ = conn.SetReadDeadline(time.Now().Add(silence))
+		kind, b, err := readFrame(r, maxFrame)
+		if err != nil {
+			return err
+		}
+		var m Message
+		switch kind {
+		case frameIdle:
+		case frameMessage:
+			if m, err = decodeMessage(b, number); err != nil {
+				return err
+			}
+		default:
+			return fmt.Errorf("a frame of type %d came", kind)
+		}
+		if !n.do(func() {
+			in.heard = time.Now()
+			if m.Raft != nil && n.incoming[number] == in {
+				n.core.Receive(m)
+			}
+		}) {
+			return nil
+		}
+	}
+}
+
+// joinRequest is what somebody with a token sends.
+type joinRequest struct {
+	secret    []byte
+	name      string
+	witness   bool
+	publicKey []byte // PKIX
+}
+
+func (j *joinRequest) appendTo(b []byte) []byte {
+	b = appendBytes(b, j.secret)
+	b = appendBytes(b, j.name)
+	b = append(b, b2u(j.witness))
+	return appendBytes(b, j.publicKey)
+}
+
+func decodeJoin(b []byte) (joinRequest, error) {
+	c := cursor{b: b}
+	j := joinRequest{c.bytes(), c.string(), c.u8() != 0, c.bytes()}
+	return j, c.end()
+}
+
+// join lets the owner of a token become a member.
+func (a *acceptor) join(conn net.Conn, b []byte) error {
+	j, err := decodeJoin(b)
+	if err != nil {
+		return err
+	}
+	if key, err := x509.ParsePKIXPublicKey(j.publicKey); err != nil {
+		return err
+	} else if _, ok := key.(ed25519.PublicKey); !ok {
+		return errors.New("the public key is not of the kind Ed25519")
+	}
+	ctx, cancel := context.WithTimeout(a.n.ctx, handshakeIn)
+	defer cancel()
+	res := a.n.change(ctx, func(c *Core) (uint64, error) { return c.Join(j.name, j.witness, sha256.Sum256(j.publicKey), j.secret) })
+	if res.Err != nil {
+		_, err := conn.Write(refusal(res.Err))
+		return err
+	}
+	var authority, signer []byte
+	var cluster uint64
+	a.n.do(func() {
+		authority, signer, cluster = a.n.core.state.authority, a.n.core.state.signer, a.n.core.state.cluster
+	})
+	cert, err := sign(authority, signer, res.Member.Number, j.name, j.publicKey)
+	if err != nil {
+		return err
+	}
+	_ = conn.SetDeadline(time.Now().Add(handshakeIn))
+	_, err = conn.Write(frame(frameWelcome, appendBytes(appendU64(nil, cluster, res.Member.Number), cert)))
+	return err
+}
+
+// Join makes a member of this machine, with a token of the cluster. conn is with any member, and Join closes it.
+func Join(ctx context.Context, fsys FS, conn net.Conn, t Token, name string, witness bool) error {
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer stop()
+	id := Identity{Name: name}
+	private, public, err := newKey()
+	if err != nil {
+		return err
+	}
+	id.Key = private
+	c := tls.Client(conn, t.tlsConfig(&id.Authority))
+	if err := c.HandshakeContext(ctx); err != nil {
+		return fmt.Errorf("the cluster cannot be joined: %w", err)
+	}
+	j := joinRequest{t.secret[:], name, witness, public}
+	if _, err := c.Write(frame(frameJoin, j.appendTo(nil))); err != nil {
+		return fmt.Errorf("the cluster cannot be joined: %w", err)
+	}
+	kind, b, err := readFrame(bufio.NewReader(c), maxGreeting)
+	switch {
+	case err != nil:
+		return fmt.Errorf("the cluster has not answered: %w; try again, with the same token", err)
+	case kind == frameRefusal:
+		return fmt.Errorf("the cluster refuses this node: %w", decodeRefusal(b))
+	case kind != frameWelcome:
+		return fmt.Errorf("a frame of type %d came in place of an answer", kind)
+	}
+	r := cursor{b: b}
+	id.Cluster, id.Number, id.Cert = r.u64(), r.u64(), r.bytes()
+	if err := r.end(); err != nil {
+		return err
+	}
+	l, err := CreateLog(fsys, id, nil, random)
+	if err != nil {
+		return err
+	}
+	return l.Close()
+}
