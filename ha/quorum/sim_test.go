@@ -528,7 +528,7 @@ func (c *simClient) put(n *simNode, key Key) {
 	life, floor, done := n.life, w.floor[key.Name], false
 	w.values++
 	value := fmt.Sprintf("value %d", w.values)
-	if w.oneIn(8) {
+	if w.oneIn(3) {
 		value += strings.Repeat(".", w.r.IntN(4*sector)) // a batch that can be torn
 	}
 	n.do(func() {
