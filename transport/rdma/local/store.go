@@ -138,7 +138,9 @@ func (e *endpoint) admit(w *work) stage {
 		return stageEnd
 	}
 	w.pinned = true
-	if w.opcode != rdma.OpFlush {
+	// The endpoint's own STag is valid as long as nobody has called gone, and prepare has checked the range. What any
+	// other one is good for, the table says.
+	if w.opcode != rdma.OpFlush && w.stag != stag.STag(e.info.STag) {
 		op := stag.RemoteWrite
 		if w.opcode == rdma.OpRead {
 			op = stag.RemoteRead
@@ -355,6 +357,8 @@ func (e *endpoint) letGo(w *work) {
 		soft.UnpinAll(w.regions)
 		w.pinned = false
 	}
-	e.q.dev.drop(&w.ref)
-	w.ref = stag.Ref{}
+	if w.stag != stag.STag(e.info.STag) {
+		e.q.dev.drop(&w.ref)
+		w.ref = stag.Ref{}
+	}
 }
