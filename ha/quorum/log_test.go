@@ -100,7 +100,7 @@ func TestLogCrashAtEveryStep(t *testing.T) {
 	saveAll(whole, &all, &number)
 	r := rand.New(rand.NewPCG(1, 1))
 	for step := range whole.count + 1 {
-		for _, chance := range []float64{0, 0.6, 1} {
+		for _, chance := range []float64{0, 0.5, 0.5, 0.5, 1} {
 			d := newDisk()
 			d.steps = step
 			var acked []string

@@ -218,7 +218,7 @@ func (n *simNode) again() {
 // power cuts it: of what is not on the disk anything may be lost.
 func (n *simNode) power() {
 	n.w.logf("%s: power cut", n.name)
-	n.disk = n.disk.cut(n.w.r, []float64{0, 0.3, 0.9}[n.w.r.IntN(3)])
+	n.disk = n.disk.cut(n.w.r, []float64{0, 0.5, 0.5}[n.w.r.IntN(3)])
 	n.down()
 }
 
@@ -380,7 +380,11 @@ func (n *simNode) send(m Message) {
 	o := w.nodes[i]
 	life := o.life
 	isSnapshot := m.Raft.GetType() == raftpb.MsgSnap
-	w.after(w.between(200*time.Microsecond, 4*time.Millisecond), func() {
+	takes := w.between(200*time.Microsecond, 4*time.Millisecond)
+	if w.oneIn(10) {
+		takes += w.between(0, 60*time.Millisecond)
+	}
+	w.after(takes, func() {
 		ok := o.core != nil && o.life == life && n.reaches(o)
 		if isSnapshot && n.core != nil {
 			w.snapshots++

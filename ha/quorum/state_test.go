@@ -292,3 +292,55 @@ func TestJumpedOver(t *testing.T) {
 		t.Errorf("%v: %+v", err, out.Ended)
 	}
 }
+
+// TestViews: a view that is proposed again and again is agreed on once; a late one, and one that no node may propose,
+// change nothing.
+func TestViews(t *testing.T) {
+	id := testIdentity
+	l, err := CreateLog(newDisk(), id, initial(&id, "lab", false, [32]byte{1}, nil), counter())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := Start(l, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := ViewsOf(c, "main")
+	var agreed []replica.View
+	work := func() {
+		t.Helper()
+		var out Output
+		c.Tick()
+		if err := c.Work(&out); err != nil {
+			t.Fatal(err)
+		}
+		agreed = append(agreed, v.Agreed(&out)...)
+	}
+	propose := func(view replica.View) {
+		t.Helper()
+		if err := v.Propose(view); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := replica.View{Version: 1, Term: 1, InSync: replica.NodesOf(0, 1), First: 1}
+	if _, ok := v.Now(); ok {
+		t.Error("there is a view")
+	}
+	for range 50 { // there is no leader at first
+		propose(first)
+		work()
+	}
+	alone := replica.View{Version: 2, Term: 1, InSync: replica.NodesOf(0), First: 1}
+	late := replica.View{Version: 2, Term: 2, Primary: 1, InSync: replica.NodesOf(1), First: 5}
+	stolen := replica.View{Version: 3, Term: 2, Primary: 1, InSync: replica.NodesOf(1), First: 5}
+	for _, view := range []replica.View{alone, late, stolen} {
+		propose(view)
+		work()
+	}
+	if now, ok := v.Now(); !ok || now != alone || !slices.Equal(agreed, []replica.View{first, alone}) {
+		t.Errorf("%+v, at last %+v", agreed, now)
+	}
+	if len(c.waits) > 0 {
+		t.Errorf("%d changes wait", len(c.waits))
+	}
+}

@@ -1,0 +1,55 @@
+package quorum
+
+import "oneshot/ha/replica"
+
+// Views joins a core of ha/replica with consensus: a register of the views of one set, with compare-and-swap. What
+// the core proposes goes in by Propose; what Agreed returns goes to it as replica.Agreed. It is used by the goroutine
+// that owns the Core.
+type Views struct {
+	core    *Core
+	key     Key
+	pending uint64 // the last proposal, while its end is not known; 0: none
+}
+
+// ViewsOf returns the views of a set.
+func ViewsOf(c *Core, set string) *Views { return &Views{core: c, key: Key{KindSet, set}} }
+
+// Now returns the newest view that this node knows, false if the set has none yet.
+func (v *Views) Now() (replica.View, bool) {
+	if r := v.core.state.Get(v.key); r != nil {
+		if s, err := DecodeSet(r.Value); err == nil {
+			return s.View, true
+		}
+	}
+	return replica.View{}, false
+}
+
+// Propose asks for a view, whose version follows the one that the core knows. The core asks again while it hears of
+// nothing; this takes the place of what it has asked before.
+func (v *Views) Propose(view replica.View) error {
+	s := Set{View: view}
+	if r := v.core.state.Get(v.key); r != nil {
+		old, err := DecodeSet(r.Value)
+		if err != nil {
+			return err
+		}
+		s.Lineage = old.Lineage
+	}
+	v.core.Forget(v.pending)
+	var err error
+	v.pending, err = v.core.Put(v.key, view.Version-1, s.Encode())
+	return err
+}
+
+// Agreed returns the views of the set among what Work has done, oldest first.
+func (v *Views) Agreed(out *Output) (views []replica.View) {
+	for _, r := range out.Changed {
+		if r.Key != v.key || r.Deleted {
+			continue
+		}
+		if s, err := DecodeSet(r.Value); err == nil {
+			views = append(views, s.View)
+		}
+	}
+	return views
+}
