@@ -278,7 +278,7 @@ func checkSet(old, r *Record) error {
 		return nil // a new lineage begins with what an administrator has decided
 	}
 	switch v := &next.View; {
-	case v.Term < was.View.Term, v.Term == was.View.Term && (v.Primary != was.View.Primary || v.First != was.View.First):
+	case v.Term < was.View.Term, v.Term == was.View.Term && (v.Primary != was.View.Primary || v.Life != was.View.Life || v.First != was.View.First):
 		return &RefusedError{fmt.Sprintf("term %d of primary %d cannot follow term %d of primary %d", v.Term, v.Primary, was.View.Term, was.View.Primary)}
 	case v.Primary != was.View.Primary && !was.View.InSync.Has(v.Primary):
 		return &RefusedError{fmt.Sprintf("copy %d is not in sync, and cannot become primary", v.Primary)}
@@ -478,7 +478,7 @@ type Set struct {
 // Encode returns the value of the record.
 func (s *Set) Encode() []byte {
 	v := &s.View
-	b := appendU64([]byte{1}, s.Lineage, v.Version, v.Term, v.First, uint64(v.Primary), uint64(v.InSync))
+	b := appendU64([]byte{1}, s.Lineage, v.Version, v.Term, v.First, uint64(v.Primary), uint64(v.InSync), uint64(v.Life))
 	return append(b, b2u(v.Planned))
 }
 
@@ -490,6 +490,7 @@ func DecodeSet(b []byte) (Set, error) {
 	}
 	s := Set{Lineage: c.u64(), View: replica.View{Version: c.u64(), Term: c.u64(), First: c.u64()}}
 	s.View.Primary, s.View.InSync = replica.ID(c.u64()), replica.Nodes(c.u64())
+	s.View.Life = uint32(c.u64())
 	s.View.Planned = c.u8() != 0
 	return s, c.end()
 }

@@ -112,7 +112,7 @@ func TestSets(t *testing.T) {
 	put := func(lineage uint64, v replica.View) error {
 		return s.do(command{op: opPut, key: key, version: v.Version - 1, value: (&Set{lineage, v}).Encode()}).Err
 	}
-	v := replica.View{Version: 1, Term: 1, Primary: 0, InSync: replica.NodesOf(0, 1), First: 1}
+	v := replica.View{Version: 1, Term: 1, Primary: 0, Life: 7, InSync: replica.NodesOf(0, 1), First: 1}
 	if err := put(1, v); err != nil {
 		t.Fatal(err)
 	}

@@ -72,7 +72,8 @@ func (c *Core) canvass() {
 		return
 	}
 	if !c.memory {
-		return // who remembers will stand
+		c.resign() // who remembers can stand, if the promises are void
+		return
 	}
 	if c.fetchFrom(members) && c.levelAll(members) {
 		c.proposeMyself(members)
@@ -119,6 +120,13 @@ func (c *Core) furthest() {
 		c.base, c.entries, c.disk.applied = c.durable, nil, c.durable
 	}
 	c.cand.level = true
+	c.flushed = c.durable
+	for id := range c.cand.answered.All() {
+		c.flushed = max(c.flushed, c.cand.promises[id].Durable)
+	}
+	if c.syncTo = max(c.syncTo, c.flushed); c.durable < c.flushed {
+		return // it has in memory what others have durable, and may lose it alone
+	}
 	c.proposeMyself(NodesOf(c.cfg.Self))
 }
 
@@ -155,7 +163,7 @@ func (c *Core) levelAll(members Nodes) bool {
 		p := &d.promises[id]
 		if p.sent < end || p.sync < flushed {
 			first := max(p.sent, p.Last) + 1
-			c.out = append(c.out, Post{To: id, Stream: p.Stream, Recs: c.from(first), Bell: Bell{View: c.view, First: first, Sync: flushed}})
+			c.out = append(c.out, Post{To: id, Stream: p.Stream, Recs: c.handedOn(first, id), Bell: Bell{View: c.view, First: first, Sync: flushed}})
 			p.sent, p.sync = end, flushed
 		}
 		d.level = d.level && p.Last >= end
@@ -178,7 +186,7 @@ func (c *Core) levelAll(members Nodes) bool {
 // proposeMyself asks consensus for the office.
 func (c *Core) proposeMyself(members Nodes) {
 	c.propose(View{
-		Version: c.view.Version + 1, Term: c.view.Term + 1, Primary: c.cfg.Self, InSync: members, First: c.log.last() + 1,
+		Version: c.view.Version + 1, Term: c.view.Term + 1, Primary: c.cfg.Self, Life: c.cfg.Incarnation, InSync: members, First: c.log.last() + 1,
 	})
 }
 

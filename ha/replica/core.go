@@ -28,6 +28,7 @@ type Core struct {
 	role Role
 	peer [16]peer // what is known of the others
 
+	stores []Store
 	log
 	disk
 	marks
@@ -49,7 +50,8 @@ type Core struct {
 	cand candidate
 
 	// As the primary.
-	commit     uint64
+	commit     uint64 // W members hold the records up to it in memory
+	firm       uint64 // W disks have them
 	freed      uint64
 	took       time.Duration // when it became primary
 	proposed   *View
@@ -58,6 +60,7 @@ type Core struct {
 	beatNo     uint64
 	beatAt     time.Duration
 	flushAt    time.Duration
+	copyAgain  time.Duration // when copying is tried again, after the disk has refused to read
 	sealing    bool
 	successor  ID
 	sealedAt   time.Duration
@@ -94,7 +97,7 @@ type sentBeat struct {
 
 // New starts a node. Memory is nil when it is gone, or there was none.
 func New(cfg Config, now time.Duration, memory *Memory, saved Saved) *Core {
-	c := &Core{cfg: cfg, now: now, lastTick: now, lastBeat: now}
+	c := &Core{cfg: cfg, now: now, lastTick: now, lastBeat: now, stores: slices.Clone(cfg.Stores)}
 	c.streams = uint64(cfg.Incarnation) << 32
 	c.works = make(map[uint64]work)
 	c.nextWork = uint64(cfg.Incarnation) << 32
@@ -105,6 +108,9 @@ func New(cfg Config, now time.Duration, memory *Memory, saved Saved) *Core {
 // restore takes what a former life has left.
 func (c *Core) restore(memory *Memory, saved Saved) {
 	c.marked, c.durable = saved.Mark, saved.Mark
+	if saved.View.Version > 0 {
+		c.view, c.role = saved.View, Follower
+	}
 	c.set = saved.Regions.Clone()
 	written := c.granulesOf(c.set)
 	c.suspects, c.early = written.Clone(), written.Clone()
@@ -118,10 +124,10 @@ func (c *Core) restore(memory *Memory, saved Saved) {
 		c.base, c.disk.applied, c.trim, c.results = memory.Base, memory.Applied, memory.Trim, slices.Clone(memory.Results)
 		for _, r := range memory.Log {
 			c.entries = append(c.entries, entry{Record: r, at: c.now})
-			if r.Seq <= c.disk.applied || !r.changes(c.cfg.Self) {
+			if r.Seq <= c.disk.applied || !r.orders(c.cfg.Self) {
 				c.entries[len(c.entries)-1].state = stateApplied
 			}
-			if r.Kind == KindWrite || r.Kind == KindZero {
+			if r.isWritten() {
 				for id := range c.cfg.Copies.Without(c.cfg.Self).All() {
 					c.mark(&c.bitmaps[id], r.Off, r.Len) // its region may not have been set yet
 				}
@@ -202,12 +208,14 @@ func (c *Core) settle() {
 		c.beatOn()
 		c.hand()
 		c.sequence()
+		c.verifyOn()
+		c.mendOn()
 		c.copyOn()
 		c.committed()
-		c.apply(c.commit)
+		c.apply(c.commit) // and what goes to the disk without waiting
 		c.read()
-		c.prove()
 		c.flush()
+		c.prove()
 		c.free()
 		c.post()
 	case Candidate:
@@ -218,6 +226,7 @@ func (c *Core) settle() {
 	c.sync()
 	c.save()
 	c.trimLog()
+	c.grown()
 	c.acknowledge()
 }
 
@@ -237,6 +246,12 @@ func (c *Core) message(from ID, m Msg) {
 		}
 	case Deny:
 		c.adopt(m.View)
+	case Lend:
+		c.lend(from, &m)
+	case Lent:
+		c.lent(from, &m)
+	case Hashed:
+		c.hashed(from, m.Seq, m.Digest, m.Failed)
 	case Fetch:
 		c.fetched(from, &m)
 	}
@@ -281,6 +296,7 @@ func (c *Core) adopt(v View) {
 		return
 	}
 	c.proposed = nil
+	c.asleep = max(c.asleep, c.now+c.turn()) // promises are void: not all stand at once
 	c.role = Follower
 	c.cand = candidate{}
 	kept := old.Primary == v.Primary && old.Term == v.Term && old.InSync.Has(c.cfg.Self) == v.InSync.Has(c.cfg.Self)
@@ -382,12 +398,14 @@ type State struct {
 	Last, Commit, Applied, Durable uint64
 	Trim                           uint64
 	HeapUsed                       int64 // bytes
-	Retained                       int   // records in the log
+	Writer                         ID    // who may write into the memory, as Stream, if that is not 0
+	Stream                         uint64
+	Retained                       int // records in the log
 }
 
 // State returns the node's.
 func (c *Core) State() State {
-	s := State{Role: c.role, View: c.view, Last: c.log.last(), Commit: c.commit, Applied: c.disk.applied, Durable: c.durable, Trim: c.trim}
+	s := State{Role: c.role, View: c.view, Last: c.log.last(), Commit: c.commit, Applied: c.disk.applied, Durable: c.durable, Trim: c.trim, Writer: c.source, Stream: c.stream}
 	if c.heap != nil {
 		s.HeapUsed = c.heap.used * c.cfg.Unit
 	}

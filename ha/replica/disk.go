@@ -8,22 +8,31 @@ import (
 type disk struct {
 	works    map[uint64]work
 	nextWork uint64
-	writing  int // Apply works
-	loading  int // Load works: they write into the memory, perhaps on behalf of a reign that is over
+	begun    []begun // works, oldest first, some of which have ended
+	writing  int     // Apply works
+	loading  int     // Load works: they write into the memory, perhaps on behalf of a reign that is over
 	applied  uint64
 	durable  uint64
 	marked   uint64 // in the metadata
 	syncTo   uint64 // what has been asked for
+	goal     uint64 // what the next Sync waits for: syncTo may run ahead of the disk for ever
 	syncing  bool
 	synced   uint64 // the disk has it durable, the mark not yet
 	saving   bool
 	refused  bool          // the disk has refused a write
 	again    time.Duration // when it is tried again
 
-	set     Bits     // regions that are set, durably
-	want    Bits     // regions that have to be
-	touched []uint64 // by region: the newest record that touches it
-	saved   time.Duration
+	set          Bits     // regions that are set, durably
+	want         Bits     // regions that have to be
+	touched      []uint64 // by region: the newest record that touches it
+	saved        time.Duration
+	savedVersion uint64 // of the view that was saved last
+}
+
+// begun is when a work was given to the disk.
+type begun struct {
+	id uint64
+	at time.Duration
 }
 
 // work is an action that will be Done.
@@ -32,6 +41,8 @@ type work struct {
 	seq  uint64 // of an Apply; up to which a Sync goes
 	op   *op
 	job  *job
+	lend Lend
+	to   ID // of lend
 	save Save
 }
 
@@ -42,6 +53,9 @@ const (
 	workRead
 	workCompare
 	workLoad
+	workLend
+	workPull
+	workHash
 	workSync
 	workSave
 )
@@ -49,7 +63,21 @@ const (
 func (c *Core) begin(w work) uint64 {
 	c.nextWork++
 	c.works[c.nextWork] = w
+	if w.kind != workPull {
+		c.begun = append(c.begun, begun{c.nextWork, c.now})
+	}
 	return c.nextWork
+}
+
+// isHung says whether the disk has not done a work for too long.
+func (c *Core) isHung() bool {
+	for len(c.begun) > 0 {
+		if _, ok := c.works[c.begun[0].id]; ok {
+			return c.now-c.begun[0].at > c.cfg.SlowCopy
+		}
+		c.begun = c.begun[1:]
+	}
+	return false
 }
 
 // retryAfter is how long a disk that refuses is left alone.
@@ -61,12 +89,19 @@ func (c *Core) apply(limit uint64) {
 		return
 	}
 	c.refused = false
-	for seq := c.disk.applied + 1; seq <= min(limit, c.log.last()); seq++ {
+	for seq := c.disk.applied + 1; seq <= c.log.last(); seq++ {
 		e := c.entry(seq)
-		if e.state != stateHeld || !c.regionsSet(e) || c.waits(e) {
+		if seq > limit && !c.isThrough(e.Off) {
+			continue
+		}
+		if e.state != stateHeld || e.Kind != KindCheck && !c.regionsSet(e) || c.waits(e) {
 			continue
 		}
 		e.state = stateWriting
+		if e.Kind == KindCheck {
+			c.out = append(c.out, Hash{ID: c.begin(work{kind: workHash, seq: seq}), Off: e.Off, Len: e.Len})
+			continue
+		}
 		c.writing++
 		c.out = append(c.out, Apply{ID: c.begin(work{kind: workApply, seq: seq}), Rec: e.Record})
 	}
@@ -75,17 +110,18 @@ func (c *Core) apply(limit uint64) {
 // waits says whether an earlier record that e overlaps is not applied.
 func (c *Core) waits(e *entry) bool {
 	for seq := c.disk.applied + 1; seq < e.Seq; seq++ {
-		if f := c.entry(seq); f.state != stateApplied && f.changes(c.cfg.Self) && f.overlaps(e.Off, e.Len) {
+		if f := c.entry(seq); f.state != stateApplied && f.orders(c.cfg.Self) && f.overlaps(e.Off, e.Len) {
 			return true
 		}
 	}
 	return false
 }
 
-// unapplied says whether the range has records that the disk does not have yet.
+// unapplied says whether the range has records that the disk of this primary does not have yet, or that a takeover
+// could take back from it.
 func (c *Core) unapplied(off, n int64) bool {
-	for seq := c.disk.applied + 1; seq <= c.log.last(); seq++ {
-		if f := c.entry(seq); f.state != stateApplied && f.overlaps(off, n) {
+	for seq := max(min(c.disk.applied, c.firm), c.base) + 1; seq <= c.log.last(); seq++ {
+		if f := c.entry(seq); (f.state != stateApplied || !c.isFinal(&f.Record)) && f.overlaps(off, n) {
 			return true
 		}
 	}
@@ -103,12 +139,20 @@ func (c *Core) done(e Done) {
 		c.writing--
 		if f := c.entry(w.seq); f != nil && f.state == stateWriting {
 			f.state = stateApplied
-			if e.Failed {
+			if !e.Failed {
+				c.resized(&f.Record)
+			} else {
 				f.state, c.refused, c.again = stateHeld, true, c.now+retryAfter
 			}
 		}
-		for f := c.entry(c.disk.applied + 1); f != nil && f.state == stateApplied; f = c.entry(c.disk.applied + 1) {
-			c.disk.applied++
+	case workHash:
+		c.hashDone(w.seq, &e)
+	case workLend:
+		c.lendDone(&w, &e)
+	case workPull:
+		c.loading--
+		if !w.job.dead {
+			c.pulled(w.job, &e)
 		}
 	case workSync:
 		c.syncing = false
@@ -131,12 +175,33 @@ func (c *Core) done(e Done) {
 	}
 }
 
+// hashDone tells the primary.
+func (c *Core) hashDone(seq uint64, e *Done) {
+	f := c.entry(seq)
+	if f == nil || f.state != stateWriting {
+		return
+	}
+	f.state = stateApplied
+	switch {
+	case c.role == Primary:
+		c.hashed(c.cfg.Self, seq, e.Digest, e.Failed)
+	case c.role == Follower && c.fed:
+		c.out = append(c.out, Send{To: c.source, Msg: Hashed{Seq: seq, Digest: e.Digest, Failed: e.Failed}})
+	}
+}
+
 // sync makes durable what was asked for.
 func (c *Core) sync() {
 	for f := c.entry(c.disk.applied + 1); f != nil && f.state == stateApplied; f = c.entry(c.disk.applied + 1) {
-		c.disk.applied++ // records that do not change this disk
+		c.disk.applied++
 	}
-	if c.syncing || c.refused && c.now < c.again || c.syncTo <= c.synced || c.syncTo > c.disk.applied {
+	if c.syncing || c.refused && c.now < c.again || c.syncTo <= c.synced {
+		return
+	}
+	if c.goal <= c.synced || c.goal > c.log.last() {
+		c.goal = c.syncTo
+	}
+	if c.goal > c.disk.applied {
 		return
 	}
 	c.syncing = true
@@ -173,8 +238,9 @@ func (c *Core) save() {
 	for i := range c.want.All() {
 		s.Set = append(s.Set, i)
 	}
-	if c.now >= c.saved+c.cfg.SaveEvery {
+	if c.now >= c.saved+c.cfg.SaveEvery || c.savedVersion < c.view.Version {
 		s.Bitmaps, s.Clear = c.cleanRegions()
+		s.View, c.savedVersion = c.view, c.view.Version
 	}
 	if len(s.Set) == 0 && s.Bitmaps == nil && s.Mark <= c.marked {
 		return
@@ -221,7 +287,7 @@ func (c *Core) saveDone(s *Save) {
 // resetLog begins the log anew behind seq. Nothing is on its way to the disk.
 func (c *Core) resetLog(seq uint64) {
 	c.base, c.entries = seq, nil
-	c.disk.applied, c.durable, c.synced, c.marked, c.syncTo, c.trim = seq, 0, 0, 0, 0, 0
+	c.disk.applied, c.durable, c.synced, c.marked, c.syncTo, c.goal, c.trim = seq, 0, 0, 0, 0, 0, 0
 	c.results = nil
 }
 

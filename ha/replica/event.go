@@ -34,7 +34,7 @@ type (
 	// Agreed: consensus has this view. It may come late and more than once.
 	Agreed struct{ View View }
 
-	// Reserve asks for Len bytes of the heap. The answer has Addr. When the data is there, Write or Swap follows with
+	// Reserve asks for Len bytes of the heap, at most three quarters of it. The answer has Addr. When the data is there, Write or Swap follows with
 	// the same ID, or Cancel. If the answer Moved comes instead of one to these, the memory is gone.
 	Reserve struct {
 		ID  uint64
@@ -48,11 +48,18 @@ type (
 		Off, Len int64
 		Addr     int64
 		Sum      uint32
+		Atomic   bool
 	}
 	// Zero makes a range read as zeroes.
 	Zero struct {
 		ID       uint64
 		Off, Len int64
+	}
+	// Grow makes the store at Off Size bytes large. It is answered when all of S have done that; the host may use what
+	// is new from then on.
+	Grow struct {
+		ID        uint64
+		Off, Size int64
 	}
 	// Read is answered when the bytes have been read, by the work Read, and were the newest at some moment since.
 	Read struct {
@@ -68,15 +75,25 @@ type (
 		Off, Len int64
 		Sum      uint32
 	}
+	// Verify compares the members of S. Found tells of each range that differs, and Answer comes at the end. With Repair
+	// a range is repaired where it is known who is right: those that Trust names, otherwise the majority, or the only
+	// ones whose disks can read it.
+	Verify struct {
+		ID     uint64
+		Repair bool
+		Trust  Nodes
+	}
 	// Switch asks the primary to hand over.
 	Switch struct{ To ID }
 
-	// Done: a work has ended. Failed: the disk has refused it. Equal is the result of a Compare, Sum that of a Load.
+	// Done: a work has ended. Failed: the disk has refused it. Equal is the result of a Compare, Sum that of a Load
+	// or Pull, Digest that of a Hash.
 	Done struct {
 		ID     uint64
 		Failed bool
 		Equal  bool
 		Sum    uint32
+		Digest Digest
 	}
 )
 
@@ -92,9 +109,11 @@ func (Reserve) event()  {}
 func (Cancel) event()   {}
 func (Write) event()    {}
 func (Zero) event()     {}
+func (Grow) event()     {}
 func (Read) event()     {}
 func (Flush) event()    {}
 func (Swap) event()     {}
+func (Verify) event()   {}
 func (Switch) event()   {}
 func (Done) event()     {}
 
@@ -142,7 +161,8 @@ type (
 		Seq    uint64 // of what writes: the record's
 	}
 
-	// Apply writes a record to the disk: the data at Addr, or zeroes.
+	// Apply writes a record to the disk: the data at Addr, or zeroes. Of KindGrow and KindFit: the store ends with the
+	// record's range from now on, which reads as zeroes, both durably.
 	Apply struct {
 		ID  uint64
 		Rec Record
@@ -162,6 +182,25 @@ type (
 		ID             uint64
 		Off, Len, Addr int64
 	}
+	// Pull reads the other node's memory into this node's, at the same address.
+	Pull struct {
+		ID        uint64
+		From      ID
+		Addr, Len int64
+	}
+	// Hash reads from the disk, and hashes.
+	Hash struct {
+		ID       uint64
+		Off, Len int64
+	}
+	// Found tells of a range in which Odd differ from the others; if it is not Known who is right, Odd are all. The disks
+	// of Unreadable refuse to read it. Repair: the range is repaired.
+	Found struct {
+		ID              uint64
+		Off, Len        int64
+		Odd, Unreadable Nodes
+		Known, Repair   bool
+	}
 	// Sync makes durable what was applied.
 	Sync struct{ ID uint64 }
 	// Save changes the metadata. It is durable when it is done: first what it sets, then what it clears.
@@ -170,7 +209,8 @@ type (
 		Mark    uint64
 		Set     []int     // regions
 		Clear   []int     // regions
-		Bitmaps *[16]Bits // nil: as they are
+		Bitmaps *[16]Bits // nil: as they are, and View as well
+		View    View
 	}
 )
 
@@ -187,6 +227,9 @@ func (Apply) action()    {}
 func (ReadFor) action()  {}
 func (Compare) action()  {}
 func (Load) action()     {}
+func (Pull) action()     {}
+func (Hash) action()     {}
+func (Found) action()    {}
 func (Sync) action()     {}
 func (Save) action()     {}
 
@@ -197,7 +240,8 @@ const (
 	Good       Status = iota
 	Moved             // this node is not the primary (any more); what the request wrote may have been done, or not
 	Miscompare        // of a Swap
-	Failed            // the disk has refused to read
+	Failed            // no disk of S can read it
+	Refused           // a store cannot have that size, or copies are being compared already
 )
 
 // Bell follows the records of a Post.
@@ -244,6 +288,7 @@ type (
 		Applied  uint64
 		Durable  uint64
 		Suspects Bits // of a copy outside S: granules in which it may differ by its own doing
+		Sizes    []int64
 	}
 	// Ack says how far a stream has come.
 	Ack struct {
@@ -262,6 +307,22 @@ type (
 		Durable uint64
 	}
 	Deny struct{ View View }
+	// Lend asks a member to read a range into its memory at Addr, and Lent says that it has.
+	Lend struct {
+		Stream, Job    uint64
+		Off, Len, Addr int64
+	}
+	Lent struct {
+		Stream, Job uint64
+		Sum         uint32
+		Failed      bool
+	}
+	// Hashed is a member's answer to a record of KindCheck.
+	Hashed struct {
+		Seq    uint64
+		Digest Digest
+		Failed bool
+	}
 	// Fetch asks a member for its records from First on.
 	Fetch struct {
 		Version, Stream, First uint64
@@ -274,3 +335,6 @@ func (Ask) msg()     {}
 func (Promise) msg() {}
 func (Deny) msg()    {}
 func (Fetch) msg()   {}
+func (Lend) msg()    {}
+func (Lent) msg()    {}
+func (Hashed) msg()  {}

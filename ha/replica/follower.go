@@ -39,7 +39,7 @@ func (c *Core) isOverdue() bool {
 	if !c.view.InSync.Has(c.cfg.Self) || c.now < c.asleep || c.loading > 0 {
 		return false
 	}
-	if c.view.Primary == c.cfg.Self {
+	if c.view.Primary == c.cfg.Self && c.memory {
 		return true // in a former life: nobody else is
 	}
 	return c.now-c.lastBeat > c.cfg.Grace+c.turn()
@@ -89,7 +89,7 @@ func (c *Core) greetPrimary() {
 	}
 	c.out = append(c.out, Send{To: p, Msg: Hello{
 		Version: c.view.Version, Stream: c.grant(p), Memory: c.memory,
-		Last: c.log.last(), Applied: c.disk.applied, Durable: c.durable, Suspects: c.suspects.Clone(),
+		Last: c.log.last(), Applied: c.disk.applied, Durable: c.durable, Suspects: c.suspects.Clone(), Sizes: c.sizes(),
 	}})
 }
 
@@ -155,6 +155,7 @@ func (c *Core) beat(from ID, b Beat) {
 	if ok {
 		c.lastBeat = c.now
 	}
+	ok = ok && c.memory // who has lost its memory may know an old view only
 	c.out = append(c.out, SendEcho{To: from, Echo: Echo{No: b.No, View: c.view, OK: ok}})
 }
 
@@ -191,5 +192,5 @@ func (c *Core) fetched(from ID, f *Fetch) {
 	if f.Version != c.view.Version || c.promised != f.Version || c.to != from || f.First <= c.base || f.First > c.log.last() {
 		return
 	}
-	c.out = append(c.out, Post{To: from, Stream: f.Stream, Recs: c.from(f.First), Bell: Bell{View: c.view, First: f.First}})
+	c.out = append(c.out, Post{To: from, Stream: f.Stream, Recs: c.handedOn(f.First, from), Bell: Bell{View: c.view, First: f.First}})
 }

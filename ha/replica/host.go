@@ -19,8 +19,13 @@ type host struct {
 	reads   []*op     // wait for records that they overlap
 	proving []*op     // have their result, and wait until it is known to be true
 	flushes []*op
+	growing []*op // wait until all of S have grown
 	locks   []span
 	jobs    []*job
+	nextJob uint64
+	mends   []*mending
+	verify  *verify
+	copied  int64 // bytes of the heap that jobs and their records have
 }
 
 // grant is memory of the heap that a request has.
@@ -39,9 +44,11 @@ type op struct {
 	addr      int64
 	sum       uint32
 	seq       uint64
-	at        time.Duration // when the disk was read
+	at        time.Duration // when the disk was read; when a Flush came
 	status    Status
 	comparing bool
+	atomic    bool
+	mended    int  // how often its range was repaired
 	dead      bool // answered, though a work is still under way
 }
 
@@ -53,6 +60,7 @@ const (
 	opSwap
 	opRead
 	opFlush
+	opGrow
 )
 
 // request takes what the host asks for.
@@ -67,6 +75,17 @@ func (c *Core) request(e Event) {
 	case Switch:
 		c.seal(e.To)
 		return
+	case Verify:
+		switch {
+		case c.role != Primary:
+			c.answer(e.ID, Moved)
+			return
+		case c.verify != nil:
+			c.answer(e.ID, Refused)
+			return
+		}
+		c.verify = &verify{Verify: e}
+		return
 	case Reserve:
 		if c.role != Primary {
 			c.answer(e.ID, Moved)
@@ -75,15 +94,17 @@ func (c *Core) request(e Event) {
 		c.hungry = append(c.hungry, e)
 		return
 	case Write:
-		o = &op{kind: opWrite, id: e.ID, off: e.Off, n: e.Len, sum: e.Sum}
+		o = &op{kind: opWrite, id: e.ID, off: e.Off, n: e.Len, sum: e.Sum, atomic: e.Atomic}
 	case Zero:
 		o = &op{kind: opZero, id: e.ID, off: e.Off, n: e.Len}
 	case Swap:
 		o = &op{kind: opSwap, id: e.ID, key: e.Key, off: e.Off, n: e.Len, sum: e.Sum}
+	case Grow:
+		o = &op{kind: opGrow, id: e.ID, off: e.Off, n: e.Size}
 	case Read:
 		o = &op{kind: opRead, id: e.ID, off: e.Off, n: e.Len}
 	case Flush:
-		o = &op{kind: opFlush, id: e.ID, seq: c.commit}
+		o = &op{kind: opFlush, id: e.ID, seq: c.commit, at: c.now}
 	}
 	needs := o.kind == opWrite || o.kind == opSwap
 	g, has := c.redeem(o.id)
@@ -124,11 +145,19 @@ func (c *Core) refuseAll() {
 	for _, g := range c.granted {
 		c.answer(g.id, Moved)
 	}
-	for _, list := range [][]*op{c.ops, c.swaps, c.writes, c.reads, c.proving, c.flushes} {
+	for _, list := range [][]*op{c.ops, c.swaps, c.writes, c.reads, c.proving, c.flushes, c.growing} {
 		for _, o := range list {
 			o.dead = true
 			c.answer(o.id, Moved)
 		}
+	}
+	for _, m := range c.mends {
+		if m.op != nil && m.op.kind == opRead {
+			c.answer(m.op.id, Moved)
+		}
+	}
+	if c.verify != nil {
+		c.answer(c.verify.ID, Moved)
 	}
 	for id, w := range c.works {
 		if w.kind == workRead || w.kind == workCompare {
@@ -138,7 +167,7 @@ func (c *Core) refuseAll() {
 	for _, j := range c.jobs {
 		j.dead = true
 	}
-	c.host = host{}
+	c.host = host{nextJob: c.nextJob}
 }
 
 func (c *Core) isLocked(off, n int64) bool {
@@ -151,13 +180,26 @@ func (c *Core) unlock(off, n int64) {
 }
 
 // hasRoom says whether the log takes another record: also at the member that has to keep the most.
-func (c *Core) hasRoom() bool {
-	return !c.sealing && c.log.last()-min(c.trim, c.base) < uint64(c.cfg.Ring)
+func (c *Core) hasRoom() bool { return c.hasRoomFor(1) }
+
+func (c *Core) hasRoomFor(n int) bool {
+	return !c.sealing && c.log.last()+uint64(n) <= min(c.trim, c.base)+uint64(c.cfg.Ring)
+}
+
+// mayWrite says whether there are enough copies. If not, what would write waits until there are.
+func (c *Core) mayWrite() bool { return c.view.InSync.Len() >= c.cfg.MinCopies }
+
+// isThrough says whether what writes there is answered when W disks have it.
+func (c *Core) isThrough(off int64) bool { return c.storeOf(off).Through }
+
+// isFinal says whether nothing takes a record back, as far as its store promises that.
+func (c *Core) isFinal(r *Record) bool {
+	return r.Seq <= c.commit && (r.Seq <= c.firm || !c.isThrough(r.Off))
 }
 
 // sequence gives memory to those who wait for it, and numbers to what waits for nothing else.
 func (c *Core) sequence() {
-	for len(c.hungry) > 0 {
+	for len(c.hungry) > 0 && c.heap.used*c.cfg.Unit-c.copied+c.hungry[0].Len <= c.cfg.Heap-c.forCopies() {
 		addr, ok := c.heap.alloc(c.hungry[0].Len)
 		if !ok {
 			break
@@ -168,7 +210,7 @@ func (c *Core) sequence() {
 	}
 	waiting := c.ops[:0]
 	for _, o := range c.ops {
-		blocked := !c.hasRoom() || c.isLocked(o.off, o.n) ||
+		blocked := !c.hasRoom() || !c.mayWrite() || c.isLocked(o.off, o.n) ||
 			slices.ContainsFunc(waiting, func(w *op) bool { return w.off < o.off+o.n && o.off < w.off+w.n })
 		switch {
 		case blocked:
@@ -176,6 +218,8 @@ func (c *Core) sequence() {
 		case o.kind == opSwap:
 			c.locks = append(c.locks, span{o.off, o.n})
 			c.swaps = append(c.swaps, o)
+		case o.kind == opGrow:
+			c.grow(o)
 		default:
 			c.record(o)
 		}
@@ -187,7 +231,7 @@ func (c *Core) sequence() {
 
 // record gives an operation its place in the order.
 func (c *Core) record(o *op) {
-	r := Record{Term: c.view.Term, Seq: c.log.last() + 1, Kind: KindWrite, Off: o.off, Len: o.n, Addr: o.addr, Sum: o.sum, Key: o.key}
+	r := Record{Term: c.view.Term, Seq: c.log.last() + 1, Kind: KindWrite, Off: o.off, Len: o.n, Addr: o.addr, Sum: o.sum, Key: o.key, Atomic: o.atomic}
 	if o.kind == opZero {
 		r.Kind = KindZero
 	}
@@ -200,7 +244,7 @@ func (c *Core) record(o *op) {
 func (c *Core) compare() {
 	for i := 0; i < len(c.swaps); i++ {
 		o := c.swaps[i]
-		if done := c.resultOf(o); done != nil {
+		if done := c.resultOf(o); done != nil && !c.unapplied(o.off, o.n) {
 			c.swaps = slices.Delete(c.swaps, i, i+1)
 			i--
 			o.seq = done.Seq
@@ -244,6 +288,16 @@ func (c *Core) compared(o *op, e *Done) {
 	}
 	c.swaps = slices.Delete(c.swaps, i, i+1)
 	switch {
+	case e.Failed && o.mended < maxMends:
+		o.mended++
+		c.swaps = append(c.swaps, o) // comparing is left set until the range is repaired
+		c.mend(&mending{op: o, off: o.off, n: o.n, then: func(ok bool) {
+			o.comparing = false
+			if !ok {
+				c.swaps = slices.DeleteFunc(c.swaps, func(p *op) bool { return p == o })
+				c.endSwap(o, Failed)
+			}
+		}})
 	case e.Failed:
 		c.endSwap(o, Failed)
 	case !e.Equal:
@@ -254,14 +308,27 @@ func (c *Core) compared(o *op, e *Done) {
 	}
 }
 
-// committed answers what W members hold.
+// committed answers what W members hold, on their disks where the store writes through.
 func (c *Core) committed() {
 	c.commit = max(c.commit, c.heldByAll(c.receivedBy))
-	n := 0
-	for ; n < len(c.writes) && c.writes[n].seq <= c.commit; n++ {
-		c.out = append(c.out, Answer{ID: c.writes[n].id, Seq: c.writes[n].seq})
+	c.firm = max(c.firm, c.heldByAll(c.durableBy))
+	if slices.ContainsFunc(c.stores, func(s Store) bool { return s.Through }) {
+		c.flushed = max(c.flushed, c.firm) // what is answered, and what is read, is durable
 	}
-	c.writes = slices.Delete(c.writes, 0, n)
+	if !c.mayWrite() {
+		return
+	}
+	c.writes = slices.DeleteFunc(c.writes, func(o *op) bool {
+		through := c.isThrough(o.off)
+		if through {
+			c.syncTo = max(c.syncTo, o.seq)
+		}
+		if o.seq > c.commit || through && o.seq > c.firm {
+			return false
+		}
+		c.out = append(c.out, Answer{ID: o.id, Seq: o.seq})
+		return true
+	})
 }
 
 // read starts reads of ranges of which the disk has everything. What is not committed could be taken back.
@@ -276,9 +343,24 @@ func (c *Core) read() {
 }
 
 func (c *Core) readDone(o *op, failed bool) {
+	if failed && o.mended < maxMends {
+		o.mended++
+		c.mend(&mending{op: o, off: o.off, n: o.n, then: func(ok bool) {
+			if ok {
+				c.reads = append(c.reads, o)
+			} else {
+				c.readDone(o, true)
+			}
+		}})
+		return
+	}
 	o.at = c.now
 	if failed {
 		o.status = Failed
+	}
+	// What goes through is written before it is committed, perhaps while the read went on.
+	if c.isThrough(o.off) && c.unapplied(o.off, o.n) {
+		o.seq = c.newestIn(o.off, o.n)
 	}
 	c.proving = append(c.proving, o)
 }
@@ -286,7 +368,7 @@ func (c *Core) readDone(o *op, failed bool) {
 // prove answers what was true when this node was the primary for sure.
 func (c *Core) prove() {
 	c.proving = slices.DeleteFunc(c.proving, func(o *op) bool {
-		if !c.isProven(o.at) {
+		if !c.isProven(o.at) || o.kind == opRead && o.seq > min(c.commit, c.firm) {
 			return false
 		}
 		c.out = append(c.out, Answer{ID: o.id, Status: o.status, Seq: o.seq})
@@ -296,7 +378,7 @@ func (c *Core) prove() {
 
 // flush answers what W disks have, and asks for a flush now and then.
 func (c *Core) flush() {
-	if c.now >= c.flushAt+c.cfg.FlushEvery {
+	if c.now >= c.flushAt+c.cfg.FlushEvery || 2*len(c.entries) > c.cfg.Ring {
 		c.flushAt = c.now
 		c.syncTo = max(c.syncTo, c.commit)
 	}
@@ -306,7 +388,7 @@ func (c *Core) flush() {
 			return false
 		}
 		c.flushed = max(c.flushed, o.seq)
-		c.answer(o.id, Good)
+		c.proving = append(c.proving, o) // another may have answered writes before this came
 		return true
 	})
 }

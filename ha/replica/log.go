@@ -51,6 +51,18 @@ func (l *log) from(seq uint64) []Record {
 	return recs
 }
 
+// handedOn returns the records from seq on for another node. What a primary before has copied to that node alone is
+// not in this node's memory. The node does without: it differed before, and nobody has said that it does not.
+func (c *Core) handedOn(seq uint64, to ID) []Record {
+	recs := c.from(seq)
+	for i := range recs {
+		if r := &recs[i]; r.Kind == KindResync && r.Copy == to && (c.role != Primary || r.Term != c.view.Term) {
+			r.Kind = KindNone
+		}
+	}
+	return recs
+}
+
 // maxResults bounds what is kept of COMPARE AND WRITE.
 const maxResults = 4096
 
@@ -60,11 +72,11 @@ func (c *Core) append(r Record) {
 		panic("replica: a gap in the log")
 	}
 	e := entry{Record: r, at: c.now}
-	if !r.changes(c.cfg.Self) {
+	if !r.orders(c.cfg.Self) {
 		e.state = stateApplied
 	}
 	c.entries = append(c.entries, e)
-	if r.Kind == KindWrite || r.Kind == KindZero {
+	if r.isWritten() {
 		c.results = slices.DeleteFunc(c.results, func(o Result) bool { return r.overlaps(o.Off, o.Len) || o.Key == r.Key })
 		if r.Key != 0 {
 			c.results = append(c.results, Result{Key: r.Key, Term: r.Term, Seq: r.Seq, Off: r.Off, Len: r.Len})

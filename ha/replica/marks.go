@@ -15,12 +15,19 @@ func (c *Core) mark(b *Bits, off, n int64) {
 	}
 }
 
+// markWritten adds what a record changes. What is new in a store is not: a copy outside S is made as large by KindFit.
+func (c *Core) markWritten(b *Bits, r *Record) {
+	if r.Kind != KindGrow && r.Kind != KindFit && r.Kind != KindCheck {
+		c.mark(b, r.Off, r.Len)
+	}
+}
+
 // granulesOf returns the granules of regions.
 func (c *Core) granulesOf(regions Bits) Bits {
 	var b Bits
 	for i := range regions.All() {
-		if off := int64(i) * c.cfg.Region; off < c.cfg.Size {
-			c.mark(&b, off, min(c.cfg.Region, c.cfg.Size-off))
+		if off := int64(i) * c.cfg.Region; off < c.end(off) {
+			c.mark(&b, off, min(c.cfg.Region, c.end(off)-off))
 		}
 	}
 	return b
@@ -47,7 +54,7 @@ func (c *Core) marksFor(old, v View) {
 		case old.InSync.Has(id):
 			c.bitmaps[id].Add(c.early)
 			for i := range c.entries {
-				c.mark(&c.bitmaps[id], c.entries[i].Off, c.entries[i].Len)
+				c.markWritten(&c.bitmaps[id], &c.entries[i].Record)
 			}
 		}
 	}
@@ -60,7 +67,7 @@ func (c *Core) marksFor(old, v View) {
 func (c *Core) suspect() {
 	for i := range c.entries {
 		if e := &c.entries[i]; e.changes(c.cfg.Self) && e.state != stateHeld {
-			c.mark(&c.suspects, e.Off, e.Len)
+			c.markWritten(&c.suspects, &e.Record)
 		}
 	}
 }

@@ -1,14 +1,20 @@
 package replica
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // promote makes this node the primary of its view.
 func (c *Core) promote() {
 	c.role = Primary
 	c.memory = true
 	c.proposed, c.sealing = nil, false
-	c.promised, c.stream, c.fed = 0, 0, false
-	c.took, c.flushAt, c.commit = c.now, c.now, c.log.last()
+	c.promised = 0
+	if c.stream != 0 {
+		c.cut(c.source)
+	}
+	c.took, c.flushAt, c.commit, c.firm = c.now, c.now, c.log.last(), 0
 	c.beats, c.beatAt = nil, -c.cfg.Heartbeat
 	// What the members have is known from their promises; after an orderly switch, from what the primary before told.
 	freed := c.freed
@@ -31,10 +37,13 @@ func (c *Core) promote() {
 	}
 	c.cand = candidate{}
 	c.freed = max(freed, c.base)
-	c.host = host{heap: newHeap(c.cfg.Heap, c.cfg.Unit)}
+	c.host = host{heap: newHeap(c.cfg.Heap, c.cfg.Unit), nextJob: c.nextJob}
 	for i := range c.entries {
 		if r := &c.entries[i].Record; r.Seq > c.freed && hasData(r) {
 			c.heap.claim(r.Addr, r.Len)
+			if r.Kind == KindResync {
+				c.copied += r.Len
+			}
 		}
 	}
 }
@@ -78,10 +87,14 @@ func (c *Core) greet() {
 		if h.Version < c.view.Version {
 			continue // it says hello again when it knows this view
 		}
-		p.stream, p.started, p.bell, p.copying, p.clean = h.Stream, false, Bell{}, 0, nil
 		// A copy of which nobody knows whether it has been taken in goes on with its log, as a member does.
-		entering := c.proposed != nil && c.proposed.InSync.Has(id)
-		if c.view.InSync.Has(id) || entering {
+		asMember := c.view.InSync.Has(id) || c.proposed != nil && c.proposed.InSync.Has(id)
+		if !asMember && !c.hasRoomFor(len(c.stores)) {
+			p.hello = h
+			continue
+		}
+		p.stream, p.started, p.bell, p.copying, p.clean = h.Stream, false, Bell{}, 0, nil
+		if asMember {
 			p.lost = !h.Memory
 			if p.lost {
 				p.stream = 0
@@ -96,7 +109,9 @@ func (c *Core) greet() {
 		c.bitmaps[id].Add(h.Suspects)
 		p.outside, p.lost = true, false
 		p.todo = c.bitmaps[id].Clone()
-		p.sent, p.received, p.applied, p.durable, p.copied = c.log.last(), c.log.last(), c.log.last(), 0, c.log.last()
+		p.sent, p.received, p.applied, p.durable = c.log.last(), c.log.last(), c.log.last(), 0
+		c.fit(id, h.Sizes)
+		p.copied = c.log.last()
 	}
 }
 
@@ -141,8 +156,13 @@ func (c *Core) isBad(id ID) bool {
 	if p.lost || c.now-p.heard > c.cfg.Lease {
 		return true
 	}
-	e := c.entry(p.applied + 1)
-	if e == nil {
+	return c.isLate(p.applied) || !c.hasRoom() && !c.sealing && c.isLate(p.durable)
+}
+
+// isLate says whether a disk that has come so far holds the others up. What is not committed does not wait for a disk.
+func (c *Core) isLate(at uint64) bool {
+	e := c.entry(at + 1)
+	if e == nil || e.Seq > c.commit {
 		return false
 	}
 	late := c.now - e.at
@@ -171,7 +191,7 @@ func (c *Core) mayBecome(v *View) bool {
 
 // hand hands over to another member, when all is there.
 func (c *Core) hand() {
-	if c.refused && !c.sealing {
+	if (c.refused || c.isHung()) && !c.sealing {
 		for id := range c.view.InSync.Without(c.cfg.Self).All() {
 			c.seal(id) // its disk may be better
 		}
@@ -184,6 +204,10 @@ func (c *Core) hand() {
 		return
 	}
 	p := &c.peer[c.successor]
+	// Nobody reads into memory any more that the successor may give away.
+	if slices.ContainsFunc(c.jobs, func(j *job) bool { return j.asked }) {
+		return
+	}
 	if p.stream == 0 || p.outside || c.commit != c.log.last() || p.received != c.log.last() || p.durable < c.flushed {
 		return
 	}
@@ -262,6 +286,9 @@ func (c *Core) free() {
 	for seq := c.freed + 1; seq <= to; seq++ {
 		if e := c.entry(seq); e != nil && hasData(&e.Record) {
 			c.heap.release(e.Addr, e.Len)
+			if e.Kind == KindResync {
+				c.copied -= e.Len
+			}
 		}
 	}
 	c.freed = max(c.freed, to)
@@ -283,7 +310,7 @@ func (c *Core) post() {
 		}
 		var recs []Record
 		if p.sent < c.log.last() {
-			recs = c.from(p.sent + 1)
+			recs = c.handedOn(p.sent+1, id)
 		}
 		news := b.Sync > p.bell.Sync || b.View.Version > p.bell.View.Version
 		lazy := (b.Trim > p.bell.Trim || b.Freed > p.bell.Freed) && c.beatAt == c.now
@@ -305,7 +332,7 @@ func (c *Core) startFor(id ID) *Start {
 	s.Early.Add(c.early)
 	for i := range c.entries {
 		if e := &c.entries[i]; e.Seq <= s.Last {
-			c.mark(&s.Early, e.Off, e.Len)
+			c.markWritten(&s.Early, &e.Record)
 		}
 	}
 	return s

@@ -60,13 +60,22 @@ func TestHeap(t *testing.T) {
 func alone(t *testing.T) (*Core, Config) {
 	t.Helper()
 	cfg := Config{
-		Copies: NodesOf(0), Quorum: 2, Size: 64 * 512, Granule: 2048, Region: 8192, Heap: 16 * 512, Unit: 512, Ring: 8,
+		Copies: NodesOf(0), Quorum: 2, Stores: []Store{{Size: 64 * 512}}, Granule: 2048, Region: 8192, Heap: 16 * 512, Unit: 512, Ring: 8,
 		Heartbeat: 50 * time.Millisecond, Lease: 250 * time.Millisecond, Grace: 350 * time.Millisecond,
 		SlowCopy: time.Second, FlushEvery: time.Hour, SaveEvery: 1000 * time.Hour, Copying: 1,
 	}
 	c := New(cfg, time.Hour, &Memory{}, Saved{})
-	p := find[Propose](t, c.Step(time.Hour, Agreed{View{Version: 1, Term: 1, InSync: NodesOf(0), First: 1}}))
-	c.Step(time.Hour, Agreed{p.View})
+	view := View{Version: 1, Term: 1, InSync: NodesOf(0), First: 1}
+	for range 2 { // then it has proposed itself
+		actions := c.Step(time.Hour, Agreed{view})
+		if view.Version == 1 {
+			view = find[Propose](t, actions).View
+		}
+		actions = c.Step(time.Hour, Done{ID: find[Save](t, actions).ID}) // of the view
+		if len(actions) > 0 {
+			t.Fatalf("%+v", actions)
+		}
+	}
 	if s := c.State(); s.Role != Primary || s.View.Term != 2 {
 		t.Fatalf("%v", c)
 	}
@@ -122,6 +131,64 @@ func TestFullHeap(t *testing.T) {
 		t.Fatalf("%+v", actions)
 	}
 	if a := find[Answer](t, c.Step(now, Cancel{ID: 1})); a.ID != 2 || a.Status != Good {
+		t.Errorf("%+v", a)
+	}
+}
+
+// A set of bits is what a map is, whatever lies between its members.
+func TestBits(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	var b Bits
+	want := map[int]bool{}
+	for range 3000 {
+		i := r.IntN(2000) + r.IntN(3)<<30
+		if r.IntN(3) == 0 {
+			b.Clear(i)
+			delete(want, i)
+		} else {
+			b.Set(i)
+			want[i] = true
+		}
+		if !b.Has(i) == want[i] {
+			t.Fatalf("%d: %v", i, b.Has(i))
+		}
+	}
+	last := -1
+	n := 0
+	for i := range b.All() {
+		if i <= last || !want[i] {
+			t.Fatalf("%d after %d", i, last)
+		}
+		last = i
+		n++
+	}
+	if n != len(want) || n != b.Len() {
+		t.Errorf("%d and %d numbers of %d", n, b.Len(), len(want))
+	}
+	var sum Bits
+	sum.Add(b.Clone())
+	sum.Add(Bits{})
+	if sum.Len() != n || sum.Empty() {
+		t.Errorf("%d numbers after adding %d", sum.Len(), n)
+	}
+}
+
+// A store grows: region, disk, sync, mark, answer. It does not shrink.
+func TestGrow(t *testing.T) {
+	c, _ := alone(t)
+	now := 2 * time.Hour
+	step := func(e Event) []Action { now += time.Millisecond; return c.Step(now, e) }
+	if a := find[Answer](t, step(Grow{ID: 1, Size: 512})); a.Status != Refused {
+		t.Errorf("a smaller size is answered with %+v", a)
+	}
+	save := find[Save](t, step(Grow{ID: 2, Size: 128 * 512}))
+	apply := find[Apply](t, step(Done{ID: save.ID}))
+	if r := apply.Rec; r.Kind != KindGrow || r.Off != 64*512 || r.Len != 64*512 {
+		t.Fatalf("%+v", r)
+	}
+	sync := find[Sync](t, step(Done{ID: apply.ID}))
+	mark := find[Save](t, step(Done{ID: sync.ID}))
+	if a := find[Answer](t, step(Done{ID: mark.ID})); a.ID != 2 || a.Status != Good {
 		t.Errorf("%+v", a)
 	}
 }

@@ -2,7 +2,7 @@ package replica
 
 import "slices"
 
-// job copies a granule to a copy outside S. It has the range to itself until its record has a number: so an older
+// job copies a granule to a copy outside S, or a range that was found to differ to a member. It has the range to itself until its record has a number: so an older
 // content never follows a newer one.
 type job struct {
 	to      ID
@@ -13,6 +13,16 @@ type job struct {
 	memory  bool // addr is the job's, not a record's
 	loading bool
 	dead    bool // the node is not the primary any more
+	locked  bool // the range is the job's
+
+	levelled func(ok bool) // of a job for a member
+
+	// of a job that fetches from another member
+	mends *mending
+	from  ID
+	id    uint64
+	asked bool
+	sum   uint32
 }
 
 // cleaning is a granule that was copied with the record of seq, and whose bit is to be cleared.
@@ -33,20 +43,19 @@ func (c *Core) copyOn() {
 		}
 		for g := p.todo.next(0); g >= 0 && p.copying < c.cfg.Copying; g = p.todo.next(g + 1) {
 			off := int64(g) * c.cfg.Granule
-			n := min(c.cfg.Granule, c.cfg.Size-off)
-			// A quarter of the heap is for writes of the host. Memory comes before the lock: writes that wait for the lock
-			// have memory already.
-			if c.isLocked(off, n) || c.heap.used*4 >= c.heap.size*3 {
+			n := c.granuleLen(off)
+			// Memory comes before the lock: writes that wait for the lock have memory already.
+			if c.isLocked(off, n) || c.now < c.copyAgain {
 				continue
 			}
-			addr, ok := c.heap.alloc(n)
+			addr, ok := c.allocCopy(n)
 			if !ok {
 				continue
 			}
 			p.todo.Clear(g)
 			p.copying++
 			c.locks = append(c.locks, span{off, n})
-			c.jobs = append(c.jobs, &job{to: id, stream: p.stream, granule: g, off: off, n: n, addr: addr, memory: true})
+			c.jobs = append(c.jobs, &job{to: id, stream: p.stream, granule: g, off: off, n: n, addr: addr, memory: true, locked: true})
 		}
 		c.clean(id, p)
 	}
@@ -55,9 +64,32 @@ func (c *Core) copyOn() {
 	}
 }
 
+// allocCopy returns memory for a job, of a quarter of the heap.
+func (c *Core) allocCopy(n int64) (int64, bool) {
+	if c.copied+n > max(c.cfg.Heap/4, n) {
+		return 0, false
+	}
+	addr, ok := c.heap.alloc(n)
+	if ok {
+		c.copied += n
+	}
+	return addr, ok
+}
+
+// forCopies is what hosts leave of the heap while a copy is outside S: writes that wait for it to return would
+// otherwise hold the memory that it needs.
+func (c *Core) forCopies() int64 {
+	if c.cfg.Copies == c.view.InSync {
+		return 0
+	}
+	return c.cfg.Heap / 4
+}
+
 // load reads the granule of a job, when the disk has the newest.
 func (c *Core) load(j *job) {
 	switch {
+	case j.mends != nil:
+		c.pull(j)
 	case j.loading:
 	case c.peer[j.to].stream != j.stream:
 		c.endJob(j)
@@ -73,20 +105,39 @@ func (c *Core) load(j *job) {
 func (c *Core) loaded(j *job, e *Done) {
 	p := &c.peer[j.to]
 	if p.stream != j.stream || e.Failed || !c.hasRoom() {
+		if e.Failed {
+			c.copyAgain = c.now + retryAfter
+			c.mendGranule(j)
+		}
 		c.endJob(j)
 		return
 	}
 	c.append(Record{Term: c.view.Term, Seq: c.log.last() + 1, Kind: KindResync, Copy: j.to, Off: j.off, Len: j.n, Addr: j.addr, Sum: e.Sum})
-	p.copied = c.log.last()
-	p.clean = append(p.clean, cleaning{j.granule, p.copied})
 	j.memory = false // the record's now
-	p.copying--
+	if j.levelled == nil {
+		p.copied = c.log.last()
+		p.clean = append(p.clean, cleaning{j.granule, p.copied})
+		p.copying--
+	} else {
+		j.levelled(true)
+	}
 	c.dropJob(j)
+}
+
+// mendGranule repairs what could not be read for a job, if another member can: once at a time.
+func (c *Core) mendGranule(j *job) {
+	from, _ := c.healthy(0)
+	same := func(m *mending) bool { return m.off == j.off }
+	if from != c.cfg.Self && !slices.ContainsFunc(c.mends, same) {
+		c.mend(&mending{off: j.off, n: j.n, then: func(bool) {}})
+	}
 }
 
 // endJob gives a job up. If the stream is the same it will be tried again.
 func (c *Core) endJob(j *job) {
-	if p := &c.peer[j.to]; p.stream == j.stream {
+	if p := &c.peer[j.to]; j.levelled != nil {
+		j.levelled(false)
+	} else if p.stream == j.stream {
 		p.todo.Set(j.granule)
 		p.copying--
 	}
@@ -96,8 +147,11 @@ func (c *Core) endJob(j *job) {
 func (c *Core) dropJob(j *job) {
 	if j.memory {
 		c.heap.release(j.addr, j.n)
+		c.copied -= j.n
 	}
-	c.unlock(j.off, j.n)
+	if j.locked {
+		c.unlock(j.off, j.n)
+	}
 	i := slices.Index(c.jobs, j)
 	c.jobs = slices.Delete(c.jobs, i, i+1)
 }
@@ -107,12 +161,12 @@ func (c *Core) dropJob(j *job) {
 func (c *Core) clean(id ID, p *peer) {
 	p.clean = slices.DeleteFunc(p.clean, func(cl cleaning) bool {
 		off := int64(cl.granule) * c.cfg.Granule
-		n := min(c.cfg.Granule, c.cfg.Size-off)
+		n := c.granuleLen(off)
 		if p.applied < cl.seq || !c.hasRoom() {
 			return false
 		}
 		for seq := p.applied + 1; seq <= c.log.last(); seq++ {
-			if e := c.entry(seq); e.overlaps(off, n) && (e.Kind == KindWrite || e.Kind == KindZero) {
+			if e := c.entry(seq); e.overlaps(off, n) && e.isWritten() {
 				return false
 			}
 		}

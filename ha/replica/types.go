@@ -43,6 +43,7 @@ type View struct {
 	Version uint64
 	Term    uint64 // grows with each primary
 	Primary ID
+	Life    uint32 // Config.Incarnation of a primary that has proposed itself: another life of it does not take this for its own
 	InSync  Nodes  // S: the copies that hold everything that was acknowledged
 	First   uint64 // the first sequence number of Term
 	Planned bool   // the primary before handed over: its log ended with First-1, and Primary has all of it
@@ -55,12 +56,16 @@ type Config struct {
 	Copies      Nodes  // the nodes that have a copy
 	Quorum      int
 
-	Size    int64
-	Granule int64 // of bitmaps
-	Region  int64 // a multiple of Granule
-	Heap    int64 // memory for data of records, a power of two of Units
-	Unit    int64 // what the heap allocates in
-	Ring    int   // the most records in the log
+	// MinCopies is the fewest members of S with which something is written. With fewer, writes wait until enough copies
+	// are level. The view may have fewer: a member that has lost its power leaves S, and returns.
+	MinCopies int
+
+	Stores  []Store // in the order of their places
+	Granule int64   // of bitmaps
+	Region  int64   // a multiple of Granule
+	Heap    int64   // memory for data of records, a power of two of Units
+	Unit    int64   // what the heap allocates in
+	Ring    int     // the most records in the log
 
 	Heartbeat  time.Duration
 	Lease      time.Duration // of the primary, from when it sent the beat that was answered
@@ -80,18 +85,26 @@ const (
 	KindZero        // the range reads as zeroes; no data
 	KindResync      // a granule of the primary's disk for Copy alone; nothing to do for others
 	KindClean       // Copy has the granule: its bit is cleared
+	KindGrow        // the store ends with the range, which reads as zeroes
+	KindFit         // the same for Copy alone: the others have done it
+	KindCheck       // all hash the range
+	KindNone        // a KindResync whose data the sender does not have
 )
 
 // Record is an entry of the log, in one order on all nodes.
 type Record struct {
 	Term, Seq uint64
 	Kind      Kind
-	Copy      ID // of KindResync and KindClean
+	Copy      ID // of KindResync, KindClean and KindFit
 	Off, Len  int64
 	Addr      int64 // where the data is in the heap, the same on all nodes
 	Sum       uint32
 	Key       uint64 // of a COMPARE AND WRITE: names initiator port and command; 0 for others
+	Atomic    bool   // each copy writes all of it or nothing, whatever happens to it
 }
+
+// Digest is a hash of a range.
+type Digest [16]byte
 
 // HasDataFor says whether the record brings data to a copy.
 func (r *Record) HasDataFor(id ID) bool {
@@ -99,7 +112,21 @@ func (r *Record) HasDataFor(id ID) bool {
 }
 
 // changes says whether the record changes the disk of a copy.
-func (r *Record) changes(id ID) bool { return r.Kind == KindZero || r.HasDataFor(id) }
+func (r *Record) changes(id ID) bool {
+	switch r.Kind {
+	case KindZero, KindGrow:
+		return true
+	case KindFit:
+		return r.Copy == id
+	}
+	return r.HasDataFor(id)
+}
+
+// orders says whether the record waits on that node for earlier ones that it overlaps, and later ones for it.
+func (r *Record) orders(id ID) bool { return r.Kind == KindCheck || r.changes(id) }
+
+// isWritten says whether the record's range has, at this place in the order, what the host has written.
+func (r *Record) isWritten() bool { return r.Kind == KindWrite || r.Kind == KindZero }
 
 func (r *Record) overlaps(off, n int64) bool { return r.Off < off+n && off < r.Off+r.Len }
 
@@ -126,4 +153,5 @@ type Saved struct {
 	Mark    uint64 // all records up to it were durable
 	Regions Bits
 	Bitmaps [16]Bits // by copy
+	View    View     // to which Bitmaps belong: an older one is not believed
 }

@@ -82,7 +82,7 @@ func (n *node) content(block int) pos {
 }
 
 func covers(rec *replica.Record, block int) bool {
-	off := int64(block) * blockSize
+	off := offOf(block)
 	return rec.Off <= off && off < rec.Off+rec.Len
 }
 
@@ -151,7 +151,21 @@ func (r *run) checkView(old, v *replica.View) {
 			r.fail(invariant, "block %d at %v is held by %d of %b", b, f.pos, k, v.InSync)
 		}
 	}
+	r.checkDurable(v)
 	r.checkDifferences(v)
+}
+
+// checkDurable: W members of a view have durable what was flushed.
+func (r *run) checkDurable(v *replica.View) {
+	for b := range r.floors {
+		k := 0
+		for id := range v.InSync.All() {
+			k += b2i(!r.nodes[id].disk.medium[b].pos.less(r.floors[b].flushed))
+		}
+		if k < quorum(&r.cfg, v) {
+			r.fail(9, "block %d at %v was flushed, and %d of %b have it durable", b, r.floors[b].flushed, k, v.InSync)
+		}
+	}
 }
 
 // checkPromoted looks at what a new primary has.
@@ -163,6 +177,7 @@ func (r *run) checkPromoted(n *node, v *replica.View) {
 		r.fail(1, "node %d is primary by a view that was not agreed on", n.id)
 		return
 	}
+	r.checkAtomics(n)
 	old := r.views[v.Version-2]
 	for b := range r.floors {
 		f := &r.floors[b]
@@ -183,11 +198,13 @@ func (r *run) checkPromoted(n *node, v *replica.View) {
 
 // checkAnswer looks at what a host is told.
 func (r *run) checkAnswer(n *node, a *attempt, e *replica.Answer) {
+	s := n.core.State()
 	if e.Status == replica.Failed {
-		r.fail(8, "a read failed on a disk that reads")
+		if !r.wasAlone(r.worn, a.began) {
+			r.fail(20, "node %d cannot read, and other disks of %b can", n.id, s.View.InSync)
+		}
 		return
 	}
-	s := n.core.State()
 	if s.Role != replica.Primary {
 		r.fail(1, "node %d answers, and is not the primary", n.id)
 	}
@@ -199,6 +216,8 @@ func (r *run) checkAnswer(n *node, a *attempt, e *replica.Answer) {
 		r.checkRead(a)
 	case a.kind == doFlush:
 		r.checkFlush(n, a)
+	case a.kind == doGrow:
+		r.checkGrown(a, e)
 	case a.kind == doSwap && e.Status == replica.Miscompare:
 		if got := a.got[0]; got.val == a.write[0] && got.pos.term < s.View.Term && !r.forgotten(a.command.began) {
 			r.fail(12, "a COMPARE AND WRITE of term %d was done, and its initiator is told in term %d that it was not", got.pos.term, s.View.Term)
@@ -209,6 +228,19 @@ func (r *run) checkAnswer(n *node, a *attempt, e *replica.Answer) {
 	default:
 		r.checkWritten(n, a, pos{s.View.Term, e.Seq})
 	}
+}
+
+// wasAlone says whether one node was all of S at some time since.
+func (r *run) wasAlone(id replica.ID, since time.Duration) bool {
+	for i := len(r.views) - 1; i >= 0; i-- {
+		if r.views[i].InSync == replica.NodesOf(id) {
+			return true
+		}
+		if r.viewsAt[i] < since {
+			break
+		}
+	}
+	return false
 }
 
 // checkRead: a block is a register. What was answered or read before is the least.
@@ -223,6 +255,9 @@ func (r *run) checkRead(a *attempt) {
 			r.fail(8, "block %d reads %v of %v, and %v was answered or read before", b, got.val, got.pos, want)
 		}
 		r.raise(b, got.pos)
+		if r.cfg.Stores[b2i(b >= inFirst)].Through && !got.pos.less(want) {
+			r.checkThrough(b, got.pos)
+		}
 	}
 }
 
@@ -234,17 +269,26 @@ func (r *run) checkWritten(n *node, a *attempt, p pos) {
 		}
 		r.swapped[a.key] = p
 	}
-	k := 0
+	k, holders := 0, 0
+	for _, m := range r.nodes {
+		holders += b2i(m.has(p) || m.wasAt != 0 && m.wasAt >= a.began)
+	}
 	for id := range r.view.InSync.All() {
 		if m := r.nodes[id]; m.has(p) || m.wasAt != 0 && m.wasAt >= a.began {
 			k++
 		}
 	}
-	if k < quorum(&r.cfg, &r.view) {
+	if k < quorum(&r.cfg, &r.view) || holders < r.cfg.MinCopies {
 		r.fail(2, "node %d acknowledges %v, which %d of %b hold", n.id, p, k, r.view.InSync)
+	}
+	if a.atomic {
+		r.noteAtomic(p, a)
 	}
 	for b := a.block; b < a.block+a.n; b++ {
 		r.raise(b, p)
+		if r.cfg.Stores[b2i(b >= inFirst)].Through {
+			r.checkThrough(b, p)
+		}
 		if r.floors[b].acked.less(p) {
 			r.floors[b].acked = p
 		}
@@ -262,6 +306,72 @@ func (r *run) forgotten(since time.Duration) bool {
 		}
 	}
 	return r.lostSince(r.cfg.Copies, since) >= w
+}
+
+// checkThrough: W disks have what is acknowledged or read of a store that writes through.
+func (r *run) checkThrough(b int, p pos) {
+	k := 0
+	for id := range r.view.InSync.All() {
+		k += b2i(!r.nodes[id].disk.medium[b].pos.less(p))
+	}
+	if k < quorum(&r.cfg, &r.view) {
+		r.fail(9, "block %d at %v, which goes through, is answered, and %d of %b have it durable", b, p, k, r.view.InSync)
+	}
+	if r.floors[b].flushed.less(p) {
+		r.floors[b].flushed = p
+	}
+}
+
+// checkGrown: all members have the size that the hosts learn, and nothing is in what is new.
+func (r *run) checkGrown(a *attempt, e *replica.Answer) {
+	if e.Status == replica.Refused {
+		if a.grow >= r.asked {
+			r.fail(18, "a store of %d bytes may not have %d", r.size, a.grow)
+		}
+		return
+	}
+	for id := range r.view.InSync.All() {
+		if x := r.nodes[id]; x.sizes[1] < a.grow {
+			r.fail(18, "a store has %d bytes on node %d, and the host is told that it has %d", x.sizes[1], id, a.grow)
+		}
+	}
+	for b := inFirst + int(r.size/blockSize); b < inFirst+int(a.grow/blockSize); b++ {
+		for id := range r.view.InSync.All() {
+			if got := r.nodes[id].disk.cache[b]; got != (cell{}) {
+				r.fail(18, "what is new in a store reads as %v on node %d", got, id)
+			}
+		}
+	}
+	r.size = max(r.size, a.grow)
+}
+
+// atomic is a write of which no disk may have a part.
+type atomic struct {
+	pos      pos
+	block, n int
+}
+
+func (r *run) noteAtomic(p pos, a *attempt) {
+	const kept = 64
+	if len(r.atomics) == kept {
+		r.atomics = append(r.atomics[:0], r.atomics[1:]...)
+	}
+	r.atomics = append(r.atomics, atomic{p, a.block, a.n})
+}
+
+// checkAtomics: what a new primary has of an atomic write is all of it, or was overwritten.
+func (r *run) checkAtomics(n *node) {
+	for _, a := range r.atomics {
+		some, all := false, true
+		for b := a.block; b < a.block+a.n; b++ {
+			p := n.content(b)
+			some = some || p == a.pos
+			all = all && !p.less(a.pos)
+		}
+		if some && !all {
+			r.fail(17, "the new primary %d has a part of the atomic write %v", n.id, a.pos)
+		}
+	}
 }
 
 // checkFlush: W disks have durably what was answered before.
@@ -295,7 +405,7 @@ func (r *run) checkApply(n *node, rec *replica.Record) {
 		}
 	}
 	p := pos{rec.Term, rec.Seq}
-	for b := int(rec.Off / blockSize); b < int((rec.Off+rec.Len)/blockSize); b++ {
+	for b := blockOf(rec.Off); b < blockOf(rec.Off+rec.Len); b++ {
 		if !n.disk.lastRec[b].less(p) && n.disk.lastRec[b] != p {
 			r.fail(4, "node %d applies %v to block %d after %v", n.id, p, b, n.disk.lastRec[b])
 		}
@@ -312,6 +422,16 @@ func (n *node) regionsSet(rec *replica.Record) bool {
 		}
 	}
 	return true
+}
+
+// checkPlaced: nobody else writes into a node's memory than whom it follows.
+func (r *run) checkPlaced(to *node, f *flight) {
+	if to.core == nil {
+		return
+	}
+	if s := to.core.State(); s.Stream != f.stream || s.Writer != f.from {
+		r.fail(10, "node %d writes as %d into the memory of node %d, which takes it from %d as %d", f.from, f.stream, to.id, s.Writer, s.Stream)
+	}
 }
 
 // checkData: the memory of a record is the record's until its disk has it.
@@ -338,7 +458,7 @@ func (r *run) checkDifferences(v *replica.View) {
 			continue
 		}
 		for b := range x.disk.cache {
-			if x.disk.cache[b] == p.disk.cache[b] || r.isKnown(p, x, b, v.InSync.Has(x.id)) {
+			if x.disk.cache[b] == p.disk.cache[b] || x.disk.rot[b] || p.disk.rot[b] || !r.isInside(b) || x.sizes != p.sizes && !v.InSync.Has(x.id) || r.isKnown(p, x, b, v.InSync.Has(x.id)) {
 				continue
 			}
 			invariant := 5
@@ -352,7 +472,7 @@ func (r *run) checkDifferences(v *replica.View) {
 
 // isKnown says whether something tells that two copies may differ in a block.
 func (r *run) isKnown(p, x *node, block int, member bool) bool {
-	granule, region := block*blockSize/granuleSize, block*blockSize/regionSize
+	granule, region := int(offOf(block)/granuleSize), int(offOf(block)/regionSize)
 	known := false
 	note := func(rec *replica.Record) { known = known || covers(rec, block) }
 	p.eachRecord(note)

@@ -12,6 +12,7 @@ type consensus struct {
 	view    replica.View
 	views   []replica.View // by version
 	viewsAt []time.Duration
+	slow    bool // it is choosing a leader
 }
 
 // witness is the voter without data: of two copies the third.
@@ -37,7 +38,11 @@ func (r *run) hasMajority(n *node) bool {
 // propose takes a proposal to the others, if it gets there.
 func (r *run) propose(n *node, v replica.View) {
 	r.moment(n, 100)
-	r.after(r.between(time.Millisecond, 15*time.Millisecond), func() {
+	late := 15 * time.Millisecond
+	if r.slow {
+		late = time.Second
+	}
+	r.after(r.between(time.Millisecond, late), func() {
 		if r.oneIn(20) || !r.hasMajority(n) {
 			return
 		}
@@ -53,7 +58,7 @@ func (r *run) propose(n *node, v replica.View) {
 		r.checkView(&old, &v)
 		r.moment(r.nodes[v.Primary], 20)
 		for _, o := range r.nodes {
-			r.news(o, 20*time.Millisecond)
+			r.news(o, late)
 		}
 	})
 }
@@ -62,7 +67,7 @@ func (r *run) propose(n *node, v replica.View) {
 func (r *run) news(n *node, within time.Duration) {
 	v := r.view
 	r.after(r.between(time.Millisecond, within), func() {
-		if n.core != nil && !r.oneIn(10) && r.hasMajority(n) {
+		if n.core != nil && !n.paused && !r.oneIn(10) && r.hasMajority(n) {
 			n.tell(replica.Agreed{View: v})
 		}
 	})
@@ -71,7 +76,9 @@ func (r *run) news(n *node, within time.Duration) {
 // newsOn tells all nodes now and then.
 func (r *run) newsOn() {
 	for _, n := range r.nodes {
-		r.news(n, 20*time.Millisecond)
+		if !r.slow {
+			r.news(n, 20*time.Millisecond)
+		}
 	}
 	r.after(100*time.Millisecond, r.newsOn)
 }

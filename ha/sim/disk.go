@@ -23,37 +23,80 @@ type disk struct {
 	cache   []cell
 	medium  []cell
 	pending [][]cell // by block: what was written since the last sync, in order
+	dropped []int    // by block: how many were in pending before
 	saved   replica.Saved
 	lastRec []pos // by block: the record that was applied last, in this life of the process
 	writing []replica.Record
 	saving  *replica.Save
 	slow    time.Duration // more for each work
 	refuses bool
+	bad     []bool // blocks that cannot be read until they are written
+	rot     []bool // blocks that are not what was written, and nobody knows
+	hung    bool
+	late    []func() // works that would have ended
 }
 
 func newDisk() *disk {
-	return &disk{cache: make([]cell, blocks), medium: make([]cell, blocks), pending: make([][]cell, blocks), lastRec: make([]pos, blocks)}
+	return &disk{cache: make([]cell, blocks), medium: make([]cell, blocks), pending: make([][]cell, blocks), dropped: make([]int, blocks),
+		bad: make([]bool, blocks), rot: make([]bool, blocks), lastRec: make([]pos, blocks)}
+}
+
+// at returns what is in a range.
+func (d *disk) at(off, n int64) []cell { return d.cache[blockOf(off):][:n/blockSize] }
+
+// isBad says whether the disk refuses to read a range.
+func (d *disk) isBad(off, n int64) bool {
+	return slices.Contains(d.bad[blockOf(off):][:n/blockSize], true)
+}
+
+// growDisk makes a store larger. What is new reads as zeroes, durably.
+func (n *node) growDisk(r *replica.Record) {
+	for b := blockOf(r.Off); b < blockOf(r.Off+r.Len); b++ {
+		n.disk.putAll(b, cell{})
+	}
+	n.sizes[1] = max(n.sizes[1], r.Off+r.Len-secondOff)
+}
+
+// hang lets no work end until goOn.
+func (d *disk) hang() { d.hung = true }
+
+func (d *disk) goOn() {
+	late := d.late
+	d.hung, d.late = false, nil
+	for _, f := range late {
+		f()
+	}
 }
 
 func (d *disk) put(block int, c cell) {
+	d.bad[block], d.rot[block] = false, false
 	d.cache[block] = c
 	d.pending[block] = append(d.pending[block], c)
 }
 
-// mark returns how much of pending a sync that begins now will make durable.
+// putAll writes what is atomic: the copy's journal makes it durable at once.
+func (d *disk) putAll(block int, c cell) {
+	d.bad[block], d.rot[block] = false, false
+	d.cache[block], d.medium[block] = c, c
+	d.dropped[block] += len(d.pending[block])
+	d.pending[block] = nil
+}
+
+// mark returns up to which write of each block a sync that begins now makes them durable.
 func (d *disk) mark() []int {
 	n := make([]int, blocks)
 	for i := range d.pending {
-		n[i] = len(d.pending[i])
+		n[i] = d.dropped[i] + len(d.pending[i])
 	}
 	return n
 }
 
 func (d *disk) sync(n []int) {
 	for i, k := range n {
-		if k > 0 {
+		if k -= d.dropped[i]; k > 0 {
 			d.medium[i] = d.pending[i][k-1]
 			d.pending[i] = slices.Delete(d.pending[i], 0, k)
+			d.dropped[i] += k
 		}
 	}
 }
@@ -64,6 +107,7 @@ func (d *disk) save(s *replica.Save) {
 		d.saved.Regions.Set(i)
 	}
 	if s.Bitmaps != nil {
+		d.saved.View = s.View
 		for i := range s.Bitmaps {
 			d.saved.Bitmaps[i] = s.Bitmaps[i].Clone()
 		}
@@ -88,8 +132,12 @@ func (n *node) killedDisk() {
 
 // tear writes some blocks of a record.
 func (n *node) tear(r *replica.Record) {
+	all := r.Atomic && n.oneIn(2)
 	n.eachCell(r, func(block int, c cell) {
-		if n.oneIn(2) {
+		switch {
+		case all:
+			n.disk.putAll(block, c)
+		case !r.Atomic && n.oneIn(2):
 			n.disk.put(block, c)
 		}
 	})
@@ -102,6 +150,7 @@ func (n *node) lostPower() {
 		if k := n.r.IntN(len(d.pending[i]) + 1); k > 0 {
 			d.medium[i] = d.pending[i][k-1]
 		}
+		d.dropped[i] += len(d.pending[i])
 		d.pending[i] = nil
 	}
 	copy(d.cache, d.medium)
@@ -111,6 +160,9 @@ func (n *node) lostPower() {
 func (n *node) eachCell(r *replica.Record, f func(block int, c cell)) {
 	for i := range int(r.Len / blockSize) {
 		c := cell{pos: pos{r.Term, r.Seq}}
+		if r.Kind == replica.KindGrow || r.Kind == replica.KindFit {
+			return // as it was, or as large as it has to be
+		}
 		if r.Kind != replica.KindZero {
 			h := n.heap[int(r.Addr/blockSize)+i]
 			c.val = h.val
@@ -118,7 +170,7 @@ func (n *node) eachCell(r *replica.Record, f func(block int, c cell)) {
 				c.pos = h.pos
 			}
 		}
-		f(int(r.Off/blockSize)+i, c)
+		f(blockOf(r.Off)+i, c)
 	}
 }
 

@@ -25,11 +25,16 @@ const (
 	faultWitness
 	faultSlow
 	faultRefuse
+	faultHang
+	faultBeats
+	faultConsensus
+	faultBad
+	faultVerify
 	faultSwitch
 	faultKinds
 )
 
-var faultNames = [faultKinds]string{"kill", "power", "power of all", "pause", "cut", "one way", "isolate", "witness", "slow disk", "bad disk", "switch"}
+var faultNames = [faultKinds]string{"kill", "power", "power of all", "pause", "cut", "one way", "isolate", "witness", "slow disk", "bad disk", "hung disk", "lost beats", "slow consensus", "bad blocks", "verify", "switch"}
 
 func (f *faults) String() string {
 	var s []string
@@ -39,8 +44,40 @@ func (f *faults) String() string {
 	return strings.Join(s, ", ") + " every " + f.every.String()
 }
 
+// theme is a set of faults that have to come together.
+type theme struct {
+	name  string
+	kinds []int // some more than once
+	every time.Duration
+	three bool // copies
+}
+
+var themes = []theme{
+	{"deaf", []int{faultBeats, faultBeats, faultSlow, faultConsensus, faultKill}, time.Second, true},
+	{"zombie", []int{faultIsolate, faultPause, faultPause, faultPower, faultConsensus, faultHang}, 2 * time.Second, true},
+	{"worn", []int{faultBad, faultBad, faultVerify, faultVerify, faultKill, faultSwitch, faultCut}, time.Second, false},
+	{"disks", []int{faultHang, faultSlow, faultCut, faultKill, faultPower}, time.Second, true},
+}
+
+// drawTheme returns nil in most worlds.
+func (r *run) drawTheme() *theme {
+	if r.Theme == "" && !r.oneIn(4) {
+		return nil
+	}
+	t := &themes[r.r.IntN(len(themes))]
+	for i := range themes {
+		if themes[i].name == r.Theme {
+			t = &themes[i]
+		}
+	}
+	return t
+}
+
 // drawFaults switches a part of the faults on.
-func (r *run) drawFaults() *faults {
+func (r *run) drawFaults(t *theme) *faults {
+	if t != nil {
+		return &faults{kinds: t.kinds, every: r.between(300*time.Millisecond, t.every)}
+	}
 	f := &faults{every: r.between(500*time.Millisecond, 6*time.Second)}
 	for k := range faultKinds {
 		if r.oneIn(2) {
@@ -82,7 +119,11 @@ func (r *run) moment(n *node, odds int) {
 			end()
 		}
 	})
-	r.after(r.between(20*time.Millisecond, 3*time.Second), n.start)
+	back := 3 * time.Second
+	if r.oneIn(2) {
+		back = 60 * time.Millisecond // somebody starts it again at once
+	}
+	r.after(r.between(5*time.Millisecond, back), n.start)
 }
 
 // fault makes something fail, and mends it later.
@@ -138,6 +179,22 @@ func (r *run) fault(kind int) {
 	case faultRefuse:
 		n.disk.refuses = true
 		r.after(length, func() { n.disk.refuses = false })
+	case faultHang:
+		n.disk.hang()
+		r.after(length, n.disk.goOn)
+	case faultBeats:
+		r.mute[n.id] = true
+		r.after(length, func() { r.mute[n.id] = false })
+	case faultConsensus:
+		r.slow = true
+		r.after(length, func() { r.slow = false })
+	case faultBad:
+		x := r.nodes[r.worn]
+		for range 1 + r.r.IntN(4) {
+			x.disk.bad[r.r.IntN(blocks)] = true
+		}
+	case faultVerify:
+		r.verify(0)
 	case faultSwitch:
 		if p := r.nodes[r.view.Primary]; p.core != nil {
 			p.tell(replica.Switch{To: o.id})
@@ -154,9 +211,11 @@ func (r *run) cutFor(a, b replica.ID, d time.Duration) {
 // mend makes everything work.
 func (r *run) mend() {
 	r.cut = [16][16]bool{}
-	r.witnessUp = true
+	r.witnessUp, r.slow, r.mute = true, false, [16]bool{}
 	for _, n := range r.nodes {
 		n.disk.slow, n.disk.refuses = 0, false
+		clear(n.disk.bad)
+		n.disk.goOn()
 		n.resume()
 		n.start()
 	}

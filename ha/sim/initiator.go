@@ -23,9 +23,11 @@ type initiator struct {
 type command struct {
 	kind     int
 	block, n int
+	atomic   bool
 	key      uint64   // of a COMPARE AND WRITE
 	write    []uint64 // of one, the same in each attempt
 	expect   []uint64
+	grow     int64 // the size that a store is to have
 	began    time.Duration
 	attempt  *attempt
 	failures int
@@ -37,6 +39,7 @@ const (
 	doZero
 	doSwap
 	doFlush
+	doGrow
 )
 
 // attempt is a command at one node. The node may go on with it when the initiator has given up.
@@ -51,7 +54,8 @@ type attempt struct {
 	got     []cell
 	floor   []pos // of each block, when it began
 	began   time.Duration
-	reserve bool // the memory for data is asked for
+	trust   replica.Nodes // of one that compares copies
+	reserve bool          // the memory for data is asked for
 }
 
 // think waits, then draws the next command.
@@ -80,11 +84,21 @@ func (i *initiator) next() {
 		c.kind, c.n = doSwap, 1
 	case k < 70:
 		c.kind = doFlush
+	case k < 71:
+		c.kind, c.grow = doGrow, i.size+blockSize*int64(i.r.IntN(4))
+		if c.grow > (blocks-inFirst)*blockSize {
+			c.grow = i.size
+		}
+		i.asked = max(i.asked, c.grow)
 	}
-	c.block = i.r.IntN(blocks - c.n + 1)
-	if i.oneIn(2) {
+	c.block = i.r.IntN(inFirst - c.n + 1)
+	switch i.r.IntN(8) {
+	case 0, 1, 2, 3:
 		c.block = i.r.IntN(hot - c.n + 1)
+	case 4, 5:
+		c.block = inFirst + i.r.IntN(int(i.size/blockSize)-c.n+1)
 	}
+	c.atomic = c.kind == doWrite && i.oneIn(6)
 	i.command = c
 	i.Commands++
 	if c.kind == doSwap {
@@ -141,7 +155,7 @@ func (i *initiator) try() {
 
 // request is the first event of an attempt.
 func (a *attempt) request() replica.Event {
-	off, n := int64(a.block)*blockSize, int64(a.n)*blockSize
+	off, n := offOf(a.block), int64(a.n)*blockSize
 	switch a.kind {
 	case doRead:
 		return replica.Read{ID: a.id, Off: off, Len: n}
@@ -149,6 +163,8 @@ func (a *attempt) request() replica.Event {
 		return replica.Zero{ID: a.id, Off: off, Len: n}
 	case doFlush:
 		return replica.Flush{ID: a.id}
+	case doGrow:
+		return replica.Grow{ID: a.id, Off: secondOff, Size: a.grow}
 	}
 	a.reserve = true
 	return replica.Reserve{ID: a.id, Len: n}
@@ -179,6 +195,9 @@ func (r *run) lostNode(n *node) {
 	for id, a := range r.open {
 		if a.node == n && a.life == n.lives {
 			delete(r.open, id)
+			if a == r.verifying {
+				r.verifyAgain()
+			}
 		}
 	}
 }
@@ -186,6 +205,10 @@ func (r *run) lostNode(n *node) {
 // answered is an answer of a node's core.
 func (r *run) answered(n *node, e *replica.Answer) {
 	a := r.open[e.ID]
+	if a != nil && a == r.verifying {
+		r.verified(a, e)
+		return
+	}
 	if a == nil || a.node != n {
 		r.fail(1, "node %d answers request %d, which it does not have", n.id, e.ID)
 		return
@@ -250,12 +273,12 @@ func (a *attempt) data(addr int64) {
 	for k := range at {
 		at[k] = cell{val: a.write[k]}
 	}
-	off, length := int64(a.block)*blockSize, int64(a.n)*blockSize
+	off, length := offOf(a.block), int64(a.n)*blockSize
 	if a.kind == doSwap {
 		n.step(replica.Swap{ID: a.id, Key: a.key, Off: off, Len: length, Sum: sum(at)})
 		return
 	}
-	n.step(replica.Write{ID: a.id, Off: off, Len: length, Sum: sum(at)})
+	n.step(replica.Write{ID: a.id, Off: off, Len: length, Sum: sum(at), Atomic: a.atomic})
 }
 
 // fill takes what a read has found, and matches compares.

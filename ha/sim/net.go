@@ -151,6 +151,7 @@ func (r *run) post(n *node, p *replica.Post) {
 		if to.grants[n.id] != f.stream || f.stream == 0 {
 			return
 		}
+		r.checkPlaced(to, &f)
 		for i := range f.recs {
 			copy(to.heap[f.recs[i].Addr/blockSize:], f.data[i])
 		}
@@ -164,6 +165,7 @@ func (r *run) placeSome(f *flight) {
 	if to.grants[f.from] != f.stream || f.stream == 0 {
 		return
 	}
+	r.checkPlaced(to, f)
 	for i := range f.recs {
 		for k, c := range f.data[i] {
 			if r.oneIn(2) {
@@ -176,14 +178,18 @@ func (r *run) placeSome(f *flight) {
 // datagram delivers perhaps, late, and twice.
 func (r *run) datagram(from, to replica.ID, f func()) {
 	for range 1 + b2i(r.oneIn(100)) {
-		if !r.reaches(from, to) || r.oneIn(100) {
+		if !r.reaches(from, to) || r.mute[from] || r.oneIn(100) {
 			continue
 		}
 		d := r.between(20*time.Microsecond, 500*time.Microsecond)
 		if r.oneIn(100) {
 			d = r.between(0, 300*time.Millisecond)
 		}
-		r.after(d, f)
+		r.after(d, func() {
+			if n := r.nodes[to]; !n.paused || !n.stops { // a machine that is stopped takes nothing
+				f()
+			}
+		})
 	}
 }
 

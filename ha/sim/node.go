@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"encoding/binary"
 	"slices"
 	"time"
 
@@ -16,6 +17,7 @@ type node struct {
 	heap    []cell // the log's memory, which outlives the process
 	left    *replica.Memory
 	disk    *disk
+	sizes   [2]int64   // of its copies of the stores
 	grants  [16]uint64 // who may write here, as which stream
 	powered time.Duration
 	wasAt   time.Duration // when it last lost its power; 0: never
@@ -74,6 +76,18 @@ func (n *node) do(a replica.Action) {
 		n.post(n, &a)
 	case replica.Send:
 		n.send(n.id, a.To, func() { n.nodes[a.To].tell(replica.Message{From: n.id, Msg: a.Msg}) })
+		switch a.Msg.(type) {
+		case replica.Promise:
+			if n.Theme == "deaf" {
+				n.moment(n, 2)
+			} else {
+				n.moment(n, 10)
+			}
+		case replica.Hashed, replica.Lent:
+			if slices.Contains(n.faults.kinds, faultCut) && n.oneIn(50) {
+				n.breakLink(n.id, a.To, 0)
+			}
+		}
 	case replica.SendBeat:
 		n.datagram(n.id, a.To, func() { n.nodes[a.To].tell(replica.BeatFrom{From: n.id, Beat: a.Beat}) })
 	case replica.SendEcho:
@@ -102,11 +116,18 @@ func (n *node) work(a replica.Action) {
 	}
 	life := n.lives
 	then := func(f func() replica.Done) {
-		n.after(took, func() {
+		end := func() {
 			if n.lives == life && n.core != nil { // a disk works on while the process is paused
 				e := f()
 				n.tell(e)
 			}
+		}
+		n.after(took, func() {
+			if d.hung {
+				d.late = append(d.late, end)
+				return
+			}
+			end()
 		})
 	}
 	switch a := a.(type) {
@@ -116,19 +137,39 @@ func (n *node) work(a replica.Action) {
 		then(func() replica.Done { return n.applied(&a) })
 	case replica.ReadFor:
 		then(func() replica.Done {
-			n.fill(a.Req, d.cache[a.Off/blockSize:(a.Off+a.Len)/blockSize])
-			return replica.Done{ID: a.ID}
+			n.fill(a.Req, d.at(a.Off, a.Len))
+			return replica.Done{ID: a.ID, Failed: d.isBad(a.Off, a.Len)}
 		})
 	case replica.Compare:
 		then(func() replica.Done {
-			return replica.Done{ID: a.ID, Equal: n.matches(a.Req, d.cache[a.Off/blockSize:(a.Off+a.Len)/blockSize])}
+			return replica.Done{ID: a.ID, Failed: d.isBad(a.Off, a.Len), Equal: n.matches(a.Req, d.at(a.Off, a.Len))}
 		})
 	case replica.Load:
 		then(func() replica.Done {
-			from := d.cache[a.Off/blockSize : (a.Off+a.Len)/blockSize]
+			from := d.at(a.Off, a.Len)
 			copy(n.heap[a.Addr/blockSize:], from)
-			return replica.Done{ID: a.ID, Sum: sum(from)}
+			return replica.Done{ID: a.ID, Failed: d.isBad(a.Off, a.Len), Sum: sum(from)}
 		})
+	case replica.Hash:
+		then(func() replica.Done {
+			var digest replica.Digest
+			binary.LittleEndian.PutUint32(digest[:], sum(d.at(a.Off, a.Len)))
+			return replica.Done{ID: a.ID, Failed: d.isBad(a.Off, a.Len), Digest: digest}
+		})
+	case replica.Pull:
+		l := n.link(n.id, a.From)
+		life := l.life
+		n.after(n.between(40*time.Microsecond, time.Millisecond), func() {
+			e := replica.Done{ID: a.ID, Failed: !l.up || l.life != life}
+			if !e.Failed {
+				at := n.heap[a.Addr/blockSize:][:a.Len/blockSize]
+				copy(at, n.nodes[a.From].heap[a.Addr/blockSize:])
+				e.Sum = sum(at)
+			}
+			n.tell(e)
+		})
+	case replica.Found:
+		n.found(n, &a)
 	case replica.Sync:
 		marks := d.mark()
 		took += n.between(0, 5*time.Millisecond)
@@ -157,9 +198,17 @@ func (n *node) applied(a *replica.Apply) replica.Done {
 		n.tear(&a.Rec)
 		return replica.Done{ID: a.ID, Failed: true}
 	}
+	if k := a.Rec.Kind; k == replica.KindGrow || k == replica.KindFit {
+		n.growDisk(&a.Rec)
+		return replica.Done{ID: a.ID}
+	}
 	n.checkData(n, &a.Rec)
 	n.eachCell(&a.Rec, func(block int, c cell) {
-		d.put(block, c)
+		if a.Rec.Atomic {
+			d.putAll(block, c)
+		} else {
+			d.put(block, c)
+		}
 		d.lastRec[block] = pos{a.Rec.Term, a.Rec.Seq}
 	})
 	return replica.Done{ID: a.ID}
@@ -173,8 +222,12 @@ func (n *node) start() {
 	n.lives++
 	cfg := n.cfg
 	cfg.Self, cfg.Incarnation = n.id, n.lives
+	cfg.Stores = slices.Clone(cfg.Stores)
+	for i := range cfg.Stores {
+		cfg.Stores[i].Size = n.sizes[i]
+	}
 	n.core = replica.New(cfg, n.clock(), n.left, replica.Saved{
-		Mark: n.disk.saved.Mark, Regions: n.disk.saved.Regions, Bitmaps: n.disk.saved.Bitmaps,
+		View: n.disk.saved.View, Mark: n.disk.saved.Mark, Regions: n.disk.saved.Regions, Bitmaps: n.disk.saved.Bitmaps,
 	})
 	n.left = nil
 	n.logf("%d starts: %v", n.id, n.core)

@@ -9,6 +9,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"oneshot/ha/replica"
@@ -19,6 +20,7 @@ const (
 	blockSize   = 512
 	blocks      = 96
 	hot         = 16 // half of the operations are here
+	inFirst     = 64 // blocks of the first store
 	granuleSize = 4 * blockSize
 	regionSize  = 16 * blockSize
 	heapSize    = 64 * blockSize
@@ -29,6 +31,7 @@ const (
 // Options of a run.
 type Options struct {
 	Seed   uint64
+	Theme  string        // one of themes; empty: one is drawn
 	Length time.Duration // virtual
 	Log    io.Writer     // what happens; nil: nothing is written
 }
@@ -44,6 +47,8 @@ type Result struct {
 	Takeovers int // including orderly ones
 	Returns   int // copies that came back into S
 	Losses    int // blocks that a power cut of W members has set back
+	Verified  int // times that all was compared
+	Found     int // ranges that differed, or could not be read
 	SwapsKept int // COMPARE AND WRITE that were found done after a takeover
 	Setup     string
 }
@@ -58,6 +63,7 @@ type run struct {
 	links     [16][16]link
 	cut       [16][16]bool
 	witnessUp bool
+	mute      [16]bool // whose datagrams are lost
 	faults    *faults
 
 	initiators []*initiator
@@ -66,6 +72,14 @@ type run struct {
 	values     uint64
 	stopped    bool // no new commands
 
+	worn      replica.ID // whose disk gets bad blocks
+	verifying *attempt
+	rotten    map[int]replica.ID // by granule: whose copy is, or was, not what was written
+	asked     int64              // the largest size that was asked for
+	rotAt     uint64             // version of the view when they changed
+	healed    bool
+	size      int64 // of the second store, as the hosts know it
+	atomics   []atomic
 	floors    []floor
 	primaries map[uint64]reign
 	swapped   map[uint64]pos
@@ -93,25 +107,42 @@ func Run(o Options) (res Result) {
 }
 
 func (r *run) setUp() {
-	n := 2 + b2i(r.oneIn(3))
+	theme := r.drawTheme()
+	if theme != nil {
+		r.Options.Theme = theme.name
+	}
+	n := 2 + b2i(r.oneIn(3) || theme != nil && theme.three)
 	r.cfg = replica.Config{
-		Quorum: 2, Size: blocks * blockSize, Granule: granuleSize, Region: regionSize, Heap: heapSize, Unit: blockSize, Ring: 48,
+		Quorum: 2, MinCopies: 1 + b2i(r.oneIn(6)), Granule: granuleSize, Region: regionSize, Heap: heapSize, Unit: blockSize, Ring: 48,
 		Heartbeat: 50 * time.Millisecond, Lease: 250 * time.Millisecond, Grace: 350 * time.Millisecond,
 		Confirm: r.oneIn(2), SlowCopy: 5 * time.Second, FlushEvery: 2 * time.Second, SaveEvery: time.Second, Copying: 3,
 	}
+	r.cfg.Stores = []replica.Store{
+		{Size: inFirst * blockSize, Through: r.oneIn(6)},
+		{Off: secondOff, Size: (blocks - inFirst - regionSize/blockSize/2) * blockSize, Through: r.oneIn(3)},
+	}
+	r.size = r.cfg.Stores[1].Size
+	r.worn = replica.ID(r.r.IntN(n))
 	r.floors = make([]floor, blocks)
 	r.view = replica.View{Version: 1, Term: 1, First: 1}
 	for id := range replica.ID(n) {
 		r.view.InSync = r.view.InSync.With(id)
 		r.nodes = append(r.nodes, &node{
 			run: r, id: id, heap: make([]cell, heapSize/blockSize), disk: newDisk(), rate: 1 + (r.r.Float64()-0.5)/50,
-			left: &replica.Memory{},
+			left: &replica.Memory{}, sizes: [2]int64{r.cfg.Stores[0].Size, r.size},
 		})
+	}
+	for _, n := range r.nodes {
+		for b := inFirst + int(r.size/blockSize); b < blocks; b++ {
+			c := cell{val: 1<<63 + uint64(n.id)} // what a disk has before it is the store's
+			n.disk.cache[b], n.disk.medium[b] = c, c
+		}
 	}
 	r.cfg.Copies = r.view.InSync
 	r.views, r.viewsAt = []replica.View{r.view}, []time.Duration{0}
-	r.faults = r.drawFaults()
-	r.Setup = fmt.Sprintf("%d copies, reads confirmed: %v, faults: %v", n, r.cfg.Confirm, r.faults)
+	r.faults = r.drawFaults(theme)
+	r.Setup = fmt.Sprintf("%d copies, at least %d, reads confirmed: %v, through: %v %v, faults: %v",
+		n, r.cfg.MinCopies, r.cfg.Confirm, r.cfg.Stores[0].Through, r.cfg.Stores[1].Through, r.faults)
 	r.logf("seed %d: %s", r.Seed, r.Setup)
 	for _, x := range r.nodes {
 		x.start()
@@ -131,6 +162,27 @@ func (r *run) setUp() {
 	r.watch()
 	r.faults.next(r)
 }
+
+// The second store lies far behind the first one, and grows.
+const secondOff = 4096 * blockSize
+
+// offOf returns where a block is in the set, and blockOf which one is there.
+func offOf(block int) int64 {
+	if block >= inFirst {
+		return secondOff + int64(block-inFirst)*blockSize
+	}
+	return int64(block) * blockSize
+}
+
+func blockOf(off int64) int {
+	if off >= secondOff {
+		return inFirst + int((off-secondOff)/blockSize)
+	}
+	return int(off / blockSize)
+}
+
+// isInside says whether a block is one that the hosts know.
+func (r *run) isInside(block int) bool { return block < inFirst+int(r.size/blockSize) }
 
 // watch compares copies now and then.
 func (r *run) watch() {
@@ -154,6 +206,23 @@ func (r *run) settle() {
 	if !all() {
 		r.fail(15, "15 s after everything was mended the copies are %b of %b", r.view.InSync, r.cfg.Copies)
 	}
+	began = r.now
+	steady, version := r.now, r.view.Version
+	for r.violation == nil && (r.verifying != nil || !all() || r.now-steady < time.Second) && r.world.step(began+10*time.Second) {
+		r.Steps++
+		if r.view.Version != version {
+			steady, version = r.now, r.view.Version
+		}
+	}
+	r.rotOn()
+	began = r.now
+	for r.violation == nil && r.verifying != nil && r.world.step(began+10*time.Second) {
+		r.Steps++
+	}
+	if r.verifying != nil {
+		r.fail(19, "the copies are compared, and it does not end")
+	}
+	r.hangOn()
 	r.stopped = true
 	began = r.now
 	for r.violation == nil && r.pending() && r.world.step(began+12*time.Second) {
@@ -171,6 +240,38 @@ func (r *run) settle() {
 	}
 }
 
+// hangOn lets the primary's disk hang. All commands have to end even so.
+func (r *run) hangOn() {
+	if r.violation != nil || !slices.Contains(r.faults.kinds, faultHang) || r.cfg.MinCopies >= len(r.nodes) {
+		return
+	}
+	x, began := r.nodes[r.view.Primary], r.now
+	r.logf("the disk of node %d hangs", x.id)
+	x.disk.hang()
+	var open []*command
+	for _, i := range r.initiators {
+		open = append(open, i.command)
+	}
+	ended := func() bool {
+		for k, i := range r.initiators {
+			if i.command != nil && i.command == open[k] {
+				return false
+			}
+		}
+		return r.now-began > 100*time.Millisecond
+	}
+	for r.violation == nil && !ended() && r.world.step(began+30*time.Second) {
+		r.Steps++
+	}
+	if !ended() {
+		r.fail(14, "30 s after a disk has begun to hang a command has not ended")
+	}
+	x.disk.goOn()
+	for began = r.now; r.violation == nil && r.view.InSync != r.cfg.Copies && r.world.step(began+15*time.Second); {
+		r.Steps++
+	}
+}
+
 func (r *run) pending() bool {
 	for _, i := range r.initiators {
 		if i.command != nil {
@@ -185,7 +286,13 @@ func (r *run) equal() bool {
 	for b := range r.floors {
 		for _, n := range r.nodes {
 			c := n.disk.cache[b]
-			if c != r.nodes[0].disk.cache[b] || c.pos.less(r.floors[b].pos) {
+			if !r.isInside(b) {
+				continue
+			}
+			if c.isRotten() && !r.healed {
+				return false
+			}
+			if c.healed() != r.nodes[0].disk.cache[b].healed() || c.pos.less(r.floors[b].pos) {
 				return false
 			}
 		}

@@ -20,14 +20,14 @@ func number(t *testing.T, name string, otherwise uint64) uint64 {
 	return n
 }
 
-// TestRuns runs as many worlds as ONESHOT_SIM_RUNS says, from the seed ONESHOT_SEED on. With ONESHOT_SIM_LOG all that
-// happens is printed.
+// TestRuns runs as many worlds as ONESHOT_SIM_RUNS says, from the seed ONESHOT_SEED on. With ONESHOT_SIM_THEME all of
+// them have that theme, with ONESHOT_SIM_LOG all that happens is printed.
 func TestRuns(t *testing.T) {
 	first, n := number(t, "ONESHOT_SEED", 1), number(t, "ONESHOT_SIM_RUNS", runs)
 	var all Result
 	failed := 0
 	for seed := first; seed < first+n && failed < 10; seed++ {
-		o := Options{Seed: seed, Length: 60 * time.Second}
+		o := Options{Seed: seed, Theme: os.Getenv("ONESHOT_SIM_THEME"), Length: 60 * time.Second}
 		if os.Getenv("ONESHOT_SIM_LOG") != "" {
 			o.Log = t.Output()
 		}
@@ -44,10 +44,12 @@ func TestRuns(t *testing.T) {
 		all.Returns += res.Returns
 		all.Losses += res.Losses
 		all.SwapsKept += res.SwapsKept
+		all.Verified += res.Verified
+		all.Found += res.Found
 	}
-	t.Logf("%d runs: %d steps, %d commands, %d flushes, %d takeovers, %d returns into S, %d blocks set back by power cuts of a quorum, %d COMPARE AND WRITE found done after a takeover",
-		n, all.Steps, all.Completed, all.Flushes, all.Takeovers, all.Returns, all.Losses, all.SwapsKept)
-	if n >= 20 && (all.Takeovers == 0 || all.Returns == 0 || all.Flushes == 0 || all.SwapsKept == 0 || all.Losses == 0) {
+	t.Logf("%d runs: %d steps, %d commands, %d flushes, %d takeovers, %d returns into S, %d blocks set back by power cuts of a quorum, %d COMPARE AND WRITE found done after a takeover, %d comparisons, %d ranges repaired",
+		n, all.Steps, all.Completed, all.Flushes, all.Takeovers, all.Returns, all.Losses, all.SwapsKept, all.Verified, all.Found)
+	if n >= 20 && (all.Takeovers == 0 || all.Returns == 0 || all.Flushes == 0 || all.SwapsKept == 0 || all.Found == 0 || all.Losses == 0) {
 		t.Error("the runs did not meet what they are for")
 	}
 }

@@ -1,0 +1,146 @@
+package replica
+
+import "slices"
+
+// mending is a read that this primary's disk has refused. Another member reads the range into its memory, at the
+// address that the primary has allocated; the primary fetches it, and writes it back as a record. Then the request
+// goes on as if nothing had happened.
+type mending struct {
+	op     *op // nil: the range itself is what matters
+	off, n int64
+	tried  Nodes
+	job    *job
+	then   func(ok bool)
+}
+
+// maxMends bounds how often one request has its range repaired: a disk that loses it again and again is a bad one.
+const maxMends = 3
+
+// mend begins to repair a range. Then is called in the order of events, when the record is in the log, or when no
+// member can read the range.
+func (c *Core) mend(m *mending) { c.mends = append(c.mends, m) }
+
+// mendOn begins what waits for memory, its range or another member.
+func (c *Core) mendOn() {
+	for _, m := range slices.Clone(c.mends) {
+		if m.job != nil || c.sealing {
+			continue
+		}
+		from, waits := c.healthy(m.tried)
+		switch {
+		case from == c.cfg.Self && !waits:
+			c.endMend(m, false)
+		case from != c.cfg.Self && !c.isLockedBut(m):
+			addr, ok := c.allocCopy(m.n)
+			if !ok {
+				continue
+			}
+			m.job = &job{to: c.cfg.Self, from: from, stream: c.peer[from].stream, off: m.off, n: m.n, addr: addr, memory: true, mends: m}
+			if m.op == nil || m.op.kind != opSwap { // a COMPARE AND WRITE has its range to itself already
+				m.job.locked = true
+				c.locks = append(c.locks, span{m.off, m.n})
+			}
+			c.jobs = append(c.jobs, m.job)
+		}
+	}
+}
+
+// healthy returns a member that can be asked, or this node. Waits: a member may come back, or will be dropped.
+func (c *Core) healthy(tried Nodes) (from ID, waits bool) {
+	for id := range (c.view.InSync &^ tried).Without(c.cfg.Self).All() {
+		p := &c.peer[id]
+		if p.stream != 0 && !p.outside && !p.lost {
+			return id, false
+		}
+		waits = true
+	}
+	return c.cfg.Self, waits
+}
+
+func (c *Core) isLockedBut(m *mending) bool {
+	return c.isLocked(m.off, m.n) && (m.op == nil || m.op.kind != opSwap)
+}
+
+func (c *Core) endMend(m *mending, ok bool) {
+	if i := slices.Index(c.mends, m); i >= 0 {
+		c.mends = slices.Delete(c.mends, i, i+1)
+	}
+	m.then(ok)
+}
+
+// pull takes a job on that fetches from another member.
+func (c *Core) pull(j *job) {
+	p := &c.peer[j.from]
+	switch {
+	case j.loading: // its memory is being written
+	case p.stream != j.stream:
+		c.pullFailed(j)
+	case j.asked:
+	case c.unapplied(j.off, j.n) || p.applied < c.newestIn(j.off, j.n):
+	default:
+		j.asked = true
+		c.nextJob++
+		j.id = c.nextJob
+		c.out = append(c.out, Send{To: j.from, Msg: Lend{Stream: j.stream, Job: j.id, Off: j.off, Len: j.n, Addr: j.addr}})
+	}
+}
+
+// newestIn returns the newest record of the log that overlaps the range, 0 if there is none.
+func (c *Core) newestIn(off, n int64) uint64 {
+	for i := len(c.entries) - 1; i >= 0; i-- {
+		if e := &c.entries[i]; e.overlaps(off, n) {
+			return e.Seq
+		}
+	}
+	return 0
+}
+
+// pullFailed gives a job up. If the connection was lost it begins anew, when there is another or the member has left.
+func (c *Core) pullFailed(j *job) {
+	j.mends.job = nil
+	c.dropJob(j)
+}
+
+// lend reads for the primary, into memory that it has allocated.
+func (c *Core) lend(from ID, l *Lend) {
+	if from != c.source || l.Stream != c.stream {
+		return // it learns that there is another stream
+	}
+	c.loading++
+	c.out = append(c.out, Load{ID: c.begin(work{kind: workLend, lend: *l, to: from}), Off: l.Off, Len: l.Len, Addr: l.Addr})
+}
+
+func (c *Core) lendDone(w *work, e *Done) {
+	c.loading--
+	c.out = append(c.out, Send{To: w.to, Msg: Lent{Job: w.lend.Job, Stream: w.lend.Stream, Sum: e.Sum, Failed: e.Failed}})
+}
+
+// lent: the data of a job are in the other member's memory.
+func (c *Core) lent(from ID, l *Lent) {
+	i := slices.IndexFunc(c.jobs, func(j *job) bool { return j.id == l.Job && j.from == from && j.asked && j.stream == l.Stream })
+	if c.role != Primary || i < 0 || c.jobs[i].mends == nil || c.jobs[i].loading {
+		return
+	}
+	j := c.jobs[i]
+	if l.Failed {
+		j.mends.tried = j.mends.tried.With(from)
+		c.pullFailed(j)
+		return
+	}
+	j.loading, j.sum = true, l.Sum
+	c.loading++
+	c.out = append(c.out, Pull{ID: c.begin(work{kind: workPull, job: j}), From: from, Addr: j.addr, Len: j.n})
+}
+
+// pulled gives the range its place in the order.
+func (c *Core) pulled(j *job, e *Done) {
+	switch {
+	case e.Failed, e.Sum != j.sum, c.peer[j.from].stream != j.stream, !c.hasRoom():
+		c.pullFailed(j)
+		return
+	}
+	c.append(Record{Term: c.view.Term, Seq: c.log.last() + 1, Kind: KindResync, Copy: c.cfg.Self, Off: j.off, Len: j.n, Addr: j.addr, Sum: j.sum})
+	j.memory = false
+	c.dropJob(j)
+	c.endMend(j.mends, true)
+}

@@ -1,0 +1,184 @@
+package replica
+
+import "slices"
+
+// verify compares the copies in S while writes go on. A record (KindCheck) has a place in the order, and each member
+// hashes the range at that place: after all earlier writes, and before all later ones. So copies that are equal have
+// equal hashes, whatever is on its way.
+type verify struct {
+	Verify
+	store  int   // where it goes on
+	next   int64 // offset in the store
+	checks []*check
+	faults []*fault
+	until  uint64 // the newest record that repairs
+}
+
+// check is a range whose hashes are awaited.
+type check struct {
+	seq    uint64
+	off, n int64
+	got    Nodes
+	failed Nodes // their disks refuse to read it
+	digest [16]Digest
+}
+
+// fault is a range that is being repaired: odd members get what is on a right one.
+type fault struct {
+	off, n     int64
+	right, odd Nodes
+	busy       bool
+}
+
+// verifyOn takes a verification on.
+func (c *Core) verifyOn() {
+	v := c.verify
+	if v == nil || c.sealing {
+		return
+	}
+	for len(v.checks)+len(v.faults) < c.cfg.Copying && v.store < len(c.stores) && c.hasRoom() {
+		s := &c.stores[v.store]
+		if v.next >= s.Size {
+			v.store, v.next = v.store+1, 0
+			continue
+		}
+		k := &check{seq: c.log.last() + 1, off: s.Off + v.next, n: c.granuleLen(s.Off + v.next)}
+		v.next += k.n
+		v.checks = append(v.checks, k)
+		c.append(Record{Term: c.view.Term, Seq: k.seq, Kind: KindCheck, Off: k.off, Len: k.n})
+	}
+	for _, k := range v.checks {
+		c.checkAgain(k)
+	}
+	v.checks = slices.DeleteFunc(v.checks, func(k *check) bool {
+		if c.view.InSync&^k.got != 0 {
+			return false
+		}
+		c.judge(v, k)
+		return true
+	})
+	for _, f := range v.faults {
+		c.repair(v, f)
+	}
+	v.faults = slices.DeleteFunc(v.faults, func(f *fault) bool { return f.odd == 0 })
+	if v.store == len(c.stores) && len(v.checks)+len(v.faults) == 0 && c.lowest(c.appliedBy) >= v.until {
+		c.answer(v.ID, Good)
+		c.verify = nil
+	}
+}
+
+// checkAgain gives a check another place in the order if a member has passed the one that it had, and its answer was
+// lost with a connection.
+func (c *Core) checkAgain(k *check) {
+	for id := range (c.view.InSync &^ k.got).All() {
+		if c.appliedBy(id) >= k.seq && c.hasRoom() {
+			*k = check{seq: c.log.last() + 1, off: k.off, n: k.n}
+			c.append(Record{Term: c.view.Term, Seq: k.seq, Kind: KindCheck, Off: k.off, Len: k.n})
+			return
+		}
+	}
+}
+
+// hashed takes a member's hash.
+func (c *Core) hashed(from ID, seq uint64, d Digest, failed bool) {
+	if c.role != Primary || c.verify == nil {
+		return
+	}
+	for _, k := range c.verify.checks {
+		if k.seq == seq {
+			k.got, k.digest[from] = k.got.With(from), d
+			if failed {
+				k.failed = k.failed.With(from)
+			}
+		}
+	}
+}
+
+// judge says which members have a range right, and what becomes of the others.
+func (c *Core) judge(v *verify, k *check) {
+	members := c.view.InSync
+	right := c.rightOf(v, k)
+	if right == members {
+		return
+	}
+	f := &fault{off: k.off, n: k.n, right: right, odd: members &^ right}
+	known := right != 0
+	if !known {
+		f.odd = members // nobody knows who
+	}
+	repair := known && v.Repair
+	c.out = append(c.out, Found{ID: v.ID, Off: k.off, Len: k.n, Odd: f.odd, Unreadable: k.failed, Known: known, Repair: repair})
+	if repair {
+		v.faults = append(v.faults, f)
+	}
+}
+
+// rightOf returns the members that have the range right: all who are equal, if nobody differs; those whom the
+// administrator trusts; the majority; or all whose disk reads it, if a disk's error tells. None: nobody knows.
+func (c *Core) rightOf(v *verify, k *check) Nodes {
+	var right Nodes
+	readable := c.view.InSync &^ k.failed
+	for id := range readable.All() {
+		var equal Nodes
+		for other := range readable.All() {
+			if k.digest[other] == k.digest[id] {
+				equal = equal.With(other)
+			}
+		}
+		switch {
+		case equal == readable:
+			return equal
+		case v.Trust&equal != 0:
+			return equal
+		case v.Trust&readable == 0 && equal.Len()*2 > c.view.InSync.Len():
+			right = equal
+		}
+	}
+	return right
+}
+
+// repair brings a range of odd members level: first this node's, then from here the others'.
+func (c *Core) repair(v *verify, f *fault) {
+	f.odd &= c.view.InSync // who has left gets all that it lacks when it returns
+	switch {
+	case f.busy || f.odd == 0:
+	case f.odd.Has(c.cfg.Self):
+		f.busy = true
+		c.mend(&mending{off: f.off, n: f.n, tried: ^f.right, then: func(ok bool) {
+			f.busy, v.until = false, max(v.until, c.log.last())
+			f.odd = f.odd.Without(c.cfg.Self)
+			if !ok { // who had it right is gone, or cannot read it any more
+				c.out = append(c.out, Found{ID: v.ID, Off: f.off, Len: f.n, Odd: f.odd.With(c.cfg.Self), Known: true})
+				f.odd = 0
+			}
+		}})
+	default:
+		for id := range f.odd.All() {
+			c.level(v, f, id)
+			return
+		}
+	}
+}
+
+// level copies a range to a member.
+func (c *Core) level(v *verify, f *fault, id ID) {
+	p := &c.peer[id]
+	if p.stream == 0 || p.outside || c.isLocked(f.off, f.n) {
+		return
+	}
+	addr, ok := c.allocCopy(f.n)
+	if !ok {
+		return
+	}
+	f.busy = true
+	c.locks = append(c.locks, span{f.off, f.n})
+	c.jobs = append(c.jobs, &job{
+		to: id, stream: p.stream, off: f.off, n: f.n, addr: addr, memory: true, locked: true,
+		levelled: func(ok bool) {
+			f.busy = false
+			if ok {
+				f.odd, v.until = f.odd.Without(id), max(v.until, c.log.last())
+			}
+		},
+	})
+}
