@@ -276,17 +276,25 @@ func (l *Lasting) Start(cs ...*Command) {
 	x.done()
 }
 
-// adopt takes commands of a session that has ended.
-func (l *Lasting) adopt(cs list) {
+// adopt takes commands of from, which has ended. They may come late: the next session may be there already,
+// and then has to begin them, for nobody looks at what waits before it is lost, too.
+func (l *Lasting) adopt(from *Session, cs list) {
 	l.mu.Lock()
-	err := l.dead
-	if err == nil {
+	s, err := l.session, l.dead
+	wait := err == nil && (s == nil || s == from)
+	if wait {
 		for c := cs.pop(); c != nil; c = cs.pop() {
 			l.waiting.push(c)
 		}
 	}
 	l.mu.Unlock()
-	l.fail(cs, err)
+	switch {
+	case wait:
+	case err != nil:
+		l.fail(cs, err)
+	default:
+		s.start(cs)
+	}
 }
 
 // Current returns the session, or nil while there is none. Commands that are begun there end with it.

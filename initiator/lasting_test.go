@@ -172,6 +172,25 @@ func ready() (*initiator.Command, chan struct{}) {
 	return &initiator.Command{CDB: make([]byte, 6), Attentions: 8, Done: func(*initiator.Command) { close(done) }}, done
 }
 
+// A command whose Start is overtaken by the end of a session and by the next one is begun in that.
+func TestLastingOvertaken(t *testing.T) {
+	tg := targettest.Start(t, config)
+	noLeaks(t)
+	r, u := ways[0].through(t, tg)
+	l, err := initiator.DialLasting(t.Context(), u, initiator.Options{}, initiator.Keeping{DeadTime: time.Hour})
+	check(t, err)
+	s := l.Current()
+	r.Cut(false)
+	for l.Current() == s || l.Current() == nil {
+		time.Sleep(time.Millisecond) // nobody tells
+	}
+	c, done := ready()
+	l.StartIn(s, c)
+	<-done
+	check(t, c.Failure())
+	check(t, l.Close())
+}
+
 // Commands fail when there was no session for DeadTime, and from then on at once; a session that comes
 // back later is used again.
 func TestLastingDead(t *testing.T) {

@@ -166,13 +166,13 @@ func (s *Session) start(cs list) {
 	}
 	s.mu.Unlock()
 	failed.done()
-	orphans.bequeath()
+	s.bequeath(orphans)
 }
 
-// bequeath gives commands of a session that has ended to their heir, which all have the same.
-func (l list) bequeath() {
+// bequeath gives commands of s, which has ended, to their heir, which all have the same.
+func (s *Session) bequeath(l list) {
 	if l.head != nil {
-		l.head.heir.adopt(l)
+		l.head.heir.adopt(s, l)
 	}
 }
 
@@ -607,7 +607,7 @@ func (s *Session) lost(err error) {
 		close(c.done)
 	}
 	s.deliver()
-	orphans.bequeath()
+	s.bequeath(orphans)
 	close(s.ended)
 }
 
