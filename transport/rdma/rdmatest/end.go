@@ -105,9 +105,10 @@ type end struct {
 	qp           rdma.QueuePair
 	mem          rdma.Region
 
-	started bool
-	gone    chan error
-	ends    atomic.Int32 // calls of Disconnected
+	started  bool
+	farewell error // see Defects.Farewell
+	gone     chan error
+	ends     atomic.Int32 // calls of Disconnected
 }
 
 func check(t testT, err error) {
@@ -231,6 +232,7 @@ func link(t testT, p Pair, client, server *end, o options) {
 	}))
 	check(t, <-accepted)
 	client.started, server.started = true, true
+	client.farewell, server.farewell = p.Defects.Farewell, p.Defects.Farewell
 }
 
 // sge names memory of the end's region.
@@ -339,7 +341,7 @@ func same(t testT, what string, got, want []byte) {
 // not.
 func (e *end) good() {
 	e.t.Helper()
-	if err := <-e.gone; err != nil {
+	if err := <-e.gone; err != nil && (e.farewell == nil || !errors.Is(err, e.farewell)) {
 		e.t.Fatalf("the connection ends with %v, want a good end", err)
 	}
 }

@@ -41,6 +41,9 @@ type Defects struct {
 	Fences bool
 	// WindowRange: a window gives the whole of its region.
 	WindowRange bool
+	// Farewell, unless nil: the end that has sent a Read Response may hear of this error when its peer then ends the
+	// connection in good order.
+	Farewell error
 }
 
 // Run runs the suite. Open is called once for each test; it registers with t.Cleanup what

@@ -283,8 +283,16 @@ func (d *Device) watch() {
 	}
 }
 
+// ErrResponse is the reason with which a connection ends for which siw has not sent a whole Read Response. siw gives it
+// also when the Response has left, and the peer ends the connection before siw looks after it (siw_qp_sq_proc_tx of
+// Linux 6.1): so it may stand for a good end.
+var ErrResponse = errors.New("siw could not send a Read Response: the peer asked for memory that it may not read, or has ended the connection")
+
 func (d *Device) happened(e *C.struct_os_async) {
 	err := fmt.Errorf("verbs: %s: %s", d.cfg.Name, C.GoString(e.text))
+	if d.siw && e._type == C.IBV_EVENT_QP_REQ_ERR {
+		err = fmt.Errorf("verbs: %s: %w", d.cfg.Name, ErrResponse)
+	}
 	switch e._type {
 	case C.IBV_EVENT_QP_FATAL, C.IBV_EVENT_QP_REQ_ERR, C.IBV_EVENT_QP_ACCESS_ERR:
 		d.endAll(err, func(q *queuePair) bool { return q.number == e.qpn })

@@ -61,13 +61,13 @@ func openFake(t *testing.T, c Config) *Device {
 }
 
 var kinds = map[string]fake.Config{
-	"InfiniBand":             {},
-	"InfiniBand, late reads": {LateReads: true},
-	"InfiniBand, no flush":   {LateFlush: true},
-	"InfiniBand, cleans":     {Clean: true},
-	"iWARP card":             {IWARP: true},
-	"siw":                    {IWARP: true, Siw: true},
-	"siw, late reads":        {IWARP: true, Siw: true, LateReads: true},
+	"InfiniBand":              {},
+	"InfiniBand, late reads":  {LateReads: true},
+	"InfiniBand, no flush":    {LateFlush: true},
+	"InfiniBand, cleans":      {Clean: true},
+	"iWARP card":              {IWARP: true},
+	"siw":                     {IWARP: true, Siw: true},
+	"siw, late reads, blames": {IWARP: true, Siw: true, LateReads: true, Blames: true},
 }
 
 func TestSuite(t *testing.T) {
@@ -77,7 +77,11 @@ func TestSuite(t *testing.T) {
 			rdmatest.Run(t, func(t *testing.T) rdmatest.Pair {
 				// The time has to be long enough for a busy machine: the tests of orderly ends fail if work has not left by then.
 				d := openFake(t, Config{LingerTime: time.Second})
-				return rdmatest.Pair{Client: d, Server: d, Listen: listenAt, Defects: rdmatest.Defects{EmptyReads: c.Siw}}
+				p := rdmatest.Pair{Client: d, Server: d, Listen: listenAt, Defects: rdmatest.Defects{EmptyReads: c.Siw}}
+				if c.Blames {
+					p.Defects.Farewell = ErrResponse
+				}
+				return p
 			})
 		})
 	}

@@ -45,10 +45,14 @@ func TestSuite(t *testing.T) {
 	rdmatest.Run(t, func(t *testing.T) rdmatest.Pair {
 		d := open(t)
 		siw := strings.HasPrefix(d.Limits().Name, "siw")
-		return rdmatest.Pair{
+		p := rdmatest.Pair{
 			Client: d, Server: d, Listen: os.Getenv(envListen),
 			Defects: rdmatest.Defects{ReadRights: siw, EmptyReads: siw, Fences: siw, WindowRange: !siw},
 		}
+		if siw {
+			p.Defects.Farewell = verbs.ErrResponse
+		}
+		return p
 	})
 }
 

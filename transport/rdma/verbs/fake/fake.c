@@ -92,6 +92,7 @@ struct qp {
 	struct receive *part; // of a shared queue, in use for a message that has come in part
 	int unacked; // events that were taken and not acknowledged
 	int sends, recvs, max_send, max_recv, max_inline, lost;
+	int responded; // what it sent last is a Read Response
 };
 // Bytes that siw's TCP still refers to.
 struct late { struct late *next; const char *from; char *to; size_t n; };
@@ -442,6 +443,8 @@ static int execute(struct qp *q, struct work *w)
 	}
 	if (!q->peer || q->peer->ibv.state < IBV_QPS_RTR || q->peer->ibv.state == IBV_QPS_ERR)
 		return WAIT; // it is sent again and again
+	q->responded = 0;
+	q->peer->responded = w->wr.opcode == IBV_WR_RDMA_READ;
 	switch (w->wr.opcode) {
 	case IBV_WR_RDMA_WRITE:
 		if (w->bytes && !(there = reach(q->peer, w->wr.wr.rdma.rkey, w->wr.wr.rdma.remote_addr, w->bytes, IBV_ACCESS_REMOTE_WRITE)))
@@ -1097,8 +1100,11 @@ static void part(struct cmid *id)
 		tell(p, RDMA_CM_EVENT_DISCONNECTED, 0, NULL, NULL);
 		tell(id, RDMA_CM_EVENT_DISCONNECTED, 0, NULL, NULL);
 	}
-	if (cfg.iwarp && qp_of(id->qpn))
-		fail(qp_of(id->qpn));
+	struct qp *q = qp_of(id->qpn);
+	if (cfg.blames && q && q->peer && q->peer->responded)
+		happened(IBV_EVENT_QP_REQ_ERR, &q->peer->ibv);
+	if (cfg.iwarp && q)
+		fail(q);
 }
 
 static int destroy_id(struct rdma_cm_id *ibv)

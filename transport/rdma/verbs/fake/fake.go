@@ -31,6 +31,8 @@ type Config struct {
 	// Clean: when a queue pair is destroyed, completions that nobody has polled are thrown away, also those of receives
 	// of shared queues.
 	Clean bool
+	// Blames: when a connection ends, the queue pair that has sent a Read Response last is said to have failed at that.
+	Blames bool
 }
 
 // Name is the name of the device.
@@ -52,7 +54,7 @@ func Begin(c Config) {
 	defer C.free(unsafe.Pointer(node))
 	f := C.struct_fake_config{
 		node: node, iwarp: boolean(c.IWARP), siw: boolean(c.Siw), late_reads: boolean(c.LateReads), late_flush: boolean(c.LateFlush),
-		clean:    boolean(c.Clean),
+		clean: boolean(c.Clean), blames: boolean(c.Blames),
 		max_work: 4096, max_sge: 6, max_inline: 80,
 	}
 	C.fake_begin(&f)
