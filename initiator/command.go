@@ -22,6 +22,9 @@ type Command struct {
 	// Memory, if set, is where all of that lies. One-shot RDMA needs none.
 	Memory *Memory
 
+	// Sink, unless it is nil, is offered what a READ returns, past In.
+	Sink Sink
+
 	// Attentions is how many unit attentions in a row do not end the command: it is sent again after
 	// each (SAM-5 §5.14). LU.Prepare sets it.
 	Attentions int
@@ -50,6 +53,20 @@ type Command struct {
 	joined bool // Out or In is a copy of OutV or InV
 	fields pdu.SCSICommandFields
 	rdma   transfer
+}
+
+// Sink takes the data of a READ from the socket itself, so that this process does not copy it. Over TCP it is offered data that
+// comes in one long PDU, all that the command asks for, together with the status GOOD. The goroutine of the connection calls it,
+// without a lock, before Done. If the connection ends meanwhile, the command ends as others do, or begins again (Lasting) and has
+// its data in In, or is offered it once more.
+type Sink interface {
+	// Accept reports whether the Sink takes the data. first is the beginning of it, which has been read already, and belongs to the
+	// caller. If it does, Take follows.
+	Accept(first []byte) bool
+	// Take reads from fd, which does not block, what the command asks for behind first, and not more. It reports whether it has
+	// everything; if not, fd had nothing, and Take is called again when something has come. The end of fd is io.EOF. An error ends
+	// the connection.
+	Take(fd int) (all bool, err error)
 }
 
 // SCSI status codes (SAM-5 §5.3.1).

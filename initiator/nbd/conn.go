@@ -49,8 +49,8 @@ type Conn struct {
 	large int // bytes of the last WRITE, its header included, if it did not fit into an ordinary chunk: the next may be like it
 	batch []*initiator.Command
 
-	// Calls of the system, and bytes of requests that were copied, for tests.
-	reads, writes, moved atomic.Uint64
+	// Calls of the system, bytes of requests that were copied, and replies that have passed, for tests.
+	reads, writes, moved, passes atomic.Uint64
 
 	mu      sync.Mutex // guards what follows; taken before Session.mu; not held while Start is called
 	memory  pool
@@ -64,6 +64,7 @@ type Conn struct {
 	head    []byte  // headers of replies
 	out     iov.Batch
 	blocked bool // the socket is full; AwaitRoom goes on
+	pass    passage
 }
 
 // NewConn returns the side of a socket that serves the kernel. c belongs to it from now on.
@@ -78,6 +79,7 @@ func NewConn(c *net.UnixConn, d Disk) (*Conn, error) {
 		return nil, err
 	}
 	s.OnRoom(n.onRoom, n.noRoom)
+	n.pass.open()
 	return n, nil
 }
 
@@ -123,4 +125,5 @@ func (c *Conn) Close() {
 	}
 	c.release(c.in)
 	c.memory.close()
+	c.pass.close()
 }

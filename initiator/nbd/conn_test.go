@@ -24,7 +24,16 @@ import (
 	"oneshot/test/targettest"
 )
 
-func TestMain(m *testing.M) { targettest.Main(m) }
+func TestMain(m *testing.M) {
+	if text := os.Getenv(envLoad); text != "" {
+		if err := beKernel(text); err != nil {
+			fmt.Fprintln(os.Stderr, "kernel:", err)
+			os.Exit(1)
+		}
+		return
+	}
+	targettest.Main(m)
+}
 
 // tb is what rapid.T and testing.TB have in common, as far as it is used here.
 type tb interface {

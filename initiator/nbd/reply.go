@@ -43,8 +43,9 @@ func (c *Conn) send() bool {
 	for {
 		if c.over {
 			c.out.Abandon()
+			c.pass.left = 0
 		}
-		if c.out.Empty() {
+		if c.out.Empty() && c.pass.left == 0 {
 			for _, t := range c.sent {
 				c.forget(t)
 			}
@@ -55,12 +56,10 @@ func (c *Conn) send() bool {
 			c.gather()
 			continue
 		}
-		n, errno := iov.Writev(c.sock.FD, c.out.Next())
+		err := c.write()
 		c.writes.Add(1)
-		switch errno {
-		case 0:
-			c.out.Advance(n)
-		case unix.EINTR:
+		switch err {
+		case nil, unix.EINTR:
 		case unix.EAGAIN:
 			return false
 		default: // the kernel has gone; closing the connection would wait for a caller of ours
@@ -70,12 +69,32 @@ func (c *Conn) send() bool {
 	}
 }
 
-// gather makes out of what sent is about. mu is held.
+// write writes some of the next piece. mu is held.
+func (c *Conn) write() error {
+	if c.out.Empty() {
+		return c.push()
+	}
+	n, errno := iov.Writev(c.sock.FD, c.out.Next())
+	if errno != 0 {
+		return errno
+	}
+	c.out.Advance(n)
+	return nil
+}
+
+// gather makes out of what sent is about, and last of what passes. mu is held.
 func (c *Conn) gather() {
 	if need := len(c.sent) * ReplyLen; cap(c.head) < need {
 		c.head = make([]byte, 0, max(need, 256*ReplyLen)) // it must not move
 	}
 	c.head = c.head[:0]
+	for i, t := range c.sent {
+		if last := len(c.sent) - 1; t.passes {
+			c.sent[i], c.sent[last] = c.sent[last], t
+			c.pass.left = c.pass.rest
+			break // there is one pipe
+		}
+	}
 	joined := false // the last piece ends where head does
 	for _, t := range c.sent {
 		r := Reply{Cookie: t.req.Cookie, Errno: errnoNone}
@@ -89,14 +108,22 @@ func (c *Conn) gather() {
 		} else {
 			c.out.Add(c.head[from:])
 		}
-		if joined = t.data.b == nil; !joined {
-			c.out.Add(t.data.b[:t.req.Length])
+		n := int(t.req.Length)
+		if t.passes {
+			n = c.pass.first
+		}
+		if joined = t.data.b == nil || n == 0; !joined {
+			c.out.Add(t.data.b[:n])
 		}
 	}
 }
 
 // forget puts a task away that is answered. mu is held.
 func (c *Conn) forget(t *task) {
+	if t.passes {
+		t.passes, c.pass.full = false, false
+		c.passes.Add(1)
+	}
 	c.memory.put(t.data)
 	t.data = piece{}
 	c.tasks = append(c.tasks, t)

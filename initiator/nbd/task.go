@@ -17,6 +17,7 @@ type task struct {
 	parts  []*part
 	left   int  // parts under way; guarded by Conn.mu
 	failed bool // guarded by Conn.mu
+	passes bool // the data is in Conn.pass; guarded by Conn.mu
 }
 
 // part is a command of a task. A request has several if it is longer than the unit takes at once.
@@ -63,7 +64,11 @@ func (c *Conn) commands(t *task, data []byte) (err error) {
 		if t.data, err = c.memory.get(int(n)); err != nil {
 			return err
 		}
-		return c.transfers(t, u, t.data.b[:n], t.data.m)
+		err = c.transfers(t, u, t.data.b[:n], t.data.m)
+		if t.left == 1 {
+			t.parts[0].Sink = t.parts[0]
+		}
+		return err
 	case Write:
 		c.in.refs++
 		t.chunk = c.in
@@ -143,7 +148,7 @@ func (t *task) next() *part {
 		t.parts = append(t.parts, p)
 	}
 	p := t.parts[t.left]
-	p.since = time.Time{}
+	p.since, p.Sink = time.Time{}, nil
 	t.left++
 	return p
 }
