@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"syscall"
 	"time"
@@ -368,6 +369,7 @@ type grouped struct {
 	added      int // records
 	durable    int
 	syncs      int
+	together   bool // the last batch had more than one
 	over       bool
 	err        error
 }
@@ -395,7 +397,13 @@ func (g *grouped) write() {
 		if len(g.buf) == 0 {
 			return
 		}
+		if g.together { // as the log does
+			g.mu.Unlock()
+			runtime.Gosched()
+			g.mu.Lock()
+		}
 		b, n, off := g.buf, g.added, g.off
+		g.together = n > g.durable+1
 		if off+int64(len(b)) > fileSize {
 			off = 0
 		}

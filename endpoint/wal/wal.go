@@ -19,8 +19,9 @@
 //	segment   │ header │ mark │ record │ record │ … │         each padded to the block
 //
 // One goroutine writes. It takes all that has been appended meanwhile, and posts it as one Write, which is
-// contiguous, and a flush with a fence; while these are under way more is appended for the next time. So there
-// is never more under way than one batch, and everything before it is durable.
+// contiguous, and a flush with a fence; while these are under way more is appended for the next time. If several
+// waited for a batch, they have their turn to append before the next one is taken. There is never more under way than
+// one batch, and everything before it is durable.
 //
 // # Why what is old is never replayed
 //
@@ -43,6 +44,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"time"
 
@@ -118,6 +120,9 @@ type Log struct {
 	kept    []segment
 	open    *batch // takes what is appended
 	spare   *batch
+	// together says that the last batch had more than one record. Then those who have waited for it are about to append
+	// again, and the next batch waits until they have had their turn: otherwise it would be half of them each time.
+	together bool
 
 	wg  sync.WaitGroup
 	ctx context.Context // of the writer
@@ -137,12 +142,13 @@ type segment struct {
 
 // batch is what is written at a time: contiguous, within a segment.
 type batch struct {
-	buf    []byte
-	n      int
-	off    int64  // in the partition
-	sealed bool   // takes nothing more: a header or an epoch, which have to be durable before what follows
-	last   uint64 // LSN of its last record; 0: there is none
-	oldest uint64 // what it says in a mark or header; 0: nothing
+	buf     []byte
+	n       int
+	off     int64 // in the partition
+	records int
+	sealed  bool   // takes nothing more: a header or an epoch, which have to be durable before what follows
+	last    uint64 // LSN of its last record; 0: there is none
+	oldest  uint64 // what it says in a mark or header; 0: nothing
 }
 
 // Wait waits for a record.
@@ -186,6 +192,7 @@ func (l *Log) Append(p []byte) (lsn uint64, w Wait) {
 	lsn = l.next
 	putEntry(l.take(size), l.epoch, lsn, uint32(len(p)), p)
 	l.open.last = lsn
+	l.open.records++
 	l.next++
 	return lsn, Wait{l: l, lsn: lsn}
 }
@@ -346,6 +353,12 @@ func (l *Log) run() {
 		if b.n == 0 || l.err != nil {
 			return
 		}
+		if l.together {
+			l.mu.Unlock()
+			runtime.Gosched()
+			l.mu.Lock()
+		}
+		l.together = b.records > 1
 		l.open, l.spare = l.spare, nil
 		l.space.Broadcast()
 		l.mu.Unlock()
@@ -369,7 +382,7 @@ func (l *Log) ends(b *batch, err error) {
 			}
 		}
 	}
-	b.n, b.sealed, b.last, b.oldest = 0, false, 0, 0
+	b.n, b.records, b.sealed, b.last, b.oldest = 0, 0, false, 0, 0
 	l.spare = b
 	l.done.Broadcast()
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -451,5 +452,42 @@ func TestGone(t *testing.T) {
 	}
 	if err := l.Close(); !errors.Is(err, rdma.ErrNoEndpoint) {
 		t.Errorf("%v", err)
+	}
+}
+
+// Those whose records have become durable append again before the next batch is taken: appenders that never rest share
+// nearly all flushes, instead of taking turns in two halves.
+func TestGroupCommitOfAll(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // whose turn it is does not depend on other processors
+	disk := backendtest.NewDisk(1<<20, testBlock)
+	l := mustOpen(t, disk, Options{})
+	const appenders, each = 16, 50
+	var flushes, waiting atomic.Int64
+	disk.Fault = func(op *backend.Op) error {
+		if op.Kind == backend.Flush {
+			flushes.Add(1)
+			for tries := 0; waiting.Load() < appenders && tries < 100; tries++ { // the others append meanwhile
+				runtime.Gosched()
+			}
+		}
+		return nil
+	}
+	var all sync.WaitGroup
+	for range appenders {
+		all.Go(func() {
+			for range each {
+				_, w := l.Append([]byte("record"))
+				waiting.Add(1)
+				err := w.Wait()
+				waiting.Add(-1)
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	if n := flushes.Load(); n > appenders*each/8*3/4 {
+		t.Errorf("%d flushes for %d records of %d appenders: halves of them take turns", n, appenders*each, appenders)
 	}
 }
