@@ -53,7 +53,7 @@ func (a *Alignment) probe(fd, block int) error {
 		return err
 	}
 	defer func() { _ = unix.Munmap(buf) }()
-	if _, err = transfer(preadv2, fd, [][]byte{buf}, 0, 0); err == unix.EINVAL {
+	if _, err = transfer(preadv2, fd, [][]byte{buf}, 0, 0, false); err == unix.EINVAL {
 		return ErrNoDirect
 	} else if err != nil {
 		return fmt.Errorf("read the first block: %w", err)

@@ -53,6 +53,8 @@ type Config struct {
 	Medium Medium
 	Log    *slog.Logger // told why operations fail; nil means slog.Default()
 	Faults Faults       // nil, but in tests
+	// Resident says that the file's pages are always in memory, so that reads do not wait for a medium.
+	Resident bool
 }
 
 // Medium is what descriptors differ in. Its methods are called from several goroutines, for
@@ -74,12 +76,13 @@ type Store struct {
 	path   string
 	medium Medium
 
-	through bool
-	direct  *Alignment
-	bounce  *mem.Pool    // pieces of bounceSize, one per worker, when direct is set
-	info    backend.Info // except the size
-	size    atomic.Int64 // bytes
-	log     *reporter
+	through  bool
+	resident bool
+	direct   *Alignment
+	bounce   *mem.Pool    // pieces of bounceSize, one per worker, when direct is set
+	info     backend.Info // except the size
+	size     atomic.Int64 // bytes
+	log      *reporter
 
 	seq     *backend.Sequencer
 	ring    *ring // nil: without io_uring
@@ -101,7 +104,7 @@ var (
 func New(cfg Config) (*Store, error) {
 	s := &Store{
 		fd: cfg.FD, kind: cfg.Kind, path: cfg.Path, medium: cfg.Medium,
-		through: cfg.Through, direct: cfg.Direct, info: cfg.Info, faults: cfg.Faults,
+		through: cfg.Through, resident: cfg.Resident, direct: cfg.Direct, info: cfg.Info, faults: cfg.Faults,
 	}
 	s.door = durable.NewDoor(s.fdatasync)
 	s.info.VolatileCache = !cfg.Through
@@ -195,12 +198,17 @@ func (s *Store) inline(op *backend.Op) bool {
 // tryInline asks the page cache. Not every file system takes RWF_NOWAIT: ext4 does for
 // reads only, tmpfs not at all. Writes there go to a worker, although a plain write here
 // would take 6 µs and the worker takes 8 to 10: when dirty pages pile up the kernel holds
-// the writer for tenths of a second, and with it everything else on its connection.
+// the writer for tenths of a second, and with it everything else on its connection. Reads of
+// files that are always in memory need no flag.
 func (s *Store) tryInline(call vectorCall, op *backend.Op, refused *atomic.Bool) bool {
 	if refused.Load() {
 		return false
 	}
-	_, err := s.transfer(call, op.Segs, op.Off, unix.RWF_NOWAIT)
+	flags := unix.RWF_NOWAIT
+	if s.resident && call == preadv2 {
+		flags = 0
+	}
+	_, err := s.transfer(call, op.Segs, op.Off, flags, true)
 	if err == unix.EOPNOTSUPP {
 		refused.Store(true)
 	}

@@ -3,6 +3,7 @@ package fdio
 import (
 	"errors"
 	"math"
+	"runtime"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -26,16 +27,31 @@ const (
 // maxIOV is how many segments go into one system call. They lie on the stack.
 const maxIOV = 64
 
-// do calls the kernel once.
-func (c vectorCall) do(fd int, v []unix.Iovec, off int64, flags int) (int, error) {
+// maxRaw is the most bytes that are copied from or to the page cache without telling Go's scheduler: some 10 µs.
+const maxRaw = 64 << 10
+
+// do calls the kernel once, for n bytes. instant says that the call does not wait.
+//
+// A short call that does not wait is hidden from Go's scheduler, as the calls of sockets are (package iov).
+// Otherwise, with one command outstanding, the target is idle between commands, so the runtime's monitor thread (sysmon)
+// sleeps, and each call wakes it: one more system call and two more switches of threads, if it is on the same processor.
+func (c vectorCall) do(fd int, v []unix.Iovec, n int, off int64, flags int, instant bool) (int, error) {
+	var r uintptr
+	var errno unix.Errno
 	// The offset goes in two halves, which a 64-bit kernel puts together again such that
 	// the upper one does not matter.
-	n, _, errno := unix.Syscall6(uintptr(c), uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(v))),
-		uintptr(len(v)), uintptr(off), uintptr(off>>63), uintptr(flags))
+	if instant && n <= maxRaw {
+		r, _, errno = unix.RawSyscall6(uintptr(c), uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(v))),
+			uintptr(len(v)), uintptr(off), uintptr(off>>63), uintptr(flags))
+	} else {
+		r, _, errno = unix.Syscall6(uintptr(c), uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(v))),
+			uintptr(len(v)), uintptr(off), uintptr(off>>63), uintptr(flags))
+	}
+	runtime.KeepAlive(v)
 	if errno != 0 {
 		return 0, errno
 	}
-	return int(n), nil
+	return int(r), nil
 }
 
 func (c vectorCall) String() string {
@@ -52,7 +68,7 @@ func (c vectorCall) String() string {
 const maxRepeats = 2
 
 // transfer is the function of this name, on the descriptor of the store.
-func (s *Store) transfer(call vectorCall, segs [][]byte, off int64, flags int) (int64, error) {
+func (s *Store) transfer(call vectorCall, segs [][]byte, off int64, flags int, instant bool) (int64, error) {
 	if s.faults != nil {
 		var n int64
 		for _, seg := range segs {
@@ -62,12 +78,12 @@ func (s *Store) transfer(call vectorCall, segs [][]byte, off int64, flags int) (
 			return 0, err
 		}
 	}
-	return transfer(call, s.fd, segs, off, flags)
+	return transfer(call, s.fd, segs, off, flags, instant)
 }
 
 // transfer moves bytes between segs and the file at off until all are moved, and returns
-// how many were.
-func transfer(call vectorCall, fd int, segs [][]byte, off int64, flags int) (int64, error) {
+// how many were. instant says that the calls do not wait.
+func transfer(call vectorCall, fd int, segs [][]byte, off int64, flags int, instant bool) (int64, error) {
 	var v [maxIOV]unix.Iovec
 	var done int64
 	repeated := 0
@@ -76,7 +92,7 @@ func transfer(call vectorCall, fd int, segs [][]byte, off int64, flags int) (int
 		if k == 0 {
 			return done, nil
 		}
-		n, err := call.do(fd, v[:k], off+done, flags)
+		n, err := call.do(fd, v[:k], want, off+done, flags, instant)
 		switch {
 		case err == unix.EINTR:
 			continue
@@ -105,7 +121,7 @@ func (s *Store) move(call vectorCall, op *backend.Op, flags int, w *worker) (int
 		invariant.Check(sum == op.Len, "Len is the sum of Segs")
 	}
 	if s.direct == nil || s.direct.fits(op.Segs) {
-		return s.transfer(call, op.Segs, op.Off, flags)
+		return s.transfer(call, op.Segs, op.Off, flags, false)
 	}
 	return s.moveBounced(call, op, flags, w)
 }
@@ -118,7 +134,7 @@ func (s *Store) moveBounced(call vectorCall, op *backend.Op, flags int, w *worke
 		if call == pwritev2 {
 			c.CopyOut(piece[0])
 		}
-		n, err := s.transfer(call, piece[:], op.Off+done, flags)
+		n, err := s.transfer(call, piece[:], op.Off+done, flags, false)
 		if call == preadv2 {
 			c.CopyIn(piece[0][:n])
 		}

@@ -12,7 +12,7 @@ func Zero(fd int, off, n int64) error {
 	zeroes := zeroBytes()
 	for n > 0 {
 		piece := [1][]byte{zeroes[:min(n, int64(len(zeroes)))]}
-		k, err := transfer(pwritev2, fd, piece[:], off, 0)
+		k, err := transfer(pwritev2, fd, piece[:], off, 0, false)
 		if err != nil {
 			return err
 		}

@@ -201,6 +201,7 @@ func open(cfg Config, fd int, created bool) (*fdio.Store, error) {
 	s, err := fdio.New(fdio.Config{
 		FD: fd, Kind: "file store", Path: cfg.Path, Info: info, Through: cfg.Cache == Writethrough,
 		Direct: direct, IO: cfg.IO, Medium: &medium{fd, info.BlockSize}, Log: cfg.Log, Faults: cfg.faults,
+		Resident: isResident(fd),
 	})
 	if err != nil || !changed {
 		return s, err
