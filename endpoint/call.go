@@ -256,7 +256,7 @@ func (e *Endpoint) renew(ctx context.Context, old *conn) error {
 
 // permanent reports whether another try would fail in the same way.
 func permanent(err error) bool {
-	if errors.Is(err, rdma.ErrNoEndpoint) || errors.Is(err, rdma.ErrUnsupported) {
+	if errors.Is(err, rdma.ErrNoEndpoint) || errors.Is(err, rdma.ErrUnsupported) || errors.Is(err, rdma.ErrDeviceLost) {
 		return true
 	}
 	if _, ok := errors.AsType[*VolatileError](err); ok {

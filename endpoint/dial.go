@@ -18,18 +18,26 @@ func dial(u URL, o Options) (d rdma.Device, addr string, shut func() error, err 
 		}
 		return o.Device, u.Name, func() error { return nil }, nil
 	}
-	below, err := deviceOf(u)
+	below, release, err := deviceOf(u, o)
 	if err != nil {
-		return nil, "", nil, fmt.Errorf("%v: %w", u, err)
+		return nil, "", nil, err
 	}
 	r := remote.Open(remote.Config{Device: below, Name: u.User, Secret: u.Secret, Patience: o.Retry})
-	return r, u.Address + "/" + u.Name, func() error { return errors.Join(r.Close(), below.Close()) }, nil
+	return r, u.Address + "/" + u.Name, func() error { return errors.Join(r.Close(), release()) }, nil
 }
 
-// deviceOf opens the device that leads to another machine.
-func deviceOf(u URL) (rdma.Device, error) {
-	if u.Scheme == OneShot {
-		return iwarp.Open(iwarp.Config{})
+// deviceOf returns the device that leads to another machine, and what closes it if it is the library's.
+func deviceOf(u URL, o Options) (d rdma.Device, release func() error, err error) {
+	switch {
+	case o.Network != nil:
+		return o.Network, func() error { return nil }, nil
+	case u.Scheme == OneShot:
+		d, err = iwarp.Open(iwarp.Config{})
+	default:
+		d, err = verbs.OpenOnly(verbs.Config{Name: u.Device})
 	}
-	return verbs.OpenOnly(verbs.Config{Name: u.Device})
+	if err != nil {
+		return nil, nil, fmt.Errorf("%v: %w", u, err)
+	}
+	return d, d.Close, nil
 }

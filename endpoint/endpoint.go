@@ -29,8 +29,6 @@ import (
 	"time"
 	"unsafe"
 
-	"golang.org/x/sys/unix"
-
 	"oneshot/internal/ring"
 	"oneshot/transport/rdma"
 )
@@ -39,6 +37,9 @@ import (
 type Options struct {
 	// Device reaches rdma+local:// endpoints: that of the process which serves them. It still belongs to the caller.
 	Device rdma.Device
+	// Network leads to other machines: a card in another process (package nic), say. It still belongs to the caller. nil: the
+	// library opens a device.
+	Network rdma.Device
 	// User and Secret are who asks, and the proof, where the URL has none.
 	User   string
 	Secret []byte
@@ -88,7 +89,7 @@ type Endpoint struct {
 	asleep  int              // who waits for an event
 	wake    chan struct{}    // capacity 1: Wait is to look
 	closed  bool
-	regions []rdma.Region
+	blocks  []block
 	maps    []*rdma.Mapping
 	gen     lineage
 }
@@ -97,6 +98,18 @@ type Endpoint struct {
 type conn struct {
 	qp   rdma.QueuePair
 	info rdma.Endpoint
+}
+
+// block is memory of Alloc.
+type block struct {
+	rdma.Region
+	free func([]byte) error
+}
+
+// release gives the memory back.
+func (b *block) release() error {
+	bytes := b.Bytes()
+	return errors.Join(b.Deregister(), b.free(bytes))
 }
 
 // ownID marks the IDs of the library's works; those of Post have the bit clear.
@@ -227,35 +240,36 @@ func (e *Endpoint) Alloc(n int) ([]byte, error) {
 	if n <= 0 {
 		return nil, fmt.Errorf("endpoint: Alloc of %d bytes: ask for 1 or more", n)
 	}
-	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	b, free, err := rdma.Alloc(e.dev, n)
 	if err != nil {
-		return nil, fmt.Errorf("endpoint: %d bytes of memory: %w", n, err)
+		return nil, fmt.Errorf("endpoint: %w", err)
 	}
 	r, err := e.dom.Register(b, rdma.AccessLocalWrite)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("endpoint: %d bytes of memory: %w", n, err), unix.Munmap(b))
+		return nil, errors.Join(fmt.Errorf("endpoint: %d bytes of memory: %w", n, err), free(b))
 	}
+	m := block{r, free}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {
-		return nil, errors.Join(errClosed, r.Deregister(), unix.Munmap(b))
+		return nil, errors.Join(errClosed, m.release())
 	}
-	e.regions = append(e.regions, r)
+	e.blocks = append(e.blocks, m)
 	return b, nil
 }
 
 // Free gives memory from Alloc back, all that one call has returned. No work refers to it any more.
 func (e *Endpoint) Free(b []byte) error {
 	e.mu.Lock()
-	i := slices.IndexFunc(e.regions, func(r rdma.Region) bool { return address(r.Bytes()) == address(b) && len(r.Bytes()) == len(b) })
+	i := slices.IndexFunc(e.blocks, func(m block) bool { return address(m.Bytes()) == address(b) && len(m.Bytes()) == len(b) })
 	if i < 0 {
 		e.mu.Unlock()
 		return errForeign
 	}
-	r := e.regions[i]
-	e.regions = slices.Delete(e.regions, i, i+1)
+	m := e.blocks[i]
+	e.blocks = slices.Delete(e.blocks, i, i+1)
 	e.mu.Unlock()
-	return errors.Join(r.Deregister(), unix.Munmap(b))
+	return m.release()
 }
 
 // SGE returns b, a part of memory from Alloc, as an element of a scatter/gather list.
@@ -263,7 +277,8 @@ func (e *Endpoint) SGE(b []byte) (rdma.SGE, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	at := address(b)
-	for _, r := range e.regions {
+	for i := range e.blocks {
+		r := e.blocks[i].Region
 		have := r.Bytes()
 		if off := at - address(have); at >= address(have) && off <= uintptr(len(have)) && uintptr(len(b)) <= uintptr(len(have))-off {
 			return rdma.SGE{Bytes: b, Region: r}, nil
@@ -468,7 +483,7 @@ func (e *Endpoint) Close() error {
 		return nil
 	}
 	e.closed = true
-	regions, maps := e.regions, e.maps
+	blocks, maps := e.blocks, e.maps
 	e.mu.Unlock()
 	var errs []error
 	for _, m := range maps {
@@ -483,9 +498,8 @@ func (e *Endpoint) Close() error {
 		e.mu.Unlock()
 		errs = append(errs, e.cq.Close())
 	}
-	for _, r := range regions {
-		b := r.Bytes()
-		errs = append(errs, r.Deregister(), unix.Munmap(b))
+	for i := range blocks {
+		errs = append(errs, blocks[i].release())
 	}
 	if e.dom != nil {
 		errs = append(errs, e.dom.Close())

@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"oneshot/partition/wire"
 	"oneshot/transport/rdma"
 )
@@ -38,15 +36,15 @@ func List(ctx context.Context, url string, o Options) (list []rdma.Endpoint, err
 	if err != nil {
 		return nil, err
 	}
-	below, err := deviceOf(u)
+	below, release, err := deviceOf(u, o)
 	if err != nil {
-		return nil, fmt.Errorf("%v: %w", u, err)
+		return nil, err
 	}
 	l := &lister{u: u, gone: make(chan error, 1), event: make(chan struct{}, 1)}
 	if err = l.open(ctx, below); err == nil {
 		list, err = l.list(ctx)
 	}
-	if err = errors.Join(err, l.close(), below.Close()); err != nil {
+	if err = errors.Join(err, l.close(), release()); err != nil {
 		return nil, fmt.Errorf("list %v: %w", u, err)
 	}
 	return list, nil
@@ -59,6 +57,7 @@ type lister struct {
 	cq     rdma.CompletionQueue
 	qp     rdma.QueuePair
 	memory []byte // what comes, and from half on what goes
+	free   func([]byte) error
 	region rdma.Region
 	gone   chan error    // capacity 1
 	event  chan struct{} // capacity 1
@@ -76,7 +75,7 @@ func (l *lister) open(ctx context.Context, d rdma.Device) (err error) {
 	if l.dom, err = d.NewDomain(); err != nil {
 		return err
 	}
-	if l.memory, err = unix.Mmap(-1, 0, listMemory, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
+	if l.memory, l.free, err = rdma.Alloc(d, listMemory); err != nil {
 		return err
 	}
 	if l.region, err = l.dom.Register(l.memory, rdma.AccessLocalWrite); err != nil {
@@ -114,7 +113,7 @@ func (l *lister) close() (err error) {
 		err = errors.Join(err, l.region.Deregister())
 	}
 	if l.memory != nil {
-		err = errors.Join(err, unix.Munmap(l.memory))
+		err = errors.Join(err, l.free(l.memory))
 	}
 	if l.dom != nil {
 		err = errors.Join(err, l.dom.Close())

@@ -309,8 +309,7 @@ func (l *Lasting) ISID() pdu.ISID { return l.opt.ISID }
 
 // Alloc returns n bytes of memory for commands, which the device of every session knows.
 func (l *Lasting) Alloc(n int) (*Memory, error) {
-	a, _ := l.opt.Device.(rdma.Allocator)
-	m, err := newMemory(a, n)
+	m, err := newMemory(l.opt.Device, n)
 	if err != nil {
 		return nil, err
 	}

@@ -2,10 +2,7 @@ package initiator
 
 import (
 	"errors"
-	"fmt"
 	"sync"
-
-	"golang.org/x/sys/unix"
 
 	"oneshot/transport/rdma"
 )
@@ -36,17 +33,10 @@ func allocate(m mover, n int) (*Memory, error) {
 	return mem, nil
 }
 
-// newMemory returns memory that a can register; nil: any device can.
-func newMemory(a rdma.Allocator, n int) (*Memory, error) {
-	if a != nil {
-		b, err := a.Alloc(n)
-		return &Memory{b: b, free: a.Free}, err
-	}
-	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err != nil {
-		return nil, fmt.Errorf("%d bytes of memory: %w", n, err)
-	}
-	return &Memory{b: b, free: unix.Munmap}, nil
+// newMemory returns memory that d can register; nil: any device.
+func newMemory(d rdma.Device, n int) (*Memory, error) {
+	b, free, err := rdma.Alloc(d, n)
+	return &Memory{b: b, free: free}, err
 }
 
 // Bytes returns the memory.

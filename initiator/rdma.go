@@ -176,7 +176,7 @@ func (m *conn) connect(ctx context.Context) error {
 }
 
 // memoryOf implements mover.
-func (m *conn) memoryOf() rdma.Allocator { return m.shares }
+func (m *conn) memoryOf() rdma.Device { return m.device }
 
 // adopt implements mover.
 func (m *conn) adopt(mem *Memory) (detach func() rdma.Region, err error) {

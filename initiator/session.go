@@ -37,8 +37,8 @@ type mover interface {
 	// adopt makes memory known to the connection's device, to which no other connection's knows it now.
 	// detach, unless it is nil, takes it from the device again, and returns what is to be deregistered.
 	adopt(m *Memory) (detach func() rdma.Region, err error)
-	// memoryOf returns where memory for adopt comes from; nil: it may be any.
-	memoryOf() rdma.Allocator
+	// memoryOf returns the device that adopt registers memory with; nil: there is none.
+	memoryOf() rdma.Device
 	counters() Counters
 }
 

@@ -470,7 +470,7 @@ func (m *tcp) stop(err error) {
 }
 
 // memoryOf implements mover.
-func (*tcp) memoryOf() rdma.Allocator { return nil }
+func (*tcp) memoryOf() rdma.Device { return nil }
 
 // adopt implements mover: sockets take any memory.
 func (m *tcp) adopt(*Memory) (func() rdma.Region, error) { return nil, nil }

@@ -5,15 +5,21 @@ import (
 	"net"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"oneshot/transport/rdma/nic/card"
 )
 
-// Over a card in another process all flows read and write the same bytes as without.
-func TestNIC(t *testing.T) {
-	tg := start(t)
-	socket := filepath.Join(t.TempDir(), "nic")
+// serveCard serves programs as target nic does, until the test ends or stop is called.
+func serveCard(t *testing.T) (socket string, stop func()) {
+	t.Helper()
+	socket = filepath.Join(t.TempDir(), "nic")
+	return socket, serveCardAt(t, socket)
+}
+
+func serveCardAt(t *testing.T, socket string) (stop func()) {
+	t.Helper()
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socket, Net: "unixpacket"})
 	if err != nil {
 		t.Fatal(err)
@@ -21,12 +27,52 @@ func TestNIC(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- card.New(card.Config{}).Serve(ctx, l) }()
-	defer func() {
+	stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
-	}()
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+// Partitions are listed, written, read and measured through a card.
+func TestPartitionNIC(t *testing.T) {
+	at := startDivided(t)
+	t.Setenv(envPartitionUser, "db1")
+	t.Setenv(envPartitionSecret, partitionSecret)
+	socket, _ := serveCard(t)
+	good := func(in string, args ...string) string {
+		t.Helper()
+		status, out, bad := call(t, in, append([]string{"partition", "--nic", socket}, args...)...)
+		if status != 0 {
+			t.Fatalf("%q: status %d, %s", args, status, bad)
+		}
+		return out
+	}
+	if out := good("", "ls", at); !strings.Contains(out, "disk/db ") || !strings.Contains(out, "disk/own ") {
+		t.Errorf("the list is %s", out)
+	}
+	db, text := at+"/disk/db", strings.Repeat("0123456789abcde\n", 1<<18)[:3_000_001]
+	good(text, "write", "--offset", "4KiB", db)
+	if out := good("", "read", "--offset", "4KiB", "--length", "3000001", db); out != text {
+		t.Errorf("what was written is not what comes back: %d bytes", len(out))
+	}
+	if status, out, bad := call(t, "", "partition", "read", "--offset", "4KiB", "--length", "3000001", db); status != 0 || out != text {
+		t.Errorf("read without the card: %d, %d bytes, %s", status, len(out), bad)
+	}
+	for _, op := range []string{"mixed", "cas"} {
+		if out := good("", "bench", "--op", op, "--duration", "20ms", "--warmup", "5ms", "--depth", "8", "--random", db); !strings.Contains(out, "I/Os per second") {
+			t.Errorf("bench --op %s: %s", op, out)
+		}
+	}
+}
+
+// Over a card in another process all flows read and write the same bytes as without.
+func TestNIC(t *testing.T) {
+	tg := start(t)
+	socket, _ := serveCard(t)
 	for _, flow := range []string{"one-shot", "conventional", "register", "window", "static"} {
 		at := "iser+iwarp://" + tg.Portals[1]
 		if flow == "one-shot" {
@@ -53,8 +99,7 @@ func TestNIC(t *testing.T) {
 		}
 	}
 	for _, args := range [][]string{
-		{"ls", "--nic", socket, "iscsi://" + tg.Portals[0]}, {"attach", "--nic", socket, "oneshot+iwarp://" + tg.Portals[1] + "/" + iqn + "/0"},
-		{"partition", "ls", "--nic", socket, "oneshot+iwarp://" + tg.Portals[1] + "/disk"},
+		{"ls", "--nic", socket, "iscsi://" + tg.Portals[0]}, {"partition", "ls", "--nic", socket, "rdma+verbs://" + tg.Portals[1]},
 	} {
 		if status, _, bad := call(t, "", args...); status != 2 || !strings.Contains(bad, "--nic") {
 			t.Errorf("%v: %d %s", args, status, bad)

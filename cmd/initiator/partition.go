@@ -56,12 +56,27 @@ func (fl *flags) partitionOptions(c *cobra.Command) (o endpoint.Options, err err
 	return o, nil
 }
 
-// partitionURL checks the URL of a partition, so that a wrong one is a matter of usage.
-func partitionURL(arg string) error {
-	if _, err := endpoint.ParseURL(arg); err != nil {
+// partitionURL checks the URL of a partition, so that a wrong one is a matter of usage, and opens the card of --nic.
+func (fl *flags) partitionURL(arg string, o *endpoint.Options) error {
+	u, err := endpoint.ParseURL(arg)
+	return fl.through(u, err, o)
+}
+
+// through has what u names be reached through the card of --nic, if there is one. err is what was wrong with u.
+func (fl *flags) through(u endpoint.URL, err error, o *endpoint.Options) error {
+	switch {
+	case err != nil:
 		return &usageError{err}
+	case fl.nic == "":
+		return nil
+	case u.Scheme != endpoint.OneShot:
+		return &usageError{fmt.Errorf("--nic is for oneshot+iwarp://; the URL says %v", u.Scheme)}
 	}
-	return nil
+	d, err := fl.card(nil)
+	if err == nil {
+		o.Network = d
+	}
+	return err
 }
 
 // partition opens a partition of which the user has the rights in need, and calls f with it.
@@ -104,8 +119,9 @@ the daemon (process), or nothing (none). The URL names no partition.`,
 			if err != nil {
 				return err
 			}
-			if _, err := endpoint.ParseServiceURL(args[0]); err != nil {
-				return &usageError{err}
+			u, err := endpoint.ParseServiceURL(args[0])
+			if err := fl.through(u, err, &o); err != nil {
+				return err
 			}
 			ctx, cancel := context.WithTimeout(c.Context(), fl.timeout)
 			defer cancel()
@@ -148,7 +164,7 @@ it copies to standard output. It overwrites a FILE that exists.`,
 		if err != nil {
 			return err
 		}
-		if err := partitionURL(args[0]); err != nil {
+		if err := fl.partitionURL(args[0], &o); err != nil {
 			return err
 		}
 		return fl.partition(c, args[0], o, rdma.RightRead, func(ctx context.Context, e *endpoint.Endpoint) (err error) {
@@ -203,7 +219,7 @@ unit, the rest of that unit keeps its content, which takes the right to read.`,
 		if err != nil {
 			return err
 		}
-		if err := partitionURL(args[0]); err != nil {
+		if err := fl.partitionURL(args[0], &o); err != nil {
 			return err
 		}
 		if durable && noFlush {
@@ -270,7 +286,7 @@ compares and swaps 8 octets, zero for zero, which changes nothing.`,
 		if cfg.Options, err = fl.partitionOptions(c); err != nil {
 			return err
 		}
-		if err := partitionURL(args[0]); err != nil {
+		if err := fl.partitionURL(args[0], &cfg.Options); err != nil {
 			return err
 		}
 		if cfg.Op, err = load.ParseOp(op); err != nil {

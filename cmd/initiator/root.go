@@ -127,9 +127,6 @@ func (fl *flags) closeAfter(parent *cobra.Command) {
 			continue
 		}
 		c.RunE = func(c *cobra.Command, a []string) error {
-			if fl.nic != "" && parent != c.Root() {
-				return &usageError{errors.New("--nic is for LUNs; partitions are not reached through it")}
-			}
 			err := run(c, a)
 			if fl.device != nil {
 				err = errors.Join(err, fl.device.Close())
@@ -181,13 +178,23 @@ func (fl *flags) options(c *cobra.Command, u initiator.URL) (initiator.Options, 
 	if u.Transport != initiator.ISER && u.Transport != initiator.OneShot {
 		return o, &usageError{fmt.Errorf("--nic is for iser+iwarp:// and oneshot+iwarp://; the URL says %v", u.Transport)}
 	}
-	if fl.device == nil {
-		if fl.device, err = nic.Open(nic.Config{Socket: fl.nic, Logger: o.Logger, Poll: fl.nicPoll}); err != nil {
-			return o, err
-		}
+	d, err := fl.card(o.Logger)
+	if err == nil {
+		o.Device = d
 	}
-	o.Device = fl.device
-	return o, nil
+	return o, err
+}
+
+// card returns the device of --nic.
+func (fl *flags) card(log *slog.Logger) (*nic.Device, error) {
+	if fl.device == nil {
+		d, err := nic.Open(nic.Config{Socket: fl.nic, Logger: log, Poll: fl.nicPoll})
+		if err != nil {
+			return nil, err
+		}
+		fl.device = d
+	}
+	return fl.device, nil
 }
 
 // printJSON prints v as JSON.

@@ -40,7 +40,10 @@ package rdma
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
+
+	"golang.org/x/sys/unix"
 )
 
 // STag is a steering tag (RFC 5040 §1.1), the R_Key of the IBTA: the name of memory on the
@@ -79,6 +82,19 @@ type Allocator interface {
 	Alloc(n int) ([]byte, error)
 	// Free gives memory of Alloc back, of which nothing may be registered or advertised any more.
 	Free(b []byte) error
+}
+
+// Alloc returns n bytes, all zero, at the beginning of a page, that d can register, and what gives them back; the system's,
+// unless d is an Allocator.
+func Alloc(d Device, n int) (b []byte, free func([]byte) error, err error) {
+	if a, ok := d.(Allocator); ok {
+		b, err = a.Alloc(n)
+		return b, a.Free, err
+	}
+	if b, err = unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
+		return nil, nil, fmt.Errorf("%d bytes of memory: %w", n, err)
+	}
+	return b, unix.Munmap, nil
 }
 
 // Limits are what a device can do.
@@ -381,6 +397,9 @@ var (
 	ErrRemoteAccess = errors.New("rdma: the peer refuses access to its memory")
 	// ErrUnsupported: the device cannot do that; see Limits.
 	ErrUnsupported = errors.New("rdma: not supported by the device")
+	// ErrDeviceLost is what an error is (errors.Is) that says that the device has gone for good: nothing can be made of it
+	// any more.
+	ErrDeviceLost = errors.New("rdma: the device has gone")
 )
 
 // RejectedError says that the peer refused the connection.

@@ -86,6 +86,9 @@ type LostError struct{ Err error }
 func (e *LostError) Error() string { return "nic: the card has gone: " + e.Err.Error() }
 func (e *LostError) Unwrap() error { return e.Err }
 
+// Is reports that the error is rdma.ErrDeviceLost, too.
+func (e *LostError) Is(target error) bool { return target == rdma.ErrDeviceLost }
+
 // Open connects to a card.
 func Open(c Config) (*Device, error) {
 	if c.Socket == "" {
@@ -288,7 +291,7 @@ func (d *Device) read() {
 				if m.Error != "" {
 					err = errors.New(m.Error)
 				}
-				q.hasEnded(err)
+				q.ending(err)
 			}
 		case shm.OpRequested:
 			d.mu.Lock()

@@ -2,10 +2,12 @@ package nic_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 
 	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/nic"
+	"oneshot/transport/rdma/nic/card"
 )
 
 // end is one end of a connection, with one completion queue.
@@ -123,4 +125,25 @@ func (e *end) bad() {
 
 func oneShot() *rdma.OneShotOffer {
 	return &rdma.OneShotOffer{Flags: true, Advertise: true, Close: true, Window: 4}
+}
+
+// While Disconnected of one queue pair waits for a lock, its holder gets answers from the card: it may be in Post, which asks for
+// STags.
+func TestDisconnectedWaits(t *testing.T) {
+	socket := serve(t, card.Config{})
+	dev := open(t, socket)
+	a, b := newEnd(t, dev), newEnd(t, open(t, socket))
+	a.gone = make(chan error) // nobody takes it before the end of the test
+	connect(t, a, b, nil)
+	b.qp.Abort(nil)
+	for { // it has come to the driver when Post fails
+		_, err := a.qp.Post([]rdma.Work{{Op: rdma.OpSend, SGL: a.sge(0, 1)}})
+		if errors.Is(err, rdma.ErrDisconnected) {
+			break
+		}
+	}
+	if _, err := dev.CardTime(); err != nil {
+		t.Error(err)
+	}
+	<-a.gone
 }

@@ -35,10 +35,12 @@ type queuePair struct {
 	head    uint32 // of what has to be remembered
 	tail    uint32
 
-	up        bool // the connection has begun
-	leaving   bool // Disconnect, Abort or Close was called
-	ended     bool // the connection has ended
-	initiator bool // Host 1
+	up        bool           // the connection has begun
+	leaving   bool           // Disconnect, Abort or Close was called
+	ended     bool           // the connection has ended
+	closed    bool           // Close waits for endings alone
+	endings   sync.WaitGroup // calls of hasEnded: begun with the lock held, and not closed
+	initiator bool           // Host 1
 	reads     int
 	shot      *rdma.OneShot
 	data      []byte
@@ -370,6 +372,15 @@ func (q *queuePair) Abort(err error) {
 	q.tell(m)
 }
 
+// ending has hasEnded called in a goroutine: Disconnected may wait for a lock whose holder waits for an answer, in Post.
+func (q *queuePair) ending(err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !q.closed {
+		q.endings.Go(func() { q.hasEnded(err) })
+	}
+}
+
 // hasEnded notes that the connection has ended.
 func (q *queuePair) hasEnded(err error) {
 	q.mu.Lock()
@@ -438,6 +449,10 @@ func (q *queuePair) Close() error {
 		<-d.flushed
 		err = nil
 	}
+	q.mu.Lock()
+	q.closed = true // what the card says of the end comes before its answer
+	q.mu.Unlock()
+	q.endings.Wait()
 	return errors.Join(err, q.release(a))
 }
 

@@ -79,7 +79,7 @@ func isFinal(err error) bool {
 	if _, lost := errors.AsType[*LostError](err); lost {
 		return true
 	}
-	for _, e := range []error{rdma.ErrNoEndpoint, errChanged, errImpost, errOneShot, errBad} {
+	for _, e := range []error{rdma.ErrNoEndpoint, errChanged, errImpost, errOneShot, errBad, rdma.ErrDeviceLost} {
 		if errors.Is(err, e) {
 			return true
 		}

@@ -9,14 +9,16 @@ import (
 	"time"
 
 	"oneshot/backend"
-	"oneshot/mem"
 	"oneshot/partition/service"
 	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/rdmatest"
 	"oneshot/transport/rdma/remote"
 )
 
-const storeSize = 4 << 20
+const (
+	storeSize = 4 << 20
+	userLen   = 4 << 20 // bytes of a user
+)
 
 // user is the user of a queue pair.
 type user struct {
@@ -44,17 +46,16 @@ func use(t testing.TB, d rdma.Device, addr string, order rdma.Order) *user {
 		Domain: dom, SendCQ: u.cq, RecvCQ: u.cq, MaxWork: 256, Order: order, Disconnected: func(err error) { u.gone <- err },
 	})
 	check(t, err)
-	pool := mem.NewPool(mem.MaxLease)
-	lease := pool.Lease(mem.MaxLease)
-	u.mem, err = dom.Register(lease.Bytes(), rdma.AccessLocalWrite)
+	b, free, err := rdma.Alloc(d, userLen)
+	check(t, err)
+	u.mem, err = dom.Register(b, rdma.AccessLocalWrite)
 	check(t, err)
 	t.Cleanup(func() {
 		check(t, u.qp.Close())
 		check(t, u.cq.Close())
 		check(t, u.mem.Deregister())
 		check(t, dom.Close())
-		lease.Release()
-		pool.Close()
+		check(t, free(b))
 	})
 	check(t, d.Connect(t.Context(), u.qp, addr, rdma.ConnParams{}))
 	return u
@@ -119,25 +120,37 @@ func newStore(t testing.TB) *rdmatest.Volatile {
 	return s
 }
 
-// over runs a test over iWARP and over pairs inside of the process.
-func over(t *testing.T, test func(t *testing.T, s *rdmatest.Volatile, f *far, d *remote.Device, addr string)) {
-	for _, c := range []struct {
-		name   string
-		dev    func(testing.TB) rdma.Device
-		listen string
-	}{{"iwarp", newIWARP, "127.0.0.1:0"}, {"pairs", newLocal, "pair:0"}} {
+// over runs a test over iWARP, over pairs inside of the process, and through a card.
+func over(t *testing.T, test func(t *testing.T, s *rdmatest.Volatile, f *far, d rdma.Device, addr string)) {
+	for _, c := range below {
 		t.Run(c.name, func(t *testing.T) {
 			s := newStore(t)
-			f := newFar(t, kept{s}, c.dev(t), c.listen, service.Config{})
-			test(t, s, f, open(t, remote.Config{Device: c.dev(t)}), f.l.Addr().String()+"/disk/log")
+			f := newFar(t, kept{s}, c.away(t), c.listen, service.Config{})
+			test(t, s, f, open(t, remote.Config{Device: c.here(t)}), f.l.Addr().String()+"/disk/log")
 		})
+	}
+}
+
+// A queue pair ends with the card below it: there is no other way to the service, and nobody waits for one.
+func TestCardGone(t *testing.T) {
+	card, stop := newCardOf(t)
+	f := newFar(t, newStore(t), newIWARP(t), "127.0.0.1:0", service.Config{})
+	u := use(t, open(t, remote.Config{Device: card, Patience: time.Hour}), f.l.Addr().String()+"/disk/log", rdma.OrderStrict)
+	u.post(u.work(rdma.OpWrite, 1, 0, 0, 512, 0))
+	u.want(1, rdma.StatusOK)
+	stop()
+	if err := <-u.gone; !errors.Is(err, rdma.ErrDeviceLost) {
+		t.Errorf("the queue pair ends with %v, want %v", err, rdma.ErrDeviceLost)
+	}
+	if _, err := u.qp.Post([]rdma.Work{u.work(rdma.OpFlush, 2, 0, 0, 0, 0)}); !errors.Is(err, rdma.ErrDisconnected) {
+		t.Errorf("Post: %v, want %v", err, rdma.ErrDisconnected)
 	}
 }
 
 // Works without a response are repeated when a connection is lost: each work completes once, and nothing is missing
 // in the end.
 func TestComesBack(t *testing.T) {
-	over(t, func(t *testing.T, s *rdmatest.Volatile, f *far, d *remote.Device, addr string) {
+	over(t, func(t *testing.T, s *rdmatest.Volatile, f *far, d rdma.Device, addr string) {
 		const cells, cell, works, cuts = 24, 64 << 10, 400, 12
 		u := use(t, d, addr, rdma.FreeStart|rdma.FreeFinish)
 		r := rand.New(rand.NewPCG(rand.Uint64(), 1))
@@ -186,7 +199,7 @@ func TestComesBack(t *testing.T) {
 // An atomic operation is done once, whenever the connection is lost: before it has come, while the store is at it, and
 // when its response is on the way. So is a Write that another client has overwritten meanwhile.
 func TestOnce(t *testing.T) {
-	over(t, func(t *testing.T, s *rdmatest.Volatile, f *far, d *remote.Device, addr string) {
+	over(t, func(t *testing.T, s *rdmatest.Volatile, f *far, d rdma.Device, addr string) {
 		const users, adds = 4, 60
 		var us []*user
 		for i := range users {
@@ -246,7 +259,7 @@ func TestOnce(t *testing.T) {
 // If the service does not know the session any more, it is not known whether an atomic operation was done, and so it
 // ends. A fence behind it, too, may have been executed or not.
 func TestAtomicNotRepeated(t *testing.T) {
-	over(t, func(t *testing.T, s *rdmatest.Volatile, f *far, d *remote.Device, addr string) {
+	over(t, func(t *testing.T, s *rdmatest.Volatile, f *far, d rdma.Device, addr string) {
 		u := use(t, d, addr, rdma.FreeStart)
 		await, release := s.Hold(func(op *backend.Op) bool { return op.Kind == backend.Write })
 		add := u.work(rdma.OpFetchAdd, 1, 0, 0, 8, 64)
@@ -271,7 +284,7 @@ func TestAtomicNotRepeated(t *testing.T) {
 
 // A fence knows of works that failed before the connection was lost, whether it is posted before that or afterwards.
 func TestFenceOverCut(t *testing.T) {
-	over(t, func(t *testing.T, s *rdmatest.Volatile, f *far, d *remote.Device, addr string) {
+	over(t, func(t *testing.T, s *rdmatest.Volatile, f *far, d rdma.Device, addr string) {
 		u := use(t, d, addr, rdma.FreeStart|rdma.FreeFinish)
 		fails := func(op *backend.Op) error {
 			if op.Kind == backend.Write && op.Off == 0 {
@@ -317,7 +330,7 @@ func TestFenceOverCut(t *testing.T) {
 
 // A Read that a fence has kept before a Write does not return what the Write has written.
 func TestReadOvertaken(t *testing.T) {
-	over(t, func(t *testing.T, s *rdmatest.Volatile, f *far, d *remote.Device, addr string) {
+	over(t, func(t *testing.T, s *rdmatest.Volatile, f *far, d rdma.Device, addr string) {
 		u := use(t, d, addr, rdma.OrderStrict)
 		await, release := s.Hold(func(op *backend.Op) bool { return op.Kind == backend.Read })
 		u.bytes(512, 1)[0] = 9
@@ -418,7 +431,7 @@ func TestEnds(t *testing.T) {
 // A long work with a fence is one work: all of its parts wait for what is before, and if one fails the next fence
 // knows.
 func TestLongFence(t *testing.T) {
-	over(t, func(t *testing.T, s *rdmatest.Volatile, f *far, d *remote.Device, addr string) {
+	over(t, func(t *testing.T, s *rdmatest.Volatile, f *far, d rdma.Device, addr string) {
 		u := use(t, d, addr, rdma.FreeStart)
 		s.Fail(func(op *backend.Op) error {
 			if op.Kind == backend.Write && op.Off == 0 {

@@ -31,7 +31,7 @@ import (
 // Config says how a device is to be.
 type Config struct {
 	Device rdma.Device // below; stays the owner's
-	Pool   *mem.Pool   // of the memory of messages, 64 KiB for each queue pair; nil: one of its own
+	Pool   *mem.Pool   // of the memory of messages, 64 KiB for each queue pair; nil: one of its own. An rdma.Allocator has its own
 	Logger *slog.Logger
 
 	// Name and Secret are those of the client; without a name it is anonymous. Connect fails at a service that does
@@ -74,8 +74,15 @@ type Device struct {
 
 var _ rdma.Device = (*Device)(nil)
 
-// Open makes a device. It has no other resources than memory; Close frees it.
-func Open(c Config) *Device {
+// sharing is a Device over one that registers only memory of its own (rdma.Allocator), and so does it.
+type sharing struct {
+	*Device
+	rdma.Allocator
+}
+
+// Open makes a device. It has no other resources than memory; Close frees it. It is an rdma.Allocator if the device
+// below is one.
+func Open(c Config) rdma.Device {
 	if c.Patience == 0 {
 		c.Patience = 30 * time.Second
 	}
@@ -89,6 +96,9 @@ func Open(c Config) *Device {
 	d.static = c.Static || !d.limits.OneShot
 	if d.log == nil {
 		d.log = slog.New(slog.DiscardHandler)
+	}
+	if a, ok := c.Device.(rdma.Allocator); ok {
+		return sharing{d, a}
 	}
 	return d
 }

@@ -2,10 +2,15 @@ package remote
 
 import "oneshot/transport/rdma"
 
-// Cut ends the connection of a queue pair, if it has one.
+// Cut ends the connection of a queue pair, if it has one, and returns when that has ended.
 func Cut(qp rdma.QueuePair) {
-	if below := qp.(*queuePair).below(); below != nil {
-		below.Abort(nil)
+	q := qp.(*queuePair)
+	q.mu.Lock()
+	l := q.link
+	q.mu.Unlock()
+	if l != nil {
+		l.qp.Abort(nil)
+		<-l.gone
 	}
 }
 

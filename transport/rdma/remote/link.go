@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"oneshot/mem"
 	"oneshot/partition/wire"
 	"oneshot/transport/rdma"
 )
@@ -19,7 +18,8 @@ type link struct {
 	q        *queuePair
 	qp       rdma.QueuePair
 	cq       rdma.CompletionQueue
-	lease    *mem.Lease
+	memory   []byte // of messages
+	free     func() error
 	region   rdma.Region
 	slots    []rdma.SGE // of receives
 	inbox    chan []byte
@@ -118,7 +118,7 @@ func (q *queuePair) use(l *link, m *wire.AttachedMessage) {
 	}
 	for i, p := range q.pieces {
 		at := headers + i*wire.RequestLen
-		p.sgl[0] = rdma.SGE{Bytes: l.lease.Bytes()[at : at+wire.RequestLen : at+wire.RequestLen], Region: l.region}
+		p.sgl[0] = rdma.SGE{Bytes: l.memory[at : at+wire.RequestLen : at+wire.RequestLen], Region: l.region}
 	}
 	l.attached = true
 	if q.info.Direct {
@@ -129,10 +129,9 @@ func (q *queuePair) use(l *link, m *wire.AttachedMessage) {
 
 // dial makes a connection and attaches the partition. The caller closes the link, if there is one, after an error, too.
 func (q *queuePair) dial(ctx context.Context) (*link, *wire.AttachedMessage, error) {
-	d := q.dev
 	l := &link{q: q, inbox: make(chan []byte, 1), gone: make(chan struct{})}
-	if l.lease = d.cfg.Pool.Lease(memLen); l.lease == nil {
-		return nil, nil, errors.New("remote: no memory for the messages of a queue pair")
+	if err := l.alloc(); err != nil {
+		return nil, nil, err
 	}
 	if err := l.open(ctx); err != nil {
 		return l, nil, err
@@ -141,9 +140,26 @@ func (q *queuePair) dial(ctx context.Context) (*link, *wire.AttachedMessage, err
 	return l, m, err
 }
 
+// alloc takes memory that the device below can register.
+func (l *link) alloc() (err error) {
+	d := l.q.dev
+	if a, ok := d.cfg.Device.(rdma.Allocator); ok {
+		l.memory, err = a.Alloc(memLen)
+		l.free = func() error { return a.Free(l.memory) }
+		return err
+	}
+	lease := d.cfg.Pool.Lease(memLen)
+	if lease == nil {
+		return errors.New("remote: no memory for the messages of a queue pair")
+	}
+	l.memory = lease.Bytes()
+	l.free = func() error { lease.Release(); return nil }
+	return nil
+}
+
 func (l *link) open(ctx context.Context) (err error) {
 	d, below := l.q.dev, l.q.dev.cfg.Device
-	if l.region, err = l.q.domain.below.Register(l.lease.Bytes(), rdma.AccessLocalWrite); err != nil {
+	if l.region, err = l.q.domain.below.Register(l.memory, rdma.AccessLocalWrite); err != nil {
 		return err
 	}
 	work := min(d.limits.MaxWork, 2*maxCredits+2*signalEvery+maxDirects)
@@ -158,7 +174,7 @@ func (l *link) open(ctx context.Context) (err error) {
 	}
 	for i := range receives {
 		at := i * slotLen
-		l.slots = append(l.slots, rdma.SGE{Bytes: l.lease.Bytes()[at : at+slotLen : at+slotLen], Region: l.region})
+		l.slots = append(l.slots, rdma.SGE{Bytes: l.memory[at : at+slotLen : at+slotLen], Region: l.region})
 		if err := l.receive(i); err != nil {
 			return err
 		}
@@ -232,8 +248,8 @@ func (l *link) greet(ctx context.Context) (*wire.AttachedMessage, error) {
 // ask sends a message and waits for the answer.
 func (l *link) ask(ctx context.Context, b []byte) ([]byte, error) {
 	at := headers + maxCredits*wire.RequestLen
-	n := copy(l.lease.Bytes()[at:], b)
-	w := rdma.Work{ID: idSend, Op: rdma.OpSend, Flags: rdma.Signaled, SGL: []rdma.SGE{{Bytes: l.lease.Bytes()[at : at+n], Region: l.region}}}
+	n := copy(l.memory[at:], b)
+	w := rdma.Work{ID: idSend, Op: rdma.OpSend, Flags: rdma.Signaled, SGL: []rdma.SGE{{Bytes: l.memory[at : at+n], Region: l.region}}}
 	if _, err := l.qp.Post([]rdma.Work{w}); err != nil {
 		return nil, err
 	}
@@ -353,7 +369,7 @@ func (l *link) close() {
 	if l.region != nil {
 		_ = l.region.Deregister()
 	}
-	l.lease.Release()
+	_ = l.free()
 }
 
 // uuidOf is the text of a UUID (RFC 9562 §4); empty: there is none.

@@ -3,6 +3,8 @@ package remote_test
 import (
 	"context"
 	"errors"
+	"net"
+	"path/filepath"
 	"sync"
 	"testing"
 
@@ -15,6 +17,8 @@ import (
 	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/iwarp"
 	"oneshot/transport/rdma/local"
+	"oneshot/transport/rdma/nic"
+	"oneshot/transport/rdma/nic/card"
 	"oneshot/transport/rdma/rdmatest"
 	"oneshot/transport/rdma/remote"
 	"oneshot/volume"
@@ -195,13 +199,40 @@ func newIWARP(t testing.TB) rdma.Device {
 	return d
 }
 
+// newCard returns a device whose queue pairs run in a card (package nic), to which a socket leads.
+func newCard(t testing.TB) rdma.Device {
+	t.Helper()
+	d, _ := newCardOf(t)
+	return d
+}
+
+// newCardOf is newCard, with what ends the card.
+func newCardOf(t testing.TB) (_ *nic.Device, stop func()) {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "nic")
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socket, Net: "unixpacket"})
+	check(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- card.New(card.Config{}).Serve(ctx, l) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		check(t, <-done)
+	})
+	t.Cleanup(stop)
+	d, err := nic.Open(nic.Config{Socket: socket})
+	check(t, err)
+	t.Cleanup(func() { check(t, d.Close()) })
+	return d, stop
+}
+
 func newLocal(t testing.TB) rdma.Device {
 	d := local.Open(local.Config{})
 	t.Cleanup(func() { check(t, d.Close()) })
 	return d
 }
 
-func open(t testing.TB, c remote.Config) *remote.Device {
+func open(t testing.TB, c remote.Config) rdma.Device {
 	pool := mem.NewPool(8 << 20)
 	c.Pool = pool
 	d := remote.Open(c)
@@ -215,17 +246,22 @@ func open(t testing.TB, c remote.Config) *remote.Device {
 	return d
 }
 
-// The suite, over the wire and one-shot, and over pairs inside of the process with memory that is registered.
+// below is what the device is tried over: the wire and one-shot; pairs inside of the process, with memory that is registered; a
+// card, which shares the memory.
+var below = []struct {
+	name       string
+	here, away func(testing.TB) rdma.Device
+	listen     string
+}{
+	{"iwarp", newIWARP, newIWARP, "127.0.0.1:0"}, {"pairs", newLocal, newLocal, "pair:0"}, {"nic", newCard, newIWARP, "127.0.0.1:0"},
+}
+
 func TestEndpoints(t *testing.T) {
-	for _, c := range []struct {
-		name   string
-		dev    func(testing.TB) rdma.Device
-		listen string
-	}{{"iwarp", newIWARP, "127.0.0.1:0"}, {"pairs", newLocal, "pair:0"}} {
+	for _, c := range below {
 		t.Run(c.name, func(t *testing.T) {
 			rdmatest.RunEndpoint(t, func(t *testing.T, s *rdmatest.Volatile) rdmatest.Endpoint {
-				f := newFar(t, s, c.dev(t), c.listen, service.Config{})
-				d := open(t, remote.Config{Device: c.dev(t)})
+				f := newFar(t, s, c.away(t), c.listen, service.Config{})
+				d := open(t, remote.Config{Device: c.here(t)})
 				return rdmatest.Endpoint{Device: d, Address: f.l.Addr().String() + "/disk/log", Store: s, Revoke: f.revoke, Wire: true, Quick: true}
 			})
 		})
