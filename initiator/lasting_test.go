@@ -5,12 +5,17 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"net"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
 
 	"oneshot/initiator"
+	"oneshot/iscsi/pdu"
 	"oneshot/test/targettest"
+	"oneshot/transport/rdma/nic"
+	"oneshot/transport/rdma/nic/card"
 )
 
 // lastingWays are those that differ in what a lost session leaves.
@@ -67,6 +72,57 @@ func (w *worker) step(r *rand.Rand) error {
 	return nil
 }
 
+const cuts = 5
+
+// keepOn has workers write and read while cut is called, and they see no error. It returns the ISID of the sessions.
+func keepOn(t *testing.T, u initiator.URL, o initiator.Options, cut func()) pdu.ISID {
+	t.Helper()
+	l, err := initiator.DialLasting(t.Context(), u, o, initiator.Keeping{DeadTime: time.Hour})
+	check(t, err)
+	lu, err := l.Current().LU(t.Context(), 0)
+	check(t, err)
+	ctx, enough := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	stepped := make(chan struct{}, 1)
+	var workers []*worker
+	for i := range 8 {
+		m, err := l.Alloc(workerSpan)
+		check(t, err)
+		k := &worker{l: l, lu: lu, mem: m, at: int64(i) * workerSpan, want: make([]byte, workerSpan)}
+		_, err = lu.WriteAt(k.want, k.at)
+		check(t, err)
+		workers = append(workers, k)
+	}
+	for i, k := range workers {
+		wg.Go(func() {
+			for rnd := rand.New(rand.NewPCG(uint64(i), 1)); ctx.Err() == nil; {
+				if err := k.step(rnd); err != nil {
+					t.Error(err)
+					return
+				}
+				select {
+				case stepped <- struct{}{}:
+				default:
+				}
+			}
+		})
+	}
+	for range cuts {
+		for range 10 {
+			<-stepped
+		}
+		cut()
+	}
+	<-stepped
+	enough()
+	wg.Wait()
+	check(t, l.Close())
+	for _, k := range workers {
+		check(t, k.mem.Free())
+	}
+	return l.ISID()
+}
+
 // Whatever is outstanding when the link is cut ends well, in the next session: nobody sees an error, and
 // what was written is there.
 func TestLastingCut(t *testing.T) {
@@ -75,62 +131,55 @@ func TestLastingCut(t *testing.T) {
 		t.Run(w.name, func(t *testing.T) {
 			noLeaks(t)
 			r, u := w.through(t, tg)
-			l, err := initiator.DialLasting(t.Context(), u, w.opt, initiator.Keeping{DeadTime: time.Hour})
-			check(t, err)
-			lu, err := l.Current().LU(t.Context(), 0)
-			check(t, err)
-			ctx, enough := context.WithCancel(t.Context())
-			var wg sync.WaitGroup
-			stepped := make(chan struct{}, 1)
-			var workers []*worker
-			for i := range 8 {
-				m, err := l.Alloc(workerSpan)
-				check(t, err)
-				k := &worker{l: l, lu: lu, mem: m, at: int64(i) * workerSpan, want: make([]byte, workerSpan)}
-				_, err = lu.WriteAt(k.want, k.at)
-				check(t, err)
-				workers = append(workers, k)
-			}
-			for i, k := range workers {
-				wg.Go(func() {
-					for rnd := rand.New(rand.NewPCG(uint64(i), 1)); ctx.Err() == nil; {
-						if err := k.step(rnd); err != nil {
-							t.Error(err)
-							return
-						}
-						select {
-						case stepped <- struct{}{}:
-						default:
-						}
-					}
-				})
-			}
-			const cuts = 5
-			for range cuts {
-				for range 10 {
-					<-stepped
-				}
-				r.Cut(false)
-			}
-			<-stepped
-			enough()
-			wg.Wait()
+			id := keepOn(t, u, w.opt, func() { r.Cut(false) })
 			logins := r.Beginnings()
 			if len(logins) <= cuts {
 				t.Errorf("%d connections for %d cuts", len(logins), cuts)
 			}
 			if u.Transport == initiator.TCP {
 				for _, p := range logins { // RFC 7143 §11.12: the ISID is in octets 8 to 13
-					if id := l.ISID(); !bytes.Equal(p[8:14], id[:]) {
+					if !bytes.Equal(p[8:14], id[:]) {
 						t.Errorf("a login with the ISID %x, not %x", p[8:14], id)
 					}
 				}
 			}
-			check(t, l.Close())
-			for _, k := range workers {
-				check(t, k.mem.Free())
-			}
 		})
+	}
+}
+
+// The same when the card that the queue pairs run on (package nic) ends, and another one takes its place: it gets the memory.
+func TestLastingCard(t *testing.T) {
+	tg := targettest.Start(t, config)
+	for _, w := range []way{lastingWays[1], lastingWays[3]} {
+		t.Run(w.name, func(t *testing.T) {
+			noLeaks(t)
+			socket := filepath.Join(t.TempDir(), "nic")
+			stop := serveCard(t, socket)
+			d, err := nic.OpenLasting(nic.Config{Socket: socket})
+			check(t, err)
+			o := w.opt
+			o.Device = d
+			keepOn(t, w.at(t, tg, "/"+iqn), o, func() {
+				stop()
+				stop = serveCard(t, socket)
+			})
+			check(t, d.Close())
+			stop()
+		})
+	}
+}
+
+// serveCard serves programs until stop is called.
+func serveCard(t *testing.T, socket string) (stop func()) {
+	t.Helper()
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socket, Net: "unixpacket"})
+	check(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- card.New(card.Config{}).Serve(ctx, l) }()
+	return func() {
+		cancel()
+		check(t, <-done)
 	}
 }
 

@@ -64,9 +64,6 @@ SIGTERM and SIGINT detach the device if nobody uses it, and leave it otherwise.`
 		if o.Connections < 1 || o.Connections > nbd.MaxConnections {
 			return &usageError{fmt.Errorf("%d connections: 1 to %d are possible", o.Connections, nbd.MaxConnections)}
 		}
-		if fl.nic != "" {
-			return &usageError{errors.New("attach does not use --nic: its device could not come back after the end of that process")}
-		}
 		if o.Ping < time.Second {
 			return &usageError{fmt.Errorf("--ping %v: 1s is the least", o.Ping)}
 		}

@@ -72,10 +72,7 @@ func (fl *flags) through(u endpoint.URL, err error, o *endpoint.Options) error {
 	case u.Scheme != endpoint.OneShot:
 		return &usageError{fmt.Errorf("--nic is for oneshot+iwarp://; the URL says %v", u.Scheme)}
 	}
-	d, err := fl.card(nil)
-	if err == nil {
-		o.Network = d
-	}
+	o.Network, err = fl.card(nil)
 	return err
 }
 

@@ -18,6 +18,7 @@ import (
 	"oneshot/initiator"
 	"oneshot/internal/command"
 	"oneshot/internal/version"
+	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/nic"
 )
 
@@ -33,7 +34,7 @@ type flags struct {
 	nic       string
 	nicPoll   time.Duration
 
-	device *nic.Device // of nic, once it is open
+	device rdma.Device // of nic, once it is open
 }
 
 func versionCommand() *cobra.Command {
@@ -178,17 +179,14 @@ func (fl *flags) options(c *cobra.Command, u initiator.URL) (initiator.Options, 
 	if u.Transport != initiator.ISER && u.Transport != initiator.OneShot {
 		return o, &usageError{fmt.Errorf("--nic is for iser+iwarp:// and oneshot+iwarp://; the URL says %v", u.Transport)}
 	}
-	d, err := fl.card(o.Logger)
-	if err == nil {
-		o.Device = d
-	}
+	o.Device, err = fl.card(o.Logger)
 	return o, err
 }
 
-// card returns the device of --nic.
-func (fl *flags) card(log *slog.Logger) (*nic.Device, error) {
+// card returns the device of --nic. It turns to the next card when one has gone, for who begins again, as attach does.
+func (fl *flags) card(log *slog.Logger) (rdma.Device, error) {
 	if fl.device == nil {
-		d, err := nic.Open(nic.Config{Socket: fl.nic, Logger: log, Poll: fl.nicPoll})
+		d, err := nic.OpenLasting(nic.Config{Socket: fl.nic, Logger: log, Poll: fl.nicPoll})
 		if err != nil {
 			return nil, err
 		}

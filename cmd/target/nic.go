@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -18,7 +19,7 @@ import (
 )
 
 func nicCommand() *cobra.Command {
-	socket, memory, programs, verbose := nic.DefaultSocket, 1024, 64, false
+	socket, memory, programs, verbose, poll := nic.DefaultSocket, 1024, 64, false, time.Duration(0)
 	cmd := &cobra.Command{
 		Use:   "nic [--socket PATH]",
 		Short: "Be an RDMA card for other programs, until SIGTERM or SIGINT",
@@ -40,16 +41,23 @@ nic serves no disks, and needs no configuration.`,
 			if memory < 1 || programs < 1 {
 				return &usageError{cmd.CommandPath(), "a card serves at least one program, and at least 1 MiB of its memory"}
 			}
-			return serveNIC(socket, card.Config{Memory: int64(memory) << 20, Programs: programs}, verbose, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			if poll < 0 || poll > maxPoll {
+				return &usageError{cmd.CommandPath(), fmt.Sprintf("--poll %v: 0 to %v are possible", poll, maxPoll)}
+			}
+			return serveNIC(socket, card.Config{Memory: int64(memory) << 20, Programs: programs, Poll: poll}, verbose, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	f := cmd.Flags()
 	f.StringVar(&socket, "socket", socket, "the `PATH` of the socket that programs connect to")
 	f.IntVar(&memory, "memory", memory, "at most `MIB` of memory are shared with one program")
 	f.IntVar(&programs, "programs", programs, "at most `N` programs are served at a time")
+	f.DurationVar(&poll, "poll", 0, "look for `TIME` for what a program posts before sleeping, on at most half of the processors; 0: sleep at once")
 	f.BoolVar(&verbose, "verbose", false, "also log which programs come and go")
 	return cmd
 }
+
+// maxPoll bounds polling: a processor is not the card's alone.
+const maxPoll = 10 * time.Millisecond
 
 func serveNIC(socket string, c card.Config, verbose bool, stdout, stderr io.Writer) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)

@@ -32,8 +32,8 @@ type Counters struct {
 	Reads       uint64 // Read Requests sent
 	Terminates  uint64 // Terminate messages sent and received
 
-	// Of a provider that looks for completions for a while before it sleeps (verbs): how often that found some
-	// and how often it did not, and how often it slept.
+	// Of a provider that looks for completions for a while before it sleeps (verbs), or for what is posted (the card of nic):
+	// how often that found some and how often it did not, and how often it slept.
 	PollingFound  uint64
 	PollingInVain uint64
 	Sleeps        uint64
@@ -91,6 +91,15 @@ func (c Counters) All() iter.Seq2[string, uint64] {
 			}
 		}
 	}
+}
+
+// Add returns the sum of both.
+func (c Counters) Add(o Counters) Counters {
+	more := o.fields()
+	for i, f := range c.fields() {
+		*f.value += *more[i].value
+	}
+	return c
 }
 
 // Sub returns what has been added to c since o.

@@ -76,6 +76,82 @@ func TestCardDies(t *testing.T) {
 	}
 }
 
+// A device that lasts turns to the next card, which has the memory of the one before, and memory that was made and given back while
+// there was none.
+func TestNextCard(t *testing.T) {
+	first := start(t)
+	l, err := nic.OpenLasting(nic.Config{Socket: first.socket})
+	check(t, err)
+	t.Cleanup(func() { check(t, l.Close()) })
+	other := start(t)
+	talk := func(t *testing.T) *end {
+		a, b := newEnd(t, l), newEnd(t, open(t, other.socket))
+		connect(t, a, b, nil)
+		b.receive(1, 0, 100)
+		copy(a.b, t.Name())
+		a.post(rdma.Work{ID: 2, Op: rdma.OpSend, Flags: rdma.Signaled, SGL: a.sge(0, 100)})
+		b.want(rdma.OpReceive, 1)
+		a.want(rdma.OpSend, 2)
+		if string(b.b[:len(t.Name())]) != t.Name() {
+			t.Errorf("the message says %q", b.b[:100])
+		}
+		return a
+	}
+	kept, err := l.Alloc(100)
+	check(t, err)
+	given, err := l.Alloc(100)
+	check(t, err)
+	copy(kept, "still here")
+	t.Run("first", func(t *testing.T) {
+		a := talk(t)
+		check(t, first.Process.Kill())
+		if err := <-a.gone; !errors.Is(err, rdma.ErrDeviceLost) {
+			t.Errorf("Disconnected: %v, want %v", err, rdma.ErrDeviceLost)
+		}
+		if _, err := l.NewDomain(); err == nil {
+			t.Error("NewDomain without a card")
+		}
+	})
+	check(t, l.Free(given))
+	early, err := l.Alloc(1 << 20)
+	check(t, err)
+	second := startAt(t, first.socket)
+	t.Run("second", func(t *testing.T) { talk(t) })
+	if string(kept[:10]) != "still here" {
+		t.Errorf("memory: %q", kept[:10])
+	}
+	dom, err := l.NewDomain()
+	check(t, err)
+	for _, b := range [][]byte{kept, early} {
+		r, err := dom.Register(b, rdma.AccessLocalWrite)
+		check(t, err)
+		check(t, r.Deregister())
+		check(t, l.Free(b))
+	}
+	check(t, dom.Close())
+	if _, maps := holds(t, second.Process.Pid); maps != 1 { // the program's rings
+		t.Errorf("the card maps %d segments", maps)
+	}
+	if c := l.Counters(); c.Works != 2 || c.Registrations != 4 {
+		t.Errorf("%d works, %d registrations; want 2 and 4", c.Works, c.Registrations)
+	}
+}
+
+// When a program sees the end of its socket, the card touches its memory no more.
+func TestEndOfSocket(t *testing.T) {
+	c := start(t)
+	_, maps := holds(t, c.Process.Pid)
+	for range 20 {
+		d := begin(t, c.socket)
+		d.ctl.HintTail.Store(1 << 30) // a lie
+		d.bell.Ring()
+		d.turnedOut()
+		if _, m := holds(t, c.Process.Pid); m != maps {
+			t.Fatalf("the card maps %d segments of a program that has gone", m-maps)
+		}
+	}
+}
+
 // beVictim connects to the server at addr through the card, advertises memory, and waits to be killed.
 func beVictim(socket, addr string) error {
 	t := quiet{}

@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/nic/shm"
 	"oneshot/transport/rdma/soft"
@@ -94,12 +96,21 @@ func Open(c Config) (*Device, error) {
 	if c.Socket == "" {
 		c.Socket = DefaultSocket
 	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
 	u, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: c.Socket, Net: "unixpacket"})
 	if err != nil {
 		return nil, fmt.Errorf("nic: no card at %s, which `target nic --socket %s` would be: %w", c.Socket, c.Socket, err)
+	}
+	d, err := begin(u, c)
+	if err != nil {
+		return nil, fmt.Errorf("nic: card at %s: %w", c.Socket, err)
+	}
+	return d, nil
+}
+
+// begin makes a device of a card that has been connected with, and owns u.
+func begin(u *net.UnixConn, c Config) (*Device, error) {
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	d := &Device{
 		log: c.Logger, poll: c.Poll, sock: shm.NewSocket(u), lost: make(chan struct{}), flushed: make(chan struct{}),
@@ -112,12 +123,15 @@ func Open(c Config) (*Device, error) {
 	d.memory.init()
 	if err := d.hello(); err != nil {
 		d.release()
-		return nil, fmt.Errorf("nic: card at %s: %w", c.Socket, err)
+		return nil, err
 	}
 	d.wg.Go(d.read)
 	d.wg.Go(d.run)
 	return d, nil
 }
+
+// maxWork bounds what is allocated here for a queue.
+const maxWork = 1 << 16
 
 // hello exchanges the first messages, before anybody reads.
 func (d *Device) hello() error {
@@ -138,7 +152,11 @@ func (d *Device) hello() error {
 		return errors.New("an answer that no card gives")
 	}
 	d.limits = *m.Limits
-	d.limits.Name = "nic"
+	l := &d.limits
+	l.Name = "nic"
+	// What the rings have no room for is not possible, whatever the card says.
+	l.MaxSGE, l.MaxReadSGE = min(max(l.MaxSGE, 1), shm.MaxPieces), min(max(l.MaxReadSGE, 1), shm.MaxPieces)
+	l.MaxWork, l.MaxInline = min(max(l.MaxWork, 0), maxWork), min(max(l.MaxInline, 0), shm.MaxInline)
 	seg, err := shm.Map(fds[0], shm.ControlLen)
 	if err != nil {
 		return err
@@ -208,6 +226,9 @@ func (d *Device) callContext(ctx context.Context, m *shm.Message, fds ...int) (*
 		d.callMu.Lock()
 		delete(d.calls, m.ID)
 		d.callMu.Unlock()
+		if errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
+			d.lose(err) // read will find that, too
+		}
 		return nil, nil, d.gone(err)
 	}
 	done := ctx.Done()

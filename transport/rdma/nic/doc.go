@@ -12,6 +12,7 @@
 //	tags.go       STags, which are chosen here
 //	receive.go    queues of receives, own and shared
 //	connect.go    connections
+//	lasting.go    Lasting: a device for one card after the other
 //
 // The device is an rdma.Allocator: only memory of Alloc can be registered or advertised.
 //

@@ -6,14 +6,19 @@ import (
 	"testing"
 
 	"oneshot/transport/rdma"
-	"oneshot/transport/rdma/nic"
 	"oneshot/transport/rdma/nic/card"
 )
+
+// device is a nic.Device, or a nic.Lasting.
+type device interface {
+	rdma.Device
+	rdma.Allocator
+}
 
 // end is one end of a connection, with one completion queue.
 type end struct {
 	t    testing.TB
-	dev  *nic.Device
+	dev  device
 	dom  rdma.Domain
 	cq   rdma.CompletionQueue
 	qp   rdma.QueuePair
@@ -33,7 +38,7 @@ func check(t testing.TB, err error) {
 	}
 }
 
-func newEnd(t testing.TB, dev *nic.Device) *end {
+func newEnd(t testing.TB, dev device) *end {
 	t.Helper()
 	e := &end{t: t, dev: dev, wake: make(chan struct{}, 1), gone: make(chan error, 1)}
 	var err error

@@ -105,6 +105,7 @@ func (d *driver) close() {
 	for _, s := range d.segs {
 		_ = s.Close()
 	}
+	d.bell, d.own, d.segs = nil, nil, nil
 }
 
 // askWith sends a request with descriptors, and returns the answer and its descriptors.
@@ -435,6 +436,133 @@ func TestSharedMemoryRefused(t *testing.T) {
 			t.Fatalf("%d queues", n)
 		}
 	}
+}
+
+// A number that is in use stays with what has it: a queue that went would have the card write to memory that is not mapped.
+func TestNumberInUse(t *testing.T) {
+	socket := start(t).socket
+	d := begin(t, socket)
+	peer := newEnd(t, open(t, socket))
+	d.connect(peer)
+	for _, number := range []uint32{itsPair, itsPair + 1, itsPair - 1} { // the last one has itsPair for its receives
+		a, fds := d.askWith(&shm.Message{Op: shm.OpQueuePair, Number: number, Domain: itsDomain, Depth: itsDepth, Receives: itsDepth, MaxSGE: 4})
+		shm.CloseAll(fds)
+		if a.Error == "" {
+			t.Errorf("a queue pair with the number %d", number)
+		}
+	}
+	d.ask(&shm.Message{Op: shm.OpCounters, Number: itsPair})
+	peer.receive(1, 0, 100)
+	d.post(shm.Descriptor{Op: uint8(rdma.OpSend), SGL: 1, Flags: uint16(rdma.Signaled)}, shm.Piece{Region: 1, Len: 8})
+	peer.want(rdma.OpReceive, 1)
+	if x := d.next(); x.Kind != shm.KindCompletion || rdma.Status(x.Status) != rdma.StatusOK {
+		t.Errorf("%+v", x)
+	}
+}
+
+// What takes descriptors and memory of the card, without memory that is shared, is bounded, too.
+func TestObjectsBounded(t *testing.T) {
+	d := begin(t, serve(t, card.Config{}))
+	d.connect(newEnd(t, open(t, serve(t, card.Config{}))))
+	for name, c := range map[string]struct {
+		m    shm.Message
+		most int
+	}{
+		"listeners": {shm.Message{Op: shm.OpListen, Address: "127.0.0.1:0"}, 256},
+		"STags":     {shm.Message{Op: shm.OpSTags, Number: itsPair, Depth: 2048}, 128},
+	} {
+		n := 0
+		for ; n <= c.most; n++ {
+			m := c.m
+			if m.Op == shm.OpListen {
+				m.Number = uint32(n)
+			}
+			if a, _ := d.askWith(&m); a.Error != "" {
+				break
+			}
+		}
+		if n > c.most || n < c.most-1 {
+			t.Errorf("%s: %d of them, want %d", name, n, c.most)
+		}
+	}
+}
+
+// A program that uses up the descriptors of the card gets an error, and others go on.
+func TestDescriptorsUsedUp(t *testing.T) {
+	c := start(t)
+	goOn := bystanders(t, c.socket)
+	d := begin(t, c.socket)
+	fds, _ := holds(t, c.Process.Pid)
+	limit := unix.Rlimit{Cur: uint64(fds) + 10, Max: uint64(fds) + 10}
+	check(t, unix.Prlimit(c.Process.Pid, unix.RLIMIT_NOFILE, &limit, nil))
+	for n := uint32(0); ; n++ {
+		if a, _ := d.askWith(&shm.Message{Op: shm.OpListen, Number: n, Address: "127.0.0.1:0"}); a.Error != "" {
+			break
+		}
+		if n > 20 {
+			t.Fatal("they are not used up")
+		}
+	}
+	for _, m := range []shm.Message{
+		{Op: shm.OpReceives, Number: 10, Domain: itsDomain, Depth: 8}, {Op: shm.OpQueuePair, Number: 12, Domain: itsDomain, Depth: 8, Receives: 8, MaxSGE: 4},
+	} {
+		a, fds := d.askWith(&m)
+		shm.CloseAll(fds)
+		if a.Error == "" {
+			t.Errorf("%s without a descriptor", m.Op)
+		}
+	}
+	goOn()
+	d.close()
+	begin(t, c.socket) // when what the program had is free again
+	goOn()
+}
+
+// A program that dies between any two of its steps leaves nothing behind, and the card does not take half of a step for one.
+func TestDiesAtAnyStep(t *testing.T) {
+	c := start(t)
+	goOn := bystanders(t, c.socket)
+	fds, maps := holds(t, c.Process.Pid)
+	send := shm.Descriptor{Op: uint8(rdma.OpSend), SGL: 1, Flags: uint16(rdma.Signaled)}
+	register := shm.Descriptor{Op: shm.CommandRegister, STag: itsDomain, Offset: 2, Access: uint8(rdma.AccessLocalWrite)}
+	steps := []func(d *driver){
+		func(d *driver) { send.Put(d.sq.Slot(0)) },
+		func(d *driver) { shm.PutPiece(d.sq.Slot(0), nil, 0, 1, shm.Piece{Region: 1, Len: 8}) },
+		func(d *driver) { d.sq.Tail.Store(1) },
+		func(d *driver) { d.ctl.Hint(d.hints).Store(itsPair) },
+		func(d *driver) { d.hints++; d.ctl.HintTail.Store(d.hints) },
+		func(d *driver) { d.bell.Ring() },
+		func(d *driver) { register.Put(d.ctl.Command(1)) },
+		func(d *driver) {
+			shm.PutPiece(d.ctl.Command(1), nil, 0, 1, shm.Piece{Region: itsArena | shm.Arena, Len: shm.PageSize})
+		},
+		func(d *driver) { d.ctl.CommandTail.Store(2) },
+		func(d *driver) { d.hint(shm.CommandQueue) },
+		func(d *driver) {
+			d.id++
+			_ = d.sock.Send(&shm.Message{ID: d.id, Op: shm.OpListen, Address: "127.0.0.1:0"})
+		},
+		func(d *driver) { d.id++; _ = d.sock.Send(&shm.Message{ID: d.id, Op: shm.OpClose, Number: itsPair}) },
+		func(d *driver) {
+			d.id++
+			_ = d.sock.Send(&shm.Message{ID: d.id, Op: shm.OpFreeArena, Number: itsArena})
+		},
+	}
+	for n := range len(steps) + 1 {
+		d := begin(t, c.socket)
+		for _, step := range steps[:n] {
+			step(d)
+		}
+		d.close()
+	}
+	settled(func() bool {
+		f, m := holds(t, c.Process.Pid)
+		return f <= fds && m <= maps
+	})
+	if f, m := holds(t, c.Process.Pid); f > fds || m > maps {
+		t.Errorf("the card has %d descriptors and %d mappings, before it had %d and %d", f, m, fds, maps)
+	}
+	goOn()
 }
 
 // Whatever a program writes into its rings, and wherever they end, the card goes on for others.

@@ -30,6 +30,7 @@ type arena struct {
 	number uint32
 	seg    *shm.Segment
 	addr   uintptr
+	owned  bool // the device unmaps it
 }
 
 func (m *memory) init() {
@@ -39,7 +40,9 @@ func (m *memory) init() {
 
 func (m *memory) release() {
 	for _, a := range m.arenas {
-		_ = a.seg.Close()
+		if a.owned {
+			_ = a.seg.Close()
+		}
 	}
 	m.arenas = nil
 }
@@ -97,30 +100,26 @@ func (m *memory) give(n *numbers, x uint32) {
 	m.mu.Unlock()
 }
 
-// Alloc implements rdma.Allocator.
-func (d *Device) Alloc(n int) ([]byte, error) {
+// newArena makes memory that a card can map, and a descriptor of it, which is the caller's.
+func newArena(n int) (seg *shm.Segment, fd int, err error) {
 	if n <= 0 {
-		return nil, errShared
+		return nil, -1, errShared
 	}
-	size := (n + shm.PageSize - 1) &^ (shm.PageSize - 1)
-	m := &d.memory
+	return shm.Create("nic-memory", (n+shm.PageSize-1)&^(shm.PageSize-1))
+}
+
+// lend shares memory with the card. The device unmaps it at its end if owned.
+func (d *Device) lend(seg *shm.Segment, fd int, owned bool) error {
+	m, size := &d.memory, len(seg.Bytes())
 	number, err := m.take(&m.arenaNo)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	seg, fd, err := shm.Create("nic-memory", size)
-	if err == nil {
-		_, _, err = d.call(&shm.Message{Op: shm.OpArena, Number: number, Size: int64(size)}, fd)
-		shm.CloseAll([]int{fd})
-		if err != nil {
-			err = errors.Join(err, seg.Close())
-		}
-	}
-	if err != nil {
+	if _, _, err := d.call(&shm.Message{Op: shm.OpArena, Number: number, Size: int64(size)}, fd); err != nil {
 		m.give(&m.arenaNo, number)
-		return nil, fmt.Errorf("nic: share %d bytes: %w", n, err)
+		return fmt.Errorf("nic: share %d bytes: %w", size, err)
 	}
-	a := &arena{number: number, seg: seg, addr: address(seg.Bytes())}
+	a := &arena{number: number, seg: seg, addr: address(seg.Bytes()), owned: owned}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	i, _ := slices.BinarySearchFunc(m.arenas, a.addr, func(x *arena, addr uintptr) int {
@@ -130,24 +129,46 @@ func (d *Device) Alloc(n int) ([]byte, error) {
 		return 1
 	})
 	m.arenas = slices.Insert(m.arenas, i, a)
+	return nil
+}
+
+// takeBack ends the sharing of a, of which the card has nothing registered any more.
+func (d *Device) takeBack(a *arena) error {
+	_, err := d.ask(&shm.Message{Op: shm.OpFreeArena, Number: a.number})
+	if err = notLost(err); err != nil {
+		return err
+	}
+	m := &d.memory
+	m.mu.Lock()
+	m.arenas = slices.DeleteFunc(m.arenas, func(x *arena) bool { return x == a })
+	m.arenaNo.give(a.number)
+	m.mu.Unlock()
+	return nil
+}
+
+// Alloc implements rdma.Allocator.
+func (d *Device) Alloc(n int) ([]byte, error) {
+	seg, fd, err := newArena(n)
+	if err != nil {
+		return nil, err
+	}
+	err = d.lend(seg, fd, true)
+	shm.CloseAll([]int{fd})
+	if err != nil {
+		return nil, errors.Join(err, seg.Close())
+	}
 	return seg.Bytes()[:n:n], nil
 }
 
 // Free implements rdma.Allocator.
 func (d *Device) Free(b []byte) error {
-	m := &d.memory
-	a, off := m.find(b)
+	a, off := d.memory.find(b)
 	if a == nil || off != 0 {
 		return errNotAlloc
 	}
-	_, err := d.ask(&shm.Message{Op: shm.OpFreeArena, Number: a.number})
-	if _, lost := errors.AsType[*LostError](err); err != nil && !lost {
+	if err := d.takeBack(a); err != nil {
 		return err
 	}
-	m.mu.Lock()
-	m.arenas = slices.DeleteFunc(m.arenas, func(x *arena) bool { return x == a })
-	m.arenaNo.give(a.number)
-	m.mu.Unlock()
 	return a.seg.Close()
 }
 

@@ -60,6 +60,7 @@ type work struct {
 	op   rdma.Opcode
 	stag rdma.STag
 	held *held // Read: counted there; Send: closes it
+	owes bool  // its completion is to come, for it is signalled
 }
 
 var _ rdma.QueuePair = (*queuePair)(nil)
@@ -157,11 +158,11 @@ func (q *queuePair) RemoteAddr() net.Addr {
 	return q.remote
 }
 
-// addr returns the address that the card has written, or nil.
+// addr returns the address that the card has written; if it has written none, one without a host.
 func addr(s string) net.Addr {
 	a, err := netip.ParseAddrPort(s)
 	if err != nil {
-		return nil
+		return new(net.TCPAddr)
 	}
 	return net.TCPAddrFromAddrPort(a)
 }
@@ -217,9 +218,16 @@ func (q *queuePair) completed(x *shm.Completion) bool {
 	}
 	e := &q.sent[pos&uint32(len(q.sent)-1)]
 	c := rdma.Completion{ID: e.id, Op: e.op, Status: rdma.Status(x.Status), Bytes: int(x.Bytes), QueuePair: q}
-	q.retire(pos + 1)
+	lies := c.Op != rdma.Opcode(x.Op) || c.Status > rdma.StatusTransport
+	for p := q.head; p != pos; p++ {
+		lies = lies || q.sent[p&uint32(len(q.sent)-1)].owes
+	}
+	if !lies {
+		e.owes = false
+		q.retire(pos + 1)
+	}
 	q.mu.Unlock()
-	if c.Op != rdma.Opcode(x.Op) || c.Status > rdma.StatusTransport {
+	if lies {
 		return false
 	}
 	q.sendCQ.Push(&c)
@@ -229,8 +237,11 @@ func (q *queuePair) completed(x *shm.Completion) bool {
 
 // received takes the completion of a receive. harvestMu is held. False: it is of none.
 func (q *queuePair) received(x *shm.Completion) bool {
-	id, ok := q.recv.taken(x.Token)
-	if !ok || rdma.Status(x.Status) > rdma.StatusTransport {
+	if rdma.Status(x.Status) > rdma.StatusTransport {
+		return false
+	}
+	id, ok := q.recv.taken(x.Token, x.Bytes)
+	if !ok {
 		return false
 	}
 	c := rdma.Completion{
@@ -416,7 +427,7 @@ func (q *queuePair) flush(err error) {
 	if !q.shared {
 		q.recv.end()
 		for _, token := range q.recv.inOrder() {
-			id, _ := q.recv.taken(token)
+			id, _ := q.recv.taken(token, 0)
 			recvs = append(recvs, rdma.Completion{ID: id, Op: rdma.OpReceive, Status: rdma.StatusFlushed, QueuePair: q, Err: err})
 		}
 	}

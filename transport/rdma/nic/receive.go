@@ -23,6 +23,7 @@ type receives struct {
 	tail  uint32
 	hint  uint64 // guarded by Device.hintMu
 	ids   []uint64
+	lens  []uint32 // octets, by token
 	seq   []uint32 // the order in which the tokens in use were posted; 0: not in use
 	free  []uint32 // tokens
 	next  uint32   // of seq
@@ -34,7 +35,7 @@ type receives struct {
 func (r *receives) open(d *Device, dom *domain, number uint32, depth, maxSGE int, seg *shm.Segment) {
 	r.dev, r.dom, r.number, r.depth, r.maxSGE = d, dom, number, depth, maxSGE
 	r.mem = shm.NewQueue(seg, depth)
-	r.ids, r.seq = make([]uint64, depth), make([]uint32, depth)
+	r.ids, r.lens, r.seq = make([]uint64, depth), make([]uint32, depth), make([]uint32, depth)
 	for i := range depth {
 		r.free = append(r.free, uint32(depth-1-i))
 	}
@@ -141,7 +142,7 @@ func (r *receives) post(rs []rdma.Receive, i int) error {
 	if r.next++; r.next == 0 {
 		r.next++
 	}
-	r.ids[token], r.seq[token] = rs[i].ID, r.next
+	r.ids[token], r.lens[token], r.seq[token] = rs[i].ID, uint32(l.octets), r.next
 	d := shm.Descriptor{Op: uint8(rdma.OpReceive), SGL: uint8(l.n), Token: uint64(token)}
 	d.Put(slot)
 	l.put(slot, spill)
@@ -149,11 +150,12 @@ func (r *receives) post(rs []rdma.Receive, i int) error {
 	return nil
 }
 
-// taken gives a token back, and returns what its owner calls it. False: it is not in use.
-func (r *receives) taken(token uint64) (id uint64, ok bool) {
+// taken gives a token back, of a receive that has got n octets, and returns what its owner calls it. False: it is not in use, or has
+// no room for so many.
+func (r *receives) taken(token uint64, n uint32) (id uint64, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if token >= uint64(len(r.seq)) || r.seq[token] == 0 {
+	if token >= uint64(len(r.seq)) || r.seq[token] == 0 || n > r.lens[token] {
 		return 0, false
 	}
 	r.seq[token] = 0

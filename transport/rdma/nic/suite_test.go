@@ -68,7 +68,14 @@ type process struct {
 // start starts a card, which ends with the test.
 func start(t testing.TB) *process {
 	t.Helper()
-	p := &process{Cmd: exec.Command(os.Args[0]), socket: filepath.Join(t.TempDir(), "nic")}
+	return startAt(t, filepath.Join(t.TempDir(), "nic"))
+}
+
+// startAt starts a card at a socket, which one before may have left behind.
+func startAt(t testing.TB, socket string) *process {
+	t.Helper()
+	_ = os.Remove(socket)
+	p := &process{Cmd: exec.Command(os.Args[0]), socket: socket}
 	p.Env = append(os.Environ(), cardSocket+"="+p.socket)
 	p.Stderr = os.Stderr
 	p.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

@@ -7,6 +7,7 @@
 //	command.go   what it asks for over its ring of commands: registrations, windows
 //	work.go      descriptors ─► work requests of iwarp
 //	complete.go  completions of iwarp ─► its ring of completions
+//	poll.go      looking for work before sleep
 //
 // Nothing of what a program writes is believed. A position that lies, or a message that no driver sends, ends that
 // program's connection with the card; a descriptor that makes no sense ends its queue pair. What a program holds is bounded,
@@ -19,6 +20,7 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"oneshot/transport/rdma/iwarp"
@@ -33,6 +35,9 @@ type Config struct {
 	Memory int64
 	// Programs bounds how many programs are served at a time. 0: 64.
 	Programs int
+	// Poll is how long the card looks for what a program posts before it sleeps. It takes a processor for that time; no more
+	// than half of the processors poll. 0: the card sleeps at once.
+	Poll time.Duration
 }
 
 const (
@@ -45,6 +50,8 @@ type Server struct {
 	cfg Config
 	log *slog.Logger
 	wg  sync.WaitGroup
+	// pollers is how many programs are polled for now.
+	pollers atomic.Int32
 
 	mu      sync.Mutex
 	clients map[*client]struct{}
@@ -122,7 +129,7 @@ func (s *Server) serve(u *net.UnixConn) {
 	c, err := newClient(s, u)
 	if err != nil {
 		s.log.Error("nic: cannot serve a program", "reason", err)
-		_ = u.Close()
+		_ = u.Close() // if newClient has not done so
 		return
 	}
 	s.clients[c] = struct{}{}

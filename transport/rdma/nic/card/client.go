@@ -31,6 +31,7 @@ type client struct {
 	driver *shm.Bell // wakes the program
 	dev    rdma.Device
 	cq     rdma.CompletionQueue // of all queue pairs
+	polling
 
 	ctx     context.Context // ends with the program
 	cancel  context.CancelFunc
@@ -54,6 +55,7 @@ type client struct {
 	nextRequest uint32
 	connects    map[uint64]context.CancelFunc // by the ID of the message
 	bytes       int64                         // shared
+	aside       int                           // STags
 	batch       batch
 
 	outMu   sync.Mutex       // taken after mu
@@ -94,8 +96,9 @@ type pair struct {
 	stale  bool   // it is among client.touched; guarded by outMu
 	closed bool   // its queues are gone; guarded by outMu
 
-	over bool             // the connection has ended, or never began; guarded by client.mu, as is late
-	late []shm.Completion // of what came after the end
+	over  bool             // the connection has ended, or never began; guarded by client.mu, as are late and aside
+	late  []shm.Completion // of what came after the end
+	aside int              // STags
 }
 
 // region is registered memory.
@@ -119,6 +122,8 @@ const (
 	maxDepth    = 1 << 14
 	maxRequests = 256
 	maxArenas   = 8192
+	// maxListeners bounds the sockets that wait for connections.
+	maxListeners = 256
 )
 
 func newClient(s *Server, u *net.UnixConn) (c *client, err error) {
@@ -184,7 +189,8 @@ func (c *client) run() {
 	}
 }
 
-// end ends the service. It does not wait.
+// end ends the service. It does not wait. The socket stays open until the card has let go of the program's memory (release):
+// its end tells the program that the memory is its own again.
 func (c *client) end(why error) {
 	c.once.Do(func() {
 		if errors.Is(why, io.EOF) {
@@ -194,7 +200,7 @@ func (c *client) end(why error) {
 		c.gone.Store(true)
 		c.cancel()
 		c.bell.Stop()
-		_ = c.sock.Close()
+		_ = c.sock.SetDeadline(time.Unix(1, 0)) // wakes receive and sender
 	})
 }
 
@@ -207,14 +213,20 @@ func (c *client) lie(format string, args ...any) {
 func (c *client) loop() {
 	look := func() bool {
 		c.ctl.Card.Begin()
-		if c.gone.Load() || c.ctl.HintTail.Load() != c.hintHead {
+		if c.hasNew() {
 			c.ctl.Card.End()
 			return true
 		}
+		c.sleeps.Add(1)
 		return false
 	}
 	for {
-		if err := c.bell.Wait(look); err != nil || c.gone.Load() {
+		if !c.poll() {
+			if err := c.bell.Wait(look); err != nil {
+				return
+			}
+		}
+		if c.gone.Load() {
 			return
 		}
 		for c.hints() {
@@ -406,6 +418,7 @@ func (c *client) release() {
 	if c.ctl != nil {
 		_ = c.ctl.Close()
 	}
+	_ = c.sock.Close()
 }
 
 func dup(fd int) (int, error) { return unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0) }

@@ -272,22 +272,24 @@ func (c *client) newPair(m *shm.Message, _ []int) (_ *shm.Message, fds []int, er
 		return nil, nil, rdma.ErrUnsupported
 	}
 	p := &pair{c: c, number: m.Number}
+	var made []uint32
 	config := rdma.QueuePairConfig{
 		Domain: dom, SendCQ: c.cq, RecvCQ: c.cq, MaxSGE: m.MaxSGE, Context: p, Disconnected: p.ended,
 		MaxWork: m.Depth + 2, // Unfinished may count a message of the device's own
 		MaxRecv: m.Receives,
 	}
 	defer func() {
-		if err != nil {
-			c.drop(m.Number)
-			c.drop(m.Number + 1)
+		if err != nil { // what has such a number already stays
+			for _, n := range made {
+				c.drop(n)
+			}
 		}
 	}()
 	q, fd, err := c.newQueue(m.Number, m.Depth, dom)
 	if err != nil {
 		return nil, nil, err
 	}
-	fds = append(fds, fd)
+	fds, made = append(fds, fd), append(made, m.Number)
 	p.sq, q.pair = q, p
 	if m.Shared != 0 {
 		s := c.queues[m.Shared]
@@ -299,7 +301,7 @@ func (c *client) newPair(m *shm.Message, _ []int) (_ *shm.Message, fds []int, er
 		if q, fd, err = c.newQueue(m.Number+1, m.Receives, dom); err != nil {
 			return nil, fds, err
 		}
-		fds = append(fds, fd)
+		fds, made = append(fds, fd), append(made, m.Number+1)
 		p.rq, q.pair = q, p
 	}
 	qp, err := c.dev.NewQueuePair(config)
@@ -330,8 +332,25 @@ func (c *client) caughtUp(number uint32) (*pair, error) {
 // firstSTags is how many STags a queue pair gets at first, besides its window.
 const firstSTags = 64
 
-// maxSTags is how many STags a message can have.
-const maxSTags = 2048
+// maxSTags is how many STags a message can have, maxAside how many may be set aside for a program.
+const (
+	maxSTags = 2048
+	maxAside = 1 << 18
+)
+
+// setAside sets n STags aside for a queue pair.
+func (p *pair) setAside(n int) ([]rdma.STag, error) {
+	c := p.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if n > maxAside-c.aside {
+		return nil, fmt.Errorf("nic: more than %d STags at a time", maxAside)
+	}
+	tags, err := p.qp.SetAside(n)
+	c.aside += len(tags)
+	p.aside += len(tags)
+	return tags, err
+}
 
 // connected describes a connection.
 func (p *pair) connected(initiator bool) *shm.Message {
@@ -344,7 +363,7 @@ func (p *pair) connected(initiator bool) *shm.Message {
 	if o := a.OneShot; o != nil && initiator {
 		n = min(n+int(min(o.Window, maxSTags)), maxSTags)
 	}
-	a.STags, _ = q.SetAside(n) // if there are none, the program asks again
+	a.STags, _ = p.setAside(n) // if there are none, the program asks again
 	return a
 }
 
@@ -374,8 +393,11 @@ func (c *client) listen(m *shm.Message, _ []int) (*shm.Message, []int, error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.listeners == nil || c.listeners[m.Number] != nil || m.Number >= shm.MaxObjects {
+	switch {
+	case c.listeners == nil || c.listeners[m.Number] != nil || m.Number >= shm.MaxObjects:
 		return nil, nil, errors.Join(errNumber, l.Close())
+	case len(c.listeners) >= maxListeners:
+		return nil, nil, errors.Join(fmt.Errorf("nic: a program listens on no more than %d addresses", maxListeners), l.Close())
 	}
 	c.listeners[m.Number] = l
 	c.work.Go(func() { c.accepting(m.Number, l) })
@@ -510,6 +532,7 @@ func (c *client) closePair(m *shm.Message, _ []int) (*shm.Message, []int, error)
 	c.extra = append(c.extra, shm.Completion{Kind: shm.KindAnswer, Token: m.Token})
 	c.outMu.Unlock()
 	c.work.Go(c.drain)
+	c.aside -= p.aside
 	c.drop(m.Number)
 	if !p.shared {
 		c.drop(m.Number + 1)
@@ -521,6 +544,7 @@ func (c *client) counters(m *shm.Message, _ []int) (*shm.Message, []int, error) 
 	a := new(shm.Message)
 	if m.Number == 0 {
 		n := c.dev.Counters()
+		n.PollingFound, n.PollingInVain, n.Sleeps = c.found.Load(), c.vain.Load(), c.sleeps.Load()
 		a.Counters = &n
 		var r unix.Rusage
 		if err := unix.Getrusage(unix.RUSAGE_SELF, &r); err != nil {
@@ -548,6 +572,6 @@ func (c *client) stags(m *shm.Message, _ []int) (*shm.Message, []int, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	tags, err := p.qp.SetAside(m.Depth)
+	tags, err := p.setAside(m.Depth)
 	return &shm.Message{STags: tags}, nil, err
 }
