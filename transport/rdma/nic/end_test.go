@@ -3,7 +3,9 @@ package nic_test
 import (
 	"context"
 	"errors"
+	"runtime"
 	"testing"
+	"time"
 
 	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/nic/card"
@@ -151,4 +153,29 @@ func TestDisconnectedWaits(t *testing.T) {
 		t.Error(err)
 	}
 	<-a.gone
+}
+
+// A card that is told to poll takes what is posted without a sleep, and its counters say so. With one processor it does not poll.
+func TestCardPolls(t *testing.T) {
+	for _, c := range []struct {
+		name       string
+		poll       time.Duration
+		processors int
+		polls      bool
+	}{{"polls", time.Hour, 2, true}, {"sleeps", 0, 2, false}, {"one processor", time.Hour, 1, false}} {
+		t.Run(c.name, func(t *testing.T) {
+			defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(c.processors))
+			dev := open(t, serve(t, card.Config{Poll: c.poll}))
+			a, b := newEnd(t, dev), newEnd(t, dev)
+			connect(t, a, b, nil)
+			b.receive(1, 0, 8)
+			a.post(rdma.Work{ID: 2, Op: rdma.OpSend, Flags: rdma.Signaled, SGL: a.sge(0, 8)})
+			b.want(rdma.OpReceive, 1)
+			a.want(rdma.OpSend, 2)
+			n := dev.Counters()
+			if (n.PollingFound > 0) != c.polls || (n.Sleeps == 0) != c.polls || n.PollingInVain > 0 {
+				t.Errorf("polling has found something %d times, and nothing %d times; %d sleeps", n.PollingFound, n.PollingInVain, n.Sleeps)
+			}
+		})
+	}
 }
