@@ -407,7 +407,7 @@ type State struct {
 func (c *Core) State() State {
 	s := State{Role: c.role, View: c.view, Last: c.log.last(), Commit: c.commit, Applied: c.disk.applied, Durable: c.durable, Trim: c.trim, Writer: c.source, Stream: c.stream}
 	if c.heap != nil {
-		s.HeapUsed = c.heap.used * c.cfg.Unit
+		s.HeapUsed = (c.heap.used + c.spare.used) * c.cfg.Unit
 	}
 	s.Retained = len(c.entries)
 	return s

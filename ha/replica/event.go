@@ -34,7 +34,7 @@ type (
 	// Agreed: consensus has this view. It may come late and more than once.
 	Agreed struct{ View View }
 
-	// Reserve asks for Len bytes of the heap, at most three quarters of it. The answer has Addr. When the data is there, Write or Swap follows with
+	// Reserve asks for Len bytes of the heap, at most half of it. The answer has Addr. When the data is there, Write or Swap follows with
 	// the same ID, or Cancel. If the answer Moved comes instead of one to these, the memory is gone.
 	Reserve struct {
 		ID  uint64

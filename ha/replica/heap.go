@@ -15,11 +15,20 @@ type heap struct {
 	size   int64
 }
 
-func newHeap(size, unit int64) *heap {
-	h := &heap{unit: unit, size: size / unit}
-	h.orders = bits.Len64(uint64(h.size))
+// newHeap allocates from one address to another.
+func newHeap(from, to, unit int64) *heap {
+	end := to / unit
+	h := &heap{unit: unit, size: end - from/unit}
+	h.orders = bits.Len64(uint64(end))
 	h.free = make([]Bits, h.orders)
-	h.free[h.orders-1].Set(0)
+	for at := from / unit; at < end; {
+		o := bits.TrailingZeros64(uint64(at) | 1<<(h.orders-1))
+		for at+1<<o > end {
+			o--
+		}
+		h.free[o].Set(int(at >> o))
+		at += 1 << o
+	}
 	return h
 }
 

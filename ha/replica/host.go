@@ -10,7 +10,8 @@ const resultsFor = 60 * time.Second
 
 // host is what the primary has under way for its host.
 type host struct {
-	heap    *heap
+	heap    *heap     // for what hosts write
+	spare   *heap     // for copying and repairs: writes that wait for a copy to return must not have the memory that it needs
 	hungry  []Reserve // wait for memory
 	granted []grant   // have it, and wait for their data
 	ops     []*op     // wait for a range, the ring or the end of a switch, in order
@@ -25,7 +26,6 @@ type host struct {
 	nextJob uint64
 	mends   []*mending
 	verify  *verify
-	copied  int64 // bytes of the heap that jobs and their records have
 }
 
 // grant is memory of the heap that a request has.
@@ -69,7 +69,7 @@ func (c *Core) request(e Event) {
 	switch e := e.(type) {
 	case Cancel:
 		if g, ok := c.redeem(e.ID); ok {
-			c.heap.release(g.addr, g.n)
+			c.release(g.addr, g.n)
 		}
 		return
 	case Switch:
@@ -199,7 +199,7 @@ func (c *Core) isFinal(r *Record) bool {
 
 // sequence gives memory to those who wait for it, and numbers to what waits for nothing else.
 func (c *Core) sequence() {
-	for len(c.hungry) > 0 && c.heap.used*c.cfg.Unit-c.copied+c.hungry[0].Len <= c.cfg.Heap-c.forCopies() {
+	for len(c.hungry) > 0 {
 		addr, ok := c.heap.alloc(c.hungry[0].Len)
 		if !ok {
 			break
@@ -272,7 +272,7 @@ func (c *Core) resultOf(o *op) *Result {
 // endSwap ends one that writes nothing.
 func (c *Core) endSwap(o *op, s Status) {
 	c.unlock(o.off, o.n)
-	c.heap.release(o.addr, o.n)
+	c.release(o.addr, o.n)
 	o.status, o.at = s, c.now
 	c.proving = append(c.proving, o)
 }

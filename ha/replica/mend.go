@@ -8,6 +8,7 @@ import "slices"
 type mending struct {
 	op     *op // nil: the range itself is what matters
 	off, n int64
+	done   int64 // bytes: it goes by granules, for which there is memory
 	tried  Nodes
 	job    *job
 	then   func(ok bool)
@@ -15,6 +16,9 @@ type mending struct {
 
 // maxMends bounds how often one request has its range repaired: a disk that loses it again and again is a bad one.
 const maxMends = 3
+
+// part returns the range that is next.
+func (m *mending) part(granule int64) (off, n int64) { return m.off + m.done, min(m.n-m.done, granule) }
 
 // mend begins to repair a range. Then is called in the order of events, when the record is in the log, or when no
 // member can read the range.
@@ -31,14 +35,15 @@ func (c *Core) mendOn() {
 		case from == c.cfg.Self && !waits:
 			c.endMend(m, false)
 		case from != c.cfg.Self && !c.isLockedBut(m):
-			addr, ok := c.allocCopy(m.n)
+			off, n := m.part(c.cfg.Granule)
+			addr, ok := c.spare.alloc(n)
 			if !ok {
 				continue
 			}
-			m.job = &job{to: c.cfg.Self, from: from, stream: c.peer[from].stream, off: m.off, n: m.n, addr: addr, memory: true, mends: m}
+			m.job = &job{to: c.cfg.Self, from: from, stream: c.peer[from].stream, off: off, n: n, addr: addr, memory: true, mends: m}
 			if m.op == nil || m.op.kind != opSwap { // a COMPARE AND WRITE has its range to itself already
 				m.job.locked = true
-				c.locks = append(c.locks, span{m.off, m.n})
+				c.locks = append(c.locks, span{off, n})
 			}
 			c.jobs = append(c.jobs, m.job)
 		}
@@ -58,7 +63,8 @@ func (c *Core) healthy(tried Nodes) (from ID, waits bool) {
 }
 
 func (c *Core) isLockedBut(m *mending) bool {
-	return c.isLocked(m.off, m.n) && (m.op == nil || m.op.kind != opSwap)
+	off, n := m.part(c.cfg.Granule)
+	return c.isLocked(off, n) && (m.op == nil || m.op.kind != opSwap)
 }
 
 func (c *Core) endMend(m *mending, ok bool) {
@@ -142,5 +148,9 @@ func (c *Core) pulled(j *job, e *Done) {
 	c.append(Record{Term: c.view.Term, Seq: c.log.last() + 1, Kind: KindResync, Copy: c.cfg.Self, Off: j.off, Len: j.n, Addr: j.addr, Sum: j.sum})
 	j.memory = false
 	c.dropJob(j)
-	c.endMend(j.mends, true)
+	m := j.mends
+	m.job, m.done = nil, m.done+j.n
+	if m.done == m.n {
+		c.endMend(m, true)
+	}
 }

@@ -37,16 +37,27 @@ func (c *Core) promote() {
 	}
 	c.cand = candidate{}
 	c.freed = max(freed, c.base)
-	c.host = host{heap: newHeap(c.cfg.Heap, c.cfg.Unit), nextJob: c.nextJob}
+	c.host = host{
+		heap: newHeap(0, c.forHosts(), c.cfg.Unit), spare: newHeap(c.forHosts(), c.cfg.Heap, c.cfg.Unit), nextJob: c.nextJob,
+	}
 	for i := range c.entries {
 		if r := &c.entries[i].Record; r.Seq > c.freed && hasData(r) {
-			c.heap.claim(r.Addr, r.Len)
-			if r.Kind == KindResync {
-				c.copied += r.Len
-			}
+			c.heapOf(r.Addr).claim(r.Addr, r.Len)
 		}
 	}
 }
+
+// forHosts is where the memory for hosts ends, and that for copies and repairs begins.
+func (c *Core) forHosts() int64 { return c.cfg.Heap / 4 * 3 }
+
+func (c *Core) heapOf(addr int64) *heap {
+	if addr < c.forHosts() {
+		return c.heap
+	}
+	return c.spare
+}
+
+func (c *Core) release(addr, n int64) { c.heapOf(addr).release(addr, n) }
 
 // hasData says whether a record has memory of the heap.
 func hasData(r *Record) bool { return r.Kind == KindWrite || r.Kind == KindResync }
@@ -285,10 +296,7 @@ func (c *Core) free() {
 	to := c.lowest(c.appliedBy)
 	for seq := c.freed + 1; seq <= to; seq++ {
 		if e := c.entry(seq); e != nil && hasData(&e.Record) {
-			c.heap.release(e.Addr, e.Len)
-			if e.Kind == KindResync {
-				c.copied -= e.Len
-			}
+			c.release(e.Addr, e.Len)
 		}
 	}
 	c.freed = max(c.freed, to)

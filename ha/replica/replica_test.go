@@ -9,7 +9,7 @@ import (
 // The heap gives no byte to two users, and in the end all of it is one block again.
 func TestHeap(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
-	h := newHeap(64*512, 512)
+	h := newHeap(0, 64*512, 512)
 	type block struct{ addr, n int64 }
 	var blocks []block
 	taken := map[int64]bool{}
@@ -38,7 +38,7 @@ func TestHeap(t *testing.T) {
 		}
 		blocks = append(blocks, block{addr, n})
 	}
-	other := newHeap(64*512, 512)
+	other := newHeap(0, 64*512, 512)
 	for _, b := range blocks {
 		other.claim(b.addr, b.n)
 	}
@@ -126,11 +126,12 @@ func TestAlone(t *testing.T) {
 func TestFullHeap(t *testing.T) {
 	c, cfg := alone(t)
 	now := 2 * time.Hour
-	find[Answer](t, c.Step(now, Reserve{ID: 1, Len: cfg.Heap}))
-	if actions := c.Step(now, Reserve{ID: 2, Len: 512}); len(actions) != 0 {
+	find[Answer](t, c.Step(now, Reserve{ID: 1, Len: cfg.Heap / 2}))
+	find[Answer](t, c.Step(now, Reserve{ID: 2, Len: cfg.Heap / 4})) // the rest is for copies
+	if actions := c.Step(now, Reserve{ID: 3, Len: 512}); len(actions) != 0 {
 		t.Fatalf("%+v", actions)
 	}
-	if a := find[Answer](t, c.Step(now, Cancel{ID: 1})); a.ID != 2 || a.Status != Good {
+	if a := find[Answer](t, c.Step(now, Cancel{ID: 1})); a.ID != 3 || a.Status != Good {
 		t.Errorf("%+v", a)
 	}
 }

@@ -44,11 +44,16 @@ func (c *Core) copyOn() {
 		for g := p.todo.next(0); g >= 0 && p.copying < c.cfg.Copying; g = p.todo.next(g + 1) {
 			off := int64(g) * c.cfg.Granule
 			n := c.granuleLen(off)
+			if n <= 0 { // the copy is larger: it had grown when others had not, and nobody was told
+				p.todo.Clear(g)
+				c.bitmaps[id].Clear(g)
+				continue
+			}
 			// Memory comes before the lock: writes that wait for the lock have memory already.
 			if c.isLocked(off, n) || c.now < c.copyAgain {
 				continue
 			}
-			addr, ok := c.allocCopy(n)
+			addr, ok := c.spare.alloc(n)
 			if !ok {
 				continue
 			}
@@ -62,27 +67,6 @@ func (c *Core) copyOn() {
 	for _, j := range slices.Clone(c.jobs) {
 		c.load(j)
 	}
-}
-
-// allocCopy returns memory for a job, of a quarter of the heap.
-func (c *Core) allocCopy(n int64) (int64, bool) {
-	if c.copied+n > max(c.cfg.Heap/4, n) {
-		return 0, false
-	}
-	addr, ok := c.heap.alloc(n)
-	if ok {
-		c.copied += n
-	}
-	return addr, ok
-}
-
-// forCopies is what hosts leave of the heap while a copy is outside S: writes that wait for it to return would
-// otherwise hold the memory that it needs.
-func (c *Core) forCopies() int64 {
-	if c.cfg.Copies == c.view.InSync {
-		return 0
-	}
-	return c.cfg.Heap / 4
 }
 
 // load reads the granule of a job, when the disk has the newest.
@@ -146,8 +130,7 @@ func (c *Core) endJob(j *job) {
 
 func (c *Core) dropJob(j *job) {
 	if j.memory {
-		c.heap.release(j.addr, j.n)
-		c.copied -= j.n
+		c.release(j.addr, j.n)
 	}
 	if j.locked {
 		c.unlock(j.off, j.n)

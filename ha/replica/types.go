@@ -63,7 +63,7 @@ type Config struct {
 	Stores  []Store // in the order of their places
 	Granule int64   // of bitmaps
 	Region  int64   // a multiple of Granule
-	Heap    int64   // memory for data of records, a power of two of Units
+	Heap    int64   // memory for data of records, a power of two of Units; a quarter, at least a Granule, is for copies and repairs
 	Unit    int64   // what the heap allocates in
 	Ring    int     // the most records in the log
 

@@ -166,7 +166,7 @@ func (c *Core) level(v *verify, f *fault, id ID) {
 	if p.stream == 0 || p.outside || c.isLocked(f.off, f.n) {
 		return
 	}
-	addr, ok := c.allocCopy(f.n)
+	addr, ok := c.spare.alloc(f.n)
 	if !ok {
 		return
 	}

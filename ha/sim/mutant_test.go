@@ -38,7 +38,7 @@ var mutants = []mutant{
 	{"acknowledges before the quorum has it", []int{2, 3}, "host.go",
 		"c.commit = max(c.commit, c.heldByAll(c.receivedBy))", "c.commit = max(c.commit, c.heldByAll(c.receivedBy))\n\tif ON {\n\t\tc.commit = c.log.last()\n\t}", ""},
 	{"drops a member before the rest have all", []int{2, 3, 9}, "primary.go",
-		"if c.receivedBy(id) < c.commit {", "if c.receivedBy(id) < c.commit && !ON {", ""},
+		"if c.receivedBy(id) < c.commit {", "if c.receivedBy(id) < c.commit && !ON {", "deaf"},
 	{"commits by the old view while another is proposed", []int{2, 3, 9}, "core.go",
 		"if c.proposed != nil {\n\t\tn = min(n, c.held(c.proposed, of))", "if c.proposed != nil && !ON {\n\t\tn = min(n, c.held(c.proposed, of))", ""},
 	{"counts a node that has lost its memory", []int{2, 3, 6, 9, 10}, "core.go",
@@ -54,7 +54,7 @@ var mutants = []mutant{
 	{"a copy begins anew while it is taken in", []int{2, 3}, "primary.go",
 		"c.proposed != nil && c.proposed.InSync.Has(id)\n", "c.proposed != nil && c.proposed.InSync.Has(id) && !ON\n", rare},
 	{"forgets in a new life which records nobody else has", []int{2, 3, 5, 6}, "core.go",
-		"c.mark(&c.bitmaps[id], r.Off, r.Len) // its", "if ON {\n\t\t\t\t\t\tcontinue\n\t\t\t\t\t}\n\t\t\t\t\tc.mark(&c.bitmaps[id], r.Off, r.Len) // its", ""},
+		"c.mark(&c.bitmaps[id], r.Off, r.Len) // its", "if ON {\n\t\t\t\t\t\tcontinue\n\t\t\t\t\t}\n\t\t\t\t\tc.mark(&c.bitmaps[id], r.Off, r.Len) // its", "disks"},
 	{"lets others write while its own disk still does", []int{10}, "resync.go",
 		"\t\tc.loading++\n", "\t\tif !ON {\n\t\t\tc.loading++\n\t\t}\n", rare},
 	{"does not fetch the longest log", []int{2, 3}, "candidate.go",
@@ -112,7 +112,7 @@ var mutants = []mutant{
 	{"does not hand over when its disk hangs", []int{14}, "primary.go",
 		"(c.refused || c.isHung()) && !c.sealing", "(c.refused || c.isHung() && !ON) && !c.sealing", "disks"},
 	{"lets writes take the memory that a copy needs to return", []int{14, 15}, "resync.go",
-		"\treturn c.cfg.Heap / 4\n", "\tif ON {\n\t\treturn 0\n\t}\n\treturn c.cfg.Heap / 4\n", rare},
+		"addr, ok := c.spare.alloc(n)", "addr, ok := c.heapOf(map[bool]int64{false: c.cfg.Heap}[ON]).alloc(n)", rare},
 	{"does not repair what it cannot read", []int{20}, "host.go",
 		"if failed && o.mended < maxMends {", "if failed && o.mended < maxMends && !ON {", "worn"},
 	{"repairs with what another has not got yet", []int{5, 6, 8, 10, 19}, "mend.go",
@@ -137,6 +137,8 @@ var mutants = []mutant{
 		"Life: c.cfg.Incarnation, ", "Life: map[bool]uint32{false: c.cfg.Incarnation}[ON], ", rare},
 	{"is alone with what it has not got durable", []int{9}, "candidate.go",
 		"c.durable < c.flushed {", "c.durable < c.flushed && !ON {", rare},
+	{"waits for granules that are not in a store any more", []int{14, 15}, "resync.go",
+		"if n <= 0 {", "if n <= 0 && ON {\n\t\t\t\tcontinue\n\t\t\t}\n\t\t\tif n <= 0 {", rare},
 	{"answers a flush only when more is durable than it asked for", []int{14}, "host.go",
 		"\t\tif o.seq > to {", "\t\tif o.seq > to || ON && o.seq == to {", ""},
 	{"beats when it likes", []int{16}, "core.go",
@@ -197,7 +199,7 @@ func TestMutants(t *testing.T) {
 }
 
 // mutantRuns is the number of runs in which a mutant has to be found.
-const mutantRuns = 64
+const mutantRuns = 200
 
 // mutantLimit and mutantTheme are variables that tell the program of TestMutants how many runs it has, and which.
 const (

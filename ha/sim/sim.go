@@ -242,7 +242,7 @@ func (r *run) settle() {
 
 // hangOn lets the primary's disk hang. All commands have to end even so.
 func (r *run) hangOn() {
-	if r.violation != nil || !slices.Contains(r.faults.kinds, faultHang) || r.cfg.MinCopies >= len(r.nodes) {
+	if r.violation != nil || !slices.Contains(r.faults.kinds, faultHang) || r.cfg.MinCopies >= len(r.nodes) || r.view.InSync != r.cfg.Copies {
 		return
 	}
 	x, began := r.nodes[r.view.Primary], r.now
