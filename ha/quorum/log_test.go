@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -32,7 +33,7 @@ func hard(term, vote, commit uint64) *raftpb.HardState {
 // another node; nil is a Compact.
 var batches = []*raft.Ready{
 	{HardState: hard(2, 1, 1), MustSync: true},
-	{HardState: hard(2, 1, 1), Entries: []*raftpb.Entry{entry(2, 2, "two"), entry(3, 2, "three"), entry(4, 2, strings.Repeat("long", 300))}, MustSync: true},
+	{HardState: hard(2, 1, 1), Entries: []*raftpb.Entry{entry(2, 2, "two"), entry(3, 2, "three"), entry(4, 2, strings.Repeat("long", 900))}, MustSync: true},
 	{HardState: hard(2, 1, 2)},
 	{HardState: hard(3, 2, 2), Entries: []*raftpb.Entry{entry(3, 3, "another three")}, MustSync: true},
 	nil,
@@ -64,7 +65,7 @@ func describe(l *Log) string {
 	last, _ := l.store.LastIndex()
 	for i := s.GetMetadata().GetIndex() + 1; i <= last; i++ {
 		es, _ := l.store.Entries(i, i+1, 1<<30)
-		fmt.Fprintf(&b, " %d:%d:%.13s", es[0].GetIndex(), es[0].GetTerm(), es[0].GetData())
+		fmt.Fprintf(&b, " %d:%d:%.13s:%08x", es[0].GetIndex(), es[0].GetTerm(), es[0].GetData(), crc32.ChecksumIEEE(es[0].GetData()))
 	}
 	return b.String()
 }

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	mathrand "math/rand"
 	"math/rand/v2"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
+	"testing/quick"
 
 	"oneshot/ha/replica"
 )
@@ -119,6 +121,13 @@ func TestSets(t *testing.T) {
 	got, err := DecodeSet(s.Get(key).Value)
 	if err != nil || got != (Set{1, v}) {
 		t.Errorf("%+v, %v", got, err)
+	}
+	all := func(s Set) bool { // whatever fields a view has
+		got, err := DecodeSet(s.Encode())
+		return err == nil && got == s
+	}
+	if err := quick.Check(all, &quick.Config{Rand: mathrand.New(mathrand.NewSource(1))}); err != nil {
+		t.Error(err)
 	}
 	for _, c := range []struct {
 		why  string
@@ -305,7 +314,10 @@ func TestViews(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	v := ViewsOf(c, "main")
+	v, err := ViewsOf(c, "main")
+	if err != nil {
+		t.Fatal(err)
+	}
 	var agreed []replica.View
 	work := func() {
 		t.Helper()
@@ -342,5 +354,22 @@ func TestViews(t *testing.T) {
 	}
 	if len(c.waits) > 0 {
 		t.Errorf("%d changes wait", len(c.waits))
+	}
+	// In a new life nothing is told before it is known to be the newest.
+	if l, err = OpenLog(l.fs, counter()); err != nil {
+		t.Fatal(err)
+	}
+	if c, err = Start(l, slog.New(slog.DiscardHandler)); err != nil {
+		t.Fatal(err)
+	}
+	if v, err = ViewsOf(c, "main"); err != nil {
+		t.Fatal(err)
+	}
+	agreed = nil
+	for range 50 {
+		work()
+	}
+	if !slices.Equal(agreed, []replica.View{alone}) {
+		t.Errorf("a new life is told %+v", agreed)
 	}
 }

@@ -38,6 +38,10 @@ func (r *run) hasMajority(n *node) bool {
 // propose takes a proposal to the others, if it gets there.
 func (r *run) propose(n *node, v replica.View) {
 	r.moment(n, 100)
+	if r.group != nil {
+		r.group.propose(n, v)
+		return
+	}
 	late := 15 * time.Millisecond
 	if r.slow {
 		late = time.Second
@@ -49,18 +53,23 @@ func (r *run) propose(n *node, v replica.View) {
 		if v.Version != r.view.Version+1 {
 			return
 		}
-		old := r.view
-		r.view = v
-		r.views = append(r.views, v)
-		r.viewsAt = append(r.viewsAt, r.now)
-		r.logf("AGREED %+v", v)
-		r.Returns += (v.InSync &^ old.InSync).Len()
-		r.checkView(&old, &v)
-		r.moment(r.nodes[v.Primary], 20)
+		r.agreed(v)
 		for _, o := range r.nodes {
 			r.news(o, late)
 		}
 	})
+}
+
+// agreed: v is the newest view.
+func (r *run) agreed(v replica.View) {
+	old := r.view
+	r.view = v
+	r.views = append(r.views, v)
+	r.viewsAt = append(r.viewsAt, r.now)
+	r.logf("AGREED %+v", v)
+	r.Returns += (v.InSync &^ old.InSync).Len()
+	r.checkView(&old, &v)
+	r.moment(r.nodes[v.Primary], 20)
 }
 
 // news tells a node of the newest view.
@@ -76,7 +85,9 @@ func (r *run) news(n *node, within time.Duration) {
 // newsOn tells all nodes now and then.
 func (r *run) newsOn() {
 	for _, n := range r.nodes {
-		if !r.slow {
+		if r.group != nil {
+			r.group.news(n)
+		} else if !r.slow {
 			r.news(n, 20*time.Millisecond)
 		}
 	}

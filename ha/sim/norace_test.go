@@ -3,4 +3,4 @@
 package sim
 
 // runs is how many worlds are run.
-const runs = 200
+const runs, quorumRuns = 200, 10

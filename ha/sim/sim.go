@@ -34,6 +34,7 @@ type Options struct {
 	Theme  string        // one of themes; empty: one is drawn
 	Length time.Duration // virtual
 	Log    io.Writer     // what happens; nil: nothing is written
+	Quorum bool          // consensus is that of package ha/quorum, not the model
 }
 
 // Result says what a run has seen.
@@ -58,6 +59,7 @@ type run struct {
 	world
 	Options
 	consensus
+	group     *group // nil: the model
 	cfg       replica.Config
 	nodes     []*node
 	links     [16][16]link
@@ -151,6 +153,9 @@ func (r *run) setUp() {
 		for b := a + 1; b < replica.ID(n); b++ {
 			r.connect(a, b)
 		}
+	}
+	if r.Quorum {
+		r.foundGroup()
 	}
 	r.newsOn()
 	pace := r.between(20*time.Millisecond, 200*time.Millisecond)
