@@ -463,15 +463,20 @@ func TestPlaceWhileQueued(t *testing.T) {
 		}
 		return task
 	}
-	first, second := compare(), compare()
-	verify := b.task([]byte{0x2f, 0, 0, 0, 0, 0, 0, 0, 1, 0}, out, 0)
-	if next := verify.Start(); next != Wait {
-		t.Fatalf("VERIFY begins with %d", next)
-	}
-	verify.BeginPlace(0, 512).End()
-	for _, task := range []*Task{first, second, verify} {
-		if r := b.finish(task, Wait, out); r.status != Good {
-			t.Fatalf("%v: %+v", task.CDB, r)
+	for name, cdb := range map[string][]byte{
+		"VERIFY without BYTCHK": {0x2f, 0, 0, 0, 0, 0, 0, 0, 1, 0},
+		"WRITE SAME with NDOB":  {0x93, bitNDOB, 13: 1, 15: 0},
+	} {
+		first, second := compare(), compare()
+		queued := b.task(cdb, out, 0)
+		if next := queued.Start(); next != Wait {
+			t.Fatalf("%s begins with %d", name, next)
+		}
+		queued.BeginPlace(0, 512).End()
+		for _, task := range []*Task{first, second, queued} {
+			if r := b.finish(task, Wait, out); r.status != Good {
+				t.Fatalf("%s: %v: %+v", name, task.CDB, r)
+			}
 		}
 	}
 	for range 2 {
