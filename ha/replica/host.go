@@ -44,6 +44,7 @@ type op struct {
 	addr      int64
 	sum       uint32
 	seq       uint64
+	after     uint64        // of a read: the newest record that it may have seen
 	at        time.Duration // when the disk was read; when a Flush came
 	status    Status
 	comparing bool
@@ -360,7 +361,7 @@ func (c *Core) readDone(o *op, failed bool) {
 	}
 	// What goes through is written before it is committed, perhaps while the read went on.
 	if c.isThrough(o.off) && c.unapplied(o.off, o.n) {
-		o.seq = c.newestIn(o.off, o.n)
+		o.after = c.newestIn(o.off, o.n)
 	}
 	c.proving = append(c.proving, o)
 }
@@ -368,7 +369,7 @@ func (c *Core) readDone(o *op, failed bool) {
 // prove answers what was true when this node was the primary for sure.
 func (c *Core) prove() {
 	c.proving = slices.DeleteFunc(c.proving, func(o *op) bool {
-		if !c.isProven(o.at) || o.kind == opRead && o.seq > min(c.commit, c.firm) {
+		if !c.isProven(o.at) || o.after > min(c.commit, c.firm) {
 			return false
 		}
 		c.out = append(c.out, Answer{ID: o.id, Status: o.status, Seq: o.seq})

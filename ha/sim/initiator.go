@@ -45,6 +45,7 @@ const (
 // attempt is a command at one node. The node may go on with it when the initiator has given up.
 type attempt struct {
 	*command
+	kind    int // the command's may be another by now
 	from    *initiator
 	id      uint64
 	node    *node
@@ -125,7 +126,7 @@ func (i *initiator) try() {
 	c := i.command
 	r := i.run
 	r.attempts++
-	a := &attempt{command: c, from: i, id: r.attempts, node: r.nodes[i.target], began: r.now, write: c.write}
+	a := &attempt{command: c, kind: c.kind, from: i, id: r.attempts, node: r.nodes[i.target], began: r.now, write: c.write}
 	c.attempt = a
 	if c.kind == doWrite {
 		a.write = r.unique(c.n) // each attempt is told from the others

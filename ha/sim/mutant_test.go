@@ -132,7 +132,7 @@ var mutants = []mutant{
 	{"forgets in a power cut which view it has known", []int{5, 6}, "core.go",
 		"if saved.View.Version > 0 {", "if saved.View.Version > 0 && !ON {", rare},
 	{"reads what goes through while it is written", []int{8, 9}, "host.go",
-		"o.kind == opRead && o.seq >", "!ON && o.kind == opRead && o.seq >", ""},
+		"o.after > min", "!ON && o.after > min", ""},
 	{"takes the reign of its former life for its own", []int{1}, "candidate.go",
 		"Life: c.cfg.Incarnation, ", "Life: map[bool]uint32{false: c.cfg.Incarnation}[ON], ", rare},
 	{"is alone with what it has not got durable", []int{9}, "candidate.go",
