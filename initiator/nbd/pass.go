@@ -49,7 +49,7 @@ func (p *part) Accept(first []byte) bool {
 	c := p.task.conn
 	s := &c.pass
 	c.mu.Lock()
-	can := !c.over && !s.full && s.pipe[0] >= 0
+	can := !s.full && s.pipe[0] >= 0
 	c.mu.Unlock()
 	if !can {
 		return false

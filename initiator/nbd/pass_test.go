@@ -246,9 +246,6 @@ func TestPassFull(t *testing.T) {
 		}
 		if ends {
 			p.c.Shut()
-			if other.Sink.Accept(nil) {
-				t.Error("data is taken for a kernel that has gone")
-			}
 			p.end(other, errors.New("closed"))
 			continue
 		}
