@@ -66,17 +66,16 @@ func (d *Device) newGuard(address *net.TCPAddr) *guard {
 	if to == nil {
 		return nil
 	}
-	var at unix.Sockaddr
-	family := unix.AF_INET
-	if ip := to.IP.To4(); ip != nil {
-		at = &unix.SockaddrInet4{Port: to.Port, Addr: [4]byte(ip)}
-	} else {
-		a := &unix.SockaddrInet6{Port: to.Port, Addr: [16]byte(to.IP.To16())}
-		if i, err := net.InterfaceByName(to.Zone); err == nil {
-			a.ZoneId = uint32(i.Index)
-		}
-		family, at = unix.AF_INET6, a
+	g := newGuard(to, through)
+	if g != nil {
+		g.dev = d
 	}
+	return g
+}
+
+// newGuard begins a connection through a network interface; empty: any.
+func newGuard(to *net.TCPAddr, through string) *guard {
+	family, at := unixAddr(to)
 	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil
@@ -91,7 +90,7 @@ func (d *Device) newGuard(address *net.TCPAddr) *guard {
 		_ = unix.Close(fd)
 		return nil
 	}
-	g := &guard{dev: d, fd: fd}
+	g := &guard{fd: fd}
 	switch a, _ := unix.Getsockname(fd); a := a.(type) {
 	case *unix.SockaddrInet4:
 		g.from.IP, g.from.Port = a.Addr[:], a.Port
@@ -99,6 +98,18 @@ func (d *Device) newGuard(address *net.TCPAddr) *guard {
 		g.from.IP, g.from.Port = a.Addr[:], a.Port
 	}
 	return g
+}
+
+// unixAddr returns an address in the form of package unix.
+func unixAddr(a *net.TCPAddr) (family int, at unix.Sockaddr) {
+	if ip := a.IP.To4(); ip != nil {
+		return unix.AF_INET, &unix.SockaddrInet4{Port: a.Port, Addr: [4]byte(ip)}
+	}
+	to := &unix.SockaddrInet6{Port: a.Port, Addr: [16]byte(a.IP.To16())}
+	if i, err := net.InterfaceByName(a.Zone); err == nil {
+		to.ZoneId = uint32(i.Index)
+	}
+	return unix.AF_INET6, to
 }
 
 // end ends a guard with octets that are no MPA request, because siw loses memory with a connection that ends without any.
@@ -285,18 +296,32 @@ func (d *Device) socket(at *net.TCPAddr) (to *net.TCPAddr, through string) {
 		return nil, ""
 	}
 	addrs, _ := i.Addrs()
-	for _, a := range addrs {
-		if n, ok := a.(*net.IPNet); ok && n.IP.IsGlobalUnicast() && (n.IP.To4() != nil || at.IP.To4() == nil) {
-			return &net.TCPAddr{IP: n.IP, Port: at.Port}, i.Name
-		}
+	if ip := reachable(addrs, at.IP.To4() != nil); ip != nil {
+		return &net.TCPAddr{IP: ip, Port: at.Port}, i.Name
 	}
 	return nil, ""
 }
 
-// netInterface returns siw's network interface, or nil. siw's GID begins with the hardware address of the interface.
+// reachable returns the first address at which a socket for all addresses is reached, or nil; one for those of IPv4 only
+// if v4 says so.
+func reachable(addrs []net.Addr, v4 bool) net.IP {
+	for _, a := range addrs {
+		if n, ok := a.(*net.IPNet); ok && n.IP.IsGlobalUnicast() && (n.IP.To4() != nil || !v4) {
+			return n.IP
+		}
+	}
+	return nil
+}
+
+// netInterface returns siw's network interface, or nil.
 func (d *Device) netInterface() *net.Interface {
-	gid, _ := hex.DecodeString(strings.ReplaceAll(line(filepath.Join(sysfs, d.cfg.Name, "ports/1/gids/0")), ":", ""))
 	all, _ := net.Interfaces()
+	return interfaceOf(line(filepath.Join(sysfs, d.cfg.Name, "ports/1/gids/0")), all)
+}
+
+// interfaceOf returns the interface to which a GID of siw's belongs, or nil: the GID begins with the hardware address.
+func interfaceOf(text string, all []net.Interface) *net.Interface {
+	gid, _ := hex.DecodeString(strings.ReplaceAll(text, ":", ""))
 	at := slices.IndexFunc(all, func(i net.Interface) bool {
 		return len(i.HardwareAddr) > 0 && bytes.HasPrefix(gid, i.HardwareAddr)
 	})

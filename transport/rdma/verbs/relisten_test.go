@@ -6,7 +6,11 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"log/slog"
 	"net"
+	"os"
+	"reflect"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -96,7 +100,7 @@ func (d *deaf) connect() error {
 // TestListensAgain: siw's socket goes, and comes back at the second attempt.
 func TestListensAgain(t *testing.T) {
 	d := newDeaf(t)
-	on, id := d.on, d.on.id
+	on, id, said := d.on, d.on.id, d.listen()
 	if on.sockets != 1 {
 		t.Fatalf("%d sockets listen at %v", on.sockets, d.l.Addr())
 	}
@@ -110,13 +114,199 @@ func TestListensAgain(t *testing.T) {
 	fake.Fail("rdma_listen", syscall.EADDRINUSE, 0)
 	go func() { d.ends(guard) }() // or the look would wait for its end
 	d.look()
-	failed := on.id
+	if on.id == id || on.listens {
+		t.Error("it does not try to listen again though the socket has gone")
+	}
+	d.look()
 	fake.Fail("rdma_listen", nil, 0)
 	d.look()
-	if on.id == failed || failed == id {
-		t.Error("it does not listen again though the socket has gone")
+	if !on.listens {
+		t.Error("it does not listen again though it could")
+	}
+	id = on.id
+	d.look() // with as many sockets as there are now
+	if on.id != id {
+		t.Error("it listens again and again")
 	}
 	check(t, d.connect())
+	said("tried again", 1)
+	said("it listens again", 1)
+
+	// Another time the log has it again.
+	on.sockets, on.listens = 1, false // which needs no guard
+	fake.Fail("rdma_listen", syscall.EADDRINUSE, 0)
+	d.look()
+	said("tried again", 2)
+	fake.Fail("rdma_listen", nil, 0)
+}
+
+// listen keeps the log. The function that it returns checks how often something is in it.
+func (d *deaf) listen() (said func(text string, times int)) {
+	var log bytes.Buffer // written to while turn is held
+	d.on.manager.log = slog.New(slog.NewTextHandler(&log, nil))
+	return func(text string, times int) {
+		d.t.Helper()
+		d.on.turn.Lock()
+		defer d.on.turn.Unlock()
+		if n := strings.Count(log.String(), text); n != times {
+			d.t.Errorf("the log has %q %d times, want %d:\n%s", text, n, times, log.String())
+		}
+	}
+}
+
+// TestLookWaitsForNobody: the goroutine of the device goes on while somebody else listens anew.
+func TestLookWaitsForNobody(t *testing.T) {
+	d := newDeaf(t)
+	d.on.turn.Lock()
+	defer d.on.turn.Unlock()
+	d.on.look(d.dev)
+}
+
+// TestGuardsThatCount: what the kernel may not survive is not tried later either, and nothing is made that nobody needs.
+func TestGuardsThatCount(t *testing.T) {
+	d := newDeaf(t)
+	d.guard()
+	if !d.on.isGuarded() {
+		t.Error("an accepted guard does not count")
+	}
+	later := time.Now().Add(guardEvery)
+	for what, set := range map[string]func(bool){
+		"siw's sockets are unknown": func(v bool) { d.on.sockets = map[bool]int{true: 0, false: 1}[v] },
+		"nothing listens":           func(v bool) { d.on.listens = !v },
+		"it is lost":                func(v bool) { d.on.lost = v },
+		"the device is not siw":     func(v bool) { d.dev.siw = !v },
+	} {
+		set(true)
+		if d.on.keepGuards(later); len(d.on.guards) != 1 {
+			t.Errorf("%s, and there are %d guards", what, len(d.on.guards))
+		}
+		set(false)
+	}
+	guard := d.on.guards[0].conns[0]
+	from := guard.from
+	guard.from = d.on.at // as the other end of the guard's connection has it
+	if d.on.isGuarded() {
+		t.Error("the guard's end of its connection counts")
+	}
+	d.dev.siw = false
+	if !d.on.isGuarded() {
+		t.Error("a device that is not siw needs guards")
+	}
+	d.dev.siw, guard.from = true, from
+	check(t, unix.Shutdown(guard.fd, unix.SHUT_WR))
+	if d.on.isGuarded() {
+		t.Error("a guard counts that has ended")
+	}
+
+	check(t, d.socket.Close())
+	d.on.lost = true
+	id := d.on.id
+	d.look()
+	if d.on.id != id {
+		t.Error("it is lost, and listens again")
+	}
+}
+
+// TestGuardSockets: a guard knows its own address, waits for nothing, is inherited by nobody, and leaves no socket.
+func TestGuardSockets(t *testing.T) {
+	sockets := func() (n int) {
+		open, err := os.ReadDir("/proc/self/fd")
+		check(t, err)
+		for _, f := range open {
+			if to, _ := os.Readlink("/proc/self/fd/" + f.Name()); strings.HasPrefix(to, "socket:") {
+				n++
+			}
+		}
+		return n
+	}
+	const rounds = 20
+	for _, at := range []string{"127.0.0.1:0", "[::1]:0"} {
+		l, err := net.Listen("tcp", at)
+		if err != nil {
+			t.Log(err) // a machine without IPv6
+			continue
+		}
+		before := sockets()
+		for range rounds {
+			g := newGuard(l.Addr().(*net.TCPAddr), "lo")
+			if g == nil {
+				t.Fatalf("no guard at %v", l.Addr())
+			}
+			c, err := l.Accept()
+			check(t, err)
+			if c.RemoteAddr().String() != g.from.String() {
+				t.Errorf("a guard from %v says %v", c.RemoteAddr(), &g.from)
+			}
+			status, err := unix.FcntlInt(uintptr(g.fd), unix.F_GETFL, 0)
+			check(t, err)
+			flags, err := unix.FcntlInt(uintptr(g.fd), unix.F_GETFD, 0)
+			check(t, err)
+			if status&unix.O_NONBLOCK == 0 || flags&unix.FD_CLOEXEC == 0 {
+				t.Errorf("flags %#x and %#x", status, flags)
+			}
+			if through, err := unix.GetsockoptString(g.fd, unix.SOL_SOCKET, unix.SO_BINDTODEVICE); err != nil || through != "lo" {
+				t.Errorf("through %q, %v", through, err)
+			}
+			check(t, c.Close())
+			g.end()
+		}
+		if n := sockets(); n >= before+rounds {
+			t.Errorf("%d sockets more", n-before)
+		}
+		check(t, l.Close())
+	}
+	before := sockets()
+	for range rounds {
+		if newGuard(&net.TCPAddr{IP: net.IPv4bcast, Port: 1}, "") != nil {
+			t.Error("a guard to everybody")
+		}
+	}
+	if n := sockets(); n >= before+rounds {
+		t.Errorf("%d sockets more", n-before)
+	}
+}
+
+// TestGuardAddresses: how a guard reaches a socket for one address, or for all of a network interface.
+func TestGuardAddresses(t *testing.T) {
+	lo, err := net.InterfaceByName("lo")
+	check(t, err)
+	for _, c := range []struct {
+		at     net.TCPAddr
+		family int
+		want   unix.Sockaddr
+	}{
+		{net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 7}, unix.AF_INET, &unix.SockaddrInet4{Port: 7, Addr: [4]byte{192, 0, 2, 1}}},
+		{net.TCPAddr{IP: net.IPv6loopback, Port: 8, Zone: "lo"}, unix.AF_INET6, &unix.SockaddrInet6{Port: 8, ZoneId: uint32(lo.Index), Addr: [16]byte{15: 1}}},
+	} {
+		if family, at := unixAddr(&c.at); family != c.family || !reflect.DeepEqual(at, c.want) {
+			t.Errorf("%v is %d, %+v", &c.at, family, at)
+		}
+	}
+
+	ip := func(text string) net.Addr { return &net.IPNet{IP: net.ParseIP(text)} }
+	addrs := []net.Addr{&net.UnixAddr{}, ip("127.0.0.1"), ip("fe80::1"), ip("2001:db8::1"), ip("192.0.2.1")}
+	for v4, want := range map[bool]string{true: "192.0.2.1", false: "2001:db8::1"} {
+		if got := reachable(addrs, v4); got.String() != want {
+			t.Errorf("IPv4: %t, and %v is reachable", v4, got)
+		}
+	}
+	if got := reachable(addrs[:3], false); got != nil {
+		t.Errorf("%v is reachable", got)
+	}
+
+	all := []net.Interface{{Name: "lo"}, {Name: "eth0", HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 1}}, {Name: "eth1", HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 2}}}
+	if i := interfaceOf("0200:0000:0002:0000:0000:0000:0000:0000", all); i == nil || i.Name != "eth1" {
+		t.Errorf("%+v", i)
+	}
+	if i := interfaceOf("", all); i != nil {
+		t.Errorf("%+v without a GID", i)
+	}
+
+	begin(t, fake.Config{IWARP: true, Siw: true})
+	d := openFake(t, Config{})
+	if g := d.newGuard(&net.TCPAddr{IP: net.IPv6unspecified, Port: 1}); g != nil {
+		t.Error("a guard of a device without a network interface")
+	}
 }
 
 // TestGuards: there are always connections to siw's socket that have sent nothing, and each ends before siw's patience.
@@ -158,7 +348,7 @@ func TestGuards(t *testing.T) {
 // TestUnguarded: while siw has accepted no guard, the identifier is not destroyed.
 func TestUnguarded(t *testing.T) {
 	d := newDeaf(t)
-	id := d.on.id
+	id, said := d.on.id, d.listen()
 	if d.on.isGuarded() {
 		t.Error("a guard counts that was not accepted")
 	}
@@ -168,6 +358,7 @@ func TestUnguarded(t *testing.T) {
 	if d.on.id != id {
 		t.Error("the identifier is destroyed without a guard")
 	}
+	said("could crash the kernel", 1)
 	since := d.on.guards[0].since
 	if d.on.keepGuards(time.Now().Add(time.Hour)); len(d.on.guards) != 1 || d.on.guards[0].since != since {
 		t.Error("new guards of a socket that is gone")
@@ -202,7 +393,7 @@ func TestDestroyHangs(t *testing.T) {
 	}{{"the patience ends", 0, true}, {"the listener is closed first", time.Hour, false}} {
 		t.Run(c.name, func(t *testing.T) {
 			d := newDeaf(t)
-			guard := d.guard()
+			guard, said := d.guard(), d.listen()
 			check(t, d.socket.Close())
 			d.on.patience = c.patience
 			fake.Keep()
@@ -215,6 +406,7 @@ func TestDestroyHangs(t *testing.T) {
 				} else if d.look(); d.on.id != id {
 					t.Error("it makes one identifier after another")
 				}
+				said("the kernel hangs", 1)
 			}
 			go func() { d.ends(guard) }()
 			check(t, d.l.Close())
