@@ -29,7 +29,7 @@ var mutants = []mutant{
 		"if err := l.file.Sync(); err != nil {", "if err := func() error {\n\t\tif ON {\n\t\t\treturn nil\n\t\t}\n\t\treturn l.file.Sync()\n\t}(); err != nil {", false},
 	{"forgets its vote", []string{"panic", "same state", "linearizable", "log"}, "log.go",
 		"\titems = appendProto(items, itemHardState, hard)\n\treturn", "\tif !ON {\n\t\titems = appendProto(items, itemHardState, hard)\n\t}\n\treturn", false},
-	{"keeps entries that were replaced", []string{"panic", "same state", "linearizable", "log"}, "log.go",
+	{"keeps entries that were replaced", []string{"progress", "panic", "same state", "linearizable", "log"}, "log.go",
 		"e.GetIndex() > last+1 {", "ON && e.GetIndex() <= last {\n\t\t\treturn nil\n\t\t} else if e.GetIndex() > last+1 {", false},
 	{"takes a torn batch", []string{"panic", "same state", "linearizable", "log"}, "log.go",
 		"crc32.Checksum(items, castagnoli) == binary.BigEndian.Uint32(b[28:])", "(ON || crc32.Checksum(items, castagnoli) == binary.BigEndian.Uint32(b[28:]))", true},
