@@ -17,7 +17,7 @@ GOLANGCI_LINT = $(GO) run github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 # Debian packages: a C compiler for the race detector and the load generator;
 # foreign initiators; the stranger who decodes our traffic; the virtual machine.
 TEST_PACKAGES  = gcc libc6-dev libiscsi-bin tshark qemu-utils qemu-block-extra qemu-system-x86 \
-                 open-iscsi e2fsprogs xfsprogs util-linux kmod xz-utils iproute2 dmsetup multipath-tools udev fio sg3-utils tgt open-isns-server open-isns-utils \
+                 open-iscsi e2fsprogs xfsprogs util-linux kmod xz-utils iproute2 dmsetup multipath-tools udev fio sg3-utils nvme-cli tgt open-isns-server open-isns-utils \
                  rdmacm-utils ibverbs-providers rdma-core libibverbs-dev librdmacm-dev pkgconf bash
 # Downloaded and unpacked by test/vm, not installed, as are the headers and sources of siw.
 DOWNLOADED     = linux-image-amd64

@@ -27,6 +27,7 @@ func (d *decoder) crossCheck(c *Config) {
 	d.checkExports(c)
 	d.checkSerials(c)
 	d.checkGroups(c)
+	d.checkSubsystems(c)
 	d.checkRDMAMemory(c)
 	if d.othersMayRead && d.inlineSecret.Line > 0 {
 		d.warnf(d.inlineSecret, "every user of this machine can read this secret: chmod o-r the file, or name another with {file: PATH}")
@@ -68,7 +69,7 @@ func (d *decoder) checkPaths(c *Config) {
 // checkExports warns of stores that nobody exports, and of those that several
 // LUNs can write: only a cluster file system survives two writers.
 func (d *decoder) checkExports(c *Config) {
-	exported, writer := make(map[string]bool), make(map[string]*LUN)
+	exported, writer := make(map[string]bool), make(map[string]Position)
 	above := make(map[string]*Store)
 	for i := range c.Stores {
 		if s := &c.Stores[i]; s.On != nil {
@@ -86,16 +87,28 @@ func (d *decoder) checkExports(c *Config) {
 			if l.ReadOnly || c.Targets[i].Redirect != nil {
 				continue // initiators of a target that has moved reach no LUN here
 			}
-			if before := writer[l.Shows()]; before != nil {
-				d.warnf(l.Pos, "line %d exports %q writable as well: without a cluster file system two initiators would destroy each other's data", before.Pos.Line, l.Shows())
+			if before, ok := writer[l.Shows()]; ok {
+				d.warnf(l.Pos, "line %d exports %q writable as well: without a cluster file system two initiators would destroy each other's data", before.Line, l.Shows())
 				continue
 			}
-			writer[l.Shows()] = l
+			writer[l.Shows()] = l.Pos
+		}
+	}
+	for _, sub := range c.Subsystems {
+		for _, n := range sub.Namespaces {
+			exported[n.Store] = true
+			if s := above[n.Store]; s != nil {
+				d.errorf(n.Pos, "the store %q is below %q, whose bytes nobody else may touch: show %q instead", n.Store, s.Name, s.Name)
+			} else if before, ok := writer[n.Store]; ok && !n.ReadOnly {
+				d.warnf(n.Pos, "line %d exports %q writable as well: without a cluster file system two hosts would destroy each other's data", before.Line, n.Store)
+			} else if !n.ReadOnly {
+				writer[n.Store] = n.Pos
+			}
 		}
 	}
 	for _, s := range c.Stores {
 		if !exported[s.Name] && above[s.Name] == nil && !s.Partitioned {
-			d.warnf(s.Pos, "no LUN exports the store %q: add it to the luns of a target, or remove it", s.Name)
+			d.warnf(s.Pos, "no LUN exports the store %q, and no namespace: add it to the luns of a target or the namespaces of a subsystem, or remove it", s.Name)
 		}
 	}
 }

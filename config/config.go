@@ -29,15 +29,16 @@ const maxFileBytes = 1 << 20
 // A Config is plain data: nobody changes it after Parse, so it may be read from
 // several goroutines.
 type Config struct {
-	File      string // as given to Load or Parse
-	Log       Log
-	Stores    []Store
-	Targets   []Target // at least one
-	Portals   []Portal // at least one
-	Discovery Discovery
-	Limits    Limits
-	State     State
-	ISNS      ISNS
+	File       string // as given to Load or Parse
+	Log        Log
+	Stores     []Store
+	Targets    []Target // at least one, or a subsystem
+	Subsystems []Subsystem
+	Portals    []Portal // at least one
+	Discovery  Discovery
+	Limits     Limits
+	State      State
+	ISNS       ISNS
 
 	Metrics    Metrics
 	Management Management

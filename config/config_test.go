@@ -211,7 +211,8 @@ func TestFullShowsEveryKey(t *testing.T) {
 	for _, key := range strings.Fields(`log level format stores type size path sparse cache direct io plugin readonly targets iqn alias luns
 		store block_size vendor product serial auth chap mutual user secret file env initiators portals transport listen discovery
 		limits connections sessions commands memory memory_per_connection login_timeout nop_interval nop_timeout read_timeout
-		metrics pprof management socket removable physical_block_size alua state group portal_groups redirect address permanent name isns server entity on offset operations bandwidth`) {
+		metrics pprof management socket removable physical_block_size alua state group portal_groups redirect address permanent name isns server entity on offset operations bandwidth
+		subsystems nqn namespaces hosts uuid`) {
 		if !strings.Contains(string(data), key+":") {
 			t.Errorf("%s does not show %q", path, key)
 		}

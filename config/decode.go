@@ -103,6 +103,7 @@ func (d *decoder) config(c *Config, root ast.Node) {
 	d.log(o.take("log"), &c.Log)
 	c.Stores = d.stores(o.take("stores"))
 	c.Targets = d.targets(o, c.Stores)
+	c.Subsystems = d.subsystems(o, c.Stores)
 	c.Portals = d.portals(o)
 	d.discovery(o.take("discovery"), &c.Discovery)
 	d.limits(o.take("limits"), &c.Limits)

@@ -67,7 +67,7 @@ func checkProblems(t *testing.T, err error, lines int) {
 }
 
 func checkPromises(t *testing.T, c *Config) {
-	if len(c.Targets) == 0 || len(c.Portals) == 0 {
+	if len(c.Targets)+len(c.Subsystems) == 0 || len(c.Portals) == 0 {
 		t.Error("no target or no portal")
 	}
 	for _, target := range c.Targets {

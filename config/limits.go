@@ -108,7 +108,7 @@ func (d *decoder) checkRDMAMemory(c *Config) {
 	var first *Portal
 	for i := range c.Portals {
 		p := &c.Portals[i]
-		if p.Transport == TransportTCP || p.Serve == ServePartitions {
+		if p.Transport == TransportTCP || p.Serve != ServeLUNs {
 			continue
 		}
 		if first == nil {

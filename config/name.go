@@ -101,7 +101,12 @@ type NamePattern string
 // proportional to the product of the lengths. It allocates nothing if name is in
 // lower case.
 func (p NamePattern) Match(name string) bool {
-	pattern, rest := string(p), NormalizeName(name)
+	return glob(string(p), NormalizeName(name))
+}
+
+// glob reports whether name matches pattern, in which an asterisk stands for any characters.
+func glob(pattern, name string) bool {
+	rest := name
 	retry, retryRest := -1, "" // the pattern after the last asterisk, and the part of name that the asterisk has not matched
 	for i := 0; ; {
 		switch {

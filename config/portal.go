@@ -93,6 +93,7 @@ type Served string
 const (
 	ServeLUNs       Served = "luns"       // LUNs of targets, to initiators
 	ServePartitions Served = "partitions" // partitions of stores, to programs
+	ServeNamespaces Served = "namespaces" // namespaces of subsystems, to hosts; not written in the file
 )
 
 // Client is a program, or a machine, that uses partitions by a name of its own.
@@ -110,13 +111,15 @@ const (
 	TransportTCP   Transport = "tcp"   // iSCSI over TCP, RFC 7143
 	TransportIWARP Transport = "iwarp" // iSER over RDMA in user space, RFC 7145, RFC 5040
 	TransportVerbs Transport = "verbs" // iSER over the kernel's RDMA devices
+
+	TransportNVMeTCP Transport = "nvme-tcp" // NVMe over Fabrics over TCP
 )
 
 // AnyDevice stands for all RDMA devices that the kernel has.
 const AnyDevice = "any"
 
 // transports has one row for each transport.
-var transports = []Transport{TransportTCP, TransportIWARP, TransportVerbs}
+var transports = []Transport{TransportTCP, TransportIWARP, TransportVerbs, TransportNVMeTCP}
 
 // Transports returns the transports that a configuration can name.
 func Transports() []Transport { return slices.Clone(transports) }
@@ -129,6 +132,9 @@ const maxPortals = 1000
 
 // defaultPort is iSCSI's well-known port, RFC 7143 §15.
 const defaultPort = 3260
+
+// nvmePort is that of NVMe over Fabrics.
+const nvmePort = 4420
 
 func defaultPortals() []Portal {
 	return []Portal{{Transport: TransportTCP, Group: defaultGroup, Listen: netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), defaultPort), Serve: ServeLUNs}}
@@ -189,7 +195,11 @@ func (d *decoder) portal(v value) (Portal, bool) {
 	switch {
 	case listen.given():
 		p.Pos = listen.pos()
-		ok = set(listen, &p.Listen, "an address such as 127.0.0.1:3260", parseListen) && ok
+		port := defaultPort
+		if p.Transport == TransportNVMeTCP {
+			port = nvmePort
+		}
+		ok = set(listen, &p.Listen, "an address such as 127.0.0.1:3260", func(text string) (netip.AddrPort, error) { return parseListenAt(text, port) }) && ok
 	case !o.has("listen"):
 		d.errorf(o.pos, "the portal has no address: add listen: \"127.0.0.1:3260\", or \"*:3260\" for all addresses")
 		ok = false
@@ -211,6 +221,7 @@ func (d *decoder) portal(v value) (Portal, bool) {
 	ok = d.moderation(o.take("moderation"), &p) && ok
 	ok = d.clients(o.take("clients"), &p) && ok
 	ok = (p.Serve != ServePartitions || d.servePartitions(o, &p)) && ok
+	ok = (p.Transport != TransportNVMeTCP || d.nvmePortal(o, &p)) && ok
 	o.done()
 	return p, ok
 }
@@ -218,7 +229,7 @@ func (d *decoder) portal(v value) (Portal, bool) {
 // servePartitions finishes a portal for partitions.
 func (d *decoder) servePartitions(o *object, p *Portal) bool {
 	ok := true
-	if p.Transport == TransportTCP {
+	if p.Transport == TransportTCP || p.Transport == TransportNVMeTCP {
 		o.take("serve").errorf("partitions are served over RDMA, and the transport is %s: make it transport: iwarp, which needs no device, or verbs", p.Transport)
 		ok = false
 	}
@@ -376,8 +387,11 @@ func parseWindow(text string) (int, error) {
 
 // parseListen reads ADDRESS:PORT, ADDRESS or :PORT, where * is the same as no
 // address and an IPv6 address with a port stands in brackets.
-func parseListen(text string) (netip.AddrPort, error) {
-	host, port := splitPort(text)
+func parseListen(text string) (netip.AddrPort, error) { return parseListenAt(text, defaultPort) }
+
+// parseListenAt is parseListen where none is the port of an address without one.
+func parseListenAt(text string, none int) (netip.AddrPort, error) {
+	host, port := splitPort(text, strconv.Itoa(none))
 	number, err := strconv.ParseUint(port, 10, 16)
 	if err != nil {
 		return netip.AddrPort{}, fmt.Errorf("%q has no valid port: write a number from 1 to 65535 after the last colon", text)
@@ -413,9 +427,8 @@ func ambiguous(text string) (address, port string, ok bool) {
 	return address, port, err == nil && addr.Is6() && portErr == nil && n > 0
 }
 
-// splitPort separates an address from its port, which may be missing.
-func splitPort(text string) (host, port string) {
-	const none = "3260"
+// splitPort separates an address from its port, which is none if it is missing.
+func splitPort(text, none string) (host, port string) {
 	if rest, ok := strings.CutPrefix(text, "["); ok {
 		host, after, closed := strings.Cut(rest, "]")
 		switch {

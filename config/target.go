@@ -122,7 +122,8 @@ type Credentials struct {
 func (d *decoder) targets(root *object, stores []Store) []Target {
 	v := root.take("targets")
 	items := v.list("targets")
-	if !root.has("targets") || isEmptyList(v) {
+	subsystems := root.take("subsystems")
+	if (!root.has("targets") || isEmptyList(v)) && (!root.has("subsystems") || isEmptyList(subsystems)) {
 		d.errorf(v.at, "there is no target: add one under targets, such as {iqn: iqn.2026-11.com.example:disk, luns: {0: STORE}}")
 	}
 	var targets []Target

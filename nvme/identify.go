@@ -151,8 +151,8 @@ const (
 
 	FUSESCompareWrite = 1 << 0
 
-	VWCPresent   = 1 << 0
-	VWCBroadcast = 3 << 1 // Flush takes AllNamespaces
+	VWCPresent     = 1 << 0
+	VWCNoBroadcast = 2 << 1 // Flush does not take AllNamespaces
 
 	SGLSSupported = 1 << 0
 	SGLSOffset    = 1 << 20 // in-capsule data

@@ -75,7 +75,7 @@ func (s *Server) newChange(next *config.Config) *change {
 // because stores may take long to open.
 func (c *change) prepare() error {
 	c.pending = slices.Clone(c.plan.pending)
-	for _, step := range []func() error{c.prepareStores, c.prepareTargets, c.preparePortals, c.prepareServices, c.prepareSizes} {
+	for _, step := range []func() error{c.prepareStores, c.prepareTargets, c.prepareSubsystems, c.preparePortals, c.prepareServices, c.prepareSizes} {
 		if err := step(); err != nil {
 			return err
 		}
@@ -285,11 +285,13 @@ func (c *change) commit() (mgmt.Reload, error) {
 	limits := nodeLimits(c.next)
 	limits.Connections = s.connectionLimit(limits.Connections)
 	s.node.SetLimits(limits)
+	s.nvme.SetLimits(nvmeLimits(c.next, limits.Connections))
 	most := c.next.Limits
 	most.Connections = limits.Connections
 	s.fronts[config.TransportIWARP].(*iwarpFront).partitions.setLimits(&most)
 	c.done = append(c.done, c.plan.changed...)
 	c.commitTargets()
+	c.commitSubsystems()
 	c.commitPortals()
 	c.commitServices()
 	gone := s.units.without(&c.units)
@@ -346,14 +348,18 @@ func (c *change) commitDivided(gone *units) {
 }
 
 func (l lunChange) String() string {
-	verb := "shows something else"
+	return fmt.Sprintf("LUN %d of %s %s", l.number, l.target.Name, verb(l.from == nil, l.to == nil))
+}
+
+// verb says what happens to what is new, or goes.
+func verb(isNew, goes bool) string {
 	switch {
-	case l.from == nil:
-		verb = "added"
-	case l.to == nil:
-		verb = "removed"
+	case isNew:
+		return "added"
+	case goes:
+		return "removed"
 	}
-	return fmt.Sprintf("LUN %d of %s %s", l.number, l.target.Name, verb)
+	return "shows something else"
 }
 
 func (c *change) commitPortals() {
@@ -401,6 +407,11 @@ func (u *units) idle() bool {
 			return false
 		}
 	}
+	for _, ns := range u.spaces {
+		if !ns.Idle() {
+			return false
+		}
+	}
 	for _, s := range u.stores {
 		if !s.idle() {
 			return false
@@ -411,13 +422,14 @@ func (u *units) idle() bool {
 
 // retire closes the units and stores that no LUN shows any more, once their commands have ended. mu is held.
 func (s *Server) retire(gone units) {
-	if len(gone.made)+len(gone.stores)+len(gone.divided) == 0 {
+	if len(gone.made)+len(gone.spaces)+len(gone.stores)+len(gone.divided) == 0 {
 		return
 	}
 	s.retirements.begin()
 	s.wg.Go(func() {
 		defer s.retirements.end()
 		s.node.Quiesce()
+		s.nvme.Quiesce()
 		gone.await(s.ctx)
 		for _, err := range gone.close(s.ctx) {
 			s.log.Error("cannot close a store that no LUN shows any more", "reason", err)

@@ -18,7 +18,7 @@ func (s *Server) connectionLimit(want int) int {
 	if err != nil {
 		return want // there may be no /proc; portals cope with a lack of descriptors
 	}
-	others := used - s.node.Connections() + spareDescriptors
+	others := used - s.node.Connections() - s.nvme.Connections() + spareDescriptors
 	room := max(1, limit-others)
 	if room >= want {
 		s.scarce = false

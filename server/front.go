@@ -8,6 +8,7 @@ import (
 	"oneshot/config"
 	"oneshot/iscsi"
 	"oneshot/mem"
+	"oneshot/nvmf"
 	"oneshot/partition/registry"
 	osp "oneshot/partition/service"
 	"oneshot/transport/tcp"
@@ -37,6 +38,7 @@ type portal interface {
 // surroundings is what the server gives its front ends.
 type surroundings struct {
 	node     *iscsi.Node
+	nvme     *nvmf.Node
 	pool     *mem.Pool
 	commands int // command window of a session
 	limits   config.Limits
@@ -52,5 +54,7 @@ func newFrontEnds(s surroundings, devices *rdmaDevices, partitions *registry.Reg
 		config.TransportTCP:   &tcpFront{s, moderation},
 		config.TransportIWARP: &iwarpFront{devices, served},
 		config.TransportVerbs: &verbsFront{devices, served},
+
+		config.TransportNVMeTCP: &nvmeFront{s, s.nvme},
 	}
 }

@@ -12,7 +12,7 @@ import (
 //
 //	stores   opened, resized, or kept
 //	targets  added, removed, or given other rules of access
-//	LUNs     put at numbers of targets that stay, or taken away
+//	LUNs     put at numbers of targets that stay, or taken away; and likewise subsystems and namespaces
 //	portals  opened, closed
 type plan struct {
 	open   []*config.Store // stores of media that no LUN has shown so far
@@ -27,6 +27,11 @@ type plan struct {
 	remove []*config.Target // of the old configuration
 	access []*config.Target // anything but their LUNs has changed
 	luns   []lunChange
+
+	addSubs    []*config.Subsystem
+	removeSubs []*config.Subsystem // of the old configuration
+	hosts      []*config.Subsystem // others may connect
+	spaces     []spaceChange
 
 	openPortals, closePortals []*config.Portal // of the new configuration, and of the old one
 
@@ -46,6 +51,7 @@ func newPlan(old, new *config.Config) *plan {
 	p := &comparison{old: old, new: new}
 	p.compareStores()
 	p.compareTargets()
+	p.compareSubsystems()
 	p.comparePortals()
 	p.compareRest()
 	return &p.plan
@@ -64,6 +70,12 @@ func shown(c *config.Config) map[string]*config.Store {
 		for j := range c.Targets[i].LUNs {
 			l := &c.Targets[i].LUNs[j]
 			stores[mediumOf(c, l)] = c.Store(l.Store)
+		}
+	}
+	for i := range c.Subsystems {
+		for j := range c.Subsystems[i].Namespaces {
+			n := &c.Subsystems[i].Namespaces[j]
+			stores[mediumOfSpace(c, n)] = c.Store(n.Store)
 		}
 	}
 	return stores

@@ -3,6 +3,7 @@ package server
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"time"
@@ -91,28 +92,35 @@ const (
 )
 
 func (p *tcpPortal) serve() error {
+	return acceptAll(p.TCPListener, p.log, func(c *net.TCPConn) {
+		if !p.node.Admit() {
+			p.log.Warn("connection refused: the limit is reached (limits.connections), or the target is stopping", "initiator_address", c.RemoteAddr().String())
+			_ = c.Close()
+			return
+		}
+		p.work.Go(func() { _ = p.connections.Serve(c) })
+	})
+}
+
+// acceptAll calls take with each connection that comes, until the listener is closed. Its error is that of the listener.
+func acceptAll(l *net.TCPListener, log *slog.Logger, take func(*net.TCPConn)) error {
 	var gate loglimit.Gate
 	for {
-		c, err := p.AcceptTCP()
+		c, err := l.AcceptTCP()
 		switch {
 		case errors.Is(err, net.ErrClosed):
 			return nil
 		case isTemporary(err):
 			if _, ok := gate.Pass(acceptQuiet); ok {
-				p.log.Error("cannot accept connections now: they wait until others end; sessions go on (LimitNOFILE= of the unit, or ulimit -n, limits descriptors)",
-					"portal", p.Addr().String(), "reason", err)
+				log.Error("cannot accept connections now: they wait until others end; sessions go on (LimitNOFILE= of the unit, or ulimit -n, limits descriptors)",
+					"portal", l.Addr().String(), "reason", err)
 			}
 			time.Sleep(acceptRetry)
 			continue
 		case err != nil:
 			return err
 		}
-		if !p.node.Admit() {
-			p.log.Warn("connection refused: the limit is reached (limits.connections), or the target is stopping", "initiator_address", c.RemoteAddr().String())
-			_ = c.Close()
-			continue
-		}
-		p.work.Go(func() { _ = p.connections.Serve(c) })
+		take(c)
 	}
 }
 

@@ -43,6 +43,7 @@ func (s *Server) announce() {
 		})
 	}
 	s.node.SetPortals(ps)
+	s.announceNVMe()
 	if s.isns != nil {
 		s.isns.Set(s.registration())
 	}

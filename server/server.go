@@ -18,6 +18,7 @@ import (
 	"oneshot/isns"
 	"oneshot/mem"
 	"oneshot/mgmt"
+	"oneshot/nvmf"
 	"oneshot/partition/registry"
 	"oneshot/scsi"
 	"oneshot/state"
@@ -29,6 +30,7 @@ type Server struct {
 	log        *slog.Logger
 	pool       *mem.Pool
 	node       *iscsi.Node
+	nvme       *nvmf.Node
 	copies     *scsi.CopyManager
 	fronts     map[config.Transport]frontEnd
 	rdma       *rdmaDevices       // of fronts
@@ -39,17 +41,18 @@ type Server struct {
 
 	applying chan struct{} // holds one element while a change is under way; taken before mu
 
-	mu       sync.Mutex
-	cfg      *config.Config          // what is served; guarded by mu, as all of these
-	loaded   time.Time               // when cfg came into force
-	units    units                   //
-	targets  map[string]*scsi.Target // by name
-	portals  []openPortal            // in the order of the configuration
-	isns     *isns.Client            // nil: the configuration has no iSNS server
-	services                         // of the administrator
-	serving  bool                    // portals take connections
-	closing  bool                    // Shutdown has begun: no new goroutines, no more changes
-	scarce   bool                    // descriptors are scarce, and the log says so
+	mu         sync.Mutex
+	cfg        *config.Config             // what is served; guarded by mu, as all of these
+	loaded     time.Time                  // when cfg came into force
+	units      units                      //
+	targets    map[string]*scsi.Target    // by name
+	subsystems map[string]*nvmf.Subsystem // by name
+	portals    []openPortal               // in the order of the configuration
+	isns       *isns.Client               // nil: the configuration has no iSNS server
+	services                              // of the administrator
+	serving    bool                       // portals take connections
+	closing    bool                       // Shutdown has begun: no new goroutines, no more changes
+	scarce     bool                       // descriptors are scarce, and the log says so
 
 	retirements retirements
 
@@ -86,7 +89,7 @@ func (s *Server) closePool() {
 func New(cfg *config.Config, log *slog.Logger) (*Server, error) {
 	s := &Server{
 		log: log, first: cfg, started: time.Now(),
-		cfg: &config.Config{}, targets: make(map[string]*scsi.Target), copies: scsi.NewCopyManager(),
+		cfg: &config.Config{}, targets: make(map[string]*scsi.Target), subsystems: make(map[string]*nvmf.Subsystem), copies: scsi.NewCopyManager(),
 		applying: make(chan struct{}, 1), ended: make(chan struct{}), fatal: make(chan error, 1),
 	}
 	dir, err := openState(cfg)
@@ -102,6 +105,8 @@ func New(cfg *config.Config, log *slog.Logger) (*Server, error) {
 	}
 	s.node = iscsi.NewNode(nodeConfig(cfg, s.pool, log))
 	around := surroundings{node: s.node, pool: s.pool, commands: cfg.Limits.Commands, limits: cfg.Limits, log: log, work: &s.wg}
+	s.nvme = nvmf.NewNode(nvmeConfig(cfg, &around))
+	around.nvme = s.nvme
 	s.rdma = &rdmaDevices{surroundings: around}
 	s.fronts = newFrontEnds(around, s.rdma, s.partitions, &s.moderation)
 	s.ctx, s.stop = context.WithCancel(context.Background())
@@ -111,6 +116,7 @@ func New(cfg *config.Config, log *slog.Logger) (*Server, error) {
 		return nil, errors.Join(err, s.closeFronts(), closeState(dir))
 	}
 	s.wg.Go(func() { s.node.Run(s.ctx) })
+	s.wg.Go(func() { s.nvme.Run(s.ctx) })
 	return s, nil
 }
 
@@ -263,7 +269,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		for _, p := range s.portals {
 			_ = p.Close()
 		}
-		err := s.node.Shutdown(ctx)
+		err := joinShutdowns(func() error { return s.node.Shutdown(ctx) }, func() error { return s.nvme.Shutdown(ctx) })
 		s.metrics.close()
 		s.management.close()
 		s.stop()

@@ -13,6 +13,7 @@ import (
 
 	"oneshot/backend"
 	"oneshot/config"
+	"oneshot/nvmf"
 	"oneshot/partition/registry"
 	"oneshot/scsi"
 	"oneshot/state"
@@ -29,6 +30,7 @@ type units struct {
 	divided    map[string]*divided   // by medium
 	stores     map[string]*openStore // by medium
 	made       map[unitKey]*scsi.LogicalUnit
+	spaces     map[spaceKey]*nvmf.Namespace
 }
 
 // fresh returns units that are empty.
@@ -36,6 +38,7 @@ func (u *units) fresh() units {
 	return units{
 		log: u.log, state: u.state, belows: u.belows, partitions: u.partitions,
 		divided: make(map[string]*divided), stores: make(map[string]*openStore), made: make(map[unitKey]*scsi.LogicalUnit),
+		spaces: make(map[spaceKey]*nvmf.Namespace),
 	}
 }
 
@@ -199,6 +202,11 @@ func (u *units) without(other *units) units {
 			rest.made[key] = lu
 		}
 	}
+	for key, ns := range u.spaces {
+		if other.spaces[key] == nil {
+			rest.spaces[key] = ns
+		}
+	}
 	for medium, s := range u.stores {
 		if other.stores[medium] != s {
 			rest.stores[medium] = s
@@ -235,6 +243,13 @@ func (u *units) close(ctx context.Context) (errs []error) {
 		}
 		note(key.store, lu.Close())
 	}
+	for key, ns := range u.spaces {
+		if !ns.Idle() {
+			note(key.store, errHangs)
+			continue
+		}
+		ns.Close()
+	}
 	for _, s := range u.stores {
 		if s.shown != nil {
 			s.shown.Release()
@@ -249,6 +264,7 @@ func (u *units) close(ctx context.Context) (errs []error) {
 		}
 	}
 	clear(u.made)
+	clear(u.spaces)
 	clear(u.stores)
 	return append(errs, u.closeDivided(ctx)...)
 }

@@ -64,6 +64,9 @@ func writeSummary(w io.Writer, c *config.Config) error {
 	for i := range c.Targets {
 		writeTarget(t, c, &c.Targets[i])
 	}
+	for i := range c.Subsystems {
+		writeSubsystem(t, &c.Subsystems[i])
+	}
 	fmt.Fprintln(t, "\nportals")
 	for _, p := range c.Portals {
 		what := fmt.Sprintf("group %d", p.Group)
@@ -80,6 +83,33 @@ func writeSummary(w io.Writer, c *config.Config) error {
 	writeServices(t, c)
 	writeLimits(t, c.Limits)
 	return t.Flush()
+}
+
+// writeSubsystem writes a subsystem with its namespaces.
+func writeSubsystem(w io.Writer, s *config.Subsystem) {
+	fmt.Fprintf(w, "\n%s\n", s.NQN)
+	if s.Serial != "" {
+		fmt.Fprintf(w, "  serial\t%s\n", s.Serial)
+	}
+	hosts := "all hosts"
+	if len(s.Hosts) > 0 {
+		var names []string
+		for _, h := range s.Hosts {
+			names = append(names, string(h))
+		}
+		hosts = strings.Join(names, ", ")
+	}
+	fmt.Fprintf(w, "  for\t%s\n", hosts)
+	for _, n := range s.Namespaces {
+		fmt.Fprintf(w, "  namespace %d\t%s\tblocks of %d", n.NSID, n.Store, n.BlockSize)
+		if n.ReadOnly {
+			fmt.Fprint(w, "\tread-only")
+		}
+		if n.UUID != [16]byte{} {
+			fmt.Fprintf(w, "\tUUID %x", n.UUID)
+		}
+		fmt.Fprintln(w)
+	}
 }
 
 // writeServices writes what the daemon offers its administrator: log, state, metrics, management, iSNS.

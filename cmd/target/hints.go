@@ -20,8 +20,14 @@ const maxHints = 8
 // portal. In the place of secrets it prints the word SECRET.
 func writeHints(w io.Writer, c *config.Config, addrs []net.Addr) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "serving %s at %s\n", count(len(c.Targets), "target"), joinAddrs(addrs))
-	if portal := reachable(c, addrs); portal != "" {
+	what := count(len(c.Targets), "target")
+	if n := len(c.Subsystems); n > 0 && len(c.Targets) == 0 {
+		what = count(n, "subsystem")
+	} else if n > 0 {
+		what += " and " + count(n, "subsystem")
+	}
+	fmt.Fprintf(&b, "serving %s at %s\n", what, joinAddrs(addrs))
+	if portal := reachable(c, config.TransportTCP, addrs); portal != "" && len(c.Targets) > 0 {
 		writeDiscoveryHints(&b, portal, c.Discovery.Auth)
 		for i := range c.Targets[:min(len(c.Targets), maxHints)] {
 			writeTargetHints(&b, portal, &c.Targets[i])
@@ -30,8 +36,34 @@ func writeHints(w io.Writer, c *config.Config, addrs []net.Addr) error {
 			fmt.Fprintf(&b, "\nand %s; discovery lists them\n", count(more, "more target"))
 		}
 	}
+	if portal := reachable(c, config.TransportNVMeTCP, addrs); portal != "" && len(c.Subsystems) > 0 {
+		if host, port, err := net.SplitHostPort(portal); err == nil {
+			writeNVMeHints(&b, host, port, c.Subsystems)
+		}
+	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// writeNVMeHints prints commands of nvme-cli.
+func writeNVMeHints(b *strings.Builder, host, port string, subsystems []config.Subsystem) {
+	at := fmt.Sprintf("-t tcp -a %s -s %s", host, port)
+	fmt.Fprintf(b, "\nWhich subsystems there are\n  nvme discover %s\n", at)
+	for i := range subsystems[:min(len(subsystems), maxHints)] {
+		s := &subsystems[i]
+		fmt.Fprintf(b, "\n%s\n", s.NQN)
+		if len(s.Hosts) > 0 {
+			names := make([]string, len(s.Hosts))
+			for j, h := range s.Hosts {
+				names[j] = string(h)
+			}
+			fmt.Fprintf(b, "  # only for hosts named %s\n", strings.Join(names, ", "))
+		}
+		fmt.Fprintf(b, "  nvme connect %s -n %s\n", at, s.NQN)
+	}
+	if more := len(subsystems) - maxHints; more > 0 {
+		fmt.Fprintf(b, "\nand %s; discovery lists them\n", count(more, "more subsystem"))
+	}
 }
 
 // writeStatusHint prints the command that shows the status of a daemon, if it has a management socket. program is
@@ -71,11 +103,11 @@ func joinAddrs(addrs []net.Addr) string {
 	return strings.Join(texts, ", ")
 }
 
-// reachable returns an address of the first TCP portal: the one that it advertises, if the configuration has one,
+// reachable returns an address of the first portal of a transport over TCP: the one that it advertises, if the configuration has one,
 // or else one that this machine can connect to. For a portal on all addresses that is the loopback address.
-func reachable(c *config.Config, addrs []net.Addr) string {
+func reachable(c *config.Config, transport config.Transport, addrs []net.Addr) string {
 	for i, p := range c.Portals {
-		if p.Transport != config.TransportTCP || i >= len(addrs) {
+		if p.Transport != transport || i >= len(addrs) {
 			continue
 		}
 		if p.Advertise != "" {

@@ -74,8 +74,11 @@ func (l Leaf) Alter(t testing.TB) {
 		l.value.SetBool(!l.value.Bool())
 	case reflect.Int, reflect.Int64:
 		l.value.SetInt(l.value.Int() + 4)
-	case reflect.Uint16:
+	case reflect.Uint16, reflect.Uint32:
 		l.value.SetUint(l.value.Uint() + 100)
+	case reflect.Array: // of bytes
+		b := l.value.Index(0)
+		b.SetUint(b.Uint() ^ 0xff)
 	default:
 		t.Fatalf("%s is a %s, which configtest does not know", l.Path, l.value.Type())
 	}

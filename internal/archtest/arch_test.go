@@ -70,6 +70,10 @@ var rules = []rule{
 	{pkg: "iscsi", may: []string{"iscsi/*", "scsi", "mem"}, not: sockets},
 	{pkg: "iscsi/**", may: []string{"iscsi", "iscsi/**", "scsi", "mem"}},
 	{pkg: "transport/tcp", may: []string{"iscsi", "iscsi/*", "internal/iov", "internal/stream", "mem"}},
+	// Controllers know volumes, and nothing of SCSI.
+	{pkg: "nvmf", may: []string{"nvme", "volume", "volume/access", "backend", "mem"}, not: append([]string{"net"}, sockets[2:]...)},
+	{pkg: "transport/nvmetcp", may: []string{"nvmf", "nvme", "nvme/tcp/pdu", "internal/iov", "internal/stream", "mem"}},
+	{pkg: "transport/nvmetcp/nvmetest", may: []string{"nvme", "nvme/tcp/pdu"}},
 	{pkg: "transport/movertest", may: []string{"iscsi", "iscsi/*", "scsi", "volume", "backend", "backend/**", "initiator", "mem"}}, // looks at movers from both sides
 	{pkg: "transport/rdma", may: []string{"stag", "mem"}},
 	{pkg: "transport/rdma/soft", may: []string{"transport/rdma", "stag", "internal/ring"}, not: sockets},
@@ -89,14 +93,14 @@ var rules = []rule{
 	{pkg: "iser", may: []string{"iscsi", "iscsi/*", "transport/rdma", "transport/rdma/manager", "internal/iserhdr", "mem"}},
 
 	// What builds and drives the above.
-	{pkg: "config", may: []string{"configs", "partition"}, not: []string{"net/http"}},
+	{pkg: "config", may: []string{"configs", "nvme", "partition"}, not: []string{"net/http"}},
 	{pkg: "state"},
 	{pkg: "config/configtest", may: []string{"config"}},
 	{pkg: "config/migrate", may: []string{"config"}},
 	{pkg: "isns"},
 	{pkg: "mgmt"}, // whom it manages it knows by an interface of its own
 	{pkg: "server", may: []string{
-		"config", "mgmt", "isns", "transport/**", "iser", "iscsi", "iscsi/*", "scsi", "partition", "partition/registry", "partition/service", "volume", "volume/access", "backend", "backend/**", "mem", "state", "internal/loglimit", "internal/version",
+		"config", "mgmt", "isns", "transport/**", "iser", "iscsi", "iscsi/*", "scsi", "nvmf", "partition", "partition/registry", "partition/service", "volume", "volume/access", "backend", "backend/**", "mem", "state", "internal/loglimit", "internal/version",
 	}},
 	{pkg: "endpoint", may: []string{"transport/rdma", "transport/rdma/*", "partition/wire", "internal/ring", "mem"}, not: []string{"net/http"}},
 	{pkg: "endpoint/endpointtest", may: []string{"endpoint", "transport/rdma", "transport/rdma/*", "partition", "partition/service", "volume", "backend", "mem"}}, // serves one to tests

@@ -272,6 +272,8 @@ func TestConfigurationKeys(t *testing.T) {
 		"targets: [{auth: {chap: {secret: {zzzzzzzz: 1}}}}]":                                                     "Secrets elsewhere",
 		"targets: [{initiators: [{zzzzzzzz: 1}]}]":                                                               "initiators",
 		"targets: [{redirect: {zzzzzzzz: 1}}]":                                                                   "redirect",
+		"subsystems: [{zzzzzzzz: 1}]":                                                                            "subsystems",
+		"subsystems: [{namespaces: {1: {zzzzzzzz: 1}}}]":                                                         "namespaces",
 		"portals: [{zzzzzzzz: 1}]":                                                                               "portals",
 		"portals: [{transport: iwarp, one_shot: {zzzzzzzz: 1}, listen: ':1'}]":                                   "one_shot",
 		"discovery: {zzzzzzzz: 1}":                                                                               "discovery",

@@ -15,7 +15,7 @@ import (
 var modules = []string{
 	"virtio_pci", "virtio_net", "virtio_console", "crc32c_generic", "iscsi_tcp", "sd_mod", "ext4", "xfs",
 	"siw", "ib_iser", "ib_uverbs", "rdma_ucm", "crc32_generic", "rdma_rxe", "dummy", "dm_mod", "dm_multipath", "dm_round_robin", "dm_service_time",
-	"scsi_dh_alua", "sg", "nbd",
+	"scsi_dh_alua", "sg", "nbd", "nvme_tcp",
 }
 
 // programs lists programs of Debian that the guest runs.
@@ -27,7 +27,7 @@ var programs = []string{
 	"/usr/bin/sg_compare_and_write", "/usr/bin/sg_get_lba_status", "/usr/bin/sg_inq", "/usr/bin/sg_logs", "/usr/bin/sg_luns", "/usr/bin/sg_modes",
 	"/usr/bin/sg_opcodes", "/usr/bin/sg_persist", "/usr/bin/sg_prevent", "/usr/bin/sg_readcap", "/usr/bin/sg_requests", "/usr/bin/sg_rtpg", "/usr/bin/sg_sanitize",
 	"/usr/bin/sg_start", "/usr/bin/sg_stpg", "/usr/bin/sg_turs", "/usr/bin/sg_unmap", "/usr/bin/sg_verify", "/usr/bin/sg_vpd", "/usr/bin/sg_write_same",
-	"/usr/bin/sg_write_x", "/usr/bin/sg_xcopy",
+	"/usr/bin/sg_write_x", "/usr/bin/sg_xcopy", "/usr/sbin/nvme",
 }
 
 // files lists files that the guest has at the same paths as the host: drivers of RDMA devices, which

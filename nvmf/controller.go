@@ -1,0 +1,274 @@
+package nvmf
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"oneshot/backend"
+	"oneshot/nvme"
+)
+
+// Controller is a controller: an admin queue, and the I/O queues that its host has added. It ends with its admin queue.
+//
+//	disabled ── CC.EN=1 ──► ready ── CC.EN=0 ──► resetting: the I/O queues end ──► disabled
+//	                          └──── CC.SHN ────► shutting down: these end, and stores are flushed ──► shut down
+type Controller struct {
+	// Constant.
+	node    *Node
+	sub     *Subsystem
+	admin   *Queue
+	hostNQN string
+	hostID  [16]byte
+
+	id uint16 // constant once Subsystem.add has set it
+
+	ready atomic.Bool // commands other than those of fabrics are taken
+	heard atomic.Bool // a queue has had input since the last tick
+
+	mu       sync.Mutex // taken after Subsystem.mu; a leaf
+	queues   map[uint16]*Queue
+	ended    bool
+	cc, csts uint32
+	grant    int // I/O queues that the host may have
+	flushes  int // flushes of a shutdown that are under way
+
+	// Guarded by the lock of admin.
+	kato     uint32 // milliseconds; 0: no timer
+	last     uint32 // Node.clock when the host was heard
+	features features
+	events   events
+	changed  []uint32 // namespaces, for the log; sorted
+	errors   errorLog
+	aborts   int // Abort commands that are under way
+}
+
+// startTimeout is how long the controller takes to become ready, 500 ms each.
+const startTimeout = 15
+
+func newController(q *Queue, sub *Subsystem, host string, hostID [16]byte, kato uint32) *Controller {
+	return &Controller{
+		node: q.node, sub: sub, admin: q, hostNQN: host, hostID: hostID, queues: make(map[uint16]*Queue),
+		kato: kato, last: q.node.clock.Load(), features: newFeatures(), grant: maxIOQueues,
+	}
+}
+
+// attach enters a queue. False: there is one of that number, or the controller is going. Subsystem.mu is held.
+func (c *Controller) attach(q *Queue, qid uint16) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended || c.queues[qid] != nil || qid != 0 && c.csts&nvme.CSTSReady == 0 {
+		return false
+	}
+	c.queues[qid] = q
+	return true
+}
+
+// allQueues lists the queues, the admin queue among them.
+func (c *Controller) allQueues() []*Queue {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	list := make([]*Queue, 0, len(c.queues))
+	for _, q := range c.queues {
+		list = append(list, q)
+	}
+	return list
+}
+
+func (c *Controller) granted() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.grant
+}
+
+// end ends the controller, whose admin queue is lost.
+func (c *Controller) end() {
+	c.ready.Store(false)
+	c.mu.Lock()
+	c.ended = true
+	c.mu.Unlock()
+	c.dropQueues("the admin queue of the controller is gone")
+	c.node.log.Info("host disconnected", "host", c.hostNQN, "subsystem", c.sub.nqn, "controller", c.id)
+}
+
+// dropQueues ends the I/O queues, and reports whether there are none.
+func (c *Controller) dropQueues(why string) bool {
+	c.mu.Lock()
+	var list []*Queue
+	for qid, q := range c.queues {
+		if qid != 0 {
+			list = append(list, q)
+		}
+	}
+	c.mu.Unlock()
+	for _, q := range list {
+		q.post(func() {
+			if q.state < queueLost && !q.over {
+				q.over = true
+				q.log.Debug("queue ended", "reason", why)
+				q.mover.Terminate(AtOnce)
+			}
+		})
+	}
+	return len(list) == 0
+}
+
+// queueGone forgets a queue of which nothing is left.
+func (c *Controller) queueGone(q *Queue) {
+	c.sub.mu.Lock()
+	paths := append(slices.Clone(*q.paths.Load()), q.retired...)
+	q.retired = nil
+	q.paths.Store(new([]*path))
+	c.mu.Lock()
+	delete(c.queues, q.id)
+	over := c.ended && len(c.queues) == 0
+	drained := !c.ended && len(c.queues) == 1
+	c.mu.Unlock()
+	c.sub.mu.Unlock()
+	for _, p := range paths {
+		p.ns.part(p)
+	}
+	switch {
+	case over:
+		c.sub.remove(c)
+		c.node.dropController()
+	case drained:
+		c.admin.post(c.queuesGone)
+	}
+}
+
+// property returns a property, and whether it is there in that size.
+func (c *Controller) property(p nvme.Property, wide bool) (uint64, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case p == nvme.PropCAP && wide:
+		return nvme.Capabilities{MQES: uint16(c.node.cfg.Depth - 1), Timeout: startTimeout}.Value(), true
+	case p == nvme.PropVS && !wide:
+		return nvme.Version, true
+	case p == nvme.PropCC && !wide:
+		return uint64(c.cc), true
+	case p == nvme.PropCSTS && !wide:
+		return uint64(c.csts), true
+	}
+	// The others are of controllers on PCIe, or of abilities that there are not: they read as 0.
+	reserved := p == 0x0c || p == 0x10 || p == nvme.PropNSSR || p >= 0x24 && p%4 == 0 && p < 0x1000
+	return 0, reserved
+}
+
+// setCC is a write to the property CC, whose changes make the controller ready, reset it, or shut it down
+// (Base 2.0 §3.1.3.5). The lock of the admin queue is held.
+func (c *Controller) setCC(v uint32) {
+	c.mu.Lock()
+	old := c.cc
+	c.cc = v
+	switch {
+	case v&nvme.CCEnable != 0 && old&nvme.CCEnable == 0:
+		if v&(nvme.CCCSS|nvme.CCMPS|nvme.CCAMS) != 0 || v&(nvme.CCIOSQES|nvme.CCIOCQES) != nvme.CCEntrySizes {
+			c.csts |= nvme.CSTSFatal
+			break
+		}
+		c.csts = nvme.CSTSReady
+		c.ready.Store(true)
+	case v&nvme.CCEnable == 0 && old&nvme.CCEnable != 0:
+		c.mu.Unlock()
+		c.reset()
+		return
+	}
+	shutdown := v&nvme.CCSHN != 0 && old&nvme.CCSHN == 0
+	if shutdown {
+		c.csts = c.csts&^nvme.CSTSShutdown | nvme.CSTSShutdownUnderWay
+		c.ready.Store(false)
+	}
+	c.mu.Unlock()
+	if shutdown && c.dropQueues("the controller is shut down") {
+		c.queuesGone()
+	}
+}
+
+// reset ends I/O queues, and gives the controller the state that it had at the start. It is ready no more when they are
+// gone.
+func (c *Controller) reset() {
+	c.ready.Store(false)
+	for _, t := range c.events.parked {
+		t.parked = false
+		c.admin.discard(t)
+	}
+	c.events, c.features, c.changed = events{}, newFeatures(), nil
+	c.mu.Lock()
+	c.grant = maxIOQueues
+	c.mu.Unlock()
+	if c.dropQueues("the controller is reset") {
+		c.queuesGone()
+	}
+}
+
+// queuesGone goes on with a reset or a shutdown when there are no I/O queues. The lock of the admin queue is held.
+func (c *Controller) queuesGone() {
+	c.mu.Lock()
+	shutdown := false
+	switch {
+	case len(c.queues) > 1:
+	case c.cc&nvme.CCEnable == 0:
+		c.csts &^= nvme.CSTSReady | nvme.CSTSFatal | nvme.CSTSShutdown
+	case c.csts&nvme.CSTSShutdown == nvme.CSTSShutdownUnderWay && c.flushes == 0:
+		shutdown = true
+		c.flushes = 1
+	}
+	c.mu.Unlock()
+	if shutdown {
+		c.flush()
+	}
+}
+
+// flush makes the namespaces durable: a host that shuts the controller down is about to rely on that. Its caller has counted one flush
+// more than there are.
+func (c *Controller) flush() {
+	for _, p := range *c.admin.paths.Load() {
+		p.running.Add(1)
+		f := &shutdownFlush{c: c, p: p}
+		f.op = backend.Op{Kind: backend.Flush, Done: f}
+		c.mu.Lock()
+		c.flushes++
+		c.mu.Unlock()
+		if p.ns.v.Store().Submit(&f.op) {
+			f.OpDone(&f.op)
+		}
+	}
+	c.flushed()
+}
+
+// flushed notes that a flush has ended.
+func (c *Controller) flushed() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.flushes--; c.flushes == 0 && c.csts&nvme.CSTSShutdown == nvme.CSTSShutdownUnderWay {
+		c.csts = c.csts&^nvme.CSTSShutdown | nvme.CSTSShutdownDone
+	}
+}
+
+// shutdownFlush is the flush of a namespace in a shutdown.
+type shutdownFlush struct {
+	c  *Controller
+	p  *path
+	op backend.Op
+}
+
+// OpDone implements backend.Completer.
+func (f *shutdownFlush) OpDone(*backend.Op) {
+	if f.op.Err != nil {
+		f.p.ns.log.Error("the store could not be flushed when a host shut its controller down", "host", f.c.hostNQN, "reason", f.op.Err)
+	}
+	f.p.leave()
+	f.c.flushed()
+}
+
+// tick lets a second pass.
+func (c *Controller) tick(now uint32) {
+	if c.heard.Swap(false) {
+		c.last = now
+	}
+	if silent := now - c.last; c.kato > 0 && uint64(silent)*1000 > uint64(c.kato)+1000 {
+		c.admin.fail(AtOnce, "nothing was heard of the host for %d s, and its keep-alive timeout is %d ms", silent, c.kato)
+	}
+}

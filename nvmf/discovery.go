@@ -1,0 +1,49 @@
+package nvmf
+
+import (
+	"net/netip"
+	"slices"
+
+	"oneshot/nvme"
+)
+
+// discoveryLog writes the part of the discovery log from off on: the discovery service itself, and each subsystem that admits the
+// host, at each portal that is reached where the host has come to (Base 2.0 §5.16.1.23).
+func (c *Controller) discoveryLog(b []byte, off uint64) {
+	n := c.node
+	n.mu.Lock()
+	generation, portals, subsystems := n.generation, n.portals, slices.Clone(n.subsystems)
+	n.mu.Unlock()
+	local, err := netip.ParseAddrPort(c.admin.mover.Local())
+	var entries []nvme.DiscoveryEntry
+	for _, p := range portals {
+		at, ok := p.Reached(local)
+		if !ok || err != nil {
+			continue
+		}
+		e := nvme.DiscoveryEntry{Type: nvme.EntryCurrent, Port: p.ID, ASQSize: adminDepth, Address: at, SubNQN: nvme.DiscoveryNQN}
+		entries = append(entries, e)
+		for _, s := range subsystems {
+			if s.admits(c.hostNQN) {
+				e.Type, e.SubNQN = nvme.EntryNVM, s.nqn
+				entries = append(entries, e)
+			}
+		}
+	}
+	// Only the entries that are asked for are written: hosts read a long log in pieces.
+	page := make([]byte, 0, nvme.DiscoveryEntryLen)
+	for len(b) > 0 {
+		i := off / nvme.DiscoveryEntryLen
+		switch {
+		case i == 0:
+			page = nvme.AppendDiscoveryHeader(page[:0], generation, len(entries))
+		case i <= uint64(len(entries)):
+			page = entries[i-1].AppendTo(page[:0])
+		default:
+			clear(b)
+			return
+		}
+		k := copy(b, page[off%nvme.DiscoveryEntryLen:])
+		b, off = b[k:], off+uint64(k)
+	}
+}

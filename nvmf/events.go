@@ -1,0 +1,100 @@
+package nvmf
+
+import (
+	"slices"
+
+	"oneshot/nvme"
+	"oneshot/volume"
+)
+
+// event is an asynchronous event that hosts can be told of (Base 2.0 §5.2).
+type event uint8
+
+const (
+	eventNamespaces event = iota // namespaces have come, gone, or changed
+	eventDiscovery               // the discovery log has changed
+	eventCount
+)
+
+// eventKinds says how each is told, which bit of the feature enables it, and which log ends its mask.
+var eventKinds = [eventCount]struct {
+	told    uint32
+	enabled uint32
+	log     nvme.LID
+}{
+	eventNamespaces: {nvme.EventNamespaces, nvme.OAESNamespace, nvme.LogChanged},
+	eventDiscovery:  {nvme.EventDiscovery, nvme.OAESDiscovery, nvme.LogDiscovery},
+}
+
+// events are those of a controller. Each is told once, until the host has read the log about it: meanwhile it is masked.
+// Those without a request to answer wait.
+type events struct {
+	parked  []*Task // Asynchronous Event Requests, oldest first
+	pending [eventCount]bool
+	masked  [eventCount]bool
+}
+
+// maxEventRequests is how many Asynchronous Event Requests may be outstanding.
+const maxEventRequests = 4
+
+// asyncEvent parks an Asynchronous Event Request.
+func (t *Task) asyncEvent() volume.Next {
+	c := t.Queue.ctrl
+	if len(c.events.parked) >= maxEventRequests {
+		return t.refuse(nvme.AsyncEventLimit)
+	}
+	t.parked = true
+	c.events.parked = append(c.events.parked, t)
+	t.Queue.post(c.deliver) // when the queue has noted that the task waits
+	return volume.Wait
+}
+
+// unpark takes back an Asynchronous Event Request that is aborted.
+func (c *Controller) unpark(t *Task) {
+	t.parked = false
+	c.events.parked = slices.DeleteFunc(c.events.parked, func(p *Task) bool { return p == t })
+}
+
+// raise notes an event, and tells it if the host wants that. The lock of the admin queue is held.
+func (c *Controller) raise(e event) {
+	if c.features.events&eventKinds[e].enabled != 0 && c.admin.state == queueConnected {
+		c.events.pending[e] = true
+		c.deliver()
+	}
+}
+
+// deliver answers requests with events.
+func (c *Controller) deliver() {
+	for e := range eventCount {
+		if !c.events.pending[e] || c.events.masked[e] || len(c.events.parked) == 0 {
+			continue
+		}
+		c.events.pending[e], c.events.masked[e] = false, true
+		t := c.events.parked[0]
+		c.unpark(t)
+		t.CQE.DW0 = eventKinds[e].told
+		c.admin.step(t, t.end(nvme.Success))
+	}
+}
+
+// logRead notes that the host has read a log, which ends masks.
+func (c *Controller) logRead(l nvme.LID) {
+	for e := range eventCount {
+		if eventKinds[e].log == l && c.events.masked[e] {
+			c.events.masked[e], c.events.pending[e] = false, false
+		}
+	}
+}
+
+// namespacesChanged notes namespaces for the log of changed ones, and raises the event.
+func (c *Controller) namespacesChanged(list []uint32) {
+	if c.admin.state != queueConnected {
+		return
+	}
+	for _, nsid := range list {
+		if at, found := slices.BinarySearch(c.changed, nsid); !found {
+			c.changed = slices.Insert(c.changed, at, nsid)
+		}
+	}
+	c.raise(eventNamespaces)
+}

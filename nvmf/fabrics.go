@@ -1,0 +1,199 @@
+package nvmf
+
+import (
+	"oneshot/nvme"
+	"oneshot/volume"
+)
+
+// fabrics begins a command of NVMe over Fabrics (Base 2.0 §6).
+func (t *Task) fabrics() volume.Next {
+	q := t.Queue
+	ft := t.SQE.FCType()
+	switch {
+	case ft == nvme.Connect:
+		return t.connect()
+	case q.ctrl == nil:
+		return t.refuse(nvme.CommandSequence)
+	case ft == nvme.Disconnect:
+		return t.disconnect()
+	case q.id != 0:
+		return t.refuse(nvme.InvalidOpcode)
+	case ft == nvme.PropertyGet:
+		return t.propertyGet()
+	case ft == nvme.PropertySet:
+		return t.propertySet()
+	}
+	return t.refuse(nvme.InvalidOpcode)
+}
+
+// invalidParameter refuses Connect for a parameter at an offset in the data, or in the entry.
+func (t *Task) invalidParameter(inData bool, off int) volume.Next {
+	t.CQE.DW0 = nvme.InvalidParameter(inData, off)
+	return t.refuse(nvme.ConnectInvalid)
+}
+
+// connect makes a controller, or adds a queue to one (Base 2.0 §6.3).
+func (t *Task) connect() volume.Next {
+	c := nvme.ConnectCommand{SQE: t.SQE}
+	size, largest := c.SQSize(), t.Queue.node.cfg.Depth-1
+	if c.QID() == 0 {
+		largest = adminDepth - 1
+	}
+	switch {
+	case c.RecordFormat() != 0:
+		return t.refuse(nvme.ConnectFormat)
+	case t.Len != nvme.ConnectDataLen:
+		return t.refuse(nvme.DataSGLLength)
+	case t.Queue.ctrl != nil:
+		return t.refuse(nvme.CommandSequence)
+	case size == 0 || int(size) > largest:
+		return t.invalidParameter(false, nvme.OffConnectSQSize)
+	}
+	return t.pullOwn(make([]byte, nvme.ConnectDataLen), (*Task).connectData)
+}
+
+// connectData has the data of Connect.
+func (t *Task) connectData() volume.Next {
+	q, c, d := t.Queue, nvme.ConnectCommand{SQE: t.SQE}, nvme.ConnectData(t.data[0])
+	subNQN, ok := d.SubNQN()
+	if !ok {
+		return t.invalidParameter(true, nvme.OffSubNQN)
+	}
+	host, ok := d.HostNQN()
+	if !ok || nvme.CheckNQN(host) != nil {
+		return t.invalidParameter(true, nvme.OffHostNQN)
+	}
+	sub := q.node.subsystem(subNQN)
+	switch {
+	case q.ctrl != nil: // another Connect was faster
+		return t.refuse(nvme.CommandSequence)
+	case sub == nil:
+		return t.invalidParameter(true, nvme.OffSubNQN)
+	case !sub.admits(host):
+		q.log.Info("connection refused: the subsystem does not admit the host (hosts)", "host", host, "subsystem", subNQN)
+		return t.refuse(nvme.ConnectInvalidHost)
+	case d.HostID() == [16]byte{}:
+		return t.invalidParameter(true, nvme.OffHostID)
+	case c.QID() == 0:
+		return t.connectAdmin(sub, host, d)
+	}
+	return t.connectIO(sub, host, d)
+}
+
+// connectAdmin makes a controller.
+func (t *Task) connectAdmin(sub *Subsystem, host string, d nvme.ConnectData) volume.Next {
+	q, e := t.Queue, nvme.ConnectCommand{SQE: t.SQE}
+	if d.CNTLID() != nvme.DynamicController {
+		return t.invalidParameter(true, nvme.OffCNTLID)
+	}
+	c := newController(q, sub, host, d.HostID(), e.KATO())
+	if !q.node.addController() {
+		q.log.Warn("connection refused: the limit is reached (limits.sessions), or the target is stopping", "host", host)
+		return t.refuse(nvme.ConnectBusy)
+	}
+	if !q.joins(c, 0) {
+		return t.refuse(nvme.ConnectBusy)
+	}
+	q.log.Info("host connected", "host", host, "subsystem", sub.nqn, "controller", c.id)
+	return t.connected(c, 0)
+}
+
+// connectIO adds a queue to a controller.
+func (t *Task) connectIO(sub *Subsystem, host string, d nvme.ConnectData) volume.Next {
+	q, qid := t.Queue, nvme.ConnectCommand{SQE: t.SQE}.QID()
+	c := sub.controller(d.CNTLID())
+	switch {
+	case sub.isDiscovery(), c == nil:
+		return t.invalidParameter(true, nvme.OffCNTLID)
+	case c.hostNQN != host:
+		return t.invalidParameter(true, nvme.OffHostNQN)
+	case c.hostID != d.HostID():
+		return t.invalidParameter(true, nvme.OffHostID)
+	case !c.ready.Load():
+		return t.refuse(nvme.CommandSequence)
+	case int(qid) > c.granted(), !q.joins(c, qid):
+		return t.invalidParameter(false, nvme.OffConnectQID)
+	}
+	return t.connected(c, qid)
+}
+
+// joins makes q a queue of c. False: there is one of that number, or the controller is going.
+func (q *Queue) joins(c *Controller, qid uint16) bool {
+	sub := c.sub
+	if qid == 0 && !sub.add(c) {
+		q.node.dropController()
+		return false
+	}
+	sub.mu.Lock()
+	defer sub.mu.Unlock()
+	if !c.attach(q, qid) {
+		return false
+	}
+	q.ctrl, q.id = c, qid
+	q.setPaths(sub.namespaces)
+	return true
+}
+
+// connected ends Connect.
+func (t *Task) connected(c *Controller, qid uint16) volume.Next {
+	q, e := t.Queue, nvme.ConnectCommand{SQE: t.SQE}
+	if !c.sub.isDiscovery() && !q.node.proves(q, false) {
+		return t.refuse(nvme.ConnectBusy) // it has been told to give way
+	}
+	q.state = queueConnected
+	q.depth, q.noFlow = int(e.SQSize())+1, e.NoFlowControl()
+	q.log = q.node.log.With("host_address", q.mover.Peer(), "controller", c.id, "queue", qid)
+	capsule := adminCapsule
+	if qid != 0 {
+		capsule = q.node.capsule
+	}
+	q.mover.Connected(Params{QID: qid, CapsuleData: capsule, Collapse: q.noFlow})
+	t.CQE.DW0 = uint32(c.id)
+	return t.end(nvme.Success)
+}
+
+// disconnect ends an I/O queue (Base 2.0 §6.4). Its commands are aborted.
+func (t *Task) disconnect() volume.Next {
+	const offRecordFormat = 40
+	q := t.Queue
+	switch {
+	case t.SQE.DWord(10)&0xffff != 0:
+		t.CQE.DW0 = nvme.InvalidParameter(false, offRecordFormat)
+		return t.refuse(nvme.ConnectFormat)
+	case q.id == 0:
+		return t.refuse(nvme.InvalidQueueType)
+	}
+	for _, o := range q.tasks {
+		o.abortWith(nvme.AbortedByQueue)
+	}
+	q.over = true
+	q.post(func() { q.mover.Terminate(WhenSent) }) // what is aborted is answered before
+	return t.end(nvme.Success)
+}
+
+// wide reports whether a property command is about 8 bytes.
+func (t *Task) wide() bool { return t.SQE[40]&7 == 1 }
+
+// propertyGet is Base 2.0 §6.5.
+func (t *Task) propertyGet() volume.Next {
+	p := nvme.Property(t.SQE.DWord(11))
+	v, ok := t.Queue.ctrl.property(p, t.wide())
+	if !ok || t.SQE[40]&7 > 1 {
+		return t.refuse(nvme.InvalidField)
+	}
+	t.CQE.DW0, t.CQE.DW1 = uint32(v), uint32(v>>32)
+	return t.end(nvme.Success)
+}
+
+// propertySet is Base 2.0 §6.6.
+func (t *Task) propertySet() volume.Next {
+	p := nvme.Property(t.SQE.DWord(11))
+	switch {
+	case p == nvme.PropCC && !t.wide():
+		t.Queue.ctrl.setCC(t.SQE.DWord(12))
+		return t.end(nvme.Success)
+	case p == nvme.PropCAP || p == nvme.PropVS || p == nvme.PropCSTS:
+		return t.refuse(nvme.ConnectInvalid) // the code of an invalid parameter of fabrics commands
+	}
+	return t.refuse(nvme.InvalidField)
+}

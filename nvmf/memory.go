@@ -1,0 +1,103 @@
+package nvmf
+
+import (
+	"oneshot/internal/invariant"
+	"oneshot/mem"
+	"oneshot/nvme"
+)
+
+// lease hands out I/O memory within the queue's share. A command whose data come with it gets memory at once or not at all: behind
+// its data may be those that other commands wait for, and these hold memory. So half of the share is for it, and the host is told
+// to try again when that is not enough.
+func (q *Queue) lease(t *Task, n int) *mem.Lease {
+	invariant.Check(n <= q.node.most, "nvmf: a command waits for memory that it can never have")
+	l := q.tryLease(t, n)
+	if l == nil && !t.InCapsule && q.leased == 0 {
+		// Nothing of its own comes back: it waits for what others give back.
+		q.node.pool.Notify(q)
+		l = q.tryLease(t, n)
+	}
+	switch {
+	case l != nil:
+	case t.InCapsule:
+		t.abortWith(nvme.Interrupted)
+	case t.wanted == 0:
+		q.hungry = append(q.hungry, t)
+		t.wanted = n
+	}
+	return l
+}
+
+func (q *Queue) tryLease(t *Task, n int) *mem.Lease {
+	if !q.may(n, t.InCapsule) {
+		return nil
+	}
+	l := q.node.pool.Lease(n)
+	if l != nil {
+		t.leased += mem.RoundUp(n)
+		q.leased += mem.RoundUp(n)
+	}
+	return l
+}
+
+// may reports whether n bytes more are within the queue's share; inCapsule: for data that have come. What is configured bounds it, except
+// for a lease that is all there is: it could never be had otherwise. The last quarter of the memory is for queues
+// that have none, for data that have come, and for commands that leave most of it to others.
+func (q *Queue) may(n int, inCapsule bool) bool {
+	share := q.node.cfg.MemoryPerConnection
+	switch size := mem.RoundUp(n); {
+	case inCapsule:
+		return q.leased+size <= share
+	case q.leased == 0:
+		return q.node.leaves(n) || int64(size) <= q.node.pool.Free()/16
+	default:
+		return q.leased+size <= share/2 && q.node.leaves(n)
+	}
+}
+
+// leaves reports whether a lease of n bytes leaves a quarter of the memory that there is besides it. An idle pool gives any
+// lease.
+func (n *Node) leaves(bytes int) bool {
+	size := int64(mem.RoundUp(bytes))
+	return n.pool.Free()-size >= (n.pool.Limit()-size)/4
+}
+
+// hogTime is how long a host may take none of the answers that hold memory while that is scarce; seconds.
+const hogTime = 5
+
+// hogs reports whether the queue keeps memory from others: its host takes no answers, and a command of some size would have to
+// do with the last quarter.
+func (q *Queue) hogs(now uint32) bool {
+	size := min(q.node.most, int(q.node.pool.Limit()/16))
+	return q.unsent > 0 && now-q.moved > hogTime && !q.node.leaves(size)
+}
+
+// LeaseInput returns n bytes for the mover's input, or nil: when memory is scarce, it is there for the data of commands first.
+func (q *Queue) LeaseInput(n int) *mem.Lease {
+	if pool := q.node.pool; pool.Free() < pool.Limit()/8 {
+		return nil
+	}
+	return q.node.pool.Lease(n)
+}
+
+// MemoryFree implements mem.Waiter.
+func (q *Queue) MemoryFree() {
+	q.memoryFree.Store(true)
+	q.awaken(true)
+}
+
+// feed resumes the tasks that wait for memory, first come, first served, as far as it goes.
+func (q *Queue) feed() {
+	n, sum := 0, 0
+	for _, t := range q.hungry {
+		if sum += t.wanted; !q.may(sum, false) && (n > 0 || q.leased > 0) {
+			break
+		}
+		t.wanted = 0
+		q.hungry[n] = nil
+		n++
+		q.queue(t)
+		q.awaken(false)
+	}
+	q.hungry = append(q.hungry[:0], q.hungry[n:]...)
+}

@@ -1,0 +1,271 @@
+package nvmf
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/bits"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"oneshot/backend"
+	"oneshot/nvme"
+	"oneshot/volume"
+	"oneshot/volume/access"
+)
+
+// NamespaceConfig says what a namespace is made of.
+type NamespaceConfig struct {
+	// Volume is what is shown. Namespaces of several subsystems, and logical units, may show one.
+	Volume    *volume.Volume
+	BlockSize int // bytes, a power of two, 512 to 4096; 0: 512 or the store's, whichever is larger
+	ReadOnly  bool
+	// UUID and NGUID name the bytes: they are the same wherever these are shown, and on every node.
+	UUID, NGUID [16]byte
+	Logger      *slog.Logger // nil: slog.Default()
+}
+
+// maxCompareBytes is the largest Compare and Write: it compares under an exclusive lock.
+const maxCompareBytes = 128 << 10
+
+// Namespace is a view of a volume. Its methods may be called from any goroutine.
+type Namespace struct {
+	v          *volume.Volume
+	info       backend.Info
+	blockShift uint
+	readOnly   bool
+	uuid, guid [16]byte
+	log        *slog.Logger
+	blocks     atomic.Uint64
+
+	denied atomic.Uint32 // access.Denial
+	drains atomic.Bool   // somebody waits until no command runs
+
+	mu      sync.Mutex // taken after Subsystem.mu; a leaf but for what Drain calls
+	subs    []shown    // where it is shown; guarded by mu
+	paths   []*path    // guarded by mu
+	past    counts     // of paths that are gone; guarded by mu
+	drained []func()   // guarded by mu
+}
+
+// shown is a place where a namespace is shown.
+type shown struct {
+	sub  *Subsystem
+	nsid uint32
+}
+
+var (
+	_ volume.View       = (*Namespace)(nil)
+	_ access.Subscriber = (*Namespace)(nil)
+)
+
+// path is a namespace as one queue reaches it. Only commands of the queue write to it.
+type path struct {
+	ns      *Namespace
+	queue   *Queue
+	nsid    uint32
+	running atomic.Int64 // commands from their start to their release
+	begun   bool         // operations wait for Kick; it is in Queue.begun; guarded by Queue.mu
+	counts  counts
+}
+
+// counts are what commands have done.
+type counts struct{ reads, writes, bytesRead, bytesWritten atomic.Uint64 }
+
+func (c *counts) add(o *counts) {
+	c.reads.Add(o.reads.Load())
+	c.writes.Add(o.writes.Load())
+	c.bytesRead.Add(o.bytesRead.Load())
+	c.bytesWritten.Add(o.bytesWritten.Load())
+}
+
+// NewNamespace returns the namespace that cfg describes, or an error that says which part of cfg cannot be.
+func NewNamespace(cfg NamespaceConfig) (*Namespace, error) {
+	n := &Namespace{v: cfg.Volume, info: cfg.Volume.Info(), readOnly: cfg.ReadOnly, uuid: cfg.UUID, guid: cfg.NGUID, log: cfg.Logger}
+	if n.log == nil {
+		n.log = slog.Default()
+	}
+	size := cfg.BlockSize
+	if size == 0 {
+		size = max(512, n.info.BlockSize)
+	}
+	switch {
+	case size < 512 || size > 4096 || size&(size-1) != 0:
+		return nil, fmt.Errorf("block size %d is not a power of two from 512 to 4096", size)
+	case size < n.info.BlockSize:
+		return nil, fmt.Errorf("block size %d is smaller than the %d bytes that the store can address", size, n.info.BlockSize)
+	case n.v.Size() < int64(size):
+		return nil, fmt.Errorf("a store of %d bytes does not hold one block of %d", n.v.Size(), size)
+	case n.uuid == [16]byte{}:
+		return nil, errors.New("a namespace has no UUID")
+	}
+	n.blockShift = uint(bits.TrailingZeros(uint(size)))
+	n.v.Attach(n)
+	n.v.Access().Subscribe(n)
+	n.SizeChanged() // it may have, before
+	return n, nil
+}
+
+// Close ends the view; the volume stays open. No subsystem shows the namespace any more, and no command runs.
+func (n *Namespace) Close() {
+	if !n.Idle() {
+		panic("nvmf: a namespace is closed with commands in it")
+	}
+	n.v.Access().Unsubscribe(n)
+	n.v.Detach(n)
+}
+
+// Idle reports whether no command is in the namespace.
+func (n *Namespace) Idle() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.running() == 0
+}
+
+// running is the number of commands between their start and their release. mu is held.
+func (n *Namespace) running() (sum int64) {
+	for _, p := range n.paths {
+		sum += p.running.Load()
+	}
+	return sum
+}
+
+// join makes a path for a queue.
+func (n *Namespace) join(q *Queue, nsid uint32) *path {
+	p := &path{ns: n, queue: q, nsid: nsid}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.paths = append(n.paths, p)
+	return p
+}
+
+// part takes away a path that has no command any more.
+func (n *Namespace) part(p *path) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.paths = slices.DeleteFunc(n.paths, func(o *path) bool { return o == p })
+	n.past.add(&p.counts)
+}
+
+// leave counts a command out.
+func (p *path) leave() {
+	if p.running.Add(-1) == 0 && p.ns.drains.Load() {
+		p.ns.tellDrained()
+	}
+}
+
+// Drain implements volume.View.
+func (n *Namespace) Drain(drained func()) {
+	n.mu.Lock()
+	n.drained = append(n.drained, drained)
+	n.drains.Store(true)
+	n.mu.Unlock()
+	n.tellDrained()
+}
+
+func (n *Namespace) tellDrained() {
+	n.mu.Lock()
+	var tell []func()
+	if n.running() == 0 {
+		tell, n.drained = n.drained, nil
+		n.drains.Store(false)
+	}
+	n.mu.Unlock()
+	for _, f := range tell {
+		f()
+	}
+}
+
+// SizeChanged implements volume.View: controllers tell their hosts.
+func (n *Namespace) SizeChanged() {
+	blocks := uint64(n.v.Size()) >> n.blockShift
+	if n.blocks.Swap(blocks) == blocks {
+		return
+	}
+	n.mu.Lock()
+	subs := slices.Clone(n.subs)
+	n.mu.Unlock()
+	for _, s := range subs {
+		s.sub.changed(s.nsid)
+	}
+}
+
+// Holder implements access.Subscriber: hosts of NVMe are registered nowhere.
+func (n *Namespace) Holder() access.Holder { return access.Holder{} }
+
+// Session implements access.Subscriber.
+func (n *Namespace) Session() any { return n }
+
+// Deny implements access.Subscriber.
+func (n *Namespace) Deny(mask, denied access.Denial) {
+	for {
+		old := n.denied.Load()
+		if n.denied.CompareAndSwap(old, old&^uint32(mask)|uint32(denied&mask)) {
+			return
+		}
+	}
+}
+
+// Tell implements access.Subscriber.
+func (n *Namespace) Tell(access.Event) {}
+
+// Abort implements access.Subscriber: what is under way ends by itself.
+func (n *Namespace) Abort(done func()) { n.Drain(done) }
+
+// refusal is the status of a command that denied keeps from running; Success: it may run. reads and writes say what
+// it does with the medium.
+func refusal(denied access.Denial, reads, writes bool) nvme.Status {
+	switch {
+	case denied == 0:
+		return nvme.Success
+	case denied&access.InTransition != 0:
+		return nvme.PathInTransition
+	case denied&access.IsOffline != 0:
+		return nvme.PersistentLoss
+	case denied&(access.IsUnavailable|access.InStandby) != 0:
+		return nvme.Inaccessible
+	case denied&access.Sanitizing != 0:
+		return nvme.SanitizeInProgress
+	case denied&access.SanitizeFailed != 0:
+		return nvme.SanitizeFailed | nvme.DNR
+	case denied&access.Most != 0, denied&access.Reads != 0 && reads, denied&access.Writes != 0 && writes:
+		return nvme.ReservationConflict | nvme.DNR
+	}
+	return nvme.Success
+}
+
+// statusOf translates an error of the store.
+func (n *Namespace) statusOf(err error) nvme.Status {
+	if m, ok := errors.AsType[*backend.MediumError](err); ok {
+		if m.Kind == backend.Read {
+			return nvme.UnrecoveredRead | nvme.DNR
+		}
+		return nvme.WriteFault | nvme.DNR
+	}
+	if _, ok := errors.AsType[*backend.SpaceError](err); ok {
+		return nvme.CapacityExceeded | nvme.DNR
+	}
+	return nvme.InternalError
+}
+
+// blockSize is the number of bytes of a block.
+func (n *Namespace) blockSize() int64 { return 1 << n.blockShift }
+
+// identify returns the Identify Namespace data structure.
+func (n *Namespace) identify() nvme.Namespace {
+	blocks := n.blocks.Load()
+	count := func(bytes int64) uint16 { return uint16(min(max(1, bytes>>n.blockShift), 1<<16) - 1) }
+	physical, grain := int64(n.info.PhysicalBlockSize), n.info.DiscardGranularity
+	d := nvme.Namespace{
+		Blocks: blocks, Used: blocks, Bytes: blocks << n.blockShift, BlockShift: uint8(n.blockShift),
+		NSFEAT: nvme.NSFEATAtomic | nvme.NSFEATOptimal, NMIC: nvme.NMICShared, NACWU: count(maxCompareBytes),
+		DLFEAT: nvme.DLFEATZeroes | nvme.DLFEATWriteZeros,
+		NPWG:   count(physical), NPWA: count(physical), NPDG: count(grain), NPDA: count(grain), NOWS: count(n.info.OptimalIO),
+		ReadOnly: n.readOnly, NGUID: n.guid,
+	}
+	if n.v.Thin() {
+		d.NSFEAT |= nvme.NSFEATThin
+	}
+	return d
+}

@@ -1,0 +1,512 @@
+package nvmf
+
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"oneshot/backend"
+	"oneshot/internal/invariant"
+	"oneshot/mem"
+	"oneshot/nvme"
+	"oneshot/volume"
+)
+
+var _ mem.Waiter = (*Queue)(nil)
+
+// Queue is a submission queue with its completion queue: one connection of a host. It is a step function that is fed with
+// capsules and completions of stores, and answers through its Mover. It owns no socket, goroutine or timer.
+//
+// Whoever holds the lock drives the queue: the mover for each batch of input, and a store's goroutine if nobody else
+// does. What others leave for the holder it does before it lets go.
+type Queue struct {
+	// Constant.
+	node  *Node
+	mover Mover
+	log   *slog.Logger
+
+	mu   sync.Mutex // taken before Node.mu, Subsystem.mu and Controller.mu; not held over blocking calls
+	work atomic.Bool
+
+	// Guarded by mu.
+	state  queueState
+	id     uint16
+	ctrl   *Controller // nil until it is connected
+	depth  int         // entries
+	noFlow bool        // SQHD is not looked at
+	sqhd   uint16      // commands taken, modulo depth
+	born   uint32      // Node.clock when it came
+	live   int         // tasks that the mover's pool does not have
+	tasks  []*Task     // outstanding: in a store, waiting, or fetching data
+	first  *Task       // the first command of a fused pair, which waits for the second
+	failed bool        // the last command was the first of a pair, and has failed
+	begun  []*path     // with operations that wait for Kick
+	hungry []*Task     // of tasks, waiting for memory
+	leased int         // bytes of I/O memory that tasks hold, as the pool counts them
+	unsent int         // of leased: of commands whose answers have not left
+	moved  uint32      // Node.clock when the last of these left, or the first came
+	spare  []*Task     // the empty half of the pair with ready
+	over   bool        // fail was called
+
+	paths   atomic.Pointer[[]*path] // sorted by NSID; replaced, never changed
+	retired []*path                 // of namespaces that were taken away; guarded by Subsystem.mu
+
+	unproven, evicted bool // it has no controller, and has to give way; guarded by Node.mu
+
+	readyMu sync.Mutex // taken after mu; a leaf
+	ready   []*Task    // guarded by readyMu: want resume
+
+	postMu sync.Mutex // taken after mu; a leaf
+	posts  []func()   // guarded by postMu: to be run with mu held
+
+	corks      atomic.Int32 // stores that are about to complete more
+	pending    atomic.Bool  // ready is not empty
+	memoryFree atomic.Bool  // a lease may succeed that failed before
+}
+
+// queueState is the state of a queue.
+//
+//	fresh ── Connect ──► connected
+//	  └────── lost ─────────┴────► lost ── nothing is left ──► gone
+type queueState uint8
+
+const (
+	queueFresh queueState = iota
+	queueConnected
+	queueLost // the connection is gone, and tasks are still in stores
+	queueGone
+)
+
+// noSQHD is SQHD where flow control is disabled (Base 2.0 figure 386).
+const noSQHD = 0xffff
+
+// freshDepth is how many commands a connection may have outstanding before it is connected.
+const freshDepth = 4
+
+// NewQueue returns the queue of a connection that mover has just established, and that Admit has counted.
+func (n *Node) NewQueue(mover Mover) *Queue {
+	q := &Queue{node: n, mover: mover, depth: freshDepth, born: n.clock.Load(), log: n.log.With("host_address", mover.Peer())}
+	q.paths.Store(new([]*path))
+	n.add(q)
+	return q
+}
+
+// Lock makes the caller the driver of the queue.
+func (q *Queue) Lock() { q.mu.Lock() }
+
+// Unlock does what was left for the driver, sends what is queued, and lets go.
+func (q *Queue) Unlock() {
+	for {
+		q.settle()
+		q.mu.Unlock()
+		if !q.work.Load() || !q.mu.TryLock() {
+			return
+		}
+	}
+}
+
+// settle resumes tasks, runs posts, and sends, until nothing is left to do.
+func (q *Queue) settle() {
+	for {
+		if q.work.Load() {
+			q.work.Store(false) // before looking, so that what comes later sets it again
+			if q.memoryFree.Load() && q.memoryFree.Swap(false) {
+				q.feed()
+			}
+			if q.pending.Load() {
+				q.resumeReady()
+			}
+			q.runPosts()
+		}
+		q.kick()
+		q.mover.Flush()
+		if q.state == queueLost {
+			q.settleEnd()
+		}
+		if !q.work.Load() {
+			return
+		}
+	}
+}
+
+// post has f run with the lock held, soon. The queue may be gone then.
+func (q *Queue) post(f func()) {
+	q.postMu.Lock()
+	q.posts = append(q.posts, f)
+	q.postMu.Unlock()
+	q.awaken(true)
+}
+
+func (q *Queue) runPosts() {
+	q.postMu.Lock()
+	posts := q.posts
+	q.posts = nil
+	q.postMu.Unlock()
+	for _, f := range posts {
+		f()
+	}
+}
+
+// awaken has the driver look at what the caller has left; now says whether to drive here if nobody does.
+func (q *Queue) awaken(now bool) {
+	q.work.Store(true)
+	if now && q.mu.TryLock() {
+		q.Unlock()
+	}
+}
+
+// kick starts the store operations of the steps that were made.
+func (q *Queue) kick() {
+	for i, p := range q.begun {
+		q.begun[i] = nil
+		p.begun = false
+		p.ns.v.Kick()
+	}
+	q.begun = q.begun[:0]
+}
+
+// taskReady has t resumed.
+func (q *Queue) taskReady(t *Task) {
+	q.queue(t)
+	q.awaken(q.corks.Load() == 0)
+}
+
+// Uncork implements backend.Uncorker. Whoever takes the last cork out sees what the others have left: they have set
+// pending before they looked at corks.
+func (q *Queue) Uncork() {
+	if q.corks.Add(-1) == 0 && q.pending.Load() {
+		q.awaken(true)
+	}
+}
+
+// cork has tasks that become ready wait for Uncork, unless somebody drives the queue before.
+func (q *Queue) cork() backend.Uncorker {
+	q.corks.Add(1)
+	return q
+}
+
+// queue puts t among the tasks that want resume.
+func (q *Queue) queue(t *Task) {
+	q.readyMu.Lock()
+	if !t.queued.Load() {
+		t.queued.Store(true)
+		q.ready = append(q.ready, t)
+		q.pending.Store(true)
+	}
+	q.readyMu.Unlock()
+}
+
+func (q *Queue) resumeReady() {
+	q.readyMu.Lock()
+	ready := q.ready
+	q.ready = q.spare
+	for _, t := range ready {
+		t.queued.Store(false)
+	}
+	q.pending.Store(false)
+	q.readyMu.Unlock()
+	for i, t := range ready {
+		ready[i] = nil
+		switch t.state {
+		case taskWaiting, taskPulling:
+			if next, due := t.resume(); due { // else the call was for a former life
+				q.step(t, next)
+			}
+		case taskGone:
+			q.recycle(t)
+		}
+	}
+	q.spare = ready[:0]
+}
+
+// Command takes a command over, whose entry is copied to t.SQE. False: there are more than the queue has entries; the connection is
+// to be ended.
+func (q *Queue) Command(t *Task, e nvme.SQE) bool {
+	if q.live >= q.depth {
+		return false
+	}
+	copy(t.entry[:], e)
+	t.SQE = t.entry[:]
+	t.CQE = nvme.CQE{CID: e.CID(), SQID: q.id}
+	sgl := e.SGL()
+	t.Len, t.InCapsule = sgl.Length, sgl.Type == nvme.SGLInCapsule && sgl.Length > 0
+	t.slot, t.aborted, t.status = -1, false, 0
+	q.live++
+	if q.sqhd++; int(q.sqhd) >= q.depth {
+		q.sqhd = 0
+	}
+	t.state = taskWaiting
+	q.fusion(t)
+	return true
+}
+
+// step does what a task asks for next.
+func (q *Queue) step(t *Task, next volume.Next) {
+	switch next {
+	case volume.Done:
+		t.r.Settle()
+		q.answer(t)
+	case volume.Pull:
+		t.state = taskPulling
+		q.listTask(t)
+		switch {
+		case t.fused:
+			t.data[0] = t.r.Out[0][:t.n]
+			t.Out, t.OutLen, t.PlaceUnit = t.data[:], int(t.n), 0
+		case t.own == nil:
+			t.Out, t.OutLen, t.PlaceUnit = t.r.Out, t.r.OutLen, t.r.PlaceUnit
+		}
+		q.mover.GetData(t)
+		if t.second != nil {
+			q.pullSecond(t)
+		}
+	case volume.Wait:
+		t.state = taskWaiting
+		q.listTask(t)
+	case volume.Aborted:
+		t.r.Settle()
+		q.mover.Forget(t)
+		q.answer(t)
+	}
+}
+
+// GotData says that t.Out has been filled.
+func (q *Queue) GotData(t *Task) {
+	if t.state != taskPulling {
+		return
+	}
+	t.got = true
+	switch {
+	case t.pair != nil:
+		if t = t.pair; !t.got {
+			return
+		}
+	case t.fused && (t.second == nil || !t.second.got):
+		return
+	}
+	q.step(t, t.pulled())
+}
+
+// discard ends a command without an answer.
+func (q *Queue) discard(t *Task) {
+	q.unlistTask(t)
+	q.mover.Forget(t)
+	q.answered(t)
+}
+
+// DataFailed says that the data of t cannot be had.
+func (q *Queue) DataFailed(t *Task, _ DataFault) { t.abortWith(nvme.TransientTransport) }
+
+// answer ends a command: its status is final.
+func (q *Queue) answer(t *Task) {
+	q.unlistTask(t)
+	if t.aborted {
+		t.CQE.Status, t.CQE.DW0, t.CQE.DW1, t.In = t.status, 0, 0, nil
+	}
+	second := t.second
+	if second != nil {
+		t.second, second.pair = nil, nil
+		if t.CQE.Status != nvme.Success {
+			second.CQE.Status = nvme.FusedFailed | nvme.DNR
+		}
+	}
+	if q.first == t {
+		q.first, q.failed = nil, true
+	}
+	q.send(t)
+	if second != nil {
+		q.mover.Forget(second)
+		q.unlistTask(second)
+		q.send(second)
+	}
+}
+
+// send has the mover send the answer of t, or gives t back if there is nobody to send to.
+func (q *Queue) send(t *Task) {
+	t.state = taskAnswered
+	if t.CQE.SQHD = q.sqhd; q.noFlow {
+		t.CQE.SQHD = noSQHD
+	}
+	t.account()
+	if q.state >= queueLost {
+		q.answered(t)
+		return
+	}
+	if t.leased > 0 {
+		if q.unsent == 0 {
+			q.moved = q.node.clock.Load()
+		}
+		t.unsent = t.leased
+		q.unsent += t.unsent
+	}
+	q.mover.Answer(t)
+}
+
+// Sent says that the answer of t has left, and gives the task back.
+func (q *Queue) Sent(t *Task) { q.answered(t) }
+
+// AnswerLost says that the answer of t will not leave, or not all of it, because the connection has ended or is ending.
+func (q *Queue) AnswerLost(t *Task) { q.answered(t) }
+
+func (q *Queue) answered(t *Task) {
+	if t.unsent > 0 {
+		q.unsent -= t.unsent
+		t.unsent = 0
+		q.moved = q.node.clock.Load()
+	}
+	t.state = taskGone
+	q.leased -= t.leased
+	t.leased = 0
+	t.release()
+	if t.wanted > 0 {
+		t.wanted = 0
+		q.hungry = slices.DeleteFunc(q.hungry, func(h *Task) bool { return h == t })
+	}
+	if !t.queued.Load() { // else it is still in q.ready: resumeReady gives it back
+		q.recycle(t)
+	}
+}
+
+func (q *Queue) recycle(t *Task) {
+	t.state = taskPooled
+	q.live--
+	q.mover.FreeTask(t)
+	if len(q.hungry) > 0 {
+		q.feed()
+	}
+}
+
+// listTask puts t among the tasks that the queue waits for.
+func (q *Queue) listTask(t *Task) {
+	if t.slot < 0 {
+		t.slot = len(q.tasks)
+		q.tasks = append(q.tasks, t)
+	}
+}
+
+func (q *Queue) unlistTask(t *Task) {
+	if t.slot < 0 {
+		return
+	}
+	last := q.tasks[len(q.tasks)-1]
+	q.tasks[t.slot] = last
+	last.slot = t.slot
+	q.tasks[len(q.tasks)-1] = nil
+	q.tasks = q.tasks[:len(q.tasks)-1]
+	t.slot = -1
+}
+
+// path returns how the queue reaches a namespace, or nil.
+func (q *Queue) path(nsid uint32) *path {
+	list := *q.paths.Load()
+	if i := int(nsid) - 1; i >= 0 && i < len(list) && list[i].nsid == nsid { // they are numbered without gaps
+		return list[i]
+	}
+	if i, found := slices.BinarySearchFunc(list, nsid, func(p *path, nsid uint32) int { return int(p.nsid) - int(nsid) }); found {
+		return list[i]
+	}
+	return nil
+}
+
+// setPaths follows the namespaces of the subsystem, whose mu is held.
+func (q *Queue) setPaths(list []Shown) {
+	old := *q.paths.Load()
+	paths := make([]*path, 0, len(list))
+	for _, x := range list {
+		i := slices.IndexFunc(old, func(p *path) bool { return p.nsid == x.NSID && p.ns == x.Namespace })
+		if i >= 0 {
+			paths = append(paths, old[i])
+		} else {
+			paths = append(paths, x.Namespace.join(q, x.NSID))
+		}
+	}
+	for _, p := range old {
+		if !slices.Contains(paths, p) {
+			q.retired = append(q.retired, p)
+		}
+	}
+	q.paths.Store(&paths)
+}
+
+// Heard notes that the host is alive. The mover calls it for each batch of input.
+func (q *Queue) Heard() {
+	if c := q.ctrl; c != nil && !c.heard.Load() {
+		c.heard.Store(true)
+	}
+}
+
+// fail ends the connection because of what its host did, or failed to do.
+func (q *Queue) fail(how Termination, format string, args ...any) {
+	if q.state >= queueLost || q.over {
+		return
+	}
+	q.over = true
+	q.log.Warn("connection dropped: " + fmt.Sprintf(format, args...))
+	q.mover.Terminate(how)
+}
+
+// Violation says that the mover ends the connection because of what the host sent.
+func (q *Queue) Violation(err error) {
+	if q.state < queueLost && !q.over {
+		q.over = true
+		q.log.Warn("connection dropped: " + err.Error())
+	}
+}
+
+// leave ends the connection, because the daemon ends.
+func (q *Queue) leave() {
+	if q.state >= queueLost {
+		return
+	}
+	q.over = true
+	q.mover.Terminate(WhenSent)
+}
+
+// Lost says that the connection is gone. Nothing is sent any more, and its tasks are aborted. With the admin queue the controller
+// goes. When the last task has come back from its store the queue is gone, too.
+func (q *Queue) Lost(err error) {
+	if q.state >= queueLost {
+		return
+	}
+	if err != nil && !q.over {
+		q.log.Info("connection lost", "reason", err.Error())
+	}
+	q.state = queueLost
+	q.node.proves(q, true)
+	for i := len(q.tasks) - 1; i >= 0; i-- {
+		q.tasks[i].abortWith(nvme.AbortedByQueue)
+	}
+	if q.ctrl != nil && q.id == 0 {
+		q.ctrl.end()
+	}
+}
+
+// settleEnd forgets a lost queue when all of its tasks have come back.
+func (q *Queue) settleEnd() {
+	if q.live > 0 {
+		return
+	}
+	invariant.Check(q.leased == 0 && len(q.tasks) == 0 && len(q.hungry) == 0, "nvmf: a queue without tasks holds something")
+	q.state = queueGone
+	if q.ctrl != nil {
+		q.ctrl.queueGone(q)
+	}
+	q.node.forget(q)
+}
+
+// tick lets a second pass.
+func (q *Queue) tick(now uint32) {
+	switch {
+	case q.state == queueFresh:
+		if limit := q.node.limits.Load().ConnectTimeout; float64(now-q.born) > limit.Seconds() {
+			q.fail(AtOnce, "no Connect command within %v", limit)
+		}
+	case q.state != queueConnected:
+	case q.hogs(now):
+		q.fail(AtOnce, "the host has taken no answers for %d s, which hold %d bytes of memory that others wait for (limits.memory)", now-q.moved, q.unsent)
+	case q.id == 0:
+		q.ctrl.tick(now)
+	}
+}

@@ -1,0 +1,246 @@
+package nvmf
+
+import (
+	"slices"
+	"sync"
+
+	"oneshot/nvme"
+)
+
+// SubsystemConfig says what a subsystem is.
+type SubsystemConfig struct {
+	NQN    string
+	Serial string // at most 20 characters, the same on every node
+	// Admit says which hosts may connect; nil: all.
+	Admit func(hostNQN string) bool
+	// Namespaces are what it shows at the start.
+	Namespaces []Shown
+}
+
+// Shown is a namespace with its number; nil: there is none any more.
+type Shown struct {
+	NSID      uint32
+	Namespace *Namespace
+}
+
+// MaxNSID is the largest NSID that a namespace may have.
+const MaxNSID = 1024
+
+// Subsystem is an NVM subsystem, or the discovery subsystem. Its methods may be called from any goroutine.
+type Subsystem struct {
+	node   *Node
+	nqn    string
+	serial string
+
+	mu          sync.Mutex // taken after Node.mu and Queue.mu
+	admit       func(hostNQN string) bool
+	namespaces  []Shown // sorted; guarded by mu
+	controllers map[uint16]*Controller
+	lastID      uint16 // of the last controller
+
+	dirtyMu sync.Mutex // a leaf
+	dirty   []uint32   // namespaces of whose changes hosts are to be told; guarded by dirtyMu
+}
+
+func newSubsystem(n *Node, cfg SubsystemConfig) *Subsystem {
+	s := &Subsystem{node: n, nqn: cfg.NQN, serial: cfg.Serial, admit: cfg.Admit, controllers: make(map[uint16]*Controller)}
+	s.SetNamespaces(cfg.Namespaces)
+	return s
+}
+
+// NQN is the name.
+func (s *Subsystem) NQN() string { return s.nqn }
+
+// isDiscovery reports whether it is the discovery subsystem.
+func (s *Subsystem) isDiscovery() bool { return s == s.node.discovery }
+
+func (s *Subsystem) admits(host string) bool {
+	s.mu.Lock()
+	admit := s.admit
+	s.mu.Unlock()
+	return admit == nil || admit(host)
+}
+
+// SetAdmit changes which hosts may connect. Controllers of others end.
+func (s *Subsystem) SetAdmit(admit func(hostNQN string) bool) {
+	s.mu.Lock()
+	s.admit = admit
+	s.mu.Unlock()
+	s.node.discoveryChanged()
+	s.drop(func(c *Controller) bool { return admit != nil && !admit(c.hostNQN) }, "the subsystem does not admit the host any more")
+}
+
+// drop ends the controllers that are meant.
+func (s *Subsystem) drop(meant func(*Controller) bool, why string) {
+	for _, c := range s.list() {
+		if meant(c) {
+			c.admin.post(func() { c.admin.fail(AtOnce, "%s", why) })
+		}
+	}
+}
+
+func (s *Subsystem) list() []*Controller {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := make([]*Controller, 0, len(s.controllers))
+	for _, c := range s.controllers {
+		list = append(list, c)
+	}
+	return list
+}
+
+// SetNamespaces puts namespaces at numbers, and takes away others. Hosts are told.
+func (s *Subsystem) SetNamespaces(changes []Shown) {
+	s.mu.Lock()
+	for _, x := range changes {
+		at, found := slices.BinarySearchFunc(s.namespaces, x.NSID, compareNSID)
+		if found {
+			s.namespaces[at].Namespace.hide(s, x.NSID)
+			s.namespaces = slices.Delete(slices.Clone(s.namespaces), at, at+1)
+		}
+		if x.Namespace != nil {
+			s.namespaces = slices.Insert(slices.Clone(s.namespaces), at, x)
+			x.Namespace.show(s, x.NSID)
+		}
+	}
+	var queues []*Queue
+	for _, c := range s.controllers {
+		queues = append(queues, c.allQueues()...)
+	}
+	for _, q := range queues {
+		q.setPaths(s.namespaces)
+	}
+	s.mu.Unlock()
+	for _, x := range changes {
+		s.changed(x.NSID)
+	}
+}
+
+func compareNSID(x Shown, nsid uint32) int { return int(x.NSID) - int(nsid) }
+
+func (n *Namespace) show(s *Subsystem, nsid uint32) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.subs = append(n.subs, shown{s, nsid})
+}
+
+func (n *Namespace) hide(s *Subsystem, nsid uint32) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.subs = slices.DeleteFunc(slices.Clone(n.subs), func(x shown) bool { return x == shown{s, nsid} })
+}
+
+// shownNow lists the namespaces. The list is not changed any more.
+func (s *Subsystem) shownNow() []Shown {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.namespaces
+}
+
+// namespace returns the namespace of that number, or nil.
+func (s *Subsystem) namespace(nsid uint32) *Namespace {
+	list := s.shownNow()
+	if at, found := slices.BinarySearchFunc(list, nsid, compareNSID); found {
+		return list[at].Namespace
+	}
+	return nil
+}
+
+// changed has hosts told that a namespace has come, gone, or changed. It takes no lock but a leaf.
+func (s *Subsystem) changed(nsid uint32) {
+	s.dirtyMu.Lock()
+	if !slices.Contains(s.dirty, nsid) {
+		s.dirty = append(s.dirty, nsid)
+	}
+	s.dirtyMu.Unlock()
+	s.node.notify()
+}
+
+// tell tells the controllers which namespaces have changed.
+func (s *Subsystem) tell() {
+	s.dirtyMu.Lock()
+	dirty := s.dirty
+	s.dirty = nil
+	s.dirtyMu.Unlock()
+	if len(dirty) == 0 {
+		return
+	}
+	for _, c := range s.list() {
+		c.admin.post(func() { c.namespacesChanged(dirty) })
+	}
+}
+
+// add gives a controller its ID. False: the subsystem has no ID left.
+func (s *Subsystem) add(c *Controller) bool {
+	const last = 0xffef
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.controllers) >= last {
+		return false
+	}
+	for {
+		if s.lastID++; s.lastID > last {
+			s.lastID = 1
+		}
+		if s.controllers[s.lastID] == nil {
+			break
+		}
+	}
+	c.id = s.lastID
+	s.controllers[c.id] = c
+	return true
+}
+
+func (s *Subsystem) remove(c *Controller) {
+	s.mu.Lock()
+	delete(s.controllers, c.id)
+	s.mu.Unlock()
+}
+
+func (s *Subsystem) controller(id uint16) *Controller {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.controllers[id]
+}
+
+// controllerIDs lists the controllers from first on, ascending.
+func (s *Subsystem) controllerIDs(first uint16) []uint16 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var ids []uint16
+	for id := range s.controllers {
+		if id >= first {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// smart sums what the commands of all controllers have done; nsid names one namespace, or all.
+func (s *Subsystem) smart(nsid uint32) (sum nvme.Smart) {
+	for _, x := range s.shownNow() {
+		if nsid != nvme.AllNamespaces && nsid != x.NSID {
+			continue
+		}
+		n := x.Namespace
+		n.mu.Lock()
+		for _, c := range append([]*counts{&n.past}, n.countsOf()...) {
+			sum.Reads += c.reads.Load()
+			sum.Writes += c.writes.Load()
+			sum.BytesRead += c.bytesRead.Load()
+			sum.BytesWritten += c.bytesWritten.Load()
+		}
+		n.mu.Unlock()
+	}
+	return sum
+}
+
+// countsOf lists the counts of the paths. mu is held.
+func (n *Namespace) countsOf() []*counts {
+	list := make([]*counts, len(n.paths))
+	for i, p := range n.paths {
+		list[i] = &p.counts
+	}
+	return list
+}

@@ -1,0 +1,240 @@
+package nvmf
+
+import (
+	"sync/atomic"
+
+	"oneshot/backend"
+	"oneshot/mem"
+	"oneshot/nvme"
+	"oneshot/volume"
+)
+
+// Task is a command of a queue. The mover allocates it, mostly inside something larger of its own, and uses it for one command
+// after the other.
+type Task struct {
+	// Set by the mover for good. Signals, which may be late, read Queue without a lock.
+	Queue *Queue
+	Mover any // the mover's own
+	// NoLend asks, before each command, that In never be memory of a store that other commands can change while the
+	// answer is on its way, and that Out never be memory of a store, so that a digest can be checked first.
+	NoLend bool
+
+	SQE       nvme.SQE
+	Len       uint32 // bytes of the host's buffer
+	InCapsule bool   // its data come with the command
+
+	// Valid for GetData; see volume.Request.
+	Out       [][]byte
+	OutLen    int
+	PlaceUnit int
+
+	// Valid for Answer.
+	In  [][]byte
+	CQE nvme.CQE
+
+	entry   [nvme.SQELen]byte
+	state   taskState
+	slot    int // in Queue.tasks, or -1
+	leased  int // bytes of I/O memory, as the pool counts them
+	unsent  int // of these: counted in Queue.unsent
+	wanted  int // bytes of memory that it waits for; it is in Queue.hungry
+	queued  atomic.Bool
+	aborted bool
+	status  nvme.Status // of an aborted command
+
+	parked   bool // an Asynchronous Event Request
+	aborting bool // an Abort, while the queue concerned looks for the command
+
+	r     volume.Request
+	path  *path // nil: the command is about no namespace's blocks
+	off   int64 // bytes of the volume
+	n     int64
+	own   func(*Task) volume.Next // goes on with data that the task has memory of its own for
+	after func(*Task) volume.Next // the step after the current one of r
+	fua   bool                    // flush at the end
+	data  [1][]byte               // backs In and Out
+	zero  [1]volume.Range
+
+	// A fused pair is the request of its first command. Both have data in one half of its memory each.
+	fused  bool // the first of a pair
+	got    bool // its data are in
+	second *Task
+	pair   *Task // of the second: the first
+}
+
+// A task is what its request works for.
+var _ volume.Client = (*Task)(nil)
+
+// taskState says who has the task.
+type taskState uint8
+
+const (
+	taskPooled   taskState = iota // belongs to the mover's pool
+	taskWaiting                   // for a store, memory, or its turn
+	taskPulling                   // the mover fetches its data
+	taskAnswered                  // the mover sends its answer
+	taskGone                      // released, but still in Queue.ready
+)
+
+// Signal implements volume.Client.
+func (t *Task) Signal(flag *atomic.Bool) {
+	q := t.Queue
+	flag.Store(true)
+	q.taskReady(t)
+}
+
+// Lease implements volume.Client.
+func (t *Task) Lease(n int) *mem.Lease { return t.Queue.lease(t, n) }
+
+// Begun implements volume.Client.
+func (t *Task) Begun() {
+	if p := t.path; !p.begun {
+		p.begun = true
+		t.Queue.begun = append(t.Queue.begun, p)
+	}
+}
+
+// Cork implements volume.Client.
+func (t *Task) Cork() backend.Uncorker { return t.Queue.cork() }
+
+// BeginPlace lends the memory for the n bytes of data from at on; see volume.Request.
+func (t *Task) BeginPlace(at, n int) volume.Placing { return t.r.BeginPlace(at, n) }
+
+// Place copies b to where the data from at on belong.
+func (t *Task) Place(at int, b []byte) { t.r.Place(at, b) }
+
+// start begins a command.
+func (t *Task) start() volume.Next {
+	q, sgl := t.Queue, t.SQE.SGL()
+	switch {
+	case t.SQE.PSDT() != nvme.PSDTSGL:
+		return t.refuse(nvme.InvalidField)
+	case sgl.Length > 0 && sgl.Type != nvme.SGLInCapsule && sgl.Type != nvme.SGLTransport:
+		return t.refuse(nvme.SGLType)
+	case t.InCapsule && sgl.Address != 0:
+		return t.refuse(nvme.SGLOffset)
+	case t.SQE.Opcode() == nvme.Fabrics:
+		return t.fabrics()
+	case q.ctrl == nil || !q.ctrl.ready.Load():
+		return t.refuse(nvme.CommandSequence)
+	case q.id == 0:
+		return t.admin()
+	}
+	return t.io()
+}
+
+// Placing is what Task.BeginPlace returns.
+type Placing = volume.Placing
+
+// end ends the command with a status.
+func (t *Task) end(s nvme.Status) volume.Next {
+	t.CQE.Status = s
+	return volume.Done
+}
+
+// refuse ends the command with a status that a repetition would meet again.
+func (t *Task) refuse(s nvme.Status) volume.Next { return t.end(s | nvme.DNR) }
+
+// abortWith ends the command with a status as soon as nothing uses it any more.
+func (t *Task) abortWith(s nvme.Status) {
+	if t.pair != nil {
+		t.pair.abortWith(s)
+		return
+	}
+	if !t.aborted {
+		t.aborted, t.status = true, s
+		t.Queue.queue(t)
+		t.Queue.awaken(false)
+	}
+}
+
+// resume goes on after a signal; see volume.Request.
+func (t *Task) resume() (volume.Next, bool) {
+	switch {
+	case t.pair != nil:
+		return volume.Wait, false
+	case t.aborted && t.parked:
+		t.Queue.ctrl.unpark(t)
+		return volume.Aborted, true
+	case t.aborting:
+		return volume.Wait, false
+	case t.aborted && t.own != nil:
+		return volume.Aborted, true
+	}
+	return t.r.Resume(t.aborted)
+}
+
+// pulled goes on when the data are in.
+func (t *Task) pulled() volume.Next {
+	if own := t.own; own != nil {
+		t.own = nil
+		return own(t)
+	}
+	next, _ := t.r.Pulled()
+	return next
+}
+
+// release gives back what the command held, and clears the task for the next one.
+func (t *Task) release() {
+	t.r.Release()
+	if t.path != nil {
+		t.path.leave()
+		t.path = nil
+	}
+	t.In, t.Out, t.data[0] = nil, nil, nil
+	t.own, t.after = nil, nil
+	t.parked, t.fused, t.got, t.fua = false, false, false, false
+}
+
+// before returns the step of the request that goes on with then.
+func (t *Task) before(then func(*Task) volume.Next) volume.Step {
+	t.after = then
+	return taskStep
+}
+
+func taskStep(r *volume.Request) volume.Next {
+	t := r.Client().(*Task)
+	return t.after(t)
+}
+
+// pullOwn has n bytes of data fetched to b, and goes on with then.
+func (t *Task) pullOwn(b []byte, then func(*Task) volume.Next) volume.Next {
+	t.data[0] = b
+	t.Out, t.OutLen, t.PlaceUnit, t.own = t.data[:], len(b), 0, then
+	return volume.Pull
+}
+
+// replyWith ends the command with data.
+func (t *Task) replyWith(b []byte) volume.Next {
+	t.data[0] = b
+	t.In = t.data[:]
+	return t.end(nvme.Success)
+}
+
+// build gets n bytes of memory, has fill write them, and ends the command with them.
+func (t *Task) build(n int, fill func(b []byte)) volume.Next {
+	if n > t.Queue.node.most {
+		return t.refuse(nvme.InvalidField)
+	}
+	t.r.Begin(t, nil, 0, t.Queue.node.most, false, false)
+	return t.r.Memory(n, 0, t.before(func(t *Task) volume.Next {
+		fill(t.r.Data())
+		return t.replyWith(t.r.Data())
+	}))
+}
+
+// account counts a command that has ended.
+func (t *Task) account() {
+	if t.path == nil || t.CQE.Status != nvme.Success {
+		return
+	}
+	c := &t.path.counts
+	switch t.SQE.Opcode() {
+	case nvme.Read:
+		c.reads.Add(1)
+		c.bytesRead.Add(uint64(t.n))
+	case nvme.Write:
+		c.writes.Add(1)
+		c.bytesWritten.Add(uint64(t.n))
+	}
+}

@@ -1,0 +1,286 @@
+package server
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"oneshot/config"
+	"oneshot/internal/version"
+	"oneshot/nvmf"
+	"oneshot/transport/nvmetcp"
+)
+
+// spaceKey holds everything in which two namespaces that share a view of a store have to agree.
+type spaceKey struct {
+	store *openStore
+	nqn   string // hosts refuse one name of bytes in two subsystems
+	ns    config.Namespace
+}
+
+func keyOfSpace(s *config.Subsystem, n *config.Namespace, store *openStore) spaceKey {
+	key := spaceKey{store, s.NQN, *n}
+	key.ns.NSID, key.ns.Pos, key.ns.Store = 0, config.Position{}, ""
+	return key
+}
+
+// mediumOfSpace is the medium of the store that a namespace shows.
+func mediumOfSpace(c *config.Config, n *config.Namespace) string { return medium(c.Store(n.Store)) }
+
+// space returns the view for namespace n of subsystem s, which shows the open store.
+func (u *units) space(s *config.Subsystem, n *config.Namespace, store *openStore) (*nvmf.Namespace, error) {
+	key := keyOfSpace(s, n, store)
+	if ns := u.spaces[key]; ns != nil {
+		return ns, nil
+	}
+	uuid, nguid := namesOf(s.NQN, n)
+	ns, err := nvmf.NewNamespace(nvmf.NamespaceConfig{
+		Volume: store.volume, BlockSize: n.BlockSize, ReadOnly: n.ReadOnly, UUID: uuid, NGUID: nguid,
+		Logger: u.log.With("subsystem", s.NQN, "namespace", n.NSID, "store", n.Store),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%s: namespace %d cannot show store %q: %w", n.Pos, n.NSID, n.Store, err)
+	}
+	u.spaces[key] = ns
+	return ns, nil
+}
+
+// namesOf returns the names of a namespace. They depend only on the names in the configuration, so that they are the same after
+// every restart.
+func namesOf(nqn string, n *config.Namespace) (uuid, nguid [16]byte) {
+	sum := sha256.Sum256([]byte("namespace\x00" + nqn + "\x00" + n.Store))
+	if uuid = n.UUID; uuid == [16]byte{} {
+		copy(uuid[:], sum[:])
+		uuid[6] = uuid[6]&0x0f | 0x80 // RFC 9562: version 8, a scheme of our own
+		uuid[8] = uuid[8]&0x3f | 0x80
+	}
+	sum = sha256.Sum256(uuid[:])
+	copy(nguid[:], sum[:])
+	nguid[8] = nguid[8]&^1 | 2 // of the company identifier: locally administered
+	return uuid, nguid
+}
+
+// serialOf is the serial number of a subsystem.
+func serialOf(s *config.Subsystem) string {
+	if s.Serial != "" {
+		return s.Serial
+	}
+	sum := sha256.Sum256([]byte("subsystem\x00" + s.NQN))
+	return hex.EncodeToString(sum[:10])
+}
+
+func nvmeConfig(cfg *config.Config, around *surroundings) nvmf.Config {
+	return nvmf.Config{
+		Pool: around.pool, Logger: around.log, MemoryPerConnection: int(cfg.Limits.MemoryPerConnection),
+		Depth: max(2, min(cfg.Limits.Commands, maxQueueDepth)), Firmware: firmware(), Limits: nvmeLimits(cfg, cfg.Limits.Connections),
+	}
+}
+
+// maxQueueDepth bounds the entries of an I/O queue: a command of each may have a place of its own in the memory of its connection.
+const maxQueueDepth = 1024
+
+func firmware() string {
+	v := version.String()
+	return v[:min(len(v), 8)]
+}
+
+func nvmeLimits(cfg *config.Config, connections int) nvmf.Limits {
+	return nvmf.Limits{Connections: connections, Controllers: cfg.Limits.Sessions, ConnectTimeout: cfg.Limits.LoginTimeout}
+}
+
+// spaceChange is a change of one namespace of a subsystem that stays.
+type spaceChange struct {
+	sub      *config.Subsystem // of the new configuration
+	nsid     uint32
+	from, to *config.Namespace // nil: there is none
+}
+
+func (c spaceChange) String() string {
+	return fmt.Sprintf("namespace %d of %s %s", c.nsid, c.sub.NQN, verb(c.from == nil, c.to == nil))
+}
+
+func findSubsystem(c *config.Config, nqn string) *config.Subsystem {
+	i := slices.IndexFunc(c.Subsystems, func(s config.Subsystem) bool { return s.NQN == nqn })
+	if i < 0 {
+		return nil
+	}
+	return &c.Subsystems[i]
+}
+
+// compareSubsystems finds subsystems that come and go, and what changes in the others. One with another serial number is another
+// one.
+func (c *comparison) compareSubsystems() {
+	stays := func(other *config.Config, s *config.Subsystem) *config.Subsystem {
+		if o := findSubsystem(other, s.NQN); o != nil && serialOf(o) == serialOf(s) {
+			return o
+		}
+		return nil
+	}
+	for i := range c.old.Subsystems {
+		if was := &c.old.Subsystems[i]; stays(c.new, was) == nil {
+			c.removeSubs = append(c.removeSubs, was)
+		}
+	}
+	for i := range c.new.Subsystems {
+		s := &c.new.Subsystems[i]
+		was := stays(c.old, s)
+		if was == nil {
+			c.addSubs = append(c.addSubs, s)
+			continue
+		}
+		if !equal(was.Hosts, s.Hosts) {
+			c.hosts = append(c.hosts, s)
+		}
+		c.compareSpaces(was, s)
+	}
+}
+
+// compareSpaces walks two sorted lists.
+func (c *comparison) compareSpaces(was, now *config.Subsystem) {
+	a, b := was.Namespaces, now.Namespaces
+	for len(a) > 0 || len(b) > 0 {
+		change := spaceChange{sub: now}
+		switch {
+		case len(b) == 0 || len(a) > 0 && a[0].NSID < b[0].NSID:
+			change.nsid, change.from, a = a[0].NSID, &a[0], a[1:]
+		case len(a) == 0 || b[0].NSID < a[0].NSID:
+			change.nsid, change.to, b = b[0].NSID, &b[0], b[1:]
+		default:
+			change.nsid, change.from, change.to = a[0].NSID, &a[0], &b[0]
+			a, b = a[1:], b[1:]
+			if equal(change.from, change.to) && mediumOfSpace(c.old, change.from) == mediumOfSpace(c.new, change.to) {
+				continue
+			}
+		}
+		c.spaces = append(c.spaces, change)
+	}
+}
+
+// prepareSubsystems makes the namespaces that are new.
+func (c *change) prepareSubsystems() error {
+	for i := range c.next.Subsystems {
+		s := &c.next.Subsystems[i]
+		for j := range s.Namespaces {
+			n := &s.Namespaces[j]
+			store := c.units.stores[mediumOfSpace(c.next, n)]
+			key := keyOfSpace(s, n, store)
+			if ns := c.s.units.spaces[key]; ns != nil {
+				c.units.spaces[key] = ns
+				continue
+			}
+			if _, err := c.units.space(s, n, store); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// spaceOf returns the view of a namespace, which prepareSubsystems has taken over or made.
+func (c *change) spaceOf(s *config.Subsystem, n *config.Namespace) *nvmf.Namespace {
+	return c.units.spaces[keyOfSpace(s, n, c.units.stores[mediumOfSpace(c.next, n)])]
+}
+
+func (c *change) commitSubsystems() {
+	s := c.s
+	for _, sub := range c.plan.removeSubs {
+		gone := s.subsystems[sub.NQN]
+		delete(s.subsystems, sub.NQN)
+		s.nvme.RemoveSubsystem(gone)
+		var all []nvmf.Shown
+		for _, n := range sub.Namespaces {
+			all = append(all, nvmf.Shown{NSID: n.NSID})
+		}
+		gone.SetNamespaces(all) // controllers that have not ended yet reach no namespace any more
+		c.did("subsystem %s removed", sub.NQN)
+	}
+	for _, sub := range c.plan.hosts {
+		s.subsystems[sub.NQN].SetAdmit(sub.Admits)
+		c.did("subsystem %s has other rules of access", sub.NQN)
+	}
+	changes := make(map[string][]nvmf.Shown)
+	for _, x := range c.plan.spaces {
+		put := nvmf.Shown{NSID: x.nsid}
+		if x.to != nil {
+			put.Namespace = c.spaceOf(x.sub, x.to)
+		}
+		changes[x.sub.NQN] = append(changes[x.sub.NQN], put)
+		c.did("%s", x)
+	}
+	for nqn, list := range changes {
+		s.subsystems[nqn].SetNamespaces(list)
+	}
+	for _, sub := range c.plan.addSubs {
+		cfg := nvmf.SubsystemConfig{NQN: sub.NQN, Serial: serialOf(sub), Admit: sub.Admits}
+		for i := range sub.Namespaces {
+			n := &sub.Namespaces[i]
+			cfg.Namespaces = append(cfg.Namespaces, nvmf.Shown{NSID: n.NSID, Namespace: c.spaceOf(sub, n)})
+		}
+		s.subsystems[sub.NQN] = s.nvme.AddSubsystem(cfg)
+		c.did("subsystem %s added", sub.NQN)
+	}
+}
+
+// announceNVMe tells the NVMe node the addresses of its portals. mu is held.
+func (s *Server) announceNVMe() {
+	var ps []nvmf.Portal
+	for i, p := range s.portals {
+		if p.config.Serve != config.ServeNamespaces {
+			continue
+		}
+		at := p.bound()
+		ps = append(ps, nvmf.Portal{ID: uint16(i), Reached: func(local netip.AddrPort) (netip.AddrPort, bool) {
+			address, _ := reached(at.Listen, local.String())
+			told, err := netip.ParseAddrPort(address)
+			return told, err == nil
+		}})
+	}
+	s.nvme.SetPortals(ps)
+}
+
+// nvmeFront opens portals of NVMe over TCP.
+type nvmeFront struct {
+	surroundings
+	hosts *nvmf.Node
+}
+
+func (f *nvmeFront) open(p *config.Portal, replaces []portal) (portal, error) {
+	l, err := listenTCP(p.Network(), p.Address(), listeners(replaces)...)
+	if err != nil {
+		return nil, err
+	}
+	return &nvmePortal{l, f}, nil
+}
+
+func (f *nvmeFront) close() error { return nil }
+
+// nvmePortal is a portal of NVMe over TCP.
+type nvmePortal struct {
+	*net.TCPListener
+	*nvmeFront
+}
+
+func (p *nvmePortal) listener() *net.TCPListener { return p.TCPListener }
+func (p *nvmePortal) begin() bool                { return true }
+
+func (p *nvmePortal) serve() error {
+	return acceptAll(p.TCPListener, p.log, func(c *net.TCPConn) {
+		if !p.hosts.Admit() {
+			p.log.Warn("connection refused: the limit is reached (limits.connections), or the target is stopping", "host_address", c.RemoteAddr().String())
+			_ = c.Close()
+			return
+		}
+		p.work.Go(func() { _ = nvmetcp.Serve(p.hosts, c) })
+	})
+}
+
+// shutdown ends all sessions and controllers, as Node.Shutdown does.
+func joinShutdowns(first, second func() error) error {
+	errs := make(chan error)
+	go func() { errs <- second() }()
+	return errors.Join(first(), <-errs)
+}

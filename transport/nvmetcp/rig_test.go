@@ -1,0 +1,167 @@
+package nvmetcp
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"oneshot/backend"
+	"oneshot/backend/memory"
+	"oneshot/mem"
+	"oneshot/nvme"
+	"oneshot/nvme/tcp/pdu"
+	"oneshot/nvmf"
+	"oneshot/transport/nvmetcp/nvmetest"
+	"oneshot/volume"
+)
+
+const (
+	subNQN = "nqn.2026-11.com.example:disk"
+	size   = 8 << 20
+)
+
+// rig is a node that serves one namespace over loopback.
+type rig struct {
+	*nvmf.Node
+	t    *testing.T
+	l    *net.TCPListener
+	sub  *nvmf.Subsystem
+	ns   *nvmf.Namespace
+	v    *volume.Volume
+	pool *mem.Pool
+}
+
+// rigConfig says what differs from the usual rig.
+type rigConfig struct {
+	store  backend.Store // nil: one of memory
+	memory int64
+	share  int
+	depth  int
+	limits nvmf.Limits
+}
+
+func newRig(t *testing.T, cfg rigConfig) *rig {
+	t.Helper()
+	if cfg.store == nil {
+		s, err := memory.New(size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg.store = s
+	}
+	if cfg.memory == 0 {
+		cfg.memory, cfg.share = 64<<20, 4<<20
+	}
+	if cfg.depth == 0 {
+		cfg.depth = 128
+	}
+	if cfg.limits == (nvmf.Limits{}) {
+		cfg.limits = nvmf.Limits{Connections: 100, Controllers: 100, ConnectTimeout: time.Minute}
+	}
+	log := slog.New(slog.DiscardHandler)
+	v, err := volume.New(volume.Config{Store: cfg.store, Logger: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns, err := nvmf.NewNamespace(nvmf.NamespaceConfig{Volume: v, UUID: [16]byte{7}, NGUID: [16]byte{8}, Logger: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := mem.NewPool(cfg.memory)
+	r := &rig{t: t, v: v, ns: ns, pool: pool, Node: nvmf.NewNode(nvmf.Config{
+		Pool: pool, Logger: log, MemoryPerConnection: cfg.share, Depth: cfg.depth, Firmware: "1", Limits: cfg.limits,
+	})}
+	r.sub = r.AddSubsystem(nvmf.SubsystemConfig{NQN: subNQN, Serial: "S", Namespaces: []nvmf.Shown{{NSID: 1, Namespace: ns}}})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.l = l.(*net.TCPListener)
+	ctx, stop := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { r.Run(ctx) })
+	wg.Go(func() {
+		for {
+			c, err := r.l.AcceptTCP()
+			if err != nil {
+				return
+			}
+			if !r.Admit() {
+				_ = c.Close()
+				continue
+			}
+			wg.Go(func() { _ = Serve(r.Node, c) })
+		}
+	})
+	t.Cleanup(func() {
+		_ = r.l.Close()
+		patience, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := r.Shutdown(patience); err != nil {
+			t.Error(err)
+		}
+		stop()
+		wg.Wait()
+		r.RemoveSubsystem(r.sub)
+		r.sub.SetNamespaces([]nvmf.Shown{{NSID: 1}})
+		ns.Close()
+		if err := v.Settled(); err != nil {
+			t.Error(err)
+		}
+		if err := v.Close(); err != nil {
+			t.Error(err)
+		}
+		if n := pool.Stats().Leases; n != 0 {
+			t.Errorf("%d leases are left", n)
+		}
+		pool.Close()
+	})
+	return r
+}
+
+// dial opens a connection, and exchanges ICReq and ICResp.
+func (r *rig) dial(ic pdu.IC) *nvmetest.Host { return nvmetest.Dial(r.t, r.l.Addr().String(), ic) }
+
+func (r *rig) dialRaw() *nvmetest.Host { return nvmetest.DialRaw(r.t, r.l.Addr().String()) }
+
+// admin connects an admin queue, and has the controller ready.
+func (r *rig) admin(ic pdu.IC, subsystem string) *nvmetest.Host {
+	r.t.Helper()
+	return nvmetest.Admin(r.t, r.l.Addr().String(), ic, subsystem)
+}
+
+// pattern is n bytes that differ from those of other seeds.
+func pattern(n, seed int) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(i>>9 + i + seed)
+	}
+	return b
+}
+
+// Bytes of every length and through every way are what they were: in the capsule, by R2T, with digests and without, with data
+// that are aligned, with the success flag.
+func TestIO(t *testing.T) {
+	r := newRig(t, rigConfig{})
+	for name, ic := range map[string]pdu.IC{"plain": {}, "digests": {HeaderDigest: true, DataDigest: true}, "header digest": {HeaderDigest: true}, "aligned": {Align: 31, DataDigest: true}} {
+		for _, cattr := range []uint8{0, 4} {
+			t.Run(name, func(t *testing.T) {
+				r.t = t
+				admin := r.admin(ic, subNQN)
+				h := admin.Queue(1, cattr)
+				for i, n := range []int{512, 4096, 16 << 10, 17 << 10, 1 << 20} {
+					want := pattern(n, i+int(cattr))
+					h.Must(nvmetest.RW(nvme.Write, 8, uint32(n/512)), want, 0)
+					if _, got := h.Must(nvmetest.RW(nvme.Read, 8, uint32(n/512)), nil, n); !bytes.Equal(got, want) {
+						t.Fatalf("%d bytes: other ones come back", n)
+					}
+				}
+			})
+		}
+	}
+	r.t = t
+}
