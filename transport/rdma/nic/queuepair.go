@@ -60,6 +60,7 @@ type work struct {
 	op   rdma.Opcode
 	stag rdma.STag
 	held *held // Read: counted there; Send: closes it
+	owes bool  // its completion is to come: it is signalled, and does not advertise
 }
 
 var _ rdma.QueuePair = (*queuePair)(nil)
@@ -218,7 +219,11 @@ func (q *queuePair) completed(x *shm.Completion) bool {
 	e := &q.sent[pos&uint32(len(q.sent)-1)]
 	c := rdma.Completion{ID: e.id, Op: e.op, Status: rdma.Status(x.Status), Bytes: int(x.Bytes), QueuePair: q}
 	lies := c.Op != rdma.Opcode(x.Op) || c.Status > rdma.StatusTransport
+	for p := q.head; p != pos; p++ {
+		lies = lies || q.sent[p&uint32(len(q.sent)-1)].owes
+	}
 	if !lies {
+		e.owes = false
 		q.retire(pos + 1)
 	}
 	q.mu.Unlock()

@@ -195,7 +195,7 @@ func (q *queuePair) post(ws []rdma.Work, i int) error {
 	}
 	p := &ws[i]
 	e := &q.sent[q.tail&uint32(len(q.sent)-1)]
-	*e = work{id: p.ID, op: p.Op, stag: p.STag}
+	*e = work{id: p.ID, op: p.Op, stag: p.STag, owes: p.Flags&(rdma.Signaled|rdma.Advertise) == rdma.Signaled}
 	var l list
 	d := shm.Descriptor{Op: uint8(p.Op), Flags: uint16(p.Flags)}
 	what, err := q.prepare(e, p, &d, &l)
@@ -435,13 +435,16 @@ func (q *queuePair) holdClose(e *work, s rdma.STag, must bool) (what string) {
 	return ""
 }
 
-// retire ends what has to be remembered of requests before position to. The lock is held.
+// retire ends what has to be remembered of requests before position to, up to one whose completion is to come. The lock is held.
 func (q *queuePair) retire(to uint32) {
 	if to-q.head > q.tail-q.head {
 		return // an old count, or a lie
 	}
 	for ; q.head != to; q.head++ {
 		e := &q.sent[q.head&uint32(len(q.sent)-1)]
+		if e.owes {
+			return
+		}
 		if h := e.held; h != nil {
 			if e.op == rdma.OpRead {
 				h.reads--

@@ -79,9 +79,9 @@ func encodings(t *testing.T, f func(*testing.T, options)) {
 	}
 }
 
-// advertise is a Send of n bytes that advertises memory.
+// advertise is a Send of n bytes that advertises memory. It is signalled, and has no completion.
 func (e *end) advertise(off, n int, a rdma.Access, memory []rdma.SGE) rdma.Work {
-	w := e.send(99, rdma.Advertise|rdma.Solicited, off, n)
+	w := e.send(99, rdma.Advertise|rdma.Solicited|rdma.Signaled, off, n)
 	w.Access, w.Memory = a, memory
 	return w
 }
@@ -134,6 +134,11 @@ func testPull(t *testing.T, p Pair) {
 			client.closed(2, s)
 			check(t, region.Deregister())
 			server.sends.want(rdma.OpSend, 5)
+
+			server.receive(1, 0, 64)
+			client.post(client.send(6, rdma.Signaled, 0, 48))
+			client.sends.want(rdma.OpSend, 6) // nothing is owed before it
+			server.recvs.want(rdma.OpReceive, 1)
 		}
 		client.sends.none()
 	})
