@@ -15,6 +15,7 @@ import (
 	"errors"
 	"flag"
 	"os"
+	"path/filepath"
 
 	"oneshot/bench/harness"
 )
@@ -33,6 +34,9 @@ func main() {
 func run(ctx context.Context, o options) (err error) {
 	dir, err := os.MkdirTemp(o.dir, "bench-endpoint-")
 	if err != nil {
+		return err
+	}
+	if dir, err = filepath.Abs(dir); err != nil { // for a configuration: its paths begin where the file is
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
