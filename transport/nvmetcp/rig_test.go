@@ -27,7 +27,7 @@ const (
 // rig is a node that serves one namespace over loopback.
 type rig struct {
 	*nvmf.Node
-	t    *testing.T
+	t    testing.TB
 	l    *net.TCPListener
 	sub  *nvmf.Subsystem
 	ns   *nvmf.Namespace
@@ -44,7 +44,7 @@ type rigConfig struct {
 	limits nvmf.Limits
 }
 
-func newRig(t *testing.T, cfg rigConfig) *rig {
+func newRig(t testing.TB, cfg rigConfig) *rig {
 	t.Helper()
 	if cfg.store == nil {
 		s, err := memory.New(size)

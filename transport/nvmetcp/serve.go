@@ -101,9 +101,12 @@ func (m *Mover) batch() (drained bool, err error) {
 // blame tells the host that it broke the rules, if that is what err says (NVMe/TCP 1.0 §3.5). The connection ends when the host closes it; until then what
 // comes is thrown away, for a socket that is closed with unread bytes takes back what it has sent.
 func (m *Mover) blame(err error) error {
-	var e *pdu.Error
-	if !errors.As(err, &e) {
-		if _, socket := errors.AsType[syscall.Errno](err); err != nil && !socket && err != io.EOF {
+	if err == nil {
+		return nil
+	}
+	e, broken := errors.AsType[*pdu.Error](err)
+	if !broken {
+		if _, socket := errors.AsType[syscall.Errno](err); !socket && err != io.EOF {
 			m.queue.Violation(err)
 		}
 		return err

@@ -42,7 +42,7 @@ const (
 // bench is a node with one target of one LUN, and what serves its connections.
 type bench struct {
 	cfg  Config
-	t    *testing.T
+	t    testing.TB
 	node *iscsi.Node
 	pool *mem.Pool
 	l    *net.TCPListener
@@ -74,13 +74,13 @@ func (b *bench) at(p *peer, look func(m *Mover)) {
 
 // newBench serves store; tune may change the limits. When the test ends nothing may be left:
 // no goroutine, no connection, no lease.
-func newBench(t *testing.T, store backend.Store, tune func(*iscsi.Config)) *bench {
+func newBench(t testing.TB, store backend.Store, tune func(*iscsi.Config)) *bench {
 	t.Helper()
 	return newBenchOf(t, store, tune, false)
 }
 
 // newBenchOf is newBench with moderation switched off or not.
-func newBenchOf(t *testing.T, store backend.Store, tune func(*iscsi.Config), noModeration bool) *bench {
+func newBenchOf(t testing.TB, store backend.Store, tune func(*iscsi.Config), noModeration bool) *bench {
 	t.Helper()
 	b := &bench{t: t, pool: mem.NewPool(64 << 20)}
 	cfg := iscsi.Config{
@@ -160,7 +160,7 @@ func (b *bench) until(holds func() bool) {
 	}
 }
 
-func newMemory(t *testing.T) *memory.Store {
+func newMemory(t testing.TB) *memory.Store {
 	t.Helper()
 	s, err := memory.New(storeSize)
 	if err != nil {
