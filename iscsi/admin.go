@@ -39,9 +39,9 @@ func (n *Node) Sessions() []SessionInfo {
 	n.mu.Unlock()
 	var list []SessionInfo
 	for _, s := range sessions {
-		s.baton.mu.Lock()
+		s.circle.Lock()
 		info := s.info()
-		s.baton.unlock()
+		s.circle.Unlock()
 		if len(info.Connections) == 0 {
 			continue
 		}
@@ -60,7 +60,7 @@ func (s *Session) info() SessionInfo {
 	if s.Target != nil {
 		info.Target = s.Target.Name
 	}
-	for _, c := range s.baton.conns {
+	for _, c := range s.circle.conns {
 		info.Buffers += c.leased
 		if c.state != stateFullFeature {
 			continue

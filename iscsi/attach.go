@@ -54,7 +54,7 @@ func (c *Conn) refuseLogin(out *login.Outcome) {
 // same initiator port with the same target is left (RFC 7143 §6.3.5).
 func (c *Conn) establish(out *login.Outcome) {
 	l := c.login
-	s := &Session{baton: c.baton.Load(), SessionState: SessionState{
+	s := &Session{circle: c.circle.Load(), SessionState: SessionState{
 		Format: stateFormat, Initiator: l.Initiator(), ISID: l.ISID(), Discovery: l.Discovery(), Params: *l.Params(), RDMA: c.rdma,
 		Group: c.group, Window: c.node.cfg.Commands, ExpCmdSN: l.CmdSN(), MaxCmdSN: l.CmdSN() - 1,
 	}}
@@ -99,14 +99,14 @@ func (c *Conn) joinSession(own *Session, out *login.Outcome) {
 		c.refuse(out, pdu.LoginSessionDoesNotExist)
 		return
 	}
-	s.baton.mu.Lock()
+	s.circle.Lock()
 	old := s.conn(c.login.CID())
 	if status := s.room(c, old); status != pdu.LoginSuccess {
-		s.baton.unlock()
+		s.circle.Unlock()
 		c.refuse(out, status)
 		return
 	}
-	c.join(s.baton)
+	c.join(s.circle)
 	c.sess, c.CID = s, c.login.CID()
 	if old == nil {
 		c.logInJoining(out)
@@ -133,7 +133,7 @@ func (c *Conn) keep(out *login.Outcome) {
 // succeed resumes the login of the connection that waits for the end of c because it has the same CID.
 // There is one at most.
 func (c *Conn) succeed() {
-	for _, o := range c.sess.baton.conns {
+	for _, o := range c.sess.circle.conns {
 		if o.state != stateReinstate || o.CID != c.CID || o.sess != c.sess {
 			continue
 		}
@@ -150,7 +150,7 @@ func (c *Conn) succeed() {
 // room reports whether c may join the session, perhaps in the place of old.
 func (s *Session) room(c, old *Conn) pdu.LoginStatus {
 	n := 0
-	for _, o := range s.baton.conns {
+	for _, o := range s.circle.conns {
 		if o != old && o.state < stateCleanup {
 			n++
 		}
@@ -214,12 +214,12 @@ func (n *Node) leaveDeserted(s *Session) {
 
 // leaveDeserted ends the session if its initiator has closed all of its connections.
 func (s *Session) leaveDeserted() {
-	s.baton.mu.Lock()
-	defer s.baton.unlock()
-	if s.ending || slices.ContainsFunc(s.baton.conns, func(c *Conn) bool { return c.state < stateCleanup && !c.mover.HungUp() }) {
+	s.circle.Lock()
+	defer s.circle.Unlock()
+	if s.ending || slices.ContainsFunc(s.circle.conns, func(c *Conn) bool { return c.state < stateCleanup && !c.mover.HungUp() }) {
 		return
 	}
-	for _, c := range s.baton.conns {
+	for _, c := range s.circle.conns {
 		if c.state < stateCleanup {
 			c.log.Info("session ends: its initiator has closed the connection, and logs in again")
 			c.mover.Terminate(AtOnce)

@@ -3,9 +3,9 @@ package iscsi
 import (
 	"fmt"
 	"log/slog"
-	"sync"
 	"sync/atomic"
 
+	"oneshot/internal/baton"
 	"oneshot/internal/invariant"
 	"oneshot/iscsi/login"
 	"oneshot/iscsi/pdu"
@@ -19,11 +19,11 @@ var _ mem.Waiter = (*Conn)(nil)
 // completions and answers through its Datamover. It owns no socket, goroutine or timer.
 //
 // Whoever holds the lock, which connections of one session share, drives the connection (see
-// baton). The transport takes it for each batch of input.
+// circle). The transport takes it for each batch of input.
 type Conn struct {
-	baton atomic.Pointer[baton]
-	own   baton // the first; also the session's, if the connection is its leading one
-	alone [1]*Conn
+	circle atomic.Pointer[circle]
+	own    circle // the first; also the session's, if the connection is its leading one
+	alone  [1]*Conn
 
 	// Constant.
 	node  *Node
@@ -34,7 +34,7 @@ type Conn struct {
 	rdma  bool
 	group uint16 // of the portal that it came through
 
-	// Guarded by baton.
+	// Guarded by the baton of circle.
 	ConnState
 	state      connState
 	login      *login.Login    // until the full feature phase
@@ -48,7 +48,6 @@ type Conn struct {
 	working    int     // of these: what commands go on with, and so comes back
 	unsent     int     // of leased: bytes of commands whose answers have not left
 	moved      uint32  // Node.clock when the last of these left, or the first came
-	spare      []*Task // the empty half of the pair with ready
 	born       uint32  // Node.clock when the connection came
 	heard      uint32  // Node.clock at the last input
 	pinged     uint32  // Node.clock when the outstanding NOP-In was sent
@@ -70,12 +69,8 @@ type Conn struct {
 	left    int64 // nanotime of the output batch under way, if timed
 	timed   bool
 
-	readyMu sync.Mutex // taken after baton; leaf
-	ready   []*Task    // guarded by readyMu: want Resume
-
-	corks      atomic.Int32 // stores that are about to complete more
-	pending    atomic.Bool  // ready is not empty
-	memoryFree atomic.Bool  // a lease may succeed that failed before
+	ready      baton.Ready[Task]
+	memoryFree atomic.Bool // a lease may succeed that failed before
 }
 
 // NewConn returns the state of a connection that mover has just established, over TCP.
@@ -96,7 +91,8 @@ func (n *Node) newConn(mover Datamover, offer *login.Config, rdma bool) *Conn {
 	}
 	c.alone[0] = c
 	c.own.conns = c.alone[:]
-	c.baton.Store(&c.own)
+	c.own.Drive(&c.own)
+	c.circle.Store(&c.own)
 	c.login = login.New(offer, directory{n, c.group}, n.cfg.Rand)
 	n.add(c)
 	return c
@@ -107,8 +103,14 @@ func (c *Conn) resume() {
 	if c.memoryFree.Load() && c.memoryFree.Swap(false) {
 		c.feed()
 	}
-	if c.pending.Load() {
-		c.resumeReady()
+	c.ready.Take()
+	for t := c.ready.Next(); t != nil; t = c.ready.Next() {
+		switch t.state {
+		case taskWaiting, taskPulling:
+			c.step(t, t.Resume()) // which does nothing if the call was for a former life
+		case taskGone:
+			c.recycle(t)
+		}
 	}
 }
 
@@ -132,55 +134,25 @@ func (c *Conn) kick() {
 
 func (c *Conn) taskReady(t *Task) {
 	c.queue(t)
-	c.awaken(c.corks.Load() == 0)
+	c.awaken(!c.ready.Corked())
 }
 
 // cork has tasks that become ready wait for Uncork, unless somebody drives the connection
-// before: answers to completions that come together leave together.
+// before.
 func (c *Conn) cork() scsi.Uncorker {
-	c.corks.Add(1)
+	c.ready.Cork()
 	return c
 }
 
-// Uncork implements scsi.Uncorker. Whoever takes the last cork out sees what the others
-// have left: they have set pending before they looked at corks.
+// Uncork implements scsi.Uncorker.
 func (c *Conn) Uncork() {
-	if c.corks.Add(-1) == 0 && c.pending.Load() {
+	if c.ready.Uncork() {
 		c.awaken(true)
 	}
 }
 
 // queue puts t among the tasks that want Resume.
-func (c *Conn) queue(t *Task) {
-	c.readyMu.Lock()
-	if !t.queued.Load() {
-		t.queued.Store(true)
-		c.ready = append(c.ready, t)
-		c.pending.Store(true)
-	}
-	c.readyMu.Unlock()
-}
-
-func (c *Conn) resumeReady() {
-	c.readyMu.Lock()
-	ready := c.ready
-	c.ready = c.spare
-	for _, t := range ready {
-		t.queued.Store(false)
-	}
-	c.pending.Store(false)
-	c.readyMu.Unlock()
-	for i, t := range ready {
-		ready[i] = nil
-		switch t.state {
-		case taskWaiting, taskPulling:
-			c.step(t, t.Resume()) // which does nothing if the call was for a former life
-		case taskGone:
-			c.recycle(t)
-		}
-	}
-	c.spare = ready[:0]
-}
+func (c *Conn) queue(t *Task) { c.ready.Put(t, &t.queued) }
 
 // Sequence returns the numbers of a PDU that bears no status: the StatSN that the next one
 // with status will have, ExpCmdSN and MaxCmdSN.

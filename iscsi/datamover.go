@@ -1,8 +1,7 @@
 package iscsi
 
 import (
-	"sync/atomic"
-
+	"oneshot/internal/baton"
 	"oneshot/internal/serial"
 	"oneshot/iscsi/login"
 	"oneshot/scsi"
@@ -107,13 +106,13 @@ type Task struct {
 
 	cdb     [maxCDB]byte
 	state   taskState
-	slot    int         // in Conn.tasks, or -1
-	leased  int         // bytes of I/O memory, as the pool counts them
-	working int         // of these: with them the command goes on
-	unsent  int         // of these: counted in Conn.unsent
-	queued  atomic.Bool // in Conn.ready; set with Conn.readyMu held
-	wanted  int         // bytes of memory that it waits for; it is in Conn.hungry
-	refused bool        // no memory for its unsolicited data
+	slot    int        // in Conn.tasks, or -1
+	leased  int        // bytes of I/O memory, as the pool counts them
+	working int        // of these: with them the command goes on
+	unsent  int        // of these: counted in Conn.unsent
+	queued  baton.Mark // in Conn.ready
+	wanted  int        // bytes of memory that it waits for; it is in Conn.hungry
+	refused bool       // no memory for its unsolicited data
 	aborted abortedBy
 	aborter uint32 // with abortedByRequest: the ITT of the ABORT TASK
 }

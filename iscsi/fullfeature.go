@@ -205,7 +205,7 @@ func (c *Conn) newTTT() uint32 {
 // §11.14, §11.15). Commands still outstanding there get no answer.
 func (c *Conn) logout(h pdu.LogoutRequest) {
 	response := pdu.LogoutSuccess
-	leaving := c.sess.baton.conns
+	leaving := c.sess.circle.conns
 	switch h.Reason() {
 	case pdu.LogoutCloseSession:
 	case pdu.LogoutCloseConnection:
@@ -232,7 +232,7 @@ func (c *Conn) logout(h pdu.LogoutRequest) {
 		o.exit()
 	}
 	// Over RDMA it is the initiator that disconnects, when it likes.
-	if !slices.ContainsFunc(c.sess.baton.conns, func(o *Conn) bool { return o.state < stateInLogout }) {
+	if !slices.ContainsFunc(c.sess.circle.conns, func(o *Conn) bool { return o.state < stateInLogout }) {
 		c.sess.end()
 	}
 }
@@ -314,7 +314,7 @@ type managing struct {
 }
 
 func (s *Session) afterOthersAck(m *managing) {
-	for _, o := range s.baton.conns {
+	for _, o := range s.circle.conns {
 		if o != m.conn && o.state == stateFullFeature {
 			m.left++
 			o.afterAck(m)

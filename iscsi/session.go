@@ -13,8 +13,8 @@ type Session struct {
 	SessionState
 	Target *Target // nil in a discovery session
 
-	baton *baton      // has the connections
-	nexus *scsi.Nexus // nil in a discovery session
+	circle *circle     // has the connections
+	nexus  *scsi.Nexus // nil in a discovery session
 
 	active     int // commands begun and not answered that hold a place in the window
 	immediates int // immediate commands not answered
@@ -91,7 +91,7 @@ func (s *Session) run(sn serial.SN, r *Request) {
 
 // loggedIn returns the connection with this CID that is logged in, or nil.
 func (s *Session) loggedIn(cid uint16) *Conn {
-	for _, c := range s.baton.conns {
+	for _, c := range s.circle.conns {
 		if c.CID == cid && c.state == stateFullFeature {
 			return c
 		}
@@ -117,7 +117,7 @@ func (s *Session) dropHeld(c *Conn) {
 
 // alive reports whether the session has a connection that is not lost.
 func (s *Session) alive() bool {
-	return slices.ContainsFunc(s.baton.conns, func(c *Conn) bool { return c.state < stateCleanup })
+	return slices.ContainsFunc(s.circle.conns, func(c *Conn) bool { return c.state < stateCleanup })
 }
 
 // end aborts the tasks of the session and ends its nexus, once. When the last task has come
@@ -127,19 +127,19 @@ func (s *Session) end() {
 		return
 	}
 	s.ending = true
-	for _, c := range s.baton.conns {
+	for _, c := range s.circle.conns {
 		c.withdraw()
 	}
 	if s.nexus == nil {
 		s.over = true
 		return
 	}
-	s.nexus.Close(func() { s.baton.post(func() { s.over = true }) })
+	s.nexus.Close(func() { s.circle.Post(func() { s.over = true }) })
 }
 
 // conn returns the connection with this CID of which something is left, or nil.
 func (s *Session) conn(cid uint16) *Conn {
-	for _, c := range s.baton.conns {
+	for _, c := range s.circle.conns {
 		if c.CID == cid && c.state != stateFree {
 			return c
 		}
@@ -149,8 +149,8 @@ func (s *Session) conn(cid uint16) *Conn {
 
 // cut ends the connections of the session at once, and so the session.
 func (s *Session) cut(why string) {
-	s.baton.post(func() {
-		for _, c := range s.baton.conns {
+	s.circle.Post(func() {
+		for _, c := range s.circle.conns {
 			c.log.Info("session ends: " + why)
 			c.mover.Terminate(AtOnce)
 		}

@@ -79,7 +79,7 @@ func (s *Session) state() SessionState {
 		}
 		c.Held[sn] = Request{CID: r.CID, Kind: r.Kind, Header: bytes.Clone(r.Header), Data: bytes.Clone(r.Data)}
 	}
-	for _, o := range s.baton.conns {
+	for _, o := range s.circle.conns {
 		if o.state == stateFullFeature {
 			c.Conns = append(c.Conns, o.ConnState)
 		}
@@ -93,8 +93,8 @@ func (n *Node) SessionState(tsih uint16) (SessionState, bool) {
 	if s == nil {
 		return SessionState{}, false
 	}
-	s.baton.mu.Lock()
-	defer s.baton.unlock()
+	s.circle.Lock()
+	defer s.circle.Unlock()
 	return s.state(), true
 }
 

@@ -83,7 +83,7 @@ func (c *Conn) heldTask(sn serial.SN) *Task {
 
 // find is Find in all connections of the session.
 func (s *Session) find(itt uint32) *Task {
-	for _, c := range s.baton.conns {
+	for _, c := range s.circle.conns {
 		if t := c.Find(itt); t != nil {
 			return t
 		}
@@ -181,7 +181,7 @@ func (c *Conn) concerns(fn pdu.TaskFunction, itt uint32, lun uint64, ref *Task) 
 		return
 	}
 	everywhere := fn == pdu.TaskTargetWarmReset || fn == pdu.TaskTargetColdReset || fn == pdu.TaskITNexusReset
-	for _, o := range c.sess.baton.conns {
+	for _, o := range c.sess.circle.conns {
 		for _, list := range [...][]*Task{o.tasks, o.forgetting} {
 			for _, t := range list {
 				if everywhere || t.LUN == lun {
@@ -208,8 +208,8 @@ func (c *Conn) free(t *Task) {
 		t.wanted = 0
 		c.hungry = slices.DeleteFunc(c.hungry, func(h *Task) bool { return h == t })
 	}
-	if t.queued.Load() {
-		return // still in c.ready: resumeReady frees it
+	if t.queued.Queued() {
+		return // still in c.ready: resume frees it
 	}
 	c.recycle(t)
 }

@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"sync"
 	"sync/atomic"
 
 	"oneshot/backend"
+	"oneshot/internal/baton"
 	"oneshot/internal/invariant"
 	"oneshot/mem"
 	"oneshot/nvme"
@@ -27,10 +27,9 @@ type Queue struct {
 	mover Mover
 	log   *slog.Logger
 
-	mu   sync.Mutex // taken before Node.mu, Subsystem.mu and Controller.mu; not held over blocking calls
-	work atomic.Bool
+	baton baton.Baton // taken before Node.mu, Subsystem.mu and Controller.mu; not held over blocking calls
 
-	// Guarded by mu.
+	// Guarded by baton.
 	state  queueState
 	id     uint16
 	ctrl   *Controller // nil until it is connected
@@ -47,7 +46,6 @@ type Queue struct {
 	leased int         // bytes of I/O memory that tasks hold, as the pool counts them
 	unsent int         // of leased: of commands whose answers have not left
 	moved  uint32      // Node.clock when the last of these left, or the first came
-	spare  []*Task     // the empty half of the pair with ready
 	over   bool        // fail was called
 
 	paths   atomic.Pointer[[]*path] // sorted by NSID; replaced, never changed
@@ -55,15 +53,8 @@ type Queue struct {
 
 	unproven, evicted bool // it has no controller, and has to give way; guarded by Node.mu
 
-	readyMu sync.Mutex // taken after mu; a leaf
-	ready   []*Task    // guarded by readyMu: want resume
-
-	postMu sync.Mutex // taken after mu; a leaf
-	posts  []func()   // guarded by postMu: to be run with mu held
-
-	corks      atomic.Int32 // stores that are about to complete more
-	pending    atomic.Bool  // ready is not empty
-	memoryFree atomic.Bool  // a lease may succeed that failed before
+	ready      baton.Ready[Task]
+	memoryFree atomic.Bool // a lease may succeed that failed before
 }
 
 // queueState is the state of a queue.
@@ -88,72 +79,51 @@ const freshDepth = 4
 // NewQueue returns the queue of a connection that mover has just established, and that Admit has counted.
 func (n *Node) NewQueue(mover Mover) *Queue {
 	q := &Queue{node: n, mover: mover, depth: freshDepth, born: n.clock.Load(), log: n.log.With("host_address", mover.Peer())}
+	q.baton.Drive(driver{q})
 	q.paths.Store(new([]*path))
 	n.add(q)
 	return q
 }
 
 // Lock makes the caller the driver of the queue.
-func (q *Queue) Lock() { q.mu.Lock() }
+func (q *Queue) Lock() { q.baton.Lock() }
 
 // Unlock does what was left for the driver, sends what is queued, and lets go.
-func (q *Queue) Unlock() {
-	for {
-		q.settle()
-		q.mu.Unlock()
-		if !q.work.Load() || !q.mu.TryLock() {
-			return
-		}
-	}
-}
-
-// settle resumes tasks, runs posts, and sends, until nothing is left to do.
-func (q *Queue) settle() {
-	for {
-		if q.work.Load() {
-			q.work.Store(false) // before looking, so that what comes later sets it again
-			if q.memoryFree.Load() && q.memoryFree.Swap(false) {
-				q.feed()
-			}
-			if q.pending.Load() {
-				q.resumeReady()
-			}
-			q.runPosts()
-		}
-		q.kick()
-		q.mover.Flush()
-		if q.state == queueLost {
-			q.settleEnd()
-		}
-		if !q.work.Load() {
-			return
-		}
-	}
-}
+func (q *Queue) Unlock() { q.baton.Unlock() }
 
 // post has f run with the lock held, soon. The queue may be gone then.
-func (q *Queue) post(f func()) {
-	q.postMu.Lock()
-	q.posts = append(q.posts, f)
-	q.postMu.Unlock()
-	q.awaken(true)
-}
+func (q *Queue) post(f func()) { q.baton.Post(f) }
 
-func (q *Queue) runPosts() {
-	q.postMu.Lock()
-	posts := q.posts
-	q.posts = nil
-	q.postMu.Unlock()
-	for _, f := range posts {
-		f()
+// awaken has the driver look at what the caller has left; now says whether to drive here if nobody does.
+func (q *Queue) awaken(now bool) { q.baton.Awaken(now) }
+
+// driver is what the holder of the baton does with a queue.
+type driver struct{ *Queue }
+
+// Resume implements baton.Driven.
+func (q driver) Resume() {
+	if q.memoryFree.Load() && q.memoryFree.Swap(false) {
+		q.feed()
+	}
+	q.ready.Take()
+	for t := q.ready.Next(); t != nil; t = q.ready.Next() {
+		switch t.state {
+		case taskWaiting, taskPulling:
+			if next, due := t.resume(); due { // else the call was for a former life
+				q.step(t, next)
+			}
+		case taskGone:
+			q.recycle(t)
+		}
 	}
 }
 
-// awaken has the driver look at what the caller has left; now says whether to drive here if nobody does.
-func (q *Queue) awaken(now bool) {
-	q.work.Store(true)
-	if now && q.mu.TryLock() {
-		q.Unlock()
+// Flush implements baton.Driven.
+func (q driver) Flush() {
+	q.kick()
+	q.mover.Flush()
+	if q.state == queueLost {
+		q.settleEnd()
 	}
 }
 
@@ -170,55 +140,23 @@ func (q *Queue) kick() {
 // taskReady has t resumed.
 func (q *Queue) taskReady(t *Task) {
 	q.queue(t)
-	q.awaken(q.corks.Load() == 0)
+	q.awaken(!q.ready.Corked())
 }
 
-// Uncork implements backend.Uncorker. Whoever takes the last cork out sees what the others have left: they have set
-// pending before they looked at corks.
+// queue puts t among the tasks that want resume.
+func (q *Queue) queue(t *Task) { q.ready.Put(t, &t.queued) }
+
+// Uncork implements backend.Uncorker.
 func (q *Queue) Uncork() {
-	if q.corks.Add(-1) == 0 && q.pending.Load() {
+	if q.ready.Uncork() {
 		q.awaken(true)
 	}
 }
 
 // cork has tasks that become ready wait for Uncork, unless somebody drives the queue before.
 func (q *Queue) cork() backend.Uncorker {
-	q.corks.Add(1)
+	q.ready.Cork()
 	return q
-}
-
-// queue puts t among the tasks that want resume.
-func (q *Queue) queue(t *Task) {
-	q.readyMu.Lock()
-	if !t.queued.Load() {
-		t.queued.Store(true)
-		q.ready = append(q.ready, t)
-		q.pending.Store(true)
-	}
-	q.readyMu.Unlock()
-}
-
-func (q *Queue) resumeReady() {
-	q.readyMu.Lock()
-	ready := q.ready
-	q.ready = q.spare
-	for _, t := range ready {
-		t.queued.Store(false)
-	}
-	q.pending.Store(false)
-	q.readyMu.Unlock()
-	for i, t := range ready {
-		ready[i] = nil
-		switch t.state {
-		case taskWaiting, taskPulling:
-			if next, due := t.resume(); due { // else the call was for a former life
-				q.step(t, next)
-			}
-		case taskGone:
-			q.recycle(t)
-		}
-	}
-	q.spare = ready[:0]
 }
 
 // Command takes a command over, whose entry is copied to t.SQE. False: there are more than the queue has entries; the connection is
@@ -364,7 +302,7 @@ func (q *Queue) answered(t *Task) {
 		t.wanted = 0
 		q.hungry = slices.DeleteFunc(q.hungry, func(h *Task) bool { return h == t })
 	}
-	if !t.queued.Load() { // else it is still in q.ready: resumeReady gives it back
+	if !t.queued.Queued() { // else it is still in q.ready: Resume gives it back
 		q.recycle(t)
 	}
 }

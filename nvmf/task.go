@@ -4,6 +4,7 @@ import (
 	"sync/atomic"
 
 	"oneshot/backend"
+	"oneshot/internal/baton"
 	"oneshot/mem"
 	"oneshot/nvme"
 	"oneshot/volume"
@@ -34,11 +35,11 @@ type Task struct {
 
 	entry   [nvme.SQELen]byte
 	state   taskState
-	slot    int // in Queue.tasks, or -1
-	leased  int // bytes of I/O memory, as the pool counts them
-	unsent  int // of these: counted in Queue.unsent
-	wanted  int // bytes of memory that it waits for; it is in Queue.hungry
-	queued  atomic.Bool
+	slot    int        // in Queue.tasks, or -1
+	leased  int        // bytes of I/O memory, as the pool counts them
+	unsent  int        // of these: counted in Queue.unsent
+	wanted  int        // bytes of memory that it waits for; it is in Queue.hungry
+	queued  baton.Mark // in Queue.ready
 	aborted bool
 	status  nvme.Status // of an aborted command
 
