@@ -97,7 +97,7 @@ func (c *Core) apply(limit uint64) {
 		if e.state != stateHeld || e.Kind != KindCheck && !c.regionsSet(e) || c.waits(e) {
 			continue
 		}
-		e.state = stateWriting
+		e.state, e.begun = stateWriting, true
 		if e.Kind == KindCheck {
 			c.out = append(c.out, Hash{ID: c.begin(work{kind: workHash, seq: seq}), Off: e.Off, Len: e.Len})
 			continue

@@ -294,7 +294,7 @@ type (
 	Ack struct {
 		Stream                     uint64
 		Received, Applied, Durable uint64
-		Failed                     bool // the disk refuses
+		Failed                     bool // the disk refuses, or hangs
 	}
 	// Ask asks for a promise, Promise gives it, and Deny has a newer view instead.
 	Ask     struct{ Version uint64 }

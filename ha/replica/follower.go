@@ -141,7 +141,7 @@ func (c *Core) acknowledge() {
 	if c.stream == 0 || !c.fed {
 		return
 	}
-	a := Ack{Stream: c.stream, Received: c.log.last(), Applied: c.disk.applied, Durable: c.durable, Failed: c.refused}
+	a := Ack{Stream: c.stream, Received: c.log.last(), Applied: c.disk.applied, Durable: c.durable, Failed: c.refused || c.isHung()}
 	if a != c.acked {
 		c.acked = a
 		c.out = append(c.out, Send{To: c.source, Msg: a})

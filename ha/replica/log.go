@@ -21,6 +21,7 @@ type log struct {
 type entry struct {
 	Record
 	state entryState
+	begun bool // given to the disk: any part of it may be there, even if the disk has refused it
 	at    time.Duration
 }
 

@@ -66,7 +66,7 @@ func (c *Core) marksFor(old, v View) {
 // suspect takes the log for what this copy, now outside S, has done by itself.
 func (c *Core) suspect() {
 	for i := range c.entries {
-		if e := &c.entries[i]; e.changes(c.cfg.Self) && e.state != stateHeld {
+		if e := &c.entries[i]; e.begun && e.changes(c.cfg.Self) {
 			c.markWritten(&c.suspects, &e.Record)
 		}
 	}

@@ -27,6 +27,7 @@ type check struct {
 type fault struct {
 	off, n     int64
 	right, odd Nodes
+	unreadable Nodes
 	busy       bool
 }
 
@@ -101,13 +102,13 @@ func (c *Core) judge(v *verify, k *check) {
 	if right == members {
 		return
 	}
-	f := &fault{off: k.off, n: k.n, right: right, odd: members &^ right}
+	f := &fault{off: k.off, n: k.n, right: right, odd: members &^ right, unreadable: k.failed}
 	known := right != 0
 	if !known {
 		f.odd = members // nobody knows who
 	}
 	repair := known && v.Repair
-	c.out = append(c.out, Found{ID: v.ID, Off: k.off, Len: k.n, Odd: f.odd, Unreadable: k.failed, Known: known, Repair: repair})
+	c.out = append(c.out, Found{ID: v.ID, Off: k.off, Len: k.n, Odd: f.odd, Unreadable: f.unreadable, Known: known, Repair: repair})
 	if repair {
 		v.faults = append(v.faults, f)
 	}
@@ -148,7 +149,7 @@ func (c *Core) repair(v *verify, f *fault) {
 			f.busy, v.until = false, max(v.until, c.log.last())
 			f.odd = f.odd.Without(c.cfg.Self)
 			if !ok { // who had it right is gone, or cannot read it any more
-				c.out = append(c.out, Found{ID: v.ID, Off: f.off, Len: f.n, Odd: f.odd.With(c.cfg.Self), Known: true})
+				c.out = append(c.out, Found{ID: v.ID, Off: f.off, Len: f.n, Odd: f.odd.With(c.cfg.Self), Unreadable: f.unreadable, Known: true})
 				f.odd = 0
 			}
 		}})

@@ -1,0 +1,249 @@
+package replica
+
+import (
+	"slices"
+	"testing"
+	"time"
+)
+
+// solo is one core; the test is the world around it. Metadata is saved at once.
+type solo struct {
+	*testing.T
+	*Core
+	now   time.Duration
+	set   Config
+	alive Nodes // who beats, and answers beats
+}
+
+const (
+	blockLen   = 512
+	granuleLen = 4 * blockLen
+)
+
+// begin starts node 0 of a set with two stores.
+func begin(t *testing.T, copies int, memory *Memory, saved Saved) *solo {
+	t.Helper()
+	cfg := Config{
+		Incarnation: 1, Quorum: 2, MinCopies: 1, Granule: granuleLen, Region: 4 * granuleLen, Heap: 64 * blockLen, Unit: blockLen, Ring: 16,
+		Stores:    []Store{{Size: 64 * blockLen}, {Off: 4096 * blockLen, Size: 16 * blockLen, Through: true}},
+		Heartbeat: 50 * time.Millisecond, Lease: 250 * time.Millisecond, Grace: 350 * time.Millisecond, Confirm: true,
+		SlowCopy: 5 * time.Second, FlushEvery: time.Hour, SaveEvery: time.Hour, Copying: 1,
+	}
+	for id := range ID(copies) {
+		cfg.Copies = cfg.Copies.With(id)
+	}
+	return &solo{T: t, Core: New(cfg, time.Hour, memory, saved), now: time.Hour, set: cfg, alive: cfg.Copies.Without(0)}
+}
+
+// do lets an event happen, and returns what is done.
+func (s *solo) do(e Event) []Action {
+	s.now += time.Millisecond
+	all := slices.Clone(s.Step(s.now, e))
+	for i := 0; i < len(all); i++ {
+		if save, ok := all[i].(Save); ok {
+			all = append(all, s.Step(s.now, Done{ID: save.ID})...)
+		}
+	}
+	return all
+}
+
+// tell lets a message come.
+func (s *solo) tell(from ID, m Msg) []Action { return s.do(Message{From: from, Msg: m}) }
+
+// wait lets time pass.
+func (s *solo) wait(d time.Duration) []Action {
+	var all []Action
+	for end := s.now + d; s.now < end; {
+		s.now += 19 * time.Millisecond
+		all = append(all, s.do(Tick{})...)
+		for id := range s.alive.All() {
+			if s.role == Primary {
+				all = append(all, s.proven(id)...)
+			} else if id == s.view.Primary {
+				all = append(all, s.do(BeatFrom{From: id, Beat: Beat{View: s.view}})...)
+			}
+		}
+	}
+	return all
+}
+
+// each returns the actions of a type.
+func each[A Action](actions []Action) []A {
+	var found []A
+	for _, a := range actions {
+		if a, ok := a.(A); ok {
+			found = append(found, a)
+		}
+	}
+	return found
+}
+
+// said returns the messages of a type.
+func said[M Msg](actions []Action) []M {
+	var found []M
+	for _, a := range each[Send](actions) {
+		if m, ok := a.Msg.(M); ok {
+			found = append(found, m)
+		}
+	}
+	return found
+}
+
+// views returns what is proposed.
+func proposals(actions []Action) []View {
+	var found []View
+	for _, a := range each[Propose](actions) {
+		found = append(found, a.View)
+	}
+	return found
+}
+
+// of returns the only one that there is.
+func only[X any](s *solo, found []X) X {
+	s.Helper()
+	if len(found) != 1 {
+		s.Fatalf("%d of %T, and should be one: %+v", len(found), *new(X), found)
+	}
+	return found[0]
+}
+
+// none fails if there is one.
+func none[X any](s *solo, found []X, why string) {
+	s.Helper()
+	if len(found) > 0 {
+		s.Errorf("%T %+v: %s", found[0], found, why)
+	}
+}
+
+// streamOf is the number of the stream that a member takes in these tests.
+func streamOf(id ID) uint64 { return 100 + uint64(id) }
+
+// stands makes node 0 a candidate: it was the primary in a former life.
+func stands(t *testing.T, copies int, memory *Memory, saved Saved) *solo {
+	t.Helper()
+	s := begin(t, copies, memory, saved)
+	for id := ID(1); id < ID(copies); id++ {
+		s.do(Up{Peer: id})
+	}
+	if s.role != Candidate {
+		t.Fatalf("%v", s.Core)
+	}
+	return s
+}
+
+// firstView is that of a set whose primary has begun anew.
+func firstView(copies int) View {
+	v := View{Version: 1, Term: 1, First: 1}
+	for id := range ID(copies) {
+		v.InSync = v.InSync.With(id)
+	}
+	return v
+}
+
+// reigns makes node 0 the primary, with all others as members.
+func reigns(t *testing.T, copies int) *solo {
+	t.Helper()
+	s := stands(t, copies, &Memory{View: firstView(copies)}, Saved{})
+	var actions []Action
+	for id := ID(1); id < ID(copies); id++ {
+		actions = append(actions, s.tell(id, Promise{Version: 1, Stream: streamOf(id), Memory: true})...)
+	}
+	s.agree(only(s, proposals(actions)))
+	if s.role != Primary {
+		t.Fatalf("%v", s.Core)
+	}
+	for id := ID(1); id < ID(copies); id++ {
+		s.hello(id, true)
+	}
+	return s
+}
+
+func (s *solo) agree(v View) []Action { return s.do(Agreed{View: v}) }
+
+// hello begins the stream of another node.
+func (s *solo) hello(id ID, memory bool) []Action {
+	last := s.log.last()
+	return s.tell(id, Hello{Version: s.view.Version, Stream: streamOf(id), Memory: memory, Last: last, Applied: last, Durable: last, Sizes: s.sizes()})
+}
+
+// write sends a write of the host.
+func (s *solo) write(id uint64, off, n int64) []Action {
+	actions := s.do(Reserve{ID: id, Len: n})
+	only(s, each[Answer](actions))
+	return s.do(Write{ID: id, Off: off, Len: n})
+}
+
+// ack tells that a member has all up to a number in memory, applied and durable.
+func (s *solo) ack(id ID, received, applied, durable uint64) []Action {
+	return s.tell(id, Ack{Stream: streamOf(id), Received: received, Applied: applied, Durable: durable})
+}
+
+// proven lets a member answer the newest beat.
+func (s *solo) proven(id ID) []Action {
+	return s.do(EchoFrom{From: id, Echo: Echo{No: s.beatNo, View: s.view, OK: true}})
+}
+
+// follows makes node 0 a follower of node 1, and returns the hello.
+func follows(t *testing.T, copies int, in Nodes) (*solo, Hello) {
+	t.Helper()
+	v := firstView(copies)
+	v.Primary, v.InSync = 1, in
+	s := begin(t, copies, &Memory{View: v}, Saved{})
+	return s, only(s, said[Hello](s.do(Up{Peer: 1})))
+}
+
+// take takes a Post of node 1.
+func (s *solo) take(stream uint64, b Bell, recs ...Record) []Action {
+	b.View = s.view
+	if len(recs) > 0 {
+		b.First = recs[0].Seq
+	}
+	return s.do(Rang{From: 1, Stream: stream, Recs: recs, Bell: b})
+}
+
+// What a disk has refused may be there in part.
+func TestRefusedInPart(t *testing.T) {
+	s, h := follows(t, 2, NodesOf(0, 1))
+	apply := only(s, each[Apply](s.take(h.Stream, Bell{}, Record{Term: 1, Seq: 1, Kind: KindZero, Off: granuleLen, Len: blockLen})))
+	s.do(Done{ID: apply.ID, Failed: true})
+	v := s.view
+	v.Version, v.InSync = 2, NodesOf(1)
+	s.agree(v)
+	h = only(s, said[Hello](s.wait(retryAfter)))
+	if !h.Suspects.Has(1) {
+		t.Errorf("a copy outside S suspects %v, and its disk has refused a write of granule 1", h.Suspects)
+	}
+}
+
+// A member whose disk hangs says so, whatever it is that hangs.
+func TestHungMember(t *testing.T) {
+	s, h := follows(t, 2, NodesOf(0, 1))
+	apply := only(s, each[Apply](s.take(h.Stream, Bell{Sync: 1}, Record{Term: 1, Seq: 1, Kind: KindZero, Off: 0, Len: blockLen})))
+	sync := only(s, each[Sync](s.do(Done{ID: apply.ID})))
+	none(s, said[Ack](s.wait(s.set.SlowCopy-100*time.Millisecond)), "the disk has time")
+	if a := only(s, said[Ack](s.wait(200*time.Millisecond))); !a.Failed {
+		t.Errorf("%+v after %v of a sync", a, s.set.SlowCopy)
+	}
+	acks := said[Ack](s.do(Done{ID: sync.ID}))
+	if a := acks[len(acks)-1]; a.Failed || a.Durable != 1 {
+		t.Errorf("%+v after the sync", a)
+	}
+}
+
+// A range that a member could not read, and that nobody is left to repair, is told of as what it is.
+func TestNotRepaired(t *testing.T) {
+	s := reigns(t, 2)
+	s.do(Verify{ID: 1, Repair: true})
+	hash := only(s, each[Hash](s.ack(1, 1, 0, 0)))
+	s.do(Done{ID: hash.ID, Failed: true})
+	f := only(s, each[Found](s.tell(1, Hashed{Seq: 1})))
+	if !f.Repair || f.Odd != NodesOf(0) || f.Unreadable != NodesOf(0) {
+		t.Errorf("%+v", f)
+	}
+	v := s.view
+	v.Version, v.InSync = v.Version+1, NodesOf(0)
+	f = only(s, each[Found](s.agree(v)))
+	if f.Repair || f.Odd != NodesOf(0) || f.Unreadable != NodesOf(0) {
+		t.Errorf("%+v", f)
+	}
+}
