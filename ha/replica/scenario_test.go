@@ -247,3 +247,23 @@ func TestNotRepaired(t *testing.T) {
 		t.Errorf("%+v", f)
 	}
 }
+
+// A copy that gets a range after it was hashed, and then is taken in, is not said to differ. It is compared once more.
+func TestHashedOutside(t *testing.T) {
+	s := reigns(t, 3)
+	v := s.view
+	v.Version, v.InSync = v.Version+1, NodesOf(0, 1)
+	s.agree(v)
+	s.hello(2, true)
+	s.do(Verify{ID: 1, Repair: true})
+	hash := only(s, each[Hash](s.ack(1, 1, 0, 0)))
+	s.tell(2, Hashed{Seq: 1, Digest: Digest{1}})
+	s.ack(2, 1, 1, 1)
+	v.Version, v.InSync = v.Version+1, NodesOf(0, 1, 2)
+	s.agree(v)
+	actions := append(s.do(Done{ID: hash.ID}), s.tell(1, Hashed{Seq: 1})...)
+	none(s, each[Found](actions), "a copy has been taken in")
+	if s.log.entry(2) == nil || s.log.entry(2).Kind != KindCheck || s.log.entry(2).Off != 0 {
+		t.Errorf("%v: the range is not hashed again", s.Core)
+	}
+}

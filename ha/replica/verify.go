@@ -80,9 +80,10 @@ func (c *Core) checkAgain(k *check) {
 	}
 }
 
-// hashed takes a member's hash.
+// hashed takes a member's hash. A copy outside S may have got the range after that place in the order; once it is a
+// member the check has another place.
 func (c *Core) hashed(from ID, seq uint64, d Digest, failed bool) {
-	if c.role != Primary || c.verify == nil {
+	if c.role != Primary || c.verify == nil || !c.view.InSync.Has(from) {
 		return
 	}
 	for _, k := range c.verify.checks {

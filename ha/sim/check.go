@@ -150,6 +150,9 @@ func (r *run) checkView(old, v *replica.View) {
 			}
 			r.fail(invariant, "block %d at %v is held by %d of %b", b, f.pos, k, v.InSync)
 		}
+		if v.Term != old.Term {
+			r.setBack(b, r.nodes[v.Primary].content(b)) // its primary may never reign
+		}
 	}
 	r.checkDurable(v)
 	r.checkDifferences(v)
@@ -191,6 +194,13 @@ func (r *run) checkPromoted(n *node, v *replica.View) {
 		if lost := r.lostSince(old.InSync, f.at); lost < quorum(&r.cfg, &old) {
 			r.fail(3, "block %d of the new primary %d is at %v, and %v was acknowledged or read; %d of %b have lost their power", b, n.id, p, f.pos, lost, old.InSync)
 		}
+		r.setBack(b, p)
+	}
+}
+
+// setBack: power cuts of W members have taken what a block had after p.
+func (r *run) setBack(block int, p pos) {
+	if f := &r.floors[block]; p.less(f.pos) {
 		r.Losses++
 		f.pos, f.acked = p, p
 	}
