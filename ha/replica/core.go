@@ -123,7 +123,7 @@ func (c *Core) restore(memory *Memory, saved Saved) {
 		c.memory = true
 		c.base, c.disk.applied, c.trim, c.results = memory.Base, memory.Applied, memory.Trim, slices.Clone(memory.Results)
 		for _, r := range memory.Log {
-			c.entries = append(c.entries, entry{Record: r, at: c.now})
+			c.entries = append(c.entries, entry{Record: r, begun: true, at: c.now})
 			if r.Seq <= c.disk.applied || !r.orders(c.cfg.Self) {
 				c.entries[len(c.entries)-1].state = stateApplied
 			}

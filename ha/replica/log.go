@@ -21,7 +21,7 @@ type log struct {
 type entry struct {
 	Record
 	state entryState
-	begun bool // given to the disk: any part of it may be there, even if the disk has refused it
+	begun bool // the disk may have any part of it: given to it, perhaps refused, or not known from a former life
 	at    time.Duration
 }
 

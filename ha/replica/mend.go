@@ -50,11 +50,15 @@ func (c *Core) mendOn() {
 	}
 }
 
-// healthy returns a member that can be asked, or this node. Waits: a member may come back, or will be dropped.
+// healthy returns a member that can be asked, or this node. Waits: a member may come back, or will be dropped. A copy
+// that is proposed is level, and may be a member already.
 func (c *Core) healthy(tried Nodes) (from ID, waits bool) {
-	for id := range (c.view.InSync &^ tried).Without(c.cfg.Self).All() {
-		p := &c.peer[id]
-		if p.stream != 0 && !p.outside && !p.lost {
+	members := c.view.InSync
+	if c.proposed != nil {
+		members |= c.proposed.InSync
+	}
+	for id := range (members &^ tried).Without(c.cfg.Self).All() {
+		if p := &c.peer[id]; p.stream != 0 && !p.lost {
 			return id, false
 		}
 		waits = true

@@ -267,3 +267,30 @@ func TestHashedOutside(t *testing.T) {
 		t.Errorf("%v: the range is not hashed again", s.Core)
 	}
 }
+
+// What a former life has not finished may be there in part.
+func TestKilledInPart(t *testing.T) {
+	v := View{Version: 2, Term: 1, First: 1, Primary: 1, InSync: NodesOf(0, 1)}
+	s := begin(t, 2, &Memory{View: v, Log: []Record{{Term: 1, Seq: 1, Kind: KindZero, Off: granuleLen, Len: blockLen}}}, Saved{})
+	v.Version, v.InSync = 3, NodesOf(1)
+	s.agree(v)
+	if h := only(s, said[Hello](s.do(Up{Peer: 1}))); !h.Suspects.Has(1) {
+		t.Errorf("a copy outside S suspects %v, and has begun to write granule 1 in a former life", h.Suspects)
+	}
+}
+
+// A read that the disk refuses goes to a copy that is proposed as a member: it is level, and perhaps a member already.
+func TestReadFromProposed(t *testing.T) {
+	s := reigns(t, 2)
+	v := s.view
+	v.Version, v.InSync = v.Version+1, NodesOf(0)
+	s.agree(v)
+	s.hello(1, true)
+	if v := only(s, proposals(s.ack(1, 0, 0, 0))); v.InSync != NodesOf(0, 1) {
+		t.Fatalf("%+v", v)
+	}
+	read := only(s, each[ReadFor](s.do(Read{ID: 1, Off: 0, Len: blockLen})))
+	actions := s.do(Done{ID: read.ID, Failed: true})
+	none(s, each[Answer](actions), "another can read")
+	only(s, said[Lend](actions))
+}
