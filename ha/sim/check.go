@@ -34,9 +34,14 @@ type floor struct {
 	flushed pos // before a Flush that was answered
 }
 
-func (r *run) raise(block int, p pos) {
+// raise: n has answered that a block is at p. Who goes on after a pause answers by what it has heard in it, and since
+// then others may have lost their power.
+func (r *run) raise(n *node, block int, p pos) {
 	if f := &r.floors[block]; f.pos.less(p) {
 		f.pos, f.at = p, r.now
+		if n.resuming {
+			f.at = n.since
+		}
 	}
 }
 
@@ -223,7 +228,7 @@ func (r *run) checkAnswer(n *node, a *attempt, e *replica.Answer) {
 	}
 	switch {
 	case a.kind == doRead:
-		r.checkRead(a)
+		r.checkRead(n, a)
 	case a.kind == doFlush:
 		r.checkFlush(n, a)
 	case a.kind == doGrow:
@@ -232,7 +237,7 @@ func (r *run) checkAnswer(n *node, a *attempt, e *replica.Answer) {
 		if got := a.got[0]; got.val == a.write[0] && got.pos.term < s.View.Term && !r.forgotten(a.command.began) {
 			r.fail(12, "a COMPARE AND WRITE of term %d was done, and its initiator is told in term %d that it was not", got.pos.term, s.View.Term)
 		}
-		r.checkRead(a)
+		r.checkRead(n, a)
 	case a.kind == doSwap && e.Seq < s.View.First:
 		r.SwapsKept++ // it was done before a takeover
 	default:
@@ -254,7 +259,7 @@ func (r *run) wasAlone(id replica.ID, since time.Duration) bool {
 }
 
 // checkRead: a block is a register. What was answered or read before is the least.
-func (r *run) checkRead(a *attempt) {
+func (r *run) checkRead(n *node, a *attempt) {
 	for k, got := range a.got {
 		b := a.block + k
 		want := a.floor[k]
@@ -264,7 +269,7 @@ func (r *run) checkRead(a *attempt) {
 		if got.pos.less(want) {
 			r.fail(8, "block %d reads %v of %v, and %v was answered or read before", b, got.val, got.pos, want)
 		}
-		r.raise(b, got.pos)
+		r.raise(n, b, got.pos)
 		if r.cfg.Stores[b2i(b >= inFirst)].Through && !got.pos.less(want) {
 			r.checkThrough(b, got.pos)
 		}
@@ -295,7 +300,7 @@ func (r *run) checkWritten(n *node, a *attempt, p pos) {
 		r.noteAtomic(p, a)
 	}
 	for b := a.block; b < a.block+a.n; b++ {
-		r.raise(b, p)
+		r.raise(n, b, p)
 		if r.cfg.Stores[b2i(b >= inFirst)].Through {
 			r.checkThrough(b, p)
 		}

@@ -28,6 +28,8 @@ type node struct {
 	since  time.Duration // when it was paused
 	stops  bool          // its clock stops with it
 	inbox  []func()      // what has come during a pause
+
+	resuming bool // it learns of what is in inbox
 }
 
 // clock is what the node's shows: it goes by its rate, and stands still while the machine is stopped.
@@ -290,8 +292,9 @@ func (n *node) resume() {
 		n.behind += n.now - n.since
 	}
 	inbox := n.inbox
-	n.inbox = nil
+	n.inbox, n.resuming = nil, true
 	for _, f := range inbox {
 		f()
 	}
+	n.resuming = false
 }
