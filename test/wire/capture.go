@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -40,11 +41,13 @@ const (
 	// The interval at which a mark is sent again until it is seen: the first
 	// ones are sent before dumpcap listens.
 	markInterval = 50 * time.Millisecond
+	// bufferMiB is what the kernel keeps while dumpcap waits for a processor: a test's whole traffic, if need be.
+	bufferMiB = "64"
 )
 
 // startCapture returns when traffic of the port is being captured.
 func startCapture(ctx context.Context, port string) (*capture, error) {
-	args := []string{"dumpcap", "-q", "-i", "lo", "-f", "port " + port, "-w", "-"}
+	args := []string{"dumpcap", "-q", "-B", bufferMiB, "-i", "lo", "-f", "port " + port, "-w", "-"}
 	if os.Geteuid() != 0 {
 		args = append([]string{"sudo", "-n"}, args...) // dumpcap needs CAP_NET_RAW
 	}
@@ -66,11 +69,23 @@ func startCapture(ctx context.Context, port string) (*capture, error) {
 	return c, nil
 }
 
+// dropped finds how many packets dumpcap says that it did not get: "…: 1234/5 (pcap:…".
+var dropped = regexp.MustCompile(`received/dropped on interface .*: \d+/(\d+) `)
+
 // stop returns the capture as pcapng when everything up to now is in it.
 func (c *capture) stop(ctx context.Context) ([]byte, error) {
 	err := c.mark(ctx, markEnd)
 	c.end()
-	return c.data.Bytes(), err
+	if err != nil {
+		return nil, err
+	}
+	switch m := dropped.FindStringSubmatch(c.stderr.String()); {
+	case m == nil:
+		return nil, fmt.Errorf("wire: dumpcap does not say how many packets it got: %s", strings.TrimSpace(c.stderr.String()))
+	case m[1] != "0":
+		return nil, fmt.Errorf("wire: the capture lacks %s packets: dumpcap was too slow for a buffer of %s MiB", m[1], bufferMiB)
+	}
+	return c.data.Bytes(), nil
 }
 
 func (c *capture) end() {

@@ -36,20 +36,8 @@ func StartCapture(t *testing.T, addr string) *Capture {
 // and the iSCSI PDUs behind these, which it is given as if they had gone over TCP.
 func (c *Capture) JudgeISER(t *testing.T) {
 	t.Helper()
-	pcapng, err := c.c.stop(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if t.Failed() {
-			keep(t, pcapng)
-		}
-	}()
-	packets, err := decodeIWARP(t.Context(), pcapng)
-	if err != nil {
-		t.Fatal(err)
-	}
-	complain(t, packets)
+	packets, pcapng := c.judgeFrames(t)
+	defer keepFailed(t, pcapng)
 	frames := fpdus(packets, c.port)
 	messages := checkISERFrames(t, frames)
 	sends, err := sends(packets, c.port)
@@ -83,6 +71,36 @@ func (c *Capture) JudgeISER(t *testing.T) {
 		t.Errorf("%d PDUs in %d messages", len(all), len(sends))
 	}
 	checkNumbers(t, all)
+}
+
+// JudgeFrames ends the capture, which is of connections that speak iWARP, and fails the test for each frame that
+// tshark finds malformed or with a wrong CRC.
+func (c *Capture) JudgeFrames(t *testing.T) {
+	t.Helper()
+	_, pcapng := c.judgeFrames(t)
+	keepFailed(t, pcapng)
+}
+
+func (c *Capture) judgeFrames(t *testing.T) (_ []packet, pcapng []byte) {
+	t.Helper()
+	pcapng, err := c.c.stop(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	packets, err := decodeIWARP(t.Context(), pcapng)
+	if err != nil {
+		keep(t, pcapng)
+		t.Fatal(err)
+	}
+	complain(t, packets)
+	return packets, pcapng
+}
+
+// keepFailed keeps the capture of a test that has failed.
+func keepFailed(t *testing.T, pcapng []byte) {
+	if t.Failed() {
+		keep(t, pcapng)
+	}
 }
 
 func complain(t *testing.T, packets []packet) {
