@@ -106,7 +106,7 @@ management: {socket: /tmp/oneshot.sock}
 `, list.String(), portal, d.name, targets), 1)
 			const rounds = 10
 			i := inGuest(t, portal, "iser")
-			i.adm("discovery", "-t", "sendtargets", "-p", portal, "-I", "iser")
+			i.discoverISER()
 			i.adm("node", "-o", "update", "-n", "node.session.initial_login_retry_max", "-v", "8")
 			i.adm("node", "-o", "update", "-n", "node.conn[0].timeo.login_timeout", "-v", "4")
 			var before string

@@ -165,7 +165,7 @@ portals: [{transport: iwarp, listen: $PORTAL}]
 	for range 5 {
 		before := wrongCRCs(t)
 		capture := wire.StartCapture(t, tg.Portal())
-		i.adm("discovery", "-t", "sendtargets", "-p", i.portal, "-I", "iser")
+		i.discoverISER()
 		guest.start(t, "iscsiadm", "-m", "node", "-o", "delete").wait(t, guest)
 		i.record(nil)
 		disk := i.login(1)[0]

@@ -71,6 +71,7 @@ node.session.initial_login_retry_max = 8
 node.session.iscsi.DefaultTime2Wait = 0
 node.session.cmds_max = 128
 node.session.queue_depth = 32
+discovery.sendtargets.timeo.active_timeout = 6
 `
 
 // iscsi is the initiator of the guest, as far as one target is concerned.
