@@ -365,7 +365,7 @@ func (m *conn) control(bhs, data []byte) {
 	}
 	b := m.frame(nil, iserhdr.Header{})
 	b = append(append(b, bhs...), data...)
-	b = append(b, zeroes[:pdu.PaddedLen(len(data))-len(data)]...)
+	b = append(b, pdu.Padding(len(data))...)
 	w := rdma.Work{ID: idSend, Op: rdma.OpSend, Flags: rdma.Inline, SGL: []rdma.SGE{{Bytes: b}}}
 	if len(b) > m.inline {
 		m.s.mu.Unlock() // allocate takes it

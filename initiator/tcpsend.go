@@ -74,14 +74,12 @@ func (m *tcp) data(data []byte) {
 	m.count.bytesOut += uint64(len(data))
 	m.out.push(data)
 	start := len(m.out.head)
-	m.out.head = append(m.out.head, zeroes[:pdu.PaddedLen(len(data))-len(data)]...)
+	m.out.head = append(m.out.head, pdu.Padding(len(data))...)
 	if m.dataDigest {
-		m.out.head = pdu.Digest(0).Update(data).Pad(len(data)).AppendTo(m.out.head)
+		m.out.head = pdu.Digest(0).Update(data).Update(pdu.Padding(len(data))).AppendTo(m.out.head)
 	}
 	m.out.own(start)
 }
-
-var zeroes [4]byte
 
 // control implements mover.
 func (m *tcp) control(bhs, data []byte) {

@@ -490,14 +490,14 @@ func TestDigest(t *testing.T) {
 			}
 		}
 	}
-	if a, b := Digest(0).Update([]byte("12345")).Pad(5), Digest(0).Update([]byte("12345\x00\x00\x00")); a != b {
+	if a, b := Digest(0).Update([]byte("12345")).Update(Padding(5)), Digest(0).Update([]byte("12345\x00\x00\x00")); a != b {
 		t.Errorf("padded digest %#x, want %#x", a, b)
 	}
 	if Digest(1).Matches(make([]byte, 4)) {
 		t.Error("a wrong digest matches")
 	}
 	p := make([]byte, 4095)
-	if n := testing.AllocsPerRun(10, func() { Digest(0).Update(p).Pad(len(p)) }); n != 0 {
+	if n := testing.AllocsPerRun(10, func() { Digest(0).Update(p).Update(Padding(len(p))) }); n != 0 {
 		t.Errorf("digest allocates %v times", n)
 	}
 }

@@ -210,7 +210,7 @@ func (f *SCSICommandFields) appendAHS(b []byte) []byte {
 		b = binary.BigEndian.AppendUint16(b, uint16(n+1))
 		b = append(b, ahsExtendedCDB, 0)
 		b = append(b, f.ExtendedCDB...)
-		b = append(b, zeroBHS[:PaddedLen(n)-n]...)
+		b = append(b, Padding(n)...)
 	}
 	if f.Bidi {
 		b = binary.BigEndian.AppendUint16(b, lenBidiRead)

@@ -3,92 +3,25 @@ package nvmetcp
 import (
 	"fmt"
 	"math/bits"
-	"sync"
 
-	"oneshot/internal/invariant"
-	"oneshot/internal/iov"
 	"oneshot/nvme"
 	"oneshot/nvme/tcp/pdu"
 	"oneshot/nvmf"
+	"oneshot/transport/bytestream"
 )
 
-// data are those of one command: what has come, what is to come, and where they go. They come in the order of their
-// offsets, so that one cursor is enough.
+// data are those of one command: what has come, what is to come, and where they go.
 type data struct {
-	dst     iov.Cursor // the rest of the memory to fill
-	unit    int        // not 0: they go to the store in whole blocks of so many bytes, not to dst
-	part    *block     // the beginning of such a block, whose rest is to come; nil: there was none yet
-	partN   int        // bytes of it that are there: got modulo unit
-	want    int
-	got     int  // of these, bytes placed
+	bytestream.Sink
+	want    int  // bytes of the command, of which Got counts those that were placed
 	pulling bool // the queue waits for them
 	bad     bool // a digest did not match
 	tag     int  // of its transfer in Mover.transfers, or -1
 }
 
 func (d *data) reset() {
-	if d.part != nil {
-		blocks.Put(d.part)
-	}
+	d.Reset()
 	*d = data{tag: -1}
-}
-
-// block is as large as blocks get (nvmf.NamespaceConfig.BlockSize).
-type block [4096]byte
-
-// blocks are those that no command has. A command has at most one.
-var blocks = sync.Pool{New: func() any { return new(block) }}
-
-// put takes the next bytes of the data of t.
-func (d *data) put(t *task, b []byte) {
-	if d.unit == 0 {
-		n := d.dst.CopyIn(b)
-		invariant.Check(n == len(b), "a command takes data and has memory for them")
-		d.got += n
-		return
-	}
-	if d.partN > 0 {
-		n := copy(d.part[d.partN:d.unit], b)
-		d.gathered(t, n)
-		b = b[n:]
-	}
-	if n := len(b) / d.unit * d.unit; n > 0 {
-		t.Place(d.got, b[:n])
-		d.got += n
-		b = b[n:]
-	}
-	if len(b) > 0 {
-		d.gather(b)
-	}
-}
-
-// gather keeps b, the first bytes of a block.
-func (d *data) gather(b []byte) {
-	if d.part == nil {
-		d.part = blocks.Get().(*block)
-	}
-	d.partN = copy(d.part[:], b)
-	d.got += d.partN
-}
-
-// gathered notes that n more bytes of the block in part are there, which goes to the store when all are.
-func (d *data) gathered(t *task, n int) {
-	d.partN += n
-	d.got += n
-	if n > 0 && d.partN == d.unit {
-		t.Place(d.got-d.unit, d.part[:d.unit])
-		d.partN = 0
-	}
-}
-
-// digest adds the next n bytes of memory to sum.
-func (d *data) digest(sum pdu.Digest, n int) pdu.Digest {
-	for c := d.dst; n > 0; {
-		b := c.Next(n)
-		sum = sum.Update(b)
-		n -= len(b)
-	}
-	return sum
 }
 
 // transfer is an R2T whose data are to come.
@@ -123,14 +56,14 @@ func (m *Mover) command(e nvme.SQE, s pdu.Shape) error {
 	t.NoLend = m.dataDigest
 	t.in.tag = -1
 	if inCapsule {
-		m.rx.t = t // until its data are in, or it is forgotten
+		m.In.Task = t // until its data are in, or it is forgotten
 	}
 	if !m.queue.Command(&t.Task, e) {
-		m.rx.t = nil
+		m.In.Task = nil
 		m.FreeTask(&t.Task)
 		return &pdu.Error{Fatal: pdu.LimitExceeded, What: "more commands than the queue has entries"}
 	}
-	if m.rx.t == nil {
+	if m.In.Task == nil {
 		m.begin(s, nil, 0)
 		return nil
 	}
@@ -139,7 +72,7 @@ func (m *Mover) command(e nvme.SQE, s pdu.Shape) error {
 	if t.in.pulling {
 		place = min(s.Len, t.in.want)
 	} else {
-		m.rx.t = nil
+		m.In.Task = nil
 		t = nil
 	}
 	m.begin(s, t, place)
@@ -150,8 +83,13 @@ func (m *Mover) command(e nvme.SQE, s pdu.Shape) error {
 func (m *Mover) GetData(nt *nvmf.Task) {
 	t := of(nt)
 	d := &t.in
-	d.dst, d.unit, d.want, d.pulling = iov.At(nt.Out, 0), nt.PlaceUnit, nt.OutLen, true
-	if m.rx.t != t {
+	if nt.PlaceUnit != 0 {
+		d.Place(t, nt.PlaceUnit)
+	} else {
+		d.Fill(nt.Out)
+	}
+	d.want, d.pulling = nt.OutLen, true
+	if m.In.Task != t {
 		m.ask(t)
 	}
 }
@@ -160,7 +98,7 @@ func (m *Mover) GetData(nt *nvmf.Task) {
 func (m *Mover) ask(t *task) {
 	i := m.freeTransfer()
 	if i < 0 {
-		m.broken()
+		m.Link.Terminate(true)
 		m.queue.Violation(errTransfers)
 		return
 	}
@@ -168,10 +106,10 @@ func (m *Mover) ask(t *task) {
 	x.t, x.used, x.next, x.end, x.cid = t, true, 0, uint32(t.in.want), t.CQE.CID
 	x.tag = x.tag&^(maxTransfers-1) | uint16(i)
 	t.in.tag = i
-	c := m.tx.control()
+	c := m.Out.Control()
 	r := pdu.Ready{CID: x.cid, Tag: x.tag, Len: x.end}
-	c.buf = r.AppendTo(c.buf, m.flags)
-	m.enqueueHeader(c)
+	c.Buf = r.AppendTo(c.Buf, m.flags)
+	m.sendHeader(c)
 }
 
 var errTransfers = fmt.Errorf("the host leaves %d transfers of aborted commands open", maxTransfers)
@@ -238,7 +176,7 @@ func (m *Mover) endTransfer(i int) {
 func (m *Mover) arrived(t *task, good bool) {
 	d := &t.in
 	d.bad = d.bad || !good
-	if d.got < d.want || d.tag >= 0 || !d.pulling {
+	if d.Got < d.want || d.tag >= 0 || !d.pulling {
 		return
 	}
 	d.pulling = false
@@ -257,9 +195,5 @@ func (m *Mover) Forget(nt *nvmf.Task) {
 		m.transfers[i].t = nil
 		t.in.tag = -1
 	}
-	if x := &m.rx; x.t == t {
-		x.t = nil
-		x.skip += x.place
-		x.place = 0
-	}
+	m.In.Forget(t)
 }

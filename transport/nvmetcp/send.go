@@ -1,105 +1,39 @@
 package nvmetcp
 
 import (
-	"golang.org/x/sys/unix"
-
-	"oneshot/internal/iov"
 	"oneshot/nvme"
 	"oneshot/nvme/tcp/pdu"
 	"oneshot/nvmf"
+	"oneshot/transport/bytestream"
 )
 
-const (
-	// maxQueued and maxHeavy bound what may wait for the socket before no more input is taken: answers and control PDUs, and the
-	// bytes of the latter.
-	maxQueued = 512
-	maxHeavy  = 64 << 10
-)
+// maxHeavy is how many bytes of control PDUs may wait for the socket before no more input is taken.
+const maxHeavy = 64 << 10
 
-// tx is the sending side: the answers and PDUs that are to leave, in order, and the pieces of memory that those at the
-// front consist of. An answer is cut into pieces when its turn comes.
-//
-//	items   first ──── in out as a whole ──── made ──── waiting
-type tx struct {
-	out     iov.Batch
-	items   []item // items[first:] are outstanding
-	first   int
-	made    int
-	weight  int  // bytes of the control PDUs among them
-	blocked bool // the socket is full; the writer waits for room
-	free    []*control
-}
-
-// item is what to give back once out.Written has reached end, which is known when all of it is in out.
-type item struct {
-	end uint64
-	t   *task
-	c   *control
-}
-
-// control is the memory of a PDU that belongs to no command.
-type control struct{ buf []byte }
-
-// maxFreeControls is how many of them are kept for use again.
-const maxFreeControls = 16
-
-func (x *tx) control() *control {
-	if n := len(x.free); n > 0 {
-		c := x.free[n-1]
-		x.free = x.free[:n-1]
-		return c
-	}
-	return &control{buf: make([]byte, 0, pdu.ICLen)}
-}
-
-func (x *tx) outstanding() int { return len(x.items) - x.first }
-
-// isFull reports whether no more input is to be taken before some of the output has left.
-func (m *Mover) isFull() bool { return m.tx.outstanding() >= maxQueued || m.tx.weight >= maxHeavy }
-
-// isShort reports whether the output is short enough for input to be taken again.
-func (m *Mover) isShort() bool {
-	return m.tx.outstanding() < maxQueued/2 && m.tx.weight < maxHeavy/2
-}
-
-func (m *Mover) enqueue(c *control) {
-	m.tx.weight += len(c.buf)
-	m.tx.items = append(m.tx.items, item{c: c})
-	m.fill()
-}
-
-// enqueueHeader queues a control PDU that is a header only, without digest yet.
-func (m *Mover) enqueueHeader(c *control) {
+// sendHeader queues a control PDU that is a header only, without digest yet.
+func (m *Mover) sendHeader(c *bytestream.Control) {
 	if m.headerDigest {
-		c.buf = pdu.Digest(0).Update(c.buf).AppendTo(c.buf)
+		c.Buf = pdu.Digest(0).Update(c.Buf).AppendTo(c.Buf)
 	}
-	m.enqueue(c)
+	m.Send(c)
 }
 
 // Answer implements nvmf.Mover.
 func (m *Mover) Answer(nt *nvmf.Task) {
 	t := of(nt)
 	m.Forget(nt)
-	if m.mute || m.half || m.dead {
+	if m.mute || m.Shut() {
 		m.queue.AnswerLost(nt)
 		return
 	}
-	m.tx.items = append(m.tx.items, item{t: t})
-	m.fill()
+	m.Link.Answer(t)
 }
 
-// fill cuts what waits into pieces, as far as one writev takes it.
-func (m *Mover) fill() {
-	x := &m.tx
-	for x.made < len(x.items) && len(x.out.Pending()) < iov.Max {
-		it := &x.items[x.made]
-		if it.c != nil {
-			x.out.Add(it.c.buf)
-		} else {
-			m.cut(it.t)
-		}
-		it.end = x.out.Queued
-		x.made++
+// Fill implements bytestream.Mover.
+func (m *Mover) Fill() {
+	for t := m.Out.Next(); t != nil; t = m.Out.Next() {
+		m.cut(t)
+		m.Out.Made()
 	}
 }
 
@@ -121,7 +55,7 @@ func (m *Mover) cut(t *task) {
 		if m.headerDigest {
 			b = pdu.Digest(0).Update(b[start:]).AppendTo(b)
 		}
-		m.tx.out.Add(b[start:])
+		m.Out.Add(b[start:])
 	}
 }
 
@@ -143,158 +77,34 @@ func (m *Mover) dataIn(t *task, b []byte, n int, collapse bool) []byte {
 	for len(b) < at {
 		b = append(b, 0)
 	}
-	m.tx.out.Add(b)
+	m.Out.Add(b)
 	var sum pdu.Digest
 	for _, s := range t.In {
 		if len(s) == 0 {
 			continue
 		}
-		m.tx.out.Add(s)
+		m.Out.Add(s)
 		if m.dataDigest {
 			sum = sum.Update(s)
 		}
 	}
 	if m.dataDigest {
 		b = sum.AppendTo(b)
-		m.tx.out.Add(b[at:])
+		m.Out.Add(b[at:])
 	}
 	return b
 }
 
-// Flush implements nvmf.Mover.
-func (m *Mover) Flush() {
-	switch {
-	case m.dead:
-		m.abandon()
-	case m.tx.blocked || m.tx.out.Empty():
-	case !m.write():
-		m.block()
-	}
-	if m.tx.outstanding() == 0 && m.closing {
-		m.shutdownWrite()
-	}
-	if m.paused && m.isShort() {
-		m.wakeReader()
+// Release implements bytestream.Mover.
+func (m *Mover) Release() {
+	for t := m.Out.Left(); t != nil; t = m.Out.Left() {
+		m.queue.Sent(&t.Task)
 	}
 }
 
-// wakeReader lets a paused reader go on.
-func (m *Mover) wakeReader() {
-	if m.paused {
-		m.paused = false
-		m.sock.Resume()
+// Abandon implements bytestream.Mover.
+func (m *Mover) Abandon() {
+	for t := m.Out.Drop(); t != nil; t = m.Out.Drop() {
+		m.queue.AnswerLost(&t.Task)
 	}
-}
-
-// block has the writer send the rest when the socket has room again.
-func (m *Mover) block() {
-	if m.dead {
-		m.abandon()
-		return
-	}
-	m.tx.blocked = true
-	m.sock.AwaitRoom()
-}
-
-// written is called by the goroutine that waits for room when onWritable has sent everything, or with an error when there
-// will be no room any more.
-func (m *Mover) written(err error) {
-	if err != nil {
-		m.queue.Lock()
-		m.broken()
-		m.queue.Unlock()
-	}
-}
-
-// onWritable sends. False: wait until there is more room.
-func (m *Mover) onWritable() bool {
-	m.queue.Lock()
-	defer m.queue.Unlock()
-	if m.dead || m.write() || m.dead {
-		m.tx.blocked = false
-		return true
-	}
-	return false
-}
-
-// write sends what it can without blocking; true: all of it.
-func (m *Mover) write() bool {
-	x := &m.tx
-	for {
-		if !m.writeMade() {
-			return false
-		}
-		if m.fill(); x.out.Empty() {
-			return true
-		}
-	}
-}
-
-// writeMade is write for what has been cut into pieces.
-func (m *Mover) writeMade() bool {
-	x := &m.tx
-	for !x.out.Empty() {
-		n, e := iov.Writev(m.sock.FD, x.out.Next())
-		switch e {
-		case 0:
-			x.out.Advance(n)
-			m.release()
-		case unix.EINTR:
-		case unix.EAGAIN:
-			return false
-		default:
-			m.broken()
-			return false
-		}
-	}
-	return true
-}
-
-// release gives back what has left.
-func (m *Mover) release() {
-	x := &m.tx
-	for x.first < x.made && x.items[x.first].end <= x.out.Written {
-		it := x.items[x.first]
-		x.items[x.first] = item{}
-		x.first++
-		if it.t != nil {
-			m.queue.Sent(&it.t.Task)
-		} else {
-			m.giveBack(it.c)
-		}
-	}
-	if x.first == len(x.items) {
-		x.items, x.first, x.made = x.items[:0], 0, 0
-	} else if x.first > maxQueued {
-		n := copy(x.items, x.items[x.first:])
-		clear(x.items[n:])
-		x.items, x.first, x.made = x.items[:n], 0, x.made-x.first
-		x.out.Compact()
-	}
-}
-
-func (m *Mover) giveBack(c *control) {
-	m.tx.weight -= len(c.buf)
-	if len(m.tx.free) < maxFreeControls && cap(c.buf) <= 1024 {
-		c.buf = c.buf[:0]
-		m.tx.free = append(m.tx.free, c)
-	}
-}
-
-// abandon gives back everything that will never leave.
-func (m *Mover) abandon() {
-	x := &m.tx
-	for x.first < len(x.items) {
-		it := x.items[x.first]
-		x.items[x.first] = item{}
-		x.first++
-		x.made = max(x.made, x.first)
-		if it.t != nil {
-			m.queue.AnswerLost(&it.t.Task)
-		} else {
-			m.giveBack(it.c)
-		}
-	}
-	x.items, x.first, x.made = x.items[:0], 0, 0
-	x.out.Abandon()
 }

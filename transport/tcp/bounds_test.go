@@ -73,7 +73,7 @@ func TestPartOfAPDUHoldsNoBuffer(t *testing.T) {
 
 // received is how many bytes the target has received of p.
 func (b *bench) received(p *peer) (n uint64) {
-	b.at(p, func(m *Mover) { n = m.count.bytesIn })
+	b.at(p, func(m *Mover) { n = m.BytesIn })
 	return n
 }
 
@@ -109,7 +109,7 @@ func TestUnreadEchoes(t *testing.T) {
 				sent <- total
 			}()
 			b.until(func() (full bool) {
-				b.at(p, func(m *Mover) { full = m.paused && m.tx.blocked })
+				b.at(p, func(m *Mover) { full = m.Stuck() })
 				return full
 			})
 			_ = p.c.SetWriteDeadline(time.Unix(1, 0)) // long over: the target takes no more
@@ -144,7 +144,7 @@ func TestManyHeaders(t *testing.T) {
 	nop := pdu.NOPOutFields{Immediate: true, ITT: 0x7777, TTT: pdu.ReservedTag, CmdSN: serial.SN(p.cmdSN)}
 	p.send(nop.AppendTo(nil), nil)
 	b.until(func() (all bool) {
-		b.at(p, func(m *Mover) { all = m.tx.outstanding() == count+1 })
+		b.at(p, func(m *Mover) { all = m.Out.Outstanding() == count+1 })
 		return all
 	})
 	if more := heap() - before; more > 1<<20 {

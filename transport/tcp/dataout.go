@@ -2,14 +2,12 @@ package tcp
 
 import (
 	"fmt"
-	"sync"
 
-	"oneshot/internal/invariant"
-	"oneshot/internal/iov"
 	"oneshot/internal/serial"
 	"oneshot/iscsi"
 	"oneshot/iscsi/pdu"
 	"oneshot/mem"
+	"oneshot/transport/bytestream"
 )
 
 // maxR2T is the most R2Ts outstanding for one task, whatever is negotiated.
@@ -17,24 +15,20 @@ const maxR2T = 16
 
 // dataOut is the data-out of one task: what has come, what is to come, and where it goes.
 // Bytes come in the order of their offsets (DataPDUInOrder and DataSequenceInOrder are
-// always Yes), so that one cursor is enough.
+// always Yes).
 type dataOut struct {
-	dst     iov.Cursor // the rest of the memory to fill
-	unit    int        // not 0: the data goes to the store in whole blocks of so many bytes, not to dst
-	part    *block     // the beginning of such a block, whose rest is to come; nil: there was none yet
-	partN   int        // bytes of it that are there: got modulo unit
-	want    int        // bytes of the command; the initiator may offer more
-	got     int        // of these, bytes placed
-	recv    uint32     // bytes received, wanted or not: the next BufferOffset
-	pulling bool       // the session waits for the data
-	thrown  bool       // there is no memory: nothing is placed
+	bytestream.Sink
+	want    int    // bytes of the command; the initiator may offer more. Got counts those of them that were placed
+	recv    uint32 // bytes received, wanted or not: the next BufferOffset
+	pulling bool   // the session waits for the data
+	thrown  bool   // there is no memory: nothing is placed
 	failed  iscsi.DataFault
 
 	// Unsolicited data (RFC 7143 §11.7.4).
 	unsolicited   bool // Data-Out PDUs without R2T are to come, until one has the F bit
 	unsolicitedSN serial.SN
 	stash         *mem.Lease // what came before the session asked for it
-	one           [1][]byte  // dst of stash
+	one           [1][]byte  // the memory of stash
 
 	// R2Ts, oldest first.
 	r2ts  [maxR2T]r2t
@@ -54,82 +48,8 @@ func (o *dataOut) reset() {
 	if o.stash != nil {
 		o.stash.Release()
 	}
-	if o.part != nil {
-		blocks.Put(o.part)
-	}
+	o.Reset()
 	*o = dataOut{}
-}
-
-// block is as large as blocks get (scsi.LUConfig.BlockSize).
-type block [4096]byte
-
-// blocks are those that no task has. A task has at most one, so all together take no more than a
-// block for each command outstanding.
-var blocks = sync.Pool{New: func() any { return new(block) }}
-
-// put takes the next bytes of the data-out of t.
-func (t *task) put(b []byte) {
-	o := &t.out
-	if o.unit == 0 {
-		o.copy(b)
-		return
-	}
-	if o.partN > 0 {
-		n := copy(o.part[o.partN:o.unit], b)
-		t.gathered(n)
-		b = b[n:]
-	}
-	if n := len(b) / o.unit * o.unit; n > 0 {
-		t.Place(o.got, b[:n])
-		o.got += n
-		b = b[n:]
-	}
-	if len(b) > 0 {
-		o.gather(b)
-	}
-}
-
-// gather keeps b, the first bytes of a block.
-func (o *dataOut) gather(b []byte) {
-	if o.part == nil {
-		o.part = blocks.Get().(*block)
-	}
-	o.partN = copy(o.part[:], b)
-	o.got += o.partN
-}
-
-// gathered notes that n more bytes of the block in part are there, which goes to the store when all
-// are.
-func (t *task) gathered(n int) {
-	o := &t.out
-	o.partN += n
-	o.got += n
-	if n > 0 && o.partN == o.unit {
-		t.Place(o.got-o.unit, o.part[:o.unit])
-		o.partN = 0
-	}
-}
-
-// copy places b and moves the cursor.
-func (o *dataOut) copy(b []byte) {
-	n := o.dst.CopyIn(b)
-	invariant.Check(n == len(b), "a task takes data and has memory for it")
-	o.got += n
-}
-
-func (o *dataOut) advance(n int) {
-	o.got += n
-	o.dst.Advance(n)
-}
-
-// digest adds the next n bytes of memory to d.
-func (o *dataOut) digest(d pdu.Digest, n int) pdu.Digest {
-	for c := o.dst; n > 0; {
-		b := c.Next(n)
-		d = d.Update(b)
-		n -= len(b)
-	}
-	return d
 }
 
 // command takes a SCSI Command PDU (RFC 7143 §11.3) whose header b, whole bytes with its
@@ -148,13 +68,13 @@ func (m *Mover) command(b []byte, whole int) error {
 	m.commands++
 	t := m.newTask()
 	if h.Write() {
-		m.rx.t = t // until its data is in, or it is detached
+		m.In.Task = t // until its data is in, or it is detached
 	}
 	if !m.conn.Command(&t.Task, h) {
-		m.rx.t = nil
+		m.In.Task = nil
 		m.FreeTask(&t.Task)
 	}
-	if m.rx.t == nil {
+	if m.In.Task == nil {
 		m.begin(h.Header, whole, nil, 0)
 		return nil
 	}
@@ -164,8 +84,8 @@ func (m *Mover) command(b []byte, whole int) error {
 		o.failed = iscsi.UnexpectedUnsolicitedData
 	}
 	if dsl == 0 {
-		m.rx.t = nil
-		m.rx.r += whole
+		m.In.Task = nil
+		m.In.Skip(whole)
 		m.proceed(t)
 		return nil
 	}
@@ -197,7 +117,7 @@ func (m *Mover) room(t *task, n int) int {
 	case o.thrown:
 		return 0
 	case o.pulling:
-		return min(n, o.want-o.got)
+		return min(n, o.want-o.Got)
 	}
 	if o.stash == nil {
 		size := int(min(m.p.FirstBurstLength, t.EDTL))
@@ -207,7 +127,7 @@ func (m *Mover) room(t *task, n int) int {
 			return 0
 		}
 		o.one[0] = o.stash.Bytes()
-		o.dst = iov.At(o.one[:], 0)
+		o.Fill(o.one[:])
 	}
 	return n
 }
@@ -216,30 +136,23 @@ func (m *Mover) room(t *task, n int) int {
 func (m *Mover) GetData(it *iscsi.Task) {
 	t := of(it)
 	o := &t.out
-	o.unit = it.PlaceUnit
-	if o.stash != nil {
-		m.unstash(t)
+	got := o.Got
+	if it.PlaceUnit != 0 {
+		o.Place(t, it.PlaceUnit)
 	} else {
-		o.dst = iov.At(it.Out, 0)
+		o.Fill(it.Out)
+	}
+	if o.stash != nil { // what has come goes to where it belongs
+		o.Put(o.stash.Bytes()[:min(got, it.OutLen)])
+		o.stash.Release()
+		o.stash = nil
 	}
 	o.pulling, o.want = true, it.OutLen
-	if m.rx.t == t && m.rx.place > o.want-o.got { // a data segment is half in
-		m.rx.skip += m.rx.place - (o.want - o.got)
-		m.rx.place = o.want - o.got
-	}
-	if m.rx.t != t { // else when its PDU is in
+	if m.In.Task == t { // a data segment is half in; proceed follows when its PDU is
+		m.In.Limit(o.want - o.Got)
+	} else {
 		m.proceed(t)
 	}
-}
-
-// unstash moves what has come to where it belongs.
-func (m *Mover) unstash(t *task) {
-	o := &t.out
-	stashed := o.stash.Bytes()[:min(o.got, t.OutLen)]
-	o.dst, o.got = iov.At(t.Out, 0), 0
-	t.put(stashed)
-	o.stash.Release()
-	o.stash = nil
 }
 
 // dataOut takes a Data-Out PDU (RFC 7143 §11.7).
@@ -319,7 +232,7 @@ func (m *Mover) proceed(t *task) {
 			o.pulling = false
 			m.conn.DataFailed(&t.Task, o.failed)
 		}
-	case o.got == o.want && o.nR2T == 0:
+	case o.Got == o.want && o.nR2T == 0:
 		o.pulling = false
 		m.conn.GotData(&t.Task)
 	default:
@@ -338,12 +251,12 @@ func (m *Mover) ask(t *task) {
 		if m.ttt == pdu.ReservedTag {
 			m.ttt = 0
 		}
-		c := m.tx.control()
+		c := m.Out.Control()
 		f := pdu.R2TFields{
 			LUN: t.LUN, ITT: t.ITT, TTT: m.ttt, Sequence: m.conn.Sequence(), R2TSN: o.r2tSN,
 			BufferOffset: o.asked, DesiredDataTransferLength: n,
 		}
-		c.buf = f.AppendTo(c.buf)
+		c.Buf = f.AppendTo(c.Buf)
 		m.queueHeader(c)
 		o.asked += n
 		o.r2ts[o.nR2T] = r2t{ttt: m.ttt, end: o.asked}
@@ -354,19 +267,6 @@ func (m *Mover) ask(t *task) {
 
 // Forget implements iscsi.Datamover.
 func (m *Mover) Forget(it *iscsi.Task) bool {
-	m.detach(of(it))
+	m.In.Forget(of(it))
 	return true
-}
-
-// detach has what is still to come of the segment under way thrown away if it is t's. A task may
-// end at any time before its data is in: aborted, or answered with an error by a command that had
-// to wait for its turn.
-func (m *Mover) detach(t *task) {
-	x := &m.rx
-	if x.t != t {
-		return
-	}
-	x.t = nil
-	x.skip += x.place
-	x.place = 0
 }

@@ -142,7 +142,7 @@ func (d *moderator) looked(commands int) {
 func (m *Mover) census() (r stream.Round, err error) {
 	found, still := 0, 0
 	m.conn.Lock()
-	m.withhold = true
+	m.Withhold = true
 	m.conn.Unlock()
 	for step := 0; step < censusSteps && still < censusStill && found < censusMost && r != stream.Pause && err == nil; step++ {
 		sleep(censusStep)
@@ -153,7 +153,7 @@ func (m *Mover) census() (r stream.Round, err error) {
 		}
 	}
 	m.conn.Lock()
-	m.withhold = false
+	m.Withhold = false
 	m.conn.Unlock()
 	m.pace.counted(found)
 	return r, err

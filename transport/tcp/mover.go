@@ -1,10 +1,12 @@
 // Package tcp moves iSCSI PDUs over a TCP connection: framing, digests, Data-In, R2T and
 // Data-Out (RFC 7143 §11). It is the datamover of package iscsi for byte streams.
 //
-//	recv.go   bytes in:  socket ─► header ─► session, or data segment ─► where it is to end
-//	dataout.go           unsolicited data, R2Ts, and the checks on both
-//	send.go   bytes out: answers and control PDUs gathered into one writev
-//	serve.go             the goroutine that owns the socket
+//	recv.go   PDUs in:  header ─► session, or data segment ─► where it is to end
+//	dataout.go          unsolicited data, R2Ts, and the checks on both
+//	send.go   PDUs out: answers and control PDUs
+//	serve.go            the goroutine that owns the socket
+//
+// The socket, its buffer, and the way of bytes are those of package bytestream.
 //
 // A connection costs one readv and one writev per batch of commands that its initiator has
 // sent. Data goes from the socket into the memory of the store, or into the lease of the
@@ -15,14 +17,11 @@ package tcp
 import (
 	"net"
 
-	"golang.org/x/sys/unix"
-
 	"oneshot/internal/invariant"
-	"oneshot/internal/stream"
 	"oneshot/iscsi"
 	"oneshot/iscsi/login"
 	"oneshot/iscsi/pdu"
-	"oneshot/mem"
+	"oneshot/transport/bytestream"
 )
 
 var _ iscsi.Datamover = (*Mover)(nil)
@@ -30,12 +29,8 @@ var _ iscsi.Datamover = (*Mover)(nil)
 // Mover is the datamover of one TCP connection. Its fields belong to whoever holds the lock
 // of conn, except those marked otherwise.
 type Mover struct {
+	bytestream.Link[task]
 	conn *iscsi.Conn
-	tc   *net.TCPConn
-	sock *stream.Socket // its descriptor is for use with the lock held and dead unset
-	pool *mem.Pool
-	peer string
-	here string
 
 	enabled      bool         // full feature phase
 	p            login.Params // in force then
@@ -43,24 +38,17 @@ type Mover struct {
 	headerDigest bool
 	dataDigest   bool
 
-	rx rx
-	tx tx
+	hdr  [pdu.BHSLen]byte // of the PDU whose data is under way, for a Reject
+	last bool             // its F bit
 
-	free []*task // to be used again
+	free bytestream.Pool[task]
 
 	ttt uint32 // Target Transfer Tag of the last R2T
 
-	closing bool // the socket is to be closed once tx is empty
-	half    bool // our half of it is closed
-	dead    bool // the socket can no longer be used
-	paused  bool // the reader waits, or is about to, until tx is short again
-	pausing bool // tells the reader so; its own
-
-	commands int  // in the batch of input under way
-	withhold bool // a census is being taken: answers wait
+	commands int // in the batch of input under way
 	pace     moderator
 
-	count struct{ writes, reads, pdusOut, pdusIn, bytesIn uint64 }
+	pdusOut, pdusIn uint64 // counted; without control PDUs that have left
 }
 
 // task is a command on a TCP connection.
@@ -73,101 +61,68 @@ type task struct {
 func of(t *iscsi.Task) *task { return t.Mover.(*task) }
 
 // newMover returns a mover for tc, which it owns from now on.
-func newMover(tc *net.TCPConn, pool *mem.Pool) (*Mover, error) {
-	sock, err := stream.Open(tc) // Serve closes tc, after dead is set
-	if err != nil {
+func newMover(tc *net.TCPConn) (*Mover, error) {
+	m := new(Mover)
+	if err := m.Open(tc, m, sizes); err != nil {
 		return nil, err
 	}
-	m := &Mover{
-		tc: tc, sock: sock, pool: pool, maxIn: loginSegment,
-		peer: tc.RemoteAddr().String(), here: tc.LocalAddr().String(),
-	}
-	sock.OnRoom(m.onWritable, m.written)
+	m.setMaxIn(loginSegment)
 	m.p.MaxRecvDataSegmentLength, m.p.MaxBurstLength = loginSegment, loginSegment
 	return m, nil
 }
 
-// Peer implements iscsi.Datamover.
-func (m *Mover) Peer() string { return m.peer }
+// setMaxIn says how long data segments may be. An initiator that sends nothing but small PDUs is in its login, or in a
+// discovery session.
+func (m *Mover) setMaxIn(n int) {
+	m.maxIn, m.Small, m.Heavy = n, n <= loginSegment, maxHeavy
+	if m.Small {
+		m.Heavy = maxLight
+	}
+}
 
 // Count implements iscsi.Datamover: system calls, PDUs, and bytes of them.
 func (m *Mover) Count(tell func(string, uint64)) {
-	tell("writes", m.count.writes)
-	tell("reads", m.count.reads)
-	tell("messages_out", m.count.pdusOut)
-	tell("messages_in", m.count.pdusIn)
-	tell("bytes_out", m.tx.out.Written)
-	tell("bytes_in", m.count.bytesIn)
+	tell("writes", m.Writes)
+	tell("reads", m.Reads)
+	tell("messages_out", m.pdusOut+m.Out.Controls)
+	tell("messages_in", m.pdusIn)
+	tell("bytes_out", m.Out.Written)
+	tell("bytes_in", m.BytesIn)
 }
-
-// Local implements iscsi.Datamover.
-func (m *Mover) Local() string { return m.here }
 
 // Transport implements iscsi.Datamover.
 func (m *Mover) Transport() string { return "tcp" }
 
-// HungUp implements iscsi.Datamover.
-func (m *Mover) HungUp() bool {
-	if m.dead {
-		return true
-	}
-	fds := []unix.PollFd{{Fd: int32(m.sock.FD), Events: unix.POLLRDHUP}}
-	n, err := unix.Poll(fds, 0)
-	return err == nil && n > 0
-}
-
 // newTask returns a task that is not in use.
 func (m *Mover) newTask() *task {
-	n := len(m.free)
-	if n == 0 {
-		t := new(task)
+	t := m.free.Get()
+	if t == nil {
+		t = new(task)
 		t.Conn, t.Mover = m.conn, t
-		return t
 	}
-	t := m.free[n-1]
-	m.free[n-1] = nil
-	m.free = m.free[:n-1]
 	return t
 }
-
-// maxFree is how many tasks an idle connection keeps for the next burst.
-const maxFree = 64
 
 // FreeTask implements iscsi.Datamover.
 func (m *Mover) FreeTask(it *iscsi.Task) {
 	t := of(it)
-	invariant.Check(m.rx.t != t, "a task is given back that takes the data segment under way")
+	invariant.Check(m.In.Task != t, "a task is given back that takes the data segment under way")
 	if it.Write {
 		t.out.reset()
 	}
-	invariant.Check(!t.out.pulling && t.out.stash == nil && t.out.part == nil && t.out.recv == 0, "data-out is of commands with the W bit")
-	if len(m.free) < maxFree {
-		m.free = append(m.free, t)
-	}
+	invariant.Check(!t.out.pulling && t.out.stash == nil && t.out.IsReset() && t.out.recv == 0, "data-out is of commands with the W bit")
+	m.free.Put(t)
 }
 
 // Enable implements iscsi.Datamover.
 func (m *Mover) Enable(p *login.Params, maxIn int) {
-	m.enabled, m.p, m.maxIn = true, *p, maxIn
+	m.enabled, m.p = true, *p
+	m.setMaxIn(maxIn)
 	m.headerDigest, m.dataDigest = p.HeaderDigest, p.DataDigest
 }
 
-// isSmall reports whether the initiator sends nothing but small PDUs: it is in its login, or in a
-// discovery session. It may not have proved anything, and gets no I/O memory.
-func (m *Mover) isSmall() bool { return m.maxIn <= loginSegment }
-
 // Terminate implements iscsi.Datamover.
-func (m *Mover) Terminate(how iscsi.Termination) {
-	if m.dead || m.closing && how != iscsi.AtOnce {
-		return
-	}
-	m.closing = true
-	if how == iscsi.AtOnce {
-		m.broken()
-		return
-	}
-	m.linger()
-}
+func (m *Mover) Terminate(how iscsi.Termination) { m.Link.Terminate(how == iscsi.AtOnce) }
 
 const (
 	digestLen = pdu.DigestLen

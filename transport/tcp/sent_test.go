@@ -17,7 +17,7 @@ func TestAnswersThatNeverLeave(t *testing.T) {
 	var m *Mover
 	b.at(p, func(x *Mover) { m = x })
 	m.conn.Lock()
-	pdus, bytes := m.count.pdusOut, m.tx.out.Written
+	pdus, bytes := m.pdusOut, m.Out.Written
 	m.conn.Unlock()
 	for range n {
 		p.command(rw16(0x88, 0, size), size, true, false, true, nil)
@@ -26,7 +26,7 @@ func TestAnswersThatNeverLeave(t *testing.T) {
 		m.conn.Lock()
 		defer m.conn.Unlock()
 		reads := b.stats().Commands[scsi.ClassRead]
-		return m.tx.blocked && reads.Count()+uint64(m.tx.outstanding()) == n
+		return m.Out.Blocked() && reads.Count()+uint64(m.Out.Outstanding()) == n
 	})
 	if err := p.c.(*net.TCPConn).SetLinger(0); err != nil {
 		t.Fatal(err)
@@ -37,12 +37,12 @@ func TestAnswersThatNeverLeave(t *testing.T) {
 	defer m.conn.Unlock()
 	got := b.stats()
 	left, lost := got.Commands[scsi.ClassRead].Count(), got.Failed[scsi.FailedAborted]
-	bytes = m.tx.out.Written - bytes
+	bytes = m.Out.Written - bytes
 	const one = 64 * (pdu.BHSLen + 64<<10) // the last Data-In PDU bears the status
 	if left != bytes/one || left+lost != n || lost == 0 || got.ReadBytes != left*size {
 		t.Errorf("%d commands are answered with %d bytes, %d are not, and %d bytes have left", left, got.ReadBytes, lost, bytes)
 	}
-	if pdus = m.count.pdusOut - pdus; pdus*(one/64) > bytes || pdus < left*64 {
+	if pdus = m.pdusOut - pdus; pdus*(one/64) > bytes || pdus < left*64 {
 		t.Errorf("%d PDUs count as sent, with %d bytes", pdus, bytes)
 	}
 }

@@ -62,7 +62,7 @@ func (b *bench) at(p *peer, look func(m *Mover)) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, m := range b.movers {
-		if m.peer == p.c.LocalAddr().String() {
+		if m.Peer() == p.c.LocalAddr().String() {
 			m.conn.Lock()
 			look(m)
 			m.conn.Unlock()
@@ -812,11 +812,10 @@ func TestHungUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = s.Close() }()
-	m, err := newMover(s.(*net.TCPConn), mem.NewPool(1<<20))
+	m, err := newMover(s.(*net.TCPConn))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer m.sock.Close()
 	if _, err := c.Write([]byte("unread")); err != nil {
 		t.Fatal(err)
 	}

@@ -12,8 +12,8 @@ package pdu
 import (
 	"encoding/binary"
 	"fmt"
-	"hash/crc32"
 
+	"oneshot/internal/crc32c"
 	"oneshot/nvme"
 )
 
@@ -343,18 +343,7 @@ func (r *Ready) AppendTo(b []byte, flags uint8) []byte {
 }
 
 // DigestLen is the length of a digest, bytes.
-const DigestLen = 4
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+const DigestLen = crc32c.Len
 
 // Digest is a running CRC32C. The zero value is that of nothing.
-type Digest uint32
-
-// Update returns the digest of what d covers, followed by p.
-func (d Digest) Update(p []byte) Digest { return Digest(crc32.Update(uint32(d), castagnoli, p)) }
-
-// AppendTo appends the digest as it is on the wire.
-func (d Digest) AppendTo(b []byte) []byte { return le.AppendUint32(b, uint32(d)) }
-
-// Matches reports whether wire begins with the digest. It has DigestLen bytes or more.
-func (d Digest) Matches(wire []byte) bool { return le.Uint32(wire) == uint32(d) }
+type Digest = crc32c.Digest
