@@ -16,7 +16,8 @@ func (c *Core) promote() {
 	}
 	c.took, c.flushAt, c.commit, c.firm = c.now, c.now, c.log.last(), 0
 	c.beats, c.beatAt = nil, -c.cfg.Heartbeat
-	// What the members have is known from their promises; after an orderly switch, from what the primary before told.
+	// What the members have is known from their promises. After an orderly switch it is what the primary before told:
+	// only this node has all for sure, until others say so.
 	freed := c.freed
 	if !c.view.Planned {
 		freed = c.disk.applied
@@ -28,10 +29,10 @@ func (c *Core) promote() {
 		if !c.view.InSync.Has(id) {
 			continue
 		}
-		p.applied, p.durable, p.received = c.freed, c.trim, c.view.First-1
+		p.applied, p.durable, p.received = c.freed, c.trim, max(c.freed, c.trim)
 		if !c.view.Planned {
 			q := &c.cand.promises[id]
-			p.applied, p.durable = q.Applied, q.Durable
+			p.applied, p.durable, p.received = q.Applied, q.Durable, c.view.First-1
 			freed = min(freed, q.Applied)
 		}
 	}

@@ -294,3 +294,20 @@ func TestReadFromProposed(t *testing.T) {
 	none(s, each[Answer](actions), "another can read")
 	only(s, said[Lend](actions))
 }
+
+// A primary to which another has handed over does not know what the third has.
+func TestHandedOver(t *testing.T) {
+	s, h := follows(t, 3, NodesOf(0, 1, 2))
+	s.do(Up{Peer: 2})
+	apply := only(s, each[Apply](s.take(h.Stream, Bell{}, Record{Term: 1, Seq: 1, Kind: KindZero, Off: 0, Len: blockLen})))
+	s.do(Done{ID: apply.ID})
+	v := s.view
+	v.Version, v.Term, v.Primary, v.First, v.Planned = 2, 2, 0, 2, true
+	s.agree(v)
+	s.hello(1, true)
+	none(s, proposals(s.tell(1, Ack{Stream: streamOf(1), Received: 1, Failed: true})), "nobody has said that node 2 has record 1")
+	s.tell(2, Hello{Version: 2, Stream: streamOf(2), Memory: true})
+	if v := only(s, proposals(s.ack(2, 1, 0, 0))); v.InSync != NodesOf(0, 2) {
+		t.Errorf("%+v", v)
+	}
+}
