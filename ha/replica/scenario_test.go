@@ -311,3 +311,223 @@ func TestHandedOver(t *testing.T) {
 		t.Errorf("%+v", v)
 	}
 }
+
+// Of three members two are needed: one of them has what was acknowledged.
+func TestOnePromiseTooFew(t *testing.T) {
+	s := stands(t, 3, &Memory{View: firstView(3)}, Saved{})
+	none(s, proposals(s.wait(stuckAfter/2)), "nobody has promised")
+	s.tell(1, Promise{Version: 1, Stream: streamOf(1), Memory: true})
+	if v := only(s, proposals(s.wait(stuckAfter/10))); v.InSync != NodesOf(0, 1) {
+		t.Errorf("%+v", v)
+	}
+}
+
+// A copy outside S keeps its log until the primary says that it is outside.
+func TestKeepsLog(t *testing.T) {
+	s, h := follows(t, 2, NodesOf(1))
+	apply := only(s, each[Apply](s.take(h.Stream, Bell{Start: &Start{}}, Record{Term: 1, Seq: 1, Kind: KindZero, Off: 0, Len: blockLen})))
+	s.do(Done{ID: apply.ID})
+	s.do(Down{Peer: 1})
+	if h = only(s, said[Hello](s.do(Up{Peer: 1}))); !h.Memory || h.Last != 1 {
+		t.Errorf("%+v", h)
+	}
+}
+
+// A node believes no view that is older than the one that it knew in a former life, with its memory or without.
+func TestOldView(t *testing.T) {
+	v := firstView(2)
+	v.Version, v.Primary = 5, 1
+	for name, s := range map[string]*solo{
+		"killed":         begin(t, 2, &Memory{View: v}, Saved{}),
+		"lost its power": begin(t, 2, nil, Saved{View: v}),
+	} {
+		old := firstView(2)
+		old.Version = 3
+		s.agree(old)
+		if s.view != v {
+			t.Errorf("a node that was %s has view %+v", name, s.view)
+		}
+	}
+}
+
+// A copy that is proposed as a member goes on with its log when its connection is another: it may be a member already.
+func TestProposedGoesOn(t *testing.T) {
+	s := reigns(t, 2)
+	v := s.view
+	v.Version, v.InSync = v.Version+1, NodesOf(0)
+	s.agree(v)
+	s.hello(1, true)
+	only(s, proposals(s.ack(1, 0, 0, 0)))
+	s.do(Down{Peer: 1})
+	s.do(Up{Peer: 1})
+	if p := only(s, each[Post](s.hello(1, true))); p.Bell.Start != nil {
+		t.Errorf("%+v", p)
+	}
+}
+
+// outside makes node 1 a copy outside S that may lack granule 0.
+func outside(t *testing.T, copies int) *solo {
+	t.Helper()
+	s := reigns(t, copies)
+	v := s.view
+	v.Version, v.InSync = v.Version+1, v.InSync.Without(1)
+	s.agree(v)
+	return s
+}
+
+// lacks says hello as node 1, which lacks a granule.
+func (s *solo) lacks(granule int) []Action {
+	var b Bits
+	b.Set(granule)
+	return s.tell(1, Hello{Version: s.view.Version, Stream: streamOf(1), Memory: true, Suspects: b, Sizes: s.sizes()})
+}
+
+// A node lets nobody write into its memory while its disk does, on behalf of a reign that is over.
+func TestLoadsForNobody(t *testing.T) {
+	s := outside(t, 3)
+	load := only(s, each[Load](s.lacks(0)))
+	v := s.view
+	v.Version, v.Term, v.Primary = v.Version+1, v.Term+1, 2
+	none(s, said[Hello](s.agree(v)), "its disk still writes into its memory")
+	only(s, said[Hello](s.do(Done{ID: load.ID})))
+}
+
+// A read and a flush are answered when it is known that no other node was primary.
+func TestProof(t *testing.T) {
+	s := reigns(t, 2)
+	read := only(s, each[ReadFor](s.do(Read{ID: 1, Off: 0, Len: blockLen})))
+	none(s, each[Answer](s.do(Done{ID: read.ID})), "nobody has said that this is the primary still")
+	if a := only(s, each[Answer](s.proven(1))); a.ID != 1 || a.Status != Good {
+		t.Errorf("%+v", a)
+	}
+	none(s, each[Answer](s.do(Flush{ID: 2})), "nobody has said that this is the primary still")
+	only(s, each[SendBeat](s.do(Tick{})))
+	if a := only(s, each[Answer](s.proven(1))); a.ID != 2 || a.Status != Good {
+		t.Errorf("%+v", a)
+	}
+}
+
+// Who has given a lease promises nothing before it has run out.
+func TestLeaseOrPromise(t *testing.T) {
+	s, _ := follows(t, 3, NodesOf(0, 1, 2))
+	s.do(BeatFrom{From: 1, Beat: Beat{View: s.view}})
+	none(s, said[Promise](s.tell(2, Ask{Version: 1})), "there is a lease")
+	s.now += s.set.Grace
+	only(s, said[Promise](s.tell(2, Ask{Version: 1})))
+}
+
+// Who has lost its memory gives no lease: it may know an old view only.
+func TestAmnesiacLease(t *testing.T) {
+	v := firstView(2)
+	v.Primary = 1
+	s := begin(t, 2, nil, Saved{View: v})
+	if e := only(s, each[SendEcho](s.do(BeatFrom{From: 1, Beat: Beat{View: v}}))); e.Echo.OK {
+		t.Errorf("%+v", e)
+	}
+}
+
+// Hosts may take all memory that is theirs; copying goes on.
+func TestMemoryForCopies(t *testing.T) {
+	s := outside(t, 2)
+	for i, n := range []int64{2, 4} { // quarters
+		only(s, each[Answer](s.do(Reserve{ID: uint64(i), Len: s.set.Heap / n})))
+	}
+	none(s, each[Answer](s.do(Reserve{ID: 9, Len: blockLen})), "there is no memory")
+	only(s, each[Load](s.lacks(0)))
+}
+
+// refused lets the disk of node 0 refuse a read of block 0, which record 1 has written; node 1 has it in memory.
+func refused(t *testing.T) *solo {
+	t.Helper()
+	s := reigns(t, 2)
+	s.do(Zero{ID: 1, Off: 0, Len: blockLen})
+	apply := only(s, each[Apply](s.ack(1, 1, 0, 0)))
+	s.do(Done{ID: apply.ID})
+	read := only(s, each[ReadFor](s.do(Read{ID: 2, Off: 0, Len: blockLen})))
+	none(s, said[Lend](s.do(Done{ID: read.ID, Failed: true})), "node 1 has not applied record 1")
+	return s
+}
+
+// What a disk refuses to read is fetched from a member that has applied what this one has.
+func TestRepair(t *testing.T) {
+	s := refused(t)
+	lend := only(s, said[Lend](s.ack(1, 1, 1, 0)))
+	pull := only(s, each[Pull](s.tell(1, Lent{Stream: streamOf(1), Job: lend.Job, Sum: 7})))
+	p := only(s, each[Post](s.do(Done{ID: pull.ID, Sum: 7})))
+	if r := p.Recs[0]; r.Kind != KindResync || r.Copy != 0 || r.Addr != lend.Addr || r.Len != lend.Len {
+		t.Errorf("%+v", r)
+	}
+}
+
+// A primary does not hand over while another reads into memory that it has allocated.
+func TestRepairBeforeSwitch(t *testing.T) {
+	s := refused(t)
+	lend := only(s, said[Lend](s.ack(1, 1, 1, 0)))
+	none(s, proposals(s.do(Switch{To: 1})), "node 1 reads for this one")
+	pull := only(s, each[Pull](s.tell(1, Lent{Stream: streamOf(1), Job: lend.Job, Sum: 7})))
+	if v := only(s, proposals(s.do(Done{ID: pull.ID, Sum: 7}))); !v.Planned || v.Primary != 1 {
+		t.Errorf("%+v", v)
+	}
+}
+
+// What a primary has copied to one node alone is not in the memory of its successor, who does not hand it on.
+func TestHandedOn(t *testing.T) {
+	s := stands(t, 2, &Memory{View: firstView(2), Log: []Record{{Term: 1, Seq: 1, Kind: KindResync, Copy: 1, Off: 0, Len: granuleLen}}}, Saved{})
+	p := only(s, each[Post](s.tell(1, Promise{Version: 1, Stream: streamOf(1), Memory: true})))
+	if len(p.Recs) != 1 || p.Recs[0].Kind != KindNone {
+		t.Errorf("%+v", p)
+	}
+}
+
+// A candidate that has lost its memory, and hears from enough who remember, lets them stand.
+func TestAmnesiacCandidate(t *testing.T) {
+	v := firstView(3)
+	v.Primary = 2
+	s := begin(t, 3, nil, Saved{View: v})
+	s.alive = 0
+	s.do(Up{Peer: 1})
+	if len(said[Ask](s.wait(time.Second))) == 0 {
+		t.Fatalf("%v", s.Core)
+	}
+	s.tell(1, Promise{Version: 1, Stream: streamOf(1), Memory: true})
+	s.do(Up{Peer: 2})
+	v.Version++
+	if got := only(s, proposals(s.tell(2, Promise{Version: 1, Stream: streamOf(2), Memory: true}))); got != v {
+		t.Errorf("proposes %+v", got)
+	}
+}
+
+// A node takes what it has proposed in a former life for another's.
+func TestFormerLife(t *testing.T) {
+	s := stands(t, 2, &Memory{View: firstView(2)}, Saved{})
+	v := only(s, proposals(s.tell(1, Promise{Version: 1, Stream: streamOf(1), Memory: true})))
+	v.Life = s.set.Incarnation - 1
+	s.agree(v)
+	if s.role == Primary {
+		t.Errorf("%v", s.Core)
+	}
+}
+
+// Who goes on alone has durable what others have, who do not remember more.
+func TestAloneAndDurable(t *testing.T) {
+	m := &Memory{View: firstView(3), Base: 1, Applied: 3}
+	for seq := uint64(2); seq <= 3; seq++ {
+		m.Log = append(m.Log, Record{Term: 1, Seq: seq, Kind: KindZero, Off: 0, Len: blockLen})
+	}
+	s := stands(t, 3, m, Saved{Mark: 1})
+	s.tell(1, Promise{Version: 1, Stream: streamOf(1), Last: 2, Durable: 2})
+	actions := s.tell(2, Promise{Version: 1, Stream: streamOf(2), Last: 1, Durable: 1})
+	none(s, proposals(actions), "record 2 is durable only on node 1")
+	if v := only(s, proposals(s.do(Done{ID: only(s, each[Sync](actions)).ID}))); v.InSync != NodesOf(0) {
+		t.Errorf("%+v", v)
+	}
+}
+
+// A granule behind the end of a store is not copied, and not waited for.
+func TestBehindTheEnd(t *testing.T) {
+	s := outside(t, 2)
+	none(s, each[Load](s.lacks(100)), "there is nothing")
+	if v := only(s, proposals(s.ack(1, 0, 0, 0))); v.InSync != NodesOf(0, 1) {
+		t.Errorf("%+v", v)
+	}
+}
