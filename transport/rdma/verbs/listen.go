@@ -42,7 +42,7 @@ type listening struct {
 	handle  uintptr
 	listens bool            // the identifier listens, or has done so
 	lost    bool            // it listens no more, and never will again
-	sockets int             // how many siw listens with; 0: not known yet, or none
+	sockets int             // the most that siw has had to listen with; 0: none, or not counted yet
 	guards  []guards        // the oldest first
 	ending  sync.WaitGroup  // guards that end
 	failed  string          // why it does not listen, as the log has it

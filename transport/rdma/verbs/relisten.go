@@ -163,13 +163,12 @@ func (on *listening) isStuck() bool {
 	return on.stuck != nil
 }
 
-// missed reports whether there are fewer sockets than there were. The first call counts them. turn is held.
+// missed reports whether there are fewer sockets than there were. turn is held.
 func (on *listening) missed() bool {
-	if on.sockets == 0 {
-		on.sockets = sockets(&on.at)
-	}
+	n := sockets(&on.at)
+	on.sockets = max(on.sockets, n)
 	// The list may lack one if another socket is closed while it is read, so it is read twice.
-	return sockets(&on.at) < on.sockets && sockets(&on.at) < on.sockets
+	return n < on.sockets && sockets(&on.at) < on.sockets
 }
 
 // again makes an identifier that listens in the place of the one whose socket is gone. turn is held.
@@ -332,19 +331,24 @@ func interfaceOf(text string, all []net.Interface) *net.Interface {
 }
 
 // sockets counts the TCP sockets that listen at an address, the kernel's own among them.
-func sockets(at *net.TCPAddr) (n int) {
-	for _, name := range []string{"tcp", "tcp6"} {
-		for r := range tcpSockets(name) {
+func sockets(at *net.TCPAddr) int { return listenersAt(at, tcpSockets("tcp"), tcpSockets("tcp6")) }
+
+// listenersAt counts those of tables that listen at an address. A table may have one twice, if another socket began to
+// listen while the table was read.
+func listenersAt(at *net.TCPAddr, tables ...iter.Seq[tcpSocket]) int {
+	inodes := make(map[string]bool)
+	for _, t := range tables {
+		for r := range t {
 			const listens = "0A"
 			if r.state != listens {
 				break // they come first
 			}
 			if isAt(r.local, at.IP, at.Port) {
-				n++
+				inodes[r.inode] = true
 			}
 		}
 	}
-	return n
+	return len(inodes)
 }
 
 // tcpSocket is what the kernel says of one. Addresses are in the form that isAt understands.

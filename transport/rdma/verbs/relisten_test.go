@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"reflect"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -157,6 +158,7 @@ func (d *deaf) listen() (said func(text string, times int)) {
 // TestLookWaitsForNobody: the goroutine of the device goes on while somebody else listens anew.
 func TestLookWaitsForNobody(t *testing.T) {
 	d := newDeaf(t)
+	check(t, d.socket.Close()) // or the end of the test would wait for that of the guard
 	d.on.turn.Lock()
 	defer d.on.turn.Unlock()
 	d.on.look(d.dev)
@@ -165,16 +167,17 @@ func TestLookWaitsForNobody(t *testing.T) {
 // TestGuardsThatCount: what the kernel may not survive is not tried later either, and nothing is made that nobody needs.
 func TestGuardsThatCount(t *testing.T) {
 	d := newDeaf(t)
-	d.guard()
+	accepted := d.guard()
 	if !d.on.isGuarded() {
 		t.Error("an accepted guard does not count")
 	}
 	later := time.Now().Add(guardEvery)
+	siw, card := d.on.listeners, []*listener{{dev: &Device{}}}
 	for what, set := range map[string]func(bool){
 		"siw's sockets are unknown": func(v bool) { d.on.sockets = map[bool]int{true: 0, false: 1}[v] },
 		"nothing listens":           func(v bool) { d.on.listens = !v },
 		"it is lost":                func(v bool) { d.on.lost = v },
-		"the device is not siw":     func(v bool) { d.dev.siw = !v },
+		"the device is not siw":     func(v bool) { d.on.listeners = map[bool][]*listener{true: card, false: siw}[v] },
 	} {
 		set(true)
 		if d.on.keepGuards(later); len(d.on.guards) != 1 {
@@ -188,12 +191,14 @@ func TestGuardsThatCount(t *testing.T) {
 	if d.on.isGuarded() {
 		t.Error("the guard's end of its connection counts")
 	}
-	d.dev.siw = false
+	d.on.listeners = card
 	if !d.on.isGuarded() {
 		t.Error("a device that is not siw needs guards")
 	}
-	d.dev.siw, guard.from = true, from
+	d.on.listeners, guard.from = siw, from
 	check(t, unix.Shutdown(guard.fd, unix.SHUT_WR))
+	_, err := io.ReadAll(accepted) // until the other end knows
+	check(t, err)
 	if d.on.isGuarded() {
 		t.Error("a guard counts that has ended")
 	}
@@ -432,5 +437,16 @@ func TestSockets(t *testing.T) {
 		if n := sockets(a); n != 0 {
 			t.Errorf("%d sockets listen at %v, which is closed", n, a)
 		}
+	}
+}
+
+// TestSocketsListedTwice: a socket counts once. What was counted too often would be missed later.
+func TestSocketsListedTwice(t *testing.T) {
+	at := &net.TCPAddr{IP: net.IPv6zero, Port: 0x0cbc}
+	one := tcpSocket{local: strings.Repeat("0", 32) + ":0CBC", state: "0A", inode: "1"}
+	two, other, ended := one, one, one
+	two.inode, other.local, other.inode, ended.state = "2", strings.Repeat("0", 32)+":0CBD", "3", "07"
+	if n := listenersAt(at, slices.Values([]tcpSocket{one, one, other, two}), slices.Values([]tcpSocket{two, ended})); n != 2 {
+		t.Errorf("%d sockets listen, want 2", n)
 	}
 }
