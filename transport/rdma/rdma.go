@@ -363,7 +363,7 @@ type Listener interface {
 	// Accept returns the next request. It fails with net.ErrClosed after Close.
 	Accept() (Request, error)
 	Addr() net.Addr
-	// Close ends the listener; requests that were returned stay.
+	// Close ends the listener; requests that were returned stay. The owner calls it also after Accept has failed.
 	Close() error
 }
 

@@ -18,7 +18,7 @@
 #undef ibv_reg_mr
 #undef ibv_query_port
 
-enum { MAX_SGE = 32, MAX_PRIVATE = 256, SENDPAGE = 4096, SIW_VENDOR = 0x626d74, CONSUMER_REJECT = 28, INVALID_SERVICE = 8 };
+enum { MAX_SGE = 32, MAX_PRIVATE = 256, SENDPAGE = 4096, SIW_VENDOR = 0x626d74, RXE_VENDOR = 0xffffff, CONSUMER_REJECT = 28, INVALID_SERVICE = 8 };
 
 // One lock for all: nothing here calls back into the program.
 static pthread_mutex_t big = PTHREAD_MUTEX_INITIALIZER;
@@ -226,7 +226,7 @@ static void fail(struct qp *q)
 	if (q->ibv.state == IBV_QPS_ERR)
 		return;
 	q->ibv.state = IBV_QPS_ERR;
-	if (!cfg.late_flush && q->ibv.srq)
+	if (!cfg.late_flush && !cfg.rxe && q->ibv.srq)
 		happened(IBV_EVENT_QP_LAST_WQE_REACHED, &q->ibv);
 	if (!cfg.late_flush) {
 		while (q->reads) {
@@ -248,7 +248,7 @@ static void fail(struct qp *q)
 	}
 	if (!cfg.iwarp)
 		return;
-	if (q->id && q->id->state == CONNECTED) {
+	if (q->id && (q->id->state == CONNECTED || q->id->state == LEFT)) {
 		q->id->state = OVER;
 		tell(q->id, RDMA_CM_EVENT_DISCONNECTED, 0, NULL, NULL);
 	}
@@ -597,7 +597,7 @@ static int query_device(struct ibv_context *ctx, struct ibv_device_attr *a)
 	a->max_cqe = 1 << 20;
 	a->max_qp_rd_atom = a->max_qp_init_rd_atom = 16;
 	a->phys_port_cnt = 1;
-	a->vendor_id = cfg.siw ? SIW_VENDOR : 1;
+	a->vendor_id = cfg.siw ? SIW_VENDOR : cfg.rxe ? RXE_VENDOR : 1;
 	a->device_cap_flags = IBV_DEVICE_MEM_MGT_EXTENSIONS;
 	if (!cfg.iwarp) {
 		a->max_mw = 1000;

@@ -23,6 +23,7 @@ type Config struct {
 	Node  string // its path in the place of sysfs; the device exists as long as this file
 	IWARP bool   // the device is iWARP instead of InfiniBand
 	Siw   bool   // the device has siw's peculiarities
+	Rxe   bool   // the device says that it is rxe, and does not report the last receive of a queue pair
 	// LateReads: Reads are answered when a queue is polled that has nothing else. Work after them is done before,
 	// unless it has a fence.
 	LateReads bool
@@ -53,7 +54,7 @@ func Begin(c Config) {
 	node := C.CString(c.Node)
 	defer C.free(unsafe.Pointer(node))
 	f := C.struct_fake_config{
-		node: node, iwarp: boolean(c.IWARP), siw: boolean(c.Siw), late_reads: boolean(c.LateReads), late_flush: boolean(c.LateFlush),
+		node: node, iwarp: boolean(c.IWARP), siw: boolean(c.Siw), rxe: boolean(c.Rxe), late_reads: boolean(c.LateReads), late_flush: boolean(c.LateFlush),
 		clean: boolean(c.Clean), blames: boolean(c.Blames),
 		max_work: 4096, max_sge: 6, max_inline: 80,
 	}
@@ -115,5 +116,5 @@ func Part() bool { return C.fake_part() != 0 }
 func Removal() { C.fake_removal() }
 
 // End waits until no objects of the libraries are left, because threads that are ending may still hold some. It returns
-// how many are left after some seconds.
-func End() int { return int(C.fake_end(5)) }
+// how many are left after a minute.
+func End() int { return int(C.fake_end(60)) }

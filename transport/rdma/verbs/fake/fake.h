@@ -10,6 +10,7 @@ struct fake_config {
 	int iwarp;          // else InfiniBand
 	int siw;            // with what siw does differently
 	int late_reads;     // a Read is answered when the next one is posted, or a queue is polled
+	int rxe;            // the device says that it is rxe
 	int late_flush;     // a queue pair in the error state completes nothing that was posted
 	int clean;          // the completions of a queue pair are thrown away when it is destroyed
 	int blames;         // the end of a connection is an error of who has sent a Read Response last
