@@ -3,28 +3,25 @@
 package quorum
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"oneshot/internal/mutants"
 )
 
-// A mutant is the package with one mistake in it: in a file the text old, which is there once, becomes new. The
-// simulation has to find it, as a violation of one of these.
+// A mutant is the package with one mistake in it, which the simulation has to find, as a violation of one of these.
 type mutant struct {
-	name   string
-	breaks []string
-	file   string
-	old    string
-	new    string // ON: the mistake is made
-	rare   bool   // found in one run of hundreds: looked for only with ONESHOT_SIM_MUTANT_RUNS; another test finds it always
+	name           string
+	breaks         []string
+	file, old, new string // of a mutants.Mutant
+	rare           bool   // found in one run of hundreds: looked for only with ONESHOT_SIM_MUTANT_RUNS; another test finds it always
 }
 
-var mutants = []mutant{
+var simMutants = []mutant{
 	{"tells others before the sync", []string{"log", "linearizable", "same state", "refused", "panic"}, "log.go",
 		"if err := l.file.Sync(); err != nil {", "if err := func() error {\n\t\tif ON {\n\t\t\treturn nil\n\t\t}\n\t\treturn l.file.Sync()\n\t}(); err != nil {", false},
 	{"forgets its vote", []string{"panic", "same state", "linearizable", "log"}, "log.go",
@@ -65,19 +62,22 @@ var mutants = []mutant{
 		"\tfor _, n := range slices.Sorted(maps.Keys(c.waits)) {\n\t\tc.end(", "\tfor _, n := range slices.Sorted(maps.Keys(c.waits)) {\n\t\tif ON {\n\t\t\tbreak\n\t\t}\n\t\tc.end(", true},
 }
 
-// TestMutants: the simulation finds each mistake. They are made in copies of the files, which the compiler takes
-// instead.
+// TestMutants: the simulation finds each mistake.
 func TestMutants(t *testing.T) {
-	program := buildMutants(t)
+	var all []mutants.Mutant
+	for _, m := range simMutants {
+		all = append(all, mutants.Mutant{Name: m.name, File: m.file, Old: m.old, New: m.new})
+	}
+	program := mutants.Build(t, ".", "\nvar wrote = map[*Log]uint64{}\n", all)
 	limit := number("ONESHOT_SIM_MUTANT_RUNS", mutantRuns)
-	for _, m := range mutants {
+	for _, m := range simMutants {
 		if m.rare && limit == mutantRuns {
 			continue
 		}
 		t.Run(m.name, func(t *testing.T) {
 			t.Parallel()
 			cmd := exec.Command(program, "-test.run", "^TestSimulation$")
-			cmd.Env = append(os.Environ(), "ONESHOT_MUTANT="+m.name, fmt.Sprintf("ONESHOT_SIM_RUNS=%d", limit))
+			cmd.Env = append(os.Environ(), mutants.Variable+"="+m.name, fmt.Sprintf("ONESHOT_SIM_RUNS=%d", limit))
 			out, err := cmd.CombinedOutput()
 			_, text, found := strings.Cut(string(out), "violation of ")
 			if err == nil || !found {
@@ -95,49 +95,3 @@ func TestMutants(t *testing.T) {
 
 // mutantRuns are as many of each kind as a mutant may need until it is found.
 const mutantRuns = 25
-
-func buildMutants(t *testing.T) string {
-	t.Helper()
-	dir := t.TempDir()
-	changed := map[string]string{}
-	for _, m := range mutants {
-		text, ok := changed[m.file]
-		if !ok {
-			b, err := os.ReadFile(m.file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			text = string(b)
-		}
-		if n := strings.Count(text, m.old); n != 1 {
-			t.Fatalf("mutant %q: its place is %d times in %s: adapt it", m.name, n, m.file)
-		}
-		changed[m.file] = strings.Replace(text, m.old, strings.ReplaceAll(m.new, "ON", fmt.Sprintf("(madeMistake == %q)", m.name)), 1)
-	}
-	changed["mutant.go"] = "package quorum\n\nimport \"os\"\n\nvar madeMistake = os.Getenv(\"ONESHOT_MUTANT\")\n\nvar wrote = map[*Log]uint64{}\n"
-	replace := map[string]string{}
-	for file, text := range changed {
-		path := filepath.Join(dir, file)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		abs, err := filepath.Abs(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		replace[abs] = path
-	}
-	overlay := filepath.Join(dir, "overlay.json")
-	b, err := json.Marshal(map[string]any{"Replace": replace})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(overlay, b, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	program := filepath.Join(dir, "mutants.test")
-	if out, err := exec.Command("go", "test", "-c", "-overlay", overlay, "-o", program, ".").CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	return program
-}

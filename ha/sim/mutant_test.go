@@ -3,7 +3,6 @@
 package sim
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -15,24 +14,22 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"oneshot/internal/mutants"
 )
 
-// A mutant is the core with one mistake in it: in a file of package replica the text old, which is there once,
-// becomes new. The simulation has to find it, as a violation of one of the invariants.
+// A mutant is the core with one mistake in it, which the simulation has to find, as a violation of one of the
+// invariants.
 type mutant struct {
-	name       string
-	invariants []int
-	file       string
-	old, new   string
-	theme      string // of the worlds that it is looked for in; empty: any. Rare ones only with ONESHOT_SIM_MUTANT_RUNS
+	name           string
+	invariants     []int
+	file, old, new string // of a mutants.Mutant
+	theme          string // of the worlds that it is looked for in; empty: any. Rare ones only with ONESHOT_SIM_MUTANT_RUNS
 }
 
 const rare = "rare"
 
-// All mutants are built into one program; on says whether the mistake is made.
-const on = "(mutant == %q)"
-
-var mutants = []mutant{
+var coreMutants = []mutant{
 	{"promotes itself before consensus does", []int{1}, "candidate.go",
 		"\tc.proposed, c.proposedAt = &v, c.now\n", "\tc.proposed, c.proposedAt = &v, c.now\n\tif ON && c.role == Candidate {\n\t\tc.adopt(v)\n\t\treturn\n\t}\n", ""},
 	{"acknowledges before the quorum has it", []int{2, 3}, "host.go",
@@ -152,11 +149,14 @@ var mutants = []mutant{
 // checked are the invariants that are looked at; 11 and 13 are of parts that do not exist yet.
 var checked = []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 15, 16, 17, 18, 19, 20}
 
-// TestMutants: the simulation finds each mistake. They are made in copies of the files, which the compiler takes
-// instead.
+// TestMutants: the simulation finds each mistake.
 func TestMutants(t *testing.T) {
 	limit := number(t, "ONESHOT_SIM_MUTANT_RUNS", mutantRuns)
-	program := buildMutants(t)
+	var built []mutants.Mutant
+	for _, m := range coreMutants {
+		built = append(built, mutants.Mutant{Name: m.name, File: m.file, Old: m.old, New: m.new})
+	}
+	program := mutants.Build(t, filepath.Join("..", "replica"), "", built)
 	var mu sync.Mutex
 	seen := map[int]bool{}
 	all, ran := 0, 0 // fewer than all if -run selects some
@@ -167,7 +167,7 @@ func TestMutants(t *testing.T) {
 			}
 		}
 	})
-	for _, m := range mutants {
+	for _, m := range coreMutants {
 		if m.theme == rare && limit == mutantRuns {
 			continue
 		}
@@ -175,7 +175,7 @@ func TestMutants(t *testing.T) {
 		t.Run(m.name, func(t *testing.T) {
 			t.Parallel()
 			cmd := exec.Command(program)
-			cmd.Env = append(os.Environ(), "ONESHOT_MUTANT="+m.name, fmt.Sprintf("%s=%d", mutantLimit, limit), mutantTheme+"="+m.theme)
+			cmd.Env = append(os.Environ(), mutants.Variable+"="+m.name, fmt.Sprintf("%s=%d", mutantLimit, limit), mutantTheme+"="+m.theme)
 			out, err := cmd.CombinedOutput()
 			if err != nil {
 				t.Fatalf("%v: %s", err, out)
@@ -233,53 +233,4 @@ func runMutant(limit uint64) {
 			return
 		}
 	}
-}
-
-func buildMutants(t *testing.T) string {
-	t.Helper()
-	dir := t.TempDir()
-	changed := map[string]string{}
-	read := func(file string) string {
-		if text, ok := changed[file]; ok {
-			return text
-		}
-		b, err := os.ReadFile(filepath.Join("..", "replica", file))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(b)
-	}
-	for _, m := range mutants {
-		text := read(m.file)
-		if n := strings.Count(text, m.old); n != 1 {
-			t.Fatalf("mutant %q: its place is %d times in %s: adapt it", m.name, n, m.file)
-		}
-		changed[m.file] = strings.Replace(text, m.old, strings.ReplaceAll(m.new, "ON", fmt.Sprintf(on, m.name)), 1)
-	}
-	changed["mutant.go"] = "package replica\n\nimport \"os\"\n\nvar mutant = os.Getenv(\"ONESHOT_MUTANT\")\n"
-	replace := map[string]string{}
-	for file, text := range changed {
-		path := filepath.Join(dir, file)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		abs, err := filepath.Abs(filepath.Join("..", "replica", file))
-		if err != nil {
-			t.Fatal(err)
-		}
-		replace[abs] = path
-	}
-	overlay := filepath.Join(dir, "overlay.json")
-	b, err := json.Marshal(map[string]any{"Replace": replace})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(overlay, b, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	program := filepath.Join(dir, "mutants.test")
-	if out, err := exec.Command("go", "test", "-c", "-overlay", overlay, "-o", program, ".").CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	return program
 }
