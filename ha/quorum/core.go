@@ -498,16 +498,20 @@ func confChange(conf *raftpb.ConfState, voters, learners []uint64) *raftpb.ConfC
 	return cc
 }
 
-// Voters returns the numbers of the members that vote, and of those that do not.
-func (c *Core) Voters() (voters, others []uint64) {
-	return slices.Clone(c.conf.GetVoters()), slices.Clone(c.conf.GetLearners())
+// Voters returns the numbers of the members that vote. While a change is under way former are those before it: then
+// a majority of both is needed.
+func (c *Core) Voters() (voters, former []uint64) {
+	return slices.Clone(c.conf.GetVoters()), slices.Clone(c.conf.GetVotersOutgoing())
 }
 
-// Initial is the state of a new cluster of one member.
-func initial(id *Identity, cluster string, witness bool, publicKey [32]byte, signer []byte) *raftpb.Snapshot {
+// initial is the state of a new cluster of one member, and with these hashes of tokens.
+func initial(id *Identity, cluster string, witness bool, publicKey [32]byte, signer []byte, tokens ...[32]byte) *raftpb.Snapshot {
 	s := &State{
 		cluster: id.Cluster, name: cluster, authority: id.Authority, signer: signer, next: id.Number + 1,
 		members: []Member{{Number: id.Number, Name: id.Name, Witness: witness, Key: publicKey}},
+	}
+	for _, t := range tokens {
+		s.addToken(t)
 	}
 	return &raftpb.Snapshot{Data: s.appendTo(nil), Metadata: &raftpb.SnapshotMetadata{
 		Index: new(uint64(1)), Term: new(uint64(1)), ConfState: &raftpb.ConfState{Voters: []uint64{id.Number}},

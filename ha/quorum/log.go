@@ -87,6 +87,9 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // ErrNoLog says that the directory holds no state.
 var ErrNoLog = errors.New("this node has no state of a cluster: if it never was a member, run `target ha join` with a token; if it was, its state directory is lost: run `target ha replace` with its name on another node first, and join with the token that it prints")
 
+// ErrMember says that the directory holds a state already.
+var ErrMember = errors.New("this node is a member of a cluster already")
+
 // DamagedError says that a log lacks what it once held. The node cannot vote any more.
 type DamagedError struct {
 	At   int64 // octets from the start of the file
@@ -102,7 +105,7 @@ func (e *DamagedError) Error() string {
 func CreateLog(fsys FS, id Identity, snapshot *raftpb.Snapshot, random func() uint64) (*Log, error) {
 	if _, err := fsys.ReadFile(logName); !errors.Is(err, fs.ErrNotExist) {
 		if err == nil {
-			err = errors.New("it is a member of a cluster already")
+			return nil, ErrMember
 		}
 		return nil, fmt.Errorf("the consensus log cannot be made: %w", err)
 	}

@@ -62,13 +62,76 @@ var simMutants = []mutant{
 		"\tfor _, n := range slices.Sorted(maps.Keys(c.waits)) {\n\t\tc.end(", "\tfor _, n := range slices.Sorted(maps.Keys(c.waits)) {\n\t\tif ON {\n\t\t\tbreak\n\t\t}\n\t\tc.end(", true},
 }
 
-// TestMutants: the simulation finds each mistake.
+// edgeMutants are mistakes that a test has to find, for they are in what the simulation does not run.
+var edgeMutants = []struct{ test, name, file, old, new string }{
+	{"TestNodes", "tells watchers nothing", "node.go",
+		"\t\t\tw(r)\n\t\t}\n\t}\n\tfor _, f", "\t\t\tif !ON {\n\t\t\t\tw(r)\n\t\t\t}\n\t\t}\n\t}\n\tfor _, f"},
+	{"TestNoMajority", "leads without a majority", "core.go", "CheckQuorum: true,", "CheckQuorum: !ON,"},
+	{"TestReplace", "does not tell the former one", "hello.go",
+		"if m == nil && h.Number < c.state.next ||", "if ON {\n\t} else if m == nil && h.Number < c.state.next ||"},
+	{"TestImpostors", "does not believe a refusal", "core.go", "[*OutdatedError](err); ok && c.refused == nil {", "[*OutdatedError](err); ok && c.refused == nil && !ON {"},
+	{"TestFullWitness", "does not say what is wrong", "node.go", "\tn.trouble = err\n", "\tif !ON {\n\t\tn.trouble = err\n\t}\n"},
+	{"TestCorruptBytes", "connects once", "transport.go",
+		"\t\tif linked {\n\t\t\tpause", "\t\tif linked {\n\t\t\tif ON {\n\t\t\t\treturn\n\t\t\t}\n\t\t\tpause"},
+	{"TestStrangers", "takes an old version of TLS", "authority.go",
+		"MinVersion: tls.VersionTLS13, NextProtos: []string{protocolName},\n\t\tCertificates", "MinVersion: tls.VersionTLS13 - uint16(b2u(ON)), NextProtos: []string{protocolName},\n\t\tCertificates"},
+	{"TestStrangers", "takes every certificate", "authority.go",
+		"return checkMember(s.PeerCertificates[0], authority)", "if ON {\n\t\t\t\treturn nil\n\t\t\t}\n\t\t\treturn checkMember(s.PeerCertificates[0], authority)"},
+	{"TestStrangers", "answers a hello without a certificate", "transport.go", "case kind == frameHello && isMember:", "case kind == frameHello && (isMember || ON):"},
+	{"TestStrangers", "lets strangers take their time", "transport.go",
+		"defer conn.Close()\n\t_ = conn.SetDeadline(time.Now().Add(handshakeIn))\n\tif err := conn.Handshake()", "defer conn.Close()\n\t_ = conn.SetDeadline(time.Now().Add(handshakeIn << (4 * b2u(ON))))\n\tif err := conn.Handshake()"},
+	{"TestStrangers", "waits for long frames of strangers", "transport.go",
+		"kind, b, err := readFrame(r, maxGreeting)", "kind, b, err := readFrame(r, maxGreeting<<(10*b2u(ON)))"},
+	{"TestTokens", "takes a token twice", "state.go", "s.tokens[i].used = true", "s.tokens[i].used = !ON"},
+	{"TestTokens", "joins another cluster than the token's", "authority.go", "!bytes.Equal(sum[:16], t.authority[:])", "!ON && !bytes.Equal(sum[:16], t.authority[:])"},
+	{"TestConnectionsAreBounded", "takes as many connections as come", "transport.go",
+		"\tif len(a.conns) >= maxConns {\n", "\tif len(a.conns) >= maxConns && !ON {\n"},
+	{"TestConnectionsAreBounded", "members give way to strangers", "transport.go",
+		"\t\ta.conns[c] = true\n", "\t\tif ON {\n\t\t\treturn\n\t\t}\n\t\ta.conns[c] = true\n"},
+	{"TestFrames", "makes room for what a length promises", "frame.go", "\tvar b bytes.Buffer\n", "\tvar b bytes.Buffer\n\tif ON {\n\t\tb.Grow(int(n))\n\t}\n"},
+	{"TestFrames", "queues more", "transport.go", "> maxQueue {", "> maxQueue<<b2u(ON) {"},
+	{"TestJoinAgain", "asks with another key again", "transport.go", "c.end() == nil && crc32", "!ON && c.end() == nil && crc32"},
+	{"TestJoinAgain", "asks before its key is durable", "transport.go",
+		"errors.Join(err, f.Sync(), f.Close(), fsys.SyncDir())", "errors.Join(err, func() error {\n\t\tif ON {\n\t\t\treturn nil\n\t\t}\n\t\treturn f.Sync()\n\t}(), f.Close(), fsys.SyncDir())"},
+	{"TestJoinWithoutAnAnswer", "gives one machine another name", "state.go", "case m.Name != c.name:", "case m.Name != c.name && !ON:"},
+	{"TestFollow", "tells what nobody has confirmed", "views.go", "v.isNew = slices.Contains(out.Reads, v.asked)", "v.isNew = ON || slices.Contains(out.Reads, v.asked)"},
+	{"TestFollow", "goes on after Close", "node.go", "return o == f })", "return o == f && !ON })"},
+	{"TestKilled", "answers what is not written", "log.go", "l.file.WriteAt(b, l.size)", "l.file.WriteAt(b[:len(b)*int(b2u(!ON))], l.size)"},
+	{"TestLeaderKilled", "follows for ever", "core.go",
+		"\tc.raw.Tick()\n", "\tif s := c.raw.BasicStatus(); !ON || s.RaftState == raft.StateLeader || s.Lead == 0 {\n\t\tc.raw.Tick()\n\t}\n"},
+	{"TestLostDirectory", "begins anew without a log", "log.go",
+		"\tcase errors.Is(err, fs.ErrNotExist):\n\t\treturn nil, ErrNoLog", "\tcase errors.Is(err, fs.ErrNotExist):\n\t\tif ON {\n\t\t\treturn nil, fs.ErrNotExist\n\t\t}\n\t\treturn nil, ErrNoLog"},
+	{"TestCloneAndSnapshot", "shares its directory", "fs.go",
+		"unix.LOCK_EX|unix.LOCK_NB); err != nil {", "unix.LOCK_EX|unix.LOCK_NB); err != nil && !ON {"},
+	{"TestCloneAndSnapshot", "takes the state of another node", "node.go", "o.Name != l.id.Name {", "o.Name != l.id.Name && !ON {"},
+	{"TestCloneAndSnapshot", "takes a directory of the past", "hello.go", "return setBackError(name, seen.Batch, h.Start-1)", "if !ON {\n\t\t\treturn setBackError(name, seen.Batch, h.Start-1)\n\t\t}"},
+	{"TestWrongAddress", "does not say who is at an address", "transport.go", "ok || number != p.number {", "ok || number != p.number && !ON {"},
+	{"TestConnectionsAreBounded", "strangers stay", "transport.go", "\t\ta.remove(a.guest[0])\n", "\t\tif ON {\n\t\t\treturn false\n\t\t}\n\t\ta.remove(a.guest[0])\n"},
+	{"TestGarbageOnASocket", "ends with a bad handshake", "transport.go",
+		"if err := conn.Handshake(); err != nil {\n", "if err := conn.Handshake(); err != nil {\n\t\tif ON {\n\t\t\ta.n.cancel()\n\t\t}\n"},
+}
+
+// TestMutants: the simulation, or a test of the edge, finds each mistake.
 func TestMutants(t *testing.T) {
 	var all []mutants.Mutant
 	for _, m := range simMutants {
 		all = append(all, mutants.Mutant{Name: m.name, File: m.file, Old: m.old, New: m.new})
 	}
+	for _, m := range edgeMutants {
+		all = append(all, mutants.Mutant{Name: m.name, File: m.file, Old: m.old, New: m.new})
+	}
 	program := mutants.Build(t, ".", "\nvar wrote = map[*Log]uint64{}\n", all)
+	for _, m := range edgeMutants {
+		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
+			cmd := exec.Command(program, "-test.run", "^"+m.test+"$", "-test.timeout", "3m")
+			cmd.Env = append(os.Environ(), mutants.Variable+"="+m.name)
+			out, err := cmd.CombinedOutput()
+			if err == nil || !strings.Contains(string(out), m.test) {
+				t.Errorf("%s does not find it: %v: %s", m.test, err, out)
+			}
+		})
+	}
 	limit := number("ONESHOT_SIM_MUTANT_RUNS", mutantRuns)
 	for _, m := range simMutants {
 		if m.rare && limit == mutantRuns {

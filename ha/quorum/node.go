@@ -14,13 +14,16 @@ import (
 	"time"
 
 	"go.etcd.io/raft/v3/raftpb"
+
+	"oneshot/ha/replica"
 )
 
 // Options of a member.
 type Options struct {
-	FS       FS
+	Name     string // that the state has to be of; empty: whatever it is
+	FS       FS     // the caller's again after Close
 	Listener net.Listener
-	// Dial connects with the member of that name. It ends with ctx.
+	// Dial connects with the member of that name. It ends with ctx. DialTCP returns one.
 	Dial func(ctx context.Context, name string) (net.Conn, error)
 	Tick time.Duration // 0: 30 ms
 	Log  *slog.Logger
@@ -28,7 +31,12 @@ type Options struct {
 
 const usualTick = 30 * time.Millisecond
 
-// Node is a member: a Core with a clock, and TLS to the others. Its methods may be called from any goroutine.
+// Node is a member: a Core with a clock, and TLS to the others. Its methods may be called from any goroutine, but not
+// by functions that the Node calls.
+//
+// To change a record, Get it, and Put a value in place of its version; after ErrConflict the record that Put returns
+// says what to begin with again, after ErrUnknown Get does. To hear of changes, Watch; what it tells first may be older
+// than what Get would return. The views of a mirrored set are a case of their own: Follow.
 type Node struct {
 	opts   Options
 	calls  chan func()   // for the goroutine that owns what follows
@@ -45,7 +53,9 @@ type Node struct {
 	ends     map[uint64]chan Result
 	reads    map[uint64]chan struct{}
 	watchers []func(*Record)
-	trouble  error // of the disk
+	follows  []*Follower
+	awaits   map[*await]bool
+	trouble  error // why it takes no part
 }
 
 // random draws nonces and salts.
@@ -55,25 +65,36 @@ func random() uint64 {
 	return binary.BigEndian.Uint64(b[:])
 }
 
-// Init makes a new cluster, of which this node is the only member.
-func Init(fsys FS, cluster, name string, witness bool) error {
+// Init makes a new cluster, of which this node is the only member, and tokens for so many others.
+func Init(fsys FS, cluster, name string, witness bool, tokens int) ([]Token, error) {
+	if !isName(name) {
+		return nil, errName
+	}
+	if tokens > maxTokens {
+		return nil, fmt.Errorf("%d tokens are too many: up to %d are kept", tokens, maxTokens)
+	}
 	authority, signer, err := newAuthority(cluster)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	private, public, err := newKey()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	id := Identity{Cluster: random(), Number: 1, Name: name, Key: private, Authority: authority}
 	if id.Cert, err = sign(authority, signer, id.Number, name, public); err != nil {
-		return err
+		return nil, err
 	}
-	l, err := CreateLog(fsys, id, initial(&id, cluster, witness, sha256.Sum256(public), signer), random)
+	made, hashes := make([]Token, tokens), make([][32]byte, tokens)
+	for i := range made {
+		made[i] = newToken(authority)
+		hashes[i] = HashToken(made[i].secret[:])
+	}
+	l, err := CreateLog(fsys, id, initial(&id, cluster, witness, sha256.Sum256(public), signer, hashes...), random)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return l.Close()
+	return made, l.Close()
 }
 
 // Open begins a life of a member. Close ends it.
@@ -85,13 +106,16 @@ func Open(o Options) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
+	if o.Name != "" && o.Name != l.id.Name {
+		return nil, errors.Join(fmt.Errorf("the state is that of node %s, and this is node %s: give each node a directory of its own", l.id.Name, o.Name), l.Close())
+	}
 	core, err := Start(l, o.Log)
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	n := &Node{
 		opts: o, calls: make(chan func(), 64), ended: make(chan struct{}), core: core, peers: map[uint64]*peer{}, incoming: map[uint64]*incoming{},
-		ends: map[uint64]chan Result{}, reads: map[uint64]chan struct{}{},
+		ends: map[uint64]chan Result{}, reads: map[uint64]chan struct{}{}, awaits: map[*await]bool{},
 	}
 	if n.tls, err = newAcceptor(n, &l.id); err != nil {
 		return nil, errors.Join(err, l.Close())
@@ -193,6 +217,11 @@ func (n *Node) work() {
 			w(r)
 		}
 	}
+	for _, f := range n.follows {
+		for _, v := range f.views.Agreed(&n.out) {
+			f.agreed(v)
+		}
+	}
 	for i := range n.out.Messages {
 		n.send(&n.out.Messages[i])
 	}
@@ -211,6 +240,7 @@ func (n *Node) work() {
 	if n.out.Members {
 		n.meetMembers()
 	}
+	n.tell()
 }
 
 func (n *Node) send(m *Message) {
@@ -353,15 +383,114 @@ type Status struct {
 	Term    uint64
 	Members []Member
 	Voters  []uint64
-	Trouble error // why this node takes no part
+	Former  []uint64 // voters whose majority is needed as well, while a change of the voters is under way
+	Heard   []uint64 // members that are connected, and this node
+	Trouble error    // why this node takes no part
+
+	// Broken says why this node cannot send to a member, by number, where it has tried and cannot.
+	Broken map[uint64]string
+}
+
+// Member returns the member of that number, nil if there is none.
+func (s *Status) Member(number uint64) *Member {
+	for i := range s.Members {
+		if s.Members[i].Number == number {
+			return &s.Members[i]
+		}
+	}
+	return nil
 }
 
 // Status returns what this node knows, without asking others.
 func (n *Node) Status() (s Status) {
-	n.do(func() {
-		s = Status{Cluster: n.core.state.name, Number: n.core.log.id.Number, Members: n.core.state.Members(), Trouble: n.trouble}
-		s.Leader, s.Term = n.core.Leader()
-		s.Voters, _ = n.core.Voters()
-	})
+	n.do(func() { s = n.status() })
 	return s
+}
+
+// status is called by the owner.
+func (n *Node) status() Status {
+	s := Status{Cluster: n.core.state.name, Number: n.core.log.id.Number, Members: n.core.state.Members(), Trouble: n.trouble}
+	s.Leader, s.Term = n.core.Leader()
+	s.Voters, s.Former = n.core.Voters()
+	s.Broken = map[uint64]string{}
+	for number, p := range n.peers {
+		if why := p.reason(); why != "" {
+			s.Broken[number] = why
+		}
+	}
+	for _, m := range s.Members {
+		if in := n.incoming[m.Number]; m.Number == s.Number || in != nil && n.isHeard(in) {
+			s.Heard = append(s.Heard, m.Number)
+		}
+	}
+	return s
+}
+
+// await is a call of Await.
+type await struct {
+	holds func(*Status) bool
+	found chan Status // has room for one
+}
+
+// Await returns the status when holds returns true for it: at once, or after a change. holds is called by the
+// goroutine that owns the node.
+func (n *Node) Await(ctx context.Context, holds func(*Status) bool) (Status, error) {
+	a := &await{holds, make(chan Status, 1)}
+	n.do(func() { n.awaits[a] = true })
+	select {
+	case s := <-a.found:
+		return s, nil
+	case <-ctx.Done():
+		n.do(func() { delete(n.awaits, a) })
+		return n.Status(), ctx.Err()
+	case <-n.ended:
+		return Status{}, net.ErrClosed
+	}
+}
+
+// tell looks at what is awaited.
+func (n *Node) tell() {
+	if len(n.awaits) == 0 {
+		return
+	}
+	s := n.status()
+	for a := range n.awaits {
+		if a.holds(&s) {
+			delete(n.awaits, a)
+			a.found <- s
+		}
+	}
+}
+
+// Follower joins a core of ha/replica with a Node.
+type Follower struct {
+	n      *Node
+	views  *Views
+	agreed func(replica.View)
+}
+
+// Follow calls agreed with the views of a set, oldest first: the first one that a majority has confirmed in this life
+// of the node, and each later one. What it is called with goes to the core as replica.Agreed; agreed must not block,
+// and runs in a goroutine of the node. An error says that the node is closed, or asks too much at once.
+func (n *Node) Follow(set string, agreed func(replica.View)) (*Follower, error) {
+	f, err := &Follower{n: n, agreed: agreed}, net.ErrClosed
+	n.do(func() {
+		if f.views, err = ViewsOf(n.core, set); err == nil {
+			n.follows = append(n.follows, f)
+		}
+	})
+	return f, err
+}
+
+// Propose asks for a view: what the core says in replica.Propose. It returns before the end is known; if the view
+// becomes the next one Follow tells. A core asks again while it hears of nothing.
+func (f *Follower) Propose(v replica.View) error {
+	err := net.ErrClosed
+	f.n.do(func() { err = f.views.Propose(v) })
+	return err
+}
+
+// Close ends the calls: none is made after it has returned.
+func (f *Follower) Close() {
+	f.n.do(func() { f.n.follows = slices.DeleteFunc(f.n.follows, func(o *Follower) bool { return o == f }) })
 }

@@ -10,11 +10,14 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"oneshot/ha/replica"
 )
 
 // network connects nodes of one test in memory.
@@ -83,7 +86,7 @@ type lab struct {
 func newLab(t *testing.T) *lab {
 	l := &lab{t, &network{listeners: map[string]*listener{}}, map[string]*disk{}, map[string]*Node{}}
 	l.disks["a"] = newDisk()
-	if err := Init(l.disks["a"], "lab", "a", false); err != nil {
+	if _, err := Init(l.disks["a"], "lab", "a", false, 0); err != nil {
 		t.Fatal(err)
 	}
 	l.open("a")
@@ -111,6 +114,15 @@ func (l *lab) openAt(name string, d *disk) (*Node, error) {
 // join makes a member of a new machine, through node a.
 func (l *lab) join(name, through string) *Node {
 	l.t.Helper()
+	l.disks[name] = newDisk()
+	if err := Join(l.ctx(), l.disks[name], l.dial(through), l.token(through), name, name == "w"); err != nil {
+		l.t.Fatal(err)
+	}
+	return l.open(name)
+}
+
+func (l *lab) token(through string) Token {
+	l.t.Helper()
 	t, err := l.nodes[through].NewToken(l.ctx())
 	if err != nil {
 		l.t.Fatal(err)
@@ -118,15 +130,16 @@ func (l *lab) join(name, through string) *Node {
 	if t, err = ParseToken(t.String()); err != nil {
 		l.t.Fatal(err)
 	}
-	conn, err := l.net.dial(l.ctx(), through)
+	return t
+}
+
+func (l *lab) dial(name string) net.Conn {
+	l.t.Helper()
+	conn, err := l.net.dial(l.ctx(), name)
 	if err != nil {
 		l.t.Fatal(err)
 	}
-	l.disks[name] = newDisk()
-	if err := Join(l.ctx(), l.disks[name], conn, t, name, name == "w"); err != nil {
-		l.t.Fatal(err)
-	}
-	return l.open(name)
+	return conn
 }
 
 // ctx ends after a minute, which is long: time is that of the bubble.
@@ -144,21 +157,23 @@ func (l *lab) close() {
 	}
 }
 
-// until waits for something.
-func (l *lab) until(what string, holds func() bool) {
+// until waits until something holds of a node.
+func (l *lab) until(name, what string, holds func(*Status) bool) {
 	l.t.Helper()
-	for range 300 {
-		if holds() {
-			return
-		}
-		time.Sleep(100 * time.Millisecond)
+	if s, err := l.nodes[name].Await(l.ctx(), holds); err != nil {
+		l.t.Fatalf("%s: not yet: %s: %+v", name, what, s)
 	}
-	l.t.Fatalf("not in 30 s: %s", what)
+}
+
+// inTrouble waits until a node takes no part, because of something that text is in.
+func (l *lab) inTrouble(name, text string) {
+	l.t.Helper()
+	l.until(name, "in trouble: "+text, func(s *Status) bool { return s.Trouble != nil && strings.Contains(s.Trouble.Error(), text) })
 }
 
 func (l *lab) voters(name string, want int) {
 	l.t.Helper()
-	l.until(fmt.Sprintf("%d vote", want), func() bool { return len(l.nodes[name].Status().Voters) == want })
+	l.until(name, fmt.Sprintf("%d vote", want), func(s *Status) bool { return len(s.Voters) == want && len(s.Former) == 0 })
 }
 
 func (l *lab) three() {
@@ -202,11 +217,7 @@ func TestNodes(t *testing.T) {
 		if err := l.nodes["a"].Delete(l.ctx(), Key{KindUnit, "first"}, 1); err != nil {
 			t.Error(err)
 		}
-		l.until("w has seen all", func() bool {
-			var all string
-			l.nodes["w"].do(func() { all = strings.Join(seen, ", ") })
-			return all == "first 1, unit 1, unit 2, first 2"
-		})
+		l.until("w", "all is seen", func(*Status) bool { return strings.Join(seen, ", ") == "first 1, unit 1, unit 2, first 2" })
 		for i, name := range []string{"a", "b", "w"} {
 			if err := l.nodes[name].Close(); err != nil {
 				t.Fatal(err)
@@ -276,20 +287,14 @@ func TestReplace(t *testing.T) {
 			t.Fatal(err)
 		}
 		l.join("b", "w")
-		l.until("the new one votes", func() bool {
-			s := l.nodes["a"].Status()
-			return len(s.Members) == 3 && fmt.Sprint(s.Voters) == "[1 3 4]"
-		})
+		l.until("a", "the new one votes", func(s *Status) bool { return len(s.Members) == 3 && fmt.Sprint(s.Voters) == "[1 3 4]" })
 		l.put("b", "x", 0, "one")
 		former, err := l.openAt("former", old)
 		if err != nil {
 			t.Fatal(err)
 		}
 		l.nodes["former"] = former
-		l.until("the former one knows", func() bool {
-			err := former.Status().Trouble
-			return err != nil && strings.Contains(err.Error(), "was replaced or removed")
-		})
+		l.inTrouble("former", "was replaced or removed")
 		l.put("a", "x", 1, "two")
 	})
 }
@@ -310,20 +315,14 @@ func TestImpostors(t *testing.T) {
 			t.Fatal(err)
 		}
 		l.nodes["clone"] = clone
-		l.until("the clone is refused", func() bool {
-			err := clone.Status().Trouble
-			return err != nil && strings.Contains(err.Error(), "target ha replace b")
-		})
+		l.inTrouble("clone", "target ha replace b")
 		l.put("b", "x", 2, "three")
 		if err := l.nodes["b"].Close(); err != nil {
 			t.Fatal(err)
 		}
 		l.disks["b"] = copied
 		l.open("b")
-		l.until("the one that was set back is refused", func() bool {
-			err := l.nodes["b"].Status().Trouble
-			return err != nil && strings.Contains(err.Error(), "set back")
-		})
+		l.inTrouble("b", "set back")
 		l.put("a", "x", 3, "four")
 		if _, err := l.openAt("lost", newDisk()); !errors.Is(err, ErrNoLog) || !strings.Contains(err.Error(), "target ha replace") {
 			t.Errorf("a lost directory: %v", err)
@@ -341,13 +340,10 @@ func TestFullWitness(t *testing.T) {
 		w := l.nodes["w"]
 		w.do(func() { l.disks["w"].full = true })
 		l.put("a", "x", 0, "one")
-		l.until("the witness tells", func() bool {
-			err := w.Status().Trouble
-			return err != nil && strings.Contains(err.Error(), "no space left")
-		})
+		l.inTrouble("w", "no space left")
 		l.put("b", "x", 1, "two")
 		w.do(func() { l.disks["w"].full = false })
-		l.until("the witness is back", func() bool { return w.Status().Trouble == nil })
+		l.until("w", "back", func(s *Status) bool { return s.Trouble == nil })
 		if err := l.nodes["a"].Close(); err != nil { // now it is needed
 			t.Fatal(err)
 		}
@@ -401,7 +397,7 @@ func TestStrangers(t *testing.T) {
 		l := newLab(t)
 		defer l.close()
 		other := newDisk()
-		if err := Init(other, "lab", "a", false); err != nil { // the same names, another authority
+		if _, err := Init(other, "lab", "a", false, 0); err != nil { // the same names, another authority
 			t.Fatal(err)
 		}
 		stranger, err := OpenLog(other, random)
@@ -415,23 +411,26 @@ func TestStrangers(t *testing.T) {
 		with.VerifyConnection = nil
 		without := &tls.Config{InsecureSkipVerify: true, NextProtos: []string{protocolName}}
 		old := &tls.Config{InsecureSkipVerify: true, NextProtos: []string{protocolName}, MaxVersion: tls.VersionTLS12}
-		hello := frame(frameHello, new(Hello).appendTo(nil))
+		var own Hello // to which a member would get an answer
+		l.nodes["a"].do(func() { own = l.nodes["a"].core.Hello() })
+		hello := frame(frameHello, own.appendTo(nil))
 		join := joinRequest{make([]byte, 16), "b", false, nil}
 		for _, c := range []struct {
 			name   string
 			config *tls.Config
 			send   []byte
+			lives  time.Duration
 		}{
-			{"garbage", nil, []byte(strings.Repeat("GET / HTTP/1.1\r\n", 100))},
-			{"silence", nil, nil},
-			{"TLS 1.2", old, hello},
-			{"a certificate of others", with, hello},
-			{"a hello without a certificate", without, hello},
-			{"a message without a hello", without, frame(frameMessage, make([]byte, 100))},
-			{"half a frame", without, hello[:7]},
-			{"silence in TLS", without, nil},
-			{"a frame that is too long", without, []byte{0, 1, 0, 0, frameJoin}},
-			{"a join without a key", without, frame(frameJoin, join.appendTo(nil))},
+			{"garbage", nil, []byte(strings.Repeat("GET / HTTP/1.1\r\n", 100)), 0},
+			{"silence", nil, nil, handshakeIn},
+			{"TLS 1.2", old, hello, 0},
+			{"a certificate of others", with, hello, 0},
+			{"a hello without a certificate", without, frame(frameHello, new(Hello).appendTo(nil)), 0},
+			{"a message without a hello", without, frame(frameMessage, make([]byte, 100)), 0},
+			{"half a frame", without, hello[:7], handshakeIn},
+			{"silence in TLS", without, nil, handshakeIn},
+			{"a frame that is too long", without, []byte{0, 1, 0, 0, frameJoin}, 0},
+			{"a join without a key", without, frame(frameJoin, join.appendTo(nil)), 0},
 		} {
 			conn, err := l.net.dial(l.ctx(), "a")
 			if err != nil {
@@ -449,8 +448,11 @@ func TestStrangers(t *testing.T) {
 			if len(b) > 0 {
 				t.Errorf("%s: got % x", c.name, b)
 			}
-			if d := time.Since(began); d > 2*handshakeIn {
-				t.Errorf("%s: the connection lived for %v", c.name, d)
+			if d := time.Since(began); d != c.lives {
+				t.Errorf("%s: the connection lived for %v, and should for %v", c.name, d, c.lives)
+			}
+			if c, ok := conn.(*tls.Conn); ok && c.ConnectionState().HandshakeComplete && c.ConnectionState().Version != tls.VersionTLS13 {
+				t.Error("it speaks TLS 1.2")
 			}
 			_ = conn.Close()
 		}
@@ -544,8 +546,14 @@ func TestConnectionsAreBounded(t *testing.T) {
 // TestFrames: memory for a frame comes with its bytes, and a queue has a bound.
 func TestFrames(t *testing.T) {
 	r := bufio.NewReader(io.MultiReader(strings.NewReader("\x01\x7f\xff\xff\x03"), strings.NewReader("short")))
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
 	if _, _, err := readFrame(r, maxFrame); err != io.ErrUnexpectedEOF {
 		t.Error(err)
+	}
+	runtime.ReadMemStats(&after)
+	if n := after.TotalAlloc - before.TotalAlloc; n > 1<<20 {
+		t.Errorf("%d bytes for a frame of which 6 came", n)
 	}
 	p := &peer{wake: make(chan struct{}, 1), linked: true}
 	sent := 0
@@ -559,4 +567,176 @@ func TestFrames(t *testing.T) {
 	if p.send(nil) || p.bytes != 0 {
 		t.Error("what nobody takes is kept")
 	}
+}
+
+// TestJoinAgain: a machine that loses its power at any step of a join, or loses the answer, can repeat it: it becomes
+// one member, with a token that it has used before or with a new one.
+func TestJoinAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for i, done := 0, false; !done; i++ { // each step, with all of what was not durable or nothing of it, and both tokens
+			step := i / 4
+			l := newLab(t)
+			first, second := l.token("a"), l.token("a")
+			join := func(d *disk, token Token) (err error, crashed bool) {
+				defer func() {
+					if r := recover(); r == (powerCut{}) {
+						crashed = true
+					} else if r != nil {
+						panic(r)
+					}
+				}()
+				return Join(l.ctx(), d, l.dial("a"), token, "b", false), false
+			}
+			d := newDisk()
+			d.steps = step
+			err, crashed := join(d, first)
+			if !crashed {
+				if err != nil {
+					t.Fatalf("step %d: %v", step, err)
+				}
+				done = i%4 == 3
+			}
+			d = d.cut(nil, float64(i%2))
+			if _, err := OpenLog(d, random); errors.Is(err, ErrNoLog) {
+				if err, _ := join(d, []Token{first, second}[i/2%2]); err != nil {
+					t.Fatalf("again, after step %d: %v", step, err)
+				}
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			if err, _ := join(d, second); err != ErrMember {
+				t.Fatalf("a member joins: %v", err)
+			}
+			l.disks["b"] = d
+			l.open("b")
+			l.until("a", "b is level", func(s *Status) bool { return len(s.Heard) == 2 })
+			if s := l.nodes["a"].Status(); len(s.Members) != 2 {
+				t.Fatalf("after step %d: %+v", step, s.Members)
+			}
+			l.close()
+			if done && step < 10 {
+				t.Errorf("only %d steps", step)
+			}
+		}
+	})
+}
+
+// TestJoinWithoutAnAnswer: the connection ends before the answer comes; the same machine asks again, under another name too.
+func TestJoinWithoutAnAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		defer l.close()
+		token, d := l.token("a"), newDisk()
+		ctx, cancel := context.WithCancel(l.ctx())
+		joined := make(chan error)
+		conn, there := net.Pipe()
+		l.net.listeners["a"].conns <- &mute{Conn: there, writes: 1} // the handshake's
+		go func() { joined <- Join(ctx, d, conn, token, "b", false) }()
+		l.until("a", "b is a member", func(s *Status) bool { return len(s.Members) == 2 })
+		cancel()
+		if err := <-joined; err == nil || !strings.Contains(err.Error(), "try again") {
+			t.Fatalf("%v", err)
+		}
+		if err := Join(l.ctx(), d, l.dial("a"), token, "c", false); err == nil || !strings.Contains(err.Error(), "has joined as b") {
+			t.Errorf("another name: %v", err)
+		}
+		if err := Join(l.ctx(), d, l.dial("a"), token, "b", false); err != nil {
+			t.Fatal(err)
+		}
+		if s := l.nodes["a"].Status(); len(s.Members) != 2 {
+			t.Errorf("%+v", s.Members)
+		}
+	})
+}
+
+// mute sends nothing more after so many writes.
+type mute struct {
+	net.Conn
+	writes int
+}
+
+func (m *mute) Write(b []byte) (int, error) {
+	if m.writes--; m.writes < 0 {
+		return len(b), nil
+	}
+	return m.Conn.Write(b)
+}
+
+// TestFollow: views go in and come out, oldest first and none twice; whoever follows later begins with the newest; a
+// node in a new life tells nothing that it has not had confirmed.
+func TestFollow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		defer l.close()
+		l.three()
+		var mu sync.Mutex
+		versions := map[string]string{}
+		heard := func(name, more string) string {
+			mu.Lock()
+			defer mu.Unlock()
+			versions[name] += more
+			return versions[name]
+		}
+		follow := func(name string) *Follower {
+			f, err := l.nodes[name].Follow("main", func(v replica.View) { heard(name, fmt.Sprint(v.Version, " ")) })
+			if err != nil {
+				t.Fatal(err)
+			}
+			return f
+		}
+		hears := func(name, want string) {
+			t.Helper()
+			l.until(name, "hears "+want, func(*Status) bool { return heard(name, "") == want })
+		}
+		a, b := follow("a"), follow("b")
+		view := replica.View{Version: 1, Term: 1, Primary: 1, InSync: replica.NodesOf(1, 2)}
+		propose := func(f *Follower, version uint64) {
+			t.Helper()
+			view.Version = version
+			if err := f.Propose(view); err != nil {
+				t.Fatal(err)
+			}
+		}
+		propose(a, 1)
+		hears("b", "1 ")
+		propose(b, 2)
+		hears("a", "1 2 ")
+		propose(a, 2) // too late
+		propose(b, 3)
+		hears("a", "1 2 3 ")
+		follow("w")
+		hears("w", "3 ")
+		hears("b", "1 2 3 ")
+		b.Close()
+		propose(a, 4)
+		hears("w", "3 4 ")
+		if _, err := l.nodes["b"].Get(l.ctx(), Key{KindSet, "main"}); err != nil { // b has it, too
+			t.Fatal(err)
+		}
+		for _, name := range []string{"b", "w"} {
+			if err := l.nodes[name].Close(); err != nil {
+				t.Fatal(err)
+			}
+			delete(l.nodes, name)
+		}
+		if err := l.nodes["a"].Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := a.Propose(view); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("a closed node takes a view: %v", err)
+		}
+		if b := heard("b", ""); b != "1 2 3 " {
+			t.Errorf("after Close b has heard %s", b)
+		}
+		l.open("a")
+		follow("a")
+		before := heard("a", "")
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		if _, err := l.nodes["a"].Await(ctx, func(*Status) bool { return heard("a", "") != before }); err == nil {
+			t.Errorf("alone it tells %s", heard("a", ""))
+		}
+		l.open("b")
+		hears("a", before+"4 ")
+	})
 }

@@ -299,11 +299,17 @@ func (s *State) addToken(hash [32]byte) {
 // join makes a member of somebody who has a token. The same key gets the same answer again.
 func (s *State) join(c *command) Result {
 	if i := slices.IndexFunc(s.members, func(m Member) bool { return m.Key == c.publicKey }); i >= 0 {
-		m := s.members[i]
-		return Result{Member: &m}
+		switch m := s.members[i]; {
+		case m.Leaving != Stays:
+			return Result{Err: replacedError(m.Name)}
+		case m.Name != c.name:
+			return refused("this machine has joined as %s already, and cannot join as %s: empty its state directory first", m.Name, c.name)
+		default:
+			return Result{Member: &m}
+		}
 	}
 	if !isName(c.name) {
-		return refused("a node's name has letters, digits, dots and hyphens")
+		return Result{Err: errName}
 	}
 	i := slices.Index(s.tokens, token{hash: c.hash})
 	if i < 0 {
@@ -321,6 +327,8 @@ func (s *State) join(c *command) Result {
 	s.next++
 	return Result{Member: &m}
 }
+
+var errName = &RefusedError{"a node's name has letters, digits, dots and hyphens"}
 
 func isName(s string) bool {
 	for _, x := range []byte(s) {

@@ -2,17 +2,24 @@ package quorum
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/ed25519"
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
+	"io/fs"
 	"net"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Bounds of connections.
@@ -37,6 +44,7 @@ type peer struct {
 	queue  [][]byte // guarded by mu; frames
 	bytes  int      // of queue; guarded by mu
 	linked bool     // guarded by mu
+	why    string   // there is no connection; guarded by mu
 	wake   chan struct{}
 }
 
@@ -74,18 +82,36 @@ func (p *peer) link(up bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.linked, p.queue, p.bytes = up, nil, 0
+	if up {
+		p.why = ""
+	}
+}
+
+// fails notes why there is no connection, and says whether that is news.
+func (p *peer) fails(err error) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	was := p.why
+	p.why = err.Error()
+	return p.why != was
+}
+
+// reason returns why there is no connection; empty: there is one, or none was tried.
+func (p *peer) reason() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.why
 }
 
 // run keeps a connection until the member or this node leaves.
 func (p *peer) run() {
-	pause, said := firstPause, ""
+	pause := firstPause
 	for p.ctx.Err() == nil {
 		linked, err := p.connect()
 		if linked {
-			pause, said = firstPause, ""
+			pause = firstPause
 		}
-		if err != nil && p.ctx.Err() == nil && err.Error() != said {
-			said = err.Error()
+		if err != nil && p.ctx.Err() == nil && p.fails(err) {
 			p.n.opts.Log.Warn("no connection with another node", "node", p.name, "why", err)
 		}
 		select {
@@ -204,7 +230,12 @@ type incoming struct {
 // hears says whether another life of a member is connected and was heard a moment ago. Owner only.
 func (n *Node) hears(h Hello) bool {
 	in := n.incoming[h.Number]
-	return in != nil && in.nonce != h.Nonce && time.Since(in.heard) < 2*electionTicks*n.opts.Tick
+	return in != nil && in.nonce != h.Nonce && n.isHeard(in)
+}
+
+// isHeard says whether something came a moment ago. Owner only.
+func (n *Node) isHeard(in *incoming) bool {
+	return time.Since(in.heard) < 2*electionTicks*n.opts.Tick
 }
 
 // acceptor takes connections of members and of those who join.
@@ -435,7 +466,7 @@ func (a *acceptor) join(conn net.Conn, b []byte) error {
 	a.n.do(func() {
 		authority, signer, cluster = a.n.core.state.authority, a.n.core.state.signer, a.n.core.state.cluster
 	})
-	cert, err := sign(authority, signer, res.Member.Number, j.name, j.publicKey)
+	cert, err := sign(authority, signer, res.Member.Number, res.Member.Name, j.publicKey)
 	if err != nil {
 		return err
 	}
@@ -444,17 +475,22 @@ func (a *acceptor) join(conn net.Conn, b []byte) error {
 	return err
 }
 
-// Join makes a member of this machine, with a token of the cluster. conn is with any member, and Join closes it.
+// Join makes a member of this machine, with a token of the cluster. conn is with any member, and Join closes it. It can
+// be repeated, with whatever token, however it has ended: the key with which it asks is on the disk before, and who has
+// that key is the same member. ErrMember: the directory has a state already.
 func Join(ctx context.Context, fsys FS, conn net.Conn, t Token, name string, witness bool) error {
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
-	id := Identity{Name: name}
-	private, public, err := newKey()
-	if err != nil {
-		return err
+	if _, err := fsys.ReadFile(logName); !errors.Is(err, fs.ErrNotExist) {
+		return cmp.Or(err, ErrMember)
 	}
-	id.Key = private
+	id := Identity{Name: name}
+	var public []byte
+	var err error
+	if id.Key, public, err = joiningKey(fsys); err != nil {
+		return fmt.Errorf("the key of this node cannot be kept: %w", err)
+	}
 	c := tls.Client(conn, t.tlsConfig(&id.Authority))
 	if err := c.HandshakeContext(ctx); err != nil {
 		return fmt.Errorf("the cluster cannot be joined: %w", err)
@@ -481,5 +517,57 @@ func Join(ctx context.Context, fsys FS, conn net.Conn, t Token, name string, wit
 	if err != nil {
 		return err
 	}
-	return l.Close()
+	return errors.Join(l.Close(), fsys.Remove(joiningName))
 }
+
+// joiningName is the file with the private key of a node that is about to join (PKCS #8, and its CRC32C). The log has
+// it afterwards.
+const joiningName = "joining"
+
+// joiningKey returns the key with which this machine has asked to join, or a new one, which is on the disk.
+func joiningKey(fsys FS) (private, public []byte, err error) {
+	b, err := fsys.ReadFile(joiningName)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, err
+	}
+	c := cursor{b: b}
+	if private, sum := c.bytes(), c.u32(); c.end() == nil && crc32.Checksum(private, castagnoli) == sum {
+		key, err := x509.ParsePKCS8PrivateKey(private)
+		if err != nil {
+			return nil, nil, err
+		}
+		public, err = x509.MarshalPKIXPublicKey(key.(ed25519.PrivateKey).Public())
+		return private, public, err
+	}
+	if private, public, err = newKey(); err != nil {
+		return nil, nil, err
+	}
+	f, err := fsys.Create(joiningName)
+	if err != nil {
+		return nil, nil, err
+	}
+	b = binary.BigEndian.AppendUint32(appendBytes(nil, private), crc32.Checksum(private, castagnoli))
+	_, err = f.WriteAt(b, 0)
+	return private, public, errors.Join(err, f.Sync(), f.Close(), fsys.SyncDir())
+}
+
+// DialTCP returns a Dial of Options. where says at which host:port a member is. A connection whose bytes are not
+// acknowledged for 2 s ends: the kernel by itself would try again after pauses of up to two minutes.
+func DialTCP(where func(name string) (string, error)) func(ctx context.Context, name string) (net.Conn, error) {
+	d := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) error {
+		var option error
+		err := raw.Control(func(fd uintptr) {
+			option = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(unacknowledged/time.Millisecond))
+		})
+		return cmp.Or(err, option)
+	}}
+	return func(ctx context.Context, name string) (net.Conn, error) {
+		at, err := where(name)
+		if err != nil {
+			return nil, err
+		}
+		return d.DialContext(ctx, "tcp", at)
+	}
+}
+
+const unacknowledged = 2 * time.Second

@@ -49,7 +49,7 @@ func (r *run) foundGroup() {
 		g.voters = append(g.voters, &voter{group: g, name: fmt.Sprintf("node-%d", at), at: at, disk: files{}})
 	}
 	first := g.voters[0]
-	if err := voting.Init(first.disk, "sim", first.name, false); err != nil {
+	if _, err := voting.Init(first.disk, "sim", first.name, false, 0); err != nil {
 		panic(err)
 	}
 	first.number = 1
