@@ -188,14 +188,12 @@ func (e *Endpoint) once(ctx context.Context, conn *conn, w rdma.Work, sge rdma.S
 		}
 		return c, err
 	}
-	if e.take(); len(k.done) == 0 {
-		for ctx.Err() == nil && conn.await() {
-			if e.take(); len(k.done) > 0 {
-				break
-			}
+	for e.take(); len(k.done) == 0 && ctx.Err() == nil; {
+		if conn.await() {
+			e.take()
+		} else if e.sleep(&k.asleep) { // otherwise it awaits once more
+			break
 		}
-		e.sleep() // which takes what has completed, too
-		defer e.wakeUp()
 	}
 	select {
 	case c = <-k.done:
@@ -204,10 +202,19 @@ func (e *Endpoint) once(ctx context.Context, conn *conn, w rdma.Work, sge rdma.S
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		if e.pending[id] != nil {
+			e.wakeUp(&k.asleep)
 			k.left = true
 			return c, ctx.Err()
 		}
 		c = <-k.done
+		e.wakeUp(&k.asleep)
+		e.calls <- k
+		return c, nil
+	}
+	if k.asleep { // it has completed before sleep was called
+		e.mu.Lock()
+		e.wakeUp(&k.asleep)
+		e.mu.Unlock()
 	}
 	e.calls <- k
 	return c, nil

@@ -87,6 +87,7 @@ type Endpoint struct {
 	pending map[uint64]*call // that are posted, by ID
 	next    uint64           // ID
 	asleep  int              // who waits for an event
+	waits   bool             // Wait counts in asleep
 	wake    chan struct{}    // capacity 1: Wait is to look
 	closed  bool
 	blocks  []block
@@ -117,10 +118,11 @@ const ownID = 1 << 63
 
 // call is a ReadAt, WriteAt or Flush under way.
 type call struct {
-	done chan rdma.Completion // capacity 1
-	left bool                 // nobody waits any more; guarded by Endpoint.mu
-	ws   [1]rdma.Work
-	sgl  [1]rdma.SGE
+	done   chan rdma.Completion // capacity 1
+	left   bool                 // nobody waits any more; guarded by Endpoint.mu
+	asleep bool                 // who waits counts in Endpoint.asleep; changed with Endpoint.mu held
+	ws     [1]rdma.Work
+	sgl    [1]rdma.SGE
 }
 
 // VolatileError says that an endpoint keeps nothing.
@@ -368,6 +370,7 @@ func (e *Endpoint) own(c *rdma.Completion) bool {
 	}
 	k := e.pending[c.ID]
 	delete(e.pending, c.ID)
+	e.wakeUp(&k.asleep)
 	if k.left {
 		e.calls <- k
 	} else {
@@ -391,6 +394,7 @@ func (e *Endpoint) drain() {
 		}
 	}
 	if e.done.Len() > 0 {
+		e.wakeUp(&e.waits)
 		select {
 		case e.wake <- struct{}{}:
 		default:
@@ -420,57 +424,55 @@ func (e *Endpoint) arm() {
 	}
 }
 
-// sleep has events called until wakeUp.
-func (e *Endpoint) sleep() {
+// sleep has events called until wakeUp, and reports whether that was so before.
+func (e *Endpoint) sleep(asleep *bool) (before bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if before = *asleep; !before {
+		*asleep = true
+		e.asleep++
+	}
 	e.drain()
-	e.asleep++
 	e.arm()
+	return before
 }
 
-func (e *Endpoint) wakeUp() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.asleep--
+// wakeUp is the end of sleep. Who delivers what was waited for calls it: from then on nobody wants events. The lock is held.
+func (e *Endpoint) wakeUp(asleep *bool) {
+	if *asleep {
+		*asleep = false
+		e.asleep--
+	}
 }
 
 // Wait returns when Poll has something to take, or when ctx is done. One goroutine calls it at a time.
 func (e *Endpoint) Wait(ctx context.Context) error {
-	e.mu.Lock()
-	e.drain()
-	n := e.done.Len()
-	e.mu.Unlock()
-	if n > 0 {
-		return nil
-	}
-	for conn := e.posts.Load(); conn.await(); {
-		e.mu.Lock()
-		e.drain()
-		n := e.done.Len()
-		e.mu.Unlock()
-		if n > 0 {
-			return nil
-		}
-		if err := ctx.Err(); err != nil {
+	for conn := e.posts.Load(); ; {
+		if done, err := e.ready(ctx); done || err != nil {
 			return err
 		}
-	}
-	e.sleep()
-	defer e.wakeUp()
-	for {
-		e.mu.Lock()
-		n := e.done.Len()
-		e.mu.Unlock()
-		if n > 0 {
-			return nil
+		if conn.await() || !e.sleep(&e.waits) { // it awaits once more before it sleeps
+			continue
 		}
 		select {
 		case <-e.wake:
 		case <-ctx.Done():
-			return ctx.Err()
 		}
 	}
+}
+
+// ready reports whether Poll has something to take, or that ctx is done.
+func (e *Endpoint) ready(ctx context.Context) (bool, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.drain(); e.done.Len() > 0 {
+		return true, nil
+	}
+	err := ctx.Err()
+	if err != nil {
+		e.wakeUp(&e.waits)
+	}
+	return false, err
 }
 
 // Close ends the connection, gives mappings back, and frees the memory from Alloc. No other method is called during it or after it.

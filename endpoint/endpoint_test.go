@@ -10,6 +10,7 @@ import (
 
 	"oneshot/backend"
 	"oneshot/backend/backendtest"
+	"oneshot/backend/memory"
 	"oneshot/endpoint"
 	"oneshot/endpoint/endpointtest"
 	"oneshot/transport/rdma"
@@ -280,4 +281,47 @@ func TestMediumError(t *testing.T) {
 	}
 	must(t, e.WriteAt(t.Context(), buf, 512))
 	must(t, e.Flush(t.Context()))
+}
+
+// Who waits reads the answers from the wire himself: no event has to wake him, but now and then. So it is with several.
+func TestWhoWaitsReads(t *testing.T) {
+	s, err := memory.New(size)
+	must(t, err)
+	h := endpointtest.New(t, s)
+	e := h.UseURL(h.Listen(), endpoint.Options{})
+	const times = 200
+	buf := alloc(t, e, 4096)
+	before := e.Counters().Events
+	for range times {
+		must(t, e.ReadAt(t.Context(), buf[:512], 0))
+	}
+	if n := e.Counters().Events - before; n > times/2 {
+		t.Errorf("%d events for %d reads", n, times)
+	}
+	sge, err := e.SGE(buf[:512])
+	must(t, err)
+	before = e.Counters().Events
+	var c [1]rdma.Completion
+	for range times {
+		if _, err := e.Post([]rdma.Work{{Op: rdma.OpRead, Flags: rdma.Signaled, SGL: []rdma.SGE{sge}}}); err != nil {
+			t.Fatal(err)
+		}
+		for e.Poll(c[:]) == 0 {
+			must(t, e.Wait(t.Context()))
+		}
+	}
+	if n := e.Counters().Events - before; n > times/2 {
+		t.Errorf("%d events for %d works", n, times)
+	}
+	var all sync.WaitGroup
+	for i := range 4 {
+		all.Go(func() {
+			for range times {
+				if err := e.ReadAt(t.Context(), buf[i*1024:][:512], 0); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
 }

@@ -1,6 +1,6 @@
 // Package stream is for programs that drive a non-blocking socket with their own system calls. One
-// goroutine reads, parked in Go's poller while nothing comes. Another one waits for room to write;
-// most connections never need it.
+// goroutine reads, parked in Go's poller while nothing comes, or lets who waits for what comes read in its place.
+// Another one waits for room to write; most connections never need it.
 package stream
 
 import (
@@ -14,6 +14,7 @@ type Round uint8
 
 const (
 	More    Round = iota // there may be more to read
+	Some                 // what had come is read; more, or the end, may have come since
 	Drained              // the socket was empty
 	Pause                // nothing is to be read until Resume is called
 )
@@ -33,6 +34,8 @@ type Socket struct {
 	done  func(error)
 	room  chan struct{} // wakes the goroutine that waits for room; capacity 1; nil: not started
 	wg    sync.WaitGroup
+
+	lending
 }
 
 // Open returns the socket of c.
@@ -54,25 +57,37 @@ func Open(c syscall.Conn) (*Socket, error) {
 // edge-triggered. Read stays inside one RawConn.Read as long as nobody pauses: that call parks the
 // goroutine, and wakes it for every arrival.
 func (s *Socket) Read(look func() (Round, error)) (own, outer error) {
+	lends := false
 	onReadable := func(uintptr) (done bool) {
+		s.turns(looks)
 		for n := 1; ; n++ {
 			var r Round
 			switch r, own = look(); {
 			case own != nil || r == Pause:
 				return true
 			case r == Drained:
-				return false
+				lends = s.lends()
+				return lends
 			case n%fairness == 0:
 				runtime.Gosched()
 			}
+			s.turns(looks) // still: who asks may go and see what was found
 		}
 	}
+	s.look = look
+	defer s.turns(over)
 	for {
 		outer = s.raw.Read(onReadable)
+		if own == nil && outer == nil && lends {
+			lends = false
+			own = s.lend()
+		} else if own == nil && outer == nil {
+			s.turns(rests)
+			<-s.resume
+		}
 		if own != nil || outer != nil {
 			return own, outer
 		}
-		<-s.resume
 	}
 }
 

@@ -263,6 +263,9 @@ type QueuePairConfig struct {
 	Context any
 	// Order is how works of an endpoint may run and complete; Limits.Orders says what the device can do.
 	Order Order
+	// Alone, if set, reports whether nobody waits for an event of the completion queues. A provider whose goroutine reads
+	// from the wire then lets who calls Await (Awaiter) read in its place. The provider may call it with locks held.
+	Alone func() bool
 }
 
 // PeerEnder is a QueuePair that can tell sooner than Disconnected does whether the peer has closed its
@@ -320,7 +323,8 @@ type QueuePair interface {
 // one has to be woken, nor to wake him.
 type Awaiter interface {
 	// Await returns when there may be completions, after a millisecond or so in any case. It returns false at once if
-	// there is nothing to wait for in this way: then Arm is the way. No lock is held that the event function takes.
+	// there is nothing to wait for in this way: then Arm is the way, and Await once more before one sleeps, because the
+	// provider may have stepped aside in between. No lock is held that the event function takes.
 	Await() bool
 }
 

@@ -75,7 +75,10 @@ type queuePair struct {
 	done chan struct{} // closed when the connection has ended
 }
 
-var _ rdma.QueuePair = (*queuePair)(nil)
+var (
+	_ rdma.QueuePair = (*queuePair)(nil)
+	_ rdma.Awaiter   = (*queuePair)(nil)
+)
 
 // NewQueuePair implements rdma.Device.
 func (d *Device) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
@@ -199,6 +202,9 @@ func (q *queuePair) Unfinished() int {
 	return q.sq.Len()
 }
 
+// Await implements rdma.Awaiter, once the queue pair is connected: the caller does what the reader does.
+func (q *queuePair) Await() bool { return q.sock.Await() }
+
 // PostReceive implements rdma.QueuePair.
 func (q *queuePair) PostReceive(rs []rdma.Receive) (int, error) {
 	if q.shared {
@@ -288,6 +294,9 @@ func (q *queuePair) open(tc socket, a *agreed) error {
 		return err
 	}
 	sock.OnRoom(q.onWritable, q.written)
+	if q.cfg.Alone != nil {
+		sock.Lend(tc, q.cfg.Alone)
+	}
 	q.mu.Lock()
 	if q.state != connecting {
 		q.mu.Unlock()

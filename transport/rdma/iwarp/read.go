@@ -97,6 +97,7 @@ type rx struct {
 	open    bool // an FPDU has come
 	greeted bool // the ready-to-receive message has come, or none is due
 	drain   bool // received octets are thrown away
+	short   bool // the last read has found less than there was room for
 
 	freed atomic.Bool // what pending waits for has happened
 
@@ -125,6 +126,8 @@ func (q *queuePair) onReadable() (stream.Round, error) {
 		return stream.Pause, nil
 	case drained:
 		return stream.Drained, err
+	case q.rx.short:
+		return stream.Some, err
 	default:
 		return stream.More, err
 	}
@@ -306,6 +309,7 @@ func (q *queuePair) readv() (n int, err error) {
 	}
 	n, err = readv(q.sock.FD, x.iov[:k])
 	clear(x.iov[:k])
+	x.short = n < direct+room
 	if err != nil || n == 0 {
 		return 0, err
 	}

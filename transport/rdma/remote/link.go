@@ -17,6 +17,7 @@ import (
 type link struct {
 	q        *queuePair
 	qp       rdma.QueuePair
+	awaiter  rdma.Awaiter // qp; nil: its completions come by events
 	cq       rdma.CompletionQueue
 	memory   []byte // of messages
 	free     func() error
@@ -168,10 +169,12 @@ func (l *link) open(ctx context.Context) (err error) {
 	}
 	l.qp, err = below.NewQueuePair(rdma.QueuePairConfig{
 		Domain: l.q.domain.below, SendCQ: l.cq, RecvCQ: l.cq, MaxWork: work, MaxRecv: receives, Disconnected: l.lost,
+		Alone: l.q.alone,
 	})
 	if err != nil {
 		return err
 	}
+	l.awaiter, _ = l.qp.(rdma.Awaiter)
 	for i := range receives {
 		at := i * slotLen
 		l.slots = append(l.slots, rdma.SGE{Bytes: l.memory[at : at+slotLen : at+slotLen], Region: l.region})

@@ -82,7 +82,10 @@ const (
 	ended
 )
 
-var _ rdma.QueuePair = (*queuePair)(nil)
+var (
+	_ rdma.QueuePair = (*queuePair)(nil)
+	_ rdma.Awaiter   = (*queuePair)(nil)
+)
 
 // NewQueuePair implements rdma.Device.
 func (d *Device) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
@@ -179,6 +182,20 @@ func (q *queuePair) Counters() rdma.Counters {
 	}
 	return c
 }
+
+// Await implements rdma.Awaiter.
+func (q *queuePair) Await() bool {
+	q.mu.Lock()
+	var a rdma.Awaiter
+	if q.posted > 0 && q.link != nil {
+		a = q.link.awaiter
+	}
+	q.mu.Unlock()
+	return a != nil && a.Await()
+}
+
+// alone reports whether nobody waits for an event.
+func (q *queuePair) alone() bool { return !q.sendCQ.Awaited() && !q.recvCQ.Awaited() }
 
 // PostReceive implements rdma.QueuePair. Nothing ever comes.
 func (q *queuePair) PostReceive(rs []rdma.Receive) (int, error) {

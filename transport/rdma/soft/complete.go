@@ -147,6 +147,13 @@ func (c *CompletionQueue) Arm() bool {
 	return true
 }
 
+// Awaited reports whether somebody waits for the event, or is being told.
+func (c *CompletionQueue) Awaited() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.armed || c.running
+}
+
 func (c *CompletionQueue) due() bool {
 	return c.armed && c.ring.Len() > 0 && !c.closed && c.event != nil
 }
