@@ -107,10 +107,14 @@ func New(cfg Config, now time.Duration, memory *Memory, saved Saved) *Core {
 
 // restore takes what a former life has left.
 func (c *Core) restore(memory *Memory, saved Saved) {
-	c.marked, c.durable = saved.Mark, saved.Mark
 	if saved.View.Version > 0 {
 		c.view, c.role = saved.View, Follower
 	}
+	if saved.Unknown {
+		c.forgetDisk()
+		return
+	}
+	c.marked, c.durable = saved.Mark, saved.Mark
 	c.set = saved.Regions.Clone()
 	written := c.granulesOf(c.set)
 	c.suspects, c.early = written.Clone(), written.Clone()

@@ -1,6 +1,7 @@
 package replica
 
 import (
+	"math"
 	"time"
 )
 
@@ -19,6 +20,7 @@ type disk struct {
 	syncing  bool
 	synced   uint64 // the disk has it durable, the mark not yet
 	saving   bool
+	unknown  bool          // nothing on the disk counts: this node is no source, and leaves S
 	refused  bool          // the disk has refused a write
 	again    time.Duration // when it is tried again
 
@@ -228,6 +230,19 @@ func (c *Core) touch(region int, seq uint64) {
 	c.disk.touched[region] = max(c.disk.touched[region], seq)
 }
 
+// forgetDisk: the disk is not the one that the log and the metadata tell of. This copy suspects all of it, durably, and
+// has to be brought level like one that is new.
+func (c *Core) forgetDisk() {
+	c.unknown = true
+	for _, s := range c.stores {
+		for off := s.Off; off < s.Off+s.Size; off += c.cfg.Region {
+			c.want.Set(int(off / c.cfg.Region))
+		}
+	}
+	c.suspects = c.granulesOf(c.want)
+	c.early, c.earlyTo = c.suspects.Clone(), math.MaxUint64
+}
+
 // save changes the metadata: regions before they are written to, the mark after a sync, bitmaps and regions that
 // are not needed any more now and then.
 func (c *Core) save() {
@@ -241,6 +256,7 @@ func (c *Core) save() {
 	if c.now >= c.saved+c.cfg.SaveEvery || c.savedVersion < c.view.Version {
 		s.Bitmaps, s.Clear = c.cleanRegions()
 		s.View, c.savedVersion = c.view, c.view.Version
+		s.Known = c.unknown && c.view.Version > 0 && !c.view.InSync.Has(c.cfg.Self)
 	}
 	if len(s.Set) == 0 && s.Bitmaps == nil && s.Mark <= c.marked {
 		return
@@ -282,6 +298,7 @@ func (c *Core) saveDone(s *Save) {
 	for _, i := range s.Set {
 		c.set.Set(i)
 	}
+	c.unknown = c.unknown && !s.Known
 }
 
 // resetLog begins the log anew behind seq. Nothing is on its way to the disk.

@@ -211,6 +211,7 @@ type (
 		Clear   []int     // regions
 		Bitmaps *[16]Bits // nil: as they are, and View as well
 		View    View
+		Known   bool // Saved.Unknown ends: the copy is outside S, and Regions have all of it
 	}
 )
 

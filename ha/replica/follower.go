@@ -36,7 +36,7 @@ func (c *Core) follow() {
 
 // isOverdue says whether it is time to take over.
 func (c *Core) isOverdue() bool {
-	if !c.view.InSync.Has(c.cfg.Self) || c.now < c.asleep || c.loading > 0 {
+	if !c.view.InSync.Has(c.cfg.Self) || c.now < c.asleep || c.loading > 0 || c.unknown {
 		return false
 	}
 	if c.view.Primary == c.cfg.Self && c.memory {

@@ -531,3 +531,32 @@ func TestBehindTheEnd(t *testing.T) {
 		t.Errorf("%+v", v)
 	}
 }
+
+// A disk that is not the one of the log and the metadata is no source: its node stands for nothing, leaves S, and
+// suspects all of it. Only then is the disk known, as that of a copy that has to be brought level.
+func TestUnknownDisk(t *testing.T) {
+	v := firstView(2)
+	v.Primary = 1
+	m := &Memory{View: v, Base: 6, Applied: 7, Log: []Record{{Term: 1, Seq: 7, Kind: KindZero, Off: 0, Len: blockLen}}}
+	s := begin(t, 2, m, Saved{View: v, Mark: 6, Unknown: true})
+	s.alive = 0
+	none(s, said[Ask](s.wait(2*time.Second)), "the disk is unknown")
+	p := only(s, said[Promise](s.tell(1, Ask{Version: 1})))
+	if p.Memory || p.Last > 0 || p.Durable > 0 {
+		t.Errorf("%+v", p)
+	}
+	v.Version, v.Term, v.InSync = 2, 2, NodesOf(1)
+	var known []bool
+	for _, save := range each[Save](s.agree(v)) {
+		known = append(known, save.Known)
+	}
+	if !slices.Equal(known, []bool{true}) || s.disk.set.Len() != 5 {
+		t.Errorf("known: %v, regions: %v", known, s.disk.set)
+	}
+	if h := only(s, said[Hello](s.do(Up{Peer: 1}))); h.Memory || h.Suspects.Len() != 20 {
+		t.Errorf("%+v", h)
+	}
+	alone := firstView(1)
+	s = begin(t, 2, &Memory{View: alone}, Saved{View: alone, Unknown: true})
+	none(s, proposals(s.wait(2*time.Second)), "the only copy is unknown")
+}

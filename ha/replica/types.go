@@ -154,4 +154,9 @@ type Saved struct {
 	Regions Bits
 	Bitmaps [16]Bits // by copy
 	View    View     // to which Bitmaps belong: an older one is not believed
+
+	// Unknown: the disk is not as the rest tells: another one, or set back. Nothing on it counts, and so nothing in
+	// Memory. Whoever finds it out sets this durably before New, and makes the stores as large as they were; Save.Known
+	// clears it.
+	Unknown bool
 }

@@ -168,12 +168,18 @@ func (r *run) checkDurable(v *replica.View) {
 	for b := range r.floors {
 		k := 0
 		for id := range v.InSync.All() {
-			k += b2i(!r.nodes[id].disk.medium[b].pos.less(r.floors[b].flushed))
+			k += b2i(r.nodes[id].isDurable(b, r.floors[b].flushed))
 		}
 		if k < quorum(&r.cfg, v) {
 			r.fail(9, "block %d at %v was flushed, and %d of %b have it durable", b, r.floors[b].flushed, k, v.InSync)
 		}
 	}
+}
+
+// isDurable says whether a disk has what was written, or had it before it was set back: its node is a member until
+// others know.
+func (n *node) isDurable(block int, p pos) bool {
+	return n.disk.saved.Unknown || !n.disk.medium[block].pos.less(p)
 }
 
 // checkPromoted looks at what a new primary has.
@@ -327,7 +333,7 @@ func (r *run) forgotten(since time.Duration) bool {
 func (r *run) checkThrough(b int, p pos) {
 	k := 0
 	for id := range r.view.InSync.All() {
-		k += b2i(!r.nodes[id].disk.medium[b].pos.less(p))
+		k += b2i(r.nodes[id].isDurable(b, p))
 	}
 	if k < quorum(&r.cfg, &r.view) {
 		r.fail(9, "block %d at %v, which goes through, is answered, and %d of %b have it durable", b, p, k, r.view.InSync)
@@ -346,13 +352,14 @@ func (r *run) checkGrown(a *attempt, e *replica.Answer) {
 		return
 	}
 	for id := range r.view.InSync.All() {
-		if x := r.nodes[id]; x.sizes[1] < a.grow {
+		if x := r.nodes[id]; x.sizes[1] < a.grow && !x.disk.saved.Unknown {
 			r.fail(18, "a store has %d bytes on node %d, and the host is told that it has %d", x.sizes[1], id, a.grow)
 		}
 	}
 	for b := inFirst + int(r.size/blockSize); b < inFirst+int(a.grow/blockSize); b++ {
 		for id := range r.view.InSync.All() {
-			if got := r.nodes[id].disk.cache[b]; got != (cell{}) {
+			if x := r.nodes[id]; x.disk.cache[b] != (cell{}) && !x.disk.saved.Unknown {
+				got := x.disk.cache[b]
 				r.fail(18, "what is new in a store reads as %v on node %d", got, id)
 			}
 		}
@@ -398,9 +405,7 @@ func (r *run) checkFlush(n *node, a *attempt) {
 		}
 		k := 0
 		for id := range r.view.InSync.All() {
-			if m := r.nodes[id]; !m.disk.medium[b].pos.less(want) {
-				k++
-			}
+			k += b2i(r.nodes[id].isDurable(b, want))
 		}
 		if k < quorum(&r.cfg, &r.view) {
 			r.fail(9, "node %d answers a Flush of block %d at %v, which %d of %b have durable", n.id, b, want, k, r.view.InSync)
@@ -469,7 +474,7 @@ func (r *run) checkDifferences(v *replica.View) {
 		return
 	}
 	for _, x := range r.nodes {
-		if x == p {
+		if x == p || x.disk.saved.Unknown {
 			continue
 		}
 		for b := range x.disk.cache {

@@ -115,6 +115,7 @@ func (d *disk) save(s *replica.Save) {
 	for _, i := range s.Clear {
 		d.saved.Regions.Clear(i)
 	}
+	d.saved.Unknown = d.saved.Unknown && !s.Known
 }
 
 // killed: the process is gone. What the kernel had been given may be done, block by block.

@@ -31,10 +31,11 @@ const (
 	faultBad
 	faultVerify
 	faultSwitch
+	faultBack
 	faultKinds
 )
 
-var faultNames = [faultKinds]string{"kill", "power", "power of all", "pause", "cut", "one way", "isolate", "witness", "slow disk", "bad disk", "hung disk", "lost beats", "slow consensus", "bad blocks", "verify", "switch"}
+var faultNames = [faultKinds]string{"kill", "power", "power of all", "pause", "cut", "one way", "isolate", "witness", "slow disk", "bad disk", "hung disk", "lost beats", "slow consensus", "bad blocks", "verify", "switch", "disk set back"}
 
 func (f *faults) String() string {
 	var s []string
@@ -57,6 +58,7 @@ var themes = []theme{
 	{"zombie", []int{faultIsolate, faultPause, faultPause, faultPower, faultConsensus, faultHang}, 2 * time.Second, true},
 	{"worn", []int{faultBad, faultBad, faultVerify, faultVerify, faultKill, faultSwitch, faultCut}, time.Second, false},
 	{"disks", []int{faultHang, faultSlow, faultCut, faultKill, faultPower}, time.Second, true},
+	{"snapshots", []int{faultBack, faultBack, faultPower, faultKill, faultIsolate, faultSwitch}, 3 * time.Second, false},
 }
 
 // drawTheme returns nil in most worlds.
@@ -195,6 +197,18 @@ func (r *run) fault(kind int) {
 		}
 	case faultVerify:
 		r.verify(0)
+	case faultBack:
+		n.takeSnapshot()
+		r.after(r.between(0, 5*time.Second), func() {
+			n.kill()
+			life := n.lives
+			r.after(time.Second+length, func() {
+				if n.lives == life && n.core == nil {
+					n.setBack()
+				}
+				n.start()
+			})
+		})
 	case faultSwitch:
 		if p := r.nodes[r.view.Primary]; p.core != nil {
 			p.tell(replica.Switch{To: o.id})

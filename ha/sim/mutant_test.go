@@ -142,6 +142,10 @@ var coreMutants = []mutant{
 		"\t\tc.lastTick = c.now\n", "\t\tc.lastTick = c.now\n\t\tif ON {\n\t\t\tc.cfg.Heartbeat = 30*time.Millisecond + time.Duration(time.Now().Nanosecond()/1000%100)*time.Millisecond\n\t\t}\n", ""},
 	{"asks consensus only once", []int{14, 15}, "candidate.go",
 		"if c.now-c.proposedAt >= askEvery {", "if c.now-c.proposedAt >= askEvery && !ON {", ""},
+	{"believes a disk that is not its own", []int{2, 3, 5, 6, 9, 17}, "core.go",
+		"if saved.Unknown {", "if saved.Unknown && !ON {", "snapshots"},
+	{"knows its disk before it has left S", []int{2, 3, 5, 6, 9, 17}, "disk.go",
+		"c.view.Version > 0 && !c.view.InSync.Has(c.cfg.Self)", "c.view.Version > 0 && (ON || !c.view.InSync.Has(c.cfg.Self))", "snapshots"},
 	{"counts a granule for ever that could not be copied", []int{15}, "resync.go",
 		"\t\tp.todo.Set(j.granule)\n\t\tp.copying--\n", "\t\tp.todo.Set(j.granule)\n\t\tif !ON {\n\t\t\tp.copying--\n\t\t}\n", "worn"},
 }

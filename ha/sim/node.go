@@ -21,6 +21,7 @@ type node struct {
 	grants  [16]uint64 // who may write here, as which stream
 	powered time.Duration
 	wasAt   time.Duration // when it last lost its power; 0: never
+	shot    []cell        // what its disk had at some time; nil: nobody has looked
 
 	rate   float64
 	behind time.Duration // by how much pauses have stopped the clock
@@ -229,7 +230,7 @@ func (n *node) start() {
 		cfg.Stores[i].Size = n.sizes[i]
 	}
 	n.core = replica.New(cfg, n.clock(), n.left, replica.Saved{
-		View: n.disk.saved.View, Mark: n.disk.saved.Mark, Regions: n.disk.saved.Regions, Bitmaps: n.disk.saved.Bitmaps,
+		View: n.disk.saved.View, Mark: n.disk.saved.Mark, Regions: n.disk.saved.Regions, Bitmaps: n.disk.saved.Bitmaps, Unknown: n.disk.saved.Unknown,
 	})
 	n.left = nil
 	n.logf("%d starts: %v", n.id, n.core)
@@ -271,6 +272,25 @@ func (n *node) powerCut() {
 	clear(n.heap)
 	n.lostPower()
 	n.wasAt = n.now
+}
+
+func (n *node) takeSnapshot() { n.shot = slices.Clone(n.disk.medium) }
+
+// setBack makes the disk what it was at some time, behind the back of a process that does not run; the metadata is
+// elsewhere. Not the last copy, and one at a time: nobody could know any more what was written.
+func (n *node) setBack() {
+	for _, o := range n.nodes {
+		if o.disk.saved.Unknown || n.shot == nil || n.view.InSync == replica.NodesOf(n.id) {
+			return
+		}
+	}
+	n.powerCut()
+	n.logf("the disk of %d is set back", n.id)
+	d := n.disk
+	copy(d.cache, n.shot)
+	copy(d.medium, n.shot)
+	clear(d.rot)
+	d.saved.Unknown = true
 }
 
 // pause stops the process, and its clock if the whole machine is stopped.
