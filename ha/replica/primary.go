@@ -237,11 +237,13 @@ func (c *Core) seal(id ID) {
 	}
 }
 
-// beatOn sends beats: regularly, and when a read waits for proof.
+// beatOn sends beats: regularly, and when a read waits for proof, or a flush will when the disks are done.
 func (c *Core) beatOn() {
 	urgent := false
-	for _, o := range c.proving {
-		urgent = urgent || o.at > c.beatAt && !c.isProven(o.at)
+	for _, list := range [...][]*op{c.proving, c.flushes} {
+		for _, o := range list {
+			urgent = urgent || o.at > c.beatAt && !c.isProven(o.at)
+		}
 	}
 	if c.now-c.beatAt < c.cfg.Heartbeat && !urgent {
 		return

@@ -400,8 +400,9 @@ func TestProof(t *testing.T) {
 	if a := only(s, each[Answer](s.proven(1))); a.ID != 1 || a.Status != Good {
 		t.Errorf("%+v", a)
 	}
-	none(s, each[Answer](s.do(Flush{ID: 2})), "nobody has said that this is the primary still")
-	only(s, each[SendBeat](s.do(Tick{})))
+	asked := s.do(Flush{ID: 2})
+	none(s, each[Answer](asked), "nobody has said that this is the primary still")
+	only(s, each[SendBeat](asked))
 	if a := only(s, each[Answer](s.proven(1))); a.ID != 2 || a.Status != Good {
 		t.Errorf("%+v", a)
 	}

@@ -104,7 +104,7 @@ var coreMutants = []mutant{
 		"Key: o.key, Atomic: o.atomic}", "Key: o.key, Atomic: o.atomic && !ON}", ""},
 	{"answers a new size when one copy has it", []int{18, 5, 6, 2, 3, 9}, "stores.go",
 		"\t\tif o.seq > c.trim {", "\t\tif o.seq > c.trim && !ON || o.seq > c.disk.applied {", ""},
-	{"takes a copy in that is smaller", []int{18, 5, 6}, "stores.go",
+	{"takes a copy in that is smaller", []int{18, 5, 6, 9}, "stores.go",
 		"i < len(sizes) && sizes[i] < size {", "i < len(sizes) && sizes[i] < size && !ON {", ""},
 	{"does not hand over when its disk hangs", []int{14}, "primary.go",
 		"(c.refused || c.isHung()) && !c.sealing", "(c.refused || c.isHung() && !ON) && !c.sealing", "disks"},

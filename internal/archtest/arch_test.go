@@ -64,6 +64,8 @@ var rules = []rule{
 	{pkg: "ha/sim", may: []string{"ha/replica", "ha/quorum"}, not: append([]string{"sync"}, sockets...)},
 	// Consensus is a step function, too, with an edge of its own: TLS and a ticker.
 	{pkg: "ha/quorum", may: []string{"ha/replica"}, not: []string{"net/http", "math/rand", "math/rand/v2"}},
+	// The edge of a mirror: its core with a store, a network and a clock.
+	{pkg: "ha/mirror", may: []string{"ha/replica", "ha/quorum", "backend"}, not: []string{"net/http", "math/rand", "math/rand/v2"}},
 	{pkg: "scsi/**", may: []string{"scsi", "scsi/**", "volume", "volume/access", "backend", "backend/**", "mem"}},
 	{pkg: "iscsi/chap", not: sockets},
 	{pkg: "iscsi/login", may: []string{"iscsi/pdu", "iscsi/text", "iscsi/chap"}, not: sockets},

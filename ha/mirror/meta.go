@@ -1,0 +1,203 @@
+package mirror
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"oneshot/ha/quorum"
+	"oneshot/ha/replica"
+)
+
+// The metadata of a copy are one file of records: all of it first, then what has changed. A record has its length
+// (4 bytes), the CRC32C of its bytes (4), and is durable before the next one is written: so only the last one can be
+// torn, and then nobody has been told of it. The file is made anew at each start, and when it has grown.
+const (
+	metaName  = "meta"
+	metaNew   = "meta.new"
+	metaGrows = 4 << 20 // bytes behind the first record
+	metaMagic = 0x6f736d6574610001
+)
+
+// metadata is what a copy has to know in its next life.
+type metadata struct {
+	fsys   quorum.FS
+	file   quorum.File
+	at     int64 // where the next record goes
+	grown  int64 // bytes behind the first record
+	broken bool  // the file is made anew before the next record
+
+	life  uint32 // counts them
+	disk  string // identity of the store
+	saved replica.Saved
+}
+
+// errNoMetadata: there is no file.
+var errNoMetadata = errors.New("the copy has no metadata")
+
+// openMetadata reads the file and begins a new life.
+func openMetadata(fsys quorum.FS) (*metadata, error) {
+	b, err := fsys.ReadFile(metaName)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, errNoMetadata
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the metadata of the copy cannot be read: %w", err)
+	}
+	m := &metadata{fsys: fsys}
+	for first := true; len(b) > 0; first = false {
+		body, rest, ok := cutRecord(b)
+		if !ok && !first && len(rest) == 0 {
+			break // torn
+		}
+		c := coder{b: body}
+		switch {
+		case !ok:
+			c.err = errors.New("a checksum is wrong")
+		case first:
+			m.all(&c)
+		default:
+			var s replica.Save
+			codeSave(&c, &s)
+			m.apply(&s)
+		}
+		if c.err != nil {
+			return nil, fmt.Errorf("the metadata of the copy are damaged (%w): remove the file %s to have all of the copy brought level again", c.err, metaName)
+		}
+		b = rest
+	}
+	m.life++
+	return m, m.renew()
+}
+
+// createMetadata makes those of a copy that may differ from the others in all that regions name.
+func createMetadata(fsys quorum.FS, disk string, saved replica.Saved) (*metadata, error) {
+	m := &metadata{fsys: fsys, life: 1, disk: disk, saved: saved}
+	return m, m.renew()
+}
+
+// cutRecord returns the bytes of the first record, and what follows. A torn record has nothing behind it.
+func cutRecord(b []byte) (body, rest []byte, ok bool) {
+	if len(b) < 8 {
+		return nil, nil, false
+	}
+	n := binary.BigEndian.Uint32(b)
+	if n == 0 || uint64(n) > uint64(len(b)-8) {
+		return nil, nil, false
+	}
+	body, rest = b[8:8+n], b[8+n:]
+	return body, rest, sumOf(body) == binary.BigEndian.Uint32(b[4:])
+}
+
+func metaRecord(f func(c *coder)) []byte {
+	c := coder{b: make([]byte, 8), writes: true}
+	f(&c)
+	binary.BigEndian.PutUint32(c.b, uint32(len(c.b)-8))
+	binary.BigEndian.PutUint32(c.b[4:], sumOf(c.b[8:]))
+	return c.b
+}
+
+// all codes everything.
+func (m *metadata) all(c *coder) {
+	magic := uint64(metaMagic)
+	num(c, &magic, 8)
+	if magic != metaMagic {
+		c.err = errors.New("it is of another version")
+	}
+	num(c, &m.life, 4)
+	disk := []byte(m.disk)
+	many(c, &disk, func(b *byte) { num(c, b, 1) })
+	m.disk = string(disk)
+	num(c, &m.saved.Mark, 8)
+	c.view(&m.saved.View)
+	c.bits(&m.saved.Regions)
+	for i := range m.saved.Bitmaps {
+		c.bits(&m.saved.Bitmaps[i])
+	}
+}
+
+func codeSave(c *coder, s *replica.Save) {
+	num(c, &s.Mark, 8)
+	number := func(n *int) {
+		x := uint64(*n)
+		num(c, &x, 8)
+		*n = int(x)
+	}
+	many(c, &s.Set, number)
+	many(c, &s.Clear, number)
+	has := s.Bitmaps != nil
+	c.flag(&has)
+	if !has {
+		return
+	}
+	if s.Bitmaps == nil {
+		s.Bitmaps = new([16]replica.Bits)
+	}
+	c.view(&s.View)
+	for i := range s.Bitmaps {
+		c.bits(&s.Bitmaps[i])
+	}
+}
+
+func (m *metadata) apply(s *replica.Save) {
+	m.saved.Mark = s.Mark
+	for _, i := range s.Set {
+		m.saved.Regions.Set(i)
+	}
+	if s.Bitmaps != nil {
+		m.saved.View, m.saved.Bitmaps = s.View, *s.Bitmaps
+	}
+	for _, i := range s.Clear {
+		m.saved.Regions.Clear(i)
+	}
+}
+
+// save makes a change durable. After an error nobody knows what the file holds, so the next attempt makes it anew.
+func (m *metadata) save(s *replica.Save) error {
+	m.apply(s)
+	if m.broken || m.grown > metaGrows {
+		return m.renew()
+	}
+	b := metaRecord(func(c *coder) { codeSave(c, s) })
+	m.broken = true
+	if _, err := m.file.WriteAt(b, m.at); err != nil {
+		return err
+	}
+	if err := m.file.Sync(); err != nil {
+		return err
+	}
+	m.broken = false
+	m.at, m.grown = m.at+int64(len(b)), m.grown+int64(len(b))
+	return nil
+}
+
+// renew writes all into another file, which takes the place of the old one.
+func (m *metadata) renew() error {
+	m.broken = true
+	b := metaRecord(m.all)
+	f, err := m.fsys.Create(metaNew)
+	if err != nil {
+		return fmt.Errorf("the metadata of the copy cannot be written: %w", err)
+	}
+	_, err = f.WriteAt(b, 0)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err == nil {
+		err = m.fsys.Rename(metaNew, metaName)
+	}
+	if err == nil {
+		err = m.fsys.SyncDir()
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("the metadata of the copy cannot be written: %w", err), f.Close())
+	}
+	if m.file != nil {
+		_ = m.file.Close() // nothing of it is needed any more
+	}
+	m.file, m.at, m.grown, m.broken = f, int64(len(b)), 0, false
+	return nil
+}
+
+func (m *metadata) close() error { return m.file.Close() }

@@ -1,0 +1,658 @@
+package mirror
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"oneshot/backend"
+	"oneshot/ha/quorum"
+	"oneshot/ha/replica"
+)
+
+// Options of a mirror on one node.
+type Options struct {
+	Name  string        // of the mirror, the same on all nodes
+	Node  replica.ID    // this one
+	Nodes replica.Nodes // those that have a copy
+	Size  int64         // bytes; 0: as many as the copy here has. The same on all nodes
+
+	// Found lets a mirror that has no view yet begin with the copy of this node. The others get all of it.
+	Found bool
+
+	Copy  backend.Store // of this node; the mirror owns it
+	FS    quorum.FS     // of this mirror alone, for the metadata
+	Views Views
+
+	Listener net.Listener // for nodes with lower numbers; the mirror owns it
+	// Dial connects with a node. It ends with ctx.
+	Dial func(ctx context.Context, to replica.ID) (net.Conn, error)
+
+	Tune  func(c *replica.Config) // changes what Usual has chosen; nil: nothing
+	Clock func() time.Duration    // never stands still; nil: CLOCK_BOOTTIME
+	Log   *slog.Logger            // nil: the default
+}
+
+// Views are what the nodes of a mirror agree on: one value, which is replaced by compare-and-swap on its version. In a
+// new life of a node it tells no view before a majority has confirmed that it is the newest.
+type Views interface {
+	// Watch calls f with the newest view, when there is one, and with those that follow, until stop has returned. f
+	// does not block.
+	Watch(f func(replica.View)) (stop func())
+	// Propose asks for a view, of the version that follows the newest. It returns at once, and the proposal may be
+	// lost: whether it was accepted Watch tells.
+	Propose(v replica.View)
+}
+
+// Usual returns how a mirror of size bytes works if nobody asks for anything else.
+func Usual(size int64) replica.Config {
+	return replica.Config{
+		Quorum: 2, MinCopies: 1,
+		Stores:  []replica.Store{{Size: size}},
+		Granule: 64 << 10, Region: 16 << 20,
+		Heap: 64 << 20, Unit: 4096, Ring: 8192,
+		Heartbeat: 50 * time.Millisecond, Lease: 250 * time.Millisecond, Grace: 350 * time.Millisecond,
+		Confirm: true, SlowCopy: 5 * time.Second, FlushEvery: 5 * time.Second, SaveEvery: 5 * time.Second, Copying: 16,
+	}
+}
+
+// Mirror is a copy of a mirrored store on one node, and what the node's hosts see of it. Its methods may be called
+// from any goroutine.
+type Mirror struct {
+	opts     Options
+	cfg      replica.Config
+	size     int64
+	sameness uint64
+	info     backend.Info
+	seq      *backend.Sequencer
+	ctx      context.Context
+	cancel   context.CancelFunc
+	wg       sync.WaitGroup // goroutines that end with ctx
+	syncer   sync.WaitGroup // the goroutine that saves
+	looped   chan struct{}  // closed: the goroutine of the core has ended
+	unwatch  func()
+	state    atomic.Pointer[replica.State]
+	wake     chan struct{} // a token: the inbox has something
+	ticking  atomic.Bool   // a tick is in the inbox
+
+	mu      sync.Mutex // taken last; not held over anything
+	inbox   []item
+	changed chan struct{} // closed when the state changes, and made anew; guarded by mu
+
+	// What follows belongs to the goroutine of the core.
+	meta    *metadata     // nil: this node takes no part yet; while it saves it is saveOn's
+	core    *replica.Core // nil, too
+	viewed  replica.View  // the newest that was told
+	arena   []byte
+	conns   [16]*conn
+	grants  [16]uint64 // who may write into the arena, as which stream
+	pending []func()   // what follows from actions
+	tasks   map[uint64]*task
+	ids     uint64
+	ended   []*backend.Op // not told yet
+	works   int           // that the copy or the metadata are busy with
+	pulls   map[uint64]pulling
+	found   map[uint64]*verification
+	closing bool
+	again   time.Duration // when founding is proposed again
+	saves   chan *replica.Save
+}
+
+// item is something for the goroutine of the core. One of the fields says what.
+type item struct {
+	event    replica.Event
+	op       *backend.Op
+	work     *work
+	conn     *conn
+	up, down bool
+	frame    received
+	call     func()
+}
+
+// Open begins a life of this node's copy. Close ends it.
+func Open(o Options) (*Mirror, error) {
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+	o.Log = o.Log.With("mirror", o.Name)
+	if o.Clock == nil {
+		o.Clock = bootTime
+	}
+	info := o.Copy.Info()
+	if o.Size == 0 {
+		o.Size = info.Size
+	}
+	if o.Size > info.Size || o.Size%int64(info.BlockSize) != 0 {
+		return nil, fmt.Errorf("mirror %s: the copy of node %d has %d bytes in blocks of %d, and the mirror has %d", o.Name, o.Node, info.Size, info.BlockSize, o.Size)
+	}
+	if !o.Nodes.Has(o.Node) {
+		return nil, fmt.Errorf("mirror %s: node %d has no copy", o.Name, o.Node)
+	}
+	m := &Mirror{
+		opts: o, cfg: Usual(o.Size), size: o.Size, wake: make(chan struct{}, 1), changed: make(chan struct{}), looped: make(chan struct{}),
+		tasks: map[uint64]*task{}, pulls: map[uint64]pulling{}, found: map[uint64]*verification{}, saves: make(chan *replica.Save, 1),
+	}
+	if o.Tune != nil {
+		o.Tune(&m.cfg)
+	}
+	m.cfg.Self, m.cfg.Copies = o.Node, o.Nodes
+	m.sameness = m.hash()
+	m.info = backend.Info{
+		Size: o.Size, BlockSize: info.BlockSize, PhysicalBlockSize: info.PhysicalBlockSize, DiscardGranularity: info.DiscardGranularity,
+		StatusUnknown: true, OptimalIO: info.OptimalIO, VolatileCache: !m.cfg.Stores[0].Through,
+	}
+	m.seq = backend.NewSequencer(func(op *backend.Op) { m.push(item{op: op}) })
+	m.arena = make([]byte, m.cfg.Heap)
+	m.ctx, m.cancel = context.WithCancel(context.Background())
+
+	meta, err := openMetadata(o.FS)
+	switch {
+	case errors.Is(err, errNoMetadata):
+	case err != nil:
+		return nil, fmt.Errorf("mirror %s: %w", o.Name, err)
+	case meta.disk != string(backend.IdentityOf(o.Copy)):
+		return nil, errors.Join(fmt.Errorf("mirror %s: the metadata are of the disk %q, and the copy is on %q: give it the right one, or remove the metadata to have all of the copy brought level again",
+			o.Name, meta.disk, backend.IdentityOf(o.Copy)), meta.close())
+	default:
+		m.begin(meta, nil)
+	}
+	m.publish()
+	m.wg.Go(m.tickOn)
+	m.wg.Go(m.acceptOn)
+	m.syncer.Go(m.saveOn)
+	go m.run() // Close waits for looped
+	m.unwatch = o.Views.Watch(func(v replica.View) { m.push(item{event: replica.Agreed{View: v}}) })
+	return m, nil
+}
+
+// hash is of what has to be the same on all nodes.
+func (m *Mirror) hash() uint64 {
+	c := m.cfg
+	c.Self, c.Incarnation = 0, 0
+	h := fnv.New64a()
+	_, _ = fmt.Fprintf(h, "%q %d %+v", m.opts.Name, m.info.BlockSize, c)
+	return h.Sum64()
+}
+
+// begin starts the core, and what it needs of the others.
+func (m *Mirror) begin(meta *metadata, memory *replica.Memory) {
+	cfg := m.cfg
+	cfg.Incarnation = meta.life
+	m.meta, m.core = meta, replica.New(cfg, m.opts.Clock(), memory, meta.saved)
+	for id := range m.cfg.Copies.All() { // the connections that are for this node to make
+		if id > m.cfg.Self {
+			m.wg.Go(func() { m.dialOn(id) })
+		}
+	}
+}
+
+// bootTime goes on while the machine sleeps.
+func bootTime() time.Duration {
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // cannot fail
+	return time.Duration(t.Nano())
+}
+
+// silence is how long a connection may bring nothing. Its other end sends something more often.
+func (m *Mirror) silence() time.Duration { return 40 * m.cfg.Heartbeat }
+
+// maxQueue is how much may wait for a peer that reads nothing: all that the memory can hold, and bitmaps.
+func (m *Mirror) maxQueue() int64 { return 2*m.cfg.Heap + maxHead }
+
+// push gives the goroutine of the core something.
+func (m *Mirror) push(i item) {
+	m.mu.Lock()
+	m.inbox = append(m.inbox, i)
+	m.mu.Unlock()
+	select {
+	case m.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (m *Mirror) tickOn() {
+	t := time.NewTicker(m.cfg.Heartbeat / 3)
+	defer t.Stop()
+	for {
+		select {
+		case <-m.ctx.Done():
+			return
+		case <-t.C:
+			if m.ticking.CompareAndSwap(false, true) {
+				m.push(item{event: replica.Tick{}})
+			}
+		}
+	}
+}
+
+// run owns the core: what has come, what follows from it, then hosts are told.
+func (m *Mirror) run() {
+	defer close(m.looped)
+	var items []item
+	for !m.closing || m.works > 0 {
+		<-m.wake
+		m.mu.Lock()
+		items, m.inbox = m.inbox, items[:0]
+		m.mu.Unlock()
+		for i := range items {
+			m.take(&items[i])
+			items[i] = item{}
+			for k := 0; k < len(m.pending); k++ { // they add to it
+				m.pending[k]()
+			}
+			clear(m.pending)
+			m.pending = m.pending[:0]
+		}
+		m.publish()
+		m.tell()
+	}
+}
+
+// publish lets others see the state.
+func (m *Mirror) publish() {
+	var s replica.State
+	if m.core != nil && !m.closing {
+		s = m.core.State()
+	}
+	if old := m.state.Load(); old != nil && *old == s {
+		return
+	}
+	m.state.Store(&s)
+	m.mu.Lock()
+	close(m.changed)
+	m.changed = make(chan struct{})
+	m.mu.Unlock()
+}
+
+// State is the newest of this node.
+func (m *Mirror) State() replica.State { return *m.state.Load() }
+
+// Await returns when a state holds, or with the error of ctx. A state that does not last may be missed.
+func (m *Mirror) Await(ctx context.Context, holds func(replica.State) bool) error {
+	for {
+		m.mu.Lock()
+		changed := m.changed
+		m.mu.Unlock()
+		if holds(m.State()) {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// tell ends operations.
+func (m *Mirror) tell() {
+	if len(m.ended) == 0 {
+		return
+	}
+	var corks []backend.Uncorker
+	for _, op := range m.ended {
+		if u := backend.Cork(op.Done); u != nil {
+			corks = append(corks, u)
+		}
+	}
+	for i, op := range m.ended {
+		m.ended[i] = nil
+		m.seq.Leave(op.Private)
+		op.Done.OpDone(op)
+	}
+	m.ended = m.ended[:0]
+	for _, u := range corks {
+		u.Uncork()
+	}
+}
+
+func (m *Mirror) take(i *item) {
+	switch {
+	case i.op != nil:
+		m.start(i.op)
+	case i.work != nil:
+		m.workDone(i.work)
+	case i.call != nil:
+		i.call()
+	case i.conn != nil && i.up:
+		m.connected(i.conn)
+	case i.conn != nil && i.down:
+		m.disconnected(i.conn)
+	case i.conn != nil:
+		m.arrived(i.conn, &i.frame)
+	default:
+		m.happened(i.event)
+	}
+}
+
+// happened takes a tick or a view.
+func (m *Mirror) happened(e replica.Event) {
+	switch e := e.(type) {
+	case replica.Tick:
+		m.ticking.Store(false)
+		m.foundOn()
+	case replica.Agreed:
+		m.viewed = e.View
+		m.enter(e.View)
+	}
+	m.step(e)
+}
+
+// foundOn asks for the first view, until there is one.
+func (m *Mirror) foundOn() {
+	if now := m.opts.Clock(); m.opts.Found && m.viewed.Version == 0 && now >= m.again && !m.closing {
+		m.again = now + time.Second
+		m.opts.Views.Propose(replica.View{Version: 1, Term: 1, First: 1, Primary: m.cfg.Self, InSync: replica.NodesOf(m.cfg.Self)})
+	}
+}
+
+// enter lets a node that has no metadata take part, when the others do not count on it. Everything on its copy is
+// suspect, but for the one that the mirror begins with.
+func (m *Mirror) enter(v replica.View) {
+	if m.core != nil || m.closing {
+		return
+	}
+	var saved replica.Saved
+	var memory *replica.Memory
+	switch {
+	case v.Version == 1 && v.Primary == m.cfg.Self: // nothing was written yet, for its primary takes the office by another one
+		memory = new(replica.Memory)
+	case v.InSync.Has(m.cfg.Self):
+		m.opts.Log.Error("this node has lost the metadata of its copy, and the copy is in sync: the node takes no part before another one has dropped it")
+		return
+	default:
+		for i := range int((m.size + m.cfg.Region - 1) / m.cfg.Region) {
+			saved.Regions.Set(i)
+		}
+	}
+	meta, err := createMetadata(m.opts.FS, string(backend.IdentityOf(m.opts.Copy)), saved)
+	if err != nil {
+		m.opts.Log.Error("this node takes no part in its mirror", "why", err)
+		return
+	}
+	m.begin(meta, memory)
+}
+
+// step lets something happen to the core, and does what it asks for.
+func (m *Mirror) step(e replica.Event) {
+	if m.core == nil || m.closing {
+		return
+	}
+	for _, a := range m.core.Step(m.opts.Clock(), e) {
+		m.do(a)
+	}
+}
+
+// later steps when the actions of this step are done.
+func (m *Mirror) later(e replica.Event) {
+	m.pending = append(m.pending, func() { m.step(e) })
+}
+
+func (m *Mirror) do(a replica.Action) {
+	switch a := a.(type) {
+	case replica.Post:
+		m.post(&a)
+	case replica.Send:
+		if c := m.conns[a.To]; c != nil {
+			c.send(messageFrame(a.Msg), false)
+		}
+	case replica.SendBeat:
+		if c := m.conns[a.To]; c != nil {
+			c.send(appendFrame(nil, frameBeat, 0, func(c *coder) { c.beat(&a.Beat) }), true)
+		}
+	case replica.SendEcho:
+		if c := m.conns[a.To]; c != nil {
+			c.send(appendFrame(nil, frameEcho, 0, func(c *coder) { c.echo(&a.Echo) }), true)
+		}
+	case replica.Grant:
+		m.grants[a.To] = a.Stream
+	case replica.Cut:
+		m.grants[a.To] = 0
+	case replica.Drop:
+		if c := m.conns[a.Peer]; c != nil {
+			c.close()
+		}
+	case replica.Propose:
+		m.opts.Views.Propose(a.View)
+	case replica.Answer:
+		m.answered(&a)
+	case replica.Found:
+		if v := m.found[a.ID]; v != nil {
+			v.Found = append(v.Found, a)
+		}
+	default:
+		m.work(a)
+	}
+}
+
+// post sends records, with the data that the other one needs.
+func (m *Mirror) post(a *replica.Post) {
+	c := m.conns[a.To]
+	if c == nil {
+		return
+	}
+	var n int64
+	for i := range a.Recs {
+		if r := &a.Recs[i]; r.HasDataFor(a.To) {
+			n += r.Len
+		}
+	}
+	p := post{stream: a.Stream, recs: a.Recs, bell: a.Bell}
+	frame := appendFrame(make([]byte, 0, 256+96*len(a.Recs)+int(n)), framePost, int(n), func(c *coder) { c.post(&p) })
+	for i := range a.Recs {
+		if r := &a.Recs[i]; r.HasDataFor(a.To) {
+			frame = append(frame, m.arena[r.Addr:r.Addr+r.Len]...)
+		}
+	}
+	c.send(frame, false)
+}
+
+// connected: a node has a connection, perhaps in the place of one whose end was not noticed.
+func (m *Mirror) connected(c *conn) {
+	if m.core == nil || m.closing {
+		c.close()
+		return
+	}
+	if old := m.conns[c.peer]; old != nil {
+		old.close()
+		m.disconnected(old)
+	}
+	m.conns[c.peer] = c
+	m.step(replica.Up{Peer: c.peer})
+}
+
+func (m *Mirror) disconnected(c *conn) {
+	if m.conns[c.peer] != c {
+		return
+	}
+	m.conns[c.peer] = nil
+	m.grants[c.peer] = 0
+	for id, p := range m.pulls {
+		if p.from == c.peer {
+			delete(m.pulls, id)
+			m.later(replica.Done{ID: id, Failed: true})
+		}
+	}
+	m.step(replica.Down{Peer: c.peer})
+}
+
+// arrived takes a frame.
+func (m *Mirror) arrived(c *conn, f *received) {
+	if m.conns[c.peer] != c || m.closing {
+		return // of a connection that is over
+	}
+	switch f.kind {
+	case framePost:
+		p := f.post
+		if p.stream == 0 || m.grants[c.peer] != p.stream {
+			return
+		}
+		data := p.data
+		for i := range p.recs {
+			if r := &p.recs[i]; r.HasDataFor(m.cfg.Self) {
+				copy(m.arena[r.Addr:], data[:r.Len])
+				data = data[r.Len:]
+			}
+		}
+		m.step(replica.Rang{From: c.peer, Stream: p.stream, Recs: p.recs, Bell: p.bell})
+	case framePull:
+		p := f.pull
+		if p.addr < 0 || p.len <= 0 || p.len > m.cfg.Heap || p.addr > m.cfg.Heap-p.len {
+			c.close()
+			return
+		}
+		p.sum = sumOf(m.arena[p.addr : p.addr+p.len])
+		frame := appendFrame(nil, framePulled, int(p.len), func(c *coder) { c.pull(p) })
+		c.send(append(frame, m.arena[p.addr:p.addr+p.len]...), false)
+	case framePulled:
+		m.pulled(c, f.pull)
+	default:
+		m.step(f.event)
+	}
+}
+
+// pulling is a Pull that has not come yet.
+type pulling struct {
+	from      replica.ID
+	addr, len int64
+}
+
+func (m *Mirror) pulled(c *conn, p *pull) {
+	w, ok := m.pulls[p.id]
+	if !ok || w.from != c.peer {
+		return
+	}
+	delete(m.pulls, p.id)
+	if int64(len(p.data)) != w.len || sumOf(p.data) != p.sum {
+		c.close()
+		m.step(replica.Done{ID: p.id, Failed: true})
+		return
+	}
+	copy(m.arena[w.addr:], p.data)
+	m.step(replica.Done{ID: p.id, Sum: p.sum})
+}
+
+// Verification is how the copies compare.
+type Verification struct {
+	Found []replica.Found // ranges that differ, or that a disk cannot read
+}
+
+type verification struct {
+	Verification
+	end chan replica.Status
+}
+
+// Verify compares the copies in sync while hosts go on, and with repair mends what differs where it is known who is
+// right: those that trust names, otherwise the majority, or the only ones that can be read. Only the primary does it,
+// once at a time.
+func (m *Mirror) Verify(ctx context.Context, repair bool, trust replica.Nodes) (*Verification, error) {
+	v := &verification{end: make(chan replica.Status, 1)}
+	m.push(item{call: func() {
+		if m.core == nil || m.closing {
+			v.end <- replica.Moved
+			return
+		}
+		m.ids++
+		m.found[m.ids] = v
+		m.step(replica.Verify{ID: m.ids, Repair: repair, Trust: trust})
+	}})
+	select {
+	case status := <-v.end:
+		switch status {
+		case replica.Good:
+			return &v.Verification, nil
+		case replica.Refused:
+			return nil, fmt.Errorf("the copies of mirror %s are being compared already", m.opts.Name)
+		}
+		return nil, &MovedError{m.opts.Name}
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// Switch asks this node, the primary, to hand over to another one that is in sync. State tells whether it has.
+func (m *Mirror) Switch(to replica.ID) { m.push(item{event: replica.Switch{To: to}}) }
+
+// saveOn makes changes of the metadata durable, one after the other. The core waits for each, and hands over if that
+// takes too long.
+func (m *Mirror) saveOn() {
+	for s := range m.saves {
+		for {
+			err := m.meta.save(s)
+			if err == nil || m.ctx.Err() != nil {
+				break
+			}
+			m.opts.Log.Error("the metadata of a mirror's copy cannot be saved; the copy waits until they can", "why", err)
+			select {
+			case <-m.ctx.Done():
+			case <-time.After(saveAgain):
+			}
+		}
+		m.push(item{call: func() {
+			m.works--
+			m.step(replica.Done{ID: s.ID})
+		}})
+	}
+}
+
+const saveAgain = 200 * time.Millisecond
+
+// flushWithin bounds how long Close waits for other copies.
+const flushWithin = 10 * time.Second
+
+// Close ends the life of the copy: a primary makes durable what was written, on W copies, and the others see this node
+// go. No operation is outstanding. An error says what was not made durable.
+func (m *Mirror) Close() error {
+	var err error
+	if m.State().Role == replica.Primary {
+		w := make(waiter, 1)
+		op := &backend.Op{Kind: backend.Flush, Done: w}
+		m.Submit(op) // it ends later
+		timer := time.AfterFunc(flushWithin, func() { m.push(item{call: m.refuseAll}) })
+		<-w
+		timer.Stop()
+		if err = op.Err; err != nil {
+			err = fmt.Errorf("mirror %s: what was written may not be durable on as many copies as it should be: %w", m.opts.Name, err)
+		}
+	}
+	m.stop()
+	return errors.Join(err, m.opts.Copy.Close())
+}
+
+type waiter chan struct{}
+
+func (w waiter) OpDone(*backend.Op) { w <- struct{}{} }
+
+// stop ends everything but the copy, as the end of the process does.
+func (m *Mirror) stop() {
+	m.unwatch()
+	stopped := make(chan struct{})
+	m.push(item{call: func() {
+		m.closing = true
+		m.refuseAll()
+		for _, c := range m.conns {
+			if c != nil {
+				c.close()
+			}
+		}
+		close(stopped)
+	}})
+	<-stopped
+	m.cancel()
+	_ = m.opts.Listener.Close()
+	m.wg.Wait()
+	<-m.looped
+	close(m.saves)
+	m.syncer.Wait()
+	if m.meta != nil {
+		_ = m.meta.close() // all of it is durable
+	}
+}

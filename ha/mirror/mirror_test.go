@@ -1,0 +1,429 @@
+package mirror
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"oneshot/backend"
+	"oneshot/backend/backendtest"
+	"oneshot/ha/quorum"
+	"oneshot/ha/replica"
+)
+
+// register stands for consensus: a view with compare-and-swap. A node that is cut off from it hears and changes
+// nothing.
+type register struct {
+	mu       sync.Mutex
+	view     replica.View
+	watchers map[*watcher]bool
+}
+
+type watcher struct {
+	node replica.ID
+	f    func(replica.View)
+	off  bool
+}
+
+// voter is the register as a node sees it.
+type voter struct {
+	*register
+	node replica.ID
+}
+
+func (v voter) Watch(f func(replica.View)) (stop func()) {
+	w := &watcher{node: v.node, f: f}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.watchers[w] = true
+	if v.view.Version > 0 {
+		f(v.view)
+	}
+	return func() {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		delete(v.watchers, w)
+	}
+}
+
+func (v voter) Propose(view replica.View) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if view.Version != v.view.Version+1 {
+		return
+	}
+	v.view = view
+	for w := range v.watchers {
+		w.f(view)
+	}
+}
+
+// files is a directory in memory.
+type files struct {
+	mu sync.Mutex
+	m  map[string]*file
+}
+
+type file struct {
+	fs *files
+	b  []byte
+}
+
+func newFiles() *files { return &files{m: map[string]*file{}} }
+
+func (f *files) ReadFile(name string) ([]byte, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if c := f.m[name]; c != nil {
+		return slices.Clone(c.b), nil
+	}
+	return nil, fs.ErrNotExist
+}
+
+func (f *files) Create(name string) (quorum.File, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.m[name] = &file{fs: f}
+	return f.m[name], nil
+}
+
+func (f *files) Rename(from, to string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.m[to] = f.m[from]
+	delete(f.m, from)
+	return nil
+}
+
+func (f *files) Remove(name string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.m, name)
+	return nil
+}
+
+func (f *files) SyncDir() error { return nil }
+
+func (f *file) WriteAt(b []byte, off int64) (int, error) {
+	f.fs.mu.Lock()
+	defer f.fs.mu.Unlock()
+	f.b = append(f.b[:min(int(off), len(f.b))], b...)
+	return len(b), nil
+}
+
+func (f *file) Sync() error  { return nil }
+func (f *file) Close() error { return nil }
+
+// lab is a mirror on nodes of one process.
+type lab struct {
+	t        testing.TB
+	register *register
+	size     int64
+	real     bool // sockets and clocks are; else a bubble's
+	nodes    []*node
+	tune     func(*replica.Config)
+
+	mu        sync.Mutex
+	listeners map[replica.ID]*pipes
+	cut       map[[2]replica.ID]bool
+	conns     map[net.Conn][2]replica.ID
+}
+
+// node is a machine: its disk and its files outlive the mirror's life.
+type node struct {
+	lab    *lab
+	id     replica.ID
+	disk   *backendtest.Disk
+	files  *files
+	mirror *Mirror
+	addr   string
+}
+
+// pipes is a listener in memory.
+type pipes struct {
+	conns  chan net.Conn
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (l *pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+}
+func (l *pipes) Close() error   { l.once.Do(func() { close(l.closed) }); return nil }
+func (l *pipes) Addr() net.Addr { return &net.UnixAddr{Name: "memory"} }
+
+const testSize = 4 << 20
+
+func newLab(t testing.TB, n int) *lab {
+	l := &lab{t: t, register: &register{watchers: map[*watcher]bool{}}, size: testSize, listeners: map[replica.ID]*pipes{},
+		cut: map[[2]replica.ID]bool{}, conns: map[net.Conn][2]replica.ID{}}
+	for id := range replica.ID(n) {
+		l.nodes = append(l.nodes, &node{lab: l, id: id, disk: backendtest.NewDisk(l.size, 512), files: newFiles()})
+	}
+	return l
+}
+
+func (l *lab) dial(ctx context.Context, from, to replica.ID) (net.Conn, error) {
+	if l.real {
+		l.mu.Lock()
+		addr := l.nodes[to].addr
+		l.mu.Unlock()
+		return new(net.Dialer).DialContext(ctx, "tcp", addr)
+	}
+	l.mu.Lock()
+	p, cut := l.listeners[to], l.cut[[2]replica.ID{from, to}]
+	l.mu.Unlock()
+	if p == nil || cut {
+		return nil, errors.New("nobody answers")
+	}
+	a, b := net.Pipe()
+	select {
+	case p.conns <- b:
+	case <-p.closed:
+		return nil, errors.New("connection refused")
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	l.mu.Lock()
+	l.conns[a] = [2]replica.ID{from, to}
+	l.mu.Unlock()
+	return a, nil
+}
+
+// setCut cuts a link, or mends it.
+func (l *lab) setCut(a, b replica.ID, cut bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, ends := range [][2]replica.ID{{a, b}, {b, a}} {
+		l.cut[ends] = cut
+		for c, e := range l.conns {
+			if cut && e == ends {
+				_ = c.Close()
+				delete(l.conns, c)
+			}
+		}
+	}
+}
+
+// start begins a life.
+func (n *node) start() *Mirror {
+	l := n.lab
+	o := Options{
+		Name: "lab", Node: n.id, Found: n.id == 0, Copy: n.disk, FS: n.files, Views: voter{l.register, n.id}, Tune: l.tune,
+		Dial: func(ctx context.Context, to replica.ID) (net.Conn, error) { return l.dial(ctx, n.id, to) },
+		Log:  slog.New(slog.DiscardHandler),
+	}
+	if os.Getenv("ONESHOT_MIRROR_LOG") != "" {
+		o.Log = slog.New(slog.NewTextHandler(l.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})).With("node", n.id)
+	}
+	for id := range replica.ID(len(l.nodes)) {
+		o.Nodes = o.Nodes.With(id)
+	}
+	if l.real {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			l.t.Fatal(err)
+		}
+		l.mu.Lock()
+		n.addr = listener.Addr().String()
+		l.mu.Unlock()
+		o.Listener = listener
+	} else {
+		p := &pipes{conns: make(chan net.Conn), closed: make(chan struct{})}
+		l.mu.Lock()
+		l.listeners[n.id] = p
+		l.mu.Unlock()
+		o.Listener = p
+		o.Clock = func() time.Duration { return time.Duration(time.Now().UnixNano()) }
+	}
+	m, err := Open(o)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	n.mirror = m
+	return m
+}
+
+// kill ends the process; the disk keeps what it was given.
+func (n *node) kill() {
+	n.mirror.stop()
+	n.mirror = nil
+}
+
+// cutPower ends everything: of what was not flushed the disk keeps each sector with a chance.
+func (n *node) cutPower(r *rand.Rand, chance float64) {
+	n.kill()
+	n.disk = backendtest.DiskOf(n.disk.Crash(r, chance), 512)
+}
+
+// await waits until a node's state holds.
+func (l *lab) await(n *node, what string, holds func(replica.State) bool) {
+	l.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if err := n.mirror.Await(ctx, holds); err != nil {
+		l.t.Fatalf("node %d: %s: not within a minute; %+v", n.id, what, n.mirror.State())
+	}
+}
+
+// level waits until node n is the primary, and all copies are in sync.
+func (l *lab) level(n *node) {
+	l.t.Helper()
+	l.await(n, "primary of all copies", func(s replica.State) bool {
+		return s.Role == replica.Primary && s.View.InSync.Len() == len(l.nodes)
+	})
+}
+
+func (l *lab) begin() {
+	l.t.Helper()
+	for _, n := range l.nodes {
+		n.start()
+	}
+	l.level(l.nodes[0])
+}
+
+// end closes all, and compares the copies.
+func (l *lab) end() {
+	l.t.Helper()
+	for _, n := range l.nodes {
+		if n.mirror == nil {
+			continue
+		}
+		if s := n.mirror.State(); s.Role == replica.Primary {
+			v, err := n.mirror.Verify(context.Background(), false, 0)
+			if err != nil || len(v.Found) > 0 {
+				l.t.Errorf("the copies are compared: %v, %+v", err, v)
+			}
+		}
+	}
+	for _, n := range l.nodes {
+		if n.mirror == nil {
+			continue
+		}
+		if err := n.mirror.Close(); err != nil {
+			l.t.Error(err)
+		}
+	}
+}
+
+func (l *lab) do(n *node, op backend.Op) error {
+	return backendtest.Do(n.mirror, &op)
+}
+
+func (l *lab) write(n *node, off int64, b []byte) {
+	l.t.Helper()
+	if err := l.do(n, backend.Op{Kind: backend.Write, Off: off, Len: int64(len(b)), Segs: [][]byte{b}}); err != nil {
+		l.t.Fatalf("write of %d bytes at %d to node %d: %v", len(b), off, n.id, err)
+	}
+}
+
+func (l *lab) expect(n *node, off int64, want []byte) {
+	l.t.Helper()
+	got := make([]byte, len(want))
+	if err := l.do(n, backend.Op{Kind: backend.Read, Off: off, Len: int64(len(got)), Segs: [][]byte{got}}); err != nil {
+		l.t.Fatalf("read of %d bytes at %d from node %d: %v", len(want), off, n.id, err)
+	}
+	if string(got) != string(want) {
+		l.t.Fatalf("%d bytes at %d of node %d are not what was written", len(want), off, n.id)
+	}
+}
+
+func bytesOf(n int, seed byte) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(i/512) ^ seed
+	}
+	return b
+}
+
+// TestSuite: a mirror is a store as any other, over sockets.
+func TestSuite(t *testing.T) {
+	for _, copies := range []int{1, 2, 3} {
+		t.Run(fmt.Sprint(copies), func(t *testing.T) {
+			t.Parallel()
+			backendtest.Run(t, func(t *testing.T) backend.Store {
+				l := newLab(t, copies)
+				l.real = true
+				l.tune = func(c *replica.Config) { // the machine may be busy, and nobody is lost here
+					c.Lease, c.Grace, c.SlowCopy = time.Minute, 2*time.Minute, time.Minute
+				}
+				for _, n := range l.nodes {
+					n.start()
+				}
+				l.level(l.nodes[0])
+				t.Cleanup(func() {
+					for _, n := range l.nodes[1:] {
+						if err := n.mirror.Close(); err != nil {
+							t.Error(err)
+						}
+					}
+				})
+				return l.nodes[0].mirror
+			}, "NoAllocation")
+		})
+	}
+}
+
+// TestPeerKilled: writes go on without a copy, which gets what it lacks when it is back.
+func TestPeerKilled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 2)
+		l.begin()
+		defer l.end()
+		a, b := l.nodes[0], l.nodes[1]
+		l.write(a, 0, bytesOf(100<<10, 1))
+		b.kill()
+		l.write(a, 50<<10, bytesOf(100<<10, 2))
+		l.await(a, "alone", func(s replica.State) bool { return s.View.InSync == replica.NodesOf(0) })
+		l.write(a, 2<<20, bytesOf(64<<10, 3))
+		b.start()
+		l.level(a)
+		l.expect(a, 0, bytesOf(50<<10, 1))
+		l.expect(a, 50<<10, bytesOf(100<<10, 2))
+		l.expect(a, 2<<20, bytesOf(64<<10, 3))
+	})
+}
+
+// TestPrimaryKilled: the other one takes over, with all that was acknowledged.
+func TestPrimaryKilled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 2)
+		l.begin()
+		defer l.end()
+		a, b := l.nodes[0], l.nodes[1]
+		for i := range 64 {
+			l.write(a, int64(i)*4096, bytesOf(4096, byte(i)))
+		}
+		var moved *MovedError
+		if err := l.do(b, backend.Op{Kind: backend.Flush}); !errors.As(err, &moved) {
+			t.Errorf("a flush at a node that is not the primary: %v", err)
+		}
+		a.kill()
+		l.await(b, "primary", func(s replica.State) bool { return s.Role == replica.Primary })
+		for i := range 64 {
+			l.expect(b, int64(i)*4096, bytesOf(4096, byte(i)))
+		}
+		l.write(b, 0, bytesOf(4096, 200))
+		a.start()
+		l.level(b)
+		b.mirror.Switch(0)
+		l.level(a)
+		l.expect(a, 0, bytesOf(4096, 200))
+		l.expect(a, 4096, bytesOf(4096, 1))
+	})
+}
