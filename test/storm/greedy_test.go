@@ -36,11 +36,7 @@ limits: {connections: 1024, login_timeout: 1h, nop_interval: 1h, nop_timeout: 1h
 	raiseDescriptors(t, 4000)
 	registerMany(d, 2)
 	g := &greedy{d, t, d.watch()}
-	for _, a := range []struct {
-		name  string
-		bound int64 // most memory in MiB that the attack may cost
-		f     func()
-	}{
+	g.suffer([]attack{
 		{"keys of a login", 40, g.keysOfALogin},
 		{"one text with SendTargets a thousand times", 40, g.sendTargets},
 		{"a byte of a PDU in many discovery sessions", 60, g.partsOfPDUs},
@@ -51,18 +47,30 @@ limits: {connections: 1024, login_timeout: 1h, nop_interval: 1h, nop_timeout: 1h
 		{"lists of registrations, unread", 100, g.registrations},
 		{"lists of registrations that all come due at once, unread", 100, g.registrationsAtOnce},
 		{"READs, unread, for more than all I/O memory", 150, g.hogs},
-	} {
+	})
+}
+
+// attack is one on a daemon.
+type attack struct {
+	name  string
+	bound int64 // most memory in MiB that it may cost
+	f     func()
+}
+
+// suffer does one attack after the other, until one costs too much memory or has failed the test.
+func (g *greedy) suffer(attacks []attack) {
+	for _, a := range attacks {
 		g.works()
 		g.forgetPeak()
 		before := g.resident()
 		a.f()
 		g.works()
 		if more := (g.peak() - before) >> 20; more > a.bound {
-			t.Errorf("%s: the daemon grew by %d MiB, want at most %d", a.name, more, a.bound)
+			g.t.Errorf("%s: the daemon grew by %d MiB, want at most %d", a.name, more, a.bound)
 		} else {
-			t.Logf("%s: %d MiB", a.name, more)
+			g.t.Logf("%s: %d MiB", a.name, more)
 		}
-		if t.Failed() {
+		if g.t.Failed() {
 			return
 		}
 	}

@@ -35,7 +35,14 @@ type daemon struct {
 }
 
 func start(t *testing.T, config string) *daemon {
-	d := &daemon{Target: targettest.Start(t, config), t: t}
+	t.Helper()
+	return watched(t, targettest.Start(t, config))
+}
+
+// watched returns the daemon of a target that runs.
+func watched(t *testing.T, g *targettest.Target) *daemon {
+	t.Helper()
+	d := &daemon{Target: g, t: t}
 	text, err := os.ReadFile(d.configPath())
 	if err != nil {
 		t.Fatal(err)
