@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/goccy/go-yaml/lexer"
 )
 
 // Texts of some kilobytes whose aliases stand for a million nodes. Each has to end for a reason that is counted: the
@@ -45,6 +47,34 @@ func TestAliasesAreBounded(t *testing.T) {
 		}
 		if lines := strings.Count(c.text, "\n") + 1; d.src.masked > lines {
 			t.Errorf("%s: %d lines were made ready for excerpts, and there are %d", name, d.src.masked, lines)
+		}
+	}
+}
+
+// The YAML parser takes more time for each further key of a mapping that is not in braces. A list of mappings may be as long
+// as it likes, and so may one in braces.
+func TestKeysAreBounded(t *testing.T) {
+	lines := func(n int, format string) string { return strings.ReplaceAll(numbered(n, format), ", ", "\n") }
+	const half = "k%d: {a: 1}"
+	for name, c := range map[string]struct {
+		text string
+		at   string // where there is one too many; empty: nowhere
+	}{
+		"as many as may be": {text: lines(maxKeys, "k%d: 1")},
+		"one more":          {lines(maxKeys+1, "k%d: 1"), "16385:1"},
+		"further in":        {"a: 1\nstores:\n" + lines(maxKeys+1, "  k%d: {a: 1}"), "16387:3"},
+		"around others":     {lines(maxKeys/2, half) + "\nl:\n  - x: 1\n    y:\n     z: 1\n" + lines(maxKeys/2, "z"+half), "16389:1"},
+		"in a list":         {text: "l:\n" + lines(maxKeys/2, "  - a: %d\n    b: 1\n    c: 1")},
+		"of mappings":       {text: lines(maxKeys/2, "k%d:\n  a: 1\n  b: 1\n  c: 1")},
+		"in braces":         {text: "{" + numbered(maxKeys+1, "k%d: 1") + "}"},
+	} {
+		d := newDecoder("keys.yaml", []byte(c.text), fakeSecrets{})
+		fine := d.checkTokens(lexer.Tokenize(d.text))
+		switch {
+		case fine != (c.at == ""):
+			t.Errorf("%s: %v", name, d.problems)
+		case !fine && fmt.Sprintf("%d:%d", d.problems[0].Pos.Line, d.problems[0].Pos.Column) != c.at:
+			t.Errorf("%s: %v, want it at %s", name, d.problems[0], c.at)
 		}
 	}
 }

@@ -53,6 +53,9 @@ const (
 	// maxDepth bounds lists and mappings within each other. A configuration has 8 levels at most. The YAML parser
 	// calls itself for each level, and looks at the rest of the text each time.
 	maxDepth = 64
+	// maxKeys bounds the keys of a mapping that is not in braces, because the YAML parser looks at all earlier ones for each.
+	// A file of maxFileBytes has no room for as many stores and the targets that show them.
+	maxKeys = 1 << 14
 	// maxDocuments bounds the documents that the YAML parser is shown. Only one may have content.
 	maxDocuments = 16
 )
@@ -157,11 +160,12 @@ func parseYAML(tokens token.Tokens) (file *ast.File, err error) {
 	return parser.Parse(tokens, 0, parser.AllowDuplicateMapKey())
 }
 
-// checkTokens refuses what would occupy the YAML parser for minutes, or overflow its stack: levels without end, and
-// documents without end.
+// checkTokens refuses what would occupy the YAML parser for minutes, or overflow its stack: levels, keys and documents
+// without end.
 func (d *decoder) checkTokens(tokens token.Tokens) bool {
 	depth, documents := 0, 0
 	dashes, line := 0, 0 // of "- - - x", and where they are
+	var open mappings
 	for _, t := range tokens {
 		switch t.Type {
 		case token.SequenceStartType, token.MappingStartType:
@@ -174,8 +178,16 @@ func (d *decoder) checkTokens(tokens token.Tokens) bool {
 		if t.Position.Line != line {
 			dashes, line = 0, t.Position.Line
 		}
-		if t.Type == token.SequenceEntryType {
+		switch {
+		case t.Type == token.SequenceEntryType:
 			dashes++
+			open = open.inside(t.Position.Column)
+		case t.Type == token.MappingValueType && depth == 0 && t.Prev != nil:
+			open = open.inside(t.Prev.Position.Column).count(t.Prev.Position.Column)
+			if keys := open[len(open)-1].keys; keys > maxKeys {
+				d.errorf(d.at(t.Prev.Position.Line, t.Prev.Position.Column), "this mapping has more than %d keys, which no configuration needs: is this the file that you meant?", maxKeys)
+				return false
+			}
 		}
 		switch {
 		case depth > maxDepth || dashes > maxDepth:
@@ -187,6 +199,27 @@ func (d *decoder) checkTokens(tokens token.Tokens) bool {
 		}
 	}
 	return true
+}
+
+// mappings are those that are open at one place of a text, the outermost first: where their keys begin, and how many there
+// are. Mappings in braces are not among them.
+type mappings []struct{ column, keys int }
+
+// inside leaves the mappings that go on at a line that begins in column.
+func (m mappings) inside(column int) mappings {
+	for len(m) > 0 && m[len(m)-1].column > column {
+		m = m[:len(m)-1]
+	}
+	return m
+}
+
+// count counts a key in column, of the innermost mapping or of another one in it.
+func (m mappings) count(column int) mappings {
+	if len(m) == 0 || m[len(m)-1].column != column {
+		m = append(m, struct{ column, keys int }{column: column})
+	}
+	m[len(m)-1].keys++
+	return m
 }
 
 // checkText refuses a file that is not text. It runs before the YAML parser, which
