@@ -4,12 +4,15 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"net"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"oneshot/initiator"
 	"oneshot/initiator/load"
+	"oneshot/internal/serial"
 	"oneshot/iscsi/pdu"
 	"oneshot/test/targettest"
 )
@@ -117,5 +120,49 @@ func TestAttentionsWithoutEnd(t *testing.T) {
 	_ = s.Close()
 	if n := <-times; n != 9 {
 		t.Errorf("%d commands", n)
+	}
+}
+
+// A unit attention that comes before the data of its command has left puts the command back when the data has left, and
+// the command is sent again though nothing more comes from the target: whether the socket takes the data at once, or
+// becomes full meanwhile.
+func TestAttentionBeforeDataLeaves(t *testing.T) {
+	const burst = 256 << 10 // MaxBurstLength of nobody who has asked for another one
+	for name, bursts := range map[string]int{"at once": 1, "socket full": 32} {
+		t.Run(name, func(t *testing.T) {
+			noLeaks(t)
+			s := dialFake(t, func(g *target) {
+				_ = g.c.(*net.TCPConn).SetReadBuffer(128 << 10)
+				final := func() (itt uint32) { // of the next sequence
+					for {
+						h, _, err := g.read()
+						if err != nil {
+							return 0
+						}
+						if h.Final() {
+							return h.ITT()
+						}
+					}
+				}
+				itt := final()
+				var all []byte // in one piece, so that the initiator hears of the attention before it sends
+				for i := range bursts {
+					f := pdu.R2TFields{ITT: itt, TTT: uint32(i), R2TSN: serial.SN(i), BufferOffset: uint32(i * burst), DesiredDataTransferLength: burst}
+					all = f.AppendTo(all)
+				}
+				sense := []byte{0, 18, 0x70, 0, 6, 9: 10, 14: 0x29, 19: 0}
+				f := pdu.SCSIResponseFields{ITT: itt, Status: 2, DataSegmentLength: len(sense), Sequence: g.sequence()}
+				_, _ = g.c.Write(append(f.AppendTo(all), sense...))
+				for range bursts {
+					_ = final()
+				}
+				g.write(&pdu.SCSIResponseFields{ITT: final(), Sequence: g.sequence()}, nil)
+				_, _, _ = g.read()
+			})
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			check(t, s.Do(ctx, &initiator.Command{CDB: make([]byte, 10), Out: make([]byte, bursts*burst), Attentions: 1}))
+			_ = s.Close()
+		})
 	}
 }

@@ -160,25 +160,30 @@ func (m *tcp) poke() {
 
 // send writes as much as the socket takes. False: not all.
 func (m *tcp) send() bool {
-	for !m.out.Empty() {
-		n, errno := iov.Writev(m.sock.FD, m.out.Next())
-		m.count.writes++
-		switch errno {
-		case 0:
-			m.out.Advance(n)
-		case unix.EINTR:
-		case unix.EAGAIN:
-			return false
-		default:
-			return true // the reader learns of it
+	for {
+		for !m.out.Empty() {
+			n, errno := iov.Writev(m.sock.FD, m.out.Next())
+			m.count.writes++
+			switch errno {
+			case 0:
+				m.out.Advance(n)
+			case unix.EINTR:
+			case unix.EAGAIN:
+				return false
+			default:
+				return true // the reader learns of it
+			}
 		}
+		m.out.head = m.out.head[:0]
+		if len(m.out.late) == 0 {
+			return true
+		}
+		for _, c := range m.out.late {
+			m.s.finish(c)
+		}
+		m.out.late = m.out.late[:0]
+		m.s.issue() // what a unit attention has put back
 	}
-	m.out.head = m.out.head[:0]
-	for _, c := range m.out.late {
-		m.s.finish(c)
-	}
-	m.out.late = m.out.late[:0]
-	return true
 }
 
 // onWritable goes on when the socket was full. False: it is full again.
