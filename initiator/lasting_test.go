@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"log/slog"
 	"math/rand/v2"
 	"net"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -215,6 +217,27 @@ portals: [{transport: tcp, listen: $PORTAL}]
 	check(t, l.Close())
 }
 
+// news is the log of a Lasting: what it has to tell of its sessions.
+type news chan string
+
+func (n news) logger() *slog.Logger { return slog.New(n) }
+
+func (n news) Enabled(context.Context, slog.Level) bool { return true }
+
+func (n news) Handle(_ context.Context, r slog.Record) error {
+	n <- r.Message
+	return nil
+}
+
+func (n news) WithAttrs([]slog.Attr) slog.Handler { return n }
+func (n news) WithGroup(string) slog.Handler      { return n }
+
+// await waits until a message begins with what is awaited.
+func (n news) await(what string) {
+	for !strings.HasPrefix(<-n, what) {
+	}
+}
+
 // ready returns a TEST UNIT READY and what is closed when it has ended.
 func ready() (*initiator.Command, chan struct{}) {
 	done := make(chan struct{})
@@ -226,13 +249,12 @@ func TestLastingOvertaken(t *testing.T) {
 	tg := targettest.Start(t, config)
 	noLeaks(t)
 	r, u := ways[0].through(t, tg)
-	l, err := initiator.DialLasting(t.Context(), u, initiator.Options{}, initiator.Keeping{DeadTime: time.Hour})
+	n := make(news, 64)
+	l, err := initiator.DialLasting(t.Context(), u, initiator.Options{Logger: n.logger()}, initiator.Keeping{DeadTime: time.Hour})
 	check(t, err)
 	s := l.Current()
 	r.Cut(false)
-	for l.Current() == s || l.Current() == nil {
-		time.Sleep(time.Millisecond) // nobody tells
-	}
+	n.await("session is back")
 	c, done := ready()
 	l.StartIn(s, c)
 	<-done
@@ -247,13 +269,12 @@ func TestLastingDead(t *testing.T) {
 	noLeaks(t)
 	r, u := ways[0].through(t, tg)
 	delivered := make(chan struct{}, 16)
-	o := initiator.Options{Delivered: func() { delivered <- struct{}{} }}
+	n := make(news, 64)
+	o := initiator.Options{Delivered: func() { delivered <- struct{}{} }, Logger: n.logger()}
 	l, err := initiator.DialLasting(t.Context(), u, o, initiator.Keeping{DeadTime: 10 * time.Millisecond})
 	check(t, err)
 	r.Cut(true)
-	for l.Current() != nil {
-		time.Sleep(time.Millisecond) // nobody tells
-	}
+	n.await("session lost")
 	for len(delivered) > 0 {
 		<-delivered
 	}
@@ -276,9 +297,7 @@ func TestLastingDead(t *testing.T) {
 		break
 	}
 	r.Cut(false)
-	for l.Current() == nil {
-		time.Sleep(time.Millisecond)
-	}
+	n.await("session is back")
 	c, done = ready()
 	l.Start(c)
 	<-done
