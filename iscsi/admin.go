@@ -74,11 +74,7 @@ func (s *Session) info() SessionInfo {
 }
 
 // Connections is how many connections there are, logged in or not.
-func (n *Node) Connections() int {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return len(n.conns) + n.coming
-}
+func (n *Node) Connections() int { return n.guests.Count() }
 
 // Targets lists the targets in the order in which they were added.
 func (n *Node) Targets() []*Target {
@@ -144,7 +140,7 @@ func (n *Node) RemoveTarget(name string) {
 
 // drop ends the sessions that match.
 func (n *Node) drop(why string, match func(*Session) bool) {
-	for _, c := range n.connections() {
+	for _, c := range n.guests.List() {
 		c.post(func() {
 			if c.sess == nil || c.state > stateFullFeature || !match(c.sess) {
 				return
@@ -170,7 +166,7 @@ func (t *Target) same(o *Target) bool { return t == o || t != nil && o != nil &&
 // command that was looked up in a target's LUNs before the call has been counted in its
 // logical unit by then.
 func (n *Node) Quiesce() {
-	for _, c := range n.connections() {
+	for _, c := range n.guests.List() {
 		c.Lock()
 		c.Unlock() //nolint:staticcheck // the lock itself is what is waited for
 	}
@@ -188,7 +184,10 @@ type Limits struct {
 }
 
 // SetLimits changes the limits. What goes beyond a lower limit already is left alone.
-func (n *Node) SetLimits(l Limits) { n.limits.Store(&l) }
+func (n *Node) SetLimits(l Limits) {
+	n.limits.Store(&l)
+	n.Door().SetLimit(l.Connections)
+}
 
 // SessionCounts is the number of sessions of each target, those of discovery under "".
 func (n *Node) SessionCounts() map[string]int {

@@ -265,7 +265,7 @@ func (c *Conn) logIn(s *Session, params *login.Params, out *login.Outcome) {
 		c.log.Debug("discovery session")
 		return
 	}
-	c.node.proves(c)
+	c.place.Prove()
 	c.log.Info("logged in", "connection", c.CID, "header_digest", params.HeaderDigest, "data_digest", params.DataDigest)
 }
 

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"oneshot/internal/baton"
+	"oneshot/internal/door"
 	"oneshot/internal/invariant"
 	"oneshot/iscsi/login"
 	"oneshot/iscsi/pdu"
@@ -61,9 +62,8 @@ type Conn struct {
 	acked, unacked []*managing
 	kept           *login.Outcome // of a login that waits for the end of an old session or connection
 
-	// It has yet to log in to a target: it is in its login, or a discovery session, and may have
-	// to give way to others. Guarded by Node.mu, as is evicted: it has been told to.
-	unproven, evicted bool
+	// A discovery session, and who has yet to log in, may have to give way to others.
+	place door.Place
 
 	arrived int64 // nanotime of the input batch under way
 	left    int64 // nanotime of the output batch under way, if timed
@@ -94,7 +94,7 @@ func (n *Node) newConn(mover Datamover, offer *login.Config, rdma bool) *Conn {
 	c.own.Drive(&c.own)
 	c.circle.Store(&c.own)
 	c.login = login.New(offer, directory{n, c.group}, n.cfg.Rand)
-	n.add(c)
+	n.guests.Add(c, &c.place, func() { c.post(c.giveWay) })
 	return c
 }
 
@@ -215,7 +215,7 @@ func (c *Conn) Lost(err error) {
 			"initiator", c.login.Initiator(), "responses", uint32(c.StatSN))
 	}
 	c.enter(eventLost)
-	c.node.proves(c)
+	c.place.Prove()
 	c.login = nil
 	if c.sess != nil {
 		c.withdraw()

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"oneshot/internal/door"
 	"oneshot/iscsi/login"
 	"oneshot/iscsi/pdu"
 	"oneshot/mem"
@@ -117,27 +118,21 @@ type Node struct {
 	limits   atomic.Pointer[Limits]
 	counters Counters
 
-	mu       sync.Mutex // taken after the lock of a Conn; leaf
-	targets  []*Target  // in the order in which they are listed; elements never change, so that others may keep a part
-	portals  []Portal   // likewise
-	conns    map[*Conn]struct{}
-	coming   int // connections that were admitted and are not in conns yet
-	unproven int // of conns: those that have yet to log in to a target
-	leaving  int // of these: those that have been told to give way
-	// All of the unproven, oldest first, and of these the discovery sessions; besides others that
-	// are unproven no more.
-	logins, discoveries []*Conn
-	sessions            map[uint16]*Session // by TSIH
-	nextTSIH            uint16
-	closing             bool
-	idle                chan struct{} // closed when closing and no connection is left
+	guests      *door.Guests[*Conn]
+	discoveries door.Line // of the discovery sessions
+
+	mu       sync.Mutex          // taken after the lock of a Conn; leaf
+	targets  []*Target           // in the order in which they are listed; elements never change, so that others may keep a part
+	portals  []Portal            // likewise
+	sessions map[uint16]*Session // by TSIH
+	nextTSIH uint16
 }
 
 // NewNode returns a node without targets.
 func NewNode(cfg Config) *Node {
 	n := &Node{
 		cfg: cfg, log: cfg.Logger, pool: cfg.Pool,
-		conns: make(map[*Conn]struct{}), sessions: make(map[uint16]*Session), idle: make(chan struct{}),
+		guests: door.NewGuests[*Conn](door.NewDoor(cfg.Connections)), sessions: make(map[uint16]*Session),
 	}
 	n.most = mostLease(cfg.Pool.Stats().Limit, cfg.MemoryPerConnection)
 	n.SetLimits(Limits{
@@ -182,164 +177,59 @@ func (n *Node) Run(ctx context.Context) {
 // Tick lets one second pass.
 func (n *Node) Tick() {
 	now := n.clock.Add(1)
-	for _, c := range n.connections() {
-		c.Lock()
-		c.tick(now)
-		c.Unlock()
-	}
+	n.guests.Each(func(c *Conn) { c.tick(now) })
 	n.pool.Trim()
-}
-
-func (n *Node) connections() []*Conn {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	list := make([]*Conn, 0, len(n.conns))
-	for c := range n.conns {
-		list = append(list, c)
-	}
-	return list
 }
 
 // Admit reports whether one more connection may come, and counts it. NewConn, NewRDMAConn or
 // Dismiss follows. Those that have yet to log in to a target have a share of the places: when it is
-// used up, or all places are, the oldest of them gives way. So whoever opens connections without
-// end keeps nobody else out, and sessions never give way.
+// used up, or all places are, the oldest of them gives way.
 func (n *Node) Admit() bool {
-	n.mu.Lock()
-	var old *Conn
-	most := n.limits.Load().Connections
-	full := len(n.conns)+n.coming-n.leaving >= most || n.unproven+n.coming-n.leaving >= unprovenShare(most)
-	if full && !n.closing && n.leaving < maxLeaving {
-		old = n.evict(&n.logins)
-	}
+	admitted, full := n.guests.Admit()
 	if full {
 		n.counters.Refused.Add(1)
 	}
-	if n.closing || full && old == nil {
-		n.mu.Unlock()
-		return false
+	if admitted {
+		n.counters.Connections.Add(1)
 	}
-	n.counters.Connections.Add(1)
-	n.coming++
-	n.mu.Unlock()
-	if old != nil {
-		old.post(old.giveWay)
-	}
-	return true
+	return admitted
 }
 
-// maxLeaving bounds the connections that are there beyond the limit, because others have been
-// told to end and have not yet.
-const maxLeaving = 32
-
-// unprovenShare is how many of the connections may be without a session with a target.
-func unprovenShare(connections int) int { return max(connections/2, min(connections, 16)) }
+// Door is the one through which the connections come, to be shared with other nodes.
+func (n *Node) Door() *door.Door { return n.guests.Door() }
 
 // discoveryShare is how many of these may be discovery sessions, each of which may hold the list
 // of all targets.
 func discoveryShare(connections int) int { return min(max(connections/8, 8), 256) }
 
-// evict takes the oldest connection that has yet to log in to a target out of the list, marks it,
-// and returns it; nil: there is none. giveWay has to be posted to it. mu is held.
-func (n *Node) evict(list *[]*Conn) *Conn {
-	for len(*list) > 0 {
-		c := (*list)[0]
-		(*list)[0] = nil
-		*list = (*list)[1:]
-		if c.unproven && !c.evicted {
-			c.evicted = true
-			n.leaving++
-			return c
-		}
-	}
-	return nil
-}
-
 // giveWay ends a connection for which there is no room, if it has yet to log in to a target still.
 func (c *Conn) giveWay() {
-	if !c.node.evicted(c) {
+	if !c.place.Evicted() {
 		return
 	}
 	c.log.Info("connection ended: there are more than limits.connections, and of those that have not logged in it is the oldest")
 	c.mover.Terminate(AtOnce)
 }
 
-func (n *Node) evicted(c *Conn) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return c.evicted
-}
-
-// proves says that the connection has logged in to a target, or is over: it does not give way
-// any more.
-func (n *Node) proves(c *Conn) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if c.unproven {
-		c.unproven = false
-		n.unproven--
-	}
-	if c.evicted {
-		c.evicted = false
-		n.leaving--
-	}
-}
-
 // discovers says that the connection is one of a discovery session. When there are too many the
 // oldest one gives way.
 func (n *Node) discovers(c *Conn) {
-	n.mu.Lock()
-	n.discoveries = slices.DeleteFunc(n.discoveries, func(c *Conn) bool { return !c.unproven || c.evicted })
-	n.discoveries = append(n.discoveries, c)
-	var old *Conn
-	if len(n.discoveries) > discoveryShare(n.limits.Load().Connections) {
-		old = n.evict(&n.discoveries)
-	}
-	n.mu.Unlock()
-	if old != nil {
-		old.post(old.giveWay)
-	}
+	c.place.Join(&n.discoveries, discoveryShare(n.Door().Limit()))
 }
 
 // Dismiss takes back what Admit counted, of a connection that came to nothing.
-func (n *Node) Dismiss() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.coming--
-	n.checkIdle()
-}
-
-// checkIdle tells Shutdown when no connection is left, nor one on its way. mu is held.
-func (n *Node) checkIdle() {
-	if n.closing && n.coming == 0 && len(n.conns) == 0 {
-		close(n.idle) // nobody is admitted any more, so this is the only time
-	}
-}
-
-func (n *Node) add(c *Conn) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.conns[c] = struct{}{}
-	n.coming--
-	n.unproven++
-	c.unproven = true
-	if len(n.logins) > 2*n.unproven { // most have logged in
-		n.logins = slices.DeleteFunc(n.logins, func(c *Conn) bool { return !c.unproven || c.evicted })
-	}
-	n.logins = append(n.logins, c)
-}
+func (n *Node) Dismiss() { n.guests.Dismiss() }
 
 // forget drops a connection of which nothing is left, and with the last one the session.
 func (n *Node) forget(c *Conn) {
 	var heirs []*Conn
 	n.mu.Lock()
-	delete(n.conns, c)
 	if s := c.sess; s != nil && s.over {
 		delete(n.sessions, s.TSIH)
 		heirs, s.heirs = s.heirs, nil
 	}
-	n.checkIdle()
 	n.mu.Unlock()
+	n.guests.Forget(c)
 	for _, h := range heirs {
 		h.post(h.goOn)
 	}
@@ -362,7 +252,7 @@ func (n *Node) inherit(old *Session, c *Conn) bool {
 func (n *Node) attach(s *Session) (old *Session, status pdu.LoginStatus) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.closing {
+	if n.guests.Closed() {
 		return nil, pdu.LoginServiceUnavailable
 	}
 	normal := 0
@@ -401,7 +291,7 @@ func (n *Node) session(tsih uint16) *Session {
 
 // dropTarget ends all connections to t.
 func (n *Node) dropTarget(t *Target, why string) {
-	for _, c := range n.connections() {
+	for _, c := range n.guests.List() {
 		c.post(func() {
 			if c.sess != nil && c.sess.Target.same(t) {
 				c.fail("%s", why)
@@ -414,41 +304,12 @@ func (n *Node) dropTarget(t *Target, why string) {
 // of those that have not when ctx ends. No connection is taken any more. It returns when
 // nothing is outstanding in the stores, or some time after ctx has ended with its error.
 func (n *Node) Shutdown(ctx context.Context) error {
-	n.mu.Lock()
-	n.closing = true
-	n.checkIdle()
-	n.mu.Unlock()
 	grace := uint16(1)
 	if d, ok := ctx.Deadline(); ok {
 		grace = uint16(max(1, min(3600, int(time.Until(d).Seconds()))))
 	}
-	for _, c := range n.connections() {
-		c.Lock()
-		c.leaveSoon(grace)
-		c.Unlock()
-	}
-	select {
-	case <-n.idle:
-		return nil
-	case <-ctx.Done():
-	}
-	for _, c := range n.connections() {
-		c.Lock()
-		c.mover.Terminate(AtOnce)
-		c.Unlock()
-	}
-	// What is left now hangs in a store.
-	select {
-	case <-n.idle:
-		return nil
-	case <-time.After(abortTime):
-		return ctx.Err()
-	}
+	return n.guests.Shutdown(ctx, func(c *Conn) { c.leaveSoon(grace) }, func(c *Conn) { c.mover.Terminate(AtOnce) })
 }
-
-// abortTime is how long connections that were cut off may take to come back from their
-// stores.
-const abortTime = 2 * time.Second
 
 // leaveSoon ends a connection that has no session, and asks the initiator of one that has.
 func (c *Conn) leaveSoon(seconds uint16) {

@@ -133,7 +133,7 @@ func session(t testing.TB, keys ...string) (*Node, *Conn, *recorder) {
 	}
 	t.Cleanup(func() {
 		drive(r.c, func() { r.c.Lost(nil) })
-		if len(n.connections()) != 0 || lu.Close() != nil || v.Close() != nil || pool.Stats().Leases != 0 {
+		if len(n.guests.List()) != 0 || lu.Close() != nil || v.Close() != nil || pool.Stats().Leases != 0 {
 			t.Error("something of the session is left")
 		}
 	})

@@ -43,7 +43,7 @@ func TestDiscoverySessionsGiveWay(t *testing.T) {
 	}
 	// They are the first to go for those who come to log in to a target, too. The place of the one that was told to go, but is
 	// still there, is free.
-	l.Connections = len(n.connections())
+	l.Connections = len(n.guests.List())
 	n.SetLimits(l)
 	f, text := request(0, 0)
 	f.ISID[5] = 9

@@ -137,7 +137,7 @@ func (q *Queue) joins(c *Controller, qid uint16) bool {
 // connected ends Connect.
 func (t *Task) connected(c *Controller, qid uint16) volume.Next {
 	q, e := t.Queue, nvme.ConnectCommand{SQE: t.SQE}
-	if !c.sub.isDiscovery() && !q.node.proves(q, false) {
+	if !c.sub.isDiscovery() && !q.place.TryProve() {
 		return t.refuse(nvme.ConnectBusy) // it has been told to give way
 	}
 	q.state = queueConnected

@@ -19,13 +19,16 @@ import (
 	"sync/atomic"
 	"time"
 
+	"oneshot/internal/door"
 	"oneshot/mem"
 	"oneshot/nvme"
 )
 
 // Config is what the controllers of a node have in common.
 type Config struct {
-	Pool   *mem.Pool
+	Pool *mem.Pool
+	// Door is where the connections come through, which other nodes may share.
+	Door   *door.Door
 	Logger *slog.Logger
 	// MemoryPerConnection is the most bytes of I/O memory that the commands of one queue hold.
 	MemoryPerConnection int
@@ -36,7 +39,6 @@ type Config struct {
 
 // Limits are the parts of Config that may change while the node works.
 type Limits struct {
-	Connections    int           // most connections, with a controller or without
 	Controllers    int           // most controllers
 	ConnectTimeout time.Duration // from a connection to its Connect command
 }
@@ -72,27 +74,21 @@ type Node struct {
 	wake    chan struct{} // capacity 1: there may be something to tell hosts
 
 	discovery *Subsystem
+	guests    *door.Guests[*Queue]
 
 	mu          sync.Mutex   // taken after Queue.mu; before Subsystem.mu
 	subsystems  []*Subsystem // guarded by mu
 	portals     []Portal     // elements never change; guarded by mu
 	generation  uint64       // of what discovery tells; guarded by mu
 	rediscover  bool         // it has changed, and hosts are to be told; guarded by mu
-	queues      map[*Queue]struct{}
-	unproven    []*Queue // in the order in which they came, besides others that are connected, or gone
-	nUnproven   int      // of queues: those that are not connected
-	coming      int      // connections that were admitted and are not in queues yet
-	leaving     int      // of unproven: those that have been told to give way
 	controllers int
-	closing     bool
-	idle        chan struct{} // closed when closing and no queue is left
 }
 
 // NewNode returns a node without subsystems.
 func NewNode(cfg Config) *Node {
 	n := &Node{
 		cfg: cfg, log: cfg.Logger, pool: cfg.Pool, wake: make(chan struct{}, 1),
-		queues: make(map[*Queue]struct{}), idle: make(chan struct{}),
+		guests: door.NewGuests[*Queue](cfg.Door),
 		// It begins with the time, so that a restart does not repeat what hosts remember.
 		generation: uint64(time.Now().UnixMilli()) << 10,
 	}
@@ -194,11 +190,7 @@ func (n *Node) Run(ctx context.Context) {
 // tick lets one second pass.
 func (n *Node) tick() {
 	now := n.clock.Add(1)
-	for _, q := range n.list() {
-		q.Lock()
-		q.tick(now)
-		q.Unlock()
-	}
+	n.guests.Each(func(q *Queue) { q.tick(now) })
 }
 
 // tell tells hosts of what has changed.
@@ -218,171 +210,43 @@ func (n *Node) tell() {
 	}
 }
 
-func (n *Node) list() []*Queue {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	list := make([]*Queue, 0, len(n.queues))
-	for q := range n.queues {
-		list = append(list, q)
-	}
-	return list
-}
-
-// maxLeaving bounds the connections that are there beyond the limit, because others have been told to end and have not
-// yet.
-const maxLeaving = 32
-
-// unprovenShare is how many of the connections may be without a controller.
-func unprovenShare(connections int) int { return max(connections/2, min(connections, 16)) }
-
 // Admit reports whether one more connection may come, and counts it. NewQueue or Dismiss follows. Those without a
 // controller have a share of the places: when it is used up, or all places are, the oldest of them gives way.
 func (n *Node) Admit() bool {
-	n.mu.Lock()
-	most := n.limits.Load().Connections
-	full := len(n.queues)+n.coming-n.leaving >= most || n.nUnproven+n.coming-n.leaving >= unprovenShare(most)
-	var old *Queue
-	if full && !n.closing && n.leaving < maxLeaving {
-		old = n.evict()
-	}
-	if n.closing || full && old == nil {
-		n.mu.Unlock()
-		return false
-	}
-	n.coming++
-	n.mu.Unlock()
-	if old != nil {
-		old.post(func() {
-			old.fail(AtOnce, "there are more connections than limits.connections, and of those without a controller this is the oldest")
-		})
-	}
-	return true
+	admitted, _ := n.guests.Admit()
+	return admitted
 }
 
-// evict marks the oldest connection without a controller, and returns it; nil: there is none. mu is held.
-func (n *Node) evict() *Queue {
-	for len(n.unproven) > 0 {
-		q := n.unproven[0]
-		n.unproven[0] = nil
-		n.unproven = n.unproven[1:]
-		if q.unproven && !q.evicted {
-			q.evicted = true
-			n.leaving++
-			return q
-		}
+// giveWay ends a connection for which there is no room, if it has no controller still.
+func (q *Queue) giveWay() {
+	if q.place.Evicted() {
+		q.fail(AtOnce, "there are more connections than limits.connections, and of those without a controller this is the oldest")
 	}
-	return nil
 }
 
 // Dismiss takes back what Admit counted, of a connection that came to nothing.
-func (n *Node) Dismiss() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.coming--
-	n.checkIdle()
-}
-
-// add counts a queue in.
-func (n *Node) add(q *Queue) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.queues[q] = struct{}{}
-	n.coming--
-	n.nUnproven++
-	q.unproven = true
-	if len(n.unproven) > 2*n.nUnproven {
-		n.unproven = slices.DeleteFunc(n.unproven, func(q *Queue) bool { return !q.unproven || q.evicted })
-	}
-	n.unproven = append(n.unproven, q)
-}
-
-// proves says that the queue has a controller, or is over. False: it has been told to give way.
-func (n *Node) proves(q *Queue, over bool) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if q.evicted && !over {
-		return false
-	}
-	if q.unproven {
-		q.unproven = false
-		n.nUnproven--
-	}
-	if q.evicted {
-		q.evicted = false
-		n.leaving--
-	}
-	return true
-}
-
-// forget drops a queue of which nothing is left.
-func (n *Node) forget(q *Queue) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	delete(n.queues, q)
-	n.checkIdle()
-}
-
-// checkIdle tells Shutdown when no connection is left, nor one on its way. mu is held.
-func (n *Node) checkIdle() {
-	if n.closing && n.coming == 0 && len(n.queues) == 0 {
-		close(n.idle) // nobody is admitted any more, so this is the only time
-	}
-}
+func (n *Node) Dismiss() { n.guests.Dismiss() }
 
 // Connections is how many connections there are.
-func (n *Node) Connections() int {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return len(n.queues) + n.coming
-}
+func (n *Node) Connections() int { return n.guests.Count() }
 
 // Quiesce returns when every queue there is has been in nobody's hands for a moment: commands that were begun with
 // namespaces that have since been taken away are known to these.
 func (n *Node) Quiesce() {
-	for _, q := range n.list() {
-		q.Lock()
-		q.Unlock() //nolint:staticcheck // the lock itself is what is waited for
-	}
+	n.guests.Each(func(*Queue) {}) // the locks themselves are what is waited for
 }
-
-// abortTime is how long connections that were cut off may take to come back from their stores.
-const abortTime = 2 * time.Second
 
 // Shutdown ends all connections: NVMe has no way to ask a host to leave. What is under way is answered, as long as ctx lasts. It returns
 // when nothing is outstanding in the stores, or some time after ctx has ended with its error.
 func (n *Node) Shutdown(ctx context.Context) error {
-	n.mu.Lock()
-	n.closing = true
-	n.checkIdle()
-	n.mu.Unlock()
-	for _, q := range n.list() {
-		q.Lock()
-		q.leave()
-		q.Unlock()
-	}
-	select {
-	case <-n.idle:
-		return nil
-	case <-ctx.Done():
-	}
-	for _, q := range n.list() {
-		q.Lock()
-		q.mover.Terminate(AtOnce)
-		q.Unlock()
-	}
-	select {
-	case <-n.idle:
-		return nil
-	case <-time.After(abortTime):
-		return ctx.Err()
-	}
+	return n.guests.Shutdown(ctx, (*Queue).leave, func(q *Queue) { q.mover.Terminate(AtOnce) })
 }
 
 // addController counts a controller; false: there are too many.
 func (n *Node) addController() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.closing || n.controllers >= n.limits.Load().Controllers {
+	if n.guests.Closed() || n.controllers >= n.limits.Load().Controllers {
 		return false
 	}
 	n.controllers++

@@ -8,6 +8,7 @@ import (
 
 	"oneshot/backend"
 	"oneshot/internal/baton"
+	"oneshot/internal/door"
 	"oneshot/internal/invariant"
 	"oneshot/mem"
 	"oneshot/nvme"
@@ -51,7 +52,7 @@ type Queue struct {
 	paths   atomic.Pointer[[]*path] // sorted by NSID; replaced, never changed
 	retired []*path                 // of namespaces that were taken away; guarded by Subsystem.mu
 
-	unproven, evicted bool // it has no controller, and has to give way; guarded by Node.mu
+	place door.Place // without a controller it may have to give way to others
 
 	ready      baton.Ready[Task]
 	memoryFree atomic.Bool // a lease may succeed that failed before
@@ -81,7 +82,7 @@ func (n *Node) NewQueue(mover Mover) *Queue {
 	q := &Queue{node: n, mover: mover, depth: freshDepth, born: n.clock.Load(), log: n.log.With("host_address", mover.Peer())}
 	q.baton.Drive(driver{q})
 	q.paths.Store(new([]*path))
-	n.add(q)
+	n.guests.Add(q, &q.place, func() { q.post(q.giveWay) })
 	return q
 }
 
@@ -412,7 +413,7 @@ func (q *Queue) Lost(err error) {
 		q.log.Info("connection lost", "reason", err.Error())
 	}
 	q.state = queueLost
-	q.node.proves(q, true)
+	q.place.Prove()
 	for i := len(q.tasks) - 1; i >= 0; i-- {
 		q.tasks[i].abortWith(nvme.AbortedByQueue)
 	}
@@ -431,7 +432,7 @@ func (q *Queue) settleEnd() {
 	if q.ctrl != nil {
 		q.ctrl.queueGone(q)
 	}
-	q.node.forget(q)
+	q.node.guests.Forget(q)
 }
 
 // tick lets a second pass.

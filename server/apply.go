@@ -285,7 +285,7 @@ func (c *change) commit() (mgmt.Reload, error) {
 	limits := nodeLimits(c.next)
 	limits.Connections = s.connectionLimit(limits.Connections)
 	s.node.SetLimits(limits)
-	s.nvme.SetLimits(nvmeLimits(c.next, limits.Connections))
+	s.nvme.SetLimits(nvmeLimits(c.next))
 	most := c.next.Limits
 	most.Connections = limits.Connections
 	s.fronts[config.TransportIWARP].(*iwarpFront).partitions.setLimits(&most)

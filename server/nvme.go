@@ -73,10 +73,11 @@ func serialOf(s *config.Subsystem) string {
 	return hex.EncodeToString(sum[:10])
 }
 
+// nvmeConfig is of a node whose connections come through the door of those of iSCSI: limits.connections counts both.
 func nvmeConfig(cfg *config.Config, around *surroundings) nvmf.Config {
 	return nvmf.Config{
-		Pool: around.pool, Logger: around.log, MemoryPerConnection: int(cfg.Limits.MemoryPerConnection),
-		Depth: max(2, min(cfg.Limits.Commands, maxQueueDepth)), Firmware: firmware(), Limits: nvmeLimits(cfg, cfg.Limits.Connections),
+		Pool: around.pool, Door: around.node.Door(), Logger: around.log, MemoryPerConnection: int(cfg.Limits.MemoryPerConnection),
+		Depth: max(2, min(cfg.Limits.Commands, maxQueueDepth)), Firmware: firmware(), Limits: nvmeLimits(cfg),
 	}
 }
 
@@ -88,8 +89,8 @@ func firmware() string {
 	return v[:min(len(v), 8)]
 }
 
-func nvmeLimits(cfg *config.Config, connections int) nvmf.Limits {
-	return nvmf.Limits{Connections: connections, Controllers: cfg.Limits.Sessions, ConnectTimeout: cfg.Limits.LoginTimeout}
+func nvmeLimits(cfg *config.Config) nvmf.Limits {
+	return nvmf.Limits{Controllers: cfg.Limits.Sessions, ConnectTimeout: cfg.Limits.LoginTimeout}
 }
 
 // spaceChange is a change of one namespace of a subsystem that stays.

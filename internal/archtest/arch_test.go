@@ -69,13 +69,13 @@ var rules = []rule{
 	{pkg: "scsi/**", may: []string{"scsi", "scsi/**", "volume", "volume/access", "backend", "backend/**", "mem"}},
 	{pkg: "iscsi/chap", not: sockets},
 	{pkg: "iscsi/login", may: []string{"iscsi/pdu", "iscsi/text", "iscsi/chap"}, not: sockets},
-	{pkg: "iscsi", may: []string{"iscsi/*", "scsi", "internal/baton", "mem"}, not: sockets},
+	{pkg: "iscsi", may: []string{"iscsi/*", "scsi", "internal/baton", "internal/door", "mem"}, not: sockets},
 	{pkg: "iscsi/**", may: []string{"iscsi", "iscsi/**", "scsi", "mem"}},
 	// It knows no protocol.
 	{pkg: "transport/bytestream", may: []string{"volume", "internal/iov", "internal/stream", "mem"}},
 	{pkg: "transport/tcp", may: []string{"iscsi", "iscsi/*", "transport/bytestream", "internal/iov", "internal/stream", "mem"}},
 	// Controllers know volumes, and nothing of SCSI.
-	{pkg: "nvmf", may: []string{"nvme", "volume", "volume/access", "backend", "internal/baton", "mem"}, not: append([]string{"net"}, sockets[2:]...)},
+	{pkg: "nvmf", may: []string{"nvme", "volume", "volume/access", "backend", "internal/baton", "internal/door", "mem"}, not: append([]string{"net"}, sockets[2:]...)},
 	{pkg: "transport/nvmetcp", may: []string{"nvmf", "nvme", "nvme/tcp/pdu", "transport/bytestream", "mem"}},
 	{pkg: "transport/nvmetcp/nvmetest", may: []string{"nvme", "nvme/tcp/pdu"}},
 	{pkg: "transport/movertest", may: []string{"iscsi", "iscsi/*", "scsi", "volume", "backend", "backend/**", "initiator", "mem"}}, // looks at movers from both sides

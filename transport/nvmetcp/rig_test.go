@@ -11,6 +11,7 @@ import (
 
 	"oneshot/backend"
 	"oneshot/backend/memory"
+	"oneshot/internal/door"
 	"oneshot/mem"
 	"oneshot/nvme"
 	"oneshot/nvme/tcp/pdu"
@@ -37,11 +38,12 @@ type rig struct {
 
 // rigConfig says what differs from the usual rig.
 type rigConfig struct {
-	store  backend.Store // nil: one of memory
-	memory int64
-	share  int
-	depth  int
-	limits nvmf.Limits
+	store       backend.Store // nil: one of memory
+	memory      int64
+	share       int
+	depth       int
+	connections int // most of them
+	limits      nvmf.Limits
 }
 
 func newRig(t testing.TB, cfg rigConfig) *rig {
@@ -59,8 +61,11 @@ func newRig(t testing.TB, cfg rigConfig) *rig {
 	if cfg.depth == 0 {
 		cfg.depth = 128
 	}
+	if cfg.connections == 0 {
+		cfg.connections = 100
+	}
 	if cfg.limits == (nvmf.Limits{}) {
-		cfg.limits = nvmf.Limits{Connections: 100, Controllers: 100, ConnectTimeout: time.Minute}
+		cfg.limits = nvmf.Limits{Controllers: 100, ConnectTimeout: time.Minute}
 	}
 	log := slog.New(slog.DiscardHandler)
 	v, err := volume.New(volume.Config{Store: cfg.store, Logger: log})
@@ -73,7 +78,7 @@ func newRig(t testing.TB, cfg rigConfig) *rig {
 	}
 	pool := mem.NewPool(cfg.memory)
 	r := &rig{t: t, v: v, ns: ns, pool: pool, Node: nvmf.NewNode(nvmf.Config{
-		Pool: pool, Logger: log, MemoryPerConnection: cfg.share, Depth: cfg.depth, Firmware: "1", Limits: cfg.limits,
+		Pool: pool, Door: door.NewDoor(cfg.connections), Logger: log, MemoryPerConnection: cfg.share, Depth: cfg.depth, Firmware: "1", Limits: cfg.limits,
 	})}
 	r.sub = r.AddSubsystem(nvmf.SubsystemConfig{NQN: subNQN, Serial: "S", Namespaces: []nvmf.Shown{{NSID: 1, Namespace: ns}}})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
