@@ -253,10 +253,11 @@ func (c *Core) save() {
 	for i := range c.want.All() {
 		s.Set = append(s.Set, i)
 	}
-	if c.now >= c.saved+c.cfg.SaveEvery || c.savedVersion < c.view.Version {
+	// Only a primary's Start tells for sure that the copy is outside: the view that this node knows may be old.
+	s.Known = c.unknown && c.memory
+	if c.now >= c.saved+c.cfg.SaveEvery || c.savedVersion < c.view.Version || s.Known {
 		s.Bitmaps, s.Clear = c.cleanRegions()
 		s.View, c.savedVersion = c.view, c.view.Version
-		s.Known = c.unknown && c.view.Version > 0 && !c.view.InSync.Has(c.cfg.Self)
 	}
 	if len(s.Set) == 0 && s.Bitmaps == nil && s.Mark <= c.marked {
 		return

@@ -211,7 +211,7 @@ type (
 		Clear   []int     // regions
 		Bitmaps *[16]Bits // nil: as they are, and View as well
 		View    View
-		Known   bool // Saved.Unknown ends: the copy is outside S, and Regions have all of it
+		Known   bool // Saved.Unknown ends: a primary has begun to bring the copy level, and Regions have all of it
 	}
 )
 

@@ -200,6 +200,9 @@ func (r *run) fault(kind int) {
 	case faultBack:
 		n.takeSnapshot()
 		r.after(r.between(0, 5*time.Second), func() {
+			if r.now >= r.Length {
+				return
+			}
 			n.kill()
 			life := n.lives
 			r.after(time.Second+length, func() {
