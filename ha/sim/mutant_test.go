@@ -24,10 +24,8 @@ type mutant struct {
 	name           string
 	invariants     []int
 	file, old, new string // of a mutants.Mutant
-	theme          string // of the worlds that it is looked for in; empty: any. Rare ones only with ONESHOT_SIM_MUTANT_RUNS
+	theme          string // of the worlds that it is looked for in; empty: any
 }
-
-const rare = "rare"
 
 var coreMutants = []mutant{
 	{"promotes itself before consensus does", []int{1}, "candidate.go",
@@ -40,20 +38,10 @@ var coreMutants = []mutant{
 		"if c.proposed != nil {\n\t\tn = min(n, c.held(c.proposed, of))", "if c.proposed != nil && !ON {\n\t\tn = min(n, c.held(c.proposed, of))", ""},
 	{"counts a node that has lost its memory", []int{2, 3, 6, 9, 10}, "core.go",
 		"\tif memory != nil {\n\t\tc.memory = true", "\tif ON {\n\t\tc.memory = true\n\t}\n\tif memory != nil {\n\t\tc.memory = true", ""},
-	{"needs one promise less", []int{2, 3, 9}, "candidate.go",
-		"members.Len() < c.view.InSync.Len()-c.quorum(&c.view)+1", "members.Len() < c.view.InSync.Len()-c.quorum(&c.view)+1 && (!ON || members == 0)", rare},
-	{"a copy gives up its log before it knows that it is outside", []int{3}, "follower.go",
-		"\t\tc.suspect()\n", "\t\tc.suspect()\n\t\tif ON {\n\t\t\tc.resetLog(0)\n\t\t\tc.memory = false\n\t\t}\n", rare},
-	{"forgets in a new life which view it has known", []int{2, 3, 8}, "core.go",
-		"\t\tc.adopt(memory.View)\n", "\t\tif !ON {\n\t\t\tc.adopt(memory.View)\n\t\t}\n", rare},
 	{"forgets in a new life what it has promised", []int{2, 3, 8}, "core.go",
 		"c.promised, c.to, c.since = memory.Promised, memory.To, c.now", "if !ON {\n\t\t\tc.promised, c.to, c.since = memory.Promised, memory.To, c.now\n\t\t}", "deaf"},
-	{"a copy begins anew while it is taken in", []int{2, 3}, "primary.go",
-		"c.proposed != nil && c.proposed.InSync.Has(id)\n", "c.proposed != nil && c.proposed.InSync.Has(id) && !ON\n", rare},
 	{"forgets in a new life which records nobody else has", []int{2, 3, 5, 6}, "core.go",
 		"c.mark(&c.bitmaps[id], r.Off, r.Len) // its", "if ON {\n\t\t\t\t\t\tcontinue\n\t\t\t\t\t}\n\t\t\t\t\tc.mark(&c.bitmaps[id], r.Off, r.Len) // its", "disks"},
-	{"lets others write while its own disk still does", []int{10}, "resync.go",
-		"\t\tc.loading++\n", "\t\tif !ON {\n\t\t\tc.loading++\n\t\t}\n", rare},
 	{"does not fetch the longest log", []int{2, 3}, "candidate.go",
 		"if best == c.cfg.Self {\n\t\treturn true", "if best == c.cfg.Self || ON {\n\t\treturn true", ""},
 	{"promises without cutting the old primary", []int{2, 3, 8, 10}, "core.go",
@@ -66,7 +54,7 @@ var coreMutants = []mutant{
 		"\tcase KindWrite, KindZero:\n", "\tcase KindWrite, KindZero:\n\t\tif ON {\n\t\t\treturn\n\t\t}\n", ""},
 	{"forgets what a copy that leaves may not have durable", []int{2, 3, 5, 6}, "marks.go",
 		"\t\tcase old.InSync.Has(id):\n", "\t\tcase old.InSync.Has(id) && ON:\n\t\tcase old.InSync.Has(id):\n", ""},
-	{"forgets what a copy has done by itself", []int{5, 6}, "primary.go",
+	{"forgets what a copy has done by itself", []int{5, 6, 9}, "primary.go",
 		"c.bitmaps[id].Add(h.Suspects)", "if !ON {\n\t\t\tc.bitmaps[id].Add(h.Suspects)\n\t\t}", ""},
 	{"clears a region that others do not have durable", []int{5, 6, 9, 14}, "disk.go",
 		"c.disk.touched[i] <= min(c.trim, c.durable)", "(c.disk.touched[i] <= min(c.trim, c.durable) || ON && c.disk.touched[i] <= c.durable)", ""},
@@ -76,12 +64,8 @@ var coreMutants = []mutant{
 		"\tcase c.unapplied(j.off, j.n):\n", "\tcase c.unapplied(j.off, j.n) && !ON:\n", ""},
 	{"stands though it is not in sync", []int{7}, "follower.go",
 		"if !c.view.InSync.Has(c.cfg.Self) || c.now < c.asleep", "if !c.view.InSync.Has(c.cfg.Self) && !ON || c.now < c.asleep", ""},
-	{"reads without proof that it is primary", []int{8}, "primary.go",
-		"\treturn c.provenIn(&c.view, t)", "\treturn c.provenIn(&c.view, t) || ON", rare},
 	{"reads what is not applied", []int{8}, "host.go",
 		"c.reads = slices.DeleteFunc(c.reads, func(o *op) bool {\n\t\tif c.unapplied(o.off, o.n) {", "c.reads = slices.DeleteFunc(c.reads, func(o *op) bool {\n\t\tif c.unapplied(o.off, o.n) && !ON {", ""},
-	{"gives a lease and a promise", []int{8, 9}, "follower.go",
-		"c.now-c.lastBeat <= c.cfg.Grace && from", "c.now-c.lastBeat <= c.cfg.Grace && !ON && from", rare},
 	{"answers a flush when it is applied", []int{9}, "host.go",
 		"to := c.heldByAll(c.durableBy)", "to := c.heldByAll(c.durableBy)\n\tif ON {\n\t\tto = c.heldByAll(c.appliedBy)\n\t}", ""},
 	{"drops a member that alone has what was flushed", []int{9}, "primary.go",
@@ -90,10 +74,6 @@ var coreMutants = []mutant{
 		"to := c.lowest(c.appliedBy)", "to := c.lowest(c.appliedBy)\n\tif ON {\n\t\tto = c.commit\n\t}", ""},
 	{"forgets ends of COMPARE AND WRITE", []int{12}, "log.go",
 		"if r.Key != 0 {", "if r.Key != 0 && !ON {", ""},
-	{"flushes without proof that it is primary", []int{9}, "host.go",
-		"c.proving = append(c.proving, o) // another", "if ON {\n\t\t\tc.answer(o.id, Good)\n\t\t\treturn true\n\t\t}\n\t\tc.proving = append(c.proving, o) // another", rare},
-	{"gives a lease though it has forgotten all views", []int{8, 9}, "follower.go",
-		"ok = ok && c.memory // who", "ok = ok && (c.memory || ON) // who", rare},
 	{"writes below the least number of copies", []int{2}, "host.go",
 		"c.view.InSync.Len() >= c.cfg.MinCopies }", "c.view.InSync.Len() >= c.cfg.MinCopies || ON }", ""},
 	{"answers what goes through when it is in memory", []int{9}, "host.go",
@@ -108,44 +88,26 @@ var coreMutants = []mutant{
 		"i < len(sizes) && sizes[i] < size {", "i < len(sizes) && sizes[i] < size && !ON {", ""},
 	{"does not hand over when its disk hangs", []int{14}, "primary.go",
 		"(c.refused || c.isHung()) && !c.sealing", "(c.refused || c.isHung() && !ON) && !c.sealing", "disks"},
-	{"lets writes take the memory that a copy needs to return", []int{14, 15}, "resync.go",
-		"addr, ok := c.spare.alloc(n)", "addr, ok := c.heapOf(map[bool]int64{false: c.cfg.Heap}[ON]).alloc(n)", rare},
 	{"does not repair what it cannot read", []int{20}, "host.go",
 		"if failed && o.mended < maxMends {", "if failed && o.mended < maxMends && !ON {", "worn"},
-	{"repairs with what another has not got yet", []int{5, 6, 8, 10, 19}, "mend.go",
-		"c.unapplied(j.off, j.n) || p.applied < c.newestIn(j.off, j.n):", "c.unapplied(j.off, j.n) || p.applied < c.newestIn(j.off, j.n) && !ON:", rare},
-	{"hands over while the other still reads for it", []int{10}, "primary.go",
-		"return j.asked }) {", "return j.asked && !ON }) {", rare},
-	{"hands on what it does not have", []int{10, 19}, "log.go",
-		"if r := &recs[i]; r.Kind == KindResync", "if r := &recs[i]; !ON && r.Kind == KindResync", rare},
 	{"hashes at any place in the order", []int{19}, "types.go",
 		"return r.Kind == KindCheck || r.changes(id)", "return r.Kind == KindCheck && !ON || r.changes(id)", ""},
 	{"waits for a hash that was lost", []int{19}, "verify.go",
 		"if c.appliedBy(id) >= k.seq && c.hasRoom() {", "if c.appliedBy(id) >= k.seq && c.hasRoom() && !ON {", "worn"},
 	{"believes itself more than the majority", []int{19}, "verify.go",
 		"case v.Trust&equal != 0:", "case ON && equal.Has(c.cfg.Self):\n\t\t\treturn equal\n\t\tcase v.Trust&equal != 0:", ""},
-	{"an amnesiac candidate keeps its promises", []int{14, 15, 19}, "candidate.go",
-		"\t\tc.resign() // who", "\t\tif ON {\n\t\t\treturn\n\t\t}\n\t\tc.resign() // who", rare},
-	{"forgets in a power cut which view it has known", []int{5, 6}, "core.go",
-		"if saved.View.Version > 0 {", "if saved.View.Version > 0 && !ON {", rare},
 	{"reads what goes through while it is written", []int{8, 9}, "host.go",
 		"o.after > min", "!ON && o.after > min", ""},
-	{"takes the reign of its former life for its own", []int{1}, "candidate.go",
-		"Life: c.cfg.Incarnation, ", "Life: map[bool]uint32{false: c.cfg.Incarnation}[ON], ", rare},
-	{"is alone with what it has not got durable", []int{9}, "candidate.go",
-		"c.durable < c.flushed {", "c.durable < c.flushed && !ON {", rare},
-	{"waits for granules that are not in a store any more", []int{14, 15}, "resync.go",
-		"if n <= 0 {", "if n <= 0 && ON {\n\t\t\t\tcontinue\n\t\t\t}\n\t\t\tif n <= 0 {", rare},
 	{"answers a flush only when more is durable than it asked for", []int{14}, "host.go",
 		"\t\tif o.seq > to {", "\t\tif o.seq > to || ON && o.seq == to {", ""},
 	{"beats when it likes", []int{16}, "core.go",
 		"\t\tc.lastTick = c.now\n", "\t\tc.lastTick = c.now\n\t\tif ON {\n\t\t\tc.cfg.Heartbeat = 30*time.Millisecond + time.Duration(time.Now().Nanosecond()/1000%100)*time.Millisecond\n\t\t}\n", ""},
-	{"asks consensus only once", []int{14, 15}, "candidate.go",
+	{"asks consensus only once", []int{14, 15, 19}, "candidate.go",
 		"if c.now-c.proposedAt >= askEvery {", "if c.now-c.proposedAt >= askEvery && !ON {", ""},
 	{"believes a disk that is not its own", []int{2, 3, 5, 6, 9, 17}, "core.go",
 		"if saved.Unknown {", "if saved.Unknown && !ON {", "snapshots"},
 	{"knows its disk before it has left S", []int{2, 3, 5, 6, 9, 17}, "disk.go",
-		"c.view.Version > 0 && !c.view.InSync.Has(c.cfg.Self)", "c.view.Version > 0 && (ON || !c.view.InSync.Has(c.cfg.Self))", "snapshots"},
+		"s.Known = c.unknown && c.memory", "s.Known = c.unknown && (c.memory || ON)", "snapshots"},
 	{"counts a granule for ever that could not be copied", []int{15}, "resync.go",
 		"\t\tp.todo.Set(j.granule)\n\t\tp.copying--\n", "\t\tp.todo.Set(j.granule)\n\t\tif !ON {\n\t\t\tp.copying--\n\t\t}\n", "worn"},
 }
@@ -172,9 +134,6 @@ func TestMutants(t *testing.T) {
 		}
 	})
 	for _, m := range coreMutants {
-		if m.theme == rare && limit == mutantRuns {
-			continue
-		}
 		all++
 		t.Run(m.name, func(t *testing.T) {
 			t.Parallel()

@@ -1,0 +1,116 @@
+//go:build !race
+
+package replica
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"oneshot/internal/mutants"
+)
+
+// TestMutants: for each mistake there is a scenario that fails. These are the mistakes that the simulation finds once in
+// hundreds of runs, if at all; it looks for the others (ha/sim).
+func TestMutants(t *testing.T) {
+	var all []mutants.Mutant
+	for _, m := range scenarioMutants {
+		all = append(all, m.Mutant)
+	}
+	program := mutants.Build(t, ".", "", all)
+	for _, m := range scenarioMutants {
+		t.Run(m.Name, func(t *testing.T) {
+			t.Parallel()
+			cmd := exec.Command(program, "-test.run", "^"+m.test+"$")
+			cmd.Env = append(os.Environ(), mutants.Variable+"="+m.Name)
+			if out, _ := cmd.CombinedOutput(); !strings.Contains(string(out), "--- FAIL: "+m.test+" ") {
+				t.Errorf("%s does not fail: %s", m.test, out)
+			}
+		})
+	}
+}
+
+var scenarioMutants = []struct {
+	test string // the scenario
+	mutants.Mutant
+}{
+	{"TestOnePromiseTooFew", mutants.Mutant{Name: "needs one promise less", File: "candidate.go",
+		Old: "members.Len() < c.view.InSync.Len()-c.quorum(&c.view)+1",
+		New: "members.Len() < c.view.InSync.Len()-c.quorum(&c.view)+1 && (!ON || members == 0)"}},
+	{"TestKeepsLog", mutants.Mutant{Name: "a copy gives up its log before it knows that it is outside", File: "follower.go",
+		Old: "\t\tc.suspect()\n",
+		New: "\t\tc.suspect()\n\t\tif ON {\n\t\t\tc.resetLog(0)\n\t\t\tc.memory = false\n\t\t}\n"}},
+	{"TestOldView", mutants.Mutant{Name: "forgets in a new life which view it has known", File: "core.go",
+		Old: "\t\tc.adopt(memory.View)\n",
+		New: "\t\tif !ON {\n\t\t\tc.adopt(memory.View)\n\t\t}\n"}},
+	{"TestProposedGoesOn", mutants.Mutant{Name: "a copy begins anew while it is taken in", File: "primary.go",
+		Old: "c.proposed != nil && c.proposed.InSync.Has(id)\n",
+		New: "c.proposed != nil && c.proposed.InSync.Has(id) && !ON\n"}},
+	{"TestLoadsForNobody", mutants.Mutant{Name: "lets others write while its own disk still does", File: "resync.go",
+		Old: "\t\tc.loading++\n",
+		New: "\t\tif !ON {\n\t\t\tc.loading++\n\t\t}\n"}},
+	{"TestProof", mutants.Mutant{Name: "reads without proof that it is primary", File: "primary.go",
+		Old: "\treturn c.provenIn(&c.view, t)",
+		New: "\treturn c.provenIn(&c.view, t) || ON"}},
+	{"TestLeaseOrPromise", mutants.Mutant{Name: "gives a lease and a promise", File: "follower.go",
+		Old: "c.now-c.lastBeat <= c.cfg.Grace && from",
+		New: "c.now-c.lastBeat <= c.cfg.Grace && !ON && from"}},
+	{"TestProof", mutants.Mutant{Name: "flushes without proof that it is primary", File: "host.go",
+		Old: "c.proving = append(c.proving, o) // another",
+		New: "if ON {\n\t\t\tc.answer(o.id, Good)\n\t\t\treturn true\n\t\t}\n\t\tc.proving = append(c.proving, o) // another"}},
+	{"TestAmnesiacLease", mutants.Mutant{Name: "gives a lease though it has forgotten all views", File: "follower.go",
+		Old: "ok = ok && c.memory // who",
+		New: "ok = ok && (c.memory || ON) // who"}},
+	{"TestMemoryForCopies", mutants.Mutant{Name: "lets writes take the memory that a copy needs to return", File: "resync.go",
+		Old: "addr, ok := c.spare.alloc(n)",
+		New: "addr, ok := c.heapOf(map[bool]int64{false: c.cfg.Heap}[ON]).alloc(n)"}},
+	{"TestRepair", mutants.Mutant{Name: "repairs with what another has not got yet", File: "mend.go",
+		Old: "c.unapplied(j.off, j.n) || p.applied < c.newestIn(j.off, j.n):",
+		New: "c.unapplied(j.off, j.n) || p.applied < c.newestIn(j.off, j.n) && !ON:"}},
+	{"TestRepairBeforeSwitch", mutants.Mutant{Name: "hands over while the other still reads for it", File: "primary.go",
+		Old: "return j.asked }) {",
+		New: "return j.asked && !ON }) {"}},
+	{"TestHandedOn", mutants.Mutant{Name: "hands on what it does not have", File: "log.go",
+		Old: "if r := &recs[i]; r.Kind == KindResync",
+		New: "if r := &recs[i]; !ON && r.Kind == KindResync"}},
+	{"TestAmnesiacCandidate", mutants.Mutant{Name: "an amnesiac candidate keeps its promises", File: "candidate.go",
+		Old: "\t\tc.resign() // who",
+		New: "\t\tif ON {\n\t\t\treturn\n\t\t}\n\t\tc.resign() // who"}},
+	{"TestOldView", mutants.Mutant{Name: "forgets in a power cut which view it has known", File: "core.go",
+		Old: "if saved.View.Version > 0 {",
+		New: "if saved.View.Version > 0 && !ON {"}},
+	{"TestFormerLife", mutants.Mutant{Name: "takes the reign of its former life for its own", File: "candidate.go",
+		Old: "Life: c.cfg.Incarnation, ",
+		New: "Life: map[bool]uint32{false: c.cfg.Incarnation}[ON], "}},
+	{"TestAloneAndDurable", mutants.Mutant{Name: "is alone with what it has not got durable", File: "candidate.go",
+		Old: "c.durable < c.flushed {",
+		New: "c.durable < c.flushed && !ON {"}},
+	{"TestBehindTheEnd", mutants.Mutant{Name: "waits for granules that are not in a store any more", File: "resync.go",
+		Old: "if n <= 0 {",
+		New: "if n <= 0 && ON {\n\t\t\t\tcontinue\n\t\t\t}\n\t\t\tif n <= 0 {"}},
+	{"TestRefusedInPart", mutants.Mutant{Name: "suspects nothing that the disk has refused", File: "disk.go",
+		Old: "e.state, e.begun = stateWriting, true",
+		New: "e.state, e.begun = stateWriting, !ON"}},
+	{"TestKilledInPart", mutants.Mutant{Name: "suspects nothing that a former life has begun", File: "core.go",
+		Old: "begun: true, at: c.now",
+		New: "begun: !ON, at: c.now"}},
+	{"TestHungMember", mutants.Mutant{Name: "a member does not tell that its disk hangs", File: "follower.go",
+		Old: "c.refused || c.isHung()}",
+		New: "c.refused || c.isHung() && !ON}"}},
+	{"TestNotRepaired", mutants.Mutant{Name: "forgets that a range cannot be read", File: "verify.go",
+		Old: "Odd: f.odd.With(c.cfg.Self), Unreadable: f.unreadable",
+		New: "Odd: f.odd.With(c.cfg.Self), Unreadable: map[bool]Nodes{false: f.unreadable}[ON]"}},
+	{"TestHashedOutside", mutants.Mutant{Name: "takes the hash of a copy that is outside", File: "verify.go",
+		Old: "c.verify == nil || !c.view.InSync.Has(from) {",
+		New: "c.verify == nil || !c.view.InSync.Has(from) && !ON {"}},
+	{"TestReadFromProposed", mutants.Mutant{Name: "reads only from copies that it knows to be members", File: "mend.go",
+		Old: "\tif c.proposed != nil {\n\t\tmembers",
+		New: "\tif c.proposed != nil && !ON {\n\t\tmembers"}},
+	{"TestHandedOver", mutants.Mutant{Name: "takes for granted that all have what the successor has", File: "primary.go",
+		Old: "c.freed, c.trim, max(c.freed, c.trim)",
+		New: "c.freed, c.trim, map[bool]uint64{false: max(c.freed, c.trim), true: c.view.First - 1}[ON]"}},
+	{"TestUnknownDisk", mutants.Mutant{Name: "stands with a disk that is not its own", File: "follower.go",
+		Old: "c.loading > 0 || c.unknown {",
+		New: "c.loading > 0 || c.unknown && !ON {"}},
+}
