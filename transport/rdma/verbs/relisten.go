@@ -116,11 +116,9 @@ func unixAddr(a *net.TCPAddr) (family int, at unix.Sockaddr) {
 // siw then closes the connection, and end returns.
 func (g *guard) end() {
 	_, _ = unix.Write(g.fd, make([]byte, 20)) // the length of a request
-	for until := time.Now().Add(guardTime); ; {
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(g.fd), Events: unix.POLLIN}}, int(max(0, time.Until(until)).Milliseconds()))
-		if n > 0 || !errors.Is(err, unix.EINTR) || time.Now().After(until) {
-			break
-		}
+	until := time.Now().Add(guardTime)
+	for err := error(unix.EINTR); errors.Is(err, unix.EINTR); {
+		_, err = unix.Poll([]unix.PollFd{{Fd: int32(g.fd), Events: unix.POLLIN}}, int(max(0, time.Until(until)).Milliseconds()))
 	}
 	_ = unix.Close(g.fd)
 }
@@ -214,7 +212,6 @@ func (on *listening) again(d *Device) {
 		fails(err)
 		return
 	}
-	met(id)
 	on.listens, on.failed = true, ""
 	on.sockets = sockets(&on.at)
 	on.keepGuards(time.Now())

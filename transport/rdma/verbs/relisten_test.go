@@ -98,7 +98,7 @@ func (d *deaf) connect() error {
 	return <-accepted
 }
 
-// TestListensAgain: siw's socket goes, and comes back at the second attempt.
+// TestListensAgain: siw's socket goes, and comes back when it can.
 func TestListensAgain(t *testing.T) {
 	d := newDeaf(t)
 	on, id, said := d.on, d.on.id, d.listen()
@@ -112,17 +112,31 @@ func TestListensAgain(t *testing.T) {
 	check(t, d.connect())
 	guard := d.guard()
 	check(t, d.socket.Close())
-	fake.Fail("rdma_listen", syscall.EADDRINUSE, 0)
-	go func() { d.ends(guard) }() // or the look would wait for its end
+	fake.Fail("rdma_create_id", syscall.EMFILE, 0)
 	d.look()
-	if on.id == id || on.listens {
-		t.Error("it does not try to listen again though the socket has gone")
+	fake.Fail("rdma_create_id", nil, 0)
+	if on.id != id || !on.listens {
+		t.Error("there is no other identifier, and the old one was not kept")
 	}
-	d.look()
+	said("too many open files", 1)
+	fake.Fail("rdma_listen", syscall.EADDRNOTAVAIL, 0)
+	go func() { d.ends(guard) }() // or the look would wait for its end
+	for range 2 {
+		id = on.id
+		d.look()
+		if on.id == id || on.listens {
+			t.Error("it does not try to listen again though the socket has gone")
+		}
+	}
+	said("tried again", 2)
 	fake.Fail("rdma_listen", nil, 0)
+	socket, err := net.Listen("tcp", d.l.Addr().String())
+	check(t, err)
+	t.Cleanup(func() { _ = socket.Close() })
+	on.sockets = 2 // as if one of two were still missing
 	d.look()
-	if !on.listens {
-		t.Error("it does not listen again though it could")
+	if !on.listens || on.sockets != 1 || len(on.guards) != 1 {
+		t.Errorf("it listens: %t, with %d sockets and %d guards", on.listens, on.sockets, len(on.guards))
 	}
 	id = on.id
 	d.look() // with as many sockets as there are now
@@ -130,14 +144,15 @@ func TestListensAgain(t *testing.T) {
 		t.Error("it listens again and again")
 	}
 	check(t, d.connect())
-	said("tried again", 1)
+	said("tried again", 2)
 	said("it listens again", 1)
+	check(t, socket.Close())
 
 	// Another time the log has it again.
 	on.sockets, on.listens = 1, false // which needs no guard
-	fake.Fail("rdma_listen", syscall.EADDRINUSE, 0)
+	fake.Fail("rdma_listen", syscall.EADDRNOTAVAIL, 0)
 	d.look()
-	said("tried again", 2)
+	said("tried again", 3)
 	fake.Fail("rdma_listen", nil, 0)
 }
 
@@ -303,6 +318,9 @@ func TestGuardAddresses(t *testing.T) {
 	if i := interfaceOf("0200:0000:0002:0000:0000:0000:0000:0000", all); i == nil || i.Name != "eth1" {
 		t.Errorf("%+v", i)
 	}
+	if i := interfaceOf("0200:0000:0002:0000:0000:0000:0000:0000", all[2:]); i == nil {
+		t.Error("the first interface is not found")
+	}
 	if i := interfaceOf("", all); i != nil {
 		t.Errorf("%+v without a GID", i)
 	}
@@ -415,8 +433,24 @@ func TestDestroyHangs(t *testing.T) {
 			}
 			go func() { d.ends(guard) }()
 			check(t, d.l.Close())
+			said("it listens again", 0)
+			said("tried again", 0)
 		})
 	}
+	t.Run("the device is closed first", func(t *testing.T) { // others listen, too
+		d := newDeaf(t)
+		d.guard() // which the end of the test ends
+		said := d.listen()
+		check(t, d.socket.Close())
+		d.on.patience = time.Hour
+		fake.Keep()
+		defer fake.Forget()
+		dev := &Device{closing: make(chan struct{})}
+		close(dev.closing)
+		d.on.look(dev)
+		dev.work.Wait()
+		said("tried again", 0)
+	})
 }
 
 func TestSockets(t *testing.T) {
