@@ -160,6 +160,7 @@ func beVictim(socket, addr string) error {
 		return err
 	}
 	e := newEnd(t, d)
+	copy(e.b, "advertised")
 	if err := d.Connect(context.Background(), e.qp, addr, rdma.ConnParams{OneShot: oneShot()}); err != nil {
 		return err
 	}
@@ -211,6 +212,15 @@ func TestProgramDies(t *testing.T) {
 
 // victim has a program connect, advertise memory and listen, and kills it.
 func victim(t *testing.T, c *process, server *nic.Device, l rdma.Listener) {
+	p, e, _ := program(t, c, server, l)
+	check(t, p.Process.Kill())
+	e.bad()
+}
+
+// program starts another process that connects with server and advertises memory, and returns its end and its STag. The process is
+// killed with the test, at the latest.
+func program(t *testing.T, c *process, server *nic.Device, l rdma.Listener) (*exec.Cmd, *end, rdma.STag) {
+	t.Helper()
 	e := newEnd(t, server)
 	p := exec.Command(os.Args[0])
 	p.Env = append(os.Environ(), victimSocket+"="+c.socket, victimPeer+"="+l.Addr().String())
@@ -219,17 +229,59 @@ func victim(t *testing.T, c *process, server *nic.Device, l rdma.Listener) {
 	out, err := p.StdoutPipe()
 	check(t, err)
 	check(t, p.Start())
-	defer func() { _ = p.Wait() }()
+	t.Cleanup(func() {
+		_ = p.Process.Kill()
+		_ = p.Wait()
+	})
 	e.receive(1, 0, 100)
 	r, err := l.Accept()
 	check(t, err)
 	check(t, r.Accept(e.qp, rdma.ConnParams{OneShot: oneShot()}))
 	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
-		t.Fatalf("the victim says %q, %v", line, err)
+		t.Fatalf("the program says %q, %v", line, err)
 	}
-	e.want(rdma.OpReceive, 1)
-	check(t, p.Process.Kill())
-	e.bad()
+	return p, e, e.want(rdma.OpReceive, 1).STag
+}
+
+// Three programs share a card, each in its own process. When one is killed, what the others have with each other goes on.
+func TestOthersGoOn(t *testing.T) {
+	c := start(t)
+	server := open(t, c.socket)
+	l, err := server.Listen("127.0.0.1:0")
+	check(t, err)
+	defer l.Close()
+	_, none := holds(t, c.Process.Pid)
+	newEnd(t, server) // as many mappings as our end of the connection with a program has
+	_, without := holds(t, c.Process.Pid)
+	first, a, _ := program(t, c, server, l)
+	_, with := holds(t, c.Process.Pid)
+	own := with - without - (without - none) // of the program
+	_, b, s := program(t, c, server, l)
+	read := func(id uint64) {
+		t.Helper()
+		clear(b.b[:8])
+		b.post(rdma.Work{ID: id, Op: rdma.OpRead, Flags: rdma.Signaled, SGL: b.sge(0, 8), RemoteSTag: s})
+		b.want(rdma.OpRead, id)
+		if string(b.b[:8]) != "advertis" {
+			t.Errorf("the other program's memory says %q", b.b[:8])
+		}
+	}
+	read(2)
+	_, both := holds(t, c.Process.Pid)
+	check(t, first.Process.Kill())
+	a.bad()
+	settled(func() bool {
+		_, m := holds(t, c.Process.Pid)
+		return both-m >= own
+	})
+	if _, m := holds(t, c.Process.Pid); both-m < own {
+		t.Errorf("the card maps %d segments, and mapped %d with the program that was killed, which had %d", m, both, own)
+	}
+	for id := range uint64(100) {
+		read(3 + id)
+	}
+	_, d, _ := program(t, c, server, l) // and there is room for another one
+	check(t, d.qp.Close())
 }
 
 // settled waits until a condition holds. If it never does, the test fails.

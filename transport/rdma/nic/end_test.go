@@ -116,11 +116,13 @@ func (e *end) next() rdma.Completion {
 	return e.one[0]
 }
 
-func (e *end) want(op rdma.Opcode, id uint64) {
+func (e *end) want(op rdma.Opcode, id uint64) rdma.Completion {
 	e.t.Helper()
-	if c := e.next(); c.Status != rdma.StatusOK || c.Op != op || c.ID != id {
+	c := e.next()
+	if c.Status != rdma.StatusOK || c.Op != op || c.ID != id {
 		e.t.Fatalf("completion of %v %d: %v (%v); want %v %d", c.Op, c.ID, c.Status, c.Err, op, id)
 	}
+	return c
 }
 
 func (e *end) bad() {
