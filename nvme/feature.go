@@ -18,6 +18,9 @@ const (
 	FeatureHostID        FID = 0x81
 )
 
+// HostBehaviorLen is the length of the data of FeatureHostBehavior, bytes: ACRE, ETDAS, LBAFEE, and reserved ones.
+const HostBehaviorLen = 512
+
 // Events are asynchronous events in the dword 0 of their completions: type, information, log page.
 const (
 	EventNamespaces uint32 = 2 | 0x00<<8 | uint32(LogChanged)<<16

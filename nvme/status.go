@@ -9,6 +9,12 @@ type Status uint16
 // DNR says that the same command would fail again. Hosts retry commands whose status does not have it.
 const DNR Status = 1 << 14
 
+// More says that the log of errors has an entry about the command.
+const More Status = 1 << 13
+
+// RetryDelay1 asks the host to wait for the first Command Retry Delay Time before it repeats the command.
+const RetryDelay1 Status = 1 << 11
+
 // Code is the status without DNR, MORE and the retry delay: 100h times the type, plus the code.
 func (s Status) Code() Status { return s & 0x7ff }
 

@@ -210,6 +210,7 @@ func (c *Controller) identify() *nvme.Controller {
 	d.Type, d.OAES, d.MaxCmd = nvme.IOController, nvme.OAESNamespace, uint16(n.cfg.Depth)
 	d.CMIC = nvme.CMICPorts | nvme.CMICControllers
 	d.RTD3E = shutdownTime
+	d.CRDT1 = retryDelay
 	d.ACL = maxAborts - 1
 	d.LPA |= nvme.LPASmart | nvme.LPAEffects
 	d.NN = MaxNSID

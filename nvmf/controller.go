@@ -25,6 +25,8 @@ type Controller struct {
 
 	ready atomic.Bool // commands other than those of fabrics are taken
 	heard atomic.Bool // a queue has had input since the last tick
+	// delays: the host waits before it repeats a command, if the status says so (ACRE).
+	delays atomic.Bool
 
 	mu       sync.Mutex // taken after Subsystem.mu; a leaf
 	queues   map[uint16]*Queue
@@ -195,6 +197,7 @@ func (c *Controller) reset() {
 		c.admin.discard(t)
 	}
 	c.events, c.features, c.changed = events{}, newFeatures(), nil
+	c.delays.Store(false)
 	c.mu.Lock()
 	c.grant = maxIOQueues
 	c.mu.Unlock()

@@ -14,6 +14,7 @@ type features struct {
 	atomicity   uint32
 	events      uint32 // that are enabled
 	temperature [2]uint16
+	behavior    [3]byte // of the host: ACRE, ETDAS, LBAFEE
 }
 
 // Bits of features.
@@ -104,11 +105,30 @@ func (t *Task) setFeatures() volume.Next {
 		if v&1 == 0 {
 			return t.refuse(nvme.FeatureNotChangeable) // caches belong to the stores
 		}
+	case nvme.FeatureHostBehavior:
+		if t.Len != nvme.HostBehaviorLen {
+			return t.refuse(nvme.DataSGLLength)
+		}
+		return t.pullOwn(make([]byte, nvme.HostBehaviorLen), (*Task).setBehavior)
 	case nvme.FeatureHostID:
 		return t.refuse(nvme.CommandSequence) // Connect has set it
 	default:
 		return t.refuse(nvme.InvalidField)
 	}
+	return t.end(nvme.Success)
+}
+
+// setBehavior has the data of Host Behavior Support (Base 2.0 §5.27.1.18). Only ACRE changes anything here.
+func (t *Task) setBehavior() volume.Next {
+	c := t.Queue.ctrl
+	var b [3]byte
+	for i := range b {
+		if b[i] = t.data[0][i]; b[i] > 1 {
+			return t.refuse(nvme.InvalidField)
+		}
+	}
+	c.features.behavior = b
+	c.delays.Store(b[0] == 1)
 	return t.end(nvme.Success)
 }
 
@@ -170,6 +190,11 @@ func (t *Task) getFeatures() volume.Next {
 		t.CQE.DW0 = values.events
 	case nvme.FeatureKeepAlive:
 		t.CQE.DW0 = kato
+	case nvme.FeatureHostBehavior:
+		if t.Len < nvme.HostBehaviorLen {
+			return t.refuse(nvme.DataSGLLength)
+		}
+		return t.build(nvme.HostBehaviorLen, func(b []byte) { clear(b[copy(b, values.behavior[:]):]) })
 	case nvme.FeatureHostID:
 		return t.hostIdentifier()
 	default:
@@ -183,7 +208,7 @@ func (t *Task) featureCapabilities(f nvme.FID) volume.Next {
 	const perNamespace, changeable = 1 << 1, 1 << 2
 	switch f {
 	case nvme.FeatureArbitration, nvme.FeatureTemperature, nvme.FeatureQueues, nvme.FeatureAtomicity,
-		nvme.FeatureAsyncEvents, nvme.FeatureKeepAlive:
+		nvme.FeatureAsyncEvents, nvme.FeatureKeepAlive, nvme.FeatureHostBehavior:
 		t.CQE.DW0 = changeable
 	case nvme.FeatureErrorRecovery:
 		t.CQE.DW0 = changeable | perNamespace

@@ -144,7 +144,7 @@ func (t *Task) moved() volume.Next {
 // storeFailed ends the command with the status for the error of its request, and remembers that.
 func (t *Task) storeFailed() volume.Next {
 	n, c := t.path.ns, t.Queue.ctrl
-	s := n.statusOf(t.r.Err)
+	s := n.statusOf(t.r.Err) | nvme.More
 	n.log.Error("a command of a host has failed in the store", "host", c.hostNQN, "opcode", t.SQE.Opcode(), "namespace", t.path.nsid, "reason", t.r.Err)
 	e := nvme.ErrorEntry{SQID: t.Queue.id, CID: t.CQE.CID, Status: s, LBA: uint64(t.off) >> n.blockShift, NSID: t.path.nsid}
 	c.admin.post(func() { c.errors.add(e) })
@@ -259,7 +259,7 @@ func (q *Queue) fusion(t *Task) {
 		case first.state == taskPulling:
 			q.pullSecond(first)
 		case t.InCapsule: // its data are here, and memory for them is not
-			first.abortWith(nvme.Interrupted)
+			first.repeatLater()
 		}
 	}
 }

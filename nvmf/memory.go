@@ -8,7 +8,7 @@ import (
 
 // lease hands out I/O memory within the queue's share. A command whose data come with it gets memory at once or not at all: behind
 // its data may be those that other commands wait for, and these hold memory. So half of the share is for it, and the host is told
-// to try again when that is not enough.
+// to try again later when that is not enough.
 func (q *Queue) lease(t *Task, n int) *mem.Lease {
 	invariant.Check(n <= q.node.most, "nvmf: a command waits for memory that it can never have")
 	l := q.tryLease(t, n)
@@ -20,12 +20,26 @@ func (q *Queue) lease(t *Task, n int) *mem.Lease {
 	switch {
 	case l != nil:
 	case t.InCapsule:
-		t.abortWith(nvme.Interrupted)
+		t.repeatLater()
 	case t.wanted == 0:
 		q.hungry = append(q.hungry, t)
 		t.wanted = n
 	}
 	return l
+}
+
+// retryDelay is CRDT1, in 100 ms: how long a host waits before it repeats a command that found no memory. Linux repeats five times. That has to take
+// longer than somebody may keep memory from others who takes no answers.
+const retryDelay = 20
+
+// repeatLater ends a command whose data have come with it, and for which there is no memory. A host that does not let itself be
+// told repeats it at once.
+func (t *Task) repeatLater() {
+	s := nvme.Interrupted
+	if c := t.Queue.ctrl; c != nil && c.delays.Load() {
+		s |= nvme.RetryDelay1
+	}
+	t.abortWith(s)
 }
 
 func (q *Queue) tryLease(t *Task, n int) *mem.Lease {

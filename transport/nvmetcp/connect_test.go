@@ -274,3 +274,33 @@ func TestFatal(t *testing.T) {
 	}
 	innocent.Must(nvmetest.RW(nvme.Read, 0, 8), nil, 4096)
 }
+
+// A connection that has proved nothing may have few commands outstanding, and no long capsules.
+func TestFewBeforeConnect(t *testing.T) {
+	r := newRig(t, rigConfig{})
+	h := r.dial(pdu.IC{})
+	for range 5 {
+		h.CID++
+		c := nvmetest.ConnectCommand(0, 31, 0, 0)
+		c.CID, c.SGL = h.CID, nvme.SGL{Length: nvme.ConnectDataLen, Type: nvme.SGLTransport}
+		h.Send(h.Capsule(&c, nil))
+	}
+	for i := range 5 {
+		b, _ := h.PDU()
+		want := pdu.R2T
+		if i == 4 {
+			want = pdu.C2HTermReq
+		}
+		if got := pdu.Header(b).Type(); got != want {
+			t.Fatalf("PDU %d is of type %#x", i, got)
+		}
+	}
+	h = r.dial(pdu.IC{})
+	c := nvmetest.ConnectCommand(0, 31, 0, 0)
+	const n = 8<<10 + 512
+	c.SGL = nvme.SGL{Length: n, Type: nvme.SGLInCapsule}
+	h.Send(h.Capsule(&c, make([]byte, n)))
+	if b, _ := h.PDU(); pdu.Header(b).Type() != pdu.C2HTermReq {
+		t.Errorf("% x in answer to a long capsule", b)
+	}
+}

@@ -1,0 +1,263 @@
+package nvmf
+
+import (
+	"bytes"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"oneshot/backend"
+	"oneshot/backend/memory"
+	"oneshot/internal/door"
+	"oneshot/mem"
+	"oneshot/nvme"
+	"oneshot/volume"
+)
+
+const (
+	testNQN  = "nqn.2026-11.com.example:disk"
+	testHost = "nqn.2026-11.com.example:host"
+	diskSize = 1 << 20
+)
+
+// target is a node with one namespace, without a clock: the test calls tick.
+type target struct {
+	*Node
+	t    *testing.T
+	log  bytes.Buffer
+	pool *mem.Pool
+	sub  *Subsystem
+	ns   *Namespace
+}
+
+// newTarget serves store; nil: one in memory.
+func newTarget(t *testing.T, store backend.Store, readOnly bool) *target {
+	t.Helper()
+	if store == nil {
+		s, err := memory.New(diskSize)
+		if err != nil {
+			t.Fatal(err)
+		}
+		store = s
+	}
+	x := &target{t: t, pool: mem.NewPool(16 << 20)}
+	log := slog.New(slog.NewTextHandler(&x.log, nil))
+	v, err := volume.New(volume.Config{Store: store, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if x.ns, err = NewNamespace(NamespaceConfig{Volume: v, UUID: [16]byte{7}, ReadOnly: readOnly, Logger: log}); err != nil {
+		t.Fatal(err)
+	}
+	x.Node = NewNode(Config{
+		Pool: x.pool, Door: door.NewDoor(10), Logger: log, MemoryPerConnection: 4 << 20, Depth: 128, Firmware: "1",
+		Limits: Limits{Controllers: 10, ConnectTimeout: 15 * time.Second},
+	})
+	x.sub = x.AddSubsystem(SubsystemConfig{
+		NQN: testNQN, Serial: "S", Namespaces: []Shown{{NSID: 1, Namespace: x.ns}},
+		Admit: func(host string) bool { return host != "nqn.2026-11.com.example:stranger" },
+	})
+	t.Cleanup(func() {
+		x.RemoveSubsystem(x.sub)
+		x.sub.SetNamespaces([]Shown{{NSID: 1}})
+		x.ns.Close()
+		if err := v.Close(); err != nil {
+			t.Error(err)
+		}
+		if n := x.pool.Stats().Leases; n != 0 {
+			t.Errorf("%d leases are left", n)
+		}
+		x.pool.Close()
+	})
+	return x
+}
+
+// pass lets seconds pass.
+func (x *target) pass(seconds int) {
+	for range seconds {
+		x.tick()
+	}
+}
+
+// logged returns what was logged since the last call.
+func (x *target) logged() string {
+	defer x.log.Reset()
+	return x.log.String()
+}
+
+// wantLog wants one line with all of these words since the last look.
+func (x *target) wantLog(words ...string) {
+	x.t.Helper()
+	got := x.logged()
+	for _, w := range words {
+		if strings.Count(got, "\n") != 1 || !strings.Contains(got, w) {
+			x.t.Errorf("the log says\n%swant one line with %q", got, w)
+			return
+		}
+	}
+}
+
+// host is a queue, and the mover of it: data are there at once, and answers have left at once.
+type host struct {
+	q    *Queue
+	x    *target
+	cid  uint16
+	out  map[uint16][]byte // data of commands
+	late map[uint16]*Task  // commands whose data are to come
+	free int               // tasks that were given back
+
+	answers []answer
+	params  Params
+	ended   []Termination
+}
+
+type answer struct {
+	nvme.CQE
+	data []byte
+}
+
+var _ Mover = (*host)(nil)
+
+// dial makes a connection, which is lost at the latest when the test ends.
+func (x *target) dial() *host {
+	x.t.Helper()
+	if !x.Admit() {
+		x.t.Fatal("no room for a connection")
+	}
+	h := &host{x: x, out: make(map[uint16][]byte), late: make(map[uint16]*Task)}
+	h.q = x.NewQueue(h)
+	x.t.Cleanup(h.lose)
+	return h
+}
+
+// lose ends the connection.
+func (h *host) lose() {
+	h.q.Lock()
+	h.q.Lost(nil)
+	h.q.Unlock()
+}
+
+func (h *host) FreeTask(*Task)     { h.free++ }
+func (h *host) Forget(t *Task)     { delete(h.late, t.CQE.CID) }
+func (h *host) Connected(p Params) { h.params = p }
+func (h *host) Flush()             {}
+func (h *host) Terminate(how Termination) {
+	h.ended = append(h.ended, how)
+}
+func (h *host) Peer() string      { return "192.0.2.1:5" }
+func (h *host) Local() string     { return "192.0.2.2:4420" }
+func (h *host) Transport() string { return "test" }
+
+func (h *host) GetData(t *Task) {
+	b, there := h.out[t.CQE.CID]
+	if !there {
+		h.late[t.CQE.CID] = t
+		return
+	}
+	delete(h.out, t.CQE.CID)
+	if t.PlaceUnit != 0 {
+		t.Place(0, b[:t.OutLen])
+	} else {
+		for _, o := range t.Out {
+			b = b[copy(o, b):]
+		}
+	}
+	h.q.GotData(t)
+}
+
+func (h *host) Answer(t *Task) {
+	var data []byte
+	for _, s := range t.In {
+		data = append(data, s...)
+	}
+	h.answers = append(h.answers, answer{t.CQE, data})
+	h.q.Sent(t)
+}
+
+// start begins a command about n bytes; out, unless it is nil, are its data, in its capsule or not.
+func (h *host) start(c nvme.Command, n int, out []byte, inCapsule bool) uint16 {
+	h.x.t.Helper()
+	h.cid++
+	c.CID, c.SGL = h.cid, nvme.SGL{Length: uint32(n), Type: nvme.SGLTransport}
+	if inCapsule {
+		c.SGL.Type = nvme.SGLInCapsule
+	}
+	if out != nil {
+		h.out[c.CID] = out
+	}
+	t := &Task{Queue: h.q}
+	t.Mover = t
+	h.q.Lock()
+	defer h.q.Unlock()
+	if !h.q.Command(t, nvme.SQE(c.AppendTo(nil))) {
+		h.x.t.Fatal("the queue takes no command")
+	}
+	return c.CID
+}
+
+// take returns the answers since the last call.
+func (h *host) take() []answer {
+	got := h.answers
+	h.answers = nil
+	return got
+}
+
+// do is start for a command that ends at once.
+func (h *host) do(c nvme.Command, n int, out []byte, inCapsule bool) answer {
+	h.x.t.Helper()
+	cid := h.start(c, n, out, inCapsule)
+	got := h.take()
+	if len(got) != 1 || got[0].CID != cid {
+		h.x.t.Fatalf("%v instead of the answer of command %d", got, cid)
+	}
+	return got[0]
+}
+
+// must is do for a command that succeeds.
+func (h *host) must(c nvme.Command, n int, out []byte, inCapsule bool) answer {
+	h.x.t.Helper()
+	a := h.do(c, n, out, inCapsule)
+	if a.Status != nvme.Success {
+		h.x.t.Fatalf("%+v: %v", c, a.Status)
+	}
+	return a
+}
+
+// connect connects the queue. Of an I/O queue, id is that of the controller.
+func (h *host) connect(host string, qid, id uint16, kato uint32) answer {
+	h.x.t.Helper()
+	f := nvme.ConnectFields{HostID: [16]byte{1}, CNTLID: id, SubNQN: testNQN, HostNQN: host}
+	c := nvme.Command{Opcode: nvme.Fabrics, NSID: uint32(nvme.Connect), DWords: [6]uint32{uint32(qid) << 16, 31, kato}}
+	return h.do(c, nvme.ConnectDataLen, f.AppendTo(nil), true)
+}
+
+// admin returns the admin queue of a controller that is ready, and its ID.
+func (x *target) admin(kato uint32) (*host, uint16) {
+	x.t.Helper()
+	h := x.dial()
+	a := h.connect(testHost, 0, nvme.DynamicController, kato)
+	if a.Status != nvme.Success {
+		x.t.Fatal(a.Status)
+	}
+	h.must(nvme.Command{Opcode: nvme.Fabrics, NSID: uint32(nvme.PropertySet), DWords: [6]uint32{0, uint32(nvme.PropCC), 0x460001}}, 0, nil, false)
+	return h, uint16(a.DW0)
+}
+
+// queue returns an I/O queue of a controller.
+func (x *target) queue(id uint16) *host {
+	x.t.Helper()
+	h := x.dial()
+	if a := h.connect(testHost, 1, id, 0); a.Status != nvme.Success {
+		x.t.Fatal(a.Status)
+	}
+	return h
+}
+
+// rw is a command about blocks from the first on.
+func rw(op nvme.Opcode, blocks uint32) nvme.Command {
+	return nvme.Command{Opcode: op, NSID: 1, DWords: [6]uint32{0, 0, blocks - 1}}
+}
+
+// fill is n bytes of one value.
+func fill(n int, v byte) []byte { return bytes.Repeat([]byte{v}, n) }

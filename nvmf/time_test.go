@@ -1,0 +1,77 @@
+package nvmf
+
+import (
+	"slices"
+	"testing"
+
+	"oneshot/nvme"
+)
+
+// A connection without a Connect command ends when its time is over, and one with it does not.
+func TestConnectTimeout(t *testing.T) {
+	x := newTarget(t, nil, false)
+	late, good := x.dial(), x.dial()
+	good.connect(testHost, 0, nvme.DynamicController, 0)
+	x.logged()
+	x.pass(15)
+	if len(late.ended)+len(good.ended) != 0 {
+		t.Fatal("a connection ends before its time")
+	}
+	x.pass(1)
+	if !slices.Equal(late.ended, []Termination{AtOnce}) || len(good.ended) != 0 {
+		t.Errorf("%v, %v", late.ended, good.ended)
+	}
+	x.wantLog("connection dropped", "no Connect command within 15s", "host_address=192.0.2.1:5")
+	x.pass(1)
+	if len(late.ended) != 1 || x.logged() != "" {
+		t.Error("a connection ends twice")
+	}
+}
+
+// A controller whose host is silent for its keep-alive timeout, and the second that ticks are apart, ends with its I/O queues; any
+// input of any of its queues counts (Base 2.0 §3.9, TBKAS).
+func TestKeepAlive(t *testing.T) {
+	x := newTarget(t, nil, false)
+	admin, id := x.admin(5000)
+	io := x.queue(id)
+	forever, _ := x.admin(0)
+	for _, h := range []*host{admin, io} {
+		x.pass(6)
+		h.q.Heard()
+	}
+	x.pass(1)
+	admin.must(nvme.Command{Opcode: nvme.AdminKeepAlive}, 0, nil, false)
+	x.logged()
+	x.pass(7)
+	if len(admin.ended) != 0 {
+		t.Fatal("a controller ends whose host was heard")
+	}
+	x.pass(1)
+	if !slices.Equal(admin.ended, []Termination{AtOnce}) || len(io.ended) != 0 {
+		t.Fatalf("%v, %v", admin.ended, io.ended)
+	}
+	x.wantLog("connection dropped", "nothing was heard of the host for 7 s", "5000 ms")
+	admin.lose()
+	if !slices.Equal(io.ended, []Termination{AtOnce}) {
+		t.Errorf("the I/O queue: %v", io.ended)
+	}
+	x.wantLog("host disconnected", "host="+testHost, "subsystem="+testNQN, "controller=1")
+	x.pass(1000)
+	if len(forever.ended) != 0 {
+		t.Error("a controller without a timeout ends")
+	}
+}
+
+// The log names who comes and goes, and who may not come.
+func TestLog(t *testing.T) {
+	x := newTarget(t, nil, false)
+	h := x.dial()
+	if a := h.connect("nqn.2026-11.com.example:stranger", 0, nvme.DynamicController, 0); a.Status != nvme.ConnectInvalidHost|nvme.DNR {
+		t.Errorf("a stranger: %v", a.Status)
+	}
+	x.wantLog("level=INFO", "connection refused: the subsystem does not admit the host (hosts)", "host=nqn.2026-11.com.example:stranger", "subsystem="+testNQN, "host_address=192.0.2.1:5")
+	h.connect(testHost, 0, nvme.DynamicController, 0)
+	x.wantLog("level=INFO", "host connected", "host="+testHost, "subsystem="+testNQN, "controller=1")
+	h.lose()
+	x.wantLog("level=INFO", "host disconnected", "controller=1")
+}
