@@ -46,7 +46,7 @@ type Options struct {
 type Views interface {
 	// Watch calls f with the newest view, when there is one, and with those that follow, until stop has returned. f
 	// does not block.
-	Watch(f func(replica.View)) (stop func())
+	Watch(f func(replica.View)) (stop func(), err error)
 	// Propose asks for a view, of the version that follows the newest. It returns at once, and the proposal may be
 	// lost: whether it was accepted Watch tells.
 	Propose(v replica.View)
@@ -85,6 +85,7 @@ type Mirror struct {
 
 	mu      sync.Mutex // taken last; not held over anything
 	inbox   []item
+	over    bool          // the goroutine of the core takes nothing more
 	changed chan struct{} // closed when the state changes, and made anew; guarded by mu
 
 	// What follows belongs to the goroutine of the core.
@@ -117,7 +118,7 @@ type item struct {
 	call     func()
 }
 
-// Open begins a life of this node's copy. Close ends it.
+// Open begins a life of this node's copy. Close ends it. After an error the copy and the listener are the caller's.
 func Open(o Options) (*Mirror, error) {
 	if o.Log == nil {
 		o.Log = slog.Default()
@@ -149,7 +150,7 @@ func Open(o Options) (*Mirror, error) {
 		Size: o.Size, BlockSize: info.BlockSize, PhysicalBlockSize: info.PhysicalBlockSize, DiscardGranularity: info.DiscardGranularity,
 		StatusUnknown: true, OptimalIO: info.OptimalIO, VolatileCache: !m.cfg.Stores[0].Through,
 	}
-	m.seq = backend.NewSequencer(func(op *backend.Op) { m.push(item{op: op}) })
+	m.seq = backend.NewSequencer(m.hand)
 	m.arena = make([]byte, m.cfg.Heap)
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 
@@ -164,12 +165,20 @@ func Open(o Options) (*Mirror, error) {
 	default:
 		m.begin(meta, nil)
 	}
+	if m.unwatch, err = o.Views.Watch(func(v replica.View) { m.push(item{event: replica.Agreed{View: v}}) }); err != nil {
+		err = fmt.Errorf("mirror %s: it cannot be known who is primary: %w", o.Name, err)
+		m.cancel()
+		m.wg.Wait()
+		if m.meta != nil {
+			err = errors.Join(err, m.meta.close())
+		}
+		return nil, err
+	}
 	m.publish()
 	m.wg.Go(m.tickOn)
 	m.wg.Go(m.acceptOn)
 	m.syncer.Go(m.saveOn)
 	go m.run() // Close waits for looped
-	m.unwatch = o.Views.Watch(func(v replica.View) { m.push(item{event: replica.Agreed{View: v}}) })
 	return m, nil
 }
 
@@ -207,15 +216,19 @@ func (m *Mirror) silence() time.Duration { return 40 * m.cfg.Heartbeat }
 // maxQueue is how much may wait for a peer that reads nothing: all that the memory can hold, and bitmaps.
 func (m *Mirror) maxQueue() int64 { return 2*m.cfg.Heap + maxHead }
 
-// push gives the goroutine of the core something.
-func (m *Mirror) push(i item) {
+// push gives the goroutine of the core something. false: it has ended.
+func (m *Mirror) push(i item) bool {
 	m.mu.Lock()
-	m.inbox = append(m.inbox, i)
+	over := m.over
+	if !over {
+		m.inbox = append(m.inbox, i)
+	}
 	m.mu.Unlock()
 	select {
 	case m.wake <- struct{}{}:
 	default:
 	}
+	return !over
 }
 
 func (m *Mirror) tickOn() {
@@ -237,11 +250,15 @@ func (m *Mirror) tickOn() {
 func (m *Mirror) run() {
 	defer close(m.looped)
 	var items []item
-	for !m.closing || m.works > 0 {
-		<-m.wake
+	for {
 		m.mu.Lock()
 		items, m.inbox = m.inbox, items[:0]
+		m.over = m.closing && m.works == 0 && len(items) == 0
+		over := m.over
 		m.mu.Unlock()
+		if over {
+			return
+		}
 		for i := range items {
 			m.take(&items[i])
 			items[i] = item{}
@@ -253,6 +270,9 @@ func (m *Mirror) run() {
 		}
 		m.publish()
 		m.tell()
+		if len(items) == 0 {
+			<-m.wake
+		}
 	}
 }
 
@@ -305,8 +325,7 @@ func (m *Mirror) tell() {
 	}
 	for i, op := range m.ended {
 		m.ended[i] = nil
-		m.seq.Leave(op.Private)
-		op.Done.OpDone(op)
+		m.finish(op)
 	}
 	m.ended = m.ended[:0]
 	for _, u := range corks {

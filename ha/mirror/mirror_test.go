@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -21,8 +22,7 @@ import (
 	"oneshot/ha/replica"
 )
 
-// register stands for consensus: a view with compare-and-swap. A node that is cut off from it hears and changes
-// nothing.
+// register stands for consensus: a view with compare-and-swap.
 type register struct {
 	mu       sync.Mutex
 	view     replica.View
@@ -32,7 +32,6 @@ type register struct {
 type watcher struct {
 	node replica.ID
 	f    func(replica.View)
-	off  bool
 }
 
 // voter is the register as a node sees it.
@@ -41,7 +40,7 @@ type voter struct {
 	node replica.ID
 }
 
-func (v voter) Watch(f func(replica.View)) (stop func()) {
+func (v voter) Watch(f func(replica.View)) (stop func(), err error) {
 	w := &watcher{node: v.node, f: f}
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -53,7 +52,7 @@ func (v voter) Watch(f func(replica.View)) (stop func()) {
 		v.mu.Lock()
 		defer v.mu.Unlock()
 		delete(v.watchers, w)
-	}
+	}, nil
 }
 
 func (v voter) Propose(view replica.View) {
@@ -68,18 +67,20 @@ func (v voter) Propose(view replica.View) {
 	}
 }
 
-// files is a directory in memory.
+// files is a directory in memory. A power cut takes what was not synced.
 type files struct {
-	mu sync.Mutex
-	m  map[string]*file
+	mu      sync.Mutex
+	m       map[string]*file
+	durable map[string]*file // names, as of the last SyncDir
 }
 
 type file struct {
 	fs *files
 	b  []byte
+	ok []byte // synced
 }
 
-func newFiles() *files { return &files{m: map[string]*file{}} }
+func newFiles() *files { return &files{m: map[string]*file{}, durable: map[string]*file{}} }
 
 func (f *files) ReadFile(name string) ([]byte, error) {
 	f.mu.Lock()
@@ -112,7 +113,21 @@ func (f *files) Remove(name string) error {
 	return nil
 }
 
-func (f *files) SyncDir() error { return nil }
+func (f *files) SyncDir() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.durable = maps.Clone(f.m)
+	return nil
+}
+
+func (f *files) cutPower() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.m = maps.Clone(f.durable)
+	for _, c := range f.m {
+		c.b = slices.Clone(c.ok)
+	}
+}
 
 func (f *file) WriteAt(b []byte, off int64) (int, error) {
 	f.fs.mu.Lock()
@@ -121,7 +136,13 @@ func (f *file) WriteAt(b []byte, off int64) (int, error) {
 	return len(b), nil
 }
 
-func (f *file) Sync() error  { return nil }
+func (f *file) Sync() error {
+	f.fs.mu.Lock()
+	defer f.fs.mu.Unlock()
+	f.ok = slices.Clone(f.b)
+	return nil
+}
+
 func (f *file) Close() error { return nil }
 
 // lab is a mirror on nodes of one process.
@@ -132,6 +153,11 @@ type lab struct {
 	real     bool // sockets and clocks are; else a bubble's
 	nodes    []*node
 	tune     func(*replica.Config)
+	allFound bool                              // all nodes would begin the mirror
+	flips    bool                              // bits change on their way, now and then; guarded by mu
+	seed     uint64                            // of that
+	views    func(n *node) Views               // nil: the register
+	wrap     func(backend.Store) backend.Store // of the copies; nil: as they are
 
 	mu        sync.Mutex
 	listeners map[replica.ID]*pipes
@@ -145,7 +171,7 @@ type node struct {
 	id     replica.ID
 	disk   *backendtest.Disk
 	files  *files
-	mirror *Mirror
+	mirror *Mirror // guarded by lab.mu for those who do not start and kill
 	addr   string
 }
 
@@ -200,9 +226,28 @@ func (l *lab) dial(ctx context.Context, from, to replica.ID) (net.Conn, error) {
 		return nil, ctx.Err()
 	}
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.conns[a] = [2]replica.ID{from, to}
-	l.mu.Unlock()
-	return a, nil
+	l.seed++
+	return &flipping{a, l, rand.New(rand.NewPCG(l.seed, 0))}, nil
+}
+
+// flipping is a connection that changes a bit of what is written once in a while.
+type flipping struct {
+	net.Conn
+	l *lab
+	r *rand.Rand
+}
+
+func (f *flipping) Write(b []byte) (int, error) {
+	f.l.mu.Lock()
+	flips := f.l.flips
+	f.l.mu.Unlock()
+	if flips && f.r.IntN(3000) == 0 {
+		b = slices.Clone(b)
+		b[f.r.IntN(len(b))] ^= 1 << f.r.IntN(8)
+	}
+	return f.Conn.Write(b)
 }
 
 // setCut cuts a link, or mends it.
@@ -221,15 +266,28 @@ func (l *lab) setCut(a, b replica.ID, cut bool) {
 }
 
 // start begins a life.
-func (n *node) start() *Mirror {
+func (n *node) start() {
+	n.lab.t.Helper()
+	if _, err := n.open(); err != nil {
+		n.lab.t.Fatal(err)
+	}
+}
+
+func (n *node) open() (*Mirror, error) {
 	l := n.lab
 	o := Options{
-		Name: "lab", Node: n.id, Found: n.id == 0, Copy: n.disk, FS: n.files, Views: voter{l.register, n.id}, Tune: l.tune,
+		Name: "lab", Node: n.id, Found: n.id == 0 || l.allFound, Copy: n.disk, FS: n.files, Views: voter{l.register, n.id}, Tune: l.tune,
 		Dial: func(ctx context.Context, to replica.ID) (net.Conn, error) { return l.dial(ctx, n.id, to) },
 		Log:  slog.New(slog.DiscardHandler),
 	}
 	if os.Getenv("ONESHOT_MIRROR_LOG") != "" {
 		o.Log = slog.New(slog.NewTextHandler(l.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})).With("node", n.id)
+	}
+	if l.views != nil {
+		o.Views = l.views(n)
+	}
+	if l.wrap != nil {
+		o.Copy = l.wrap(n.disk)
 	}
 	for id := range replica.ID(len(l.nodes)) {
 		o.Nodes = o.Nodes.With(id)
@@ -253,22 +311,35 @@ func (n *node) start() *Mirror {
 	}
 	m, err := Open(o)
 	if err != nil {
-		l.t.Fatal(err)
+		return nil, err
 	}
+	l.mu.Lock()
 	n.mirror = m
-	return m
+	l.mu.Unlock()
+	return m, nil
 }
 
 // kill ends the process; the disk keeps what it was given.
 func (n *node) kill() {
-	n.mirror.stop()
+	m := n.mirror
+	n.lab.mu.Lock()
 	n.mirror = nil
+	n.lab.mu.Unlock()
+	m.stop()
+}
+
+// current returns the mirror, nil while the node is down.
+func (n *node) current() *Mirror {
+	n.lab.mu.Lock()
+	defer n.lab.mu.Unlock()
+	return n.mirror
 }
 
 // cutPower ends everything: of what was not flushed the disk keeps each sector with a chance.
 func (n *node) cutPower(r *rand.Rand, chance float64) {
 	n.kill()
 	n.disk = backendtest.DiskOf(n.disk.Crash(r, chance), 512)
+	n.files.cutPower()
 }
 
 // await waits until a node's state holds.
@@ -393,6 +464,11 @@ func TestPeerKilled(t *testing.T) {
 		l.write(a, 2<<20, bytesOf(64<<10, 3))
 		b.start()
 		l.level(a)
+		before := a.mirror.State().View
+		time.Sleep(2 * time.Second)
+		if now := a.mirror.State().View; now != before {
+			t.Errorf("the view was %+v when the copy was back, and is %+v: nobody has asked for that", before, now)
+		}
 		l.expect(a, 0, bytesOf(50<<10, 1))
 		l.expect(a, 50<<10, bytesOf(100<<10, 2))
 		l.expect(a, 2<<20, bytesOf(64<<10, 3))

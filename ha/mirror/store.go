@@ -30,9 +30,23 @@ func (m *Mirror) Submit(op *backend.Op) bool {
 		return true
 	}
 	if m.seq.Enter(op) {
-		m.push(item{op: op})
+		m.hand(op)
 	}
 	return false
+}
+
+// hand gives an operation to the goroutine of the core.
+func (m *Mirror) hand(op *backend.Op) {
+	if !m.push(item{op: op}) { // a node that ends refuses what still comes
+		op.Err = &MovedError{m.opts.Name}
+		go m.finish(op)
+	}
+}
+
+// finish tells the host that an operation has ended.
+func (m *Mirror) finish(op *backend.Op) {
+	m.seq.Leave(op.Private)
+	op.Done.OpDone(op)
 }
 
 // task is an operation of a host. It is one request to the core after the other.

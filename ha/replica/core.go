@@ -310,7 +310,7 @@ func (c *Core) adopt(v View) {
 		c.cut(old.Primary)
 	}
 	c.promised = 0
-	if old.Term != v.Term {
+	if old.Term != v.Term || !old.InSync.Has(c.cfg.Self) { // who was outside S had nothing to wait for
 		c.lastBeat = c.now
 	}
 }

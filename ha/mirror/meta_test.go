@@ -1,0 +1,86 @@
+package mirror
+
+import (
+	"errors"
+	"reflect"
+	"testing"
+
+	"oneshot/ha/replica"
+)
+
+// TestMetadata: what a save has set, cleared and marked is there after a power cut, and in the next life after that.
+func TestMetadata(t *testing.T) {
+	f := newFiles()
+	if _, err := openMetadata(f); !errors.Is(err, errNoMetadata) {
+		t.Fatalf("an empty directory: %v", err)
+	}
+	m, err := createMetadata(f, "disk", replica.Saved{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var maps [16]replica.Bits
+	maps[1].Set(3)
+	maps[1].Set(70000)
+	view := replica.View{Version: 7, Term: 3, Primary: 2, Life: 9, InSync: 5, First: 44, Planned: true}
+	for _, s := range []*replica.Save{
+		{Mark: 1, Set: []int{1, 2, 3000}},
+		{Mark: 5, Bitmaps: &maps, View: view, Clear: []int{2}},
+		{Mark: 9, Set: []int{4}},
+	} {
+		if err := m.save(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := replica.Saved{Mark: 9, Bitmaps: maps, View: view}
+	for _, i := range []int{1, 3000, 4} {
+		want.Regions.Set(i)
+	}
+	for life := uint32(2); life < 4; life++ {
+		f.cutPower()
+		m, err := openMetadata(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !reflect.DeepEqual(m.saved, want) || m.life != life || m.disk != "disk" {
+			t.Fatalf("life %d of disk %q: %+v, want %+v", m.life, m.disk, m.saved, want)
+		}
+	}
+}
+
+// TestTornMetadata: wherever the last record is torn, what was saved before is there; damage before that is told.
+func TestTornMetadata(t *testing.T) {
+	f := newFiles()
+	m, err := createMetadata(f, "disk", replica.Saved{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sizes := []int{}
+	for mark := range uint64(3) {
+		if err := m.save(&replica.Save{Mark: mark + 1}); err != nil {
+			t.Fatal(err)
+		}
+		b, _ := f.ReadFile(metaName)
+		sizes = append(sizes, len(b))
+	}
+	whole, _ := f.ReadFile(metaName)
+	reopen := func(b []byte) (*metadata, error) {
+		g := newFiles()
+		g.m[metaName] = &file{fs: g, b: b}
+		return openMetadata(g)
+	}
+	for n := sizes[1]; n < sizes[2]; n++ {
+		if m, err := reopen(whole[:n:n]); err != nil || m.saved.Mark != 2 {
+			t.Fatalf("torn at %d: %+v, %v", n, m, err)
+		}
+		torn := append([]byte(nil), whole...)
+		clear(torn[n:])
+		if m, err := reopen(torn); err != nil || m.saved.Mark != 2 && n < sizes[2]-10 {
+			t.Fatalf("zeroes from %d on: %+v, %v", n, m, err)
+		}
+	}
+	damaged := append([]byte(nil), whole...)
+	damaged[sizes[0]+10] ^= 1
+	if _, err := reopen(damaged); err == nil {
+		t.Error("a damaged record that others follow is taken for a torn one")
+	}
+}

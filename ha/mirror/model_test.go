@@ -1,0 +1,451 @@
+package mirror
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"oneshot/backend"
+	"oneshot/backend/backendtest"
+	"oneshot/backend/faulty"
+	"oneshot/ha/replica"
+)
+
+// worker is a host that has some blocks to itself. It knows what each may hold: what was acknowledged or read last,
+// and what has come to a bad end since.
+type worker struct {
+	l      *lab
+	r      *rand.Rand
+	blocks []int64 // offsets
+	may    [][]uint64
+	values *counter
+	at     int // the node that it uses
+	done   int
+}
+
+// counter draws values that nobody has written before.
+type counter struct {
+	mu sync.Mutex
+	n  uint64
+}
+
+func (c *counter) next() uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.n++
+	return c.n
+}
+
+const workBlock = 4096
+
+func (w *worker) block(v uint64) []byte {
+	b := make([]byte, workBlock)
+	for i := 0; i < len(b); i += 8 {
+		binary.LittleEndian.PutUint64(b[i:], v)
+	}
+	return b
+}
+
+// do has some node do an operation, and returns the first end that is not that of a node which does not serve.
+// uncertain is called for each attempt that may have taken effect.
+func (w *worker) do(op backend.Op, uncertain func()) error {
+	for {
+		m := w.l.mirrorOf(w.at)
+		if m != nil {
+			o := op
+			err := backendtest.Do(m, &o)
+			var moved *MovedError
+			if !errors.As(err, &moved) {
+				return err
+			}
+			uncertain()
+		}
+		w.at = (w.at + 1) % len(w.l.nodes)
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// step does one operation of some block, and checks what it reads.
+func (w *worker) step() error {
+	i := w.r.IntN(len(w.blocks))
+	off := w.blocks[i]
+	w.done++
+	switch w.r.IntN(10) {
+	case 0:
+		return w.do(backend.Op{Kind: backend.Flush}, func() {})
+	case 1:
+		if err := w.do(backend.Op{Kind: backend.Discard, Off: off, Len: workBlock}, func() { w.may[i] = append(w.may[i], 0) }); err != nil {
+			return err
+		}
+		w.may[i] = []uint64{0}
+	case 2, 3, 4:
+		return w.look(i)
+	default:
+		v := w.values.next()
+		b := w.block(v)
+		op := backend.Op{Kind: backend.Write, Off: off, Len: workBlock, Segs: [][]byte{b[:1000], b[1000:]}}
+		if err := w.do(op, func() { w.may[i] = append(w.may[i], v) }); err != nil {
+			return err
+		}
+		w.may[i] = []uint64{v}
+	}
+	return nil
+}
+
+func (w *worker) look(i int) error {
+	b := make([]byte, workBlock)
+	if err := w.do(backend.Op{Kind: backend.Read, Off: w.blocks[i], Len: workBlock, Segs: [][]byte{b}}, func() {}); err != nil {
+		return err
+	}
+	v := binary.LittleEndian.Uint64(b)
+	if string(b) != string(w.block(v)) {
+		return fmt.Errorf("the block at %d is of several writes", w.blocks[i])
+	}
+	if !slices.Contains(w.may[i], v) {
+		return fmt.Errorf("the block at %d has %d, and should have one of %d", w.blocks[i], v, w.may[i])
+	}
+	w.may[i] = []uint64{v}
+	return nil
+}
+
+// TestModel: hosts write and read while nodes are killed, lose their power, hand over, and links are cut. One copy
+// at a time is away, so nothing that was acknowledged may be lost, and at the end the copies are equal.
+func TestModel(t *testing.T) {
+	seed := faulty.Seed(t)
+	for _, nodes := range []int{2, 3} {
+		t.Run(fmt.Sprint(nodes), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { runModel(t, nodes, rand.New(rand.NewPCG(seed, uint64(nodes)))) })
+		})
+	}
+}
+
+func runModel(t *testing.T, nodes int, r *rand.Rand) {
+	l := newLab(t, nodes)
+	l.flips = r.IntN(2) == 0
+	l.seed = r.Uint64()
+	l.begin()
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	workers := make([]*worker, 4)
+	values := &counter{}
+	for i := range workers {
+		w := &worker{l: l, r: rand.New(rand.NewPCG(r.Uint64(), 0)), values: values}
+		for b := range 6 {
+			w.blocks = append(w.blocks, int64(b)*64<<10+int64(i)*workBlock)
+			w.may = append(w.may, []uint64{0})
+		}
+		workers[i] = w
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				case <-time.After(time.Duration(w.r.IntN(5000)) * time.Microsecond):
+				}
+				if err := w.step(); err != nil {
+					t.Errorf("%v", err)
+					return
+				}
+			}
+		})
+	}
+	for range 5 {
+		l.fault(r)
+	}
+	close(stop)
+	wg.Wait()
+	l.mu.Lock()
+	l.flips = false
+	l.mu.Unlock()
+	l.steady()
+	for _, w := range workers {
+		for i := range w.blocks {
+			if err := w.look(i); err != nil {
+				t.Error(err)
+			}
+		}
+		if w.done < 20 {
+			t.Errorf("a host has done %d operations: the model does not look at much", w.done)
+		}
+	}
+	l.steady()
+	l.end()
+	first := l.nodes[0].disk.Crash(nil, 1)
+	for _, n := range l.nodes[1:] {
+		for i, b := range n.disk.Crash(nil, 1) {
+			if b != first[i] {
+				t.Errorf("the disks of nodes 0 and %d differ at %d: %x, %x", n.id, i, first[i:i+16], n.disk.Crash(nil, 1)[i:i+16])
+				break
+			}
+		}
+	}
+}
+
+// steady waits until a primary has had all copies in sync for some time, and returns it.
+func (l *lab) steady() *node {
+	l.t.Helper()
+	for range 100 {
+		p := l.primary()
+		before := p.mirror.State().View
+		time.Sleep(time.Second)
+		s := p.mirror.State()
+		if s.Role == replica.Primary && s.View == before && s.View.InSync.Len() == len(l.nodes) {
+			return p
+		}
+	}
+	for _, n := range l.nodes {
+		l.t.Logf("node %d: %+v", n.id, n.mirror.State())
+	}
+	l.t.Fatal("there is no primary of all copies that lasts")
+	return nil
+}
+
+// fault does something to a node or a link, mends it, and waits until all copies are level.
+func (l *lab) fault(r *rand.Rand) {
+	for range r.IntN(4) {
+		time.Sleep(time.Duration(r.IntN(500)) * time.Millisecond)
+	}
+	p := l.steady()
+	other := l.nodes[(int(p.id)+1+r.IntN(len(l.nodes)-1))%len(l.nodes)]
+	victim := other
+	if r.IntN(2) == 0 {
+		victim = p
+	}
+	away := time.Duration(r.IntN(1500)) * time.Millisecond
+	switch r.IntN(4) {
+	case 0:
+		victim.kill()
+		time.Sleep(away)
+		victim.start()
+	case 1:
+		victim.cutPower(r, r.Float64())
+		time.Sleep(away)
+		victim.start()
+	case 2:
+		l.setCut(p.id, other.id, true)
+		time.Sleep(away)
+		l.setCut(p.id, other.id, false)
+	default:
+		if m := p.current(); m != nil {
+			m.Switch(other.id)
+		}
+	}
+}
+
+// primary waits for one.
+func (l *lab) primary() *node {
+	for range 10000 {
+		for _, n := range l.nodes {
+			if m := n.current(); m != nil && m.State().Role == replica.Primary {
+				return n
+			}
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	l.t.Fatal("no node becomes primary")
+	return nil
+}
+
+func (l *lab) mirrorOf(i int) *Mirror { return l.nodes[i].current() }
+
+// TestAllPowerCut: what was flushed is there after all nodes have lost their power, whoever comes back first.
+func TestAllPowerCut(t *testing.T) {
+	for _, late := range []int{0, 1} {
+		synctest.Test(t, func(t *testing.T) {
+			l := newLab(t, 2)
+			l.begin()
+			defer l.end()
+			a := l.nodes[0]
+			want := bytesOf(256<<10, 7)
+			l.write(a, 64<<10, want)
+			if err := l.do(a, backend.Op{Kind: backend.Flush}); err != nil {
+				t.Fatal(err)
+			}
+			for _, n := range l.nodes {
+				n.cutPower(nil, 0)
+			}
+			l.nodes[1-late].start()
+			time.Sleep(time.Second)
+			l.nodes[late].start()
+			p := l.primary()
+			l.expect(p, 64<<10, want)
+			l.level(l.primary())
+		})
+	}
+}
+
+// TestAloneThenPowerCut: what one node wrote alone reaches the other one, though both have lost their power since.
+func TestAloneThenPowerCut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 2)
+		l.begin()
+		defer l.end()
+		a, b := l.nodes[0], l.nodes[1]
+		l.write(a, 0, bytesOf(128<<10, 1))
+		b.kill()
+		l.await(a, "alone", func(s replica.State) bool { return s.View.InSync == replica.NodesOf(0) })
+		want := bytesOf(64<<10, 2)
+		l.write(a, 1<<20, want)
+		if err := l.do(a, backend.Op{Kind: backend.Flush}); err != nil {
+			t.Fatal(err)
+		}
+		a.cutPower(nil, 0)
+		b.start()
+		time.Sleep(5 * time.Second)
+		if s := b.mirror.State(); s.Role == replica.Primary {
+			t.Fatalf("a copy that is not in sync was promoted: %+v", s)
+		}
+		a.start()
+		l.level(a)
+		a.kill()
+		l.await(b, "primary", func(s replica.State) bool { return s.Role == replica.Primary })
+		l.expect(b, 1<<20, want)
+		a.start()
+		l.level(b)
+	})
+}
+
+// TestLostMetadata: a copy in sync whose metadata are gone takes no part, so nothing comes from it. When the others
+// have dropped it, it is brought level in whole.
+func TestLostMetadata(t *testing.T) {
+	for _, alone := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			l := newLab(t, 2)
+			l.begin()
+			defer l.end()
+			a, b := l.nodes[0], l.nodes[1]
+			want := bytesOf(128<<10, 1)
+			l.write(a, 0, want)
+			if err := l.do(a, backend.Op{Kind: backend.Flush}); err != nil {
+				t.Fatal(err)
+			}
+			if alone {
+				a.kill()
+			}
+			b.cutPower(nil, 0)
+			b.files = newFiles()
+			b.disk = backendtest.NewDisk(l.size, 512) // another disk
+			b.start()
+			time.Sleep(5 * time.Second)
+			if alone {
+				if s := b.mirror.State(); s.Role != replica.Waiting || s.View.Version != 0 {
+					t.Fatalf("a node that has lost everything takes part: %+v", s)
+				}
+				return
+			}
+			l.level(a)
+			a.mirror.Switch(1)
+			l.level(b)
+			l.expect(b, 0, want)
+		})
+	}
+}
+
+// TestFoundTwice: of two nodes that found the same mirror one begins it, and the other one gets its bytes.
+func TestFoundTwice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 2)
+		l.allFound = true
+		for _, n := range l.nodes {
+			b := bytesOf(4096, byte(n.id)+1)
+			if err := backendtest.Do(n.disk, &backend.Op{Kind: backend.Write, Len: 4096, Segs: [][]byte{b}}); err != nil {
+				t.Fatal(err)
+			}
+			n.start()
+		}
+		defer l.end()
+		p := l.primary()
+		l.level(p)
+		l.expect(p, 0, bytesOf(4096, byte(p.id)+1))
+	})
+}
+
+// TestReadKeepsBuffers: an operation ends when the copy has let go of the host's memory, not before.
+func TestReadKeepsBuffers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 1)
+		store := faulty.New(l.nodes[0].disk, 1)
+		l.wrap = func(backend.Store) backend.Store { return store }
+		l.begin()
+		gate := store.Hold(faulty.Match{Kinds: faulty.Reads})
+		w := make(waiter, 1)
+		op := &backend.Op{Kind: backend.Read, Len: 4096, Segs: [][]byte{make([]byte, 4096)}, Done: w}
+		m := l.nodes[0].mirror
+		if m.Submit(op) {
+			t.Fatalf("the read ends at once: %v", op.Err)
+		}
+		gate.Await(1)
+		m.push(item{call: m.refuseAll})
+		synctest.Wait()
+		select {
+		case <-w:
+			t.Error("the read has ended, and the copy still reads into its memory")
+		default:
+		}
+		gate.Release()
+		<-w
+		var moved *MovedError
+		if !errors.As(op.Err, &moved) {
+			t.Errorf("the read ends with %v", op.Err)
+		}
+		l.end()
+	})
+}
+
+// TestStaleGrant: who has lost the right to write into a node's memory places nothing there, though it goes on sending.
+func TestStaleGrant(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 2)
+		l.begin()
+		defer l.end()
+		b := l.nodes[1].mirror
+		done := make(chan bool)
+		b.push(item{call: func() {
+			c, stream := b.conns[0], b.grants[0]
+			p := func(fill byte) *received {
+				data := make([]byte, 4096)
+				data[0] = fill
+				return &received{kind: framePost, post: &post{stream: stream, data: data, recs: []replica.Record{
+					{Seq: 1 << 40, Kind: replica.KindWrite, Len: 4096, Addr: 1 << 20, Sum: sumOf(data)},
+				}}}
+			}
+			b.arrived(c, p(1))
+			granted := b.arena[1<<20] == 1
+			b.do(replica.Cut{To: 0})
+			b.arrived(c, p(2))
+			done <- granted && b.arena[1<<20] == 1
+		}})
+		if !<-done {
+			t.Error("a post was placed without a grant, or not with one")
+		}
+		l.nodes[1].kill()
+		l.nodes[1].start()
+		l.level(l.nodes[0])
+	})
+}
+
+// TestOtherDisk: a copy on another disk than the one of the metadata is refused.
+func TestOtherDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 1)
+		l.begin()
+		l.end()
+		n := l.nodes[0]
+		n.mirror = nil
+		l.wrap = func(s backend.Store) backend.Store { return named{s} }
+		if _, err := n.open(); err == nil {
+			t.Error("it is taken")
+		}
+	})
+}
+
+// named is a store with an identity.
+type named struct{ backend.Store }
+
+func (named) Identity() backend.Identity { return "another" }

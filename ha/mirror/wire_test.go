@@ -1,0 +1,111 @@
+package mirror
+
+import (
+	"bytes"
+	"reflect"
+	"testing"
+	"testing/synctest"
+
+	"oneshot/ha/replica"
+)
+
+// TestFrames: what was sent is what comes, and a byte that has changed on its way is noticed, wherever it is.
+func TestFrames(t *testing.T) {
+	view := replica.View{Version: 7, Term: 3, Primary: 2, Life: 9, InSync: 5, First: 44, Planned: true}
+	var bits replica.Bits
+	bits.Set(3)
+	bits.Set(70000)
+	for _, m := range []replica.Msg{
+		replica.Hello{Version: 1, Stream: 2, Memory: true, Last: 3, Applied: 4, Durable: 5, Suspects: bits, Sizes: []int64{6, 7}},
+		replica.Ack{Stream: 1, Received: 2, Applied: 3, Durable: 4, Failed: true},
+		replica.Ask{Version: 1},
+		replica.Promise{Version: 1, Stream: 2, Memory: true, Last: 3, Applied: 4, Durable: 5},
+		replica.Deny{View: view},
+		replica.Fetch{Version: 1, Stream: 2, First: 3},
+		replica.Lend{Stream: 1, Job: 2, Off: 3, Len: 4, Addr: 5},
+		replica.Lent{Stream: 1, Job: 2, Sum: 3, Failed: true},
+		replica.Hashed{Seq: 1, Digest: replica.Digest{1, 2, 3}, Failed: true},
+	} {
+		frame := messageFrame(m)
+		f, err := readFrame(bytes.NewReader(frame), 1, 0)
+		if want := (replica.Message{From: 1, Msg: m}); err != nil || !reflect.DeepEqual(f.event, want) {
+			t.Errorf("%+v comes as %+v, %v", want, f.event, err)
+		}
+		for i := range frame {
+			bad := bytes.Clone(frame)
+			bad[i] ^= 0x10
+			if f, err := readFrame(bytes.NewReader(bad), 1, 0); err == nil {
+				t.Errorf("%T with another byte %d comes as %+v", m, i, f.event)
+			}
+		}
+	}
+}
+
+// TestCorruptPost: a record comes as it was sent, or not at all.
+func TestCorruptPost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 2)
+		l.begin()
+		defer l.end()
+		m := l.nodes[1].mirror
+		data := bytesOf(1024, 5)
+		var bits replica.Bits
+		bits.Set(9)
+		p := post{stream: 7, bell: replica.Bell{First: 3, Trim: 1, Freed: 2, Sync: 4, Start: &replica.Start{
+			Last: 2, Results: []replica.Result{{Key: 1, Term: 2, Seq: 3, Off: 4, Len: 5}}, Early: bits,
+		}}, recs: []replica.Record{
+			{Term: 2, Seq: 3, Kind: replica.KindWrite, Off: 512, Len: 1024, Addr: 4096, Sum: sumOf(data), Key: 1, Atomic: true},
+			{Term: 2, Seq: 4, Kind: replica.KindResync, Copy: 0, Off: 512, Len: 1024, Addr: 8192},
+		}}
+		frame := append(appendFrame(nil, framePost, len(data), func(c *coder) { c.post(&p) }), data...)
+		read := func(b []byte) (*post, error) {
+			f, err := readFrame(bytes.NewReader(b), 0, 1<<20)
+			if err == nil {
+				err = m.checkPost(f.post)
+			}
+			return f.post, err
+		}
+		got, err := read(frame)
+		if err != nil || !reflect.DeepEqual(got.recs, p.recs) || !reflect.DeepEqual(got.bell, p.bell) || got.stream != 7 || !bytes.Equal(got.data, data) {
+			t.Fatalf("%+v comes as %+v, %v", p, got, err)
+		}
+		for i := range frame {
+			bad := bytes.Clone(frame)
+			bad[i] ^= 0x10
+			if got, err := read(bad); err == nil {
+				t.Errorf("a post with another byte %d comes as %+v", i, got)
+			}
+		}
+	})
+}
+
+// TestForeignPost: what does not fit this mirror ends the connection, and does not reach the core.
+func TestForeignPost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 2)
+		l.begin()
+		defer l.end()
+		m := l.nodes[1].mirror
+		good := replica.Record{Seq: 1, Kind: replica.KindZero, Off: 0, Len: 512}
+		if err := m.checkPost(&post{bell: replica.Bell{First: 1}, recs: []replica.Record{good}}); err != nil {
+			t.Fatal(err)
+		}
+		for what, change := range map[string]func(r *replica.Record){
+			"no such kind":       func(r *replica.Record) { r.Kind = 200 },
+			"growth":             func(r *replica.Record) { r.Kind = replica.KindGrow },
+			"before the store":   func(r *replica.Record) { r.Off = -512 },
+			"behind the store":   func(r *replica.Record) { r.Off = testSize },
+			"too long":           func(r *replica.Record) { r.Len = 1<<63 - 1 },
+			"nothing":            func(r *replica.Record) { r.Len = 0 },
+			"outside the memory": func(r *replica.Record) { r.Kind, r.Copy, r.Addr = replica.KindResync, 0, m.cfg.Heap },
+			"data missing":       func(r *replica.Record) { r.Kind = replica.KindWrite },
+			"out of order":       func(r *replica.Record) { r.Seq = 2 },
+		} {
+			r := good
+			change(&r)
+			if err := m.checkPost(&post{bell: replica.Bell{First: 1}, recs: []replica.Record{r}}); err == nil {
+				t.Errorf("%s: %+v is taken", what, r)
+			}
+		}
+	})
+}
