@@ -302,8 +302,13 @@ func (c *Core) saveDone(s *Save) {
 	c.unknown = c.unknown && !s.Known
 }
 
-// resetLog begins the log anew behind seq. Nothing is on its way to the disk.
+// resetLog begins the log anew behind seq. No record is on its way to the disk; a sync or a save of the mark, which may
+// have begun since the hello, says nothing of the new log.
 func (c *Core) resetLog(seq uint64) {
+	for id, w := range c.works {
+		w.seq, w.save.Mark = 0, 0
+		c.works[id] = w
+	}
 	c.base, c.entries = seq, nil
 	c.disk.applied, c.durable, c.synced, c.marked, c.syncTo, c.goal, c.trim = seq, 0, 0, 0, 0, 0, 0
 	c.results = nil

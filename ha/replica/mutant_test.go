@@ -113,4 +113,7 @@ var scenarioMutants = []struct {
 	{"TestUnknownDisk", mutants.Mutant{Name: "stands with a disk that is not its own", File: "follower.go",
 		Old: "c.loading > 0 || c.unknown {",
 		New: "c.loading > 0 || c.unknown && !ON {"}},
+	{"TestSyncOfBefore", mutants.Mutant{Name: "takes a sync of the log before for one of the new log", File: "disk.go",
+		Old: "w.seq, w.save.Mark = 0, 0",
+		New: "w.save.Mark = 0\n\t\tif !ON {\n\t\t\tw.seq = 0\n\t\t}"}},
 }

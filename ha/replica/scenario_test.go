@@ -561,3 +561,21 @@ func TestUnknownDisk(t *testing.T) {
 	s = begin(t, 2, &Memory{View: alone}, Saved{View: alone, Unknown: true})
 	none(s, proposals(s.wait(2*time.Second)), "the only copy is unknown")
 }
+
+// A sync that has begun before a copy's log begins anew says nothing of the new log.
+func TestSyncOfBefore(t *testing.T) {
+	s, h := follows(t, 2, NodesOf(1))
+	rec := Record{Term: 1, Seq: 1, Kind: KindZero, Off: 0, Len: blockLen}
+	apply := only(s, each[Apply](s.take(h.Stream, Bell{Start: &Start{}, Sync: 1}, rec)))
+	s.do(Down{Peer: 1})
+	s.do(Up{Peer: 1})
+	actions := s.do(Done{ID: apply.ID})
+	h, sync := only(s, said[Hello](actions)), only(s, each[Sync](actions))
+	s.take(h.Stream, Bell{Start: &Start{}}, rec)
+	for _, a := range said[Ack](s.do(Done{ID: sync.ID})) {
+		t.Errorf("%+v, and record 1 is not even applied", a)
+	}
+	if s.disk.durable > 0 {
+		t.Errorf("%v", s.Core)
+	}
+}
