@@ -1,6 +1,7 @@
 package quorum
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -20,8 +21,10 @@ import (
 
 // Options of a member.
 type Options struct {
-	Name     string // that the state has to be of; empty: whatever it is
-	FS       FS     // the caller's again after Close
+	// Cluster and Name are those that the state has to be of; empty: whatever it is.
+	Cluster, Name string
+
+	FS       FS // the caller's again after Close
 	Listener net.Listener
 	// Dial connects with the member of that name. It ends with ctx. DialTCP returns one.
 	Dial func(ctx context.Context, name string) (net.Conn, error)
@@ -106,10 +109,10 @@ func Open(o Options) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	if o.Name != "" && o.Name != l.id.Name {
-		return nil, errors.Join(fmt.Errorf("the state is that of node %s, and this is node %s: give each node a directory of its own", l.id.Name, o.Name), l.Close())
-	}
 	core, err := Start(l, o.Log)
+	if err == nil {
+		err = cmp.Or(errOther("node", l.id.Name, o.Name), errOther("cluster", core.state.name, o.Cluster))
+	}
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
@@ -364,14 +367,19 @@ func (n *Node) NewToken(ctx context.Context) (Token, error) {
 	return t, r.Err
 }
 
-// Leave replaces or removes the member of that name.
+// Leave replaces or removes the member of that name. One that is replaced, and has no successor yet, can be removed.
 func (n *Node) Leave(ctx context.Context, name string, how Leaving) error {
 	return n.change(ctx, func(c *Core) (uint64, error) {
-		m := c.state.present(name)
-		if m == nil {
+		var number uint64
+		for _, m := range c.state.members { // the last one of the name is the one that stays, if there is one
+			if m.Name == name && m.Leaving < how {
+				number = m.Number
+			}
+		}
+		if number == 0 {
 			return 0, &RefusedError{fmt.Sprintf("there is no member %s, or it is about to leave", name)}
 		}
-		return c.Leave(m.Number, how)
+		return c.Leave(number, how)
 	}).Err
 }
 
@@ -387,6 +395,8 @@ type Status struct {
 	Heard   []uint64 // members that are connected, and this node
 	Trouble error    // why this node takes no part
 
+	// Infos are what nodes say of themselves, by name, as far as this one knows.
+	Infos map[string]*NodeInfo
 	// Broken says why this node cannot send to a member, by number, where it has tried and cannot.
 	Broken map[uint64]string
 }
@@ -412,13 +422,18 @@ func (n *Node) status() Status {
 	s := Status{Cluster: n.core.state.name, Number: n.core.log.id.Number, Members: n.core.state.Members(), Trouble: n.trouble}
 	s.Leader, s.Term = n.core.Leader()
 	s.Voters, s.Former = n.core.Voters()
-	s.Broken = map[uint64]string{}
+	s.Infos, s.Broken = map[string]*NodeInfo{}, map[uint64]string{}
 	for number, p := range n.peers {
 		if why := p.reason(); why != "" {
 			s.Broken[number] = why
 		}
 	}
 	for _, m := range s.Members {
+		if r := n.core.state.Get(Key{KindNode, m.Name}); r != nil {
+			if info, err := DecodeNodeInfo(r.Value); err == nil { // else of a newer version
+				s.Infos[m.Name] = info
+			}
+		}
 		if in := n.incoming[m.Number]; m.Number == s.Number || in != nil && n.isHeard(in) {
 			s.Heard = append(s.Heard, m.Number)
 		}

@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -739,4 +740,88 @@ func TestFollow(t *testing.T) {
 		l.open("b")
 		hears("a", before+"4 ")
 	})
+}
+
+// TestUpdate: three nodes add to one record at the same time, and nothing is lost; the end of a context ends it.
+func TestUpdate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		defer l.close()
+		l.three()
+		var wg sync.WaitGroup
+		for name, n := range l.nodes {
+			wg.Go(func() {
+				for range 10 {
+					if err := n.Update(l.ctx(), Key{KindUnit, "x"}, func(old []byte) ([]byte, error) { return append(slices.Clone(old), name...), nil }); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		r, err := l.nodes["a"].Get(l.ctx(), Key{KindUnit, "x"})
+		if err != nil || len(r.Value) != 30 || r.Version != 30 {
+			t.Fatalf("%s %v", r.Value, err)
+		}
+		same := func(old []byte) ([]byte, error) { return old, nil }
+		if err := l.nodes["a"].Update(l.ctx(), r.Key, same); err != nil {
+			t.Error(err)
+		}
+		if err := l.nodes["a"].Delete(l.ctx(), r.Key, 30); err != nil { // Update has written nothing
+			t.Error(err)
+		}
+		l.nodes["b"].Update(l.ctx(), r.Key, func(old []byte) ([]byte, error) {
+			if old != nil {
+				t.Errorf("a deleted record has %q", old)
+			}
+			return []byte("new"), nil
+		})
+		l.get("w", "x", "new")
+		ctx, cancel := context.WithCancel(l.ctx())
+		cancel()
+		if err := l.nodes["a"].Update(ctx, r.Key, func([]byte) ([]byte, error) { return []byte("late"), nil }); err == nil {
+			t.Error("it does not end")
+		}
+	})
+}
+
+// TestRemove: a voter leaves, whoever leads, and is told; so do one that has just taken the place of another, and one
+// that is to be replaced and has no successor. The others go on with one vote.
+func TestRemove(t *testing.T) {
+	for _, how := range []string{"", "successor", "replaced"} {
+		synctest.Test(t, func(t *testing.T) {
+			l := newLab(t)
+			defer l.close()
+			l.three()
+			if err := l.nodes["a"].Close(); err != nil { // so that another one leads
+				t.Fatal(err)
+			}
+			l.put("b", "x", 0, "one")
+			l.open("a")
+			l.until("a", "all are here", func(s *Status) bool { return len(s.Heard) == 3 && s.Leader != 0 })
+			if how != "" {
+				if err := l.nodes["w"].Leave(l.ctx(), "b", Replaced); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if how == "successor" {
+				if err := l.nodes["b"].Close(); err != nil {
+					t.Fatal(err)
+				}
+				l.join("b", "a")
+				l.until("b", "b knows the others", func(s *Status) bool { return len(s.Members) > 0 })
+			}
+			if err := l.nodes["a"].Leave(l.ctx(), "b", Removed); err != nil {
+				t.Fatal(err)
+			}
+			gone := func(s *Status) bool { return len(s.Members) == 2 && len(s.Voters) == 1 && len(s.Former) == 0 }
+			l.until("a", "b is gone", gone)
+			l.until("w", "b is gone", gone)
+			l.inTrouble("b", "was replaced or removed")
+			l.put("w", "x", 1, "two")
+			if err := l.nodes["a"].Leave(l.ctx(), "b", Removed); err == nil || !strings.Contains(err.Error(), "there is no member b") {
+				t.Errorf("twice: %v", err)
+			}
+		})
+	}
 }

@@ -20,7 +20,8 @@ const (
 	KindStore                   // by name: identity, size, copies
 	KindAddress                 // by address: who holds it
 	KindSession                 // what of sessions outlives a node
-	KindCluster                 // by name: protocol floor, heartbeat, hash of the configuration
+	KindCluster                 // by name: protocol floor, heartbeat
+	KindNode                    // by name of the node: what it says of itself; a NodeInfo
 )
 
 // Key names a record.
@@ -387,6 +388,11 @@ func (s *State) leave(c *command) Result {
 		return refused("%s is the only member: the cluster cannot go on without it", m.Name)
 	}
 	m.Leaving = c.leaving
+	for i := range s.members {
+		if o := &s.members[i]; c.leaving == Removed && o.Name == m.Name && o.Leaving == Replaced {
+			o.Leaving = Removed // the one that it would give way to does not come
+		}
+	}
 	return Result{}
 }
 

@@ -373,3 +373,20 @@ func TestViews(t *testing.T) {
 		t.Errorf("a new life is told %+v", agreed)
 	}
 }
+
+// TestNodeInfo: what a node says of itself is read as it was written, and nothing else is.
+func TestNodeInfo(t *testing.T) {
+	info := &NodeInfo{"v1.2", []Part{{"stores.disk1", [16]byte{1, 2}}, {"portals", [16]byte{3}}}}
+	b := info.Encode()
+	if got, err := DecodeNodeInfo(b); err != nil || !reflect.DeepEqual(got, info) {
+		t.Errorf("%+v %v", got, err)
+	}
+	for i := range b {
+		if got, err := DecodeNodeInfo(b[:i]); err == nil && len(got.Parts) == 2 {
+			t.Errorf("%d of %d bytes are %+v", i, len(b), got)
+		}
+	}
+	if _, err := DecodeNodeInfo(append([]byte{9}, b[1:]...)); err == nil {
+		t.Error("another format is read")
+	}
+}
