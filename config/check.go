@@ -22,6 +22,7 @@ func (d *decoder) discovery(v value, out *Discovery) {
 
 // crossCheck checks what concerns several sections of the file.
 func (d *decoder) crossCheck(c *Config) {
+	d.checkNodes(c)
 	d.checkTargetNames(c)
 	d.checkPaths(c)
 	d.checkExports(c)
@@ -47,7 +48,7 @@ func (d *decoder) checkTargetNames(c *Config) {
 
 // checkPaths refuses two stores in one file or device: the second could not lock it.
 func (d *decoder) checkPaths(c *Config) {
-	first := make(map[string]*Store)
+	first := make(map[string][]*Store) // several are on different nodes
 	for i := range c.Stores {
 		s := &c.Stores[i]
 		kind := storeTypeOf(s.Type)
@@ -58,11 +59,12 @@ func (d *decoder) checkPaths(c *Config) {
 		if abs, err := filepath.Abs(path); err == nil {
 			path = abs
 		}
-		if before := first[path]; before != nil {
+		if i := slices.IndexFunc(first[path], func(o *Store) bool { return mayMeet(o.Node, s.Node) }); i >= 0 {
+			before := first[path][i]
 			d.errorf(s.Pos, "the stores %q and %q share the %s %s: export one store twice instead, or choose another path", before.Name, s.Name, kind.noun, kind.place(s))
 			continue
 		}
-		first[path] = s
+		first[path] = append(first[path], s)
 	}
 }
 

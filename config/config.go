@@ -39,6 +39,7 @@ type Config struct {
 	Limits     Limits
 	State      State
 	ISNS       ISNS
+	Cluster    Cluster
 
 	Metrics    Metrics
 	Management Management

@@ -36,6 +36,8 @@ type decoder struct {
 	groupUses    []groupUse // portal groups that targets name
 	portalBroken bool       // a portal was left out because something is wrong with it
 
+	nodeUses []nodeUse // nodes of the cluster that something names
+
 	memory value // limits.memory
 
 	othersMayRead bool     // the file itself
@@ -104,6 +106,7 @@ func (d *decoder) config(c *Config, root ast.Node) {
 		return
 	}
 	d.log(o.take("log"), &c.Log)
+	d.cluster(o.take("cluster"), &c.Cluster)
 	c.Stores = d.stores(o.take("stores"))
 	c.Targets = d.targets(o, c.Stores)
 	c.Subsystems = d.subsystems(o, c.Stores)

@@ -16,6 +16,7 @@ import (
 type Portal struct {
 	Transport Transport
 	Pos       Position // of the listen address
+	Node      string   // of the cluster, that alone listens there; empty: each
 
 	// Listen is an address and a port; port 0 lets the system choose one. The
 	// zero Addr stands for all addresses of both IP versions.
@@ -160,10 +161,10 @@ func (d *decoder) portals(root *object) []Portal {
 			d.portalBroken = true
 			continue
 		}
-		if i := slices.IndexFunc(portals, p.Overlaps); i >= 0 {
+		if i := slices.IndexFunc(portals, func(q Portal) bool { return mayMeet(p.Node, q.Node) && p.Overlaps(q) }); i >= 0 {
 			d.errorf(p.Pos, "line %d already listens at %s: remove one of the two, or choose another port", portals[i].Pos.Line, portals[i].Address())
 		}
-		if i := slices.IndexFunc(portals, func(q Portal) bool { return p.sharesDevice(q) && p.NoPolling != q.NoPolling }); i >= 0 {
+		if i := slices.IndexFunc(portals, func(q Portal) bool { return mayMeet(p.Node, q.Node) && p.sharesDevice(q) && p.NoPolling != q.NoPolling }); i >= 0 {
 			d.errorf(p.Pos, "the portal in line %d uses the device %s as well, and has another value of polling: write the same in both", portals[i].Pos.Line, portals[i].Device)
 		}
 		portals = append(portals, p)
@@ -190,6 +191,7 @@ func (d *decoder) portal(v value) (Portal, bool) {
 		return Portal{}, false
 	}
 	p := Portal{Transport: TransportTCP, Pos: o.pos, Group: defaultGroup, Serve: ServeLUNs}
+	d.inNode(o, &p.Node)
 	ok := set(o.take("transport"), &p.Transport, "a transport", oneOf(transports...)) || !o.has("transport")
 	listen := o.take("listen")
 	switch {

@@ -11,6 +11,7 @@ type Store struct {
 	Name string // unique, at most 64 characters
 	Type StoreType
 	Pos  Position // of the name
+	Node string   // of the cluster, that alone opens it; empty: each that needs it
 
 	// Size is in bytes. 0 stands for the length of the file, the size of the device or, with
 	// gotgt, the size that the plugin says.
@@ -129,6 +130,9 @@ func (s *Store) SizeText() string {
 // Details returns what else people want to know of the store, each in a few words: its path and other values of the
 // configuration, and what is wrong at the path. It looks at the file system, but opens nothing.
 func (s *Store) Details() (words []string) {
+	if s.Node != "" {
+		words = append(words, "on node "+s.Node)
+	}
 	if s.On != nil {
 		words = append(words, "on "+s.On.Name)
 	}
@@ -195,6 +199,7 @@ func (d *decoder) store(v value) Store {
 	}
 	o.what = fmt.Sprintf("a %s store", s.Type)
 	o.bool("readonly", &s.ReadOnly)
+	d.inNode(o, &s.Node)
 	d.partitioned(o, &s)
 	storeTypeOf(s.Type).read(d, o, &s)
 	d.checkPartitions(o, &s)

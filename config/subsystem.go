@@ -15,6 +15,7 @@ import (
 type Subsystem struct {
 	NQN        string      // unique
 	Pos        Position    // of the NQN
+	Node       string      // of the cluster, that serves it; empty: there is no cluster
 	Serial     string      // printable ASCII of at most 20 bytes; empty: the daemon's own choice, which depends on the NQN only
 	Namespaces []Namespace // by number; may be empty
 
@@ -73,6 +74,7 @@ func (d *decoder) subsystem(v value, stores []Store) (Subsystem, bool) {
 	}
 	set(o.take("serial"), &s.Serial, "a text", printableASCII(20))
 	s.Namespaces = d.namespaces(o, stores)
+	d.inNode(o, &s.Node)
 	hosts := o.take("hosts")
 	if isEmptyList(hosts) {
 		d.warnf(hosts.at, "an empty list of hosts lets every host in: name those you mean, or remove the key to say that you mean all")

@@ -16,6 +16,7 @@ type Target struct {
 	Name  string   // iSCSI name, normalised: see ParseName; unique
 	Alias string   // TargetAlias, may be empty; at most 255 bytes
 	Pos   Position // of the name
+	Node  string   // of the cluster, that serves it; empty: there is no cluster
 	LUNs  []LUN    // by number; may be empty
 
 	Auth Auth
@@ -148,6 +149,7 @@ func (d *decoder) target(v value, stores []Store) (Target, bool) {
 		d.errorf(o.pos, "the target has no name: add one, such as iqn: iqn.2026-11.com.example:disk")
 	}
 	set(o.take("alias"), &t.Alias, "a text", parseAlias)
+	d.inNode(o, &t.Node)
 	t.LUNs = d.luns(o, stores)
 	d.auth(o.take("auth"), &t.Auth)
 	t.Initiators = d.initiators(o.take("initiators"), t.LUNs)

@@ -21,6 +21,7 @@ func NewAPI(t Target) http.Handler {
 	mux.HandleFunc("POST /v1/reload", a.reload)
 	mux.HandleFunc("GET /v1/health", a.health)
 	a.partitioner(mux)
+	a.clusterer(mux)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusNotFound, fmt.Sprintf("there is no %s %s in this version of the API", r.Method, r.URL.Path))
 	})

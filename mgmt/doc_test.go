@@ -31,7 +31,7 @@ func TestDocumented(t *testing.T) {
 			walk(f.Type)
 		}
 	}
-	for _, v := range []any{Status{}, Sessions{}, Reload{}, Problem{}, AccessStates{}, AccessChange{}, Stores{}, Partitions{}, NewPartition{}, PartitionChange{}, Endpoints{}} {
+	for _, v := range []any{Status{}, Sessions{}, Reload{}, Problem{}, AccessStates{}, AccessChange{}, Stores{}, Partitions{}, NewPartition{}, PartitionChange{}, Endpoints{}, Token{}} {
 		walk(reflect.TypeOf(v))
 	}
 	if len(seen) < 20 {

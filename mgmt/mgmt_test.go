@@ -28,6 +28,7 @@ type fake struct {
 	partitioner
 	dropped []uint16
 	changes []AccessChange
+	removed []string
 	reload  error
 	sick    error
 }
@@ -49,6 +50,19 @@ func (f *fake) Status() Status {
 			},
 		}, {Number: 6, Store: "e"}}}},
 	}
+}
+
+func (f *fake) NewToken(context.Context) (string, error) { return "the-token", f.sick }
+
+func (f *fake) RemoveNode(_ context.Context, name string, replace bool) error {
+	switch name {
+	case "b":
+		f.removed = append(f.removed, fmt.Sprint(name, replace))
+		return nil
+	case "a":
+		return errors.New("a is the only member")
+	}
+	return &NotFoundError{"no cluster"}
 }
 
 func (f *fake) Sessions() []Session {
@@ -411,5 +425,31 @@ func TestClientDoesNotWaitForWhatHangs(t *testing.T) {
 	}
 	if _, err := c.Status(t.Context()); err == nil || !strings.Contains(err.Error(), "takes no connections") {
 		t.Errorf("without a connection: %v", err)
+	}
+}
+
+// TestCluster: tokens and members through the client and the API.
+func TestCluster(t *testing.T) {
+	f := new(fake)
+	c := serve(t, f)
+	if token, err := c.NewToken(t.Context()); err != nil || token != "the-token" {
+		t.Errorf("%q %v", token, err)
+	}
+	f.sick = errors.New("no majority")
+	if _, err := c.NewToken(t.Context()); err == nil || !strings.Contains(err.Error(), "no majority") {
+		t.Error(err)
+	}
+	for _, r := range []bool{false, true} {
+		if err := c.RemoveNode(t.Context(), "b", r); err != nil {
+			t.Error(err)
+		}
+	}
+	if diff := cmp.Diff([]string{"bfalse", "btrue"}, f.removed); diff != "" {
+		t.Error(diff)
+	}
+	for name, want := range map[string]string{"a": "the only member", "c/d": "no cluster"} {
+		if err := c.RemoveNode(t.Context(), name, false); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }

@@ -24,6 +24,7 @@ type Target interface {
 	// Health returns nil, or why the target does not work as it should.
 	Health() error
 	Partitioner
+	Clusterer
 }
 
 // Status is the answer to GET /v1/status.
@@ -38,6 +39,7 @@ type Status struct {
 	Portals   []Portal  `json:"portals"`
 	Counters  Counters  `json:"counters"`
 	Devices   []Device  `json:"rdma_devices,omitempty"`
+	Cluster   *Cluster  `json:"cluster,omitempty"`
 	Buffers   Buffers   `json:"buffers"`
 	BoundsNS  []int64   `json:"latency_bounds_ns"` // of all histograms: nanoseconds below which a bucket lies
 	Connected int       `json:"sessions"`          // discovery sessions included

@@ -43,6 +43,7 @@ func (s *Server) inForce() *config.Config {
 	l := s.first.Limits
 	c.Limits.Commands, c.Limits.Memory, c.Limits.MemoryPerConnection = l.Commands, l.Memory, l.MemoryPerConnection
 	c.Limits.ConnectionsPerSession = l.ConnectionsPerSession
+	c.Cluster = clusterInForce(s.cfg, s.first)
 	c.Log.Format, c.State, c.ISNS = s.first.Log.Format, s.first.State, s.first.ISNS
 	return &c
 }
@@ -290,6 +291,9 @@ func (c *change) commit() (mgmt.Reload, error) {
 	most.Connections = limits.Connections
 	s.fronts[config.TransportIWARP].(*iwarpFront).partitions.setLimits(&most)
 	c.done = append(c.done, c.plan.changed...)
+	if s.member != nil && c.next.Cluster.Name == s.first.Cluster.Name {
+		s.member.configure(&c.next.Cluster)
+	}
 	c.commitTargets()
 	c.commitSubsystems()
 	c.commitPortals()

@@ -250,7 +250,47 @@ func (c *comparison) comparePortals() {
 	c.closePortals = left
 }
 
+// compareCluster: a member learns the addresses of others while it runs. Its own, its name and its directory are those of
+// the start.
+func (c *comparison) compareCluster() {
+	was, now := &c.old.Cluster, &c.new.Cluster
+	if was.Name != now.Name || was.State != now.State || was.Self != now.Self {
+		c.later("cluster")
+		return
+	}
+	for _, n := range now.Nodes {
+		switch before := was.Node(n.Name); {
+		case before != nil && before.Address == n.Address && before.Witness == n.Witness:
+		case n.Name == now.Self || before != nil && before.Address == n.Address:
+			c.later("cluster.nodes.%s", n.Name)
+		default:
+			c.did("node %s of the cluster is at %s", n.Name, n.Address)
+		}
+	}
+	for _, n := range was.Nodes {
+		if now.Node(n.Name) == nil {
+			c.did("node %s of the cluster has no address", n.Name)
+		}
+	}
+}
+
+// clusterInForce returns the cluster of a configuration, but for what holds since the first one.
+func clusterInForce(cfg, first *config.Config) config.Cluster {
+	c := first.Cluster
+	if cfg.Cluster.Name != c.Name || c.Name == "" {
+		return c
+	}
+	c.Nodes = slices.Clone(cfg.Cluster.Nodes)
+	for i := range c.Nodes {
+		if c.Nodes[i].Name == c.Self {
+			c.Nodes[i] = *first.Cluster.Node(c.Self)
+		}
+	}
+	return c
+}
+
 func (c *comparison) compareRest() {
+	c.compareCluster()
 	was, now := c.old.Limits, c.new.Limits
 	c.limit(true, "connections", was.Connections, now.Connections)
 	c.limit(true, "sessions", was.Sessions, now.Sessions)

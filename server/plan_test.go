@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -262,20 +263,26 @@ func TestEqual(t *testing.T) {
 // Each value of a configuration that changes is in the plan. So a reload never says "nothing has changed" after it
 // has changed something.
 func TestPlanMissesNothing(t *testing.T) {
+	testPlan(t, "full.yaml", 100, func(path string) bool { return !strings.HasPrefix(path, ".Cluster") })
+	testPlan(t, "cluster.yaml", 20, func(path string) bool { return strings.HasPrefix(path, ".Cluster") })
+}
+
+func testPlan(t *testing.T, file string, least int, looksAt func(path string) bool) {
+	t.Helper()
 	load := func() *config.Config {
-		c, err := config.Load("../configs/full.yaml")
+		c, err := config.Load("../configs/" + file)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return c
 	}
 	leaves := configtest.Leaves(load())
-	if len(leaves) < 100 {
-		t.Fatalf("only %d values in full.yaml", len(leaves))
+	if len(leaves) < least {
+		t.Fatalf("only %d values in %s", len(leaves), file)
 	}
 	old := load()
 	for i, l := range leaves {
-		if elsewhere.MatchString(l.Path) {
+		if elsewhere.MatchString(l.Path) || !looksAt(l.Path) {
 			continue
 		}
 		next := load()
@@ -288,5 +295,5 @@ func TestPlanMissesNothing(t *testing.T) {
 
 // elsewhere matches values whose change others report: the command reports the level of the log, prepareServices
 // the services. Changing the name of a store changes nothing, because its medium identifies it. Whether a store is
-// read-only concerns its LUNs, for which the parser sets it.
-var elsewhere = regexp.MustCompile(`^\.(Log\.Level|Metrics\.(Listen|Given)|Management\.Socket|Stores\[\d+\](\.On)*\.(Name|ReadOnly|File\.Create))$`)
+// read-only concerns its LUNs, for which the parser sets it. Who has which node of a cluster config.On decides.
+var elsewhere = regexp.MustCompile(`^\.(Log\.Level|Metrics\.(Listen|Given)|Management\.Socket|Subsystems\[\d\]\.Node|Stores\[\d+\](\.On)*\.(Name|ReadOnly|File\.Create))$`)

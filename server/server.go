@@ -49,6 +49,7 @@ type Server struct {
 	subsystems map[string]*nvmf.Subsystem // by name
 	portals    []openPortal               // in the order of the configuration
 	isns       *isns.Client               // nil: the configuration has no iSNS server
+	member     *member                    // nil: the configuration has no cluster; constant since New
 	services                              // of the administrator
 	serving    bool                       // portals take connections
 	closing    bool                       // Shutdown has begun: no new goroutines, no more changes
@@ -96,6 +97,9 @@ func New(cfg *config.Config, log *slog.Logger) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
+	if s.member, err = openMember(cfg, log); err != nil {
+		return nil, errors.Join(err, closeState(dir))
+	}
 	s.pool = newPool(cfg.Limits.Memory, log)
 	s.partitions = registry.New()
 	base := units{log: log, state: dir, belows: newBelows(), partitions: s.partitions}
@@ -113,10 +117,13 @@ func New(cfg *config.Config, log *slog.Logger) (*Server, error) {
 	if _, err := s.Apply(cfg); err != nil {
 		s.stop()
 		defer s.closePool()
-		return nil, errors.Join(err, s.closeFronts(), closeState(dir))
+		return nil, errors.Join(err, s.closeFronts(), s.member.close(), closeState(dir))
 	}
 	s.wg.Go(func() { s.node.Run(s.ctx) })
 	s.wg.Go(func() { s.nvme.Run(s.ctx) })
+	if s.member != nil {
+		s.wg.Go(func() { s.member.announce(s.ctx) })
+	}
 	return s, nil
 }
 
@@ -278,7 +285,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 			err = s.closeFronts()
 		}
 		s.shut = errors.Join(append([]error{err}, s.units.close(ctx)...)...)
-		s.shut = errors.Join(s.shut, closeState(s.units.state))
+		s.shut = errors.Join(s.shut, s.member.close(), closeState(s.units.state))
 		s.closePool()
 		close(s.ended)
 	})

@@ -79,15 +79,39 @@ func writeSummary(w io.Writer, c *config.Config) error {
 		}
 		fmt.Fprintln(t)
 	}
+	writeClusterSummary(t, &c.Cluster)
 	fmt.Fprintf(t, "\ndiscovery\n  login\t%s\n", loginText(c.Discovery.Auth))
 	writeServices(t, c)
 	writeLimits(t, c.Limits)
 	return t.Flush()
 }
 
+// writeClusterSummary writes the nodes that the configuration is for.
+func writeClusterSummary(w io.Writer, c *config.Cluster) {
+	if c.Name == "" {
+		return
+	}
+	fmt.Fprintf(w, "\ncluster %s\n  state\t%s\n", c.Name, c.State)
+	for _, n := range c.Nodes {
+		what := ""
+		if n.Witness {
+			what = "\twitness"
+		}
+		fmt.Fprintf(w, "  node %s\t%s%s\n", n.Name, n.Address, what)
+	}
+}
+
+// writeNode writes which node of the cluster serves something.
+func writeNode(w io.Writer, node string) {
+	if node != "" {
+		fmt.Fprintf(w, "  node\t%s\n", node)
+	}
+}
+
 // writeSubsystem writes a subsystem with its namespaces.
 func writeSubsystem(w io.Writer, s *config.Subsystem) {
 	fmt.Fprintf(w, "\n%s\n", s.NQN)
+	writeNode(w, s.Node)
 	if s.Serial != "" {
 		fmt.Fprintf(w, "  serial\t%s\n", s.Serial)
 	}
@@ -134,6 +158,9 @@ func writeServices(w io.Writer, c *config.Config) {
 
 // portalWords returns the last column of a portal's row.
 func portalWords(p *config.Portal) (words []string) {
+	if p.Node != "" {
+		words = append(words, "on node "+p.Node)
+	}
 	if p.Advertise != "" {
 		words = append(words, "told to initiators as "+p.Advertise)
 	}
@@ -196,6 +223,7 @@ func storeDetails(s *config.Store) string {
 
 func writeTarget(w io.Writer, c *config.Config, t *config.Target) {
 	fmt.Fprintf(w, "\ntarget %s\n", t.Name)
+	writeNode(w, t.Node)
 	if t.Alias != "" {
 		fmt.Fprintf(w, "  alias\t%s\n", t.Alias)
 	}

@@ -9,13 +9,21 @@ import (
 	"oneshot/config/configtest"
 )
 
-// hidden are values that the summary does not show: secrets, and the group of a portal of NVMe, which is in none.
-var hidden = regexp.MustCompile(`\.Secret$|^\.Portals\[1\]\.Group$`)
+// hidden are values that the summary does not show: secrets, the group of a portal of NVMe, which is in none, and who
+// reads the file.
+var hidden = regexp.MustCompile(`\.Secret$|^\.Portals\[1\]\.Group$|^\.Cluster\.Self$`)
 
-// What check prints shows every value of a configuration: whatever is changed in full.yaml changes it.
+// What check prints shows every value of a configuration: whatever is changed in full.yaml changes it, and the cluster
+// in cluster.yaml.
 func TestSummaryMissesNothing(t *testing.T) {
+	testSummary(t, "full.yaml", func(path string) bool { return !strings.HasPrefix(path, ".Cluster") })
+	testSummary(t, "cluster.yaml", func(path string) bool { return strings.HasPrefix(path, ".Cluster") || strings.HasSuffix(path, ".Node") })
+}
+
+func testSummary(t *testing.T, file string, looksAt func(path string) bool) {
+	t.Helper()
 	load := func() *config.Config {
-		c, err := config.Load("../../configs/full.yaml")
+		c, err := config.Load("../../configs/" + file)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -32,6 +40,9 @@ func TestSummaryMissesNothing(t *testing.T) {
 	for i, l := range configtest.Leaves(load()) {
 		if strings.HasPrefix(l.Path, ".Stores") && strings.HasSuffix(l.Path, "].Name") {
 			continue // LUNs would show a store that is not there
+		}
+		if !looksAt(l.Path) {
+			continue
 		}
 		next := load()
 		configtest.Leaves(next)[i].Alter(t)

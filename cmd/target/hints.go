@@ -26,7 +26,14 @@ func writeHints(w io.Writer, c *config.Config, addrs []net.Addr) error {
 	} else if n > 0 {
 		what += " and " + count(n, "subsystem")
 	}
-	fmt.Fprintf(&b, "serving %s at %s\n", what, joinAddrs(addrs))
+	switch at := clusterText(c); {
+	case at != "" && len(addrs) == 0:
+		fmt.Fprintf(&b, "serving no disks, as %s\n", at)
+	case at != "":
+		fmt.Fprintf(&b, "serving %s at %s, as %s\n", what, joinAddrs(addrs), at)
+	default:
+		fmt.Fprintf(&b, "serving %s at %s\n", what, joinAddrs(addrs))
+	}
 	if portal := reachable(c, config.TransportTCP, addrs); portal != "" && len(c.Targets) > 0 {
 		writeDiscoveryHints(&b, portal, c.Discovery.Auth)
 		for i := range c.Targets[:min(len(c.Targets), maxHints)] {

@@ -15,7 +15,7 @@ import (
 // reloader reads the configuration of a daemon again.
 type reloader struct {
 	daemon   daemon
-	path     string // of the configuration; empty: the default one, which does not change
+	serving  *serving
 	log      *slog.Logger
 	level    slog.Level // in force
 	setLevel func(slog.Level)
@@ -42,10 +42,10 @@ func (r *reloader) reload() (mgmt.Reload, error) {
 }
 
 func (r *reloader) apply() (mgmt.Reload, error) {
-	if r.path == "" {
+	if r.serving.path == "" { // the built-in one
 		return mgmt.Reload{}, errors.New("this daemon serves the built-in configuration, which does not change: start it with --config FILE")
 	}
-	c, err := config.Load(r.path)
+	c, err := r.serving.load()
 	if err != nil {
 		return mgmt.Reload{}, err
 	}

@@ -41,7 +41,7 @@ says which; without one it serves a small memory disk to this machine.`,
 		return &usageError{cmd.CommandPath(), err.Error()}
 	})
 	root.SuggestionsMinimumDistance = 2
-	root.AddCommand(serveCommand(), checkCommand(), reloadCommand(), statusCommand(), sessionsCommand(), sessionCommand(), aluaCommand(), partitionCommand(), endpointCommand(), importCommand(), versionCommand())
+	root.AddCommand(serveCommand(), checkCommand(), reloadCommand(), statusCommand(), sessionsCommand(), sessionCommand(), aluaCommand(), haCommand(), witnessCommand(), partitionCommand(), endpointCommand(), importCommand(), versionCommand())
 	root.AddCommand(command.Docs(func(cmd *cobra.Command, reason string) error { return &usageError{cmd.CommandPath(), reason} }))
 	root.AddCommand(rdmaCommand(), nicCommand())
 	return root

@@ -25,9 +25,9 @@ import (
 const drainTime = 60 * time.Second
 
 func serveCommand() *cobra.Command {
-	var path string
+	var s serving
 	cmd := &cobra.Command{
-		Use:   "serve [--config FILE]",
+		Use:   "serve [--config FILE] [--node NAME]",
 		Short: "Serve the disks of a configuration, until SIGTERM or SIGINT",
 		Long: `serve opens the stores and listens on the portals of a configuration. When it
 listens, it prints commands to paste for open-iscsi, libiscsi and QEMU. It logs to
@@ -43,6 +43,9 @@ apply what changed in it: LUNs, targets, access and portals. Sessions that a cha
 does not concern go on. If the file is not valid, nothing changes, and the log says
 why.
 
+With a section cluster serve is a node of it, and serves what the configuration has for
+that node: see target ha.
+
 SIGTERM and SIGINT drain: serve asks initiators to log out, finishes the commands in
 flight, writes caches to disk, and exits with status 0. After ` + strconv.Itoa(int(drainTime.Seconds())) + ` s, or at a second
 signal, it stops waiting and exits with status 1; what initiators have flushed is safe
@@ -52,10 +55,12 @@ all the same.`,
 		Args:                  noArgs,
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return serve(typed(os.Args[0], cmd.Root().Name()), path, openServer, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			s.program = typed(os.Args[0], cmd.Root().Name())
+			return s.serve(openServer, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
-	configFlag(cmd, &path, "the YAML `FILE` that says what to serve (default: one memory disk)")
+	nodeFlag(cmd, &s.node)
+	configFlag(cmd, &s.path, "the YAML `FILE` that says what to serve (default: one memory disk)")
 	return cmd
 }
 
@@ -72,13 +77,21 @@ type daemon interface {
 // opener opens the stores and portals of a configuration. Its error is one line.
 type opener func(*config.Config, *slog.Logger) (daemon, error)
 
-func serve(program, path string, open opener, stdout, stderr io.Writer) error {
-	c, err := loadOrDefault(path)
+// serving says what to serve.
+type serving struct {
+	program string // as the user calls it
+	path    string // of the configuration; empty: the built-in one
+	node    string // of a cluster; empty: the host name
+	witness bool
+}
+
+func (s *serving) serve(open opener, stdout, stderr io.Writer) error {
+	c, err := s.load()
 	if err != nil {
 		return err
 	}
 	log, setLevel := newLogger(c.Log, stderr)
-	if path == "" {
+	if s.path == "" {
 		c.File = "(built in)"
 		if c.Management.Socket, err = makeOwnSocket(); err != nil {
 			log.Warn("no management socket: status, sessions and session drop do not work", "reason", err)
@@ -99,24 +112,31 @@ func serve(program, path string, open opener, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	r := &reloader{daemon: d, path: path, log: log, level: c.Log.Level, setLevel: setLevel}
+	r := &reloader{daemon: d, serving: s, log: log, level: c.Log.Level, setLevel: setLevel}
 	d.OnReload(r.reload)
 	go r.onHangup(hups) // ends with hups; a reload under way ends when d shuts down
 	alive := make(chan struct{})
 	defer close(alive)
 	go watchdog(watchdogInterval(), d.Health, alive)
-	if err := errors.Join(writeHints(stdout, c, d.Addrs()), writeStatusHint(stdout, program, c.Management.Socket)); err != nil {
+	if err := errors.Join(writeHints(stdout, c, d.Addrs()), writeStatusHint(stdout, s.program, c.Management.Socket)); err != nil {
 		log.Warn("cannot print the commands to paste", "reason", err) // nobody reads standard output; serve all the same
 	}
 	command.Notify("READY=1\nSTATUS=serving")
 	return supervise(d, signals, log)
 }
 
-func loadOrDefault(path string) (*config.Config, error) {
-	if path == "" {
+func (s *serving) load() (*config.Config, error) {
+	if s.path == "" {
+		if s.node != "" {
+			return nil, errors.New("there is no node without a cluster: name its configuration with --config FILE, or remove --node")
+		}
 		return config.Default(), nil
 	}
-	return config.Load(path)
+	c, err := loadOn(s.path, s.node)
+	if err != nil {
+		return nil, err
+	}
+	return c, checkRole(c, s.witness)
 }
 
 // supervise serves until d fails or a signal comes, and then shuts d down. It

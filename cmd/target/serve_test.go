@@ -100,7 +100,7 @@ func TestServeDefault(t *testing.T) {
 	refused := errors.New("refused")
 	var got *config.Config
 	t.Setenv(socketVariable, filepath.Join(t.TempDir(), "s.sock"))
-	err := serve("target", "", func(c *config.Config, _ *slog.Logger) (daemon, error) { got = c; return nil, refused }, io.Discard, io.Discard)
+	err := new(serving).serve(func(c *config.Config, _ *slog.Logger) (daemon, error) { got = c; return nil, refused }, io.Discard, io.Discard)
 	if !errors.Is(err, refused) || got.Targets[0].Name != "iqn.2026-11.example.oneshot:demo" || got.Portals[0].Address() != "127.0.0.1:3260" {
 		t.Errorf("error is %v, configuration %+v", err, got)
 	}

@@ -115,6 +115,12 @@ func writeStatus(w io.Writer, now, before *mgmt.Status) error {
 	fmt.Fprintf(w, "oneshot %s, process %d, serving for %s\n", now.Version, now.PID, age(now.Started, now.Time))
 	fmt.Fprintf(w, "configuration  %s, in force since %s\n", now.Config, now.Loaded.Local().Format(time.DateTime))
 	fmt.Fprintf(w, "portals        %s\n", portalList(now.Portals))
+	if c := now.Cluster; c != nil {
+		fmt.Fprintf(w, "cluster        %s: this is node %s; %s\n", c.Name, c.Node, consensusText(c))
+		if c.Trouble != "" {
+			fmt.Fprintf(w, "               this node takes no part: %s\n", c.Trouble)
+		}
+	}
 	c := now.Counters
 	fmt.Fprintf(w, "sessions       %d; %d logins, %d refused, %d redirected; %d connections, %d refused\n", now.Connected, c.Logins, c.LoginFailures, c.Redirects, c.Connections, c.Refused)
 	fmt.Fprintf(w, "errors         %d of the protocol, %d of digests, %d rejects, %d commands out of order\n", c.ProtocolErrors, c.DigestErrors, c.Rejects, c.IgnoredCommands)

@@ -104,7 +104,7 @@ var rules = []rule{
 	{pkg: "isns"},
 	{pkg: "mgmt"}, // whom it manages it knows by an interface of its own
 	{pkg: "server", may: []string{
-		"config", "mgmt", "isns", "transport/**", "iser", "iscsi", "iscsi/*", "scsi", "nvmf", "partition", "partition/registry", "partition/service", "volume", "volume/access", "backend", "backend/**", "mem", "state", "internal/loglimit", "internal/version",
+		"config", "mgmt", "isns", "ha/quorum", "transport/**", "iser", "iscsi", "iscsi/*", "scsi", "nvmf", "partition", "partition/registry", "partition/service", "volume", "volume/access", "backend", "backend/**", "mem", "state", "internal/loglimit", "internal/version",
 	}},
 	{pkg: "endpoint", may: []string{"transport/rdma", "transport/rdma/*", "partition/wire", "internal/ring", "mem"}, not: []string{"net/http"}},
 	{pkg: "endpoint/endpointtest", may: []string{"endpoint", "transport/rdma", "transport/rdma/*", "partition", "partition/service", "volume", "backend", "mem"}}, // serves one to tests
@@ -113,7 +113,7 @@ var rules = []rule{
 	{pkg: "initiator", may: []string{"iscsi/pdu", "iscsi/text", "iscsi/chap", "transport/rdma", "transport/rdma/*", "internal/iov", "internal/iserhdr", "internal/stream", "mem"}},
 	{pkg: "initiator/nbd", may: []string{"initiator", "iscsi/pdu", "internal/iov", "internal/stream"}},
 	{pkg: "initiator/*", may: []string{"initiator", "internal/walk"}},
-	{pkg: "cmd/target", may: []string{"server", "config", "config/migrate", "configs", "mgmt", "transport/rdma/verbs", "transport/rdma/nic", "transport/rdma/nic/card", "internal/command", "internal/loglimit", "internal/version"}}, // lists devices, and is one
+	{pkg: "cmd/target", may: []string{"server", "ha/quorum", "config", "config/migrate", "configs", "mgmt", "transport/rdma/verbs", "transport/rdma/nic", "transport/rdma/nic/card", "internal/command", "internal/loglimit", "internal/version"}}, // lists devices, and is one
 	{pkg: "cmd/initiator", may: []string{"initiator", "initiator/*", "endpoint", "endpoint/load", "transport/rdma", "transport/rdma/nic", "internal/command", "internal/loglimit", "internal/version"}},
 	{pkg: "cmd/*", may: []string{"server", "config", "configs", "mgmt", "initiator", "initiator/*", "internal/command", "internal/loglimit", "internal/version"}},
 

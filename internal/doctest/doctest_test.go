@@ -278,6 +278,8 @@ func TestConfigurationKeys(t *testing.T) {
 		"portals: [{transport: iwarp, one_shot: {zzzzzzzz: 1}, listen: ':1'}]":                                   "one_shot",
 		"discovery: {zzzzzzzz: 1}":                                                                               "discovery",
 		"limits: {zzzzzzzz: 1}":                                                                                  "limits",
+		"cluster: {zzzzzzzz: 1}":                                                                                 "cluster",
+		"cluster: {nodes: {a: {zzzzzzzz: 1}}}":                                                                   "Nodes",
 		"isns: {zzzzzzzz: 1}":                                                                                    "isns",
 		"metrics: {zzzzzzzz: 1}":                                                                                 "metrics",
 		"management: {zzzzzzzz: 1}":                                                                              "management",

@@ -1,0 +1,410 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"oneshot/config"
+	"oneshot/ha/quorum"
+	"oneshot/mgmt"
+)
+
+func haCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "ha",
+		Short: "Make a cluster of nodes, and look after it",
+		Long: `ha has commands for the nodes of a cluster, which agree on records that outlive each
+of them. init makes a cluster, join adds a node; both work on the state directory of a
+node that does not run. status, token, replace and remove ask a running one.`,
+		Example: `  target ha init --config /etc/oneshot.yaml
+  target ha status`,
+		Args: cobra.ArbitraryArgs,
+		RunE: unknownCommand,
+	}
+	cmd.AddCommand(haInit(), haJoin(), haStatus(), haToken(), haReplace(), haRemove())
+	return cmd
+}
+
+// local are the flags of commands that work on the state directory of this machine.
+type local struct{ path, node string }
+
+func (l *local) flags(cmd *cobra.Command) {
+	configFlag(cmd, &l.path, "the YAML `FILE` of the cluster")
+	nodeFlag(cmd, &l.node)
+}
+
+// open reads the configuration and opens the directory.
+func (l *local) open(cmd *cobra.Command) (*config.Cluster, *quorum.Dir, error) {
+	if l.path == "" {
+		return nil, nil, &usageError{cmd.CommandPath(), "no configuration: name the one of the cluster with --config FILE"}
+	}
+	c, err := loadOn(l.path, l.node)
+	if err != nil {
+		return nil, nil, err
+	}
+	if c.Cluster.Name == "" {
+		return nil, nil, fmt.Errorf("%s has no section cluster: add one, such as cluster: {name: lab, state: /var/lib/oneshot/cluster, nodes: {a: {address: 10.1.0.1}, …}}", l.path)
+	}
+	dir, err := quorum.OpenDir(c.Cluster.State)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", c.Cluster.Pos, err)
+	}
+	return &c.Cluster, dir, nil
+}
+
+// run returns the command line that runs a node.
+func (l *local) run(cmd *cobra.Command, n *config.ClusterNode) string {
+	verb := "serve"
+	if n.Witness {
+		verb = "witness"
+	}
+	return fmt.Sprintf("%s %s --config %s --node %s", cmd.Root().Name(), verb, quote(l.path), n.Name)
+}
+
+func haInit() *cobra.Command {
+	l := new(local)
+	cmd := &cobra.Command{
+		Use:   "init --config FILE [--node NAME]",
+		Short: "Make a new cluster, with this machine as its first node",
+		Long: `init makes the state of a new cluster in the directory cluster.state of the
+configuration: the authority that signs the nodes' certificates, and this node as the
+only member. It prints a token for each other node, with which that one can join once
+this one runs. Run init on one machine only: on a second one it would make a second
+cluster.`,
+		Example: `  target ha init --config /etc/oneshot.yaml
+  target ha init --config /etc/oneshot.yaml --node a`,
+		Args:                  noArgs,
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, dir, err := l.open(cmd)
+			if err != nil {
+				return err
+			}
+			self := c.Node(c.Self)
+			tokens, err := quorum.Init(dir, c.Name, c.Self, self.Witness, len(c.Nodes)-1)
+			if err = errors.Join(err, dir.Close()); err != nil {
+				return fmt.Errorf("no cluster was made in %s: %w", c.State, err)
+			}
+			out := cmd.OutOrStdout()
+			fmt.Fprintf(out, "The cluster %s has one node, %s. Run it:\n  %s\n", c.Name, c.Self, l.run(cmd, self))
+			if len(tokens) > 0 {
+				fmt.Fprintf(out, "\nWhile it runs, join the others, each on its own machine:\n")
+			}
+			for i := range c.Nodes {
+				if n := &c.Nodes[i]; n != self {
+					fmt.Fprintf(out, "  %s ha join --config %s --node %s --token %s\n", cmd.Root().Name(), quote(l.path), n.Name, tokens[0])
+					tokens = tokens[1:]
+				}
+			}
+			return nil
+		},
+	}
+	l.flags(cmd)
+	return cmd
+}
+
+func haJoin() *cobra.Command {
+	l, token := new(local), ""
+	cmd := &cobra.Command{
+		Use:   "join --config FILE --token TOKEN [--node NAME]",
+		Short: "Make this machine a node of the cluster",
+		Long: `join asks the other nodes, at their addresses in the configuration, to take this
+machine in, and keeps the answer in the directory cluster.state. The token is one that
+target ha init, target ha token or target ha replace has printed. It is good once, and
+for its cluster only; if join fails in the middle, run it again with the same.`,
+		Example: `  target ha join --config /etc/oneshot.yaml --token TOKEN
+  ssh a target ha token | target ha join --config /etc/oneshot.yaml --node b --token -`,
+		Args:                  noArgs,
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if token == "" {
+				return &usageError{cmd.CommandPath(), "no token: give the one that target ha token prints on a node of the cluster with --token"}
+			}
+			t, err := readToken(token, cmd.InOrStdin())
+			if err != nil {
+				return err
+			}
+			c, dir, err := l.open(cmd)
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(joinCluster(cmd.Context(), c, dir, t), dir.Close()); err != nil {
+				return oneLine(err)
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "Node %s has joined the cluster %s. Run it:\n  %s\n", c.Self, c.Name, l.run(cmd, c.Node(c.Self)))
+			return err
+		},
+	}
+	l.flags(cmd)
+	cmd.Flags().StringVar(&token, "token", "", "`TOKEN` of the cluster, or - to read it from standard input")
+	return cmd
+}
+
+// readToken takes a token, or reads it from standard input.
+func readToken(text string, stdin io.Reader) (quorum.Token, error) {
+	if text == "-" {
+		line, err := bufio.NewReader(io.LimitReader(stdin, 4096)).ReadString('\n')
+		if err != nil && err != io.EOF {
+			return quorum.Token{}, fmt.Errorf("cannot read the token: %w", err)
+		}
+		text = line
+	}
+	return quorum.ParseToken(text)
+}
+
+// joinTime is how long one node may take to answer.
+const joinTime = 10 * time.Second
+
+// joinCluster asks one node after the other. What a node refuses the others would refuse as well.
+func joinCluster(ctx context.Context, c *config.Cluster, dir *quorum.Dir, t quorum.Token) error {
+	self := c.Node(c.Self)
+	var failed []error
+	for i := range c.Nodes {
+		n := &c.Nodes[i]
+		if n == self {
+			continue
+		}
+		err := joinThrough(ctx, n, self, dir, t)
+		_, refused := errors.AsType[*quorum.StrangerError](err)
+		switch {
+		case err == nil:
+			return nil
+		case errors.Is(err, quorum.ErrMember):
+			return fmt.Errorf("%s has a state already: %w; to begin anew, have this node replaced on another one, and empty the directory", c.State, err)
+		case refused:
+			return err
+		}
+		failed = append(failed, fmt.Errorf("%s: %w", n.Name, err))
+	}
+	return fmt.Errorf("no node of the cluster has taken this one in: %w", errors.Join(failed...))
+}
+
+func joinThrough(ctx context.Context, n, self *config.ClusterNode, dir *quorum.Dir, t quorum.Token) error {
+	ctx, cancel := context.WithTimeout(ctx, joinTime)
+	defer cancel()
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", n.Address)
+	if err != nil {
+		return err
+	}
+	return quorum.Join(ctx, dir, conn, t, self.Name, self.Witness)
+}
+
+func haStatus() *cobra.Command {
+	v := new(view)
+	cmd := &cobra.Command{
+		Use:   "status [--watch] [-o table|json]",
+		Short: "Show the nodes of the cluster as a running one knows them",
+		Long: `status asks the running node of this machine, over its management socket, who is in
+the cluster, who votes, and whom it hears. CONFIGURATION says whether a node has the
+same configuration as this one, and if not, which parts differ: the file should be the
+same on all nodes.
+
+If a majority of the voters is up, the cluster can agree on changes; one of them leads.`,
+		Example: `  target ha status
+  target ha status --watch
+  target ha status -o json | jq '.members[] | select(.up | not)'`,
+		Args:                  noArgs,
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return look(cmd, v, askCluster, writeCluster)
+		},
+	}
+	v.flags(cmd)
+	return cmd
+}
+
+func askCluster(c *mgmt.Client, ctx context.Context) (*mgmt.Cluster, error) {
+	s, err := c.Status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if s.Cluster == nil {
+		return nil, fmt.Errorf("this daemon belongs to no cluster: its configuration, %s, has no section cluster", s.Config)
+	}
+	return s.Cluster, nil
+}
+
+// consensusText says who leads and who is up.
+func consensusText(c *mgmt.Cluster) string {
+	leader, voters, up := "no leader", 0, 0
+	for _, m := range c.Members {
+		if m.Leads {
+			leader = "leader " + m.Name
+		}
+		if m.Votes {
+			voters++
+			if m.Up {
+				up++
+			}
+		}
+	}
+	return fmt.Sprintf("%s, term %d, %d of %s up", leader, c.Term, up, count(voters, "voter"))
+}
+
+func writeCluster(w io.Writer, c, _ *mgmt.Cluster) error {
+	fmt.Fprintf(w, "cluster %s, as node %s knows it: %s\n", c.Name, c.Node, consensusText(c))
+	if c.Trouble != "" {
+		fmt.Fprintf(w, "this node takes no part: %s\n", c.Trouble)
+	}
+	t := newTable(w)
+	fmt.Fprintln(t, "\nNODE\tNUMBER\tADDRESS\tSTATE\tVOTES\tCONFIGURATION")
+	for i := range c.Members {
+		m := &c.Members[i]
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", m.Name, dashed(m.Number), orDash(m.Address), memberState(m), votes(m), configurationText(c, m))
+	}
+	return t.Flush()
+}
+
+func memberState(m *mgmt.Member) string {
+	var words []string
+	switch {
+	case m.Number == 0:
+		return "not joined"
+	case m.Leaving:
+		words = append(words, "leaving")
+	}
+	if m.Up {
+		words = append(words, "up")
+	} else {
+		words = append(words, "down")
+	}
+	if m.Leads {
+		words = append(words, "leads")
+	}
+	text := strings.Join(words, ", ")
+	if m.Reason != "" && !m.Up {
+		text += " (" + m.Reason + ")"
+	}
+	return text
+}
+
+func votes(m *mgmt.Member) string {
+	text := "no"
+	if m.Votes {
+		text = "yes"
+	}
+	if m.Witness {
+		text += ", witness"
+	}
+	return text
+}
+
+func configurationText(c *mgmt.Cluster, m *mgmt.Member) string {
+	switch {
+	case m.Name == c.Node:
+		return "this node"
+	case m.Version == "":
+		return "not known yet"
+	case len(m.Differs) == 0:
+		return "the same"
+	}
+	return "differs: " + strings.Join(m.Differs, ", ")
+}
+
+func dashed(n uint64) string {
+	if n == 0 {
+		return "-"
+	}
+	return fmt.Sprint(n)
+}
+
+func orDash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+func haToken() *cobra.Command {
+	v := new(view)
+	cmd := &cobra.Command{
+		Use:   "token",
+		Short: "Make a token with which one machine can join the cluster",
+		Long: `token asks the running node of this machine for a token. Who has it can make one
+machine a node, once, with target ha join: keep it as you keep a password. The cluster
+knows the 16 newest tokens.`,
+		Example: `  target ha token
+  target ha token | ssh b target ha join --config /etc/oneshot.yaml --token -`,
+		Args:                  noArgs,
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c := v.client()
+			defer c.Close()
+			t, err := c.NewToken(cmd.Context())
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), t)
+			return err
+		},
+	}
+	v.socketFlag(cmd)
+	return cmd
+}
+
+// oneNode checks the arguments of a command that is about a node.
+func oneNode(cmd *cobra.Command, args []string) error {
+	if len(args) != 1 {
+		return &usageError{cmd.CommandPath(), "name one node: " + cmd.Root().Name() + " ha status lists them"}
+	}
+	return nil
+}
+
+func haReplace() *cobra.Command {
+	v := new(view)
+	cmd := &cobra.Command{
+		Use:   "replace NODE",
+		Short: "Let another machine, or an emptied one, take the place of a node",
+		Long: `replace is for a node whose machine or state directory is lost, or was set back to an
+older state. The former node is refused from then on. It keeps its vote on paper until
+another machine has joined under the same name and is level, so a majority of the other
+voters has to be up. replace prints the token with which that machine joins.`,
+		Example:               `  target ha replace b`,
+		Args:                  oneNode,
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c := v.client()
+			defer c.Close()
+			t, err := c.NewToken(cmd.Context())
+			if err != nil {
+				return err
+			}
+			if err := c.RemoveNode(cmd.Context(), args[0], true); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "Node %s may be replaced. On its new machine, with an empty state directory:\n  %s ha join --config FILE --node %s --token %s\n", args[0], cmd.Root().Name(), args[0], t)
+			return err
+		},
+	}
+	v.socketFlag(cmd)
+	return cmd
+}
+
+func haRemove() *cobra.Command {
+	v := new(view)
+	cmd := &cobra.Command{
+		Use:   "remove NODE",
+		Short: "Take a node out of the cluster for good",
+		Long: `remove ends the membership of a node, which is refused from then on. One, three or
+five nodes vote: with one node less there may be fewer voters. Remove the node from
+cluster.nodes as well. The last node cannot be removed.`,
+		Example:               `  target ha remove b`,
+		Args:                  oneNode,
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c := v.client()
+			defer c.Close()
+			return c.RemoveNode(cmd.Context(), args[0], false)
+		},
+	}
+	v.socketFlag(cmd)
+	return cmd
+}

@@ -1,0 +1,360 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"oneshot/mgmt"
+	"oneshot/test/targettest"
+)
+
+// site is a cluster of daemons on this machine. Each node has a directory with the same file, in which all paths are
+// relative.
+type site struct {
+	t       *testing.T
+	dir     string
+	text    string
+	daemons map[string]*exec.Cmd
+	trouble string // of the node that until has asked last
+}
+
+const siteText = `
+cluster:
+  name: lab
+  state: consensus
+  nodes:
+    a: {address: "AT0"}
+    b: {address: "AT1"}
+    w: {address: "AT2", witness: true}
+stores:
+  disk-a: {node: a, type: memory, size: 1MiB}
+  disk-b: {node: b, type: memory, size: 1MiB}
+targets:
+  - {node: a, iqn: "iqn.2026-11.example.oneshot:a", luns: {0: disk-a}}
+  - {node: b, iqn: "iqn.2026-11.example.oneshot:b", luns: {0: disk-b}}
+portals:
+  - {node: a, listen: "AT3"}
+  - {node: b, listen: "AT4"}
+management: {socket: s.sock}
+`
+
+func newSite(t *testing.T) *site {
+	s := &site{t: t, dir: t.TempDir(), text: siteText, daemons: map[string]*exec.Cmd{}}
+	for i := range 5 {
+		at, release, err := targettest.Reserve(netip.MustParseAddr("127.0.0.1"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(release)
+		s.text = strings.Replace(s.text, fmt.Sprint("AT", i), at.String(), 1)
+	}
+	for _, name := range []string{"a", "b", "w"} {
+		s.write(name, s.text)
+	}
+	return s
+}
+
+func (s *site) path(name, file string) string { return filepath.Join(s.dir, name, file) }
+
+func (s *site) write(name, text string) {
+	s.t.Helper()
+	if err := os.MkdirAll(s.path(name, ""), 0o700); err != nil {
+		s.t.Fatal(err)
+	}
+	if err := os.WriteFile(s.path(name, "t.yaml"), []byte(text), 0o600); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// command is this program as target.
+func (s *site) command(args ...string) *exec.Cmd {
+	cmd := exec.Command(os.Args[0], args...)
+	cmd.Args[0] = "target"
+	return cmd
+}
+
+// run runs a command to its end, and returns what it says.
+func (s *site) run(args ...string) (string, error) {
+	out, err := s.command(args...).CombinedOutput()
+	return string(out), err
+}
+
+func (s *site) must(args ...string) string {
+	s.t.Helper()
+	out, err := s.run(args...)
+	if err != nil {
+		s.t.Fatalf("%v: %v: %s", args, err, out)
+	}
+	return out
+}
+
+// fails runs a command that has to fail with a text.
+func (s *site) fails(text string, args ...string) {
+	s.t.Helper()
+	if out, err := s.run(args...); err == nil || !strings.Contains(out, text) {
+		s.t.Errorf("%v: %v: %s\nand it should say %q", args, err, out, text)
+	}
+}
+
+// on are the flags of a command that works on the directory of a node.
+func (s *site) on(name string, args ...string) []string {
+	return append(args, "--config", s.path(name, "t.yaml"), "--node", name)
+}
+
+// asked are the flags of a command that asks a node.
+func (s *site) asked(name string, args ...string) []string {
+	return append(args, "--socket", s.path(name, "s.sock"))
+}
+
+// start starts a daemon, and waits until it serves. It returns what it says then.
+func (s *site) start(name string) string {
+	s.t.Helper()
+	verb := "serve"
+	if name == "w" {
+		verb = "witness"
+	}
+	cmd := s.command(s.on(name, verb)...)
+	cmd.Stderr = s.t.Output()
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	s.daemons[name] = cmd
+	s.t.Cleanup(func() { s.kill(name) })
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		s.t.Fatalf("%s: %v", name, err)
+	}
+	return line
+}
+
+// kill ends a daemon as SIGKILL does, if it runs.
+func (s *site) kill(name string) {
+	if cmd := s.daemons[name]; cmd != nil {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait() // it was killed
+		delete(s.daemons, name)
+	}
+}
+
+// stop ends a daemon in good order.
+func (s *site) stop(name string) {
+	s.t.Helper()
+	cmd := s.daemons[name]
+	delete(s.daemons, name)
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		s.t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		s.t.Errorf("%s ends with %v", name, err)
+	}
+}
+
+// until follows target ha status until it shows what is wanted.
+func (s *site) until(name, what string, holds func(map[string]*mgmt.Member) bool) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), time.Minute)
+	defer cancel()
+	watch := s.command(s.asked(name, "ha", "status", "--watch", "--interval", "20ms", "-o", "json")...)
+	out, err := watch.StdoutPipe()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if err := watch.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	defer func() { _ = watch.Process.Kill(); _ = watch.Wait() }()
+	defer context.AfterFunc(ctx, func() { _ = watch.Process.Kill() })()
+	var c mgmt.Cluster
+	for in := json.NewDecoder(out); ; {
+		c = mgmt.Cluster{}
+		if err := in.Decode(&c); err != nil {
+			s.t.Fatalf("%s: not yet: %s", name, what)
+		}
+		s.trouble = c.Trouble
+		members := map[string]*mgmt.Member{}
+		for i := range c.Members {
+			members[c.Members[i].Name] = &c.Members[i]
+		}
+		if holds(members) {
+			return
+		}
+	}
+}
+
+// allUp says that three nodes vote and hear each other.
+func allUp(m map[string]*mgmt.Member) bool {
+	for _, name := range []string{"a", "b", "w"} {
+		if n := m[name]; n == nil || !n.Up || !n.Votes || n.Leaving {
+			return false
+		}
+	}
+	return len(m) == 3
+}
+
+// TestCluster: two nodes and a witness, made, run, killed, reloaded, replaced and removed with the commands that users have.
+func TestCluster(t *testing.T) {
+	s := newSite(t)
+	s.fails("run `target ha join` with a token", s.on("a", "serve")...)
+
+	said := s.must(s.on("a", "ha", "init")...)
+	tokens := regexp.MustCompile(`ha join --config \S+ --node (\w) --token (\w+)\n`).FindAllStringSubmatch(said, -1)
+	if len(tokens) != 2 || tokens[0][1] != "b" || tokens[1][1] != "w" || !strings.Contains(said, "target serve --config") {
+		t.Fatalf("init says %s", said)
+	}
+	s.fails("a member of a cluster already", s.on("a", "ha", "init")...)
+	s.fails("no node of the cluster has taken this one in: a: dial tcp", s.on("b", "ha", "join", "--token", tokens[0][2])...)
+	if line := s.start("a"); !strings.Contains(line, "serving 1 target at ") || !strings.Contains(line, "as node a of cluster lab at ") {
+		t.Errorf("a says %q", line)
+	}
+	s.until("a", "the others have not joined", func(m map[string]*mgmt.Member) bool {
+		return m["a"].Leads && m["b"].Number == 0 && strings.Contains(m["b"].Reason, "target ha join") && len(m) == 3
+	})
+	s.fails("another process uses it", s.on("a", "serve")...)
+
+	s.fails("the token is not whole", s.on("b", "ha", "join", "--token", "abc")...)
+	s.fails("was used", s.on("b", "ha", "join", "--token", tokens[0][2][:26]+tokens[1][2][:25]+"a")...) // the same cluster, another secret
+	for _, m := range tokens {
+		said := s.must(s.on(m[1], "ha", "join", "--token", m[2])...)
+		if !strings.Contains(said, "Node "+m[1]+" has joined the cluster lab") {
+			t.Errorf("join says %q", said)
+		}
+		s.fails("has a state already", s.on(m[1], "ha", "join", "--token", m[2])...)
+	}
+	s.start("b")
+	s.fails("is a witness: run target witness", s.on("w", "serve")...)
+	s.fails("is no witness: run target serve", s.on("b", "witness")...)
+	if line := s.start("w"); !strings.HasPrefix(line, "serving no disks, as witness w of cluster lab at ") {
+		t.Errorf("w says %q", line)
+	}
+	for name := range s.daemons {
+		s.until(name, "all vote, with one configuration", func(m map[string]*mgmt.Member) bool {
+			for _, n := range m {
+				if n.Version == "" || n.Differs != nil {
+					return false
+				}
+			}
+			return allUp(m)
+		})
+	}
+	table := s.must(s.asked("w", "ha", "status")...)
+	for _, want := range []string{`^cluster lab, as node w knows it: leader \w, term \d+, 3 of 3 voters up\n`, `\nw +3 +127\.\S+ +up\S*( leads)? +yes, witness +this node\n`, `\nb +2 .* the same\n`} {
+		if !regexp.MustCompile(want).MatchString(table) {
+			t.Errorf("no %s in\n%s", want, table)
+		}
+	}
+	if status := s.must(s.asked("a", "status")...); !regexp.MustCompile(`\ncluster +lab: this is node a; leader \w, term \d+, 3 of 3 voters up\n`).MatchString(status) {
+		t.Errorf("target status: %s", status)
+	}
+
+	s.kill("b")
+	s.until("a", "b is down", func(m map[string]*mgmt.Member) bool { return !m["b"].Up && m["b"].Reason != "" })
+	s.start("b")
+	s.until("a", "b is back", allUp)
+
+	s.write("b", s.text+"limits: {commands: 64}\n")
+	s.must(s.asked("b", "reload")...)
+	s.until("a", "b has another configuration", func(m map[string]*mgmt.Member) bool {
+		return strings.Join(m["b"].Differs, " ") == "limits" && m["w"].Differs == nil
+	})
+	s.write("b", strings.Replace(s.text, "lab", "other", 1))
+	if said := s.must(s.asked("b", "reload")...); !strings.Contains(said, "cluster will change at the next start only") {
+		t.Errorf("reload says %s", said)
+	}
+	s.stop("b")
+	s.fails("the state is that of cluster lab, and this is cluster other", s.on("b", "serve")...)
+	s.write("b", s.text)
+	s.start("b")
+	s.until("a", "b has the same configuration", func(m map[string]*mgmt.Member) bool { return m["b"].Differs == nil && allUp(m) })
+
+	s.kill("b")
+	if err := os.RemoveAll(s.path("b", "consensus")); err != nil {
+		t.Fatal(err)
+	}
+	said = s.must(s.asked("w", "ha", "replace", "b")...)
+	token := regexp.MustCompile(`--token (\w+)\n`).FindStringSubmatch(said)
+	if token == nil {
+		t.Fatalf("replace says %s", said)
+	}
+	s.must(s.on("b", "ha", "join", "--token", token[1])...)
+	s.start("b")
+	s.until("a", "b is another one", func(m map[string]*mgmt.Member) bool { return allUp(m) && m["b"].Number == 4 })
+
+	s.must(s.asked("a", "ha", "remove", "b")...)
+	s.until("a", "b is gone", func(m map[string]*mgmt.Member) bool { return m["b"].Number == 0 })
+	s.until("b", "b knows", func(map[string]*mgmt.Member) bool { return strings.Contains(s.trouble, "was replaced or removed") })
+	s.fails("there is no member b", s.asked("a", "ha", "remove", "b")...)
+	for name := range s.daemons {
+		s.stop(name)
+	}
+}
+
+// TestNoMajorityAnswers: a node alone says so when it is asked for what needs the others.
+func TestNoMajorityAnswers(t *testing.T) {
+	s := newSite(t)
+	said := s.must(s.on("a", "ha", "init")...)
+	s.start("a")
+	for _, m := range regexp.MustCompile(`--node (\w) --token (\w+)\n`).FindAllStringSubmatch(said, -1) {
+		s.must(s.on(m[1], "ha", "join", "--token", m[2])...)
+		s.start(m[1])
+	}
+	s.until("a", "all vote", allUp)
+	s.kill("b")
+	s.kill("w")
+	s.fails("no majority of the voters has answered", s.asked("a", "ha", "token")...)
+	s.until("a", "nobody leads", func(m map[string]*mgmt.Member) bool { return !m["a"].Leads && !m["b"].Up && !m["w"].Up })
+	if table := s.must(s.asked("a", "ha", "status")...); !strings.Contains(table, "no leader, term ") || !strings.Contains(table, "1 of 3 voters up") {
+		t.Errorf("%s", table)
+	}
+	s.stop("a")
+}
+
+// TestClusterFlags: mistakes on the command line are told.
+func TestClusterFlags(t *testing.T) {
+	s := newSite(t)
+	plain := filepath.Join(s.dir, "plain.yaml")
+	if err := os.WriteFile(plain, []byte("stores: {a: {type: memory, size: 1MiB}}\ntargets: [{iqn: iqn.2026-11.example.oneshot:demo, luns: {0: a}}]\nportals: [{listen: \"127.0.0.1:0\"}]\nmanagement: {socket: plain.sock}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	config := s.path("a", "t.yaml")
+	for _, c := range []struct {
+		says string
+		args []string
+	}{
+		{"t.yaml:3:9: there is no node \"c\" in the cluster lab: known are a, b, w", []string{"serve", "--config", config, "--node", "c"}},
+		{"remove --node", []string{"serve", "--config", plain, "--node", "a"}},
+		{"there is no node without a cluster", []string{"serve", "--node", "a"}},
+		{"no configuration", []string{"witness"}},
+		{"no configuration", []string{"ha", "init"}},
+		{"no token", []string{"ha", "join", "--config", config}},
+		{"has no section cluster", []string{"ha", "init", "--config", plain}},
+		{"has no section cluster", []string{"witness", "--config", plain}},
+		{"name one node", []string{"ha", "replace"}},
+		{"nothing to do", []string{"ha"}},
+	} {
+		s.fails(c.says, c.args...)
+	}
+}
+
+// TestReadToken: a token may come from standard input.
+func TestReadToken(t *testing.T) {
+	for text, good := range map[string]bool{strings.Repeat("a", 51) + "a\n": true, strings.Repeat("a", 52): true, "": false, "short\n": false} {
+		if _, err := readToken("-", strings.NewReader(text)); (err == nil) != good {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}

@@ -1,0 +1,345 @@
+package config
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"net/netip"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// Cluster names the nodes that keep records together (package ha/quorum). All of them have the same file.
+type Cluster struct {
+	Name  string   // empty: there is no cluster
+	Pos   Position // of the name
+	State string   // path of the directory for the state of this node alone
+	Nodes []ClusterNode
+
+	// Self is the node that this configuration is for, and Parts tell whether others have the same. [Config.On] sets
+	// both.
+	Self  string
+	Parts []Part
+}
+
+// ClusterNode is a machine of the cluster.
+type ClusterNode struct {
+	Name    string
+	Pos     Position
+	Address string // host:port at which the others reach it, and at which it listens
+	Witness bool   // it votes, and serves nothing
+}
+
+// Part is a part of a configuration, and a digest of what it says.
+type Part struct {
+	Name string // such as "stores.disk1"
+	Sum  [16]byte
+}
+
+const (
+	clusterPort     = 7260
+	maxClusterNodes = 15 // ha/quorum has as many members
+	maxNodeName     = 64
+)
+
+// Node returns the node of that name, or nil.
+func (c *Cluster) Node(name string) *ClusterNode {
+	for i := range c.Nodes {
+		if c.Nodes[i].Name == name {
+			return &c.Nodes[i]
+		}
+	}
+	return nil
+}
+
+func (c *Cluster) names() []string {
+	names := make([]string, len(c.Nodes))
+	for i := range c.Nodes {
+		names[i] = c.Nodes[i].Name
+	}
+	return names
+}
+
+// On returns what one node of the cluster serves: stores, targets, subsystems and portals of others are left out, and a
+// witness has none. c must have a cluster, and stays as it is.
+func (c *Config) On(name string) (*Config, error) {
+	self := c.Cluster.Node(name)
+	if self == nil {
+		return nil, fmt.Errorf("%s: there is no node %q in the cluster %s: %s; who this machine is says --node, or else its host name",
+			c.Cluster.Pos, name, c.Cluster.Name, choices(name, c.Cluster.names()))
+	}
+	on := *c
+	on.Cluster.Self, on.Cluster.Parts = name, c.parts()
+	on.Stores = here(c.Stores, self, func(s *Store) *string { return &s.Node })
+	on.Targets = here(c.Targets, self, func(t *Target) *string { return &t.Node })
+	on.Subsystems = here(c.Subsystems, self, func(s *Subsystem) *string { return &s.Node })
+	on.Portals = here(c.Portals, self, func(p *Portal) *string { return &p.Node })
+	return &on, nil
+}
+
+// here returns those of a list that self has.
+func here[T any](list []T, self *ClusterNode, node func(*T) *string) (kept []T) {
+	for _, x := range list {
+		if n := node(&x); !self.Witness && (*n == "" || *n == self.Name) {
+			*n = ""
+			kept = append(kept, x)
+		}
+	}
+	return kept
+}
+
+func (d *decoder) cluster(v value, c *Cluster) {
+	if !v.given() {
+		return
+	}
+	o := d.object(v.node, "cluster")
+	if o == nil {
+		return
+	}
+	c.Pos = o.pos
+	if name := o.take("name"); set(name, &c.Name, "a name", parseNodeName) {
+		c.Pos = name.pos()
+	} else if !o.has("name") {
+		d.errorf(o.pos, "the cluster has no name: add one, such as name: lab")
+	}
+	if set(o.take("state"), &c.State, "the path of a directory", parsePath) {
+		c.State = resolvePath(d.src.file, c.State)
+	} else if !o.has("state") {
+		d.errorf(o.pos, "the cluster has no directory for what this node has promised: add one, such as state: /var/lib/oneshot/cluster")
+	}
+	d.clusterNodes(o, c)
+	o.done()
+}
+
+func (d *decoder) clusterNodes(cluster *object, c *Cluster) {
+	v := cluster.take("nodes")
+	if !v.given() {
+		if !cluster.has("nodes") {
+			d.errorf(cluster.pos, "the cluster has no nodes: add them, such as nodes: {a: {address: 10.1.0.1}, b: {address: 10.1.0.2}, w: {address: 10.1.0.3, witness: true}}")
+		}
+		return
+	}
+	list := d.object(v.node, "nodes")
+	if list == nil {
+		return
+	}
+	at := make(map[string]string) // who has an address
+	for i, f := range list.fields {
+		if i == maxClusterNodes {
+			d.errorf(f.at, "there are more than %d nodes: remove this one and what follows", maxClusterNodes)
+			break
+		}
+		n := ClusterNode{Name: f.key, Pos: f.at}
+		if _, err := parseNodeName(f.key); err != nil {
+			d.errorf(f.at, "%v", err)
+		}
+		o := d.object(list.take(f.key).node, "a node")
+		if o == nil {
+			continue
+		}
+		address := o.take("address")
+		if set(address, &n.Address, "an address such as 10.1.0.1", parseNodeAddress) {
+			if other := at[n.Address]; other != "" {
+				address.errorf("the node %s has the address %s already: give each its own", other, n.Address)
+			}
+			at[n.Address] = n.Name
+		} else if !o.has("address") {
+			d.errorf(f.at, "the node %q has no address: add one, such as address: 10.1.0.1", n.Name)
+		}
+		o.bool("witness", &n.Witness)
+		o.done()
+		c.Nodes = append(c.Nodes, n)
+	}
+	serving := 0
+	for _, n := range c.Nodes {
+		if !n.Witness {
+			serving++
+		}
+	}
+	switch {
+	case len(list.fields) == 0 || len(c.Nodes) > 0 && serving == 0:
+		d.errorf(cluster.pos, "no node of the cluster serves anything: add one that is no witness")
+	case len(c.Nodes) == 2:
+		d.warnf(cluster.pos, "of two nodes one alone votes: if that one is lost, the other can change nothing; add a third, which may be a witness")
+	}
+}
+
+func parseNodeName(text string) (string, error) {
+	if text == "" || len(text) > maxNodeName {
+		return "", fmt.Errorf("the name %q has %d characters: it has 1 to %d", text, len(text), maxNodeName)
+	}
+	for _, r := range text {
+		if r != '.' && r != '-' && (r < '0' || r > '9') && (r|0x20 < 'a' || r|0x20 > 'z') {
+			return "", fmt.Errorf("the name %q holds %q: use letters, digits, dash and dot", text, r)
+		}
+	}
+	return text, nil
+}
+
+func parseNodeAddress(text string) (string, error) {
+	at, err := parseNode(text, clusterPort)
+	if err != nil {
+		return "", err
+	}
+	if a, err := netip.ParseAddrPort(at); err == nil && a.Addr().IsUnspecified() {
+		return "", errors.New("this stands for all addresses, and the other nodes have to find one: write the one that they reach")
+	}
+	return at, nil
+}
+
+// inNode reads which node has something.
+func (d *decoder) inNode(o *object, node *string) {
+	v := o.take("node")
+	if set(v, node, "the name of a node", parseNodeName) {
+		d.nodeUses = append(d.nodeUses, nodeUse{v, *node})
+	}
+}
+
+// mayMeet reports whether one machine may have two things, of which each is on a node; empty: on all.
+func mayMeet(a, b string) bool { return a == "" || b == "" || a == b }
+
+// nodeUse is a place that names a node.
+type nodeUse struct {
+	v    value
+	name string
+}
+
+// checkNodes asks whether each node that is named can serve, and whether it is clear who serves what.
+func (d *decoder) checkNodes(c *Config) {
+	for _, u := range d.nodeUses {
+		switch n := c.Cluster.Node(u.name); {
+		case c.Cluster.Pos.Line == 0:
+			u.v.errorf("there is no cluster: remove the node, or add cluster: {name: …, state: …, nodes: …}")
+		case n == nil && len(c.Cluster.Nodes) > 0: // else that is what is wrong
+			u.v.errorf("there is no node %q in the cluster: %s", u.name, choices(u.name, c.Cluster.names()))
+		case n != nil && n.Witness:
+			u.v.errorf("the node %s is a witness, which serves nothing: name another one", u.name)
+		}
+	}
+	if c.Cluster.Name == "" {
+		return
+	}
+	const say = "every node of the cluster reads this file, and only one may serve it: say which, such as node: %s"
+	first := "a"
+	if i := slices.IndexFunc(c.Cluster.Nodes, func(n ClusterNode) bool { return !n.Witness }); i >= 0 {
+		first = c.Cluster.Nodes[i].Name
+	}
+	for i := range c.Targets {
+		t := &c.Targets[i]
+		if t.Node == "" {
+			d.errorf(t.Pos, say, first)
+		}
+		for j := range t.LUNs {
+			d.checkNodeOf(c, t.Node, t.LUNs[j].Store, t.LUNs[j].Pos)
+		}
+	}
+	for i := range c.Subsystems {
+		s := &c.Subsystems[i]
+		if s.Node == "" {
+			d.errorf(s.Pos, say, first)
+		}
+		for _, n := range s.Namespaces {
+			d.checkNodeOf(c, s.Node, n.Store, n.Pos)
+		}
+	}
+	for i := range c.Stores {
+		s := &c.Stores[i]
+		if s.Partitioned && s.Node == "" {
+			d.errorf(s.Pos, say, first)
+		}
+		if s.On != nil && s.On.Node != s.Node {
+			d.errorf(s.Pos, "the store %q stands on %q, which is on another node: give both the same node", s.Name, s.On.Name)
+		}
+	}
+}
+
+// checkNodeOf refuses to show a store of another node.
+func (d *decoder) checkNodeOf(c *Config, node, store string, pos Position) {
+	if s := c.Store(store); s != nil && s.Node != "" && node != "" && s.Node != node {
+		d.errorf(pos, "the store %q is on node %s, and this is served by %s: name a store of that node", store, s.Node, node)
+	}
+}
+
+// parts returns digests of what c says, by parts. Positions and warnings do not count, nor who reads it. Paths in the
+// directory of the file are relative to it.
+func (c *Config) parts() (list []Part) {
+	add := func(name string, v any) {
+		h := sha256.New()
+		digest(h, filepath.Dir(c.File)+string(filepath.Separator), reflect.ValueOf(v))
+		list = append(list, Part{name, [16]byte(h.Sum(nil))})
+	}
+	add("cluster", c.Cluster)
+	add("log", c.Log)
+	for i := range c.Stores {
+		add("stores."+c.Stores[i].Name, c.Stores[i])
+	}
+	for i := range c.Targets {
+		add("targets."+c.Targets[i].Name, c.Targets[i])
+	}
+	for i := range c.Subsystems {
+		add("subsystems."+c.Subsystems[i].NQN, c.Subsystems[i])
+	}
+	add("portals", c.Portals)
+	add("discovery", c.Discovery)
+	add("limits", c.Limits)
+	add("state", c.State)
+	add("isns", c.ISNS)
+	add("metrics", c.Metrics)
+	add("management", c.Management)
+	return list
+}
+
+// digest writes a value of a configuration, each with its type and length before it, so that no two look alike.
+func digest(h hash.Hash, dir string, v reflect.Value) {
+	switch x := v.Interface().(type) {
+	case Position:
+		return
+	case Secret:
+		fmt.Fprintf(h, "secret %d:%s;", len(x.Bytes()), x.Bytes())
+		return
+	case netip.AddrPort:
+		fmt.Fprintf(h, "%q;", x)
+		return
+	}
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			digest(h, dir, v.Field(i))
+		}
+	case reflect.Slice:
+		fmt.Fprintf(h, "list %d:", v.Len())
+		for i := range v.Len() {
+			digest(h, dir, v.Index(i))
+		}
+	case reflect.Pointer:
+		if v.IsNil() {
+			_, _ = io.WriteString(h, "nil;") // a hash takes all
+			return
+		}
+		digest(h, dir, v.Elem())
+	case reflect.String:
+		fmt.Fprintf(h, "%q;", strings.TrimPrefix(v.String(), dir))
+	default:
+		fmt.Fprintf(h, "%q;", fmt.Sprint(v.Interface()))
+	}
+}
+
+// Differences returns the names of the parts in which two configurations differ, in the order of the first, and then
+// those that only the second has.
+func Differences(a, b []Part) (names []string) {
+	for _, p := range a {
+		if !slices.Contains(b, p) {
+			names = append(names, p.Name)
+		}
+	}
+	for _, p := range b {
+		if !slices.ContainsFunc(a, func(q Part) bool { return q.Name == p.Name }) {
+			names = append(names, p.Name)
+		}
+	}
+	return slices.Compact(names)
+}

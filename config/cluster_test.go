@@ -1,0 +1,111 @@
+package config
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func loadCluster(t *testing.T) *Config {
+	t.Helper()
+	c, err := Load("../configs/cluster.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// TestOn: each node has what is its own, and what belongs to nobody; a witness has nothing.
+func TestOn(t *testing.T) {
+	c := loadCluster(t)
+	for node, want := range map[string]string{
+		"a": "disk-a; iqn.2026-11.example.oneshot:a; ; 192.0.2.1:3260",
+		"b": "disk-b; iqn.2026-11.example.oneshot:b; nqn.2026-11.example.oneshot:b; 192.0.2.2:3260 192.0.2.2:4420",
+		"w": "; ; ; ",
+	} {
+		on, err := c.On(node)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var stores, targets, subsystems, portals []string
+		for _, s := range on.Stores {
+			stores = append(stores, s.Name+s.Node)
+		}
+		for _, s := range on.Targets {
+			targets = append(targets, s.Name+s.Node)
+		}
+		for _, s := range on.Subsystems {
+			subsystems = append(subsystems, s.NQN+s.Node)
+		}
+		for _, p := range on.Portals {
+			portals = append(portals, p.Address()+p.Node)
+		}
+		if got := fmt.Sprintf("%s; %s; %s; %s", strings.Join(stores, " "), strings.Join(targets, " "), strings.Join(subsystems, " "), strings.Join(portals, " ")); got != want {
+			t.Errorf("%s has %s, and should have %s", node, got, want)
+		}
+		if on.Cluster.Self != node || on.Store("disk-a") != nil && on.Store("disk-a").Name != "disk-a" {
+			t.Errorf("%s: %+v", node, on.Cluster)
+		}
+	}
+	if c.Targets[0].Node != "a" || c.Cluster.Self != "" || len(c.Portals) != 3 {
+		t.Errorf("On has changed the configuration: %+v", c)
+	}
+	if _, err := c.On("host7"); err == nil || !strings.Contains(err.Error(), "cluster.yaml:8:9: there is no node \"host7\" in the cluster lab: known are a, b, w; who this machine is says --node") {
+		t.Error(err)
+	}
+}
+
+// TestParts: nodes with the same file have equal parts, whoever they are and wherever the file is; another value is
+// another part, and each is named.
+func TestParts(t *testing.T) {
+	parts := func(text string, node string) []Part {
+		t.Helper()
+		c, err := Parse(map[bool]string{true: "/etc/x.yaml", false: "/opt/y.yaml"}[node == "a"], []byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c, err = c.On(node); err != nil {
+			t.Fatal(err)
+		}
+		return c.Cluster.Parts
+	}
+	const text = `
+cluster: {name: lab, state: here, nodes: {a: {address: 10.1.0.1}, b: {address: 10.1.0.2}, w: {address: 10.1.0.3, witness: true}}}
+stores: {d: {type: memory, size: 1MiB}, e: {type: memory, size: 2MiB}}
+targets: [{node: a, iqn: "iqn.2026-11.example.oneshot:a", luns: {0: e}, auth: {chap: {user: u, secret: twelve-letters}}}]
+subsystems: [{node: b, nqn: "nqn.2026-11.example:b", namespaces: {}}]
+portals: [{listen: "127.0.0.1:3260"}, {transport: nvme-tcp, listen: "127.0.0.1:4420"}]
+`
+	a := parts(text, "a")
+	if d := Differences(a, parts("# a comment\n"+strings.ReplaceAll(text, "{name: lab", "{ name:  lab"), "w")); d != nil {
+		t.Errorf("equal ones differ in %v", d)
+	}
+	for _, c := range []struct{ old, new, want string }{
+		{"10.1.0.3", "10.1.0.4", "cluster"},
+		{"state: here", "state: there", "cluster"},
+		{"size: 1MiB", "size: 3MiB", "stores.d"},
+		{"e: {", "f: {", "stores.e targets.iqn.2026-11.example.oneshot:a stores.f"},
+		{"twelve-letters", "twelve-numbers", "targets.iqn.2026-11.example.oneshot:a"},
+		{"4420", "4421", "portals"},
+		{"namespaces: {}", "serial: x", "subsystems.nqn.2026-11.example:b"},
+		{"\nstores", "\nlog: {level: debug}\nstores", "log"},
+		{"\nstores", "\nlimits: {commands: 7}\nstores", "limits"},
+		{"\nstores", "\nmanagement: {socket: /x}\nstores", "management"},
+		{"\nstores", "\nmetrics: {listen: \"127.0.0.1:9\"}\nstores", "metrics"},
+		{"\nstores", "\nstate: /x\nstores", "state"},
+		{"\nstores", "\nisns: {server: x}\nstores", "isns"},
+		{"\nstores", "\ndiscovery: {auth: {chap: {user: u, secret: twelve-letters}}}\nstores", "discovery"},
+	} {
+		changed := strings.Replace(text, c.old, c.new, 1)
+		if c.old == "e: {" {
+			changed = strings.Replace(changed, "0: e", "0: f", 1) // who shows it
+		}
+		if got := strings.Join(Differences(a, parts(changed, "a")), " "); got != c.want {
+			t.Errorf("%s for %s: %q differs, and %q should", c.new, c.old, got, c.want)
+		}
+	}
+	if names := Differences(nil, a); len(names) != len(a) || !slices.Contains(names, "discovery") {
+		t.Errorf("%v", names)
+	}
+}

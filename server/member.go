@@ -1,0 +1,193 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"oneshot/config"
+	"oneshot/ha/quorum"
+	"oneshot/internal/version"
+	"oneshot/mgmt"
+)
+
+// member is the node of the cluster that this process is.
+type member struct {
+	node *quorum.Node
+	dir  *quorum.Dir
+	log  *slog.Logger
+	name string
+	at   atomic.Pointer[map[string]string] // addresses of the nodes, by name
+	said chan struct{}                     // has room for one: what the node says of itself has changed
+	info atomic.Pointer[quorum.NodeInfo]
+}
+
+// openMember begins a life of the node; nil: the configuration has no cluster.
+func openMember(cfg *config.Config, log *slog.Logger) (*member, error) {
+	c := &cfg.Cluster
+	if c.Name == "" {
+		return nil, nil
+	}
+	fail := func(err error) (*member, error) { return nil, fmt.Errorf("%s: %w", c.Pos, err) }
+	dir, err := quorum.OpenDir(c.State)
+	if err != nil {
+		return fail(err)
+	}
+	l, err := net.Listen("tcp", c.Node(c.Self).Address)
+	if err != nil {
+		return fail(errors.Join(fmt.Errorf("cannot listen for the other nodes: %w%s", err, listenAdvice(err, "nodes")), dir.Close()))
+	}
+	m := &member{dir: dir, log: log.With("cluster", c.Name), name: c.Self, said: make(chan struct{}, 1)}
+	m.configure(c)
+	m.node, err = quorum.Open(quorum.Options{Cluster: c.Name, Name: c.Self, FS: dir, Listener: l, Dial: quorum.DialTCP(m.address), Log: m.log})
+	if err != nil {
+		return fail(errors.Join(err, l.Close(), dir.Close()))
+	}
+	return m, nil
+}
+
+// address returns where a node is.
+func (m *member) address(name string) (string, error) {
+	if at := (*m.at.Load())[name]; at != "" {
+		return at, nil
+	}
+	return "", fmt.Errorf("node %s is a member, and `cluster.nodes` has no address of it: add it, or run target ha remove %s", name, name)
+}
+
+// configure takes the addresses of the nodes, and what others are to know of the configuration.
+func (m *member) configure(c *config.Cluster) {
+	at := make(map[string]string)
+	for _, n := range c.Nodes {
+		at[n.Name] = n.Address
+	}
+	m.at.Store(&at)
+	info := &quorum.NodeInfo{Version: version.String()}
+	for _, p := range c.Parts {
+		info.Parts = append(info.Parts, quorum.Part(p))
+	}
+	m.info.Store(info)
+	select {
+	case m.said <- struct{}{}:
+	default:
+	}
+}
+
+// announce tells the others what this node says of itself, whenever that changes, until ctx ends.
+func (m *member) announce(ctx context.Context) {
+	for {
+		select {
+		case <-m.said:
+		case <-ctx.Done():
+			return
+		}
+		err := m.node.Update(ctx, quorum.Key{Kind: quorum.KindNode, Name: m.name}, func([]byte) ([]byte, error) { return m.info.Load().Encode(), nil })
+		if err != nil && ctx.Err() == nil {
+			m.log.Warn("the other nodes do not learn which configuration this node has", "why", err)
+		}
+	}
+}
+
+func (m *member) close() error {
+	if m == nil {
+		return nil
+	}
+	return errors.Join(m.node.Close(), m.dir.Close())
+}
+
+// status returns what the node knows; nil: there is no cluster.
+func (m *member) status() *mgmt.Cluster {
+	if m == nil {
+		return nil
+	}
+	s := m.node.Status()
+	c := &mgmt.Cluster{Name: s.Cluster, Node: m.name, Term: s.Term}
+	if s.Trouble != nil {
+		c.Trouble = s.Trouble.Error()
+	}
+	own := m.info.Load()
+	for _, n := range s.Members {
+		row := mgmt.Member{
+			Name: n.Name, Number: n.Number, Address: (*m.at.Load())[n.Name], Witness: n.Witness,
+			Votes: slices.Contains(s.Voters, n.Number) || slices.Contains(s.Former, n.Number),
+			Leads: n.Number == s.Leader, Up: slices.Contains(s.Heard, n.Number), Leaving: n.Leaving != quorum.Stays,
+		}
+		row.Reason = s.Broken[n.Number]
+		if info := s.Infos[n.Name]; info != nil {
+			row.Version = info.Version
+			row.Differs = config.Differences(partsOf(own), partsOf(info))
+		}
+		c.Members = append(c.Members, row)
+	}
+	for name, at := range *m.at.Load() {
+		if !slices.ContainsFunc(c.Members, func(row mgmt.Member) bool { return row.Name == name }) {
+			c.Members = append(c.Members, mgmt.Member{Name: name, Address: at, Reason: "it has not joined: run target ha join on it"})
+		}
+	}
+	slices.SortStableFunc(c.Members, func(a, b mgmt.Member) int { return cmp.Compare(a.Name, b.Name) })
+	return c
+}
+
+func partsOf(info *quorum.NodeInfo) []config.Part {
+	parts := make([]config.Part, len(info.Parts))
+	for i, p := range info.Parts {
+		parts[i] = config.Part(p)
+	}
+	return parts
+}
+
+// consensusTime is how long a request of the administrator waits for a majority.
+const consensusTime = 4 * time.Second
+
+var errNoCluster = &mgmt.NotFoundError{What: "this daemon belongs to no cluster: its configuration has no section cluster"}
+
+// memberNode returns the node, or an error if there is none.
+func (s *Server) memberNode() (*quorum.Node, error) {
+	if s.member == nil {
+		return nil, errNoCluster
+	}
+	return s.member.node, nil
+}
+
+// NewToken implements mgmt.Target.
+func (s *Server) NewToken(ctx context.Context) (string, error) {
+	n, err := s.memberNode()
+	if err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(ctx, consensusTime)
+	defer cancel()
+	t, err := n.NewToken(ctx)
+	if err != nil {
+		return "", noMajority(err)
+	}
+	return t.String(), nil
+}
+
+// RemoveNode implements mgmt.Target.
+func (s *Server) RemoveNode(ctx context.Context, name string, replace bool) error {
+	n, err := s.memberNode()
+	if err != nil {
+		return err
+	}
+	how := quorum.Removed
+	if replace {
+		how = quorum.Replaced
+	}
+	ctx, cancel := context.WithTimeout(ctx, consensusTime)
+	defer cancel()
+	return noMajority(n.Leave(ctx, name, how))
+}
+
+// noMajority says what it means that consensus has not answered.
+func noMajority(err error) error {
+	if errors.Is(err, quorum.ErrUnknown) {
+		return fmt.Errorf("%w: no majority of the voters has answered within %v; target ha status shows who is missing", err, consensusTime)
+	}
+	return err
+}

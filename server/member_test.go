@@ -1,0 +1,172 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"oneshot/config"
+	"oneshot/ha/quorum"
+	"oneshot/mgmt"
+)
+
+// clusterOn returns the configuration of node a in a cluster of a and b, and its text. a has been made by init.
+func clusterOn(t *testing.T) (text string, on func(text string) *config.Config) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := l.Addr().String()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "test.yaml")
+	on = func(text string) *config.Config {
+		t.Helper()
+		c, err := config.Parse(file, []byte(text))
+		if err == nil && c.Cluster.Name != "" {
+			c, err = c.On("a")
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	text = fmt.Sprintf(`
+cluster: {name: lab, state: consensus, nodes: {a: {address: %q}, b: {address: "127.0.0.1:9"}}}
+stores: {d: {type: memory, size: 16MiB}}
+targets: [{node: a, iqn: "iqn.2026-11.example.oneshot:t", luns: {0: d}}]
+portals: [{node: a, transport: tcp, listen: "127.0.0.1:0"}]
+`, own)
+	dir, err := quorum.OpenDir(on(text).Cluster.State)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = quorum.Init(dir, "lab", "a", false, 1)
+	if err := errors.Join(err, dir.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return text, on
+}
+
+func newServer(t *testing.T, c *config.Config) *Server {
+	t.Helper()
+	s, err := New(c, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func shutdown(t *testing.T, s *Server) {
+	t.Helper()
+	if err := s.Shutdown(context.Background()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestMember: a server is a node of the cluster while it lives. When it has ended, and when it could not begin, the
+// address and the directory are free again.
+func TestMember(t *testing.T) {
+	text, on := clusterOn(t)
+	busy, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer busy.Close()
+	if _, err := New(on(strings.Replace(text, "127.0.0.1:0", busy.Addr().String(), 1)), slog.New(slog.DiscardHandler)); err == nil {
+		t.Fatal("two listen at one address")
+	}
+	for range 3 {
+		s := newServer(t, on(text))
+		if c := s.Status().Cluster; c == nil || c.Name != "lab" || c.Node != "a" || len(c.Members) != 2 || !c.Members[0].Up || c.Members[1].Number != 0 {
+			t.Errorf("%+v", c)
+		}
+		shutdown(t, s)
+	}
+	for _, c := range []struct{ old, new, says string }{
+		{"consensus", "elsewhere", "target ha join"},
+		{"name: lab", "name: other", "cluster lab"},
+	} {
+		if _, err := New(on(strings.Replace(text, c.old, c.new, 1)), slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), "test.yaml:2:17") {
+			t.Errorf("%s: %v", c.new, err)
+		}
+	}
+}
+
+// TestApplyCluster: the addresses of other nodes change at once; the node itself is what it was at the start.
+func TestApplyCluster(t *testing.T) {
+	text, on := clusterOn(t)
+	s := newServer(t, on(text))
+	defer shutdown(t, s)
+	for _, c := range []struct {
+		old, new string
+		want     mgmt.Reload
+	}{
+		{"", "", mgmt.Reload{}},
+		{`"127.0.0.1:9"`, "127.0.0.2", mgmt.Reload{Done: []string{"node b of the cluster is at 127.0.0.2:7260"}}},
+		{"b: {", "c: {", mgmt.Reload{Done: []string{"node c of the cluster is at 127.0.0.1:9", "node b of the cluster has no address"}}},
+		{"a: {address: \"127", "a: {address: \"128", mgmt.Reload{Pending: []string{"cluster.nodes.a will change at the next start only"}}},
+		{"name: lab", "name: other", mgmt.Reload{Pending: []string{"cluster will change at the next start only"}}},
+		{"state: consensus", "state: x", mgmt.Reload{Pending: []string{"cluster will change at the next start only"}}},
+		{"9\"}}", "9\", witness: true}}", mgmt.Reload{Pending: []string{"cluster.nodes.b will change at the next start only"}}},
+	} {
+		done, err := s.Apply(on(strings.Replace(text, c.old, c.new, 1)))
+		if err != nil || fmt.Sprint(done) != fmt.Sprint(c.want) {
+			t.Errorf("%s for %s: %+v %v", c.new, c.old, done, err)
+		}
+		at := map[string]string{"127.0.0.2": "127.0.0.2:7260", "c: {": "", "name: other": "127.0.0.1:9", "state: x": "127.0.0.1:9"}
+		if want, ok := at[c.new]; ok {
+			if got, _ := s.member.address("b"); got != want {
+				t.Errorf("%s: b is at %q, and should be at %q", c.new, got, want)
+			}
+		}
+		if _, err := s.Apply(on(text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestAnnounce: what a node says of its configuration is in the records, and follows a reload.
+func TestAnnounce(t *testing.T) {
+	text, on := clusterOn(t)
+	s := newServer(t, on(text))
+	defer shutdown(t, s)
+	limits := func(want []config.Part) {
+		t.Helper()
+		_, err := s.member.node.Await(t.Context(), func(st *quorum.Status) bool {
+			info := st.Infos["a"]
+			return info != nil && config.Differences(want, partsOf(info)) == nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	limits(on(text).Cluster.Parts)
+	next := on(text + "limits: {commands: 7}\n")
+	if _, err := s.Apply(next); err != nil {
+		t.Fatal(err)
+	}
+	limits(next.Cluster.Parts)
+}
+
+// TestNoCluster: without a cluster the requests about it say so.
+func TestNoCluster(t *testing.T) {
+	s := newServer(t, parse(t, one))
+	defer shutdown(t, s)
+	_, err := s.NewToken(t.Context())
+	for _, err := range []error{err, s.RemoveNode(t.Context(), "b", true)} {
+		if _, ok := errors.AsType[*mgmt.NotFoundError](err); !ok {
+			t.Error(err)
+		}
+	}
+	if c := s.Status().Cluster; c != nil {
+		t.Errorf("%+v", c)
+	}
+}
