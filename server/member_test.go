@@ -115,7 +115,7 @@ func TestApplyCluster(t *testing.T) {
 		{"a: {address: \"127", "a: {address: \"128", mgmt.Reload{Pending: []string{"cluster.nodes.a will change at the next start only"}}},
 		{"name: lab", "name: other", mgmt.Reload{Pending: []string{"cluster will change at the next start only"}}},
 		{"state: consensus", "state: x", mgmt.Reload{Pending: []string{"cluster will change at the next start only"}}},
-		{"9\"}}", "9\", witness: true}}", mgmt.Reload{Pending: []string{"cluster.nodes.b will change at the next start only"}}},
+		{"9\"}}", "9\", witness: true}}", mgmt.Reload{Done: []string{"node b of the cluster is at 127.0.0.1:9, a witness"}}},
 	} {
 		done, err := s.Apply(on(strings.Replace(text, c.old, c.new, 1)))
 		if err != nil || fmt.Sprint(done) != fmt.Sprint(c.want) {
@@ -127,9 +127,19 @@ func TestApplyCluster(t *testing.T) {
 				t.Errorf("%s: b is at %q, and should be at %q", c.new, got, want)
 			}
 		}
-		if _, err := s.Apply(on(text)); err != nil {
-			t.Fatal(err)
+		back, err := s.Apply(on(text))
+		if err != nil || len(back.Done) != len(c.want.Done) || back.Pending != nil {
+			t.Errorf("back from %s: %+v %v", c.new, back, err)
 		}
+	}
+	for _, without := range []string{"cluster:", "node: a,"} {
+		text = strings.Replace(text, without, map[string]string{"cluster:": "#"}[without], -1)
+	}
+	if done, err := s.Apply(on(text)); err != nil || fmt.Sprint(done.Pending) != "[cluster will change at the next start only]" {
+		t.Errorf("without a cluster: %+v %v", done, err)
+	}
+	if at, err := s.member.address("b"); at == "" {
+		t.Error(err)
 	}
 }
 

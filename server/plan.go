@@ -261,10 +261,10 @@ func (c *comparison) compareCluster() {
 	for _, n := range now.Nodes {
 		switch before := was.Node(n.Name); {
 		case before != nil && before.Address == n.Address && before.Witness == n.Witness:
-		case n.Name == now.Self || before != nil && before.Address == n.Address:
+		case n.Name == now.Self:
 			c.later("cluster.nodes.%s", n.Name)
 		default:
-			c.did("node %s of the cluster is at %s", n.Name, n.Address)
+			c.did("node %s of the cluster is at %s%s", n.Name, n.Address, map[bool]string{true: ", a witness"}[n.Witness])
 		}
 	}
 	for _, n := range was.Nodes {
