@@ -21,6 +21,7 @@ var unseen = map[string]string{
 	"%s is larger than %d bytes: this is probably not the file that you meant":                              "TestLoad",
 	"aliases make this configuration endless: write out what they stand for":                                "TestAliasesEnd",
 	"%s: there is no node %q in the cluster %s: %s; who this machine is says --node, or else its host name": "TestOn",
+	"this mapping has more than %d keys, which no configuration needs: is this the file that you meant?":    "TestKeysAreBounded",
 	"the YAML parser gave up (%v)":                                                                          "FuzzParse: no input is known that makes it",
 }
 
