@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 
 	"oneshot/ha/quorum"
 	"oneshot/ha/replica"
@@ -17,7 +18,7 @@ const (
 	metaName  = "meta"
 	metaNew   = "meta.new"
 	metaGrows = 4 << 20 // bytes behind the first record
-	metaMagic = 0x6f736d6574610001
+	metaMagic = 0x6f736d6574610002
 )
 
 // metadata is what a copy has to know in its next life.
@@ -28,9 +29,12 @@ type metadata struct {
 	grown  int64 // bytes behind the first record
 	broken bool  // the file is made anew before the next record
 
-	life  uint32 // counts them
-	disk  string // identity of the store
-	saved replica.Saved
+	life    uint32 // counts them
+	disk    string // identity of the store that the rest tells of
+	saved   replica.Saved
+	samples []sample // oldest first
+
+	found string // identity of the store that is there; another one than disk until Save.Known
 }
 
 // errNoMetadata: there is no file.
@@ -58,7 +62,7 @@ func openMetadata(fsys quorum.FS) (*metadata, error) {
 		case first:
 			m.all(&c)
 		default:
-			var s replica.Save
+			var s saving
 			codeSave(&c, &s)
 			m.apply(&s)
 		}
@@ -68,12 +72,17 @@ func openMetadata(fsys quorum.FS) (*metadata, error) {
 		b = rest
 	}
 	m.life++
+	m.found = m.disk
 	return m, m.renew()
 }
 
+// isOther says whether the store is another one than that of the metadata. The metadata stay those of the disk that is
+// away, which may come back, until a primary begins to bring the other one level.
+func (m *metadata) isOther() bool { return m.found != m.disk }
+
 // createMetadata makes those of a copy that may differ from the others in all that regions name.
 func createMetadata(fsys quorum.FS, disk string, saved replica.Saved) (*metadata, error) {
-	m := &metadata{fsys: fsys, life: 1, disk: disk, saved: saved}
+	m := &metadata{fsys: fsys, life: 1, disk: disk, found: disk, saved: saved}
 	return m, m.renew()
 }
 
@@ -109,6 +118,8 @@ func (m *metadata) all(c *coder) {
 	disk := []byte(m.disk)
 	many(c, &disk, func(b *byte) { num(c, b, 1) })
 	m.disk = string(disk)
+	c.flag(&m.saved.Unknown)
+	codeSamples(c, &m.samples)
 	num(c, &m.saved.Mark, 8)
 	c.view(&m.saved.View)
 	c.bits(&m.saved.Regions)
@@ -117,7 +128,8 @@ func (m *metadata) all(c *coder) {
 	}
 }
 
-func codeSave(c *coder, s *replica.Save) {
+// codeSave codes a change, but for Known: all is written anew then.
+func codeSave(c *coder, s *saving) {
 	num(c, &s.Mark, 8)
 	number := func(n *int) {
 		x := uint64(*n)
@@ -126,6 +138,7 @@ func codeSave(c *coder, s *replica.Save) {
 	}
 	many(c, &s.Set, number)
 	many(c, &s.Clear, number)
+	codeSamples(c, &s.samples)
 	has := s.Bitmaps != nil
 	c.flag(&has)
 	if !has {
@@ -140,10 +153,11 @@ func codeSave(c *coder, s *replica.Save) {
 	}
 }
 
-func (m *metadata) apply(s *replica.Save) {
+func (m *metadata) apply(s *saving) {
 	m.saved.Mark = s.Mark
 	for _, i := range s.Set {
 		m.saved.Regions.Set(i)
+		m.dropSample(i)
 	}
 	if s.Bitmaps != nil {
 		m.saved.View, m.saved.Bitmaps = s.View, *s.Bitmaps
@@ -151,12 +165,28 @@ func (m *metadata) apply(s *replica.Save) {
 	for _, i := range s.Clear {
 		m.saved.Regions.Clear(i)
 	}
+	for _, x := range s.samples {
+		m.dropSample(x.region) // it is the same one when the save is tried again
+		m.samples = append(m.samples, x)
+	}
+	m.samples = slices.Delete(m.samples, 0, max(0, len(m.samples)-maxSamples))
+	if s.Known {
+		m.disk, m.saved.Unknown = m.found, false
+		m.samples = nil
+	}
+}
+
+func (m *metadata) dropSample(region int) {
+	m.samples = slices.DeleteFunc(m.samples, func(x sample) bool { return x.region == region })
 }
 
 // save makes a change durable. After an error nobody knows what the file holds, so the next attempt makes it anew.
-func (m *metadata) save(s *replica.Save) error {
+func (m *metadata) save(s *saving) error {
+	if m.isOther() && !s.Known {
+		s.Mark = m.saved.Mark // of the disk that is away
+	}
 	m.apply(s)
-	if m.broken || m.grown > metaGrows {
+	if m.broken || s.Known || m.grown > metaGrows {
 		return m.renew()
 	}
 	b := metaRecord(func(c *coder) { codeSave(c, s) })

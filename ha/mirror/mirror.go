@@ -104,7 +104,8 @@ type Mirror struct {
 	found   map[uint64]*verification
 	closing bool
 	again   time.Duration // when founding is proposed again
-	saves   chan *replica.Save
+	saves   chan *saving
+	wrote   []int64 // by region: where a granule was last written in this life, plus 1
 }
 
 // item is something for the goroutine of the core. One of the fields says what.
@@ -139,13 +140,14 @@ func Open(o Options) (*Mirror, error) {
 	}
 	m := &Mirror{
 		opts: o, cfg: Usual(o.Size), size: o.Size, wake: make(chan struct{}, 1), changed: make(chan struct{}), looped: make(chan struct{}),
-		tasks: map[uint64]*task{}, pulls: map[uint64]pulling{}, found: map[uint64]*verification{}, saves: make(chan *replica.Save, 1),
+		tasks: map[uint64]*task{}, pulls: map[uint64]pulling{}, found: map[uint64]*verification{}, saves: make(chan *saving, 1),
 	}
 	if o.Tune != nil {
 		o.Tune(&m.cfg)
 	}
 	m.cfg.Self, m.cfg.Copies = o.Node, o.Nodes
 	m.sameness = m.hash()
+	m.wrote = make([]int64, (m.size+m.cfg.Region-1)/m.cfg.Region)
 	m.info = backend.Info{
 		Size: o.Size, BlockSize: info.BlockSize, PhysicalBlockSize: info.PhysicalBlockSize, DiscardGranularity: info.DiscardGranularity,
 		StatusUnknown: true, OptimalIO: info.OptimalIO, VolatileCache: !m.cfg.Stores[0].Through,
@@ -159,10 +161,10 @@ func Open(o Options) (*Mirror, error) {
 	case errors.Is(err, errNoMetadata):
 	case err != nil:
 		return nil, fmt.Errorf("mirror %s: %w", o.Name, err)
-	case meta.disk != string(backend.IdentityOf(o.Copy)):
-		return nil, errors.Join(fmt.Errorf("mirror %s: the metadata are of the disk %q, and the copy is on %q: give it the right one, or remove the metadata to have all of the copy brought level again",
-			o.Name, meta.disk, backend.IdentityOf(o.Copy)), meta.close())
 	default:
+		if err := m.recognize(meta); err != nil {
+			return nil, fmt.Errorf("mirror %s: %w", o.Name, errors.Join(err, meta.close()))
+		}
 		m.begin(meta, nil)
 	}
 	if m.unwatch, err = o.Views.Watch(func(v replica.View) { m.push(item{event: replica.Agreed{View: v}}) }); err != nil {
@@ -195,7 +197,9 @@ func (m *Mirror) hash() uint64 {
 func (m *Mirror) begin(meta *metadata, memory *replica.Memory) {
 	cfg := m.cfg
 	cfg.Incarnation = meta.life
-	m.meta, m.core = meta, replica.New(cfg, m.opts.Clock(), memory, meta.saved)
+	saved := meta.saved
+	saved.Unknown = saved.Unknown || meta.isOther()
+	m.meta, m.core = meta, replica.New(cfg, m.opts.Clock(), memory, saved)
 	for id := range m.cfg.Copies.All() { // the connections that are for this node to make
 		if id > m.cfg.Self {
 			m.wg.Go(func() { m.dialOn(id) })
@@ -604,6 +608,7 @@ func (m *Mirror) Switch(to replica.ID) { m.push(item{event: replica.Switch{To: t
 // takes too long.
 func (m *Mirror) saveOn() {
 	for s := range m.saves {
+		m.fillSamples(s)
 		for {
 			err := m.meta.save(s)
 			if err == nil || m.ctx.Err() != nil {

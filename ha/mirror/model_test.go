@@ -429,23 +429,3 @@ func TestStaleGrant(t *testing.T) {
 		l.level(l.nodes[0])
 	})
 }
-
-// TestOtherDisk: a copy on another disk than the one of the metadata is refused.
-func TestOtherDisk(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, 1)
-		l.begin()
-		l.end()
-		n := l.nodes[0]
-		n.mirror = nil
-		l.wrap = func(s backend.Store) backend.Store { return named{s} }
-		if _, err := n.open(); err == nil {
-			t.Error("it is taken")
-		}
-	})
-}
-
-// named is a store with an identity.
-type named struct{ backend.Store }
-
-func (named) Identity() backend.Identity { return "another" }

@@ -234,6 +234,7 @@ func (m *Mirror) work(a replica.Action) {
 	case replica.Apply:
 		w.id = a.ID
 		op.Off, op.Len = a.Rec.Off, a.Rec.Len
+		m.wrotePlace(op.Off, op.Len)
 		op.Kind = backend.Discard
 		if a.Rec.Kind != replica.KindZero {
 			op.Kind = backend.Write
@@ -254,7 +255,7 @@ func (m *Mirror) work(a replica.Action) {
 		op.Kind = backend.Flush
 	case replica.Save:
 		m.works++
-		m.saves <- &a // there is one at a time
+		m.saves <- m.sampled(a) // there is one at a time
 		return
 	case replica.Pull:
 		c := m.conns[a.From]
