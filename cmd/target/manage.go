@@ -72,8 +72,8 @@ func statusCommand() *cobra.Command {
 		Use:   "status [--watch] [-o table|json]",
 		Short: "Show what a daemon serves, and what every LUN does",
 		Long: `status asks a running daemon, over its management socket, for its portals, targets
-and LUNs, and for what each LUN has done since its target exists: commands, bytes,
-latency, failures. With --watch it repeats, and shows what happens per second.
+and LUNs, and for what each LUN has done since the daemon made its target: commands,
+bytes, latency, failures. With --watch it repeats, and shows what happens per second.
 
 MEAN and P99 are latencies: the time from the arrival of a command to the departure
 of its answer. P99 is the upper bound of the histogram bucket that holds the 99th

@@ -43,8 +43,8 @@ apply what changed in it: LUNs, targets, access and portals. Sessions that a cha
 does not concern go on. If the file is not valid, nothing changes, and the log says
 why.
 
-With a section cluster serve is a node of it, and serves what the configuration has for
-that node: see target ha.
+If the configuration has a section cluster, serve is a node of that cluster, and serves
+what the configuration has for this node: see target ha.
 
 SIGTERM and SIGINT drain: serve asks initiators to log out, finishes the commands in
 flight, writes caches to disk, and exits with status 0. After ` + strconv.Itoa(int(drainTime.Seconds())) + ` s, or at a second
