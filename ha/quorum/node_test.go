@@ -177,10 +177,14 @@ func (l *lab) voters(name string, want int) {
 	l.until(name, fmt.Sprintf("%d vote", want), func(s *Status) bool { return len(s.Voters) == want && len(s.Former) == 0 })
 }
 
+// three makes a cluster of a, b and w, of which each can be lost: who has not heard that the change of the voters is over
+// still needs the majority of the former ones, which is a.
 func (l *lab) three() {
 	l.join("b", "a")
 	l.join("w", "a")
-	l.voters("a", 3)
+	for _, name := range []string{"a", "b", "w"} {
+		l.voters(name, 3)
+	}
 }
 
 func (l *lab) put(name, key string, version uint64, value string) {

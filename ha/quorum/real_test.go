@@ -191,6 +191,9 @@ func start(t *testing.T, c child) (*machine, answer) {
 	if err := m.out.Decode(&a); err != nil {
 		t.Fatal(err)
 	}
+	if a.Err != "" {
+		_ = m.cmd.Wait() // it ends with status 1, and holds the lock of its directory until then
+	}
 	return m, a
 }
 
@@ -271,7 +274,9 @@ func newSite(t *testing.T) *site {
 	for i, name := range []string{"b", "w"} {
 		s.join(name, "a", tokens[i].String())
 	}
-	s.nodes["a"].await(condition{Voters: "[1 2 3]", Heard: 3})
+	for _, m := range s.nodes { // see three
+		m.await(condition{Voters: "[1 2 3]", Heard: 3})
+	}
 	return s
 }
 
