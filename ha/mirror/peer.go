@@ -100,7 +100,7 @@ func (c *conn) read() error {
 	r := bufio.NewReaderSize(c.c, 64<<10)
 	for {
 		_ = c.c.SetReadDeadline(time.Now().Add(c.m.silence()))
-		f, err := readFrame(r, c.peer, c.m.cfg.Heap)
+		f, err := readFrame(r, c.peer, maxHead, c.m.cfg.Heap)
 		if err == nil && f.kind == frameGreeting {
 			err = errors.New("a second greeting came")
 		}
@@ -137,7 +137,7 @@ func (m *Mirror) greetingTo(to replica.ID) []byte {
 
 // greeted reads the other one's greeting.
 func (m *Mirror) greeted(c net.Conn) (replica.ID, error) {
-	f, err := readFrame(c, 0, 0)
+	f, err := readFrame(c, 0, greetingLen, 0)
 	g := &f.greeting
 	switch {
 	case err != nil:

@@ -218,7 +218,10 @@ type greeting struct {
 	from, to replica.ID
 }
 
-const greetingMagic = 0x6f6e6573686f7401 // "oneshot", version 1
+const (
+	greetingMagic = 0x6f6e6573686f7401 // "oneshot", version 1
+	greetingLen   = 8 + 8 + 1 + 1      // all that is taken of who has not said who it is
+)
 
 func (c *coder) greeting(g *greeting) {
 	num(c, &g.magic, 8)
@@ -349,16 +352,17 @@ type received struct {
 	greeting greeting
 }
 
-// readFrame reads a frame of the node from, with at most maxData bytes of data. Memory grows with what has arrived.
-func readFrame(r io.Reader, from replica.ID, maxData int64) (f received, err error) {
+// readFrame reads a frame of the node from, with at most headMax bytes of head and dataMax of data. For the head memory
+// grows with what has arrived.
+func readFrame(r io.Reader, from replica.ID, headMax uint32, dataMax int64) (f received, err error) {
 	var prefix [prefixLen]byte
 	if _, err := io.ReadFull(r, prefix[:]); err != nil {
 		return f, err
 	}
 	head, data := binary.BigEndian.Uint32(prefix[:]), binary.BigEndian.Uint32(prefix[4:])
 	f.kind = frameKind(prefix[12])
-	if head > maxHead || int64(data) > maxData {
-		return f, fmt.Errorf("a frame with %d bytes of head and %d of data came; up to %d and %d are allowed", head, data, maxHead, maxData)
+	if head > headMax || int64(data) > dataMax {
+		return f, fmt.Errorf("a frame with %d bytes of head and %d of data came; up to %d and %d are allowed", head, data, headMax, dataMax)
 	}
 	var b bytes.Buffer
 	b.Write(prefix[:])

@@ -2,7 +2,9 @@ package mirror
 
 import (
 	"bytes"
+	"net"
 	"reflect"
+	"strings"
 	"testing"
 	"testing/synctest"
 
@@ -27,14 +29,14 @@ func TestFrames(t *testing.T) {
 		replica.Hashed{Seq: 1, Digest: replica.Digest{1, 2, 3}, Failed: true},
 	} {
 		frame := messageFrame(m)
-		f, err := readFrame(bytes.NewReader(frame), 1, 0)
+		f, err := readFrame(bytes.NewReader(frame), 1, maxHead, 0)
 		if want := (replica.Message{From: 1, Msg: m}); err != nil || !reflect.DeepEqual(f.event, want) {
 			t.Errorf("%+v comes as %+v, %v", want, f.event, err)
 		}
 		for i := range frame {
 			bad := bytes.Clone(frame)
 			bad[i] ^= 0x10
-			if f, err := readFrame(bytes.NewReader(bad), 1, 0); err == nil {
+			if f, err := readFrame(bytes.NewReader(bad), 1, maxHead, 0); err == nil {
 				t.Errorf("%T with another byte %d comes as %+v", m, i, f.event)
 			}
 		}
@@ -59,7 +61,7 @@ func TestCorruptPost(t *testing.T) {
 		}}
 		frame := append(appendFrame(nil, framePost, len(data), func(c *coder) { c.post(&p) }), data...)
 		read := func(b []byte) (*post, error) {
-			f, err := readFrame(bytes.NewReader(b), 0, 1<<20)
+			f, err := readFrame(bytes.NewReader(b), 0, maxHead, 1<<20)
 			if err == nil {
 				err = m.checkPost(f.post)
 			}
@@ -108,4 +110,18 @@ func TestForeignPost(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestGreetingIsBounded: nothing larger than a greeting is waited for before the greeting.
+func TestGreetingIsBounded(t *testing.T) {
+	frame := appendFrame(nil, frameHello, 0, func(c *coder) { c.b = append(c.b, make([]byte, greetingLen+1)...) })
+	here, there := net.Pipe()
+	defer here.Close()
+	go func() {
+		_, _ = there.Write(frame[:prefixLen]) // the rest never comes
+		_ = there.Close()
+	}()
+	if _, err := new(Mirror).greeted(here); err == nil || !strings.Contains(err.Error(), "are allowed") {
+		t.Errorf("a head of %d bytes: %v", greetingLen+1, err)
+	}
 }
