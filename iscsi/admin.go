@@ -6,8 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"oneshot/internal/iostat"
 	"oneshot/iscsi/pdu"
-	"oneshot/scsi"
 )
 
 // SessionInfo is a session as an administrator sees it.
@@ -19,7 +19,7 @@ type SessionInfo struct {
 	Since       time.Time // of the login
 	Buffers     int       // bytes of I/O memory that its commands hold
 	Connections []ConnInfo
-	scsi.IOStats
+	iostat.Stats
 }
 
 // ConnInfo is a connection of a session.
@@ -46,7 +46,7 @@ func (n *Node) Sessions() []SessionInfo {
 			continue
 		}
 		if s.nexus != nil {
-			info.IOStats = s.nexus.Stats()
+			info.Stats = s.nexus.Stats()
 		}
 		list = append(list, info)
 	}

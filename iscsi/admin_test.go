@@ -7,10 +7,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"oneshot/internal/iostat"
 	"oneshot/internal/serial"
 	"oneshot/iscsi/login"
 	"oneshot/iscsi/pdu"
-	"oneshot/scsi"
 )
 
 func TestSessions(t *testing.T) {
@@ -38,8 +38,8 @@ func TestSessions(t *testing.T) {
 		if s.Initiator != "iqn.c:1" || s.Target != "iqn.t:t" || s.TSIH == 0 || len(s.Connections) != 1 || s.Connections[0].Peer != "peer" || s.Since.IsZero() {
 			t.Errorf("%+v", s)
 		}
-		h := s.Commands[scsi.ClassRead]
-		if h.Count() != 1 || h.Sum != time.Second || s.ReadBytes != 512 || s.Failed[scsi.FailedAttention] != 1 {
+		h := s.Commands[iostat.Read]
+		if h.Count() != 1 || h.Sum != time.Second || s.ReadBytes != 512 || s.Failed[iostat.UnitAttention] != 1 {
 			t.Errorf("%d reads in %v, %d bytes, failed %v", h.Count(), h.Sum, s.ReadBytes, s.Failed)
 		}
 		drive(fresh, func() { fresh.Lost(nil) })

@@ -43,7 +43,7 @@ func (c *Conn) Lock() {
 		}
 		r.Unlock() // c has joined a session in the meantime
 	}
-	c.timed = false
+	c.times.Drive()
 }
 
 // Unlock does what was left for the driver, starts sending what is queued, and lets go.

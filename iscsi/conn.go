@@ -8,6 +8,7 @@ import (
 	"oneshot/internal/baton"
 	"oneshot/internal/door"
 	"oneshot/internal/invariant"
+	"oneshot/internal/iostat"
 	"oneshot/iscsi/login"
 	"oneshot/iscsi/pdu"
 	"oneshot/mem"
@@ -65,9 +66,7 @@ type Conn struct {
 	// A discovery session, and who has yet to log in, may have to give way to others.
 	place door.Place
 
-	arrived int64 // nanotime of the input batch under way
-	left    int64 // nanotime of the output batch under way, if timed
-	timed   bool
+	times iostat.Clock
 
 	ready      baton.Ready[Task]
 	memoryFree atomic.Bool // a lease may succeed that failed before
@@ -117,7 +116,7 @@ func (c *Conn) resume() {
 // flush starts what the steps that were made have led to: operations of stores, and output.
 // It may free tasks, and so memory that others wait for.
 func (c *Conn) flush() {
-	c.timed = false
+	c.times.Drive()
 	c.kick()
 	c.mover.Flush()
 	if c.state == stateCleanup {
@@ -174,7 +173,7 @@ func (c *Conn) Status() pdu.Sequence {
 // Heard notes that the initiator is alive. The transport calls it for each batch of input.
 func (c *Conn) Heard() {
 	c.heard = c.node.clock.Load()
-	c.arrived, c.timed = nanotime(), false
+	c.times.Arrive()
 }
 
 // Fetching tells for how many tasks the mover has RDMA Reads under way. It is called when that

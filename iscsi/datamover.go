@@ -102,7 +102,7 @@ type Task struct {
 	Final     bool // F bit: no unsolicited Data-Out PDUs follow
 	EDTL      uint32
 	cmdSN     serial.SN
-	arrived   int64 // Conn.arrived when it came
+	arrived   int64 // when it came, as Conn.times has it
 
 	cdb     [maxCDB]byte
 	state   taskState

@@ -51,7 +51,7 @@ func (c *Conn) setUp(t *Task, h pdu.SCSICommand) {
 	c.live++
 	t.slot = -1
 	t.to(taskHeld)
-	t.refused, t.arrived, t.aborted = false, c.arrived, abortedByNone
+	t.refused, t.arrived, t.aborted = false, c.times.Arrived(), abortedByNone
 	t.ITT, t.cmdSN = h.ITT(), h.CmdSN()
 	t.Immediate, t.Final, t.Read, t.Write = h.Immediate(), h.Final(), h.Read(), h.Write()
 	t.EDTL = h.EDTL()

@@ -276,7 +276,7 @@ func (t *Task) Collapsible() bool {
 
 // Sent says that the answer of t has left, and gives the task back.
 func (c *Conn) Sent(t *Task) {
-	t.Account(c.leaving() - t.arrived)
+	t.Account(c.times.Leaving() - t.arrived)
 	c.answered(t)
 }
 

@@ -10,10 +10,10 @@ import (
 
 	"oneshot/backend"
 	"oneshot/ddp"
+	"oneshot/internal/iostat"
 	"oneshot/internal/serial"
 	"oneshot/iscsi/pdu"
 	"oneshot/mem"
-	"oneshot/scsi"
 	"oneshot/transport/rdma/iwarp"
 )
 
@@ -312,7 +312,7 @@ func (b *bench) counted() (answered, aborted uint64) {
 		for i := range s.Commands {
 			answered += s.Commands[i].Count()
 		}
-		aborted += s.Failed[scsi.FailedAborted]
+		aborted += s.Failed[iostat.AbortedCommand]
 	}
 	return answered, aborted
 }

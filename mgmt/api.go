@@ -16,6 +16,7 @@ func NewAPI(t Target) http.Handler {
 	mux.HandleFunc("GET /v1/status", a.status)
 	mux.HandleFunc("GET /v1/sessions", a.sessions)
 	mux.HandleFunc("DELETE /v1/sessions/{id}", a.drop)
+	mux.HandleFunc("DELETE /v1/controllers/{id}", a.dropController)
 	mux.HandleFunc("GET /v1/access", a.access)
 	mux.HandleFunc("PATCH /v1/access", a.setAccess)
 	mux.HandleFunc("POST /v1/reload", a.reload)
@@ -33,9 +34,14 @@ type api struct{ target Target }
 func (a *api) status(w http.ResponseWriter, _ *http.Request) { answer(w, a.target.Status()) }
 
 func (a *api) sessions(w http.ResponseWriter, _ *http.Request) {
-	list := Sessions{BoundsNS: a.target.Status().BoundsNS, Sessions: a.target.Sessions(), Time: time.Now()}
+	list := Sessions{
+		BoundsNS: a.target.Status().BoundsNS, Sessions: a.target.Sessions(), Controllers: a.target.Controllers(), Time: time.Now(),
+	}
 	if list.Sessions == nil {
 		list.Sessions = []Session{} // [] rather than null
+	}
+	if list.Controllers == nil {
+		list.Controllers = []Controller{}
 	}
 	answer(w, list)
 }
@@ -48,6 +54,19 @@ func (a *api) drop(w http.ResponseWriter, r *http.Request) {
 	}
 	if !a.target.DropSession(uint16(id)) {
 		fail(w, http.StatusNotFound, fmt.Sprintf("there is no session %d", id))
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+func (a *api) dropController(w http.ResponseWriter, r *http.Request) {
+	id, err := strconv.ParseUint(r.PathValue("id"), 10, 64)
+	if err != nil {
+		fail(w, http.StatusBadRequest, fmt.Sprintf("no such controller: %q; they have numbers from 1 on", r.PathValue("id")))
+		return
+	}
+	if !a.target.DropController(id) {
+		fail(w, http.StatusNotFound, fmt.Sprintf("there is no controller %d", id))
 		return
 	}
 	w.WriteHeader(http.StatusNoContent)

@@ -76,6 +76,11 @@ func (c *Client) DropSession(ctx context.Context, id uint16) error {
 	return c.do(ctx, http.MethodDelete, fmt.Sprintf("/v1/sessions/%d", id), nil, nil)
 }
 
+// DropController ends a controller.
+func (c *Client) DropController(ctx context.Context, id uint64) error {
+	return c.do(ctx, http.MethodDelete, fmt.Sprintf("/v1/controllers/%d", id), nil, nil)
+}
+
 // Access asks for the access states.
 func (c *Client) Access(ctx context.Context) (*AccessStates, error) {
 	a := new(AccessStates)

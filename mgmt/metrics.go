@@ -58,6 +58,13 @@ var (
 	descSize     = desc("lun_size_bytes", "Capacity.", "target", "lun", "store")
 	descSessions = desc("sessions", "Sessions logged in.", "target")
 
+	descNSLatency   = desc("namespace_command_duration_seconds", "From the arrival of a command to the departure of its answer.", "subsystem", "nsid", "op")
+	descNSBytes     = desc("namespace_bytes_total", "Bytes read and written.", "subsystem", "nsid", "op")
+	descNSFailed    = desc("namespace_failures_total", "Commands that did not end well, by kind.", "subsystem", "nsid", "kind")
+	descNSInFlight  = desc("namespace_commands_in_flight", "Commands that are not answered yet.", "subsystem", "nsid")
+	descNSSize      = desc("namespace_size_bytes", "Capacity.", "subsystem", "nsid", "store")
+	descControllers = desc("controllers", "Controllers that hosts have made.", "subsystem")
+
 	descWindow  = desc("store_aging_window_seconds", "How long after it a write is durable, as long as flushes take less than half of it.", "store")
 	descFlush   = desc("store_aging_longest_flush_seconds", "The longest that a flush has taken.", "store")
 	descFlushes = desc("store_aging_flushes_total", "Flushes that the store has made by itself.", "store")
@@ -105,10 +112,24 @@ var counters = []struct {
 	{desc("digest_errors_total", "PDUs whose data digest did not match."), func(c *Counters) uint64 { return c.DigestErrors }},
 }
 
+// nvmeCounters has one row for each counter of NVMe without labels.
+var nvmeCounters = []struct {
+	desc *prometheus.Desc
+	of   func(*NVMeCounters) uint64
+}{
+	{desc("nvme_connections_total", "Connections of NVMe accepted."), func(c *NVMeCounters) uint64 { return c.Connections }},
+	{desc("nvme_connections_refused_total", "Connections of NVMe over the limit."), func(c *NVMeCounters) uint64 { return c.Refused }},
+	{desc("nvme_connects_total", "Controllers made."), func(c *NVMeCounters) uint64 { return c.Connects }},
+	{desc("nvme_connect_failures_total", "Connect commands refused."), func(c *NVMeCounters) uint64 { return c.ConnectFailures }},
+	{desc("nvme_protocol_errors_total", "Connections dropped for what the host did."), func(c *NVMeCounters) uint64 { return c.ProtocolErrors }},
+	{desc("nvme_digest_errors_total", "Commands whose data digest did not match."), func(c *NVMeCounters) uint64 { return c.DigestErrors }},
+}
+
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descInfo, descStarted, descLoaded, descLatency, descBytes, descFailed, descNews, descInFlight, descSize, descSessions,
+		descNSLatency, descNSBytes, descNSFailed, descNSInFlight, descNSSize, descControllers,
 		descLimit, descInUse, descMapped, descLeases, descRDMA,
 		descWindow, descFlush, descFlushes, descLost, descPartWindow, descPartFlush, descPartFlushes, descPartLost,
 		descFree, descPart, descEndpoints, descLag, descPartLatency, descPartBytes, descPartFailed, descPartInFlight,
@@ -116,6 +137,9 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 		ch <- d
 	}
 	for _, row := range counters {
+		ch <- row.desc
+	}
+	for _, row := range nvmeCounters {
 		ch <- row.desc
 	}
 }
@@ -152,6 +176,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	gauge(descSessions, float64(max(discovery, 0)), "")
+	if s.NVMe != nil {
+		collectNVMe(ch, s.NVMe, s.BoundsNS)
+	}
 	for _, store := range c.target.Stores() {
 		if a := store.Aging; a != nil {
 			lost := 0.0
@@ -218,11 +245,32 @@ func collectLUN(ch chan<- prometheus.Metric, target string, l *LUN, bounds []int
 	collectIO(ch, lunDescs, &l.IO, bounds, target, lun)
 }
 
+// collectNVMe sends the figures of what is served over NVMe.
+func collectNVMe(ch chan<- prometheus.Metric, n *NVMe, bounds []int64) {
+	for _, row := range nvmeCounters {
+		ch <- prometheus.MustNewConstMetric(row.desc, prometheus.CounterValue, float64(row.of(&n.Counters)))
+	}
+	discovery := n.Connected
+	for i := range n.Subsystems {
+		s := &n.Subsystems[i]
+		discovery -= s.Controllers
+		ch <- prometheus.MustNewConstMetric(descControllers, prometheus.GaugeValue, float64(s.Controllers), s.NQN)
+		for j := range s.Namespaces {
+			x := &s.Namespaces[j]
+			nsid := strconv.FormatUint(uint64(x.NSID), 10)
+			ch <- prometheus.MustNewConstMetric(descNSSize, prometheus.GaugeValue, float64(x.Bytes), s.NQN, nsid, x.Store)
+			collectIO(ch, nsDescs, &x.IO, bounds, s.NQN, nsid)
+		}
+	}
+	ch <- prometheus.MustNewConstMetric(descControllers, prometheus.GaugeValue, float64(max(discovery, 0)), "")
+}
+
 // ioDescs are the series of an IO.
 type ioDescs struct{ inFlight, failed, latency, bytes *prometheus.Desc }
 
 var (
 	lunDescs  = ioDescs{descInFlight, descFailed, descLatency, descBytes}
+	nsDescs   = ioDescs{descNSInFlight, descNSFailed, descNSLatency, descNSBytes}
 	partDescs = ioDescs{descPartInFlight, descPartFailed, descPartLatency, descPartBytes}
 )
 

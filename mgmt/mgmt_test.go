@@ -40,7 +40,13 @@ func (f *fake) Status() Status {
 		Counters: Counters{Logins: 3, LoginFailures: 4},
 		Buffers:  Buffers{Limit: 1 << 30, InUse: 4096},
 		Portals:  []Portal{{"tcp", "127.0.0.1:3260"}},
-		Devices:  []Device{{"verbs", "rxe0", map[string]uint64{"sleeps": 7}}},
+		NVMe: &NVMe{
+			Counters: NVMeCounters{Connects: 8, DigestErrors: 2}, Connected: 3,
+			Subsystems: []Subsystem{{NQN: "nqn.s", Controllers: 2, Namespaces: []Namespace{{
+				NSID: 4, Store: "d", Bytes: 1 << 21, IO: IO{Write: Class{Bytes: 512, SumNS: 500, Latency: []uint64{1, 0, 0, 0}}, Failed: map[string]uint64{"miscompare": 1}},
+			}}}},
+		},
+		Devices: []Device{{"verbs", "rxe0", map[string]uint64{"sleeps": 7}}},
 		Targets: []Node{{Name: "iqn.t:t", Sessions: 1, LUNs: []LUN{{
 			Number: 5, Store: "d", Bytes: 1 << 20, BlockSize: 512,
 			IO: IO{
@@ -73,6 +79,12 @@ func (f *fake) DropSession(id uint16) bool {
 	f.dropped = append(f.dropped, id)
 	return id == 3
 }
+
+func (f *fake) Controllers() []Controller {
+	return []Controller{{ID: 5, CNTLID: 1, Host: "nqn.h", Subsystem: "nqn.s", Queues: []Queue{{QID: 0}, {QID: 1, Entries: 128}}, IO: IO{Read: Class{Bytes: 9}}}}
+}
+
+func (f *fake) DropController(id uint64) bool { return id == 5 }
 
 func (f *fake) Access() []Access {
 	return []Access{{Target: "iqn.t:t", LUN: 5, Group: 1, Portals: f.Status().Portals, State: "standby", Preferred: true, ALUA: "implicit"}}
@@ -129,6 +141,15 @@ func TestAPI(t *testing.T) {
 		t.Errorf("sessions %+v, %v", list, err)
 	}
 	if err := c.DropSession(ctx, 3); err != nil {
+		t.Error(err)
+	}
+	if len(list.Controllers) != 1 || list.Controllers[0].IO.Read.Bytes != 9 || len(list.Controllers[0].Queues) != 2 {
+		t.Errorf("%+v", list.Controllers)
+	}
+	if err := c.DropController(ctx, 5); err != nil {
+		t.Error(err)
+	}
+	if err := c.DropController(ctx, 6); err == nil || err.Error() != "there is no controller 6" {
 		t.Error(err)
 	}
 	if err := c.DropSession(ctx, 4); err == nil || err.Error() != "there is no session 4" {
@@ -325,6 +346,14 @@ func TestMetrics(t *testing.T) {
 		`oneshot_sessions{target="iqn.t:t"} 1`,
 		`oneshot_sessions{target=""} 1`,
 		`oneshot_logins_total 3`,
+		`oneshot_nvme_connects_total 8`,
+		`oneshot_nvme_digest_errors_total 2`,
+		`oneshot_controllers{subsystem="nqn.s"} 2`,
+		`oneshot_controllers{subsystem=""} 1`,
+		`oneshot_namespace_size_bytes{nsid="4",store="d",subsystem="nqn.s"} 2.097152e+06`,
+		`oneshot_namespace_bytes_total{nsid="4",op="write",subsystem="nqn.s"} 512`,
+		`oneshot_namespace_command_duration_seconds_bucket{nsid="4",op="write",subsystem="nqn.s",le="1e-06"} 1`,
+		`oneshot_namespace_failures_total{kind="miscompare",nsid="4",subsystem="nqn.s"} 1`,
 		`oneshot_login_failures_total 4`,
 		`oneshot_buffer_limit_bytes 1.073741824e+09`,
 		`oneshot_rdma_total{device="rxe0",kind="sleeps",transport="verbs"} 7`,

@@ -13,6 +13,10 @@ type Target interface {
 	Sessions() []Session
 	// DropSession ends a session and reports whether there was one.
 	DropSession(id uint16) bool
+	// Controllers lists the controllers that hosts of NVMe have made, by their numbers.
+	Controllers() []Controller
+	// DropController ends a controller and reports whether there was one.
+	DropController(id uint64) bool
 	// Access returns the access states, sorted by target, LUN and group.
 	Access() []Access
 	// SetAccess changes access states, and returns those of all groups of the LUNs concerned. On a
@@ -38,6 +42,7 @@ type Status struct {
 	Targets   []Node    `json:"targets"`
 	Portals   []Portal  `json:"portals"`
 	Counters  Counters  `json:"counters"`
+	NVMe      *NVMe     `json:"nvme,omitempty"` // nil: nothing is served over NVMe
 	Devices   []Device  `json:"rdma_devices,omitempty"`
 	Cluster   *Cluster  `json:"cluster,omitempty"`
 	Buffers   Buffers   `json:"buffers"`
@@ -59,6 +64,43 @@ type LUN struct {
 	Store     string `json:"store"`
 	StoreType string `json:"store_type"`
 	Serial    string `json:"serial"`
+	Bytes     int64  `json:"bytes"` // capacity
+	BlockSize int    `json:"block_size"`
+	ReadOnly  bool   `json:"readonly"`
+	IO        IO     `json:"io"`
+}
+
+// NVMe is what is served over NVMe.
+type NVMe struct {
+	Counters   NVMeCounters `json:"counters"`
+	Connected  int          `json:"controllers"` // those of discovery included
+	Subsystems []Subsystem  `json:"subsystems"`
+}
+
+// NVMeCounters count since the daemon started.
+type NVMeCounters struct {
+	Connections     uint64 `json:"connections"`
+	Refused         uint64 `json:"connections_refused"` // over the limit
+	Connects        uint64 `json:"connects"`            // controllers that were made
+	ConnectFailures uint64 `json:"connect_failures"`
+	ProtocolErrors  uint64 `json:"protocol_errors"` // connections dropped for them
+	DigestErrors    uint64 `json:"digest_errors"`
+}
+
+// Subsystem is an NVM subsystem with its namespaces.
+type Subsystem struct {
+	NQN         string      `json:"nqn"`
+	Serial      string      `json:"serial"`
+	Controllers int         `json:"controllers"`
+	Namespaces  []Namespace `json:"namespaces"`
+}
+
+// Namespace is a namespace of a subsystem, and what was done with it there since the subsystem exists.
+type Namespace struct {
+	NSID      uint32 `json:"nsid"`
+	Store     string `json:"store"`
+	StoreType string `json:"store_type"`
+	UUID      string `json:"uuid"`
 	Bytes     int64  `json:"bytes"` // capacity
 	BlockSize int    `json:"block_size"`
 	ReadOnly  bool   `json:"readonly"`
@@ -131,11 +173,37 @@ type Connection struct {
 	DataDigest   bool   `json:"data_digest"`
 }
 
+// Controller is a controller that a host of NVMe has made, and what the host did with it.
+type Controller struct {
+	ID          uint64    `json:"id"`     // names it in this life of the daemon
+	CNTLID      uint16    `json:"cntlid"` // names it in its subsystem
+	Host        string    `json:"host"`   // its NQN
+	HostID      string    `json:"hostid"`
+	Subsystem   string    `json:"subsystem,omitempty"` // empty: that of discovery
+	Since       time.Time `json:"since"`
+	KeepAliveMS int64     `json:"keep_alive_ms"` // the timeout; 0: none
+	Buffers     int       `json:"buffers"`       // bytes of I/O memory in use
+	Queues      []Queue   `json:"queues"`        // the first is the admin queue
+	IO          IO        `json:"io"`            // of its I/O queues
+}
+
+// Queue is a queue of a controller, a connection each.
+type Queue struct {
+	QID          uint16 `json:"qid"`
+	Entries      int    `json:"entries"`
+	Peer         string `json:"peer"`
+	Local        string `json:"local"`
+	Transport    string `json:"transport"`
+	HeaderDigest bool   `json:"header_digest"`
+	DataDigest   bool   `json:"data_digest"`
+}
+
 // Sessions is the answer to GET /v1/sessions.
 type Sessions struct {
-	Time     time.Time `json:"time"` // of this answer
-	BoundsNS []int64   `json:"latency_bounds_ns"`
-	Sessions []Session `json:"sessions"`
+	Time        time.Time    `json:"time"` // of this answer
+	BoundsNS    []int64      `json:"latency_bounds_ns"`
+	Sessions    []Session    `json:"sessions"`
+	Controllers []Controller `json:"controllers"`
 }
 
 // IO counts commands.

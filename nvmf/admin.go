@@ -50,7 +50,7 @@ func (t *Task) admin() volume.Next {
 }
 
 func (t *Task) keepAlive() volume.Next {
-	t.Queue.Heard()
+	t.Queue.alive()
 	return t.end(nvme.Success)
 }
 

@@ -1,11 +1,12 @@
 package nvmf
 
 import (
-	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"oneshot/backend"
+	"oneshot/internal/iostat"
 	"oneshot/nvme"
 )
 
@@ -20,6 +21,8 @@ type Controller struct {
 	admin   *Queue
 	hostNQN string
 	hostID  [16]byte
+	number  uint64 // names the controller while the node lives
+	since   time.Time
 
 	id uint16 // constant once Subsystem.add has set it
 
@@ -34,6 +37,8 @@ type Controller struct {
 	cc, csts uint32
 	grant    int // I/O queues that the host may have
 	flushes  int // flushes of a shutdown that are under way
+
+	past iostat.Stats // of queues that are gone; guarded by Subsystem.mu
 
 	// Guarded by the lock of admin.
 	kato     uint32 // milliseconds; 0: no timer
@@ -50,8 +55,9 @@ const startTimeout = 15
 
 func newController(q *Queue, sub *Subsystem, host string, hostID [16]byte, kato uint32) *Controller {
 	return &Controller{
-		node: q.node, sub: sub, admin: q, hostNQN: host, hostID: hostID, queues: make(map[uint16]*Queue),
-		kato: kato, last: q.node.clock.Load(), features: newFeatures(), grant: maxIOQueues,
+		node: q.node, sub: sub, admin: q, hostNQN: host, hostID: hostID, number: q.node.lastNumber.Add(1), since: time.Now(),
+		queues: make(map[uint16]*Queue),
+		kato:   kato, last: q.node.clock.Load(), features: newFeatures(), grant: maxIOQueues,
 	}
 }
 
@@ -118,9 +124,10 @@ func (c *Controller) dropQueues(why string) bool {
 // queueGone forgets a queue of which nothing is left.
 func (c *Controller) queueGone(q *Queue) {
 	c.sub.mu.Lock()
-	paths := append(slices.Clone(*q.paths.Load()), q.retired...)
+	paths := q.everyPath()
 	q.retired = nil
 	q.paths.Store(new([]*path))
+	c.remember(paths)
 	c.mu.Lock()
 	delete(c.queues, q.id)
 	over := c.ended && len(c.queues) == 0

@@ -94,6 +94,7 @@ func (t *Task) connectAdmin(sub *Subsystem, host string, d nvme.ConnectData) vol
 	if !q.joins(c, 0) {
 		return t.refuse(nvme.ConnectBusy)
 	}
+	q.node.counters.Connects.Add(1)
 	q.log.Info("host connected", "host", host, "subsystem", sub.nqn, "controller", c.id)
 	return t.connected(c, 0)
 }

@@ -148,6 +148,9 @@ func (h *host) Terminate(how Termination) {
 func (h *host) Peer() string      { return "192.0.2.1:5" }
 func (h *host) Local() string     { return "192.0.2.2:4420" }
 func (h *host) Transport() string { return "test" }
+func (h *host) Digests() (header, data bool) {
+	return true, false
+}
 
 func (h *host) GetData(t *Task) {
 	b, there := h.out[t.CQE.CID]
@@ -190,6 +193,7 @@ func (h *host) start(c nvme.Command, n int, out []byte, inCapsule bool) uint16 {
 	t.Mover = t
 	h.q.Lock()
 	defer h.q.Unlock()
+	h.q.times.Arrive()
 	if !h.q.Command(t, nvme.SQE(c.AppendTo(nil))) {
 		h.x.t.Fatal("the queue takes no command")
 	}

@@ -20,6 +20,8 @@ type Mover interface {
 	Flush()
 	// Terminate ends the connection; Queue.Lost follows.
 	Terminate(Termination)
+	// Digests says which were negotiated.
+	Digests() (header, data bool)
 
 	Peer() string  // address of the host
 	Local() string // address that it has reached

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 
 	"oneshot/backend"
+	"oneshot/internal/iostat"
 	"oneshot/nvme"
 	"oneshot/volume"
 	"oneshot/volume/access"
@@ -45,7 +46,6 @@ type Namespace struct {
 	mu      sync.Mutex // taken after Subsystem.mu; a leaf but for what Drain calls
 	subs    []shown    // where it is shown; guarded by mu
 	paths   []*path    // guarded by mu
-	past    counts     // of paths that are gone; guarded by mu
 	drained []func()   // guarded by mu
 }
 
@@ -67,17 +67,7 @@ type path struct {
 	nsid    uint32
 	running atomic.Int64 // commands from their start to their release
 	begun   bool         // operations wait for Kick; it is in Queue.begun; guarded by Queue.mu
-	counts  counts
-}
-
-// counts are what commands have done.
-type counts struct{ reads, writes, bytesRead, bytesWritten atomic.Uint64 }
-
-func (c *counts) add(o *counts) {
-	c.reads.Add(o.reads.Load())
-	c.writes.Add(o.writes.Load())
-	c.bytesRead.Add(o.bytesRead.Load())
-	c.bytesWritten.Add(o.bytesWritten.Load())
+	counts  iostat.Lazy  // of its commands
 }
 
 // NewNamespace returns the namespace that cfg describes, or an error that says which part of cfg cannot be.
@@ -145,7 +135,6 @@ func (n *Namespace) part(p *path) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.paths = slices.DeleteFunc(n.paths, func(o *path) bool { return o == p })
-	n.past.add(&p.counts)
 }
 
 // leave counts a command out.

@@ -70,8 +70,11 @@ type Node struct {
 	most    int           // bytes of the largest lease of a command
 	capsule int           // bytes of data in a capsule of an I/O queue
 	clock   atomic.Uint32 // seconds since the start
-	limits  atomic.Pointer[Limits]
-	wake    chan struct{} // capacity 1: there may be something to tell hosts
+	// lastNumber is that of the newest controller.
+	lastNumber atomic.Uint64
+	counters   Counters
+	limits     atomic.Pointer[Limits]
+	wake       chan struct{} // capacity 1: there may be something to tell hosts
 
 	discovery *Subsystem
 	guests    *door.Guests[*Queue]
@@ -214,6 +217,11 @@ func (n *Node) tell() {
 // controller have a share of the places: when it is used up, or all places are, the oldest of them gives way.
 func (n *Node) Admit() bool {
 	admitted, _ := n.guests.Admit()
+	if admitted {
+		n.counters.Connections.Add(1)
+	} else {
+		n.counters.Refused.Add(1)
+	}
 	return admitted
 }
 

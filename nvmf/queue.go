@@ -10,6 +10,7 @@ import (
 	"oneshot/internal/baton"
 	"oneshot/internal/door"
 	"oneshot/internal/invariant"
+	"oneshot/internal/iostat"
 	"oneshot/mem"
 	"oneshot/nvme"
 	"oneshot/volume"
@@ -48,6 +49,7 @@ type Queue struct {
 	unsent int         // of leased: of commands whose answers have not left
 	moved  uint32      // Node.clock when the last of these left, or the first came
 	over   bool        // fail was called
+	times  iostat.Clock
 
 	paths   atomic.Pointer[[]*path] // sorted by NSID; replaced, never changed
 	retired []*path                 // of namespaces that were taken away; guarded by Subsystem.mu
@@ -87,7 +89,10 @@ func (n *Node) NewQueue(mover Mover) *Queue {
 }
 
 // Lock makes the caller the driver of the queue.
-func (q *Queue) Lock() { q.baton.Lock() }
+func (q *Queue) Lock() {
+	q.baton.Lock()
+	q.times.Drive()
+}
 
 // Unlock does what was left for the driver, sends what is queued, and lets go.
 func (q *Queue) Unlock() { q.baton.Unlock() }
@@ -121,6 +126,7 @@ func (q driver) Resume() {
 
 // Flush implements baton.Driven.
 func (q driver) Flush() {
+	q.times.Drive()
 	q.kick()
 	q.mover.Flush()
 	if q.state == queueLost {
@@ -171,7 +177,7 @@ func (q *Queue) Command(t *Task, e nvme.SQE) bool {
 	t.CQE = nvme.CQE{CID: e.CID(), SQID: q.id}
 	sgl := e.SGL()
 	t.Len, t.InCapsule = sgl.Length, sgl.Type == nvme.SGLInCapsule && sgl.Length > 0
-	t.slot, t.aborted, t.status = -1, false, 0
+	t.slot, t.aborted, t.status, t.arrived = -1, false, 0, q.times.Arrived()
 	q.live++
 	if q.sqhd++; int(q.sqhd) >= q.depth {
 		q.sqhd = 0
@@ -236,7 +242,10 @@ func (q *Queue) discard(t *Task) {
 }
 
 // DataFailed says that the data of t cannot be had.
-func (q *Queue) DataFailed(t *Task, _ DataFault) { t.abortWith(nvme.TransientTransport) }
+func (q *Queue) DataFailed(t *Task, _ DataFault) {
+	q.node.counters.DigestErrors.Add(1)
+	t.abortWith(nvme.TransientTransport)
+}
 
 // answer ends a command: its status is final.
 func (q *Queue) answer(t *Task) {
@@ -268,9 +277,8 @@ func (q *Queue) send(t *Task) {
 	if t.CQE.SQHD = q.sqhd; q.noFlow {
 		t.CQE.SQHD = noSQHD
 	}
-	t.account()
 	if q.state >= queueLost {
-		q.answered(t)
+		q.AnswerLost(t)
 		return
 	}
 	if t.leased > 0 {
@@ -284,10 +292,19 @@ func (q *Queue) send(t *Task) {
 }
 
 // Sent says that the answer of t has left, and gives the task back.
-func (q *Queue) Sent(t *Task) { q.answered(t) }
+func (q *Queue) Sent(t *Task) {
+	t.account()
+	q.answered(t)
+}
 
-// AnswerLost says that the answer of t will not leave, or not all of it, because the connection has ended or is ending.
-func (q *Queue) AnswerLost(t *Task) { q.answered(t) }
+// AnswerLost says that the answer of t will not leave, or not all of it, because the connection has ended or is ending. The command
+// counts as one without an answer.
+func (q *Queue) AnswerLost(t *Task) {
+	if t.path != nil {
+		t.path.counts.Get().Failed(iostat.AbortedCommand)
+	}
+	q.answered(t)
+}
 
 func (q *Queue) answered(t *Task) {
 	if t.unsent > 0 {
@@ -371,6 +388,12 @@ func (q *Queue) setPaths(list []Shown) {
 
 // Heard notes that the host is alive. The mover calls it for each batch of input.
 func (q *Queue) Heard() {
+	q.times.Arrive()
+	q.alive()
+}
+
+// alive notes that the host is alive.
+func (q *Queue) alive() {
 	if c := q.ctrl; c != nil && !c.heard.Load() {
 		c.heard.Store(true)
 	}
@@ -382,14 +405,26 @@ func (q *Queue) fail(how Termination, format string, args ...any) {
 		return
 	}
 	q.over = true
+	q.node.counters.ProtocolErrors.Add(1)
 	q.log.Warn("connection dropped: " + fmt.Sprintf(format, args...))
 	q.mover.Terminate(how)
+}
+
+// dismiss ends the connection, because the administrator asks for it.
+func (q *Queue) dismiss(why string) {
+	if q.state >= queueLost || q.over {
+		return
+	}
+	q.over = true
+	q.log.Info("controller ends: " + why)
+	q.mover.Terminate(AtOnce)
 }
 
 // Violation says that the mover ends the connection because of what the host sent.
 func (q *Queue) Violation(err error) {
 	if q.state < queueLost && !q.over {
 		q.over = true
+		q.node.counters.ProtocolErrors.Add(1)
 		q.log.Warn("connection dropped: " + err.Error())
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"sync"
 
+	"oneshot/internal/iostat"
 	"oneshot/nvme"
 )
 
@@ -36,14 +37,15 @@ type Subsystem struct {
 	admit       func(hostNQN string) bool
 	namespaces  []Shown // sorted; guarded by mu
 	controllers map[uint16]*Controller
-	lastID      uint16 // of the last controller
+	past        map[uint32]*iostat.Stats // by NSID, of queues that are gone
+	lastID      uint16                   // of the last controller
 
 	dirtyMu sync.Mutex // a leaf
 	dirty   []uint32   // namespaces of whose changes hosts are to be told; guarded by dirtyMu
 }
 
 func newSubsystem(n *Node, cfg SubsystemConfig) *Subsystem {
-	s := &Subsystem{node: n, nqn: cfg.NQN, serial: cfg.Serial, admit: cfg.Admit, controllers: make(map[uint16]*Controller)}
+	s := &Subsystem{node: n, nqn: cfg.NQN, serial: cfg.Serial, admit: cfg.Admit, controllers: make(map[uint16]*Controller), past: make(map[uint32]*iostat.Stats)}
 	s.SetNamespaces(cfg.Namespaces)
 	return s
 }
@@ -74,7 +76,7 @@ func (s *Subsystem) SetAdmit(admit func(hostNQN string) bool) {
 func (s *Subsystem) drop(meant func(*Controller) bool, why string) {
 	for _, c := range s.list() {
 		if meant(c) {
-			c.admin.post(func() { c.admin.fail(AtOnce, "%s", why) })
+			c.admin.post(func() { c.admin.dismiss(why) })
 		}
 	}
 }
@@ -217,30 +219,16 @@ func (s *Subsystem) controllerIDs(first uint16) []uint16 {
 	return ids
 }
 
-// smart sums what the commands of all controllers have done; nsid names one namespace, or all.
-func (s *Subsystem) smart(nsid uint32) (sum nvme.Smart) {
-	for _, x := range s.shownNow() {
-		if nsid != nvme.AllNamespaces && nsid != x.NSID {
-			continue
+// smart is what the commands of all controllers have done; nsid names one namespace, or all.
+func (s *Subsystem) smart(nsid uint32) nvme.Smart {
+	var sum iostat.Stats
+	for _, n := range s.Stats() {
+		if nsid == nvme.AllNamespaces || nsid == n.NSID {
+			sum.Add(&n.Stats)
 		}
-		n := x.Namespace
-		n.mu.Lock()
-		for _, c := range append([]*counts{&n.past}, n.countsOf()...) {
-			sum.Reads += c.reads.Load()
-			sum.Writes += c.writes.Load()
-			sum.BytesRead += c.bytesRead.Load()
-			sum.BytesWritten += c.bytesWritten.Load()
-		}
-		n.mu.Unlock()
 	}
-	return sum
-}
-
-// countsOf lists the counts of the paths. mu is held.
-func (n *Namespace) countsOf() []*counts {
-	list := make([]*counts, len(n.paths))
-	for i, p := range n.paths {
-		list[i] = &p.counts
+	return nvme.Smart{
+		Reads: sum.Commands[iostat.Read].Count(), Writes: sum.Commands[iostat.Write].Count(),
+		BytesRead: sum.ReadBytes, BytesWritten: sum.WriteBytes,
 	}
-	return list
 }

@@ -36,6 +36,7 @@ type Task struct {
 	entry   [nvme.SQELen]byte
 	state   taskState
 	slot    int        // in Queue.tasks, or -1
+	arrived int64      // when it came, as Queue.times has it
 	leased  int        // bytes of I/O memory, as the pool counts them
 	unsent  int        // of these: counted in Queue.unsent
 	wanted  int        // bytes of memory that it waits for; it is in Queue.hungry
@@ -222,20 +223,4 @@ func (t *Task) build(n int, fill func(b []byte)) volume.Next {
 		fill(t.r.Data())
 		return t.replyWith(t.r.Data())
 	}))
-}
-
-// account counts a command that has ended.
-func (t *Task) account() {
-	if t.path == nil || t.CQE.Status != nvme.Success {
-		return
-	}
-	c := &t.path.counts
-	switch t.SQE.Opcode() {
-	case nvme.Read:
-		c.reads.Add(1)
-		c.bytesRead.Add(uint64(t.n))
-	case nvme.Write:
-		c.writes.Add(1)
-		c.bytesWritten.Add(uint64(t.n))
-	}
 }

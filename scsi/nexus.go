@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"oneshot/internal/iostat"
 	"oneshot/mem"
 )
 
@@ -43,9 +44,9 @@ type itl struct {
 	begun     atomic.Bool // in the list of the nexus, or about to be; who sets it links nextBegun
 	nextBegun *itl
 
-	ua     atomic.Uint32          // pending unit attentions, a set of attention bits
-	denied atomic.Uint32          // a set of denials
-	counts atomic.Pointer[counts] // of its commands; nil: there was none
+	ua     atomic.Uint32 // pending unit attentions, a set of attention bits
+	denied atomic.Uint32 // a set of denials
+	counts iostat.Lazy   // of its commands
 
 	// running counts tasks from their start to their release, dormant ones excepted. It has
 	// a cache line that only this nexus writes.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"oneshot/backend"
+	"oneshot/internal/iostat"
 	"oneshot/internal/latency"
 )
 
@@ -46,23 +47,23 @@ func TestStats(t *testing.T) {
 	none.Account(1)
 	none.Release()
 
-	check := func(what string, s IOStats) {
+	check := func(what string, s iostat.Stats) {
 		t.Helper()
-		reads, writes, others := s.Commands[ClassRead].Count(), s.Commands[ClassWrite].Count(), s.Commands[ClassOther].Count()
+		reads, writes, others := s.Commands[iostat.Read].Count(), s.Commands[iostat.Write].Count(), s.Commands[iostat.Other].Count()
 		if reads != 3 || writes != 2 || others != 1 || s.ReadBytes != 4608 || s.WriteBytes != 1024 {
 			t.Errorf("%s: %d reads of %d bytes, %d writes of %d, %d others", what, reads, s.ReadBytes, writes, s.WriteBytes, others)
 		}
-		if s.Commands[ClassWrite].Sum != 2*time.Millisecond || s.Commands[ClassWrite].Buckets[latency.Bucket(1e6)] != 2 {
-			t.Errorf("%s: latency of writes %+v", what, s.Commands[ClassWrite])
+		if s.Commands[iostat.Write].Sum != 2*time.Millisecond || s.Commands[iostat.Write].Buckets[latency.Bucket(1e6)] != 2 {
+			t.Errorf("%s: latency of writes %+v", what, s.Commands[iostat.Write])
 		}
-		if s.Failed[FailedRequest] != 1 || s.Failed[FailedMedium] != 1 || s.Failed[FailedAborted] != 1 || s.InFlight != 0 {
+		if s.Failed[iostat.IllegalRequest] != 1 || s.Failed[iostat.MediumError] != 1 || s.Failed[iostat.AbortedCommand] != 1 || s.InFlight != 0 {
 			t.Errorf("%s: %v failed, %d in flight", what, s.Failed, s.InFlight)
 		}
 	}
 	check("nexus", b.nexus.Stats())
-	check("LUN", b.target.Stats()[0].IOStats)
+	check("LUN", b.target.Stats()[0].Stats)
 	b.nexus.Close(func() {})
-	check("LUN after the nexus", b.target.Stats()[0].IOStats)
+	check("LUN after the nexus", b.target.Stats()[0].Stats)
 }
 
 // While a nexus waits for its last task its counts are still there.
@@ -78,13 +79,13 @@ func TestStatsOfLeavingNexus(t *testing.T) {
 		t.Errorf("%d in flight", s.InFlight)
 	}
 	b.nexus.Close(func() {})
-	if s := b.target.Stats()[0]; s.Commands[ClassRead].Count() != 1 || s.InFlight != 1 {
+	if s := b.target.Stats()[0]; s.Commands[iostat.Read].Count() != 1 || s.InFlight != 1 {
 		t.Errorf("%+v", s)
 	}
 	b.store.complete()
 	task.Resume()
 	task.Release()
-	if s := b.target.Stats()[0]; s.Commands[ClassRead].Count() != 1 || s.InFlight != 0 || !b.lu.Idle() {
+	if s := b.target.Stats()[0]; s.Commands[iostat.Read].Count() != 1 || s.InFlight != 0 || !b.lu.Idle() {
 		t.Errorf("%+v", s)
 	}
 }

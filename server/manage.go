@@ -3,10 +3,13 @@ package server
 import (
 	"encoding/hex"
 	"errors"
+	"maps"
 	"os"
 	"time"
 
 	"oneshot/config"
+	"oneshot/internal/iostat"
+	"oneshot/internal/latency"
 	"oneshot/internal/version"
 	"oneshot/iscsi"
 	"oneshot/mgmt"
@@ -18,9 +21,9 @@ var _ mgmt.Target = (*Server)(nil)
 
 // latencyBounds holds the upper bounds of the buckets of all histograms, in nanoseconds.
 var latencyBounds = func() []int64 {
-	bounds := make([]int64, scsi.LatencyBuckets-1)
+	bounds := make([]int64, latency.Buckets-1)
 	for i := range bounds {
-		bounds[i] = int64(scsi.LatencyBound(i))
+		bounds[i] = int64(latency.Bound(i))
 	}
 	return bounds
 }()
@@ -28,7 +31,7 @@ var latencyBounds = func() []int64 {
 // Status implements mgmt.Target.
 func (s *Server) Status() mgmt.Status {
 	s.mu.Lock()
-	cfg, loaded, targets := s.cfg, s.loaded, s.targets
+	cfg, loaded, targets, subsystems := s.cfg, s.loaded, s.targets, maps.Clone(s.subsystems)
 	var portals []mgmt.Portal
 	for _, p := range s.portals {
 		portals = append(portals, mgmt.Portal{Transport: string(p.config.Transport), Address: p.Addr().String()})
@@ -44,7 +47,7 @@ func (s *Server) Status() mgmt.Status {
 		Portals: portals, Counters: countersOf(s.node.Counters(), &s.moderation), BoundsNS: latencyBounds, Connected: connected,
 		Buffers: mgmt.Buffers{Limit: pool.Limit, InUse: pool.InUse, Mapped: pool.Mapped, Leases: pool.Leases},
 		Targets: make([]mgmt.Node, len(cfg.Targets)), Devices: s.rdma.counters(),
-		Cluster: s.member.status(),
+		Cluster: s.member.status(), NVMe: s.nvmeStatus(cfg, subsystems),
 	}
 	for i := range cfg.Targets {
 		t := &cfg.Targets[i]
@@ -70,33 +73,33 @@ func lunsOf(cfg *config.Config, t *config.Target, st *scsi.Target) []mgmt.LUN {
 		blocks, blockSize := s.LU.Capacity()
 		luns = append(luns, mgmt.LUN{
 			Number: l.Number, Store: l.Shows(), StoreType: string(cfg.Store(l.Store).Type), Serial: s.LU.Serial(),
-			Bytes: int64(blocks) * int64(blockSize), BlockSize: blockSize, ReadOnly: l.ReadOnly, IO: ioOf(&s.IOStats),
+			Bytes: int64(blocks) * int64(blockSize), BlockSize: blockSize, ReadOnly: l.ReadOnly, IO: ioOf(&s.Stats),
 		})
 	}
 	return luns
 }
 
-func ioOf(s *scsi.IOStats) mgmt.IO {
-	class := func(c scsi.CommandClass, bytes uint64) mgmt.Class {
+func ioOf(s *iostat.Stats) mgmt.IO {
+	class := func(c iostat.Class, bytes uint64) mgmt.Class {
 		h := &s.Commands[c]
 		return mgmt.Class{Bytes: bytes, SumNS: uint64(max(h.Sum, 0)), Latency: append([]uint64(nil), h.Buckets[:]...)}
 	}
 	io := mgmt.IO{
-		Read: class(scsi.ClassRead, s.ReadBytes), Write: class(scsi.ClassWrite, s.WriteBytes), Other: class(scsi.ClassOther, 0),
+		Read: class(iostat.Read, s.ReadBytes), Write: class(iostat.Write, s.WriteBytes), Other: class(iostat.Other, 0),
 		InFlight: s.InFlight,
 	}
 	for i, n := range s.Failed {
 		if n == 0 {
 			continue
 		}
-		if scsi.Failure(i) == scsi.FailedAttention {
+		if iostat.Failure(i) == iostat.UnitAttention {
 			io.Attentions = n
 			continue
 		}
 		if io.Failed == nil {
 			io.Failed = make(map[string]uint64)
 		}
-		io.Failed[scsi.Failure(i).String()] = n
+		io.Failed[iostat.Failure(i).String()] = n
 	}
 	return io
 }
@@ -125,7 +128,7 @@ func (s *Server) Sessions() []mgmt.Session {
 		}
 		list = append(list, mgmt.Session{
 			ID: n.TSIH, Initiator: n.Initiator, ISID: hex.EncodeToString(n.ISID[:]), Target: n.Target, Connection: conns[0],
-			Connections: conns, Since: n.Since, Buffers: n.Buffers, IO: ioOf(&n.IOStats),
+			Connections: conns, Since: n.Since, Buffers: n.Buffers, IO: ioOf(&n.Stats),
 		})
 	}
 	return list

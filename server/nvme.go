@@ -11,6 +11,8 @@ import (
 
 	"oneshot/config"
 	"oneshot/internal/version"
+	"oneshot/mgmt"
+	"oneshot/nvme"
 	"oneshot/nvmf"
 	"oneshot/transport/nvmetcp"
 )
@@ -224,6 +226,84 @@ func (c *change) commitSubsystems() {
 		s.subsystems[sub.NQN] = s.nvme.AddSubsystem(cfg)
 		c.did("subsystem %s added", sub.NQN)
 	}
+}
+
+// nvmeStatus is what is served over NVMe; nil: nothing is.
+func (s *Server) nvmeStatus(cfg *config.Config, subsystems map[string]*nvmf.Subsystem) *mgmt.NVMe {
+	serves := slices.ContainsFunc(cfg.Portals, func(p config.Portal) bool { return p.Serve == config.ServeNamespaces })
+	if !serves && len(cfg.Subsystems) == 0 {
+		return nil
+	}
+	c := s.nvme.Counters()
+	n := &mgmt.NVMe{
+		Counters: mgmt.NVMeCounters{
+			Connections: c.Connections.Load(), Refused: c.Refused.Load(), Connects: c.Connects.Load(), ConnectFailures: c.ConnectFailures.Load(),
+			ProtocolErrors: c.ProtocolErrors.Load(), DigestErrors: c.DigestErrors.Load(),
+		},
+		Connected: s.nvme.ControllerCount(), Subsystems: []mgmt.Subsystem{},
+	}
+	for i := range cfg.Subsystems {
+		sub := &cfg.Subsystems[i]
+		if at := subsystems[sub.NQN]; at != nil { // else a change is under way
+			n.Subsystems = append(n.Subsystems, mgmt.Subsystem{
+				NQN: sub.NQN, Serial: serialOf(sub), Controllers: at.ControllerCount(), Namespaces: namespacesOf(cfg, sub, at),
+			})
+		}
+	}
+	return n
+}
+
+// namespacesOf combines what the configuration says of the namespaces of a subsystem with their counters.
+func namespacesOf(cfg *config.Config, sub *config.Subsystem, at *nvmf.Subsystem) []mgmt.Namespace {
+	stats := at.Stats()
+	list := make([]mgmt.Namespace, 0, len(stats))
+	for i := range sub.Namespaces {
+		n := &sub.Namespaces[i]
+		k := slices.IndexFunc(stats, func(x nvmf.NamespaceStats) bool { return x.NSID == n.NSID })
+		if k < 0 {
+			continue // a change is under way
+		}
+		blocks, blockSize := stats[k].Namespace.Capacity()
+		uuid := stats[k].Namespace.UUID()
+		list = append(list, mgmt.Namespace{
+			NSID: n.NSID, Store: n.Store, StoreType: string(cfg.Store(n.Store).Type), UUID: uuidText(uuid),
+			Bytes: int64(blocks) * int64(blockSize), BlockSize: blockSize, ReadOnly: n.ReadOnly, IO: ioOf(&stats[k].Stats),
+		})
+	}
+	return list
+}
+
+// uuidText is the usual form of a UUID.
+func uuidText(u [16]byte) string {
+	return fmt.Sprintf("%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:])
+}
+
+// Controllers implements mgmt.Target.
+func (s *Server) Controllers() []mgmt.Controller {
+	var list []mgmt.Controller
+	for _, c := range s.nvme.Controllers() {
+		queues := make([]mgmt.Queue, len(c.Queues))
+		for i, q := range c.Queues {
+			queues[i] = mgmt.Queue{
+				QID: q.QID, Entries: q.Entries, Peer: q.Peer, Local: q.Local, Transport: q.Transport,
+				HeaderDigest: q.HeaderDigest, DataDigest: q.DataDigest,
+			}
+		}
+		subsystem := c.Subsystem
+		if subsystem == nvme.DiscoveryNQN {
+			subsystem = ""
+		}
+		list = append(list, mgmt.Controller{
+			ID: c.Number, CNTLID: c.CNTLID, Host: c.HostNQN, HostID: uuidText(c.HostID), Subsystem: subsystem, Since: c.Since,
+			KeepAliveMS: c.KeepAlive.Milliseconds(), Buffers: c.Buffers, Queues: queues, IO: ioOf(&c.Stats),
+		})
+	}
+	return list
+}
+
+// DropController implements mgmt.Target.
+func (s *Server) DropController(id uint64) bool {
+	return s.nvme.DropController(id, "the administrator asks for it")
 }
 
 // announceNVMe tells the NVMe node the addresses of its portals. mu is held.

@@ -3,9 +3,13 @@ package server
 import (
 	"encoding/binary"
 	"fmt"
+	"io"
+	"net/http"
+	"path/filepath"
 	"strings"
 	"testing"
 
+	"oneshot/mgmt"
 	"oneshot/nvme"
 	"oneshot/nvme/tcp/pdu"
 	"oneshot/transport/nvmetcp/nvmetest"
@@ -105,5 +109,69 @@ portals: [{transport: nvme-tcp, listen: "127.0.0.1:0"}]
 	uuid, nguid := namesOf(s.NQN, &s.Namespaces[0])
 	if got, want := fmt.Sprintf("%x %x %s", uuid, nguid, serialOf(s)), "4eea1c4ba6ac8afaa45a9690226ad41e 46cd0437ac73d667b2267c9b66036018 7b024fd7e9622bbfc800"; got != want {
 		t.Errorf("%s, want %s", got, want)
+	}
+}
+
+// The status, the list of sessions and the metrics know subsystems, hosts and what these do, and the administrator ends a controller.
+func TestNVMeStatus(t *testing.T) {
+	r := serve(t, `
+stores: {a: {type: memory, size: 1MiB}}
+subsystems: [{nqn: "`+nqn+`one", serial: "S7", namespaces: {3: {store: a, block_size: 4096}}}]
+portals: [{transport: nvme-tcp, listen: "127.0.0.1:0"}]
+metrics: {listen: "127.0.0.1:0"}
+management: {socket: s}
+`)
+	addr := r.Addrs()[0].String()
+	admin := nvmetest.Admin(t, addr, pdu.IC{HeaderDigest: true}, nqn+"one")
+	queue := admin.Queue(1, 0)
+	c := nvmetest.RW(nvme.Write, 0, 2)
+	c.NSID = 3
+	queue.Must(c, make([]byte, 8192), 0)
+	nvmetest.Admin(t, addr, pdu.IC{}, nvme.DiscoveryNQN)
+	client := mgmt.NewClient(filepath.Join(r.dir, "s"))
+	defer client.Close()
+	status, err := client.Status(t.Context())
+	for err == nil && status.NVMe.Subsystems[0].Namespaces[0].IO.InFlight != 0 { // the answer has left, and is counted next
+		status, err = client.Status(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	sub := status.NVMe.Subsystems[0]
+	n := sub.Namespaces[0]
+	if sub.NQN != nqn+"one" || sub.Serial != "S7" || sub.Controllers != 1 || status.NVMe.Connected != 2 || status.NVMe.Counters.Connects != 2 {
+		t.Errorf("%+v", status.NVMe)
+	}
+	if n.NSID != 3 || n.Store != "a" || n.StoreType != "memory" || n.Bytes != 1<<20 || n.BlockSize != 4096 || len(n.UUID) != 36 || n.IO.Write.Bytes != 8192 || n.IO.Write.Commands() != 1 {
+		t.Errorf("%+v", n)
+	}
+	list, err := client.Sessions(t.Context())
+	if err != nil || len(list.Controllers) != 2 || len(list.Sessions) != 0 {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	x := list.Controllers[0]
+	if x.Host != nvmetest.HostNQN || !strings.HasPrefix(x.HostID, "01020300-0000-") || x.Subsystem != nqn+"one" || x.CNTLID != admin.ID || x.IO.Write.Bytes != 8192 || list.Controllers[1].Subsystem != "" {
+		t.Errorf("%+v", list.Controllers)
+	}
+	if q := x.Queues; len(q) != 2 || q[1].QID != 1 || q[1].Entries != 128 || !q[1].HeaderDigest || q[1].DataDigest || q[1].Local != addr || q[1].Transport != "nvme-tcp" || q[1].Peer != queue.C.LocalAddr().String() {
+		t.Errorf("%+v", q)
+	}
+	resp, err := http.Get("http://" + r.metrics.l.Addr().String() + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := io.ReadAll(resp.Body)
+	_ = resp.Body.Close()
+	http.DefaultClient.CloseIdleConnections()
+	if want := `oneshot_namespace_bytes_total{nsid="3",op="write",subsystem="` + nqn + `one"} 8192`; err != nil || !strings.Contains(string(text), want) {
+		t.Errorf("the metrics do not have %s: %v", want, err)
+	}
+	if err := client.DropController(t.Context(), x.ID); err != nil {
+		t.Error(err)
+	}
+	queue.Ended()
+	admin.Ended()
+	if err := client.DropController(t.Context(), 77); err == nil {
+		t.Error("a controller that is not there was ended")
 	}
 }

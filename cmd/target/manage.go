@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -70,10 +71,11 @@ func statusCommand() *cobra.Command {
 	v := new(view)
 	cmd := &cobra.Command{
 		Use:   "status [--watch] [-o table|json]",
-		Short: "Show what a daemon serves, and what every LUN does",
+		Short: "Show what a daemon serves, and what every LUN and namespace does",
 		Long: `status asks a running daemon, over its management socket, for its portals, targets
-and LUNs, and for what each LUN has done since the daemon made its target: commands,
-bytes, latency, failures. With --watch it repeats, and shows what happens per second.
+and LUNs, subsystems and namespaces, and for what each LUN or namespace has done since
+the daemon made its target or subsystem: commands, bytes, latency, failures. With
+--watch it repeats, and shows what happens per second.
 
 MEAN and P99 are latencies: the time from the arrival of a command to the departure
 of its answer. P99 is the upper bound of the histogram bucket that holds the 99th
@@ -98,12 +100,15 @@ func sessionsCommand() *cobra.Command {
 		Use:   "sessions [--watch] [-o table|json]",
 		Short: "Show the sessions of a daemon, and what each does",
 		Long: `sessions asks a running daemon, over its management socket, who has logged in:
-initiator, target, address, and what each session has done since its login. With
---watch it repeats, and shows what happens per second. The columns are those of
-target status.`,
+initiator, target, address, and what each session has done since its login. Then come
+the controllers that hosts of NVMe have made, whose numbers begin with c: the name of
+the host, its subsystem, the controller identifier, and how many queues it has, the
+admin queue included; -o json lists each queue. With --watch sessions repeats, and shows
+what happens per second. The columns are those of target status.`,
 		Example: `  target sessions
   target sessions --watch
-  target session drop 3`,
+  target session drop 3
+  target session drop c5`,
 		Args:                  noArgs,
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -177,8 +182,8 @@ func sessionCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "session",
 		Short: "End a session of a daemon",
-		Long: `session has one command, drop, which ends a session. target sessions
-lists them.`,
+		Long: `session has one command, drop, which ends a session, or a controller of a host of
+NVMe. target sessions lists them.`,
 		Example: `  target session drop 3`,
 		Args:    cobra.ArbitraryArgs,
 		RunE:    unknownCommand,
@@ -186,6 +191,9 @@ lists them.`,
 	cmd.AddCommand(dropCommand())
 	return cmd
 }
+
+// controllerPrefix sets the numbers of controllers apart from those of sessions.
+const controllerPrefix = "c"
 
 func dropCommand() *cobra.Command {
 	v := new(view)
@@ -195,8 +203,12 @@ func dropCommand() *cobra.Command {
 		Long: `drop tells an initiator that its session ends, and ends it. ID is the number that
 target sessions shows, 1 to 65535. Commands in flight get no answer. Most initiators
 log in again at once and repeat these commands. To keep an initiator out, remove it
-from "initiators" of the target in the configuration, and reload.`,
-		Example:               `  target session drop 3`,
+from "initiators" of the target in the configuration, and reload.
+
+An ID that begins with c, such as c5, is that of a controller of a host of NVMe: its
+connections are closed. To keep a host out, remove it from "hosts" of the subsystem.`,
+		Example: `  target session drop 3
+  target session drop c5`,
 		DisableFlagsInUseLine: true,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
@@ -205,12 +217,20 @@ from "initiators" of the target in the configuration, and reload.`,
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			id, err := strconv.ParseUint(args[0], 10, 16)
+			number, controller := strings.CutPrefix(args[0], controllerPrefix)
+			bits := 16
+			if controller {
+				bits = 64
+			}
+			id, err := strconv.ParseUint(number, 10, bits)
 			if err != nil {
 				return &usageError{cmd.CommandPath(), fmt.Sprintf("%q is not the number of a session", args[0])}
 			}
 			c := v.client()
 			defer c.Close()
+			if controller {
+				return c.DropController(cmd.Context(), id)
+			}
 			return c.DropSession(cmd.Context(), uint16(id))
 		},
 	}

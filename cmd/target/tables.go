@@ -127,10 +127,28 @@ func writeStatus(w io.Writer, now, before *mgmt.Status) error {
 	if m := c.Moderation; m.Censuses > 0 {
 		fmt.Fprintf(w, "moderation     %d pauses, %v in all; outstanding commands were counted %d times\n", m.Pauses, time.Duration(m.PausedNS).Round(time.Millisecond), m.Censuses)
 	}
+	if n := now.NVMe; n != nil {
+		c := n.Counters
+		fmt.Fprintf(w, "NVMe           %d controllers; %d made, %d refused; %d connections, %d refused; %d errors of the protocol, %d of digests\n",
+			n.Connected, c.Connects, c.ConnectFailures, c.Connections, c.Refused, c.ProtocolErrors, c.DigestErrors)
+	}
 	fmt.Fprintf(w, "buffers        %s of %s\n", size(float64(now.Buffers.InUse)), size(float64(now.Buffers.Limit)))
 	for i := range now.Devices {
 		fmt.Fprintf(w, "RDMA           %s\n", deviceCounters(&now.Devices[i]))
 	}
+	if len(now.Targets) > 0 || now.NVMe == nil {
+		if err := writeTargets(w, p, now, before); err != nil {
+			return err
+		}
+	}
+	if now.NVMe == nil {
+		return nil
+	}
+	return writeSubsystems(w, p, now, before)
+}
+
+// writeTargets writes the table of LUNs.
+func writeTargets(w io.Writer, p period, now, before *mgmt.Status) error {
 	t := newTable(w)
 	fmt.Fprintf(t, "\nTARGET\tLUN\tSTORE\tSIZE\t%s\n", p.heading())
 	for i := range now.Targets {
@@ -144,6 +162,40 @@ func writeStatus(w io.Writer, now, before *mgmt.Status) error {
 		}
 	}
 	return t.Flush()
+}
+
+// writeSubsystems writes the table of namespaces.
+func writeSubsystems(w io.Writer, p period, now, before *mgmt.Status) error {
+	t := newTable(w)
+	fmt.Fprintf(t, "\nSUBSYSTEM\tNSID\tSTORE\tSIZE\t%s\n", p.heading())
+	for i := range now.NVMe.Subsystems {
+		s := &now.NVMe.Subsystems[i]
+		if len(s.Namespaces) == 0 {
+			fmt.Fprintf(t, "%s\t-\n", s.NQN)
+		}
+		for j := range s.Namespaces {
+			n := &s.Namespaces[j]
+			fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\n", s.NQN, n.NSID, n.Store, size(float64(n.Bytes)), p.cells(&n.IO, namespaceBefore(before, s.NQN, n.NSID)))
+		}
+	}
+	return t.Flush()
+}
+
+// namespaceBefore finds a namespace in an earlier answer, or returns nil.
+func namespaceBefore(s *mgmt.Status, subsystem string, nsid uint32) *mgmt.IO {
+	if s == nil || s.NVMe == nil {
+		return nil
+	}
+	for i := range s.NVMe.Subsystems {
+		if s.NVMe.Subsystems[i].NQN != subsystem {
+			continue
+		}
+		list := s.NVMe.Subsystems[i].Namespaces // sorted
+		if at, found := slices.BinarySearchFunc(list, nsid, func(n mgmt.Namespace, nsid uint32) int { return cmp.Compare(n.NSID, nsid) }); found {
+			return &list[at].IO
+		}
+	}
+	return nil
 }
 
 // deviceCounters says what a daemon has done with an RDMA device.
@@ -180,18 +232,31 @@ func lunBefore(s *mgmt.Status, target string, number uint16) *mgmt.IO {
 
 func writeSessions(w io.Writer, now, before *mgmt.Sessions) error {
 	var was *time.Time
-	then := make(map[uint16]*mgmt.Session)
 	if before != nil {
 		was = &before.Time
+	}
+	p := newPeriod(now.Time, was, now.BoundsNS)
+	switch {
+	case len(now.Sessions) > 0:
+		if err := writeInitiators(w, p, now, before); err != nil || len(now.Controllers) == 0 {
+			return err
+		}
+		fmt.Fprintln(w)
+	case len(now.Controllers) == 0:
+		_, err := fmt.Fprintln(w, "no sessions")
+		return err
+	}
+	return writeControllers(w, p, now, before)
+}
+
+// writeInitiators writes the table of sessions of iSCSI.
+func writeInitiators(w io.Writer, p period, now, before *mgmt.Sessions) error {
+	then := make(map[uint16]*mgmt.Session)
+	if before != nil {
 		for i := range before.Sessions {
 			then[before.Sessions[i].ID] = &before.Sessions[i]
 		}
 	}
-	if len(now.Sessions) == 0 {
-		_, err := fmt.Fprintln(w, "no sessions")
-		return err
-	}
-	p := newPeriod(now.Time, was, now.BoundsNS)
 	t := newTable(w)
 	fmt.Fprintf(t, "ID\tINITIATOR\tTARGET\tFROM\tBY\tAGE\t%s\n", p.heading())
 	for i := range now.Sessions {
@@ -203,6 +268,41 @@ func writeSessions(w io.Writer, now, before *mgmt.Sessions) error {
 		fmt.Fprintf(t, "%d\t%s\t%s\t%s\t%s\t%s\t%s\n", s.ID, s.Initiator, cmp.Or(s.Target, "(discovery)"), from(s), s.Transport, age(s.Since, now.Time), p.cells(&s.IO, io))
 	}
 	return t.Flush()
+}
+
+// writeControllers writes the table of controllers of NVMe.
+func writeControllers(w io.Writer, p period, now, before *mgmt.Sessions) error {
+	then := make(map[uint64]*mgmt.IO)
+	if before != nil {
+		for i := range before.Controllers {
+			then[before.Controllers[i].ID] = &before.Controllers[i].IO
+		}
+	}
+	t := newTable(w)
+	fmt.Fprintf(t, "ID\tHOST\tSUBSYSTEM\tCNTLID\tFROM\tBY\tQUEUES\tDIGESTS\tAGE\t%s\n", p.heading())
+	for i := range now.Controllers {
+		c := &now.Controllers[i]
+		if len(c.Queues) == 0 {
+			continue // it is going
+		}
+		admin := &c.Queues[0]
+		fmt.Fprintf(t, "%s%d\t%s\t%s\t%d\t%s\t%s\t%d\t%s\t%s\t%s\n", controllerPrefix, c.ID, c.Host, cmp.Or(c.Subsystem, "(discovery)"), c.CNTLID,
+			admin.Peer, admin.Transport, len(c.Queues), digests(admin), age(c.Since, now.Time), p.cells(&c.IO, then[c.ID]))
+	}
+	return t.Flush()
+}
+
+// digests names those that a queue has.
+func digests(q *mgmt.Queue) string {
+	switch {
+	case q.HeaderDigest && q.DataDigest:
+		return "header,data"
+	case q.HeaderDigest:
+		return "header"
+	case q.DataDigest:
+		return "data"
+	}
+	return "-"
 }
 
 // from says where a session comes from: the address of its oldest connection, and how many more there are.

@@ -49,6 +49,60 @@ ID  INITIATOR  TARGET       FROM        BY     AGE    READ/S  B/S     MEAN   P99
 	}
 }
 
+// A controller of a host of NVMe has a number of its own; with --watch, what it did meanwhile is shown.
+func TestWriteControllers(t *testing.T) {
+	start := time.Unix(1000, 0)
+	at := func(sec int, reads uint64) *mgmt.Sessions {
+		queue := mgmt.Queue{Peer: "10.0.0.1:5", Transport: "nvme-tcp", HeaderDigest: true, DataDigest: true}
+		return &mgmt.Sessions{
+			Time: start.Add(time.Duration(sec) * time.Second), BoundsNS: []int64{10_000, 1_000_000},
+			Controllers: []mgmt.Controller{
+				{ID: 7, CNTLID: 2, Host: "nqn.h:1", Subsystem: "nqn.s", Queues: []mgmt.Queue{queue, queue, queue}, Since: start, IO: mgmt.IO{
+					Read: mgmt.Class{Bytes: reads << 12, SumNS: reads * 5000, Latency: []uint64{reads, 0, 0}}, InFlight: 3,
+				}},
+				{ID: 8, CNTLID: 1, Host: "nqn.h:2", Queues: []mgmt.Queue{{Peer: "10.0.0.2:5", Transport: "nvme-tcp"}}, Since: start},
+				{ID: 9, CNTLID: 3, Host: "nqn.h:gone"},
+			},
+		}
+	}
+	var b strings.Builder
+	if err := writeSessions(&b, at(92, 120), at(90, 100)); err != nil {
+		t.Fatal(err)
+	}
+	const want = `
+ID  HOST     SUBSYSTEM    CNTLID  FROM        BY        QUEUES  DIGESTS      AGE    READ/S  B/S      MEAN   P99     WRITE/S  B/S  MEAN  P99  OTHER/S  BUSY  FAILED
+c7  nqn.h:1  nqn.s        2       10.0.0.1:5  nvme-tcp  3       header,data  1m32s  10      40.0KiB  5.0µs  10.0µs  0        0B   -     -    0        3     -
+c8  nqn.h:2  (discovery)  1       10.0.0.2:5  nvme-tcp  1       -            1m32s  0       0B       -      -       0        0B   -     -    0        0     -
+`
+	if diff := cmp.Diff(want, "\n"+b.String()); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+}
+
+// The status of a daemon that serves NVMe only has a table of namespaces, and none of LUNs.
+func TestWriteStatusSubsystems(t *testing.T) {
+	at := func(bytes uint64) *mgmt.Status {
+		return &mgmt.Status{BoundsNS: []int64{10_000}, NVMe: &mgmt.NVMe{
+			Connected: 2, Counters: mgmt.NVMeCounters{Connections: 9, Refused: 1, Connects: 4, ConnectFailures: 3, ProtocolErrors: 5, DigestErrors: 6},
+			Subsystems: []mgmt.Subsystem{{NQN: "nqn.s", Namespaces: []mgmt.Namespace{{NSID: 3, Store: "d", Bytes: 1 << 30, IO: mgmt.IO{Write: mgmt.Class{Bytes: bytes, Latency: []uint64{1, 0}}}}}}, {NQN: "nqn.empty"}},
+		}}
+	}
+	var b strings.Builder
+	now := at(3 << 20)
+	now.Time = now.Time.Add(time.Second)
+	if err := writeStatus(&b, now, at(1<<20)); err != nil {
+		t.Fatal(err)
+	}
+	const line, table = "NVMe           2 controllers; 4 made, 3 refused; 9 connections, 1 refused; 5 errors of the protocol, 6 of digests\n", `
+SUBSYSTEM  NSID  STORE  SIZE    READ/S  B/S  MEAN  P99  WRITE/S  B/S     MEAN  P99  OTHER/S  BUSY  FAILED
+nqn.s      3     d      1.0GiB  0       0B   -     -    0        2.0MiB  -     -    0        0     -
+nqn.empty  -
+`
+	if !strings.Contains(b.String(), line) || !strings.HasSuffix(b.String(), table) || strings.Contains(b.String(), "TARGET") {
+		t.Error(b.String())
+	}
+}
+
 func TestUnits(t *testing.T) {
 	for n, want := range map[float64]string{0: "0B", 999: "999B", 1000: "1.0KiB", 1024: "1.0KiB", 150 << 10: "150KiB", 1 << 30: "1.0GiB", 5 << 50: "5.0PiB"} {
 		if got := size(n); got != want {

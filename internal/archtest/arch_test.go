@@ -45,6 +45,7 @@ var rules = []rule{
 	{pkg: "internal/invariant", not: sockets},
 	{pkg: "internal/serial", not: sockets},
 	{pkg: "internal/command", may: []string{"internal/version"}},
+	{pkg: "internal/iostat", may: []string{"internal/latency"}, not: sockets},
 	{pkg: "internal/*"},
 	{pkg: "configs"},
 
@@ -56,7 +57,7 @@ var rules = []rule{
 	{pkg: "volume/access", not: sockets},
 	{pkg: "partition", may: []string{"backend", "backend/slice", "mem"}, not: sockets},
 	{pkg: "partition/registry", may: []string{"partition", "volume", "transport/rdma", "backend", "backend/aging", "backend/durable", "internal/latency", "mem"}, not: sockets},
-	{pkg: "scsi", may: []string{"volume", "volume/access", "backend", "internal/latency", "internal/loglimit", "mem"}, not: sockets},
+	{pkg: "scsi", may: []string{"volume", "volume/access", "backend", "internal/iostat", "internal/latency", "internal/loglimit", "mem"}, not: sockets},
 	{pkg: "partition/wire", not: sockets},
 	{pkg: "partition/service", may: []string{"partition", "partition/wire", "backend", "transport/rdma", "transport/rdma/local", "mem"}, not: sockets[2:]},
 	// The core of a mirror is a step function; its simulation has no clock but its own.
@@ -69,13 +70,13 @@ var rules = []rule{
 	{pkg: "scsi/**", may: []string{"scsi", "scsi/**", "volume", "volume/access", "backend", "backend/**", "mem"}},
 	{pkg: "iscsi/chap", not: sockets},
 	{pkg: "iscsi/login", may: []string{"iscsi/pdu", "iscsi/text", "iscsi/chap"}, not: sockets},
-	{pkg: "iscsi", may: []string{"iscsi/*", "scsi", "internal/baton", "internal/door", "mem"}, not: sockets},
+	{pkg: "iscsi", may: []string{"iscsi/*", "scsi", "internal/baton", "internal/door", "internal/iostat", "mem"}, not: sockets},
 	{pkg: "iscsi/**", may: []string{"iscsi", "iscsi/**", "scsi", "mem"}},
 	// It knows no protocol.
 	{pkg: "transport/bytestream", may: []string{"volume", "internal/iov", "internal/stream", "mem"}},
 	{pkg: "transport/tcp", may: []string{"iscsi", "iscsi/*", "transport/bytestream", "internal/iov", "internal/stream", "mem"}},
 	// Controllers know volumes, and nothing of SCSI.
-	{pkg: "nvmf", may: []string{"nvme", "volume", "volume/access", "backend", "internal/baton", "internal/door", "mem"}, not: append([]string{"net"}, sockets[2:]...)},
+	{pkg: "nvmf", may: []string{"nvme", "volume", "volume/access", "backend", "internal/baton", "internal/door", "internal/iostat", "mem"}, not: append([]string{"net"}, sockets[2:]...)},
 	{pkg: "transport/nvmetcp", may: []string{"nvmf", "nvme", "nvme/tcp/pdu", "transport/bytestream", "mem"}},
 	{pkg: "transport/nvmetcp/nvmetest", may: []string{"nvme", "nvme/tcp/pdu"}},
 	{pkg: "transport/movertest", may: []string{"iscsi", "iscsi/*", "scsi", "volume", "backend", "backend/**", "initiator", "mem"}}, // looks at movers from both sides
@@ -104,7 +105,7 @@ var rules = []rule{
 	{pkg: "isns"},
 	{pkg: "mgmt"}, // whom it manages it knows by an interface of its own
 	{pkg: "server", may: []string{
-		"config", "mgmt", "isns", "ha/quorum", "transport/**", "iser", "iscsi", "iscsi/*", "scsi", "nvmf", "partition", "partition/registry", "partition/service", "volume", "volume/access", "backend", "backend/**", "mem", "state", "internal/loglimit", "internal/version",
+		"config", "mgmt", "isns", "ha/quorum", "transport/**", "iser", "iscsi", "iscsi/*", "scsi", "nvme", "nvmf", "partition", "partition/registry", "partition/service", "volume", "volume/access", "backend", "backend/**", "mem", "state", "internal/iostat", "internal/latency", "internal/loglimit", "internal/version",
 	}},
 	{pkg: "endpoint", may: []string{"transport/rdma", "transport/rdma/*", "partition/wire", "internal/ring", "mem"}, not: []string{"net/http"}},
 	{pkg: "endpoint/endpointtest", may: []string{"endpoint", "transport/rdma", "transport/rdma/*", "partition", "partition/service", "volume", "backend", "mem"}}, // serves one to tests

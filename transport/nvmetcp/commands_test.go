@@ -194,4 +194,7 @@ func TestDataDigest(t *testing.T) {
 	if _, got := h.Must(nvmetest.RW(nvme.Read, 0, 1), nil, 512); !bytes.Equal(got, old) {
 		t.Error("bytes with a bad digest are on the medium")
 	}
+	if n := r.Counters(); n.DigestErrors.Load() != 1 || n.ProtocolErrors.Load() != 0 {
+		t.Errorf("%d errors of digests and %d of the protocol are counted", n.DigestErrors.Load(), n.ProtocolErrors.Load())
+	}
 }

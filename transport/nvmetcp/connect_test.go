@@ -205,6 +205,7 @@ func TestFatal(t *testing.T) {
 	data := func(h *nvmetest.Host, d pdu.Data) {
 		h.Send(h.WithData(d.AppendTo(nil, pdu.H2CData, 0, pdu.DataLen), make([]byte, d.Len)))
 	}
+	errors := uint64(0)
 	for _, tt := range []struct {
 		name  string
 		ic    pdu.IC
@@ -260,6 +261,10 @@ func TestFatal(t *testing.T) {
 			t.Errorf("%s: % x", tt.name, b)
 		}
 		h.Ended()
+		errors++
+	}
+	if got := r.Counters().ProtocolErrors.Load(); got != errors {
+		t.Errorf("%d errors of the protocol are counted, of %d", got, errors)
 	}
 	c := r.dialRaw()
 	c.Send([]byte{4, 0, 72, 0, 72, 0, 0, 0})

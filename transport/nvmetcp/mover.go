@@ -74,6 +74,9 @@ const freshCapsule = 8 << 10
 // Transport implements nvmf.Mover.
 func (m *Mover) Transport() string { return "nvme-tcp" }
 
+// Digests implements nvmf.Mover.
+func (m *Mover) Digests() (header, data bool) { return m.headerDigest, m.dataDigest }
+
 // Connected implements nvmf.Mover. A host that has no I/O queue here sends little.
 func (m *Mover) Connected(p nvmf.Params) { m.params, m.Small = p, p.QID == 0 }
 

@@ -4,8 +4,8 @@ import (
 	"net"
 	"testing"
 
+	"oneshot/internal/iostat"
 	"oneshot/iscsi/pdu"
-	"oneshot/scsi"
 )
 
 // What is counted as answered and as sent is what has left: of a connection that ends while answers wait, the
@@ -25,7 +25,7 @@ func TestAnswersThatNeverLeave(t *testing.T) {
 	b.until(func() bool { // all are answered, and the socket takes no more
 		m.conn.Lock()
 		defer m.conn.Unlock()
-		reads := b.stats().Commands[scsi.ClassRead]
+		reads := b.stats().Commands[iostat.Read]
 		return m.Out.Blocked() && reads.Count()+uint64(m.Out.Outstanding()) == n
 	})
 	if err := p.c.(*net.TCPConn).SetLinger(0); err != nil {
@@ -36,7 +36,7 @@ func TestAnswersThatNeverLeave(t *testing.T) {
 	m.conn.Lock()
 	defer m.conn.Unlock()
 	got := b.stats()
-	left, lost := got.Commands[scsi.ClassRead].Count(), got.Failed[scsi.FailedAborted]
+	left, lost := got.Commands[iostat.Read].Count(), got.Failed[iostat.AbortedCommand]
 	bytes = m.Out.Written - bytes
 	const one = 64 * (pdu.BHSLen + 64<<10) // the last Data-In PDU bears the status
 	if left != bytes/one || left+lost != n || lost == 0 || got.ReadBytes != left*size {
@@ -48,4 +48,4 @@ func TestAnswersThatNeverLeave(t *testing.T) {
 }
 
 // stats are those of the LUN.
-func (b *bench) stats() scsi.IOStats { return b.target.Stats()[0].IOStats }
+func (b *bench) stats() iostat.Stats { return b.target.Stats()[0].Stats }
