@@ -9,8 +9,9 @@ import (
 var deviceStore = storeType{
 	name: StoreDevice, read: (*decoder).deviceStore,
 	place: func(s *Store) string { return s.Device.Path }, noun: "device",
-	unsized: func(*Store) string { return "size of the device" },
-	details: func(s *Store) []string { return s.Device.details() },
+	unsized:  func(*Store) string { return "size of the device" },
+	details:  func(s *Store) []string { return s.Device.details() },
+	obstacle: func(s *Store) string { return s.Device.obstacle() },
 }
 
 // DeviceStore holds the options of a store on a block device, besides its size.
@@ -35,12 +36,16 @@ func (v *DeviceStore) details() []string {
 	if v.Direct {
 		words = append(words, "direct")
 	}
-	words = append(words, v.IO.details()...)
+	return append(words, v.IO.details()...)
+}
+
+// obstacle says why serve could not open the device here.
+func (v *DeviceStore) obstacle() string {
 	switch info, err := os.Stat(v.Path); {
 	case errors.Is(err, fs.ErrNotExist):
-		words = append(words, "missing")
+		return "missing"
 	case err == nil && (info.Mode()&fs.ModeDevice == 0 || info.Mode()&fs.ModeCharDevice != 0):
-		words = append(words, "not a block device")
+		return "not a block device"
 	}
-	return words
+	return ""
 }

@@ -10,8 +10,9 @@ import (
 var fileStore = storeType{
 	name: StoreFile, read: (*decoder).fileStore,
 	place: func(s *Store) string { return s.File.Path }, noun: "file",
-	unsized: func(*Store) string { return "size of the file" },
-	details: func(s *Store) []string { return s.File.details() },
+	unsized:  func(*Store) string { return "size of the file" },
+	details:  func(s *Store) []string { return s.File.details() },
+	obstacle: func(s *Store) string { return s.File.obstacle(s.Size) },
 }
 
 // FileStore holds the options of a file store, besides its size.
@@ -57,24 +58,35 @@ func (f *FileStore) details() []string {
 	if f.Direct {
 		words = append(words, "direct")
 	}
-	return append(append(words, f.IO.details()...), f.state()...)
+	return append(words, f.IO.details()...)
 }
 
-// state says what serve would find at the path of a file store: nothing, a directory, no regular file.
-func (f *FileStore) state() []string {
+// obstacle says why serve could not open the file here, where it would have size bytes (0: as many as it has).
+func (f *FileStore) obstacle(size int64) string {
 	info, err := os.Stat(f.Path)
 	switch {
-	case errors.Is(err, fs.ErrNotExist) && !f.Create:
-		return []string{"missing"}
-	case errors.Is(err, fs.ErrNotExist):
-		if _, err := os.Stat(filepath.Dir(f.Path)); errors.Is(err, fs.ErrNotExist) {
-			return []string{"cannot be created: there is no directory " + filepath.Dir(f.Path)}
+	case f.missing() && !f.Create:
+		return "missing"
+	case f.missing():
+		if dir := filepath.Dir(f.Path); !exists(dir) {
+			return "cannot be created: there is no directory " + dir
 		}
-		return []string{"to be created"}
+		if size == 0 {
+			return "cannot be created without a size"
+		}
 	case err == nil && info.IsDir():
-		return []string{"is a directory"}
+		return "is a directory"
 	case err == nil && !info.Mode().IsRegular():
-		return []string{"not a regular file"}
+		return "not a regular file"
 	}
-	return nil
+	return ""
+}
+
+// missing says that there is no such file.
+func (f *FileStore) missing() bool { return !exists(f.Path) }
+
+// exists says whether there is something at path; it is true if nobody can tell.
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return !errors.Is(err, fs.ErrNotExist)
 }

@@ -98,6 +98,40 @@ type object struct {
 	asked  map[string]bool // the same
 }
 
+// wayToWrite shows for each mapping how it may be written.
+var wayToWrite = map[string]string{
+	"the configuration": "stores, targets and portals, each with a colon behind it",
+	"log":               "{level: debug}, for example",
+	"stores":            "{disk: {type: memory, size: 1GiB}}, for example",
+	"a store":           "{type: memory, size: 1GiB}, for example",
+	"partitions":        "{log: {size: 1GiB}}, for example",
+	"a partition":       "{size: 1GiB}, for example",
+	"access":            "{any: r}, for example",
+	"a target":          "{iqn: NAME, luns: {0: STORE}}, for example",
+	"luns":              "{0: STORE}, for example",
+	"a LUN":             "{store: NAME}, for example",
+	"auth":              "{chap: {user: NAME, secret: TEXT}}, or leave it out",
+	"chap":              "{user: NAME, secret: TEXT}",
+	"mutual":            "{user: NAME, secret: TEXT}",
+	"a secret":          "{file: PATH}, {env: NAME} or the text of the secret",
+	"an initiator":      "{name: NAME}, for example",
+	"redirect":          "{address: HOST}, or only the host",
+	"a subsystem":       "{nqn: NAME, namespaces: {1: STORE}}, for example",
+	"namespaces":        "{1: STORE}, for example",
+	"a namespace":       "{store: NAME}, for example",
+	"a portal":          "{transport: tcp, listen: ADDRESS}, for example",
+	"clients":           "{NAME: SECRET}",
+	"one_shot":          "{window: 256}, for example",
+	"discovery":         "{auth: {chap: {user: NAME, secret: TEXT}}}",
+	"limits":            "{memory: 2GiB}, for example",
+	"cluster":           "{name: NAME, state: DIRECTORY, nodes: {a: {address: HOST}}}, for example",
+	"nodes":             "{a: {address: HOST}}, for example",
+	"a node":            "{address: HOST}",
+	"isns":              "{server: HOST}",
+	"metrics":           "{listen: 127.0.0.1:9327}, for example",
+	"management":        "{socket: PATH}",
+}
+
 // object returns n as a mapping, or nil after noting that it is none.
 func (d *decoder) object(n ast.Node, what string) *object {
 	n = d.resolve(n)
@@ -106,7 +140,7 @@ func (d *decoder) object(n ast.Node, what string) *object {
 	}
 	entries, ok := mappingEntries(n)
 	if !ok {
-		d.errorf(d.pos(n), "%s is a mapping of keys to values, not %s", what, kind(n))
+		d.errorf(d.pos(n), "%s is a mapping of keys to values, not %s: write %s", what, kind(n), wayToWrite[what])
 		return nil
 	}
 	o := &object{d: d, what: what, pos: d.pos(n), index: make(map[string]int), asked: make(map[string]bool)}

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -101,4 +102,29 @@ func (fakeSecrets) file(path string) ([]byte, fs.FileMode, error) {
 
 func (fakeSecrets) env(name string) (string, bool) {
 	return "from-the-environment", name == "GOOD_SECRET"
+}
+
+// A value in the place of a mapping is answered with a way to write that mapping, whichever it is.
+func TestEveryMappingHasAWayToWriteIt(t *testing.T) {
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := regexp.MustCompile(`\.object\([^"\n]*"([^"\n]+)"\)`)
+	n := 0
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range read.FindAllStringSubmatch(string(text), -1) {
+			n++
+			if wayToWrite[m[1]] == "" {
+				t.Errorf("%s: %q has no way to write it", f, m[1])
+			}
+		}
+	}
+	if n < 20 {
+		t.Errorf("%d mappings found", n)
+	}
 }

@@ -92,6 +92,8 @@ type storeType struct {
 	whole   bool
 	// details returns what is this type's own of Store.Details; nil: nothing.
 	details func(s *Store) []string
+	// obstacle returns what is this type's own of Store.Obstacle; nil: nothing.
+	obstacle func(s *Store) string
 }
 
 var storeTypes = []storeType{memoryStore, fileStore, deviceStore, nullStore, gotgtStore, sliceStore, throttleStore}
@@ -139,6 +141,11 @@ func (s *Store) Details() (words []string) {
 	if row := storeTypeOf(s.Type); row.details != nil {
 		words = append(words, row.details(s)...)
 	}
+	if o := s.Obstacle(); o != "" {
+		words = append(words, o)
+	} else if s.File != nil && s.File.missing() {
+		words = append(words, "to be created")
+	}
 	if s.Aging > 0 {
 		words = append(words, "aging "+s.Aging.String())
 	}
@@ -146,6 +153,15 @@ func (s *Store) Details() (words []string) {
 		words = append(words, "read-only")
 	}
 	return append(words, s.divisionDetails()...)
+}
+
+// Obstacle says in a few words why serve could not open the store on this machine, or nothing if it sees no reason: what
+// is at the path is missing, or of another kind. It looks at the file system, but opens nothing.
+func (s *Store) Obstacle() string {
+	if row := storeTypeOf(s.Type); row.obstacle != nil {
+		return row.obstacle(s)
+	}
+	return ""
 }
 
 // details returns the way of I/O, if the configuration asks for one.

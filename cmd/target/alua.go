@@ -56,10 +56,7 @@ func aluaSetCommand() *cobra.Command {
 	change := new(mgmt.AccessChange)
 	var luns []int
 	var preferred bool
-	var words []string
-	for _, s := range accessStates {
-		words = append(words, s.word)
-	}
+	words := accessWords()
 	cmd := &cobra.Command{
 		Use:   "set TARGET GROUP STATE [--lun N] [--preferred]",
 		Short: "Set the access state of a group of portals",
@@ -116,6 +113,14 @@ survive restarts, too. Without it every state is active/optimized after a restar
 	return cmd
 }
 
+// accessWords returns the access states as people write them.
+func accessWords() (words []string) {
+	for _, s := range accessStates {
+		words = append(words, s.word)
+	}
+	return words
+}
+
 // parseAccess fills the change from the words of the command line.
 func parseAccess(cmd *cobra.Command, change *mgmt.AccessChange, args []string, luns []int) error {
 	wrong := func(format string, a ...any) error { return &usageError{cmd.CommandPath(), fmt.Sprintf(format, a...)} }
@@ -130,7 +135,7 @@ func parseAccess(cmd *cobra.Command, change *mgmt.AccessChange, args []string, l
 		}
 	}
 	if change.State == "" {
-		return wrong("there is no access state %q", args[2])
+		return wrong("there is no access state %q: write %s", args[2], strings.Join(accessWords(), ", "))
 	}
 	for _, n := range luns {
 		if n < 0 || n > maxLUN {

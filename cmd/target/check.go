@@ -23,8 +23,9 @@ never shows them. It opens no store and listens nowhere, so it can run beside a
 daemon.
 
 If the configuration is not valid, check shows every problem with file, line, column
-and what to change, and exits with status 1. A warning is about something that works
-but is probably a mistake; the exit status is 0 then.`,
+and what to change, and exits with status 1. A warning is about something that is
+probably a mistake, such as a file or device that this machine does not have; the exit
+status is 0 then.`,
 		Example: `  target check --config /etc/oneshot.yaml
   target check -c /etc/oneshot.yaml && systemctl restart oneshot`,
 		Args:                  noArgs,
@@ -47,6 +48,11 @@ func check(path string, stdout, stderr io.Writer) error {
 	}
 	for _, w := range c.Warnings {
 		fmt.Fprintf(stderr, "warning: %s\n\n", w)
+	}
+	for i := range c.Stores {
+		if s := &c.Stores[i]; s.Node == "" && s.Obstacle() != "" {
+			fmt.Fprintf(stderr, "warning: %s: serve would fail on this machine, for it could not open the store %q: %s\n\n", s.Pos, s.Name, s.Obstacle())
+		}
 	}
 	return writeSummary(stdout, c)
 }
@@ -152,7 +158,7 @@ func writeServices(w io.Writer, c *config.Config) {
 	fmt.Fprintf(w, "\nthe daemon\n  log\t%s, %s\n", levelName(c.Log.Level), c.Log.Format)
 	fmt.Fprintf(w, "  state\t%s\n", cmp.Or(c.State.Dir, "not kept: no reservation outlives a restart, no WRITE ATOMIC but on memory"))
 	fmt.Fprintf(w, "  metrics\t%s\n", metrics)
-	fmt.Fprintf(w, "  management\t%s\n", cmp.Or(c.Management.Socket, "no socket: no reload, status, sessions, session, alua, partition and endpoint"))
+	fmt.Fprintf(w, "  management\t%s\n", cmp.Or(c.Management.Socket, "no socket: no reload, status, sessions, session, alua, partition, endpoint and ha"))
 	fmt.Fprintf(w, "  iSNS\t%s\n", server)
 }
 

@@ -45,7 +45,7 @@ operation in 64 is timed, and stands for those before it.`,
 			return look(cmd, v, (*mgmt.Client).Endpoints, writeEndpoints)
 		},
 	}
-	v.flags(cmd)
+	v.flags(cmd, watchRates)
 	return cmd
 }
 

@@ -217,7 +217,7 @@ If a majority of the voters is up, the cluster can agree on changes; one of them
 			return look(cmd, v, askCluster, writeCluster)
 		},
 	}
-	v.flags(cmd)
+	v.flags(cmd, watchAgain)
 	return cmd
 }
 

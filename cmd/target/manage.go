@@ -36,11 +36,18 @@ func (v *view) socketFlag(cmd *cobra.Command) {
 // client returns a client of the daemon that the flags name.
 func (v *view) client() *mgmt.Client { return mgmt.NewClient(cmp.Or(v.socket, socketToAsk())) }
 
-func (v *view) flags(cmd *cobra.Command) {
+// What --watch does.
+const (
+	watchAgain = "repeat until Ctrl-C"
+	watchRates = watchAgain + ", and show what happens per second"
+)
+
+// flags adds the flags of a command that shows something, and does with --watch what watch says.
+func (v *view) flags(cmd *cobra.Command, watch string) {
 	v.socketFlag(cmd)
 	v.outputFlag(cmd)
 	f := cmd.Flags()
-	f.BoolVarP(&v.watch, "watch", "w", false, "repeat until Ctrl-C, and show what happens per second")
+	f.BoolVarP(&v.watch, "watch", "w", false, watch)
 	f.DurationVar(&v.interval, "interval", time.Second, "with --watch, the `TIME` between two tables, such as 500ms or 5s; at least 10ms")
 	f.IntVar(&v.count, "count", 0, "with --watch, stop after this many `TABLES` (default: never)")
 }
@@ -90,7 +97,7 @@ in flight, FAILED the number of failures of each kind.`,
 			return look(cmd, v, (*mgmt.Client).Status, writeStatus)
 		},
 	}
-	v.flags(cmd)
+	v.flags(cmd, watchRates)
 	return cmd
 }
 
@@ -115,7 +122,7 @@ what happens per second. The columns are those of target status.`,
 			return look(cmd, v, (*mgmt.Client).Sessions, writeSessions)
 		},
 	}
-	v.flags(cmd)
+	v.flags(cmd, watchRates)
 	return cmd
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -81,7 +82,11 @@ func (p *partitionCmd) build() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if now, err = p.run(cmd.Context(), c, now, name, args[1:]); err != nil {
+		now, err = p.run(cmd.Context(), c, now, name, args[1:])
+		if wrong, ok := errors.AsType[wordError](err); ok {
+			return &usageError{cmd.CommandPath(), wrong.Error()}
+		}
+		if err != nil {
 			return err
 		}
 		return p.show(cmd.OutOrStdout(), now, func() error { return writePartitions(cmd.OutOrStdout(), now) })
@@ -89,6 +94,18 @@ func (p *partitionCmd) build() *cobra.Command {
 	p.socketFlag(&p.Command)
 	p.outputFlag(&p.Command)
 	return &p.Command
+}
+
+// wordError is an error of run for a word of the command line that makes no sense.
+type wordError struct{ error }
+
+// parseSize reads a size from the command line.
+func parseSize(text string) (int64, error) {
+	size, err := config.ParseSize(text)
+	if err != nil {
+		return 0, wordError{err}
+	}
+	return size, nil
 }
 
 // completePartitions lists what the daemon has, if it answers.
@@ -140,11 +157,11 @@ func partitionCreate() *cobra.Command {
 		run: func(ctx context.Context, c *mgmt.Client, now *mgmt.Partitions, name string, _ []string) (*mgmt.Partitions, error) {
 			n := mgmt.NewPartition{Name: name}
 			var err error
-			if n.Size, err = config.ParseSize(size); err != nil {
+			if n.Size, err = parseSize(size); err != nil {
 				return nil, err
 			}
 			if offset != "" {
-				if n.Offset, err = config.ParseSize(offset); err != nil {
+				if n.Offset, err = parseSize(offset); err != nil {
 					return nil, err
 				}
 			}
@@ -156,7 +173,7 @@ func partitionCreate() *cobra.Command {
 			for _, a := range access {
 				who, rights, ok := strings.Cut(a, "=")
 				if !ok {
-					return nil, fmt.Errorf("%q is no access line: write WHO=RIGHTS, such as uid:998=rwf", a)
+					return nil, wordError{fmt.Errorf("%q is no access line: write WHO=RIGHTS, such as uid:998=rwf", a)}
 				}
 				n.Access = append(n.Access, mgmt.PartitionAccess{Who: who, Rights: rights})
 			}
@@ -176,7 +193,16 @@ Without --access nobody may use it as an endpoint. WHO and RIGHTS are as for gra
 	cmd.Flags().StringVar(&offset, "offset", "", "where it begins, as a `SIZE` (default: the first multiple of 1MiB where it fits)")
 	cmd.Flags().StringVar(&cache, "cache", "", "how long a write may wait to be durable, as a `TIME`, none or off (see cache)")
 	cmd.Flags().StringArrayVar(&access, "access", nil, "who may do what, as `WHO=RIGHTS`; may be given several times")
-	must(cmd.MarkFlagRequired("size"))
+	words := cmd.Args
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if err := words(cmd, args); err != nil {
+			return err
+		}
+		if size == "" {
+			return &usageError{cmd.CommandPath(), "say how large the partition is to be, such as --size 256MiB"}
+		}
+		return nil
+	}
 	return cmd
 }
 
@@ -185,7 +211,7 @@ func partitionResize() *cobra.Command {
 	p := &partitionCmd{
 		names: aPartition, words: [2]int{2, 2}, want: `a partition and its new size, such as "disk1/log 512MiB"`,
 		run: func(ctx context.Context, c *mgmt.Client, now *mgmt.Partitions, name string, words []string) (*mgmt.Partitions, error) {
-			size, err := config.ParseSize(words[0])
+			size, err := parseSize(words[0])
 			if err != nil {
 				return nil, err
 			}
@@ -213,7 +239,7 @@ func parseCache(text string) (*mgmt.PartitionCache, error) {
 	}
 	d, err := time.ParseDuration(text)
 	if err != nil || d < minCacheTime || d > maxCacheTime || d%time.Millisecond != 0 {
-		return nil, fmt.Errorf("%q is no time that a write may wait: write one from %v to %v in milliseconds, such as 200ms, or none, or off", text, minCacheTime, maxCacheTime)
+		return nil, wordError{fmt.Errorf("%q is no time that a write may wait: write one from %v to %v in milliseconds, such as 200ms, or none, or off", text, minCacheTime, maxCacheTime)}
 	}
 	return &mgmt.PartitionCache{WriteMS: uint32(d.Milliseconds())}, nil
 }

@@ -16,7 +16,7 @@ func partitionGrant() *cobra.Command {
 		names: aPartition, words: [2]int{3, 0}, want: `a partition, and who gets which rights, such as "disk1/log uid:998 rwf"`,
 		run: func(ctx context.Context, c *mgmt.Client, now *mgmt.Partitions, name string, words []string) (*mgmt.Partitions, error) {
 			if len(words)%2 != 0 {
-				return nil, errors.New(`each WHO needs its RIGHTS, such as "uid:998 rwf any r"`)
+				return nil, wordError{errors.New(`each WHO needs its RIGHTS, such as "uid:998 rwf any r"`)}
 			}
 			lines, err := accessOf(now, name)
 			if err != nil {

@@ -49,7 +49,7 @@ m manage.`,
 			})
 		},
 	}
-	v.flags(cmd)
+	v.flags(cmd, watchAgain)
 	return cmd
 }
 

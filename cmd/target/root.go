@@ -78,7 +78,11 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	return &usageError{cmd.CommandPath(), fmt.Sprintf("unexpected argument %q", args[0])}
+	reason := fmt.Sprintf("unexpected argument %q", args[0])
+	if cmd.Flags().Lookup("config") != nil {
+		reason += fmt.Sprintf(": if it is the configuration, write --config %s", quote(args[0]))
+	}
+	return &usageError{cmd.CommandPath(), reason}
 }
 
 // configFlag adds --config and completes it with YAML files.
