@@ -193,9 +193,8 @@ func TestConfigs(t *testing.T) {
 	}
 }
 
-// TestFullShowsEveryKey keeps the teaching example complete: each key that the
-// package asks for stands in it, and each limit has its default.
-func TestFullShowsEveryKey(t *testing.T) {
+// The limits in the teaching example are the defaults. (internal/doctest compares its keys with the reference.)
+func TestFullShowsDefaultLimits(t *testing.T) {
 	const path = "../configs/full.yaml"
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -207,15 +206,6 @@ func TestFullShowsEveryKey(t *testing.T) {
 	}
 	if c.Limits != DefaultLimits() {
 		t.Errorf("limits are %+v, not the defaults", c.Limits)
-	}
-	for _, key := range strings.Fields(`log level format stores type size path sparse cache direct io plugin readonly targets iqn alias luns
-		store block_size vendor product serial auth chap mutual user secret file env initiators portals transport listen discovery
-		limits connections sessions commands memory memory_per_connection login_timeout nop_interval nop_timeout read_timeout
-		metrics pprof management socket removable physical_block_size alua state group portal_groups redirect address permanent name isns server entity on offset operations bandwidth
-		subsystems nqn namespaces hosts uuid`) {
-		if !strings.Contains(string(data), key+":") {
-			t.Errorf("%s does not show %q", path, key)
-		}
 	}
 }
 

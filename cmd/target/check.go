@@ -183,12 +183,24 @@ func portalWords(p *config.Portal) (words []string) {
 		words = append(words, "CRC only if the initiator asks")
 	}
 	if p.Serve == config.ServePartitions {
-		words = append(words, fmt.Sprintf("%d with secrets", len(p.Clients)))
+		words = append(words, clientsText(p.Clients))
 	}
 	if p.OneShot != nil {
 		words = append(words, oneShotText(p.OneShot))
 	}
 	return words
+}
+
+// clientsText names the clients that a portal for partitions knows.
+func clientsText(clients []config.Client) string {
+	if len(clients) == 0 {
+		return "no client with a secret"
+	}
+	names := make([]string, len(clients))
+	for i, c := range clients {
+		names[i] = c.Name
+	}
+	return "clients with secrets: " + strings.Join(names, ", ")
 }
 
 // oneShotText says which forms of one-shot RDMA a portal agrees to.

@@ -309,11 +309,27 @@ func TestConfigurationKeys(t *testing.T) {
 			}
 		}
 	}
+	full := example(t, root, "full.yaml") + example(t, root, "cluster.yaml")
 	for h, keys := range documented {
+		for _, k := range keys {
+			if !regexp.MustCompile(`(?m)(^|[ {])`+k+`: `).MatchString(full) && !regexp.MustCompile(`(?m)^ *(- )?`+k+`:$`).MatchString(full) {
+				t.Errorf("neither full.yaml nor cluster.yaml shows %q of %s", k, h)
+			}
+		}
 		if !used[h] && len(keys) > 0 {
 			t.Errorf("docs/configuration.md: %s is compared with nothing", h)
 		}
 	}
+}
+
+// example returns an example of a configuration.
+func example(t *testing.T, root, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, "configs", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
 
 // knownKeys asks config which keys it knows where an unknown one stands.
