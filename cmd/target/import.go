@@ -15,9 +15,9 @@ import (
 func importCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "import FILE",
-		Short: "Turn a configuration of targetcli or tgt into one for serve",
-		Long: `import reads the saveconfig.json of targetcli (LIO) or the targets.conf of tgt. It
-writes a configuration for serve to standard output, and says on standard error what
+		Short: "Turn a configuration of targetcli, nvmetcli or tgt into one for serve",
+		Long: `import reads the saveconfig.json of targetcli (LIO), the config.json of nvmetcli
+(Linux's target of NVMe) or the targets.conf of tgt. It writes a configuration for serve to standard output, and says on standard error what
 it could not take over. It reads the files that targets.conf includes. It opens no
 store and changes nothing.
 
@@ -30,6 +30,7 @@ If the result lacks something that only you know, such as a secret of at least 1
 bytes, import says so and exits with status 1. It writes the configuration all the
 same.`,
 		Example: `  umask 077; target import /etc/rtslib-fb-target/saveconfig.json > target.yaml
+  target import /etc/nvmet/config.json > target.yaml
   target import /etc/tgt/targets.conf > target.yaml
   target check --config target.yaml`,
 		DisableFlagsInUseLine: true,

@@ -352,7 +352,7 @@ func (m *model) lioPortals(where string, g *lioTPG) (list []portal) {
 		if p.ISER {
 			m.remark("%s: the portal %s:%d is for iSER; it becomes one for TCP: see transport in full.yaml for RDMA", where, p.Address, p.Port)
 		}
-		at := portal{lioAddress(p.Address, p.Port)}
+		at := portal{address: lioAddress(p.Address, p.Port)}
 		m.addPortal(at)
 		list = append(list, at)
 	}

@@ -1,5 +1,5 @@
 // Package migrate turns the configurations of other targets into ours: saveconfig.json of
-// targetcli (LIO), and targets.conf of tgt.
+// targetcli (LIO), config.json of nvmetcli (Linux's target of NVMe), and targets.conf of tgt.
 //
 // What has no counterpart becomes a remark. A rule of access without a counterpart is left out, in most
 // cases with the initiators that it admits; where the result admits more than before, the remark says so.
@@ -43,7 +43,11 @@ func Import(name string, data []byte, files Files) (*Result, error) {
 	m := model{name: name, files: files}
 	var err error
 	if trimmed := bytes.TrimLeft(data, " \t\r\n\ufeff"); len(trimmed) > 0 && trimmed[0] == '{' {
-		err = m.readLIO(data)
+		if isNVMET(data) {
+			err = m.readNVMET(data)
+		} else {
+			err = m.readLIO(data)
+		}
 	} else {
 		err = m.readTGT(string(data))
 	}
@@ -58,12 +62,13 @@ type model struct {
 	name  string // of the file
 	files Files
 
-	stores    []store
-	targets   []target
-	portals   []portal
-	discovery auth
-	isns      string // the server; empty: none
-	remarks   []string
+	stores     []store
+	targets    []target
+	subsystems []subsystem
+	portals    []portal
+	discovery  auth
+	isns       string // the server; empty: none
+	remarks    []string
 }
 
 type store struct {
@@ -103,7 +108,10 @@ type credentials struct{ user, secret string }
 
 type auth struct{ chap, mutual credentials }
 
-type portal struct{ address string }
+type portal struct {
+	address   string
+	transport string // empty: TCP
+}
 
 func (m *model) remark(format string, args ...any) {
 	m.remarks = append(m.remarks, fmt.Sprintf(format, args...))
@@ -138,7 +146,7 @@ func (m *model) addPortal(p portal) {
 func (p portal) covers(q portal) bool {
 	a, err1 := netip.ParseAddrPort(p.address)
 	b, err2 := netip.ParseAddrPort(q.address)
-	if p == q || err1 != nil || err2 != nil {
+	if p == q || p.transport != q.transport || err1 != nil || err2 != nil {
 		return p == q
 	}
 	return a.Port() == b.Port() && a.Addr().IsUnspecified() && a.Addr().Is4() == b.Addr().Is4()
@@ -196,11 +204,17 @@ func (m *model) yaml(name string) []byte {
 	for _, t := range m.targets {
 		t.yaml(&b, m.groups(&t))
 	}
+	if len(m.subsystems) > 0 {
+		b.WriteString("\nsubsystems:\n")
+	}
+	for _, s := range m.subsystems {
+		s.yaml(&b)
+	}
 	if len(m.portals) > 0 {
 		b.WriteString("\nportals:\n")
 	}
 	for i, p := range m.portals {
-		w := fields{"transport: tcp", "listen: " + quote(p.address)}
+		w := fields{"transport: " + cmp.Or(p.transport, string(config.TransportTCP)), "listen: " + quote(p.address)}
 		if m.grouped() {
 			w.add("group", fmt.Sprint(i+1))
 		}

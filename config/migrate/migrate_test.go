@@ -20,7 +20,7 @@ var update = flag.Bool("update", false, "write the .want files anew")
 
 // TestImport compares with testdata/*.want, which -update writes: read the difference.
 func TestImport(t *testing.T) {
-	for _, file := range []string{"saveconfig.json", "targets.conf"} {
+	for _, file := range []string{"saveconfig.json", "nvmet.json", "targets.conf"} {
 		data, err := os.ReadFile(filepath.Join("testdata", file))
 		if err != nil {
 			t.Fatal(err)
@@ -239,11 +239,40 @@ func TestImportIsValid(t *testing.T) {
 func TestPortalsAreCovered(t *testing.T) {
 	var m model
 	for _, a := range []string{"192.0.2.1:3260", "[2001:db8::1]:3260", "192.0.2.1:3260", "192.0.2.1:3261", "0.0.0.0:3260", "192.0.2.2:3260", "strange"} {
-		m.addPortal(portal{a})
+		m.addPortal(portal{address: a})
 	}
-	want := []portal{{"[2001:db8::1]:3260"}, {"192.0.2.1:3261"}, {"0.0.0.0:3260"}, {"strange"}}
+	want := []portal{{address: "[2001:db8::1]:3260"}, {address: "192.0.2.1:3261"}, {address: "0.0.0.0:3260"}, {address: "strange"}}
 	if !slices.Equal(m.portals, want) {
 		t.Errorf("%v, want %v", m.portals, want)
+	}
+}
+
+// What was imported from nvmetcli is a configuration that can be served once its names are those of NVMe.
+func TestImportedSubsystems(t *testing.T) {
+	data, err := os.ReadFile("testdata/nvmet.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := Import("nvmet.json", data, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := config.Parse("x.yaml", r.YAML)
+	if err != nil {
+		t.Fatal(err)
+	}
+	one, open := &c.Subsystems[0], &c.Subsystems[1]
+	if len(c.Subsystems) != 2 || one.Admits("nqn.2014-08.org.example:keyed") || one.Admits("nqn.2014-08.org.example:any") || !one.Admits("nqn.2014-08.org.example:host1") || !open.Admits("nqn.2014-08.org.example:any") {
+		t.Errorf("%+v", c.Subsystems)
+	}
+	if n := one.Namespaces; len(n) != 2 || n[0].NSID != 1 || n[0].UUID[0] != 0xd5 || n[0].BlockSize != 512 || n[1].BlockSize != 4096 || one.Serial != "123456789abcdef" {
+		t.Errorf("%+v", one)
+	}
+	if len(c.Portals) != 2 || c.Portals[0].Transport != config.TransportNVMeTCP || c.Portals[1].Listen.String() != "[2001:db8::1]:8009" {
+		t.Errorf("%+v", c.Portals)
+	}
+	if _, err := Import("x", []byte(`{"subsystems": 7}`), nil); err == nil || !strings.Contains(err.Error(), "nvmetcli") {
+		t.Error(err)
 	}
 }
 

@@ -158,7 +158,7 @@ func (m *model) readTGT(text string) error {
 	}
 	if len(m.targets) == 0 {
 		if name := foreign(list); name != "" {
-			return fmt.Errorf("it looks like a configuration of %s, which import does not read: it reads those of targetcli (LIO) and of tgt", name)
+			return fmt.Errorf("it looks like a configuration of %s, which import does not read: it reads those of targetcli (LIO), nvmetcli and tgt", name)
 		}
 		return m.nothing()
 	}
@@ -166,7 +166,7 @@ func (m *model) readTGT(text string) error {
 		m.isns = net.JoinHostPort(server, cmp.Or(isns["isnsserverport"], "3205"))
 	}
 	m.checkSecrets("discovery", m.discovery)
-	m.addPortal(portal{"*:3260"}) // where tgtd listens
+	m.addPortal(portal{address: "*:3260"}) // where tgtd listens
 	m.remark("tgtd gets its addresses from its command line: check portals")
 	m.remark("disks get new names (WWN): initiators that mount by the UUID or label of a file system find it again; check multipath and /dev/disk/by-id")
 	return nil

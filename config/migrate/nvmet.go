@@ -1,0 +1,237 @@
+package migrate
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+
+	"oneshot/config"
+)
+
+// nvmetConfig holds those parts of the config.json of nvmetcli, which saves Linux's target of NVMe, that import reads.
+type nvmetConfig struct {
+	Hosts      []nvmetHost      `json:"hosts"`
+	Ports      []nvmetPort      `json:"ports"`
+	Subsystems []nvmetSubsystem `json:"subsystems"`
+}
+
+type nvmetHost struct {
+	NQN  string         `json:"nqn"`
+	Attr map[string]any `json:"attr"`
+}
+
+type nvmetPort struct {
+	ID   json.Number `json:"portid"`
+	Addr struct {
+		Type    string `json:"trtype"`
+		Address string `json:"traddr"`
+		Service string `json:"trsvcid"`
+	} `json:"addr"`
+	ANAGroups []struct {
+		ANA struct {
+			State string `json:"state"`
+		} `json:"ana"`
+	} `json:"ana_groups"`
+	Referrals  []any    `json:"referrals"`
+	Subsystems []string `json:"subsystems"`
+}
+
+type nvmetSubsystem struct {
+	NQN        string           `json:"nqn"`
+	Hosts      []string         `json:"allowed_hosts"`
+	Attr       map[string]any   `json:"attr"`
+	Namespaces []nvmetNamespace `json:"namespaces"`
+}
+
+type nvmetNamespace struct {
+	NSID   uint32 `json:"nsid"`
+	Enable any    `json:"enable"`
+	Device struct {
+		Path  string `json:"path"`
+		UUID  string `json:"uuid"`
+		NGUID string `json:"nguid"`
+	} `json:"device"`
+}
+
+// isNVMET reports whether an object of JSON is a configuration of nvmetcli, and none of targetcli.
+func isNVMET(data []byte) bool {
+	var keys map[string]json.RawMessage
+	if json.Unmarshal(data, &keys) != nil || keys["targets"] != nil || keys["storage_objects"] != nil {
+		return false
+	}
+	return keys["subsystems"] != nil || keys["ports"] != nil
+}
+
+func (m *model) readNVMET(data []byte) error {
+	var c nvmetConfig
+	if err := json.Unmarshal(data, &c); err != nil {
+		return fmt.Errorf("this is not a config.json of nvmetcli: %w", err)
+	}
+	at := m.nvmetPorts(c.Ports)
+	secret := make(map[string]bool) // hosts that prove who they are
+	for _, h := range c.Hosts {
+		secret[h.NQN] = fmt.Sprint(cmp.Or(h.Attr["dhchap_key"], any(""))) != ""
+	}
+	for i := range c.Subsystems {
+		m.nvmetSubsystem(&c.Subsystems[i], at, secret)
+	}
+	if len(m.subsystems) > 0 {
+		m.remark("reservations are not taken over: hosts register again")
+	}
+	return nil
+}
+
+// nvmetPorts takes over the ports of TCP. It returns where each subsystem is reached.
+func (m *model) nvmetPorts(ports []nvmetPort) map[string][]portal {
+	at := make(map[string][]portal)
+	for _, p := range ports {
+		where := fmt.Sprintf("port %s", p.ID)
+		if p.Addr.Type != "tcp" {
+			m.remark("%s is for NVMe over %q, which there is none of: left out", where, p.Addr.Type)
+			continue
+		}
+		if len(p.Referrals) > 0 {
+			m.remark("%s: referrals are not taken over", where)
+		}
+		for _, g := range p.ANAGroups {
+			if g.ANA.State != "optimized" {
+				m.remark("%s: the ANA state %q is not taken over", where, g.ANA.State)
+			}
+		}
+		here := portal{address: net.JoinHostPort(strings.Trim(p.Addr.Address, "[]"), p.Addr.Service), transport: string(config.TransportNVMeTCP)}
+		m.addPortal(here)
+		for _, nqn := range p.Subsystems {
+			at[nqn] = append(at[nqn], here)
+		}
+	}
+	return at
+}
+
+func (m *model) nvmetSubsystem(s *nvmetSubsystem, at map[string][]portal, secret map[string]bool) {
+	if len(at[s.NQN]) == 0 {
+		m.remark("subsystem %s is reached at no port that was taken over: left out", s.NQN)
+		return
+	}
+	out := subsystem{nqn: s.NQN}
+	if !isSet(s.Attr["allow_any_host"]) {
+		for _, h := range s.Hosts {
+			if secret[h] {
+				m.remark("subsystem %s: the host %s proves who it is (DH-HMAC-CHAP), which there is none of: left out", s.NQN, h)
+				continue
+			}
+			out.hosts = append(out.hosts, h)
+		}
+		if len(out.hosts) == 0 {
+			m.remark("subsystem %s lets no host in that could be taken over: left out", s.NQN)
+			return
+		}
+	}
+	if serial, ok := s.Attr["serial"].(string); ok {
+		out.serial = strings.TrimSpace(serial)
+	}
+	var more []string
+	for name, usual := range map[string]string{"model": "Linux", "pi_enable": "0"} {
+		if v := s.Attr[name]; v != nil && fmt.Sprint(v) != usual {
+			more = append(more, fmt.Sprintf("%s is %v", name, v))
+		}
+	}
+	if len(more) > 0 {
+		m.remark("subsystem %s: attributes are not taken over: %s", s.NQN, strings.Join(slices.Sorted(slices.Values(more)), ", "))
+	}
+	for i := range s.Namespaces {
+		m.nvmetNamespace(&out, &s.Namespaces[i])
+	}
+	for _, p := range m.portals {
+		if !slices.ContainsFunc(at[s.NQN], p.covers) {
+			m.remark("subsystem %s is reached at %s, too: portals serve all subsystems", s.NQN, p.address)
+		}
+	}
+	m.subsystems = append(m.subsystems, out)
+}
+
+// nvmetBlock is the block size with which Linux shows a file: that of the usual file systems.
+const nvmetBlock = 4096
+
+func (m *model) nvmetNamespace(out *subsystem, n *nvmetNamespace) {
+	const none = "00000000-0000-0000-0000-000000000000"
+	where := fmt.Sprintf("subsystem %s, namespace %d", out.nqn, n.NSID)
+	switch {
+	case n.Enable != nil && !isSet(n.Enable):
+		m.remark("%s is disabled: left out", where)
+		return
+	case n.Device.Path == "":
+		m.remark("%s has no device: left out", where)
+		return
+	}
+	taken := namespace{nsid: n.NSID, store: m.nvmetStore(n.Device.Path)}
+	if m.kindOf(n.Device.Path) == config.StoreFile {
+		taken.blockSize = nvmetBlock
+		m.remark("%s shows a file, in blocks of %d bytes as Linux does on most file systems: hosts must find the block size that they had", where, nvmetBlock)
+	}
+	if id := n.Device.UUID; id != none {
+		taken.uuid = id
+	}
+	if id := n.Device.NGUID; id != "" && id != none {
+		m.remark("%s: the NGUID %s is not taken over: hosts that find the disk by it (/dev/disk/by-id) look for another name", where, id)
+	}
+	out.namespaces = append(out.namespaces, taken)
+}
+
+// nvmetStore returns the name of the store of a path, of which there is one.
+func (m *model) nvmetStore(path string) string {
+	if i := slices.IndexFunc(m.stores, func(s store) bool { return s.path == path }); i >= 0 {
+		return m.stores[i].name
+	}
+	name := path[strings.LastIndexByte(path, '/')+1:]
+	if kind := m.kindOf(path); kind == config.StoreFile {
+		name = strings.TrimSuffix(name, ".img")
+	}
+	s := store{name: m.storeName(name), kind: string(m.kindOf(path)), path: path}
+	m.stores = append(m.stores, s)
+	return s.name
+}
+
+// subsystem is an NVM subsystem.
+type subsystem struct {
+	nqn, serial string
+	namespaces  []namespace
+	hosts       []string // none: all
+}
+
+type namespace struct {
+	nsid      uint32
+	store     string
+	blockSize int    // 0: the default
+	uuid      string // empty: a new one
+}
+
+func (s subsystem) yaml(b *bytes.Buffer) {
+	fmt.Fprintf(b, "  - nqn: %s\n", quote(s.nqn))
+	if s.serial != "" {
+		fmt.Fprintf(b, "    serial: %s\n", quote(s.serial))
+	}
+	if len(s.namespaces) > 0 {
+		b.WriteString("    namespaces:\n")
+	}
+	for _, n := range s.namespaces {
+		w := fields{}
+		w.add("store", n.store)
+		if n.blockSize != 0 {
+			w.add("block_size", fmt.Sprint(n.blockSize))
+		}
+		if n.uuid != "" {
+			w.add("uuid", quote(n.uuid))
+		}
+		fmt.Fprintf(b, "      %d: %s\n", n.nsid, w)
+	}
+	if len(s.hosts) > 0 {
+		b.WriteString("    hosts:\n")
+	}
+	for _, h := range s.hosts {
+		fmt.Fprintf(b, "      - %s\n", quote(h))
+	}
+}
