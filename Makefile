@@ -31,7 +31,7 @@ VM_PACKAGES    = gcc libc6-dev qemu-system-x86 open-iscsi tgt fio kmod bash core
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: build ## build, and serve one memory disk on 127.0.0.1:3260
+run: build ## build, and serve memory disks on 127.0.0.1: iSCSI at 3260, NVMe/TCP at 4420
 	bin/target serve
 
 build: ## build bin/target and bin/initiator

@@ -24,16 +24,18 @@ var compareValues = cmp.Options{
 
 func TestDefault(t *testing.T) {
 	want := &Config{
-		File:    "configs/default.yaml",
-		Log:     Log{Level: slog.LevelInfo, Format: LogText},
-		Stores:  []Store{{Name: "scratch", Type: StoreMemory, Size: 256 << 20}},
-		Targets: []Target{{Name: "iqn.2026-11.example.oneshot:demo", LUNs: []LUN{{Number: 0, Store: "scratch", BlockSize: 512, ALUA: ALUAImplicit}}}},
+		File:       "configs/default.yaml",
+		Log:        Log{Level: slog.LevelInfo, Format: LogText},
+		Stores:     []Store{{Name: "scratch", Type: StoreMemory, Size: 256 << 20}, {Name: "flash", Type: StoreMemory, Size: 256 << 20}},
+		Targets:    []Target{{Name: "iqn.2026-11.example.oneshot:demo", LUNs: []LUN{{Number: 0, Store: "scratch", BlockSize: 512, ALUA: ALUAImplicit}}}},
+		Subsystems: []Subsystem{{NQN: "nqn.2026-11.example.oneshot:demo", Namespaces: []Namespace{{NSID: 1, Store: "flash", BlockSize: 512}}}},
 		Portals: []Portal{
 			{Transport: TransportTCP, Serve: ServeLUNs, Group: 1, Listen: netip.MustParseAddrPort("127.0.0.1:3260")},
 			{
 				Transport: TransportIWARP, Serve: ServeLUNs, Group: 1, Listen: netip.MustParseAddrPort("127.0.0.1:3261"),
 				OneShot: &OneShot{Flags: true, Opcodes: true, Window: 256},
 			},
+			{Transport: TransportNVMeTCP, Serve: ServeNamespaces, Listen: netip.MustParseAddrPort("127.0.0.1:4420")},
 		},
 		Limits: DefaultLimits(),
 	}

@@ -46,11 +46,11 @@ func configure(words map[string]string) (string, error) {
 	return defaultPath, nil
 }
 
-// listens matches the address of each portal of the default configuration.
-var listens = regexp.MustCompile(`(listen: [0-9.:]+)`)
+// listens matches the address of each portal for initiators in the default configuration.
+var listens = regexp.MustCompile(`(transport: (?:tcp|iwarp|verbs), listen: [0-9.:]+)`)
 
 // defaultConfig returns the default configuration. Its portals tell initiators the address host; empty: the address
-// that the initiators have reached.
+// that the initiators have reached. Hosts of NVMe are always told the address that they have reached.
 func defaultConfig(host string) ([]byte, error) {
 	if host == "" {
 		return defaultYAML, nil

@@ -33,7 +33,7 @@ func TestIsPower(t *testing.T) {
 // The default configuration is valid.
 func TestDefault(t *testing.T) {
 	c, err := config.Parse("default.yaml", defaultYAML)
-	if err != nil || len(c.Portals) != 3 {
+	if err != nil || len(c.Portals) != 4 || len(c.Subsystems) != 1 {
 		t.Errorf("%v", err)
 	}
 }
@@ -48,7 +48,7 @@ func TestDefaultAdvertises(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, want := range []string{"192.0.2.7:3260", "192.0.2.7:3261", "192.0.2.7:3262"} {
+	for i, want := range []string{"192.0.2.7:3260", "192.0.2.7:3261", "192.0.2.7:3262", ""} {
 		if got := c.Portals[i].Advertise; got != want {
 			t.Errorf("portal %d is told as %q", i, got)
 		}

@@ -30,13 +30,13 @@ func serveCommand() *cobra.Command {
 		Use:   "serve [--config FILE] [--node NAME]",
 		Short: "Serve the disks of a configuration, until SIGTERM or SIGINT",
 		Long: `serve opens the stores and listens on the portals of a configuration. When it
-listens, it prints commands to paste for open-iscsi, libiscsi and QEMU. It logs to
+listens, it prints commands to paste for open-iscsi, libiscsi, QEMU and nvme-cli. It logs to
 standard error.
 
-Without a configuration serve serves a memory disk of 256MiB: over iSCSI on
-127.0.0.1:3260, over iSER on 127.0.0.1:3261. The content of the disk is gone when
-serve stops. The management socket is $` + socketVariable + `, if that is set, or else a path at
-which the other commands of the same user look for it.
+Without a configuration serve serves memory disks of 256MiB: one over iSCSI on
+127.0.0.1:3260 and iSER on 127.0.0.1:3261, one over NVMe/TCP on 127.0.0.1:4420. Their
+content is gone when serve stops. The management socket is $` + socketVariable + `, if that is
+set, or else a path at which the other commands of the same user look for it.
 
 SIGHUP, systemctl reload and target reload make serve read its configuration again and
 apply what changed in it: LUNs, targets, access and portals. Sessions that a change
@@ -60,7 +60,7 @@ all the same.`,
 		},
 	}
 	nodeFlag(cmd, &s.node)
-	configFlag(cmd, &s.path, "the YAML `FILE` that says what to serve (default: one memory disk)")
+	configFlag(cmd, &s.path, "the YAML `FILE` that says what to serve (default: memory disks)")
 	return cmd
 }
 

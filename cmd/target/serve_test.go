@@ -204,6 +204,21 @@ func TestTyped(t *testing.T) {
 	}
 }
 
+// Without a configuration, hosts of NVMe have a disk, and a line to paste that connects to it.
+func TestDefaultHintsForNVMe(t *testing.T) {
+	var b strings.Builder
+	var addrs []net.Addr
+	for _, port := range []int{3260, 3261, 4420} {
+		addrs = append(addrs, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
+	}
+	if err := writeHints(&b, config.Default(), addrs); err != nil {
+		t.Fatal(err)
+	}
+	if want := "  nvme connect -t tcp -a 127.0.0.1 -s 4420 -n nqn.2026-11.example.oneshot:demo\n"; !strings.Contains(b.String(), want) {
+		t.Errorf("there is no %q in\n%s", want, b.String())
+	}
+}
+
 // TestHintsAreBounded keeps a thousand targets from filling the terminal.
 func TestHintsAreBounded(t *testing.T) {
 	c := config.Default()
