@@ -43,6 +43,11 @@ const (
 	WriteZeroes Opcode = 0x08
 	DSM         Opcode = 0x09 // Dataset Management
 	Verify      Opcode = 0x0c
+
+	ReservationRegister Opcode = 0x0d
+	ReservationReport   Opcode = 0x0e
+	ReservationAcquire  Opcode = 0x11
+	ReservationRelease  Opcode = 0x15
 )
 
 // FCType says which fabrics command it is (Base 2.0 §6).

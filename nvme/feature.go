@@ -16,6 +16,8 @@ const (
 	FeatureKeepAlive     FID = 0x0f
 	FeatureHostBehavior  FID = 0x16
 	FeatureHostID        FID = 0x81
+	FeatureNoticeMask    FID = 0x82 // of reservation notifications
+	FeaturePersistence   FID = 0x83 // of reservations
 )
 
 // HostBehaviorLen is the length of the data of FeatureHostBehavior, bytes: ACRE, ETDAS, LBAFEE, and reserved ones.
@@ -23,6 +25,8 @@ const HostBehaviorLen = 512
 
 // Events are asynchronous events in the dword 0 of their completions: type, information, log page.
 const (
-	EventNamespaces uint32 = 2 | 0x00<<8 | uint32(LogChanged)<<16
-	EventDiscovery  uint32 = 2 | 0xf0<<8 | uint32(LogDiscovery)<<16
+	EventNamespaces  uint32 = 2 | 0x00<<8 | uint32(LogChanged)<<16
+	EventANA         uint32 = 2 | 0x03<<8 | uint32(LogANA)<<16
+	EventDiscovery   uint32 = 2 | 0xf0<<8 | uint32(LogDiscovery)<<16
+	EventReservation uint32 = 6 | 0x00<<8 | uint32(LogReservation)<<16
 )

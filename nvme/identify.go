@@ -54,7 +54,11 @@ type Controller struct {
 	ELPE      uint8  // one less than the entries of the error log
 	KAS       uint16 // granularity of the keep-alive timeout, 100 ms
 	MaxCmd    uint16
+	ANATT     uint8 // longest time in state "change", seconds
+	ANACAP    uint8
+	ANAGroups uint32 // ANAGRPMAX and NANAGRPID: the largest number of a group, and how many there are
 	NN        uint32 // largest NSID
+	MNAN      uint32 // most namespaces; not 0 with ANA
 	ONCS      uint16
 	FUSES     uint16
 	VWC       uint8
@@ -78,6 +82,7 @@ const (
 	offCRDT1    = 128
 	offACL      = 258
 	offKAS      = 320
+	offANATT    = 342
 	offSQES     = 512
 	offSubNQN   = 768
 	offIOCCSZ   = 1792
@@ -106,6 +111,9 @@ func (c *Controller) AppendTo(b []byte) []byte {
 	le.PutUint16(d[266:], 343) // WCTEMP and CCTEMP, kelvin: not 0 from version 1.2 on
 	le.PutUint16(d[268:], 353)
 	le.PutUint16(d[offKAS:], c.KAS)
+	d[offANATT], d[offANATT+1] = c.ANATT, c.ANACAP
+	le.PutUint32(d[344:], c.ANAGroups)
+	le.PutUint32(d[348:], c.ANAGroups)
 	d[offSQES], d[offSQES+1] = 0x66, 0x44 // queue entries of 2^6 and 2^4 bytes
 	le.PutUint16(d[514:], c.MaxCmd)
 	le.PutUint32(d[516:], c.NN)
@@ -114,6 +122,7 @@ func (c *Controller) AppendTo(b []byte) []byte {
 	d[525] = c.VWC
 	le.PutUint16(d[532:], c.ACWU)
 	le.PutUint32(d[536:], c.SGLS)
+	le.PutUint32(d[540:], c.MNAN)
 	copy(d[offSubNQN:offSubNQN+MaxNQN], c.SubNQN)
 	le.PutUint32(d[offIOCCSZ:], c.IOCCSZ)
 	le.PutUint32(d[1796:], c.IORCSZ)
@@ -133,8 +142,10 @@ func pad(dst []byte, s string) {
 const (
 	CMICPorts       = 1 << 0
 	CMICControllers = 1 << 1
+	CMICANA         = 1 << 3
 
 	OAESNamespace = 1 << 8
+	OAESANA       = 1 << 11
 	OAESDiscovery = 1 << 31
 
 	CTRATTHostID128 = 1 << 0
@@ -147,7 +158,11 @@ const (
 	ONCSCompare     = 1 << 0
 	ONCSDSM         = 1 << 2
 	ONCSWriteZeroes = 1 << 3
+	ONCSReserve     = 1 << 5
 	ONCSVerify      = 1 << 7
+
+	ANACAPStates = 0x1f   // all are reported
+	ANACAPStatic = 1 << 6 // the group of a namespace does not change while it is there
 
 	FUSESCompareWrite = 1 << 0
 
@@ -168,12 +183,14 @@ type Namespace struct {
 	Used       uint64 // NUSE
 	NSFEAT     uint8
 	NMIC       uint8
+	RESCAP     uint8
 	DLFEAT     uint8
 	NACWU      uint16 // one less than the blocks of the largest Compare and Write
 	Bytes      uint64 // NVMCAP
 	NPWG, NPWA uint16 // granularity and alignment of good writes, one less, blocks
 	NPDG, NPDA uint16 // the same of deallocations
 	NOWS       uint16 // size of optimal writes, one less, blocks
+	ANAGroup   uint32
 	ReadOnly   bool
 	NGUID      [16]byte
 	BlockShift uint8 // LBADS: a block has 2^BlockShift bytes
@@ -186,6 +203,10 @@ const (
 	NSFEATOptimal = 1 << 4 // NPWG to NOWS are valid
 
 	NMICShared = 1 << 0
+
+	RESCAPPersist = 1 << 0    // reservations can outlive a loss of power
+	RESCAPTypes   = 0x3f << 1 // all of them
+	RESCAPIgnore  = 1 << 7    // IEKEY is that of version 1.3 and later
 
 	DLFEATZeroes     = 1      // deallocated blocks read as zeroes
 	DLFEATWriteZeros = 1 << 3 // Write Zeroes can deallocate
@@ -201,12 +222,14 @@ func (n *Namespace) AppendTo(b []byte) []byte {
 	le.PutUint64(d[16:], n.Used)
 	d[24] = n.NSFEAT
 	d[30] = n.NMIC
+	d[31] = n.RESCAP
 	d[33] = n.DLFEAT
 	le.PutUint16(d[38:], n.NACWU)
 	le.PutUint64(d[48:], n.Bytes)
 	for i, v := range [...]uint16{n.NPWG, n.NPWA, n.NPDG, n.NPDA, n.NOWS} {
 		le.PutUint16(d[64+2*i:], v)
 	}
+	le.PutUint32(d[92:], n.ANAGroup)
 	if n.ReadOnly {
 		d[99] = 1 // NSATTR: write protected
 	}
@@ -275,8 +298,9 @@ func (l *IOLimits) AppendTo(b []byte) []byte {
 
 // Independent is the data structure of CNSIndependent (Base 2.0 figure 280).
 type Independent struct {
-	NSFEAT, NMIC uint8
-	ReadOnly     bool
+	NSFEAT, NMIC, RESCAP uint8
+	ANAGroup             uint32
+	ReadOnly             bool
 }
 
 // AppendTo appends the structure.
@@ -287,6 +311,8 @@ func (n *Independent) AppendTo(b []byte) []byte {
 		protected = 1
 	}
 	start := len(b)
-	b = append(b, n.NSFEAT, n.NMIC, 0, 0, 0, 0, 0, 0, protected, 0, 0, 0, 0, 0, ready)
+	b = append(b, n.NSFEAT, n.NMIC, n.RESCAP, 0)
+	b = le.AppendUint32(b, n.ANAGroup)
+	b = append(b, protected, 0, 0, 0, 0, 0, ready)
 	return append(b, make([]byte, start+IdentifyLen-len(b))...)
 }

@@ -13,7 +13,10 @@ const (
 	LogFirmware  LID = 0x03
 	LogChanged   LID = 0x04 // namespaces
 	LogEffects   LID = 0x05
+	LogANA       LID = 0x0c // asymmetric namespace access
 	LogDiscovery LID = 0x70
+
+	LogReservation LID = 0x80 // notifications
 )
 
 // GetLogPage is a Get Log Page command; it aliases its entry.
@@ -24,6 +27,9 @@ func (c GetLogPage) LID() LID { return LID(c.SQE[40]) }
 
 // Retain reports whether the event that the page belongs to stays as it is (RAE).
 func (c GetLogPage) Retain() bool { return c.SQE[41]&0x80 != 0 }
+
+// Specific is the field LSP, whose meaning depends on the page.
+func (c GetLogPage) Specific() uint8 { return c.SQE[41] & 0x7f }
 
 // Length is the number of bytes that are wanted, at most 2^34.
 func (c GetLogPage) Length() int64 {

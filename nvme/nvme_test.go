@@ -154,13 +154,13 @@ func TestController(t *testing.T) {
 		Serial: "S1", Model: "oneshot", Firmware: "1.2", CMIC: 3, MDTS: 10, CNTLID: 0x0102, RTD3E: 10_000_000, OAES: OAESNamespace,
 		CTRATT: CTRATTHostID128 | CTRATTTBKAS, Type: IOController, CRDT1: 5, ACL: 4, AERL: 3, LPA: 7, ELPE: 63, KAS: 10, MaxCmd: 128, NN: 1024,
 		ONCS: 0x8d, FUSES: 1, VWC: 7, ACWU: 255, SGLS: SGLSSupported | SGLSOffset | SGLSTransport, SubNQN: "nqn.2026-11.x:y", IOCCSZ: 0x404, IORCSZ: 1,
-		MSDBD: 1, OFCS: 1,
+		MSDBD: 1, OFCS: 1, ANATT: 10, ANACAP: ANACAPStates | ANACAPStatic, ANAGroups: 0x0304, MNAN: 0x0506,
 	}
 	check(t, c.AppendTo(nil), IdentifyLen, []at{
 		{4, ":S1" + strings.Repeat(" ", 18)}, {24, ":oneshot" + strings.Repeat(" ", 33)}, {64, ":1.2     "},
 		{72, "06"}, {76, "03 0a 02 01 00 04 01 00"}, {88, "80 96 98 00"}, {92, "00 01 00 00"}, {96, "41 00 00 00"},
-		{111, "01"}, {128, "05 00"}, {258, "04 03 03 07 3f"}, {266, "57 01 61 01"}, {320, "0a 00"}, {512, "66 44 80 00 00 04 00 00 8d 00 01 00"},
-		{525, "07"}, {532, "ff 00"}, {536, "01 00 30 00"}, {768, ":nqn.2026-11.x:y"}, {1792, "04 04 00 00 01 00 00 00"}, {1803, "01 01 00"},
+		{111, "01"}, {128, "05 00"}, {258, "04 03 03 07 3f"}, {266, "57 01 61 01"}, {320, "0a 00"}, {342, "0a 5f 0403 0000 0403 0000"}, {512, "66 44 80 00 00 04 00 00 8d 00 01 00"},
+		{525, "07"}, {532, "ff 00"}, {536, "01 00 30 00 0605"}, {768, ":nqn.2026-11.x:y"}, {1792, "04 04 00 00 01 00 00 00"}, {1803, "01 01 00"},
 	})
 }
 
@@ -168,11 +168,11 @@ func TestController(t *testing.T) {
 func TestNamespace(t *testing.T) {
 	n := Namespace{
 		Blocks: 0x1000, Used: 0x800, NSFEAT: 0x13, NMIC: 1, DLFEAT: 9, NACWU: 255, Bytes: 0x200000, NPWG: 7, NPWA: 6, NPDG: 5, NPDA: 4, NOWS: 3,
-		ReadOnly: true, NGUID: [16]byte{0x02, 15: 0xff}, BlockShift: 9,
+		ReadOnly: true, NGUID: [16]byte{0x02, 15: 0xff}, BlockShift: 9, ANAGroup: 0x0102, RESCAP: RESCAPPersist | RESCAPTypes | RESCAPIgnore,
 	}
 	check(t, n.AppendTo(nil), IdentifyLen, []at{
-		{0, "0010000000000000 0010000000000000 0008000000000000 13"}, {30, "01"}, {33, "09"}, {38, "ff00"}, {48, "000020"},
-		{64, "0700 0600 0500 0400 0300"}, {99, "01"}, {104, "02"}, {119, "ff"}, {130, "09"},
+		{0, "0010000000000000 0010000000000000 0008000000000000 13"}, {30, "01 ff"}, {33, "09"}, {38, "ff00"}, {48, "000020"},
+		{64, "0700 0600 0500 0400 0300"}, {92, "0201"}, {99, "01"}, {104, "02"}, {119, "ff"}, {130, "09"},
 	})
 }
 
@@ -190,8 +190,8 @@ func TestIdentifyLists(t *testing.T) {
 	}
 	l := IOLimits{VerifyShift: 10, ZeroesShift: 9, Ranges: 255, RangeBlocks: 0x10000, Blocks: 1 << 33}
 	check(t, l.AppendTo(nil), IdentifyLen, []at{{0, "0a0900ff 00000100 00000000 02"}})
-	i := Independent{NSFEAT: 1, NMIC: 1, ReadOnly: true}
-	check(t, i.AppendTo(nil), IdentifyLen, []at{{0, "0101"}, {8, "01"}, {14, "01"}})
+	i := Independent{NSFEAT: 1, NMIC: 1, RESCAP: 0xfe, ANAGroup: 0x0203, ReadOnly: true}
+	check(t, i.AppendTo(nil), IdentifyLen, []at{{0, "0101fe"}, {4, "0302"}, {8, "01"}, {14, "01"}})
 }
 
 func TestLogs(t *testing.T) {
@@ -224,6 +224,40 @@ func TestDiscovery(t *testing.T) {
 	check(t, e.AppendTo(nil), DiscoveryEntryLen, []at{{0, "03 01 02 06 0100 ffff 2000"}, {32, ":4420"}, {256, ":nqn.2026-11.x:y"}, {512, ":192.0.2.7"}})
 	e.Address, e.Type = netip.MustParseAddrPort("[2001:db8::1]:8009"), EntryCurrent
 	check(t, e.AppendTo(nil), DiscoveryEntryLen, []at{{0, "03 02 03 06 0100 ffff 2000"}, {32, ":8009"}, {256, ":nqn.2026-11.x:y"}, {512, ":2001:db8::1"}})
+}
+
+// Base 2.0 figures 401 to 410 and 267.
+func TestReservation(t *testing.T) {
+	r := Reservation(0xc000050a)
+	if got, want := fmt.Sprint(r.Action(), r.IgnoreKey(), r.Type(), r.Persist()), fmt.Sprint(2, true, WriteExclusiveAll, PersistSet); got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	keys := AppendKeys(nil, 0x0102030405060708, 9)
+	check(t, keys, ReservationDataLen, []at{{0, "0807060504030201 09"}})
+	if CurrentKey(keys) != 0x0102030405060708 || OtherKey(keys) != 9 {
+		t.Errorf("%#x, %#x", CurrentKey(keys), OtherKey(keys))
+	}
+	s := ReservationStatus{Generation: 0x01020304, Type: ExclusiveAccessRegistrants, Registrants: 0x0506, Persist: true}
+	check(t, s.AppendTo(nil), ReservationStatusLen, []at{{0, "04030201 04 0605"}, {9, "01"}})
+	x := Registrant{Holder: true, Key: 0x0102, HostID: [16]byte{3, 15: 4}}
+	check(t, x.AppendTo(nil), RegistrantLen, []at{{0, "ffff 01"}, {8, "0201"}, {16, "03"}, {31, "04"}})
+	n := Notice{Count: 0x0102, Type: ReservationPreempted, More: 4, NSID: 0x0506}
+	check(t, n.AppendTo(nil), NoticeLen, []at{{0, "0201"}, {8, "03 04"}, {12, "0605"}})
+	if !ReservationReleased.Masks(4) || ReservationReleased.Masks(AllNotices&^4) || AllNotices != 0x0e {
+		t.Error("masks of notifications")
+	}
+}
+
+// Base 2.0 figures 217 and 218.
+func TestANA(t *testing.T) {
+	groups := []ANAGroup{{NSID: 1, State: ANAOptimized, Changes: 3}, {NSID: 0x0405, State: ANAChange}}
+	check(t, AppendANA(nil, 0x0607, groups, false), 16+2*36, []at{
+		{0, "0706"}, {8, "02"}, {16, "01000000 01000000 03"}, {32, "01"}, {48, "01"}, {52, "05040000 01"}, {68, "0f"}, {84, "0504"},
+	})
+	check(t, AppendANA(nil, 1, groups, true), 16+2*32, []at{{0, "01"}, {8, "02"}, {16, "01"}, {24, "03"}, {32, "01"}, {48, "0504"}, {64, "0f"}})
+	if EventANA != 0x0c0302 || EventReservation != 0x800006 {
+		t.Errorf("events %#x and %#x", EventANA, EventReservation)
+	}
 }
 
 // What is on the way of every command allocates nothing.

@@ -42,7 +42,9 @@ const (
 	DataSGLLength       Status = 0x0f
 	SGLType             Status = 0x11
 	SGLOffset           Status = 0x16
+	HostIDFormat        Status = 0x18 // of other host identifiers than those of 16 bytes
 	KeepAliveInvalid    Status = 0x1a
+	AbortedByPreempt    Status = 0x1b
 	SanitizeFailed      Status = 0x1c
 	SanitizeInProgress  Status = 0x1d
 	WriteProtected      Status = 0x20

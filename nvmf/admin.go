@@ -148,13 +148,13 @@ func (t *Task) identify() volume.Next {
 	}
 	switch n := p.ns; cns {
 	case nvme.CNSNamespace:
-		d := n.identify()
+		d := n.identify(nsid)
 		return t.structure(&d)
 	case nvme.CNSDescriptors:
 		return t.structure(&nvme.Descriptors{UUID: n.uuid, NGUID: n.guid})
 	case nvme.CNSIndependent:
-		d := n.identify()
-		return t.structure(&nvme.Independent{NSFEAT: d.NSFEAT & nvme.NSFEATThin, NMIC: d.NMIC, ReadOnly: d.ReadOnly})
+		d := n.identify(nsid)
+		return t.structure(&nvme.Independent{NSFEAT: d.NSFEAT & nvme.NSFEATThin, NMIC: d.NMIC, RESCAP: d.RESCAP, ANAGroup: d.ANAGroup, ReadOnly: d.ReadOnly})
 	case nvme.CNSCSINamespace:
 		if csi != 0 {
 			return t.refuse(nvme.InvalidField)
@@ -189,6 +189,8 @@ const (
 	maxAborts = 4
 	// shutdownTime is how long a shutdown may take, microseconds.
 	shutdownTime = 10_000_000
+	// transitionTime is how long a namespace may be in the state "change", seconds.
+	transitionTime = 10
 	// errorEntries is how many errors are remembered.
 	errorEntries = 64
 )
@@ -207,14 +209,15 @@ func (c *Controller) identify() *nvme.Controller {
 		d.IOCCSZ = nvme.SQELen / 16
 		return d
 	}
-	d.Type, d.OAES, d.MaxCmd = nvme.IOController, nvme.OAESNamespace, uint16(n.cfg.Depth)
-	d.CMIC = nvme.CMICPorts | nvme.CMICControllers
+	d.Type, d.OAES, d.MaxCmd = nvme.IOController, nvme.OAESNamespace|nvme.OAESANA, uint16(n.cfg.Depth)
+	d.CMIC = nvme.CMICPorts | nvme.CMICControllers | nvme.CMICANA
+	d.ANATT, d.ANACAP, d.ANAGroups = transitionTime, nvme.ANACAPStates|nvme.ANACAPStatic, MaxNSID
 	d.RTD3E = shutdownTime
 	d.CRDT1 = retryDelay
 	d.ACL = maxAborts - 1
 	d.LPA |= nvme.LPASmart | nvme.LPAEffects
-	d.NN = MaxNSID
-	d.ONCS = nvme.ONCSCompare | nvme.ONCSDSM | nvme.ONCSWriteZeroes | nvme.ONCSVerify
+	d.NN, d.MNAN = MaxNSID, MaxNSID
+	d.ONCS = nvme.ONCSCompare | nvme.ONCSDSM | nvme.ONCSWriteZeroes | nvme.ONCSVerify | nvme.ONCSReserve
 	d.FUSES = nvme.FUSESCompareWrite
 	d.VWC = nvme.VWCPresent | nvme.VWCNoBroadcast
 	d.ACWU = maxCompareBytes/4096 - 1 // in the largest blocks; namespaces say it in theirs
@@ -240,7 +243,7 @@ func (t *Task) getLogPage() volume.Next {
 	if nsid != 0 && nsid != nvme.AllNamespaces && (g.LID() != nvme.LogSmart || t.Queue.path(nsid) == nil) {
 		return t.refuse(nvme.InvalidNamespace)
 	}
-	log := c.log(g.LID(), nsid)
+	log := c.log(g)
 	if log == nil {
 		return t.refuse(nvme.InvalidLogPage)
 	}
@@ -248,16 +251,22 @@ func (t *Task) getLogPage() volume.Next {
 		log(b, off)
 		if !g.Retain() {
 			c.logRead(g.LID())
-			if g.LID() == nvme.LogChanged {
+			switch g.LID() {
+			case nvme.LogChanged:
 				c.changed = nil
+			case nvme.LogReservation:
+				c.notices.read()
 			}
 		}
 	})
 }
 
 // log returns what writes the part of a log from an offset on to b, with zeroes behind its end; nil: there is no such log.
-func (c *Controller) log(l nvme.LID, nsid uint32) func(b []byte, off uint64) {
-	pages := []nvme.LID{nvme.LogSupported, nvme.LogError, nvme.LogSmart, nvme.LogFirmware, nvme.LogChanged, nvme.LogEffects}
+func (c *Controller) log(g nvme.GetLogPage) func(b []byte, off uint64) {
+	l, nsid := g.LID(), g.NSID()
+	pages := []nvme.LID{
+		nvme.LogSupported, nvme.LogError, nvme.LogSmart, nvme.LogFirmware, nvme.LogChanged, nvme.LogEffects, nvme.LogANA, nvme.LogReservation,
+	}
 	if c.sub.isDiscovery() {
 		pages = []nvme.LID{nvme.LogSupported, nvme.LogError, nvme.LogDiscovery}
 	}
@@ -283,6 +292,10 @@ func (c *Controller) log(l nvme.LID, nsid uint32) func(b []byte, off uint64) {
 		return whole(nvme.AppendFirmware(nil, c.node.cfg.Firmware))
 	case nvme.LogChanged:
 		return whole(nvme.AppendChanged(nil, c.changed))
+	case nvme.LogANA:
+		return whole(c.anaLog(g.Specific()&nvme.ANAGroupsOnly != 0))
+	case nvme.LogReservation:
+		return whole(c.notices.page())
 	case nvme.LogEffects:
 		return whole(effects.AppendTo(nil))
 	}

@@ -1,6 +1,7 @@
 package nvmf
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,6 +24,7 @@ type Controller struct {
 	hostID  [16]byte
 	number  uint64 // names the controller while the node lives
 	since   time.Time
+	group   uint16 // of the portal that all queues come through
 
 	id uint16 // constant once Subsystem.add has set it
 
@@ -30,6 +32,10 @@ type Controller struct {
 	heard atomic.Bool // a queue has had input since the last tick
 	// delays: the host waits before it repeats a command, if the status says so (ACRE).
 	delays atomic.Bool
+
+	attached atomic.Pointer[[]*attached] // namespaces, sorted by NSID; replaced, never changed
+	detached []*attached                 // that were taken away; guarded by Subsystem.mu
+	gone     bool                        // it attaches no namespace any more; guarded by Subsystem.mu
 
 	mu       sync.Mutex // taken after Subsystem.mu; a leaf
 	queues   map[uint16]*Queue
@@ -47,18 +53,23 @@ type Controller struct {
 	events   events
 	changed  []uint32 // namespaces, for the log; sorted
 	errors   errorLog
-	aborts   int // Abort commands that are under way
+	notices  notices
+	// anaChanges counts changes of access states.
+	anaChanges uint64
+	aborts     int // Abort commands that are under way
 }
 
 // startTimeout is how long the controller takes to become ready, 500 ms each.
 const startTimeout = 15
 
 func newController(q *Queue, sub *Subsystem, host string, hostID [16]byte, kato uint32) *Controller {
-	return &Controller{
-		node: q.node, sub: sub, admin: q, hostNQN: host, hostID: hostID, number: q.node.lastNumber.Add(1), since: time.Now(),
+	c := &Controller{
+		node: q.node, sub: sub, admin: q, hostNQN: host, hostID: hostID, group: q.group, number: q.node.lastNumber.Add(1), since: time.Now(),
 		queues: make(map[uint16]*Queue),
 		kato:   kato, last: q.node.clock.Load(), features: newFeatures(), grant: maxIOQueues,
 	}
+	c.attached.Store(new([]*attached))
+	return c
 }
 
 // attach enters a queue. False: there is one of that number, or the controller is going. Subsystem.mu is held.
@@ -132,10 +143,18 @@ func (c *Controller) queueGone(q *Queue) {
 	delete(c.queues, q.id)
 	over := c.ended && len(c.queues) == 0
 	drained := !c.ended && len(c.queues) == 1
+	var attached []*attached
+	if over {
+		c.gone = true
+		attached = append(slices.Clone(*c.attached.Load()), c.detached...)
+	}
 	c.mu.Unlock()
 	c.sub.mu.Unlock()
 	for _, p := range paths {
 		p.ns.part(p)
+	}
+	for _, a := range attached {
+		a.detach()
 	}
 	switch {
 	case over:
@@ -203,7 +222,7 @@ func (c *Controller) reset() {
 		t.parked = false
 		c.admin.discard(t)
 	}
-	c.events, c.features, c.changed = events{}, newFeatures(), nil
+	c.events, c.features, c.changed, c.notices = events{}, newFeatures(), nil, notices{}
 	c.delays.Store(false)
 	c.mu.Lock()
 	c.grant = maxIOQueues

@@ -11,19 +11,23 @@ import (
 type event uint8
 
 const (
-	eventNamespaces event = iota // namespaces have come, gone, or changed
-	eventDiscovery               // the discovery log has changed
+	eventNamespaces  event = iota // namespaces have come, gone, or changed
+	eventDiscovery                // the discovery log has changed
+	eventANA                      // an access state has changed
+	eventReservation              // there is a reservation notification
 	eventCount
 )
 
-// eventKinds says how each is told, which bit of the feature enables it, and which log ends its mask.
+// eventKinds says how each is told, which bit of the feature enables it (0: it has none), and which log ends its mask.
 var eventKinds = [eventCount]struct {
 	told    uint32
 	enabled uint32
 	log     nvme.LID
 }{
-	eventNamespaces: {nvme.EventNamespaces, nvme.OAESNamespace, nvme.LogChanged},
-	eventDiscovery:  {nvme.EventDiscovery, nvme.OAESDiscovery, nvme.LogDiscovery},
+	eventNamespaces:  {nvme.EventNamespaces, nvme.OAESNamespace, nvme.LogChanged},
+	eventDiscovery:   {nvme.EventDiscovery, nvme.OAESDiscovery, nvme.LogDiscovery},
+	eventANA:         {nvme.EventANA, nvme.OAESANA, nvme.LogANA},
+	eventReservation: {nvme.EventReservation, 0, nvme.LogReservation},
 }
 
 // events are those of a controller. Each is told once, until the host has read the log about it: meanwhile it is masked.
@@ -57,7 +61,8 @@ func (c *Controller) unpark(t *Task) {
 
 // raise notes an event, and tells it if the host wants that. The lock of the admin queue is held.
 func (c *Controller) raise(e event) {
-	if c.features.events&eventKinds[e].enabled != 0 && c.admin.state == queueConnected {
+	enabled := eventKinds[e].enabled
+	if (enabled == 0 || c.features.events&enabled != 0) && c.admin.state == queueConnected {
 		c.events.pending[e] = true
 		c.deliver()
 	}

@@ -104,7 +104,7 @@ func (t *Task) connectIO(sub *Subsystem, host string, d nvme.ConnectData) volume
 	q, qid := t.Queue, nvme.ConnectCommand{SQE: t.SQE}.QID()
 	c := sub.controller(d.CNTLID())
 	switch {
-	case sub.isDiscovery(), c == nil:
+	case sub.isDiscovery(), c == nil, c.group != q.group: // what it may do depends on the group
 		return t.invalidParameter(true, nvme.OffCNTLID)
 	case c.hostNQN != host:
 		return t.invalidParameter(true, nvme.OffHostNQN)
@@ -131,7 +131,10 @@ func (q *Queue) joins(c *Controller, qid uint16) bool {
 		return false
 	}
 	q.ctrl, q.id = c, qid
-	q.setPaths(sub.namespaces)
+	if qid == 0 {
+		c.setAttached(sub.namespaces)
+	}
+	q.setPaths(*c.attached.Load())
 	return true
 }
 

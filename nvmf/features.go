@@ -5,6 +5,7 @@ import (
 
 	"oneshot/nvme"
 	"oneshot/volume"
+	"oneshot/volume/access"
 )
 
 // features are those of a controller that hold a value. What they say changes nothing here, except events.
@@ -19,15 +20,17 @@ type features struct {
 
 // Bits of features.
 const (
-	bitDULBE  = 1 << 16                                        // errors of deallocated blocks
-	knownAERs = nvme.OAESNamespace | nvme.OAESDiscovery | 0xff // the last: SMART
+	bitDULBE  = 1 << 16                                                       // errors of deallocated blocks
+	knownAERs = nvme.OAESNamespace | nvme.OAESANA | nvme.OAESDiscovery | 0xff // the last: SMART
 )
 
 // over and under are what the composite temperature is held against.
 func newFeatures() features { return features{temperature: [2]uint16{0xffff, 0}} }
 
-// featureWhose says what a feature belongs to.
-func isNamespaceFeature(f nvme.FID) bool { return f == nvme.FeatureErrorRecovery }
+// isNamespaceFeature reports whether a feature belongs to a namespace.
+func isNamespaceFeature(f nvme.FID) bool {
+	return f == nvme.FeatureErrorRecovery || f == nvme.FeatureNoticeMask || f == nvme.FeaturePersistence
+}
 
 // keepAliveUnit is KAS in milliseconds.
 const keepAliveUnit = 1000
@@ -44,11 +47,18 @@ func (t *Task) checkFeature(f nvme.FID, set bool) bool {
 	case c.sub.isDiscovery() && !discoveryFeature(f):
 		t.refuse(nvme.InvalidField)
 	case isNamespaceFeature(f):
-		if nsid != nvme.AllNamespaces && t.Queue.path(nsid) == nil || nsid == nvme.AllNamespaces && !set {
+		if nsid == nvme.AllNamespaces && set {
+			return false
+		}
+		p := t.Queue.path(nsid)
+		if p == nil {
 			t.refuse(nvme.InvalidNamespace)
 			return true
 		}
-		return false
+		// Base 2.0 §8.1.3: they are of the namespace, which is not to be had this way.
+		s := refusal(access.Denial(p.at.denied.Load())&access.OfGroups, false, false)
+		t.end(s)
+		return s != nvme.Success
 	case nsid != 0 && nsid != nvme.AllNamespaces && t.Queue.path(nsid) == nil:
 		t.refuse(nvme.InvalidNamespace)
 	case set && nsid != 0 && nsid != nvme.AllNamespaces:
@@ -112,6 +122,16 @@ func (t *Task) setFeatures() volume.Next {
 		return t.pullOwn(make([]byte, nvme.HostBehaviorLen), (*Task).setBehavior)
 	case nvme.FeatureHostID:
 		return t.refuse(nvme.CommandSequence) // Connect has set it
+	case nvme.FeatureNoticeMask:
+		if v&^uint32(nvme.AllNotices) != 0 {
+			return t.refuse(nvme.InvalidField)
+		}
+		c.sub.setNoticeMask(c.hostID, t.concerned(), v)
+	case nvme.FeaturePersistence:
+		if v&^1 != 0 {
+			return t.refuse(nvme.InvalidField)
+		}
+		return t.setPersistence()
 	default:
 		return t.refuse(nvme.InvalidField)
 	}
@@ -197,6 +217,14 @@ func (t *Task) getFeatures() volume.Next {
 		return t.build(nvme.HostBehaviorLen, func(b []byte) { clear(b[copy(b, values.behavior[:]):]) })
 	case nvme.FeatureHostID:
 		return t.hostIdentifier()
+	case nvme.FeatureNoticeMask:
+		if sel == current {
+			t.CQE.DW0 = c.sub.noticeMask(c.hostID, t.SQE.NSID())
+		}
+	case nvme.FeaturePersistence:
+		if p := t.Queue.path(t.SQE.NSID()); sel == current && p.ns.v.Access().State().Persist {
+			t.CQE.DW0 = 1
+		}
 	default:
 		return t.refuse(nvme.InvalidField)
 	}
@@ -210,7 +238,7 @@ func (t *Task) featureCapabilities(f nvme.FID) volume.Next {
 	case nvme.FeatureArbitration, nvme.FeatureTemperature, nvme.FeatureQueues, nvme.FeatureAtomicity,
 		nvme.FeatureAsyncEvents, nvme.FeatureKeepAlive, nvme.FeatureHostBehavior:
 		t.CQE.DW0 = changeable
-	case nvme.FeatureErrorRecovery:
+	case nvme.FeatureErrorRecovery, nvme.FeatureNoticeMask, nvme.FeaturePersistence:
 		t.CQE.DW0 = changeable | perNamespace
 	case nvme.FeaturePower, nvme.FeatureWriteCache, nvme.FeatureHostID:
 	default:

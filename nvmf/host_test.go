@@ -29,10 +29,17 @@ type target struct {
 	pool *mem.Pool
 	sub  *Subsystem
 	ns   *Namespace
+	v    *volume.Volume
 }
 
 // newTarget serves store; nil: one in memory.
 func newTarget(t *testing.T, store backend.Store, readOnly bool) *target {
+	t.Helper()
+	return newKeepingTarget(t, store, readOnly, nil)
+}
+
+// newKeepingTarget is newTarget, of a volume whose state keeper keeps.
+func newKeepingTarget(t *testing.T, store backend.Store, readOnly bool, keeper volume.Keeper) *target {
 	t.Helper()
 	if store == nil {
 		s, err := memory.New(diskSize)
@@ -43,10 +50,11 @@ func newTarget(t *testing.T, store backend.Store, readOnly bool) *target {
 	}
 	x := &target{t: t, pool: mem.NewPool(16 << 20)}
 	log := slog.New(slog.NewTextHandler(&x.log, nil))
-	v, err := volume.New(volume.Config{Store: store, Logger: slog.New(slog.DiscardHandler)})
+	v, err := volume.New(volume.Config{Store: store, Keeper: keeper, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
+	x.v = v
 	if x.ns, err = NewNamespace(NamespaceConfig{Volume: v, UUID: [16]byte{7}, ReadOnly: readOnly, Logger: log}); err != nil {
 		t.Fatal(err)
 	}
@@ -102,12 +110,14 @@ func (x *target) wantLog(words ...string) {
 type host struct {
 	q    *Queue
 	x    *target
+	id   byte // begins the host identifier
 	cid  uint16
 	out  map[uint16][]byte // data of commands
 	late map[uint16]*Task  // commands whose data are to come
 	free int               // tasks that were given back
 
 	answers []answer
+	heard   chan struct{} // an answer has come
 	params  Params
 	ended   []Termination
 }
@@ -120,13 +130,16 @@ type answer struct {
 var _ Mover = (*host)(nil)
 
 // dial makes a connection, which is lost at the latest when the test ends.
-func (x *target) dial() *host {
+func (x *target) dial() *host { return x.dialThrough(1, 1) }
+
+// dialThrough is dial for a host with that identifier, through a portal of that group.
+func (x *target) dialThrough(group uint16, id byte) *host {
 	x.t.Helper()
 	if !x.Admit() {
 		x.t.Fatal("no room for a connection")
 	}
-	h := &host{x: x, out: make(map[uint16][]byte), late: make(map[uint16]*Task)}
-	h.q = x.NewQueue(h)
+	h := &host{x: x, id: id, heard: make(chan struct{}, 1000), out: make(map[uint16][]byte), late: make(map[uint16]*Task)}
+	h.q = x.NewQueue(h, group)
 	x.t.Cleanup(h.lose)
 	return h
 }
@@ -175,6 +188,7 @@ func (h *host) Answer(t *Task) {
 		data = append(data, s...)
 	}
 	h.answers = append(h.answers, answer{t.CQE, data})
+	h.heard <- struct{}{}
 	h.q.Sent(t)
 }
 
@@ -218,6 +232,19 @@ func (h *host) do(c nvme.Command, n int, out []byte, inCapsule bool) answer {
 	return got[0]
 }
 
+// await is do for a command that ends when something else has happened.
+func (h *host) await(c nvme.Command, n int, out []byte) answer {
+	h.x.t.Helper()
+	for len(h.heard) > 0 {
+		<-h.heard
+	}
+	h.start(c, n, out, true)
+	<-h.heard
+	h.q.Lock()
+	defer h.q.Unlock()
+	return h.take()[0]
+}
+
 // must is do for a command that succeeds.
 func (h *host) must(c nvme.Command, n int, out []byte, inCapsule bool) answer {
 	h.x.t.Helper()
@@ -231,7 +258,7 @@ func (h *host) must(c nvme.Command, n int, out []byte, inCapsule bool) answer {
 // connect connects the queue. Of an I/O queue, id is that of the controller.
 func (h *host) connect(host string, qid, id uint16, kato uint32) answer {
 	h.x.t.Helper()
-	f := nvme.ConnectFields{HostID: [16]byte{1}, CNTLID: id, SubNQN: testNQN, HostNQN: host}
+	f := nvme.ConnectFields{HostID: [16]byte{h.id}, CNTLID: id, SubNQN: testNQN, HostNQN: host}
 	c := nvme.Command{Opcode: nvme.Fabrics, NSID: uint32(nvme.Connect), DWords: [6]uint32{uint32(qid) << 16, 31, kato}}
 	return h.do(c, nvme.ConnectDataLen, f.AppendTo(nil), true)
 }
@@ -239,7 +266,13 @@ func (h *host) connect(host string, qid, id uint16, kato uint32) answer {
 // admin returns the admin queue of a controller that is ready, and its ID.
 func (x *target) admin(kato uint32) (*host, uint16) {
 	x.t.Helper()
-	h := x.dial()
+	return x.adminThrough(1, 1, kato)
+}
+
+// adminThrough is admin of a host with that identifier, through a portal of that group.
+func (x *target) adminThrough(group uint16, id byte, kato uint32) (*host, uint16) {
+	x.t.Helper()
+	h := x.dialThrough(group, id)
 	a := h.connect(testHost, 0, nvme.DynamicController, kato)
 	if a.Status != nvme.Success {
 		x.t.Fatal(a.Status)

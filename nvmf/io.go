@@ -25,6 +25,11 @@ var ioCommands = [256]*ioCommand{
 	nvme.WriteZeroes: {run: (*Task).writeZeroes, writes: true, changes: true},
 	nvme.DSM:         {run: (*Task).dsm, writes: true},
 	nvme.Verify:      {run: (*Task).verify, reads: true},
+
+	nvme.ReservationRegister: {run: (*Task).reservationRegister},
+	nvme.ReservationReport:   {run: (*Task).reservationReport},
+	nvme.ReservationAcquire:  {run: (*Task).reservationAcquire},
+	nvme.ReservationRelease:  {run: (*Task).reservationRelease},
 }
 
 // io begins a command of an I/O queue.
@@ -45,7 +50,7 @@ func (t *Task) io() volume.Next {
 	p.running.Add(1)
 	t.path = p
 	n := p.ns
-	if denied := access.Denial(n.denied.Load()); denied != 0 {
+	if denied := access.Denial(p.at.denied.Load()); denied != 0 {
 		if s := refusal(denied, c.reads, c.writes || t.SQE.Fuse() == nvme.FusedFirst); s != nvme.Success {
 			return t.end(s)
 		}

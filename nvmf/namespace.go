@@ -40,13 +40,13 @@ type Namespace struct {
 	log        *slog.Logger
 	blocks     atomic.Uint64
 
-	denied atomic.Uint32 // access.Denial
-	drains atomic.Bool   // somebody waits until no command runs
+	drains atomic.Bool // somebody waits until no command runs
 
-	mu      sync.Mutex // taken after Subsystem.mu; a leaf but for what Drain calls
-	subs    []shown    // where it is shown; guarded by mu
-	paths   []*path    // guarded by mu
-	drained []func()   // guarded by mu
+	mu       sync.Mutex  // taken after Subsystem.mu; a leaf but for what Drain calls
+	subs     []shown     // where it is shown; guarded by mu
+	attached []*attached // guarded by mu
+	paths    []*path     // guarded by mu
+	drained  []func()    // guarded by mu
 }
 
 // shown is a place where a namespace is shown.
@@ -55,14 +55,12 @@ type shown struct {
 	nsid uint32
 }
 
-var (
-	_ volume.View       = (*Namespace)(nil)
-	_ access.Subscriber = (*Namespace)(nil)
-)
+var _ volume.View = (*Namespace)(nil)
 
 // path is a namespace as one queue reaches it. Only commands of the queue write to it.
 type path struct {
 	ns      *Namespace
+	at      *attached
 	queue   *Queue
 	nsid    uint32
 	running atomic.Int64 // commands from their start to their release
@@ -92,7 +90,6 @@ func NewNamespace(cfg NamespaceConfig) (*Namespace, error) {
 	}
 	n.blockShift = uint(bits.TrailingZeros(uint(size)))
 	n.v.Attach(n)
-	n.v.Access().Subscribe(n)
 	n.SizeChanged() // it may have, before
 	return n, nil
 }
@@ -102,7 +99,13 @@ func (n *Namespace) Close() {
 	if !n.Idle() {
 		panic("nvmf: a namespace is closed with commands in it")
 	}
-	n.v.Access().Unsubscribe(n)
+	n.mu.Lock()
+	attached := n.attached // to controllers that do not show it any more
+	n.attached = nil
+	n.mu.Unlock()
+	for _, a := range attached {
+		n.v.Access().Unsubscribe(a)
+	}
 	n.v.Detach(n)
 }
 
@@ -122,8 +125,8 @@ func (n *Namespace) running() (sum int64) {
 }
 
 // join makes a path for a queue.
-func (n *Namespace) join(q *Queue, nsid uint32) *path {
-	p := &path{ns: n, queue: q, nsid: nsid}
+func (n *Namespace) join(q *Queue, a *attached) *path {
+	p := &path{ns: n, at: a, queue: q, nsid: a.nsid}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.paths = append(n.paths, p)
@@ -180,28 +183,6 @@ func (n *Namespace) SizeChanged() {
 	}
 }
 
-// Holder implements access.Subscriber: hosts of NVMe are registered nowhere.
-func (n *Namespace) Holder() access.Holder { return access.Holder{} }
-
-// Session implements access.Subscriber.
-func (n *Namespace) Session() any { return n }
-
-// Deny implements access.Subscriber.
-func (n *Namespace) Deny(mask, denied access.Denial) {
-	for {
-		old := n.denied.Load()
-		if n.denied.CompareAndSwap(old, old&^uint32(mask)|uint32(denied&mask)) {
-			return
-		}
-	}
-}
-
-// Tell implements access.Subscriber.
-func (n *Namespace) Tell(access.Event) {}
-
-// Abort implements access.Subscriber: what is under way ends by itself.
-func (n *Namespace) Abort(done func()) { n.Drain(done) }
-
 // refusal is the status of a command that denied keeps from running; Success: it may run. reads and writes say what
 // it does with the medium.
 func refusal(denied access.Denial, reads, writes bool) nvme.Status {
@@ -241,8 +222,8 @@ func (n *Namespace) statusOf(err error) nvme.Status {
 // blockSize is the number of bytes of a block.
 func (n *Namespace) blockSize() int64 { return 1 << n.blockShift }
 
-// identify returns the Identify Namespace data structure.
-func (n *Namespace) identify() nvme.Namespace {
+// identify returns the Identify Namespace data structure of the namespace with that number.
+func (n *Namespace) identify(nsid uint32) nvme.Namespace {
 	blocks := n.blocks.Load()
 	count := func(bytes int64) uint16 { return uint16(min(max(1, bytes>>n.blockShift), 1<<16) - 1) }
 	physical, grain := int64(n.info.PhysicalBlockSize), n.info.DiscardGranularity
@@ -251,7 +232,10 @@ func (n *Namespace) identify() nvme.Namespace {
 		NSFEAT: nvme.NSFEATAtomic | nvme.NSFEATOptimal, NMIC: nvme.NMICShared, NACWU: count(maxCompareBytes),
 		DLFEAT: nvme.DLFEATZeroes | nvme.DLFEATWriteZeros,
 		NPWG:   count(physical), NPWA: count(physical), NPDG: count(grain), NPDA: count(grain), NOWS: count(n.info.OptimalIO),
-		ReadOnly: n.readOnly, NGUID: n.guid,
+		ReadOnly: n.readOnly, NGUID: n.guid, ANAGroup: nsid, RESCAP: nvme.RESCAPTypes | nvme.RESCAPIgnore,
+	}
+	if n.v.Access().Keeps() {
+		d.RESCAP |= nvme.RESCAPPersist
 	}
 	if n.v.Thin() {
 		d.NSFEAT |= nvme.NSFEATThin

@@ -34,6 +34,7 @@ type Queue struct {
 	// Guarded by baton.
 	state  queueState
 	id     uint16
+	group  uint16      // of the portal; constant
 	ctrl   *Controller // nil until it is connected
 	depth  int         // entries
 	noFlow bool        // SQHD is not looked at
@@ -79,9 +80,10 @@ const noSQHD = 0xffff
 // freshDepth is how many commands a connection may have outstanding before it is connected.
 const freshDepth = 4
 
-// NewQueue returns the queue of a connection that mover has just established, and that Admit has counted.
-func (n *Node) NewQueue(mover Mover) *Queue {
-	q := &Queue{node: n, mover: mover, depth: freshDepth, born: n.clock.Load(), log: n.log.With("host_address", mover.Peer())}
+// NewQueue returns the queue of a connection that mover has just established through a portal of that group, and that Admit
+// has counted.
+func (n *Node) NewQueue(mover Mover, group uint16) *Queue {
+	q := &Queue{node: n, mover: mover, group: group, depth: freshDepth, born: n.clock.Load(), log: n.log.With("host_address", mover.Peer())}
 	q.baton.Drive(driver{q})
 	q.paths.Store(new([]*path))
 	n.guests.Add(q, &q.place, func() { q.post(q.giveWay) })
@@ -250,6 +252,10 @@ func (q *Queue) DataFailed(t *Task, _ DataFault) {
 // answer ends a command: its status is final.
 func (q *Queue) answer(t *Task) {
 	q.unlistTask(t)
+	for _, w := range t.awaited {
+		w.over()
+	}
+	t.awaited = nil
 	if t.aborted {
 		t.CQE.Status, t.CQE.DW0, t.CQE.DW1, t.In = t.status, 0, 0, nil
 	}
@@ -366,16 +372,16 @@ func (q *Queue) path(nsid uint32) *path {
 	return nil
 }
 
-// setPaths follows the namespaces of the subsystem, whose mu is held.
-func (q *Queue) setPaths(list []Shown) {
+// setPaths follows the namespaces of the controller. Subsystem.mu is held.
+func (q *Queue) setPaths(list []*attached) {
 	old := *q.paths.Load()
 	paths := make([]*path, 0, len(list))
-	for _, x := range list {
-		i := slices.IndexFunc(old, func(p *path) bool { return p.nsid == x.NSID && p.ns == x.Namespace })
+	for _, a := range list {
+		i := slices.IndexFunc(old, func(p *path) bool { return p.at == a })
 		if i >= 0 {
 			paths = append(paths, old[i])
 		} else {
-			paths = append(paths, x.Namespace.join(q, x.NSID))
+			paths = append(paths, a.ns.join(q, a))
 		}
 	}
 	for _, p := range old {

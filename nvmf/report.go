@@ -62,7 +62,7 @@ func failure(s nvme.Status) iostat.Failure {
 		return iostat.DataProtect
 	case nvme.CompareFailure:
 		return iostat.Miscompare
-	case nvme.Aborted, nvme.AbortedByQueue, nvme.DataTransferError, nvme.TransientTransport, nvme.FusedFailed, nvme.FusedMissing:
+	case nvme.Aborted, nvme.AbortedByQueue, nvme.AbortedByPreempt, nvme.DataTransferError, nvme.TransientTransport, nvme.FusedFailed, nvme.FusedMissing:
 		return iostat.AbortedCommand
 	case nvme.ReservationConflict:
 		return iostat.ReservationConflict

@@ -39,13 +39,15 @@ type Subsystem struct {
 	controllers map[uint16]*Controller
 	past        map[uint32]*iostat.Stats // by NSID, of queues that are gone
 	lastID      uint16                   // of the last controller
+	masks       map[noticeKey]uint32     // of reservation notifications, of hosts with controllers; guarded by mu
 
-	dirtyMu sync.Mutex // a leaf
-	dirty   []uint32   // namespaces of whose changes hosts are to be told; guarded by dirtyMu
+	dirtyMu sync.Mutex  // a leaf
+	dirty   []uint32    // namespaces of whose changes hosts are to be told; guarded by dirtyMu
+	told    []*attached // of which something is told; guarded by dirtyMu
 }
 
 func newSubsystem(n *Node, cfg SubsystemConfig) *Subsystem {
-	s := &Subsystem{node: n, nqn: cfg.NQN, serial: cfg.Serial, admit: cfg.Admit, controllers: make(map[uint16]*Controller), past: make(map[uint32]*iostat.Stats)}
+	s := &Subsystem{node: n, nqn: cfg.NQN, serial: cfg.Serial, admit: cfg.Admit, controllers: make(map[uint16]*Controller), masks: make(map[noticeKey]uint32), past: make(map[uint32]*iostat.Stats)}
 	s.SetNamespaces(cfg.Namespaces)
 	return s
 }
@@ -99,18 +101,18 @@ func (s *Subsystem) SetNamespaces(changes []Shown) {
 		if found {
 			s.namespaces[at].Namespace.hide(s, x.NSID)
 			s.namespaces = slices.Delete(slices.Clone(s.namespaces), at, at+1)
+			s.forgetMasks(func(k noticeKey) bool { return k.nsid == x.NSID })
 		}
 		if x.Namespace != nil {
 			s.namespaces = slices.Insert(slices.Clone(s.namespaces), at, x)
 			x.Namespace.show(s, x.NSID)
 		}
 	}
-	var queues []*Queue
 	for _, c := range s.controllers {
-		queues = append(queues, c.allQueues()...)
-	}
-	for _, q := range queues {
-		q.setPaths(s.namespaces)
+		c.setAttached(s.namespaces)
+		for _, q := range c.allQueues() {
+			q.setPaths(*c.attached.Load())
+		}
 	}
 	s.mu.Unlock()
 	for _, x := range changes {
@@ -158,12 +160,23 @@ func (s *Subsystem) changed(nsid uint32) {
 	s.node.notify()
 }
 
-// tell tells the controllers which namespaces have changed.
+// tellAccess has a controller told of what the table of a volume says. It takes no lock but a leaf.
+func (s *Subsystem) tellAccess(a *attached) {
+	s.dirtyMu.Lock()
+	s.told = append(s.told, a)
+	s.dirtyMu.Unlock()
+	s.node.notify()
+}
+
+// tell tells the controllers which namespaces have changed, and what reservations and access states have become.
 func (s *Subsystem) tell() {
 	s.dirtyMu.Lock()
-	dirty := s.dirty
-	s.dirty = nil
+	dirty, told := s.dirty, s.told
+	s.dirty, s.told = nil, nil
 	s.dirtyMu.Unlock()
+	for _, a := range told {
+		a.ctrl.admin.post(func() { a.ctrl.accessTold(a) })
+	}
 	if len(dirty) == 0 {
 		return
 	}
@@ -196,6 +209,13 @@ func (s *Subsystem) add(c *Controller) bool {
 func (s *Subsystem) remove(c *Controller) {
 	s.mu.Lock()
 	delete(s.controllers, c.id)
+	last := true
+	for _, o := range s.controllers {
+		last = last && o.hostID != c.hostID
+	}
+	if last {
+		s.forgetMasks(func(k noticeKey) bool { return k.host == c.hostID })
+	}
 	s.mu.Unlock()
 }
 

@@ -8,6 +8,7 @@ import (
 	"oneshot/mem"
 	"oneshot/nvme"
 	"oneshot/volume"
+	"oneshot/volume/access"
 )
 
 // Task is a command of a queue. The mover allocates it, mostly inside something larger of its own, and uses it for one command
@@ -56,6 +57,10 @@ type Task struct {
 	fua   bool                    // flush at the end
 	data  [1][]byte               // backs In and Out
 	zero  [1]volume.Range
+
+	awaited  []*abortion    // what waits for the end of the command
+	changing *access.Change // of who may do what
+	others   []*attached    // that are to be changed next
 
 	// A fused pair is the request of its first command. Both have data in one half of its memory each.
 	fused  bool // the first of a pair
@@ -185,6 +190,7 @@ func (t *Task) release() {
 	}
 	t.In, t.Out, t.data[0] = nil, nil, nil
 	t.own, t.after = nil, nil
+	t.changing, t.others = nil, nil
 	t.parked, t.fused, t.got, t.fua = false, false, false, false
 }
 

@@ -109,9 +109,21 @@ const (
 	maxTransportID = 4 + (maxISCSIName+len(isidSeparator)+isidDigits+1+3)&^3
 )
 
+// A host of NVMe has no TransportID. Its registration is reported with this name of an initiator device, which ends in the host
+// identifier, and which no command can name.
+const nvmeHostName = "iqn.2014-08.org.nvmexpress:"
+
+// transportName is the name of the initiator device.
+func transportName(i Initiator) string {
+	if i.Protocol == access.NVMe {
+		return nvmeHostName + i.Name
+	}
+	return i.Name
+}
+
 // transportIDLen is the length of what appendTransportID appends.
 func transportIDLen(i Initiator) int {
-	n := len(i.Name)
+	n := len(transportName(i))
 	if i.Port != "" {
 		n += len(isidSeparator) + len(i.Port)
 	}
@@ -125,7 +137,7 @@ func appendTransportID(b []byte, i Initiator) []byte {
 	}
 	end := len(b) + n
 	b = append(b, format, 0, byte((n-4)>>8), byte(n-4))
-	b = append(b, i.Name...)
+	b = append(b, transportName(i)...)
 	if i.Port != "" {
 		b = append(append(b, isidSeparator...), i.Port...)
 	}
@@ -146,7 +158,8 @@ func parseTransportID(b []byte) (i Initiator, n int) {
 	device, isid, isPort := strings.Cut(strings.ToLower(string(text)), isidSeparator)
 	i = Initiator{Protocol: access.ISCSI, Name: device}
 	switch {
-	case !terminated || device == "" || len(device) > maxISCSIName || strings.Contains(device, ","): // no name has one (RFC 3722)
+	case !terminated || device == "" || len(device) > maxISCSIName || strings.Contains(device, ","), // no name has one (RFC 3722)
+		strings.HasPrefix(device, nvmeHostName):
 		return i, 0
 	case b[0] == transportISCSI && !isPort:
 		return i, n

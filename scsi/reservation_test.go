@@ -666,3 +666,45 @@ func TestReserveRelease(t *testing.T) {
 		t.Errorf("RELEASE with registrations: status %02x", r.status)
 	}
 }
+
+// hostOfNVMe is a host of NVMe, as the table of the volume knows it.
+type hostOfNVMe struct{ denied, told uint32 }
+
+func (*hostOfNVMe) Holder() access.Holder {
+	return access.Holder{Initiator: access.Host([16]byte{0xab}), Port: access.Port{Target: "nqn.s", Group: 1}}
+}
+func (h *hostOfNVMe) Session() any            { return h }
+func (h *hostOfNVMe) Deny(_, d access.Denial) { h.denied = uint32(d) }
+func (h *hostOfNVMe) Tell(e access.Event)     { h.told |= uint32(e) }
+func (*hostOfNVMe) Abort(done func())         { done() }
+
+// A host of NVMe is in the same table: READ FULL STATUS has it with a name that no command can give to an initiator.
+func TestHostIsReported(t *testing.T) {
+	b := newPRBench(t, nil)
+	h := new(hostOfNVMe)
+	table := b.lu.v.Access()
+	table.Subscribe(h)
+	defer table.Unsubscribe(h)
+	table.Do(&access.Change{Op: access.RegisterHost, By: h, NewKey: 9, Ports: []access.PortOf{{}}}, nil)
+	b.must(b.a, proutRegister, 0, 0, 1)
+	b.must(b.a, proutReserve, writeExclusive, 1, 0)
+	if h.denied != denyWrites {
+		t.Errorf("denied %#x", h.denied)
+	}
+	r := b.as(b.c, []byte{0x5e, 3, 0, 0, 0, 0, 0, 4, 0, 0}, nil, 1024)
+	const name = "iqn.2014-08.org.nvmexpress:ab000000000000000000000000000000"
+	id := r.in[8+24:]
+	if int(binary.BigEndian.Uint32(r.in[4:])) != len(r.in)-8 || r.in[15] != 9 || r.in[8+19] != 0 || id[0] != 5 || string(bytes.TrimRight(id[4:4+len(name)+1], "\x00")) != name {
+		t.Errorf("READ FULL STATUS: % x", r.in)
+	}
+	l := append(proutList(0, 1, specIPT), make([]byte, 4)...)
+	l = append(l, appendTransportID(nil, Initiator{Protocol: access.ISCSI, Name: name})...)
+	binary.BigEndian.PutUint32(l[24:], uint32(len(l)-28))
+	if v := verdict(b.as(b.b, proutCDB(proutRegister, 0, len(l)), l, 0)); v != 0x52600 {
+		t.Errorf("a command registers a host of NVMe: %#x", v)
+	}
+	b.must(b.a, byte(access.Preempt), writeExclusive, 1, 9)
+	if h.told != uint32(access.RegistrationsPreempted) {
+		t.Errorf("told %#x", h.told)
+	}
+}

@@ -355,7 +355,7 @@ func (p *nvmePortal) serve() error {
 			_ = c.Close()
 			return
 		}
-		p.work.Go(func() { _ = nvmetcp.Serve(p.hosts, c) })
+		p.work.Go(func() { _ = nvmetcp.Serve(p.hosts, 1, c) })
 	})
 }
 

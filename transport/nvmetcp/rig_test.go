@@ -99,7 +99,7 @@ func newRig(t testing.TB, cfg rigConfig) *rig {
 				_ = c.Close()
 				continue
 			}
-			wg.Go(func() { _ = Serve(r.Node, c) })
+			wg.Go(func() { _ = Serve(r.Node, 1, c) })
 		}
 	})
 	t.Cleanup(func() {

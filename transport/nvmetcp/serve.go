@@ -10,16 +10,16 @@ import (
 	"oneshot/nvmf"
 )
 
-// Serve runs a connection on tc, which the node has admitted, until it ends, and closes it. It returns why the connection
-// ended; nil: the host closed it.
-func Serve(n *nvmf.Node, tc *net.TCPConn) error {
+// Serve runs a connection on tc, which the node has admitted and which has come through a portal of that group, until it ends,
+// and closes it. It returns why the connection ended; nil: the host closed it.
+func Serve(n *nvmf.Node, group uint16, tc *net.TCPConn) error {
 	m, err := newMover(tc)
 	if err != nil {
 		_ = tc.Close()
 		n.Dismiss()
 		return err
 	}
-	m.queue = n.NewQueue(m)
+	m.queue = n.NewQueue(m, group)
 	m.Attach(m.queue)
 	err = m.Read(m.Look)
 	m.End(err)

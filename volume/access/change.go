@@ -18,6 +18,9 @@ const (
 	ReserveUnit // RESERVE(6) and (10), until the session ends
 	ReleaseUnit
 	SetGroups
+	RegisterHost // by a host of NVMe: anew, or the key that it has
+	ReplaceKey   // by a host of NVMe that is registered; no new key: its registration ends
+	SetPersist   // changes nothing else
 )
 
 // Result is how a change has ended.
@@ -51,8 +54,11 @@ type Change struct {
 	NewKey uint64 // what is to be registered, or whose registration is to be preempted
 	Kind   Kind
 	Whole  bool // Release: of the whole unit, as every reservation is
-	// Persist has reservations outlive a loss of power.
-	Persist bool
+	// Persist has reservations outlive a loss of power. With LeavePersist that stays as it is.
+	Persist, LeavePersist bool
+	IgnoreKey             bool // ReplaceKey: Key need not be that of the subscriber
+	// ZeroIsOwn has a NewKey of 0 preempt nobody and change the kind, if the subscriber alone holds the reservation.
+	ZeroIsOwn bool
 
 	Ports    []PortOf    // Register: for these, that of the subscriber first
 	Others   []Initiator // Register: these, too
@@ -103,12 +109,17 @@ func (c *Change) run(t *Table) Result {
 		return c.setGroups()
 	case ReserveUnit, ReleaseUnit:
 		return c.reserveUnit(t)
+	case SetPersist:
+		return c.setPersist(t)
 	}
 	if c.Besides && (c.Op == RegisterAndIgnore || c.Op == Register && c.self >= 0) {
 		return BadOthers
 	}
-	if c.Op == Register || c.Op == RegisterAndIgnore {
-		return c.register(t, c.Op == RegisterAndIgnore)
+	if fits, registers := c.fits(); registers {
+		if !fits {
+			return Conflict
+		}
+		return c.register(t)
 	}
 	if c.self < 0 || c.own().Key != c.Key { // SPC-4 table 67
 		return Conflict
@@ -132,12 +143,26 @@ func (c *Change) run(t *Table) Result {
 // own is the subscriber's registration.
 func (c *Change) own() *Registration { return &c.next.Registrations[c.self] }
 
+// fits reports, of a change that registers, whether the subscriber and its key are those that may.
+func (c *Change) fits() (fits, registers bool) {
+	registered := c.self >= 0
+	switch c.Op {
+	case Register:
+		return !registered && c.Key == 0 || registered && c.Key == c.own().Key, true
+	case RegisterAndIgnore:
+		return true, true
+	case RegisterHost:
+		return !registered || c.NewKey == c.own().Key, true
+	case ReplaceKey:
+		return registered && (c.IgnoreKey || c.Key == c.own().Key), true
+	}
+	return false, false
+}
+
 // register is SPC-4 §5.13.7 and §5.13.11.2.3.
-func (c *Change) register(t *Table, ignore bool) Result {
+func (c *Change) register(t *Table) Result {
 	registered := c.self >= 0
 	switch {
-	case !registered && !ignore && c.Key != 0, registered && !ignore && c.Key != c.own().Key:
-		return Conflict
 	case c.Persist && !t.Keeps():
 		return CannotKeep
 	case !registered && c.NewKey == 0:
@@ -148,7 +173,9 @@ func (c *Change) register(t *Table, ignore bool) Result {
 		return Full
 	}
 	c.changed = true
-	c.next.Persist = c.Persist
+	if !c.LeavePersist {
+		c.next.Persist = c.Persist
+	}
 	c.next.Generation++
 	switch {
 	case c.NewKey == 0:
@@ -275,6 +302,14 @@ func (c *Change) clear() Result {
 func (c *Change) preempt() Result {
 	s := &c.next
 	old := s.Kind
+	if c.ZeroIsOwn && c.NewKey == 0 && old != 0 && !old.All() && s.Holder == c.self {
+		c.take()
+		if old != c.Kind {
+			c.tell(ReservationsReleased, s.Registrations)
+		}
+		s.Generation++
+		return Done
+	}
 	takes := old != 0 && !old.All() && c.NewKey == s.Registrations[s.Holder].Key || old.All() && c.NewKey == 0
 	if c.NewKey == 0 && !takes {
 		return NoKey
@@ -351,6 +386,15 @@ func (c *Change) reserveUnit(t *Table) Result {
 	default:
 		c.changed = true
 	}
+	return Done
+}
+
+func (c *Change) setPersist(t *Table) Result {
+	if c.Persist && !t.Keeps() {
+		return CannotKeep
+	}
+	c.changed = c.Persist != c.next.Persist
+	c.next.Persist = c.Persist
 	return Done
 }
 

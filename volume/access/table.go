@@ -21,12 +21,14 @@ const (
 // must not block, nor call the table.
 type Subscriber interface {
 	Holder() Holder
-	// Session is what a RESERVE belongs to. It is not told of its own changes. It can be compared.
+	// Session is what a RESERVE belongs to; hosts of NVMe, which have no RESERVE: the host. Who has it in common is not
+	// told of its changes. It can be compared.
 	Session() any
 	// Deny says which of the denials in mask are in force from now on.
 	Deny(mask, denied Denial)
 	Tell(Event)
-	// Abort aborts all that is under way, and calls done when it is over, perhaps before Abort returns.
+	// Abort aborts all that is under way, and calls done when it is over, perhaps before Abort returns. The table is not
+	// locked.
 	Abort(done func())
 }
 

@@ -176,3 +176,99 @@ func TestMerge(t *testing.T) {
 		t.Errorf("%+v, conflict %v", m, conflict)
 	}
 }
+
+// newHost is a controller of a host of NVMe.
+func newHost(t *Table, id byte, group uint16) *session {
+	s := &session{holder: Holder{Host([16]byte{id}), Port{"nqn.s", group}}}
+	t.Subscribe(s)
+	return s
+}
+
+// A host of NVMe registers once for all of its controllers, whatever their ports; a port of SCSI is another holder, though it is in the same table.
+func TestHosts(t *testing.T) {
+	table := NewTable(Nothing(), func(State) error { return nil })
+	a, again, b, port := newHost(table, 1, 1), newHost(table, 1, 2), newHost(table, 2, 1), newSession(table, "a", 1)
+	every := []PortOf{{}}
+	const keep, drop, leave = 1, 2, 3
+	for i, x := range []struct {
+		c       Change
+		persist int
+		want    Result
+		after   string // generation, whether it persists, keys, kind, holder
+	}{
+		{Change{Op: RegisterHost, By: a, Key: 99, NewKey: 1}, leave, Done, "1 false [1] 0 -1"},
+		{Change{Op: RegisterHost, By: again, NewKey: 1}, leave, Done, "2 false [1] 0 -1"},
+		{Change{Op: RegisterHost, By: again, Key: 1, NewKey: 2}, leave, Conflict, "2 false [1] 0 -1"},
+		{Change{Op: ReplaceKey, By: again, Key: 2, NewKey: 3}, leave, Conflict, "2 false [1] 0 -1"},
+		{Change{Op: ReplaceKey, By: again, Key: 1, NewKey: 3}, keep, Done, "3 true [3] 0 -1"},
+		{Change{Op: ReplaceKey, By: b, IgnoreKey: true, NewKey: 3}, leave, Conflict, "3 true [3] 0 -1"},
+		{Change{Op: ReplaceKey, By: a, IgnoreKey: true, NewKey: 4}, leave, Done, "4 true [4] 0 -1"},
+		{Change{Op: RegisterHost, By: b, NewKey: 5}, drop, Done, "5 false [4 5] 0 -1"},
+		{Change{Op: Register, By: port, NewKey: 6}, drop, Done, "6 false [4 5 6] 0 -1"},
+		{Change{Op: Reserve, By: a, Key: 4, Kind: WriteExclusive}, leave, Done, "6 false [4 5 6] 1 0"},
+		{Change{Op: Preempt, By: b, Key: 5, ZeroIsOwn: true, Kind: ExclusiveAccess}, leave, NoKey, "6 false [4 5 6] 1 0"},
+		{Change{Op: Preempt, By: again, Key: 4, Kind: ExclusiveAccess}, leave, NoKey, "6 false [4 5 6] 1 0"},
+		{Change{Op: Preempt, By: again, Key: 4, ZeroIsOwn: true, Kind: ExclusiveAccess}, leave, Done, "7 false [4 5 6] 3 0"},
+		{Change{Op: SetPersist, By: b}, keep, Done, "7 true [4 5 6] 3 0"},
+		{Change{Op: SetPersist, By: b}, drop, Done, "7 false [4 5 6] 3 0"},
+		{Change{Op: ReplaceKey, By: again, Key: 4}, leave, Done, "8 false [5 6] 0 -1"},
+		{Change{Op: ReplaceKey, By: b, Key: 6}, leave, Conflict, "8 false [5 6] 0 -1"},
+		{Change{Op: ReplaceKey, By: b, IgnoreKey: true}, leave, Done, "9 false [6] 0 -1"},
+	} {
+		c, over := x.c, make(chan struct{})
+		c.Ports, c.Persist, c.LeavePersist = every, x.persist == keep, x.persist == leave
+		if c.By == port {
+			c.Ports = []PortOf{{port.holder.Port, 1}}
+		}
+		if !table.Do(&c, func() { close(over) }) {
+			<-over
+		}
+		s := table.State()
+		var keys []uint64
+		for _, r := range s.Registrations {
+			keys = append(keys, r.Key)
+		}
+		if got := fmt.Sprint(s.Generation, s.Persist, keys, s.Kind, s.Holder); c.Result != x.want || got != x.after {
+			t.Errorf("%d, %+v: %d and %s, want %d and %s", i, x.c, c.Result, got, x.want, x.after)
+		}
+	}
+	table = NewTable(Nothing(), nil)
+	a = newHost(table, 1, 1)
+	for _, op := range []Op{RegisterHost, SetPersist} {
+		must(t, table, &Change{Op: op, By: a, NewKey: 1, Persist: true, Ports: every}, CannotKeep)
+	}
+	full := Nothing()
+	full.Registrations = make([]Registration, MaxRegistrations)
+	table = NewTable(full, nil)
+	must(t, table, &Change{Op: RegisterHost, By: newHost(table, 1, 1), NewKey: 1, Ports: every}, Full)
+}
+
+// Changing the kind of one's own reservation tells those who had access through it.
+func TestOwnKindChanges(t *testing.T) {
+	table := NewTable(Nothing(), nil)
+	a, again, b := newHost(table, 1, 1), newHost(table, 1, 2), newHost(table, 2, 1)
+	for i, s := range []*session{a, b} {
+		must(t, table, &Change{Op: RegisterHost, By: s, NewKey: uint64(i + 1), Ports: []PortOf{{}}}, Done)
+	}
+	must(t, table, &Change{Op: Reserve, By: a, Key: 1, Kind: WriteExclusiveRegistrants}, Done)
+	must(t, table, &Change{Op: Preempt, By: a, Key: 1, ZeroIsOwn: true, Kind: WriteExclusiveRegistrants}, Done)
+	if b.told != 0 || b.denied != 0 {
+		t.Errorf("told %x, denied %x", b.told, b.denied)
+	}
+	must(t, table, &Change{Op: Preempt, By: a, Key: 1, ZeroIsOwn: true, Kind: WriteExclusive}, Done)
+	if b.told != ReservationsReleased || b.denied != Writes || again.denied != 0 {
+		t.Errorf("told %x, denied %x and %x", b.told, b.denied, again.denied)
+	}
+}
+
+func TestHostID(t *testing.T) {
+	id := [16]byte{0xab, 15: 1}
+	if got, ok := Host(id).HostID(); !ok || got != id || Host(id).Name != "ab000000000000000000000000000001" {
+		t.Errorf("%x %v", got, ok)
+	}
+	for _, i := range []Initiator{{ISCSI, Host(id).Name, ""}, {NVMe, "ab", ""}, {NVMe, Host(id).Name + "00", ""}, {NVMe, "xy000000000000000000000000000001", ""}} {
+		if _, ok := i.HostID(); ok {
+			t.Errorf("%+v has a host identifier", i)
+		}
+	}
+}

@@ -1,0 +1,188 @@
+package nvmf
+
+import (
+	"encoding/binary"
+	"fmt"
+	"testing"
+
+	"oneshot/nvme"
+	"oneshot/volume/access"
+)
+
+// setGroup has the administrator set the access state of a group.
+func (x *target) setGroup(group uint16, s access.GroupState) {
+	x.t.Helper()
+	if !x.v.Access().Do(&access.Change{Op: access.SetGroups, Groups: []access.Group{{ID: group, State: s}}}, nil) {
+		x.t.Fatal("the change waits")
+	}
+}
+
+// ana describes the ANA log: changes, and number, changes, state, namespaces of each group.
+func (p *party) ana(lsp uint32) string {
+	p.io.x.t.Helper()
+	const n = 128
+	c := nvme.Command{Opcode: nvme.AdminGetLogPage, NSID: nvme.AllNamespaces, DWords: [6]uint32{uint32(nvme.LogANA) | lsp<<8 | (n/4-1)<<16}}
+	b := p.admin.must(c, n, nil, false).data
+	text := fmt.Sprint(binary.LittleEndian.Uint64(b))
+	groups := binary.LittleEndian.Uint16(b[8:])
+	b = b[16:]
+	for range groups {
+		spaces := binary.LittleEndian.Uint32(b[4:])
+		text += fmt.Sprintf(", %d: %d %x", binary.LittleEndian.Uint32(b), binary.LittleEndian.Uint64(b[8:]), b[16])
+		for b = b[32:]; spaces > 0; spaces, b = spaces-1, b[4:] {
+			text += fmt.Sprint(" ", binary.LittleEndian.Uint32(b))
+		}
+	}
+	return text
+}
+
+// Access states are those of the group of the controller's portal. Commands end with path-related statuses, which hosts take
+// elsewhere: they never say "do not retry". A controller is told if its own group changes.
+func TestANA(t *testing.T) {
+	x := newTarget(t, nil, false)
+	one, two := x.party(1, 1), x.party(2, 1)
+	for _, p := range []*party{one, two} {
+		p.admin.must(nvme.Command{Opcode: nvme.AdminSetFeatures, DWords: [6]uint32{uint32(nvme.FeatureAsyncEvents), nvme.OAESANA}}, 0, nil, false)
+		p.admin.start(nvme.Command{Opcode: nvme.AdminAsyncEvent}, 0, nil, false)
+	}
+	id := one.admin.must(nvme.Command{Opcode: nvme.AdminIdentify, DWords: [6]uint32{uint32(nvme.CNSController)}}, nvme.IdentifyLen, nil, false).data
+	le := binary.LittleEndian
+	if id[76]&8 == 0 || le.Uint32(id[92:])&(1<<11) == 0 || id[342] == 0 || id[343] != 0x5f || le.Uint32(id[344:]) != 1024 || le.Uint32(id[348:]) != 1024 || le.Uint32(id[540:]) != 1024 {
+		t.Errorf("CMIC %#x, OAES %#x, ANA % x", id[76], id[92:96], id[342:352])
+	}
+	if ns := one.admin.must(nvme.Command{Opcode: nvme.AdminIdentify, NSID: 1}, nvme.IdentifyLen, nil, false).data; le.Uint32(ns[92:]) != 1 {
+		t.Errorf("ANAGRPID % x", ns[92:96])
+	}
+	if got := one.ana(0); got != "0, 1: 0 1 1" {
+		t.Error(got)
+	}
+	if got := one.ana(nvme.ANAGroupsOnly); got != "0, 1: 0 1" {
+		t.Error(got)
+	}
+	feature := func(op nvme.Opcode, f nvme.FID) nvme.Command {
+		return nvme.Command{Opcode: op, NSID: 1, DWords: [6]uint32{uint32(f)}}
+	}
+	changes := 0
+	for _, s := range []struct {
+		state access.GroupState
+		ana   nvme.ANAState
+		want  nvme.Status
+	}{
+		{access.ActiveNonOptimized, nvme.ANANonOptimized, nvme.Success},
+		{access.Standby, nvme.ANAInaccessible, nvme.Inaccessible},
+		{access.Unavailable, nvme.ANAInaccessible, nvme.Inaccessible},
+		{access.Offline, nvme.ANAPersistentLoss, nvme.PersistentLoss},
+		{access.Transitioning, nvme.ANAChange, nvme.PathInTransition},
+		{access.ActiveOptimized, nvme.ANAOptimized, nvme.Success},
+	} {
+		x.setGroup(2, s.state)
+		changes++
+		if list := one.told(); len(list) != 0 {
+			t.Errorf("%v: the other group is told %x", s.state, list)
+		}
+		if list := two.told(); fmt.Sprint(list) != fmt.Sprint([]uint32{nvme.EventANA}) {
+			t.Errorf("%v: told %x", s.state, list)
+		}
+		if got, want := two.ana(0), fmt.Sprintf("%d, 1: %d %x 1", changes, changes, s.ana); got != want {
+			t.Errorf("%v: %s, want %s", s.state, got, want)
+		}
+		if got := one.ana(0); got != "0, 1: 0 1 1" {
+			t.Errorf("%v: the other group has %s", s.state, got)
+		}
+		for _, c := range []nvme.Command{rw(nvme.Read, 1), rw(nvme.Verify, 1), {Opcode: nvme.Flush, NSID: 1}, rw(nvme.WriteZeroes, 1)} {
+			n := 0
+			if c.Opcode == nvme.Read {
+				n = 512
+			}
+			if a := two.io.do(c, n, nil, false); a.Status != s.want {
+				t.Errorf("%v: command %#x: %v, want %v", s.state, c.Opcode, a.Status, s.want)
+			}
+			if a := one.io.do(c, n, nil, false); a.Status != nvme.Success {
+				t.Errorf("%v: command %#x of the other group: %v", s.state, c.Opcode, a.Status)
+			}
+		}
+		report := nvme.Command{Opcode: nvme.ReservationReport, NSID: 1, DWords: [6]uint32{15, 1}}
+		if a := two.io.do(report, 64, nil, false); a.Status != s.want {
+			t.Errorf("%v: a report: %v", s.state, a.Status)
+		}
+		for _, f := range []nvme.FID{nvme.FeatureErrorRecovery, nvme.FeatureNoticeMask, nvme.FeaturePersistence} {
+			for _, op := range []nvme.Opcode{nvme.AdminGetFeatures, nvme.AdminSetFeatures} {
+				if a := two.admin.do(feature(op, f), 0, nil, false); a.Status != s.want {
+					t.Errorf("%v: command %#x, feature %#x: %v, want %v", s.state, op, f, a.Status, s.want)
+				}
+			}
+		}
+		two.admin.must(nvme.Command{Opcode: nvme.AdminIdentify, NSID: 1}, nvme.IdentifyLen, nil, false)
+		two.admin.must(nvme.Command{Opcode: nvme.AdminGetFeatures, DWords: [6]uint32{uint32(nvme.FeatureQueues)}}, 0, nil, false)
+	}
+	x.setGroup(2, access.Standby)
+	x.setGroup(2, access.ActiveOptimized)
+	if list := two.told(); len(list) != 0 { // before anybody could hear of it, it was over
+		t.Errorf("told %x", list)
+	}
+	// Without the feature nothing is told, and a namespace that comes has the state that its group has by then.
+	two.admin.must(nvme.Command{Opcode: nvme.AdminSetFeatures, DWords: [6]uint32{uint32(nvme.FeatureAsyncEvents), 0}}, 0, nil, false)
+	x.setGroup(2, access.Offline)
+	if list := two.told(); len(list) != 0 {
+		t.Errorf("told %x", list)
+	}
+	x.sub.SetNamespaces([]Shown{{NSID: 1}, {NSID: 7, Namespace: x.ns}})
+	if got, want := two.ana(0), fmt.Sprintf("%d, 7: 0 4 7", changes+1); got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	c := rw(nvme.Read, 1)
+	c.NSID = 7
+	if a := two.io.do(c, 512, nil, false); a.Status != nvme.PersistentLoss {
+		t.Error(a.Status)
+	}
+	x.sub.SetNamespaces([]Shown{{NSID: 7}})
+	if got, want := two.ana(0), fmt.Sprint(changes+1); got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
+
+// All queues of a controller come through one group: access states are those of the controller.
+func TestQueueThroughAnotherGroup(t *testing.T) {
+	x := newTarget(t, nil, false)
+	_, id := x.admin(0)
+	h := x.dialThrough(2, 1)
+	if a := h.connect(testHost, 1, id, 0); a.Status != nvme.ConnectInvalid|nvme.DNR || a.DW0 != nvme.InvalidParameter(true, nvme.OffCNTLID) {
+		t.Errorf("%v %#x", a.Status, a.DW0)
+	}
+}
+
+// A namespace that is taken away while a command runs in it is subscribed to until it is closed: the command can still be
+// aborted. Afterwards nobody is left.
+func TestTakenAwayIsAborted(t *testing.T) {
+	x := newTarget(t, nil, false)
+	a, b := x.party(1, 1), x.party(1, 2)
+	for i, p := range []*party{a, b} {
+		if s := p.reserve(resRegister, 0, 0, uint64(i+1)); s != nvme.Success {
+			t.Fatal(s)
+		}
+	}
+	other, err := NewNamespace(NamespaceConfig{Volume: x.v, UUID: [16]byte{8}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.io.start(rw(nvme.Write, 1), 512, nil, false)
+	x.sub.SetNamespaces([]Shown{{NSID: 1, Namespace: other}})
+	if s := a.reserve(resAcquire, 1<<8|2, 1, 2); s != nvme.Success {
+		t.Error(s)
+	}
+	if got := b.io.take(); len(got) != 1 || got[0].Status != nvme.AbortedByPreempt {
+		t.Errorf("the command that was under way: %v", got)
+	}
+	x.sub.SetNamespaces([]Shown{{NSID: 1}})
+	other.Close()
+	if n := len(other.attached) + len(x.ns.attached); n != 2 { // x.ns is not closed yet
+		t.Errorf("%d are left", n)
+	}
+	for _, p := range []*party{a, b} {
+		p.io.lose()
+		p.admin.lose()
+	}
+	if n := len(x.ns.attached); n != 0 {
+		t.Errorf("%d are left", n)
+	}
+}
