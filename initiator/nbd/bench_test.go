@@ -39,8 +39,20 @@ type load struct {
 // envLoad has this program be the kernel's side of descriptor 3: the number of requests, and the load.
 const envLoad = "ONESHOT_NBD_LOAD"
 
-// beKernel has n requests done. It makes the driver's calls: one to send a request, another for the data of a WRITE, one
-// to receive a reply, another for the data of a READ.
+// page is how much data the driver sends or receives with one call, in bytes.
+const page = 4 << 10
+
+// sendAll sends b as the driver does, which says whether more of the request follows.
+func sendAll(fd int, b []byte, more bool) error {
+	flags := 0
+	if more {
+		flags = unix.MSG_MORE
+	}
+	return unix.Sendto(fd, b, flags, nil)
+}
+
+// beKernel has n requests done. It makes the driver's calls: one to send a request, one for each page of the data of a WRITE, one
+// to receive a reply, one for each page of the data of a READ.
 func beKernel(text string) error {
 	var (
 		n int
@@ -60,9 +72,9 @@ func beKernel(text string) error {
 		for range n {
 			<-free
 			r := Request{Type: l.op, Length: uint32(l.length), Offset: uint64(rnd.IntN(size/l.length) * l.length)}
-			err := unix.Sendto(fd, r.AppendTo(header), 0, nil)
-			if l.op == Write && err == nil {
-				err = unix.Sendto(fd, data, 0, nil)
+			err := sendAll(fd, r.AppendTo(header), l.op == Write)
+			for b := data; l.op == Write && err == nil && len(b) > 0; b = b[page:] {
+				err = sendAll(fd, b[:page], len(b) > page)
 			}
 			if err != nil {
 				failed <- err
@@ -73,8 +85,8 @@ func beKernel(text string) error {
 	reply, data := make([]byte, ReplyLen), make([]byte, l.length)
 	for range n {
 		_, _, err := unix.Recvfrom(fd, reply, unix.MSG_WAITALL)
-		if l.op == Read && err == nil {
-			_, _, err = unix.Recvfrom(fd, data, unix.MSG_WAITALL)
+		for b := data; l.op == Read && err == nil && len(b) > 0; b = b[page:] {
+			_, _, err = unix.Recvfrom(fd, b[:page], unix.MSG_WAITALL)
 		}
 		if err != nil {
 			return err

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"oneshot/initiator"
 	"oneshot/internal/iov"
 	"oneshot/internal/stream"
@@ -44,9 +46,10 @@ type Conn struct {
 
 	// Belongs to the reader:
 	in    *chunk
-	r, w  int // in.b[r:w] is to be looked at
-	need  int // bytes of the next request, its data included, as far as that is known
-	large int // bytes of the last WRITE, its header included, if it did not fit into an ordinary chunk: the next may be like it
+	r, w  int           // in.b[r:w] is to be looked at
+	need  int           // bytes of the next request, its data included, as far as that is known
+	large int           // bytes of the last WRITE, its header included, if it did not fit into an ordinary chunk: the next may be like it
+	room  [1]unix.Iovec // what look reads into
 	batch []*initiator.Command
 
 	// Calls of the system, bytes of requests that were copied, and replies that have passed, for tests.

@@ -2,9 +2,9 @@ package nbd
 
 import (
 	"fmt"
+	"io"
 
-	"golang.org/x/sys/unix"
-
+	"oneshot/internal/iov"
 	"oneshot/internal/stream"
 )
 
@@ -35,16 +35,16 @@ func (c *Conn) look() (stream.Round, error) {
 	if end := c.r + c.need; c.need > minRoom && len(c.in.b)-end < c.need {
 		room = c.in.b[c.w:end] // another such request would have to move
 	}
-	n, err := unix.Read(c.sock.FD, room)
+	c.room[0] = iov.Of(room)
+	n, err := iov.Readv(c.sock.FD, c.room[:])
+	clear(c.room[:])
 	switch {
-	case err == unix.EINTR:
-		return stream.More, nil
-	case err == unix.EAGAIN:
-		return stream.Drained, nil
+	case err == io.EOF:
+		return 0, ErrShut
 	case err != nil:
 		return 0, err
 	case n == 0:
-		return 0, ErrShut
+		return stream.Drained, nil
 	}
 	c.reads.Add(1)
 	c.w += n

@@ -1,9 +1,11 @@
 package nbd
 
 import (
-	"io"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"oneshot/internal/iov"
 )
 
 // passage is a pipe that the data of a READ goes through, from the socket of the target to that of the kernel: this process does
@@ -15,10 +17,11 @@ type passage struct {
 	pipe [2]int // to read from, to write to; -1: there is none
 
 	// Belongs to the goroutine of the session, until full is set; then guarded by Conn.mu:
-	first int  // bytes of the data that had been read, and lie where the command has its memory
-	rest  int  // bytes that go through the pipe
-	in    int  // of them, have come into it
-	spilt bool // they have not all found room, and lie in memory, too
+	first int           // bytes of the data that had been read, and lie where the command has its memory
+	rest  int           // bytes that go through the pipe
+	in    int           // of them, have come into it
+	spilt bool          // they have not all found room, and lie in memory, too
+	into  [1]unix.Iovec // what read reads into
 
 	// Guarded by Conn.mu:
 	full bool // the pipe has the data of a task
@@ -65,26 +68,23 @@ func (p *part) Accept(first []byte) bool {
 // Take implements initiator.Sink.
 func (p *part) Take(fd int) (all bool, err error) {
 	s := &p.task.conn.pass
-	for tries := 0; s.in < s.rest; tries++ {
+	for full := false; s.in < s.rest; {
 		n, err := s.move(fd, p.In)
 		switch {
-		case err == unix.EINTR:
-		case err == unix.EAGAIN && (s.spilt || s.in == 0 || !readable(fd)):
+		case err != nil:
+			return false, err
+		case n > 0:
+			s.in += n
+			full = false
+		case s.spilt || s.in == 0 || !readable(fd):
 			return false, nil
-		case err == unix.EAGAIN && tries > 0: // twice, with something to read: the pipe is full
+		case full: // twice, with something to read
 			if err := s.spill(p.In); err != nil {
 				return false, err
 			}
-		case err == unix.EAGAIN:
-			continue
-		case err != nil:
-			return false, err
-		case n == 0:
-			return false, io.EOF
 		default:
-			s.in += n
+			full = true
 		}
-		tries = -1
 	}
 	if !s.spilt {
 		p.task.hand()
@@ -92,30 +92,36 @@ func (p *part) Take(fd int) (all bool, err error) {
 	return true, nil
 }
 
-// move takes some of the data from fd, into the pipe or, if that was too short, to memory.
+// move takes some of the data from fd, into the pipe or, if that was too short, to memory. 0: fd has nothing, or the pipe is full.
 func (p *passage) move(fd int, memory []byte) (int, error) {
 	if p.spilt {
-		return unix.Read(fd, memory[p.first+p.in:])
+		return p.read(fd, memory[p.first+p.in:])
 	}
-	n, err := unix.Splice(fd, nil, p.pipe[1], nil, p.rest-p.in, unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
-	return int(n), err
+	return iov.Splice(fd, p.pipe[1], p.rest-p.in)
+}
+
+func (p *passage) read(fd int, b []byte) (int, error) {
+	p.into[0] = iov.Of(b)
+	defer clear(p.into[:])
+	return iov.Readv(fd, p.into[:])
 }
 
 // readable reports whether fd has something to read.
 func readable(fd int) bool {
-	n, err := unix.IoctlGetInt(fd, unix.TIOCINQ) // FIONREAD
-	return err == nil && n > 0
+	var n int32
+	_, _, e := unix.RawSyscall(unix.SYS_IOCTL, uintptr(fd), unix.TIOCINQ, uintptr(unsafe.Pointer(&n))) // FIONREAD
+	return e == 0 && n > 0
 }
 
 // spill moves what is in the pipe to memory.
 func (p *passage) spill(memory []byte) error {
 	p.spilt = true
 	for b := memory[p.first:][:p.in]; len(b) > 0; {
-		n, err := unix.Read(p.pipe[0], b)
-		if err != nil && err != unix.EINTR {
+		n, err := p.read(p.pipe[0], b)
+		if err != nil {
 			return err
 		}
-		b = b[max(n, 0):]
+		b = b[n:]
 	}
 	return nil
 }
@@ -129,10 +135,11 @@ func (t *task) hand() {
 
 // push writes some of the pipe to the kernel's socket, without blocking. mu is held.
 func (c *Conn) push() error {
-	n, err := unix.Splice(c.pass.pipe[0], nil, c.sock.FD, nil, c.pass.left, unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
-	if err == nil {
-		c.pass.left -= int(n)
-		c.pass.in -= int(n)
+	n, err := iov.Splice(c.pass.pipe[0], c.sock.FD, c.pass.left)
+	if n == 0 && err == nil {
+		return unix.EAGAIN
 	}
+	c.pass.left -= n
+	c.pass.in -= n
 	return err
 }

@@ -234,3 +234,23 @@ func Readv(fd int, v []unix.Iovec) (int, error) {
 		return int(n), nil
 	}
 }
+
+// Splice moves n bytes at most from one descriptor to another, one of which is a pipe, without blocking, and without a copy
+// where the kernel needs none. 0 and no error: nothing is there, or there is no room. The end is io.EOF, other errors are
+// unix.Errno.
+func Splice(from, to, n int) (int, error) {
+	for {
+		r, _, e := unix.RawSyscall6(unix.SYS_SPLICE, uintptr(from), 0, uintptr(to), 0, uintptr(n), unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
+		switch {
+		case e == unix.EINTR:
+			continue
+		case e == unix.EAGAIN:
+			return 0, nil
+		case e != 0:
+			return 0, e
+		case r == 0:
+			return 0, io.EOF
+		}
+		return int(r), nil
+	}
+}

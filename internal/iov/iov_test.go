@@ -169,6 +169,46 @@ func TestSystemCalls(t *testing.T) {
 	}
 }
 
+func TestSplice(t *testing.T) {
+	pipe := func() (r, w *os.File) {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { r.Close(); w.Close() })
+		for _, f := range []*os.File{r, w} {
+			if err := unix.SetNonblock(int(f.Fd()), true); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return r, w
+	}
+	r, w := pipe()
+	r2, w2 := pipe()
+	from, to := int(r.Fd()), int(w2.Fd())
+	if n, err := Splice(from, to, 10); n != 0 || err != nil {
+		t.Errorf("nothing there: %d, %v", n, err)
+	}
+	unix.Write(int(w.Fd()), []byte("abcde"))
+	if n, err := Splice(from, to, 3); n != 3 || err != nil {
+		t.Errorf("3 of 5 bytes: %d, %v", n, err)
+	}
+	w.Close()
+	if n, err := Splice(from, to, 10); n != 2 || err != nil {
+		t.Errorf("what is left: %d, %v", n, err)
+	}
+	if n, err := Splice(from, to, 10); n != 0 || err != io.EOF {
+		t.Errorf("the end: %d, %v", n, err)
+	}
+	b := make([]byte, 9)
+	if n, err := unix.Read(int(r2.Fd()), b); n != 5 || string(b[:5]) != "abcde" || err != nil {
+		t.Errorf("arrived: %q, %v", b[:max(n, 0)], err)
+	}
+	if n, err := Splice(from, -1, 1); n != 0 || err != unix.EBADF {
+		t.Errorf("to nothing: %d, %v", n, err)
+	}
+}
+
 func TestAllocs(t *testing.T) {
 	segs := [][]byte{make([]byte, 100), make([]byte, 100)}
 	var b Batch
