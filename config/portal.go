@@ -185,6 +185,19 @@ func (p Portal) Overlaps(q Portal) bool {
 	return a.Addr().Is4() == b.Addr().Is4() && (a.Addr().IsUnspecified() || b.Addr().IsUnspecified())
 }
 
+// parseTransport reads a transport. It knows what people call the transports otherwise.
+func parseTransport(text string) (Transport, error) {
+	switch strings.ToLower(text) {
+	case "iser", "rdma":
+		return "", fmt.Errorf("%q is not known: iSER is %s in user space, and %s over the kernel's RDMA devices", text, TransportIWARP, TransportVerbs)
+	case "iscsi":
+		return "", fmt.Errorf("%q is not known: did you mean %q?", text, TransportTCP)
+	case "nvme", "nvmf":
+		return "", fmt.Errorf("%q is not known: did you mean %q?", text, TransportNVMeTCP)
+	}
+	return oneOf(transports...)(text)
+}
+
 func (d *decoder) portal(v value) (Portal, bool) {
 	o := d.object(v.node, "a portal")
 	if o == nil {
@@ -192,7 +205,7 @@ func (d *decoder) portal(v value) (Portal, bool) {
 	}
 	p := Portal{Transport: TransportTCP, Pos: o.pos, Group: defaultGroup, Serve: ServeLUNs}
 	d.inNode(o, &p.Node)
-	ok := set(o.take("transport"), &p.Transport, "a transport", oneOf(transports...)) || !o.has("transport")
+	ok := set(o.take("transport"), &p.Transport, "a transport", parseTransport) || !o.has("transport")
 	listen := o.take("listen")
 	switch {
 	case listen.given():

@@ -25,7 +25,7 @@ func (e *LoginError) Error() string {
 	s := fmt.Sprintf("the target at %s refuses the login: %v", e.Address, e.Status)
 	switch e.Status {
 	case pdu.LoginAuthenticationFailure:
-		s += "; give user and secret of CHAP (iscsi://user%secret@…, or the environment's)"
+		s += "; user or secret of CHAP is missing or wrong (iscsi://user%secret@…, or the environment's)"
 	case pdu.LoginAuthorizationFailure:
 		s += "; it does not admit this initiator's name"
 	case pdu.LoginNotFound:

@@ -95,7 +95,7 @@ func TestErrors(t *testing.T) {
 		args   []string
 	}{
 		{2, "nothing to do: name a command, such as ls, read or bench; initiator --help explains", nil},
-		{2, "unknown command", []string{"lst"}},
+		{2, `unknown command "lst": did you mean ls?`, []string{"lst"}},
 		{2, "usage: initiator ls URL", []string{"ls"}},
 		{2, "unknown flag", []string{"ls", "--x", at}},
 		{2, "begins with iscsi://", []string{"ls", "http://h"}},
@@ -116,6 +116,19 @@ func TestErrors(t *testing.T) {
 		status, out, bad := call(t, "", c.args...)
 		if status != c.status || !strings.Contains(bad, c.says) || !strings.HasPrefix(bad, "initiator: ") || strings.Count(bad, "\n") != 1 || out != "" {
 			t.Errorf("%v: status %d, %q %q; want %d and %q", c.args, status, out, bad, c.status, c.says)
+		}
+	}
+}
+
+// The version is there as text, as JSON, and as a flag.
+func TestVersion(t *testing.T) {
+	var v struct{ Version, Go string }
+	if status, out, bad := call(t, "", "version", "--json"); status != 0 || json.Unmarshal([]byte(out), &v) != nil || v.Version == "" || !strings.HasPrefix(v.Go, "go1.") {
+		t.Errorf("version --json: %d %s%s", status, out, bad)
+	}
+	for _, word := range []string{"version", "--version"} {
+		if status, out, bad := call(t, "", word); status != 0 || !strings.HasPrefix(out, "oneshot "+v.Version+"\n") {
+			t.Errorf("%s: %d %s%s", word, status, out, bad)
 		}
 	}
 }

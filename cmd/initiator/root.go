@@ -37,7 +37,7 @@ type flags struct {
 	device rdma.Device // of nic, once it is open
 }
 
-func versionCommand() *cobra.Command {
+func versionCommand(f *flags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
@@ -46,6 +46,12 @@ report with it.`,
 		Example: `  initiator version`,
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if f.json {
+				return printJSON(c.OutOrStdout(), struct {
+					Version string `json:"version"`
+					Go      string `json:"go"`
+				}{version.String(), runtime.Version()})
+			}
 			_, err := fmt.Fprintf(c.OutOrStdout(), "oneshot %s\nbuilt with  %s for %s/%s\n", version.String(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 			return err
 		},
@@ -77,15 +83,21 @@ RDMA over iWARP needs no card and no kernel module.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args: func(c *cobra.Command, a []string) error {
-			if err := cobra.NoArgs(c, a); err != nil {
-				return &usageError{err}
+			if len(a) == 0 {
+				return nil
 			}
-			return nil
+			near := c.SuggestionsFor(a[0])
+			if len(near) == 0 {
+				return &usageError{fmt.Errorf("unknown command %q; %s --help explains", a[0], c.Name())}
+			}
+			return &usageError{fmt.Errorf("unknown command %q: did you mean %s?", a[0], strings.Join(near, " or "))}
 		},
 		RunE: func(c *cobra.Command, _ []string) error {
 			return &usageError{fmt.Errorf("nothing to do: name a command, such as ls, read or bench; %s --help explains", c.Name())}
 		},
 	}
+	command.ShowVersion(root)
+	root.SuggestionsMinimumDistance = 2
 	p := root.PersistentFlags()
 	p.StringVar(&f.name, "initiator-name", initiator.DefaultName, "iSCSI `NAME` of this initiator")
 	p.BoolVar(&f.json, "json", false, "print JSON instead of text")
@@ -99,7 +111,7 @@ RDMA over iWARP needs no card and no kernel module.`,
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	root.AddCommand(lsCommand(f), inquiryCommand(f), readCommand(f), writeCommand(f), benchCommand(f))
 	root.AddCommand(attachCommand(f), detachCommand(f), attachedCommand(f), partitionCommand(f))
-	root.AddCommand(versionCommand(), command.Docs(func(_ *cobra.Command, reason string) error { return errors.New(reason) }))
+	root.AddCommand(versionCommand(f), command.Docs(func(_ *cobra.Command, reason string) error { return errors.New(reason) }))
 	checkArgs(root)
 	f.closeAfter(root)
 	return root

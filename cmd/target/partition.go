@@ -173,7 +173,7 @@ func partitionCreate() *cobra.Command {
 			for _, a := range access {
 				who, rights, ok := strings.Cut(a, "=")
 				if !ok {
-					return nil, wordError{fmt.Errorf("%q is no access line: write WHO=RIGHTS, such as uid:998=rwf", a)}
+					return nil, wordError{fmt.Errorf("%q is no access line: write WHO=RIGHTS, such as name:db1=rwf", a)}
 				}
 				n.Access = append(n.Access, mgmt.PartitionAccess{Who: who, Rights: rights})
 			}
@@ -186,7 +186,7 @@ a-z, 0-9, dot, underscore and dash. What a deleted partition left at this place 
 read in the new one, unless it was deleted with --erase.
 
 Without --access nobody may use it as an endpoint. WHO and RIGHTS are as for grant.`
-	p.Example = `  target partition create disk1/log --size 256MiB --access uid:998=rwf
+	p.Example = `  target partition create disk1/log --size 256MiB --access name:db1=rwf
   target partition create disk1/db --size 100GiB --offset 1GiB`
 	cmd := p.build()
 	cmd.Flags().StringVar(&size, "size", "", "the `SIZE`, a multiple of 4096 bytes, such as 64MiB")

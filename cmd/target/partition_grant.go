@@ -13,10 +13,10 @@ import (
 
 func partitionGrant() *cobra.Command {
 	p := &partitionCmd{
-		names: aPartition, words: [2]int{3, 0}, want: `a partition, and who gets which rights, such as "disk1/log uid:998 rwf"`,
+		names: aPartition, words: [2]int{3, 0}, want: `a partition, and who gets which rights, such as "disk1/log name:db1 rwf"`,
 		run: func(ctx context.Context, c *mgmt.Client, now *mgmt.Partitions, name string, words []string) (*mgmt.Partitions, error) {
 			if len(words)%2 != 0 {
-				return nil, wordError{errors.New(`each WHO needs its RIGHTS, such as "uid:998 rwf any r"`)}
+				return nil, wordError{errors.New(`each WHO needs its RIGHTS, such as "name:db1 rwf any r"`)}
 			}
 			lines, err := accessOf(now, name)
 			if err != nil {
@@ -40,7 +40,7 @@ m manage. Of several lines that match somebody, all count. Who loses a right whi
 he has an endpoint open loses the endpoint.
 
 LUNs do not ask for these rights: who may log in is a matter of their target.`
-	p.Example = `  target partition grant disk1/log uid:998 rwf
+	p.Example = `  target partition grant disk1/log name:db1 rwf
   target partition grant disk1/log any r name:backup rf`
 	return p.build()
 }
@@ -57,7 +57,7 @@ func accessOf(now *mgmt.Partitions, name string) ([]mgmt.PartitionAccess, error)
 
 func partitionRevoke() *cobra.Command {
 	p := &partitionCmd{
-		names: aPartition, words: [2]int{2, 0}, want: `a partition, and who loses his rights of it, such as "disk1/log uid:998"`,
+		names: aPartition, words: [2]int{2, 0}, want: `a partition, and who loses his rights of it, such as "disk1/log name:db1"`,
 		run: func(ctx context.Context, c *mgmt.Client, now *mgmt.Partitions, name string, words []string) (*mgmt.Partitions, error) {
 			lines, err := accessOf(now, name)
 			if err != nil {
@@ -77,6 +77,6 @@ func partitionRevoke() *cobra.Command {
 	p.Long = `revoke removes the access lines of those named. Their endpoints are ended: operations
 under way end, later ones fail. Somebody may keep rights by another line, such as that
 of any.`
-	p.Example = `  target partition revoke disk1/log uid:998`
+	p.Example = `  target partition revoke disk1/log name:db1`
 	return p.build()
 }

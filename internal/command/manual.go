@@ -37,6 +37,12 @@ func Docs(wrong func(cmd *cobra.Command, reason string) error) *cobra.Command {
 	}
 }
 
+// ShowVersion gives root the flag --version.
+func ShowVersion(root *cobra.Command) {
+	root.Version = version.String()
+	root.SetVersionTemplate("oneshot {{.Version}}\n")
+}
+
 // exitStatus is what the exit status of the programs means.
 const exitStatus = "0 for success, 1 if something failed, 2 for a command line that makes no sense"
 

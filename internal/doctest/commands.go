@@ -3,6 +3,7 @@ package doctest
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -10,15 +11,23 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Commands holds what the documents show of a program to its commands and flags: each exists.
+// tables are the pages with a table of all commands of a program.
+var tables = map[string]string{"target": "docs/operations.md", "initiator": "docs/initiator.md"}
+
+// Commands holds what the documents show of a program to its commands and flags: each exists. The page with the table
+// of all commands shows each.
 func Commands(t *testing.T, root *cobra.Command) {
 	t.Helper()
 	root.InitDefaultCompletionCmd()
 	root.InitDefaultHelpCmd()
 	n := 0
+	var shown []Line
 	for _, p := range Pages(t, Root(t)) {
 		for _, l := range p.Commands(root.Name()) {
 			n++
+			if p.Path == tables[root.Name()] {
+				shown = append(shown, l)
+			}
 			if err := CheckCommand(root, l.Text); err != nil {
 				t.Errorf("%s:%d: %s: %v", p.Path, l.Number, l.Text, err)
 			}
@@ -27,6 +36,38 @@ func Commands(t *testing.T, root *cobra.Command) {
 	if n < 5 {
 		t.Errorf("the documents show %d commands", n)
 	}
+	for _, c := range missing(root, shown) {
+		t.Errorf("%s does not show %s", tables[root.Name()], c)
+	}
+}
+
+// missing returns the commands below cmd that none of the lines shows. A line may show alternatives (a|b).
+func missing(cmd *cobra.Command, lines []Line) (list []string) {
+	for _, c := range cmd.Commands() {
+		if !c.IsAvailableCommand() || c.Name() == "help" || c.Parent().Name() == "completion" {
+			continue
+		}
+		if !c.HasAvailableSubCommands() && !slices.ContainsFunc(lines, func(l Line) bool { return shows(l.Text, c.CommandPath()) }) {
+			list = append(list, c.CommandPath())
+		}
+		list = append(list, missing(c, lines)...)
+	}
+	return list
+}
+
+// shows says whether a line shows the command with that path.
+func shows(line, path string) bool {
+	words := strings.Fields(strings.ReplaceAll(line, `\`, ""))
+	names := strings.Fields(path)
+	if len(words) < len(names) {
+		return false
+	}
+	for i, name := range names[1:] {
+		if !slices.Contains(strings.Split(words[i+1], "|"), name) {
+			return false
+		}
+	}
+	return true
 }
 
 // Help holds the help of a program to what a user needs of each command: what it does, an example that calls it,

@@ -1,6 +1,7 @@
 package doctest
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/spf13/cobra"
@@ -22,6 +23,19 @@ func TestCheckCommand(t *testing.T) {
 		if err := CheckCommand(root, line); (err != nil) != bad {
 			t.Errorf("%s: %v", line, err)
 		}
+	}
+}
+
+// A command that no line shows is found, also beside alternatives.
+func TestMissing(t *testing.T) {
+	root, session := &cobra.Command{Use: "tool"}, &cobra.Command{Use: "session"}
+	for _, name := range []string{"ls", "drop", "keep"} {
+		session.AddCommand(&cobra.Command{Use: name, Run: func(*cobra.Command, []string) {}})
+	}
+	root.AddCommand(session, &cobra.Command{Use: "serve", Run: func(*cobra.Command, []string) {}})
+	lines := []Line{{1, `bin/tool session ls\|drop ID`}, {2, "tool"}}
+	if got := strings.Join(missing(root, lines), ", "); got != "tool serve, tool session keep" {
+		t.Errorf("missing: %s", got)
 	}
 }
 
