@@ -59,7 +59,7 @@ portals:
 		t.Fatal(err)
 	}
 	return &appliance{t: t, dir: dir, console: filepath.Join(dir, "console"), args: []string{
-		"-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "1024",
+		"-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", machine.CPU, "-smp", "2", "-m", "1024",
 		"-nodefaults", "-display", "none", "-no-reboot",
 		"-kernel", filepath.Join(out, "vmlinuz"), "-initrd", filepath.Join(out, "initramfs.gz"),
 		"-append", machine.KernelArguments("oneshot.ip=10.8.0.2/24", "oneshot.mtu=9000", "oneshot.config=/dev/vda:/target.yaml"),

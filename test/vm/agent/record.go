@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 )
 
 // RecordLen is the length of a record in bytes.
@@ -15,8 +14,7 @@ const RecordLen = 4096
 // host and guest can check each record that @records wrote.
 func Record(n uint64) []byte {
 	b := make([]byte, RecordLen)
-	src := rand.NewChaCha8([32]byte{byte(n), byte(n >> 8), byte(n >> 16)})
-	_, _ = src.Read(b)
+	_, _ = NewBytes(n, RecordLen).Read(b)
 	binary.BigEndian.PutUint64(b, n)
 	return b
 }

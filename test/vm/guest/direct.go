@@ -4,22 +4,33 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"oneshot/test/vm/agent"
 )
 
-// direct: @direct DEVICE BYTES COUNT DEPTH writes COUNT pieces of BYTES each past the page
-// cache, DEPTH of them at a time, and reads them back.
+// direct: @direct DEVICE BYTES[,BYTES]... COUNT DEPTH writes COUNT pieces of BYTES each past the page
+// cache, DEPTH of them at a time, and reads them back; then pieces of the next size.
 func direct(_ func(string), a []string) error {
 	f, err := os.OpenFile(a[0], os.O_RDWR|unix.O_DIRECT, 0)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	size, count, depth := number(a[1]), number(a[2]), number(a[3])
+	for size := range strings.SplitSeq(a[1], ",") {
+		if err := writeAndRead(f, number(size), number(a[2]), number(a[3])); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeAndRead writes count pieces of size bytes, depth at a time, and reads them back.
+func writeAndRead(f *os.File, size, count, depth int) (err error) {
 	for _, transfer := range []func(*os.File, []byte, int) error{writePiece, readPiece} {
 		pieces := make(chan int, count)
 		for n := range count {
@@ -75,8 +86,7 @@ func readPiece(f *os.File, b []byte, n int) error {
 
 // fillPiece makes bytes that no other piece of any length has.
 func fillPiece(b []byte, n int) {
-	src := rand.NewChaCha8([32]byte{byte(n), byte(n >> 8), byte(len(b)), byte(len(b) >> 8), byte(len(b) >> 16)})
-	_, _ = src.Read(b) // never fails
+	_, _ = agent.NewBytes(uint64(n), uint64(len(b))).Read(b)
 }
 
 // busy: @busy DEVICE BYTES DEPTH writes for ever, past the page cache, DEPTH pieces of BYTES

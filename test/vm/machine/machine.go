@@ -46,6 +46,11 @@ type Command struct {
 	Exit  int         // its exit status, or -1 if the guest went before it; read after Lines was closed
 }
 
+// CPU is the processor that QEMU emulates: all that it can, but what its emulation is slower with. With ERMS and
+// FSRM Linux copies byte by byte (REP MOVSB), where it else copies eight at a time; AVX makes programs choose
+// instructions that QEMU calls functions for.
+const CPU = "max,erms=off,fsrm=off,avx=off,avx2=off"
+
 // Boot starts a guest with more of qemu's arguments, and waits until it takes commands. dir
 // holds its console and its socket, and has to be a short path. A machine whose kernel has not said a word, which was
 // seen once in hundreds under load, is emulation or firmware that hangs: it is told on stderr, and tried once more.
@@ -64,7 +69,7 @@ func start(img *Image, dir string, more ...string) (*Machine, error) {
 	m := &Machine{exited: make(chan struct{}), console: filepath.Join(dir, "console"), running: make(map[int]*Command)}
 	socket := filepath.Join(dir, "agent")
 	m.qemu = exec.Command("qemu-system-x86_64", append([]string{
-		"-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "2048", // libiscsi 1.19 gives nothing back
+		"-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", CPU, "-smp", "2", "-m", "2048", // libiscsi 1.19 gives nothing back
 		"-nodefaults", "-display", "none", "-no-reboot",
 		"-kernel", img.Kernel, "-initrd", img.Initramfs,
 		"-append", KernelArguments(),
