@@ -3,7 +3,9 @@ package main
 import (
 	"fmt"
 	"maps"
+	"net"
 	"os/exec"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -73,5 +75,23 @@ func TestTargetHasDescriptors(t *testing.T) {
 	}
 	if spare := descriptors - config.DefaultLimits().Connections; spare < 1024 {
 		t.Errorf("%d descriptors are left beside connections", spare)
+	}
+}
+
+// An interface has addresses of IPv6 also if DHCP has given none of IPv4.
+func TestAnyIPv4(t *testing.T) {
+	for text, want := range map[string]bool{"fec0::5054:ff:fe12:3456/64 fe80::1/64": false, "": false, "fe80::1/64 10.0.2.15/24": true} {
+		var addrs []net.Addr
+		for _, w := range strings.Fields(text) {
+			ip, n, err := net.ParseCIDR(w)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n.IP = ip
+			addrs = append(addrs, n)
+		}
+		if got := anyIPv4(addrs); got != want {
+			t.Errorf("%s: %t", text, got)
+		}
 	}
 }

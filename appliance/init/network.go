@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -61,7 +62,7 @@ func network(words map[string]string) error {
 		return err
 	}
 	if err := address(nic, cmp.Or(words["ip"], "dhcp")); err != nil {
-		say("%s has no address: %v", nic, err)
+		say("the address of %s: %v", nic, err)
 	}
 	if words["rxe"] == "no" {
 		return nil
@@ -114,7 +115,11 @@ func address(nic, text string) error {
 		if err != nil {
 			return fmt.Errorf("dhclient: %w: %s", err, out)
 		}
-		return tellAddresses(nic)
+		addrs, err := tellAddresses(nic)
+		if err == nil && !anyIPv4(addrs) { // dhclient ends with 0 all the same
+			err = fmt.Errorf("DHCP has given none: oneshot.ip=ADDRESS/LENGTH[,GATEWAY] sets one: %s", out)
+		}
+		return err
 	}
 	own, gateway, hasGateway := strings.Cut(text, ",")
 	a, err := netlink.ParseAddr(own)
@@ -137,18 +142,27 @@ func address(nic, text string) error {
 			return err
 		}
 	}
-	return tellAddresses(nic)
+	_, err = tellAddresses(nic)
+	return err
 }
 
-func tellAddresses(nic string) error {
+// anyIPv4 says whether one of the addresses of an interface is of IPv4: those of IPv6 come without being asked for.
+func anyIPv4(addrs []net.Addr) bool {
+	return slices.ContainsFunc(addrs, func(a net.Addr) bool {
+		n, ok := a.(*net.IPNet)
+		return ok && n.IP.To4() != nil
+	})
+}
+
+func tellAddresses(nic string) ([]net.Addr, error) {
 	i, err := net.InterfaceByName(nic)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	addrs, err := i.Addrs()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	say("%s has %v", nic, addrs)
-	return nil
+	return addrs, nil
 }
