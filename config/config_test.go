@@ -35,7 +35,7 @@ func TestDefault(t *testing.T) {
 				Transport: TransportIWARP, Serve: ServeLUNs, Group: 1, Listen: netip.MustParseAddrPort("127.0.0.1:3261"),
 				OneShot: &OneShot{Flags: true, Opcodes: true, Window: 256},
 			},
-			{Transport: TransportNVMeTCP, Serve: ServeNamespaces, Listen: netip.MustParseAddrPort("127.0.0.1:4420")},
+			{Transport: TransportNVMeTCP, Group: 1, Serve: ServeNamespaces, Listen: netip.MustParseAddrPort("127.0.0.1:4420")},
 		},
 		Limits: DefaultLimits(),
 	}

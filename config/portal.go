@@ -22,7 +22,8 @@ type Portal struct {
 	// zero Addr stands for all addresses of both IP versions.
 	Listen netip.AddrPort
 
-	Group uint16 // target portal group tag, from 1 on
+	// Group is from 1 on: the target portal group tag of iSCSI, and that by which portals of NVMe have access states.
+	Group uint16
 
 	// Advertise is the address, host:port, that discovery tells initiators; empty: the address that they have
 	// reached. It is for networks that translate addresses between them and the daemon.

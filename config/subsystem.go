@@ -243,12 +243,12 @@ func (d *decoder) checkSubsystems(c *Config) {
 // nvmePortal finishes a portal of NVMe over Fabrics.
 func (d *decoder) nvmePortal(o *object, p *Portal) bool {
 	ok := true
-	for _, key := range []string{"serve", "group", "advertise"} {
+	for _, key := range []string{"serve", "advertise"} {
 		if o.has(key) {
 			o.take(key).errorf("%s is for portals of iSCSI and of partitions, and this one serves the namespaces of all subsystems: remove it", key)
 			ok = false
 		}
 	}
-	p.Group, p.Serve = 0, ServeNamespaces
+	p.Serve = ServeNamespaces
 	return ok
 }

@@ -17,9 +17,9 @@ type Target interface {
 	Controllers() []Controller
 	// DropController ends a controller and reports whether there was one.
 	DropController(id uint64) bool
-	// Access returns the access states, sorted by target, LUN and group.
+	// Access returns the access states, sorted by target, LUN and group, then by subsystem, namespace and group.
 	Access() []Access
-	// SetAccess changes access states, and returns those of all groups of the LUNs concerned. On a
+	// SetAccess changes access states, and returns those of all groups of the LUNs or namespaces concerned. On a
 	// *NotFoundError, and any other error that does not say otherwise, nothing has changed.
 	SetAccess(AccessChange) ([]Access, error)
 	// Reload reads the configuration again and applies the difference. On an error, whose text
@@ -225,11 +225,12 @@ type Class struct {
 	Latency []uint64 `json:"latency"`        // commands in each bucket; one more than there are bounds
 }
 
-// Access is the asymmetric access state (ALUA) of a LUN through the portals of a group, which are
+// Access is the asymmetric access state of a LUN (ALUA), or of a namespace (ANA), through the portals of a group, which are
 // a target port group for SCSI.
 type Access struct {
-	Target    string   `json:"target"`
-	LUN       uint16   `json:"lun"`
+	Target    string   `json:"target"`         // of a namespace: the NQN of the subsystem
+	LUN       uint16   `json:"lun"`            // of a namespace: 0
+	NSID      uint32   `json:"nsid,omitempty"` // of a LUN: 0
 	Group     uint16   `json:"group"`
 	Portals   []Portal `json:"portals"`
 	State     string   `json:"state"` // active/optimized, active/non-optimized, standby, unavailable, offline, transitioning
@@ -245,9 +246,10 @@ type AccessStates struct {
 
 // AccessChange is the body of PATCH /v1/access.
 type AccessChange struct {
-	Target    string   `json:"target"`
+	Target    string   `json:"target"` // or the NQN of a subsystem
 	Group     uint16   `json:"group"`
 	LUNs      []uint16 `json:"luns,omitempty"`      // empty: all of the target
+	NSIDs     []uint32 `json:"nsids,omitempty"`     // empty: all of the subsystem
 	State     string   `json:"state,omitempty"`     // empty: as it is
 	Preferred *bool    `json:"preferred,omitempty"` // nil: as it is
 }

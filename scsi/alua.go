@@ -135,18 +135,7 @@ func (lu *LogicalUnit) SetAccessState(group uint16, state AccessState, preferred
 	if lu.alua.tpgs&ALUAImplicit == 0 {
 		return fmt.Errorf("scsi: logical unit %s has no implicit ALUA, so its access states cannot be set", lu.serial)
 	}
-	if !state.Valid() {
-		return fmt.Errorf("scsi: there is no %v", state)
-	}
-	c := &access.Change{Op: access.SetGroups, Groups: []access.Group{{ID: group, State: state, Preferred: preferred, Cause: access.ByTarget}}}
-	over := make(chan struct{})
-	if !lu.v.Access().Do(c, func() { close(over) }) {
-		<-over
-	}
-	if c.Result == access.NotKept {
-		return fmt.Errorf("the access state holds until the target stops, but cannot be kept longer: %w", c.Err)
-	}
-	return nil
+	return lu.v.Access().SetGroup(access.Group{ID: group, State: state, Preferred: preferred})
 }
 
 // ---- REPORT TARGET PORT GROUPS ----

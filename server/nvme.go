@@ -334,7 +334,7 @@ func (f *nvmeFront) open(p *config.Portal, replaces []portal) (portal, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &nvmePortal{l, f}, nil
+	return &nvmePortal{l, f, p.Group}, nil
 }
 
 func (f *nvmeFront) close() error { return nil }
@@ -343,6 +343,7 @@ func (f *nvmeFront) close() error { return nil }
 type nvmePortal struct {
 	*net.TCPListener
 	*nvmeFront
+	group uint16
 }
 
 func (p *nvmePortal) listener() *net.TCPListener { return p.TCPListener }
@@ -355,7 +356,7 @@ func (p *nvmePortal) serve() error {
 			_ = c.Close()
 			return
 		}
-		p.work.Go(func() { _ = nvmetcp.Serve(p.hosts, 1, c) })
+		p.work.Go(func() { _ = nvmetcp.Serve(p.hosts, p.group, c) })
 	})
 }
 

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"oneshot/config"
 	"oneshot/ddp"
 	"oneshot/endpoint"
 	"oneshot/mgmt"
@@ -78,7 +79,7 @@ func TestPartitionPortal(t *testing.T) {
 		t.Errorf("%+v", list)
 	}
 	r.mu.Lock()
-	groups := portGroups(r.cfg.Portals, nil)
+	groups := portGroups(r.cfg.Portals, config.ServeLUNs, nil)
 	r.mu.Unlock()
 	if len(groups) != 1 || groups[0] != 1 {
 		t.Errorf("initiators are told of the groups %v", groups)

@@ -76,7 +76,11 @@ func writeSummary(w io.Writer, c *config.Config) error {
 	fmt.Fprintln(t, "\nportals")
 	for _, p := range c.Portals {
 		what := fmt.Sprintf("group %d", p.Group)
-		if p.Serve != config.ServeLUNs {
+		switch p.Serve {
+		case config.ServeLUNs:
+		case config.ServeNamespaces:
+			what += ", " + string(p.Serve)
+		default:
 			what = string(p.Serve)
 		}
 		fmt.Fprintf(t, "  %s\t%s\t%s", p.Transport, portalText(p), what)
@@ -158,7 +162,7 @@ func writeServices(w io.Writer, c *config.Config) {
 	fmt.Fprintf(w, "\nthe daemon\n  log\t%s, %s\n", levelName(c.Log.Level), c.Log.Format)
 	fmt.Fprintf(w, "  state\t%s\n", cmp.Or(c.State.Dir, "not kept: no reservation outlives a restart, no WRITE ATOMIC but on memory"))
 	fmt.Fprintf(w, "  metrics\t%s\n", metrics)
-	fmt.Fprintf(w, "  management\t%s\n", cmp.Or(c.Management.Socket, "no socket: no reload, status, sessions, session, alua, partition, endpoint and ha"))
+	fmt.Fprintf(w, "  management\t%s\n", cmp.Or(c.Management.Socket, "no socket: no reload, status, sessions, session, access, partition, endpoint and ha"))
 	fmt.Fprintf(w, "  iSNS\t%s\n", server)
 }
 

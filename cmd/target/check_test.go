@@ -9,9 +9,8 @@ import (
 	"oneshot/config/configtest"
 )
 
-// hidden are values that the summary does not show: secrets, the groups of portals that are in none, those of NVMe and for partitions, and who
-// reads the file.
-var hidden = regexp.MustCompile(`\.Secret$|^\.Portals\[[16]\]\.Group$|^\.Cluster\.Self$`)
+// hidden are values that the summary does not show: secrets, the groups of portals that are in none, those for partitions, and who reads the file.
+var hidden = regexp.MustCompile(`\.Secret$|^\.Portals\[6\]\.Group$|^\.Cluster\.Self$`)
 
 // What check prints shows every value of a configuration: whatever is changed in full.yaml changes it, and the cluster
 // in cluster.yaml.

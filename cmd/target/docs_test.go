@@ -19,7 +19,7 @@ func TestDocs(t *testing.T) {
 	}
 	for _, name := range []string{
 		"target.1", "target-serve.1", "target-check.1", "target-reload.1", "target-status.1", "target-sessions.1",
-		"target-session-drop.1", "target-witness.1", "target-ha.1", "target-ha-init.1", "target-alua.1", "target-alua-set.1", "target-import.1", "target-version.1", "target.bash", "_target", "target.fish",
+		"target-session-drop.1", "target-witness.1", "target-ha.1", "target-ha-init.1", "target-access.1", "target-access-set.1", "target-import.1", "target-version.1", "target.bash", "_target", "target.fish",
 	} {
 		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Size() < 300 {
 			t.Errorf("%s: %v", name, err)

@@ -5,7 +5,7 @@
 //	target reload                    make a daemon read its configuration again
 //	target status, target sessions   show what a daemon serves, to whom, and how fast
 //	target session drop ID           end a session, or a controller
-//	target alua, target alua set     show and set access states of paths
+//	target access, target access set show and set access states of paths
 //	target partition ls|create|…     divide stores, and say who may use what
 //	target endpoint ls|drop          show and end the users of partitions
 //	target import FILE               turn another target's configuration into ours

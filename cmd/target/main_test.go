@@ -40,10 +40,10 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// reservePorts has $PORT1, $PORT2 and $PORT_OF_6 stand for free ports, the last one of ::1, in the script and in its files.
+// reservePorts has $PORT1 to $PORT4 and $PORT_OF_6 stand for free ports, the last one of ::1, in the script and in its files.
 func reservePorts(env *testscript.Env) error {
 	var names []string
-	for name, ip := range map[string]string{"PORT1": "127.0.0.1", "PORT2": "127.0.0.1", "PORT_OF_6": "::1"} {
+	for name, ip := range map[string]string{"PORT1": "127.0.0.1", "PORT2": "127.0.0.1", "PORT3": "127.0.0.1", "PORT4": "127.0.0.1", "PORT_OF_6": "::1"} {
 		at, release, err := targettest.Reserve(netip.MustParseAddr(ip))
 		if err != nil {
 			return err

@@ -31,7 +31,7 @@ devices {
 }
 `
 
-// twoGroups is a target with a portal in each of two groups, managed with target alua.
+// twoGroups is a target with a portal in each of two groups, managed with target access.
 type twoGroups struct {
 	t  *testing.T
 	tg *targettest.Target
@@ -55,7 +55,7 @@ func (g *twoGroups) socket() string { return g.tg.Dir + "/socket" }
 // set has the administrator set the access state of a group.
 func (g *twoGroups) set(group int, state string) {
 	g.t.Helper()
-	cmd := exec.Command(targettest.Binary(g.t), "alua", "set", iqn, strconv.Itoa(group), state, "--socket", g.socket())
+	cmd := exec.Command(targettest.Binary(g.t), "access", "set", iqn, strconv.Itoa(group), state, "--socket", g.socket())
 	if out, err := cmd.CombinedOutput(); err != nil {
 		g.t.Fatalf("%v: %s", err, out)
 	}

@@ -1,6 +1,7 @@
 package access
 
 import (
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -124,6 +125,24 @@ func (t *Table) publish() {
 	for _, s := range t.subscribers {
 		t.deny(s)
 	}
+}
+
+// SetGroup sets the state of a group, by ByTarget, and returns when it is kept. Everybody is told if that is a change. If it cannot be kept,
+// it holds nevertheless until the volume is closed.
+func (t *Table) SetGroup(g Group) error {
+	if !g.State.Valid() {
+		return fmt.Errorf("there is no %v", g.State)
+	}
+	g.Cause = ByTarget
+	c := &Change{Op: SetGroups, Groups: []Group{g}}
+	over := make(chan struct{})
+	if !t.Do(c, func() { close(over) }) {
+		<-over
+	}
+	if c.Result == NotKept {
+		return fmt.Errorf("the access state holds until the target stops, but cannot be kept longer: %w", c.Err)
+	}
+	return nil
 }
 
 // Do does a change, and reports whether it is over. If not, done is called when it is: when it is

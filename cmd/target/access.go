@@ -22,23 +22,27 @@ var accessStates = []struct{ word, state string }{
 	{"transitioning", "transitioning"},
 }
 
-func aluaCommand() *cobra.Command {
+func accessCommand() *cobra.Command {
 	v := new(view)
 	cmd := &cobra.Command{
-		Use:   "alua [-o table|json]",
-		Short: "Show or set which paths to a LUN initiators should use",
-		Long: `alua shows the asymmetric access states (ALUA) of a running daemon: one row for
-each LUN and each group of portals through which initiators reach it. The state says
-how good that path is. "alua set" changes it.
+		Use:     "access [-o table|json]",
+		Aliases: []string{"alua"},
+		Short:   "Show or set which paths to a disk initiators and hosts should use",
+		Long: `access shows the access states of a running daemon: one row for each LUN, and each
+namespace, and each group of portals through which it is reached. The state says how
+good that path is. "access set" changes it. For SCSI that is asymmetric logical unit
+access (ALUA), for NVMe asymmetric namespace access (ANA). A LUN and a namespace that
+show one store share their states. "alua" is another name of this command.
 
 A group is the "group" of a portal in the configuration; SCSI calls it a target
 port group. Initiators with multipathing use the paths that are active/optimized.
 If there are none, they use those that are active/non-optimized. They send no I/O
-over paths that are standby, unavailable or offline. The column CHANGED BY says who
+over paths that are standby, unavailable or offline. For NVMe standby and unavailable
+are "inaccessible", and offline is "persistent loss". The column CHANGED BY says who
 may change a state; the key "alua" of the LUN in the configuration decides it.`,
-		Example: `  target alua
-  target alua set iqn.2026-11.example.oneshot:demo 2 standby
-  target alua -o json | jq '.access[] | select(.state != "active/optimized")'`,
+		Example: `  target access
+  target access set iqn.2026-11.example.oneshot:demo 2 standby
+  target access -o json | jq '.access[] | select(.state != "active/optimized")'`,
 		Args:                  noArgs,
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -47,27 +51,29 @@ may change a state; the key "alua" of the LUN in the configuration decides it.`,
 	}
 	v.socketFlag(cmd)
 	v.outputFlag(cmd)
-	cmd.AddCommand(aluaSetCommand())
+	cmd.AddCommand(accessSetCommand())
 	return cmd
 }
 
-func aluaSetCommand() *cobra.Command {
+func accessSetCommand() *cobra.Command {
 	v := new(view)
 	change := new(mgmt.AccessChange)
-	var luns []int
+	var luns, nsids []int
 	var preferred bool
 	words := accessWords()
 	cmd := &cobra.Command{
-		Use:   "set TARGET GROUP STATE [--lun N] [--preferred]",
+		Use:   "set TARGET GROUP STATE [--lun N] [--nsid N] [--preferred]",
 		Short: "Set the access state of a group of portals",
 		Long: `set changes the access state of a group of portals. The change is for all LUNs of
-the target, or for those that --lun names. TARGET is the iSCSI name of the target,
-GROUP the number of the group. STATE is one of
+the target, or for those that --lun names; for all namespaces of a subsystem, or for
+those that --nsid names. TARGET is the iSCSI name of the target, or the NQN of the
+subsystem, GROUP the number of the group. STATE is one of
     ` + strings.Join(words, ", ") + `
 (active/optimized and active/non-optimized are accepted, too). The daemon tells
-initiators by a unit attention, and they ask for the new states. Commands that are
-in flight are not affected. If one of the LUNs does not let the administrator change
-states (alua: explicit or alua: none in the configuration), nothing changes.
+initiators by a unit attention and hosts by an event, and they ask for the new
+states. Commands that are in flight are not affected. If one of the LUNs does not let
+the administrator change states (alua: explicit or alua: none in the configuration),
+nothing changes.
 
 To take a portal out of use, set the other groups to optimized and this one to
 standby. Then wait until target sessions --watch shows no more commands in its
@@ -75,8 +81,9 @@ sessions.
 
 States survive a reload of the configuration. With "state" in the configuration they
 survive restarts, too. Without it every state is active/optimized after a restart.`,
-		Example: `  target alua set iqn.2026-11.example.oneshot:demo 2 standby
-  target alua set iqn.2026-11.example.oneshot:demo 1 optimized --lun 0 --lun 3 --preferred`,
+		Example: `  target access set iqn.2026-11.example.oneshot:demo 2 standby
+  target access set iqn.2026-11.example.oneshot:demo 1 optimized --lun 0 --lun 3 --preferred
+  target access set nqn.2026-11.example.oneshot:demo 2 unavailable --nsid 1`,
 		DisableFlagsInUseLine: true,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 3 {
@@ -91,7 +98,7 @@ survive restarts, too. Without it every state is active/optimized after a restar
 			if err := v.check(cmd); err != nil {
 				return err
 			}
-			if err := parseAccess(cmd, change, args, luns); err != nil {
+			if err := parseAccess(cmd, change, args, luns, nsids); err != nil {
 				return err
 			}
 			if cmd.Flags().Changed("preferred") {
@@ -109,6 +116,7 @@ survive restarts, too. Without it every state is active/optimized after a restar
 	v.socketFlag(cmd)
 	v.outputFlag(cmd)
 	cmd.Flags().IntSliceVar(&luns, "lun", nil, "only LUN `N`; may be given several times (default: all LUNs of the target)")
+	cmd.Flags().IntSliceVar(&nsids, "nsid", nil, "only namespace `N`; may be given several times (default: all namespaces of the subsystem)")
 	cmd.Flags().BoolVar(&preferred, "preferred", false, "tell initiators to prefer this group; --preferred=false takes that back (default: unchanged)")
 	return cmd
 }
@@ -122,11 +130,11 @@ func accessWords() (words []string) {
 }
 
 // parseAccess fills the change from the words of the command line.
-func parseAccess(cmd *cobra.Command, change *mgmt.AccessChange, args []string, luns []int) error {
+func parseAccess(cmd *cobra.Command, change *mgmt.AccessChange, args []string, luns, nsids []int) error {
 	wrong := func(format string, a ...any) error { return &usageError{cmd.CommandPath(), fmt.Sprintf(format, a...)} }
 	group, err := strconv.ParseUint(args[1], 10, 16)
 	if err != nil {
-		return wrong("%q is not the number of a group: %s alua lists them", args[1], cmd.Root().Name())
+		return wrong("%q is not the number of a group: %s access lists them", args[1], cmd.Root().Name())
 	}
 	change.Target, change.Group = args[0], uint16(group)
 	for _, s := range accessStates {
@@ -143,12 +151,21 @@ func parseAccess(cmd *cobra.Command, change *mgmt.AccessChange, args []string, l
 		}
 		change.LUNs = append(change.LUNs, uint16(n))
 	}
+	for _, n := range nsids {
+		if n < 1 || n > maxNSID {
+			return wrong("no such namespace: %d; namespaces are 1 to %d", n, maxNSID)
+		}
+		change.NSIDs = append(change.NSIDs, uint32(n))
+	}
 	return nil
 }
 
-const maxLUN = 16383
+const (
+	maxLUN  = 16383
+	maxNSID = 1024
+)
 
-// completeAccess completes the next word of alua set. It asks the daemon for targets, groups and LUNs; if the
+// completeAccess completes the next word of access set. It asks the daemon for targets, groups and LUNs; if the
 // daemon does not answer, there are none.
 func completeAccess(cmd *cobra.Command, socket string, args, states []string) (words []string) {
 	switch {
@@ -177,17 +194,17 @@ func completeAccess(cmd *cobra.Command, socket string, args, states []string) (w
 
 func writeAccess(w io.Writer, now *mgmt.AccessStates) error {
 	if len(now.Access) == 0 {
-		_, err := fmt.Fprintln(w, "no LUNs")
+		_, err := fmt.Fprintln(w, "no LUNs and no namespaces")
 		return err
 	}
 	t := newTable(w)
-	fmt.Fprintln(t, "TARGET\tLUN\tGROUP\tSTATE\tPREFERRED\tCHANGED BY\tPORTALS")
+	fmt.Fprintln(t, "TARGET\tLUN/NSID\tGROUP\tSTATE\tPREFERRED\tCHANGED BY\tPORTALS")
 	for _, a := range now.Access {
 		preferred := "-"
 		if a.Preferred {
 			preferred = "yes"
 		}
-		fmt.Fprintf(t, "%s\t%d\t%d\t%s\t%s\t%s\t%s\n", a.Target, a.LUN, a.Group, a.State, preferred, changers[a.ALUA], portalList(a.Portals))
+		fmt.Fprintf(t, "%s\t%d\t%d\t%s\t%s\t%s\t%s\n", a.Target, max(uint32(a.LUN), a.NSID), a.Group, a.State, preferred, changers[a.ALUA], portalList(a.Portals))
 	}
 	return t.Flush()
 }
