@@ -1,7 +1,9 @@
 package nbd
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -138,5 +140,31 @@ portals: [{transport: tcp, listen: $PORTAL}, {transport: iwarp, listen: $PORTAL2
 				check(b, a.Close())
 			})
 		}
+	}
+}
+
+// BenchmarkSocketPair reports the shortest times that 256 KiB of a WRITE take to be sent and to be read, when the sender gives a page
+// with each call, as the driver does, and when it gives all with one.
+func BenchmarkSocketPair(b *testing.B) {
+	for _, piece := range []int{page, 256 << 10} {
+		b.Run(fmt.Sprintf("%dKiB", piece>>10), func(b *testing.B) {
+			ours, theirs, err := socketPair()
+			check(b, err)
+			data, into := make([]byte, 256<<10), make([]byte, 256<<10)
+			send, read := time.Hour, time.Hour
+			for b.Loop() {
+				begin := time.Now()
+				for d := data; len(d) > 0; d = d[piece:] {
+					check(b, sendAll(theirs, d[:piece], len(d) > piece))
+				}
+				sent := time.Now()
+				_, err := io.ReadFull(ours, into)
+				check(b, err)
+				send, read = min(send, sent.Sub(begin)), min(read, time.Since(sent))
+			}
+			b.ReportMetric(float64(send.Nanoseconds()), "send-ns")
+			b.ReportMetric(float64(read.Nanoseconds()), "read-ns")
+			check(b, errors.Join(ours.Close(), unix.Close(theirs)))
+		})
 	}
 }
