@@ -226,6 +226,7 @@ func (r *Ring) Reap(out []CQE) (n int, more bool) {
 // Wait returns when there are completions, or after some time, which is the same in all calls. It is for one
 // goroutine at a time. The kernel completes operations in the thread that has submitted them: if it is the one that
 // waits here, no other has to be woken. Meanwhile nothing calls ready of Serve, so the caller reaps afterwards.
+// For the first 50 µs other goroutines may not have this processor of the runtime.
 func (r *Ring) Wait(patience time.Duration) {
 	// What completes after the flag has gone, the poller hears of; all else stands in the queue by then. Both sides have a
 	// full barrier between writing and reading: here it is that of the atomic store.
