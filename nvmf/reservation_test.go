@@ -542,3 +542,31 @@ func TestPersistence(t *testing.T) {
 		t.Errorf("one more registrant than there may be: %v", s)
 	}
 }
+
+// Persistence of all namespaces is that of each. If one cannot keep it, the host is told.
+func TestPersistenceOfAll(t *testing.T) {
+	k, other := new(keeper), new(keeper)
+	x, y := newKeepingTarget(t, nil, false, k), newKeepingTarget(t, nil, false, other)
+	x.sub.SetNamespaces([]Shown{{NSID: 5, Namespace: y.ns}})
+	t.Cleanup(func() { x.sub.SetNamespaces([]Shown{{NSID: 5}}) })
+	p := x.party(1, 1)
+	set := func(v uint32) nvme.Status {
+		return p.admin.await(nvme.Command{Opcode: nvme.AdminSetFeatures, NSID: nvme.AllNamespaces, DWords: [6]uint32{uint32(nvme.FeaturePersistence), v}}, 0, nil).Status
+	}
+	persist := func() string { return fmt.Sprint(x.v.Access().State().Persist, y.v.Access().State().Persist) }
+	if s := set(1); s != nvme.Success || persist() != "true true" {
+		t.Errorf("%v: %s", s, persist())
+	}
+	other.fails = true
+	if s := set(0); s != nvme.InternalError || persist() != "false true" {
+		t.Errorf("one cannot keep it: %v, %s", s, persist())
+	}
+}
+
+// Who registers has an identifier: without one there is no controller.
+func TestNoHostIdentifier(t *testing.T) {
+	x := newTarget(t, nil, false)
+	if a := x.dialThrough(1, 0).connect(testHost, 0, nvme.DynamicController, 0); a.Status != nvme.ConnectInvalid|nvme.DNR || a.DW0 != nvme.InvalidParameter(true, nvme.OffHostID) {
+		t.Errorf("%v %#x", a.Status, a.DW0)
+	}
+}
