@@ -1,5 +1,7 @@
 package nvme
 
+import "bytes"
+
 // IdentifyLen is the length of every Identify data structure.
 const IdentifyLen = 4096
 
@@ -315,4 +317,50 @@ func (n *Independent) AppendTo(b []byte) []byte {
 	b = le.AppendUint32(b, n.ANAGroup)
 	b = append(b, protected, 0, 0, 0, 0, 0, ready)
 	return append(b, make([]byte, start+IdentifyLen-len(b))...)
+}
+
+// ParseController reads the fields that hosts look at from an Identify Controller data structure of IdentifyLen bytes.
+func ParseController(d []byte) Controller {
+	return Controller{
+		Serial: text(d[offSerial:offModel]), Model: text(d[offModel:offFirmware]), Firmware: text(d[offFirmware : offFirmware+8]),
+		MDTS: d[77], CNTLID: le.Uint16(d[78:]), Type: ControllerType(d[offCType]), KAS: le.Uint16(d[offKAS:]), MaxCmd: le.Uint16(d[offSQES+2:]),
+		NN: le.Uint32(d[516:]), FUSES: le.Uint16(d[522:]), IOCCSZ: le.Uint32(d[offIOCCSZ:]),
+	}
+}
+
+// ParseNamespace reads the fields that hosts look at from an Identify Namespace data structure of IdentifyLen bytes. Of a
+// namespace that is not active, all of them are 0.
+func ParseNamespace(d []byte) Namespace {
+	const offFLBAS, offFormats, formatLen = 26, 128, 4
+	format := offFormats + formatLen*int(d[offFLBAS]&0xf|d[offFLBAS]>>1&0x30)
+	return Namespace{Blocks: le.Uint64(d), ReadOnly: d[99]&1 != 0, NGUID: [16]byte(d[104:]), BlockShift: d[format+2]}
+}
+
+// ParseDescriptors reads Namespace Identification Descriptors of IdentifyLen bytes.
+func ParseDescriptors(d []byte) (n Descriptors) {
+	const nguid, uuid, idLen, head = 2, 3, 16, 4
+	for len(d) >= head && d[1] > 0 {
+		end := head + int(d[1])
+		if end > len(d) {
+			break
+		}
+		if d[1] == idLen {
+			switch d[0] {
+			case nguid:
+				n.NGUID = [16]byte(d[head:])
+			case uuid:
+				n.UUID = [16]byte(d[head:])
+			}
+		}
+		d = d[end:]
+	}
+	return n
+}
+
+// text is an ASCII field that is padded with blanks, or ends with NUL.
+func text(b []byte) string {
+	if n := bytes.IndexByte(b, 0); n >= 0 {
+		b = b[:n]
+	}
+	return string(bytes.TrimRight(b, " "))
 }

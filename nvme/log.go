@@ -219,3 +219,25 @@ func portText(port uint16) string {
 		}
 	}
 }
+
+// Discovered is an entry of a discovery log as a host reads it. Its texts are as the discovery service has them.
+type Discovered struct {
+	Type      EntryType
+	Transport uint8 // 3: TCP
+	Address   string
+	Service   string // the port
+	SubNQN    string
+}
+
+// TransportTCP is Discovered.Transport of TCP.
+const TransportTCP = 3
+
+// ParseDiscovered reads an entry of DiscoveryEntryLen bytes.
+func ParseDiscovered(d []byte) Discovered {
+	return Discovered{Type: EntryType(d[2]), Transport: d[0], Service: text(d[32:64]), SubNQN: text(d[256:512]), Address: text(d[512:768])}
+}
+
+// ParseDiscoveryHeader reads the header of a discovery log: its generation, and how many entries it has.
+func ParseDiscoveryHeader(d []byte) (generation, entries uint64) {
+	return le.Uint64(d), le.Uint64(d[8:])
+}

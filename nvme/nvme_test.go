@@ -164,6 +164,37 @@ func TestController(t *testing.T) {
 	})
 }
 
+// A host reads back what it looks at.
+func TestParse(t *testing.T) {
+	c := Controller{Serial: "S1", Model: "oneshot", Firmware: "1.2", MDTS: 10, CNTLID: 0x0102, Type: IOController, KAS: 10, MaxCmd: 128, NN: 1024, FUSES: 1, IOCCSZ: 0x404}
+	if got := ParseController(c.AppendTo(nil)); got != c {
+		t.Errorf("%+v, want %+v", got, c)
+	}
+	n := Namespace{Blocks: 0x1000, ReadOnly: true, NGUID: [16]byte{2, 15: 9}, BlockShift: 12}
+	if got := ParseNamespace(n.AppendTo(nil)); got != n {
+		t.Errorf("%+v, want %+v", got, n)
+	}
+	second := n.AppendTo(nil)
+	second[26], second[128+4*0x12+2] = 0x22, 9 // FLBAS: format 12h, whose high bits are apart
+	if got := ParseNamespace(second).BlockShift; got != 9 {
+		t.Errorf("the block shift of format 12h is %d", got)
+	}
+	d := Descriptors{UUID: [16]byte{1, 15: 2}, NGUID: [16]byte{3, 15: 4}}
+	if got := ParseDescriptors(d.AppendTo(nil)); got != d {
+		t.Errorf("%+v, want %+v", got, d)
+	}
+	if got := ParseDescriptors([]byte{3, 16, 0, 0, 1}); got != (Descriptors{}) {
+		t.Errorf("half a descriptor is %+v", got)
+	}
+	e := DiscoveryEntry{Type: EntryNVM, Address: netip.MustParseAddrPort("192.0.2.7:4420"), SubNQN: "nqn.2026-11.x:y"}
+	if got := ParseDiscovered(e.AppendTo(nil)); got != (Discovered{EntryNVM, TransportTCP, "192.0.2.7", "4420", "nqn.2026-11.x:y"}) {
+		t.Errorf("%+v", got)
+	}
+	if g, k := ParseDiscoveryHeader(AppendDiscoveryHeader(nil, 5, 2)); g != 5 || k != 2 {
+		t.Error(g, k)
+	}
+}
+
 // NVM 1.0 figure 97.
 func TestNamespace(t *testing.T) {
 	n := Namespace{

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"oneshot/initiator"
+	"oneshot/initiator/host"
 	"oneshot/initiator/load"
 )
 
@@ -22,7 +23,9 @@ func benchCommand(fl *flags) *cobra.Command {
 		Long: `bench reads from a disk for some seconds with a fixed number of commands outstanding. It prints
 I/Os per second, percentiles of the latency, processor time per I/O, and crossings per I/O.
 Crossings are hand-overs between the program and its RDMA device; over TCP they are system
-calls. Targets of this project report their own processor time and crossings, too.
+calls. Over iSCSI, targets of this project report their own processor time and crossings, too.
+
+A session is a connection. Over NVMe there is one controller, and each session is an I/O queue of it.
 
 With --write it writes, which destroys the content of the disk.`,
 		Example: `  initiator bench iscsi://127.0.0.1/iqn.2026-11.example.oneshot:demo/0
@@ -40,11 +43,22 @@ With --write it writes, which destroys the content of the disk.`,
 	p.DurationVar(&cfg.Warmup, "warmup", time.Second, "`TIME` of load before measuring begins")
 	p.Uint64Var(&cfg.Seed, "seed", 1, "`SEED` of the random offsets")
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
-		if cfg.URL, err = fl.url(args[0]); err != nil {
-			return err
-		}
-		if cfg.Options, err = fl.options(c, cfg.URL); err != nil {
-			return err
+		if host.IsURL(args[0]) {
+			u, err := parseNVMe(args[0])
+			if err != nil {
+				return err
+			}
+			cfg.NVMe = &u
+			if cfg.Host, err = fl.hostOptions(c); err != nil {
+				return err
+			}
+		} else {
+			if cfg.URL, err = fl.url(args[0]); err != nil {
+				return err
+			}
+			if cfg.Options, err = fl.options(c, cfg.URL); err != nil {
+				return err
+			}
 		}
 		cfg.Size, cfg.Span = int(block), int64(spanSize)
 		r, err := load.Run(c.Context(), cfg)

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"oneshot/initiator"
+	"oneshot/initiator/host"
 )
 
 // dial logs in to the target of the URL and calls f with the session.
@@ -34,8 +35,19 @@ func (fl *flags) dial(c *cobra.Command, u initiator.URL, f func(context.Context,
 	return err
 }
 
-// disk is dial for commands that use one LUN, which the URL has to name.
-func (fl *flags) disk(c *cobra.Command, arg string, f func(context.Context, *initiator.LU) error) error {
+// blocks is a LUN or a namespace.
+type blocks interface {
+	Size() int64
+	CopyTo(ctx context.Context, w io.Writer, off, length int64, told func(int64)) error
+	CopyFrom(ctx context.Context, r io.Reader, off int64, told func(int64)) (int64, error)
+	Flush(context.Context) error
+}
+
+// disk is dial for commands that use one LUN or namespace, which the URL has to name.
+func (fl *flags) disk(c *cobra.Command, arg string, f func(context.Context, blocks) error) error {
+	if host.IsURL(arg) {
+		return fl.namespace(c, arg, func(ctx context.Context, _ *host.Controller, n *host.Namespace) error { return f(ctx, n) })
+	}
 	u, err := fl.url(arg)
 	if err != nil {
 		return err
@@ -57,11 +69,16 @@ func lsCommand(fl *flags) *cobra.Command {
 		Use:   "ls URL",
 		Short: "List the targets of a node, or the LUNs of a target",
 		Long: `ls lists the targets of a node with their portals, if the URL names no target. Otherwise
-it lists the LUNs of the target, with size and block size.`,
+it lists the LUNs of the target, with size and block size. Of NVMe it lists the subsystems
+that the discovery service names, or the namespaces of a subsystem.`,
 		Example: `  initiator ls iscsi://127.0.0.1
+  initiator ls nvme+tcp://127.0.0.1
   initiator ls iscsi://127.0.0.1/iqn.2026-11.example.oneshot:demo`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
+			if host.IsURL(args[0]) {
+				return fl.listNVMe(c, args[0])
+			}
 			u, err := fl.url(args[0])
 			if err != nil {
 				return err
@@ -143,10 +160,14 @@ func inquiryCommand(fl *flags) *cobra.Command {
 		Short: "Show what a disk says of itself",
 		Long: `inquiry sends INQUIRY to a LUN, and shows vendor, product, revision, serial number, and the
 designators of the LUN (names that identify it, its port and its target). Without a LUN in
-the URL it is LUN 0.`,
-		Example: `  initiator inquiry iscsi://127.0.0.1/iqn.2026-11.example.oneshot:demo/0`,
-		Args:    cobra.ExactArgs(1),
+the URL it is LUN 0. Of a namespace of NVMe it shows what Identify says.`,
+		Example: `  initiator inquiry iscsi://127.0.0.1/iqn.2026-11.example.oneshot:demo/0
+  initiator inquiry nvme+tcp://127.0.0.1/nqn.2026-11.example.oneshot:demo/1`,
+		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
+			if host.IsURL(args[0]) {
+				return fl.identify(c, args[0])
+			}
 			u, err := fl.url(args[0])
 			if err != nil {
 				return err
@@ -203,7 +224,7 @@ it copies to standard output. It overwrites a FILE that exists.`,
 			defer f.Close()
 			w = f
 		}
-		return fl.disk(c, args[0], func(ctx context.Context, l *initiator.LU) error {
+		return fl.disk(c, args[0], func(ctx context.Context, l blocks) error {
 			n := l.Size() - int64(sp.offset)
 			if sp.length > 0 {
 				n = int64(sp.length)
@@ -261,7 +282,7 @@ block keeps its content.`,
 			return err
 		}
 		defer shut()
-		return fl.disk(c, args[0], func(ctx context.Context, l *initiator.LU) error {
+		return fl.disk(c, args[0], func(ctx context.Context, l blocks) error {
 			if total > 0 && int64(sp.offset) > l.Size()-total {
 				return fmt.Errorf("%d bytes from offset %d on reach beyond the end of the disk, which has %d bytes", total, sp.offset, l.Size())
 			}

@@ -11,11 +11,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sirupsen/logrus"
-	logrusslog "github.com/sirupsen/logrus/hooks/slog"
 	"github.com/spf13/cobra"
 
 	"oneshot/initiator"
+	"oneshot/initiator/host"
 	"oneshot/internal/command"
 	"oneshot/internal/version"
 	"oneshot/transport/rdma"
@@ -25,6 +24,7 @@ import (
 // flags holds the flags that all commands have.
 type flags struct {
 	name      string
+	hostNQN   string
 	json      bool
 	flow      string
 	opcodes   bool
@@ -62,8 +62,8 @@ func rootCommand() *cobra.Command {
 	f := new(flags)
 	root := &cobra.Command{
 		Use:   "initiator",
-		Short: "Use iSCSI disks over TCP, iSER and one-shot RDMA, all in user space",
-		Long: `initiator lists, reads, writes and measures the disks of iSCSI targets.
+		Short: "Use disks over iSCSI, iSER, one-shot RDMA and NVMe/TCP, all in user space",
+		Long: `initiator lists, reads, writes and measures the disks of iSCSI targets and of subsystems of NVMe.
 
 A URL has the form that libiscsi and QEMU use:
 
@@ -71,6 +71,7 @@ A URL has the form that libiscsi and QEMU use:
   iser+iwarp://…                                       iSER over iWARP, port 3261
   oneshot+iwarp://…                                    one-shot RDMA over iWARP, port 3261
   iser+verbs://…?device=rxe0                           iSER over an RDMA device of the kernel, port 3260
+  nvme+tcp://host[:port]/nqn/nsid                      NVMe over TCP, port 4420
 
 After ? may stand header_digest=crc32c, data_digest=crc32c, target_user=… and
 target_password=…, with & between them. Other users can see the command line but not the
@@ -100,6 +101,7 @@ RDMA over iWARP needs no card and no kernel module.`,
 	root.SuggestionsMinimumDistance = 2
 	p := root.PersistentFlags()
 	p.StringVar(&f.name, "initiator-name", initiator.DefaultName, "iSCSI `NAME` of this initiator")
+	p.StringVar(&f.hostNQN, "host-nqn", host.DefaultNQN, "`NQN` of this host, for nvme+tcp://")
 	p.BoolVar(&f.json, "json", false, "print JSON instead of text")
 	p.StringVar(&f.flow, "flow", "default", "`FLOW` by which memory becomes reachable over RDMA: conventional, register, window, static or one-shot; default: what suits the URL")
 	p.BoolVar(&f.opcodes, "opcodes", false, "mark one-shot messages by opcodes of their own instead of by flags")
@@ -180,10 +182,7 @@ func (fl *flags) options(c *cobra.Command, u initiator.URL) (initiator.Options, 
 	}
 	o := initiator.Options{InitiatorName: fl.name, Flow: flow, Opcodes: fl.opcodes, Immediate: fl.immediate}
 	if fl.verbose {
-		l := logrus.New()
-		l.SetOutput(c.ErrOrStderr())
-		l.SetLevel(logrus.DebugLevel)
-		o.Logger = slog.New(logrusslog.NewHandler(l, nil))
+		o.Logger = fl.logger(c)
 	}
 	if fl.nic == "" {
 		return o, nil

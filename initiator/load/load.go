@@ -14,13 +14,18 @@ import (
 	"golang.org/x/sys/unix"
 
 	"oneshot/initiator"
+	"oneshot/initiator/host"
 	"oneshot/internal/walk"
 )
 
 // Config is a load.
 type Config struct {
-	URL      initiator.URL
-	Options  initiator.Options
+	URL     initiator.URL
+	Options initiator.Options
+	// NVMe, unless it is nil, is what the load is for instead of URL: a namespace, through as many queues of one controller as there
+	// are sessions.
+	NVMe     *host.URL
+	Host     host.Options
 	Sessions int
 	Depth    int // commands outstanding, per session
 	Size     int // bytes per command, whole blocks
@@ -65,16 +70,33 @@ type End struct {
 // Latencies are counted in nanoseconds, to three digits, up to a minute.
 const longest = int64(time.Minute)
 
+// disk is a way to a disk, with a connection of its own. Its operations end by calls of done from one goroutine at a time.
+type disk interface {
+	Size() int64
+	BlockSize() int
+	// memory returns n bytes for operations.
+	memory(n int) ([]byte, error)
+	// operation returns one that reads to b, or writes from it.
+	operation(b []byte, write bool, done func(error)) operation
+	counters() initiator.Counters
+	// targetCounters are those of the other end, or initiator.ErrNotTold.
+	targetCounters(context.Context) (initiator.Counters, error)
+	close() error
+}
+
+// operation is a command that is used again and again.
+type operation interface {
+	// start begins it at an offset, where a whole operation fits.
+	start(off int64)
+}
+
 // stream is the load of one session.
 type stream struct {
 	cfg  *Config
-	s    *initiator.Session
-	lu   *initiator.LU
+	disk disk
 	hist *hdrhistogram.Histogram
 	walk walk.Walk
 
-	ours bool // the target, which tells its counters
-	mem  *initiator.Memory
 	ops  []op
 	end  time.Time
 	live sync.WaitGroup // commands
@@ -85,7 +107,7 @@ type stream struct {
 }
 
 type op struct {
-	c     initiator.Command
+	operation
 	begun time.Time
 	st    *stream
 }
@@ -96,21 +118,32 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	if cfg.Sessions < 1 || cfg.Depth < 1 || cfg.Size < 1 || cfg.Duration <= 0 {
 		return nil, errors.New("a load has at least one session, a depth, a size and a duration")
 	}
-	cfg.Options.Depth = cfg.Depth
+	cfg.Options.Depth, cfg.Host.Depth, cfg.Host.Queues = cfg.Depth, cfg.Depth, cfg.Sessions
+	open := func(ctx context.Context, _ int) (disk, error) { return openSCSI(ctx, &cfg) }
+	if cfg.NVMe != nil {
+		c, err := openNVMe(ctx, &cfg)
+		if err != nil {
+			return nil, err
+		}
+		open = c.open
+	}
 	streams := make([]*stream, cfg.Sessions)
 	defer func() {
 		for _, st := range streams {
 			if st != nil {
-				st.close()
+				_ = st.disk.close()
 			}
 		}
 	}()
 	for i := range streams {
-		st, err := open(ctx, &cfg, uint64(i))
+		d, err := open(ctx, i)
 		if err != nil {
 			return nil, err
 		}
-		streams[i] = st
+		streams[i] = &stream{cfg: &cfg, disk: d, hist: hdrhistogram.New(1, longest, 3)}
+		if err := streams[i].prepare(uint64(i)); err != nil {
+			return nil, err
+		}
 	}
 	if cfg.Warmup > 0 {
 		if err := phase(ctx, streams, cfg.Warmup); err != nil {
@@ -132,7 +165,7 @@ func phase(ctx context.Context, streams []*stream, d time.Duration) error {
 func wait(ctx context.Context, streams []*stream) error {
 	stop := context.AfterFunc(ctx, func() {
 		for _, st := range streams {
-			_ = st.s.Close()
+			_ = st.disk.close()
 		}
 	})
 	defer stop()
@@ -145,53 +178,30 @@ func wait(ctx context.Context, streams []*stream) error {
 	return ctx.Err()
 }
 
-func open(ctx context.Context, cfg *Config, i uint64) (*stream, error) {
-	s, err := initiator.Dial(ctx, cfg.URL, cfg.Options)
-	if err != nil {
-		return nil, err
-	}
-	st := &stream{cfg: cfg, s: s, hist: hdrhistogram.New(1, longest, 3)}
-	if st.lu, err = s.LU(ctx, max(cfg.URL.LUN, 0)); err != nil {
-		return nil, errors.Join(err, s.Close())
-	}
-	// Others are not asked: tgt drops connections that send a text key it does not know.
-	id, err := s.Identify(ctx, max(cfg.URL.LUN, 0))
-	if err != nil {
-		return nil, errors.Join(err, s.Close())
-	}
-	st.ours = id.Vendor == "ONESHOT"
+// prepare makes the operations of stream i.
+func (st *stream) prepare(i uint64) error {
+	cfg, d := st.cfg, st.disk
 	var order *rand.Rand
 	if cfg.Random {
 		order = rand.New(rand.NewPCG(cfg.Seed, i))
 	}
-	st.walk = walk.New(cfg.Size, st.lu.Size(), cfg.Span, order)
-	if cfg.Size%st.lu.BlockSize() != 0 || st.walk.IsEmpty() {
-		return nil, errors.Join(fmt.Errorf("commands of %d bytes do not fit a disk of %d bytes in blocks of %d",
-			cfg.Size, st.lu.Size(), st.lu.BlockSize()), s.Close())
+	st.walk = walk.New(cfg.Size, d.Size(), cfg.Span, order)
+	if cfg.Size%d.BlockSize() != 0 || st.walk.IsEmpty() {
+		return fmt.Errorf("commands of %d bytes do not fit a disk of %d bytes in blocks of %d", cfg.Size, d.Size(), d.BlockSize())
 	}
-	if st.mem, err = s.Alloc(cfg.Depth * cfg.Size); err != nil {
-		return nil, errors.Join(err, s.Close())
+	mem, err := d.memory(cfg.Depth * cfg.Size)
+	if err != nil {
+		return err
 	}
-	for i := range st.mem.Bytes() {
-		st.mem.Bytes()[i] = byte(i>>12) ^ byte(i)
+	for i := range mem {
+		mem[i] = byte(i>>12) ^ byte(i)
 	}
 	st.ops = make([]op, cfg.Depth)
 	for i := range st.ops {
-		b := st.mem.Bytes()[i*cfg.Size:][:cfg.Size:cfg.Size]
 		o := &st.ops[i]
-		o.st = st
-		o.c.Memory = st.mem
-		o.c.Done = func(*initiator.Command) { o.done() }
-		if o.c.In = b; cfg.Write {
-			o.c.In, o.c.Out = nil, b
-		}
+		o.st, o.operation = st, d.operation(mem[i*cfg.Size:][:cfg.Size:cfg.Size], cfg.Write, o.done)
 	}
-	return st, nil
-}
-
-func (st *stream) close() {
-	_ = st.s.Close()
-	_ = st.mem.Free()
+	return nil
 }
 
 // begin starts commands, which start others for d.
@@ -201,23 +211,20 @@ func (st *stream) begin(d time.Duration) {
 	now := time.Now()
 	st.end = now.Add(d)
 	st.live.Add(len(st.ops))
-	cs := make([]*initiator.Command, len(st.ops))
-	for i := range st.ops {
-		o := &st.ops[i]
-		o.begun = now
-		if err := st.lu.Prepare(&o.c, st.walk.Next()); err != nil {
-			panic(err) // open has looked
-		}
-		cs[i] = &o.c
+	offsets := make([]int64, len(st.ops))
+	for i := range st.ops { // before they use walk themselves
+		st.ops[i].begun, offsets[i] = now, st.walk.Next()
 	}
-	st.s.Start(cs...)
+	for i := range st.ops {
+		st.ops[i].start(offsets[i])
+	}
 }
 
 // done takes the end of a command, and starts it again.
-func (o *op) done() {
+func (o *op) done(err error) {
 	st := o.st
 	now := time.Now()
-	if err := o.c.Failure(); err != nil {
+	if err != nil {
 		if st.err == nil {
 			st.err = err
 		}
@@ -231,10 +238,7 @@ func (o *op) done() {
 		return
 	}
 	o.begun = now
-	if err := st.lu.Prepare(&o.c, st.walk.Next()); err != nil {
-		panic(err)
-	}
-	st.s.Start(&o.c)
+	o.start(st.walk.Next())
 }
 
 // state is what is compared before and after.
@@ -255,10 +259,7 @@ type card interface {
 func look(ctx context.Context, streams []*stream) (now state, err error) {
 	now.targetTells = true
 	for i, st := range streams {
-		t, err := initiator.Counters(nil), initiator.ErrNotTold
-		if st.ours {
-			t, err = st.s.TargetCounters(ctx)
-		}
+		t, err := st.disk.targetCounters(ctx)
 		switch {
 		case errors.Is(err, initiator.ErrNotTold):
 			now.targetTells = false
@@ -269,7 +270,7 @@ func look(ctx context.Context, streams []*stream) (now state, err error) {
 			now.targetCPU = t.Get("cpu_ns")
 		}
 		now.target = add(now.target, t)
-		now.counts = add(now.counts, st.s.Counters())
+		now.counts = add(now.counts, st.disk.counters())
 	}
 	if c, ok := streams[0].cfg.Options.Device.(card); ok {
 		if now.card, err = c.CardTime(); err != nil {
@@ -281,6 +282,9 @@ func look(ctx context.Context, streams []*stream) (now state, err error) {
 }
 
 func add(a, b initiator.Counters) initiator.Counters {
+	if len(b) == 0 {
+		return a
+	}
 	sum := make(initiator.Counters, len(b))
 	for i, c := range b {
 		sum[i] = initiator.Counter{Name: c.Name, Value: c.Value + a.Get(c.Name)}

@@ -113,9 +113,12 @@ var rules = []rule{
 	{pkg: "endpoint/load", may: []string{"endpoint", "transport/rdma", "internal/walk"}},
 	{pkg: "initiator", may: []string{"iscsi/pdu", "iscsi/text", "iscsi/chap", "transport/rdma", "transport/rdma/*", "internal/iov", "internal/iserhdr", "internal/stream", "mem"}},
 	{pkg: "initiator/nbd", may: []string{"initiator", "iscsi/pdu", "internal/iov", "internal/stream"}},
+	// It shares the way of bytes with the target's mover, and nothing else of the target.
+	{pkg: "initiator/host", may: []string{"nvme", "nvme/tcp/pdu", "transport/bytestream", "mem"}},
+	{pkg: "initiator/load", may: []string{"initiator", "initiator/host", "internal/walk"}},
 	{pkg: "initiator/*", may: []string{"initiator", "internal/walk"}},
 	{pkg: "cmd/target", may: []string{"server", "ha/quorum", "config", "config/migrate", "configs", "mgmt", "transport/rdma/verbs", "transport/rdma/nic", "transport/rdma/nic/card", "internal/command", "internal/loglimit", "internal/version"}}, // lists devices, and is one
-	{pkg: "cmd/initiator", may: []string{"initiator", "initiator/*", "endpoint", "endpoint/load", "transport/rdma", "transport/rdma/nic", "internal/command", "internal/loglimit", "internal/version"}},
+	{pkg: "cmd/initiator", may: []string{"initiator", "initiator/*", "nvme", "endpoint", "endpoint/load", "transport/rdma", "transport/rdma/nic", "internal/command", "internal/loglimit", "internal/version"}},
 	{pkg: "cmd/*", may: []string{"server", "config", "configs", "mgmt", "initiator", "initiator/*", "internal/command", "internal/loglimit", "internal/version"}},
 
 	// Tests that talk to the daemon from outside, and measurements.

@@ -72,6 +72,23 @@ func HeaderLen(t Type) int {
 	return 0
 }
 
+// responseLen is the HLEN of a type that a controller sends; 0: it sends none of that type.
+func responseLen(t Type) int {
+	switch t {
+	case ICResp:
+		return ICLen
+	case C2HTermReq:
+		return TermLen
+	case CapsuleResp:
+		return CapsuleRespLen
+	case C2HData:
+		return DataLen
+	case R2T:
+		return R2TLen
+	}
+	return 0
+}
+
 // Fatal is the reason of a termination request: FES.
 type Fatal uint16
 
@@ -142,8 +159,19 @@ type Shape struct {
 
 // Check holds the common header of a PDU from a host against what its type allows, and returns where its parts are.
 // headerDigest and dataDigest say what was negotiated; maxData is how many bytes of data the PDU may have.
-func (h Header) Check(headerDigest, dataDigest bool, maxData int) (s Shape, err *Error) {
-	n := HeaderLen(h.Type())
+func (h Header) Check(headerDigest, dataDigest bool, maxData int) (Shape, *Error) {
+	return h.check(HeaderLen(h.Type()), headerDigest, dataDigest, maxData)
+}
+
+// CheckResponse is Check for a PDU from a controller.
+func (h Header) CheckResponse(headerDigest, dataDigest bool, maxData int) (Shape, *Error) {
+	return h.check(responseLen(h.Type()), headerDigest, dataDigest, maxData)
+}
+
+// check is Check for a type whose header has n bytes; 0: the type is none of who sends.
+func (h Header) check(n int, headerDigest, dataDigest bool, maxData int) (s Shape, err *Error) {
+	t := h.Type()
+	term := t == H2CTermReq || t == C2HTermReq
 	if n == 0 {
 		return s, &Error{InvalidHeaderField, offType, fmt.Sprintf("a PDU of type %#02x", h[0])}
 	}
@@ -152,7 +180,7 @@ func (h Header) Check(headerDigest, dataDigest bool, maxData int) (s Shape, err 
 	}
 	total := h.Len()
 	s.Head = n
-	bare := h.Type() == ICReq || h.Type() == H2CTermReq
+	bare := term || t == ICReq || t == ICResp
 	if bare {
 		headerDigest, dataDigest = false, false
 	}
@@ -167,16 +195,16 @@ func (h Header) Check(headerDigest, dataDigest bool, maxData int) (s Shape, err 
 	}
 	if total == uint32(s.Head) {
 		s.Data, s.End = s.Head, s.Head
-		if h.Type() == H2CData {
-			return s, &Error{InvalidHeaderField, offPLen, "H2CData without data"}
+		if t == H2CData || t == C2HData {
+			return s, &Error{InvalidHeaderField, offPLen, "a PDU for data without data"}
 		}
 		return s, nil
 	}
-	if h.Type() == ICReq {
-		return s, &Error{InvalidHeaderField, offPLen, "ICReq with data"}
+	if t == ICReq || t == ICResp || t == CapsuleResp || t == R2T {
+		return s, &Error{InvalidHeaderField, offPLen, fmt.Sprintf("data in a PDU of type %#02x", h[0])}
 	}
 	s.Data = h.DataOffset()
-	if h.Type() == H2CTermReq {
+	if term {
 		s.Data = s.Head
 	}
 	tail := 0
