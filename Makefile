@@ -26,7 +26,7 @@ BENCH_PACKAGES = gcc libc6-dev libiscsi-dev tgt istgt util-linux
 # What runs in the guest of the benchmark.
 VM_PACKAGES    = gcc libc6-dev qemu-system-x86 open-iscsi tgt fio kmod bash coreutils iproute2 libibverbs-dev librdmacm-dev ibverbs-providers pkgconf
 
-.PHONY: appliance help run build deb test test-deb conformance check lint fuzz bench bench-endpoint bench-nic bench-rdma bench-vm deps deps-bench clean sim
+.PHONY: appliance help run build deb test test-deb conformance check lint fuzz bench bench-endpoint bench-nic bench-nvme bench-rdma bench-vm deps deps-bench clean sim
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,6 +84,9 @@ bench-endpoint: ## measure endpoints beside memcpy, fio, pwrite and LUNs, on a q
 
 bench-rdma: deps-bench build ## measure the flows of RDMA side by side
 	$(GO) run ./bench/rdma
+
+bench-nvme: deps-bench build ## measure NVMe/TCP beside iSCSI
+	$(GO) run ./bench/nvme
 
 bench-nic: deps-bench build ## measure what hand-overs to an RDMA device in another process cost
 	$(GO) run ./bench/rdma -nic

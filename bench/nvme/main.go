@@ -1,0 +1,302 @@
+// Command nvme measures NVMe over TCP beside iSCSI: one daemon, one client, which is this project's own over both, and the same loads
+// on the loopback interface. It writes a Markdown table and a picture.
+//
+//	make bench-nvme                 or: go run ./bench/nvme [flags]
+//
+// The daemon is pinned to one core and the client to another. In each round every contender has its turn, in an order that
+// rotates; the figures are medians of the rounds. Compare the rows of one run.
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"log"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"oneshot/bench/harness"
+)
+
+const (
+	targetCore = 0
+	clientCore = 1
+)
+
+type options struct {
+	harness.Options
+	target, initiator string
+}
+
+func main() {
+	o := options{Options: harness.Options{Rounds: 5, Seconds: 1}}
+	flag.StringVar(&o.target, "target", "bin/target", "the target's `binary`")
+	flag.StringVar(&o.initiator, "initiator", "bin/initiator", "the initiator's `binary`")
+	harness.Main(&o.Options, func(ctx context.Context) error { return run(ctx, o) })
+}
+
+const (
+	iqn       = "iqn.2026-11.example.oneshot:bench"
+	nqn       = "nqn.2026-11.example.oneshot:bench"
+	iscsiAt   = "127.0.0.1:24011"
+	nvmeAt    = "127.0.0.1:24012"
+	metricsAt = "127.0.0.1:24013"
+	diskText  = "256MiB"
+)
+
+// points are the loads; offsets are random.
+func points() (list []harness.Point) {
+	for _, write := range []bool{false, true} {
+		for _, p := range []harness.Point{{Size: 4 << 10, Depth: 1}, {Size: 4 << 10, Depth: 32}, {Size: 4 << 10, Depth: 32, Sessions: 4}, {Size: 256 << 10, Depth: 1}, {Size: 256 << 10, Depth: 32}} {
+			p.Write = write
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
+// contender is a protocol.
+type contender struct{ name, url string }
+
+const (
+	iscsi       = "iSCSI"
+	nvme        = "NVMe/TCP"
+	iscsiDigest = "iSCSI, data digest"
+	nvmeDigest  = "NVMe/TCP, data digest"
+)
+
+var contenders = []contender{
+	{iscsi, "iscsi://" + iscsiAt + "/" + iqn + "/0"},
+	{nvme, "nvme+tcp://" + nvmeAt + "/" + nqn + "/1"},
+	{iscsiDigest, "iscsi://" + iscsiAt + "/" + iqn + "/0?data_digest=crc32c"},
+	{nvmeDigest, "nvme+tcp://" + nvmeAt + "/" + nqn + "/1?data_digest=crc32c"},
+}
+
+// sample is the output of initiator bench --json, and what the daemon has spent meanwhile.
+type sample struct {
+	IOPS      float64 `json:"iops"`
+	IOs       float64 `json:"ios"`
+	P50       float64 `json:"latency_p50_us"`
+	P99       float64 `json:"latency_p99_us"`
+	Initiator struct {
+		CPU       float64 `json:"cpu_us"`
+		Crossings float64 `json:"crossings"`
+	} `json:"initiator"`
+
+	targetCPU float64 // µs per I/O
+	allocs    float64 // of the daemon, per I/O
+}
+
+// row is a contender at a point: the median sample by IOPS, and the extremes.
+type row struct {
+	contender string
+	sample
+	low, high float64
+}
+
+type result struct {
+	point harness.Point
+	rows  []row
+}
+
+// bench is a run.
+type bench struct {
+	options
+	processes []*exec.Cmd
+	daemon    int // its PID
+}
+
+func run(ctx context.Context, o options) (err error) {
+	if runtime.NumCPU() <= max(targetCore, clientCore) {
+		return fmt.Errorf("needs two cores, one for the target and one for the client; this machine has %d", runtime.NumCPU())
+	}
+	dir, err := os.MkdirTemp("", "oneshot-bench-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	b := &bench{options: o}
+	defer b.stop()
+	if err := b.start(dir); err != nil {
+		return err
+	}
+	// The first write of a page of a memory store allocates it, which must not be measured.
+	for _, c := range contenders[:2] {
+		if _, err := b.client(ctx, harness.Point{Write: true, Size: 1 << 20, Depth: 4}, c, "2s", false); err != nil {
+			return err
+		}
+	}
+	results, err := harness.Each(&o.Options, points(), func(p harness.Point) (result, error) { return b.measure(ctx, p) })
+	if err != nil {
+		return err
+	}
+	return o.WriteReport(reportName, table(o, results), picture(results))
+}
+
+// start starts the daemon, and the loops that keep the cores from halting, because waking a halted core takes a time that depends
+// on the hypervisor.
+func (b *bench) start(dir string) error {
+	config := filepath.Join(dir, "bench.yaml")
+	text := fmt.Sprintf(`log: {level: warn}
+limits: {memory_per_connection: 128MiB}
+stores: {disk: {type: memory, size: %s}, flash: {type: memory, size: %s}}
+targets: [{iqn: "%s", luns: {0: disk}}]
+subsystems: [{nqn: "%s", namespaces: {1: flash}}]
+portals:
+  - {transport: tcp, listen: "%s"}
+  - {transport: nvme-tcp, listen: "%s"}
+metrics: {listen: "%s"}
+`, diskText, diskText, iqn, nqn, iscsiAt, nvmeAt, metricsAt)
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		return err
+	}
+	if err := b.spawn("taskset", "-c", fmt.Sprint(targetCore), b.target, "serve", "--config", config); err != nil {
+		return err
+	}
+	b.daemon = b.processes[0].Process.Pid // taskset becomes the program that it starts
+	for _, core := range []int{targetCore, clientCore} {
+		if err := b.spawn("taskset", "-c", fmt.Sprint(core), "chrt", "--idle", "0", "sh", "-c", "while :; do :; done"); err != nil {
+			return err
+		}
+	}
+	return wait(metricsAt, nvmeAt, iscsiAt)
+}
+
+func (b *bench) spawn(args ...string) error {
+	c := exec.Command(args[0], args[1:]...)
+	c.Stderr = os.Stderr
+	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := c.Start(); err != nil {
+		return fmt.Errorf("%s: %w (run it in the root of the checkout, after `make build`)", args[3], err)
+	}
+	b.processes = append(b.processes, c)
+	return nil
+}
+
+func (b *bench) stop() {
+	for _, c := range b.processes {
+		_ = c.Process.Kill()
+		_ = c.Wait()
+	}
+}
+
+// wait waits until somebody listens at each address. Nobody tells when that is.
+func wait(addrs ...string) (err error) {
+	for _, addr := range addrs {
+		for range 200 {
+			var c net.Conn
+			if c, err = net.Dial("tcp", addr); err == nil {
+				_ = c.Close()
+				break
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// measure gives every contender its turn in every round.
+func (b *bench) measure(ctx context.Context, p harness.Point) (result, error) {
+	r := result{point: p}
+	var cs []contender
+	for _, c := range contenders {
+		if b.Only.MatchString(c.name) {
+			cs = append(cs, c)
+		}
+	}
+	samples, err := harness.Rounds(ctx, &b.Options, cs, func(c contender) (sample, error) {
+		s, err := b.once(ctx, p, c)
+		if err != nil {
+			return s, fmt.Errorf("%s, %s: %w", c.name, p, err)
+		}
+		return s, nil
+	})
+	if err != nil {
+		return r, err
+	}
+	for i, c := range cs {
+		s := samples[i]
+		slices.SortFunc(s, func(a, b sample) int { return cmp.Compare(a.IOPS, b.IOPS) })
+		w := row{c.name, s[len(s)/2], s[0].IOPS, s[len(s)-1].IOPS}
+		r.rows = append(r.rows, w)
+		log.Printf("%-34s %-22s %8.0f IOPS  p99 %6.0f µs  CPU %6.2f %6.2f µs  %.3f allocations", p, c.name, w.IOPS, w.P99, w.Initiator.CPU, w.targetCPU, w.allocs)
+	}
+	return r, nil
+}
+
+// once runs the client, and looks at the daemon before and after: connecting is in its figures, too.
+func (b *bench) once(ctx context.Context, p harness.Point, c contender) (s sample, err error) {
+	idle, err := allocations() // what asking costs
+	if err != nil {
+		return s, err
+	}
+	before, err := allocations()
+	if err != nil {
+		return s, err
+	}
+	cpu, err := harness.ProcessCPU(b.daemon)
+	if err != nil {
+		return s, err
+	}
+	if s, err = b.client(ctx, p, c, fmt.Sprintf("%gs", b.Seconds), true); err != nil {
+		return s, err
+	}
+	spent, err := harness.ProcessCPU(b.daemon)
+	if err != nil {
+		return s, err
+	}
+	after, err := allocations()
+	if err != nil {
+		return s, err
+	}
+	ios := max(s.IOs, 1)
+	s.targetCPU = float64(spent-cpu) / float64(time.Microsecond) / ios
+	s.allocs = max(0, after-before-(before-idle)) / ios
+	return s, nil
+}
+
+func (b *bench) client(ctx context.Context, p harness.Point, c contender, duration string, random bool) (s sample, err error) {
+	args := []string{
+		"-c", fmt.Sprint(clientCore), b.initiator, "bench", "--json", "--duration", duration, "--warmup", "0s", fmt.Sprintf("--random=%t", random),
+		fmt.Sprintf("--write=%t", p.Write), "--depth", fmt.Sprint(p.Depth), "--size", fmt.Sprint(p.Size), "--sessions", fmt.Sprint(max(p.Sessions, 1)), c.url,
+	}
+	out, err := exec.CommandContext(ctx, "taskset", args...).Output()
+	if err != nil {
+		if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+			err = errors.New(strings.TrimSpace(string(exit.Stderr)))
+		}
+		return s, err
+	}
+	return s, json.Unmarshal(out, &s)
+}
+
+// allocations asks the daemon how often it has allocated memory of its heap.
+func allocations() (float64, error) {
+	resp, err := http.Get("http://" + metricsAt + "/metrics")
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+		if text, ok := strings.CutPrefix(lines.Text(), "go_memstats_mallocs_total "); ok {
+			return strconv.ParseFloat(text, 64)
+		}
+	}
+	return 0, errors.New("the metrics of the daemon do not have go_memstats_mallocs_total")
+}

@@ -1,0 +1,43 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"oneshot/bench/harness"
+)
+
+// The report has a row for each protocol and point, compared with iSCSI that has the same digest.
+func TestReport(t *testing.T) {
+	r := result{point: harness.Point{Size: 4096, Depth: 32, Sessions: 4}}
+	for i, c := range contenders {
+		w := row{contender: c.name, sample: sample{IOPS: float64(1000 * (i + 1)), targetCPU: 2, allocs: 0.25}, low: 900, high: 5000}
+		w.Initiator.CPU, w.Initiator.Crossings = 3, 0.5
+		r.rows = append(r.rows, w)
+	}
+	text := table(options{Options: harness.Options{Rounds: 5, Seconds: 1}}, []result{r})
+	for _, want := range []string{
+		"## 4 KiB read, depth 32, 4 sessions\n", "| iSCSI | 1000 | 900 – 5000 | 4 | 1.00 | 0 | 0 | 3.00 | 2.00 | 0.50 | 0.250 |",
+		"| NVMe/TCP | 2000 | 900 – 5000 | 8 | 2.00 |", "| NVMe/TCP, data digest | 4000 | 900 – 5000 | 16 | 1.33 |",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is not in\n%s", want, text)
+		}
+	}
+	if svg := picture([]result{r}); strings.Count(svg, "<rect") != 1+2*len(contenders) {
+		t.Errorf("the picture: %s", svg)
+	}
+}
+
+// The points are those of the comparison: each load in both directions.
+func TestPoints(t *testing.T) {
+	var names []string
+	for _, p := range points() {
+		names = append(names, p.String())
+	}
+	for _, want := range []string{"4 KiB read, depth 1", "4 KiB write, depth 32", "4 KiB read, depth 32, 4 sessions", "256 KiB write, depth 1"} {
+		if !strings.Contains(strings.Join(names, "\n"), want) {
+			t.Errorf("there is no %s", want)
+		}
+	}
+}
