@@ -557,7 +557,11 @@ func TestPersistenceOfAll(t *testing.T) {
 	if s := set(1); s != nvme.Success || persist() != "true true" {
 		t.Errorf("%v: %s", s, persist())
 	}
-	other.fails = true
+	k.fails = true
+	if s := set(0); s != nvme.InternalError || persist() != "true true" {
+		t.Errorf("the first cannot keep it: %v, %s", s, persist())
+	}
+	k.fails, other.fails = false, true
 	if s := set(0); s != nvme.InternalError || persist() != "false true" {
 		t.Errorf("one cannot keep it: %v, %s", s, persist())
 	}
