@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -26,15 +27,22 @@ type appliance struct {
 	exited  chan struct{}
 }
 
-// newAppliance builds the appliance. Its disk holds a configuration, and the store of a LUN.
-func newAppliance(t *testing.T, lan string) *appliance {
-	t.Helper()
+// buildAppliance builds the appliance, once for all tests, and returns the directory that it is in.
+var buildAppliance = sync.OnceValues(func() (string, error) {
 	cache, err := machine.CacheDir()
 	if err != nil {
-		t.Fatal(err)
+		return "", err
 	}
 	out := filepath.Join(cache, "appliance")
-	if _, err := run(".", "go", "run", "oneshot/appliance/build", "-out", out, "-cache", cache, "-trimpath=false"); err != nil {
+	_, err = run(".", "go", "run", "oneshot/appliance/build", "-out", out, "-cache", cache, "-trimpath=false")
+	return out, err
+})
+
+// newAppliance makes a machine that boots the appliance. Its disk holds a configuration, and the store of a LUN.
+func newAppliance(t *testing.T, lan string) *appliance {
+	t.Helper()
+	out, err := buildAppliance()
+	if err != nil {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
