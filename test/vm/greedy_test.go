@@ -3,7 +3,6 @@ package vm
 import (
 	"fmt"
 	"net"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -13,11 +12,7 @@ import (
 // (TestCrowd in iser/guest_test.go), while Linux's initiator writes and compares over the same device. Others log
 // in afterwards, and the daemon's memory is bounded.
 func TestVerbsConnections(t *testing.T) {
-	dir := t.TempDir()
-	if _, err := run("../..", "go", "test", "-c", "-tags", "verbs,guest", "-o", filepath.Join(dir, "iser.test"), "./iser"); err != nil {
-		t.Fatal(err)
-	}
-	peer := newDownloads(t, dir).get("iser.test")
+	peer := iserPeer(t)
 	for i, c := range []struct {
 		connections int
 		bound       int // MiB by which the daemon may grow

@@ -3,20 +3,29 @@ package vm
 import (
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 )
 
+// iserPeer returns the path in the guest of the tests of iser that are peers of a daemon, which are built once.
+func iserPeer(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(guestDir, "iser.test")
+	if _, err := os.Stat(path); err != nil {
+		if _, err := run("../..", "go", "test", "-c", "-tags", "verbs,guest,invariants", "-o", path, "./iser"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return newDownloads(t, guestDir).get("iser.test")
+}
+
 // TestVerbsOffences: peers that break the rules over a device of the kernel's (iser/guest_test.go), while
 // Linux's initiator writes and compares over the same device. Their connections end, each with a line in the
 // log that says why, and nobody else notices.
 func TestVerbsOffences(t *testing.T) {
-	dir := t.TempDir()
-	if _, err := run("../..", "go", "test", "-c", "-tags", "verbs,guest,invariants", "-o", filepath.Join(dir, "iser.test"), "./iser"); err != nil {
-		t.Fatal(err)
-	}
-	peer := newDownloads(t, dir).get("iser.test")
+	peer := iserPeer(t)
 	for _, c := range []struct {
 		device rdmaDevice
 		tests  string
