@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -269,13 +270,16 @@ func TestAwaitAllocates(t *testing.T) {
 	}
 }
 
-// Several who wait for answers, some in Await and some asleep, all get them, although no tick helps.
+// Several who wait for answers, some in Await and some asleep, all get them, although no tick helps but one: an answer
+// that another one takes after a user has looked for it, and before he calls Await, has him there until a tick.
 func TestAwaitNobodyIsForgotten(t *testing.T) {
-	const users, rounds = 4, 500
+	const users, rounds = 3, 2000
 	var (
 		mu         sync.Mutex
 		answers    = sync.NewCond(&mu)
 		asked, got int
+		within     int        // users in Await, or asleep
+		left       int        // users who have no answer yet
 		wants      [users]int // what got has to be for a user who sleeps; 0: he does not
 		asleep     atomic.Int32
 	)
@@ -303,15 +307,36 @@ func TestAwaitNobodyIsForgotten(t *testing.T) {
 		}))
 	}()
 	go func() { _, _ = io.Copy(peer, peer) }()
-	var all sync.WaitGroup
-	for i := range users {
+	for range rounds { // at whose end nobody comes who would look for others
+		var all sync.WaitGroup
+		left = users
 		all.Go(func() {
-			for range rounds {
+			mu.Lock()
+			defer mu.Unlock()
+			for calm := 0; left > 0; {
+				if got < asked || within < left { // there is more to come
+					calm = 0
+					answers.Wait()
+					continue
+				}
+				if calm++; calm > 1000 { // nobody is about to come back: what came for who is in Await was there before him
+					s.onTick()
+				}
+				mu.Unlock()
+				runtime.Gosched()
 				mu.Lock()
+			}
+		})
+		for i := range users {
+			all.Go(func() {
+				mu.Lock()
+				defer mu.Unlock()
 				asked++
 				want, slept := asked, false
 				_, _ = c.Write([]byte{0})
 				for got < want {
+					within++
+					answers.Broadcast()
 					mu.Unlock()
 					waited := s.Await()
 					mu.Lock()
@@ -325,16 +350,18 @@ func TestAwaitNobodyIsForgotten(t *testing.T) {
 							answers.Wait()
 						}
 					}
+					within--
 				}
 				if wants[i] > 0 {
 					wants[i] = 0
 					asleep.Add(-1)
 				}
-				mu.Unlock()
-			}
-		})
+				left--
+				answers.Broadcast()
+			})
+		}
+		all.Wait()
 	}
-	all.Wait()
 	c.Close()
 	s.Resume()
 	<-over
