@@ -26,7 +26,7 @@ BENCH_PACKAGES = gcc libc6-dev libiscsi-dev tgt istgt util-linux
 # What runs in the guest of the benchmark.
 VM_PACKAGES    = gcc libc6-dev qemu-system-x86 open-iscsi tgt fio kmod bash coreutils iproute2 libibverbs-dev librdmacm-dev ibverbs-providers pkgconf
 
-.PHONY: appliance help run build deb test test-deb conformance check lint fuzz bench bench-endpoint bench-nic bench-nvme bench-rdma bench-vm deps deps-bench clean sim
+.PHONY: appliance help run build deb test test-deb blktests conformance check lint fuzz bench bench-endpoint bench-nic bench-nvme bench-rdma bench-vm deps deps-bench clean sim
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,10 @@ test-deb: ## install, use, upgrade and remove the Debian package, in a chroot an
 
 conformance: ## run the tests of a libiscsi that is built in LIBISCSI=DIR
 	ISCSI_TEST_CU='$(abspath $(or $(LIBISCSI),$(error say where libiscsi is built: LIBISCSI=DIR)))/test-tool/iscsi-test-cu' $(GO) test -count=1 -parallel 8 -timeout 30m -v -run '^Test(Conformance|Exceptions)$$' ./test/conformance
+
+blktests: ## run the nvme group of blktests in a virtual machine, from BLKTESTS=DIR; RUN=004 is one test
+	scripts/deps.sh -a $(DOWNLOADED) $(TEST_PACKAGES) gawk
+	BLKTESTS='$(abspath $(or $(BLKTESTS),$(error say where blktests is: BLKTESTS=DIR)))' $(GO) test -count=1 -timeout 0 -v -run '^TestBlktests$$/$(RUN)' ./test/blktests
 
 check: lint ## format, vet, lint, go.mod
 	@out=$$($(GOFUMPT) -l .) && test -z "$$out" || { echo "gofumpt would change:"; echo "$$out"; exit 1; }
