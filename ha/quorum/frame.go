@@ -16,6 +16,7 @@ import (
 //
 //	member   ── hello ──►  ◄── hello or refusal ──   ── message, idle, message … ──►
 //	stranger ── join  ──►  ◄── welcome or refusal ──
+//	member   ── stream ─►  ◄── hello or refusal ──   … bytes of others (stream.go)
 const (
 	frameHello = iota + 1
 	frameRefusal
@@ -23,6 +24,7 @@ const (
 	frameIdle
 	frameJoin
 	frameWelcome
+	frameStream
 )
 
 const (

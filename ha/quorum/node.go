@@ -57,6 +57,7 @@ type Node struct {
 	reads    map[uint64]chan struct{}
 	watchers []func(*Record)
 	follows  []*Follower
+	streams  map[*Stream]bool
 	awaits   map[*await]bool
 	trouble  error // why it takes no part
 }
@@ -118,7 +119,7 @@ func Open(o Options) (*Node, error) {
 	}
 	n := &Node{
 		opts: o, calls: make(chan func(), 64), ended: make(chan struct{}), core: core, peers: map[uint64]*peer{}, incoming: map[uint64]*incoming{},
-		ends: map[uint64]chan Result{}, reads: map[uint64]chan struct{}{}, awaits: map[*await]bool{},
+		ends: map[uint64]chan Result{}, reads: map[uint64]chan struct{}{}, awaits: map[*await]bool{}, streams: map[*Stream]bool{},
 	}
 	if n.tls, err = newAcceptor(n, &l.id); err != nil {
 		return nil, errors.Join(err, l.Close())
@@ -173,6 +174,9 @@ func (n *Node) giveUp() {
 		}
 		break
 	}
+	for s := range n.streams {
+		_ = s.NetConn().Close()
+	}
 	for _, end := range n.ends {
 		end <- Result{Err: ErrUnknown}
 	}
@@ -215,6 +219,9 @@ func (n *Node) work() {
 		}
 	}
 	n.trouble = err
+	if n.out.Members || n.core.Refused() != nil {
+		n.endStreams()
+	}
 	for _, r := range n.out.Changed {
 		for _, w := range n.watchers {
 			w(r)

@@ -240,10 +240,13 @@ func (n *Node) isHeard(in *incoming) bool {
 
 // acceptor takes connections of members and of those who join.
 type acceptor struct {
-	n      *Node
-	config *tls.Config
+	n       *Node
+	config  *tls.Config
+	streams *tls.Config // of who dials a stream
 
-	mu    sync.Mutex
+	mu        sync.Mutex
+	listeners map[string]*StreamListener // by name of their streams; guarded by mu
+
 	conns map[net.Conn]bool // guarded by mu; true: of a member that was admitted
 	guest []net.Conn        // guarded by mu; those of others, oldest first
 	ended bool              // guarded by mu
@@ -254,7 +257,9 @@ func newAcceptor(n *Node, id *Identity) (*acceptor, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &acceptor{n: n, config: config, conns: map[net.Conn]bool{}}, nil
+	streams := config.Clone()
+	streams.DynamicRecordSizingDisabled = true
+	return &acceptor{n: n, config: config, streams: streams, conns: map[net.Conn]bool{}, listeners: map[string]*StreamListener{}}, nil
 }
 
 func (a *acceptor) accept() {
@@ -318,6 +323,11 @@ func (a *acceptor) drop(c net.Conn) {
 // remove closes a connection. mu is held.
 func (a *acceptor) remove(c net.Conn) {
 	_ = c.Close()
+	a.forget(c)
+}
+
+// forget lets another connection have its place. mu is held.
+func (a *acceptor) forget(c net.Conn) {
 	delete(a.conns, c)
 	a.guest = slices.DeleteFunc(a.guest, func(g net.Conn) bool { return g == c })
 }
@@ -354,6 +364,8 @@ func (a *acceptor) serve(raw net.Conn) error {
 		return a.join(conn, b)
 	case kind == frameHello && isMember:
 		return a.hear(raw, conn, r, number, name, b)
+	case kind == frameStream && isMember:
+		return a.stream(raw, conn, r, number, b)
 	}
 	return fmt.Errorf("a frame of type %d came first", kind)
 }
