@@ -67,6 +67,7 @@ type Op struct {
 	Len   int64    // bytes; a multiple of Info.BlockSize; the sum of Segs for Read and Write
 	Segs  [][]byte // Read, Write: where the bytes go or come from, in order
 	Done  Completer
+	Term  uint64 // if not 0, that of a Termed store in which the operation has to take place, else it fails with a *MovedError
 
 	// Results, valid at completion.
 	Err    error // nil, or one of this package's error types

@@ -12,6 +12,7 @@ const (
 	Metering            // Meter
 	Identifying         // Identifier
 	Aging               // Ager
+	Serving             // Termed
 )
 
 // Wrapper is a store before another one. It says itself what can be done with it beyond Store: it
@@ -56,6 +57,8 @@ func abilityOf(p any) Ability {
 		return Identifying
 	case *Ager:
 		return Aging
+	case *Termed:
+		return Serving
 	}
 	return NoAbility
 }

@@ -39,6 +39,7 @@ type Volume struct {
 	lender  backend.Lender  // the store, if it lends its memory
 	batcher backend.Batcher // the store, if it takes operations in batches
 	awaiter backend.Awaiter // the store, if its completions can be waited for
+	termed  backend.Termed  // the store, if others show its bytes, too
 	info    backend.Info
 	size    atomic.Int64 // bytes
 	log     *slog.Logger
@@ -86,6 +87,7 @@ func New(cfg Config) (*Volume, error) {
 	v.lender, _ = backend.As[backend.Lender](cfg.Store)
 	v.batcher, _ = backend.As[backend.Batcher](cfg.Store)
 	v.awaiter, _ = backend.As[backend.Awaiter](cfg.Store)
+	v.termed, _ = backend.As[backend.Termed](cfg.Store)
 	v.size.Store(v.info.Size)
 	v.keeper = cfg.Keeper
 	if err := v.restore(cfg.Former); err != nil {
@@ -179,6 +181,10 @@ func (v *Volume) Holds(off, n int64) bool {
 	size := v.Size()
 	return off >= 0 && n >= 0 && off <= size && n <= size-off
 }
+
+// Moves reports whether several processes show the bytes, of which one at a time serves them. Nothing may rely then on
+// what this one alone remembers.
+func (v *Volume) Moves() bool { return v.termed != nil }
 
 // Kick starts the operations that requests have submitted in batches.
 func (v *Volume) Kick() { v.batcher.Kick() }

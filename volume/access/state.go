@@ -230,8 +230,11 @@ func (s *State) denies(h Holder) Denial {
 	return d | Writes
 }
 
-func (s *State) deniesThrough(group uint16) Denial {
-	switch s.group(group).State {
+func (s *State) deniesThrough(group uint16) Denial { return s.group(group).State.denies() }
+
+// denies is what nobody may do through a group in the state.
+func (s GroupState) denies() Denial {
+	switch s {
 	case Standby:
 		return InStandby
 	case Unavailable:

@@ -41,6 +41,8 @@ type Table struct {
 	state       State      // guarded by mu
 	reserved    any        // the session that has done RESERVE; nil: none; guarded by mu
 	conditions  Denial     // of the volume, for everybody; guarded by mu
+	served      GroupState // of all groups here, unless it is active/optimized; guarded by mu
+	elsewhere   []Group    // through which other processes show the volume; guarded by mu
 	subscribers []Subscriber
 	saving      bool      // a change waits until it is kept, and others for it; guarded by mu
 	waiting     []*Change // guarded by mu
@@ -87,7 +89,34 @@ func (t *Table) State() State {
 func (t *Table) Group(id uint16) Group {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.state.group(id)
+	if i := slices.IndexFunc(t.elsewhere, func(g Group) bool { return g.ID == id }); i >= 0 {
+		return t.elsewhere[i]
+	}
+	g := t.state.group(id)
+	if t.served != ActiveOptimized {
+		g.State, g.Cause = t.served, ByTarget
+	}
+	return g
+}
+
+// Serve says in which state all groups of this process are, because it serves the volume or another process does.
+// Active/optimized: in the one that was set for each. elsewhere are groups of other processes, which are only told of.
+// Everybody is told of a change, and a RESERVE ends when this process stops to serve.
+func (t *Table) Serve(s GroupState, elsewhere []Group) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s == t.served && slices.Equal(elsewhere, t.elsewhere) {
+		return
+	}
+	t.served, t.elsewhere = s, slices.Clone(elsewhere)
+	t.conditions = t.conditions&^OfGroups | s.denies()
+	if s != ActiveOptimized {
+		t.reserved = nil
+	}
+	t.publish()
+	for _, x := range t.subscribers {
+		x.Tell(AccessChanged)
+	}
 }
 
 // SetCondition says which conditions in mask the volume is in.
