@@ -24,3 +24,9 @@ func (t *Task) readCapacity16() Next {
 
 // thin reports whether unmapped blocks give space back: logical block provisioning.
 func (lu *LogicalUnit) thin() bool { return lu.v.Thin() }
+
+// stays reports whether this process alone serves the volume. If not, the unit has no commands whose effect would have
+// to hold where another process serves it: reservations, copies with tokens, SANITIZE, and mode parameters.
+func (lu *LogicalUnit) stays() bool { return !lu.v.Moves() }
+
+func (lu *LogicalUnit) thinAndStays() bool { return lu.thin() && lu.stays() }

@@ -32,7 +32,7 @@ var conditions = [...]struct {
 	passes commandFlags
 	code   Sense
 }{
-	{denyTransition, passesTransition, Sense{Key: keyNotReady, Code: 0x040a}},
+	{denyTransition, passesTransition, senseTransition},
 	{denyOffline, passesUnavailable, Sense{Key: keyNotReady, Code: 0x0412}},
 	{denyUnavailable, passesUnavailable, Sense{Key: keyNotReady, Code: 0x040c}},
 	{denyStandby, passesStandby, Sense{Key: keyNotReady, Code: 0x040b}},

@@ -479,5 +479,8 @@ func (lu *LogicalUnit) senseOf(err error) Sense {
 	if _, ok := errors.AsType[*backend.SpaceError](err); ok {
 		return senseNoSpace
 	}
+	if _, ok := errors.AsType[*backend.MovedError](err); ok {
+		return senseTransition
+	}
 	return senseInternal
 }

@@ -2,9 +2,11 @@ package scsi
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"time"
 
+	"oneshot/backend"
 	"oneshot/internal/loglimit"
 )
 
@@ -26,6 +28,9 @@ func (l *limitedLog) init(logger *slog.Logger) {
 
 // storeError reports an operation of t that the store could not do: t.r.Err.
 func (l *limitedLog) storeError(t *Task) {
+	if _, ok := errors.AsType[*backend.MovedError](t.r.Err); ok {
+		return // it is served elsewhere, and nothing has failed
+	}
 	dropped, ok := l.failed.Pass(logInterval)
 	if !ok {
 		return

@@ -57,7 +57,10 @@ func (lu *LogicalUnit) controlPage(pc int, page []byte) {
 	bits := lu.mode.bits.Load()
 	switch pc {
 	case pcChangeable:
-		bits = modeDSense | modeSWP
+		bits = 0
+		if lu.stays() {
+			bits = modeDSense | modeSWP
+		}
 	case pcDefault:
 		bits = 0
 	}

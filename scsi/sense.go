@@ -46,6 +46,7 @@ var (
 	senseInvalidIU      = Sense{Key: keyIllegalRequest, Code: 0x0e03}
 	senseNoSaving       = Sense{Key: keyIllegalRequest, Code: 0x3900}
 	senseWriteProtected = Sense{Key: keyDataProtect, Code: 0x2700}
+	senseTransition     = Sense{Key: keyNotReady, Code: 0x040a} // the next attempt meets the access state
 	senseNoMedium       = Sense{Key: keyNotReady, Code: 0x3a00}
 	senseNoSpace        = Sense{Key: keyDataProtect, Code: 0x2707}
 	senseInternal       = Sense{Key: keyHardwareError, Code: 0x4400}
