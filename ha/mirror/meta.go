@@ -11,11 +11,14 @@ import (
 	"oneshot/ha/replica"
 )
 
+// MetadataFile is the name of the file with the metadata of a copy, which is there once a node has taken part.
+const MetadataFile = "meta"
+
 // The metadata of a copy are one file of records: all of it first, then what has changed. A record has its length
 // (4 bytes), the CRC32C of its bytes (4), and is durable before the next one is written: so only the last one can be
 // torn, and then nobody has been told of it. The file is made anew at each start, and when it has grown.
 const (
-	metaName  = "meta"
+	metaName  = MetadataFile
 	metaNew   = "meta.new"
 	metaGrows = 4 << 20 // bytes behind the first record
 	metaMagic = 0x6f736d6574610002

@@ -36,6 +36,11 @@ type Options struct {
 	// Dial connects with a node. It ends with ctx.
 	Dial func(ctx context.Context, to replica.ID) (net.Conn, error)
 
+	// Info is what the mirror is like to a host, the same on all nodes, but for its size and cache; nil: as the copy is.
+	Info *backend.Info
+	// Hold is how long an operation may wait for other nodes; 0: 20 s, for hosts give up after 30 s.
+	Hold time.Duration
+
 	Tune  func(c *replica.Config) // changes what Usual has chosen; nil: nothing
 	Clock func() time.Duration    // never stands still; nil: CLOCK_BOOTTIME
 	Log   *slog.Logger            // nil: the default
@@ -103,7 +108,9 @@ type Mirror struct {
 	pulls   map[uint64]pulling
 	found   map[uint64]*verification
 	closing bool
-	again   time.Duration // when founding is proposed again
+	again   time.Duration   // when founding is proposed again
+	held    time.Duration   // when it is looked next who waits for too long
+	gone    map[uint64]bool // requests for memory whose operation waits no more
 	saves   chan *saving
 	wrote   []int64 // by region: where a granule was last written in this life, plus 1
 }
@@ -128,7 +135,17 @@ func Open(o Options) (*Mirror, error) {
 	if o.Clock == nil {
 		o.Clock = bootTime
 	}
+	if o.Hold == 0 {
+		o.Hold = usualHold
+	}
 	info := o.Copy.Info()
+	if o.Info != nil {
+		if o.Info.BlockSize < info.BlockSize {
+			return nil, fmt.Errorf("mirror %s: the copy of node %d has blocks of %d bytes, and the mirror's are of %d: use a copy with blocks no larger", o.Name, o.Node, info.BlockSize, o.Info.BlockSize)
+		}
+		info.BlockSize, info.PhysicalBlockSize = o.Info.BlockSize, o.Info.PhysicalBlockSize
+		info.DiscardGranularity, info.OptimalIO = o.Info.DiscardGranularity, o.Info.OptimalIO
+	}
 	if o.Size == 0 {
 		o.Size = info.Size
 	}
@@ -140,7 +157,7 @@ func Open(o Options) (*Mirror, error) {
 	}
 	m := &Mirror{
 		opts: o, cfg: Usual(o.Size), size: o.Size, wake: make(chan struct{}, 1), changed: make(chan struct{}), looped: make(chan struct{}),
-		tasks: map[uint64]*task{}, pulls: map[uint64]pulling{}, found: map[uint64]*verification{}, saves: make(chan *saving, 1),
+		tasks: map[uint64]*task{}, pulls: map[uint64]pulling{}, gone: map[uint64]bool{}, found: map[uint64]*verification{}, saves: make(chan *saving, 1),
 	}
 	if o.Tune != nil {
 		o.Tune(&m.cfg)
@@ -362,6 +379,7 @@ func (m *Mirror) happened(e replica.Event) {
 	case replica.Tick:
 		m.ticking.Store(false)
 		m.foundOn()
+		m.letGo()
 	case replica.Agreed:
 		m.viewed = e.View
 		m.enter(e.View)
@@ -595,7 +613,7 @@ func (m *Mirror) Verify(ctx context.Context, repair bool, trust replica.Nodes) (
 		case replica.Refused:
 			return nil, fmt.Errorf("the copies of mirror %s are being compared already", m.opts.Name)
 		}
-		return nil, &MovedError{m.opts.Name}
+		return nil, m.moved()
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
@@ -629,8 +647,23 @@ func (m *Mirror) saveOn() {
 
 const saveAgain = 200 * time.Millisecond
 
-// flushWithin bounds how long Close waits for other copies.
-const flushWithin = 10 * time.Second
+// How long Close waits for other copies.
+const (
+	flushWithin    = 10 * time.Second
+	handOverWithin = 2 * time.Second
+)
+
+// HandOver has another copy in sync take the place of this one, the primary, if there is one that does so soon.
+func (m *Mirror) HandOver() {
+	s, _ := m.Status()
+	for id := range (s.View.InSync & s.Connected).Without(m.cfg.Self).All() {
+		m.Switch(id)
+		ctx, cancel := context.WithTimeout(m.ctx, handOverWithin)
+		defer cancel()
+		_ = m.Await(ctx, func(s replica.State) bool { return s.Role != replica.Primary })
+		return
+	}
+}
 
 // Close ends the life of the copy: a primary makes durable what was written, on W copies, and the others see this node
 // go. No operation is outstanding. An error says what was not made durable.

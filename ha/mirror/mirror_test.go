@@ -485,7 +485,7 @@ func TestPrimaryKilled(t *testing.T) {
 		for i := range 64 {
 			l.write(a, int64(i)*4096, bytesOf(4096, byte(i)))
 		}
-		var moved *MovedError
+		var moved *backend.MovedError
 		if err := l.do(b, backend.Op{Kind: backend.Flush}); !errors.As(err, &moved) {
 			t.Errorf("a flush at a node that is not the primary: %v", err)
 		}

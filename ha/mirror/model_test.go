@@ -60,7 +60,7 @@ func (w *worker) do(op backend.Op, uncertain func()) error {
 		if m != nil {
 			o := op
 			err := backendtest.Do(m, &o)
-			var moved *MovedError
+			var moved *backend.MovedError
 			if !errors.As(err, &moved) {
 				return err
 			}
@@ -390,7 +390,7 @@ func TestReadKeepsBuffers(t *testing.T) {
 		}
 		gate.Release()
 		<-w
-		var moved *MovedError
+		var moved *backend.MovedError
 		if !errors.As(op.Err, &moved) {
 			t.Errorf("the read ends with %v", op.Err)
 		}

@@ -4,21 +4,29 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"time"
 
 	"oneshot/backend"
 	"oneshot/ha/replica"
 )
 
-var _ backend.Store = (*Mirror)(nil)
+var _ backend.Termed = (*Mirror)(nil)
 
-// MovedError says that another node is the primary, or that none is: this one serves nothing. What an operation was to
-// write may have been written, or not.
-type MovedError struct {
-	Name string // of the mirror
+// moved is the error of what this node does not serve, because another one is the primary, or none.
+func (m *Mirror) moved() error { return &backend.MovedError{Name: "mirror " + m.opts.Name} }
+
+// Term implements backend.Termed.
+func (m *Mirror) Term() uint64 {
+	if s := m.State(); s.Role == replica.Primary {
+		return s.View.Term
+	}
+	return 0
 }
 
-func (e *MovedError) Error() string {
-	return fmt.Sprintf("this node is not the primary of mirror %s: use the path to the one that is", e.Name)
+// isOver says whether an operation has to take place in a term that is over, or has not begun.
+func (m *Mirror) isOver(term uint64) bool {
+	s := m.core.State()
+	return s.Role != replica.Primary || s.View.Term != term
 }
 
 // Info describes the mirror as a host sees it. Blocks are those of this node's copy.
@@ -38,7 +46,7 @@ func (m *Mirror) Submit(op *backend.Op) bool {
 // hand gives an operation to the goroutine of the core.
 func (m *Mirror) hand(op *backend.Op) {
 	if !m.push(item{op: op}) { // a node that ends refuses what still comes
-		op.Err = &MovedError{m.opts.Name}
+		op.Err = m.moved()
 		go m.finish(op)
 	}
 }
@@ -60,6 +68,7 @@ type task struct {
 	reads    int   // the copy is reading into the host's memory
 	failure  error // of the copy
 	over     bool
+	since    time.Duration
 }
 
 type stage uint8
@@ -75,7 +84,7 @@ const maxPiece = 1 << 20
 
 // start begins an operation.
 func (m *Mirror) start(op *backend.Op) {
-	t := &task{op: op, off: op.Off}
+	t := &task{op: op, off: op.Off, since: m.opts.Clock()}
 	if op.Flags&backend.Barrier == 0 && (op.Kind != backend.Read || op.Flags&backend.FUA == 0) || op.Kind == backend.Flush {
 		t.stage = stageMain
 	}
@@ -84,13 +93,13 @@ func (m *Mirror) start(op *backend.Op) {
 
 // request asks the core for what is next.
 func (m *Mirror) request(t *task) {
-	if m.core == nil || m.closing {
-		m.end(t, &MovedError{m.opts.Name})
+	op := t.op
+	if m.core == nil || m.closing || op.Term != 0 && m.isOver(op.Term) {
+		m.end(t, m.moved())
 		return
 	}
 	m.ids++
 	t.id = m.ids
-	op := t.op
 	t.n = min(op.Off+op.Len-t.off, maxPiece, m.cfg.Heap/8)
 	switch {
 	case t.stage != stageMain || op.Kind == backend.Flush:
@@ -136,8 +145,12 @@ func (m *Mirror) answered(a *replica.Answer) {
 		return
 	}
 	t := m.tasks[a.ID]
-	if t == nil {
-		return // it has ended: its memory was taken back
+	if t == nil { // it has ended
+		if m.gone[a.ID] {
+			delete(m.gone, a.ID)
+			m.later(replica.Cancel{ID: a.ID})
+		}
+		return
 	}
 	if t.reserves && a.Status == replica.Good {
 		t.reserves = false
@@ -155,7 +168,7 @@ func (m *Mirror) answered(a *replica.Answer) {
 		}
 		m.end(t, t.failure)
 	default:
-		m.end(t, &MovedError{m.opts.Name})
+		m.end(t, m.moved())
 	}
 }
 
@@ -201,11 +214,36 @@ func (m *Mirror) end(t *task, err error) {
 	}
 }
 
+const (
+	usualHold = 20 * time.Second
+	holdLook  = time.Second // between two looks at who waits for too long
+)
+
+// letGo ends operations that wait for longer than a host would: nothing that they need is there. What they ask of the
+// core stays: it may be done later, before all that comes after it.
+func (m *Mirror) letGo() {
+	now := m.opts.Clock()
+	if now < m.held+holdLook {
+		return
+	}
+	m.held = now
+	for id, t := range m.tasks {
+		if now-t.since < m.opts.Hold {
+			continue
+		}
+		delete(m.tasks, id)
+		if t.reserves {
+			m.gone[id] = true
+		}
+		m.end(t, m.moved())
+	}
+}
+
 // refuseAll ends what is under way.
 func (m *Mirror) refuseAll() {
 	for id, t := range m.tasks {
 		delete(m.tasks, id)
-		m.end(t, &MovedError{m.opts.Name})
+		m.end(t, m.moved())
 	}
 	for id, v := range m.found {
 		delete(m.found, id)
@@ -242,6 +280,10 @@ func (m *Mirror) work(a replica.Action) {
 		}
 	case replica.ReadFor:
 		w.id, w.task = a.ID, m.tasks[a.Req]
+		if w.task == nil { // nobody wants it any more
+			m.later(replica.Done{ID: a.ID})
+			return
+		}
 		op.Kind, op.Off, op.Len, op.Segs = backend.Read, a.Off, a.Len, w.task.op.Segs
 		w.task.reads++
 	case replica.Load:

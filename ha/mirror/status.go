@@ -1,0 +1,48 @@
+package mirror
+
+import "oneshot/ha/replica"
+
+// Status is what is known of a mirror on one node.
+type Status struct {
+	replica.State
+	Connected replica.Nodes // with which this node has a connection
+	Fed       replica.Nodes // copies that this node, the primary, sends records to
+	Lacks     [16]int64     // bytes that a copy outside S lacks, at most, as this node knows
+	Suspect   int64         // bytes of this node's copy, outside S, that may differ by its own doing
+	Pending   int           // operations of hosts that have not ended
+	Heap      int64         // bytes of memory for data of records
+}
+
+// Status asks for it. ok is false when the mirror is closed.
+func (m *Mirror) Status() (s Status, ok bool) {
+	told := make(chan struct{})
+	asked := m.push(item{call: func() {
+		defer close(told)
+		s.Heap, s.Pending = m.cfg.Heap, len(m.tasks)
+		for id, c := range m.conns {
+			if c != nil {
+				s.Connected = s.Connected.With(replica.ID(id))
+			}
+		}
+		if m.core == nil || m.closing {
+			s.View = m.viewed
+			return
+		}
+		s.State = m.core.State()
+		suspects := m.core.Suspects()
+		s.Suspect = int64(suspects.Len()) * m.cfg.Granule
+		for id := range m.cfg.Copies.All() {
+			if m.core.Streams(id) {
+				s.Fed = s.Fed.With(id)
+			}
+			if lacks := m.core.Bitmap(id); !s.View.InSync.Has(id) {
+				s.Lacks[id] = int64(lacks.Len()) * m.cfg.Granule
+			}
+		}
+	}})
+	if !asked {
+		return s, false
+	}
+	<-told
+	return s, true
+}
