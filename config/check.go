@@ -23,6 +23,7 @@ func (d *decoder) discovery(v value, out *Discovery) {
 // crossCheck checks what concerns several sections of the file.
 func (d *decoder) crossCheck(c *Config) {
 	d.checkNodes(c)
+	d.checkMirrors(c)
 	d.checkTargetNames(c)
 	d.checkPaths(c)
 	d.checkExports(c)
@@ -48,23 +49,35 @@ func (d *decoder) checkTargetNames(c *Config) {
 
 // checkPaths refuses two stores in one file or device: the second could not lock it.
 func (d *decoder) checkPaths(c *Config) {
-	first := make(map[string][]*Store) // several are on different nodes
-	for i := range c.Stores {
-		s := &c.Stores[i]
+	type placed struct {
+		store *Store
+		node  string
+	}
+	first := make(map[string][]placed) // several are on different nodes
+	check := func(s *Store, node string) {
 		kind := storeTypeOf(s.Type)
 		if kind.place == nil || kind.place(s) == "" {
-			continue
+			return
 		}
 		path := kind.place(s)
 		if abs, err := filepath.Abs(path); err == nil {
 			path = abs
 		}
-		if i := slices.IndexFunc(first[path], func(o *Store) bool { return mayMeet(o.Node, s.Node) }); i >= 0 {
-			before := first[path][i]
+		if i := slices.IndexFunc(first[path], func(o placed) bool { return mayMeet(o.node, node) }); i >= 0 {
+			before := first[path][i].store
 			d.errorf(s.Pos, "the stores %q and %q share the %s %s: export one store twice instead, or choose another path", before.Name, s.Name, kind.noun, kind.place(s))
-			continue
+			return
 		}
-		first[path] = append(first[path], s)
+		first[path] = append(first[path], placed{s, node})
+	}
+	for i := range c.Stores {
+		s := &c.Stores[i]
+		check(s, s.Node)
+		if s.Mirror != nil {
+			for j := range s.Mirror.Copies {
+				check(&s.Mirror.Copies[j].Store, s.Mirror.Copies[j].Node)
+			}
+		}
 	}
 }
 

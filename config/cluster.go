@@ -21,9 +21,16 @@ type Cluster struct {
 	Nodes []ClusterNode
 
 	// Self is the node that this configuration is for, and Parts tell whether others have the same. [Config.On] sets
-	// both.
-	Self  string
-	Parts []Part
+	// all of these.
+	Self   string
+	Parts  []Part
+	Groups []NodeGroup // of the other nodes' portals for initiators
+}
+
+// NodeGroup is a portal group of a node.
+type NodeGroup struct {
+	Node  string
+	Group uint16
 }
 
 // ClusterNode is a machine of the cluster.
@@ -74,8 +81,14 @@ func (c *Config) On(name string) (*Config, error) {
 	}
 	on := *c
 	on.Cluster.Self, on.Cluster.Parts = name, c.parts()
-	on.Stores = here(c.Stores, self, func(s *Store) *string { return &s.Node })
-	on.Targets = here(c.Targets, self, func(t *Target) *string { return &t.Node })
+	for _, p := range c.Portals {
+		g := NodeGroup{p.Node, p.Group}
+		if p.Serve == ServeLUNs && p.Node != "" && p.Node != name && !slices.Contains(on.Cluster.Groups, g) {
+			on.Cluster.Groups = append(on.Cluster.Groups, g)
+		}
+	}
+	on.Stores = slices.DeleteFunc(here(c.Stores, self, func(s *Store) *string { return &s.Node }), func(s Store) bool { return s.Mirror != nil && s.Mirror.Copy(name) == nil })
+	on.Targets = slices.DeleteFunc(here(c.Targets, self, func(t *Target) *string { return &t.Node }), func(t Target) bool { return !c.mirroredOn(name, &t) })
 	on.Subsystems = here(c.Subsystems, self, func(s *Subsystem) *string { return &s.Node })
 	on.Portals = here(c.Portals, self, func(p *Portal) *string { return &p.Node })
 	return &on, nil
@@ -195,7 +208,7 @@ func parseNodeAddress(text string) (string, error) {
 func (d *decoder) inNode(o *object, node *string) {
 	v := o.take("node")
 	if set(v, node, "the name of a node", parseNodeName) {
-		d.nodeUses = append(d.nodeUses, nodeUse{v, *node})
+		d.nodeUses = append(d.nodeUses, nodeUse{v.pos(), *node, false})
 	}
 }
 
@@ -204,8 +217,9 @@ func mayMeet(a, b string) bool { return a == "" || b == "" || a == b }
 
 // nodeUse is a place that names a node.
 type nodeUse struct {
-	v    value
-	name string
+	pos    Position
+	name   string
+	copies bool // a mirror has a copy there
 }
 
 // checkNodes asks whether each node that is named can serve, and whether it is clear who serves what.
@@ -213,11 +227,13 @@ func (d *decoder) checkNodes(c *Config) {
 	for _, u := range d.nodeUses {
 		switch n := c.Cluster.Node(u.name); {
 		case c.Cluster.Pos.Line == 0:
-			u.v.errorf("there is no cluster: remove the node, or add cluster: {name: …, state: …, nodes: …}")
+			if !u.copies { // what is said of the mirror is enough
+				d.errorf(u.pos, "there is no cluster: remove the node, or add cluster: {name: …, state: …, nodes: …}")
+			}
 		case n == nil && len(c.Cluster.Nodes) > 0: // else that is what is wrong
-			u.v.errorf("there is no node %q in the cluster: %s", u.name, choices(u.name, c.Cluster.names()))
+			d.errorf(u.pos, "there is no node %q in the cluster: %s", u.name, choices(u.name, c.Cluster.names()))
 		case n != nil && n.Witness:
-			u.v.errorf("the node %s is a witness, which serves nothing: name another one", u.name)
+			d.errorf(u.pos, "the node %s is a witness, which serves nothing: name another one", u.name)
 		}
 	}
 	if c.Cluster.Name == "" {
@@ -230,7 +246,7 @@ func (d *decoder) checkNodes(c *Config) {
 	}
 	for i := range c.Targets {
 		t := &c.Targets[i]
-		if t.Node == "" {
+		if t.Node == "" && len(mirrorsIn(c, t)) == 0 {
 			d.errorf(t.Pos, say, first)
 		}
 		for j := range t.LUNs {

@@ -38,6 +38,7 @@ type Store struct {
 	GOTGT    *GOTGTStore
 	Slice    *SliceStore
 	Throttle *ThrottleStore
+	Mirror   *MirrorStore
 }
 
 // IOMode says by which interface of the kernel a store reads and writes.
@@ -64,6 +65,8 @@ const (
 	// These stand on another store.
 	StoreSlice    StoreType = "slice"    // a part of it
 	StoreThrottle StoreType = "throttle" // all of it, with limits
+
+	StoreMirror StoreType = "mirror" // a copy on each of several nodes
 )
 
 // CacheMode says when a write is acknowledged.
@@ -96,7 +99,7 @@ type storeType struct {
 	obstacle func(s *Store) string
 }
 
-var storeTypes = []storeType{memoryStore, fileStore, deviceStore, nullStore, gotgtStore, sliceStore, throttleStore}
+var storeTypes = []storeType{memoryStore, fileStore, deviceStore, nullStore, gotgtStore, sliceStore, throttleStore, mirrorStore}
 
 // storeTypeOf returns the row of a type. If there is no such type, the row is empty.
 func storeTypeOf(name StoreType) *storeType {

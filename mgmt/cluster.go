@@ -24,7 +24,45 @@ type Cluster struct {
 	Term    uint64   `json:"term"`              // of consensus; it grows with each election
 	Trouble string   `json:"trouble,omitempty"` // why the node takes no part in consensus
 	Members []Member `json:"members"`
+	Mirrors []Mirror `json:"mirrors,omitempty"` // of which the node that answers has a copy
 }
+
+// Mirror is a mirrored store, as the node that answers knows it.
+type Mirror struct {
+	Name      string `json:"name"`
+	Size      int64  `json:"size"`              // bytes
+	Role      string `json:"role"`              // of the node that answers: primary, follower, taking over, or waiting: nothing is known yet
+	Primary   string `json:"primary,omitempty"` // the node that serves the store; empty: it is not known
+	Term      uint64 `json:"term"`              // grows with each primary
+	Trouble   string `json:"trouble,omitempty"` // why the node takes no part in the mirror
+	Copies    []Copy `json:"copies"`
+	LogBytes  int64  `json:"log_bytes"` // of the node's memory for writes, in use
+	LogSize   int64  `json:"log_size"`  // bytes of that memory
+	Records   int    `json:"records"`   // writes that the node keeps, because not all copies in sync have them durably
+	Unapplied uint64 `json:"unapplied"` // of a primary: writes that its disk does not have yet
+	Unflushed uint64 `json:"unflushed"` // of a primary: writes that a power cut of its own would take from it
+	Waiting   int    `json:"waiting"`   // operations of initiators under way
+}
+
+// Copy is the copy of a mirror on one node.
+type Copy struct {
+	Node      string    `json:"node"`
+	State     CopyState `json:"state"`
+	Lacks     int64     `json:"lacks"` // bytes, at most, of a copy that is not in sync
+	Connected bool      `json:"connected"`
+}
+
+// CopyState says how a copy is.
+type CopyState string
+
+// States of copies.
+const (
+	CopyInSync  CopyState = "in sync"     // it has all that was acknowledged
+	CopyResync  CopyState = "resync"      // it is brought level
+	CopyAway    CopyState = "away"        // the primary does not reach it
+	CopyStale   CopyState = "not in sync" // the primary knows more
+	CopyUnknown CopyState = "unknown"
+)
 
 // Member is a node of the cluster, as the one that answers knows it.
 type Member struct {

@@ -19,13 +19,15 @@ import (
 
 // member is the node of the cluster that this process is.
 type member struct {
-	node *quorum.Node
-	dir  *quorum.Dir
-	log  *slog.Logger
-	name string
-	at   atomic.Pointer[map[string]string] // addresses of the nodes, by name
-	said chan struct{}                     // has room for one: what the node says of itself has changed
-	info atomic.Pointer[quorum.NodeInfo]
+	node    *quorum.Node
+	dir     *quorum.Dir
+	log     *slog.Logger
+	name    string
+	state   string                             // path of the directory
+	portals atomic.Pointer[[]config.NodeGroup] // of other nodes
+	at      atomic.Pointer[map[string]string]  // addresses of the nodes, by name
+	said    chan struct{}                      // has room for one: what the node says of itself has changed
+	info    atomic.Pointer[quorum.NodeInfo]
 }
 
 // openMember begins a life of the node; nil: the configuration has no cluster.
@@ -43,7 +45,7 @@ func openMember(cfg *config.Config, log *slog.Logger) (*member, error) {
 	if err != nil {
 		return fail(errors.Join(fmt.Errorf("cannot listen for the other nodes: %w%s", err, listenAdvice(err, "nodes")), dir.Close()))
 	}
-	m := &member{dir: dir, log: log.With("cluster", c.Name), name: c.Self, said: make(chan struct{}, 1)}
+	m := &member{dir: dir, log: log.With("cluster", c.Name), name: c.Self, state: c.State, said: make(chan struct{}, 1)}
 	m.configure(c)
 	m.node, err = quorum.Open(quorum.Options{Cluster: c.Name, Name: c.Self, FS: dir, Listener: l, Dial: quorum.DialTCP(m.address), Log: m.log})
 	if err != nil {
@@ -67,6 +69,7 @@ func (m *member) configure(c *config.Cluster) {
 		at[n.Name] = n.Address
 	}
 	m.at.Store(&at)
+	m.portals.Store(&c.Groups)
 	info := &quorum.NodeInfo{Version: version.String()}
 	for _, p := range c.Parts {
 		info.Parts = append(info.Parts, quorum.Part(p))
@@ -77,6 +80,9 @@ func (m *member) configure(c *config.Cluster) {
 	default:
 	}
 }
+
+// groups lists the portal groups through which other nodes are reached.
+func (m *member) groups() []config.NodeGroup { return *m.portals.Load() }
 
 // announce tells the others what this node says of itself, whenever that changes, until ctx ends.
 func (m *member) announce(ctx context.Context) {

@@ -11,10 +11,22 @@ import (
 func (s *Server) setPorts() {
 	for i := range s.cfg.Targets {
 		t := &s.cfg.Targets[i]
-		if tags := portGroups(s.cfg.Portals, config.ServeLUNs, t.Groups); len(tags) > 0 {
-			s.targets[t.Name].SetPorts(tags)
+		tags := portGroups(s.cfg.Portals, config.ServeLUNs, t.Groups)
+		if len(tags) == 0 {
+			continue
 		}
+		for _, g := range s.cfg.Cluster.Groups { // the first is one of this node
+			if s.showsMirror(t) && (t.Groups == nil || slices.Contains(t.Groups, g.Group)) && !slices.Contains(tags, g.Group) {
+				tags = append(tags, g.Group)
+			}
+		}
+		s.targets[t.Name].SetPorts(tags)
 	}
+}
+
+// showsMirror reports whether other nodes serve the target as well.
+func (s *Server) showsMirror(t *config.Target) bool {
+	return slices.ContainsFunc(t.LUNs, func(l config.LUN) bool { return s.cfg.Store(l.Store).Mirror != nil })
 }
 
 // portGroups lists the groups of the portals that serve something: all of them, or those that are in only.

@@ -102,7 +102,7 @@ func New(cfg *config.Config, log *slog.Logger) (*Server, error) {
 	}
 	s.pool = newPool(cfg.Limits.Memory, log)
 	s.partitions = registry.New()
-	base := units{log: log, state: dir, belows: newBelows(), partitions: s.partitions}
+	base := units{log: log, state: dir, belows: newBelows(s.member), partitions: s.partitions}
 	s.units = base.fresh()
 	if cfg.ISNS.Server != "" {
 		s.isns = isns.NewClient(cfg.ISNS.Server, log)

@@ -16,9 +16,10 @@ import (
 // belows holds the open stores of which other stores are parts, by medium. Closing the last part closes
 // the store, too.
 type belows struct {
-	mu   sync.Mutex // held while stores are opened, not while they are closed
-	open map[string]*shared
-	made []undoer // stores that the current call of openStore has opened; guarded by mu
+	mu     sync.Mutex // held while stores are opened, not while they are closed
+	open   map[string]*shared
+	made   []undoer // stores that the current call of openStore has opened; guarded by mu
+	member *member  // of the cluster; nil: there is none
 }
 
 // undoer is a store that can undo what its opening has changed on the medium, such as a new file. Undo is
@@ -35,7 +36,7 @@ func undo(made []undoer) (errs []error) {
 	return errs
 }
 
-func newBelows() *belows { return &belows{open: make(map[string]*shared)} }
+func newBelows(m *member) *belows { return &belows{open: make(map[string]*shared), member: m} }
 
 // shared is a store of which other stores are parts.
 type shared struct {
@@ -104,7 +105,7 @@ func (b *belows) openStore(c *config.Store, resized func(), log *slog.Logger) (s
 // stack is openStore with mu held. It opens the stores from the bottom up. A part of another store that is
 // configured without a size grows with that store.
 func (b *belows) stack(c *config.Store, resized func(), log *slog.Logger) (backend.Store, error) {
-	o := opening{resized: resized, log: log}
+	o := opening{resized: resized, log: log, member: b.member}
 	if c.On == nil {
 		s, err := opener(c, o)
 		if u, ok := s.(undoer); ok {

@@ -51,6 +51,7 @@ type openStore struct {
 	volume   *volume.Volume
 	made     []undoer        // stores whose opening has to be undone if the change is abandoned
 	shown    *registry.Shown // nil: it is no partition
+	mirror   *mirrored       // nil: it is none
 	serial   string          // of its logical units; empty: it is made of names
 }
 
@@ -127,7 +128,10 @@ func (u *units) openStore(c *config.Store, former []formerLUN) (*openStore, erro
 		return nil, abandon(store, made, fmt.Errorf("%s: the stores %q and %q are one, %s: show one of them by all LUNs that are to have these bytes", c.Pos, c.Name, other, identity))
 	}
 	cfg := u.volumeConfig(store, volumeName(medium(c), identity), c.ReadOnly, log)
-	if u.state != nil {
+	m, moves := store.(*mirrored)
+	if moves { // what this node keeps would be worth nothing on another one
+		cfg.Keeper, cfg.Journal = nil, nil
+	} else if u.state != nil {
 		for _, l := range former {
 			cfg.Former = append(cfg.Former, volume.Former{
 				State: u.state.File(l.serial), Journal: u.state.Journal(l.serial), Block: cmp.Or(l.block, max(512, store.Info().BlockSize)),
@@ -140,7 +144,10 @@ func (u *units) openStore(c *config.Store, former []formerLUN) (*openStore, erro
 	}
 	opened.Store(v)
 	v.SizeChanged()
-	return &openStore{name: c.Name, identity: identity, volume: v, made: made}, nil
+	if moves {
+		m.serve(v.Access())
+	}
+	return &openStore{name: c.Name, identity: identity, volume: v, made: made, mirror: m}, nil
 }
 
 // volumeConfig is what volumes have in common; name is that of their states.

@@ -28,6 +28,7 @@ type opening struct {
 	below   backend.Store // the store below, which the new store owns once it is open; nil: it stands on no other
 	resized func()        // called when the size of the store has changed by itself, from any goroutine
 	log     *slog.Logger
+	member  *member // of the cluster; nil: there is none
 }
 
 var storeTypes = map[config.StoreType]storeType{
@@ -38,6 +39,7 @@ var storeTypes = map[config.StoreType]storeType{
 	config.StoreGOTGT:    gotgtStore,
 	config.StoreSlice:    sliceStore,
 	config.StoreThrottle: throttleStore,
+	config.StoreMirror:   mirrorStore,
 }
 
 // opener is open, unless a test replaces it to get stores that misbehave.

@@ -201,13 +201,16 @@ func haStatus() *cobra.Command {
 	v := new(view)
 	cmd := &cobra.Command{
 		Use:   "status [--watch] [-o table|json]",
-		Short: "Show the nodes of the cluster as a running one knows them",
+		Short: "Show nodes and mirrors of the cluster as a running node knows them",
 		Long: `status asks the running node of this machine, over its management socket, who is in
 the cluster, who votes, and whom it hears. CONFIGURATION says whether a node has the
 same configuration as this one, and if not, which parts differ: the file should be the
 same on all nodes.
 
-If a majority of the voters is up, the cluster can agree on changes; one of them leads.`,
+If a majority of the voters is up, the cluster can agree on changes; one of them leads.
+
+Below the nodes are the mirrors of which this node has a copy. The primary serves a
+mirror, and knows how far the other copies are.`,
 		Example: `  target ha status
   target ha status --watch
   target ha status -o json | jq '.members[] | select(.up | not)'`,
@@ -260,7 +263,37 @@ func writeCluster(w io.Writer, c, _ *mgmt.Cluster) error {
 		m := &c.Members[i]
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", m.Name, dashed(m.Number), orDash(m.Address), memberState(m), votes(m), configurationText(c, m))
 	}
-	return t.Flush()
+	if err := t.Flush(); err != nil || len(c.Mirrors) == 0 {
+		return err
+	}
+	t = newTable(w)
+	fmt.Fprintln(t, "\nMIRROR\tSIZE\tPRIMARY\tTHIS NODE\tCOPIES\tLOG")
+	for i := range c.Mirrors {
+		m := &c.Mirrors[i]
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d %% of %s\n", m.Name, config.FormatSize(m.Size), orDash(m.Primary), m.Role, copiesText(m), 100*m.LogBytes/max(1, m.LogSize), config.FormatSize(m.LogSize))
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for i := range c.Mirrors {
+		if m := &c.Mirrors[i]; m.Trouble != "" {
+			fmt.Fprintf(w, "\nthis node takes no part in the mirror %s: %s\n", m.Name, m.Trouble)
+		}
+	}
+	return nil
+}
+
+// copiesText says how the copies of a mirror are.
+func copiesText(m *mgmt.Mirror) string {
+	var words []string
+	for _, c := range m.Copies {
+		text := c.Node + " " + string(c.State)
+		if c.Lacks > 0 {
+			text += fmt.Sprintf(" (%.1f MiB to go)", float64(c.Lacks)/(1<<20))
+		}
+		words = append(words, text)
+	}
+	return strings.Join(words, ", ")
 }
 
 func memberState(m *mgmt.Member) string {

@@ -25,6 +25,7 @@ type site struct {
 	t       *testing.T
 	dir     string
 	text    string
+	at      []string // addresses, in the order of the text
 	daemons map[string]*exec.Cmd
 	trouble string // of the node that until has asked last
 }
@@ -49,14 +50,18 @@ portals:
 management: {socket: s.sock}
 `
 
-func newSite(t *testing.T) *site {
-	s := &site{t: t, dir: t.TempDir(), text: siteText, daemons: map[string]*exec.Cmd{}}
+func newSite(t *testing.T) *site { return newSiteOf(t, siteText) }
+
+// newSiteOf puts addresses in the place of AT0 and so on.
+func newSiteOf(t *testing.T, text string) *site {
+	s := &site{t: t, dir: t.TempDir(), text: text, daemons: map[string]*exec.Cmd{}}
 	for i := range 5 {
 		at, release, err := targettest.Reserve(netip.MustParseAddr("127.0.0.1"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(release)
+		s.at = append(s.at, at.String())
 		s.text = strings.Replace(s.text, fmt.Sprint("AT", i), at.String(), 1)
 	}
 	for _, name := range []string{"a", "b", "w"} {
@@ -167,6 +172,17 @@ func (s *site) stop(name string) {
 // until follows target ha status until it shows what is wanted.
 func (s *site) until(name, what string, holds func(map[string]*mgmt.Member) bool) {
 	s.t.Helper()
+	s.untilCluster(name, what, func(c *mgmt.Cluster) bool {
+		members := map[string]*mgmt.Member{}
+		for i := range c.Members {
+			members[c.Members[i].Name] = &c.Members[i]
+		}
+		return holds(members)
+	})
+}
+
+func (s *site) untilCluster(name, what string, holds func(*mgmt.Cluster) bool) {
+	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), time.Minute)
 	defer cancel()
 	watch := s.command(s.asked(name, "ha", "status", "--watch", "--interval", "20ms", "-o", "json")...)
@@ -179,20 +195,17 @@ func (s *site) until(name, what string, holds func(map[string]*mgmt.Member) bool
 	}
 	defer func() { _ = watch.Process.Kill(); _ = watch.Wait() }()
 	defer context.AfterFunc(ctx, func() { _ = watch.Process.Kill() })()
-	var c mgmt.Cluster
+	var c, last mgmt.Cluster
 	for in := json.NewDecoder(out); ; {
 		c = mgmt.Cluster{}
 		if err := in.Decode(&c); err != nil {
-			s.t.Fatalf("%s: not yet: %s", name, what)
+			s.t.Fatalf("%s: not yet: %s: %+v", name, what, last)
 		}
 		s.trouble = c.Trouble
-		members := map[string]*mgmt.Member{}
-		for i := range c.Members {
-			members[c.Members[i].Name] = &c.Members[i]
-		}
-		if holds(members) {
+		if holds(&c) {
 			return
 		}
+		last = c
 	}
 }
 

@@ -105,7 +105,7 @@ var rules = []rule{
 	{pkg: "isns"},
 	{pkg: "mgmt"}, // whom it manages it knows by an interface of its own
 	{pkg: "server", may: []string{
-		"config", "mgmt", "isns", "ha/quorum", "transport/**", "iser", "iscsi", "iscsi/*", "scsi", "nvme", "nvmf", "partition", "partition/registry", "partition/service", "volume", "volume/access", "backend", "backend/**", "mem", "state", "internal/iostat", "internal/latency", "internal/loglimit", "internal/version",
+		"config", "mgmt", "isns", "ha/quorum", "ha/mirror", "ha/replica", "transport/**", "iser", "iscsi", "iscsi/*", "scsi", "nvme", "nvmf", "partition", "partition/registry", "partition/service", "volume", "volume/access", "backend", "backend/**", "mem", "state", "internal/iostat", "internal/latency", "internal/loglimit", "internal/version",
 	}},
 	{pkg: "endpoint", may: []string{"transport/rdma", "transport/rdma/*", "partition/wire", "internal/ring", "mem"}, not: []string{"net/http"}},
 	{pkg: "endpoint/endpointtest", may: []string{"endpoint", "transport/rdma", "transport/rdma/*", "partition", "partition/service", "volume", "backend", "mem"}}, // serves one to tests

@@ -264,6 +264,7 @@ func TestConfigurationKeys(t *testing.T) {
 		"stores: {s: {type: gotgt, plugin: file, path: x, zzzzzzzz: 1}}":                                         "stores, Stores of gotgt",
 		"stores: {s: {type: slice, on: t, zzzzzzzz: 1}}":                                                         "stores, Slices",
 		"stores: {s: {type: throttle, on: t, zzzzzzzz: 1}}":                                                      "stores, Throttles",
+		"stores: {s: {type: mirror, zzzzzzzz: 1}}":                                                               "stores, Mirrors",
 		"targets: [{zzzzzzzz: 1}]":                                                                               "targets",
 		"targets: [{luns: {0: {zzzzzzzz: 1}}}]":                                                                  "luns",
 		"targets: [{auth: {zzzzzzzz: 1}}]":                                                                       "auth",

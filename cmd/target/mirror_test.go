@@ -1,0 +1,399 @@
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"oneshot/initiator"
+	"oneshot/mgmt"
+)
+
+const mirrorText = `
+cluster:
+  name: lab
+  state: consensus
+  nodes:
+    a: {address: "AT0"}
+    b: {address: "AT1"}
+    w: {address: "AT2", witness: true}
+stores:
+  disk: {type: mirror, size: 16MiB, copies: {a: {type: file, path: disk.img}, b: {type: file, path: disk.img}}}
+targets:
+  - {iqn: "iqn.2026-11.example.oneshot:lab", luns: {0: disk}}
+portals:
+  - {node: a, listen: "AT3", group: 1}
+  - {node: b, listen: "AT4", group: 2}
+management: {socket: s.sock}
+`
+
+const mirrorSize = 16 << 20
+
+// newMirror makes a cluster with a mirror, and starts its nodes.
+func newMirror(t *testing.T) *site {
+	s := newSiteOf(t, mirrorText)
+	said := s.must(s.on("a", "ha", "init")...)
+	s.start("a")
+	for _, m := range regexp.MustCompile(`--node (\w) --token (\w+)\n`).FindAllStringSubmatch(said, -1) {
+		s.must(s.on(m[1], "ha", "join", "--token", m[2])...)
+		s.start(m[1])
+	}
+	s.until("a", "all vote", allUp)
+	return s
+}
+
+// multipath is a host that reaches a disk through two nodes. It sends what was not answered again, to the next node.
+type multipath struct {
+	t    *testing.T
+	ctx  context.Context
+	urls [2]initiator.URL
+
+	mu    sync.Mutex
+	at    int // the path in use; guarded by mu, as the rest
+	paths [2]*path
+	moves int
+}
+
+type path struct {
+	session *initiator.Session
+	lu      *initiator.LU
+}
+
+func newMultipath(ctx context.Context, s *site) *multipath {
+	m := &multipath{t: s.t, ctx: ctx}
+	for i := range m.urls {
+		u, err := initiator.ParseURL("iscsi://" + s.at[3+i] + "/iqn.2026-11.example.oneshot:lab/0")
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		m.urls[i] = u
+	}
+	s.t.Cleanup(func() {
+		for i := range m.paths {
+			m.drop(i, m.paths[i])
+		}
+	})
+	return m
+}
+
+// path returns the path in use, and logs in if that has to be.
+func (m *multipath) path() (int, *path, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.paths[m.at] != nil {
+		return m.at, m.paths[m.at], nil
+	}
+	ctx, cancel := context.WithTimeout(m.ctx, pathTime)
+	defer cancel()
+	session, err := initiator.Dial(ctx, m.urls[m.at], initiator.Options{})
+	if err != nil {
+		return m.at, nil, err
+	}
+	lu, err := session.LU(ctx, 0)
+	if err != nil {
+		_ = session.Close()
+		return m.at, nil, err
+	}
+	m.paths[m.at] = &path{session, lu}
+	return m.at, m.paths[m.at], nil
+}
+
+// pathTime is how long a node may take for a command before the host looks for another one. It is not how long it takes.
+const pathTime = 3 * time.Second
+
+// leave goes to the other path, unless somebody was faster.
+func (m *multipath) leave(at int, p *path, err error) {
+	m.mu.Lock()
+	if m.at == at {
+		m.at = 1 - at
+		m.moves++
+	}
+	ended := p != nil && m.paths[at] == p && !isStatus(err)
+	if ended {
+		m.paths[at] = nil
+	}
+	m.mu.Unlock()
+	if ended {
+		m.drop(at, p)
+	}
+}
+
+func (m *multipath) drop(_ int, p *path) {
+	if p != nil {
+		_ = p.session.Close()
+	}
+}
+
+func isStatus(err error) bool {
+	_, ok := errors.AsType[*initiator.StatusError](err)
+	return ok
+}
+
+// allowed says whether a node that does not serve the disk may answer so: with the access state, or with nothing at all.
+func allowed(err error) bool {
+	s, ok := errors.AsType[*initiator.StatusError](err)
+	return !ok || s.Status == initiator.StatusCheckCondition && s.Key == 2 && s.ASC == 4 && (s.ASCQ == 0x0a || s.ASCQ == 0x0b) ||
+		s.Key == 6 // a unit attention more than the initiator takes
+}
+
+// do runs a command until a node has done it. It reports false if the test ends before.
+func (m *multipath) do(prepare func(*initiator.LU) (*initiator.Command, error)) bool {
+	for m.ctx.Err() == nil {
+		at, p, err := m.path()
+		if err == nil {
+			var c *initiator.Command
+			if c, err = prepare(p.lu); err != nil {
+				m.t.Error(err)
+				return false
+			}
+			ctx, cancel := context.WithTimeout(m.ctx, pathTime)
+			err = p.session.Do(ctx, c)
+			cancel()
+			if err == nil {
+				return true
+			}
+		}
+		if !allowed(err) {
+			m.t.Errorf("node %d: %v", at, err)
+			return false
+		}
+		m.leave(at, p, err)
+		select {
+		case <-time.After(10 * time.Millisecond): // as a host does between attempts
+		case <-m.ctx.Done():
+		}
+	}
+	return false
+}
+
+const block = 4096
+
+func (m *multipath) write(no int, b []byte) bool {
+	return m.do(func(lu *initiator.LU) (*initiator.Command, error) {
+		c := &initiator.Command{Out: b}
+		return c, lu.Prepare(c, int64(no)*block)
+	})
+}
+
+func (m *multipath) read(no int, b []byte) bool {
+	return m.do(func(lu *initiator.LU) (*initiator.Command, error) {
+		c := &initiator.Command{In: b}
+		return c, lu.Prepare(c, int64(no)*block)
+	})
+}
+
+// load writes and reads blocks from several places at once, and knows what each block may hold: what was acknowledged
+// last, or what was sent since. Each block is one worker's.
+type load struct {
+	t      *testing.T
+	m      *multipath
+	wg     sync.WaitGroup
+	stop   atomic.Bool
+	writes atomic.Int64 // acknowledged
+	blocks [mirrorSize / block]struct{ acked, sent uint64 }
+	news   chan struct{} // has room for one: something was acknowledged
+}
+
+const workers = 8
+
+func newLoad(t *testing.T, m *multipath) *load {
+	l := &load{t: t, m: m, news: make(chan struct{}, 1)}
+	for w := range workers {
+		l.wg.Go(func() { l.work(w, rand.New(rand.NewPCG(uint64(w), 1))) })
+	}
+	return l
+}
+
+// fill makes the bytes of a block: its number and a counter, all over it.
+func fill(b []byte, no int, count uint64) {
+	for i := 0; i < len(b); i += 16 {
+		binary.BigEndian.PutUint64(b[i:], uint64(no))
+		binary.BigEndian.PutUint64(b[i+8:], count)
+	}
+}
+
+// check sees that a block has whole bytes of a write that it may have, and returns the counter.
+func (l *load) check(no int, b []byte) {
+	state := &l.blocks[no]
+	count := binary.BigEndian.Uint64(b[8:])
+	if count == 0 && state.acked == 0 && string(b) == string(make([]byte, block)) {
+		return
+	}
+	want := make([]byte, block)
+	fill(want, no, count)
+	if string(b) != string(want) || count < state.acked || count > state.sent {
+		l.t.Errorf("block %d has number %d and count %d, whole: %t; %d was acknowledged and %d sent", no, binary.BigEndian.Uint64(b), count, string(b) == string(want), state.acked, state.sent)
+		return
+	}
+	state.acked = count // what was read stays
+}
+
+func (l *load) work(w int, r *rand.Rand) {
+	b := make([]byte, block)
+	for !l.stop.Load() {
+		no := r.IntN(len(l.blocks)/workers)*workers + w
+		if r.IntN(4) == 0 {
+			if l.m.read(no, b) {
+				l.check(no, b)
+			}
+			continue
+		}
+		state := &l.blocks[no]
+		state.sent++
+		fill(b, no, state.sent)
+		if l.m.write(no, b) {
+			state.acked = state.sent
+			l.writes.Add(1)
+			select {
+			case l.news <- struct{}{}:
+			default:
+			}
+		}
+	}
+}
+
+// more waits until n further writes were acknowledged.
+func (l *load) more(n int64) {
+	l.t.Helper()
+	for until := l.writes.Load() + n; l.writes.Load() < until; {
+		select {
+		case <-l.news:
+		case <-l.m.ctx.Done():
+			l.t.Fatalf("%d of %d writes came through", n-(until-l.writes.Load()), n)
+		}
+	}
+}
+
+// end stops, and reads everything.
+func (l *load) end() {
+	l.t.Helper()
+	l.stop.Store(true)
+	l.wg.Wait()
+	b := make([]byte, block)
+	for no := range l.blocks {
+		if !l.m.read(no, b) {
+			l.t.Fatalf("block %d cannot be read", no)
+		}
+		l.check(no, b)
+	}
+}
+
+// inSync waits until both copies are in sync, as the primary says.
+func (s *site) inSync(primary string) {
+	s.t.Helper()
+	s.untilCluster(primary, "both copies are in sync", func(c *mgmt.Cluster) bool {
+		return len(c.Mirrors) == 1 && c.Mirrors[0].Primary == primary && c.Mirrors[0].Role == "primary" && copiesText(&c.Mirrors[0]) == "a in sync, b in sync"
+	})
+}
+
+// TestMirror: a disk on two nodes. The primary is killed under load, the host goes on at the other node with all that was
+// acknowledged; the former one returns, gets what it lacks, and takes over when the other one is killed.
+func TestMirror(t *testing.T) {
+	s := newMirror(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
+	s.inSync("a")
+	m := newMultipath(ctx, s)
+	l := newLoad(t, m)
+	l.more(200)
+	s.kill("a")
+	l.more(200)
+	s.start("a")
+	s.inSync("b")
+	l.more(200)
+	s.kill("b")
+	l.more(200)
+	s.start("b")
+	s.inSync("a")
+	l.end()
+	if m.moves < 2 {
+		t.Errorf("the host has changed its path %d times", m.moves)
+	}
+	s.stop("b")
+	s.stop("a") // which has to find out with w that b is gone
+	s.stop("w")
+	a, err := os.ReadFile(s.path("a", "disk.img"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(s.path("b", "disk.img"))
+	if err != nil || string(a) != string(b) || len(a) != mirrorSize {
+		t.Errorf("the copies differ, or have another size: %v", err)
+	}
+}
+
+// TestMirrorZombie: the primary is stopped for longer than its lease, and goes on when another node has taken over. What it
+// had on its way writes nothing, and it follows.
+func TestMirrorZombie(t *testing.T) {
+	s := newMirror(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
+	s.inSync("a")
+	l := newLoad(t, newMultipath(ctx, s))
+	l.more(200)
+	if err := s.daemons["a"].Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	l.more(500)
+	if err := s.daemons["a"].Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	s.inSync("b")
+	l.more(200)
+	l.end()
+	s.stop("b") // hands over
+	s.stop("a")
+	s.stop("w")
+}
+
+// TestMirrorMistakes: a mirror whose size, nodes, name or cluster is another one than it was is told, and not begun anew.
+func TestMirrorMistakes(t *testing.T) {
+	s := newMirror(t)
+	s.inSync("a")
+	s.stop("a") // b takes over
+	refuses := func(text string, pairs ...string) {
+		t.Helper()
+		s.write("a", strings.NewReplacer(pairs...).Replace(s.text))
+		s.fails(text, s.on("a", "serve")...)
+		s.write("a", s.text)
+	}
+	refuses("a mirror keeps its size", "16MiB", "32MiB")
+	refuses("the copy belongs to the mirror disk", "disk: {", "other: {", "0: disk", "0: other")
+	if err := os.RemoveAll(s.path("a", "consensus/mirrors")); err != nil {
+		t.Fatal(err)
+	}
+	s.start("a")
+	s.inSync("b")
+	for _, name := range []string{"a", "b", "w"} {
+		s.kill(name)
+	}
+	state := s.path("a", "consensus")
+	if err := os.Rename(filepath.Join(state, "mirrors"), s.path("a", "mirrors")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(state); err != nil {
+		t.Fatal(err)
+	}
+	s.must(s.on("a", "ha", "init")...)
+	if err := os.Rename(s.path("a", "mirrors"), filepath.Join(state, "mirrors")); err != nil {
+		t.Fatal(err)
+	}
+	s.start("a")
+	s.untilCluster("a", "the cluster does not know the mirror", func(c *mgmt.Cluster) bool {
+		return len(c.Mirrors) == 1 && strings.Contains(c.Mirrors[0].Trouble, "the cluster was made anew") && c.Mirrors[0].Role != "primary"
+	})
+	if table := s.must(s.asked("a", "ha", "status")...); !strings.Contains(table, "this node takes no part in the mirror disk: the copy is of a mirror") {
+		t.Errorf("%s", table)
+	}
+	s.stop("a")
+}

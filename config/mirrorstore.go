@@ -1,0 +1,252 @@
+package config
+
+import (
+	"fmt"
+	"slices"
+)
+
+var mirrorStore = storeType{
+	name: StoreMirror, read: (*decoder).mirrorStore,
+	details: func(s *Store) []string {
+		words := []string{string(s.Mirror.Cache)}
+		for i := range s.Mirror.Copies {
+			c := &s.Mirror.Copies[i]
+			words = append(words, fmt.Sprintf("copy on %s: %s", c.Node, c.path()))
+		}
+		return words
+	},
+}
+
+// MirrorStore is a store that has a copy on each of several nodes of the cluster. One of them serves it at a time.
+type MirrorStore struct {
+	Copies []Copy // in the order of the file: a new mirror begins with the bytes of the first one
+	Cache  CacheMode
+}
+
+// Copy is the copy of a mirror on one node.
+type Copy struct {
+	Node  string
+	Store Store // a file or a device, named as the mirror
+}
+
+// path returns the path of the copy's file or device.
+func (c *Copy) path() string {
+	if c.Store.File != nil {
+		return c.Store.File.Path
+	}
+	return c.Store.Device.Path
+}
+
+// Copy returns the copy on a node, or nil.
+func (m *MirrorStore) Copy(node string) *Store {
+	for i := range m.Copies {
+		if m.Copies[i].Node == node {
+			return &m.Copies[i].Store
+		}
+	}
+	return nil
+}
+
+// Nodes returns the names of the nodes with a copy, in the order of the file.
+func (m *MirrorStore) Nodes() []string {
+	names := make([]string, len(m.Copies))
+	for i := range m.Copies {
+		names[i] = m.Copies[i].Node
+	}
+	return names
+}
+
+const (
+	minCopies = 2
+	maxCopies = 5
+)
+
+// copyTypes are the stores that a copy can be: those of which a copy can tell that they are the ones of the last time.
+var copyTypes = []StoreType{StoreFile, StoreDevice}
+
+func (d *decoder) mirrorStore(o *object, s *Store) {
+	m := &MirrorStore{Cache: CacheWriteback}
+	s.Mirror = m
+	d.storeSize(o, s)
+	if !o.has("size") {
+		d.errorf(s.Pos, "the mirror %q has no size: add the one that all copies have, such as size: 100GiB", s.Name)
+	}
+	set(o.take("cache"), &m.Cache, "a cache mode", oneOf(CacheWriteback, CacheWritethrough))
+	if s.ReadOnly {
+		o.take("readonly").errorf("a mirror is written to by those who keep its copies equal: remove readonly, and give it to the LUN")
+	}
+	if s.Node != "" {
+		o.take("node").errorf("a mirror is on the nodes of its copies: remove node")
+	}
+	if s.Partitioned {
+		o.take("partitioned").errorf("a mirror cannot be divided into partitions: remove partitioned")
+	}
+	v := o.take("copies")
+	if !v.given() {
+		if !o.has("copies") {
+			d.errorf(s.Pos, "the mirror %q has no copies: add at least %d, such as copies: {a: {type: file, path: /srv/%s.img}, b: {type: file, path: /srv/%s.img}}", s.Name, minCopies, s.Name, s.Name)
+		}
+		return
+	}
+	list := d.object(v.node, "copies")
+	if list == nil {
+		return
+	}
+	for _, f := range list.fields {
+		if c, ok := d.mirrorCopy(list.take(f.key), s); ok {
+			m.Copies = append(m.Copies, c)
+		}
+	}
+	if n := len(list.fields); n < minCopies || n > maxCopies {
+		v.errorf("the mirror %q has %d copies, and it needs %d to %d: each on a node of its own", s.Name, n, minCopies, maxCopies)
+	}
+}
+
+// mirrorCopy reads one copy of the mirror s. ok is false if it is not known where it is.
+func (d *decoder) mirrorCopy(v value, s *Store) (c Copy, ok bool) {
+	c = Copy{Node: v.key, Store: Store{Name: s.Name, Pos: v.at}}
+	d.nodeUses = append(d.nodeUses, nodeUse{v.at, v.key, true})
+	if !v.given() {
+		return c, false
+	}
+	o := d.object(v.node, "a copy")
+	if o == nil {
+		return c, false
+	}
+	if !set(o.take("type"), &c.Store.Type, "a type of copies", oneOf(copyTypes...)) {
+		if !o.has("type") {
+			d.errorf(v.at, "the copy on %s has no type: add one; %s", c.Node, choices("", words(copyTypes)))
+		}
+		return c, false
+	}
+	o.what = fmt.Sprintf("a %s store", c.Store.Type)
+	if c.Store.Type == StoreFile {
+		d.fileStore(o, &c.Store)
+	} else {
+		d.deviceStore(o, &c.Store)
+	}
+	for _, key := range []string{"cache", "aging"} {
+		if o.has(key) {
+			o.take(key).errorf("when the bytes of a copy are durable is the mirror's to say: remove %s here; the mirror has cache", key)
+		}
+	}
+	switch {
+	case c.Store.Size == 0:
+		c.Store.Size = s.Size
+	case s.Size != 0 && c.Store.Size != s.Size:
+		o.take("size").errorf("the copy on %s has %d bytes and the mirror %q has %d: all copies are of one size, so remove this one", c.Node, c.Store.Size, s.Name, s.Size)
+	}
+	if c.Store.Type == StoreDevice {
+		c.Store.Size = 0 // all of it is opened; it may be larger than the mirror
+	}
+	o.done()
+	return c, true
+}
+
+// mirrorsIn returns the mirrors that a target shows.
+func mirrorsIn(c *Config, t *Target) (list []*Store) {
+	for i := range t.LUNs {
+		if s := c.Store(t.LUNs[i].Store); s != nil && s.Mirror != nil {
+			list = append(list, s)
+		}
+	}
+	return list
+}
+
+// checkMirrors checks how mirrors are shown: by targets that all nodes with a copy serve, each through portal groups of
+// its own.
+func (d *decoder) checkMirrors(c *Config) {
+	for i := range c.Stores {
+		s := &c.Stores[i]
+		if s.Mirror != nil && c.Cluster.Pos.Line == 0 {
+			d.errorf(s.Pos, "there is no cluster, whose nodes the mirror %q would have its copies on: add cluster: {name: …, state: …, nodes: …}", s.Name)
+		}
+		if s.On != nil && s.On.Mirror != nil {
+			d.errorf(d.stands[s.Name].pos, "the store %q is a mirror, and no other store stands on it: a mirror is shown as it is", s.On.Name)
+		}
+	}
+	if c.Cluster.Name == "" {
+		return
+	}
+	for i := range c.Targets {
+		t := &c.Targets[i]
+		mirrors := mirrorsIn(c, t)
+		if len(mirrors) == 0 {
+			continue
+		}
+		d.checkMirrorTarget(c, t, mirrors)
+		for j := range t.LUNs {
+			l := &t.LUNs[j]
+			s := c.Store(l.Store)
+			switch {
+			case s == nil || s.Mirror == nil:
+			case l.ALUA != ALUAImplicit:
+				d.errorf(l.Pos, "LUN %d shows the mirror %q, whose access states say which node serves it: remove alua: %s", l.Number, l.Store, l.ALUA)
+			case l.Removable:
+				d.errorf(l.Pos, "LUN %d shows the mirror %q, and the other node would not know that it was ejected: remove removable", l.Number, l.Store)
+			}
+		}
+	}
+	for _, sub := range c.Subsystems {
+		for _, n := range sub.Namespaces {
+			if s := c.Store(n.Store); s != nil && s.Mirror != nil {
+				d.errorf(n.Pos, "the store %q is a mirror, which targets can show, and subsystems not yet: show it by a LUN", n.Store)
+			}
+		}
+	}
+}
+
+func (d *decoder) checkMirrorTarget(c *Config, t *Target, mirrors []*Store) {
+	first := mirrors[0]
+	nodes := first.Mirror.Nodes()
+	if t.Node != "" {
+		d.errorf(t.Pos, "the target shows the mirror %q, so all nodes with a copy serve it: remove node: %s", first.Name, t.Node)
+	}
+	for i := range t.LUNs {
+		l := &t.LUNs[i]
+		s := c.Store(l.Store)
+		switch {
+		case s == nil:
+		case s.Mirror == nil:
+			d.errorf(l.Pos, "the target shows the mirror %q, which moves from node to node, and the store %q, which does not: give each a target of its own", first.Name, s.Name)
+		case !sameNames(s.Mirror.Nodes(), nodes):
+			d.errorf(l.Pos, "the mirrors %q and %q have copies on different nodes: give each a target of its own", first.Name, s.Name)
+		}
+	}
+	node := make(map[uint16]string) // that has a portal of the group
+	for i := range c.Portals {
+		p := &c.Portals[i]
+		if p.Serve != ServeLUNs || t.Groups != nil && !slices.Contains(t.Groups, p.Group) {
+			continue
+		}
+		at := nodes
+		if p.Node != "" {
+			at = []string{p.Node}
+		}
+		for _, n := range at {
+			if !slices.Contains(nodes, n) {
+				continue
+			}
+			if other := node[p.Group]; other != "" && other != n {
+				d.errorf(p.Pos, "initiators reach the mirror %q on the nodes %s and %s through the portal group %d, and tell nodes apart by groups: give the portals of each node another one, such as {node: %s, listen: …, group: %d}", first.Name, other, n, p.Group, n, p.Group+1)
+				return
+			}
+			node[p.Group] = n
+		}
+	}
+}
+
+func sameNames(a, b []string) bool {
+	a, b = slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b))
+	return slices.Equal(a, b)
+}
+
+// mirroredOn reports whether the node has a copy of everything that the target shows.
+func (c *Config) mirroredOn(node string, t *Target) bool {
+	for _, s := range mirrorsIn(c, t) {
+		if s.Mirror.Copy(node) == nil {
+			return false
+		}
+	}
+	return true
+}

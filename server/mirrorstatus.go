@@ -1,0 +1,80 @@
+package server
+
+import (
+	"cmp"
+	"slices"
+
+	"oneshot/ha/mirror"
+	"oneshot/ha/replica"
+	"oneshot/mgmt"
+)
+
+// mirrors returns the open mirrors, by name.
+func (s *Server) mirrors() (list []*mirrored) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, o := range s.units.stores {
+		if o.mirror != nil {
+			list = append(list, o.mirror)
+		}
+	}
+	slices.SortFunc(list, func(a, b *mirrored) int { return cmp.Compare(a.name, b.name) })
+	return list
+}
+
+// clusterStatus returns what this node knows of its cluster; nil: there is none.
+func (s *Server) clusterStatus() *mgmt.Cluster {
+	c := s.member.status()
+	if c == nil {
+		return nil
+	}
+	for _, m := range s.mirrors() {
+		if st, ok := m.Status(); ok {
+			c.Mirrors = append(c.Mirrors, m.describe(&st))
+		}
+	}
+	return c
+}
+
+var roleNames = map[replica.Role]string{
+	replica.Waiting: "waiting", replica.Follower: "follower", replica.Candidate: "taking over", replica.Primary: "primary",
+}
+
+// describe says it in the administrator's terms.
+func (s *mirrored) describe(st *mirror.Status) mgmt.Mirror {
+	m := mgmt.Mirror{
+		Name: s.name, Size: s.record.Size, Role: roleNames[st.Role], Term: st.View.Term, LogBytes: st.HeapUsed, LogSize: st.Heap, Records: st.Retained,
+		Waiting: st.Pending,
+	}
+	if st.View.Version > 0 {
+		m.Primary = s.nodeName(st.View.Primary)
+	}
+	if text := s.trouble.Load(); text != nil {
+		m.Trouble = *text
+	}
+	if st.Role == replica.Primary {
+		m.Unapplied, m.Unflushed = st.Last-st.Applied, st.Last-st.Durable
+	}
+	for i, name := range s.record.Copies {
+		id := replica.ID(i + 1)
+		m.Copies = append(m.Copies, s.copyStatus(st, id, name))
+	}
+	return m
+}
+
+// copyStatus says how a copy is. Only the primary knows how far one is that is brought level, and who is away.
+func (s *mirrored) copyStatus(st *mirror.Status, id replica.ID, name string) mgmt.Copy {
+	c := mgmt.Copy{Node: name, State: mgmt.CopyUnknown, Lacks: st.Lacks[id], Connected: id == s.self || st.Connected.Has(id)}
+	switch {
+	case st.View.Version == 0:
+	case st.View.InSync.Has(id):
+		c.State = mgmt.CopyInSync
+	case st.Role == replica.Primary && st.Fed.Has(id):
+		c.State = mgmt.CopyResync
+	case st.Role == replica.Primary && !c.Connected:
+		c.State = mgmt.CopyAway
+	default:
+		c.State = mgmt.CopyStale
+	}
+	return c
+}

@@ -1,0 +1,342 @@
+package server
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"oneshot/backend"
+	"oneshot/config"
+	"oneshot/ha/mirror"
+	"oneshot/ha/quorum"
+	"oneshot/ha/replica"
+	"oneshot/volume/access"
+)
+
+var mirrorStore = storeType{
+	open: func(c *config.Store, o opening) (backend.Store, error) { return opened(o.member.openMirror(c, o.log)) },
+}
+
+// mirrored is a mirror of which this node has a copy.
+//
+// What its copies have in common, a quorum.Store, is made once, by the node whose copy the mirror begins with. Each node
+// keeps it beside the metadata of its copy, so that it can start before a majority of the voters has.
+type mirrored struct {
+	*mirror.Mirror
+	name    string
+	record  *quorum.Store
+	dir     *quorum.Dir
+	self    replica.ID
+	groups  func() []config.NodeGroup // through which other nodes are reached
+	trouble atomic.Pointer[string]    // nil: none
+	ctx     context.Context
+	cancel  context.CancelFunc
+	wg      sync.WaitGroup // checks that end with cancel
+}
+
+var _ backend.Termed = (*mirrored)(nil)
+
+const (
+	mirrorsDir  = "mirrors" // in the directory of the cluster's state: a directory for each mirror, by name
+	recordFile  = "store"   // the record, the identity of the copy, and the CRC32C of both
+	recordNew   = "store.new"
+	firstRecord = 10 * time.Second // for the first start of a mirror on a node
+)
+
+func (m *member) openMirror(c *config.Store, log *slog.Logger) (*mirrored, error) {
+	path := filepath.Join(m.state, mirrorsDir, c.Name)
+	dir, err := quorum.OpenDir(path)
+	if err != nil {
+		return nil, err
+	}
+	s, err := m.openMirrorIn(c, dir, path, log)
+	if err != nil {
+		return nil, errors.Join(err, dir.Close())
+	}
+	return s, nil
+}
+
+func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, log *slog.Logger) (*mirrored, error) {
+	record, _, err := readRecord(dir)
+	isKnown := err == nil
+	switch {
+	case isKnown:
+		err = fits(record, c) // before the file takes another size
+	case errors.Is(err, fs.ErrNotExist):
+		err = nil
+	default:
+		err = fmt.Errorf("what this node knows of the mirror cannot be read: %w; to have its copy brought level by another node, remove %s", err, path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	own := c.Mirror.Copy(m.name)
+	openCopy := deviceStore.open
+	if own.Type == config.StoreFile {
+		openCopy = fileStore.open
+	}
+	store, err := openCopy(own, opening{resized: func() {}, log: log})
+	if err != nil {
+		return nil, err
+	}
+	fail := func(err error) (*mirrored, error) {
+		if u, ok := store.(undoer); ok {
+			err = errors.Join(append([]error{err}, undo([]undoer{u})...)...)
+		}
+		return nil, errors.Join(err, store.Close())
+	}
+	if !backend.IdentityOf(store).Lasts() {
+		return fail(errors.New("the copy has no name by which it is known after a restart: use a file on a local file system, or a device with a WWID, such as one of device-mapper or md"))
+	}
+	if !isKnown {
+		if record, err = m.recordOf(c, dir, store); err != nil {
+			return fail(err)
+		}
+	}
+	stream := fmt.Sprintf("mirror %s %x", c.Name, record.UUID)
+	listener, err := m.node.Listen(stream)
+	if err != nil {
+		return fail(err)
+	}
+	var nodes replica.Nodes
+	for i := range record.Copies {
+		nodes = nodes.With(replica.ID(i + 1))
+	}
+	self := replica.ID(slices.Index(record.Copies, m.name) + 1)
+	_, err = dir.ReadFile(mirror.MetadataFile)
+	isNew := errors.Is(err, fs.ErrNotExist)
+	core, err := mirror.Open(mirror.Options{
+		Name: c.Name, Node: self, Nodes: nodes, Size: record.Size, Found: self == 1 && isNew, Copy: store, FS: dir,
+		Views:    mirror.ConsensusOn(m.node, fmt.Sprintf("%s %x", c.Name, record.UUID)),
+		Listener: listener,
+		Dial: func(ctx context.Context, to replica.ID) (net.Conn, error) {
+			return m.node.Dial(ctx, record.Copies[to-1], stream)
+		},
+		Info: &backend.Info{
+			BlockSize: record.BlockSize, PhysicalBlockSize: record.PhysicalBlockSize,
+			DiscardGranularity: record.DiscardGranularity, OptimalIO: record.OptimalIO,
+		},
+		Tune: func(r *replica.Config) { r.Stores[0].Through = c.Mirror.Cache == config.CacheWritethrough },
+		Log:  log,
+	})
+	if err != nil {
+		return fail(errors.Join(err, listener.Close()))
+	}
+	s := &mirrored{Mirror: core, name: c.Name, record: record, dir: dir, self: self, groups: m.groups}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	if isKnown {
+		s.wg.Go(func() { s.confirm(m.node, path, log) })
+	}
+	return s, nil
+}
+
+// Close ends the life of the copy. Another node takes over at once, if one can.
+func (s *mirrored) Close() error {
+	s.cancel()
+	s.wg.Wait()
+	if s.Term() != 0 {
+		s.HandOver()
+	}
+	return errors.Join(s.Mirror.Close(), s.dir.Close())
+}
+
+// nodeName returns the name of a node of the mirror; empty: it has no such node.
+func (s *mirrored) nodeName(id replica.ID) string {
+	if id < 1 || int(id) > len(s.record.Copies) {
+		return ""
+	}
+	return s.record.Copies[id-1]
+}
+
+// serve says in the volume's table which node serves the volume, from now on and whenever that changes, until Close.
+func (s *mirrored) serve(t *access.Table) {
+	s.tell(t)
+	s.wg.Go(func() {
+		told := s.State()
+		for s.Await(s.ctx, func(now replica.State) bool { return rolesOf(now) != rolesOf(told) }) == nil {
+			told = s.State()
+			s.tell(t)
+		}
+	})
+}
+
+// rolesOf returns what of a state says who serves.
+func rolesOf(s replica.State) replica.State { return replica.State{Role: s.Role, View: s.View} }
+
+// tell says it once. Other nodes' target ports are told of to initiators, and refuse by themselves.
+func (s *mirrored) tell(t *access.Table) {
+	st := s.State()
+	primary := s.nodeName(st.View.Primary)
+	here := access.Transitioning
+	switch {
+	case st.Role == replica.Primary:
+		here = access.ActiveOptimized
+	case st.Role == replica.Follower && st.View.Primary != s.self:
+		here = access.Standby
+	}
+	var elsewhere []access.Group
+	for _, g := range s.groups() {
+		there := access.Group{ID: g.Group, State: access.Standby, Cause: access.ByTarget}
+		if g.Node == primary && here == access.Standby {
+			there.State = access.ActiveOptimized
+		}
+		if slices.Contains(s.record.Copies, g.Node) {
+			elsewhere = append(elsewhere, there)
+		}
+	}
+	t.Serve(here, elsewhere)
+}
+
+// recordOf asks consensus what the copies of a mirror have in common, and keeps it. The node of the first copy makes it.
+func (m *member) recordOf(c *config.Store, dir *quorum.Dir, copied backend.Store) (s *quorum.Store, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), firstRecord)
+	defer cancel()
+	key := quorum.Key{Kind: quorum.KindStore, Name: c.Name}
+	info, first := copied.Info(), c.Mirror.Copies[0].Node
+	identity := backend.IdentityOf(copied)
+	for s == nil {
+		r, err := m.node.Get(ctx, key)
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("the mirror %s is new to this node, and no majority of the voters has told of it: start more nodes of the cluster, and then this one", c.Name)
+		case r != nil && !r.Deleted:
+			if s, err = quorum.DecodeStore(r.Value); err != nil {
+				return nil, err
+			}
+		case first == m.name:
+			if err := m.isFree(c.Name, identity); err != nil {
+				return nil, err
+			}
+			made := &quorum.Store{
+				Size: c.Size, BlockSize: info.BlockSize, PhysicalBlockSize: info.PhysicalBlockSize,
+				DiscardGranularity: info.DiscardGranularity, OptimalIO: info.OptimalIO, Copies: c.Mirror.Nodes(),
+			}
+			_, _ = rand.Read(made.UUID[:]) // never fails
+			err := m.node.Update(ctx, key, func(old []byte) ([]byte, error) {
+				if old != nil {
+					return old, nil
+				}
+				return made.Encode(), nil
+			})
+			if err != nil {
+				return nil, fmt.Errorf("the mirror %s cannot be made: %w", c.Name, noMajority(err))
+			}
+		default:
+			select {
+			case <-ctx.Done():
+				return nil, fmt.Errorf("there is no mirror %s yet: start node %s, with whose copy it begins, and then this one", c.Name, first)
+			case <-time.After(recordAgain):
+			}
+		}
+	}
+	if err := fits(s, c); err != nil {
+		return nil, err
+	}
+	return s, writeRecord(dir, s, identity)
+}
+
+const recordAgain = 200 * time.Millisecond
+
+// fits compares what the copies have in common with the configuration.
+func fits(s *quorum.Store, c *config.Store) error {
+	switch {
+	case s.Size != c.Size:
+		return fmt.Errorf("the mirror has %s, and the configuration says %s: a mirror keeps its size", config.FormatSize(s.Size), config.FormatSize(c.Size))
+	case !slices.Equal(slices.Sorted(slices.Values(s.Copies)), slices.Sorted(slices.Values(c.Mirror.Nodes()))):
+		return fmt.Errorf("the mirror has copies on %v, and the configuration says %v: a mirror keeps its nodes; another machine can take the name of one (target ha replace)", s.Copies, c.Mirror.Nodes())
+	}
+	return nil
+}
+
+// isFree refuses to begin a mirror with the copy of another one: that copy may lack what others have.
+func (m *member) isFree(name string, identity backend.Identity) error {
+	list, err := os.ReadDir(filepath.Join(m.state, mirrorsDir))
+	if err != nil {
+		return err
+	}
+	for _, e := range list {
+		b, err := os.ReadFile(filepath.Join(m.state, mirrorsDir, e.Name(), recordFile))
+		if err != nil || e.Name() == name {
+			continue
+		}
+		if _, other, err := decodeRecord(b); err == nil && other == identity {
+			return fmt.Errorf("the copy belongs to the mirror %s: call the mirror so again; or, if this node has all of its bytes, remove %s to begin another mirror with them",
+				e.Name(), filepath.Join(m.state, mirrorsDir, e.Name()))
+		}
+	}
+	return nil
+}
+
+// confirm asks consensus whether it knows the mirror, which may have been of a former cluster.
+func (s *mirrored) confirm(node *quorum.Node, path string, log *slog.Logger) {
+	r, err := node.Get(s.ctx, quorum.Key{Kind: quorum.KindStore, Name: s.name})
+	if err != nil {
+		return // the store or the node ends
+	}
+	if r != nil && !r.Deleted {
+		if now, err := quorum.DecodeStore(r.Value); err == nil && now.UUID == s.record.UUID {
+			return
+		}
+	}
+	text := fmt.Sprintf("the copy is of a mirror %s that the cluster does not know: the cluster was made anew. If another node has newer bytes, begin with that one: name it first in copies. Then remove %s on each node that is in the same state", s.name, path)
+	s.trouble.Store(&text)
+	log.Error("this node takes no part in its mirror", "why", text)
+}
+
+func readRecord(dir *quorum.Dir) (*quorum.Store, backend.Identity, error) {
+	b, err := dir.ReadFile(recordFile)
+	if err != nil {
+		return nil, "", err
+	}
+	return decodeRecord(b)
+}
+
+// decodeRecord reads the length of the record (4 bytes, big-endian), the record, the identity and the checksum.
+func decodeRecord(b []byte) (*quorum.Store, backend.Identity, error) {
+	if len(b) < 8 || crc32.Checksum(b[:len(b)-4], castagnoli) != binary.BigEndian.Uint32(b[len(b)-4:]) {
+		return nil, "", errors.New("its checksum is wrong")
+	}
+	n := binary.BigEndian.Uint32(b)
+	b = b[4 : len(b)-4]
+	if uint64(n) > uint64(len(b)) {
+		return nil, "", errors.New("it ends in the middle")
+	}
+	s, err := quorum.DecodeStore(b[:n])
+	return s, backend.Identity(b[n:]), err
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+func writeRecord(dir *quorum.Dir, s *quorum.Store, identity backend.Identity) error {
+	value := s.Encode()
+	b := append(binary.BigEndian.AppendUint32(nil, uint32(len(value))), value...)
+	b = append(b, identity...)
+	b = binary.BigEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+	f, err := dir.Create(recordNew)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt(b, 0)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = dir.Rename(recordNew, recordFile)
+	}
+	if err == nil {
+		err = dir.SyncDir()
+	}
+	return err
+}
