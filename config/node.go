@@ -104,6 +104,8 @@ var wayToWrite = map[string]string{
 	"log":               "{level: debug}, for example",
 	"stores":            "{disk: {type: memory, size: 1GiB}}, for example",
 	"a store":           "{type: memory, size: 1GiB}, for example",
+	"copies":            "{a: {type: file, path: /srv/disk.img}, b: {type: file, path: /srv/disk.img}}, for example",
+	"a copy":            "{type: file, path: /srv/disk.img}, for example",
 	"partitions":        "{log: {size: 1GiB}}, for example",
 	"a partition":       "{size: 1GiB}, for example",
 	"access":            "{any: r}, for example",
