@@ -310,11 +310,11 @@ func TestConfigurationKeys(t *testing.T) {
 			}
 		}
 	}
-	full := example(t, root, "full.yaml") + example(t, root, "cluster.yaml")
+	full := example(t, root, "full.yaml") + example(t, root, "cluster.yaml") + example(t, root, "mirror.yaml")
 	for h, keys := range documented {
 		for _, k := range keys {
 			if !regexp.MustCompile(`(?m)(^|[ {])`+k+`: `).MatchString(full) && !regexp.MustCompile(`(?m)^ *(- )?`+k+`:$`).MatchString(full) {
-				t.Errorf("neither full.yaml nor cluster.yaml shows %q of %s", k, h)
+				t.Errorf("full.yaml, cluster.yaml and mirror.yaml do not show %q of %s", k, h)
 			}
 		}
 		if !used[h] && len(keys) > 0 {
