@@ -117,7 +117,7 @@ func address(nic, text string) error {
 		}
 		addrs, err := tellAddresses(nic)
 		if err == nil && !anyIPv4(addrs) { // dhclient ends with 0 all the same
-			err = fmt.Errorf("DHCP has given none: oneshot.ip=ADDRESS/LENGTH[,GATEWAY] sets one: %s", out)
+			err = fmt.Errorf("DHCP has given none; in a virtual machine it needs a source of random numbers, such as -cpu max of QEMU; oneshot.ip=ADDRESS/LENGTH[,GATEWAY] sets one: %s", out)
 		}
 		return err
 	}
