@@ -7,6 +7,7 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -151,16 +152,29 @@ func (d *daemon) watch() *witness {
 // witness is watch over an existing session.
 func (d *daemon) witness(s *initiator.Session) *witness {
 	d.t.Helper()
-	w := &witness{t: d.t, stop: make(chan struct{})}
-	w.more.L = &w.mu
-	var lus []*initiator.LU
+	var disks []disk
 	for lun := range 2 {
 		lu, err := s.LU(d.t.Context(), lun)
 		if err != nil {
 			d.t.Fatal(err)
 		}
-		lus = append(lus, lu)
+		disks = append(disks, lu)
 	}
+	return d.watchDisks(disks, s.Close)
+}
+
+// disk is what a witness uses.
+type disk interface {
+	Size() int64
+	io.ReaderAt
+	io.WriterAt
+}
+
+// watchDisks starts a witness on disks in turn, of a connection that end ends.
+func (d *daemon) watchDisks(disks []disk, end func() error) *witness {
+	d.t.Helper()
+	w := &witness{t: d.t, stop: make(chan struct{})}
+	w.more.L = &w.mu
 	w.done.Go(func() {
 		for i := 0; ; i++ {
 			select {
@@ -168,7 +182,7 @@ func (d *daemon) witness(s *initiator.Session) *witness {
 				return
 			default:
 			}
-			err := round(lus[i%2], i)
+			err := round(disks[i%len(disks)], i)
 			w.mu.Lock()
 			w.rounds, w.err = i+1, err
 			w.mu.Unlock()
@@ -184,7 +198,7 @@ func (d *daemon) witness(s *initiator.Session) *witness {
 		if w.err != nil {
 			d.t.Errorf("the witness, after %d rounds: %v", w.rounds, w.err)
 		}
-		if err := s.Close(); err != nil {
+		if err := end(); err != nil {
 			d.t.Error("the witness: ", err)
 		}
 	})
@@ -192,7 +206,7 @@ func (d *daemon) witness(s *initiator.Session) *witness {
 }
 
 // round writes random bytes, and reads them back.
-func round(lu *initiator.LU, i int) error {
+func round(lu disk, i int) error {
 	const n = 64 << 10
 	want, got := make([]byte, n), make([]byte, n)
 	_, _ = rand.Read(want)
