@@ -173,9 +173,10 @@ func (c *Core) Step(now time.Duration, e Event) []Action {
 	c.out = c.out[:0]
 	switch e := e.(type) {
 	case Tick:
-		// A node that was asleep has heard no beat, which says nothing about the primary.
-		if c.now-c.lastTick > c.cfg.Heartbeat {
-			c.lastBeat = c.now
+		// A node that was asleep has heard no beat, which says nothing about the primary: that time does not count. The
+		// rest does, or a node that is short of processor time would never stand.
+		if slept := c.now - c.lastTick - c.cfg.Heartbeat; slept > 0 {
+			c.lastBeat = min(c.lastBeat+slept, c.now)
 		}
 		c.lastTick = c.now
 	case Up:

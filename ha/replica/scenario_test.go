@@ -417,6 +417,23 @@ func TestLeaseOrPromise(t *testing.T) {
 	only(s, said[Promise](s.tell(2, Ask{Version: 1})))
 }
 
+// A node whose ticks are late has slept in between: that time says nothing about the primary, the rest does.
+func TestLateTicks(t *testing.T) {
+	s, _ := follows(t, 2, NodesOf(0, 1))
+	s.do(BeatFrom{From: 1, Beat: Beat{View: s.view}})
+	s.now += time.Minute
+	if s.do(Tick{}); s.role != Follower {
+		t.Errorf("stands for what it has slept: %v", s.Core)
+	}
+	for range 20 {
+		s.now += 2 * s.set.Heartbeat
+		s.do(Tick{})
+	}
+	if s.role != Candidate {
+		t.Errorf("never stands: %v", s.Core)
+	}
+}
+
 // Who has lost its memory gives no lease: it may know an old view only.
 func TestAmnesiacLease(t *testing.T) {
 	v := firstView(2)
