@@ -197,6 +197,14 @@ func (m *multipath) read(no int, b []byte) bool {
 	})
 }
 
+func (m *multipath) flush() bool {
+	return m.do(func(lu *initiator.LU) (*initiator.Command, error) {
+		c := &initiator.Command{}
+		lu.PrepareFlush(c)
+		return c, nil
+	})
+}
+
 // load writes and reads blocks from several places at once, and knows what each block may hold: what was acknowledged
 // last, or what was sent since. Each block is one worker's.
 type load struct {
@@ -345,6 +353,22 @@ func (s *site) loses(lose, back func(name string)) string {
 	return ""
 }
 
+// settle has everything on both disks, durably. A copy in sync may have it in memory only, which ends with the process.
+func (s *site) settle(m *multipath) {
+	s.t.Helper()
+	for done := false; !done; {
+		primary := s.level("a")
+		if !m.flush() {
+			s.t.Fatal("the disk cannot be flushed")
+		}
+		s.untilCluster(primary, "both disks have everything", func(c *mgmt.Cluster) bool {
+			m := &c.Mirrors[0]
+			done = copiesText(m) == "a in sync, b in sync" && m.Role == "primary" && m.Records == 0 && m.Unapplied == 0 && m.Unflushed == 0
+			return done || m.Role != "primary"
+		})
+	}
+}
+
 // stopAll ends all in good order, the primary behind the other node: it finds out with the witness that it is alone.
 func (s *site) stopAll() {
 	s.t.Helper()
@@ -376,6 +400,7 @@ func TestMirror(t *testing.T) {
 	if m.moves < 2 {
 		t.Errorf("the host has changed its path %d times", m.moves)
 	}
+	s.settle(m)
 	s.stopAll()
 	a, err := os.ReadFile(s.path("a", "disk.img"))
 	if err != nil {
