@@ -22,10 +22,9 @@ import (
 // Ring is an io_uring. Next, Submit and Withdraw are for one goroutine at a time, Reap is for
 // one goroutine at a time; the two sides may run at once.
 type Ring struct {
-	fd     uintptr
-	direct bool      // the file was opened with O_DIRECT
-	event  *os.File  // the kernel writes to it when there are completions; nobody reads it
-	maps   [2][]byte // rings, entries
+	fd    uintptr
+	event *os.File  // the kernel writes to it when there are completions; nobody reads it
+	maps  [2][]byte // rings, entries
 
 	stopped atomic.Bool
 
@@ -123,9 +122,8 @@ func open(ring, fd int, p *params) (*Ring, error) {
 	if err != nil {
 		return nil, errors.Join(err, unix.Munmap(rings), unix.Munmap(sqes))
 	}
-	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
 	return &Ring{
-		fd: uintptr(ring), direct: err == nil && flags&unix.O_DIRECT != 0, event: event, maps: [2][]byte{rings, sqes},
+		fd: uintptr(ring), event: event, maps: [2][]byte{rings, sqes},
 		sqHead: at(p.sq.head), sqTail: at(p.sq.tail), next: *at(p.sq.tail),
 		sqes:   unsafe.Slice((*SQE)(unsafe.Pointer(&sqes[0])), p.sqEntries),
 		cqHead: at(p.cq.head), cqTail: at(p.cq.tail), cqFlags: at(p.cq.flags),
@@ -176,7 +174,7 @@ func (r *Ring) Submit() error {
 		if left == 0 {
 			return nil
 		}
-		n, errno := r.enter(uintptr(left))
+		n, _, errno := unix.Syscall6(unix.SYS_IO_URING_ENTER, r.fd, uintptr(left), 0, 0, 0, 0)
 		switch {
 		case errno == unix.EINTR:
 		case errno != 0:
@@ -185,17 +183,6 @@ func (r *Ring) Submit() error {
 			return unix.EAGAIN
 		}
 	}
-}
-
-// enter hands entries to the kernel. A call that the runtime is told of wakes its monitor, which takes more processor time than
-// to submit a few operations that copy nothing.
-func (r *Ring) enter(entries uintptr) (n uintptr, errno unix.Errno) {
-	if r.direct {
-		n, _, errno = unix.RawSyscall6(unix.SYS_IO_URING_ENTER, r.fd, entries, 0, 0, 0, 0)
-	} else {
-		n, _, errno = unix.Syscall6(unix.SYS_IO_URING_ENTER, r.fd, entries, 0, 0, 0, 0)
-	}
-	return n, errno
 }
 
 // Withdraw takes back the entries that the kernel has not taken, and calls f with the
@@ -226,27 +213,16 @@ func (r *Ring) Reap(out []CQE) (n int, more bool) {
 // Wait returns when there are completions, or after some time, which is the same in all calls. It is for one
 // goroutine at a time. The kernel completes operations in the thread that has submitted them: if it is the one that
 // waits here, no other has to be woken. Meanwhile nothing calls ready of Serve, so the caller reaps afterwards.
-// For the first 50 µs other goroutines may not have this processor of the runtime.
 func (r *Ring) Wait(patience time.Duration) {
 	// What completes after the flag has gone, the poller hears of; all else stands in the queue by then. Both sides have a
 	// full barrier between writing and reading: here it is that of the atomic store.
 	atomic.StoreUint32(r.cqFlags, cqEventFDDisabled)
 	defer atomic.StoreUint32(r.cqFlags, 0)
+	r.patience = unix.NsecToTimespec(int64(patience))
 	r.wait.timeout = uint64(uintptr(unsafe.Pointer(&r.patience)))
-	short := min(patience, keepTime)
-	r.patience = unix.NsecToTimespec(int64(short))
-	// What it returns otherwise does not matter: whoever waits looks again.
-	_, _, errno := unix.RawSyscall6(unix.SYS_IO_URING_ENTER, r.fd, 0, 1, enterGetEvents|enterExtArg, uintptr(unsafe.Pointer(&r.wait)), unsafe.Sizeof(r.wait))
-	if errno != unix.ETIME || patience == short {
-		return
-	}
-	r.patience = unix.NsecToTimespec(int64(patience - short))
+	// What it returns does not matter: whoever waits looks again.
 	_, _, _ = unix.Syscall6(unix.SYS_IO_URING_ENTER, r.fd, 0, 1, enterGetEvents|enterExtArg, uintptr(unsafe.Pointer(&r.wait)), unsafe.Sizeof(r.wait))
 }
-
-// keepTime is how long who waits keeps his processor of the runtime, as if he computed: with many operations under way the next
-// ends sooner. Afterwards others may have it.
-const keepTime = 50 * time.Microsecond
 
 // Serve calls ready when completions have arrived since ready was last called, and returns
 // after Close. It may call it without need.

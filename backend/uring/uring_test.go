@@ -203,36 +203,6 @@ func TestWait(t *testing.T) {
 	}
 }
 
-// Who waits does not keep the only processor of the runtime: others run, without whom what he waits for would never come.
-func TestWaitLetsOthersRun(t *testing.T) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-	var pipe [2]int
-	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
-		t.Fatal(err)
-	}
-	r, err := New(pipe[0], 4)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := &client{t: t, r: r}
-	b := make([]byte, 1)
-	c.put(OpRead, 0, b, 1)
-	c.submit()
-	written := make(chan error, 1)
-	go func() {
-		_, err := unix.Write(pipe[1], []byte{1})
-		written <- err
-	}()
-	r.Wait(time.Hour)
-	var out [1]CQE
-	if n, _ := r.Reap(out[:]); n != 1 || out[0].Res != 1 {
-		t.Errorf("%d completions, %+v", n, out[0])
-	}
-	if err := errors.Join(<-written, r.Stop(), r.Close(), unix.Close(pipe[0]), unix.Close(pipe[1])); err != nil {
-		t.Error(err)
-	}
-}
-
 // While somebody is in Wait, what completes does not wake the poller; afterwards it does.
 func TestWaitIsQuiet(t *testing.T) {
 	var pipe [2]int
