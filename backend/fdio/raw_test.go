@@ -39,11 +39,14 @@ func TestReadsAreRaw(t *testing.T) {
 		trace.Stop()
 		return int(length)
 	}
-	if none, short := events(0), events(maxRaw); short-none > reads {
-		t.Errorf("%d reads add %d bytes to a trace", reads, short-none)
-	}
-	if none, long := events(0), events(maxRaw+512); long-none < 2*reads {
+	// What the rest of the process does adds to a trace, now and then: the shortest of some counts.
+	least := func(n int) int { return min(events(n), events(n), events(n)) }
+	none, short, long := least(0), least(maxRaw), least(maxRaw+512)
+	if long-none < 2*reads {
 		t.Errorf("%d long reads add only %d bytes to a trace", reads, long-none)
+	}
+	if short-none > (long-none)/4 {
+		t.Errorf("%d short reads add %d bytes to a trace, long ones %d", reads, short-none, long-none)
 	}
 }
 
