@@ -9,43 +9,26 @@ package main
 
 import (
 	"bufio"
-	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"log"
-	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"runtime"
-	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"oneshot/bench/harness"
 )
 
-const (
-	targetCore = 0
-	clientCore = 1
-)
-
-type options struct {
-	harness.Options
-	target, initiator string
-}
-
 func main() {
-	o := options{Options: harness.Options{Rounds: 5, Seconds: 1}}
-	flag.StringVar(&o.target, "target", "bin/target", "the target's `binary`")
-	flag.StringVar(&o.initiator, "initiator", "bin/initiator", "the initiator's `binary`")
-	harness.Main(&o.Options, func(ctx context.Context) error { return run(ctx, o) })
+	b := &bench{Pair: harness.Pair{Options: harness.Options{Rounds: 5, Seconds: 1}}}
+	b.Flags()
+	harness.Main(&b.Options, func(ctx context.Context) error {
+		return b.Run(func(dir string) error { return b.run(ctx, dir) })
+	})
 }
 
 const (
@@ -70,6 +53,8 @@ func points() (list []harness.Point) {
 
 // contender is a protocol.
 type contender struct{ name, url string }
+
+func (c contender) String() string { return c.name }
 
 const (
 	iscsi       = "iSCSI"
@@ -114,22 +99,11 @@ type result struct {
 
 // bench is a run.
 type bench struct {
-	options
-	processes []*exec.Cmd
-	daemon    int // its PID
+	harness.Pair
+	daemon int // its PID
 }
 
-func run(ctx context.Context, o options) (err error) {
-	if runtime.NumCPU() <= max(targetCore, clientCore) {
-		return fmt.Errorf("needs two cores, one for the target and one for the client; this machine has %d", runtime.NumCPU())
-	}
-	dir, err := os.MkdirTemp("", "oneshot-bench-")
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	b := &bench{options: o}
-	defer b.stop()
+func (b *bench) run(ctx context.Context, dir string) error {
 	if err := b.start(dir); err != nil {
 		return err
 	}
@@ -139,16 +113,15 @@ func run(ctx context.Context, o options) (err error) {
 			return err
 		}
 	}
-	results, err := harness.Each(&o.Options, points(), func(p harness.Point) (result, error) { return b.measure(ctx, p) })
+	results, err := harness.Each(&b.Options, points(), func(p harness.Point) (result, error) { return b.measure(ctx, p) })
 	if err != nil {
 		return err
 	}
-	return o.WriteReport(reportName, table(o, results), picture(results))
+	return b.WriteReport(reportName, table(b.Options, results), picture(results))
 }
 
-// start starts the daemon, and the loops that keep the cores from halting, because waking a halted core takes a time that depends
-// on the hypervisor.
-func (b *bench) start(dir string) error {
+// start starts the daemon.
+func (b *bench) start(dir string) (err error) {
 	config := filepath.Join(dir, "bench.yaml")
 	text := fmt.Sprintf(`log: {level: warn}
 limits: {memory_per_connection: 128MiB}
@@ -163,81 +136,23 @@ metrics: {listen: "%s"}
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		return err
 	}
-	if err := b.spawn("taskset", "-c", fmt.Sprint(targetCore), b.target, "serve", "--config", config); err != nil {
+	if b.daemon, err = b.Start(harness.TargetCore, b.Target, "serve", "--config", config); err != nil {
 		return err
 	}
-	b.daemon = b.processes[0].Process.Pid // taskset becomes the program that it starts
-	for _, core := range []int{targetCore, clientCore} {
-		if err := b.spawn("taskset", "-c", fmt.Sprint(core), "chrt", "--idle", "0", "sh", "-c", "while :; do :; done"); err != nil {
-			return err
-		}
-	}
-	return wait(metricsAt, nvmeAt, iscsiAt)
-}
-
-func (b *bench) spawn(args ...string) error {
-	c := exec.Command(args[0], args[1:]...)
-	c.Stderr = os.Stderr
-	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := c.Start(); err != nil {
-		return fmt.Errorf("%s: %w (run it in the root of the checkout, after `make build`)", args[3], err)
-	}
-	b.processes = append(b.processes, c)
-	return nil
-}
-
-func (b *bench) stop() {
-	for _, c := range b.processes {
-		_ = c.Process.Kill()
-		_ = c.Wait()
-	}
-}
-
-// wait waits until somebody listens at each address. Nobody tells when that is.
-func wait(addrs ...string) (err error) {
-	for _, addr := range addrs {
-		for range 200 {
-			var c net.Conn
-			if c, err = net.Dial("tcp", addr); err == nil {
-				_ = c.Close()
-				break
-			}
-			time.Sleep(20 * time.Millisecond)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return harness.Await("tcp", metricsAt, nvmeAt, iscsiAt)
 }
 
 // measure gives every contender its turn in every round.
 func (b *bench) measure(ctx context.Context, p harness.Point) (result, error) {
 	r := result{point: p}
-	var cs []contender
-	for _, c := range contenders {
-		if b.Only.MatchString(c.name) {
-			cs = append(cs, c)
-		}
-	}
-	samples, err := harness.Rounds(ctx, &b.Options, cs, func(c contender) (sample, error) {
-		s, err := b.once(ctx, p, c)
-		if err != nil {
-			return s, fmt.Errorf("%s, %s: %w", c.name, p, err)
-		}
-		return s, nil
-	})
-	if err != nil {
-		return r, err
-	}
-	for i, c := range cs {
-		s := samples[i]
-		slices.SortFunc(s, func(a, b sample) int { return cmp.Compare(a.IOPS, b.IOPS) })
-		w := row{c.name, s[len(s)/2], s[0].IOPS, s[len(s)-1].IOPS}
-		r.rows = append(r.rows, w)
-		log.Printf("%-34s %-22s %8.0f IOPS  p99 %6.0f µs  CPU %6.2f %6.2f µs  %.3f allocations", p, c.name, w.IOPS, w.P99, w.Initiator.CPU, w.targetCPU, w.allocs)
-	}
-	return r, nil
+	err := harness.Compare(ctx, &b.Options, p, contenders, func(c contender) (sample, error) { return b.once(ctx, p, c) },
+		func(s sample) float64 { return s.IOPS },
+		func(c contender, median sample, low, high float64) {
+			w := row{c.name, median, low, high}
+			r.rows = append(r.rows, w)
+			log.Printf("%-34s %-22s %8.0f IOPS  p99 %6.0f µs  CPU %6.2f %6.2f µs  %.3f allocations", p, c.name, w.IOPS, w.P99, w.Initiator.CPU, w.targetCPU, w.allocs)
+		})
+	return r, err
 }
 
 // once runs the client, and looks at the daemon before and after: connecting is in its figures, too.
@@ -272,18 +187,9 @@ func (b *bench) once(ctx context.Context, p harness.Point, c contender) (s sampl
 }
 
 func (b *bench) client(ctx context.Context, p harness.Point, c contender, duration string, random bool) (s sample, err error) {
-	args := []string{
-		"-c", fmt.Sprint(clientCore), b.initiator, "bench", "--json", "--duration", duration, "--warmup", "0s", fmt.Sprintf("--random=%t", random),
-		fmt.Sprintf("--write=%t", p.Write), "--depth", fmt.Sprint(p.Depth), "--size", fmt.Sprint(p.Size), "--sessions", fmt.Sprint(max(p.Sessions, 1)), c.url,
-	}
-	out, err := exec.CommandContext(ctx, "taskset", args...).Output()
-	if err != nil {
-		if exit, ok := errors.AsType[*exec.ExitError](err); ok {
-			err = errors.New(strings.TrimSpace(string(exit.Stderr)))
-		}
-		return s, err
-	}
-	return s, json.Unmarshal(out, &s)
+	err = b.Load(ctx, &s, "--duration", duration, "--warmup", "0s", fmt.Sprintf("--random=%t", random), fmt.Sprintf("--write=%t", p.Write),
+		"--depth", fmt.Sprint(p.Depth), "--size", fmt.Sprint(p.Size), "--sessions", fmt.Sprint(max(p.Sessions, 1)), c.url)
+	return s, err
 }
 
 // allocations asks the daemon how often it has allocated memory of its heap.

@@ -15,7 +15,7 @@ func TestReport(t *testing.T) {
 		w.Initiator.CPU, w.Initiator.Crossings = 3, 0.5
 		r.rows = append(r.rows, w)
 	}
-	text := table(options{Options: harness.Options{Rounds: 5, Seconds: 1}}, []result{r})
+	text := table(harness.Options{Rounds: 5, Seconds: 1}, []result{r})
 	for _, want := range []string{
 		"## 4 KiB read, depth 32, 4 sessions\n", "| iSCSI | 1000 | 900 – 5000 | 4 | 1.00 | 0 | 0 | 3.00 | 2.00 | 0.50 | 0.250 |",
 		"| NVMe/TCP | 2000 | 900 – 5000 | 8 | 2.00 |", "| NVMe/TCP, data digest | 4000 | 900 – 5000 | 16 | 1.33 |",

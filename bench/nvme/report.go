@@ -29,7 +29,7 @@ func ratio(r result, w row) string {
 	return harness.Ratio(w.IOPS, 0)
 }
 
-func table(o options, results []result) string {
+func table(o harness.Options, results []result) string {
 	var s strings.Builder
 	fmt.Fprintf(&s, `# NVMe/TCP beside iSCSI
 
@@ -41,7 +41,7 @@ Measured on %s: Linux %s, %s, %d cores kept from halting; target pinned to core 
 of %g s per contender and point, interleaved, medians.
 
 ![IOPS relative to iSCSI](%s)
-`, "`make bench-nvme`", diskText, harness.Today(), harness.Kernel(), runtime.Version(), runtime.NumCPU(), targetCore, clientCore, o.Rounds, o.Seconds, reportName+".svg")
+`, "`make bench-nvme`", diskText, harness.Today(), harness.Kernel(), runtime.Version(), runtime.NumCPU(), harness.TargetCore, harness.ClientCore, o.Rounds, o.Seconds, reportName+".svg")
 	for _, r := range results {
 		fmt.Fprintf(&s, "\n## %s\n\n| protocol | IOPS | lowest – highest | MB/s | × iSCSI | p50 µs | p99 µs | CPU µs client | target | system calls of the client | allocations of the target |\n", r.point)
 		s.WriteString("| --- |" + strings.Repeat(" ---: |", 10) + "\n")

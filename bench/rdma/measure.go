@@ -1,15 +1,10 @@
 package main
 
 import (
-	"cmp"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"log"
-	"os/exec"
 	"slices"
-	"strings"
 
 	"oneshot/bench/harness"
 )
@@ -33,6 +28,8 @@ type contender struct {
 	args []string
 	fits func(harness.Point) bool
 }
+
+func (c contender) String() string { return c.name }
 
 const immediate = 8 << 10 // the most bytes of data that a command carries with it
 
@@ -108,31 +105,16 @@ func (r result) row(name string) *row {
 // measure gives every contender its turn in every round.
 func (b *bench) measure(ctx context.Context, p harness.Point, all []contender) (result, error) {
 	r := result{point: p}
-	var cs []contender
-	for _, c := range all {
-		if c.fits(p) && b.Only.MatchString(c.name) {
-			cs = append(cs, c)
-		}
-	}
-	samples, err := harness.Rounds(ctx, &b.Options, cs, func(c contender) (sample, error) {
-		s, err := b.once(ctx, p, c)
-		if err != nil {
-			return s, fmt.Errorf("%s, %s: %w", c.name, p, err)
-		}
-		return s, nil
-	})
-	if err != nil {
-		return r, err
-	}
-	for i, c := range cs {
-		s := samples[i]
-		slices.SortFunc(s, func(a, b sample) int { return cmp.Compare(a.IOPS, b.IOPS) })
-		w := row{c.name, s[len(s)/2], s[0].IOPS, s[len(s)-1].IOPS}
-		r.rows = append(r.rows, w)
-		log.Printf("%-24s %-20s %8.0f IOPS  p99 %6.0f µs  crossings %5.2f %5.2f  CPU %6.2f %6.2f µs",
-			p, c.name, w.IOPS, w.P99, w.Initiator.Crossings, w.Target.Crossings, w.Initiator.CPU, w.Target.CPU)
-	}
-	return r, nil
+	fit := slices.DeleteFunc(slices.Clone(all), func(c contender) bool { return !c.fits(p) })
+	err := harness.Compare(ctx, &b.Options, p, fit, func(c contender) (sample, error) { return b.once(ctx, p, c) },
+		func(s sample) float64 { return s.IOPS },
+		func(c contender, median sample, low, high float64) {
+			w := row{c.name, median, low, high}
+			r.rows = append(r.rows, w)
+			log.Printf("%-24s %-20s %8.0f IOPS  p99 %6.0f µs  crossings %5.2f %5.2f  CPU %6.2f %6.2f µs",
+				p, c.name, w.IOPS, w.P99, w.Initiator.Crossings, w.Target.Crossings, w.Initiator.CPU, w.Target.CPU)
+		})
+	return r, err
 }
 
 func (b *bench) once(ctx context.Context, p harness.Point, c contender) (s sample, err error) {
@@ -144,18 +126,11 @@ func (b *bench) once(ctx context.Context, p harness.Point, c contender) (s sampl
 		url += "?data_digest=crc32c"
 	}
 	args := append([]string{
-		"-c", fmt.Sprint(clientCore), b.initiator, "bench", "--json", "--random", "--duration", fmt.Sprintf("%gs", b.Seconds),
-		"--warmup", "150ms", "--depth", fmt.Sprint(p.Depth), "--size", fmt.Sprint(p.Size),
+		"--random", "--duration", fmt.Sprintf("%gs", b.Seconds), "--warmup", "150ms", "--depth", fmt.Sprint(p.Depth), "--size", fmt.Sprint(p.Size),
 	}, c.args...)
 	if p.Write {
 		args = append(args, "--write")
 	}
-	out, err := exec.CommandContext(ctx, "taskset", append(args, url)...).Output()
-	if err != nil {
-		if exit, ok := errors.AsType[*exec.ExitError](err); ok {
-			err = errors.New(strings.TrimSpace(string(exit.Stderr)))
-		}
-		return s, err
-	}
-	return s, json.Unmarshal(out, &s)
+	err = b.Load(ctx, &s, append(args, url)...)
+	return s, err
 }

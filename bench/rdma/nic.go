@@ -28,9 +28,9 @@ func placements(dir string) []placement {
 	}
 	return []placement{
 		{"in the program", inProgram, nil},
-		{"card on the client's core", clientCore, at(clientCore)},
-		{"card on the target's core", targetCore, at(targetCore)},
-		{"card on the target's core, client polls", targetCore, at(targetCore, "--nic-poll", "50us")},
+		{"card on the client's core", harness.ClientCore, at(harness.ClientCore)},
+		{"card on the target's core", harness.TargetCore, at(harness.TargetCore)},
+		{"card on the target's core, client polls", harness.TargetCore, at(harness.TargetCore, "--nic-poll", "50us")},
 	}
 }
 
@@ -70,12 +70,12 @@ func nicPoints() (list []harness.Point) {
 
 // cards starts a card on each of the cores.
 func (b *bench) cards(dir string) error {
-	for _, core := range []int{clientCore, targetCore} {
+	for _, core := range []int{harness.ClientCore, harness.TargetCore} {
 		socket := cardSocket(dir, core)
-		if err := b.spawn("taskset", "-c", fmt.Sprint(core), b.target, "nic", "--socket", socket); err != nil {
+		if _, err := b.Start(core, b.Target, "nic", "--socket", socket); err != nil {
 			return err
 		}
-		if err := wait("unixpacket", socket); err != nil {
+		if err := harness.Await("unixpacket", socket); err != nil {
 			return err
 		}
 	}
@@ -84,11 +84,11 @@ func (b *bench) cards(dir string) error {
 
 const nicReportName = "nic"
 
-func writeNICReport(o options, results []result) error {
+func writeNICReport(o harness.Options, results []result) error {
 	return o.WriteReport(nicReportName, nicTable(o, results), nicPicture(results))
 }
 
-func nicTable(o options, results []result) string {
+func nicTable(o harness.Options, results []result) string {
 	var s strings.Builder
 	fmt.Fprintf(&s, `# What a hand-over to the RDMA device costs
 
@@ -108,7 +108,7 @@ of %g s per contender and point, interleaved, medians.
 
 ![one-shot relative to conventional](%s)
 `, "`make bench-nic`", diskText, "`target nic`", harness.Today(), harness.Kernel(), runtime.Version(),
-		runtime.NumCPU(), targetCore, clientCore, o.Rounds, o.Seconds, nicReportName+".svg")
+		runtime.NumCPU(), harness.TargetCore, harness.ClientCore, o.Rounds, o.Seconds, nicReportName+".svg")
 	for _, base := range []string{conventional, windowed} {
 		nicRatios(&s, results, base)
 	}

@@ -33,7 +33,7 @@ func TestReport(t *testing.T) {
 	for i, c := range contenders {
 		r.rows = append(r.rows, row{contender: c.name, sample: sample{IOPS: float64(1000 * (i + 1)), Initiator: end{Crossings: 10}}})
 	}
-	text := table(options{Options: harness.Options{Rounds: 3, Seconds: 1}}, []result{r})
+	text := table(harness.Options{Rounds: 3, Seconds: 1}, []result{r})
 	for _, want := range []string{
 		"## 4 KiB write, depth 1", "| conventional | 1000 |", "| 10.00 (10) |", "| one-shot | 5000 | 0 – 0 | 20 | 5.00 | 0.62 |", "| raw TCP, CRC32C | 9000 |",
 	} {
@@ -56,7 +56,7 @@ func TestNICReport(t *testing.T) {
 		}
 		r.rows = append(r.rows, row{contender: c.name, sample: x})
 	}
-	text := nicTable(options{Options: harness.Options{Rounds: 3, Seconds: 1}}, []result{r})
+	text := nicTable(harness.Options{Rounds: 3, Seconds: 1}, []result{r})
 	for _, want := range []string{
 		"| 4 KiB read, depth 32 | 3.00 (1.60, 4.00) | 1.50 (1.60, 4.00) |",
 		"## One-shot relative to window, reused\n", "| 4 KiB read, depth 32 | 1.50 (1.60, 4.00) | 1.20 (1.60, 4.00) |",

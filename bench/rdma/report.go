@@ -10,7 +10,7 @@ import (
 
 const reportName = "rdma"
 
-func writeReport(o options, results []result) error {
+func writeReport(o harness.Options, results []result) error {
 	return o.WriteReport(reportName, table(o, results), picture(results))
 }
 
@@ -26,7 +26,7 @@ func sourceTarget(write bool) int {
 	return 2
 }
 
-func table(o options, results []result) string {
+func table(o harness.Options, results []result) string {
 	var s strings.Builder
 	fmt.Fprintf(&s, `# The flows of RDMA side by side
 
@@ -51,7 +51,7 @@ of %g s per contender and point, interleaved, medians.
 
 ![IOPS relative to one-shot](%s)
 `, "`make bench-rdma`", diskText, immediate>>10, harness.Today(), harness.Kernel(), runtime.Version(),
-		runtime.NumCPU(), targetCore, clientCore, o.Rounds, o.Seconds, reportName+".svg")
+		runtime.NumCPU(), harness.TargetCore, harness.ClientCore, o.Rounds, o.Seconds, reportName+".svg")
 	for _, r := range results {
 		section(&s, r)
 	}

@@ -25,15 +25,6 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// knock connects to addr and ends the connection.
-func knock(network, addr string) error {
-	c, err := net.Dial(network, addr)
-	if err == nil {
-		_ = c.Close()
-	}
-	return err
-}
-
 // serveStream answers requests. The first word of a request is the size of the data, the second says
 // whether the data comes with the request.
 func serveStream() error {
@@ -91,7 +82,7 @@ func (b *bench) stream(p harness.Point) (s sample, err error) {
 	if err := unix.SchedGetaffinity(0, &all); err != nil {
 		return s, err
 	}
-	one.Set(clientCore)
+	one.Set(harness.ClientCore)
 	if err := unix.SchedSetaffinity(0, &one); err != nil {
 		return s, err
 	}
