@@ -56,18 +56,18 @@ conformance: ## run the tests of a libiscsi that is built in LIBISCSI=DIR
 
 blktests: ## run the nvme group of blktests in a virtual machine, from BLKTESTS=DIR; RUN=004 is one test
 	scripts/deps.sh -a $(DOWNLOADED) $(TEST_PACKAGES) gawk
-	BLKTESTS='$(abspath $(or $(BLKTESTS),$(error say where blktests is: BLKTESTS=DIR)))' $(GO) test -count=1 -timeout 0 -v -run '^TestBlktests$$/$(RUN)' ./test/blktests
+	BLKTESTS='$(abspath $(or $(BLKTESTS),$(error say where blktests is: BLKTESTS=DIR)))' $(GO) test -count=1 -tags blktests -timeout 0 -v -run '^TestBlktests$$/$(RUN)' ./test/blktests
 
 check: lint ## format, vet, lint, go.mod
 	@out=$$($(GOFUMPT) -l .) && test -z "$$out" || { echo "gofumpt would change:"; echo "$$out"; exit 1; }
 	$(GO) vet ./...
-	$(GO) vet -tags invariants ./...
+	$(GO) vet -tags invariants,blktests ./...
 	[ -z '$(TAGS)' ] || $(GO) vet -tags '$(TAGS),guest' ./transport/rdma/verbs ./cmd/target ./server
 	$(GO) mod tidy -diff
 
 lint: ## golangci-lint; the first time builds it
 	$(GOLANGCI_LINT) run ./...
-	[ -z '$(TAGS)' ] || $(GOLANGCI_LINT) run --build-tags '$(TAGS),guest,deb' ./...
+	[ -z '$(TAGS)' ] || $(GOLANGCI_LINT) run --build-tags '$(TAGS),guest,deb,blktests' ./...
 
 fuzz: ## run every fuzz target for FUZZTIME (30s)
 	GO='$(GO)' scripts/fuzz.sh $(FUZZTIME)

@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.." || exit 2
 go=${GO:-go}
 
 # The packages under test/ that talk to foreign programs get steps of their own.
-outside='/test/(blktests|conformance|integrity|wire|qemu|vm)(/|$)'
+outside='/test/(conformance|integrity|wire|qemu|vm)(/|$)'
 mapfile -t unit < <("$go" list ./... | grep -Ev "$outside")
 [ ${#unit[@]} -gt 0 ] || { echo "test.sh: go list finds no packages" >&2; exit 1; }
 

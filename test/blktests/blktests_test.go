@@ -1,7 +1,9 @@
+//go:build blktests
+
 // Package blktests runs the nvme group of blktests, the tests of Linux's block layer, against the daemon: in a virtual machine
 // whose kernel is Debian's, with the programs of this machine. scripts/blktests-target is what blktests asks for a target.
 //
-// BLKTESTS names the directory of blktests, as make blktests BLKTESTS=DIR does; without it nothing runs. A test that does not
+// It is built with the tag blktests alone. BLKTESTS names the directory of blktests, as make blktests BLKTESTS=DIR does. A test that does not
 // pass must be listed in exceptions.go with the reason, and a listed test that passes is an error, too, so that the
 // list stays true. One test:
 //
@@ -131,17 +133,13 @@ var verdictLine = regexp.MustCompile(`(?m)^nvme/\d+ .*\[(passed|failed|not run)\
 
 // TestBlktests runs every test of the group, one after the other.
 func TestBlktests(t *testing.T) {
-	dir := os.Getenv(envDir)
-	if dir == "" {
-		t.Skip("say where blktests is: make blktests BLKTESTS=DIR")
-	}
-	dir, err := filepath.Abs(dir)
+	dir, err := filepath.Abs(os.Getenv(envDir))
 	if err != nil {
 		t.Fatal(err)
 	}
 	names, err := filepath.Glob(filepath.Join(dir, "tests/nvme/[0-9][0-9][0-9]"))
 	if err != nil || len(names) == 0 {
-		t.Fatalf("%s has no tests/nvme", dir)
+		t.Fatalf("%s has no tests/nvme: say where blktests is, make blktests BLKTESTS=DIR", dir)
 	}
 	g := boot(t, dir)
 	for _, path := range names {

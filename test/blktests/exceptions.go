@@ -1,3 +1,5 @@
+//go:build blktests
+
 package blktests
 
 // exceptions are the tests that do not pass, and why.
