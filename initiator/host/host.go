@@ -241,7 +241,9 @@ func (c *Controller) start(ctx context.Context) error {
 		return nil
 	}
 	c.capsule = int(c.Info.IOCCSZ)*16 - nvme.SQELen
-	c.depth = min(c.opt.Depth, int(caps&0xffff))
+	if c.depth = min(c.opt.Depth, int(caps&0xffff)); c.depth == 0 {
+		return errors.New("the controller has queues of one entry (CAP.MQES 0), which the standard excludes: no command could be outstanding")
+	}
 	n := uint32(c.opt.Queues - 1)
 	set := &Command{Opcode: nvme.AdminSetFeatures, DWords: [6]uint32{uint32(nvme.FeatureQueues), n<<16 | n}}
 	if err := c.Admin(ctx, set); err != nil {
@@ -253,7 +255,16 @@ func (c *Controller) start(ctx context.Context) error {
 			return err
 		}
 	}
+	c.wg.Go(func() { c.endWith(admin) })
 	return nil
+}
+
+// endWith ends the I/O queues when the admin queue has ended: without it there is no controller (NVMe over Fabrics, Base 2.0 §3.3.2.1).
+func (c *Controller) endWith(admin *queue) {
+	<-admin.ended
+	for _, q := range c.queues[1:] {
+		q.fail(admin.cause())
+	}
 }
 
 // connect makes a queue, of which depth commands can be outstanding.
@@ -286,21 +297,35 @@ func (c *Controller) connect(ctx context.Context, qid uint16, depth int) (*queue
 	return q, nil
 }
 
-// keepAlive speaks up before the controller takes the host for lost.
+// keepAlive speaks up before the controller takes the host for lost, and takes the controller for lost when it does not answer within
+// the same time (NVMe Base 2.0 §3.9).
 func (c *Controller) keepAlive(admin *queue) {
 	if c.opt.KeepAlive < 0 {
 		return
 	}
-	t := time.NewTicker(c.opt.KeepAlive / 2)
+	const perTime = 2 // how often the host speaks up within the time
+	t := time.NewTicker(c.opt.KeepAlive / perTime)
 	defer t.Stop()
-	for {
+	answered := make(chan struct{}, 1)
+	x := &Command{Opcode: nvme.AdminKeepAlive, Done: func(*Command) { answered <- struct{}{} }}
+	for ticks := 0; ; { // since x was sent; 0: it is not under way
 		select {
 		case <-c.stop:
 			return
 		case <-admin.ended:
 			return
+		case <-answered:
+			ticks = 0
+			continue
 		case <-t.C:
-			admin.start(&Command{Opcode: nvme.AdminKeepAlive, Done: func(*Command) {}})
+		}
+		switch ticks++; ticks {
+		case 1:
+			admin.start(x)
+		case 1 + perTime:
+			if len(answered) == 0 {
+				admin.fail(fmt.Errorf("the controller has not answered a Keep Alive for %v", c.opt.KeepAlive))
+			}
 		}
 	}
 }

@@ -5,7 +5,9 @@ import (
 	"io"
 	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"oneshot/initiator/host"
 	"oneshot/nvme"
@@ -17,6 +19,8 @@ type fake struct {
 	t     *testing.T
 	io    func(c *wire, e nvme.SQE)
 	terms chan pdu.Fatal // of termination requests
+	mqes  uint32
+	alive func() bool // answers Keep Alive; nil: always
 }
 
 // wire is a connection of a fake.
@@ -32,7 +36,7 @@ func listen(t *testing.T, io func(*wire, nvme.SQE)) (string, *fake) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &fake{t: t, io: io, terms: make(chan pdu.Fatal, 8)}
+	f := &fake{t: t, io: io, terms: make(chan pdu.Fatal, 8), mqes: 127}
 	t.Cleanup(func() { _ = l.Close() })
 	go func() {
 		for {
@@ -119,12 +123,16 @@ func (f *fake) serve(w *wire) {
 		case e.Opcode() == nvme.Fabrics && e.FCType() == nvme.Connect:
 			qid, c.DW0 = nvme.ConnectCommand{SQE: e}.QID(), 1
 		case e.Opcode() == nvme.Fabrics && nvme.Property(e.DWord(11)) == nvme.PropCAP:
-			c.DW0 = 127
+			c.DW0 = f.mqes
 		case e.Opcode() == nvme.Fabrics && e.FCType() == nvme.PropertyGet:
 			c.DW0 = nvme.CSTSReady | nvme.CSTSShutdownDone
 		case qid != 0:
 			f.io(w, e)
 			continue
+		case e.Opcode() == nvme.AdminKeepAlive && f.alive != nil && !f.alive():
+			continue
+		case e.Opcode() == nvme.AdminSetFeatures:
+			c.DW0 = e.DWord(11) // as many queues as are asked for
 		case e.Opcode() == nvme.AdminIdentify && nvme.CNS(e.DWord(10)) == nvme.CNSController:
 			d := nvme.Controller{Type: nvme.IOController, IOCCSZ: (nvme.SQELen + 8192) / 16, NN: 1}
 			w.data(e.CID(), 0, d.AppendTo(nil), pdu.FlagLast)
@@ -216,6 +224,40 @@ func TestBrokenController(t *testing.T) {
 				t.Error("the controller is told nothing")
 			}
 		})
+	}
+}
+
+// A controller whose queues have room for nothing is refused, instead of being waited for.
+func TestNoDepth(t *testing.T) {
+	addr, f := listen(t, nil)
+	f.mqes = 0
+	if _, err := host.Dial(within(t), host.URL{Address: addr, Subsystem: nqn}, host.Options{}); err == nil || !strings.Contains(err.Error(), "CAP.MQES 0") {
+		t.Error(err)
+	}
+}
+
+// A controller that no longer answers Keep Alive is lost, and the commands of all queues end with that; at most one Keep Alive is
+// under way.
+func TestSilentController(t *testing.T) {
+	var asked atomic.Int64
+	addr, f := listen(t, func(*wire, nvme.SQE) {})
+	f.alive = func() bool { return asked.Add(1) < 3 }
+	c := dial(t, host.URL{Address: addr}, host.Options{KeepAlive: 20 * time.Millisecond, Queues: 2})
+	n, err := c.Namespace(within(t), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for queue := range 2 {
+		x := &host.Command{In: make([]byte, 4096)}
+		if err := n.Prepare(x, 0); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Do(within(t), queue, x); err == nil || !strings.Contains(err.Error(), "Keep Alive") {
+			t.Errorf("a command of queue %d ends with %v", queue, err)
+		}
+	}
+	if n := asked.Load(); n != 3 {
+		t.Errorf("%d Keep Alives were sent, the third of which was not answered", n)
 	}
 }
 

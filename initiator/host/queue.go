@@ -204,15 +204,27 @@ func (q *queue) alive() bool {
 	}
 }
 
-// close ends the connection, and returns when it has.
-func (q *queue) close() {
+// fail ends the connection, because of err if there is no reason yet.
+func (q *queue) fail(err error) {
 	q.Lock()
 	if q.err == nil {
-		q.err = errClosed
+		q.err = err
 	}
 	q.link.Terminate(true)
 	q.Unlock()
+}
+
+// close ends the connection, and returns when it has.
+func (q *queue) close() {
+	q.fail(errClosed)
 	<-q.ended
+}
+
+// cause is why the queue has ended.
+func (q *queue) cause() error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.err
 }
 
 // start sends commands.
