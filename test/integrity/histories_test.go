@@ -189,6 +189,24 @@ func TestModel(t *testing.T) {
 			m.finish(c, done)
 			read(m, false, nil)
 		}, ""},
+		{"a read that began before a write with FUA ended, while the medium loses bytes", func(m *model) {
+			m.volatile = true
+			start := m.look()
+			c := m.begin("WRITE", 0, 1, false)
+			c.fua = true
+			m.finish(c, done)
+			m.lose(true)
+			m.found(start, 0, make([]byte, sectorSize), false)
+		}, ""},
+		{"a read that began after a write with FUA ended, while the medium loses bytes", func(m *model) {
+			m.volatile = true
+			m.look()
+			c := m.begin("WRITE", 0, 1, false)
+			c.fua = true
+			m.finish(c, done)
+			m.lose(true)
+			read(m, false, nil)
+		}, "cannot be"},
 		{"old changes are forgotten and new ones kept", func(m *model) {
 			var last *change
 			for range 100 {

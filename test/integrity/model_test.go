@@ -170,15 +170,10 @@ func (m *model) lose(failed bool) {
 	defer m.mu.Unlock()
 	m.lostAt, m.failed = m.tick(), failed
 	m.pending = nil
+	oldest := m.oldest()
 	for i, cs := range m.sectors {
-		kept := cs[:0:0]
-		for _, e := range cs {
-			if !e.void && !superseded(cs, e, m.lostAt, true) {
-				kept = append(kept, e)
-			}
-		}
-		m.sectors[i] = kept
-		for _, e := range kept {
+		m.sectors[i] = remaining(cs, oldest, true)
+		for _, e := range m.sectors[i] {
 			if e.durable {
 				continue
 			}
@@ -291,22 +286,32 @@ func superseded(cs []*entry, c *entry, t int64, durably bool) bool {
 	return false
 }
 
+// oldest is when the oldest read under way began; now, if there is none. mu is held.
+func (m *model) oldest() int64 {
+	t := m.clock
+	for start := range m.reads {
+		t = min(t, start)
+	}
+	return t
+}
+
+// remaining returns the changes that a read which began at t or later may find.
+func remaining(cs []*entry, t int64, durably bool) []*entry {
+	kept := make([]*entry, 0, len(cs))
+	for _, c := range cs {
+		if !c.void && !superseded(cs, c, t, durably) {
+			kept = append(kept, c)
+		}
+	}
+	return kept
+}
+
 // prune forgets the changes that no read will find any more. mu is held.
 func (m *model) prune(cs []*entry) []*entry {
 	if len(cs) < 4 {
 		return cs
 	}
-	oldest := m.clock
-	for t := range m.reads {
-		oldest = min(oldest, t)
-	}
-	kept := make([]*entry, 0, len(cs))
-	for _, c := range cs {
-		if !c.void && !superseded(cs, c, oldest, m.volatile) {
-			kept = append(kept, c)
-		}
-	}
-	return kept
+	return remaining(cs, m.oldest(), m.volatile)
 }
 
 func (m *model) history(sector int) string {
