@@ -290,8 +290,11 @@ func (n *Node) meet(number uint64, name string) {
 	n.peers[number] = newPeer(n, number, name)
 }
 
-// change does a change, and waits for its end.
+// change does a change, and waits for its end. With a context that has ended it begins nothing.
 func (n *Node) change(ctx context.Context, begin func(c *Core) (uint64, error)) Result {
+	if err := ctx.Err(); err != nil {
+		return Result{Err: err}
+	}
 	end := make(chan Result, 1)
 	var count uint64
 	err := ErrUnknown
@@ -328,6 +331,9 @@ func (n *Node) Delete(ctx context.Context, k Key, version uint64) error {
 // Get returns the newest version of a record, nil if there never was one. It asks a majority; the record may be a
 // deleted one, whose version the next change names.
 func (n *Node) Get(ctx context.Context, k Key) (*Record, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	end := make(chan struct{})
 	var number uint64
 	err := context.Canceled
