@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"oneshot/partition/wire"
 	"oneshot/transport/rdma"
@@ -133,6 +134,8 @@ func (l *lister) ask(ctx context.Context, message []byte) (answer []byte, err er
 	if _, err := l.qp.Post([]rdma.Work{{Op: rdma.OpSend, Flags: rdma.Signaled, SGL: []rdma.SGE{out}}}); err != nil {
 		return nil, err
 	}
+	nudge := time.NewTicker(rdma.NudgeTime)
+	defer nudge.Stop()
 	var ended error
 	for {
 		var cs [4]rdma.Completion
@@ -157,8 +160,12 @@ func (l *lister) ask(ctx context.Context, message []byte) (answer []byte, err er
 		case <-l.event:
 		case err := <-l.gone:
 			ended = errors.Join(rdma.ErrDisconnected, err) // after a last look
+		case <-nudge.C:
+			if l.u.Scheme == Verbs {
+				rdma.Nudge(l.qp)
+			}
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return nil, fmt.Errorf("the service does not answer: %w", ctx.Err())
 		}
 	}
 }

@@ -256,7 +256,7 @@ func (l *link) ask(ctx context.Context, b []byte) ([]byte, error) {
 	if _, err := l.qp.Post([]rdma.Work{w}); err != nil {
 		return nil, err
 	}
-	t := time.NewTicker(nudgeTime)
+	t := time.NewTicker(rdma.NudgeTime)
 	defer t.Stop()
 	for {
 		select {
@@ -272,14 +272,10 @@ func (l *link) ask(ctx context.Context, b []byte) ([]byte, error) {
 	}
 }
 
-// nudgeTime is how long an answer may take before nudge is called.
-const nudgeTime = 300 * time.Millisecond
-
-// nudge sends what means nothing, over devices of the kernel. What comes to siw within milliseconds of its MPA Reply lies
-// unread there until something else comes.
+// nudge sees to it that a device of the kernel takes what was sent.
 func (l *link) nudge() {
 	if l.q.dev.static {
-		_, _ = l.qp.Post([]rdma.Work{{ID: idSend, Op: rdma.OpWrite, Flags: rdma.Signaled}})
+		rdma.Nudge(l.qp)
 	}
 }
 
