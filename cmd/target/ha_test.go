@@ -30,7 +30,8 @@ type site struct {
 	trouble string // of the node that until has asked last
 }
 
-const siteText = `
+// labText is what all clusters of these tests are made of.
+const labText = `
 cluster:
   name: lab
   state: consensus
@@ -38,6 +39,10 @@ cluster:
     a: {address: "AT0"}
     b: {address: "AT1"}
     w: {address: "AT2", witness: true}
+management: {socket: s.sock}
+`
+
+const siteText = `
 stores:
   disk-a: {node: a, type: memory, size: 1MiB}
   disk-b: {node: b, type: memory, size: 1MiB}
@@ -47,14 +52,13 @@ targets:
 portals:
   - {node: a, listen: "AT3"}
   - {node: b, listen: "AT4"}
-management: {socket: s.sock}
 `
 
 func newSite(t *testing.T) *site { return newSiteOf(t, siteText) }
 
-// newSiteOf puts addresses in the place of AT0 and so on.
+// newSiteOf makes one of labText and text, with addresses in the place of AT0 and so on.
 func newSiteOf(t *testing.T, text string) *site {
-	s := &site{t: t, dir: t.TempDir(), text: text, daemons: map[string]*exec.Cmd{}}
+	s := &site{t: t, dir: t.TempDir(), text: labText + text, daemons: map[string]*exec.Cmd{}}
 	for i := range 5 {
 		at, release, err := targettest.Reserve(netip.MustParseAddr("127.0.0.1"))
 		if err != nil {
@@ -68,6 +72,18 @@ func newSiteOf(t *testing.T, text string) *site {
 		s.write(name, s.text)
 	}
 	return s
+}
+
+// startAll makes the cluster, and starts its nodes.
+func (s *site) startAll() {
+	s.t.Helper()
+	said := s.must(s.on("a", "ha", "init")...)
+	s.start("a")
+	for _, m := range regexp.MustCompile(`--node (\w) --token (\w+)\n`).FindAllStringSubmatch(said, -1) {
+		s.must(s.on(m[1], "ha", "join", "--token", m[2])...)
+		s.start(m[1])
+	}
+	s.until("a", "all vote", allUp)
 }
 
 func (s *site) path(name, file string) string { return filepath.Join(s.dir, name, file) }
@@ -319,13 +335,7 @@ func TestCluster(t *testing.T) {
 // TestNoMajorityAnswers: a node alone says so when it is asked for what needs the others.
 func TestNoMajorityAnswers(t *testing.T) {
 	s := newSite(t)
-	said := s.must(s.on("a", "ha", "init")...)
-	s.start("a")
-	for _, m := range regexp.MustCompile(`--node (\w) --token (\w+)\n`).FindAllStringSubmatch(said, -1) {
-		s.must(s.on(m[1], "ha", "join", "--token", m[2])...)
-		s.start(m[1])
-	}
-	s.until("a", "all vote", allUp)
+	s.startAll()
 	s.kill("b")
 	s.kill("w")
 	s.fails("no majority of the voters has answered", s.asked("a", "ha", "token")...)

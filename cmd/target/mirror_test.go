@@ -12,7 +12,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -25,13 +24,6 @@ import (
 )
 
 const mirrorText = `
-cluster:
-  name: lab
-  state: consensus
-  nodes:
-    a: {address: "AT0"}
-    b: {address: "AT1"}
-    w: {address: "AT2", witness: true}
 stores:
   disk: {type: mirror, size: 16MiB, copies: {a: {type: file, path: disk.img}, b: {type: file, path: disk.img}}}
 targets:
@@ -39,7 +31,6 @@ targets:
 portals:
   - {node: a, listen: "AT3", group: 1}
   - {node: b, listen: "AT4", group: 2}
-management: {socket: s.sock}
 `
 
 const mirrorSize = 16 << 20
@@ -47,13 +38,7 @@ const mirrorSize = 16 << 20
 // newMirror makes a cluster with a mirror, and starts its nodes.
 func newMirror(t *testing.T) *site {
 	s := newSiteOf(t, mirrorText)
-	said := s.must(s.on("a", "ha", "init")...)
-	s.start("a")
-	for _, m := range regexp.MustCompile(`--node (\w) --token (\w+)\n`).FindAllStringSubmatch(said, -1) {
-		s.must(s.on(m[1], "ha", "join", "--token", m[2])...)
-		s.start(m[1])
-	}
-	s.until("a", "all vote", allUp)
+	s.startAll()
 	return s
 }
 
@@ -85,7 +70,7 @@ func newMultipath(ctx context.Context, s *site) *multipath {
 	}
 	s.t.Cleanup(func() {
 		for i := range m.paths {
-			m.drop(i, m.paths[i])
+			m.drop(m.paths[i])
 		}
 	})
 	return m
@@ -129,11 +114,11 @@ func (m *multipath) leave(at int, p *path, err error) {
 	}
 	m.mu.Unlock()
 	if ended {
-		m.drop(at, p)
+		m.drop(p)
 	}
 }
 
-func (m *multipath) drop(_ int, p *path) {
+func (m *multipath) drop(p *path) {
 	if p != nil {
 		_ = p.session.Close()
 	}
