@@ -108,6 +108,10 @@ func TestPowerCuts(t *testing.T) {
 	laps := uint64(0)
 	for h.life = range 20 {
 		disk.After = func(*backend.Op) { h.take(disk) }
+		disk.Durable = func(*backend.Op) error { // of a batch there may be any part
+			h.take(disk)
+			return nil
+		}
 		l, shut, err := open(t, disk, Options{Segment: testSegment})
 		must(t, err)
 		h.log.Store(l)

@@ -4,34 +4,28 @@ import (
 	"errors"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	"oneshot/backend"
 	"oneshot/backend/backendtest"
 )
 
-// cutAfter returns what a power cut leaves after the write of one batch with these records, before its flush:
-// what was durable, and those blocks of the write that keep says. The batch begins behind what l has.
+// cutAfter returns what a power cut leaves when one batch with these records is written, and not durable: what was
+// durable, and those blocks of the batch that keep says. The batch begins behind what l has.
 func cutAfter(t *testing.T, disk *backendtest.Disk, l *Log, keep []int, batch ...string) []byte {
 	t.Helper()
 	var image []byte
-	var off atomic.Int64
-	disk.Fault = func(op *backend.Op) error { // the writer's goroutine alone comes here
-		if op.Kind == backend.Flush && off.Load() >= 0 && image == nil {
+	disk.Durable = func(op *backend.Op) error { // the writer's goroutine alone comes here
+		if image == nil {
 			image = disk.Crash(nil, 0)
 			all := disk.Crash(nil, 1)
 			for _, k := range keep {
-				at := int(off.Load()) + k*testBlock
+				at := int(op.Off) + k*testBlock
 				copy(image[at:at+testBlock], all[at:])
 			}
 		}
-		if op.Kind == backend.Write {
-			off.Store(op.Off)
-		}
 		return nil
 	}
-	off.Store(-1)
 	l.mu.Lock() // so that all of them are one batch
 	var waits []Wait
 	for _, p := range batch {
@@ -46,7 +40,7 @@ func cutAfter(t *testing.T, disk *backendtest.Disk, l *Log, keep []int, batch ..
 	for _, w := range waits {
 		must(t, w.Wait())
 	}
-	disk.Fault = nil
+	disk.Durable = nil
 	if image == nil {
 		t.Fatal("there was no batch")
 	}
@@ -84,27 +78,20 @@ func TestLostMark(t *testing.T) {
 	mustAppend(t, l, []byte("first"))
 	must(t, l.Close())
 	l = mustOpen(t, disk, Options{})
-	var images [][]byte // what the first flush of a life leaves, without the first block that was written
-	var written []int64
-	disk.Fault = func(op *backend.Op) error {
-		switch op.Kind {
-		case backend.Write:
-			written = append(written, op.Off, op.Len)
-		case backend.Flush:
-			image, all := disk.Crash(nil, 0), disk.Crash(nil, 1)
-			for at := written[0] + testBlock; at < written[0]+written[1]; at += testBlock {
-				copy(image[at:at+testBlock], all[at:])
-			}
-			images = append(images, image)
-			written = nil
+	var images [][]byte // what power cuts leave before something is durable: all of it but its first block
+	disk.Durable = func(op *backend.Op) error {
+		image, all := disk.Crash(nil, 0), disk.Crash(nil, 1)
+		for at := op.Off + testBlock; at < op.Off+op.Len; at += testBlock {
+			copy(image[at:at+testBlock], all[at:])
 		}
+		images = append(images, image)
 		return nil
 	}
 	_, w := l.Append([]byte("lost"))
 	_, v := l.Append([]byte("stale"))
 	must(t, w.Wait())
 	must(t, v.Wait())
-	disk.Fault = nil
+	disk.Durable = nil
 	disk = backendtest.DiskOf(images[0], testBlock)
 	l = mustOpen(t, disk, Options{})
 	mustAppend(t, l, []byte("second"))
@@ -120,16 +107,11 @@ func TestKilled(t *testing.T) {
 	l := mustOpen(t, disk, Options{Segment: testSegment})
 	mustAppend(t, l, []byte("first"))
 	dead := errors.New("killed")
-	disk.Fault = func(op *backend.Op) error {
-		if op.Kind == backend.Flush {
-			return dead
-		}
-		return nil
-	}
+	disk.Durable = func(*backend.Op) error { return dead }
 	if _, w := l.Append([]byte("written")); !errors.Is(w.Wait(), dead) {
 		t.Fatal(w.Wait())
 	}
-	disk.Fault = nil
+	disk.Durable = nil
 	l = mustOpen(t, disk, Options{})
 	if got := records(t, l); !slices.Equal(got, []string{"first", "written"}) {
 		t.Fatalf("%q", got)

@@ -18,8 +18,8 @@
 //	partition │ segment 1 │ segment 2 │ … │ segment n │       a ring: then again from the start
 //	segment   │ header │ mark │ record │ record │ … │         each padded to the block
 //
-// One goroutine writes. It takes all that has been appended meanwhile, and posts it as one Write, which is
-// contiguous, and a flush with a fence; while these are under way more is appended for the next time. If several
+// One goroutine writes. It takes all that has been appended meanwhile, and posts it as one durable Write, which is
+// contiguous; while that is under way more is appended for the next time. If several
 // waited for a batch, they have their turn to append before the next one is taken. There is never more under way than
 // one batch, and everything before it is durable.
 //
@@ -58,7 +58,6 @@ const (
 	defaultSegment = 64 << 20
 	maxEntry       = 1 << 20 // of one, padded
 	batchSize      = 2 << 20 // of all that is written at a time
-	works          = 2       // posted at a time
 	maxTries       = 20      // of one batch, over connections that end
 	firstPause     = 10 * time.Millisecond
 	lastPause      = time.Second
@@ -127,9 +126,9 @@ type Log struct {
 	wg  sync.WaitGroup
 	ctx context.Context // of the writer
 	end context.CancelFunc
-	ws  [works]rdma.Work
+	ws  [1]rdma.Work
 	sgl [1]rdma.SGE
-	cs  [works]rdma.Completion
+	cs  [1]rdma.Completion
 	gen uint16 // generation of the last batch; 0: none
 }
 
