@@ -55,6 +55,8 @@ type Keeping struct {
 	Ping time.Duration
 	// Timeout is how long a connection and its login may take. 15 s.
 	Timeout time.Duration
+	// Wait is how long the first session is tried for, unless the target refuses it. 0: once.
+	Wait time.Duration
 	// Check, unless it is nil, looks at each session before commands are sent. If it returns an error,
 	// because it is another disk, say, the session is closed and the next one is tried.
 	Check func(ctx context.Context, s *Session) error
@@ -95,7 +97,7 @@ func DialLasting(ctx context.Context, u URL, o Options, k Keeping) (*Lasting, er
 		url: u, opt: o, keep: k, log: o.Logger, over: make(chan struct{}), memories: make(map[*Memory]func() rdma.Region),
 	}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
-	s, err := l.dial(ctx)
+	s, err := l.first(ctx)
 	if err != nil {
 		l.cancel()
 		return nil, err
@@ -103,6 +105,40 @@ func DialLasting(ctx context.Context, u URL, o Options, k Keeping) (*Lasting, er
 	l.resume(s)
 	go l.run(s)
 	return l, nil
+}
+
+// first begins the first session. A target may come later than who uses it, after a power cut of both, say.
+func (l *Lasting) first(ctx context.Context) (*Session, error) {
+	enough := time.After(l.keep.Wait)
+	said := ""
+	for pause := redialMin; ; pause = min(2*pause, redialMax) {
+		s, err := l.dial(ctx)
+		if err == nil || l.keep.Wait <= 0 || refused(err) {
+			return s, err
+		}
+		l.tell(err, &said)
+		select {
+		case <-enough:
+			return nil, err
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(pause):
+		}
+	}
+}
+
+// refused reports whether a target answers that it does not let us in (RFC 7143 §11.13.5: an error of the initiator's).
+func refused(err error) bool {
+	e, ok := errors.AsType[*LoginError](err)
+	return ok && e.Status.Class() == pdu.LoginInitiatorError.Class()
+}
+
+// tell logs why there is no session, unless that was the last that was said.
+func (l *Lasting) tell(err error, said *string) {
+	if text := err.Error(); text != *said {
+		l.log.Warn("no session yet", "target", l.url.String(), "reason", text)
+		*said = text
+	}
 }
 
 // dial begins a session that can be used.
@@ -209,9 +245,8 @@ func (l *Lasting) again(reason error) *Session {
 			l.log.Warn("session is back", "target", l.url.String(), "after", time.Since(lost).Round(time.Millisecond))
 			return s
 		}
-		if text := err.Error(); text != said && l.ctx.Err() == nil {
-			l.log.Warn("no session yet", "target", l.url.String(), "reason", text)
-			said = text
+		if l.ctx.Err() == nil {
+			l.tell(err, &said)
 		}
 		select {
 		case <-l.ctx.Done():

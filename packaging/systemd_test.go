@@ -62,9 +62,14 @@ func (s *system) run(command string) string {
 	s.t.Helper()
 	out, exit := s.try(command)
 	if exit != 0 {
-		journal, _ := s.try("journalctl --no-pager -u oneshot -n 60")
-		s.t.Fatalf("%s: exit %d\n%s\n%s", command, exit, out, journal)
+		s.t.Fatalf("%s: exit %d\n%s\n%s", command, exit, out, s.journal())
 	}
+	return out
+}
+
+// journal returns what the services have said last.
+func (s *system) journal() string {
+	out, _ := s.try("journalctl --no-pager -u 'oneshot*' -n 60")
 	return out
 }
 
@@ -97,8 +102,7 @@ func (s *system) until(command, want string) {
 			return
 		}
 		if time.Now().After(deadline) {
-			journal, _ := s.try("journalctl --no-pager -u oneshot -n 60")
-			s.t.Fatalf("%s says %q, not %q\n%s", command, out, want, journal)
+			s.t.Fatalf("%s says %q, not %q\n%s", command, out, want, s.journal())
 		}
 	}
 }
@@ -106,7 +110,7 @@ func (s *system) until(command, want string) {
 // TestSystemd tests the package from its installation to its purge. Meanwhile a writer on the host goes on in
 // spite of everything that interrupts the daemon, and reads back what it wrote.
 func TestSystemd(t *testing.T) {
-	s := boot(t)
+	s := prepare(t).boot(t)
 	s.until("systemctl is-system-running | grep -v -e starting -e initializing", "running")
 	t.Log("the system is up")
 	s.run("dpkg -i /root/oneshot_1.0_*.deb")
@@ -195,8 +199,14 @@ portals:
 state: /var/lib/oneshot/state
 management: {socket: /run/oneshot/target.sock}`
 
-// boot makes the system, with both packages and the files that the test needs, and starts it.
-func boot(t *testing.T) *system {
+// disk is what a system boots from, and keeps.
+type disk struct {
+	image  string
+	kernel machine.Image
+}
+
+// prepare makes the disk of a system, with both packages and the files that the tests need.
+func prepare(t *testing.T) *disk {
 	t.Helper()
 	cache, err := machine.CacheDir()
 	if err != nil {
@@ -217,13 +227,18 @@ func boot(t *testing.T) *system {
 	if len(kernels) != 1 {
 		t.Fatalf("the system has %d kernels", len(kernels))
 	}
-	initrd := strings.Replace(kernels[0], "vmlinuz-", "initrd.img-", 1)
+	return &disk{image, machine.Image{Kernel: kernels[0], Initramfs: strings.Replace(kernels[0], "vmlinuz-", "initrd.img-", 1)}}
+}
+
+// boot starts the system.
+func (d *disk) boot(t *testing.T) *system {
+	t.Helper()
 	socket, err := os.MkdirTemp("", "deb") // whose path has to be short
 	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(socket) })
-	m, err := machine.Boot(&machine.Image{Kernel: kernels[0], Initramfs: initrd}, socket,
+	m, err := machine.Boot(&d.kernel, socket,
 		"-append", machine.KernelArguments("root=/dev/vda", "rw"),
-		"-drive", "file="+image+",if=virtio,format=raw,cache=unsafe",
+		"-drive", "file="+d.image+",if=virtio,format=raw,cache=unsafe",
 		"-netdev", "user,id=forward,net=10.0.3.0/24,hostfwd=tcp:"+forward+"-"+address+":3260", "-device", "virtio-net-pci,netdev=forward")
 	must(t, err)
 	t.Cleanup(m.Stop)
@@ -263,8 +278,14 @@ func put(t *testing.T, root string) {
 	}
 	wants := filepath.Join(root, "etc/systemd/system/multi-user.target.wants")
 	must(t, os.MkdirAll(wants, 0o755))
-	for link, unit := range map[string]string{"guest.service": "/etc/systemd/system/guest.service", "systemd-networkd.service": "/lib/systemd/system/systemd-networkd.service"} {
-		if err := os.Symlink(unit, filepath.Join(wants, link)); err != nil && !os.IsExist(err) {
+	online := filepath.Join(root, "etc/systemd/system/network-online.target.wants")
+	must(t, os.MkdirAll(online, 0o755))
+	for link, unit := range map[string]string{
+		filepath.Join(wants, "guest.service"):                         "/etc/systemd/system/guest.service",
+		filepath.Join(wants, "systemd-networkd.service"):              "/lib/systemd/system/systemd-networkd.service",
+		filepath.Join(online, "systemd-networkd-wait-online.service"): "/lib/systemd/system/systemd-networkd-wait-online.service",
+	} {
+		if err := os.Symlink(unit, link); err != nil && !os.IsExist(err) {
 			t.Fatal(err)
 		}
 	}

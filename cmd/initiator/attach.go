@@ -49,6 +49,7 @@ SIGTERM and SIGINT detach the device if nobody uses it, and leave it otherwise.`
 	p.BoolVar(&o.ReadOnly, "read-only", false, "nobody can write to the device")
 	p.DurationVar(&o.Ping, "ping", 5*time.Second, "`TIME` between two looks whether the target answers and how large the disk is, and how long an answer may take")
 	p.DurationVar(&o.DeadTime, "dead-time", time.Minute, "`TIME` that requests wait for a target that is away before they fail")
+	p.DurationVar(&o.Wait, "wait", 0, "`TIME` to try for, if the target cannot be reached at the start; 0: once")
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		if o.URL, err = fl.url(args[0]); err != nil {
 			return err
@@ -67,6 +68,9 @@ SIGTERM and SIGINT detach the device if nobody uses it, and leave it otherwise.`
 		if o.Ping < time.Second {
 			return &usageError{fmt.Errorf("--ping %v: 1s is the least", o.Ping)}
 		}
+		if o.Wait < 0 {
+			return &usageError{fmt.Errorf("--wait %v: 0s is the least", o.Wait)}
+		}
 		o.Probe = o.Ping
 		if o.Initiator, err = fl.options(c, o.URL); err != nil {
 			return err
@@ -82,7 +86,7 @@ SIGTERM and SIGINT detach the device if nobody uses it, and leave it otherwise.`
 
 // attach serves a device until it is detached or a signal comes.
 func (fl *flags) attach(c *cobra.Command, o nbd.Options) error {
-	ctx, cancel := context.WithTimeout(c.Context(), fl.timeout)
+	ctx, cancel := context.WithTimeout(c.Context(), fl.timeout+o.Wait)
 	a, err := nbd.Attach(ctx, o)
 	cancel()
 	if err != nil {

@@ -32,8 +32,9 @@ type Options struct {
 	DeadTime time.Duration
 	// Probe is the time between two looks at the size of the disk: 5 s.
 	Probe time.Duration
-	// Ping is that of initiator.Keeping.
+	// Ping and Wait are those of initiator.Keeping.
 	Ping   time.Duration
+	Wait   time.Duration
 	Kernel Kernel // Netlink
 	Log    *slog.Logger
 
@@ -172,7 +173,7 @@ func (a *Attachment) logIn(ctx context.Context) error {
 		o := a.opt.Initiator
 		o.ISID = nth(a.back.isid, i)
 		o.Logger = a.log
-		k := initiator.Keeping{DeadTime: a.opt.DeadTime, Ping: a.opt.Ping, Check: a.check}
+		k := initiator.Keeping{DeadTime: a.opt.DeadTime, Ping: a.opt.Ping, Wait: a.opt.Wait, Check: a.check}
 		o.Delivered = a.deliver(i)
 		l, err := initiator.DialLasting(ctx, a.opt.URL, o, k)
 		if err != nil {
