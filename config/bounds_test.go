@@ -66,6 +66,7 @@ func TestKeysAreBounded(t *testing.T) {
 		"around others":     {lines(maxKeys/2, half) + "\nl:\n  - x: 1\n    y:\n     z: 1\n" + lines(maxKeys/2, "z"+half), "16389:1"},
 		"in a list":         {text: "l:\n" + lines(maxKeys/2, "  - a: %d\n    b: 1\n    c: 1")},
 		"of mappings":       {text: lines(maxKeys/2, "k%d:\n  a: 1\n  b: 1\n  c: 1")},
+		"two large ones":    {"a:\n" + lines(maxKeys, "  k%d: 1") + "\nb:\n" + lines(maxKeys, "  k%d: 1"), "32771:3"},
 		"in braces":         {text: "{" + numbered(maxKeys+1, "k%d: 1") + "}"},
 	} {
 		d := newDecoder("keys.yaml", []byte(c.text), fakeSecrets{})

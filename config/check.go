@@ -1,6 +1,8 @@
 package config
 
 import (
+	"fmt"
+	"net/netip"
 	"path/filepath"
 	"slices"
 )
@@ -8,7 +10,12 @@ import (
 // Discovery configures discovery sessions, which belong to no target.
 type Discovery struct {
 	Auth Auth
+	// Referrals are discovery services of NVMe over TCP elsewhere, of which hosts of NVMe are told.
+	Referrals []netip.AddrPort
 }
+
+// maxReferrals is enough for the nodes of several clusters.
+const maxReferrals = 64
 
 func (d *decoder) discovery(v value, out *Discovery) {
 	if !v.given() {
@@ -16,9 +23,41 @@ func (d *decoder) discovery(v value, out *Discovery) {
 	}
 	if o := d.object(v.node, "discovery"); o != nil {
 		d.auth(o.take("auth"), &out.Auth)
+		out.Referrals = d.referrals(o.take("referrals"))
 		o.done()
 	}
 }
+
+// referrals reads [192.0.2.2, "[2001:db8::2]:4420"].
+func (d *decoder) referrals(v value) []netip.AddrPort {
+	var list []netip.AddrPort
+	for _, item := range v.list("addresses") {
+		var at netip.AddrPort
+		switch {
+		case !set(item, &at, "an address such as 192.0.2.2:8009", parseReferral):
+		case slices.Contains(list, at):
+			item.errorf("%v is there twice: remove one of the two", at)
+		case len(list) == maxReferrals:
+			item.errorf("there are more than %d referrals: remove this one and what follows", maxReferrals)
+			return list
+		default:
+			list = append(list, at)
+		}
+	}
+	return list
+}
+
+// parseReferral reads the address of a discovery service elsewhere.
+func parseReferral(text string) (netip.AddrPort, error) {
+	at, err := parseListenAt(text, nvmeDiscoveryPort)
+	if err != nil || !at.Addr().IsValid() || at.Addr().IsUnspecified() || at.Port() == 0 {
+		return at, fmt.Errorf("%q is the address of no machine: write the IP address of a discovery service, such as 192.0.2.2:8009", text)
+	}
+	return at, nil
+}
+
+// nvmeDiscoveryPort is where hosts look for discovery by themselves.
+const nvmeDiscoveryPort = 8009
 
 // crossCheck checks what concerns several sections of the file.
 func (d *decoder) crossCheck(c *Config) {

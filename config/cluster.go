@@ -24,13 +24,7 @@ type Cluster struct {
 	// all of these.
 	Self   string
 	Parts  []Part
-	Groups []NodeGroup // of the other nodes' portals for initiators
-}
-
-// NodeGroup is a portal group of a node.
-type NodeGroup struct {
-	Node  string
-	Group uint16
+	Others []Portal // for initiators, of other nodes
 }
 
 // ClusterNode is a machine of the cluster.
@@ -82,9 +76,8 @@ func (c *Config) On(name string) (*Config, error) {
 	on := *c
 	on.Cluster.Self, on.Cluster.Parts = name, c.parts()
 	for _, p := range c.Portals {
-		g := NodeGroup{p.Node, p.Group}
-		if p.Serve == ServeLUNs && p.Node != "" && p.Node != name && !slices.Contains(on.Cluster.Groups, g) {
-			on.Cluster.Groups = append(on.Cluster.Groups, g)
+		if p.Serve == ServeLUNs && p.Node != "" && p.Node != name {
+			on.Cluster.Others = append(on.Cluster.Others, p)
 		}
 	}
 	on.Stores = slices.DeleteFunc(here(c.Stores, self, func(s *Store) *string { return &s.Node }), func(s Store) bool { return s.Mirror != nil && s.Mirror.Copy(name) == nil })

@@ -386,3 +386,39 @@ func TestLoadWarnsOfSecrets(t *testing.T) {
 		t.Errorf("a file that is not there: %v", err)
 	}
 }
+
+// Portals of NVMe over RDMA have the port of NVMe, and the keys of those of iSER over the kernel's devices.
+func TestNVMeRDMAPortals(t *testing.T) {
+	const head = `
+stores: {d: {type: memory, size: 1MiB}}
+subsystems: [{nqn: "nqn.2026-11.example.oneshot:d", namespaces: {1: d}}]
+limits: {memory: 6MiB}
+portals:
+`
+	c, err := Parse("x.yaml", []byte(head+`
+  - {transport: nvme-tcp, listen: "[::1]"}
+  - {transport: nvme-rdma, listen: "[::1]", group: 2}
+  - {transport: nvme-rdma, listen: "[::1]:4421", polling: true}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []Portal{
+		{Transport: TransportNVMeTCP, Serve: ServeNamespaces, Group: 1, Listen: netip.MustParseAddrPort("[::1]:4420")},
+		{Transport: TransportNVMeRDMA, Serve: ServeNamespaces, Group: 2, Listen: netip.MustParseAddrPort("[::1]:4420"), Device: AnyDevice},
+		{Transport: TransportNVMeRDMA, Serve: ServeNamespaces, Group: 1, Listen: netip.MustParseAddrPort("[::1]:4421"), Device: AnyDevice},
+	}
+	if diff := cmp.Diff(want, c.Portals, compareValues); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+	for text, want := range map[string]string{
+		`[{transport: nvme-rdma, listen: "[::1]:1"}, {transport: verbs, listen: "[::1]:1"}]`:                                 "already listens",
+		`[{transport: nvme-rdma, listen: "[::1]:1", polling: false}, {transport: verbs, listen: "[::1]:2"}]`:                 "another value of polling",
+		`[{transport: nvme-rdma, listen: "[::1]:1", serve: partitions}]`:                                                     "partitions are served over RDMA",
+		`[{transport: nvme-rdma, listen: "[::1]:1", device: rxe0}, {transport: nvme-rdma, listen: "[::1]:2", device: rxe1}]`: "10MiB for messages",
+	} {
+		if _, err := Parse("x.yaml", []byte(strings.TrimSuffix(head, "\n")+" "+text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v; want %q", text, err, want)
+		}
+	}
+}

@@ -58,6 +58,9 @@ const (
 	// maxKeys bounds the keys of a mapping that is not in braces, because the YAML parser looks at all earlier ones for each.
 	// A file of maxFileBytes has no room for as many stores and the targets that show them.
 	maxKeys = 1 << 14
+	// maxEarlier bounds how many earlier keys it looks at in the whole text: as many as for two mappings of maxKeys, which
+	// take seconds.
+	maxEarlier = maxKeys * (maxKeys + 1)
 	// maxDocuments bounds the documents that the YAML parser is shown. Only one may have content.
 	maxDocuments = 16
 )
@@ -166,17 +169,24 @@ func parseYAML(tokens token.Tokens) (file *ast.File, err error) {
 // checkTokens refuses what would occupy the YAML parser for minutes, or overflow its stack: levels, keys and documents
 // without end.
 func (d *decoder) checkTokens(tokens token.Tokens) bool {
-	depth, documents := 0, 0
-	dashes, line := 0, 0 // of "- - - x", and where they are
+	documents := 0
+	var brackets []token.Type // that are open
+	dashes, line := 0, 0      // of "- - - x", and where they are
 	var open mappings
+	earlier := 0
 	for _, t := range tokens {
 		switch t.Type {
 		case token.SequenceStartType, token.MappingStartType:
-			depth++
+			brackets = append(brackets, t.Type)
 		case token.SequenceEndType, token.MappingEndType:
-			depth--
+			brackets = brackets[:max(0, len(brackets)-1)]
 		case token.DocumentHeaderType, token.DocumentEndType:
 			documents++
+		}
+		depth := len(brackets)
+		if t.Type == token.MappingValueType && depth > 0 && brackets[depth-1] == token.MappingStartType && isGlued(t) {
+			d.errorf(d.at(t.Position.Line, t.Position.Column), "in braces a colon needs a space behind it: write %q", t.Prev.Value+": "+t.Next.Value)
+			return false
 		}
 		if t.Position.Line != line {
 			dashes, line = 0, t.Position.Line
@@ -187,8 +197,13 @@ func (d *decoder) checkTokens(tokens token.Tokens) bool {
 			open = open.inside(t.Position.Column)
 		case t.Type == token.MappingValueType && depth == 0 && t.Prev != nil:
 			open = open.inside(t.Prev.Position.Column).count(t.Prev.Position.Column)
-			if keys := open[len(open)-1].keys; keys > maxKeys {
+			keys := open[len(open)-1].keys
+			if keys > maxKeys {
 				d.errorf(d.at(t.Prev.Position.Line, t.Prev.Position.Column), "this mapping has more than %d keys, which no configuration needs: is this the file that you meant?", maxKeys)
+				return false
+			}
+			if earlier += keys; earlier > maxEarlier {
+				d.errorf(d.at(t.Prev.Position.Line, t.Prev.Position.Column), "several mappings up to here have thousands of keys, which no configuration needs: is this the file that you meant?")
 				return false
 			}
 		}
@@ -200,6 +215,20 @@ func (d *decoder) checkTokens(tokens token.Tokens) bool {
 			d.errorf(d.at(t.Position.Line, t.Position.Column), "the file has more than %d lines --- or ...: a configuration is one document; remove these lines", maxDocuments)
 			return false
 		}
+	}
+	return true
+}
+
+// isGlued reports whether a value follows a colon in braces without a space. For YAML {size:1GiB} has a key "size:1GiB", but
+// this library makes two words of it. Behind a key in quotation marks no space is needed, and before a bracket none.
+func isGlued(colon *token.Token) bool {
+	key, v := colon.Prev, colon.Next
+	if key == nil || key.CharacterType != token.CharacterTypeMiscellaneous || v == nil || v.Position.Line != colon.Position.Line || v.Position.Column != colon.Position.Column+1 {
+		return false
+	}
+	switch v.Type {
+	case token.SequenceStartType, token.MappingStartType, token.MappingEndType, token.CollectEntryType:
+		return false
 	}
 	return true
 }

@@ -93,9 +93,13 @@ func (d *decoder) memoryLimits(o *object, l *Limits) {
 	l.MemoryPerConnection = l.Memory // the default gives way
 }
 
-// RDMADeviceMemory is the part of limits.memory, in bytes, that each RDMA device takes for messages before anybody has
+// RDMADeviceMemory is the part of limits.memory, in bytes, that each RDMA device takes for messages of iSER before anybody has
 // logged in: 1,024 receives of 9 KiB that its connections share, and 64 answers, in leases whose sizes are powers of two.
-const RDMADeviceMemory = 11 << 20
+// NVMeDeviceMemory is what it takes for those of NVMe: receives of 4,160 bytes.
+const (
+	RDMADeviceMemory = 11 << 20
+	NVMeDeviceMemory = 5 << 20
+)
 
 // checkRDMAMemory refuses a limit that the RDMA devices of the portals use up. How many devices "any" stands for is only
 // known when the target runs; here it counts as one.
@@ -104,24 +108,32 @@ func (d *decoder) checkRDMAMemory(c *Config) {
 		transport Transport
 		name      string
 	}
-	devices := make(map[device]bool)
+	devices := make(map[device]int64) // what each takes
 	var first *Portal
 	for i := range c.Portals {
 		p := &c.Portals[i]
-		if p.Transport == TransportTCP || p.Serve != ServeLUNs {
+		switch {
+		case p.Transport == TransportNVMeRDMA:
+			devices[device{p.Transport, p.Device}] = NVMeDeviceMemory
+		case p.Transport == TransportTCP || p.Serve != ServeLUNs:
 			continue
+		default:
+			devices[device{p.Transport, p.Device}] = RDMADeviceMemory
 		}
 		if first == nil {
 			first = p
 		}
-		devices[device{p.Transport, p.Device}] = true
 	}
-	need := int64(len(devices))*RDMADeviceMemory + minConnectionBytes
+	var messages int64
+	for _, n := range devices {
+		messages += n
+	}
+	need := messages + minConnectionBytes
 	if first == nil || c.Limits.Memory >= need {
 		return
 	}
-	const format = "memory, %s, is too little: the RDMA devices of the portals take %s for messages (%s each), and commands need %s: raise limits.memory to at least %s"
-	args := []any{FormatSize(c.Limits.Memory), FormatSize(need - minConnectionBytes), FormatSize(RDMADeviceMemory), FormatSize(minConnectionBytes), FormatSize(need)}
+	const format = "memory, %s, is too little: the RDMA devices of the portals take %s for messages (%s for each of iSER, %s for each of NVMe), and commands need %s: raise limits.memory to at least %s"
+	args := []any{FormatSize(c.Limits.Memory), FormatSize(messages), FormatSize(RDMADeviceMemory), FormatSize(NVMeDeviceMemory), FormatSize(minConnectionBytes), FormatSize(need)}
 	if d.memory.given() {
 		d.memory.errorf(format, args...)
 		return

@@ -16,13 +16,14 @@ import (
 // unseen lists the messages that no file in testdata/problems can cause, each with the test that does.
 var unseen = map[string]string{
 	"every user of this machine can read this secret: chmod o-r the file, or name another with {file: PATH}": "TestLoadWarnsOfSecrets",
-	"cannot read the configuration: %w":                                                                     "TestLoadWarnsOfSecrets",
-	"%s is not a regular file":                                                                              "TestLoad",
-	"%s is larger than %d bytes: this is probably not the file that you meant":                              "TestLoad",
-	"aliases make this configuration endless: write out what they stand for":                                "TestAliasesEnd",
-	"%s: there is no node %q in the cluster %s: %s; who this machine is says --node, or else its host name": "TestOn",
-	"this mapping has more than %d keys, which no configuration needs: is this the file that you meant?":    "TestKeysAreBounded",
-	"the YAML parser gave up (%v)":                                                                          "FuzzParse: no input is known that makes it",
+	"cannot read the configuration: %w":                                                                                  "TestLoadWarnsOfSecrets",
+	"%s is not a regular file":                                                                                           "TestLoad",
+	"%s is larger than %d bytes: this is probably not the file that you meant":                                           "TestLoad",
+	"aliases make this configuration endless: write out what they stand for":                                             "TestAliasesEnd",
+	"%s: there is no node %q in the cluster %s: %s; who this machine is says --node, or else its host name":              "TestOn",
+	"this mapping has more than %d keys, which no configuration needs: is this the file that you meant?":                 "TestKeysAreBounded",
+	"several mappings up to here have thousands of keys, which no configuration needs: is this the file that you meant?": "TestKeysAreBounded",
+	"the YAML parser gave up (%v)":                                                                                       "FuzzParse: no input is known that makes it",
 }
 
 // Every message of this package stands in testdata/problems as a user would read it, with its place and its excerpt.

@@ -117,6 +117,8 @@ var wayToWrite = map[string]string{
 	"mutual":            "{user: NAME, secret: TEXT}",
 	"a secret":          "{file: PATH}, {env: NAME} or the text of the secret",
 	"an initiator":      "{name: NAME}, for example",
+	"a host":            "{nqn: NQN}, for example",
+	"auth of hosts":     "{dhchap_secret: SECRET}, or leave it out",
 	"redirect":          "{address: HOST}, or only the host",
 	"a subsystem":       "{nqn: NAME, namespaces: {1: STORE}}, for example",
 	"namespaces":        "{1: STORE}, for example",

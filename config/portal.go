@@ -37,11 +37,11 @@ type Portal struct {
 	Clients []Client
 
 	// Device is the kernel's RDMA device that the portal uses, for example rxe0, or "any"; empty
-	// if the transport is not verbs.
+	// if the transport is neither verbs nor nvme-rdma.
 	Device string
 
 	// NoPolling has the target sleep at once when the device has no completions, instead of polling for a while.
-	// All verbs portals of a device have the same value.
+	// All portals of a device have the same value.
 	NoPolling bool
 
 	// NoModeration has a TCP portal handle each batch of commands at once, instead of waiting for more commands of
@@ -114,14 +114,21 @@ const (
 	TransportIWARP Transport = "iwarp" // iSER over RDMA in user space, RFC 7145, RFC 5040
 	TransportVerbs Transport = "verbs" // iSER over the kernel's RDMA devices
 
-	TransportNVMeTCP Transport = "nvme-tcp" // NVMe over Fabrics over TCP
+	TransportNVMeTCP  Transport = "nvme-tcp"  // NVMe over Fabrics over TCP
+	TransportNVMeRDMA Transport = "nvme-rdma" // NVMe over Fabrics over the kernel's RDMA devices
 )
+
+// NVMe reports whether namespaces are served over t.
+func (t Transport) NVMe() bool { return t == TransportNVMeTCP || t == TransportNVMeRDMA }
+
+// Kernel reports whether t is over the RDMA devices of the kernel.
+func (t Transport) Kernel() bool { return t == TransportVerbs || t == TransportNVMeRDMA }
 
 // AnyDevice stands for all RDMA devices that the kernel has.
 const AnyDevice = "any"
 
 // transports has one row for each transport.
-var transports = []Transport{TransportTCP, TransportIWARP, TransportVerbs, TransportNVMeTCP}
+var transports = []Transport{TransportTCP, TransportIWARP, TransportVerbs, TransportNVMeTCP, TransportNVMeRDMA}
 
 // Transports returns the transports that a configuration can name.
 func Transports() []Transport { return slices.Clone(transports) }
@@ -177,7 +184,7 @@ func (d *decoder) portals(root *object) []Portal {
 // port space of their own. (iWARP cards use TCP's; such a collision shows only when the portal is opened.)
 func (p Portal) Overlaps(q Portal) bool {
 	a, b := p.Listen, q.Listen
-	if a.Port() != b.Port() || a.Port() == 0 || (p.Transport == TransportVerbs) != (q.Transport == TransportVerbs) {
+	if a.Port() != b.Port() || a.Port() == 0 || p.Transport.Kernel() != q.Transport.Kernel() {
 		return false
 	}
 	if !a.Addr().IsValid() || !b.Addr().IsValid() || a.Addr() == b.Addr() {
@@ -194,7 +201,7 @@ func parseTransport(text string) (Transport, error) {
 	case "iscsi":
 		return "", fmt.Errorf("%q is not known: did you mean %q?", text, TransportTCP)
 	case "nvme", "nvmf":
-		return "", fmt.Errorf("%q is not known: did you mean %q?", text, TransportNVMeTCP)
+		return "", fmt.Errorf("%q is not known: did you mean %q or %q?", text, TransportNVMeTCP, TransportNVMeRDMA)
 	}
 	return oneOf(transports...)(text)
 }
@@ -212,7 +219,7 @@ func (d *decoder) portal(v value) (Portal, bool) {
 	case listen.given():
 		p.Pos = listen.pos()
 		port := defaultPort
-		if p.Transport == TransportNVMeTCP {
+		if p.Transport.NVMe() {
 			port = nvmePort
 		}
 		ok = set(listen, &p.Listen, "an address such as 127.0.0.1:3260", func(text string) (netip.AddrPort, error) { return parseListenAt(text, port) }) && ok
@@ -237,7 +244,7 @@ func (d *decoder) portal(v value) (Portal, bool) {
 	ok = d.moderation(o.take("moderation"), &p) && ok
 	ok = d.clients(o.take("clients"), &p) && ok
 	ok = (p.Serve != ServePartitions || d.servePartitions(o, &p)) && ok
-	ok = (p.Transport != TransportNVMeTCP || d.nvmePortal(o, &p)) && ok
+	ok = (!p.Transport.NVMe() || d.nvmePortal(o, &p)) && ok
 	o.done()
 	return p, ok
 }
@@ -245,7 +252,7 @@ func (d *decoder) portal(v value) (Portal, bool) {
 // servePartitions finishes a portal for partitions.
 func (d *decoder) servePartitions(o *object, p *Portal) bool {
 	ok := true
-	if p.Transport == TransportTCP || p.Transport == TransportNVMeTCP {
+	if p.Transport == TransportTCP || p.Transport.NVMe() {
 		o.take("serve").errorf("partitions are served over RDMA, and the transport is %s: make it transport: iwarp, which needs no device, or verbs", p.Transport)
 		ok = false
 	}
@@ -316,8 +323,8 @@ func (d *decoder) polling(v value, p *Portal) bool {
 	if !v.given() {
 		return true
 	}
-	if p.Transport != TransportVerbs {
-		v.errorf("polling is for the kernel's RDMA devices, and the transport is %s: remove it, or make that transport: verbs", p.Transport)
+	if !p.Transport.Kernel() {
+		v.errorf("polling is for the kernel's RDMA devices, and the transport is %s: remove it, or make that transport: verbs or nvme-rdma", p.Transport)
 		return false
 	}
 	polling := true
@@ -349,11 +356,11 @@ func (p Portal) sharesDevice(q Portal) bool {
 // device reads device: rxe0.
 func (d *decoder) device(v value, p *Portal) bool {
 	switch {
-	case p.Transport == TransportVerbs:
+	case p.Transport.Kernel():
 		p.Device = AnyDevice
 		return !v.given() || set(v, &p.Device, "an RDMA device such as rxe0, or any", parseDevice)
 	case v.given():
-		v.errorf("device is for the kernel's RDMA devices, and the transport is %s: remove it, or make that transport: verbs", p.Transport)
+		v.errorf("device is for the kernel's RDMA devices, and the transport is %s: remove it, or make that transport: verbs or nvme-rdma", p.Transport)
 		return false
 	}
 	return true

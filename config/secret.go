@@ -15,7 +15,7 @@ const minSecretBytes = 12
 // maxSecretBytes is the length of the longest secret, and so bounds what is read from the file of a secret.
 const maxSecretBytes = 255
 
-// Secret is a CHAP secret. It prints, logs and marshals as a placeholder.
+// Secret is a secret of CHAP or DH-HMAC-CHAP. It prints, logs and marshals as a placeholder.
 type Secret struct{ text string }
 
 // NewSecret returns text as a Secret, unchecked.
@@ -52,21 +52,28 @@ func (osSecrets) file(path string) ([]byte, fs.FileMode, error) {
 
 func (osSecrets) env(name string) (string, bool) { return os.LookupEnv(name) }
 
-// secret reads a secret: a text in the configuration, or the content of a file or
-// environment variable that it names. Its messages never show any part of it.
+// secret reads the secret of CHAP. Its messages never show any part of it.
 func (d *decoder) secret(v value) (Secret, bool) {
-	if !v.given() {
-		return Secret{}, false
-	}
-	text, ok := scalarText(v.node)
-	if ok {
-		if d.inlineSecret.Line == 0 {
-			d.inlineSecret = v.pos()
-		}
-	} else if text, ok = d.secretElsewhere(v); !ok {
+	text, ok := d.secretText(v)
+	if !ok {
 		return Secret{}, false
 	}
 	return d.checkSecret(v, text)
+}
+
+// secretText reads a secret: a text in the configuration, or the content of a file or environment variable that it names.
+func (d *decoder) secretText(v value) (string, bool) {
+	if !v.given() {
+		return "", false
+	}
+	text, ok := scalarText(v.node)
+	if !ok {
+		return d.secretElsewhere(v)
+	}
+	if d.inlineSecret.Line == 0 {
+		d.inlineSecret = v.pos()
+	}
+	return text, true
 }
 
 func (d *decoder) checkSecret(v value, text string) (Secret, bool) {

@@ -19,8 +19,9 @@ type Subsystem struct {
 	Serial     string      // printable ASCII of at most 20 bytes; empty: the daemon's own choice, which depends on the NQN only
 	Namespaces []Namespace // by number; may be empty
 
-	// Hosts are the hosts that may connect; empty: all.
-	Hosts []HostPattern
+	// Hosts are rules for the hosts that may connect: the first that matches counts. Empty: all may.
+	Hosts []Host
+	Auth  *HostAuth // of hosts whose rule has none; nil: they need not prove anything
 }
 
 // Namespace is a namespace of a subsystem.
@@ -41,11 +42,6 @@ type HostPattern string
 
 // Match reports whether the NQN matches.
 func (p HostPattern) Match(nqn string) bool { return glob(string(p), nqn) }
-
-// Admits reports whether the host of that NQN may connect.
-func (s *Subsystem) Admits(nqn string) bool {
-	return len(s.Hosts) == 0 || slices.ContainsFunc(s.Hosts, func(p HostPattern) bool { return p.Match(nqn) })
-}
 
 // maxNSID is the largest number of a namespace.
 const maxNSID = 1024
@@ -75,16 +71,8 @@ func (d *decoder) subsystem(v value, stores []Store) (Subsystem, bool) {
 	set(o.take("serial"), &s.Serial, "a text", printableASCII(20))
 	s.Namespaces = d.namespaces(o, stores)
 	d.inNode(o, &s.Node)
-	hosts := o.take("hosts")
-	if isEmptyList(hosts) {
-		d.warnf(hosts.at, "an empty list of hosts lets every host in: name those you mean, or remove the key to say that you mean all")
-	}
-	for _, item := range hosts.list("hosts") {
-		var p HostPattern
-		if set(item, &p, "an NQN", parseHost) {
-			s.Hosts = append(s.Hosts, p)
-		}
-	}
+	s.Auth = d.hostAuth(o.take("auth"))
+	s.Hosts = d.hosts(o.take("hosts"))
 	o.done()
 	return s, true
 }
@@ -231,7 +219,7 @@ func (d *decoder) checkSubsystems(c *Config) {
 	if d.portalBroken {
 		return
 	}
-	portal := slices.IndexFunc(c.Portals, func(p Portal) bool { return p.Transport == TransportNVMeTCP })
+	portal := slices.IndexFunc(c.Portals, func(p Portal) bool { return p.Transport.NVMe() })
 	switch {
 	case portal < 0 && len(c.Subsystems) > 0:
 		d.errorf(c.Subsystems[0].Pos, "no portal is one of NVMe, so nobody reaches the subsystem: add {transport: nvme-tcp, listen: \"127.0.0.1:4420\"} to portals")

@@ -1,6 +1,7 @@
 package iscsi
 
 import (
+	"slices"
 	"strconv"
 
 	"oneshot/iscsi/login"
@@ -48,7 +49,7 @@ func (n *Node) groupOf(local, transport string) uint16 {
 	defer n.mu.Unlock()
 	group := uint16(defaultGroup)
 	for _, p := range n.portals {
-		if p.Transport != transport {
+		if p.Transport != transport || p.Elsewhere != "" {
 			continue
 		}
 		if at, exact := p.Reached(local); exact && at == local {
@@ -98,6 +99,9 @@ func (c *Conn) addresses(t *Target, portals []Portal) (records []text.Pair) {
 	}
 	own := local // of the portal that the connection came through
 	for _, p := range portals {
+		if p.Elsewhere != "" {
+			continue
+		}
 		if at, _ := p.Reached(local); at == local && p.RDMA == c.rdma && p.Group == c.group {
 			own = p.told(local)
 			break
@@ -107,6 +111,9 @@ func (c *Conn) addresses(t *Target, portals []Portal) (records []text.Pair) {
 		add(own, c.group)
 	}
 	for _, p := range portals {
+		if p.Elsewhere != "" && !slices.Contains(p.Targets, t.Name) {
+			continue
+		}
 		if at := p.told(local); p.RDMA == c.rdma && t.in(p.Group) && at != "" && at != own {
 			add(at, p.Group)
 		}

@@ -74,10 +74,18 @@ type Portal struct {
 	// Advertised is the address that initiators are told instead, host:port, where an address is translated
 	// between them and us; empty: the one at which the portal is reached.
 	Advertised string
+
+	// Elsewhere is the address, host:port, of a portal of another machine, which shows some targets of the node as well: Targets. No
+	// connection comes through it. Empty: it is a portal of the node.
+	Elsewhere string
+	Targets   []string
 }
 
 // told returns the address of the portal for an initiator whose connection has reached local. Empty: none.
 func (p *Portal) told(local string) string {
+	if p.Elsewhere != "" {
+		return p.Elsewhere
+	}
 	at, _ := p.Reached(local)
 	if at == "" || p.Advertised == "" {
 		return at

@@ -23,6 +23,7 @@ func NewAPI(t Target) http.Handler {
 	mux.HandleFunc("GET /v1/health", a.health)
 	a.partitioner(mux)
 	a.clusterer(mux)
+	mirrorer(mux, t)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusNotFound, fmt.Sprintf("there is no %s %s in this version of the API", r.Method, r.URL.Path))
 	})

@@ -26,6 +26,7 @@ const patience = 5 * time.Second
 // Client asks a daemon. Its methods may be called from any goroutine.
 type Client struct {
 	socket string
+	node   string // that is asked, of a client for another node
 	http   http.Client
 	// patient returns a context that ends with errSilent when the daemon has had time to answer.
 	patient func(context.Context) (context.Context, context.CancelFunc)
@@ -193,7 +194,7 @@ func (c *Client) change(ctx context.Context, match, method, path string, body, i
 func (c *Client) send(ctx context.Context, match, method, path string, body, into any) error {
 	asked, cancel := c.patient(ctx)
 	defer cancel()
-	if method == http.MethodGet {
+	if method == http.MethodGet || c.node != "" {
 		return c.ask(asked, "", method, path, body, into)
 	}
 	if err := c.ask(asked, "", http.MethodGet, "/v1/status", nil, new(Status)); err != nil {
@@ -264,6 +265,8 @@ func (c *Client) silent() error {
 // unreachable says what to do when there is no answer.
 func (c *Client) unreachable(err error) error {
 	switch {
+	case c.node != "":
+		return c.unheard(err)
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("no daemon listens at %s: start the daemon with management: {socket: %s} in its configuration, or name its socket with --socket", c.socket, c.socket)
 	case errors.Is(err, syscall.ECONNREFUSED):

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
+	"time"
 )
 
 // Clusterer is the part of a Target that is about the cluster to which it belongs. Without one its methods return a
@@ -15,6 +16,9 @@ type Clusterer interface {
 	// RemoveNode takes a member out of the cluster: at once, or, with replace, when another of its name votes in its
 	// place.
 	RemoveNode(ctx context.Context, name string, replace bool) error
+	// DrainNode has a node serve nothing from now on, or, without on, lets it serve again. Status tells which mirrors it
+	// serves still.
+	DrainNode(ctx context.Context, name string, on bool) error
 }
 
 // Cluster is what a node knows of its cluster.
@@ -24,14 +28,14 @@ type Cluster struct {
 	Term    uint64   `json:"term"`              // of consensus; it grows with each election
 	Trouble string   `json:"trouble,omitempty"` // why the node takes no part in consensus
 	Members []Member `json:"members"`
-	Mirrors []Mirror `json:"mirrors,omitempty"` // of which the node that answers has a copy
+	Mirrors []Mirror `json:"mirrors,omitempty"`
 }
 
 // Mirror is a mirrored store, as the node that answers knows it.
 type Mirror struct {
 	Name      string `json:"name"`
 	Size      int64  `json:"size"`              // bytes
-	Role      string `json:"role"`              // of the node that answers: primary, follower, taking over, or waiting: nothing is known yet
+	Role      string `json:"role"`              // of the node that answers: primary, follower, taking over, waiting: nothing is known yet, or no copy
 	Primary   string `json:"primary,omitempty"` // the node that serves the store; empty: it is not known
 	Term      uint64 `json:"term"`              // grows with each primary
 	Trouble   string `json:"trouble,omitempty"` // why the node takes no part in the mirror
@@ -42,15 +46,38 @@ type Mirror struct {
 	Unapplied uint64 `json:"unapplied"` // of a primary: writes that its disk does not have yet
 	Unflushed uint64 `json:"unflushed"` // of a primary: writes that a power cut of its own would take from it
 	Waiting   int    `json:"waiting"`   // operations of initiators under way
+
+	Verify    *Verification `json:"verify,omitempty"` // of a primary: the comparison under way, or the last one; without its ranges
+	Takeover  *Takeover     `json:"takeover,omitempty"`
+	Takeovers uint64        `json:"takeovers"` // that have made the answering node the primary since its process began
+	Copied    int64         `json:"copied"`    // bytes that the answering node, as the primary, has sent to copies that are brought level
+}
+
+// Takeover says how the answering node became the primary last, and how long each step took.
+type Takeover struct {
+	At       time.Time `json:"at"`
+	Term     uint64    `json:"term"`
+	Planned  bool      `json:"planned"`
+	Silence  int64     `json:"silence_ns"`  // since the last sign of the primary before, until this node stood; 0 if planned
+	Promises int64     `json:"promises_ns"` // until others had promised, and all had the same log; 0 if planned
+	Agreed   int64     `json:"agreed_ns"`   // until consensus had agreed; 0 if planned
+	Took     int64     `json:"took_ns"`     // all of it
 }
 
 // Copy is the copy of a mirror on one node.
 type Copy struct {
 	Node      string    `json:"node"`
 	State     CopyState `json:"state"`
-	Lacks     int64     `json:"lacks"` // bytes, at most, of a copy that is not in sync
+	Lacks     int64     `json:"lacks"`  // bytes, at most, of a copy that is not in sync
+	Lag       int64     `json:"lag_ns"` // how long the oldest write waits that the disk of a copy in sync does not have, as the primary knows
 	Connected bool      `json:"connected"`
 }
+
+// Roles of a node in a mirror that others decide by.
+const (
+	RolePrimary = "primary"
+	RoleNoCopy  = "no copy"
+)
 
 // CopyState says how a copy is.
 type CopyState string
@@ -74,6 +101,7 @@ type Member struct {
 	Leads   bool     `json:"leads"`
 	Up      bool     `json:"up"`               // it is heard
 	Leaving bool     `json:"leaving"`          // it is replaced or removed
+	Drained bool     `json:"drained"`          // it is to serve nothing
 	Reason  string   `json:"reason,omitempty"` // why it cannot be reached
 	Version string   `json:"version,omitempty"`
 	Differs []string `json:"differs,omitempty"` // parts of the configuration that are not those of the node that answers
@@ -87,6 +115,8 @@ type Token struct {
 func (a *api) clusterer(mux *http.ServeMux) {
 	mux.HandleFunc("POST /v1/cluster/tokens", a.newToken)
 	mux.HandleFunc("DELETE /v1/cluster/nodes/{name}", a.removeNode)
+	mux.HandleFunc("PUT /v1/cluster/drained/{name}", a.drainNode)
+	mux.HandleFunc("DELETE /v1/cluster/drained/{name}", a.drainNode)
 }
 
 func (a *api) newToken(w http.ResponseWriter, r *http.Request) {
@@ -113,6 +143,17 @@ func (a *api) removeNode(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
+func (a *api) drainNode(w http.ResponseWriter, r *http.Request) {
+	if !noBody(w, r) {
+		return
+	}
+	if err := a.target.DrainNode(r.Context(), r.PathValue("name"), r.Method == http.MethodPut); err != nil {
+		failCluster(w, err)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
 func failCluster(w http.ResponseWriter, err error) {
 	status := http.StatusUnprocessableEntity
 	if _, missing := errors.AsType[*NotFoundError](err); missing {
@@ -131,4 +172,13 @@ func (c *Client) NewToken(ctx context.Context) (string, error) {
 // RemoveNode takes a member out of the cluster, as Clusterer has it.
 func (c *Client) RemoveNode(ctx context.Context, name string, replace bool) error {
 	return c.do(ctx, http.MethodDelete, "/v1/cluster/nodes/"+url.PathEscape(name)+switches(map[string]bool{"replace": replace}), nil, nil)
+}
+
+// DrainNode has a node serve nothing, or again, as Clusterer has it.
+func (c *Client) DrainNode(ctx context.Context, name string, on bool) error {
+	method := http.MethodDelete
+	if on {
+		method = http.MethodPut
+	}
+	return c.do(ctx, method, "/v1/cluster/drained/"+url.PathEscape(name), nil, nil)
 }

@@ -31,7 +31,7 @@ func TestDocumented(t *testing.T) {
 			walk(f.Type)
 		}
 	}
-	for _, v := range []any{Status{}, Sessions{}, Reload{}, Problem{}, AccessStates{}, AccessChange{}, Stores{}, Partitions{}, NewPartition{}, PartitionChange{}, Endpoints{}, Token{}} {
+	for _, v := range []any{Status{}, Sessions{}, Reload{}, Problem{}, AccessStates{}, AccessChange{}, Stores{}, Partitions{}, NewPartition{}, PartitionChange{}, Endpoints{}, Token{}, Switched{}, Verify{}, Verification{}} {
 		walk(reflect.TypeOf(v))
 	}
 	if len(seen) < 20 {

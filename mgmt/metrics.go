@@ -121,6 +121,7 @@ var nvmeCounters = []struct {
 	{desc("nvme_connections_refused_total", "Connections of NVMe over the limit."), func(c *NVMeCounters) uint64 { return c.Refused }},
 	{desc("nvme_connects_total", "Controllers made."), func(c *NVMeCounters) uint64 { return c.Connects }},
 	{desc("nvme_connect_failures_total", "Connect commands refused."), func(c *NVMeCounters) uint64 { return c.ConnectFailures }},
+	{desc("nvme_authentication_failures_total", "Authentications that failed."), func(c *NVMeCounters) uint64 { return c.AuthFailures }},
 	{desc("nvme_protocol_errors_total", "Connections dropped for what the host did."), func(c *NVMeCounters) uint64 { return c.ProtocolErrors }},
 	{desc("nvme_digest_errors_total", "Commands whose data digest did not match."), func(c *NVMeCounters) uint64 { return c.DigestErrors }},
 }
@@ -134,6 +135,9 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 		descWindow, descFlush, descFlushes, descLost, descPartWindow, descPartFlush, descPartFlushes, descPartLost,
 		descFree, descPart, descEndpoints, descLag, descPartLatency, descPartBytes, descPartFailed, descPartInFlight,
 	} {
+		ch <- d
+	}
+	for _, d := range mirrorDescs {
 		ch <- d
 	}
 	for _, row := range counters {
@@ -178,6 +182,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(descSessions, float64(max(discovery, 0)), "")
 	if s.NVMe != nil {
 		collectNVMe(ch, s.NVMe, s.BoundsNS)
+	}
+	if s.Cluster != nil {
+		collectCluster(ch, s.Cluster)
 	}
 	for _, store := range c.target.Stores() {
 		if a := store.Aging; a != nil {

@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -40,6 +41,15 @@ func (f *fake) Status() Status {
 		Counters: Counters{Logins: 3, LoginFailures: 4},
 		Buffers:  Buffers{Limit: 1 << 30, InUse: 4096},
 		Portals:  []Portal{{"tcp", "127.0.0.1:3260"}},
+		Cluster: &Cluster{
+			Members: []Member{{Name: "n", Up: true, Drained: true}},
+			Mirrors: []Mirror{{
+				Name: "m", Role: RolePrimary, Term: 17, LogBytes: 5, LogSize: 64, Records: 3, Waiting: 2, Copied: 9, Takeovers: 4,
+				Takeover: &Takeover{Silence: 35e7, Promises: 2e7, Agreed: 1e7},
+				Verify:   &Verification{Ended: time.Unix(77, 0), Differ: 6, Repaired: 4, Unknown: 1, Unreadable: 3},
+				Copies:   []Copy{{Node: "n", State: CopyResync, Lacks: 11, Lag: 25e7}},
+			}, {Name: "elsewhere", Role: RoleNoCopy}},
+		},
 		NVMe: &NVMe{
 			Counters: NVMeCounters{Connects: 8, DigestErrors: 2}, Connected: 3,
 			Subsystems: []Subsystem{{NQN: "nqn.s", Controllers: 2, Namespaces: []Namespace{{
@@ -69,6 +79,35 @@ func (f *fake) RemoveNode(_ context.Context, name string, replace bool) error {
 		return errors.New("a is the only member")
 	}
 	return &NotFoundError{"no cluster"}
+}
+
+func (f *fake) DrainNode(_ context.Context, name string, on bool) error {
+	f.removed = append(f.removed, fmt.Sprint(name, on))
+	return f.sick
+}
+
+func (f *fake) SwitchMirror(_ context.Context, mirror, to string) (*Switched, error) {
+	if mirror != "a/b" {
+		return nil, &NotFoundError{"no mirror"}
+	}
+	return &Switched{From: "a", To: to, Took: 5}, f.sick
+}
+
+func (f *fake) VerifyMirror(_ context.Context, mirror string, how Verify) error {
+	f.removed = append(f.removed, fmt.Sprint(mirror, how))
+	return f.sick
+}
+
+func (f *fake) StopVerify(_ context.Context, mirror string) error {
+	f.removed = append(f.removed, "stop "+mirror)
+	return f.sick
+}
+
+func (f *fake) Verified(_ context.Context, mirror string) (*Verification, error) {
+	if mirror != "a/b" {
+		return nil, &NotFoundError{"never"}
+	}
+	return &Verification{Verify: Verify{Repair: true}, Differ: 2, Differences: []Difference{{Offset: 7, Odd: []string{"b"}}}}, f.sick
 }
 
 func (f *fake) Sessions() []Session {
@@ -347,6 +386,29 @@ func TestMetrics(t *testing.T) {
 		`oneshot_sessions{target=""} 1`,
 		`oneshot_logins_total 3`,
 		`oneshot_nvme_connects_total 8`,
+		`oneshot_cluster_node_up{node="n"} 1`,
+		`oneshot_cluster_node_drained{node="n"} 1`,
+		`oneshot_cluster_node_leads{node="n"} 0`,
+		`oneshot_mirror_primary{mirror="m"} 1`,
+		`oneshot_mirror_term{mirror="m"} 17`,
+		`oneshot_mirror_log_used_bytes{mirror="m"} 5`,
+		`oneshot_mirror_log_size_bytes{mirror="m"} 64`,
+		`oneshot_mirror_log_records{mirror="m"} 3`,
+		`oneshot_mirror_operations_waiting{mirror="m"} 2`,
+		`oneshot_mirror_resync_bytes_total{mirror="m"} 9`,
+		`oneshot_mirror_takeovers_total{mirror="m"} 4`,
+		`oneshot_mirror_takeover_duration_seconds{mirror="m",step="silence"} 0.35`,
+		`oneshot_mirror_takeover_duration_seconds{mirror="m",step="promises"} 0.02`,
+		`oneshot_mirror_takeover_duration_seconds{mirror="m",step="consensus"} 0.01`,
+		`oneshot_mirror_verify_end_time_seconds{mirror="m"} 77`,
+		`oneshot_mirror_verify_ranges{kind="left",mirror="m"} 2`,
+		`oneshot_mirror_verify_ranges{kind="repaired",mirror="m"} 4`,
+		`oneshot_mirror_verify_ranges{kind="unknown",mirror="m"} 1`,
+		`oneshot_mirror_verify_ranges{kind="unreadable",mirror="m"} 3`,
+		`oneshot_mirror_copy_state{mirror="m",node="n",state="resync"} 1`,
+		`oneshot_mirror_copy_state{mirror="m",node="n",state="in sync"} 0`,
+		`oneshot_mirror_copy_lacks_bytes{mirror="m",node="n"} 11`,
+		`oneshot_mirror_copy_lag_seconds{mirror="m",node="n"} 0.25`,
 		`oneshot_nvme_digest_errors_total 2`,
 		`oneshot_controllers{subsystem="nqn.s"} 2`,
 		`oneshot_controllers{subsystem=""} 1`,
@@ -482,3 +544,74 @@ func TestCluster(t *testing.T) {
 		}
 	}
 }
+
+// TestMirrors: drains and switches through the client and the API, and what other nodes ask.
+func TestMirrors(t *testing.T) {
+	f := new(fake)
+	c := serve(t, f)
+	for _, on := range []bool{true, false} {
+		if err := c.DrainNode(t.Context(), "b/c", on); err != nil {
+			t.Error(err)
+		}
+	}
+	if diff := cmp.Diff([]string{"b/ctrue", "b/cfalse"}, f.removed); diff != "" {
+		t.Error(diff)
+	}
+	peer := NewPeerClient("n", func(context.Context) (net.Conn, error) {
+		here, there := net.Pipe()
+		l := &once{conns: make(chan net.Conn, 1), ended: make(chan struct{})}
+		l.conns <- there
+		s := &http.Server{Handler: NewPeerAPI(f)}
+		go func() { _ = s.Serve(l) }()
+		t.Cleanup(func() { _ = s.Close() })
+		return here, nil
+	})
+	for _, c := range []*Client{c, peer} {
+		f.removed = nil
+		if err := errors.Join(c.VerifyMirror(t.Context(), "a/b", Verify{true, "n"}), c.StopVerify(t.Context(), "a/b")); err != nil {
+			t.Error(err)
+		}
+		if diff := cmp.Diff([]string{"a/b{true n}", "stop a/b"}, f.removed); diff != "" {
+			t.Error(diff)
+		}
+		if v, err := c.Verified(t.Context(), "a/b"); err != nil || !v.Repair || v.Differ != 2 || v.Differences[0].Odd[0] != "b" || !v.Ended.IsZero() {
+			t.Errorf("%+v, %v", v, err)
+		}
+		if _, err := c.Verified(t.Context(), "c"); err == nil || err.Error() != "never" {
+			t.Error(err)
+		}
+		if s, err := c.SwitchMirror(t.Context(), "a/b", "c&d"); err != nil || *s != (Switched{"a", "c&d", 5}) {
+			t.Errorf("%+v, %v", s, err)
+		}
+		_, err := c.SwitchMirror(t.Context(), "c", "")
+		if _, ok := errors.AsType[*NotFoundError](err); !ok {
+			t.Error(err)
+		}
+	}
+	if err := peer.DrainNode(t.Context(), "b", true); err == nil || len(f.removed) != 2 {
+		t.Errorf("another node may ask for more than it should: %v", err)
+	}
+	deaf := NewPeerClient("n", func(context.Context) (net.Conn, error) { return nil, errors.New("no route") })
+	if _, err := deaf.SwitchMirror(t.Context(), "a/b", "c"); err == nil || !strings.Contains(err.Error(), "node n does not answer: ") || !strings.Contains(err.Error(), "no route") {
+		t.Error(err)
+	}
+}
+
+// once is a listener with the connections that it is given.
+type once struct {
+	conns chan net.Conn
+	ended chan struct{}
+	over  sync.Once
+}
+
+func (o *once) Accept() (net.Conn, error) {
+	select {
+	case c := <-o.conns:
+		return c, nil
+	case <-o.ended:
+		return nil, net.ErrClosed
+	}
+}
+
+func (o *once) Close() error   { o.over.Do(func() { close(o.ended) }); return nil }
+func (o *once) Addr() net.Addr { return &net.UnixAddr{} }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
@@ -207,8 +208,8 @@ func TestPartitionMistakes(t *testing.T) {
 func TestETag(t *testing.T) {
 	h := NewAPI(new(fake))
 	get := httptest.NewRecorder()
-	h.ServeHTTP(get, httptest.NewRequest("GET", "/v1/stores/d/partitions", nil))
-	r := httptest.NewRequest("POST", "/v1/stores/d/partitions", strings.NewReader(`{"name": "a", "size": 4096}`))
+	h.ServeHTTP(get, httptest.NewRequest(http.MethodGet, "/v1/stores/d/partitions", nil))
+	r := httptest.NewRequest(http.MethodPost, "/v1/stores/d/partitions", strings.NewReader(`{"name": "a", "size": 4096}`))
 	r.Header.Set("If-Match", get.Header().Get("ETag"))
 	post := httptest.NewRecorder()
 	h.ServeHTTP(post, r)
@@ -219,7 +220,7 @@ func TestETag(t *testing.T) {
 
 func TestPartitionMetrics(t *testing.T) {
 	w := httptest.NewRecorder()
-	NewMetrics(new(fake), false).ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	NewMetrics(new(fake), false).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	for _, line := range []string{
 		`oneshot_store_free_bytes{store="d"} 8192`, `oneshot_partition_size_bytes{partition="log",store="d"} 4096`,
 		`oneshot_partition_size_bytes{partition="new",store="d"} 8192`, `oneshot_partition_endpoints{partition="log",store="d"} 2`,

@@ -29,6 +29,7 @@ type Target interface {
 	Health() error
 	Partitioner
 	Clusterer
+	Mirrorer
 }
 
 // Status is the answer to GET /v1/status.
@@ -83,6 +84,7 @@ type NVMeCounters struct {
 	Refused         uint64 `json:"connections_refused"` // over the limit
 	Connects        uint64 `json:"connects"`            // controllers that were made
 	ConnectFailures uint64 `json:"connect_failures"`
+	AuthFailures    uint64 `json:"authentication_failures"`
 	ProtocolErrors  uint64 `json:"protocol_errors"` // connections dropped for them
 	DigestErrors    uint64 `json:"digest_errors"`
 }
@@ -175,16 +177,17 @@ type Connection struct {
 
 // Controller is a controller that a host of NVMe has made, and what the host did with it.
 type Controller struct {
-	ID          uint64    `json:"id"`     // names it in this life of the daemon
-	CNTLID      uint16    `json:"cntlid"` // names it in its subsystem
-	Host        string    `json:"host"`   // its NQN
-	HostID      string    `json:"hostid"`
-	Subsystem   string    `json:"subsystem,omitempty"` // empty: that of discovery
-	Since       time.Time `json:"since"`
-	KeepAliveMS int64     `json:"keep_alive_ms"` // the timeout; 0: none
-	Buffers     int       `json:"buffers"`       // bytes of I/O memory in use
-	Queues      []Queue   `json:"queues"`        // the first is the admin queue
-	IO          IO        `json:"io"`            // of its I/O queues
+	ID             uint64    `json:"id"`     // names it in this life of the daemon
+	CNTLID         uint16    `json:"cntlid"` // names it in its subsystem
+	Host           string    `json:"host"`   // its NQN
+	HostID         string    `json:"hostid"`
+	Subsystem      string    `json:"subsystem,omitempty"` // empty: that of discovery
+	Since          time.Time `json:"since"`
+	KeepAliveMS    int64     `json:"keep_alive_ms"`  // the timeout; 0: none
+	Authentication string    `json:"authentication"` // what has been proved: none, host, or mutual
+	Buffers        int       `json:"buffers"`        // bytes of I/O memory in use
+	Queues         []Queue   `json:"queues"`         // the first is the admin queue
+	IO             IO        `json:"io"`             // of its I/O queues
 }
 
 // Queue is a queue of a controller, a connection each.

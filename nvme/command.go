@@ -29,6 +29,7 @@ const (
 	AdminGetFeatures Opcode = 0x0a
 	AdminAsyncEvent  Opcode = 0x0c
 	AdminKeepAlive   Opcode = 0x18
+	AdminSanitize    Opcode = 0x84
 
 	// Fabrics is for all commands of NVMe over Fabrics, on every queue.
 	Fabrics Opcode = 0x7f
@@ -43,6 +44,7 @@ const (
 	WriteZeroes Opcode = 0x08
 	DSM         Opcode = 0x09 // Dataset Management
 	Verify      Opcode = 0x0c
+	Copy        Opcode = 0x19
 
 	ReservationRegister Opcode = 0x0d
 	ReservationReport   Opcode = 0x0e
@@ -58,6 +60,8 @@ const (
 	PropertySet FCType = 0x00
 	Connect     FCType = 0x01
 	PropertyGet FCType = 0x04
+	AuthSend    FCType = 0x05
+	AuthReceive FCType = 0x06
 	Disconnect  FCType = 0x08
 )
 
@@ -116,20 +120,41 @@ func (e SQE) QWord(n int) uint64 { return le.Uint64(e[offDWord+4*(n-10):]) }
 
 // SGL descriptor types with their subtypes (Base 2.0 §4.1.2), as in the last byte of a descriptor.
 const (
-	SGLInCapsule uint8 = 0x01 // data block at an offset in the capsule
-	SGLTransport uint8 = 0x5a // data that the transport moves
+	SGLInCapsule       uint8 = 0x01 // data block at an offset in the capsule
+	SGLKeyed           uint8 = 0x40 // data block in memory that a key names
+	SGLKeyedInvalidate uint8 = 0x4f // the same, and the completion may invalidate the key
+	SGLTransport       uint8 = 0x5a // data that the transport moves
 )
+
+// keyed reports whether descriptors of that type have a key, whatever their subtype.
+func keyed(t uint8) bool { return t>>4 == SGLKeyed>>4 }
 
 // SGL is a descriptor of where data are, of 16 bytes on the wire.
 type SGL struct {
-	Address uint64 // of SGLInCapsule: offset in bytes
-	Length  uint32 // bytes
+	Address uint64 // of SGLInCapsule: offset in bytes; with a key: of the memory that it names
+	Length  uint32 // bytes; with a key: less than 2^24
+	Key     uint32
 	Type    uint8
 }
 
 // ParseSGL reads a descriptor from the first 16 bytes of b.
 func ParseSGL(b []byte) SGL {
-	return SGL{Address: le.Uint64(b), Length: le.Uint32(b[8:]), Type: b[15]}
+	s := SGL{Address: le.Uint64(b), Length: le.Uint32(b[8:]), Type: b[15]}
+	if keyed(s.Type) {
+		s.Length, s.Key = s.Length&(1<<24-1), le.Uint32(b[11:])
+	}
+	return s
+}
+
+// AppendTo appends the descriptor.
+func (s SGL) AppendTo(b []byte) []byte {
+	b = le.AppendUint64(b, s.Address)
+	b = le.AppendUint32(b, s.Length)
+	b = append(b, 0, 0, 0, s.Type)
+	if keyed(s.Type) {
+		le.PutUint32(b[len(b)-5:], s.Key)
+	}
+	return b
 }
 
 // Command is a submission queue entry by its fields, for hosts. DWords are 10 to 15.
@@ -148,13 +173,26 @@ func (c *Command) AppendTo(b []byte) []byte {
 	b = le.AppendUint16(b, c.CID)
 	b = le.AppendUint32(b, c.NSID)
 	b = append(b, make([]byte, 16)...) // dwords 2 and 3, and the metadata pointer
-	b = le.AppendUint64(b, c.SGL.Address)
-	b = le.AppendUint32(b, c.SGL.Length)
-	b = append(b, 0, 0, 0, c.SGL.Type)
+	b = c.SGL.AppendTo(b)
 	for _, d := range c.DWords {
 		b = le.AppendUint32(b, d)
 	}
 	return b
+}
+
+// CopyRangeLen is the length of a descriptor of a source of Copy, in format 0, bytes (NVM 1.0 figure 40).
+const CopyRangeLen = 32
+
+// ParseCopyRange reads a descriptor: the first block of the source, and how many blocks it has.
+func ParseCopyRange(b []byte) (lba, count uint64) {
+	return le.Uint64(b[8:]), uint64(le.Uint16(b[16:])) + 1
+}
+
+// AppendCopyRange appends a descriptor of 1 to 65536 blocks.
+func AppendCopyRange(b []byte, lba uint64, count uint32) []byte {
+	b = le.AppendUint64(append(b, make([]byte, 8)...), lba)
+	b = le.AppendUint16(b, uint16(count-1))
+	return append(b, make([]byte, 14)...)
 }
 
 // CQE is a completion queue entry. The phase tag is not used over fabrics.

@@ -92,6 +92,27 @@ func (c ConnectCommand) NoFlowControl() bool { return c.SQE[46]&4 != 0 }
 // KATO is the keep-alive timeout in milliseconds; 0: none.
 func (c ConnectCommand) KATO() uint32 { return le.Uint32(c.SQE[48:]) }
 
+// Bits of dword 0 of the answer to Connect, above the CNTLID (AUTHREQ, Base 2.0 figure 386).
+const (
+	ConnectATR  uint32 = 1 << 17 // the host has to authenticate itself before it does anything else
+	ConnectASCR uint32 = 1 << 18 // and over a secure channel
+)
+
+// AuthCommand is Authentication Send or Receive (Base 2.0 §6.1, §6.2); it aliases its entry.
+type AuthCommand struct{ SQE }
+
+// authProtocol is SPSP0, SPSP1 and SECP of authentication over fabrics, as bytes 41 to 43 of the entry have them.
+const authProtocol = 0xe90101
+
+// AuthDWord10 is dword 10 of these commands.
+const AuthDWord10 uint32 = authProtocol << 8
+
+// Known reports whether the command is about authentication over fabrics, rather than another security protocol.
+func (c AuthCommand) Known() bool { return c.DWord(10)>>8 == authProtocol }
+
+// Length is that of the message, or of the room for it, bytes.
+func (c AuthCommand) Length() uint32 { return c.DWord(11) }
+
 // InvalidParameter is dword 0 of the answer to a Connect with a parameter that is wrong: its offset in the data,
 // or in the entry.
 func InvalidParameter(inData bool, off int) uint32 {

@@ -29,4 +29,5 @@ const (
 	EventANA         uint32 = 2 | 0x03<<8 | uint32(LogANA)<<16
 	EventDiscovery   uint32 = 2 | 0xf0<<8 | uint32(LogDiscovery)<<16
 	EventReservation uint32 = 6 | 0x00<<8 | uint32(LogReservation)<<16
+	EventSanitize    uint32 = 6 | 0x01<<8 | uint32(LogSanitize)<<16
 )

@@ -55,6 +55,7 @@ type Controller struct {
 	LPA       uint8
 	ELPE      uint8  // one less than the entries of the error log
 	KAS       uint16 // granularity of the keep-alive timeout, 100 ms
+	SANICAP   uint32
 	MaxCmd    uint16
 	ANATT     uint8 // longest time in state "change", seconds
 	ANACAP    uint8
@@ -65,6 +66,7 @@ type Controller struct {
 	FUSES     uint16
 	VWC       uint8
 	ACWU      uint16 // one less than the blocks of the largest Compare and Write
+	OCFS      uint16 // formats of descriptors of Copy
 	SGLS      uint32
 	SubNQN    string
 	IOCCSZ    uint32 // largest capsule of a command, 16 bytes
@@ -84,6 +86,7 @@ const (
 	offCRDT1    = 128
 	offACL      = 258
 	offKAS      = 320
+	offSANICAP  = 328
 	offANATT    = 342
 	offSQES     = 512
 	offSubNQN   = 768
@@ -113,6 +116,7 @@ func (c *Controller) AppendTo(b []byte) []byte {
 	le.PutUint16(d[266:], 343) // WCTEMP and CCTEMP, kelvin: not 0 from version 1.2 on
 	le.PutUint16(d[268:], 353)
 	le.PutUint16(d[offKAS:], c.KAS)
+	le.PutUint32(d[offSANICAP:], c.SANICAP)
 	d[offANATT], d[offANATT+1] = c.ANATT, c.ANACAP
 	le.PutUint32(d[344:], c.ANAGroups)
 	le.PutUint32(d[348:], c.ANAGroups)
@@ -123,6 +127,7 @@ func (c *Controller) AppendTo(b []byte) []byte {
 	le.PutUint16(d[522:], c.FUSES)
 	d[525] = c.VWC
 	le.PutUint16(d[532:], c.ACWU)
+	le.PutUint16(d[534:], c.OCFS)
 	le.PutUint32(d[536:], c.SGLS)
 	le.PutUint32(d[540:], c.MNAN)
 	copy(d[offSubNQN:offSubNQN+MaxNQN], c.SubNQN)
@@ -162,6 +167,14 @@ const (
 	ONCSWriteZeroes = 1 << 3
 	ONCSReserve     = 1 << 5
 	ONCSVerify      = 1 << 7
+	ONCSCopy        = 1 << 8
+
+	OCFSFormat0 = 1 << 0 // of descriptors of Copy
+
+	SANICAPBlock     = 1 << 1 // Block Erase
+	SANICAPOverwrite = 1 << 2
+	SANICAPNoNDAS    = 1 << 29 // blocks may be deallocated by it, whether the host wants that or not
+	SANICAPNoModify  = 1 << 30 // the medium is not changed any more when it is over
 
 	ANACAPStates = 0x1f   // all are reported
 	ANACAPStatic = 1 << 6 // the group of a namespace does not change while it is there
@@ -172,6 +185,7 @@ const (
 	VWCNoBroadcast = 2 << 1 // Flush does not take AllNamespaces
 
 	SGLSSupported = 1 << 0
+	SGLSKeyed     = 1 << 2
 	SGLSOffset    = 1 << 20 // in-capsule data
 	SGLSTransport = 1 << 21
 
@@ -192,6 +206,9 @@ type Namespace struct {
 	NPWG, NPWA uint16 // granularity and alignment of good writes, one less, blocks
 	NPDG, NPDA uint16 // the same of deallocations
 	NOWS       uint16 // size of optimal writes, one less, blocks
+	MSSRL      uint16 // blocks of one source of Copy
+	MCL        uint32 // blocks of all of them
+	MSRC       uint8  // one less than how many there can be
 	ANAGroup   uint32
 	ReadOnly   bool
 	NGUID      [16]byte
@@ -231,6 +248,9 @@ func (n *Namespace) AppendTo(b []byte) []byte {
 	for i, v := range [...]uint16{n.NPWG, n.NPWA, n.NPDG, n.NPDA, n.NOWS} {
 		le.PutUint16(d[64+2*i:], v)
 	}
+	le.PutUint16(d[74:], n.MSSRL)
+	le.PutUint32(d[76:], n.MCL)
+	d[80] = n.MSRC
 	le.PutUint32(d[92:], n.ANAGroup)
 	if n.ReadOnly {
 		d[99] = 1 // NSATTR: write protected

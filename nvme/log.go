@@ -17,6 +17,7 @@ const (
 	LogDiscovery LID = 0x70
 
 	LogReservation LID = 0x80 // notifications
+	LogSanitize    LID = 0x81
 )
 
 // GetLogPage is a Get Log Page command; it aliases its entry.
@@ -53,11 +54,13 @@ type ErrorEntry struct {
 	Status Status
 	LBA    uint64
 	NSID   uint32
+	// Transport is what the command has come through.
+	Transport TransportType
 }
 
 // AppendTo appends the entry.
 func (e *ErrorEntry) AppendTo(b []byte) []byte {
-	const noLocation, tcp = 0xffff, 3
+	const noLocation = 0xffff
 	b = le.AppendUint64(b, e.Count)
 	b = le.AppendUint16(b, e.SQID)
 	b = le.AppendUint16(b, e.CID)
@@ -65,7 +68,7 @@ func (e *ErrorEntry) AppendTo(b []byte) []byte {
 	b = le.AppendUint16(b, noLocation)
 	b = le.AppendUint64(b, e.LBA)
 	b = le.AppendUint32(b, e.NSID)
-	b = append(b, 0, tcp)
+	b = append(b, 0, uint8(e.Transport))
 	return append(b, make([]byte, 34)...)
 }
 
@@ -95,8 +98,13 @@ func (s *Smart) AppendTo(b []byte) []byte {
 		off int
 		v   uint64
 	}{
-		{32, (s.BytesRead + dataUnit - 1) / dataUnit}, {48, (s.BytesWritten + dataUnit - 1) / dataUnit},
-		{64, s.Reads}, {80, s.Writes}, {128, s.Seconds / 3600}, {160, s.MediaErrors}, {176, s.Errors},
+		{32, (s.BytesRead + dataUnit - 1) / dataUnit},
+		{48, (s.BytesWritten + dataUnit - 1) / dataUnit},
+		{64, s.Reads},
+		{80, s.Writes},
+		{128, s.Seconds / 3600},
+		{160, s.MediaErrors},
+		{176, s.Errors},
 	} {
 		le.PutUint64(d[f.off:], f.v)
 	}
@@ -175,23 +183,33 @@ const (
 	EntryCurrent  EntryType = 3 // the discovery service that answers
 )
 
-// DiscoveryEntry is an entry of the discovery log of a subsystem over TCP, without TLS (Base 2.0 figure 264).
+// TransportType is a kind of transport (TRTYPE).
+type TransportType uint8
+
+// Transports.
+const (
+	TransportRDMA TransportType = 1
+	TransportTCP  TransportType = 3
+)
+
+// DiscoveryEntry is an entry of the discovery log of a subsystem, over TCP without TLS, or over RDMA (Base 2.0 figure 264).
 type DiscoveryEntry struct {
-	Type    EntryType
-	Port    uint16 // names the port in the subsystem
-	ASQSize uint16 // entries of the largest admin queue
-	Address netip.AddrPort
-	SubNQN  string
+	Transport TransportType
+	Type      EntryType
+	Port      uint16 // names the port in the subsystem
+	ASQSize   uint16 // entries of the largest admin queue
+	Address   netip.AddrPort
+	SubNQN    string
 }
 
 // AppendTo appends the entry.
 func (e *DiscoveryEntry) AppendTo(b []byte) []byte {
-	const tcp, ipv4, ipv6 = 3, 1, 2
+	const ipv4, ipv6 = 1, 2
 	const noFlowControl, noSecureChannel = 1 << 2, 2
 	start := len(b)
 	b = append(b, make([]byte, DiscoveryEntryLen)...)
 	d := b[start:]
-	d[0], d[1], d[2], d[3] = tcp, ipv4, uint8(e.Type), noFlowControl|noSecureChannel
+	d[0], d[1], d[2], d[3] = uint8(e.Transport), ipv4, uint8(e.Type), noFlowControl|noSecureChannel
 	addr := e.Address.Addr().Unmap()
 	if addr.Is6() {
 		d[1] = ipv6
@@ -203,6 +221,11 @@ func (e *DiscoveryEntry) AppendTo(b []byte) []byte {
 	copyText(d[32:64], portText(e.Address.Port()))
 	copyText(d[256:512], e.SubNQN)
 	copyText(d[512:768], addr.String())
+	if e.Transport == TransportRDMA {
+		// Reliable and connected; the kind of network is not told; by the connection manager (RDMA 1.0 figure 9).
+		const qpType, provider, rdmaCM = 1, 1, 1
+		d[768], d[769], d[770] = qpType, provider, rdmaCM
+	}
 	return b
 }
 
@@ -223,18 +246,15 @@ func portText(port uint16) string {
 // Discovered is an entry of a discovery log as a host reads it. Its texts are as the discovery service has them.
 type Discovered struct {
 	Type      EntryType
-	Transport uint8 // 3: TCP
+	Transport TransportType
 	Address   string
 	Service   string // the port
 	SubNQN    string
 }
 
-// TransportTCP is Discovered.Transport of TCP.
-const TransportTCP = 3
-
 // ParseDiscovered reads an entry of DiscoveryEntryLen bytes.
 func ParseDiscovered(d []byte) Discovered {
-	return Discovered{Type: EntryType(d[2]), Transport: d[0], Service: text(d[32:64]), SubNQN: text(d[256:512]), Address: text(d[512:768])}
+	return Discovered{Type: EntryType(d[2]), Transport: TransportType(d[0]), Service: text(d[32:64]), SubNQN: text(d[256:512]), Address: text(d[512:768])}
 }
 
 // ParseDiscoveryHeader reads the header of a discovery log: its generation, and how many entries it has.

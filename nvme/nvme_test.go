@@ -26,12 +26,27 @@ func TestSQE(t *testing.T) {
 	}
 	e := SQE(want)
 	got := fmt.Sprint(e.Opcode(), e.Fuse(), e.PSDT(), e.CID(), e.NSID(), e.SGL(), e.QWord(10), e.DWord(12), e.DWord(15))
-	if want := fmt.Sprint(Read, NotFused, PSDTSGL, 0x2001, 7, SGL{0, 4096, SGLTransport}, uint64(0x0102030405060708), 0x40000007, 0); got != want {
+	if want := fmt.Sprint(Read, NotFused, PSDTSGL, 0x2001, 7, SGL{Length: 4096, Type: SGLTransport}, uint64(0x0102030405060708), 0x40000007, 0); got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 	c = Command{Opcode: Write, Fuse: FusedSecond}
 	if e := SQE(c.AppendTo(nil)); e.Fuse() != FusedSecond || len(e) != SQELen {
 		t.Errorf("% x", []byte(e))
+	}
+}
+
+// A keyed data block: the length has three bytes, and the key follows them (Base 2.0 figure 100).
+func TestKeyedSGL(t *testing.T) {
+	want := hexdump.Parse(t, `
+		88 77 66 55 44 33 22 11   # address
+		01 02 03  04 05 06 07     # length, key
+		4f`)
+	s := SGL{Address: 0x1122334455667788, Length: 0x030201, Key: 0x07060504, Type: SGLKeyedInvalidate}
+	if got := ParseSGL(want); got != s {
+		t.Errorf("%+v, want %+v", got, s)
+	}
+	if got := s.AppendTo(nil); !bytes.Equal(got, want) {
+		t.Errorf("% x, want % x", got, want)
 	}
 }
 
@@ -61,7 +76,7 @@ func TestConnect(t *testing.T) {
 		00 00 00 00  00 00 00 00  00 00 00 00`)
 	c := ConnectCommand{SQE(e)}
 	got := fmt.Sprint(c.Opcode() == Fabrics, c.FCType() == Connect, c.RecordFormat(), c.QID(), c.SQSize(), c.NoFlowControl(), c.KATO(), c.SGL())
-	if want := fmt.Sprint(true, true, 0, 3, 31, true, 5000, SGL{0, ConnectDataLen, SGLInCapsule}); got != want {
+	if want := fmt.Sprint(true, true, 0, 3, 31, true, 5000, SGL{Length: ConnectDataLen, Type: SGLInCapsule}); got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 	f := ConnectFields{HostID: [16]byte{1, 2, 15: 3}, CNTLID: 0xffff, SubNQN: DiscoveryNQN, HostNQN: "nqn.2026-11.com.example:host"}
@@ -157,10 +172,27 @@ func TestController(t *testing.T) {
 		MSDBD: 1, OFCS: 1, ANATT: 10, ANACAP: ANACAPStates | ANACAPStatic, ANAGroups: 0x0304, MNAN: 0x0506,
 	}
 	check(t, c.AppendTo(nil), IdentifyLen, []at{
-		{4, ":S1" + strings.Repeat(" ", 18)}, {24, ":oneshot" + strings.Repeat(" ", 33)}, {64, ":1.2     "},
-		{72, "06"}, {76, "03 0a 02 01 00 04 01 00"}, {88, "80 96 98 00"}, {92, "00 01 00 00"}, {96, "41 00 00 00"},
-		{111, "01"}, {128, "05 00"}, {258, "04 03 03 07 3f"}, {266, "57 01 61 01"}, {320, "0a 00"}, {342, "0a 5f 0403 0000 0403 0000"}, {512, "66 44 80 00 00 04 00 00 8d 00 01 00"},
-		{525, "07"}, {532, "ff 00"}, {536, "01 00 30 00 0605"}, {768, ":nqn.2026-11.x:y"}, {1792, "04 04 00 00 01 00 00 00"}, {1803, "01 01 00"},
+		{4, ":S1" + strings.Repeat(" ", 18)},
+		{24, ":oneshot" + strings.Repeat(" ", 33)},
+		{64, ":1.2     "},
+		{72, "06"},
+		{76, "03 0a 02 01 00 04 01 00"},
+		{88, "80 96 98 00"},
+		{92, "00 01 00 00"},
+		{96, "41 00 00 00"},
+		{111, "01"},
+		{128, "05 00"},
+		{258, "04 03 03 07 3f"},
+		{266, "57 01 61 01"},
+		{320, "0a 00"},
+		{342, "0a 5f 0403 0000 0403 0000"},
+		{512, "66 44 80 00 00 04 00 00 8d 00 01 00"},
+		{525, "07"},
+		{532, "ff 00"},
+		{536, "01 00 30 00 0605"},
+		{768, ":nqn.2026-11.x:y"},
+		{1792, "04 04 00 00 01 00 00 00"},
+		{1803, "01 01 00"},
 	})
 }
 
@@ -186,7 +218,7 @@ func TestParse(t *testing.T) {
 	if got := ParseDescriptors([]byte{3, 16, 0, 0, 1}); got != (Descriptors{}) {
 		t.Errorf("half a descriptor is %+v", got)
 	}
-	e := DiscoveryEntry{Type: EntryNVM, Address: netip.MustParseAddrPort("192.0.2.7:4420"), SubNQN: "nqn.2026-11.x:y"}
+	e := DiscoveryEntry{Transport: TransportTCP, Type: EntryNVM, Address: netip.MustParseAddrPort("192.0.2.7:4420"), SubNQN: "nqn.2026-11.x:y"}
 	if got := ParseDiscovered(e.AppendTo(nil)); got != (Discovered{EntryNVM, TransportTCP, "192.0.2.7", "4420", "nqn.2026-11.x:y"}) {
 		t.Errorf("%+v", got)
 	}
@@ -202,8 +234,17 @@ func TestNamespace(t *testing.T) {
 		ReadOnly: true, NGUID: [16]byte{0x02, 15: 0xff}, BlockShift: 9, ANAGroup: 0x0102, RESCAP: RESCAPPersist | RESCAPTypes | RESCAPIgnore,
 	}
 	check(t, n.AppendTo(nil), IdentifyLen, []at{
-		{0, "0010000000000000 0010000000000000 0008000000000000 13"}, {30, "01 ff"}, {33, "09"}, {38, "ff00"}, {48, "000020"},
-		{64, "0700 0600 0500 0400 0300"}, {92, "0201"}, {99, "01"}, {104, "02"}, {119, "ff"}, {130, "09"},
+		{0, "0010000000000000 0010000000000000 0008000000000000 13"},
+		{30, "01 ff"},
+		{33, "09"},
+		{38, "ff00"},
+		{48, "000020"},
+		{64, "0700 0600 0500 0400 0300"},
+		{92, "0201"},
+		{99, "01"},
+		{104, "02"},
+		{119, "ff"},
+		{130, "09"},
 	})
 }
 
@@ -234,7 +275,7 @@ func TestLogs(t *testing.T) {
 	if got, want := fmt.Sprint(g.LID() == LogDiscovery, g.Retain(), g.Length(), g.Offset(), g.ByIndex()), "true true 266240 1024 false"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
-	e := ErrorEntry{Count: 3, SQID: 1, CID: 2, Status: UnrecoveredRead | DNR, LBA: 7, NSID: 5}
+	e := ErrorEntry{Count: 3, SQID: 1, CID: 2, Status: UnrecoveredRead | DNR, LBA: 7, NSID: 5, Transport: TransportTCP}
 	check(t, e.AppendTo(nil), ErrorEntryLen, []at{{0, "03"}, {8, "0100 0200 0285 ffff 07"}, {24, "05"}, {29, "03"}})
 	s := Smart{BytesRead: 512_001, BytesWritten: 512_000, Reads: 3, Writes: 4, MediaErrors: 5, Errors: 6, Seconds: 7200}
 	check(t, s.AppendTo(nil), SmartLen, []at{
@@ -251,10 +292,12 @@ func TestLogs(t *testing.T) {
 // Base 2.0 figure 264.
 func TestDiscovery(t *testing.T) {
 	check(t, AppendDiscoveryHeader(nil, 5, 2), DiscoveryEntryLen, []at{{0, "05"}, {8, "02"}})
-	e := DiscoveryEntry{Type: EntryNVM, Port: 1, ASQSize: 32, Address: netip.MustParseAddrPort("192.0.2.7:4420"), SubNQN: "nqn.2026-11.x:y"}
+	e := DiscoveryEntry{Transport: TransportTCP, Type: EntryNVM, Port: 1, ASQSize: 32, Address: netip.MustParseAddrPort("192.0.2.7:4420"), SubNQN: "nqn.2026-11.x:y"}
 	check(t, e.AppendTo(nil), DiscoveryEntryLen, []at{{0, "03 01 02 06 0100 ffff 2000"}, {32, ":4420"}, {256, ":nqn.2026-11.x:y"}, {512, ":192.0.2.7"}})
 	e.Address, e.Type = netip.MustParseAddrPort("[2001:db8::1]:8009"), EntryCurrent
 	check(t, e.AppendTo(nil), DiscoveryEntryLen, []at{{0, "03 02 03 06 0100 ffff 2000"}, {32, ":8009"}, {256, ":nqn.2026-11.x:y"}, {512, ":2001:db8::1"}})
+	e.Transport = TransportRDMA
+	check(t, e.AppendTo(nil), DiscoveryEntryLen, []at{{0, "01 02 03 06 0100 ffff 2000"}, {32, ":8009"}, {256, ":nqn.2026-11.x:y"}, {512, ":2001:db8::1"}, {768, "01 01 01"}})
 }
 
 // Base 2.0 figures 401 to 410 and 267.

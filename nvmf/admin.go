@@ -16,6 +16,7 @@ var adminCommands = [256]func(*Task) volume.Next{
 	nvme.AdminGetFeatures: (*Task).getFeatures,
 	nvme.AdminAsyncEvent:  (*Task).asyncEvent,
 	nvme.AdminKeepAlive:   (*Task).keepAlive,
+	nvme.AdminSanitize:    (*Task).sanitize,
 }
 
 // effects is the effects log. Its rows are those of adminCommands and ioCommands, which refer to it.
@@ -27,6 +28,7 @@ func init() {
 			effects.Admin[nvme.Opcode(op)] = nvme.EffectSupported
 		}
 	}
+	effects.Admin[nvme.AdminSanitize] |= nvme.EffectContent
 	for op, c := range ioCommands {
 		if c != nil {
 			effects.IO[nvme.Opcode(op)] = nvme.EffectSupported
@@ -40,7 +42,7 @@ func init() {
 // admin begins a command of the admin queue.
 func (t *Task) admin() volume.Next {
 	run := adminCommands[t.SQE.Opcode()]
-	if run == nil || t.Queue.ctrl.sub.isDiscovery() && t.SQE.Opcode() == nvme.AdminAbort {
+	if op := t.SQE.Opcode(); run == nil || t.Queue.ctrl.sub.isDiscovery() && (op == nvme.AdminAbort || op == nvme.AdminSanitize) {
 		return t.refuse(nvme.InvalidOpcode)
 	}
 	if t.SQE.Fuse() != nvme.NotFused {
@@ -70,7 +72,7 @@ func (t *Task) abort() volume.Next {
 		c.aborts--
 		return t.refuse(nvme.AbortLimit)
 	}
-	t.aborting = true
+	t.elsewhere = true
 	q.post(func() {
 		found := q.outstanding(cid, t)
 		if found != nil {
@@ -81,7 +83,7 @@ func (t *Task) abort() volume.Next {
 			if found != nil {
 				t.CQE.DW0 = 0
 			}
-			t.aborting = false
+			t.elsewhere = false
 			admin.step(t, t.end(nvme.Success))
 		})
 	})
@@ -91,7 +93,7 @@ func (t *Task) abort() volume.Next {
 // outstanding returns the command of that identifier that is under way, but not except; nil: there is none.
 func (q *Queue) outstanding(cid uint16, except *Task) *Task {
 	for _, t := range q.tasks {
-		if t != except && !t.aborted && !t.aborting && t.SQE.CID() == cid {
+		if t != except && !t.aborted && !t.elsewhere && t.SQE.CID() == cid {
 			return t
 		}
 	}
@@ -197,12 +199,15 @@ const (
 
 // identify returns the Identify Controller data structure.
 func (c *Controller) identify() *nvme.Controller {
-	n := c.node
+	n, tr := c.node, c.admin.mover.Transport()
 	d := &nvme.Controller{
 		Serial: c.sub.serial, Model: "oneshot", Firmware: n.cfg.Firmware,
 		MDTS: n.transferShift(), CNTLID: c.id, CTRATT: nvme.CTRATTHostID128 | nvme.CTRATTTBKAS,
 		AERL: maxEventRequests - 1, LPA: nvme.LPAExtended, ELPE: errorEntries - 1, KAS: keepAliveUnit / 100, SubNQN: c.sub.nqn,
-		SGLS: nvme.SGLSSupported | nvme.SGLSOffset | nvme.SGLSTransport, MSDBD: 1, IORCSZ: 1,
+		SGLS: nvme.SGLSSupported | tr.SGLS, MSDBD: 1, IORCSZ: 1,
+	}
+	if tr.AdminCapsule > 0 || n.Capsule(tr) > 0 {
+		d.SGLS |= nvme.SGLSOffset
 	}
 	if c.sub.isDiscovery() {
 		d.Type, d.OAES, d.MaxCmd = nvme.DiscoveryController, nvme.OAESDiscovery, adminDepth
@@ -213,15 +218,17 @@ func (c *Controller) identify() *nvme.Controller {
 	d.CMIC = nvme.CMICPorts | nvme.CMICControllers | nvme.CMICANA
 	d.ANATT, d.ANACAP, d.ANAGroups = transitionTime, nvme.ANACAPStates|nvme.ANACAPStatic, MaxNSID
 	d.RTD3E = shutdownTime
+	d.SANICAP = nvme.SANICAPBlock | nvme.SANICAPOverwrite | nvme.SANICAPNoNDAS | nvme.SANICAPNoModify
 	d.CRDT1 = retryDelay
 	d.ACL = maxAborts - 1
 	d.LPA |= nvme.LPASmart | nvme.LPAEffects
 	d.NN, d.MNAN = MaxNSID, MaxNSID
-	d.ONCS = nvme.ONCSCompare | nvme.ONCSDSM | nvme.ONCSWriteZeroes | nvme.ONCSVerify | nvme.ONCSReserve
+	d.ONCS = nvme.ONCSCompare | nvme.ONCSDSM | nvme.ONCSWriteZeroes | nvme.ONCSVerify | nvme.ONCSReserve | nvme.ONCSCopy
+	d.OCFS = nvme.OCFSFormat0
 	d.FUSES = nvme.FUSESCompareWrite
 	d.VWC = nvme.VWCPresent | nvme.VWCNoBroadcast
 	d.ACWU = maxCompareBytes/4096 - 1 // in the largest blocks; namespaces say it in theirs
-	d.IOCCSZ = uint32(nvme.SQELen+n.capsule) / 16
+	d.IOCCSZ = uint32(nvme.SQELen+n.Capsule(tr)) / 16
 	d.OFCS = nvme.OFCSDisconnect
 	return d
 }
@@ -265,7 +272,7 @@ func (t *Task) getLogPage() volume.Next {
 func (c *Controller) log(g nvme.GetLogPage) func(b []byte, off uint64) {
 	l, nsid := g.LID(), g.NSID()
 	pages := []nvme.LID{
-		nvme.LogSupported, nvme.LogError, nvme.LogSmart, nvme.LogFirmware, nvme.LogChanged, nvme.LogEffects, nvme.LogANA, nvme.LogReservation,
+		nvme.LogSupported, nvme.LogError, nvme.LogSmart, nvme.LogFirmware, nvme.LogChanged, nvme.LogEffects, nvme.LogANA, nvme.LogReservation, nvme.LogSanitize,
 	}
 	if c.sub.isDiscovery() {
 		pages = []nvme.LID{nvme.LogSupported, nvme.LogError, nvme.LogDiscovery}
@@ -296,6 +303,9 @@ func (c *Controller) log(g nvme.GetLogPage) func(b []byte, off uint64) {
 		return whole(c.anaLog(g.Specific()&nvme.ANAGroupsOnly != 0))
 	case nvme.LogReservation:
 		return whole(c.notices.page())
+	case nvme.LogSanitize:
+		l := c.sanitizeLog()
+		return whole(l.AppendTo(nil))
 	case nvme.LogEffects:
 		return whole(effects.AppendTo(nil))
 	}

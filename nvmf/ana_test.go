@@ -186,3 +186,12 @@ func TestTakenAwayIsAborted(t *testing.T) {
 		t.Errorf("%d are left", n)
 	}
 }
+
+// With the least memory that a configuration may give (config's minConnectionBytes) a transfer still holds what Linux takes the ANA log
+// for: else it does without ANA, and without multipath.
+func TestLeastTransferHoldsANALog(t *testing.T) {
+	const least, head, group, namespace = 1 << 20, 16, 32, 4
+	if n := mostLease(least, least); n < head+MaxNSID*(group+namespace) {
+		t.Errorf("transfers have %d bytes", n)
+	}
+}

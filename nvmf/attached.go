@@ -91,7 +91,11 @@ func (a *attached) Session() any { return a.ctrl.hostID }
 func (a *attached) Deny(mask, denied access.Denial) {
 	for {
 		old := a.denied.Load()
-		if a.denied.CompareAndSwap(old, old&^uint32(mask)|uint32(denied&mask)) {
+		now := old&^uint32(mask) | uint32(denied&mask)
+		if a.denied.CompareAndSwap(old, now) {
+			if old&^now&uint32(access.Sanitizing) != 0 {
+				a.ctrl.sub.sanitizeOver()
+			}
 			return
 		}
 	}

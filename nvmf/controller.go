@@ -40,6 +40,7 @@ type Controller struct {
 	mu       sync.Mutex // taken after Subsystem.mu; a leaf
 	queues   map[uint16]*Queue
 	ended    bool
+	counted  bool // it is one of Node.controllers
 	cc, csts uint32
 	grant    int // I/O queues that the host may have
 	flushes  int // flushes of a shutdown that are under way
@@ -92,6 +93,26 @@ func (c *Controller) allQueues() []*Queue {
 		list = append(list, q)
 	}
 	return list
+}
+
+// count makes the controller one of those that the node has room for; false: there is none.
+func (c *Controller) count() bool {
+	ok := c.node.addController()
+	c.mu.Lock()
+	c.counted = ok
+	c.mu.Unlock()
+	return ok
+}
+
+// uncount takes it back.
+func (c *Controller) uncount() {
+	c.mu.Lock()
+	counted := c.counted
+	c.counted = false
+	c.mu.Unlock()
+	if counted {
+		c.node.dropController()
+	}
 }
 
 func (c *Controller) granted() int {
@@ -159,7 +180,7 @@ func (c *Controller) queueGone(q *Queue) {
 	switch {
 	case over:
 		c.sub.remove(c)
-		c.node.dropController()
+		c.uncount()
 	case drained:
 		c.admin.post(c.queuesGone)
 	}

@@ -8,11 +8,11 @@ import (
 )
 
 // discoveryLog writes the part of the discovery log from off on: the discovery service itself, and each subsystem that admits the
-// host, at each portal that is reached where the host has come to (Base 2.0 §5.16.1.23).
+// host, at each portal that is reached where the host has come to; and the discovery services elsewhere (Base 2.0 §5.16.1.23).
 func (c *Controller) discoveryLog(b []byte, off uint64) {
 	n := c.node
 	n.mu.Lock()
-	generation, portals, subsystems := n.generation, n.portals, slices.Clone(n.subsystems)
+	generation, portals, subsystems, referrals := n.generation, n.portals, slices.Clone(n.subsystems), n.referrals
 	n.mu.Unlock()
 	local, err := netip.ParseAddrPort(c.admin.mover.Local())
 	var entries []nvme.DiscoveryEntry
@@ -21,7 +21,7 @@ func (c *Controller) discoveryLog(b []byte, off uint64) {
 		if !ok || err != nil {
 			continue
 		}
-		e := nvme.DiscoveryEntry{Type: nvme.EntryCurrent, Port: p.ID, ASQSize: adminDepth, Address: at, SubNQN: nvme.DiscoveryNQN}
+		e := nvme.DiscoveryEntry{Transport: p.Transport.Type, Type: nvme.EntryCurrent, Port: p.ID, ASQSize: adminDepth, Address: at, SubNQN: nvme.DiscoveryNQN}
 		entries = append(entries, e)
 		for _, s := range subsystems {
 			if s.admits(c.hostNQN) {
@@ -29,6 +29,9 @@ func (c *Controller) discoveryLog(b []byte, off uint64) {
 				entries = append(entries, e)
 			}
 		}
+	}
+	for _, r := range referrals {
+		entries = append(entries, nvme.DiscoveryEntry{Transport: r.Transport, Type: nvme.EntryReferral, ASQSize: adminDepth, Address: r.Address, SubNQN: nvme.DiscoveryNQN})
 	}
 	// Only the entries that are asked for are written: hosts read a long log in pieces.
 	page := make([]byte, 0, nvme.DiscoveryEntryLen)

@@ -15,6 +15,7 @@ const (
 	eventDiscovery                // the discovery log has changed
 	eventANA                      // an access state has changed
 	eventReservation              // there is a reservation notification
+	eventSanitize                 // a sanitize operation has ended
 	eventCount
 )
 
@@ -28,6 +29,7 @@ var eventKinds = [eventCount]struct {
 	eventDiscovery:   {nvme.EventDiscovery, nvme.OAESDiscovery, nvme.LogDiscovery},
 	eventANA:         {nvme.EventANA, nvme.OAESANA, nvme.LogANA},
 	eventReservation: {nvme.EventReservation, 0, nvme.LogReservation},
+	eventSanitize:    {nvme.EventSanitize, 0, nvme.LogSanitize},
 }
 
 // events are those of a controller. Each is told once, until the host has read the log about it: meanwhile it is masked.

@@ -14,6 +14,12 @@ func (t *Task) fabrics() volume.Next {
 		return t.connect()
 	case q.ctrl == nil:
 		return t.refuse(nvme.CommandSequence)
+	case ft == nvme.AuthSend:
+		return t.authSend()
+	case ft == nvme.AuthReceive:
+		return t.authReceive()
+	case q.state == queueUnproven:
+		return t.refuse(nvme.AuthenticationRequired)
 	case ft == nvme.Disconnect:
 		return t.disconnect()
 	case q.id != 0:
@@ -49,6 +55,14 @@ func (t *Task) connect() volume.Next {
 	case size == 0 || int(size) > largest:
 		return t.invalidParameter(false, nvme.OffConnectSQSize)
 	}
+	if said := t.Queue.said; said != nil {
+		switch {
+		case c.QID() != said.QID:
+			return t.invalidParameter(false, nvme.OffConnectQID)
+		case int(size) >= said.Entries:
+			return t.invalidParameter(false, nvme.OffConnectSQSize)
+		}
+	}
 	return t.pullOwn(make([]byte, nvme.ConnectDataLen), (*Task).connectData)
 }
 
@@ -74,7 +88,9 @@ func (t *Task) connectData() volume.Next {
 		return t.refuse(nvme.ConnectInvalidHost)
 	case d.HostID() == [16]byte{}:
 		return t.invalidParameter(true, nvme.OffHostID)
-	case c.QID() == 0:
+	}
+	q.proof.wanted = sub.rulesFor(host) != nil
+	if c.QID() == 0 {
 		return t.connectAdmin(sub, host, d)
 	}
 	return t.connectIO(sub, host, d)
@@ -87,7 +103,8 @@ func (t *Task) connectAdmin(sub *Subsystem, host string, d nvme.ConnectData) vol
 		return t.invalidParameter(true, nvme.OffCNTLID)
 	}
 	c := newController(q, sub, host, d.HostID(), e.KATO())
-	if !q.node.addController() {
+	// A host that has yet to prove itself takes no place from others: its connection alone is counted.
+	if !q.proof.wanted && !c.count() {
 		q.log.Warn("connection refused: the limit is reached (limits.sessions), or the target is stopping", "host", host)
 		return t.refuse(nvme.ConnectBusy)
 	}
@@ -104,7 +121,9 @@ func (t *Task) connectIO(sub *Subsystem, host string, d nvme.ConnectData) volume
 	q, qid := t.Queue, nvme.ConnectCommand{SQE: t.SQE}.QID()
 	c := sub.controller(d.CNTLID())
 	switch {
-	case sub.isDiscovery(), c == nil, c.group != q.group: // what it may do depends on the group
+	case sub.isDiscovery(), c == nil, c.group != q.group, // what it may do depends on the group
+		c.admin.mover.Transport() != q.mover.Transport(), // and what Identify says, on the transport
+		q.said != nil && q.said.CNTLID != 0 && q.said.CNTLID != c.id:
 		return t.invalidParameter(true, nvme.OffCNTLID)
 	case c.hostNQN != host:
 		return t.invalidParameter(true, nvme.OffHostNQN)
@@ -122,7 +141,7 @@ func (t *Task) connectIO(sub *Subsystem, host string, d nvme.ConnectData) volume
 func (q *Queue) joins(c *Controller, qid uint16) bool {
 	sub := c.sub
 	if qid == 0 && !sub.add(c) {
-		q.node.dropController()
+		c.uncount()
 		return false
 	}
 	sub.mu.Lock()
@@ -141,18 +160,24 @@ func (q *Queue) joins(c *Controller, qid uint16) bool {
 // connected ends Connect.
 func (t *Task) connected(c *Controller, qid uint16) volume.Next {
 	q, e := t.Queue, nvme.ConnectCommand{SQE: t.SQE}
-	if !c.sub.isDiscovery() && !q.place.TryProve() {
+	t.CQE.DW0 = uint32(c.id)
+	switch {
+	case q.proof.wanted:
+		t.CQE.DW0 |= nvme.ConnectATR
+		q.state = queueUnproven
+	case !c.sub.isDiscovery() && !q.place.TryProve():
 		return t.refuse(nvme.ConnectBusy) // it has been told to give way
+	default:
+		q.state = queueConnected
 	}
-	q.state = queueConnected
 	q.depth, q.noFlow = int(e.SQSize())+1, e.NoFlowControl()
 	q.log = q.node.log.With("host_address", q.mover.Peer(), "controller", c.id, "queue", qid)
-	capsule := adminCapsule
+	capsule := q.mover.Transport().AdminCapsule
 	if qid != 0 {
-		capsule = q.node.capsule
+		capsule = q.node.Capsule(q.mover.Transport())
 	}
-	q.mover.Connected(Params{QID: qid, CapsuleData: capsule, Collapse: q.noFlow})
-	t.CQE.DW0 = uint32(c.id)
+	q.params = Params{QID: qid, CapsuleData: capsule, Collapse: q.noFlow, Proved: q.state == queueConnected}
+	q.mover.Connected(q.params)
 	return t.end(nvme.Success)
 }
 

@@ -1,8 +1,6 @@
 package nvmf
 
 import (
-	"encoding/binary"
-
 	"oneshot/nvme"
 	"oneshot/volume"
 	"oneshot/volume/access"
@@ -259,5 +257,3 @@ func (t *Task) hostIdentifier() volume.Next {
 	}
 	return t.build(len(id), func(b []byte) { copy(b, id[:]) })
 }
-
-var le = binary.LittleEndian

@@ -60,7 +60,7 @@ func newKeepingTarget(t *testing.T, store backend.Store, readOnly bool, keeper v
 	}
 	x.Node = NewNode(Config{
 		Pool: x.pool, Door: door.NewDoor(10), Logger: log, MemoryPerConnection: 4 << 20, Depth: 128, Firmware: "1",
-		Limits: Limits{Controllers: 10, ConnectTimeout: 15 * time.Second},
+		Limits: Limits{Controllers: 10, ConnectTimeout: 15 * time.Second, ReadTimeout: 20 * time.Second},
 	})
 	x.sub = x.AddSubsystem(SubsystemConfig{
 		NQN: testNQN, Serial: "S", Namespaces: []Shown{{NSID: 1, Namespace: x.ns}},
@@ -114,7 +114,8 @@ type host struct {
 	cid  uint16
 	out  map[uint16][]byte // data of commands
 	late map[uint16]*Task  // commands whose data are to come
-	free int               // tasks that were given back
+	over *Transport
+	free int // tasks that were given back
 
 	answers []answer
 	heard   chan struct{} // an answer has come
@@ -138,7 +139,7 @@ func (x *target) dialThrough(group uint16, id byte) *host {
 	if !x.Admit() {
 		x.t.Fatal("no room for a connection")
 	}
-	h := &host{x: x, id: id, heard: make(chan struct{}, 1000), out: make(map[uint16][]byte), late: make(map[uint16]*Task)}
+	h := &host{x: x, id: id, heard: make(chan struct{}, 1000), out: make(map[uint16][]byte), late: make(map[uint16]*Task), over: &transport}
 	h.q = x.NewQueue(h, group)
 	x.t.Cleanup(h.lose)
 	return h
@@ -151,16 +152,24 @@ func (h *host) lose() {
 	h.q.Unlock()
 }
 
-func (h *host) FreeTask(*Task)     { h.free++ }
-func (h *host) Forget(t *Task)     { delete(h.late, t.CQE.CID) }
+func (h *host) FreeTask(*Task) { h.free++ }
+func (h *host) Forget(t *Task) bool {
+	delete(h.late, t.CQE.CID)
+	return true
+}
 func (h *host) Connected(p Params) { h.params = p }
 func (h *host) Flush()             {}
 func (h *host) Terminate(how Termination) {
 	h.ended = append(h.ended, how)
 }
-func (h *host) Peer() string      { return "192.0.2.1:5" }
-func (h *host) Local() string     { return "192.0.2.2:4420" }
-func (h *host) Transport() string { return "test" }
+func (h *host) Peer() string  { return "192.0.2.1:5" }
+func (h *host) Local() string { return "192.0.2.2:4420" }
+func (h *host) Transport() *Transport {
+	return h.over
+}
+
+var transport = Transport{Name: "test", Type: nvme.TransportTCP, Capsule: 16 << 10, AdminCapsule: 8 << 10, SGLS: nvme.SGLSTransport}
+
 func (h *host) Digests() (header, data bool) {
 	return true, false
 }
@@ -298,3 +307,19 @@ func rw(op nvme.Opcode, blocks uint32) nvme.Command {
 
 // fill is n bytes of one value.
 func fill(n int, v byte) []byte { return bytes.Repeat([]byte{v}, n) }
+
+// All queues of a controller come over one transport: what Identify says of capsules depends on it.
+func TestOneTransport(t *testing.T) {
+	x := newTarget(t, nil, false)
+	admin, id := x.admin(0)
+	h := x.dial()
+	other := transport
+	h.over = &other
+	if a := h.connect(testHost, 1, id, 0); a.Status != nvme.ConnectInvalid|nvme.DNR || a.DW0 != nvme.InvalidParameter(true, nvme.OffCNTLID) {
+		t.Errorf("a queue over another transport: %v, %#x", a.Status, a.DW0)
+	}
+	if info := admin.q.ctrl.info(); len(info.Queues) != 1 || info.Queues[0].Transport != "test" {
+		t.Errorf("%+v", info.Queues)
+	}
+	x.queue(id)
+}

@@ -25,6 +25,7 @@ var ioCommands = [256]*ioCommand{
 	nvme.WriteZeroes: {run: (*Task).writeZeroes, writes: true, changes: true},
 	nvme.DSM:         {run: (*Task).dsm, writes: true},
 	nvme.Verify:      {run: (*Task).verify, reads: true},
+	nvme.Copy:        {run: (*Task).copy, reads: true, writes: true, changes: true},
 
 	nvme.ReservationRegister: {run: (*Task).reservationRegister},
 	nvme.ReservationReport:   {run: (*Task).reservationReport},
@@ -151,7 +152,7 @@ func (t *Task) storeFailed() volume.Next {
 	n, c := t.path.ns, t.Queue.ctrl
 	s := n.statusOf(t.r.Err) | nvme.More
 	n.log.Error("a command of a host has failed in the store", "host", c.hostNQN, "opcode", t.SQE.Opcode(), "namespace", t.path.nsid, "reason", t.r.Err)
-	e := nvme.ErrorEntry{SQID: t.Queue.id, CID: t.CQE.CID, Status: s, LBA: uint64(t.off) >> n.blockShift, NSID: t.path.nsid}
+	e := nvme.ErrorEntry{SQID: t.Queue.id, CID: t.CQE.CID, Status: s, LBA: uint64(t.off) >> n.blockShift, NSID: t.path.nsid, Transport: t.Queue.mover.Transport().Type}
 	c.admin.post(func() { c.errors.add(e) })
 	return t.end(s)
 }
@@ -269,10 +270,10 @@ func (q *Queue) fusion(t *Task) {
 	}
 }
 
-// matches reports whether t is the write of the pair whose compare is first.
-func (first *Task) matches(t *Task) bool {
-	return t.SQE.Opcode() == nvme.Write && t.SQE.NSID() == first.SQE.NSID() && t.SQE.QWord(10) == first.SQE.QWord(10) &&
-		t.SQE.DWord(12)&0xffff == first.SQE.DWord(12)&0xffff && t.SQE.DWord(12)&prInfo == 0 && t.Len == first.Len && !first.path.ns.readOnly && !first.aborted
+// matches reports whether w is the write of the pair whose compare is t.
+func (t *Task) matches(w *Task) bool {
+	return w.SQE.Opcode() == nvme.Write && w.SQE.NSID() == t.SQE.NSID() && w.SQE.QWord(10) == t.SQE.QWord(10) &&
+		w.SQE.DWord(12)&0xffff == t.SQE.DWord(12)&0xffff && w.SQE.DWord(12)&prInfo == 0 && w.Len == t.Len && !t.path.ns.readOnly && !t.aborted
 }
 
 // pullSecond fetches the data of the second command of a pair behind those of the first.

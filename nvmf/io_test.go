@@ -30,7 +30,7 @@ func TestReadOnly(t *testing.T) {
 	for _, c := range []struct {
 		nvme.Command
 		n int
-	}{{rw(nvme.Write, 1), 512}, {rw(nvme.WriteZeroes, 1), 0}, {dsm, 16}} {
+	}{{rw(nvme.Write, 1), 512}, {rw(nvme.WriteZeroes, 1), 0}, {dsm, 16}, {rw(nvme.Copy, 1), nvme.CopyRangeLen}} {
 		if a := h.do(c.Command, c.n, fill(c.n, 1), false); a.Status != nvme.WriteProtected|nvme.DNR {
 			t.Errorf("%#x: %v", c.Opcode, a.Status)
 		}

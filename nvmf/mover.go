@@ -1,5 +1,7 @@
 package nvmf
 
+import "oneshot/nvme"
+
 // Mover is what a queue asks of its transport: it moves capsules and the data of commands, and knows how; the queue
 // knows when and why. Every method but the last three is called with the Queue locked, none blocks, and what they queue leaves in
 // the order of the calls, at the latest at Flush.
@@ -12,9 +14,9 @@ type Mover interface {
 	// Answer sends t.In and then t.CQE. It ends with Queue.Sent, when nothing of it is needed any more, or AnswerLost.
 	Answer(t *Task)
 	// Forget has nothing placed into t.Out any more. Data that the host still sends for t are thrown away. GetData may
-	// not have been called.
-	Forget(t *Task)
-	// Connected says what the queue has become.
+	// not have been called. False: an RDMA Read is placing bytes; Queue.Forgotten follows when none is any more.
+	Forget(t *Task) bool
+	// Connected says what the queue has become: when it is connected, and once more when its host has proved itself, if it has to.
 	Connected(Params)
 	// Flush sends what is queued.
 	Flush()
@@ -25,7 +27,18 @@ type Mover interface {
 
 	Peer() string  // address of the host
 	Local() string // address that it has reached
-	Transport() string
+	Transport() *Transport
+}
+
+// Transport is what queues over one kind of transport have in common. There is one value for each.
+type Transport struct {
+	Name string // in the configuration
+	Type nvme.TransportType
+	// Capsule and AdminCapsule are the most bytes of data that a command capsule of an I/O queue may have, and that of an admin
+	// queue.
+	Capsule, AdminCapsule int
+	// SGLS are the descriptors of data that its movers take besides those in capsules, as Identify says it.
+	SGLS uint32
 }
 
 // Termination says when a connection ends.
@@ -41,6 +54,7 @@ const (
 type Params struct {
 	QID         uint16
 	CapsuleData int  // bytes of data that a capsule may have
+	Proved      bool // the host need not give way to others
 	Collapse    bool // a completion without status may be folded into the last data: nobody looks at SQHD
 }
 
@@ -50,4 +64,13 @@ type DataFault uint8
 // Faults of data.
 const (
 	DigestMismatch DataFault = iota // the data may come again, and be good
+	NotFetched                      // the host has not let them be read, or the connection has ended
+	NoRoom                          // there is no memory for them
 )
+
+// Promised is what a host has said of a queue when it made the connection, before Connect.
+type Promised struct {
+	QID     uint16
+	Entries int    // of the submission queue
+	CNTLID  uint16 // of the controller of an I/O queue; 0: it was not said
+}

@@ -232,6 +232,7 @@ func (n *Namespace) identify(nsid uint32) nvme.Namespace {
 		NSFEAT: nvme.NSFEATAtomic | nvme.NSFEATOptimal, NMIC: nvme.NMICShared, NACWU: count(maxCompareBytes),
 		DLFEAT: nvme.DLFEATZeroes | nvme.DLFEATWriteZeros,
 		NPWG:   count(physical), NPWA: count(physical), NPDG: count(grain), NPDA: count(grain), NOWS: count(n.info.OptimalIO),
+		MSSRL: uint16(int64(maxCopyRange) >> n.blockShift), MCL: maxCopyBytes >> n.blockShift, MSRC: maxCopyRanges - 1,
 		ReadOnly: n.readOnly, NGUID: n.guid, ANAGroup: nsid, RESCAP: nvme.RESCAPTypes | nvme.RESCAPIgnore,
 	}
 	if n.v.Access().Keeps() {

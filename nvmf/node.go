@@ -41,11 +41,13 @@ type Config struct {
 type Limits struct {
 	Controllers    int           // most controllers
 	ConnectTimeout time.Duration // from a connection to its Connect command
+	ReadTimeout    time.Duration // in which no RDMA Read is answered before the connection is dropped
 }
 
 // Portal is an address at which the node is reached.
 type Portal struct {
-	ID uint16 // names it to hosts
+	ID        uint16 // names it to hosts
+	Transport *Transport
 	// Reached returns the address of the portal for a host that has reached local, which may be another portal's.
 	// False: it is not reached there.
 	Reached func(local netip.AddrPort) (netip.AddrPort, bool)
@@ -55,10 +57,6 @@ const (
 	adminDepth = 32 // entries of an admin queue
 	// maxIOQueues is how many I/O queues a controller has.
 	maxIOQueues = 64
-	// maxCapsule is the most data that a command capsule of an I/O queue may have.
-	maxCapsule = 16 << 10
-	// adminCapsule is what one of an admin queue may have (NVMe/TCP 1.0 §3.5.1.3).
-	adminCapsule = 8 << 10
 )
 
 // Node is the NVMe side of the daemon: subsystems, and the controllers that hosts have made. Its methods may be called from
@@ -68,13 +66,14 @@ type Node struct {
 	log     *slog.Logger
 	pool    *mem.Pool
 	most    int           // bytes of the largest lease of a command
-	capsule int           // bytes of data in a capsule of an I/O queue
+	capsule int           // most bytes of data in a capsule of an I/O queue
 	clock   atomic.Uint32 // seconds since the start
 	// lastNumber is that of the newest controller.
 	lastNumber atomic.Uint64
 	counters   Counters
 	limits     atomic.Pointer[Limits]
 	wake       chan struct{} // capacity 1: there may be something to tell hosts
+	authWork   chan struct{} // has an element for each worker that computes an authentication
 
 	discovery *Subsystem
 	guests    *door.Guests[*Queue]
@@ -82,6 +81,7 @@ type Node struct {
 	mu          sync.Mutex   // taken after Queue.mu; before Subsystem.mu
 	subsystems  []*Subsystem // guarded by mu
 	portals     []Portal     // elements never change; guarded by mu
+	referrals   []Referral   // as portals
 	generation  uint64       // of what discovery tells; guarded by mu
 	rediscover  bool         // it has changed, and hosts are to be told; guarded by mu
 	controllers int
@@ -90,14 +90,14 @@ type Node struct {
 // NewNode returns a node without subsystems.
 func NewNode(cfg Config) *Node {
 	n := &Node{
-		cfg: cfg, log: cfg.Logger, pool: cfg.Pool, wake: make(chan struct{}, 1),
+		cfg: cfg, log: cfg.Logger, pool: cfg.Pool, wake: make(chan struct{}, 1), authWork: make(chan struct{}, authWorkers()),
 		guests: door.NewGuests[*Queue](cfg.Door),
 		// It begins with the time, so that a restart does not repeat what hosts remember.
 		generation: uint64(time.Now().UnixMilli()) << 10,
 	}
 	n.most = mostLease(cfg.Pool.Stats().Limit, cfg.MemoryPerConnection)
 	// Half of the memory of a connection is for data that come with their commands.
-	n.capsule = min(maxCapsule, cfg.MemoryPerConnection/2/cfg.Depth) &^ (mem.PageSize - 1)
+	n.capsule = (cfg.MemoryPerConnection / 2 / cfg.Depth) &^ (mem.PageSize - 1)
 	n.discovery = newSubsystem(n, SubsystemConfig{NQN: nvme.DiscoveryNQN})
 	n.SetLimits(cfg.Limits)
 	return n
@@ -107,6 +107,20 @@ func NewNode(cfg Config) *Node {
 func mostLease(pool int64, share int) int {
 	most := min(pool/2, int64(share)/2, mem.MaxLease)
 	return 1 << (bits.Len64(uint64(most)) - 1)
+}
+
+// Capsule is how many bytes of data a capsule of an I/O queue may have over a transport.
+func (n *Node) Capsule(t *Transport) int { return min(n.capsule, t.Capsule) }
+
+// Depth is how many entries the largest queue of that number may have; 0: there is no such queue.
+func (n *Node) Depth(qid uint16) int {
+	switch {
+	case qid == 0:
+		return adminDepth
+	case qid <= maxIOQueues:
+		return n.cfg.Depth
+	}
+	return 0
 }
 
 // transferShift is MDTS.
@@ -121,6 +135,23 @@ func (n *Node) SetPortals(ps []Portal) {
 	n.portals = slices.Clone(ps)
 	n.mu.Unlock()
 	n.discoveryChanged()
+}
+
+// Referral is a discovery service elsewhere, of which hosts are told.
+type Referral struct {
+	Transport nvme.TransportType
+	Address   netip.AddrPort
+}
+
+// SetReferrals changes of which discovery services hosts are told.
+func (n *Node) SetReferrals(list []Referral) {
+	n.mu.Lock()
+	same := slices.Equal(n.referrals, list)
+	n.referrals = slices.Clone(list)
+	n.mu.Unlock()
+	if !same {
+		n.discoveryChanged()
+	}
 }
 
 // AddSubsystem makes a subsystem known to hosts.

@@ -37,7 +37,9 @@ type Queue struct {
 	group  uint16      // of the portal; constant
 	ctrl   *Controller // nil until it is connected
 	depth  int         // entries
+	said   *Promised   // nil: nothing; constant
 	noFlow bool        // SQHD is not looked at
+	params Params      // that the mover was told last
 	sqhd   uint16      // commands taken, modulo depth
 	born   uint32      // Node.clock when it came
 	live   int         // tasks that the mover's pool does not have
@@ -50,7 +52,12 @@ type Queue struct {
 	unsent int         // of leased: of commands whose answers have not left
 	moved  uint32      // Node.clock when the last of these left, or the first came
 	over   bool        // fail was called
-	times  iostat.Clock
+	// fetching is for how many tasks the mover waits until the host has served its RDMA Reads, and fetched Node.clock when one
+	// of these last came on.
+	fetching int
+	fetched  uint32
+	proof    proof
+	times    iostat.Clock
 
 	paths   atomic.Pointer[[]*path] // sorted by NSID; replaced, never changed
 	retired []*path                 // of namespaces that were taken away; guarded by Subsystem.mu
@@ -61,14 +68,18 @@ type Queue struct {
 	memoryFree atomic.Bool // a lease may succeed that failed before
 }
 
+// Promise notes what the host has said of the queue. The mover calls it before it hands over any command.
+func (q *Queue) Promise(p Promised) { q.said = &p }
+
 // queueState is the state of a queue.
 //
-//	fresh ── Connect ──► connected
-//	  └────── lost ─────────┴────► lost ── nothing is left ──► gone
+//	fresh ── Connect ──► connected, or unproven ── see proof ──► connected
+//	  └────── lost ─────────┴──────────┴─────────────────────────────┴──► lost ── nothing is left ──► gone
 type queueState uint8
 
 const (
-	queueFresh queueState = iota
+	queueFresh    queueState = iota
+	queueUnproven            // its host has to authenticate itself
 	queueConnected
 	queueLost // the connection is gone, and tasks are still in stores
 	queueGone
@@ -214,9 +225,30 @@ func (q *Queue) step(t *Task, next volume.Next) {
 		q.listTask(t)
 	case volume.Aborted:
 		t.r.Settle()
-		q.mover.Forget(t)
-		q.answer(t)
+		q.giveUp(t)
 	}
+}
+
+// giveUp answers an aborted command as soon as nothing is placed into its memory any more: not into that half of it, either,
+// that has the data of the second of a pair.
+func (q *Queue) giveUp(t *Task) {
+	idle := q.mover.Forget(t)
+	if t.second != nil {
+		idle = q.mover.Forget(t.second) && idle
+	}
+	if idle {
+		q.answer(t)
+		return
+	}
+	t.state = taskForgotten
+}
+
+// Forgotten says that nothing is placed into t.Out any more, after Forget has returned false.
+func (q *Queue) Forgotten(t *Task) {
+	if t.pair != nil {
+		t = t.pair
+	}
+	q.giveUp(t)
 }
 
 // GotData says that t.Out has been filled.
@@ -243,10 +275,17 @@ func (q *Queue) discard(t *Task) {
 	q.answered(t)
 }
 
-// DataFailed says that the data of t cannot be had.
-func (q *Queue) DataFailed(t *Task, _ DataFault) {
-	q.node.counters.DigestErrors.Add(1)
-	t.abortWith(nvme.TransientTransport)
+// DataFailed says that the data of t cannot be had. The command is not executed.
+func (q *Queue) DataFailed(t *Task, why DataFault) {
+	switch why {
+	case DigestMismatch:
+		q.node.counters.DigestErrors.Add(1)
+		t.abortWith(nvme.TransientTransport)
+	case NotFetched:
+		t.abortWith(nvme.DataTransferError)
+	case NoRoom:
+		t.repeatLater()
+	}
 }
 
 // answer ends a command: its status is final.
@@ -405,6 +444,15 @@ func (q *Queue) alive() {
 	}
 }
 
+// Fetching tells for how many tasks the mover has RDMA Reads under way. It is called when that changes. A host that is alive and
+// answers no Reads would keep memory for ever.
+func (q *Queue) Fetching(n int) {
+	if q.fetching == 0 || n < q.fetching {
+		q.fetched = q.node.clock.Load()
+	}
+	q.fetching = n
+}
+
 // fail ends the connection because of what its host did, or failed to do.
 func (q *Queue) fail(how Termination, format string, args ...any) {
 	if q.state >= queueLost || q.over {
@@ -483,7 +531,15 @@ func (q *Queue) tick(now uint32) {
 		if limit := q.node.limits.Load().ConnectTimeout; float64(now-q.born) > limit.Seconds() {
 			q.fail(AtOnce, "no Connect command within %v", limit)
 		}
+	case q.proof.now != nil && float64(now-q.proof.since) > q.node.limits.Load().ConnectTimeout.Seconds():
+		q.fail(AtOnce, "the host has not ended its authentication within %v", q.node.limits.Load().ConnectTimeout)
+	case q.state == queueUnproven:
+		if limit := q.node.limits.Load().ConnectTimeout; float64(now-q.born) > limit.Seconds() {
+			q.fail(AtOnce, "the host has not authenticated itself within %v", limit)
+		}
 	case q.state != queueConnected:
+	case q.fetching > 0 && float64(now-q.fetched) > q.node.limits.Load().ReadTimeout.Seconds():
+		q.fail(AtOnce, "the host has not answered an RDMA Read for %d s", now-q.fetched)
 	case q.hogs(now):
 		q.fail(AtOnce, "the host has taken no answers for %d s, which hold %d bytes of memory that others wait for (limits.memory)", now-q.moved, q.unsent)
 	case q.id == 0:

@@ -16,6 +16,7 @@ type Counters struct {
 	Refused         atomic.Uint64 // connections over the limit
 	Connects        atomic.Uint64 // controllers made
 	ConnectFailures atomic.Uint64 // Connect commands refused
+	AuthFailures    atomic.Uint64 // authentications failed
 	ProtocolErrors  atomic.Uint64 // connections dropped for what the host did, or failed to do
 	DigestErrors    atomic.Uint64 // commands whose data had a digest that did not match
 }
@@ -157,10 +158,11 @@ type ControllerInfo struct {
 	Subsystem string // that of discovery included
 	HostNQN   string
 	HostID    [16]byte
-	Since     time.Time     // of Connect
-	KeepAlive time.Duration // the timeout; 0: none
-	Buffers   int           // bytes of I/O memory that its commands hold
-	Queues    []QueueInfo   // by QID; the first is the admin queue
+	Since     time.Time      // of Connect
+	KeepAlive time.Duration  // the timeout; 0: none
+	Proved    Authentication // on the admin queue
+	Buffers   int            // bytes of I/O memory that its commands hold
+	Queues    []QueueInfo    // by QID; the first is the admin queue
 	iostat.Stats
 }
 
@@ -206,12 +208,13 @@ func (c *Controller) info() ControllerInfo {
 		q.Lock()
 		if q.id == 0 {
 			info.KeepAlive = time.Duration(c.kato) * time.Millisecond
+			info.Proved = q.proof.done
 		}
 		info.Buffers += q.leased
-		if q.state == queueConnected {
+		if q.state == queueConnected || q.state == queueUnproven {
 			header, data := q.mover.Digests()
 			info.Queues = append(info.Queues, QueueInfo{
-				QID: q.id, Entries: q.depth, Peer: q.mover.Peer(), Local: q.mover.Local(), Transport: q.mover.Transport(),
+				QID: q.id, Entries: q.depth, Peer: q.mover.Peer(), Local: q.mover.Local(), Transport: q.mover.Transport().Name,
 				HeaderDigest: header, DataDigest: data,
 			})
 		}

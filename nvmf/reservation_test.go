@@ -433,7 +433,10 @@ func TestReservationReport(t *testing.T) {
 		n, room, eds uint32
 		want         nvme.Status
 	}{
-		{128, 128, 0, nvme.HostIDFormat}, {60, 60, 1, nvme.InvalidField}, {4, 4, 1, nvme.InvalidField}, {128, 64, 1, nvme.DataSGLLength},
+		{128, 128, 0, nvme.HostIDFormat},
+		{60, 60, 1, nvme.InvalidField},
+		{4, 4, 1, nvme.InvalidField},
+		{128, 64, 1, nvme.DataSGLLength},
 		{0, 64, 1, nvme.InvalidField}, // 16 GiB
 	} {
 		if got := report(c.n, c.room, c.eds); got.Status != c.want|nvme.DNR {

@@ -6,6 +6,7 @@ import (
 
 	"oneshot/internal/iostat"
 	"oneshot/nvme"
+	"oneshot/nvme/auth"
 )
 
 // SubsystemConfig says what a subsystem is.
@@ -14,6 +15,8 @@ type SubsystemConfig struct {
 	Serial string // at most 20 characters, the same on every node
 	// Admit says which hosts may connect; nil: all.
 	Admit func(hostNQN string) bool
+	// Auth says what a host has to prove, and how; nil, or the answer nil: nothing.
+	Auth func(hostNQN string) *auth.Rules
 	// Namespaces are what it shows at the start.
 	Namespaces []Shown
 }
@@ -35,19 +38,21 @@ type Subsystem struct {
 
 	mu          sync.Mutex // taken after Node.mu and Queue.mu
 	admit       func(hostNQN string) bool
+	auth        func(hostNQN string) *auth.Rules
 	namespaces  []Shown // sorted; guarded by mu
 	controllers map[uint16]*Controller
 	past        map[uint32]*iostat.Stats // by NSID, of queues that are gone
 	lastID      uint16                   // of the last controller
 	masks       map[noticeKey]uint32     // of reservation notifications, of hosts with controllers; guarded by mu
 
-	dirtyMu sync.Mutex  // a leaf
-	dirty   []uint32    // namespaces of whose changes hosts are to be told; guarded by dirtyMu
-	told    []*attached // of which something is told; guarded by dirtyMu
+	dirtyMu   sync.Mutex  // a leaf
+	dirty     []uint32    // namespaces of whose changes hosts are to be told; guarded by dirtyMu
+	told      []*attached // of which something is told; guarded by dirtyMu
+	sanitized bool        // a volume has ended a sanitize operation; guarded by dirtyMu
 }
 
 func newSubsystem(n *Node, cfg SubsystemConfig) *Subsystem {
-	s := &Subsystem{node: n, nqn: cfg.NQN, serial: cfg.Serial, admit: cfg.Admit, controllers: make(map[uint16]*Controller), masks: make(map[noticeKey]uint32), past: make(map[uint32]*iostat.Stats)}
+	s := &Subsystem{node: n, nqn: cfg.NQN, serial: cfg.Serial, admit: cfg.Admit, auth: cfg.Auth, controllers: make(map[uint16]*Controller), masks: make(map[noticeKey]uint32), past: make(map[uint32]*iostat.Stats)}
 	s.SetNamespaces(cfg.Namespaces)
 	return s
 }
@@ -65,10 +70,22 @@ func (s *Subsystem) admits(host string) bool {
 	return admit == nil || admit(host)
 }
 
-// SetAdmit changes which hosts may connect. Controllers of others end.
-func (s *Subsystem) SetAdmit(admit func(hostNQN string) bool) {
+// rulesFor says what a host has to prove; nil: nothing.
+func (s *Subsystem) rulesFor(host string) *auth.Rules {
 	s.mu.Lock()
-	s.admit = admit
+	rules := s.auth
+	s.mu.Unlock()
+	if rules == nil {
+		return nil
+	}
+	return rules(host)
+}
+
+// SetAccess changes which hosts may connect, and what they have to prove; see SubsystemConfig. Controllers of hosts that may not connect
+// any more end. What the others have proved already stands.
+func (s *Subsystem) SetAccess(admit func(hostNQN string) bool, rules func(hostNQN string) *auth.Rules) {
+	s.mu.Lock()
+	s.admit, s.auth = admit, rules
 	s.mu.Unlock()
 	s.node.discoveryChanged()
 	s.drop(func(c *Controller) bool { return admit != nil && !admit(c.hostNQN) }, "the subsystem does not admit the host any more")
@@ -141,15 +158,6 @@ func (s *Subsystem) shownNow() []Shown {
 	return s.namespaces
 }
 
-// namespace returns the namespace of that number, or nil.
-func (s *Subsystem) namespace(nsid uint32) *Namespace {
-	list := s.shownNow()
-	if at, found := slices.BinarySearchFunc(list, nsid, compareNSID); found {
-		return list[at].Namespace
-	}
-	return nil
-}
-
 // changed has hosts told that a namespace has come, gone, or changed. It takes no lock but a leaf.
 func (s *Subsystem) changed(nsid uint32) {
 	s.dirtyMu.Lock()
@@ -172,8 +180,12 @@ func (s *Subsystem) tellAccess(a *attached) {
 func (s *Subsystem) tell() {
 	s.dirtyMu.Lock()
 	dirty, told := s.dirty, s.told
-	s.dirty, s.told = nil, nil
+	sanitized := s.sanitized
+	s.dirty, s.told, s.sanitized = nil, nil, false
 	s.dirtyMu.Unlock()
+	if sanitized {
+		s.tellSanitized()
+	}
 	for _, a := range told {
 		a.ctrl.admin.post(func() { a.ctrl.accessTold(a) })
 	}

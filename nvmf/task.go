@@ -20,6 +20,8 @@ type Task struct {
 	// NoLend asks, before each command, that In never be memory of a store that other commands can change while the
 	// answer is on its way, and that Out never be memory of a store, so that a digest can be checked first.
 	NoLend bool
+	// Objection is what the mover has against a command that it hands over: the status that the command ends with. Success: nothing.
+	Objection nvme.Status
 
 	SQE       nvme.SQE
 	Len       uint32 // bytes of the host's buffer
@@ -45,18 +47,19 @@ type Task struct {
 	aborted bool
 	status  nvme.Status // of an aborted command
 
-	parked   bool // an Asynchronous Event Request
-	aborting bool // an Abort, while the queue concerned looks for the command
+	parked    bool // an Asynchronous Event Request
+	elsewhere bool // somebody else works for it, and steps it when that is done
 
-	r     volume.Request
-	path  *path // nil: the command is about no namespace's blocks
-	off   int64 // bytes of the volume
-	n     int64
-	own   func(*Task) volume.Next // goes on with data that the task has memory of its own for
-	after func(*Task) volume.Next // the step after the current one of r
-	fua   bool                    // flush at the end
-	data  [1][]byte               // backs In and Out
-	zero  [1]volume.Range
+	r       volume.Request
+	path    *path // nil: the command is about no namespace's blocks
+	off     int64 // bytes of the volume
+	n       int64
+	own     func(*Task) volume.Next // goes on with data that the task has memory of its own for
+	after   func(*Task) volume.Next // the step after the current one of r
+	fua     bool                    // flush at the end
+	copying *copying
+	data    [1][]byte // backs In and Out
+	zero    [1]volume.Range
 
 	awaited  []*abortion    // what waits for the end of the command
 	changing *access.Change // of who may do what
@@ -76,11 +79,12 @@ var _ volume.Client = (*Task)(nil)
 type taskState uint8
 
 const (
-	taskPooled   taskState = iota // belongs to the mover's pool
-	taskWaiting                   // for a store, memory, or its turn
-	taskPulling                   // the mover fetches its data
-	taskAnswered                  // the mover sends its answer
-	taskGone                      // released, but still in Queue.ready
+	taskPooled    taskState = iota // belongs to the mover's pool
+	taskWaiting                    // for a store, memory, or its turn
+	taskPulling                    // the mover fetches its data
+	taskForgotten                  // it was aborted meanwhile, and has to wait until the mover stops
+	taskAnswered                   // the mover sends its answer
+	taskGone                       // released, but still in Queue.ready
 )
 
 // Signal implements volume.Client.
@@ -116,12 +120,14 @@ func (t *Task) start() volume.Next {
 	switch {
 	case t.SQE.PSDT() != nvme.PSDTSGL:
 		return t.refuse(nvme.InvalidField)
-	case sgl.Length > 0 && sgl.Type != nvme.SGLInCapsule && sgl.Type != nvme.SGLTransport:
-		return t.refuse(nvme.SGLType)
+	case t.Objection != nvme.Success:
+		return t.refuse(t.Objection)
 	case t.InCapsule && sgl.Address != 0:
 		return t.refuse(nvme.SGLOffset)
 	case t.SQE.Opcode() == nvme.Fabrics:
 		return t.fabrics()
+	case q.state == queueUnproven:
+		return t.refuse(nvme.AuthenticationRequired)
 	case q.ctrl == nil || !q.ctrl.ready.Load():
 		return t.refuse(nvme.CommandSequence)
 	case q.id == 0:
@@ -163,7 +169,7 @@ func (t *Task) resume() (volume.Next, bool) {
 	case t.aborted && t.parked:
 		t.Queue.ctrl.unpark(t)
 		return volume.Aborted, true
-	case t.aborting:
+	case t.elsewhere:
 		return volume.Wait, false
 	case t.aborted && t.own != nil:
 		return volume.Aborted, true
@@ -190,7 +196,7 @@ func (t *Task) release() {
 	}
 	t.In, t.Out, t.data[0] = nil, nil, nil
 	t.own, t.after = nil, nil
-	t.changing, t.others = nil, nil
+	t.changing, t.others, t.copying = nil, nil, nil
 	t.parked, t.fused, t.got, t.fua = false, false, false, false
 }
 

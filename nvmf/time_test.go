@@ -62,6 +62,37 @@ func TestKeepAlive(t *testing.T) {
 	}
 }
 
+// A connection ends when its host has answered no RDMA Read for a time, however alive it is otherwise.
+func TestReadTimeout(t *testing.T) {
+	x := newTarget(t, nil, false)
+	_, id := x.admin(0)
+	h := x.queue(id)
+	tell := func(n int) {
+		h.q.Lock()
+		h.q.Fetching(n)
+		h.q.Unlock()
+	}
+	tell(2)
+	x.pass(15)
+	tell(1) // one is answered
+	x.pass(20)
+	tell(0)
+	x.pass(1000)
+	tell(1)
+	x.pass(15)
+	tell(2) // one more is no answer
+	x.pass(5)
+	x.logged()
+	if len(h.ended) != 0 {
+		t.Fatal("a connection ends before its time")
+	}
+	x.pass(1)
+	if !slices.Equal(h.ended, []Termination{AtOnce}) {
+		t.Errorf("%v", h.ended)
+	}
+	x.wantLog("connection dropped", "has not answered an RDMA Read for 21 s")
+}
+
 // The log names who comes and goes, and who may not come.
 func TestLog(t *testing.T) {
 	x := newTarget(t, nil, false)

@@ -50,3 +50,10 @@ func (l *limitedLog) storeError(t *Task) {
 func (l *limitedLog) notKept(err error) {
 	l.logger.Error("reservations and access states cannot be saved; the command that changes them has failed", "reason", err)
 }
+
+// notAgreed reports that a command about reservations ends with BUSY, because others do not answer.
+func (l *limitedLog) notAgreed(err error) {
+	if dropped, ok := l.failed.Pass(logInterval); ok {
+		l.logger.LogAttrs(context.Background(), slog.LevelWarn, "a command about reservations has failed", append([]slog.Attr{slog.Any("reason", err)}, dropped...)...)
+	}
+}

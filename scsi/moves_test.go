@@ -3,6 +3,7 @@ package scsi
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"strings"
 	"testing"
 
@@ -79,6 +80,108 @@ func TestReadThenWriteInOneTerm(t *testing.T) {
 	}
 }
 
+// TestWriteOfATermThatIsOver: a WRITE whose data come when this process serves the bytes, which it did not when the WRITE came, or
+// in a former term, is not done: meanwhile its initiator may have been fenced.
+func TestWriteOfATermThatIsOver(t *testing.T) {
+	for _, former := range []uint64{0, 5} {
+		b, store := newMovingBench(t)
+		data := bytes.Repeat([]byte{0xff}, 512)
+		task := b.task([]byte{0x2a, 8: 1, 9: 0}, data, 0)
+		store.term = former
+		next := task.Start()
+		if next != Pull {
+			t.Fatal(next)
+		}
+		store.term = 7
+		if r := b.finish(task, next, data); r.code() != codeTransition || store.data[0] != 0 {
+			t.Errorf("from term %d: %v, code %#x, wrote %#x", former, r.status, r.code(), store.data[0])
+		}
+	}
+}
+
+// agreement is what others agree to, unless err is set, and what the node keeps to that serves the volume: this one.
+type agreement struct {
+	table  *access.Table
+	common access.Common
+	err    error
+}
+
+// agreed has a bench's reservations agreed on.
+func agreed(b *bench) *agreement {
+	a := &agreement{table: b.lu.v.Access(), common: access.Common{State: access.Nothing()}}
+	a.table.Share(a)
+	return a
+}
+
+func (a *agreement) Look() (access.State, error) { return a.common.State, a.err }
+
+func (a *agreement) Change(change func(*access.Common, bool) bool) error {
+	n := a.common
+	if a.err != nil || !change(&n, false) {
+		return a.err
+	}
+	a.common = n
+	if abort := a.table.Adopt(&n, true); abort != nil {
+		over := make(chan struct{})
+		abort(func() { close(over) })
+		<-over
+	}
+	return nil
+}
+
+// TestReservationsAgreed: the tests of persistent reservations hold where the nodes that show a unit agree on them.
+func TestReservationsAgreed(t *testing.T) {
+	prAgreed = true
+	defer func() { prAgreed = false }()
+	t.Run("access", TestReservationAccess)
+	t.Run("register", TestRegister)
+	t.Run("ends", TestReservationEnds)
+	t.Run("TransportIDs", TestTransportIDs)
+	t.Run("short TransportIDs", TestTransportIDsAreShort)
+	t.Run("full status", TestFullStatusIsCut)
+}
+
+// TestAgreedReservations: a unit that moves has persistent reservations if others agree to them. While nobody does, the
+// commands end with BUSY.
+func TestAgreedReservations(t *testing.T) {
+	b, _ := newMovingBench(t)
+	a := agreed(b)
+	register := make([]byte, 24)
+	register[15] = 7
+	out, in := []byte{0x5f, 0, 0, 0, 0, 0, 0, 0, 24, 0}, []byte{0x5e, 0, 0, 0, 0, 0, 0, 0, 255, 0}
+	if r := b.doAsync(out, register); r.status != Good {
+		t.Fatalf("%v %#x", r.status, r.code())
+	}
+	look := func() (r result) {
+		task := b.task(in, nil, 255)
+		for next := task.Start(); next != Done; next = task.Resume() {
+			for <-b.owner.ready != task {
+			}
+		}
+		r.status = task.Status
+		for _, seg := range task.In {
+			r.in = append(r.in, seg...)
+		}
+		task.Release()
+		return r
+	}
+	if r := look(); r.status != Good || len(r.in) != 16 || r.in[3] != 1 || r.in[15] != 7 {
+		t.Errorf("%v % x", r.status, r.in)
+	}
+	a.err = errors.New("no majority")
+	if r := b.doAsync(out, register); r.status != Busy {
+		t.Errorf("%v %#x", r.status, r.code())
+	}
+	if r := look(); r.status != Busy {
+		t.Errorf("%v %#x", r.status, r.code())
+	}
+	for i := range rows {
+		if row := &rows[i]; strings.HasPrefix(row.Name, "PERSISTENT") && !b.lu.has(row) {
+			t.Errorf("%s is not reported", row.Name)
+		}
+	}
+}
+
 // TestNoCommandsThatStay: a unit that moves refuses what would have to hold on other nodes, and tells of none of it.
 func TestNoCommandsThatStay(t *testing.T) {
 	b, _ := newMovingBench(t)
@@ -151,8 +254,11 @@ func TestServes(t *testing.T) {
 	}
 	other[0].State = access.Standby
 	b.lu.v.Access().Serve(access.Transitioning, other)
-	if s := groups(); s == [2]byte{} {
-		s = groups() // after the unit attention
+	if s := groups(); s != [2]byte{} {
+		t.Errorf("a unit attention tells of the change; groups are in the states %v", s)
+	}
+	if s := groups(); s != [2]byte{0x0f, 2} {
+		t.Errorf("groups are in the states %v", s)
 	}
 	if code := read(); code != codeTransition {
 		t.Errorf("a READ in transition: %#x", code)

@@ -12,12 +12,26 @@ import (
 
 func (t *Task) prinAlloc() int { return int(binary.BigEndian.Uint16(t.CDB[7:])) }
 
-// readKeys is SPC-4 §6.15.2.
-func (t *Task) readKeys() Next {
-	s := t.lu.v.Access().State()
+// look goes on with then when it is known which reservations are in force.
+func (t *Task) look(then func(*Task, *access.State) Next) Next {
+	return t.change(&access.Change{Op: access.Look}, func(t *Task, c *access.Change) Next {
+		if c.Result == access.NotNow {
+			return t.notNow(c.Err)
+		}
+		return then(t, &c.State)
+	})
+}
+
+func (t *Task) readKeys() Next           { return t.look((*Task).keys) }
+func (t *Task) readReservation() Next    { return t.look((*Task).reservation) }
+func (t *Task) reportCapabilities() Next { return t.look((*Task).capabilities) }
+func (t *Task) readFullStatus() Next     { return t.look((*Task).fullStatus) }
+
+// keys is SPC-4 §6.15.2.
+func (t *Task) keys(s *access.State) Next {
 	total := 8 * len(s.Registrations)
 	out, next := t.room(reservationHeaderLen+total, t.prinAlloc())
-	out.put(reservationHeader(&s, total))
+	out.put(reservationHeader(s, total))
 	for i := range s.Registrations {
 		if len(out) == 0 {
 			break
@@ -34,13 +48,12 @@ func reservationHeader(s *access.State, n int) []byte {
 	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, s.Generation), uint32(n))
 }
 
-// readReservation is SPC-4 §6.15.3.
-func (t *Task) readReservation() Next {
-	s := t.lu.v.Access().State()
+// reservation is SPC-4 §6.15.3.
+func (t *Task) reservation(s *access.State) Next {
 	if s.Kind == 0 {
-		return t.reply(reservationHeader(&s, 0), t.prinAlloc())
+		return t.reply(reservationHeader(s, 0), t.prinAlloc())
 	}
-	data := append(reservationHeader(&s, 16), make([]byte, 16)...)
+	data := append(reservationHeader(s, 16), make([]byte, 16)...)
 	if s.Holder >= 0 { // the key is zero if all registrants hold it
 		binary.BigEndian.PutUint64(data[8:], s.Registrations[s.Holder].Key)
 	}
@@ -48,32 +61,31 @@ func (t *Task) readReservation() Next {
 	return t.reply(data, t.prinAlloc())
 }
 
-// reportCapabilities is SPC-4 §6.15.4.
-func (t *Task) reportCapabilities() Next {
+// capabilities is SPC-4 §6.15.4.
+func (t *Task) capabilities(s *access.State) Next {
 	data := []byte{0, 8, 0x0c, 0x80, 0xea, 0x01, 0, 0} // SIP_C, ATP_C; TMV; all types
 	if t.lu.v.Access().Keeps() {
 		data[2] |= 0x01 // PTPL_C
 	}
-	if t.lu.v.Access().State().Persist {
+	if s.Persist {
 		data[3] |= 0x01 // PTPL_A
 	}
 	return t.reply(data, t.prinAlloc())
 }
 
-// readFullStatus is SPC-4 §6.15.5.
-func (t *Task) readFullStatus() Next {
-	s := t.lu.v.Access().State()
+// fullStatus is SPC-4 §6.15.5.
+func (t *Task) fullStatus(s *access.State) Next {
 	total := 0
 	for i := range s.Registrations {
 		total += fullStatusLen + transportIDLen(s.Registrations[i].Initiator)
 	}
 	out, next := t.room(reservationHeaderLen+total, t.prinAlloc())
-	out.put(reservationHeader(&s, total))
+	out.put(reservationHeader(s, total))
 	for i := range s.Registrations {
 		if len(out) == 0 {
 			break
 		}
-		out.put(appendFullStatus(make([]byte, 0, maxFullStatus), &s, i))
+		out.put(appendFullStatus(make([]byte, 0, maxFullStatus), s, i))
 	}
 	return next
 }

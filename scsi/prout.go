@@ -92,6 +92,8 @@ func (t *Task) proutEnd(c *access.Change) Next {
 		return t.check(senseNoRegistrations)
 	case access.NotKept:
 		return t.notKept(c.Err)
+	case access.NotNow:
+		return t.notNow(c.Err)
 	}
 	return t.conflict()
 }

@@ -39,6 +39,14 @@ func (t *Task) notKept(err error) Next {
 	return t.check(senseInternal)
 }
 
+// notNow ends a command about reservations on which several nodes do not agree at present. The initiator sends it again.
+func (t *Task) notNow(err error) Next {
+	t.lu.log.notAgreed(err)
+	t.Status = Busy
+	t.In = nil
+	return Done
+}
+
 // conflict ends the command with RESERVATION CONFLICT.
 func (t *Task) conflict() Next {
 	t.Status = ReservationConflict

@@ -287,6 +287,7 @@ func (c *change) commit() (mgmt.Reload, error) {
 	limits.Connections = s.connectionLimit(limits.Connections)
 	s.node.SetLimits(limits)
 	s.nvme.SetLimits(nvmeLimits(c.next))
+	s.nvme.SetReferrals(referralsOf(c.next))
 	most := c.next.Limits
 	most.Connections = limits.Connections
 	s.fronts[config.TransportIWARP].(*iwarpFront).partitions.setLimits(&most)
@@ -303,6 +304,7 @@ func (c *change) commit() (mgmt.Reload, error) {
 	s.units, s.targets = c.units, c.targets
 	s.cfg, s.loaded = c.next, time.Now()
 	s.setPorts()
+	s.announce()
 	s.retire(gone)
 	return mgmt.Reload{Done: c.done, Pending: c.pending}, nil
 }
@@ -383,7 +385,6 @@ func (c *change) commitPortals() {
 	place := func(p openPortal) int {
 		return slices.IndexFunc(c.next.Portals, func(q config.Portal) bool { return equal(q, p.config) })
 	}
-	defer c.s.announce()
 	slices.SortStableFunc(c.s.portals, func(a, b openPortal) int { return cmp.Compare(place(a), place(b)) })
 }
 

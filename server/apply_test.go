@@ -22,6 +22,8 @@ import (
 	"oneshot/config"
 	"oneshot/initiator"
 	"oneshot/mgmt"
+	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/iwarp"
 )
 
 // running is a server that serves until the test ends.
@@ -709,6 +711,43 @@ portals:
 		if got := fmt.Sprint(found[0].Portals); got != want {
 			t.Errorf("portal %d tells %s, want %s", i, got, want)
 		}
+	}
+}
+
+// TestDeviceIsShared: portals of iSER and of NVMe open one device once. It is closed when both have gone.
+func TestDeviceIsShared(t *testing.T) {
+	r := serve(t, before)
+	unused := r.pool.Stats().InUse
+	opened := 0
+	use := func(serve config.Served, most int64) *rdmaDevice {
+		t.Helper()
+		d, target, err := r.rdma.use(deviceKey{config.TransportVerbs, "shared0"}, serve, func(func(error)) (rdma.Device, error) {
+			opened++
+			return iwarp.Open(iwarp.Config{})
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if target == nil {
+			t.Error("nothing serves the connections")
+		}
+		if got := r.pool.Stats().InUse - unused; got > most || got < most*9/10 {
+			t.Errorf("messages take %d bytes; the configuration is checked for %d", got, most)
+		}
+		return d
+	}
+	first := use(config.ServeNamespaces, config.NVMeDeviceMemory)
+	second := use(config.ServeLUNs, config.NVMeDeviceMemory+config.RDMADeviceMemory)
+	if first != second || opened != 1 {
+		t.Errorf("the device was opened %d times", opened)
+	}
+	r.rdma.release(first)
+	if len(r.rdma.counters()) != 1 {
+		t.Error("the device is closed while a portal has it")
+	}
+	r.rdma.release(second)
+	for len(r.rdma.counters()) != 0 || r.pool.Stats().InUse != unused {
+		runtime.Gosched()
 	}
 }
 

@@ -50,11 +50,13 @@ type surroundings struct {
 func newFrontEnds(s surroundings, devices *rdmaDevices, partitions *registry.Registry, moderation *tcp.Counters) map[config.Transport]frontEnd {
 	served := &partitionFront{surroundings: s, registry: partitions, services: make(map[*osp.Service]struct{})}
 	served.setLimits(&s.limits)
+	kernel := &verbsFront{devices, served}
 	return map[config.Transport]frontEnd{
 		config.TransportTCP:   &tcpFront{s, moderation},
 		config.TransportIWARP: &iwarpFront{devices, served},
-		config.TransportVerbs: &verbsFront{devices, served},
+		config.TransportVerbs: kernel,
 
-		config.TransportNVMeTCP: &nvmeFront{s, s.nvme},
+		config.TransportNVMeTCP:  &nvmeFront{s, s.nvme},
+		config.TransportNVMeRDMA: kernel,
 	}
 }

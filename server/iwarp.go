@@ -20,10 +20,11 @@ type iwarpFront struct {
 // iwarpPortal is a portal of iSER over RDMA in user space.
 type iwarpPortal struct {
 	rdma.Listener
-	front   *iwarpFront
-	device  *rdmaDevice
-	tcp     *net.TCPListener
-	oneShot *rdma.OneShotOffer
+	front  *iwarpFront
+	device *rdmaDevice
+	target rdmaTarget
+	tcp    *net.TCPListener
+	config config.Portal
 
 	begun    atomic.Bool // serve is called, or will be
 	released sync.Once
@@ -33,7 +34,7 @@ func (f *iwarpFront) open(p *config.Portal, replaces []portal) (portal, error) {
 	if p.Serve == config.ServePartitions {
 		return f.partitions.open(p, replaces)
 	}
-	d, err := f.devices.use(deviceKey{config.TransportIWARP, "iwarp"}, func(func(error)) (rdma.Device, error) {
+	d, target, err := f.devices.use(deviceKey{config.TransportIWARP, "iwarp"}, p.Serve, func(func(error)) (rdma.Device, error) {
 		return iwarp.Open(iwarp.Config{Logger: f.devices.log})
 	})
 	if err != nil {
@@ -45,13 +46,13 @@ func (f *iwarpFront) open(p *config.Portal, replaces []portal) (portal, error) {
 		return nil, err
 	}
 	return &iwarpPortal{
-		Listener: d.Device.(*iwarp.Device).ListenOn(l, p.NoCRC), front: f, device: d, tcp: l, oneShot: oneShot(p.OneShot),
+		Listener: d.Device.(*iwarp.Device).ListenOn(l, p.NoCRC), front: f, device: d, target: target, tcp: l, config: *p,
 	}, nil
 }
 
 // oneShot returns what a portal agrees to; nil: it does not speak one-shot RDMA.
 func oneShot(c *config.OneShot) *rdma.OneShotOffer {
-	if !c.Flags && !c.Opcodes {
+	if c == nil || !c.Flags && !c.Opcodes {
 		return nil
 	}
 	return &rdma.OneShotOffer{
@@ -83,5 +84,5 @@ func (p *iwarpPortal) begin() bool {
 
 func (p *iwarpPortal) serve() error {
 	defer p.release()
-	return p.device.target.Serve(p.Listener, p.oneShot)
+	return p.target.Serve(p.Listener, &p.config)
 }

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -23,11 +24,17 @@ type member struct {
 	dir     *quorum.Dir
 	log     *slog.Logger
 	name    string
-	state   string                             // path of the directory
-	portals atomic.Pointer[[]config.NodeGroup] // of other nodes
-	at      atomic.Pointer[map[string]string]  // addresses of the nodes, by name
-	said    chan struct{}                      // has room for one: what the node says of itself has changed
+	state   string                            // path of the directory
+	portals atomic.Pointer[[]config.Portal]   // of other nodes
+	at      atomic.Pointer[map[string]string] // addresses of the nodes, by name
+	said    chan struct{}                     // has room for one: what the node says of itself has changed
 	info    atomic.Pointer[quorum.NodeInfo]
+	drained atomic.Pointer[quorum.Drained] // nil: not known yet
+	peers   *service                       // what other nodes ask for; nil: not yet
+	wg      sync.WaitGroup
+
+	mu   sync.Mutex // not held over anything that waits
+	open map[*mirrored]bool
 }
 
 // openMember begins a life of the node; nil: the configuration has no cluster.
@@ -45,12 +52,13 @@ func openMember(cfg *config.Config, log *slog.Logger) (*member, error) {
 	if err != nil {
 		return fail(errors.Join(fmt.Errorf("cannot listen for the other nodes: %w%s", err, listenAdvice(err, "nodes")), dir.Close()))
 	}
-	m := &member{dir: dir, log: log.With("cluster", c.Name), name: c.Self, state: c.State, said: make(chan struct{}, 1)}
+	m := &member{dir: dir, log: log.With("cluster", c.Name), name: c.Self, state: c.State, said: make(chan struct{}, 1), open: map[*mirrored]bool{}}
 	m.configure(c)
 	m.node, err = quorum.Open(quorum.Options{Cluster: c.Name, Name: c.Self, FS: dir, Listener: l, Dial: quorum.DialTCP(m.address), Log: m.log})
 	if err != nil {
 		return fail(errors.Join(err, l.Close(), dir.Close()))
 	}
+	m.node.Watch(m.learn)
 	return m, nil
 }
 
@@ -69,7 +77,7 @@ func (m *member) configure(c *config.Cluster) {
 		at[n.Name] = n.Address
 	}
 	m.at.Store(&at)
-	m.portals.Store(&c.Groups)
+	m.portals.Store(&c.Others)
 	info := &quorum.NodeInfo{Version: version.String()}
 	for _, p := range c.Parts {
 		info.Parts = append(info.Parts, quorum.Part(p))
@@ -81,8 +89,8 @@ func (m *member) configure(c *config.Cluster) {
 	}
 }
 
-// groups lists the portal groups through which other nodes are reached.
-func (m *member) groups() []config.NodeGroup { return *m.portals.Load() }
+// others lists the portals through which other nodes are reached.
+func (m *member) others() []config.Portal { return *m.portals.Load() }
 
 // announce tells the others what this node says of itself, whenever that changes, until ctx ends.
 func (m *member) announce(ctx context.Context) {
@@ -103,6 +111,8 @@ func (m *member) close() error {
 	if m == nil {
 		return nil
 	}
+	m.peers.close()
+	m.wg.Wait()
 	return errors.Join(m.node.Close(), m.dir.Close())
 }
 
@@ -116,12 +126,13 @@ func (m *member) status() *mgmt.Cluster {
 	if s.Trouble != nil {
 		c.Trouble = s.Trouble.Error()
 	}
-	own := m.info.Load()
+	own, drained := m.info.Load(), m.drainedNodes()
 	for _, n := range s.Members {
 		row := mgmt.Member{
 			Name: n.Name, Number: n.Number, Address: (*m.at.Load())[n.Name], Witness: n.Witness,
 			Votes: slices.Contains(s.Voters, n.Number) || slices.Contains(s.Former, n.Number),
 			Leads: n.Number == s.Leader, Up: slices.Contains(s.Heard, n.Number), Leaving: n.Leaving != quorum.Stays,
+			Drained: slices.Contains(drained, n.Name),
 		}
 		row.Reason = s.Broken[n.Number]
 		if info := s.Infos[n.Name]; info != nil {

@@ -33,11 +33,33 @@ func (s *Server) clusterStatus() *mgmt.Cluster {
 			c.Mirrors = append(c.Mirrors, m.describe(&st))
 		}
 	}
+	for _, k := range s.member.knownMirrors() {
+		if !slices.ContainsFunc(c.Mirrors, func(m mgmt.Mirror) bool { return m.Name == k.name }) {
+			c.Mirrors = append(c.Mirrors, k.describe())
+		}
+	}
+	slices.SortFunc(c.Mirrors, func(a, b mgmt.Mirror) int { return cmp.Compare(a.Name, b.Name) })
 	return c
 }
 
+// describe says what a node knows of a mirror of which it has no copy.
+func (k *known) describe() mgmt.Mirror {
+	m := mgmt.Mirror{Name: k.name, Size: k.Size, Role: mgmt.RoleNoCopy, Term: k.view.Term, Primary: k.primary()}
+	for i, name := range k.Copies {
+		c := mgmt.Copy{Node: name, State: mgmt.CopyUnknown}
+		switch {
+		case k.view.InSync.Has(replica.ID(i + 1)):
+			c.State = mgmt.CopyInSync
+		case k.view.Version > 0:
+			c.State = mgmt.CopyStale
+		}
+		m.Copies = append(m.Copies, c)
+	}
+	return m
+}
+
 var roleNames = map[replica.Role]string{
-	replica.Waiting: "waiting", replica.Follower: "follower", replica.Candidate: "taking over", replica.Primary: "primary",
+	replica.Waiting: "waiting", replica.Follower: "follower", replica.Candidate: "taking over", replica.Primary: mgmt.RolePrimary,
 }
 
 // describe says it in the administrator's terms.
@@ -59,12 +81,23 @@ func (s *mirrored) describe(st *mirror.Status) mgmt.Mirror {
 		id := replica.ID(i + 1)
 		m.Copies = append(m.Copies, s.copyStatus(st, id, name))
 	}
+	m.Copied, m.Takeovers = st.Copied, st.Takeovers
+	if t := &st.Takeover; st.Takeovers > 0 {
+		m.Takeover = &mgmt.Takeover{
+			At: t.At, Term: t.Term, Planned: t.Planned,
+			Silence: int64(t.Silence), Promises: int64(t.Promises), Agreed: int64(t.Agreed), Took: int64(t.Took()),
+		}
+	}
+	if v := s.Verification(); v != nil && st.Role == replica.Primary {
+		m.Verify = s.verification(v)
+		m.Verify.Differences = nil
+	}
 	return m
 }
 
 // copyStatus says how a copy is. Only the primary knows how far one is that is brought level, and who is away.
 func (s *mirrored) copyStatus(st *mirror.Status, id replica.ID, name string) mgmt.Copy {
-	c := mgmt.Copy{Node: name, State: mgmt.CopyUnknown, Lacks: st.Lacks[id], Connected: id == s.self || st.Connected.Has(id)}
+	c := mgmt.Copy{Node: name, State: mgmt.CopyUnknown, Lacks: st.Lacks[id], Lag: int64(st.Lag[id]), Connected: id == s.self || st.Connected.Has(id)}
 	switch {
 	case st.View.Version == 0:
 	case st.View.InSync.Has(id):

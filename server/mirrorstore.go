@@ -22,6 +22,7 @@ import (
 	"oneshot/ha/mirror"
 	"oneshot/ha/quorum"
 	"oneshot/ha/replica"
+	"oneshot/ha/reservations"
 	"oneshot/volume/access"
 )
 
@@ -39,8 +40,13 @@ type mirrored struct {
 	record  *quorum.Store
 	dir     *quorum.Dir
 	self    replica.ID
-	groups  func() []config.NodeGroup // through which other nodes are reached
-	trouble atomic.Pointer[string]    // nil: none
+	node    string // the name of this one
+	quorum  *quorum.Node
+	held    *reservations.Reservations // nil until serve
+	others  func() []config.Portal     // through which other nodes are reached
+	member  *member
+	log     *slog.Logger
+	trouble atomic.Pointer[string] // nil: none
 	ctx     context.Context
 	cancel  context.CancelFunc
 	wg      sync.WaitGroup // checks that end with cancel
@@ -119,7 +125,7 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, log
 	isNew := errors.Is(err, fs.ErrNotExist)
 	core, err := mirror.Open(mirror.Options{
 		Name: c.Name, Node: self, Nodes: nodes, Size: record.Size, Found: self == 1 && isNew, Copy: store, FS: dir,
-		Views:    mirror.ConsensusOn(m.node, fmt.Sprintf("%s %x", c.Name, record.UUID)),
+		Views:    mirror.ConsensusOn(m.node, setOf(c.Name, record)),
 		Listener: listener,
 		Dial: func(ctx context.Context, to replica.ID) (net.Conn, error) {
 			return m.node.Dial(ctx, record.Copies[to-1], stream)
@@ -134,7 +140,8 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, log
 	if err != nil {
 		return fail(errors.Join(err, listener.Close()))
 	}
-	s := &mirrored{Mirror: core, name: c.Name, record: record, dir: dir, self: self, groups: m.groups}
+	s := &mirrored{Mirror: core, name: c.Name, record: record, dir: dir, self: self, node: m.name, quorum: m.node, others: m.others, member: m, log: log}
+	m.opened(s)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	if isKnown {
 		s.wg.Go(func() { s.confirm(m.node, path, log) })
@@ -142,10 +149,17 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, log
 	return s, nil
 }
 
+// setOf is the name of the set of a mirror, by which its views and its reservations are kept.
+func setOf(name string, r *quorum.Store) string { return fmt.Sprintf("%s %x", name, r.UUID) }
+
 // Close ends the life of the copy. Another node takes over at once, if one can.
 func (s *mirrored) Close() error {
 	s.cancel()
 	s.wg.Wait()
+	s.member.closed(s)
+	if s.held != nil {
+		s.held.Close()
+	}
 	if s.Term() != 0 {
 		s.HandOver()
 	}
@@ -160,17 +174,35 @@ func (s *mirrored) nodeName(id replica.ID) string {
 	return s.record.Copies[id-1]
 }
 
-// serve says in the volume's table which node serves the volume, from now on and whenever that changes, until Close.
-func (s *mirrored) serve(t *access.Table) {
+// serve says in the volume's table which node serves the volume, from now on and whenever that changes, until Close; and
+// joins the table with those of the other nodes.
+func (s *mirrored) serve(t *access.Table, log *slog.Logger) {
+	s.held = reservations.Begin(t, reservations.Options{Consensus: s.quorum, Set: setOf(s.name, s.record), Node: s.node, Term: s.Term, Prove: s.prove, Log: log})
+	told := s.State()
 	s.tell(t)
 	s.wg.Go(func() {
-		told := s.State()
 		for s.Await(s.ctx, func(now replica.State) bool { return rolesOf(now) != rolesOf(told) }) == nil {
 			told = s.State()
 			s.tell(t)
+			s.held.Served()
 		}
 	})
 }
+
+// prove reads a block, which only the primary of the term can do.
+func (s *mirrored) prove(term uint64) error {
+	n := s.Info().BlockSize
+	over := make(proof, 1)
+	op := &backend.Op{Kind: backend.Read, Len: int64(n), Segs: [][]byte{make([]byte, n)}, Term: term, Done: over}
+	if !s.Submit(op) {
+		<-over
+	}
+	return op.Err
+}
+
+type proof chan struct{}
+
+func (p proof) OpDone(*backend.Op) { p <- struct{}{} }
 
 // rolesOf returns what of a state says who serves.
 func rolesOf(s replica.State) replica.State { return replica.State{Role: s.Role, View: s.View} }
@@ -187,7 +219,7 @@ func (s *mirrored) tell(t *access.Table) {
 		here = access.Standby
 	}
 	var elsewhere []access.Group
-	for _, g := range s.groups() {
+	for _, g := range s.others() {
 		there := access.Group{ID: g.Group, State: access.Standby, Cause: access.ByTarget}
 		if g.Node == primary && here == access.Standby {
 			there.State = access.ActiveOptimized

@@ -13,7 +13,9 @@ import (
 	"oneshot/internal/version"
 	"oneshot/mgmt"
 	"oneshot/nvme"
+	"oneshot/nvme/auth"
 	"oneshot/nvmf"
+	"oneshot/transport/nvmerdma"
 	"oneshot/transport/nvmetcp"
 )
 
@@ -75,12 +77,43 @@ func serialOf(s *config.Subsystem) string {
 	return hex.EncodeToString(sum[:10])
 }
 
+// rulesOf returns what says what the hosts of a subsystem have to prove. The configuration has been checked; if it has not, nobody has a
+// secret that would do.
+func rulesOf(s *config.Subsystem) func(hostNQN string) *auth.Rules {
+	all := make(map[*config.HostAuth]*auth.Rules)
+	add := func(a *config.HostAuth) {
+		if a == nil {
+			return
+		}
+		r, err := a.Rules()
+		if err != nil {
+			secret := auth.NewSecret(0)
+			r = &auth.Rules{Host: &secret}
+		}
+		all[a] = r
+	}
+	add(s.Auth)
+	for i := range s.Hosts {
+		add(s.Hosts[i].Auth)
+	}
+	return func(hostNQN string) *auth.Rules { return all[s.AuthOf(hostNQN)] }
+}
+
 // nvmeConfig is of a node whose connections come through the door of those of iSCSI: limits.connections counts both.
 func nvmeConfig(cfg *config.Config, around *surroundings) nvmf.Config {
 	return nvmf.Config{
 		Pool: around.pool, Door: around.node.Door(), Logger: around.log, MemoryPerConnection: int(cfg.Limits.MemoryPerConnection),
 		Depth: max(2, min(cfg.Limits.Commands, maxQueueDepth)), Firmware: firmware(), Limits: nvmeLimits(cfg),
 	}
+}
+
+// referralsOf lists the discovery services elsewhere.
+func referralsOf(cfg *config.Config) []nvmf.Referral {
+	var list []nvmf.Referral
+	for _, at := range cfg.Discovery.Referrals {
+		list = append(list, nvmf.Referral{Transport: nvme.TransportTCP, Address: at})
+	}
+	return list
 }
 
 // maxQueueDepth bounds the entries of an I/O queue: a command of each may have a place of its own in the memory of its connection.
@@ -92,7 +125,7 @@ func firmware() string {
 }
 
 func nvmeLimits(cfg *config.Config) nvmf.Limits {
-	return nvmf.Limits{Controllers: cfg.Limits.Sessions, ConnectTimeout: cfg.Limits.LoginTimeout}
+	return nvmf.Limits{Controllers: cfg.Limits.Sessions, ConnectTimeout: cfg.Limits.LoginTimeout, ReadTimeout: cfg.Limits.ReadTimeout}
 }
 
 // spaceChange is a change of one namespace of a subsystem that stays.
@@ -135,7 +168,7 @@ func (c *comparison) compareSubsystems() {
 			c.addSubs = append(c.addSubs, s)
 			continue
 		}
-		if !equal(was.Hosts, s.Hosts) {
+		if !equal(was.Hosts, s.Hosts) || !equal(was.Auth, s.Auth) {
 			c.hosts = append(c.hosts, s)
 		}
 		c.compareSpaces(was, s)
@@ -202,7 +235,7 @@ func (c *change) commitSubsystems() {
 		c.did("subsystem %s removed", sub.NQN)
 	}
 	for _, sub := range c.plan.hosts {
-		s.subsystems[sub.NQN].SetAdmit(sub.Admits)
+		s.subsystems[sub.NQN].SetAccess(sub.Admits, rulesOf(sub))
 		c.did("subsystem %s has other rules of access", sub.NQN)
 	}
 	changes := make(map[string][]nvmf.Shown)
@@ -218,7 +251,7 @@ func (c *change) commitSubsystems() {
 		s.subsystems[nqn].SetNamespaces(list)
 	}
 	for _, sub := range c.plan.addSubs {
-		cfg := nvmf.SubsystemConfig{NQN: sub.NQN, Serial: serialOf(sub), Admit: sub.Admits}
+		cfg := nvmf.SubsystemConfig{NQN: sub.NQN, Serial: serialOf(sub), Admit: sub.Admits, Auth: rulesOf(sub)}
 		for i := range sub.Namespaces {
 			n := &sub.Namespaces[i]
 			cfg.Namespaces = append(cfg.Namespaces, nvmf.Shown{NSID: n.NSID, Namespace: c.spaceOf(sub, n)})
@@ -237,7 +270,7 @@ func (s *Server) nvmeStatus(cfg *config.Config, subsystems map[string]*nvmf.Subs
 	c := s.nvme.Counters()
 	n := &mgmt.NVMe{
 		Counters: mgmt.NVMeCounters{
-			Connections: c.Connections.Load(), Refused: c.Refused.Load(), Connects: c.Connects.Load(), ConnectFailures: c.ConnectFailures.Load(),
+			Connections: c.Connections.Load(), Refused: c.Refused.Load(), Connects: c.Connects.Load(), ConnectFailures: c.ConnectFailures.Load(), AuthFailures: c.AuthFailures.Load(),
 			ProtocolErrors: c.ProtocolErrors.Load(), DigestErrors: c.DigestErrors.Load(),
 		},
 		Connected: s.nvme.ControllerCount(), Subsystems: []mgmt.Subsystem{},
@@ -295,7 +328,7 @@ func (s *Server) Controllers() []mgmt.Controller {
 		}
 		list = append(list, mgmt.Controller{
 			ID: c.Number, CNTLID: c.CNTLID, Host: c.HostNQN, HostID: uuidText(c.HostID), Subsystem: subsystem, Since: c.Since,
-			KeepAliveMS: c.KeepAlive.Milliseconds(), Buffers: c.Buffers, Queues: queues, IO: ioOf(&c.Stats),
+			KeepAliveMS: c.KeepAlive.Milliseconds(), Authentication: c.Proved.String(), Buffers: c.Buffers, Queues: queues, IO: ioOf(&c.Stats),
 		})
 	}
 	return list
@@ -306,6 +339,12 @@ func (s *Server) DropController(id uint64) bool {
 	return s.nvme.DropController(id, "the administrator asks for it")
 }
 
+// nvmeTransports are those of NVMe over Fabrics.
+var nvmeTransports = map[config.Transport]*nvmf.Transport{
+	config.TransportNVMeTCP:  nvmetcp.Transport,
+	config.TransportNVMeRDMA: nvmerdma.Transport,
+}
+
 // announceNVMe tells the NVMe node the addresses of its portals. mu is held.
 func (s *Server) announceNVMe() {
 	var ps []nvmf.Portal
@@ -314,7 +353,7 @@ func (s *Server) announceNVMe() {
 			continue
 		}
 		at := p.bound()
-		ps = append(ps, nvmf.Portal{ID: uint16(i), Reached: func(local netip.AddrPort) (netip.AddrPort, bool) {
+		ps = append(ps, nvmf.Portal{ID: uint16(i), Transport: nvmeTransports[p.config.Transport], Reached: func(local netip.AddrPort) (netip.AddrPort, bool) {
 			address, _ := reached(at.Listen, local.String())
 			told, err := netip.ParseAddrPort(address)
 			return told, err == nil

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -173,5 +174,81 @@ management: {socket: s}
 	admin.Ended()
 	if err := client.DropController(t.Context(), 77); err == nil {
 		t.Error("a controller that is not there was ended")
+	}
+}
+
+// A reload changes what hosts have to prove: those that are there stay.
+func TestAuthReload(t *testing.T) {
+	const key = `"DHHC-1:00:AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyAl7OaH:"`
+	open := `
+stores: {a: {type: memory, size: 1MiB}}
+subsystems: [{nqn: "` + nqn + `one", namespaces: {1: a}}]
+portals: [{transport: nvme-tcp, listen: "127.0.0.1:0"}]
+`
+	r := serve(t, open)
+	addr := r.Addrs()[0].String()
+	connect := func() uint32 {
+		h := nvmetest.Dial(t, addr, pdu.IC{})
+		cqe, _ := h.Must(nvmetest.ConnectCommand(0, 31, 0, 0), nvmetest.ConnectData(nqn+"one", nvme.DynamicController), 0)
+		return cqe.DW0 >> 16
+	}
+	admin := nvmetest.Admin(t, addr, pdu.IC{}, nqn+"one")
+	for _, x := range []struct {
+		add  string
+		want uint32
+	}{
+		{"", 0},
+		{", auth: {dhchap_secret: " + key + "}", nvme.ConnectATR >> 16},
+		{`, hosts: [{nqn: "nqn.*", auth: {dhchap_secret: ` + key + `}}]`, nvme.ConnectATR >> 16},
+		{`, hosts: [{nqn: "nqn.2026-11.other:*", auth: {dhchap_secret: ` + key + `}}, "nqn.*"]`, 0},
+	} {
+		if x.add != "" {
+			r.apply(strings.Replace(open, "{1: a}}", "{1: a}"+x.add+"}", 1))
+		}
+		if got := connect(); got != x.want {
+			t.Errorf("%s: Connect says %#x", x.add, got)
+		}
+	}
+	admin.Must(nvme.Command{Opcode: nvme.AdminKeepAlive}, nil, 0)
+}
+
+// Hosts are told of discovery services elsewhere, and that there are others after a reload.
+func TestReferrals(t *testing.T) {
+	with := func(list string) string {
+		return `
+stores: {a: {type: memory, size: 1MiB}}
+subsystems: [{nqn: "` + nqn + `one", namespaces: {1: a}}]
+portals: [{transport: nvme-tcp, listen: "127.0.0.1:0"}]
+discovery: {referrals: [` + list + `]}
+`
+	}
+	r := serve(t, with(`192.0.2.7, "[2001:db8::7]:4420"`))
+	h := nvmetest.Admin(t, r.Addrs()[0].String(), pdu.IC{}, nvme.DiscoveryNQN)
+	const pages = 5
+	read := func() (generation uint64, list []nvme.Discovered) {
+		c := nvme.Command{Opcode: nvme.AdminGetLogPage, DWords: [6]uint32{uint32(nvme.LogDiscovery) | (pages*nvme.DiscoveryEntryLen/4-1)<<16}}
+		_, b := h.Must(c, nil, pages*nvme.DiscoveryEntryLen)
+		generation, n := nvme.ParseDiscoveryHeader(b)
+		for i := range n {
+			list = append(list, nvme.ParseDiscovered(b[(i+1)*nvme.DiscoveryEntryLen:][:nvme.DiscoveryEntryLen]))
+		}
+		return generation, list
+	}
+	generation, list := read()
+	want := []nvme.Discovered{
+		{Type: nvme.EntryReferral, Transport: nvme.TransportTCP, Address: "192.0.2.7", Service: "8009", SubNQN: nvme.DiscoveryNQN},
+		{Type: nvme.EntryReferral, Transport: nvme.TransportTCP, Address: "2001:db8::7", Service: "4420", SubNQN: nvme.DiscoveryNQN},
+	}
+	if len(list) != 4 || !slices.Equal(list[2:], want) {
+		t.Errorf("%+v", list)
+	}
+	h.Must(nvme.Command{Opcode: nvme.AdminSetFeatures, DWords: [6]uint32{uint32(nvme.FeatureAsyncEvents), 1 << 31}}, nil, 0)
+	aer := h.Start(nvme.Command{Opcode: nvme.AdminAsyncEvent}, nil, 0)
+	r.apply(with("192.0.2.7"))
+	if e, _ := h.Finish(aer, nil, 0); e.DW0 != nvme.EventDiscovery {
+		t.Errorf("the event: %#x", e.DW0)
+	}
+	if again, list := read(); again == generation || len(list) != 3 || list[2] != want[0] {
+		t.Errorf("after the reload: %+v", list)
 	}
 }

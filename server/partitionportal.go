@@ -92,7 +92,7 @@ func (t partitionTarget) Close() error {
 }
 
 // Serve implements rdmaTarget.
-func (t partitionTarget) Serve(l rdma.Listener, _ *rdma.OneShotOffer) error {
+func (t partitionTarget) Serve(l rdma.Listener, _ *config.Portal) error {
 	return t.Service.Serve(l)
 }
 

@@ -302,8 +302,11 @@ func (c *comparison) compareRest() {
 	c.limit(true, "nop_interval", was.NopInterval, now.NopInterval)
 	c.limit(true, "nop_timeout", was.NopTimeout, now.NopTimeout)
 	c.limit(true, "read_timeout", was.ReadTimeout, now.ReadTimeout)
-	if !equal(c.old.Discovery, c.new.Discovery) {
+	if !equal(c.old.Discovery.Auth, c.new.Discovery.Auth) {
 		c.did("discovery.auth has changed")
+	}
+	if !equal(c.old.Discovery.Referrals, c.new.Discovery.Referrals) {
+		c.did("discovery.referrals has changed")
 	}
 	if c.old.Metrics.Pprof != c.new.Metrics.Pprof && c.new.Metrics.Given {
 		c.did("metrics.pprof is %t", c.new.Metrics.Pprof)

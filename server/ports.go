@@ -15,18 +15,22 @@ func (s *Server) setPorts() {
 		if len(tags) == 0 {
 			continue
 		}
-		for _, g := range s.cfg.Cluster.Groups { // the first is one of this node
-			if s.showsMirror(t) && (t.Groups == nil || slices.Contains(t.Groups, g.Group)) && !slices.Contains(tags, g.Group) {
-				tags = append(tags, g.Group)
+		for _, p := range s.cfg.Cluster.Others { // the first is one of this node
+			if s.isReachedAt(t, &p) && !slices.Contains(tags, p.Group) {
+				tags = append(tags, p.Group)
 			}
 		}
 		s.targets[t.Name].SetPorts(tags)
 	}
 }
 
-// showsMirror reports whether other nodes serve the target as well.
-func (s *Server) showsMirror(t *config.Target) bool {
-	return slices.ContainsFunc(t.LUNs, func(l config.LUN) bool { return s.cfg.Store(l.Store).Mirror != nil })
+// isReachedAt reports whether a target of this node is reached through a portal of another one: whether it shows a mirror that
+// has a copy there.
+func (s *Server) isReachedAt(t *config.Target, p *config.Portal) bool {
+	return (t.Groups == nil || slices.Contains(t.Groups, p.Group)) && slices.ContainsFunc(t.LUNs, func(l config.LUN) bool {
+		m := s.cfg.Store(l.Store).Mirror
+		return m != nil && m.Copy(p.Node) != nil
+	})
 }
 
 // portGroups lists the groups of the portals that serve something: all of them, or those that are in only.

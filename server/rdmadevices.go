@@ -10,13 +10,14 @@ import (
 	"oneshot/config"
 	"oneshot/iser"
 	"oneshot/mgmt"
+	"oneshot/transport/nvmerdma"
 	"oneshot/transport/rdma"
 )
 
 // rdmaDevices holds the open RDMA devices, in user space and of the kernel. Portals share them.
 type rdmaDevices struct {
 	surroundings
-	// serves makes what serves connections of a device; nil: iSER. It calls idle when the last of them has ended.
+	// serves makes what serves connections of a device; nil: iSER and NVMe. It calls idle when the last of them has ended.
 	serves func(key deviceKey, d rdma.Device, idle func()) (rdmaTarget, error)
 
 	mu   sync.Mutex
@@ -30,10 +31,10 @@ type deviceKey struct {
 	name      string
 }
 
-// rdmaTarget serves the connections of a device: the target's side of iSER, or partitions.
+// rdmaTarget serves connections of a device: the target's side of iSER, that of NVMe, or partitions.
 type rdmaTarget interface {
-	// Serve accepts connections from l until it is closed.
-	Serve(l rdma.Listener, offer *rdma.OneShotOffer) error
+	// Serve accepts connections from l, which is of portal p, until it is closed.
+	Serve(l rdma.Listener, p *config.Portal) error
 	// Busy reports whether the device has to stay open for connections, though nobody listens.
 	Busy() bool
 	Close() error
@@ -42,48 +43,85 @@ type rdmaTarget interface {
 // rdmaDevice is an open device with what serves its connections.
 type rdmaDevice struct {
 	rdma.Device
-	key    deviceKey
-	target rdmaTarget
-	users  int  // portals; guarded by rdmaDevices.mu
-	lost   bool // guarded by rdmaDevices.mu
-	once   sync.Once
+	key     deviceKey
+	targets map[config.Served]rdmaTarget // of portals that there are, or were; guarded by rdmaDevices.mu
+	users   int                          // portals; guarded by rdmaDevices.mu
+	lost    bool                         // guarded by rdmaDevices.mu
+	once    sync.Once
 }
 
-// use returns the device of key for one more portal; it opens the device unless it is open. The provider calls lost
-// when the device has disappeared.
-func (v *rdmaDevices) use(key deviceKey, open func(lost func(error)) (rdma.Device, error)) (*rdmaDevice, error) {
+// use returns the device of key for one more portal, and what serves the connections of that portal. It opens the device
+// unless it is open. The provider calls lost when the device has disappeared.
+func (v *rdmaDevices) use(key deviceKey, serve config.Served, open func(lost func(error)) (rdma.Device, error)) (*rdmaDevice, rdmaTarget, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if d := v.by[key]; d != nil {
-		d.users++
-		return d, nil
+	d := v.by[key]
+	if d == nil {
+		d = &rdmaDevice{key: key, targets: make(map[config.Served]rdmaTarget)}
+		var err error
+		if d.Device, err = open(func(error) { v.drop(d) }); err != nil {
+			return nil, nil, err
+		}
 	}
-	d := &rdmaDevice{key: key, users: 1}
-	opened, err := open(func(error) { v.drop(d) })
-	if err != nil {
-		return nil, err
+	t := d.targets[serve]
+	if t == nil {
+		var err error
+		if t, err = v.target(d, serve); err != nil {
+			if v.by[key] != d {
+				opened := d.Device
+				d.Device = nil
+				err = errors.Join(err, opened.Close())
+			}
+			return nil, nil, err
+		}
+		d.targets[serve] = t
 	}
-	serves := v.serves
-	if serves == nil {
-		serves = v.iser
-	}
-	target, err := serves(key, opened, func() { v.closeUnused(d) })
-	if err != nil {
-		return nil, errors.Join(err, opened.Close())
-	}
-	d.Device, d.target = opened, target
 	if v.by == nil {
 		v.by = make(map[deviceKey]*rdmaDevice)
 	}
 	v.by[key] = d
-	return d, nil
+	d.users++
+	return d, t, nil
 }
 
-// iser makes the target's side of iSER.
-func (v *rdmaDevices) iser(key deviceKey, d rdma.Device, idle func()) (rdmaTarget, error) {
-	return iser.NewTarget(iser.Config{
-		Node: v.node, Device: d, Transport: string(key.transport), Pool: v.pool, Commands: v.commands, Logger: v.log, Idle: idle,
+// target makes what serves connections of portals of d that serve that.
+func (v *rdmaDevices) target(d *rdmaDevice, serve config.Served) (rdmaTarget, error) {
+	idle := func() { v.closeUnused(d) }
+	switch {
+	case v.serves != nil:
+		return v.serves(d.key, d.Device, idle)
+	case serve == config.ServeNamespaces:
+		t, err := nvmerdma.NewTarget(nvmerdma.Config{Node: v.nvme, Device: d.Device, Pool: v.pool, Logger: v.log, Idle: idle})
+		return nvmeTarget{t}, err
+	}
+	t, err := iser.NewTarget(iser.Config{
+		Node: v.node, Device: d.Device, Transport: string(d.key.transport), Pool: v.pool, Commands: v.commands, Logger: v.log, Idle: idle,
 	})
+	return iserTarget{t}, err
+}
+
+// iserTarget is the target's side of iSER on a device.
+type iserTarget struct{ *iser.Target }
+
+// Serve implements rdmaTarget.
+func (t iserTarget) Serve(l rdma.Listener, p *config.Portal) error {
+	return t.Target.Serve(l, oneShot(p.OneShot))
+}
+
+// nvmeTarget is that of NVMe over RDMA.
+type nvmeTarget struct{ *nvmerdma.Target }
+
+// Serve implements rdmaTarget.
+func (t nvmeTarget) Serve(l rdma.Listener, p *config.Portal) error { return t.Target.Serve(l, p.Group) }
+
+// busy reports whether the device has to stay open for connections, though nobody listens. rdmaDevices.mu is held.
+func (d *rdmaDevice) busy() bool {
+	for _, t := range d.targets {
+		if t.Busy() {
+			return true
+		}
+	}
+	return false
 }
 
 // counters returns the counters of the open devices, sorted by name.
@@ -133,7 +171,7 @@ func (v *rdmaDevices) release(d *rdmaDevice) {
 func (v *rdmaDevices) closeUnused(d *rdmaDevice) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.by[d.key] != d || d.users > 0 || d.target.Busy() {
+	if v.by[d.key] != d || d.users > 0 || d.busy() {
 		return
 	}
 	delete(v.by, d.key)
@@ -145,7 +183,12 @@ func (v *rdmaDevices) closeUnused(d *rdmaDevice) {
 }
 
 func (d *rdmaDevice) close() (err error) {
-	d.once.Do(func() { err = errors.Join(d.target.Close(), d.Device.Close()) })
+	d.once.Do(func() {
+		for _, t := range d.targets { // nobody adds one any more
+			err = errors.Join(err, t.Close())
+		}
+		err = errors.Join(err, d.Device.Close())
+	})
 	return err
 }
 

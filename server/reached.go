@@ -42,11 +42,32 @@ func (s *Server) announce() {
 			Reached:    func(local string) (string, bool) { return reached(at.Listen, local) },
 		})
 	}
-	s.node.SetPortals(ps)
+	s.node.SetPortals(append(ps, s.elsewhere()...))
 	s.announceNVMe()
 	if s.isns != nil {
 		s.isns.Set(s.registration())
 	}
+}
+
+// elsewhere returns the portals of other nodes through which targets of this one are reached, so that one discovery finds all
+// paths. Of one that listens at all addresses of its machine the address is not known here. mu is held.
+func (s *Server) elsewhere() (ps []iscsi.Portal) {
+	for _, p := range s.cfg.Cluster.Others {
+		told := p.Advertise
+		if a := p.Listen.Addr(); told == "" && a.IsValid() && !a.IsUnspecified() {
+			told = p.Listen.String()
+		}
+		targets := []string{}
+		for i := range s.cfg.Targets {
+			if t := &s.cfg.Targets[i]; s.isReachedAt(t, &p) {
+				targets = append(targets, t.Name)
+			}
+		}
+		if told != "" {
+			ps = append(ps, iscsi.Portal{Group: p.Group, Transport: string(p.Transport), RDMA: p.Transport != config.TransportTCP, Elsewhere: told, Targets: targets})
+		}
+	}
+	return ps
 }
 
 // registration returns what the iSNS server is told: the targets, and their portals of transport tcp.

@@ -119,6 +119,11 @@ func New(cfg *config.Config, log *slog.Logger) (*Server, error) {
 		defer s.closePool()
 		return nil, errors.Join(err, s.closeFronts(), s.member.close(), closeState(dir))
 	}
+	if s.member != nil {
+		if err := s.member.listenPeers(s); err != nil {
+			return nil, errors.Join(err, s.Shutdown(context.Background()))
+		}
+	}
 	s.wg.Go(func() { s.node.Run(s.ctx) })
 	s.wg.Go(func() { s.nvme.Run(s.ctx) })
 	if s.member != nil {

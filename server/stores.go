@@ -145,7 +145,7 @@ func (u *units) openStore(c *config.Store, former []formerLUN) (*openStore, erro
 	opened.Store(v)
 	v.SizeChanged()
 	if moves {
-		m.serve(v.Access())
+		m.serve(v.Access(), log)
 	}
 	return &openStore{name: c.Name, identity: identity, volume: v, made: made, mirror: m}, nil
 }

@@ -20,7 +20,7 @@ const lookTime = time.Second
 // verbsRetry is how long a portal at most leaves a device alone that it cannot listen on.
 const verbsRetry = 10 * time.Second
 
-// verbsPortal is a portal of iSER over RDMA devices of the kernel. Devices come and go, and there
+// verbsPortal is a portal of iSER or of NVMe over RDMA devices of the kernel. Devices come and go, and there
 // may be none when the target starts: then the portal is open without taking connections, says
 // so once in the log, and tries again: when another device appears, and at growing intervals. One
 // that is for any device takes those in that come later.
@@ -42,9 +42,10 @@ type verbsPortal struct {
 type verbsListener struct {
 	rdma.Listener
 	device *rdmaDevice
+	target rdmaTarget
 }
 
-// verbsFront opens portals over the kernel's RDMA devices: of iSER, and those for partitions.
+// verbsFront opens portals over the kernel's RDMA devices: of iSER, of NVMe, and those for partitions.
 type verbsFront struct {
 	devices    *rdmaDevices
 	partitions *partitionFront
@@ -241,7 +242,7 @@ func (v *verbsPortal) serveAll() {
 	var wg sync.WaitGroup
 	for i, l := range open {
 		wg.Go(func() {
-			if err := l.device.target.Serve(l, nil); err != nil {
+			if err := l.target.Serve(l, &v.config); err != nil {
 				v.front.devices.log.Error("portal has lost its device", "address", l.Addr().String(), "device", l.device.Limits().Name, "reason", err)
 			}
 			_ = l.Close()
@@ -266,13 +267,13 @@ func (f *verbsFront) listen(p *config.Portal) ([]verbsListener, error) {
 	open := make([]verbsListener, 0, len(names))
 	devices := make([]rdma.Device, 0, len(names))
 	for _, name := range names {
-		d, err := f.use(name)
+		d, target, err := f.use(name, p.Serve)
 		if err != nil {
 			f.release(open)
 			return nil, err
 		}
 		verbs.SetPolling(d.Device, !p.NoPolling)
-		open, devices = append(open, verbsListener{device: d}), append(devices, d.Device)
+		open, devices = append(open, verbsListener{device: d, target: target}), append(devices, d.Device)
 	}
 	listeners, err := verbs.ListenAll(devices, p.Address())
 	if err != nil {
@@ -310,8 +311,8 @@ func usableDevices() ([]string, error) {
 }
 
 // use opens a device, unless it is open.
-func (f *verbsFront) use(name string) (*rdmaDevice, error) {
-	return f.devices.use(deviceKey{config.TransportVerbs, name}, func(lost func(error)) (rdma.Device, error) {
+func (f *verbsFront) use(name string, serve config.Served) (*rdmaDevice, rdmaTarget, error) {
+	return f.devices.use(deviceKey{config.TransportVerbs, name}, serve, func(lost func(error)) (rdma.Device, error) {
 		return verbs.Open(verbs.Config{Name: name, Logger: f.devices.log, Lost: lost})
 	})
 }

@@ -48,21 +48,6 @@ func (r *Request) differs(at int64) Next {
 
 // ---- compare and write ----
 
-// inTerm keeps a transfer that reads first, and then writes what follows from that, within one term of a store that
-// has such: in between nobody else has served the bytes. It reports false if this process does not serve them.
-func (r *Request) inTerm() bool {
-	if r.v.termed == nil {
-		return true
-	}
-	r.op.Term = r.v.termed.Term()
-	return r.op.Term != 0
-}
-
-// notServed ends the transfer: this process does not serve the bytes.
-func (r *Request) notServed() Next {
-	return r.end(&backend.MovedError{Name: "the bytes of the volume"})
-}
-
 // CompareAndWrite pulls twice n bytes: what must be at off, and what replaces it. Mismatch says that it
 // was not there, and nothing has changed.
 func (r *Request) CompareAndWrite(off, n int64, fua bool, then Step) Next {
@@ -79,9 +64,6 @@ func (r *Request) compareLock() Next {
 func (r *Request) compareStart() Next {
 	if r.v.lender != nil {
 		return r.compareLent()
-	}
-	if !r.inTerm() {
-		return r.notServed()
 	}
 	r.op.Flags = 0
 	return r.submit(backend.Read, r.off, r.n, r.scratch, (*Request).compareRead)
@@ -137,9 +119,6 @@ func (r *Request) orWriteLock() Next {
 
 func (r *Request) orWriteStart() Next {
 	if r.v.lender == nil {
-		if !r.inTerm() {
-			return r.notServed()
-		}
 		r.done = 0
 		return r.orWriteNext()
 	}

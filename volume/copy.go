@@ -17,6 +17,7 @@ func (r *Request) CopyMemory(n int64, then Step) Next {
 // CopyRead reads n bytes at off of v into Data.
 func (r *Request) CopyRead(v *Volume, off, n int64, then Step) Next {
 	r.v, r.after, r.writes, r.n = v, then, false, n
+	r.beginTerm()
 	return r.lockRange(holdShared, off, n, (*Request).copyRead)
 }
 
@@ -28,6 +29,7 @@ func (r *Request) copyRead() Next {
 // CopyWrite writes n bytes of Data, or zeroes, at off of v.
 func (r *Request) CopyWrite(v *Volume, off, n int64, zeroes bool, then Step) Next {
 	r.v, r.after, r.writes, r.n = v, then, true, n
+	r.beginTerm()
 	r.kind = backend.Write
 	if zeroes {
 		r.kind = backend.WriteZeroes

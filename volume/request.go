@@ -153,7 +153,21 @@ const (
 func (r *Request) Begin(client Client, v *Volume, block, most int, batch, noLend bool) {
 	r.client, r.home, r.v = client, v, v
 	r.block, r.most, r.batch, r.noLend, r.Mismatch = block, most, batch, noLend, -1
+	r.beginTerm()
 }
+
+// beginTerm has the operations of the request take place in the term in which it begins, or not at all. What the client may
+// do is checked behind it; in a later term it may have been forbidden, and nobody would have looked for the request here to
+// abort it.
+func (r *Request) beginTerm() {
+	if r.v != nil && r.v.termed != nil {
+		r.use()
+		r.op.Term = r.v.termed.Term()
+	}
+}
+
+// isServed reports whether this process serves the bytes, as far as the request knows.
+func (r *Request) isServed() bool { return r.v.termed == nil || r.op.Term != 0 }
 
 // Pulled says that Out has been filled. Due is false if nobody has asked for that.
 func (r *Request) Pulled() (next Next, due bool) {
@@ -348,6 +362,10 @@ func (r *Request) submit(kind backend.Kind, off, n int64, buf []byte, then Step)
 	}
 	r.op.Done, r.op.Err = r, nil
 	r.then = then
+	if !r.isServed() {
+		r.op.Err = &backend.MovedError{Name: "the bytes of the volume"}
+		return then(r)
+	}
 	r.phase = phaseOp
 	if r.submitOp() {
 		return then(r)

@@ -32,6 +32,7 @@ type sanitizer struct {
 	job    atomic.Pointer[sanitizeJob] // nil: none is under way; may be read without the lock
 	failed bool
 	order  Order        // of the operation that failed
+	erased *Order       // of the last operation, if it succeeded
 	last   *sanitizeJob // job, or the one before; its goroutine is waited for
 }
 
@@ -130,6 +131,34 @@ func (v *Volume) Progress() (progress uint16, ok bool) {
 	return uint16(min(float64(j.done.Load())/float64(j.total)*65536, 0xffff)), true
 }
 
+// SanitizeStatus is how the last sanitize operation went.
+type SanitizeStatus uint8
+
+// Values of SanitizeStatus. Of several volumes the later one counts.
+const (
+	NeverSanitized SanitizeStatus = iota
+	SanitizeDone
+	SanitizeHasFailed // and nobody has left it
+	SanitizeUnderWay
+)
+
+// SanitizeState says how the last sanitize operation went, what it was, and how far it is, in 65,536ths.
+func (v *Volume) SanitizeState() (SanitizeStatus, Order, uint16) {
+	v.sanitizing.Lock()
+	defer v.sanitizing.Unlock()
+	s := &v.sanitizer
+	if progress, ok := v.Progress(); ok {
+		return SanitizeUnderWay, s.job.Load().order, progress
+	}
+	switch {
+	case s.failed:
+		return SanitizeHasFailed, s.order, 0
+	case s.erased != nil:
+		return SanitizeDone, *s.erased, 0
+	}
+	return NeverSanitized, Order{}, 0
+}
+
 // Sanitized returns a channel that is closed at the end of the sanitize operation that is under way, or
 // was the last one.
 func (v *Volume) Sanitized() <-chan struct{} {
@@ -165,7 +194,7 @@ func (v *Volume) KeepSanitize() error {
 	return v.keep(func(d *document) {
 		v.sanitizing.Lock()
 		defer v.sanitizing.Unlock()
-		d.Sanitize = v.sanitizer.keep()
+		d.Sanitize, d.Sanitized = v.sanitizer.keep(), v.sanitizer.erased
 	})
 }
 
@@ -195,6 +224,7 @@ func (j *sanitizeJob) run() {
 		return
 	}
 	v.sanitizing.Lock()
+	v.sanitizer.erased = nil
 	v.setSanitizer(j, false)
 	v.sanitizing.Unlock()
 	j.tell(nil, errStopped)
@@ -214,7 +244,9 @@ func (j *sanitizeJob) run() {
 		v.log.Error("the store failed a sanitize operation; the volume refuses commands until another one succeeds, or an initiator sends EXIT FAILURE MODE", "reason", err)
 	}
 	v.sanitizing.Lock()
-	v.sanitizer.order = j.order
+	if v.sanitizer.order = j.order; err == nil {
+		v.sanitizer.erased = &j.order
+	}
 	v.setSanitizer(nil, err != nil)
 	v.sanitizing.Unlock()
 	if unsaved := v.KeepSanitize(); unsaved != nil {

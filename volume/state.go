@@ -32,11 +32,15 @@ type document struct {
 	Format   int // 2
 	Access   access.State
 	Sanitize *Order `json:",omitempty"` // is under way, or has failed
+	// Sanitized is the last sanitize operation, if it succeeded.
+	Sanitized *Order `json:",omitempty"`
 	// Generation is the last one of numbers of writes; 0: there was none.
 	Generation uint16 `json:",omitempty"`
 }
 
-func (d *document) empty() bool { return d.Access.Empty() && d.Sanitize == nil && d.Generation == 0 }
+func (d *document) empty() bool {
+	return d.Access.Empty() && d.Sanitize == nil && d.Sanitized == nil && d.Generation == 0
+}
 
 // number begins the sequence with another generation than the last time that the store was open. Without a
 // keeper chance chooses one of 65,535.
@@ -114,7 +118,10 @@ func (d *document) check() error {
 	if err := d.Access.Check(); err != nil {
 		return err
 	}
-	if o := d.Sanitize; o != nil && !o.valid() {
+	for _, o := range []*Order{d.Sanitize, d.Sanitized} {
+		if o == nil || o.valid() {
+			continue
+		}
 		return fmt.Errorf("the sanitize operation that was kept makes no sense: action %d, %d passes of %d bytes", o.Action, o.Count, len(o.Pattern))
 	}
 	return nil

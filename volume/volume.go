@@ -109,6 +109,7 @@ func New(cfg Config) (*Volume, error) {
 	if a, ok := backend.As[backend.Ager](cfg.Store); ok {
 		v.unobserve = a.Observe(func() backend.FlushObserver { return &ageing{sequence: &v.sequence} })
 	}
+	v.sanitizer.erased = v.kept.Sanitized
 	if v.kept.Sanitize != nil {
 		v.resumeSanitize(v.kept.Sanitize)
 	}

@@ -180,8 +180,12 @@ func TestSanitizeOverRestart(t *testing.T) {
 	if err := v.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if state, _ := kept.Load(); len(state) != 0 {
-		t.Errorf("in the end %s is kept", state)
+	v = open(t, Config{Store: newGatedStore(4 << 20), Keeper: kept})
+	if state, was, _ := v.SanitizeState(); state != SanitizeDone || was.Action != Overwrite || denied(v) != 0 {
+		t.Errorf("in the end it is known as %d, %+v, and %x is denied", state, was, denied(v))
+	}
+	if err := v.Close(); err != nil {
+		t.Fatal(err)
 	}
 }
 

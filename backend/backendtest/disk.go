@@ -15,9 +15,12 @@ type Disk struct {
 	After func(op *backend.Op)
 	// Fault, if set, says how operations fail before they do anything; nil: this one does not.
 	Fault func(op *backend.Op) error
+	// Durable, if set, is called when the bytes of a Write that is to be durable are in the cache, and not yet on the
+	// medium; it may call Crash. With an error they stay there, and the operation fails.
+	Durable func(op *backend.Op) error
 
 	block   int
-	mu      sync.Mutex // not held over After and Fault
+	mu      sync.Mutex // not held over After, Fault and Durable
 	data    []byte
 	medium  []byte       // what is durable
 	pending []backend.Op // written and not durable, oldest first, with copies of their bytes
@@ -49,6 +52,14 @@ func (d *Disk) Submit(op *backend.Op) bool {
 		}
 	}
 	d.do(op)
+	if op.Kind == backend.Write && op.Flags&(backend.Barrier|backend.FUA) != 0 {
+		if d.Durable != nil {
+			if op.Err = d.Durable(op); op.Err != nil {
+				return true
+			}
+		}
+		d.promise(op)
+	}
 	if d.After != nil {
 		d.After(op)
 	}
@@ -82,12 +93,20 @@ func (d *Disk) do(op *backend.Op) {
 		copy(b, join(op.Segs))
 	}
 	copy(d.data[op.Off:], b)
-	if op.Flags&(backend.Barrier|backend.FUA) != 0 {
+	if op.Kind != backend.Write && op.Flags&(backend.Barrier|backend.FUA) != 0 {
 		d.settle(op.Off, op.Len)
 		copy(d.medium[op.Off:], b)
 		return
 	}
 	d.pending = append(d.pending, backend.Op{Off: op.Off, Segs: [][]byte{b}})
+}
+
+// promise makes durable what op has written.
+func (d *Disk) promise(op *backend.Op) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.settle(op.Off, op.Len)
+	copy(d.medium[op.Off:], join(op.Segs))
 }
 
 // settle takes a range out of what is pending: it becomes durable. The lock is held.

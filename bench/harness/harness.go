@@ -48,6 +48,7 @@ func Main(o *Options, run func(context.Context) error) {
 // A Point is one kind of load.
 type Point struct {
 	Write    bool
+	FUA      bool   // each write is durable when it ends
 	Order    string // Random or Sequential; empty: the report does not say
 	Size     int    // bytes of a command
 	Depth    int    // commands outstanding, per session
@@ -60,9 +61,12 @@ const (
 	Sequential = "sequential"
 )
 
-// Mode is "read" or "write".
+// Mode is "read", "write" or "write + flush".
 func (p Point) Mode() string {
-	if p.Write {
+	switch {
+	case p.FUA:
+		return "write + flush"
+	case p.Write:
 		return "write"
 	}
 	return "read"

@@ -97,8 +97,14 @@ func Await(network string, addrs ...string) (err error) {
 
 // Load runs initiator bench with args on the client's core, and decodes its answer, which is JSON, into sample.
 func (b *Pair) Load(ctx context.Context, sample any, args ...string) error {
-	args = append([]string{"-c", fmt.Sprint(ClientCore), b.Initiator, "bench", "--json"}, args...)
-	out, err := exec.CommandContext(ctx, "taskset", args...).Output()
+	return b.LoadUnder(ctx, nil, sample, args...)
+}
+
+// LoadUnder is Load as the end of another command.
+func (b *Pair) LoadUnder(ctx context.Context, command []string, sample any, args ...string) error {
+	args = append([]string{"taskset", "-c", fmt.Sprint(ClientCore), b.Initiator, "bench", "--json"}, args...)
+	args = slices.Concat(command, args)
+	out, err := exec.CommandContext(ctx, args[0], args[1:]...).Output()
 	if err != nil {
 		if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 			err = errors.New(strings.TrimSpace(string(exit.Stderr)))

@@ -198,7 +198,7 @@ func allocations() (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	defer resp.Body.Close()
+	defer func() { _ = resp.Body.Close() }()
 	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
 		if text, ok := strings.CutPrefix(lines.Text(), "go_memstats_mallocs_total "); ok {
 			return strconv.ParseFloat(text, 64)

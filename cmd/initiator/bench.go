@@ -38,6 +38,7 @@ With --write it writes, which destroys the content of the disk.`,
 	p.Var(&block, "size", "`BYTES` per command, such as 64KiB")
 	p.Var(&spanSize, "span", "use only the first `BYTES` of the disk, such as 1GiB; 0: all of it")
 	p.BoolVar(&cfg.Write, "write", false, "write instead of read: the content of the disk is lost")
+	p.BoolVar(&cfg.FUA, "fua", false, "have each write durable before its answer (FUA); needs --write")
 	p.BoolVar(&cfg.Random, "random", false, "use random offsets instead of a sequence")
 	p.DurationVar(&cfg.Duration, "duration", 5*time.Second, "`TIME` to measure")
 	p.DurationVar(&cfg.Warmup, "warmup", time.Second, "`TIME` of load before measuring begins")

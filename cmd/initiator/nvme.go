@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"text/tabwriter"
 
 	"github.com/sirupsen/logrus"
@@ -14,6 +15,7 @@ import (
 
 	"oneshot/initiator/host"
 	"oneshot/nvme"
+	"oneshot/nvme/auth"
 )
 
 func parseNVMe(arg string) (host.URL, error) {
@@ -32,7 +34,28 @@ func (fl *flags) hostOptions(c *cobra.Command) (host.Options, error) {
 	if fl.verbose {
 		o.Logger = fl.logger(c)
 	}
-	return o, nil
+	var err error
+	if o.Secret, err = secretOf("NVME_DHCHAP_SECRET"); err != nil {
+		return o, err
+	}
+	o.ControllerSecret, err = secretOf("NVME_DHCHAP_CTRL_SECRET")
+	if err == nil && o.ControllerSecret != nil && o.Secret == nil {
+		err = &usageError{errors.New("the controller has to prove who it is (NVME_DHCHAP_CTRL_SECRET), which takes a secret of the host, too: set NVME_DHCHAP_SECRET")}
+	}
+	return o, err
+}
+
+// secretOf reads a secret of DH-HMAC-CHAP from the environment; nil: there is none.
+func secretOf(name string) (*auth.Secret, error) {
+	text := os.Getenv(name)
+	if text == "" {
+		return nil, nil
+	}
+	s, err := auth.ParseSecret(text)
+	if err != nil {
+		return nil, &usageError{fmt.Errorf("%s: %w", name, err)}
+	}
+	return &s, nil
 }
 
 // logger writes to standard error.

@@ -77,6 +77,7 @@ After ? may stand header_digest=crc32c, data_digest=crc32c, target_user=… and
 target_password=…, with & between them. Other users can see the command line but not the
 environment, so put user and secret into LIBISCSI_CHAP_USERNAME and LIBISCSI_CHAP_PASSWORD,
 those of the target into LIBISCSI_CHAP_TARGET_USERNAME and LIBISCSI_CHAP_TARGET_PASSWORD.
+Secrets of nvme+tcp:// are in NVME_DHCHAP_SECRET, and the controller's in NVME_DHCHAP_CTRL_SECRET.
 RDMA over iWARP needs no card and no kernel module.`,
 		Example: `  initiator ls iscsi://127.0.0.1
   initiator read --length 1MiB iscsi://127.0.0.1/iqn.2026-11.example.oneshot:demo/0 | hexdump -C | head

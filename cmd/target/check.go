@@ -13,9 +13,9 @@ import (
 )
 
 func checkCommand() *cobra.Command {
-	var path string
+	var path, node string
 	cmd := &cobra.Command{
-		Use:   "check --config FILE",
+		Use:   "check --config FILE [--node NAME]",
 		Short: "Validate a configuration and show what it would serve",
 		Long: `check reads a configuration as serve does, and shows what serve would serve:
 stores, targets with their LUNs, who may log in, and portals. It reads secrets, but
@@ -25,8 +25,13 @@ daemon.
 If the configuration is not valid, check shows every problem with file, line, column
 and what to change, and exits with status 1. A warning is about something that is
 probably a mistake, such as a file or device that this machine does not have; the exit
-status is 0 then.`,
+status is 0 then.
+
+The configuration of a cluster is for all of its nodes, and check shows all of it. With
+--node it shows what that node would serve, and looks for its files and devices on this
+machine: run it so on the node.`,
 		Example: `  target check --config /etc/oneshot.yaml
+  target check --config /etc/oneshot.yaml --node a
   target check -c /etc/oneshot.yaml && systemctl restart oneshot`,
 		Args:                  noArgs,
 		DisableFlagsInUseLine: true,
@@ -34,15 +39,19 @@ status is 0 then.`,
 			if path == "" {
 				return &usageError{cmd.CommandPath(), "no configuration: name one with --config FILE"}
 			}
-			return check(path, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return check(path, node, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	configFlag(cmd, &path, "the YAML `FILE` to check")
+	cmd.Flags().StringVar(&node, "node", "", "`NAME` of a node of the cluster: show what that one would serve (default: all of it)")
 	return cmd
 }
 
-func check(path string, stdout, stderr io.Writer) error {
+func check(path, node string, stdout, stderr io.Writer) error {
 	c, err := config.Load(path)
+	if err == nil && node != "" {
+		c, err = loadOn(path, node)
+	}
 	if err != nil {
 		return err
 	}
@@ -50,8 +59,13 @@ func check(path string, stdout, stderr io.Writer) error {
 		fmt.Fprintf(stderr, "warning: %s\n\n", w)
 	}
 	for i := range c.Stores {
-		if s := &c.Stores[i]; s.Node == "" && s.Obstacle() != "" {
-			fmt.Fprintf(stderr, "warning: %s: serve would fail on this machine, for it could not open the store %q: %s\n\n", s.Pos, s.Name, s.Obstacle())
+		s := &c.Stores[i]
+		opened := s
+		if s.Mirror != nil && node != "" {
+			opened = s.Mirror.Copy(node)
+		}
+		if s.Node == "" && opened.Obstacle() != "" {
+			fmt.Fprintf(stderr, "warning: %s: serve would fail on this machine, for it could not open the store %q: %s\n\n", s.Pos, s.Name, opened.Obstacle())
 		}
 	}
 	return writeSummary(stdout, c)
@@ -91,6 +105,9 @@ func writeSummary(w io.Writer, c *config.Config) error {
 	}
 	writeClusterSummary(t, &c.Cluster)
 	fmt.Fprintf(t, "\ndiscovery\n  login\t%s\n", loginText(c.Discovery.Auth))
+	for _, at := range c.Discovery.Referrals {
+		fmt.Fprintf(t, "  refers to\t%s\n", at)
+	}
 	writeServices(t, c)
 	writeLimits(t, c.Limits)
 	return t.Flush()
@@ -106,6 +123,9 @@ func writeClusterSummary(w io.Writer, c *config.Cluster) {
 		what := ""
 		if n.Witness {
 			what = "\twitness"
+		}
+		if n.Name == c.Self {
+			what += "\tthe stores, targets and portals above are its own"
 		}
 		fmt.Fprintf(w, "  node %s\t%s%s\n", n.Name, n.Address, what)
 	}
@@ -125,15 +145,17 @@ func writeSubsystem(w io.Writer, s *config.Subsystem) {
 	if s.Serial != "" {
 		fmt.Fprintf(w, "  serial\t%s\n", s.Serial)
 	}
-	hosts := "all hosts"
-	if len(s.Hosts) > 0 {
-		var names []string
-		for _, h := range s.Hosts {
-			names = append(names, string(h))
-		}
-		hosts = strings.Join(names, ", ")
+	fmt.Fprintf(w, "  hosts\t%s\n", hostAuthText(s.Auth))
+	if len(s.Hosts) == 0 {
+		fmt.Fprintln(w, "  admits\tevery host")
 	}
-	fmt.Fprintf(w, "  for\t%s\n", hosts)
+	for _, h := range s.Hosts {
+		text := string(h.NQN)
+		if h.Auth != nil {
+			text += ", " + hostAuthText(h.Auth)
+		}
+		fmt.Fprintf(w, "  admits\t%s\n", text)
+	}
 	for _, n := range s.Namespaces {
 		fmt.Fprintf(w, "  namespace %d\t%s\tblocks of %d", n.NSID, n.Store, n.BlockSize)
 		if n.ReadOnly {
@@ -304,6 +326,23 @@ func lunDetails(l *config.LUN) string {
 		}
 	}
 	return strings.Join(words, ", ")
+}
+
+// hostAuthText says what hosts of NVMe have to prove.
+func hostAuthText(a *config.HostAuth) string {
+	if a == nil {
+		return "without authentication"
+	}
+	text := "DH-HMAC-CHAP"
+	for _, names := range [][]string{a.Hashes, a.Groups} {
+		if names != nil {
+			text += " by " + strings.Join(names, " or ")
+		}
+	}
+	if a.Controller != nil {
+		text += "; the controller proves itself, too"
+	}
+	return text
 }
 
 func loginText(a config.Auth) string {

@@ -10,7 +10,7 @@ import (
 )
 
 // hidden are values that the summary does not show: secrets, the groups of portals that are in none, those for partitions, and who reads the file.
-var hidden = regexp.MustCompile(`\.Secret$|^\.Portals\[6\]\.Group$|^\.Cluster\.Self$`)
+var hidden = regexp.MustCompile(`\.Secret$|\.Auth\.(Host|Controller)$|^\.Portals\[6\]\.Group$|^\.Cluster\.Self$`)
 
 // What check prints shows every value of a configuration: whatever is changed in full.yaml changes it, and the cluster
 // in cluster.yaml.
@@ -50,3 +50,39 @@ func testSummary(t *testing.T, file string, looksAt func(path string) bool) {
 		}
 	}
 }
+
+// TestCheckNode: with a node check shows what that one serves, and misses its files, those of its copies too.
+func TestCheckNode(t *testing.T) {
+	s := newSiteOf(t, mirrorSite)
+	path := s.path("a", "t.yaml")
+	all := s.must("check", "--config", path)
+	for _, want := range []string{"disk ", s.at[3], s.at[4], "node a", "node b"} {
+		if !strings.Contains(all, want) {
+			t.Errorf("no %q in\n%s", want, all)
+		}
+	}
+	on := s.must("check", "--config", path, "--node", "b")
+	if !strings.Contains(on, s.at[4]) || strings.Contains(on, s.at[3]) || !regexp.MustCompile(`node b +\S+ +the stores, targets and portals above are its own\n`).MatchString(on) {
+		t.Errorf("of b:\n%s", on)
+	}
+	if strings.Contains(all, "warning") {
+		t.Errorf("warnings about files of other machines:\n%s", all)
+	}
+	if warns := s.must("check", "--config", path, "--node", "a"); !strings.Contains(warns, "could not open the store \"disk\"") {
+		t.Errorf("no warning about the directory that is missing:\n%s", warns)
+	}
+	if on := s.must("check", "--config", path, "--node", "w"); strings.Contains(on, "disk") || strings.Contains(on, s.at[3]) {
+		t.Errorf("of the witness:\n%s", on)
+	}
+	s.fails("there is no node \"c\" in the cluster lab", "check", "--config", path, "--node", "c")
+}
+
+const mirrorSite = `
+stores:
+  disk: {type: mirror, size: 16MiB, copies: {a: {type: file, path: missing/disk.img}, b: {type: file, path: disk.img}}}
+targets:
+  - {iqn: "iqn.2026-11.example.oneshot:lab", luns: {0: disk}}
+portals:
+  - {node: a, listen: "AT3", group: 1}
+  - {node: b, listen: "AT4", group: 2}
+`

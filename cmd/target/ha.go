@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"time"
 
@@ -23,13 +24,13 @@ func haCommand() *cobra.Command {
 		Short: "Make a cluster of nodes, and look after it",
 		Long: `ha has commands for the nodes of a cluster, which agree on records that outlive each
 of them. init makes a cluster, join adds a node; both work on the state directory of a
-node that does not run. status, token, replace and remove ask a running one.`,
+node that does not run. The others ask a running one.`,
 		Example: `  target ha init --config /etc/oneshot.yaml
   target ha status`,
 		Args: cobra.ArbitraryArgs,
 		RunE: unknownCommand,
 	}
-	cmd.AddCommand(haInit(), haJoin(), haStatus(), haToken(), haReplace(), haRemove())
+	cmd.AddCommand(haInit(), haJoin(), haStatus(), haSwitch(), haDrain(), haUndrain(), haVerify(), haToken(), haReplace(), haRemove())
 	return cmd
 }
 
@@ -209,8 +210,8 @@ same on all nodes.
 
 If a majority of the voters is up, the cluster can agree on changes; one of them leads.
 
-Below the nodes are the mirrors of which this node has a copy. The primary serves a
-mirror, and knows how far the other copies are.`,
+Below the nodes are the mirrors. The primary serves a mirror, and knows how far the
+other copies are; a node without a copy knows only what all have agreed on.`,
 		Example: `  target ha status
   target ha status --watch
   target ha status -o json | jq '.members[] | select(.up | not)'`,
@@ -267,13 +268,20 @@ func writeCluster(w io.Writer, c, _ *mgmt.Cluster) error {
 		return err
 	}
 	t = newTable(w)
-	fmt.Fprintln(t, "\nMIRROR\tSIZE\tPRIMARY\tTHIS NODE\tCOPIES\tLOG")
+	fmt.Fprintln(t, "\nMIRROR\tSTATE\tSIZE\tPRIMARY\tTHIS NODE\tCOPIES\tLOG")
 	for i := range c.Mirrors {
 		m := &c.Mirrors[i]
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d %% of %s\n", m.Name, config.FormatSize(m.Size), orDash(m.Primary), m.Role, copiesText(m), 100*m.LogBytes/max(1, m.LogSize), config.FormatSize(m.LogSize))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%d %% of %s\n", m.Name, mirrorState(m), config.FormatSize(m.Size), orDash(m.Primary), m.Role, copiesText(m), 100*m.LogBytes/max(1, m.LogSize), config.FormatSize(m.LogSize))
 	}
 	if err := t.Flush(); err != nil {
 		return err
+	}
+	before := "\n"
+	for i := range c.Mirrors {
+		for _, text := range mirrorNews(&c.Mirrors[i]) {
+			fmt.Fprintf(w, "%smirror %s: %s\n", before, c.Mirrors[i].Name, text)
+			before = ""
+		}
 	}
 	for i := range c.Mirrors {
 		if m := &c.Mirrors[i]; m.Trouble != "" {
@@ -282,6 +290,50 @@ func writeCluster(w io.Writer, c, _ *mgmt.Cluster) error {
 	}
 	return nil
 }
+
+// mirrorState says how a mirror is, in a word.
+func mirrorState(m *mgmt.Mirror) string {
+	isLevel := func(c mgmt.Copy) bool { return c.State == mgmt.CopyInSync }
+	switch {
+	case m.Trouble != "":
+		return "trouble"
+	case m.Primary == "" || m.Role == "waiting":
+		return "not served"
+	case m.Role == "taking over":
+		return "switching"
+	case slices.ContainsFunc(m.Copies, func(c mgmt.Copy) bool { return !isLevel(c) }):
+		return "degraded"
+	}
+	return "healthy"
+}
+
+// mirrorNews says what has happened to a mirror, as the node that answers knows.
+func mirrorNews(m *mgmt.Mirror) (news []string) {
+	if t := m.Takeover; t != nil {
+		text := fmt.Sprintf("this node is the primary of term %d since %s, by a planned switch", t.Term, t.At.Format(time.DateTime))
+		if !t.Planned {
+			text = fmt.Sprintf("this node has taken over for term %d at %s, in %s: silence %s, promises %s, consensus %s", t.Term, t.At.Format(time.DateTime), ms(t.Took), ms(t.Silence), ms(t.Promises), ms(t.Agreed))
+		}
+		if m.Role == mgmt.RolePrimary {
+			news = append(news, text)
+		}
+	}
+	switch v := m.Verify; {
+	case v == nil:
+	case v.Ended.IsZero():
+		news = append(news, fmt.Sprintf("copies are compared, %d %%; %s so far, %d repaired", 100*v.Done/max(1, v.Total), count(v.Differ, "difference"), v.Repaired))
+	case v.Error != "" || v.Stopped:
+		news = append(news, fmt.Sprintf("the last comparison of copies ended at %s, before it was through; %s, %d repaired", v.Ended.Format(time.DateTime), count(v.Differ, "difference"), v.Repaired))
+	case v.Differ == 0:
+		news = append(news, fmt.Sprintf("copies were compared at %s, and are equal", v.Ended.Format(time.DateTime)))
+	default:
+		news = append(news, fmt.Sprintf("copies were compared at %s: %s, %d repaired", v.Ended.Format(time.DateTime), count(v.Differ, "difference"), v.Repaired))
+	}
+	return news
+}
+
+// ms writes a time of nanoseconds.
+func ms(ns int64) string { return fmt.Sprintf("%.0f ms", float64(ns)/1e6) }
 
 // copiesText says how the copies of a mirror are.
 func copiesText(m *mgmt.Mirror) string {
@@ -311,6 +363,9 @@ func memberState(m *mgmt.Member) string {
 	}
 	if m.Leads {
 		words = append(words, "leads")
+	}
+	if m.Drained {
+		words = append(words, "drained")
 	}
 	text := strings.Join(words, ", ")
 	if m.Reason != "" && !m.Up {

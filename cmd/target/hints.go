@@ -43,18 +43,30 @@ func writeHints(w io.Writer, c *config.Config, addrs []net.Addr) error {
 			fmt.Fprintf(&b, "\nand %s; discovery lists them\n", count(more, "more target"))
 		}
 	}
-	if portal := reachable(c, config.TransportNVMeTCP, addrs); portal != "" && len(c.Subsystems) > 0 {
-		if host, port, err := net.SplitHostPort(portal); err == nil {
-			writeNVMeHints(&b, host, port, c.Subsystems)
+	for _, transport := range []config.Transport{config.TransportNVMeTCP, config.TransportNVMeRDMA} {
+		host, port, err := net.SplitHostPort(reachable(c, transport, addrs))
+		if err == nil && len(c.Subsystems) > 0 {
+			writeNVMeHints(&b, strings.TrimPrefix(string(transport), "nvme-"), host, port, c.Subsystems)
 		}
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
+// dhchapSettings returns the arguments of nvme connect for secrets.
+func dhchapSettings(a *config.HostAuth) string {
+	switch {
+	case a == nil:
+		return ""
+	case a.Controller == nil:
+		return " --dhchap-secret SECRET"
+	}
+	return " --dhchap-secret SECRET --dhchap-ctrl-secret SECRET"
+}
+
 // writeNVMeHints prints commands of nvme-cli.
-func writeNVMeHints(b *strings.Builder, host, port string, subsystems []config.Subsystem) {
-	at := fmt.Sprintf("-t tcp -a %s -s %s", host, port)
+func writeNVMeHints(b *strings.Builder, transport, host, port string, subsystems []config.Subsystem) {
+	at := fmt.Sprintf("-t %s -a %s -s %s", transport, host, port)
 	fmt.Fprintf(b, "\nWhich subsystems there are\n  nvme discover %s\n", at)
 	for i := range subsystems[:min(len(subsystems), maxHints)] {
 		s := &subsystems[i]
@@ -62,11 +74,11 @@ func writeNVMeHints(b *strings.Builder, host, port string, subsystems []config.S
 		if len(s.Hosts) > 0 {
 			names := make([]string, len(s.Hosts))
 			for j, h := range s.Hosts {
-				names[j] = string(h)
+				names[j] = string(h.NQN)
 			}
 			fmt.Fprintf(b, "  # only for hosts named %s\n", strings.Join(names, ", "))
 		}
-		fmt.Fprintf(b, "  nvme connect %s -n %s\n", at, s.NQN)
+		fmt.Fprintf(b, "  nvme connect %s -n %s%s\n", at, s.NQN, dhchapSettings(s.Auth))
 	}
 	if more := len(subsystems) - maxHints; more > 0 {
 		fmt.Fprintf(b, "\nand %s; discovery lists them\n", count(more, "more subsystem"))
@@ -110,7 +122,7 @@ func joinAddrs(addrs []net.Addr) string {
 	return strings.Join(texts, ", ")
 }
 
-// reachable returns an address of the first portal of a transport over TCP: the one that it advertises, if the configuration has one,
+// reachable returns an address of the first portal of a transport: the one that it advertises, if the configuration has one,
 // or else one that this machine can connect to. For a portal on all addresses that is the loopback address.
 func reachable(c *config.Config, transport config.Transport, addrs []net.Addr) string {
 	for i, p := range c.Portals {

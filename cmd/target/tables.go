@@ -120,6 +120,10 @@ func writeStatus(w io.Writer, now, before *mgmt.Status) error {
 		if c.Trouble != "" {
 			fmt.Fprintf(w, "               this node takes no part: %s\n", c.Trouble)
 		}
+		for i := range c.Mirrors {
+			m := &c.Mirrors[i]
+			fmt.Fprintf(w, "mirror         %s: %s; primary %s; %s\n", m.Name, mirrorState(m), orDash(m.Primary), copiesText(m))
+		}
 	}
 	c := now.Counters
 	fmt.Fprintf(w, "sessions       %d; %d logins, %d refused, %d redirected; %d connections, %d refused\n", now.Connected, c.Logins, c.LoginFailures, c.Redirects, c.Connections, c.Refused)
@@ -129,8 +133,8 @@ func writeStatus(w io.Writer, now, before *mgmt.Status) error {
 	}
 	if n := now.NVMe; n != nil {
 		c := n.Counters
-		fmt.Fprintf(w, "NVMe           %d controllers; %d made, %d refused; %d connections, %d refused; %d errors of the protocol, %d of digests\n",
-			n.Connected, c.Connects, c.ConnectFailures, c.Connections, c.Refused, c.ProtocolErrors, c.DigestErrors)
+		fmt.Fprintf(w, "NVMe           %d controllers; %d made, %d refused, %d authentications failed; %d connections, %d refused; %d errors of the protocol, %d of digests\n",
+			n.Connected, c.Connects, c.ConnectFailures, c.AuthFailures, c.Connections, c.Refused, c.ProtocolErrors, c.DigestErrors)
 	}
 	fmt.Fprintf(w, "buffers        %s of %s\n", size(float64(now.Buffers.InUse)), size(float64(now.Buffers.Limit)))
 	for i := range now.Devices {
@@ -198,11 +202,14 @@ func namespaceBefore(s *mgmt.Status, subsystem string, nsid uint32) *mgmt.IO {
 	return nil
 }
 
-// deviceCounters says what a daemon has done with an RDMA device.
+// deviceCounters says what a daemon has done with an RDMA device. iWARP in user space neither sleeps nor polls.
 func deviceCounters(d *mgmt.Device) string {
 	n := d.Counters
-	return fmt.Sprintf("%s %s: %d messages in, %d out; slept %d times, polled %d times with success and %d in vain",
-		d.Transport, d.Name, n["messages_in"], n["messages_out"], n["sleeps"], n["polling_found"], n["polling_in_vain"])
+	text := fmt.Sprintf("%s %s: %d messages in, %d out", d.Transport, d.Name, n["messages_in"], n["messages_out"])
+	if n["sleeps"]+n["polling_found"]+n["polling_in_vain"] > 0 {
+		text += fmt.Sprintf("; slept %d times, polled %d times with success and %d in vain", n["sleeps"], n["polling_found"], n["polling_in_vain"])
+	}
+	return text
 }
 
 func portalList(portals []mgmt.Portal) string {
@@ -279,15 +286,15 @@ func writeControllers(w io.Writer, p period, now, before *mgmt.Sessions) error {
 		}
 	}
 	t := newTable(w)
-	fmt.Fprintf(t, "ID\tHOST\tSUBSYSTEM\tCNTLID\tFROM\tBY\tQUEUES\tDIGESTS\tAGE\t%s\n", p.heading())
+	fmt.Fprintf(t, "ID\tHOST\tSUBSYSTEM\tCNTLID\tFROM\tBY\tQUEUES\tDIGESTS\tAUTH\tAGE\t%s\n", p.heading())
 	for i := range now.Controllers {
 		c := &now.Controllers[i]
 		if len(c.Queues) == 0 {
 			continue // it is going
 		}
 		admin := &c.Queues[0]
-		fmt.Fprintf(t, "%s%d\t%s\t%s\t%d\t%s\t%s\t%d\t%s\t%s\t%s\n", controllerPrefix, c.ID, c.Host, cmp.Or(c.Subsystem, "(discovery)"), c.CNTLID,
-			admin.Peer, admin.Transport, len(c.Queues), digests(admin), age(c.Since, now.Time), p.cells(&c.IO, then[c.ID]))
+		fmt.Fprintf(t, "%s%d\t%s\t%s\t%d\t%s\t%s\t%d\t%s\t%s\t%s\t%s\n", controllerPrefix, c.ID, c.Host, cmp.Or(c.Subsystem, "(discovery)"), c.CNTLID,
+			admin.Peer, admin.Transport, len(c.Queues), digests(admin), cmp.Or(strings.TrimPrefix(c.Authentication, "none"), "-"), age(c.Since, now.Time), p.cells(&c.IO, then[c.ID]))
 	}
 	return t.Flush()
 }

@@ -57,10 +57,10 @@ func TestWriteControllers(t *testing.T) {
 		return &mgmt.Sessions{
 			Time: start.Add(time.Duration(sec) * time.Second), BoundsNS: []int64{10_000, 1_000_000},
 			Controllers: []mgmt.Controller{
-				{ID: 7, CNTLID: 2, Host: "nqn.h:1", Subsystem: "nqn.s", Queues: []mgmt.Queue{queue, queue, queue}, Since: start, IO: mgmt.IO{
+				{ID: 7, CNTLID: 2, Host: "nqn.h:1", Subsystem: "nqn.s", Authentication: "mutual", Queues: []mgmt.Queue{queue, queue, queue}, Since: start, IO: mgmt.IO{
 					Read: mgmt.Class{Bytes: reads << 12, SumNS: reads * 5000, Latency: []uint64{reads, 0, 0}}, InFlight: 3,
 				}},
-				{ID: 8, CNTLID: 1, Host: "nqn.h:2", Queues: []mgmt.Queue{{Peer: "10.0.0.2:5", Transport: "nvme-tcp"}}, Since: start},
+				{ID: 8, CNTLID: 1, Host: "nqn.h:2", Authentication: "none", Queues: []mgmt.Queue{{Peer: "10.0.0.2:5", Transport: "nvme-tcp"}}, Since: start},
 				{ID: 9, CNTLID: 3, Host: "nqn.h:gone"},
 			},
 		}
@@ -70,9 +70,9 @@ func TestWriteControllers(t *testing.T) {
 		t.Fatal(err)
 	}
 	const want = `
-ID  HOST     SUBSYSTEM    CNTLID  FROM        BY        QUEUES  DIGESTS      AGE    READ/S  B/S      MEAN   P99     WRITE/S  B/S  MEAN  P99  OTHER/S  BUSY  FAILED
-c7  nqn.h:1  nqn.s        2       10.0.0.1:5  nvme-tcp  3       header,data  1m32s  10      40.0KiB  5.0µs  10.0µs  0        0B   -     -    0        3     -
-c8  nqn.h:2  (discovery)  1       10.0.0.2:5  nvme-tcp  1       -            1m32s  0       0B       -      -       0        0B   -     -    0        0     -
+ID  HOST     SUBSYSTEM    CNTLID  FROM        BY        QUEUES  DIGESTS      AUTH    AGE    READ/S  B/S      MEAN   P99     WRITE/S  B/S  MEAN  P99  OTHER/S  BUSY  FAILED
+c7  nqn.h:1  nqn.s        2       10.0.0.1:5  nvme-tcp  3       header,data  mutual  1m32s  10      40.0KiB  5.0µs  10.0µs  0        0B   -     -    0        3     -
+c8  nqn.h:2  (discovery)  1       10.0.0.2:5  nvme-tcp  1       -            -       1m32s  0       0B       -      -       0        0B   -     -    0        0     -
 `
 	if diff := cmp.Diff(want, "\n"+b.String()); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
@@ -83,7 +83,7 @@ c8  nqn.h:2  (discovery)  1       10.0.0.2:5  nvme-tcp  1       -            1m3
 func TestWriteStatusSubsystems(t *testing.T) {
 	at := func(bytes uint64) *mgmt.Status {
 		return &mgmt.Status{BoundsNS: []int64{10_000}, NVMe: &mgmt.NVMe{
-			Connected: 2, Counters: mgmt.NVMeCounters{Connections: 9, Refused: 1, Connects: 4, ConnectFailures: 3, ProtocolErrors: 5, DigestErrors: 6},
+			Connected: 2, Counters: mgmt.NVMeCounters{Connections: 9, Refused: 1, Connects: 4, ConnectFailures: 3, AuthFailures: 7, ProtocolErrors: 5, DigestErrors: 6},
 			Subsystems: []mgmt.Subsystem{{NQN: "nqn.s", Namespaces: []mgmt.Namespace{{NSID: 3, Store: "d", Bytes: 1 << 30, IO: mgmt.IO{Write: mgmt.Class{Bytes: bytes, Latency: []uint64{1, 0}}}}}}, {NQN: "nqn.empty"}},
 		}}
 	}
@@ -93,7 +93,7 @@ func TestWriteStatusSubsystems(t *testing.T) {
 	if err := writeStatus(&b, now, at(1<<20)); err != nil {
 		t.Fatal(err)
 	}
-	const line, table = "NVMe           2 controllers; 4 made, 3 refused; 9 connections, 1 refused; 5 errors of the protocol, 6 of digests\n", `
+	const line, table = "NVMe           2 controllers; 4 made, 3 refused, 7 authentications failed; 9 connections, 1 refused; 5 errors of the protocol, 6 of digests\n", `
 SUBSYSTEM  NSID  STORE  SIZE    READ/S  B/S  MEAN  P99  WRITE/S  B/S     MEAN  P99  OTHER/S  BUSY  FAILED
 nqn.s      3     d      1.0GiB  0       0B   -     -    0        2.0MiB  -     -    0        0     -
 nqn.empty  -
@@ -131,6 +131,14 @@ func TestWriteStatusDevices(t *testing.T) {
 	}
 	const want = "RDMA           verbs rxe0: 5 messages in, 6 out; slept 1 times, polled 2 times with success and 3 in vain\n"
 	if !strings.Contains(b.String(), want) {
+		t.Errorf("there is no %q in\n%s", want, b.String())
+	}
+	b.Reset()
+	user := mgmt.Device{Transport: "iwarp", Name: "127.0.0.1:3261", Counters: map[string]uint64{"messages_in": 5, "messages_out": 6}}
+	if err := writeStatus(&b, &mgmt.Status{Devices: []mgmt.Device{user}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if want := "iwarp 127.0.0.1:3261: 5 messages in, 6 out\n"; !strings.Contains(b.String(), want) {
 		t.Errorf("there is no %q in\n%s", want, b.String())
 	}
 }

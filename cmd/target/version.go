@@ -51,8 +51,8 @@ func transports() string {
 	if verbs.Built {
 		return join(list)
 	}
-	list = slices.DeleteFunc(list, func(t config.Transport) bool { return t == config.TransportVerbs })
-	return join(list) + " (verbs, the kernel's RDMA devices, is not in this build: it takes the tag verbs)"
+	list = slices.DeleteFunc(list, func(t config.Transport) bool { return t.Kernel() })
+	return join(list) + " (verbs and nvme-rdma, over the kernel's RDMA devices, are not in this build: they take the tag verbs)"
 }
 
 func revision(settings map[string]string) string {

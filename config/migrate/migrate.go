@@ -67,7 +67,9 @@ type model struct {
 	subsystems []subsystem
 	portals    []portal
 	discovery  auth
-	isns       string // the server; empty: none
+	referrals  []string // addresses of discovery services of NVMe
+	apart      bool     // each portal is a group, whatever targets say
+	isns       string   // the server; empty: none
 	remarks    []string
 }
 
@@ -168,7 +170,7 @@ func (m *model) groups(t *target) []int {
 }
 
 func (m *model) grouped() bool {
-	return slices.ContainsFunc(m.targets, func(t target) bool {
+	return m.apart || slices.ContainsFunc(m.targets, func(t target) bool {
 		return len(t.portals) > 0 && slices.ContainsFunc(m.portals, func(p portal) bool { return !slices.ContainsFunc(t.portals, p.covers) })
 	})
 }
@@ -220,8 +222,19 @@ func (m *model) yaml(name string) []byte {
 		}
 		fmt.Fprintf(&b, "  - %s\n", w)
 	}
+	var found fields
 	if a := m.discovery.yaml(); a != "" {
-		fmt.Fprintf(&b, "\ndiscovery: {auth: %s}\n", a)
+		found.add("auth", a)
+	}
+	if len(m.referrals) > 0 {
+		quoted := make([]string, len(m.referrals))
+		for i, r := range m.referrals {
+			quoted[i] = quote(r)
+		}
+		found.add("referrals", "["+strings.Join(quoted, ", ")+"]")
+	}
+	if len(found) > 0 {
+		fmt.Fprintf(&b, "\ndiscovery: %s\n", found)
 	}
 	if m.isns != "" {
 		fmt.Fprintf(&b, "\nisns: {server: %s}\n", quote(m.isns))

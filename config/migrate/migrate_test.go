@@ -262,13 +262,22 @@ func TestImportedSubsystems(t *testing.T) {
 		t.Fatal(err)
 	}
 	one, open := &c.Subsystems[0], &c.Subsystems[1]
-	if len(c.Subsystems) != 2 || one.Admits("nqn.2014-08.org.example:keyed") || one.Admits("nqn.2014-08.org.example:any") || !one.Admits("nqn.2014-08.org.example:host1") || !open.Admits("nqn.2014-08.org.example:any") {
+	if len(c.Subsystems) != 2 || one.AuthOf("nqn.2014-08.org.example:host1") != nil || one.Admits("nqn.2014-08.org.example:any") || !one.Admits("nqn.2014-08.org.example:host1") || !open.Admits("nqn.2014-08.org.example:any") {
 		t.Errorf("%+v", c.Subsystems)
+	}
+	if r := c.Discovery.Referrals; len(r) != 1 || r[0].String() != "192.0.2.9:8009" {
+		t.Errorf("%v", r)
+	}
+	if c.Portals[0].Group == c.Portals[1].Group {
+		t.Error("portals with other access states are in one group")
+	}
+	if a := one.AuthOf("nqn.2014-08.org.example:keyed"); a == nil || !strings.HasPrefix(string(a.Host.Bytes()), "DHHC-1:00:ia6z") || !strings.HasPrefix(string(a.Controller.Bytes()), "DHHC-1:01:") {
+		t.Errorf("%+v", a)
 	}
 	if n := one.Namespaces; len(n) != 2 || n[0].NSID != 1 || n[0].UUID[0] != 0xd5 || n[0].BlockSize != 512 || n[1].BlockSize != 4096 || one.Serial != "123456789abcdef" {
 		t.Errorf("%+v", one)
 	}
-	if len(c.Portals) != 2 || c.Portals[0].Transport != config.TransportNVMeTCP || c.Portals[1].Listen.String() != "[2001:db8::1]:8009" {
+	if len(c.Portals) != 3 || c.Portals[0].Transport != config.TransportNVMeTCP || c.Portals[1].Listen.String() != "[2001:db8::1]:8009" || c.Portals[2].Transport != config.TransportNVMeRDMA {
 		t.Errorf("%+v", c.Portals)
 	}
 	if _, err := Import("x", []byte(`{"subsystems": 7}`), nil); err == nil || !strings.Contains(err.Error(), "nvmetcli") {
@@ -313,7 +322,7 @@ func TestImportRefuses(t *testing.T) {
 		"{":                             "saveconfig.json",
 		"{}":                            "neither storage_objects nor targets",
 		`{"targets": 5}`:                "saveconfig.json",
-		"hello":                         "no target",
+		"hello":                         "none of the formats",
 		"<target a>\n":                  "line 1: <target> is not closed",
 		"</target>":                     "line 1: </target> ends nothing",
 		"<target a>\n</targe>":          "line 2",
@@ -364,5 +373,9 @@ func TestForeignConfigurations(t *testing.T) {
 		if _, err := Import("x", []byte(text), nil); err == nil || !strings.Contains(err.Error(), "looks like a configuration of "+want+",") || len(err.Error()) > 200 {
 			t.Errorf("%s: %v", want, err)
 		}
+	}
+	const readme = "# oneshot\n\noneshot is a target. Its configuration has\n\nstores:\n  disk: {type: memory, size: 64MiB}\n"
+	if _, err := Import("x", []byte(readme), nil); err == nil || !strings.Contains(err.Error(), "none of the formats") || len(err.Error()) > 200 {
+		t.Errorf("a text that is none: %v", err)
 	}
 }

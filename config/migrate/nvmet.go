@@ -32,11 +32,19 @@ type nvmetPort struct {
 		Service string `json:"trsvcid"`
 	} `json:"addr"`
 	ANAGroups []struct {
+		ID  int `json:"grpid"`
 		ANA struct {
 			State string `json:"state"`
 		} `json:"ana"`
 	} `json:"ana_groups"`
-	Referrals  []any    `json:"referrals"`
+	Referrals []struct {
+		Enable any `json:"enable"`
+		Addr   struct {
+			Type    string `json:"trtype"`
+			Address string `json:"traddr"`
+			Service string `json:"trsvcid"`
+		} `json:"addr"`
+	} `json:"referrals"`
 	Subsystems []string `json:"subsystems"`
 }
 
@@ -50,6 +58,7 @@ type nvmetSubsystem struct {
 type nvmetNamespace struct {
 	NSID   uint32 `json:"nsid"`
 	Enable any    `json:"enable"`
+	Group  int    `json:"ana_grpid"`
 	Device struct {
 		Path  string `json:"path"`
 		UUID  string `json:"uuid"`
@@ -72,12 +81,12 @@ func (m *model) readNVMET(data []byte) error {
 		return fmt.Errorf("this is not a config.json of nvmetcli: %w", err)
 	}
 	at := m.nvmetPorts(c.Ports)
-	secret := make(map[string]bool) // hosts that prove who they are
+	hosts := make(map[string]host)
 	for _, h := range c.Hosts {
-		secret[h.NQN] = fmt.Sprint(cmp.Or(h.Attr["dhchap_key"], any(""))) != ""
+		hosts[h.NQN] = m.nvmetHost(&h)
 	}
 	for i := range c.Subsystems {
-		m.nvmetSubsystem(&c.Subsystems[i], at, secret)
+		m.nvmetSubsystem(&c.Subsystems[i], at, hosts)
 	}
 	if len(m.subsystems) > 0 {
 		m.remark("reservations are not taken over: hosts register again")
@@ -85,25 +94,41 @@ func (m *model) readNVMET(data []byte) error {
 	return nil
 }
 
-// nvmetPorts takes over the ports of TCP. It returns where each subsystem is reached.
-func (m *model) nvmetPorts(ports []nvmetPort) map[string][]portal {
-	at := make(map[string][]portal)
+// nvmetTransports are those of Linux's target that portals have.
+var nvmetTransports = map[string]config.Transport{"tcp": config.TransportNVMeTCP, "rdma": config.TransportNVMeRDMA}
+
+// nvmetReached is a port at which a subsystem is reached, with the states of its ANA groups.
+type nvmetReached struct {
+	portal
+	states map[int]string
+}
+
+// nvmetPorts takes over the ports of TCP and RDMA. It returns where each subsystem is reached.
+func (m *model) nvmetPorts(ports []nvmetPort) map[string][]nvmetReached {
+	at := make(map[string][]nvmetReached)
 	for _, p := range ports {
 		where := fmt.Sprintf("port %s", p.ID)
-		if p.Addr.Type != "tcp" {
+		transport, ok := nvmetTransports[p.Addr.Type]
+		if !ok {
 			m.remark("%s is for NVMe over %q, which there is none of: left out", where, p.Addr.Type)
 			continue
 		}
-		if len(p.Referrals) > 0 {
-			m.remark("%s: referrals are not taken over", where)
-		}
-		for _, g := range p.ANAGroups {
-			if g.ANA.State != "optimized" {
-				m.remark("%s: the ANA state %q is not taken over", where, g.ANA.State)
+		for _, r := range p.Referrals {
+			to := net.JoinHostPort(strings.Trim(r.Addr.Address, "[]"), r.Addr.Service)
+			switch {
+			case r.Enable != nil && !isSet(r.Enable):
+			case r.Addr.Type != "tcp":
+				m.remark("%s refers to %s by NVMe over %q: left out", where, to, r.Addr.Type)
+			case !slices.Contains(m.referrals, to):
+				m.referrals = append(m.referrals, to)
 			}
 		}
-		here := portal{address: net.JoinHostPort(strings.Trim(p.Addr.Address, "[]"), p.Addr.Service), transport: string(config.TransportNVMeTCP)}
-		m.addPortal(here)
+		here := nvmetReached{states: make(map[int]string)}
+		for _, g := range p.ANAGroups {
+			here.states[g.ID] = g.ANA.State
+		}
+		here.portal = portal{address: net.JoinHostPort(strings.Trim(p.Addr.Address, "[]"), p.Addr.Service), transport: string(transport)}
+		m.addPortal(here.portal)
 		for _, nqn := range p.Subsystems {
 			at[nqn] = append(at[nqn], here)
 		}
@@ -111,7 +136,26 @@ func (m *model) nvmetPorts(ports []nvmetPort) map[string][]portal {
 	return at
 }
 
-func (m *model) nvmetSubsystem(s *nvmetSubsystem, at map[string][]portal, secret map[string]bool) {
+// nvmetHost takes over the secrets of a host.
+func (m *model) nvmetHost(h *nvmetHost) host {
+	text := func(name string) string { return strings.TrimSpace(fmt.Sprint(cmp.Or(h.Attr[name], any("")))) }
+	out := host{nqn: h.NQN, secret: text("dhchap_key"), ctrlSecret: text("dhchap_ctrl_key")}
+	if out.secret == "" {
+		out.ctrlSecret = ""
+		return out
+	}
+	if out.secret == out.ctrlSecret {
+		m.remark("host %s: both sides of DH-HMAC-CHAP have the same secret: choose two", h.NQN)
+	}
+	for _, name := range []string{"dhchap_hash", "dhchap_dhgroup"} {
+		if v := text(name); v != "" {
+			m.remark("host %s: %s %q is not taken over: the strongest is used that both sides have", h.NQN, name, v)
+		}
+	}
+	return out
+}
+
+func (m *model) nvmetSubsystem(s *nvmetSubsystem, at map[string][]nvmetReached, hosts map[string]host) {
 	if len(at[s.NQN]) == 0 {
 		m.remark("subsystem %s is reached at no port that was taken over: left out", s.NQN)
 		return
@@ -119,14 +163,12 @@ func (m *model) nvmetSubsystem(s *nvmetSubsystem, at map[string][]portal, secret
 	out := subsystem{nqn: s.NQN}
 	if !isSet(s.Attr["allow_any_host"]) {
 		for _, h := range s.Hosts {
-			if secret[h] {
-				m.remark("subsystem %s: the host %s proves who it is (DH-HMAC-CHAP), which there is none of: left out", s.NQN, h)
-				continue
-			}
-			out.hosts = append(out.hosts, h)
+			known := hosts[h]
+			known.nqn = h
+			out.hosts = append(out.hosts, known)
 		}
 		if len(out.hosts) == 0 {
-			m.remark("subsystem %s lets no host in that could be taken over: left out", s.NQN)
+			m.remark("subsystem %s lets no host in: left out", s.NQN)
 			return
 		}
 	}
@@ -145,12 +187,37 @@ func (m *model) nvmetSubsystem(s *nvmetSubsystem, at map[string][]portal, secret
 	for i := range s.Namespaces {
 		m.nvmetNamespace(&out, &s.Namespaces[i])
 	}
+	m.nvmetAccess(&out, s, at[s.NQN])
 	for _, p := range m.portals {
-		if !slices.ContainsFunc(at[s.NQN], p.covers) {
-			m.remark("subsystem %s is reached at %s, too: portals serve all subsystems", s.NQN, p.address)
+		if !slices.ContainsFunc(at[s.NQN], func(r nvmetReached) bool { return p.covers(r.portal) }) {
+			m.remark("subsystem %s is reached over %s at %s, too: portals serve all subsystems", s.NQN, p.transport, p.address)
 		}
 	}
 	m.subsystems = append(m.subsystems, out)
+}
+
+// nvmetStates are the words of target access for states of ANA.
+var nvmetStates = map[string]string{
+	"non-optimized": "non-optimized", "inaccessible": "unavailable", "persistent-loss": "offline", "change": "transitioning",
+}
+
+// nvmetAccess says how the namespaces that were taken over get the access states that they had at each port: these are no part of a
+// configuration. Each portal is a group then.
+func (m *model) nvmetAccess(out *subsystem, s *nvmetSubsystem, at []nvmetReached) {
+	for _, n := range s.Namespaces {
+		if !slices.ContainsFunc(out.namespaces, func(taken namespace) bool { return taken.nsid == n.NSID }) {
+			continue
+		}
+		for _, r := range at {
+			state := nvmetStates[r.states[max(n.Group, 1)]]
+			i := slices.IndexFunc(m.portals, func(p portal) bool { return p.covers(r.portal) })
+			if state == "" || i < 0 {
+				continue
+			}
+			m.apart = true
+			m.remark("subsystem %s, namespace %d has another access state at %s: when the target serves, say target access set %s %d %s --nsid %d", s.NQN, n.NSID, r.address, s.NQN, i+1, state, n.NSID)
+		}
+	}
 }
 
 // nvmetBlock is the block size with which Linux shows a file: that of the usual file systems.
@@ -199,7 +266,21 @@ func (m *model) nvmetStore(path string) string {
 type subsystem struct {
 	nqn, serial string
 	namespaces  []namespace
-	hosts       []string // none: all
+	hosts       []host // none: all
+}
+
+// host is a host of NVMe, with what it and the controller prove to know.
+type host struct{ nqn, secret, ctrlSecret string }
+
+func (h host) String() string {
+	if h.secret == "" {
+		return quote(h.nqn)
+	}
+	auth := "dhchap_secret: " + quote(h.secret)
+	if h.ctrlSecret != "" {
+		auth += ", dhchap_ctrl_secret: " + quote(h.ctrlSecret)
+	}
+	return fmt.Sprintf("{nqn: %s, auth: {%s}}", quote(h.nqn), auth)
 }
 
 type namespace struct {
@@ -232,6 +313,6 @@ func (s subsystem) yaml(b *bytes.Buffer) {
 		b.WriteString("    hosts:\n")
 	}
 	for _, h := range s.hosts {
-		fmt.Fprintf(b, "      - %s\n", quote(h))
+		fmt.Fprintf(b, "      - %s\n", h)
 	}
 }

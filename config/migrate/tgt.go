@@ -141,7 +141,9 @@ func (m *model) readTGT(text string) error {
 		return fmt.Errorf("this is neither a saveconfig.json of targetcli nor a targets.conf of tgt: %w", err)
 	}
 	isns := make(map[string]string)
+	known := len(list) == 0 || len(m.remarks) > 0 // as one of tgt, be it empty, or with files that are not there
 	for _, d := range merged(list) {
+		known = known || d.section || slices.Contains(directives, d.name)
 		switch {
 		case d.section && d.name == "target" && len(d.args) == 1:
 			m.tgtTarget(d)
@@ -160,6 +162,9 @@ func (m *model) readTGT(text string) error {
 		if name := foreign(list); name != "" {
 			return fmt.Errorf("it looks like a configuration of %s, which import does not read: it reads those of targetcli (LIO), nvmetcli and tgt", name)
 		}
+		if !known {
+			return errors.New("it is none of the formats that import reads: saveconfig.json of targetcli (LIO), config.json of nvmetcli, and targets.conf of tgt")
+		}
 		return m.nothing()
 	}
 	if server := isns["isnsserverip"]; strings.EqualFold(isns["isns"], "on") && server != "" {
@@ -172,15 +177,21 @@ func (m *model) readTGT(text string) error {
 	return nil
 }
 
+// directives are those that stand outside of sections.
+var directives = []string{
+	"default-driver", "ignore-errors", "control-port", "include", "isns", "isnsaccesscontrol", "isnsserverip", "isnsserverport",
+	"incomingdiscoveryuser", "outgoingdiscoveryuser",
+}
+
 // foreign names the software whose configuration the list seems to be; empty: unknown.
 func foreign(list []directive) string {
-	for _, d := range list {
+	for i, d := range list {
 		switch {
 		case d.name == "handler", d.name == "target_driver":
 			return "SCST"
 		case strings.HasPrefix(d.name, "[portalgroup"), strings.HasPrefix(d.name, "[logicalunit"):
 			return "istgt"
-		case d.name == "stores:", d.name == "targets:":
+		case i == 0 && slices.Contains([]string{"log:", "cluster:", "stores:", "targets:", "subsystems:", "portals:"}, d.name):
 			return "oneshot itself"
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"oneshot/backend"
 	"oneshot/ha/quorum"
 	"oneshot/ha/replica"
+	"oneshot/internal/loglimit"
 )
 
 // Options of a mirror on one node.
@@ -83,36 +84,50 @@ type Mirror struct {
 	wg       sync.WaitGroup // goroutines that end with ctx
 	syncer   sync.WaitGroup // the goroutine that saves
 	looped   chan struct{}  // closed: the goroutine of the core has ended
+	refusals loglimit.Gate  // of connections
+	ends     loglimit.Gate
 	unwatch  func()
-	state    atomic.Pointer[replica.State]
+	term     atomic.Uint64 // in which this node is the primary; 0: it is not
 	wake     chan struct{} // a token: the inbox has something
 	ticking  atomic.Bool   // a tick is in the inbox
 
 	mu      sync.Mutex // taken last; not held over anything
 	inbox   []item
-	over    bool          // the goroutine of the core takes nothing more
-	changed chan struct{} // closed when the state changes, and made anew; guarded by mu
+	over    bool // the goroutine of the core takes nothing more
+	state   replica.State
+	watched bool          // somebody waits for changed
+	changed chan struct{} // closed when the state changes, and made anew, if it is watched
 
 	// What follows belongs to the goroutine of the core.
-	meta    *metadata     // nil: this node takes no part yet; while it saves it is saveOn's
-	core    *replica.Core // nil, too
-	viewed  replica.View  // the newest that was told
-	arena   []byte
-	conns   [16]*conn
-	grants  [16]uint64 // who may write into the arena, as which stream
-	pending []func()   // what follows from actions
-	tasks   map[uint64]*task
-	ids     uint64
-	ended   []*backend.Op // not told yet
-	works   int           // that the copy or the metadata are busy with
-	pulls   map[uint64]pulling
-	found   map[uint64]*verification
-	closing bool
-	again   time.Duration   // when founding is proposed again
-	held    time.Duration   // when it is looked next who waits for too long
-	gone    map[uint64]bool // requests for memory whose operation waits no more
-	saves   chan *saving
-	wrote   []int64 // by region: where a granule was last written in this life, plus 1
+	meta       *metadata     // nil: this node takes no part yet; while it saves it is saveOn's
+	core       *replica.Core // nil, too
+	viewed     replica.View  // the newest that was told
+	arena      []byte
+	conns      [16]*conn
+	grants     [16]uint64    // who may write into the arena, as which stream
+	pending    []next        // what follows from actions
+	now        time.Duration // when what is taken now was looked for
+	begun      []*work       // given to the copy when peers and hosts have been told
+	submitting []*work       // the same, while that is done
+	spare      []*work       // to be used again
+	tasks      tasks
+	orders     uint64        // of the administrator so far: switches, verifications
+	ended      []*backend.Op // not told yet
+	corks      []backend.Uncorker
+	works      int // that the copy or the metadata are busy with
+	pulls      map[uint64]pulling
+	verifying  *verification                  // nil: none is under way
+	verified   *Verification                  // the last one
+	switches   map[uint64]chan replica.Status // orders to hand over
+	drained    replica.Nodes
+	office     office
+	copied     int64 // bytes that were sent to copies that are brought level
+	closing    bool
+	again      time.Duration   // when founding is proposed again
+	held       time.Duration   // when it is looked next who waits for too long
+	gone       map[uint64]bool // requests for memory whose operation waits no more
+	saves      chan *saving
+	wrote      []int64 // by region: where a granule was last written in this life, plus 1
 }
 
 // item is something for the goroutine of the core. One of the fields says what.
@@ -122,8 +137,17 @@ type item struct {
 	work     *work
 	conn     *conn
 	up, down bool
-	frame    received
+	frame    *received
 	call     func()
+}
+
+// next is what follows from an action, when the actions of its step are done: an event, or a part of a task.
+type next struct {
+	event replica.Event
+	task  *task
+	fills bool // with the host's bytes, the memory at addr
+	addr  int64
+	id    uint64 // of the task's request then
 }
 
 // Open begins a life of this node's copy. Close ends it. After an error the copy and the listener are the caller's.
@@ -157,7 +181,7 @@ func Open(o Options) (*Mirror, error) {
 	}
 	m := &Mirror{
 		opts: o, cfg: Usual(o.Size), size: o.Size, wake: make(chan struct{}, 1), changed: make(chan struct{}), looped: make(chan struct{}),
-		tasks: map[uint64]*task{}, pulls: map[uint64]pulling{}, gone: map[uint64]bool{}, found: map[uint64]*verification{}, saves: make(chan *saving, 1),
+		pulls: map[uint64]pulling{}, gone: map[uint64]bool{}, switches: map[uint64]chan replica.Status{}, saves: make(chan *saving, 1),
 	}
 	if o.Tune != nil {
 		o.Tune(&m.cfg)
@@ -235,7 +259,13 @@ func bootTime() time.Duration {
 func (m *Mirror) silence() time.Duration { return 40 * m.cfg.Heartbeat }
 
 // maxQueue is how much may wait for a peer that reads nothing: all that the memory can hold, and bitmaps.
-func (m *Mirror) maxQueue() int64 { return 2*m.cfg.Heap + maxHead }
+func (m *Mirror) maxQueue() int64 { return 2*m.cfg.Heap + m.maxHead() }
+
+// maxHead bounds a head: the longest have the bitmaps of all copies, or all records of a log.
+func (m *Mirror) maxHead() int64 {
+	granules := m.size/m.cfg.Granule + 1
+	return 20*(granules/4+1<<10) + 1<<18 + 128*int64(m.cfg.Ring)
+}
 
 // push gives the goroutine of the core something. false: it has ended.
 func (m *Mirror) push(i item) bool {
@@ -278,23 +308,42 @@ func (m *Mirror) run() {
 		over := m.over
 		m.mu.Unlock()
 		if over {
+			m.tell()
 			return
 		}
+		m.now = m.opts.Clock()
 		for i := range items {
 			m.take(&items[i])
 			items[i] = item{}
-			for k := 0; k < len(m.pending); k++ { // they add to it
-				m.pending[k]()
-			}
-			clear(m.pending)
-			m.pending = m.pending[:0]
+			m.goOn()
 		}
 		m.publish()
+		for _, c := range m.conns {
+			if c != nil {
+				c.flush()
+			}
+		}
 		m.tell()
-		if len(items) == 0 {
+		if !m.submit() && len(items) == 0 {
 			<-m.wake
 		}
 	}
+}
+
+// goOn does what follows from actions.
+func (m *Mirror) goOn() {
+	for k := 0; k < len(m.pending); k++ { // they add to it
+		switch p := m.pending[k]; {
+		case p.event != nil:
+			m.step(p.event)
+		case p.fills:
+			m.fill(p.task, p.id, p.addr)
+		default:
+			m.progress(p.task)
+		}
+	}
+	clear(m.pending)
+	m.pending = m.pending[:0]
 }
 
 // publish lets others see the state.
@@ -303,26 +352,39 @@ func (m *Mirror) publish() {
 	if m.core != nil && !m.closing {
 		s = m.core.State()
 	}
-	if old := m.state.Load(); old != nil && *old == s {
+	var term uint64
+	if s.Role == replica.Primary {
+		term = s.View.Term
+	}
+	m.term.Store(term)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.state == s {
 		return
 	}
-	m.state.Store(&s)
-	m.mu.Lock()
-	close(m.changed)
-	m.changed = make(chan struct{})
-	m.mu.Unlock()
+	m.state = s
+	if m.watched {
+		m.watched = false
+		close(m.changed)
+		m.changed = make(chan struct{})
+	}
 }
 
 // State is the newest of this node.
-func (m *Mirror) State() replica.State { return *m.state.Load() }
+func (m *Mirror) State() replica.State {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.state
+}
 
 // Await returns when a state holds, or with the error of ctx. A state that does not last may be missed.
 func (m *Mirror) Await(ctx context.Context, holds func(replica.State) bool) error {
 	for {
 		m.mu.Lock()
-		changed := m.changed
+		changed, s := m.changed, m.state
+		m.watched = true
 		m.mu.Unlock()
-		if holds(m.State()) {
+		if holds(s) {
 			return nil
 		}
 		select {
@@ -338,7 +400,7 @@ func (m *Mirror) tell() {
 	if len(m.ended) == 0 {
 		return
 	}
-	var corks []backend.Uncorker
+	corks := m.corks[:0]
 	for _, op := range m.ended {
 		if u := backend.Cork(op.Done); u != nil {
 			corks = append(corks, u)
@@ -352,6 +414,8 @@ func (m *Mirror) tell() {
 	for _, u := range corks {
 		u.Uncork()
 	}
+	clear(corks)
+	m.corks = corks
 }
 
 func (m *Mirror) take(i *item) {
@@ -367,7 +431,8 @@ func (m *Mirror) take(i *item) {
 	case i.conn != nil && i.down:
 		m.disconnected(i.conn)
 	case i.conn != nil:
-		m.arrived(i.conn, &i.frame)
+		m.arrived(i.conn, i.frame)
+		i.conn.release(i.frame)
 	default:
 		m.happened(i.event)
 	}
@@ -383,13 +448,15 @@ func (m *Mirror) happened(e replica.Event) {
 	case replica.Agreed:
 		m.viewed = e.View
 		m.enter(e.View)
+	case replica.Drained:
+		m.drained = e.Nodes
 	}
 	m.step(e)
 }
 
 // foundOn asks for the first view, until there is one.
 func (m *Mirror) foundOn() {
-	if now := m.opts.Clock(); m.opts.Found && m.viewed.Version == 0 && now >= m.again && !m.closing {
+	if now := m.now; m.opts.Found && m.viewed.Version == 0 && now >= m.again && !m.closing {
 		m.again = now + time.Second
 		m.opts.Views.Propose(replica.View{Version: 1, Term: 1, First: 1, Primary: m.cfg.Self, InSync: replica.NodesOf(m.cfg.Self)})
 	}
@@ -420,6 +487,7 @@ func (m *Mirror) enter(v replica.View) {
 		return
 	}
 	m.begin(meta, memory)
+	m.step(replica.Drained{Nodes: m.drained})
 }
 
 // step lets something happen to the core, and does what it asks for.
@@ -427,31 +495,36 @@ func (m *Mirror) step(e replica.Event) {
 	if m.core == nil || m.closing {
 		return
 	}
-	for _, a := range m.core.Step(m.opts.Clock(), e) {
+	actions := m.core.Step(m.now, e)
+	m.noteRole()
+	for _, a := range actions {
 		m.do(a)
 	}
 }
 
 // later steps when the actions of this step are done.
-func (m *Mirror) later(e replica.Event) {
-	m.pending = append(m.pending, func() { m.step(e) })
-}
+func (m *Mirror) later(e replica.Event) { m.pending = append(m.pending, next{event: e}) }
 
 func (m *Mirror) do(a replica.Action) {
 	switch a := a.(type) {
-	case replica.Post:
-		m.post(&a)
+	case *replica.Post:
+		m.post(a)
+	case *replica.SendAck:
+		if c := m.conns[a.To]; c != nil {
+			c.send(frameAck, func(c *coder) { c.ack(&a.Ack) }, 0, nil)
+		}
 	case replica.Send:
 		if c := m.conns[a.To]; c != nil {
-			c.send(messageFrame(a.Msg), false)
+			kind, head := message(a.Msg)
+			c.send(kind, head, 0, nil)
 		}
-	case replica.SendBeat:
+	case *replica.SendBeat:
 		if c := m.conns[a.To]; c != nil {
-			c.send(appendFrame(nil, frameBeat, 0, func(c *coder) { c.beat(&a.Beat) }), true)
+			c.sendBeat(frameBeat, func(c *coder) { c.beat(&a.Beat) })
 		}
-	case replica.SendEcho:
+	case *replica.SendEcho:
 		if c := m.conns[a.To]; c != nil {
-			c.send(appendFrame(nil, frameEcho, 0, func(c *coder) { c.echo(&a.Echo) }), true)
+			c.sendBeat(frameEcho, func(c *coder) { c.echo(&a.Echo) })
 		}
 	case replica.Grant:
 		m.grants[a.To] = a.Stream
@@ -462,12 +535,13 @@ func (m *Mirror) do(a replica.Action) {
 			c.close()
 		}
 	case replica.Propose:
+		m.office.noteProposal(m.now)
 		m.opts.Views.Propose(a.View)
-	case replica.Answer:
-		m.answered(&a)
+	case *replica.Answer:
+		m.answered(a)
 	case replica.Found:
-		if v := m.found[a.ID]; v != nil {
-			v.Found = append(v.Found, a)
+		if v := m.verifying; v != nil && v.id == a.ID {
+			v.add(&a)
 		}
 	default:
 		m.work(a)
@@ -484,16 +558,20 @@ func (m *Mirror) post(a *replica.Post) {
 	for i := range a.Recs {
 		if r := &a.Recs[i]; r.HasDataFor(a.To) {
 			n += r.Len
+			if r.Kind == replica.KindResync {
+				m.copied += r.Len
+			}
 		}
 	}
 	p := post{stream: a.Stream, recs: a.Recs, bell: a.Bell}
-	frame := appendFrame(make([]byte, 0, 256+96*len(a.Recs)+int(n)), framePost, int(n), func(c *coder) { c.post(&p) })
-	for i := range a.Recs {
-		if r := &a.Recs[i]; r.HasDataFor(a.To) {
-			frame = append(frame, m.arena[r.Addr:r.Addr+r.Len]...)
+	c.send(framePost, func(c *coder) { c.post(&p) }, int(n), func(b []byte) []byte {
+		for i := range a.Recs {
+			if r := &a.Recs[i]; r.HasDataFor(a.To) {
+				b = append(b, m.arena[r.Addr:r.Addr+r.Len]...)
+			}
 		}
-	}
-	c.send(frame, false)
+		return b
+	})
 }
 
 // connected: a node has a connection, perhaps in the place of one whose end was not noticed.
@@ -532,11 +610,11 @@ func (m *Mirror) arrived(c *conn, f *received) {
 	}
 	switch f.kind {
 	case framePost:
-		p := f.post
+		p := &f.post
 		if p.stream == 0 || m.grants[c.peer] != p.stream {
 			return
 		}
-		data := p.data
+		data := f.data
 		for i := range p.recs {
 			if r := &p.recs[i]; r.HasDataFor(m.cfg.Self) {
 				copy(m.arena[r.Addr:], data[:r.Len])
@@ -545,18 +623,23 @@ func (m *Mirror) arrived(c *conn, f *received) {
 		}
 		m.step(replica.Rang{From: c.peer, Stream: p.stream, Recs: p.recs, Bell: p.bell})
 	case framePull:
-		p := f.pull
+		p := &f.pull
 		if p.addr < 0 || p.len <= 0 || p.len > m.cfg.Heap || p.addr > m.cfg.Heap-p.len {
 			c.close()
 			return
 		}
 		p.sum = sumOf(m.arena[p.addr : p.addr+p.len])
-		frame := appendFrame(nil, framePulled, int(p.len), func(c *coder) { c.pull(p) })
-		c.send(append(frame, m.arena[p.addr:p.addr+p.len]...), false)
+		c.send(framePulled, func(c *coder) { c.pull(p) }, int(p.len), func(b []byte) []byte { return append(b, m.arena[p.addr:p.addr+p.len]...) })
 	case framePulled:
-		m.pulled(c, f.pull)
+		m.pulled(c, &f.pull, f.data)
+	case frameAck:
+		m.step(replica.Message{From: c.peer, Msg: f.ack})
+	case frameBeat:
+		m.step(replica.BeatFrom{From: c.peer, Beat: f.beat})
+	case frameEcho:
+		m.step(replica.EchoFrom{From: c.peer, Echo: f.echo})
 	default:
-		m.step(f.event)
+		m.step(replica.Message{From: c.peer, Msg: f.msg})
 	}
 }
 
@@ -566,61 +649,20 @@ type pulling struct {
 	addr, len int64
 }
 
-func (m *Mirror) pulled(c *conn, p *pull) {
+func (m *Mirror) pulled(c *conn, p *pull, data []byte) {
 	w, ok := m.pulls[p.id]
 	if !ok || w.from != c.peer {
 		return
 	}
 	delete(m.pulls, p.id)
-	if int64(len(p.data)) != w.len || sumOf(p.data) != p.sum {
+	if int64(len(data)) != w.len || sumOf(data) != p.sum {
 		c.close()
 		m.step(replica.Done{ID: p.id, Failed: true})
 		return
 	}
-	copy(m.arena[w.addr:], p.data)
+	copy(m.arena[w.addr:], data)
 	m.step(replica.Done{ID: p.id, Sum: p.sum})
 }
-
-// Verification is how the copies compare.
-type Verification struct {
-	Found []replica.Found // ranges that differ, or that a disk cannot read
-}
-
-type verification struct {
-	Verification
-	end chan replica.Status
-}
-
-// Verify compares the copies in sync while hosts go on, and with repair mends what differs where it is known who is
-// right: those that trust names, otherwise the majority, or the only ones that can be read. Only the primary does it,
-// once at a time.
-func (m *Mirror) Verify(ctx context.Context, repair bool, trust replica.Nodes) (*Verification, error) {
-	v := &verification{end: make(chan replica.Status, 1)}
-	m.push(item{call: func() {
-		if m.core == nil || m.closing {
-			v.end <- replica.Moved
-			return
-		}
-		m.ids++
-		m.found[m.ids] = v
-		m.step(replica.Verify{ID: m.ids, Repair: repair, Trust: trust})
-	}})
-	select {
-	case status := <-v.end:
-		switch status {
-		case replica.Good:
-			return &v.Verification, nil
-		case replica.Refused:
-			return nil, fmt.Errorf("the copies of mirror %s are being compared already", m.opts.Name)
-		}
-		return nil, m.moved()
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-}
-
-// Switch asks this node, the primary, to hand over to another one that is in sync. State tells whether it has.
-func (m *Mirror) Switch(to replica.ID) { m.push(item{event: replica.Switch{To: to}}) }
 
 // saveOn makes changes of the metadata durable, one after the other. The core waits for each, and hands over if that
 // takes too long.
@@ -646,24 +688,6 @@ func (m *Mirror) saveOn() {
 }
 
 const saveAgain = 200 * time.Millisecond
-
-// How long Close waits for other copies.
-const (
-	flushWithin    = 10 * time.Second
-	handOverWithin = 2 * time.Second
-)
-
-// HandOver has another copy in sync take the place of this one, the primary, if there is one that does so soon.
-func (m *Mirror) HandOver() {
-	s, _ := m.Status()
-	for id := range (s.View.InSync & s.Connected).Without(m.cfg.Self).All() {
-		m.Switch(id)
-		ctx, cancel := context.WithTimeout(m.ctx, handOverWithin)
-		defer cancel()
-		_ = m.Await(ctx, func(s replica.State) bool { return s.Role != replica.Primary })
-		return
-	}
-}
 
 // Close ends the life of the copy: a primary makes durable what was written, on W copies, and the others see this node
 // go. No operation is outstanding. An error says what was not made durable.

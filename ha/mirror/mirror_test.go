@@ -158,6 +158,7 @@ type lab struct {
 	seed     uint64                            // of that
 	views    func(n *node) Views               // nil: the register
 	wrap     func(backend.Store) backend.Store // of the copies; nil: as they are
+	log      *slog.Logger                      // nil: none
 
 	mu        sync.Mutex
 	listeners map[replica.ID]*pipes
@@ -196,8 +197,10 @@ func (l *pipes) Addr() net.Addr { return &net.UnixAddr{Name: "memory"} }
 const testSize = 4 << 20
 
 func newLab(t testing.TB, n int) *lab {
-	l := &lab{t: t, register: &register{watchers: map[*watcher]bool{}}, size: testSize, listeners: map[replica.ID]*pipes{},
-		cut: map[[2]replica.ID]bool{}, conns: map[net.Conn][2]replica.ID{}}
+	l := &lab{
+		t: t, register: &register{watchers: map[*watcher]bool{}}, size: testSize, listeners: map[replica.ID]*pipes{},
+		cut: map[[2]replica.ID]bool{}, conns: map[net.Conn][2]replica.ID{},
+	}
 	for id := range replica.ID(n) {
 		l.nodes = append(l.nodes, &node{lab: l, id: id, disk: backendtest.NewDisk(l.size, 512), files: newFiles()})
 	}
@@ -279,6 +282,9 @@ func (n *node) open() (*Mirror, error) {
 		Name: "lab", Node: n.id, Found: n.id == 0 || l.allFound, Copy: n.disk, FS: n.files, Views: voter{l.register, n.id}, Tune: l.tune,
 		Dial: func(ctx context.Context, to replica.ID) (net.Conn, error) { return l.dial(ctx, n.id, to) },
 		Log:  slog.New(slog.DiscardHandler),
+	}
+	if l.log != nil {
+		o.Log = l.log
 	}
 	if os.Getenv("ONESHOT_MIRROR_LOG") != "" {
 		o.Log = slog.New(slog.NewTextHandler(l.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})).With("node", n.id)
@@ -497,7 +503,7 @@ func TestPrimaryKilled(t *testing.T) {
 		l.write(b, 0, bytesOf(4096, 200))
 		a.start()
 		l.level(b)
-		b.mirror.Switch(0)
+		b.mirror.push(item{event: replica.Switch{ID: isOrder, To: 0}})
 		l.level(a)
 		l.expect(a, 0, bytesOf(4096, 200))
 		l.expect(a, 4096, bytesOf(4096, 1))

@@ -233,7 +233,7 @@ func (l *lab) fault(r *rand.Rand) {
 		l.setCut(p.id, other.id, false)
 	default:
 		if m := p.current(); m != nil {
-			m.Switch(other.id)
+			m.push(item{event: replica.Switch{ID: isOrder, To: other.id}})
 		}
 	}
 }
@@ -340,7 +340,7 @@ func TestLostMetadata(t *testing.T) {
 				return
 			}
 			l.level(a)
-			a.mirror.Switch(1)
+			a.mirror.push(item{event: replica.Switch{ID: isOrder, To: 1}})
 			l.level(b)
 			l.expect(b, 0, want)
 		})
@@ -411,7 +411,7 @@ func TestStaleGrant(t *testing.T) {
 			p := func(fill byte) *received {
 				data := make([]byte, 4096)
 				data[0] = fill
-				return &received{kind: framePost, post: &post{stream: stream, data: data, recs: []replica.Record{
+				return &received{kind: framePost, data: data, post: post{stream: stream, recs: []replica.Record{
 					{Seq: 1 << 40, Kind: replica.KindWrite, Len: 4096, Addr: 1 << 20, Sum: sumOf(data)},
 				}}}
 			}

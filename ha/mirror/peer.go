@@ -5,11 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"sync"
 	"time"
 
 	"oneshot/ha/replica"
+	"oneshot/internal/loglimit"
 )
 
 const (
@@ -19,23 +21,44 @@ const (
 	maxGreeting   = 16                    // connections that have not said who they are
 )
 
-// conn is a connection with another node. send may be called from any goroutine.
+// conn is a connection with another node.
+//
+// What the goroutine of the core sends gathers in a buffer, and is written when that goroutine has taken all that had come:
+// one write for many frames. What comes waits for the core in frames that are used again. A peer that sends faster than the
+// core takes it is read more slowly: see room.
 type conn struct {
 	m     *Mirror
 	peer  replica.ID
 	c     net.Conn
 	wake  chan struct{} // a token: there is something to write
+	taken chan struct{} // a token: the core has taken a frame
 	ended chan struct{}
 	once  sync.Once
 
+	queued bool // there is something that flush has not told; of the goroutine of the core
+
 	mu     sync.Mutex // not held over writes
-	frames [][]byte
-	beats  [][]byte // overtake frames
-	bytes  int64    // of frames
+	enc    coder
+	frames []byte
+	beats  []byte // overtake frames
+
+	unread sync.Mutex  // taken last; guards what follows
+	idle   []*received // to be used again
+	held   int64       // bytes that wait for the core
 }
 
+const (
+	// maxHeld is how many bytes of a connection wait for the core, unless one frame alone is longer.
+	maxHeld = 4 << 20
+	// frameCosts is what each frame counts for besides its own bytes.
+	frameCosts = 1 << 10
+	// maxKept bounds a buffer that is kept to be used again, and maxIdle how many frames are, each with two of them.
+	maxKept = 1 << 20
+	maxIdle = 16
+)
+
 func newConn(m *Mirror, peer replica.ID, c net.Conn) *conn {
-	return &conn{m: m, peer: peer, c: c, wake: make(chan struct{}, 1), ended: make(chan struct{})}
+	return &conn{m: m, peer: peer, c: c, wake: make(chan struct{}, 1), taken: make(chan struct{}, 1), ended: make(chan struct{})}
 }
 
 // close ends the connection. Its goroutines end soon.
@@ -46,23 +69,47 @@ func (c *conn) close() {
 	})
 }
 
-// send queues a frame, which is the connection's from now on.
-func (c *conn) send(frame []byte, overtakes bool) {
+// send queues a frame with the head that head writes, and n bytes that data appends. flush has it written.
+func (c *conn) send(kind frameKind, head func(c *coder), n int, data func(b []byte) []byte) {
 	c.mu.Lock()
-	if overtakes {
-		c.beats = append(c.beats, frame)
-	} else {
-		c.frames = append(c.frames, frame)
-		c.bytes += int64(len(frame))
+	c.frames = appendFrame(c.frames, &c.enc, kind, n, head)
+	if data != nil {
+		c.frames = data(c.frames)
 	}
-	full := c.bytes > c.m.maxQueue() || len(c.beats) > 1000
+	full := int64(len(c.frames)) > c.m.maxQueue()
 	c.mu.Unlock()
+	c.ready(full)
+}
+
+// sendBeat queues a frame that overtakes others.
+func (c *conn) sendBeat(kind frameKind, head func(c *coder)) {
+	c.mu.Lock()
+	c.beats = appendFrame(c.beats, &c.enc, kind, 0, head)
+	full := len(c.beats) > maxBeats
+	c.mu.Unlock()
+	c.ready(full)
+}
+
+const maxBeats = 64 << 10 // bytes
+
+func (c *conn) ready(full bool) {
+	c.queued = true
 	if full { // the peer takes nothing
 		c.close()
-		return
 	}
+}
+
+// flush has what is queued written.
+func (c *conn) flush() {
+	if c.queued {
+		c.queued = false
+		signal(c.wake)
+	}
+}
+
+func signal(c chan struct{}) {
 	select {
-	case c.wake <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
@@ -72,48 +119,134 @@ func (c *conn) write() {
 	defer c.close()
 	idle := time.NewTicker(4 * c.m.cfg.Heartbeat)
 	defer idle.Stop()
+	var enc coder
+	var beats, frames []byte
+	var set time.Time // the deadline
 	for {
+		isIdle := false
 		select {
 		case <-c.ended:
 			return
 		case <-c.wake:
 		case <-idle.C:
-			c.send(appendFrame(nil, frameIdle, 0, nil), true)
+			isIdle = true
 		}
 		c.mu.Lock()
-		buffers := append(net.Buffers(c.beats), c.frames...)
-		c.beats, c.frames, c.bytes = nil, nil, 0
+		beats, c.beats = c.beats, kept(beats)
+		frames, c.frames = c.frames, kept(frames)
 		c.mu.Unlock()
-		if len(buffers) == 0 {
-			continue
+		if isIdle {
+			beats = appendFrame(beats, &enc, frameIdle, 0, nil)
 		}
-		_ = c.c.SetWriteDeadline(time.Now().Add(c.m.silence()))
-		if _, err := buffers.WriteTo(c.c); err != nil {
-			return
+		if len(beats) > 0 && len(frames) < maxKept { // one write
+			beats = append(beats, frames...)
+			frames = frames[:0]
+		}
+		set = renew(set, c.m.silence(), c.c.SetWriteDeadline)
+		for _, b := range [...][]byte{beats, frames} {
+			if len(b) == 0 {
+				continue
+			}
+			if _, err := c.c.Write(b); err != nil {
+				return
+			}
 		}
 	}
+}
+
+// renew sets a deadline that lies within, unless that was done a moment ago, and returns when.
+func renew(set time.Time, within time.Duration, f func(time.Time) error) time.Time {
+	now := time.Now()
+	if now.Sub(set) < within/16 {
+		return set
+	}
+	_ = f(now.Add(within))
+	return now
+}
+
+// kept returns a buffer that is empty, and used again if it is not a long one.
+func kept(b []byte) []byte {
+	if cap(b) > maxKept {
+		return nil
+	}
+	return b[:0]
 }
 
 // read gives the mirror what comes, until the connection ends.
 func (c *conn) read() error {
 	defer c.close()
 	r := bufio.NewReaderSize(c.c, 64<<10)
+	var set time.Time // the deadline
 	for {
-		_ = c.c.SetReadDeadline(time.Now().Add(c.m.silence()))
-		f, err := readFrame(r, c.peer, maxHead, c.m.cfg.Heap)
+		set = renew(set, c.m.silence(), c.c.SetReadDeadline)
+		f := c.vacant()
+		head, data, err := f.readPrefix(r, c.m.maxHead(), c.m.cfg.Heap)
+		if err == nil {
+			err = c.room(f, head+data)
+		}
+		if err == nil {
+			err = f.readRest(r, head, data)
+		}
 		if err == nil && f.kind == frameGreeting {
 			err = errors.New("a second greeting came")
 		}
-		if err == nil && f.post != nil {
-			err = c.m.checkPost(f.post)
+		if err == nil && f.kind == framePost {
+			err = c.m.checkPost(&f.post, f.data)
 		}
 		if err != nil {
 			return err
 		}
-		if f.kind != frameIdle {
-			c.m.push(item{conn: c, frame: f})
+		if f.kind == frameIdle {
+			c.release(f)
+			continue
+		}
+		c.m.push(item{conn: c, frame: f})
+	}
+}
+
+// vacant returns a frame that nobody has.
+func (c *conn) vacant() *received {
+	c.unread.Lock()
+	defer c.unread.Unlock()
+	if n := len(c.idle); n > 0 {
+		f := c.idle[n-1]
+		c.idle = c.idle[:n-1]
+		return f
+	}
+	return new(received)
+}
+
+// room waits until a frame of n bytes may wait for the core, too.
+func (c *conn) room(f *received, n int64) error {
+	f.size = n + frameCosts
+	for {
+		c.unread.Lock()
+		ok := c.held == 0 || c.held+f.size <= maxHeld
+		if ok {
+			c.held += f.size
+		}
+		c.unread.Unlock()
+		if ok {
+			return nil
+		}
+		select {
+		case <-c.taken:
+		case <-c.ended:
+			return net.ErrClosed
 		}
 	}
+}
+
+// release: the core needs a frame no more.
+func (c *conn) release(f *received) {
+	f.head, f.data, f.msg, f.post.bell.Start = kept(f.head), kept(f.data), nil, nil
+	c.unread.Lock()
+	c.held -= f.size
+	if len(c.idle) < maxIdle {
+		c.idle = append(c.idle, f)
+	}
+	c.unread.Unlock()
+	signal(c.taken)
 }
 
 // serve runs a connection with a node that has said who it is.
@@ -125,19 +258,32 @@ func (c *conn) serve() {
 	wg.Wait()
 	c.m.push(item{conn: c, down: true})
 	if c.m.ctx.Err() == nil {
-		c.m.opts.Log.Info("a connection of a mirror has ended", "with", c.peer, "why", err)
+		c.m.logSome(&c.m.ends, slog.LevelInfo, "a connection of a mirror has ended", slog.Any("with", c.peer), slog.Any("why", err))
+	}
+}
+
+// logSilence is for how long there is no second line of what a peer can do as often as it likes.
+const logSilence = 10 * time.Second
+
+func (m *Mirror) logSome(g *loglimit.Gate, level slog.Level, text string, attrs ...slog.Attr) {
+	if dropped, ok := g.Pass(logSilence); ok {
+		m.opts.Log.LogAttrs(m.ctx, level, text, append(attrs, dropped...)...)
 	}
 }
 
 // greetingTo is what this node says first.
 func (m *Mirror) greetingTo(to replica.ID) []byte {
 	g := greeting{greetingMagic, m.sameness, m.cfg.Self, to}
-	return appendFrame(nil, frameGreeting, 0, func(c *coder) { c.greeting(&g) })
+	return appendFrame(nil, new(coder), frameGreeting, 0, func(c *coder) { c.greeting(&g) })
 }
 
 // greeted reads the other one's greeting.
 func (m *Mirror) greeted(c net.Conn) (replica.ID, error) {
-	f, err := readFrame(c, 0, greetingLen, 0)
+	var f received
+	head, data, err := f.readPrefix(c, greetingLen, 0)
+	if err == nil {
+		err = f.readRest(c, head, data)
+	}
 	g := &f.greeting
 	switch {
 	case err != nil:
@@ -244,7 +390,7 @@ func (m *Mirror) admit(c net.Conn, greeted func()) {
 		_, err = c.Write(m.greetingTo(from))
 	}
 	if err != nil {
-		m.opts.Log.Warn("a connection to a mirror was refused", "from", c.RemoteAddr(), "why", err)
+		m.logSome(&m.refusals, slog.LevelWarn, "a connection to a mirror was refused", slog.Any("from", c.RemoteAddr()), slog.Any("why", err))
 		return
 	}
 	conn.peer = from
@@ -252,9 +398,9 @@ func (m *Mirror) admit(c net.Conn, greeted func()) {
 	conn.serve()
 }
 
-// checkPost refuses what does not fit this mirror. The core relies on it.
-func (m *Mirror) checkPost(p *post) error {
-	rest := p.data
+// checkPost refuses records that, with their data, do not fit this mirror. The core relies on it.
+func (m *Mirror) checkPost(p *post, data []byte) error {
+	rest := data
 	for i := range p.recs {
 		r := &p.recs[i]
 		inStore := r.Off >= 0 && r.Len > 0 && r.Off <= m.size && r.Len <= m.size-r.Off

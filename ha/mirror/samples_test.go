@@ -52,7 +52,7 @@ func (l *lab) returns(powerCut bool, exchange func(b *node), want []byte) {
 	}
 	l.level(a)
 	l.expect(a, 64<<10, want)
-	a.mirror.Switch(1)
+	a.mirror.push(item{event: replica.Switch{ID: isOrder, To: 1}})
 	l.level(b)
 	l.expect(b, 64<<10, want)
 	b.kill()
@@ -87,7 +87,7 @@ func TestOtherDisk(t *testing.T) {
 			}
 			l.begin()
 			defer l.end()
-			l.nodes[0].mirror.Switch(1)
+			l.nodes[0].mirror.push(item{event: replica.Switch{ID: isOrder, To: 1}})
 			l.level(l.nodes[1])
 			want := bytesOf(128<<10, 1)
 			l.written(l.nodes[1], want)
@@ -105,7 +105,7 @@ func TestDiskSetBack(t *testing.T) {
 			l.begin()
 			defer l.end()
 			b := l.nodes[1]
-			l.nodes[0].mirror.Switch(1)
+			l.nodes[0].mirror.push(item{event: replica.Switch{ID: isOrder, To: 1}})
 			l.level(b)
 			l.written(b, bytesOf(128<<10, 1))
 			shot := b.disk.Crash(nil, 0)
@@ -146,7 +146,7 @@ func TestSetBackStays(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		a.start()
 		l.level(a)
-		a.mirror.Switch(1)
+		a.mirror.push(item{event: replica.Switch{ID: isOrder, To: 1}})
 		l.level(b)
 		l.expect(b, 64<<10, want)
 	})

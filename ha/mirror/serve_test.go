@@ -94,12 +94,12 @@ func TestTerm(t *testing.T) {
 		if err := write(a, old+1, 2); !isMoved(err) {
 			t.Errorf("a write of a term that has not begun: %v", err)
 		}
-		a.mirror.Switch(1)
+		a.mirror.push(item{event: replica.Switch{ID: isOrder, To: 1}})
 		l.level(b)
 		if err := write(b, b.mirror.Term(), 3); err != nil {
 			t.Fatal(err)
 		}
-		b.mirror.Switch(0)
+		b.mirror.push(item{event: replica.Switch{ID: isOrder, To: 0}})
 		l.level(a)
 		if err := write(a, old, 1); !isMoved(err) {
 			t.Errorf("a write of a term that is over: %v", err)

@@ -1,16 +1,24 @@
 package mirror
 
-import "oneshot/ha/replica"
+import (
+	"time"
+
+	"oneshot/ha/replica"
+)
 
 // Status is what is known of a mirror on one node.
 type Status struct {
 	replica.State
-	Connected replica.Nodes // with which this node has a connection
-	Fed       replica.Nodes // copies that this node, the primary, sends records to
-	Lacks     [16]int64     // bytes that a copy outside S lacks, at most, as this node knows
-	Suspect   int64         // bytes of this node's copy, outside S, that may differ by its own doing
-	Pending   int           // operations of hosts that have not ended
-	Heap      int64         // bytes of memory for data of records
+	Connected replica.Nodes     // with which this node has a connection
+	Fed       replica.Nodes     // copies that this node, the primary, sends records to
+	Lacks     [16]int64         // bytes that a copy outside S lacks, at most, as this node knows
+	Suspect   int64             // bytes of this node's copy, outside S, that may differ by its own doing
+	Pending   int               // operations of hosts that have not ended
+	Heap      int64             // bytes of memory for data of records
+	Lag       [16]time.Duration // of a primary: how long the oldest write waits that a member's disk does not have
+	Copied    int64             // bytes that this node has sent to copies that are brought level, in this life
+	Takeovers uint64            // how often this node became the primary, in this life
+	Takeover  Takeover          // the last one
 }
 
 // Status asks for it. ok is false when the mirror is closed.
@@ -18,7 +26,8 @@ func (m *Mirror) Status() (s Status, ok bool) {
 	told := make(chan struct{})
 	asked := m.push(item{call: func() {
 		defer close(told)
-		s.Heap, s.Pending = m.cfg.Heap, len(m.tasks)
+		s.Heap, s.Pending = m.cfg.Heap, m.tasks.len()
+		s.Copied, s.Takeovers, s.Takeover = m.copied, m.office.takeovers, m.office.last
 		for id, c := range m.conns {
 			if c != nil {
 				s.Connected = s.Connected.With(replica.ID(id))
@@ -32,6 +41,7 @@ func (m *Mirror) Status() (s Status, ok bool) {
 		suspects := m.core.Suspects()
 		s.Suspect = int64(suspects.Len()) * m.cfg.Granule
 		for id := range m.cfg.Copies.All() {
+			s.Lag[id] = m.core.Lag(id)
 			if m.core.Streams(id) {
 				s.Fed = s.Fed.With(id)
 			}

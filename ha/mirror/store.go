@@ -17,10 +17,7 @@ func (m *Mirror) moved() error { return &backend.MovedError{Name: "mirror " + m.
 
 // Term implements backend.Termed.
 func (m *Mirror) Term() uint64 {
-	if s := m.State(); s.Role == replica.Primary {
-		return s.View.Term
-	}
-	return 0
+	return m.term.Load()
 }
 
 // isOver says whether an operation has to take place in a term that is over, or has not begun.
@@ -59,8 +56,9 @@ func (m *Mirror) finish(op *backend.Op) {
 
 // task is an operation of a host. It is one request to the core after the other.
 type task struct {
-	op       *backend.Op
-	id       uint64 // of the request
+	place    int
+	op       *backend.Op // nil: it is to be used again
+	id       uint64      // of the request; 0: the core has none
 	stage    stage
 	off      int64 // of what a write or a zero has not done yet
 	n        int64 // bytes of the request
@@ -70,6 +68,47 @@ type task struct {
 	over     bool
 	since    time.Duration
 }
+
+// tasks are those that have not ended. They are used again: the ID of a request has the place of its task, and a number.
+type tasks struct {
+	all    []*task // by place
+	vacant []*task
+	count  uint64
+}
+
+const placeBits = 20
+
+func (l *tasks) add(op *backend.Op, now time.Duration) *task {
+	if len(l.vacant) == 0 {
+		t := &task{place: len(l.all)}
+		l.all, l.vacant = append(l.all, t), append(l.vacant, t)
+	}
+	t := l.vacant[len(l.vacant)-1]
+	l.vacant = l.vacant[:len(l.vacant)-1]
+	*t = task{place: t.place, op: op, off: op.Off, since: now}
+	return t
+}
+
+// newRequest gives a task an ID.
+func (l *tasks) newRequest(t *task) {
+	l.count++
+	t.id = l.count<<placeBits | uint64(t.place)
+}
+
+// find returns the task with a request, or nil.
+func (l *tasks) find(id uint64) *task {
+	if n := int(id & (1<<placeBits - 1)); n < len(l.all) && l.all[n].id == id {
+		return l.all[n]
+	}
+	return nil
+}
+
+func (l *tasks) remove(t *task) {
+	t.op, t.id = nil, 0
+	l.vacant = append(l.vacant, t)
+}
+
+func (l *tasks) len() int { return len(l.all) - len(l.vacant) }
 
 type stage uint8
 
@@ -84,7 +123,7 @@ const maxPiece = 1 << 20
 
 // start begins an operation.
 func (m *Mirror) start(op *backend.Op) {
-	t := &task{op: op, off: op.Off, since: m.opts.Clock()}
+	t := m.tasks.add(op, m.now)
 	if op.Flags&backend.Barrier == 0 && (op.Kind != backend.Read || op.Flags&backend.FUA == 0) || op.Kind == backend.Flush {
 		t.stage = stageMain
 	}
@@ -98,31 +137,25 @@ func (m *Mirror) request(t *task) {
 		m.end(t, m.moved())
 		return
 	}
-	m.ids++
-	t.id = m.ids
 	t.n = min(op.Off+op.Len-t.off, maxPiece, m.cfg.Heap/8)
+	m.tasks.newRequest(t)
 	switch {
 	case t.stage != stageMain || op.Kind == backend.Flush:
-		m.ask(t, replica.Flush{ID: t.id})
+		m.step(replica.Flush{ID: t.id})
 	case op.Len == 0 && op.Kind != backend.Status:
 		m.onward(t)
 	case op.Kind == backend.Read:
-		m.ask(t, replica.Read{ID: t.id, Off: op.Off, Len: op.Len})
+		m.step(replica.Read{ID: t.id, Off: op.Off, Len: op.Len})
 	case op.Kind == backend.Status:
 		op.Mapped, op.Extent = true, max(op.Len, int64(m.info.BlockSize)) // see Info.StatusUnknown
 		m.onward(t)
 	case op.Kind == backend.Write:
 		t.reserves = true
-		m.ask(t, replica.Reserve{ID: t.id, Len: t.n})
+		m.step(replica.Reserve{ID: t.id, Len: t.n})
 	default:
 		t.n = min(op.Off+op.Len-t.off, 16*maxPiece)
-		m.ask(t, replica.Zero{ID: t.id, Off: t.off, Len: t.n})
+		m.step(replica.Zero{ID: t.id, Off: t.off, Len: t.n})
 	}
-}
-
-func (m *Mirror) ask(t *task, e replica.Event) {
-	m.tasks[t.id] = t
-	m.step(e)
 }
 
 // onward goes to the next stage.
@@ -139,12 +172,11 @@ func (m *Mirror) onward(t *task) {
 
 // answered takes an answer of the core.
 func (m *Mirror) answered(a *replica.Answer) {
-	if v := m.found[a.ID]; v != nil {
-		delete(m.found, a.ID)
-		v.end <- a.Status
+	if a.ID&isOrder != 0 {
+		m.ordered(a)
 		return
 	}
-	t := m.tasks[a.ID]
+	t := m.tasks.find(a.ID)
 	if t == nil { // it has ended
 		if m.gone[a.ID] {
 			delete(m.gone, a.ID)
@@ -154,14 +186,13 @@ func (m *Mirror) answered(a *replica.Answer) {
 	}
 	if t.reserves && a.Status == replica.Good {
 		t.reserves = false
-		addr := a.Addr
-		m.pending = append(m.pending, func() { m.fill(t, addr) })
+		m.pending = append(m.pending, next{task: t, fills: true, addr: a.Addr, id: t.id})
 		return
 	}
-	delete(m.tasks, a.ID)
+	t.id = 0
 	switch a.Status {
 	case replica.Good:
-		m.pending = append(m.pending, func() { m.progress(t) })
+		m.pending = append(m.pending, next{task: t})
 	case replica.Failed:
 		if t.failure == nil {
 			t.failure = &backend.MediumError{Kind: t.op.Kind, Off: t.op.Off, Err: errors.New("no copy can read it")}
@@ -173,8 +204,8 @@ func (m *Mirror) answered(a *replica.Answer) {
 }
 
 // fill brings the host's bytes into the memory that they have got, and gives the write its place in the order.
-func (m *Mirror) fill(t *task, addr int64) {
-	if m.tasks[t.id] != t {
+func (m *Mirror) fill(t *task, id uint64, addr int64) {
+	if t.id != id {
 		return // the memory was taken back
 	}
 	at := m.arena[addr : addr+t.n]
@@ -207,11 +238,17 @@ func (m *Mirror) progress(t *task) {
 
 // end ends an operation, when the copy does not use the host's memory any more.
 func (m *Mirror) end(t *task, err error) {
-	t.over = true
+	t.over, t.id = true, 0
 	t.op.Err = err
 	if t.reads == 0 {
-		m.ended = append(m.ended, t.op)
+		m.tellOf(t)
 	}
+}
+
+// tellOf: nothing uses the task and the host's memory any more.
+func (m *Mirror) tellOf(t *task) {
+	m.ended = append(m.ended, t.op)
+	m.tasks.remove(t)
 }
 
 const (
@@ -222,18 +259,17 @@ const (
 // letGo ends operations that wait for longer than a host would: nothing that they need is there. What they ask of the
 // core stays: it may be done later, before all that comes after it.
 func (m *Mirror) letGo() {
-	now := m.opts.Clock()
+	now := m.now
 	if now < m.held+holdLook {
 		return
 	}
 	m.held = now
-	for id, t := range m.tasks {
-		if now-t.since < m.opts.Hold {
+	for _, t := range m.tasks.all {
+		if t.id == 0 || now-t.since < m.opts.Hold {
 			continue
 		}
-		delete(m.tasks, id)
 		if t.reserves {
-			m.gone[id] = true
+			m.gone[t.id] = true
 		}
 		m.end(t, m.moved())
 	}
@@ -241,64 +277,85 @@ func (m *Mirror) letGo() {
 
 // refuseAll ends what is under way.
 func (m *Mirror) refuseAll() {
-	for id, t := range m.tasks {
-		delete(m.tasks, id)
-		m.end(t, m.moved())
+	for _, t := range m.tasks.all {
+		if t.id != 0 {
+			m.end(t, m.moved())
+		}
 	}
-	for id, v := range m.found {
-		delete(m.found, id)
-		v.end <- replica.Moved
+	m.endVerify(m.moved())
+	for id, end := range m.switches {
+		delete(m.switches, id)
+		end <- replica.Moved
 	}
 }
 
-// work is something that the copy does for the core.
+// work is something that the copy does for the core. It is used again.
 type work struct {
-	op     backend.Op
-	m      *Mirror
-	action replica.Action
-	id     uint64
-	task   *task
-	buf    []byte
+	op   backend.Op
+	m    *Mirror
+	kind workKind
+	id   uint64
+	task *task     // of a read for a host
+	segs [1][]byte // memory of this node
 }
+
+type workKind uint8
+
+const (
+	workOther workKind = iota // an Apply or a Sync
+	workRead                  // for a host
+	workLoad
+	workHash
+)
 
 func (w *work) OpDone(*backend.Op) { w.m.push(item{work: w}) }
 
+// newWork returns one of which the caller says what it is.
+func (m *Mirror) newWork(id uint64, kind workKind, op backend.Op, buf []byte) *work {
+	if len(m.spare) == 0 {
+		m.spare = append(m.spare, &work{m: m})
+	}
+	w := m.spare[len(m.spare)-1]
+	m.spare = m.spare[:len(m.spare)-1]
+	w.op, w.kind, w.id = op, kind, id
+	w.op.Done = w
+	if buf != nil {
+		w.segs[0] = buf
+		w.op.Segs = w.segs[:]
+	}
+	m.works++
+	m.begun = append(m.begun, w)
+	return w
+}
+
 // work gives the copy, or the metadata, something to do.
 func (m *Mirror) work(a replica.Action) {
-	w := &work{m: m, action: a}
-	op := &w.op
-	op.Done = w
 	switch a := a.(type) {
-	case replica.Apply:
-		w.id = a.ID
-		op.Off, op.Len = a.Rec.Off, a.Rec.Len
-		m.wrotePlace(op.Off, op.Len)
-		op.Kind = backend.Discard
+	case *replica.Apply:
+		m.wrotePlace(a.Rec.Off, a.Rec.Len)
+		op := backend.Op{Kind: backend.Discard, Off: a.Rec.Off, Len: a.Rec.Len}
+		var buf []byte
 		if a.Rec.Kind != replica.KindZero {
-			op.Kind = backend.Write
-			op.Segs = [][]byte{m.arena[a.Rec.Addr : a.Rec.Addr+a.Rec.Len]}
+			op.Kind, buf = backend.Write, m.arena[a.Rec.Addr:a.Rec.Addr+a.Rec.Len]
 		}
-	case replica.ReadFor:
-		w.id, w.task = a.ID, m.tasks[a.Req]
-		if w.task == nil { // nobody wants it any more
+		m.newWork(a.ID, workOther, op, buf)
+	case *replica.ReadFor:
+		t := m.tasks.find(a.Req)
+		if t == nil { // nobody wants it any more
 			m.later(replica.Done{ID: a.ID})
 			return
 		}
-		op.Kind, op.Off, op.Len, op.Segs = backend.Read, a.Off, a.Len, w.task.op.Segs
-		w.task.reads++
+		t.reads++
+		m.newWork(a.ID, workRead, backend.Op{Kind: backend.Read, Off: a.Off, Len: a.Len, Segs: t.op.Segs}, nil).task = t
 	case replica.Load:
-		w.id, w.buf = a.ID, m.arena[a.Addr:a.Addr+a.Len]
-		op.Kind, op.Off, op.Len, op.Segs = backend.Read, a.Off, a.Len, [][]byte{w.buf}
+		m.newWork(a.ID, workLoad, backend.Op{Kind: backend.Read, Off: a.Off, Len: a.Len}, m.arena[a.Addr:a.Addr+a.Len])
 	case replica.Hash:
-		w.id, w.buf = a.ID, make([]byte, a.Len)
-		op.Kind, op.Off, op.Len, op.Segs = backend.Read, a.Off, a.Len, [][]byte{w.buf}
+		m.newWork(a.ID, workHash, backend.Op{Kind: backend.Read, Off: a.Off, Len: a.Len}, make([]byte, a.Len))
 	case replica.Sync:
-		w.id = a.ID
-		op.Kind = backend.Flush
+		m.newWork(a.ID, workOther, backend.Op{Kind: backend.Flush}, nil)
 	case replica.Save:
 		m.works++
 		m.saves <- m.sampled(a) // there is one at a time
-		return
 	case replica.Pull:
 		c := m.conns[a.From]
 		if c == nil {
@@ -307,15 +364,30 @@ func (m *Mirror) work(a replica.Action) {
 		}
 		m.pulls[a.ID] = pulling{a.From, a.Addr, a.Len}
 		p := pull{id: a.ID, addr: a.Addr, len: a.Len}
-		c.send(appendFrame(nil, framePull, 0, func(c *coder) { c.pull(&p) }), false)
-		return
+		c.send(framePull, func(c *coder) { c.pull(&p) }, 0, nil)
 	default:
 		panic(fmt.Sprintf("mirror: the core asks for %T", a))
 	}
-	m.works++
-	if m.opts.Copy.Submit(op) {
-		m.pending = append(m.pending, func() { m.workDone(w) })
+}
+
+// submit gives the copy what was begun: peers and hosts do not wait for a copy that does it at once. It reports whether
+// there was something.
+func (m *Mirror) submit() bool {
+	if len(m.begun) == 0 {
+		return false
 	}
+	m.begun, m.submitting = m.submitting[:0], m.begun
+	for i, w := range m.submitting {
+		m.submitting[i] = nil
+		if m.opts.Copy.Submit(&w.op) {
+			if w.kind == workRead { // what proves it, a lease or a beat, is counted from when the copy was read
+				m.now = m.opts.Clock()
+			}
+			m.workDone(w)
+			m.goOn()
+		}
+	}
+	return true
 }
 
 // workDone tells the core that the copy has done something.
@@ -325,18 +397,21 @@ func (m *Mirror) workDone(w *work) {
 	if w.op.Err != nil {
 		m.opts.Log.Warn("the copy of a mirror has failed", "operation", w.op.Kind, "why", w.op.Err)
 	}
-	switch w.action.(type) {
-	case replica.Load:
-		e.Sum = sumOf(w.buf)
-	case replica.Hash:
-		sum := sha256.Sum256(w.buf)
+	switch w.kind {
+	case workLoad:
+		e.Sum = sumOf(w.segs[0])
+	case workHash:
+		sum := sha256.Sum256(w.segs[0])
 		copy(e.Digest[:], sum[:])
-	case replica.ReadFor:
-		w.task.reads--
-		w.task.failure = w.op.Err
-		if w.task.over && w.task.reads == 0 {
-			m.ended = append(m.ended, w.task.op)
+	case workRead:
+		t := w.task
+		t.reads--
+		t.failure = w.op.Err
+		if t.over && t.reads == 0 {
+			m.tellOf(t)
 		}
 	}
+	*w = work{m: m}
+	m.spare = append(m.spare, w)
 	m.step(e)
 }

@@ -1,12 +1,12 @@
 package mirror
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
+	"slices"
 
 	"oneshot/ha/replica"
 )
@@ -43,9 +43,6 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 func sumOf(b []byte) uint32 { return crc32.Checksum(b, castagnoli) }
 
-// maxHead bounds a head: the bitmaps of all copies of a large store are the largest.
-const maxHead = 256 << 20
-
 // coder writes values, or reads them: each format is said once, for both.
 type coder struct {
 	b      []byte
@@ -62,8 +59,15 @@ type integer interface {
 // num is a number of n bytes.
 func num[T integer](c *coder, v *T, n int) {
 	if c.writes {
-		for i := n - 1; i >= 0; i-- {
-			c.b = append(c.b, byte(uint64(*v)>>(8*i)))
+		switch n {
+		case 8:
+			c.b = binary.BigEndian.AppendUint64(c.b, uint64(*v))
+		case 4:
+			c.b = binary.BigEndian.AppendUint32(c.b, uint32(*v))
+		case 2:
+			c.b = binary.BigEndian.AppendUint16(c.b, uint16(*v))
+		default:
+			c.b = append(c.b, byte(*v))
 		}
 		return
 	}
@@ -118,14 +122,14 @@ func many[T any](c *coder, v *[]T, each func(*T)) {
 		}
 		return
 	}
-	*v = nil
+	*v = (*v)[:0]
 	for range n {
 		if c.err != nil {
 			return
 		}
 		var x T
-		each(&x)
 		*v = append(*v, x)
+		each(&(*v)[len(*v)-1])
 	}
 }
 
@@ -169,9 +173,10 @@ func (c *coder) bell(b *replica.Bell) {
 	has := b.Start != nil
 	c.flag(&has)
 	if !has {
+		b.Start = nil
 		return
 	}
-	if b.Start == nil {
+	if !c.writes {
 		b.Start = new(replica.Start)
 	}
 	num(c, &b.Start.Last, 8)
@@ -182,12 +187,12 @@ func (c *coder) bell(b *replica.Bell) {
 	c.bits(&b.Start.Early)
 }
 
-// post is what a replica.Post brings.
+// post is what a replica.Post brings. The data of records that have some for the receiver are behind the head, one after the
+// other.
 type post struct {
 	stream uint64
 	recs   []replica.Record
 	bell   replica.Bell
-	data   []byte // of those that have some for the receiver, one after the other
 }
 
 func (c *coder) post(p *post) {
@@ -196,12 +201,11 @@ func (c *coder) post(p *post) {
 	many(c, &p.recs, c.record)
 }
 
-// pull asks for a part of the other one's memory, and brings it.
+// pull asks for a part of the other one's memory, and brings it, as data behind the head.
 type pull struct {
 	id        uint64
 	addr, len int64
 	sum       uint32
-	data      []byte
 }
 
 func (c *coder) pull(p *pull) {
@@ -298,19 +302,21 @@ func (c *coder) hashed(m *replica.Hashed) {
 	c.flag(&m.Failed)
 }
 
-// appendFrame appends a frame with the head that f writes. Data are appended by the caller, n bytes.
-func appendFrame(b []byte, kind frameKind, n int, f func(c *coder)) []byte {
+// appendFrame appends a frame with the head that f writes by c. Data are appended by the caller, n bytes.
+func appendFrame(b []byte, c *coder, kind frameKind, n int, f func(c *coder)) []byte {
+	var prefix [prefixLen]byte
 	at := len(b)
-	c := coder{b: append(b, make([]byte, prefixLen)...), writes: true}
+	*c = coder{b: append(b, prefix[:]...), writes: true}
 	if f != nil {
-		f(&c)
+		f(c)
 	}
-	p := c.b[at:]
+	b, c.b = c.b, nil
+	p := b[at:]
 	binary.BigEndian.PutUint32(p, uint32(len(p)-prefixLen))
 	binary.BigEndian.PutUint32(p[4:], uint32(n))
 	p[12] = byte(kind)
 	binary.BigEndian.PutUint32(p[8:], sumOfFrame(p))
-	return c.b
+	return b
 }
 
 // sumOfFrame is the checksum of a prefix and its head.
@@ -318,146 +324,157 @@ func sumOfFrame(p []byte) uint32 {
 	return crc32.Update(sumOf(p[:8]), castagnoli, p[12:])
 }
 
-// messageFrame returns the frame of a message.
-func messageFrame(m replica.Msg) []byte {
+// message returns the kind of a message's frame, and what writes its head.
+func message(m replica.Msg) (frameKind, func(c *coder)) {
 	switch m := m.(type) {
 	case replica.Hello:
-		return appendFrame(nil, frameHello, 0, func(c *coder) { c.hello(&m) })
-	case replica.Ack:
-		return appendFrame(nil, frameAck, 0, func(c *coder) { c.ack(&m) })
+		return frameHello, func(c *coder) { c.hello(&m) }
 	case replica.Ask:
-		return appendFrame(nil, frameAsk, 0, func(c *coder) { num(c, &m.Version, 8) })
+		return frameAsk, func(c *coder) { num(c, &m.Version, 8) }
 	case replica.Promise:
-		return appendFrame(nil, framePromise, 0, func(c *coder) { c.promise(&m) })
+		return framePromise, func(c *coder) { c.promise(&m) }
 	case replica.Deny:
-		return appendFrame(nil, frameDeny, 0, func(c *coder) { c.view(&m.View) })
+		return frameDeny, func(c *coder) { c.view(&m.View) }
 	case replica.Fetch:
-		return appendFrame(nil, frameFetch, 0, func(c *coder) { c.fetch(&m) })
+		return frameFetch, func(c *coder) { c.fetch(&m) }
 	case replica.Lend:
-		return appendFrame(nil, frameLend, 0, func(c *coder) { c.lend(&m) })
+		return frameLend, func(c *coder) { c.lend(&m) }
 	case replica.Lent:
-		return appendFrame(nil, frameLent, 0, func(c *coder) { c.lent(&m) })
+		return frameLent, func(c *coder) { c.lent(&m) }
 	case replica.Hashed:
-		return appendFrame(nil, frameHashed, 0, func(c *coder) { c.hashed(&m) })
+		return frameHashed, func(c *coder) { c.hashed(&m) }
 	}
 	panic(fmt.Sprintf("mirror: the message %T has no frame", m))
 }
 
-// received is a frame that has come.
+// received is a frame that has come. It is used again for others, and so is its memory.
 type received struct {
 	kind     frameKind
-	event    replica.Event // of most kinds
-	post     *post
-	pull     *pull
 	greeting greeting
+	beat     replica.Beat
+	echo     replica.Echo
+	ack      replica.Ack
+	post     post
+	pull     pull
+	msg      replica.Msg // of all other kinds
+
+	prefix [prefixLen]byte
+	head   []byte
+	data   []byte
+	dec    coder
+	size   int64 // what it counts for in the inbox
 }
 
-// readFrame reads a frame of the node from, with at most headMax bytes of head and dataMax of data. For the head memory
-// grows with what has arrived.
-func readFrame(r io.Reader, from replica.ID, headMax uint32, dataMax int64) (f received, err error) {
-	var prefix [prefixLen]byte
-	if _, err := io.ReadFull(r, prefix[:]); err != nil {
-		return f, err
+// grows is by how much memory grows at most before the bytes for it have come.
+const grows = 64 << 10
+
+// readInto appends n bytes of r to b.
+func readInto(b []byte, r io.Reader, n int64) ([]byte, error) {
+	for n > 0 {
+		k := int(min(n, grows))
+		b = slices.Grow(b, k)
+		at := len(b)
+		b = b[:at+k]
+		if _, err := io.ReadFull(r, b[at:]); err != nil {
+			return b[:at], err
+		}
+		n -= int64(k)
 	}
-	head, data := binary.BigEndian.Uint32(prefix[:]), binary.BigEndian.Uint32(prefix[4:])
-	f.kind = frameKind(prefix[12])
-	if head > headMax || int64(data) > dataMax {
-		return f, fmt.Errorf("a frame with %d bytes of head and %d of data came; up to %d and %d are allowed", head, data, headMax, dataMax)
-	}
-	var b bytes.Buffer
-	b.Write(prefix[:])
-	if _, err := io.CopyN(&b, r, int64(head)); err != nil {
-		return f, err
-	}
-	if sumOfFrame(b.Bytes()) != binary.BigEndian.Uint32(prefix[8:]) {
-		return f, errors.New("a frame has changed on its way: its checksum is wrong")
-	}
-	c := coder{b: b.Bytes()[prefixLen:]}
-	f.decode(&c, from)
-	if c.err == nil && len(c.b) > 0 {
-		c.err = errors.New("there are bytes behind its end")
-	}
-	if c.err != nil {
-		return f, fmt.Errorf("a frame of kind %d cannot be read: %w", f.kind, c.err)
-	}
-	if data == 0 {
-		return f, nil
-	}
-	bytes := make([]byte, data)
-	if _, err := io.ReadFull(r, bytes); err != nil {
-		return f, err
-	}
-	switch {
-	case f.post != nil:
-		f.post.data = bytes
-	case f.pull != nil:
-		f.pull.data = bytes
-	default:
-		return f, fmt.Errorf("a frame of kind %d came with data", f.kind)
-	}
-	return f, nil
+	return b, nil
 }
 
-func (f *received) decode(c *coder, from replica.ID) {
-	var m replica.Msg
+// readPrefix reads the beginning of a frame with at most headMax bytes of head and dataMax of data, and returns how many
+// there are. The rest is read by readRest.
+func (f *received) readPrefix(r io.Reader, headMax, dataMax int64) (head, data int64, err error) {
+	if _, err := io.ReadFull(r, f.prefix[:]); err != nil {
+		return 0, 0, err
+	}
+	head, data = int64(binary.BigEndian.Uint32(f.prefix[:])), int64(binary.BigEndian.Uint32(f.prefix[4:]))
+	f.kind = frameKind(f.prefix[12])
+	if head > headMax || data > dataMax {
+		return 0, 0, fmt.Errorf("a frame with %d bytes of head and %d of data came; up to %d and %d are allowed", head, data, headMax, dataMax)
+	}
+	return head, data, nil
+}
+
+func (f *received) readRest(r io.Reader, head, data int64) (err error) {
+	if f.head, err = readInto(append(f.head[:0], f.prefix[:]...), r, head); err != nil {
+		return err
+	}
+	if sumOfFrame(f.head) != binary.BigEndian.Uint32(f.prefix[8:]) {
+		return errors.New("a frame has changed on its way: its checksum is wrong")
+	}
+	f.dec = coder{b: f.head[prefixLen:]}
+	f.decode(&f.dec)
+	if f.dec.err == nil && len(f.dec.b) > 0 {
+		f.dec.err = errors.New("there are bytes behind its end")
+	}
+	if f.dec.err != nil {
+		return fmt.Errorf("a frame of kind %d cannot be read: %w", f.kind, f.dec.err)
+	}
+	if data > 0 && f.kind != framePost && f.kind != framePulled {
+		return fmt.Errorf("a frame of kind %d came with data", f.kind)
+	}
+	f.data, err = readInto(f.data[:0], r, data)
+	return err
+}
+
+func (f *received) decode(c *coder) {
 	switch f.kind {
 	case frameIdle:
 	case frameGreeting:
 		c.greeting(&f.greeting)
 	case frameBeat:
-		var b replica.Beat
-		c.beat(&b)
-		f.event = replica.BeatFrom{From: from, Beat: b}
+		c.beat(&f.beat)
 	case frameEcho:
-		var e replica.Echo
-		c.echo(&e)
-		f.event = replica.EchoFrom{From: from, Echo: e}
+		c.echo(&f.echo)
 	case framePost:
-		f.post = new(post)
-		c.post(f.post)
+		c.post(&f.post)
 	case framePull, framePulled:
-		f.pull = new(pull)
-		c.pull(f.pull)
+		c.pull(&f.pull)
+	case frameAck:
+		c.ack(&f.ack)
+	default:
+		f.msg = decodeMessage(c, f.kind)
+	}
+}
+
+// decodeMessage reads what is not of each I/O.
+func decodeMessage(c *coder, kind frameKind) replica.Msg {
+	switch kind {
 	case frameHello:
 		var x replica.Hello
 		c.hello(&x)
-		m = x
-	case frameAck:
-		var x replica.Ack
-		c.ack(&x)
-		m = x
+		return x
 	case frameAsk:
 		var x replica.Ask
 		num(c, &x.Version, 8)
-		m = x
+		return x
 	case framePromise:
 		var x replica.Promise
 		c.promise(&x)
-		m = x
+		return x
 	case frameDeny:
 		var x replica.Deny
 		c.view(&x.View)
-		m = x
+		return x
 	case frameFetch:
 		var x replica.Fetch
 		c.fetch(&x)
-		m = x
+		return x
 	case frameLend:
 		var x replica.Lend
 		c.lend(&x)
-		m = x
+		return x
 	case frameLent:
 		var x replica.Lent
 		c.lent(&x)
-		m = x
+		return x
 	case frameHashed:
 		var x replica.Hashed
 		c.hashed(&x)
-		m = x
-	default:
-		c.err = errors.New("there is no such kind")
+		return x
 	}
-	if m != nil {
-		f.event = replica.Message{From: from, Msg: m}
-	}
+	c.err = errors.New("there is no such kind")
+	return nil
 }

@@ -28,19 +28,37 @@ func TestFrames(t *testing.T) {
 		replica.Lent{Stream: 1, Job: 2, Sum: 3, Failed: true},
 		replica.Hashed{Seq: 1, Digest: replica.Digest{1, 2, 3}, Failed: true},
 	} {
-		frame := messageFrame(m)
-		f, err := readFrame(bytes.NewReader(frame), 1, maxHead, 0)
-		if want := (replica.Message{From: 1, Msg: m}); err != nil || !reflect.DeepEqual(f.event, want) {
-			t.Errorf("%+v comes as %+v, %v", want, f.event, err)
+		kind, head := frameAck, func(c *coder) { a := m.(replica.Ack); c.ack(&a) }
+		if _, isAck := m.(replica.Ack); !isAck {
+			kind, head = message(m)
+		}
+		frame := appendFrame(nil, new(coder), kind, 0, head)
+		f, err := readFrame(frame)
+		got := f.msg
+		if kind == frameAck {
+			got = f.ack
+		}
+		if err != nil || !reflect.DeepEqual(got, m) {
+			t.Errorf("%+v comes as %+v, %v", m, got, err)
 		}
 		for i := range frame {
 			bad := bytes.Clone(frame)
 			bad[i] ^= 0x10
-			if f, err := readFrame(bytes.NewReader(bad), 1, maxHead, 0); err == nil {
-				t.Errorf("%T with another byte %d comes as %+v", m, i, f.event)
+			if f, err := readFrame(bad); err == nil {
+				t.Errorf("%T with another byte %d comes as %+v", m, i, f)
 			}
 		}
 	}
+}
+
+// readFrame reads a frame that may have a MiB of head and of data.
+func readFrame(b []byte) (*received, error) {
+	f, r := new(received), bytes.NewReader(b)
+	head, data, err := f.readPrefix(r, 1<<20, 1<<20)
+	if err == nil {
+		err = f.readRest(r, head, data)
+	}
+	return f, err
 }
 
 // TestCorruptPost: a record comes as it was sent, or not at all.
@@ -59,16 +77,16 @@ func TestCorruptPost(t *testing.T) {
 			{Term: 2, Seq: 3, Kind: replica.KindWrite, Off: 512, Len: 1024, Addr: 4096, Sum: sumOf(data), Key: 1, Atomic: true},
 			{Term: 2, Seq: 4, Kind: replica.KindResync, Copy: 0, Off: 512, Len: 1024, Addr: 8192},
 		}}
-		frame := append(appendFrame(nil, framePost, len(data), func(c *coder) { c.post(&p) }), data...)
-		read := func(b []byte) (*post, error) {
-			f, err := readFrame(bytes.NewReader(b), 0, maxHead, 1<<20)
+		frame := append(appendFrame(nil, new(coder), framePost, len(data), func(c *coder) { c.post(&p) }), data...)
+		read := func(b []byte) (*received, error) {
+			f, err := readFrame(b)
 			if err == nil {
-				err = m.checkPost(f.post)
+				err = m.checkPost(&f.post, f.data)
 			}
-			return f.post, err
+			return f, err
 		}
 		got, err := read(frame)
-		if err != nil || !reflect.DeepEqual(got.recs, p.recs) || !reflect.DeepEqual(got.bell, p.bell) || got.stream != 7 || !bytes.Equal(got.data, data) {
+		if err != nil || !reflect.DeepEqual(got.post, p) || !bytes.Equal(got.data, data) {
 			t.Fatalf("%+v comes as %+v, %v", p, got, err)
 		}
 		for i := range frame {
@@ -89,7 +107,7 @@ func TestForeignPost(t *testing.T) {
 		defer l.end()
 		m := l.nodes[1].mirror
 		good := replica.Record{Seq: 1, Kind: replica.KindZero, Off: 0, Len: 512}
-		if err := m.checkPost(&post{bell: replica.Bell{First: 1}, recs: []replica.Record{good}}); err != nil {
+		if err := m.checkPost(&post{bell: replica.Bell{First: 1}, recs: []replica.Record{good}}, nil); err != nil {
 			t.Fatal(err)
 		}
 		for what, change := range map[string]func(r *replica.Record){
@@ -105,7 +123,7 @@ func TestForeignPost(t *testing.T) {
 		} {
 			r := good
 			change(&r)
-			if err := m.checkPost(&post{bell: replica.Bell{First: 1}, recs: []replica.Record{r}}); err == nil {
+			if err := m.checkPost(&post{bell: replica.Bell{First: 1}, recs: []replica.Record{r}}, nil); err == nil {
 				t.Errorf("%s: %+v is taken", what, r)
 			}
 		}
@@ -114,7 +132,7 @@ func TestForeignPost(t *testing.T) {
 
 // TestGreetingIsBounded: nothing larger than a greeting is waited for before the greeting.
 func TestGreetingIsBounded(t *testing.T) {
-	frame := appendFrame(nil, frameHello, 0, func(c *coder) { c.b = append(c.b, make([]byte, greetingLen+1)...) })
+	frame := appendFrame(nil, new(coder), frameHello, 0, func(c *coder) { c.b = append(c.b, make([]byte, greetingLen+1)...) })
 	here, there := net.Pipe()
 	defer here.Close()
 	go func() {

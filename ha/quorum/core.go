@@ -105,7 +105,7 @@ func (s storage) Snapshot() (*raftpb.Snapshot, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &raftpb.Snapshot{Data: c.state.appendTo(nil), Metadata: &raftpb.SnapshotMetadata{
+	return &raftpb.Snapshot{Data: c.state.encode(), Metadata: &raftpb.SnapshotMetadata{
 		Index: new(c.applied), Term: new(term), ConfState: proto.CloneOf(c.conf),
 	}}, nil
 }
@@ -151,6 +151,7 @@ func (c *Core) Tick() {
 		}
 	}
 	c.changeMembers()
+	c.giveWay()
 }
 
 // Receive takes a message of a member that was admitted.
@@ -298,7 +299,7 @@ func (c *Core) Work(out *Output) error {
 		c.ready = nil
 	}
 	if c.log.IsLong() {
-		if err := c.log.Compact(c.applied, c.conf, c.state.appendTo(nil)); err != nil && c.log.broken {
+		if err := c.log.Compact(c.applied, c.conf, c.state.encode()); err != nil && c.log.broken {
 			return fmt.Errorf("the consensus log cannot be replaced: %w", err)
 		}
 	}
@@ -513,7 +514,7 @@ func initial(id *Identity, cluster string, witness bool, publicKey [32]byte, sig
 	for _, t := range tokens {
 		s.addToken(t)
 	}
-	return &raftpb.Snapshot{Data: s.appendTo(nil), Metadata: &raftpb.SnapshotMetadata{
+	return &raftpb.Snapshot{Data: s.encode(), Metadata: &raftpb.SnapshotMetadata{
 		Index: new(uint64(1)), Term: new(uint64(1)), ConfState: &raftpb.ConfState{Voters: []uint64{id.Number}},
 	}}
 }

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 
@@ -54,8 +55,8 @@ func readFrame(r *bufio.Reader, limit int) (kind uint8, payload []byte, err erro
 	return head[4], b.Bytes(), nil
 }
 
-func (h *Hello) appendTo(b []byte) []byte {
-	return appendU64(b, h.Cluster, h.Number, h.Incarnation, h.Nonce, h.Start, h.Batch)
+func (h *Hello) encode() []byte {
+	return appendU64(nil, h.Cluster, h.Number, h.Incarnation, h.Nonce, h.Start, h.Batch)
 }
 
 func decodeHello(b []byte) (Hello, error) {
@@ -91,7 +92,7 @@ const (
 
 func refusal(err error) []byte {
 	kind := uint8(refusalLater)
-	if _, ok := err.(*OutdatedError); ok {
+	if _, ok := errors.AsType[*OutdatedError](err); ok {
 		kind = refusalOutdated
 	}
 	return frame(frameRefusal, append([]byte{kind}, err.Error()...))

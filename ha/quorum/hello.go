@@ -1,6 +1,9 @@
 package quorum
 
-import "fmt"
+import (
+	"fmt"
+	"maps"
+)
 
 // Hello is what two members tell each other when they connect, before anything else.
 type Hello struct {
@@ -44,9 +47,15 @@ func (c *Core) Hello() Hello {
 	return Hello{id.Cluster, id.Number, id.Incarnation, id.Nonce, c.log.start, c.log.number}
 }
 
+// Seen returns how far the logs of the members had come when they were last heard.
+func (c *Core) Seen() map[uint64]Seen { return maps.Clone(c.log.seen) }
+
 // Admit checks the hello of a member that its certificate names. connected says that another life of it is
 // connected, and was heard within the election timeout. When it returns nil connections of other lives have to end.
-func (c *Core) Admit(h Hello, connected bool) error {
+//
+// before is what Seen said of the member before it made the hello. A hello may be late: what the member has written since
+// then it may have told over its other connection already.
+func (c *Core) Admit(h Hello, before Seen, connected bool) error {
 	if h.Cluster != c.log.id.Cluster {
 		return &StrangerError{fmt.Sprintf("this is cluster %016x, and the node is of cluster %016x: look at the addresses in `cluster.nodes` of both", c.log.id.Cluster, h.Cluster)}
 	}
@@ -68,8 +77,8 @@ func (c *Core) Admit(h Hello, connected bool) error {
 	case h.Incarnation < seen.Incarnation, h.Incarnation == seen.Incarnation && h.Nonce != seen.Nonce:
 		return cloneError(name)
 	case h.Incarnation == seen.Incarnation:
-		if h.Batch < seen.Batch {
-			return setBackError(name, seen.Batch, h.Batch)
+		if h.Incarnation == before.Incarnation && h.Batch < before.Batch {
+			return setBackError(name, before.Batch, h.Batch)
 		}
 	case h.Start <= seen.Batch:
 		return setBackError(name, seen.Batch, h.Start-1)

@@ -85,7 +85,7 @@ const (
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // ErrNoLog says that the directory holds no state.
-var ErrNoLog = errors.New("this node has no state of a cluster: if it never was a member, run `target ha join` with a token; if it was, its state directory is lost: run `target ha replace` with its name on another node first, and join with the token that it prints")
+var ErrNoLog = errors.New("this node has no state of a cluster: if it is the first one of a new cluster, run `target ha init`; if it never was a member, run `target ha join` with a token; if it was, its state directory is lost: run `target ha replace` with its name on another node first, and join with the token that it prints")
 
 // ErrMember says that the directory holds a state already.
 var ErrMember = errors.New("this node is a member of a cluster already")

@@ -22,95 +22,202 @@ type mutant struct {
 }
 
 var simMutants = []mutant{
-	{"tells others before the sync", []string{"log", "linearizable", "same state", "refused", "panic"}, "log.go",
-		"if err := l.file.Sync(); err != nil {", "if err := func() error {\n\t\tif ON {\n\t\t\treturn nil\n\t\t}\n\t\treturn l.file.Sync()\n\t}(); err != nil {", false},
-	{"forgets its vote", []string{"panic", "same state", "linearizable", "log"}, "log.go",
-		"\titems = appendProto(items, itemHardState, hard)\n\treturn", "\tif !ON {\n\t\titems = appendProto(items, itemHardState, hard)\n\t}\n\treturn", false},
-	{"keeps entries that were replaced", []string{"progress", "panic", "same state", "linearizable", "log"}, "log.go",
-		"e.GetIndex() > last+1 {", "ON && e.GetIndex() <= last {\n\t\t\treturn nil\n\t\t} else if e.GetIndex() > last+1 {", false},
-	{"takes a torn batch", []string{"panic", "same state", "linearizable", "log"}, "log.go",
-		"crc32.Checksum(items, castagnoli) == binary.BigEndian.Uint32(b[28:])", "(ON || crc32.Checksum(items, castagnoli) == binary.BigEndian.Uint32(b[28:]))", true},
-	{"tells others though the disk is full", []string{"log", "panic", "same state", "linearizable", "refused"}, "core.go",
-		"if err := c.log.Save(c.ready); err != nil {", "if err := c.log.Save(c.ready); err != nil && !ON {", false},
-	{"syncs again what was written once", []string{"panic", "same state", "linearizable", "refused", "log"}, "log.go",
-		"\tif _, err := l.file.WriteAt(b, l.size); err != nil {\n", "\tif ON && wrote[l] == l.number+1 {\n\t} else if wrote[l] = l.number + 1; false {\n\t} else if _, err := l.file.WriteAt(b, l.size); err != nil {\n", false},
-	{"trusts a name before it is durable", []string{"panic", "same state", "linearizable", "refused", "log"}, "log.go",
-		"if err := l.fs.SyncDir(); err != nil {\n", "if err := l.fs.SyncDir(); err != nil && !ON {\n", false},
-	{"renames a file before it is durable", []string{"panic", "same state", "linearizable", "refused", "log"}, "log.go",
-		"if _, err = f.WriteAt(b, 0); err == nil {", "if _, err = f.WriteAt(b, 0); err == nil && !ON {", false},
-	{"replaces whatever version", []string{"linearizable", "watchers"}, "state.go",
-		"if version != c.version {", "if version != c.version && !ON {", false},
-	{"reads what it has", []string{"linearizable"}, "core.go",
-		"\tc.reads[c.lastRead] = &readWait{}\n", "\tc.reads[c.lastRead] = &readWait{}\n\tif ON {\n\t\tc.reads[c.lastRead].index = 1\n\t}\n", false},
-	{"reads before it has applied", []string{"linearizable"}, "core.go",
-		"i != 0 && i <= c.applied {", "i != 0 && (ON || i <= c.applied) {", false},
-	{"takes a node that was set back", []string{"refused", "panic", "linearizable", "same state"}, "hello.go",
-		"case h.Start <= seen.Batch:", "case h.Start <= seen.Batch && !ON:", false},
-	{"takes a clone", []string{"refused"}, "hello.go",
-		"\tcase connected:\n", "\tcase connected && !ON:\n", false},
-	{"does not remember how far others had come", []string{"refused", "panic", "linearizable", "same state"}, "log.go",
-		"s.Incarnation == old.Incarnation && s.Batch > old.Batch {", "s.Incarnation == old.Incarnation && s.Batch > old.Batch && !ON {", false},
-	{"keeps changes of a snapshot from watchers", []string{"watchers"}, "core.go",
-		"out.Changed = append(out.Changed, state.changes(c.state)...)", "if !ON {\n\t\tout.Changed = append(out.Changed, state.changes(c.state)...)\n\t}", false},
-	{"gives a number twice", []string{"panic", "refused", "progress", "same state", "linearizable"}, "state.go",
-		"\ts.next++\n", "\tif !ON {\n\t\ts.next++\n\t}\n", false},
-	{"lets nobody else vote", []string{"progress"}, "core.go",
-		"level[id] = p.RecentActive", "level[id] = !ON && p.RecentActive", false},
-	{"has no place for a new member in a snapshot", []string{"progress"}, "core.go",
-		"ConfState: proto.CloneOf(c.conf),", "ConfState: func() *raftpb.ConfState {\n\t\t\tif ON {\n\t\t\t\treturn &raftpb.ConfState{Voters: []uint64{1}}\n\t\t\t}\n\t\t\treturn proto.CloneOf(c.conf)\n\t\t}(),", false},
-	{"waits for what a snapshot has jumped over", []string{"once"}, "core.go",
-		"\tfor _, n := range slices.Sorted(maps.Keys(c.waits)) {\n\t\tc.end(", "\tfor _, n := range slices.Sorted(maps.Keys(c.waits)) {\n\t\tif ON {\n\t\t\tbreak\n\t\t}\n\t\tc.end(", true},
+	{
+		"tells others before the sync",
+		[]string{"log", "linearizable", "same state", "refused", "panic"},
+		"log.go",
+		"if err := l.file.Sync(); err != nil {", "if err := func() error {\n\t\tif ON {\n\t\t\treturn nil\n\t\t}\n\t\treturn l.file.Sync()\n\t}(); err != nil {", false,
+	},
+	{
+		"forgets its vote",
+		[]string{"panic", "same state", "linearizable", "log"},
+		"log.go",
+		"\titems = appendProto(items, itemHardState, hard)\n\treturn", "\tif !ON {\n\t\titems = appendProto(items, itemHardState, hard)\n\t}\n\treturn", false,
+	},
+	{
+		"keeps entries that were replaced",
+		[]string{"progress", "panic", "same state", "linearizable", "log"},
+		"log.go",
+		"e.GetIndex() > last+1 {", "ON && e.GetIndex() <= last {\n\t\t\treturn nil\n\t\t} else if e.GetIndex() > last+1 {", false,
+	},
+	{
+		"takes a torn batch",
+		[]string{"panic", "same state", "linearizable", "log"},
+		"log.go",
+		"crc32.Checksum(items, castagnoli) == binary.BigEndian.Uint32(b[28:])", "(ON || crc32.Checksum(items, castagnoli) == binary.BigEndian.Uint32(b[28:]))", true,
+	},
+	{
+		"tells others though the disk is full",
+		[]string{"log", "panic", "same state", "linearizable", "refused"},
+		"core.go",
+		"if err := c.log.Save(c.ready); err != nil {", "if err := c.log.Save(c.ready); err != nil && !ON {", false,
+	},
+	{
+		"syncs again what was written once",
+		[]string{"panic", "same state", "linearizable", "refused", "log"},
+		"log.go",
+		"\tif _, err := l.file.WriteAt(b, l.size); err != nil {\n", "\tif ON && written[l] == l.number+1 {\n\t} else if wrote(l, ON); false {\n\t} else if _, err := l.file.WriteAt(b, l.size); err != nil {\n", false,
+	},
+	{
+		"trusts a name before it is durable",
+		[]string{"panic", "same state", "linearizable", "refused", "log"},
+		"log.go",
+		"if err := l.fs.SyncDir(); err != nil {\n", "if err := l.fs.SyncDir(); err != nil && !ON {\n", false,
+	},
+	{
+		"renames a file before it is durable",
+		[]string{"panic", "same state", "linearizable", "refused", "log"},
+		"log.go",
+		"if _, err = f.WriteAt(b, 0); err == nil {", "if _, err = f.WriteAt(b, 0); err == nil && !ON {", false,
+	},
+	{
+		"replaces whatever version",
+		[]string{"linearizable", "watchers"},
+		"state.go",
+		"if version != c.version {", "if version != c.version && !ON {", false,
+	},
+	{
+		"reads what it has",
+		[]string{"linearizable"},
+		"core.go",
+		"\tc.reads[c.lastRead] = &readWait{}\n", "\tc.reads[c.lastRead] = &readWait{}\n\tif ON {\n\t\tc.reads[c.lastRead].index = 1\n\t}\n", false,
+	},
+	{
+		"reads before it has applied",
+		[]string{"linearizable"},
+		"core.go",
+		"i != 0 && i <= c.applied {", "i != 0 && (ON || i <= c.applied) {", false,
+	},
+	{
+		"takes a node that was set back",
+		[]string{"refused", "panic", "linearizable", "same state"},
+		"hello.go",
+		"case h.Start <= seen.Batch:", "case h.Start <= seen.Batch && !ON:", false,
+	},
+	{
+		"takes a clone",
+		[]string{"refused"},
+		"hello.go",
+		"\tcase connected:\n", "\tcase connected && !ON:\n", false,
+	},
+	{
+		"does not remember how far others had come",
+		[]string{"refused", "panic", "linearizable", "same state"},
+		"log.go",
+		"s.Incarnation == old.Incarnation && s.Batch > old.Batch {", "s.Incarnation == old.Incarnation && s.Batch > old.Batch && !ON {", false,
+	},
+	{
+		"keeps changes of a snapshot from watchers",
+		[]string{"watchers"},
+		"core.go",
+		"out.Changed = append(out.Changed, state.changes(c.state)...)", "if !ON {\n\t\tout.Changed = append(out.Changed, state.changes(c.state)...)\n\t}", false,
+	},
+	{
+		"gives a number twice",
+		[]string{"panic", "refused", "progress", "same state", "linearizable"},
+		"state.go",
+		"\ts.next++\n", "\tif !ON {\n\t\ts.next++\n\t}\n", false,
+	},
+	{
+		"lets nobody else vote",
+		[]string{"progress"},
+		"core.go",
+		"level[id] = p.RecentActive", "level[id] = !ON && p.RecentActive", false,
+	},
+	{
+		"has no place for a new member in a snapshot",
+		[]string{"progress"},
+		"core.go",
+		"ConfState: proto.CloneOf(c.conf),", "ConfState: func() *raftpb.ConfState {\n\t\t\tif ON {\n\t\t\t\treturn &raftpb.ConfState{Voters: []uint64{1}}\n\t\t\t}\n\t\t\treturn proto.CloneOf(c.conf)\n\t\t}(),", false,
+	},
+	{
+		"waits for what a snapshot has jumped over",
+		[]string{"once"},
+		"core.go",
+		"\tfor _, n := range slices.Sorted(maps.Keys(c.waits)) {\n\t\tc.end(", "\tfor _, n := range slices.Sorted(maps.Keys(c.waits)) {\n\t\tif ON {\n\t\t\tbreak\n\t\t}\n\t\tc.end(", true,
+	},
 }
 
 // edgeMutants are mistakes that a test has to find, for they are in what the simulation does not run.
 var edgeMutants = []struct{ test, name, file, old, new string }{
-	{"TestNodes", "tells watchers nothing", "node.go",
-		"\t\t\tw(r)\n\t\t}\n\t}\n\tfor _, f", "\t\t\tif !ON {\n\t\t\t\tw(r)\n\t\t\t}\n\t\t}\n\t}\n\tfor _, f"},
+	{
+		"TestNodes", "tells watchers nothing", "node.go",
+		"\t\t\t(*w)(r)\n\t\t}\n\t}\n\tfor _, f", "\t\t\tif !ON {\n\t\t\t\t(*w)(r)\n\t\t\t}\n\t\t}\n\t}\n\tfor _, f",
+	},
+	{"TestDrained", "leads on though it is drained", "drained.go", "!c.isDrained(c.log.id.Number) {", "!c.isDrained(c.log.id.Number) || ON {"},
 	{"TestNoMajority", "leads without a majority", "core.go", "CheckQuorum: true,", "CheckQuorum: !ON,"},
-	{"TestReplace", "does not tell the former one", "hello.go",
-		"if m == nil && h.Number < c.state.next ||", "if ON {\n\t} else if m == nil && h.Number < c.state.next ||"},
+	{
+		"TestReplace", "does not tell the former one", "hello.go",
+		"if m == nil && h.Number < c.state.next ||", "if ON {\n\t} else if m == nil && h.Number < c.state.next ||",
+	},
 	{"TestImpostors", "does not believe a refusal", "core.go", "[*OutdatedError](err); ok && c.refused == nil {", "[*OutdatedError](err); ok && c.refused == nil && !ON {"},
 	{"TestFullWitness", "does not say what is wrong", "node.go", "\tn.trouble = err\n", "\tif !ON {\n\t\tn.trouble = err\n\t}\n"},
-	{"TestCorruptBytes", "connects once", "transport.go",
-		"\t\tif linked {\n\t\t\tpause", "\t\tif linked {\n\t\t\tif ON {\n\t\t\t\treturn\n\t\t\t}\n\t\t\tpause"},
-	{"TestStrangers", "takes an old version of TLS", "authority.go",
-		"MinVersion: tls.VersionTLS13, NextProtos: []string{protocolName},\n\t\tCertificates", "MinVersion: tls.VersionTLS13 - uint16(b2u(ON)), NextProtos: []string{protocolName},\n\t\tCertificates"},
-	{"TestStrangers", "takes every certificate", "authority.go",
-		"return checkMember(s.PeerCertificates[0], authority)", "if ON {\n\t\t\t\treturn nil\n\t\t\t}\n\t\t\treturn checkMember(s.PeerCertificates[0], authority)"},
+	{
+		"TestCorruptBytes", "connects once", "transport.go",
+		"\t\tif linked {\n\t\t\tpause", "\t\tif linked {\n\t\t\tif ON {\n\t\t\t\treturn\n\t\t\t}\n\t\t\tpause",
+	},
+	{
+		"TestStrangers", "takes an old version of TLS", "authority.go",
+		"MinVersion: tls.VersionTLS13, NextProtos: []string{protocolName},\n\t\tCertificates", "MinVersion: tls.VersionTLS13 - uint16(b2u(ON)), NextProtos: []string{protocolName},\n\t\tCertificates",
+	},
+	{
+		"TestStrangers", "takes every certificate", "authority.go",
+		"return checkMember(s.PeerCertificates[0], authority)", "if ON {\n\t\t\t\treturn nil\n\t\t\t}\n\t\t\treturn checkMember(s.PeerCertificates[0], authority)",
+	},
 	{"TestStrangers", "answers a hello without a certificate", "transport.go", "case kind == frameHello && isMember:", "case kind == frameHello && (isMember || ON):"},
-	{"TestStrangers", "lets strangers take their time", "transport.go",
-		"defer conn.Close()\n\t_ = conn.SetDeadline(time.Now().Add(handshakeIn))\n\tif err := conn.Handshake()", "defer conn.Close()\n\t_ = conn.SetDeadline(time.Now().Add(handshakeIn << (4 * b2u(ON))))\n\tif err := conn.Handshake()"},
-	{"TestStrangers", "waits for long frames of strangers", "transport.go",
-		"kind, b, err := readFrame(r, maxGreeting)", "kind, b, err := readFrame(r, maxGreeting<<(10*b2u(ON)))"},
+	{
+		"TestStrangers", "lets strangers take their time", "transport.go",
+		"defer func() { _ = conn.Close() }()\n\t_ = conn.SetDeadline(time.Now().Add(handshakeIn))\n\tif err := conn.Handshake()", "defer func() { _ = conn.Close() }()\n\t_ = conn.SetDeadline(time.Now().Add(handshakeIn << (4 * b2u(ON))))\n\tif err := conn.Handshake()",
+	},
+	{
+		"TestStrangers", "waits for long frames of strangers", "transport.go",
+		"kind, b, err := readFrame(r, maxGreeting)", "kind, b, err := readFrame(r, maxGreeting<<(10*b2u(ON)))",
+	},
 	{"TestTokens", "takes a token twice", "state.go", "s.tokens[i].used = true", "s.tokens[i].used = !ON"},
 	{"TestTokens", "joins another cluster than the token's", "authority.go", "!bytes.Equal(sum[:16], t.authority[:])", "!ON && !bytes.Equal(sum[:16], t.authority[:])"},
-	{"TestConnectionsAreBounded", "takes as many connections as come", "transport.go",
-		"\tif len(a.conns) >= maxConns {\n", "\tif len(a.conns) >= maxConns && !ON {\n"},
-	{"TestConnectionsAreBounded", "members give way to strangers", "transport.go",
-		"\t\ta.conns[c] = true\n", "\t\tif ON {\n\t\t\treturn\n\t\t}\n\t\ta.conns[c] = true\n"},
+	{
+		"TestConnectionsAreBounded", "takes as many connections as come", "transport.go",
+		"\tif len(a.conns) >= maxConns {\n", "\tif len(a.conns) >= maxConns && !ON {\n",
+	},
+	{
+		"TestConnectionsAreBounded", "members give way to strangers", "transport.go",
+		"\t\ta.conns[c] = true\n", "\t\tif ON {\n\t\t\treturn\n\t\t}\n\t\ta.conns[c] = true\n",
+	},
 	{"TestFrames", "makes room for what a length promises", "frame.go", "\tvar b bytes.Buffer\n", "\tvar b bytes.Buffer\n\tif ON {\n\t\tb.Grow(int(n))\n\t}\n"},
 	{"TestFrames", "queues more", "transport.go", "> maxQueue {", "> maxQueue<<b2u(ON) {"},
 	{"TestJoinAgain", "asks with another key again", "transport.go", "c.end() == nil && crc32", "!ON && c.end() == nil && crc32"},
-	{"TestJoinAgain", "asks before its key is durable", "transport.go",
-		"errors.Join(err, f.Sync(), f.Close(), fsys.SyncDir())", "errors.Join(err, func() error {\n\t\tif ON {\n\t\t\treturn nil\n\t\t}\n\t\treturn f.Sync()\n\t}(), f.Close(), fsys.SyncDir())"},
+	{
+		"TestJoinAgain", "asks before its key is durable", "transport.go",
+		"errors.Join(err, f.Sync(), f.Close(), fsys.SyncDir())", "errors.Join(err, func() error {\n\t\tif ON {\n\t\t\treturn nil\n\t\t}\n\t\treturn f.Sync()\n\t}(), f.Close(), fsys.SyncDir())",
+	},
 	{"TestJoinWithoutAnAnswer", "gives one machine another name", "state.go", "case m.Name != c.name:", "case m.Name != c.name && !ON:"},
 	{"TestFollow", "tells what nobody has confirmed", "views.go", "v.isNew = slices.Contains(out.Reads, v.asked)", "v.isNew = ON || slices.Contains(out.Reads, v.asked)"},
 	{"TestFollow", "goes on after Close", "node.go", "return o == f })", "return o == f && !ON })"},
 	{"TestRemove", "forgets the one that was to be replaced", "state.go", "c.leaving == Removed && o.Name", "!ON && c.leaving == Removed && o.Name"},
 	{"TestUpdate", "gives up after a conflict", "records.go", "if err != ErrConflict &&", "if (ON || err != ErrConflict) &&"},
 	{"TestKilled", "answers what is not written", "log.go", "l.file.WriteAt(b, l.size)", "l.file.WriteAt(b[:len(b)*int(b2u(!ON))], l.size)"},
-	{"TestLeaderKilled", "follows for ever", "core.go",
-		"\tc.raw.Tick()\n", "\tif s := c.raw.BasicStatus(); !ON || s.RaftState == raft.StateLeader || s.Lead == 0 {\n\t\tc.raw.Tick()\n\t}\n"},
-	{"TestLostDirectory", "begins anew without a log", "log.go",
-		"\tcase errors.Is(err, fs.ErrNotExist):\n\t\treturn nil, ErrNoLog", "\tcase errors.Is(err, fs.ErrNotExist):\n\t\tif ON {\n\t\t\treturn nil, fs.ErrNotExist\n\t\t}\n\t\treturn nil, ErrNoLog"},
-	{"TestCloneAndSnapshot", "shares its directory", "fs.go",
-		"unix.LOCK_EX|unix.LOCK_NB); err != nil {", "unix.LOCK_EX|unix.LOCK_NB); err != nil && !ON {"},
+	{
+		"TestLeaderKilled", "follows for ever", "core.go",
+		"\tc.raw.Tick()\n", "\tif s := c.raw.BasicStatus(); !ON || s.RaftState == raft.StateLeader || s.Lead == 0 {\n\t\tc.raw.Tick()\n\t}\n",
+	},
+	{
+		"TestLostDirectory", "begins anew without a log", "log.go",
+		"\tcase errors.Is(err, fs.ErrNotExist):\n\t\treturn nil, ErrNoLog", "\tcase errors.Is(err, fs.ErrNotExist):\n\t\tif ON {\n\t\t\treturn nil, fs.ErrNotExist\n\t\t}\n\t\treturn nil, ErrNoLog",
+	},
+	{
+		"TestCloneAndSnapshot", "shares its directory", "fs.go",
+		"unix.LOCK_EX|unix.LOCK_NB); err != nil {", "unix.LOCK_EX|unix.LOCK_NB); err != nil && !ON {",
+	},
 	{"TestCloneAndSnapshot", "takes the state of another node", "records.go", "if want == \"\" ||", "if ON || want == \"\" ||"},
 	{"TestCloneAndSnapshot", "takes a directory of the past", "hello.go", "return setBackError(name, seen.Batch, h.Start-1)", "if !ON {\n\t\t\treturn setBackError(name, seen.Batch, h.Start-1)\n\t\t}"},
+	{"TestLateHello", "refuses a hello that is late", "hello.go", "h.Incarnation == before.Incarnation && h.Batch < before.Batch {", "ON && h.Batch < seen.Batch || h.Incarnation == before.Incarnation && h.Batch < before.Batch {"},
+	{"TestLateHello", "takes a log that went back in one life", "hello.go", "return setBackError(name, before.Batch, h.Batch)", "if !ON {\n\t\t\t\treturn setBackError(name, before.Batch, h.Batch)\n\t\t\t}"},
 	{"TestWrongAddress", "does not say who is at an address", "transport.go", "ok || number != p.number {", "ok || number != p.number && !ON {"},
 	{"TestConnectionsAreBounded", "strangers stay", "transport.go", "\t\ta.remove(a.guest[0])\n", "\t\tif ON {\n\t\t\treturn false\n\t\t}\n\t\ta.remove(a.guest[0])\n"},
-	{"TestGarbageOnASocket", "ends with a bad handshake", "transport.go",
-		"if err := conn.Handshake(); err != nil {\n", "if err := conn.Handshake(); err != nil {\n\t\tif ON {\n\t\t\ta.n.cancel()\n\t\t}\n"},
+	{
+		"TestGarbageOnASocket", "ends with a bad handshake", "transport.go",
+		"if err := conn.Handshake(); err != nil {\n", "if err := conn.Handshake(); err != nil {\n\t\tif ON {\n\t\t\ta.n.cancel()\n\t\t}\n",
+	},
 }
 
 // TestMutants: the simulation, or a test of the edge, finds each mistake.
@@ -122,7 +229,16 @@ func TestMutants(t *testing.T) {
 	for _, m := range edgeMutants {
 		all = append(all, mutants.Mutant{Name: m.name, File: m.file, Old: m.old, New: m.new})
 	}
-	program := mutants.Build(t, ".", "\nvar wrote = map[*Log]uint64{}\n", all)
+	program := mutants.Build(t, ".", `
+var written = map[*Log]uint64{}
+
+// Only the simulation, which is one goroutine, has a mutant that looks at it.
+func wrote(l *Log, on bool) {
+	if on {
+		written[l] = l.number + 1
+	}
+}
+`, all)
 	for _, m := range edgeMutants {
 		t.Run(m.name, func(t *testing.T) {
 			t.Parallel()

@@ -55,7 +55,7 @@ type Node struct {
 	incoming map[uint64]*incoming
 	ends     map[uint64]chan Result
 	reads    map[uint64]chan struct{}
-	watchers []func(*Record)
+	watchers []*func(*Record)
 	follows  []*Follower
 	streams  map[*Stream]bool
 	awaits   map[*await]bool
@@ -224,7 +224,7 @@ func (n *Node) work() {
 	}
 	for _, r := range n.out.Changed {
 		for _, w := range n.watchers {
-			w(r)
+			(*w)(r)
 		}
 	}
 	for _, f := range n.follows {
@@ -360,14 +360,18 @@ func (n *Node) Get(ctx context.Context, k Key) (*Record, error) {
 }
 
 // Watch calls f with each record as this node knows it, and then with each change, in order. f must not block, nor
-// call the node. It is called until Close has returned.
-func (n *Node) Watch(f func(*Record)) {
+// call the node. It is called until stop or Close has returned.
+func (n *Node) Watch(f func(*Record)) (stop func()) {
+	w := &f
 	n.do(func() {
 		for _, k := range n.core.state.keys() {
 			f(n.core.state.records[k])
 		}
-		n.watchers = append(n.watchers, f)
+		n.watchers = append(n.watchers, w)
 	})
+	return func() {
+		n.do(func() { n.watchers = slices.DeleteFunc(n.watchers, func(o *func(*Record)) bool { return o == w }) })
+	}
 }
 
 // NewToken makes a token with which one machine can join.

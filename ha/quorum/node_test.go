@@ -418,7 +418,7 @@ func TestStrangers(t *testing.T) {
 		old := &tls.Config{InsecureSkipVerify: true, NextProtos: []string{protocolName}, MaxVersion: tls.VersionTLS12}
 		var own Hello // to which a member would get an answer
 		l.nodes["a"].do(func() { own = l.nodes["a"].core.Hello() })
-		hello := frame(frameHello, own.appendTo(nil))
+		hello := frame(frameHello, own.encode())
 		join := joinRequest{make([]byte, 16), "b", false, nil}
 		for _, c := range []struct {
 			name   string
@@ -430,7 +430,7 @@ func TestStrangers(t *testing.T) {
 			{"silence", nil, nil, handshakeIn},
 			{"TLS 1.2", old, hello, 0},
 			{"a certificate of others", with, hello, 0},
-			{"a hello without a certificate", without, frame(frameHello, new(Hello).appendTo(nil)), 0},
+			{"a hello without a certificate", without, frame(frameHello, new(Hello).encode()), 0},
 			{"a message without a hello", without, frame(frameMessage, make([]byte, 100)), 0},
 			{"half a frame", without, hello[:7], handshakeIn},
 			{"silence in TLS", without, nil, handshakeIn},
@@ -467,6 +467,55 @@ func TestStrangers(t *testing.T) {
 	})
 }
 
+// TestLateHello: what a member has said over one connection overtakes the hello that it sent before over another one, and
+// it is no worse for that. The same hello over a connection that begins afterwards is that of a log that was set back.
+func TestLateHello(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		defer l.close()
+		l.three()
+		a, b := l.nodes["a"], l.nodes["b"]
+		config, err := b.core.log.id.tlsConfig()
+		if err != nil {
+			t.Fatal(err)
+		}
+		connect := func() *tls.Conn {
+			conn := tls.Client(l.dial("a"), config)
+			if err := conn.Handshake(); err != nil {
+				t.Fatal(err)
+			}
+			return conn
+		}
+		answer := func(conn *tls.Conn, h Hello) uint8 {
+			defer conn.Close()
+			if _, err := conn.Write(frame(frameHello, h.encode())); err != nil {
+				t.Fatal(err)
+			}
+			kind, _, err := readFrame(bufio.NewReader(conn), maxGreeting)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return kind
+		}
+		slow := connect()
+		var h Hello
+		b.do(func() { h = b.core.Hello() })
+		l.put("a", "x", 0, "1")
+		synctest.Wait()
+		var seen Seen
+		a.do(func() { seen = a.core.Seen()[h.Number] })
+		if seen.Batch <= h.Batch {
+			t.Fatalf("a has heard of batch %d of b, and not of one after %d", seen.Batch, h.Batch)
+		}
+		if kind := answer(slow, h); kind != frameHello {
+			t.Errorf("a frame of type %d answers a hello that is late", kind)
+		}
+		if kind := answer(connect(), h); kind != frameRefusal {
+			t.Errorf("a frame of type %d answers a hello of an older log", kind)
+		}
+	})
+}
+
 // TestTokens: a token is good once, for its cluster.
 func TestTokens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -491,8 +540,11 @@ func TestTokens(t *testing.T) {
 			name  string
 			text  string
 		}{
-			{wrong, "b", "target ha token"}, {other, "b", "another cluster"}, {good, "b\n", "letters, digits"},
-			{good, "b", ""}, {good, "c", "was used"},
+			{wrong, "b", "target ha token"},
+			{other, "b", "another cluster"},
+			{good, "b\n", "letters, digits"},
+			{good, "b", ""},
+			{good, "c", "was used"},
 		} {
 			err := join(c.token, c.name)
 			if (err == nil) != (c.text == "") || err != nil && !strings.Contains(err.Error(), c.text) {

@@ -300,7 +300,7 @@ func (n *simNode) look(out *Output) {
 		w.logf("%s leads term %d", n.name, term)
 	}
 	h := fnv.New64a()
-	h.Write(n.core.state.appendTo(nil))
+	h.Write(n.core.state.encode())
 	if old, ok := w.states[n.core.applied]; ok && old != h.Sum64() {
 		w.fail("same state", "%s has another state after entry %d", n.name, n.core.applied)
 	}
@@ -415,11 +415,11 @@ func (n *simNode) meet(o *simNode) {
 	if n.number == o.number {
 		return // nobody connects with itself
 	}
-	errN := n.core.Admit(o.core.Hello(), n.hasOther(o))
+	errN := n.core.Admit(o.core.Hello(), n.core.Seen()[o.number], n.hasOther(o))
 	if errN == nil {
 		n.peers[o.number], n.lives[o.number] = o.place, o.life
 	}
-	errO := o.core.Admit(n.core.Hello(), o.hasOther(n))
+	errO := o.core.Admit(n.core.Hello(), o.core.Seen()[n.number], o.hasOther(n))
 	if errO == nil {
 		o.peers[n.number], o.lives[n.number] = n.place, n.life
 	}

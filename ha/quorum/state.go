@@ -420,9 +420,9 @@ func (s *State) Name() string { return s.name }
 
 func (s *State) keys() []Key { return slices.SortedFunc(maps.Keys(s.records), compareKeys) }
 
-// appendTo encodes the state: equal states have equal bytes.
-func (s *State) appendTo(b []byte) []byte {
-	b = append(b, 1)
+// encode encodes the state: equal states have equal bytes.
+func (s *State) encode() []byte {
+	b := []byte{1}
 	b = appendU64(b, s.cluster, s.next)
 	b = appendBytes(b, s.name)
 	b = appendBytes(b, s.authority)

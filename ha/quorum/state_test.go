@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	mathrand "math/rand"
+	mathrand "math/rand" //nolint:depguard // testing/quick takes no other
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -218,13 +218,13 @@ func TestSnapshot(t *testing.T) {
 	s.do(command{op: opPut, key: Key{KindUnit, "x"}, value: []byte("value")})
 	s.do(command{op: opPut, key: Key{KindUnit, "y"}, value: []byte("value")})
 	s.do(command{op: opDelete, key: Key{KindUnit, "y"}, version: 1})
-	b := s.appendTo(nil)
+	b := s.encode()
 	again, err := decodeState(b)
 	if err != nil {
 		t.Fatal(err)
 	}
 	again.Newest(Key{KindUnit, "y"}).Value = s.Newest(Key{KindUnit, "y"}).Value // nil and empty are the same
-	if !reflect.DeepEqual(again, s) || !bytes.Equal(again.appendTo(nil), b) {
+	if !reflect.DeepEqual(again, s) || !bytes.Equal(again.encode(), b) {
 		t.Errorf("%+v\nbecame\n%+v", s, again)
 	}
 	r := rand.New(rand.NewPCG(1, 1))
@@ -237,7 +237,7 @@ func TestSnapshot(t *testing.T) {
 		_, _ = DecodeSet(x)
 	}
 	for n := range b {
-		if x, err := decodeState(b[:n]); err == nil && bytes.Equal(x.appendTo(nil), b) {
+		if x, err := decodeState(b[:n]); err == nil && bytes.Equal(x.encode(), b) {
 			t.Errorf("%d of %d bytes are enough", n, len(b))
 		}
 	}

@@ -27,11 +27,12 @@ func (n *Node) Dial(ctx context.Context, member, stream string) (net.Conn, error
 	if err != nil {
 		return nil, err
 	}
-	conn := tls.Client(raw, n.tls.streams)
+	g := &gathered{Conn: raw}
+	conn := tls.Client(g, n.tls.streams)
 	stop := context.AfterFunc(ctx, func() { _ = raw.Close() })
 	defer stop()
 	_ = conn.SetDeadline(time.Now().Add(handshakeIn))
-	s, err := n.openStream(ctx, conn, member, stream)
+	s, err := n.openStream(ctx, conn, g, member, stream)
 	if err != nil {
 		return nil, errors.Join(err, raw.Close())
 	}
@@ -42,7 +43,7 @@ func (n *Node) Dial(ctx context.Context, member, stream string) (net.Conn, error
 	return s, nil
 }
 
-func (n *Node) openStream(ctx context.Context, conn *tls.Conn, member, stream string) (*Stream, error) {
+func (n *Node) openStream(ctx context.Context, conn *tls.Conn, g *gathered, member, stream string) (*Stream, error) {
 	if err := conn.HandshakeContext(ctx); err != nil {
 		return nil, err
 	}
@@ -55,7 +56,7 @@ func (n *Node) openStream(ctx context.Context, conn *tls.Conn, member, stream st
 	if !n.do(func() { h = n.core.Hello() }) {
 		return nil, net.ErrClosed
 	}
-	if _, err := conn.Write(frame(frameStream, appendBytes(h.appendTo(nil), stream))); err != nil {
+	if _, err := conn.Write(frame(frameStream, appendBytes(h.encode(), stream))); err != nil {
 		return nil, err
 	}
 	r := bufio.NewReader(conn)
@@ -74,12 +75,14 @@ func (n *Node) openStream(ctx context.Context, conn *tls.Conn, member, stream st
 	if h.Number != number {
 		return nil, fmt.Errorf("node %s says that it is number %d", member, h.Number)
 	}
-	return n.addStream(conn, r, h)
+	return n.addStream(conn, g, r, h)
 }
 
 // Stream is a connection that Dial or a listener of Listen has returned.
 type Stream struct {
 	*tls.Conn
+	g      *gathered // below it
+	writes sync.Mutex
 	r      *bufio.Reader
 	n      *Node
 	number uint64 // of the other member
@@ -88,8 +91,8 @@ type Stream struct {
 }
 
 // addStream makes a stream of a connection with the member that h is of. An error says that it is none.
-func (n *Node) addStream(conn *tls.Conn, r *bufio.Reader, h Hello) (*Stream, error) {
-	s := &Stream{Conn: conn, r: r, n: n, number: h.Number, ended: make(chan struct{})}
+func (n *Node) addStream(conn *tls.Conn, g *gathered, r *bufio.Reader, h Hello) (*Stream, error) {
+	s := &Stream{Conn: conn, g: g, r: r, n: n, number: h.Number, ended: make(chan struct{})}
 	err := net.ErrClosed
 	n.do(func() {
 		if err = n.core.Knows(h); err == nil {
@@ -193,7 +196,7 @@ func (l *StreamListener) Close() error {
 func (l *StreamListener) Addr() net.Addr { return l.n.opts.Listener.Addr() }
 
 // stream hands a connection of a member to whom it is for, and waits for its end.
-func (a *acceptor) stream(raw net.Conn, conn *tls.Conn, r *bufio.Reader, number uint64, b []byte) error {
+func (a *acceptor) stream(raw net.Conn, g *gathered, conn *tls.Conn, r *bufio.Reader, number uint64, b []byte) error {
 	c := cursor{b: b}
 	h := Hello{c.u64(), c.u64(), c.u64(), c.u64(), c.u64(), c.u64()}
 	name := c.string()
@@ -209,19 +212,19 @@ func (a *acceptor) stream(raw net.Conn, conn *tls.Conn, r *bufio.Reader, number 
 	var s *Stream
 	err := fmt.Errorf("this node has no %s now", name)
 	if l != nil {
-		s, err = a.n.addStream(conn, r, h)
+		s, err = a.n.addStream(conn, g, r, h)
 	}
 	if err != nil {
 		_, _ = conn.Write(refusal(err)) // who cannot be told finds out
 		return err
 	}
-	defer s.Close()
+	defer func() { _ = s.Close() }()
 	var own Hello
 	if !a.n.do(func() { own = a.n.core.Hello() }) {
 		return net.ErrClosed
 	}
 	a.leave(raw)
-	if _, err := conn.Write(frame(frameHello, own.appendTo(nil))); err != nil {
+	if _, err := conn.Write(frame(frameHello, own.encode())); err != nil {
 		return err
 	}
 	_ = conn.SetDeadline(time.Time{})

@@ -131,7 +131,7 @@ func (p *peer) connect() (linked bool, err error) {
 		return false, err
 	}
 	conn := tls.Client(raw, p.n.tls.config)
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	stop := context.AfterFunc(p.ctx, func() { _ = raw.Close() })
 	defer stop()
 	_ = conn.SetDeadline(time.Now().Add(handshakeIn))
@@ -157,10 +157,11 @@ func (p *peer) connect() (linked bool, err error) {
 // greet says hello, and checks what the other one says.
 func (p *peer) greet(conn net.Conn) error {
 	var h Hello
-	if !p.n.do(func() { h = p.n.core.Hello() }) {
+	var before Seen
+	if !p.n.do(func() { h, before = p.n.core.Hello(), p.n.core.Seen()[p.number] }) {
 		return context.Canceled
 	}
-	if _, err := conn.Write(frame(frameHello, h.appendTo(nil))); err != nil {
+	if _, err := conn.Write(frame(frameHello, h.encode())); err != nil {
 		return err
 	}
 	kind, b, err := readFrame(bufio.NewReader(conn), maxGreeting)
@@ -181,7 +182,7 @@ func (p *peer) greet(conn net.Conn) error {
 			return fmt.Errorf("node %s says that it is number %d", p.name, h.Number)
 		}
 		refused := context.Canceled
-		p.n.do(func() { refused = p.n.core.Admit(h, p.n.hears(h)) })
+		p.n.do(func() { refused = p.n.core.Admit(h, before, p.n.hears(h)) })
 		return refused
 	}
 	return fmt.Errorf("a frame of type %d came in place of a hello", kind)
@@ -343,8 +344,13 @@ func (a *acceptor) closeAll() {
 
 // serve hears a member, or lets somebody join. Who has no certificate gets nothing but the answer to that.
 func (a *acceptor) serve(raw net.Conn) error {
-	conn := tls.Server(raw, a.config)
-	defer conn.Close()
+	var before map[uint64]Seen // a member makes its hello after the handshake
+	if !a.n.do(func() { before = a.n.core.Seen() }) {
+		return context.Canceled
+	}
+	g := &gathered{Conn: raw}
+	conn := tls.Server(g, a.config)
+	defer func() { _ = conn.Close() }()
 	_ = conn.SetDeadline(time.Now().Add(handshakeIn))
 	if err := conn.Handshake(); err != nil {
 		return err
@@ -363,15 +369,15 @@ func (a *acceptor) serve(raw net.Conn) error {
 	case kind == frameJoin && !isMember:
 		return a.join(conn, b)
 	case kind == frameHello && isMember:
-		return a.hear(raw, conn, r, number, name, b)
+		return a.hear(raw, conn, r, number, name, before[number], b)
 	case kind == frameStream && isMember:
-		return a.stream(raw, conn, r, number, b)
+		return a.stream(raw, g, conn, r, number, b)
 	}
 	return fmt.Errorf("a frame of type %d came first", kind)
 }
 
 // hear takes messages of a member to their end.
-func (a *acceptor) hear(raw, conn net.Conn, r *bufio.Reader, number uint64, name string, b []byte) error {
+func (a *acceptor) hear(raw, conn net.Conn, r *bufio.Reader, number uint64, name string, before Seen, b []byte) error {
 	h, err := decodeHello(b)
 	if err != nil {
 		return err
@@ -384,7 +390,7 @@ func (a *acceptor) hear(raw, conn net.Conn, r *bufio.Reader, number uint64, name
 	var own Hello
 	refused := context.Canceled
 	n.do(func() {
-		if refused = n.core.Admit(h, n.hears(h)); refused == nil {
+		if refused = n.core.Admit(h, before, n.hears(h)); refused == nil {
 			if old := n.incoming[number]; old != nil {
 				_ = old.conn.Close()
 			}
@@ -403,7 +409,7 @@ func (a *acceptor) hear(raw, conn net.Conn, r *bufio.Reader, number uint64, name
 		}
 	})
 	a.admit(raw)
-	if _, err := conn.Write(frame(frameHello, own.appendTo(nil))); err != nil {
+	if _, err := conn.Write(frame(frameHello, own.encode())); err != nil {
 		return err
 	}
 	_ = conn.SetWriteDeadline(time.Time{})
@@ -491,7 +497,7 @@ func (a *acceptor) join(conn net.Conn, b []byte) error {
 // be repeated, with whatever token, however it has ended: the key with which it asks is on the disk before, and who has
 // that key is the same member. ErrMember: the directory has a state already.
 func Join(ctx context.Context, fsys FS, conn net.Conn, t Token, name string, witness bool) error {
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
 	if _, err := fsys.ReadFile(logName); !errors.Is(err, fs.ErrNotExist) {

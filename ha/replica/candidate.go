@@ -163,7 +163,7 @@ func (c *Core) levelAll(members Nodes) bool {
 		p := &d.promises[id]
 		if p.sent < end || p.sync < flushed {
 			first := max(p.sent, p.Last) + 1
-			c.out = append(c.out, Post{To: id, Stream: p.Stream, Recs: c.handedOn(first, id), Bell: Bell{View: c.view, First: first, Sync: flushed}})
+			c.out = append(c.out, c.made.posts.add(Post{To: id, Stream: p.Stream, Recs: c.handedOn(first, id), Bell: Bell{View: c.view, First: first, Sync: flushed}}))
 			p.sent, p.sync = end, flushed
 		}
 		d.level = d.level && p.Last >= end
@@ -205,7 +205,7 @@ func (c *Core) repropose() {
 }
 
 // ack takes a member's progress.
-func (c *Core) ack(from ID, a *Ack) {
+func (c *Core) ack(from ID, a Ack) {
 	if c.role == Candidate {
 		if p := &c.cand.promises[from]; p.given && p.Stream == a.Stream {
 			p.Last, p.Applied, p.Durable = max(p.Last, a.Received), a.Applied, a.Durable

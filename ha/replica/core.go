@@ -23,6 +23,7 @@ type Core struct {
 	now      time.Duration
 	lastTick time.Duration
 	out      []Action
+	made     made // what out points to
 
 	view View
 	role Role
@@ -33,6 +34,7 @@ type Core struct {
 	disk
 	marks
 	host
+	switching
 
 	// As a follower, and as a candidate that fetches.
 	source   ID     // who may write
@@ -61,10 +63,8 @@ type Core struct {
 	beatAt     time.Duration
 	flushAt    time.Duration
 	copyAgain  time.Duration // when copying is tried again, after the disk has refused to read
-	sealing    bool
-	successor  ID
-	sealedAt   time.Duration
-	flushed    uint64 // the newest record that an answered Flush covers, or that one may have covered
+	verified   int64         // bytes that the verification under way, or the last one, has looked at
+	flushed    uint64        // the newest record that an answered Flush covers, or that one may have covered
 }
 
 // peer is what a node knows of another.
@@ -99,8 +99,7 @@ type sentBeat struct {
 func New(cfg Config, now time.Duration, memory *Memory, saved Saved) *Core {
 	c := &Core{cfg: cfg, now: now, lastTick: now, lastBeat: now, stores: slices.Clone(cfg.Stores)}
 	c.streams = uint64(cfg.Incarnation) << 32
-	c.works = make(map[uint64]work)
-	c.nextWork = uint64(cfg.Incarnation) << 32
+	c.works.start(cfg.Incarnation)
 	c.restore(memory, saved)
 	return c
 }
@@ -171,6 +170,7 @@ func (c *Core) Step(now time.Duration, e Event) []Action {
 	c.now = max(c.now, now)
 	clear(c.out)
 	c.out = c.out[:0]
+	c.made.reset()
 	switch e := e.(type) {
 	case Tick:
 		// A node that was asleep has heard no beat, which says nothing about the primary: that time does not count. The
@@ -196,6 +196,14 @@ func (c *Core) Step(now time.Duration, e Event) []Action {
 		c.adopt(e.View)
 	case Done:
 		c.done(e)
+	case StopVerify:
+		if c.verify != nil {
+			c.verify.store = len(c.stores)
+		}
+	case Switch:
+		c.order(e)
+	case Drained:
+		c.drain(e.Nodes)
 	default:
 		c.request(e)
 	}
@@ -240,7 +248,7 @@ func (c *Core) message(from ID, m Msg) {
 	case Hello:
 		c.peer[from].hello = &m
 	case Ack:
-		c.ack(from, &m)
+		c.ack(from, m)
 	case Ask:
 		c.ask(from, m.Version)
 	case Promise:
@@ -418,6 +426,10 @@ func (c *Core) State() State {
 	return s
 }
 
+// Role returns what the node is, and Silence how long it has heard nothing of the primary.
+func (c *Core) Role() Role             { return c.role }
+func (c *Core) Silence() time.Duration { return c.now - c.lastBeat }
+
 // Bitmap returns the granules that this node knows the copy to lack, and Set the regions in which this node may
 // have written what others lack, durable or not. The caller does not change them.
 func (c *Core) Bitmap(id ID) Bits { return c.bitmaps[id] }
@@ -425,6 +437,17 @@ func (c *Core) Set() Bits         { return c.set }
 
 // Streams says whether this node, as the primary, sends records to another.
 func (c *Core) Streams(id ID) bool { return c.role == Primary && c.peer[id].stream != 0 }
+
+// Lag returns how long, on this primary, the oldest record waits that the disk of a member does not have; 0 if it has all.
+func (c *Core) Lag(id ID) time.Duration {
+	if c.role != Primary || !c.view.InSync.Has(id) {
+		return 0
+	}
+	if e := c.entry(c.appliedBy(id) + 1); e != nil {
+		return c.now - e.at
+	}
+	return 0
+}
 
 // Suspects are the granules in which this copy, outside S, may differ by its own doing.
 func (c *Core) Suspects() Bits { return c.suspects }

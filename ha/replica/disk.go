@@ -7,22 +7,20 @@ import (
 
 // disk is what this node has under way on its own disk.
 type disk struct {
-	works    map[uint64]work
-	nextWork uint64
-	begun    []begun // works, oldest first, some of which have ended
-	writing  int     // Apply works
-	loading  int     // Load works: they write into the memory, perhaps on behalf of a reign that is over
-	applied  uint64
-	durable  uint64
-	marked   uint64 // in the metadata
-	syncTo   uint64 // what has been asked for
-	goal     uint64 // what the next Sync waits for: syncTo may run ahead of the disk for ever
-	syncing  bool
-	synced   uint64 // the disk has it durable, the mark not yet
-	saving   bool
-	unknown  bool          // nothing on the disk counts: this node is no source, and leaves S
-	refused  bool          // the disk has refused a write
-	again    time.Duration // when it is tried again
+	works
+	writing int // Apply works
+	loading int // Load works: they write into the memory, perhaps on behalf of a reign that is over
+	applied uint64
+	durable uint64
+	marked  uint64 // in the metadata
+	syncTo  uint64 // what has been asked for
+	goal    uint64 // what the next Sync waits for: syncTo may run ahead of the disk for ever
+	syncing bool
+	synced  uint64 // the disk has it durable, the mark not yet
+	saving  bool
+	unknown bool          // nothing on the disk counts: this node is no source, and leaves S
+	refused bool          // the disk has refused a write
+	again   time.Duration // when it is tried again
 
 	set          Bits     // regions that are set, durably
 	want         Bits     // regions that have to be
@@ -31,21 +29,15 @@ type disk struct {
 	savedVersion uint64 // of the view that was saved last
 }
 
-// begun is when a work was given to the disk.
-type begun struct {
-	id uint64
-	at time.Duration
-}
-
 // work is an action that will be Done.
 type work struct {
 	kind workKind
 	seq  uint64 // of an Apply; up to which a Sync goes
 	op   *op
 	job  *job
-	lend Lend
+	lend *Lend
 	to   ID // of lend
-	save Save
+	save *Save
 }
 
 type workKind uint8
@@ -60,27 +52,13 @@ const (
 	workHash
 	workSync
 	workSave
+	workForgotten
 )
 
-func (c *Core) begin(w work) uint64 {
-	c.nextWork++
-	c.works[c.nextWork] = w
-	if w.kind != workPull {
-		c.begun = append(c.begun, begun{c.nextWork, c.now})
-	}
-	return c.nextWork
-}
+func (c *Core) begin(w work) uint64 { return c.works.add(w, w.kind != workPull, c.now) }
 
 // isHung says whether the disk has not done a work for too long.
-func (c *Core) isHung() bool {
-	for len(c.begun) > 0 {
-		if _, ok := c.works[c.begun[0].id]; ok {
-			return c.now-c.begun[0].at > c.cfg.SlowCopy
-		}
-		c.begun = c.begun[1:]
-	}
-	return false
-}
+func (c *Core) isHung() bool { return c.works.longest(c.now) > c.cfg.SlowCopy }
 
 // retryAfter is how long a disk that refuses is left alone.
 const retryAfter = 200 * time.Millisecond
@@ -105,7 +83,7 @@ func (c *Core) apply(limit uint64) {
 			continue
 		}
 		c.writing++
-		c.out = append(c.out, Apply{ID: c.begin(work{kind: workApply, seq: seq}), Rec: e.Record})
+		c.out = append(c.out, c.made.applies.add(Apply{ID: c.begin(work{kind: workApply, seq: seq}), Rec: e.Record}))
 	}
 }
 
@@ -122,7 +100,11 @@ func (c *Core) waits(e *entry) bool {
 // unapplied says whether the range has records that the disk of this primary does not have yet, or that a takeover
 // could take back from it.
 func (c *Core) unapplied(off, n int64) bool {
-	for seq := max(min(c.disk.applied, c.firm), c.base) + 1; seq <= c.log.last(); seq++ {
+	from := c.disk.applied
+	if c.isThrough(off) {
+		from = min(from, c.firm)
+	}
+	for seq := max(from, c.base) + 1; seq <= c.log.last(); seq++ {
 		if f := c.entry(seq); (f.state != stateApplied || !c.isFinal(&f.Record)) && f.overlaps(off, n) {
 			return true
 		}
@@ -131,11 +113,10 @@ func (c *Core) unapplied(off, n int64) bool {
 }
 
 func (c *Core) done(e Done) {
-	w, ok := c.works[e.ID]
+	w, ok := c.works.take(e.ID)
 	if !ok {
 		return
 	}
-	delete(c.works, e.ID)
 	switch w.kind {
 	case workApply:
 		c.writing--
@@ -164,7 +145,7 @@ func (c *Core) done(e Done) {
 			c.synced = max(c.synced, w.seq)
 		}
 	case workSave:
-		c.saveDone(&w.save)
+		c.saveDone(w.save)
 	case workRead:
 		c.readDone(w.op, e.Failed)
 	case workCompare:
@@ -267,10 +248,8 @@ func (c *Core) save() {
 	for _, i := range s.Clear {
 		c.set.Clear(i)
 	}
-	s.ID = c.begin(work{kind: workSave})
-	w := c.works[s.ID]
-	w.save = s
-	c.works[s.ID] = w
+	kept := s // the mark may be taken back, and the action not
+	s.ID = c.begin(work{kind: workSave, save: &kept})
 	c.out = append(c.out, s)
 }
 
@@ -305,14 +284,14 @@ func (c *Core) saveDone(s *Save) {
 // resetLog begins the log anew behind seq. No record is on its way to the disk; a sync or a save of the mark, which may
 // have begun since the hello, says nothing of the new log.
 func (c *Core) resetLog(seq uint64) {
-	for id, w := range c.works {
-		w.seq, w.save.Mark = 0, 0
-		c.works[id] = w
+	for i := range c.places {
+		w := &c.places[i].work
+		w.seq = 0
+		if w.save != nil {
+			w.save.Mark = 0
+		}
 	}
 	c.base, c.entries = seq, nil
 	c.disk.applied, c.durable, c.synced, c.marked, c.syncTo, c.goal, c.trim = seq, 0, 0, 0, 0, 0, 0
 	c.results = nil
 }
-
-// hasRefused says whether the disk refuses writes.
-func (c *Core) hasRefused() bool { return c.refused }

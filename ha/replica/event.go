@@ -83,8 +83,16 @@ type (
 		Repair bool
 		Trust  Nodes
 	}
-	// Switch asks the primary to hand over.
-	Switch struct{ To ID }
+	// StopVerify has a verification under way end: what it has begun is done, and nothing more.
+	StopVerify struct{}
+	// Switch asks the primary to hand over. It is answered when To is primary: Good; Refused: To is this node, not in
+	// sync or drained, or another Switch is under way; Failed: To has not got all in time, and this node goes on.
+	Switch struct {
+		ID uint64
+		To ID
+	}
+	// Drained are the nodes that are to serve nothing: they do not stand while another member of S may, and hand over.
+	Drained struct{ Nodes Nodes }
 
 	// Done: a work has ended. Failed: the disk has refused it. Equal is the result of a Compare, Sum that of a Load
 	// or Pull, Digest that of a Hash.
@@ -97,31 +105,35 @@ type (
 	}
 )
 
-func (Tick) event()     {}
-func (Up) event()       {}
-func (Down) event()     {}
-func (Message) event()  {}
-func (Rang) event()     {}
-func (BeatFrom) event() {}
-func (EchoFrom) event() {}
-func (Agreed) event()   {}
-func (Reserve) event()  {}
-func (Cancel) event()   {}
-func (Write) event()    {}
-func (Zero) event()     {}
-func (Grow) event()     {}
-func (Read) event()     {}
-func (Flush) event()    {}
-func (Swap) event()     {}
-func (Verify) event()   {}
-func (Switch) event()   {}
-func (Done) event()     {}
+func (Tick) event()       {}
+func (Up) event()         {}
+func (Down) event()       {}
+func (Message) event()    {}
+func (Rang) event()       {}
+func (BeatFrom) event()   {}
+func (EchoFrom) event()   {}
+func (Agreed) event()     {}
+func (Reserve) event()    {}
+func (Cancel) event()     {}
+func (Write) event()      {}
+func (Zero) event()       {}
+func (Grow) event()       {}
+func (Read) event()       {}
+func (Flush) event()      {}
+func (Swap) event()       {}
+func (Verify) event()     {}
+func (StopVerify) event() {}
+func (Switch) event()     {}
+func (Drained) event()    {}
+func (Done) event()       {}
 
-// Action is what is to be done. Actions are done in their order.
+// Action is what is to be done. Actions are done in their order. Those of each I/O (Post, SendAck, SendBeat, SendEcho, Answer,
+// Apply, ReadFor) are pointers, and valid until the next Step.
 type Action interface{ action() }
 
 type (
-	// Post writes data and records into To's memory, then rings Bell. It is lost if To has not granted Stream.
+	// Post writes data and records into To's memory, then rings Bell. It is lost if To has not granted Stream. Recs are
+	// valid until the next Step.
 	Post struct {
 		To     ID
 		Stream uint64
@@ -132,6 +144,11 @@ type (
 	Send struct {
 		To  ID
 		Msg Msg
+	}
+	// SendAck is a Send of an Ack.
+	SendAck struct {
+		To  ID
+		Ack Ack
 	}
 	// SendBeat and SendEcho are datagrams.
 	SendBeat struct {
@@ -217,6 +234,7 @@ type (
 
 func (Post) action()     {}
 func (Send) action()     {}
+func (SendAck) action()  {}
 func (SendBeat) action() {}
 func (SendEcho) action() {}
 func (Grant) action()    {}
@@ -241,8 +259,8 @@ const (
 	Good       Status = iota
 	Moved             // this node is not the primary (any more); what the request wrote may have been done, or not
 	Miscompare        // of a Swap
-	Failed            // no disk of S can read it
-	Refused           // a store cannot have that size, or copies are being compared already
+	Failed            // no disk of S can read it; of a Switch: it was given up
+	Refused           // a store cannot have that size; copies are being compared already; a Switch to nobody who can
 )
 
 // Bell follows the records of a Post.

@@ -36,6 +36,9 @@ func (c *Core) follow() {
 
 // isOverdue says whether it is time to take over.
 func (c *Core) isOverdue() bool {
+	if c.isExcused() {
+		return false
+	}
 	if !c.view.InSync.Has(c.cfg.Self) || c.now < c.asleep || c.loading > 0 || c.unknown {
 		return false
 	}
@@ -144,7 +147,7 @@ func (c *Core) acknowledge() {
 	a := Ack{Stream: c.stream, Received: c.log.last(), Applied: c.disk.applied, Durable: c.durable, Failed: c.refused || c.isHung()}
 	if a != c.acked {
 		c.acked = a
-		c.out = append(c.out, Send{To: c.source, Msg: a})
+		c.out = append(c.out, c.made.acks.add(SendAck{To: c.source, Ack: a}))
 	}
 }
 
@@ -156,7 +159,7 @@ func (c *Core) beat(from ID, b Beat) {
 		c.lastBeat = c.now
 	}
 	ok = ok && c.memory // who has lost its memory may know an old view only
-	c.out = append(c.out, SendEcho{To: from, Echo: Echo{No: b.No, View: c.view, OK: ok}})
+	c.out = append(c.out, c.made.echoes.add(SendEcho{To: from, Echo: Echo{No: b.No, View: c.view, OK: ok}}))
 }
 
 // ask gives a promise, or none. A promise is for one version and one candidate.
@@ -192,5 +195,5 @@ func (c *Core) fetched(from ID, f *Fetch) {
 	if f.Version != c.view.Version || c.promised != f.Version || c.to != from || f.First <= c.base || f.First > c.log.last() {
 		return
 	}
-	c.out = append(c.out, Post{To: from, Stream: f.Stream, Recs: c.handedOn(f.First, from), Bell: Bell{View: c.view, First: f.First}})
+	c.out = append(c.out, c.made.posts.add(Post{To: from, Stream: f.Stream, Recs: c.handedOn(f.First, from), Bell: Bell{View: c.view, First: f.First}}))
 }

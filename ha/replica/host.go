@@ -26,6 +26,7 @@ type host struct {
 	nextJob uint64
 	mends   []*mending
 	verify  *verify
+	unused  []*op // to be used again
 }
 
 // grant is memory of the heap that a request has.
@@ -73,9 +74,6 @@ func (c *Core) request(e Event) {
 			c.release(g.addr, g.n)
 		}
 		return
-	case Switch:
-		c.seal(e.To)
-		return
 	case Verify:
 		switch {
 		case c.role != Primary:
@@ -85,7 +83,7 @@ func (c *Core) request(e Event) {
 			c.answer(e.ID, Refused)
 			return
 		}
-		c.verify = &verify{Verify: e}
+		c.verify, c.verified = &verify{Verify: e}, 0
 		return
 	case Reserve:
 		if c.role != Primary {
@@ -95,17 +93,17 @@ func (c *Core) request(e Event) {
 		c.hungry = append(c.hungry, e)
 		return
 	case Write:
-		o = &op{kind: opWrite, id: e.ID, off: e.Off, n: e.Len, sum: e.Sum, atomic: e.Atomic}
+		o = c.newOp(op{kind: opWrite, id: e.ID, off: e.Off, n: e.Len, sum: e.Sum, atomic: e.Atomic})
 	case Zero:
-		o = &op{kind: opZero, id: e.ID, off: e.Off, n: e.Len}
+		o = c.newOp(op{kind: opZero, id: e.ID, off: e.Off, n: e.Len})
 	case Swap:
 		o = &op{kind: opSwap, id: e.ID, key: e.Key, off: e.Off, n: e.Len, sum: e.Sum}
 	case Grow:
 		o = &op{kind: opGrow, id: e.ID, off: e.Off, n: e.Size}
 	case Read:
-		o = &op{kind: opRead, id: e.ID, off: e.Off, n: e.Len}
+		o = c.newOp(op{kind: opRead, id: e.ID, off: e.Off, n: e.Len})
 	case Flush:
-		o = &op{kind: opFlush, id: e.ID, seq: c.commit, at: c.now}
+		o = c.newOp(op{kind: opFlush, id: e.ID, seq: c.commit, at: c.now})
 	}
 	needs := o.kind == opWrite || o.kind == opSwap
 	g, has := c.redeem(o.id)
@@ -125,6 +123,26 @@ func (c *Core) request(e Event) {
 	}
 }
 
+// newOp returns one that is used again when it has been answered.
+func (c *Core) newOp(o op) *op {
+	if len(c.unused) == 0 {
+		c.unused = append(c.unused, new(op))
+	}
+	n := len(c.unused) - 1
+	p := c.unused[n]
+	c.unused = c.unused[:n]
+	*p = o
+	return p
+}
+
+// reuse: nothing has the operation any more, for it was answered after its last work. A COMPARE AND WRITE has a repair that
+// may know it still.
+func (c *Core) reuse(o *op) {
+	if o.kind != opSwap {
+		c.unused = append(c.unused, o)
+	}
+}
+
 // redeem takes the memory that was reserved for a request.
 func (c *Core) redeem(id uint64) (grant, bool) {
 	i := slices.IndexFunc(c.granted, func(g grant) bool { return g.id == id })
@@ -136,7 +154,9 @@ func (c *Core) redeem(id uint64) (grant, bool) {
 	return g, true
 }
 
-func (c *Core) answer(id uint64, s Status) { c.out = append(c.out, Answer{ID: id, Status: s}) }
+func (c *Core) answer(id uint64, s Status) { c.answerWith(Answer{ID: id, Status: s}) }
+
+func (c *Core) answerWith(a Answer) { c.out = append(c.out, c.made.answers.add(a)) }
 
 // refuseAll ends everything: the initiators go to another node.
 func (c *Core) refuseAll() {
@@ -160,15 +180,15 @@ func (c *Core) refuseAll() {
 	if c.verify != nil {
 		c.answer(c.verify.ID, Moved)
 	}
-	for id, w := range c.works {
-		if w.kind == workRead || w.kind == workCompare {
-			delete(c.works, id)
+	for i := range c.places {
+		if p := &c.places[i]; p.id != 0 && (p.work.kind == workRead || p.work.kind == workCompare) {
+			c.works.forget(p)
 		}
 	}
 	for _, j := range c.jobs {
 		j.dead = true
 	}
-	c.host = host{nextJob: c.nextJob}
+	c.host = host{nextJob: c.nextJob, unused: c.unused}
 }
 
 func (c *Core) isLocked(off, n int64) bool {
@@ -200,15 +220,17 @@ func (c *Core) isFinal(r *Record) bool {
 
 // sequence gives memory to those who wait for it, and numbers to what waits for nothing else.
 func (c *Core) sequence() {
-	for len(c.hungry) > 0 {
-		addr, ok := c.heap.alloc(c.hungry[0].Len)
+	fed := 0
+	for _, h := range c.hungry {
+		addr, ok := c.heap.alloc(h.Len)
 		if !ok {
 			break
 		}
-		c.granted = append(c.granted, grant{c.hungry[0].ID, addr, c.hungry[0].Len})
-		c.out = append(c.out, Answer{ID: c.hungry[0].ID, Addr: addr})
-		c.hungry = c.hungry[1:]
+		c.granted = append(c.granted, grant{h.ID, addr, h.Len})
+		c.answerWith(Answer{ID: h.ID, Addr: addr})
+		fed++
 	}
+	c.hungry = slices.Delete(c.hungry, 0, fed)
 	waiting := c.ops[:0]
 	for _, o := range c.ops {
 		blocked := !c.hasRoom() || !c.mayWrite() || c.isLocked(o.off, o.n) ||
@@ -327,7 +349,8 @@ func (c *Core) committed() {
 		if o.seq > c.commit || through && o.seq > c.firm {
 			return false
 		}
-		c.out = append(c.out, Answer{ID: o.id, Seq: o.seq})
+		c.answerWith(Answer{ID: o.id, Seq: o.seq})
+		c.reuse(o)
 		return true
 	})
 }
@@ -338,7 +361,7 @@ func (c *Core) read() {
 		if c.unapplied(o.off, o.n) {
 			return false
 		}
-		c.out = append(c.out, ReadFor{ID: c.begin(work{kind: workRead, op: o}), Req: o.id, Off: o.off, Len: o.n})
+		c.out = append(c.out, c.made.reads.add(ReadFor{ID: c.begin(work{kind: workRead, op: o}), Req: o.id, Off: o.off, Len: o.n}))
 		return true
 	})
 }
@@ -372,7 +395,8 @@ func (c *Core) prove() {
 		if !c.isProven(o.at) || o.after > min(c.commit, c.firm) {
 			return false
 		}
-		c.out = append(c.out, Answer{ID: o.id, Status: o.status, Seq: o.seq})
+		c.answerWith(Answer{ID: o.id, Status: o.status, Seq: o.seq})
+		c.reuse(o)
 		return true
 	})
 }

@@ -43,19 +43,14 @@ func (l *log) entry(seq uint64) *entry {
 	return &l.entries[seq-l.base-1]
 }
 
-// from returns copies of the records from seq on.
-func (l *log) from(seq uint64) []Record {
-	var recs []Record
-	for i := seq - l.base - 1; i < uint64(len(l.entries)); i++ {
-		recs = append(recs, l.entries[i].Record)
-	}
-	return recs
-}
-
-// handedOn returns the records from seq on for another node. What a primary before has copied to that node alone is
+// handedOn returns copies of the records from seq on, for another node. What a primary before has copied to that node alone is
 // not in this node's memory. The node does without: it differed before, and nobody has said that it does not.
 func (c *Core) handedOn(seq uint64, to ID) []Record {
-	recs := c.from(seq)
+	at := len(c.made.recs)
+	for i := seq - c.base - 1; i < uint64(len(c.entries)); i++ {
+		c.made.recs = append(c.made.recs, c.entries[i].Record)
+	}
+	recs := c.made.recs[at:len(c.made.recs):len(c.made.recs)]
 	for i := range recs {
 		if r := &recs[i]; r.Kind == KindResync && r.Copy == to && (c.role != Primary || r.Term != c.view.Term) {
 			r.Kind = KindNone

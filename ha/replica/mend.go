@@ -117,7 +117,7 @@ func (c *Core) lend(from ID, l *Lend) {
 		return // it learns that there is another stream
 	}
 	c.loading++
-	c.out = append(c.out, Load{ID: c.begin(work{kind: workLend, lend: *l, to: from}), Off: l.Off, Len: l.Len, Addr: l.Addr})
+	c.out = append(c.out, Load{ID: c.begin(work{kind: workLend, lend: l, to: from}), Off: l.Off, Len: l.Len, Addr: l.Addr})
 }
 
 func (c *Core) lendDone(w *work, e *Done) {

@@ -39,7 +39,7 @@ func (c *Core) promote() {
 	c.cand = candidate{}
 	c.freed = max(freed, c.base)
 	c.host = host{
-		heap: newHeap(0, c.forHosts(), c.cfg.Unit), spare: newHeap(c.forHosts(), c.cfg.Heap, c.cfg.Unit), nextJob: c.nextJob,
+		heap: newHeap(0, c.forHosts(), c.cfg.Unit), spare: newHeap(c.forHosts(), c.cfg.Heap, c.cfg.Unit), nextJob: c.nextJob, unused: c.unused,
 	}
 	for i := range c.entries {
 		if r := &c.entries[i].Record; r.Seq > c.freed && hasData(r) {
@@ -65,6 +65,7 @@ func hasData(r *Record) bool { return r.Kind == KindWrite || r.Kind == KindResyn
 
 // demote: another node is the primary, or this one in another term.
 func (c *Core) demote() {
+	c.endSwitch(Moved)
 	c.refuseAll()
 	c.proposed, c.sealing = nil, false
 	for id := range c.cfg.Copies.All() {
@@ -201,42 +202,6 @@ func (c *Core) mayBecome(v *View) bool {
 	return true
 }
 
-// hand hands over to another member, when all is there.
-func (c *Core) hand() {
-	if (c.refused || c.isHung()) && !c.sealing {
-		for id := range c.view.InSync.Without(c.cfg.Self).All() {
-			c.seal(id) // its disk may be better
-		}
-	}
-	if !c.sealing || c.proposed != nil {
-		return
-	}
-	if c.now-c.sealedAt > stuckAfter {
-		c.sealing = false
-		return
-	}
-	p := &c.peer[c.successor]
-	// Nobody reads into memory any more that the successor may give away.
-	if slices.ContainsFunc(c.jobs, func(j *job) bool { return j.asked }) {
-		return
-	}
-	if p.stream == 0 || p.outside || c.commit != c.log.last() || p.received != c.log.last() || p.durable < c.flushed {
-		return
-	}
-	c.propose(View{
-		Version: c.view.Version + 1, Term: c.view.Term + 1, Primary: c.successor, InSync: c.view.InSync, First: c.log.last() + 1, Planned: true,
-	})
-}
-
-// seal stops what adds records.
-func (c *Core) seal(id ID) {
-	p := &c.peer[id]
-	if c.role == Primary && !c.sealing && c.proposed == nil && c.view.InSync.Has(id) && p.stream != 0 && !p.lost {
-		c.sealing, c.successor, c.sealedAt = true, id, c.now
-		c.syncTo = max(c.syncTo, c.flushed)
-	}
-}
-
 // beatOn sends beats: regularly, and when a read waits for proof, or a flush will when the disks are done.
 func (c *Core) beatOn() {
 	urgent := false
@@ -252,11 +217,11 @@ func (c *Core) beatOn() {
 	c.beatNo++
 	const kept = 64
 	if len(c.beats) == kept {
-		c.beats = append(c.beats[:0], c.beats[1:]...)
+		c.beats = slices.Delete(c.beats, 0, 1)
 	}
 	c.beats = append(c.beats, sentBeat{c.beatNo, c.now})
 	for id := range c.cfg.Copies.Without(c.cfg.Self).All() {
-		c.out = append(c.out, SendBeat{To: id, Beat: Beat{No: c.beatNo, View: c.view}})
+		c.out = append(c.out, c.made.beats.add(SendBeat{To: id, Beat: Beat{No: c.beatNo, View: c.view}}))
 	}
 }
 
@@ -329,7 +294,7 @@ func (c *Core) post() {
 			continue
 		}
 		p.started, p.sent, p.bell = true, c.log.last(), b
-		c.out = append(c.out, Post{To: id, Stream: p.stream, Recs: recs, Bell: b})
+		c.out = append(c.out, c.made.posts.add(Post{To: id, Stream: p.stream, Recs: recs, Bell: b}))
 	}
 }
 

@@ -83,10 +83,19 @@ func alone(t *testing.T) (*Core, Config) {
 }
 
 // find returns the first action of a type.
+// as returns an action of a type, which may be behind a pointer.
+func as[A Action](a Action) (A, bool) {
+	if p, ok := any(a).(*A); ok {
+		return *p, true
+	}
+	v, ok := a.(A)
+	return v, ok
+}
+
 func find[A Action](t *testing.T, actions []Action) A {
 	t.Helper()
 	for _, a := range actions {
-		if a, ok := a.(A); ok {
+		if a, ok := as[A](a); ok {
 			return a
 		}
 	}

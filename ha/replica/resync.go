@@ -55,7 +55,7 @@ func (c *Core) copyOn() {
 			}
 			addr, ok := c.spare.alloc(n)
 			if !ok {
-				continue
+				break
 			}
 			p.todo.Clear(g)
 			p.copying++
@@ -142,18 +142,29 @@ func (c *Core) dropJob(j *job) {
 // clean clears the bits of granules that the copy has applied, unless a record is on its way to it: for at the place
 // in the order where the bit goes the copies are equal.
 func (c *Core) clean(id ID, p *peer) {
-	p.clean = slices.DeleteFunc(p.clean, func(cl cleaning) bool {
+	applied := 0 // they are in the order of their records
+	for applied < len(p.clean) && p.clean[applied].seq <= p.applied {
+		applied++
+	}
+	waiting := p.clean[:0]
+	for _, cl := range p.clean[:applied] {
 		off := int64(cl.granule) * c.cfg.Granule
 		n := c.granuleLen(off)
-		if p.applied < cl.seq || !c.hasRoom() {
-			return false
-		}
-		for seq := p.applied + 1; seq <= c.log.last(); seq++ {
-			if e := c.entry(seq); e.overlaps(off, n) && e.isWritten() {
-				return false
-			}
+		if !c.hasRoom() || c.isOnItsWay(off, n, p.applied) {
+			waiting = append(waiting, cl)
+			continue
 		}
 		c.append(Record{Term: c.view.Term, Seq: c.log.last() + 1, Kind: KindClean, Copy: id, Off: off, Len: n})
-		return true
-	})
+	}
+	p.clean = append(waiting, p.clean[applied:]...)
+}
+
+// isOnItsWay says whether a record behind one writes what is in the range.
+func (c *Core) isOnItsWay(off, n int64, behind uint64) bool {
+	for seq := behind + 1; seq <= c.log.last(); seq++ {
+		if e := c.entry(seq); e.overlaps(off, n) && e.isWritten() {
+			return true
+		}
+	}
+	return false
 }

@@ -71,7 +71,7 @@ func (s *solo) wait(d time.Duration) []Action {
 func each[A Action](actions []Action) []A {
 	var found []A
 	for _, a := range actions {
-		if a, ok := a.(A); ok {
+		if a, ok := as[A](a); ok {
 			found = append(found, a)
 		}
 	}
@@ -81,8 +81,17 @@ func each[A Action](actions []Action) []A {
 // said returns the messages of a type.
 func said[M Msg](actions []Action) []M {
 	var found []M
-	for _, a := range each[Send](actions) {
-		if m, ok := a.Msg.(M); ok {
+	var sent []Msg
+	for _, a := range actions {
+		switch a := a.(type) {
+		case Send:
+			sent = append(sent, a.Msg)
+		case *SendAck:
+			sent = append(sent, a.Ack)
+		}
+	}
+	for _, m := range sent {
+		if m, ok := m.(M); ok {
 			found = append(found, m)
 		}
 	}
@@ -164,13 +173,6 @@ func (s *solo) agree(v View) []Action { return s.do(Agreed{View: v}) }
 func (s *solo) hello(id ID, memory bool) []Action {
 	last := s.log.last()
 	return s.tell(id, Hello{Version: s.view.Version, Stream: streamOf(id), Memory: memory, Last: last, Applied: last, Durable: last, Sizes: s.sizes()})
-}
-
-// write sends a write of the host.
-func (s *solo) write(id uint64, off, n int64) []Action {
-	actions := s.do(Reserve{ID: id, Len: n})
-	only(s, each[Answer](actions))
-	return s.do(Write{ID: id, Off: off, Len: n})
 }
 
 // ack tells that a member has all up to a number in memory, applied and durable.
@@ -485,6 +487,73 @@ func TestRepairBeforeSwitch(t *testing.T) {
 	pull := only(s, each[Pull](s.tell(1, Lent{Stream: streamOf(1), Job: lend.Job, Sum: 7})))
 	if v := only(s, proposals(s.do(Done{ID: pull.ID, Sum: 7}))); !v.Planned || v.Primary != 1 {
 		t.Errorf("%+v", v)
+	}
+}
+
+// A switch to a member that does not get all is given up, and told; the primary goes on.
+func TestSwitchGivenUp(t *testing.T) {
+	s := reigns(t, 3)
+	s.do(Zero{ID: 1, Off: 0, Len: blockLen})
+	s.ack(2, 1, 1, 1)
+	none(s, proposals(s.do(Switch{ID: 7, To: 1})), "node 1 does not have record 1")
+	if a := only(s, each[Answer](s.do(Switch{ID: 8, To: 2}))); a.ID != 8 || a.Status != Refused {
+		t.Errorf("the second switch: %+v", a)
+	}
+	if a := only(s, each[Answer](s.wait(stuckAfter+100*time.Millisecond))); a.ID != 7 || a.Status != Failed {
+		t.Errorf("the first one: %+v", a)
+	}
+	s.do(Zero{ID: 2, Off: 0, Len: blockLen})
+	if a := only(s, each[Answer](s.ack(2, 2, 1, 1))); a.ID != 2 || a.Status != Good {
+		t.Errorf("a write after it: %+v", a)
+	}
+}
+
+// A node that is drained after a switch to it was ordered does not get the office.
+func TestSwitchToDrained(t *testing.T) {
+	s := reigns(t, 3)
+	s.do(Down{Peer: 1})
+	none(s, each[Answer](s.do(Switch{ID: 7, To: 1})), "node 1 is a member, and may come back")
+	s.do(Drained{Nodes: NodesOf(1)})
+	s.do(Up{Peer: 1})
+	none(s, proposals(s.hello(1, true)), "node 1 is drained")
+	if a := only(s, each[Answer](s.wait(stuckAfter+100*time.Millisecond))); a.ID != 7 || a.Status != Failed {
+		t.Errorf("%+v", a)
+	}
+}
+
+// A verification that is to stop finishes what it has begun, and begins nothing more.
+func TestStopVerify(t *testing.T) {
+	s := reigns(t, 2)
+	s.do(Verify{ID: 7})
+	hash := only(s, each[Hash](s.ack(1, 1, 0, 0)))
+	s.do(Done{ID: hash.ID})
+	none(s, each[Answer](s.do(StopVerify{})), "node 1 has not hashed")
+	if a := only(s, each[Answer](s.tell(1, Hashed{Seq: 1}))); a.ID != 7 || a.Status != Good {
+		t.Errorf("%+v", a)
+	}
+	if bytes, of := s.Verified(); bytes != granuleLen || of != 80*blockLen {
+		t.Errorf("%d of %d were compared", bytes, of)
+	}
+}
+
+// A candidate that is drained lets others stand: what it was promised is void.
+func TestCandidateDrained(t *testing.T) {
+	s := stands(t, 3, &Memory{View: firstView(3)}, Saved{})
+	want := s.view
+	want.Version++
+	if v := only(s, proposals(s.do(Drained{Nodes: NodesOf(0)}))); v != want {
+		t.Errorf("proposes %+v", v)
+	}
+	for id := ID(1); id < 3; id++ {
+		none(s, proposals(s.tell(id, Promise{Version: 1, Stream: streamOf(id), Memory: true})), "node 0 is drained")
+	}
+	s.agree(want)
+	s.alive = 0
+	none(s, proposals(s.wait(time.Second)), "nodes 1 and 2 may stand")
+	s.do(Drained{Nodes: NodesOf(0, 1, 2)})
+	s.wait(time.Second)
+	if s.role != Candidate {
+		t.Errorf("all are drained, and node 0 does not stand: %v", s.Core)
 	}
 }
 

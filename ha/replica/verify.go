@@ -56,6 +56,7 @@ func (c *Core) verifyOn() {
 			return false
 		}
 		c.judge(v, k)
+		c.verified += k.n
 		return true
 	})
 	for _, f := range v.faults {
@@ -66,6 +67,14 @@ func (c *Core) verifyOn() {
 		c.answer(v.ID, Good)
 		c.verify = nil
 	}
+}
+
+// Verified returns how much the verification under way, or the last one, has looked at, and how much there is.
+func (c *Core) Verified() (bytes, of int64) {
+	for i := range c.stores {
+		of += c.stores[i].Size
+	}
+	return c.verified, of
 }
 
 // checkAgain gives a check another place in the order if a member has passed the one that it had, and its answer was

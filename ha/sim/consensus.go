@@ -85,6 +85,7 @@ func (r *run) news(n *node, within time.Duration) {
 // newsOn tells all nodes now and then.
 func (r *run) newsOn() {
 	for _, n := range r.nodes {
+		r.drainNews(n)
 		if r.group != nil {
 			r.group.news(n)
 		} else if !r.slow {

@@ -37,8 +37,10 @@ type disk struct {
 }
 
 func newDisk() *disk {
-	return &disk{cache: make([]cell, blocks), medium: make([]cell, blocks), pending: make([][]cell, blocks), dropped: make([]int, blocks),
-		bad: make([]bool, blocks), rot: make([]bool, blocks), lastRec: make([]pos, blocks)}
+	return &disk{
+		cache: make([]cell, blocks), medium: make([]cell, blocks), pending: make([][]cell, blocks), dropped: make([]int, blocks),
+		bad: make([]bool, blocks), rot: make([]bool, blocks), lastRec: make([]pos, blocks),
+	}
 }
 
 // at returns what is in a range.

@@ -32,10 +32,11 @@ const (
 	faultVerify
 	faultSwitch
 	faultBack
+	faultDrain
 	faultKinds
 )
 
-var faultNames = [faultKinds]string{"kill", "power", "power of all", "pause", "cut", "one way", "isolate", "witness", "slow disk", "bad disk", "hung disk", "lost beats", "slow consensus", "bad blocks", "verify", "switch", "disk set back"}
+var faultNames = [faultKinds]string{"kill", "power", "power of all", "pause", "cut", "one way", "isolate", "witness", "slow disk", "bad disk", "hung disk", "lost beats", "slow consensus", "bad blocks", "verify", "switch", "disk set back", "drain"}
 
 func (f *faults) String() string {
 	var s []string
@@ -197,6 +198,9 @@ func (r *run) fault(kind int) {
 		}
 	case faultVerify:
 		r.verify(0)
+		if r.oneIn(4) {
+			r.after(r.between(0, 100*time.Millisecond), r.stopVerify)
+		}
 	case faultBack:
 		n.takeSnapshot()
 		r.after(r.between(0, 5*time.Second), func() {
@@ -214,8 +218,10 @@ func (r *run) fault(kind int) {
 		})
 	case faultSwitch:
 		if p := r.nodes[r.view.Primary]; p.core != nil {
-			p.tell(replica.Switch{To: o.id})
+			r.switchTo(p, o.id)
 		}
+	case faultDrain:
+		r.drained ^= replica.NodesOf(n.id)
 	}
 	r.logf("FAULT %s at node %d for %v", faultNames[kind], n.id, length)
 }
@@ -229,6 +235,7 @@ func (r *run) cutFor(a, b replica.ID, d time.Duration) {
 func (r *run) mend() {
 	r.cut = [16][16]bool{}
 	r.witnessUp, r.slow, r.mute = true, false, [16]bool{}
+	r.drained = 0
 	for _, n := range r.nodes {
 		n.disk.slow, n.disk.refuses = 0, false
 		clear(n.disk.bad)

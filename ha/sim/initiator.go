@@ -193,6 +193,11 @@ func (r *run) lostNode(n *node) {
 			i.lost(c.attempt, r.between(time.Millisecond, 30*time.Millisecond))
 		}
 	}
+	for id, s := range r.switches {
+		if s.node == n && s.life == n.lives {
+			delete(r.switches, id)
+		}
+	}
 	for id, a := range r.open {
 		if a.node == n && a.life == n.lives {
 			delete(r.open, id)
@@ -205,6 +210,10 @@ func (r *run) lostNode(n *node) {
 
 // answered is an answer of a node's core.
 func (r *run) answered(n *node, e *replica.Answer) {
+	if s := r.switches[e.ID]; s != nil {
+		r.switched(s, e)
+		return
+	}
 	a := r.open[e.ID]
 	if a != nil && a == r.verifying {
 		r.verified(a, e)
@@ -217,12 +226,12 @@ func (r *run) answered(n *node, e *replica.Answer) {
 	if a.reserve && e.Status == replica.Good {
 		a.reserve = false
 		// The data arrives, then the command has its place.
-		life := n.lives
+		life, addr := n.lives, e.Addr
 		r.after(r.between(0, time.Millisecond), func() {
 			if n.lives != life || n.core == nil {
 				return
 			}
-			n.cover(func() { a.data(e.Addr) })
+			n.cover(func() { a.data(addr) })
 		})
 		return
 	}

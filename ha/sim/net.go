@@ -133,7 +133,7 @@ func (r *run) post(n *node, p *replica.Post) {
 	if !l.up {
 		return
 	}
-	f := flight{from: n.id, to: p.To, stream: p.Stream, recs: p.Recs}
+	f := flight{from: n.id, to: p.To, stream: p.Stream, recs: slices.Clone(p.Recs)}
 	for i := range p.Recs {
 		var data []cell
 		if rec := &p.Recs[i]; rec.HasDataFor(p.To) {

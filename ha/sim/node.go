@@ -11,17 +11,16 @@ import (
 // node is a machine with a core.
 type node struct {
 	*run
-	id      replica.ID
-	core    *replica.Core // nil while the process is not running
-	lives   uint32
-	heap    []cell // the log's memory, which outlives the process
-	left    *replica.Memory
-	disk    *disk
-	sizes   [2]int64   // of its copies of the stores
-	grants  [16]uint64 // who may write here, as which stream
-	powered time.Duration
-	wasAt   time.Duration // when it last lost its power; 0: never
-	shot    []cell        // what its disk had at some time; nil: nobody has looked
+	id     replica.ID
+	core   *replica.Core // nil while the process is not running
+	lives  uint32
+	heap   []cell // the log's memory, which outlives the process
+	left   *replica.Memory
+	disk   *disk
+	sizes  [2]int64      // of its copies of the stores
+	grants [16]uint64    // who may write here, as which stream
+	wasAt  time.Duration // when it last lost its power; 0: never
+	shot   []cell        // what its disk had at some time; nil: nobody has looked
 
 	rate   float64
 	behind time.Duration // by how much pauses have stopped the clock
@@ -29,6 +28,9 @@ type node struct {
 	since  time.Duration // when it was paused
 	stops  bool          // its clock stops with it
 	inbox  []func()      // what has come during a pause
+
+	drains replica.Nodes // of whom its core knows that they are drained
+	asked  replica.View  // what it has proposed last
 
 	resuming bool // it learns of what is in inbox
 }
@@ -75,8 +77,8 @@ func (n *node) step(e replica.Event) {
 
 func (n *node) do(a replica.Action) {
 	switch a := a.(type) {
-	case replica.Post:
-		n.post(n, &a)
+	case *replica.Post:
+		n.post(n, a)
 	case replica.Send:
 		n.send(n.id, a.To, func() { n.nodes[a.To].tell(replica.Message{From: n.id, Msg: a.Msg}) })
 		switch a.Msg.(type) {
@@ -91,10 +93,15 @@ func (n *node) do(a replica.Action) {
 				n.breakLink(n.id, a.To, 0)
 			}
 		}
-	case replica.SendBeat:
-		n.datagram(n.id, a.To, func() { n.nodes[a.To].tell(replica.BeatFrom{From: n.id, Beat: a.Beat}) })
-	case replica.SendEcho:
-		n.datagram(n.id, a.To, func() { n.nodes[a.To].tell(replica.EchoFrom{From: n.id, Echo: a.Echo}) })
+	case *replica.SendAck:
+		to, ack := a.To, a.Ack
+		n.send(n.id, to, func() { n.nodes[to].tell(replica.Message{From: n.id, Msg: ack}) })
+	case *replica.SendBeat:
+		to, beat := a.To, a.Beat
+		n.datagram(n.id, to, func() { n.nodes[to].tell(replica.BeatFrom{From: n.id, Beat: beat}) })
+	case *replica.SendEcho:
+		to, echo := a.To, a.Echo
+		n.datagram(n.id, to, func() { n.nodes[to].tell(replica.EchoFrom{From: n.id, Echo: echo}) })
 	case replica.Grant:
 		n.grants[a.To] = a.Stream
 	case replica.Cut:
@@ -102,9 +109,10 @@ func (n *node) do(a replica.Action) {
 	case replica.Drop:
 		n.breakLink(n.id, a.Peer, 0)
 	case replica.Propose:
+		n.checkOffice(n, &a.View)
 		n.propose(n, a.View)
-	case replica.Answer:
-		n.answered(n, &a)
+	case *replica.Answer:
+		n.answered(n, a)
 	default:
 		n.work(a)
 	}
@@ -134,14 +142,16 @@ func (n *node) work(a replica.Action) {
 		})
 	}
 	switch a := a.(type) {
-	case replica.Apply:
-		n.checkApply(n, &a.Rec)
-		d.writing = append(d.writing, a.Rec)
-		then(func() replica.Done { return n.applied(&a) })
-	case replica.ReadFor:
+	case *replica.Apply:
+		write := *a
+		n.checkApply(n, &write.Rec)
+		d.writing = append(d.writing, write.Rec)
+		then(func() replica.Done { return n.applied(&write) })
+	case *replica.ReadFor:
+		read := *a
 		then(func() replica.Done {
-			n.fill(a.Req, d.at(a.Off, a.Len))
-			return replica.Done{ID: a.ID, Failed: d.isBad(a.Off, a.Len)}
+			n.fill(read.Req, d.at(read.Off, read.Len))
+			return replica.Done{ID: read.ID, Failed: d.isBad(read.Off, read.Len)}
 		})
 	case replica.Compare:
 		then(func() replica.Done {
@@ -172,7 +182,7 @@ func (n *node) work(a replica.Action) {
 			n.tell(e)
 		})
 	case replica.Found:
-		n.found(n, &a)
+		n.found(&a)
 	case replica.Sync:
 		marks := d.mark()
 		took += n.between(0, 5*time.Millisecond)
@@ -229,6 +239,7 @@ func (n *node) start() {
 	for i := range cfg.Stores {
 		cfg.Stores[i].Size = n.sizes[i]
 	}
+	n.drains, n.asked = 0, replica.View{}
 	n.core = replica.New(cfg, n.clock(), n.left, replica.Saved{
 		View: n.disk.saved.View, Mark: n.disk.saved.Mark, Regions: n.disk.saved.Regions, Bitmaps: n.disk.saved.Bitmaps, Unknown: n.disk.saved.Unknown,
 	})

@@ -46,6 +46,7 @@ type Result struct {
 	Completed int
 	Flushes   int
 	Takeovers int // including orderly ones
+	Switched  int // orders to hand over that were carried out
 	Returns   int // copies that came back into S
 	Losses    int // blocks that a power cut of W members has set back
 	Verified  int // times that all was compared
@@ -76,9 +77,11 @@ type run struct {
 
 	worn      replica.ID // whose disk gets bad blocks
 	verifying *attempt
-	rotten    map[int]replica.ID // by granule: whose copy is, or was, not what was written
-	asked     int64              // the largest size that was asked for
-	rotAt     uint64             // version of the view when they changed
+	switches  map[uint64]*switching // orders to hand over that have no answer yet
+	drained   replica.Nodes         // by the administrator
+	rotten    map[int]replica.ID    // by granule: whose copy is, or was, not what was written
+	asked     int64                 // the largest size that was asked for
+	rotAt     uint64                // version of the view when they changed
 	healed    bool
 	size      int64 // of the second store, as the hosts know it
 	atomics   []atomic
@@ -91,7 +94,7 @@ type run struct {
 
 // Run simulates a world.
 func Run(o Options) (res Result) {
-	r := &run{Options: o, open: map[uint64]*attempt{}, primaries: map[uint64]reign{}, swapped: map[uint64]pos{}, witnessUp: true}
+	r := &run{Options: o, open: map[uint64]*attempt{}, switches: map[uint64]*switching{}, primaries: map[uint64]reign{}, swapped: map[uint64]pos{}, witnessUp: true}
 	r.world = world{r: rand.New(rand.NewPCG(o.Seed, 0)), log: o.Log, trace: 14695981039346656037}
 	defer func() { // an assertion of the core
 		if e := recover(); e != nil {
@@ -227,6 +230,7 @@ func (r *run) settle() {
 	if r.verifying != nil {
 		r.fail(19, "the copies are compared, and it does not end")
 	}
+	r.drainOn()
 	r.hangOn()
 	r.stopped = true
 	began = r.now
@@ -235,6 +239,9 @@ func (r *run) settle() {
 	}
 	if r.pending() {
 		r.fail(14, "12 s after everything was mended a command has not ended")
+	}
+	if len(r.switches) > 0 {
+		r.fail(21, "12 s after everything was mended an order to hand over has no answer")
 	}
 	began = r.now
 	for r.violation == nil && !r.equal() && r.world.step(began+5*time.Second) {

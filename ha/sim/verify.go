@@ -46,6 +46,13 @@ func (r *run) verify(trust replica.Nodes) {
 	n.tell(replica.Verify{ID: r.attempts, Repair: true, Trust: trust})
 }
 
+// stopVerify has a comparison end early, unless it has to find something.
+func (r *run) stopVerify() {
+	if a := r.verifying; a != nil && len(r.rotten) == 0 && a.node.core != nil && a.node.lives == a.life {
+		a.node.tell(replica.StopVerify{})
+	}
+}
+
 // verifyAgain: the primary is another. Nobody repeats it for ever.
 func (r *run) verifyAgain() {
 	a := r.verifying
@@ -83,7 +90,7 @@ func (r *run) verified(a *attempt, e *replica.Answer) {
 }
 
 // found: a range differs. Then it was not what was written, or cannot be read.
-func (r *run) found(n *node, f *replica.Found) {
+func (r *run) found(f *replica.Found) {
 	r.Found++
 	if len(r.rotten) > 0 && r.view.Version != r.rotAt {
 		r.heal()

@@ -85,7 +85,7 @@ var statusNames = map[nvme.Status]string{
 	nvme.CapacityExceeded: "no space", nvme.ReservationConflict: "reservation conflict", nvme.ConnectInvalidHost: "the subsystem does not admit this host",
 	nvme.ConnectBusy: "the controller has no room", nvme.WriteFault: "write fault", nvme.UnrecoveredRead: "unreadable", nvme.CompareFailure: "the blocks differ",
 	nvme.SanitizeInProgress: "sanitize in progress", nvme.Inaccessible: "not accessible on this path", nvme.PersistentLoss: "lost on this path",
-	nvme.PathInTransition: "this path is in transition",
+	nvme.PathInTransition: "this path is in transition", nvme.AuthenticationRequired: "the host has not proved who it is",
 }
 
 // Error says what the controller answers.

@@ -28,10 +28,12 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"oneshot/mem"
 	"oneshot/nvme"
+	"oneshot/nvme/auth"
 	"oneshot/nvme/tcp/pdu"
 )
 
@@ -136,7 +138,10 @@ type Options struct {
 	Depth  int // commands outstanding at most in each of them: 128, or what the controller takes
 	// KeepAlive is how long the controller may hear nothing of the host: 15 s. The host speaks twice as often.
 	KeepAlive time.Duration
-	Logger    *slog.Logger // none
+	// Secret is what the host proves to know when the controller asks (DH-HMAC-CHAP), and ControllerSecret what the controller then has to
+	// prove; nil: there is none.
+	Secret, ControllerSecret *auth.Secret
+	Logger                   *slog.Logger // none
 }
 
 // DefaultNQN is the name of hosts that are given none.
@@ -193,6 +198,8 @@ type Controller struct {
 	queues  []*queue // the first is the admin queue
 	capsule int      // bytes of data in a capsule of an I/O queue
 	depth   int      // of I/O queues
+
+	transactions atomic.Uint32 // authentications so far
 
 	stop   chan struct{} // ends keep-alive
 	closed sync.Once
@@ -286,12 +293,11 @@ func (c *Controller) connect(ctx context.Context, qid uint16, depth int) (*queue
 	if err := q.do(ctx, x); err != nil {
 		return nil, fmt.Errorf("queue %d: %w", qid, err)
 	}
-	const wantsAuthentication = 3 << 16
-	switch {
-	case x.CQE.DW0&wantsAuthentication != 0:
-		return nil, errors.New("the controller wants the host to prove who it is (DH-HMAC-CHAP), which this host cannot")
-	case qid == 0:
+	if qid == 0 {
 		c.ID = uint16(x.CQE.DW0)
+	}
+	if err := c.prove(ctx, q, x.CQE.DW0); err != nil {
+		return nil, fmt.Errorf("queue %d: %w", qid, err)
 	}
 	q.connected(c.capsule)
 	return q, nil
@@ -382,7 +388,8 @@ func (c *Controller) Do(ctx context.Context, n int, list ...*Command) error {
 // Admin executes an admin command as Do does.
 func (c *Controller) Admin(ctx context.Context, x *Command) error { return c.queues[0].do(ctx, x) }
 
-// Close shuts the controller down, which has it make durable what was written, and ends its queues.
+// Close shuts the controller down, which has it make durable what was written, and ends its queues. An error says that it could not be
+// shut down; of a controller that was known to be lost before none is told.
 func (c *Controller) Close() error {
 	var err error
 	c.closed.Do(func() {
@@ -429,6 +436,7 @@ func (c *Controller) Counters() (sum Counters) {
 // Discover asks the discovery service at u which subsystems there are.
 func Discover(ctx context.Context, u URL, o Options) ([]nvme.Discovered, error) {
 	u.Subsystem, u.NSID, o.Queues = nvme.DiscoveryNQN, 0, -1
+	o.ControllerSecret = nil // that of a subsystem
 	c, err := Dial(ctx, u, o)
 	if err != nil {
 		return nil, err

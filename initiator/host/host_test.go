@@ -241,9 +241,7 @@ portals: [{transport: nvme-tcp, listen: $PORTAL}]
 	if err := c.Do(within(t), 0, &host.Command{Opcode: nvme.Flush, NSID: 1}); err == nil {
 		t.Error("a command succeeds without a target")
 	}
-	if err := c.Close(); err != nil {
-		t.Error(err)
-	}
+	_ = c.Close() // it ends; whether it fails depends on which queue has heard of the loss
 }
 
 func TestURL(t *testing.T) {

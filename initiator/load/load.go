@@ -30,6 +30,7 @@ type Config struct {
 	Depth    int // commands outstanding, per session
 	Size     int // bytes per command, whole blocks
 	Write    bool
+	FUA      bool // each write is durable when it ends
 	Random   bool
 	Warmup   time.Duration // before counting begins
 	Duration time.Duration
@@ -76,8 +77,8 @@ type disk interface {
 	BlockSize() int
 	// memory returns n bytes for operations.
 	memory(n int) ([]byte, error)
-	// operation returns one that reads to b, or writes from it.
-	operation(b []byte, write bool, done func(error)) operation
+	// operation returns one that reads to b, or writes from it, with fua durably.
+	operation(b []byte, write, fua bool, done func(error)) operation
 	counters() initiator.Counters
 	// targetCounters are those of the other end, or initiator.ErrNotTold.
 	targetCounters(context.Context) (initiator.Counters, error)
@@ -117,6 +118,9 @@ type op struct {
 func Run(ctx context.Context, cfg Config) (*Result, error) {
 	if cfg.Sessions < 1 || cfg.Depth < 1 || cfg.Size < 1 || cfg.Duration <= 0 {
 		return nil, errors.New("a load has at least one session, a depth, a size and a duration")
+	}
+	if cfg.FUA && !cfg.Write {
+		return nil, errors.New("only a load that writes can have FUA")
 	}
 	cfg.Options.Depth, cfg.Host.Depth, cfg.Host.Queues = cfg.Depth, cfg.Depth, cfg.Sessions
 	open := func(ctx context.Context, _ int) (disk, error) { return openSCSI(ctx, &cfg) }
@@ -199,7 +203,7 @@ func (st *stream) prepare(i uint64) error {
 	st.ops = make([]op, cfg.Depth)
 	for i := range st.ops {
 		o := &st.ops[i]
-		o.st, o.operation = st, d.operation(mem[i*cfg.Size:][:cfg.Size:cfg.Size], cfg.Write, o.done)
+		o.st, o.operation = st, d.operation(mem[i*cfg.Size:][:cfg.Size:cfg.Size], cfg.Write, cfg.FUA, o.done)
 	}
 	return nil
 }

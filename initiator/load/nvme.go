@@ -62,12 +62,13 @@ func (q *nvmeQueue) close() error { return q.c.Close() }
 
 // nvmeOp is a Read or Write.
 type nvmeOp struct {
-	q *nvmeQueue
-	x host.Command
+	q   *nvmeQueue
+	x   host.Command
+	fua bool
 }
 
-func (q *nvmeQueue) operation(b []byte, write bool, done func(error)) operation {
-	o := &nvmeOp{q: q}
+func (q *nvmeQueue) operation(b []byte, write, fua bool, done func(error)) operation {
+	o := &nvmeOp{q: q, fua: fua}
 	o.x.Done = func(x *host.Command) { done(x.Failure()) }
 	if o.x.In = b; write {
 		o.x.In, o.x.Out = nil, b
@@ -78,6 +79,9 @@ func (q *nvmeQueue) operation(b []byte, write bool, done func(error)) operation 
 func (o *nvmeOp) start(off int64) {
 	if err := o.q.Prepare(&o.x, off); err != nil {
 		panic(err) // prepare has looked
+	}
+	if o.fua {
+		o.x.DWords[2] |= 1 << 30 // NVM Command Set, Write, CDW12
 	}
 	o.q.c.Start(o.q.queue, &o.x)
 }

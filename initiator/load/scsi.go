@@ -61,12 +61,13 @@ func (d *scsi) close() error {
 
 // scsiOp is a READ or WRITE.
 type scsiOp struct {
-	d *scsi
-	c initiator.Command
+	d   *scsi
+	c   initiator.Command
+	fua bool
 }
 
-func (d *scsi) operation(b []byte, write bool, done func(error)) operation {
-	o := &scsiOp{d: d}
+func (d *scsi) operation(b []byte, write, fua bool, done func(error)) operation {
+	o := &scsiOp{d: d, fua: fua}
 	o.c.Memory = d.mem
 	o.c.Done = func(c *initiator.Command) { done(c.Failure()) }
 	if o.c.In = b; write {
@@ -78,6 +79,9 @@ func (d *scsi) operation(b []byte, write bool, done func(error)) operation {
 func (o *scsiOp) start(off int64) {
 	if err := o.d.Prepare(&o.c, off); err != nil {
 		panic(err) // prepare has looked
+	}
+	if o.fua {
+		o.c.CDB[1] |= 1 << 3 // SBC-4 §5.48
 	}
 	o.d.s.Start(&o.c)
 }

@@ -41,7 +41,9 @@ var rules = []rule{
 	{pkg: "iscsi/pdu", not: sockets},
 	{pkg: "iscsi/text", not: sockets},
 	{pkg: "nvme", not: append([]string{"net"}, sockets[2:]...)}, // addresses are values
+	{pkg: "nvme/auth", not: sockets},
 	{pkg: "nvme/tcp/pdu", may: []string{"nvme"}, not: sockets},
+	{pkg: "nvme/rdma/cm", not: sockets},
 	{pkg: "internal/invariant", not: sockets},
 	{pkg: "internal/serial", not: sockets},
 	{pkg: "internal/command", may: []string{"internal/version"}},
@@ -66,7 +68,8 @@ var rules = []rule{
 	// Consensus is a step function, too, with an edge of its own: TLS and a ticker.
 	{pkg: "ha/quorum", may: []string{"ha/replica"}, not: []string{"net/http", "math/rand", "math/rand/v2"}},
 	// The edge of a mirror: its core with a store, a network and a clock.
-	{pkg: "ha/mirror", may: []string{"ha/replica", "ha/quorum", "backend"}, not: []string{"net/http", "math/rand", "math/rand/v2"}},
+	{pkg: "ha/mirror", may: []string{"ha/replica", "ha/quorum", "backend", "internal/loglimit"}, not: []string{"net/http", "math/rand", "math/rand/v2"}},
+	{pkg: "ha/reservations", may: []string{"ha/quorum", "ha/replica", "volume/access"}, not: []string{"net/http", "math/rand", "math/rand/v2"}},
 	{pkg: "scsi/**", may: []string{"scsi", "scsi/**", "volume", "volume/access", "backend", "backend/**", "mem"}},
 	{pkg: "iscsi/chap", not: sockets},
 	{pkg: "iscsi/login", may: []string{"iscsi/pdu", "iscsi/text", "iscsi/chap"}, not: sockets},
@@ -74,10 +77,12 @@ var rules = []rule{
 	{pkg: "iscsi/**", may: []string{"iscsi", "iscsi/**", "scsi", "mem"}},
 	// It knows no protocol.
 	{pkg: "transport/bytestream", may: []string{"volume", "internal/iov", "internal/stream", "mem"}},
+	{pkg: "transport/queuepair", may: []string{"transport/rdma", "transport/rdma/manager", "mem"}, not: sockets},
 	{pkg: "transport/tcp", may: []string{"iscsi", "iscsi/*", "transport/bytestream", "internal/iov", "internal/stream", "mem"}},
 	// Controllers know volumes, and nothing of SCSI.
-	{pkg: "nvmf", may: []string{"nvme", "volume", "volume/access", "backend", "internal/baton", "internal/door", "internal/iostat", "mem"}, not: append([]string{"net"}, sockets[2:]...)},
+	{pkg: "nvmf", may: []string{"nvme", "nvme/auth", "volume", "volume/access", "backend", "internal/baton", "internal/door", "internal/iostat", "mem"}, not: append([]string{"net"}, sockets[2:]...)},
 	{pkg: "transport/nvmetcp", may: []string{"nvmf", "nvme", "nvme/tcp/pdu", "transport/bytestream", "mem"}},
+	{pkg: "transport/nvmerdma", may: []string{"nvmf", "nvme", "nvme/rdma/cm", "transport/queuepair", "transport/rdma", "transport/rdma/manager", "mem"}, not: sockets[1:]},
 	{pkg: "transport/nvmetcp/nvmetest", may: []string{"nvme", "nvme/tcp/pdu"}},
 	{pkg: "transport/movertest", may: []string{"iscsi", "iscsi/*", "scsi", "volume", "backend", "backend/**", "initiator", "mem"}}, // looks at movers from both sides
 	{pkg: "transport/rdma", may: []string{"stag", "mem"}},
@@ -98,14 +103,14 @@ var rules = []rule{
 	{pkg: "iser", may: []string{"iscsi", "iscsi/*", "transport/rdma", "transport/rdma/manager", "internal/iserhdr", "mem"}},
 
 	// What builds and drives the above.
-	{pkg: "config", may: []string{"configs", "nvme", "partition"}, not: []string{"net/http"}},
+	{pkg: "config", may: []string{"configs", "nvme", "nvme/auth", "partition"}, not: []string{"net/http"}},
 	{pkg: "state"},
 	{pkg: "config/configtest", may: []string{"config"}},
 	{pkg: "config/migrate", may: []string{"config"}},
 	{pkg: "isns"},
 	{pkg: "mgmt"}, // whom it manages it knows by an interface of its own
 	{pkg: "server", may: []string{
-		"config", "mgmt", "isns", "ha/quorum", "ha/mirror", "ha/replica", "transport/**", "iser", "iscsi", "iscsi/*", "scsi", "nvme", "nvmf", "partition", "partition/registry", "partition/service", "volume", "volume/access", "backend", "backend/**", "mem", "state", "internal/iostat", "internal/latency", "internal/loglimit", "internal/version",
+		"config", "mgmt", "isns", "ha/quorum", "ha/mirror", "ha/replica", "ha/reservations", "transport/**", "iser", "iscsi", "iscsi/*", "scsi", "nvme", "nvme/auth", "nvmf", "partition", "partition/registry", "partition/service", "volume", "volume/access", "backend", "backend/**", "mem", "state", "internal/iostat", "internal/latency", "internal/loglimit", "internal/version",
 	}},
 	{pkg: "endpoint", may: []string{"transport/rdma", "transport/rdma/*", "partition/wire", "internal/ring", "mem"}, not: []string{"net/http"}},
 	{pkg: "endpoint/endpointtest", may: []string{"endpoint", "transport/rdma", "transport/rdma/*", "partition", "partition/service", "volume", "backend", "mem"}}, // serves one to tests
@@ -114,11 +119,11 @@ var rules = []rule{
 	{pkg: "initiator", may: []string{"iscsi/pdu", "iscsi/text", "iscsi/chap", "transport/rdma", "transport/rdma/*", "internal/iov", "internal/iserhdr", "internal/stream", "mem"}},
 	{pkg: "initiator/nbd", may: []string{"initiator", "iscsi/pdu", "internal/iov", "internal/stream"}},
 	// It shares the way of bytes with the target's mover, and nothing else of the target.
-	{pkg: "initiator/host", may: []string{"nvme", "nvme/tcp/pdu", "transport/bytestream", "mem"}},
+	{pkg: "initiator/host", may: []string{"nvme", "nvme/auth", "nvme/tcp/pdu", "transport/bytestream", "mem"}},
 	{pkg: "initiator/load", may: []string{"initiator", "initiator/host", "internal/walk"}},
 	{pkg: "initiator/*", may: []string{"initiator", "internal/walk"}},
 	{pkg: "cmd/target", may: []string{"server", "ha/quorum", "config", "config/migrate", "configs", "mgmt", "transport/rdma/verbs", "transport/rdma/nic", "transport/rdma/nic/card", "internal/command", "internal/loglimit", "internal/version"}}, // lists devices, and is one
-	{pkg: "cmd/initiator", may: []string{"initiator", "initiator/*", "nvme", "endpoint", "endpoint/load", "transport/rdma", "transport/rdma/nic", "internal/command", "internal/loglimit", "internal/version"}},
+	{pkg: "cmd/initiator", may: []string{"initiator", "initiator/*", "nvme", "nvme/auth", "endpoint", "endpoint/load", "transport/rdma", "transport/rdma/nic", "internal/command", "internal/loglimit", "internal/version"}},
 	{pkg: "cmd/*", may: []string{"server", "config", "configs", "mgmt", "initiator", "initiator/*", "internal/command", "internal/loglimit", "internal/version"}},
 
 	// Tests that talk to the daemon from outside, and measurements.

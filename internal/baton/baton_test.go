@@ -142,10 +142,10 @@ func TestGive(t *testing.T) {
 		t.Error("a baton that was given takes a post")
 	}
 	from.Lock() // it is free
-	from.Unlock()
 	if done != 1 {
 		t.Errorf("%d posts were done", done)
 	}
+	from.Unlock()
 }
 
 // Nothing is allocated for a task.

@@ -7,7 +7,7 @@ const (
 )
 
 // MaxInline is how many octets may follow a request.
-const MaxInline = 8 << 10
+const MaxInline = 16 << 10
 
 // Flags modify a request.
 type Flags uint16

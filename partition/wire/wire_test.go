@@ -85,9 +85,9 @@ func TestRefused(t *testing.T) {
 		"CAS of 4096":           func(b []byte) []byte { b[1] = 8; return b },
 		"LIST with a handle":    func(b []byte) []byte { b[1], b[3], b[14] = 3, 0, 0; return b },
 		"DETACH with a length":  func(b []byte) []byte { b[1], b[3], b[22] = 11, 0, 0; return b },
-		"inline of 8193": func(b []byte) []byte {
-			b[3], b[14], b[15] = 8, 0x20, 1
-			return append(b, make([]byte, 8193)...)
+		"inline of 16385": func(b []byte) []byte {
+			b[3], b[14], b[15] = 8, 0x40, 1
+			return append(b, make([]byte, 16385)...)
 		},
 	} {
 		if r, _, err := ParseRequest(change(hexdump.Parse(t, writeVector))); !errors.As(err, new(*Error)) {

@@ -1,9 +1,11 @@
 package vm
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"net"
+	"os"
 	"os/exec"
 	"regexp"
 	"strconv"
@@ -33,12 +35,18 @@ type nvmeHost struct {
 
 func newNVMeHost(t *testing.T, portal string) *nvmeHost {
 	t.Helper()
-	host, port, err := net.SplitHostPort(guestAddr(t, portal))
+	return nvmeHostOver(t, "tcp", guestAddr(t, portal))
+}
+
+// nvmeHostOver is newNVMeHost for a transport and an address as nvme-cli has them.
+func nvmeHostOver(t *testing.T, transport, address string) *nvmeHost {
+	t.Helper()
+	host, port, err := net.SplitHostPort(address)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { guest.start(t, "nvme", "disconnect-all").wait(t, guest) })
-	return &nvmeHost{t: t, addr: []string{"-t", "tcp", "-a", host, "-s", port, "--hostnqn=" + hostNQN, "--hostid=" + hostID}}
+	return &nvmeHost{t: t, addr: []string{"-t", transport, "-a", host, "-s", port, "--hostnqn=" + hostNQN, "--hostid=" + hostID}}
 }
 
 func (h *nvmeHost) run(command string, args ...string) string {
@@ -116,8 +124,50 @@ portals: [{transport: nvme-tcp, listen: $PORTAL}, {transport: nvme-tcp, listen: 
 			}
 			fileSystem(t, "ext4", dev, 100, 32<<20, space)
 			verifyWithFio(t, dev, c.blockSize)
+			if space != nil {
+				h.copies(dev, tg.Dir+"/disk.img")
+				h.sanitizes(tg.Dir + "/disk.img")
+			}
 			h.disconnect()
 		})
+	}
+}
+
+// copies has nvme-cli copy two ranges of 512-byte blocks, and looks for them in the file behind the disk.
+func (h *nvmeHost) copies(dev, file string) {
+	h.t.Helper()
+	const to, block = 300_000, 512
+	h.run("copy", dev, "-s", "8,2000", "-b", "63,0", "-d", strconv.Itoa(to)) // 64 blocks and 1
+	want := append(h.fileAt(file, 8*block, 64*block), h.fileAt(file, 2000*block, block)...)
+	if got := h.fileAt(file, to*block, len(want)); !bytes.Equal(got, want) || bytes.Equal(got, make([]byte, len(got))) {
+		h.t.Error("nvme copy has copied other bytes")
+	}
+}
+
+func (h *nvmeHost) fileAt(file string, off int64, n int) []byte {
+	h.t.Helper()
+	f, err := os.Open(file)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	b := make([]byte, n)
+	if _, err := f.ReadAt(b, off); err != nil {
+		h.t.Fatal(err)
+	}
+	return b
+}
+
+// sanitizes has nvme-cli destroy what the subsystem holds, and looks at the file behind its disk.
+func (h *nvmeHost) sanitizes(file string) {
+	h.t.Helper()
+	h.run("sanitize", "/dev/"+h.ctrl, "-a", "2")
+	done := regexp.MustCompile(`\(SSTAT\) *: *0x1\b`)
+	if !await(func() bool { return done.MatchString(h.run("sanitize-log", "/dev/"+h.ctrl)) }) {
+		h.t.Errorf("nvme sanitize-log says %s", h.run("sanitize-log", "/dev/"+h.ctrl))
+	}
+	if b := h.fileAt(file, 0, 40<<20); !bytes.Equal(b, make([]byte, len(b))) {
+		h.t.Error("bytes are left after nvme sanitize")
 	}
 }
 

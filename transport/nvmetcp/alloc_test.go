@@ -69,7 +69,7 @@ func benchmark(b *testing.B, op nvme.Opcode) {
 	const burst, n = 64, 512
 	h := newRig(b, rigConfig{}).admin(pdu.IC{}, subNQN).Queue(1, 0)
 	var data []byte
-	sgl, back := uint8(nvme.SGLTransport), pdu.DataLen+n+pdu.CapsuleRespLen
+	sgl, back := nvme.SGLTransport, pdu.DataLen+n+pdu.CapsuleRespLen
 	if op == nvme.Write {
 		data, sgl, back = pattern(n, 1), nvme.SGLInCapsule, pdu.CapsuleRespLen
 	}

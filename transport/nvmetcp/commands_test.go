@@ -198,3 +198,18 @@ func TestDataDigest(t *testing.T) {
 		t.Errorf("%d errors of digests and %d of the protocol are counted", n.DigestErrors.Load(), n.ProtocolErrors.Load())
 	}
 }
+
+// Descriptors of other transports end the command, and not the connection.
+func TestForeignDescriptors(t *testing.T) {
+	r := newRig(t, rigConfig{})
+	h := r.admin(pdu.IC{}, subNQN).Queue(1, 0)
+	for _, sgl := range []uint8{nvme.SGLKeyed, nvme.SGLKeyedInvalidate, 0x00, 0x20} {
+		c := nvmetest.RW(nvme.Write, 0, 1)
+		c.CID, c.SGL = 7, nvme.SGL{Length: 512, Type: sgl}
+		h.Send(h.Capsule(&c, nil))
+		if e, _ := h.Finish(7, nil, 0); e.Status != nvme.SGLType|nvme.DNR {
+			t.Errorf("type %#02x: %v", sgl, e.Status)
+		}
+	}
+	h.Must(nvmetest.RW(nvme.Write, 0, 1), make([]byte, 512), 0)
+}

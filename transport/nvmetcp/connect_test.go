@@ -16,7 +16,7 @@ import (
 // What each fault of Connect is answered with, and where the answer points (Base 2.0 §6.3).
 func TestConnectChecks(t *testing.T) {
 	r := newRig(t, rigConfig{})
-	r.sub.SetAdmit(func(host string) bool { return !strings.HasSuffix(host, "stranger") })
+	r.sub.SetAccess(func(host string) bool { return !strings.HasSuffix(host, "stranger") }, nil)
 	admin := r.admin(pdu.IC{}, subNQN)
 	other := r.admin(pdu.IC{}, nvme.DiscoveryNQN)
 	type change func(c *nvme.Command, f *nvme.ConnectFields)
@@ -147,7 +147,7 @@ func TestDiscovery(t *testing.T) {
 	r := newRig(t, rigConfig{})
 	at := netip.MustParseAddrPort(r.l.Addr().String())
 	portal := func(id uint16, reached bool) nvmf.Portal {
-		return nvmf.Portal{ID: id, Reached: func(local netip.AddrPort) (netip.AddrPort, bool) { return at, reached && local == at }}
+		return nvmf.Portal{ID: id, Transport: Transport, Reached: func(local netip.AddrPort) (netip.AddrPort, bool) { return at, reached && local == at }}
 	}
 	r.SetPortals([]nvmf.Portal{portal(3, true), portal(4, false)})
 	hidden := r.AddSubsystem(nvmf.SubsystemConfig{NQN: subNQN + "2", Admit: func(string) bool { return false }})
@@ -159,7 +159,7 @@ func TestDiscovery(t *testing.T) {
 		return b
 	}
 	whole := read(0, 4096)
-	current := nvme.DiscoveryEntry{Type: nvme.EntryCurrent, Port: 3, ASQSize: 32, Address: at, SubNQN: nvme.DiscoveryNQN}
+	current := nvme.DiscoveryEntry{Transport: nvme.TransportTCP, Type: nvme.EntryCurrent, Port: 3, ASQSize: 32, Address: at, SubNQN: nvme.DiscoveryNQN}
 	entry := current
 	entry.Type, entry.SubNQN = nvme.EntryNVM, subNQN
 	if want := entry.AppendTo(current.AppendTo(nil)); whole[8] != 2 || !bytes.Equal(whole[1024:3072], want) || bytes.ContainsFunc(whole[3072:], func(r rune) bool { return r != 0 }) {
@@ -175,7 +175,7 @@ func TestDiscovery(t *testing.T) {
 	// Who wants to know of changes is told, once until the log is read.
 	h.Must(nvme.Command{Opcode: nvme.AdminSetFeatures, DWords: [6]uint32{uint32(nvme.FeatureAsyncEvents), 1 << 31}}, nil, 0)
 	aer := h.Start(nvme.Command{Opcode: nvme.AdminAsyncEvent}, nil, 0)
-	hidden.SetAdmit(nil)
+	hidden.SetAccess(nil, nil)
 	if e, _ := h.Finish(aer, nil, 0); e.DW0 != nvme.EventDiscovery || e.Status != nvme.Success {
 		t.Errorf("%+v", e)
 	}

@@ -53,6 +53,10 @@ func (m *Mover) command(e nvme.SQE, s pdu.Shape) error {
 		}
 	}
 	t := m.newTask()
+	t.Objection = nvme.Success
+	if !inCapsule && sgl.Length > 0 && sgl.Type != nvme.SGLTransport {
+		t.Objection = nvme.SGLType
+	}
 	t.NoLend = m.dataDigest
 	t.in.tag = -1
 	if inCapsule {
@@ -188,7 +192,7 @@ func (m *Mover) arrived(t *task, good bool) {
 }
 
 // Forget implements nvmf.Mover.
-func (m *Mover) Forget(nt *nvmf.Task) {
+func (m *Mover) Forget(nt *nvmf.Task) bool {
 	t := of(nt)
 	t.in.pulling = false
 	if i := t.in.tag; i >= 0 {
@@ -196,4 +200,5 @@ func (m *Mover) Forget(nt *nvmf.Task) {
 		t.in.tag = -1
 	}
 	m.In.Forget(t)
+	return true
 }

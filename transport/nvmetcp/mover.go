@@ -17,6 +17,7 @@ import (
 	"net"
 
 	"oneshot/internal/invariant"
+	"oneshot/nvme"
 	"oneshot/nvme/tcp/pdu"
 	"oneshot/nvmf"
 	"oneshot/transport/bytestream"
@@ -64,15 +65,15 @@ func newMover(tc *net.TCPConn) (*Mover, error) {
 	if err := m.Open(tc, m, sizes); err != nil {
 		return nil, err
 	}
-	m.params.CapsuleData, m.Small, m.Heavy = freshCapsule, true, maxHeavy
+	m.params.CapsuleData, m.Small, m.Heavy = Transport.AdminCapsule, true, maxHeavy
 	return m, nil
 }
 
-// freshCapsule is how many bytes of data the capsules of a connection may have before it is connected.
-const freshCapsule = 8 << 10
+// Transport is NVMe over TCP. An admin queue takes data in capsules as NVMe/TCP 1.0 §3.5.1.3 has it.
+var Transport = &nvmf.Transport{Name: "nvme-tcp", Type: nvme.TransportTCP, Capsule: 16 << 10, AdminCapsule: 8 << 10, SGLS: nvme.SGLSTransport}
 
 // Transport implements nvmf.Mover.
-func (m *Mover) Transport() string { return "nvme-tcp" }
+func (m *Mover) Transport() *nvmf.Transport { return Transport }
 
 // Digests implements nvmf.Mover.
 func (m *Mover) Digests() (header, data bool) { return m.headerDigest, m.dataDigest }

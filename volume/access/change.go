@@ -21,6 +21,7 @@ const (
 	RegisterHost // by a host of NVMe: anew, or the key that it has
 	ReplaceKey   // by a host of NVMe that is registered; no new key: its registration ends
 	SetPersist   // changes nothing else
+	Look         // changes nothing: State is what is in force
 )
 
 // Result is how a change has ended.
@@ -39,6 +40,7 @@ const (
 	BadRequest          // Change.Malformed
 	Full                // of registrations
 	NotKept             // Err says why
+	NotNow              // nobody agrees to it at present: Err says why
 )
 
 // MaxRegistrations bounds those of a volume, which outlive their sessions: those of a large
@@ -75,7 +77,8 @@ type Change struct {
 
 	// Result is valid when the change is over.
 	Result Result
-	Err    error // NotKept
+	Err    error // NotKept, NotNow
+	State  State // Look
 
 	done    func()
 	changed bool
@@ -93,9 +96,13 @@ type PortOf struct {
 }
 
 // apply works out what the change comes to: Result, and next if anything changes. t.mu is held.
-func (c *Change) apply(t *Table) {
-	c.next = t.state
-	c.next.Registrations = slices.Clone(t.state.Registrations)
+func (c *Change) apply(t *Table) { c.applyTo(t, t.state) }
+
+// applyTo is apply to that state, of which it changes nothing. For changes that isShared reports it needs no lock.
+func (c *Change) applyTo(t *Table, s State) {
+	c.changed, c.notices, c.aborts = false, nil, nil
+	c.next = s
+	c.next.Registrations = slices.Clone(s.Registrations)
 	c.self = -1
 	if c.By != nil {
 		c.self = c.next.find(c.By.Holder())

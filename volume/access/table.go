@@ -35,10 +35,12 @@ type Subscriber interface {
 
 // Table is who may do what with one volume. Its methods may be called from any goroutine.
 type Table struct {
-	keep func(State) error // nil: nothing outlives a loss of power
+	keep      func(State) error // nil: nothing outlives a loss of power
+	agreement Agreement         // nil: this process alone has the state; constant after Share
 
 	mu          sync.Mutex // taken before the locks of subscribers, which it never takes
 	state       State      // guarded by mu
+	changes     uint64     // Common.Changes of what Adopt took last; guarded by mu
 	reserved    any        // the session that has done RESERVE; nil: none; guarded by mu
 	conditions  Denial     // of the volume, for everybody; guarded by mu
 	served      GroupState // of all groups here, unless it is active/optimized; guarded by mu
@@ -53,7 +55,7 @@ type Table struct {
 func NewTable(state State, keep func(State) error) *Table { return &Table{state: state, keep: keep} }
 
 // Keeps reports whether reservations can outlive a loss of power.
-func (t *Table) Keeps() bool { return t.keep != nil }
+func (t *Table) Keeps() bool { return t.keep != nil || t.agreement != nil }
 
 // Subscribe adds a subscriber, and tells it what it may not do.
 func (t *Table) Subscribe(s Subscriber) {
@@ -179,17 +181,22 @@ func (t *Table) SetGroup(g Group) error {
 // One that cannot be kept has no effect, except SetGroups.
 func (t *Table) Do(c *Change, done func()) bool {
 	c.done = done
+	if c.Op == Look {
+		return t.look(c)
+	}
 	t.mu.Lock()
 	if t.saving {
 		t.waiting = append(t.waiting, c)
 		t.mu.Unlock()
 		return false
 	}
-	c.apply(t)
-	if !t.mustKeep(c) {
-		t.commit(c)
-		t.mu.Unlock()
-		return c.abortOthers()
+	if !t.isShared(c) {
+		c.apply(t)
+		if !t.mustKeep(c) {
+			t.commit(c)
+			t.mu.Unlock()
+			return c.abortOthers()
+		}
 	}
 	t.saving = true
 	t.mu.Unlock()
@@ -202,21 +209,36 @@ func (t *Table) mustKeep(c *Change) bool {
 	return c.changed && t.keep != nil && (t.state.Persist || c.next.Persist || c.Op == SetGroups)
 }
 
-// save keeps a change, and those that wait behind it.
+// save keeps a change, or has others agree to it, and then those that wait behind it.
 func (t *Table) save(c *Change) {
 	for c != nil {
-		err := t.keep(c.next.Kept())
-		t.mu.Lock()
-		if err != nil {
-			c.Result, c.Err = NotKept, err
-		}
-		if err == nil || c.Op == SetGroups { // paths fail over, whether or not a disk is full
-			t.commit(c)
+		nobody := false // agrees to anything
+		if t.isShared(c) {
+			nobody = !t.agree(c)
+			t.mu.Lock()
+		} else {
+			err := t.keep(c.next.Kept())
+			t.mu.Lock()
+			if err != nil {
+				c.Result, c.Err = NotKept, err
+			}
+			if err == nil || c.Op == SetGroups { // paths fail over, whether or not a disk is full
+				t.commit(c)
+			}
 		}
 		over := []*Change{c}
 		for c = nil; c == nil && len(t.waiting) > 0; {
 			next := t.waiting[0]
 			t.waiting = t.waiting[1:]
+			if t.isShared(next) {
+				if nobody { // else the last one would wait for the patience of all before it
+					next.Result, next.Err = NotNow, over[0].Err
+					over = append(over, next)
+				} else {
+					c = next
+				}
+				continue
+			}
 			next.apply(t)
 			if t.mustKeep(next) {
 				c = next

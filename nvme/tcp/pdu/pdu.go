@@ -356,8 +356,7 @@ type Ready struct {
 
 // ParseReady reads an R2T of R2TLen bytes.
 func ParseReady(b []byte) Ready {
-	d := ParseData(b)
-	return Ready{CID: d.CID, Tag: d.Tag, Offset: d.Offset, Len: d.Len}
+	return Ready(ParseData(b))
 }
 
 // AppendTo appends the PDU without digest.

@@ -217,5 +217,8 @@ func (m *Machine) Stop() {
 	}
 }
 
+// Ended is closed when the guest has ended.
+func (m *Machine) Ended() <-chan struct{} { return m.exited }
+
 // PID returns the process ID of qemu.
 func (m *Machine) PID() int { return m.qemu.Process.Pid }

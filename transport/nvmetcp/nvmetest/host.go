@@ -74,13 +74,13 @@ func Admin(t testing.TB, addr string, ic pdu.IC, subsystem string) *Host {
 	return h
 }
 
-// Queue connects an I/O queue of the controller of admin. cattr are the attributes of Connect.
-func (admin *Host) Queue(qid uint16, cattr uint8) *Host {
-	admin.t.Helper()
-	h := Dial(admin.t, admin.addr, admin.IC)
-	h.Must(ConnectCommand(qid, 127, cattr, 0), ConnectData(admin.Subsystem, admin.ID), 0)
-	h.Cap, h.ID = 16<<10, qid
-	return h
+// Queue connects an I/O queue of the controller whose admin queue h is. cattr are the attributes of Connect.
+func (h *Host) Queue(qid uint16, cattr uint8) *Host {
+	h.t.Helper()
+	q := Dial(h.t, h.addr, h.IC)
+	q.Must(ConnectCommand(qid, 127, cattr, 0), ConnectData(h.Subsystem, h.ID), 0)
+	q.Cap, q.ID = 16<<10, qid
+	return q
 }
 
 // Send sends octets.

@@ -470,7 +470,7 @@ func (q *queuePair) beginPart(b []byte) (bool, error) {
 	x.seg = seg
 	if err == nil {
 		switch err = q.place(head); {
-		case err == errGather: //nolint:errorlint // it is never wrapped
+		case err == errGather: // never wrapped
 			x.room = readMax
 			return false, nil
 		case errors.Is(err, errStall):

@@ -152,6 +152,9 @@ func TestEndOfSocket(t *testing.T) {
 	}
 }
 
+// victimText is what a victim has in the memory that it advertises.
+const victimText = "to share"
+
 // beVictim connects to the server at addr through the card, advertises memory, and waits to be killed.
 func beVictim(socket, addr string) error {
 	t := quiet{}
@@ -160,14 +163,14 @@ func beVictim(socket, addr string) error {
 		return err
 	}
 	e := newEnd(t, d)
-	copy(e.b, "advertised")
+	copy(e.b, victimText)
 	if err := d.Connect(context.Background(), e.qp, addr, rdma.ConnParams{OneShot: oneShot()}); err != nil {
 		return err
 	}
 	if _, err := d.Listen("127.0.0.1:0"); err != nil {
 		return err
 	}
-	e.post(rdma.Work{Op: rdma.OpSend, Flags: rdma.Advertise, SGL: e.sge(0, 8), Access: rdma.AccessRemoteRead, Memory: e.sge(0, 8)})
+	e.post(rdma.Work{Op: rdma.OpSend, Flags: rdma.Advertise, SGL: e.sge(0, 8), Access: rdma.AccessRemoteRead, Memory: e.sge(0, len(victimText))})
 	fmt.Println("ready")
 	select {}
 }
@@ -259,11 +262,11 @@ func TestOthersGoOn(t *testing.T) {
 	_, b, s := program(t, c, server, l)
 	read := func(id uint64) {
 		t.Helper()
-		clear(b.b[:8])
-		b.post(rdma.Work{ID: id, Op: rdma.OpRead, Flags: rdma.Signaled, SGL: b.sge(0, 8), RemoteSTag: s})
+		clear(b.b[:len(victimText)])
+		b.post(rdma.Work{ID: id, Op: rdma.OpRead, Flags: rdma.Signaled, SGL: b.sge(0, len(victimText)), RemoteSTag: s})
 		b.want(rdma.OpRead, id)
-		if string(b.b[:8]) != "advertis" {
-			t.Errorf("the other program's memory says %q", b.b[:8])
+		if string(b.b[:len(victimText)]) != victimText {
+			t.Errorf("the other program's memory says %q", b.b[:len(victimText)])
 		}
 	}
 	read(2)

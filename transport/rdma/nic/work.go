@@ -296,7 +296,7 @@ func (q *queuePair) prepareSend(e *work, p *rdma.Work, d *shm.Descriptor, l *lis
 		d.STag = uint32(p.STag)
 		return q.holdClose(e, p.STag, false), nil
 	case rdma.Advertise:
-		return q.prepareAdvertise(e, p, d, l)
+		return q.prepareAdvertise(p, d, l)
 	case rdma.Close:
 		d.STag = uint32(p.STag)
 		if q.shot == nil || !q.shot.Close || q.initiator {
@@ -307,7 +307,7 @@ func (q *queuePair) prepareSend(e *work, p *rdma.Work, d *shm.Descriptor, l *lis
 	return "more than one of Invalidate, Advertise and Close", nil
 }
 
-func (q *queuePair) prepareAdvertise(e *work, p *rdma.Work, d *shm.Descriptor, l *list) (what string, err error) {
+func (q *queuePair) prepareAdvertise(p *rdma.Work, d *shm.Descriptor, l *list) (what string, err error) {
 	const errMemory = "memory to advertise: "
 	if q.shot == nil || !q.shot.Advertise || !q.initiator {
 		return "the peer has not agreed to advertise", nil

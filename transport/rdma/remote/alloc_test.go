@@ -35,7 +35,7 @@ func noAllocation(t *testing.T, direct bool) {
 			case 1:
 				w = u.work(rdma.OpRead, uint64(i), 0, i*16384, 4096, i*16384)
 			case 2:
-				w = u.work(rdma.OpWrite, uint64(i), 0, i*16384, 16384, i*16384)
+				w = u.work(rdma.OpWrite, uint64(i), 0, i*16384, 32768, i*16384)
 			}
 			ws = append(ws, w)
 		}

@@ -9,7 +9,7 @@
 //	link.go       one connection: HELLO to ATTACHED, events
 //	again.go      a connection that was lost comes back
 //
-// A Write of at most 8 KiB travels with its request, and one of up to 16 KiB with two. Other memory is advertised with the Send of the request
+// A Write of at most 16 KiB travels with its request. Other memory is advertised with the Send of the request
 // (one-shot) and closed by the response; a device that has no one-shot below registers it for good, and requests
 // name it (Config.Static). Requests are sent in the order of posting, up to the credits of the service, which
 // keeps their order as package rdma says (Order): a fence costs no round trip.

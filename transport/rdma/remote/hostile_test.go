@@ -148,7 +148,7 @@ func TestServiceRefused(t *testing.T) {
 		"unit 0":         {change: func(m *wire.AttachedMessage) { m.Unit = 0 }},
 		"size":           {change: func(m *wire.AttachedMessage) { m.Size = 1 << 63 }},
 		"no credits":     {change: func(m *wire.AttachedMessage) { m.Credits = 0 }},
-		"inline":         {change: func(m *wire.AttachedMessage) { m.Inline = 9000 }},
+		"inline":         {change: func(m *wire.AttachedMessage) { m.Inline = 16<<10 + 1 }},
 		"length":         {change: func(m *wire.AttachedMessage) { m.MaxLength = 256 }},
 		"no handle":      {change: func(m *wire.AttachedMessage) { m.Handle = 0 }},
 		"no partition":   {change: func(m *wire.AttachedMessage) { m.Status = wire.NoHandle }, is: rdma.ErrNoEndpoint},

@@ -129,17 +129,9 @@ func (q *queuePair) several(w *work) bool {
 	return w.n > q.bound(w) || q.dev.static && len(w.sgl) > 1
 }
 
-// maxInlines is into how many requests a Write is divided so that it travels with them. With more of them the service
-// would have more to do than to pull the octets. One with a fence would need another request for that, and one that is
-// to be durable would be made so twice.
-const maxInlines = 2
-
 // next is how many octets the next request of w has. Where memory is named, it lies in one element.
 func (q *queuePair) next(w *work) int64 {
 	n := min(w.n-w.sent, q.bound(w))
-	if w.opcode == rdma.OpWrite && w.n <= maxInlines*q.inline && !w.durable && !w.fence {
-		n = min(n, q.inline) // to pull it would be another round trip
-	}
 	if !q.dev.static || w.opcode != rdma.OpRead && w.opcode != rdma.OpWrite {
 		return n
 	}

@@ -272,10 +272,16 @@ func FuzzProgram(f *testing.F) {
 	window := []byte{stepCommand, shm.CommandNewWindow, itsDomain, 3, 3, 0, 0, 0, 0, 0, 0, 0}
 	bind := []byte{stepWork, byte(rdma.OpBind), 1, byte(rdma.Signaled), 0, 1, 0, 1, 3, 1, 100, 0, 0, 0, 0}
 	for _, list := range [][][]byte{
-		{receive, send, {stepTake}, {stepTake}}, {receive, advertise, {stepTake}}, {window, bind, {stepTake}, {stepTake}},
+		{receive, send, {stepTake}, {stepTake}},
+		{receive, advertise, {stepTake}},
+		{window, bind, {stepTake}, {stepTake}},
 		{{stepCommand, shm.CommandRegister, itsDomain, 1, 2, 3, 0, 0, 16, 0, 0, 0}, {stepTake}, {stepCommand, shm.CommandDeregister, 0, 1, 2}},
-		{{stepTail, 0, 255, 255, 255, 255}}, {{stepTail, 1, 1, 1}}, {{stepTail, 2, 0, 0, 1}}, {send, {stepHead, 0, 0, 0, 1}},
-		{{stepSpill, 240, 15, 1, 2, 3}, {stepWork, byte(rdma.OpSend), 15, 0, 0}}, {{stepHint, 9, 9}, {stepRaw, 1, 255, 255, 255}},
+		{{stepTail, 0, 255, 255, 255, 255}},
+		{{stepTail, 1, 1, 1}},
+		{{stepTail, 2, 0, 0, 1}},
+		{send, {stepHead, 0, 0, 0, 1}},
+		{{stepSpill, 240, 15, 1, 2, 3}, {stepWork, byte(rdma.OpSend), 15, 0, 0}},
+		{{stepHint, 9, 9}, {stepRaw, 1, 255, 255, 255}},
 	} {
 		for connected := range 2 {
 			s := []byte{byte(connected)}

@@ -54,7 +54,7 @@ func (c *client) works(p *pair, bad error) {
 	if bad != nil {
 		good = ws[:b.n-1]
 	}
-	n, err := 0, error(rdma.ErrDisconnected)
+	n, err := 0, rdma.ErrDisconnected
 	if !p.over {
 		n, err = p.qp.Post(good)
 		p.consumed.Add(uint32(n))

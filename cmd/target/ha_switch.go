@@ -1,0 +1,167 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"oneshot/mgmt"
+)
+
+func haSwitch() *cobra.Command {
+	v := new(view)
+	cmd := &cobra.Command{
+		Use:   "switch MIRROR [NODE]",
+		Short: "Have another node serve a mirror",
+		Long: `switch has the primary of a mirror hand over to the node, or, if none is named, to any
+that can take over. It ends when that node serves the mirror. Hosts wait for some
+milliseconds and see no error: what they have sent is done first. The copy of the node
+has to be in sync, and the node not drained.
+
+Any running node of the cluster can be asked.`,
+		Example: `  target ha switch disk1
+  target ha switch disk1 b`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) < 1 || len(args) > 2 {
+				return &usageError{cmd.CommandPath(), "name a mirror, and perhaps a node: " + cmd.Root().Name() + " ha status lists them"}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c := v.client()
+			defer c.Close()
+			mirror, to := args[0], ""
+			if len(args) == 2 {
+				to = args[1]
+			}
+			s, err := c.SwitchMirror(cmd.Context(), mirror, to)
+			if err != nil {
+				return err
+			}
+			text := fmt.Sprintf("Node %s serves %s; node %s did until now. The switch took %.0f ms.", s.To, mirror, s.From, float64(s.Took)/1e6)
+			if s.Took == 0 {
+				text = fmt.Sprintf("Node %s serves %s already.", s.To, mirror)
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), text)
+			return err
+		},
+	}
+	v.socketFlag(cmd)
+	return cmd
+}
+
+func haDrain() *cobra.Command {
+	v, wait := new(view), time.Duration(0)
+	cmd := &cobra.Command{
+		Use:   "drain NODE [--wait TIME]",
+		Short: "Have a node serve nothing, before work on it",
+		Long: `drain has a node hand all of its mirrors over, and take none, until target ha undrain.
+It hands over the lead of consensus, too. The cluster remembers that, also while the
+node is away. drain ends when the node serves nothing; then the node can be stopped,
+upgraded and started again, and no host notices.
+
+A mirror that no other node can take over now stays where it is, and leaves as soon as
+another copy is in sync. As long as a node is drained it does not take over for one
+that is lost either: undrain it when the work is done.`,
+		Example: `  target ha drain b
+  target ha drain b --wait 10m`,
+		Args:                  oneNode,
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c := v.client()
+			defer c.Close()
+			if err := c.DrainNode(cmd.Context(), args[0], true); err != nil {
+				return err
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), wait)
+			defer cancel()
+			return awaitDrained(ctx, c, args[0], cmd.OutOrStdout())
+		},
+	}
+	v.socketFlag(cmd)
+	cmd.Flags().DurationVar(&wait, "wait", time.Minute, "how long to wait until the node serves nothing: `TIME` such as 30s")
+	return cmd
+}
+
+// drainAgain is the time between two looks at a node that is drained.
+const drainAgain = 100 * time.Millisecond
+
+// awaitDrained tells what a node still serves, until that is nothing.
+func awaitDrained(ctx context.Context, c *mgmt.Client, name string, out io.Writer) error {
+	said, left := "", ""
+	for {
+		now, err := askCluster(c, ctx)
+		switch {
+		case ctx.Err() != nil:
+			return fmt.Errorf("node %s is drained, and serves something still: %s; it hands over as soon as another node can take its place: look at target ha status, or run this command again to wait", name, left)
+		case err != nil:
+			return err
+		}
+		if left = leftAt(now, name); left == "" {
+			_, err := fmt.Fprintf(out, "Node %s serves nothing, until target ha undrain %s.\n", name, name)
+			return err
+		}
+		if left != said {
+			fmt.Fprintf(out, "Node %s still has %s.\n", name, left)
+			said = left
+		}
+		select {
+		case <-time.After(drainAgain):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// leftAt says what a node that is drained has not handed over yet.
+func leftAt(c *mgmt.Cluster, name string) string {
+	var left []string
+	for i := range c.Mirrors {
+		if m := &c.Mirrors[i]; m.Primary == name {
+			left = append(left, fmt.Sprintf("the mirror %s (copies: %s)", m.Name, copiesText(m)))
+		}
+	}
+	for i := range c.Members {
+		if m := &c.Members[i]; m.Name == name && (m.Leads || !m.Drained) && hasOtherVoter(c, name) {
+			left = append(left, "the lead of consensus")
+		}
+	}
+	return strings.Join(left, ", ")
+}
+
+// hasOtherVoter says whether somebody else could lead.
+func hasOtherVoter(c *mgmt.Cluster, name string) bool {
+	for _, m := range c.Members {
+		if m.Name != name && m.Votes && m.Up && !m.Drained {
+			return true
+		}
+	}
+	return false
+}
+
+func haUndrain() *cobra.Command {
+	v := new(view)
+	cmd := &cobra.Command{
+		Use:   "undrain NODE",
+		Short: "Let a node that was drained serve again",
+		Long: `undrain ends what target ha drain has begun: the node may take over from others again.
+Its mirrors stay where they are; target ha switch brings them back.`,
+		Example:               `  target ha undrain b`,
+		Args:                  oneNode,
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c := v.client()
+			defer c.Close()
+			if err := c.DrainNode(cmd.Context(), args[0], false); err != nil {
+				return err
+			}
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "Node %s may serve again.\n", args[0])
+			return err
+		},
+	}
+	v.socketFlag(cmd)
+	return cmd
+}

@@ -1,0 +1,86 @@
+//go:build !race
+
+package main
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"oneshot/initiator"
+)
+
+// TestMirrorDiscovery: one discovery, at any node, finds the paths through all of them, with the portal groups that REPORT TARGET PORT
+// GROUPS tells of. A node that listens at all addresses is told of by the address that it advertises, or not at all.
+func TestMirrorDiscovery(t *testing.T) {
+	s := newMirror(t)
+	s.level("a")
+	s.level("b")
+	path := func(i, group int) string { return fmt.Sprintf("%s,%d", s.at[i], group) }
+	finds := func(i int, want ...string) {
+		t.Helper()
+		u, err := initiator.ParseURL("iscsi://" + s.at[i])
+		if err != nil {
+			t.Fatal(err)
+		}
+		targets, err := initiator.Discover(t.Context(), u, initiator.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := []string{}
+		for _, found := range targets {
+			for _, p := range found.Portals {
+				got = append(got, p.Address+","+p.TPGT)
+			}
+		}
+		if len(targets) != 1 || !slices.Equal(got, want) {
+			t.Errorf("at node %s: %d targets, %v, want %v", s.at[i], len(targets), got, want)
+		}
+	}
+	finds(3, path(3, 1), path(4, 2))
+	finds(4, path(4, 2), path(3, 1))
+
+	u, err := initiator.ParseURL("iscsi://" + s.at[4] + "/iqn.2026-11.example.oneshot:lab/0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	session, err := initiator.Dial(t.Context(), u, initiator.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, 255)
+	c := &initiator.Command{CDB: []byte{0xa3, 0x0a, 9: 255, 11: 0}, In: b, Attentions: 8}
+	if err := session.Do(t.Context(), c); err != nil || c.Status != initiator.StatusGood {
+		t.Fatalf("REPORT TARGET PORT GROUPS: %v, status %#x", err, c.Status)
+	}
+	groups := []uint16{}
+	for at, end := 4, 4+int(binary.BigEndian.Uint32(b)); at < end; at += 8 + 4*int(b[at+7]) {
+		groups = append(groups, binary.BigEndian.Uint16(b[at+2:]))
+	}
+	if !slices.Equal(groups, []uint16{1, 2}) {
+		t.Errorf("groups %v", groups)
+	}
+	if err := session.Close(); err != nil {
+		t.Error(err)
+	}
+
+	// What a reload changes of another node's portals.
+	b2 := fmt.Sprintf("{node: b, listen: %q, group: 2}", s.at[4])
+	everywhere := ":" + s.at[4][strings.LastIndex(s.at[4], ":")+1:]
+	for _, x := range []struct {
+		portal string
+		want   []string
+	}{
+		{fmt.Sprintf("{node: b, listen: %q, group: 2}", everywhere), []string{path(3, 1)}},
+		{fmt.Sprintf("{node: b, listen: %q, group: 2, advertise: \"b.example.com:3260\"}", everywhere), []string{path(3, 1), "b.example.com:3260,2"}},
+	} {
+		if !strings.Contains(s.text, b2) {
+			t.Fatal("the text has another portal")
+		}
+		s.write("a", strings.Replace(s.text, b2, x.portal, 1))
+		s.must(s.asked("a", "reload")...)
+		finds(3, x.want...)
+	}
+}

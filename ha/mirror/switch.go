@@ -1,0 +1,95 @@
+package mirror
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"oneshot/ha/replica"
+)
+
+// Errors of SwitchTo.
+var (
+	// ErrCannotTake: that node is this one, not in sync or drained, or this node is handing over already.
+	ErrCannotTake = errors.New("the node cannot take over now")
+	// ErrTooLate: the other copy has not got all in time, and this node goes on.
+	ErrTooLate = errors.New("the node has not got all that was written in time")
+)
+
+// SwitchTo has this node, the primary, hand over to another one that is in sync. It returns nil when that one is the
+// primary. After an error of ctx it is not known whether it will be.
+func (m *Mirror) SwitchTo(ctx context.Context, to replica.ID) error {
+	end := make(chan replica.Status, 1)
+	asked := m.push(item{call: func() {
+		if m.core == nil || m.closing {
+			end <- replica.Moved
+			return
+		}
+		id := m.orderID()
+		m.switches[id] = end
+		m.step(replica.Switch{ID: id, To: to})
+	}})
+	if !asked {
+		return m.moved()
+	}
+	select {
+	case status := <-end:
+		switch status {
+		case replica.Good:
+			return nil
+		case replica.Refused:
+			return ErrCannotTake
+		case replica.Failed:
+			return ErrTooLate
+		}
+		return m.moved()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// isOrder tells requests of the administrator from those of hosts.
+const isOrder = 1 << 63
+
+// orderID numbers a request of the administrator.
+func (m *Mirror) orderID() uint64 {
+	m.orders++
+	return isOrder | m.orders
+}
+
+// ordered takes the answer to a request of the administrator.
+func (m *Mirror) ordered(a *replica.Answer) {
+	if v := m.verifying; v != nil && v.id == a.ID {
+		var err error
+		if a.Status != replica.Good {
+			err = m.moved()
+		}
+		m.endVerify(err)
+		return
+	}
+	if end := m.switches[a.ID]; end != nil {
+		delete(m.switches, a.ID)
+		end <- a.Status
+	}
+}
+
+// Drain tells which nodes are to serve nothing.
+func (m *Mirror) Drain(nodes replica.Nodes) { m.push(item{event: replica.Drained{Nodes: nodes}}) }
+
+// How long Close waits for other copies.
+const (
+	flushWithin    = 10 * time.Second
+	handOverWithin = 2 * time.Second
+)
+
+// HandOver has another copy in sync take the place of this one, the primary, if there is one that does so soon.
+func (m *Mirror) HandOver() {
+	s, _ := m.Status()
+	ctx, cancel := context.WithTimeout(m.ctx, handOverWithin)
+	defer cancel()
+	for id := range (s.View.InSync & s.Connected).Without(m.cfg.Self).All() {
+		if err := m.SwitchTo(ctx, id); !errors.Is(err, ErrCannotTake) {
+			return
+		}
+	}
+}

@@ -1,0 +1,68 @@
+package mirror
+
+import (
+	"time"
+
+	"oneshot/ha/replica"
+)
+
+// Takeover is how this node became the primary, and how long each step took.
+type Takeover struct {
+	At       time.Time
+	Term     uint64
+	Planned  bool          // the primary before handed over
+	Silence  time.Duration // since the last sign of the primary before, until this node stood
+	Promises time.Duration // until others had promised, and all had the same log
+	Agreed   time.Duration // until consensus had agreed
+}
+
+// Took is the sum of all steps.
+func (t *Takeover) Took() time.Duration { return t.Silence + t.Promises + t.Agreed }
+
+// office is what the goroutine of the core notes of its roles.
+type office struct {
+	role      replica.Role
+	silence   time.Duration
+	stood     time.Duration // when this node became a candidate
+	proposed  time.Duration // when it asked consensus for the office; 0: not yet
+	takeovers uint64
+	last      Takeover
+}
+
+// noteRole looks at the role after a step.
+func (m *Mirror) noteRole() {
+	role, o := m.core.Role(), &m.office
+	if role == o.role {
+		return
+	}
+	before := o.role
+	o.role = role
+	now := m.now
+	switch {
+	case role == replica.Candidate:
+		o.silence, o.stood, o.proposed = m.core.Silence(), now, 0
+	case role == replica.Primary:
+		v := m.core.State().View
+		t := Takeover{At: time.Now(), Term: v.Term, Planned: v.Planned}
+		if before == replica.Candidate {
+			t.Silence, t.Promises, t.Agreed = o.silence, o.proposed-o.stood, now-o.proposed
+		}
+		o.takeovers++
+		o.last = t
+		if t.Planned {
+			m.opts.Log.Info("this node is the primary: the one before has handed over", "term", t.Term)
+		} else {
+			m.opts.Log.Info("this node has taken over", "term", t.Term, "silence", t.Silence, "promises", t.Promises, "consensus", t.Agreed, "together", t.Took())
+		}
+	case before == replica.Primary:
+		v := m.core.State().View
+		m.opts.Log.Info("this node is not the primary any more", "term", v.Term, "planned", v.Planned, "copy", v.Primary)
+	}
+}
+
+// noteProposal looks at what is asked of consensus.
+func (o *office) noteProposal(now time.Duration) {
+	if o.role == replica.Candidate && o.proposed == 0 {
+		o.proposed = now
+	}
+}

@@ -1,0 +1,122 @@
+package replica
+
+import (
+	"slices"
+	"time"
+)
+
+// switching is what the administrator has to do with who is primary.
+type switching struct {
+	drained   Nodes // nodes that are to serve nothing
+	wanted    *wanted
+	successor ID
+	sealing   bool          // nothing more gets a place in the order, until the successor is primary or time is up
+	sealedAt  time.Duration // when that began
+	handAgain time.Duration // when a drained primary tries again
+}
+
+// wanted is a Switch that has not been answered.
+type wanted struct {
+	Switch
+	at time.Duration
+}
+
+// handAgainAfter is how long a drained primary goes on after another member could not take its place in time: hosts
+// wait in each attempt.
+const handAgainAfter = 5 * stuckAfter
+
+// takers are the members of S that may become primary: those that are not drained, or all if every one is.
+func (c *Core) takers() Nodes {
+	if n := c.view.InSync &^ c.drained; n != 0 {
+		return n
+	}
+	return c.view.InSync
+}
+
+// isExcused says whether this node is drained, and another member of S is not.
+func (c *Core) isExcused() bool { return c.view.InSync.Has(c.cfg.Self) && !c.takers().Has(c.cfg.Self) }
+
+// drain takes news of which nodes are to serve nothing. A candidature ends, so that others can stand.
+func (c *Core) drain(nodes Nodes) {
+	c.drained = nodes
+	if c.role == Candidate && c.proposed == nil && c.isExcused() {
+		c.resign()
+	}
+}
+
+// order takes an order to hand over. It is answered when the other node is primary, or with what is in the way.
+func (c *Core) order(s Switch) {
+	switch {
+	case c.role != Primary:
+		c.answer(s.ID, Moved)
+	case c.wanted != nil, s.To == c.cfg.Self, !c.takers().Has(s.To):
+		c.answer(s.ID, Refused)
+	default:
+		c.wanted = &wanted{s, c.now}
+	}
+}
+
+// endSwitch answers who waits for this node to hand over, when it is not the primary any more, or goes on.
+func (c *Core) endSwitch(status Status) {
+	if c.wanted == nil {
+		return
+	}
+	if c.view.Planned && c.view.Primary == c.wanted.To {
+		status = Good
+	}
+	c.answer(c.wanted.ID, status)
+	c.wanted = nil
+}
+
+// hand hands over to another member, when all is there.
+func (c *Core) hand() {
+	if !c.sealing && c.proposed == nil {
+		c.choose()
+	}
+	if !c.sealing || c.proposed != nil {
+		return
+	}
+	if c.now-c.sealedAt > stuckAfter {
+		c.sealing, c.handAgain = false, c.now+handAgainAfter
+		c.endSwitch(Failed)
+		return
+	}
+	p := &c.peer[c.successor]
+	// Nobody reads into memory any more that the successor may give away.
+	if slices.ContainsFunc(c.jobs, func(j *job) bool { return j.asked }) {
+		return
+	}
+	if p.stream == 0 || p.outside || c.commit != c.log.last() || p.received != c.log.last() || p.durable < c.flushed {
+		return
+	}
+	c.propose(View{
+		Version: c.view.Version + 1, Term: c.view.Term + 1, Primary: c.successor, InSync: c.view.InSync, First: c.log.last() + 1, Planned: true,
+	})
+}
+
+// choose begins to hand over, if there is a reason: somebody wants it, this disk refuses or hangs and another may be
+// better, or this node is drained.
+func (c *Core) choose() {
+	if c.wanted != nil {
+		if c.seal(c.wanted.To); !c.sealing && c.now-c.wanted.at > stuckAfter {
+			c.endSwitch(Failed)
+		}
+		return
+	}
+	isDrained := c.isExcused() && c.now >= c.handAgain
+	if !c.refused && !c.isHung() && !isDrained {
+		return
+	}
+	for id := range c.takers().Without(c.cfg.Self).All() {
+		c.seal(id)
+	}
+}
+
+// seal stops what adds records, if another member can take over.
+func (c *Core) seal(id ID) {
+	p := &c.peer[id]
+	if !c.sealing && c.takers().Has(id) && p.stream != 0 && !p.outside && !p.lost {
+		c.sealing, c.successor, c.sealedAt = true, id, c.now
+		c.syncTo = max(c.syncTo, c.flushed)
+	}
+}

@@ -1,0 +1,167 @@
+package mgmt
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"time"
+)
+
+// Mirrorer is the part of a Target that changes mirrors. A mirror that is not known is a *NotFoundError.
+type Mirrorer interface {
+	// SwitchMirror has another node serve a mirror: that of the name, or, without one, any that can. It returns when
+	// that one is the primary.
+	SwitchMirror(ctx context.Context, mirror, to string) (*Switched, error)
+	// VerifyMirror begins to compare the copies of a mirror.
+	VerifyMirror(ctx context.Context, mirror string, how Verify) error
+	// StopVerify ends a comparison that is under way.
+	StopVerify(ctx context.Context, mirror string) error
+	// Verified returns the comparison that is under way, or the last one of this primary: a *NotFoundError if there was none.
+	Verified(ctx context.Context, mirror string) (*Verification, error)
+}
+
+// Verify says how copies are compared.
+type Verify struct {
+	Repair bool   `json:"repair,omitempty"` // what differs, where it is known who is right
+	From   string `json:"from,omitempty"`   // the node whose copy is right; empty: most copies are, or the only one that can be read
+}
+
+// Verification is a comparison of copies. Numbers without a unit count ranges.
+type Verification struct {
+	Verify
+	Primary     string       `json:"primary"` // that compares
+	Began       time.Time    `json:"began"`
+	Ended       time.Time    `json:"ended,omitzero"`    // missing: it goes on
+	Stopped     bool         `json:"stopped,omitempty"` // by the administrator
+	Error       string       `json:"error,omitempty"`   // why it was given up
+	Done        int64        `json:"done"`              // bytes compared
+	Total       int64        `json:"total"`             // bytes
+	Differ      int          `json:"differ"`            // or cannot be read on all disks
+	Bytes       int64        `json:"bytes"`             // in these ranges
+	Repaired    int          `json:"repaired"`
+	Unknown     int          `json:"unknown"`               // nobody knows which copy is right
+	Unreadable  int          `json:"unreadable"`            // a disk refuses to read it
+	Failed      int          `json:"failed"`                // could not be repaired
+	Differences []Difference `json:"differences,omitempty"` // the first ones
+}
+
+// Difference is a part of a mirror that differs.
+type Difference struct {
+	Offset     int64    `json:"offset"` // bytes
+	Length     int64    `json:"length"`
+	Odd        []string `json:"odd"`                  // nodes whose copies are not right; all, if it is not known which are
+	Unreadable []string `json:"unreadable,omitempty"` // nodes whose disks refuse to read it
+	Known      bool     `json:"known"`                // which are right
+}
+
+// Switched says how a planned switch has gone.
+type Switched struct {
+	From string `json:"from"`
+	To   string `json:"to"`      // the primary now
+	Took int64  `json:"took_ns"` // from the order until consensus had agreed; 0: it was the primary already
+}
+
+// NewPeerAPI returns the handler of what other nodes of the cluster ask of this one's mirrors.
+func NewPeerAPI(m Mirrorer) http.Handler {
+	mux := http.NewServeMux()
+	mirrorer(mux, m)
+	return mux
+}
+
+func mirrorer(mux *http.ServeMux, m Mirrorer) {
+	mux.HandleFunc("POST /v1/mirrors/{name}/switch", func(w http.ResponseWriter, r *http.Request) {
+		if !noBody(w, r) {
+			return
+		}
+		done, err := m.SwitchMirror(r.Context(), r.PathValue("name"), r.URL.Query().Get("to"))
+		if err != nil {
+			failCluster(w, err)
+			return
+		}
+		answer(w, done)
+	})
+	mux.HandleFunc("POST /v1/mirrors/{name}/verify", func(w http.ResponseWriter, r *http.Request) {
+		body := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequest))
+		body.DisallowUnknownFields()
+		var how Verify
+		if err := body.Decode(&how); err != nil {
+			fail(w, http.StatusBadRequest, fmt.Sprintf("this does not say how to compare: %v", err))
+			return
+		}
+		if err := m.VerifyMirror(r.Context(), r.PathValue("name"), how); err != nil {
+			failCluster(w, err)
+			return
+		}
+		w.WriteHeader(http.StatusNoContent)
+	})
+	mux.HandleFunc("DELETE /v1/mirrors/{name}/verify", func(w http.ResponseWriter, r *http.Request) {
+		if !noBody(w, r) {
+			return
+		}
+		if err := m.StopVerify(r.Context(), r.PathValue("name")); err != nil {
+			failCluster(w, err)
+			return
+		}
+		w.WriteHeader(http.StatusNoContent)
+	})
+	mux.HandleFunc("GET /v1/mirrors/{name}/verify", func(w http.ResponseWriter, r *http.Request) {
+		v, err := m.Verified(r.Context(), r.PathValue("name"))
+		if err != nil {
+			failCluster(w, err)
+			return
+		}
+		answer(w, v)
+	})
+}
+
+// NewPeerClient returns a client of another node's NewPeerAPI.
+func NewPeerClient(node string, dial func(context.Context) (net.Conn, error)) *Client {
+	c := &Client{node: node, patient: context.WithCancel}
+	c.http.Transport = &http.Transport{
+		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
+		DisableKeepAlives: true,
+	}
+	return c
+}
+
+func mirrorPath(mirror, what string, q url.Values) string {
+	path := "/v1/mirrors/" + url.PathEscape(mirror) + "/" + what
+	if len(q) > 0 {
+		path += "?" + q.Encode()
+	}
+	return path
+}
+
+// SwitchMirror has another node serve a mirror, as Mirrorer has it.
+func (c *Client) SwitchMirror(ctx context.Context, mirror, to string) (*Switched, error) {
+	q := make(url.Values)
+	if to != "" {
+		q.Set("to", to)
+	}
+	s := new(Switched)
+	return s, c.do(ctx, http.MethodPost, mirrorPath(mirror, "switch", q), nil, s)
+}
+
+// VerifyMirror begins to compare the copies of a mirror.
+func (c *Client) VerifyMirror(ctx context.Context, mirror string, how Verify) error {
+	return c.do(ctx, http.MethodPost, mirrorPath(mirror, "verify", nil), how, nil)
+}
+
+// StopVerify ends a comparison that is under way.
+func (c *Client) StopVerify(ctx context.Context, mirror string) error {
+	return c.do(ctx, http.MethodDelete, mirrorPath(mirror, "verify", nil), nil, nil)
+}
+
+// Verified asks how the copies of a mirror compare.
+func (c *Client) Verified(ctx context.Context, mirror string) (*Verification, error) {
+	v := new(Verification)
+	return v, c.do(ctx, http.MethodGet, mirrorPath(mirror, "verify", nil), nil, v)
+}
+
+// unheard says that another node does not answer.
+func (c *Client) unheard(err error) error {
+	return fmt.Errorf("node %s does not answer: %w", c.node, err)
+}

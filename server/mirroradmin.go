@@ -1,0 +1,323 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"oneshot/ha/mirror"
+	"oneshot/ha/quorum"
+	"oneshot/ha/replica"
+	"oneshot/mgmt"
+)
+
+// What the administrator asks of a mirror its primary does. Any node of the cluster takes the request, and asks the
+// primary over a stream of consensus if that is another one.
+const mirrorsStream = "mirrors"
+
+// here is a Server that asks nobody else.
+type here struct{ *Server }
+
+// listenPeers serves what other nodes ask of the mirrors of this one, until close.
+func (m *member) listenPeers(s *Server) error {
+	l, err := m.node.Listen(mirrorsStream)
+	if err != nil {
+		return err
+	}
+	m.peers = newService("mirrors", l, mgmt.NewPeerAPI(here{s}), m.log)
+	m.wg.Go(func() {
+		if err := m.peers.run(); err != nil {
+			m.log.Error("the other nodes cannot ask this one for anything", "why", err)
+		}
+	})
+	return nil
+}
+
+// peer returns a client of another node.
+func (m *member) peer(name string) *mgmt.Client {
+	return mgmt.NewPeerClient(name, func(ctx context.Context) (net.Conn, error) { return m.node.Dial(ctx, name, mirrorsStream) })
+}
+
+// known is what consensus knows of a mirror.
+type known struct {
+	*quorum.Store
+	name string
+	view replica.View // Version 0: there is none yet
+}
+
+func (k *known) node(id replica.ID) string {
+	if id < 1 || int(id) > len(k.Copies) {
+		return ""
+	}
+	return k.Copies[id-1]
+}
+
+// primary returns the name of the node that serves the mirror; empty: nobody has yet.
+func (k *known) primary() string {
+	if k.view.Version == 0 {
+		return ""
+	}
+	return k.node(k.view.Primary)
+}
+
+// knownMirrors lists the mirrors of the cluster, as this node's member knows them.
+func (m *member) knownMirrors() (all []known) {
+	views := map[string]replica.View{}
+	for _, r := range m.node.Records(quorum.KindSet) {
+		if s, err := quorum.DecodeSet(r.Value); err == nil {
+			views[r.Name] = s.View
+		}
+	}
+	for _, r := range m.node.Records(quorum.KindStore) {
+		if s, err := quorum.DecodeStore(r.Value); err == nil {
+			all = append(all, known{s, r.Name, views[setOf(r.Name, s)]})
+		}
+	}
+	return all
+}
+
+// knownMirror returns a mirror of the cluster.
+func (m *member) knownMirror(name string) (*known, error) {
+	var names []string
+	for _, k := range m.knownMirrors() {
+		if k.name == name {
+			return &k, nil
+		}
+		names = append(names, k.name)
+	}
+	if len(names) == 0 {
+		return nil, &mgmt.NotFoundError{What: "the cluster has no mirrors"}
+	}
+	return nil, &mgmt.NotFoundError{What: fmt.Sprintf("there is no mirror %s: there are %s", name, strings.Join(names, ", "))}
+}
+
+// local returns the mirror of that name of which this node has a copy, nil if there is none.
+func (s *Server) local(name string) *mirrored {
+	for _, m := range s.mirrors() {
+		if m.name == name {
+			return m
+		}
+	}
+	return nil
+}
+
+// atPrimary calls f for the primary of a mirror: with the mirror if that is this node, else with a client for its node.
+func (s *Server) atPrimary(name string, f func(m *mirrored, peer *mgmt.Client) error) error {
+	if s.member == nil {
+		return errNoCluster
+	}
+	if m := s.local(name); m != nil && m.Term() != 0 {
+		return f(m, nil)
+	}
+	k, err := s.member.knownMirror(name)
+	if err != nil {
+		return err
+	}
+	switch primary := k.primary(); primary {
+	case "":
+		return fmt.Errorf("the mirror %s has never had a primary: start node %s, with whose copy it begins", name, k.Copies[0])
+	case s.member.name:
+		return fmt.Errorf("nobody serves the mirror %s now: node %s did last, and does not; target ha status shows who is missing", name, primary)
+	default:
+		c := s.member.peer(primary)
+		defer c.Close()
+		return f(nil, c)
+	}
+}
+
+// localPrimary returns a mirror of which this node is the primary, for requests of other nodes.
+func (h here) localPrimary(name string) (*mirrored, error) {
+	m := h.local(name)
+	if m == nil {
+		return nil, fmt.Errorf("node %s has no copy of %s open", h.member.name, name)
+	}
+	if m.Term() == 0 {
+		return nil, fmt.Errorf("node %s is not the primary of %s any more: try again", h.member.name, name)
+	}
+	return m, nil
+}
+
+// SwitchMirror implements mgmt.Mirrorer.
+func (s *Server) SwitchMirror(ctx context.Context, name, to string) (done *mgmt.Switched, err error) {
+	ctx, cancel := context.WithTimeout(ctx, consensusTime)
+	defer cancel()
+	err = s.atPrimary(name, func(m *mirrored, peer *mgmt.Client) (err error) {
+		if peer != nil {
+			done, err = peer.SwitchMirror(ctx, name, to)
+		} else {
+			done, err = m.switchTo(ctx, to, s.member)
+		}
+		return err
+	})
+	return done, err
+}
+
+// SwitchMirror implements mgmt.Mirrorer.
+func (h here) SwitchMirror(ctx context.Context, name, to string) (*mgmt.Switched, error) {
+	m, err := h.localPrimary(name)
+	if err != nil {
+		return nil, err
+	}
+	return m.switchTo(ctx, to, h.member)
+}
+
+// switchTo has another node take over from this one, the primary.
+func (s *mirrored) switchTo(ctx context.Context, to string, member *member) (*mgmt.Switched, error) {
+	st, ok := s.Status()
+	if !ok {
+		return nil, fmt.Errorf("the mirror %s is being closed on this node", s.name)
+	}
+	if to == "" {
+		if to = s.bestOf(&st, member); to == "" {
+			return nil, fmt.Errorf("no other node can serve the mirror %s: %s; wait until target ha status shows another copy in sync", s.name, s.copiesText(&st))
+		}
+	}
+	id := s.idOf(to)
+	switch {
+	case id == 0:
+		return nil, &mgmt.NotFoundError{What: fmt.Sprintf("node %s has no copy of %s: nodes %s have", to, s.name, strings.Join(s.record.Copies, ", "))}
+	case id == s.self:
+		return &mgmt.Switched{From: to, To: to}, nil
+	}
+	began := time.Now()
+	err := s.SwitchTo(ctx, id)
+	from := s.nodeName(s.self)
+	switch {
+	case err == nil:
+		return &mgmt.Switched{From: from, To: to, Took: int64(time.Since(began))}, nil
+	case errors.Is(err, mirror.ErrCannotTake):
+		return nil, s.whyNot(&st, id, to, member)
+	case errors.Is(err, mirror.ErrTooLate):
+		return nil, fmt.Errorf("node %s has not got within a second what was being written to %s, so %s goes on: look at the disk of %s and the network to it, and try again", to, s.name, from, to)
+	case ctx.Err() != nil:
+		return nil, fmt.Errorf("it is not known yet whether %s serves %s: no majority of the voters has agreed in time; target ha status shows who is missing", to, s.name)
+	}
+	return nil, fmt.Errorf("node %s has lost the mirror %s to another node meanwhile: target ha status shows which", from, s.name)
+}
+
+// whyNot says why a node cannot take over now.
+func (s *mirrored) whyNot(st *mirror.Status, id replica.ID, to string, member *member) error {
+	c := s.copyStatus(st, id, to)
+	switch {
+	case c.State != mgmt.CopyInSync:
+		return fmt.Errorf("node %s cannot serve %s: its copy is %s; wait until target ha status shows it in sync", to, s.name, copyText(&c))
+	case slices.Contains(member.drainedNodes(), to):
+		return fmt.Errorf("node %s cannot serve %s: it is drained; target ha undrain %s lets it", to, s.name, to)
+	}
+	return fmt.Errorf("another switch of %s is under way: see target ha status, and try again", s.name)
+}
+
+func copyText(c *mgmt.Copy) string {
+	if c.Lacks > 0 {
+		return fmt.Sprintf("%s (%.1f MiB to go)", c.State, float64(c.Lacks)/(1<<20))
+	}
+	return string(c.State)
+}
+
+func (s *mirrored) copiesText(st *mirror.Status) string {
+	var words []string
+	for i, name := range s.record.Copies {
+		c := s.copyStatus(st, replica.ID(i+1), name)
+		words = append(words, name+" "+copyText(&c))
+	}
+	return strings.Join(words, ", ")
+}
+
+// bestOf returns a node that can take over, empty if there is none.
+func (s *mirrored) bestOf(st *mirror.Status, member *member) string {
+	drained := member.drainedNodes()
+	for id := range (st.View.InSync & st.Connected).Without(s.self).All() {
+		if name := s.nodeName(id); !slices.Contains(drained, name) {
+			return name
+		}
+	}
+	return ""
+}
+
+// idOf returns the number of a node's copy, 0 if it has none.
+func (s *mirrored) idOf(name string) replica.ID {
+	return replica.ID(slices.Index(s.record.Copies, name) + 1)
+}
+
+// drainedNodes are the nodes that the administrator has drained, as far as this one knows.
+func (m *member) drainedNodes() quorum.Drained {
+	if d := m.drained.Load(); d != nil {
+		return *d
+	}
+	return nil
+}
+
+// learn takes news of consensus.
+func (m *member) learn(r *quorum.Record) {
+	if r.Key != quorum.DrainedKey {
+		return
+	}
+	d, err := quorum.DecodeDrained(r.Value)
+	if err != nil {
+		m.log.Error("which nodes are drained is not known here", "why", err)
+		return
+	}
+	m.drained.Store(&d)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for s := range m.open {
+		s.Drain(s.numbers(d))
+	}
+}
+
+// opened has a mirror hear of what concerns it, until closed.
+func (m *member) opened(s *mirrored) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.open[s] = true
+	s.Drain(s.numbers(m.drainedNodes()))
+}
+
+func (m *member) closed(s *mirrored) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.open, s)
+}
+
+// numbers returns those of nodes by their names.
+func (s *mirrored) numbers(names []string) (n replica.Nodes) {
+	for _, name := range names {
+		if id := s.idOf(name); id != 0 {
+			n = n.With(id)
+		}
+	}
+	return n
+}
+
+// DrainNode implements mgmt.Target.
+func (s *Server) DrainNode(ctx context.Context, name string, on bool) error {
+	n, err := s.memberNode()
+	if err != nil {
+		return err
+	}
+	members := n.Status().Members
+	if !slices.ContainsFunc(members, func(m quorum.Member) bool { return m.Name == name && m.Leaving == quorum.Stays }) {
+		return &mgmt.NotFoundError{What: fmt.Sprintf("there is no node %s in the cluster: target ha status lists them", name)}
+	}
+	ctx, cancel := context.WithTimeout(ctx, consensusTime)
+	defer cancel()
+	err = n.Drain(ctx, name, on, func(d quorum.Drained) error {
+		if !on {
+			return nil
+		}
+		for _, k := range s.member.knownMirrors() {
+			if !slices.ContainsFunc(k.Copies, func(c string) bool { return !slices.Contains(d, c) }) {
+				return fmt.Errorf("nobody could serve the mirror %s: all of its nodes, %s, would be drained; undrain another one first", k.name, strings.Join(k.Copies, ", "))
+			}
+		}
+		return nil
+	})
+	if ctx.Err() != nil {
+		err = quorum.ErrUnknown
+	}
+	return noMajority(err)
+}

@@ -1,0 +1,128 @@
+package nvmerdma
+
+import (
+	"bytes"
+	"testing"
+
+	"oneshot/nvme"
+	"oneshot/transport/rdma"
+)
+
+// The data of a Read, and the completion behind them, are one post. The Writes are not signalled.
+func TestOnePost(t *testing.T) {
+	b := newBench(t, newFake())
+	p := b.queue()
+	want := pattern(1<<20, 1)
+	b.run(p, rw(nvme.Write, 0, 1<<20), want, 0)
+	p.posts = nil
+	p.say(b.command(rw(nvme.Read, 0, 1<<20), 1<<20))
+	ws := p.next()
+	if len(p.posts) != 1 || len(ws) != 5 { // of 256 KiB each
+		t.Fatalf("posts %v of %d works", p.posts, len(ws))
+	}
+	for i := range ws {
+		if signaled := ws[i].Flags&rdma.Signaled != 0; signaled != (i == 4) {
+			t.Errorf("work %d is signalled: %v", i, signaled)
+		}
+		if i < 4 && (ws[i].RemoteSTag != memoryKey || ws[i].RemoteOffset != memoryAt+uint64(i)<<18) {
+			t.Errorf("work %d goes to %#x of %#x", i, ws[i].RemoteOffset, ws[i].RemoteSTag)
+		}
+	}
+	p.finish(ws, rdma.StatusOK)
+	if got := b.run(p, rw(nvme.Read, 0, 1<<20), nil, 1<<20); !bytes.Equal(got, want) {
+		t.Error("other bytes come back")
+	}
+}
+
+// A key is invalidated by the completion if the host asks for it and the device can do it.
+func TestInvalidate(t *testing.T) {
+	for _, can := range []bool{true, false} {
+		d := newFake()
+		d.limits.SendInvalidate = can
+		b := newBench(t, d)
+		p := b.queue()
+		for _, asks := range []bool{true, false} {
+			capsule := b.command(rw(nvme.Read, 0, 512), 512)
+			if !asks {
+				capsule[39] = nvme.SGLKeyed
+			}
+			p.say(capsule)
+			_, _, send := p.answer()
+			if done := send.Flags&rdma.Invalidate != 0; done != (can && asks) || done && send.STag != memoryKey {
+				t.Errorf("the device can: %v, the host asks: %v; flags %#x, key %#x", can, asks, send.Flags, send.STag)
+			}
+		}
+	}
+}
+
+// Descriptors that are not those of the transport end the command, and not the connection.
+func TestDescriptors(t *testing.T) {
+	r := newLocal(t, rigConfig{})
+	admin := r.admin()
+	h := admin.queue(1)
+	for name, c := range map[string]struct {
+		op   nvme.Opcode
+		s    nvme.SGL
+		data int
+		want nvme.Status
+	}{
+		"data of the transport":             {nvme.Write, nvme.SGL{Length: 512, Type: nvme.SGLTransport}, 0, nvme.SGLType},
+		"an address without a key":          {nvme.Write, nvme.SGL{Length: 512}, 0, nvme.SGLType},
+		"a key of another subtype":          {nvme.Write, nvme.SGL{Length: 512, Type: 0x42}, 0, nvme.SGLType},
+		"a segment":                         {nvme.Write, nvme.SGL{Length: 16, Type: 0x20}, 0, nvme.SGLType},
+		"more than the capsule may have":    {nvme.Write, nvme.SGL{Length: 8192, Type: nvme.SGLInCapsule}, 4096, nvme.SGLOffset},
+		"more than the capsule has":         {nvme.Write, nvme.SGL{Length: 4096, Type: nvme.SGLInCapsule}, 4095, nvme.SGLOffset},
+		"an offset":                         {nvme.Write, nvme.SGL{Address: 512, Length: 512, Type: nvme.SGLInCapsule}, 1024, nvme.SGLOffset},
+		"a Read into the capsule":           {nvme.Read, nvme.SGL{Length: 512, Type: nvme.SGLInCapsule}, 512, nvme.SGLType},
+		"less than the command":             {nvme.Write, nvme.SGL{Length: 512, Type: nvme.SGLInCapsule}, 512, nvme.DataSGLLength},
+		"more than the command, with a key": {nvme.Read, nvme.SGL{Length: 1<<24 - 1, Type: nvme.SGLKeyed}, 0, nvme.DataSGLLength},
+	} {
+		n := 512
+		if c.want == nvme.DataSGLLength {
+			n = 1024
+		}
+		h.send(h.capsule(rw(c.op, 0, n), c.s, make([]byte, c.data)))
+		if e := h.mustComplete(); e.Status != c.want|nvme.DNR {
+			t.Errorf("%s: %v, want %v", name, e.Status, c.want)
+		}
+	}
+	h.works(1)
+	// An admin queue takes none in capsules.
+	admin.send(admin.capsule(nvme.Command{Opcode: nvme.AdminSetFeatures, DWords: [6]uint32{0x16}}, nvme.SGL{Length: 512, Type: nvme.SGLInCapsule}, make([]byte, 512)))
+	if e := admin.mustComplete(); e.Status != nvme.SGLOffset|nvme.DNR {
+		t.Errorf("data in a capsule of an admin queue: %v", e.Status)
+	}
+}
+
+// Capsules that are none end their connection, and nothing else.
+func TestCapsules(t *testing.T) {
+	overAll(t, func(t *testing.T, r *rig) {
+		admin := r.admin()
+		innocent := admin.queue(1)
+		for i, n := range []int{0, 1, nvme.SQELen - 1, nvme.SQELen + capsule + 1} {
+			h := admin.queue(uint16(2 + i))
+			h.send(make([]byte, n))
+			h.over()
+			innocent.works(i)
+		}
+	})
+}
+
+// More commands than a queue has entries end the connection.
+func TestTooMany(t *testing.T) {
+	b := newBench(t, newFake())
+	p := b.queue()
+	for range depth {
+		p.say(b.command(rw(nvme.Write, 0, 4096), 4096)) // nothing is answered before its data are fetched
+	}
+	select {
+	case <-p.over:
+		t.Error("the connection has ended with as many commands as the queue has entries")
+	default:
+	}
+	p.say(b.command(rw(nvme.Write, 0, 4096), 4096))
+	<-p.over
+	if n := b.Counters().ProtocolErrors.Load(); n != 1 {
+		t.Errorf("%d protocol errors are counted", n)
+	}
+}

@@ -1,0 +1,92 @@
+package nvmerdma
+
+import (
+	"oneshot/internal/invariant"
+	"oneshot/nvmf"
+	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/manager"
+)
+
+// GetData implements nvmf.Mover: what has come in the capsule is copied, the rest fetched.
+func (m *Mover) GetData(nt *nvmf.Task) {
+	t := of(nt)
+	if nt.InCapsule {
+		invariant.Check(t.came != nil, "nvmerdma: the data of a capsule are asked for when they are gone")
+		scatter(nt.Out, t.came)
+		m.queue.GotData(nt)
+		return
+	}
+	segs := nt.Out
+	if !m.Knows(nt.Out[0]) { // a few bytes of a command that keeps them
+		if t.bounce = m.Lease(nt.OutLen, &t.memory); t.bounce == nil {
+			m.queue.DataFailed(nt, nvmf.NoRoom)
+			return
+		}
+		segs = [][]byte{t.bounce}
+	}
+	t.pulling = true
+	m.pulls++
+	m.queue.Fetching(m.pulls)
+	m.Fetch(&t.pull, &t.fetch, segs, m.remote(t, nt.OutLen))
+}
+
+// remote is the first n bytes of the host's memory of a command.
+func (m *Mover) remote(t *task, n int) manager.Remote {
+	return manager.Remote{STag: rdma.STag(t.sgl.Key), Offset: t.sgl.Address, Len: uint64(n)}
+}
+
+// source returns memory of the device's with the n bytes of t.In. Commands make a few of them elsewhere, which are copied; nil: there is
+// no memory for that.
+func (m *Mover) source(t *task, n int) [][]byte {
+	if m.Knows(t.In[0]) {
+		return t.In
+	}
+	b := m.Lease(n, &t.memory)
+	if b == nil {
+		return nil
+	}
+	k := 0
+	for _, s := range t.In {
+		k += copy(b[k:], s)
+	}
+	t.In[0] = b
+	return t.In[:1]
+}
+
+// scatter copies b to segs, as far as they go.
+func scatter(segs [][]byte, b []byte) {
+	for _, s := range segs {
+		b = b[copy(s, b):]
+	}
+}
+
+// pulled is the end of the RDMA Reads of t, good or bad.
+func (m *Mover) pulled(t *task) {
+	t.pulling = false
+	m.pulls--
+	m.queue.Fetching(m.pulls)
+	m.EndFetch(&t.pull, &t.fetch)
+	good := !t.pull.Failed && !m.Dead()
+	if t.bounce != nil {
+		scatter(t.Out, t.bounce)
+		t.bounce = nil
+		m.GiveBack(&t.memory)
+	}
+	switch {
+	case t.forgotten:
+		t.forgotten = false
+		m.queue.Forgotten(&t.Task)
+	case !good:
+		// Unless all Reads ended well, Out holds what its memory held before: another host's bytes, perhaps.
+		m.queue.DataFailed(&t.Task, nvmf.NotFetched)
+	default:
+		m.queue.GotData(&t.Task)
+	}
+}
+
+// Forget implements nvmf.Mover.
+func (m *Mover) Forget(nt *nvmf.Task) bool {
+	t := of(nt)
+	t.forgotten = t.pulling
+	return !t.pulling
+}

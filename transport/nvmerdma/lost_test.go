@@ -1,0 +1,232 @@
+package nvmerdma
+
+import (
+	"bytes"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"oneshot/nvme"
+	"oneshot/transport/rdma"
+)
+
+// fetched are the commands of an I/O queue whose data are fetched, with what would do harm if it were executed.
+var fetched = map[string]struct {
+	c    nvme.Command
+	data []byte
+}{
+	"Write":                {rw(nvme.Write, 64, 4096), bytes.Repeat([]byte("harm"), 1024)},
+	"Write of many Reads":  {rw(nvme.Write, 64, 1<<20), bytes.Repeat([]byte("harm"), 1<<18)},
+	"Dataset Management":   {nvme.Command{Opcode: nvme.DSM, NSID: 1, DWords: [6]uint32{0, 4}}, []byte{4: 8, 15: 0}},
+	"Reservation Register": {nvme.Command{Opcode: nvme.ReservationRegister, NSID: 1}, nvme.AppendKeys(nil, 0, 7)},
+	"Reservation Acquire":  {nvme.Command{Opcode: nvme.ReservationAcquire, NSID: 1, DWords: [6]uint32{1 << 8}}, nvme.AppendKeys(nil, 7, 0)},
+	"Reservation Release":  {nvme.Command{Opcode: nvme.ReservationRelease, NSID: 1, DWords: [6]uint32{1 << 8}}, nvme.AppendKeys(nil, 7, 0)[:8]},
+}
+
+// A command whose data were not fetched is not executed, whatever its memory holds: here it is what would do harm, from a
+// command before. The Reads of every command that fetches end in each way in which they can.
+func TestUnfetched(t *testing.T) {
+	for name, c := range fetched {
+		for _, s := range []rdma.Status{rdma.StatusFlushed, rdma.StatusRemoteAccess, rdma.StatusTransport} {
+			t.Run(name+", "+s.String(), func(t *testing.T) {
+				b := newBench(t, newFake())
+				p := b.queue()
+				good := bytes.Repeat([]byte("good"), 1024)
+				b.run(p, rw(nvme.Write, 0, 4096), good, 0)
+				b.run(p, rw(nvme.Write, 64, 4096), good, 0)
+				p.say(b.command(c.c, len(c.data)))
+				ws := p.next()
+				if len(ws) == 0 {
+					t.Fatal("nothing is fetched")
+				}
+				harm := c.data
+				for i := range ws {
+					for _, s := range ws[i].SGL {
+						harm = harm[copy(s.Bytes, harm):]
+					}
+				}
+				p.finish(ws, s)
+				if s == rdma.StatusFlushed { // as when the connection ends, which the provider tells
+					p.end()
+				}
+				<-p.over
+				for _, at := range []int{0, 64 * 512} {
+					if got := b.rig.contents(at, 4096); !bytes.Equal(got, good) {
+						t.Errorf("at %d there is % x", at, got[:16])
+					}
+				}
+				// No registration or reservation of the command's is there.
+				p.end()
+				report := nvme.Command{Opcode: nvme.ReservationReport, NSID: 1, DWords: [6]uint32{64/4 - 1, 1}}
+				io := b.dial(request(2, depth))
+				b.run(io, connect(2, depth-1), connectData(b.ctrl), 0)
+				if got := b.run(io, report, nil, 64); !bytes.Equal(got, make([]byte, 64)) {
+					t.Errorf("the reservation report is % x", got)
+				}
+			})
+		}
+	}
+}
+
+// A Connect whose data were not fetched makes no controller.
+func TestUnfetchedConnect(t *testing.T) {
+	b := newBench(t, newFake())
+	p := b.dial(request(0, 32))
+	p.say(b.command(connect(0, 31), nvme.ConnectDataLen))
+	ws := p.next()
+	copy(ws[0].SGL[0].Bytes, connectData(nvme.DynamicController))
+	p.finish(ws, rdma.StatusRemoteAccess)
+	<-p.over
+	p.end()
+	if n := b.ControllerCount(); n != 0 {
+		t.Errorf("%d controllers", n)
+	}
+}
+
+// A command that is aborted while its data are fetched is answered when the Reads are over, and its memory is nobody else's
+// before.
+func TestAbortWhileFetching(t *testing.T) {
+	b := newBench(t, newFake())
+	admin, p := b.queues()
+	before := b.rig.pool.Stats().Leases
+	p.say(b.command(rw(nvme.Write, 0, 64<<10), 64<<10))
+	cid := b.cid
+	reads := p.next()
+	b.run(admin, nvme.Command{Opcode: nvme.AdminAbort, DWords: [6]uint32{uint32(cid)<<16 | 1}}, nil, 0)
+	if ws := p.next(); len(ws) != 0 {
+		t.Fatalf("%d works are posted while Reads are under way", len(ws))
+	}
+	if n := b.rig.pool.Stats().Leases; n != before+1 {
+		t.Errorf("%d leases while Reads are under way, want %d", n, before+1)
+	}
+	p.fetch(reads, bytes.Repeat([]byte("harm"), 16<<10))
+	if _, e, _ := p.answer(); e.CID != cid || e.Status.Code() != nvme.Aborted {
+		t.Errorf("%+v", e)
+	}
+	if n := b.rig.pool.Stats().Leases; n != before {
+		t.Errorf("%d leases when the command is over, want %d", n, before)
+	}
+	if got := b.rig.contents(0, 64<<10); !bytes.Equal(got, make([]byte, 64<<10)) {
+		t.Error("the command was executed")
+	}
+	b.run(p, rw(nvme.Write, 0, 4096), make([]byte, 4096), 0)
+}
+
+// Either part of a fused pair has its data fetched into one half of one memory. It is nobody else's before the Reads of both
+// are over, whichever is aborted, and whichever ends first.
+func TestAbortPairWhileFetching(t *testing.T) {
+	for _, order := range [][2]int{{0, 1}, {1, 0}} {
+		for aborted := range 2 {
+			b := newBench(t, newFake())
+			admin, p := b.queues()
+			before := b.rig.pool.Stats().Leases
+			compare, write := rw(nvme.Compare, 0, 4096), rw(nvme.Write, 0, 4096)
+			compare.Fuse, write.Fuse = nvme.FusedFirst, nvme.FusedSecond
+			p.say(b.command(compare, 4096))
+			var reads [2][]rdma.Work
+			reads[0] = p.next()
+			p.say(b.command(write, 4096))
+			reads[1] = p.next()
+			cid := b.cid - 1 + uint16(aborted)
+			b.run(admin, nvme.Command{Opcode: nvme.AdminAbort, DWords: [6]uint32{uint32(cid)<<16 | 1}}, nil, 0)
+			for n, i := range order {
+				if ws := p.next(); len(ws) != 0 {
+					t.Fatalf("%d works are posted while Reads of %d are under way", len(ws), 2-n)
+				}
+				if n := b.rig.pool.Stats().Leases; n != before+1 {
+					t.Errorf("%d leases while Reads are under way, want %d", n, before+1)
+				}
+				p.fetch(reads[i], make([]byte, 4096))
+			}
+			ws := p.next()
+			if len(ws) != 2 {
+				t.Fatalf("%d answers", len(ws))
+			}
+			for i, want := range []nvme.Status{nvme.Aborted, nvme.FusedFailed} {
+				if e := nvme.ParseCQE(ws[i].SGL[0].Bytes); e.Status.Code() != want {
+					t.Errorf("command %d: %v, want %v", i, e.Status, want)
+				}
+			}
+			p.finish(ws, rdma.StatusOK)
+			if n := b.rig.pool.Stats().Leases; n != before {
+				t.Errorf("%d leases when the pair is over, want %d", n, before)
+			}
+		}
+	}
+}
+
+// The connection ends while data are fetched and answers wait: nothing is left.
+func TestEndInTheMiddle(t *testing.T) {
+	b := newBench(t, newFake())
+	p := b.queue()
+	before := b.rig.pool.Stats().Leases
+	for i := range 8 {
+		p.say(b.command(rw(nvme.Write, uint64(i*128), 64<<10), 64<<10))
+		p.say(b.command(rw(nvme.Read, uint64(i*128), 64<<10), 64<<10))
+	}
+	p.end()
+	b.until("the queue is gone", func() bool { return b.rig.pool.Stats().Leases == before && b.Connections() == 1 })
+	if got := b.rig.contents(0, 512<<10); !bytes.Equal(got, make([]byte, 512<<10)) {
+		t.Error("a command was executed")
+	}
+}
+
+// A key that is not, or no longer, the host's ends its connection, and nothing else.
+func TestStaleKey(t *testing.T) {
+	overAll(t, func(t *testing.T, r *rig) {
+		admin := r.admin()
+		innocent := admin.queue(1)
+		innocent.works(1)
+		for i, op := range []nvme.Opcode{nvme.Write, nvme.Read} {
+			h := admin.queue(uint16(2 + i))
+			h.works(2)
+			s := h.key(4096)
+			h.register() // the old key is gone
+			h.send(h.capsule(rw(op, 0, 4096), s, nil))
+			h.over()
+			if got := r.contents(0, 4096); !bytes.Equal(got, make([]byte, 4096)) {
+				t.Error("the command was executed")
+			}
+		}
+		beyond := admin.queue(4)
+		s := beyond.key(4096)
+		s.Address += dataLen - 512
+		beyond.send(beyond.capsule(rw(nvme.Write, 0, 4096), s, nil))
+		beyond.over()
+		wraps := admin.queue(5)
+		s = wraps.key(4096)
+		s.Address = 1<<64 - 512
+		wraps.send(wraps.capsule(rw(nvme.Write, 0, 4096), s, nil))
+		wraps.over()
+		if got := r.contents(0, 4096); !bytes.Equal(got, make([]byte, 4096)) {
+			t.Error("the command was executed")
+		}
+		innocent.works(3)
+	})
+}
+
+// A host that answers no RDMA Read is dropped when its time is over, and has no part in what others do.
+func TestReadsWithoutAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, newFake())
+		_, p := b.queues()
+		idle := b.dial(request(2, depth))
+		b.run(idle, connect(2, depth-1), connectData(b.ctrl), 0)
+		b.run(idle, rw(nvme.Write, 0, 4096), make([]byte, 4096), 0)
+		start := time.Now()
+		p.say(b.command(rw(nvme.Write, 0, 4096), 4096))
+		first := p.next()
+		p.say(b.command(rw(nvme.Write, 0, 4096), 4096))
+		time.Sleep(readTimeout - time.Second)
+		p.fetch(first, make([]byte, 4096))
+		<-p.over
+		if d := time.Since(start); d < 2*readTimeout-time.Second || d > 2*readTimeout+2*time.Second {
+			t.Errorf("dropped after %v", d)
+		}
+		select {
+		case <-idle.over:
+			t.Error("a host that has answered all Reads is dropped")
+		default:
+		}
+	})
+}
