@@ -86,8 +86,8 @@ bench-endpoint: ## measure endpoints beside memcpy, fio, pwrite and LUNs, on a q
 	scripts/deps.sh fio
 	$(GO) run ./bench/endpoint
 
-bench-ha: deps-bench build ## measure a mirror beside a store that is none
-	$(GO) run ./bench/ha
+bench-ha: deps-bench build ## measure a mirror beside a store that is none; BENCH_HA=-quick does it in two minutes
+	$(GO) run ./bench/ha $(BENCH_HA)
 
 bench-rdma: deps-bench build ## measure the flows of RDMA side by side
 	$(GO) run ./bench/rdma

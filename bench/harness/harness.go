@@ -91,7 +91,7 @@ func (p Point) String() string {
 // MBs returns the rate, in MB/s, of iops commands per second.
 func (p Point) MBs(iops float64) float64 { return iops * float64(p.Size) / 1e6 }
 
-// Each calls measure for each of the points that o selects.
+// Each calls measure for each of the points that o selects. With an error it returns the results before it.
 func Each[R any](o *Options, points []Point, measure func(Point) (R, error)) (results []R, err error) {
 	for _, p := range points {
 		if !o.Points.MatchString(p.String()) {
@@ -99,7 +99,7 @@ func Each[R any](o *Options, points []Point, measure func(Point) (R, error)) (re
 		}
 		r, err := measure(p)
 		if err != nil {
-			return nil, err
+			return results, err
 		}
 		results = append(results, r)
 	}

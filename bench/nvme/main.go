@@ -8,16 +8,11 @@
 package main
 
 import (
-	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"log"
-	"net/http"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"time"
 
 	"oneshot/bench/harness"
@@ -70,32 +65,18 @@ var contenders = []contender{
 	{nvmeDigest, "nvme+tcp://" + nvmeAt + "/" + nqn + "/1?data_digest=crc32c"},
 }
 
-// sample is the output of initiator bench --json, and what the daemon has spent meanwhile.
+// sample is what the client says, and what the daemon has spent meanwhile.
 type sample struct {
-	IOPS      float64 `json:"iops"`
-	IOs       float64 `json:"ios"`
-	P50       float64 `json:"latency_p50_us"`
-	P99       float64 `json:"latency_p99_us"`
-	Initiator struct {
-		CPU       float64 `json:"cpu_us"`
-		Crossings float64 `json:"crossings"`
-	} `json:"initiator"`
+	harness.Load
 
 	targetCPU float64 // µs per I/O
 	allocs    float64 // of the daemon, per I/O
 }
 
-// row is a contender at a point: the median sample by IOPS, and the extremes.
-type row struct {
-	contender string
-	sample
-	low, high float64
-}
-
-type result struct {
-	point harness.Point
-	rows  []row
-}
+type (
+	row    = harness.Row[sample]
+	result = harness.Result[sample]
+)
 
 // bench is a run.
 type bench struct {
@@ -144,24 +125,19 @@ metrics: {listen: "%s"}
 
 // measure gives every contender its turn in every round.
 func (b *bench) measure(ctx context.Context, p harness.Point) (result, error) {
-	r := result{point: p}
-	err := harness.Compare(ctx, &b.Options, p, contenders, func(c contender) (sample, error) { return b.once(ctx, p, c) },
-		func(s sample) float64 { return s.IOPS },
-		func(c contender, median sample, low, high float64) {
-			w := row{c.name, median, low, high}
-			r.rows = append(r.rows, w)
-			log.Printf("%-34s %-22s %8.0f IOPS  p99 %6.0f µs  CPU %6.2f %6.2f µs  %.3f allocations", p, c.name, w.IOPS, w.P99, w.Initiator.CPU, w.targetCPU, w.allocs)
-		})
-	return r, err
+	return harness.CompareAll(ctx, &b.Options, p, contenders, func(c contender) (sample, error) { return b.once(ctx, p, c) }, func(r row) {
+		w := r.Sample
+		log.Printf("%-34s %-22s %8.0f IOPS  p99 %6.0f µs  CPU %6.2f %6.2f µs  %.3f allocations", p, r.Contender, w.IOPS, w.P99, w.Initiator.CPU, w.targetCPU, w.allocs)
+	})
 }
 
 // once runs the client, and looks at the daemon before and after: connecting is in its figures, too.
 func (b *bench) once(ctx context.Context, p harness.Point, c contender) (s sample, err error) {
-	idle, err := allocations() // what asking costs
+	idle, err := harness.Allocations(metricsAt) // what asking costs
 	if err != nil {
 		return s, err
 	}
-	before, err := allocations()
+	before, err := harness.Allocations(metricsAt)
 	if err != nil {
 		return s, err
 	}
@@ -176,7 +152,7 @@ func (b *bench) once(ctx context.Context, p harness.Point, c contender) (s sampl
 	if err != nil {
 		return s, err
 	}
-	after, err := allocations()
+	after, err := harness.Allocations(metricsAt)
 	if err != nil {
 		return s, err
 	}
@@ -190,19 +166,4 @@ func (b *bench) client(ctx context.Context, p harness.Point, c contender, durati
 	err = b.Load(ctx, &s, "--duration", duration, "--warmup", "0s", fmt.Sprintf("--random=%t", random), fmt.Sprintf("--write=%t", p.Write),
 		"--depth", fmt.Sprint(p.Depth), "--size", fmt.Sprint(p.Size), "--sessions", fmt.Sprint(max(p.Sessions, 1)), c.url)
 	return s, err
-}
-
-// allocations asks the daemon how often it has allocated memory of its heap.
-func allocations() (float64, error) {
-	resp, err := http.Get("http://" + metricsAt + "/metrics")
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
-		if text, ok := strings.CutPrefix(lines.Text(), "go_memstats_mallocs_total "); ok {
-			return strconv.ParseFloat(text, 64)
-		}
-	}
-	return 0, errors.New("the metrics of the daemon do not have go_memstats_mallocs_total")
 }

@@ -9,11 +9,12 @@ import (
 
 // The report has a row for each protocol and point, compared with iSCSI that has the same digest.
 func TestReport(t *testing.T) {
-	r := result{point: harness.Point{Size: 4096, Depth: 32, Sessions: 4}}
+	r := result{Point: harness.Point{Size: 4096, Depth: 32, Sessions: 4}}
 	for i, c := range contenders {
-		w := row{contender: c.name, sample: sample{IOPS: float64(1000 * (i + 1)), targetCPU: 2, allocs: 0.25}, low: 900, high: 5000}
-		w.Initiator.CPU, w.Initiator.Crossings = 3, 0.5
-		r.rows = append(r.rows, w)
+		w := row{Contender: c.name, Sample: sample{targetCPU: 2, allocs: 0.25}, Low: 900, High: 5000}
+		w.Sample.IOPS = float64(1000 * (i + 1))
+		w.Sample.Initiator.CPU, w.Sample.Initiator.Crossings = 3, 0.5
+		r.Rows = append(r.Rows, w)
 	}
 	text := table(harness.Options{Rounds: 5, Seconds: 1}, []result{r})
 	for _, want := range []string{

@@ -13,22 +13,6 @@ const reportName = "nvme"
 // base is what a contender is compared with.
 var base = map[string]string{iscsi: iscsi, nvme: iscsi, iscsiDigest: iscsiDigest, nvmeDigest: iscsiDigest}
 
-func (r result) row(name string) *row {
-	for i := range r.rows {
-		if r.rows[i].contender == name {
-			return &r.rows[i]
-		}
-	}
-	return nil
-}
-
-func ratio(r result, w row) string {
-	if b := r.row(base[w.contender]); b != nil {
-		return harness.Ratio(w.IOPS, b.IOPS)
-	}
-	return harness.Ratio(w.IOPS, 0)
-}
-
 func table(o harness.Options, results []result) string {
 	var s strings.Builder
 	fmt.Fprintf(&s, `# NVMe/TCP beside iSCSI
@@ -43,11 +27,12 @@ of %g s per contender and point, interleaved, medians.
 ![IOPS relative to iSCSI](%s)
 `, "`make bench-nvme`", diskText, harness.Today(), harness.Kernel(), runtime.Version(), runtime.NumCPU(), harness.TargetCore, harness.ClientCore, o.Rounds, o.Seconds, reportName+".svg")
 	for _, r := range results {
-		fmt.Fprintf(&s, "\n## %s\n\n| protocol | IOPS | lowest – highest | MB/s | × iSCSI | p50 µs | p99 µs | CPU µs client | target | system calls of the client | allocations of the target |\n", r.point)
+		fmt.Fprintf(&s, "\n## %s\n\n| protocol | IOPS | lowest – highest | MB/s | × iSCSI | p50 µs | p99 µs | CPU µs client | target | system calls of the client | allocations of the target |\n", r.Point)
 		s.WriteString("| --- |" + strings.Repeat(" ---: |", 10) + "\n")
-		for _, w := range r.rows {
-			fmt.Fprintf(&s, "| %s | %.0f | %.0f – %.0f | %.0f | %s | %.0f | %.0f | %.2f | %.2f | %.2f | %.3f |\n", w.contender, w.IOPS, w.low, w.high,
-				r.point.MBs(w.IOPS), ratio(r, w), w.P50, w.P99, w.Initiator.CPU, w.targetCPU, w.Initiator.Crossings, w.allocs)
+		for _, w := range r.Rows {
+			x := w.Sample
+			fmt.Fprintf(&s, "| %s | %.0f | %.0f – %.0f | %.0f | %s | %.0f | %.0f | %.2f | %.2f | %.2f | %.3f |\n", w.Contender, x.IOPS, w.Low, w.High,
+				r.Point.MBs(x.IOPS), r.Ratio(w, base[w.Contender]), x.P50, x.P99, x.Initiator.CPU, x.targetCPU, x.Initiator.Crossings, x.allocs)
 		}
 	}
 	return s.String()
@@ -57,24 +42,7 @@ var colours = []string{harness.Grey, harness.Blue, harness.Yellow, harness.Green
 
 // picture draws a group of bars for each point: IOPS relative to iSCSI.
 func picture(results []result) string {
-	c := harness.Chart{
+	return harness.Relative(harness.Chart{
 		Title: "NVMe/TCP: IOPS relative to iSCSI", Width: 1000, Labels: 220, Bar: 12, Gap: 12, Scale: 325, Widest: 1.9, Ticks: harness.Percents(50, 150),
-	}
-	for i, k := range contenders {
-		c.Legend = append(c.Legend, harness.Key{Name: k.name, Colour: colours[i]})
-	}
-	for _, r := range results {
-		to := r.row(iscsi)
-		if to == nil {
-			continue
-		}
-		g := harness.Group{Label: r.point.String()}
-		for i, k := range contenders {
-			if w := r.row(k.name); w != nil {
-				g.Bars = append(g.Bars, harness.Bar{Value: w.IOPS / to.IOPS, Colour: colours[i], Text: harness.Ratio(w.IOPS, to.IOPS)})
-			}
-		}
-		c.Groups = append(c.Groups, g)
-	}
-	return c.SVG()
+	}, results, iscsi, contenders, colours)
 }
