@@ -394,9 +394,7 @@ func (m *Mover) teardown(err error) { m.once.Do(func() { m.tearDown(err) }) }
 func (m *Mover) tearDown(err error) {
 	_ = m.qp.Close()
 	m.conn.Lock()
-	if m.lost != nil {
-		err = m.lost
-	}
+	err = rdma.Reason(m.lost, err)
 	m.dead = true
 	if m.timer != nil {
 		m.timer.Stop()

@@ -6,7 +6,10 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
+	"io"
 	"log/slog"
+	"strings"
+	"sync"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -42,6 +45,25 @@ type bench struct {
 	disk   *scsi.Target
 	store  backend.Store
 	leases int // of the target's receives
+	said   *record
+}
+
+// record keeps what a log says.
+type record struct {
+	mu   sync.Mutex
+	text strings.Builder // guarded by mu
+}
+
+func (r *record) Write(b []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.text.Write(b)
+}
+
+func (r *record) String() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.text.String()
 }
 
 func newBench(t testing.TB) *bench {
@@ -61,7 +83,8 @@ func newBenchOf(t testing.TB, limit int64, c iwarp.Config) *bench {
 // newBenchOn returns one with so many bytes of I/O memory, over a device, which it closes.
 func newBenchOn(t testing.TB, limit int64, device rdma.Device, address string) *bench {
 	t.Helper()
-	log := slog.New(slog.NewTextHandler(t.Output(), nil))
+	said := new(record)
+	log := slog.New(slog.NewTextHandler(io.MultiWriter(t.Output(), said), nil))
 	pool := mem.NewPool(limit)
 	node := iscsi.NewNode(iscsi.Config{
 		Login: login.DefaultConfig(), Connections: 10, Sessions: 10, Commands: 32, MemoryPerConnection: 16 << 20,
@@ -87,6 +110,7 @@ func newBenchOn(t testing.TB, limit int64, device rdma.Device, address string) *
 	go func() { served <- target.Serve(l, offer) }()
 	b := &bench{
 		t: t, device: device, node: node, pool: pool, target: target, l: l, disk: st, store: store, leases: pool.Stats().Leases,
+		said: said,
 	}
 	t.Cleanup(func() {
 		check(t, l.Close())

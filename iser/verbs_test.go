@@ -7,10 +7,12 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"oneshot/iscsi"
+	"oneshot/iscsi/pdu"
 	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/verbs"
 	"oneshot/transport/rdma/verbs/fake"
@@ -90,6 +92,55 @@ func TestVerbsReadsWithoutAnswer(t *testing.T) {
 			<-c.over
 			wait(func() bool { return b.node.Connections() == 0 && b.pool.Stats().Leases == b.leases })
 		})
+	}
+}
+
+// TestVerbsReasonOfOffence: the log says why a connection has ended with a message that is longer than any receive, also if
+// the target notices first that it cannot send any more, or that the queue pair has failed.
+func TestVerbsReasonOfOffence(t *testing.T) {
+	for kind, k := range fakes {
+		for first, notice := range map[string]func(m *Mover){
+			"completion": func(m *Mover) {
+				for !m.dead {
+					m.poll()
+				}
+			},
+			"end of the connection": func(m *Mover) {
+				wait(m.qp.(rdma.PeerEnder).PeerEnded)
+			},
+			"refused send": func(m *Mover) {
+				wait(m.qp.(rdma.PeerEnder).PeerEnded)
+				wait(func() bool {
+					m.SendControl(make([]byte, pdu.BHSLen), nil, iscsi.Ending{})
+					m.Flush()
+					return m.dead
+				})
+			},
+		} {
+			t.Run(kind+"/"+first, func(t *testing.T) {
+				d := openFake(t, k)
+				b := newBenchOn(t, 64<<20, d, "127.0.0.1:0")
+				c := dialFake(b, d)
+				var m *Mover
+				wait(func() bool {
+					b.target.connMu.Lock()
+					defer b.target.connMu.Unlock()
+					if e := b.target.starting.Front(); e != nil {
+						m = e.Value.(*Mover)
+					}
+					return m != nil
+				})
+				m.conn.Lock()
+				_, err := c.qp.Post([]rdma.Work{{Op: rdma.OpSend, SGL: []rdma.SGE{{Bytes: c.buf[:slotLen+1], Region: c.region}}}})
+				check(t, err)
+				notice(m)
+				m.conn.Unlock()
+				wait(func() bool { return b.node.Connections() == 0 })
+				if said := b.said.String(); !strings.Contains(said, `msg="connection lost"`) || !strings.Contains(said, "Receive: ") {
+					t.Errorf("the log does not say what was wrong with the message:\n%s", said)
+				}
+			})
+		}
 	}
 }
 

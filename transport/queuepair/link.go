@@ -337,9 +337,7 @@ func (l *Link) teardown(err error) { l.once.Do(func() { l.tearDown(err) }) }
 func (l *Link) tearDown(err error) {
 	_ = l.qp.Close()
 	l.owner.Lock()
-	if l.lost != nil {
-		err = l.lost
-	}
+	err = rdma.Reason(l.lost, err)
 	l.dead = true
 	if l.timer != nil {
 		l.timer.Stop()

@@ -18,7 +18,8 @@ type ending uint8
 const (
 	byUs    ending = iota // this end, orderly: all posted work is done
 	byPeer                // the peer, perhaps orderly
-	byError               // an offence, an abort, the device
+	byError               // an offence, the device
+	byOwner               // an abort: the owner has its reason
 )
 
 var (
@@ -74,7 +75,7 @@ func (q *queuePair) Abort(err error) {
 	if err == nil {
 		err = errors.New("verbs: aborted by its owner")
 	}
-	q.end(byError, err)
+	q.end(byOwner, err)
 }
 
 // endLater is end for callers who hold locks.
@@ -114,13 +115,7 @@ func (q *queuePair) finish(how ending, err error) {
 	}
 	q.awaitLast()
 	q.retire()
-	if err == nil && q.cut.Load() {
-		err = errCut
-	}
-	if err == nil {
-		// Connections of a lost device end one after the other. The end of the peer may come before the reason.
-		err = q.dev.lostFor()
-	}
+	err = q.reason(how, err)
 	q.dev.log.Debug("RDMA connection has ended", "peer", q.remote.String(), "reason", err)
 	if q.cfg.Disconnected != nil {
 		q.cfg.Disconnected(err)
@@ -128,6 +123,22 @@ func (q *queuePair) finish(how ending, err error) {
 	close(q.done)
 	after(q.dev.cfg.LingerTime, c.gone)
 	c.destroy()
+}
+
+// reason returns why the connection has ended, when all work has completed; first is what the call of end has said that
+// came first. The completion that says what was wrong, the device's event, the end of the peer and flushed work all
+// report one fault, and come in any order. The completion says most.
+func (q *queuePair) reason(how ending, first error) error {
+	lost, failure := q.dev.lostFor(), q.failure.Load()
+	switch {
+	case how != byOwner && lost == nil && failure != nil:
+		return *failure
+	case first != nil:
+		return first
+	case q.cut.Load():
+		return errCut
+	}
+	return lost // connections of a lost device end one after the other: the end of the peer may come before the reason
 }
 
 // awaitLast waits until the device has completed the last receive that the queue pair, which is in the error state, has
@@ -207,7 +218,7 @@ func (q *queuePair) Close() error {
 		close(q.done)
 	default:
 		q.mu.Unlock()
-		q.end(byError, errClosed)
+		q.end(byOwner, errClosed)
 	}
 	<-q.done
 	q.closed.Do(q.free)

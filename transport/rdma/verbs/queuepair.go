@@ -60,6 +60,8 @@ type queuePair struct {
 	draining   atomic.Bool // state is closing
 	ending     atomic.Bool // endLater was called
 	cut        atomic.Bool // posted work was not done, so the end is not orderly
+	// failure is the first error of a completion that says more than that the connection has ended.
+	failure atomic.Pointer[error]
 
 	depth    int // Reads outstanding
 	peerData []byte
@@ -321,8 +323,12 @@ func (q *queuePair) failed(wc *C.struct_os_wc, out *rdma.Completion) {
 	if out.Op == rdma.OpReceive && (wc.status == C.IBV_WC_REM_INV_REQ_ERR || wc.status == C.IBV_WC_LOC_QP_OP_ERR) {
 		out.Status = rdma.StatusLocalLength // the message does not fit the receive
 	}
-	out.Err = fmt.Errorf("verbs: %v: %s (vendor error %#x)", out.Op, C.GoString(C.os_status(wc.status)), uint32(wc.vendor))
-	q.endLater(byError, out.Err)
+	err := fmt.Errorf("verbs: %v: %s (vendor error %#x)", out.Op, C.GoString(C.os_status(wc.status)), uint32(wc.vendor))
+	if out.Status != rdma.StatusFlushed {
+		q.failure.CompareAndSwap(nil, &err)
+	}
+	out.Err = err
+	q.endLater(byError, err)
 }
 
 var errQueuePair = errors.New("verbs: the queue pair has gone into the error state: the device or the peer has seen an offence")

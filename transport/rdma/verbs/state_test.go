@@ -639,6 +639,48 @@ func TestQueuePairEvent(t *testing.T) {
 	}
 }
 
+// TestReasonOfOffence: the completion of a receive that is too short says why a connection has ended, whatever the provider
+// hears first.
+func TestReasonOfOffence(t *testing.T) {
+	for kind, c := range kinds {
+		for _, first := range []string{"completion", "event or end"} {
+			t.Run(kind+"/"+first, func(t *testing.T) {
+				begin(t, c)
+				d := openFake(t, Config{})
+				client, server := join(t, d)
+				_, err := server.qp.PostReceive([]rdma.Receive{{ID: 1, SGL: server.sge(0, 8)}})
+				check(t, err)
+				q, cq := server.qp.(*queuePair), server.cq.(*completionQueue)
+				d.mu.Lock() // ends by events wait
+				cq.mu.Lock()
+				client.post(client.work(rdma.OpSend, 2, 0, server, 9))
+				if first == "completion" {
+					for q.failure.Load() == nil {
+						cq.harvest()
+					}
+					cq.mu.Unlock()
+					d.mu.Unlock()
+				} else {
+					d.mu.Unlock()
+					for !q.hasEnded() {
+						runtime.Gosched()
+					}
+					cq.mu.Unlock()
+				}
+				if err := <-server.gone; err == nil || !strings.Contains(err.Error(), "Receive: ") {
+					t.Errorf("the connection ends with %v", err)
+				}
+			})
+		}
+	}
+}
+
+func (q *queuePair) hasEnded() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.state == ended
+}
+
 // TestPeerEnded: a queue pair knows that its peer has ended the connection as soon as the connection manager has the
 // event, even if the goroutine that waits for events has not read it yet.
 func TestPeerEnded(t *testing.T) {
