@@ -6,8 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"os"
 	"path/filepath"
 	"sync"
@@ -17,15 +15,22 @@ import (
 	"golang.org/x/sys/unix"
 
 	"oneshot/initiator"
-	"oneshot/internal/serial"
 	"oneshot/iscsi/pdu"
 	"oneshot/test/targettest"
 )
 
-// TestCommands attacks one daemon with commands and names that are within the protocol, and that once did harm: they hung,
-// took another's place, or left half of what must be whole. Each attack costs the daemon at most as much memory as its
-// bound says, and the witness is not disturbed.
+// TestCommands attacks a daemon with commands and names that are within the protocol, and that once did harm: they hung,
+// took another's place, or left half of what must be whole. They come over each transport, for each mover brings data
+// and asks for memory in its own way. Each attack costs the daemon at most as much memory as its bound says, and the
+// witness, which uses the same transport, is not disturbed.
 func TestCommands(t *testing.T) {
+	raiseDescriptors(t, 4000)
+	for _, way := range []initiator.Transport{initiator.TCP, initiator.ISER, initiator.OneShot} {
+		t.Run(way.String(), func(t *testing.T) { attackByCommands(t, way) })
+	}
+}
+
+func attackByCommands(t *testing.T, way initiator.Transport) {
 	g := targettest.New(t, `
 stores:
   a: {type: memory, size: 16MiB}
@@ -33,7 +38,7 @@ stores:
   c: {type: memory, size: 1MiB}
   full: {type: file, path: $DIR/full/full.img, size: 64MiB}
 targets: [{iqn: `+iqn+`t, luns: {0: a, 1: b, 2: c, 3: full}}]
-portals: [{listen: $PORTAL}]
+portals: [{listen: $PORTAL}, {transport: iwarp, listen: $PORTAL2}]
 state: $DIR/state
 management: {socket: $DIR/socket}
 limits: {connections: 1024, memory: 64MiB, memory_per_connection: 4MiB}
@@ -53,8 +58,8 @@ limits: {connections: 1024, memory: 64MiB, memory_per_connection: 4MiB}
 	})
 	g.Start()
 	d := watched(t, g)
-	raiseDescriptors(t, 4000)
-	c := &greedy{d, t, d.watch()}
+	c := &commander{greedy: greedy{daemon: d, t: t}, way: way}
+	c.witness = d.witness(c.admit("witness", initiator.Options{}))
 	c.suffer([]attack{
 		{"data for commands that take none, in the way of COMPARE AND WRITE", 60, c.dataForNobody},
 		{"names that contain another's ISID", 40, c.compoundNames},
@@ -63,12 +68,27 @@ limits: {connections: 1024, memory: 64MiB, memory_per_connection: 4MiB}
 	})
 }
 
-// admit logs in as an initiator of its own.
-func (g *greedy) admit(name string) *initiator.Session {
-	g.t.Helper()
+// commander is an attacker that sends commands.
+type commander struct {
+	greedy
+	way initiator.Transport
+}
+
+// dial logs in to the target as an initiator of its own.
+func (g *commander) dial(name string, o initiator.Options) (*initiator.Session, error) {
 	ctx, cancel := context.WithTimeout(g.t.Context(), patience)
 	defer cancel()
-	s, err := initiator.Dial(ctx, initiator.URL{Address: g.Portal(), Target: iqn + "t", LUN: -1}, initiator.Options{InitiatorName: rawName + name})
+	u := initiator.URL{Transport: g.way, Address: g.Portals[0], Target: iqn + "t", LUN: -1}
+	if g.way != initiator.TCP {
+		u.Address = g.Portals[1]
+	}
+	o.InitiatorName = rawName + name
+	return initiator.Dial(ctx, u, o)
+}
+
+func (g *commander) admit(name string, o initiator.Options) *initiator.Session {
+	g.t.Helper()
+	s, err := g.dial(name, o)
 	if err != nil {
 		g.t.Fatal(err)
 	}
@@ -76,7 +96,7 @@ func (g *greedy) admit(name string) *initiator.Session {
 }
 
 // do does a command. One that hangs fails the test.
-func (g *greedy) do(s *initiator.Session, c *initiator.Command) error {
+func (g *commander) do(s *initiator.Session, c *initiator.Command) error {
 	ctx, cancel := context.WithTimeout(g.t.Context(), patience)
 	defer cancel()
 	c.Attentions = 3
@@ -88,34 +108,16 @@ func (g *greedy) do(s *initiator.Session, c *initiator.Command) error {
 }
 
 // compareAndWrite changes a block.
-func (g *greedy) compareAndWrite(s *initiator.Session, lun int, lba uint64, from, to []byte) error {
+func (g *commander) compareAndWrite(s *initiator.Session, lun int, lba uint64, from, to []byte) error {
 	cdb := binary.BigEndian.AppendUint64([]byte{0x89, 0}, lba)
 	return g.do(s, &initiator.Command{LUN: lun, CDB: append(cdb, 0, 0, 0, 1, 0, 0), Out: append(bytes.Clone(from), to...)})
 }
 
-// dataForNobody sends commands with the W bit and immediate data, whose CDBs take no data, between COMPARE AND WRITEs of
-// the same place, so that they wait for it when their data come. Reading is enough for the first of them. Others count by
-// COMPARE AND WRITE meanwhile, and no count is lost.
-func (g *greedy) dataForNobody() {
-	const block, lun, counters, counts = 512, 1, 4, 40
-	data := make([]byte, block)
-	window := func() (b []byte) {
-		for k := range 96 {
-			cdb, out := []byte{0: 0x2f, 5: 64, 8: 1, 15: 0}, data // VERIFY(10) of block 64, BYTCHK 0
-			switch k % 3 {
-			case 1:
-				cdb = []byte{0: 0x93, 1: 0x01, 9: 65, 13: 1, 15: 0} // WRITE SAME(16) of block 65, NDOB
-			case 2:
-				cdb, out = []byte{0: 0x89, 9: 66, 13: 1, 15: 0}, make([]byte, 2*block) // COMPARE AND WRITE of block 66
-			}
-			f := pdu.SCSICommandFields{
-				Final: true, Write: true, Attr: pdu.AttrSimple, LUN: lun << 48, ITT: uint32(k), EDTL: uint32(len(out)),
-				CmdSN: serial.SN(1 + k), CDB: cdb, DataSegmentLength: len(out),
-			}
-			b = append(f.AppendTo(b), out...)
-		}
-		return b
-	}()
+// dataForNobody sends commands with the W bit and data, whose CDBs take no data, between COMPARE AND WRITEs of the same
+// place, so that they wait for it when their data come: with the command, or when the target asks for it. Reading is
+// enough for the first of them. Others count by COMPARE AND WRITE meanwhile, and no count is lost.
+func (g *commander) dataForNobody() {
+	const block, counters, counts = 512, 4, 40
 	stop := make(chan struct{})
 	var hostile, honest sync.WaitGroup
 	for i := range 4 {
@@ -123,12 +125,13 @@ func (g *greedy) dataForNobody() {
 			for n := 0; ; n++ {
 				select {
 				case <-stop:
-					if n > 0 {
+					if n > 1 {
 						return
 					}
 				default:
 				}
-				if err := g.answers(fmt.Sprintf("nobody%d.%d", i, n), window, 96); err != nil {
+				o := initiator.Options{Immediate: -(n % 2)} // 0: data come with the command
+				if err := g.window(fmt.Sprintf("nobody%d.%d", i, n), o, i%2, block); err != nil {
 					g.t.Errorf("a window of commands: %v", err)
 					return
 				}
@@ -137,14 +140,14 @@ func (g *greedy) dataForNobody() {
 	}
 	sessions := make([]*initiator.Session, counters)
 	for i := range sessions {
-		sessions[i] = g.admit(fmt.Sprint("counter", i))
+		sessions[i] = g.admit(fmt.Sprint("counter", i), initiator.Options{})
 	}
 	for i, s := range sessions {
 		honest.Go(func() {
 			was, next := make([]byte, block), make([]byte, block)
 			for n := range uint64(counts) {
 				binary.BigEndian.PutUint64(next, n+1)
-				if err := g.compareAndWrite(s, lun, uint64(8+i), was, next); err != nil {
+				if err := g.compareAndWrite(s, i%2, uint64(8+i), was, next); err != nil {
 					g.t.Errorf("count %d of an honest initiator: %v", n+1, err)
 					return
 				}
@@ -160,54 +163,48 @@ func (g *greedy) dataForNobody() {
 	}
 }
 
-// answers logs in, sends a window of commands and reads as many responses. Each has to be GOOD.
-func (g *greedy) answers(name string, window []byte, n int) error {
-	c, err := net.DialTimeout("tcp", g.Portal(), patience)
+// window logs in, sends a window of commands at once and waits for their ends. Each has to be GOOD.
+func (g *commander) window(name string, o initiator.Options, lun, block int) error {
+	s, err := g.dial(name, o)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = c.Close() }()
-	_ = c.SetDeadline(time.Now().Add(patience)) // only a hang reaches it
-	if _, err := c.Write(loginRequest(name)); err != nil {
-		return err
+	defer func() { _ = s.Close() }()
+	const n = 96
+	var window []*initiator.Command
+	ends := make(chan error, n)
+	for k := range n {
+		c := &initiator.Command{
+			LUN: lun, Out: make([]byte, block), Attentions: 3, Done: func(c *initiator.Command) { ends <- c.Failure() },
+		}
+		switch k % 3 {
+		case 0:
+			c.CDB = []byte{0: 0x2f, 5: 64, 8: 1, 9: 0} // VERIFY(10) of block 64, BYTCHK 0
+		case 1:
+			c.CDB = []byte{0: 0x93, 1: 0x01, 9: 65, 13: 1, 15: 0} // WRITE SAME(16) of block 65, NDOB
+		case 2:
+			c.CDB, c.Out = []byte{0: 0x89, 9: 66, 13: 1, 15: 0}, make([]byte, 2*block) // COMPARE AND WRITE of block 66
+		}
+		window = append(window, c)
 	}
-	h := pdu.Header(make([]byte, pdu.BHSLen))
-	for left := n; left >= 0; {
-		if _, err := io.ReadFull(c, h); err != nil {
-			return err
+	s.Start(window...)
+	hang := time.After(patience)
+	for k := range n {
+		select {
+		case e := <-ends:
+			err = errors.Join(err, e)
+		case <-hang:
+			return fmt.Errorf("%d of %d commands hang", n-k, n)
 		}
-		data := make([]byte, pdu.PaddedLen(h.DataSegmentLen()))
-		if _, err := io.ReadFull(c, data); err != nil {
-			return err
-		}
-		switch h.Opcode() {
-		case pdu.OpLoginResponse:
-			if h[36] != 0 {
-				return fmt.Errorf("login status %#x %#x", h[36], h[37])
-			}
-			if _, err := c.Write(window); err != nil { // less than the sockets hold
-				return err
-			}
-		case pdu.OpSCSIResponse:
-			if h[3] != 0 && !isAttention(data) {
-				return fmt.Errorf("status %#x, sense % x", h[3], data)
-			}
-		default:
-			continue
-		}
-		left--
 	}
-	return nil
+	return err
 }
-
-// isAttention reports whether the data segment of a response is a UNIT ATTENTION, which each new nexus has.
-func isAttention(sense []byte) bool { return len(sense) > 4 && sense[2+2]&0x0f == 6 }
 
 // compoundNames logs in with names that contain the ISID of one that holds a reservation, as the names of initiator
 // ports do in the parameter lists of SPC-4. Each is refused, and the reservation holds.
-func (g *greedy) compoundNames() {
+func (g *commander) compoundNames() {
 	const lun = 2
-	holder, other := g.admit("holder"), g.admit("other")
+	holder, other := g.admit("holder", initiator.Options{}), g.admit("other", initiator.Options{})
 	defer func() { _, _ = holder.Close(), other.Close() }()
 	out := func(action byte, key, next uint64) error {
 		list := binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, key), next)
@@ -219,10 +216,8 @@ func (g *greedy) compoundNames() {
 		}
 	}
 	for i := range 500 {
-		name := fmt.Sprintf("%sholder,i,0x%012x", rawName, 0x800000000000+i)
-		ctx, cancel := context.WithTimeout(g.t.Context(), patience)
-		s, err := initiator.Dial(ctx, initiator.URL{Address: g.Portal(), Target: iqn + "t", LUN: -1}, initiator.Options{InitiatorName: name})
-		cancel()
+		name := fmt.Sprintf("holder,i,0x%012x", 0x800000000000+i)
+		s, err := g.dial(name, initiator.Options{})
 		if e, ok := errors.AsType[*initiator.LoginError](err); !ok || e.Status != pdu.LoginInitiatorError {
 			g.t.Errorf("a login as %s: %v", name, err)
 			if s != nil {
@@ -242,10 +237,10 @@ func (g *greedy) compoundNames() {
 }
 
 // longReads asks for more in one command than the connection's memory, or all there is. Each is answered, by an error.
-func (g *greedy) longReads() {
+func (g *commander) longReads() {
 	var all sync.WaitGroup
 	for i := range 8 {
-		s := g.admit(fmt.Sprint("long", i))
+		s := g.admit(fmt.Sprint("long", i), initiator.Options{})
 		all.Go(func() {
 			defer func() { _ = s.Close() }()
 			for lun := range 4 {
@@ -268,13 +263,13 @@ func (g *greedy) longReads() {
 
 // atomicWrites writes as much at once as WRITE ATOMIC may, to a file for which there is no more room. Each write leaves
 // all of its blocks or none.
-func (g *greedy) atomicWrites() {
+func (g *commander) atomicWrites() {
 	const lun, n, writers, each = 3, 1 << 20, 8, 8 // 64 MiB for 8
 	var all sync.WaitGroup
 	var mu sync.Mutex
 	good, refused := 0, 0 // guarded by mu
 	for i := range writers {
-		s := g.admit(fmt.Sprint("atomic", i))
+		s := g.admit(fmt.Sprint("atomic", i), initiator.Options{Immediate: -(i % 2)})
 		all.Go(func() {
 			defer func() { _ = s.Close() }()
 			for k := range each {
