@@ -32,7 +32,7 @@ type copying struct {
 	done   int64 // bytes of it
 	result *copyResult
 	pinned []*volume.Volume
-	finish func() // what is to be done when all is copied; may be nil
+	spent  *rodToken // is deleted when all is copied; may be nil
 }
 
 // Sense data of copies that cannot go on (SPC-4 §6.4.6.1).
@@ -44,9 +44,9 @@ var (
 )
 
 // startCopy checks and pins what the steps are about, and begins. result is where to note how
-// it goes. Nothing is copied if any step cannot be.
-func (t *Task) startCopy(steps []copyStep, result *copyResult, finish func()) Next {
-	c := &copying{steps: steps, result: result, finish: finish}
+// it goes. Nothing is copied if any step cannot be. When all is copied, spent is deleted, unless it is nil.
+func (t *Task) startCopy(steps []copyStep, result *copyResult, spent *rodToken) Next {
+	c := &copying{steps: steps, result: result, spent: spent}
 	t.copying = c
 	most := int64(1)
 	for i := range steps {
@@ -186,8 +186,8 @@ func (t *Task) copyFailed() Next {
 func (t *Task) copyEnd(s Sense) Next {
 	t.lu = t.itl.lu
 	c := t.copying
-	if s == (Sense{}) && c.finish != nil {
-		c.finish()
+	if s == (Sense{}) && c.spent != nil {
+		t.Nexus.target.copies.delete(c.spent)
 	}
 	c.result.end(s)
 	if s != (Sense{}) {

@@ -270,11 +270,10 @@ func (t *Task) writeUsingTokenRun() Next {
 		result.end(s)
 		return t.check(s)
 	}
-	var finish func()
-	if token != nil && list[2]&delTkn != 0 {
-		finish = func() { t.Nexus.target.copies.delete(token) }
+	if list[2]&delTkn == 0 {
+		token = nil
 	}
-	return t.startCopy(steps, result, finish)
+	return t.startCopy(steps, result, token)
 }
 
 // tokenSteps is what a parameter list of WRITE USING TOKEN asks for.
