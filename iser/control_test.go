@@ -23,14 +23,18 @@ func TestLoginWithoutMemory(t *testing.T) {
 					all = append(all, l)
 				}
 			}
-			defer release(all)
+			defer func() {
+				for _, l := range all {
+					l.Release()
+				}
+			}()
 			c := b.dial(direct)
 			if a := c.logIn("MaxBurstLength=262144\x00FirstBurstLength=65536\x00DefaultTime2Wait=2\x00DefaultTime2Retain=0\x00MaxOutstandingR2T=1\x00ErrorRecoveryLevel=0\x00X-example.a=1\x00X-example.b=2\x00X-example.c=3\x00"); len(a.data) <= 256 {
 				t.Fatalf("an answer of %d octets shows nothing", len(a.data))
 			}
 			c.do(make([]byte, 6), false, false, 0, 0)
 			echo := bytes.Repeat([]byte("echo"), 2048)
-			for i := range uint32(2 * outSlots) {
+			for i := range uint32(128) { // more than memory is put aside for
 				f := pdu.NOPOutFields{Immediate: true, ITT: 1000 + i, TTT: pdu.ReservedTag, CmdSN: c.cmdSN, DataSegmentLength: len(echo)}
 				c.send(f.AppendTo(nil), echo, false, false, 0, 0)
 				if a, ok := c.receive(); !ok || a.h.Opcode() != pdu.OpNOPIn || !bytes.Equal(a.data, echo) {
@@ -43,26 +47,25 @@ func TestLoginWithoutMemory(t *testing.T) {
 
 // What a connection has in answers that are not taken is bounded in octets, too.
 func TestEchoesNotTaken(t *testing.T) {
-	b := newBench(t)
-	m := b.mover(new(fakePair))
-	m.conn.Lock()
-	defer m.conn.Unlock()
+	b, _ := newFakeBench(t, 64<<20)
+	m, p := b.mover()
 	before := b.pool.Stats().InUse
+	m.conn.Lock()
 	for range maxWaiting / maxSegment {
 		m.SendControl(make([]byte, pdu.BHSLen), make([]byte, maxSegment), iscsi.Ending{})
 	}
-	if m.dead {
+	if m.Dead() {
 		t.Error("the connection ends too early")
 	}
 	m.SendControl(make([]byte, pdu.BHSLen), make([]byte, maxSegment), iscsi.Ending{})
-	if !m.dead {
+	if !m.Dead() {
 		t.Errorf("%d octets wait, and more are taken", m.waiting)
 	}
+	m.conn.Unlock()
 	if n := b.pool.Stats().InUse - before; n > 2*maxWaiting {
 		t.Errorf("%d bytes of I/O memory are in use for them", n)
 	}
-	m.abandon()
-	m.conn.Lost(nil)
+	b.end(p)
 }
 
 // An initiator that answers pings but no RDMA Reads does not keep the memory for them, also where nobody is pinged.

@@ -6,33 +6,8 @@ import (
 
 	"oneshot/iscsi/pdu"
 	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/rdmatest"
 )
-
-// fakePair is a queue pair whose peer says what the fuzzer wants. What is posted completes when
-// it is asked to.
-type fakePair struct {
-	rdma.QueuePair
-	shot *rdma.OneShot
-	done []uint64
-}
-
-func (q *fakePair) OneShot() *rdma.OneShot { return q.shot }
-func (q *fakePair) Abort(error)            {}
-func (q *fakePair) Disconnect()            {}
-func (q *fakePair) Close() error           { return nil }
-func (q *fakePair) Revoke(_ rdma.STag, done func()) error {
-	done()
-	return nil
-}
-
-func (q *fakePair) Post(ws []rdma.Work) (int, error) {
-	for i := range ws {
-		if ws[i].Flags&rdma.Signaled != 0 {
-			q.done = append(q.done, ws[i].ID)
-		}
-	}
-	return len(ws), nil
-}
 
 // FuzzReceive: whatever messages come after a login, and whenever RDMA operations complete,
 // the mover neither panics nor keeps memory. The input is a list of messages, each behind a
@@ -62,43 +37,21 @@ func FuzzReceive(f *testing.F) {
 		f.Add(direct, append(message(3, frame(write)), message(2, frame(logout))...))
 		f.Add(direct, message(1, frame(make([]byte, 20))))
 	}
-	b := newBench(f)
+	b, _ := newFakeBench(f, 64<<20)
 	f.Fuzz(func(t *testing.T, mode byte, input []byte) {
-		q := new(fakePair)
+		r := &rdmatest.FakeRequest{Data: []byte{noZBVA | mode&2>>1*noInvalidate, 0, 0, 0}}
+		m, q := b.moverOf(t, r)
 		if mode&1 != 0 {
-			q.shot = &rdma.OneShot{Advertise: true, Close: true, Window: 32}
+			q.Shot = &rdma.OneShot{Advertise: true, Close: true, Window: 32}
 		}
-		m := &Mover{
-			target: b.target, domain: b.target.domain, qp: q, peer: "peer", here: "here", recv: b.target.shared, invalidate: mode&2 != 0,
-			orphans: make(map[uint32]rdma.STag), sgl: make([]rdma.SGE, 64),
-		}
-		m.queue.Init(16)
-		b.target.came()
-		defer b.target.went()
-		if !b.node.Admit() {
-			t.Fatal("no connection is admitted")
-		}
-		m.conn = b.node.NewRDMAConn(m, &b.target.offer)
 		say := func(flags byte, octets []byte) {
-			m.conn.Lock()
-			if !m.dead && !m.half {
-				c := rdma.Completion{Op: rdma.OpReceive, Bytes: len(octets)}
-				if flags&1 != 0 {
-					c.Flags, c.STag = rdma.Advertised, 7
-				}
-				m.receive(octets, &c)
+			var c rdma.Completion
+			if flags&1 != 0 {
+				c.Flags, c.STag = rdma.Advertised, 7
 			}
-			m.conn.Unlock()
+			q.SayWith(octets, c)
 		}
-		finish := func() {
-			for len(q.done) > 0 {
-				m.conn.Lock()
-				id := q.done[0]
-				q.done = q.done[1:]
-				m.completed(&rdma.Completion{ID: id})
-				m.conn.Unlock()
-			}
-		}
+		finish := func() { q.Finish(q.Next(), rdma.StatusOK) }
 		say(0, loginMessage(mode&1 != 0))
 		finish()
 		for len(input) >= 3 {
@@ -109,17 +62,9 @@ func FuzzReceive(f *testing.F) {
 			}
 			input = input[3+n:]
 		}
-		// The end of the connection, as tearDown makes it.
-		m.conn.Lock()
-		m.dead = true
-		for _, id := range q.done {
-			m.completed(&rdma.Completion{ID: id, Status: rdma.StatusFlushed})
-		}
-		m.abandon()
-		m.conn.Lost(nil)
-		m.conn.Unlock()
-		if m.timer != nil {
-			m.timer.Stop()
+		b.end(q)
+		if m.QueuePair() != nil {
+			t.Fatal("the connection has not ended")
 		}
 		if n := b.pool.Stats().Leases; n != b.leases {
 			t.Fatalf("%d leases, %d before", n, b.leases)

@@ -6,8 +6,8 @@ import (
 	"oneshot/transport/rdma"
 )
 
-// receive takes one message.
-func (m *Mover) receive(b []byte, c *rdma.Completion) {
+// Receive implements queuepair.Mover.
+func (m *Mover) Receive(b []byte, c *rdma.Completion) {
 	if !m.begun {
 		m.begin(b)
 	}
@@ -24,7 +24,7 @@ func (m *Mover) receive(b []byte, c *rdma.Completion) {
 		}
 		b = b[headerLen:]
 	}
-	if m.advertised(b, c, &h); m.dead {
+	if m.advertised(b, c, &h); m.Dead() {
 		return
 	}
 	head, data, ok := split(b)
@@ -55,7 +55,7 @@ func (m *Mover) begin(b []byte) {
 		return
 	}
 	m.direct = true
-	if m.qp.OneShot() == nil {
+	if m.QueuePair().OneShot() == nil {
 		m.violation("an iSCSI PDU without iSER header, on a connection that has not agreed to one-shot RDMA")
 	}
 }

@@ -26,7 +26,7 @@ func (m *Mover) Answer(it *iscsi.Task) {
 		t.ans.Clear()
 	}
 	m.response(t)
-	m.push(&t.ans)
+	m.Push(&t.ans)
 }
 
 // taskSetFull is the status TASK SET FULL (SAM-5 §5.3.1).
@@ -51,12 +51,11 @@ func (m *Mover) response(t *task) {
 		b = append(b, t.Sense...)
 		b = append(b, zeroes[:pdu.PaddedLen(2+n)-2-n]...)
 	}
-	t.buf = b
 	w := &t.ans.Message
 	*w = rdma.Work{Op: rdma.OpSend}
 	m.end(w, t)
 	t.ans.HasMessage = true
-	m.attach(w, b, &t.long, &t.sgl)
+	m.Attach(w, b, &t.long, &t.sgl)
 }
 
 // end has the response take the initiator's STag back, where that was agreed.
@@ -77,7 +76,7 @@ func (m *Mover) end(w *rdma.Work, t *task) {
 // takeBack has w end an STag that the initiator has advertised: with a Close or, if only advertising
 // was agreed, by invalidating it (one-shot.md §5.4, R6).
 func (m *Mover) takeBack(w *rdma.Work, s rdma.STag) {
-	if w.Flags, w.STag = rdma.Close, s; !m.qp.OneShot().Close {
+	if w.Flags, w.STag = rdma.Close, s; !m.QueuePair().OneShot().Close {
 		w.Flags = rdma.Invalidate
 	}
 }
@@ -91,24 +90,6 @@ func (m *Mover) frame(b []byte) []byte {
 }
 
 var zeroes [4]byte
-
-// attach makes b what w sends. The device copies it if it is short; otherwise it is copied to
-// registered memory, which is kept in *to.
-func (m *Mover) attach(w *rdma.Work, b []byte, to *outgoing, sgl *[1]rdma.SGE) {
-	if len(b) <= m.target.limits.MaxInline {
-		w.Flags |= rdma.Inline
-		sgl[0] = rdma.SGE{Bytes: b}
-		w.SGL = sgl[:]
-		return
-	}
-	var err error
-	if sgl[0], err = m.target.outgoing(m.domain, len(b), to); err != nil {
-		m.broken(err)
-		return
-	}
-	copy(sgl[0].Bytes, b)
-	w.SGL = sgl[:]
-}
 
 // SendControl implements iscsi.Datamover.
 func (m *Mover) SendControl(bhs, data []byte, end iscsi.Ending) {
@@ -130,8 +111,8 @@ func (m *Mover) SendControl(bhs, data []byte, end iscsi.Ending) {
 	if s := m.over(end); s != 0 {
 		m.takeBack(w, s)
 	}
-	m.attach(w, c.buf, &c.memory, &c.sgl)
-	m.push(&c.entry)
+	m.Attach(w, c.buf, &c.memory, &c.sgl)
+	m.Push(&c.Entry)
 }
 
 // over returns the STag that a control PDU closes, or 0: that of a command that it refuses, or of the
@@ -166,15 +147,15 @@ func (m *Mover) newControl() *control {
 		return c
 	}
 	c := new(control)
-	c.control = c
-	m.enter(&c.entry)
+	c.Owner = c
+	m.Enter(&c.Entry)
 	return c
 }
 
 func (m *Mover) freeControl(c *control) {
 	m.controls--
 	m.waiting -= c.data
-	m.target.giveBack(&c.memory)
+	m.GiveBack(&c.memory)
 	if cap(c.buf) > keptBuffer {
 		c.buf = nil
 	}

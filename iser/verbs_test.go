@@ -13,6 +13,7 @@ import (
 
 	"oneshot/iscsi"
 	"oneshot/iscsi/pdu"
+	"oneshot/mem"
 	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/verbs"
 	"oneshot/transport/rdma/verbs/fake"
@@ -101,37 +102,50 @@ func TestVerbsReasonOfOffence(t *testing.T) {
 	for kind, k := range fakes {
 		for first, notice := range map[string]func(m *Mover){
 			"completion": func(m *Mover) {
-				for !m.dead {
-					m.poll()
-				}
+				m.conn.Unlock()
+				defer m.conn.Lock()
+				wait(func() bool {
+					m.conn.Lock()
+					defer m.conn.Unlock()
+					return m.Dead()
+				})
 			},
 			"end of the connection": func(m *Mover) {
-				wait(m.qp.(rdma.PeerEnder).PeerEnded)
+				wait(m.QueuePair().(rdma.PeerEnder).PeerEnded)
 			},
 			"refused send": func(m *Mover) {
-				wait(m.qp.(rdma.PeerEnder).PeerEnded)
+				wait(m.QueuePair().(rdma.PeerEnder).PeerEnded)
 				wait(func() bool {
 					m.SendControl(make([]byte, pdu.BHSLen), nil, iscsi.Ending{})
 					m.Flush()
-					return m.dead
+					return m.Dead()
 				})
 			},
 		} {
 			t.Run(kind+"/"+first, func(t *testing.T) {
 				d := openFake(t, k)
 				b := newBenchOn(t, 64<<20, d, "127.0.0.1:0")
-				c := dialFake(b, d)
-				var m *Mover
-				wait(func() bool {
-					b.target.connMu.Lock()
-					defer b.target.connMu.Unlock()
-					if e := b.target.starting.Front(); e != nil {
-						m = e.Value.(*Mover)
+				own, err := d.Listen("127.0.0.1:0") // whose connections the test accepts
+				check(t, err)
+				serving := b.l
+				b.l = own
+				accepted := make(chan *Mover, 1)
+				go func() {
+					req, err := own.Accept()
+					if err != nil || !b.node.Admit() {
+						close(accepted)
+						return
 					}
-					return m != nil
-				})
+					m := b.target.newMover(req)
+					_ = m.accept(req, nil)
+					accepted <- m
+				}()
+				c := dialFake(b, d)
+				b.l = serving
+				check(t, own.Close())
+				m := <-accepted
 				m.conn.Lock()
-				_, err := c.qp.Post([]rdma.Work{{Op: rdma.OpSend, SGL: []rdma.SGE{{Bytes: c.buf[:slotLen+1], Region: c.region}}}})
+				_, err = c.qp.Post([]rdma.Work{{Op: rdma.OpSend, SGL: []rdma.SGE{{Bytes: c.buf[:slotLen+1], Region: c.region}}}})
 				check(t, err)
 				notice(m)
 				m.conn.Unlock()
@@ -151,7 +165,7 @@ func TestVerbsConnections(t *testing.T) {
 	const (
 		many   = 1100
 		memory = 64 << 20
-		share  = memory / startingMemory // of the receives of those that have not logged in
+		share  = memory / 8              // of the receives of those that have not logged in
 		most   = share + share/4 + 1<<20 // with those that give way, and what the session uses
 	)
 	for kind, k := range fakes {
@@ -202,7 +216,7 @@ func TestVerbsConnections(t *testing.T) {
 				if d.Connect(t.Context(), p, b.l.Addr().String(), rdma.ConnParams{}) != nil {
 					continue // too many are giving way
 				}
-				if b.target.shared != nil && !fake.Part() {
+				if b.target.Limits().ReceiveWait && !fake.Part() {
 					t.Fatalf("no receive is left for others after %d connections", i)
 				}
 				if more := b.pool.Stats().InUse - before; more > most {
@@ -212,7 +226,11 @@ func TestVerbsConnections(t *testing.T) {
 					works(innocent, byte(i))
 				}
 			}
-			wait(func() bool { return b.node.Connections() <= 1+b.target.maxStarting }) // the others have given way
+			starting := 128
+			if !b.target.Limits().ReceiveWait {
+				starting = share / mem.RoundUp(b.target.cfg.receives()*slotLen)
+			}
+			wait(func() bool { return b.node.Connections() <= 1+starting }) // the others have given way
 			for port := range byte(5) {
 				works(session(10+port), port)
 			}

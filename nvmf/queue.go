@@ -444,10 +444,10 @@ func (q *Queue) alive() {
 	}
 }
 
-// Fetching tells for how many tasks the mover has RDMA Reads under way. It is called when that changes. A host that is alive and
+// Fetching tells for how many tasks the mover has RDMA Reads under way. It is called when that changes, and when some of the data have come. A host that is alive and
 // answers no Reads would keep memory for ever.
 func (q *Queue) Fetching(n int) {
-	if q.fetching == 0 || n < q.fetching {
+	if q.fetching == 0 || n <= q.fetching {
 		q.fetched = q.node.clock.Load()
 	}
 	q.fetching = n

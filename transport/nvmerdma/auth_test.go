@@ -3,6 +3,8 @@ package nvmerdma
 import (
 	"testing"
 
+	"oneshot/transport/rdma/rdmatest"
+
 	"oneshot/nvme"
 	"oneshot/nvme/auth"
 )
@@ -47,23 +49,23 @@ func TestAuthentication(t *testing.T) {
 
 // A Connect whose host has yet to prove itself is no proof.
 func TestUnprovenGivesWay(t *testing.T) {
-	d := newFake()
-	d.limits.ReceiveWait = false
+	d := rdmatest.NewFake()
+	d.Says.ReceiveWait = false
 	b := newBench(t, d)
 	want := rules(t)
 	b.sub.SetAccess(nil, func(string) *auth.Rules { return want })
 	var first *fakePair
 	for range 100 {
-		r := &fakeRequest{d: d, t: t, data: request(0, 32), pair: make(chan *fakePair, 1)}
+		r := &rdmatest.FakeRequest{Data: request(0, 32)}
 		if b.target.accept(r, 1) != nil {
 			break // too many are giving way
 		}
-		p := <-r.pair
+		p := &fakePair{r.Pair, t}
 		b.pairs = append(b.pairs, p)
 		b.run(p, connect(0, 31), connectData(nvme.DynamicController), 0)
 		if first == nil {
 			first = p
 		}
 	}
-	<-first.over
+	<-first.Over
 }

@@ -6,19 +6,20 @@ import (
 
 	"oneshot/nvme"
 	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/rdmatest"
 )
 
 // The data of a Read, and the completion behind them, are one post. The Writes are not signalled.
 func TestOnePost(t *testing.T) {
-	b := newBench(t, newFake())
+	b := newBench(t, rdmatest.NewFake())
 	p := b.queue()
 	want := pattern(1<<20, 1)
 	b.run(p, rw(nvme.Write, 0, 1<<20), want, 0)
-	p.posts = nil
-	p.say(b.command(rw(nvme.Read, 0, 1<<20), 1<<20))
-	ws := p.next()
-	if len(p.posts) != 1 || len(ws) != 5 { // of 256 KiB each
-		t.Fatalf("posts %v of %d works", p.posts, len(ws))
+	p.Posts = nil
+	p.Say(b.command(rw(nvme.Read, 0, 1<<20), 1<<20))
+	ws := p.Next()
+	if len(p.Posts) != 1 || len(ws) != 5 { // of 256 KiB each
+		t.Fatalf("posts %v of %d works", p.Posts, len(ws))
 	}
 	for i := range ws {
 		if signaled := ws[i].Flags&rdma.Signaled != 0; signaled != (i == 4) {
@@ -28,7 +29,7 @@ func TestOnePost(t *testing.T) {
 			t.Errorf("work %d goes to %#x of %#x", i, ws[i].RemoteOffset, ws[i].RemoteSTag)
 		}
 	}
-	p.finish(ws, rdma.StatusOK)
+	p.Finish(ws, rdma.StatusOK)
 	if got := b.run(p, rw(nvme.Read, 0, 1<<20), nil, 1<<20); !bytes.Equal(got, want) {
 		t.Error("other bytes come back")
 	}
@@ -37,8 +38,8 @@ func TestOnePost(t *testing.T) {
 // A key is invalidated by the completion if the host asks for it and the device can do it.
 func TestInvalidate(t *testing.T) {
 	for _, can := range []bool{true, false} {
-		d := newFake()
-		d.limits.SendInvalidate = can
+		d := rdmatest.NewFake()
+		d.Says.SendInvalidate = can
 		b := newBench(t, d)
 		p := b.queue()
 		for _, asks := range []bool{true, false} {
@@ -46,7 +47,7 @@ func TestInvalidate(t *testing.T) {
 			if !asks {
 				capsule[39] = nvme.SGLKeyed
 			}
-			p.say(capsule)
+			p.Say(capsule)
 			_, _, send := p.answer()
 			if done := send.Flags&rdma.Invalidate != 0; done != (can && asks) || done && send.STag != memoryKey {
 				t.Errorf("the device can: %v, the host asks: %v; flags %#x, key %#x", can, asks, send.Flags, send.STag)
@@ -110,18 +111,18 @@ func TestCapsules(t *testing.T) {
 
 // More commands than a queue has entries end the connection.
 func TestTooMany(t *testing.T) {
-	b := newBench(t, newFake())
+	b := newBench(t, rdmatest.NewFake())
 	p := b.queue()
 	for range depth {
-		p.say(b.command(rw(nvme.Write, 0, 4096), 4096)) // nothing is answered before its data are fetched
+		p.Say(b.command(rw(nvme.Write, 0, 4096), 4096)) // nothing is answered before its data are fetched
 	}
 	select {
-	case <-p.over:
+	case <-p.Over:
 		t.Error("the connection has ended with as many commands as the queue has entries")
 	default:
 	}
-	p.say(b.command(rw(nvme.Write, 0, 4096), 4096))
-	<-p.over
+	p.Say(b.command(rw(nvme.Write, 0, 4096), 4096))
+	<-p.Over
 	if n := b.Counters().ProtocolErrors.Load(); n != 1 {
 		t.Errorf("%d protocol errors are counted", n)
 	}

@@ -27,7 +27,7 @@ func (m *Mover) GetData(nt *nvmf.Task) {
 	t.pulling = true
 	m.pulls++
 	m.queue.Fetching(m.pulls)
-	m.Fetch(&t.pull, &t.fetch, segs, m.remote(t, nt.OutLen))
+	m.Fetch(&t.pull, &t.fetch, segs, 0, m.remote(t, nt.OutLen))
 }
 
 // remote is the first n bytes of the host's memory of a command.
@@ -35,22 +35,21 @@ func (m *Mover) remote(t *task, n int) manager.Remote {
 	return manager.Remote{STag: rdma.STag(t.sgl.Key), Offset: t.sgl.Address, Len: uint64(n)}
 }
 
-// source returns memory of the device's with the n bytes of t.In. Commands make a few of them elsewhere, which are copied; nil: there is
-// no memory for that.
-func (m *Mover) source(t *task, n int) [][]byte {
-	if m.Knows(t.In[0]) {
-		return t.In
+// deliver sends the n bytes of t.In. Those that a command has made in other memory are copied first. False: there is no memory for that.
+func (m *Mover) deliver(t *task, n int) bool {
+	if m.Deliver(&t.ans, &t.delivery, t.In, m.remote(t, n)) {
+		return true
 	}
 	b := m.Lease(n, &t.memory)
 	if b == nil {
-		return nil
+		return false
 	}
 	k := 0
 	for _, s := range t.In {
 		k += copy(b[k:], s)
 	}
 	t.In[0] = b
-	return t.In[:1]
+	return m.Deliver(&t.ans, &t.delivery, t.In[:1], m.remote(t, n))
 }
 
 // scatter copies b to segs, as far as they go.

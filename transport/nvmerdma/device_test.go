@@ -8,33 +8,34 @@ import (
 	"oneshot/nvme"
 	"oneshot/nvme/rdma/cm"
 	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/rdmatest"
 )
 
 // Where the sink of a Read has to allow remote writes, it does so only while the Read is under way, and is as long as the
 // Read. Nothing else of the I/O memory can be written to by a peer, ever.
 func TestReadSinks(t *testing.T) {
-	d := newFake()
-	d.limits.ReadSinkWrite, d.limits.ReceiveWait = true, false
+	d := rdmatest.NewFake()
+	d.Says.ReadSinkWrite, d.Says.ReceiveWait = true, false
 	b := newBench(t, d)
 	p := b.queue()
-	p.say(b.command(rw(nvme.Write, 0, 4096), 4096))
-	reads := p.next()
-	if n := d.writable(); n != 1 || len(reads) != 1 || len(reads[0].SGL[0].Region.Bytes()) != 4096 {
+	p.Say(b.command(rw(nvme.Write, 0, 4096), 4096))
+	reads := p.Next()
+	if n := d.Writable(); n != 1 || len(reads) != 1 || len(reads[0].SGL[0].Region.Bytes()) != 4096 {
 		t.Fatalf("%d regions allow remote writes, %+v", n, reads)
 	}
 	want := pattern(4096, 1)
 	p.fetch(reads, want)
-	if n := d.writable(); n != 0 {
+	if n := d.Writable(); n != 0 {
 		t.Errorf("%d regions allow remote writes after the Read", n)
 	}
 	if _, e, _ := p.answer(); e.Status != nvme.Success || !bytes.Equal(b.rig.contents(0, 4096), want) {
 		t.Error(e.Status)
 	}
 	// A Read that is cut short ends its access, too.
-	p.say(b.command(rw(nvme.Write, 0, 4096), 4096))
-	p.end()
+	p.Say(b.command(rw(nvme.Write, 0, 4096), 4096))
+	p.End()
 	b.until("the queue is gone", func() bool { return b.Connections() == 1 })
-	if n := d.writable(); n != 0 {
+	if n := d.Writable(); n != 0 {
 		t.Errorf("%d regions allow remote writes after the end", n)
 	}
 }
@@ -42,8 +43,8 @@ func TestReadSinks(t *testing.T) {
 // Where peers can invalidate any region of their protection domain, each connection has a domain of its own.
 func TestDomains(t *testing.T) {
 	for _, unguarded := range []bool{false, true} {
-		d := newFake()
-		d.limits.UnguardedInvalidate = unguarded
+		d := rdmatest.NewFake()
+		d.Says.UnguardedInvalidate = unguarded
 		b := newBench(t, d)
 		p := b.queue()
 		want := pattern(4096, 1)
@@ -55,20 +56,20 @@ func TestDomains(t *testing.T) {
 		if unguarded {
 			most = 2
 		}
-		if d.domains != most {
-			t.Errorf("%d domains of 2 connections", d.domains)
+		if _, n := d.Registered(); n != most {
+			t.Errorf("%d domains of 2 connections", n)
 		}
 	}
 }
 
 // A device that copies no memory sends completions from registered memory, which is there again when they have left.
 func TestNoInline(t *testing.T) {
-	d := newFake()
-	d.limits.MaxInline = 0
+	d := rdmatest.NewFake()
+	d.Says.MaxInline = 0
 	b := newBench(t, d)
 	p := b.queue()
 	for range 200 { // more than there are slots
-		p.say(b.command(nvme.Command{Opcode: nvme.Flush, NSID: 1}, 0))
+		p.Say(b.command(nvme.Command{Opcode: nvme.Flush, NSID: 1}, 0))
 		_, e, send := p.answer()
 		if e.Status != nvme.Success || send.Flags&rdma.Inline != 0 || send.SGL[0].Region == nil {
 			t.Fatalf("%v, %+v", e.Status, send)
@@ -89,15 +90,12 @@ func TestNoInline(t *testing.T) {
 
 // A message that no receive can hold ends its connection, but takes nothing from the receives that connections share.
 func TestReceivesComeBack(t *testing.T) {
-	b := newBench(t, newFake())
+	b := newBench(t, rdmatest.NewFake())
 	for _, s := range []rdma.Status{rdma.StatusOK, rdma.StatusLocalLength, rdma.StatusFlushed} {
 		p := b.dial(request(0, 32))
-		before := len(p.receives.list)
-		r := p.receives.list[0]
-		p.receives.list = p.receives.list[1:]
-		p.cq().put(rdma.Completion{ID: r.ID, Op: rdma.OpReceive, Status: s})
-		p.cq().event()
-		if got := len(p.receives.list); got != before {
+		before := p.Posted()
+		p.Fail(s)
+		if got := p.Posted(); got != before {
 			t.Errorf("%v: %d receives are posted, %d before", s, got, before)
 		}
 	}
@@ -110,22 +108,22 @@ func TestStarting(t *testing.T) {
 		"parts that take receives": func(l *rdma.Limits) { l.PartTakesReceive = true },
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := newFake()
-			change(&d.limits)
+			d := rdmatest.NewFake()
+			change(&d.Says)
 			b := newBench(t, d)
 			p := b.queue()
 			before := b.rig.pool.Stats().InUse
 			var gone int
 			for range 200 {
-				r := &fakeRequest{d: d, t: t, data: request(0, 32), pair: make(chan *fakePair, 1)}
+				r := &rdmatest.FakeRequest{Data: request(0, 32)}
 				if err := b.target.accept(r, 1); err != nil {
 					break // the connections are used up, or too many are giving way
 				}
-				b.pairs = append(b.pairs, <-r.pair)
+				b.pairs = append(b.pairs, &fakePair{r.Pair, t})
 			}
 			for _, x := range b.pairs[2:] {
 				select {
-				case <-x.over:
+				case <-x.Over:
 					gone++
 				default:
 				}
@@ -138,7 +136,7 @@ func TestStarting(t *testing.T) {
 				t.Error("no connection has given way")
 			}
 			select {
-			case <-p.over:
+			case <-p.Over:
 				t.Error("a connected queue has given way")
 			default:
 			}
@@ -168,22 +166,22 @@ func FuzzCapsule(f *testing.F) {
 	f.Add(add(3, 0, keyed(fetched["Reservation Acquire"].c, 16)))
 	f.Add([]byte{0, 0, 1, 2, 3})
 	f.Fuzz(func(t *testing.T, input []byte) {
-		b := newBench(t, newFake()) // looks for what is left
+		b := newBench(t, rdmatest.NewFake()) // looks for what is left
 		p := b.queue()
 		for len(input) >= 2 {
 			flags, n := input[0], min(nvme.SQELen+int(input[1]), len(input)-2)
 			select {
-			case <-p.over:
+			case <-p.Over:
 				return
 			default:
 			}
-			p.say(input[2 : 2+n])
+			p.Say(input[2 : 2+n])
 			input = input[2+n:]
 			if flags&1 != 0 {
-				p.finish(p.next(), rdma.StatusOK)
+				p.Finish(p.Next(), rdma.StatusOK)
 			}
 			if flags&2 != 0 {
-				p.finish(p.next(), rdma.StatusRemoteAccess)
+				p.Finish(p.Next(), rdma.StatusRemoteAccess)
 			}
 		}
 	})
@@ -191,8 +189,8 @@ func FuzzCapsule(f *testing.F) {
 
 // A connection for whose receives there is no memory is refused, and keeps no place.
 func TestNoMemoryForReceives(t *testing.T) {
-	d := newFake()
-	d.limits.ReceiveWait = false
+	d := rdmatest.NewFake()
+	d.Says.ReceiveWait = false
 	b := newBench(t, d)
 	var hog []*mem.Lease
 	for n := 1 << 20; n >= 1<<12; n /= 2 {
@@ -200,10 +198,10 @@ func TestNoMemoryForReceives(t *testing.T) {
 			hog = append(hog, l)
 		}
 	}
-	r := &fakeRequest{d: d, t: t, data: request(0, 32), pair: make(chan *fakePair, 1)}
+	r := &rdmatest.FakeRequest{Data: request(0, 32)}
 	err := b.target.accept(r, 1)
-	if s, ok := cm.ParseReject(r.no); err == nil || !ok || s != cm.NoResources {
-		t.Errorf("%v, refused with % x", err, r.no)
+	if s, ok := cm.ParseReject(r.No); err == nil || !ok || s != cm.NoResources {
+		t.Errorf("%v, refused with % x", err, r.No)
 	}
 	if n := b.Connections(); n != 0 {
 		t.Errorf("%d connections", n)

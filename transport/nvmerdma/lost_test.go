@@ -8,6 +8,7 @@ import (
 
 	"oneshot/nvme"
 	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/rdmatest"
 )
 
 // fetched are the commands of an I/O queue whose data are fetched, with what would do harm if it were executed.
@@ -29,13 +30,13 @@ func TestUnfetched(t *testing.T) {
 	for name, c := range fetched {
 		for _, s := range []rdma.Status{rdma.StatusFlushed, rdma.StatusRemoteAccess, rdma.StatusTransport} {
 			t.Run(name+", "+s.String(), func(t *testing.T) {
-				b := newBench(t, newFake())
+				b := newBench(t, rdmatest.NewFake())
 				p := b.queue()
 				good := bytes.Repeat([]byte("good"), 1024)
 				b.run(p, rw(nvme.Write, 0, 4096), good, 0)
 				b.run(p, rw(nvme.Write, 64, 4096), good, 0)
-				p.say(b.command(c.c, len(c.data)))
-				ws := p.next()
+				p.Say(b.command(c.c, len(c.data)))
+				ws := p.Next()
 				if len(ws) == 0 {
 					t.Fatal("nothing is fetched")
 				}
@@ -45,18 +46,18 @@ func TestUnfetched(t *testing.T) {
 						harm = harm[copy(s.Bytes, harm):]
 					}
 				}
-				p.finish(ws, s)
+				p.Finish(ws, s)
 				if s == rdma.StatusFlushed { // as when the connection ends, which the provider tells
-					p.end()
+					p.End()
 				}
-				<-p.over
+				<-p.Over
 				for _, at := range []int{0, 64 * 512} {
 					if got := b.rig.contents(at, 4096); !bytes.Equal(got, good) {
 						t.Errorf("at %d there is % x", at, got[:16])
 					}
 				}
 				// No registration or reservation of the command's is there.
-				p.end()
+				p.End()
 				report := nvme.Command{Opcode: nvme.ReservationReport, NSID: 1, DWords: [6]uint32{64/4 - 1, 1}}
 				io := b.dial(request(2, depth))
 				b.run(io, connect(2, depth-1), connectData(b.ctrl), 0)
@@ -70,14 +71,14 @@ func TestUnfetched(t *testing.T) {
 
 // A Connect whose data were not fetched makes no controller.
 func TestUnfetchedConnect(t *testing.T) {
-	b := newBench(t, newFake())
+	b := newBench(t, rdmatest.NewFake())
 	p := b.dial(request(0, 32))
-	p.say(b.command(connect(0, 31), nvme.ConnectDataLen))
-	ws := p.next()
+	p.Say(b.command(connect(0, 31), nvme.ConnectDataLen))
+	ws := p.Next()
 	copy(ws[0].SGL[0].Bytes, connectData(nvme.DynamicController))
-	p.finish(ws, rdma.StatusRemoteAccess)
-	<-p.over
-	p.end()
+	p.Finish(ws, rdma.StatusRemoteAccess)
+	<-p.Over
+	p.End()
 	if n := b.ControllerCount(); n != 0 {
 		t.Errorf("%d controllers", n)
 	}
@@ -86,14 +87,14 @@ func TestUnfetchedConnect(t *testing.T) {
 // A command that is aborted while its data are fetched is answered when the Reads are over, and its memory is nobody else's
 // before.
 func TestAbortWhileFetching(t *testing.T) {
-	b := newBench(t, newFake())
+	b := newBench(t, rdmatest.NewFake())
 	admin, p := b.queues()
 	before := b.rig.pool.Stats().Leases
-	p.say(b.command(rw(nvme.Write, 0, 64<<10), 64<<10))
+	p.Say(b.command(rw(nvme.Write, 0, 64<<10), 64<<10))
 	cid := b.cid
-	reads := p.next()
+	reads := p.Next()
 	b.run(admin, nvme.Command{Opcode: nvme.AdminAbort, DWords: [6]uint32{uint32(cid)<<16 | 1}}, nil, 0)
-	if ws := p.next(); len(ws) != 0 {
+	if ws := p.Next(); len(ws) != 0 {
 		t.Fatalf("%d works are posted while Reads are under way", len(ws))
 	}
 	if n := b.rig.pool.Stats().Leases; n != before+1 {
@@ -117,20 +118,20 @@ func TestAbortWhileFetching(t *testing.T) {
 func TestAbortPairWhileFetching(t *testing.T) {
 	for _, order := range [][2]int{{0, 1}, {1, 0}} {
 		for aborted := range 2 {
-			b := newBench(t, newFake())
+			b := newBench(t, rdmatest.NewFake())
 			admin, p := b.queues()
 			before := b.rig.pool.Stats().Leases
 			compare, write := rw(nvme.Compare, 0, 4096), rw(nvme.Write, 0, 4096)
 			compare.Fuse, write.Fuse = nvme.FusedFirst, nvme.FusedSecond
-			p.say(b.command(compare, 4096))
+			p.Say(b.command(compare, 4096))
 			var reads [2][]rdma.Work
-			reads[0] = p.next()
-			p.say(b.command(write, 4096))
-			reads[1] = p.next()
+			reads[0] = p.Next()
+			p.Say(b.command(write, 4096))
+			reads[1] = p.Next()
 			cid := b.cid - 1 + uint16(aborted)
 			b.run(admin, nvme.Command{Opcode: nvme.AdminAbort, DWords: [6]uint32{uint32(cid)<<16 | 1}}, nil, 0)
 			for n, i := range order {
-				if ws := p.next(); len(ws) != 0 {
+				if ws := p.Next(); len(ws) != 0 {
 					t.Fatalf("%d works are posted while Reads of %d are under way", len(ws), 2-n)
 				}
 				if n := b.rig.pool.Stats().Leases; n != before+1 {
@@ -138,7 +139,7 @@ func TestAbortPairWhileFetching(t *testing.T) {
 				}
 				p.fetch(reads[i], make([]byte, 4096))
 			}
-			ws := p.next()
+			ws := p.Next()
 			if len(ws) != 2 {
 				t.Fatalf("%d answers", len(ws))
 			}
@@ -147,7 +148,7 @@ func TestAbortPairWhileFetching(t *testing.T) {
 					t.Errorf("command %d: %v, want %v", i, e.Status, want)
 				}
 			}
-			p.finish(ws, rdma.StatusOK)
+			p.Finish(ws, rdma.StatusOK)
 			if n := b.rig.pool.Stats().Leases; n != before {
 				t.Errorf("%d leases when the pair is over, want %d", n, before)
 			}
@@ -157,14 +158,14 @@ func TestAbortPairWhileFetching(t *testing.T) {
 
 // The connection ends while data are fetched and answers wait: nothing is left.
 func TestEndInTheMiddle(t *testing.T) {
-	b := newBench(t, newFake())
+	b := newBench(t, rdmatest.NewFake())
 	p := b.queue()
 	before := b.rig.pool.Stats().Leases
 	for i := range 8 {
-		p.say(b.command(rw(nvme.Write, uint64(i*128), 64<<10), 64<<10))
-		p.say(b.command(rw(nvme.Read, uint64(i*128), 64<<10), 64<<10))
+		p.Say(b.command(rw(nvme.Write, uint64(i*128), 64<<10), 64<<10))
+		p.Say(b.command(rw(nvme.Read, uint64(i*128), 64<<10), 64<<10))
 	}
-	p.end()
+	p.End()
 	b.until("the queue is gone", func() bool { return b.rig.pool.Stats().Leases == before && b.Connections() == 1 })
 	if got := b.rig.contents(0, 512<<10); !bytes.Equal(got, make([]byte, 512<<10)) {
 		t.Error("a command was executed")
@@ -208,23 +209,23 @@ func TestStaleKey(t *testing.T) {
 // A host that answers no RDMA Read is dropped when its time is over, and has no part in what others do.
 func TestReadsWithoutAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, newFake())
+		b := newBench(t, rdmatest.NewFake())
 		_, p := b.queues()
 		idle := b.dial(request(2, depth))
 		b.run(idle, connect(2, depth-1), connectData(b.ctrl), 0)
 		b.run(idle, rw(nvme.Write, 0, 4096), make([]byte, 4096), 0)
 		start := time.Now()
-		p.say(b.command(rw(nvme.Write, 0, 4096), 4096))
-		first := p.next()
-		p.say(b.command(rw(nvme.Write, 0, 4096), 4096))
+		p.Say(b.command(rw(nvme.Write, 0, 4096), 4096))
+		first := p.Next()
+		p.Say(b.command(rw(nvme.Write, 0, 4096), 4096))
 		time.Sleep(readTimeout - time.Second)
 		p.fetch(first, make([]byte, 4096))
-		<-p.over
+		<-p.Over
 		if d := time.Since(start); d < 2*readTimeout-time.Second || d > 2*readTimeout+2*time.Second {
 			t.Errorf("dropped after %v", d)
 		}
 		select {
-		case <-idle.over:
+		case <-idle.Over:
 			t.Error("a host that has answered all Reads is dropped")
 		default:
 		}

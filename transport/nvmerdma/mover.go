@@ -34,10 +34,10 @@ type task struct {
 	pulling   bool   // RDMA Reads are under way
 	forgotten bool   // the queue waits for their end
 
-	fetch   queuepair.Transfer
-	deliver queuepair.Transfer
-	bounce  []byte           // where data are fetched to that are to end in memory which the device does not know
-	memory  queuepair.Memory // of bounce, or of a copy of data from there
+	fetch    queuepair.Transfer
+	delivery queuepair.Transfer
+	bounce   []byte           // where data are fetched to that are to end in memory which the device does not know
+	memory   queuepair.Memory // of bounce, or of a copy of data from there
 
 	entry  [nvme.CQELen]byte
 	long   queuepair.Memory // of entry, if the device copies no memory
@@ -61,7 +61,13 @@ func (m *Mover) Connected(p nvmf.Params) {
 }
 
 // Terminate implements nvmf.Mover.
-func (m *Mover) Terminate(how nvmf.Termination) { m.Link.Terminate(how == nvmf.AtOnce) }
+func (m *Mover) Terminate(how nvmf.Termination) {
+	if how == nvmf.AtOnce {
+		m.Link.Terminate(queuepair.AtOnce)
+		return
+	}
+	m.Link.Terminate(queuepair.WhenSent)
+}
 
 // newTask returns a task that is not in use.
 func (m *Mover) newTask() *task {
@@ -86,13 +92,13 @@ func (m *Mover) FreeTask(nt *nvmf.Task) {
 	m.GiveBack(&t.long)
 	m.GiveBack(&t.memory)
 	t.fetch.Reset()
-	t.deliver.Reset()
+	t.delivery.Reset()
 	t.came, t.forgotten = nil, false
 	m.free = append(m.free, t)
 }
 
 // Receive implements queuepair.Mover: it takes a command capsule (RDMA 1.0 §3.3).
-func (m *Mover) Receive(b []byte) {
+func (m *Mover) Receive(b []byte, _ *rdma.Completion) {
 	if len(b) < nvme.SQELen {
 		m.Blame(fmt.Errorf("a capsule of %d bytes, which is shorter than its command", len(b)))
 		return
@@ -139,9 +145,7 @@ func (m *Mover) Answer(nt *nvmf.Task) {
 	t.ans.Clear()
 	if n > 0 {
 		invariant.Check(keyed && n <= int(t.sgl.Length), "nvmerdma: more data than the host has room for")
-		if segs := m.source(t, n); segs != nil {
-			m.Deliver(&t.ans, &t.deliver, segs, m.remote(t, n))
-		} else {
+		if !m.deliver(t, n) {
 			nt.CQE.Status, nt.CQE.DW0, nt.CQE.DW1 = nvme.Interrupted, 0, 0
 		}
 	}
@@ -154,6 +158,9 @@ func (m *Mover) Answer(nt *nvmf.Task) {
 	m.Attach(w, nt.CQE.AppendTo(t.entry[:0]), &t.long, &t.pieces)
 	m.Push(&t.ans)
 }
+
+// Progress implements queuepair.Mover.
+func (m *Mover) Progress() { m.queue.Fetching(m.pulls) }
 
 // Ended implements queuepair.Mover.
 func (m *Mover) Ended(e *queuepair.Entry) {

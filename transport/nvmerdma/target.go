@@ -114,7 +114,7 @@ func (t *Target) accept(req rdma.Request, group uint16) error {
 		m.capsule = t.node.Capsule(Transport)
 	}
 	made := false
-	err = m.Link.Accept(t.Target, m, req, entries+spareReceives, cm.AppendAccept(nil, uint16(entries)), cm.AppendReject(nil, cm.NoResources), func() queuepair.Owner {
+	err = m.Link.Accept(t.Target, m, req, entries+spareReceives, rdma.ConnParams{PrivateData: cm.AppendAccept(nil, uint16(entries))}, cm.AppendReject(nil, cm.NoResources), func() queuepair.Owner {
 		made = true
 		m.queue = t.node.NewQueue(m, group)
 		m.queue.Promise(nvmf.Promised{QID: r.QID, Entries: entries, CNTLID: r.CNTLID})

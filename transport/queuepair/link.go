@@ -25,8 +25,10 @@ type Owner interface {
 
 // Mover is what a protocol does with what comes, and with what has ended. The lock of the owner is held.
 type Mover interface {
-	// Receive takes one message, which is in b until it returns.
-	Receive(b []byte)
+	// Receive takes one message, which is in b until it returns. c is its completion.
+	Receive(b []byte, c *rdma.Completion)
+	// Progress says that a part of what is fetched has come.
+	Progress()
 	// Ended is the end of an entry, which is the mover's again.
 	Ended(e *Entry)
 }
@@ -62,6 +64,7 @@ type Link struct {
 	once      sync.Once
 
 	closing bool // disconnect when all is sent
+	theirs  bool // the peer is to disconnect
 	half    bool // Disconnect was called
 	dead    bool
 }
@@ -73,10 +76,10 @@ type Entry struct {
 	Failed bool // not all of it was done: the connection has ended or will
 }
 
-// Accept answers a connection request with data, and makes l its connection: with room for work requests of that many
+// Accept answers a connection request with p, and makes l its connection: with room for work requests of that many
 // commands, and for as many receives of its own, unless the device has them shared. owner is called when the connection can
 // be made, and returns its owner. An error says why there is no connection; the request is answered then.
-func (l *Link) Accept(t *Target, m Mover, req rdma.Request, commands int, data, refusal []byte, owner func() Owner) error {
+func (l *Link) Accept(t *Target, m Mover, req rdma.Request, commands int, p rdma.ConnParams, refusal []byte, owner func() Owner) error {
 	l.target, l.mover = t, m
 	l.peer, l.here = req.RemoteAddr().String(), req.LocalAddr().String()
 	l.sgl = make([]rdma.SGE, max(2*max(t.read.Elements, t.write.Elements), 64))
@@ -86,7 +89,7 @@ func (l *Link) Accept(t *Target, m Mover, req rdma.Request, commands int, data, 
 	}
 	t.came()
 	l.owner = owner()
-	if err := req.Accept(l.qp, rdma.ConnParams{PrivateData: data}); err != nil {
+	if err := req.Accept(l.qp, p); err != nil {
 		l.teardown(err)
 		return err
 	}
@@ -192,6 +195,9 @@ func (l *Link) completed(c *rdma.Completion) {
 	case c.ID&receiveID == 0:
 		e := l.entries[c.ID]
 		e.Failed = e.Failed || c.Status != rdma.StatusOK
+		if c.Op == rdma.OpRead {
+			l.mover.Progress()
+		}
 		if l.queue.Completed(&e.Item) {
 			l.done(e, e.Failed)
 		}
@@ -199,7 +205,7 @@ func (l *Link) completed(c *rdma.Completion) {
 	}
 	slot := int(c.ID &^ receiveID)
 	if c.Status == rdma.StatusOK && !l.dead && !l.half {
-		l.mover.Receive(l.recv.sgl[slot].Bytes[:c.Bytes])
+		l.mover.Receive(l.recv.sgl[slot].Bytes[:c.Bytes], c)
 	}
 	if c.Status == rdma.StatusOK || l.recv == l.target.shared { // a message that has failed has used up its receive, too
 		l.returns = append(l.returns, slot)
@@ -251,7 +257,7 @@ func (l *Link) Flush() {
 	if l.dead {
 		l.abandon()
 	}
-	if l.closing && l.queue.Empty() && !l.dead {
+	if l.closing && !l.theirs && l.queue.Empty() && !l.dead {
 		l.disconnect()
 	}
 }
@@ -309,17 +315,38 @@ func (l *Link) Blame(err error) {
 // Dead reports whether the connection is not used any more.
 func (l *Link) Dead() bool { return l.dead }
 
-// lingerTime is how long a peer may take to receive what is sent before the connection is ended.
+// HungUp reports whether the peer has ended the connection, as far as the device can see.
+func (l *Link) HungUp() bool {
+	if l.dead {
+		return true
+	}
+	q, ok := l.qp.(rdma.PeerEnder)
+	return ok && q.PeerEnded()
+}
+
+// QueuePair is that of a connection which has not ended.
+func (l *Link) QueuePair() rdma.QueuePair { return l.qp }
+
+// Ending says when a connection ends.
+type Ending int
+
+const (
+	AtOnce   Ending = iota
+	WhenSent        // all that was pushed
+	WhenLeft        // by the peer, which disconnects
+)
+
+// lingerTime is how long a peer may take to receive what is sent, or to disconnect, before the connection is ended.
 const lingerTime = 5 * time.Second
 
-// Terminate ends the connection, at once or when all is sent.
-func (l *Link) Terminate(atOnce bool) {
+// Terminate ends the connection.
+func (l *Link) Terminate(e Ending) {
 	switch {
-	case l.dead || l.closing && !atOnce:
-	case atOnce:
+	case l.dead || l.closing && e != AtOnce:
+	case e == AtOnce:
 		l.Break(nil)
 	default:
-		l.closing = true
+		l.closing, l.theirs = true, e == WhenLeft
 		// A peer that takes nothing more does not keep the connection.
 		l.timer = time.AfterFunc(lingerTime, func() {
 			l.owner.Lock()

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"oneshot/internal/invariant"
 	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/manager"
 )
@@ -16,12 +17,15 @@ type Transfer struct {
 	remotes [1]manager.Remote
 }
 
-// set makes x a transfer of the first n bytes of segs.
-func (x *Transfer) set(segs [][]byte, n int, remote manager.Remote) {
+// set makes x a transfer between remote and as many bytes of segs, from byte from on.
+func (x *Transfer) set(segs [][]byte, from int, remote manager.Remote) {
 	x.locals = x.locals[:0]
+	n := int(remote.Len)
 	for _, s := range segs {
-		if k := min(len(s), n); k > 0 {
-			x.locals = append(x.locals, rdma.SGE{Bytes: s[:k]})
+		skip := min(from, len(s))
+		from -= skip
+		if k := min(len(s)-skip, n); k > 0 {
+			x.locals = append(x.locals, rdma.SGE{Bytes: s[skip : skip+k]})
 			n -= k
 		}
 	}
@@ -30,14 +34,15 @@ func (x *Transfer) set(segs [][]byte, n int, remote manager.Remote) {
 
 // Reset lets go of the memory of a transfer that has ended.
 func (x *Transfer) Reset() {
+	invariant.Check(len(x.sinks) == 0, "queuepair: a transfer is reset after its Reads")
 	clear(x.locals)
 	x.locals = x.locals[:0]
 }
 
-// Fetch has e read the peer's memory into the first bytes of segs, which is I/O memory. What was fetched has ended when
+// Fetch has e read the peer's memory into segs, which is I/O memory, from byte from on. What was fetched has ended when
 // EndFetch is called.
-func (l *Link) Fetch(e *Entry, x *Transfer, segs [][]byte, remote manager.Remote) {
-	x.set(segs, int(remote.Len), remote)
+func (l *Link) Fetch(e *Entry, x *Transfer, segs [][]byte, from int, remote manager.Remote) {
+	x.set(segs, from, remote)
 	if err := l.sinks(x); err != nil {
 		l.Break(err)
 	}
@@ -56,15 +61,18 @@ func (l *Link) EndFetch(e *Entry, x *Transfer) {
 	}
 }
 
-// Deliver has e write the first bytes of segs, which is I/O memory, to the peer's. A message may follow.
-func (l *Link) Deliver(e *Entry, x *Transfer, segs [][]byte, remote manager.Remote) {
-	x.set(segs, int(remote.Len), remote)
+// Deliver has e write the first bytes of segs to the peer's memory. A message may follow. False: not all of segs is I/O memory, and
+// nothing is done.
+func (l *Link) Deliver(e *Entry, x *Transfer, segs [][]byte, remote manager.Remote) bool {
+	x.set(segs, 0, remote)
 	if !l.register(x.locals) {
-		l.Break(l.target.unregistered())
+		return false
 	}
 	if err := e.Init(rdma.OpWrite, l.target.write, x.locals, x.remotes[:]); err != nil {
+		e.Clear()
 		l.Blame(err)
 	}
+	return true
 }
 
 // Attach makes b what a message sends. The device copies it if it is short; otherwise it is copied to registered memory,
@@ -89,10 +97,16 @@ func (l *Link) Lease(n int, m *Memory) []byte {
 	s, err := l.target.memory(l.domain, n, m)
 	if err != nil {
 		l.target.giveBack(m)
+		if err != errNoMemory { // the device does not take it
+			l.Break(err)
+		}
 		return nil
 	}
 	return s.Bytes
 }
+
+// Unregistered says why there is I/O memory that the device does not know.
+func (l *Link) Unregistered() error { return l.target.unregistered() }
 
 // Knows reports whether b is I/O memory.
 func (l *Link) Knows(b []byte) bool { return l.target.arena(b) != nil }
