@@ -22,9 +22,12 @@ step() { # title command...
 # Machines wait as much as they compute: they run beside the rest, and say at the end what they saw. They
 # take longest and cannot use all processors, so they go first where that is allowed.
 machines=$(mktemp)
+# The daemon is linked once for all packages that start it with the same build options.
+ONESHOT_BUILT=$(mktemp -d)
+export ONESHOT_BUILT
 first=()
 [ "$(nice -n -5 nice 2>/dev/null)" = "$(nice)" ] || first=(nice -n -5)
-trap '[ -z "$vm" ] || pkill -P "$vm"; rm -f "$machines"' EXIT
+trap '[ -z "$vm" ] || pkill -P "$vm"; rm -rf "$machines" "$ONESHOT_BUILT"' EXIT
 vm=
 (
 	begin=$SECONDS

@@ -6,15 +6,21 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
-// Environment variables that add to the build options of the test itself.
 const (
+	// Environment variables that add to the build options of the test itself.
 	envRace = "ONESHOT_TARGET_RACE" // "1": build the daemon with the race detector
 	envTags = "ONESHOT_TARGET_TAGS" // build tags, comma separated
+	// envBuilt is a directory in which test processes share the daemons that they build, so that each kind is linked once.
+	// Without it each process has its own.
+	envBuilt = "ONESHOT_BUILT"
 )
 
 // Main runs the tests of a package and removes what Binary built for them:
@@ -36,7 +42,7 @@ func Run(m *testing.M) int {
 }
 
 // Binary returns the path of the daemon. The first call in a process builds it
-// from this checkout. It may be called concurrently.
+// from this checkout, unless a daemon that is up to date is in ONESHOT_BUILT. It may be called concurrently.
 func Binary(tb testing.TB) string {
 	tb.Helper()
 	path, err := build()
@@ -53,22 +59,50 @@ var build = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	if shared := os.Getenv(envBuilt); shared != "" {
+		return share(root, shared)
+	}
 	if buildDir, err = os.MkdirTemp("", "oneshot-target-"); err != nil {
 		return "", fmt.Errorf("targettest: %w", err)
 	}
-	path := filepath.Join(buildDir, "target")
-	cmd := exec.Command("go", append(buildArgs(path), "./cmd/target")...)
+	return buildIn(root, buildDir)
+})
+
+// share builds the daemon in a directory below dir that belongs to daemons with its build options, one process at a
+// time. If the daemon there is up to date, go build leaves it as it is.
+func share(root, dir string) (path string, err error) {
+	if dir, err = filepath.Abs(dir); err != nil {
+		return "", fmt.Errorf("targettest: %w", err)
+	}
+	dir = filepath.Join(dir, "target"+strings.Join(options(), ""))
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", fmt.Errorf("targettest: %w", err)
+	}
+	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o644)
+	if err != nil {
+		return "", fmt.Errorf("targettest: %w", err)
+	}
+	defer lock.Close() // ends the lock
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return "", fmt.Errorf("targettest: %s: %w", lock.Name(), err)
+	}
+	return buildIn(root, dir)
+}
+
+// buildIn builds the daemon of the module in root, in dir.
+func buildIn(root, dir string) (path string, err error) {
+	path = filepath.Join(dir, "target")
+	cmd := exec.Command("go", slices.Concat([]string{"build", "-o", path}, options(), []string{"./cmd/target"})...)
 	cmd.Dir = root
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("targettest: %s: %w\n%s", cmd, err, out)
 	}
 	return path, nil
-})
+}
 
-// buildArgs returns the options of the build. They follow those of the test, so
+// options returns the options of the build. They follow those of the test, so
 // that go test -race also finds races in the daemon.
-func buildArgs(output string) []string {
-	args := []string{"build", "-o", output}
+func options() (args []string) {
 	if raceEnabled || os.Getenv(envRace) == "1" {
 		args = append(args, "-race")
 	}
@@ -76,7 +110,7 @@ func buildArgs(output string) []string {
 	if invariantsEnabled {
 		tags = append(tags, "invariants")
 	}
-	if t := os.Getenv(envTags); t != "" {
+	if t := os.Getenv(envTags); t != "" && !slices.Contains(tags, t) {
 		tags = append(tags, t)
 	}
 	if tags != nil {

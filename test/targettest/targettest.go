@@ -10,7 +10,7 @@
 //	`)
 //	url := tg.URL("iqn.2026-11.example.oneshot:t", 0)
 //
-// The daemon is built once per test process, with the race detector or the
+// The daemon is built once per test process, or once for all that share ONESHOT_BUILT, with the race detector or the
 // invariants tag when the test itself was built with them. When the test ends,
 // it is stopped by SIGTERM and must then exit with status 0, and its log must
 // be free of panics and data races; the log is shown when the test failed.
