@@ -42,6 +42,7 @@ type Core struct {
 	fed      bool   // a bell of it has come
 	streams  uint64 // numbers given
 	acked    Ack
+	ticked   bool // this step is a Tick
 	lastBeat time.Duration
 	promised uint64 // version for which a promise was given
 	to       ID
@@ -60,6 +61,7 @@ type Core struct {
 	proposedAt time.Duration
 	beats      []sentBeat
 	beatNo     uint64
+	wants      uint64 // the newest beat that something waits for
 	beatAt     time.Duration
 	flushAt    time.Duration
 	copyAgain  time.Duration // when copying is tried again, after the disk has refused to read
@@ -82,7 +84,8 @@ type peer struct {
 	lost     bool // it does not remember, or its disk refuses
 	bell     Bell // the last
 	heard    time.Duration
-	proven   time.Duration // when the newest beat that it answered was sent
+	answered uint64        // the newest beat that it answered,
+	proven   time.Duration // and when that was sent
 
 	todo    Bits   // granules that have to be copied
 	copying int    // on their way
@@ -171,6 +174,7 @@ func (c *Core) Step(now time.Duration, e Event) []Action {
 	clear(c.out)
 	c.out = c.out[:0]
 	c.made.reset()
+	c.ticked = false
 	switch e := e.(type) {
 	case Tick:
 		// A node that was asleep has heard no beat, which says nothing about the primary: that time does not count. The
@@ -179,6 +183,7 @@ func (c *Core) Step(now time.Duration, e Event) []Action {
 			c.lastBeat = min(c.lastBeat+slept, c.now)
 		}
 		c.lastTick = c.now
+		c.ticked = true
 	case Up:
 		c.peer[e.Peer].up = true
 	case Down:
@@ -218,7 +223,6 @@ func (c *Core) settle() {
 	case Primary:
 		c.greet()
 		c.reshape()
-		c.beatOn()
 		c.hand()
 		c.sequence()
 		c.verifyOn()
@@ -228,6 +232,7 @@ func (c *Core) settle() {
 		c.apply(c.commit) // and what goes to the disk without waiting
 		c.read()
 		c.flush()
+		c.beatOn()
 		c.prove()
 		c.free()
 		c.post()

@@ -11,6 +11,8 @@ const (
 	// turn is by how much a member waits longer than the one before it until it takes over, amnesiac one without memory.
 	turn     = 60 * time.Millisecond
 	amnesiac = 200 * time.Millisecond
+	// aFew is how many records a member's disk may have that it has not told of.
+	aFew = 32
 )
 
 // follow does what a follower has to do by itself.
@@ -139,16 +141,34 @@ func (c *Core) start(s *Start) {
 	}
 }
 
-// acknowledge tells the source how far its stream has come.
+// acknowledge tells the source how far its stream has come. That a member's disk has more than before is told with the next
+// records that it receives, or with the next tick: nobody waits for it, as long as it is little.
 func (c *Core) acknowledge() {
 	if c.stream == 0 || !c.fed {
 		return
 	}
 	a := Ack{Stream: c.stream, Received: c.log.last(), Applied: c.disk.applied, Durable: c.durable, Failed: c.refused || c.isHung()}
-	if a != c.acked {
-		c.acked = a
-		c.out = append(c.out, c.made.acks.add(SendAck{To: c.source, Ack: a}))
+	if a == c.acked {
+		return
 	}
+	applied := c.acked
+	applied.Applied = a.Applied
+	if a == applied && !c.ticked && c.role == Follower && c.view.InSync.Has(c.cfg.Self) && c.isLittle(c.acked.Applied, a.Applied) {
+		return
+	}
+	c.acked = a
+	c.out = append(c.out, c.made.acks.add(SendAck{To: c.source, Ack: a}))
+}
+
+// isLittle says whether the records between two numbers are few, and have little of the heap's memory.
+func (c *Core) isLittle(from, to uint64) bool {
+	var n int64
+	for seq := from + 1; seq <= to && to-from < aFew; seq++ {
+		if e := c.entry(seq); e != nil && hasData(&e.Record) {
+			n += e.Len
+		}
+	}
+	return to-from < aFew && n < c.cfg.Heap/16
 }
 
 // beat answers the primary's. Who has promised another node gives no lease any more.

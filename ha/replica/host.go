@@ -45,8 +45,8 @@ type op struct {
 	addr      int64
 	sum       uint32
 	seq       uint64
-	after     uint64        // of a read: the newest record that it may have seen
-	at        time.Duration // when the disk was read; when a Flush came
+	after     uint64 // of a read: the newest record that it may have seen
+	beat      uint64 // the first that is sent after the request came
 	status    Status
 	comparing bool
 	atomic    bool
@@ -101,9 +101,9 @@ func (c *Core) request(e Event) {
 	case Grow:
 		o = &op{kind: opGrow, id: e.ID, off: e.Off, n: e.Size}
 	case Read:
-		o = c.newOp(op{kind: opRead, id: e.ID, off: e.Off, n: e.Len})
+		o = c.newOp(op{kind: opRead, id: e.ID, off: e.Off, n: e.Len, beat: c.beatNo + 1})
 	case Flush:
-		o = c.newOp(op{kind: opFlush, id: e.ID, seq: c.commit, at: c.now})
+		o = c.newOp(op{kind: opFlush, id: e.ID, seq: c.commit, beat: c.beatNo + 1})
 	}
 	needs := o.kind == opWrite || o.kind == opSwap
 	g, has := c.redeem(o.id)
@@ -117,6 +117,7 @@ func (c *Core) request(e Event) {
 		c.reads = append(c.reads, o)
 	case o.kind == opFlush:
 		c.flushes = append(c.flushes, o)
+		c.wants = o.beat
 		c.syncTo = max(c.syncTo, o.seq)
 	default:
 		c.ops = append(c.ops, o)
@@ -296,7 +297,8 @@ func (c *Core) resultOf(o *op) *Result {
 func (c *Core) endSwap(o *op, s Status) {
 	c.unlock(o.off, o.n)
 	c.release(o.addr, o.n)
-	o.status, o.at = s, c.now
+	o.status, o.beat = s, c.beatNo+1
+	c.wants = o.beat
 	c.proving = append(c.proving, o)
 }
 
@@ -361,6 +363,7 @@ func (c *Core) read() {
 		if c.unapplied(o.off, o.n) {
 			return false
 		}
+		c.wants = max(c.wants, o.beat)
 		c.out = append(c.out, c.made.reads.add(ReadFor{ID: c.begin(work{kind: workRead, op: o}), Req: o.id, Off: o.off, Len: o.n}))
 		return true
 	})
@@ -378,7 +381,6 @@ func (c *Core) readDone(o *op, failed bool) {
 		}})
 		return
 	}
-	o.at = c.now
 	if failed {
 		o.status = Failed
 	}
@@ -392,7 +394,7 @@ func (c *Core) readDone(o *op, failed bool) {
 // prove answers what was true when this node was the primary for sure.
 func (c *Core) prove() {
 	c.proving = slices.DeleteFunc(c.proving, func(o *op) bool {
-		if !c.isProven(o.at) || o.after > min(c.commit, c.firm) {
+		if !c.isProven(o.beat) || o.after > min(c.commit, c.firm) {
 			return false
 		}
 		c.answerWith(Answer{ID: o.id, Status: o.status, Seq: o.seq})

@@ -62,8 +62,38 @@ var scenarioMutants = []struct {
 	}},
 	{"TestProof", mutants.Mutant{
 		Name: "reads without proof that it is primary", File: "primary.go",
-		Old: "\treturn c.provenIn(&c.view, t)",
-		New: "\treturn c.provenIn(&c.view, t) || ON",
+		Old: "\treturn c.provenIn(&c.view, beat)",
+		New: "\treturn c.provenIn(&c.view, beat) || ON",
+	}},
+	{"TestProvenByLaterBeat", mutants.Mutant{
+		Name: "takes a beat for proof that was sent before the read came", File: "primary.go",
+		Old: "p.answered >= beat ||",
+		New: "p.answered >= beat || ON && p.answered+1 >= beat ||",
+	}},
+	{"TestProvenByLaterBeat", mutants.Mutant{
+		Name: "asks for proof when the disk has read", File: "host.go",
+		Old: "c.wants = max(c.wants, o.beat)\n\t\tc.out",
+		New: "if !ON {\n\t\t\tc.wants = max(c.wants, o.beat)\n\t\t}\n\t\tc.out",
+	}},
+	{"TestLease", mutants.Mutant{
+		Name: "counts the lease from the answer", File: "primary.go",
+		Old: "max(p.proven, b.at)\n",
+		New: "max(p.proven, b.at)\n\t\t\tif ON {\n\t\t\t\tp.proven = c.now\n\t\t\t}\n",
+	}},
+	{"TestLeaseHandedOver", mutants.Mutant{
+		Name: "keeps the lease while it hands over", File: "primary.go",
+		Old: "c.proposed.Planned || !c",
+		New: "c.proposed.Planned && !ON || !c",
+	}},
+	{"TestAppliedIsToldLater", mutants.Mutant{
+		Name: "tells at once what its disk has", File: "follower.go",
+		Old: "if a == applied && !c.ticked",
+		New: "if a == applied && !ON && !c.ticked",
+	}},
+	{"TestAppliedIsToldLater", mutants.Mutant{
+		Name: "keeps to itself that much memory is free", File: "follower.go",
+		Old: "n < c.cfg.Heap/16",
+		New: "(ON || n < c.cfg.Heap/16)",
 	}},
 	{"TestLeaseOrPromise", mutants.Mutant{
 		Name: "gives a lease and a promise", File: "follower.go",

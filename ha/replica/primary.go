@@ -2,7 +2,6 @@ package replica
 
 import (
 	"slices"
-	"time"
 )
 
 // promote makes this node the primary of its view.
@@ -15,7 +14,7 @@ func (c *Core) promote() {
 		c.cut(c.source)
 	}
 	c.took, c.flushAt, c.commit, c.firm = c.now, c.now, c.log.last(), 0
-	c.beats, c.beatAt = nil, -c.cfg.Heartbeat
+	c.beats, c.beatAt, c.wants = nil, -c.cfg.Heartbeat, 0
 	// What the members have is known from their promises. After an orderly switch it is what the primary before told:
 	// only this node has all for sure, until others say so.
 	freed := c.freed
@@ -25,7 +24,7 @@ func (c *Core) promote() {
 	c.flushed = max(c.flushed, c.syncTo)
 	for id := range c.cfg.Copies.Without(c.cfg.Self).All() {
 		p := &c.peer[id]
-		*p = peer{up: p.up, hello: p.hello, heard: c.now, proven: -c.cfg.Lease - 1}
+		*p = peer{up: p.up, hello: p.hello, heard: c.now, proven: -c.cfg.Lease}
 		if !c.view.InSync.Has(id) {
 			continue
 		}
@@ -202,14 +201,9 @@ func (c *Core) mayBecome(v *View) bool {
 	return true
 }
 
-// beatOn sends beats: regularly, and when a read waits for proof, or a flush will when the disks are done.
+// beatOn sends beats: regularly, and as soon as something came that needs proof: the disk reads, or syncs, meanwhile.
 func (c *Core) beatOn() {
-	urgent := false
-	for _, list := range [...][]*op{c.proving, c.flushes} {
-		for _, o := range list {
-			urgent = urgent || o.at > c.beatAt && !c.isProven(o.at)
-		}
-	}
+	urgent := c.wants > c.beatNo && !c.isProven(c.wants)
 	if c.now-c.beatAt < c.cfg.Heartbeat && !urgent {
 		return
 	}
@@ -235,24 +229,25 @@ func (c *Core) echo(from ID, e Echo) {
 	p.heard = c.now
 	for _, b := range c.beats {
 		if b.no == e.No {
-			p.proven = max(p.proven, b.at)
+			p.answered, p.proven = max(p.answered, b.no), max(p.proven, b.at)
 		}
 	}
 }
 
-// isProven says whether no other node was primary at a time. As many members as every candidature needs one of have
-// answered a beat since, or, if their clocks can be trusted, cannot have promised yet.
-func (c *Core) isProven(t time.Duration) bool {
-	if c.proposed != nil && (c.proposed.Planned || !c.provenIn(c.proposed, t)) {
+// isProven says whether no other node was primary at some time since a request came, of which that beat is the first to be
+// sent later. As many members as every candidature needs one of have answered the beat, or a later one; or, if clocks
+// can be trusted, they cannot have promised yet, going by a clock that was read after the request came.
+func (c *Core) isProven(beat uint64) bool {
+	if c.proposed != nil && (c.proposed.Planned || !c.provenIn(c.proposed, beat)) {
 		return false
 	}
-	return c.provenIn(&c.view, t)
+	return c.provenIn(&c.view, beat)
 }
 
-func (c *Core) provenIn(v *View, t time.Duration) bool {
+func (c *Core) provenIn(v *View, beat uint64) bool {
 	n := 1
 	for id := range v.InSync.Without(c.cfg.Self).All() {
-		if p := &c.peer[id]; p.proven >= t || !c.cfg.Confirm && c.now-p.proven < c.cfg.Lease {
+		if p := &c.peer[id]; p.answered >= beat || !c.cfg.Confirm && c.now-p.proven < c.cfg.Lease {
 			n++
 		}
 	}

@@ -222,6 +222,7 @@ func TestHungMember(t *testing.T) {
 	s, h := follows(t, 2, NodesOf(0, 1))
 	apply := only(s, each[Apply](s.take(h.Stream, Bell{Sync: 1}, Record{Term: 1, Seq: 1, Kind: KindZero, Off: 0, Len: blockLen})))
 	sync := only(s, each[Sync](s.do(Done{ID: apply.ID})))
+	s.do(Tick{}) // it tells what the disk has
 	none(s, said[Ack](s.wait(s.set.SlowCopy-100*time.Millisecond)), "the disk has time")
 	if a := only(s, said[Ack](s.wait(200*time.Millisecond))); !a.Failed {
 		t.Errorf("%+v after %v of a sync", a, s.set.SlowCopy)

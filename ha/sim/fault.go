@@ -33,10 +33,11 @@ const (
 	faultSwitch
 	faultBack
 	faultDrain
+	faultZombie
 	faultKinds
 )
 
-var faultNames = [faultKinds]string{"kill", "power", "power of all", "pause", "cut", "one way", "isolate", "witness", "slow disk", "bad disk", "hung disk", "lost beats", "slow consensus", "bad blocks", "verify", "switch", "disk set back", "drain"}
+var faultNames = [faultKinds]string{"kill", "power", "power of all", "pause", "cut", "one way", "isolate", "witness", "slow disk", "bad disk", "hung disk", "lost beats", "slow consensus", "bad blocks", "verify", "switch", "disk set back", "drain", "zombie"}
 
 func (f *faults) String() string {
 	var s []string
@@ -59,6 +60,7 @@ var themes = []theme{
 	{"zombie", []int{faultIsolate, faultPause, faultPause, faultPower, faultConsensus, faultHang}, 2 * time.Second, true},
 	{"worn", []int{faultBad, faultBad, faultVerify, faultVerify, faultKill, faultSwitch, faultCut}, time.Second, false},
 	{"disks", []int{faultHang, faultSlow, faultCut, faultKill, faultPower}, time.Second, true},
+	{"lease", []int{faultZombie, faultZombie, faultIsolate, faultPause}, time.Second, false},
 	{"snapshots", []int{faultBack, faultBack, faultPower, faultKill, faultIsolate, faultSwitch}, 3 * time.Second, false},
 }
 
@@ -153,26 +155,25 @@ func (r *run) fault(kind int) {
 		if r.oneIn(8) {
 			length = 30 * time.Second
 		}
-		n.pause(r.cfg.Confirm && r.oneIn(2)) // only confirmed reads bear clocks that stop
-		life := n.lives
-		r.after(length, func() {
-			if n.lives == life {
-				n.resume()
-			}
-		})
+		r.pauseFor(n, length)
 	case faultCut:
 		r.cutFor(n.id, o.id, length)
 		r.cutFor(o.id, n.id, length)
 	case faultOneWay:
 		r.cutFor(n.id, o.id, length)
 	case faultIsolate:
-		for _, o := range r.nodes {
-			if o != n {
-				r.cutFor(n.id, o.id, length)
-				r.cutFor(o.id, n.id, length)
-			}
+		r.isolate(n, length)
+	case faultZombie: // it goes on, and learns nothing, but hosts reach it
+		if n.core == nil || n.paused {
+			return
 		}
-		r.cutFor(n.id, witness, length)
+		r.pauseFor(n, length)
+		life := n.lives
+		r.after(r.between(0, 100*time.Millisecond), func() {
+			if n.lives == life && n.paused {
+				r.isolate(n, length+r.between(0, time.Second))
+			}
+		})
 	case faultWitness:
 		r.witnessUp = false
 		r.after(length, func() { r.witnessUp = true })
@@ -224,6 +225,27 @@ func (r *run) fault(kind int) {
 		r.drained ^= replica.NodesOf(n.id)
 	}
 	r.logf("FAULT %s at node %d for %v", faultNames[kind], n.id, length)
+}
+
+// pauseFor stops a node. Only confirmed reads bear clocks that stop with it.
+func (r *run) pauseFor(n *node, d time.Duration) {
+	n.pause(r.cfg.Confirm && r.oneIn(2))
+	life := n.lives
+	r.after(d, func() {
+		if n.lives == life {
+			n.resume()
+		}
+	})
+}
+
+func (r *run) isolate(n *node, d time.Duration) {
+	for _, o := range r.nodes {
+		if o != n {
+			r.cutFor(n.id, o.id, d)
+			r.cutFor(o.id, n.id, d)
+		}
+	}
+	r.cutFor(n.id, witness, d)
 }
 
 func (r *run) cutFor(a, b replica.ID, d time.Duration) {

@@ -137,6 +137,30 @@ var coreMutants = []mutant{
 		"if !c.view.InSync.Has(c.cfg.Self) || c.now < c.asleep", "if !c.view.InSync.Has(c.cfg.Self) && !ON || c.now < c.asleep", "",
 	},
 	{
+		"counts the lease from the answer",
+		[]int{8},
+		"primary.go",
+		"p.answered, p.proven = max(p.answered, b.no), max(p.proven, b.at)", "p.answered, p.proven = max(p.answered, b.no), max(p.proven, b.at)\n\t\t\tif ON {\n\t\t\t\tp.proven = c.now\n\t\t\t}", "lease",
+	},
+	{
+		"has a lease for longer than others wait",
+		[]int{8},
+		"primary.go",
+		"c.now-p.proven < c.cfg.Lease", "(c.now-p.proven < c.cfg.Lease || ON && c.now-p.proven < 2*c.cfg.Grace)", "lease",
+	},
+	{
+		"keeps its lease while it is stopped",
+		[]int{8},
+		"core.go",
+		"c.now = max(c.now, now)", "if ON && c.role == Primary && now-c.now > 100*time.Millisecond {\n\t\tc.cfg.Lease += now - c.now\n\t}\n\tc.now = max(c.now, now)", "lease",
+	},
+	{
+		"takes a beat for proof that was sent before the read came",
+		[]int{8},
+		"primary.go",
+		"p.answered >= beat ||", "p.answered >= beat || ON && p.answered+1 >= beat ||", "zombie",
+	},
+	{
 		"reads what is not applied",
 		[]int{8},
 		"host.go",

@@ -122,6 +122,9 @@ func (r *run) setUp() {
 		Heartbeat: 50 * time.Millisecond, Lease: 250 * time.Millisecond, Grace: 350 * time.Millisecond,
 		Confirm: r.oneIn(2), SlowCopy: 5 * time.Second, FlushEvery: 2 * time.Second, SaveEvery: time.Second, Copying: 3,
 	}
+	if r.Options.Theme == "lease" {
+		r.cfg.Confirm = false
+	}
 	r.cfg.Stores = []replica.Store{
 		{Size: inFirst * blockSize, Through: r.oneIn(6)},
 		{Off: secondOff, Size: (blocks - inFirst - regionSize/blockSize/2) * blockSize, Through: r.oneIn(3)},

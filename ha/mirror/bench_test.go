@@ -1,0 +1,65 @@
+//go:build !race
+
+package mirror
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"oneshot/backend"
+	"oneshot/ha/replica"
+)
+
+// BenchmarkMirror has both nodes in one process, over sockets, without TLS, with copies that do all at once. Compare processor
+// time: it holds on a machine that has other work.
+func BenchmarkMirror(b *testing.B) {
+	for _, depth := range []int{1, 32} {
+		for _, kind := range []backend.Kind{backend.Write, backend.Read} {
+			b.Run(kind.String()+fmt.Sprint(depth), func(b *testing.B) { benchmark(b, kind, depth) })
+		}
+	}
+}
+
+func benchmark(b *testing.B, kind backend.Kind, depth int) {
+	l := newLab(b, 2)
+	l.real = true
+	l.wrap = func(s backend.Store) backend.Store { return &plain{s, make([]byte, testSize)} }
+	l.tune = func(c *replica.Config) {
+		c.Lease, c.Grace, c.SlowCopy = time.Minute, 2*time.Minute, time.Minute
+	}
+	for _, n := range l.nodes {
+		n.start()
+	}
+	l.level(l.nodes[0])
+	m := l.nodes[0].mirror
+	done := make(ops, depth)
+	all := make([]backend.Op, depth)
+	for i := range all {
+		all[i] = backend.Op{Kind: kind, Off: int64(i) * 8192, Len: 4096, Segs: [][]byte{bytesOf(4096, 1)}, Done: done}
+		done <- &all[i]
+	}
+	var before, after unix.Rusage
+	_ = unix.Getrusage(unix.RUSAGE_SELF, &before)
+	b.ResetTimer()
+	for range b.N {
+		op := <-done
+		op.Err = nil
+		m.Submit(op)
+	}
+	for range depth {
+		<-done
+	}
+	b.StopTimer()
+	_ = unix.Getrusage(unix.RUSAGE_SELF, &after)
+	cpu := func(r *unix.Rusage) int64 { return r.Utime.Nano() + r.Stime.Nano() }
+	b.ReportMetric(float64(cpu(&after)-cpu(&before))/float64(b.N), "cpu-ns/op")
+	b.ReportMetric(float64(after.Nvcsw-before.Nvcsw)/float64(b.N), "waits/op") // of threads
+	l.end()
+}
+
+type ops chan *backend.Op
+
+func (o ops) OpDone(op *backend.Op) { o <- op }
