@@ -9,6 +9,9 @@ var mirrorStore = storeType{
 	name: StoreMirror, read: (*decoder).mirrorStore,
 	details: func(s *Store) []string {
 		words := []string{string(s.Mirror.Cache)}
+		if s.Mirror.Reads != ReadsAuto {
+			words = append(words, "reads "+string(s.Mirror.Reads))
+		}
 		for i := range s.Mirror.Copies {
 			c := &s.Mirror.Copies[i]
 			words = append(words, fmt.Sprintf("copy on %s: %s", c.Node, c.path()))
@@ -21,7 +24,20 @@ var mirrorStore = storeType{
 type MirrorStore struct {
 	Copies []Copy // in the order of the file: a new mirror begins with the bytes of the first one
 	Cache  CacheMode
+	Reads  Reads
 }
+
+// Reads is what a primary relies on when it answers a read: nobody else may be primary then.
+type Reads string
+
+const (
+	// ReadsAuto leases where clocks are known to go on while the machine is stopped, and confirms elsewhere.
+	ReadsAuto Reads = "auto"
+	// ReadsLeased relies on clocks: others have promised to wait.
+	ReadsLeased Reads = "leased"
+	// ReadsConfirmed asks another node each time.
+	ReadsConfirmed Reads = "confirmed"
+)
 
 // Copy is the copy of a mirror on one node.
 type Copy struct {
@@ -65,13 +81,14 @@ const (
 var copyTypes = []StoreType{StoreFile, StoreDevice}
 
 func (d *decoder) mirrorStore(o *object, s *Store) {
-	m := &MirrorStore{Cache: CacheWriteback}
+	m := &MirrorStore{Cache: CacheWriteback, Reads: ReadsAuto}
 	s.Mirror = m
 	d.storeSize(o, s)
 	if !o.has("size") {
 		d.errorf(s.Pos, "the mirror %q has no size: add the one that all copies have, such as size: 100GiB", s.Name)
 	}
 	set(o.take("cache"), &m.Cache, "a cache mode", oneOf(CacheWriteback, CacheWritethrough))
+	set(o.take("reads"), &m.Reads, "a way to prove reads", oneOf(ReadsAuto, ReadsLeased, ReadsConfirmed))
 	if s.ReadOnly {
 		o.take("readonly").errorf("a mirror is written to by those who keep its copies equal: remove readonly, and give it to the LUN")
 	}

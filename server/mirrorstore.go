@@ -134,8 +134,11 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, log
 			BlockSize: record.BlockSize, PhysicalBlockSize: record.PhysicalBlockSize,
 			DiscardGranularity: record.DiscardGranularity, OptimalIO: record.OptimalIO,
 		},
-		Tune: func(r *replica.Config) { r.Stores[0].Through = c.Mirror.Cache == config.CacheWritethrough },
-		Log:  log,
+		Tune: func(r *replica.Config) {
+			r.Stores[0].Through = c.Mirror.Cache == config.CacheWritethrough
+			r.Confirm = c.Mirror.Reads == config.ReadsConfirmed || c.Mirror.Reads == config.ReadsAuto && !mirror.ClocksGoOn()
+		},
+		Log: log,
 	})
 	if err != nil {
 		return fail(errors.Join(err, listener.Close()))

@@ -47,7 +47,9 @@ func benchmark(b *testing.B, kind backend.Kind, depth int) {
 	for range b.N {
 		op := <-done
 		op.Err = nil
-		m.Submit(op)
+		if m.Submit(op) {
+			done <- op
+		}
 	}
 	for range depth {
 		<-done

@@ -11,8 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"oneshot/backend"
 	"oneshot/ha/quorum"
 	"oneshot/ha/replica"
@@ -43,7 +41,7 @@ type Options struct {
 	Hold time.Duration
 
 	Tune  func(c *replica.Config) // changes what Usual has chosen; nil: nothing
-	Clock func() time.Duration    // never stands still; nil: CLOCK_BOOTTIME
+	Clock func() time.Duration    // does not stand still, or Confirm is set; nil: CLOCK_BOOTTIME
 	Log   *slog.Logger            // nil: the default
 }
 
@@ -88,17 +86,22 @@ type Mirror struct {
 	ends     loglimit.Gate
 	unwatch  func()
 	term     atomic.Uint64 // in which this node is the primary; 0: it is not
-	wake     chan struct{} // a token: the inbox has something
+	wake     chan struct{} // a token: run has something to do
 	ticking  atomic.Bool   // a tick is in the inbox
 
 	mu      sync.Mutex // taken last; not held over anything
 	inbox   []item
-	over    bool // the goroutine of the core takes nothing more
+	owned   bool // somebody owns the core
+	over    bool // nothing more is taken
 	state   replica.State
 	watched bool          // somebody waits for changed
 	changed chan struct{} // closed when the state changes, and made anew, if it is watched
 
-	// What follows belongs to the goroutine of the core.
+	// What follows belongs to who owns the core.
+	taken      []item // memory of the inbox before
+	clock      clock
+	asking     int           // operations under way whose answer needs proof
+	unflushed  bool          // peers, or what publish tells of, may have something new since the last time
 	meta       *metadata     // nil: this node takes no part yet; while it saves it is saveOn's
 	core       *replica.Core // nil, too
 	viewed     replica.View  // the newest that was told
@@ -106,7 +109,7 @@ type Mirror struct {
 	conns      [16]*conn
 	grants     [16]uint64    // who may write into the arena, as which stream
 	pending    []next        // what follows from actions
-	now        time.Duration // when what is taken now was looked for
+	now        time.Duration // for what is taken now
 	begun      []*work       // given to the copy when peers and hosts have been told
 	submitting []*work       // the same, while that is done
 	spare      []*work       // to be used again
@@ -114,7 +117,8 @@ type Mirror struct {
 	orders     uint64        // of the administrator so far: switches, verifications
 	ended      []*backend.Op // not told yet
 	corks      []backend.Uncorker
-	works      int // that the copy or the metadata are busy with
+	batcher    backend.Batcher // the copy, if it is one; nil: it is none
+	works      int             // that the copy or the metadata are busy with
 	pulls      map[uint64]pulling
 	verifying  *verification                  // nil: none is under way
 	verified   *Verification                  // the last one
@@ -156,9 +160,6 @@ func Open(o Options) (*Mirror, error) {
 		o.Log = slog.Default()
 	}
 	o.Log = o.Log.With("mirror", o.Name)
-	if o.Clock == nil {
-		o.Clock = bootTime
-	}
 	if o.Hold == 0 {
 		o.Hold = usualHold
 	}
@@ -180,7 +181,7 @@ func Open(o Options) (*Mirror, error) {
 		return nil, fmt.Errorf("mirror %s: node %d has no copy", o.Name, o.Node)
 	}
 	m := &Mirror{
-		opts: o, cfg: Usual(o.Size), size: o.Size, wake: make(chan struct{}, 1), changed: make(chan struct{}), looped: make(chan struct{}),
+		opts: o, clock: newClock(o.Clock), cfg: Usual(o.Size), size: o.Size, wake: make(chan struct{}, 1), changed: make(chan struct{}), looped: make(chan struct{}),
 		pulls: map[uint64]pulling{}, gone: map[uint64]bool{}, switches: map[uint64]chan replica.Status{}, saves: make(chan *saving, 1),
 	}
 	if o.Tune != nil {
@@ -195,6 +196,7 @@ func Open(o Options) (*Mirror, error) {
 	}
 	m.seq = backend.NewSequencer(m.hand)
 	m.arena = make([]byte, m.cfg.Heap)
+	m.batcher, _ = backend.As[backend.Batcher](o.Copy)
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 
 	meta, err := openMetadata(o.FS)
@@ -228,7 +230,7 @@ func Open(o Options) (*Mirror, error) {
 // hash is of what has to be the same on all nodes.
 func (m *Mirror) hash() uint64 {
 	c := m.cfg
-	c.Self, c.Incarnation = 0, 0
+	c.Self, c.Incarnation, c.Confirm = 0, 0, false // clocks are each node's own
 	h := fnv.New64a()
 	_, _ = fmt.Fprintf(h, "%q %d %+v", m.opts.Name, m.info.BlockSize, c)
 	return h.Sum64()
@@ -240,19 +242,12 @@ func (m *Mirror) begin(meta *metadata, memory *replica.Memory) {
 	cfg.Incarnation = meta.life
 	saved := meta.saved
 	saved.Unknown = saved.Unknown || meta.isOther()
-	m.meta, m.core = meta, replica.New(cfg, m.opts.Clock(), memory, saved)
+	m.meta, m.core = meta, replica.New(cfg, m.clock.exact(), memory, saved)
 	for id := range m.cfg.Copies.All() { // the connections that are for this node to make
 		if id > m.cfg.Self {
 			m.wg.Go(func() { m.dialOn(id) })
 		}
 	}
-}
-
-// bootTime goes on while the machine sleeps.
-func bootTime() time.Duration {
-	var t unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // cannot fail
-	return time.Duration(t.Nano())
 }
 
 // silence is how long a connection may bring nothing. Its other end sends something more often.
@@ -265,193 +260,6 @@ func (m *Mirror) maxQueue() int64 { return 2*m.cfg.Heap + m.maxHead() }
 func (m *Mirror) maxHead() int64 {
 	granules := m.size/m.cfg.Granule + 1
 	return 20*(granules/4+1<<10) + 1<<18 + 128*int64(m.cfg.Ring)
-}
-
-// push gives the goroutine of the core something. false: it has ended.
-func (m *Mirror) push(i item) bool {
-	m.mu.Lock()
-	over := m.over
-	if !over {
-		m.inbox = append(m.inbox, i)
-	}
-	m.mu.Unlock()
-	select {
-	case m.wake <- struct{}{}:
-	default:
-	}
-	return !over
-}
-
-func (m *Mirror) tickOn() {
-	t := time.NewTicker(m.cfg.Heartbeat / 3)
-	defer t.Stop()
-	for {
-		select {
-		case <-m.ctx.Done():
-			return
-		case <-t.C:
-			if m.ticking.CompareAndSwap(false, true) {
-				m.push(item{event: replica.Tick{}})
-			}
-		}
-	}
-}
-
-// run owns the core: what has come, what follows from it, then hosts are told.
-func (m *Mirror) run() {
-	defer close(m.looped)
-	var items []item
-	for {
-		m.mu.Lock()
-		items, m.inbox = m.inbox, items[:0]
-		m.over = m.closing && m.works == 0 && len(items) == 0
-		over := m.over
-		m.mu.Unlock()
-		if over {
-			m.tell()
-			return
-		}
-		m.now = m.opts.Clock()
-		for i := range items {
-			m.take(&items[i])
-			items[i] = item{}
-			m.goOn()
-		}
-		m.publish()
-		for _, c := range m.conns {
-			if c != nil {
-				c.flush()
-			}
-		}
-		m.tell()
-		if !m.submit() && len(items) == 0 {
-			<-m.wake
-		}
-	}
-}
-
-// goOn does what follows from actions.
-func (m *Mirror) goOn() {
-	for k := 0; k < len(m.pending); k++ { // they add to it
-		switch p := m.pending[k]; {
-		case p.event != nil:
-			m.step(p.event)
-		case p.fills:
-			m.fill(p.task, p.id, p.addr)
-		default:
-			m.progress(p.task)
-		}
-	}
-	clear(m.pending)
-	m.pending = m.pending[:0]
-}
-
-// publish lets others see the state.
-func (m *Mirror) publish() {
-	var s replica.State
-	if m.core != nil && !m.closing {
-		s = m.core.State()
-	}
-	var term uint64
-	if s.Role == replica.Primary {
-		term = s.View.Term
-	}
-	m.term.Store(term)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.state == s {
-		return
-	}
-	m.state = s
-	if m.watched {
-		m.watched = false
-		close(m.changed)
-		m.changed = make(chan struct{})
-	}
-}
-
-// State is the newest of this node.
-func (m *Mirror) State() replica.State {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.state
-}
-
-// Await returns when a state holds, or with the error of ctx. A state that does not last may be missed.
-func (m *Mirror) Await(ctx context.Context, holds func(replica.State) bool) error {
-	for {
-		m.mu.Lock()
-		changed, s := m.changed, m.state
-		m.watched = true
-		m.mu.Unlock()
-		if holds(s) {
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-}
-
-// tell ends operations.
-func (m *Mirror) tell() {
-	if len(m.ended) == 0 {
-		return
-	}
-	corks := m.corks[:0]
-	for _, op := range m.ended {
-		if u := backend.Cork(op.Done); u != nil {
-			corks = append(corks, u)
-		}
-	}
-	for i, op := range m.ended {
-		m.ended[i] = nil
-		m.finish(op)
-	}
-	m.ended = m.ended[:0]
-	for _, u := range corks {
-		u.Uncork()
-	}
-	clear(corks)
-	m.corks = corks
-}
-
-func (m *Mirror) take(i *item) {
-	switch {
-	case i.op != nil:
-		m.start(i.op)
-	case i.work != nil:
-		m.workDone(i.work)
-	case i.call != nil:
-		i.call()
-	case i.conn != nil && i.up:
-		m.connected(i.conn)
-	case i.conn != nil && i.down:
-		m.disconnected(i.conn)
-	case i.conn != nil:
-		m.arrived(i.conn, i.frame)
-		i.conn.release(i.frame)
-	default:
-		m.happened(i.event)
-	}
-}
-
-// happened takes a tick or a view.
-func (m *Mirror) happened(e replica.Event) {
-	switch e := e.(type) {
-	case replica.Tick:
-		m.ticking.Store(false)
-		m.foundOn()
-		m.letGo()
-	case replica.Agreed:
-		m.viewed = e.View
-		m.enter(e.View)
-	case replica.Drained:
-		m.drained = e.Nodes
-	}
-	m.step(e)
 }
 
 // foundOn asks for the first view, until there is one.
@@ -490,180 +298,6 @@ func (m *Mirror) enter(v replica.View) {
 	m.step(replica.Drained{Nodes: m.drained})
 }
 
-// step lets something happen to the core, and does what it asks for.
-func (m *Mirror) step(e replica.Event) {
-	if m.core == nil || m.closing {
-		return
-	}
-	actions := m.core.Step(m.now, e)
-	m.noteRole()
-	for _, a := range actions {
-		m.do(a)
-	}
-}
-
-// later steps when the actions of this step are done.
-func (m *Mirror) later(e replica.Event) { m.pending = append(m.pending, next{event: e}) }
-
-func (m *Mirror) do(a replica.Action) {
-	switch a := a.(type) {
-	case *replica.Post:
-		m.post(a)
-	case *replica.SendAck:
-		if c := m.conns[a.To]; c != nil {
-			c.send(frameAck, func(c *coder) { c.ack(&a.Ack) }, 0, nil)
-		}
-	case replica.Send:
-		if c := m.conns[a.To]; c != nil {
-			kind, head := message(a.Msg)
-			c.send(kind, head, 0, nil)
-		}
-	case *replica.SendBeat:
-		if c := m.conns[a.To]; c != nil {
-			c.sendBeat(frameBeat, func(c *coder) { c.beat(&a.Beat) })
-		}
-	case *replica.SendEcho:
-		if c := m.conns[a.To]; c != nil {
-			c.sendBeat(frameEcho, func(c *coder) { c.echo(&a.Echo) })
-		}
-	case replica.Grant:
-		m.grants[a.To] = a.Stream
-	case replica.Cut:
-		m.grants[a.To] = 0
-	case replica.Drop:
-		if c := m.conns[a.Peer]; c != nil {
-			c.close()
-		}
-	case replica.Propose:
-		m.office.noteProposal(m.now)
-		m.opts.Views.Propose(a.View)
-	case *replica.Answer:
-		m.answered(a)
-	case replica.Found:
-		if v := m.verifying; v != nil && v.id == a.ID {
-			v.add(&a)
-		}
-	default:
-		m.work(a)
-	}
-}
-
-// post sends records, with the data that the other one needs.
-func (m *Mirror) post(a *replica.Post) {
-	c := m.conns[a.To]
-	if c == nil {
-		return
-	}
-	var n int64
-	for i := range a.Recs {
-		if r := &a.Recs[i]; r.HasDataFor(a.To) {
-			n += r.Len
-			if r.Kind == replica.KindResync {
-				m.copied += r.Len
-			}
-		}
-	}
-	p := post{stream: a.Stream, recs: a.Recs, bell: a.Bell}
-	c.send(framePost, func(c *coder) { c.post(&p) }, int(n), func(b []byte) []byte {
-		for i := range a.Recs {
-			if r := &a.Recs[i]; r.HasDataFor(a.To) {
-				b = append(b, m.arena[r.Addr:r.Addr+r.Len]...)
-			}
-		}
-		return b
-	})
-}
-
-// connected: a node has a connection, perhaps in the place of one whose end was not noticed.
-func (m *Mirror) connected(c *conn) {
-	if m.core == nil || m.closing {
-		c.close()
-		return
-	}
-	if old := m.conns[c.peer]; old != nil {
-		old.close()
-		m.disconnected(old)
-	}
-	m.conns[c.peer] = c
-	m.step(replica.Up{Peer: c.peer})
-}
-
-func (m *Mirror) disconnected(c *conn) {
-	if m.conns[c.peer] != c {
-		return
-	}
-	m.conns[c.peer] = nil
-	m.grants[c.peer] = 0
-	for id, p := range m.pulls {
-		if p.from == c.peer {
-			delete(m.pulls, id)
-			m.later(replica.Done{ID: id, Failed: true})
-		}
-	}
-	m.step(replica.Down{Peer: c.peer})
-}
-
-// arrived takes a frame.
-func (m *Mirror) arrived(c *conn, f *received) {
-	if m.conns[c.peer] != c || m.closing {
-		return // of a connection that is over
-	}
-	switch f.kind {
-	case framePost:
-		p := &f.post
-		if p.stream == 0 || m.grants[c.peer] != p.stream {
-			return
-		}
-		data := f.data
-		for i := range p.recs {
-			if r := &p.recs[i]; r.HasDataFor(m.cfg.Self) {
-				copy(m.arena[r.Addr:], data[:r.Len])
-				data = data[r.Len:]
-			}
-		}
-		m.step(replica.Rang{From: c.peer, Stream: p.stream, Recs: p.recs, Bell: p.bell})
-	case framePull:
-		p := &f.pull
-		if p.addr < 0 || p.len <= 0 || p.len > m.cfg.Heap || p.addr > m.cfg.Heap-p.len {
-			c.close()
-			return
-		}
-		p.sum = sumOf(m.arena[p.addr : p.addr+p.len])
-		c.send(framePulled, func(c *coder) { c.pull(p) }, int(p.len), func(b []byte) []byte { return append(b, m.arena[p.addr:p.addr+p.len]...) })
-	case framePulled:
-		m.pulled(c, &f.pull, f.data)
-	case frameAck:
-		m.step(replica.Message{From: c.peer, Msg: f.ack})
-	case frameBeat:
-		m.step(replica.BeatFrom{From: c.peer, Beat: f.beat})
-	case frameEcho:
-		m.step(replica.EchoFrom{From: c.peer, Echo: f.echo})
-	default:
-		m.step(replica.Message{From: c.peer, Msg: f.msg})
-	}
-}
-
-// pulling is a Pull that has not come yet.
-type pulling struct {
-	from      replica.ID
-	addr, len int64
-}
-
-func (m *Mirror) pulled(c *conn, p *pull, data []byte) {
-	w, ok := m.pulls[p.id]
-	if !ok || w.from != c.peer {
-		return
-	}
-	delete(m.pulls, p.id)
-	if int64(len(data)) != w.len || sumOf(data) != p.sum {
-		c.close()
-		m.step(replica.Done{ID: p.id, Failed: true})
-		return
-	}
-	copy(m.arena[w.addr:], data)
-	m.step(replica.Done{ID: p.id, Sum: p.sum})
-}
-
 // saveOn makes changes of the metadata durable, one after the other. The core waits for each, and hands over if that
 // takes too long.
 func (m *Mirror) saveOn() {
@@ -696,9 +330,10 @@ func (m *Mirror) Close() error {
 	if m.State().Role == replica.Primary {
 		w := make(waiter, 1)
 		op := &backend.Op{Kind: backend.Flush, Done: w}
-		m.Submit(op) // it ends later
 		timer := time.AfterFunc(flushWithin, func() { m.push(item{call: m.refuseAll}) })
-		<-w
+		if !m.Submit(op) {
+			<-w
+		}
 		timer.Stop()
 		if err = op.Err; err != nil {
 			err = fmt.Errorf("mirror %s: what was written may not be durable on as many copies as it should be: %w", m.opts.Name, err)

@@ -23,7 +23,7 @@ const (
 
 // conn is a connection with another node.
 //
-// What the goroutine of the core sends gathers in a buffer, and is written when that goroutine has taken all that had come:
+// What the owner of the core sends gathers in a buffer, and is written when it has taken all that had come:
 // one write for many frames. What comes waits for the core in frames that are used again. A peer that sends faster than the
 // core takes it is read more slowly: see room.
 type conn struct {
@@ -35,7 +35,10 @@ type conn struct {
 	ended chan struct{}
 	once  sync.Once
 
-	queued bool // there is something that flush has not told; of the goroutine of the core
+	// Of who owns the core.
+	queued bool         // there is something that flush has not told
+	beat   replica.Beat // to be sent with the next flush: an answer to the newest one proves what those before it would
+	beaten bool         // there is one
 
 	mu     sync.Mutex // not held over writes
 	enc    coder
@@ -101,10 +104,15 @@ func (c *conn) ready(full bool) {
 
 // flush has what is queued written.
 func (c *conn) flush() {
-	if c.queued {
-		c.queued = false
-		signal(c.wake)
+	if !c.queued {
+		return
 	}
+	if c.beaten {
+		c.beaten = false
+		c.sendBeat(frameBeat, func(x *coder) { x.beat(&c.beat) })
+	}
+	c.queued = false
+	signal(c.wake)
 }
 
 func signal(c chan struct{}) {
@@ -200,7 +208,10 @@ func (c *conn) read() error {
 			c.release(f)
 			continue
 		}
-		c.m.push(item{conn: c, frame: f})
+		c.m.enqueue(item{conn: c, frame: f})
+		if r.Buffered() == 0 {
+			c.m.drive(nil, true)
+		}
 	}
 }
 

@@ -10,7 +10,10 @@ import (
 	"oneshot/ha/replica"
 )
 
-var _ backend.Termed = (*Mirror)(nil)
+var (
+	_ backend.Termed  = (*Mirror)(nil)
+	_ backend.Batcher = (*Mirror)(nil)
+)
 
 // moved is the error of what this node does not serve, because another one is the primary, or none.
 func (m *Mirror) moved() error { return &backend.MovedError{Name: "mirror " + m.opts.Name} }
@@ -29,23 +32,40 @@ func (m *Mirror) isOver(term uint64) bool {
 // Info describes the mirror as a host sees it. Blocks are those of this node's copy.
 func (m *Mirror) Info() backend.Info { return m.info }
 
-// Submit starts op. It always ends later.
+// Submit starts op. What is begun with backend.More is done by Kick, and the rest here, if nobody else owns the core.
 func (m *Mirror) Submit(op *backend.Op) bool {
 	if op.Err = op.Check(m.size); op.Err != nil {
 		return true
 	}
-	if m.seq.Enter(op) {
-		m.hand(op)
+	if !m.seq.Enter(op) {
+		return false
 	}
-	return false
+	if !m.enqueue(item{op: op}) { // a node that ends refuses what still comes
+		op.Err = m.moved()
+		m.seq.Leave(op.Private)
+		return true
+	}
+	if op.Flags&backend.More != 0 || !m.drive(op, false) {
+		return false
+	}
+	m.seq.Leave(op.Private)
+	return true
 }
 
-// hand gives an operation to the goroutine of the core.
+// Kick implements backend.Batcher.
+func (m *Mirror) Kick() { m.drive(nil, false) }
+
+// hand starts an operation that had to wait.
 func (m *Mirror) hand(op *backend.Op) {
-	if !m.push(item{op: op}) { // a node that ends refuses what still comes
+	if !m.push(item{op: op}) {
 		op.Err = m.moved()
 		go m.finish(op)
 	}
+}
+
+// asks says whether the answer to an operation needs proof that this node is the primary.
+func asks(op *backend.Op) bool {
+	return op.Kind == backend.Read || op.Kind == backend.Flush || op.Flags&(backend.FUA|backend.Barrier) != 0
 }
 
 // finish tells the host that an operation has ended.
@@ -124,6 +144,9 @@ const maxPiece = 1 << 20
 // start begins an operation.
 func (m *Mirror) start(op *backend.Op) {
 	t := m.tasks.add(op, m.now)
+	if asks(op) {
+		m.asking++
+	}
 	if op.Flags&backend.Barrier == 0 && (op.Kind != backend.Read || op.Flags&backend.FUA == 0) || op.Kind == backend.Flush {
 		t.stage = stageMain
 	}
@@ -247,6 +270,9 @@ func (m *Mirror) end(t *task, err error) {
 
 // tellOf: nothing uses the task and the host's memory any more.
 func (m *Mirror) tellOf(t *task) {
+	if asks(t.op) {
+		m.asking--
+	}
 	m.ended = append(m.ended, t.op)
 	m.tasks.remove(t)
 }
@@ -370,24 +396,27 @@ func (m *Mirror) work(a replica.Action) {
 	}
 }
 
-// submit gives the copy what was begun: peers and hosts do not wait for a copy that does it at once. It reports whether
-// there was something.
-func (m *Mirror) submit() bool {
+// submit gives the copy what was begun: peers and hosts do not wait for a copy that does it at once.
+func (m *Mirror) submit() {
 	if len(m.begun) == 0 {
-		return false
+		return
 	}
 	m.begun, m.submitting = m.submitting[:0], m.begun
+	batch := m.batcher != nil && len(m.submitting) > 1
 	for i, w := range m.submitting {
 		m.submitting[i] = nil
+		if batch {
+			w.op.Flags |= backend.More
+		}
 		if m.opts.Copy.Submit(&w.op) {
-			if w.kind == workRead { // what proves it, a lease or a beat, is counted from when the copy was read
-				m.now = m.opts.Clock()
-			}
+			m.unflushed = true
 			m.workDone(w)
 			m.goOn()
 		}
 	}
-	return true
+	if batch {
+		m.batcher.Kick()
+	}
 }
 
 // workDone tells the core that the copy has done something.

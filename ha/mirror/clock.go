@@ -1,0 +1,66 @@
+package mirror
+
+import (
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// clock is the time since some moment, which goes on while the machine sleeps. It belongs to the goroutine that owns the core.
+//
+// CLOCK_BOOTTIME is that time, and Go asks the kernel for it each time. What Go can read without the kernel, CLOCK_MONOTONIC,
+// stands still while the machine sleeps. The difference of the two is noted with each tick, so about may be behind by
+// what the machine has slept since, and is never ahead. That makes a node promise later, and count a lease from earlier. Only who
+// relies on a lease, as its primary, has to be exact.
+type clock struct {
+	given func() time.Duration // nil: the machine's
+	began time.Time
+	ahead time.Duration // of the time since began
+}
+
+func newClock(given func() time.Duration) clock { return clock{given: given, began: time.Now()} }
+
+// exact asks the kernel.
+func (c *clock) exact() time.Duration {
+	if c.given != nil {
+		return c.given()
+	}
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // cannot fail
+	now := time.Duration(t.Nano())
+	c.ahead = now - time.Since(c.began)
+	return now
+}
+
+// about is exact less what the machine has slept since that was called last.
+func (c *clock) about() time.Duration {
+	if c.given != nil {
+		return c.given()
+	}
+	return time.Since(c.began) + c.ahead
+}
+
+// ClocksGoOn says whether it is known that this machine's clocks go on while it is stopped: those of a virtual machine may stop
+// with it, so that a lease seems fresh long after it was given.
+func ClocksGoOn() bool {
+	text, err := os.ReadFile("/proc/cpuinfo")
+	return err == nil && isReal(string(text))
+}
+
+// isReal says whether processors are known to be no virtual ones: x86 has a flag for those, others say nothing.
+func isReal(cpuinfo string) bool {
+	known := false
+	for line := range strings.Lines(cpuinfo) {
+		if key, flags, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == "flags" {
+			known = true
+			for flag := range strings.FieldsSeq(flags) {
+				if flag == "hypervisor" {
+					return false
+				}
+			}
+		}
+	}
+	return known
+}

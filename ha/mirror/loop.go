@@ -1,0 +1,274 @@
+package mirror
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"oneshot/backend"
+	"oneshot/ha/replica"
+)
+
+// The core has one owner at a time: whichever goroutine has something for it and finds that nobody owns it. It goes on
+// until nothing is left, also of what others bring meanwhile. So what a host or a peer brings is done where it is, and
+// nobody has to be woken for it. A goroutine of the mirror's own is woken for what comes from those who cannot wait, or do not end here.
+
+// enqueue leaves something for the owner of the core. false: the mirror has ended.
+func (m *Mirror) enqueue(i item) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.over {
+		return false
+	}
+	m.inbox = append(m.inbox, i)
+	return true
+}
+
+// push is enqueue, and has somebody take it.
+func (m *Mirror) push(i item) bool {
+	ok := m.enqueue(i)
+	signal(m.wake)
+	return ok
+}
+
+func (m *Mirror) tickOn() {
+	t := time.NewTicker(m.cfg.Heartbeat / 3)
+	defer t.Stop()
+	for {
+		select {
+		case <-m.ctx.Done():
+			return
+		case <-t.C:
+			if m.ticking.CompareAndSwap(false, true) {
+				m.push(item{event: replica.Tick{}})
+			}
+		}
+	}
+}
+
+// run owns the core when it is woken, until the mirror has ended.
+func (m *Mirror) run() {
+	defer close(m.looped)
+	for !m.drive(nil, true) {
+		<-m.wake
+	}
+}
+
+// drive owns the core, unless somebody does: it takes what has come and does what follows from it, until nothing is left. tells:
+// hosts are told here; otherwise the goroutine of run does that, for whoever drives may hold what hosts need. own is the operation
+// of who drives. drive reports whether that one has ended, and is not told of; without one, whether the mirror has ended.
+func (m *Mirror) drive(own *backend.Op, tells bool) (over bool) {
+	m.mu.Lock()
+	if m.owned {
+		m.mu.Unlock()
+		return false
+	}
+	m.owned = true
+	for {
+		items := m.inbox
+		if len(items) == 0 && !m.isBusy(tells) {
+			break
+		}
+		m.inbox = m.taken[:0]
+		m.mu.Unlock()
+		m.now = m.look(items)
+		for i := range items {
+			m.take(&items[i])
+			items[i] = item{}
+			m.goOn()
+		}
+		m.taken, m.unflushed = items, false
+		m.publish()
+		for _, c := range m.conns {
+			if c != nil {
+				c.flush()
+			}
+		}
+		if own != nil && m.withdraw(own) {
+			own, over = nil, true
+		}
+		if tells {
+			m.tell()
+		}
+		m.submit()
+		m.mu.Lock()
+	}
+	m.over = m.closing && m.works == 0
+	if own == nil && tells {
+		over = m.over
+	}
+	left := m.over || len(m.ended) > 0
+	m.owned = false
+	m.mu.Unlock()
+	if left && !tells {
+		signal(m.wake)
+	}
+	return over
+}
+
+// isBusy says whether something follows from what was done.
+func (m *Mirror) isBusy(tells bool) bool {
+	return m.unflushed || len(m.begun) > 0 || tells && len(m.ended) > 0
+}
+
+// look returns the time for what was taken before it is called. A lease is relied upon for what came before the clock was read.
+func (m *Mirror) look(items []item) time.Duration {
+	exact := !m.cfg.Confirm && m.asking > 0
+	for i := range items {
+		_, isTick := items[i].event.(replica.Tick)
+		exact = exact || isTick || !m.cfg.Confirm && items[i].op != nil && asks(items[i].op)
+	}
+	if exact {
+		return m.clock.exact()
+	}
+	return m.clock.about()
+}
+
+// withdraw takes an operation that has ended from those who are to be told of.
+func (m *Mirror) withdraw(op *backend.Op) bool {
+	i := slices.Index(m.ended, op)
+	if i < 0 {
+		return false
+	}
+	m.ended = slices.Delete(m.ended, i, i+1)
+	return true
+}
+
+// goOn does what follows from actions.
+func (m *Mirror) goOn() {
+	for k := 0; k < len(m.pending); k++ { // they add to it
+		switch p := m.pending[k]; {
+		case p.event != nil:
+			m.step(p.event)
+		case p.fills:
+			m.fill(p.task, p.id, p.addr)
+		default:
+			m.progress(p.task)
+		}
+	}
+	clear(m.pending)
+	m.pending = m.pending[:0]
+}
+
+// publish lets others see the state.
+func (m *Mirror) publish() {
+	var s replica.State
+	if m.core != nil && !m.closing {
+		s = m.core.State()
+	}
+	var term uint64
+	if s.Role == replica.Primary {
+		term = s.View.Term
+	}
+	m.term.Store(term)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.state == s {
+		return
+	}
+	m.state = s
+	if m.watched {
+		m.watched = false
+		close(m.changed)
+		m.changed = make(chan struct{})
+	}
+}
+
+// State is the newest of this node.
+func (m *Mirror) State() replica.State {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.state
+}
+
+// Await returns when a state holds, or with the error of ctx. A state that does not last may be missed.
+func (m *Mirror) Await(ctx context.Context, holds func(replica.State) bool) error {
+	for {
+		m.mu.Lock()
+		changed, s := m.changed, m.state
+		m.watched = true
+		m.mu.Unlock()
+		if holds(s) {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// tell ends operations.
+func (m *Mirror) tell() {
+	if len(m.ended) == 0 {
+		return
+	}
+	corks := m.corks[:0]
+	for _, op := range m.ended {
+		if u := backend.Cork(op.Done); u != nil {
+			corks = append(corks, u)
+		}
+	}
+	for i, op := range m.ended {
+		m.ended[i] = nil
+		m.finish(op)
+	}
+	m.ended = m.ended[:0]
+	for _, u := range corks {
+		u.Uncork()
+	}
+	clear(corks)
+	m.corks = corks
+}
+
+func (m *Mirror) take(i *item) {
+	switch {
+	case i.op != nil:
+		m.start(i.op)
+	case i.work != nil:
+		m.workDone(i.work)
+	case i.call != nil:
+		i.call()
+	case i.conn != nil && i.up:
+		m.connected(i.conn)
+	case i.conn != nil && i.down:
+		m.disconnected(i.conn)
+	case i.conn != nil:
+		m.arrived(i.conn, i.frame)
+		i.conn.release(i.frame)
+	default:
+		m.happened(i.event)
+	}
+}
+
+// happened takes a tick or a view.
+func (m *Mirror) happened(e replica.Event) {
+	switch e := e.(type) {
+	case replica.Tick:
+		m.ticking.Store(false)
+		m.foundOn()
+		m.letGo()
+	case replica.Agreed:
+		m.viewed = e.View
+		m.enter(e.View)
+	case replica.Drained:
+		m.drained = e.Nodes
+	}
+	m.step(e)
+}
+
+// step lets something happen to the core, and does what it asks for.
+func (m *Mirror) step(e replica.Event) {
+	if m.core == nil || m.closing {
+		return
+	}
+	actions := m.core.Step(m.now, e)
+	m.noteRole()
+	for _, a := range actions {
+		m.do(a)
+	}
+}
+
+// later steps when the actions of this step are done.
+func (m *Mirror) later(e replica.Event) { m.pending = append(m.pending, next{event: e}) }

@@ -1,0 +1,163 @@
+package mirror
+
+import "oneshot/ha/replica"
+
+// do does an action of the core.
+func (m *Mirror) do(a replica.Action) {
+	switch a := a.(type) {
+	case *replica.Post:
+		m.post(a)
+	case *replica.SendAck:
+		if c := m.conns[a.To]; c != nil {
+			c.send(frameAck, func(c *coder) { c.ack(&a.Ack) }, 0, nil)
+		}
+	case replica.Send:
+		if c := m.conns[a.To]; c != nil {
+			kind, head := message(a.Msg)
+			c.send(kind, head, 0, nil)
+		}
+	case *replica.SendBeat:
+		if c := m.conns[a.To]; c != nil {
+			c.beat, c.beaten, c.queued = a.Beat, true, true
+		}
+	case *replica.SendEcho:
+		if c := m.conns[a.To]; c != nil {
+			c.sendBeat(frameEcho, func(c *coder) { c.echo(&a.Echo) })
+		}
+	case replica.Grant:
+		m.grants[a.To] = a.Stream
+	case replica.Cut:
+		m.grants[a.To] = 0
+	case replica.Drop:
+		if c := m.conns[a.Peer]; c != nil {
+			c.close()
+		}
+	case replica.Propose:
+		m.office.noteProposal(m.now)
+		m.opts.Views.Propose(a.View)
+	case *replica.Answer:
+		m.answered(a)
+	case replica.Found:
+		if v := m.verifying; v != nil && v.id == a.ID {
+			v.add(&a)
+		}
+	default:
+		m.work(a)
+	}
+}
+
+// post sends records, with the data that the other one needs.
+func (m *Mirror) post(a *replica.Post) {
+	c := m.conns[a.To]
+	if c == nil {
+		return
+	}
+	var n int64
+	for i := range a.Recs {
+		if r := &a.Recs[i]; r.HasDataFor(a.To) {
+			n += r.Len
+			if r.Kind == replica.KindResync {
+				m.copied += r.Len
+			}
+		}
+	}
+	p := post{stream: a.Stream, recs: a.Recs, bell: a.Bell}
+	c.send(framePost, func(c *coder) { c.post(&p) }, int(n), func(b []byte) []byte {
+		for i := range a.Recs {
+			if r := &a.Recs[i]; r.HasDataFor(a.To) {
+				b = append(b, m.arena[r.Addr:r.Addr+r.Len]...)
+			}
+		}
+		return b
+	})
+}
+
+// connected: a node has a connection, perhaps in the place of one whose end was not noticed.
+func (m *Mirror) connected(c *conn) {
+	if m.core == nil || m.closing {
+		c.close()
+		return
+	}
+	if old := m.conns[c.peer]; old != nil {
+		old.close()
+		m.disconnected(old)
+	}
+	m.conns[c.peer] = c
+	m.step(replica.Up{Peer: c.peer})
+}
+
+func (m *Mirror) disconnected(c *conn) {
+	if m.conns[c.peer] != c {
+		return
+	}
+	m.conns[c.peer] = nil
+	m.grants[c.peer] = 0
+	for id, p := range m.pulls {
+		if p.from == c.peer {
+			delete(m.pulls, id)
+			m.later(replica.Done{ID: id, Failed: true})
+		}
+	}
+	m.step(replica.Down{Peer: c.peer})
+}
+
+// arrived takes a frame.
+func (m *Mirror) arrived(c *conn, f *received) {
+	if m.conns[c.peer] != c || m.closing {
+		return // of a connection that is over
+	}
+	switch f.kind {
+	case framePost:
+		p := &f.post
+		if p.stream == 0 || m.grants[c.peer] != p.stream {
+			return
+		}
+		data := f.data
+		for i := range p.recs {
+			if r := &p.recs[i]; r.HasDataFor(m.cfg.Self) {
+				copy(m.arena[r.Addr:], data[:r.Len])
+				data = data[r.Len:]
+			}
+		}
+		m.step(replica.Rang{From: c.peer, Stream: p.stream, Recs: p.recs, Bell: p.bell})
+	case framePull:
+		p := &f.pull
+		if p.addr < 0 || p.len <= 0 || p.len > m.cfg.Heap || p.addr > m.cfg.Heap-p.len {
+			c.close()
+			return
+		}
+		p.sum = sumOf(m.arena[p.addr : p.addr+p.len])
+		c.send(framePulled, func(c *coder) { c.pull(p) }, int(p.len), func(b []byte) []byte { return append(b, m.arena[p.addr:p.addr+p.len]...) })
+	case framePulled:
+		m.pulled(c, &f.pull, f.data)
+	case frameAck:
+		m.step(replica.Message{From: c.peer, Msg: f.ack})
+	case frameBeat:
+		m.step(replica.BeatFrom{From: c.peer, Beat: f.beat})
+	case frameEcho:
+		m.step(replica.EchoFrom{From: c.peer, Echo: f.echo})
+	default:
+		m.step(replica.Message{From: c.peer, Msg: f.msg})
+	}
+}
+
+// pulling is a Pull that has not come yet.
+type pulling struct {
+	from      replica.ID
+	addr, len int64
+}
+
+func (m *Mirror) pulled(c *conn, p *pull, data []byte) {
+	w, ok := m.pulls[p.id]
+	if !ok || w.from != c.peer {
+		return
+	}
+	delete(m.pulls, p.id)
+	if int64(len(data)) != w.len || sumOf(data) != p.sum {
+		c.close()
+		m.step(replica.Done{ID: p.id, Failed: true})
+		return
+	}
+	copy(m.arena[w.addr:], data)
+	m.step(replica.Done{ID: p.id, Sum: p.sum})
+}
