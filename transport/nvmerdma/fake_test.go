@@ -1,6 +1,7 @@
 package nvmerdma
 
 import (
+	"io"
 	"log/slog"
 	"runtime"
 	"testing"
@@ -71,8 +72,14 @@ type bench struct {
 
 func newBench(t testing.TB, d *rdmatest.Fake) *bench {
 	t.Helper()
+	return newBenchOf(t, d, nil)
+}
+
+// newBenchOf is newBench with a place for the node's log.
+func newBenchOf(t testing.TB, d *rdmatest.Fake, log io.Writer) *bench {
+	t.Helper()
 	store := newStore(t)
-	node, pool, sub, end := newNode(t, rigConfig{store: store, connections: 1000})
+	node, pool, sub, end := newNode(t, rigConfig{store: store, connections: 1000, log: log})
 	b := &bench{sub: sub, Node: node, t: t, d: d, rig: &rig{t: t, store: store, pool: pool}}
 	var err error
 	b.target, err = NewTarget(Config{Node: node, Device: d, Pool: pool, Logger: slog.New(slog.DiscardHandler)})

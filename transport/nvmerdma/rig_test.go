@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"sync"
 	"testing"
@@ -48,6 +49,7 @@ type rigConfig struct {
 	store       backend.Store // nil: one of memory
 	connections int           // most of them
 	memory      int64
+	log         io.Writer // nil: nobody reads the node's log
 }
 
 // devices are those that tests run over: without a wire, over sockets, and (verbs_test.go) those of the kernel, as far as they can be
@@ -94,6 +96,9 @@ func newNode(t testing.TB, cfg rigConfig) (node *nvmf.Node, pool *mem.Pool, sub 
 		cfg.memory = 64 << 20
 	}
 	log := slog.New(slog.DiscardHandler)
+	if cfg.log != nil {
+		log = slog.New(slog.NewTextHandler(cfg.log, nil))
+	}
 	v, err := volume.New(volume.Config{Store: cfg.store, Logger: log})
 	check(t, err)
 	ns, err := nvmf.NewNamespace(nvmf.NamespaceConfig{Volume: v, UUID: [16]byte{7}, NGUID: [16]byte{8}, Logger: log})

@@ -286,9 +286,10 @@ func (p *FakePair) Finish(ws []rdma.Work, s rdma.Status) {
 }
 
 // End is the end of the connection, as the network tells it.
-func (p *FakePair) End() {
-	p.cfg.Disconnected(nil)
-}
+func (p *FakePair) End() { p.EndFor(nil) }
+
+// EndFor is the end of the connection for a reason.
+func (p *FakePair) EndFor(reason error) { p.cfg.Disconnected(reason) }
 
 // FakeRequest asks for a connection.
 type FakeRequest struct {
