@@ -68,11 +68,12 @@ func build(out, cache string, trim bool) (err error) {
 	if _, err := debian.Run(".", "depmod", "-b", stage, k.Version); err != nil {
 		return err
 	}
-	if err := programs(stage, trim); err != nil {
+	bin := filepath.Join(cache, "programs")
+	if err := programs(bin, trim); err != nil {
 		return err
 	}
 	cpio := filepath.Join(stage, "initramfs.cpio")
-	if err := pack(cpio, stage, tree, k.Version); err != nil {
+	if err := pack(cpio, bin, tree, k.Version); err != nil {
 		return err
 	}
 	initramfs := filepath.Join(out, "initramfs.gz")
@@ -87,8 +88,9 @@ func build(out, cache string, trim bool) (err error) {
 	return nil
 }
 
-// programs builds the programs of the appliance.
-func programs(stage string, trim bool) error {
+// programs builds the programs of the appliance in bin, which keeps them, so that programs that are up to date are not
+// linked again. u-root's builder could build its commands, but it would compile them and Go's standard library each time.
+func programs(bin string, trim bool) error {
 	if _, err := debian.Run(".", "pkg-config", "--exists", "libibverbs", "librdmacm"); err != nil {
 		return fmt.Errorf("the appliance speaks RDMA through rdma-core, whose headers are not there: apt-get install libibverbs-dev librdmacm-dev ibverbs-providers pkg-config (%w)", err)
 	}
@@ -100,12 +102,16 @@ func programs(stage string, trim bool) error {
 	if err != nil {
 		return err
 	}
-	for name, args := range map[string][]string{
-		"target": {"-tags", "verbs", "oneshot/cmd/target"},
-		"init":   {"oneshot/appliance/init"},
-	} {
-		args = append([]string{"build", "-trimpath=" + strconv.FormatBool(trim), "-ldflags", "-s -w -X oneshot/internal/version.text=" + strings.TrimSpace(version), "-o", filepath.Join(stage, name)}, args...)
-		if _, err := debian.Run(".", "go", args...); err != nil {
+	if err := os.MkdirAll(bin, 0o755); err != nil {
+		return err
+	}
+	args := []string{"build", "-trimpath=" + strconv.FormatBool(trim), "-ldflags", "-s -w -X oneshot/internal/version.text=" + strings.TrimSpace(version), "-o", bin + string(filepath.Separator)}
+	core := []string{"oneshot/appliance/init"}
+	for _, c := range commands {
+		core = append(core, "github.com/u-root/u-root/cmds/core/"+c)
+	}
+	for _, packages := range [][]string{{"-tags", "verbs", "oneshot/cmd/target"}, core} {
+		if _, err := debian.Run(".", "go", slices.Concat(args, packages)...); err != nil {
 			return err
 		}
 	}
@@ -118,12 +124,15 @@ var libraries = []string{
 	"/usr/lib/x86_64-linux-gnu/librdmacm.so.1", "/usr/lib/x86_64-linux-gnu/libibverbs.so.1", "/lib/x86_64-linux-gnu/libgcc_s.so.1",
 }
 
-// pack makes the initramfs with u-root's builder, which adds the libraries that the programs need.
-func pack(cpio, stage, tree, version string) error {
+// pack makes the initramfs with u-root's builder, of the programs in bin and the modules in tree. The builder adds the
+// libraries that the programs need.
+func pack(cpio, bin, tree, version string) error {
 	args := []string{
-		"tool", "u-root", "-o", cpio, "-defaultsh=", "-initcmd=/bin/init",
-		"-files", filepath.Join(stage, "init") + ":bin/init", "-files", filepath.Join(stage, "target") + ":bin/target",
+		"tool", "u-root", "-nocmd", "-o", cpio, "-defaultsh=", "-initcmd=/bin/init",
 		"-files", tree + ":lib/modules/" + version,
+	}
+	for _, p := range append([]string{"init", "target"}, commands...) {
+		args = append(args, "-files", filepath.Join(bin, p)+":bin/"+p)
 	}
 	// libibverbs loads the drivers of RDMA devices by name.
 	drivers, _ := filepath.Glob("/usr/lib/x86_64-linux-gnu/libibverbs/*.so")
@@ -134,9 +143,6 @@ func pack(cpio, stage, tree, version string) error {
 			return fmt.Errorf("the appliance needs %w; run make deps", err)
 		}
 		args = append(args, "-files", real+":"+f[1:])
-	}
-	for _, c := range commands {
-		args = append(args, "github.com/u-root/u-root/cmds/core/"+c)
 	}
 	_, err := debian.Run(".", "go", args...)
 	return err

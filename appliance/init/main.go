@@ -58,7 +58,7 @@ func prepare() error {
 			return fmt.Errorf("mount %s: %w", m.dir, err)
 		}
 	}
-	if err := os.Setenv("PATH", "/bin:/sbin:/bbin"); err != nil {
+	if err := os.Setenv("PATH", "/bin:/sbin"); err != nil {
 		return err
 	}
 	// RDMA devices pin memory, and the limit on pinned memory holds even for root.
