@@ -38,8 +38,8 @@ var buildAppliance = sync.OnceValues(func() (string, error) {
 	return out, err
 })
 
-// newAppliance makes a machine that boots the appliance. Its disk holds a configuration, and the store of a LUN.
-func newAppliance(t *testing.T, lan string) *appliance {
+// newAppliance makes a machine that boots the appliance, with a network for qemu whose id is lan. Its disk holds a configuration, and the store of a LUN.
+func newAppliance(t *testing.T, network string) *appliance {
 	t.Helper()
 	out, err := buildAppliance()
 	if err != nil {
@@ -71,7 +71,7 @@ portals:
 		"-nodefaults", "-display", "none", "-no-reboot",
 		"-kernel", filepath.Join(out, "vmlinuz"), "-initrd", filepath.Join(out, "initramfs.gz"),
 		"-append", machine.KernelArguments("oneshot.ip=10.8.0.2/24", "oneshot.mtu=9000", "oneshot.config=/dev/vda:/target.yaml"),
-		"-netdev", "socket,id=lan,connect=" + lan, "-device", "virtio-net-pci,netdev=lan,mac=52:54:00:08:00:02,host_mtu=9000",
+		"-netdev", network, "-device", "virtio-net-pci,netdev=lan,mac=52:54:00:08:00:02,host_mtu=9000",
 		"-drive", "file=" + disk + ",format=raw,if=virtio",
 		"-serial", "file:" + filepath.Join(dir, "console"), "-qmp", "unix:" + filepath.Join(dir, "qmp") + ",server=on,wait=off",
 	}}
@@ -139,52 +139,32 @@ func (a *appliance) pressPower() {
 // TestAppliance: another machine logs in to the appliance, over soft-RoCE and over TCP. Synced data is there after
 // a power cut, and the power button shuts the appliance down in an orderly way.
 func TestAppliance(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	lan := l.Addr().String()
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
-	a := newAppliance(t, lan)
-	peer, err := boot(guestImage, t.TempDir(), "-netdev", "socket,id=lan,listen="+lan,
-		"-device", "virtio-net-pci,netdev=lan,mac=52:54:00:08:00:01,host_mtu=9000")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer peer.Stop()
-	onOther(peer, func() {
-		for _, c := range []string{
-			"ip link set dev eth1 mtu 9000 up", "ip addr add 10.8.0.1/24 dev eth1", "rdma link add rxe1 type rxe netdev eth1",
-		} {
-			guest.run(t, strings.Fields(c)...)
-		}
-		a.boot(2)
-		i := inGuest(t, "10.8.0.2:3262", "iser")
-		i.discoverISER()
-		guest.start(t, "iscsiadm", "-m", "node", "-o", "delete").wait(t, guest)
-		i.record(nil)
-		dev := "/dev/" + i.login(1)[0]
-		makeFS(t, "ext4", dev)
-		guest.run(t, "@mount", "ext4", dev, "/mnt/d")
-		guest.run(t, "@fill", "/mnt/d", "60", strconv.Itoa(8<<20), "5")
-		want := guest.run(t, "@sum", "/mnt/d")
-		guest.run(t, "@umount", "/mnt/d") // and so synced
-		i.logout()
-		a.cut()
+	a := newAppliance(t, lan(guestDir, guestDir, false)[1])
+	sharedOnLAN(t, "10.8.0.1")
+	a.boot(2)
+	i := inGuest(t, "10.8.0.2:3262", "iser")
+	i.discoverISER()
+	guest.start(t, "iscsiadm", "-m", "node", "-o", "delete").wait(t, guest)
+	i.record(nil)
+	dev := "/dev/" + i.login(1)[0]
+	makeFS(t, "ext4", dev)
+	guest.run(t, "@mount", "ext4", dev, "/mnt/d")
+	guest.run(t, "@fill", "/mnt/d", "60", strconv.Itoa(8<<20), "5")
+	want := guest.run(t, "@sum", "/mnt/d")
+	guest.run(t, "@umount", "/mnt/d") // and so synced
+	i.logout()
+	a.cut()
 
-		a.boot(2)
-		tcp := inGuest(t, "10.8.0.2:3260", "default")
-		tcp.record(nil)
-		dev = "/dev/" + tcp.login(1)[0]
-		guest.run(t, "@mount", "ext4", dev, "/mnt/d")
-		expect(t, "checksum after a power cut", guest.run(t, "@sum", "/mnt/d"), want)
-		guest.run(t, "@umount", "/mnt/d")
-		guest.run(t, "e2fsck", "-fn", dev)
-		tcp.logout()
-		a.pressPower()
-	})
+	a.boot(2)
+	tcp := inGuest(t, "10.8.0.2:3260", "default")
+	tcp.record(nil)
+	dev = "/dev/" + tcp.login(1)[0]
+	guest.run(t, "@mount", "ext4", dev, "/mnt/d")
+	expect(t, "checksum after a power cut", guest.run(t, "@sum", "/mnt/d"), want)
+	guest.run(t, "@umount", "/mnt/d")
+	guest.run(t, "e2fsck", "-fn", dev)
+	tcp.logout()
+	a.pressPower()
 }
 
 // TestApplianceAdvertises boots the appliance without a configuration, behind a forwarded port, as its page
@@ -198,12 +178,11 @@ func TestApplianceAdvertises(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	a := newAppliance(t, outside)
+	a := newAppliance(t, "user,id=lan,hostfwd=tcp:"+outside+"-:3260")
 	a.replace("-append", func(words string) string {
 		words, _, _ = strings.Cut(words, " oneshot.")
 		return words + " oneshot.advertise=" + outside
 	})
-	a.replace("-netdev", func(string) string { return "user,id=lan,hostfwd=tcp:" + outside + "-:3260" })
 	a.bootUntil("portal open", 3)
 	found, err := client.Discover(t.Context(), client.URL{Address: outside}, client.Options{})
 	if err != nil {

@@ -39,9 +39,21 @@ func lanDevice(t *testing.T, m *guestMachine, host string) rdmaDevice {
 	return d
 }
 
+// sharedOnLAN makes the RDMA device of the shared machine on the network, until the end of the test.
+func sharedOnLAN(t *testing.T, host string) rdmaDevice {
+	t.Helper()
+	d := lanDevice(t, guest, host)
+	t.Cleanup(func() {
+		guest.run(t, "rdma", "link", "delete", d.name)
+		guest.run(t, "ip", "link", "set", "dev", "eth1", "down")
+		guest.run(t, "ip", "addr", "flush", "dev", "eth1")
+	})
+	return d
+}
+
 // TestTwoGuests: initiator and target run in two machines. The link between them is down for 20 s under load, and
 // the initiator logs in again by itself. Then the initiator dies with commands outstanding, and the target frees
-// everything that it held for it.
+// everything that it held for it; so does a target on the host, which the initiator uses over siw.
 func TestTwoGuests(t *testing.T) {
 	dir := t.TempDir()
 	client, err := boot(guestImage, dir, lan(guestDir, dir, false)...)
@@ -50,23 +62,20 @@ func TestTwoGuests(t *testing.T) {
 	}
 	t.Cleanup(client.Stop)
 	server := guest
-	d := lanDevice(t, server, "10.9.2.1")
+	d := sharedOnLAN(t, "10.9.2.1")
 	lanDevice(t, client, "10.9.2.2")
-	t.Cleanup(func() {
-		server.run(t, "rdma", "link", "delete", d.name)
-		server.run(t, "ip", "link", "set", "dev", "eth1", "down")
-	})
+	host := newSurvivor(t)
 
 	portal := net.JoinHostPort(d.host, "3260")
 	removeFile(t)
 	g := startInGuest(t, inFile+`portals:
   - {transport: verbs, listen: "`+portal+`", device: `+d.name+`}
   - {transport: tcp, listen: "127.0.0.1:3261"}
-limits: {nop_interval: 2s, nop_timeout: 2s}
+limits: {nop_interval: 2s, nop_timeout: 6s}
 `, 2)
 	before := g.idle(d)
 
-	var load *command
+	var load, hostLoad *command
 	onOther(client, func() {
 		i := inGuest(t, portal, "iser")
 		i.record(map[string]string{"node.session.queue_depth": "64"})
@@ -78,10 +87,14 @@ limits: {nop_interval: 2s, nop_timeout: 2s}
 
 		guest.run(t, "sg_raw", dev, "16", "0", "0", "0", "0", "0") // RESERVE(6)
 		load = guest.start(t, "@busy", dev, "262144", "64")
+		hostLoad = host.load()
 	})
-	if line, more := <-load.Lines; !more || !strings.HasPrefix(line, "busy") {
-		t.Fatalf("the load says %q\n%s", line, client.Log())
+	for _, l := range []*command{load, hostLoad} {
+		if line, more := <-l.Lines; !more || !strings.HasPrefix(line, "busy") {
+			t.Fatalf("the load says %q\n%s", line, client.Log())
+		}
 	}
+	host.isUsed()
 	read := []string{"initiator", "read", "--length", "4096", "iscsi://127.0.0.1:3261/" + iqn + "/0", "/tmp/read"}
 	if said := server.fails(t, read...); !strings.Contains(strings.ToLower(said), "reservation conflict") {
 		t.Errorf("who reads what the client has reserved is told %q", said)
@@ -93,6 +106,7 @@ limits: {nop_interval: 2s, nop_timeout: 2s}
 	g.waitLog("connection lost", "connection dropped")
 	g.holdsAgain(d, before)
 	server.run(t, read...)
+	host.isFree()
 }
 
 // linkDown pulls the target's cable for 20 s, in which the target closes the connection. (Taking the interface down
