@@ -28,6 +28,8 @@ type site struct {
 	at      []string // addresses, in the order of the text
 	daemons map[string]*exec.Cmd
 	trouble string // of the node that until has asked last
+
+	within func(name string, f func()) // calls f where the node's processes run; nil: anywhere
 }
 
 // labText is what all clusters of these tests are made of.
@@ -58,15 +60,23 @@ func newSite(t *testing.T) *site { return newSiteOf(t, siteText) }
 
 // newSiteOf makes one of labText and text, with addresses in the place of AT0 and so on.
 func newSiteOf(t *testing.T, text string) *site {
-	s := &site{t: t, dir: t.TempDir(), text: labText + text, daemons: map[string]*exec.Cmd{}}
-	for i := range 5 {
-		at, release, err := targettest.Reserve(netip.MustParseAddr("127.0.0.1"))
+	var at []string
+	for range 5 {
+		a, release, err := targettest.Reserve(netip.MustParseAddr("127.0.0.1"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(release)
-		s.at = append(s.at, at.String())
-		s.text = strings.Replace(s.text, fmt.Sprint("AT", i), at.String(), 1)
+		at = append(at, a.String())
+	}
+	return newSiteAt(t, text, at)
+}
+
+// newSiteAt makes one with those addresses.
+func newSiteAt(t *testing.T, text string, at []string) *site {
+	s := &site{t: t, dir: t.TempDir(), text: labText + text, at: at, daemons: map[string]*exec.Cmd{}}
+	for i, a := range at {
+		s.text = strings.Replace(s.text, fmt.Sprint("AT", i), a, 1)
 	}
 	for _, name := range []string{"a", "b", "w"} {
 		s.write(name, s.text)
@@ -80,10 +90,30 @@ func (s *site) startAll() {
 	said := s.must(s.on("a", "ha", "init")...)
 	s.start("a")
 	for _, m := range regexp.MustCompile(`--node (\w) --token (\w+)\n`).FindAllStringSubmatch(said, -1) {
-		s.must(s.on(m[1], "ha", "join", "--token", m[2])...)
+		s.there(m[1], func() error {
+			out, err := s.run(s.on(m[1], "ha", "join", "--token", m[2])...)
+			if err != nil {
+				err = fmt.Errorf("%w: %s", err, out)
+			}
+			return err
+		})
 		s.start(m[1])
 	}
 	s.until("a", "all vote", allUp)
+}
+
+// there does something where the processes of a node run, which has to succeed.
+func (s *site) there(name string, f func() error) {
+	s.t.Helper()
+	var err error
+	if s.within == nil {
+		err = f()
+	} else {
+		s.within(name, func() { err = f() })
+	}
+	if err != nil {
+		s.t.Fatalf("%s: %v", name, err)
+	}
 }
 
 func (s *site) path(name, file string) string { return filepath.Join(s.dir, name, file) }
@@ -151,9 +181,7 @@ func (s *site) start(name string) string {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	if err := cmd.Start(); err != nil {
-		s.t.Fatal(err)
-	}
+	s.there(name, cmd.Start)
 	s.daemons[name] = cmd
 	s.t.Cleanup(func() { s.kill(name) })
 	line, err := bufio.NewReader(out).ReadString('\n')

@@ -198,8 +198,12 @@ type load struct {
 	wg     sync.WaitGroup
 	stop   atomic.Bool
 	writes atomic.Int64 // acknowledged
-	blocks [mirrorSize / block]struct{ acked, sent uint64 }
-	news   chan struct{} // has room for one: something was acknowledged
+	newest atomic.Int64 // block of which a write was acknowledged
+	blocks [mirrorSize / block]struct {
+		acked, sent uint64
+		floor       atomic.Uint64 // acknowledged; for others than the worker
+	}
+	news chan struct{} // has room for one: something was acknowledged
 }
 
 const workers = 8
@@ -251,6 +255,8 @@ func (l *load) work(w int, r *rand.Rand) {
 		fill(b, no, state.sent)
 		if l.m.write(no, b) {
 			state.acked = state.sent
+			state.floor.Store(state.sent)
+			l.newest.Store(int64(no))
 			l.writes.Add(1)
 			select {
 			case l.news <- struct{}{}:
@@ -387,24 +393,31 @@ func TestMirror(t *testing.T) {
 	}
 	s.settle(m)
 	s.stopAll()
+	s.equal()
+}
+
+// equal compares the copies of nodes that do not run.
+func (s *site) equal() {
+	s.t.Helper()
 	a, err := os.ReadFile(s.path("a", "disk.img"))
 	if err != nil {
-		t.Fatal(err)
+		s.t.Fatal(err)
 	}
 	b, err := os.ReadFile(s.path("b", "disk.img"))
 	if err != nil || string(a) != string(b) || len(a) != mirrorSize {
-		t.Errorf("the copies differ, or have another size: %v", err)
+		s.t.Errorf("the copies differ, or have another size: %v", err)
 	}
 }
 
 // TestMirrorZombie: the primary is stopped for longer than its lease, and goes on when another node has taken over. What it
-// had on its way writes nothing, and it follows.
+// had on its way writes nothing, what it was asked meanwhile it does not answer from what it has, and it follows.
 func TestMirrorZombie(t *testing.T) {
 	s := newMirror(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
 	s.level("a")
 	l := newLoad(t, newMultipath(ctx, s))
+	p := newProbe(ctx, s, l)
 	l.more(200)
 	signal := func(sig syscall.Signal) func(string) {
 		return func(name string) {
@@ -413,13 +426,19 @@ func TestMirrorZombie(t *testing.T) {
 			}
 		}
 	}
-	lost := s.loses(signal(syscall.SIGSTOP), signal(syscall.SIGCONT))
-	l.more(500)
+	var wait func() time.Duration
+	lost := s.loses(func(name string) { wait = p.after(func() { signal(syscall.SIGSTOP)(name) }) }, signal(syscall.SIGCONT))
+	t.Logf("the first answer came %d ms after the primary had stopped", wait().Milliseconds())
+	l.more(200)
+	p.asks(lost, 5) // whose answers must not be of the past
+	l.more(200)
 	signal(syscall.SIGCONT)(lost)
 	s.level(lost)
 	l.more(200)
 	l.end()
+	s.settle(l.m)
 	s.stopAll()
+	s.equal()
 }
 
 // TestMirrorMistakes: a mirror whose size, nodes, name or cluster is another one than it was is told, and not begun anew.

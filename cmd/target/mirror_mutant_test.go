@@ -1,0 +1,44 @@
+//go:build !race
+
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"oneshot/internal/mutants"
+)
+
+// haMutants are mistakes in ha/replica that tests of daemons have to find.
+var haMutants = []struct{ test, says, name, file, old, new string }{
+	{
+		"TestMirrorZombie", "was acknowledged before it was read", "answers reads without a proof", "primary.go",
+		"func (c *Core) provenIn(v *View, t time.Duration) bool {\n", "func (c *Core) provenIn(v *View, t time.Duration) bool {\n\tif ON {\n\t\treturn true\n\t}\n",
+	},
+	{
+		"TestMirror", "was acknowledged", "acknowledges before the quorum has it", "host.go",
+		"c.commit = max(c.commit, c.heldByAll(c.receivedBy))", "c.commit = max(c.commit, c.heldByAll(c.receivedBy))\n\tif ON {\n\t\tc.commit = c.log.last()\n\t}",
+	},
+}
+
+// TestMirrorMutants: the tests of daemons find mistakes in what they stand on.
+func TestMirrorMutants(t *testing.T) {
+	var all []mutants.Mutant
+	for _, m := range haMutants {
+		all = append(all, mutants.Mutant{Name: m.name, File: m.file, Old: m.old, New: m.new})
+	}
+	program := mutants.Build(t, filepath.Join("..", "..", "ha", "replica"), "", all)
+	for _, m := range haMutants {
+		t.Run(m.name, func(t *testing.T) {
+			cmd := exec.Command(program, "-test.run", "^"+m.test+"$", "-test.timeout", "5m")
+			cmd.Env = append(os.Environ(), mutants.Variable+"="+m.name)
+			out, err := cmd.CombinedOutput()
+			if err == nil || !strings.Contains(string(out), m.says) {
+				t.Errorf("%s does not find it: %v: %s", m.test, err, out)
+			}
+		})
+	}
+}
