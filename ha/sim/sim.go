@@ -210,12 +210,12 @@ func (r *run) settle() {
 	r.logf("everything is mended")
 	r.mend()
 	began := r.now
-	all := func() bool { return r.view.InSync == r.cfg.Copies }
+	all := func() bool { return r.view.InSync == r.cfg.Copies && r.isServed() }
 	for r.violation == nil && !all() && r.world.step(began+15*time.Second) {
 		r.Steps++
 	}
 	if !all() {
-		r.fail(15, "15 s after everything was mended the copies are %b of %b", r.view.InSync, r.cfg.Copies)
+		r.fail(15, "15 s after everything was mended the copies are %b of %b, served: %v", r.view.InSync, r.cfg.Copies, r.isServed())
 	}
 	began = r.now
 	steady, version := r.now, r.view.Version
@@ -253,6 +253,16 @@ func (r *run) settle() {
 	if !r.equal() {
 		r.fail(6, "the copies differ when nothing is under way")
 	}
+}
+
+// isServed says whether the primary of the newest view is in its office.
+func (r *run) isServed() bool {
+	p := r.nodes[r.view.Primary]
+	if p.core == nil {
+		return false
+	}
+	s := p.core.State()
+	return s.Role == replica.Primary && s.View.Version == r.view.Version
 }
 
 // hangOn lets the primary's disk hang. All commands have to end even so.

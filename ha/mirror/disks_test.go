@@ -1,0 +1,167 @@
+package mirror
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"oneshot/backend"
+	"oneshot/backend/faulty"
+	"oneshot/ha/replica"
+)
+
+// withFaults has the copies of a lab be faulty ones, and returns that of a node's present life.
+func (l *lab) withFaults() func(n *node) *faulty.Store {
+	stores := map[backend.Store]*faulty.Store{}
+	l.wrap = func(s backend.Store) backend.Store {
+		stores[s] = faulty.New(s, 1)
+		return stores[s]
+	}
+	return func(n *node) *faulty.Store { return stores[n.disk] }
+}
+
+var errDisk = errors.New("the disk is broken")
+
+// badDisks are what can happen to a disk that writes. break returns what mends it.
+var badDisks = map[string]func(s *faulty.Store) (mend func()){
+	"fails": func(s *faulty.Store) func() {
+		return s.Fail(faulty.Match{Kinds: faulty.Writes}, &backend.MediumError{Kind: backend.Write, Err: errDisk})
+	},
+	"does not flush": func(s *faulty.Store) func() {
+		return s.Fail(faulty.Match{Kinds: []backend.Kind{backend.Flush}}, &backend.MediumError{Kind: backend.Flush, Err: errDisk})
+	},
+	"is full": func(s *faulty.Store) func() {
+		s.Fill(0)
+		return func() { s.Fill(-1) }
+	},
+	"hangs": func(s *faulty.Store) func() { return s.Hold(faulty.Match{Kinds: faulty.Writes}).Release },
+	"is slow": func(s *faulty.Store) func() {
+		return s.Delay(faulty.Match{Kinds: faulty.Writes}, 7*time.Second)
+	},
+}
+
+// TestBadDisks: a disk that does not write is left out, and the primary whose disk it is hands over. Hosts see no error, and when the
+// disk works again its copy is brought level.
+func TestBadDisks(t *testing.T) {
+	for what, spoil := range badDisks {
+		for victim := range 2 {
+			t.Run(fmt.Sprintf("disk of %d %s", victim, what), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					l := newLab(t, 2)
+					store := l.withFaults()
+					l.begin()
+					defer l.end()
+					a, b := l.nodes[0], l.nodes[1]
+					l.written(a, bytesOf(128<<10, 1))
+					mend := spoil(store(l.nodes[victim]))
+					want := bytesOf(128<<10, 2)
+					l.write(a, 64<<10, want)
+					go func() { _ = l.do(a, backend.Op{Kind: backend.Flush}) }() // refused if another node takes over meanwhile
+					serves := a
+					if victim == 0 {
+						serves = b
+						l.await(b, "it takes over", func(s replica.State) bool { return s.Role == replica.Primary })
+					}
+					l.await(serves, "the bad disk is left out", func(s replica.State) bool { return s.View.InSync == replica.NodesOf(serves.id) })
+					l.expect(serves, 64<<10, want)
+					more := bytesOf(4096, 3)
+					l.write(serves, 1<<20, more)
+					if err := l.do(serves, backend.Op{Kind: backend.Flush}); err != nil {
+						t.Errorf("a flush ends with %v", err)
+					}
+					mend()
+					l.level(serves)
+					other := l.nodes[1-serves.id]
+					serves.mirror.push(item{event: replica.Switch{ID: isOrder, To: other.id}})
+					l.level(other)
+					l.expect(other, 64<<10, want)
+					l.expect(other, 1<<20, more)
+				})
+			})
+		}
+	}
+}
+
+// TestSlowDisk: a disk that is slow, but not too slow, changes nothing.
+func TestSlowDisk(t *testing.T) {
+	for victim := range 2 {
+		synctest.Test(t, func(t *testing.T) {
+			l := newLab(t, 2)
+			store := l.withFaults()
+			l.begin()
+			defer l.end()
+			a := l.nodes[0]
+			before := a.mirror.State().View
+			mend := store(l.nodes[victim]).Delay(faulty.Match{}, 300*time.Millisecond)
+			want := bytesOf(128<<10, 2)
+			l.written(a, want)
+			l.expect(a, 64<<10, want)
+			if s := a.mirror.State(); s.View != before || s.Role != replica.Primary {
+				t.Errorf("a slow disk of node %d: %+v, and before %+v", victim, s.View, before)
+			}
+			mend()
+		})
+	}
+}
+
+// TestAloneAndFull: when the disk of the only copy is full nothing is flushed, and a host gets no error of a medium, but one that has it
+// try again. When there is room everything goes on.
+func TestAloneAndFull(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 2)
+		store := l.withFaults()
+		l.begin()
+		defer l.end()
+		a, b := l.nodes[0], l.nodes[1]
+		b.kill()
+		l.await(a, "alone", func(s replica.State) bool { return s.View.InSync == replica.NodesOf(0) })
+		store(a).Fill(0)
+		want := bytesOf(128<<10, 2)
+		l.write(a, 64<<10, want)
+		var moved *backend.MovedError
+		if err := l.do(a, backend.Op{Kind: backend.Flush}); !errors.As(err, &moved) {
+			t.Errorf("a flush to a full disk ends with %v", err)
+		}
+		store(a).Fill(-1)
+		if err := l.do(a, backend.Op{Kind: backend.Flush}); err != nil {
+			t.Errorf("a flush when there is room again ends with %v", err)
+		}
+		l.expect(a, 64<<10, want)
+		a.cutPower(nil, 0)
+		a.start()
+		l.await(a, "primary again", func(s replica.State) bool { return s.Role == replica.Primary })
+		l.expect(a, 64<<10, want)
+		b.start()
+		l.level(a)
+	})
+}
+
+// TestReadError: what the primary's disk cannot read comes from the other copy, and is written anew.
+func TestReadError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 2)
+		store := l.withFaults()
+		l.begin()
+		defer l.end()
+		a := l.nodes[0]
+		want := bytesOf(128<<10, 2)
+		l.written(a, want)
+		mend := store(a).Fail(faulty.Match{Kinds: faulty.Reads, Off: 64 << 10, Len: 4096, Times: 1}, &backend.MediumError{Kind: backend.Read, Err: errDisk})
+		l.expect(a, 64<<10, want)
+		mend()
+		l.expect(a, 64<<10, want)
+		if s := a.mirror.State(); s.Role != replica.Primary || s.View.InSync != replica.NodesOf(0, 1) {
+			t.Errorf("a read error has changed %+v", s)
+		}
+		store(a).Fail(faulty.Match{Kinds: faulty.Reads, Off: 64 << 10, Len: 4096, Times: 1}, &backend.MediumError{Kind: backend.Read, Err: errDisk})
+		mend = store(l.nodes[1]).Fail(faulty.Match{Kinds: faulty.Reads, Off: 64 << 10, Len: 4096}, &backend.MediumError{Kind: backend.Read, Err: errDisk})
+		var medium *backend.MediumError
+		if err := l.do(a, backend.Op{Kind: backend.Read, Off: 64 << 10, Len: 4096, Segs: [][]byte{make([]byte, 4096)}}); !errors.As(err, &medium) {
+			t.Errorf("what no disk can read ends with %v", err)
+		}
+		mend()
+		l.expect(a, 64<<10, want)
+	})
+}
