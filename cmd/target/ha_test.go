@@ -62,14 +62,20 @@ func newSite(t *testing.T) *site { return newSiteOf(t, siteText) }
 func newSiteOf(t *testing.T, text string) *site {
 	var at []string
 	for range 5 {
-		a, release, err := targettest.Reserve(netip.MustParseAddr("127.0.0.1"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(release)
-		at = append(at, a.String())
+		at = append(at, freePort(t))
 	}
 	return newSiteAt(t, text, at)
+}
+
+// freePort returns an address that nobody listens at, until the test ends.
+func freePort(t *testing.T) string {
+	t.Helper()
+	at, release, err := targettest.Reserve(netip.MustParseAddr("127.0.0.1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(release)
+	return at.String()
 }
 
 // newSiteAt makes one with those addresses.
@@ -81,7 +87,21 @@ func newSiteAt(t *testing.T, text string, at []string) *site {
 	for _, name := range []string{"a", "b", "w"} {
 		s.write(name, s.text)
 	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			s.showLogs()
+		}
+	})
 	return s
+}
+
+// showLogs shows what the daemons have logged.
+func (s *site) showLogs() {
+	logs, _ := filepath.Glob(filepath.Join(s.dir, "*.log")) // the pattern is a good one
+	for _, path := range logs {
+		b, err := os.ReadFile(path)
+		s.t.Logf("%s: %s %v", filepath.Base(path), b, err)
+	}
 }
 
 // startAll makes the cluster, and starts its nodes.
@@ -171,12 +191,23 @@ func (s *site) asked(name string, args ...string) []string {
 // start starts a daemon, and waits until it serves. It returns what it says then.
 func (s *site) start(name string) string {
 	s.t.Helper()
+	return s.startAs(name, name)
+}
+
+// startAs starts the daemon of a directory as a node.
+func (s *site) startAs(name, node string) string {
+	s.t.Helper()
 	verb := "serve"
 	if name == "w" {
 		verb = "witness"
 	}
-	cmd := s.command(s.on(name, verb)...)
-	cmd.Stderr = s.t.Output()
+	cmd := s.command(verb, "--config", s.path(name, "t.yaml"), "--node", node)
+	log, err := os.OpenFile(filepath.Join(s.dir, name+".log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer log.Close()
+	cmd.Stderr = log
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		s.t.Fatal(err)
@@ -189,6 +220,16 @@ func (s *site) start(name string) string {
 		s.t.Fatalf("%s: %v", name, err)
 	}
 	return line
+}
+
+// told returns what the daemon of a directory has logged.
+func (s *site) told(name string) string {
+	s.t.Helper()
+	b, err := os.ReadFile(filepath.Join(s.dir, name+".log"))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return string(b)
 }
 
 // kill ends a daemon as SIGKILL does, if it runs.

@@ -1,0 +1,328 @@
+//go:build !race
+
+package main
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"oneshot/mgmt"
+)
+
+// beginLoad has a host write to a mirror that is level.
+func (s *site) beginLoad() *load {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), 8*time.Minute)
+	s.t.Cleanup(cancel)
+	s.level("a")
+	l := newLoad(s.t, newMultipath(ctx, s))
+	l.more(100)
+	return l
+}
+
+// endLoad sees that everything is there, on all copies.
+func (s *site) endLoad(l *load) {
+	s.t.Helper()
+	l.end()
+	s.settle(l.m)
+	s.stopAll()
+	s.equal()
+}
+
+// newThrough is newMirror, with disks that have what is acknowledged: so all daemons that have it may be killed.
+func newThrough(t *testing.T) *site {
+	s := newSiteOf(t, strings.Replace(mirrorText, "type: mirror,", "type: mirror, cache: writethrough,", 1))
+	s.startAll()
+	return s
+}
+
+// TestMirrorAllKilled: the daemons of all nodes are killed at once, under load. With writethrough all that was acknowledged is there.
+func TestMirrorAllKilled(t *testing.T) {
+	s := newThrough(t)
+	l := s.beginLoad()
+	for range 3 {
+		for _, cmd := range s.daemons {
+			if err := cmd.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, name := range machines {
+			s.kill(name)
+			s.start(name)
+		}
+		l.more(100)
+	}
+	s.endLoad(l)
+}
+
+// TestMirrorHeld: who may lack something does not serve, and nobody does without a majority; hosts wait, and go on.
+func TestMirrorHeld(t *testing.T) {
+	s := newThrough(t)
+	l := s.beginLoad()
+
+	primary := s.level("a")
+	s.kill(other(primary))
+	l.more(100) // which the other copy lacks
+	s.kill(primary)
+	s.start(other(primary))
+	s.untilCluster(other(primary), "a copy that is not in sync does not serve", func(c *mgmt.Cluster) bool {
+		m := &c.Mirrors[0]
+		if m.Role == "primary" {
+			t.Error("a copy that lacks something serves")
+		}
+		return strings.Contains(copiesText(m), other(primary)+" not in sync")
+	})
+	s.start(primary)
+	l.more(50)
+
+	for {
+		primary = s.level("w")
+		s.kill("w")
+		l.more(50)
+		s.kill(primary)
+		is := false
+		s.untilCluster(other(primary), "it knows that no majority is there", func(c *mgmt.Cluster) bool {
+			is = c.Mirrors[0].Role == "primary"
+			for _, m := range c.Members {
+				if m.Leads {
+					return false
+				}
+			}
+			return true
+		})
+		if is {
+			t.Error("a node serves without a majority")
+		}
+		s.start("w")
+		if s.takesOver(other(primary)) {
+			break
+		}
+		s.start(primary)
+	}
+	l.more(50)
+	s.start(primary)
+	s.endLoad(l)
+}
+
+// withTmpfs gives a node's directory a file system of its own, of so many bytes. The test has to be apart.
+func (s *site) withTmpfs(name, size string) {
+	s.t.Helper()
+	dir := s.path(name, "")
+	text, err := os.ReadFile(s.path(name, "t.yaml"))
+	if err == nil {
+		err = unix.Mount("tmpfs", dir, "tmpfs", 0, "size="+size)
+	}
+	if err == nil {
+		err = os.WriteFile(s.path(name, "t.yaml"), text, 0o600)
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() {
+		s.kill(name)
+		_ = unix.Unmount(dir, unix.MNT_DETACH) // it ends with the namespace
+	})
+}
+
+// fillUp takes all room of a node's file system, until the file that it returns is removed.
+func (s *site) fillUp(name string) (file string) {
+	s.t.Helper()
+	file = s.path(name, "filler")
+	f, err := os.Create(file)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer f.Close()
+	b := make([]byte, 4096)
+	for {
+		if _, err := f.Write(b); errors.Is(err, unix.ENOSPC) {
+			return file
+		} else if err != nil {
+			s.t.Fatal(err)
+		}
+	}
+}
+
+// TestMirrorFull: the file systems of the copies and of the witness are full, one after the other. A copy whose disk is full is left out,
+// a primary hands over; hosts see no error, and when there is room all are level again.
+func TestMirrorFull(t *testing.T) {
+	if !isApart(t) {
+		return
+	}
+	n := newNetwork(t)
+	s := n.site(mirrorText)
+	for _, name := range machines {
+		s.withTmpfs(name, "40m")
+		if name != "w" {
+			if err := errors.Join(os.WriteFile(s.path(name, "disk.img"), nil, 0o600), os.Truncate(s.path(name, "disk.img"), mirrorSize)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	s.startAll()
+	l := s.beginLoad()
+
+	full := s.fillUp("w")
+	for i := 0; !strings.Contains(s.must(s.asked("w", "ha", "status")...), "no space left"); i++ { // it has the rest of a page
+		s.must(s.asked("a", "ha", []string{"drain", "undrain"}[i%2], "b")...)
+	}
+	l.more(50)
+	s.must(s.asked("a", "ha", "undrain", "b")...)
+	if err := os.Remove(full); err != nil {
+		t.Fatal(err)
+	}
+	s.untilCluster("w", "the witness takes part again", func(c *mgmt.Cluster) bool { return c.Trouble == "" })
+
+	for _, isPrimary := range []bool{false, true} {
+		primary := s.level("w")
+		victim, serves := other(primary), primary
+		if isPrimary {
+			victim, serves = primary, other(primary)
+		}
+		full := s.fillUp(victim)
+		s.untilCluster(serves, "the full disk is left out", func(c *mgmt.Cluster) bool {
+			m := &c.Mirrors[0]
+			return m.Role == "primary" && strings.Contains(copiesText(m), serves+" in sync") && !strings.Contains(copiesText(m), victim+" in sync")
+		})
+		l.more(50)
+		if err := os.Remove(full); err != nil {
+			t.Fatal(err)
+		}
+		s.level("w")
+	}
+	s.endLoad(l)
+}
+
+// TestMirrorDiskFails: the kernel refuses what a daemon writes into the second half of its disk. A copy is left out, a primary hands
+// over; when the disk takes writes again both are level.
+func TestMirrorDiskFails(t *testing.T) {
+	s := newMirror(t)
+	l := s.beginLoad()
+	for _, isPrimary := range []bool{false, true} {
+		primary := s.level("w")
+		victim, serves := other(primary), primary
+		if isPrimary {
+			victim, serves = primary, other(primary)
+		}
+		limit := func(bytes uint64) {
+			t.Helper()
+			var now unix.Rlimit
+			pid := s.daemons[victim].Process.Pid
+			err := unix.Prlimit(pid, unix.RLIMIT_FSIZE, nil, &now)
+			if err == nil {
+				now.Cur = min(bytes, now.Max)
+				err = unix.Prlimit(pid, unix.RLIMIT_FSIZE, &now, nil)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		limit(mirrorSize / 2)
+		s.untilCluster(serves, "the bad disk is left out", func(c *mgmt.Cluster) bool {
+			m := &c.Mirrors[0]
+			return m.Role == "primary" && strings.Contains(copiesText(m), serves+" in sync") && !strings.Contains(copiesText(m), victim+" in sync")
+		})
+		l.more(50)
+		limit(1<<64 - 1)
+		s.level("w")
+	}
+	s.endLoad(l)
+}
+
+// TestMirrorOfThePast: disks and directories that are not what they were: exchanged, set back, lost, cloned. Each is told, with what to
+// do; nothing comes from it, and nothing is lost.
+func TestMirrorOfThePast(t *testing.T) {
+	s := newMirror(t)
+	l := s.beginLoad()
+	disk, state := s.path("b", "disk.img"), s.path("b", "consensus")
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	serves := func(name string) { // with the load
+		t.Helper()
+		for s.level("w") != name {
+			_, _ = s.run(s.asked("w", "ha", "switch", "disk", name)...)
+		}
+		l.more(100)
+	}
+
+	serves("b")
+	past, err := os.ReadFile(disk)
+	must(err)
+	serves("a")
+	must(os.CopyFS(s.path("b", "past"), os.DirFS(state)))
+	must(os.CopyFS(s.path("clone", "consensus"), os.DirFS(state)))
+
+	// Another disk: the node says so, and serves again when it has all bytes.
+	s.kill("b")
+	must(os.Rename(disk, disk+".old"))
+	must(os.WriteFile(disk, make([]byte, mirrorSize), 0o600))
+	s.start("b")
+	serves("b")
+	if text := s.told("b"); !strings.Contains(text, "the disk of this node's copy is not the one of its metadata: other nodes have to bring all of it level; if this is the only copy in sync, start with the right disk") {
+		t.Errorf("an exchanged disk: b says %s", text)
+	}
+
+	// The same disk, set back: whether it is noticed by its samples or by its regions, nothing of the past is served.
+	serves("a")
+	s.kill("b")
+	f, err := os.OpenFile(disk, os.O_WRONLY, 0)
+	must(err)
+	_, err = f.WriteAt(past, 0)
+	must(errors.Join(err, f.Close()))
+	s.start("b")
+	serves("b")
+
+	// A clone, at an address of its own, while b runs.
+	must(os.WriteFile(s.path("clone", "disk.img"), past, 0o600))
+	s.write("clone", strings.NewReplacer(s.at[1], freePort(t), s.at[4], freePort(t)).Replace(s.text))
+	s.startAs("clone", "b")
+	s.untilCluster("clone", "the clone is refused", func(c *mgmt.Cluster) bool {
+		return strings.Contains(c.Trouble, "target ha replace b")
+	})
+	l.more(50)
+	s.kill("clone")
+	serves("a")
+
+	// The directory of consensus, set back.
+	s.kill("b")
+	must(os.Rename(state, s.path("b", "now")))
+	must(os.Rename(s.path("b", "past"), state))
+	s.start("b")
+	s.untilCluster("b", "b is refused", func(c *mgmt.Cluster) bool { return strings.Contains(c.Trouble, "set back") })
+	l.more(50)
+	s.kill("b")
+	must(os.RemoveAll(state))
+	s.fails("target ha replace", s.on("b", "serve")...)
+	_, token, _ := strings.Cut(s.must(s.asked("w", "ha", "replace", "b")...), "--token ")
+	token, _, _ = strings.Cut(token, "\n")
+	s.must(s.on("b", "ha", "join", "--token", token)...)
+	s.start("b")
+	serves("b")
+
+	// Strangers at the ports of the cluster get nothing, and disturb nobody.
+	for _, at := range s.at[:3] {
+		for range 20 {
+			c, err := net.Dial("tcp", at)
+			must(err)
+			defer c.Close()
+			_, _ = c.Write([]byte(strings.Repeat("\x16\x03\x01 GET / HTTP/1.1\r\n", 50))) // it may be closed already
+		}
+	}
+	l.more(50)
+	if err := os.RemoveAll(filepath.Join(s.dir, "clone")); err != nil {
+		t.Error(err)
+	}
+	s.endLoad(l)
+}
