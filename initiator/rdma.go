@@ -309,18 +309,8 @@ func (m *conn) received(h pdu.Header, data []byte) error {
 // receive implements mover.
 func (m *conn) receive(ctx context.Context) (pdu.Header, []byte, error) {
 	for {
-		for m.cq.Poll(m.cs[:1]) == 0 {
-			if !m.cq.Arm() {
-				continue
-			}
-			if err := m.isBroken(); err != nil {
-				return nil, nil, fmt.Errorf("login: %w", err)
-			}
-			select {
-			case <-m.wake:
-			case <-ctx.Done():
-				return nil, nil, ctx.Err()
-			}
+		if err := m.await(ctx); err != nil {
+			return nil, nil, err
 		}
 		c := &m.cs[0]
 		if c.Status != rdma.StatusOK || c.ID&idKind != idReceive {
@@ -342,6 +332,27 @@ func (m *conn) receive(ctx context.Context) (pdu.Header, []byte, error) {
 			return nil, nil, err
 		}
 		return h, data, nil // if the target has closed the connection, after this
+	}
+}
+
+// await waits during the login for a completion, and takes it into m.cs[0].
+func (m *conn) await(ctx context.Context) error {
+	for {
+		ended := m.isBroken() // asked first: the target may answer and close the connection between two looks
+		if m.cq.Poll(m.cs[:1]) > 0 {
+			return nil
+		}
+		if ended != nil {
+			return fmt.Errorf("login: %w", ended)
+		}
+		if !m.cq.Arm() {
+			continue
+		}
+		select {
+		case <-m.wake:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 }
 
