@@ -159,7 +159,7 @@ func TestAttentionBeforeDataLeaves(t *testing.T) {
 				g.write(&pdu.SCSIResponseFields{ITT: final(), Sequence: g.sequence()}, nil)
 				_, _, _ = g.read()
 			})
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // only a hang reaches it
 			defer cancel()
 			check(t, s.Do(ctx, &initiator.Command{CDB: make([]byte, 10), Out: make([]byte, bursts*burst), Attentions: 1}))
 			_ = s.Close()

@@ -75,7 +75,7 @@ func (r *running) apply(text string) mgmt.Reload {
 const iqn = "iqn.2026-11.example.oneshot:"
 
 func (r *running) dial(target string) (*initiator.Session, error) {
-	ctx, cancel := context.WithTimeout(r.t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(r.t.Context(), time.Minute) // only a hang reaches it
 	defer cancel()
 	return initiator.Dial(ctx, initiator.URL{Address: r.Addrs()[0].String(), Target: iqn + target, LUN: -1}, initiator.Options{})
 }
