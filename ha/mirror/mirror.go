@@ -62,7 +62,7 @@ func Usual(size int64) replica.Config {
 		Quorum: 2, MinCopies: 1,
 		Stores:  []replica.Store{{Size: size}},
 		Granule: 64 << 10, Region: 16 << 20,
-		Heap: 64 << 20, Unit: 4096, Ring: 8192,
+		Heap: 64 << 20, Unit: 4096, Ring: 64 << 10,
 		Heartbeat: 50 * time.Millisecond, Lease: 250 * time.Millisecond, Grace: 350 * time.Millisecond,
 		Confirm: true, SlowCopy: 5 * time.Second, FlushEvery: 5 * time.Second, SaveEvery: 5 * time.Second, Copying: 16,
 	}

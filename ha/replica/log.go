@@ -12,6 +12,7 @@ type log struct {
 	memory  bool // nothing that this node has acknowledged is missing
 	results []Result
 	trim    uint64 // all of S have the records up to it durable
+	looks   uint64 // how often a record was looked at: what steps cost
 	// early are the granules of records before the log begins that may not be durable on all of S, until trim
 	// reaches earlyTo.
 	early   Bits
@@ -37,6 +38,7 @@ func (l *log) last() uint64 { return l.base + uint64(len(l.entries)) }
 
 // entry returns the one of seq, or nil. It is valid until the log changes.
 func (l *log) entry(seq uint64) *entry {
+	l.looks++
 	if seq <= l.base || seq > l.last() {
 		return nil
 	}
