@@ -1,7 +1,9 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -13,7 +15,7 @@ func TestReport(t *testing.T) {
 	r := result{Point: harness.Point{Write: true, FUA: true, Size: 4096, Depth: 32}}
 	for i, c := range contenders {
 		w := row{Contender: c.name, Low: 900, High: 5000}
-		w.Sample.IOPS, w.Sample.P50, w.Sample.P99, w.Sample.Initiator.CPU = float64(1000*(2-i)), 7, 9, 3
+		w.Sample.IOPS, w.Sample.P50, w.Sample.P99, w.Sample.Initiator.CPU = float64(2000/(i+1)), 7, 9, 3
 		w.Sample.nodes = [3]spent{{10, 0.25, 4}, {5, 0.5, -1}, {1, 0, 0}}
 		r.Rows = append(r.Rows, w)
 	}
@@ -97,6 +99,26 @@ func TestSteady(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		case err == nil && (s.IOPS != float64(turns) || repeats != turns-1):
 			t.Errorf("%s: sample %v after %d turns, %d of them repeated", name, s.IOPS, turns, repeats)
+		}
+	}
+}
+
+// All copies of all mirrors are in sync, or the bench waits; a mirror that another node serves is named.
+func TestTerms(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"mirrors": [{"name": "d", "role": "primary", "term": 3, "copies": [{"state": "in sync"}, {"state": "in sync"}]},
+			{"name": "e", "role": "follower", "term": 4, "copies": [{"state": "in sync"}, {"state": "in sync"}]}]}`: "7 [e] true",
+		`{"mirrors": [{"name": "d", "role": "primary", "term": 3, "copies": [{"state": "in sync"}, {"state": "resync"}]},
+			{"name": "e", "role": "primary", "term": 4, "copies": [{"state": "in sync"}, {"state": "in sync"}]}]}`: "7 [] false",
+		`{"mirrors": [{"name": "d", "role": "primary", "term": 3, "copies": [{"state": "in sync"}, {"state": "in sync"}]}]}`: "3 [] false",
+	} {
+		var s state
+		if err := json.Unmarshal([]byte(text), &s); err != nil {
+			t.Fatal(err)
+		}
+		terms, elsewhere, level := s.terms()
+		if got := fmt.Sprint(terms, " ", elsewhere, " ", level); got != want {
+			t.Errorf("%s, want %s", got, want)
 		}
 	}
 }

@@ -3,7 +3,7 @@
 //
 //	make bench-ha                   or: go run ./bench/ha [flags], as -quick
 //
-// The primary is pinned to one core; the other copy, the witness and the client to another. Both stores are files of the same
+// The primary is pinned to one core; the other copy, the witness and the client to another. All stores are files of the same
 // directory, served by the primary. In each round every contender has its turn, in an order that rotates; the figures are medians
 // of the rounds. Compare the rows of one run. A turn in which the mirror's primary has changed is repeated, for a machine with other
 // work does not always let a node beat in time; the report says how often.
@@ -75,13 +75,23 @@ type contender struct{ name, url string }
 func (c contender) String() string { return c.name }
 
 const (
-	plain    = "file"
-	mirrored = "mirror of two files"
+	plain     = "file"
+	leased    = "mirror of two files"
+	confirmed = "mirror, reads confirmed"
 )
 
 var contenders = []contender{
 	{plain, "iscsi://" + portalA + "/" + iqn + "-a/0"},
-	{mirrored, "iscsi://" + portalA + "/" + iqn + "/0"},
+	{leased, "iscsi://" + portalA + "/" + iqn + "/0"},
+	{confirmed, "iscsi://" + portalA + "/" + iqn + "/1"},
+}
+
+// those returns the contenders of a point: writes are the same, however reads are proven.
+func those(p harness.Point) []contender {
+	if p.Write {
+		return contenders[:2]
+	}
+	return contenders
 }
 
 // spent is what a node has spent, per I/O.
@@ -158,10 +168,11 @@ cluster:
     b: {address: "127.0.0.1:24032"}
     w: {address: "127.0.0.1:24033", witness: true}
 stores:
-  disk: {type: mirror, size: SIZE, copies: {a: {type: file, path: mirror.img}, b: {type: file, path: mirror.img}}}
+  disk: {type: mirror, reads: leased, size: SIZE, copies: {a: {type: file, path: mirror.img}, b: {type: file, path: mirror.img}}}
+  asks: {type: mirror, reads: confirmed, size: SIZE, copies: {a: {type: file, path: asks.img}, b: {type: file, path: asks.img}}}
   plain: {node: a, type: file, path: plain.img, size: SIZE}
 targets:
-  - {iqn: "IQN", luns: {0: disk}}
+  - {iqn: "IQN", luns: {0: disk, 1: asks}}
   - {node: a, iqn: "IQN-a", luns: {0: plain}}
 portals:
   - {node: a, listen: "A", group: 1}
@@ -220,22 +231,29 @@ func (b *bench) serve(node int) (err error) {
 
 // state is what a says of the cluster.
 type state struct {
-	Mirrors []struct {
-		Role   string `json:"role"`
-		Term   uint64 `json:"term"`
-		Copies []struct {
-			State string `json:"state"`
-		} `json:"copies"`
-	} `json:"mirrors"`
+	Mirrors []mirrorState `json:"mirrors"`
 }
 
-// terms returns the mirror's term, if both copies are in sync, and whether a is the primary.
-func (s *state) terms() (term uint64, here, level bool) {
-	if len(s.Mirrors) != 1 || len(s.Mirrors[0].Copies) != 2 {
-		return 0, false, false
+type mirrorState struct {
+	Name   string `json:"name"`
+	Role   string `json:"role"`
+	Term   uint64 `json:"term"`
+	Copies []struct {
+		State string `json:"state"`
+	} `json:"copies"`
+}
+
+// terms returns the sum of the mirrors' terms, whether all copies are in sync, and the mirrors of which a is not the primary.
+func (s *state) terms() (terms uint64, elsewhere []string, level bool) {
+	level = len(s.Mirrors) == 2
+	for _, m := range s.Mirrors {
+		terms += m.Term
+		if m.Role != "primary" {
+			elsewhere = append(elsewhere, m.Name)
+		}
+		level = level && len(m.Copies) == 2 && m.Copies[0].State == "in sync" && m.Copies[1].State == "in sync"
 	}
-	m := s.Mirrors[0]
-	return m.Term, m.Role == "primary", m.Copies[0].State == "in sync" && m.Copies[1].State == "in sync"
+	return terms, elsewhere, level
 }
 
 func (b *bench) ask(ctx context.Context, args ...string) *exec.Cmd {
@@ -243,8 +261,8 @@ func (b *bench) ask(ctx context.Context, args ...string) *exec.Cmd {
 	return exec.CommandContext(ctx, b.Target, append(args, "--socket", filepath.Join(b.dir, "a", "s.sock"))...)
 }
 
-// level waits until both copies are in sync, with a as the primary, and returns the term. If another node is the primary it has
-// that one hand over.
+// level waits until all copies are in sync, with a as the primary, and returns the sum of the terms. If another node is a primary
+// it has that one hand over.
 func (b *bench) level(ctx context.Context) (uint64, error) {
 	watch := b.ask(ctx, "status", "--watch", "--interval", "100ms", "-o", "json")
 	out, err := watch.StdoutPipe()
@@ -263,11 +281,15 @@ func (b *bench) level(ctx context.Context) (uint64, error) {
 			return 0, fmt.Errorf("a is not the primary with both copies in sync, but %+v: %w", s, err)
 		}
 		s = latest
-		switch term, here, level := s.terms(); {
-		case here && level:
-			return term, nil
-		case level:
-			_ = b.ask(ctx, "switch", "disk", "a").Run() // what becomes of it is seen
+		terms, elsewhere, level := s.terms()
+		if !level {
+			continue
+		}
+		if len(elsewhere) == 0 {
+			return terms, nil
+		}
+		for _, name := range elsewhere {
+			_ = b.ask(ctx, "switch", name, "a").Run() // what becomes of it is seen
 		}
 	}
 }
@@ -277,7 +299,7 @@ func (b *bench) measure(ctx context.Context, p harness.Point) (result, error) {
 	once := func(c contender) (sample, error) {
 		return b.steady(ctx, p, c, func() (sample, error) { return b.once(ctx, p, c) })
 	}
-	return harness.CompareAll(ctx, &b.Options, p, contenders, once, func(r row) {
+	return harness.CompareAll(ctx, &b.Options, p, those(p), once, func(r row) {
 		w, n := r.Sample, r.Sample.nodes
 		log.Printf("%-32s %-20s %8.0f IOPS  p50 %6.0f µs  p99 %6.0f µs  CPU %6.2f + %6.2f + %6.2f µs  allocations %6.2f + %6.2f  system calls %6.2f + %6.2f",
 			p, r.Contender, w.IOPS, w.P50, w.P99, n[0].cpu, n[1].cpu, n[2].cpu, n[0].allocs, n[1].allocs, n[0].calls, n[1].calls)

@@ -30,7 +30,8 @@ func table(o harness.Options, results []result, size string, again int) string {
 	fmt.Fprintf(&s, `# A mirror beside a file
 
 Written by %s. Three daemons on the loopback interface: two with copies, and a witness, with TLS between them; one client, this
-project's own, over iSCSI. Both stores are files of %s, of one directory, which the primary serves. *Write + flush* is WRITE with
+project's own, over iSCSI. All stores are files of %s, of one directory, which the primary serves. The mirror's reads are leased
+(reads: leased), or the primary asks the other copy before it answers. *Write + flush* is WRITE with
 FUA: on the disks of both nodes before the answer. Processor time, allocations of the heap and system calls are those of whole
 processes, per I/O: of the primary, and of the other copy. What they do anyway, and connecting, are in them.
 
@@ -52,7 +53,7 @@ Two machines would have more processors.
 	return s.String()
 }
 
-var colours = []string{harness.Grey, harness.Blue}
+var colours = []string{harness.Grey, harness.Blue, harness.Sky}
 
 // picture draws a group of bars for each point: IOPS relative to the store that is no mirror.
 func picture(results []result) string {
