@@ -81,8 +81,9 @@ type peer struct {
 	received uint64
 	applied  uint64
 	durable  uint64
-	lost     bool // it does not remember, or its disk refuses
-	bell     Bell // the last
+	lost     bool     // it does not remember, or its disk refuses
+	fits     []Record // that make a member's stores as large as they are here; they are not in the log yet
+	bell     Bell     // the last
 	heard    time.Duration
 	answered uint64        // the newest beat that it answered,
 	proven   time.Duration // and when that was sent
@@ -222,6 +223,7 @@ func (c *Core) settle() {
 	switch c.role {
 	case Primary:
 		c.greet()
+		c.fitOn()
 		c.reshape()
 		c.hand()
 		c.sequence()

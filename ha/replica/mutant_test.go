@@ -40,6 +40,16 @@ var scenarioMutants = []struct {
 		Old: "members.Len() < c.view.InSync.Len()-c.quorum(&c.view)+1",
 		New: "members.Len() < c.view.InSync.Len()-c.quorum(&c.view)+1 && (!ON || members == 0)",
 	}},
+	{"TestGrownAlone", mutants.Mutant{
+		Name: "takes the size of its own copy for that of all", File: "stores.go",
+		Old: "p.stream == 0 || len(p.fits) > 0 {",
+		New: "(p.stream == 0 || len(p.fits) > 0) && !ON {",
+	}},
+	{"TestGrownAlone", mutants.Mutant{
+		Name: "does not make a member's store larger", File: "stores.go",
+		Old: "\tfor _, r := range p.fits {\n",
+		New: "\tfor _, r := range p.fits {\n\t\tif ON {\n\t\t\tbreak\n\t\t}\n",
+	}},
 	{"TestKeepsLog", mutants.Mutant{
 		Name: "a copy gives up its log before it knows that it is outside", File: "follower.go",
 		Old: "\t\tc.suspect()\n",

@@ -114,6 +114,7 @@ func (c *Core) greet() {
 			}
 			p.outside, p.started = !c.view.InSync.Has(id), true
 			p.sent, p.received, p.applied, p.durable = h.Last, h.Last, h.Applied, h.Durable
+			p.fits = c.fits(id, h.Sizes, h.Applied)
 			continue
 		}
 		// What it lacks is in the bitmap already: all records while it was outside, and those of which it was not
@@ -122,7 +123,8 @@ func (c *Core) greet() {
 		p.outside, p.lost = true, false
 		p.todo = c.bitmaps[id].Clone()
 		p.sent, p.received, p.applied, p.durable = c.log.last(), c.log.last(), c.log.last(), 0
-		c.fit(id, h.Sizes)
+		p.fits = c.fits(id, h.Sizes, c.log.last())
+		c.fit(p)
 		p.copied = c.log.last()
 	}
 }

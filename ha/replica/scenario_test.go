@@ -666,3 +666,39 @@ func TestSyncOfBefore(t *testing.T) {
 		t.Errorf("%v", s.Core)
 	}
 }
+
+// TestGrownAlone: this copy has done a growth that was given up. A host that asks for that size gets it when the others have it, too.
+func TestGrownAlone(t *testing.T) {
+	s := reigns(t, 2)
+	const off = 4096 * blockLen
+	s.do(Down{Peer: 1})
+	s.do(Up{Peer: 1})
+	none(s, each[*Answer](s.do(Grow{ID: 1, Off: off, Size: 16 * blockLen})), "it is not known how large the store is at the other copy")
+	last := s.log.last()
+	actions := s.tell(1, Hello{
+		Version: s.view.Version, Stream: streamOf(1), Memory: true, Last: last, Applied: last, Durable: last, Sizes: []int64{64 * blockLen, 15 * blockLen},
+	})
+	posts := each[*Post](actions)
+	if len(posts) != 1 || len(posts[0].Recs) != 1 {
+		t.Fatalf("%+v", actions)
+	}
+	if r := posts[0].Recs[0]; r.Kind != KindFit || r.Copy != 1 || r.Off != off+15*blockLen || r.Len != blockLen {
+		t.Errorf("%+v", r)
+	}
+	actions = s.synced(actions)
+	none(s, each[*Answer](actions), "the other copy has not done it")
+	actions = s.ack(1, last+1, last+1, last+1)
+	if a := only(s, each[*Answer](append(actions, s.synced(actions)...))); a.ID != 1 || a.Status != Good {
+		t.Errorf("%+v", a)
+	}
+}
+
+// synced lets all syncs succeed, and returns what follows.
+func (s *solo) synced(actions []Action) []Action {
+	var all []Action
+	for _, sync := range each[Sync](actions) {
+		more := s.do(Done{ID: sync.ID})
+		all = append(append(all, more...), s.synced(more)...)
+	}
+	return all
+}

@@ -48,16 +48,60 @@ func (c *Core) grow(o *op) {
 	c.syncTo = max(c.syncTo, o.seq)
 }
 
-// fit makes the stores of a copy outside S, which has said hello, as large as they are here.
-func (c *Core) fit(id ID, sizes []int64) {
+// fits returns the records that make the stores of a copy, which has said hello, as large as they are here. What the copy gets from
+// the log makes them larger by itself: the records behind applied.
+//
+// A member's are smaller if this copy has done a growth that was given up, because its primary was lost. No host knows of that
+// size, so there is nothing in what is new.
+func (c *Core) fits(id ID, sizes []int64, applied uint64) []Record {
+	var list []Record
 	for i := range c.stores {
 		s := &c.stores[i]
-		if size := c.sizeOf(s); i < len(sizes) && sizes[i] < size {
-			c.append(Record{
-				Term: c.view.Term, Seq: c.log.last() + 1, Kind: KindFit, Copy: id, Off: s.Off + sizes[i], Len: size - sizes[i],
-			})
+		size := c.sizeOf(s)
+		for k := range c.entries {
+			if e := &c.entries[k]; e.Seq > applied && c.storeOf(e.Off) == s && (e.Kind == KindGrow || e.Kind == KindFit && e.Copy == id) {
+				size = min(size, e.Off-s.Off)
+			}
+		}
+		if i < len(sizes) && sizes[i] < size {
+			list = append(list, Record{Kind: KindFit, Copy: id, Off: s.Off + sizes[i], Len: size - sizes[i]})
 		}
 	}
+	return list
+}
+
+// fit gives those records their places.
+func (c *Core) fit(p *peer) {
+	for _, r := range p.fits {
+		r.Term, r.Seq = c.view.Term, c.log.last()+1
+		c.append(r)
+	}
+	p.fits = nil
+}
+
+// fitOn does that for members, when there is room.
+func (c *Core) fitOn() {
+	for id := range c.cfg.Copies.Without(c.cfg.Self).All() {
+		p := &c.peer[id]
+		if len(p.fits) == 0 || p.stream == 0 || !c.hasRoomFor(len(p.fits)) {
+			continue
+		}
+		c.fit(p)
+		for _, o := range c.growing { // it is not done yet
+			o.seq = c.log.last()
+			c.syncTo = max(c.syncTo, o.seq)
+		}
+	}
+}
+
+// areFit says whether it is known that no member's stores are smaller than they are here, but for what is in the log.
+func (c *Core) areFit() bool {
+	for id := range c.view.InSync.Without(c.cfg.Self).All() {
+		if p := &c.peer[id]; p.stream == 0 || len(p.fits) > 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // sizeOf returns how large a store is at the end of the log.
@@ -80,6 +124,9 @@ func (c *Core) resized(r *Record) {
 
 // grown answers who waits for a store to become larger.
 func (c *Core) grown() {
+	if len(c.growing) == 0 || !c.areFit() {
+		return
+	}
 	c.growing = slices.DeleteFunc(c.growing, func(o *op) bool {
 		if o.seq > c.trim {
 			return false
