@@ -37,7 +37,7 @@ portals: [{transport: verbs, listen: "%s:3277", device: %s}]
 			before := peakInGuest(t)
 			done := make(chan struct{})
 			connections := guest.start(t, "env", "ONESHOT_RDMA_DEVICE="+d.name, "ONESHOT_RDMA_PORTAL="+portal, "ONESHOT_RDMA_CONNECTIONS="+strconv.Itoa(c.connections),
-				peer, "-test.v", "-test.timeout=300s", "-test.run", "^TestCrowd$")
+				peer, "-test.v", "-test.timeout=9m", "-test.run", "^TestCrowd$")
 			var out string
 			var exit int
 			go func() {

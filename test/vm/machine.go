@@ -9,7 +9,7 @@ import (
 )
 
 // runTime is a limit that only a hung machine reaches.
-const runTime = 3 * time.Minute
+const runTime = 10 * time.Minute
 
 // guestMachine is a machine that fails the test if it does not do what it should.
 type guestMachine struct{ *machine.Machine }

@@ -51,7 +51,7 @@ func TestVerbs(t *testing.T) {
 		t.Run(d.name, func(t *testing.T) {
 			d.start(t)
 			out, exit := guest.start(t, "env", "ONESHOT_RDMA_DEVICE="+d.name, "ONESHOT_RDMA_LISTEN="+net.JoinHostPort(d.host, "0"),
-				"/bin/verbs.test", "-test.timeout=150s", "-rapid.checks=20", "-rapid.nofailfile").wait(t, guest)
+				"/bin/verbs.test", "-test.timeout=9m", "-rapid.checks=20", "-rapid.nofailfile").wait(t, guest)
 			if exit != 0 {
 				t.Errorf("exit %d\n%s\n%s", exit, out[max(0, len(out)-1<<14):], guest.Log())
 			}
@@ -65,7 +65,7 @@ func TestPartitionsOverVerbs(t *testing.T) {
 		t.Run(d.name, func(t *testing.T) {
 			d.start(t)
 			out, exit := guest.start(t, "env", "ONESHOT_RDMA_DEVICE="+d.name, "ONESHOT_RDMA_LISTEN="+net.JoinHostPort(d.host, "0"),
-				"/bin/remote.test", "-test.timeout=300s", "-test.run=TestEndpointsOverVerbs").wait(t, guest)
+				"/bin/remote.test", "-test.timeout=9m", "-test.run=TestEndpointsOverVerbs").wait(t, guest)
 			if exit != 0 {
 				t.Errorf("exit %d\n%s\n%s", exit, out[max(0, len(out)-1<<14):], guest.Log())
 			}
