@@ -229,15 +229,9 @@ func (q *queuePair) prepareBind(w *wqe, p *rdma.Work) (what string, err error) {
 	if !ok || win.domain != q.domain {
 		return "no window of this protection domain", nil
 	}
-	if len(p.SGL) != 1 || len(p.SGL[0].Bytes) == 0 {
-		return "a window is bound to exactly one piece of memory", nil
-	}
-	if p.Access&^soft.AllAccess != 0 {
-		return soft.ErrBadAccess.Error(), nil
-	}
-	var need rdma.Access
-	if p.Access&rdma.AccessRemoteWrite != 0 {
-		need = rdma.AccessLocalWrite
+	need, what := soft.BindNeeds(p)
+	if what != "" {
+		return what, nil
 	}
 	w.segs, w.regions, _, what = soft.AppendSGL(w.segs, w.regions, p.SGL, &q.domain.Domain, need, 1)
 	if what != "" {

@@ -189,17 +189,12 @@ func (h *half) gather(w *pairWork, p *rdma.Work) (what string) {
 // prepareBind binds at once: the peer cannot know the STag before a later Send tells it.
 func (h *half) prepareBind(w *pairWork, p *rdma.Work) (what string, err error) {
 	win, ok := p.Window.(*window)
-	switch {
-	case !ok || win.domain != h.q.domain:
+	if !ok || win.domain != h.q.domain {
 		return "no window of this protection domain", nil
-	case len(p.SGL) != 1 || len(p.SGL[0].Bytes) == 0:
-		return "a window is bound to exactly one piece of memory", nil
-	case p.Access&^soft.AllAccess != 0:
-		return soft.ErrBadAccess.Error(), nil
 	}
-	var need rdma.Access
-	if p.Access&rdma.AccessRemoteWrite != 0 {
-		need = rdma.AccessLocalWrite
+	need, what := soft.BindNeeds(p)
+	if what != "" {
+		return what, nil
 	}
 	if w.segs, w.regions, _, what = soft.AppendSGL(w.segs, w.regions, p.SGL, &h.q.domain.Domain, need, 1); what != "" {
 		return what, nil

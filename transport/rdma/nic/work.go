@@ -344,17 +344,11 @@ func (q *queuePair) prepareBind(_ *work, p *rdma.Work, d *shm.Descriptor, l *lis
 	if !ok || w.dom != q.dom {
 		return "no window of this protection domain", nil
 	}
-	if len(p.SGL) != 1 || len(p.SGL[0].Bytes) == 0 {
-		return "a window is bound to exactly one piece of memory", nil
+	need, what := soft.BindNeeds(p)
+	if what == "" {
+		what = l.gather(p.SGL, q.dom, need, 1)
 	}
-	if p.Access&^soft.AllAccess != 0 {
-		return soft.ErrBadAccess.Error(), nil
-	}
-	var need rdma.Access
-	if p.Access&rdma.AccessRemoteWrite != 0 {
-		need = rdma.AccessLocalWrite
-	}
-	if what := l.gather(p.SGL, q.dom, need, 1); what != "" {
+	if what != "" {
 		return what, nil
 	}
 	w.mu.Lock()

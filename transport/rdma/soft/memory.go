@@ -52,6 +52,20 @@ type Domain struct {
 // NewDomain makes a protection domain.
 func (m *Memory) NewDomain() Domain { return Domain{memory: m, Tag: m.Table.NewDomain()} }
 
+// BindNeeds returns what the region needs to allow to which p binds a window, and what is wrong with p: one piece of memory
+// is bound, with rights that there are.
+func BindNeeds(p *rdma.Work) (need rdma.Access, what string) {
+	switch {
+	case len(p.SGL) != 1 || len(p.SGL[0].Bytes) == 0:
+		return 0, "a window is bound to exactly one piece of memory"
+	case p.Access&^AllAccess != 0:
+		return 0, ErrBadAccess.Error()
+	case p.Access&rdma.AccessRemoteWrite != 0:
+		need = rdma.AccessLocalWrite
+	}
+	return need, ""
+}
+
 // AllAccess are the rights that there are.
 const AllAccess = rdma.AccessLocalWrite | rdma.AccessRemoteRead | rdma.AccessRemoteWrite | rdma.AccessRemoteInvalidate
 
