@@ -128,7 +128,7 @@ func (on *listening) look(d *Device) {
 	if !on.turn.TryLock() {
 		return // somebody else is at it
 	}
-	if !on.lost && !on.isOver() && !on.isStuck() && on.missed() {
+	if !on.lost && !on.isOver() && !on.isStuck() && on.missed(sockets) {
 		d.work.Go(func() {
 			defer on.turn.Unlock()
 			on.again(d)
@@ -161,12 +161,12 @@ func (on *listening) isStuck() bool {
 	return on.stuck != nil
 }
 
-// missed reports whether there are fewer sockets than there were. turn is held.
-func (on *listening) missed() bool {
-	n := sockets(&on.at)
+// missed reports whether there are fewer sockets than there were, as count tells. turn is held.
+func (on *listening) missed(count func(*net.TCPAddr) int) bool {
+	n := count(&on.at)
 	on.sockets = max(on.sockets, n)
 	// The list may lack one if another socket is closed while it is read, so it is read twice.
-	return n < on.sockets && sockets(&on.at) < on.sockets
+	return n < on.sockets && count(&on.at) < on.sockets
 }
 
 // again makes an identifier that listens in the place of the one whose socket is gone. turn is held.

@@ -484,3 +484,32 @@ func TestSocketsListedTwice(t *testing.T) {
 		t.Errorf("%d sockets listen, want 2", n)
 	}
 }
+
+// A socket is missing if two readings of the list lack it. One reading may lack a socket that is there.
+func TestMissed(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		readings []int
+		missed   bool
+	}{
+		{"all are there", []int{2}, false},
+		{"one reading lacks one", []int{1, 2}, false},
+		{"both lack one", []int{1, 1}, true},
+		{"both lack all", []int{0, 0}, true},
+		{"there are more", []int{3}, false},
+	} {
+		on, left := &listening{sockets: 2}, c.readings
+		got := on.missed(func(*net.TCPAddr) int {
+			if len(left) == 0 {
+				t.Errorf("%s: the list is read once more", c.name)
+				return 0
+			}
+			n := left[0]
+			left = left[1:]
+			return n
+		})
+		if got != c.missed || len(left) != 0 || on.sockets != max(2, c.readings[0]) {
+			t.Errorf("%s: %v, %d readings left, %d sockets from now on", c.name, got, len(left), on.sockets)
+		}
+	}
+}
