@@ -571,23 +571,41 @@ func TestFenceWithoutMemory(t *testing.T) {
 	}
 }
 
+// knock asks for a connection with some private data, and closes it if it gets one.
+func (b *bench) knock(private string) error {
+	b.t.Helper()
+	dom, err := b.wire.NewDomain()
+	check(b.t, err)
+	cq, err := b.wire.NewCompletionQueue(4, nil)
+	check(b.t, err)
+	qp, err := b.wire.NewQueuePair(rdma.QueuePairConfig{Domain: dom, SendCQ: cq, RecvCQ: cq, MaxWork: 1, MaxRecv: 1})
+	check(b.t, err)
+	err = b.wire.Connect(b.t.Context(), qp, b.l.Addr().String(), rdma.ConnParams{PrivateData: []byte(private)})
+	check(b.t, qp.Close())
+	check(b.t, cq.Close())
+	return err
+}
+
+// Programs that know nothing of partitions, such as rping and those of librpma, ask for a connection without private data,
+// or with data of their own. They are rejected at once, and others are served.
+func TestStrangers(t *testing.T) {
+	b := newBench(t, false, 32<<20, service.Config{Connections: 2})
+	for range 4 { // more than there may be
+		for _, private := range []string{"", "OSP", "\xc0\x00\x00\x00", "osp1", " OSP1"} {
+			if _, ok := errors.AsType[*rdma.RejectedError](b.knock(private)); !ok {
+				t.Fatalf("private data %q: not rejected", private)
+			}
+		}
+	}
+	b.use(0).works()
+}
+
 // Changed limits hold for new connections, and as far as possible for those that exist.
 func TestLimitsChange(t *testing.T) {
 	b := newBench(t, false, 32<<20, service.Config{Connections: 2})
 	b.use(0)
 	b.use(0)
-	tooMany := func() (err error) {
-		dom, err := b.wire.NewDomain()
-		check(t, err)
-		cq, err := b.wire.NewCompletionQueue(4, nil)
-		check(t, err)
-		qp, err := b.wire.NewQueuePair(rdma.QueuePairConfig{Domain: dom, SendCQ: cq, RecvCQ: cq, MaxWork: 1, MaxRecv: 1})
-		check(t, err)
-		err = b.wire.Connect(t.Context(), qp, b.l.Addr().String(), rdma.ConnParams{PrivateData: []byte(wire.Private)})
-		check(t, qp.Close())
-		check(t, cq.Close())
-		return err
-	}
+	tooMany := func() error { return b.knock(wire.Private) }
 	if tooMany() == nil {
 		t.Error("a third connection of two")
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"oneshot/test/targettest"
 	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/iwarp"
 )
@@ -44,6 +45,22 @@ func TestRPing(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestRPingPartitions: a portal for partitions rejects rping, which says nothing of partitions when it connects.
+func TestRPingPartitions(t *testing.T) {
+	startSiw.Do(t)
+	tg := targettest.Start(t, `
+stores: {d: {type: file, path: $DIR/d.img, size: 16MiB, partitioned: true}}
+targets: [{iqn: "`+iqn+`"}]
+portals: [{transport: iwarp, listen: $PORTAL, serve: partitions}]
+`)
+	tg.WaitLog(t.Context(), "portal open")
+	out := guest.fails(t, "rping", "-c", "-C", "1", "-a", "10.0.2.2", "-p", tg.Port())
+	if !strings.Contains(out, "RDMA_CM_EVENT_REJECTED") {
+		t.Errorf("rping says %q", out)
+	}
+	tg.WaitLog(t.Context(), "its private data does not begin with OSP1")
 }
 
 // rpingData returns the n-th message of rping: its number, then printable letters, of which each message begins
