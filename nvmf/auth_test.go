@@ -2,6 +2,7 @@ package nvmf
 
 import (
 	"bytes"
+	"slices"
 	"strings"
 	"testing"
 
@@ -170,9 +171,10 @@ func TestAuthenticationFails(t *testing.T) {
 			t.Errorf("%s: success", name)
 		}
 		h.q.Lock() // what was posted is done
+		ended := slices.Clone(h.ended)
 		h.q.Unlock()
-		if len(h.ended) != 1 || h.ended[0] != WhenSent {
-			t.Errorf("%s: the connection ends %v", name, h.ended)
+		if len(ended) != 1 || ended[0] != WhenSent {
+			t.Errorf("%s: the connection ends %v", name, ended)
 		}
 		tg.wantLog("authentication failed", x.log, "host="+testHost)
 		if n := tg.Counters().AuthFailures.Load(); n != 1 {

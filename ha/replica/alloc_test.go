@@ -105,8 +105,8 @@ func TestAllocations(t *testing.T) {
 			case Send:
 				p.run(1-node, Message{From: ID(node), Msg: a.Msg})
 			case Propose:
-				p.run(0, Agreed{View: a.View})
-				p.run(1, Agreed{View: a.View})
+				p.run(0, Agreed(a))
+				p.run(1, Agreed(a))
 			case Save:
 				p.run(node, Done{ID: a.ID})
 			case Sync:

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"math/big"
 	"slices"
@@ -231,7 +232,7 @@ func TestWrongSecrets(t *testing.T) {
 		ctrl := NewController(testNames, x.ctrl)
 		err := talk(host, first, ctrl, untouched)
 		why, byHost := ctrl.Failure()
-		if e, ok := err.(*Error); !ok || e.Reason != Failed || e.Peer == x.atHost || why != Failed || byHost != x.atHost || !ctrl.Over() {
+		if e, ok := errors.AsType[*Error](err); !ok || e.Reason != Failed || e.Peer == x.atHost || why != Failed || byHost != x.atHost || !ctrl.Over() {
 			t.Errorf("%s: host %v, controller %v (%v)", name, err, why, byHost)
 		}
 	}
@@ -319,7 +320,7 @@ func TestPublicValues(t *testing.T) {
 		m := c.Receive()
 		copy(m[len(m)-len(bad):], bad)
 		out, err := host.Next(m)
-		if e, ok := err.(*Error); !ok || e.Reason != IncorrectPayload || message(out).kind() != kindFailure2 {
+		if e, ok := errors.AsType[*Error](err); !ok || e.Reason != IncorrectPayload || message(out).kind() != kindFailure2 {
 			t.Errorf("host, %x…%x: %v", bad[0], bad[len(bad)-1], err)
 		}
 	}
@@ -437,7 +438,7 @@ func TestHostRefuses(t *testing.T) {
 	} {
 		host, _ := NewHost(testNames, r, 7)
 		out, err := host.Next(x.m)
-		if e, ok := err.(*Error); !ok || e.Reason != x.want || e.Peer || message(out).kind() != kindFailure2 || !host.Done() {
+		if e, ok := errors.AsType[*Error](err); !ok || e.Reason != x.want || e.Peer || message(out).kind() != kindFailure2 || !host.Done() {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
