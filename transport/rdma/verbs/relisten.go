@@ -363,8 +363,8 @@ func tcpSockets(tables ...string) iter.Seq[tcpSocket] {
 			lines.Scan() // the heads of the columns
 			more := true
 			for more && lines.Scan() {
-				if f := strings.Fields(lines.Text()); len(f) >= 10 {
-					more = yield(tcpSocket{local: f[1], remote: f[2], state: f[3], inode: f[9]})
+				if s, ok := parseSocket(lines.Text()); ok {
+					more = yield(s)
 				}
 			}
 			_ = f.Close()
@@ -373,6 +373,15 @@ func tcpSockets(tables ...string) iter.Seq[tcpSocket] {
 			}
 		}
 	}
+}
+
+// parseSocket reads a line of a table of sockets. False: it has too few columns.
+func parseSocket(line string) (tcpSocket, bool) {
+	f := strings.Fields(line)
+	if len(f) < 10 {
+		return tcpSocket{}, false
+	}
+	return tcpSocket{local: f[1], remote: f[2], state: f[3], inode: f[9]}, true
 }
 
 // isAt reports whether text, from a table of sockets, is ip and port; a nil ip stands for any. The address is in words of 32

@@ -5,6 +5,8 @@ package verbs
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
+	"encoding/hex"
 	"io"
 	"log/slog"
 	"net"
@@ -186,6 +188,11 @@ func TestGuardsThatCount(t *testing.T) {
 	if !d.on.isGuarded() {
 		t.Error("an accepted guard does not count")
 	}
+	d.on.guards = append(d.on.guards, guards{conns: []*guard{{dev: d.dev, from: d.on.at}}})
+	if !d.on.isGuarded() {
+		t.Error("an accepted guard does not count when a newer one was not accepted")
+	}
+	d.on.guards = d.on.guards[:1]
 	later := time.Now().Add(guardEvery)
 	siw, card := d.on.listeners, []*listener{{dev: &Device{}}}
 	for what, set := range map[string]func(bool){
@@ -405,6 +412,11 @@ func TestGuardsOutlive(t *testing.T) {
 	d.on.patience = time.Hour
 	go func() { d.on.look(d.dev) }()
 	d.ends(guard)
+	d.on.turn.Lock()
+	defer d.on.turn.Unlock()
+	if n := len(d.on.guards); n != 0 {
+		t.Errorf("%d guards that have ended are kept", n)
+	}
 }
 
 // TestDestroyHangs: the kernel does not destroy the identifier. It is asked once, and the listener can be closed.
@@ -510,6 +522,54 @@ func TestMissed(t *testing.T) {
 		})
 		if got != c.missed || len(left) != 0 || on.sockets != max(2, c.readings[0]) {
 			t.Errorf("%s: %v, %d readings left, %d sockets from now on", c.name, got, len(left), on.sockets)
+		}
+	}
+}
+
+// What a kernel of another time might write into its tables does no harm.
+func TestSocketLines(t *testing.T) {
+	const line = "   0: 0100007F:0CBC 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 25391 1 0000000000000000 100 0 0 10 0"
+	if s, ok := parseSocket(line); !ok || s != (tcpSocket{"0100007F:0CBC", "00000000:0000", "0A", "25391"}) {
+		t.Errorf("%+v, %v", s, ok)
+	}
+	for _, line := range []string{"", "0:", "0: 0100007F:0CBC 00000000:0000 0A a b c d e"} {
+		if s, ok := parseSocket(line); ok {
+			t.Errorf("%q is %+v", line, s)
+		}
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	check(t, err)
+	defer l.Close()
+	lines := 0
+	for range tcpSockets("tcp", "tcp") {
+		lines++
+		break // and no table is read any more
+	}
+	if lines != 1 {
+		t.Errorf("%d lines", lines)
+	}
+	loopback := binary.NativeEndian.AppendUint32(nil, 0x7f000001)
+	v4, v6 := hex.EncodeToString(loopback), strings.Repeat("00000000", 3)+hex.EncodeToString(binary.NativeEndian.AppendUint32(nil, 1))
+	for _, c := range []struct {
+		text string
+		ip   net.IP
+		want bool
+	}{
+		{v4 + ":0CBC", net.IPv4(127, 0, 0, 1), true},
+		{v4 + ":0CBC", nil, true},
+		{v6 + ":0CBC", net.IPv6loopback, true},
+		{v4 + ":0CBD", nil, false},
+		{v4 + ":0CBC", net.IPv4(127, 0, 0, 2), false},
+		{v6 + ":0CBC", net.IPv4(127, 0, 0, 1), false},
+		{v4 + ":", nil, false},
+		{v4, nil, false},
+		{v4 + ":10CBC", nil, false},
+		{v4 + "00:0CBC", nil, false}, // no whole word
+		{"x" + v4[1:] + ":0CBC", nil, false},
+		{"", nil, false},
+	} {
+		if isAt(c.text, c.ip, 0xcbc) != c.want {
+			t.Errorf("%q at %v: want %v", c.text, c.ip, c.want)
 		}
 	}
 }
