@@ -238,10 +238,10 @@ func (d *decoder) portal(v value) (Portal, bool) {
 		oneShot.errorf("one_shot is for RDMA in user space, and the transport is %s: remove it, or make that transport: iwarp", p.Transport)
 		ok = false
 	}
-	ok = d.crc(o.take("crc"), &p) && ok
+	ok = d.switchedOff(o.take("crc"), &p.NoCRC, p.Transport == TransportIWARP, crcIsFor, &p) && ok
 	ok = d.device(o.take("device"), &p) && ok
-	ok = d.polling(o.take("polling"), &p) && ok
-	ok = d.moderation(o.take("moderation"), &p) && ok
+	ok = d.switchedOff(o.take("polling"), &p.NoPolling, p.Transport.Kernel(), pollingIsFor, &p) && ok
+	ok = d.switchedOff(o.take("moderation"), &p.NoModeration, p.Transport == TransportTCP, moderationIsFor, &p) && ok
 	ok = d.clients(o.take("clients"), &p) && ok
 	ok = (p.Serve != ServePartitions || d.servePartitions(o, &p)) && ok
 	ok = (!p.Transport.NVMe() || d.nvmePortal(o, &p)) && ok
@@ -303,50 +303,27 @@ func (d *decoder) advertise(v value, p *Portal) bool {
 	return set(v, &p.Advertise, "an address such as storage.example.com:3260", func(text string) (string, error) { return parseNode(text, port) })
 }
 
-// crc reads crc: false.
-func (d *decoder) crc(v value, p *Portal) bool {
-	if !v.given() {
+// switchedOff reads a key that is true unless it is given, and is for some transports only.
+func (d *decoder) switchedOff(v value, off *bool, fits bool, isFor string, p *Portal) bool {
+	switch {
+	case !v.given():
 		return true
-	}
-	if p.Transport != TransportIWARP {
-		v.errorf("crc is for iWARP, and the transport is %s: remove it; an iSCSI initiator asks for digests itself", p.Transport)
+	case !fits:
+		v.errorf(isFor, p.Transport)
 		return false
 	}
-	crc := true
-	ok := set(v, &crc, "true or false", parseBool)
-	p.NoCRC = !crc
+	on := true
+	ok := set(v, &on, "true or false", parseBool)
+	*off = !on
 	return ok
 }
 
-// polling reads polling: false.
-func (d *decoder) polling(v value, p *Portal) bool {
-	if !v.given() {
-		return true
-	}
-	if !p.Transport.Kernel() {
-		v.errorf("polling is for the kernel's RDMA devices, and the transport is %s: remove it, or make that transport: verbs or nvme-rdma", p.Transport)
-		return false
-	}
-	polling := true
-	ok := set(v, &polling, "true or false", parseBool)
-	p.NoPolling = !polling
-	return ok
-}
-
-// moderation reads moderation: false.
-func (d *decoder) moderation(v value, p *Portal) bool {
-	if !v.given() {
-		return true
-	}
-	if p.Transport != TransportTCP {
-		v.errorf("moderation is for iSCSI over TCP, and the transport is %s: remove it, or make that transport: tcp", p.Transport)
-		return false
-	}
-	moderation := true
-	ok := set(v, &moderation, "true or false", parseBool)
-	p.NoModeration = !moderation
-	return ok
-}
+// What the keys are for.
+const (
+	crcIsFor        = "crc is for iWARP, and the transport is %s: remove it; an iSCSI initiator asks for digests itself"
+	pollingIsFor    = "polling is for the kernel's RDMA devices, and the transport is %s: remove it, or make that transport: verbs or nvme-rdma"
+	moderationIsFor = "moderation is for iSCSI over TCP, and the transport is %s: remove it, or make that transport: tcp"
+)
 
 // sharesDevice reports whether both portals use, or may use, the same device of the kernel.
 func (p Portal) sharesDevice(q Portal) bool {

@@ -15,8 +15,8 @@ func NewAPI(t Target) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/status", a.status)
 	mux.HandleFunc("GET /v1/sessions", a.sessions)
-	mux.HandleFunc("DELETE /v1/sessions/{id}", a.drop)
-	mux.HandleFunc("DELETE /v1/controllers/{id}", a.dropController)
+	mux.HandleFunc("DELETE /v1/sessions/{id}", dropper("session", "session IDs are 1 to 65535", 16, func(id uint64) bool { return t.DropSession(uint16(id)) }))
+	mux.HandleFunc("DELETE /v1/controllers/{id}", dropper("controller", "they have numbers from 1 on", 64, t.DropController))
 	mux.HandleFunc("GET /v1/access", a.access)
 	mux.HandleFunc("PATCH /v1/access", a.setAccess)
 	mux.HandleFunc("POST /v1/reload", a.reload)
@@ -47,30 +47,20 @@ func (a *api) sessions(w http.ResponseWriter, _ *http.Request) {
 	answer(w, list)
 }
 
-func (a *api) drop(w http.ResponseWriter, r *http.Request) {
-	id, err := strconv.ParseUint(r.PathValue("id"), 10, 16)
-	if err != nil {
-		fail(w, http.StatusBadRequest, fmt.Sprintf("no such session: %q; session IDs are 1 to 65535", r.PathValue("id")))
-		return
+// dropper ends what the path names by a number of so many bits; drop reports whether there was one.
+func dropper(what, numbers string, bits int, drop func(uint64) bool) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		text := r.PathValue("id")
+		id, err := strconv.ParseUint(text, 10, bits)
+		switch {
+		case err != nil:
+			fail(w, http.StatusBadRequest, fmt.Sprintf("no such %s: %q; %s", what, text, numbers))
+		case !drop(id):
+			fail(w, http.StatusNotFound, fmt.Sprintf("there is no %s %d", what, id))
+		default:
+			w.WriteHeader(http.StatusNoContent)
+		}
 	}
-	if !a.target.DropSession(uint16(id)) {
-		fail(w, http.StatusNotFound, fmt.Sprintf("there is no session %d", id))
-		return
-	}
-	w.WriteHeader(http.StatusNoContent)
-}
-
-func (a *api) dropController(w http.ResponseWriter, r *http.Request) {
-	id, err := strconv.ParseUint(r.PathValue("id"), 10, 64)
-	if err != nil {
-		fail(w, http.StatusBadRequest, fmt.Sprintf("no such controller: %q; they have numbers from 1 on", r.PathValue("id")))
-		return
-	}
-	if !a.target.DropController(id) {
-		fail(w, http.StatusNotFound, fmt.Sprintf("there is no controller %d", id))
-		return
-	}
-	w.WriteHeader(http.StatusNoContent)
 }
 
 func (a *api) access(w http.ResponseWriter, _ *http.Request) {

@@ -21,7 +21,7 @@ func (a *api) partitioner(mux *http.ServeMux) {
 	mux.HandleFunc("PATCH /v1/stores/{store}/partitions/{name}", a.alterPartition)
 	mux.HandleFunc("DELETE /v1/stores/{store}/partitions/{name}", a.deletePartition)
 	mux.HandleFunc("GET /v1/endpoints", a.endpoints)
-	mux.HandleFunc("DELETE /v1/endpoints/{id}", a.dropEndpoint)
+	mux.HandleFunc("DELETE /v1/endpoints/{id}", dropper("endpoint", "they have numbers from 1 on", 64, a.target.DropEndpoint))
 }
 
 func (a *api) stores(w http.ResponseWriter, _ *http.Request) {
@@ -105,19 +105,6 @@ func (a *api) deletePartition(w http.ResponseWriter, r *http.Request) {
 
 func (a *api) endpoints(w http.ResponseWriter, _ *http.Request) {
 	answer(w, Endpoints{Time: time.Now(), BoundsNS: a.target.Status().BoundsNS, Endpoints: append([]Endpoint{}, a.target.Endpoints()...)})
-}
-
-func (a *api) dropEndpoint(w http.ResponseWriter, r *http.Request) {
-	id, err := strconv.ParseUint(r.PathValue("id"), 10, 64)
-	if err != nil {
-		fail(w, http.StatusBadRequest, fmt.Sprintf("no such endpoint: %q is not a number", r.PathValue("id")))
-		return
-	}
-	if !a.target.DropEndpoint(id) {
-		fail(w, http.StatusNotFound, fmt.Sprintf("there is no endpoint %d", id))
-		return
-	}
-	w.WriteHeader(http.StatusNoContent)
 }
 
 // match returns the tag that a change is for; "*" is any (RFC 9110 §13.1.1). A change without one is refused, so

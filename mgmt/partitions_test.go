@@ -185,7 +185,7 @@ func TestPartitionMistakes(t *testing.T) {
 		{"PATCH", path + "/a", tag, `{"size": "1GiB"}`, 400, "the body of the request is not valid"},
 		{"PATCH", path + "/a", tag, `{"offset": 4096}`, 400, "unknown field"},
 		{"PUT", path + "/a", tag, `{}`, 404, "no PUT"},
-		{"DELETE", "/v1/endpoints/x", "", "", 400, "not a number"},
+		{"DELETE", "/v1/endpoints/x", "", "", 400, "no such endpoint"},
 		{"DELETE", "/v1/endpoints/5", "", "", 404, "no endpoint 5"},
 	} {
 		f := new(fake)
