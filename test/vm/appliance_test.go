@@ -38,8 +38,20 @@ var buildAppliance = sync.OnceValues(func() (string, error) {
 	return out, err
 })
 
-// newAppliance makes a machine that boots the appliance, with a network for qemu whose id is lan. Its disk holds a configuration, and the store of a LUN.
-func newAppliance(t *testing.T, network string) *appliance {
+// applianceConfig shows a file to TCP and soft-RoCE.
+const applianceConfig = `
+log: {format: json}
+stores:
+  disk: {type: file, path: disk.img, size: 64MiB}
+targets: [{iqn: "` + iqn + `", luns: {0: disk}}]
+portals:
+  - {transport: tcp, listen: 0.0.0.0:3260}
+  - {transport: verbs, listen: 0.0.0.0:3262, device: rxe0}
+`
+
+// newAppliance makes a machine that boots the appliance, with a network for qemu whose id is lan. Its disk holds the
+// configuration, copies of files, and the stores.
+func newAppliance(t *testing.T, network, config string, copies ...string) *appliance {
 	t.Helper()
 	out, err := buildAppliance()
 	if err != nil {
@@ -50,17 +62,13 @@ func newAppliance(t *testing.T, network string) *appliance {
 	if err := os.Mkdir(files, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	const config = `
-log: {format: json}
-stores:
-  disk: {type: file, path: disk.img, size: 64MiB}
-targets: [{iqn: "` + iqn + `", luns: {0: disk}}]
-portals:
-  - {transport: tcp, listen: 0.0.0.0:3260}
-  - {transport: verbs, listen: 0.0.0.0:3262, device: rxe0}
-`
 	if err := os.WriteFile(filepath.Join(files, "target.yaml"), []byte(config), 0o600); err != nil {
 		t.Fatal(err)
+	}
+	for _, c := range copies {
+		if _, err := run(".", "cp", "--sparse=always", c, files); err != nil {
+			t.Fatal(err)
+		}
 	}
 	disk := filepath.Join(dir, "disk")
 	if _, err := run(".", "mkfs.ext4", "-q", "-d", files, disk, "128M"); err != nil {
@@ -75,6 +83,17 @@ portals:
 		"-drive", "file=" + disk + ",format=raw,if=virtio",
 		"-serial", "file:" + filepath.Join(dir, "console"), "-qmp", "unix:" + filepath.Join(dir, "qmp") + ",server=on,wait=off",
 	}}
+}
+
+// freeAddress is an address of the loopback interface at which nobody listens.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
 }
 
 // boot starts the machine and waits until its portals are open.
@@ -139,7 +158,7 @@ func (a *appliance) pressPower() {
 // TestAppliance: another machine logs in to the appliance, over soft-RoCE and over TCP. Synced data is there after
 // a power cut, and the power button shuts the appliance down in an orderly way.
 func TestAppliance(t *testing.T) {
-	a := newAppliance(t, lan(guestDir, guestDir, false)[1])
+	a := newAppliance(t, lan(guestDir, guestDir, false)[1], applianceConfig)
 	sharedOnLAN(t, "10.8.0.1")
 	a.boot(2)
 	i := inGuest(t, "10.8.0.2:3262", "iser")
@@ -170,15 +189,8 @@ func TestAppliance(t *testing.T) {
 // TestApplianceAdvertises boots the appliance without a configuration, behind a forwarded port, as its page
 // says: discovery names the address outside, and with that one reads and writes the disk.
 func TestApplianceAdvertises(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	outside := l.Addr().String()
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
-	a := newAppliance(t, "user,id=lan,hostfwd=tcp:"+outside+"-:3260")
+	outside := freeAddress(t)
+	a := newAppliance(t, "user,id=lan,hostfwd=tcp:"+outside+"-:3260", applianceConfig)
 	a.replace("-append", func(words string) string {
 		words, _, _ = strings.Cut(words, " oneshot.")
 		return words + " oneshot.advertise=" + outside
