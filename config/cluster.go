@@ -81,8 +81,14 @@ func (c *Config) On(name string) (*Config, error) {
 		}
 	}
 	on.Stores = slices.DeleteFunc(here(c.Stores, self, func(s *Store) *string { return &s.Node }), func(s Store) bool { return s.Mirror != nil && s.Mirror.Copy(name) == nil })
-	on.Targets = slices.DeleteFunc(here(c.Targets, self, func(t *Target) *string { return &t.Node }), func(t Target) bool { return !c.mirroredOn(name, &t) })
-	on.Subsystems = here(c.Subsystems, self, func(s *Subsystem) *string { return &s.Node })
+	on.Targets = slices.DeleteFunc(here(c.Targets, self, func(t *Target) *string { return &t.Node }), func(t Target) bool { return !c.mirroredOn(name, t.view()) })
+	on.Subsystems = slices.DeleteFunc(here(c.Subsystems, self, func(s *Subsystem) *string { return &s.Node }), func(s Subsystem) bool { return !c.mirroredOn(name, s.view()) })
+	for i := range on.Subsystems {
+		s := &on.Subsystems[i]
+		if mirrors := mirrorsIn(c, s.view()); len(mirrors) > 0 {
+			s.CNTLIDs = mirrors[0].Mirror.cntlids(name)
+		}
+	}
 	on.Portals = here(c.Portals, self, func(p *Portal) *string { return &p.Node })
 	return &on, nil
 }
@@ -239,7 +245,7 @@ func (d *decoder) checkNodes(c *Config) {
 	}
 	for i := range c.Targets {
 		t := &c.Targets[i]
-		if t.Node == "" && len(mirrorsIn(c, t)) == 0 {
+		if t.Node == "" && len(mirrorsIn(c, t.view())) == 0 {
 			d.errorf(t.Pos, say, first)
 		}
 		for j := range t.LUNs {
@@ -248,7 +254,7 @@ func (d *decoder) checkNodes(c *Config) {
 	}
 	for i := range c.Subsystems {
 		s := &c.Subsystems[i]
-		if s.Node == "" {
+		if s.Node == "" && len(mirrorsIn(c, s.view())) == 0 {
 			d.errorf(s.Pos, say, first)
 		}
 		for _, n := range s.Namespaces {

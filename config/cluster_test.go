@@ -56,6 +56,42 @@ func TestOn(t *testing.T) {
 	}
 }
 
+// TestOnMirrors: what shows a mirror is on each node with a copy, and there its controllers have identifiers that no other node gives,
+// in whatever order the copies are written.
+func TestOnMirrors(t *testing.T) {
+	for _, copies := range []string{"a: {type: file, path: x}, b: {type: file, path: x}, c: {type: file, path: x}", "c: {type: file, path: x}, a: {type: file, path: x}, b: {type: file, path: x}"} {
+		c, err := Parse("x.yaml", []byte(`
+cluster: {name: lab, state: /s, nodes: {d: {address: 10.1.0.1}, c: {address: 10.1.0.2}, b: {address: 10.1.0.3}, a: {address: 10.1.0.4}}}
+stores: {m: {type: mirror, size: 1GiB, copies: {`+copies+`}}, d: {node: d, type: memory, size: 1MiB}}
+subsystems: [{nqn: "nqn.2026-11.example:m", namespaces: {1: m}}, {node: d, nqn: "nqn.2026-11.example:d", cntlids: 5-6, namespaces: {1: d}}]
+portals: [{transport: nvme-tcp, listen: "*:4420"}]
+`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for node, want := range map[string]string{
+			"a": "[{nqn.2026-11.example:m [1 21839]}]", "b": "[{nqn.2026-11.example:m [21840 43678]}]", "c": "[{nqn.2026-11.example:m [43679 65517]}]",
+			"d": "[{nqn.2026-11.example:d [5 6]}]",
+		} {
+			on, err := c.On(node)
+			if err != nil {
+				t.Fatal(err)
+			}
+			type gives struct {
+				nqn string
+				ids [2]uint16
+			}
+			var list []gives
+			for _, s := range on.Subsystems {
+				list = append(list, gives{s.NQN, s.CNTLIDs})
+			}
+			if got := fmt.Sprint(list); got != want {
+				t.Errorf("%s gives %s, want %s", node, got, want)
+			}
+		}
+	}
+}
+
 // TestParts: nodes with the same file have equal parts, whoever they are and wherever the file is; another value is
 // another part, and each is named.
 func TestParts(t *testing.T) {

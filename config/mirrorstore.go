@@ -3,6 +3,8 @@ package config
 import (
 	"fmt"
 	"slices"
+
+	"oneshot/nvme"
 )
 
 var mirrorStore = storeType{
@@ -160,18 +162,57 @@ func (d *decoder) mirrorCopy(v value, s *Store) (c Copy, ok bool) {
 	return c, true
 }
 
-// mirrorsIn returns the mirrors that a target shows.
-func mirrorsIn(c *Config, t *Target) (list []*Store) {
+// view is what a target or a subsystem shows.
+type view struct {
+	what   string // it is
+	pos    Position
+	node   string
+	stores []shown
+}
+
+// shown is a store at a number.
+type shown struct {
+	store string
+	pos   Position // of the number
+}
+
+func (t *Target) view() view {
+	v := view{what: "target", pos: t.Pos, node: t.Node}
 	for i := range t.LUNs {
-		if s := c.Store(t.LUNs[i].Store); s != nil && s.Mirror != nil {
+		v.stores = append(v.stores, shown{t.LUNs[i].Store, t.LUNs[i].Pos})
+	}
+	return v
+}
+
+func (s *Subsystem) view() view {
+	v := view{what: "subsystem", pos: s.Pos, node: s.Node}
+	for i := range s.Namespaces {
+		v.stores = append(v.stores, shown{s.Namespaces[i].Store, s.Namespaces[i].Pos})
+	}
+	return v
+}
+
+// mirrorsIn returns the mirrors that are shown.
+func mirrorsIn(c *Config, v view) (list []*Store) {
+	for _, x := range v.stores {
+		if s := c.Store(x.store); s != nil && s.Mirror != nil {
 			list = append(list, s)
 		}
 	}
 	return list
 }
 
-// checkMirrors checks how mirrors are shown: by targets that all nodes with a copy serve, each through portal groups of
-// its own.
+// cntlids are the identifiers of controllers that a node gives: each of the nodes has a part of its own, which stays, as a mirror keeps
+// its nodes.
+func (m *MirrorStore) cntlids(node string) [2]uint16 {
+	nodes := slices.Sorted(slices.Values(m.Nodes()))
+	size := nvme.LastCNTLID / len(nodes)
+	first := 1 + slices.Index(nodes, node)*size
+	return [2]uint16{uint16(first), uint16(first + size - 1)}
+}
+
+// checkMirrors checks how mirrors are shown: by targets and subsystems that all nodes with a copy serve, each through portal
+// groups of its own.
 func (d *decoder) checkMirrors(c *Config) {
 	for i := range c.Stores {
 		s := &c.Stores[i]
@@ -187,11 +228,12 @@ func (d *decoder) checkMirrors(c *Config) {
 	}
 	for i := range c.Targets {
 		t := &c.Targets[i]
-		mirrors := mirrorsIn(c, t)
+		mirrors := mirrorsIn(c, t.view())
 		if len(mirrors) == 0 {
 			continue
 		}
-		d.checkMirrorTarget(c, t, mirrors)
+		d.checkMirrorView(c, t.view(), mirrors[0])
+		d.checkMirrorGroups(c, t, mirrors[0])
 		for j := range t.LUNs {
 			l := &t.LUNs[j]
 			s := c.Store(l.Store)
@@ -204,32 +246,40 @@ func (d *decoder) checkMirrors(c *Config) {
 			}
 		}
 	}
-	for _, sub := range c.Subsystems {
-		for _, n := range sub.Namespaces {
-			if s := c.Store(n.Store); s != nil && s.Mirror != nil {
-				d.errorf(n.Pos, "the store %q is a mirror, which targets can show, and subsystems not yet: show it by a LUN", n.Store)
-			}
+	for i := range c.Subsystems {
+		s := &c.Subsystems[i]
+		mirrors := mirrorsIn(c, s.view())
+		if len(mirrors) == 0 {
+			continue
+		}
+		d.checkMirrorView(c, s.view(), mirrors[0])
+		if s.CNTLIDs != [2]uint16{} {
+			d.errorf(s.Pos, "the subsystem shows the mirror %q, each of whose nodes has a part of the identifiers: remove cntlids", mirrors[0].Name)
+		}
+		d.checkMirrorBoth(c, mirrors)
+	}
+}
+
+// checkMirrorView checks who serves a view of mirrors, and that nothing else is in it.
+func (d *decoder) checkMirrorView(c *Config, v view, first *Store) {
+	if v.node != "" {
+		d.errorf(v.pos, "the %s shows the mirror %q, so all nodes with a copy serve it: remove node: %s", v.what, first.Name, v.node)
+	}
+	for _, x := range v.stores {
+		s := c.Store(x.store)
+		switch {
+		case s == nil:
+		case s.Mirror == nil:
+			d.errorf(x.pos, "the %s shows the mirror %q, which moves from node to node, and the store %q, which does not: give each a %s of its own", v.what, first.Name, s.Name, v.what)
+		case !sameNames(s.Mirror.Nodes(), first.Mirror.Nodes()):
+			d.errorf(x.pos, "the mirrors %q and %q have copies on different nodes: give each a %s of its own", first.Name, s.Name, v.what)
 		}
 	}
 }
 
-func (d *decoder) checkMirrorTarget(c *Config, t *Target, mirrors []*Store) {
-	first := mirrors[0]
+// checkMirrorGroups checks that initiators can tell the nodes of a target apart.
+func (d *decoder) checkMirrorGroups(c *Config, t *Target, first *Store) {
 	nodes := first.Mirror.Nodes()
-	if t.Node != "" {
-		d.errorf(t.Pos, "the target shows the mirror %q, so all nodes with a copy serve it: remove node: %s", first.Name, t.Node)
-	}
-	for i := range t.LUNs {
-		l := &t.LUNs[i]
-		s := c.Store(l.Store)
-		switch {
-		case s == nil:
-		case s.Mirror == nil:
-			d.errorf(l.Pos, "the target shows the mirror %q, which moves from node to node, and the store %q, which does not: give each a target of its own", first.Name, s.Name)
-		case !sameNames(s.Mirror.Nodes(), nodes):
-			d.errorf(l.Pos, "the mirrors %q and %q have copies on different nodes: give each a target of its own", first.Name, s.Name)
-		}
-	}
 	node := make(map[uint16]string) // that has a portal of the group
 	for i := range c.Portals {
 		p := &c.Portals[i]
@@ -253,14 +303,39 @@ func (d *decoder) checkMirrorTarget(c *Config, t *Target, mirrors []*Store) {
 	}
 }
 
+// checkMirrorBoth checks that no portal of NVMe is in the group of another node's portal of iSCSI, where mirrors are namespaces and LUNs:
+// each node tells initiators of the groups of the others.
+func (d *decoder) checkMirrorBoth(c *Config, mirrors []*Store) {
+	isLUN := slices.ContainsFunc(c.Targets, func(t Target) bool {
+		return slices.ContainsFunc(t.LUNs, func(l LUN) bool {
+			return slices.ContainsFunc(mirrors, func(s *Store) bool { return s.Name == l.Store })
+		})
+	})
+	if !isLUN {
+		return
+	}
+	for i := range c.Portals {
+		p := &c.Portals[i]
+		if p.Serve != ServeNamespaces {
+			continue
+		}
+		for _, o := range c.Portals {
+			if o.Serve == ServeLUNs && o.Group == p.Group && (p.Node == "" || p.Node != o.Node) {
+				d.errorf(p.Pos, "the mirror %q is a namespace and a LUN, and its portal group %d has a portal of iSCSI on another node, too: give the portals of each node groups of their own, such as {node: …, group: %d}", mirrors[0].Name, p.Group, p.Group+1)
+				return
+			}
+		}
+	}
+}
+
 func sameNames(a, b []string) bool {
 	a, b = slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b))
 	return slices.Equal(a, b)
 }
 
-// mirroredOn reports whether the node has a copy of everything that the target shows.
-func (c *Config) mirroredOn(node string, t *Target) bool {
-	for _, s := range mirrorsIn(c, t) {
+// mirroredOn reports whether the node has a copy of every mirror that is shown.
+func (c *Config) mirroredOn(node string, v view) bool {
+	for _, s := range mirrorsIn(c, v) {
 		if s.Mirror.Copy(node) == nil {
 			return false
 		}

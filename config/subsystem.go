@@ -18,6 +18,9 @@ type Subsystem struct {
 	Node       string      // of the cluster, that serves it; empty: there is no cluster
 	Serial     string      // printable ASCII of at most 20 bytes; empty: the daemon's own choice, which depends on the NQN only
 	Namespaces []Namespace // by number; may be empty
+	// CNTLIDs are the first and the last identifier of its controllers; zero: all that there are. Daemons that show one subsystem need
+	// different ones. Those of a mirror get theirs from On.
+	CNTLIDs [2]uint16
 
 	// Hosts are rules for the hosts that may connect: the first that matches counts. Empty: all may.
 	Hosts []Host
@@ -69,6 +72,7 @@ func (d *decoder) subsystem(v value, stores []Store) (Subsystem, bool) {
 		d.errorf(o.pos, "the subsystem has no name: add one, such as nqn: nqn.2026-11.com.example:disk")
 	}
 	set(o.take("serial"), &s.Serial, "a text", printableASCII(20))
+	set(o.take("cntlids"), &s.CNTLIDs, "a range such as 1-1000", parseCNTLIDs)
 	s.Namespaces = d.namespaces(o, stores)
 	d.inNode(o, &s.Node)
 	s.Auth = d.hostAuth(o.take("auth"))
@@ -85,6 +89,21 @@ func parseNQN(text string) (string, error) {
 		return "", fmt.Errorf("%q is not an NQN: %w", text, err)
 	}
 	return text, nil
+}
+
+func parseCNTLIDs(text string) (ids [2]uint16, err error) {
+	first, last, _ := strings.Cut(text, "-")
+	for i, s := range []string{first, last} {
+		n, err := strconv.ParseUint(s, 10, 16)
+		if err != nil || n < 1 || n > nvme.LastCNTLID {
+			return ids, fmt.Errorf("%q is not a range of identifiers: write two numbers from 1 to %d, such as 1-1000", text, nvme.LastCNTLID)
+		}
+		ids[i] = uint16(n)
+	}
+	if ids[0] > ids[1] {
+		return ids, fmt.Errorf("the range %s is empty: write the smaller number first", text)
+	}
+	return ids, nil
 }
 
 // parseHost checks that a pattern can match an NQN.

@@ -29,6 +29,9 @@ const MaxNQN = 223
 // DynamicController in Connect asks for any controller.
 const DynamicController = 0xffff
 
+// LastCNTLID is the largest identifier of a controller (Base 2.0 §5.17.2.1).
+const LastCNTLID = 0xffef
+
 // DiscoveryNQN is the name of every discovery subsystem.
 const DiscoveryNQN = "nqn.2014-08.org.nvmexpress.discovery"
 

@@ -1,6 +1,7 @@
 package nvmf
 
 import (
+	"maps"
 	"slices"
 
 	"oneshot/nvme"
@@ -28,6 +29,8 @@ func init() {
 			effects.Admin[nvme.Opcode(op)] = nvme.EffectSupported
 		}
 	}
+	effectsMoving.Admin = maps.Clone(effects.Admin)
+	delete(effectsMoving.Admin, nvme.AdminSanitize)
 	effects.Admin[nvme.AdminSanitize] |= nvme.EffectContent
 	for op, c := range ioCommands {
 		if c != nil {
@@ -39,10 +42,14 @@ func init() {
 	}
 }
 
+// effectsMoving is that of controllers whose namespaces move from node to node.
+var effectsMoving = nvme.Effects{IO: effects.IO}
+
 // admin begins a command of the admin queue.
 func (t *Task) admin() volume.Next {
 	run := adminCommands[t.SQE.Opcode()]
-	if op := t.SQE.Opcode(); run == nil || t.Queue.ctrl.sub.isDiscovery() && (op == nvme.AdminAbort || op == nvme.AdminSanitize) {
+	c, op := t.Queue.ctrl, t.SQE.Opcode()
+	if run == nil || c.sub.isDiscovery() && (op == nvme.AdminAbort || op == nvme.AdminSanitize) || op == nvme.AdminSanitize && c.moves() {
 		return t.refuse(nvme.InvalidOpcode)
 	}
 	if t.SQE.Fuse() != nvme.NotFused {
@@ -218,7 +225,9 @@ func (c *Controller) identify() *nvme.Controller {
 	d.CMIC = nvme.CMICPorts | nvme.CMICControllers | nvme.CMICANA
 	d.ANATT, d.ANACAP, d.ANAGroups = transitionTime, nvme.ANACAPStates|nvme.ANACAPStatic, MaxNSID
 	d.RTD3E = shutdownTime
-	d.SANICAP = nvme.SANICAPBlock | nvme.SANICAPOverwrite | nvme.SANICAPNoNDAS | nvme.SANICAPNoModify
+	if !c.moves() {
+		d.SANICAP = nvme.SANICAPBlock | nvme.SANICAPOverwrite | nvme.SANICAPNoNDAS | nvme.SANICAPNoModify
+	}
 	d.CRDT1 = retryDelay
 	d.ACL = maxAborts - 1
 	d.LPA |= nvme.LPASmart | nvme.LPAEffects
@@ -307,6 +316,9 @@ func (c *Controller) log(g nvme.GetLogPage) func(b []byte, off uint64) {
 		l := c.sanitizeLog()
 		return whole(l.AppendTo(nil))
 	case nvme.LogEffects:
+		if c.moves() {
+			return whole(effectsMoving.AppendTo(nil))
+		}
 		return whole(effects.AppendTo(nil))
 	}
 	return whole(nvme.AppendSupported(nil, pages))

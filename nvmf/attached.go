@@ -78,6 +78,11 @@ func (c *Controller) setAttached(list []Shown) {
 	c.attached.Store(&now)
 }
 
+// moves reports whether a namespace moves from node to node. What would have to be remembered at each of them is not done then: Sanitize.
+func (c *Controller) moves() bool {
+	return slices.ContainsFunc(*c.attached.Load(), func(a *attached) bool { return a.ns.v.Moves() })
+}
+
 // Holder implements access.Subscriber: all controllers of a host are one registrant, and access states are those of the portal.
 func (a *attached) Holder() access.Holder {
 	c := a.ctrl

@@ -150,7 +150,11 @@ func (t *Task) moved() volume.Next {
 // storeFailed ends the command with the status for the error of its request, and remembers that.
 func (t *Task) storeFailed() volume.Next {
 	n, c := t.path.ns, t.Queue.ctrl
-	s := n.statusOf(t.r.Err) | nvme.More
+	s := n.statusOf(t.r.Err)
+	if moved(t.r.Err) {
+		return t.end(s)
+	}
+	s |= nvme.More
 	n.log.Error("a command of a host has failed in the store", "host", c.hostNQN, "opcode", t.SQE.Opcode(), "namespace", t.path.nsid, "reason", t.r.Err)
 	e := nvme.ErrorEntry{SQID: t.Queue.id, CID: t.CQE.CID, Status: s, LBA: uint64(t.off) >> n.blockShift, NSID: t.path.nsid, Transport: t.Queue.mover.Transport().Type}
 	c.admin.post(func() { c.errors.add(e) })

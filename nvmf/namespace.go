@@ -216,7 +216,16 @@ func (n *Namespace) statusOf(err error) nvme.Status {
 	if _, ok := errors.AsType[*backend.SpaceError](err); ok {
 		return nvme.CapacityExceeded | nvme.DNR
 	}
+	if moved(err) {
+		return nvme.PathInTransition
+	}
 	return nvme.InternalError
+}
+
+// moved reports whether nothing has failed: another process serves the bytes.
+func moved(err error) bool {
+	_, ok := errors.AsType[*backend.MovedError](err)
+	return ok
 }
 
 // blockSize is the number of bytes of a block.

@@ -13,6 +13,9 @@ import (
 type SubsystemConfig struct {
 	NQN    string
 	Serial string // at most 20 characters, the same on every node
+	// CNTLIDs are the first and the last identifier of controllers that this node gives, within 1 and nvme.LastCNTLID; zero: all of these.
+	// Nodes that show one subsystem have to give different ones (Base 2.0 §3.1.2).
+	CNTLIDs [2]uint16
 	// Admit says which hosts may connect; nil: all.
 	Admit func(hostNQN string) bool
 	// Auth says what a host has to prove, and how; nil, or the answer nil: nothing.
@@ -35,6 +38,7 @@ type Subsystem struct {
 	node   *Node
 	nqn    string
 	serial string
+	ids    [2]uint16 // of controllers
 
 	mu          sync.Mutex // taken after Node.mu and Queue.mu
 	admit       func(hostNQN string) bool
@@ -52,7 +56,10 @@ type Subsystem struct {
 }
 
 func newSubsystem(n *Node, cfg SubsystemConfig) *Subsystem {
-	s := &Subsystem{node: n, nqn: cfg.NQN, serial: cfg.Serial, admit: cfg.Admit, auth: cfg.Auth, controllers: make(map[uint16]*Controller), masks: make(map[noticeKey]uint32), past: make(map[uint32]*iostat.Stats)}
+	s := &Subsystem{node: n, nqn: cfg.NQN, serial: cfg.Serial, ids: cfg.CNTLIDs, admit: cfg.Admit, auth: cfg.Auth, controllers: make(map[uint16]*Controller), masks: make(map[noticeKey]uint32), past: make(map[uint32]*iostat.Stats)}
+	if s.ids == [2]uint16{} {
+		s.ids = [2]uint16{1, nvme.LastCNTLID}
+	}
 	s.SetNamespaces(cfg.Namespaces)
 	return s
 }
@@ -199,15 +206,15 @@ func (s *Subsystem) tell() {
 
 // add gives a controller its ID. False: the subsystem has no ID left.
 func (s *Subsystem) add(c *Controller) bool {
-	const last = 0xffef
+	first, last := s.ids[0], s.ids[1]
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.controllers) >= last {
+	if len(s.controllers) > int(last-first) {
 		return false
 	}
 	for {
-		if s.lastID++; s.lastID > last {
-			s.lastID = 1
+		if s.lastID++; s.lastID < first || s.lastID > last {
+			s.lastID = first
 		}
 		if s.controllers[s.lastID] == nil {
 			break

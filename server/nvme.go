@@ -147,11 +147,11 @@ func findSubsystem(c *config.Config, nqn string) *config.Subsystem {
 	return &c.Subsystems[i]
 }
 
-// compareSubsystems finds subsystems that come and go, and what changes in the others. One with another serial number is another
-// one.
+// compareSubsystems finds subsystems that come and go, and what changes in the others. One with another serial number, or
+// other identifiers of controllers, is another one.
 func (c *comparison) compareSubsystems() {
 	stays := func(other *config.Config, s *config.Subsystem) *config.Subsystem {
-		if o := findSubsystem(other, s.NQN); o != nil && serialOf(o) == serialOf(s) {
+		if o := findSubsystem(other, s.NQN); o != nil && serialOf(o) == serialOf(s) && o.CNTLIDs == s.CNTLIDs {
 			return o
 		}
 		return nil
@@ -251,7 +251,7 @@ func (c *change) commitSubsystems() {
 		s.subsystems[nqn].SetNamespaces(list)
 	}
 	for _, sub := range c.plan.addSubs {
-		cfg := nvmf.SubsystemConfig{NQN: sub.NQN, Serial: serialOf(sub), Admit: sub.Admits, Auth: rulesOf(sub)}
+		cfg := nvmf.SubsystemConfig{NQN: sub.NQN, Serial: serialOf(sub), CNTLIDs: sub.CNTLIDs, Admit: sub.Admits, Auth: rulesOf(sub)}
 		for i := range sub.Namespaces {
 			n := &sub.Namespaces[i]
 			cfg.Namespaces = append(cfg.Namespaces, nvmf.Shown{NSID: n.NSID, Namespace: c.spaceOf(sub, n)})

@@ -3,10 +3,9 @@ package nvmerdma
 import (
 	"testing"
 
-	"oneshot/transport/rdma/rdmatest"
-
 	"oneshot/nvme"
 	"oneshot/nvme/auth"
+	"oneshot/transport/rdma/rdmatest"
 )
 
 // rules has hosts prove themselves.

@@ -1,0 +1,78 @@
+package nvmf
+
+import (
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"oneshot/backend"
+	"oneshot/backend/memory"
+	"oneshot/nvme"
+)
+
+// moving is a store that others serve, too.
+type moving struct {
+	backend.Store
+	term atomic.Uint64
+}
+
+func (m *moving) Term() uint64 { return m.term.Load() }
+
+// Commands for a volume that another node serves end with the status of a path in transition, which hosts take elsewhere, and are no errors.
+// What each node would have to remember is not there: Sanitize.
+func TestMoving(t *testing.T) {
+	s, err := memory.New(diskSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := &moving{Store: s}
+	store.term.Store(1)
+	x := newTarget(t, store, false)
+	p := x.party(1, 1)
+	write := rw(nvme.Write, 1)
+	p.io.must(write, 512, make([]byte, 512), false)
+	store.term.Store(0)
+	if a := p.io.do(write, 512, make([]byte, 512), false); a.Status != nvme.PathInTransition {
+		t.Errorf("a write for another node: %v", a.Status)
+	}
+	if log := x.log.String(); strings.Contains(log, "level=ERROR") {
+		t.Error(log)
+	}
+	if a := p.admin.do(nvme.Command{Opcode: nvme.AdminSanitize, DWords: [6]uint32{uint32(nvme.BlockErase)}}, 0, nil, false); a.Status != nvme.InvalidOpcode|nvme.DNR {
+		t.Errorf("Sanitize: %v", a.Status)
+	}
+	id := p.admin.must(nvme.Command{Opcode: nvme.AdminIdentify, DWords: [6]uint32{uint32(nvme.CNSController)}}, nvme.IdentifyLen, nil, false).data
+	if c := id[328:332]; [4]byte(c) != [4]byte{} {
+		t.Errorf("SANICAP % x", c)
+	}
+	log := p.admin.must(nvme.Command{Opcode: nvme.AdminGetLogPage, DWords: [6]uint32{uint32(nvme.LogEffects) | 1023<<16}}, 4096, nil, false).data
+	if e := log[4*int(nvme.AdminSanitize):][:4]; [4]byte(e) != [4]byte{} {
+		t.Errorf("effects of Sanitize % x", e)
+	}
+}
+
+// Identifiers of controllers come from the subsystem's range only, each in its turn.
+func TestRangeOfControllers(t *testing.T) {
+	x := newTarget(t, nil, false)
+	sub := x.AddSubsystem(SubsystemConfig{NQN: testNQN + ":range", CNTLIDs: [2]uint16{300, 302}})
+	var ids []uint16
+	var last *Controller
+	for range 3 {
+		last = &Controller{sub: sub}
+		if !sub.add(last) {
+			t.Fatalf("no identifier after %d", ids)
+		}
+		ids = append(ids, last.id)
+	}
+	if ids[0] != 300 || ids[1] != 301 || ids[2] != 302 {
+		t.Errorf("%d", ids)
+	}
+	if sub.add(&Controller{sub: sub}) {
+		t.Error("there is a fourth of three")
+	}
+	delete(sub.controllers, 301)
+	if c := (&Controller{sub: sub}); !sub.add(c) || c.id != 301 {
+		t.Errorf("%d instead of the one that is free", c.id)
+	}
+	clear(sub.controllers) // none of them is one
+}
