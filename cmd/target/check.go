@@ -145,6 +145,9 @@ func writeSubsystem(w io.Writer, s *config.Subsystem) {
 	if s.Serial != "" {
 		fmt.Fprintf(w, "  serial\t%s\n", s.Serial)
 	}
+	if ids := s.CNTLIDs; ids != [2]uint16{} {
+		fmt.Fprintf(w, "  cntlids\t%d-%d\n", ids[0], ids[1])
+	}
 	fmt.Fprintf(w, "  hosts\t%s\n", hostAuthText(s.Auth))
 	if len(s.Hosts) == 0 {
 		fmt.Fprintln(w, "  admits\tevery host")
