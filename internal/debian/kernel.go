@@ -30,12 +30,30 @@ func Fetch(dir string) (*Kernel, error) {
 			return nil, err
 		}
 	}
+	return kernelIn(root)
+}
+
+// FetchKernelFrom is Fetch for the kernel of another release of Debian.
+func FetchKernelFrom(dir, suite string) (*Kernel, error) {
+	root, err := FetchFrom(dir, suite, anyKernel)
+	if err != nil {
+		return nil, err
+	}
+	return kernelIn(root)
+}
+
+// kernelIn returns the kernel that is unpacked in root.
+func kernelIn(root string) (*Kernel, error) {
 	kernels, _ := filepath.Glob(filepath.Join(root, "boot/vmlinuz-*"))
 	if len(kernels) != 1 {
-		return nil, fmt.Errorf("%s holds %d kernels", deb, len(kernels))
+		return nil, fmt.Errorf("%s holds %d kernels", root, len(kernels))
 	}
 	version := strings.TrimPrefix(filepath.Base(kernels[0]), "vmlinuz-")
-	return &Kernel{Image: kernels[0], Modules: filepath.Join(root, "lib/modules", version), Version: version}, nil
+	modules := filepath.Join(root, "lib/modules", version)
+	if _, err := os.Stat(modules); err != nil { // of releases without a directory lib of its own
+		modules = filepath.Join(root, "usr/lib/modules", version)
+	}
+	return &Kernel{Image: kernels[0], Modules: modules, Version: version}, nil
 }
 
 func download(dir string) (string, error) {
@@ -45,15 +63,11 @@ func download(dir string) (string, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
-	out, err := Run(dir, "apt-cache", "depends", "linux-image-amd64")
+	name, err := dependency(Run(dir, "apt-cache", "depends", anyKernel))
 	if err != nil {
 		return "", err
 	}
-	_, name, found := strings.Cut(out, "Depends: ")
-	if !found {
-		return "", fmt.Errorf("linux-image-amd64 depends on nothing; is apt-get update needed?\n%s", out)
-	}
-	if _, err := Run(dir, "apt-get", "-q", "download", strings.Fields(name)[0]); err != nil {
+	if _, err := Run(dir, "apt-get", "-q", "download", name); err != nil {
 		return "", err
 	}
 	debs, _ := filepath.Glob(filepath.Join(dir, "linux-image-*.deb"))
@@ -61,6 +75,21 @@ func download(dir string) (string, error) {
 		return "", fmt.Errorf("apt-get download left %d packages in %s", len(debs), dir)
 	}
 	return debs[0], nil
+}
+
+// anyKernel is the package that depends on the kernel of its release.
+const anyKernel = "linux-image-amd64"
+
+// dependency is the first package in what apt-cache depends says.
+func dependency(out string, err error) (string, error) {
+	if err != nil {
+		return "", err
+	}
+	_, name, found := strings.Cut(out, "Depends: ")
+	if !found {
+		return "", fmt.Errorf("%s depends on nothing; is apt-get update needed?\n%s", anyKernel, out)
+	}
+	return strings.Fields(name)[0], nil
 }
 
 func unpack(deb, root string) error {

@@ -11,7 +11,7 @@ import (
 // dir (lib/modules/VERSION), in the order of modules.dep; none for a module that is part of the kernel.
 func Needs(dir string, modules []string) ([][]string, error) {
 	// What the package brings is not indexed before it is installed.
-	base := filepath.Dir(filepath.Dir(filepath.Dir(dir)))
+	base := filepath.Dir(filepath.Dir(filepath.Dir(dir))) // where depmod finds lib/modules
 	if _, err := Run(".", "depmod", "-b", base, filepath.Base(dir)); err != nil {
 		return nil, err
 	}

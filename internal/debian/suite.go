@@ -1,16 +1,17 @@
 package debian
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
 // FetchFrom returns a directory below dir into which packages of another release of Debian are
 // unpacked, downloading them if they are not there. They come from where apt-get gets those of this
 // machine, signed by keys that it trusts, and apt-get's own lists and packages stay as they are.
+// linux-image-amd64 stands for the kernel that it depends on.
 func FetchFrom(dir, suite string, packages ...string) (string, error) {
 	root := filepath.Join(dir, suite)
 	if _, err := os.Stat(root); err == nil {
@@ -35,15 +36,22 @@ func FetchFrom(dir, suite string, packages ...string) (string, error) {
 	if tmp, err = filepath.Abs(tmp); err != nil {
 		return "", err
 	}
-	apt := func(args ...string) error {
-		_, err := Run(filepath.Join(tmp, "debs"), "apt-get", append([]string{
+	apt := func(program string, args ...string) (string, error) {
+		return Run(filepath.Join(tmp, "debs"), program, append([]string{
 			"-q", "-o", "Dir::Etc::sourcelist=" + tmp + "/sources.list", "-o", "Dir::Etc::sourceparts=/dev/null",
 			"-o", "Dir::State::lists=" + tmp + "/lists", "-o", "Dir::Cache=" + tmp + "/cache",
 			"-o", "Acquire::Languages=none", "-o", "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false",
 		}, args...)...)
-		return err
 	}
-	if err := errors.Join(apt("update"), apt(append([]string{"download"}, packages...)...)); err != nil {
+	_, err = apt("apt-get", "update")
+	if i := slices.Index(packages, anyKernel); i >= 0 && err == nil {
+		packages = slices.Clone(packages)
+		packages[i], err = dependency(apt("apt-cache", "depends", anyKernel))
+	}
+	if err == nil {
+		_, err = apt("apt-get", append([]string{"download"}, packages...)...)
+	}
+	if err != nil {
 		return "", fmt.Errorf("packages of %s: %w", suite, err)
 	}
 	debs, _ := filepath.Glob(filepath.Join(tmp, "debs", "*.deb"))

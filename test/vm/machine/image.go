@@ -87,10 +87,17 @@ func stageModules(dir, from string, modules []string) error {
 		if err != nil {
 			return err
 		}
-		if err := os.WriteFile(filepath.Join(dir, filepath.Base(f)), b, 0o644); err != nil {
+		to := filepath.Join(dir, filepath.Base(f))
+		if err := os.WriteFile(to, b, 0o644); err != nil {
 			return err
 		}
-		fmt.Fprintln(&list, filepath.Base(f))
+		if plain, packed := strings.CutSuffix(to, ".xz"); packed { // as in Debian 13
+			if _, err := debian.Run(dir, "xz", "-d", to); err != nil {
+				return err
+			}
+			to = plain
+		}
+		fmt.Fprintln(&list, filepath.Base(to))
 	}
 	return os.WriteFile(filepath.Join(dir, "list"), []byte(list.String()), 0o644)
 }
