@@ -25,6 +25,7 @@ type Cluster struct {
 	Self   string
 	Parts  []Part
 	Others []Portal // for initiators, of other nodes
+	Moving []Portal // of this node, while it is the primary of their mirrors
 }
 
 // ClusterNode is a machine of the cluster.
@@ -89,7 +90,14 @@ func (c *Config) On(name string) (*Config, error) {
 			s.CNTLIDs = mirrors[0].Mirror.cntlids(name)
 		}
 	}
-	on.Portals = here(c.Portals, self, func(p *Portal) *string { return &p.Node })
+	on.Portals = slices.DeleteFunc(here(c.Portals, self, func(p *Portal) *string { return &p.Node }), func(p Portal) bool {
+		return p.Mirror != "" && on.Store(p.Mirror) == nil
+	})
+	for _, p := range on.Portals {
+		if p.Mirror != "" {
+			on.Cluster.Moving = append(on.Cluster.Moving, p)
+		}
+	}
 	return &on, nil
 }
 

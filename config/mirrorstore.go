@@ -223,6 +223,11 @@ func (d *decoder) checkMirrors(c *Config) {
 			d.errorf(d.stands[s.Name].pos, "the store %q is a mirror, and no other store stands on it: a mirror is shown as it is", s.On.Name)
 		}
 	}
+	for i := range c.Portals {
+		if p := &c.Portals[i]; p.Mirror != "" && c.Cluster.Pos.Line == 0 {
+			d.errorf(p.Pos, "there is no cluster, from node to node of which the address would move: remove mirror and interface")
+		}
+	}
 	if c.Cluster.Name == "" {
 		return
 	}
@@ -258,6 +263,11 @@ func (d *decoder) checkMirrors(c *Config) {
 		}
 		d.checkMirrorBoth(c, mirrors)
 	}
+	for i := range c.Portals {
+		if p := &c.Portals[i]; p.Mirror != "" {
+			d.checkMoving(c, p)
+		}
+	}
 }
 
 // checkMirrorView checks who serves a view of mirrors, and that nothing else is in it.
@@ -283,7 +293,7 @@ func (d *decoder) checkMirrorGroups(c *Config, t *Target, first *Store) {
 	node := make(map[uint16]string) // that has a portal of the group
 	for i := range c.Portals {
 		p := &c.Portals[i]
-		if p.Serve != ServeLUNs || t.Groups != nil && !slices.Contains(t.Groups, p.Group) {
+		if p.Serve != ServeLUNs || p.Mirror != "" || t.Groups != nil && !slices.Contains(t.Groups, p.Group) {
 			continue
 		}
 		at := nodes
@@ -322,6 +332,38 @@ func (d *decoder) checkMirrorBoth(c *Config, mirrors []*Store) {
 		for _, o := range c.Portals {
 			if o.Serve == ServeLUNs && o.Group == p.Group && (p.Node == "" || p.Node != o.Node) {
 				d.errorf(p.Pos, "the mirror %q is a namespace and a LUN, and its portal group %d has a portal of iSCSI on another node, too: give the portals of each node groups of their own, such as {node: …, group: %d}", mirrors[0].Name, p.Group, p.Group+1)
+				return
+			}
+		}
+	}
+}
+
+// checkMoving checks a portal whose address goes with a mirror: all that is reached there has to move with it.
+func (d *decoder) checkMoving(c *Config, p *Portal) {
+	if s := c.Store(p.Mirror); s == nil || s.Mirror == nil {
+		var names []string
+		for i := range c.Stores {
+			if c.Stores[i].Mirror != nil {
+				names = append(names, c.Stores[i].Name)
+			}
+		}
+		d.errorf(p.Pos, "the address goes with the mirror %q, and there is no such mirror: %s", p.Mirror, choices(p.Mirror, names))
+		return
+	}
+	for i := range c.Portals {
+		if q := &c.Portals[i]; q.Serve == ServeLUNs && q.Group == p.Group && q.Mirror != p.Mirror {
+			d.errorf(p.Pos, "the address goes with the mirror %q, and the portal in line %d, of the same group %d, does not: give this one a group of its own, such as group: %d", p.Mirror, q.Pos.Line, p.Group, p.Group+1)
+			return
+		}
+	}
+	for i := range c.Targets {
+		t := &c.Targets[i]
+		if t.Groups != nil && !slices.Contains(t.Groups, p.Group) {
+			continue
+		}
+		for j := range t.LUNs {
+			if l := &t.LUNs[j]; l.Store != p.Mirror && c.Store(l.Store) != nil {
+				d.errorf(l.Pos, "the target is reached at the address of line %d, which goes with the mirror %q, and the store %q may be on another node then: give each a target of its own, and this one portal_groups without %d", p.Pos.Line, p.Mirror, l.Store, p.Group)
 				return
 			}
 		}

@@ -25,6 +25,10 @@ type Portal struct {
 	// Group is from 1 on: the target portal group tag of iSCSI, and that by which portals of NVMe have access states.
 	Group uint16
 
+	// Mirror is the mirror with whose primary the address goes: it is added to Interface there, and removed elsewhere. Empty:
+	// the address is the machine's.
+	Mirror, Interface string
+
 	// Advertise is the address, host:port, that discovery tells initiators; empty: the address that they have
 	// reached. It is for networks that translate addresses between them and the daemon.
 	Advertise string
@@ -229,6 +233,7 @@ func (d *decoder) portal(v value) (Portal, bool) {
 	}
 	ok = (set(o.take("serve"), &p.Serve, "what a portal serves", oneOf(ServeLUNs, ServePartitions)) || !o.has("serve")) && ok
 	ok = (set(o.take("group"), &p.Group, "a portal group", parseGroup) || !o.has("group")) && ok
+	ok = d.moving(o, &p) && ok
 	ok = d.advertise(o.take("advertise"), &p) && ok
 	oneShot := o.take("one_shot")
 	switch {
@@ -247,6 +252,43 @@ func (d *decoder) portal(v value) (Portal, bool) {
 	ok = (!p.Transport.NVMe() || d.nvmePortal(o, &p)) && ok
 	o.done()
 	return p, ok
+}
+
+// moving reads mirror: disk1, and interface: eth0.
+func (d *decoder) moving(o *object, p *Portal) bool {
+	mirror, nic := o.take("mirror"), o.take("interface")
+	if !mirror.given() && !nic.given() {
+		return true
+	}
+	if !mirror.given() || !nic.given() {
+		d.errorf(p.Pos, "an address goes with a mirror's primary, from the interface of one machine to that of another: give both, mirror: disk1 and interface: eth0, or remove the other one, too")
+		return false
+	}
+	ok := set(mirror, &p.Mirror, "the name of a mirror", func(text string) (string, error) { return text, checkStoreName(text) })
+	ok = set(nic, &p.Interface, "a network interface such as eth0", parseInterface) && ok
+	switch a := p.Listen.Addr(); {
+	case p.Transport != TransportTCP || p.Serve != ServeLUNs:
+		mirror.errorf("addresses that move are for initiators over tcp: remove mirror and interface, or make the transport tcp")
+		return false
+	case !a.IsValid() || a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.Zone() != "" || a.IsLinkLocalUnicast():
+		d.errorf(p.Pos, "the address goes with the primary of %q: write one that no machine has for good, such as 192.0.2.10:3260", p.Mirror)
+		return false
+	case p.Listen.Port() == 0:
+		d.errorf(p.Pos, "the address goes from machine to machine, and its port with it: write one, such as 3260")
+		return false
+	case p.Node != "":
+		d.errorf(p.Pos, "the address goes with the primary of %q: remove node: %s", p.Mirror, p.Node)
+		return false
+	}
+	return ok
+}
+
+// parseInterface reads the name of a network interface, which the kernel bounds to 15 bytes.
+func parseInterface(text string) (string, error) {
+	if text == "" || len(text) > 15 || strings.ContainsAny(text, "/ \t\n:") {
+		return "", fmt.Errorf("%q is not the name of a network interface: write one that \"ip link\" lists, such as eth0", text)
+	}
+	return text, nil
 }
 
 // servePartitions finishes a portal for partitions.

@@ -159,6 +159,26 @@ func (n *Node) drop(why string, match func(*Session) bool) {
 	}
 }
 
+// LeaveAddress ends the connections that have come to a local address, host:port, which this machine does not have any more, or
+// will not soon. The initiators learn that they need not wait before they log in again.
+func (n *Node) LeaveAddress(local string) {
+	for _, c := range n.guests.List() {
+		c.post(func() {
+			switch {
+			case c.mover.Local() != local || c.state > stateFullFeature:
+			case c.state != stateFullFeature:
+				c.mover.Terminate(AtOnce)
+			default:
+				c.log.Info("connection ends: its address has gone to another node")
+				// RFC 7143 §11.9.1, event 3, with Time2Wait 0.
+				c.send(&pdu.AsyncFields{Event: pdu.AsyncAllConnectionsDrop, Sequence: c.Status()}, nil)
+				c.enter(eventLeaves)
+				c.mover.Terminate(WhenSent)
+			}
+		})
+	}
+}
+
 // same reports whether t and o are the same target, perhaps with other rules of access.
 func (t *Target) same(o *Target) bool { return t == o || t != nil && o != nil && t.Name == o.Name }
 

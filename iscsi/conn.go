@@ -35,6 +35,7 @@ type Conn struct {
 	// rdma: the mover is one of RDMA, and never sends out of a store's memory, nor receives into it.
 	rdma  bool
 	group uint16 // of the portal that it came through
+	moves bool   // Portal.Moves
 
 	// Guarded by the baton of circle.
 	ConnState
@@ -84,10 +85,11 @@ func (n *Node) NewRDMAConn(mover Datamover, offer *login.Config) *Conn {
 
 func (n *Node) newConn(mover Datamover, offer *login.Config, rdma bool) *Conn {
 	c := &Conn{
-		node: n, mover: mover, state: stateLogin, offer: offer, rdma: rdma, group: n.groupOf(mover.Local(), mover.Transport()),
+		node: n, mover: mover, state: stateLogin, offer: offer, rdma: rdma,
 		log:  n.log.With("initiator_address", mover.Peer()),
 		born: n.clock.Load(), heard: n.clock.Load(),
 	}
+	c.group, c.moves = n.groupOf(mover.Local(), mover.Transport())
 	c.alone[0] = c
 	c.own.conns = c.alone[:]
 	c.own.Drive(&c.own)

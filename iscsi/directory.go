@@ -43,22 +43,22 @@ func (d directory) Discovery() *login.Target {
 	return &login.Target{CHAP: auth.CHAP, Mutual: auth.Mutual}
 }
 
-// groupOf returns the tag of the portal that a connection came through, by its local address.
-func (n *Node) groupOf(local, transport string) uint16 {
+// groupOf returns the tag of the portal that a connection came through, by its local address, and whether that moves.
+func (n *Node) groupOf(local, transport string) (group uint16, moves bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	group := uint16(defaultGroup)
+	group = defaultGroup
 	for _, p := range n.portals {
 		if p.Transport != transport || p.Elsewhere != "" {
 			continue
 		}
 		if at, exact := p.Reached(local); exact && at == local {
-			return p.Group
+			return p.Group, p.Moves
 		} else if at == local {
 			group = p.Group
 		}
 	}
-	return group
+	return group, false
 }
 
 // sendTargets returns the records for SendTargets (RFC 7143 appendix C): all targets that

@@ -75,6 +75,11 @@ type Portal struct {
 	// between them and us; empty: the one at which the portal is reached.
 	Advertised string
 
+	// Moves: the address goes with what its targets show. A command that this machine cannot do because another one serves its
+	// logical unit is not answered: the address is on its way there, and the initiator sends the command again when it
+	// has logged in. LeaveAddress ends its connections.
+	Moves bool
+
 	// Elsewhere is the address, host:port, of a portal of another machine, which shows some targets of the node as well: Targets. No
 	// connection comes through it. Empty: it is a portal of the node.
 	Elsewhere string

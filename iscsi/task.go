@@ -123,6 +123,10 @@ func (c *Conn) step(t *Task, next scsi.Next) {
 }
 
 func (c *Conn) answer(t *Task) {
+	if c.moves && t.NotServed() {
+		c.aborted(t) // its initiator sends it again, where the address is then
+		return
+	}
 	c.leave(t)
 	t.to(taskAnswered)
 	c.mover.Answer(t)

@@ -35,7 +35,7 @@ type Cluster struct {
 type Mirror struct {
 	Name      string `json:"name"`
 	Size      int64  `json:"size"`              // bytes
-	Role      string `json:"role"`              // of the node that answers: primary, follower, taking over, waiting: nothing is known yet, or no copy
+	Role      string `json:"role"`              // of the node that answers: primary, cut off, follower, taking over, waiting: nothing is known yet, or no copy
 	Primary   string `json:"primary,omitempty"` // the node that serves the store; empty: it is not known
 	Term      uint64 `json:"term"`              // grows with each primary
 	Trouble   string `json:"trouble,omitempty"` // why the node takes no part in the mirror
@@ -46,6 +46,10 @@ type Mirror struct {
 	Unapplied uint64 `json:"unapplied"` // of a primary: writes that its disk does not have yet
 	Unflushed uint64 `json:"unflushed"` // of a primary: writes that a power cut of its own would take from it
 	Waiting   int    `json:"waiting"`   // operations of initiators under way
+
+	Addresses []string  `json:"addresses,omitempty"`    // those that go with the mirror, if the machine that answers has them
+	Guests    int       `json:"guests"`                 // connections with these: on the primary, or, elsewhere, as it has told
+	Until     time.Time `json:"primary_until,omitzero"` // of a node that is cut off: when it was the primary for sure
 
 	Verify    *Verification `json:"verify,omitempty"` // of a primary: the comparison under way, or the last one; without its ranges
 	Takeover  *Takeover     `json:"takeover,omitempty"`
@@ -76,6 +80,7 @@ type Copy struct {
 // Roles of a node in a mirror that others decide by.
 const (
 	RolePrimary = "primary"
+	RoleCutOff  = "cut off" // it was the primary, and hears too few others to know that it still is
 	RoleNoCopy  = "no copy"
 )
 

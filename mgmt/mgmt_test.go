@@ -615,3 +615,6 @@ func (o *once) Accept() (net.Conn, error) {
 
 func (o *once) Close() error   { o.over.Do(func() { close(o.ended) }); return nil }
 func (o *once) Addr() net.Addr { return &net.UnixAddr{} }
+
+func (f *fake) KnowGuests(string, []Guest) error { return nil }
+func (f *fake) AddressesTaken(string) error      { return nil }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"time"
 )
@@ -22,6 +23,24 @@ type Mirrorer interface {
 	// Verified returns the comparison that is under way, or the last one of this primary: a *NotFoundError if there was none.
 	Verified(ctx context.Context, mirror string) (*Verification, error)
 }
+
+// Peer is what other nodes of the cluster ask of one.
+type Peer interface {
+	Mirrorer
+	// KnowGuests takes who is connected with the addresses that go with a mirror, at its primary, in case that this node gets them.
+	KnowGuests(mirror string, guests []Guest) error
+	// AddressesTaken says that the node that serves a mirror now has the addresses that go with it, and has announced them.
+	AddressesTaken(mirror string) error
+}
+
+// Guest is a connection of an initiator with an address that moves.
+type Guest struct {
+	Local  netip.AddrPort `json:"local"` // of the portal
+	Remote netip.AddrPort `json:"remote"`
+}
+
+// MaxGuests is how many of them a node tells others of.
+const MaxGuests = 1024
 
 // Verify says how copies are compared.
 type Verify struct {
@@ -65,10 +84,32 @@ type Switched struct {
 }
 
 // NewPeerAPI returns the handler of what other nodes of the cluster ask of this one's mirrors.
-func NewPeerAPI(m Mirrorer) http.Handler {
+func NewPeerAPI(p Peer) http.Handler {
 	mux := http.NewServeMux()
-	mirrorer(mux, m)
+	mirrorer(mux, p)
+	mux.HandleFunc("PUT /v1/mirrors/{name}/guests", func(w http.ResponseWriter, r *http.Request) {
+		var guests []Guest
+		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequest)).Decode(&guests); err != nil || len(guests) > MaxGuests {
+			fail(w, http.StatusBadRequest, fmt.Sprintf("this is no list of at most %d connections: %v", MaxGuests, err))
+			return
+		}
+		done(w, p.KnowGuests(r.PathValue("name"), guests))
+	})
+	mux.HandleFunc("POST /v1/mirrors/{name}/taken", func(w http.ResponseWriter, r *http.Request) {
+		if noBody(w, r) {
+			done(w, p.AddressesTaken(r.PathValue("name")))
+		}
+	})
 	return mux
+}
+
+// done answers a request that has nothing to tell.
+func done(w http.ResponseWriter, err error) {
+	if err != nil {
+		failCluster(w, err)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
 }
 
 func mirrorer(mux *http.ServeMux, m Mirrorer) {
@@ -159,6 +200,16 @@ func (c *Client) StopVerify(ctx context.Context, mirror string) error {
 func (c *Client) Verified(ctx context.Context, mirror string) (*Verification, error) {
 	v := new(Verification)
 	return v, c.do(ctx, http.MethodGet, mirrorPath(mirror, "verify", nil), nil, v)
+}
+
+// KnowGuests tells another node who is connected.
+func (c *Client) KnowGuests(ctx context.Context, mirror string, guests []Guest) error {
+	return c.do(ctx, http.MethodPut, mirrorPath(mirror, "guests", nil), guests, nil)
+}
+
+// AddressesTaken tells another node that this one has the addresses that go with a mirror.
+func (c *Client) AddressesTaken(ctx context.Context, mirror string) error {
+	return c.do(ctx, http.MethodPost, mirrorPath(mirror, "taken", nil), nil, nil)
 }
 
 // unheard says that another node does not answer.

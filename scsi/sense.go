@@ -125,3 +125,16 @@ func (s Sense) putSpecific(b []byte) {
 	}
 	binary.BigEndian.PutUint16(b[1:], s.Field)
 }
+
+// NotServed reports whether a task has ended because another process serves the logical unit now, or none: the access state of its
+// target port is in transition, standby or unavailable (SPC-4 table 44, ASC 04h).
+func (t *Task) NotServed() bool {
+	if t.Status != CheckCondition || len(t.Sense) < 8 {
+		return false
+	}
+	key, code := t.Sense[1], t.Sense[2:]
+	if t.Sense[0]&0x7f == 0x70 && len(t.Sense) >= 14 {
+		key, code = t.Sense[2], t.Sense[12:]
+	}
+	return key&0xf == keyNotReady && code[0] == 0x04 && code[1] >= 0x0a && code[1] <= 0x0c
+}

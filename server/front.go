@@ -39,6 +39,7 @@ type portal interface {
 type surroundings struct {
 	node     *iscsi.Node
 	nvme     *nvmf.Node
+	member   *member // nil: there is no cluster
 	pool     *mem.Pool
 	commands int // command window of a session
 	limits   config.Limits

@@ -13,8 +13,28 @@ import (
 // kernel lets the new one share it with them (SO_REUSEPORT) only while listenTCP runs, so that no other process
 // can. So a change of addresses opens first and closes later, and an abandoned change has disturbed nobody.
 func listenTCP(network, address string, old ...*net.TCPListener) (*net.TCPListener, error) {
+	return listenTCPWith(nil, network, address, old...)
+}
+
+// listenAnywhere is listenTCP at an address that the machine may not have yet (ip(7), IP_FREEBIND, which is for IPv6, too).
+func listenAnywhere(network, address string, old ...*net.TCPListener) (*net.TCPListener, error) {
+	return listenTCPWith(func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_FREEBIND, 1) }, network, address, old...)
+}
+
+// listenTCPWith is listenTCP with an option more; nil: with none.
+func listenTCPWith(option func(fd int) error, network, address string, old ...*net.TCPListener) (*net.TCPListener, error) {
+	control := func(_, _ string, raw syscall.RawConn) (err error) {
+		if option == nil {
+			return nil
+		}
+		if e := raw.Control(func(fd uintptr) { err = option(int(fd)) }); e != nil {
+			return e
+		}
+		return err
+	}
 	if len(old) == 0 {
-		l, err := net.Listen(network, address)
+		c := net.ListenConfig{Control: control}
+		l, err := c.Listen(context.Background(), network, address)
 		if err != nil {
 			return nil, err
 		}
@@ -26,7 +46,9 @@ func listenTCP(network, address string, old ...*net.TCPListener) (*net.TCPListen
 		}
 		defer func() { _ = share(o, false) }() // fails only if o has been closed
 	}
-	c := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error { return shareRaw(raw, true) }}
+	c := net.ListenConfig{Control: func(network, address string, raw syscall.RawConn) error {
+		return errors.Join(shareRaw(raw, true), control(network, address, raw))
+	}}
 	l, err := c.Listen(context.Background(), network, address)
 	if err != nil {
 		return nil, err

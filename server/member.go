@@ -24,8 +24,11 @@ type member struct {
 	dir     *quorum.Dir
 	log     *slog.Logger
 	name    string
-	state   string                            // path of the directory
-	portals atomic.Pointer[[]config.Portal]   // of other nodes
+	state   string                          // path of the directory
+	portals atomic.Pointer[[]config.Portal] // of other nodes
+	moving  atomic.Pointer[[]config.Portal] // whose addresses go with mirrors
+	leave   func(address string)            // ends connections with an address that has gone; set before mirrors are open
+	books   guestbooks
 	at      atomic.Pointer[map[string]string] // addresses of the nodes, by name
 	said    chan struct{}                     // has room for one: what the node says of itself has changed
 	info    atomic.Pointer[quorum.NodeInfo]
@@ -78,6 +81,12 @@ func (m *member) configure(c *config.Cluster) {
 	}
 	m.at.Store(&at)
 	m.portals.Store(&c.Others)
+	m.moving.Store(&c.Moving)
+	m.mu.Lock()
+	for s := range m.open {
+		s.front.look()
+	}
+	m.mu.Unlock()
 	info := &quorum.NodeInfo{Version: version.String()}
 	for _, p := range c.Parts {
 		info.Parts = append(info.Parts, quorum.Part(p))

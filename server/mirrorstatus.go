@@ -71,6 +71,10 @@ func (s *mirrored) describe(st *mirror.Status) mgmt.Mirror {
 	if st.View.Version > 0 {
 		m.Primary = s.nodeName(st.View.Primary)
 	}
+	if st.Role == replica.Primary && s.Leads() == 0 {
+		m.Role, m.Primary, m.Until = mgmt.RoleCutOff, "", s.LedUntil()
+	}
+	m.Addresses, m.Guests = s.front.words(), s.member.books.of(s.name).count(st.Role == replica.Primary)
 	if text := s.trouble.Load(); text != nil {
 		m.Trouble = *text
 	}

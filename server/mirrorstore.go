@@ -45,6 +45,7 @@ type mirrored struct {
 	held    *reservations.Reservations // nil until serve
 	others  func() []config.Portal     // through which other nodes are reached
 	member  *member
+	front   *moving // its addresses
 	log     *slog.Logger
 	trouble atomic.Pointer[string] // nil: none
 	ctx     context.Context
@@ -144,8 +145,9 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, log
 		return fail(errors.Join(err, listener.Close()))
 	}
 	s := &mirrored{Mirror: core, name: c.Name, record: record, dir: dir, self: self, node: m.name, quorum: m.node, others: m.others, member: m, log: log}
-	m.opened(s)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.front = newMoving(s)
+	m.opened(s)
 	if isKnown {
 		s.wg.Go(func() { s.confirm(m.node, path, log) })
 	}
@@ -166,6 +168,7 @@ func (s *mirrored) Close() error {
 	if s.Term() != 0 {
 		s.HandOver()
 	}
+	s.front.drop()
 	return errors.Join(s.Mirror.Close(), s.dir.Close())
 }
 
@@ -183,6 +186,7 @@ func (s *mirrored) serve(t *access.Table, log *slog.Logger) {
 	s.held = reservations.Begin(t, reservations.Options{Consensus: s.quorum, Set: setOf(s.name, s.record), Node: s.node, Term: s.Term, Prove: s.prove, Log: log})
 	told := s.State()
 	s.tell(t)
+	s.front.begin()
 	s.wg.Go(func() {
 		for s.Await(s.ctx, func(now replica.State) bool { return rolesOf(now) != rolesOf(told) }) == nil {
 			told = s.State()
@@ -229,6 +233,13 @@ func (s *mirrored) tell(t *access.Table) {
 		}
 		if slices.Contains(s.record.Copies, g.Node) {
 			elsewhere = append(elsewhere, there)
+		}
+	}
+	if here == access.Standby && primary != "" {
+		for _, p := range *s.member.moving.Load() {
+			if p.Mirror == s.name && !slices.ContainsFunc(elsewhere, func(g access.Group) bool { return g.ID == p.Group }) {
+				elsewhere = append(elsewhere, access.Group{ID: p.Group, State: access.ActiveOptimized, Cause: access.ByTarget})
+			}
 		}
 	}
 	t.Serve(here, elsewhere)

@@ -65,11 +65,18 @@ type tcpFront struct {
 }
 
 func (f *tcpFront) open(p *config.Portal, replaces []portal) (portal, error) {
-	l, err := listenTCP(p.Network(), p.Address(), listeners(replaces)...)
+	listen, guests := listenTCP, (*guestbook)(nil)
+	if p.Mirror != "" {
+		if err := canMove(p); err != nil {
+			return nil, err
+		}
+		listen, guests = listenAnywhere, f.member.books.of(p.Mirror)
+	}
+	l, err := listen(p.Network(), p.Address(), listeners(replaces)...)
 	if err != nil {
 		return nil, err
 	}
-	return &tcpPortal{l, f, tcp.Config{Node: f.node, Pool: f.pool, NoModeration: p.NoModeration, Counters: f.counters}}, nil
+	return &tcpPortal{l, f, tcp.Config{Node: f.node, Pool: f.pool, NoModeration: p.NoModeration, Counters: f.counters}, guests}, nil
 }
 
 func (f *tcpFront) close() error { return nil }
@@ -79,6 +86,7 @@ type tcpPortal struct {
 	*net.TCPListener
 	*tcpFront
 	connections tcp.Config
+	guests      *guestbook // nil: the address does not move
 }
 
 func (p *tcpPortal) listener() *net.TCPListener { return p.TCPListener }
@@ -98,7 +106,11 @@ func (p *tcpPortal) serve() error {
 			_ = c.Close()
 			return
 		}
-		p.work.Go(func() { _ = p.connections.Serve(c) })
+		p.work.Go(func() {
+			leave := p.guests.enter(c)
+			_ = p.connections.Serve(c)
+			leave()
+		})
 	})
 }
 

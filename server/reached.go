@@ -38,8 +38,8 @@ func (s *Server) announce() {
 		at := p.bound()
 		ps = append(ps, iscsi.Portal{
 			Group: at.Group, Transport: string(at.Transport), RDMA: at.Transport != config.TransportTCP,
-			Advertised: at.Advertise,
-			Reached:    func(local string) (string, bool) { return reached(at.Listen, local) },
+			Advertised: at.Advertise, Moves: at.Mirror != "",
+			Reached: func(local string) (string, bool) { return reached(at.Listen, local) },
 		})
 	}
 	s.node.SetPortals(append(ps, s.elsewhere()...))

@@ -108,7 +108,10 @@ func New(cfg *config.Config, log *slog.Logger) (*Server, error) {
 		s.isns = isns.NewClient(cfg.ISNS.Server, log)
 	}
 	s.node = iscsi.NewNode(nodeConfig(cfg, s.pool, log))
-	around := surroundings{node: s.node, pool: s.pool, commands: cfg.Limits.Commands, limits: cfg.Limits, log: log, work: &s.wg}
+	if s.member != nil {
+		s.member.leave = s.node.LeaveAddress
+	}
+	around := surroundings{node: s.node, member: s.member, pool: s.pool, commands: cfg.Limits.Commands, limits: cfg.Limits, log: log, work: &s.wg}
 	s.nvme = nvmf.NewNode(nvmeConfig(cfg, &around))
 	around.nvme = s.nvme
 	s.rdma = &rdmaDevices{surroundings: around}
@@ -278,6 +281,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		case s.applying <- struct{}{}: // it is never given back, so that no change can follow
 		case <-ctx.Done(): // a change hangs in a store
 		}
+		s.handOver() // while portals listen, so that nobody is refused before another node serves
 		for _, p := range s.portals {
 			_ = p.Close()
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"oneshot/config"
+	"oneshot/ha/front"
 )
 
 func checkCommand() *cobra.Command {
@@ -67,6 +68,16 @@ func check(path, node string, stdout, stderr io.Writer) error {
 		if s.Node == "" && opened.Obstacle() != "" {
 			fmt.Fprintf(stderr, "warning: %s: serve would fail on this machine, for it could not open the store %q: %s\n\n", s.Pos, s.Name, opened.Obstacle())
 		}
+	}
+	for i := range c.Cluster.Moving {
+		p := &c.Cluster.Moving[i]
+		if err := (front.Address{IP: p.Listen.Addr(), Interface: p.Interface}).Check(); err != nil {
+			fmt.Fprintf(stderr, "warning: %s: serve would fail on this machine: %v\n\n", p.Pos, err)
+		}
+	}
+	if missing := front.Missing(); missing != nil && c.Cluster.Moving != nil {
+		fmt.Fprintf(stderr, "warning: %s: the address goes with the mirror %s, and who adds it needs %s, which this process does not have: see that the daemon has them\n\n",
+			c.Cluster.Moving[0].Pos, c.Cluster.Moving[0].Mirror, strings.Join(missing, " and "))
 	}
 	return writeSummary(stdout, c)
 }
@@ -195,6 +206,12 @@ func writeServices(w io.Writer, c *config.Config) {
 func portalWords(p *config.Portal) (words []string) {
 	if p.Node != "" {
 		words = append(words, "on node "+p.Node)
+	}
+	if p.Mirror != "" {
+		words = append(words, "goes with the primary of "+p.Mirror)
+	}
+	if p.Interface != "" {
+		words = append(words, "on interface "+p.Interface)
 	}
 	if p.Advertise != "" {
 		words = append(words, "told to initiators as "+p.Advertise)

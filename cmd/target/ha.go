@@ -297,6 +297,8 @@ func mirrorState(m *mgmt.Mirror) string {
 	switch {
 	case m.Trouble != "":
 		return "trouble"
+	case m.Role == mgmt.RoleCutOff:
+		return "cut off"
 	case m.Primary == "" || m.Role == "waiting":
 		return "not served"
 	case m.Role == "taking over":
@@ -317,6 +319,16 @@ func mirrorNews(m *mgmt.Mirror) (news []string) {
 		if m.Role == mgmt.RolePrimary {
 			news = append(news, text)
 		}
+	}
+	if m.Role == mgmt.RoleCutOff {
+		text := "this node was the primary"
+		if !m.Until.IsZero() {
+			text += " until " + m.Until.Local().Format(time.DateTime)
+		}
+		news = append(news, text+", and hears too few of the others since: one of them may be the primary now, and until this node knows it answers nothing")
+	}
+	if len(m.Addresses) > 0 {
+		news = append(news, "this machine has "+strings.Join(m.Addresses, ", "))
 	}
 	switch v := m.Verify; {
 	case v == nil:

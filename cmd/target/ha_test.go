@@ -241,6 +241,13 @@ func (s *site) kill(name string) {
 	}
 }
 
+func (s *site) signal(name string, sig syscall.Signal) {
+	s.t.Helper()
+	if err := s.daemons[name].Process.Signal(sig); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
 // stop ends a daemon in good order.
 func (s *site) stop(name string) {
 	s.t.Helper()

@@ -47,6 +47,8 @@ type multipath struct {
 	t    *testing.T
 	ctx  context.Context
 	urls [2]initiator.URL
+	// strict: the host hears of no access state, for its only path goes with the disk.
+	strict bool
 
 	mu    sync.Mutex
 	at    int // the path in use; guarded by mu, as the rest
@@ -129,6 +131,11 @@ func isStatus(err error) bool {
 	return ok
 }
 
+func isAttention(err error) bool {
+	s, ok := errors.AsType[*initiator.StatusError](err)
+	return ok && s.Key == 6
+}
+
 // allowed says whether a node that does not serve the disk may answer so: with the access state, or with nothing at all.
 func allowed(err error) bool {
 	s, ok := errors.AsType[*initiator.StatusError](err)
@@ -153,7 +160,7 @@ func (m *multipath) do(prepare func(*initiator.LU) (*initiator.Command, error)) 
 				return true
 			}
 		}
-		if !allowed(err) {
+		if !allowed(err) || m.strict && isStatus(err) && !isAttention(err) {
 			m.t.Errorf("node %d: %v", at, err)
 			return false
 		}
@@ -208,8 +215,17 @@ type load struct {
 
 const workers = 8
 
-func newLoad(t *testing.T, m *multipath) *load {
+func newLoad(t *testing.T, m *multipath) *load { return newLoadAfter(t, m, nil) }
+
+// newLoadAfter is newLoad on a disk that has what another load has left; nil: nothing.
+func newLoadAfter(t *testing.T, m *multipath, before *load) *load {
 	l := &load{t: t, m: m, news: make(chan struct{}, 1)}
+	for i := range l.blocks {
+		if before != nil {
+			l.blocks[i].acked, l.blocks[i].sent = before.blocks[i].acked, before.blocks[i].sent
+			l.blocks[i].floor.Store(l.blocks[i].acked)
+		}
+	}
 	for w := range workers {
 		l.wg.Go(func() { l.work(w, rand.New(rand.NewPCG(uint64(w), 1))) })
 	}

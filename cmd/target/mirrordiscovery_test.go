@@ -9,13 +9,19 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"oneshot/initiator"
 )
 
 // TestMirrorDiscovery: one discovery, at any node, finds the paths through all of them, with the portal groups that REPORT TARGET PORT
 // GROUPS tells of. A node that listens at all addresses is told of by the address that it advertises, or not at all.
 func TestMirrorDiscovery(t *testing.T) {
-	s := newMirror(t)
+	s := newSiteOf(t, strings.NewReplacer(
+		"stores:\n", "stores:\n  own: {node: a, type: memory, size: 1MiB}\n",
+		"targets:\n", "targets:\n  - {node: a, iqn: \"iqn.2026-11.example.oneshot:own\", luns: {0: own}}\n",
+	).Replace(mirrorText))
+	s.startAll()
 	s.level("a")
 	s.level("b")
 	path := func(i, group int) string { return fmt.Sprintf("%s,%d", s.at[i], group) }
@@ -29,14 +35,18 @@ func TestMirrorDiscovery(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := []string{}
+		got := map[string][]string{}
 		for _, found := range targets {
 			for _, p := range found.Portals {
-				got = append(got, p.Address+","+p.TPGT)
+				got[found.Name] = append(got[found.Name], p.Address+","+p.TPGT)
 			}
 		}
-		if len(targets) != 1 || !slices.Equal(got, want) {
-			t.Errorf("at node %s: %d targets, %v, want %v", s.at[i], len(targets), got, want)
+		all := map[string][]string{"iqn.2026-11.example.oneshot:lab": want}
+		if i == 3 { // a target of node a alone is not reached through the others
+			all["iqn.2026-11.example.oneshot:own"] = []string{path(3, 1)}
+		}
+		if diff := cmp.Diff(all, got); diff != "" {
+			t.Errorf("at node %s: %s", s.at[i], diff)
 		}
 	}
 	finds(3, path(3, 1), path(4, 2))

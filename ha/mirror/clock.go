@@ -27,11 +27,15 @@ func (c *clock) exact() time.Duration {
 	if c.given != nil {
 		return c.given()
 	}
-	var t unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // cannot fail
-	now := time.Duration(t.Nano())
+	now := bootTime()
 	c.ahead = now - time.Since(c.began)
 	return now
+}
+
+func bootTime() time.Duration {
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // cannot fail
+	return time.Duration(t.Nano())
 }
 
 // about is exact less what the machine has slept since that was called last.

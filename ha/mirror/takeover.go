@@ -19,6 +19,38 @@ type Takeover struct {
 // Took is the sum of all steps.
 func (t *Takeover) Took() time.Duration { return t.Silence + t.Promises + t.Agreed }
 
+// Leads returns for how long this node may still be taken for the primary, unless others confirm it again: addresses that go with the
+// primary are gone before another one has them. 0: it may not. What is answered does not depend on it.
+func (m *Mirror) Leads() time.Duration {
+	s := m.State()
+	switch {
+	case s.Role != replica.Primary:
+		return 0
+	case s.Confirmed == replica.Undisputed:
+		return m.cfg.Grace
+	}
+	// Others give up a grace after they have received a beat. Between the lease and that the primary can still be
+	// confirmed as the only member.
+	return max(0, s.Confirmed+(m.cfg.Lease+m.cfg.Grace)/2-m.hour())
+}
+
+// hour is the exact time, for goroutines that do not own the core.
+func (m *Mirror) hour() time.Duration {
+	if m.opts.Clock != nil {
+		return m.opts.Clock()
+	}
+	return bootTime()
+}
+
+// LedUntil returns when this node, a primary that Leads no more, was the primary for sure. The zero time: that was never.
+func (m *Mirror) LedUntil() time.Time {
+	s := m.State()
+	if s.Role != replica.Primary || s.Confirmed <= 0 || s.Confirmed == replica.Undisputed {
+		return time.Time{}
+	}
+	return time.Now().Add(s.Confirmed - m.hour())
+}
+
 // office is what the goroutine of the core notes of its roles.
 type office struct {
 	role      replica.Role

@@ -421,6 +421,9 @@ type State struct {
 	Writer                         ID    // who may write into the memory, as Stream, if that is not 0
 	Stream                         uint64
 	Retained                       int // records in the log
+	// Confirmed is, of a primary, when it was the only one for sure, by its own clock; else 0. Nobody takes its place before
+	// Grace has passed since then.
+	Confirmed time.Duration
 }
 
 // State returns the node's.
@@ -429,7 +432,7 @@ func (c *Core) State() State {
 	if c.heap != nil {
 		s.HeapUsed = (c.heap.used + c.spare.used) * c.cfg.Unit
 	}
-	s.Retained = len(c.entries)
+	s.Retained, s.Confirmed = len(c.entries), c.confirmed()
 	return s
 }
 

@@ -69,6 +69,7 @@ var rules = []rule{
 	{pkg: "ha/quorum", may: []string{"ha/replica"}, not: []string{"net/http", "math/rand", "math/rand/v2"}},
 	// The edge of a mirror: its core with a store, a network and a clock.
 	{pkg: "ha/mirror", may: []string{"ha/replica", "ha/quorum", "backend", "internal/loglimit"}, not: []string{"net/http", "math/rand", "math/rand/v2"}},
+	{pkg: "ha/front"},
 	{pkg: "ha/reservations", may: []string{"ha/quorum", "ha/replica", "volume/access"}, not: []string{"net/http", "math/rand", "math/rand/v2"}},
 	{pkg: "scsi/**", may: []string{"scsi", "scsi/**", "volume", "volume/access", "backend", "backend/**", "mem"}},
 	{pkg: "iscsi/chap", not: sockets},
@@ -110,7 +111,7 @@ var rules = []rule{
 	{pkg: "isns"},
 	{pkg: "mgmt"}, // whom it manages it knows by an interface of its own
 	{pkg: "server", may: []string{
-		"config", "mgmt", "isns", "ha/quorum", "ha/mirror", "ha/replica", "ha/reservations", "transport/**", "iser", "iscsi", "iscsi/*", "scsi", "nvme", "nvme/auth", "nvmf", "partition", "partition/registry", "partition/service", "volume", "volume/access", "backend", "backend/**", "mem", "state", "internal/iostat", "internal/latency", "internal/loglimit", "internal/version",
+		"config", "mgmt", "isns", "ha/quorum", "ha/mirror", "ha/replica", "ha/reservations", "ha/front", "transport/**", "iser", "iscsi", "iscsi/*", "scsi", "nvme", "nvme/auth", "nvmf", "partition", "partition/registry", "partition/service", "volume", "volume/access", "backend", "backend/**", "mem", "state", "internal/iostat", "internal/latency", "internal/loglimit", "internal/version",
 	}},
 	{pkg: "endpoint", may: []string{"transport/rdma", "transport/rdma/*", "partition/wire", "internal/ring", "mem"}, not: []string{"net/http"}},
 	{pkg: "endpoint/endpointtest", may: []string{"endpoint", "transport/rdma", "transport/rdma/*", "partition", "partition/service", "volume", "backend", "mem"}}, // serves one to tests
@@ -122,7 +123,7 @@ var rules = []rule{
 	{pkg: "initiator/host", may: []string{"nvme", "nvme/auth", "nvme/tcp/pdu", "transport/bytestream", "mem"}},
 	{pkg: "initiator/load", may: []string{"initiator", "initiator/host", "internal/walk"}},
 	{pkg: "initiator/*", may: []string{"initiator", "internal/walk"}},
-	{pkg: "cmd/target", may: []string{"server", "ha/quorum", "config", "config/migrate", "configs", "mgmt", "transport/rdma/verbs", "transport/rdma/nic", "transport/rdma/nic/card", "internal/command", "internal/loglimit", "internal/version"}}, // lists devices, and is one
+	{pkg: "cmd/target", may: []string{"server", "ha/quorum", "ha/front", "config", "config/migrate", "configs", "mgmt", "transport/rdma/verbs", "transport/rdma/nic", "transport/rdma/nic/card", "internal/command", "internal/loglimit", "internal/version"}}, // lists devices, and is one
 	{pkg: "cmd/initiator", may: []string{"initiator", "initiator/*", "nvme", "nvme/auth", "endpoint", "endpoint/load", "transport/rdma", "transport/rdma/nic", "internal/command", "internal/loglimit", "internal/version"}},
 	{pkg: "cmd/*", may: []string{"server", "config", "configs", "mgmt", "initiator", "initiator/*", "internal/command", "internal/loglimit", "internal/version"}},
 

@@ -1,0 +1,174 @@
+//go:build !race
+
+package main
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"oneshot/initiator"
+	"oneshot/mgmt"
+)
+
+const addressText = `
+stores:
+  disk: {type: mirror, size: 16MiB, copies: {a: {type: file, path: disk.img}, b: {type: file, path: disk.img}}}
+targets:
+  - {iqn: "iqn.2026-11.example.oneshot:lab", luns: {0: disk}}
+portals:
+  - {node: a, listen: "192.0.2.1:3260", group: 1}
+  - {node: b, listen: "192.0.2.2:3260", group: 2}
+  - {mirror: disk, listen: "192.0.2.10:3260", group: 10, interface: eth0}
+  - {mirror: disk, listen: "[2001:db8::a]:3260", group: 10, interface: eth0}
+`
+
+const moves4, moves6 = "192.0.2.10", "2001:db8::a"
+
+// newAddresses makes a mirror whose addresses move, on machines of their own, and starts it.
+func newAddresses(t *testing.T) (*site, *segment) {
+	n := newSegment(t, "a", "b", "w")
+	s := newSiteAt(t, addressText, []string{"192.0.2.1:7260", "192.0.2.2:7260", "192.0.2.3:7260"})
+	s.within = n.inside
+	s.startAll()
+	return s, n
+}
+
+// hasAddresses waits until the machine of the primary has the addresses, as its node says, and returns the node.
+func (s *site) hasAddresses() (primary string) {
+	s.t.Helper()
+	primary = s.level("w")
+	s.untilCluster(primary, "it has the addresses", func(c *mgmt.Cluster) bool {
+		m := &c.Mirrors[0]
+		return strings.Join(m.Addresses, ", ") == moves4+" on eth0, "+moves6+" on eth0" && m.Role == mgmt.RolePrimary
+	})
+	return primary
+}
+
+// newFollower is a host that has one path only: the address that moves. It may be told of no error but by the end of its session.
+func newFollower(ctx context.Context, s *site, at string) *multipath {
+	m := &multipath{t: s.t, ctx: ctx, strict: true}
+	for i := range m.urls {
+		u, err := initiator.ParseURL("iscsi://" + at + "/iqn.2026-11.example.oneshot:lab/0")
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		m.urls[i] = u
+	}
+	s.t.Cleanup(func() {
+		for i := range m.paths {
+			m.drop(m.paths[i])
+		}
+	})
+	return m
+}
+
+// leaves waits until a machine has neither address.
+func (s *site) leaves(n *segment, name string) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), time.Minute)
+	defer cancel()
+	for n.has(name, moves4) || n.has(name, moves6) {
+		if ctx.Err() != nil {
+			s.t.Fatalf("%s keeps the addresses", name)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// TestMirrorAddresses: hosts with no path but an address that moves go on when the primary is killed, stopped and ended, though
+// they ask nobody where the address is; and there is no machine that keeps it.
+func TestMirrorAddresses(t *testing.T) {
+	if !inSegment(t) {
+		return
+	}
+	s, n := newAddresses(t)
+	n.trusting()
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	defer cancel()
+	var l *load
+	for _, at := range []string{moves4 + ":3260", "[" + moves6 + "]:3260"} {
+		address, _, _ := net.SplitHostPort(at)
+		m := newFollower(ctx, s, at)
+		s.hasAddresses()
+		l = newLoadAfter(t, m, l)
+		l.more(50)
+		for _, how := range []struct {
+			what       string
+			lose, back func(string)
+		}{
+			{"killed", s.kill, func(name string) { s.start(name) }},
+			{"stopped", func(name string) { s.signal(name, syscall.SIGSTOP) }, func(name string) { s.signal(name, syscall.SIGCONT) }},
+			{"ended", s.stop, func(name string) { s.start(name) }},
+		} {
+			s.hasAddresses()
+			before := n.mac(address)
+			lost := s.loses(how.lose, how.back)
+			l.more(50)
+			if now := n.mac(address); now == before {
+				t.Errorf("%s: the neighbour is %s still", how.what, now)
+			}
+			s.leaves(n, lost)
+			how.back(lost)
+			if now := s.hasAddresses(); now != lost {
+				s.leaves(n, lost)
+			}
+			l.more(50)
+		}
+		l.end()
+	}
+	primary := s.hasAddresses()
+
+	// What a former process has left is removed, before anything is known of the mirror.
+	away := other(primary)
+	s.kill(away)
+	n.inside(away, func() {
+		l, err := netlink.LinkByName("eth0")
+		n.must(err)
+		a, err := netlink.ParseAddr(moves4 + "/32")
+		n.must(err)
+		a.ValidLft, a.PreferedLft = 3600, 3600
+		n.must(netlink.AddrAdd(l, a))
+	})
+	s.start(away)
+	s.leaves(n, away)
+	s.stopAll()
+	s.leaves(n, primary)
+}
+
+// TestMirrorTickle: a connection that only waits learns that its address has moved, though the machine that had it is not there to say
+// so.
+func TestMirrorTickle(t *testing.T) {
+	if !inSegment(t) {
+		return
+	}
+	s, n := newAddresses(t)
+	for _, at := range []string{moves4 + ":3260", "[" + moves6 + "]:3260"} {
+		primary := s.hasAddresses()
+		u, err := initiator.ParseURL("iscsi://" + at + "/iqn.2026-11.example.oneshot:lab/0")
+		n.must(err)
+		session, err := initiator.Dial(t.Context(), u, initiator.Options{})
+		n.must(err)
+		c, err := (&net.Dialer{KeepAlive: -1}).DialContext(t.Context(), "tcp", at)
+		n.must(err)
+		s.untilCluster(other(primary), "it knows both connections", func(c *mgmt.Cluster) bool { return c.Mirrors[0].Guests == 2 })
+		n.cable(primary, false)
+		if !s.takesOver(other(primary)) {
+			t.Fatal("the other node has not taken over")
+		}
+		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("the connection ends with %v", err)
+		}
+		_ = c.Close()
+		_ = session.Close()
+		s.leaves(n, primary)
+		n.cable(primary, true)
+		s.level("w")
+	}
+}

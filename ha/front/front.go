@@ -1,0 +1,139 @@
+// Package front holds the addresses that go with a mirror's primary: they are on the interface of one machine at a time, and
+// hosts and switches learn at once that they have moved.
+//
+//	Add ──────────► the kernel has the address, for Lifetime ── no Add in time ──► gone
+//	 │
+//	 ├─ Announce ─► gratuitous ARP, or an unsolicited neighbour advertisement: the address has this MAC
+//	 └─ Tickle ───► an initiator that waits for an answer of the former machine learns that its connection is no more
+//
+// Addresses are set by netlink (github.com/vishvananda/netlink, which the initiator uses already). Frames and packets
+// are made here: each is a few fixed fields, and golang.org/x/sys has the sockets.
+package front
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Lifetime is how long the kernel keeps an address that is not added again: it is gone soon after the daemon that has
+// added it, whatever has ended that or stopped it.
+const Lifetime = 2 * time.Second
+
+// Address is an address that moves, and the interface of this machine that it is on.
+type Address struct {
+	IP        netip.Addr
+	Interface string
+}
+
+func (a Address) String() string { return fmt.Sprintf("%v on %s", a.IP, a.Interface) }
+
+// family is that of the address, as netlink numbers it.
+func (a Address) family() int {
+	if a.IP.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+// link returns the interface.
+func (a Address) link() (netlink.Link, error) {
+	l, err := netlink.LinkByName(a.Interface)
+	if _, ok := errors.AsType[netlink.LinkNotFoundError](err); ok {
+		return nil, fmt.Errorf("this machine has no interface %s: \"ip link\" lists those that it has", a.Interface)
+	}
+	return l, err
+}
+
+// find returns the address as it is on the interface; nil: it is not.
+func (a Address) find(l netlink.Link) (*netlink.Addr, error) {
+	list, err := netlink.AddrList(l, a.family())
+	if err != nil {
+		return nil, err
+	}
+	for i := range list {
+		if ip, ok := netip.AddrFromSlice(list[i].IP); ok && ip.Unmap() == a.IP {
+			return &list[i], nil
+		}
+	}
+	return nil, nil
+}
+
+// forever is the lifetime of an address that the administrator has set.
+const forever = 1<<32 - 1
+
+// Check reports what would keep Add from working: no such interface, or an address that is there for good.
+func (a Address) Check() error {
+	l, err := a.link()
+	if err != nil {
+		return err
+	}
+	found, err := a.find(l)
+	if err == nil && found != nil && uint32(found.ValidLft) == forever {
+		err = fmt.Errorf("%v is on the interface for good, and is to move with the mirror's primary: remove it (ip address del %v dev %s), and from the network's configuration", a, found.IPNet, a.Interface)
+	}
+	return err
+}
+
+// Add puts the address on the interface for Lifetime, or prolongs its stay.
+func (a Address) Add() error {
+	l, err := a.link()
+	if err != nil {
+		return err
+	}
+	own := &netlink.Addr{IPNet: a.net(), ValidLft: int(Lifetime / time.Second), PreferedLft: int(Lifetime / time.Second)}
+	if a.IP.Is6() {
+		// It was seen to be nobody else's by consensus, and duplicate address detection would take a second (RFC 4862 §5.4).
+		// An address without preferred lifetime is no source for what this machine begins itself.
+		own.Flags, own.PreferedLft = unix.IFA_F_NODAD, 0
+	}
+	if err := netlink.AddrReplace(l, own); err != nil {
+		return fmt.Errorf("%v cannot be added: %w", a, err)
+	}
+	return nil
+}
+
+// Remove takes the address from the interface, if it is there.
+func (a Address) Remove() error {
+	l, err := a.link()
+	if err != nil {
+		return err
+	}
+	found, err := a.find(l)
+	if err != nil || found == nil {
+		return err
+	}
+	if err := netlink.AddrDel(l, found); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+		return fmt.Errorf("%v cannot be removed: %w", a, err)
+	}
+	return nil
+}
+
+// net is the address alone: what the machine reaches it does by an address of its own.
+func (a Address) net() *net.IPNet {
+	return &net.IPNet{IP: a.IP.AsSlice(), Mask: net.CIDRMask(a.IP.BitLen(), a.IP.BitLen())}
+}
+
+// Missing lists the capabilities that this process lacks to hold addresses.
+func Missing() (names []string) {
+	var h unix.CapUserHeader
+	var data [2]unix.CapUserData
+	h.Version = unix.LINUX_CAPABILITY_VERSION_3
+	if err := unix.Capget(&h, &data[0]); err != nil {
+		return nil // then Add tells
+	}
+	for _, c := range [...]struct {
+		bit  uint
+		name string
+	}{{unix.CAP_NET_ADMIN, "CAP_NET_ADMIN"}, {unix.CAP_NET_RAW, "CAP_NET_RAW"}} {
+		if data[0].Effective&(1<<c.bit) == 0 {
+			names = append(names, c.name)
+		}
+	}
+	return names
+}

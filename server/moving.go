@@ -1,0 +1,372 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"oneshot/config"
+	"oneshot/ha/front"
+	"oneshot/ha/replica"
+	"oneshot/internal/loglimit"
+	"oneshot/mgmt"
+)
+
+// moving keeps the addresses that go with a mirror on this machine as long as its node is the primary, and no longer.
+//
+//	           leads, by Mirror.Leads
+//	not here ───────────────────────────► here: added for 2 s, again each second, announced; former guests are tickled
+//	   ▲                                    │
+//	   ├── the lease has run out ───────────┤ at once
+//	   └── another node was given the office┘ when that one says that it has them, or after handOverTime; initiators are
+//	                                          told before
+//
+// A daemon that is killed or stopped prolongs nothing, so its kernel drops the addresses by itself.
+type moving struct {
+	s       *mirrored
+	wake    chan struct{} // has room for one
+	taken   atomic.Bool   // another node says that it has them
+	quiet   loglimit.Gate
+	leading bool // guarded by the goroutine of run, as the rest
+	left    time.Duration
+
+	mu   sync.Mutex
+	held map[front.Address]*holding // guarded by mu, for status
+}
+
+// holding is an address that is here. Times are those of bootTime.
+type holding struct {
+	since   time.Duration
+	renewed time.Duration
+	told    int // announcements that were made
+}
+
+const (
+	// handOverTime is how long a node that has handed over keeps the addresses until its successor has them: who finds nobody there
+	// tries again after a second.
+	handOverTime = 200 * time.Millisecond
+	// farewellTime is how long initiators are waited for that are told to come back elsewhere.
+	farewellTime = 20 * time.Millisecond
+	// tickles is how many of the first announcements go with tickles.
+	tickles = 3
+	// retryTime is the time between two attempts after an error.
+	retryTime = time.Second
+	peerTime  = 2 * time.Second
+	againTime = 10 * time.Second // guests are told of anew
+)
+
+// canMove says what is missing on this machine for a portal's address to come here.
+func canMove(p *config.Portal) error {
+	if missing := front.Missing(); missing != nil {
+		return fmt.Errorf("the address goes with the mirror %s, and this process may not add it to %s: it lacks %s; give the unit AmbientCapabilities= and CapabilityBoundingSet= of these (systemctl edit)", p.Mirror, p.Interface, strings.Join(missing, " and "))
+	}
+	return addressOf(p).Check()
+}
+
+func addressOf(p *config.Portal) front.Address {
+	return front.Address{IP: p.Listen.Addr(), Interface: p.Interface}
+}
+
+func newMoving(s *mirrored) *moving {
+	return &moving{s: s, wake: make(chan struct{}, 1), held: make(map[front.Address]*holding)}
+}
+
+// bootTime is the clock of leases: it goes on while the machine sleeps.
+func bootTime() time.Duration {
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // Linux has it since 2.6.39
+	return time.Duration(t.Nano())
+}
+
+// look has the goroutine look at what has changed.
+func (m *moving) look() {
+	select {
+	case m.wake <- struct{}{}:
+	default:
+	}
+}
+
+// addresses are those of the configuration.
+func (m *moving) addresses() (list []front.Address) {
+	for _, p := range *m.s.member.moving.Load() {
+		if p.Mirror == m.s.name {
+			list = append(list, addressOf(&p))
+		}
+	}
+	return list
+}
+
+// begin removes what a former process may have left, and keeps the addresses until the mirror's ctx ends.
+func (m *moving) begin() {
+	for _, a := range m.addresses() {
+		m.complain(a.Remove())
+	}
+	m.s.wg.Go(func() {
+		leads := m.s.Leads() > 0
+		for m.s.Await(m.s.ctx, func(replica.State) bool { return m.s.Leads() > 0 != leads }) == nil {
+			leads = !leads
+			m.look()
+		}
+	})
+	m.s.wg.Go(m.run)
+	for _, name := range m.s.record.Copies {
+		if name != m.s.node {
+			m.s.wg.Go(func() { m.tellGuests(name) })
+		}
+	}
+}
+
+func (m *moving) run() {
+	for {
+		t := time.NewTimer(m.do())
+		select {
+		case <-m.s.ctx.Done():
+			t.Stop()
+			return
+		case <-m.wake:
+		case <-t.C:
+		}
+		t.Stop()
+	}
+}
+
+// do does what is due, and returns when to look again.
+func (m *moving) do() time.Duration {
+	leads, now := m.s.Leads(), bootTime()
+	if leads > 0 {
+		if !m.leading {
+			m.leading = true
+			m.taken.Store(false)
+		}
+		return min(m.keep(now), leads+time.Millisecond)
+	}
+	if m.leading {
+		m.leading, m.left = false, now
+	}
+	if len(m.here()) == 0 {
+		return retryTime
+	}
+	st := m.s.State()
+	if hasSuccessor := st.View.Planned && st.Role == replica.Follower; hasSuccessor {
+		if wait := m.left + handOverTime - now; wait > 0 && !m.taken.Load() {
+			return wait
+		}
+		m.farewell()
+	}
+	m.drop()
+	return retryTime
+}
+
+// here lists the addresses that this machine has.
+func (m *moving) here() (list []front.Address) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for a := range m.held {
+		list = append(list, a)
+	}
+	slices.SortFunc(list, func(a, b front.Address) int { return a.IP.Compare(b.IP) })
+	return list
+}
+
+// keep adds, prolongs and announces the addresses of a primary, and returns when it is to be called again.
+func (m *moving) keep(now time.Duration) time.Duration {
+	list, next := m.addresses(), front.Lifetime/2
+	for _, a := range m.here() {
+		if !slices.Contains(list, a) {
+			m.remove(a)
+		}
+	}
+	isNew := false
+	for _, a := range list {
+		m.mu.Lock()
+		h := m.held[a]
+		m.mu.Unlock()
+		if h == nil || now-h.renewed >= front.Lifetime { // the kernel has dropped it
+			h, isNew = &holding{since: now, renewed: -front.Lifetime}, true
+		}
+		if now-h.renewed >= front.Lifetime/2 {
+			if err := a.Add(); err != nil {
+				m.complain(err)
+				next = min(next, retryTime)
+				continue
+			}
+			h.renewed = now
+			m.mu.Lock()
+			m.held[a] = h
+			m.mu.Unlock()
+		}
+		for h.told < len(front.Announcements) && now >= h.since+front.Announcements[h.told] {
+			m.announce(a, h)
+		}
+		if h.told < len(front.Announcements) {
+			next = min(next, h.since+front.Announcements[h.told]-now)
+		}
+		next = min(next, h.renewed+front.Lifetime/2-now)
+	}
+	if isNew {
+		m.s.log.Info("this machine has the addresses of the mirror", "addresses", m.words())
+		m.tellTaken()
+	}
+	return max(next, 0)
+}
+
+// announce tells the network, and those who were connected with the address at another node. One that has handed over tells
+// them itself, first.
+func (m *moving) announce(a front.Address, h *holding) {
+	m.complain(a.Announce())
+	if h.told < tickles && (h.told > 0 || !m.s.State().View.Planned) {
+		for _, g := range m.s.member.books.of(m.s.name).strangers(a.IP) {
+			m.complain(front.Tickle(g.Local, g.Remote))
+		}
+	}
+	h.told++
+}
+
+// farewell tells the initiators to log in again at once. The successor has the addresses already.
+func (m *moving) farewell() {
+	book := m.s.member.books.of(m.s.name)
+	changed, closed := book.read()
+	defer closed()
+	m.leave()
+	for end := time.After(farewellTime); len(book.list()) > 0; {
+		select {
+		case <-changed:
+		case <-end:
+			return
+		}
+	}
+}
+
+// leave ends the connections with the addresses.
+func (m *moving) leave() {
+	for _, p := range *m.s.member.moving.Load() {
+		if p.Mirror == m.s.name {
+			m.s.member.leave(p.Listen.String())
+		}
+	}
+}
+
+// drop removes the addresses, and ends what is left of connections with them.
+func (m *moving) drop() {
+	list := m.here()
+	if len(list) == 0 {
+		return
+	}
+	words := m.words()
+	for _, a := range list {
+		m.remove(a)
+	}
+	m.leave()
+	m.s.log.Info("the addresses of the mirror have left this machine", "addresses", words)
+}
+
+func (m *moving) remove(a front.Address) {
+	m.complain(a.Remove())
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.held, a)
+}
+
+// words lists the addresses that are here, for people.
+func (m *moving) words() (list []string) {
+	for _, a := range m.here() {
+		list = append(list, a.String())
+	}
+	return list
+}
+
+// complain logs an error, at times.
+func (m *moving) complain(err error) {
+	if err == nil {
+		return
+	}
+	if _, ok := m.quiet.Pass(time.Minute); ok {
+		m.s.log.LogAttrs(context.Background(), slog.LevelError, "an address of the mirror", slog.Any("why", err))
+	}
+}
+
+// tellTaken tells the other nodes that this one has the addresses.
+func (m *moving) tellTaken() {
+	for _, name := range m.s.record.Copies {
+		if name == m.s.node {
+			continue
+		}
+		m.s.wg.Go(func() {
+			ctx, cancel := context.WithTimeout(m.s.ctx, peerTime)
+			defer cancel()
+			c := m.s.member.peer(name)
+			defer c.Close()
+			_ = c.AddressesTaken(ctx, m.s.name) // who does not hear it waits for handOverTime
+		})
+	}
+}
+
+// tellGuests tells a node who is connected, whenever that changes while this one is the primary.
+func (m *moving) tellGuests(name string) {
+	book := m.s.member.books.of(m.s.name)
+	changed, closed := book.read()
+	defer closed()
+	again := time.NewTicker(againTime)
+	defer again.Stop()
+	for told := 0; ; {
+		select {
+		case <-m.s.ctx.Done():
+			return
+		case <-changed:
+		case <-again.C:
+		}
+		list := book.list()
+		if m.s.Term() == 0 || len(list)+told == 0 {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(m.s.ctx, peerTime)
+		c := m.s.member.peer(name)
+		if c.KnowGuests(ctx, m.s.name, list) == nil { // else it is told again
+			told = len(list)
+		}
+		c.Close()
+		cancel()
+	}
+}
+
+// KnowGuests implements mgmt.Peer.
+func (h here) KnowGuests(name string, guests []mgmt.Guest) error {
+	if h.local(name) == nil {
+		return fmt.Errorf("node %s has no copy of %s open", h.member.name, name)
+	}
+	h.member.books.of(name).know(guests)
+	return nil
+}
+
+// AddressesTaken implements mgmt.Peer.
+func (h here) AddressesTaken(name string) error {
+	if m := h.local(name); m != nil {
+		m.front.taken.Store(true)
+		m.front.look()
+	}
+	return nil
+}
+
+// handOver has other nodes serve the mirrors that this one serves, before it ends, if some can.
+func (s *Server) handOver() {
+	var wg sync.WaitGroup
+	for _, m := range s.mirrors() {
+		if m.Term() == 0 {
+			continue
+		}
+		wg.Go(func() {
+			m.HandOver()
+			for end := bootTime() + handOverTime + farewellTime; m.Term() == 0 && len(m.front.here()) > 0 && bootTime() < end; {
+				time.Sleep(time.Millisecond)
+			}
+		})
+	}
+	wg.Wait()
+}
