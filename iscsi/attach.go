@@ -87,6 +87,9 @@ func (c *Conn) establish(out *login.Outcome) {
 		c.reinstate(old, out)
 	default:
 		s.open(c.node.most)
+		if p := c.moves; p != nil && p.Returns != nil && s.nexus != nil && p.Returns(c.mover.Local(), s.Initiator, s.ISID) {
+			s.nexus.Return()
+		}
 		c.logIn(s, l.Params(), out)
 	}
 }
@@ -266,6 +269,9 @@ func (c *Conn) logIn(s *Session, params *login.Params, out *login.Outcome) {
 		return
 	}
 	c.place.Prove()
+	if p := c.moves; p != nil && p.Arrived != nil {
+		p.Arrived()
+	}
 	c.log.Info("logged in", "connection", c.CID, "header_digest", params.HeaderDigest, "data_digest", params.DataDigest)
 }
 

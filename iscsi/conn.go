@@ -34,8 +34,8 @@ type Conn struct {
 	offer *login.Config
 	// rdma: the mover is one of RDMA, and never sends out of a store's memory, nor receives into it.
 	rdma  bool
-	group uint16 // of the portal that it came through
-	moves bool   // Portal.Moves
+	group uint16  // of the portal that it came through
+	moves *Portal // that it came through, if its address moves; else nil
 
 	// Guarded by the baton of circle.
 	ConnState

@@ -43,22 +43,26 @@ func (d directory) Discovery() *login.Target {
 	return &login.Target{CHAP: auth.CHAP, Mutual: auth.Mutual}
 }
 
-// groupOf returns the tag of the portal that a connection came through, by its local address, and whether that moves.
-func (n *Node) groupOf(local, transport string) (group uint16, moves bool) {
+// groupOf returns the tag of the portal that a connection came through, by its local address, and the portal if it moves.
+func (n *Node) groupOf(local, transport string) (group uint16, moves *Portal) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	group = defaultGroup
-	for _, p := range n.portals {
+	for i := range n.portals {
+		p := &n.portals[i]
 		if p.Transport != transport || p.Elsewhere != "" {
 			continue
 		}
 		if at, exact := p.Reached(local); exact && at == local {
-			return p.Group, p.Moves
+			if p.Moves {
+				moves = p
+			}
+			return p.Group, moves
 		} else if at == local {
 			group = p.Group
 		}
 	}
-	return group, false
+	return group, nil
 }
 
 // sendTargets returns the records for SendTargets (RFC 7143 appendix C): all targets that

@@ -79,6 +79,10 @@ type Portal struct {
 	// logical unit is not answered: the address is on its way there, and the initiator sends the command again when it
 	// has logged in. LeaveAddress ends its connections.
 	Moves bool
+	// Returns, if set, says whether an initiator port had a session at this address on another machine, and so has lost its nexus:
+	// it hears that instead of a reset. local is the address of the connection. Arrived is called after each login.
+	Returns func(local, initiator string, isid pdu.ISID) bool
+	Arrived func()
 
 	// Elsewhere is the address, host:port, of a portal of another machine, which shows some targets of the node as well: Targets. No
 	// connection comes through it. Empty: it is a portal of the node.

@@ -123,7 +123,7 @@ func (c *Conn) step(t *Task, next scsi.Next) {
 }
 
 func (c *Conn) answer(t *Task) {
-	if c.moves && t.NotServed() {
+	if c.moves != nil && t.NotServed() {
 		c.aborted(t) // its initiator sends it again, where the address is then
 		return
 	}

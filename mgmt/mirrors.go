@@ -37,6 +37,9 @@ type Peer interface {
 type Guest struct {
 	Local  netip.AddrPort `json:"local"` // of the portal
 	Remote netip.AddrPort `json:"remote"`
+	// Initiator and ISID, 12 hexadecimal digits, are the initiator port of a session; empty: there is none yet.
+	Initiator string `json:"initiator,omitempty"`
+	ISID      string `json:"isid,omitempty"`
 }
 
 // MaxGuests is how many of them a node tells others of.

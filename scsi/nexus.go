@@ -115,6 +115,14 @@ func (n *Nexus) join(lun, of uint16, lu *LogicalUnit) *itl {
 	return i
 }
 
+// Return says, before the first command, that the initiator port had this nexus with the target, on another machine: it hears of the loss
+// (SAM-5 §5.14.5), and of the access states that it may not know, instead of a reset of what it can see has not been reset.
+func (n *Nexus) Return() {
+	for _, i := range *n.table.Load() {
+		i.ua.Store(uaNexusLoss | uaAccessState)
+	}
+}
+
 // setLUs follows Target.SetLUs. Target.mu is held.
 func (n *Nexus) setLUs(changes []LUChange) {
 	table := slices.Clone(*n.table.Load())

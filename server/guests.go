@@ -1,10 +1,13 @@
 package server
 
 import (
+	"encoding/hex"
 	"net"
 	"net/netip"
 	"sync"
 
+	"oneshot/iscsi"
+	"oneshot/iscsi/pdu"
 	"oneshot/mgmt"
 )
 
@@ -57,6 +60,48 @@ func (b *guestbook) set(g mgmt.Guest, is bool) {
 	} else {
 		delete(b.here, g)
 	}
+	b.change()
+}
+
+// arrived says that a connection has a session now.
+func (b *guestbook) arrived() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.change()
+}
+
+// returns says, once, whether an initiator port had a session at an address of another node's.
+func (b *guestbook) returns(local, initiator string, isid pdu.ISID) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	id := hex.EncodeToString(isid[:])
+	for i, g := range b.known {
+		if g.Initiator == initiator && g.ISID == id && g.Local.String() == local {
+			b.known[i].Initiator = ""
+			return true
+		}
+	}
+	return false
+}
+
+// named puts the names of initiator ports into a list of connections.
+func named(list []mgmt.Guest, sessions []iscsi.SessionInfo) []mgmt.Guest {
+	at := make(map[[2]string]*iscsi.SessionInfo)
+	for i := range sessions {
+		for _, c := range sessions[i].Connections {
+			at[[2]string{c.Local, c.Peer}] = &sessions[i]
+		}
+	}
+	for i := range list {
+		if s := at[[2]string{list[i].Local.String(), list[i].Remote.String()}]; s != nil && s.Target != "" {
+			list[i].Initiator, list[i].ISID = s.Initiator, hex.EncodeToString(s.ISID[:])
+		}
+	}
+	return list
+}
+
+// change tells the readers. mu is held.
+func (b *guestbook) change() {
 	for _, r := range b.readers {
 		select {
 		case r <- struct{}{}:
@@ -117,7 +162,7 @@ func (b *guestbook) strangers(ip netip.Addr) (all []mgmt.Guest) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, g := range b.known {
-		if g.Local.Addr() == ip && g.Remote.Addr().Is4() == ip.Is4() && !b.here[g] {
+		if g.Local.Addr() == ip && g.Remote.Addr().Is4() == ip.Is4() && !b.here[mgmt.Guest{Local: g.Local, Remote: g.Remote}] {
 			all = append(all, g)
 		}
 	}

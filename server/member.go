@@ -15,6 +15,7 @@ import (
 	"oneshot/config"
 	"oneshot/ha/quorum"
 	"oneshot/internal/version"
+	"oneshot/iscsi"
 	"oneshot/mgmt"
 )
 
@@ -27,6 +28,7 @@ type member struct {
 	state   string                          // path of the directory
 	portals atomic.Pointer[[]config.Portal] // of other nodes
 	moving  atomic.Pointer[[]config.Portal] // whose addresses go with mirrors
+	nexuses func() []iscsi.SessionInfo      // sessions of this node; set with leave
 	leave   func(address string)            // ends connections with an address that has gone; set before mirrors are open
 	books   guestbooks
 	at      atomic.Pointer[map[string]string] // addresses of the nodes, by name

@@ -322,7 +322,7 @@ func (m *moving) tellGuests(name string) {
 		case <-changed:
 		case <-again.C:
 		}
-		list := book.list()
+		list := named(book.list(), m.s.member.nexuses())
 		if m.s.Term() == 0 || len(list)+told == 0 {
 			continue
 		}

@@ -36,11 +36,16 @@ func (s *Server) announce() {
 			continue
 		}
 		at := p.bound()
-		ps = append(ps, iscsi.Portal{
+		told := iscsi.Portal{
 			Group: at.Group, Transport: string(at.Transport), RDMA: at.Transport != config.TransportTCP,
 			Advertised: at.Advertise, Moves: at.Mirror != "",
 			Reached: func(local string) (string, bool) { return reached(at.Listen, local) },
-		})
+		}
+		if at.Mirror != "" {
+			book := s.member.books.of(at.Mirror)
+			told.Returns, told.Arrived = book.returns, book.arrived
+		}
+		ps = append(ps, told)
 	}
 	s.node.SetPortals(append(ps, s.elsewhere()...))
 	s.announceNVMe()

@@ -109,7 +109,7 @@ func New(cfg *config.Config, log *slog.Logger) (*Server, error) {
 	}
 	s.node = iscsi.NewNode(nodeConfig(cfg, s.pool, log))
 	if s.member != nil {
-		s.member.leave = s.node.LeaveAddress
+		s.member.leave, s.member.nexuses = s.node.LeaveAddress, s.node.Sessions
 	}
 	around := surroundings{node: s.node, member: s.member, pool: s.pool, commands: cfg.Limits.Commands, limits: cfg.Limits, log: log, work: &s.wg}
 	s.nvme = nvmf.NewNode(nvmeConfig(cfg, &around))

@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"strings"
 	"syscall"
@@ -14,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"oneshot/initiator"
+	"oneshot/iscsi/pdu"
 	"oneshot/mgmt"
 )
 
@@ -142,6 +144,21 @@ func TestMirrorAddresses(t *testing.T) {
 	s.leaves(n, primary)
 }
 
+// hears logs in, and wants unit attentions, in this order.
+func hears(ctx context.Context, u initiator.URL, isid pdu.ISID, want []uint16) error {
+	session, err := initiator.Dial(ctx, u, initiator.Options{ISID: isid})
+	if err != nil {
+		return err
+	}
+	for _, code := range want {
+		err := session.Do(ctx, &initiator.Command{CDB: make([]byte, 6)})
+		if s, ok := errors.AsType[*initiator.StatusError](err); !ok || s.Key != 6 || uint16(s.ASC)<<8|uint16(s.ASCQ) != code {
+			return errors.Join(fmt.Errorf("TEST UNIT READY ends with %v, want the unit attention %04xh", err, code), session.Close())
+		}
+	}
+	return session.Close()
+}
+
 // TestMirrorTickle: a connection that only waits learns that its address has moved, though the machine that had it is not there to say
 // so.
 func TestMirrorTickle(t *testing.T) {
@@ -153,7 +170,8 @@ func TestMirrorTickle(t *testing.T) {
 		primary := s.hasAddresses()
 		u, err := initiator.ParseURL("iscsi://" + at + "/iqn.2026-11.example.oneshot:lab/0")
 		n.must(err)
-		session, err := initiator.Dial(t.Context(), u, initiator.Options{})
+		isid := initiator.RandomISID()
+		session, err := initiator.Dial(t.Context(), u, initiator.Options{ISID: isid})
 		n.must(err)
 		c, err := (&net.Dialer{KeepAlive: -1}).DialContext(t.Context(), "tcp", at)
 		n.must(err)
@@ -167,6 +185,12 @@ func TestMirrorTickle(t *testing.T) {
 		}
 		_ = c.Close()
 		_ = session.Close()
+		for _, who := range []struct {
+			isid  pdu.ISID
+			hears []uint16
+		}{{isid, []uint16{0x2907, 0x2a06}}, {initiator.RandomISID(), []uint16{0x2900}}, {isid, []uint16{0x2900}}} {
+			n.must(hears(t.Context(), u, who.isid, who.hears))
+		}
 		s.leaves(n, primary)
 		n.cable(primary, true)
 		s.level("w")
