@@ -19,16 +19,22 @@ import (
 // switches is how often TestMirrorSwitch has another node serve; ONESHOT_SWITCHES says otherwise.
 const switches = 6
 
+func switchesWanted(t *testing.T) int {
+	text := os.Getenv("ONESHOT_SWITCHES")
+	if text == "" {
+		return switches
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		t.Fatalf("ONESHOT_SWITCHES is %q: %v", text, err)
+	}
+	return n
+}
+
 // TestMirrorSwitch: the mirror is switched again and again under load, through any node. The host sees no error but those
 // that lead it to the other path, and its bytes are right.
 func TestMirrorSwitch(t *testing.T) {
-	n := switches
-	if text := os.Getenv("ONESHOT_SWITCHES"); text != "" {
-		var err error
-		if n, err = strconv.Atoi(text); err != nil {
-			t.Fatal(err)
-		}
-	}
+	n := switchesWanted(t)
 	s := newMirror(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute+time.Duration(n)*time.Second)
 	defer cancel()

@@ -200,13 +200,14 @@ func (m *multipath) flush() bool {
 // load writes and reads blocks from several places at once, and knows what each block may hold: what was acknowledged
 // last, or what was sent since. Each block is one worker's.
 type load struct {
-	t      *testing.T
-	m      *multipath
-	wg     sync.WaitGroup
-	stop   atomic.Bool
-	writes atomic.Int64 // acknowledged
-	newest atomic.Int64 // block of which a write was acknowledged
-	blocks [mirrorSize / block]struct {
+	t       *testing.T
+	m       *multipath
+	wg      sync.WaitGroup
+	stop    atomic.Bool
+	writes  atomic.Int64 // acknowledged
+	slowest atomic.Int64 // nanoseconds of a write, since a test has set it to 0
+	newest  atomic.Int64 // block of which a write was acknowledged
+	blocks  [mirrorSize / block]struct {
 		acked, sent uint64
 		floor       atomic.Uint64 // acknowledged; for others than the worker
 	}
@@ -269,7 +270,13 @@ func (l *load) work(w int, r *rand.Rand) {
 		state := &l.blocks[no]
 		state.sent++
 		fill(b, no, state.sent)
+		began := time.Now()
 		if l.m.write(no, b) {
+			for took := int64(time.Since(began)); ; {
+				if old := l.slowest.Load(); took <= old || l.slowest.CompareAndSwap(old, took) {
+					break
+				}
+			}
 			state.acked = state.sent
 			state.floor.Store(state.sent)
 			l.newest.Store(int64(no))

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -195,4 +196,41 @@ func TestMirrorTickle(t *testing.T) {
 		n.cable(primary, true)
 		s.level("w")
 	}
+}
+
+// TestMirrorAddressSwitch: a mirror is switched again and again under load of a host with one path, the address that moves. It is
+// told of no error; how long its slowest write took in each switch is logged. ONESHOT_SWITCHES says how often.
+func TestMirrorAddressSwitch(t *testing.T) {
+	if !inSegment(t) {
+		return
+	}
+	n := switchesWanted(t)
+	s, _ := newAddresses(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute+time.Duration(n)*2*time.Second)
+	defer cancel()
+	s.hasAddresses()
+	m := newFollower(ctx, s, moves4+":3260")
+	l := newLoad(t, m)
+	var waits []time.Duration
+	for i, refused := 0, 0; i < n; {
+		primary := s.hasAddresses()
+		l.more(50)
+		l.slowest.Store(0)
+		text, err := s.run(s.asked("w", "ha", "switch", "disk")...)
+		if refused++; err != nil && refused < 20+n { // on a busy machine a copy may be late
+			t.Logf("%s", text)
+			continue
+		}
+		if !strings.HasPrefix(text, "Node "+other(primary)+" serves disk; ") {
+			t.Fatalf("switch from %s says %q", primary, text)
+		}
+		l.more(50)
+		waits = append(waits, time.Duration(l.slowest.Load()))
+		i++
+	}
+	l.end()
+	slices.Sort(waits)
+	t.Logf("%d switches: the slowest write took %v to %v, in half of them at most %v and in 99 %% at most %v; the host lost its session %d times",
+		n, waits[0], waits[n-1], waits[n/2], waits[n*99/100], m.moves)
+	s.stopAll()
 }
