@@ -63,8 +63,10 @@ const nvmeDiscoveryPort = 8009
 func (d *decoder) crossCheck(c *Config) {
 	d.checkNodes(c)
 	d.checkMirrors(c)
+	d.checkServes(c)
 	d.checkTargetNames(c)
 	d.checkPaths(c)
+	d.checkObjects(c)
 	d.checkExports(c)
 	d.checkSerials(c)
 	d.checkGroups(c)
@@ -72,6 +74,13 @@ func (d *decoder) crossCheck(c *Config) {
 	d.checkRDMAMemory(c)
 	if d.othersMayRead && d.inlineSecret.Line > 0 {
 		d.warnf(d.inlineSecret, "every user of this machine can read this secret: chmod o-r the file, or name another with {file: PATH}")
+	}
+}
+
+// checkServes asks whether there is anything to serve.
+func (d *decoder) checkServes(c *Config) {
+	if d.noTarget != nil && !slices.ContainsFunc(c.Portals, func(p Portal) bool { return p.Serve == ServeObjects }) {
+		d.errorf(*d.noTarget, "there is no target: add one under targets, such as {iqn: iqn.2026-11.com.example:disk, luns: {0: STORE}}")
 	}
 }
 
@@ -161,7 +170,7 @@ func (d *decoder) checkExports(c *Config) {
 		}
 	}
 	for _, s := range c.Stores {
-		if !exported[s.Name] && above[s.Name] == nil && !s.Partitioned {
+		if !exported[s.Name] && above[s.Name] == nil && !s.Partitioned && !c.KeepsObjects(s.Name) {
 			d.warnf(s.Pos, "no LUN exports the store %q, and no namespace: add it to the luns of a target or the namespaces of a subsystem, or remove it", s.Name)
 		}
 	}

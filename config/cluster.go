@@ -26,6 +26,8 @@ type Cluster struct {
 	Parts  []Part
 	Others []Portal // for initiators, of other nodes
 	Moving []Portal // of this node, while it is the primary of their mirrors
+	// Objects are the portals for objects of other nodes.
+	Objects []Portal
 }
 
 // ClusterNode is a machine of the cluster.
@@ -79,6 +81,9 @@ func (c *Config) On(name string) (*Config, error) {
 	for _, p := range c.Portals {
 		if p.Serve == ServeLUNs && p.Node != "" && p.Node != name {
 			on.Cluster.Others = append(on.Cluster.Others, p)
+		}
+		if p.Serve == ServeObjects && p.Node != "" && p.Node != name {
+			on.Cluster.Objects = append(on.Cluster.Objects, p)
 		}
 	}
 	on.Stores = slices.DeleteFunc(here(c.Stores, self, func(s *Store) *string { return &s.Node }), func(s Store) bool { return s.Mirror != nil && s.Mirror.Copy(name) == nil })

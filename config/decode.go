@@ -34,6 +34,7 @@ type decoder struct {
 	stands     map[string]stand  // by the store that stands on another one
 
 	groupUses    []groupUse // portal groups that targets name
+	noTarget     *Position  // where a target could be, if there is none, nor a subsystem
 	portalBroken bool       // a portal was left out because something is wrong with it
 
 	nodeUses []nodeUse // nodes of the cluster that something names

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -67,8 +68,9 @@ func checkProblems(t *testing.T, err error, lines int) {
 }
 
 func checkPromises(t *testing.T, c *Config) {
-	if len(c.Targets)+len(c.Subsystems) == 0 || len(c.Portals) == 0 {
-		t.Error("no target or no portal")
+	objects := slices.ContainsFunc(c.Portals, func(p Portal) bool { return p.Serve == ServeObjects })
+	if len(c.Targets)+len(c.Subsystems) == 0 && !objects || len(c.Portals) == 0 {
+		t.Error("nothing to serve, or no portal")
 	}
 	for _, target := range c.Targets {
 		if name, err := ParseName(target.Name); err != nil || name != target.Name {

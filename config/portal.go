@@ -35,10 +35,12 @@ type Portal struct {
 
 	OneShot *OneShot // what initiators may ask for; nil if the transport is not iwarp, or no LUNs are served
 
-	// Serve is what is reached through the portal. A portal for partitions is in no group: Group is 0.
+	// Serve is what is reached through the portal. A portal for partitions or objects is in no group: Group is 0.
 	Serve Served
-	// Clients are those who can prove their name to a portal for partitions.
+	// Clients are those who can prove their name to a portal for partitions, or for objects.
 	Clients []Client
+	// Store is the name of the one that keeps the objects of a portal for objects.
+	Store string
 
 	// Device is the kernel's RDMA device that the portal uses, for example rxe0, or "any"; empty
 	// if the transport is neither verbs nor nvme-rdma.
@@ -99,12 +101,13 @@ type Served string
 const (
 	ServeLUNs       Served = "luns"       // LUNs of targets, to initiators
 	ServePartitions Served = "partitions" // partitions of stores, to programs
+	ServeObjects    Served = "objects"    // objects in a store, to programs
 	ServeNamespaces Served = "namespaces" // namespaces of subsystems, to hosts; not written in the file
 )
 
-// Client is a program, or a machine, that uses partitions by a name of its own.
+// Client is a program, or a machine, that uses partitions or objects by a name of its own.
 type Client struct {
-	Name   string // of which access lines say name:NAME
+	Name   string // of which access lines of partitions say name:NAME
 	Pos    Position
 	Secret Secret
 }
@@ -231,7 +234,7 @@ func (d *decoder) portal(v value) (Portal, bool) {
 		d.errorf(o.pos, "the portal has no address: add listen: \"127.0.0.1:3260\", or \"*:3260\" for all addresses")
 		ok = false
 	}
-	ok = (set(o.take("serve"), &p.Serve, "what a portal serves", oneOf(ServeLUNs, ServePartitions)) || !o.has("serve")) && ok
+	ok = (set(o.take("serve"), &p.Serve, "what a portal serves", oneOf(ServeLUNs, ServePartitions, ServeObjects)) || !o.has("serve")) && ok
 	ok = (set(o.take("group"), &p.Group, "a portal group", parseGroup) || !o.has("group")) && ok
 	ok = d.moving(o, &p) && ok
 	ok = d.advertise(o.take("advertise"), &p) && ok
@@ -249,6 +252,7 @@ func (d *decoder) portal(v value) (Portal, bool) {
 	ok = d.switchedOff(o.take("moderation"), &p.NoModeration, p.Transport == TransportTCP, moderationIsFor, &p) && ok
 	ok = d.clients(o.take("clients"), &p) && ok
 	ok = (p.Serve != ServePartitions || d.servePartitions(o, &p)) && ok
+	ok = d.serveObjects(o, &p) && ok
 	ok = (!p.Transport.NVMe() || d.nvmePortal(o, &p)) && ok
 	o.done()
 	return p, ok
@@ -313,8 +317,8 @@ func (d *decoder) clients(v value, p *Portal) bool {
 	if !v.given() {
 		return true
 	}
-	if p.Serve != ServePartitions {
-		v.errorf("clients are those of partitions, and the portal serves LUNs: remove it, or add serve: partitions")
+	if p.Serve == ServeLUNs {
+		v.errorf("clients are those of partitions or objects, and the portal serves LUNs: remove it, or add serve: partitions")
 		return false
 	}
 	o := d.object(v.node, "clients")

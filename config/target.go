@@ -125,7 +125,8 @@ func (d *decoder) targets(root *object, stores []Store) []Target {
 	items := v.list("targets")
 	subsystems := root.take("subsystems")
 	if (!root.has("targets") || isEmptyList(v)) && (!root.has("subsystems") || isEmptyList(subsystems)) {
-		d.errorf(v.at, "there is no target: add one under targets, such as {iqn: iqn.2026-11.com.example:disk, luns: {0: STORE}}")
+		at := v.at
+		d.noTarget = &at
 	}
 	var targets []Target
 	for _, item := range items {

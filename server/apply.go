@@ -99,6 +99,9 @@ func (c *change) prepareStores() error {
 			return err
 		}
 		c.units.stores[medium(store)] = s
+		if c.next.KeepsObjects(store.Name) {
+			s.heap = c.units.heaps.begin(store.Name, s.volume.Store(), s.mirror, c.s.log.With("store", store.Name))
+		}
 	}
 	for _, store := range c.plan.divide {
 		d, err := patiently(c, func() (*divided, error) { return c.units.openDivided(store) })
@@ -291,6 +294,7 @@ func (c *change) commit() (mgmt.Reload, error) {
 	most := c.next.Limits
 	most.Connections = limits.Connections
 	s.fronts[config.TransportIWARP].(*iwarpFront).partitions.setLimits(&most)
+	s.fronts[config.TransportIWARP].(*iwarpFront).objects.setLimits(&most)
 	c.done = append(c.done, c.plan.changed...)
 	if s.member != nil && c.next.Cluster.Name == s.first.Cluster.Name {
 		s.member.configure(&c.next.Cluster)

@@ -11,10 +11,11 @@ import (
 	"oneshot/transport/rdma/iwarp"
 )
 
-// iwarpFront opens portals of iSER over RDMA in user space, which share one device, and those for partitions.
+// iwarpFront opens portals of iSER over RDMA in user space, which share one device, and those for partitions and objects.
 type iwarpFront struct {
 	devices    *rdmaDevices
 	partitions *partitionFront
+	objects    *objectFront
 }
 
 // iwarpPortal is a portal of iSER over RDMA in user space.
@@ -33,6 +34,9 @@ type iwarpPortal struct {
 func (f *iwarpFront) open(p *config.Portal, replaces []portal) (portal, error) {
 	if p.Serve == config.ServePartitions {
 		return f.partitions.open(p, replaces)
+	}
+	if p.Serve == config.ServeObjects {
+		return f.objects.open(p, replaces)
 	}
 	d, target, err := f.devices.use(deviceKey{config.TransportIWARP, "iwarp"}, p.Serve, func(func(error)) (rdma.Device, error) {
 		return iwarp.Open(iwarp.Config{Logger: f.devices.log})
@@ -61,7 +65,9 @@ func oneShot(c *config.OneShot) *rdma.OneShotOffer {
 	}
 }
 
-func (f *iwarpFront) close() error { return errors.Join(f.partitions.close(), f.devices.close()) }
+func (f *iwarpFront) close() error {
+	return errors.Join(f.partitions.close(), f.objects.close(), f.devices.close())
+}
 
 // Close implements portal.
 func (p *iwarpPortal) Close() error {

@@ -31,6 +31,7 @@ type member struct {
 	nexuses func() []iscsi.SessionInfo      // sessions of this node; set with leave
 	leave   func(address string)            // ends connections with an address that has gone; set before mirrors are open
 	books   guestbooks
+	objects atomic.Pointer[[]config.Portal]   // for objects, of other nodes
 	at      atomic.Pointer[map[string]string] // addresses of the nodes, by name
 	said    chan struct{}                     // has room for one: what the node says of itself has changed
 	info    atomic.Pointer[quorum.NodeInfo]
@@ -89,6 +90,7 @@ func (m *member) configure(c *config.Cluster) {
 		s.front.look()
 	}
 	m.mu.Unlock()
+	m.objects.Store(&c.Objects)
 	info := &quorum.NodeInfo{Version: version.String()}
 	for _, p := range c.Parts {
 		info.Parts = append(info.Parts, quorum.Part(p))

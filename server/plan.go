@@ -63,7 +63,7 @@ type comparison struct {
 	old, new *config.Config
 }
 
-// shown returns what LUNs show, by the name of its medium: stores, and for partitions the stores that they are of.
+// shown returns what LUNs show, or has objects, by the name of its medium: stores, and for partitions the stores that they are of.
 func shown(c *config.Config) map[string]*config.Store {
 	stores := make(map[string]*config.Store)
 	for i := range c.Targets {
@@ -76,6 +76,11 @@ func shown(c *config.Config) map[string]*config.Store {
 		for j := range c.Subsystems[i].Namespaces {
 			n := &c.Subsystems[i].Namespaces[j]
 			stores[mediumOfSpace(c, n)] = c.Store(n.Store)
+		}
+	}
+	for i := range c.Portals {
+		if p := &c.Portals[i]; p.Serve == config.ServeObjects {
+			stores[medium(c.Store(p.Store))] = c.Store(p.Store)
 		}
 	}
 	return stores

@@ -36,6 +36,7 @@ type Server struct {
 	rdma       *rdmaDevices       // of fronts
 	moderation tcp.Counters       // of connections over TCP
 	partitions *registry.Registry // who uses which
+	heaps      *heaps             // of objects
 	first      *config.Config     // the configuration at the start, some keys of which hold until the process ends
 	started    time.Time
 
@@ -101,8 +102,8 @@ func New(cfg *config.Config, log *slog.Logger) (*Server, error) {
 		return nil, errors.Join(err, closeState(dir))
 	}
 	s.pool = newPool(cfg.Limits.Memory, log)
-	s.partitions = registry.New()
-	base := units{log: log, state: dir, belows: newBelows(s.member), partitions: s.partitions}
+	s.partitions, s.heaps = registry.New(), newHeaps(s.member)
+	base := units{log: log, state: dir, belows: newBelows(s.member), partitions: s.partitions, heaps: s.heaps}
 	s.units = base.fresh()
 	if cfg.ISNS.Server != "" {
 		s.isns = isns.NewClient(cfg.ISNS.Server, log)
@@ -115,7 +116,7 @@ func New(cfg *config.Config, log *slog.Logger) (*Server, error) {
 	s.nvme = nvmf.NewNode(nvmeConfig(cfg, &around))
 	around.nvme = s.nvme
 	s.rdma = &rdmaDevices{surroundings: around}
-	s.fronts = newFrontEnds(around, s.rdma, s.partitions, &s.moderation)
+	s.fronts = newFrontEnds(around, s.rdma, s.partitions, s.heaps, &s.moderation)
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	if _, err := s.Apply(cfg); err != nil {
 		s.stop()

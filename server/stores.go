@@ -27,6 +27,7 @@ type units struct {
 	state      *state.Dir            // nil: nothing is kept over restarts
 	belows     *belows               // shared by all configurations since the start
 	partitions *registry.Registry    // the same
+	heaps      *heaps                // the same
 	divided    map[string]*divided   // by medium
 	stores     map[string]*openStore // by medium
 	made       map[unitKey]*scsi.LogicalUnit
@@ -36,7 +37,7 @@ type units struct {
 // fresh returns units that are empty.
 func (u *units) fresh() units {
 	return units{
-		log: u.log, state: u.state, belows: u.belows, partitions: u.partitions,
+		log: u.log, state: u.state, belows: u.belows, partitions: u.partitions, heaps: u.heaps,
 		divided: make(map[string]*divided), stores: make(map[string]*openStore), made: make(map[unitKey]*scsi.LogicalUnit),
 		spaces: make(map[spaceKey]*nvmf.Namespace),
 	}
@@ -52,6 +53,7 @@ type openStore struct {
 	made     []undoer        // stores whose opening has to be undone if the change is abandoned
 	shown    *registry.Shown // nil: it is no partition
 	mirror   *mirrored       // nil: it is none
+	heap     *heapHost       // nil: it keeps no objects
 	serial   string          // of its logical units; empty: it is made of names
 }
 
@@ -265,6 +267,9 @@ func (u *units) close(ctx context.Context) (errs []error) {
 		if !s.volume.Idle() {
 			note(s, errHangs)
 			continue
+		}
+		if s.heap != nil {
+			u.heaps.end(s.heap)
 		}
 		if err := s.volume.Close(); !errors.Is(err, volume.ErrInUse) { // the error of the unit has said that
 			note(s, err)

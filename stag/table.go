@@ -10,6 +10,10 @@ import (
 // MaxIndexes is the number of indexes of 24 bits; index 0 is not used.
 const MaxIndexes = 1 << 24
 
+// Kept is how many of them, the highest, are never given out: owners register memory under STags with such indexes, which they
+// choose (RegisterAs).
+const Kept = 4096
+
 const chunkSlots = 256
 
 type chunk [chunkSlots]slot
@@ -18,6 +22,7 @@ type chunk [chunkSlots]slot
 // called from any goroutine, unless they say otherwise.
 type Table struct {
 	chunks []atomic.Pointer[chunk] // made when first needed, never given back
+	kept   [Kept / chunkSlots]atomic.Pointer[chunk]
 
 	mu   sync.Mutex // taken after Stream.mu
 	free []uint32   // indexes; guarded by mu
@@ -59,10 +64,10 @@ func (r *Region) check() error {
 	return nil
 }
 
-// NewTable returns a table for up to maxSTags STags at a time, at most [MaxIndexes]-1. Memory
-// is allocated as they come into use.
+// NewTable returns a table for up to maxSTags STags at a time, at most [MaxIndexes]-[Kept]-1, and those that owners choose.
+// Memory is allocated as they come into use.
 func NewTable(maxSTags int) *Table {
-	n := min(max(maxSTags, 1), MaxIndexes-1) + 1
+	n := min(max(maxSTags, 1), MaxIndexes-Kept-1) + 1
 	return &Table{chunks: make([]atomic.Pointer[chunk], (n+chunkSlots-1)/chunkSlots)}
 }
 
@@ -73,13 +78,26 @@ func (t *Table) NewDomain() *Domain { return new(Domain) }
 func (t *Table) slot(index uint32) *slot {
 	c := index / chunkSlots
 	if c >= uint32(len(t.chunks)) {
-		return nil
+		return t.keptSlot(index)
 	}
 	if p := t.chunks[c].Load(); p != nil {
 		return &p[index%chunkSlots]
 	}
 	return nil
 }
+
+// keptSlot returns the slot of an index of those that are kept.
+func (t *Table) keptSlot(index uint32) *slot {
+	if !isKept(index) {
+		return nil
+	}
+	if p := t.kept[(index-(MaxIndexes-Kept))/chunkSlots].Load(); p != nil {
+		return &p[index%chunkSlots]
+	}
+	return nil
+}
+
+func isKept(index uint32) bool { return index >= MaxIndexes-Kept && index < MaxIndexes }
 
 // take moves up to len(into) free indexes to into and returns how many.
 func (t *Table) take(into []uint32) int {
@@ -148,9 +166,43 @@ func (t *Table) Register(d *Domain, st *Stream, r Region) (STag, error) {
 	return sl.publish(d, nil, &r), nil
 }
 
+// RegisterAs is Register for all streams of the domain under an STag that the caller has chosen, with an index of those that
+// are kept and any key. So memory can have one name on several machines. Of one index there is one STag at a time: ErrState says that
+// it is in use, or is not one that is kept. Deregister frees it.
+func (t *Table) RegisterAs(d *Domain, s STag, r Region) error {
+	if err := r.check(); err != nil {
+		return err
+	}
+	if !isKept(s.index()) {
+		return ErrState
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	first := s.index() / chunkSlots * chunkSlots
+	if p := &t.kept[(first-(MaxIndexes-Kept))/chunkSlots]; p.Load() == nil {
+		c := new(chunk)
+		for i := range c {
+			c[i].index = first + uint32(i)
+		}
+		p.Store(c)
+	}
+	sl := t.keptSlot(s.index())
+	w := sl.load()
+	if w.state() != Free {
+		return ErrState
+	}
+	sl.publishAs(w.useOf(s.key()), d, nil, &r)
+	return nil
+}
+
 // publish begins a use of a free slot with a valid region.
 func (s *slot) publish(d *Domain, st *Stream, r *Region) STag {
-	w := s.load().nextUse(Valid).withAccess(r.Access)
+	return s.publishAs(s.load().nextUse(Valid), d, st, r)
+}
+
+// publishAs makes w the word of a slot, with a valid region.
+func (s *slot) publishAs(w word, d *Domain, st *Stream, r *Region) STag {
+	w = w.withAccess(r.Access)
 	s.setRegion(r)
 	s.domain.Store(d)
 	s.stream.Store(st)
@@ -269,7 +321,9 @@ func (t *Table) discard(sl *slot) {
 	st := sl.stream.Load()
 	if st == nil {
 		sl.free()
-		t.give(sl.index)
+		if !isKept(sl.index) {
+			t.give(sl.index)
+		}
 		return
 	}
 	st.mu.Lock()

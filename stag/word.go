@@ -82,3 +82,9 @@ func (w word) withAccess(a Access) word {
 
 // nextUse returns the word of the next use of a slot without references.
 func (w word) nextUse(s State) word { return (w>>useShift+1)<<useShift | word(s)<<stateShift }
+
+// useOf returns the word of the next use of a slot without references that has that key.
+func (w word) useOf(key uint8) word {
+	use := w>>useShift + 1
+	return (use+word(key-uint8(use)))<<useShift | word(Valid)<<stateShift
+}

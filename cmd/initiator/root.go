@@ -113,7 +113,7 @@ RDMA over iWARP needs no card and no kernel module.`,
 	p.DurationVar(&f.nicPoll, "nic-poll", 0, "with --nic, look for `TIME` for what the card answers before sleeping; 0: sleep at once")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	root.AddCommand(lsCommand(f), inquiryCommand(f), readCommand(f), writeCommand(f), benchCommand(f))
-	root.AddCommand(attachCommand(f), detachCommand(f), attachedCommand(f), partitionCommand(f))
+	root.AddCommand(attachCommand(f), detachCommand(f), attachedCommand(f), partitionCommand(f), objectCommand(f))
 	root.AddCommand(versionCommand(f), command.Docs(func(_ *cobra.Command, reason string) error { return errors.New(reason) }))
 	checkArgs(root)
 	f.closeAfter(root)

@@ -228,7 +228,10 @@ func portalWords(p *config.Portal) (words []string) {
 	if p.NoCRC {
 		words = append(words, "CRC only if the initiator asks")
 	}
-	if p.Serve == config.ServePartitions {
+	if p.Store != "" {
+		words = append(words, "objects in "+p.Store)
+	}
+	if len(p.Clients) > 0 || p.Serve == config.ServePartitions {
 		words = append(words, clientsText(p.Clients))
 	}
 	if p.OneShot != nil {

@@ -71,6 +71,10 @@ var rules = []rule{
 	{pkg: "ha/mirror", may: []string{"ha/replica", "ha/quorum", "backend", "internal/loglimit"}, not: []string{"net/http", "math/rand", "math/rand/v2"}},
 	{pkg: "ha/front"},
 	{pkg: "ha/reservations", may: []string{"ha/quorum", "ha/replica", "volume/access"}, not: []string{"net/http", "math/rand", "math/rand/v2"}},
+	// A heap is a step function and an edge, which works on a store; who uses one shares its wire with it, and nothing else.
+	{pkg: "ha/heap/wire", not: sockets},
+	{pkg: "ha/heap", may: []string{"ha/heap/wire", "backend"}, not: []string{"net", "net/*", "os", "math/rand", "math/rand/v2", "time"}},
+	{pkg: "ha/heap/service", may: []string{"ha/heap", "ha/heap/wire", "transport/rdma", "transport/rdma/iwarp"}, not: sockets[2:]},
 	{pkg: "scsi/**", may: []string{"scsi", "scsi/**", "volume", "volume/access", "backend", "backend/**", "mem"}},
 	{pkg: "iscsi/chap", not: sockets},
 	{pkg: "iscsi/login", may: []string{"iscsi/pdu", "iscsi/text", "iscsi/chap"}, not: sockets},
@@ -111,10 +115,11 @@ var rules = []rule{
 	{pkg: "isns"},
 	{pkg: "mgmt"}, // whom it manages it knows by an interface of its own
 	{pkg: "server", may: []string{
-		"config", "mgmt", "isns", "ha/quorum", "ha/mirror", "ha/replica", "ha/reservations", "ha/front", "transport/**", "iser", "iscsi", "iscsi/*", "scsi", "nvme", "nvme/auth", "nvmf", "partition", "partition/registry", "partition/service", "volume", "volume/access", "backend", "backend/**", "mem", "state", "internal/iostat", "internal/latency", "internal/loglimit", "internal/version",
+		"config", "mgmt", "isns", "ha/quorum", "ha/mirror", "ha/replica", "ha/reservations", "ha/front", "ha/heap", "ha/heap/service", "transport/**", "iser", "iscsi", "iscsi/*", "scsi", "nvme", "nvme/auth", "nvmf", "partition", "partition/registry", "partition/service", "volume", "volume/access", "backend", "backend/**", "mem", "state", "internal/iostat", "internal/latency", "internal/loglimit", "internal/version",
 	}},
 	{pkg: "endpoint", may: []string{"transport/rdma", "transport/rdma/*", "partition/wire", "internal/ring", "mem"}, not: []string{"net/http"}},
 	{pkg: "endpoint/endpointtest", may: []string{"endpoint", "transport/rdma", "transport/rdma/*", "partition", "partition/service", "volume", "backend", "mem"}}, // serves one to tests
+	{pkg: "endpoint/object", may: []string{"ha/heap/wire", "transport/rdma", "transport/rdma/iwarp"}, not: []string{"net/http"}},
 	{pkg: "endpoint/wal", may: []string{"endpoint", "transport/rdma", "mem"}, not: sockets},
 	{pkg: "endpoint/load", may: []string{"endpoint", "transport/rdma", "internal/walk"}},
 	{pkg: "initiator", may: []string{"iscsi/pdu", "iscsi/text", "iscsi/chap", "transport/rdma", "transport/rdma/*", "internal/iov", "internal/iserhdr", "internal/stream", "mem"}},
@@ -124,7 +129,7 @@ var rules = []rule{
 	{pkg: "initiator/load", may: []string{"initiator", "initiator/host", "internal/walk"}},
 	{pkg: "initiator/*", may: []string{"initiator", "internal/walk"}},
 	{pkg: "cmd/target", may: []string{"server", "ha/quorum", "ha/front", "config", "config/migrate", "configs", "mgmt", "transport/rdma/verbs", "transport/rdma/nic", "transport/rdma/nic/card", "internal/command", "internal/loglimit", "internal/version"}}, // lists devices, and is one
-	{pkg: "cmd/initiator", may: []string{"initiator", "initiator/*", "nvme", "nvme/auth", "endpoint", "endpoint/load", "transport/rdma", "transport/rdma/nic", "internal/command", "internal/loglimit", "internal/version"}},
+	{pkg: "cmd/initiator", may: []string{"initiator", "initiator/*", "nvme", "nvme/auth", "endpoint", "endpoint/load", "endpoint/object", "transport/rdma", "transport/rdma/nic", "internal/command", "internal/loglimit", "internal/version"}},
 	{pkg: "cmd/*", may: []string{"server", "config", "configs", "mgmt", "initiator", "initiator/*", "internal/command", "internal/loglimit", "internal/version"}},
 
 	// Tests that talk to the daemon from outside, and measurements.

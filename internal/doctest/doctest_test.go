@@ -246,7 +246,7 @@ func load(t *testing.T, text string) error {
 		}
 	}
 	has := func(key string) bool { return strings.HasPrefix(text, key+":") || strings.Contains(text, "\n"+key+":") }
-	if !has("targets") && !has("subsystems") {
+	if !has("targets") && !has("subsystems") && !strings.Contains(text, "serve: objects") {
 		text += "targets: [{iqn: iqn.2026-11.example.oneshot:demo}]\n"
 	}
 	_, err := config.Parse(filepath.Join(dir, "example.yaml"), []byte(text))

@@ -202,6 +202,20 @@ type Domain interface {
 	Close() error
 }
 
+// Placer is a Domain of a device that lets its owner choose how peers name memory.
+type Placer interface {
+	// RegisterAt makes memory known to peers, and to nobody else, under the STag s and from tagged offset base on. s is one that
+	// IsPlaced allows; ErrInUse says that memory of the device has that index already. So several machines can have the same
+	// octets under the same name.
+	//
+	// The memory may change while peers read it: each Read gets, octet by octet, what was there at some time while it was
+	// served, and never breaks the connection. Own work requests cannot name the region.
+	RegisterAt(b []byte, a Access, s STag, base uint64) (Region, error)
+}
+
+// IsPlaced reports whether RegisterAt takes s: its index, the upper 24 bits, is one of the 4,096 highest.
+func IsPlaced(s STag) bool { return s>>8 >= 0xfff000 }
+
 // Region is registered memory.
 type Region interface {
 	Bytes() []byte
@@ -399,6 +413,8 @@ var (
 	// ErrRemoteAccess is what an error is (errors.Is) that says why a connection has ended, if the peer has refused
 	// access to its memory.
 	ErrRemoteAccess = errors.New("rdma: the peer refuses access to its memory")
+	// ErrInUse: other memory has that name.
+	ErrInUse = errors.New("rdma: other memory is registered under that steering tag")
 	// ErrUnsupported: the device cannot do that; see Limits.
 	ErrUnsupported = errors.New("rdma: not supported by the device")
 	// ErrDeviceLost is what an error is (errors.Is) that says that the device has gone for good: nothing can be made of it

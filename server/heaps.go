@@ -1,0 +1,202 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"oneshot/backend"
+	"oneshot/config"
+	"oneshot/ha/heap"
+	objects "oneshot/ha/heap/service"
+	"oneshot/ha/replica"
+)
+
+// heaps are the heaps of objects of this node, open or waiting for their turn. Its methods may be called from any goroutine.
+type heaps struct {
+	member *member // nil: there is no cluster
+
+	mu sync.Mutex
+	by map[string]*heapHost // by store; guarded by mu
+}
+
+func newHeaps(m *member) *heaps { return &heaps{member: m, by: make(map[string]*heapHost)} }
+
+// find returns the heap in a store, or nil.
+func (h *heaps) find(store string) *heapHost {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.by[store]
+}
+
+// heapHost serves the objects in a store for as long as this node serves the store: that of a mirror while it is the primary, any
+// other all the time.
+type heapHost struct {
+	name   string
+	store  backend.Store
+	mirror *mirrored // nil: the store is none
+	member *member
+	log    *slog.Logger
+	ctx    context.Context
+	stop   context.CancelFunc
+	wg     sync.WaitGroup
+
+	mu       sync.Mutex // not held over calls of a service that end connections
+	heap     *heap.Heap // guarded by mu, as services
+	services []*objects.Service
+	changes  sync.Mutex // taken before mu: services hear of one change at a time
+}
+
+// begin has objects be kept in a store, until end.
+func (h *heaps) begin(name string, s backend.Store, m *mirrored, log *slog.Logger) *heapHost {
+	x := &heapHost{name: name, store: s, mirror: m, member: h.member, log: log}
+	x.ctx, x.stop = context.WithCancel(context.Background())
+	h.mu.Lock()
+	h.by[name] = x
+	h.mu.Unlock()
+	x.wg.Go(x.run)
+	return x
+}
+
+// end waits until nothing uses the store for objects any more.
+func (h *heaps) end(x *heapHost) {
+	h.mu.Lock()
+	if h.by[x.name] == x {
+		delete(h.by, x.name)
+	}
+	h.mu.Unlock()
+	x.stop()
+	x.wg.Wait()
+}
+
+// heapAgain is the time after which a heap that could not be opened is tried again.
+const heapAgain = 100 * time.Millisecond
+
+// run opens the heap whenever this node serves the store.
+func (x *heapHost) run() {
+	said := ""
+	for x.await(x.ctx, true) {
+		began := time.Now()
+		h, err := heap.Open(x.store)
+		if err != nil {
+			if text := err.Error(); text != said && !is[*backend.MovedError](err) {
+				said = text
+				x.log.Error("objects are not served", "reason", err)
+			}
+			select {
+			case <-x.ctx.Done():
+			case <-time.After(heapAgain):
+			}
+			continue
+		}
+		said = ""
+		x.log.Info("objects are served", "opened_in", time.Since(began))
+		x.serve(h)
+	}
+}
+
+// await returns when this node is the primary, or is it no more, or when ctx ends. False: the store is to be closed.
+func (x *heapHost) await(ctx context.Context, primary bool) bool {
+	if x.mirror != nil {
+		_ = x.mirror.Await(ctx, func(s replica.State) bool { return (s.Role == replica.Primary) == primary })
+	} else if !primary {
+		<-ctx.Done()
+	}
+	return x.ctx.Err() == nil
+}
+
+var errHandedOver = errors.New("this node does not serve the store any more")
+
+// serve has services serve an open heap, until the node is not the primary any more.
+func (x *heapHost) serve(h *heap.Heap) {
+	ctx, cancel := context.WithCancel(x.ctx)
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		x.await(ctx, false)
+		h.Fail(errHandedOver)
+	})
+	x.set(h)
+	<-h.Failed()
+	x.set(nil)
+	if err := h.Close(); err != nil {
+		x.log.Error("memory of objects stays in use", "reason", err)
+	}
+	cancel()
+	watch.Wait()
+	level := slog.LevelInfo
+	if err := h.Err(); !is[*backend.MovedError](err) && !errors.Is(err, errHandedOver) {
+		level = slog.LevelError // the store has failed; it is tried again
+	}
+	x.log.Log(x.ctx, level, "objects are not served any more", "reason", h.Err())
+}
+
+// set tells all services which heap they serve.
+func (x *heapHost) set(h *heap.Heap) {
+	x.changes.Lock()
+	defer x.changes.Unlock()
+	x.mu.Lock()
+	x.heap = h
+	all := slices.Clone(x.services)
+	x.mu.Unlock()
+	for _, s := range all {
+		x.tell(s, h)
+	}
+}
+
+func (x *heapHost) tell(s *objects.Service, h *heap.Heap) {
+	if err := s.SetHeap(h); err != nil {
+		x.log.Error("objects cannot be reached through a portal", "reason", err)
+	}
+}
+
+// add has one more service serve the heap; remove is its end.
+func (x *heapHost) add(s *objects.Service) {
+	x.changes.Lock()
+	defer x.changes.Unlock()
+	x.mu.Lock()
+	x.services = append(x.services, s)
+	h := x.heap
+	x.mu.Unlock()
+	if h != nil {
+		x.tell(s, h)
+	}
+}
+
+func (x *heapHost) remove(s *objects.Service) {
+	x.changes.Lock()
+	defer x.changes.Unlock()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.services = slices.DeleteFunc(x.services, func(o *objects.Service) bool { return o == s })
+}
+
+// nodes returns the addresses of the other nodes that have the objects, the primary first.
+func (x *heapHost) nodes() (list []string) {
+	if x.member == nil || x.mirror == nil {
+		return nil
+	}
+	primary := x.mirror.nodeName(x.mirror.State().View.Primary)
+	for _, p := range x.member.objectPortals() {
+		if p.Store != x.name {
+			continue
+		}
+		at := p.Advertise
+		if a := p.Listen.Addr(); at == "" && a.IsValid() && !a.IsUnspecified() {
+			at = p.Listen.String()
+		}
+		switch {
+		case at == "":
+		case p.Node == primary:
+			list = slices.Insert(list, 0, at)
+		default:
+			list = append(list, at)
+		}
+	}
+	return list
+}
+
+// objectPortals lists the portals for objects of other nodes.
+func (m *member) objectPortals() []config.Portal { return *m.objects.Load() }
