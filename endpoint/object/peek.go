@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"oneshot/ha/heap/wire"
 	"oneshot/transport/rdma"
@@ -12,8 +13,9 @@ import (
 const (
 	// firstPeek is how much is read before the length of the object is known.
 	firstPeek = 4096
-	// peeks is how often a place is read that is being changed.
-	peeks = 100
+	// peekPause is the time between two looks at a place that is being changed. Whoever changes it may have lost its
+	// processor in the middle, so a place is looked at again for Options.Patience.
+	peekPause = 100 * time.Microsecond
 )
 
 // Peek returns an object by RDMA Reads of its place, in which the node's processors have no part where the device has one of its own.
@@ -25,7 +27,7 @@ func (c *Client) Peek(ctx context.Context, p Pointer) ([]byte, error) {
 	}
 	defer func() { <-c.turn }()
 	n := firstPeek
-	for tries := 0; tries < peeks; {
+	for until := time.Now().Add(c.o.Patience); time.Now().Before(until); {
 		if err := c.connect(ctx); err != nil {
 			return nil, fmt.Errorf("objects: peek: %w", err)
 		}
@@ -37,13 +39,13 @@ func (c *Client) Peek(ctx context.Context, p Pointer) ([]byte, error) {
 			if err := c.lost(ctx, wire.Message{Status: wire.Moved}, err); err != nil {
 				return nil, fmt.Errorf("objects: peek: %w", err)
 			}
+			until = time.Now().Add(c.o.Patience)
 		case s == wire.OK:
 			return append([]byte{}, b...), nil
 		case s == wire.TooLong:
-			n = wire.HeaderLen + size
-			tries++ // it may have become longer in the meantime
+			n = wire.HeaderLen + size // it may become longer in the meantime
 		case s == wire.Changing:
-			tries++
+			time.Sleep(peekPause)
 		default:
 			return nil, fmt.Errorf("objects: peek: %w", errOf[s])
 		}
