@@ -12,8 +12,8 @@ import (
 //
 // CLOCK_BOOTTIME is that time, and Go asks the kernel for it each time. What Go can read without the kernel, CLOCK_MONOTONIC,
 // stands still while the machine sleeps. The difference of the two is noted with each tick, so about may be behind by
-// what the machine has slept since, and is never ahead. That makes a node promise later, and count a lease from earlier. Only who
-// relies on a lease, as its primary, has to be exact.
+// what the machine has slept since, and is never ahead. So a primary counts a lease from earlier. Who relies on a lease, as its
+// primary, has to be exact, and so has who gives one: a beat that seems older than it is would be followed by a promise too early.
 type clock struct {
 	given func() time.Duration // nil: the machine's
 	began time.Time

@@ -111,12 +111,15 @@ func (m *Mirror) isBusy(tells bool) bool {
 	return m.unflushed || len(m.begun) > 0 || tells && len(m.ended) > 0
 }
 
-// look returns the time for what was taken before it is called. A lease is relied upon for what came before the clock was read.
+// look returns the time for what was taken before it is called. A lease is relied upon for what came before the clock was read. Who
+// answers a beat promises to wait from then on, by a clock that may be exact the next time.
 func (m *Mirror) look(items []item) time.Duration {
 	exact := !m.cfg.Confirm && m.asking > 0
 	for i := range items {
-		_, isTick := items[i].event.(replica.Tick)
-		exact = exact || isTick || !m.cfg.Confirm && items[i].op != nil && asks(items[i].op)
+		i := &items[i]
+		_, isTick := i.event.(replica.Tick)
+		isBeat := i.frame != nil && i.frame.kind == frameBeat
+		exact = exact || isTick || isBeat || !m.cfg.Confirm && i.op != nil && asks(i.op)
 	}
 	if exact {
 		return m.clock.exact()

@@ -148,8 +148,8 @@ func TestLease(t *testing.T) {
 	})
 }
 
-// TestSleepIsNoticed: who relies on a lease asks a clock that has gone on while the machine slept. Ticks note how long that was,
-// for everything else.
+// TestSleepIsNoticed: who relies on a lease, and who gives one, asks a clock that has gone on while the machine slept. Ticks note how
+// long that was, for everything else.
 func TestSleepIsNoticed(t *testing.T) {
 	read, write := item{op: &backend.Op{Kind: backend.Read}}, item{op: &backend.Op{Kind: backend.Write}}
 	for name, test := range map[string]struct {
@@ -162,6 +162,8 @@ func TestSleepIsNoticed(t *testing.T) {
 		"one under way":              {false, 1, []item{write}, true},
 		"a confirmed read":           {true, 1, []item{read}, false},
 		"a write":                    {false, 0, []item{write}, false},
+		"a beat":                     {true, 0, []item{{frame: &received{kind: frameBeat}}}, true},
+		"an answer to a beat":        {true, 0, []item{{frame: &received{kind: frameEcho}}}, false},
 		"a tick":                     {true, 0, []item{{event: replica.Tick{}}}, true},
 		"a write that reads, as FUA": {false, 0, []item{{op: &backend.Op{Kind: backend.Write, Flags: backend.FUA}}}, true},
 	} {
