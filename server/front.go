@@ -49,12 +49,12 @@ type surroundings struct {
 
 // newFrontEnds has a row for each transport.
 func newFrontEnds(s surroundings, devices *rdmaDevices, partitions *registry.Registry, objects *heaps, moderation *tcp.Counters) map[config.Transport]frontEnd {
-	served := &partitionFront{surroundings: s, registry: partitions, services: make(map[*osp.Service]struct{})}
+	served := &partitionFront{serviceFront: serviceFront{surroundings: s, what: "partitions"}, registry: partitions, services: make(map[*osp.Service]struct{})}
 	served.setLimits(&s.limits)
 	kernel := &verbsFront{devices, served}
 	return map[config.Transport]frontEnd{
 		config.TransportTCP:   &tcpFront{s, moderation},
-		config.TransportIWARP: &iwarpFront{devices, served, &objectFront{surroundings: s, heaps: objects}},
+		config.TransportIWARP: &iwarpFront{devices, served, &objectFront{serviceFront: serviceFront{surroundings: s, what: "objects"}, heaps: objects}},
 		config.TransportVerbs: kernel,
 
 		config.TransportNVMeTCP:  &nvmeFront{s, s.nvme},

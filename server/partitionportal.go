@@ -2,25 +2,19 @@ package server
 
 import (
 	"context"
-	"errors"
-	"net"
 	"sync"
-	"sync/atomic"
-	"time"
 
 	"oneshot/config"
 	"oneshot/partition/registry"
 	osp "oneshot/partition/service"
 	"oneshot/transport/rdma"
-	"oneshot/transport/rdma/iwarp"
 )
 
-// partitionFront opens portals for partitions. Each has devices of its own: its connections end with it.
+// partitionFront opens portals for partitions, over devices of the kernel, too.
 type partitionFront struct {
-	surroundings
+	serviceFront
 	registry *registry.Registry
 	kernel   []*rdmaDevices // of portals over devices of the kernel
-	closing  sync.WaitGroup // of services whose portals are closed
 
 	mu       sync.Mutex                // a leaf
 	now      osp.Limits                // guarded by mu
@@ -42,18 +36,6 @@ func (f *partitionFront) forget(s *osp.Service) {
 	f.mu.Lock()
 	delete(f.services, s)
 	f.mu.Unlock()
-}
-
-// partitionPortal is a portal for partitions.
-type partitionPortal struct {
-	rdma.Listener
-	front   *partitionFront
-	device  rdma.Device
-	service *osp.Service
-	tcp     *net.TCPListener
-
-	begun    atomic.Bool // serve is called, or will be
-	released sync.Once
 }
 
 // service serves the partitions of a portal on a device.
@@ -115,21 +97,13 @@ func (f *partitionFront) openKernel(p *config.Portal, replaces []portal) (portal
 
 // open opens a portal over RDMA in user space.
 func (f *partitionFront) open(p *config.Portal, replaces []portal) (portal, error) {
-	device, err := iwarp.Open(iwarp.Config{Logger: f.log})
-	if err != nil {
-		return nil, err
-	}
-	l, err := listenTCP(p.Network(), p.Address(), listeners(replaces)...)
-	if err != nil {
-		return nil, errors.Join(err, device.Close())
-	}
-	svc, err := f.service(p, device)
-	if err != nil {
-		return nil, errors.Join(err, l.Close(), device.Close())
-	}
-	return &partitionPortal{
-		Listener: device.(*iwarp.Device).ListenOn(l, p.NoCRC), front: f, device: device, service: svc, tcp: l,
-	}, nil
+	return f.openWith(p, replaces, func(device rdma.Device) (peerService, func(), error) {
+		s, err := f.service(p, device)
+		if err != nil {
+			return nil, nil, err
+		}
+		return s, func() { f.forget(s) }, nil
+	})
 }
 
 // close waits for the connections of portals that are closed.
@@ -141,51 +115,7 @@ func (f *partitionFront) close() error {
 			}
 		})
 	}
-	over := make(chan struct{})
-	go func() {
-		f.closing.Wait()
-		close(over)
-	}()
-	select {
-	case <-over:
-		return nil
-	case <-time.After(endPatience):
-		return errors.New("partitions are still in use: a store hangs")
-	}
-}
-
-// Close implements portal.
-func (p *partitionPortal) Close() error {
-	err := p.Listener.Close()
-	if !p.begun.Load() {
-		p.release()
-	}
-	return err
-}
-
-// release ends the connections, without waiting for stores.
-func (p *partitionPortal) release() {
-	p.released.Do(func() {
-		p.front.forget(p.service)
-		p.front.closing.Go(func() {
-			if err := errors.Join(p.service.Close(), p.device.Close()); err != nil {
-				p.front.log.Error("close a portal for partitions", "portal", p.Addr().String(), "reason", err)
-			}
-		})
-	})
-}
-
-func (p *partitionPortal) listener() *net.TCPListener { return p.tcp }
-
-// begin has serve release the service, instead of Close.
-func (p *partitionPortal) begin() bool {
-	p.begun.Store(true)
-	return true
-}
-
-func (p *partitionPortal) serve() error {
-	defer p.release()
-	return p.service.Serve(p.Listener)
+	return f.serviceFront.close()
 }
 
 // partitionOpener opens partitions for a service.
