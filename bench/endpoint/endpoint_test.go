@@ -21,7 +21,7 @@ func TestLoads(t *testing.T) {
 			s, err := c.run(t.Context(), dir, 0.01)
 			far := strings.HasPrefix(p.name, "remote") && c.name != "pwrite and fdatasync in one process" // nothing is counted
 			copies, syncs := !far && !strings.HasPrefix(p.name, "file"), !far && strings.Contains(p.name, "log")
-			if err != nil || s.rate <= 0 || s.cpu < 0 || copies != (s.copies > 0) || syncs != (s.syncs > 0 && s.syncs <= 2) {
+			if err != nil || s.rate <= 0 || s.cpu < 0 || copies != (s.copies > 0) || syncs != (s.syncs*appenders >= 1 && s.syncs <= 2) {
 				t.Errorf("%s, %s: %+v, %v", p.name, c.name, s, err)
 			}
 		}
@@ -45,9 +45,10 @@ func TestReport(t *testing.T) {
 	for _, p := range points {
 		results = append(results, result{p, [][]sample{{{1000, 2, 1, 0.5}, {3000, 4, 1, 0.5}}, {{4000, 1, 0, 1}}}})
 	}
+	results[0].point.goal = 0.5
 	text := table(options{Options: harness.Options{Rounds: 2, Seconds: 1}}, results)
 	for _, want := range []string{
-		"## log, 16 appenders, 512 B", "| endpoint/wal | 2000 | 1000 – 3000 | 0.50 | 500000 | 3.00 | 1.00 | 0.500 |", "| fio, io_uring | 4000 | 4000 – 4000 | 1.00 |",
+		"## log, 16 appenders, 512 B\n\nGoal: a ratio of 0.95, missed.\n", "batch 32\n\nGoal: a ratio of 0.50, met.\n", "depth 1\n\n| |", "| endpoint/wal | 2000 | 1000 – 3000 | 0.50 | 500000 | 3.00 | 1.00 | 0.500 |", "| fio, io_uring | 4000 | 4000 – 4000 | 1.00 |",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is not in\n%s", want, text)

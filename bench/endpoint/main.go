@@ -60,6 +60,7 @@ func run(ctx context.Context, o options) (err error) {
 // point is a kind of load, and who does it; the first is ours, the second what it is compared with.
 type point struct {
 	name       string
+	goal       float64 // the ratio of operations per second; 0: there is none
 	contenders []contender
 }
 
@@ -74,7 +75,7 @@ type sample struct {
 	rate   float64 // operations a second
 	cpu    float64 // µs of processor time per operation
 	copies float64 // of payload by the processor per operation
-	syncs  float64 // flushes, or fdatasync, per operation
+	syncs  float64 // flushes and durable writes, or calls of fdatasync, per operation
 }
 
 type result struct {

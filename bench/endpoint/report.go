@@ -14,11 +14,12 @@ func table(o options, results []result) string {
 
 Written by make bench-endpoint on %s: Linux %s, %s, %d processors, %d rounds of %g s. Medians; the range is over the rounds.
 In each round every contender has its turn. Both of a point use the same file, written in full before. A read of memory is
-one copy by the processor; "syncs" are flushes of the store, or calls of fdatasync, per operation. Client and daemon of the
+one copy by the processor; "syncs" are flushes of the store and durable writes, or calls of fdatasync, per operation. Client and daemon of the
 remote points are one process, on the loopback interface: processor time is that of both, and copies and syncs are not counted.
+Why a goal is missed stands in [Performance](../../docs/performance.md#endpoints).
 `, harness.Today(), harness.Kernel(), runtime.Version(), runtime.NumCPU(), o.Rounds, o.Seconds)
 	for _, r := range results {
-		fmt.Fprintf(&b, "\n## %s\n\n| | operations/s | range | ratio | ns each | processor µs | copies | syncs |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n", r.point.name)
+		fmt.Fprintf(&b, "\n## %s\n\n%s| | operations/s | range | ratio | ns each | processor µs | copies | syncs |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n", r.point.name, r.verdict())
 		base := harness.Median(r.samples[1], rate)
 		for i, c := range r.point.contenders {
 			s := r.samples[i]
@@ -30,6 +31,18 @@ remote points are one process, on the loopback interface: processor time is that
 		}
 	}
 	return b.String()
+}
+
+// verdict is a paragraph about the goal, if there is one.
+func (r result) verdict() string {
+	if r.point.goal == 0 {
+		return ""
+	}
+	word := "missed"
+	if harness.Median(r.samples[0], rate) >= r.point.goal*harness.Median(r.samples[1], rate) {
+		word = "met"
+	}
+	return fmt.Sprintf("Goal: a ratio of %.2f, %s.\n\n", r.point.goal, word)
 }
 
 func rate(s sample) float64 { return s.rate }
