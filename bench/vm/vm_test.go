@@ -41,7 +41,9 @@ func TestTable(t *testing.T) {
 		"| 4 KiB random write, depth 32 | oneshot | 1250 | 0.80 |",
 		"| 4 KiB random write, depth 32 | tgt | 2000 |  |",
 		"scheduler none, max_sectors_kb 256",
-		"| 4 KiB random read, depth 32 | **2400** 2390 – 2410 | **3000** 2990 – 3010 | 0.80 |",
+		"| 4 KiB random read, depth 1 | **2400** 2390 – 2410 | **3000** 2990 – 3010 | 0.80 | |",
+		"| 4 KiB random read, depth 32 | **2400** 2390 – 2410 | **3000** 2990 – 3010 | 0.80 met | 0.7 |",
+		"| 0.80 met | 0.8 |",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("the table lacks %q:\n%s", want, got)
