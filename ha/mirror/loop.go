@@ -166,15 +166,23 @@ func (m *Mirror) publish() {
 	m.term.Store(term)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.state == s {
+	m.stale = m.stale || m.state != s
+	tells := m.ticked || !isSame(&m.state, &s)
+	m.ticked, m.state = false, s
+	if !tells || !m.stale {
 		return
 	}
-	m.state = s
+	m.stale = false
 	if m.watched {
 		m.watched = false
 		close(m.changed)
 		m.changed = make(chan struct{})
 	}
+}
+
+// isSame says whether a node is the same to others in two states, which differ in how far its log has come.
+func isSame(a, b *replica.State) bool {
+	return a.Role == b.Role && a.View == b.View && a.Confirmed == b.Confirmed
 }
 
 // State is the newest of this node.
@@ -184,7 +192,8 @@ func (m *Mirror) State() replica.State {
 	return m.state
 }
 
-// Await returns when a state holds, or with the error of ctx. A state that does not last may be missed.
+// Await returns when a state holds, or with the error of ctx. A state that does not last may be missed. Role, view and
+// confirmation are looked at when they change, and all else with the next tick: each operation of a host changes that.
 func (m *Mirror) Await(ctx context.Context, holds func(replica.State) bool) error {
 	for {
 		m.mu.Lock()
@@ -250,6 +259,7 @@ func (m *Mirror) happened(e replica.Event) {
 	switch e := e.(type) {
 	case replica.Tick:
 		m.ticking.Store(false)
+		m.ticked = true
 		m.foundOn()
 		m.letGo()
 	case replica.Agreed:

@@ -101,6 +101,8 @@ type Mirror struct {
 	taken      []item // memory of the inbox before
 	clock      clock
 	asking     int           // operations under way whose answer needs proof
+	ticked     bool          // a tick was taken since the last time that publish was called
+	stale      bool          // those who wait for changed have not heard of the newest state
 	unflushed  bool          // peers, or what publish tells of, may have something new since the last time
 	meta       *metadata     // nil: this node takes no part yet; while it saves it is saveOn's
 	core       *replica.Core // nil, too
