@@ -73,10 +73,16 @@ func (m *Mirror) drive(own *backend.Op, tells bool) (over bool) {
 		m.mu.Unlock()
 		m.now = m.look(items)
 		for i := range items {
+			if items[i].isAlone() {
+				m.goOn()
+			}
 			m.take(&items[i])
+			if items[i].isAlone() {
+				m.goOn()
+			}
 			items[i] = item{}
-			m.goOn()
 		}
+		m.goOn()
 		m.taken, m.unflushed = items, false
 		m.publish()
 		for _, c := range m.conns {
@@ -88,7 +94,7 @@ func (m *Mirror) drive(own *backend.Op, tells bool) (over bool) {
 			own, over = nil, true
 		}
 		if tells {
-			m.tell()
+			m.tellHosts()
 		}
 		m.submit()
 		m.mu.Lock()
@@ -137,20 +143,22 @@ func (m *Mirror) withdraw(op *backend.Op) bool {
 	return true
 }
 
-// goOn does what follows from actions.
+// goOn does what follows from what was taken.
 func (m *Mirror) goOn() {
-	for k := 0; k < len(m.pending); k++ { // they add to it
-		switch p := m.pending[k]; {
-		case p.event != nil:
-			m.step(p.event)
-		case p.fills:
-			m.fill(p.task, p.id, p.addr)
-		default:
-			m.progress(p.task)
+	for m.settle(); len(m.pending) > 0; m.settle() {
+		m.pending, m.following = m.following[:0], m.pending
+		for i := range m.following {
+			switch p := &m.following[i]; {
+			case p.event != nil:
+				m.step(p.event)
+			case p.fills:
+				m.fill(p.task, p.id, p.addr)
+			default:
+				m.progress(p.task)
+			}
+			m.following[i] = next{}
 		}
 	}
-	clear(m.pending)
-	m.pending = m.pending[:0]
 }
 
 // publish lets others see the state.
@@ -211,8 +219,8 @@ func (m *Mirror) Await(ctx context.Context, holds func(replica.State) bool) erro
 	}
 }
 
-// tell ends operations.
-func (m *Mirror) tell() {
+// tellHosts ends operations.
+func (m *Mirror) tellHosts() {
 	if len(m.ended) == 0 {
 		return
 	}
@@ -232,6 +240,11 @@ func (m *Mirror) tell() {
 	}
 	clear(corks)
 	m.corks = corks
+}
+
+// isAlone says whether what follows from an item comes before the next one is taken: see replica.Core.Tell.
+func (i *item) isAlone() bool {
+	return i.op == nil && i.work == nil && (i.frame == nil || i.frame.kind != frameAck)
 }
 
 func (m *Mirror) take(i *item) {
@@ -273,10 +286,26 @@ func (m *Mirror) happened(e replica.Event) {
 
 // step lets something happen to the core, and does what it asks for.
 func (m *Mirror) step(e replica.Event) {
-	if m.core == nil || m.closing {
+	m.settle()
+	m.tell(e)
+	m.settle()
+}
+
+// tell lets something happen to the core. What it asks for is done by settle, for many events at once: see replica.Core.Tell for which.
+func (m *Mirror) tell(e replica.Event) {
+	if m.core != nil && !m.closing {
+		m.core.Tell(m.now, e)
+		m.told = true
+	}
+}
+
+// settle does what the core asks for.
+func (m *Mirror) settle() {
+	if !m.told {
 		return
 	}
-	actions := m.core.Step(m.now, e)
+	m.told = false
+	actions := m.core.Settle()
 	m.noteRole()
 	for _, a := range actions {
 		m.do(a)

@@ -110,7 +110,9 @@ type Mirror struct {
 	arena      []byte
 	conns      [16]*conn
 	grants     [16]uint64    // who may write into the arena, as which stream
+	told       bool          // the core has something to settle
 	pending    []next        // what follows from actions
+	following  []next        // the same, while it is done
 	now        time.Duration // for what is taken now
 	begun      []*work       // given to the copy when peers and hosts have been told
 	submitting []*work       // the same, while that is done

@@ -164,20 +164,20 @@ func (m *Mirror) request(t *task) {
 	m.tasks.newRequest(t)
 	switch {
 	case t.stage != stageMain || op.Kind == backend.Flush:
-		m.step(replica.Flush{ID: t.id})
+		m.tell(replica.Flush{ID: t.id})
 	case op.Len == 0 && op.Kind != backend.Status:
 		m.onward(t)
 	case op.Kind == backend.Read:
-		m.step(replica.Read{ID: t.id, Off: op.Off, Len: op.Len})
+		m.tell(replica.Read{ID: t.id, Off: op.Off, Len: op.Len})
 	case op.Kind == backend.Status:
 		op.Mapped, op.Extent = true, max(op.Len, int64(m.info.BlockSize)) // see Info.StatusUnknown
 		m.onward(t)
 	case op.Kind == backend.Write:
 		t.reserves = true
-		m.step(replica.Reserve{ID: t.id, Len: t.n})
+		m.tell(replica.Reserve{ID: t.id, Len: t.n})
 	default:
 		t.n = min(op.Off+op.Len-t.off, 16*maxPiece)
-		m.step(replica.Zero{ID: t.id, Off: t.off, Len: t.n})
+		m.tell(replica.Zero{ID: t.id, Off: t.off, Len: t.n})
 	}
 }
 
@@ -233,7 +233,7 @@ func (m *Mirror) fill(t *task, id uint64, addr int64) {
 	}
 	at := m.arena[addr : addr+t.n]
 	gather(at, t.op.Segs, t.off-t.op.Off)
-	m.step(replica.Write{ID: t.id, Off: t.off, Len: t.n, Addr: addr, Sum: sumOf(at)})
+	m.tell(replica.Write{ID: t.id, Off: t.off, Len: t.n, Addr: addr, Sum: sumOf(at)})
 }
 
 // gather copies what is from skip on in segs.
@@ -411,12 +411,12 @@ func (m *Mirror) submit() {
 		if m.opts.Copy.Submit(&w.op) {
 			m.unflushed = true
 			m.workDone(w)
-			m.goOn()
 		}
 	}
 	if batch {
 		m.batcher.Kick()
 	}
+	m.goOn()
 }
 
 // workDone tells the core that the copy has done something.
@@ -442,5 +442,5 @@ func (m *Mirror) workDone(w *work) {
 	}
 	*w = work{m: m}
 	m.spare = append(m.spare, w)
-	m.step(e)
+	m.tell(e)
 }

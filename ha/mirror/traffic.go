@@ -131,7 +131,7 @@ func (m *Mirror) arrived(c *conn, f *received) {
 	case framePulled:
 		m.pulled(c, &f.pull, f.data)
 	case frameAck:
-		m.step(replica.Message{From: c.peer, Msg: f.ack})
+		m.tell(replica.Message{From: c.peer, Msg: f.ack})
 	case frameBeat:
 		m.step(replica.BeatFrom{From: c.peer, Beat: f.beat})
 	case frameEcho:

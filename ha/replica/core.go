@@ -24,6 +24,7 @@ type Core struct {
 	lastTick time.Duration
 	out      []Action
 	made     made // what out points to
+	settled  bool // out was returned
 
 	view View
 	role Role
@@ -42,7 +43,7 @@ type Core struct {
 	fed      bool   // a bell of it has come
 	streams  uint64 // numbers given
 	acked    Ack
-	ticked   bool // this step is a Tick
+	ticked   bool // what is settled is a Tick
 	lastBeat time.Duration
 	promised uint64 // version for which a promise was given
 	to       ID
@@ -101,7 +102,7 @@ type sentBeat struct {
 
 // New starts a node. Memory is nil when it is gone, or there was none.
 func New(cfg Config, now time.Duration, memory *Memory, saved Saved) *Core {
-	c := &Core{cfg: cfg, now: now, lastTick: now, lastBeat: now, stores: slices.Clone(cfg.Stores)}
+	c := &Core{cfg: cfg, now: now, lastTick: now, lastBeat: now, stores: slices.Clone(cfg.Stores), settled: true}
 	c.streams = uint64(cfg.Incarnation) << 32
 	c.works.start(cfg.Incarnation)
 	c.restore(memory, saved)
@@ -171,11 +172,21 @@ func (c *Core) Memory() *Memory {
 // Step tells of an event at the time that the node's clock shows, and returns what is to be done. The slice is
 // valid until the next Step.
 func (c *Core) Step(now time.Duration, e Event) []Action {
+	c.Tell(now, e)
+	return c.Settle()
+}
+
+// Tell is Step, but for its actions: Settle returns them, for this event and those that follow. What hosts ask for, Done and Ack may
+// be told one after the other, and cost one Settle. Any other event stands alone: what the edge does for it, as a Cut, comes before the
+// edge looks at what came next.
+func (c *Core) Tell(now time.Duration, e Event) {
 	c.now = max(c.now, now)
-	clear(c.out)
-	c.out = c.out[:0]
-	c.made.reset()
-	c.ticked = false
+	if c.settled {
+		c.settled, c.ticked = false, false
+		clear(c.out)
+		c.out = c.out[:0]
+		c.made.reset()
+	}
 	switch e := e.(type) {
 	case Tick:
 		// A node that was asleep has heard no beat, which says nothing about the primary: that time does not count. The
@@ -213,7 +224,12 @@ func (c *Core) Step(now time.Duration, e Event) []Action {
 	default:
 		c.request(e)
 	}
+}
+
+// Settle returns what is to be done after what was told. The slice is valid until the next Tell or Step.
+func (c *Core) Settle() []Action {
 	c.settle()
+	c.settled = true
 	return c.out
 }
 

@@ -285,10 +285,10 @@ func (a *attempt) data(addr int64) {
 	}
 	off, length := offOf(a.block), int64(a.n)*blockSize
 	if a.kind == doSwap {
-		n.step(replica.Swap{ID: a.id, Key: a.key, Off: off, Len: length, Sum: sum(at)})
+		n.tell(replica.Swap{ID: a.id, Key: a.key, Off: off, Len: length, Sum: sum(at)})
 		return
 	}
-	n.step(replica.Write{ID: a.id, Off: off, Len: length, Sum: sum(at), Atomic: a.atomic})
+	n.tell(replica.Write{ID: a.id, Off: off, Len: length, Sum: sum(at), Atomic: a.atomic})
 }
 
 // fill takes what a read has found, and matches compares.

@@ -25,14 +25,15 @@ type node struct {
 	rate   float64
 	behind time.Duration // by how much pauses have stopped the clock
 	paused bool
-	since  time.Duration // when it was paused
-	stops  bool          // its clock stops with it,
-	from   time.Duration // from then on
-	inbox  []func()      // what has come during a pause
-	taken  int           // how much of it had come when the process, on its way to take it, looked at the clock
-	looked time.Duration // what that has shown
-	late   bool          // what is taken now goes by looked
-	soon   []func()      // what follows from actions, when those of a step are done
+	since  time.Duration   // when it was paused
+	stops  bool            // its clock stops with it,
+	from   time.Duration   // from then on
+	inbox  []func()        // what has come during a pause
+	taken  int             // how much of it had come when the process, on its way to take it, looked at the clock
+	looked time.Duration   // what that has shown
+	late   bool            // what is taken now goes by looked
+	soon   []func()        // what follows from actions, when those of a step are done
+	batch  []replica.Event // to be told together
 
 	drains replica.Nodes // of whom its core knows that they are drained
 	asked  replica.View  // what it has proposed last
@@ -63,18 +64,63 @@ func (n *node) cover(f func()) {
 	g()
 }
 
-// tell lets an event happen to the core.
+// tell lets an event happen to the core: at once, or together with some that follow.
 func (n *node) tell(e replica.Event) {
-	n.cover(func() { n.step(e) })
+	n.cover(func() {
+		if !isTold(e) || len(n.batch) == 0 && n.oneIn(2) {
+			n.step(e)
+			return
+		}
+		if n.batch = append(n.batch, e); len(n.batch) > 1 {
+			return
+		}
+		n.after(n.between(0, 200*time.Microsecond), func() { n.cover(n.together) })
+	})
+}
+
+// isTold says whether an event may be told together with others: see replica.Core.Tell.
+func isTold(e replica.Event) bool {
+	switch e := e.(type) {
+	case replica.Reserve, replica.Cancel, replica.Write, replica.Zero, replica.Swap, replica.Read, replica.Flush, replica.Done:
+		return true
+	case replica.Message:
+		_, isAck := e.Msg.(replica.Ack)
+		return isAck
+	}
+	return false
 }
 
 func (n *node) step(e replica.Event) {
-	if n.log != nil {
-		if _, ok := e.(replica.Tick); !ok {
-			n.logf("%d ◄ %T%+v", n.id, e, e)
-		}
+	n.together()
+	if n.core == nil {
+		return // what came before has ended it
 	}
-	for _, a := range n.core.Step(n.clock(), e) {
+	n.logEvent(e)
+	n.core.Tell(n.clock(), e)
+	n.settle()
+}
+
+// together tells what has gathered.
+func (n *node) together() {
+	if len(n.batch) == 0 {
+		return
+	}
+	for _, e := range n.batch {
+		n.logEvent(e)
+		n.core.Tell(n.clock(), e)
+	}
+	n.batch = nil
+	n.settle()
+}
+
+func (n *node) logEvent(e replica.Event) {
+	if _, ok := e.(replica.Tick); !ok && n.log != nil {
+		n.logf("%d ◄ %T%+v", n.id, e, e)
+	}
+}
+
+func (n *node) settle() {
+	for _, a := range n.core.Settle() {
 		if n.log != nil {
 			n.logf("%d ► %T%+v", n.id, a, a)
 		}
@@ -285,7 +331,7 @@ func (n *node) kill() {
 	if n.paused && n.stops {
 		n.behind += n.now - n.from
 	}
-	n.paused, n.late, n.inbox, n.soon = false, false, nil, nil
+	n.paused, n.late, n.inbox, n.soon, n.batch = false, false, nil, nil, nil
 	n.left = n.core.Memory()
 	n.core = nil
 	n.killedDisk()
