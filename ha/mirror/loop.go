@@ -100,6 +100,7 @@ func (m *Mirror) drive(own *backend.Op, tells bool) (over bool) {
 		m.mu.Lock()
 	}
 	m.over = m.closing && m.works == 0
+	m.idle = m.core != nil && !m.closing && m.core.IsIdle()
 	if own == nil && tells {
 		over = m.over
 	}

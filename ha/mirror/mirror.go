@@ -93,6 +93,7 @@ type Mirror struct {
 	inbox   []item
 	owned   bool // somebody owns the core
 	over    bool // nothing more is taken
+	idle    bool // nothing waits for what the copy writes
 	state   replica.State
 	watched bool          // somebody waits for changed
 	changed chan struct{} // closed when the state changes, and made anew, if it is watched

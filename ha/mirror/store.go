@@ -328,13 +328,28 @@ type work struct {
 type workKind uint8
 
 const (
-	workOther workKind = iota // an Apply or a Sync
-	workRead                  // for a host
+	workApply workKind = iota
+	workSync
+	workRead // for a host
 	workLoad
 	workHash
 )
 
-func (w *work) OpDone(*backend.Op) { w.m.push(item{work: w}) }
+// OpDone implements backend.Completer. That a record was applied is taken with what comes next, or with the next tick, if nothing
+// waits for it: most often nothing does.
+func (w *work) OpDone(*backend.Op) {
+	m := w.m
+	m.mu.Lock()
+	m.inbox = append(m.inbox, item{work: w}) // m is not over while a work is under way
+	waits := m.owned || m.idle && w.kind == workApply && w.op.Err == nil && len(m.inbox) < maxWaiting
+	m.mu.Unlock()
+	if !waits {
+		signal(m.wake)
+	}
+}
+
+// maxWaiting is how many ends of the copy's work wait for something else to come.
+const maxWaiting = 16
 
 // newWork returns one of which the caller says what it is.
 func (m *Mirror) newWork(id uint64, kind workKind, op backend.Op, buf []byte) *work {
@@ -364,7 +379,7 @@ func (m *Mirror) work(a replica.Action) {
 		if a.Rec.Kind != replica.KindZero {
 			op.Kind, buf = backend.Write, m.arena[a.Rec.Addr:a.Rec.Addr+a.Rec.Len]
 		}
-		m.newWork(a.ID, workOther, op, buf)
+		m.newWork(a.ID, workApply, op, buf)
 	case *replica.ReadFor:
 		t := m.tasks.find(a.Req)
 		if t == nil { // nobody wants it any more
@@ -378,7 +393,7 @@ func (m *Mirror) work(a replica.Action) {
 	case replica.Hash:
 		m.newWork(a.ID, workHash, backend.Op{Kind: backend.Read, Off: a.Off, Len: a.Len}, make([]byte, a.Len))
 	case replica.Sync:
-		m.newWork(a.ID, workOther, backend.Op{Kind: backend.Flush}, nil)
+		m.newWork(a.ID, workSync, backend.Op{Kind: backend.Flush}, nil)
 	case replica.Save:
 		m.works++
 		m.saves <- m.sampled(a) // there is one at a time

@@ -20,6 +20,7 @@ type disk struct {
 	saving  bool
 	unknown bool          // nothing on the disk counts: this node is no source, and leaves S
 	refused bool          // the disk has refused a write
+	blocked bool          // a record waits for an earlier one to be applied
 	again   time.Duration // when it is tried again
 
 	set          Bits     // regions that are set, durably
@@ -57,6 +58,13 @@ const (
 
 func (c *Core) begin(w work) uint64 { return c.works.add(w, w.kind != workPull, c.now) }
 
+// IsIdle says whether nothing waits for a record to be applied, and if so, Done of an Apply may be told with the next event. A tick
+// is one.
+func (c *Core) IsIdle() bool {
+	waiting := len(c.hungry) + len(c.ops) + len(c.swaps) + len(c.reads) + len(c.jobs) + len(c.flushes) + len(c.growing)
+	return waiting == 0 && c.verify == nil && !c.sealing && !c.blocked && c.syncTo <= c.synced && (c.role == Primary || c.role == Follower)
+}
+
 // isHung says whether the disk has not done a work for too long.
 func (c *Core) isHung() bool { return c.works.longest(c.now) > c.cfg.SlowCopy }
 
@@ -68,13 +76,17 @@ func (c *Core) apply(limit uint64) {
 	if c.refused && c.now < c.again {
 		return
 	}
-	c.refused = false
+	c.refused, c.blocked = false, false
 	for seq := c.disk.applied + 1; seq <= c.log.last(); seq++ {
 		e := c.entry(seq)
 		if seq > limit && !c.isThrough(e.Off) {
 			continue
 		}
-		if e.state != stateHeld || e.Kind != KindCheck && !c.regionsSet(e) || c.waits(e) {
+		if e.state != stateHeld || e.Kind != KindCheck && !c.regionsSet(e) {
+			continue
+		}
+		if c.waits(e) {
+			c.blocked = true
 			continue
 		}
 		e.state, e.begun = stateWriting, true
