@@ -72,7 +72,11 @@ func (m *Mirror) drive(own *backend.Op, tells bool) (over bool) {
 		m.inbox = m.taken[:0]
 		m.mu.Unlock()
 		m.now = m.look(items)
+		frames := 0
 		for i := range items {
+			if items[i].frame != nil {
+				frames++
+			}
 			if items[i].isAlone() {
 				m.goOn()
 			}
@@ -87,7 +91,7 @@ func (m *Mirror) drive(own *backend.Op, tells bool) (over bool) {
 		m.publish()
 		for _, c := range m.conns {
 			if c != nil {
-				c.flush()
+				c.flush(frames <= 1 && m.tasks.len() <= 1)
 			}
 		}
 		if own != nil && m.withdraw(own) {
@@ -176,22 +180,21 @@ func (m *Mirror) publish() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.stale = m.stale || m.state != s
-	tells := m.ticked || !isSame(&m.state, &s)
+	tells := m.ticked || !m.isSame(&m.state, &s)
 	m.ticked, m.state = false, s
 	if !tells || !m.stale {
 		return
 	}
 	m.stale = false
-	if m.watched {
-		m.watched = false
-		close(m.changed)
-		m.changed = make(chan struct{})
+	for _, w := range m.watchers {
+		signal(w)
 	}
 }
 
-// isSame says whether a node is the same to others in two states, which differ in how far its log has come.
-func isSame(a, b *replica.State) bool {
-	return a.Role == b.Role && a.View == b.View && a.Confirmed == b.Confirmed
+// isSame says whether a node is the same to others in two states, the first of which was before the second: they differ in how far its
+// log has come, and a primary is confirmed all the time.
+func (m *Mirror) isSame(a, b *replica.State) bool {
+	return a.Role == b.Role && a.View == b.View && a.Confirmed <= b.Confirmed && b.Confirmed-max(0, a.Confirmed) <= m.cfg.Lease
 }
 
 // State is the newest of this node.
@@ -201,23 +204,27 @@ func (m *Mirror) State() replica.State {
 	return m.state
 }
 
-// Await returns when a state holds, or with the error of ctx. A state that does not last may be missed. Role, view and
-// confirmation are looked at when they change, and all else with the next tick: each operation of a host changes that.
+// Await returns when a state holds, or with the error of ctx. A state that does not last may be missed. A change of role or view is
+// looked at at once, and all else with the next tick: each operation of a host changes something.
 func (m *Mirror) Await(ctx context.Context, holds func(replica.State) bool) error {
-	for {
+	changed := make(chan struct{}, 1)
+	m.mu.Lock()
+	m.watchers = append(m.watchers, changed)
+	m.mu.Unlock()
+	defer func() {
 		m.mu.Lock()
-		changed, s := m.changed, m.state
-		m.watched = true
-		m.mu.Unlock()
-		if holds(s) {
-			return nil
-		}
+		defer m.mu.Unlock()
+		i := slices.Index(m.watchers, changed)
+		m.watchers = slices.Delete(m.watchers, i, i+1)
+	}()
+	for !holds(m.State()) {
 		select {
 		case <-changed:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
+	return nil
 }
 
 // tellHosts ends operations.

@@ -89,21 +89,20 @@ type Mirror struct {
 	wake     chan struct{} // a token: run has something to do
 	ticking  atomic.Bool   // a tick is in the inbox
 
-	mu      sync.Mutex // taken last; not held over anything
-	inbox   []item
-	owned   bool // somebody owns the core
-	over    bool // nothing more is taken
-	idle    bool // nothing waits for what the copy writes
-	state   replica.State
-	watched bool          // somebody waits for changed
-	changed chan struct{} // closed when the state changes, and made anew, if it is watched
+	mu       sync.Mutex // taken last; not held over anything
+	inbox    []item
+	owned    bool // somebody owns the core
+	over     bool // nothing more is taken
+	idle     bool // nothing waits for what the copy writes
+	state    replica.State
+	watchers []chan struct{} // tokens: the state has changed
 
 	// What follows belongs to who owns the core.
 	taken      []item // memory of the inbox before
 	clock      clock
 	asking     int           // operations under way whose answer needs proof
 	ticked     bool          // a tick was taken since the last time that publish was called
-	stale      bool          // those who wait for changed have not heard of the newest state
+	stale      bool          // the watchers have not heard of the newest state
 	unflushed  bool          // peers, or what publish tells of, may have something new since the last time
 	meta       *metadata     // nil: this node takes no part yet; while it saves it is saveOn's
 	core       *replica.Core // nil, too
@@ -186,7 +185,7 @@ func Open(o Options) (*Mirror, error) {
 		return nil, fmt.Errorf("mirror %s: node %d has no copy", o.Name, o.Node)
 	}
 	m := &Mirror{
-		opts: o, clock: newClock(o.Clock), cfg: Usual(o.Size), size: o.Size, wake: make(chan struct{}, 1), changed: make(chan struct{}), looped: make(chan struct{}),
+		opts: o, clock: newClock(o.Clock), cfg: Usual(o.Size), size: o.Size, wake: make(chan struct{}, 1), looped: make(chan struct{}),
 		pulls: map[uint64]pulling{}, gone: map[uint64]bool{}, switches: map[uint64]chan replica.Status{}, saves: make(chan *saving, 1),
 	}
 	if o.Tune != nil {

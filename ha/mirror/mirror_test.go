@@ -150,7 +150,8 @@ type lab struct {
 	t        testing.TB
 	register *register
 	size     int64
-	real     bool // sockets and clocks are; else a bubble's
+	real     bool     // sockets and clocks are; else a bubble's
+	members  *members // with it, connections are streams of this cluster; nil: they are as they are
 	nodes    []*node
 	tune     func(*replica.Config)
 	allFound bool                              // all nodes would begin the mirror
@@ -298,7 +299,18 @@ func (n *node) open() (*Mirror, error) {
 	for id := range replica.ID(len(l.nodes)) {
 		o.Nodes = o.Nodes.With(id)
 	}
-	if l.real {
+	switch {
+	case l.members != nil:
+		at := l.members.nodes[memberNames[n.id]]
+		listener, err := at.Listen("mirror")
+		if err != nil {
+			l.t.Fatal(err)
+		}
+		o.Listener = listener
+		o.Dial = func(ctx context.Context, to replica.ID) (net.Conn, error) {
+			return at.Dial(ctx, memberNames[to], "mirror")
+		}
+	case l.real:
 		listener, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			l.t.Fatal(err)
@@ -307,7 +319,7 @@ func (n *node) open() (*Mirror, error) {
 		n.addr = listener.Addr().String()
 		l.mu.Unlock()
 		o.Listener = listener
-	} else {
+	default:
 		p := &pipes{conns: make(chan net.Conn), closed: make(chan struct{})}
 		l.mu.Lock()
 		l.listeners[n.id] = p

@@ -24,7 +24,8 @@ const (
 // conn is a connection with another node.
 //
 // What the owner of the core sends gathers in a buffer, and is written when it has taken all that had come:
-// one write for many frames. What comes waits for the core in frames that are used again. A peer that sends faster than the
+// one write for many frames. The owner writes what is alone, if that does not wait; a goroutine of the connection's writes what is long,
+// what the socket does not take at once, and what others may follow soon. What comes waits for the core in frames that are used again. A peer that sends faster than the
 // core takes it is read more slowly: see room.
 type conn struct {
 	m     *Mirror
@@ -40,10 +41,14 @@ type conn struct {
 	beat   replica.Beat // to be sent with the next flush: an answer to the newest one proves what those before it would
 	beaten bool         // there is one
 
-	mu     sync.Mutex // not held over writes
-	enc    coder
-	frames []byte
-	beats  []byte // overtake frames
+	try tryWriter // nil: only the connection's goroutine writes
+
+	mu      sync.Mutex // not held over writes that wait
+	enc     coder
+	frames  []byte
+	beats   []byte // overtake frames
+	writing bool   // the connection's goroutine has something to write
+	left    bool   // a part of what the owner of the core has written
 
 	unread sync.Mutex  // taken last; guards what follows
 	idle   []*received // to be used again
@@ -60,8 +65,22 @@ const (
 	maxIdle = 16
 )
 
+// tryWriter is a connection that can be written to without waiting: see quorum.Stream.
+type tryWriter interface {
+	CanTry() bool
+	TryWrite(b []byte) (all bool, err error)
+	Flush() error
+}
+
+// maxTry is how many bytes the owner of the core writes itself: what encrypting more takes others can use.
+const maxTry = 64 << 10
+
 func newConn(m *Mirror, peer replica.ID, c net.Conn) *conn {
-	return &conn{m: m, peer: peer, c: c, wake: make(chan struct{}, 1), taken: make(chan struct{}, 1), ended: make(chan struct{})}
+	try, _ := c.(tryWriter)
+	if try != nil && !try.CanTry() {
+		try = nil
+	}
+	return &conn{try: try, m: m, peer: peer, c: c, wake: make(chan struct{}, 1), taken: make(chan struct{}, 1), ended: make(chan struct{})}
 }
 
 // close ends the connection. Its goroutines end soon.
@@ -102,8 +121,8 @@ func (c *conn) ready(full bool) {
 	}
 }
 
-// flush has what is queued written.
-func (c *conn) flush() {
+// flush has what is queued written, by the owner of the core if it is alone.
+func (c *conn) flush(alone bool) {
 	if !c.queued {
 		return
 	}
@@ -112,7 +131,32 @@ func (c *conn) flush() {
 		c.sendBeat(frameBeat, func(x *coder) { x.beat(&c.beat) })
 	}
 	c.queued = false
-	signal(c.wake)
+	if !alone || !c.writeNow() {
+		signal(c.wake)
+	}
+}
+
+// writeNow writes what is queued, and reports whether nothing is left to write for the goroutine of the connection.
+func (c *conn) writeNow() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := len(c.beats) + len(c.frames)
+	if c.try == nil || c.writing || n == 0 || n > maxTry {
+		return false
+	}
+	b := c.frames
+	if len(c.beats) > 0 { // one write
+		c.beats = append(c.beats, c.frames...)
+		b = c.beats
+	}
+	all, err := c.try.TryWrite(b)
+	c.beats, c.frames = kept(c.beats), kept(c.frames)
+	if err != nil {
+		c.close()
+		return true
+	}
+	c.writing, c.left = !all, !all
+	return all
 }
 
 func signal(c chan struct{}) {
@@ -122,7 +166,7 @@ func signal(c chan struct{}) {
 	}
 }
 
-// write writes what is queued, and now and then something that says that the node is there.
+// write writes what is queued and what the owner of the core leaves, and now and then something that says that the node is there.
 func (c *conn) write() {
 	defer c.close()
 	idle := time.NewTicker(4 * c.m.cfg.Heartbeat)
@@ -139,24 +183,38 @@ func (c *conn) write() {
 		case <-idle.C:
 			isIdle = true
 		}
-		c.mu.Lock()
-		beats, c.beats = c.beats, kept(beats)
-		frames, c.frames = c.frames, kept(frames)
-		c.mu.Unlock()
-		if isIdle {
-			beats = appendFrame(beats, &enc, frameIdle, 0, nil)
-		}
-		if len(beats) > 0 && len(frames) < maxKept { // one write
-			beats = append(beats, frames...)
-			frames = frames[:0]
-		}
-		set = renew(set, c.m.silence(), c.c.SetWriteDeadline)
-		for _, b := range [...][]byte{beats, frames} {
-			if len(b) == 0 {
-				continue
+		for {
+			c.mu.Lock()
+			beats, c.beats = c.beats, kept(beats)
+			frames, c.frames = c.frames, kept(frames)
+			left := c.left
+			c.left = false
+			if isIdle {
+				beats = appendFrame(beats, &enc, frameIdle, 0, nil)
+				isIdle = false
 			}
-			if _, err := c.c.Write(b); err != nil {
-				return
+			c.writing = left || len(beats)+len(frames) > 0
+			c.mu.Unlock()
+			if len(beats) > 0 && len(frames) < maxKept { // one write
+				beats = append(beats, frames...)
+				frames = frames[:0]
+			}
+			set = renew(set, c.m.silence(), c.c.SetWriteDeadline)
+			if left {
+				if err := c.try.Flush(); err != nil {
+					return
+				}
+			}
+			if !left && len(beats)+len(frames) == 0 {
+				break
+			}
+			for _, b := range [...][]byte{beats, frames} {
+				if len(b) == 0 {
+					continue
+				}
+				if _, err := c.c.Write(b); err != nil {
+					return
+				}
 			}
 		}
 	}

@@ -14,20 +14,25 @@ import (
 	"oneshot/ha/replica"
 )
 
-// members are a cluster whose connections are in memory.
+// members are a cluster whose connections are in memory, or are sockets.
 type members struct {
-	t     *testing.T
+	t     testing.TB
+	real  bool
 	disks map[string]*files
 	nodes map[string]*quorum.Node
 
 	mu        sync.Mutex
 	listeners map[string]*pipes
+	addrs     map[string]string
 }
 
 func (c *members) dial(ctx context.Context, name string) (net.Conn, error) {
 	c.mu.Lock()
-	l := c.listeners[name]
+	l, addr := c.listeners[name], c.addrs[name]
 	c.mu.Unlock()
+	if c.real {
+		return new(net.Dialer).DialContext(ctx, "tcp", addr)
+	}
 	if l == nil {
 		return nil, errors.New("nobody listens")
 	}
@@ -44,22 +49,33 @@ func (c *members) dial(ctx context.Context, name string) (net.Conn, error) {
 
 func (c *members) open(name string) {
 	c.t.Helper()
-	l := &pipes{conns: make(chan net.Conn), closed: make(chan struct{})}
+	var listener net.Listener
 	c.mu.Lock()
-	c.listeners[name] = l
+	if c.real {
+		var err error
+		if listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+			c.t.Fatal(err)
+		}
+		c.addrs[name] = listener.Addr().String()
+	} else {
+		l := &pipes{conns: make(chan net.Conn), closed: make(chan struct{})}
+		c.listeners[name], listener = l, l
+	}
 	c.mu.Unlock()
-	n, err := quorum.Open(quorum.Options{FS: c.disks[name], Listener: l, Dial: c.dial, Log: slog.New(slog.DiscardHandler)})
+	n, err := quorum.Open(quorum.Options{FS: c.disks[name], Listener: listener, Dial: c.dial, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	c.nodes[name] = n
 }
 
+// memberNames are those of a cluster, the witness last.
+var memberNames = []string{"a", "b", "w"}
+
 // newMembers founds a cluster of a, b and the witness w.
-func newMembers(t *testing.T) *members {
-	c := &members{t: t, listeners: map[string]*pipes{}, disks: map[string]*files{}, nodes: map[string]*quorum.Node{}}
-	names := []string{"a", "b", "w"}
-	for _, name := range names {
+func newMembers(t testing.TB, real bool) *members {
+	c := &members{t: t, real: real, listeners: map[string]*pipes{}, addrs: map[string]string{}, disks: map[string]*files{}, nodes: map[string]*quorum.Node{}}
+	for _, name := range memberNames {
 		c.disks[name] = newFiles()
 	}
 	if _, err := quorum.Init(c.disks["a"], "lab", "a", false, 0); err != nil {
@@ -68,7 +84,7 @@ func newMembers(t *testing.T) *members {
 	c.open("a")
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	for _, name := range names[1:] {
+	for _, name := range memberNames[1:] {
 		token, err := c.nodes["a"].NewToken(ctx)
 		if err != nil {
 			t.Fatal(err)
@@ -88,13 +104,22 @@ func newMembers(t *testing.T) *members {
 	return c
 }
 
+// close ends the cluster.
+func (c *members) close() {
+	for _, n := range c.nodes {
+		if err := n.Close(); err != nil {
+			c.t.Error(err)
+		}
+	}
+}
+
 // TestConsensus: with the records of a real cluster of two copies and a witness the mirror survives its primary, and
 // without a majority nobody takes over.
 func TestConsensus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newMembers(t)
+		c := newMembers(t, false)
 		l := newLab(t, 2)
-		l.views = func(n *node) Views { return ConsensusOn(c.nodes[[]string{"a", "b"}[n.id]], "main") }
+		l.views = func(n *node) Views { return ConsensusOn(c.nodes[memberNames[n.id]], "main") }
 		l.begin()
 		a, b := l.nodes[0], l.nodes[1]
 		want := bytesOf(128<<10, 3)

@@ -27,7 +27,7 @@ func (n *Node) Dial(ctx context.Context, member, stream string) (net.Conn, error
 	if err != nil {
 		return nil, err
 	}
-	g := &gathered{Conn: raw}
+	g := newGathered(raw)
 	conn := tls.Client(g, n.tls.streams)
 	stop := context.AfterFunc(ctx, func() { _ = raw.Close() })
 	defer stop()

@@ -348,7 +348,7 @@ func (a *acceptor) serve(raw net.Conn) error {
 	if !a.n.do(func() { before = a.n.core.Seen() }) {
 		return context.Canceled
 	}
-	g := &gathered{Conn: raw}
+	g := newGathered(raw)
 	conn := tls.Server(g, a.config)
 	defer func() { _ = conn.Close() }()
 	_ = conn.SetDeadline(time.Now().Add(handshakeIn))

@@ -66,7 +66,7 @@ var rules = []rule{
 	{pkg: "ha/replica", not: append([]string{"sync", "math/rand", "math/rand/v2"}, sockets...)},
 	{pkg: "ha/sim", may: []string{"ha/replica", "ha/quorum"}, not: append([]string{"sync"}, sockets...)},
 	// Consensus is a step function, too, with an edge of its own: TLS and a ticker.
-	{pkg: "ha/quorum", may: []string{"ha/replica"}, not: []string{"net/http", "math/rand", "math/rand/v2"}},
+	{pkg: "ha/quorum", may: []string{"ha/replica", "internal/iov"}, not: []string{"net/http", "math/rand", "math/rand/v2"}},
 	// The edge of a mirror: its core with a store, a network and a clock.
 	{pkg: "ha/mirror", may: []string{"ha/replica", "ha/quorum", "backend", "internal/loglimit"}, not: []string{"net/http", "math/rand", "math/rand/v2"}},
 	{pkg: "ha/front"},
