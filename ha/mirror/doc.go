@@ -8,7 +8,7 @@
 //
 // The goroutine takes all events that are there, does what the core asks for, and then tells hosts and peers, so a
 // burst costs one wake-up. Nothing in it blocks: stores complete later, each connection has a goroutine that writes
-// and one that reads, and the metadata has one that syncs.
+// what the owner of the core does not write without waiting and one that reads, and the metadata has one that syncs.
 //
 // # Connections
 //
