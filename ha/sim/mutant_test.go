@@ -86,7 +86,7 @@ var coreMutants = []mutant{
 		"applies what overlaps in any order",
 		[]int{4},
 		"disk.go",
-		"!c.regionsSet(e) || c.waits(e) {", "!c.regionsSet(e) || c.waits(e) && !ON {", "",
+		"if c.waits(e) {", "if c.waits(e) && !ON {", "",
 	},
 	{
 		"writes before the region is set",
