@@ -77,11 +77,12 @@ func (m *Mirror) drive(own *backend.Op, tells bool) (over bool) {
 			if items[i].frame != nil {
 				frames++
 			}
-			if items[i].isAlone() {
+			alone := items[i].isAlone()
+			if alone {
 				m.goOn()
 			}
-			m.take(&items[i])
-			if items[i].isAlone() {
+			m.take(&items[i]) // a frame is its connection's again
+			if alone {
 				m.goOn()
 			}
 			items[i] = item{}
