@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"testing"
 
+	"oneshot/mem"
 	"oneshot/nvme"
 	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/rdmatest"
@@ -125,5 +126,33 @@ func TestTooMany(t *testing.T) {
 	<-p.Over
 	if n := b.Counters().ProtocolErrors.Load(); n != 1 {
 		t.Errorf("%d protocol errors are counted", n)
+	}
+}
+
+// The data of a capsule are copied once, to where the store keeps them: that takes no I/O memory, of which there may be none left.
+func TestCapsuleWithoutMemory(t *testing.T) {
+	b := newBench(t, rdmatest.NewFake())
+	p := b.queue()
+	var hog []*mem.Lease
+	for n := 1 << 20; n >= 1<<12; n /= 2 {
+		for l := b.rig.pool.Lease(n); l != nil; l = b.rig.pool.Lease(n) {
+			hog = append(hog, l)
+		}
+	}
+	for i, n := range []int{512, capsule} {
+		want := pattern(n, i)
+		c := rw(nvme.Write, uint64(i*8), n)
+		b.cid++
+		c.CID, c.SGL = b.cid, nvme.SGL{Length: uint32(n), Type: nvme.SGLInCapsule}
+		p.Say(append(c.AppendTo(nil), want...))
+		if _, e, _ := p.answer(); e.CID != b.cid || e.Status != nvme.Success {
+			t.Errorf("%d bytes: %+v", n, e)
+		}
+		if got := b.rig.contents(i*8*512, n); !bytes.Equal(got, want) {
+			t.Errorf("%d bytes: others were written", n)
+		}
+	}
+	for _, l := range hog {
+		l.Release()
 	}
 }

@@ -7,12 +7,17 @@ import (
 	"oneshot/transport/rdma/manager"
 )
 
-// GetData implements nvmf.Mover: what has come in the capsule is copied, the rest fetched.
+// GetData implements nvmf.Mover: what has come in the capsule is copied, to the store's own memory if it lends that; the rest is
+// fetched.
 func (m *Mover) GetData(nt *nvmf.Task) {
 	t := of(nt)
 	if nt.InCapsule {
 		invariant.Check(t.came != nil, "nvmerdma: the data of a capsule are asked for when they are gone")
-		scatter(nt.Out, t.came)
+		if nt.PlaceUnit != 0 {
+			nt.Place(0, t.came[:nt.OutLen])
+		} else {
+			scatter(nt.Out, t.came)
+		}
 		m.queue.GotData(nt)
 		return
 	}

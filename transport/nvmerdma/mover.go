@@ -78,7 +78,6 @@ func (m *Mover) newTask() *task {
 	}
 	t := new(task)
 	t.Queue, t.Mover = m.queue, t
-	t.NoLend = true // what is sent again has to be the same bytes, and Reads place theirs at times of their own
 	t.pull.Owner, t.ans.Owner = t, t
 	m.Enter(&t.pull)
 	m.Enter(&t.ans)
@@ -110,6 +109,9 @@ func (m *Mover) Receive(b []byte, _ *rdma.Completion) {
 	if t.sgl.Type == nvme.SGLInCapsule && t.Objection == nvme.Success {
 		t.came = data[:t.sgl.Length]
 	}
+	// No memory of a store goes over the wire: what is sent again has to be the same bytes, and Reads place theirs at times of their
+	// own. What has come is copied at once.
+	t.NoLend = t.came == nil
 	taken := m.queue.Command(&t.Task, e)
 	t.came = nil
 	if !taken {
