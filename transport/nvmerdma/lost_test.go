@@ -231,3 +231,38 @@ func TestReadsWithoutAnswer(t *testing.T) {
 		}
 	})
 }
+
+// The Reads of one command may be more than the queue pair takes at once. Each of them that is answered shows that the host goes on:
+// the time begins anew.
+func TestReadsInParts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := rdmatest.NewFake()
+		d.Says.MaxWork = 2
+		b := newBench(t, d)
+		p := b.queue()
+		const n = 1 << 20
+		p.Say(b.command(rw(nvme.Write, 0, n), n))
+		want := pattern(n, 1)
+		for left := want; len(left) > 0; {
+			time.Sleep(readTimeout - time.Second)
+			reads := p.Next()
+			if len(reads) == 0 || len(reads) > 2 {
+				t.Fatalf("%d Reads are posted, with %d bytes to go", len(reads), len(left))
+			}
+			size := 0
+			for i := range reads {
+				for _, s := range reads[i].SGL {
+					size += len(s.Bytes)
+				}
+			}
+			p.fetch(reads, left[:size])
+			left = left[size:]
+		}
+		if _, e, _ := p.answer(); e.Status != nvme.Success {
+			t.Error(e.Status)
+		}
+		if got := b.rig.contents(0, n); !bytes.Equal(got, want) {
+			t.Error("the command has written other bytes")
+		}
+	})
+}
