@@ -21,41 +21,18 @@ const (
 
 // authStorm is hosts that have no secret, or a wrong one, and call themselves by the name of one that has.
 type authStorm struct {
-	*greedy
-	addr string
+	*nvmeRig
 	good auth.Rules
 }
 
 // TestAuthStorm attacks a daemon whose hosts have to prove themselves (DH-HMAC-CHAP), with messages of wrong lengths, in a wrong order,
-// of other transactions, with what was said before, and with more of them than it can compute. Nobody gets in. The host that
-// knows the secret goes on meanwhile, and proves itself again.
+// of other transactions, with what was said before, and with more of them than it can compute. Nobody gets in. The witness, which
+// knows the secret, proves itself again meanwhile.
 func TestAuthStorm(t *testing.T) {
-	d := start(t, `
-stores: {a: {type: memory, size: 16MiB}, b: {type: memory, size: 16MiB}, c: {type: memory, size: 16MiB}}
-targets: [{iqn: `+iqn+`t, luns: {0: a, 1: b}}]
-subsystems:
-  - nqn: "`+nqn+`"
-    namespaces: {1: c}
-    auth: {dhchap_secret: "`+hostSecret+`", dhchap_ctrl_secret: "`+ctrlSecret+`", dhchap_groups: [ffdhe2048]}
-portals: [{listen: $PORTAL}, {transport: nvme-tcp, listen: $PORTAL2}]
-management: {socket: $DIR/socket}
-limits: {connections: 300, login_timeout: 1h, memory: 64MiB, memory_per_connection: 4MiB}
-`)
-	raiseDescriptors(t, 4000)
-	s := &authStorm{&greedy{d, t, d.watch()}, d.Portals[1], auth.Rules{Host: secretOf(t, hostSecret), Groups: []auth.Group{auth.FFDHE2048}}}
-	c, err := host.Dial(t.Context(), host.URL{Address: s.addr, Subsystem: nqn}, host.Options{Queues: 2, HostNQN: nvmetest.HostNQN, Secret: s.good.Host, ControllerSecret: secretOf(t, ctrlSecret)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	n, err := c.Namespace(t.Context(), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	innocent := d.watchDisks([]disk{n}, c.Close)
-	innocent.works()
-	d.status() // whose connection stays
-	idle := d.descriptors()
-	for _, a := range []attack{
+	rig := startNVMe(t, `, auth: {dhchap_secret: "`+hostSecret+`", dhchap_ctrl_secret: "`+ctrlSecret+`", dhchap_groups: [ffdhe2048]}`,
+		host.Options{HostNQN: nvmetest.HostNQN, Secret: secretOf(t, hostSecret), ControllerSecret: secretOf(t, ctrlSecret)})
+	s := &authStorm{rig, auth.Rules{Host: secretOf(t, hostSecret), Groups: []auth.Group{auth.FFDHE2048}}}
+	s.endures([]attack{
 		{"lengths", 40, s.lengths},
 		{"order", 40, s.order},
 		{"other transactions, and what was said before", 40, s.replayed},
@@ -64,19 +41,11 @@ limits: {connections: 300, login_timeout: 1h, memory: 64MiB, memory_per_connecti
 		{"more hosts than there is room for", 60, s.flood},
 		{"hosts that leave in the middle", 60, s.leaving},
 		{"a queue for somebody else's controller", 40, s.foreign},
-	} {
-		s.suffer([]attack{a})
-		innocent.works()
-		if err := c.Authenticate(t.Context()); err != nil {
+	}, func(a attack) {
+		if err := s.host.Authenticate(t.Context()); err != nil {
 			t.Errorf("%s: who knows the secret cannot prove it any more: %v", a.name, err)
 		}
-		d.until("the hosts of "+a.name+" are gone", func() bool {
-			return d.status().NVMe.Connected == 1 && d.descriptors() <= idle
-		})
-		if t.Failed() {
-			return
-		}
-	}
+	})
 }
 
 func secretOf(t *testing.T, text string) *auth.Secret {

@@ -12,39 +12,68 @@ import (
 
 const nqn = "nqn.2026-11.example.oneshot:t"
 
-// nvmeStorm is hostile hosts of NVMe.
-type nvmeStorm struct {
+// nvmeRig is a daemon that hostile hosts of NVMe attack, and two witnesses who notice nothing: a host with two queues, and an
+// initiator.
+type nvmeRig struct {
 	*greedy
-	addr string
+	addr     string           // of the portal for hosts
+	host     *host.Controller // the witness
+	innocent *witness
+	idle     int // descriptors of the daemon with the witnesses alone
 }
 
-// TestNVMeStorm attacks one daemon with hosts of NVMe/TCP that break the rules, or keep them to do harm. Each is told which rule it
-// has broken, or is cut off; none costs more memory than its bound, or leaves anything behind, and two witnesses, a host and an initiator,
-// notice nothing.
-func TestNVMeStorm(t *testing.T) {
+// startNVMe starts the daemon, whose subsystem has access in its configuration, and the witnesses: a host with o.
+func startNVMe(t *testing.T, access string, o host.Options) *nvmeRig {
+	t.Helper()
 	d := start(t, `
 stores: {a: {type: memory, size: 16MiB}, b: {type: file, path: $DIR/b.img, size: 16MiB}, c: {type: memory, size: 16MiB}}
 targets: [{iqn: `+iqn+`t, luns: {0: a, 1: b}}]
-subsystems: [{nqn: "`+nqn+`", namespaces: {1: c}}]
+subsystems: [{nqn: "`+nqn+`", namespaces: {1: c}`+access+`}]
 portals: [{listen: $PORTAL}, {transport: nvme-tcp, listen: $PORTAL2}]
 management: {socket: $DIR/socket}
 limits: {connections: 300, login_timeout: 1h, memory: 64MiB, memory_per_connection: 4MiB}
 `)
 	raiseDescriptors(t, 4000)
-	s := &nvmeStorm{&greedy{d, t, d.watch()}, d.Portals[1]}
-	c, err := host.Dial(t.Context(), host.URL{Address: s.addr, Subsystem: nqn}, host.Options{Queues: 2})
+	r := &nvmeRig{greedy: &greedy{d, t, d.watch()}, addr: d.Portals[1]}
+	o.Queues = 2
+	var err error
+	if r.host, err = host.Dial(t.Context(), host.URL{Address: r.addr, Subsystem: nqn}, o); err != nil {
+		t.Fatal(err)
+	}
+	n, err := r.host.Namespace(t.Context(), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	n, err := c.Namespace(t.Context(), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	innocent := d.watchDisks([]disk{n}, c.Close)
-	innocent.works()
+	r.innocent = d.watchDisks([]disk{n}, r.host.Close)
+	r.innocent.works()
 	d.status() // whose connection stays
-	idle := d.descriptors()
-	for _, a := range []attack{
+	r.idle = d.descriptors()
+	return r
+}
+
+// endures has the daemon suffer one attack after the other. After each the witnesses work, and nothing of the attackers is left.
+func (r *nvmeRig) endures(list []attack, after func(a attack)) {
+	for _, a := range list {
+		r.suffer([]attack{a})
+		r.innocent.works()
+		after(a)
+		r.until("the hosts of "+a.name+" are gone", func() bool {
+			return r.status().NVMe.Connected == 1 && r.descriptors() <= r.idle
+		})
+		if r.t.Failed() {
+			return
+		}
+	}
+}
+
+// nvmeStorm is hosts that break the rules.
+type nvmeStorm struct{ *nvmeRig }
+
+// TestNVMeStorm attacks one daemon with hosts of NVMe/TCP that break the rules, or keep them to do harm. Each is told which rule it
+// has broken, or is cut off; none costs more memory than its bound, or leaves anything behind.
+func TestNVMeStorm(t *testing.T) {
+	s := &nvmeStorm{startNVMe(t, "", host.Options{})}
+	s.endures([]attack{
 		{"garbage", 40, s.garbage},
 		{"broken rules", 40, s.brokenRules},
 		{"commands that are out of place", 40, s.outOfPlace},
@@ -52,24 +81,14 @@ limits: {connections: 300, login_timeout: 1h, memory: 64MiB, memory_per_connecti
 		{"Asynchronous Event Requests without end", 40, s.eventFlood},
 		{"a keep-alive that is lost", 40, s.silence},
 		{"queues that close in the middle of a transfer", 60, s.torn},
-	} {
-		s.suffer([]attack{a})
-		innocent.works()
-		d.until("the hosts of "+a.name+" are gone", func() bool {
-			x := d.status().NVMe
-			return x.Connected == 1 && d.descriptors() <= idle
-		})
-		if t.Failed() {
-			return
-		}
-	}
-	if x := d.status(); x.NVMe.Counters.ProtocolErrors == 0 || x.NVMe.Counters.DigestErrors != 1 {
+	}, func(attack) {})
+	if x := s.status(); x.NVMe.Counters.ProtocolErrors == 0 || x.NVMe.Counters.DigestErrors != 1 {
 		t.Errorf("%+v", x.NVMe.Counters)
 	}
 }
 
-// host returns an admin queue of a controller that is ready.
-func (s *nvmeStorm) host(ic pdu.IC) *nvmetest.Host {
+// admin returns the admin queue of a controller that is ready.
+func (s *nvmeStorm) admin(ic pdu.IC) *nvmetest.Host {
 	s.t.Helper()
 	return nvmetest.Admin(s.t, s.addr, ic, nqn)
 }
@@ -98,7 +117,7 @@ func (s *nvmeStorm) garbage() {
 		if i%2 == 0 {
 			h = nvmetest.DialRaw(s.t, s.addr)
 		} else {
-			h = s.host(pdu.IC{})
+			h = s.admin(pdu.IC{})
 		}
 		_, _ = h.C.Write(b)
 		s.told("garbage", h, pdu.InvalidHeaderField)
@@ -139,14 +158,14 @@ func (s *nvmeStorm) brokenRules() {
 			h.Send(b)
 		}, pdu.HeaderDigestError},
 	} {
-		admin := s.host(tt.ic)
+		admin := s.admin(tt.ic)
 		h := admin.Queue(1, 0)
 		tt.act(h)
 		s.told(tt.name, h, tt.fatal)
 		_ = admin.C.Close()
 	}
 	// A data digest fails its command only.
-	admin := s.host(digests)
+	admin := s.admin(digests)
 	h := admin.Queue(1, 0)
 	c := nvmetest.RW(nvme.Write, 0, 1)
 	c.CID, c.SGL = 77, nvme.SGL{Type: nvme.SGLInCapsule, Length: 512}
@@ -163,7 +182,7 @@ func (s *nvmeStorm) brokenRules() {
 // outOfPlace sends commands before Connect, Connect again, and Connect to controllers of others: each gets its status, and does no
 // harm.
 func (s *nvmeStorm) outOfPlace() {
-	admin := s.host(pdu.IC{})
+	admin := s.admin(pdu.IC{})
 	for range 50 {
 		h := nvmetest.Dial(s.t, s.addr, pdu.IC{})
 		if e, _ := h.Do(nvmetest.RW(nvme.Read, 0, 1), nil, 512); e.Status != nvme.CommandSequence|nvme.DNR {
@@ -187,7 +206,7 @@ func (s *nvmeStorm) outOfPlace() {
 // halfOpen leaves connections in each stage of their beginning: more than there is room for. The oldest give way; who has a
 // controller stays.
 func (s *nvmeStorm) halfOpen() {
-	admin := s.host(pdu.IC{})
+	admin := s.admin(pdu.IC{})
 	var open []*nvmetest.Host
 	ic := new(pdu.IC).AppendTo(nil, pdu.ICReq)
 	for i := range 400 {
@@ -212,7 +231,7 @@ func (s *nvmeStorm) halfOpen() {
 
 // eventFlood sends Asynchronous Event Requests without end: those that are too many are refused, each time.
 func (s *nvmeStorm) eventFlood() {
-	h := s.host(pdu.IC{})
+	h := s.admin(pdu.IC{})
 	for range 4 {
 		h.Start(nvme.Command{Opcode: nvme.AdminAsyncEvent}, nil, 0)
 	}
@@ -244,7 +263,7 @@ func (s *nvmeStorm) silence() {
 // data never come.
 func (s *nvmeStorm) torn() {
 	for i := range 30 {
-		admin := s.host(pdu.IC{})
+		admin := s.admin(pdu.IC{})
 		h := admin.Queue(1, 0)
 		for range 8 {
 			h.Start(nvmetest.RW(nvme.Write, 0, 256), make([]byte, 128<<10), 0)
