@@ -3,12 +3,15 @@
 //
 //	make bench-nvme                 or: go run ./bench/nvme [flags]
 //
+// It ends within four minutes, and with other flags in proportion: what was measured by then is in the report.
+//
 // The daemon is pinned to one core and the client to another. In each round every contender has its turn, in an order that
 // rotates; the figures are medians of the rounds. Compare the rows of one run.
 package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log"
 	"os"
@@ -19,11 +22,19 @@ import (
 )
 
 func main() {
-	b := &bench{Pair: harness.Pair{Options: harness.Options{Rounds: 5, Seconds: 1}}}
+	b := &bench{Pair: harness.Pair{Options: harness.Options{Rounds: 3, Seconds: 1}}}
 	b.Flags()
 	harness.Main(&b.Options, func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, b.most())
+		defer cancel()
 		return b.Run(func(dir string) error { return b.run(ctx, dir) })
 	})
+}
+
+// most is how long a run may take: a client that is started and connects needs some tenths of a second besides the load.
+func (b *bench) most() time.Duration {
+	runs := len(points()) * len(contenders) * b.Rounds
+	return time.Minute + time.Duration(runs)*(time.Duration(b.Seconds*float64(time.Second))+time.Second/2)
 }
 
 const (
@@ -95,10 +106,13 @@ func (b *bench) run(ctx context.Context, dir string) error {
 		}
 	}
 	results, err := harness.Each(&b.Options, points(), func(p harness.Point) (result, error) { return b.measure(ctx, p) })
-	if err != nil {
+	if len(results) == 0 {
 		return err
 	}
-	return b.WriteReport(reportName, table(b.Options, results), picture(results))
+	if err != nil {
+		err = fmt.Errorf("the report has %d of %d points: %w", len(results), len(points()), errors.Join(ctx.Err(), err))
+	}
+	return errors.Join(err, b.WriteReport(reportName, table(b.Options, results), picture(results)))
 }
 
 // start starts the daemon.

@@ -3,6 +3,7 @@ package main
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"oneshot/bench/harness"
 )
@@ -27,6 +28,17 @@ func TestReport(t *testing.T) {
 	}
 	if svg := picture([]result{r}); strings.Count(svg, "<rect") != 1+2*len(contenders) {
 		t.Errorf("the picture: %s", svg)
+	}
+}
+
+// By default a run takes four minutes at most.
+func TestMost(t *testing.T) {
+	b := &bench{}
+	if b.Rounds, b.Seconds = 3, 1; b.most() > 4*time.Minute {
+		t.Errorf("%v", b.most())
+	}
+	if b.Seconds = 2; b.most() != 6*time.Minute {
+		t.Errorf("%v with twice the time of each", b.most())
 	}
 }
 
