@@ -98,7 +98,7 @@ bench-nvme: deps-bench build ## measure NVMe/TCP beside iSCSI
 bench-nic: deps-bench build ## measure what hand-overs to an RDMA device in another process cost
 	$(GO) run ./bench/rdma -nic
 
-bench-vm: ## measure the target beside LIO and tgt, in a virtual machine
+bench-vm: ## measure the target beside LIO, tgt and nvmet, in a virtual machine
 	scripts/deps.sh -a $(DOWNLOADED) $(VM_PACKAGES)
 	$(GO) run ./bench/vm
 

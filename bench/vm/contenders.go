@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"regexp"
@@ -14,21 +15,26 @@ const (
 	device    = "rxe0"
 	diskBytes = 128 << 20
 	diskText  = "128MiB"
+	metricsAt = "127.0.0.1:9100"
 	iqn       = "iqn.2026-11.example.oneshot:"
+	nqn       = "nqn.2026-11.example.oneshot:"
 
-	overRXE = "rxe"
-	overTCP = "TCP"
+	overRXE     = "rxe"
+	overTCP     = "TCP"
+	overNVMeRXE = "NVMe, rxe"
+	overNVMeTCP = "NVMe, TCP"
 	// overAttached is TCP by this project's initiator, whose attach makes a block device of the kernel's nbd.
 	overAttached = "TCP attached"
 	ours         = "oneshot"
+	nvmet        = "nvmet"
 )
 
 // A contender is a target and the transport over which its disk is used.
 type contender struct {
 	target    string
 	transport string
-	iqn       string
-	port      int // of its portal
+	name      string // IQN or NQN
+	port      int    // of its portal
 	disk      string
 }
 
@@ -43,13 +49,17 @@ func (c contender) iface() string {
 }
 
 var contenders = []contender{
-	{target: ours, transport: overRXE, iqn: iqn + ours, port: 3261},
-	{target: "LIO", transport: overRXE, iqn: iqn + "lio", port: 3263},
-	{target: "tgt", transport: overRXE, iqn: iqn + "tgt", port: 3260}, // tgt's port for iSER cannot be changed
-	{target: ours, transport: overTCP, iqn: iqn + ours, port: 3262},
-	{target: "LIO", transport: overTCP, iqn: iqn + "lio", port: 3264},
-	{target: "tgt", transport: overTCP, iqn: iqn + "tgt-tcp", port: 3265}, // a target of tgt has one transport
-	{target: ours, transport: overAttached, iqn: iqn + ours, port: 3262},
+	{target: ours, transport: overRXE, name: iqn + ours, port: 3261},
+	{target: "LIO", transport: overRXE, name: iqn + "lio", port: 3263},
+	{target: "tgt", transport: overRXE, name: iqn + "tgt", port: 3260}, // tgt's port for iSER cannot be changed
+	{target: ours, transport: overTCP, name: iqn + ours, port: 3262},
+	{target: "LIO", transport: overTCP, name: iqn + "lio", port: 3264},
+	{target: "tgt", transport: overTCP, name: iqn + "tgt-tcp", port: 3265}, // a target of tgt has one transport
+	{target: ours, transport: overAttached, name: iqn + ours, port: 3262},
+	{target: ours, transport: overNVMeRXE, name: nqn + "rdma", port: 4421},
+	{target: nvmet, transport: overNVMeRXE, name: nqn + "nvmet-rdma", port: 4423},
+	{target: ours, transport: overNVMeTCP, name: nqn + "tcp", port: 4422},
+	{target: nvmet, transport: overNVMeTCP, name: nqn + "nvmet-tcp", port: 4424},
 }
 
 // bench is a run.
@@ -60,7 +70,7 @@ type bench struct {
 	starting   time.Duration // time of the host's processors that one fio without I/O takes
 }
 
-// startTargets starts network, targets and initiator, logs in to all targets and writes every disk once,
+// startTargets starts network, the targets that are measured, and initiator, logs in to all targets and writes every disk once,
 // so that no contender is measured reading holes.
 func (b *bench) startTargets() error {
 	err := b.runAll(
@@ -68,23 +78,32 @@ func (b *bench) startTargets() error {
 		"ip link set dev rd0 mtu 9000 up",
 		"ip addr add "+host+"/24 dev rd0",
 		"rdma link add "+device+" type rxe netdev rd0",
+		"@mount configfs none /sys/kernel/config",
 	)
 	if err != nil {
 		return err
 	}
-	for _, start := range []func() error{b.startOneshot, b.startLIO, b.startTgt, b.startInitiator} {
-		if err := start(); err != nil {
-			return err
-		}
-	}
-	for _, c := range contenders {
-		if !b.Only.MatchString(c.String()) {
+	wanted := slices.DeleteFunc(slices.Clone(contenders), func(c contender) bool { return !b.Only.MatchString(c.String()) })
+	for _, x := range []struct {
+		target string
+		start  func() error
+	}{{ours, b.startOneshot}, {"LIO", b.startLIO}, {"tgt", b.startTgt}, {nvmet, b.startNvmet}} {
+		if !slices.ContainsFunc(wanted, func(c contender) bool { return c.target == x.target }) {
 			continue
 		}
+		if err := x.start(); err != nil {
+			return fmt.Errorf("%s: %w", x.target, err)
+		}
+	}
+	if err := b.startInitiator(); err != nil {
+		return err
+	}
+	for _, c := range wanted {
+		var err error
 		if c.disk, err = b.login(c); err != nil {
 			return fmt.Errorf("%s: %w", c, err)
 		}
-		if !b.filled(c.target) {
+		if !b.filled(c.name) {
 			if _, err := b.fio(c.disk, "--rw=write", "--bs=256k", "--iodepth=8"); err != nil {
 				return fmt.Errorf("%s: write the disk once: %w", c, err)
 			}
@@ -97,19 +116,28 @@ func (b *bench) startTargets() error {
 	return nil
 }
 
-// filled reports whether a target's disk has been written, over either transport.
-func (b *bench) filled(target string) bool {
-	return slices.ContainsFunc(b.contenders, func(c contender) bool { return c.target == target })
+// filled reports whether the disk of the target of that name has been written, over any transport.
+func (b *bench) filled(name string) bool {
+	return slices.ContainsFunc(b.contenders, func(c contender) bool { return c.name == name })
 }
 
 // startOneshot starts the daemon and waits for its portals.
 func (b *bench) startOneshot() error {
-	config := fmt.Sprintf(`stores: {disk: {type: memory, size: %s}}
-targets: [{iqn: %q, luns: {0: disk}}]
+	config := fmt.Sprintf(`stores:
+  disk: {type: memory, size: %[1]s}
+  rdma: {type: memory, size: %[1]s}
+  tcp: {type: memory, size: %[1]s}
+targets: [{iqn: "%[2]s", luns: {0: disk}}]
+subsystems:
+  - {nqn: "%[5]srdma", namespaces: {1: rdma}}
+  - {nqn: "%[5]stcp", namespaces: {1: tcp}}
 portals:
-  - {transport: verbs, listen: "%s:3261", device: %s}
+  - {transport: verbs, listen: "%[3]s:3261", device: %[4]s}
   - {transport: tcp, listen: "%[3]s:3262"}
-`, diskText, iqn+ours, host, device)
+  - {transport: nvme-rdma, listen: "%[3]s:4421", device: %[4]s}
+  - {transport: nvme-tcp, listen: "%[3]s:4422"}
+metrics: {listen: "%[6]s"}
+`, diskText, iqn+ours, host, device, nqn, metricsAt)
 	if err := b.write("/tmp/target.yaml", config); err != nil {
 		return err
 	}
@@ -118,7 +146,7 @@ portals:
 		return err
 	}
 	var said strings.Builder
-	for portals := 0; portals < 2; {
+	for portals := 0; portals < 4; {
 		line, more := <-daemon.Lines
 		if !more {
 			return fmt.Errorf("the target ends with %d: %s", daemon.Exit, said.String())
@@ -134,9 +162,6 @@ portals:
 // startLIO configures the kernel's target: a RAM disk, a portal for each transport, and access for
 // everybody.
 func (b *bench) startLIO() error {
-	if _, err := b.run("@mount", "configfs", "none", "/sys/kernel/config"); err != nil {
-		return err
-	}
 	script := fmt.Sprintf(`set -e
 core=/sys/kernel/config/target/core/rd_mcp_0/disk
 mkdir -p $core
@@ -183,6 +208,33 @@ func (b *bench) startTgt() error {
 	)
 }
 
+// startNvmet configures the kernel's target for NVMe: a RAM disk, shown by a subsystem for each transport, so that the host takes
+// them for disks of their own.
+func (b *bench) startNvmet() error {
+	if err := b.runAll(fmt.Sprintf("@module /brd.ko rd_nr=1 rd_size=%d", diskBytes/1024)); err != nil { // in KiB
+		return err
+	}
+	const script = `set -e
+cd /sys/kernel/config/nvmet
+port=4423
+for t in rdma tcp; do
+	s=subsystems/%[1]snvmet-$t
+	mkdir $s $s/namespaces/1 ports/$port
+	echo 1 >$s/attr_allow_any_host
+	echo -n /dev/ram0 >$s/namespaces/1/device_path
+	echo 1 >$s/namespaces/1/enable
+	echo ipv4 >ports/$port/addr_adrfam
+	echo $t >ports/$port/addr_trtype
+	echo %[2]s >ports/$port/addr_traddr
+	echo $port >ports/$port/addr_trsvcid
+	ln -s $PWD/$s ports/$port/subsystems/
+	port=$((port + 1))
+done
+`
+	_, err := b.run("bash", "-c", fmt.Sprintf(script, nqn, host))
+	return err
+}
+
 const initiator = "iqn.2026-11.example.clients:guest"
 
 // settings of open-iscsi are the same for all contenders: its defaults, whose queue depth is 32, without pings.
@@ -207,10 +259,13 @@ var diskLine = regexp.MustCompile(`Attached scsi disk (\w+)\s+State: running`)
 
 // login logs in and returns the disk that appears, set up like every other.
 func (b *bench) login(c contender) (string, error) {
-	if c.transport == overAttached {
+	switch c.transport {
+	case overAttached:
 		return b.attach(c)
+	case overNVMeRXE, overNVMeTCP:
+		return b.connect(c)
 	}
-	node := fmt.Sprintf("iscsiadm -m node -T %s -p %s:%d -I %s", c.iqn, host, c.port, c.iface())
+	node := fmt.Sprintf("iscsiadm -m node -T %s -p %s:%d -I %s", c.name, host, c.port, c.iface())
 	if err := b.runAll(node+" -o new", node+" --login"); err != nil {
 		return "", err
 	}
@@ -228,9 +283,37 @@ func (b *bench) login(c contender) (string, error) {
 	return "", errors.New("no disk appears")
 }
 
+// connect has Linux' host of NVMe make a controller with its defaults, a queue for each processor, and returns its disk.
+func (b *bench) connect(c contender) (string, error) {
+	kind := "rdma"
+	if c.transport == overNVMeTCP {
+		kind = "tcp"
+	}
+	out, err := b.run("nvme", "connect", "-t", kind, "-a", host, "-s", fmt.Sprint(c.port), "-n", c.name, "-o", "json",
+		"--hostnqn=nqn.2014-08.org.nvmexpress:uuid:"+hostID, "--hostid="+hostID)
+	if err != nil {
+		return "", err
+	}
+	var made struct{ Device string }
+	if err := json.Unmarshal([]byte(out), &made); err != nil || made.Device == "" {
+		return "", fmt.Errorf("nvme connect says %q", out)
+	}
+	// nvme3n1 is the disk of all paths, and nvme3c3n1 the path, which has the queue.
+	disk, path := made.Device+"n1", made.Device+"c"+strings.TrimPrefix(made.Device, "nvme")+"n1"
+	for deadline := time.Now().Add(runTime); time.Now().Before(deadline); {
+		if _, err = b.run("@cat", "/sys/block/"+disk+"/size"); err == nil {
+			return disk, b.tuneQueue(path)
+		}
+	}
+	return "", fmt.Errorf("no disk appears: %w", err)
+}
+
+// hostID identifies the host to targets for NVMe.
+const hostID = "6d1e2f3a-4b5c-4d6e-8f70-8192a3b4c5d6"
+
 // attach has attach make a device, and returns it.
 func (b *bench) attach(c contender) (string, error) {
-	a, err := b.Start("initiator", "attach", fmt.Sprintf("iscsi://%s:%d/%s/0", host, c.port, c.iqn))
+	a, err := b.Start("initiator", "attach", fmt.Sprintf("iscsi://%s:%d/%s/0", host, c.port, c.name))
 	if err != nil {
 		return "", err
 	}

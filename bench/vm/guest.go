@@ -16,9 +16,10 @@ var (
 	modules = []string{
 		"virtio_pci", "virtio_net", "virtio_console", "crc32c_generic", "crc32_generic", "dummy", "sd_mod", "configfs",
 		"iscsi_tcp", "ib_iser", "ib_uverbs", "rdma_ucm", "rdma_rxe", "nbd", "target_core_mod", "iscsi_target_mod", "ib_isert",
+		"nvme_tcp", "nvme_rdma", "nvmet_tcp", "nvmet_rdma",
 	}
 	programs = []string{
-		"/usr/sbin/iscsid", "/usr/bin/iscsiadm", "/usr/sbin/tgtd", "/usr/sbin/tgtadm", "/usr/bin/fio", "/usr/bin/rdma",
+		"/usr/sbin/iscsid", "/usr/bin/iscsiadm", "/usr/sbin/tgtd", "/usr/sbin/tgtadm", "/usr/bin/fio", "/usr/bin/rdma", "/usr/sbin/nvme",
 		"/bin/ip", "/bin/bash", "/bin/mkdir", "/bin/ln", "/usr/bin/truncate",
 	}
 	files = []string{
@@ -57,6 +58,7 @@ func start(dir string) (*guest, error) {
 	for _, f := range files {
 		contents.Files[f] = f[1:]
 	}
+	contents.Files[filepath.Join(k.Modules, "kernel/drivers/block/brd.ko")] = "brd.ko" // loaded with parameters
 	img, err := machine.Build(cache, k, contents)
 	if err != nil {
 		return nil, err

@@ -1,5 +1,5 @@
-// Command vm measures the target beside LIO and tgt in one virtual machine: Linux's own initiator,
-// over iSER on soft-RoCE (rxe) and over TCP. It writes a Markdown table and a picture.
+// Command vm measures the target beside LIO, tgt and nvmet in one virtual machine: Linux's own initiator,
+// over iSER on soft-RoCE (rxe) and over TCP, and Linux's own host of NVMe over both. It writes a Markdown table and a picture.
 //
 //	make bench-vm                   or: go run ./bench/vm [flags]
 //

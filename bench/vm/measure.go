@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -39,6 +41,7 @@ type sample struct {
 	CPU      map[string]float64 // µs per I/O of the guest's two processors, by the names in shares
 	Host     float64            // µs of the host's processors per I/O that the guest took
 	Others   float64            // share of the host that neither the guest nor idling took
+	Device   map[string]float64 // what crossed this target's RDMA device, per I/O, by the names in crossings
 }
 
 // A row is a contender at a point: medians over the rounds, the extremes, and the largest share that
@@ -112,6 +115,9 @@ func (b *bench) measure(ctx context.Context, p harness.Point) (result, error) {
 		r.rows = append(r.rows, w)
 		log.Printf("%-32s %-13s %7.0f IOPS %6.1f MB/s  p99 %7.0f µs  others %2.0f %%  µs per I/O: host %.0f; guest%s", p, c, w.IOPS,
 			p.MBs(w.IOPS), w.P99, 100*w.Others, w.Host, spent(w.CPU))
+		if len(w.Device) > 0 {
+			log.Printf("%46s per I/O:%s", "", crossedText(w.Device))
+		}
 	}
 	return r, nil
 }
@@ -126,6 +132,10 @@ func spent(cpu map[string]float64) string {
 
 // once measures one contender.
 func (b *bench) once(p harness.Point, c contender) (s sample, err error) {
+	crossed, err := b.crossed(c)
+	if err != nil {
+		return s, err
+	}
 	before, err := b.guestCPU()
 	if err != nil {
 		return s, err
@@ -146,6 +156,10 @@ func (b *bench) once(p harness.Point, c contender) (s sample, err error) {
 	if err != nil {
 		return s, err
 	}
+	device, err := b.crossed(c)
+	if err != nil {
+		return s, err
+	}
 	d := f.Read
 	if p.Write {
 		d = f.Write
@@ -153,13 +167,53 @@ func (b *bench) once(p harness.Point, c contender) (s sample, err error) {
 	if d.TotalIOs == 0 {
 		return s, errors.New("no I/O")
 	}
+	for kind := range device {
+		device[kind] = (device[kind] - crossed[kind]) / d.TotalIOs
+	}
 	ns := d.Latency.Percentile
 	return sample{
 		IOPS: d.IOPS, P50: ns["50.000000"] / 1e3, P99: ns["99.000000"] / 1e3,
 		CPU:    after.perIO(before, f, d),
 		Host:   float64((hostAfter.guest - hostBefore.guest - b.starting).Microseconds()) / d.TotalIOs,
 		Others: hostAfter.others(hostBefore),
+		Device: device,
 	}, nil
+}
+
+// crossings are the counts of a device that the tables show.
+var crossings = []string{"doorbells", "works", "receive_posts", "polls", "completions", "read_requests", "events", "polling_found", "polling_in_vain", "sleeps"}
+
+func crossedText(counts map[string]float64) string {
+	var s strings.Builder
+	for _, kind := range crossings {
+		fmt.Fprintf(&s, " %s %.2f", kind, counts[kind])
+	}
+	return s.String()
+}
+
+var deviceLine = regexp.MustCompile(`(?m)^oneshot_rdma_total\{.*kind="(\w+)".*\} (\S+)$`)
+
+// crossed is what has crossed this target's RDMA device so far, by kind; nil for others, and over TCP.
+func (b *bench) crossed(c contender) (map[string]float64, error) {
+	if c.target != ours || c.transport != overRXE && c.transport != overNVMeRXE {
+		return nil, nil
+	}
+	if err := b.runAll("@fetch http://" + metricsAt + "/metrics /tmp/metrics"); err != nil {
+		return nil, err
+	}
+	out, err := b.run("@cat", "/tmp/metrics")
+	if err != nil {
+		return nil, err
+	}
+	counts := make(map[string]float64)
+	for _, m := range deviceLine.FindAllStringSubmatch(out, -1) {
+		n, err := strconv.ParseFloat(m[2], 64)
+		if err != nil {
+			return nil, err
+		}
+		counts[m[1]] += n
+	}
+	return counts, nil
 }
 
 // side is one direction, reads or writes, of fio's JSON.
@@ -214,6 +268,10 @@ func summarize(c contender, samples []sample) row {
 	w.CPU = make(map[string]float64)
 	for _, name := range shares {
 		w.CPU[name] = median(func(s sample) float64 { return s.CPU[name] })
+	}
+	w.Device = make(map[string]float64)
+	for kind := range samples[0].Device {
+		w.Device[kind] = median(func(s sample) float64 { return s.Device[kind] })
 	}
 	return w
 }

@@ -77,7 +77,7 @@ func table(circumstances string, results []result) string {
 
 Written by %s. One virtual machine under software emulation, in which everything runs: open-iscsi, fio
 (io_uring, direct), and three targets, each with a disk of %s in RAM: this one (memory store), LIO (rd_mcp), tgt (a file on
-tmpfs). *rxe* is iSER over one soft-RoCE device with MTU 9000 on an interface that leads nowhere; TCP goes to the same address. All seven
+tmpfs). *rxe* is iSER over one soft-RoCE device with MTU 9000 on an interface that leads nowhere; TCP goes to the same address. All
 sessions are open from the beginning and have the same settings: open-iscsi's defaults (cmds_max 128, queue_depth 32), no pings;
 %s for every disk. tgt's pool of RDMA buffers is 128 MiB instead of 1 GiB, as the guest is small.
 
@@ -95,7 +95,60 @@ emulation's prices are not those of hardware (an interrupt, a wake-up or a copy 
 		processors(&s, transport, results)
 	}
 	attached(&s, results)
+	hosts(&s, results)
+	crossed(&s, results)
 	return s.String()
+}
+
+// hostGoal is by how much of the IOPS of Linux's own target for NVMe this one is to reach at a point; 0: nothing is said.
+func hostGoal(p harness.Point, transport string) float64 {
+	switch {
+	case transport == overNVMeRXE && p.Depth == 32:
+		return 0.9
+	case transport == overNVMeRXE:
+		return 0
+	case p.Depth == 1:
+		return 0.85
+	}
+	return 1
+}
+
+// hosts is the table of Linux's host of NVMe, of this target beside nvmet.
+func hosts(s *strings.Builder, results []result) {
+	s.WriteString("\n## NVMe\n\nLinux's host, with its defaults and two queues, beside nvmet on a RAM disk (brd): IOPS (MB/s for 256 KiB), lowest – highest.\n\n")
+	fmt.Fprintf(s, "| point | over | %s | nvmet | × | p99 µs %[1]s | nvmet | µs of the host per I/O %[1]s | nvmet |\n| --- | --- |%s\n", ours, strings.Repeat(" ---: |", 7))
+	for _, transport := range []string{overNVMeRXE, overNVMeTCP} {
+		for _, r := range results {
+			w, beside := r.row(ours, transport), r.row(nvmet, transport)
+			if w == nil || beside == nil || beside.IOPS == 0 {
+				continue
+			}
+			x := fmt.Sprintf("%.2f", w.IOPS/beside.IOPS)
+			if goal := hostGoal(r.point, transport); goal > 0 {
+				x = fmt.Sprintf("%s of %g", verdict(w.IOPS/beside.IOPS, goal), goal)
+			}
+			fmt.Fprintf(s, "| %s | %s | %s | %s | %s | %.0f | %.0f | %.0f | %.0f |\n", r.point, transport, r.speed(w), r.speed(beside), x, w.P99, beside.P99, w.Host, beside.Host)
+		}
+	}
+}
+
+// crossed is the table of what this target and its RDMA device have handed to each other.
+func crossed(s *strings.Builder, results []result) {
+	s.WriteString("\n## What crosses the device\n\nCounts of this target per I/O.\n\n")
+	fmt.Fprintf(s, "| point | over | %s |\n| --- | --- |%s\n", strings.ReplaceAll(strings.Join(crossings, " | "), "_", " "), strings.Repeat(" ---: |", len(crossings)))
+	for _, transport := range []string{overRXE, overNVMeRXE} {
+		for _, r := range results {
+			w := r.row(ours, transport)
+			if w == nil {
+				continue
+			}
+			fmt.Fprintf(s, "| %s | %s |", r.point, transport)
+			for _, kind := range crossings {
+				fmt.Fprintf(s, " %.2f |", w.Device[kind])
+			}
+			s.WriteString("\n")
+		}
+	}
 }
 
 // attached is the table of the block device that initiator attach makes, beside Linux's own way to the same disk.

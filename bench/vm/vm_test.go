@@ -13,17 +13,22 @@ func someResults() []result {
 	iops := map[string]map[string]float64{
 		overRXE: {ours: 1600, "LIO": 2000, "tgt": 1000},
 		overTCP: {ours: 3000, "LIO": 1500, "tgt": 2000}, overAttached: {ours: 2400},
+		overNVMeRXE: {ours: 1700, nvmet: 2000}, overNVMeTCP: {ours: 1700, nvmet: 2000},
 	}
 	var all []result
 	for _, p := range points {
 		r := result{point: p}
 		for _, c := range contenders {
 			n := iops[c.transport][c.target]
-			r.rows = append(r.rows, summarize(c, []sample{
+			samples := []sample{
 				{IOPS: n + 10, P99: 3, Host: 2e6 / n, Others: 0.01},
 				{IOPS: n - 10, P99: 1, Host: 2e6 / n, Others: 0.5},
 				{IOPS: n, P99: 2, Host: 2e6 / n, CPU: map[string]float64{byFio: 42}},
-			}))
+			}
+			for i := range samples {
+				samples[i].Device = map[string]float64{"doorbells": float64(i), "receive_posts": 7}
+			}
+			r.rows = append(r.rows, summarize(c, samples))
 		}
 		all = append(all, r)
 	}
@@ -44,6 +49,11 @@ func TestTable(t *testing.T) {
 		"| 4 KiB random read, depth 1 | **2400** 2390 – 2410 | **3000** 2990 – 3010 | 0.80 | |",
 		"| 4 KiB random read, depth 32 | **2400** 2390 – 2410 | **3000** 2990 – 3010 | 0.80 met | 0.7 |",
 		"| 0.80 met | 0.8 |",
+		"| 4 KiB random read, depth 32 | NVMe, rxe | **1700** 1690 – 1710 | **2000** 1990 – 2010 | 0.85 missed of 0.9 | 2 | 2 | 1176 | 1000 |",
+		"| 4 KiB random read, depth 1 | NVMe, rxe | **1700** 1690 – 1710 | **2000** 1990 – 2010 | 0.85 | ",
+		"| 4 KiB random read, depth 1 | NVMe, TCP | **1700** 1690 – 1710 | **2000** 1990 – 2010 | 0.85 met of 0.85 | ",
+		"| 256 KiB sequential read, depth 8 | NVMe, TCP | **446** 443 – 448 | **524** 522 – 527 | 0.85 missed of 1 | ",
+		"| 4 KiB random read, depth 1 | NVMe, rxe | 1.00 | 0.00 | 7.00 |",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("the table lacks %q:\n%s", want, got)
@@ -67,8 +77,8 @@ func TestIncomplete(t *testing.T) {
 
 func TestPictureIsXML(t *testing.T) {
 	bars := harnesstest.Rects(t, picture(someResults()))
-	// The background, the legend, and a bar for each contender at each point, but for what is attached.
-	if want := 1 + len(targets) + (len(contenders)-1)*len(points); bars != want {
+	// The background, the legend, and a bar for each target over each transport of iSCSI at each point.
+	if want := 1 + len(targets) + len(targets)*len(transports)*len(points); bars != want {
 		t.Errorf("%d rectangles, want %d", bars, want)
 	}
 }
