@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"oneshot/initiator/host"
 	"oneshot/initiator/nbd"
 	"oneshot/internal/command"
 	"oneshot/internal/loglimit"
@@ -51,6 +52,9 @@ SIGTERM and SIGINT detach the device if nobody uses it, and leave it otherwise.`
 	p.DurationVar(&o.DeadTime, "dead-time", time.Minute, "`TIME` that requests wait for a target that is away before they fail")
 	p.DurationVar(&o.Wait, "wait", 0, "`TIME` to try for, if the target cannot be reached at the start; 0: once")
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
+		if host.IsURL(args[0]) {
+			return &usageError{fmt.Errorf("attach is for disks of iSCSI: Linux has a host of NVMe of its own, whose devices need no attach: nvme connect -t tcp -a ADDRESS -n NQN")}
+		}
 		if o.URL, err = fl.url(args[0]); err != nil {
 			return err
 		}

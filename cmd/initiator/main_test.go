@@ -101,6 +101,7 @@ func TestErrors(t *testing.T) {
 		{2, "begins with iscsi://", []string{"ls", "http://h"}},
 		{2, "names no LUN", []string{"read", at + "/" + iqn}},
 		{2, "is not a size", []string{"read", "--length", "4kb", at + "/" + iqn + "/0"}},
+		{2, "nvme connect", []string{"attach", "nvme+tcp://127.0.0.1/nqn.2026-11.example.oneshot:t/1"}},
 		{2, "1s is the least", []string{"attach", "--ping", "10ms", at + "/" + iqn + "/0"}},
 		{2, "flow", []string{"ls", "--flow", "x", at}},
 		{1, "is one of RDMA", []string{"ls", "--flow", "window", at}},
