@@ -26,8 +26,8 @@ type Cluster struct {
 	Parts  []Part
 	Others []Portal // for initiators, of other nodes
 	Moving []Portal // of this node, while it is the primary of their mirrors
-	// Objects are the portals for objects of other nodes.
-	Objects []Portal
+	// Hosts are those for hosts of NVMe, and Objects those for objects, of other nodes.
+	Hosts, Objects []Portal
 }
 
 // ClusterNode is a machine of the cluster.
@@ -79,11 +79,17 @@ func (c *Config) On(name string) (*Config, error) {
 	on := *c
 	on.Cluster.Self, on.Cluster.Parts = name, c.parts()
 	for _, p := range c.Portals {
-		if p.Serve == ServeLUNs && p.Node != "" && p.Node != name {
-			on.Cluster.Others = append(on.Cluster.Others, p)
+		if p.Node == "" || p.Node == name {
+			continue
 		}
-		if p.Serve == ServeObjects && p.Node != "" && p.Node != name {
+		switch p.Serve {
+		case ServeLUNs:
+			on.Cluster.Others = append(on.Cluster.Others, p)
+		case ServeNamespaces:
+			on.Cluster.Hosts = append(on.Cluster.Hosts, p)
+		case ServeObjects:
 			on.Cluster.Objects = append(on.Cluster.Objects, p)
+		case ServePartitions:
 		}
 	}
 	on.Stores = slices.DeleteFunc(here(c.Stores, self, func(s *Store) *string { return &s.Node }), func(s Store) bool { return s.Mirror != nil && s.Mirror.Copy(name) == nil })

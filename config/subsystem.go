@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/hex"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -250,11 +251,13 @@ func (d *decoder) checkSubsystems(c *Config) {
 // nvmePortal finishes a portal of NVMe over Fabrics.
 func (d *decoder) nvmePortal(o *object, p *Portal) bool {
 	ok := true
-	for _, key := range []string{"serve", "advertise"} {
-		if o.has(key) {
-			o.take(key).errorf("%s is for portals of iSCSI and of partitions, and this one serves the namespaces of all subsystems: remove it", key)
-			ok = false
-		}
+	if o.has("serve") {
+		o.take("serve").errorf("serve is for portals of iSCSI and of partitions, and this one serves the namespaces of all subsystems: remove it")
+		ok = false
+	}
+	if _, err := netip.ParseAddrPort(p.Advertise); p.Advertise != "" && err != nil {
+		o.take("advertise").errorf("hosts of NVMe are told IP addresses, and %s is a name: write its address", p.Advertise)
+		ok = false
 	}
 	p.Serve = ServeNamespaces
 	return ok

@@ -8,7 +8,8 @@ import (
 )
 
 // discoveryLog writes the part of the discovery log from off on: the discovery service itself, and each subsystem that admits the
-// host, at each portal that is reached where the host has come to; and the discovery services elsewhere (Base 2.0 §5.16.1.23).
+// host, at each portal that is reached where the host has come to; subsystems at portals of other nodes; and the discovery services
+// elsewhere (Base 2.0 §5.16.1.23).
 func (c *Controller) discoveryLog(b []byte, off uint64) {
 	n := c.node
 	n.mu.Lock()
@@ -22,9 +23,11 @@ func (c *Controller) discoveryLog(b []byte, off uint64) {
 			continue
 		}
 		e := nvme.DiscoveryEntry{Transport: p.Transport.Type, Type: nvme.EntryCurrent, Port: p.ID, ASQSize: adminDepth, Address: at, SubNQN: nvme.DiscoveryNQN}
-		entries = append(entries, e)
+		if !p.Elsewhere {
+			entries = append(entries, e)
+		}
 		for _, s := range subsystems {
-			if s.admits(c.hostNQN) {
+			if (!p.Elsewhere || slices.Contains(p.Subsystems, s.nqn)) && s.admits(c.hostNQN) {
 				e.Type, e.SubNQN = nvme.EntryNVM, s.nqn
 				entries = append(entries, e)
 			}

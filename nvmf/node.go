@@ -51,6 +51,9 @@ type Portal struct {
 	// Reached returns the address of the portal for a host that has reached local, which may be another portal's.
 	// False: it is not reached there.
 	Reached func(local netip.AddrPort) (netip.AddrPort, bool)
+	// Elsewhere says that the portal is another node's, where the subsystems of these NQNs are reached, too.
+	Elsewhere  bool
+	Subsystems []string
 }
 
 const (

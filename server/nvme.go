@@ -354,12 +354,49 @@ func (s *Server) announceNVMe() {
 		}
 		at := p.bound()
 		ps = append(ps, nvmf.Portal{ID: uint16(i), Transport: nvmeTransports[p.config.Transport], Reached: func(local netip.AddrPort) (netip.AddrPort, bool) {
-			address, _ := reached(at.Listen, local.String())
+			address := at.Advertise
+			if address == "" {
+				address, _ = reached(at.Listen, local.String())
+			}
 			told, err := netip.ParseAddrPort(address)
 			return told, err == nil
 		}})
 	}
-	s.nvme.SetPortals(ps)
+	s.nvme.SetPortals(append(ps, s.hostsElsewhere(len(s.portals))...))
+}
+
+// hostsElsewhere returns the portals of other nodes through which subsystems of this one are reached, numbered from first on. One
+// discovery finds all paths by them; entries do what referrals would, but nodes that refer to each other could send a host round
+// in circles. Of a portal that listens at all addresses of its machine the address is not known here. mu is held.
+func (s *Server) hostsElsewhere(first int) (ps []nvmf.Portal) {
+	for i, p := range s.cfg.Cluster.Hosts {
+		told := p.Listen
+		if at, err := netip.ParseAddrPort(p.Advertise); err == nil {
+			told = at
+		}
+		if !told.IsValid() || told.Addr().IsUnspecified() {
+			continue
+		}
+		there := nvmf.Portal{
+			ID: uint16(first + i), Transport: nvmeTransports[p.Transport], Elsewhere: true,
+			Reached: func(netip.AddrPort) (netip.AddrPort, bool) { return told, true },
+		}
+		for j := range s.cfg.Subsystems {
+			if sub := &s.cfg.Subsystems[j]; s.isShownAt(sub, p.Node) {
+				there.Subsystems = append(there.Subsystems, sub.NQN)
+			}
+		}
+		ps = append(ps, there)
+	}
+	return ps
+}
+
+// isShownAt reports whether another node shows a subsystem, too: all of its namespaces are mirrors then, on the same nodes.
+func (s *Server) isShownAt(sub *config.Subsystem, node string) bool {
+	return slices.ContainsFunc(sub.Namespaces, func(n config.Namespace) bool {
+		m := s.cfg.Store(n.Store).Mirror
+		return m != nil && m.Copy(node) != nil
+	})
 }
 
 // nvmeFront opens portals of NVMe over TCP.

@@ -212,6 +212,35 @@ portals: [{transport: nvme-tcp, listen: "127.0.0.1:0"}]
 	admin.Must(nvme.Command{Opcode: nvme.AdminKeepAlive}, nil, 0)
 }
 
+// discovered reads the discovery log.
+func discovered(h *nvmetest.Host) (generation uint64, list []nvme.Discovered) {
+	const pages = 5
+	c := nvme.Command{Opcode: nvme.AdminGetLogPage, DWords: [6]uint32{uint32(nvme.LogDiscovery) | (pages*nvme.DiscoveryEntryLen/4-1)<<16}}
+	_, b := h.Must(c, nil, pages*nvme.DiscoveryEntryLen)
+	generation, n := nvme.ParseDiscoveryHeader(b)
+	for i := range n {
+		list = append(list, nvme.ParseDiscovered(b[(i+1)*nvme.DiscoveryEntryLen:][:nvme.DiscoveryEntryLen]))
+	}
+	return generation, list
+}
+
+// A portal is told of by the address that it advertises.
+func TestAdvertisedToHosts(t *testing.T) {
+	r := serve(t, `
+stores: {a: {type: memory, size: 1MiB}}
+subsystems: [{nqn: "`+nqn+`one", namespaces: {1: a}}]
+portals: [{transport: nvme-tcp, listen: "127.0.0.1:0", advertise: "192.0.2.9:4421"}]
+`)
+	_, list := discovered(nvmetest.Admin(t, r.Addrs()[0].String(), pdu.IC{}, nvme.DiscoveryNQN))
+	want := []nvme.Discovered{
+		{Type: nvme.EntryCurrent, Transport: nvme.TransportTCP, Address: "192.0.2.9", Service: "4421", SubNQN: nvme.DiscoveryNQN},
+		{Type: nvme.EntryNVM, Transport: nvme.TransportTCP, Address: "192.0.2.9", Service: "4421", SubNQN: nqn + "one"},
+	}
+	if !slices.Equal(list, want) {
+		t.Errorf("%+v", list)
+	}
+}
+
 // Hosts are told of discovery services elsewhere, and that there are others after a reload.
 func TestReferrals(t *testing.T) {
 	with := func(list string) string {
@@ -224,17 +253,7 @@ discovery: {referrals: [` + list + `]}
 	}
 	r := serve(t, with(`192.0.2.7, "[2001:db8::7]:4420"`))
 	h := nvmetest.Admin(t, r.Addrs()[0].String(), pdu.IC{}, nvme.DiscoveryNQN)
-	const pages = 5
-	read := func() (generation uint64, list []nvme.Discovered) {
-		c := nvme.Command{Opcode: nvme.AdminGetLogPage, DWords: [6]uint32{uint32(nvme.LogDiscovery) | (pages*nvme.DiscoveryEntryLen/4-1)<<16}}
-		_, b := h.Must(c, nil, pages*nvme.DiscoveryEntryLen)
-		generation, n := nvme.ParseDiscoveryHeader(b)
-		for i := range n {
-			list = append(list, nvme.ParseDiscovered(b[(i+1)*nvme.DiscoveryEntryLen:][:nvme.DiscoveryEntryLen]))
-		}
-		return generation, list
-	}
-	generation, list := read()
+	generation, list := discovered(h)
 	want := []nvme.Discovered{
 		{Type: nvme.EntryReferral, Transport: nvme.TransportTCP, Address: "192.0.2.7", Service: "8009", SubNQN: nvme.DiscoveryNQN},
 		{Type: nvme.EntryReferral, Transport: nvme.TransportTCP, Address: "2001:db8::7", Service: "4420", SubNQN: nvme.DiscoveryNQN},
@@ -248,7 +267,7 @@ discovery: {referrals: [` + list + `]}
 	if e, _ := h.Finish(aer, nil, 0); e.DW0 != nvme.EventDiscovery {
 		t.Errorf("the event: %#x", e.DW0)
 	}
-	if again, list := read(); again == generation || len(list) != 3 || list[2] != want[0] {
+	if again, list := discovered(h); again == generation || len(list) != 3 || list[2] != want[0] {
 		t.Errorf("after the reload: %+v", list)
 	}
 }

@@ -12,6 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"oneshot/initiator"
+	nvmehost "oneshot/initiator/host"
+	"oneshot/nvme"
 )
 
 // TestMirrorDiscovery: one discovery, at any node, finds the paths through all of them, with the portal groups that REPORT TARGET PORT
@@ -93,4 +95,56 @@ func TestMirrorDiscovery(t *testing.T) {
 		s.must(s.asked("a", "reload")...)
 		finds(3, x.want...)
 	}
+}
+
+// TestMirrorDiscoveryOfHosts is TestMirrorDiscovery for hosts of NVMe: the log of each node has the portals of both, and only those
+// where a subsystem is reached that admits the host.
+func TestMirrorDiscoveryOfHosts(t *testing.T) {
+	const hidden = "nqn.2026-11.example.oneshot:hidden"
+	s := newSiteOf(t, strings.NewReplacer(
+		"stores:\n", "stores:\n  own: {node: a, type: memory, size: 1MiB}\n",
+		"subsystems:\n", "subsystems:\n  - {node: a, nqn: \"nqn.2026-11.example.oneshot:own\", namespaces: {1: own}}\n"+
+			"  - {nqn: \""+hidden+"\", namespaces: {1: disk}, hosts: [\"nqn.2026-11.example:other\"]}\n",
+	).Replace(mirrorNVMeText))
+	s.startAll()
+	s.level("a")
+	finds := func(i int, host string, want ...string) {
+		t.Helper()
+		list, err := nvmehost.Discover(t.Context(), nvmehost.URL{Address: s.at[i]}, nvmehost.Options{HostNQN: host})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, e := range list {
+			if e.Transport != nvme.TransportTCP {
+				t.Errorf("transport %d", e.Transport)
+			}
+			got = append(got, fmt.Sprintf("%d %s:%s %s", e.Type, e.Address, e.Service, e.SubNQN[strings.LastIndex(e.SubNQN, ":")+1:]))
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("at %s: %s", s.at[i], diff)
+		}
+	}
+	const host = "nqn.2026-11.example:host"
+	current := func(i int) string { return "3 " + s.at[i] + " " + nvme.DiscoveryNQN }
+	a, b := "2 "+s.at[3]+" lab", "2 "+s.at[4]+" lab"
+	finds(3, host, current(3), "2 "+s.at[3]+" own", a, b)
+	finds(4, host, current(4), b, a)
+	finds(4, "nqn.2026-11.example:other", current(4), "2 "+s.at[4]+" hidden", b, "2 "+s.at[3]+" hidden", a)
+
+	// What a reload changes of another node's portals.
+	text := fmt.Sprintf("{node: b, transport: nvme-tcp, listen: %q}", s.at[4])
+	if !strings.Contains(s.text, text) {
+		t.Fatal("the text has another portal")
+	}
+	everywhere := s.at[4][strings.LastIndex(s.at[4], ":"):]
+	for portal, want := range map[string][]string{
+		fmt.Sprintf("{node: b, transport: nvme-tcp, listen: %q}", everywhere):                                {current(3), "2 " + s.at[3] + " own", a},
+		fmt.Sprintf("{node: b, transport: nvme-tcp, listen: %q, advertise: \"192.0.2.2:4421\"}", everywhere): {current(3), "2 " + s.at[3] + " own", a, "2 192.0.2.2:4421 lab"},
+	} {
+		s.write("a", strings.Replace(s.text, text, portal, 1))
+		s.must(s.asked("a", "reload")...)
+		finds(3, host, want...)
+	}
+	s.stopAll()
 }
