@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -52,6 +53,7 @@ type conn struct {
 
 	unread sync.Mutex  // taken last; guards what follows
 	idle   []*received // to be used again
+	kept   int         // bytes of memory that those have for data
 	held   int64       // bytes that wait for the core
 }
 
@@ -60,8 +62,9 @@ const (
 	maxHeld = 4 << 20
 	// frameCosts is what each frame counts for besides its own bytes.
 	frameCosts = 1 << 10
-	// maxKept bounds a buffer that is kept to be used again, and maxIdle how many frames are, each with two of them.
-	maxKept = 1 << 20
+	// maxKept bounds a buffer that is kept to be used again: what a host writes at once fits. The frames that are kept have twice
+	// as much together, and are maxIdle at most.
+	maxKept = 4 << 20
 	maxIdle = 16
 )
 
@@ -96,7 +99,7 @@ func (c *conn) send(kind frameKind, head func(c *coder), n int, data func(b []by
 	c.mu.Lock()
 	c.frames = appendFrame(c.frames, &c.enc, kind, n, head)
 	if data != nil {
-		c.frames = data(c.frames)
+		c.frames = data(slices.Grow(c.frames, n))
 	}
 	full := int64(len(c.frames)) > c.m.maxQueue()
 	c.mu.Unlock()
@@ -280,6 +283,7 @@ func (c *conn) vacant() *received {
 	if n := len(c.idle); n > 0 {
 		f := c.idle[n-1]
 		c.idle = c.idle[:n-1]
+		c.kept -= cap(f.data)
 		return f
 	}
 	return new(received)
@@ -311,8 +315,12 @@ func (c *conn) release(f *received) {
 	f.head, f.data, f.msg, f.post.bell.Start = kept(f.head), kept(f.data), nil, nil
 	c.unread.Lock()
 	c.held -= f.size
+	if c.kept+cap(f.data) > 2*maxKept {
+		f.data = nil
+	}
 	if len(c.idle) < maxIdle {
 		c.idle = append(c.idle, f)
+		c.kept += cap(f.data)
 	}
 	c.unread.Unlock()
 	signal(c.taken)

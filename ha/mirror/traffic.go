@@ -46,30 +46,51 @@ func (m *Mirror) do(a replica.Action) {
 	}
 }
 
-// post sends records, with the data that the other one needs.
+// maxPart is how many bytes of data a frame has, if it has more than one record: the other node goes on with one part while the next is
+// on its way, and memory of that size is used again.
+const maxPart = 512 << 10
+
+// post sends records, with the data that the other one needs, in one frame or several.
 func (m *Mirror) post(a *replica.Post) {
 	c := m.conns[a.To]
 	if c == nil {
 		return
 	}
-	var n int64
-	for i := range a.Recs {
-		if r := &a.Recs[i]; r.HasDataFor(a.To) {
-			n += r.Len
-			if r.Kind == replica.KindResync {
-				m.copied += r.Len
-			}
+	p := post{stream: a.Stream, bell: a.Bell}
+	for rest, first := a.Recs, true; first || len(rest) > 0; first = false {
+		k, n := partOf(rest, a.To)
+		p.recs, rest = rest[:k:k], rest[k:]
+		if k > 0 {
+			p.bell.First = p.recs[0].Seq
 		}
+		c.send(framePost, func(c *coder) { c.post(&p) }, int(n), func(b []byte) []byte {
+			for i := range p.recs {
+				if r := &p.recs[i]; r.HasDataFor(a.To) {
+					b = append(b, m.arena[r.Addr:r.Addr+r.Len]...)
+					if r.Kind == replica.KindResync {
+						m.copied += r.Len
+					}
+				}
+			}
+			return b
+		})
+		p.bell.Start = nil // it is with the first
 	}
-	p := post{stream: a.Stream, recs: a.Recs, bell: a.Bell}
-	c.send(framePost, func(c *coder) { c.post(&p) }, int(n), func(b []byte) []byte {
-		for i := range a.Recs {
-			if r := &a.Recs[i]; r.HasDataFor(a.To) {
-				b = append(b, m.arena[r.Addr:r.Addr+r.Len]...)
-			}
+}
+
+// partOf returns how many records go into one frame to a node, and the bytes of their data.
+func partOf(recs []replica.Record, to replica.ID) (k int, n int64) {
+	for ; k < len(recs); k++ {
+		var data int64
+		if r := &recs[k]; r.HasDataFor(to) {
+			data = r.Len
 		}
-		return b
-	})
+		if k > 0 && n+data > maxPart {
+			break
+		}
+		n += data
+	}
+	return k, n
 }
 
 // connected: a node has a connection, perhaps in the place of one whose end was not noticed.
