@@ -25,8 +25,6 @@ import (
 	"oneshot/test/vm/machine"
 )
 
-func TestMain(m *testing.M) { targettest.Main(m) }
-
 const (
 	envDir = "BLKTESTS"
 	// testTime is a limit that only a test that hangs reaches.
