@@ -205,13 +205,21 @@ func (b *bench) crossed(c contender) (map[string]float64, error) {
 	if err != nil {
 		return nil, err
 	}
+	return parseCrossed(out)
+}
+
+// parseCrossed reads the daemon's metrics.
+func parseCrossed(text string) (map[string]float64, error) {
 	counts := make(map[string]float64)
-	for _, m := range deviceLine.FindAllStringSubmatch(out, -1) {
+	for _, m := range deviceLine.FindAllStringSubmatch(text, -1) {
 		n, err := strconv.ParseFloat(m[2], 64)
 		if err != nil {
 			return nil, err
 		}
 		counts[m[1]] += n
+	}
+	if len(counts) == 0 {
+		return nil, errors.New("the metrics of the daemon do not have oneshot_rdma_total")
 	}
 	return counts, nil
 }

@@ -83,6 +83,21 @@ func TestPictureIsXML(t *testing.T) {
 	}
 }
 
+// What crosses the device is in the metrics, for each transport that uses it.
+func TestCrossed(t *testing.T) {
+	got, err := parseCrossed(`# TYPE oneshot_rdma_total counter
+oneshot_rdma_total{device="rxe0",kind="posts",transport="nvme-rdma"} 12
+oneshot_rdma_total{device="rxe0",kind="posts",transport="verbs"} 1.5e+06
+oneshot_rdma_total{device="rxe0",kind="sleeps",transport="verbs"} 3
+`)
+	if err != nil || got["posts"] != 1.5e6+12 || got["sleeps"] != 3 || len(got) != 2 {
+		t.Errorf("%v, %v", got, err)
+	}
+	if _, err := parseCrossed("nothing\n"); err == nil {
+		t.Error("nothing is something")
+	}
+}
+
 // The time of a thread counts for the share that the table names.
 func TestThreads(t *testing.T) {
 	stat := func(id, name, user, system string) string {
