@@ -36,6 +36,7 @@ func TestConnectChecks(t *testing.T) {
 		{"a host that is not admitted", false, func(_ *nvme.Command, f *nvme.ConnectFields) { f.HostNQN += ":stranger" }, nvme.ConnectInvalidHost, 0},
 		{"identifier of the host", false, func(_ *nvme.Command, f *nvme.ConnectFields) { f.HostID = [16]byte{} }, nvme.ConnectInvalid, 1 << 16},
 		{"a static controller", false, func(_ *nvme.Command, f *nvme.ConnectFields) { f.CNTLID = 1 }, nvme.ConnectInvalid, 1<<16 | 16},
+		{"any static controller", false, func(_ *nvme.Command, f *nvme.ConnectFields) { f.CNTLID = 0xfffe }, nvme.ConnectInvalid, 1<<16 | 16},
 		{"no such controller", true, func(_ *nvme.Command, f *nvme.ConnectFields) { f.CNTLID += 100 }, nvme.ConnectInvalid, 1<<16 | 16},
 		{"a queue for discovery", true, func(_ *nvme.Command, f *nvme.ConnectFields) { f.SubNQN, f.CNTLID = nvme.DiscoveryNQN, other.ID }, nvme.ConnectInvalid, 1<<16 | 16},
 		{"another host's controller", true, func(_ *nvme.Command, f *nvme.ConnectFields) { f.HostNQN += "x" }, nvme.ConnectInvalid, 1<<16 | 512},
