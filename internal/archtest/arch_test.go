@@ -157,7 +157,7 @@ type listed struct {
 }
 
 // tagSets select, one after the other, every file there is: TestTags says so.
-var tagSets = []string{"", "verbs,invariants,race,guest,deb", "verbs,guest", "verbs"}
+var tagSets = []string{"", "verbs,invariants,race,guest,deb,blktests", "verbs,guest", "verbs"}
 
 func TestImports(t *testing.T) {
 	said := make(map[string]bool)
