@@ -31,6 +31,30 @@ func switchesWanted(t *testing.T) int {
 	return n
 }
 
+// steps says how long each step of all switches took, as the nodes have logged it.
+func (s *site) steps() string {
+	s.t.Helper()
+	var text []string
+	for _, step := range []string{"gathered", "consensus"} {
+		var took []time.Duration
+		for _, name := range []string{"a", "b"} {
+			for _, m := range regexp.MustCompile(`this node has handed over.* `+step+`="?([^ "]+)`).FindAllStringSubmatch(s.told(name), -1) {
+				d, err := time.ParseDuration(m[1])
+				if err != nil || d < 0 || d > time.Minute {
+					s.t.Errorf("a node says %s", m[0])
+				}
+				took = append(took, d)
+			}
+		}
+		if len(took) == 0 {
+			s.t.Fatalf("no node says how long it took until %s", step)
+		}
+		slices.Sort(took)
+		text = append(text, fmt.Sprintf("%s in %v, 99 %% in %v, all in %v", step, took[len(took)/2], took[len(took)*99/100], took[len(took)-1]))
+	}
+	return strings.Join(text, "; ")
+}
+
 // TestMirrorSwitch: the mirror is switched again and again under load, through any node. The host sees no error but those
 // that lead it to the other path, and its bytes are right.
 func TestMirrorSwitch(t *testing.T) {
@@ -65,6 +89,7 @@ func TestMirrorSwitch(t *testing.T) {
 	l.end()
 	slices.Sort(took)
 	t.Logf("%d switches took %d to %d ms, half of them at most %d and 99 %% at most %d; the host changed its path %d times", n, took[0], took[n-1], took[n/2], took[n*99/100], m.moves)
+	t.Logf("half of them were %s", s.steps())
 	for s.level("w") != "a" {
 		_, _ = s.run(s.asked("w", "ha", "switch", "disk", "a")...) // see above
 	}

@@ -232,5 +232,6 @@ func TestMirrorAddressSwitch(t *testing.T) {
 	slices.Sort(waits)
 	t.Logf("%d switches: the slowest write took %v to %v, in half of them at most %v and in 99 %% at most %v; the host lost its session %d times",
 		n, waits[0], waits[n-1], waits[n/2], waits[n*99/100], m.moves)
+	t.Logf("half of them were %s", s.steps())
 	s.stopAll()
 }

@@ -56,7 +56,8 @@ type office struct {
 	role      replica.Role
 	silence   time.Duration
 	stood     time.Duration // when this node became a candidate
-	proposed  time.Duration // when it asked consensus for the office; 0: not yet
+	proposed  time.Duration // when it asked consensus for the office, or, as the primary, to give it to another one; 0: not yet
+	gathered  time.Duration // of a primary that hands over: until the other one had all. Nothing new was begun meanwhile
 	takeovers uint64
 	last      Takeover
 }
@@ -81,6 +82,7 @@ func (m *Mirror) noteRole() {
 		}
 		o.takeovers++
 		o.last = t
+		o.proposed = 0
 		if t.Planned {
 			m.opts.Log.Info("this node is the primary: the one before has handed over", "term", t.Term)
 		} else {
@@ -88,13 +90,20 @@ func (m *Mirror) noteRole() {
 		}
 	case before == replica.Primary:
 		v := m.core.State().View
-		m.opts.Log.Info("this node is not the primary any more", "term", v.Term, "planned", v.Planned, "copy", v.Primary)
+		if v.Planned && o.proposed != 0 {
+			m.opts.Log.Info("this node has handed over", "term", v.Term, "copy", v.Primary, "gathered", o.gathered, "consensus", now-o.proposed)
+		} else {
+			m.opts.Log.Info("this node is not the primary any more", "term", v.Term, "copy", v.Primary)
+		}
 	}
 }
 
 // noteProposal looks at what is asked of consensus.
-func (o *office) noteProposal(now time.Duration) {
-	if o.role == replica.Candidate && o.proposed == 0 {
-		o.proposed = now
+func (m *Mirror) noteProposal(v *replica.View) {
+	switch o := &m.office; {
+	case o.role == replica.Candidate && o.proposed == 0:
+		o.proposed = m.now
+	case o.role == replica.Primary && v.Planned:
+		o.proposed, o.gathered = m.now, m.now-m.core.SealedAt()
 	}
 }

@@ -33,7 +33,7 @@ func (m *Mirror) do(a replica.Action) {
 			c.close()
 		}
 	case replica.Propose:
-		m.office.noteProposal(m.now)
+		m.noteProposal(&a.View)
 		m.opts.Views.Propose(a.View)
 	case *replica.Answer:
 		m.answered(a)

@@ -68,6 +68,9 @@ func (c *Core) endSwitch(status Status) {
 	c.wanted = nil
 }
 
+// SealedAt returns when this node, a primary that hands over, has last begun to wait until the other one has all.
+func (c *Core) SealedAt() time.Duration { return c.sealedAt }
+
 // hand hands over to another member, when all is there.
 func (c *Core) hand() {
 	if !c.sealing && c.proposed == nil {
