@@ -99,23 +99,41 @@ func (g *twoGroups) moves(to int) {
 	})
 }
 
-// startMultipath logs in through both portals with multipathd running, and returns the disk that it makes
-// of them and its name.
-func (g *twoGroups) startMultipath() (disk, name string) {
-	t := g.t
+// startMultipathd runs it, until the end of the test.
+func startMultipathd(t *testing.T, conf string) {
 	t.Helper()
-	guest.run(t, "@write", "/etc/multipath.conf", multipathConf)
+	guest.run(t, "@write", "/etc/multipath.conf", conf)
 	guest.run(t, "systemd-udevd", "--daemon")
 	t.Cleanup(func() { guest.run(t, "udevadm", "control", "--exit") })
 	guest.run(t, "multipathd")
 	t.Cleanup(func() {
 		guest.run(t, "@signal", "multipathd", strconv.Itoa(int(syscall.SIGTERM)))
-		g.until("failures to ask multipathd, which ends", func() bool {
+		if !await(func() bool {
 			_, exit := guest.start(t, "multipathd", "show", "daemon").wait(t, guest)
 			return exit != 0
-		})
+		}) {
+			t.Fatalf("multipathd does not end\n%s", guest.Log())
+		}
 		guest.run(t, "multipath", "-F")
 	})
+}
+
+// multipathMap returns the disk that multipathd has made of that many paths, and its name, if it has.
+func multipathMap(t *testing.T, paths int) (disk, name string, ok bool) {
+	t.Helper()
+	fields := strings.Fields(guest.run(t, "multipathd", "show", "maps", "raw", "format", "%d %n %N"))
+	if len(fields) != 3 || fields[2] != strconv.Itoa(paths) {
+		return "", "", false
+	}
+	return "/dev/" + fields[0], fields[1], true
+}
+
+// startMultipath logs in through both portals with multipathd running, and returns the disk that it makes
+// of them and its name.
+func (g *twoGroups) startMultipath() (disk, name string) {
+	t := g.t
+	t.Helper()
+	startMultipathd(t, multipathConf)
 	for _, portal := range g.tg.Portals {
 		i := prepare(t, g.tg) // whose cleanup comes first
 		i.portal = guestAddr(t, portal)
@@ -123,12 +141,9 @@ func (g *twoGroups) startMultipath() (disk, name string) {
 		i.adm(i.node("--login")...)
 	}
 	g.until("maps of two paths", func() bool {
-		fields := strings.Fields(guest.run(t, "multipathd", "show", "maps", "raw", "format", "%d %n %N"))
-		if len(fields) != 3 || fields[2] != "2" {
-			return false
-		}
-		disk, name = "/dev/"+fields[0], fields[1]
-		return true
+		var ok bool
+		disk, name, ok = multipathMap(t, len(g.tg.Portals))
+		return ok
 	})
 	return disk, name
 }

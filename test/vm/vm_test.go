@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 		}
 		defer os.RemoveAll(tmp)
 		guestDir = tmp
-		if guest, err = boot(guestImage, tmp, lan(tmp, tmp, true)...); err != nil {
+		if guest, err = boot(guestImage, tmp, append(lan(tmp, tmp, true), mirrorNetwork()...)...); err != nil {
 			fmt.Fprintln(os.Stderr, "booting the guest:", err)
 			return 1
 		}
