@@ -45,6 +45,17 @@ var errNoMetadata = errors.New("the copy has no metadata")
 
 // openMetadata reads the file and begins a new life.
 func openMetadata(fsys quorum.FS) (*metadata, error) {
+	m, err := readMetadata(fsys)
+	if err != nil {
+		return nil, err
+	}
+	m.life++
+	m.found = m.disk
+	return m, m.renew()
+}
+
+// readMetadata reads the file, and changes nothing.
+func readMetadata(fsys quorum.FS) (*metadata, error) {
 	b, err := fsys.ReadFile(metaName)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, errNoMetadata
@@ -74,9 +85,7 @@ func openMetadata(fsys quorum.FS) (*metadata, error) {
 		}
 		b = rest
 	}
-	m.life++
-	m.found = m.disk
-	return m, m.renew()
+	return m, nil
 }
 
 // isOther says whether the store is another one than that of the metadata. The metadata stay those of the disk that is

@@ -131,6 +131,7 @@ type Mirror struct {
 	office     office
 	copied     int64 // bytes that were sent to copies that are brought level
 	closing    bool
+	retired    bool            // for good: the node takes no part, and serves nothing
 	again      time.Duration   // when founding is proposed again
 	held       time.Duration   // when it is looked next who waits for too long
 	gone       map[uint64]bool // requests for memory whose operation waits no more
@@ -277,7 +278,7 @@ func (m *Mirror) foundOn() {
 // enter lets a node that has no metadata take part, when the others do not count on it. Everything on its copy is
 // suspect, but for the one that the mirror begins with.
 func (m *Mirror) enter(v replica.View) {
-	if m.core != nil || m.closing {
+	if m.core != nil || m.closing || m.retired {
 		return
 	}
 	var saved replica.Saved
@@ -353,6 +354,20 @@ func (m *Mirror) Close() error {
 type waiter chan struct{}
 
 func (w waiter) OpDone(*backend.Op) { w <- struct{}{} }
+
+// Retire ends the part of this node: it serves nothing from now on, and follows nobody. What is under way is refused.
+func (m *Mirror) Retire() {
+	m.push(item{call: func() {
+		m.retired = true
+		m.refuseAll()
+		m.core = nil
+		for _, c := range m.conns {
+			if c != nil {
+				c.close()
+			}
+		}
+	}})
+}
 
 // stop ends everything but the copy, as the end of the process does.
 func (m *Mirror) stop() {

@@ -9,20 +9,21 @@ import (
 
 // consensus is the record of a set, as this node's member of the cluster knows it.
 type consensus struct {
-	node *quorum.Node
-	set  string
-	next chan replica.View // the newest that was proposed and is not on its way
+	node    *quorum.Node
+	set     string
+	lineage uint64
+	next    chan replica.View // the newest that was proposed and is not on its way
 }
 
 // ConsensusOn returns the views of a set on which the members of a cluster agree. The node has to live longer than the
-// mirror.
-func ConsensusOn(n *quorum.Node, set string) Views {
-	return &consensus{node: n, set: set, next: make(chan replica.View, 1)}
+// mirror. A copy of another lineage learns who is primary in the one that is in force, and proposes nothing.
+func ConsensusOn(n *quorum.Node, set string, lineage uint64) Views {
+	return &consensus{node: n, set: set, lineage: lineage, next: make(chan replica.View, 1)}
 }
 
 // Watch implements Views.
 func (c *consensus) Watch(f func(replica.View)) (stop func(), err error) {
-	follower, err := c.node.Follow(c.set, f)
+	follower, err := c.node.Follow(c.set, c.lineage, f)
 	if err != nil {
 		return nil, err
 	}

@@ -119,7 +119,7 @@ func TestConsensus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newMembers(t, false)
 		l := newLab(t, 2)
-		l.views = func(n *node) Views { return ConsensusOn(c.nodes[memberNames[n.id]], "main") }
+		l.views = func(n *node) Views { return ConsensusOn(c.nodes[memberNames[n.id]], "main", 0) }
 		l.begin()
 		a, b := l.nodes[0], l.nodes[1]
 		want := bytesOf(128<<10, 3)

@@ -88,12 +88,16 @@ func decodeMessage(b []byte, from uint64) (Message, error) {
 const (
 	refusalLater = iota
 	refusalOutdated
+	refusalFormer
 )
 
 func refusal(err error) []byte {
 	kind := uint8(refusalLater)
-	if _, ok := errors.AsType[*OutdatedError](err); ok {
+	if e, ok := errors.AsType[*OutdatedError](err); ok {
 		kind = refusalOutdated
+		if e.Former {
+			kind = refusalFormer
+		}
 	}
 	return frame(frameRefusal, append([]byte{kind}, err.Error()...))
 }
@@ -105,8 +109,8 @@ func decodeRefusal(b []byte) error {
 	if isText(c.b) {
 		text = string(c.b)
 	}
-	if kind == refusalOutdated {
-		return &OutdatedError{text}
+	if kind == refusalOutdated || kind == refusalFormer {
+		return &OutdatedError{Why: text, Former: kind == refusalFormer}
 	}
 	return &StrangerError{text}
 }

@@ -20,7 +20,11 @@ type (
 	// StrangerError: not one of this cluster.
 	StrangerError struct{ Why string }
 	// OutdatedError: a member whose promises cannot be relied on. It must not take part under its number again.
-	OutdatedError struct{ Why string }
+	OutdatedError struct {
+		Why string
+		// Former: the cluster was forced to go on without this node. What it serves nobody else agrees on.
+		Former bool
+	}
 	// RunningError: a member that is connected in another life. It goes away when that one has ended.
 	RunningError struct{ Why string }
 )
@@ -30,15 +34,20 @@ func (e *OutdatedError) Error() string { return e.Why }
 func (e *RunningError) Error() string  { return e.Why }
 
 func replacedError(name string) error {
-	return &OutdatedError{fmt.Sprintf("node %s was replaced or removed, and this machine is the former one: to use it again, empty its state directory and run `target ha join` with a new token", name)}
+	return &OutdatedError{Why: fmt.Sprintf("node %s was replaced or removed, and this machine is the former one: to use it again, empty its state directory and run `target ha join` with a new token", name)}
+}
+
+// formerError is for members of the cluster that this node was one of before it was forced to be one of its own.
+func formerError(by string) error {
+	return &OutdatedError{Former: true, Why: fmt.Sprintf("the cluster was forced to go on without this node (target ha force on node %s), and the node is of its former generation: what it has written since is in no other copy. To give that up, end this node, and run `target ha rejoin --discard-mine` on it, with a token of `target ha token`", by)}
 }
 
 func cloneError(name string) error {
-	return &OutdatedError{fmt.Sprintf("node %s has run with a newer state than this: this machine is a clone of it, or its state directory was set back to an older one. If it is a clone, end it; if node %s itself was set back, run `target ha replace %s` on another node, and join anew: it may have forgotten what it has promised", name, name, name)}
+	return &OutdatedError{Why: fmt.Sprintf("node %s has run with a newer state than this: this machine is a clone of it, or its state directory was set back to an older one. If it is a clone, end it; if node %s itself was set back, run `target ha replace %s` on another node, and join anew: it may have forgotten what it has promised", name, name, name)}
 }
 
 func setBackError(name string, had, has uint64) error {
-	return &OutdatedError{fmt.Sprintf("the state directory of node %s was set back to an older one: its log had %d batches, and has %d. It may have forgotten what it has promised: run `target ha replace %s` on another node, and join anew", name, had, has, name)}
+	return &OutdatedError{Why: fmt.Sprintf("the state directory of node %s was set back to an older one: its log had %d batches, and has %d. It may have forgotten what it has promised: run `target ha replace %s` on another node, and join anew", name, had, has, name)}
 }
 
 // Hello returns what this member says of itself.

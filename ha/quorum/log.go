@@ -58,6 +58,15 @@ type Identity struct {
 	Authority   []byte // its certificate, DER
 	Incarnation uint64 // counts lives
 	Nonce       uint64 // drawn for each life: two with the same count are clones
+
+	// Former are those that the node had before it was forced to be a cluster of its own, oldest first.
+	Former []Generation
+}
+
+// Generation is who a node was in a cluster that has ended for it. It proves to others of that cluster that they are refused.
+type Generation struct {
+	Cluster, Number      uint64
+	Key, Cert, Authority []byte // as in Identity
 }
 
 // Seen is how far the log of a member had come when it was last heard.
@@ -130,15 +139,8 @@ func CreateLog(fsys FS, id Identity, snapshot *raftpb.Snapshot, random func() ui
 
 // OpenLog begins a new life of the node. ErrNoLog: there is none. *DamagedError: it may not vote any more.
 func OpenLog(fsys FS, random func() uint64) (*Log, error) {
-	data, err := fsys.ReadFile(logName)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil, ErrNoLog
-	case err != nil:
-		return nil, fmt.Errorf("the consensus log cannot be read: %w", err)
-	}
-	l := newLog(fsys, random)
-	if err := l.replay(data); err != nil {
+	l, err := readLog(fsys, random)
+	if err != nil {
 		return nil, err
 	}
 	l.id.Incarnation++
@@ -148,6 +150,19 @@ func OpenLog(fsys FS, random func() uint64) (*Log, error) {
 		return nil, fmt.Errorf("the consensus log cannot be written: %w", err)
 	}
 	return l, nil
+}
+
+// readLog returns what the file holds, and changes nothing.
+func readLog(fsys FS, random func() uint64) (*Log, error) {
+	data, err := fsys.ReadFile(logName)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, ErrNoLog
+	case err != nil:
+		return nil, fmt.Errorf("the consensus log cannot be read: %w", err)
+	}
+	l := newLog(fsys, random)
+	return l, l.replay(data)
 }
 
 func newLog(fsys FS, random func() uint64) *Log {
@@ -242,12 +257,22 @@ func (id *Identity) appendTo(b []byte) []byte {
 	b = appendBytes(b, id.Name)
 	b = appendBytes(b, id.Key)
 	b = appendBytes(b, id.Cert)
-	return appendBytes(b, id.Authority)
+	b = appendBytes(b, id.Authority)
+	for _, g := range id.Former {
+		b = appendU64(b, g.Cluster, g.Number)
+		b = appendBytes(b, g.Key)
+		b = appendBytes(b, g.Cert)
+		b = appendBytes(b, g.Authority)
+	}
+	return b
 }
 
 func (id *Identity) decode(b []byte) error {
 	c := cursor{b: slices.Clone(b)}
 	*id = Identity{Cluster: c.u64(), Number: c.u64(), Incarnation: c.u64(), Nonce: c.u64(), Name: c.string(), Key: c.bytes(), Cert: c.bytes(), Authority: c.bytes()}
+	for c.err == nil && len(c.b) > 0 {
+		id.Former = append(id.Former, Generation{c.u64(), c.u64(), c.bytes(), c.bytes(), c.bytes()})
+	}
 	return c.end()
 }
 

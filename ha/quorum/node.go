@@ -503,11 +503,12 @@ type Follower struct {
 
 // Follow calls agreed with the views of a set, oldest first: the first one that a majority has confirmed in this life
 // of the node, and each later one. What it is called with goes to the core as replica.Agreed; agreed must not block,
-// and runs in a goroutine of the node. An error says that the node is closed, or asks too much at once.
-func (n *Node) Follow(set string, agreed func(replica.View)) (*Follower, error) {
+// and runs in a goroutine of the node. Nothing is proposed for another lineage than that. An error says that the node is
+// closed, or asks too much at once.
+func (n *Node) Follow(set string, lineage uint64, agreed func(replica.View)) (*Follower, error) {
 	f, err := &Follower{n: n, agreed: agreed}, net.ErrClosed
 	n.do(func() {
-		if f.views, err = ViewsOf(n.core, set); err == nil {
+		if f.views, err = ViewsOf(n.core, set, lineage); err == nil {
 			n.follows = append(n.follows, f)
 		}
 	})

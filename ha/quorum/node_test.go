@@ -735,7 +735,7 @@ func TestFollow(t *testing.T) {
 			return versions[name]
 		}
 		follow := func(name string) *Follower {
-			f, err := l.nodes[name].Follow("main", func(v replica.View) { heard(name, fmt.Sprint(v.Version, " ")) })
+			f, err := l.nodes[name].Follow("main", 0, func(v replica.View) { heard(name, fmt.Sprint(v.Version, " ")) })
 			if err != nil {
 				t.Fatal(err)
 			}

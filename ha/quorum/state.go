@@ -275,10 +275,14 @@ func checkSet(old, r *Record) error {
 		return nil
 	}
 	was, err := DecodeSet(old.Value)
-	if err != nil || was.Lineage != next.Lineage {
-		return nil // a new lineage begins with what an administrator has decided
+	if err != nil {
+		return nil
 	}
 	switch v := &next.View; {
+	case was.Lineage != next.Lineage && (next.Former != was.Lineage || v.InSync != replica.NodesOf(next.Forced) || v.Term <= was.View.Term):
+		return &RefusedError{"a new lineage begins with one copy, in place of the lineage that is in force"}
+	case was.Lineage != next.Lineage:
+		return nil // what an administrator has decided
 	case v.Term < was.View.Term, v.Term == was.View.Term && (v.Primary != was.View.Primary || v.Life != was.View.Life || v.First != was.View.First):
 		return &RefusedError{fmt.Sprintf("term %d of primary %d cannot follow term %d of primary %d", v.Term, v.Primary, was.View.Term, was.View.Primary)}
 	case v.Primary != was.View.Primary && !was.View.InSync.Has(v.Primary):
@@ -485,26 +489,41 @@ func (s *State) changes(old *State) (all []*Record) {
 
 // Set is the record of a mirrored set.
 type Set struct {
-	Lineage uint64 // another one after each `force`
-	View    replica.View
+	Lineage uint64     // another one after each `force`; 0: there was none
+	Former  uint64     // the lineage before
+	Forced  replica.ID // the copy with which Lineage began,
+	// WasInSync: and which was in sync then, as far as its node knew.
+	WasInSync bool
+	View      replica.View
 }
 
 // Encode returns the value of the record.
 func (s *Set) Encode() []byte {
 	v := &s.View
-	b := appendU64([]byte{1}, s.Lineage, v.Version, v.Term, v.First, uint64(v.Primary), uint64(v.InSync), uint64(v.Life))
-	return append(b, b2u(v.Planned))
+	format := uint8(1)
+	if s.Lineage != 0 {
+		format = 2
+	}
+	b := appendU64([]byte{format}, s.Lineage, v.Version, v.Term, v.First, uint64(v.Primary), uint64(v.InSync), uint64(v.Life))
+	if b = append(b, b2u(v.Planned)); format == 2 {
+		b = append(appendU64(b, s.Former, uint64(s.Forced)), b2u(s.WasInSync))
+	}
+	return b
 }
 
 // DecodeSet reads the value of a record.
 func DecodeSet(b []byte) (Set, error) {
 	c := cursor{b: b}
-	if v := c.u8(); c.err == nil && v != 1 {
-		return Set{}, fmt.Errorf("a set has format %d, which this version does not know", v)
+	format := c.u8()
+	if c.err == nil && format != 1 && format != 2 {
+		return Set{}, fmt.Errorf("a set has format %d, which this version does not know", format)
 	}
 	s := Set{Lineage: c.u64(), View: replica.View{Version: c.u64(), Term: c.u64(), First: c.u64()}}
 	s.View.Primary, s.View.InSync = replica.ID(c.u64()), replica.Nodes(c.u64())
 	s.View.Life = uint32(c.u64())
 	s.View.Planned = c.u8() != 0
+	if format == 2 {
+		s.Former, s.Forced, s.WasInSync = c.u64(), replica.ID(c.u64()), c.u8() != 0
+	}
 	return s, c.end()
 }

@@ -112,17 +112,20 @@ func TestSets(t *testing.T) {
 	s := newState()
 	key := Key{KindSet, "main"}
 	put := func(lineage uint64, v replica.View) error {
-		return s.do(command{op: opPut, key: key, version: v.Version - 1, value: (&Set{lineage, v}).Encode()}).Err
+		return s.do(command{op: opPut, key: key, version: v.Version - 1, value: (&Set{Lineage: lineage, View: v}).Encode()}).Err
 	}
 	v := replica.View{Version: 1, Term: 1, Primary: 0, Life: 7, InSync: replica.NodesOf(0, 1), First: 1}
 	if err := put(1, v); err != nil {
 		t.Fatal(err)
 	}
 	got, err := DecodeSet(s.Get(key).Value)
-	if err != nil || got != (Set{1, v}) {
+	if err != nil || got != (Set{Lineage: 1, View: v}) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	all := func(s Set) bool { // whatever fields a view has
+		if s.Lineage == 0 {
+			s = Set{View: s.View} // the first lineage follows none
+		}
 		got, err := DecodeSet(s.Encode())
 		return err == nil && got == s
 	}
@@ -143,7 +146,7 @@ func TestSets(t *testing.T) {
 			t.Errorf("%s: %v", c.why, err)
 		}
 	}
-	if r := s.do(command{op: opPut, key: key, version: 1, value: (&Set{1, v}).Encode()}); !isRefused(r.Err, "version 1") {
+	if r := s.do(command{op: opPut, key: key, version: 1, value: (&Set{Lineage: 1, View: v}).Encode()}); !isRefused(r.Err, "version 1") {
 		t.Errorf("a view under another version: %v", r.Err)
 	}
 	if r := s.do(command{op: opPut, key: key, version: 1, value: []byte{1, 2}}); !isRefused(r.Err, "read") {
@@ -152,8 +155,22 @@ func TestSets(t *testing.T) {
 	if err := put(1, replica.View{Version: 2, Term: 2, Primary: 1, InSync: replica.NodesOf(1), First: 9}); err != nil {
 		t.Error(err)
 	}
-	if err := put(2, replica.View{Version: 3, Term: 1, Primary: 0, InSync: replica.NodesOf(0), First: 1}); err != nil {
-		t.Errorf("a new lineage: %v", err)
+	forced := Set{Lineage: 2, Former: 1, Forced: 0, View: replica.View{Version: 3, Term: 3, Primary: 0, InSync: replica.NodesOf(0), First: 1}}
+	for what, spoil := range map[string]func(*Set){
+		"of another one":      func(s *Set) { s.Former = 3 },
+		"with two copies":     func(s *Set) { s.View.InSync = replica.NodesOf(0, 1) },
+		"with another copy":   func(s *Set) { s.Forced = 1 },
+		"with a term of old":  func(s *Set) { s.View.Term = 2 },
+		"that nobody ordered": func(s *Set) { s.Former, s.Lineage, s.Forced, s.View.InSync = 0, 2, 0, replica.NodesOf(0) },
+	} {
+		s2 := forced
+		spoil(&s2)
+		if r := s.do(command{op: opPut, key: key, version: 2, value: s2.Encode()}); !isRefused(r.Err, "a new lineage begins with one copy") {
+			t.Errorf("a lineage %s: %v", what, r.Err)
+		}
+	}
+	if r := s.do(command{op: opPut, key: key, version: 2, value: forced.Encode()}); r.Err != nil {
+		t.Errorf("a new lineage: %v", r.Err)
 	}
 }
 
@@ -314,7 +331,7 @@ func TestViews(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	v, err := ViewsOf(c, "main")
+	v, err := ViewsOf(c, "main", 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -362,7 +379,7 @@ func TestViews(t *testing.T) {
 	if c, err = Start(l, slog.New(slog.DiscardHandler)); err != nil {
 		t.Fatal(err)
 	}
-	if v, err = ViewsOf(c, "main"); err != nil {
+	if v, err = ViewsOf(c, "main", 0); err != nil {
 		t.Fatal(err)
 	}
 	agreed = nil

@@ -260,6 +260,13 @@ func newAcceptor(n *Node, id *Identity) (*acceptor, error) {
 	}
 	streams := config.Clone()
 	streams.DynamicRecordSizingDisabled = true
+	former := map[string]*tls.Config{}
+	for _, g := range id.Former {
+		if former[generationName(g.Authority)], err = (&Identity{Key: g.Key, Cert: g.Cert, Authority: g.Authority}).tlsConfig(); err != nil {
+			return nil, err
+		}
+	}
+	config.GetConfigForClient = func(h *tls.ClientHelloInfo) (*tls.Config, error) { return former[h.ServerName], nil }
 	return &acceptor{n: n, config: config, streams: streams, conns: map[net.Conn]bool{}, listeners: map[string]*StreamListener{}}, nil
 }
 
@@ -366,6 +373,11 @@ func (a *acceptor) serve(raw net.Conn) error {
 	}
 	number, name, isMember := memberOf(&state)
 	switch {
+	case state.ServerName != "" && state.ServerName != a.config.ServerName:
+		err := formerError(a.n.core.log.id.Name)
+		_, _ = conn.Write(refusal(err)) // it asks again
+		a.n.opts.Log.Warn("a node of a former generation of the cluster was refused", "node", name)
+		return err
 	case kind == frameJoin && !isMember:
 		return a.join(conn, b)
 	case kind == frameHello && isMember:

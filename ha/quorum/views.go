@@ -16,15 +16,16 @@ import (
 type Views struct {
 	core    *Core
 	key     Key
+	lineage uint64
 	asked   uint64 // the read that confirms
 	isNew   bool   // it has
 	pending uint64 // the last proposal, while its end is not known; 0: none
 }
 
 // ViewsOf returns the views of a set.
-func ViewsOf(c *Core, set string) (*Views, error) {
+func ViewsOf(c *Core, set string, lineage uint64) (*Views, error) {
 	asked, err := c.Read()
-	return &Views{core: c, key: Key{KindSet, set}, asked: asked}, err
+	return &Views{core: c, key: Key{KindSet, set}, lineage: lineage, asked: asked}, err
 }
 
 // Now returns the newest view that this node knows, false if the set has none yet, or none that was confirmed.
@@ -49,7 +50,10 @@ func (v *Views) Propose(view replica.View) error {
 		if err != nil {
 			return err
 		}
-		s.Lineage = old.Lineage
+		if s = old; s.Lineage != v.lineage {
+			return &RefusedError{"the administrator has begun another lineage of the mirror, with one of its copies"}
+		}
+		s.View = view
 	}
 	v.core.Forget(v.pending)
 	var err error

@@ -142,7 +142,7 @@ func (v *voter) open() {
 	if v.core, err = voting.Start(l, slog.New(slog.DiscardHandler)); err != nil {
 		panic(err)
 	}
-	if v.views, err = voting.ViewsOf(v.core, "main"); err != nil {
+	if v.views, err = voting.ViewsOf(v.core, "main", 0); err != nil {
 		panic(err)
 	}
 }
