@@ -39,8 +39,10 @@ type member struct {
 	peers   *service                       // what other nodes ask for; nil: not yet
 	wg      sync.WaitGroup
 
-	mu   sync.Mutex // not held over anything that waits
-	open map[*mirrored]bool
+	end     func()     // ends retire
+	mu      sync.Mutex // not held over anything that waits
+	open    map[*mirrored]bool
+	retired bool // guarded by mu
 }
 
 // openMember begins a life of the node; nil: the configuration has no cluster.
@@ -65,7 +67,28 @@ func openMember(cfg *config.Config, log *slog.Logger) (*member, error) {
 		return fail(errors.Join(err, l.Close(), dir.Close()))
 	}
 	m.node.Watch(m.learn)
+	ctx, cancel := context.WithCancel(context.Background())
+	m.end = cancel
+	m.wg.Go(func() { m.retire(ctx) })
 	return m, nil
+}
+
+// retire ends the part of this node in its mirrors when the cluster has gone on without it (target ha force): what it would
+// serve, alone perhaps, others do not have.
+func (m *member) retire(ctx context.Context) {
+	_, err := m.node.Await(ctx, func(s *quorum.Status) bool {
+		e, ok := errors.AsType[*quorum.OutdatedError](s.Trouble)
+		return ok && e.Former
+	})
+	if err != nil {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.retired = true
+	for s := range m.open {
+		s.Retire()
+	}
 }
 
 // address returns where a node is.
@@ -124,6 +147,7 @@ func (m *member) close() error {
 	if m == nil {
 		return nil
 	}
+	m.end()
 	m.peers.close()
 	m.wg.Wait()
 	return errors.Join(m.node.Close(), m.dir.Close())

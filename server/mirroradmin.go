@@ -47,6 +47,7 @@ type known struct {
 	*quorum.Store
 	name string
 	view replica.View // Version 0: there is none yet
+	set  *quorum.Set  // nil: the same
 }
 
 func (k *known) node(id replica.ID) string {
@@ -65,16 +66,24 @@ func (k *known) primary() string {
 }
 
 // knownMirrors lists the mirrors of the cluster, as this node's member knows them.
-func (m *member) knownMirrors() (all []known) {
-	views := map[string]replica.View{}
-	for _, r := range m.node.Records(quorum.KindSet) {
+func (m *member) knownMirrors() []known {
+	return knownOf(m.node.Records(quorum.KindStore), m.node.Records(quorum.KindSet))
+}
+
+func knownOf(stores, sets []*quorum.Record) (all []known) {
+	views := map[string]*quorum.Set{}
+	for _, r := range sets {
 		if s, err := quorum.DecodeSet(r.Value); err == nil {
-			views[r.Name] = s.View
+			views[r.Name] = &s
 		}
 	}
-	for _, r := range m.node.Records(quorum.KindStore) {
+	for _, r := range stores {
 		if s, err := quorum.DecodeStore(r.Value); err == nil {
-			all = append(all, known{s, r.Name, views[setOf(r.Name, s)]})
+			k := known{Store: s, name: r.Name, set: views[setOf(r.Name, s)]}
+			if k.set != nil {
+				k.view = k.set.View
+			}
+			all = append(all, k)
 		}
 	}
 	return all
@@ -239,9 +248,7 @@ func (s *mirrored) bestOf(st *mirror.Status, member *member) string {
 }
 
 // idOf returns the number of a node's copy, 0 if it has none.
-func (s *mirrored) idOf(name string) replica.ID {
-	return replica.ID(slices.Index(s.record.Copies, name) + 1)
-}
+func (s *mirrored) idOf(name string) replica.ID { return idIn(s.record, name) }
 
 // drainedNodes are the nodes that the administrator has drained, as far as this one knows.
 func (m *member) drainedNodes() quorum.Drained {
@@ -253,6 +260,10 @@ func (m *member) drainedNodes() quorum.Drained {
 
 // learn takes news of consensus.
 func (m *member) learn(r *quorum.Record) {
+	if r.Kind == quorum.KindSet {
+		m.learnLineage(r)
+		return
+	}
 	if r.Key != quorum.DrainedKey {
 		return
 	}
@@ -269,11 +280,29 @@ func (m *member) learn(r *quorum.Record) {
 	}
 }
 
+// learnLineage tells a mirror of the lineage that is in force.
+func (m *member) learnLineage(r *quorum.Record) {
+	set, err := setRecord(r)
+	if err != nil || set == nil {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for s := range m.open {
+		if setOf(s.name, s.record) == r.Name {
+			s.isOf(set)
+		}
+	}
+}
+
 // opened has a mirror hear of what concerns it, until closed.
 func (m *member) opened(s *mirrored) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.open[s] = true
+	if m.retired {
+		s.Retire()
+	}
 	s.Drain(s.numbers(m.drainedNodes()))
 }
 

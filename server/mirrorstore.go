@@ -40,6 +40,7 @@ type mirrored struct {
 	record  *quorum.Store
 	dir     *quorum.Dir
 	self    replica.ID
+	lineage uint64 // that the copy is of
 	node    string // the name of this one
 	quorum  *quorum.Node
 	held    *reservations.Reservations // nil until serve
@@ -56,9 +57,8 @@ type mirrored struct {
 var _ backend.Termed = (*mirrored)(nil)
 
 const (
-	mirrorsDir  = "mirrors" // in the directory of the cluster's state: a directory for each mirror, by name
-	recordFile  = "store"   // the record, the identity of the copy, and the CRC32C of both
-	recordNew   = "store.new"
+	mirrorsDir  = "mirrors"        // in the directory of the cluster's state: a directory for each mirror, by name
+	recordFile  = "store"          // the record, the identity of the copy, and the CRC32C of both
 	firstRecord = 10 * time.Second // for the first start of a mirror on a node
 )
 
@@ -112,7 +112,14 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, log
 			return fail(err)
 		}
 	}
+	lineage, err := m.lineageOf(c.Name, dir, record, store, log)
+	if err != nil {
+		return fail(err)
+	}
 	stream := fmt.Sprintf("mirror %s %x", c.Name, record.UUID)
+	if lineage != 0 { // copies of another lineage do not hear of this one
+		stream += fmt.Sprintf(" %x", lineage)
+	}
 	listener, err := m.node.Listen(stream)
 	if err != nil {
 		return fail(err)
@@ -121,12 +128,12 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, log
 	for i := range record.Copies {
 		nodes = nodes.With(replica.ID(i + 1))
 	}
-	self := replica.ID(slices.Index(record.Copies, m.name) + 1)
+	self := idIn(record, m.name)
 	_, err = dir.ReadFile(mirror.MetadataFile)
 	isNew := errors.Is(err, fs.ErrNotExist)
 	core, err := mirror.Open(mirror.Options{
 		Name: c.Name, Node: self, Nodes: nodes, Size: record.Size, Found: self == 1 && isNew, Copy: store, FS: dir,
-		Views:    mirror.ConsensusOn(m.node, setOf(c.Name, record)),
+		Views:    mirror.ConsensusOn(m.node, setOf(c.Name, record), lineage),
 		Listener: listener,
 		Dial: func(ctx context.Context, to replica.ID) (net.Conn, error) {
 			return m.node.Dial(ctx, record.Copies[to-1], stream)
@@ -144,7 +151,7 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, log
 	if err != nil {
 		return fail(errors.Join(err, listener.Close()))
 	}
-	s := &mirrored{Mirror: core, name: c.Name, record: record, dir: dir, self: self, node: m.name, quorum: m.node, others: m.others, member: m, log: log}
+	s := &mirrored{Mirror: core, name: c.Name, record: record, dir: dir, self: self, lineage: lineage, node: m.name, quorum: m.node, others: m.others, member: m, log: log}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.front = newMoving(s)
 	m.opened(s)
@@ -333,6 +340,13 @@ func (s *mirrored) confirm(node *quorum.Node, path string, log *slog.Logger) {
 	}
 	if r != nil && !r.Deleted {
 		if now, err := quorum.DecodeStore(r.Value); err == nil && now.UUID == s.record.UUID {
+			r, err := node.Get(s.ctx, quorum.Key{Kind: quorum.KindSet, Name: setOf(s.name, s.record)})
+			if err != nil {
+				return
+			}
+			if set, err := setRecord(r); err == nil && set != nil {
+				s.isOf(set)
+			}
 			return
 		}
 	}
@@ -370,19 +384,5 @@ func writeRecord(dir *quorum.Dir, s *quorum.Store, identity backend.Identity) er
 	b := append(binary.BigEndian.AppendUint32(nil, uint32(len(value))), value...)
 	b = append(b, identity...)
 	b = binary.BigEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
-	f, err := dir.Create(recordNew)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteAt(b, 0)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = dir.Rename(recordNew, recordFile)
-	}
-	if err == nil {
-		err = dir.SyncDir()
-	}
-	return err
+	return writeDurably(dir, recordFile, b)
 }

@@ -176,7 +176,8 @@ func (v *view) show(out io.Writer, answer any, table func() error) error {
 	return table()
 }
 
-func isTerminal(w io.Writer) bool {
+// isTerminal says whether somebody looks at, or types into, f.
+func isTerminal(w any) bool {
 	f, ok := w.(*os.File)
 	if !ok {
 		return false

@@ -1,0 +1,130 @@
+//go:build !race
+
+package main
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"oneshot/mgmt"
+)
+
+// rejoined makes a node that target ha force has left out a member again, with the token that force has printed for it.
+func (s *site) rejoined(name, said string) {
+	s.t.Helper()
+	m := regexp.MustCompile(`--node ` + name + ` --discard-mine --token (\w+)\n`).FindStringSubmatch(said)
+	if m == nil {
+		s.t.Fatalf("there is no token for %s: %s", name, said)
+	}
+	s.fails("nothing was changed", s.on(name, "ha", "rejoin", "--token", m[1])...)
+	s.must(s.on(name, "ha", "rejoin", "--discard-mine", "--token", m[1])...)
+}
+
+// TestMirrorForce: a and w are lost, and b goes on alone. force says what b has, and changes nothing without confirmation or
+// while others live. What comes back is refused, also if it is a majority of old; when it has given up what it has it
+// gets what it lacks, and no more, and serves.
+func TestMirrorForce(t *testing.T) {
+	s := newMirror(t)
+	l := s.beginLoad()
+	for s.level("w") != "a" {
+		_, _ = s.run(s.asked("w", "ha", "switch", "disk", "a")...)
+	}
+	s.fails("another process uses it", s.on("b", "ha", "force", "--confirm", "lab")...)
+	l.stop.Store(true)
+	l.wg.Wait()
+	if !l.m.flush() {
+		t.Fatal("no flush")
+	}
+	s.stop("b")
+	s.fails("somebody answers at the address of a, w", s.on("b", "ha", "force", "--confirm", "lab")...)
+	s.kill("a")
+	s.kill("w")
+	for _, args := range [][]string{nil, {"--confirm", "disk"}} {
+		out, err := s.run(s.on("b", append([]string{"ha", "force"}, args...)...)...)
+		if err == nil || !strings.Contains(out, "the copy of this node was in sync in term") || !strings.Contains(out, "--confirm lab") {
+			t.Errorf("%v: %s", err, out)
+		}
+	}
+	s.fails("has no copy of anything", s.on("w", "ha", "force", "--confirm", "lab")...)
+
+	said := s.must(s.on("b", "ha", "force", "--confirm", "lab")...)
+	s.fails("is the only member", s.on("b", "ha", "force", "--confirm", "lab")...)
+	s.start("b")
+	l = newLoadAfter(t, l.m, l) // all that was flushed is there
+	l.more(100)
+
+	// a and w are a majority of the former voters.
+	s.start("a")
+	s.start("w")
+	for _, name := range []string{"a", "w"} {
+		s.untilCluster(name, "the former generation is refused", func(c *mgmt.Cluster) bool {
+			return strings.Contains(c.Trouble, "target ha rejoin") && !slices.ContainsFunc(c.Mirrors, func(m mgmt.Mirror) bool { return m.Role == mgmt.RolePrimary })
+		})
+	}
+	l.more(50)
+	l.stop.Store(true) // what is written meanwhile is copied again and again
+	l.wg.Wait()
+	s.kill("a")
+	s.kill("w")
+	s.rejoined("a", said)
+	s.rejoined("w", said)
+	s.start("a")
+	s.start("w")
+	s.until("b", "all vote", allUp)
+	s.level("b")
+	if text := s.told("a"); !strings.Contains(text, "only where it may differ=true") {
+		t.Error("a copy that was in sync is brought level in whole")
+	}
+	s.must(s.asked("w", "ha", "switch", "disk", "a")...)
+	l = newLoadAfter(t, l.m, l)
+	l.more(50)
+	s.endLoad(l)
+}
+
+// TestMirrorForceStale: of a mirror the only copy in sync is lost, while a majority of the voters lives. The other copy goes on by
+// force: hosts see what it had. The lost node comes back, serves nothing, says so, and gives its bytes up.
+func TestMirrorForceStale(t *testing.T) {
+	s := newThrough(t)
+	l := s.beginLoad()
+	for s.level("w") != "a" {
+		_, _ = s.run(s.asked("w", "ha", "switch", "disk", "a")...)
+	}
+	s.kill("b")
+	l.more(50) // which b lacks
+	l.stop.Store(true)
+	l.wg.Wait()
+	s.fails("somebody answers at the address of a", s.on("b", "ha", "force", "disk", "--confirm", "disk")...)
+	s.kill("a")
+	out, err := s.run(s.on("b", "ha", "force", "disk")...)
+	if err == nil || !strings.Contains(out, "the copy of this node is NOT in sync") || !strings.Contains(out, "a had what was acknowledged") || !strings.Contains(out, "--confirm disk") {
+		t.Errorf("%v: %s", err, out)
+	}
+	s.fails("there is no mirror other", s.on("b", "ha", "force", "other", "--confirm", "other")...)
+	s.must(s.on("b", "ha", "force", "disk", "--confirm", "disk")...)
+	s.start("b")
+	s.untilCluster("b", "b serves", func(c *mgmt.Cluster) bool { return c.Mirrors[0].Role == mgmt.RolePrimary })
+
+	s.start("a")
+	s.untilCluster("a", "the former lineage is told", func(c *mgmt.Cluster) bool { return strings.Contains(c.Mirrors[0].Trouble, "target ha rejoin") })
+	m := l.m
+	seen := make([]byte, block)
+	for no := range 64 {
+		if !m.read(no, seen) { // a serves nothing
+			t.Fatal("no read")
+		}
+	}
+	s.kill("a")
+	s.must(s.on("a", "ha", "rejoin", "--discard-mine")...)
+	s.start("a")
+	s.level("b")
+	s.must(s.asked("w", "ha", "switch", "disk", "a")...)
+	now := make([]byte, block)
+	if !m.read(63, now) || string(now) != string(seen) {
+		t.Error("what b had is not what a shows")
+	}
+	s.settle(m)
+	s.stopAll()
+	s.equal()
+}
