@@ -158,7 +158,7 @@ var edgeMutants = []struct{ test, name, file, old, new string }{
 	},
 	{
 		"TestStrangers", "takes an old version of TLS", "authority.go",
-		"MinVersion: tls.VersionTLS13, NextProtos: []string{protocolName},\n\t\tCertificates", "MinVersion: tls.VersionTLS13 - uint16(b2u(ON)), NextProtos: []string{protocolName},\n\t\tCertificates",
+		"MinVersion: tls.VersionTLS13, NextProtos: []string{protocolName}, ServerName: generationName", "MinVersion: tls.VersionTLS13 - uint16(b2u(ON)), NextProtos: []string{protocolName}, ServerName: generationName",
 	},
 	{
 		"TestStrangers", "takes every certificate", "authority.go",
@@ -173,6 +173,9 @@ var edgeMutants = []struct{ test, name, file, old, new string }{
 		"TestStrangers", "waits for long frames of strangers", "transport.go",
 		"kind, b, err := readFrame(r, maxGreeting)", "kind, b, err := readFrame(r, maxGreeting<<(10*b2u(ON)))",
 	},
+	{"TestForce", "does not tell members of a former generation", "transport.go", "case state.ServerName != \"\" &&", "case !ON && state.ServerName != \"\" &&"},
+	{"TestForceTakesAll", "takes what is known to be agreed on", "force.go", "last, _ := l.store.LastIndex()\n\tfor", "last, _ := l.store.LastIndex()\n\tif ON {\n\t\tlast = 0\n\t}\n\tfor"},
+	{"TestForceCrash", "removes the log before it has another", "force.go", "\tl := newLog(e.fsys, random)\n", "\tl := newLog(e.fsys, random)\n\tif ON {\n\t\t_ = e.fsys.Remove(logName)\n\t}\n"},
 	{"TestTokens", "takes a token twice", "state.go", "s.tokens[i].used = true", "s.tokens[i].used = !ON"},
 	{"TestTokens", "joins another cluster than the token's", "authority.go", "!bytes.Equal(sum[:16], t.authority[:])", "!ON && !bytes.Equal(sum[:16], t.authority[:])"},
 	{
