@@ -123,7 +123,7 @@ func leave(a *nbd.Attachment) error {
 	defer cancel()
 	detached := make(chan error, 1)
 	go func() {
-		err := nbd.Detach(nbd.Netlink{}, a.Index)
+		err := nbd.Detach(nbd.Netlink{}, a.Index, false)
 		if err != nil {
 			cancel() // nobody will disconnect
 		}
@@ -173,13 +173,16 @@ func (fl *flags) serviceLog(c *cobra.Command) *slog.Logger {
 }
 
 func detachCommand(*flags) *cobra.Command {
-	return &cobra.Command{
+	var force bool
+	c := &cobra.Command{
 		Use:   "detach DEVICE",
 		Short: "End a device that attach has made",
 		Long: `detach writes to the disk what the kernel holds back and ends the device, nbd3 or /dev/nbd3 say; its attach
-ends, too. It refuses while the device is mounted or a part of another device.`,
-		Example: `  initiator detach nbd3`,
-		Args:    cobra.ExactArgs(1),
+ends, too. It refuses while the device is mounted or a part of another device, and if it cannot write. With --force it does
+not write: for a disk that does not come back.`,
+		Example: `  initiator detach nbd3
+  initiator detach --force nbd3`,
+		Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			index, err := nbd.ParseDevice(args[0])
 			if err != nil {
@@ -192,9 +195,11 @@ ends, too. It refuses while the device is mounted or a part of another device.`,
 			if !slices.ContainsFunc(list, func(d nbd.Device) bool { return d.Index == index && d.URL != "" }) {
 				return fmt.Errorf("%s is not attached; list what is: initiator attached", nbd.Path(index))
 			}
-			return nbd.Detach(nbd.Netlink{}, index)
+			return nbd.Detach(nbd.Netlink{}, index, force)
 		},
 	}
+	c.Flags().BoolVar(&force, "force", false, "do not write: what the kernel holds back is lost")
+	return c
 }
 
 func attachedCommand(fl *flags) *cobra.Command {

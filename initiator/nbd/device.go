@@ -3,6 +3,7 @@ package nbd
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -133,17 +134,14 @@ func lock(index int) (unlock func(), err error) {
 	return func() { _ = unix.Close(fd) }, nil
 }
 
-// Detach writes what the kernel holds back to the disk, and ends the device, which must not be in use.
-func Detach(k Kernel, index int) error {
+// Detach writes what the kernel holds back to the disk, and ends the device, which must not be in use. With force nothing is written:
+// what the kernel holds back is lost.
+func Detach(k Kernel, index int, force bool) error {
 	f, err := openAlone(index)
 	if err != nil {
 		return err
 	}
-	err = f.Sync()
-	if err == nil {
-		err = k.Disconnect(index)
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
+	if err := end(f, k, index, force); err != nil {
 		return err
 	}
 	// The kernel keeps the partitions of a disk that has gone until somebody opens its device.
@@ -151,6 +149,28 @@ func Detach(k Kernel, index int) error {
 		err = f.Close()
 	}
 	return err
+}
+
+// end ends the device that f is, and closes f.
+func end(f interface {
+	Sync() error
+	io.Closer
+}, k Kernel, index int, force bool,
+) error {
+	var err error
+	if !force {
+		if err = f.Sync(); err != nil {
+			err = fmt.Errorf("what the kernel holds back is not on the disk, so the device stays; detach --force ends it all the same: %w", err)
+		}
+	}
+	if err == nil {
+		err = k.Disconnect(index)
+	}
+	closed := f.Close() // which writes back, too
+	if force {
+		closed = nil
+	}
+	return errors.Join(err, closed)
 }
 
 // openAlone opens a device unless it is mounted or part of another one, which it cannot become as long as it is open.
