@@ -3,6 +3,7 @@ package mgmt
 import (
 	"net/http"
 	"net/http/pprof"
+	"slices"
 	"strconv"
 	"time"
 
@@ -137,7 +138,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	} {
 		ch <- d
 	}
-	for _, d := range mirrorDescs {
+	for _, d := range slices.Concat(mirrorDescs, objectDescs) {
 		ch <- d
 	}
 	for _, row := range counters {
@@ -185,6 +186,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	if s.Cluster != nil {
 		collectCluster(ch, s.Cluster)
+	}
+	for i := range s.Objects {
+		collectObjects(ch, &s.Objects[i])
 	}
 	for _, store := range c.target.Stores() {
 		if a := store.Aging; a != nil {

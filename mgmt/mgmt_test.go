@@ -57,6 +57,10 @@ func (f *fake) Status() Status {
 			}}}},
 		},
 		Devices: []Device{{"verbs", "rxe0", map[string]uint64{"sleeps": 7}}},
+		Objects: []Objects{
+			{Store: "h", Served: true, Objects: 3, Bytes: 77, Memory: 1024, Free: 512, Connections: 2, Requests: []ObjectRequests{{"insert", "too long", 6}}},
+			{Store: "i", Connections: 1},
+		},
 		Targets: []Node{{Name: "iqn.t:t", Sessions: 1, LUNs: []LUN{{
 			Number: 5, Store: "d", Bytes: 1 << 20, BlockSize: 512,
 			IO: IO{
@@ -409,6 +413,15 @@ func TestMetrics(t *testing.T) {
 		`oneshot_mirror_copy_state{mirror="m",node="n",state="in sync"} 0`,
 		`oneshot_mirror_copy_lacks_bytes{mirror="m",node="n"} 11`,
 		`oneshot_mirror_copy_lag_seconds{mirror="m",node="n"} 0.25`,
+		`oneshot_objects_served{store="h"} 1`,
+		`oneshot_objects{store="h"} 3`,
+		`oneshot_objects_bytes{store="h"} 77`,
+		`oneshot_objects_memory_bytes{store="h"} 1024`,
+		`oneshot_objects_free_bytes{store="h"} 512`,
+		`oneshot_objects_connections{store="h"} 2`,
+		`oneshot_objects_requests_total{end="too long",op="insert",store="h"} 6`,
+		`oneshot_objects_served{store="i"} 0`,
+		`oneshot_objects_connections{store="i"} 1`,
 		`oneshot_nvme_digest_errors_total 2`,
 		`oneshot_controllers{subsystem="nqn.s"} 2`,
 		`oneshot_controllers{subsystem=""} 1`,
@@ -425,6 +438,9 @@ func TestMetrics(t *testing.T) {
 		if !strings.Contains(text, line+"\n") {
 			t.Errorf("there is no %s", line)
 		}
+	}
+	if strings.Contains(text, `oneshot_objects{store="i"}`) {
+		t.Error("a node that does not serve objects says how many there are")
 	}
 	if strings.Contains(text, `lun="5",op="write"`) {
 		t.Error("commands that never came have series")

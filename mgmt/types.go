@@ -46,6 +46,7 @@ type Status struct {
 	NVMe      *NVMe     `json:"nvme,omitempty"` // nil: nothing is served over NVMe
 	Devices   []Device  `json:"rdma_devices,omitempty"`
 	Cluster   *Cluster  `json:"cluster,omitempty"`
+	Objects   []Objects `json:"objects,omitempty"`
 	Buffers   Buffers   `json:"buffers"`
 	BoundsNS  []int64   `json:"latency_bounds_ns"` // of all histograms: nanoseconds below which a bucket lies
 	Connected int       `json:"sessions"`          // discovery sessions included

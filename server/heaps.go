@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -13,6 +15,7 @@ import (
 	"oneshot/ha/heap"
 	objects "oneshot/ha/heap/service"
 	"oneshot/ha/replica"
+	"oneshot/mgmt"
 )
 
 // heaps are the heaps of objects of this node, open or waiting for their turn. Its methods may be called from any goroutine.
@@ -43,6 +46,8 @@ type heapHost struct {
 	ctx    context.Context
 	stop   context.CancelFunc
 	wg     sync.WaitGroup
+
+	counters objects.Counters
 
 	mu       sync.Mutex // not held over calls of a service that end connections
 	heap     *heap.Heap // guarded by mu, as services
@@ -171,6 +176,36 @@ func (x *heapHost) remove(s *objects.Service) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.services = slices.DeleteFunc(x.services, func(o *objects.Service) bool { return o == s })
+}
+
+// status returns what there is of objects, by the names of their stores.
+func (h *heaps) status() (list []mgmt.Objects) {
+	h.mu.Lock()
+	hosts := slices.Collect(maps.Values(h.by))
+	h.mu.Unlock()
+	for _, x := range hosts {
+		list = append(list, x.status())
+	}
+	slices.SortFunc(list, func(a, b mgmt.Objects) int { return strings.Compare(a.Store, b.Store) })
+	return list
+}
+
+func (x *heapHost) status() mgmt.Objects {
+	x.mu.Lock()
+	h, services := x.heap, slices.Clone(x.services)
+	x.mu.Unlock()
+	o := mgmt.Objects{Store: x.name, Served: h != nil, Requests: []mgmt.ObjectRequests{}}
+	if h != nil {
+		s := h.Stats()
+		o.Objects, o.Bytes, o.Memory, o.Free = s.Objects, s.Bytes, s.Memory, s.Free
+	}
+	for _, s := range services {
+		o.Connections += s.Connections()
+	}
+	x.counters.All(func(op, status string, n uint64) {
+		o.Requests = append(o.Requests, mgmt.ObjectRequests{Op: op, End: status, Count: n})
+	})
+	return o
 }
 
 // nodes returns the addresses of the other nodes that have the objects, the primary first.

@@ -47,7 +47,7 @@ func (s *Server) Status() mgmt.Status {
 		Portals: portals, Counters: countersOf(s.node.Counters(), &s.moderation), BoundsNS: latencyBounds, Connected: connected,
 		Buffers: mgmt.Buffers{Limit: pool.Limit, InUse: pool.InUse, Mapped: pool.Mapped, Leases: pool.Leases},
 		Targets: make([]mgmt.Node, len(cfg.Targets)), Devices: s.rdma.counters(),
-		Cluster: s.clusterStatus(), NVMe: s.nvmeStatus(cfg, subsystems),
+		Cluster: s.clusterStatus(), Objects: s.heaps.status(), NVMe: s.nvmeStatus(cfg, subsystems),
 	}
 	for i := range cfg.Targets {
 		t := &cfg.Targets[i]

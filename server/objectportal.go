@@ -43,7 +43,7 @@ func (f *objectFront) open(p *config.Portal, replaces []portal) (portal, error) 
 		return nil, fmt.Errorf("the store %q is open for something else, and this process cannot keep objects in it: change nothing else, and restart", p.Store)
 	}
 	return f.openWith(p, replaces, func(device rdma.Device) (peerService, func(), error) {
-		c := objects.Config{Device: device, Nodes: host.nodes, Logger: f.log}
+		c := objects.Config{Device: device, Nodes: host.nodes, Logger: f.log, Counters: &host.counters}
 		if len(p.Clients) > 0 {
 			c.Secret = func(name string) ([]byte, bool) {
 				i := slices.IndexFunc(p.Clients, func(c config.Client) bool { return c.Name == name })

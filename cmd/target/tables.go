@@ -136,6 +136,9 @@ func writeStatus(w io.Writer, now, before *mgmt.Status) error {
 		fmt.Fprintf(w, "NVMe           %d controllers; %d made, %d refused, %d authentications failed; %d connections, %d refused; %d errors of the protocol, %d of digests\n",
 			n.Connected, c.Connects, c.ConnectFailures, c.AuthFailures, c.Connections, c.Refused, c.ProtocolErrors, c.DigestErrors)
 	}
+	for i := range now.Objects {
+		fmt.Fprintf(w, "objects        %s\n", objectsLine(&now.Objects[i]))
+	}
 	fmt.Fprintf(w, "buffers        %s of %s\n", size(float64(now.Buffers.InUse)), size(float64(now.Buffers.Limit)))
 	for i := range now.Devices {
 		fmt.Fprintf(w, "RDMA           %s\n", deviceCounters(&now.Devices[i]))
@@ -332,4 +335,21 @@ func age(then, now time.Time) string {
 		return fmt.Sprintf("%dh%dm", d/time.Hour, d%time.Hour/time.Minute)
 	}
 	return fmt.Sprintf("%dd%dh", d/(24*time.Hour), d%(24*time.Hour)/time.Hour)
+}
+
+// objectsLine says what there is of the objects in a store.
+func objectsLine(o *mgmt.Objects) string {
+	if !o.Served {
+		return fmt.Sprintf("%s: not served by this node; %d connections", o.Store, o.Connections)
+	}
+	var done, not uint64
+	for _, r := range o.Requests {
+		if r.End == "good" {
+			done += r.Count
+		} else {
+			not += r.Count
+		}
+	}
+	return fmt.Sprintf("%s: %d with %s; %s of %s are free; %d connections; %d requests done, %d not",
+		o.Store, o.Objects, size(float64(o.Bytes)), size(float64(o.Free)), size(float64(o.Memory)), o.Connections, done, not)
 }

@@ -103,6 +103,27 @@ nqn.empty  -
 	}
 }
 
+func TestWriteStatusObjects(t *testing.T) {
+	var b strings.Builder
+	if err := writeStatus(&b, &mgmt.Status{Objects: []mgmt.Objects{
+		{
+			Store: "heap", Served: true, Objects: 3, Bytes: 4096, Memory: 2 << 20, Free: 1 << 20, Connections: 2,
+			Requests: []mgmt.ObjectRequests{{Op: "insert", End: "good", Count: 3}, {Op: "read", End: "good", Count: 4}, {Op: "read", End: "stale", Count: 1}},
+		},
+		{Store: "other", Connections: 1},
+	}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{
+		"objects        heap: 3 with 4.0KiB; 1.0MiB of 2.0MiB are free; 2 connections; 7 requests done, 1 not\n",
+		"objects        other: not served by this node; 1 connections\n",
+	} {
+		if !strings.Contains(b.String(), line) {
+			t.Errorf("there is no %q in\n%s", line, b.String())
+		}
+	}
+}
+
 func TestUnits(t *testing.T) {
 	for n, want := range map[float64]string{0: "0B", 999: "999B", 1000: "1.0KiB", 1024: "1.0KiB", 150 << 10: "150KiB", 1 << 30: "1.0GiB", 5 << 50: "5.0PiB"} {
 		if got := size(n); got != want {

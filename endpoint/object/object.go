@@ -44,7 +44,7 @@ var (
 	ErrRange     = errors.New("the pointer names no place of the heap")
 	ErrStale     = errors.New("the object was deleted, and its place may have another one")
 	ErrState     = errors.New("the place is damaged, or was being changed each time")
-	ErrFull      = errors.New("the heap is full: delete objects, or make its store larger")
+	ErrFull      = errors.New("the heap is full: delete objects")
 	ErrTooLong   = fmt.Errorf("the object is longer than %d bytes", MaxObject)
 	ErrForgotten = errors.New("the heap has forgotten this client while its request was under way: nobody knows whether that was done")
 	ErrDenied    = errors.New("the name or the secret of the client is wrong")

@@ -39,6 +39,8 @@ type Core struct {
 	seq     uint64
 	carved  int64 // octets of memory that are in places
 	planned int64 // the same, with what is staged
+	objects int   // places in use
+	octets  int64 // of objects
 
 	head  int64  // octets of the journal that are in use
 	index uint64 // of the next batch
@@ -350,12 +352,24 @@ func (c *Core) apply(r *record) (p wire.Pointer) {
 func (c *Core) write(off int64, class int, h wire.Header, object []byte) {
 	n := int64(wire.PlaceLen(class))
 	h.Capacity = uint32(n - wire.HeaderLen)
+	if c.begins(off) {
+		c.count(off, -1)
+	}
 	wire.PutPlace(c.memory[off:off+n], h, object)
+	c.count(off, 1)
 	c.starts[off/wire.Unit/64] |= 1 << (off / wire.Unit % 64)
 	c.carved = max(c.carved, off+n)
 	c.planned = max(c.planned, c.carved)
 	for p := off / page; p <= (off+wire.HeaderLen+int64(len(object))-1)/page; p++ {
 		c.dirty[p] = struct{}{}
+	}
+}
+
+// count counts the object of a place, if it has one, sign times.
+func (c *Core) count(off int64, sign int) {
+	if h := wire.HeaderOf(c.memory[off:]); h.State == wire.StateUsed {
+		c.objects += sign
+		c.octets += int64(sign) * int64(h.Size)
 	}
 }
 

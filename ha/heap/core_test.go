@@ -188,6 +188,8 @@ func (r *rig) answered() []Answer {
 func objects(t *testing.T, c *Core) map[wire.Pointer]string {
 	t.Helper()
 	all := map[wire.Pointer]string{}
+	var want Stats
+	free := int64(len(c.memory))
 	for off := int64(0); off < c.carved; {
 		h := wire.HeaderOf(c.memory[off:])
 		class, ok := h.Class()
@@ -201,8 +203,14 @@ func objects(t *testing.T, c *Core) map[wire.Pointer]string {
 				t.Fatalf("%v: %v", p, s)
 			}
 			all[p] = string(b)
+			want.Objects, want.Bytes = want.Objects+1, want.Bytes+int64(len(b))
+			free -= int64(wire.PlaceLen(class))
 		}
 		off += int64(wire.PlaceLen(class))
+	}
+	want.Memory, want.Free = int64(len(c.memory)), free
+	if got := c.stats(); got != want && len(c.staged) == 0 { // what is staged may have places already
+		t.Fatalf("the heap counts %+v, and has %+v", got, want)
 	}
 	return all
 }

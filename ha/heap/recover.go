@@ -135,6 +135,7 @@ func (c *Core) walk() error {
 	for class := range c.free {
 		c.free[class] = nil
 	}
+	c.objects, c.octets = 0, 0
 	for off := int64(0); off < c.carved; {
 		h := wire.HeaderOf(c.memory[off:])
 		class, ok := h.Class()
@@ -142,6 +143,7 @@ func (c *Core) walk() error {
 			return fmt.Errorf("the heap is damaged: there is no place at %#x of its memory", off)
 		}
 		c.starts[off/wire.Unit/64] |= 1 << (off / wire.Unit % 64)
+		c.count(off, 1)
 		if h.State == wire.StateFree {
 			c.free[class] = append(c.free[class], off)
 		}

@@ -176,6 +176,7 @@ func (c *conn) turn(start *time.Timer) bool {
 		return false
 	default:
 	}
+	c.s.cfg.Counters.count(&answer)
 	b := answer.AppendTo(c.out.Bytes()[:0])
 	if err := c.receive(); err != nil {
 		return false

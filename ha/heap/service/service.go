@@ -29,6 +29,8 @@ type Config struct {
 	// Nodes returns the addresses of the other nodes, the primary first if it is known. It does not block.
 	Nodes  func() []string
 	Logger *slog.Logger // nil: silence
+	// Counters are those of the service; nil: nobody wants to know.
+	Counters *Counters
 
 	Limits
 	Penalty time.Duration // what a wrong proof costs; 1 s
@@ -78,6 +80,9 @@ func New(cfg Config) (*Service, error) {
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Counters == nil {
+		cfg.Counters = new(Counters)
 	}
 	name := cfg.Device.Limits().Name
 	if cfg.Device.Limits().ReadSinkWrite {

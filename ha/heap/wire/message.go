@@ -29,6 +29,12 @@ const (
 	opEnd
 )
 
+// Ops is one more than the greatest Op, Statuses one more than the greatest Status.
+const (
+	Ops      = int(opEnd)
+	Statuses = int(statusEnd)
+)
+
 var opNames = [...]string{"", "hello", "prove", "join", "insert", "update", "read", "delete"}
 
 func (o Op) String() string {
@@ -57,6 +63,13 @@ const (
 	Malformed        // the message cannot be understood
 	statusEnd
 )
+
+var statusNames = [...]string{
+	"good", "moved", "key", "range", "stale", "changing", "full", "too long", "unknown", "old", "denied", "malformed",
+}
+
+// Name is a word or two for the status, in metrics.
+func (s Status) Name() string { return statusNames[s] }
 
 var statusTexts = [...]string{
 	"good", "this node is not the primary", "the pointer is of another heap", "the pointer names no place of the heap",
