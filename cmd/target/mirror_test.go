@@ -216,6 +216,10 @@ type load struct {
 
 const workers = 8
 
+// pace is what a worker waits after each request. A host that never waits takes all processors from the nodes that a test waits for,
+// and finds no more.
+const pace = 2 * time.Millisecond
+
 func newLoad(t *testing.T, m *multipath) *load { return newLoadAfter(t, m, nil) }
 
 // newLoadAfter is newLoad on a disk that has what another load has left; nil: nothing.
@@ -259,7 +263,7 @@ func (l *load) check(no int, b []byte) {
 
 func (l *load) work(w int, r *rand.Rand) {
 	b := make([]byte, block)
-	for !l.stop.Load() {
+	for ; !l.stop.Load(); time.Sleep(pace) {
 		no := r.IntN(len(l.blocks)/workers)*workers + w
 		if r.IntN(4) == 0 {
 			if l.m.read(no, b) {
