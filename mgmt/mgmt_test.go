@@ -590,6 +590,13 @@ func TestMirrors(t *testing.T) {
 		if diff := cmp.Diff([]string{"a/b{true n}", "stop a/b"}, f.removed); diff != "" {
 			t.Error(diff)
 		}
+		f.removed = nil
+		if err := c.GrowMirror(t.Context(), "a/b", 1<<40); err != nil || len(f.removed) != 1 || f.removed[0] != "grow a/b1099511627776" {
+			t.Errorf("%v, %v", err, f.removed)
+		}
+		if err := c.GrowMirror(t.Context(), "a/b", -1); err == nil || len(f.removed) != 1 {
+			t.Errorf("a size below zero: %v", err)
+		}
 		if v, err := c.Verified(t.Context(), "a/b"); err != nil || !v.Repair || v.Differ != 2 || v.Differences[0].Odd[0] != "b" || !v.Ended.IsZero() {
 			t.Errorf("%+v, %v", v, err)
 		}
@@ -604,7 +611,14 @@ func TestMirrors(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if err := peer.DrainNode(t.Context(), "b", true); err == nil || len(f.removed) != 2 {
+	if err := peer.MakeRoom(t.Context(), "a/b", 7); err != nil || f.removed[len(f.removed)-1] != "room a/b7" {
+		t.Errorf("%v, %v", err, f.removed)
+	}
+	f.removed = nil
+	if err := c.MakeRoom(t.Context(), "a/b", 7); err == nil || len(f.removed) > 0 {
+		t.Errorf("an administrator may do what only nodes may: %v", err)
+	}
+	if err := peer.DrainNode(t.Context(), "b", true); err == nil || len(f.removed) > 0 {
 		t.Errorf("another node may ask for more than it should: %v", err)
 	}
 	deaf := NewPeerClient("n", func(context.Context) (net.Conn, error) { return nil, errors.New("no route") })
@@ -634,3 +648,12 @@ func (o *once) Addr() net.Addr { return &net.UnixAddr{} }
 
 func (f *fake) KnowGuests(string, []Guest) error { return nil }
 func (f *fake) AddressesTaken(string) error      { return nil }
+func (f *fake) MakeRoom(mirror string, size int64) error {
+	f.removed = append(f.removed, fmt.Sprint("room ", mirror, size))
+	return nil
+}
+
+func (f *fake) GrowMirror(_ context.Context, mirror string, size int64) error {
+	f.removed = append(f.removed, fmt.Sprint("grow ", mirror, size))
+	return nil
+}

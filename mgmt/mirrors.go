@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"strconv"
 	"time"
 )
 
@@ -16,6 +17,8 @@ type Mirrorer interface {
 	// SwitchMirror has another node serve a mirror: that of the name, or, without one, any that can. It returns when
 	// that one is the primary.
 	SwitchMirror(ctx context.Context, mirror, to string) (*Switched, error)
+	// GrowMirror makes a mirror size bytes large, all of its copies first. It returns when hosts see that.
+	GrowMirror(ctx context.Context, mirror string, size int64) error
 	// VerifyMirror begins to compare the copies of a mirror.
 	VerifyMirror(ctx context.Context, mirror string, how Verify) error
 	// StopVerify ends a comparison that is under way.
@@ -31,6 +34,8 @@ type Peer interface {
 	KnowGuests(mirror string, guests []Guest) error
 	// AddressesTaken says that the node that serves a mirror now has the addresses that go with it, and has announced them.
 	AddressesTaken(mirror string) error
+	// MakeRoom gives the copy of this node room for size bytes, durably. What is new reads as zeroes; the mirror stays as large as it is.
+	MakeRoom(mirror string, size int64) error
 }
 
 // Guest is a connection of an initiator with an address that moves.
@@ -103,7 +108,23 @@ func NewPeerAPI(p Peer) http.Handler {
 			done(w, p.AddressesTaken(r.PathValue("name")))
 		}
 	})
+	mux.HandleFunc("POST /v1/mirrors/{name}/room", sized(func(r *http.Request, size int64) error { return p.MakeRoom(r.PathValue("name"), size) }))
 	return mux
+}
+
+// sized is a request with a size in bytes.
+func sized(f func(r *http.Request, size int64) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if !noBody(w, r) {
+			return
+		}
+		size, err := strconv.ParseInt(r.URL.Query().Get("size"), 10, 64)
+		if err != nil || size <= 0 {
+			fail(w, http.StatusBadRequest, "size is to be a number of bytes")
+			return
+		}
+		done(w, f(r, size))
+	}
 }
 
 // done answers a request that has nothing to tell.
@@ -127,6 +148,7 @@ func mirrorer(mux *http.ServeMux, m Mirrorer) {
 		}
 		answer(w, done)
 	})
+	mux.HandleFunc("POST /v1/mirrors/{name}/grow", sized(func(r *http.Request, size int64) error { return m.GrowMirror(r.Context(), r.PathValue("name"), size) }))
 	mux.HandleFunc("POST /v1/mirrors/{name}/verify", func(w http.ResponseWriter, r *http.Request) {
 		body := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequest))
 		body.DisallowUnknownFields()
@@ -187,6 +209,16 @@ func (c *Client) SwitchMirror(ctx context.Context, mirror, to string) (*Switched
 	}
 	s := new(Switched)
 	return s, c.do(ctx, http.MethodPost, mirrorPath(mirror, "switch", q), nil, s)
+}
+
+// GrowMirror makes a mirror larger, as Mirrorer has it.
+func (c *Client) GrowMirror(ctx context.Context, mirror string, size int64) error {
+	return c.do(ctx, http.MethodPost, mirrorPath(mirror, "grow", url.Values{"size": {strconv.FormatInt(size, 10)}}), nil, nil)
+}
+
+// MakeRoom gives the copy of a node room, as Peer has it.
+func (c *Client) MakeRoom(ctx context.Context, mirror string, size int64) error {
+	return c.do(ctx, http.MethodPost, mirrorPath(mirror, "room", url.Values{"size": {strconv.FormatInt(size, 10)}}), nil, nil)
 }
 
 // VerifyMirror begins to compare the copies of a mirror.

@@ -264,6 +264,10 @@ func (m *member) learn(r *quorum.Record) {
 		m.learnLineage(r)
 		return
 	}
+	if r.Kind == quorum.KindStore {
+		m.learnSize(r)
+		return
+	}
 	if r.Key != quorum.DrainedKey {
 		return
 	}

@@ -65,7 +65,7 @@ var roleNames = map[replica.Role]string{
 // describe says it in the administrator's terms.
 func (s *mirrored) describe(st *mirror.Status) mgmt.Mirror {
 	m := mgmt.Mirror{
-		Name: s.name, Size: s.record.Size, Role: roleNames[st.Role], Term: st.View.Term, LogBytes: st.HeapUsed, LogSize: st.Heap, Records: st.Retained,
+		Name: s.name, Size: s.Info().Size, Role: roleNames[st.Role], Term: st.View.Term, LogBytes: st.HeapUsed, LogSize: st.Heap, Records: st.Retained,
 		Waiting: st.Pending,
 	}
 	if st.View.Version > 0 {

@@ -27,7 +27,7 @@ import (
 )
 
 var mirrorStore = storeType{
-	open: func(c *config.Store, o opening) (backend.Store, error) { return opened(o.member.openMirror(c, o.log)) },
+	open: func(c *config.Store, o opening) (backend.Store, error) { return opened(o.member.openMirror(c, o)) },
 }
 
 // mirrored is a mirror of which this node has a copy.
@@ -49,9 +49,10 @@ type mirrored struct {
 	front   *moving // its addresses
 	log     *slog.Logger
 	trouble atomic.Pointer[string] // nil: none
-	ctx     context.Context
-	cancel  context.CancelFunc
-	wg      sync.WaitGroup // checks that end with cancel
+	sizing
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup // checks that end with cancel
 }
 
 var _ backend.Termed = (*mirrored)(nil)
@@ -62,20 +63,21 @@ const (
 	firstRecord = 10 * time.Second // for the first start of a mirror on a node
 )
 
-func (m *member) openMirror(c *config.Store, log *slog.Logger) (*mirrored, error) {
+func (m *member) openMirror(c *config.Store, o opening) (*mirrored, error) {
 	path := filepath.Join(m.state, mirrorsDir, c.Name)
 	dir, err := quorum.OpenDir(path)
 	if err != nil {
 		return nil, err
 	}
-	s, err := m.openMirrorIn(c, dir, path, log)
+	s, err := m.openMirrorIn(c, dir, path, o)
 	if err != nil {
 		return nil, errors.Join(err, dir.Close())
 	}
 	return s, nil
 }
 
-func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, log *slog.Logger) (*mirrored, error) {
+func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, o opening) (*mirrored, error) {
+	log := o.log
 	record, _, err := readRecord(dir)
 	isKnown := err == nil
 	switch {
@@ -89,7 +91,19 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, log
 	if err != nil {
 		return nil, err
 	}
-	own := c.Mirror.Copy(m.name)
+	room, err := readRoom(dir)
+	if err != nil {
+		return nil, err
+	}
+	own := new(*c.Mirror.Copy(m.name))
+	if isKnown { // it may have grown, and the file not say so yet
+		own.Size = max(record.Size, room)
+		if own.Type == config.StoreFile { // longer than that after an attempt to grow that was given up
+			if st, err := os.Stat(own.File.Path); err == nil {
+				own.Size = max(own.Size, st.Size()/int64(record.BlockSize)*int64(record.BlockSize))
+			}
+		}
+	}
 	openCopy := deviceStore.open
 	if own.Type == config.StoreFile {
 		openCopy = fileStore.open
@@ -116,6 +130,9 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, log
 	if err != nil {
 		return fail(err)
 	}
+	if room, err = roomFor(store, record.Size, max(room, min(own.Size, record.Size))); err != nil {
+		return fail(err)
+	}
 	stream := fmt.Sprintf("mirror %s %x", c.Name, record.UUID)
 	if lineage != 0 { // copies of another lineage do not hear of this one
 		stream += fmt.Sprintf(" %x", lineage)
@@ -129,10 +146,18 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, log
 		nodes = nodes.With(replica.ID(i + 1))
 	}
 	self := idIn(record, m.name)
+	news := make(chan struct{}, 1)
+	resized := func() {
+		o.resized()
+		select {
+		case news <- struct{}{}:
+		default:
+		}
+	}
 	_, err = dir.ReadFile(mirror.MetadataFile)
 	isNew := errors.Is(err, fs.ErrNotExist)
 	core, err := mirror.Open(mirror.Options{
-		Name: c.Name, Node: self, Nodes: nodes, Size: record.Size, Found: self == 1 && isNew, Copy: store, FS: dir,
+		Name: c.Name, Node: self, Nodes: nodes, Size: record.Size, Began: slices.Concat(record.Sizes, []int64{record.Size})[0], Room: room, Found: self == 1 && isNew, Copy: store, FS: dir,
 		Views:    mirror.ConsensusOn(m.node, setOf(c.Name, record), lineage),
 		Listener: listener,
 		Dial: func(ctx context.Context, to replica.ID) (net.Conn, error) {
@@ -146,13 +171,14 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, log
 			r.Stores[0].Through = c.Mirror.Cache == config.CacheWritethrough
 			r.Confirm = c.Mirror.Reads == config.ReadsConfirmed || c.Mirror.Reads == config.ReadsAuto && !mirror.ClocksGoOn()
 		},
-		Log: log,
+		Resized: resized, Log: log,
 	})
 	if err != nil {
 		return fail(errors.Join(err, listener.Close()))
 	}
 	s := &mirrored{Mirror: core, name: c.Name, record: record, dir: dir, self: self, lineage: lineage, node: m.name, quorum: m.node, others: m.others, member: m, log: log}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.sizing = sizing{copied: store, room: room, size: record.Size, news: news}
 	s.front = newMoving(s)
 	m.opened(s)
 	if isKnown {
@@ -166,7 +192,9 @@ func setOf(name string, r *quorum.Store) string { return fmt.Sprintf("%s %x", na
 
 // Close ends the life of the copy. Another node takes over at once, if one can.
 func (s *mirrored) Close() error {
-	s.cancel()
+	s.member.mu.Lock()
+	s.cancel() // no work of the kind that learnSize begins comes after it
+	s.member.mu.Unlock()
 	s.wg.Wait()
 	s.member.closed(s)
 	if s.held != nil {
@@ -305,8 +333,8 @@ const recordAgain = 200 * time.Millisecond
 // fits compares what the copies have in common with the configuration.
 func fits(s *quorum.Store, c *config.Store) error {
 	switch {
-	case s.Size != c.Size:
-		return fmt.Errorf("the mirror has %s, and the configuration says %s: a mirror keeps its size", config.FormatSize(s.Size), config.FormatSize(c.Size))
+	case s.Size != c.Size && !slices.Contains(s.Sizes, c.Size):
+		return fmt.Errorf("the mirror has %s, and the configuration says %s: correct it there; target ha grow makes a mirror larger", config.FormatSize(s.Size), config.FormatSize(c.Size))
 	case !slices.Equal(slices.Sorted(slices.Values(s.Copies)), slices.Sorted(slices.Values(c.Mirror.Nodes()))):
 		return fmt.Errorf("the mirror has copies on %v, and the configuration says %v: a mirror keeps its nodes; another machine can take the name of one (target ha replace)", s.Copies, c.Mirror.Nodes())
 	}
@@ -340,6 +368,7 @@ func (s *mirrored) confirm(node *quorum.Node, path string, log *slog.Logger) {
 	}
 	if r != nil && !r.Deleted {
 		if now, err := quorum.DecodeStore(r.Value); err == nil && now.UUID == s.record.UUID {
+			s.enlarge(now)
 			r, err := node.Get(s.ctx, quorum.Key{Kind: quorum.KindSet, Name: setOf(s.name, s.record)})
 			if err != nil {
 				return

@@ -480,7 +480,7 @@ func TestMirrorMistakes(t *testing.T) {
 		s.fails(text, s.on("a", "serve")...)
 		s.write("a", s.text)
 	}
-	refuses("a mirror keeps its size", "16MiB", "32MiB")
+	refuses("target ha grow makes a mirror larger", "16MiB", "32MiB")
 	refuses("the copy belongs to the mirror disk", "disk: {", "other: {", "0: disk", "0: other")
 	if err := os.RemoveAll(s.path("a", "consensus/mirrors")); err != nil {
 		t.Fatal(err)

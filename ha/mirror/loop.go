@@ -178,6 +178,9 @@ func (m *Mirror) publish() {
 		term = s.View.Term
 	}
 	m.term.Store(term)
+	if s.Role != replica.Primary {
+		m.show(m.reached)
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.stale = m.stale || m.state != s
@@ -284,6 +287,7 @@ func (m *Mirror) happened(e replica.Event) {
 		m.ticked = true
 		m.foundOn()
 		m.letGo()
+		m.growOn()
 	case replica.Agreed:
 		m.viewed = e.View
 		m.enter(e.View)

@@ -7,6 +7,7 @@ import (
 	"hash/fnv"
 	"log/slog"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,7 +23,9 @@ type Options struct {
 	Name  string        // of the mirror, the same on all nodes
 	Node  replica.ID    // this one
 	Nodes replica.Nodes // those that have a copy
-	Size  int64         // bytes; 0: as many as the copy here has. The same on all nodes
+	Size  int64         // bytes; 0: as many as the copy here has. See Grow
+	Began int64         // bytes with which the mirror began, the same on all nodes; 0: Size
+	Room  int64         // bytes for which the copy has room; 0: Size. See Mirror.Room
 
 	// Found lets a mirror that has no view yet begin with the copy of this node. The others get all of it.
 	Found bool
@@ -37,6 +40,8 @@ type Options struct {
 
 	// Info is what the mirror is like to a host, the same on all nodes, but for its size and cache; nil: as the copy is.
 	Info *backend.Info
+	// Resized is called when Info tells another size, by a goroutine that Close waits for; nil: nobody wants to know.
+	Resized func()
 	// Hold is how long an operation may wait for other nodes; 0: 20 s, for hosts give up after 30 s.
 	Hold time.Duration
 
@@ -73,7 +78,8 @@ func Usual(size int64) replica.Config {
 type Mirror struct {
 	opts     Options
 	cfg      replica.Config
-	size     int64
+	limit    atomic.Int64 // bytes that the copy has room for, and may become
+	size     atomic.Int64 // bytes that hosts see
 	sameness uint64
 	info     backend.Info
 	seq      *backend.Sequencer
@@ -119,6 +125,9 @@ type Mirror struct {
 	spare      []*work       // to be used again
 	tasks      tasks
 	orders     uint64        // of the administrator so far: switches, verifications
+	reached    int64         // bytes that the core has
+	wanted     int64         // that the nodes have agreed on
+	growing    uint64        // the order to grow; 0: none
 	ended      []*backend.Op // not told yet
 	corks      []backend.Uncorker
 	batcher    backend.Batcher // the copy, if it is one; nil: it is none
@@ -186,15 +195,18 @@ func Open(o Options) (*Mirror, error) {
 		return nil, fmt.Errorf("mirror %s: node %d has no copy", o.Name, o.Node)
 	}
 	m := &Mirror{
-		opts: o, clock: newClock(o.Clock), cfg: Usual(o.Size), size: o.Size, wake: make(chan struct{}, 1), looped: make(chan struct{}),
+		opts: o, clock: newClock(o.Clock), cfg: Usual(o.Size), reached: o.Size, wake: make(chan struct{}, 1), looped: make(chan struct{}),
 		pulls: map[uint64]pulling{}, gone: map[uint64]bool{}, switches: map[uint64]chan replica.Status{}, saves: make(chan *saving, 1),
 	}
+	m.limit.Store(o.Size)
+	m.size.Store(o.Size)
 	if o.Tune != nil {
 		o.Tune(&m.cfg)
 	}
 	m.cfg.Self, m.cfg.Copies = o.Node, o.Nodes
 	m.sameness = m.hash()
-	m.wrote = make([]int64, (m.size+m.cfg.Region-1)/m.cfg.Region)
+	m.wrote = make([]int64, regionsOf(&m.cfg))
+	m.makeRoom(o.Room)
 	m.info = backend.Info{
 		Size: o.Size, BlockSize: info.BlockSize, PhysicalBlockSize: info.PhysicalBlockSize, DiscardGranularity: info.DiscardGranularity,
 		StatusUnknown: true, OptimalIO: info.OptimalIO, VolatileCache: !m.cfg.Stores[0].Through,
@@ -236,6 +248,10 @@ func Open(o Options) (*Mirror, error) {
 func (m *Mirror) hash() uint64 {
 	c := m.cfg
 	c.Self, c.Incarnation, c.Confirm = 0, 0, false // clocks are each node's own
+	if m.opts.Began != 0 {
+		c.Stores = slices.Clone(c.Stores)
+		c.Stores[0].Size = m.opts.Began // copies grow one after the other
+	}
 	h := fnv.New64a()
 	_, _ = fmt.Fprintf(h, "%q %d %+v", m.opts.Name, m.info.BlockSize, c)
 	return h.Sum64()
@@ -263,7 +279,7 @@ func (m *Mirror) maxQueue() int64 { return 2*m.cfg.Heap + m.maxHead() }
 
 // maxHead bounds a head: the longest have the bitmaps of all copies, or all records of a log.
 func (m *Mirror) maxHead() int64 {
-	granules := m.size/m.cfg.Granule + 1
+	granules := m.limit.Load()/m.cfg.Granule + 1
 	return 20*(granules/4+1<<10) + 1<<18 + 128*int64(m.cfg.Ring)
 }
 
@@ -290,7 +306,7 @@ func (m *Mirror) enter(v replica.View) {
 		m.opts.Log.Error("this node has lost the metadata of its copy, and the copy is in sync: the node takes no part before another one has dropped it")
 		return
 	default:
-		for i := range int((m.size + m.cfg.Region - 1) / m.cfg.Region) {
+		for i := range regionsOf(&m.cfg) {
 			saved.Regions.Set(i)
 		}
 	}

@@ -154,6 +154,8 @@ type lab struct {
 	members  *members // with it, connections are streams of this cluster; nil: they are as they are
 	nodes    []*node
 	tune     func(*replica.Config)
+	room     func(*node) int64                 // of a node's copy for the mirror, bytes; nil: all of its disk
+	resized  func(*node)                       // hosts of a node see another size
 	allFound bool                              // all nodes would begin the mirror
 	flips    bool                              // bits change on their way, now and then; guarded by mu
 	seed     uint64                            // of that
@@ -295,6 +297,10 @@ func (n *node) open() (*Mirror, error) {
 	}
 	if l.wrap != nil {
 		o.Copy = l.wrap(n.disk)
+	}
+	if l.room != nil {
+		o.Size, o.Began = l.room(n), testSize/2
+		o.Resized = func() { l.resized(n) }
 	}
 	for id := range replica.ID(len(l.nodes)) {
 		o.Nodes = o.Nodes.With(id)

@@ -478,14 +478,15 @@ func (m *Mirror) admit(c net.Conn, greeted func()) {
 // checkPost refuses records that, with their data, do not fit this mirror. The core relies on it.
 func (m *Mirror) checkPost(p *post, data []byte) error {
 	rest := data
+	limit := m.limit.Load()
 	for i := range p.recs {
 		r := &p.recs[i]
-		inStore := r.Off >= 0 && r.Len > 0 && r.Off <= m.size && r.Len <= m.size-r.Off
+		inStore := r.Off >= 0 && r.Len > 0 && r.Off <= limit && r.Len <= limit-r.Off
 		inHeap := r.Addr >= 0 && r.Addr <= m.cfg.Heap && r.Len <= m.cfg.Heap-r.Addr
 		needsHeap := r.Kind == replica.KindWrite || r.Kind == replica.KindResync
 		switch {
-		case r.Kind < replica.KindWrite || r.Kind > replica.KindNone || r.Kind == replica.KindGrow || r.Kind == replica.KindFit:
-			return fmt.Errorf("record %d is of kind %d, which a mirror of one size does not have", r.Seq, r.Kind)
+		case r.Kind < replica.KindWrite || r.Kind > replica.KindNone:
+			return fmt.Errorf("record %d is of kind %d, which this version does not know", r.Seq, r.Kind)
 		case !inStore || needsHeap && !inHeap:
 			return fmt.Errorf("record %d, %d bytes at %d from address %d, is not within the store or the memory", r.Seq, r.Len, r.Off, r.Addr)
 		case i > 0 && r.Seq != p.recs[i-1].Seq+1 || i == 0 && r.Seq != p.bell.First:

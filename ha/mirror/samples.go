@@ -52,7 +52,7 @@ func (m *Mirror) sampled(s replica.Save) *saving {
 	v := &saving{Save: s}
 	for _, i := range s.Clear {
 		if at := m.wrote[i] - 1; at >= 0 && len(v.samples) < maxSamples {
-			v.samples = append(v.samples, sample{region: i, off: at, n: min(m.cfg.Granule, int64(i+1)*m.cfg.Region-at, m.size-at)})
+			v.samples = append(v.samples, sample{region: i, off: at, n: min(m.cfg.Granule, int64(i+1)*m.cfg.Region-at, m.limit.Load()-at)})
 		}
 		m.wrote[i] = 0
 	}
@@ -93,7 +93,7 @@ func (m *Mirror) recognize(meta *metadata) error {
 		return nil
 	}
 	for _, x := range meta.samples {
-		if x.off < 0 || x.n <= 0 || x.off > m.size-x.n {
+		if x.off < 0 || x.n <= 0 || x.off > m.limit.Load()-x.n {
 			continue // of a mirror that was larger
 		}
 		sum, err := m.sumAt(x)

@@ -30,11 +30,15 @@ func (m *Mirror) isOver(term uint64) bool {
 }
 
 // Info describes the mirror as a host sees it. Blocks are those of this node's copy.
-func (m *Mirror) Info() backend.Info { return m.info }
+func (m *Mirror) Info() backend.Info {
+	info := m.info
+	info.Size = m.size.Load()
+	return info
+}
 
 // Submit starts op. What is begun with backend.More is done by Kick, and the rest here, if nobody else owns the core.
 func (m *Mirror) Submit(op *backend.Op) bool {
-	if op.Err = op.Check(m.size); op.Err != nil {
+	if op.Err = op.Check(m.size.Load()); op.Err != nil {
 		return true
 	}
 	if !m.seq.Enter(op) {
@@ -373,6 +377,11 @@ func (m *Mirror) newWork(id uint64, kind workKind, op backend.Op, buf []byte) *w
 func (m *Mirror) work(a replica.Action) {
 	switch a := a.(type) {
 	case *replica.Apply:
+		if k := a.Rec.Kind; k == replica.KindGrow || k == replica.KindFit {
+			m.reached = max(m.reached, a.Rec.Off+a.Rec.Len)
+			m.later(replica.Done{ID: a.ID}) // the copy has been made ready before
+			return
+		}
 		m.wrotePlace(a.Rec.Off, a.Rec.Len)
 		op := backend.Op{Kind: backend.Discard, Off: a.Rec.Off, Len: a.Rec.Len}
 		var buf []byte

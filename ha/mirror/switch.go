@@ -67,6 +67,12 @@ func (m *Mirror) ordered(a *replica.Answer) {
 		m.endVerify(err)
 		return
 	}
+	if a.ID == m.growing {
+		if m.growing = 0; a.Status == replica.Good {
+			m.show(m.reached)
+		}
+		return
+	}
 	if end := m.switches[a.ID]; end != nil {
 		delete(m.switches, a.ID)
 		end <- a.Status

@@ -111,15 +111,15 @@ func TestForeignPost(t *testing.T) {
 			t.Fatal(err)
 		}
 		for what, change := range map[string]func(r *replica.Record){
-			"no such kind":       func(r *replica.Record) { r.Kind = 200 },
-			"growth":             func(r *replica.Record) { r.Kind = replica.KindGrow },
-			"before the store":   func(r *replica.Record) { r.Off = -512 },
-			"behind the store":   func(r *replica.Record) { r.Off = testSize },
-			"too long":           func(r *replica.Record) { r.Len = 1<<63 - 1 },
-			"nothing":            func(r *replica.Record) { r.Len = 0 },
-			"outside the memory": func(r *replica.Record) { r.Kind, r.Copy, r.Addr = replica.KindResync, 0, m.cfg.Heap },
-			"data missing":       func(r *replica.Record) { r.Kind = replica.KindWrite },
-			"out of order":       func(r *replica.Record) { r.Seq = 2 },
+			"no such kind":        func(r *replica.Record) { r.Kind = 200 },
+			"growth without room": func(r *replica.Record) { r.Kind, r.Off = replica.KindGrow, testSize },
+			"before the store":    func(r *replica.Record) { r.Off = -512 },
+			"behind the store":    func(r *replica.Record) { r.Off = testSize },
+			"too long":            func(r *replica.Record) { r.Len = 1<<63 - 1 },
+			"nothing":             func(r *replica.Record) { r.Len = 0 },
+			"outside the memory":  func(r *replica.Record) { r.Kind, r.Copy, r.Addr = replica.KindResync, 0, m.cfg.Heap },
+			"data missing":        func(r *replica.Record) { r.Kind = replica.KindWrite },
+			"out of order":        func(r *replica.Record) { r.Seq = 2 },
 		} {
 			r := good
 			change(&r)
