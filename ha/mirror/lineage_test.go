@@ -125,10 +125,10 @@ func TestForcedStale(t *testing.T) {
 func TestForced(t *testing.T) {
 	seed := faulty.Seed(t)
 	partly := 0
-	for i := range 6 {
+	for i := range forcedRounds {
 		synctest.Test(t, func(t *testing.T) { partly += runForced(t, 2+i%2, rand.New(rand.NewPCG(seed, uint64(i)))) })
 	}
-	if partly == 0 {
+	if partly == 0 && !raceEnabled { // in some worlds there is none
 		t.Error("no copy was brought level in part")
 	}
 }

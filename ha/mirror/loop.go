@@ -7,6 +7,7 @@ import (
 
 	"oneshot/backend"
 	"oneshot/ha/replica"
+	"oneshot/internal/invariant"
 )
 
 // The core has one owner at a time: whichever goroutine has something for it and finds that nobody owns it. It goes on
@@ -169,6 +170,7 @@ func (m *Mirror) goOn() {
 
 // publish lets others see the state.
 func (m *Mirror) publish() {
+	invariant.Check(m.owned, "mirror: the core is looked at by who does not own it")
 	var s replica.State
 	if m.core != nil && !m.closing {
 		s = m.core.State()
@@ -306,6 +308,7 @@ func (m *Mirror) step(e replica.Event) {
 
 // tell lets something happen to the core. What it asks for is done by settle, for many events at once: see replica.Core.Tell for which.
 func (m *Mirror) tell(e replica.Event) {
+	invariant.Check(m.owned, "mirror: the core is told something by who does not own it")
 	if m.core != nil && !m.closing {
 		m.core.Tell(m.now, e)
 		m.told = true

@@ -200,6 +200,7 @@ func Open(o Options) (*Mirror, error) {
 	}
 	m.limit.Store(o.Size)
 	m.size.Store(o.Size)
+	m.owned = true // here, until run may take what came in the meantime: connections begin before that
 	if o.Tune != nil {
 		o.Tune(&m.cfg)
 	}
@@ -237,6 +238,9 @@ func Open(o Options) (*Mirror, error) {
 		return nil, err
 	}
 	m.publish()
+	m.mu.Lock()
+	m.owned = false
+	m.mu.Unlock()
 	m.wg.Go(m.tickOn)
 	m.wg.Go(m.acceptOn)
 	m.syncer.Go(m.saveOn)

@@ -68,7 +68,7 @@ var rules = []rule{
 	// Consensus is a step function, too, with an edge of its own: TLS and a ticker.
 	{pkg: "ha/quorum", may: []string{"ha/replica", "internal/iov"}, not: []string{"net/http", "math/rand", "math/rand/v2"}},
 	// The edge of a mirror: its core with a store, a network and a clock.
-	{pkg: "ha/mirror", may: []string{"ha/replica", "ha/quorum", "backend", "internal/loglimit"}, not: []string{"net/http", "math/rand", "math/rand/v2"}},
+	{pkg: "ha/mirror", may: []string{"ha/replica", "ha/quorum", "backend", "internal/invariant", "internal/loglimit"}, not: []string{"net/http", "math/rand", "math/rand/v2"}},
 	{pkg: "ha/front"},
 	{pkg: "ha/reservations", may: []string{"ha/quorum", "ha/replica", "volume/access"}, not: []string{"net/http", "math/rand", "math/rand/v2"}},
 	// A heap is a step function and an edge, which works on a store; who uses one shares its wire with it, and nothing else.
