@@ -14,7 +14,7 @@ func TestReason(t *testing.T) {
 		{nil, cut, cut},
 		{offence, nil, offence},
 		{offence, cut, offence},
-		{late, nil, nil},
+		{late, nil, errEnded},
 		{late, cut, cut},
 	} {
 		if got := Reason(c.heard, c.told); !errors.Is(got, c.want) {
