@@ -280,10 +280,16 @@ func (t *Target) CHAPURL(user, secret, iqn string, lun int) string {
 // far, in all its runs.
 func (t *Target) Log() string { return t.log.String() }
 
+// logTimeout is how long a line may take to come: a test that waits for one that does not come says so, instead of using up
+// the time of all.
+const logTimeout = 5 * time.Minute
+
 // WaitLog returns when the log contains text. It fails the test if ctx ends
-// before.
+// before, or after five minutes.
 func (t *Target) WaitLog(ctx context.Context, text string) {
 	t.tb.Helper()
+	ctx, cancel := context.WithTimeout(ctx, logTimeout)
+	defer cancel()
 	if err := t.log.wait(ctx, text); err != nil {
 		t.tb.Fatalf("targettest: the log does not say %q: %v", text, err)
 	}
