@@ -26,7 +26,7 @@ BENCH_PACKAGES = gcc libc6-dev libiscsi-dev tgt istgt util-linux
 # What runs in the guest of the benchmark.
 VM_PACKAGES    = gcc libc6-dev qemu-system-x86 open-iscsi tgt fio kmod bash coreutils iproute2 libibverbs-dev librdmacm-dev ibverbs-providers pkgconf
 
-.PHONY: appliance help run build deb test test-deb blktests conformance check lint fuzz bench bench-endpoint bench-ha bench-nic bench-nvme bench-rdma bench-vm deps deps-bench clean sim
+.PHONY: appliance help run build deb test test-deb test-newer blktests conformance check lint fuzz bench bench-endpoint bench-ha bench-nic bench-nvme bench-rdma bench-vm deps deps-bench clean sim
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ test-deb: ## install, use, upgrade and remove the Debian package, in a chroot an
 	scripts/deps.sh $(DEB_PACKAGES)
 	GO='$(GO)' packaging/chroot-test.sh
 	$(GO) test -count=1 -tags deb -timeout 30m -v ./packaging
+
+test-newer: deps ## have Linux 6.12 prove itself to NVMe subsystems, in a virtual machine with Debian 13's kernel
+	$(GO) test -count=1 -timeout 30m -v ./test/vm/newer
 
 conformance: ## run the tests of a libiscsi that is built in LIBISCSI=DIR
 	ISCSI_TEST_CU='$(abspath $(or $(LIBISCSI),$(error say where libiscsi is built: LIBISCSI=DIR)))/test-tool/iscsi-test-cu' $(GO) test -count=1 -parallel 8 -timeout 30m -v -run '^Test(Conformance|Exceptions)$$' ./test/conformance

@@ -31,7 +31,8 @@ trap '[ -z "$vm" ] || pkill -P "$vm"; rm -rf "$machines" "$ONESHOT_BUILT"' EXIT
 vm=
 (
 	begin=$SECONDS
-	"${first[@]}" "$go" test -count=1 -timeout 34m ./test/vm/... </dev/null
+	# Debian 13's kernel, whose downloading and unpacking takes a minute, has a target of its own: make test-newer.
+	"${first[@]}" "$go" test -count=1 -timeout 37m $("$go" list ./test/vm/... | grep -v '/newer$') </dev/null
 	status=$?
 	echo "== virtual machines: $((SECONDS - begin)) s"
 	exit $status
