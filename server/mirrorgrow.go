@@ -77,8 +77,15 @@ func doNow(s backend.Store, op backend.Op) error {
 	return op.Err
 }
 
+// mostMirror is how large a mirror can grow, in bytes: what a node notes of its regions, eight bytes of memory for each 16 MiB, is
+// 128 MiB then.
+const mostMirror = 256 << 40
+
 // makeRoom gives the copy of this node room.
 func (s *mirrored) makeRoom(size int64) error {
+	if size > mostMirror {
+		return fmt.Errorf("a mirror grows to %s at most, and %s were asked for", config.FormatSize(mostMirror), config.FormatSize(size))
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.makeRoomLocked(size)
