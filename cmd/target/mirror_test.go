@@ -263,7 +263,7 @@ func (l *load) check(no int, b []byte) {
 
 func (l *load) work(w int, r *rand.Rand) {
 	b := make([]byte, block)
-	for ; !l.stop.Load(); time.Sleep(pace) {
+	for ; !l.stop.Load(); pauseFor(l.t.Context(), pace) {
 		no := r.IntN(len(l.blocks)/workers)*workers + w
 		if r.IntN(4) == 0 {
 			if l.m.read(no, b) {
