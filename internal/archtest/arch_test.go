@@ -61,7 +61,7 @@ var rules = []rule{
 	{pkg: "partition/registry", may: []string{"partition", "volume", "transport/rdma", "backend", "backend/aging", "backend/durable", "internal/latency", "mem"}, not: sockets},
 	{pkg: "scsi", may: []string{"volume", "volume/access", "backend", "internal/iostat", "internal/latency", "internal/loglimit", "mem"}, not: sockets},
 	{pkg: "partition/wire", not: sockets},
-	{pkg: "partition/service", may: []string{"partition", "partition/wire", "backend", "transport/rdma", "transport/rdma/local", "mem"}, not: sockets[2:]},
+	{pkg: "partition/service", may: []string{"internal/door", "partition", "partition/wire", "backend", "transport/rdma", "transport/rdma/local", "mem"}, not: sockets[2:]},
 	// The core of a mirror is a step function; its simulation has no clock but its own.
 	{pkg: "ha/replica", not: append([]string{"sync", "math/rand", "math/rand/v2"}, sockets...)},
 	{pkg: "ha/sim", may: []string{"ha/replica", "ha/quorum"}, not: append([]string{"sync"}, sockets...)},
@@ -74,7 +74,7 @@ var rules = []rule{
 	// A heap is a step function and an edge, which works on a store; who uses one shares its wire with it, and nothing else.
 	{pkg: "ha/heap/wire", not: sockets},
 	{pkg: "ha/heap", may: []string{"ha/heap/wire", "backend"}, not: []string{"net", "net/*", "os", "math/rand", "math/rand/v2", "time"}},
-	{pkg: "ha/heap/service", may: []string{"ha/heap", "ha/heap/wire", "transport/rdma", "transport/rdma/iwarp"}, not: sockets[2:]},
+	{pkg: "ha/heap/service", may: []string{"internal/door", "ha/heap", "ha/heap/wire", "transport/rdma", "transport/rdma/iwarp"}, not: sockets[2:]},
 	{pkg: "scsi/**", may: []string{"scsi", "scsi/**", "volume", "volume/access", "backend", "backend/**", "mem"}},
 	{pkg: "iscsi/chap", not: sockets},
 	{pkg: "iscsi/login", may: []string{"iscsi/pdu", "iscsi/text", "iscsi/chap"}, not: sockets},

@@ -1,7 +1,6 @@
 package service
 
 import (
-	"container/list"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -26,8 +25,6 @@ type conn struct {
 	done chan struct{}        // closed when nothing of it is left
 	once sync.Once
 	wg   sync.WaitGroup // goroutines of it
-
-	place *list.Element // in Service.starting; guarded by Service.mu
 
 	wakeMu sync.Mutex // a leaf
 	over   bool       // no goroutine may be started any more; guarded by wakeMu
@@ -378,9 +375,7 @@ func (c *conn) spawn(f func()) {
 
 // teardownSoon is teardown for those who must not block.
 func (c *conn) teardownSoon() {
-	c.s.mu.Lock()
-	defer c.s.mu.Unlock()
-	if _, ok := c.s.conns[c]; ok { // so Close waits
+	if c.s.conns.Has(c) { // so Close waits
 		go c.teardown()
 	}
 }
@@ -430,7 +425,7 @@ func (c *conn) release() {
 		c.page.Release()
 	}
 	c.letGo()
-	c.s.ended(c)
+	c.s.conns.Leave(c)
 	close(c.done)
 }
 

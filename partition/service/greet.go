@@ -118,7 +118,7 @@ func (c *conn) greetAttach(b []byte) {
 		entered := h != nil && c.enter(h, answer)
 		if entered {
 			c.timer.Stop()
-			c.s.started(c)
+			c.s.conns.Prove(c)
 		}
 		c.replyAttached(answer, secret)
 		c.unlock()

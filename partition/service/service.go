@@ -19,7 +19,6 @@
 package service
 
 import (
-	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -29,6 +28,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"oneshot/internal/door"
 	"oneshot/mem"
 	"oneshot/partition"
 	"oneshot/partition/wire"
@@ -148,13 +148,11 @@ type Service struct {
 	limited  chan struct{} // holds one element if limits have changed since watch looked
 	work     sync.WaitGroup
 
-	mu       sync.Mutex // taken after conn.mu
-	conns    map[*conn]struct{}
-	starting list.List          // *conn without a handle, the oldest first
+	conns door.Hall[*conn] // proof: a handle
+
+	mu       sync.Mutex         // taken after conn.mu
 	sessions map[uint64]*handle // which clients may continue on another connection
 	past     []*past            // sessions that have no connection now, the oldest first
-	closing  bool
-	none     *sync.Cond // conns is empty
 }
 
 // New makes a service, or says why partitions cannot be served over the device. The caller has to call Close.
@@ -179,10 +177,9 @@ func New(cfg Config) (*Service, error) {
 	}
 	s := &Service{
 		cfg: cfg, log: cfg.Logger, stop: make(chan struct{}), limited: make(chan struct{}, 1),
-		conns: make(map[*conn]struct{}), sessions: make(map[uint64]*handle),
+		sessions: make(map[uint64]*handle),
 		isolated: cfg.Device.Limits().UnguardedInvalidate,
 	}
-	s.none = sync.NewCond(&s.mu)
 	s.SetLimits(Limits{cfg.Connections, cfg.StartTimeout, cfg.Patience})
 	s.ends = local.Open(local.Config{Name: "partitions", Logger: cfg.Logger, Open: openEndpoint})
 	var err error
@@ -202,7 +199,7 @@ func New(cfg Config) (*Service, error) {
 		}
 	}, func(a *mem.Arena) {
 		err := errors.Join(s.far.deregister(a), s.near.deregister(a))
-		for _, c := range s.list() {
+		for _, c := range s.conns.List() {
 			if c.far != &s.far {
 				err = errors.Join(err, c.far.deregister(a))
 			}
@@ -248,8 +245,7 @@ func Wants(req rdma.Request) bool {
 
 var (
 	errNotOurs = errors.New("it is not one for partitions: its private data does not begin with OSP1")
-	errFull    = errors.New("there are too many connections")
-	errClosing = errors.New("the service is closing")
+	errOldest  = errors.New("too many connections have no partition, and it is the oldest of them")
 )
 
 // Accept serves the connection that req asks for, or rejects it and says why.
@@ -265,7 +261,7 @@ func (s *Service) Accept(req rdma.Request) error {
 		}
 		c.far = &memory{dom: dom, lazy: true}
 	}
-	if err := s.admit(c); err != nil {
+	if err := s.conns.Enter(c, s.limits.Load().Connections, func(old *conn) { old.end(errOldest) }); err != nil {
 		c.letGo()
 		return errors.Join(err, req.Reject(nil))
 	}
@@ -291,50 +287,6 @@ func (s *Service) Accept(req rdma.Request) error {
 	return nil
 }
 
-// admit enters a connection. When half of all have no handle, the oldest of those gives way.
-func (s *Service) admit(c *conn) error {
-	most := s.limits.Load().Connections
-	s.mu.Lock()
-	var oldest *conn
-	switch {
-	case s.closing:
-		s.mu.Unlock()
-		return errClosing
-	case s.starting.Len() >= max(most/2, 1):
-		oldest = s.starting.Remove(s.starting.Front()).(*conn)
-		oldest.place = nil
-	case len(s.conns) >= most:
-		s.mu.Unlock()
-		return errFull
-	}
-	s.conns[c] = struct{}{}
-	c.place = s.starting.PushBack(c)
-	s.mu.Unlock()
-	if oldest != nil {
-		oldest.end(errors.New("too many connections have no partition, and it is the oldest of them"))
-	}
-	return nil
-}
-
-// started notes that c has a handle.
-func (s *Service) started(c *conn) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if c.place != nil {
-		s.starting.Remove(c.place)
-		c.place = nil
-	}
-}
-
-// ended is the end of admit.
-func (s *Service) ended(c *conn) {
-	s.started(c)
-	s.mu.Lock()
-	delete(s.conns, c)
-	s.none.Broadcast()
-	s.mu.Unlock()
-}
-
 // watch looks at all connections until the service is closed.
 func (s *Service) watch() {
 	t := time.NewTicker(s.limits.Load().Patience)
@@ -353,7 +305,7 @@ func (s *Service) watch() {
 
 // look ends the connections whose work at the client has made no progress since the last look.
 func (s *Service) look() {
-	for _, c := range s.list() {
+	for _, c := range s.conns.List() {
 		c.mu.Lock()
 		if c.posted > 0 && c.seen == c.progress {
 			c.broken(errors.New("it takes no responses, or does not answer RDMA Reads"))
@@ -363,38 +315,19 @@ func (s *Service) look() {
 	}
 }
 
-func (s *Service) list() (cs []*conn) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for c := range s.conns {
-		cs = append(cs, c)
-	}
-	return cs
-}
-
 // Connections returns how many connections there are.
-func (s *Service) Connections() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.conns)
-}
+func (s *Service) Connections() int { return s.conns.Len() }
 
 // Close ends all connections, waits until stores have ended their operations, and frees what the service has of
 // the device. The owner closes the listeners first.
 func (s *Service) Close() error {
-	s.mu.Lock()
-	s.closing = true
-	s.mu.Unlock()
+	s.conns.Close()
 	close(s.stop)
 	s.work.Wait()
-	for _, c := range s.list() {
-		c.end(errClosing)
+	for _, c := range s.conns.List() {
+		c.end(door.ErrClosed)
 	}
-	s.mu.Lock()
-	for len(s.conns) > 0 {
-		s.none.Wait()
-	}
-	s.mu.Unlock()
+	s.conns.Wait()
 	s.forget()
 	return errors.Join(s.far.close(), s.near.close(), s.ends.Close())
 }

@@ -1,7 +1,6 @@
 package service
 
 import (
-	"container/list"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
@@ -32,8 +31,6 @@ type conn struct {
 	once sync.Once
 	over chan struct{} // closed when nothing is left of it
 	err  error         // why; set by end
-
-	place *list.Element // in Service.starting; guarded by Service.mu
 
 	hello  wire.Greeting
 	greets wire.Op // which message of the greeting is due; 0: the name is proved
@@ -72,7 +69,7 @@ func (c *conn) open(req rdma.Request) error {
 	}
 	if err != nil {
 		err = errors.Join(err, c.release())
-		c.s.ended(c)
+		c.left()
 	}
 	return err
 }
@@ -122,6 +119,12 @@ func (c *conn) receive() error {
 	return err
 }
 
+// left says that nothing is left of the connection.
+func (c *conn) left() {
+	c.s.conns.Leave(c)
+	close(c.over)
+}
+
 // run serves the connection until it ends.
 func (c *conn) run() {
 	timeout := time.NewTimer(c.s.limits.Load().StartTimeout)
@@ -140,7 +143,7 @@ func (c *conn) run() {
 	if err := c.release(); err != nil {
 		c.s.log.Error("a connection for objects stays with its device", slog.Any("reason", err))
 	}
-	c.s.ended(c)
+	c.left()
 }
 
 var (
@@ -267,7 +270,7 @@ func (c *conn) prove(m, answer *wire.Message) {
 		}
 	}
 	c.greets = 0
-	c.s.proved(c)
+	c.s.conns.Prove(c)
 	w := wire.Welcome{Proof: own, Nodes: c.s.cfg.Nodes()}
 	w.Nodes = w.Nodes[:min(len(w.Nodes), wire.MaxNodes)]
 	if h := c.s.current(); h != nil {

@@ -6,7 +6,6 @@
 package service
 
 import (
-	"container/list"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -17,6 +16,7 @@ import (
 
 	"oneshot/ha/heap"
 	"oneshot/ha/heap/wire"
+	"oneshot/internal/door"
 	"oneshot/transport/rdma"
 )
 
@@ -66,11 +66,10 @@ type Service struct {
 	changing sync.Mutex // taken before mu: one SetHeap or Close at a time
 	region   rdma.Region
 
-	mu       sync.Mutex
-	heap     *heap.Heap // nil: this node does not serve it
-	conns    map[*conn]struct{}
-	starting list.List // *conn without proof, the oldest first
-	closing  bool
+	conns door.Hall[*conn] // proof: of their names
+
+	mu   sync.Mutex
+	heap *heap.Heap // nil: this node does not serve it
 }
 
 // New makes a service that has no heap yet. The caller has to call Close.
@@ -96,7 +95,7 @@ func New(cfg Config) (*Service, error) {
 	if !ok {
 		return nil, errors.Join(fmt.Errorf("objects cannot be served over the device %s: it chooses steering tags itself", name), dom.Close())
 	}
-	s := &Service{cfg: cfg, log: cfg.Logger, placer: placer, dom: dom, conns: make(map[*conn]struct{})}
+	s := &Service{cfg: cfg, log: cfg.Logger, placer: placer, dom: dom}
 	s.SetLimits(cfg.Limits)
 	return s, nil
 }
@@ -145,12 +144,7 @@ func (s *Service) setHeap(h *heap.Heap) error {
 
 // endAll ends the connections that there are, and waits for them.
 func (s *Service) endAll(err error) {
-	s.mu.Lock()
-	all := make([]*conn, 0, len(s.conns))
-	for c := range s.conns {
-		all = append(all, c)
-	}
-	s.mu.Unlock()
+	all := s.conns.List()
 	for _, c := range all {
 		c.end(err)
 	}
@@ -177,8 +171,6 @@ func (s *Service) Serve(l rdma.Listener) error {
 
 var (
 	errNotOurs = errors.New("it is not one for objects: its private data does not begin with " + wire.Private)
-	errFull    = errors.New("there are too many connections")
-	errClosing = errors.New("the service is closing")
 	errChanged = errors.New("another node serves the heap now, or this one does again")
 	errOldest  = errors.New("too many connections have no proof, and it is the oldest of them")
 )
@@ -188,7 +180,7 @@ func (s *Service) accept(req rdma.Request) error {
 		return errors.Join(errNotOurs, req.Reject(nil))
 	}
 	c := newConn(s, req.RemoteAddr().String())
-	if err := s.admit(c); err != nil {
+	if err := s.conns.Enter(c, s.limits.Load().Connections, func(old *conn) { old.end(errOldest) }); err != nil {
 		return errors.Join(err, req.Reject(nil))
 	}
 	if err := c.open(req); err != nil {
@@ -196,45 +188,6 @@ func (s *Service) accept(req rdma.Request) error {
 	}
 	go c.run() // endAll waits for it
 	return nil
-}
-
-// admit enters a connection. When half of all have no proof, the oldest of those gives way.
-func (s *Service) admit(c *conn) error {
-	most := s.limits.Load().Connections
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch {
-	case s.closing:
-		return errClosing
-	case s.starting.Len() >= max(most/2, 1):
-		oldest := s.starting.Remove(s.starting.Front()).(*conn)
-		oldest.place = nil
-		oldest.end(errOldest)
-	case len(s.conns) >= most:
-		return errFull
-	}
-	s.conns[c] = struct{}{}
-	c.place = s.starting.PushBack(c)
-	return nil
-}
-
-// proved notes that the client of c has proved its name.
-func (s *Service) proved(c *conn) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if c.place != nil {
-		s.starting.Remove(c.place)
-		c.place = nil
-	}
-}
-
-// ended is the end of admit.
-func (s *Service) ended(c *conn) {
-	s.proved(c)
-	s.mu.Lock()
-	delete(s.conns, c)
-	s.mu.Unlock()
-	close(c.over)
 }
 
 // current returns the heap that is served, or nil.
@@ -245,19 +198,13 @@ func (s *Service) current() *heap.Heap {
 }
 
 // Connections returns how many connections there are.
-func (s *Service) Connections() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.conns)
-}
+func (s *Service) Connections() int { return s.conns.Len() }
 
 // Close ends all connections and frees what the service has of the device. The owner closes the listeners first, and
 // makes the heap fail, if it may hang.
 func (s *Service) Close() error {
 	s.changing.Lock()
 	defer s.changing.Unlock()
-	s.mu.Lock()
-	s.closing = true
-	s.mu.Unlock()
+	s.conns.Close()
 	return errors.Join(s.setHeap(nil), s.dom.Close())
 }
