@@ -121,12 +121,12 @@ func writeForce(w io.Writer, f *server.Force, mirror bool) {
 		fmt.Fprintf(w, "If one of these lives after all, and hosts reach it, it may go on serving them beside this node, with other bytes: turn it off, or cut it off.\n")
 	}
 	for i := range f.Mirrors {
-		fmt.Fprintf(w, "mirror %s: %s\n", f.Mirrors[i].Name, lossText(f, &f.Mirrors[i]))
+		fmt.Fprintf(w, "mirror %s: %s\n", f.Mirrors[i].Name, lossText(&f.Mirrors[i]))
 	}
 }
 
 // lossText says what one mirror would lose.
-func lossText(f *server.Force, m *server.ForcedMirror) string {
+func lossText(m *server.ForcedMirror) string {
 	others := "nobody else"
 	if len(m.InSync) > 0 {
 		others = strings.Join(m.InSync, ", ")

@@ -62,7 +62,7 @@ func TestMirrorSwitch(t *testing.T) {
 	s := newMirror(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute+time.Duration(n)*time.Second)
 	defer cancel()
-	primary := s.level("a")
+	s.level("a")
 	m := newMultipath(ctx, s)
 	l := newLoad(t, m)
 	said := regexp.MustCompile(`^Node (\w) serves disk; node (\w) did until now. The switch took (\d+) ms.\n$`)
@@ -70,7 +70,7 @@ func TestMirrorSwitch(t *testing.T) {
 	for i, refused := 0, 0; i < n; {
 		l.more(50)
 		through := []string{"a", "b", "w"}[i%3]
-		primary = s.level("w")
+		primary := s.level("w")
 		text, err := s.run(s.asked(through, slices.Concat([]string{"ha", "switch", "disk"}, []string{other(primary)}[:i%2])...)...)
 		// On a busy machine a copy may be late, and leave, and a node may take over for one that has no processor.
 		if refused++; err != nil && refused < 20+n && regexp.MustCompile("in sync$|try again$|serves disk now|to another node meanwhile").MatchString(strings.TrimSpace(text)) {

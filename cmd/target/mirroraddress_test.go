@@ -154,7 +154,7 @@ func hears(ctx context.Context, u initiator.URL, isid pdu.ISID, want []uint16) e
 	for _, code := range want {
 		err := session.Do(ctx, &initiator.Command{CDB: make([]byte, 6)})
 		if s, ok := errors.AsType[*initiator.StatusError](err); !ok || s.Key != 6 || uint16(s.ASC)<<8|uint16(s.ASCQ) != code {
-			return errors.Join(fmt.Errorf("TEST UNIT READY ends with %v, want the unit attention %04xh", err, code), session.Close())
+			return errors.Join(fmt.Errorf("TEST UNIT READY wants the unit attention %04xh, and ends with %s", code, fmt.Sprint(err)), session.Close())
 		}
 	}
 	return session.Close()

@@ -277,7 +277,7 @@ func (c *Client) connect(ctx context.Context) error {
 			case err != nil:
 				last = fmt.Errorf("%s: %w", node, err)
 			default:
-				c.learn(node, w.Nodes)
+				c.learn(w.Nodes)
 				if w.Primary {
 					c.link = l
 					return nil
@@ -304,8 +304,8 @@ func (c *Client) dial(ctx context.Context, node string) (*link, *wire.Welcome, e
 	return dial(ctx, c.dev, node, c.o.Name, c.o.Secret, c.o.Patience)
 }
 
-// learn puts nodes that were told of by from before the others.
-func (c *Client) learn(from string, nodes []string) {
+// learn puts nodes that were told of before the others.
+func (c *Client) learn(nodes []string) {
 	for _, n := range slices.Backward(nodes) {
 		if i := slices.Index(c.nodes, n); i >= 0 {
 			c.nodes = slices.Delete(c.nodes, i, i+1)

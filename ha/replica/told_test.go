@@ -44,13 +44,13 @@ func TestToldTogether(t *testing.T) {
 		t.Errorf("%d of %d records are applied, idle: %v", s.disk.applied, last, s.IsIdle())
 	}
 	actions = tell(Reserve{ID: 5, Len: blockLen})
-	actions = tell(Write{ID: 5, Off: blockLen, Len: blockLen, Addr: only(s, each[Answer](actions)).Addr})
+	tell(Write{ID: 5, Off: blockLen, Len: blockLen, Addr: only(s, each[Answer](actions)).Addr})
 	tell(Message{From: 1, Msg: Ack{Stream: streamOf(1), Received: s.log.last()}})
 	if !s.IsIdle() {
 		t.Error("nothing waits for the only record")
 	}
 	actions = tell(Reserve{ID: 6, Len: blockLen})
-	actions = tell(Write{ID: 6, Off: blockLen, Len: blockLen, Addr: only(s, each[Answer](actions)).Addr})
+	tell(Write{ID: 6, Off: blockLen, Len: blockLen, Addr: only(s, each[Answer](actions)).Addr})
 	tell(Message{From: 1, Msg: Ack{Stream: streamOf(1), Received: s.log.last()}})
 	if s.IsIdle() {
 		t.Error("a record waits for an earlier one, and nobody knows")
