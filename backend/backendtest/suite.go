@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"oneshot/backend"
+	"oneshot/internal/rounds"
 	"oneshot/mem"
 )
 
@@ -143,7 +144,7 @@ func testDisjoint(t *testing.T, f func(*testing.T) backend.Store) {
 	for g := range int64(goroutines) {
 		wg.Go(func() {
 			base := g * part
-			for round := range uint64(6) {
+			for round := range uint64(rounds.Of(6, 2)) {
 				var calls []*call
 				for off := int64(0); off < part; off += piece {
 					calls = append(calls, c.write(base+off, pattern(piece, uint64(base+off)+round), 0))
@@ -174,7 +175,7 @@ func testOverlapping(t *testing.T, f func(*testing.T) backend.Store) {
 	var wg sync.WaitGroup
 	for g := range goroutines {
 		wg.Go(func() {
-			for i := range 60 {
+			for i := range rounds.Of(60, 20) {
 				off := int64((i * 5 % 8) * 4096)
 				var k *call
 				switch {
@@ -236,7 +237,7 @@ func testDurable(t *testing.T, f func(*testing.T) backend.Store) {
 func testFence(t *testing.T, f func(*testing.T) backend.Store) {
 	c := open(t, f)
 	const n, piece = 1 << 20, 64 << 10
-	for round := range uint64(12) {
+	for round := range uint64(rounds.Of(12, 4)) {
 		flag := []backend.Flags{backend.Fence, backend.Barrier}[round%2]
 		want := pattern(n, round+1)
 		var earlier []*call
@@ -262,7 +263,7 @@ func testFenceHoldsBack(t *testing.T, f func(*testing.T) backend.Store) {
 	const n, piece = 1 << 20, 128 << 10
 	old := pattern(n, 1)
 	c.must(c.write(0, old, 0))
-	for round := range uint64(8) {
+	for round := range uint64(rounds.Of(8, 3)) {
 		var reads []*call
 		for off := int64(0); off < n; off += piece {
 			reads = append(reads, c.read(off, piece, backend.FUA*backend.Flags(round%2)))
@@ -478,7 +479,7 @@ func testUntorn(t *testing.T, f func(*testing.T) backend.Store) {
 	}
 	const span = 16 // blocks, across the end of the first 64 KiB
 	at := int64(64<<10) - 8*block
-	for round := range 200 {
+	for round := range rounds.Of(200, 40) {
 		var wg sync.WaitGroup
 		start := make(chan struct{})
 		for g := range 6 {

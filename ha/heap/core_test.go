@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"oneshot/ha/heap/wire"
+	"oneshot/internal/rounds"
 )
 
 const testSize = MinSize + 1<<20
@@ -300,7 +301,7 @@ func (r *rig) request() *Request {
 func TestCrash(t *testing.T) {
 	r := newRig(t, seed(t, 11))
 	crashes, checkpoints := 0, uint64(0)
-	for range crashRounds {
+	for range rounds.Of(500, 30) {
 		for range r.rng.IntN(4) + 1 {
 			r.c.Submit(r.request())
 		}
@@ -348,7 +349,7 @@ func TestCrash(t *testing.T) {
 	}
 	r.holds(r.c, r.told, "at the end")
 	t.Logf("%d crashes, %d changes, %d checkpoints", crashes, r.told, checkpoints)
-	if crashRounds == 500 && (checkpoints < 3 || crashes < 100) {
+	if !testing.Short() && (checkpoints < 3 || crashes < 100) {
 		t.Fatal("too little has happened")
 	}
 }
@@ -357,7 +358,7 @@ func TestCrash(t *testing.T) {
 func TestModel(t *testing.T) {
 	r := newRig(t, seed(t, 12))
 	last := map[uint64]Answer{} // of each client
-	for range modelRounds {
+	for range rounds.Of(3000, 200) {
 		switch r.rng.IntN(12) {
 		case 0: // a retry has the same answer, and changes nothing
 			for _, a := range last {

@@ -11,6 +11,7 @@ import (
 	"oneshot/backend/backendtest"
 	"oneshot/backend/faulty"
 	"oneshot/ha/replica"
+	"oneshot/internal/rounds"
 )
 
 // forcedTune makes regions small, so that a copy that is brought level in part has others.
@@ -125,10 +126,10 @@ func TestForcedStale(t *testing.T) {
 func TestForced(t *testing.T) {
 	seed := faulty.Seed(t)
 	partly := 0
-	for i := range forcedRounds {
+	for i := range rounds.Of(6, 2) {
 		synctest.Test(t, func(t *testing.T) { partly += runForced(t, 2+i%2, rand.New(rand.NewPCG(seed, uint64(i)))) })
 	}
-	if partly == 0 && !raceEnabled { // in some worlds there is none
+	if partly == 0 && !testing.Short() { // in some worlds there is none
 		t.Error("no copy was brought level in part")
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -260,21 +261,38 @@ func wrote(l *Log, on bool) {
 		}
 		t.Run(m.name, func(t *testing.T) {
 			t.Parallel()
-			cmd := exec.Command(program, "-test.run", "^TestSimulation$")
-			cmd.Env = append(os.Environ(), mutants.Variable+"="+m.name, fmt.Sprintf("ONESHOT_SIM_RUNS=%d", limit))
-			out, err := cmd.CombinedOutput()
-			_, text, found := strings.Cut(string(out), "violation of ")
-			if err == nil || !found {
-				t.Fatalf("not found: %v: %s", err, out)
+			line, out := "", []byte(nil)
+			for _, runs := range []string{fmt.Sprintf("ONESHOT_SEED=%d ONESHOT_SIM_RUNS=1", late[m.name]), fmt.Sprintf("ONESHOT_SEED=1 ONESHOT_SIM_RUNS=%d", limit)} {
+				cmd := exec.Command(program, "-test.run", "^TestSimulation$")
+				cmd.Env = append(append(os.Environ(), mutants.Variable+"="+m.name), strings.Fields(runs)...)
+				out, _ = cmd.CombinedOutput()
+				if line = violation.FindString(string(out)); line != "" {
+					break
+				}
 			}
-			line, _, _ := strings.Cut(text, "\n")
+			if line == "" {
+				t.Fatalf("not found: %s", out)
+			}
 			t.Log(line)
-			what, _, _ := strings.Cut(line, ":")
+			_, what, _ := strings.Cut(line, "violation of ")
+			what, _, _ = strings.Cut(what, ":")
 			if !slices.Contains(m.breaks, what) {
 				t.Errorf("found as a violation of %q, and should be of one of %q", what, m.breaks)
 			}
 		})
 	}
+}
+
+// violation is a line of TestSimulation.
+var violation = regexp.MustCompile(`ONESHOT_SEED=.*violation of .*`)
+
+// late are mistakes that the first worlds do not show, and the seed of one that has shown it. It is the first to be tried. When the
+// package has changed it may not show it any more; then the mistake is looked for from seed 1 on, which takes longer, and its log has
+// the next seed to write here.
+var late = map[string]uint64{
+	"forgets its vote":                   3,
+	"reads before it has applied":        9,
+	"trusts a name before it is durable": 6,
 }
 
 // mutantRuns are as many of each kind as a mutant may need until it is found.

@@ -318,6 +318,24 @@ var coreMutants = []mutant{
 	},
 }
 
+// late are mistakes that the first worlds do not show, and the seed of one that has shown it. It is the first to be tried. When the
+// core has changed it may not show it any more; then the mistake is looked for from seed 1 on, which takes longer, and its log has the
+// next seed to write here.
+var late = map[string]uint64{
+	"answers a flush only when more is durable than it asked for": 10,
+	"clears bits when the granule is sent":                        10,
+	"commits by the old view while another is proposed":           9,
+	"counts the lease from the answer":                            63,
+	"does not fetch the longest log":                              17,
+	"drops a member before the rest have all":                     7,
+	"forgets in a new life what it has promised":                  91,
+	"forgets in a new life which records nobody else has":         39,
+	"has a lease for longer than others wait":                     60,
+	"keeps its lease while it is stopped":                         14,
+	"reads what goes through while it is written":                 35,
+	"takes a copy in that is smaller":                             9,
+}
+
 // checked are the invariants that are looked at; 11 and 13 are of parts that do not exist yet.
 var checked = []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 15, 16, 17, 18, 19, 20, 21}
 
@@ -344,7 +362,8 @@ func TestMutants(t *testing.T) {
 		t.Run(m.name, func(t *testing.T) {
 			t.Parallel()
 			cmd := exec.Command(program)
-			cmd.Env = append(os.Environ(), mutants.Variable+"="+m.name, fmt.Sprintf("%s=%d", mutantLimit, limit), mutantTheme+"="+m.theme)
+			cmd.Env = append(os.Environ(), mutants.Variable+"="+m.name, fmt.Sprintf("%s=%d", mutantLimit, limit),
+				fmt.Sprintf("%s=%d", mutantSeed, late[m.name]), mutantTheme+"="+m.theme)
 			out, err := cmd.CombinedOutput()
 			if err != nil {
 				t.Fatalf("%v: %s", err, out)
@@ -370,9 +389,10 @@ func TestMutants(t *testing.T) {
 // mutantRuns is the number of runs in which a mutant has to be found.
 const mutantRuns = 200
 
-// mutantLimit and mutantTheme are variables that tell the program of TestMutants how many runs it has, and which.
+// These variables tell the program of TestMutants how many runs it has, the seed to try first, and their theme.
 const (
 	mutantLimit = "ONESHOT_MUTANT_LIMIT"
+	mutantSeed  = "ONESHOT_MUTANT_SEED"
 	mutantTheme = "ONESHOT_MUTANT_THEME"
 )
 
@@ -396,10 +416,16 @@ func runMutant(limit uint64) {
 			return
 		}
 	}
-	for seed := uint64(1); seed <= limit; seed++ {
-		if v := Run(Options{Seed: seed, Theme: os.Getenv(mutantTheme), Length: 60 * time.Second}).Violation; v != nil {
+	shows := func(seed uint64) bool {
+		v := Run(Options{Seed: seed, Theme: os.Getenv(mutantTheme), Length: 60 * time.Second}).Violation
+		if v != nil {
 			fmt.Printf("found %d %d %s\n", seed, v.Invariant, v.Text)
-			return
 		}
+		return v != nil
+	}
+	if known, _ := strconv.ParseUint(os.Getenv(mutantSeed), 10, 64); known > 0 && shows(known) {
+		return
+	}
+	for seed := uint64(1); seed <= limit && !shows(seed); seed++ {
 	}
 }

@@ -5,12 +5,15 @@ import (
 	"testing"
 	"testing/cryptotest"
 	"time"
+
+	"oneshot/internal/rounds"
 )
 
 // TestQuorum runs worlds whose consensus is that of package ha/quorum. Elections take some tenths of a second, so less
 // happens than with the model.
 func TestQuorum(t *testing.T) {
-	first, n := number(t, "ONESHOT_SEED", 1), number(t, "ONESHOT_SIM_RUNS", quorumRuns)
+	runs := uint64(rounds.Of(10, 1))
+	first, n := number(t, "ONESHOT_SEED", 1), number(t, "ONESHOT_SIM_RUNS", runs)
 	var all Result
 	for seed := first; seed < first+n; seed++ {
 		o := Options{Seed: seed, Length: 20 * time.Second, Quorum: true}
@@ -33,7 +36,7 @@ func TestQuorum(t *testing.T) {
 		all.Returns += res.Returns
 	}
 	t.Logf("%d runs: %d commands, %d takeovers, %d returns into S", n, all.Commands, all.Takeovers, all.Returns)
-	if n >= quorumRuns && (all.Commands == 0 || all.Takeovers == 0 || all.Returns == 0) {
+	if n >= 10 && (all.Commands == 0 || all.Takeovers == 0 || all.Returns == 0) {
 		t.Error("the runs did not meet what they are for")
 	}
 }

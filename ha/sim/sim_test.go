@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"oneshot/internal/rounds"
 )
 
 // number reads one from the environment.
@@ -23,7 +25,7 @@ func number(t *testing.T, name string, otherwise uint64) uint64 {
 // TestRuns runs as many worlds as ONESHOT_SIM_RUNS says, from the seed ONESHOT_SEED on. With ONESHOT_SIM_THEME all of
 // them have that theme, with ONESHOT_SIM_LOG all that happens is printed.
 func TestRuns(t *testing.T) {
-	first, n := number(t, "ONESHOT_SEED", 1), number(t, "ONESHOT_SIM_RUNS", runs)
+	first, n := number(t, "ONESHOT_SEED", 1), number(t, "ONESHOT_SIM_RUNS", uint64(rounds.Of(200, 20)))
 	var all Result
 	failed := 0
 	for seed := first; seed < first+n && failed < 10; seed++ {
@@ -57,7 +59,7 @@ func TestRuns(t *testing.T) {
 
 // TestRepeat: the same number gives the same run.
 func TestRepeat(t *testing.T) {
-	seeds := uint64(5)
+	seeds := uint64(rounds.Of(5, 2))
 	different := false
 	for seed := uint64(1); seed <= seeds; seed++ {
 		o := Options{Seed: seed, Length: 10 * time.Second}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"oneshot/backend"
+	"oneshot/internal/rounds"
 	"oneshot/transport/rdma"
 )
 
@@ -394,7 +395,8 @@ func testO12(t *testing.T, p Endpoint) {
 
 // O13: atomic operations of many queue pairs lose nothing.
 func testO13(t *testing.T, p Endpoint) {
-	const users, each = 8, 200
+	const users = 8
+	each := rounds.Of(200, 40)
 	var wg sync.WaitGroup
 	for i := range users {
 		e := attach(t, p, everyOrder[i%4], 16, 0)
@@ -424,7 +426,7 @@ func testO13(t *testing.T, p Endpoint) {
 	e := attach(t, p, 0, 4, 0)
 	swap := e.work(rdma.OpCompareSwap, 1, rdma.Signaled|rdma.Durable, 0, 8, 64)
 	for _, c := range []struct{ compare, swap, old, durable uint64 }{
-		{1, 5, 3 * users * each, 0}, {3 * users * each, 7, 3 * users * each, 7},
+		{1, 5, uint64(3 * users * each), 0}, {uint64(3 * users * each), 7, uint64(3 * users * each), 7},
 	} {
 		swap.Compare, swap.Operand = c.compare, c.swap
 		e.post(swap)
@@ -439,7 +441,7 @@ func testO13(t *testing.T, p Endpoint) {
 	e.post(e.work(rdma.OpRead, 2, rdma.Signaled, 0, unit, 0))
 	e.sends.want(rdma.OpRead, 2)
 	for i := range users {
-		if n := binary.NativeEndian.Uint64(e.bytes(72+8*i, 8)); n != 3*each/4 {
+		if n := binary.NativeEndian.Uint64(e.bytes(72+8*i, 8)); n != uint64(3*each/4) {
 			t.Errorf("user %d has added %d, want %d", i, n, 3*each/4)
 		}
 	}

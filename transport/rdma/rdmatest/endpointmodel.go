@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"oneshot/internal/rounds"
 	"oneshot/transport/rdma"
 )
 
@@ -24,9 +25,8 @@ type endpointWork struct {
 }
 
 const (
-	modelUnits  = 24
-	modelWorks  = 120
-	modelRounds = 24
+	modelUnits = 24
+	modelWorks = 120
 )
 
 // testEndpointModel: random works, with random fences, leave and read what the rules allow. For each unit it
@@ -36,11 +36,11 @@ func testEndpointModel(t *testing.T, open func(*testing.T, *Volatile) Endpoint) 
 	seed := seedOf(t)
 	p := open(t, NewVolatile(endpointSize, seed))
 	r := rand.New(rand.NewPCG(seed, 7))
-	rounds := modelRounds
+	all := rounds.Of(24, 8)
 	if p.Quick {
-		rounds = len(everyOrder)
+		all = len(everyOrder)
 	}
-	for round := range rounds {
+	for round := range all {
 		m := &endpointModel{t: t, p: p, r: r, order: everyOrder[round%len(everyOrder)]}
 		m.e = attach(t, p, m.order, modelWorks, 0)
 		m.run()

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"oneshot/internal/rounds"
 	"oneshot/transport/rdma"
 )
 
@@ -46,7 +47,7 @@ func testArm(t *testing.T, p Pair) {
 
 // Whoever arms and waits is always woken, however close the completion is.
 func testNoLostEvent(t *testing.T, p Pair) {
-	const rounds = 1000
+	turns := rounds.Of(1000, 200)
 	client, server := connect(t, p, options{})
 	done := make(chan error, 1)
 	server.receive(0, 0, 8)
@@ -55,7 +56,7 @@ func testNoLostEvent(t *testing.T, p Pair) {
 		ws := []rdma.Work{server.send(1, 0, 0, 8)}
 		rs := []rdma.Receive{{SGL: server.sge(0, 8)}}
 		var err error
-		for i := 0; i < rounds && err == nil; i++ {
+		for i := 0; i < turns && err == nil; i++ {
 			if c := server.recvs.next(); c.Status != rdma.StatusOK {
 				err = errors.New(c.Status.String())
 			}
@@ -74,7 +75,7 @@ func testNoLostEvent(t *testing.T, p Pair) {
 		}
 		done <- err
 	}()
-	for range rounds {
+	for range turns {
 		client.post(client.send(1, rdma.Signaled, 0, 8))
 		client.recvs.want(rdma.OpReceive, 0)
 		client.receive(0, 0, 8)
@@ -85,7 +86,7 @@ func testNoLostEvent(t *testing.T, p Pair) {
 
 // An event may poll, post and arm; its calls do not overlap.
 func testWorkInEvent(t *testing.T, p Pair) {
-	const rounds, lanes = 300, 8
+	const lanes = 8
 	inside, fail := make(chan struct{}, 1), make(chan error, 1)
 	echo := func(e *end) {
 		select {
@@ -127,7 +128,7 @@ func testWorkInEvent(t *testing.T, p Pair) {
 		t.Fatal("Arm finds completions where there are none")
 	}
 	link(t, p, client, server, options{})
-	for r := range rounds {
+	for r := range rounds.Of(300, 60) {
 		fill(client.bytes(0, lanes*8), uint64(r))
 		for i := range lanes {
 			client.post(client.send(uint64(i), 0, i*8, 8))

@@ -6,13 +6,13 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"oneshot/internal/rounds"
 	"oneshot/transport/rdma"
 )
 
 const (
-	sourceRounds = 200
-	sourceDepth  = 32
-	sourceSlot   = 256 << 10
+	sourceDepth = 32
+	sourceSlot  = 256 << 10
 )
 
 // sourceSizes are the lengths of the Writes, and of the long Sends.
@@ -23,6 +23,7 @@ var sourceSizes = []int{16 << 10, 256 << 10, 4096, 64 << 10, 4095, 128 << 10}
 // that bytes wait on their way.
 func testSourceReused(t *testing.T, p Pair) {
 	const long = 8 << 10
+	all := rounds.Of(200, 2*sourceDepth)
 	const slot = sourceSlot + long
 	client, server := connect(t, p, options{
 		memory: 2 * sourceDepth * slot, maxWork: 3 * sourceDepth, maxRecv: 2 * sourceDepth,
@@ -60,7 +61,7 @@ func testSourceReused(t *testing.T, p Pair) {
 			sent[from]++
 		}
 	}
-	for round := range sourceRounds + sourceDepth {
+	for round := range all + sourceDepth {
 		if old := round - sourceDepth; old >= 0 {
 			_, there := at(old)
 			n := size(old)
@@ -76,7 +77,7 @@ func testSourceReused(t *testing.T, p Pair) {
 			}
 		}
 		for _, w := range ways {
-			if round < sourceRounds {
+			if round < all {
 				post(w[0], w[1], round)
 			}
 			reuse(w[0])

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"oneshot/backend"
+	"oneshot/internal/rounds"
 	"oneshot/transport/rdma"
 )
 
@@ -156,7 +157,7 @@ func testO10(t *testing.T, p Endpoint) {
 
 // O13: atomic operations lose nothing to Writes of the blocks beside theirs, and these lose nothing to them.
 func testAtomicBesideWrites(t *testing.T, p Endpoint) {
-	const rounds = 150
+	turns := rounds.Of(150, 40)
 	var wg sync.WaitGroup
 	var writers []*end
 	for i := range 4 {
@@ -167,7 +168,7 @@ func testAtomicBesideWrites(t *testing.T, p Endpoint) {
 			op, to = rdma.OpWrite, i*unit // the block before, and the one behind
 		}
 		wg.Go(func() {
-			for round := range rounds {
+			for round := range turns {
 				n := 8
 				if op == rdma.OpWrite {
 					n = unit
@@ -190,8 +191,8 @@ func testAtomicBesideWrites(t *testing.T, p Endpoint) {
 	e.post(e.work(rdma.OpRead, 1, rdma.Signaled, 0, 3*unit, 0))
 	e.sends.want(rdma.OpRead, 1)
 	for i := range 2 {
-		if n := binary.NativeEndian.Uint64(e.bytes(unit+8*i, 8)); n != 5*rounds {
-			t.Errorf("word %d is %d, want %d", i, n, 5*rounds)
+		if n := binary.NativeEndian.Uint64(e.bytes(unit+8*i, 8)); n != 5*uint64(turns) {
+			t.Errorf("word %d is %d, want %d", i, n, 5*turns)
 		}
 	}
 	same(t, "the block before", e.bytes(0, unit), writers[0].bytes(0, unit))

@@ -1,6 +1,0 @@
-//go:build !race
-
-package quorum
-
-// simRuns are the runs of each kind.
-const simRuns = 10
