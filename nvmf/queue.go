@@ -43,6 +43,7 @@ type Queue struct {
 	sqhd   uint16      // commands taken, modulo depth
 	born   uint32      // Node.clock when it came
 	live   int         // tasks that the mover's pool does not have
+	told   int         // of live: answered, and the mover has not said yet that the answer has left
 	tasks  []*Task     // outstanding: in a store, waiting, or fetching data
 	first  *Task       // the first command of a fused pair, which waits for the second
 	failed bool        // the last command was the first of a pair, and has failed
@@ -180,9 +181,10 @@ func (q *Queue) cork() backend.Uncorker {
 }
 
 // Command takes a command over, whose entry is copied to t.SQE. False: there are more than the queue has entries; the connection is
-// to be ended.
+// to be ended. The host may have an answer before the mover knows that it has left, and send the next command at once: so as
+// many again may be in that state.
 func (q *Queue) Command(t *Task, e nvme.SQE) bool {
-	if q.live >= q.depth {
+	if q.live-q.told >= q.depth || q.live >= 2*q.depth {
 		return false
 	}
 	copy(t.entry[:], e)
@@ -319,6 +321,7 @@ func (q *Queue) answer(t *Task) {
 // send has the mover send the answer of t, or gives t back if there is nobody to send to.
 func (q *Queue) send(t *Task) {
 	t.state = taskAnswered
+	q.told++
 	if t.CQE.SQHD = q.sqhd; q.noFlow {
 		t.CQE.SQHD = noSQHD
 	}
@@ -356,6 +359,9 @@ func (q *Queue) answered(t *Task) {
 		q.unsent -= t.unsent
 		t.unsent = 0
 		q.moved = q.node.clock.Load()
+	}
+	if t.state == taskAnswered {
+		q.told--
 	}
 	t.state = taskGone
 	q.leased -= t.leased

@@ -36,6 +36,55 @@ func TestOnePost(t *testing.T) {
 	}
 }
 
+// A host may have a completion, and send the next command, before the device tells the target that the completion has left. So it
+// may do with all entries of the queue. It may not send more than these without completions, nor go on if none ever leaves.
+func TestNextCommandBeforeSent(t *testing.T) {
+	b := newBench(t, rdmatest.NewFake())
+	p := b.queue()
+	for range 2 {
+		for range depth {
+			p.Say(b.command(rw(nvme.Read, 0, 512), 512))
+		}
+	}
+	ws := p.Next()
+	if len(ws) != 2*2*depth { // a Write, and a Send
+		t.Fatalf("%d work requests for %d reads", len(ws), 2*depth)
+	}
+	p.Finish(ws, rdma.StatusOK)
+	for range depth {
+		p.Say(b.command(rw(nvme.Write, 0, 4096), 4096))
+	}
+	if ws = p.Next(); len(ws) != depth {
+		t.Fatalf("%d Reads of the data of %d writes", len(ws), depth)
+	}
+	p.Say(b.command(rw(nvme.Read, 0, 512), 512))
+	if !p.ended() {
+		t.Error("the queue takes more commands than it has entries")
+	}
+	p.Finish(ws, rdma.StatusFlushed)
+	p = b.queue()
+	for range 2 * depth {
+		p.Say(b.command(rw(nvme.Read, 0, 512), 512))
+	}
+	if p.ended() {
+		t.Fatal("the connection ends early")
+	}
+	if p.Say(b.command(rw(nvme.Read, 0, 512), 512)); !p.ended() {
+		t.Error("the queue takes commands without end, while no completion leaves")
+	}
+	p.Finish(p.Next(), rdma.StatusFlushed)
+}
+
+// ended reports whether the target has ended the connection.
+func (p *fakePair) ended() bool {
+	select {
+	case <-p.Over:
+		return true
+	default:
+		return false
+	}
+}
+
 // A key is invalidated by the completion if the host asks for it and the device can do it.
 func TestInvalidate(t *testing.T) {
 	for _, can := range []bool{true, false} {
