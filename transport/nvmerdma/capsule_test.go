@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"testing"
 
+	"oneshot/internal/iostat"
 	"oneshot/mem"
 	"oneshot/nvme"
 	"oneshot/transport/rdma"
@@ -33,6 +34,48 @@ func TestOnePost(t *testing.T) {
 	p.Finish(ws, rdma.StatusOK)
 	if got := b.run(p, rw(nvme.Read, 0, 1<<20), nil, 1<<20); !bytes.Equal(got, want) {
 		t.Error("other bytes come back")
+	}
+}
+
+// inCapsule makes a capsule with data.
+func (b *bench) inCapsule(c nvme.Command, data []byte) []byte {
+	b.cid++
+	c.CID, c.SGL = b.cid, nvme.SGL{Length: uint32(len(data)), Type: nvme.SGLInCapsule}
+	return append(c.AppendTo(nil), data...)
+}
+
+// A completion without data is one work request, which the device copies: the command is over when that is posted. Most of these
+// are not signalled, so that no completion wakes the target for nothing.
+func TestSilentCompletions(t *testing.T) {
+	b := newBench(t, rdmatest.NewFake())
+	p := b.queue()
+	data, signalled := pattern(4096, 1), 0
+	const writes = 10 * depth
+	for i := range writes {
+		p.Say(b.inCapsule(rw(nvme.Write, 0, len(data)), data))
+		ws := p.Next()
+		if len(ws) != 1 || ws[0].Op != rdma.OpSend || nvme.ParseCQE(ws[0].SGL[0].Bytes).Status != nvme.Success {
+			t.Fatalf("the answer of write %d: %+v", i, ws)
+		}
+		if ws[0].Flags&rdma.Signaled != 0 {
+			signalled++
+			p.Finish(ws, rdma.StatusOK)
+		}
+	}
+	if signalled == 0 || signalled > writes/32 {
+		t.Errorf("%d of %d completions are signalled", signalled, writes)
+	}
+}
+
+// A completion that the device does not take has not left, though nobody waits for its end: the command counts as one without an
+// answer, and the connection ends.
+func TestSilentCompletionRefused(t *testing.T) {
+	b := newBench(t, rdmatest.NewFake())
+	p := b.queue()
+	p.Refuses = rdma.ErrDisconnected
+	p.Say(b.inCapsule(rw(nvme.Write, 0, 4096), pattern(4096, 1)))
+	if s := b.sub.Stats()[0]; s.Failed[iostat.AbortedCommand] != 1 || !p.ended() {
+		t.Errorf("%+v; the connection has ended: %v", s.Stats, p.ended())
 	}
 }
 

@@ -69,7 +69,7 @@ type Link struct {
 	dead    bool
 }
 
-// Entry is something with a completion on the send queue.
+// Entry is something that is sent or fetched.
 type Entry struct {
 	manager.Item
 	Owner  any  // the mover's
@@ -248,11 +248,15 @@ func (l *Link) Flush() {
 		if n == 0 {
 			break
 		}
-		if k, err := l.qp.Post(l.ws[:n]); err != nil {
+		k, err := l.qp.Post(l.ws[:n])
+		if err != nil {
 			l.unposted(l.ws[k:n])
 			l.Break(err)
 		}
 		clear(l.ws[:n])
+		for it := l.queue.Over(); it != nil; it = l.queue.Over() {
+			l.done(l.entries[it.ID], err != nil)
+		}
 	}
 	if l.dead {
 		l.abandon()

@@ -298,7 +298,7 @@ func steps(list []step, ws []rdma.Work) []step {
 // of what is posted, at the room, and that everything ends. Items often continue each other.
 func TestQueue(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		room := rapid.IntRange(1, 6).Draw(t, "room")
+		room := rapid.IntRange(1, 12).Draw(t, "room")
 		var q Queue
 		q.Init(room)
 		const size = 300
@@ -332,6 +332,9 @@ func TestQueue(t *testing.T) {
 			}
 			it.HasMessage = it.Count() == 0 || rapid.Bool().Draw(t, "message")
 			it.Message = rdma.Work{Op: rdma.OpSend, STag: rdma.STag(it.ID)}
+			if rapid.Bool().Draw(t, "inline") {
+				it.Message.Flags = rdma.Inline
+			}
 			ws := make([]rdma.Work, it.Count())
 			twin := it.Request
 			n, _ := twin.Fill(ws, make([]rdma.SGE, s.limits.Elements*(it.Count()+1)))
@@ -352,6 +355,12 @@ func TestQueue(t *testing.T) {
 				ended[it] = true
 				left--
 			}
+		}
+		unsignalled := func() (n int) { // behind the last one that is signalled
+			for i := len(inFlight); i > 0 && !inFlight[i-1].signal; i-- {
+				n++
+			}
+			return n
 		}
 		clear(items)
 		t.Repeat(map[string]func(*rapid.T){
@@ -376,11 +385,22 @@ func TestQueue(t *testing.T) {
 						t.Fatalf("a descriptor of %d bytes in %d elements, %+v are allowed", bytes, len(w.SGL), l)
 					}
 				}
-				if n > 0 && !inFlight[len(inFlight)-1].signal {
+				brief := 0
+				for it := q.Over(); it != nil; it = q.Over() {
+					brief++
+					if it.Count() > 0 || it.Message.Flags&rdma.Inline == 0 {
+						t.Fatalf("item %d is over before its end", it.ID)
+					}
+					end(t, it)
+				}
+				if n > 0 && brief == 0 && !inFlight[len(inFlight)-1].signal {
 					t.Fatal("the last work request of a batch is not signalled")
 				}
 				if len(inFlight) > room {
 					t.Fatalf("%d work requests posted in a queue of %d", len(inFlight), room)
+				}
+				if silent := unsignalled(); silent == room {
+					t.Fatalf("all %d work requests that there is room for are posted, and none is signalled", room)
 				}
 			},
 			"complete": func(t *rapid.T) {
@@ -402,7 +422,7 @@ func TestQueue(t *testing.T) {
 				if q.Empty() && len(got) != len(want) {
 					t.Fatalf("empty after %d of %d", len(got), len(want))
 				}
-				if q.Empty() && len(inFlight) == 0 && left != 0 {
+				if q.Empty() && len(inFlight) == unsignalled() && left != 0 {
 					t.Fatalf("%d items are left", left)
 				}
 			},
@@ -424,6 +444,35 @@ func TestQueue(t *testing.T) {
 			t.Fatalf("%d items are left, %d wait", left, len(waiting))
 		}
 	})
+}
+
+// An inline message by itself is over when it is posted. One in so many is signalled, and gives the room of those before it back.
+func TestInlineMessages(t *testing.T) {
+	const room, messages = 16, 160
+	var q Queue
+	q.Init(room)
+	signalled := 0
+	for i := range messages {
+		it := &Item{ID: uint64(i), HasMessage: true, Message: rdma.Work{Op: rdma.OpSend, Flags: rdma.Inline}}
+		q.Push(it)
+		var ws [1]rdma.Work
+		if n := q.Fill(ws[:], nil); n != 1 {
+			t.Fatalf("message %d does not go", i)
+		}
+		if ws[0].Flags&rdma.Signaled == 0 {
+			if over := q.Over(); over != it || q.Over() != nil {
+				t.Fatalf("message %d is posted, %v is over", i, over)
+			}
+			continue
+		}
+		signalled++
+		if q.Over() != nil || !q.Completed(it) {
+			t.Fatalf("message %d is not over with its completion", i)
+		}
+	}
+	if want := messages / (room/4 + 1); signalled != want {
+		t.Errorf("%d of %d messages are signalled, want %d", signalled, messages, want)
+	}
 }
 
 // Transfers that continue each other at the peer share a descriptor; others do not, nor do those

@@ -7,11 +7,15 @@ import "oneshot/transport/rdma"
 // is used by one goroutine at a time and allocates nothing.
 type Queue struct {
 	room        int // work requests that can still be posted
+	most        int // so many messages in a row are not signalled
+	silent      int // work requests posted since the last one that was signalled
 	first, last *Item
+	over        *Item // ended by their post; see Over
+	overLast    *Item
 }
 
 // Item is an entry of a Queue: a transfer, a message, or a transfer and a message after it.
-// It belongs to the queue from Push until Completed says that it is done.
+// It belongs to the queue from Push until Completed says that it is done, or Over returns it.
 type Item struct {
 	ID      uint64    // of its completions
 	Request           // posted first; Left() == 0: none
@@ -34,7 +38,7 @@ const Unsignaled = 1 << 62
 const maxSignals = 4
 
 // Init makes q empty, for a queue pair of room work requests.
-func (q *Queue) Init(room int) { *q = Queue{room: room} }
+func (q *Queue) Init(room int) { *q = Queue{room: room, most: room / 4} }
 
 // Push appends it. Its message has a completion of its own: it does not Advertise.
 func (q *Queue) Push(it *Item) {
@@ -55,6 +59,10 @@ func (q *Queue) Empty() bool { return q.first == nil }
 // they fit. The last one of an item is signalled, and so is the last one that there is room
 // for, so that going on never depends on what is not signalled.
 //
+// An item that is no more than an inline message is over when it is posted, for the device has copied
+// it: nobody has to be woken for its completion. It is not signalled, unless a quarter of the room waits
+// for the next completion already.
+//
 // Transfers without a message that stand behind each other in the queue and whose remote ranges
 // do so in the peer's memory share a descriptor, as far as the limits of the first one allow.
 // Its completion ends them all: see Joined.
@@ -64,6 +72,13 @@ func (q *Queue) Fill(ws []rdma.Work, sgl []rdma.SGE) int {
 		it := q.first
 		if it.waiting == maxSignals {
 			break
+		}
+		if it.inline() && q.silent < q.most {
+			ws[n] = it.Message
+			ws[n].ID = Unsignaled
+			n, q.room, q.silent = n+1, q.room-1, q.silent+1
+			q.end(it)
+			continue
 		}
 		before := n
 		k, used := it.Fill(ws[n:min(len(ws), n+q.room)], sgl)
@@ -90,8 +105,9 @@ func (q *Queue) Fill(ws []rdma.Work, sgl []rdma.SGE) int {
 		w := &ws[n-1]
 		w.ID = it.ID
 		w.Flags |= rdma.Signaled
-		it.signals[it.waiting] = int32(n - before)
+		it.signals[it.waiting] = int32(n - before + q.silent)
 		it.waiting++
+		q.silent = 0
 		if !it.posted {
 			break
 		}
@@ -101,6 +117,35 @@ func (q *Queue) Fill(ws []rdma.Work, sgl []rdma.SGE) int {
 		last.next, it.next = nil, nil
 	}
 	return n
+}
+
+// inline reports whether it is no more than a message that the device copies.
+func (it *Item) inline() bool {
+	return it.HasMessage && it.Message.Flags&rdma.Inline != 0 && it.count == 0
+}
+
+// end takes the first item off the queue, and leaves it for Over.
+func (q *Queue) end(it *Item) {
+	if q.first = it.next; q.first == nil {
+		q.last = nil
+	}
+	it.next, it.posted = nil, true
+	if q.over == nil {
+		q.over = it
+	} else {
+		q.overLast.next = it
+	}
+	q.overLast = it
+}
+
+// Over returns the next item that has ended with its post, nil if there is none. To be called after the post of what Fill
+// made, until it returns nil.
+func (q *Queue) Over() *Item {
+	it := q.over
+	if it != nil {
+		q.over, it.next = it.next, nil
+	}
+	return it
 }
 
 // join extends w, the last descriptor of it, by the transfers behind it in the queue that continue

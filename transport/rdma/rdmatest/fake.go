@@ -179,9 +179,11 @@ type FakePair struct {
 	works []rdma.Work
 	Posts []int // how many work requests each call of Post had
 	dead  bool
-	Over  chan struct{} // closed by Abort, Disconnect and Close
-	once  sync.Once
-	Data  []byte // the private data of the answer
+	// Refuses, if set, is what Post says, and nothing is posted.
+	Refuses error
+	Over    chan struct{} // closed by Abort, Disconnect and Close
+	once    sync.Once
+	Data    []byte // the private data of the answer
 }
 
 func (d *Fake) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
@@ -212,6 +214,9 @@ func (p *FakePair) Post(ws []rdma.Work) (int, error) {
 	defer p.mu.Unlock()
 	if p.dead {
 		return 0, rdma.ErrDisconnected
+	}
+	if p.Refuses != nil {
+		return 0, p.Refuses
 	}
 	for _, w := range ws {
 		w.SGL = slices.Clone(w.SGL)
