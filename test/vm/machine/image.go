@@ -26,7 +26,11 @@ type Image struct{ Kernel, Initramfs string }
 // dir/initramfs.cpio.d. The image has none of u-root's commands, because for them the builder would compile Go's
 // standard library each time.
 func Build(dir string, k *debian.Kernel, c Contents) (*Image, error) {
-	img := &Image{Kernel: k.Image, Initramfs: filepath.Join(dir, "initramfs.cpio")}
+	kernel, err := Unpacked(dir, k.Image)
+	if err != nil {
+		return nil, err
+	}
+	img := &Image{Kernel: kernel, Initramfs: filepath.Join(dir, "initramfs.cpio")}
 	stage := img.Initramfs + ".d"
 	if err := os.RemoveAll(stage); err != nil {
 		return nil, err
@@ -60,7 +64,7 @@ func Build(dir string, k *debian.Kernel, c Contents) (*Image, error) {
 		}
 		args = append(args, "-files", here+":"+there)
 	}
-	_, err := debian.Run(".", "go", args...)
+	_, err = debian.Run(".", "go", args...)
 	return img, err
 }
 
