@@ -86,13 +86,13 @@ func (m *guestMachine) fails(t *testing.T, argv ...string) string {
 }
 
 // await looks until what it looks for is there, of which nobody tells it, and reports whether it came. The
-// guest has the processors between two looks.
+// guest has the processors between two looks, which become rarer: for most the guest has to run a program.
 func await(there func() bool) bool {
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for over := time.After(runTime); !there(); {
+	const first, last = 50 * time.Millisecond, 800 * time.Millisecond
+	over := time.After(runTime)
+	for pause := first; !there(); pause = min(2*pause, last) {
 		select {
-		case <-tick.C:
+		case <-time.After(pause):
 		case <-over:
 			return false
 		}
