@@ -180,7 +180,7 @@ func TestALUA(t *testing.T) {
 	g := startTwoGroups(t, "")
 	disk, name := g.startMultipath()
 	load := guest.start(t, "fio", "--name=load", "--filename="+disk, "--direct=1", "--ioengine=libaio", "--iodepth=16", "--rw=randwrite", "--bs=4k",
-		"--size=32m", "--verify=crc32c", "--verify_backlog=64", "--verify_fatal=1", "--time_based", "--runtime=600", "--output-format=terse")
+		"--size=32m", "--verify=crc32c", "--verify_backlog=64", "--verify_fatal=1", "--time_based", "--runtime=600", "--thinktime=200ms", "--thinktime_blocks=64", "--output-format=terse")
 	g.until("transfers through both groups, which are optimized", func() bool {
 		n := g.transfers()
 		return n[1] >= 100 && n[2] >= 100

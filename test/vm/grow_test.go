@@ -15,7 +15,7 @@ import (
 func TestGrow(t *testing.T) {
 	tg := targettest.Start(t, `
 stores:
-  e: {type: file, path: $DIR/e.img, size: 64MiB}
+  e: {type: file, path: $DIR/e.img, size: 24MiB}
   x: {type: file, path: $DIR/x.img, size: 320MiB}
 targets: [{iqn: "`+iqn+`", luns: {0: e, 1: x}}]
 portals: [{listen: $PORTAL}]
@@ -28,14 +28,14 @@ portals: [{listen: $PORTAL}]
 		makeFS(t, fs, "/dev/"+disks[n])
 		guest.run(t, "@mount", fs, "/dev/"+disks[n], "/mnt/"+fs)
 		t.Cleanup(func() { guest.start(t, "@umount", "/mnt/"+fs).wait(t, guest) })
-		guest.run(t, "@fill", "/mnt/"+fs+"/data", "50", strconv.Itoa(8<<20), strconv.Itoa(n))
+		guest.run(t, "@fill", "/mnt/"+fs+"/data", "50", strconv.Itoa(4<<20), strconv.Itoa(n))
 		sums[n], spaces[n] = guest.run(t, "@sum", "/mnt/"+fs+"/data"), guest.run(t, "@space", "/mnt/"+fs)
 	}
-	const count = 200
+	const count = 100
 	load := guest.start(t, "@records", "/mnt/ext4/records", strconv.Itoa(count))
 	<-load.Lines // it has begun
 
-	tg.Edit("size: 64MiB", "size: 128MiB")
+	tg.Edit("size: 24MiB", "size: 56MiB")
 	tg.Edit("size: 320MiB", "size: 448MiB")
 	process, err := os.FindProcess(tg.PID())
 	if err != nil {
@@ -54,16 +54,16 @@ portals: [{listen: $PORTAL}]
 	}
 	i.adm("session", "--rescan")
 	for n, fs := range kinds {
-		expect(t, "size of "+fs+"'s disk", sys(t, disks[n], "size"), []string{strconv.Itoa(128 << 20 / 512), strconv.Itoa(448 << 20 / 512)}[n])
+		expect(t, "size of "+fs+"'s disk", sys(t, disks[n], "size"), []string{strconv.Itoa(56 << 20 / 512), strconv.Itoa(448 << 20 / 512)}[n])
 		if fs == "ext4" {
 			guest.run(t, "resize2fs", "/dev/"+disks[n])
 		} else {
 			guest.run(t, "xfs_growfs", "/mnt/"+fs)
 		}
-		if more := megabytes(t, guest.run(t, "@space", "/mnt/"+fs)) - megabytes(t, spaces[n]); more < 50 {
+		if more := megabytes(t, guest.run(t, "@space", "/mnt/"+fs)) - megabytes(t, spaces[n]); more < 25 {
 			t.Errorf("%s has %d MiB more than before", fs, more)
 		}
-		guest.run(t, "@fill", "/mnt/"+fs+"/more", "20", strconv.Itoa(50<<20), "9") // ext4: more than there was
+		guest.run(t, "@fill", "/mnt/"+fs+"/more", "20", strconv.Itoa(24<<20), "9") // ext4: more than there was
 	}
 	guest.run(t, "@drop")
 	for n, fs := range kinds {

@@ -71,7 +71,7 @@ portals: [{transport: iwarp, listen: $PORTAL}]
 			if session := i.adm("session", "-P", "1"); !strings.Contains(session, "Iface Transport: iser") {
 				t.Errorf("the session is not over iSER:\n%s", session)
 			}
-			fileSystem(t, c.fs, dev, 100, 16<<20, nil)
+			fileSystem(t, c.fs, dev, 100, 6<<20, nil)
 			i.logout()
 			i.login(1)
 			i.logout()

@@ -122,7 +122,7 @@ portals: [{transport: nvme-tcp, listen: $PORTAL}, {transport: nvme-tcp, listen: 
 			if strings.Contains(c.store, "disk.img") {
 				space = func() int64 { return allocated(t, tg.Dir+"/disk.img") }
 			}
-			fileSystem(t, "ext4", dev, 100, 32<<20, space)
+			fileSystem(t, "ext4", dev, 100, 8<<20, space)
 			verifyWithFio(t, dev, c.blockSize)
 			if space != nil {
 				h.copies(dev, tg.Dir+"/disk.img")
@@ -176,8 +176,8 @@ func verifyWithFio(t *testing.T, dev, blockSize string) {
 	t.Helper()
 	out := guest.run(t, "fio", "--output-format=json", "--filename="+dev, "--direct=1", "--ioengine=libaio",
 		"--rw=randwrite", "--verify=crc32c", "--verify_fatal=1", "--iodepth=128", "--stonewall",
-		"--name=sizes", "--bsrange="+blockSize+"-1M", "--size=32M",
-		"--name=pages", "--bs=4k", "--size=8M")
+		"--name=sizes", "--bsrange="+blockSize+"-1M", "--size=16M",
+		"--name=pages", "--bs=4k", "--size=2M")
 	var r struct {
 		Jobs []struct {
 			Name        string `json:"jobname"`
@@ -190,7 +190,7 @@ func verifyWithFio(t *testing.T, dev, blockSize string) {
 	if err := json.Unmarshal([]byte(out), &r); err != nil {
 		t.Fatalf("%v in %s", err, out)
 	}
-	for i, want := range []int64{32 << 20, 8 << 20} {
+	for i, want := range []int64{16 << 20, 2 << 20} {
 		if len(r.Jobs) != 2 {
 			t.Fatalf("fio did %d jobs", len(r.Jobs))
 		}
@@ -287,7 +287,7 @@ func TestNVMePaths(t *testing.T) {
 	p := startTwoPaths(t)
 	dev := "/dev/" + p.disk
 	load := guest.start(t, "fio", "--name=load", "--filename="+dev, "--direct=1", "--ioengine=libaio", "--iodepth=16", "--rw=randwrite", "--bs=4k",
-		"--size=32m", "--verify=crc32c", "--verify_backlog=64", "--verify_fatal=1", "--time_based", "--runtime=600", "--output-format=terse")
+		"--size=32m", "--verify=crc32c", "--verify_backlog=64", "--verify_fatal=1", "--time_based", "--runtime=600", "--thinktime=200ms", "--thinktime_blocks=64", "--output-format=terse")
 	p.set(1, "unavailable", "inaccessible")
 	p.moves(2)
 	p.set(1, "optimized", "optimized")

@@ -46,7 +46,7 @@ management: {socket: /tmp/oneshot.sock}
 			}
 			dev := "/dev/" + disk
 			if d.name == "rxe0" {
-				fileSystem(t, "ext4", dev, 100, 16<<20, nil)
+				fileSystem(t, "ext4", dev, 100, 6<<20, nil)
 			}
 			verifyWithFio(t, dev, "512")
 			h.disconnect()

@@ -53,9 +53,9 @@ limits: {commands: 64}
 	expect(t, "largest command in KiB", sys(t, disk, "queue/max_sectors_kb"), "1024")
 	out := guest.run(t, "fio", "--output-format=json", "--filename=/dev/"+disk, "--direct=1", "--ioengine=libaio",
 		"--rw=randwrite", "--verify=crc32c", "--verify_fatal=1", "--iodepth=64", "--stonewall",
-		"--name=sizes", "--bsrange=512-1M", "--size=48M",
+		"--name=sizes", "--bsrange=512-1M", "--size=16M",
 		"--name=largest", "--bs=1M", "--size=48M",
-		"--name=pages", "--bs=4k", "--size=12M")
+		"--name=pages", "--bs=4k", "--size=4M")
 	type transfer struct {
 		Bytes int64 `json:"io_bytes"`
 	}
@@ -71,7 +71,7 @@ limits: {commands: 64}
 		t.Fatalf("%v in %s", err, out)
 	}
 	for _, j := range r.Jobs {
-		if j.Error != 0 || j.Write.Bytes < 12<<20 || j.Read.Bytes != j.Write.Bytes {
+		if j.Error != 0 || j.Write.Bytes < 4<<20 || j.Read.Bytes != j.Write.Bytes {
 			t.Errorf("%s: error %d, %d bytes written and %d compared", j.Name, j.Error, j.Write.Bytes, j.Read.Bytes)
 		}
 		if j.Name == "pages" && j.Depth[">=64"] == 0 {
@@ -104,7 +104,7 @@ targets:
 limits: {sessions: %d}
 management: {socket: /tmp/oneshot.sock}
 `, list.String(), portal, d.name, targets), 1)
-			const rounds = 10
+			const rounds = 4
 			i := inGuest(t, portal, "iser")
 			i.discoverISER()
 			i.adm("node", "-o", "update", "-n", "node.session.initial_login_retry_max", "-v", "8")

@@ -279,7 +279,7 @@ portals:
 				t.Errorf("the session is not over iSER:\n%s", session)
 			}
 			for _, fs := range []string{"xfs", "ext4"} {
-				fileSystem(t, fs, dev, 100, 16<<20, func() int64 { return allocatedInGuest(t, file) })
+				fileSystem(t, fs, dev, 100, 6<<20, func() int64 { return allocatedInGuest(t, file) })
 			}
 			i.logout()
 
