@@ -157,7 +157,7 @@ func runForced(t *testing.T, nodes int, r *rand.Rand) (partly int) {
 				select {
 				case <-stop:
 					return
-				case <-time.After(time.Duration(rnd.IntN(4000)) * time.Microsecond):
+				case <-time.After(time.Duration(rnd.IntN(rounds.Of(4000, 20000))) * time.Microsecond):
 				}
 				write(l.nodes[rnd.IntN(nodes)], rnd)
 			}

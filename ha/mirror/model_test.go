@@ -147,7 +147,7 @@ func runModel(t *testing.T, nodes int, r *rand.Rand) {
 				select {
 				case <-stop:
 					return
-				case <-time.After(time.Duration(w.r.IntN(5000)) * time.Microsecond):
+				case <-time.After(time.Duration(w.r.IntN(rounds.Of(5000, 20000))) * time.Microsecond):
 				}
 				if err := w.step(); err != nil {
 					t.Errorf("%v", err)

@@ -52,7 +52,7 @@ state: $DIR/state
 		d.medium.fail(faults)
 	}
 	const lives = 8
-	r.work(10_000, all, r.lives(lives, func(life int64) {
+	r.work(5_000, all, r.lives(lives, func(life int64) {
 		r.target.Kill()
 		for _, d := range all {
 			d.medium.fail(0)
@@ -97,6 +97,6 @@ state: $DIR/state
 	for _, d := range all {
 		d.medium.refuse(40)
 	}
-	r.work(8_000, all, nil)
+	r.work(4_000, all, nil)
 	r.target.Kill() // told to end, it would say that writes with FUA have failed
 }

@@ -57,7 +57,7 @@ func TestCuts(t *testing.T) {
 	r.aborts = true
 	all, a, b := disks()
 	r.everyTransport(4<<20, a, b)
-	r.work(12_000, all, nil)
+	r.work(6_000, all, nil)
 }
 
 // TestReload: the configuration changes again and again under load, and each LUN of target b shows another
@@ -70,7 +70,7 @@ func TestReload(t *testing.T) {
 	admin := mgmt.NewClient(filepath.Join(r.target.Dir, "socket"))
 	defer admin.Close()
 	reloads := 0
-	r.work(10_000, all, func(ctx context.Context, left func() int64) error {
+	r.work(5_000, all, func(ctx context.Context, left func() int64) error {
 		products := []string{"A", "B"}
 		for ; left() > 0 && ctx.Err() == nil; reloads++ {
 			r.target.Edit("product: "+products[reloads%2], "product: "+products[(reloads+1)%2])
@@ -91,7 +91,7 @@ func TestKill(t *testing.T) {
 	all, a, b := disks()
 	r.everyTransport(0, a[1:], b[1:])
 	const lives = 6
-	r.work(12_000, all[1:], r.lives(lives, func(life int64) {
+	r.work(6_000, all[1:], r.lives(lives, func(life int64) {
 		if life%2 == 0 {
 			r.target.Stop()
 		} else {
