@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"oneshot/internal/rounds"
 	"oneshot/iscsi"
 	"oneshot/iscsi/pdu"
 	"oneshot/transport/rdma"
@@ -331,8 +332,8 @@ func TestGuestKilledWrites(t *testing.T) {
 	const (
 		blocks = 1024
 		half   = blocks / 2 // that the connections which are killed write to; the rest is the other session's
-		rounds = 36
 	)
+	turns := uint64(rounds.Of(36, 12))
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
 	target, err := verbs.Open(verbs.Config{Name: os.Getenv(envDevice), Logger: log})
 	check(t, err)
@@ -381,12 +382,12 @@ func TestGuestKilledWrites(t *testing.T) {
 			}
 			want := make([]byte, blockSize)
 			stamped(want, worker, n, int64(i))
-			if !bytes.Equal(got, want) || (worker == 1) != (i < half) || n > rounds {
+			if !bytes.Equal(got, want) || (worker == 1) != (i < half) || n > turns {
 				t.Fatalf("block %d holds % x", i, got[:64])
 			}
 		}
 	}
-	for round := range uint64(rounds) {
+	for round := range turns {
 		address, way := b.l.Addr(), round%ways
 		var wire *relay
 		if way >= 4 {

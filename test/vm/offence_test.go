@@ -90,7 +90,7 @@ portals: [{transport: verbs, listen: "%s:3275", device: %s}]
 			dev := "/dev/" + i.login(1)[0]
 			done := make(chan struct{})
 			offences := guest.start(t, "env", "ONESHOT_RDMA_DEVICE="+c.device.name, "ONESHOT_RDMA_PORTAL="+portal,
-				peer, "-test.v", "-test.timeout=9m", "-test.run", c.tests)
+				peer, short(), "-test.v", "-test.timeout=9m", "-test.run", c.tests)
 			var out string
 			var exit int
 			go func() {

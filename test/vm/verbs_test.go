@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -45,13 +46,16 @@ func (o *rxeOnce) Do(t *testing.T) {
 	}
 }
 
+// short is the flag of tests in the guest that has them do few rounds (internal/rounds), unless ONESHOT_VERBS is long.
+func short() string { return "-test.short=" + strconv.FormatBool(os.Getenv("ONESHOT_VERBS") != "long") }
+
 // TestVerbs runs the tests of the provider over each device.
 func TestVerbs(t *testing.T) {
 	for _, d := range rdmaDevices {
 		t.Run(d.name, func(t *testing.T) {
 			d.start(t)
 			out, exit := guest.start(t, "env", "ONESHOT_RDMA_DEVICE="+d.name, "ONESHOT_RDMA_LISTEN="+net.JoinHostPort(d.host, "0"),
-				"/bin/verbs.test", "-test.timeout=9m", "-rapid.checks=20", "-rapid.nofailfile").wait(t, guest)
+				"/bin/verbs.test", short(), "-test.timeout=9m", "-rapid.checks=20", "-rapid.nofailfile").wait(t, guest)
 			if exit != 0 {
 				t.Errorf("exit %d\n%s\n%s", exit, out[max(0, len(out)-1<<14):], guest.Log())
 			}
@@ -65,7 +69,7 @@ func TestPartitionsOverVerbs(t *testing.T) {
 		t.Run(d.name, func(t *testing.T) {
 			d.start(t)
 			out, exit := guest.start(t, "env", "ONESHOT_RDMA_DEVICE="+d.name, "ONESHOT_RDMA_LISTEN="+net.JoinHostPort(d.host, "0"),
-				"/bin/remote.test", "-test.timeout=9m", "-test.run=TestEndpointsOverVerbs").wait(t, guest)
+				"/bin/remote.test", short(), "-test.timeout=9m", "-test.run=TestEndpointsOverVerbs").wait(t, guest)
 			if exit != 0 {
 				t.Errorf("exit %d\n%s\n%s", exit, out[max(0, len(out)-1<<14):], guest.Log())
 			}

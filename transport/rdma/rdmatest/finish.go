@@ -4,6 +4,7 @@ import (
 	"errors"
 	"testing"
 
+	"oneshot/internal/rounds"
 	"oneshot/transport/rdma"
 )
 
@@ -140,7 +141,7 @@ func rest(t *testing.T, q *queue) (cut bool) {
 }
 
 func testPeerDiesDuringReads(t *testing.T, p Pair) {
-	for range 10 {
+	for range rounds.Of(10, 4) {
 		client, server := connect(t, p, options{memory: 2 * dyingSize, reads: 8})
 		load(client, server)
 		server.qp.Abort(nil)
@@ -155,7 +156,7 @@ func testPeerDiesDuringReads(t *testing.T, p Pair) {
 
 // Close in the middle: everything is in the queue when it returns, and the memory is free.
 func testCloseDuringReads(t *testing.T, p Pair) {
-	for i := range 10 {
+	for i := range rounds.Of(10, 4) {
 		client, server := connect(t, p, options{memory: 2 * dyingSize, reads: 8})
 		load(client, server)
 		if i%2 == 0 {
