@@ -4,6 +4,8 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 go=${GO:-go}
+# Without paths in them, packages that were compiled for one clone are there for the next.
+export GOFLAGS="${GOFLAGS:+$GOFLAGS }-trimpath"
 
 # The packages under test/ that talk to foreign programs get steps of their own.
 outside='/test/(conformance|integrity|wire|qemu|vm)(/|$)'
