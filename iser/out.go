@@ -147,7 +147,7 @@ func (m *Mover) newControl() *control {
 		return c
 	}
 	c := new(control)
-	c.Owner = c
+	c.Owner, c.Counted = c, true
 	m.Enter(&c.Entry)
 	return c
 }

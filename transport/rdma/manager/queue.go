@@ -22,6 +22,8 @@ type Item struct {
 	Message rdma.Work // an OpSend, if HasMessage; posted last. Signaled and ID are set by the queue.
 	// HasMessage says that there is one. An item with neither is not to be pushed.
 	HasMessage bool
+	// Counted says that somebody counts those that have not left: it ends with its completion, though its message be inline.
+	Counted bool
 
 	next    *Item
 	joined  *Item             // posted in the same descriptor, behind it
@@ -61,7 +63,7 @@ func (q *Queue) Empty() bool { return q.first == nil }
 //
 // An item that is no more than an inline message is over when it is posted, for the device has copied
 // it: nobody has to be woken for its completion. It is not signalled, unless a quarter of the room waits
-// for the next completion already.
+// for the next completion already, or it is Counted.
 //
 // Transfers without a message that stand behind each other in the queue and whose remote ranges
 // do so in the peer's memory share a descriptor, as far as the limits of the first one allow.
@@ -121,7 +123,7 @@ func (q *Queue) Fill(ws []rdma.Work, sgl []rdma.SGE) int {
 
 // inline reports whether it is no more than a message that the device copies.
 func (it *Item) inline() bool {
-	return it.HasMessage && it.Message.Flags&rdma.Inline != 0 && it.count == 0
+	return it.HasMessage && !it.Counted && it.Message.Flags&rdma.Inline != 0 && it.count == 0
 }
 
 // end takes the first item off the queue, and leaves it for Over.
