@@ -17,7 +17,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"oneshot/internal/debian"
@@ -27,12 +26,11 @@ func main() {
 	log.SetFlags(0)
 	out := flag.String("out", "bin/appliance", "`directory` of the kernel and the initramfs")
 	cache := flag.String("cache", "", "`directory` where the kernel's package is kept; default: the one of -out")
-	trim := flag.Bool("trimpath", true, "leave this machine's paths out of the programs; false uses the build cache of ordinary builds")
 	flag.Parse()
 	if *cache == "" {
 		*cache = *out
 	}
-	if err := build(*out, *cache, *trim); err != nil {
+	if err := build(*out, *cache); err != nil {
 		log.Fatal("appliance: ", err)
 	}
 }
@@ -48,7 +46,7 @@ var modules = []string{
 // commands lists u-root's commands for a user at the console, and for appliance/init.
 var commands = []string{"dhclient", "ip", "dmesg", "ls", "cat"}
 
-func build(out, cache string, trim bool) (err error) {
+func build(out, cache string) (err error) {
 	k, err := debian.Fetch(cache)
 	if err != nil {
 		return err
@@ -69,7 +67,7 @@ func build(out, cache string, trim bool) (err error) {
 		return err
 	}
 	bin := filepath.Join(cache, "programs")
-	if err := programs(bin, trim); err != nil {
+	if err := programs(bin); err != nil {
 		return err
 	}
 	cpio := filepath.Join(stage, "initramfs.cpio")
@@ -90,7 +88,7 @@ func build(out, cache string, trim bool) (err error) {
 
 // programs builds the programs of the appliance in bin, which keeps them, so that programs that are up to date are not
 // linked again. u-root's builder could build its commands, but it would compile them and Go's standard library each time.
-func programs(bin string, trim bool) error {
+func programs(bin string) error {
 	if _, err := debian.Run(".", "pkg-config", "--exists", "libibverbs", "librdmacm"); err != nil {
 		return fmt.Errorf("the appliance speaks RDMA through rdma-core, whose headers are not there: apt-get install libibverbs-dev librdmacm-dev ibverbs-providers pkg-config (%w)", err)
 	}
@@ -105,7 +103,7 @@ func programs(bin string, trim bool) error {
 	if err := os.MkdirAll(bin, 0o755); err != nil {
 		return err
 	}
-	args := []string{"build", "-trimpath=" + strconv.FormatBool(trim), "-ldflags", "-s -w -X oneshot/internal/version.text=" + strings.TrimSpace(version), "-o", bin + string(filepath.Separator)}
+	args := []string{"build", "-trimpath", "-ldflags", "-s -w -X oneshot/internal/version.text=" + strings.TrimSpace(version), "-o", bin + string(filepath.Separator)}
 	core := []string{"oneshot/appliance/init"}
 	for _, c := range commands {
 		core = append(core, "github.com/u-root/u-root/cmds/core/"+c)

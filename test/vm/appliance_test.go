@@ -34,7 +34,7 @@ var buildAppliance = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	out := filepath.Join(cache, "appliance")
-	_, err = run(".", "go", "run", "oneshot/appliance/build", "-out", out, "-cache", cache, "-trimpath=false")
+	_, err = run(".", "go", "run", "oneshot/appliance/build", "-out", out, "-cache", cache)
 	return out, err
 })
 
