@@ -29,6 +29,7 @@ type authStorm struct {
 // of other transactions, with what was said before, and with more of them than it can compute. Nobody gets in. The witness, which
 // knows the secret, proves itself again meanwhile.
 func TestAuthStorm(t *testing.T) {
+	bounded(t)
 	rig := startNVMe(t, `, auth: {dhchap_secret: "`+hostSecret+`", dhchap_ctrl_secret: "`+ctrlSecret+`", dhchap_groups: [ffdhe2048]}`,
 		host.Options{HostNQN: nvmetest.HostNQN, Secret: secretOf(t, hostSecret), ControllerSecret: secretOf(t, ctrlSecret)})
 	s := &authStorm{rig, auth.Rules{Host: secretOf(t, hostSecret), Groups: []auth.Group{auth.FFDHE2048}}}

@@ -24,6 +24,7 @@ import (
 // and asks for memory in its own way. Each attack costs the daemon at most as much memory as its bound says, and the
 // witness, which uses the same transport, is not disturbed.
 func TestCommands(t *testing.T) {
+	bounded(t)
 	raiseDescriptors(t, 4000)
 	for _, way := range []initiator.Transport{initiator.TCP, initiator.ISER, initiator.OneShot} {
 		t.Run(way.String(), func(t *testing.T) { attackByCommands(t, way) })

@@ -22,6 +22,7 @@ import (
 // which need no secret, and in sessions whose answers they do not take. Each attack costs the daemon at
 // most as much memory as its bound says, and the witness is not disturbed.
 func TestGreedy(t *testing.T) {
+	bounded(t)
 	others := "" // that make the list of targets long
 	for i := range 200 {
 		others += fmt.Sprintf(", {iqn: %sother-%d, luns: {}}", iqn, i)

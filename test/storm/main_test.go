@@ -176,13 +176,16 @@ func (d *daemon) watchDisks(disks []disk, end func() error) *witness {
 	w := &witness{t: d.t, stop: make(chan struct{})}
 	w.more.L = &w.mu
 	w.done.Go(func() {
+		pause := time.After(0)
 		for i := 0; ; i++ {
 			select {
 			case <-w.stop:
 				return
-			default:
+			case <-pause: // the processors are for what is attacked
 			}
+			began := time.Now()
 			err := round(disks[i%len(disks)], i)
+			pause = time.After(3 * time.Since(began))
 			w.mu.Lock()
 			w.rounds, w.err = i+1, err
 			w.mu.Unlock()
@@ -221,6 +224,14 @@ func round(lu disk, i int) error {
 		return fmt.Errorf("other bytes than written at %d", off)
 	}
 	return nil
+}
+
+// bounded is for tests of how much memory the daemon takes, which the race detector multiplies: short runs, which it watches,
+// leave them out.
+func bounded(t *testing.T) {
+	if testing.Short() {
+		t.Skip("not in short runs")
+	}
 }
 
 // works returns when the witness has done some more rounds.

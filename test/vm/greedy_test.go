@@ -17,8 +17,8 @@ func TestVerbsConnections(t *testing.T) {
 		connections int
 		bound       int // MiB by which the daemon may grow
 	}{
-		{300, 220}, // 128 may be there
-		{150, 250}, // an eighth of limits.memory has receives for 64
+		{160, 220}, // 128 may be there
+		{80, 250},  // an eighth of limits.memory has receives for 64
 	} {
 		d := rdmaDevices[i]
 		t.Run(d.name, func(t *testing.T) {

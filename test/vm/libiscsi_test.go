@@ -19,13 +19,9 @@ const (
 )
 
 // libiscsiTests lists tests of test/conformance that have the same verdict over iSER as over TCP: some for
-// each kind of command and transfer, as many as there is time for. One process runs the tests of a list. The
+// each kind of transfer, as many as there is time for. One process runs the tests of a list. The
 // lists are short, because libiscsi never frees the memory of a connection.
 var libiscsiTests = map[string][]string{
-	"about the unit": {
-		"TestUnitReady.Simple", "Mandatory.MandatorySBC", "Inquiry.Standard", "Inquiry.EVPD", "Inquiry.MandatoryVPDSBC",
-		"Inquiry.SupportedVPD", "Inquiry.VersionDescriptors", "ModeSense6.AllPages", "ModeSense6.Control", "ReadCapacity10.Simple",
-	},
 	"reading": {
 		"ReadCapacity16.Simple", "ReportSupportedOpcodes.Simple", "GetLBAStatus.Simple", "Read6.Simple", "Read10.BeyondEol",
 		"Read10.ZeroBlocks", "Read16.Simple", "Prefetch10.ZeroBlocks",
@@ -33,6 +29,14 @@ var libiscsiTests = map[string][]string{
 	"writing": {"Write10.Simple", "Write12.BeyondEol", "Write12.ZeroBlocks", "Write16.DpoFua", "WriteVerify16.Flags", "Verify10.ZeroBlocks"},
 	"more than writing": {
 		"Verify16.Flags", "WriteSame10.Simple", "Unmap.VPD", "OrWrite.BeyondEol", "CompareAndWrite.Unwritten",
+	},
+}
+
+// libiscsiCommands lists tests of what the units answer, whatever the way to them. They run if ONESHOT_VERBS is long.
+var libiscsiCommands = map[string][]string{
+	"about the unit": {
+		"TestUnitReady.Simple", "Mandatory.MandatorySBC", "Inquiry.Standard", "Inquiry.EVPD", "Inquiry.MandatoryVPDSBC",
+		"Inquiry.SupportedVPD", "Inquiry.VersionDescriptors", "ModeSense6.AllPages", "ModeSense6.Control", "ReadCapacity10.Simple",
 	},
 	"persistent reservations": {
 		"PrinReadKeys.Simple", "PrinReportCapabilities.Simple", "ProutRegister.Simple", "ProutReserve.Simple", "ProutReserve.AccessEA",
@@ -49,8 +53,8 @@ const (
 	noWindow    = "the test has more commands outstanding than libiscsi 1.19 has memory for; it does not look at MaxCmdSN"
 )
 
-// libiscsiExceptions lists tests that have another verdict over TCP, one for each reason. They are run, and the
-// test fails if a verdict is not the listed one.
+// libiscsiExceptions lists tests that have another verdict over TCP, one for each reason. They are run if ONESHOT_VERBS is long,
+// and the test fails if a verdict is not the listed one.
 var libiscsiExceptions = []struct{ test, verdict, because string }{
 	{"Inquiry.AllocLength", failed, noLength},
 	{"Inquiry.BlockLimits", failed, noResiduals},
@@ -70,6 +74,10 @@ portals: [{transport: iwarp, listen: $PORTAL}]
 	startSiw.Do(t)
 	url := "iser://" + guestAddr(t, tg.Portal()) + "/" + iqn + "/0"
 	testLibiscsi(t, url, libiscsiTests)
+	if !long() {
+		return
+	}
+	testLibiscsi(t, url, libiscsiCommands)
 	for _, e := range libiscsiExceptions {
 		t.Run(e.test, func(t *testing.T) {
 			if got, out := testCU(t, url, e.test); got[e.test] != e.verdict {
@@ -100,18 +108,22 @@ func testLibiscsi(t *testing.T, url string, lists map[string][]string) {
 // libiscsiVerbsTests lists tests for soft-RoCE, over which libiscsi passes more tests. Only a few of them transfer
 // much data, because that takes long.
 var libiscsiVerbsTests = map[string][]string{
-	"about the unit": {
-		"Inquiry.EVPD", "ModeSense6.Control-D_SENSE", "ModeSense6.Control-SWP", "NoMedia.NoMediaSBC", "GetLBAStatus.BeyondEol",
-		"ReadCapacity16.Alloclen", "ReadCapacity16.PI", "ReadCapacity16.Support", "ReadDefectData10.Simple", "ReadDefectData12.Simple",
-		"ReceiveCopyResults.CopyStatus", "ReceiveCopyResults.OpParams", "ReportSupportedOpcodes.OneCommand", "ReportSupportedOpcodes.RCTD",
-		"ReportSupportedOpcodes.SERVACTV", "StartStopUnit.NoLoej",
-	},
 	"copies and comparisons": {
 		"ExtendedCopy.ParamHdr", "ExtendedCopy.DescrLimits", "ExtendedCopy.DescrType", "ExtendedCopy.ValidTgtDescr", "ExtendedCopy.ValidSegDescr",
 		"CompareAndWrite.DpoFua", "OrWrite.ZeroBlocks", "OrWrite.Protect", "OrWrite.DpoFua",
 	},
 	"data": {
 		"Read16.Simple", "Write16.Simple", "Read10.DpoFua", "Write12.DpoFua", "Verify10.Flags", "Prefetch10.Simple", "WriteSame10.UnmapVPD",
+	},
+}
+
+// libiscsiVerbsCommands is libiscsiCommands for soft-RoCE.
+var libiscsiVerbsCommands = map[string][]string{
+	"about the unit": {
+		"Inquiry.EVPD", "ModeSense6.Control-D_SENSE", "ModeSense6.Control-SWP", "NoMedia.NoMediaSBC", "GetLBAStatus.BeyondEol",
+		"ReadCapacity16.Alloclen", "ReadCapacity16.PI", "ReadCapacity16.Support", "ReadDefectData10.Simple", "ReadDefectData12.Simple",
+		"ReceiveCopyResults.CopyStatus", "ReceiveCopyResults.OpParams", "ReportSupportedOpcodes.OneCommand", "ReportSupportedOpcodes.RCTD",
+		"ReportSupportedOpcodes.SERVACTV", "StartStopUnit.NoLoej",
 	},
 	"persistent reservations": {
 		"PrinReadKeys.Truncate", "PrinServiceactionRange.Range", "ProutReserve.AccessWE", "ProutReserve.AccessEARO", "ProutReserve.AccessWERO",
@@ -133,7 +145,11 @@ stores: {d: {type: memory, size: 64MiB}}
 targets: [{iqn: %q, luns: {0: d}}]
 portals: [{transport: verbs, listen: %q, device: %s}]
 `, iqn, portal, d.name), 1)
-	testLibiscsi(t, "iser://"+portal+"/"+iqn+"/0", libiscsiVerbsTests)
+	url := "iser://" + portal + "/" + iqn + "/0"
+	testLibiscsi(t, url, libiscsiVerbsTests)
+	if long() {
+		testLibiscsi(t, url, libiscsiVerbsCommands)
+	}
 }
 
 // forgiving is the beginning of a command that needs testdata/forgiving.c.
