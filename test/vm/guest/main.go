@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -154,6 +155,7 @@ func run(o *output, r agent.Request) {
 	o.send(agent.Message{ID: r.ID, Done: true, Exit: exit})
 }
 
+// runForeign runs a program, and says all that it has written when it ends. What a daemon that it leaves behind writes later is dropped.
 func runForeign(say func(string), argv []string) int {
 	cmd := exec.Command(argv[0], argv[1:]...)
 	pr, pw, err := os.Pipe()
@@ -161,26 +163,30 @@ func runForeign(say func(string), argv []string) int {
 		say(err.Error())
 		return 127
 	}
+	defer pw.Close()
 	cmd.Stdout, cmd.Stderr = pw, pw
-	err = cmd.Start()
-	pw.Close()
-	if err != nil {
+	if err = cmd.Start(); err != nil {
+		pr.Close()
 		say(err.Error())
 		return 127
 	}
-	lines := make(chan struct{})
+	const end = "\x00end" // of a line: a daemon keeps the pipe open
+	said := make(chan struct{})
 	go func() {
-		defer close(lines)
+		defer pr.Close()
 		s := bufio.NewScanner(pr)
-		for s.Scan() {
-			say(s.Text())
+		for last := false; !last && s.Scan(); {
+			var line string
+			if line, last = strings.CutSuffix(s.Text(), end); line != "" || !last {
+				say(line)
+			}
 		}
+		close(said)
+		_, _ = io.Copy(io.Discard, pr) // nobody wants it
 	}()
 	err = cmd.Wait()
-	select { // a daemon keeps the pipe
-	case <-lines:
-	case <-time.After(500 * time.Millisecond):
-	}
+	_, _ = pw.WriteString(end + "\n") // cannot fail: it is being read
+	<-said
 	if err != nil {
 		if e, ok := errors.AsType[*exec.ExitError](err); ok {
 			return e.ExitCode()
