@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 
 	"oneshot/initiator"
+	"oneshot/test/medium"
 )
 
 // The first sectors of each disk are for commands that must be atomic; the rest is for all others.
@@ -27,8 +28,8 @@ type disk struct {
 	name    string
 	model   *model // of everything except counter and bits
 	sectors int
-	through bool    // each write is durable when it is acknowledged
-	medium  *medium // nil: a medium that does not fail
+	through bool           // each write is durable when it is acknowledged
+	medium  *medium.Medium // nil: a medium that does not fail
 
 	counter struct {
 		sync.Mutex

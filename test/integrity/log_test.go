@@ -12,6 +12,7 @@ import (
 	"oneshot/endpoint"
 	"oneshot/endpoint/wal"
 	"oneshot/mgmt"
+	"oneshot/test/medium"
 )
 
 // records is what the log should hold.
@@ -77,17 +78,17 @@ func (s *records) await(n int) error {
 func TestLogPowerCut(t *testing.T) {
 	r := newRun(t)
 	dir := t.TempDir()
-	m := newMedium(t, filepath.Join(dir, "medium"), diskSize, r.seed)
+	m := medium.New(t, filepath.Join(dir, "medium"), diskSize, r.seed)
 	r.start(strings.ReplaceAll(`
 log: {level: error}
-stores: {disk: {type: file, path: MEDIA/disk.img, partitioned: true}}
+stores: {disk: {type: file, path: MEDIA, partitioned: true}}
 targets: [{iqn: `+iqn+`a}]
 portals:
   - {transport: tcp, listen: $PORTAL}
   - {transport: iwarp, listen: $PORTAL2, serve: partitions}
 state: $DIR/state
 management: {socket: $DIR/socket}
-`, "MEDIA", m.dir))
+`, "MEDIA", m.File()))
 	admin := mgmt.NewClient(filepath.Join(r.target.Dir, "socket"))
 	defer admin.Close()
 	var now *mgmt.Partitions
@@ -130,7 +131,7 @@ management: {socket: $DIR/socket}
 			break
 		}
 		r.target.Kill()
-		m.cut()
+		m.Cut()
 		r.target.Start()
 	}
 	all.Wait()
@@ -141,7 +142,7 @@ management: {socket: $DIR/socket}
 		t.Fatal(err)
 	}
 	r.target.Kill()
-	m.cut()
+	m.Cut()
 	r.target.Start()
 	l, e = replayed()
 	found := 0
@@ -168,5 +169,5 @@ management: {socket: $DIR/socket}
 	if err := errors.Join(l.Close(), e.Close()); err != nil {
 		t.Error(err)
 	}
-	t.Logf("%d records in all, %d syncs of the medium", s.acks, m.count())
+	t.Logf("%d records in all, %d syncs of the medium", s.acks, m.Syncs())
 }

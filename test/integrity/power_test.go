@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"oneshot/initiator"
+	"oneshot/test/medium"
 )
 
 // TestPowerCut: the daemon is killed, and the power of its media is cut. Data that a flush, FUA or a
@@ -25,8 +26,7 @@ func powerCuts(t *testing.T, faults int) {
 	for lun, name := range []string{"back", "direct", "through"} {
 		d := newDisk(name, diskSize/sectorSize)
 		d.model.volatile, d.through = true, name == "through"
-		d.medium = newMedium(t, filepath.Join(dir, name), diskSize, r.seed+uint64(lun))
-		d.medium.lost = func() { d.model.lose(true) }
+		d.medium = medium.NewWith(t, filepath.Join(dir, name), diskSize, r.seed+uint64(lun), medium.Options{Lost: func() { d.model.lose(true) }})
 		all = append(all, d)
 		block := sectorSize
 		if name == "direct" {
@@ -49,22 +49,22 @@ state: $DIR/state
 	r.host("iscsi", r.target.Portals[0], "a", "", 0, initiator.Options{}, 8, views...)
 	r.host("oneshot+iwarp", r.target.Portals[1], "a", "", 0, initiator.Options{}, 8, views...)
 	for _, d := range all {
-		d.medium.fail(faults)
+		d.medium.FailSyncs(faults)
 	}
 	const lives = 8
 	r.work(5_000, all, r.lives(lives, func(life int64) {
 		r.target.Kill()
 		for _, d := range all {
-			d.medium.fail(0)
-			d.medium.cut()
+			d.medium.FailSyncs(0)
+			d.medium.Cut()
 			d.model.lose(false)
 			if life < lives-1 {
-				d.medium.fail(faults)
+				d.medium.FailSyncs(faults)
 			}
 		}
 	}))
 	for _, d := range all {
-		t.Logf("%s: %d syncs", d.name, d.medium.count())
+		t.Logf("%s: %d syncs", d.name, d.medium.Syncs())
 	}
 }
 
@@ -78,8 +78,8 @@ func TestWritesInPart(t *testing.T) {
 	var views []*view
 	for lun, name := range []string{"ring", "cached", "threads"} {
 		d := newDisk(name, diskSize/sectorSize)
-		m := &medium{request: 128 << 10, cached: name == "cached"}
-		d.medium = mountMedium(t, m, filepath.Join(dir, name), diskSize, r.seed+uint64(lun))
+		o := medium.Options{Request: 128 << 10, Cached: name == "cached"}
+		d.medium = medium.NewWith(t, filepath.Join(dir, name), diskSize, r.seed+uint64(lun), o)
 		all = append(all, d)
 		views = append(views, &view{disk: d, lun: lun, block: 4096, atomic: true})
 	}
@@ -95,7 +95,7 @@ state: $DIR/state
 `, "MEDIA", dir))
 	r.host("iscsi", r.target.Portals[0], "a", "", 0, initiator.Options{}, 8, views...)
 	for _, d := range all {
-		d.medium.refuse(40)
+		d.medium.RefuseWrites(40)
 	}
 	r.work(4_000, all, nil)
 	r.target.Kill() // told to end, it would say that writes with FUA have failed

@@ -1,27 +1,35 @@
-package integrity
+// Package medium serves files from memory over /dev/fuse (the kernel's Documentation/filesystems/fuse.rst), for
+// tests of a daemon whose disk loses its power, fails, is slow or hangs, while the daemon lives.
+package medium
 
 import (
+	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// medium is a file system with one file, served over /dev/fuse (the kernel's
-// Documentation/filesystems/fuse.rst). Its power can be cut: then each page that was written and not
+// Medium is a file system with one file, disk.img. Its power can be cut: then each page that was written and not
 // synced holds either its old or its new content. A sync can be made to fail: then some pages lose
-// their new content, as in Linux after an error of the medium.
+// their new content, as in Linux after an error of the medium. It may be used concurrently.
 //
 // The file is opened past the page cache (FOPEN_DIRECT_IO), so that every write comes here at once.
-type medium struct {
-	dir string
-	fd  int
-	wg  sync.WaitGroup
+type Medium struct {
+	dir     string
+	fd      int
+	wg      sync.WaitGroup
+	request int
+	cached  bool
 
 	mu      sync.Mutex
 	rng     *rand.Rand       // guarded by mu
@@ -31,63 +39,105 @@ type medium struct {
 	faults  int              // guarded by mu; one sync of this many fails; 0: none
 	syncs   int              // guarded by mu
 	refuses int              // guarded by mu; one write of this many fails and changes nothing; 0: none
-	// request is the longest write that Linux sends at once. cached says whether the file is opened for
-	// the page cache, which O_DIRECT bypasses.
-	request int
-	cached  bool
-	// lost is called when a sync has failed, with mu held.
-	lost func()
+	spoiled map[int]struct{} // guarded by mu; pages that cannot be read until they are written
+	slow    *slowness        // guarded by mu; nil: a disk that is as fast as it can
+	lost    func()           // guarded by mu
 }
 
-const mediumPage = 4096
-
-// newMedium mounts a medium whose file is of that size.
-func newMedium(t *testing.T, dir string, size int, seed uint64) *medium {
-	t.Helper()
-	return mountMedium(t, &medium{request: fuseMaxWrite}, dir, size, seed)
+// Options of NewWith.
+type Options struct {
+	// Request is the longest write that Linux sends at once, in bytes: a multiple of 4096, at most the default. 0: 1 MiB.
+	Request int
+	// Cached: the file is opened for the page cache, which O_DIRECT bypasses.
+	Cached bool
+	// Lost is called when a sync has failed and bytes are lost, before anybody can read, write or sync again. nil: nothing.
+	Lost func()
 }
 
-func mountMedium(t *testing.T, m *medium, dir string, size int, seed uint64) *medium {
-	t.Helper()
-	*m = medium{
-		request: m.request, cached: m.cached, dir: dir, rng: rand.New(rand.NewPCG(seed, 3)), bytes: make([]byte, size), stable: make([]byte, size), dirty: map[int]struct{}{},
+// slowness is how long a disk takes for a request, until it is well again.
+type slowness struct {
+	reads, writes time.Duration // writes: syncs as well
+	over          chan struct{} // closed when the disk is well again
+}
+
+const (
+	mediumPage = 4096
+	fileName   = "disk.img"
+)
+
+// New mounts a medium on a directory that it makes, until the test ends. Its file has that size in bytes, a multiple of 4096, and is zero.
+// What is lost at a power cut comes from the seed.
+func New(tb testing.TB, dir string, size int, seed uint64) *Medium {
+	tb.Helper()
+	return NewWith(tb, dir, size, seed, Options{})
+}
+
+// NewWith is New with options.
+func NewWith(tb testing.TB, dir string, size int, seed uint64, o Options) *Medium {
+	tb.Helper()
+	m := &Medium{
+		request: o.Request, cached: o.Cached, lost: o.Lost, dir: dir, rng: rand.New(rand.NewPCG(seed, 3)),
+		bytes: make([]byte, size), stable: make([]byte, size), dirty: map[int]struct{}{}, spoiled: map[int]struct{}{},
+	}
+	if m.request == 0 {
+		m.request = fuseMaxWrite
 	}
 	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	m.mount(t)
-	t.Cleanup(func() { m.unmount(t) })
+	m.mount(tb)
+	tb.Cleanup(func() { m.unmount(tb) })
+	context.AfterFunc(tb.Context(), m.Heal) // before processes are killed: they end only when their requests have
 	return m
 }
 
-func (m *medium) mount(t *testing.T) {
-	t.Helper()
+// File is the path of the file.
+func (m *Medium) File() string { return filepath.Join(m.dir, fileName) }
+
+func (m *Medium) mount(tb testing.TB) {
+	tb.Helper()
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
-		t.Fatalf("/dev/fuse: %v", err)
+		tb.Fatalf("/dev/fuse: %v", err)
 	}
 	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,default_permissions", fd)
 	if err := unix.Mount("oneshot-test", m.dir, "fuse", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
-		t.Fatalf("mount: %v", err)
+		tb.Fatalf("mount: %v", err)
 	}
 	m.fd = fd
 	// Two servers, because an operation may wait for the answer of another one.
 	for range 2 {
 		m.wg.Go(m.serve)
 	}
+	m.unpolled(tb)
 }
 
-func (m *medium) unmount(t *testing.T) {
-	t.Helper()
+// unpolled has Linux learn that nobody can wait for the file, which it asks once. Go's runtime would ask when this process opens the file,
+// in a system call for which it does not let others run: they could not answer.
+func (m *Medium) unpolled(tb testing.TB) {
+	tb.Helper()
+	fd, err := unix.Open(m.File(), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if _, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+func (m *Medium) unmount(tb testing.TB) {
+	tb.Helper()
+	m.Heal()
 	if err := unix.Unmount(m.dir, unix.MNT_DETACH); err != nil {
-		t.Errorf("unmount: %v", err)
+		tb.Errorf("unmount: %v", err)
 	}
 	m.wg.Wait()
 	_ = unix.Close(m.fd)
 }
 
-// cut cuts the power. Nobody may have the file open.
-func (m *medium) cut() {
+// Cut cuts the power. Nobody may have the file open.
+func (m *Medium) Cut() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for page := range m.dirty {
@@ -101,25 +151,66 @@ func (m *medium) cut() {
 	clear(m.dirty)
 }
 
-// fail makes one of n syncs fail from now on; 0: none.
-func (m *medium) fail(n int) {
+// FailSyncs makes one of n syncs fail from now on; 0: none.
+func (m *Medium) FailSyncs(n int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.faults = n
 }
 
-// refuse makes one of n writes fail from now on, without loss; 0: none.
-func (m *medium) refuse(n int) {
+// RefuseWrites makes one of n writes fail from now on, without loss; 0: none.
+func (m *Medium) RefuseWrites(n int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.refuses = n
 }
 
-// count returns how many syncs there were.
-func (m *medium) count() int {
+// Syncs returns how many syncs there were.
+func (m *Medium) Syncs() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.syncs
+}
+
+// Slow has each read, and each write and sync, take so long, until Heal or another call.
+func (m *Medium) Slow(reads, writes time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.heal()
+	m.slow = &slowness{reads: reads, writes: writes, over: make(chan struct{})}
+}
+
+// Hang has no request end, until Heal. A process that has one under way cannot be killed.
+func (m *Medium) Hang() { m.Slow(math.MaxInt64, math.MaxInt64) }
+
+// Heal ends what Slow, Hang or Spoil has begun; requests that wait end at once.
+func (m *Medium) Heal() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.heal()
+	clear(m.spoiled)
+}
+
+// heal needs mu.
+func (m *Medium) heal() {
+	if m.slow != nil {
+		close(m.slow.over)
+		m.slow = nil
+	}
+}
+
+// Spoil has a page of 4096 bytes, counted from 0, be unreadable until it is written, or until Heal.
+func (m *Medium) Spoil(page int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.spoiled[page] = struct{}{}
+}
+
+// Spoiled returns how many pages are unreadable.
+func (m *Medium) Spoiled() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.spoiled)
 }
 
 // Opcodes and layouts of include/uapi/linux/fuse.h, of version 7.31.
@@ -139,7 +230,7 @@ const (
 	rootNode, fileNode = 1, 2
 )
 
-func (m *medium) serve() {
+func (m *Medium) serve() {
 	b := make([]byte, fuseMaxWrite+4096)
 	for {
 		n, err := unix.Read(m.fd, b)
@@ -154,22 +245,59 @@ func (m *medium) serve() {
 		case fuseForget, fuseBatchForget, fuseInterrupt:
 			continue // have no answer
 		}
-		out, errno := m.handle(op, node, b[fuseInHeader:n])
-		answer := make([]byte, fuseOutHeader, fuseOutHeader+len(out))
-		if errno == 0 {
-			answer = append(answer, out...)
+		if wait := m.takes(op); wait != nil {
+			in := bytes.Clone(b[fuseInHeader:n])
+			m.wg.Go(func() {
+				wait()
+				m.do(op, unique, node, in)
+			})
+			continue
 		}
-		binary.LittleEndian.PutUint32(answer, uint32(len(answer)))
-		binary.LittleEndian.PutUint32(answer[4:], uint32(-int32(errno)))
-		binary.LittleEndian.PutUint64(answer[8:], unique)
-		_, _ = unix.Write(m.fd, answer) // ENOENT: the request was interrupted
+		m.do(op, unique, node, b[fuseInHeader:n])
 	}
+}
+
+// takes returns what waits as long as a slow disk takes for a request. nil: no time.
+func (m *Medium) takes(op uint32) (wait func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	slow, d := m.slow, time.Duration(0)
+	switch {
+	case slow == nil:
+		return nil
+	case op == fuseRead:
+		d = slow.reads
+	case op == fuseWrite || op == fuseFsync || op == fuseFallocate:
+		d = slow.writes
+	}
+	if d == 0 {
+		return nil
+	}
+	return func() {
+		select {
+		case <-time.After(d):
+		case <-slow.over:
+		}
+	}
+}
+
+// do does a request and answers it.
+func (m *Medium) do(op uint32, unique, node uint64, in []byte) {
+	out, errno := m.handle(op, node, in)
+	answer := make([]byte, fuseOutHeader, fuseOutHeader+len(out))
+	if errno == 0 {
+		answer = append(answer, out...)
+	}
+	binary.LittleEndian.PutUint32(answer, uint32(len(answer)))
+	binary.LittleEndian.PutUint32(answer[4:], uint32(-int32(errno)))
+	binary.LittleEndian.PutUint64(answer[8:], unique)
+	_, _ = unix.Write(m.fd, answer) // ENOENT: the request was interrupted
 }
 
 func le32(b []byte) uint32 { return binary.LittleEndian.Uint32(b) }
 func le64(b []byte) int    { return int(binary.LittleEndian.Uint64(b)) }
 
-func (m *medium) handle(op uint32, node uint64, in []byte) ([]byte, unix.Errno) {
+func (m *Medium) handle(op uint32, node uint64, in []byte) ([]byte, unix.Errno) {
 	switch op {
 	case fuseInit:
 		out := make([]byte, 64)
@@ -183,7 +311,7 @@ func (m *medium) handle(op uint32, node uint64, in []byte) ([]byte, unix.Errno) 
 		binary.LittleEndian.PutUint32(out[24:], 1)
 		return out, 0
 	case fuseLookup:
-		if string(in[:len(in)-1]) != "disk.img" {
+		if string(in[:len(in)-1]) != fileName {
 			return nil, unix.ENOENT
 		}
 		out := make([]byte, 40, 128)
@@ -217,7 +345,7 @@ func (m *medium) handle(op uint32, node uint64, in []byte) ([]byte, unix.Errno) 
 		binary.LittleEndian.PutUint32(out[48:], mediumPage)
 		return out, 0
 	case fuseRead:
-		return m.read(le64(in[8:]), int(le32(in[16:]))), 0
+		return m.read(le64(in[8:]), int(le32(in[16:])))
 	case fuseWrite:
 		const headerLen = 40
 		off, n, flags := le64(in[8:]), int(le32(in[16:])), le32(in[32:])
@@ -237,7 +365,7 @@ func (m *medium) handle(op uint32, node uint64, in []byte) ([]byte, unix.Errno) 
 	return nil, unix.ENOSYS
 }
 
-func (m *medium) attr(node uint64) []byte {
+func (m *Medium) attr(node uint64) []byte {
 	a := make([]byte, 88)
 	mode, size := uint32(unix.S_IFREG|0o600), uint64(len(m.bytes))
 	if node == rootNode {
@@ -252,23 +380,30 @@ func (m *medium) attr(node uint64) []byte {
 	return a
 }
 
-func (m *medium) read(off, n int) []byte {
+func (m *Medium) read(off, n int) ([]byte, unix.Errno) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	off = min(off, len(m.bytes))
-	return append([]byte(nil), m.bytes[off:min(off+n, len(m.bytes))]...)
+	end := min(off+n, len(m.bytes))
+	for page := range m.spoiled {
+		if page*mediumPage < end && off < (page+1)*mediumPage {
+			return nil, unix.EIO
+		}
+	}
+	return bytes.Clone(m.bytes[off:end]), 0
 }
 
 // touch marks the pages of a range as not durable, and returns the bytes of the range. mu is held.
-func (m *medium) touch(off, n int) []byte {
+func (m *Medium) touch(off, n int) []byte {
 	end := min(off+n, len(m.bytes))
 	for page := off / mediumPage; page*mediumPage < end; page++ {
 		m.dirty[page] = struct{}{}
+		delete(m.spoiled, page)
 	}
 	return m.bytes[off:end]
 }
 
-func (m *medium) write(off int, data []byte, durable bool) ([]byte, unix.Errno) {
+func (m *Medium) write(off int, data []byte, durable bool) ([]byte, unix.Errno) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if off+len(data) > len(m.bytes) {
@@ -290,7 +425,7 @@ func (m *medium) write(off int, data []byte, durable bool) ([]byte, unix.Errno) 
 }
 
 // keep makes pages durable. mu is held.
-func (m *medium) keep(first, last int) {
+func (m *Medium) keep(first, last int) {
 	for page := first; page <= last; page++ {
 		copy(m.stable[page*mediumPage:(page+1)*mediumPage], m.bytes[page*mediumPage:])
 		delete(m.dirty, page)
@@ -298,25 +433,27 @@ func (m *medium) keep(first, last int) {
 }
 
 // unlucky decides whether a sync fails. mu is held.
-func (m *medium) unlucky() bool {
+func (m *Medium) unlucky() bool {
 	m.syncs++
 	return m.faults != 0 && m.rng.IntN(m.faults) == 0
 }
 
 // forget simulates an error of the medium: half of the dirty pages become clean, with their durable
 // content. mu is held.
-func (m *medium) forget() unix.Errno {
+func (m *Medium) forget() unix.Errno {
 	for page := range m.dirty {
 		if m.rng.IntN(2) == 0 {
 			delete(m.dirty, page)
 			copy(m.bytes[page*mediumPage:(page+1)*mediumPage], m.stable[page*mediumPage:])
 		}
 	}
-	m.lost()
+	if m.lost != nil {
+		m.lost()
+	}
 	return unix.EIO
 }
 
-func (m *medium) sync() unix.Errno {
+func (m *Medium) sync() unix.Errno {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.unlucky() {

@@ -1,0 +1,96 @@
+package medium
+
+import (
+	"bytes"
+	"errors"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestMedium: a disk that hangs ends its requests when it is well again, a page that cannot be read can when it was written, and a power cut takes
+// nothing that was synced, and all or nothing of a page that was not.
+func TestMedium(t *testing.T) {
+	m := New(t, filepath.Join(t.TempDir(), "disk"), 64*mediumPage, 1)
+	fd, err := unix.Open(m.File(), unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	write := func(page int, value byte) {
+		t.Helper()
+		if _, err := unix.Pwrite(fd, bytes.Repeat([]byte{value}, mediumPage), int64(page*mediumPage)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read := func(page int) (byte, error) {
+		b := make([]byte, mediumPage)
+		_, err := unix.Pread(fd, b, int64(page*mediumPage))
+		if !bytes.Equal(b, bytes.Repeat(b[:1], mediumPage)) {
+			t.Errorf("page %d is not whole", page)
+		}
+		return b[0], err
+	}
+
+	var healed atomic.Bool
+	for _, do := range map[string]func() error{
+		"read":  func() error { _, err := unix.Pread(fd, make([]byte, mediumPage), 0); return err },
+		"write": func() error { _, err := unix.Pwrite(fd, make([]byte, mediumPage), 0); return err },
+		"sync":  func() error { return unix.Fsync(fd) },
+	} {
+		healed.Store(false)
+		m.Hang()
+		end := make(chan error, 1)
+		early := make(chan bool, 1)
+		go func() { err := do(); early <- !healed.Load(); end <- err }()
+		for range 100 { // others are not held
+			if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil {
+				t.Fatal(err)
+			}
+			var st unix.Stat_t
+			if err := unix.Stat(m.File(), &st); err != nil {
+				t.Fatal(err)
+			}
+		}
+		healed.Store(true)
+		m.Heal()
+		if isEarly, err := <-early, <-end; isEarly || err != nil {
+			t.Errorf("a request to a disk that hangs ends before it is well: %t, %v", isEarly, err)
+		}
+	}
+
+	m.Spoil(3)
+	if _, err := read(3); !errors.Is(err, unix.EIO) || m.Spoiled() != 1 {
+		t.Errorf("a page that cannot be read: %v", err)
+	}
+	write(3, 7)
+	if b, err := read(3); b != 7 || err != nil || m.Spoiled() != 0 {
+		t.Errorf("a page that was written anew has %d: %v", b, err)
+	}
+
+	for page := range 64 {
+		write(page, 1)
+	}
+	if err := unix.Fsync(fd); err != nil {
+		t.Fatal(err)
+	}
+	for page := range 32 {
+		write(page, 2)
+	}
+	m.Cut()
+	kept := 0
+	for page := range 64 {
+		b, err := read(page)
+		if err != nil || b != 1 && (b != 2 || page >= 32) {
+			t.Errorf("page %d has %d after a power cut: %v", page, b, err)
+		}
+		if b == 2 {
+			kept++
+		}
+	}
+	if kept == 0 || kept == 32 {
+		t.Errorf("of 32 pages that were not synced %d are there", kept)
+	}
+}
