@@ -34,7 +34,7 @@ vm=
 (
 	begin=$SECONDS
 	# Debian 13's kernel, whose downloading and unpacking takes a minute, has a target of its own: make test-newer.
-	"${first[@]}" "$go" test -count=1 -timeout 24m $("$go" list ./test/vm/... | grep -v '/newer$') </dev/null
+	"${first[@]}" "$go" test -count=1 -timeout 34m $("$go" list ./test/vm/... | grep -v '/newer$') </dev/null
 	status=$?
 	echo "== virtual machines: $((SECONDS - begin)) s"
 	exit $status
