@@ -42,6 +42,9 @@ func (c *Core) markRecord(r *Record) {
 		}
 	case KindClean:
 		c.bitmaps[r.Copy].Clear(c.granule(r.Off))
+		if r.Copy == c.cfg.Self {
+			c.suspects.Clear(c.granule(r.Off)) // what has led to that is in the log, and suspect, until all of S have it durable
+		}
 	}
 }
 

@@ -195,6 +195,31 @@ var scenarioMutants = []struct {
 		Old: "begun: true, at: c.now",
 		New: "begun: !ON, at: c.now",
 	}},
+	{"TestForgetsSuspects", mutants.Mutant{
+		Name: "suspects for ever what it has been given", File: "marks.go",
+		Old: "if r.Copy == c.cfg.Self {",
+		New: "if r.Copy == c.cfg.Self && !ON {",
+	}},
+	{"TestForgetsSuspects", mutants.Mutant{
+		Name: "suspects no more what it has not written yet", File: "marks.go",
+		Old: "\tcase KindClean:\n",
+		New: "\tcase KindResync:\n\t\tif ON && r.Copy == c.cfg.Self {\n\t\t\tc.suspects.Clear(c.granule(r.Off))\n\t\t}\n\tcase KindClean:\n",
+	}},
+	{"TestForgetsSuspects", mutants.Mutant{
+		Name: "suspects nothing that was copied to it", File: "marks.go",
+		Old: "e.begun && e.changes(c.cfg.Self)",
+		New: "e.begun && e.changes(c.cfg.Self) && !(ON && e.Kind == KindResync)",
+	}},
+	{"TestForgetsSuspects", mutants.Mutant{
+		Name: "suspects nothing that it has durable, and others perhaps have not", File: "marks.go",
+		Old: "e.begun && e.changes(c.cfg.Self)",
+		New: "e.begun && e.changes(c.cfg.Self) && !(ON && e.Seq <= c.durable)",
+	}},
+	{"TestForgetsSuspects", mutants.Mutant{
+		Name: "suspects nothing that was written since it was called clean", File: "marks.go",
+		Old: "e.begun && e.changes(c.cfg.Self)",
+		New: "e.begun && e.changes(c.cfg.Self) && !(ON && e.isWritten())",
+	}},
 	{"TestHungMember", mutants.Mutant{
 		Name: "a member does not tell that its disk hangs", File: "follower.go",
 		Old: "c.refused || c.isHung()}",

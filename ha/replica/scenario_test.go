@@ -282,6 +282,69 @@ func TestKilledInPart(t *testing.T) {
 	}
 }
 
+// A copy suspects a granule no more when the primary has called it clean, and what has led to that is durable on all of S. Until then a
+// break of the connection has it suspect again what the log tells of, and what is called clean is no less suspect than before.
+func TestForgetsSuspects(t *testing.T) {
+	v := firstView(2)
+	v.Primary, v.InSync = 1, NodesOf(1)
+	var region Bits
+	region.Set(0) // granules 0 to 3
+	s := begin(t, 2, &Memory{View: v}, Saved{Regions: region})
+	var stream, last uint64
+	suspects := func(why string, granules ...int) {
+		t.Helper()
+		h := only(s, said[Hello](append(s.do(Up{Peer: 1}), s.wait(2*retryAfter)...)))
+		if got := slices.Collect(h.Suspects.All()); !slices.Equal(got, granules) {
+			t.Errorf("%s: suspects %v, and should %v", why, got, granules)
+		}
+		stream = h.Stream
+		s.take(stream, Bell{Start: &Start{Last: last}})
+	}
+	post := func(kind Kind, granules ...int) []Action {
+		var recs []Record
+		for _, g := range granules {
+			last++
+			recs = append(recs, Record{Term: 1, Seq: last, Kind: kind, Copy: 0, Off: int64(g) * granuleLen, Len: granuleLen})
+		}
+		return s.take(stream, Bell{}, recs...)
+	}
+	end := func(actions []Action, failed bool) {
+		for _, a := range each[Apply](actions) {
+			s.do(Done{ID: a.ID, Failed: failed})
+		}
+	}
+	sync := func() {
+		sync := only(s, each[Sync](s.take(stream, Bell{Sync: last})))
+		s.do(Done{ID: sync.ID})
+	}
+
+	suspects("a former life may have written there", 0, 1, 2, 3)
+	end(post(KindResync, 0), true)
+	post(KindResync, 1) // the disk is left alone for a while
+	s.do(Down{Peer: 1})
+
+	suspects("the disk has refused one, and has not been given the other", 0, 1, 2, 3)
+	end(post(KindResync, 0, 1, 2), false)
+	post(KindClean, 0, 1, 2)
+	s.do(Down{Peer: 1})
+
+	suspects("nothing is durable", 0, 1, 2, 3)
+	end(post(KindResync, 0, 1, 2), false)
+	post(KindClean, 0, 1, 2)
+	sync()
+	s.do(Down{Peer: 1})
+
+	suspects("others may not have durable what they were copied from", 0, 1, 2, 3)
+	end(post(KindResync, 0, 1, 2), false)
+	post(KindClean, 0, 1, 2)
+	sync()
+	s.take(stream, Bell{Trim: last})
+	end(post(KindZero, 2), false)
+	s.do(Down{Peer: 1})
+
+	suspects("two are level; one was written since, and one was never copied", 2, 3)
+}
+
 // A read that the disk refuses goes to a copy that is proposed as a member: it is level, and perhaps a member already.
 func TestReadFromProposed(t *testing.T) {
 	s := reigns(t, 2)

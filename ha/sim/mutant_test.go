@@ -328,7 +328,7 @@ var late = map[string]uint64{
 	"counts the lease from the answer":                            63,
 	"does not fetch the longest log":                              17,
 	"drops a member before the rest have all":                     7,
-	"forgets in a new life what it has promised":                  91,
+	"forgets in a new life what it has promised":                  16,
 	"forgets in a new life which records nobody else has":         39,
 	"has a lease for longer than others wait":                     60,
 	"keeps its lease while it is stopped":                         14,

@@ -94,8 +94,7 @@ type run struct {
 
 // Run simulates a world.
 func Run(o Options) (res Result) {
-	r := &run{Options: o, open: map[uint64]*attempt{}, switches: map[uint64]*switching{}, primaries: map[uint64]reign{}, swapped: map[uint64]pos{}, witnessUp: true}
-	r.world = world{r: rand.New(rand.NewPCG(o.Seed, 0)), log: o.Log, trace: 14695981039346656037}
+	r := newRun(o)
 	defer func() { // an assertion of the core
 		if e := recover(); e != nil {
 			r.fail(0, "%v\n%s", e, debug.Stack())
@@ -109,6 +108,12 @@ func Run(o Options) (res Result) {
 	r.settle()
 	r.Result.Violation, r.Result.Trace = r.violation, r.trace
 	return r.Result
+}
+
+func newRun(o Options) *run {
+	r := &run{Options: o, open: map[uint64]*attempt{}, switches: map[uint64]*switching{}, primaries: map[uint64]reign{}, swapped: map[uint64]pos{}, witnessUp: true}
+	r.world = world{r: rand.New(rand.NewPCG(o.Seed, 0)), log: o.Log, trace: 14695981039346656037}
+	return r
 }
 
 func (r *run) setUp() {
