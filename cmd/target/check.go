@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -196,10 +197,25 @@ func writeServices(w io.Writer, c *config.Config) {
 		server = fmt.Sprintf("told to %s, as %s", i.Server, cmp.Or(i.Entity, "the name of this host"))
 	}
 	fmt.Fprintf(w, "\nthe daemon\n  log\t%s, %s\n", levelName(c.Log.Level), c.Log.Format)
-	fmt.Fprintf(w, "  state\t%s\n", cmp.Or(c.State.Dir, "not kept: no reservation outlives a restart, no WRITE ATOMIC but on memory"))
+	fmt.Fprintf(w, "  state\t%s\n", stateText(c))
 	fmt.Fprintf(w, "  metrics\t%s\n", metrics)
 	fmt.Fprintf(w, "  management\t%s\n", cmp.Or(c.Management.Socket, "no socket: no reload, status, sessions, session, access, partition, endpoint and ha"))
 	fmt.Fprintf(w, "  iSNS\t%s\n", server)
+}
+
+// stateText returns where state is kept, or what is lost without: the reservations of mirrors are the cluster's.
+func stateText(c *config.Config) string {
+	if c.State.Dir != "" {
+		return c.State.Dir
+	}
+	mirrored := func(s config.Store) bool { return s.Mirror != nil }
+	switch {
+	case !slices.ContainsFunc(c.Stores, mirrored):
+		return "not kept: no reservation outlives a restart, no WRITE ATOMIC but on memory"
+	case slices.ContainsFunc(c.Stores, func(s config.Store) bool { return !mirrored(s) }):
+		return "not kept: no reservation outlives a restart but of mirrors, no WRITE ATOMIC but on memory"
+	}
+	return "not kept: the cluster keeps the reservations of mirrors"
 }
 
 // portalWords returns the last column of a portal's row.

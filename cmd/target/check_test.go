@@ -56,7 +56,7 @@ func TestCheckNode(t *testing.T) {
 	s := newSiteOf(t, mirrorSite)
 	path := s.path("a", "t.yaml")
 	all := s.must("check", "--config", path)
-	for _, want := range []string{"disk ", s.at[3], s.at[4], "node a", "node b"} {
+	for _, want := range []string{"disk ", s.at[3], s.at[4], "node a", "node b", "not kept: the cluster keeps the reservations of mirrors\n"} {
 		if !strings.Contains(all, want) {
 			t.Errorf("no %q in\n%s", want, all)
 		}
