@@ -56,6 +56,9 @@ const (
 	// More: further operations follow at once, so a Batcher need not start this one before
 	// Kick, which the caller has to call. Other stores ignore it.
 	More
+	// Atomic: a write leaves all of its bytes or none, whatever happens to the store or to the
+	// machine. Only for an AtomicWriter, and of at most MaxAtomic bytes.
+	Atomic
 )
 
 // Op is one operation. The caller owns it and everything it points to, lends both to the
@@ -127,6 +130,13 @@ type Store interface {
 	Submit(op *Op) bool
 	// Close makes durable what has been written, and releases the store.
 	Close() error
+}
+
+// AtomicWriter is a store that takes writes with the flag Atomic.
+type AtomicWriter interface {
+	Store
+	// MaxAtomic returns how many bytes such a write can have. It never changes.
+	MaxAtomic() int64
 }
 
 // Lender is a store that lives in memory and can lend it, so that bytes go between wire and

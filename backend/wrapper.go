@@ -5,14 +5,15 @@ type Ability uint8
 
 // The abilities.
 const (
-	NoAbility   Ability = iota
-	Lending             // Lender
-	Batching            // Batcher, Awaiter
-	Resizing            // Resizer
-	Metering            // Meter
-	Identifying         // Identifier
-	Aging               // Ager
-	Serving             // Termed
+	NoAbility         Ability = iota
+	Lending                   // Lender
+	Batching                  // Batcher, Awaiter
+	Resizing                  // Resizer
+	Metering                  // Meter
+	Identifying               // Identifier
+	Aging                     // Ager
+	Serving                   // Termed
+	WritingAtomically         // AtomicWriter
 )
 
 // Wrapper is a store before another one. It says itself what can be done with it beyond Store: it
@@ -59,6 +60,8 @@ func abilityOf(p any) Ability {
 		return Aging
 	case *Termed:
 		return Serving
+	case *AtomicWriter:
+		return WritingAtomically
 	}
 	return NoAbility
 }

@@ -274,3 +274,45 @@ func TestServes(t *testing.T) {
 		t.Errorf("groups are in the states %v", s)
 	}
 }
+
+// wholeStore keeps atomic writes whole itself.
+type wholeStore struct {
+	*movingStore
+	atomic int // writes that were to be
+	most   int64
+}
+
+func (s *wholeStore) MaxAtomic() int64 { return s.most }
+
+func (s *wholeStore) Submit(op *backend.Op) bool {
+	if op.Flags&backend.Atomic != 0 {
+		s.atomic++
+		op.Flags &^= backend.Atomic
+	}
+	return s.movingStore.Submit(op)
+}
+
+// TestAtomicByStore: where the store sees to it WRITE ATOMIC is one write of it, of at most as many bytes as the store can take.
+func TestAtomicByStore(t *testing.T) {
+	store := &wholeStore{movingStore: &movingStore{term: 5}, most: 4 << 10}
+	b := newBench(t, false, func(c *benchConfig, s *fakeStore) {
+		store.fakeStore = s
+		c.Store, c.TPGS = store, ALUAImplicit
+	})
+	data := bytes.Repeat([]byte{7}, 8*512)
+	if r := b.do([]byte{0x9c, 0, 9: 3, 13: 8, 15: 0}, data, 0); r.status != Good || store.atomic != 1 {
+		t.Errorf("%v, code %#x, %d atomic writes", r.status, r.code(), store.atomic)
+	}
+	if r := b.do([]byte{0x28, 5: 3, 8: 8, 9: 0}, nil, 8*512); !bytes.Equal(r.in, data) {
+		t.Errorf("%v: not what was written", r.status)
+	}
+	if r := b.do([]byte{0x2a, 5: 3, 8: 1, 9: 0}, data[:512], 0); r.status != Good || store.atomic != 1 {
+		t.Errorf("an ordinary write: %v, %d atomic writes", r.status, store.atomic)
+	}
+	if r := b.do([]byte{0x9c, 0, 9: 3, 13: 9, 15: 0}, bytes.Repeat([]byte{7}, 9*512), 0); r.code() != 0x52400 {
+		t.Errorf("more than the store can take: %v, code %#x", r.status, r.code())
+	}
+	if r := b.do([]byte{0x12, 1, 0xb0, 1, 0, 0}, nil, 256); len(r.in) < 48 || binary.BigEndian.Uint32(r.in[44:]) != 8 {
+		t.Errorf("MAXIMUM ATOMIC TRANSFER LENGTH: % x", r.in)
+	}
+}

@@ -173,23 +173,26 @@ func or(dst, src []byte) {
 // ---- atomic writes ----
 
 // Atomic reports whether a power cut leaves all or nothing of an atomic write. It does with a
-// journal, and where the bytes are in memory: there it leaves nothing of anything.
-func (v *Volume) Atomic() bool { return v.lender != nil || v.journal != nil }
+// journal, where the store sees to it, and where the bytes are in memory: there it leaves nothing of anything.
+func (v *Volume) Atomic() bool { return v.lender != nil || v.whole != nil || v.journal != nil }
 
 // MaxAtomic is how many bytes an atomic write can have whose request leases at most most at once: with
 // a journal, what was there before has to fit into the same lease.
 func (v *Volume) MaxAtomic(most int64) int64 {
-	if v.lender == nil {
-		return most / 2 &^ (mem.PageSize - 1)
+	switch {
+	case v.lender != nil:
+		return most
+	case v.whole != nil:
+		return min(most, v.whole.MaxAtomic())
 	}
-	return most
+	return most / 2 &^ (mem.PageSize - 1)
 }
 
 // WriteAtomic is Write of which others see all of the bytes, or none. Only if Atomic.
 func (r *Request) WriteAtomic(off, n int64, fua bool, then Step) Next {
 	r.begins(off, n, fua, then)
 	old := 0
-	if r.v.lender == nil {
+	if r.v.lender == nil && r.v.whole == nil {
 		old = int(n) // bytes that are written back should the store fail half-way
 	}
 	return r.Memory(int(n), old, (*Request).writeAtomicPull)
@@ -202,7 +205,12 @@ func (r *Request) writeAtomicLock() Next {
 }
 
 func (r *Request) writeAtomicStart() Next {
-	if r.v.lender == nil {
+	switch {
+	case r.v.lender != nil:
+	case r.v.whole != nil:
+		r.op.Flags = r.writeFlag() | backend.Atomic
+		return r.submit(backend.Write, r.off, r.n, r.lease.Bytes(), (*Request).opEnd)
+	default:
 		return r.writeAtomicJournaled()
 	}
 	r.segs = r.v.lender.Lend(r.segs[:0], r.off, r.n, true)

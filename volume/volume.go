@@ -36,10 +36,11 @@ type Config struct {
 // Volume is a store and what belongs to its bytes. Its methods may be called from any goroutine.
 type Volume struct {
 	store   backend.Store
-	lender  backend.Lender  // the store, if it lends its memory
-	batcher backend.Batcher // the store, if it takes operations in batches
-	awaiter backend.Awaiter // the store, if its completions can be waited for
-	termed  backend.Termed  // the store, if others show its bytes, too
+	lender  backend.Lender       // the store, if it lends its memory
+	batcher backend.Batcher      // the store, if it takes operations in batches
+	awaiter backend.Awaiter      // the store, if its completions can be waited for
+	termed  backend.Termed       // the store, if others show its bytes, too
+	whole   backend.AtomicWriter // the store, if it keeps atomic writes whole itself
 	info    backend.Info
 	size    atomic.Int64 // bytes
 	log     *slog.Logger
@@ -88,6 +89,7 @@ func New(cfg Config) (*Volume, error) {
 	v.batcher, _ = backend.As[backend.Batcher](cfg.Store)
 	v.awaiter, _ = backend.As[backend.Awaiter](cfg.Store)
 	v.termed, _ = backend.As[backend.Termed](cfg.Store)
+	v.whole, _ = backend.As[backend.AtomicWriter](cfg.Store)
 	v.size.Store(v.info.Size)
 	v.keeper = cfg.Keeper
 	if err := v.restore(cfg.Former); err != nil {

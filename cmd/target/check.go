@@ -213,7 +213,7 @@ func stateText(c *config.Config) string {
 	case !slices.ContainsFunc(c.Stores, mirrored):
 		return "not kept: no reservation outlives a restart, no WRITE ATOMIC but on memory"
 	case slices.ContainsFunc(c.Stores, func(s config.Store) bool { return !mirrored(s) }):
-		return "not kept: no reservation outlives a restart but of mirrors, no WRITE ATOMIC but on memory"
+		return "not kept: no reservation outlives a restart but of mirrors, no WRITE ATOMIC but on memory and mirrors"
 	}
 	return "not kept: the cluster keeps the reservations of mirrors"
 }

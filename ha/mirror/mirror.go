@@ -86,7 +86,7 @@ type Mirror struct {
 	ctx      context.Context
 	cancel   context.CancelFunc
 	wg       sync.WaitGroup // goroutines that end with ctx
-	syncer   sync.WaitGroup // the goroutine that saves
+	syncer   sync.WaitGroup // the goroutines that save, and that have the journal
 	looped   chan struct{}  // closed: the goroutine of the core has ended
 	refusals loglimit.Gate  // of connections
 	ends     loglimit.Gate
@@ -132,6 +132,9 @@ type Mirror struct {
 	corks      []backend.Uncorker
 	batcher    backend.Batcher // the copy, if it is one; nil: it is none
 	works      int             // that the copy or the metadata are busy with
+	kept       []span          // of the journal: what is done there goes through it
+	journaling journaling
+	journal    journal
 	pulls      map[uint64]pulling
 	verifying  *verification                  // nil: none is under way
 	verified   *Verification                  // the last one
@@ -217,13 +220,20 @@ func Open(o Options) (*Mirror, error) {
 	m.batcher, _ = backend.As[backend.Batcher](o.Copy)
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 
+	m.journal = journal{fsys: o.FS, disk: string(backend.IdentityOf(o.Copy))}
+	if err := m.journal.complete(o.Copy); err != nil {
+		m.journal.close()
+		return nil, fmt.Errorf("mirror %s: %w", o.Name, err)
+	}
 	meta, err := openMetadata(o.FS)
 	switch {
 	case errors.Is(err, errNoMetadata):
 	case err != nil:
+		m.journal.close()
 		return nil, fmt.Errorf("mirror %s: %w", o.Name, err)
 	default:
 		if err := m.recognize(meta); err != nil {
+			m.journal.close()
 			return nil, fmt.Errorf("mirror %s: %w", o.Name, errors.Join(err, meta.close()))
 		}
 		m.begin(meta, nil)
@@ -232,6 +242,7 @@ func Open(o Options) (*Mirror, error) {
 		err = fmt.Errorf("mirror %s: it cannot be known who is primary: %w", o.Name, err)
 		m.cancel()
 		m.wg.Wait()
+		m.journal.close()
 		if m.meta != nil {
 			err = errors.Join(err, m.meta.close())
 		}
@@ -410,6 +421,7 @@ func (m *Mirror) stop() {
 	<-m.looped
 	close(m.saves)
 	m.syncer.Wait()
+	m.journal.close()
 	if m.meta != nil {
 		_ = m.meta.close() // all of it is durable
 	}

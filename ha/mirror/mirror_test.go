@@ -133,8 +133,8 @@ func (f *files) cutPower() {
 func (f *file) WriteAt(b []byte, off int64) (int, error) {
 	f.fs.mu.Lock()
 	defer f.fs.mu.Unlock()
-	f.b = append(f.b[:min(int(off), len(f.b))], b...)
-	return len(b), nil
+	f.b = append(f.b, make([]byte, max(0, int(off)+len(b)-len(f.b)))...)
+	return copy(f.b[off:], b), nil
 }
 
 func (f *file) Sync() error {

@@ -41,6 +41,10 @@ func (m *Mirror) Submit(op *backend.Op) bool {
 	if op.Err = op.Check(m.size.Load()); op.Err != nil {
 		return true
 	}
+	if op.Flags&backend.Atomic != 0 && op.Len > m.MaxAtomic() {
+		op.Err = fmt.Errorf("mirror %s: an atomic write of %d bytes, and %d are the most", m.opts.Name, op.Len, m.MaxAtomic())
+		return true
+	}
 	if !m.seq.Enter(op) {
 		return false
 	}
@@ -237,7 +241,7 @@ func (m *Mirror) fill(t *task, id uint64, addr int64) {
 	}
 	at := m.arena[addr : addr+t.n]
 	gather(at, t.op.Segs, t.off-t.op.Off)
-	m.tell(replica.Write{ID: t.id, Off: t.off, Len: t.n, Addr: addr, Sum: sumOf(at)})
+	m.tell(replica.Write{ID: t.id, Off: t.off, Len: t.n, Addr: addr, Sum: sumOf(at), Atomic: t.op.Flags&backend.Atomic != 0})
 }
 
 // gather copies what is from skip on in segs.
@@ -327,6 +331,9 @@ type work struct {
 	id   uint64
 	task *task     // of a read for a host
 	segs [1][]byte // memory of this node
+
+	journaled bool   // kept tells what the journal has
+	kept      []span // shared with others; nobody changes it
 }
 
 type workKind uint8
@@ -387,6 +394,9 @@ func (m *Mirror) work(a replica.Action) {
 		var buf []byte
 		if a.Rec.Kind != replica.KindZero {
 			op.Kind, buf = backend.Write, m.arena[a.Rec.Addr:a.Rec.Addr+a.Rec.Len]
+			if a.Rec.Atomic {
+				op.Flags = backend.Atomic
+			}
 		}
 		m.newWork(a.ID, workApply, op, buf)
 	case *replica.ReadFor:
@@ -429,6 +439,10 @@ func (m *Mirror) submit() {
 	batch := m.batcher != nil && len(m.submitting) > 1
 	for i, w := range m.submitting {
 		m.submitting[i] = nil
+		if m.needsJournal(w) {
+			m.journalLater(w)
+			continue
+		}
 		if batch {
 			w.op.Flags |= backend.More
 		}
@@ -446,6 +460,9 @@ func (m *Mirror) submit() {
 // workDone tells the core that the copy has done something.
 func (m *Mirror) workDone(w *work) {
 	m.works--
+	if w.journaled {
+		m.kept = w.kept
+	}
 	e := replica.Done{ID: w.id, Failed: w.op.Err != nil}
 	if w.op.Err != nil {
 		m.opts.Log.Warn("the copy of a mirror has failed", "operation", w.op.Kind, "why", w.op.Err)
