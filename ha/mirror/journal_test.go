@@ -258,7 +258,7 @@ func TestJournalOfAnother(t *testing.T) {
 
 // TestAtomicWrites: hosts write at once, the power of both nodes goes, and who serves the mirror then has all of each write, or nothing.
 func TestAtomicWrites(t *testing.T) {
-	for seed := range uint64(rounds.Of(24, 6)) {
+	for seed := range uint64(rounds.Of(24, 3)) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { atomicWrites(t, seed) })
 		})
