@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"oneshot/backend"
+	"oneshot/backend/backendtest"
 	"oneshot/ha/replica"
 )
 
@@ -18,16 +19,21 @@ import (
 func BenchmarkMirror(b *testing.B) {
 	for _, depth := range []int{1, 32} {
 		for _, kind := range []backend.Kind{backend.Write, backend.Read} {
-			b.Run(kind.String()+fmt.Sprint(depth), func(b *testing.B) { benchmark(b, kind, depth) })
+			b.Run(kind.String()+fmt.Sprint(depth), func(b *testing.B) { benchmark(b, kind, depth, 4<<10) })
 		}
+		b.Run("long"+fmt.Sprint(depth), func(b *testing.B) { benchmark(b, backend.Write, depth, 256<<10) })
 	}
 }
 
-func benchmark(b *testing.B, kind backend.Kind, depth int) {
+func benchmark(b *testing.B, kind backend.Kind, depth int, size int64) {
 	l := newLab(b, 2)
 	l.real, l.members = true, newMembers(b, true)
 	defer l.members.close()
-	l.wrap = func(s backend.Store) backend.Store { return &plain{s, make([]byte, testSize)} }
+	l.size = max(testSize, 2*size*int64(depth)) // no two overlap
+	for _, n := range l.nodes {
+		n.disk = backendtest.NewDisk(l.size, 512)
+	}
+	l.wrap = func(s backend.Store) backend.Store { return &plain{s, make([]byte, l.size)} }
 	l.tune = func(c *replica.Config) {
 		c.Lease, c.Grace, c.SlowCopy = time.Minute, 2*time.Minute, time.Minute
 	}
@@ -39,7 +45,7 @@ func benchmark(b *testing.B, kind backend.Kind, depth int) {
 	done := make(ops, depth)
 	all := make([]backend.Op, depth)
 	for i := range all {
-		all[i] = backend.Op{Kind: kind, Off: int64(i) * 8192, Len: 4096, Segs: [][]byte{bytesOf(4096, 1)}, Done: done}
+		all[i] = backend.Op{Kind: kind, Off: int64(i) * 2 * size, Len: size, Segs: [][]byte{bytesOf(int(size), 1)}, Done: done}
 		done <- &all[i]
 	}
 	var before, after unix.Rusage
