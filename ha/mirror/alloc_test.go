@@ -71,7 +71,7 @@ func TestAllocations(t *testing.T) {
 			role := n.mirror.State().Role
 			watchers.Go(func() { _ = n.mirror.Await(ctx, func(s replica.State) bool { return s.Role != role }) })
 		}
-		for _, load := range []struct{ size, depth, times int }{{4 << 10, 1, 4000}, {4 << 10, 32, 4000}, {256 << 10, 8, 400}} {
+		for _, load := range []struct{ size, depth, times int }{{4 << 10, 1, 4000}, {4 << 10, 32, 4000}, {256 << 10, 8, 400}, {256 << 10, 32, 1600}} {
 			for _, kind := range []backend.Kind{backend.Write, backend.Read} {
 				t.Run(fmt.Sprintf("%v of %d bytes, depth %d, confirmed %t", kind, load.size, load.depth, confirm), func(t *testing.T) {
 					countAllocations(t, l.nodes[0].mirror, kind, load.size, load.depth, load.times)
@@ -88,7 +88,7 @@ func TestAllocations(t *testing.T) {
 func countAllocations(t *testing.T, m *Mirror, kind backend.Kind, size, depth, times int) {
 	done := make(ops, depth)
 	for i := range depth {
-		done <- &backend.Op{Kind: kind, Off: int64(i * size), Len: int64(size), Segs: [][]byte{bytesOf(size, 1)}, Done: done}
+		done <- &backend.Op{Kind: kind, Off: int64(i*size) % testSize, Len: int64(size), Segs: [][]byte{bytesOf(size, 1)}, Done: done}
 	}
 	many := func(n int) {
 		for i := 0; i < n; i += depth { // batches, as a transport submits them

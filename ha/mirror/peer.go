@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"oneshot/ha/replica"
+	"oneshot/internal/invariant"
 	"oneshot/internal/loglimit"
 )
 
@@ -46,7 +47,7 @@ type conn struct {
 
 	mu      sync.Mutex // not held over writes that wait
 	enc     coder
-	frames  []byte
+	queue   queue
 	beats   []byte // overtake frames
 	writing bool   // the connection's goroutine has something to write
 	left    bool   // a part of what the owner of the core has written
@@ -62,10 +63,12 @@ const (
 	maxHeld = 4 << 20
 	// frameCosts is what each frame counts for besides its own bytes.
 	frameCosts = 1 << 10
-	// maxKept bounds a buffer that is kept to be used again: what a host writes at once fits. The frames that are kept have twice
-	// as much together, and are maxIdle at most.
+	// maxKept bounds a buffer that is kept to be used again: the longest frame of a write fits. The buffers that are kept have twice
+	// as much together; so have the frames, which are maxIdle at most.
 	maxKept = 4 << 20
 	maxIdle = 16
+	// readsAtOnce is what TLS returns at once. Of longer data most goes to its place without another copy.
+	readsAtOnce = 16 << 10
 )
 
 // tryWriter is a connection that can be written to without waiting: see quorum.Stream.
@@ -97,11 +100,14 @@ func (c *conn) close() {
 // send queues a frame with the head that head writes, and n bytes that data appends. flush has it written.
 func (c *conn) send(kind frameKind, head func(c *coder), n int, data func(b []byte) []byte) {
 	c.mu.Lock()
-	c.frames = appendFrame(c.frames, &c.enc, kind, n, head)
+	b := c.queue.room(n)
+	at := len(b)
+	b = appendFrame(b, &c.enc, kind, n, head)
 	if data != nil {
-		c.frames = data(slices.Grow(c.frames, n))
+		b = data(slices.Grow(b, n))
 	}
-	full := int64(len(c.frames)) > c.m.maxQueue()
+	c.queue.add(b, len(b)-at)
+	full := c.queue.bytes > c.m.maxQueue()
 	c.mu.Unlock()
 	c.ready(full)
 }
@@ -143,17 +149,23 @@ func (c *conn) flush(alone bool) {
 func (c *conn) writeNow() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	n := len(c.beats) + len(c.frames)
+	n := int64(len(c.beats)) + c.queue.bytes
 	if c.try == nil || c.writing || n == 0 || n > maxTry {
 		return false
 	}
-	b := c.frames
+	b := c.queue.pop()
+	invariant.Check(c.queue.bytes == 0, "mirror: frames are left in the queue of a connection")
 	if len(c.beats) > 0 { // one write
-		c.beats = append(c.beats, c.frames...)
+		c.beats = append(c.beats, b...)
+		c.queue.release(b)
 		b = c.beats
 	}
 	all, err := c.try.TryWrite(b)
-	c.beats, c.frames = kept(c.beats), kept(c.frames)
+	if len(c.beats) > 0 {
+		c.beats = kept(c.beats)
+	} else {
+		c.queue.release(b)
+	}
 	if err != nil {
 		c.close()
 		return true
@@ -189,7 +201,8 @@ func (c *conn) write() {
 		for {
 			c.mu.Lock()
 			beats, c.beats = c.beats, kept(beats)
-			frames, c.frames = c.frames, kept(frames)
+			c.queue.release(frames)
+			frames = c.queue.pop()
 			left := c.left
 			c.left = false
 			if isIdle {
@@ -198,7 +211,7 @@ func (c *conn) write() {
 			}
 			c.writing = left || len(beats)+len(frames) > 0
 			c.mu.Unlock()
-			if len(beats) > 0 && len(frames) < maxKept { // one write
+			if len(beats) > 0 && len(frames) < maxTry { // one write
 				beats = append(beats, frames...)
 				frames = frames[:0]
 			}
@@ -244,7 +257,7 @@ func kept(b []byte) []byte {
 // read gives the mirror what comes, until the connection ends.
 func (c *conn) read() error {
 	defer c.close()
-	r := bufio.NewReaderSize(c.c, 64<<10)
+	r := bufio.NewReaderSize(c.c, readsAtOnce)
 	var set time.Time // the deadline
 	for {
 		set = renew(set, c.m.silence(), c.c.SetReadDeadline)

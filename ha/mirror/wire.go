@@ -371,7 +371,7 @@ const grows = 64 << 10
 // readInto appends n bytes of r to b.
 func readInto(b []byte, r io.Reader, n int64) ([]byte, error) {
 	for n > 0 {
-		k := int(min(n, grows))
+		k := int(min(n, max(grows, int64(cap(b)-len(b)))))
 		b = slices.Grow(b, k)
 		at := len(b)
 		b = b[:at+k]
