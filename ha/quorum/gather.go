@@ -36,7 +36,7 @@ type gathered struct {
 }
 
 // maxRaw is how many bytes a call moves without telling the scheduler: some 10 µs.
-const maxRaw = 64 << 10
+const maxRaw = 68 << 10
 
 func newGathered(c net.Conn) *gathered {
 	g := &gathered{Conn: c}
@@ -164,8 +164,8 @@ func (s *Stream) Write(b []byte) (n int, err error) {
 	return n, err
 }
 
-// gathersUpTo is how many bytes of a stream's user are gathered.
-const gathersUpTo = 256 << 10
+// gathersUpTo is how many bytes of a stream's user are gathered: 256 KiB and what goes with them, in four calls (maxRaw).
+const gathersUpTo = 260 << 10
 
 // TryWrite takes all of b, and writes without waiting what the connection takes now. It reports whether that was all; the rest is
 // written by Flush, or before what is written next. An error ends the stream. It waits for a Write that another goroutine is in.
