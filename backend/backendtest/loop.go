@@ -22,15 +22,26 @@ type Loop struct {
 // test ends.
 func NewLoop(t testing.TB, size int64, block int) *Loop {
 	t.Helper()
-	l := &Loop{t: t, File: filepath.Join(t.TempDir(), "loop.img")}
-	f, err := os.OpenFile(l.File, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	file := filepath.Join(t.TempDir(), "loop.img")
+	err := os.WriteFile(file, nil, 0o600)
+	if err == nil {
+		err = os.Truncate(file, size)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return NewLoopOf(t, file, block)
+}
+
+// NewLoopOf is NewLoop in front of a file that there is.
+func NewLoopOf(t testing.TB, file string, block int) *Loop {
+	t.Helper()
+	l := &Loop{t: t, File: file}
+	f, err := os.OpenFile(file, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if err := f.Truncate(size); err != nil {
-		t.Fatal(err)
-	}
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {
 		t.Fatalf("tests of block devices need loop devices (modprobe loop) and run as root: %v", err)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -28,6 +29,8 @@ type site struct {
 	at      []string // addresses, in the order of the text
 	daemons map[string]*exec.Cmd
 	trouble string // of the node that until has asked last
+
+	interval string // in which until asks; empty: 20ms
 
 	within func(name string, f func()) // calls f where the node's processes run; nil: anywhere
 }
@@ -277,7 +280,7 @@ func (s *site) untilCluster(name, what string, holds func(*mgmt.Cluster) bool) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), time.Minute)
 	defer cancel()
-	watch := s.command(s.asked(name, "ha", "status", "--watch", "--interval", "20ms", "-o", "json")...)
+	watch := s.command(s.asked(name, "ha", "status", "--watch", "--interval", cmp.Or(s.interval, "20ms"), "-o", "json")...)
 	out, err := watch.StdoutPipe()
 	if err != nil {
 		s.t.Fatal(err)

@@ -207,17 +207,19 @@ type load struct {
 	writes  atomic.Int64 // acknowledged
 	slowest atomic.Int64 // nanoseconds of a write, since a test has set it to 0
 	newest  atomic.Int64 // block of which a write was acknowledged
+	pause   atomic.Int64 // nanoseconds that a worker waits after each request
 	blocks  [mirrorSize / block]struct {
 		acked, sent uint64
 		floor       atomic.Uint64 // acknowledged; for others than the worker
+		durable     uint64        // acknowledged before a flush that has succeeded; of who flushes
 	}
 	news chan struct{} // has room for one: something was acknowledged
 }
 
 const workers = 8
 
-// pace is what a worker waits after each request. A host that never waits takes all processors from the nodes that a test waits for,
-// and finds no more: all of them do a thousand requests in a second.
+// pace is what a worker waits after each request, if a test says no other. A host that never waits takes all processors from the nodes
+// that a test waits for, and finds no more: all of them do a thousand requests in a second.
 const pace = 8 * time.Millisecond
 
 func newLoad(t *testing.T, m *multipath) *load { return newLoadAfter(t, m, nil) }
@@ -225,11 +227,13 @@ func newLoad(t *testing.T, m *multipath) *load { return newLoadAfter(t, m, nil) 
 // newLoadAfter is newLoad on a disk that has what another load has left; nil: nothing.
 func newLoadAfter(t *testing.T, m *multipath, before *load) *load {
 	l := &load{t: t, m: m, news: make(chan struct{}, 1)}
-	for i := range l.blocks {
-		if before != nil {
-			l.blocks[i].acked, l.blocks[i].sent = before.blocks[i].acked, before.blocks[i].sent
+	l.pause.Store(int64(pace))
+	if before != nil {
+		for i := range l.blocks {
+			l.blocks[i].acked, l.blocks[i].sent, l.blocks[i].durable = before.blocks[i].acked, before.blocks[i].sent, before.blocks[i].durable
 			l.blocks[i].floor.Store(l.blocks[i].acked)
 		}
+		l.readAll()
 	}
 	for w := range workers {
 		l.wg.Go(func() { l.work(w, rand.New(rand.NewPCG(uint64(w), 1))) })
@@ -263,7 +267,7 @@ func (l *load) check(no int, b []byte) {
 
 func (l *load) work(w int, r *rand.Rand) {
 	b := make([]byte, block)
-	for ; !l.stop.Load(); pauseFor(l.t.Context(), pace) {
+	for ; !l.stop.Load() && l.m.ctx.Err() == nil; pauseFor(l.m.ctx, time.Duration(l.pause.Load())) {
 		no := r.IntN(len(l.blocks)/workers)*workers + w
 		if r.IntN(4) == 0 {
 			if l.m.read(no, b) {
@@ -310,6 +314,12 @@ func (l *load) end() {
 	l.t.Helper()
 	l.stop.Store(true)
 	l.wg.Wait()
+	l.readAll()
+}
+
+// readAll reads everything. Nobody else may work.
+func (l *load) readAll() {
+	l.t.Helper()
 	const piece = 64 // blocks
 	for w := range workers {
 		l.wg.Go(func() {

@@ -37,6 +37,14 @@ func isApart(t *testing.T) bool {
 	return false
 }
 
+// isApartBeside is isApart for a test that runs beside others.
+func isApartBeside(t *testing.T) bool {
+	if os.Getenv(apart) != t.Name() {
+		t.Parallel()
+	}
+	return isApart(t)
+}
+
 // network connects three machines with each other, by one switch, and two of them with this process, by another one. Each machine is a
 // namespace; it ends with its last process and with the test.
 type network struct {
