@@ -110,24 +110,32 @@ func (n *node) has(p pos) bool {
 	case n.core != nil:
 		return n.core.Has(p.term, p.seq)
 	case n.left != nil:
-		if p.seq <= n.left.Base {
-			return true
-		}
-		i := p.seq - n.left.Base - 1
-		return i < uint64(len(n.left.Log)) && n.left.Log[i].Term == p.term
+		return isIn(n.left, p)
 	}
 	return false
 }
 
+func isIn(m *replica.Memory, p pos) bool {
+	if p.seq <= m.Base {
+		return true
+	}
+	i := p.seq - m.Base - 1
+	return i < uint64(len(m.Log)) && m.Log[i].Term == p.term
+}
+
 func quorum(cfg *replica.Config, v *replica.View) int { return min(cfg.Quorum, v.InSync.Len()) }
 
-// lostSince counts the members that lost their power after a time: they may lack what was not flushed.
-func (r *run) lostSince(members replica.Nodes, at time.Duration) int {
+// hasLost says whether a node lost its power after a floor was there, or while it held what the floor is: who was told
+// that it does tells the host a moment later. It may lack what was not flushed.
+func (n *node) hasLost(f *floor) bool {
+	return n.wasAt != 0 && (n.wasAt >= f.at || n.cutOff != nil && isIn(n.cutOff, f.pos))
+}
+
+// lost counts the members that have.
+func (r *run) lost(members replica.Nodes, f *floor) int {
 	k := 0
 	for id := range members.All() {
-		if n := r.nodes[id]; n.wasAt != 0 && n.wasAt >= at {
-			k++
-		}
+		k += b2i(r.nodes[id].hasLost(f))
 	}
 	return k
 }
@@ -144,11 +152,11 @@ func (r *run) checkView(old, v *replica.View) {
 		f := &r.floors[b]
 		k := 0
 		for id := range v.InSync.All() {
-			if n := r.nodes[id]; !n.content(b).less(f.pos) || n.wasAt != 0 && n.wasAt >= f.at {
+			if n := r.nodes[id]; !n.content(b).less(f.pos) || n.hasLost(f) {
 				k++
 			}
 		}
-		if k < quorum(&r.cfg, v) && r.lostSince(old.InSync, f.at) < quorum(&r.cfg, old) {
+		if k < quorum(&r.cfg, v) && r.lost(old.InSync, f) < quorum(&r.cfg, old) {
 			invariant := 2
 			if v.Term != old.Term && r.nodes[v.Primary].content(b).less(f.pos) {
 				invariant = 3
@@ -202,7 +210,7 @@ func (r *run) checkPromoted(n *node, v *replica.View) {
 		if !p.less(f.pos) {
 			continue
 		}
-		if lost := r.lostSince(old.InSync, f.at); lost < quorum(&r.cfg, &old) {
+		if lost := r.lost(old.InSync, f); lost < quorum(&r.cfg, &old) {
 			r.fail(3, "block %d of the new primary %d is at %v, and %v was acknowledged or read; %d of %b have lost their power", b, n.id, p, f.pos, lost, old.InSync)
 		}
 		r.setBack(b, p)
@@ -326,7 +334,11 @@ func (r *run) forgotten(since time.Duration) bool {
 			break
 		}
 	}
-	return r.lostSince(r.cfg.Copies, since) >= w
+	lost := 0
+	for id := range r.cfg.Copies.All() {
+		lost += b2i(r.nodes[id].wasAt != 0 && r.nodes[id].wasAt >= since)
+	}
+	return lost >= w
 }
 
 // checkThrough: W disks have what is acknowledged or read of a store that writes through.

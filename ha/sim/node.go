@@ -17,10 +17,11 @@ type node struct {
 	heap   []cell // the log's memory, which outlives the process
 	left   *replica.Memory
 	disk   *disk
-	sizes  [2]int64      // of its copies of the stores
-	grants [16]uint64    // who may write here, as which stream
-	wasAt  time.Duration // when it last lost its power; 0: never
-	shot   []cell        // what its disk had at some time; nil: nobody has looked
+	sizes  [2]int64        // of its copies of the stores
+	grants [16]uint64      // who may write here, as which stream
+	wasAt  time.Duration   // when it last lost its power; 0: never
+	cutOff *replica.Memory // its log then; nil: it had none
+	shot   []cell          // what its disk had at some time; nil: nobody has looked
 
 	rate   float64
 	behind time.Duration // by how much pauses have stopped the clock
@@ -343,7 +344,7 @@ func (n *node) kill() {
 func (n *node) powerCut() {
 	n.logf("%d loses its power", n.id)
 	n.kill()
-	n.left = nil
+	n.cutOff, n.left = n.left, nil
 	clear(n.heap)
 	n.lostPower()
 	n.wasAt = n.now
