@@ -25,12 +25,16 @@ import (
 func main() {
 	log.SetFlags(0)
 	out := flag.String("out", "bin/appliance", "`directory` of the kernel and the initramfs")
-	cache := flag.String("cache", "", "`directory` where the kernel's package is kept; default: the one of -out")
+	cache := flag.String("cache", "", "`directory` where the programs are kept; default: the one of -out")
+	kernels := flag.String("kernels", "", "`directory` where the kernel's package is kept; default: the one of -cache")
 	flag.Parse()
 	if *cache == "" {
 		*cache = *out
 	}
-	if err := build(*out, *cache); err != nil {
+	if *kernels == "" {
+		*kernels = *cache
+	}
+	if err := build(*out, *cache, *kernels); err != nil {
 		log.Fatal("appliance: ", err)
 	}
 }
@@ -46,8 +50,8 @@ var modules = []string{
 // commands lists u-root's commands for a user at the console, and for appliance/init.
 var commands = []string{"dhclient", "ip", "dmesg", "ls", "cat"}
 
-func build(out, cache string) (err error) {
-	k, err := debian.Fetch(cache)
+func build(out, cache, kernels string) (err error) {
+	k, err := debian.Fetch(kernels)
 	if err != nil {
 		return err
 	}

@@ -17,8 +17,15 @@ type Kernel struct {
 	Version string
 }
 
-// Fetch returns the kernel that is unpacked in dir, or downloads and unpacks the one that
-// linux-image-amd64 stands for.
+// KernelDir returns the directory for kernels that all checkouts of a user share, and what is made of a kernel alone: to
+// unpack one takes ten seconds of a processor.
+func KernelDir() (string, error) {
+	cache, err := os.UserCacheDir()
+	return filepath.Join(cache, "oneshot-kernels"), err
+}
+
+// Fetch returns the kernel that linux-image-amd64 stands for, from dir, or downloads it and unpacks it there. Several
+// processes may do so at once: each works aside, and what is complete gets its name.
 func Fetch(dir string) (*Kernel, error) {
 	deb, err := download(dir)
 	if err != nil {
@@ -56,25 +63,32 @@ func kernelIn(root string) (*Kernel, error) {
 	return &Kernel{Image: kernels[0], Modules: modules, Version: version}, nil
 }
 
+// download returns the path of the kernel's package in dir.
 func download(dir string) (string, error) {
-	if debs, _ := filepath.Glob(filepath.Join(dir, "linux-image-*.deb")); len(debs) == 1 {
+	name, err := dependency(Run(".", "apt-cache", "depends", anyKernel))
+	if err != nil {
+		return "", err
+	}
+	if debs, _ := filepath.Glob(filepath.Join(dir, name+"_*.deb")); len(debs) > 0 {
 		return debs[0], nil
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
-	name, err := dependency(Run(dir, "apt-cache", "depends", anyKernel))
+	tmp, err := os.MkdirTemp(dir, "download")
 	if err != nil {
 		return "", err
 	}
-	if _, err := Run(dir, "apt-get", "-q", "download", name); err != nil {
+	defer func() { _ = os.RemoveAll(tmp) }()
+	if _, err := Run(tmp, "apt-get", "-q", "download", name); err != nil {
 		return "", err
 	}
-	debs, _ := filepath.Glob(filepath.Join(dir, "linux-image-*.deb"))
+	debs, _ := filepath.Glob(filepath.Join(tmp, name+"_*.deb"))
 	if len(debs) != 1 {
-		return "", fmt.Errorf("apt-get download left %d packages in %s", len(debs), dir)
+		return "", fmt.Errorf("apt-get download %s leaves %d packages", name, len(debs))
 	}
-	return debs[0], nil
+	deb := filepath.Join(dir, filepath.Base(debs[0]))
+	return deb, os.Rename(debs[0], deb)
 }
 
 // anyKernel is the package that depends on the kernel of its release.
@@ -92,15 +106,21 @@ func dependency(out string, err error) (string, error) {
 	return strings.Fields(name)[0], nil
 }
 
+// unpack unpacks a package in root, unless another process has been quicker.
 func unpack(deb, root string) error {
-	tmp := root + ".tmp"
-	if err := os.RemoveAll(tmp); err != nil {
+	tmp, err := os.MkdirTemp(filepath.Dir(root), "unpacked")
+	if err != nil {
 		return err
 	}
+	defer func() { _ = os.RemoveAll(tmp) }()
 	if _, err := Run(".", "dpkg-deb", "-x", deb, tmp); err != nil {
 		return err
 	}
-	return os.Rename(tmp, root)
+	err = os.Rename(tmp, root)
+	if _, there := os.Stat(root); there == nil {
+		return nil
+	}
+	return err
 }
 
 // Run runs a program in dir and returns its output, which is part of the error if it fails.

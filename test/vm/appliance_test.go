@@ -14,6 +14,7 @@ import (
 	"time"
 
 	client "oneshot/initiator"
+	"oneshot/internal/debian"
 	"oneshot/test/vm/machine"
 )
 
@@ -33,8 +34,12 @@ var buildAppliance = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	kernels, err := debian.KernelDir()
+	if err != nil {
+		return "", err
+	}
 	out := filepath.Join(cache, "appliance")
-	_, err = run(".", "go", "run", "oneshot/appliance/build", "-out", out, "-cache", cache)
+	_, err = run(".", "go", "run", "oneshot/appliance/build", "-out", out, "-cache", cache, "-kernels", kernels)
 	return out, err
 })
 

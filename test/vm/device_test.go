@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"oneshot/test/vm/machine"
+	"oneshot/internal/debian"
 )
 
 // TestDeviceStore runs the tests of the device store in the guest, which has other devices than loop: a RAM
@@ -46,15 +46,15 @@ func TestDeviceStore(t *testing.T) {
 // moduleDir returns the directory of the drivers of the guest's kernel.
 func moduleDir(t *testing.T) string {
 	t.Helper()
-	cache, err := machine.CacheDir()
+	kernels, err := debian.KernelDir()
 	if err != nil {
 		t.Fatal(err)
 	}
-	dirs, err := filepath.Glob(filepath.Join(cache, "linux-image-*/lib/modules/*/kernel/drivers"))
-	if err != nil || len(dirs) != 1 {
-		t.Fatalf("the guest's kernel has %d directories of drivers: %v", len(dirs), err)
+	k, err := debian.Fetch(kernels) // there already: the guest runs it
+	if err != nil {
+		t.Fatal(err)
 	}
-	return dirs[0]
+	return filepath.Join(k.Modules, "kernel/drivers")
 }
 
 // downloads is a directory that the guest gets files from.

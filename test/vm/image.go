@@ -44,11 +44,15 @@ var files = []string{
 
 // buildImage makes the image of the tests in dir.
 func buildImage(dir string) (*machine.Image, error) {
-	k, err := debian.Fetch(dir)
+	kernels, err := debian.KernelDir()
 	if err != nil {
 		return nil, err
 	}
-	if err := buildSiw(dir, k.Modules); err != nil {
+	k, err := debian.Fetch(kernels)
+	if err != nil {
+		return nil, err
+	}
+	if err := buildSiw(kernels, k.Modules); err != nil {
 		return nil, err
 	}
 	built := filepath.Join(dir, "built")

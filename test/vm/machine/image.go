@@ -26,7 +26,7 @@ type Image struct{ Kernel, Initramfs string }
 // dir/initramfs.cpio.d. The image has none of u-root's commands, because for them the builder would compile Go's
 // standard library each time.
 func Build(dir string, k *debian.Kernel, c Contents) (*Image, error) {
-	kernel, err := Unpacked(dir, k.Image)
+	kernel, err := Unpacked(filepath.Dir(k.Image), k.Image)
 	if err != nil {
 		return nil, err
 	}

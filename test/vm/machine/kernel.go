@@ -38,10 +38,18 @@ func Unpacked(dir, bzImage string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("xz on the kernel in %s: %w", bzImage, err)
 	}
-	if err := os.WriteFile(plain+".tmp", elf, 0o644); err != nil {
+	tmp, err := os.CreateTemp(dir, "kernel") // another process may do the same
+	if err != nil {
 		return "", err
 	}
-	return plain, os.Rename(plain+".tmp", plain)
+	_, err = tmp.Write(elf)
+	if err = errors.Join(err, tmp.Close()); err == nil {
+		err = os.Rename(tmp.Name(), plain)
+	}
+	if err != nil {
+		_ = os.Remove(tmp.Name())
+	}
+	return plain, err
 }
 
 // Offsets in a bzImage (Linux, Documentation/x86/boot.rst). Numbers are little-endian.
