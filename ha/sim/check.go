@@ -204,6 +204,9 @@ func (r *run) checkPromoted(n *node, v *replica.View) {
 	for b := range r.floors {
 		f := &r.floors[b]
 		p := n.content(b)
+		if f.pos.term > v.Term { // the view is not the newest any more: this primary answers nothing
+			continue
+		}
 		if p.less(f.flushed) {
 			r.fail(9, "block %d of the new primary %d is at %v, and %v was flushed", b, n.id, p, f.flushed)
 		}
