@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -107,10 +108,11 @@ func newAppliance(t *testing.T, network, config string, copies ...string) *appli
 	}}
 }
 
-// freeAddress is an address of the loopback interface at which nobody listens.
+// freeAddress is an address at which nobody listens, and nobody will before QEMU does: those who take any port that is
+// free do so at 127.0.0.1.
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.Listen("tcp", fmt.Sprintf("127.77.%d.%d:0", os.Getpid()>>8&0xff, os.Getpid()&0xff))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,9 +149,18 @@ func (a *appliance) bootUntil(text string, n int) {
 func (a *appliance) until(text string, n int) {
 	a.t.Helper()
 	for deadline := time.Now().Add(machine.BootTime); ; time.Sleep(50 * time.Millisecond) {
+		ended := false
+		select {
+		case <-a.exited:
+			ended = true
+		default:
+		}
 		b, _ := os.ReadFile(a.console)
 		if strings.Count(string(b), text) >= n {
 			return
+		}
+		if ended {
+			a.t.Fatalf("QEMU has ended, and the appliance has not said %s %d times:\n%s", text, n, b)
 		}
 		if time.Now().After(deadline) {
 			a.t.Fatalf("the appliance has not said %s %d times:\n%s", text, n, b)
