@@ -30,9 +30,8 @@ func (r *run) fail(invariant int, format string, args ...any) {
 type floor struct {
 	pos     pos // answered or read
 	at      time.Duration
-	acked   pos           // answered
-	flushed pos           // before a Flush that was answered
-	back    time.Duration // when power cuts last took something of it; 0: never
+	acked   pos // answered
+	flushed pos // before a Flush that was answered
 }
 
 // raise: n has answered that a block is at p. Who goes on after a pause answers by what it has heard in it, and since
@@ -40,7 +39,7 @@ type floor struct {
 func (r *run) raise(n *node, block int, p pos) {
 	f := &r.floors[block]
 	switch {
-	case !f.pos.less(p), n.resuming && f.back != 0 && f.back >= n.since:
+	case !f.pos.less(p), n.resuming && r.forgotten(n.since):
 		return
 	case n.resuming:
 		f.pos, f.at = p, n.since
@@ -228,7 +227,7 @@ func (r *run) checkPromoted(n *node, v *replica.View) {
 func (r *run) setBack(block int, p pos) {
 	if f := &r.floors[block]; p.less(f.pos) {
 		r.Losses++
-		f.pos, f.acked, f.back = p, p, r.now
+		f.pos, f.acked = p, p
 	}
 }
 
