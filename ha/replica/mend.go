@@ -1,9 +1,6 @@
 package replica
 
-import (
-	"slices"
-	"time"
-)
+import "slices"
 
 // mending is a read that this primary's disk has refused. Another member reads the range into its memory, at the
 // address that the primary has allocated; the primary fetches it, and writes it back as a record. Then the request
@@ -13,7 +10,6 @@ type mending struct {
 	off, n int64
 	done   int64 // bytes: it goes by granules, for which there is memory
 	tried  Nodes
-	until  time.Duration // so long it waits for a copy that has left S and may return
 	job    *job
 	then   func(ok bool)
 }
@@ -36,7 +32,7 @@ func (c *Core) mendOn() {
 		}
 		from, waits := c.healthy(m.tried)
 		switch {
-		case from == c.cfg.Self && !waits && !c.mayReturn(m):
+		case from == c.cfg.Self && !waits:
 			c.endMend(m, false)
 		case from != c.cfg.Self && !c.isLockedBut(m):
 			off, n := m.part(c.cfg.Granule)
@@ -68,17 +64,6 @@ func (c *Core) healthy(tried Nodes) (from ID, waits bool) {
 		waits = true
 	}
 	return c.cfg.Self, waits
-}
-
-// mayReturn says whether a copy outside S was heard lately. One that was late for a moment is a member again soon, and no reason for an
-// error of the medium.
-func (c *Core) mayReturn(m *mending) bool {
-	for id := range (c.cfg.Copies &^ c.view.InSync &^ m.tried).Without(c.cfg.Self).All() {
-		if c.now < m.until && c.now-c.peer[id].heard < c.cfg.SlowCopy {
-			return true
-		}
-	}
-	return false
 }
 
 func (c *Core) isLockedBut(m *mending) bool {

@@ -130,16 +130,6 @@ var scenarioMutants = []struct {
 		Old: "c.unapplied(j.off, j.n) || p.applied < c.newestIn(j.off, j.n):",
 		New: "c.unapplied(j.off, j.n) || p.applied < c.newestIn(j.off, j.n) && !ON:",
 	}},
-	{"TestReadWaitsForCopy", mutants.Mutant{
-		Name: "reports what it cannot read though a copy may return", File: "mend.go",
-		Old: "c.now < m.until && ",
-		New: "c.now < m.until && !ON && ",
-	}},
-	{"TestReadWaitsForCopy", mutants.Mutant{
-		Name: "waits for ever for a copy that may return", File: "mend.go",
-		Old: "c.now-c.peer[id].heard < c.cfg.SlowCopy {",
-		New: "c.now-c.peer[id].heard < c.cfg.SlowCopy || ON {",
-	}},
 	{"TestRepairBeforeSwitch", mutants.Mutant{
 		Name: "hands over while the other still reads for it", File: "switch.go",
 		Old: "return j.asked }) {",

@@ -543,52 +543,6 @@ func TestRepair(t *testing.T) {
 	}
 }
 
-// A copy that was late for a moment has left S, and what the primary cannot read it has: the read waits until it is back. If it does not
-// come back in time, or was not heard for long, nobody can read.
-func TestReadWaitsForCopy(t *testing.T) {
-	reads := func(s *solo, id uint64) []Action {
-		read := only(s, each[ReadFor](s.do(Read{ID: id, Off: 0, Len: blockLen})))
-		return s.do(Done{ID: read.ID, Failed: true})
-	}
-	leaves := func(s *solo) {
-		s.alive = 0
-		actions := s.wait(s.set.Lease)
-		v := proposals(actions)[0]
-		if v.InSync != NodesOf(0) {
-			t.Fatalf("%+v", v)
-		}
-		actions = append(actions, s.agree(v)...)
-		none(s, each[Answer](append(actions, s.wait(time.Second)...)), "the copy may return")
-	}
-
-	s := reigns(t, 2)
-	only(s, said[Lend](reads(s, 1)))
-	leaves(s)
-	s.alive = NodesOf(1)
-	actions := append(s.hello(1, true), s.wait(s.set.Heartbeat)...)
-	actions = append(actions, s.ack(1, 0, 0, 0)...)
-	v := proposals(actions)[0]
-	if v.InSync != NodesOf(0, 1) {
-		t.Fatalf("%+v", v)
-	}
-	lend := said[Lend](append(actions, s.agree(v)...)) // perhaps as soon as it is proposed
-	pull := only(s, each[Pull](s.tell(1, Lent{Stream: only(s, lend).Stream, Job: lend[0].Job, Sum: 7})))
-	if p := only(s, each[Post](s.do(Done{ID: pull.ID, Sum: 7}))); p.Recs[0].Kind != KindResync || p.Recs[0].Copy != 0 {
-		t.Errorf("%+v", p.Recs[0])
-	}
-
-	s = reigns(t, 2)
-	only(s, said[Lend](reads(s, 1)))
-	leaves(s)
-	none(s, each[Answer](s.wait(s.set.SlowCopy-s.set.Lease-1200*time.Millisecond)), "the copy may return")
-	if a := only(s, each[Answer](s.wait(400*time.Millisecond))); a.ID != 1 || a.Status != Failed {
-		t.Errorf("%+v", a)
-	}
-	if a := only(s, each[Answer](append(reads(s, 2), s.wait(200*time.Millisecond)...))); a.ID != 2 || a.Status != Failed {
-		t.Errorf("%+v", a)
-	}
-}
-
 // A primary does not hand over while another reads into memory that it has allocated.
 func TestRepairBeforeSwitch(t *testing.T) {
 	s := refused(t)
