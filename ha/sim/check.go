@@ -113,25 +113,26 @@ func (n *node) has(p pos) bool {
 	case n.core != nil:
 		return n.core.Has(p.term, p.seq)
 	case n.left != nil:
-		return isIn(n.left, p)
+		return p.seq <= n.left.Base || isIn(n.left, p)
 	}
 	return false
 }
 
+// isIn says whether a log has a record.
 func isIn(m *replica.Memory, p pos) bool {
-	if p.seq <= m.Base {
-		return true
-	}
 	i := p.seq - m.Base - 1
-	return i < uint64(len(m.Log)) && m.Log[i].Term == p.term
+	return p.seq > m.Base && i < uint64(len(m.Log)) && m.Log[i].Term == p.term
 }
 
 func quorum(cfg *replica.Config, v *replica.View) int { return min(cfg.Quorum, v.InSync.Len()) }
 
-// hasLost says whether a node lost its power after a floor was there, or while it held what the floor is: who was told
+// underWay is how long after a power cut others may still act on what the node has told before.
+const underWay = 50 * time.Millisecond
+
+// hasLost says whether a node lost its power after a floor was there, or a moment before while it held what the floor is: who was told
 // that it does tells the host a moment later. It may lack what was not flushed.
 func (n *node) hasLost(f *floor) bool {
-	return n.wasAt != 0 && (n.wasAt >= f.at || n.cutOff != nil && isIn(n.cutOff, f.pos))
+	return n.wasAt != 0 && (n.wasAt >= f.at || n.wasAt >= f.at-underWay && n.cutOff != nil && isIn(n.cutOff, f.pos))
 }
 
 // lost counts the members that have.
@@ -207,13 +208,11 @@ func (r *run) checkPromoted(n *node, v *replica.View) {
 	for b := range r.floors {
 		f := &r.floors[b]
 		p := n.content(b)
-		if f.pos.term > v.Term { // the view is not the newest any more: this primary answers nothing
-			continue
-		}
-		if p.less(f.flushed) {
+		// If a floor is of a later term the view is not the newest any more: this primary answers nothing.
+		if f.flushed.term <= v.Term && p.less(f.flushed) {
 			r.fail(9, "block %d of the new primary %d is at %v, and %v was flushed", b, n.id, p, f.flushed)
 		}
-		if !p.less(f.pos) {
+		if f.pos.term > v.Term || !p.less(f.pos) {
 			continue
 		}
 		if lost := r.lost(old.InSync, f); lost < quorum(&r.cfg, &old) {

@@ -337,7 +337,7 @@ func (n *node) kill() {
 	n.core = nil
 	n.killedDisk()
 	clear(n.grants[:])
-	n.died(n, n.between(time.Millisecond, 50*time.Millisecond))
+	n.died(n, n.between(time.Millisecond, underWay))
 }
 
 // powerCut ends everything.
