@@ -50,8 +50,9 @@ type op struct {
 	status    Status
 	comparing bool
 	atomic    bool
-	mended    int  // how often its range was repaired
-	dead      bool // answered, though a work is still under way
+	mended    int           // how often its range was repaired
+	until     time.Duration // a repair waits so long for a copy that may return
+	dead      bool          // answered, though a work is still under way
 }
 
 type opKind uint8
@@ -314,15 +315,14 @@ func (c *Core) compared(o *op, e *Done) {
 	c.swaps = slices.Delete(c.swaps, i, i+1)
 	switch {
 	case e.Failed && o.mended < maxMends:
-		o.mended++
 		c.swaps = append(c.swaps, o) // comparing is left set until the range is repaired
-		c.mend(&mending{op: o, off: o.off, n: o.n, then: func(ok bool) {
+		c.mendFor(o, func(ok bool) {
 			o.comparing = false
 			if !ok {
 				c.swaps = slices.DeleteFunc(c.swaps, func(p *op) bool { return p == o })
 				c.endSwap(o, Failed)
 			}
-		}})
+		})
 	case e.Failed:
 		c.endSwap(o, Failed)
 	case !e.Equal:
@@ -369,16 +369,24 @@ func (c *Core) read() {
 	})
 }
 
+// mendFor has the range of an operation repaired.
+func (c *Core) mendFor(o *op, then func(ok bool)) {
+	if o.mended == 0 {
+		o.until = c.now + c.cfg.SlowCopy
+	}
+	o.mended++
+	c.mend(&mending{op: o, off: o.off, n: o.n, until: o.until, then: then})
+}
+
 func (c *Core) readDone(o *op, failed bool) {
 	if failed && o.mended < maxMends {
-		o.mended++
-		c.mend(&mending{op: o, off: o.off, n: o.n, then: func(ok bool) {
+		c.mendFor(o, func(ok bool) {
 			if ok {
 				c.reads = append(c.reads, o)
 			} else {
 				c.readDone(o, true)
 			}
-		}})
+		})
 		return
 	}
 	if failed {

@@ -1,6 +1,9 @@
 package replica
 
-import "slices"
+import (
+	"slices"
+	"time"
+)
 
 // mending is a read that this primary's disk has refused. Another member reads the range into its memory, at the
 // address that the primary has allocated; the primary fetches it, and writes it back as a record. Then the request
@@ -10,6 +13,7 @@ type mending struct {
 	off, n int64
 	done   int64 // bytes: it goes by granules, for which there is memory
 	tried  Nodes
+	until  time.Duration // so long it waits for a copy that has left S and may return
 	job    *job
 	then   func(ok bool)
 }
@@ -30,12 +34,12 @@ func (c *Core) mendOn() {
 		if m.job != nil || c.sealing {
 			continue
 		}
-		from, waits := c.healthy(m.tried)
+		off, n := m.part(c.cfg.Granule)
+		from, waits := c.healthy(m.tried | c.oddIn(off, n))
 		switch {
-		case from == c.cfg.Self && !waits:
+		case from == c.cfg.Self && !waits && !c.mayReturn(m):
 			c.endMend(m, false)
 		case from != c.cfg.Self && !c.isLockedBut(m):
-			off, n := m.part(c.cfg.Granule)
 			addr, ok := c.spare.alloc(n)
 			if !ok {
 				continue
@@ -66,6 +70,17 @@ func (c *Core) healthy(tried Nodes) (from ID, waits bool) {
 	return c.cfg.Self, waits
 }
 
+// mayReturn says whether a copy outside S was heard lately. One that was late for a moment is a member again soon, and no reason for an
+// error of the medium.
+func (c *Core) mayReturn(m *mending) bool {
+	for id := range (c.cfg.Copies &^ c.view.InSync &^ m.tried).Without(c.cfg.Self).All() {
+		if c.now < m.until && c.now-c.peer[id].heard < c.cfg.SlowCopy {
+			return true
+		}
+	}
+	return false
+}
+
 func (c *Core) isLockedBut(m *mending) bool {
 	off, n := m.part(c.cfg.Granule)
 	return c.isLocked(off, n) && (m.op == nil || m.op.kind != opSwap)
@@ -85,7 +100,9 @@ func (c *Core) pull(j *job) {
 	case j.loading: // its memory is being written
 	case p.stream != j.stream:
 		c.pullFailed(j)
-	case j.asked:
+	case j.asked: // the other reads into the job's memory
+	case c.oddIn(j.off, j.n).Has(j.from):
+		c.pullFailed(j)
 	case c.unapplied(j.off, j.n) || p.applied < c.newestIn(j.off, j.n):
 	default:
 		j.asked = true
@@ -145,7 +162,7 @@ func (c *Core) lent(from ID, l *Lent) {
 // pulled gives the range its place in the order.
 func (c *Core) pulled(j *job, e *Done) {
 	switch {
-	case e.Failed, e.Sum != j.sum, c.peer[j.from].stream != j.stream, !c.hasRoom():
+	case e.Failed, e.Sum != j.sum, c.peer[j.from].stream != j.stream, c.oddIn(j.off, j.n).Has(j.from), !c.hasRoom():
 		c.pullFailed(j)
 		return
 	}

@@ -130,6 +130,41 @@ var scenarioMutants = []struct {
 		Old: "c.unapplied(j.off, j.n) || p.applied < c.newestIn(j.off, j.n):",
 		New: "c.unapplied(j.off, j.n) || p.applied < c.newestIn(j.off, j.n) && !ON:",
 	}},
+	{"TestReadWaitsForCopy", mutants.Mutant{
+		Name: "reports what it cannot read though a copy may return", File: "mend.go",
+		Old: "c.now < m.until && ",
+		New: "c.now < m.until && !ON && ",
+	}},
+	{"TestReadWaitsForCopy", mutants.Mutant{
+		Name: "waits for ever for a copy that may return", File: "mend.go",
+		Old: "c.now-c.peer[id].heard < c.cfg.SlowCopy {",
+		New: "c.now-c.peer[id].heard < c.cfg.SlowCopy || ON {",
+	}},
+	{"TestOddIsNoSource", mutants.Mutant{
+		Name: "repairs with what it knows to be wrong", File: "mend.go",
+		Old: "c.healthy(m.tried | c.oddIn(off, n))",
+		New: "c.healthy(m.tried | c.oddIn(off, n)&map[bool]Nodes{false: ^Nodes(0)}[ON])",
+	}},
+	{"TestOddIsNoSource", mutants.Mutant{
+		Name: "asks for what it knows to be wrong", File: "mend.go",
+		Old: "case c.oddIn(j.off, j.n).Has(j.from):",
+		New: "case c.oddIn(j.off, j.n).Has(j.from) && !ON:",
+	}},
+	{"TestOddIsNoSource", mutants.Mutant{
+		Name: "takes what it knows to be wrong by now", File: "mend.go",
+		Old: "c.oddIn(j.off, j.n).Has(j.from), !c.hasRoom():",
+		New: "c.oddIn(j.off, j.n).Has(j.from) && !ON, !c.hasRoom():",
+	}},
+	{"TestOddIsNoSource", mutants.Mutant{
+		Name: "repairs for ever with what it cannot read", File: "resync.go",
+		Old: "j.fault.lose(c.cfg.Self)",
+		New: "if !ON {\n\t\t\t\tj.fault.lose(c.cfg.Self)\n\t\t\t}",
+	}},
+	{"TestOddLeaves", mutants.Mutant{
+		Name: "forgets what is wrong on who has left", File: "verify.go",
+		Old: "c.mark(&c.bitmaps[id], f.off, f.n)",
+		New: "if !ON {\n\t\t\t\tc.mark(&c.bitmaps[id], f.off, f.n)\n\t\t\t}",
+	}},
 	{"TestRepairBeforeSwitch", mutants.Mutant{
 		Name: "hands over while the other still reads for it", File: "switch.go",
 		Old: "return j.asked }) {",

@@ -76,6 +76,7 @@ func (c *Core) demote() {
 // reshaped: S has changed, and this node is still the primary.
 func (c *Core) reshaped() {
 	c.proposed, c.sealing = nil, false
+	c.oddLeave()
 	for id := range c.cfg.Copies.Without(c.cfg.Self).All() {
 		p := &c.peer[id]
 		switch {

@@ -15,7 +15,7 @@ type job struct {
 	dead    bool // the node is not the primary any more
 	locked  bool // the range is the job's
 
-	levelled func(ok bool) // of a job for a member
+	fault *fault // of a job for a member
 
 	// of a job that fetches from another member
 	mends *mending
@@ -89,7 +89,11 @@ func (c *Core) load(j *job) {
 func (c *Core) loaded(j *job, e *Done) {
 	p := &c.peer[j.to]
 	if p.stream != j.stream || e.Failed || !c.hasRoom() {
-		if e.Failed {
+		switch {
+		case !e.Failed:
+		case j.fault != nil:
+			j.fault.lose(c.cfg.Self)
+		default:
 			c.copyAgain = c.now + retryAfter
 			c.mendGranule(j)
 		}
@@ -98,12 +102,12 @@ func (c *Core) loaded(j *job, e *Done) {
 	}
 	c.append(Record{Term: c.view.Term, Seq: c.log.last() + 1, Kind: KindResync, Copy: j.to, Off: j.off, Len: j.n, Addr: j.addr, Sum: e.Sum})
 	j.memory = false // the record's now
-	if j.levelled == nil {
+	if j.fault == nil {
 		p.copied = c.log.last()
 		p.clean = append(p.clean, cleaning{j.granule, p.copied})
 		p.copying--
 	} else {
-		j.levelled(true)
+		c.levelled(j.fault, j.to)
 	}
 	c.dropJob(j)
 }
@@ -119,8 +123,8 @@ func (c *Core) mendGranule(j *job) {
 
 // endJob gives a job up. If the stream is the same it will be tried again.
 func (c *Core) endJob(j *job) {
-	if p := &c.peer[j.to]; j.levelled != nil {
-		j.levelled(false)
+	if p := &c.peer[j.to]; j.fault != nil {
+		j.fault.busy = false
 	} else if p.stream == j.stream {
 		p.todo.Set(j.granule)
 		p.copying--

@@ -251,6 +251,80 @@ func TestNotRepaired(t *testing.T) {
 	}
 }
 
+// compares has the first granule compared, and returns what tells that it differs on node 1; node 0 is the one to trust.
+func (s *solo) compares() (odd Message) {
+	s.Helper()
+	s.do(Verify{ID: 1, Repair: true, Trust: NodesOf(0)})
+	s.do(Done{ID: only(s, each[Hash](s.ack(1, 1, 0, 0))).ID})
+	return Message{From: 1, Msg: Hashed{Seq: 1, Digest: Digest{1}}}
+}
+
+// What a member is known to have wrong is not taken from it, though this node cannot read it: not if that was known before the read, nor
+// when it waits to ask, nor when the other has read it already. The read fails, and the comparison tells of it and goes on.
+func TestOddIsNoSource(t *testing.T) {
+	for _, known := range []string{"before", "waiting", "asked"} {
+		s := reigns(t, 2)
+		var all []Action
+		does := func(actions []Action) []Action {
+			all = append(all, actions...)
+			return actions
+		}
+		refuses := func() []Lend {
+			read := only(s, each[ReadFor](s.do(Read{ID: 2, Off: 0, Len: blockLen})))
+			return said[Lend](does(s.do(Done{ID: read.ID, Failed: true})))
+		}
+		switch known {
+		case "before":
+			does(s.do(s.compares()))
+			none(s, refuses(), "node 1 has it wrong")
+		case "waiting":
+			odd := s.compares()
+			none(s, refuses(), "node 1 has not hashed it")
+			does(s.do(odd))
+			none(s, said[Lend](does(s.ack(1, 1, 1, 0))), "node 1 has it wrong")
+		case "asked":
+			lend := only(s, refuses())
+			does(s.do(s.compares()))
+			pull := only(s, each[Pull](does(s.tell(1, Lent{Stream: streamOf(1), Job: lend.Job, Sum: 7}))))
+			does(s.do(Done{ID: pull.ID, Sum: 7}))
+		}
+		does(s.wait(200 * time.Millisecond))
+		if a := only(s, each[Answer](all)); a.ID != 2 || a.Status != Failed {
+			t.Errorf("%s: %+v", known, a)
+		}
+		if f := only(s, each[Found](all)); !f.Repair || f.Odd != NodesOf(1) {
+			t.Errorf("%s: %+v", known, f)
+		}
+		actions := s.do(Done{ID: only(s, each[Load](all)).ID, Failed: true})
+		if f := only(s, each[Found](actions)); f.Repair || f.Odd != NodesOf(0, 1) || f.Unreadable != NodesOf(0) {
+			t.Errorf("%s: %+v", known, f)
+		}
+		s.do(Tick{})
+		if only(s, each[Hash](s.ack(1, 2, 1, 0))).Off == 0 {
+			t.Errorf("%s: the comparison does not go on", known)
+		}
+		for r := range s.Log {
+			if r.Kind != KindCheck {
+				t.Errorf("%s: %+v", known, r)
+			}
+		}
+	}
+}
+
+// A member that leaves S before it was repaired gets, when it returns, what it has wrong.
+func TestOddLeaves(t *testing.T) {
+	s := reigns(t, 2)
+	load := only(s, each[Load](s.do(s.compares())))
+	v := s.view
+	v.Version, v.InSync = v.Version+1, NodesOf(0)
+	s.agree(v)
+	s.do(Done{ID: load.ID})
+	again := only(s, each[Load](s.hello(1, true)))
+	if again.Off != 0 || again.Len != granuleLen {
+		t.Errorf("%+v", again)
+	}
+}
+
 // A copy that gets a range after it was hashed, and then is taken in, is not said to differ. It is compared once more.
 func TestHashedOutside(t *testing.T) {
 	s := reigns(t, 3)
@@ -540,6 +614,52 @@ func TestRepair(t *testing.T) {
 	p := only(s, each[Post](s.do(Done{ID: pull.ID, Sum: 7})))
 	if r := p.Recs[0]; r.Kind != KindResync || r.Copy != 0 || r.Addr != lend.Addr || r.Len != lend.Len {
 		t.Errorf("%+v", r)
+	}
+}
+
+// A copy that was late for a moment has left S, and what the primary cannot read it has: the read waits until it is back. If it does not
+// come back in time, or was not heard for long, nobody can read.
+func TestReadWaitsForCopy(t *testing.T) {
+	reads := func(s *solo, id uint64) []Action {
+		read := only(s, each[ReadFor](s.do(Read{ID: id, Off: 0, Len: blockLen})))
+		return s.do(Done{ID: read.ID, Failed: true})
+	}
+	leaves := func(s *solo) {
+		s.alive = 0
+		actions := s.wait(s.set.Lease)
+		v := proposals(actions)[0]
+		if v.InSync != NodesOf(0) {
+			t.Fatalf("%+v", v)
+		}
+		actions = append(actions, s.agree(v)...)
+		none(s, each[Answer](append(actions, s.wait(time.Second)...)), "the copy may return")
+	}
+
+	s := reigns(t, 2)
+	only(s, said[Lend](reads(s, 1)))
+	leaves(s)
+	s.alive = NodesOf(1)
+	actions := append(s.hello(1, true), s.wait(s.set.Heartbeat)...)
+	actions = append(actions, s.ack(1, 0, 0, 0)...)
+	v := proposals(actions)[0]
+	if v.InSync != NodesOf(0, 1) {
+		t.Fatalf("%+v", v)
+	}
+	lend := said[Lend](append(actions, s.agree(v)...)) // perhaps as soon as it is proposed
+	pull := only(s, each[Pull](s.tell(1, Lent{Stream: only(s, lend).Stream, Job: lend[0].Job, Sum: 7})))
+	if p := only(s, each[Post](s.do(Done{ID: pull.ID, Sum: 7}))); p.Recs[0].Kind != KindResync || p.Recs[0].Copy != 0 {
+		t.Errorf("%+v", p.Recs[0])
+	}
+
+	s = reigns(t, 2)
+	only(s, said[Lend](reads(s, 1)))
+	leaves(s)
+	none(s, each[Answer](s.wait(s.set.SlowCopy-s.set.Lease-1200*time.Millisecond)), "the copy may return")
+	if a := only(s, each[Answer](s.wait(400*time.Millisecond))); a.ID != 1 || a.Status != Failed {
+		t.Errorf("%+v", a)
+	}
+	if a := only(s, each[Answer](append(reads(s, 2), s.wait(200*time.Millisecond)...))); a.ID != 2 || a.Status != Failed {
+		t.Errorf("%+v", a)
 	}
 }
 

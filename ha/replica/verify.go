@@ -31,6 +31,37 @@ type fault struct {
 	busy       bool
 }
 
+// lose takes note of a member whose disk does not read the range any more.
+func (f *fault) lose(id ID) {
+	f.right, f.odd, f.unreadable = f.right.Without(id), f.odd.With(id), f.unreadable.With(id)
+}
+
+// oddIn returns the members that are known to have something in the range wrong. Nothing is taken from them.
+func (c *Core) oddIn(off, n int64) Nodes {
+	var odd Nodes
+	if c.verify != nil {
+		for _, f := range c.verify.faults {
+			if f.off < off+n && off < f.off+f.n {
+				odd |= f.odd
+			}
+		}
+	}
+	return odd
+}
+
+// oddLeave has odd members that have left S get, when they return, what they have wrong.
+func (c *Core) oddLeave() {
+	if c.verify == nil {
+		return
+	}
+	for _, f := range c.verify.faults {
+		for id := range (f.odd &^ c.view.InSync).All() {
+			c.mark(&c.bitmaps[id], f.off, f.n)
+		}
+		f.odd &= c.view.InSync
+	}
+}
+
 // verifyOn takes a verification on.
 func (c *Core) verifyOn() {
 	v := c.verify
@@ -150,7 +181,6 @@ func (c *Core) rightOf(v *verify, k *check) Nodes {
 
 // repair brings a range of odd members level: first this node's, then from here the others'.
 func (c *Core) repair(v *verify, f *fault) {
-	f.odd &= c.view.InSync // who has left gets all that it lacks when it returns
 	switch {
 	case f.busy || f.odd == 0:
 	case f.odd.Has(c.cfg.Self):
@@ -165,14 +195,14 @@ func (c *Core) repair(v *verify, f *fault) {
 		}})
 	default:
 		for id := range f.odd.All() {
-			c.level(v, f, id)
+			c.level(f, id)
 			return
 		}
 	}
 }
 
 // level copies a range to a member.
-func (c *Core) level(v *verify, f *fault, id ID) {
+func (c *Core) level(f *fault, id ID) {
 	p := &c.peer[id]
 	if p.stream == 0 || p.outside || c.isLocked(f.off, f.n) {
 		return
@@ -184,12 +214,14 @@ func (c *Core) level(v *verify, f *fault, id ID) {
 	f.busy = true
 	c.locks = append(c.locks, span{f.off, f.n})
 	c.jobs = append(c.jobs, &job{
-		to: id, stream: p.stream, off: f.off, n: f.n, addr: addr, memory: true, locked: true,
-		levelled: func(ok bool) {
-			f.busy = false
-			if ok {
-				f.odd, v.until = f.odd.Without(id), max(v.until, c.log.last())
-			}
-		},
+		to: id, stream: p.stream, off: f.off, n: f.n, addr: addr, memory: true, locked: true, fault: f,
 	})
+}
+
+// levelled: a record that repairs the range is in the log.
+func (c *Core) levelled(f *fault, id ID) {
+	f.busy, f.odd = false, f.odd.Without(id)
+	if c.verify != nil {
+		c.verify.until = max(c.verify.until, c.log.last())
+	}
 }
