@@ -121,25 +121,9 @@ func (j *journal) save(list []whole) (err error) {
 // replace is for a file of which something may still be needed.
 func (j *journal) replace(b []byte) error {
 	j.close()
-	f, err := j.fsys.Create(journalNew)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteAt(b, 0)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err == nil {
-		err = j.fsys.Rename(journalNew, journalName)
-	}
-	if err == nil {
-		err = j.fsys.SyncDir()
-	}
-	if err != nil {
-		return errors.Join(err, f.Close())
-	}
+	f, err := replaceFile(j.fsys, journalName, journalNew, b)
 	j.file = f
-	return nil
+	return err
 }
 
 func (j *journal) close() {

@@ -218,28 +218,38 @@ func (m *metadata) save(s *saving) error {
 func (m *metadata) renew() error {
 	m.broken = true
 	b := metaRecord(m.all)
-	f, err := m.fsys.Create(metaNew)
+	f, err := replaceFile(m.fsys, metaName, metaNew, b)
 	if err != nil {
 		return fmt.Errorf("the metadata of the copy cannot be written: %w", err)
-	}
-	_, err = f.WriteAt(b, 0)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err == nil {
-		err = m.fsys.Rename(metaNew, metaName)
-	}
-	if err == nil {
-		err = m.fsys.SyncDir()
-	}
-	if err != nil {
-		return errors.Join(fmt.Errorf("the metadata of the copy cannot be written: %w", err), f.Close())
 	}
 	if m.file != nil {
 		_ = m.file.Close() // nothing of it is needed any more
 	}
 	m.file, m.at, m.grown, m.broken = f, int64(len(b)), 0, false
 	return nil
+}
+
+// replaceFile has a file hold b, durably, by way of another that takes its place: whenever the power goes it has all of b, or what was
+// there before. It returns the file, open.
+func replaceFile(fsys quorum.FS, name, another string, b []byte) (quorum.File, error) {
+	f, err := fsys.Create(another)
+	if err != nil {
+		return nil, err
+	}
+	_, err = f.WriteAt(b, 0)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err == nil {
+		err = fsys.Rename(another, name)
+	}
+	if err == nil {
+		err = fsys.SyncDir()
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
 }
 
 func (m *metadata) close() error { return m.file.Close() }
