@@ -147,11 +147,22 @@ func TestManyAnswers(t *testing.T) {
 	r.end()
 }
 
-// clog has the socket full of answers that the peer does not read.
+// clog has the socket full of answers that the peer does not read, and more waiting than both ends of it can ever take: a socket
+// that has no room now has some later, when the peer's end has acknowledged, or made room itself.
 func (r *rig) clog() {
+	const room = 64 << 10
+	for _, err := range []error{r.tc.SetWriteBuffer(room), r.peer.SetReadBuffer(room)} {
+		if err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	answer := func() { r.Answer(&command{answer: [][]byte{make([]byte, room)}}) }
 	for !r.Out.Blocked() {
-		r.Answer(&command{answer: [][]byte{make([]byte, 64<<10)}})
+		answer()
 		r.Flush()
+	}
+	for range 64 {
+		answer()
 	}
 }
 
