@@ -1,6 +1,8 @@
 package nvmf
 
 import (
+	"slices"
+
 	"oneshot/nvme"
 	"oneshot/volume"
 )
@@ -19,6 +21,7 @@ type copying struct {
 	ranges []volume.Range // sources, bytes of the volume
 	at     int            // the current one
 	done   int64          // bytes of it
+	term   uint64         // in which all of it takes place
 	to     int64          // where it goes
 }
 
@@ -41,7 +44,7 @@ func (t *Task) copy() volume.Next {
 
 // copyRanges has the list of sources. Nothing is copied if one of them is bad.
 func (t *Task) copyRanges() volume.Next {
-	n, c := t.path.ns, new(copying)
+	n, c := t.path.ns, &copying{term: t.r.Term()}
 	blocks, sum, largest := n.blocks.Load(), uint64(0), int64(0)
 	for list := t.data[0][:t.n]; len(list) > 0; list = list[nvme.CopyRangeLen:] {
 		lba, count := nvme.ParseCopyRange(list)
@@ -80,7 +83,7 @@ func (t *Task) copyNext() volume.Next {
 	}
 	t.n = min(c.ranges[c.at].N-c.done, int64(t.r.Leased()))
 	t.off = c.ranges[c.at].Off + c.piece(t.n)
-	return t.r.CopyRead(t.path.ns.v, t.off, t.n, t.before((*Task).copyHave))
+	return t.r.CopyRead(t.path.ns.v, c.term, t.off, t.n, t.before((*Task).copyHave))
 }
 
 // piece is the offset of the next piece of n bytes in the current range, from its end where its beginning would overwrite what is still to be
@@ -98,7 +101,7 @@ func (t *Task) copyHave() volume.Next {
 		return t.copyFailed()
 	}
 	t.off = c.to + c.piece(t.n)
-	return t.r.CopyWrite(t.path.ns.v, t.off, t.n, false, t.before((*Task).copyWritten))
+	return t.r.CopyWrite(t.path.ns.v, c.term, t.off, t.n, false, t.before((*Task).copyWritten))
 }
 
 func (t *Task) copyWritten() volume.Next {
@@ -112,5 +115,21 @@ func (t *Task) copyWritten() volume.Next {
 // copyFailed ends the command, and says which range is the first that was not copied.
 func (t *Task) copyFailed() volume.Next {
 	t.CQE.DW0 = uint32(t.copying.at)
+	if moved(t.r.Err) && t.copying.overlaps() {
+		return t.end(nvme.InternalError | nvme.DNR) // done again it would read what it has written
+	}
 	return t.storeFailed()
+}
+
+// overlaps reports whether the copy writes what it reads.
+func (c *copying) overlaps() bool {
+	from, to := c.to, c.to // of the destination
+	for i, r := range c.ranges {
+		if i < c.at {
+			from -= r.N
+		} else {
+			to += r.N
+		}
+	}
+	return slices.ContainsFunc(c.ranges, func(r volume.Range) bool { return r.Off < to && from < r.Off+r.N })
 }

@@ -14,9 +14,44 @@ import (
 type moving struct {
 	backend.Store
 	term atomic.Uint64
+	next uint64 // unless it is 0, the term after the next read: others have served the bytes meanwhile
 }
 
 func (m *moving) Term() uint64 { return m.term.Load() }
+
+func (m *moving) Submit(op *backend.Op) bool {
+	if m.term.Load() == 0 || op.Term != 0 && op.Term != m.term.Load() {
+		op.Err = &backend.MovedError{Name: "the test's"}
+		return true
+	}
+	done := m.Store.Submit(op)
+	if op.Kind == backend.Read && m.next != 0 {
+		m.term.Store(m.next)
+		m.next = 0
+	}
+	return done
+}
+
+// A copy does not write in a later term than that in which it began: others may have done it then, and written its destination again.
+func TestCopyInOneTerm(t *testing.T) {
+	var store *moving
+	_, h, _, model := bigTarget(t, func(s backend.Store) backend.Store {
+		store = &moving{Store: s}
+		store.term.Store(5)
+		return store
+	})
+	for to, want := range map[uint64]nvme.Status{64: nvme.PathInTransition, 4: nvme.InternalError | nvme.DNR} {
+		c, list := copyOf(to, [2]uint64{0, 8})
+		store.next = store.Term() + 2
+		if a := h.do(c, len(list), list, true); a.Status != want {
+			t.Errorf("to block %d, over a change of the term: %v", to, a.Status)
+		}
+		h.wantBytes(model)
+		h.must(c, len(list), list, true)
+		copy(model[to*512:], model[:8*512])
+		h.wantBytes(model)
+	}
+}
 
 // Commands for a volume that another node serves end with the status of a path in transition, which hosts take elsewhere, and are no errors.
 // What each node would have to remember is not there: Sanitize.

@@ -91,7 +91,7 @@ func TestBatchElsewhere(t *testing.T) {
 	var elsewhere Task
 	elsewhere.Owner, elsewhere.Nexus, elsewhere.itl, elsewhere.lu, elsewhere.cmd = b.owner, b.nexus, task.itl, task.lu, task.cmd
 	elsewhere.r.Begin(&elsewhere, task.lu.v, 512, mem.MaxLease, true, false)
-	if next := elsewhere.r.CopyWrite(lu.v, 0, 512, true, elsewhere.before((*Task).transferred)); next != Wait || other.more != 0 {
+	if next := elsewhere.r.CopyWrite(lu.v, 0, 0, 512, true, elsewhere.before((*Task).transferred)); next != Wait || other.more != 0 {
 		t.Errorf("%v: the operation waits for a kick that does not come", next)
 	}
 	other.complete()

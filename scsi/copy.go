@@ -25,14 +25,30 @@ type copyStep struct {
 	rod  *volume.Token // which the source belongs to, or nil
 }
 
+// overwrites reports whether the step writes what x reads.
+func (s *copyStep) overwrites(x *copyStep) bool {
+	return x.from != nil && x.from.v == s.to.v && s.dst < x.src+x.n && x.src < s.dst+s.n
+}
+
 // copying is a copy under way. The task has it.
 type copying struct {
 	steps  []copyStep
 	at     int   // the current step
 	done   int64 // bytes of it
 	result *copyResult
-	pinned []*volume.Volume
+	pinned []pinned
 	spent  *rodToken // is deleted when all is copied; may be nil
+}
+
+// pinned is a volume that a copy is about, and its term, in which all of the copy takes place.
+type pinned struct {
+	v    *volume.Volume
+	term uint64
+}
+
+// termOf is the term of a volume that is pinned.
+func (c *copying) termOf(v *volume.Volume) uint64 {
+	return c.pinned[slices.IndexFunc(c.pinned, func(p pinned) bool { return p.v == v })].term
 }
 
 // Sense data of copies that cannot go on (SPC-4 §6.4.6.1).
@@ -52,13 +68,17 @@ func (t *Task) startCopy(steps []copyStep, result *copyResult, spent *rodToken) 
 	for i := range steps {
 		s := &steps[i]
 		for _, lu := range []*LogicalUnit{s.from, s.to} {
-			if lu == nil || slices.Contains(c.pinned, lu.v) {
+			if lu == nil || slices.ContainsFunc(c.pinned, func(p pinned) bool { return p.v == lu.v }) {
 				continue
 			}
 			if !lu.v.Pin() {
 				return t.copyEnd(senseCopyUnreachable)
 			}
-			c.pinned = append(c.pinned, lu.v)
+			term := lu.v.Term() // before it is looked at what the nexus may do
+			if lu.v == t.lu.v {
+				term = t.r.Term()
+			}
+			c.pinned = append(c.pinned, pinned{lu.v, term})
 		}
 		if bad := t.copyAllowed(s); bad != (Sense{}) {
 			return t.copyEnd(bad)
@@ -133,7 +153,7 @@ func (t *Task) copyNext() Next {
 	}
 	t.n = min(s.n-c.done, int64(len(t.r.Data())))
 	t.lu = s.from
-	return t.r.CopyRead(s.from.v, s.src+s.next(c.done, t.n), t.n, t.before((*Task).copyHave))
+	return t.r.CopyRead(s.from.v, c.termOf(s.from.v), s.src+s.next(c.done, t.n), t.n, t.before((*Task).copyHave))
 }
 
 // next is the offset of the next piece of n bytes in the step.
@@ -159,7 +179,7 @@ func (t *Task) copyHave() Next {
 // copyInto writes the piece at offset off of the step's destination.
 func (t *Task) copyInto(s *copyStep, off int64) Next {
 	t.lu = s.to
-	return t.r.CopyWrite(s.to.v, s.dst+off, t.n, s.from == nil, t.before((*Task).copyWritten))
+	return t.r.CopyWrite(s.to.v, t.copying.termOf(s.to.v), s.dst+off, t.n, s.from == nil, t.before((*Task).copyWritten))
 }
 
 func (t *Task) copyWritten() Next {
@@ -176,10 +196,23 @@ func (t *Task) copyWritten() Next {
 func (t *Task) copyFailed() Next {
 	t.lu.log.storeError(t)
 	s := t.lu.senseOf(t.r.Err)
-	if s.Code == senseNoSpace.Code {
+	switch {
+	case s.Code == senseNoSpace.Code:
 		return t.copyEnd(senseNoSpace)
+	case s == senseTransition && t.copying.repeats():
+		return t.copyEnd(s)
 	}
 	return t.copyEnd(senseCopyFailed)
+}
+
+// repeats reports whether the copy may be done again from its beginning, whatever it has done: it writes nothing that it reads.
+func (c *copying) repeats() bool {
+	for i := range c.steps {
+		if slices.ContainsFunc(c.steps, func(x copyStep) bool { return c.steps[i].overwrites(&x) }) {
+			return false
+		}
+	}
+	return true
 }
 
 // copyEnd ends the command.
@@ -200,7 +233,7 @@ func (t *Task) copyEnd(s Sense) Next {
 func (t *Task) leaveCopy() {
 	t.lu = t.itl.lu
 	t.copying.result.end(Sense{Key: keyAbortedCommand}) // unless it has ended before
-	for _, v := range t.copying.pinned {
-		v.Unpin()
+	for _, p := range t.copying.pinned {
+		p.v.Unpin()
 	}
 }

@@ -553,7 +553,7 @@ func TestTokenEndsUnderCopy(t *testing.T) {
 func TestTokenEndsInFrontOfCopy(t *testing.T) {
 	b := newCopyBench(t, false)
 	task, list := b.copyReads()
-	made, s := b.target.copies.create(b.second, []volume.Range{{Off: 512, N: 512}}, time.Minute)
+	made, s := b.target.copies.create(b.second, 0, []volume.Range{{Off: 512, N: 512}}, time.Minute)
 	if s != (Sense{}) {
 		t.Fatal(s)
 	}
@@ -582,7 +582,7 @@ func TestTokenLifetime(t *testing.T) {
 			t.Errorf("too late: %05x", v)
 		}
 		for i := range maxRODTokens {
-			if _, s := b.target.copies.create(b.lu, []volume.Range{{N: 512}}, time.Second); s != (Sense{}) {
+			if _, s := b.target.copies.create(b.lu, 0, []volume.Range{{N: 512}}, time.Second); s != (Sense{}) {
 				t.Fatalf("token %d: %+v", i, s)
 			}
 		}

@@ -45,7 +45,7 @@ func (t *Task) inquiry() Next {
 		return t.reply([]byte{noDevice, page, 0, 0}, alloc)
 	}
 	for _, v := range vpdPages {
-		if v.code == page && v.of(t.lu) {
+		if v.code == page {
 			return t.reply(vpd(t.itl.peripheral(), page, v.body(t)), alloc)
 		}
 	}
@@ -79,9 +79,7 @@ func (t *Task) standardInquiry() []byte {
 			data[1] = 0x80 // RMB
 		}
 		data[5] = byte(lu.alua.tpgs) << 4 // TPGS
-		if lu.stays() {
-			data[5] |= 0x08 // 3PC
-		}
+		data[5] |= 0x08                   // 3PC
 		if lu.multiport() {
 			data[6] = 0x10 // MULTIP
 		}
@@ -111,18 +109,13 @@ type vpdPage struct {
 	body func(*Task) []byte
 }
 
-// of reports whether the unit has the page.
-func (v *vpdPage) of(lu *LogicalUnit) bool { return v.code != thirdPartyPage || lu.stays() }
-
-const thirdPartyPage = 0x8f
-
 func init() { // breaks the cycle: the page of supported pages lists the pages
 	vpdPages = []vpdPage{
 		{0x00, vpdSupported},
 		{0x80, vpdSerial},
 		{0x83, vpdIdentification},
 		{0x86, vpdExtended},
-		{thirdPartyPage, vpdThirdParty},
+		{0x8f, vpdThirdParty},
 		{0xb0, vpdBlockLimits},
 		{0xb1, vpdCharacteristics},
 		{0xb2, vpdProvisioning},
@@ -138,9 +131,7 @@ func vpd(peripheral, code byte, body []byte) []byte {
 func vpdSupported(t *Task) []byte {
 	var codes []byte
 	for _, v := range vpdPages {
-		if v.of(t.lu) {
-			codes = append(codes, v.code)
-		}
+		codes = append(codes, v.code)
 	}
 	return codes
 }

@@ -99,6 +99,61 @@ func TestWriteOfATermThatIsOver(t *testing.T) {
 	}
 }
 
+// TestCopyInOneTerm: a copy does not write in a later term than that in which it began: others may have done it then, and written
+// its destination again. It may be sent again unless it has overwritten what it reads.
+func TestCopyInOneTerm(t *testing.T) {
+	for _, c := range []struct {
+		to   uint64
+		want int
+	}{{100, codeTransition}, {12, 0xa0d01}} {
+		b, store := newMovingBench(t)
+		copy(store.data, pattern(1, len(store.data)))
+		was := bytes.Clone(store.data)
+		list := copyParameters(1, 0, [][]byte{identify(b.lu)}, [][]byte{blockSegment(0, 0, 4, 10, c.to)})
+		store.next = 7
+		if r := b.do(thirdPartyCDB(0x83, 0, 0, len(list)), list, 0); r.code() != c.want || !bytes.Equal(store.data, was) {
+			t.Errorf("to block %d, over a change of the term: %v, code %#x", c.to, r.status, r.code())
+		}
+		copy(was[c.to*512:], was[10*512:14*512])
+		if r := b.do(thirdPartyCDB(0x83, 0, 0, len(list)), list, 0); r.status != Good || !bytes.Equal(store.data, was) {
+			t.Errorf("to block %d, in one term: %v, code %#x", c.to, r.status, r.code())
+		}
+	}
+}
+
+// TestTokenOfOneTerm: what others may have written in between no token stands for.
+func TestTokenOfOneTerm(t *testing.T) {
+	b, store := newMovingBench(t)
+	copy(store.data, pattern(1, len(store.data)))
+	was := bytes.Clone(store.data)
+	token := func() []byte {
+		list := rangeList(16, [2]uint64{10, 4})
+		if r := b.do(thirdPartyCDB(0x83, 0x10, 1, len(list)), list, 0); r.status != Good {
+			t.Fatalf("POPULATE TOKEN: %v, code %#x", r.status, r.code())
+		}
+		r := b.do(thirdPartyCDB(0x84, 7, 1, 1024), nil, 1024)
+		return bytes.Clone(r.in[38:][:rodTokenLen])
+	}
+	use := func(token []byte) int {
+		list := useList(token, 0, 0, [2]uint64{100, 4})
+		return b.do(thirdPartyCDB(0x83, 0x11, 2, len(list)), list, 0).code()
+	}
+	old := token()
+	store.term = 7
+	if code := use(old); code != 0x52306 || !bytes.Equal(store.data, was) {
+		t.Errorf("a token of a former term: %#x", code)
+	}
+	now := token()
+	store.next = 9
+	if code := use(now); code != 0x52306 || !bytes.Equal(store.data, was) {
+		t.Errorf("a token whose term ends under the copy: %#x", code)
+	}
+	copy(was[100*512:], was[10*512:14*512])
+	if code := use(token()); code != 0 || !bytes.Equal(store.data, was) {
+		t.Errorf("a token of this term: %#x", code)
+	}
+}
+
 // agreement is what others agree to, unless err is set, and what the node keeps to that serves the volume: this one.
 type agreement struct {
 	table  *access.Table
@@ -185,7 +240,7 @@ func TestAgreedReservations(t *testing.T) {
 // TestNoCommandsThatStay: a unit that moves refuses what would have to hold on other nodes, and tells of none of it.
 func TestNoCommandsThatStay(t *testing.T) {
 	b, _ := newMovingBench(t)
-	gone := []string{"PERSISTENT RESERVE", "RESERVE(", "RELEASE(", "SANITIZE", "EXTENDED COPY", "POPULATE TOKEN", "WRITE USING TOKEN", "RECEIVE ", "WRITE ATOMIC"}
+	gone := []string{"PERSISTENT RESERVE", "RESERVE(", "RELEASE(", "SANITIZE", "WRITE ATOMIC"}
 	n := 0
 	for i := range rows {
 		row := &rows[i]
@@ -207,17 +262,8 @@ func TestNoCommandsThatStay(t *testing.T) {
 			}
 		}
 	}
-	if n < 25 {
+	if n < 15 {
 		t.Errorf("only %d commands", n)
-	}
-	if r := b.do([]byte{0x12, 1, 0x8f, 1, 0, 0}, nil, 256); r.code() != 0x52400 {
-		t.Errorf("the page of third-party copies: %v, code %#x", r.status, r.code())
-	}
-	if r := b.do([]byte{0x12, 1, 0, 1, 0, 0}, nil, 256); bytes.IndexByte(r.in, 0x8f) >= 0 {
-		t.Errorf("pages % x", r.in)
-	}
-	if r := b.do([]byte{0x12, 0, 0, 1, 0, 0}, nil, 256); r.in[5]&0x08 != 0 {
-		t.Error("3PC is set")
 	}
 	if r := b.do([]byte{0x1a, 8, 0x40 | controlPageCode, 0, 0xff, 0}, nil, 256); len(r.in) < 9 || r.in[4+2]|r.in[4+4] != 0 {
 		t.Errorf("changeable: % x", r.in)

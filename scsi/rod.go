@@ -69,8 +69,8 @@ type rodToken struct {
 
 func (r *rodToken) secret() rodSecret { return rodSecret(r.text[offRODSecret:]) }
 
-// create makes a token for ranges of lu.
-func (m *CopyManager) create(lu *LogicalUnit, ranges []volume.Range, inactivity time.Duration) (*rodToken, Sense) {
+// create makes a token for ranges of lu in a term of its volume.
+func (m *CopyManager) create(lu *LogicalUnit, term uint64, ranges []volume.Range, inactivity time.Duration) (*rodToken, Sense) {
 	r := &rodToken{lu: lu, inactivity: inactivity}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -85,7 +85,7 @@ func (m *CopyManager) create(lu *LogicalUnit, ranges []volume.Range, inactivity 
 	if len(m.tokens) >= maxRODTokens {
 		return nil, senseTokenTooMany
 	}
-	r.Token = lu.v.NewToken(ranges)
+	r.Token = lu.v.NewToken(term, ranges)
 	r.write()
 	r.expires = now.Add(inactivity)
 	m.tokens[r.secret()] = r
@@ -209,7 +209,7 @@ func (t *Task) populate(list []byte) (*rodToken, Sense) {
 	if !ok {
 		return nil, s
 	}
-	return t.Nexus.target.copies.create(t.lu, ranges, inactivity)
+	return t.Nexus.target.copies.create(t.lu, t.r.Term(), ranges, inactivity)
 }
 
 // parseRanges reads the block device range descriptors after the header of a parameter list

@@ -14,10 +14,10 @@ func (r *Request) CopyMemory(n int64, then Step) Next {
 	return r.Memory(int(min(n, workBytes, int64(r.most))), 0, then)
 }
 
-// CopyRead reads n bytes at off of v into Data.
-func (r *Request) CopyRead(v *Volume, off, n int64, then Step) Next {
+// CopyRead reads n bytes at off of v into Data, in the term of v in which the copy began, or not at all.
+func (r *Request) CopyRead(v *Volume, term uint64, off, n int64, then Step) Next {
 	r.v, r.after, r.writes, r.n = v, then, false, n
-	r.beginTerm()
+	r.inTerm(term)
 	return r.lockRange(holdShared, off, n, (*Request).copyRead)
 }
 
@@ -26,10 +26,11 @@ func (r *Request) copyRead() Next {
 	return r.submit(backend.Read, r.holdOff, r.n, r.lease.Bytes(), (*Request).copyEnd)
 }
 
-// CopyWrite writes n bytes of Data, or zeroes, at off of v.
-func (r *Request) CopyWrite(v *Volume, off, n int64, zeroes bool, then Step) Next {
+// CopyWrite writes n bytes of Data, or zeroes, at off of v, in the term of v in which the copy began, or not at all: in a later
+// one the copy may have been done elsewhere, and its destination written again.
+func (r *Request) CopyWrite(v *Volume, term uint64, off, n int64, zeroes bool, then Step) Next {
 	r.v, r.after, r.writes, r.n = v, then, true, n
-	r.beginTerm()
+	r.inTerm(term)
 	r.kind = backend.Write
 	if zeroes {
 		r.kind = backend.WriteZeroes

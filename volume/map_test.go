@@ -89,7 +89,7 @@ func TestMapEndsTokens(t *testing.T) {
 	}
 	v := open(t, Config{Store: s})
 	h := v.Open(nil)
-	before, beside := v.NewToken([]Range{{0, 8192}}), v.NewToken([]Range{{0, 4096}})
+	before, beside := v.NewToken(0, []Range{{0, 8192}}), v.NewToken(0, []Range{{0, 4096}})
 	_, unmap, err := h.Map(4096, 4096, true, func() {})
 	if err != nil {
 		t.Fatal(err)
@@ -99,12 +99,12 @@ func TestMapEndsTokens(t *testing.T) {
 	} else {
 		unmap()
 	}
-	during := v.NewToken([]Range{{0, 512}, {8191, 1}, {4096, 1}})
-	if before.Valid() || during.Valid() || !beside.Valid() || !v.NewToken([]Range{{8192, 512}}).Valid() {
+	during := v.NewToken(0, []Range{{0, 512}, {8191, 1}, {4096, 1}})
+	if before.Valid() || during.Valid() || !beside.Valid() || !v.NewToken(0, []Range{{8192, 512}}).Valid() {
 		t.Error("tokens for what is mapped are valid, or others are not")
 	}
 	unmap()
-	if !v.NewToken([]Range{{0, 8192}}).Valid() {
+	if !v.NewToken(0, []Range{{0, 8192}}).Valid() {
 		t.Error("a token for what was mapped once is not valid")
 	}
 	h.Close()

@@ -58,13 +58,13 @@ func TestReleased(t *testing.T) {
 			"refused": func(then Step) Next {
 				v.half.Store(&half{off: 0, n: 512})
 				defer v.half.Store(nil)
-				return r.CopyRead(v, 0, 512, then)
+				return r.CopyRead(v, 0, 0, 512, then)
 			},
 			"yield": func(then Step) Next { return r.Yield(then) },
 			"copy": func(then Step) Next {
-				return r.CopyMemory(4096, func(*Request) Next { return r.CopyRead(v, 512, 4096, then) })
+				return r.CopyMemory(4096, func(*Request) Next { return r.CopyRead(v, 0, 512, 4096, then) })
 			},
-			"copy zeroes": func(then Step) Next { return r.CopyWrite(v, 512, 4096, true, then) },
+			"copy zeroes": func(then Step) Next { return r.CopyWrite(v, 0, 512, 4096, true, then) },
 			"half placed": func(then Step) Next { r.Write(512, 1024, false, then); r.Place(0, data[:512]); return Done },
 		} {
 			r.Begin(c, v, 512, mem.MaxLease, false, false)

@@ -161,10 +161,19 @@ func (r *Request) Begin(client Client, v *Volume, block, most int, batch, noLend
 // abort it.
 func (r *Request) beginTerm() {
 	if r.v != nil && r.v.termed != nil {
-		r.use()
-		r.op.Term = r.v.termed.Term()
+		r.inTerm(r.v.Term())
 	}
 }
+
+// inTerm has the operations of the request take place in a term of its volume.
+func (r *Request) inTerm(term uint64) {
+	r.use()
+	r.op.Term = term
+}
+
+// Term is that of the volume in which the request began; 0: the volume has none, or is not served here. It is valid until a copy
+// looks at another volume.
+func (r *Request) Term() uint64 { return r.op.Term }
 
 // isServed reports whether this process serves the bytes, as far as the request knows.
 func (r *Request) isServed() bool { return r.v.termed == nil || r.op.Term != 0 }

@@ -7,9 +7,11 @@ import (
 )
 
 // Token stands for bytes of a volume as they are. It ends when any of them are about to change. A
-// write that is under way while a token is made may come before or after it.
+// write that is under way while a token is made may come before or after it. That of a volume that Moves ends with the term, too: who
+// serves the volume then does not know it, and changes the bytes.
 type Token struct {
 	v       *Volume
+	term    uint64
 	ranges  []Range
 	revoked atomic.Bool
 }
@@ -23,10 +25,10 @@ type tokens struct {
 	mapped []Range
 }
 
-// NewToken makes a token for ranges, in the order of the data. If somebody has mapped some of it to write there, the
+// NewToken makes a token for ranges, in the order of the data, as they are in a term of the volume. If somebody has mapped some of it to write there, the
 // token has ended already.
-func (v *Volume) NewToken(ranges []Range) *Token {
-	t := &Token{v: v, ranges: ranges}
+func (v *Volume) NewToken(term uint64, ranges []Range) *Token {
+	t := &Token{v: v, term: term, ranges: ranges}
 	v.tokens.mu.Lock()
 	defer v.tokens.mu.Unlock()
 	if slices.ContainsFunc(v.tokens.mapped, func(x Range) bool { return t.meets(x.Off, x.N) }) {
@@ -45,7 +47,7 @@ func (t *Token) Volume() *Volume { return t.v }
 func (t *Token) Ranges() []Range { return t.ranges }
 
 // Valid reports whether none of the bytes have changed.
-func (t *Token) Valid() bool { return !t.revoked.Load() }
+func (t *Token) Valid() bool { return !t.revoked.Load() && t.term == t.v.Term() }
 
 // Size is the number of bytes that it stands for.
 func (t *Token) Size() (n int64) {

@@ -189,6 +189,15 @@ func (v *Volume) Holds(off, n int64) bool {
 // what this one alone remembers.
 func (v *Volume) Moves() bool { return v.termed != nil }
 
+// Term numbers the time in which this process serves a volume that Moves; 0: it does not serve it now, or the volume never moves. It
+// may be called from any goroutine.
+func (v *Volume) Term() uint64 {
+	if v.termed == nil {
+		return 0
+	}
+	return v.termed.Term()
+}
+
 // Kick starts the operations that requests have submitted in batches.
 func (v *Volume) Kick() { v.batcher.Kick() }
 
