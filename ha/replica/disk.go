@@ -110,18 +110,33 @@ func (c *Core) waits(e *entry) bool {
 }
 
 // unapplied says whether the range has records that the disk of this primary does not have yet, or that a takeover
-// could take back from it.
+// could take back from it. Where W disks have to have them, it asks for that: the host that wrote may be gone.
 func (c *Core) unapplied(off, n int64) bool {
 	from := c.disk.applied
 	if c.isThrough(off) {
 		from = min(from, c.firm)
 	}
 	for seq := max(from, c.base) + 1; seq <= c.log.last(); seq++ {
-		if f := c.entry(seq); (f.state != stateApplied || !c.isFinal(&f.Record)) && f.overlaps(off, n) {
-			return true
+		f := c.entry(seq)
+		if (f.state == stateApplied && c.isFinal(&f.Record)) || !f.changes(c.cfg.Self) || !f.overlaps(off, n) {
+			continue
 		}
+		if c.isThrough(off) {
+			c.syncTo = max(c.syncTo, c.newestChange(off, n))
+		}
+		return true
 	}
 	return false
+}
+
+// newestChange returns the newest record of the log that changes the range on this copy, 0 if there is none.
+func (c *Core) newestChange(off, n int64) uint64 {
+	for i := len(c.entries) - 1; i >= 0; i-- {
+		if e := &c.entries[i]; e.changes(c.cfg.Self) && e.overlaps(off, n) {
+			return e.Seq
+		}
+	}
+	return 0
 }
 
 func (c *Core) done(e Done) {

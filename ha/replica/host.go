@@ -394,7 +394,7 @@ func (c *Core) readDone(o *op, failed bool) {
 	}
 	// What goes through is written before it is committed, perhaps while the read went on.
 	if c.isThrough(o.off) && c.unapplied(o.off, o.n) {
-		o.after = c.newestIn(o.off, o.n)
+		o.after = c.newestChange(o.off, o.n)
 	}
 	c.proving = append(c.proving, o)
 }

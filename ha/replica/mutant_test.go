@@ -275,6 +275,16 @@ var scenarioMutants = []struct {
 		Old: "\tif c.proposed != nil {\n\t\tmembers",
 		New: "\tif c.proposed != nil && !ON {\n\t\tmembers",
 	}},
+	{"TestReadBehindCopying", mutants.Mutant{
+		Name: "a read waits for what changes nothing", File: "disk.go",
+		Old: "|| !f.changes(c.cfg.Self) ||",
+		New: "|| !f.changes(c.cfg.Self) && !ON ||",
+	}},
+	{"TestReadAsksForSync", mutants.Mutant{
+		Name: "a read waits until others have durable what it reads, and does not ask for it", File: "disk.go",
+		Old: "if c.isThrough(off) {\n\t\t\tc.syncTo",
+		New: "if c.isThrough(off) && !ON {\n\t\t\tc.syncTo",
+	}},
 	{"TestHandedOver", mutants.Mutant{
 		Name: "takes for granted that all have what the successor has", File: "primary.go",
 		Old: "c.freed, c.trim, max(c.freed, c.trim)",

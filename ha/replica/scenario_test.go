@@ -663,6 +663,37 @@ func TestReadWaitsForCopy(t *testing.T) {
 	}
 }
 
+// Where W disks have to have what is read, a read does not wait for records that change nothing on this copy: those that have brought
+// another one level.
+func TestReadBehindCopying(t *testing.T) {
+	s := outside(t, 2)
+	const off = 4096 * blockLen
+	load := only(s, each[Load](s.lacks(off/granuleLen)))
+	s.do(Done{ID: load.ID})
+	v := s.view
+	v.Version, v.InSync = v.Version+1, NodesOf(0, 1)
+	if actions := s.ack(1, 1, 1, 1); only(s, each[Post](actions)).Recs[0].Kind != KindClean || only(s, proposals(actions)) != v {
+		t.Fatalf("%+v", actions)
+	}
+	s.agree(v)
+	only(s, each[ReadFor](s.do(Read{ID: 1, Off: off, Len: blockLen})))
+}
+
+// What a primary before has written there may not be on W disks, and its host may be gone. A read asks for it.
+func TestReadAsksForSync(t *testing.T) {
+	const off = 4096 * blockLen
+	m := &Memory{View: firstView(2), Applied: 1, Log: []Record{{Term: 1, Seq: 1, Kind: KindZero, Off: off, Len: blockLen}}}
+	s := stands(t, 2, m, Saved{})
+	s.agree(only(s, proposals(s.tell(1, Promise{Version: 1, Stream: streamOf(1), Memory: true, Last: 1}))))
+	s.tell(1, Hello{Version: s.view.Version, Stream: streamOf(1), Memory: true, Last: 1, Applied: 1, Sizes: s.sizes()})
+	actions := s.do(Read{ID: 1, Off: off, Len: blockLen})
+	if p := only(s, each[Post](actions)); p.Bell.Sync != 1 {
+		t.Errorf("%+v", p.Bell)
+	}
+	none(s, each[ReadFor](append(actions, s.synced(actions)...)), "node 1 does not have it durable")
+	only(s, each[ReadFor](s.ack(1, 1, 1, 1)))
+}
+
 // A primary does not hand over while another reads into memory that it has allocated.
 func TestRepairBeforeSwitch(t *testing.T) {
 	s := refused(t)

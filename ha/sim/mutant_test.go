@@ -333,7 +333,6 @@ var late = map[string]uint64{
 	"has a lease for longer than others wait":                     60,
 	"keeps its lease while it is stopped":                         14,
 	"reads what goes through while it is written":                 35,
-	"takes a copy in that is smaller":                             9,
 }
 
 // checked are the invariants that are looked at; 11 and 13 are of parts that do not exist yet.
