@@ -57,9 +57,9 @@ test-newer: deps ## have Linux 6.12 prove itself to NVMe subsystems, in a virtua
 conformance: ## run the tests of a libiscsi that is built in LIBISCSI=DIR
 	ISCSI_TEST_CU='$(abspath $(or $(LIBISCSI),$(error say where libiscsi is built: LIBISCSI=DIR)))/test-tool/iscsi-test-cu' $(GO) test -count=1 -parallel 8 -timeout 30m -v -run '^Test(Conformance|Exceptions)$$' ./test/conformance
 
-blktests: ## run the nvme group of blktests in a virtual machine, from BLKTESTS=DIR; RUN=004 is one test
-	scripts/deps.sh -a $(DOWNLOADED) $(TEST_PACKAGES) gawk
-	BLKTESTS='$(abspath $(or $(BLKTESTS),$(error say where blktests is: BLKTESTS=DIR)))' $(GO) test -count=1 -tags blktests -timeout 0 -v -run '^TestBlktests$$/$(RUN)' ./test/blktests
+blktests: ## run the group nvme of blktests in a virtual machine, from BLKTESTS=DIR; GROUP=nbd is another one, RUN=004 one test, OVER=rdma another transport
+	scripts/deps.sh -a $(DOWNLOADED) $(TEST_PACKAGES) gawk parted psmisc libnl-utils
+	BLKTESTS='$(abspath $(or $(BLKTESTS),$(error say where blktests is: BLKTESTS=DIR)))' BLKTESTS_OVER='$(OVER)' BLKTESTS_KERNEL='$(KERNEL)' BLKTESTS_GROUP='$(GROUP)' ONESHOT_TARGET_TAGS='$(TAGS)' $(GO) test -count=1 -tags blktests -timeout 0 -v -run '^TestBlktests$$/$(RUN)' ./test/blktests
 
 check: lint ## format, vet, lint, go.mod
 	@out=$$($(GOFUMPT) -l .) && test -z "$$out" || { echo "gofumpt would change:"; echo "$$out"; exit 1; }

@@ -1,20 +1,23 @@
 //go:build blktests
 
-// Package blktests runs the nvme group of blktests, the tests of Linux's block layer, against the daemon: in a virtual machine
-// whose kernel is Debian's, with the programs of this machine. scripts/blktests-target is what blktests asks for a target.
+// Package blktests runs groups of blktests, the tests of Linux's block layer, in a virtual machine whose kernel is Debian's, with the
+// programs of this machine: nvme against the daemon, which scripts/blktests-target runs as blktests asks, and nbd against initiator attach, for
+// which scripts/blktests-nbd stands in for NBD's programs.
 //
 // It is built with the tag blktests alone. BLKTESTS names the directory of blktests, as make blktests BLKTESTS=DIR does. A test that does not
 // pass must be listed in exceptions.go with the reason, and a listed test that passes is an error, too, so that the
-// list stays true. One test:
+// list stays true. A test that hangs takes its machine with it, and the next one gets another. One test:
 //
 //	make blktests BLKTESTS=DIR RUN=010
 package blktests
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -27,8 +30,14 @@ import (
 
 const (
 	envDir = "BLKTESTS"
-	// testTime is a limit that only a test that hangs reaches.
-	testTime = 30 * time.Minute
+	// envKernel names a release of Debian whose kernel the guest has, if not this one: trixie has authentication of NVMe.
+	envKernel = "BLKTESTS_KERNEL"
+	// envGroup is the group of tests: nvme, or nbd, which tries initiator attach.
+	envGroup = "BLKTESTS_GROUP"
+	// envOver is the transport: tcp, or rdma, which is soft-RoCE.
+	envOver = "BLKTESTS_OVER"
+	// grace is what blktests may need to clean up when a test's time is over.
+	grace = 2 * time.Minute
 	// root is where the guest has the files of this machine, which it can change for itself.
 	root = "/mnt/root"
 )
@@ -51,83 +60,178 @@ mkdir -p $at
 mount --bind /mnt/lower$1 $at
 `
 
+// settle is done in root, once. Its arguments are the directories of this package, of blktests and of the kernel's files, the daemon and the initiator.
+// nvme is a program that first has the daemon get the secrets that a test has written for Linux's own target.
+const settle = `set -e
+ln -s /proc/self/fd /dev/fd
+ln -s fd/0 /dev/stdin
+ln -s fd/1 /dev/stdout
+ln -s fd/2 /dev/stderr
+mount -t debugfs none /sys/kernel/debug || true
+mkdir -p /run/judge/{bin,scripts,tests} /boot
+cp $1/../../scripts/blktests-{target,nbd} /run/judge/scripts/
+ln -s ../scripts/blktests-nbd /run/judge/bin/nbd-server
+ln -s ../scripts/blktests-nbd /run/judge/bin/nbd-client
+cp -r $2/. /run/judge/tests/
+cp $3/config-$(uname -r) /boot/
+cp $4 /run/judge/target
+cp $5 /run/judge/initiator
+printf '#!/bin/bash\n/run/judge/scripts/blktests-target sync\nexec /usr/sbin/nvme "$@"\n' >/run/judge/bin/nvme
+chmod +x /run/judge/bin/nvme
+[ "$TRTYPE" = rdma ] || exit 0
+modprobe -a dummy rdma_rxe rdma_ucm ib_uverbs nvme_rdma nvmet_rdma
+ip link add rd0 type dummy
+ip link set dev rd0 mtu 9000 up # the largest packets of RoCE
+ip addr add $ADDRESS/24 dev rd0
+rdma link add rxe0 type rxe netdev rd0
+`
+
+// testTime has, for each group, a limit that only a test that hangs reaches.
+var testTime = map[string]time.Duration{"nvme": 15 * time.Minute, "nbd": 5 * time.Minute}
+
+// settings has the variables of blktests and of its two scripts here, for each group and transport.
+var settings = map[string][]string{
+	"nvme tcp":  {"TRTYPE=tcp", "SIZE=512MiB"},
+	"nvme rdma": {"TRTYPE=rdma", "ADDRESS=10.9.0.1", "USE_RXE=1", "SIZE=512MiB"},
+	"nbd tcp":   {"SIZE=10GiB"},
+}
+
 // guest is a machine with blktests in it.
 type guest struct {
 	*machine.Machine
-	t *testing.T
+	group string
+	env   []string
+	dir   string
 }
 
-// boot starts the machine. dir is that of blktests.
-func boot(t *testing.T, dir string) *guest {
-	t.Helper()
+// conditions are what a run is made with.
+type conditions struct {
+	dir       string // of blktests
+	group     string // of its tests
+	over      string // the transport
+	target    string // the programs
+	initiator string
+}
+
+// boot starts a machine.
+func (c *conditions) boot() (*guest, error) {
 	cache, err := machine.CacheDir()
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
-	k, err := debian.Fetch(cache)
+	k, err := kernel(cache)
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	unpacked := strings.TrimSuffix(k.Modules, "/lib/modules/"+k.Version)
 	if _, err := debian.Run(".", "depmod", "-b", unpacked, k.Version); err != nil { // for modprobe
-		t.Fatal(err)
+		return nil, err
 	}
 	img, err := machine.Build(cache, k, machine.Contents{
 		Modules: modules, Programs: []string{"/bin/bash", "/bin/mount", "/bin/mkdir", "/usr/sbin/chroot"},
 	})
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
+	}
+	here, err := os.Getwd()
+	if err != nil {
+		return nil, err
 	}
 	tmp, err := os.MkdirTemp("", "blk") // a short path
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(tmp) })
 	m, err := machine.Boot(img, tmp, "-m", "4096",
 		"-virtfs", "local,path=/,mount_tag=root,security_model=none,readonly=on,multidevs=remap")
 	if err != nil {
-		t.Fatal(err)
+		return nil, errors.Join(err, os.RemoveAll(tmp))
 	}
-	t.Cleanup(m.Stop)
-	g := &guest{m, t}
-	g.run(time.Minute, "bash", "-c", prepare, "prepare", k.Modules)
-	scripts, err := filepath.Abs("../..")
+	g := &guest{m, c.group, append([]string{
+		"PATH=/run/judge/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "TERM=dumb",
+		"TARGET=/run/judge/target", "INITIATOR=/run/judge/initiator", "LOGIN_TIMEOUT=1h", "NVME_TARGET_CONTROL=/run/judge/scripts/blktests-target", "NVME_IMG_SIZE=512M", "NVME_NUM_ITER=10", "TIMEOUT=30",
+		"SYSTEMD_IGNORE_CHROOT=1", // for udevadm
+	}, settings[c.group+" "+c.over]...), tmp}
+	_, err = g.run(grace, "bash", "-c", prepare, "prepare", k.Modules)
+	if err == nil {
+		_, err = g.in(5*grace, settle, here, c.dir, filepath.Dir(k.Image), c.target, c.initiator)
+	}
 	if err != nil {
-		t.Fatal(err)
+		g.stop()
+		return nil, err
 	}
-	g.in(testTime, fmt.Sprintf(`ln -s /proc/self/fd /dev/fd && ln -s fd/0 /dev/stdin && ln -s fd/1 /dev/stdout && ln -s fd/2 /dev/stderr && mkdir -p /run/judge/scripts /run/judge/tests && cp %s/scripts/blktests-target /run/judge/scripts/ && cp %s /run/judge/target && cp -r %s/. /run/judge/tests/`,
-		scripts, targettest.Binary(t), dir))
-	return g
+	return g, nil
 }
 
-// run runs a command, and returns its output and its exit status.
-func (g *guest) run(limit time.Duration, argv ...string) (string, int) {
-	g.t.Helper()
+// kernel returns the one that the guest boots.
+func kernel(cache string) (*debian.Kernel, error) {
+	if suite := os.Getenv(envKernel); suite != "" {
+		return debian.FetchKernelFrom(cache, suite)
+	}
+	dir, err := debian.KernelDir()
+	if err != nil {
+		return nil, err
+	}
+	return debian.Fetch(dir)
+}
+
+func (g *guest) stop() {
+	g.Stop()
+	_ = os.RemoveAll(g.dir)
+}
+
+// run runs a command, and returns its output, and an error if it fails or does not end.
+func (g *guest) run(limit time.Duration, argv ...string) (string, error) {
 	c, err := g.Start(argv...)
 	if err != nil {
-		g.t.Fatal(err)
+		return "", err
 	}
 	out, err := c.Wait(limit)
-	if err != nil {
-		g.t.Fatalf("%v\n%s", err, g.Log())
+	switch {
+	case err != nil:
+		return out, err
+	case c.Exit == -1:
+		return out, fmt.Errorf("the guest is gone\n%s", g.Log())
+	case c.Exit != 0:
+		return out, &exitError{argv, c.Exit, out}
 	}
-	return out, c.Exit
+	return out, nil
 }
 
-// in runs a line of bash in root.
-func (g *guest) in(limit time.Duration, line string) string {
-	g.t.Helper()
-	out, exit := g.run(limit, "chroot", root, "/usr/bin/env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "TERM=dumb",
-		"TARGET=/run/judge/target", "SIZE=512MiB", "NVME_TARGET_CONTROL=/run/judge/scripts/blktests-target", "NVME_IMG_SIZE=512M", "NVME_NUM_ITER=10", "TIMEOUT=30", "SYSTEMD_IGNORE_CHROOT=1", // for udevadm
-		"/bin/bash", "-c", line)
-	if exit != 0 && !strings.Contains(line, "./check") {
-		g.t.Fatalf("%s: exit %d\n%s", line, exit, out)
+type exitError struct {
+	argv []string
+	exit int
+	out  string
+}
+
+func (e *exitError) Error() string { return fmt.Sprintf("%q: exit %d\n%s", e.argv, e.exit, e.out) }
+
+// in runs a script of bash in root.
+func (g *guest) in(limit time.Duration, script string, args ...string) (string, error) {
+	return g.run(limit, slices.Concat([]string{"chroot", root, "/usr/bin/env", "-i"}, g.env, []string{"/bin/bash", "-c", script, "in"}, args)...)
+}
+
+// check runs a test. blktests fails if its test does; what counts is what it prints.
+func (g *guest) check(name string) (string, error) {
+	limit := testTime[g.group]
+	out, err := g.in(limit+2*grace, fmt.Sprintf(`cd /run/judge/tests && timeout -k %.0f %.0f ./check %s/%s`, grace.Seconds(), limit.Seconds(), g.group, name))
+	const late, killed = 124, 137 // what timeout says
+	if e, failed := errors.AsType[*exitError](err); err == nil || failed && e.exit != late && e.exit != killed {
+		return out, nil
+	}
+	return out, fmt.Errorf("%w\n%s", err, g.tell())
+}
+
+// tell returns what the daemon and the kernel say, and which processes hang in the kernel.
+func (g *guest) tell() string {
+	out, err := g.in(grace, `echo "what was said:"; tail -n 40 /run/oneshot-blktests/log /run/oneshot-nbd/*.log
+echo "processes:"; ps -eo pid,ppid,stat,wchan:20,args --forest | grep -v '\]$'
+echo w >/proc/sysrq-trigger
+echo "the kernel:"; dmesg | tail -n 120`)
+	if err != nil {
+		out += "\n" + err.Error() + "\n" + g.Log()
 	}
 	return out
 }
-
-// verdictLine is the one with which a test ends.
-var verdictLine = regexp.MustCompile(`(?m)^nvme/\d+ .*\[(passed|failed|not run)\]\s*\n((?: {4}.*\n)*)`)
 
 // TestBlktests runs every test of the group, one after the other.
 func TestBlktests(t *testing.T) {
@@ -135,33 +239,35 @@ func TestBlktests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	names, err := filepath.Glob(filepath.Join(dir, "tests/nvme/[0-9][0-9][0-9]"))
-	if err != nil || len(names) == 0 {
-		t.Fatalf("%s has no tests/nvme: say where blktests is, make blktests BLKTESTS=DIR", dir)
+	c := &conditions{dir: dir, group: cmp.Or(os.Getenv(envGroup), "nvme"), over: cmp.Or(os.Getenv(envOver), "tcp")}
+	if settings[c.group+" "+c.over] == nil {
+		t.Fatalf("%s=%s, %s=%s: there are %v", envGroup, c.group, envOver, c.over, slices.Sorted(maps.Keys(settings)))
 	}
-	g := boot(t, dir)
+	names, err := filepath.Glob(filepath.Join(dir, "tests", c.group, "[0-9][0-9][0-9]"))
+	if err != nil || len(names) == 0 {
+		t.Fatalf("%s has no tests/%s: say where blktests is, make blktests BLKTESTS=DIR", dir, c.group)
+	}
+	c.target, c.initiator = targettest.Binary(t), filepath.Join(t.TempDir(), "initiator")
+	if _, err := debian.Run(".", "go", "build", "-o", c.initiator, "oneshot/cmd/initiator"); err != nil {
+		t.Fatal(err)
+	}
+	s := &suite{boot: func() (place, error) { return c.boot() }}
+	defer s.stop()
 	for _, path := range names {
 		name := filepath.Base(path)
 		t.Run(name, func(t *testing.T) {
-			g.t = t
-			out := g.in(testTime, "cd /run/judge/tests && timeout 1200 ./check nvme/"+name)
-			m := verdictLine.FindStringSubmatch(out)
-			if m == nil {
-				t.Fatalf("there is no verdict in\n%s", out)
-			}
-			why, excepted := exceptions[name]
-			t.Logf("[%s] %s", m[1], strings.Join(strings.Fields(m[2]), " "))
+			v := s.run(name)
+			why := excepted(c.group+"/"+name, os.Getenv(envKernel))
+			t.Logf("[%s] %s", v.status, v.detail)
 			switch {
-			case m[1] == "passed" && excepted:
+			case v.status == "passed" && why != "":
 				t.Errorf("it passes, and exceptions.go says that it does not: %s", why)
-			case m[1] != "passed" && !excepted:
-				t.Errorf("%s\nthe daemon:\n%s\nthe kernel:\n%s", out, g.in(time.Minute, "tail -n 30 /run/oneshot-blktests/log || true"), g.in(time.Minute, "dmesg | tail -n 40"))
+			case v.status == none || v.status != "passed" && why == "":
+				t.Error(v.out)
+				if g, ok := s.at.(*guest); ok {
+					t.Log(g.tell())
+				}
 			}
 		})
-	}
-	for name := range exceptions {
-		if !slices.ContainsFunc(names, func(path string) bool { return filepath.Base(path) == name }) {
-			t.Logf("exceptions.go has %s, and this blktests does not", name)
-		}
 	}
 }

@@ -75,6 +75,40 @@ func (s *script) stop() {
 	}
 }
 
+// TestScriptOver: the script's daemon is configured for the transport, the address and the time that the environment names.
+func TestScriptOver(t *testing.T) {
+	dir := t.TempDir()
+	nothing := filepath.Join(dir, "nothing") // a daemon that takes every configuration
+	if err := os.WriteFile(nothing, []byte("#!/bin/sh\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	run := func(args ...string) string {
+		t.Helper()
+		c := exec.Command("bash", append([]string{"../../scripts/blktests-target"}, args...)...)
+		c.Env = append(os.Environ(), "TARGET="+nothing, "STATE="+dir, "NVMET="+dir+"/nvmet", "TRTYPE=rdma", "ADDRESS=192.0.2.9", "LOGIN_TIMEOUT=1h")
+		out, err := c.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %v\n%s", args, err, out)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	for what, want := range map[string]string{"trtype": "rdma", "traddr": "192.0.2.9", "host-traddr": "192.0.2.9"} {
+		if got := run("config", "--show-"+what); got != want {
+			t.Errorf("%s is %q, want %q", what, got, want)
+		}
+	}
+	run("setup", "--subsysnqn", subNQN)
+	out, err := exec.Command(targettest.Binary(t), "check", "--config", filepath.Join(dir, "target.yaml")).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, want := range []string{"nvme-rdma  192.0.2.9:4420 ", "device any", "login        within 1h0m0s"} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("the configuration does not have %q:\n%s", want, out)
+		}
+	}
+}
+
 const (
 	subNQN  = "nqn.2026-11.example.oneshot:script"
 	subUUID = "91fdba0d-f87b-4c25-b80f-db7be1418b9e"
