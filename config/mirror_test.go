@@ -26,3 +26,21 @@ portals: [{node: a, listen: "10.1.0.1:3260", group: 1}, {node: b, listen: "10.1.
 		t.Error("reads: fast is taken")
 	}
 }
+
+// How many copies a write takes is 1 unless more are asked for, and at most as many as there are.
+func TestMirrorMinCopies(t *testing.T) {
+	const text = `cluster: {name: lab, state: /s, nodes: {a: {address: 10.1.0.1}, b: {address: 10.1.0.2}, w: {address: 10.1.0.3, witness: true}}}
+stores: {d: {type: mirror, size: 1GiB, LEASTcopies: {a: {type: file, path: /a.img}, b: {type: file, path: /a.img}}}}
+targets: [{iqn: "iqn.2026-11.example.oneshot:lab", luns: {0: d}}]
+portals: [{node: a, listen: "10.1.0.1:3260", group: 1}, {node: b, listen: "10.1.0.2:3260", group: 2}]
+`
+	for said, want := range map[string]int{"": 1, "min_copies: 1, ": 1, "min_copies: 2, ": 2, "min_copies: 0, ": 0, "min_copies: 3, ": 0, "min_copies: -1, ": 0} {
+		c, err := Parse("t.yaml", []byte(strings.Replace(text, "LEAST", said, 1)))
+		switch {
+		case want == 0 && (err == nil || !strings.Contains(err.Error(), "t.yaml:2:") || !strings.Contains(err.Error(), "from 1 to 2")):
+			t.Errorf("%q: %v", said, err)
+		case want != 0 && (err != nil || c.Stores[0].Mirror.MinCopies != want):
+			t.Errorf("%q: %v", said, err)
+		}
+	}
+}

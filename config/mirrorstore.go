@@ -14,6 +14,9 @@ var mirrorStore = storeType{
 		if s.Mirror.Reads != ReadsAuto {
 			words = append(words, "reads "+string(s.Mirror.Reads))
 		}
+		if s.Mirror.MinCopies > 1 {
+			words = append(words, fmt.Sprintf("writes with %d copies in sync or more", s.Mirror.MinCopies))
+		}
 		for i := range s.Mirror.Copies {
 			c := &s.Mirror.Copies[i]
 			words = append(words, fmt.Sprintf("copy on %s: %s", c.Node, c.path()))
@@ -27,6 +30,8 @@ type MirrorStore struct {
 	Copies []Copy // in the order of the file: a new mirror begins with the bytes of the first one
 	Cache  CacheMode
 	Reads  Reads
+	// MinCopies is how many copies in sync it takes that something is written. With fewer, writes wait.
+	MinCopies int
 }
 
 // Reads is what a primary relies on when it answers a read: nobody else may be primary then.
@@ -83,7 +88,7 @@ const (
 var copyTypes = []StoreType{StoreFile, StoreDevice}
 
 func (d *decoder) mirrorStore(o *object, s *Store) {
-	m := &MirrorStore{Cache: CacheWriteback, Reads: ReadsAuto}
+	m := &MirrorStore{Cache: CacheWriteback, Reads: ReadsAuto, MinCopies: 1}
 	s.Mirror = m
 	d.storeSize(o, s)
 	if !o.has("size") {
@@ -100,6 +105,8 @@ func (d *decoder) mirrorStore(o *object, s *Store) {
 	if s.Partitioned {
 		o.take("partitioned").errorf("a mirror cannot be divided into partitions: remove partitioned")
 	}
+	least := o.take("min_copies")
+	set(least, &m.MinCopies, "a number of copies", parseInteger)
 	v := o.take("copies")
 	if !v.given() {
 		if !o.has("copies") {
@@ -116,8 +123,11 @@ func (d *decoder) mirrorStore(o *object, s *Store) {
 			m.Copies = append(m.Copies, c)
 		}
 	}
-	if n := len(list.fields); n < minCopies || n > maxCopies {
+	switch n := len(list.fields); {
+	case n < minCopies || n > maxCopies:
 		v.errorf("the mirror %q has %d copies, and it needs %d to %d: each on a node of its own", s.Name, n, minCopies, maxCopies)
+	case m.MinCopies < 1 || m.MinCopies > n:
+		least.errorf("min_copies is %d, and the mirror %q has %d copies: write a number from 1 to %d", m.MinCopies, s.Name, n, n)
 	}
 }
 

@@ -46,6 +46,8 @@ type Mirror struct {
 	Unapplied uint64 `json:"unapplied"` // of a primary: writes that its disk does not have yet
 	Unflushed uint64 `json:"unflushed"` // of a primary: writes that a power cut of its own would take from it
 	Waiting   int    `json:"waiting"`   // operations of initiators under way
+	// MinCopies is how many copies in sync it takes that something is written; 0: the answering node has no copy, and does not know.
+	MinCopies int `json:"min_copies,omitempty"`
 
 	Addresses []string  `json:"addresses,omitempty"`    // those that go with the mirror, if the machine that answers has them
 	Guests    int       `json:"guests"`                 // connections with these: on the primary, or, elsewhere, as it has told

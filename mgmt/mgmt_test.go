@@ -44,7 +44,7 @@ func (f *fake) Status() Status {
 		Cluster: &Cluster{
 			Members: []Member{{Name: "n", Up: true, Drained: true}},
 			Mirrors: []Mirror{{
-				Name: "m", Role: RolePrimary, Term: 17, LogBytes: 5, LogSize: 64, Records: 3, Waiting: 2, Copied: 9, Takeovers: 4,
+				Name: "m", Role: RolePrimary, Term: 17, LogBytes: 5, LogSize: 64, Records: 3, MinCopies: 2, Waiting: 2, Copied: 9, Takeovers: 4,
 				Takeover: &Takeover{Silence: 35e7, Promises: 2e7, Agreed: 1e7},
 				Verify:   &Verification{Ended: time.Unix(77, 0), Differ: 6, Repaired: 4, Unknown: 1, Unreadable: 3},
 				Copies:   []Copy{{Node: "n", State: CopyResync, Lacks: 11, Lag: 25e7}},
@@ -398,6 +398,7 @@ func TestMetrics(t *testing.T) {
 		`oneshot_mirror_log_used_bytes{mirror="m"} 5`,
 		`oneshot_mirror_log_size_bytes{mirror="m"} 64`,
 		`oneshot_mirror_log_records{mirror="m"} 3`,
+		`oneshot_mirror_min_copies{mirror="m"} 2`,
 		`oneshot_mirror_operations_waiting{mirror="m"} 2`,
 		`oneshot_mirror_resync_bytes_total{mirror="m"} 9`,
 		`oneshot_mirror_takeovers_total{mirror="m"} 4`,

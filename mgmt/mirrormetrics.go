@@ -12,6 +12,7 @@ var (
 	descMirrorLog      = desc("mirror_log_used_bytes", "What the node's memory for writes holds.", "mirror")
 	descMirrorLogSize  = desc("mirror_log_size_bytes", "The node's memory for writes.", "mirror")
 	descMirrorRecords  = desc("mirror_log_records", "Writes that the node keeps because not all copies in sync have them durably.", "mirror")
+	descMirrorLeast    = desc("mirror_min_copies", "Copies in sync that it takes for a write; with fewer, writes wait.", "mirror")
 	descMirrorWaiting  = desc("mirror_operations_waiting", "Operations of initiators under way.", "mirror")
 	descMirrorCopied   = desc("mirror_resync_bytes_total", "Bytes that this node has sent to copies that are brought level.", "mirror")
 	descMirrorTakes    = desc("mirror_takeovers_total", "How often this node became the primary, by order or not.", "mirror")
@@ -26,7 +27,7 @@ var (
 
 var mirrorDescs = []*prometheus.Desc{
 	descNodeUp, descNodeDrained, descNodeLeads,
-	descMirrorPrimary, descMirrorTerm, descMirrorLog, descMirrorLogSize, descMirrorRecords, descMirrorWaiting, descMirrorCopied, descMirrorTakes,
+	descMirrorPrimary, descMirrorTerm, descMirrorLog, descMirrorLogSize, descMirrorRecords, descMirrorLeast, descMirrorWaiting, descMirrorCopied, descMirrorTakes,
 	descMirrorTook, descMirrorVerified, descMirrorDiffer, descCopyState, descCopyLacks, descCopyLag,
 }
 
@@ -60,6 +61,7 @@ func collectMirror(ch chan<- prometheus.Metric, m *Mirror) {
 	gauge(descMirrorLog, float64(m.LogBytes))
 	gauge(descMirrorLogSize, float64(m.LogSize))
 	gauge(descMirrorRecords, float64(m.Records))
+	gauge(descMirrorLeast, float64(m.MinCopies))
 	gauge(descMirrorWaiting, float64(m.Waiting))
 	counter(descMirrorCopied, float64(m.Copied))
 	counter(descMirrorTakes, float64(m.Takeovers))

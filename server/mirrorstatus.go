@@ -66,7 +66,7 @@ var roleNames = map[replica.Role]string{
 func (s *mirrored) describe(st *mirror.Status) mgmt.Mirror {
 	m := mgmt.Mirror{
 		Name: s.name, Size: s.Info().Size, Role: roleNames[st.Role], Term: st.View.Term, LogBytes: st.HeapUsed, LogSize: st.Heap, Records: st.Retained,
-		Waiting: st.Pending,
+		Waiting: st.Pending, MinCopies: s.least,
 	}
 	if st.View.Version > 0 {
 		m.Primary = s.nodeName(st.View.Primary)

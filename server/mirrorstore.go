@@ -49,6 +49,7 @@ type mirrored struct {
 	front   *moving // its addresses
 	log     *slog.Logger
 	trouble atomic.Pointer[string] // nil: none
+	least   int                    // copies in sync with which something is written
 	sizing
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -168,6 +169,7 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, o o
 			DiscardGranularity: record.DiscardGranularity, OptimalIO: record.OptimalIO,
 		},
 		Tune: func(r *replica.Config) {
+			r.MinCopies = c.Mirror.MinCopies
 			r.Stores[0].Through = c.Mirror.Cache == config.CacheWritethrough
 			r.Confirm = c.Mirror.Reads == config.ReadsConfirmed || c.Mirror.Reads == config.ReadsAuto && !mirror.ClocksGoOn()
 		},
@@ -176,7 +178,7 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, o o
 	if err != nil {
 		return fail(errors.Join(err, listener.Close()))
 	}
-	s := &mirrored{Mirror: core, name: c.Name, record: record, dir: dir, self: self, lineage: lineage, node: m.name, quorum: m.node, others: m.others, member: m, log: log}
+	s := &mirrored{Mirror: core, name: c.Name, record: record, dir: dir, self: self, lineage: lineage, node: m.name, quorum: m.node, others: m.others, member: m, log: log, least: c.Mirror.MinCopies}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.sizing = sizing{copied: store, room: room, size: record.Size, news: news}
 	s.front = newMoving(s)

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"slices"
 	"strings"
 	"time"
 
@@ -293,7 +292,12 @@ func writeCluster(w io.Writer, c, _ *mgmt.Cluster) error {
 
 // mirrorState says how a mirror is, in a word.
 func mirrorState(m *mgmt.Mirror) string {
-	isLevel := func(c mgmt.Copy) bool { return c.State == mgmt.CopyInSync }
+	level := 0
+	for i := range m.Copies {
+		if m.Copies[i].State == mgmt.CopyInSync {
+			level++
+		}
+	}
 	switch {
 	case m.Trouble != "":
 		return "trouble"
@@ -303,7 +307,9 @@ func mirrorState(m *mgmt.Mirror) string {
 		return "not served"
 	case m.Role == "taking over":
 		return "switching"
-	case slices.ContainsFunc(m.Copies, func(c mgmt.Copy) bool { return !isLevel(c) }):
+	case level < m.MinCopies:
+		return "held"
+	case level < len(m.Copies):
 		return "degraded"
 	}
 	return "healthy"
@@ -326,6 +332,9 @@ func mirrorNews(m *mgmt.Mirror) (news []string) {
 			text += " until " + m.Until.Local().Format(time.DateTime)
 		}
 		news = append(news, text+", and hears too few of the others since: one of them may be the primary now, and until this node knows it answers nothing")
+	}
+	if mirrorState(m) == "held" {
+		news = append(news, fmt.Sprintf("writes wait until %d copies are in sync (min_copies)", m.MinCopies))
 	}
 	if len(m.Addresses) > 0 {
 		news = append(news, "this machine has "+strings.Join(m.Addresses, ", "))

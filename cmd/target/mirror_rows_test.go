@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"oneshot/initiator"
 	"oneshot/mgmt"
 )
 
@@ -63,6 +64,46 @@ func TestMirrorAllKilled(t *testing.T) {
 		l.more(100)
 	}
 	s.endLoad(l)
+}
+
+// TestMirrorMinCopies: what is to be on two copies is not acknowledged while one is away, and hosts go on when it is back. Reads go on
+// meanwhile.
+func TestMirrorMinCopies(t *testing.T) {
+	s := newSiteOf(t, strings.Replace(mirrorText, "type: mirror,", "type: mirror, min_copies: 2,", 1))
+	s.startAll()
+	primary := s.level("a")
+	s.kill(other(primary))
+	s.untilCluster(primary, "the primary is alone", func(c *mgmt.Cluster) bool { return mirrorState(&c.Mirrors[0]) == "held" })
+	session, err := newHost(t.Context(), s, "held").login(primary)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lu, err := session.LU(t.Context(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	do := func(c *initiator.Command) error {
+		if err := lu.Prepare(c, 0); err != nil {
+			t.Error(err)
+		}
+		return session.Do(t.Context(), c)
+	}
+	written := make(chan error, 1)
+	go func() { written <- do(&initiator.Command{Out: make([]byte, block), Attentions: 8}) }()
+	s.untilCluster(primary, "the write waits", func(c *mgmt.Cluster) bool { return c.Mirrors[0].Waiting > 0 || len(written) > 0 })
+	if err := do(&initiator.Command{In: make([]byte, block), Attentions: 8}); err != nil {
+		t.Errorf("a read beside it: %v", err)
+	}
+	select {
+	case err := <-written:
+		t.Fatalf("one copy has the write, and it has ended: %v", err)
+	default:
+	}
+	s.start(other(primary))
+	if err := <-written; err != nil {
+		t.Error(err)
+	}
+	s.endLoad(s.beginLoad())
 }
 
 // TestMirrorHeld: who may lack something does not serve, and nobody does without a majority; hosts wait, and go on.
