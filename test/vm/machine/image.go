@@ -39,7 +39,7 @@ func Build(dir string, k *debian.Kernel, c Contents) (*Image, error) {
 		return nil, err
 	}
 	guest := filepath.Join(stage, "guest")
-	if _, err := debian.Run(".", "go", "build", "-o", guest, "oneshot/test/vm/guest"); err != nil {
+	if _, err := debian.Run(".", "go", "build", "-ldflags=-s -w", "-o", guest, "oneshot/test/vm/guest"); err != nil {
 		return nil, err
 	}
 	args := []string{
@@ -68,7 +68,8 @@ func Build(dir string, k *debian.Kernel, c Contents) (*Image, error) {
 	return img, err
 }
 
-// stageModules copies modules, and the modules that they need, to dir, and writes their order to dir/list.
+// stageModules copies modules, and the modules that they need, to dir, without what only costs, and writes their order to
+// dir/list.
 func stageModules(dir, from string, modules []string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -101,9 +102,20 @@ func stageModules(dir, from string, modules []string) error {
 			}
 			to = plain
 		}
+		if err := lighten(to); err != nil {
+			return err
+		}
 		fmt.Fprintln(&list, filepath.Base(to))
 	}
 	return os.WriteFile(filepath.Join(dir, "list"), []byte(list.String()), 0o644)
+}
+
+// lighten takes from a module what a kernel looks through when it loads it, and does without: the signature, for which an
+// emulated processor has to compute SHA-256 of all octets and RSA, and the types for BPF programs. objcopy leaves out the
+// signature, because it is behind what the ELF header tells of.
+func lighten(module string) error {
+	_, err := debian.Run(".", "objcopy", "--remove-section=.BTF", module)
+	return err
 }
 
 // CacheDir returns the directory that keeps downloads and images from run to run, for programs that run in

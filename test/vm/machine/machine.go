@@ -48,8 +48,10 @@ type Command struct {
 
 // CPU is the processor that QEMU emulates: all that it can, but what its emulation is slower with. With ERMS and
 // FSRM Linux copies byte by byte (REP MOVSB), where it else copies eight at a time; AVX makes programs choose
-// instructions that QEMU calls functions for.
-const CPU = "max,erms=off,fsrm=off,avx=off,avx2=off"
+// instructions that QEMU calls functions for. With SMAP the kernel says around each access to a program's memory
+// that it is meant, for which QEMU leaves translated code, and looks up addresses in a table of their own. With LA57 each
+// address is looked up in five tables instead of four.
+const CPU = "max,erms=off,fsrm=off,avx=off,avx2=off,smap=off,la57=off"
 
 // Boot starts a guest with more of qemu's arguments, and waits until it takes commands. dir
 // holds its console and its socket, and has to be a short path. A machine whose kernel has not said a word, which was
