@@ -213,7 +213,24 @@ type Placer interface {
 	RegisterAt(b []byte, a Access, s STag, base uint64) (Region, error)
 }
 
-// IsPlaced reports whether RegisterAt takes s: its index, the upper 24 bits, is one of the 4,096 highest.
+// Granter is a Domain of a device whose owner chooses how peers name memory, and takes it back at any moment: a domain with
+// one queue pair gives it to one peer.
+type Granter interface {
+	// Grant is RegisterAt for memory that goes straight to the wire and comes straight from there. If it changes while a
+	// peer reads it, that peer's connection may break.
+	Grant(b []byte, a Access, s STag, base uint64) (Grant, error)
+}
+
+// Grant is memory that peers have for a time.
+type Grant interface {
+	// Revoke ends the access: no Read or Write of a peer begins any more. False: one is under way, which a peer that does not go
+	// on may keep there. Abort of its queue pair ends it.
+	Revoke() (quiet bool)
+	// Free revokes, and waits for what is under way: then nobody reads or writes the memory any more. The name is free.
+	Free() error
+}
+
+// IsPlaced reports whether RegisterAt and Grant take s: its index, the upper 24 bits, is one of the 4,096 highest.
 func IsPlaced(s STag) bool { return s>>8 >= 0xfff000 }
 
 // Region is registered memory.

@@ -73,7 +73,7 @@ func (q *queuePair) offence(err error) error {
 	q.dev.log.LogAttrs(context.Background(), slog.LevelWarn, "iwarp: peer broke the protocol",
 		slog.String("peer", q.tc.RemoteAddr().String()), slog.Any("reason", err))
 	q.stop(err, &t)
-	x.startDrain()
+	q.startDrain()
 	return nil
 }
 
@@ -293,11 +293,7 @@ func (q *queuePair) verdict(err error) error {
 func (q *queuePair) releaseAll() {
 	x := &q.rx
 	x.drain = true
-	tag := x.ref.STag()
-	if x.ref.Release() {
-		q.lastReference(tag)
-	}
-	x.ref = stag.Ref{}
+	q.dropRx()
 	q.stream.End()
 	for a := &q.answers; a.Head != a.Tail; a.Head++ {
 		r := &a.At(a.Head).ref

@@ -103,6 +103,16 @@ func (q *queuePair) releaseRx() {
 	x.ref = stag.Ref{}
 }
 
+// dropRx is releaseRx with the lock held.
+func (q *queuePair) dropRx() {
+	x := &q.rx
+	tag := x.ref.STag()
+	if x.ref.Release() {
+		q.lastReference(tag)
+	}
+	x.ref = stag.Ref{}
+}
+
 func (q *queuePair) placeSend() error {
 	x := &q.rx
 	h, n := x.seg.Header, x.seg.PayloadLen()

@@ -236,7 +236,7 @@ func (q *queuePair) begin(stalled *bool) bool {
 	}
 	x := &q.rx
 	if q.is().drains && !x.drain {
-		x.startDrain()
+		q.startDrain()
 		*stalled = false
 	}
 	q.batching = true
@@ -528,10 +528,13 @@ func (q *queuePair) part() (bool, error) {
 	return true, nil
 }
 
-// startDrain begins to throw away received octets.
-func (x *rx) startDrain() {
+// startDrain begins to throw away received octets. Nothing is placed any more, so that who takes memory back does not wait
+// for the end of the connection. The lock is held.
+func (q *queuePair) startDrain() {
+	x := &q.rx
 	x.drain, x.partial, x.pending, x.parked = true, false, false, nil
 	x.r = x.w
+	q.dropRx()
 }
 
 // closeReceive completes the receive of a message with a status other than OK.

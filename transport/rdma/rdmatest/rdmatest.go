@@ -5,6 +5,7 @@
 //	source.go   memory that is used again as soon as a completion allows it
 //	queue.go    completion queues and receive queues, full queues, wrong requests
 //	access.go   what a peer may not do, and windows
+//	grant.go    memory under a name that its owner chooses
 //	oneshot.go  STags advertised and closed
 //	finish.go   good and bad ends
 //	model.go    random work against a plain model
@@ -107,6 +108,8 @@ var cases = []testCase{
 
 	{"ReadViolations", testReadViolations},
 	{"WriteViolations", testWriteViolations},
+	{"Granted", testGranted},
+	{"GrantRefused", testGrantRefused},
 	{"MessageTooLong", testMessageTooLong},
 
 	{"Disconnect", testDisconnect},
