@@ -140,8 +140,7 @@ func TestAloneAndFull(t *testing.T) {
 
 // TestReadError: what the primary's disk cannot read comes from the other copy, and is written anew.
 func TestReadError(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, 2)
+	overEach(t, func(t *testing.T, l *lab) {
 		store := l.withFaults()
 		l.begin()
 		defer l.end()

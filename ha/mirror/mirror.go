@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"oneshot/backend"
+	"oneshot/ha/fabric"
 	"oneshot/ha/quorum"
 	"oneshot/ha/replica"
 	"oneshot/internal/loglimit"
@@ -37,6 +38,9 @@ type Options struct {
 	Listener net.Listener // for nodes with lower numbers; the mirror owns it
 	// Dial connects with a node. It ends with ctx.
 	Dial func(ctx context.Context, to replica.ID) (net.Conn, error)
+	// Fabric takes what nodes tell each other, and the data, to nodes that have one, too; the connections of Dial and Listener prove then
+	// who they are. nil: all goes over those connections.
+	Fabric *fabric.Fabric
 
 	// Info is what the mirror is like to a host, the same on all nodes, but for its size and cache; nil: as the copy is.
 	Info *backend.Info
@@ -89,6 +93,7 @@ type Mirror struct {
 	syncer   sync.WaitGroup // the goroutines that save, and that have the journal
 	looped   chan struct{}  // closed: the goroutine of the core has ended
 	refusals loglimit.Gate  // of connections
+	mixed    loglimit.Gate  // connections with nodes that have another transport
 	ends     loglimit.Gate
 	unwatch  func()
 	term     atomic.Uint64 // in which this node is the primary; 0: it is not
@@ -114,8 +119,11 @@ type Mirror struct {
 	core       *replica.Core // nil, too
 	viewed     replica.View  // the newest that was told
 	arena      []byte
+	shared     *fabric.Arena // arena, for nodes of the fabric; nil: there is none
 	conns      [16]*conn
+	next       [16]*conn     // connections that take the place of others when these have ended
 	grants     [16]uint64    // who may write into the arena, as which stream
+	granted    replica.ID    // whose queue pair may
 	told       bool          // the core has something to settle
 	pending    []next        // what follows from actions
 	following  []next        // the same, while it is done
@@ -216,25 +224,27 @@ func Open(o Options) (*Mirror, error) {
 		StatusUnknown: true, OptimalIO: info.OptimalIO, VolatileCache: !m.cfg.Stores[0].Through,
 	}
 	m.seq = backend.NewSequencer(m.hand)
-	m.arena = make([]byte, m.cfg.Heap)
+	if err := m.makeArena(); err != nil {
+		return nil, fmt.Errorf("mirror %s: %w", o.Name, err)
+	}
 	m.batcher, _ = backend.As[backend.Batcher](o.Copy)
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 
 	m.journal = journal{fsys: o.FS, disk: string(backend.IdentityOf(o.Copy))}
 	if err := m.journal.complete(o.Copy); err != nil {
 		m.journal.close()
-		return nil, fmt.Errorf("mirror %s: %w", o.Name, err)
+		return nil, fmt.Errorf("mirror %s: %w", o.Name, errors.Join(err, m.freeArena()))
 	}
 	meta, err := openMetadata(o.FS)
 	switch {
 	case errors.Is(err, errNoMetadata):
 	case err != nil:
 		m.journal.close()
-		return nil, fmt.Errorf("mirror %s: %w", o.Name, err)
+		return nil, fmt.Errorf("mirror %s: %w", o.Name, errors.Join(err, m.freeArena()))
 	default:
 		if err := m.recognize(meta); err != nil {
 			m.journal.close()
-			return nil, fmt.Errorf("mirror %s: %w", o.Name, errors.Join(err, meta.close()))
+			return nil, fmt.Errorf("mirror %s: %w", o.Name, errors.Join(err, meta.close(), m.freeArena()))
 		}
 		m.begin(meta, nil)
 	}
@@ -246,7 +256,7 @@ func Open(o Options) (*Mirror, error) {
 		if m.meta != nil {
 			err = errors.Join(err, m.meta.close())
 		}
-		return nil, err
+		return nil, errors.Join(err, m.freeArena())
 	}
 	m.publish()
 	m.mu.Lock()
@@ -425,4 +435,28 @@ func (m *Mirror) stop() {
 	if m.meta != nil {
 		_ = m.meta.close() // all of it is durable
 	}
+	if err := m.freeArena(); err != nil {
+		m.opts.Log.Error("memory of a mirror stays with its device", "why", err)
+	}
+}
+
+// makeArena gets memory for the log's data.
+func (m *Mirror) makeArena() (err error) {
+	if m.opts.Fabric == nil {
+		m.arena = make([]byte, m.cfg.Heap)
+		return nil
+	}
+	if m.shared, err = m.opts.Fabric.NewArena(m.cfg.Heap, m.opts.Name); err != nil {
+		return err
+	}
+	m.arena = m.shared.Bytes()
+	return nil
+}
+
+// freeArena gives it back, when nobody uses it any more.
+func (m *Mirror) freeArena() error {
+	if m.shared == nil {
+		return nil
+	}
+	return m.shared.Free()
 }

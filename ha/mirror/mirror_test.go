@@ -18,9 +18,13 @@ import (
 
 	"oneshot/backend"
 	"oneshot/backend/backendtest"
+	"oneshot/ha/fabric"
 	"oneshot/ha/quorum"
 	"oneshot/ha/replica"
 	"oneshot/internal/rounds"
+	"oneshot/transport/rdma"
+	"oneshot/transport/rdma/iwarp"
+	"oneshot/transport/rdma/local"
 )
 
 // register stands for consensus: a view with compare-and-swap.
@@ -151,8 +155,9 @@ type lab struct {
 	t        testing.TB
 	register *register
 	size     int64
-	real     bool     // sockets and clocks are; else a bubble's
-	members  *members // with it, connections are streams of this cluster; nil: they are as they are
+	real     bool                                  // sockets and clocks are; else a bubble's
+	device   func() (d rdma.Device, listen string) // of the fabric of each node; nil: there is none
+	members  *members                              // with it, connections are streams of this cluster; nil: they are as they are
 	nodes    []*node
 	tune     func(*replica.Config)
 	room     func(*node) int64                 // of a node's copy for the mirror, bytes; nil: all of its disk
@@ -177,6 +182,7 @@ type node struct {
 	disk   *backendtest.Disk
 	files  *files
 	mirror *Mirror // guarded by lab.mu for those who do not start and kill
+	fabric *fabric.Fabric
 	addr   string
 }
 
@@ -334,6 +340,10 @@ func (n *node) open() (*Mirror, error) {
 		o.Listener = p
 		o.Clock = func() time.Duration { return time.Duration(time.Now().UnixNano()) }
 	}
+	if l.device != nil {
+		n.fabric = n.newFabric()
+		o.Fabric = n.fabric
+	}
 	m, err := Open(o)
 	if err != nil {
 		return nil, err
@@ -344,6 +354,46 @@ func (n *node) open() (*Mirror, error) {
 	return m, nil
 }
 
+// onLocal has data go over queue pairs without a wire, which work in a bubble; onIWARP over those of the daemon.
+func onLocal() (rdma.Device, string) {
+	return local.Open(local.Config{}), "pair:0"
+}
+
+func onIWARP() (rdma.Device, string) {
+	d, err := iwarp.Open(iwarp.Config{LingerTime: 100 * time.Millisecond})
+	if err != nil {
+		panic(err)
+	}
+	return d, "127.0.0.1:0"
+}
+
+// movers are what data go over in a bubble, by name.
+var movers = map[string]func() (rdma.Device, string){"streams": nil, "queue pairs": onLocal}
+
+func (n *node) newFabric() *fabric.Fabric {
+	d, at := n.lab.device()
+	listener, err := d.Listen(at)
+	if err != nil {
+		n.lab.t.Fatal(err)
+	}
+	f, err := fabric.New(fabric.Config{Device: d, Listener: listener, Address: listener.Addr().String()})
+	if err != nil {
+		n.lab.t.Fatal(err)
+	}
+	return f
+}
+
+// closeFabric ends the node's, whose mirror has ended: nothing may be left of it.
+func (n *node) closeFabric() {
+	if n.fabric == nil {
+		return
+	}
+	if err := n.fabric.Close(); err != nil {
+		n.lab.t.Error(err)
+	}
+	n.fabric = nil
+}
+
 // kill ends the process; the disk keeps what it was given.
 func (n *node) kill() {
 	m := n.mirror
@@ -351,6 +401,7 @@ func (n *node) kill() {
 	n.mirror = nil
 	n.lab.mu.Unlock()
 	m.stop()
+	n.closeFabric()
 }
 
 // current returns the mirror, nil while the node is down.
@@ -414,6 +465,7 @@ func (l *lab) end() {
 		if err := n.mirror.Close(); err != nil {
 			l.t.Error(err)
 		}
+		n.closeFabric()
 	}
 }
 
@@ -475,10 +527,22 @@ func TestSuite(t *testing.T) {
 	}
 }
 
+// overEach runs a test of two nodes over all movers.
+func overEach(t *testing.T, f func(t *testing.T, l *lab)) {
+	for name, device := range movers {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := newLab(t, 2)
+				l.device = device
+				f(t, l)
+			})
+		})
+	}
+}
+
 // TestPeerKilled: writes go on without a copy, which gets what it lacks when it is back.
 func TestPeerKilled(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, 2)
+	overEach(t, func(t *testing.T, l *lab) {
 		l.begin()
 		defer l.end()
 		a, b := l.nodes[0], l.nodes[1]
@@ -502,8 +566,7 @@ func TestPeerKilled(t *testing.T) {
 
 // TestPrimaryKilled: the other one takes over, with all that was acknowledged.
 func TestPrimaryKilled(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, 2)
+	overEach(t, func(t *testing.T, l *lab) {
 		l.begin()
 		defer l.end()
 		a, b := l.nodes[0], l.nodes[1]

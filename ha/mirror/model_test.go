@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -16,6 +17,7 @@ import (
 	"oneshot/backend/faulty"
 	"oneshot/ha/replica"
 	"oneshot/internal/rounds"
+	"oneshot/transport/rdma"
 )
 
 // worker is a host that has some blocks to itself. It knows what each may hold: what was acknowledged or read last,
@@ -120,14 +122,17 @@ func (w *worker) look(i int) error {
 func TestModel(t *testing.T) {
 	seed := faulty.Seed(t)
 	for _, nodes := range []int{2, 3} {
-		t.Run(fmt.Sprint(nodes), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { runModel(t, nodes, rand.New(rand.NewPCG(seed, uint64(nodes)))) })
-		})
+		for name, device := range movers {
+			t.Run(fmt.Sprint(nodes, " over ", name), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) { runModel(t, nodes, device, rand.New(rand.NewPCG(seed, uint64(nodes)))) })
+			})
+		}
 	}
 }
 
-func runModel(t *testing.T, nodes int, r *rand.Rand) {
+func runModel(t *testing.T, nodes int, device func() (rdma.Device, string), r *rand.Rand) {
 	l := newLab(t, nodes)
+	l.device = device
 	l.flips = r.IntN(2) == 0
 	l.seed = r.Uint64()
 	l.begin()
@@ -406,6 +411,56 @@ func TestReadKeepsBuffers(t *testing.T) {
 
 // TestStaleGrant: who has lost the right to write into a node's memory places nothing there, though it goes on sending.
 func TestStaleGrant(t *testing.T) {
+	for _, device := range []func() (rdma.Device, string){onLocal, onIWARP} {
+		l := newLab(t, 2)
+		l.device, l.real = device, true
+		l.tune = func(c *replica.Config) { // the machine may be busy, and nobody is to be lost but by the test
+			c.Lease, c.Grace, c.SlowCopy = time.Minute, 2*time.Minute, time.Minute
+		}
+		l.begin()
+		a, b := l.nodes[0].mirror, l.nodes[1].mirror
+		c := connOf(a, 1)
+		write := func(seed byte) {
+			within(a, func() bool {
+				copy(a.arena[1<<20:], bytesOf(4096, seed))
+				a.post(&replica.Post{To: 1, Stream: c.theirs, Recs: []replica.Record{
+					{Seq: 1 << 40, Kind: replica.KindWrite, Len: 4096, Addr: 1 << 20, Sum: sumOf(bytesOf(4096, seed))},
+				}})
+				return true
+			})
+		}
+		is := func(seed byte) bool {
+			return within(b, func() bool { return string(b.arena[1<<20:][:4096]) == string(bytesOf(4096, seed)) })
+		}
+		for write(1); !is(1); {
+			runtime.Gosched()
+		}
+		within(b, func() bool { b.do(replica.Cut{To: 0}); return true })
+		write(2)
+		<-c.ended // it was told
+		if !is(1) {
+			t.Error("a Write was placed without a grant")
+		}
+		for _, n := range l.nodes {
+			n.kill()
+		}
+	}
+	overStreams(t)
+}
+
+// connOf returns the connection with a node, and within does something as the owner of the core.
+func connOf(m *Mirror, peer replica.ID) (c *conn) {
+	within(m, func() bool { c = m.conns[peer]; return true })
+	return c
+}
+
+func within(m *Mirror, f func() bool) bool {
+	done := make(chan bool)
+	m.push(item{call: func() { done <- f() }})
+	return <-done
+}
+
+func overStreams(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, 2)
 		l.begin()

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"oneshot/ha/fabric"
 	"oneshot/ha/replica"
 	"oneshot/internal/invariant"
 	"oneshot/internal/loglimit"
@@ -43,11 +44,17 @@ type conn struct {
 	beat   replica.Beat // to be sent with the next flush: an answer to the newest one proves what those before it would
 	beaten bool         // there is one
 
-	try tryWriter // nil: only the connection's goroutine writes
+	theirs uint64 // the grant that the peer has given this node last, as far as it matters
+
+	try  tryWriter    // nil: only the connection's goroutine writes
+	link *fabric.Link // takes all that follows the greetings; nil: c does
+
+	linking sync.Mutex // a leaf, held when link is set, and by who closes
 
 	mu      sync.Mutex // not held over writes that wait
 	enc     coder
 	queue   queue
+	parcel  parcel // in the place of queue, over a link
 	beats   []byte // overtake frames
 	writing bool   // the connection's goroutine has something to write
 	left    bool   // a part of what the owner of the core has written
@@ -94,12 +101,39 @@ func (c *conn) close() {
 	c.once.Do(func() {
 		close(c.ended)
 		_ = c.c.Close()
+		c.linking.Lock()
+		defer c.linking.Unlock()
+		if c.link != nil {
+			c.link.Abort()
+		}
 	})
+}
+
+// use has a link take all that follows.
+func (c *conn) use(l *fabric.Link) {
+	c.linking.Lock()
+	defer c.linking.Unlock()
+	c.link = l
+	select {
+	case <-c.ended:
+		l.Abort()
+	default:
+	}
 }
 
 // send queues a frame with the head that head writes, and n bytes that data appends. flush has it written.
 func (c *conn) send(kind frameKind, head func(c *coder), n int, data func(b []byte) []byte) {
 	c.mu.Lock()
+	if c.link != nil {
+		p := &c.parcel
+		at := len(p.frames)
+		p.frames = appendFrame(p.frames, &c.enc, kind, 0, head)
+		p.bytes += int64(len(p.frames) - at)
+		full := p.bytes > c.m.maxQueue()
+		c.mu.Unlock()
+		c.ready(full)
+		return
+	}
 	b := c.queue.room(n)
 	at := len(b)
 	b = appendFrame(b, &c.enc, kind, n, head)
@@ -149,6 +183,9 @@ func (c *conn) flush(alone bool) {
 func (c *conn) writeNow() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.link != nil {
+		return c.sendNow()
+	}
 	n := int64(len(c.beats)) + c.queue.bytes
 	if c.try == nil || c.writing || n == 0 || n > maxTry {
 		return false
@@ -257,12 +294,17 @@ func kept(b []byte) []byte {
 // read gives the mirror what comes, until the connection ends.
 func (c *conn) read() error {
 	defer c.close()
-	r := bufio.NewReaderSize(c.c, readsAtOnce)
+	r, dataMax := bufio.NewReaderSize(c.c, readsAtOnce), c.m.cfg.Heap
+	if c.link != nil {
+		r, dataMax = bufio.NewReaderSize(c.link, readsAtOnce), 0
+	}
 	var set time.Time // the deadline
 	for {
-		set = renew(set, c.m.silence(), c.c.SetReadDeadline)
+		if c.link == nil {
+			set = renew(set, c.m.silence(), c.c.SetReadDeadline)
+		}
 		f := c.vacant()
-		head, data, err := f.readPrefix(r, c.m.maxHead(), c.m.cfg.Heap)
+		head, data, err := f.readPrefix(r, c.m.maxHead(), dataMax)
 		if err == nil {
 			err = c.room(f, head+data)
 		}
@@ -273,7 +315,7 @@ func (c *conn) read() error {
 			err = errors.New("a second greeting came")
 		}
 		if err == nil && f.kind == framePost {
-			err = c.m.checkPost(&f.post, f.data)
+			err = c.m.checkPost(&f.post, f.data, c.link != nil)
 		}
 		if err != nil {
 			return err
@@ -343,9 +385,19 @@ func (c *conn) release(f *received) {
 func (c *conn) serve() {
 	c.m.push(item{conn: c, up: true})
 	var wg sync.WaitGroup
-	wg.Go(c.write)
+	if c.link == nil {
+		wg.Go(c.write)
+	} else {
+		wg.Go(c.writeOn)
+		wg.Go(c.watch)
+	}
 	err := c.read()
 	wg.Wait()
+	if c.link != nil { // what was pulled is given up when nothing can be placed any more
+		if err := c.link.Release(); err != nil {
+			c.m.opts.Log.Error("a connection of a mirror stays with its device", "with", c.peer, "why", err)
+		}
+	}
 	c.m.push(item{conn: c, down: true})
 	if c.m.ctx.Err() == nil {
 		c.m.logSome(&c.m.ends, slog.LevelInfo, "a connection of a mirror has ended", slog.Any("with", c.peer), slog.Any("why", err))
@@ -364,11 +416,14 @@ func (m *Mirror) logSome(g *loglimit.Gate, level slog.Level, text string, attrs 
 // greetingTo is what this node says first.
 func (m *Mirror) greetingTo(to replica.ID) []byte {
 	g := greeting{greetingMagic, m.sameness, m.cfg.Self, to}
+	if m.opts.Fabric != nil {
+		g.magic = greetingMagicFabric
+	}
 	return appendFrame(nil, new(coder), frameGreeting, 0, func(c *coder) { c.greeting(&g) })
 }
 
-// greeted reads the other one's greeting.
-func (m *Mirror) greeted(c net.Conn) (replica.ID, error) {
+// greeted reads the other one's greeting. links: both have a fabric.
+func (m *Mirror) greeted(c net.Conn) (from replica.ID, links bool, err error) {
 	var f received
 	head, data, err := f.readPrefix(c, greetingLen, 0)
 	if err == nil {
@@ -377,15 +432,20 @@ func (m *Mirror) greeted(c net.Conn) (replica.ID, error) {
 	g := &f.greeting
 	switch {
 	case err != nil:
-		return 0, err
-	case f.kind != frameGreeting || g.magic != greetingMagic:
-		return 0, errors.New("it does not speak as a mirror of this version does")
+		return 0, false, err
+	case f.kind != frameGreeting || g.magic != greetingMagic && g.magic != greetingMagicFabric:
+		return 0, false, errors.New("it does not speak as a mirror of this version does")
 	case g.mirror != m.sameness:
-		return 0, fmt.Errorf("node %d has another configuration of the mirror %s: sizes, copies and times have to be the same on all nodes", g.from, m.opts.Name)
+		return 0, false, fmt.Errorf("node %d has another configuration of the mirror %s: sizes, copies and times have to be the same on all nodes", g.from, m.opts.Name)
 	case g.to != m.cfg.Self || g.from == m.cfg.Self || !m.cfg.Copies.Has(g.from):
-		return 0, fmt.Errorf("it is node %d and takes this one for node %d, which is node %d", g.from, g.to, m.cfg.Self)
+		return 0, false, fmt.Errorf("it is node %d and takes this one for node %d, which is node %d", g.from, g.to, m.cfg.Self)
 	}
-	return g.from, nil
+	has := g.magic == greetingMagicFabric
+	if has != (m.opts.Fabric != nil) {
+		m.logSome(&m.mixed, slog.LevelWarn, "two nodes of a mirror have different transports, and what goes between them is encrypted and goes over TCP: let cluster.transport be the same on all nodes, and restart them",
+			slog.Any("node", g.from))
+	}
+	return g.from, has && m.opts.Fabric != nil, nil
 }
 
 // dialOn keeps a connection with a node of a higher number.
@@ -422,12 +482,20 @@ func (m *Mirror) dial(peer replica.ID) error {
 	if _, err := c.Write(m.greetingTo(peer)); err != nil {
 		return err
 	}
-	from, err := m.greeted(c)
+	from, links, err := m.greeted(c)
 	if err != nil {
 		return err
 	}
 	if from != peer {
 		return fmt.Errorf("node %d answers in the place of node %d", from, peer)
+	}
+	if links {
+		l, err := m.join(ctx, c)
+		if err != nil {
+			m.logSome(&m.refusals, slog.LevelWarn, "a node of a mirror cannot be reached over the transport of the cluster", slog.Any("node", peer), slog.Any("why", err))
+			return err
+		}
+		conn.use(l)
 	}
 	_ = c.SetDeadline(time.Time{})
 	conn.serve()
@@ -471,13 +539,21 @@ func (m *Mirror) admit(c net.Conn, greeted func()) {
 	defer stop()
 	defer conn.close()
 	_ = c.SetDeadline(time.Now().Add(greetWithin))
-	from, err := m.greeted(c)
+	from, links, err := m.greeted(c)
 	greeted()
 	if err == nil && from > m.cfg.Self {
 		err = fmt.Errorf("node %d makes a connection, which is for this one to make", from)
 	}
 	if err == nil {
 		_, err = c.Write(m.greetingTo(from))
+	}
+	if err == nil && links {
+		ctx, cancel := context.WithTimeout(m.ctx, greetWithin)
+		var l *fabric.Link
+		if l, err = m.invite(ctx, c); err == nil {
+			conn.use(l)
+		}
+		cancel()
 	}
 	if err != nil {
 		m.logSome(&m.refusals, slog.LevelWarn, "a connection to a mirror was refused", slog.Any("from", c.RemoteAddr()), slog.Any("why", err))
@@ -488,8 +564,8 @@ func (m *Mirror) admit(c net.Conn, greeted func()) {
 	conn.serve()
 }
 
-// checkPost refuses records that, with their data, do not fit this mirror. The core relies on it.
-func (m *Mirror) checkPost(p *post, data []byte) error {
+// checkPost refuses records that, with their data, do not fit this mirror. The core relies on it. placed: the data are in the arena.
+func (m *Mirror) checkPost(p *post, data []byte, placed bool) error {
 	rest := data
 	limit := m.limit.Load()
 	for i := range p.recs {
@@ -506,6 +582,12 @@ func (m *Mirror) checkPost(p *post, data []byte) error {
 			return fmt.Errorf("record %d is out of order", r.Seq)
 		}
 		if !r.HasDataFor(m.cfg.Self) {
+			continue
+		}
+		if placed && r.HasDataFor(m.cfg.Self) && sumOf(m.arena[r.Addr:r.Addr+r.Len]) != r.Sum {
+			return fmt.Errorf("the data of record %d are not those that were sent: their checksum is wrong", r.Seq)
+		}
+		if placed {
 			continue
 		}
 		if int64(len(rest)) < r.Len {

@@ -417,14 +417,7 @@ func (m *Mirror) work(a replica.Action) {
 		m.works++
 		m.saves <- m.sampled(a) // there is one at a time
 	case replica.Pull:
-		c := m.conns[a.From]
-		if c == nil {
-			m.later(replica.Done{ID: a.ID, Failed: true})
-			return
-		}
-		m.pulls[a.ID] = pulling{a.From, a.Addr, a.Len}
-		p := pull{id: a.ID, addr: a.Addr, len: a.Len}
-		c.send(framePull, func(c *coder) { c.pull(&p) }, 0, nil)
+		m.pull(&a)
 	default:
 		panic(fmt.Sprintf("mirror: the core asks for %T", a))
 	}

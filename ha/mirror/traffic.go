@@ -1,6 +1,9 @@
 package mirror
 
-import "oneshot/ha/replica"
+import (
+	"oneshot/ha/fabric"
+	"oneshot/ha/replica"
+)
 
 // do does an action of the core.
 func (m *Mirror) do(a replica.Action) {
@@ -13,6 +16,9 @@ func (m *Mirror) do(a replica.Action) {
 		}
 	case replica.Send:
 		if c := m.conns[a.To]; c != nil {
+			if l, ok := a.Msg.(replica.Lend); ok {
+				c.theirs = l.Stream
+			}
 			kind, head := message(a.Msg)
 			c.send(kind, head, 0, nil)
 		}
@@ -25,9 +31,9 @@ func (m *Mirror) do(a replica.Action) {
 			c.sendBeat(frameEcho, func(c *coder) { c.echo(&a.Echo) })
 		}
 	case replica.Grant:
-		m.grants[a.To] = a.Stream
+		m.grant(a.To, a.Stream)
 	case replica.Cut:
-		m.grants[a.To] = 0
+		m.cut(a.To)
 	case replica.Drop:
 		if c := m.conns[a.Peer]; c != nil {
 			c.close()
@@ -46,6 +52,29 @@ func (m *Mirror) do(a replica.Action) {
 	}
 }
 
+// grant lets a node write into the arena, as a stream, and nobody else by a queue pair.
+func (m *Mirror) grant(to replica.ID, stream uint64) {
+	m.grants[to] = stream
+	c := m.conns[to]
+	if c == nil || c.link == nil {
+		return
+	}
+	if err := m.shared.Grant(c.link, stream); err != nil {
+		m.opts.Log.Warn("a node of a mirror gets another connection before it writes", "node", to, "why", err)
+		c.close()
+		return
+	}
+	m.granted = to
+}
+
+// cut takes that away. When it returns nothing of the node is placed any more.
+func (m *Mirror) cut(to replica.ID) {
+	m.grants[to] = 0
+	if m.shared != nil && m.granted == to {
+		m.shared.Cut()
+	}
+}
+
 // maxPart is how many bytes of data a frame has, if it has more than one record: the other node goes on with one part while the next is
 // on its way, and memory of that size is used again.
 const maxPart = 512 << 10
@@ -57,11 +86,18 @@ func (m *Mirror) post(a *replica.Post) {
 		return
 	}
 	p := post{stream: a.Stream, bell: a.Bell}
+	c.theirs = a.Stream
 	for rest, first := a.Recs, true; first || len(rest) > 0; first = false {
 		k, n := partOf(rest, a.To)
 		p.recs, rest = rest[:k:k], rest[k:]
 		if k > 0 {
 			p.bell.First = p.recs[0].Seq
+		}
+		if c.link != nil {
+			m.copied += c.place(p.recs)
+			c.send(framePost, func(c *coder) { c.post(&p) }, 0, nil)
+			p.bell.Start = nil
+			continue
 		}
 		c.send(framePost, func(c *coder) { c.post(&p) }, int(n), func(b []byte) []byte {
 			for i := range p.recs {
@@ -101,6 +137,13 @@ func (m *Mirror) connected(c *conn) {
 	}
 	if old := m.conns[c.peer]; old != nil {
 		old.close()
+		if old.link != nil { // until it has ended it may place what was pulled
+			if late := m.next[c.peer]; late != nil {
+				late.close()
+			}
+			m.next[c.peer] = c
+			return
+		}
 		m.disconnected(old)
 	}
 	m.conns[c.peer] = c
@@ -108,11 +151,15 @@ func (m *Mirror) connected(c *conn) {
 }
 
 func (m *Mirror) disconnected(c *conn) {
+	if m.next[c.peer] == c {
+		m.next[c.peer] = nil
+		return
+	}
 	if m.conns[c.peer] != c {
 		return
 	}
 	m.conns[c.peer] = nil
-	m.grants[c.peer] = 0
+	m.cut(c.peer)
 	for id, p := range m.pulls {
 		if p.from == c.peer {
 			delete(m.pulls, id)
@@ -120,6 +167,10 @@ func (m *Mirror) disconnected(c *conn) {
 		}
 	}
 	m.step(replica.Down{Peer: c.peer})
+	if next := m.next[c.peer]; next != nil {
+		m.next[c.peer] = nil
+		m.connected(next)
+	}
 }
 
 // arrived takes a frame.
@@ -135,7 +186,7 @@ func (m *Mirror) arrived(c *conn, f *received) {
 		}
 		data := f.data
 		for i := range p.recs {
-			if r := &p.recs[i]; r.HasDataFor(m.cfg.Self) {
+			if r := &p.recs[i]; c.link == nil && r.HasDataFor(m.cfg.Self) {
 				copy(m.arena[r.Addr:], data[:r.Len])
 				data = data[r.Len:]
 			}
@@ -143,6 +194,10 @@ func (m *Mirror) arrived(c *conn, f *received) {
 		m.step(replica.Rang{From: c.peer, Stream: p.stream, Recs: p.recs, Bell: p.bell})
 	case framePull:
 		p := &f.pull
+		if c.link != nil { // its node reads itself
+			c.close()
+			return
+		}
 		if p.addr < 0 || p.len <= 0 || p.len > m.cfg.Heap || p.addr > m.cfg.Heap-p.len {
 			c.close()
 			return
@@ -166,6 +221,37 @@ func (m *Mirror) arrived(c *conn, f *received) {
 type pulling struct {
 	from      replica.ID
 	addr, len int64
+}
+
+// pull reads another node's memory.
+func (m *Mirror) pull(a *replica.Pull) {
+	c := m.conns[a.From]
+	if c == nil {
+		m.later(replica.Done{ID: a.ID, Failed: true})
+		return
+	}
+	w := pulling{a.From, a.Addr, a.Len}
+	m.pulls[a.ID] = w
+	p := pull{id: a.ID, addr: a.Addr, len: a.Len}
+	if c.link == nil {
+		c.send(framePull, func(c *coder) { c.pull(&p) }, 0, nil)
+		return
+	}
+	err := c.link.Fetch(fabric.Run{Addr: a.Addr, Len: a.Len, Grant: c.theirs}, func() { m.push(item{call: func() { m.fetched(c, p.id) }}) })
+	if err != nil {
+		delete(m.pulls, a.ID)
+		m.later(replica.Done{ID: a.ID, Failed: true})
+	}
+}
+
+// fetched: a Pull has been read by RDMA, to its place.
+func (m *Mirror) fetched(c *conn, id uint64) {
+	w, ok := m.pulls[id]
+	if !ok || m.conns[c.peer] != c || m.closing {
+		return
+	}
+	delete(m.pulls, id)
+	m.step(replica.Done{ID: id, Sum: sumOf(m.arena[w.addr : w.addr+w.len])})
 }
 
 func (m *Mirror) pulled(c *conn, p *pull, data []byte) {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"slices"
 
+	"oneshot/ha/fabric"
 	"oneshot/ha/replica"
 )
 
@@ -37,6 +38,7 @@ const (
 	frameLend
 	frameLent
 	frameHashed
+	frameInvitation // follows the greeting of who accepts, if both have a fabric
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -224,7 +226,9 @@ type greeting struct {
 
 const (
 	greetingMagic = 0x6f6e6573686f7401 // "oneshot", version 1
-	greetingLen   = 8 + 8 + 1 + 1      // all that is taken of who has not said who it is
+	// greetingMagicFabric says besides that the node has a fabric. If the other one has one, too, queue pairs take what follows.
+	greetingMagicFabric = 0x6f6e6573686f7402
+	greetingLen         = 8 + 8 + 1 + 1 // all that is taken of who has not said who it is
 )
 
 func (c *coder) greeting(g *greeting) {
@@ -232,6 +236,24 @@ func (c *coder) greeting(g *greeting) {
 	num(c, &g.mirror, 8)
 	c.id(&g.from)
 	c.id(&g.to)
+}
+
+// invitationMax bounds an invitation: the longest address is that of a name.
+const invitationMax = 4 + 300 + 2*32 + 4 + 8 + 8
+
+func (c *coder) invitation(i *fabric.Invitation) {
+	address := []byte(i.Address)
+	many(c, &address, func(b *byte) { num(c, b, 1) })
+	i.Address = string(address)
+	for j := range i.Secret {
+		num(c, &i.Secret[j], 1)
+	}
+	for j := range i.Proof {
+		num(c, &i.Proof[j], 1)
+	}
+	num(c, &i.Arena.Index, 4)
+	num(c, &i.Arena.Base, 8)
+	num(c, &i.Arena.Size, 8)
 }
 
 func (c *coder) beat(b *replica.Beat) {
@@ -356,7 +378,10 @@ type received struct {
 	ack      replica.Ack
 	post     post
 	pull     pull
-	msg      replica.Msg // of all other kinds
+
+	invitation fabric.Invitation
+
+	msg replica.Msg // of all other kinds
 
 	prefix [prefixLen]byte
 	head   []byte
@@ -434,6 +459,8 @@ func (f *received) decode(c *coder) {
 		c.pull(&f.pull)
 	case frameAck:
 		c.ack(&f.ack)
+	case frameInvitation:
+		c.invitation(&f.invitation)
 	default:
 		f.msg = decodeMessage(c, f.kind)
 	}

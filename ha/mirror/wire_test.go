@@ -81,7 +81,7 @@ func TestCorruptPost(t *testing.T) {
 		read := func(b []byte) (*received, error) {
 			f, err := readFrame(b)
 			if err == nil {
-				err = m.checkPost(&f.post, f.data)
+				err = m.checkPost(&f.post, f.data, false)
 			}
 			return f, err
 		}
@@ -107,7 +107,7 @@ func TestForeignPost(t *testing.T) {
 		defer l.end()
 		m := l.nodes[1].mirror
 		good := replica.Record{Seq: 1, Kind: replica.KindZero, Off: 0, Len: 512}
-		if err := m.checkPost(&post{bell: replica.Bell{First: 1}, recs: []replica.Record{good}}, nil); err != nil {
+		if err := m.checkPost(&post{bell: replica.Bell{First: 1}, recs: []replica.Record{good}}, nil, false); err != nil {
 			t.Fatal(err)
 		}
 		for what, change := range map[string]func(r *replica.Record){
@@ -123,7 +123,7 @@ func TestForeignPost(t *testing.T) {
 		} {
 			r := good
 			change(&r)
-			if err := m.checkPost(&post{bell: replica.Bell{First: 1}, recs: []replica.Record{r}}, nil); err == nil {
+			if err := m.checkPost(&post{bell: replica.Bell{First: 1}, recs: []replica.Record{r}}, nil, false); err == nil {
 				t.Errorf("%s: %+v is taken", what, r)
 			}
 		}
@@ -139,7 +139,7 @@ func TestGreetingIsBounded(t *testing.T) {
 		_, _ = there.Write(frame[:prefixLen]) // the rest never comes
 		_ = there.Close()
 	}()
-	if _, err := new(Mirror).greeted(here); err == nil || !strings.Contains(err.Error(), "are allowed") {
+	if _, _, err := new(Mirror).greeted(here); err == nil || !strings.Contains(err.Error(), "are allowed") {
 		t.Errorf("a head of %d bytes: %v", greetingLen+1, err)
 	}
 }

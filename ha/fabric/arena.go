@@ -1,0 +1,102 @@
+package fabric
+
+import (
+	"errors"
+	"hash/fnv"
+
+	"oneshot/transport/rdma"
+)
+
+// Base is the tagged offset of the first octet of each arena. It is no address of this process: peers cannot tell.
+const Base = 0x5000_0000_0000
+
+const (
+	firstIndex = 0xfff000 // of the STags that owners choose: see rdma.IsPlaced
+	indexes    = 0x1000
+)
+
+// Arena is memory of this node in which each octet has the same place as on other nodes. One peer at a time may write to it, and read it.
+// Its methods are called by one goroutine at a time.
+type Arena struct {
+	f     *Fabric
+	name  Name
+	bytes []byte
+	free  func([]byte) error
+
+	grant rdma.Grant // nil: nobody has it
+	to    *Link      // whose peer has it
+}
+
+var errFull = errors.New("there are more arenas than steering tags for them")
+
+// NewArena makes an arena of n octets, all zero. what is the same for an arena on all nodes, and another for each other arena.
+func (f *Fabric) NewArena(n int64, what string) (*Arena, error) {
+	a := &Arena{f: f, name: Name{Base: Base, Size: uint64(n)}}
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(what)) // never fails
+	f.mu.Lock()
+	for i := range uint32(indexes) {
+		at := firstIndex + (h.Sum32()+i)%indexes
+		if !f.arenas[at] {
+			f.arenas[at], a.name.Index = true, at
+			break
+		}
+	}
+	f.mu.Unlock()
+	if a.name.Index == 0 {
+		return nil, errFull
+	}
+	var err error
+	if a.bytes, a.free, err = rdma.Alloc(f.cfg.Device, int(n)); err != nil {
+		a.forget()
+		return nil, err
+	}
+	return a, nil
+}
+
+func (a *Arena) forget() {
+	a.f.mu.Lock()
+	delete(a.f.arenas, a.name.Index)
+	a.f.mu.Unlock()
+}
+
+// Bytes is the memory.
+func (a *Arena) Bytes() []byte { return a.bytes }
+
+// Free gives the memory back. There are no links of it any more.
+func (a *Arena) Free() error {
+	a.Cut()
+	a.forget()
+	return a.free(a.bytes)
+}
+
+// Grant lets the peer of l, and nobody else, write to the arena and read it, as grant number n. A Write that is on its way by a
+// grant of before ends the connection, as long as no more than 256 grants of l's lie between the two: the number is in the STag.
+func (a *Arena) Grant(l *Link, n uint64) error {
+	a.Cut()
+	if l.granted == 0 {
+		l.granted = n
+	}
+	if n-l.granted >= 1<<8 {
+		return errors.New("the numbers of grants over this connection are used up")
+	}
+	g, err := l.dom.(rdma.Granter).Grant(a.bytes, rdma.AccessRemoteRead|rdma.AccessRemoteWrite, a.name.stag(n), a.name.Base)
+	if err != nil {
+		return err
+	}
+	a.grant, a.to = g, l
+	return nil
+}
+
+// Cut takes the grant away. When it returns nothing is placed any more: a peer that is in the middle of a Write has lost its
+// connection. It does not wait for the peer.
+func (a *Arena) Cut() {
+	if a.grant == nil {
+		return
+	}
+	if !a.grant.Revoke() {
+		a.to.Abort()
+	}
+	_ = a.grant.Free() // cannot fail: it is granted once, and freed once
+	a.grant, a.to = nil, nil
+}

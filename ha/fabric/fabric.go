@@ -1,0 +1,252 @@
+// Package fabric connects nodes that know each other by queue pairs: messages are Sends, and what belongs into the other node's
+// memory is written there by RDMA, to the address that it has here.
+//
+//	dialing node                                      accepting node
+//	Connect(Invitation) ◄── over TLS, by the caller ── Offer
+//	   │ secret, name of the arena ──── MPA Request ──────► Accept
+//	   │ ◄─── MPA Reply ──── proof
+//	  Link ◄──── Writes into arenas, Reads, Sends ──────► Link
+//
+//	fabric.go   who may connect
+//	arena.go    memory, and who may write to it
+//	link.go     a connection: what it is made of, what comes, how it ends
+//	send.go     what leaves
+//
+// Who connects names a secret that is good once, which it has got over a connection with proof of identity, and hears another one
+// from there. A stranger has no queue pair before that: his request is refused. What follows is neither encrypted nor authenticated
+// octet by octet.
+package fabric
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"oneshot/internal/loglimit"
+	"oneshot/transport/rdma"
+)
+
+// Config says what a Fabric is made of.
+type Config struct {
+	Device   rdma.Device   // its domains are rdma.Granters; the Fabric owns it
+	Listener rdma.Listener // of the device; the Fabric owns it
+	Address  string        // at which other nodes reach the listener
+	Logger   *slog.Logger  // nil: silence
+}
+
+// Fabric is this node's end of all connections. Its methods may be called from any goroutine.
+type Fabric struct {
+	cfg     Config
+	log     *slog.Logger
+	serving sync.WaitGroup
+	strange loglimit.Gate
+
+	mu     sync.Mutex // a leaf
+	offers map[secret]*Offer
+	arenas map[uint32]bool // indexes in use
+	closed bool
+}
+
+type secret [32]byte
+
+// New makes a Fabric, which takes connections that were offered until Close. After an error device and listener are the caller's.
+func New(c Config) (*Fabric, error) {
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	d, err := c.Device.NewDomain()
+	if err != nil {
+		return nil, err
+	}
+	_, grants := d.(rdma.Granter)
+	if err := d.Close(); err != nil {
+		return nil, err
+	}
+	if l := c.Device.Limits(); !grants || l.ReadSinkWrite || !l.ReceiveWait {
+		return nil, fmt.Errorf("the device %s cannot connect nodes: it does not let this end choose steering tags and take memory back, or lets peers write to more than they are given", l.Name)
+	}
+	f := &Fabric{cfg: c, log: c.Logger, offers: make(map[secret]*Offer), arenas: make(map[uint32]bool)}
+	f.serving.Go(f.serve)
+	return f, nil
+}
+
+// Close ends the Fabric, which has neither links nor arenas any more.
+func (f *Fabric) Close() error {
+	f.mu.Lock()
+	f.closed = true
+	f.mu.Unlock()
+	err := f.cfg.Listener.Close()
+	f.serving.Wait()
+	return errors.Join(err, f.cfg.Device.Close())
+}
+
+// Address is where other nodes connect.
+func (f *Fabric) Address() string { return f.cfg.Address }
+
+// Name is how peers name an arena: the same on all nodes, unless two arenas of a node would have it.
+type Name struct {
+	Index uint32 // of its STags; their key is that of a grant
+	Base  uint64 // tagged offset of the first octet
+	Size  uint64
+}
+
+// stag is the name under a grant.
+func (n Name) stag(grant uint64) rdma.STag { return rdma.STag(n.Index<<8 | uint32(byte(grant))) }
+
+// Invitation lets one node connect, once. It is as secret as the connection is.
+type Invitation struct {
+	Address string
+	Secret  [32]byte // to be shown
+	Proof   [32]byte // to be expected
+	Arena   Name     // of who invites
+}
+
+// Private data of the MPA Request: magic, secret, name. Of the Reply: the proof.
+const (
+	magic      = "oneshot fabric 1"
+	requestLen = len(magic) + len(secret{}) + nameLen
+	nameLen    = 4 + 8 + 8
+)
+
+func (n Name) append(b []byte) []byte {
+	b = binary.BigEndian.AppendUint32(b, n.Index)
+	b = binary.BigEndian.AppendUint64(b, n.Base)
+	return binary.BigEndian.AppendUint64(b, n.Size)
+}
+
+// parseRequest reads the private data of a Request. Other octets may follow: a provider may have padded them.
+func parseRequest(b []byte) (s secret, n Name, ok bool) {
+	if len(b) < requestLen || string(b[:len(magic)]) != magic {
+		return s, n, false
+	}
+	b = b[len(magic):]
+	copy(s[:], b)
+	b = b[len(s):]
+	n = Name{binary.BigEndian.Uint32(b), binary.BigEndian.Uint64(b[4:]), binary.BigEndian.Uint64(b[12:])}
+	return s, n, true
+}
+
+// Offer is the chance of one node to connect.
+type Offer struct {
+	f      *Fabric
+	arena  *Arena
+	secret secret
+	proof  secret
+	came   chan wanted // has room for one
+}
+
+// wanted is a connection that has shown the secret of an offer.
+type wanted struct {
+	req  rdma.Request
+	name Name
+}
+
+// Offer makes an offer for links that reach the arena. The caller calls Accept.
+func (f *Fabric) Offer(a *Arena) (*Offer, Invitation) {
+	o := &Offer{f: f, arena: a, came: make(chan wanted, 1)}
+	_, _ = rand.Read(o.secret[:]) // never fails
+	_, _ = rand.Read(o.proof[:])
+	f.mu.Lock()
+	f.offers[o.secret] = o
+	f.mu.Unlock()
+	return o, Invitation{Address: f.cfg.Address, Secret: o.secret, Proof: o.proof, Arena: a.name}
+}
+
+// take returns the offer that a secret is of, which is good no more.
+func (f *Fabric) take(s secret) *Offer {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	o := f.offers[s]
+	delete(f.offers, s)
+	return o
+}
+
+// Withdraw ends an offer that nobody accepts on.
+func (o *Offer) Withdraw() {
+	if o.f.take(o.secret) == nil {
+		w := <-o.came // at this moment
+		_ = w.req.Reject(nil)
+	}
+}
+
+// Accept waits until the other node has come, or ctx is over. The offer is over then.
+func (o *Offer) Accept(ctx context.Context) (*Link, error) {
+	var w wanted
+	select {
+	case w = <-o.came:
+	case <-ctx.Done():
+		if o.f.take(o.secret) != nil {
+			return nil, fmt.Errorf("the other node has not come to %s: %w", o.f.cfg.Address, context.Cause(ctx))
+		}
+		w = <-o.came // at this moment
+	}
+	l, err := newLink(o.f, o.arena, w.name)
+	if err != nil {
+		return nil, errors.Join(err, w.req.Reject(nil))
+	}
+	if err := w.req.Accept(l.qp, rdma.ConnParams{PrivateData: o.proof[:]}); err != nil {
+		return nil, errors.Join(err, l.Release())
+	}
+	return l, nil
+}
+
+// Connect takes an invitation up.
+func (f *Fabric) Connect(ctx context.Context, a *Arena, i Invitation) (*Link, error) {
+	l, err := newLink(f, a, i.Arena)
+	if err != nil {
+		return nil, err
+	}
+	b := append([]byte(magic), i.Secret[:]...)
+	err = f.cfg.Device.Connect(ctx, l.qp, i.Address, rdma.ConnParams{PrivateData: a.name.append(b)})
+	if err == nil {
+		if got := l.qp.PeerData(); len(got) < len(i.Proof) || secret(got) != i.Proof {
+			err = fmt.Errorf("at %s is somebody else than the node that has invited", i.Address)
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, l.Release())
+	}
+	return l, nil
+}
+
+// serve hands requests to those who expect them.
+func (f *Fabric) serve() {
+	for {
+		req, err := f.cfg.Listener.Accept()
+		if err != nil {
+			if !errors.Is(err, net.ErrClosed) {
+				f.log.Error("nodes cannot connect any more", "why", err)
+			}
+			return
+		}
+		s, n, ok := parseRequest(req.PeerData())
+		var o *Offer
+		if ok {
+			o = f.take(s)
+		}
+		if o == nil {
+			if dropped, pass := f.strange.Pass(logSilence); pass {
+				f.log.Warn("a connection for the data of mirrors is of no node that was invited", append([]any{"from", req.RemoteAddr()}, attrs(dropped)...)...)
+			}
+			_ = req.Reject(nil) // he may have gone
+			continue
+		}
+		o.came <- wanted{req, n}
+	}
+}
+
+// logSilence is for how long there is no second line of strangers.
+const logSilence = 10 * time.Second
+
+func attrs(list []slog.Attr) (all []any) {
+	for _, a := range list {
+		all = append(all, a)
+	}
+	return all
+}

@@ -1,0 +1,255 @@
+package fabric
+
+import (
+	"errors"
+	"os"
+	"sync"
+	"time"
+
+	"oneshot/internal/invariant"
+	"oneshot/transport/rdma"
+)
+
+// Run is a part of the arena, which has the same place on the other node. It is written there, or read from there.
+type Run struct {
+	Addr, Len int64
+	Grant     uint64 // of the other node to this one
+}
+
+// sending is what leaves. Writes and the octets of the stream are gathered, and posted at once: what is written before something is said
+// is in the other's memory before it is heard.
+//
+//	ring   │ free │ sent, and not gone │ said, and not posted │ free │
+//	              ^ tail               ^ posted               ^ head
+type sending struct {
+	ring  []byte
+	head  uint64      // octets said; the place of one is its number modulo the ring's length
+	batch []rdma.Work // not posted yet
+	sges  [batchMax]rdma.SGE
+
+	mu      sync.Mutex // a leaf
+	tail    uint64     // octets of the ring that are free again
+	used    int        // works that are posted and have not gone
+	posted  []left     // by completion, the oldest first
+	first   int        // of posted
+	reading map[uint64]func()
+	reads   uint64 // IDs of Reads so far
+	short   bool   // who sends waits for room
+	took    [16]rdma.Completion
+}
+
+// left is what a completion stands for.
+type left struct {
+	works int
+	head  uint64
+}
+
+const isRead = 1 << 63 // of an ID
+
+// HasRoom says whether so many Writes, and so many octets of the stream, can be sent without waiting.
+func (l *Link) HasRoom(writes, octets int) bool {
+	l.harvest()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.used+len(l.batch)+writes+octets/MessageLen+2 <= works && int(l.head-l.tail)+octets <= len(l.ring)
+}
+
+// Put writes a part of the arena to the other node's. The octets stay as they are until they have left.
+func (l *Link) Put(r Run, patience time.Duration) error {
+	if err := l.space(patience); err != nil {
+		return err
+	}
+	w := l.work(rdma.OpWrite, l.arena.bytes[r.Addr:r.Addr+r.Len], l.own)
+	w.RemoteSTag, w.RemoteOffset = l.there.stag(r.Grant), l.there.Base+uint64(r.Addr)
+	return nil
+}
+
+// work adds a work of one piece of memory to the batch.
+func (l *Link) work(op rdma.Opcode, b []byte, r rdma.Region) *rdma.Work {
+	i := len(l.batch)
+	l.sges[i] = rdma.SGE{Bytes: b, Region: r}
+	l.batch = append(l.batch, rdma.Work{Op: op, SGL: l.sges[i : i+1 : i+1]})
+	return &l.batch[i]
+}
+
+// space makes room for one more work in the batch.
+func (l *Link) space(patience time.Duration) error {
+	if len(l.batch) < batchMax {
+		return nil
+	}
+	return l.Commit(patience)
+}
+
+// Say sends octets of the stream.
+func (l *Link) Say(b []byte, patience time.Duration) error {
+	for len(b) > 0 {
+		if err := l.space(patience); err != nil {
+			return err
+		}
+		at := int(l.head % uint64(len(l.ring)))
+		n := min(len(b), MessageLen, len(l.ring)-at, l.vacantRing())
+		if n == 0 {
+			if err := l.Commit(patience); err != nil {
+				return err
+			}
+			if err := l.wait(patience, func() bool { return l.head-l.tail < uint64(len(l.ring)) }); err != nil {
+				return err
+			}
+			continue
+		}
+		l.work(rdma.OpSend, l.ring[at:at+copy(l.ring[at:at+n], b)], l.mem)
+		l.head += uint64(n)
+		b = b[n:]
+	}
+	return nil
+}
+
+// vacantRing is how much of the ring is free.
+func (l *Link) vacantRing() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.ring) - int(l.head-l.tail)
+}
+
+// Commit posts what was put and said. It waits for room, as long as patience allows; then the link ends.
+func (l *Link) Commit(patience time.Duration) error {
+	if len(l.batch) == 0 {
+		return nil
+	}
+	n := len(l.batch)
+	last := &l.batch[n-1]
+	last.Flags = rdma.Signaled
+	if err := l.wait(patience, func() bool { return l.used+n <= works }); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	l.used += n
+	l.posted = append(l.posted, left{n, l.head})
+	l.mu.Unlock()
+	k, err := l.qp.Post(l.batch)
+	clear(l.batch)
+	l.batch = l.batch[:0]
+	if err != nil {
+		l.Abort()
+		return err
+	}
+	invariant.Check(k == n, "fabric: works were left out of a post without an error")
+	return nil
+}
+
+// wait waits until room says that there is room, which it is asked with the lock held.
+func (l *Link) wait(patience time.Duration, room func() bool) error {
+	var late <-chan time.Time
+	for {
+		l.harvest()
+		l.mu.Lock()
+		ok := room()
+		l.short = !ok
+		l.mu.Unlock()
+		if ok {
+			return nil
+		}
+		if l.hasEnded() {
+			return l.told
+		}
+		if !l.sendCQ.Arm() {
+			continue
+		}
+		if late == nil {
+			t := time.NewTimer(patience)
+			defer t.Stop()
+			late = t.C
+		}
+		select {
+		case <-l.room:
+		case <-l.gone:
+		case <-late:
+			l.Abort()
+			return os.ErrDeadlineExceeded
+		}
+	}
+}
+
+// harvest notes what has left.
+func (l *Link) harvest() {
+	var read []func()
+	l.mu.Lock()
+	for n := len(l.took); n == len(l.took); {
+		n = l.sendCQ.Poll(l.took[:])
+		for i := range l.took[:n] {
+			if f := l.hasLeft(&l.took[i]); f != nil {
+				read = append(read, f)
+			}
+		}
+	}
+	l.mu.Unlock()
+	for _, f := range read {
+		f()
+	}
+}
+
+// hasLeft takes a completion. What was to be told of a Read is returned. The lock is held.
+func (l *Link) hasLeft(c *rdma.Completion) (read func()) {
+	switch {
+	case c.Status != rdma.StatusOK: // the link ends
+	case c.ID&isRead != 0:
+		read = l.reading[c.ID]
+		delete(l.reading, c.ID)
+	default:
+		p := l.posted[l.first]
+		l.used, l.tail = l.used-p.works, p.head
+		if l.first++; l.first == len(l.posted) || l.first == works {
+			l.posted = l.posted[:copy(l.posted, l.posted[l.first:])]
+			l.first = 0
+		}
+	}
+	return read
+}
+
+// harvestAll is the event of the completion queue of what leaves, which is armed while somebody waits for that.
+func (l *Link) harvestAll() {
+	for {
+		l.harvest()
+		l.mu.Lock()
+		waits := l.short || len(l.reading) > 0
+		l.mu.Unlock()
+		signal(l.room)
+		if !waits || l.sendCQ.Arm() {
+			return
+		}
+	}
+}
+
+var errFetches = errors.New("too many Reads are under way")
+
+// Fetch reads a part of the other node's arena into this one. done is called, without a lock that its caller may want, when it is there, and
+// never if the link ends before that. Any goroutine may call Fetch.
+func (l *Link) Fetch(r Run, done func()) error {
+	l.mu.Lock()
+	if len(l.reading) >= fetches {
+		l.mu.Unlock()
+		return errFetches
+	}
+	if l.reading == nil {
+		l.reading = make(map[uint64]func())
+	}
+	l.reads++
+	id := l.reads | isRead
+	l.reading[id] = done
+	l.mu.Unlock()
+	b := l.arena.bytes[r.Addr : r.Addr+r.Len]
+	_, err := l.qp.Post([]rdma.Work{{
+		ID: id, Op: rdma.OpRead, Flags: rdma.Signaled, SGL: []rdma.SGE{{Bytes: b, Region: l.own}},
+		RemoteSTag: l.there.stag(r.Grant), RemoteOffset: l.there.Base + uint64(r.Addr),
+	}})
+	if err != nil {
+		l.mu.Lock()
+		delete(l.reading, id)
+		l.mu.Unlock()
+		return err
+	}
+	if !l.sendCQ.Arm() {
+		l.harvestAll()
+	}
+	return nil
+}
