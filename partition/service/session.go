@@ -9,9 +9,9 @@ import (
 // results are those of the last requests of a session that change something. A client that has lost its connection does
 // not know which requests were done: it sends again what has had no response (wire.Again), and gets the result from
 // here. It has at most maxCredits requests without a response, and has had the responses of those before them, for
-// responses come in the order in which requests end.
+// responses come in the order of the list: that in which requests end, or are answered again.
 type results struct {
-	list []result
+	list []result // the oldest is at next
 	next int
 }
 
@@ -34,6 +34,12 @@ func (s *results) note(r *wire.Request, st wire.Status, value uint64) {
 	default:
 		return
 	}
+	if r.Flags&wire.Again != 0 {
+		if i := s.find(r); i >= 0 {
+			s.renew(i)
+			return
+		}
+	}
 	x := result{r.Tag, r.Op, st, value}
 	if len(s.list) < maxCredits {
 		s.list = append(s.list, x)
@@ -43,13 +49,18 @@ func (s *results) note(r *wire.Request, st wire.Status, value uint64) {
 	s.next = (s.next + 1) % maxCredits
 }
 
-func (s *results) find(r *wire.Request) *result {
-	for i := range s.list {
-		if x := &s.list[i]; x.tag == r.Tag && x.op == r.Op {
-			return x
-		}
+// renew makes a result the newest.
+func (s *results) renew(i int) {
+	x := s.list[i]
+	for k := (i + 1) % len(s.list); k != s.next; k = (i + 1) % len(s.list) {
+		s.list[i], i = s.list[k], k
 	}
-	return nil
+	s.list[i] = x
+}
+
+// find returns the index of the result of r, or -1.
+func (s *results) find(r *wire.Request) int {
+	return slices.IndexFunc(s.list, func(x result) bool { return x.tag == r.Tag && x.op == r.Op })
 }
 
 // again reports whether x has its answer without being executed: because it was done on an earlier connection of the
@@ -57,7 +68,8 @@ func (s *results) find(r *wire.Request) *result {
 func (h *handle) again(x *command) bool {
 	fence := x.r.Flags&(wire.Fence|wire.Barrier) != 0
 	if x.r.Flags&wire.Again != 0 && h.known {
-		if r := h.results.find(&x.r); r != nil {
+		if i := h.results.find(&x.r); i >= 0 {
+			r := h.results.list[i]
 			h.failed = r.status != wire.OK || h.failed && !fence
 			x.answer(r.status, r.value)
 			return true
