@@ -137,9 +137,9 @@ func (i *initiator) try() {
 		a.floor[k] = r.floors[c.block+k].pos
 	}
 	if c.kind == doFlush {
-		a.floor = nil
+		a.floor = make([]pos, len(r.floors))
 		for k := range r.floors {
-			a.floor = append(a.floor, r.floors[k].acked)
+			a.floor[k] = r.floors[k].acked
 		}
 	}
 	n := a.node

@@ -52,32 +52,48 @@ func (n *node) clock() time.Duration {
 
 // cover calls f now, or when the pause is over; not at all if the process has ended in between.
 func (n *node) cover(f func()) {
+	switch {
+	case n.paused:
+		n.later(f)
+	case n.core != nil:
+		f()
+	}
+}
+
+// later calls f when the pause is over, if it is the same process then.
+func (n *node) later(f func()) {
 	life := n.lives
-	g := func() {
+	n.inbox = append(n.inbox, func() {
 		if n.lives == life && n.core != nil {
 			f()
 		}
-	}
-	if n.paused {
-		n.inbox = append(n.inbox, g)
-		return
-	}
-	g()
-}
-
-// tell lets an event happen to the core: at once, or together with some that follow.
-func (n *node) tell(e replica.Event) {
-	n.cover(func() {
-		if !isTold(e) || len(n.batch) == 0 && n.oneIn(2) {
-			n.step(e)
-			return
-		}
-		if n.batch = append(n.batch, e); len(n.batch) > 1 {
-			return
-		}
-		n.after(n.between(0, 200*time.Microsecond), func() { n.cover(n.together) })
 	})
 }
+
+// tell lets an event happen to the core, now or when the pause is over.
+func (n *node) tell(e replica.Event) {
+	switch {
+	case n.paused:
+		n.later(func() { n.hear(e) })
+	case n.core != nil:
+		n.hear(e)
+	}
+}
+
+// hear lets an event happen: at once, or together with some that follow.
+func (n *node) hear(e replica.Event) {
+	if !isTold(e) || len(n.batch) == 0 && n.oneIn(2) {
+		n.step(e)
+		return
+	}
+	if n.batch = append(n.batch, e); len(n.batch) > 1 {
+		return
+	}
+	n.after(n.between(0, 200*time.Microsecond), n.coverBatch)
+}
+
+// coverBatch is an event of the clock: what has gathered is told.
+func (n *node) coverBatch() { n.cover(n.together) }
 
 // isTold says whether an event may be told together with others: see replica.Core.Tell.
 func isTold(e replica.Event) bool {
@@ -110,7 +126,8 @@ func (n *node) together() {
 		n.logEvent(e)
 		n.core.Tell(n.clock(), e)
 	}
-	n.batch = nil
+	clear(n.batch)
+	n.batch = n.batch[:0]
 	n.settle()
 }
 

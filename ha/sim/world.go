@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"container/heap"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -24,24 +23,56 @@ type happening struct {
 	run func()
 }
 
+func (h *happening) before(o *happening) bool { return h.at < o.at || h.at == o.at && h.n < o.n }
+
+// queue is a heap in which each has four below it. container/heap would allocate for each that it takes out.
 type queue []happening
 
-func (q queue) Len() int           { return len(q) }
-func (q queue) Less(i, j int) bool { return q[i].at < q[j].at || q[i].at == q[j].at && q[i].n < q[j].n }
-func (q queue) Swap(i, j int)      { q[i], q[j] = q[j], q[i] }
-func (q *queue) Push(x any)        { *q = append(*q, x.(happening)) }
-func (q *queue) Pop() any {
-	old := *q
-	x := old[len(old)-1]
-	old[len(old)-1].run = nil
-	*q = old[:len(old)-1]
-	return x
+func (q *queue) push(h happening) {
+	*q = append(*q, h)
+	s := *q
+	i := len(s) - 1
+	for i > 0 && h.before(&s[(i-1)/4]) {
+		s[i] = s[(i-1)/4]
+		i = (i - 1) / 4
+	}
+	s[i] = h
+}
+
+func (q *queue) pop() happening {
+	s := *q
+	first, last := s[0], s[len(s)-1]
+	s[len(s)-1].run = nil
+	s = s[:len(s)-1]
+	*q = s
+	if len(s) == 0 {
+		return first
+	}
+	i := 0
+	for {
+		least, end := 4*i+1, min(4*i+5, len(s))
+		if least >= end {
+			break
+		}
+		for k := least + 1; k < end; k++ {
+			if s[k].before(&s[least]) {
+				least = k
+			}
+		}
+		if last.before(&s[least]) {
+			break
+		}
+		s[i] = s[least]
+		i = least
+	}
+	s[i] = last
+	return first
 }
 
 // after calls f when d has passed.
 func (w *world) after(d time.Duration, f func()) {
 	w.n++
-	heap.Push(&w.queue, happening{w.now + max(d, 0), w.n, f})
+	w.queue.push(happening{w.now + max(d, 0), w.n, f})
 }
 
 // step lets the next thing happen, if it does before the end.
@@ -50,7 +81,7 @@ func (w *world) step(end time.Duration) bool {
 		w.now = end
 		return false
 	}
-	h := heap.Pop(&w.queue).(happening)
+	h := w.queue.pop()
 	w.now = h.at
 	w.note(uint64(h.at), h.n)
 	h.run()
