@@ -53,6 +53,9 @@ const (
 	noWindow    = "the test has more commands outstanding than libiscsi 1.19 has memory for; it does not look at MaxCmdSN"
 )
 
+// silence is what libiscsi 1.19 says over iSER when nothing has come for a second. All commands of the connection fail then.
+const silence = "revents is not POLLIN"
+
 // libiscsiExceptions lists tests that have another verdict over TCP, one for each reason. They are run if ONESHOT_VERBS is long,
 // and the test fails if a verdict is not the listed one.
 var libiscsiExceptions = []struct{ test, verdict, because string }{
@@ -96,6 +99,9 @@ func testLibiscsi(t *testing.T, url string, lists map[string][]string) {
 	for name, tests := range lists {
 		t.Run(name, func(t *testing.T) {
 			got, out := testCU(t, url, tests...)
+			for n := 1; n < 5 && strings.Contains(out, silence); n++ { // of a machine that others keep busy
+				got, out = testCU(t, url, tests...)
+			}
 			for _, test := range tests {
 				if got[test] != passed {
 					t.Errorf("%s: %s\n%s", test, got[test], out)
