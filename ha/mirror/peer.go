@@ -314,8 +314,8 @@ func (c *conn) read() error {
 		if err == nil && f.kind == frameGreeting {
 			err = errors.New("a second greeting came")
 		}
-		if err == nil && f.kind == framePost {
-			err = c.m.checkPost(&f.post, f.data, c.link != nil)
+		if err == nil {
+			err = c.m.check(f, c.link != nil)
 		}
 		if err != nil {
 			return err
@@ -564,20 +564,39 @@ func (m *Mirror) admit(c net.Conn, greeted func()) {
 	conn.serve()
 }
 
-// checkPost refuses records that, with their data, do not fit this mirror. The core relies on it. placed: the data are in the arena.
+// check refuses what has numbers that are not possible in this mirror. The core relies on it. placed: data are in the arena.
+func (m *Mirror) check(f *received, placed bool) error {
+	if f.kind == framePost {
+		return m.checkPost(&f.post, f.data, placed)
+	}
+	if l, ok := f.msg.(replica.Lend); ok && (!m.isInStore(l.Off, l.Len) || !m.isInHeap(l.Addr, l.Len)) {
+		return fmt.Errorf("%d bytes at %d, to be read to address %d, are not within the store or the memory", l.Len, l.Off, l.Addr)
+	}
+	return nil
+}
+
+func (m *Mirror) isInStore(off, n int64) bool {
+	limit := m.limit.Load()
+	return off >= 0 && n > 0 && off <= limit && n <= limit-off
+}
+
+func (m *Mirror) isInHeap(addr, n int64) bool {
+	return addr >= 0 && addr <= m.cfg.Heap && n <= m.cfg.Heap-addr
+}
+
+// checkPost refuses records that, with their data, do not fit this mirror.
 func (m *Mirror) checkPost(p *post, data []byte, placed bool) error {
 	rest := data
-	limit := m.limit.Load()
 	for i := range p.recs {
 		r := &p.recs[i]
-		inStore := r.Off >= 0 && r.Len > 0 && r.Off <= limit && r.Len <= limit-r.Off
-		inHeap := r.Addr >= 0 && r.Addr <= m.cfg.Heap && r.Len <= m.cfg.Heap-r.Addr
 		needsHeap := r.Kind == replica.KindWrite || r.Kind == replica.KindResync
 		switch {
 		case r.Kind < replica.KindWrite || r.Kind > replica.KindNone:
 			return fmt.Errorf("record %d is of kind %d, which this version does not know", r.Seq, r.Kind)
-		case !inStore || needsHeap && !inHeap:
+		case !m.isInStore(r.Off, r.Len) || needsHeap && !m.isInHeap(r.Addr, r.Len):
 			return fmt.Errorf("record %d, %d bytes at %d from address %d, is not within the store or the memory", r.Seq, r.Len, r.Off, r.Addr)
+		case r.Kind == replica.KindCheck && r.Len > m.cfg.Granule: // it is read into memory of its own
+			return fmt.Errorf("record %d has %d bytes compared, and a granule has %d", r.Seq, r.Len, m.cfg.Granule)
 		case i > 0 && r.Seq != p.recs[i-1].Seq+1 || i == 0 && r.Seq != p.bell.First:
 			return fmt.Errorf("record %d is out of order", r.Seq)
 		}

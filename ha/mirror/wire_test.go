@@ -117,6 +117,7 @@ func TestForeignPost(t *testing.T) {
 			"behind the store":    func(r *replica.Record) { r.Off = testSize },
 			"too long":            func(r *replica.Record) { r.Len = 1<<63 - 1 },
 			"nothing":             func(r *replica.Record) { r.Len = 0 },
+			"a long check":        func(r *replica.Record) { r.Kind, r.Len = replica.KindCheck, m.cfg.Granule+512 },
 			"outside the memory":  func(r *replica.Record) { r.Kind, r.Copy, r.Addr = replica.KindResync, 0, m.cfg.Heap },
 			"data missing":        func(r *replica.Record) { r.Kind = replica.KindWrite },
 			"out of order":        func(r *replica.Record) { r.Seq = 2 },

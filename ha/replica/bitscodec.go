@@ -8,6 +8,9 @@ import (
 // chunkSize is the length of a chunk's bytes: its place, and its words.
 const chunkSize = 8 + 8*8
 
+// maxChunk bounds the place of a chunk from outside: a number times the bytes of a granule, at most 128 KiB, is an int64.
+const maxChunk = 1 << 36
+
 // AppendTo appends the set to p: the number of its parts (4 bytes), and of each its place (8) and 512 bits. Numbers
 // are big-endian.
 func (b Bits) AppendTo(p []byte) []byte {
@@ -32,7 +35,7 @@ func CutBits(p []byte) (b Bits, rest []byte, err error) {
 	}
 	for range n {
 		at := binary.BigEndian.Uint64(p)
-		if at > 1<<40 || len(b) > 0 && int(at) <= b[len(b)-1].at {
+		if at > maxChunk || len(b) > 0 && int(at) <= b[len(b)-1].at {
 			return nil, nil, errors.New("the parts of a set of numbers are not in order")
 		}
 		c := chunk{at: int(at)}

@@ -1,0 +1,73 @@
+package mirror
+
+import (
+	"testing"
+	"testing/synctest"
+
+	"oneshot/ha/replica"
+)
+
+// TestForeignMessage: a member whose messages have numbers that are not possible loses its connection, and nothing else happens.
+func TestForeignMessage(t *testing.T) {
+	for what, msg := range map[string]func(stream uint64) replica.Msg{
+		"lend into no memory":     func(s uint64) replica.Msg { return replica.Lend{Stream: s, Len: 512, Addr: 1 << 40} },
+		"lend into more than all": func(s uint64) replica.Msg { return replica.Lend{Stream: s, Len: 1 << 62} },
+		"lend before the memory":  func(s uint64) replica.Msg { return replica.Lend{Stream: s, Len: 512, Addr: -512} },
+		"lend nothing":            func(s uint64) replica.Msg { return replica.Lend{Stream: s, Len: -512, Addr: 512} },
+		"lend behind the store":   func(s uint64) replica.Msg { return replica.Lend{Stream: s, Len: 512, Off: testSize} },
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := newLab(t, 2)
+				l.begin()
+				a, b := l.nodes[0], l.nodes[1]
+				c := l.intruder(a, b) // takes the place of the primary's
+				var hello replica.Hello
+				for hello.Stream == 0 { // the member asks its primary for records
+					var f received
+					head, data, err := f.readPrefix(c, 1<<20, 1<<20)
+					if err == nil {
+						err = f.readRest(c, head, data)
+					}
+					if err != nil {
+						t.Fatal(err)
+					}
+					hello, _ = f.msg.(replica.Hello)
+				}
+				kind, head := message(msg(hello.Stream))
+				if _, err := c.Write(appendFrame(nil, new(coder), kind, 0, head)); err != nil {
+					t.Fatal(err)
+				}
+				for err := error(nil); err == nil; {
+					_, err = c.Read(make([]byte, 1<<10))
+				}
+				l.await(a, "both in sync", func(s replica.State) bool { return s.Role == replica.Primary && s.View.InSync.Len() == 2 })
+				l.end()
+			})
+		})
+	}
+}
+
+// TestForeignBitmap: granules that no disk can have are not taken for some that are there.
+func TestForeignBitmap(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 2)
+		l.begin()
+		a, b := l.nodes[0], l.nodes[1]
+		a.kill()
+		l.await(b, "alone", func(s replica.State) bool { return s.Role == replica.Primary && s.View.InSync.Len() == 1 })
+		c := l.intruder(a, b)
+		hello := replica.Hello{Version: b.mirror.State().View.Version, Stream: 1, Memory: true}
+		hello.Suspects.Set(int((1<<63 + 1<<30) / uint64(b.mirror.cfg.Granule))) // its place is more than an int64 holds
+		kind, head := message(hello)
+		if _, err := c.Write(appendFrame(nil, new(coder), kind, 0, head)); err != nil {
+			t.Fatal(err)
+		}
+		for err := error(nil); err == nil; {
+			_, err = c.Read(make([]byte, 1<<10))
+		}
+		a.start()
+		l.await(b, "both in sync", func(s replica.State) bool { return s.Role == replica.Primary && s.View.InSync.Len() == 2 })
+		l.end()
+	})
+}
