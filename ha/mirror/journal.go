@@ -29,6 +29,8 @@ type span struct{ off, n int64 }
 
 func (s span) overlaps(off, n int64) bool { return off < s.off+s.n && s.off < off+n }
 
+func (s span) covers(t span) bool { return s.off <= t.off && t.off+t.n <= s.off+s.n }
+
 // whole is a write of which the copy has all bytes, or none.
 type whole struct {
 	off  int64
@@ -187,7 +189,11 @@ func (j *journal) write(s backend.Store, works []*work) {
 	}
 	list = append(list, news...)
 	if err := j.save(list); err != nil {
-		j.fail(works, append(slices.Clone(j.kept), news...), err) // it may have the one or the other
+		// It may have the one or the other. What is asked for again is kept once, or memory would grow until there is room.
+		old := slices.DeleteFunc(slices.Clone(j.kept), func(k whole) bool {
+			return slices.ContainsFunc(news, func(n whole) bool { return n.span().covers(k.span()) })
+		})
+		j.fail(works, append(old, news...), err)
 		return
 	}
 	ops := make([]backend.Op, len(list))
@@ -262,7 +268,7 @@ func (q *journaling) next() (works []*work) {
 	n, bytes := 0, int64(0)
 	for ; n < len(q.queue); n++ {
 		w := q.queue[n]
-		if n > 0 && (!w.isAtomic() || !q.queue[0].isAtomic() || bytes+w.op.Len > maxKept) {
+		if n > 0 && (!w.isAtomic() || !q.queue[0].isAtomic() || bytes+w.op.Len > maxTogether) {
 			break
 		}
 		bytes += w.op.Len

@@ -371,3 +371,56 @@ func TestJournalGivenUp(t *testing.T) {
 		l.end()
 	})
 }
+
+// fullFiles are files on a disk that is full.
+type fullFiles struct{ *files }
+
+func (f fullFiles) Create(string) (quorum.File, error) { return nil, errDisk }
+
+// TestJournalOnFullDisk: an atomic write that the core asks for again and again, because the journal has no room, is in memory once.
+func TestJournalOnFullDisk(t *testing.T) {
+	disk, fsys := backendtest.NewDisk(32<<10, 512), newFiles()
+	m := &Mirror{opts: Options{Copy: disk}, journal: journal{fsys: fullFiles{fsys}, disk: "x"}}
+	write := func(off int64, b byte) error {
+		w := &work{op: backend.Op{Kind: backend.Write, Flags: backend.Atomic, Off: off, Len: wholeLen}, segs: [1][]byte{same(b)}}
+		m.doJournaled([]*work{w})
+		return w.op.Err
+	}
+	for i := range 100 {
+		if err := write(int64(i%2)*8192, 1); err == nil {
+			t.Fatal("it is written without the journal")
+		}
+		if n := len(m.journal.kept); n > 2 {
+			t.Fatalf("after %d attempts at two writes %d are kept in memory", i+1, n)
+		}
+	}
+	m.journal.fsys = fsys
+	if err := write(8192, 2); err != nil {
+		t.Fatal(err)
+	}
+	for at, want := range []byte{1, 2} {
+		got := make([]byte, wholeLen)
+		if err := do(disk, backend.Op{Kind: backend.Read, Off: int64(at) * 8192, Len: wholeLen, Segs: [][]byte{got}}); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, same(want)) {
+			t.Errorf("at %d there is %d", at*8192, got[0])
+		}
+	}
+	if len(m.journal.kept) > 0 {
+		t.Errorf("%d writes are kept at the end", len(m.journal.kept))
+	}
+}
+
+// TestJournalTogether: the journal keeps together what comes together, up to 8 MiB.
+func TestJournalTogether(t *testing.T) {
+	var q journaling
+	for range 10 {
+		q.queue = append(q.queue, &work{op: backend.Op{Kind: backend.Write, Flags: backend.Atomic, Len: 1 << 20}})
+	}
+	for _, want := range []int{8, 2, 0} {
+		if n := len(q.next()); n != want {
+			t.Errorf("%d writes of 1 MiB together, want %d", n, want)
+		}
+	}
+}
