@@ -260,6 +260,10 @@ func (q *Queue) fusion(t *Task) {
 		q.first = nil
 		first.abortWith(nvme.FusedMissing | nvme.DNR)
 		q.step(t, t.refuse(nvme.FusedMissing))
+	case t.descriptor() != nvme.Success: // nothing is fetched by it
+		q.first = nil
+		first.abortWith(nvme.FusedFailed | nvme.DNR)
+		q.step(t, t.refuse(t.descriptor()))
 	default:
 		q.first = nil
 		first.second, t.pair = t, first

@@ -116,14 +116,11 @@ func (t *Task) Place(at int, b []byte) { t.r.Place(at, b) }
 
 // start begins a command.
 func (t *Task) start() volume.Next {
-	q, sgl := t.Queue, t.SQE.SGL()
+	q := t.Queue
+	if wrong := t.descriptor(); wrong != nvme.Success {
+		return t.refuse(wrong)
+	}
 	switch {
-	case t.SQE.PSDT() != nvme.PSDTSGL:
-		return t.refuse(nvme.InvalidField)
-	case t.Objection != nvme.Success:
-		return t.refuse(t.Objection)
-	case t.InCapsule && sgl.Address != 0:
-		return t.refuse(nvme.SGLOffset)
 	case t.SQE.Opcode() == nvme.Fabrics:
 		return t.fabrics()
 	case q.state == queueUnproven:
@@ -134,6 +131,17 @@ func (t *Task) start() volume.Next {
 		return t.admin()
 	}
 	return t.io()
+}
+
+// descriptor says what is wrong with the description of the host's buffer.
+func (t *Task) descriptor() nvme.Status {
+	switch {
+	case t.SQE.PSDT() != nvme.PSDTSGL:
+		return nvme.InvalidField
+	case t.Objection == nvme.Success && t.InCapsule && t.SQE.SGL().Address != 0:
+		return nvme.SGLOffset
+	}
+	return t.Objection
 }
 
 // Placing is what Task.BeginPlace returns.

@@ -248,3 +248,52 @@ func TestCapsuleWithoutMemory(t *testing.T) {
 		l.Release()
 	}
 }
+
+// The descriptor of the second of a pair is looked at as any other. What the capsule does not have is not taken from memory that has held
+// something else before.
+func TestDescriptorOfSecond(t *testing.T) {
+	for name, c := range map[string]struct {
+		s    nvme.SGL
+		data int
+		want nvme.Status
+	}{
+		"more than the capsule has": {nvme.SGL{Length: 4096, Type: nvme.SGLInCapsule}, 100, nvme.SGLOffset},
+		"an offset":                 {nvme.SGL{Address: 512, Length: 4096, Type: nvme.SGLInCapsule}, 4096, nvme.SGLOffset},
+		"data of the transport":     {nvme.SGL{Length: 4096, Type: nvme.SGLTransport}, 0, nvme.SGLType},
+	} {
+		b := newBench(t, rdmatest.NewFake())
+		p := b.queue()
+		var used []*mem.Lease
+		for range 256 {
+			l := b.rig.pool.Lease(8192)
+			copy(l.Bytes(), bytes.Repeat([]byte("harm"), 2048))
+			used = append(used, l)
+		}
+		for _, l := range used {
+			l.Release()
+		}
+		compare, write := rw(nvme.Compare, 0, 4096), rw(nvme.Write, 0, 4096)
+		compare.Fuse, write.Fuse = nvme.FusedFirst, nvme.FusedSecond
+		p.Say(b.command(compare, 4096))
+		reads := p.Next()
+		b.cid++
+		write.CID, write.SGL = b.cid, c.s
+		p.Say(append(write.AppendTo(nil), make([]byte, c.data)...))
+		p.fetch(reads, make([]byte, 4096))
+		ws := p.Next()
+		got := map[uint16]nvme.Status{}
+		for _, w := range ws {
+			if w.Op == rdma.OpSend {
+				e := nvme.ParseCQE(w.SGL[0].Bytes)
+				got[e.CID] = e.Status
+			}
+		}
+		if len(ws) != 2 || got[b.cid-1].Code() != nvme.FusedFailed || got[b.cid].Code() != c.want {
+			t.Errorf("%s: %v, want %v, and %v of the first", name, got, c.want, nvme.Status(nvme.FusedFailed))
+		}
+		p.Finish(ws, rdma.StatusOK)
+		if got := b.rig.contents(0, 4096); !bytes.Equal(got, make([]byte, 4096)) {
+			t.Errorf("%s: % x … are written", name, got[:8])
+		}
+	}
+}
