@@ -50,7 +50,7 @@ func TestRates(t *testing.T) {
 		{"operations", Limits{Operations: 100}, backend.Read, 4096, 100},
 		{"few operations", Limits{Operations: 2}, backend.Write, 512, 2},
 		{"bytes", Limits{Bytes: 1 << 20}, backend.Write, 64 << 10, 16},
-		{"long operations", Limits{Bytes: 1 << 20}, backend.Read, 4 << 20, .25},
+		{"long operations", Limits{Bytes: 64 << 10}, backend.Read, 256 << 10, .25},
 		{"both, operations less", Limits{Operations: 10, Bytes: 1 << 20}, backend.Read, 4096, 10},
 		{"both, bytes less", Limits{Operations: 1000, Bytes: 1 << 20}, backend.Read, 32 << 10, 32},
 		{"discards are operations", Limits{Operations: 50, Bytes: 1}, backend.Discard, 1 << 20, 50},
