@@ -10,6 +10,7 @@ import (
 	"oneshot/backend"
 	"oneshot/backend/faulty"
 	"oneshot/ha/replica"
+	"oneshot/internal/rounds"
 )
 
 // withFaults has the copies of a lab be faulty ones, and returns that of a node's present life.
@@ -46,7 +47,7 @@ var badDisks = map[string]func(s *faulty.Store) (mend func()){
 // disk works again its copy is brought level.
 func TestBadDisks(t *testing.T) {
 	for what, spoil := range badDisks {
-		for victim := range 2 {
+		for victim := range rounds.Of(2, 1) {
 			t.Run(fmt.Sprintf("disk of %d %s", victim, what), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					l := newLab(t, 2)

@@ -8,6 +8,7 @@ import (
 
 	"oneshot/backend"
 	"oneshot/ha/replica"
+	"oneshot/internal/rounds"
 )
 
 // growing is a lab whose mirror has half of its disks.
@@ -109,7 +110,7 @@ func TestGrow(t *testing.T) {
 
 // TestGrowInterrupted: the primary is killed as soon as it may grow; whoever is next finishes it.
 func TestGrowInterrupted(t *testing.T) {
-	for step := range 5 {
+	for step := range rounds.Of(5, 2) {
 		synctest.Test(t, func(t *testing.T) {
 			g := newGrowing(t, 2)
 			g.begin()

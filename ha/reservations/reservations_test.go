@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"oneshot/internal/rounds"
 	"oneshot/volume/access"
 )
 
@@ -291,7 +292,7 @@ func TestJump(t *testing.T) {
 // TestStorm: nodes are cut off, primaries change, answers get lost, while initiators register with keys that grow. Whoever
 // serves has what was answered; what a node shows is in force, and not older than what was answered.
 func TestStorm(t *testing.T) {
-	for seed := range uint64(40) {
+	for seed := range uint64(rounds.Of(40, 8)) {
 		in(t, seed, func(l *lab, a, b *node) {
 			l.locked(func() { l.lossy = true })
 			nodes := []*node{a, b}
