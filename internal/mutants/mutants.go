@@ -51,7 +51,7 @@ func Build(t testing.TB, dir, more string, all []Mutant) (program string) {
 	overlay := filepath.Join(temp, "overlay.json")
 	check(t, os.WriteFile(overlay, b, 0o600))
 	program = filepath.Join(temp, "mutants.test")
-	if out, err := exec.Command("go", "test", "-c", "-overlay", overlay, "-o", program, ".").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "test", "-c", "-ldflags=-s -w", "-overlay", overlay, "-o", program, ".").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	return program
