@@ -151,10 +151,9 @@ type Mirror struct {
 	office     office
 	copied     int64 // bytes that were sent to copies that are brought level
 	closing    bool
-	retired    bool            // for good: the node takes no part, and serves nothing
-	again      time.Duration   // when founding is proposed again
-	held       time.Duration   // when it is looked next who waits for too long
-	gone       map[uint64]bool // requests for memory whose operation waits no more
+	retired    bool          // for good: the node takes no part, and serves nothing
+	again      time.Duration // when founding is proposed again
+	held       time.Duration // when it is looked next who waits for too long
 	saves      chan *saving
 	wrote      []int64 // by region: where a granule was last written in this life, plus 1
 }
@@ -207,7 +206,7 @@ func Open(o Options) (*Mirror, error) {
 	}
 	m := &Mirror{
 		opts: o, clock: newClock(o.Clock), cfg: Usual(o.Size), reached: o.Size, wake: make(chan struct{}, 1), looped: make(chan struct{}),
-		pulls: map[uint64]pulling{}, gone: map[uint64]bool{}, switches: map[uint64]chan replica.Status{}, saves: make(chan *saving, 1),
+		pulls: map[uint64]pulling{}, switches: map[uint64]chan replica.Status{}, saves: make(chan *saving, 1),
 	}
 	m.limit.Store(o.Size)
 	m.size.Store(o.Size)

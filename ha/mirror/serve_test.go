@@ -54,6 +54,11 @@ func TestHold(t *testing.T) {
 			})
 		}
 		wg.Wait()
+		waiting := make(chan int)
+		a.mirror.push(item{call: func() { waiting <- a.mirror.core.Waiting() }})
+		if n := <-waiting; n != 0 {
+			t.Errorf("%d requests wait of which hosts have heard the end", n)
+		}
 		silent[0].Store(false)
 		l.await(a, "alone", func(s replica.State) bool { return s.View.InSync == replica.NodesOf(0) })
 		for i := range 32 {

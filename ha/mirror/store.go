@@ -209,10 +209,6 @@ func (m *Mirror) answered(a *replica.Answer) {
 	}
 	t := m.tasks.find(a.ID)
 	if t == nil { // it has ended
-		if m.gone[a.ID] {
-			delete(m.gone, a.ID)
-			m.later(replica.Cancel{ID: a.ID})
-		}
 		return
 	}
 	if t.reserves && a.Status == replica.Good {
@@ -290,8 +286,8 @@ const (
 	holdLook  = time.Second // between two looks at who waits for too long
 )
 
-// letGo ends operations that wait for longer than a host would: nothing that they need is there. What they ask of the
-// core stays: it may be done later, before all that comes after it.
+// letGo ends operations that wait for longer than a host would: nothing that they need is there. What has its
+// place in the order of the core stays: it may be done later, before all that comes after it.
 func (m *Mirror) letGo() {
 	now := m.now
 	if now < m.held+holdLook {
@@ -302,9 +298,7 @@ func (m *Mirror) letGo() {
 		if t.id == 0 || now-t.since < m.opts.Hold {
 			continue
 		}
-		if t.reserves {
-			m.gone[t.id] = true
-		}
+		m.tell(replica.Cancel{ID: t.id}) // or what waits would be more and more, for hosts ask again
 		m.end(t, m.moved())
 	}
 }

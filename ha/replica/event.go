@@ -40,7 +40,8 @@ type (
 		ID  uint64
 		Len int64
 	}
-	// Cancel gives reserved memory back. It has no answer.
+	// Cancel gives reserved memory back, and ends any other request of a host that waits. It has no answer, and most often the request has
+	// none either. What has its place in the order is done.
 	Cancel struct{ ID uint64 }
 	// Write is answered when W members hold it.
 	Write struct {

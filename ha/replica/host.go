@@ -71,9 +71,7 @@ func (c *Core) request(e Event) {
 	var o *op
 	switch e := e.(type) {
 	case Cancel:
-		if g, ok := c.redeem(e.ID); ok {
-			c.release(g.addr, g.n)
-		}
+		c.cancel(e.ID)
 		return
 	case Verify:
 		switch {
@@ -123,6 +121,41 @@ func (c *Core) request(e Event) {
 	default:
 		c.ops = append(c.ops, o)
 	}
+}
+
+// cancel forgets a request. One that has its place in the order, or that the disk is reading for, ends by itself.
+func (c *Core) cancel(id uint64) {
+	if g, ok := c.redeem(id); ok {
+		c.release(g.addr, g.n)
+	}
+	c.hungry = slices.DeleteFunc(c.hungry, func(r Reserve) bool { return r.ID == id })
+	for _, list := range [...]*[]*op{&c.ops, &c.reads, &c.proving, &c.flushes} {
+		*list = slices.DeleteFunc(*list, func(o *op) bool {
+			if o.id != id || o.kind == opSwap || o.kind == opGrow {
+				return false
+			}
+			if o.kind == opWrite {
+				c.release(o.addr, o.n)
+			}
+			c.reuse(o)
+			return true
+		})
+	}
+	for i := range c.places {
+		if w := &c.places[i].work; w.kind == workRead && w.op != nil && w.op.id == id {
+			w.op.dead = true
+		}
+	}
+	for _, m := range c.mends {
+		if m.op != nil && m.op.kind == opRead && m.op.id == id {
+			m.op.dead = true
+		}
+	}
+}
+
+// Waiting is how many requests of hosts have no answer and no place in the order.
+func (c *Core) Waiting() int {
+	return len(c.hungry) + len(c.granted) + len(c.ops) + len(c.swaps) + len(c.reads) + len(c.proving) + len(c.flushes)
 }
 
 // newOp returns one that is used again when it has been answered.
@@ -379,6 +412,10 @@ func (c *Core) mendFor(o *op, then func(ok bool)) {
 }
 
 func (c *Core) readDone(o *op, failed bool) {
+	if o.dead {
+		c.reuse(o)
+		return
+	}
 	if failed && o.mended < maxMends {
 		c.mendFor(o, func(ok bool) {
 			if ok {

@@ -40,6 +40,11 @@ var scenarioMutants = []struct {
 		Old: "members.Len() < c.view.InSync.Len()-c.quorum(&c.view)+1",
 		New: "members.Len() < c.view.InSync.Len()-c.quorum(&c.view)+1 && (!ON || members == 0)",
 	}},
+	{"TestCancel", mutants.Mutant{
+		Name: "what a host has given up waits on", File: "host.go",
+		Old: "if o.id != id || o.kind == opSwap",
+		New: "if o.id != id || ON || o.kind == opSwap",
+	}},
 	{"TestGrownAlone", mutants.Mutant{
 		Name: "takes the size of its own copy for that of all", File: "stores.go",
 		Old: "p.stream == 0 || len(p.fits) > 0 {",

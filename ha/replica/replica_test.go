@@ -145,6 +145,40 @@ func TestFullHeap(t *testing.T) {
 	}
 }
 
+// Who does not wait any more leaves nothing, whatever the request has waited for. What the disk reads for it has no answer.
+func TestCancel(t *testing.T) {
+	c, cfg := alone(t)
+	now := 2 * time.Hour
+	step := func(e Event) []Action { now += time.Millisecond; return c.Step(now, e) }
+	step(Reserve{ID: 1, Len: cfg.Heap / 4})
+	step(Write{ID: 1, Len: cfg.Heap / 4}) // is in the order, and its disk has not done it
+	step(Reserve{ID: 2, Len: cfg.Heap / 4})
+	step(Reserve{ID: 3, Len: cfg.Heap / 4})
+	c.cfg.MinCopies = 2
+	step(Reserve{ID: 4, Len: cfg.Heap / 4}) // waits for memory
+	step(Write{ID: 2, Off: 4096, Len: cfg.Heap / 4})
+	step(Zero{ID: 5, Off: 8192, Len: 512})
+	step(Read{ID: 6, Len: 512}) // waits for the disk
+	step(Flush{ID: 7})
+	read := find[ReadFor](t, step(Read{ID: 8, Off: 16384, Len: 512}))
+	for _, id := range []uint64{4, 2, 3, 5, 6, 7, 8} {
+		for _, a := range step(Cancel{ID: id}) {
+			if a, ok := a.(*Answer); ok {
+				t.Errorf("request %d is answered when %d is cancelled", a.ID, id)
+			}
+		}
+	}
+	for _, a := range step(Done{ID: read.ID}) {
+		t.Errorf("%+v, when a read is over that nobody wants", a)
+	}
+	if n := c.Waiting(); n != 0 {
+		t.Errorf("%d requests wait", n)
+	}
+	if used := c.State().HeapUsed; used != cfg.Heap/4 {
+		t.Errorf("%d bytes of the heap are in use, want those of the record, %d", used, cfg.Heap/4)
+	}
+}
+
 // A set of bits is what a map is, whatever lies between its members.
 func TestBits(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
