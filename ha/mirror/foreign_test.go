@@ -71,3 +71,13 @@ func TestForeignBitmap(t *testing.T) {
 		l.end()
 	})
 }
+
+// TestForeignSize: a copy that has less than nothing is not made larger: others would not take the record that does that.
+func TestForeignSize(t *testing.T) {
+	m := new(Mirror)
+	for size, ok := range map[int64]bool{0: true, testSize: true, -512: false, -1 << 63: false} {
+		if err := m.check(&received{kind: frameHello, msg: replica.Hello{Sizes: []int64{size}}}, false); (err == nil) != ok {
+			t.Errorf("a copy of %d bytes: %v", size, err)
+		}
+	}
+}

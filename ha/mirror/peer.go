@@ -569,8 +569,15 @@ func (m *Mirror) check(f *received, placed bool) error {
 	if f.kind == framePost {
 		return m.checkPost(&f.post, f.data, placed)
 	}
-	if l, ok := f.msg.(replica.Lend); ok && (!m.isInStore(l.Off, l.Len) || !m.isInHeap(l.Addr, l.Len)) {
-		return fmt.Errorf("%d bytes at %d, to be read to address %d, are not within the store or the memory", l.Len, l.Off, l.Addr)
+	switch x := f.msg.(type) {
+	case replica.Lend:
+		if !m.isInStore(x.Off, x.Len) || !m.isInHeap(x.Addr, x.Len) {
+			return fmt.Errorf("%d bytes at %d, to be read to address %d, are not within the store or the memory", x.Len, x.Off, x.Addr)
+		}
+	case replica.Hello:
+		if slices.ContainsFunc(x.Sizes, func(n int64) bool { return n < 0 }) {
+			return fmt.Errorf("a copy of %d bytes", x.Sizes)
+		}
 	}
 	return nil
 }
