@@ -86,7 +86,9 @@ func (c *conn) place(recs []replica.Record) (copied int64) {
 func (c *conn) sendNow() bool {
 	p := &c.parcel
 	n := int64(len(c.beats)) + p.bytes
-	if c.writing || n == 0 || n > maxTry || !c.link.HasRoom(len(p.runs), len(c.beats)+len(p.frames)) {
+	// What is said between two Writes, and the beats before them, leave by themselves.
+	works := len(p.runs) + len(p.marks) + 1
+	if c.writing || n == 0 || n > maxTry || !c.link.HasRoom(works, len(c.beats)+len(p.frames)) {
 		return false
 	}
 	if err := p.sendOn(c.link, c.beats, c.m.silence()); err != nil {
