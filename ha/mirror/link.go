@@ -84,6 +84,9 @@ func (c *conn) place(recs []replica.Record) (copied int64) {
 
 // sendNow is writeNow over a link.
 func (c *conn) sendNow() bool {
+	if c.unlinked {
+		return true
+	}
 	p := &c.parcel
 	n := int64(len(c.beats)) + p.bytes
 	// What is said between two Writes, and the beats before them, leave by themselves.
@@ -96,6 +99,16 @@ func (c *conn) sendNow() bool {
 	}
 	c.beats = kept(c.beats)
 	return true
+}
+
+// fetch reads a part of the other node's arena, while there is a link.
+func (c *conn) fetch(r fabric.Run, done func()) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.unlinked {
+		return net.ErrClosed
+	}
+	return c.link.Fetch(r, done)
 }
 
 // writeOn is write over a link.

@@ -51,13 +51,14 @@ type conn struct {
 
 	linking sync.Mutex // a leaf, held when link is set, and by who closes
 
-	mu      sync.Mutex // not held over writes that wait
-	enc     coder
-	queue   queue
-	parcel  parcel // in the place of queue, over a link
-	beats   []byte // overtake frames
-	writing bool   // the connection's goroutine has something to write
-	left    bool   // a part of what the owner of the core has written
+	mu       sync.Mutex // not held over writes that wait
+	enc      coder
+	queue    queue
+	parcel   parcel // in the place of queue, over a link
+	unlinked bool   // the link is freed, or about to be
+	beats    []byte // overtake frames
+	writing  bool   // the connection's goroutine has something to write
+	left     bool   // a part of what the owner of the core has written
 
 	unread sync.Mutex  // taken last; guards what follows
 	idle   []*received // to be used again
@@ -394,7 +395,7 @@ func (c *conn) serve() {
 	err := c.read()
 	wg.Wait()
 	if c.link != nil { // what was pulled is given up when nothing can be placed any more
-		if err := c.link.Release(); err != nil {
+		if err := c.unlink(); err != nil {
 			c.m.opts.Log.Error("a connection of a mirror stays with its device", "with", c.peer, "why", err)
 		}
 	}
@@ -402,6 +403,14 @@ func (c *conn) serve() {
 	if c.m.ctx.Err() == nil {
 		c.m.logSome(&c.m.ends, slog.LevelInfo, "a connection of a mirror has ended", slog.Any("with", c.peer), slog.Any("why", err))
 	}
+}
+
+// unlink frees the link. Who owns the core may have the connection still, and uses the link no more.
+func (c *conn) unlink() error {
+	c.mu.Lock()
+	c.unlinked = true
+	c.mu.Unlock()
+	return c.link.Release()
 }
 
 // logSilence is for how long there is no second line of what a peer can do as often as it likes.

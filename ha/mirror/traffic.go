@@ -237,8 +237,7 @@ func (m *Mirror) pull(a *replica.Pull) {
 		c.send(framePull, func(c *coder) { c.pull(&p) }, 0, nil)
 		return
 	}
-	err := c.link.Fetch(fabric.Run{Addr: a.Addr, Len: a.Len, Grant: c.theirs}, func() { m.push(item{call: func() { m.fetched(c, p.id) }}) })
-	if err != nil {
+	if c.fetch(fabric.Run{Addr: a.Addr, Len: a.Len, Grant: c.theirs}, func() { m.push(item{call: func() { m.fetched(c, p.id) }}) }) != nil {
 		delete(m.pulls, a.ID)
 		m.later(replica.Done{ID: a.ID, Failed: true})
 	}
