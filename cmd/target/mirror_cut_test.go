@@ -100,9 +100,7 @@ func TestMirrorCut(t *testing.T) {
 
 	primary = s.level("a")
 	wait = p.after(func() { n.pull(primary, 2, true) })
-	for s.level("w") != other(primary) {
-		_, _ = s.run(s.asked("w", "ha", "switch", "disk", other(primary))...)
-	}
+	s.servedBy(other(primary))
 	serves("the hosts lose the primary, and it is switched", primary, wait)
 	n.pull(primary, 2, false)
 	mended()

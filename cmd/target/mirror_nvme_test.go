@@ -173,8 +173,8 @@ func TestMirrorNVMe(t *testing.T) {
 		t.Fatalf("acquire: %v", s)
 	}
 	bad := newNVMePaths(ctx, s, 2)
-	s.must(s.asked("w", "ha", "switch", "disk")...)
 	primary = other(primary)
+	s.servedBy(primary)
 	serves(primary)
 	bad.await(primary, nvme.ANAOptimized)
 	if s := bad.write(primary, want); s.Code() != nvme.ReservationConflict {

@@ -304,9 +304,7 @@ func TestMirrorOfThePast(t *testing.T) {
 	}
 	serves := func(name string) { // with the load
 		t.Helper()
-		for s.level("w") != name {
-			_, _ = s.run(s.asked("w", "ha", "switch", "disk", name)...)
-		}
+		s.servedBy(name)
 		l.more(100)
 	}
 

@@ -350,6 +350,14 @@ func (s *site) level(name string) (primary string) {
 	return primary
 }
 
+// servedBy has a node serve the mirror. On a busy machine its copy may be late and leave just then, which refuses the switch.
+func (s *site) servedBy(name string) {
+	s.t.Helper()
+	for s.level("w") != name {
+		_, _ = s.run(s.asked("w", "ha", "switch", "disk", name)...)
+	}
+}
+
 // other returns the other node with a copy.
 func other(name string) string { return map[string]string{"a": "b", "b": "a"}[name] }
 

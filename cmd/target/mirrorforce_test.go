@@ -28,9 +28,7 @@ func (s *site) rejoined(name, said string) {
 func TestMirrorForce(t *testing.T) {
 	s := newMirror(t)
 	l := s.beginLoad()
-	for s.level("w") != "a" {
-		_, _ = s.run(s.asked("w", "ha", "switch", "disk", "a")...)
-	}
+	s.servedBy("a")
 	s.fails("another process uses it", s.on("b", "ha", "force", "--confirm", "lab")...)
 	l.stop.Store(true)
 	l.wg.Wait()
@@ -77,7 +75,7 @@ func TestMirrorForce(t *testing.T) {
 	if text := s.told("a"); !strings.Contains(text, "only where it may differ=true") {
 		t.Error("a copy that was in sync is brought level in whole")
 	}
-	s.must(s.asked("w", "ha", "switch", "disk", "a")...)
+	s.servedBy("a")
 	l = newLoadAfter(t, l.m, l)
 	l.more(50)
 	s.endLoad(l)
@@ -88,9 +86,7 @@ func TestMirrorForce(t *testing.T) {
 func TestMirrorForceStale(t *testing.T) {
 	s := newThrough(t)
 	l := s.beginLoad()
-	for s.level("w") != "a" {
-		_, _ = s.run(s.asked("w", "ha", "switch", "disk", "a")...)
-	}
+	s.servedBy("a")
 	s.kill("b")
 	l.more(50) // which b lacks
 	l.stop.Store(true)
@@ -119,7 +115,7 @@ func TestMirrorForceStale(t *testing.T) {
 	s.must(s.on("a", "ha", "rejoin", "--discard-mine")...)
 	s.start("a")
 	s.level("b")
-	s.must(s.asked("w", "ha", "switch", "disk", "a")...)
+	s.servedBy("a")
 	now := make([]byte, block)
 	if !m.read(63, now) || string(now) != string(seen) {
 		t.Error("what b had is not what a shows")

@@ -38,7 +38,7 @@ type moment struct {
 // KernelArguments returns the command line of a kernel that runs under software emulation, followed by more. It has
 // the frequency of the time stamp counter: if a kernel measures that while others use the processors, its clock may
 // be wrong (35 times too fast was seen), and then it gives up peers that work. The kernel's own tests of its cryptography
-// are left out: they are nearly half of the instructions of a boot.
+// are left out: they are a quarter of the instructions of a boot.
 func KernelArguments(more ...string) string {
 	args := fmt.Sprintf("console=ttyS0 no_timer_check mitigations=off tsc=reliable tsc_early_khz=%d nowatchdog cryptomgr.notests earlyprintk=ttyS0 net.ifnames=0 panic=-1", TSC())
 	for _, a := range more {
