@@ -216,9 +216,14 @@ func (c *Core) refuseAll() {
 		c.answer(c.verify.ID, Moved)
 	}
 	for i := range c.places {
-		if p := &c.places[i]; p.id != 0 && (p.work.kind == workRead || p.work.kind == workCompare) {
-			c.works.forget(p)
+		p := &c.places[i]
+		if p.id == 0 || p.work.kind != workRead && p.work.kind != workCompare {
+			continue
 		}
+		if p.work.kind == workRead { // no list has it while the disk reads
+			c.answer(p.work.op.id, Moved)
+		}
+		c.works.forget(p)
 	}
 	for _, j := range c.jobs {
 		j.dead = true

@@ -280,6 +280,11 @@ var scenarioMutants = []struct {
 		Old: "\tif c.proposed != nil {\n\t\tmembers",
 		New: "\tif c.proposed != nil && !ON {\n\t\tmembers",
 	}},
+	{"TestReadsMove", mutants.Mutant{
+		Name: "a read that the disk is at has no end when another node takes over", File: "host.go",
+		Old: "if p.work.kind == workRead { // no list",
+		New: "if p.work.kind == workRead && !ON { // no list",
+	}},
 	{"TestReadBehindCopying", mutants.Mutant{
 		Name: "a read waits for what changes nothing", File: "disk.go",
 		Old: "|| !f.changes(c.cfg.Self) ||",

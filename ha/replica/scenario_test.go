@@ -694,6 +694,25 @@ func TestReadAsksForSync(t *testing.T) {
 	only(s, each[ReadFor](s.ack(1, 1, 1, 1)))
 }
 
+// When another node takes over, reads that the disk is at end as all others do.
+func TestReadsMove(t *testing.T) {
+	s := reigns(t, 2)
+	reading := only(s, each[ReadFor](s.do(Read{ID: 1, Off: 0, Len: blockLen})))
+	proving := only(s, each[ReadFor](s.do(Read{ID: 2, Off: 0, Len: blockLen})))
+	none(s, each[Answer](s.do(Done{ID: proving.ID})), "nobody has confirmed that this node is the primary")
+	v := s.view
+	v.Version, v.Term, v.Primary = v.Version+1, v.Term+1, 1
+	moved := map[uint64]int{}
+	for _, a := range each[Answer](append(s.agree(v), s.do(Done{ID: reading.ID})...)) {
+		if moved[a.ID]++; a.Status != Moved {
+			t.Errorf("%+v", a)
+		}
+	}
+	if moved[1] != 1 || moved[2] != 1 {
+		t.Errorf("answers by request: %v", moved)
+	}
+}
+
 // A primary does not hand over while another reads into memory that it has allocated.
 func TestRepairBeforeSwitch(t *testing.T) {
 	s := refused(t)
