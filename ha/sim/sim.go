@@ -230,6 +230,7 @@ func (r *run) settle() {
 			steady, version = r.now, r.view.Version
 		}
 	}
+	r.calm(steady)
 	r.rotOn()
 	began = r.now
 	for r.violation == nil && r.verifying != nil && r.world.step(began+10*time.Second) {
@@ -257,6 +258,22 @@ func (r *run) settle() {
 	}
 	if !r.equal() {
 		r.fail(6, "the copies differ when nothing is under way")
+	}
+}
+
+// promptly is how long a command may take when nothing is wrong. What waits for something that happens by itself, as the primary's flush
+// now and then, takes longer.
+const promptly = 1500 * time.Millisecond
+
+// calm: all copies are members, and nothing fails. Commands end promptly.
+func (r *run) calm(since time.Duration) {
+	for began := r.now; r.violation == nil && r.view.InSync == r.cfg.Copies && r.world.step(began+2*promptly); {
+		r.Steps++
+		for _, i := range r.initiators {
+			if c := i.command; c != nil && r.now-max(c.began, since) > promptly {
+				r.fail(14, "nothing is wrong, and attempt %d at node %d of a command has not ended after %v", c.attempt.id, c.attempt.node.id, promptly)
+			}
+		}
 	}
 }
 
