@@ -175,14 +175,14 @@ func (r *run) placeSome(f *flight) {
 	}
 }
 
-// datagram delivers perhaps, late, and twice.
+// datagram delivers perhaps, late, and twice; when the network is at its best, once or twice, and soon.
 func (r *run) datagram(from, to replica.ID, f func()) {
 	for range 1 + b2i(r.oneIn(100)) {
-		if !r.reaches(from, to) || r.mute[from] || r.oneIn(100) {
+		if !r.reaches(from, to) || r.mute[from] || r.oneIn(100) && !r.atBest {
 			continue
 		}
 		d := r.between(20*time.Microsecond, 500*time.Microsecond)
-		if r.oneIn(100) {
+		if r.oneIn(100) && !r.atBest {
 			d = r.between(0, 300*time.Millisecond)
 		}
 		r.after(d, func() {
