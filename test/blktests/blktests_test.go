@@ -36,8 +36,9 @@ const (
 	envGroup = "BLKTESTS_GROUP"
 	// envOver is the transport: tcp, or rdma, which is soft-RoCE.
 	envOver = "BLKTESTS_OVER"
-	// grace is what blktests may need to clean up when a test's time is over.
-	grace = 2 * time.Minute
+	// testTime is a limit that only a test that hangs reaches. grace is what blktests may need to clean up when it is over.
+	testTime = 15 * time.Minute
+	grace    = 2 * time.Minute
 	// root is where the guest has the files of this machine, which it can change for itself.
 	root = "/mnt/root"
 )
@@ -78,6 +79,7 @@ cp $4 /run/judge/target
 cp $5 /run/judge/initiator
 printf '#!/bin/bash\n/run/judge/scripts/blktests-target sync\nexec /usr/sbin/nvme "$@"\n' >/run/judge/bin/nvme
 chmod +x /run/judge/bin/nvme
+[ -z "$UDEV" ] || /lib/systemd/systemd-udevd --daemon
 [ "$TRTYPE" = rdma ] || exit 0
 modprobe -a dummy rdma_rxe rdma_ucm ib_uverbs nvme_rdma nvmet_rdma
 ip link add rd0 type dummy
@@ -86,14 +88,15 @@ ip addr add $ADDRESS/24 dev rd0
 rdma link add rxe0 type rxe netdev rd0
 `
 
-// testTime has, for each group, a limit that only a test that hangs reaches.
-var testTime = map[string]time.Duration{"nvme": 15 * time.Minute, "nbd": 5 * time.Minute}
-
 // settings has the variables of blktests and of its two scripts here, for each group and transport.
 var settings = map[string][]string{
 	"nvme tcp":  {"TRTYPE=tcp", "SIZE=512MiB"},
 	"nvme rdma": {"TRTYPE=rdma", "ADDRESS=10.9.0.1", "USE_RXE=1", "SIZE=512MiB"},
-	"nbd tcp":   {"SIZE=10GiB"},
+	"nbd tcp": {
+		"SIZE=10GiB",
+		"UDEV=1", // which opens a new device, and has the kernel look for partitions
+		"REAPER=unshare --pid --fork --kill-child --mount-proc", // the guest's first process leaves zombies, and a test looks for processes
+	},
 }
 
 // guest is a machine with blktests in it.
@@ -212,8 +215,7 @@ func (g *guest) in(limit time.Duration, script string, args ...string) (string, 
 
 // check runs a test. blktests fails if its test does; what counts is what it prints.
 func (g *guest) check(name string) (string, error) {
-	limit := testTime[g.group]
-	out, err := g.in(limit+2*grace, fmt.Sprintf(`cd /run/judge/tests && timeout -k %.0f %.0f ./check %s/%s`, grace.Seconds(), limit.Seconds(), g.group, name))
+	out, err := g.in(testTime+2*grace, fmt.Sprintf(`cd /run/judge/tests && timeout -k %.0f %.0f $REAPER ./check %s/%s`, grace.Seconds(), testTime.Seconds(), g.group, name))
 	const late, killed = 124, 137 // what timeout says
 	if e, failed := errors.AsType[*exitError](err); err == nil || failed && e.exit != late && e.exit != killed {
 		return out, nil
