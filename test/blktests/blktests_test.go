@@ -81,7 +81,7 @@ printf '#!/bin/bash\n/run/judge/scripts/blktests-target sync\nexec /usr/sbin/nvm
 chmod +x /run/judge/bin/nvme
 [ -z "$UDEV" ] || /lib/systemd/systemd-udevd --daemon
 [ "$TRTYPE" = rdma ] || exit 0
-modprobe -a dummy rdma_rxe rdma_ucm ib_uverbs nvme_rdma nvmet_rdma
+modprobe -a dummy crc32_generic rdma_rxe rdma_ucm ib_uverbs nvme_rdma nvmet_rdma
 ip link add rd0 type dummy
 ip link set dev rd0 mtu 9000 up # the largest packets of RoCE
 ip addr add $ADDRESS/24 dev rd0
