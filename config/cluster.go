@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"net"
 	"net/netip"
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -18,7 +20,9 @@ type Cluster struct {
 	Name  string   // empty: there is no cluster
 	Pos   Position // of the name
 	State string   // path of the directory for the state of this node alone
-	Nodes []ClusterNode
+	// Transport is what mirrors take from node to node.
+	Transport ClusterTransport
+	Nodes     []ClusterNode
 
 	// Self is the node that this configuration is for, and Parts tell whether others have the same. [Config.On] sets
 	// all of these.
@@ -36,7 +40,17 @@ type ClusterNode struct {
 	Pos     Position
 	Address string // host:port at which the others reach it, and at which it listens
 	Witness bool   // it votes, and serves nothing
+	Data    string // host:port for the data of mirrors, if the transport needs one, and the node is no witness
 }
+
+// ClusterTransport is what takes the data of mirrors from node to node.
+type ClusterTransport string
+
+// The transports.
+const (
+	ClusterTCP   ClusterTransport = "tcp"   // TLS over TCP, as everything else between nodes
+	ClusterIWARP ClusterTransport = "iwarp" // RDMA in user space
+)
 
 // Part is a part of a configuration, and a digest of what it says.
 type Part struct {
@@ -46,6 +60,7 @@ type Part struct {
 
 const (
 	clusterPort     = 7260
+	dataPort        = 7261
 	maxClusterNodes = 15 // ha/quorum has as many members
 	maxNodeName     = 64
 )
@@ -142,8 +157,14 @@ func (d *decoder) cluster(v value, c *Cluster) {
 	} else if !o.has("state") {
 		d.errorf(o.pos, "the cluster has no directory for what this node has promised: add one, such as state: /var/lib/oneshot/cluster")
 	}
+	c.Transport = ClusterTCP
+	transport := o.take("transport")
+	set(transport, &c.Transport, "a transport", oneOf(ClusterTCP, ClusterIWARP))
 	d.clusterNodes(o, c)
 	o.done()
+	if c.Transport == ClusterIWARP && len(c.Nodes) > 0 {
+		d.warnf(transport.pos(), "the data of mirrors are neither encrypted nor authenticated octet by octet from node to node: give them a network of their own, or WireGuard")
+	}
 }
 
 func (d *decoder) clusterNodes(cluster *object, c *Cluster) {
@@ -182,6 +203,7 @@ func (d *decoder) clusterNodes(cluster *object, c *Cluster) {
 			d.errorf(f.at, "the node %q has no address: add one, such as address: 10.1.0.1", n.Name)
 		}
 		o.bool("witness", &n.Witness)
+		d.dataOf(c, o, &n, at)
 		o.done()
 		c.Nodes = append(c.Nodes, n)
 	}
@@ -199,6 +221,31 @@ func (d *decoder) clusterNodes(cluster *object, c *Cluster) {
 	}
 }
 
+// dataOf reads where a node takes data of mirrors: at an address of its own, or at the one of the node with another port.
+func (d *decoder) dataOf(c *Cluster, o *object, n *ClusterNode, at map[string]string) {
+	data := o.take("data")
+	switch {
+	case n.Witness:
+		if data.given() {
+			data.errorf("data: a witness takes no data of mirrors: remove the address")
+		}
+		return
+	case c.Transport == ClusterTCP:
+		if data.given() {
+			data.errorf("data: nothing comes there: it is for transport: iwarp of the cluster")
+		}
+		return
+	}
+	if host, _, err := net.SplitHostPort(n.Address); err == nil {
+		n.Data = net.JoinHostPort(host, strconv.Itoa(dataPort))
+	}
+	set(data, &n.Data, "an address such as 10.2.0.1", func(text string) (string, error) { return parsePeer(text, dataPort) })
+	if other := at[n.Data]; other != "" && n.Data != "" {
+		d.errorf(n.Pos, "the node %s has the address %s already: give %s its own, such as data: 10.2.0.1", other, n.Data, n.Name)
+	}
+	at[n.Data] = n.Name
+}
+
 func parseNodeName(text string) (string, error) {
 	if text == "" || len(text) > maxNodeName {
 		return "", fmt.Errorf("the name %q has %d characters: it has 1 to %d", text, len(text), maxNodeName)
@@ -211,8 +258,11 @@ func parseNodeName(text string) (string, error) {
 	return text, nil
 }
 
-func parseNodeAddress(text string) (string, error) {
-	at, err := parseNode(text, clusterPort)
+func parseNodeAddress(text string) (string, error) { return parsePeer(text, clusterPort) }
+
+// parsePeer reads an address at which other nodes find a node.
+func parsePeer(text string, port int) (string, error) {
+	at, err := parseNode(text, port)
 	if err != nil {
 		return "", err
 	}

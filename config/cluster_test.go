@@ -145,3 +145,27 @@ portals: [{listen: "127.0.0.1:3260"}, {transport: nvme-tcp, listen: "127.0.0.1:4
 		t.Errorf("%v", names)
 	}
 }
+
+// TestDataOfNodes: with a transport that needs one each node that serves has an address for data, and a warning says what goes there.
+func TestDataOfNodes(t *testing.T) {
+	parse := func(transport, a string) (*Config, error) {
+		return Parse("x.yaml", []byte("cluster: {name: lab, state: /s"+transport+", nodes: {a: {address: 10.1.0.1"+a+"}, b: {address: host7:99}, w: {address: 10.1.0.3, witness: true}}}\nstores: {d: {type: memory, size: 1MiB}}\ntargets: [{node: a, iqn: iqn.2026-11.com.example:d, luns: {0: d}}]"))
+	}
+	c, err := parse(", transport: iwarp", ", data: 10.2.0.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var data []string
+	for _, n := range c.Cluster.Nodes {
+		data = append(data, n.Data)
+	}
+	if got := strings.Join(data, " "); got != "10.2.0.1:7261 host7:7261 " || c.Cluster.Transport != ClusterIWARP {
+		t.Errorf("%s: data go to %q", c.Cluster.Transport, got)
+	}
+	if len(c.Warnings) != 1 || !strings.Contains(c.Warnings[0].Message, "neither encrypted nor authenticated") {
+		t.Errorf("warnings %v", c.Warnings)
+	}
+	if c, err := parse("", ""); err != nil || c.Cluster.Transport != ClusterTCP || c.Cluster.Nodes[0].Data != "" || len(c.Warnings) != 0 {
+		t.Errorf("without a transport: %+v, %v", c, err)
+	}
+}

@@ -13,15 +13,18 @@ import (
 	"time"
 
 	"oneshot/config"
+	"oneshot/ha/fabric"
 	"oneshot/ha/quorum"
 	"oneshot/internal/version"
 	"oneshot/iscsi"
 	"oneshot/mgmt"
+	"oneshot/transport/rdma/iwarp"
 )
 
 // member is the node of the cluster that this process is.
 type member struct {
 	node    *quorum.Node
+	fabric  *fabric.Fabric // for mirrors; nil: the transport of the cluster needs none
 	dir     *quorum.Dir
 	log     *slog.Logger
 	name    string
@@ -66,12 +69,42 @@ func openMember(cfg *config.Config, log *slog.Logger) (*member, error) {
 	if err != nil {
 		return fail(errors.Join(err, l.Close(), dir.Close()))
 	}
+	if m.fabric, err = openFabric(c, m.log); err != nil {
+		return fail(errors.Join(err, m.node.Close(), dir.Close()))
+	}
 	m.node.Watch(m.learn)
 	ctx, cancel := context.WithCancel(context.Background())
 	m.end = cancel
 	m.wg.Go(func() { m.retire(ctx) })
 	return m, nil
 }
+
+// dataLinger is how long the end of a connection for data may take that a peer has broken: who takes back memory waits for no more.
+const dataLinger = 250 * time.Millisecond
+
+// openFabric listens for the data of mirrors, if the transport is one that does; a witness has none.
+func openFabric(c *config.Cluster, log *slog.Logger) (*fabric.Fabric, error) {
+	at := c.Node(c.Self).Data
+	if at == "" {
+		return nil, nil
+	}
+	device, err := iwarp.Open(iwarp.Config{Logger: log, Name: "cluster", StartupTimeout: dataPatience, AcceptTimeout: dataPatience, LingerTime: dataLinger})
+	if err != nil {
+		return nil, err
+	}
+	l, err := device.Listen(at)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("cannot listen for the data of mirrors: %w%s", err, listenAdvice(err, "nodes")), device.Close())
+	}
+	f, err := fabric.New(fabric.Config{Device: device, Listener: l, Address: at, Logger: log})
+	if err != nil {
+		return nil, errors.Join(err, l.Close(), device.Close())
+	}
+	return f, nil
+}
+
+// dataPatience is how long the start of a connection for data may take.
+const dataPatience = 5 * time.Second
 
 // retire ends the part of this node in its mirrors when the cluster has gone on without it (target ha force): what it would
 // serve, alone perhaps, others do not have.
@@ -150,7 +183,11 @@ func (m *member) close() error {
 	m.end()
 	m.peers.close()
 	m.wg.Wait()
-	return errors.Join(m.node.Close(), m.dir.Close())
+	err := m.node.Close()
+	if m.fabric != nil {
+		err = errors.Join(err, m.fabric.Close())
+	}
+	return errors.Join(err, m.dir.Close())
 }
 
 // status returns what the node knows; nil: there is no cluster.

@@ -160,7 +160,7 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, o o
 	core, err := mirror.Open(mirror.Options{
 		Name: c.Name, Node: self, Nodes: nodes, Size: record.Size, Began: slices.Concat(record.Sizes, []int64{record.Size})[0], Room: room, Found: self == 1 && isNew, Copy: store, FS: dir,
 		Views:    mirror.ConsensusOn(m.node, setOf(c.Name, record), lineage),
-		Listener: listener,
+		Listener: listener, Fabric: m.fabric,
 		Dial: func(ctx context.Context, to replica.ID) (net.Conn, error) {
 			return m.node.Dial(ctx, record.Copies[to-1], stream)
 		},

@@ -259,15 +259,17 @@ func (c *comparison) comparePortals() {
 // the start.
 func (c *comparison) compareCluster() {
 	was, now := &c.old.Cluster, &c.new.Cluster
-	if was.Name != now.Name || was.State != now.State || was.Self != now.Self {
+	if was.Name != now.Name || was.State != now.State || was.Self != now.Self || was.Transport != now.Transport {
 		c.later("cluster")
 		return
 	}
 	for _, n := range now.Nodes {
 		switch before := was.Node(n.Name); {
-		case before != nil && before.Address == n.Address && before.Witness == n.Witness:
+		case before != nil && before.Address == n.Address && before.Witness == n.Witness && before.Data == n.Data:
 		case n.Name == now.Self:
 			c.later("cluster.nodes.%s", n.Name)
+		case before != nil && before.Address == n.Address && before.Witness == n.Witness: // the node tells of that itself
+			c.did("node %s of the cluster takes the data of mirrors at %s", n.Name, n.Data)
 		default:
 			c.did("node %s of the cluster is at %s%s", n.Name, n.Address, map[bool]string{true: ", a witness"}[n.Witness])
 		}

@@ -19,7 +19,7 @@ func TestReport(t *testing.T) {
 		w.Sample.nodes = [3]spent{{10, 0.25, 4}, {5, 0.5, -1}, {1, 0, 0}}
 		r.Rows = append(r.Rows, w)
 	}
-	text := table(harness.Options{Rounds: 5, Seconds: 1}, []result{r}, usualSize, 2)
+	text := table(harness.Options{Rounds: 5, Seconds: 1}, []result{r}, usualSize, "tcp", 2)
 	for _, want := range []string{
 		"## 4 KiB write + flush, depth 32\n", "| file | 2000 | 900 – 5000 | 8 | 1.00 | 7 | 9 | 3.0 | 10.0 | 5.0 | 1.0 | 0.25 | 0.50 | 4.00 | – |",
 		"| mirror of two files | 1000 | 900 – 5000 | 4 | 0.50 |", "In 2 turns the primary has changed",

@@ -31,6 +31,7 @@ func main() {
 	b := &bench{Pair: harness.Pair{Options: harness.Options{Rounds: 5, Seconds: 1}}}
 	b.Flags()
 	quick := flag.Bool("quick", false, "two short rounds of the loads that the goals are about: under two minutes")
+	flag.StringVar(&b.transport, "transport", "tcp", "what takes the data of mirrors from node to node, as in cluster.transport: tcp or iwarp")
 	limit := flag.Duration("limit", 15*time.Minute, "report what has been measured after this `time`")
 	harness.Main(&b.Options, func(ctx context.Context) error {
 		if *quick {
@@ -123,7 +124,9 @@ type bench struct {
 	pids  [3]int
 	perf  bool // counts system calls
 	quick bool
-	again int // turns that were repeated
+	// transport is the cluster's.
+	transport string
+	again     int // turns that were repeated
 }
 
 func (b *bench) run(ctx context.Context, dir string) error {
@@ -146,7 +149,7 @@ func (b *bench) run(ctx context.Context, dir string) error {
 	} else if err != nil {
 		return err
 	}
-	return b.WriteReport(reportName, table(b.Options, results, b.size(), b.again), picture(results))
+	return b.WriteReport(reportOf(b.transport), table(b.Options, results, b.size(), b.transport, b.again), picture(results))
 }
 
 func (b *bench) size() string {
@@ -163,9 +166,10 @@ limits: {memory_per_connection: 128MiB}
 cluster:
   name: bench
   state: consensus
+  transport: TRANSPORT
   nodes:
-    a: {address: "127.0.0.1:24031"}
-    b: {address: "127.0.0.1:24032"}
+    a: {address: "127.0.0.1:24031"DATA-A}
+    b: {address: "127.0.0.1:24032"DATA-B}
     w: {address: "127.0.0.1:24033", witness: true}
 stores:
   disk: {type: mirror, reads: leased, size: SIZE, copies: {a: {type: file, path: mirror.img}, b: {type: file, path: mirror.img}}}
@@ -181,10 +185,18 @@ metrics: {listen: "METRICS", pprof: true}
 management: {socket: s.sock}
 `
 
+// data is what a node has besides for its port for data, if the transport has any.
+func (b *bench) data(port int) string {
+	if b.transport == "tcp" {
+		return ""
+	}
+	return fmt.Sprintf(", data: \"127.0.0.1:%d\"", port)
+}
+
 // start makes the cluster and starts its nodes. It returns when both copies are in sync.
 func (b *bench) start(ctx context.Context) error {
 	for i, name := range names {
-		text := strings.NewReplacer("SIZE", b.size(), "IQN", iqn, "METRICS", metricsOf(i), "\"A\"", strconv.Quote(portalA), "\"B\"", strconv.Quote(portalB)).Replace(configText)
+		text := strings.NewReplacer("SIZE", b.size(), "TRANSPORT", b.transport, "DATA-A", b.data(24034), "DATA-B", b.data(24035), "IQN", iqn, "METRICS", metricsOf(i), "\"A\"", strconv.Quote(portalA), "\"B\"", strconv.Quote(portalB)).Replace(configText)
 		if err := os.MkdirAll(filepath.Join(b.dir, name), 0o700); err != nil {
 			return err
 		}

@@ -25,11 +25,27 @@ func calls(s spent) string {
 	return fmt.Sprintf("%.2f", s.calls)
 }
 
-func table(o harness.Options, results []result, size string, again int) string {
+// reportOf is the name of the report of a transport.
+func reportOf(transport string) string {
+	if transport == "tcp" {
+		return reportName
+	}
+	return reportName + "-" + transport
+}
+
+// between says what nodes have between them.
+func between(transport string) string {
+	if transport == "tcp" {
+		return "TLS"
+	}
+	return "TLS and, for the data of mirrors, " + transport
+}
+
+func table(o harness.Options, results []result, size, transport string, again int) string {
 	var s strings.Builder
 	fmt.Fprintf(&s, `# A mirror beside a file
 
-Written by %s. Three daemons on the loopback interface: two with copies, and a witness, with TLS between them; one client, this
+Written by %s. Three daemons on the loopback interface: two with copies, and a witness, with %s between them; one client, this
 project's own, over iSCSI. All stores are files of %s, of one directory, which the primary serves. The mirror's reads are leased
 (reads: leased), or the primary asks the other copy before it answers. *Write + flush* is WRITE with
 FUA: on the disks of both nodes before the answer. Processor time, allocations of the heap and system calls are those of whole
@@ -40,7 +56,7 @@ the client to core %d; %d rounds of %g s per contender and point, interleaved, m
 Two machines would have more processors.
 
 ![IOPS relative to a file](%s)
-`, "`make bench-ha`", size, harness.Today(), harness.Kernel(), runtime.Version(), runtime.NumCPU(), harness.TargetCore, harness.ClientCore, o.Rounds, o.Seconds, repeated(again), reportName+".svg")
+`, "`make bench-ha`", between(transport), size, harness.Today(), harness.Kernel(), runtime.Version(), runtime.NumCPU(), harness.TargetCore, harness.ClientCore, o.Rounds, o.Seconds, repeated(again), reportOf(transport)+".svg")
 	for _, r := range results {
 		fmt.Fprintf(&s, "\n## %s\n\n| store | IOPS | lowest – highest | MB/s | × file | p50 µs | p99 µs | CPU µs client | primary | other copy | witness | allocations primary | other copy | system calls primary | other copy |\n", r.Point)
 		s.WriteString("| --- |" + strings.Repeat(" ---: |", 14) + "\n")
