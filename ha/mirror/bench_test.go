@@ -12,21 +12,29 @@ import (
 	"oneshot/backend"
 	"oneshot/backend/backendtest"
 	"oneshot/ha/replica"
+	"oneshot/transport/rdma"
 )
 
-// BenchmarkMirror has both nodes in one process, over streams of a cluster as the daemon has, with copies that do all at once. Compare
-// processor time: it holds on a machine that has other work.
+// BenchmarkMirror has both nodes in one process, over streams of a cluster as the daemon has, and over queue pairs, with copies that do all
+// at once. Compare processor time: it holds on a machine that has other work.
 func BenchmarkMirror(b *testing.B) {
 	for _, depth := range []int{1, 32} {
 		for _, kind := range []backend.Kind{backend.Write, backend.Read} {
-			b.Run(kind.String()+fmt.Sprint(depth), func(b *testing.B) { benchmark(b, kind, depth, 4<<10) })
+			over(b, kind.String()+fmt.Sprint(depth), kind, depth, 4<<10)
 		}
-		b.Run("long"+fmt.Sprint(depth), func(b *testing.B) { benchmark(b, backend.Write, depth, 256<<10) })
+		over(b, "long"+fmt.Sprint(depth), backend.Write, depth, 256<<10)
 	}
 }
 
-func benchmark(b *testing.B, kind backend.Kind, depth int, size int64) {
+// over measures over both transports.
+func over(b *testing.B, name string, kind backend.Kind, depth int, size int64) {
+	b.Run(name+"/tcp", func(b *testing.B) { benchmark(b, nil, kind, depth, size) })
+	b.Run(name+"/iwarp", func(b *testing.B) { benchmark(b, onIWARP, kind, depth, size) })
+}
+
+func benchmark(b *testing.B, device func() (rdma.Device, string), kind backend.Kind, depth int, size int64) {
 	l := newLab(b, 2)
+	l.device = device
 	l.real, l.members = true, newMembers(b, true)
 	defer l.members.close()
 	l.size = max(testSize, 2*size*int64(depth)) // no two overlap
