@@ -351,6 +351,36 @@ func TestPatience(t *testing.T) {
 	})
 }
 
+// TestInFlight: what is posted and has not left is bounded, though there is more to say: what overtakes others waits behind no more.
+func TestInFlight(t *testing.T) {
+	a := overIWARP(t)
+	o, i := a.Offer(a.Arena)
+	var x *Link
+	var wg sync.WaitGroup
+	wg.Go(func() { x, _ = o.Accept(context.Background()) })
+	c := raw(t, i) // reads nothing
+	wg.Wait()
+	_, err := c.Write(ddp.AppendFPDUTrailer(ddp.AppendTagged(nil, ddp.Tagged{Control: new(ddp.Format).Control(ddp.Write, true), STag: 1, TO: 0}), 0))
+	check(t, err) // who has accepted may send now
+	wg.Go(func() {
+		for err := error(nil); err == nil; {
+			err = errors.Join(x.Put(Run{Len: 100 << 10}, time.Hour), x.Commit(time.Hour))
+		}
+	})
+	for flying, full := 0, false; !full; runtime.Gosched() {
+		x.mu.Lock()
+		if flying, full = x.flying, x.short; flying > InFlight {
+			t.Errorf("%d octets are posted and have not left", flying)
+			full = true
+		}
+		x.mu.Unlock()
+	}
+	x.Abort()
+	wg.Wait()
+	check(t, c.Close())
+	a.close(t, x)
+}
+
 // Two arenas of a node have different names, and those of other nodes the same.
 func TestNames(t *testing.T) {
 	a, b := overLocal(t), overLocal(t)

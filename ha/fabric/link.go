@@ -15,6 +15,8 @@ const (
 	Messages   = 64
 	// SendLen is what may wait to be sent, but for the octets of Writes.
 	SendLen = 256 << 10
+	// InFlight is how many octets are posted that have not left, unless one Write is longer: nothing can overtake them.
+	InFlight = 512 << 10
 	// works are Writes and Sends that have not left, fetches are Reads.
 	works   = 1024
 	fetches = 64

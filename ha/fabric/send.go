@@ -25,11 +25,13 @@ type sending struct {
 	ring  []byte
 	head  uint64      // octets said; the place of one is its number modulo the ring's length
 	batch []rdma.Work // not posted yet
+	size  int         // octets of batch
 	sges  [batchMax]rdma.SGE
 
 	mu      sync.Mutex // a leaf
 	tail    uint64     // octets of the ring that are free again
-	used    int        // works that are posted and have not gone
+	used    int        // works that are posted and have not gone,
+	flying  int        // and their octets
 	posted  []left     // by completion, the oldest first
 	first   int        // of posted
 	reading map[uint64]func()
@@ -40,19 +42,22 @@ type sending struct {
 
 // left is what a completion stands for.
 type left struct {
-	works int
-	head  uint64
+	works, octets int
+	head          uint64
 }
 
 const isRead = 1 << 63 // of an ID
 
-// HasRoom says whether so many Writes, and so many octets of the stream, can be sent without waiting.
-func (l *Link) HasRoom(writes, octets int) bool {
+// HasRoom says whether so many works with so many octets in all, of which said are of the stream, can be sent without waiting.
+func (l *Link) HasRoom(n, octets, said int) bool {
 	l.harvest()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.used+len(l.batch)+writes+octets/MessageLen+2 <= works && int(l.head-l.tail)+octets <= len(l.ring)
+	return l.used+len(l.batch)+n+said/MessageLen+2 <= works && l.flying+l.size+octets <= InFlight && int(l.head-l.tail)+said <= len(l.ring)
 }
+
+// Size is how many octets Commit would post.
+func (l *Link) Size() int { return l.size }
 
 // Put writes a part of the arena to the other node's. The octets stay as they are until they have left.
 func (l *Link) Put(r Run, patience time.Duration) error {
@@ -68,6 +73,7 @@ func (l *Link) Put(r Run, patience time.Duration) error {
 func (l *Link) work(op rdma.Opcode, b []byte, r rdma.Region) *rdma.Work {
 	i := len(l.batch)
 	l.sges[i] = rdma.SGE{Bytes: b, Region: r}
+	l.size += len(b)
 	l.batch = append(l.batch, rdma.Work{Op: op, SGL: l.sges[i : i+1 : i+1]})
 	return &l.batch[i]
 }
@@ -116,19 +122,20 @@ func (l *Link) Commit(patience time.Duration) error {
 	if len(l.batch) == 0 {
 		return nil
 	}
-	n := len(l.batch)
+	n, octets := len(l.batch), l.size
 	last := &l.batch[n-1]
 	last.Flags = rdma.Signaled
-	if err := l.wait(patience, func() bool { return l.used+n <= works }); err != nil {
+	if err := l.wait(patience, func() bool { return l.used+n <= works && (l.flying == 0 || l.flying+octets <= InFlight) }); err != nil {
 		return err
 	}
 	l.mu.Lock()
 	l.used += n
-	l.posted = append(l.posted, left{n, l.head})
+	l.flying += octets
+	l.posted = append(l.posted, left{n, octets, l.head})
 	l.mu.Unlock()
 	k, err := l.qp.Post(l.batch)
 	clear(l.batch)
-	l.batch = l.batch[:0]
+	l.batch, l.size = l.batch[:0], 0
 	if err != nil {
 		l.Abort()
 		return err
@@ -197,7 +204,7 @@ func (l *Link) hasLeft(c *rdma.Completion) (read func()) {
 		delete(l.reading, c.ID)
 	default:
 		p := l.posted[l.first]
-		l.used, l.tail = l.used-p.works, p.head
+		l.used, l.flying, l.tail = l.used-p.works, l.flying-p.octets, p.head
 		if l.first++; l.first == len(l.posted) || l.first == works {
 			l.posted = l.posted[:copy(l.posted, l.posted[l.first:])]
 			l.first = 0

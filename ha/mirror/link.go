@@ -3,7 +3,9 @@ package mirror
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
+	"os"
 	"time"
 
 	"oneshot/ha/fabric"
@@ -40,9 +42,13 @@ func (p *parcel) put(r fabric.Run) {
 	p.marks[n-1].runs = len(p.runs)
 }
 
-// sendOn sends beats, and then all that the parcel has, which is empty after that.
-func (p *parcel) sendOn(l *fabric.Link, beats []byte, patience time.Duration) error {
-	if err := l.Say(beats, patience); err != nil {
+// maxPosted is how many bytes of a parcel are posted at once. What overtakes others goes between two pieces.
+const maxPosted = fabric.InFlight / 2
+
+// sendOn sends all that the parcel has, which is empty after that. beats are what overtakes it, and are asked for at its start and between
+// its pieces.
+func (p *parcel) sendOn(l *fabric.Link, beats func() []byte, patience time.Duration) error {
+	if err := l.Say(beats(), patience); err != nil {
 		return err
 	}
 	said, put := 0, 0
@@ -50,18 +56,37 @@ func (p *parcel) sendOn(l *fabric.Link, beats []byte, patience time.Duration) er
 		if err := l.Say(p.frames[said:m.at], patience); err != nil {
 			return err
 		}
-		for ; put < m.runs; put++ {
-			if err := l.Put(p.runs[put], patience); err != nil {
+		for said = m.at; put < m.runs; put++ {
+			if err := p.putOn(l, p.runs[put], beats, patience); err != nil {
 				return err
 			}
 		}
-		said = m.at
 	}
 	if err := l.Say(p.frames[said:], patience); err != nil {
 		return err
 	}
 	*p = parcel{frames: kept(p.frames), runs: p.runs[:0], marks: p.marks[:0]}
 	return l.Commit(patience)
+}
+
+// putOn puts a run, in pieces if it is long.
+func (p *parcel) putOn(l *fabric.Link, r fabric.Run, beats func() []byte, patience time.Duration) error {
+	for r.Len > 0 {
+		n := min(r.Len, maxPosted)
+		if size := l.Size(); size > 0 && int64(size)+n > maxPosted {
+			if err := l.Commit(patience); err != nil {
+				return err
+			}
+			if err := l.Say(beats(), patience); err != nil {
+				return err
+			}
+		}
+		if err := l.Put(fabric.Run{Addr: r.Addr, Len: n, Grant: r.Grant}, patience); err != nil {
+			return err
+		}
+		r.Addr, r.Len = r.Addr+n, r.Len-n
+	}
+	return nil
 }
 
 // place has the data of records written into the other node's arena, before the frame that is sent next. It returns how many bytes of it
@@ -91,13 +116,12 @@ func (c *conn) sendNow() bool {
 	n := int64(len(c.beats)) + p.bytes
 	// What is said between two Writes, and the beats before them, leave by themselves.
 	works := len(p.runs) + len(p.marks) + 1
-	if c.writing || n == 0 || n > maxTry || !c.link.HasRoom(works, len(c.beats)+len(p.frames)) {
+	if c.writing || n == 0 || n > maxTry || !c.link.HasRoom(works, int(n), len(c.beats)+len(p.frames)) {
 		return false
 	}
-	if err := p.sendOn(c.link, c.beats, c.m.silence()); err != nil {
-		c.close()
+	if err := p.sendOn(c.link, c.ownBeats, c.m.silence()); err != nil {
+		c.end(err)
 	}
-	c.beats = kept(c.beats)
 	return true
 }
 
@@ -117,7 +141,6 @@ func (c *conn) writeOn() {
 	idle := time.NewTicker(4 * c.m.cfg.Heartbeat)
 	defer idle.Stop()
 	var p parcel
-	var beats []byte
 	patience := c.m.silence()
 	for {
 		isIdle := false
@@ -128,35 +151,50 @@ func (c *conn) writeOn() {
 		case <-idle.C:
 			isIdle = true
 			if c.link.Silence() > patience {
-				c.m.opts.Log.Debug("a node of a mirror says nothing any more", "node", c.peer)
+				c.end(os.ErrDeadlineExceeded)
 				return
 			}
 		}
 		for {
 			c.mu.Lock()
-			beats, c.beats = c.beats, kept(beats)
 			p, c.parcel = c.parcel, p
 			if isIdle {
-				beats = appendFrame(beats, &c.enc, frameIdle, 0, nil)
+				c.beats = appendFrame(c.beats, &c.enc, frameIdle, 0, nil)
 				isIdle = false
 			}
-			c.writing = len(beats) > 0 || p.bytes > 0
+			c.writing = len(c.beats) > 0 || p.bytes > 0
 			over := !c.writing
 			c.mu.Unlock()
 			if over {
 				break
 			}
-			if p.sendOn(c.link, beats, patience) != nil {
+			if err := p.sendOn(c.link, c.newBeats, patience); err != nil {
+				c.end(err)
 				return
 			}
 		}
 	}
 }
 
+// newBeats returns what is to overtake others, to the connection's goroutine, which has it until the next call.
+func (c *conn) newBeats() []byte {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.said, c.beats = c.beats, kept(c.said)
+	return c.said
+}
+
+// ownBeats is newBeats for who holds the lock.
+func (c *conn) ownBeats() []byte {
+	b := c.beats
+	c.beats = kept(b)
+	return b
+}
+
 // watch closes the connection when the one that has proved who the other node is ends, or brings anything: the node has left, or is refused.
 func (c *conn) watch() {
-	defer c.close()
-	_, _ = c.c.Read(make([]byte, 1))
+	_, err := c.c.Read(make([]byte, 1))
+	c.end(fmt.Errorf("the stream that lets it in has ended: %w", err))
 }
 
 var errNoInvitation = errors.New("the other node does not invite this one")

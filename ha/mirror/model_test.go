@@ -15,6 +15,7 @@ import (
 	"oneshot/backend"
 	"oneshot/backend/backendtest"
 	"oneshot/backend/faulty"
+	"oneshot/ha/fabric"
 	"oneshot/ha/replica"
 	"oneshot/internal/rounds"
 	"oneshot/transport/rdma"
@@ -446,6 +447,54 @@ func TestStaleGrant(t *testing.T) {
 		}
 	}
 	overStreams(t)
+}
+
+// TestBeatsOvertake: data that are posted at once are few, and a beat goes before the rest.
+func TestBeatsOvertake(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 2)
+		l.device = onLocal
+		l.begin()
+		defer l.end()
+		a := l.nodes[0].mirror
+		c := connOf(a, 1)
+		synctest.Wait()
+		c.mu.Lock() // nobody else sends
+		defer c.mu.Unlock()
+		var p parcel
+		for i := range int64(4) {
+			p.put(fabric.Run{Addr: i << 20, Len: 1 << 20, Grant: c.theirs})
+		}
+		idle := appendFrame(nil, new(coder), frameIdle, 0, nil)
+		p.frames = append(p.frames, idle...)
+		beats := 0
+		if err := p.sendOn(c.link, func() []byte { beats++; return idle }, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		if beats < 4<<20/maxPosted {
+			t.Errorf("beats were sent %d times in the midst of 4 MiB", beats)
+		}
+		if len(p.runs)+len(p.frames) > 0 {
+			t.Errorf("%d runs and %d bytes are left", len(p.runs), len(p.frames))
+		}
+	})
+}
+
+// TestParcel: data go before the frame that tells of them, and what lies together is one Write.
+func TestParcel(t *testing.T) {
+	var p parcel
+	run := func(addr int64) fabric.Run { return fabric.Run{Addr: addr, Len: 4096, Grant: 7} }
+	p.frames = append(p.frames, "ack"...)
+	p.put(run(0))
+	p.put(run(4096))
+	p.put(run(16384))
+	p.frames = append(p.frames, "post"...)
+	p.put(run(20480)) // continues what another frame tells of
+	p.frames = append(p.frames, "post"...)
+	want := []fabric.Run{{Addr: 0, Len: 8192, Grant: 7}, run(16384), run(20480)}
+	if !slices.Equal(p.runs, want) || !slices.Equal(p.marks, []mark{{3, 2}, {7, 3}}) {
+		t.Errorf("%+v", p)
+	}
 }
 
 // connOf returns the connection with a node, and within does something as the owner of the core.

@@ -38,6 +38,7 @@ type conn struct {
 	taken chan struct{} // a token: the core has taken a frame
 	ended chan struct{}
 	once  sync.Once
+	why   error // this end has ended it; of who has called close
 
 	// Of who owns the core.
 	queued bool         // there is something that flush has not told
@@ -57,6 +58,7 @@ type conn struct {
 	parcel   parcel // in the place of queue, over a link
 	unlinked bool   // the link is freed, or about to be
 	beats    []byte // overtake frames
+	said     []byte // beats that are being sent over a link; of the connection's goroutine
 	writing  bool   // the connection's goroutine has something to write
 	left     bool   // a part of what the owner of the core has written
 
@@ -98,8 +100,12 @@ func newConn(m *Mirror, peer replica.ID, c net.Conn) *conn {
 }
 
 // close ends the connection. Its goroutines end soon.
-func (c *conn) close() {
+func (c *conn) close() { c.end(nil) }
+
+// end is close, and says why, to who is the first.
+func (c *conn) end(why error) {
 	c.once.Do(func() {
+		c.why = why
 		close(c.ended)
 		_ = c.c.Close()
 		c.linking.Lock()
@@ -160,8 +166,8 @@ const maxBeats = 64 << 10 // bytes
 
 func (c *conn) ready(full bool) {
 	c.queued = true
-	if full { // the peer takes nothing
-		c.close()
+	if full {
+		c.end(errors.New("the other node takes nothing"))
 	}
 }
 
@@ -393,6 +399,9 @@ func (c *conn) serve() {
 		wg.Go(c.watch)
 	}
 	err := c.read()
+	if c.why != nil {
+		err = c.why
+	}
 	wg.Wait()
 	if c.link != nil { // what was pulled is given up when nothing can be placed any more
 		if err := c.unlink(); err != nil {

@@ -19,7 +19,7 @@ func TestSendNowDoesNotWait(t *testing.T) {
 		c, here, end := linked(t)
 		defer end()
 		const frames = 20
-		for here.HasRoom(frames+1, 1) { // the other node reads nothing
+		for here.HasRoom(frames+1, 1, 1) { // the other node reads nothing
 			if err := here.Say([]byte{1}, time.Second); err != nil {
 				t.Fatal(err)
 			}

@@ -1,6 +1,8 @@
 package mirror
 
 import (
+	"errors"
+
 	"oneshot/ha/fabric"
 	"oneshot/ha/replica"
 )
@@ -36,7 +38,7 @@ func (m *Mirror) do(a replica.Action) {
 		m.cut(a.To)
 	case replica.Drop:
 		if c := m.conns[a.Peer]; c != nil {
-			c.close()
+			c.end(errors.New("the other node was not heard in time, and begins anew"))
 		}
 	case replica.Propose:
 		m.noteProposal(&a.View)
