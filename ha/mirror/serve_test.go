@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"oneshot/backend"
+	"oneshot/backend/faulty"
 	"oneshot/ha/replica"
 )
 
@@ -110,5 +111,35 @@ func TestTerm(t *testing.T) {
 			t.Errorf("a write of a term that is over: %v", err)
 		}
 		l.expect(a, 0, bytesOf(4096, 3))
+	})
+}
+
+// TestReadMoves: a read that the copy is at when another node takes over ends as moved as soon as the copy lets its memory go.
+func TestReadMoves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 2)
+		store := l.withFaults()
+		l.begin()
+		defer l.end()
+		a, b := l.nodes[0], l.nodes[1]
+		l.write(a, 0, bytesOf(4096, 1))
+		gate := store(a).Hold(faulty.Match{Kinds: faulty.Reads})
+		end := make(chan error, 1)
+		go func() { end <- l.do(a, backend.Op{Kind: backend.Read, Len: 4096, Segs: [][]byte{make([]byte, 4096)}}) }()
+		gate.Await(1)
+		a.mirror.push(item{event: replica.Switch{ID: isOrder, To: 1}})
+		l.level(b)
+		synctest.Wait()
+		select {
+		case err := <-end:
+			t.Errorf("%v, and the copy has the host's memory still", err)
+		default:
+		}
+		released := time.Now()
+		gate.Release()
+		if err := <-end; !isMoved(err) || time.Since(released) > time.Second {
+			t.Errorf("%v after %v", err, time.Since(released))
+		}
+		l.expect(b, 0, bytesOf(4096, 1))
 	})
 }
