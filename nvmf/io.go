@@ -41,7 +41,11 @@ func (t *Task) io() volume.Next {
 	}
 	q := t.Queue
 	p := q.path(t.SQE.NSID())
-	if p == nil {
+	switch {
+	case p != nil:
+	case q.ctrl.sub.removed.Load(): // and the queue ends: the host keeps the command, and may find the subsystem again
+		return t.end(nvme.AbortedByQueue)
+	default:
 		return t.refuse(nvme.InvalidNamespace)
 	}
 	if fuse := t.SQE.Fuse(); fuse > nvme.FusedFirst || fuse == nvme.FusedFirst && t.SQE.Opcode() != nvme.Compare {

@@ -111,3 +111,22 @@ func TestRangeOfControllers(t *testing.T) {
 	}
 	clear(sub.controllers) // none of them is one
 }
+
+// A command that finds no namespace any more because its subsystem was removed may be sent again: its queue has not ended yet.
+func TestRemovedUnderLoad(t *testing.T) {
+	x := newTarget(t, nil, false)
+	h := x.party(1, 1).io
+	h.q.Lock() // whoever ends the queue waits for it
+	x.RemoveSubsystem(x.sub)
+	x.sub.SetNamespaces([]Shown{{NSID: 1}})
+	c := rw(nvme.Read, 1)
+	c.SGL = nvme.SGL{Length: 512, Type: nvme.SGLTransport}
+	task := &Task{Queue: h.q}
+	task.Mover = task
+	h.q.times.Arrive()
+	h.q.Command(task, nvme.SQE(c.AppendTo(nil)))
+	h.q.Unlock()
+	if got := h.take(); len(got) != 1 || got[0].Status != nvme.AbortedByQueue {
+		t.Errorf("%v", got)
+	}
+}

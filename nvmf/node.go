@@ -172,6 +172,7 @@ func (n *Node) RemoveSubsystem(s *Subsystem) {
 	n.mu.Lock()
 	n.subsystems = slices.DeleteFunc(n.subsystems, func(o *Subsystem) bool { return o == s })
 	n.mu.Unlock()
+	s.removed.Store(true)
 	n.discoveryChanged()
 	s.drop(func(*Controller) bool { return true }, "the subsystem was removed")
 }

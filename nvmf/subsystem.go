@@ -3,6 +3,7 @@ package nvmf
 import (
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"oneshot/internal/iostat"
 	"oneshot/nvme"
@@ -39,6 +40,8 @@ type Subsystem struct {
 	nqn    string
 	serial string
 	ids    [2]uint16 // of controllers
+
+	removed atomic.Bool // from the node; its controllers end
 
 	mu          sync.Mutex // taken after Node.mu and Queue.mu
 	admit       func(hostNQN string) bool
