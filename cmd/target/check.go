@@ -130,11 +130,14 @@ func writeClusterSummary(w io.Writer, c *config.Cluster) {
 	if c.Name == "" {
 		return
 	}
-	fmt.Fprintf(w, "\ncluster %s\n  state\t%s\n", c.Name, c.State)
+	fmt.Fprintf(w, "\ncluster %s\n  state\t%s\n  data of mirrors\tover %s\n", c.Name, c.State, c.Transport)
 	for _, n := range c.Nodes {
 		what := ""
+		if n.Data != "" {
+			what = "\tdata at " + n.Data
+		}
 		if n.Witness {
-			what = "\twitness"
+			what += "\twitness"
 		}
 		if n.Name == c.Self {
 			what += "\tthe stores, targets and portals above are its own"
