@@ -11,6 +11,7 @@ import (
 	"oneshot/internal/serial"
 	"oneshot/iscsi"
 	"oneshot/iscsi/pdu"
+	"oneshot/mem"
 	"oneshot/scsi"
 )
 
@@ -90,9 +91,11 @@ func TestUnreadEchoes(t *testing.T) {
 	for name, c := range map[string]struct {
 		open        func(b *bench) *peer
 		each, bound int
+		waiting     int   // bytes of echoes that may wait for the socket
+		leased      int64 // bytes of I/O memory that what came behind them may hold
 	}{
-		"discovery": {(*bench).discover, 8 << 10, 1 << 20},
-		"normal":    {func(b *bench) *peer { return b.dial("MaxRecvDataSegmentLength=262144") }, 256 << 10, 2 << 20},
+		"discovery": {(*bench).discover, 8 << 10, 1 << 20, 2 * maxLight, 0},
+		"normal":    {func(b *bench) *peer { return b.dial("MaxRecvDataSegmentLength=262144") }, 256 << 10, 2 << 20, 2 * maxHeavy, int64(mem.RoundUp(inLen))},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, newMemory(t), nil)
@@ -116,6 +119,14 @@ func TestUnreadEchoes(t *testing.T) {
 			total := <-sent
 			if more := heap() - before; more > c.bound {
 				t.Errorf("%d bytes are held for %d that were sent", more, total)
+			}
+			b.at(p, func(m *Mover) {
+				if n := m.Out.Outstanding() * c.each; n > c.waiting {
+					t.Errorf("%d bytes of echoes wait for the socket", n)
+				}
+			})
+			if n := b.pool.Stats().InUse; n > c.leased {
+				t.Errorf("%d bytes of I/O memory are held", n)
 			}
 			for got := 0; got < total/len(one); got++ {
 				if h, data := p.receive(); h.Opcode() != pdu.OpNOPIn || len(data) != c.each {
