@@ -237,11 +237,19 @@ func TestWriteAtomicHalf(t *testing.T) {
 	if r := b.doAsync(elsewhere, data); r.code() != 0x44400 || !bytes.Equal(kept.data, data) {
 		t.Errorf("another atomic write: %05x", r.code())
 	}
-	again := newBench(t, false, func(c *benchConfig, s *fakeStore) {
-		c.Journal = kept
-		copy(s.data, b.store.data)
-	})
-	if got := again.do(rw10(0x28, 8, 8), nil, 8*512); !bytes.Equal(got.in, data) {
+	restarted := func(fail func(*backend.Op) error) *bench {
+		return newBench(t, false, func(c *benchConfig, s *fakeStore) {
+			c.Journal, c.Logger = kept, quiet
+			copy(s.data, b.store.data)
+			s.fail = fail
+		})
+	}
+	worse := restarted(medium(8*512, errTest))
+	worse.store.fail = nil
+	if r := worse.do(rw10(0x28, 8, 8), nil, 8*512); r.code() != 0x31100 || !bytes.Equal(kept.data, data) {
+		t.Errorf("after a restart that could not complete it: %05x, and the journal has %d bytes", r.code(), len(kept.data))
+	}
+	if got := restarted(nil).do(rw10(0x28, 8, 8), nil, 8*512); !bytes.Equal(got.in, data) {
 		t.Errorf("after a restart: %05x", got.code())
 	}
 }
