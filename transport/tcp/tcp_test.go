@@ -90,6 +90,7 @@ func newBenchOf(t testing.TB, store backend.Store, tune func(*iscsi.Config), noM
 	if tune != nil {
 		tune(&cfg)
 	}
+	b.pool = cfg.Pool
 	b.node = iscsi.NewNode(cfg)
 	b.cfg = Config{Node: b.node, Pool: b.pool, NoModeration: noModeration, Counters: new(Counters)}
 	var err error
@@ -622,14 +623,45 @@ func TestNoMemory(t *testing.T) {
 	}
 }
 
+// longest returns how many bytes a transfer may have, by Block Limits.
+func (p *peer) longest() int {
+	p.t.Helper()
+	_, in, _ := p.finish(p.command([]byte{0x12, 1, 0xb0, 0, 64, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, 64, true, false, true, nil), nil)
+	return int(binary.BigEndian.Uint32(in[8:])) * blockSize
+}
+
+// TestTransferLimitOfPool: where all I/O memory is less than connections may have, half of it, as a power of two, is what a
+// transfer may have. One gets it while another has room for its input and for what came early.
+func TestTransferLimitOfPool(t *testing.T) {
+	store := faulty.New(newMemory(t), faulty.Seed(t))
+	b := newBench(t, store, func(c *iscsi.Config) { c.Pool = mem.NewPool(3 << 20) })
+	p, other := b.dial(), b.dial("FirstBurstLength=65536", "InitialR2T=No")
+	most := p.longest()
+	if most != 1<<20 {
+		t.Fatalf("transfers of %d bytes are announced", most)
+	}
+	gate := store.Hold(faulty.Match{Kinds: []backend.Kind{backend.Write}})
+	early := other.command(rw16(0x8a, 0, 64<<10), 64<<10, false, true, true, make([]byte, 64<<10))
+	gate.Await(1)
+	if in := p.read(0, most); len(in) != most {
+		t.Errorf("%d bytes were read", len(in))
+	}
+	if status, _, sense := p.finish(p.command(rw16(0x88, 0, most+blockSize), most+blockSize, true, false, true, nil), nil); status != byte(scsi.CheckCondition) || sense[2] != 5 {
+		t.Errorf("a longer transfer: status %#x, sense % x", status, sense)
+	}
+	gate.Release()
+	if status, _, _ := other.finish(early, nil); status != 0 {
+		t.Errorf("WRITE of the other: status %#x", status)
+	}
+}
+
 // What is announced as the longest transfer can be had, and what is longer is refused, whatever the
 // limits on memory are. Data that came early does not keep the commands that wait from their memory.
 func TestTransferLimit(t *testing.T) {
 	store := faulty.New(newMemory(t), faulty.Seed(t))
 	b := newBench(t, store, func(c *iscsi.Config) { c.MemoryPerConnection = 256 << 10 })
 	p := b.dial("FirstBurstLength=65536", "InitialR2T=No")
-	_, in, _ := p.finish(p.command([]byte{0x12, 1, 0xb0, 0, 64, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, 64, true, false, true, nil), nil)
-	most := int(binary.BigEndian.Uint32(in[8:])) * blockSize
+	most := p.longest()
 	if most != 128<<10 {
 		t.Fatalf("transfers of %d bytes are announced", most)
 	}
