@@ -62,6 +62,7 @@ const nvmeDiscoveryPort = 8009
 // crossCheck checks what concerns several sections of the file.
 func (d *decoder) crossCheck(c *Config) {
 	d.checkNodes(c)
+	d.checkNodePorts(c)
 	d.checkMirrors(c)
 	d.checkServes(c)
 	d.checkTargetNames(c)

@@ -341,6 +341,24 @@ func (d *decoder) checkNodes(c *Config) {
 	}
 }
 
+// checkNodePorts refuses portals where a node listens for the others. A node whose address is a name is left alone: only the machine
+// itself knows what that means.
+func (d *decoder) checkNodePorts(c *Config) {
+	for _, n := range c.Cluster.Nodes {
+		for _, a := range []struct{ key, address string }{{"address", n.Address}, {"data", n.Data}} {
+			at, err := netip.ParseAddrPort(a.address)
+			if err != nil || n.Witness {
+				continue
+			}
+			for _, p := range c.Portals {
+				if mayMeet(p.Node, n.Name) && p.Overlaps(Portal{Listen: at}) {
+					d.errorf(p.Pos, "the node %s listens for the other nodes there already (%s: %s): choose another port for one of the two", n.Name, a.key, a.address)
+				}
+			}
+		}
+	}
+}
+
 // checkNodeOf refuses to show a store of another node.
 func (d *decoder) checkNodeOf(c *Config, node, store string, pos Position) {
 	if s := c.Store(store); s != nil && s.Node != "" && node != "" && s.Node != node {

@@ -147,6 +147,31 @@ portals: [{listen: "127.0.0.1:3260"}, {transport: nvme-tcp, listen: "127.0.0.1:4
 }
 
 // TestDataOfNodes: with a transport that needs one each node that serves has an address for data, and a warning says what goes there.
+// TestNodePorts: a portal cannot listen where its node does for the other nodes, at an address of its own or at all of them.
+func TestNodePorts(t *testing.T) {
+	const text = `cluster: {name: lab, state: /s, transport: iwarp, nodes: {a: {address: 10.1.0.1}, b: {address: 10.1.0.2, data: "10.2.0.2:99"}, c: {address: host7}, w: {address: 10.1.0.3, witness: true}}}
+stores: {d: {type: memory, size: 1MiB}}
+targets: [{node: a, iqn: iqn.2026-11.com.example:d, luns: {0: d}}]
+portals: [{%stransport: %s, listen: "%s"}]
+`
+	for _, c := range []struct{ node, transport, listen, want string }{
+		{"node: a, ", "iwarp", "10.1.0.1:7261", "4:47: the node a listens for the other nodes there already (data: 10.1.0.1:7261)"},
+		{"node: a, ", "tcp", "*:7260", "the node a listens for the other nodes there already (address: 10.1.0.1:7260)"},
+		{"node: b, ", "nvme-tcp", "0.0.0.0:99", "the node b listens for the other nodes there already (data: 10.2.0.2:99)"},
+		{"node: a, ", "tcp", "10.1.0.2:7260", ""}, // is not that of the node
+		{"node: b, ", "tcp", "10.2.0.2:7261", ""},
+		{"node: a, ", "tcp", "[::]:7260", ""}, // is IPv6 alone
+		{"node: a, ", "verbs", "10.1.0.1:7261", ""},
+		{"node: c, ", "tcp", "*:7260", ""},
+		{"", "tcp", "10.1.0.3:7260", ""}, // a witness has no portals
+	} {
+		_, err := Parse("x.yaml", fmt.Appendf(nil, text, c.node, c.transport, c.listen))
+		if said := fmt.Sprint(err); (err == nil) != (c.want == "") || !strings.Contains(said, c.want) && c.want != "" {
+			t.Errorf("%s (%s%s): %v; want %q", c.listen, c.node, c.transport, err, c.want)
+		}
+	}
+}
+
 func TestDataOfNodes(t *testing.T) {
 	parse := func(transport, a string) (*Config, error) {
 		return Parse("x.yaml", []byte("cluster: {name: lab, state: /s"+transport+", nodes: {a: {address: 10.1.0.1"+a+"}, b: {address: host7:99}, w: {address: 10.1.0.3, witness: true}}}\nstores: {d: {type: memory, size: 1MiB}}\ntargets: [{node: a, iqn: iqn.2026-11.com.example:d, luns: {0: d}}]"))
