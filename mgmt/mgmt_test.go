@@ -38,9 +38,12 @@ func (f *fake) Status() Status {
 	return Status{
 		Version: "v1", PID: 7, Started: time.Unix(100, 0).UTC(), Loaded: time.Unix(200, 0).UTC(), Config: "/etc/x.yaml",
 		BoundsNS: []int64{1000, 1500, 2000}, Connected: 2,
-		Counters: Counters{Logins: 3, LoginFailures: 4},
-		Buffers:  Buffers{Limit: 1 << 30, InUse: 4096},
-		Portals:  []Portal{{"tcp", "127.0.0.1:3260"}},
+		Counters: Counters{
+			Connections: 11, Refused: 12, Logins: 3, LoginFailures: 4, Redirects: 13, ProtocolErrors: 14, Rejects: 15, IgnoredCommands: 16, DigestErrors: 17,
+			Moderation: Moderation{Censuses: 18, Pauses: 19, PausedNS: 20},
+		},
+		Buffers: Buffers{Limit: 1 << 30, InUse: 4096},
+		Portals: []Portal{{"tcp", "127.0.0.1:3260"}},
 		Cluster: &Cluster{
 			Members: []Member{{Name: "n", Up: true, Drained: true}},
 			Mirrors: []Mirror{{
@@ -51,7 +54,7 @@ func (f *fake) Status() Status {
 			}, {Name: "elsewhere", Role: RoleNoCopy}},
 		},
 		NVMe: &NVMe{
-			Counters: NVMeCounters{Connects: 8, DigestErrors: 2}, Connected: 3,
+			Counters: NVMeCounters{Connections: 21, Refused: 22, Connects: 8, ConnectFailures: 23, AuthFailures: 24, ProtocolErrors: 25, DigestErrors: 2}, Connected: 3,
 			Subsystems: []Subsystem{{NQN: "nqn.s", Controllers: 2, Namespaces: []Namespace{{
 				NSID: 4, Store: "d", Bytes: 1 << 21, IO: IO{Write: Class{Bytes: 512, SumNS: 500, Latency: []uint64{1, 0, 0, 0}}, Failed: map[string]uint64{"miscompare": 1}},
 			}}}},
@@ -388,8 +391,23 @@ func TestMetrics(t *testing.T) {
 		`oneshot_lun_commands_in_flight{lun="5",target="iqn.t:t"} 2`,
 		`oneshot_sessions{target="iqn.t:t"} 1`,
 		`oneshot_sessions{target=""} 1`,
+		`oneshot_connections_total 11`,
+		`oneshot_connections_refused_total 12`,
 		`oneshot_logins_total 3`,
+		`oneshot_login_redirects_total 13`,
+		`oneshot_protocol_errors_total 14`,
+		`oneshot_rejects_total 15`,
+		`oneshot_ignored_commands_total 16`,
+		`oneshot_digest_errors_total 17`,
+		`oneshot_moderation_censuses_total 18`,
+		`oneshot_moderation_pauses_total 19`,
+		`oneshot_moderation_paused_nanoseconds_total 20`,
+		`oneshot_nvme_connections_total 21`,
+		`oneshot_nvme_connections_refused_total 22`,
 		`oneshot_nvme_connects_total 8`,
+		`oneshot_nvme_connect_failures_total 23`,
+		`oneshot_nvme_authentication_failures_total 24`,
+		`oneshot_nvme_protocol_errors_total 25`,
 		`oneshot_cluster_node_up{node="n"} 1`,
 		`oneshot_cluster_node_drained{node="n"} 1`,
 		`oneshot_cluster_node_leads{node="n"} 0`,
@@ -439,6 +457,9 @@ func TestMetrics(t *testing.T) {
 		if !strings.Contains(text, line+"\n") {
 			t.Errorf("there is no %s", line)
 		}
+	}
+	if n := len(counters) + len(nvmeCounters); n != 19 {
+		t.Errorf("there are %d counters without labels, and this test looks at 19", n)
 	}
 	if strings.Contains(text, `oneshot_objects{store="i"}`) {
 		t.Error("a node that does not serve objects says how many there are")

@@ -144,6 +144,32 @@ func TestUnits(t *testing.T) {
 }
 
 // TestWriteStatusDevices: status says for each RDMA device how often polling found something.
+// TestWriteStatusCounters: each figure stands where its words are; pauses are spoken of only where there were any.
+func TestWriteStatusCounters(t *testing.T) {
+	now := mgmt.Status{Connected: 1, Counters: mgmt.Counters{
+		Connections: 2, Refused: 3, Logins: 4, LoginFailures: 5, Redirects: 6, ProtocolErrors: 7, Rejects: 8, IgnoredCommands: 9, DigestErrors: 10,
+		Moderation: mgmt.Moderation{Censuses: 11, Pauses: 12, PausedNS: 13e6},
+	}}
+	var b strings.Builder
+	if err := writeStatus(&b, &now, nil); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"sessions       1; 4 logins, 5 refused, 6 redirected; 2 connections, 3 refused\n",
+		"errors         7 of the protocol, 10 of digests, 8 rejects, 9 commands out of order\n",
+		"moderation     12 pauses, 13ms in all; outstanding commands were counted 11 times\n",
+	} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("there is no %q in\n%s", want, b.String())
+		}
+	}
+	b.Reset()
+	now.Counters.Moderation = mgmt.Moderation{}
+	if err := writeStatus(&b, &now, nil); err != nil || strings.Contains(b.String(), "moderation") {
+		t.Errorf("%v, without pauses:\n%s", err, b.String())
+	}
+}
+
 func TestWriteStatusDevices(t *testing.T) {
 	var b strings.Builder
 	counts := map[string]uint64{"messages_in": 5, "messages_out": 6, "sleeps": 1, "polling_found": 2, "polling_in_vain": 3, "reads": 9}
