@@ -29,7 +29,9 @@ type Disk struct {
 var _ backend.Store = (*Disk)(nil)
 
 // NewDisk returns a disk of size bytes that reads as zeroes, in blocks of block bytes.
-func NewDisk(size int64, block int) *Disk { return DiskOf(make([]byte, size), block) }
+func NewDisk(size int64, block int) *Disk {
+	return &Disk{data: make([]byte, size), medium: make([]byte, size), block: block}
+}
 
 // DiskOf returns a disk that holds image, and owns it: what Crash returned, say.
 func DiskOf(image []byte, block int) *Disk {

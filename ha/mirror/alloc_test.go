@@ -59,7 +59,7 @@ func TestAllocations(t *testing.T) {
 		l.wrap = func(s backend.Store) backend.Store { return endLater(&plain{s, make([]byte, testSize)}) }
 		l.tune = func(c *replica.Config) {
 			c.Lease, c.Grace, c.SlowCopy, c.Confirm = time.Minute, 2*time.Minute, time.Minute, confirm
-			c.Ring, c.FlushEvery, c.SaveEvery = 1<<18, time.Hour, time.Hour // a flush allocates
+			c.Heap, c.Ring, c.FlushEvery, c.SaveEvery = 64<<20, 1<<18, time.Hour, time.Hour // a flush allocates
 		}
 		for _, n := range l.nodes {
 			n.start()

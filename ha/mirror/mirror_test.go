@@ -159,7 +159,7 @@ type lab struct {
 	device   func() (d rdma.Device, listen string) // of the fabric of each node; nil: there is none
 	members  *members                              // with it, connections are streams of this cluster; nil: they are as they are
 	nodes    []*node
-	tune     func(*replica.Config)
+	tune     func(*replica.Config)             // what else than tuned a test wants; nil: nothing
 	room     func(*node) int64                 // of a node's copy for the mirror, bytes; nil: all of its disk
 	resized  func(*node)                       // hosts of a node see another size
 	allFound bool                              // all nodes would begin the mirror
@@ -205,6 +205,19 @@ func (l *pipes) Close() error   { l.once.Do(func() { close(l.closed) }); return 
 func (l *pipes) Addr() net.Addr { return &net.UnixAddr{Name: "memory"} }
 
 const testSize = 4 << 20
+
+// testHeap is the smallest one in which pieces are as long as in the usual one, of which tests would clear 64 MiB for each life of a node.
+const testHeap = 8 * maxPiece
+
+// tuned sets how a node works. Benchmarks measure the usual heap.
+func (l *lab) tuned(c *replica.Config) {
+	if _, measures := l.t.(*testing.B); !measures {
+		c.Heap = testHeap
+	}
+	if l.tune != nil {
+		l.tune(c)
+	}
+}
 
 func newLab(t testing.TB, n int) *lab {
 	l := &lab{
@@ -289,7 +302,7 @@ func (n *node) start() {
 func (n *node) open() (*Mirror, error) {
 	l := n.lab
 	o := Options{
-		Name: "lab", Node: n.id, Found: n.id == 0 || l.allFound, Copy: n.disk, FS: n.files, Views: voter{l.register, n.id}, Tune: l.tune,
+		Name: "lab", Node: n.id, Found: n.id == 0 || l.allFound, Copy: n.disk, FS: n.files, Views: voter{l.register, n.id}, Tune: l.tuned,
 		Dial: func(ctx context.Context, to replica.ID) (net.Conn, error) { return l.dial(ctx, n.id, to) },
 		Log:  slog.New(slog.DiscardHandler),
 	}
