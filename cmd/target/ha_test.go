@@ -30,7 +30,8 @@ type site struct {
 	daemons map[string]*exec.Cmd
 	trouble string // of the node that until has asked last
 
-	interval string // in which until asks; empty: 20ms
+	interval time.Duration // in which until asks; 0: 20ms
+	follow   bool          // until does as users do: it follows target ha status --watch
 
 	within func(name string, f func()) // calls f where the node's processes run; nil: anywhere
 }
@@ -264,7 +265,7 @@ func (s *site) stop(name string) {
 	}
 }
 
-// until follows target ha status until it shows what is wanted.
+// until asks a node about the cluster until its answer is what is wanted.
 func (s *site) until(name, what string, holds func(map[string]*mgmt.Member) bool) {
 	s.t.Helper()
 	s.untilCluster(name, what, func(c *mgmt.Cluster) bool {
@@ -280,7 +281,43 @@ func (s *site) untilCluster(name, what string, holds func(*mgmt.Cluster) bool) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), time.Minute)
 	defer cancel()
-	watch := s.command(s.asked(name, "ha", "status", "--watch", "--interval", cmp.Or(s.interval, "20ms"), "-o", "json")...)
+	next := s.asks
+	if s.follow {
+		next = s.follows
+	}
+	var last *mgmt.Cluster
+	for ask := next(ctx, name); ; {
+		c, err := ask()
+		if err != nil {
+			s.t.Fatalf("%s: not yet: %s: %v: %+v", name, what, err, last)
+		}
+		s.trouble = c.Trouble
+		if holds(c) {
+			return
+		}
+		last = c
+	}
+}
+
+// asks returns a function that asks a node, as target ha status does, again and again until ctx ends. A process for each question that
+// a test waits for would cost more than all that it waits for.
+func (s *site) asks(ctx context.Context, name string) func() (*mgmt.Cluster, error) {
+	client := mgmt.NewClient(s.path(name, "s.sock"))
+	context.AfterFunc(ctx, client.Close)
+	again := false
+	return func() (*mgmt.Cluster, error) {
+		if again {
+			pauseFor(ctx, cmp.Or(s.interval, 20*time.Millisecond))
+		}
+		again = true
+		return askCluster(client, ctx)
+	}
+}
+
+// follows is asks by target ha status --watch.
+func (s *site) follows(ctx context.Context, name string) func() (*mgmt.Cluster, error) {
+	s.t.Helper()
+	watch := s.command(s.asked(name, "ha", "status", "--watch", "--interval", "20ms", "-o", "json")...)
 	out, err := watch.StdoutPipe()
 	if err != nil {
 		s.t.Fatal(err)
@@ -288,19 +325,25 @@ func (s *site) untilCluster(name, what string, holds func(*mgmt.Cluster) bool) {
 	if err := watch.Start(); err != nil {
 		s.t.Fatal(err)
 	}
-	defer func() { _ = watch.Process.Kill(); _ = watch.Wait() }()
-	defer context.AfterFunc(ctx, func() { _ = watch.Process.Kill() })()
-	var c, last mgmt.Cluster
-	for in := json.NewDecoder(out); ; {
-		c = mgmt.Cluster{}
-		if err := in.Decode(&c); err != nil {
-			s.t.Fatalf("%s: not yet: %s: %+v", name, what, last)
-		}
-		s.trouble = c.Trouble
-		if holds(&c) {
-			return
-		}
-		last = c
+	ended := make(chan struct{})
+	context.AfterFunc(ctx, func() {
+		defer close(ended)
+		_ = watch.Process.Kill()
+		_ = watch.Wait() // it was killed
+	})
+	s.t.Cleanup(func() { <-ended })
+	in := json.NewDecoder(out)
+	return func() (*mgmt.Cluster, error) {
+		c := new(mgmt.Cluster)
+		return c, in.Decode(c)
+	}
+}
+
+// pauseFor is what a host does between attempts.
+func pauseFor(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
 	}
 }
 
@@ -317,6 +360,7 @@ func allUp(m map[string]*mgmt.Member) bool {
 // TestCluster: two nodes and a witness, made, run, killed, reloaded, replaced and removed with the commands that users have.
 func TestCluster(t *testing.T) {
 	s := newSite(t)
+	s.follow = true
 	s.fails("run `target ha join` with a token", s.on("a", "serve")...)
 
 	said := s.must(s.on("a", "ha", "init")...)

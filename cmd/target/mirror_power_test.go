@@ -34,7 +34,7 @@ func newMedia(t *testing.T, text string) (*site, map[string]*medium.Medium) {
 	const names = "/sys/dev/block"
 	must(unix.Mount("tmpfs", names, "tmpfs", 0, ""))
 	s := newSiteOf(t, text)
-	s.interval = "100ms"
+	s.interval = 100 * time.Millisecond
 	media := map[string]*medium.Medium{}
 	for i, name := range []string{"a", "b"} {
 		media[name] = medium.New(t, s.path(name, "disk"), mirrorSize, uint64(i))

@@ -50,14 +50,6 @@ func newProbe(ctx context.Context, s *site, l *load) *probe {
 	return p
 }
 
-// pauseFor is what a host does between attempts.
-func pauseFor(ctx context.Context, d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
-	}
-}
-
 // path logs in, and reads until the session ends. A read that is not answered is followed by others.
 func (p *probe) path(ctx context.Context, u initiator.URL, sent *atomic.Int64) {
 	in, cancel := context.WithTimeout(ctx, time.Second) // as a host that looks for a path
