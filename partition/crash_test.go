@@ -12,6 +12,7 @@ import (
 
 	"oneshot/backend"
 	"oneshot/backend/faulty"
+	"oneshot/internal/rounds"
 )
 
 // disk is a store in memory with a cache that a power cut loses, in whole or by sectors of 512 octets.
@@ -178,7 +179,7 @@ func cuts(slot []byte) (at []int) {
 	for n := 0; n <= len(slot); n += 512 {
 		at = append(at, n)
 	}
-	for n := range line + 17 {
+	for n := 0; n < line+17; n += rounds.Of(1, 16) {
 		at = append(at, n)
 	}
 	for n := max(line, end-16); n <= end+1; n++ {
@@ -189,7 +190,7 @@ func cuts(slot []byte) (at []int) {
 }
 
 // losses returns sets of sectors, by their offset in a write, that were written or not. Only sectors whose octets
-// change are in the sets. If there are few such sectors, all sets are returned; otherwise 100 random ones.
+// change are in the sets. If there are few such sectors, all sets are returned; otherwise random ones.
 func losses(old, slot []byte, r *rand.Rand) (sets []map[int64]bool) {
 	var changed []int64
 	for at := 0; at < len(slot); at += 512 {
@@ -198,11 +199,11 @@ func losses(old, slot []byte, r *rand.Rand) (sets []map[int64]bool) {
 		}
 	}
 	all := len(changed) <= 6
-	rounds := 100
+	times := rounds.Of(100, 12)
 	if all {
-		rounds = 1 << len(changed)
+		times = 1 << len(changed)
 	}
-	for n := range rounds {
+	for n := range times {
 		set := make(map[int64]bool)
 		for k, at := range changed {
 			set[at] = n>>k&1 == 1
@@ -296,7 +297,7 @@ func TestDurable(t *testing.T) {
 			t.Fatal(c.name, err)
 		}
 		want := fmt.Sprintf("%d %s", s.Table().Generation, s.Table().body())
-		for n := range 20 {
+		for n := 0; n < 20; n += rounds.Of(1, 10) {
 			image := d.crash(r, float64(n)/20)
 			if got := tableOf(t, image); got != want {
 				t.Errorf("%s: a power cut leaves %s, want %s", c.name, got, want)

@@ -49,6 +49,9 @@ func FuzzCDB(f *testing.F) {
 		b.sanitized()
 		checkAnswer(t, r, in%(1<<20))
 		for off := range before {
+			if off%512 == 0 && bytes.Equal(before[off:], b.store.data[off:]) {
+				break
+			}
 			if before[off] != b.store.data[off] && (r.status != Good && cdb[0] != 0x83 || !names(cdb, out, uint64(off/512))) {
 				t.Fatalf("% x changes byte %d", cdb, off)
 			}
