@@ -38,7 +38,9 @@ stores:
   b: {type: file, path: $DIR/b.img, size: 16MiB}
   c: {type: memory, size: 1MiB}
   full: {type: file, path: $DIR/full/full.img, size: 64MiB}
-targets: [{iqn: `+iqn+`t, luns: {0: a, 1: b, 2: c, 3: full}}]
+  e: {type: memory, size: 1MiB}
+  f: {type: file, path: $DIR/f.img, size: 2MiB}
+targets: [{iqn: `+iqn+`t, luns: {0: a, 1: b, 2: c, 3: full, 4: e, 5: f}}]
 portals: [{listen: $PORTAL}, {transport: iwarp, listen: $PORTAL2}]
 state: $DIR/state
 management: {socket: $DIR/socket}
@@ -66,6 +68,7 @@ limits: {connections: 1024, memory: 64MiB, memory_per_connection: 4MiB}
 		{"names that contain another's ISID", 40, c.compoundNames},
 		{"READs of more than a connection may ever have", 60, c.longReads},
 		{"atomic writes to a full disk", 60, c.atomicWrites},
+		{"connections that end in the middle of WRITEs", 40, c.cutWrites},
 	})
 }
 

@@ -185,6 +185,14 @@ func (v *valve) arm() {
 	v.armed = true
 }
 
+// keep shuts it now.
+func (v *valve) keep() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.kept = true
+	close(v.shut)
+}
+
 // forward carries what the initiator sends.
 func (v *valve) forward() {
 	b := make([]byte, 64<<10)
