@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -104,6 +105,12 @@ func pattern(n int, seed uint64) []byte {
 
 // What is written comes back, in one command or in many, in memory of the session or not.
 func TestReadAndWrite(t *testing.T) {
+	sizes := []int{4096, 8192, 12288, 64 << 10, 256<<10 + 4096, 1 << 20, 5<<20 + 8192}
+	patterns := make([][]byte, len(sizes))
+	for i, n := range sizes {
+		patterns[i] = pattern(n, uint64(i))
+	}
+	room := make([]byte, slices.Max(sizes)) // made once: fresh memory costs the race detector more than what is done with it
 	each(t, func(t *testing.T, s *initiator.Session) {
 		for _, lun := range []int{0, 300} {
 			l, err := s.LU(t.Context(), lun)
@@ -111,12 +118,12 @@ func TestReadAndWrite(t *testing.T) {
 			if l.Size() != 64<<20 {
 				t.Fatalf("LUN %d has %d bytes", lun, l.Size())
 			}
-			for i, n := range []int{4096, 8192, 12288, 64 << 10, 256<<10 + 4096, 1 << 20, 5<<20 + 8192} {
-				want := pattern(n, uint64(i))
-				off := int64(i) << 22
+			for i, n := range sizes {
+				want, off := patterns[i], int64(i)<<22
 				_, err := l.WriteAt(want, off)
 				check(t, err)
-				got := make([]byte, n)
+				got := room[:n:n]
+				clear(got)
 				_, err = l.ReadAt(got, off)
 				check(t, err)
 				if !bytes.Equal(got, want) {
@@ -150,14 +157,23 @@ func inMemory(t *testing.T, s *initiator.Session, l *initiator.LU) {
 
 // Streams of any length: what does not fill the last block stays.
 func TestCopy(t *testing.T) {
+	const most = 3<<20 + 17
+	const room = 3<<20 + 3*4096
+	first, old := pattern(room, 1), make([]byte, room) // whole blocks, and more than is read
+	patterns := map[int][]byte{}
+	for i, n := range []int{0, 1, 4095, 4096, 4097, most} {
+		patterns[n] = pattern(n, uint64(10+i))
+	}
+	var back bytes.Buffer
+	back.Grow(len(old))
 	each(t, func(t *testing.T, s *initiator.Session) {
 		l, err := s.LU(t.Context(), 300)
 		check(t, err)
-		old := pattern(8<<20, 1)
+		copy(old, first)
 		_, err = l.WriteAt(old, 4096)
 		check(t, err)
-		for i, n := range []int{0, 1, 4095, 4096, 4097, 3<<20 + 17} {
-			want := pattern(n, uint64(10+i))
+		for _, n := range []int{0, 1, 4095, 4096, 4097, most} {
+			want := patterns[n]
 			told := int64(0)
 			got, err := l.CopyFrom(t.Context(), bytes.NewReader(want), 4096, func(n int64) { told = n })
 			check(t, err)
@@ -165,7 +181,7 @@ func TestCopy(t *testing.T) {
 				t.Fatalf("copied %d and told %d of %d", got, told, n)
 			}
 			copy(old, want)
-			var back bytes.Buffer
+			back.Reset()
 			check(t, l.CopyTo(t.Context(), &back, 4096, int64(n+5000), nil))
 			if !bytes.Equal(back.Bytes(), old[:n+5000]) {
 				t.Fatalf("%d bytes came back otherwise", n)

@@ -230,7 +230,7 @@ func (o *owner) verify(address string) {
 // block ever holds what was not written to it.
 func TestKilledConnections(t *testing.T) {
 	const owners = 4
-	kills := rounds.Of(1200, 120)
+	kills := rounds.Of(1200, 60)
 	b := newBenchOf(t, 24<<20, iwarp.Config{LingerTime: 10 * time.Millisecond})
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
