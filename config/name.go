@@ -13,12 +13,14 @@ const maxNameBytes = 223
 // in lower case, as the stringprep profile of RFC 3722 has it. Of the characters
 // that the profile leaves, those of ASCII are accepted: letters, digits, dash,
 // dot and colon.
-func ParseName(text string) (string, error) {
+func ParseName(text string) (string, error) { return parseName(text, notNameRune) }
+
+func parseName(text string, prohibited func(rune) bool) (string, error) {
 	name := NormalizeName(text)
 	if len(name) > maxNameBytes {
 		return "", fmt.Errorf("the name has %d bytes: RFC 7143 §4.2.7.1 allows %d", len(name), maxNameBytes)
 	}
-	if i := strings.IndexFunc(name, notNameRune); i >= 0 {
+	if i := strings.IndexFunc(name, prohibited); i >= 0 {
 		return "", fmt.Errorf("%q holds %q: an iSCSI name is made of a-z, 0-9, dash, dot and colon (RFC 7143 §4.2.7.2)", text, []rune(name[i:])[0])
 	}
 	format, rest, _ := strings.Cut(name, ".")
@@ -46,6 +48,10 @@ func NormalizeName(name string) string { return strings.ToLower(name) }
 func notNameRune(r rune) bool {
 	return !(r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '-' || r == '.' || r == ':')
 }
+
+// notInitiatorRune lets the underscore pass. RFC 3722 prohibits it, but so many initiators have one in their name that logins let it
+// pass, and who may log in has to be named.
+func notInitiatorRune(r rune) bool { return r != '_' && notNameRune(r) }
 
 // checkIQN checks what follows "iqn." (RFC 7143 §4.2.7.4): yyyy-mm, a reversed
 // domain name and, after a colon, a text that the owner of the domain chooses.
@@ -130,15 +136,15 @@ func glob(pattern, name string) bool {
 func parsePattern(text string) (NamePattern, error) {
 	before, _, wild := strings.Cut(text, "*")
 	if !wild {
-		name, err := ParseName(text)
+		name, err := parseName(text, notInitiatorRune)
 		return NamePattern(name), err
 	}
 	pattern := NormalizeName(text)
 	if len(pattern) > maxNameBytes {
 		return "", fmt.Errorf("the pattern has %d bytes: names have at most %d", len(pattern), maxNameBytes)
 	}
-	if i := strings.IndexFunc(strings.ReplaceAll(pattern, "*", ""), notNameRune); i >= 0 {
-		return "", fmt.Errorf("%q matches no name: besides *, which stands for anything, only a-z, 0-9, dash, dot and colon occur in one", text)
+	if i := strings.IndexFunc(strings.ReplaceAll(pattern, "*", ""), notInitiatorRune); i >= 0 {
+		return "", fmt.Errorf("%q matches no name: besides *, which stands for anything, only a-z, 0-9, dash, dot, colon and underscore occur in one", text)
 	}
 	before = NormalizeName(before)
 	for _, format := range []string{"iqn.", "eui.", "naa."} {

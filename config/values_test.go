@@ -71,6 +71,25 @@ func TestNamePattern(t *testing.T) {
 	}
 }
 
+// TestUnderscore: initiators whose names have an underscore log in, and so they can be named; targets get no such name.
+func TestUnderscore(t *testing.T) {
+	const text = "stores: {d: {type: memory, size: 1MiB}}\ntargets: [{iqn: %s, luns: {0: d}, initiators: [%q, %q]}]"
+	c, err := Parse("x.yaml", fmt.Appendf(nil, text, "iqn.2026-11.example:t", "iqn.2026-11.example:Host_1", "iqn.2026-11.example:my_*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]bool{
+		"iqn.2026-11.example:host_1": true, "iqn.2026-11.example:my_host": true, "iqn.2026-11.example:host-1": false,
+	} {
+		if got := c.Targets[0].Admits(name); got != want {
+			t.Errorf("%s is admitted: %v", name, got)
+		}
+	}
+	if _, err := Parse("x.yaml", fmt.Appendf(nil, text, "iqn.2026-11.example:t_1", "*", "iqn.2026-11.example:x")); err == nil {
+		t.Error("a target has an underscore in its name")
+	}
+}
+
 // TestNamePatternAsRegexp compares with the standard library's matcher.
 func TestNamePatternAsRegexp(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
