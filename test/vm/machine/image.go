@@ -17,6 +17,7 @@ type Contents struct {
 	Modules  []string          // modules that the guest loads, with those that they need
 	Programs []string          // programs of Debian by their paths on the host, with their libraries; in the guest in /sbin
 	Files    map[string]string // other files: from paths on the host to paths in the guest, relative to the root
+	StandIns string            // directory of libraries in the place of the host's, which are left out; in the guest in /lib/standin
 }
 
 // Image is a kernel and an initramfs that a machine boots.
@@ -64,7 +65,19 @@ func Build(dir string, k *debian.Kernel, c Contents) (*Image, error) {
 		}
 		args = append(args, "-files", here+":"+there)
 	}
-	_, err = debian.Run(".", "go", args...)
+	command := "go"
+	if c.StandIns != "" {
+		libraries, err := filepath.Glob(filepath.Join(c.StandIns, "*.so*"))
+		if err != nil {
+			return nil, err
+		}
+		for _, l := range libraries {
+			args = append(args, "-files", l+":lib/standin/"+filepath.Base(l))
+		}
+		// u-root asks the loader for the libraries of programs.
+		command, args = "env", append([]string{"LD_LIBRARY_PATH=" + c.StandIns, "go"}, args...)
+	}
+	_, err = debian.Run(".", command, args...)
 	return img, err
 }
 
@@ -108,14 +121,6 @@ func stageModules(dir, from string, modules []string) error {
 		fmt.Fprintln(&list, filepath.Base(to))
 	}
 	return os.WriteFile(filepath.Join(dir, "list"), []byte(list.String()), 0o644)
-}
-
-// lighten takes from a module what a kernel looks through when it loads it, and does without: the signature, for which an
-// emulated processor has to compute SHA-256 of all octets and RSA, and the types for BPF programs. objcopy leaves out the
-// signature, because it is behind what the ELF header tells of.
-func lighten(module string) error {
-	_, err := debian.Run(".", "objcopy", "--remove-section=.BTF", module)
-	return err
 }
 
 // CacheDir returns the directory that keeps downloads and images from run to run, for programs that run in

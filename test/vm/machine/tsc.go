@@ -38,9 +38,15 @@ type moment struct {
 // KernelArguments returns the command line of a kernel that runs under software emulation, followed by more. It has
 // the frequency of the time stamp counter: if a kernel measures that while others use the processors, its clock may
 // be wrong (35 times too fast was seen), and then it gives up peers that work. The kernel's own tests of its cryptography
-// are left out: they are a quarter of the instructions of a boot.
+// are left out: they are a quarter of the instructions of a boot. So is what a kernel does against attackers: programs whose
+// libraries lie at other addresses in each process have to be translated anew for each process, pages that are cleared when
+// they are given out are cleared once more by those who want them clear, and kernel memory that is read-only is looked
+// through after the boot. There is no accounting for groups of processes, for there are none.
 func KernelArguments(more ...string) string {
-	args := fmt.Sprintf("console=ttyS0 no_timer_check mitigations=off tsc=reliable tsc_early_khz=%d nowatchdog cryptomgr.notests earlyprintk=ttyS0 net.ifnames=0 panic=-1", TSC())
+	const hz = 250 // of Debian's kernel, which else measures how many loops of its delays are a tick
+	args := fmt.Sprintf("console=ttyS0 no_timer_check mitigations=off tsc=reliable tsc_early_khz=%d lpj=%d nowatchdog cryptomgr.notests "+
+		"norandmaps init_on_alloc=0 hardened_usercopy=off randomize_kstack_offset=off rodata=off security=none audit=0 cgroup_disable=memory,cpu psi=0 "+
+		"earlyprintk=ttyS0 net.ifnames=0 panic=-1", TSC(), TSC()*1000/hz)
 	for _, a := range more {
 		args += " " + a
 	}
