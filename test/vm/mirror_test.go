@@ -62,6 +62,9 @@ type mirrorHost struct {
 	c    *cluster
 	disk string            // of dm-multipath
 	sums map[string]string // of directories with files
+
+	what      string         // happens
+	loadEnded <-chan verdict // of the fio that runs
 }
 
 const (
@@ -111,10 +114,23 @@ func (h *mirrorHost) until(what string, happens func() bool) {
 }
 
 // load starts fio, which writes each block of its part of the disk in random order, and then reads and verifies all.
-func (h *mirrorHost) load() *command {
+func (h *mirrorHost) load() {
 	h.t.Helper()
-	return guest.start(h.t, "fio", "--name=load", "--filename="+h.disk, "--allow_mounted_write=1", "--offset="+loadAt, "--size="+loadSize, "--direct=1",
+	load := guest.start(h.t, "fio", "--name=load", "--filename="+h.disk, "--allow_mounted_write=1", "--offset="+loadAt, "--size="+loadSize, "--direct=1",
 		"--ioengine=libaio", "--iodepth=16", "--rw=randwrite", "--bs=4k", "--randrepeat=0", "--verify=crc32c", "--verify_fatal=1", "--output-format=terse")
+	ended := make(chan verdict, 1)
+	h.loadEnded = ended
+	go func() {
+		out, err := load.Wait(runTime)
+		ended <- verdict{out, load.Exit, err}
+	}()
+}
+
+// verdict is what is left of fio when it has ended.
+type verdict struct {
+	out  string
+	exit int
+	err  error
 }
 
 // written is how many writes the disk has done.
@@ -127,32 +143,40 @@ func (h *mirrorHost) written() int {
 	return n
 }
 
-// goesOn waits for more writes.
+// goesOn waits for more writes. If fio has come to its end meanwhile, it begins again.
 func (h *mirrorHost) goesOn(n int) {
 	h.t.Helper()
 	before := h.written()
-	h.until("write", func() bool { return h.written() >= before+n })
+	h.until("write", func() bool {
+		select {
+		case v := <-h.loadEnded:
+			h.verified(v)
+			h.load()
+		default:
+		}
+		return h.written() >= before+n
+	})
 }
 
-// ended sees that fio has found every block as it was written, and saw no error.
-func (h *mirrorHost) ended(what string, load *command) {
+// verified sees that fio has found every block as it was written, and saw no error.
+func (h *mirrorHost) verified(v verdict) {
 	h.t.Helper()
-	out, exit := load.wait(h.t, guest)
-	fields := strings.Split(out[max(0, strings.Index(out, "3;fio")):], ";")
-	if exit != 0 || len(fields) < 5 || fields[4] != "0" {
-		h.t.Fatalf("%s: fio ends with %d:\n%s\n%s", what, exit, out, guest.run(h.t, "dmesg"))
+	fields := strings.Split(v.out[max(0, strings.Index(v.out, "3;fio")):], ";")
+	if v.err != nil || v.exit != 0 || len(fields) < 5 || fields[4] != "0" {
+		h.t.Fatalf("%s: fio ends with %d: %v\n%s\n%s\n%s", h.what, v.exit, v.err, v.out, guest.run(h.t, "dmesg"), guest.asleep())
 	}
 }
 
 // during lets something happen while fio and a file system write.
 func (h *mirrorHost) during(what string, happens func()) {
 	h.t.Helper()
-	load := h.load()
+	h.what = what
+	h.load()
 	h.goesOn(200)
 	dir := "/mnt/d/" + strconv.Itoa(len(h.sums))
 	files := guest.start(h.t, "@fill", dir, "20", "1000000", strconv.Itoa(len(h.sums)))
 	happens()
-	h.ended(what, load)
+	h.verified(<-h.loadEnded)
 	if out, exit := files.wait(h.t, guest); exit != 0 {
 		h.t.Fatalf("%s: files are not written: %s", what, out)
 	}
