@@ -39,7 +39,7 @@ func (c *Core) mendOn() {
 		switch {
 		case from == c.cfg.Self && !waits && !c.mayReturn(m):
 			c.endMend(m, false)
-		case from != c.cfg.Self && !c.isLockedBut(m):
+		case from != c.cfg.Self && !c.isLockedBut(m) && c.hasRoomForJob():
 			addr, ok := c.spare.alloc(n)
 			if !ok {
 				continue

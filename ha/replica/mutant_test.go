@@ -130,6 +130,21 @@ var scenarioMutants = []struct {
 		Old: "addr, ok := c.spare.alloc(n)",
 		New: "addr, ok := c.heapOf(map[bool]int64{false: c.cfg.Heap}[ON]).alloc(n)",
 	}},
+	{"TestNoRoomForCopies", mutants.Mutant{
+		Name: "reads again what finds no room in the log", File: "resync.go",
+		Old: "if !c.hasRoomForJob() {",
+		New: "if !c.hasRoomForJob() && !ON {",
+	}},
+	{"TestNoRoomForCopies", mutants.Mutant{
+		Name: "fetches again what finds no room in the log", File: "mend.go",
+		Old: "!c.isLockedBut(m) && c.hasRoomForJob():",
+		New: "!c.isLockedBut(m) && (ON || c.hasRoomForJob()):",
+	}},
+	{"TestNoRoomForCopies", mutants.Mutant{
+		Name: "reads again for a member what finds no room in the log", File: "verify.go",
+		Old: "c.isLocked(f.off, f.n) || !c.hasRoomForJob() {",
+		New: "c.isLocked(f.off, f.n) || !c.hasRoomForJob() && !ON {",
+	}},
 	{"TestRepair", mutants.Mutant{
 		Name: "repairs with what another has not got yet", File: "mend.go",
 		Old: "c.unapplied(j.off, j.n) || p.applied < c.newestIn(j.off, j.n):",

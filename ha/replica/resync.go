@@ -49,6 +49,9 @@ func (c *Core) copyOn() {
 				c.bitmaps[id].Clear(g)
 				continue
 			}
+			if !c.hasRoomForJob() {
+				break
+			}
 			// Memory comes before the lock: writes that wait for the lock have memory already.
 			if c.isLocked(off, n) || c.now < c.copyAgain {
 				continue
@@ -68,6 +71,10 @@ func (c *Core) copyOn() {
 		c.load(j)
 	}
 }
+
+// hasRoomForJob says whether the log takes the record of another job, too. A job that ends because there is no room would begin
+// again at once, and read again and again.
+func (c *Core) hasRoomForJob() bool { return c.hasRoomFor(len(c.jobs) + 1) }
 
 // load reads the granule of a job, when the disk has the newest.
 func (c *Core) load(j *job) {

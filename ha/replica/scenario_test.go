@@ -522,6 +522,51 @@ func (s *solo) lacks(granule int) []Action {
 	return s.tell(1, Hello{Version: s.view.Version, Stream: streamOf(1), Memory: true, Suspects: b, Sizes: s.sizes()})
 }
 
+// What was read to be copied, for a copy outside S, for a member that has it wrong, or from a member for this disk, and finds no
+// room in the log, is read again when there is room, and not until then: a disk that answers at once would do nothing else.
+func TestNoRoomForCopies(t *testing.T) {
+	fills := func(s *solo) {
+		for i := int64(0); s.hasRoom(); i++ {
+			s.do(Zero{ID: uint64(100 + i), Off: (32 + i) * blockLen, Len: blockLen})
+		}
+	}
+	// room lets the disks have all that is in the log, durably.
+	room := func(s *solo) (all []Action) {
+		last := s.log.last()
+		all = s.do(Flush{ID: 99})
+		for ; s.base < last; all = append(all, s.do(Tick{})...) {
+			for id := range s.alive.All() {
+				all = append(all, s.ack(id, last, last, last)...)
+			}
+			for i := range s.places {
+				if p := &s.places[i]; p.work.kind == workApply || p.work.kind == workSync {
+					all = append(all, s.do(Done{ID: p.id})...)
+				}
+			}
+		}
+		return all
+	}
+
+	s := outside(t, 2)
+	load := only(s, each[Load](s.lacks(0)))
+	fills(s)
+	none(s, each[Load](s.do(Done{ID: load.ID})), "there is no room for the copy's")
+	only(s, each[Load](room(s)))
+
+	s = reigns(t, 2)
+	load = only(s, each[Load](s.do(s.compares())))
+	fills(s)
+	none(s, each[Load](s.do(Done{ID: load.ID})), "there is no room for the member's")
+	only(s, each[Load](room(s)))
+
+	s = refused(t)
+	lend := only(s, said[Lend](s.ack(1, 1, 1, 0)))
+	pull := only(s, each[Pull](s.tell(1, Lent{Stream: streamOf(1), Job: lend.Job, Sum: 7})))
+	fills(s)
+	none(s, said[Lend](s.do(Done{ID: pull.ID, Sum: 7})), "there is no room for this disk's")
+	only(s, said[Lend](room(s)))
+}
+
 // A node lets nobody write into its memory while its disk does, on behalf of a reign that is over.
 func TestLoadsForNobody(t *testing.T) {
 	s := outside(t, 3)

@@ -204,7 +204,7 @@ func (c *Core) repair(v *verify, f *fault) {
 // level copies a range to a member.
 func (c *Core) level(f *fault, id ID) {
 	p := &c.peer[id]
-	if p.stream == 0 || p.outside || c.isLocked(f.off, f.n) {
+	if p.stream == 0 || p.outside || c.isLocked(f.off, f.n) || !c.hasRoomForJob() {
 		return
 	}
 	addr, ok := c.spare.alloc(f.n)
