@@ -338,16 +338,28 @@ func (l *load) readAll() {
 	l.wg.Wait()
 }
 
-// level waits until both copies are in sync, as a node knows it, and returns the primary.
+// level waits until both copies are in sync, as a node and the primary know it, and returns the primary.
 func (s *site) level(name string) (primary string) {
 	s.t.Helper()
 	s.untilCluster(name, "both copies are in sync", func(c *mgmt.Cluster) bool {
-		if len(c.Mirrors) == 1 {
+		primary = ""
+		if len(c.Mirrors) == 1 && copiesText(&c.Mirrors[0]) == "a in sync, b in sync" {
 			primary = c.Mirrors[0].Primary
 		}
-		return primary != "" && copiesText(&c.Mirrors[0]) == "a in sync, b in sync"
+		return primary != "" && s.isLevelAt(primary)
 	})
 	return primary
+}
+
+// isLevelAt says whether a node is the primary, and says that both copies are in sync. It knows first: who asks another node may be
+// told how it was before what he has just seen.
+func (s *site) isLevelAt(name string) bool {
+	ctx, cancel := context.WithTimeout(s.t.Context(), 5*time.Second)
+	defer cancel()
+	client := mgmt.NewClient(s.path(name, "s.sock"))
+	defer client.Close()
+	c, err := askCluster(client, ctx)
+	return err == nil && len(c.Mirrors) == 1 && c.Mirrors[0].Role == "primary" && copiesText(&c.Mirrors[0]) == "a in sync, b in sync"
 }
 
 // servedBy has a node serve the mirror. On a busy machine its copy may be late and leave just then, which refuses the switch.

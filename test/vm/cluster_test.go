@@ -144,7 +144,12 @@ func (c *cluster) level() (primary string) {
 	c.t.Helper()
 	c.until("w", "both copies are in sync", func(m *mgmt.Mirror) bool {
 		primary = m.Primary
-		return primary != "" && inSync(m, "a", "b")
+		if primary == "" || !inSync(m, "a", "b") {
+			return false
+		}
+		out, err := c.ask(primary, "ha", "status", "-o", "json") // who is the primary knows first
+		var s mgmt.Cluster
+		return err == nil && json.Unmarshal([]byte(out), &s) == nil && len(s.Mirrors) == 1 && s.Mirrors[0].Role == mgmt.RolePrimary && inSync(&s.Mirrors[0], "a", "b")
 	})
 	return primary
 }
