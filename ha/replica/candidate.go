@@ -216,5 +216,5 @@ func (c *Core) ack(from ID, a Ack) {
 	if c.role != Primary || p.stream == 0 || p.stream != a.Stream {
 		return
 	}
-	p.received, p.applied, p.durable, p.lost = a.Received, a.Applied, a.Durable, a.Failed
+	p.begun, p.received, p.applied, p.durable, p.lost = true, a.Received, a.Applied, a.Durable, a.Failed
 }

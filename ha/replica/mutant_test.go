@@ -130,6 +130,11 @@ var scenarioMutants = []struct {
 		Old: "addr, ok := c.spare.alloc(n)",
 		New: "addr, ok := c.heapOf(map[bool]int64{false: c.cfg.Heap}[ON]).alloc(n)",
 	}},
+	{"TestTakenInWithThisLog", mutants.Mutant{
+		Name: "takes in a copy that may have an old log", File: "primary.go",
+		Old: "return p.begun && ",
+		New: "return (p.begun || ON) && p.started && ",
+	}},
 	{"TestNoRoomForCopies", mutants.Mutant{
 		Name: "reads again what finds no room in the log", File: "resync.go",
 		Old: "if !c.hasRoomForJob() {",

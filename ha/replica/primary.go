@@ -106,7 +106,7 @@ func (c *Core) greet() {
 			p.hello = h
 			continue
 		}
-		p.stream, p.started, p.bell, p.copying, p.clean = h.Stream, false, Bell{}, 0, nil
+		p.stream, p.started, p.begun, p.bell, p.copying, p.clean = h.Stream, false, false, Bell{}, 0, nil
 		if asMember {
 			p.lost = !h.Memory
 			if p.lost {
@@ -184,9 +184,10 @@ func (c *Core) isLate(at uint64) bool {
 	return late > c.cfg.SlowCopy || late > c.cfg.SlowCopy*2/5 && c.heap.used*2 > c.heap.size
 }
 
-// isLevel says whether a copy outside S has all, durably where it was copied.
+// isLevel says whether a copy outside S has all, durably where it was copied. One that was not heard to have begun its log anew may
+// still have that of a former reign, and would take its records for this one's.
 func (c *Core) isLevel(p *peer) bool {
-	return p.started && p.todo.Empty() && p.copying == 0 && p.durable >= p.copied && c.now-p.heard < c.cfg.Lease
+	return p.begun && p.todo.Empty() && p.copying == 0 && p.durable >= p.copied && c.now-p.heard < c.cfg.Lease
 }
 
 // mayBecome says whether all of the view's S have what is committed, and W of them what a Flush has promised; where

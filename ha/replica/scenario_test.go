@@ -522,6 +522,15 @@ func (s *solo) lacks(granule int) []Action {
 	return s.tell(1, Hello{Version: s.view.Version, Stream: streamOf(1), Memory: true, Suspects: b, Sizes: s.sizes()})
 }
 
+// A copy that lacks nothing is taken in when it is known to have begun its log anew, and not before: it may never get the bell that says
+// so, and have records of a former reign.
+func TestTakenInWithThisLog(t *testing.T) {
+	s := outside(t, 2)
+	hello := Hello{Version: s.view.Version, Stream: streamOf(1), Memory: true, Last: 4, Sizes: s.sizes()}
+	none(s, proposals(append(s.tell(1, hello), s.wait(200*time.Millisecond)...)), "its log may be that of a former reign")
+	only(s, proposals(s.ack(1, 0, 0, 0)))
+}
+
 // What was read to be copied, for a copy outside S, for a member that has it wrong, or from a member for this disk, and finds no
 // room in the log, is read again when there is room, and not until then: a disk that answers at once would do nothing else.
 func TestNoRoomForCopies(t *testing.T) {
