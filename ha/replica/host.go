@@ -314,7 +314,7 @@ func (c *Core) compare() {
 			c.endSwap(o, Good)
 			continue
 		}
-		if !o.comparing && !c.unapplied(o.off, o.n) {
+		if !o.comparing && c.hasRoom() && !c.unapplied(o.off, o.n) {
 			o.comparing = true
 			c.out = append(c.out, Compare{ID: c.begin(work{kind: workCompare, op: o}), Req: o.id, Off: o.off, Len: o.n})
 		}

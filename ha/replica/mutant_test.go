@@ -136,6 +136,11 @@ var scenarioMutants = []struct {
 		New: "return (p.begun || ON) && p.started && ",
 	}},
 	{"TestNoRoomForCopies", mutants.Mutant{
+		Name: "compares again what finds no room in the log", File: "host.go",
+		Old: "!o.comparing && c.hasRoom() && ",
+		New: "!o.comparing && (ON || c.hasRoom()) && ",
+	}},
+	{"TestNoRoomForCopies", mutants.Mutant{
 		Name: "reads again what finds no room in the log", File: "resync.go",
 		Old: "if !c.hasRoomForJob() {",
 		New: "if !c.hasRoomForJob() && !ON {",

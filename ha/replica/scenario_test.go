@@ -531,8 +531,8 @@ func TestTakenInWithThisLog(t *testing.T) {
 	only(s, proposals(s.ack(1, 0, 0, 0)))
 }
 
-// What was read to be copied, for a copy outside S, for a member that has it wrong, or from a member for this disk, and finds no
-// room in the log, is read again when there is room, and not until then: a disk that answers at once would do nothing else.
+// What was read to be copied, for a copy outside S, for a member that has it wrong, or from a member for this disk, or to be compared, and
+// finds no room in the log, is read again when there is room, and not until then: a disk that answers at once would do nothing else.
 func TestNoRoomForCopies(t *testing.T) {
 	fills := func(s *solo) {
 		for i := int64(0); s.hasRoom(); i++ {
@@ -574,6 +574,13 @@ func TestNoRoomForCopies(t *testing.T) {
 	fills(s)
 	none(s, said[Lend](s.do(Done{ID: pull.ID, Sum: 7})), "there is no room for this disk's")
 	only(s, said[Lend](room(s)))
+
+	s = reigns(t, 2)
+	s.do(Reserve{ID: 1, Len: blockLen})
+	compare := only(s, each[Compare](s.do(Swap{ID: 1, Key: 1, Off: 0, Len: blockLen})))
+	fills(s)
+	none(s, each[Compare](s.do(Done{ID: compare.ID, Equal: true})), "there is no room for what a host swaps")
+	only(s, each[Compare](room(s)))
 }
 
 // A node lets nobody write into its memory while its disk does, on behalf of a reign that is over.
