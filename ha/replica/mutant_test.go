@@ -135,6 +135,11 @@ var scenarioMutants = []struct {
 		Old: "return p.begun && ",
 		New: "return (p.begun || ON) && p.started && ",
 	}},
+	{"TestTakenInWithMemory", mutants.Mutant{
+		Name: "takes in a copy that does not know what memory is in use", File: "primary.go",
+		Old: " && c.freed >= p.behind && ",
+		New: " && (ON || c.freed >= p.behind) && ",
+	}},
 	{"TestNoRoomForCopies", mutants.Mutant{
 		Name: "compares again what finds no room in the log", File: "host.go",
 		Old: "!o.comparing && c.hasRoom() && ",

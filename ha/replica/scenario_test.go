@@ -531,6 +531,22 @@ func TestTakenInWithThisLog(t *testing.T) {
 	only(s, proposals(s.ack(1, 0, 0, 0)))
 }
 
+// A copy is taken in when all members have applied the records before its log: who becomes primary with that log would use their memory
+// again while a disk still writes from it.
+func TestTakenInWithMemory(t *testing.T) {
+	s := outside(t, 3)
+	s.do(Zero{ID: 1, Off: 0, Len: blockLen})
+	apply := only(s, each[Apply](s.ack(2, 1, 0, 0)))
+	s.do(Done{ID: apply.ID})
+	s.do(Done{ID: only(s, each[Load](s.lacks(0))).ID})
+	s.alive = NodesOf(1, 2)
+	none(s, proposals(append(s.ack(1, 2, 2, 2), s.wait(200*time.Millisecond)...)), "the disk of node 2 has not written record 1")
+	s.ack(2, 2, 1, 0)
+	if len(proposals(s.wait(100*time.Millisecond))) == 0 {
+		t.Errorf("%v", s.Core)
+	}
+}
+
 // What was read to be copied, for a copy outside S, for a member that has it wrong, or from a member for this disk, or to be compared, and
 // finds no room in the log, is read again when there is room, and not until then: a disk that answers at once would do nothing else.
 func TestNoRoomForCopies(t *testing.T) {
