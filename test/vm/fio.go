@@ -13,7 +13,8 @@ import (
 // symbols the loader resolves at each start of fio: nine tenths of its instructions.
 var unused = []string{"libgfapi.so.0", "libnbd.so.0", "librados.so.2", "librbd.so.1", "libpmem.so.1", "libpmemblk.so.1"}
 
-// buildStandIns makes libraries with the names of the unused ones in dir. They have the functions, with their versions, that program refers to; a function that is called ends the program.
+// buildStandIns makes libraries with the names of the unused ones in dir. They have the functions, with their
+// versions, that program refers to; a function that is called ends the program.
 func buildStandIns(dir, program string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
