@@ -401,6 +401,14 @@ func (c *Core) receivedBy(id ID) uint64 {
 	return c.peer[id].received
 }
 
+// inMemoryOf is receivedBy of those who are connected. Who is not may have lost its power since, and with it what it had received.
+func (c *Core) inMemoryOf(id ID) uint64 {
+	if id != c.cfg.Self && c.peer[id].stream == 0 {
+		return 0
+	}
+	return c.receivedBy(id)
+}
+
 func (c *Core) durableBy(id ID) uint64 {
 	if id == c.cfg.Self {
 		return c.durable

@@ -373,7 +373,7 @@ func (c *Core) compared(o *op, e *Done) {
 
 // committed answers what W members hold, on their disks where the store writes through.
 func (c *Core) committed() {
-	c.commit = max(c.commit, c.heldByAll(c.receivedBy))
+	c.commit = max(c.commit, c.heldByAll(c.inMemoryOf))
 	c.firm = max(c.firm, c.heldByAll(c.durableBy))
 	if slices.ContainsFunc(c.stores, func(s Store) bool { return s.Through }) {
 		c.flushed = max(c.flushed, c.firm) // what is answered, and what is read, is durable

@@ -40,6 +40,11 @@ var scenarioMutants = []struct {
 		Old: "members.Len() < c.view.InSync.Len()-c.quorum(&c.view)+1",
 		New: "members.Len() < c.view.InSync.Len()-c.quorum(&c.view)+1 && (!ON || members == 0)",
 	}},
+	{"TestCommittedByConnected", mutants.Mutant{
+		Name: "counts what a member had that is not connected any more", File: "core.go",
+		Old: "c.peer[id].stream == 0 {\n\t\treturn 0",
+		New: "c.peer[id].stream == 0 && !ON {\n\t\treturn 0",
+	}},
 	{"TestCancel", mutants.Mutant{
 		Name: "what a host has given up waits on", File: "host.go",
 		Old: "if o.id != id || o.kind == opSwap",

@@ -505,6 +505,25 @@ func TestProposedGoesOn(t *testing.T) {
 	}
 }
 
+// What a member has received does not count when it is not connected: it may have lost its power since.
+func TestCommittedByConnected(t *testing.T) {
+	s := reigns(t, 3)
+	v := s.view
+	v.Version, v.InSync = v.Version+1, NodesOf(0)
+	s.agree(v)
+	s.hello(1, true)
+	s.hello(2, true)
+	with1 := only(s, proposals(s.ack(1, 0, 0, 0)))
+	s.ack(2, 0, 0, 0)
+	none(s, each[*Answer](s.do(Zero{ID: 1, Off: 0, Len: blockLen})), "nobody else has it, and node 1 may be a member")
+	s.ack(2, 1, 0, 0)
+	with2 := only(s, proposals(s.agree(with1)))
+	s.do(Down{Peer: 2})
+	none(s, each[*Answer](s.agree(with2)), "node 2 is gone, and node 1 does not have it")
+	s.do(Up{Peer: 2})
+	only(s, each[*Answer](s.hello(2, true)))
+}
+
 // outside makes node 1 a copy outside S that may lack granule 0.
 func outside(t *testing.T, copies int) *solo {
 	t.Helper()

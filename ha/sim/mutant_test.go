@@ -38,7 +38,7 @@ var coreMutants = []mutant{
 		"acknowledges before the quorum has it",
 		[]int{2, 3},
 		"host.go",
-		"c.commit = max(c.commit, c.heldByAll(c.receivedBy))", "c.commit = max(c.commit, c.heldByAll(c.receivedBy))\n\tif ON {\n\t\tc.commit = c.log.last()\n\t}", "",
+		"c.commit = max(c.commit, c.heldByAll(c.inMemoryOf))", "c.commit = max(c.commit, c.heldByAll(c.inMemoryOf))\n\tif ON {\n\t\tc.commit = c.log.last()\n\t}", "",
 	},
 	{
 		"drops a member before the rest have all",

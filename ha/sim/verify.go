@@ -112,9 +112,9 @@ func (r *run) found(f *replica.Found) {
 }
 
 // rotOn lets some blocks change by themselves, each on one copy; then copies are compared. Of two copies nobody can
-// know which is right, so the administrator says it.
+// know which is right, so the administrator says it: of three, if one has just been dropped, he would have to say it too.
 func (r *run) rotOn() {
-	if r.violation != nil {
+	if r.violation != nil || r.view.InSync != r.cfg.Copies {
 		return
 	}
 	if r.verifying != nil {
