@@ -78,7 +78,6 @@ type peer struct {
 	stream   uint64 // records go to it; 0: none
 	started  bool   // the first bell has gone
 	begun    bool   // it has told of this stream: its log is the one that the first bell begins
-	behind   uint64 // the newest record before that log, of whose memory it knows nothing
 	outside  bool   // it is brought level, and does not count
 	sent     uint64
 	received uint64

@@ -262,7 +262,7 @@ func (c *Core) isFinal(r *Record) bool {
 func (c *Core) sequence() {
 	fed := 0
 	for _, h := range c.hungry {
-		addr, ok := c.heap.alloc(h.Len)
+		addr, ok := c.alloc(c.heap, h.Len)
 		if !ok {
 			break
 		}

@@ -40,7 +40,7 @@ func (c *Core) mendOn() {
 		case from == c.cfg.Self && !waits && !c.mayReturn(m):
 			c.endMend(m, false)
 		case from != c.cfg.Self && !c.isLockedBut(m) && c.hasRoomForJob():
-			addr, ok := c.spare.alloc(n)
+			addr, ok := c.alloc(c.spare, n)
 			if !ok {
 				continue
 			}

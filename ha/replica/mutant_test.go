@@ -132,18 +132,28 @@ var scenarioMutants = []struct {
 	}},
 	{"TestMemoryForCopies", mutants.Mutant{
 		Name: "lets writes take the memory that a copy needs to return", File: "resync.go",
-		Old: "addr, ok := c.spare.alloc(n)",
-		New: "addr, ok := c.heapOf(map[bool]int64{false: c.cfg.Heap}[ON]).alloc(n)",
+		Old: "addr, ok := c.alloc(c.spare, n)",
+		New: "addr, ok := c.alloc(c.heapOf(map[bool]int64{false: c.cfg.Heap}[ON]), n)",
 	}},
 	{"TestTakenInWithThisLog", mutants.Mutant{
 		Name: "takes in a copy that may have an old log", File: "primary.go",
 		Old: "return p.begun && ",
 		New: "return (p.begun || ON) && p.started && ",
 	}},
-	{"TestTakenInWithMemory", mutants.Mutant{
-		Name: "takes in a copy that does not know what memory is in use", File: "primary.go",
-		Old: " && c.freed >= p.behind && ",
-		New: " && (ON || c.freed >= p.behind) && ",
+	{"TestMemoryOfBefore", mutants.Mutant{
+		Name: "gives memory that older records may have", File: "primary.go",
+		Old: "if c.freed < c.base {",
+		New: "if c.freed < c.base && !ON {",
+	}},
+	{"TestMemoryOfBefore", mutants.Mutant{
+		Name: "takes its own log's begin for what all have applied", File: "primary.go",
+		Old: "c.freed = max(freed, c.trim)",
+		New: "c.freed = max(freed, map[bool]uint64{false: c.trim, true: c.base}[ON])",
+	}},
+	{"TestMemoryOfBefore", mutants.Mutant{
+		Name: "waits for ever for a disk that has a record before its log", File: "primary.go",
+		Old: "if at >= c.base {",
+		New: "if at >= c.base || ON {",
 	}},
 	{"TestNoRoomForCopies", mutants.Mutant{
 		Name: "compares again what finds no room in the log", File: "host.go",

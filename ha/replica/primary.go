@@ -36,7 +36,7 @@ func (c *Core) promote() {
 		}
 	}
 	c.cand = candidate{}
-	c.freed = max(freed, c.base)
+	c.freed = max(freed, c.trim)
 	c.host = host{
 		heap: newHeap(0, c.forHosts(), c.cfg.Unit), spare: newHeap(c.forHosts(), c.cfg.Heap, c.cfg.Unit), nextJob: c.nextJob, unused: c.unused,
 	}
@@ -55,6 +55,15 @@ func (c *Core) heapOf(addr int64) *heap {
 		return c.heap
 	}
 	return c.spare
+}
+
+// alloc gives memory of a heap. Whose log began anew while it was a copy does not know what memory older records have, and gives none
+// until all have applied those: a disk may still write from it.
+func (c *Core) alloc(h *heap, n int64) (addr int64, ok bool) {
+	if c.freed < c.base {
+		return 0, false
+	}
+	return h.alloc(n)
 }
 
 func (c *Core) release(addr, n int64) { c.heapOf(addr).release(addr, n) }
@@ -126,7 +135,7 @@ func (c *Core) greet() {
 		p.sent, p.received, p.applied, p.durable = c.log.last(), c.log.last(), c.log.last(), 0
 		p.fits = c.fits(id, h.Sizes, c.log.last())
 		c.fit(p)
-		p.copied, p.behind = c.log.last(), c.log.last()
+		p.copied = c.log.last()
 	}
 }
 
@@ -174,21 +183,25 @@ func (c *Core) isBad(id ID) bool {
 	return c.isLate(p.applied) || !c.hasRoom() && !c.sealing && c.isLate(p.durable)
 }
 
-// isLate says whether a disk that has come so far holds the others up. What is not committed does not wait for a disk.
+// isLate says whether a disk that has come so far holds the others up. What is not committed does not wait for a disk. Of a record before
+// this log nobody here knows since when.
 func (c *Core) isLate(at uint64) bool {
-	e := c.entry(at + 1)
-	if e == nil || e.Seq > c.commit {
-		return false
+	since := c.took
+	if at >= c.base {
+		e := c.entry(at + 1)
+		if e == nil || e.Seq > c.commit {
+			return false
+		}
+		since = e.at
 	}
-	late := c.now - e.at
+	late := c.now - since
 	return late > c.cfg.SlowCopy || late > c.cfg.SlowCopy*2/5 && c.heap.used*2 > c.heap.size
 }
 
 // isLevel says whether a copy outside S has all, durably where it was copied. One that was not heard to have begun its log anew may
-// still have that of a former reign, and would take its records for this one's. As a primary it would not know of the memory of records
-// before its log begins: all have to have applied them.
+// still have that of a former reign, and would take its records for this one's.
 func (c *Core) isLevel(p *peer) bool {
-	return p.begun && c.freed >= p.behind && p.todo.Empty() && p.copying == 0 && p.durable >= p.copied && c.now-p.heard < c.cfg.Lease
+	return p.begun && p.todo.Empty() && p.copying == 0 && p.durable >= p.copied && c.now-p.heard < c.cfg.Lease
 }
 
 // mayBecome says whether all of the view's S have what is committed, and W of them what a Flush has promised; where

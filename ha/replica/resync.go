@@ -56,7 +56,7 @@ func (c *Core) copyOn() {
 			if c.isLocked(off, n) || c.now < c.copyAgain {
 				continue
 			}
-			addr, ok := c.spare.alloc(n)
+			addr, ok := c.alloc(c.spare, n)
 			if !ok {
 				break
 			}

@@ -550,19 +550,42 @@ func TestTakenInWithThisLog(t *testing.T) {
 	only(s, proposals(s.ack(1, 0, 0, 0)))
 }
 
-// A copy is taken in when all members have applied the records before its log: who becomes primary with that log would use their memory
-// again while a disk still writes from it.
-func TestTakenInWithMemory(t *testing.T) {
-	s := outside(t, 3)
-	s.do(Zero{ID: 1, Off: 0, Len: blockLen})
-	apply := only(s, each[Apply](s.ack(2, 1, 0, 0)))
-	s.do(Done{ID: apply.ID})
-	s.do(Done{ID: only(s, each[Load](s.lacks(0))).ID})
-	s.alive = NodesOf(1, 2)
-	none(s, proposals(append(s.ack(1, 2, 2, 2), s.wait(200*time.Millisecond)...)), "the disk of node 2 has not written record 1")
-	s.ack(2, 2, 1, 0)
-	if len(proposals(s.wait(100*time.Millisecond))) == 0 {
-		t.Errorf("%v", s.Core)
+// A primary whose log began anew while it was a copy gives no memory until all have applied the records before that log: a disk may still
+// write from theirs. Who does not come so far is dropped.
+func TestMemoryOfBefore(t *testing.T) {
+	for name, let := range map[string]func(s *solo) []Action{
+		"applied": func(s *solo) []Action {
+			s.ack(1, 4, 4, 3)
+			none(s, each[*Answer](s.do(Tick{})), "the disk of node 2 has not written record 4")
+			s.ack(2, 4, 4, 3)
+			return s.do(Tick{})
+		},
+		"dropped": func(s *solo) []Action {
+			s.ack(1, 4, 4, 4)
+			actions := s.wait(s.set.SlowCopy - 100*time.Millisecond)
+			none(s, append(proposals(actions), proposals(s.ack(2, 4, 3, 3))...), "a disk may take so long")
+			v := proposals(s.wait(200 * time.Millisecond))
+			if len(v) == 0 || v[0].InSync != NodesOf(0, 1) {
+				s.Fatalf("%+v %v", v, s.Core)
+			}
+			return s.agree(v[0])
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, h := follows(t, 3, NodesOf(1, 2))
+			s.do(Up{Peer: 2})
+			s.synced(s.take(h.Stream, Bell{First: 5, Trim: 3, Freed: 3, Sync: 4, Start: &Start{Last: 4}}))
+			v := s.view
+			v.Version, v.InSync = 2, NodesOf(0, 1, 2)
+			s.agree(v)
+			v.Version, v.Term, v.Primary, v.First, v.Planned = 3, 2, 0, 5, true
+			s.agree(v)
+			none(s, each[*Answer](s.do(Reserve{ID: 1, Len: blockLen})), "memory that the disks of nodes 1 and 2 may still write from")
+			for _, id := range []ID{1, 2} {
+				s.tell(id, Hello{Version: 3, Stream: streamOf(id), Memory: true, Last: 4, Applied: 3, Durable: 3, Sizes: s.sizes()})
+			}
+			only(s, each[*Answer](let(s)))
+		})
 	}
 }
 

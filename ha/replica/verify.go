@@ -207,7 +207,7 @@ func (c *Core) level(f *fault, id ID) {
 	if p.stream == 0 || p.outside || c.isLocked(f.off, f.n) || !c.hasRoomForJob() {
 		return
 	}
-	addr, ok := c.spare.alloc(f.n)
+	addr, ok := c.alloc(c.spare, f.n)
 	if !ok {
 		return
 	}
