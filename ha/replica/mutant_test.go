@@ -140,6 +140,16 @@ var scenarioMutants = []struct {
 		Old: "return p.begun && ",
 		New: "return (p.begun || ON) && p.started && ",
 	}},
+	{"TestRefusedWaits", mutants.Mutant{
+		Name: "drops who could take over from a bad disk", File: "primary.go",
+		Old: "if tries || c.refused || c.isHung() {",
+		New: "if (tries || c.refused || c.isHung()) && !ON {",
+	}},
+	{"TestRefusedWaits", mutants.Mutant{
+		Name: "takes a bad disk that is tried again for a good one", File: "primary.go",
+		Old: "tries := c.now-c.again < c.cfg.Lease //",
+		New: "tries := c.now-c.again < c.cfg.Lease && !ON //",
+	}},
 	{"TestMemoryOfBefore", mutants.Mutant{
 		Name: "gives memory that older records may have", File: "primary.go",
 		Old: "if c.freed < c.base {",

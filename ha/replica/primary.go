@@ -174,10 +174,16 @@ func (c *Core) reshape() {
 	c.propose(v)
 }
 
-// isBad says whether a member is to be dropped.
+// isBad says whether a member is to be dropped. A primary whose own disk is bad waits longer for who is silent: it wants to hand over, and
+// alone it would serve nobody until its disk writes again.
 func (c *Core) isBad(id ID) bool {
 	p := &c.peer[id]
-	if p.lost || c.now-p.heard > c.cfg.Lease {
+	silent := c.cfg.Lease
+	tries := c.now-c.again < c.cfg.Lease // what the disk has refused
+	if tries || c.refused || c.isHung() {
+		silent = c.cfg.SlowCopy
+	}
+	if p.lost || c.now-p.heard > silent {
 		return true
 	}
 	return c.isLate(p.applied) || !c.hasRoom() && !c.sealing && c.isLate(p.durable)

@@ -217,6 +217,40 @@ func TestRefusedInPart(t *testing.T) {
 	}
 }
 
+// A primary whose disk refuses does not drop the only other member for a moment's silence: it hands over to it when it is back.
+func TestRefusedWaits(t *testing.T) {
+	for _, returns := range []bool{true, false} {
+		s := reigns(t, 2)
+		s.do(Zero{ID: 1, Off: 0, Len: blockLen})
+		apply := only(s, each[Apply](s.ack(1, 1, 0, 0)))
+		s.alive = 0
+		s.do(Down{Peer: 1})
+		s.do(Done{ID: apply.ID, Failed: true})
+		refuses := func(d time.Duration) (all []Action) {
+			for end := s.now + d; s.now < end; {
+				more := s.wait(20 * time.Millisecond)
+				all = append(all, more...)
+				for _, a := range each[Apply](more) {
+					all = append(all, s.wait(20*time.Millisecond)...)
+					all = append(all, s.do(Done{ID: a.ID, Failed: true})...)
+				}
+			}
+			return all
+		}
+		none(s, proposals(refuses(s.set.SlowCopy/2)), "node 1 may be back in a moment")
+		if !returns {
+			if v := proposals(refuses(s.set.SlowCopy)); len(v) == 0 || v[0].InSync != NodesOf(0) {
+				t.Errorf("%+v %v", v, s.Core)
+			}
+			return
+		}
+		s.do(Up{Peer: 1})
+		if v := only(s, proposals(s.tell(1, Hello{Version: s.view.Version, Stream: streamOf(1), Memory: true, Last: 1, Sizes: s.sizes()}))); !v.Planned || v.Primary != 1 {
+			t.Errorf("%+v %v", v, s.Core)
+		}
+	}
+}
+
 // A member whose disk hangs says so, whatever it is that hangs.
 func TestHungMember(t *testing.T) {
 	s, h := follows(t, 2, NodesOf(0, 1))
