@@ -13,6 +13,7 @@ type mending struct {
 	off, n int64
 	done   int64 // bytes: it goes by granules, for which there is memory
 	tried  Nodes
+	torn   int           // how often what came was not what the other has read
 	until  time.Duration // so long it waits for a copy that has left S and may return
 	job    *job
 	then   func(ok bool)
@@ -161,8 +162,15 @@ func (c *Core) lent(from ID, l *Lent) {
 
 // pulled gives the range its place in the order.
 func (c *Core) pulled(j *job, e *Done) {
+	same := c.peer[j.from].stream == j.stream
+	if same && (e.Failed || e.Sum != j.sum) {
+		// Once may be an accident. From a member whose data never arrive whole they would be fetched again and again.
+		if j.mends.torn++; j.mends.torn == maxMends {
+			j.mends.torn, j.mends.tried = 0, j.mends.tried.With(j.from)
+		}
+	}
 	switch {
-	case e.Failed, e.Sum != j.sum, c.peer[j.from].stream != j.stream, c.oddIn(j.off, j.n).Has(j.from), !c.hasRoom():
+	case e.Failed, e.Sum != j.sum, !same, c.oddIn(j.off, j.n).Has(j.from), !c.hasRoom():
 		c.pullFailed(j)
 		return
 	}

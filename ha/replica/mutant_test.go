@@ -185,6 +185,11 @@ var scenarioMutants = []struct {
 		Old: "c.isLocked(f.off, f.n) || !c.hasRoomForJob() {",
 		New: "c.isLocked(f.off, f.n) || !c.hasRoomForJob() && !ON {",
 	}},
+	{"TestRepairTorn", mutants.Mutant{
+		Name: "fetches for ever what never arrives whole", File: "mend.go",
+		Old: "j.mends.torn == maxMends {",
+		New: "j.mends.torn == maxMends && !ON {",
+	}},
 	{"TestRepair", mutants.Mutant{
 		Name: "repairs with what another has not got yet", File: "mend.go",
 		Old: "c.unapplied(j.off, j.n) || p.applied < c.newestIn(j.off, j.n):",

@@ -770,6 +770,21 @@ func TestRepair(t *testing.T) {
 	}
 }
 
+// A member whose data never arrive whole is given up, and its data are not fetched for ever.
+func TestRepairTorn(t *testing.T) {
+	s := refused(t)
+	lend := only(s, said[Lend](s.ack(1, 1, 1, 0)))
+	for range maxMends * maxMends { // so often a request asks for its range
+		pull := only(s, each[Pull](s.tell(1, Lent{Stream: streamOf(1), Job: lend.Job, Sum: 7})))
+		actions := append(s.do(Done{ID: pull.ID, Sum: 8}), s.proven(1)...)
+		if a := each[*Answer](actions); len(a) == 1 && a[0].Status == Failed {
+			return
+		}
+		lend = only(s, said[Lend](actions))
+	}
+	t.Errorf("%v", s.Core)
+}
+
 // A copy that was late for a moment has left S, and what the primary cannot read it has: the read waits until it is back. If it does not
 // come back in time, or was not heard for long, nobody can read.
 func TestReadWaitsForCopy(t *testing.T) {
