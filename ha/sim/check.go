@@ -288,7 +288,9 @@ func (r *run) checkRead(n *node, a *attempt) {
 		if got.pos.less(want) {
 			r.fail(8, "block %d reads %v of %v, and %v was answered or read before", b, got.val, got.pos, want)
 		}
-		r.raise(n, b, got.pos)
+		if !r.forgotten(a.began) { // else it may tell what was so before that
+			r.raise(n, b, got.pos)
+		}
 		if r.cfg.Stores[b2i(b >= inFirst)].Through && !got.pos.less(want) {
 			r.checkThrough(b, got.pos)
 		}
