@@ -12,34 +12,39 @@ outside='/test/(conformance|integrity|wire|qemu|vm)(/|$)'
 mapfile -t unit < <("$go" list ./... | grep -Ev "$outside")
 [ ${#unit[@]} -gt 0 ] || { echo "test.sh: go list finds no packages" >&2; exit 1; }
 
-failed=()
+work=$(mktemp -d)
+# The daemon is linked once for all packages that start it with the same build options.
+ONESHOT_BUILT=$work/built
+export ONESHOT_BUILT
+mkdir "$ONESHOT_BUILT"
+beside=
+trap '[ -z "$beside" ] || pkill -P "$beside"; rm -rf "$work"' EXIT
+
 step() { # title command...
 	local title=$1 begin=$SECONDS
 	shift
 	echo "== $title"
-	"$@" </dev/null || failed+=("$title")
+	"$@" </dev/null || echo "$title" >>"$work/failed"
 	echo "== $title: $((SECONDS - begin)) s"
 }
 
-# Machines wait as much as they compute: they run beside the rest, and say at the end what they saw. They
+# Machines and foreign programs wait as much as they compute: they run beside the unit tests, and say at the end what they saw. Machines
 # take longest and cannot use all processors, so they go first where that is allowed.
-machines=$(mktemp)
-# The daemon is linked once for all packages that start it with the same build options.
-ONESHOT_BUILT=$(mktemp -d)
-export ONESHOT_BUILT
 first=()
 [ "$(nice -n -5 nice 2>/dev/null)" = "$(nice)" ] || first=(nice -n -5)
-trap '[ -z "$vm" ] || pkill -P "$vm"; rm -rf "$machines" "$ONESHOT_BUILT"' EXIT
-vm=
 (
-	begin=$SECONDS
 	# Debian 13's kernel, whose downloading and unpacking takes a minute, has a target of its own: make test-newer.
-	"${first[@]}" "$go" test -count=1 -timeout 34m $("$go" list ./test/vm/... | grep -v '/newer$') </dev/null
-	status=$?
-	echo "== virtual machines: $((SECONDS - begin)) s"
-	exit $status
-) >"$machines" 2>&1 &
-vm=$!
+	mapfile -t machines < <("$go" list ./test/vm/... | grep -v '/newer$')
+	step "virtual machines" "${first[@]}" "$go" test -count=1 -timeout 34m "${machines[@]}"
+	# Most of the tool's tests sleep more than they work.
+	step "conformance, daemon with invariants" \
+		env ONESHOT_TARGET_TAGS=invariants "$go" test -count=1 -parallel 8 -timeout 15m ./test/conformance
+	step "integrity under random load, daemon with race detector and invariants" \
+		env ONESHOT_TARGET_RACE=1 ONESHOT_TARGET_TAGS=invariants "$go" test -count=1 ./test/integrity
+	step "captures decoded by tshark" "$go" test -count=1 ./test/wire
+	step "QEMU's initiator and libiscsi's tools" "$go" test -count=1 ./test/qemu
+) >"$work/beside" 2>&1 &
+beside=$!
 
 # Plain runs of fuzz targets replay the committed corpora.
 # Twice: with everything that watches, and the kernel's RDMA over a fake of libibverbs and librdmacm (test/vm
@@ -55,21 +60,13 @@ step "unit tests, race detector, invariants, kernel RDMA" \
 # What runs a daemon for the commands of the initiator has done so with all of them watched, and would do the same again.
 mapfile -t again < <(printf '%s\n' "${unit[@]}" | grep -Ev '^oneshot/cmd/initiator$')
 step "unit tests, one processor" "$go" test -count=1 -shuffle=on -exec "env GOMAXPROCS=1" "${again[@]}"
-# Most of the tool's tests sleep more than they work.
-step "conformance, daemon with invariants" \
-	env ONESHOT_TARGET_TAGS=invariants "$go" test -count=1 -parallel 8 -timeout 15m ./test/conformance
-step "integrity under random load, daemon with race detector and invariants" \
-	env ONESHOT_TARGET_RACE=1 ONESHOT_TARGET_TAGS=invariants "$go" test -count=1 ./test/integrity
-step "captures decoded by tshark" "$go" test -count=1 ./test/wire
-step "QEMU's initiator and libiscsi's tools" "$go" test -count=1 ./test/qemu
 
-echo "== virtual machines"
-wait "$vm" || failed+=("virtual machines")
-vm=
-cat "$machines"
+wait "$beside" || echo "what runs beside the unit tests" >>"$work/failed"
+beside=
+cat "$work/beside"
 
 echo "== all: $SECONDS s"
-if [ ${#failed[@]} -gt 0 ]; then
-	printf 'FAILED: %s\n' "${failed[@]}"
+if [ -s "$work/failed" ]; then
+	sed 's/^/FAILED: /' "$work/failed"
 	exit 1
 fi
