@@ -15,8 +15,8 @@ import (
 
 // Ticks. A node begins an election when it has heard no leader for electionTicks, and up to as many more.
 const (
-	electionTicks = 10
-	retryTicks    = 8 // after which a change that was not seen is proposed again
+	electionTicks = 5
+	retryTicks    = 4 // after which a change that was not seen is proposed again
 )
 
 // Core is a member as a step function. The calls Tick, Receive, Propose and Read take something in; Work does what

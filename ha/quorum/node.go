@@ -28,11 +28,11 @@ type Options struct {
 	Listener net.Listener
 	// Dial connects with the member of that name. It ends with ctx. DialTCP returns one.
 	Dial func(ctx context.Context, name string) (net.Conn, error)
-	Tick time.Duration // 0: 30 ms
+	Tick time.Duration // 0: 60 ms
 	Log  *slog.Logger
 }
 
-const usualTick = 30 * time.Millisecond
+const usualTick = 60 * time.Millisecond
 
 // Node is a member: a Core with a clock, and TLS to the others. Its methods may be called from any goroutine, but not
 // by functions that the Node calls.

@@ -121,7 +121,7 @@ func (w *world) fail(what, format string, args ...any) {
 	}
 }
 
-const simTick = 30 * time.Millisecond
+const simTick = 60 * time.Millisecond
 
 func newWorld(seed uint64, log io.Writer) *world {
 	w := &world{

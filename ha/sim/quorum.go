@@ -32,7 +32,7 @@ type voter struct {
 	views  *voting.Views
 }
 
-const quorumTick = 30 * time.Millisecond
+const quorumTick = 60 * time.Millisecond
 
 // foundGroup makes the group, before the world begins, and lets it agree on the first view.
 func (r *run) foundGroup() {
