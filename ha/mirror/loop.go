@@ -32,19 +32,17 @@ func (m *Mirror) push(i item) bool {
 	return ok
 }
 
+// tickOn has the core told of the time, until the mirror has ended. Each tick that was taken sets the clock for the next one.
 func (m *Mirror) tickOn() {
-	t := time.NewTicker(m.cfg.Heartbeat / 3)
-	defer t.Stop()
-	for {
-		select {
-		case <-m.ctx.Done():
-			return
-		case <-t.C:
-			if m.ticking.CompareAndSwap(false, true) {
-				m.push(item{event: replica.Tick{}})
-			}
-		}
+	m.ticker = time.AfterFunc(m.cfg.Heartbeat/3, func() { m.push(item{event: replica.Tick{}}) })
+}
+
+// rest is how long the core needs no tick.
+func (m *Mirror) rest() time.Duration {
+	if m.core == nil || m.closing {
+		return m.cfg.Heartbeat / 3
 	}
+	return max(m.core.Due()-m.now, time.Millisecond)
 }
 
 // run owns the core when it is woken, until the mirror has ended.
@@ -187,6 +185,9 @@ func (m *Mirror) publish() {
 	defer m.mu.Unlock()
 	m.stale = m.stale || m.state != s
 	tells := m.ticked || !m.isSame(&m.state, &s)
+	if m.ticked {
+		m.ticker.Reset(m.rest())
+	}
 	m.ticked, m.state = false, s
 	if !tells || !m.stale {
 		return
@@ -285,7 +286,6 @@ func (m *Mirror) take(i *item) {
 func (m *Mirror) happened(e replica.Event) {
 	switch e := e.(type) {
 	case replica.Tick:
-		m.ticking.Store(false)
 		m.ticked = true
 		m.foundOn()
 		m.letGo()

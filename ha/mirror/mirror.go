@@ -98,7 +98,7 @@ type Mirror struct {
 	unwatch  func()
 	term     atomic.Uint64 // in which this node is the primary; 0: it is not
 	wake     chan struct{} // a token: run has something to do
-	ticking  atomic.Bool   // a tick is in the inbox
+	ticker   *time.Timer   // brings the next tick
 
 	mu       sync.Mutex // taken last; not held over anything
 	inbox    []item
@@ -258,10 +258,10 @@ func Open(o Options) (*Mirror, error) {
 		return nil, errors.Join(err, m.freeArena())
 	}
 	m.publish()
+	m.tickOn()
 	m.mu.Lock()
 	m.owned = false
 	m.mu.Unlock()
-	m.wg.Go(m.tickOn)
 	m.wg.Go(m.acceptOn)
 	m.syncer.Go(m.saveOn)
 	go m.run() // Close waits for looped
@@ -428,6 +428,7 @@ func (m *Mirror) stop() {
 	_ = m.opts.Listener.Close()
 	m.wg.Wait()
 	<-m.looped
+	m.ticker.Stop()
 	close(m.saves)
 	m.syncer.Wait()
 	m.journal.close()
