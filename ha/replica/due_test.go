@@ -28,7 +28,7 @@ func TestDuePrimary(t *testing.T) {
 	v.Version, v.InSync = v.Version+1, NodesOf(0)
 	s.agree(v)
 	s.due(s.beatAt+beat-s.now, "alone")
-	s.lacks(0)
+	s.hello(1, true)
 	s.due(third, "while it brings a copy level")
 }
 
