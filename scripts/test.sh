@@ -50,16 +50,21 @@ beside=$!
 # Twice: with everything that watches, and the kernel's RDMA over a fake of libibverbs and librdmacm (test/vm
 # runs the same suite over the kernel's devices); then as it is without build tags. The race detector makes everything ten
 # times as expensive, and needs goroutines that meet, not numbers: it watches short runs (internal/rounds), and leaves out
-# packages that start no goroutine, nor do their tests, nor what they import (internal/archtest compares). A program under it
+# packages that start no goroutine, nor do their tests, nor what they import, and those that measure or help tests, where a data
+# race harms no disk (internal/archtest compares). A program under it
 # waits 1 s before it exits, for goroutines that race with the end; none of ours outlives its test.
-# go vet looks in the second step, and with the tags in make check.
-without='^oneshot/(bench/(ha|harness|nvme|pictures)|config|config/migrate|ddp|ha/(front|replica)|iscsi/(chap|login|pdu|text)|nvme|nvme/auth|nvme/rdma/cm|nvme/tcp/pdu|packaging|partition/wire|state|transport/rdma|transport/rdma/manager|internal/(archtest|command|doctest|hexdump|iov|iserhdr|latency|ring|serial|version|walk))$'
+# go vet looks in the second step and behind it, and with the tags in make check.
+without='^oneshot/(bench|bench/.*|config|config/migrate|ddp|ha/(front|heap/wire|replica)|iscsi/(chap|login|pdu|text)|nvme|nvme/auth|nvme/rdma/cm|nvme/tcp/pdu|packaging|partition/wire|state|transport/rdma|transport/rdma/manager|internal/(archtest|command|debian|doctest|hexdump|iov|iserhdr|latency|ring|serial|version|walk))$'
 mapfile -t watched < <(printf '%s\n' "${unit[@]}" | grep -Ev "$without")
 step "unit tests, race detector, invariants, kernel RDMA" \
 	env GORACE=atexit_sleep_ms=50 "$go" test -vet=off -race -short -tags invariants,verbs -shuffle=on "${watched[@]}"
-# What runs a daemon for the commands of the initiator has done so with all of them watched, and would do the same again.
-mapfile -t again < <(printf '%s\n' "${unit[@]}" | grep -Ev '^oneshot/cmd/initiator$')
+# Packages that do the same in both steps, but for the number of processors, run in the first only: they have the same files in both,
+# ask for no assertions, and use nothing that does less in a short run (internal/archtest compares).
+once='^oneshot/(appliance/init|backend|backend/(durable|uring)|cmd/initiator|ha/heap/service|initiator/(load|nbd)|internal/loglimit|isns|mgmt|partition/registry|test/(access|blktests|breadth|medium)|transport/rdma/nic/(card|shm)|volume/access)$'
+mapfile -t again < <(printf '%s\n' "${unit[@]}" | grep -Ev "$once")
 step "unit tests, one processor" "$go" test -count=1 -shuffle=on -exec "env GOMAXPROCS=1" "${again[@]}"
+mapfile -t unseen < <(printf '%s\n' "${unit[@]}" | grep -E "$once")
+step "go vet of packages that run once" "$go" vet "${unseen[@]}"
 
 wait "$beside" || echo "what runs beside the unit tests" >>"$work/failed"
 beside=
