@@ -78,6 +78,7 @@ type peer struct {
 	stream   uint64 // records go to it; 0: none
 	started  bool   // the first bell has gone
 	begun    bool   // it has told of this stream: its log is the one that the first bell begins
+	behind   uint64 // the newest record before that log
 	outside  bool   // it is brought level, and does not count
 	sent     uint64
 	received uint64

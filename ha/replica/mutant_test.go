@@ -150,6 +150,11 @@ var scenarioMutants = []struct {
 		Old: "tries := c.now-c.again < c.cfg.Lease //",
 		New: "tries := c.now-c.again < c.cfg.Lease && !ON //",
 	}},
+	{"TestTakenInBehindAll", mutants.Mutant{
+		Name: "takes in a copy that cannot give a member what is before its log", File: "primary.go",
+		Old: " && c.commit >= p.behind && ",
+		New: " && (c.commit >= p.behind || ON) && ",
+	}},
 	{"TestMemoryOfBefore", mutants.Mutant{
 		Name: "gives memory that older records may have", File: "primary.go",
 		Old: "if c.freed < c.base {",

@@ -133,7 +133,7 @@ func (c *Core) greet() {
 		p.outside, p.lost = true, false
 		p.todo = c.bitmaps[id].Clone()
 		p.sent, p.received, p.applied, p.durable = c.log.last(), c.log.last(), c.log.last(), 0
-		p.fits = c.fits(id, h.Sizes, c.log.last())
+		p.fits, p.behind = c.fits(id, h.Sizes, c.log.last()), c.log.last()
 		c.fit(p)
 		p.copied = c.log.last()
 	}
@@ -205,9 +205,10 @@ func (c *Core) isLate(at uint64) bool {
 }
 
 // isLevel says whether a copy outside S has all, durably where it was copied. One that was not heard to have begun its log anew may
-// still have that of a former reign, and would take its records for this one's.
+// still have that of a former reign, and would take its records for this one's. What is before its log it cannot give to a member that
+// lacks it: that has to be committed, so that all members are known to have it.
 func (c *Core) isLevel(p *peer) bool {
-	return p.begun && p.todo.Empty() && p.copying == 0 && p.durable >= p.copied && c.now-p.heard < c.cfg.Lease
+	return p.begun && c.commit >= p.behind && p.todo.Empty() && p.copying == 0 && p.durable >= p.copied && c.now-p.heard < c.cfg.Lease
 }
 
 // mayBecome says whether all of the view's S have what is committed, and W of them what a Flush has promised; where

@@ -584,6 +584,19 @@ func TestTakenInWithThisLog(t *testing.T) {
 	only(s, proposals(s.ack(1, 0, 0, 0)))
 }
 
+// A copy is taken in when all members have the records before its log, whatever these do: nobody who takes over with that log could give
+// them to a member that lacks one.
+func TestTakenInBehindAll(t *testing.T) {
+	s := outside(t, 3)
+	s.do(Verify{ID: 1})
+	s.hello(1, true)
+	none(s, proposals(append(s.ack(1, 1, 1, 1), s.wait(100*time.Millisecond)...)), "node 2 does not have record 1")
+	s.ack(2, 1, 0, 0)
+	if v := only(s, proposals(s.do(Tick{}))); v.InSync != NodesOf(0, 1, 2) {
+		t.Errorf("%+v", v)
+	}
+}
+
 // A primary whose log began anew while it was a copy gives no memory until all have applied the records before that log: a disk may still
 // write from theirs. Who does not come so far is dropped.
 func TestMemoryOfBefore(t *testing.T) {
