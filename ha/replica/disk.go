@@ -321,4 +321,6 @@ func (c *Core) resetLog(seq uint64) {
 	c.base, c.entries = seq, nil
 	c.disk.applied, c.durable, c.synced, c.marked, c.syncTo, c.goal, c.trim = seq, 0, 0, 0, 0, 0, 0
 	c.results = nil
+	c.freed = 0 // the log may go on from a lower number: others have lost their power
+	c.flushed = 0
 }

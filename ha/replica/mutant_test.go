@@ -155,6 +155,16 @@ var scenarioMutants = []struct {
 		Old: " && c.commit >= p.behind && ",
 		New: " && (c.commit >= p.behind || ON) && ",
 	}},
+	{"TestLowerLog", mutants.Mutant{
+		Name: "takes what others had of another log for what they have of this one", File: "disk.go",
+		Old: "\tc.freed = 0 //",
+		New: "\tc.freed = map[bool]uint64{true: c.freed}[ON] //",
+	}},
+	{"TestLowerLog", mutants.Mutant{
+		Name: "has promised of another log what is not in this one", File: "disk.go",
+		Old: "\tc.flushed = 0\n",
+		New: "\tc.flushed = map[bool]uint64{true: c.flushed}[ON]\n",
+	}},
 	{"TestMemoryOfBefore", mutants.Mutant{
 		Name: "gives memory that older records may have", File: "primary.go",
 		Old: "if c.freed < c.base {",

@@ -597,6 +597,41 @@ func TestTakenInBehindAll(t *testing.T) {
 	}
 }
 
+// When a quorum has lost its power the log goes on from a lower number. What a copy knew of the numbers behind it is not true of its new log.
+func TestLowerLog(t *testing.T) {
+	s, h := follows(t, 3, NodesOf(1, 2))
+	s.do(Up{Peer: 2})
+	s.synced(s.take(h.Stream, Bell{Trim: 40, Freed: 90, Sync: 90, Start: &Start{Last: 90}}))
+	s.do(Down{Peer: 1})
+	s.flushed = 90 // it was primary before
+	v := s.view
+	v.Version, v.Term, v.First = 2, 2, 41
+	s.agree(v)
+	h = only(s, said[Hello](s.do(Up{Peer: 1})))
+	write := Record{Term: 2, Seq: 41, Kind: KindWrite, Len: blockLen}
+	s.written(s.take(h.Stream, Bell{Trim: 40, Freed: 40, Sync: 41, Start: &Start{Last: 40}}, write))
+	v.Version, v.InSync = 3, NodesOf(0, 1, 2)
+	s.agree(v)
+	v.Version, v.Term, v.Primary, v.First, v.Planned = 4, 3, 0, 42, true
+	s.agree(v)
+	for id := uint64(1); ; id++ {
+		a := each[*Answer](s.do(Reserve{ID: id, Len: blockLen}))
+		if len(a) == 0 {
+			break
+		}
+		if a[0].Addr == write.Addr {
+			t.Errorf("gives memory %#x, from which the disks of nodes 1 and 2 may still write record 41", write.Addr)
+		}
+	}
+	for _, id := range []ID{1, 2} {
+		s.tell(id, Hello{Version: 4, Stream: streamOf(id), Memory: true, Last: 41, Applied: 40, Durable: 40, Sizes: s.sizes()})
+	}
+	s.tell(1, Ack{Stream: streamOf(1), Received: 41, Failed: true})
+	if v := only(s, proposals(s.ack(2, 41, 41, 41))); v.InSync != NodesOf(0, 2) {
+		t.Errorf("%+v", v)
+	}
+}
+
 // A primary whose log began anew while it was a copy gives no memory until all have applied the records before that log: a disk may still
 // write from theirs. Who does not come so far is dropped.
 func TestMemoryOfBefore(t *testing.T) {
@@ -1105,6 +1140,14 @@ func TestGrownAlone(t *testing.T) {
 	if a := only(s, each[*Answer](append(actions, s.synced(actions)...))); a.ID != 1 || a.Status != Good {
 		t.Errorf("%+v", a)
 	}
+}
+
+// written lets the disk do what it has got, and make it durable if that is asked for.
+func (s *solo) written(actions []Action) {
+	for _, apply := range each[Apply](actions) {
+		s.written(s.do(Done{ID: apply.ID}))
+	}
+	s.synced(actions)
 }
 
 // synced lets all syncs succeed, and returns what follows.
