@@ -165,6 +165,11 @@ var scenarioMutants = []struct {
 		Old: "\tc.flushed = 0\n",
 		New: "\tc.flushed = map[bool]uint64{true: c.flushed}[ON]\n",
 	}},
+	{"TestFlushedBefore", mutants.Mutant{
+		Name: "forgets a flush that the primary before has answered", File: "primary.go",
+		Old: "c.flushed = max(c.flushed, c.syncTo, c.durable)",
+		New: "c.flushed = max(c.flushed, c.syncTo, map[bool]uint64{false: c.durable}[ON])",
+	}},
 	{"TestMemoryOfBefore", mutants.Mutant{
 		Name: "gives memory that older records may have", File: "primary.go",
 		Old: "if c.freed < c.base {",

@@ -21,7 +21,7 @@ func (c *Core) promote() {
 	if !c.view.Planned {
 		freed = c.disk.applied
 	}
-	c.flushed = max(c.flushed, c.syncTo)
+	c.flushed = max(c.flushed, c.syncTo, c.durable) // a primary that has handed over may have answered for any of it
 	for id := range c.cfg.Copies.Without(c.cfg.Self).All() {
 		p := &c.peer[id]
 		*p = peer{up: p.up, hello: p.hello, heard: c.now, proven: -c.cfg.Lease}

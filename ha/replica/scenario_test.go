@@ -632,6 +632,28 @@ func TestLowerLog(t *testing.T) {
 	}
 }
 
+// A primary to which another has handed over does not know which flushes were answered: what its own disk has durable may be one's.
+func TestFlushedBefore(t *testing.T) {
+	s, h := follows(t, 3, NodesOf(0, 1, 2))
+	s.do(Up{Peer: 2})
+	zero := func(seq uint64) Record {
+		return Record{Term: 1, Seq: seq, Kind: KindZero, Off: int64(seq) * blockLen, Len: blockLen}
+	}
+	first := only(s, each[Apply](s.take(h.Stream, Bell{Sync: 1}, zero(1))))
+	s.written(s.take(h.Stream, Bell{}, zero(2)))
+	s.synced(s.do(Done{ID: first.ID}))
+	v := s.view
+	v.Version, v.Term, v.Primary, v.First, v.Planned = 2, 2, 0, 3, true
+	s.agree(v)
+	for _, id := range []ID{1, 2} {
+		s.tell(id, Hello{Version: 2, Stream: streamOf(id), Memory: true, Last: 2, Applied: 2, Durable: 1, Sizes: s.sizes()})
+	}
+	none(s, proposals(s.tell(1, Ack{Stream: streamOf(1), Received: 2, Applied: 2, Durable: 2, Failed: true})), "node 2 has record 2 not durable")
+	if v := only(s, proposals(s.ack(2, 2, 2, 2))); v.InSync != NodesOf(0, 2) {
+		t.Errorf("%+v", v)
+	}
+}
+
 // A primary whose log began anew while it was a copy gives no memory until all have applied the records before that log: a disk may still
 // write from theirs. Who does not come so far is dropped.
 func TestMemoryOfBefore(t *testing.T) {
