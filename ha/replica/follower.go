@@ -179,6 +179,9 @@ func (c *Core) beat(from ID, b Beat) {
 		c.lastBeat = c.now
 	}
 	ok = ok && c.memory // who has lost its memory may know an old view only
+	if c.stream == 0 && c.isHung() {
+		ok = false // it takes no records before its disk goes on, and would stay a member that takes none
+	}
 	c.out = append(c.out, c.made.echoes.add(SendEcho{To: from, Echo: Echo{No: b.No, View: c.view, OK: ok}}))
 }
 

@@ -170,6 +170,11 @@ var scenarioMutants = []struct {
 		Old: "c.flushed = max(c.flushed, c.syncTo, c.durable)",
 		New: "c.flushed = max(c.flushed, c.syncTo, map[bool]uint64{false: c.durable}[ON])",
 	}},
+	{"TestHungLease", mutants.Mutant{
+		Name: "gives a lease while its hung disk keeps it from taking records", File: "follower.go",
+		Old: "if c.stream == 0 && c.isHung() {",
+		New: "if c.stream == 0 && c.isHung() && !ON {",
+	}},
 	{"TestMemoryOfBefore", mutants.Mutant{
 		Name: "gives memory that older records may have", File: "primary.go",
 		Old: "if c.freed < c.base {",

@@ -755,6 +755,31 @@ func TestLoadsForNobody(t *testing.T) {
 	only(s, said[Hello](s.do(Done{ID: load.ID})))
 }
 
+// Who cannot take records because its disk hangs gives no lease: the primary would take it for a member that is about to return.
+func TestHungLease(t *testing.T) {
+	s := outside(t, 3)
+	load := only(s, each[Load](s.lacks(0)))
+	v := s.view
+	v.Version, v.Term, v.Primary = v.Version+1, v.Term+1, 2
+	s.agree(v)
+	lease := func() bool {
+		return only(s, each[SendEcho](s.do(BeatFrom{From: 2, Beat: Beat{View: v}}))).Echo.OK
+	}
+	if !lease() {
+		t.Error("its disk has time")
+	}
+	s.now += s.set.SlowCopy
+	s.do(Tick{})
+	if lease() {
+		t.Error("its disk hangs, and it gives a lease")
+	}
+	h := only(s, said[Hello](s.do(Done{ID: load.ID})))
+	s.do(Rang{From: 2, Stream: h.Stream, Bell: Bell{View: v}})
+	if !lease() {
+		t.Error("its disk goes on")
+	}
+}
+
 // A read and a flush are answered when it is known that no other node was primary.
 func TestProof(t *testing.T) {
 	s := reigns(t, 2)
