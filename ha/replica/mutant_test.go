@@ -165,6 +165,11 @@ var scenarioMutants = []struct {
 		Old: "\tc.flushed = 0\n",
 		New: "\tc.flushed = map[bool]uint64{true: c.flushed}[ON]\n",
 	}},
+	{"TestHandedOverHung", mutants.Mutant{
+		Name: "drops who has had no time to tell what it has", File: "primary.go",
+		Old: "if p.stream == 0 && c.now-c.took <= c.cfg.SlowCopy {",
+		New: "if p.stream == 0 && c.now-c.took <= c.cfg.SlowCopy && !ON {",
+	}},
 	{"TestFlushedBefore", mutants.Mutant{
 		Name: "forgets a flush that the primary before has answered", File: "primary.go",
 		Old: "c.flushed = max(c.flushed, c.syncTo, c.durable)",

@@ -186,6 +186,9 @@ func (c *Core) isBad(id ID) bool {
 	if p.lost || c.now-p.heard > silent {
 		return true
 	}
+	if p.stream == 0 && c.now-c.took <= c.cfg.SlowCopy {
+		return false // it has not told this primary what it has
+	}
 	return c.isLate(p.applied) || !c.hasRoom() && !c.sealing && c.isLate(p.durable)
 }
 

@@ -486,6 +486,26 @@ func TestHandedOver(t *testing.T) {
 	}
 }
 
+// A primary whose disk hangs has handed over, and so nobody knows what all disks have. Who has it all stays a member: this primary waits until
+// the others have told.
+func TestHandedOverHung(t *testing.T) {
+	s, h := follows(t, 3, NodesOf(0, 1, 2))
+	s.do(Up{Peer: 2})
+	s.written(s.take(h.Stream, Bell{}, Record{Term: 1, Seq: 1, Kind: KindZero, Off: 0, Len: blockLen}))
+	s.wait(s.set.SlowCopy)
+	v := s.view
+	v.Version, v.Term, v.Primary, v.First, v.Planned = 2, 2, 0, 2, true
+	none(s, proposals(append(s.agree(v), s.wait(100*time.Millisecond)...)), "nobody has said what it has")
+	var actions []Action
+	for _, id := range []ID{1, 2} {
+		hello := Hello{Version: 2, Stream: streamOf(id), Memory: true, Last: 1, Applied: uint64(id) - 1, Sizes: s.sizes()}
+		actions = append(actions, s.tell(id, hello)...)
+	}
+	if v := only(s, proposals(actions)); v.InSync != NodesOf(0, 2) {
+		t.Errorf("%+v", v)
+	}
+}
+
 // Of three members two are needed: one of them has what was acknowledged.
 func TestOnePromiseTooFew(t *testing.T) {
 	s := stands(t, 3, &Memory{View: firstView(3)}, Saved{})
