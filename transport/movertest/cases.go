@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"oneshot/initiator"
+	"oneshot/internal/rounds"
 	"oneshot/iscsi/pdu"
 	"oneshot/iscsi/text"
 	"oneshot/scsi"
@@ -22,7 +23,7 @@ func readsAndWrites(b *bench) {
 		b.do(s, read(0, model[:2<<20]))
 		b.do(s, read(2<<20, model[2<<20:4<<20]))
 		rnd := mathrand.New(mathrand.NewPCG(1, uint64(immediate+2)))
-		for i := range 60 {
+		for i := range rounds.Of(60, 20) {
 			n := blockSize << rnd.IntN(12)
 			n += blockSize * rnd.IntN(3)
 			off := blockSize * rnd.IntN((4<<20-n)/blockSize)
@@ -45,9 +46,9 @@ func readsAndWrites(b *bench) {
 
 // outstanding has as many commands under way as the window takes, which end in any order.
 func outstanding(b *bench) {
-	const n, rounds = 32 << 10, 8
+	const n = 32 << 10
 	s := b.dial(0, pdu.ISID{})
-	for round := range rounds {
+	for round := range rounds.Of(8, 3) {
 		var writes, reads []*initiator.Command
 		for i := range window {
 			writes = append(writes, write(i*n, random(uint64(round*window+i), n)))
@@ -284,7 +285,7 @@ func scarceMemory(b *bench) {
 	}
 	hog = hog[min(24, len(hog)):]
 	var all []<-chan *initiator.Command
-	for range 4 {
+	for range rounds.Of(4, 2) { // the sessions ask for 24 MiB in each
 		for _, s := range sessions {
 			var cs []*initiator.Command
 			for i := range 6 {

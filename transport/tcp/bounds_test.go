@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"oneshot/internal/rounds"
 	"oneshot/internal/serial"
 	"oneshot/iscsi"
 	"oneshot/iscsi/pdu"
@@ -140,7 +141,8 @@ func TestUnreadEchoes(t *testing.T) {
 // A large READ in the smallest segments has thousands of headers. They are made when their turn
 // comes: as long as the initiator reads nothing, there are few.
 func TestManyHeaders(t *testing.T) {
-	const n, count = 4 << 20, 16
+	const n = 4 << 20
+	count := rounds.Of(16, 4) // the headers of four take six times as much as what may be held
 	b := newBench(t, newMemory(t), func(c *iscsi.Config) { c.MemoryPerConnection = 64 << 20 })
 	p := b.dial("MaxRecvDataSegmentLength=512", "HeaderDigest=CRC32C")
 	data := random(7, n)
