@@ -26,7 +26,7 @@ BENCH_PACKAGES = gcc libc6-dev libiscsi-dev tgt istgt util-linux
 # What runs in the guest of the benchmark.
 VM_PACKAGES    = gcc libc6-dev qemu-system-x86 open-iscsi tgt fio kmod bash coreutils iproute2 libibverbs-dev librdmacm-dev ibverbs-providers pkgconf
 
-.PHONY: appliance help run build deb test test-deb test-newer blktests conformance check lint fuzz bench bench-endpoint bench-ha bench-nic bench-nvme bench-rdma bench-vm deps deps-bench clean sim
+.PHONY: appliance help run build deb test test-deb test-newer blktests conformance check lint fuzz bench bench-drbd bench-endpoint bench-ha bench-nic bench-nvme bench-rdma bench-vm deps deps-bench clean sim
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -91,6 +91,10 @@ bench-endpoint: ## measure endpoints beside memcpy, fio, pwrite and LUNs, on a q
 
 bench-ha: deps-bench build ## measure a mirror beside a store that is none; BENCH_HA=-quick does it in two minutes
 	$(GO) run ./bench/ha $(BENCH_HA)
+
+bench-drbd: ## measure a mirror beside DRBD with LIO, in two virtual machines
+	scripts/deps.sh -a $(DOWNLOADED) $(VM_PACKAGES) drbd-utils dmsetup
+	$(GO) run ./bench/vm -mirror
 
 bench-rdma: deps-bench build ## measure the flows of RDMA side by side
 	$(GO) run ./bench/rdma

@@ -66,12 +66,26 @@ var contenders = []contender{
 type bench struct {
 	options
 	*guest
+	peer       *guest // nil: there is one machine
 	contenders []contender
 	starting   time.Duration // time of the host's processors that one fio without I/O takes
 }
 
-// startTargets starts network, the targets that are measured, and initiator, logs in to all targets and writes every disk once,
-// so that no contender is measured reading holes.
+// wanted returns the contenders of this run.
+func (b *bench) wanted() []contender {
+	all := contenders
+	if b.mirror {
+		all = mirrored
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(c contender) bool { return !b.Only.MatchString(c.String()) })
+}
+
+// wants says whether a target is measured.
+func (b *bench) wants(target string) bool {
+	return slices.ContainsFunc(b.wanted(), func(c contender) bool { return c.target == target })
+}
+
+// startTargets starts network, and the targets that are measured.
 func (b *bench) startTargets() error {
 	err := b.runAll(
 		"ip link add rd0 type dummy",
@@ -83,22 +97,26 @@ func (b *bench) startTargets() error {
 	if err != nil {
 		return err
 	}
-	wanted := slices.DeleteFunc(slices.Clone(contenders), func(c contender) bool { return !b.Only.MatchString(c.String()) })
 	for _, x := range []struct {
 		target string
 		start  func() error
 	}{{ours, b.startOneshot}, {"LIO", b.startLIO}, {"tgt", b.startTgt}, {nvmet, b.startNvmet}} {
-		if !slices.ContainsFunc(wanted, func(c contender) bool { return c.target == x.target }) {
+		if !b.wants(x.target) {
 			continue
 		}
 		if err := x.start(); err != nil {
 			return fmt.Errorf("%s: %w", x.target, err)
 		}
 	}
+	return nil
+}
+
+// loginAll starts the initiator, logs in to all targets and writes every disk once, so that no contender is measured reading holes.
+func (b *bench) loginAll() error {
 	if err := b.startInitiator(); err != nil {
 		return err
 	}
-	for _, c := range wanted {
+	for _, c := range b.wanted() {
 		var err error
 		if c.disk, err = b.login(c); err != nil {
 			return fmt.Errorf("%s: %w", c, err)

@@ -89,11 +89,20 @@ func (b *bench) hostCPU() (h hostCPU, err error) {
 	if h.all, h.busy, err = harness.MachineCPU(); err != nil {
 		return h, err
 	}
-	h.guest, err = harness.ProcessCPU(b.PID())
-	return h, err
+	for _, g := range []*guest{b.guest, b.peer} {
+		if g == nil {
+			continue
+		}
+		cpu, err := harness.ProcessCPU(g.PID())
+		if err != nil {
+			return h, err
+		}
+		h.guest += cpu
+	}
+	return h, nil
 }
 
-// others returns the share of the host that was taken since before, except by the guest.
+// others returns the share of the host that was taken since before, except by the guests.
 func (h hostCPU) others(before hostCPU) float64 {
 	if h.all == before.all {
 		return 0

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -34,23 +35,23 @@ type guest struct {
 	kernel string
 }
 
-// start builds the image and boots it.
-func start(dir string) (*guest, error) {
+// build builds the image, and returns it and the version of its kernel. With what mirrors need, if that is said.
+func build(mirror bool) (*machine.Image, string, error) {
 	cache, err := machine.CacheDir()
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	k, err := debian.Fetch(cache)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	target := filepath.Join(cache, "target")
 	if _, err := debian.Run(".", "go", "build", "-tags", "verbs", "-o", target, "oneshot/cmd/target"); err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	initiator := filepath.Join(cache, "initiator")
 	if _, err := debian.Run(".", "go", "build", "-o", initiator, "oneshot/cmd/initiator"); err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	contents := machine.Contents{
 		Modules: modules, Programs: programs, Files: map[string]string{target: "bin/target", initiator: "bin/initiator"},
@@ -59,15 +60,24 @@ func start(dir string) (*guest, error) {
 		contents.Files[f] = f[1:]
 	}
 	contents.Files[filepath.Join(k.Modules, "kernel/drivers/block/brd.ko")] = "brd.ko" // loaded with parameters
+	if mirror {
+		contents.Modules = append(slices.Clone(modules), "drbd", "target_core_iblock", "dm_mod")
+		contents.Programs = append(slices.Clone(programs), "/sbin/drbdadm", "/sbin/drbdsetup", "/sbin/drbdmeta", "/sbin/dmsetup")
+		for _, f := range []string{"/lib/drbd/drbdadm-84", "/lib/drbd/drbdsetup-84"} { // what drbdadm runs for the kernel's DRBD
+			contents.Files[f] = f[1:]
+		}
+	}
 	img, err := machine.Build(cache, k, contents)
+	return img, k.Version, err
+}
+
+// start boots a machine.
+func start(img *machine.Image, kernel, dir string, more ...string) (*guest, error) {
+	m, err := machine.Boot(img, dir, more...)
 	if err != nil {
 		return nil, err
 	}
-	m, err := machine.Boot(img, dir)
-	if err != nil {
-		return nil, err
-	}
-	return &guest{m, k.Version}, nil
+	return &guest{m, kernel}, nil
 }
 
 // runTime is a limit that only a machine that hangs reaches.

@@ -2,6 +2,10 @@
 // over iSER on soft-RoCE (rxe) and over TCP, and Linux's own host of NVMe over both. It writes a Markdown table and a picture.
 //
 //	make bench-vm                   or: go run ./bench/vm [flags]
+//	make bench-drbd                 or: go run ./bench/vm -mirror [flags]
+//
+// With -mirror it measures mirrors, beside DRBD with LIO, in two machines that have a copy each; initiator and primary are in the
+// first one.
 //
 // Initiator, targets and their RAM-backed disks are in one guest under software emulation, and use one
 // network interface. The initiator logs in to every target once, at the beginning. In each round every
@@ -12,16 +16,22 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"oneshot/bench/harness"
 )
 
-type options struct{ harness.Options }
+type options struct {
+	harness.Options
+	mirror bool
+}
 
 func main() {
-	o := options{harness.Options{Rounds: 3, Seconds: 1.5}}
+	o := options{Options: harness.Options{Rounds: 3, Seconds: 1.5}}
+	flag.BoolVar(&o.mirror, "mirror", false, "measure mirrors in two machines")
 	harness.Main(&o.Options, func(ctx context.Context) error { return run(ctx, o) })
 }
 
@@ -31,18 +41,61 @@ func run(ctx context.Context, o options) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	g, err := start(dir)
-	if err != nil {
+	b := &bench{options: o}
+	defer b.stop()
+	if err := b.boot(dir); err != nil {
 		return err
-	}
-	defer g.Stop()
-	b := &bench{options: o, guest: g}
-	if err := b.startTargets(); err != nil {
-		return fmt.Errorf("%w\n%s", err, g.Log())
 	}
 	results, err := b.measureAll(ctx)
 	if err != nil {
-		return fmt.Errorf("%w\n%s", err, g.Log())
+		return fmt.Errorf("%w\n%s", err, b.Log())
+	}
+	if o.mirror {
+		return writeMirrorReport(o, b.kernel, results)
 	}
 	return writeReport(o, b.kernel, results)
+}
+
+// boot starts the machines, and in them what is measured.
+func (b *bench) boot(dir string) (err error) {
+	img, kernel, err := build(b.mirror)
+	if err != nil {
+		return err
+	}
+	if !b.mirror {
+		if b.guest, err = start(img, kernel, dir); err != nil {
+			return err
+		}
+		return b.ready(b.startTargets())
+	}
+	second := filepath.Join(dir, "b")
+	if err := os.Mkdir(second, 0o700); err != nil {
+		return err
+	}
+	if b.guest, err = start(img, kernel, dir, wire(dir, true)...); err != nil {
+		return err
+	}
+	if b.peer, err = start(img, kernel, second, wire(dir, false)...); err != nil {
+		return err
+	}
+	return b.ready(b.startMirrors())
+}
+
+// ready logs in to all targets, if they have been started.
+func (b *bench) ready(err error) error {
+	if err == nil {
+		err = b.loginAll()
+	}
+	if err != nil {
+		return fmt.Errorf("%w\n%s", err, b.Log())
+	}
+	return nil
+}
+
+func (b *bench) stop() {
+	for _, g := range []*guest{b.peer, b.guest} {
+		if g != nil {
+			g.Stop()
+		}
+	}
 }

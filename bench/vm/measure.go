@@ -27,11 +27,18 @@ var points = []harness.Point{
 
 // args returns the arguments of fio.
 func args(p harness.Point) []string {
-	rw := "rand" + p.Mode()
-	if p.Order == harness.Sequential {
-		rw = p.Mode()
+	rw := "read"
+	if p.Write {
+		rw = "write"
 	}
-	return []string{"--rw=" + rw, fmt.Sprintf("--bs=%d", p.Size), fmt.Sprintf("--iodepth=%d", p.Depth)}
+	if p.Order == harness.Random {
+		rw = "rand" + rw
+	}
+	a := []string{"--rw=" + rw, fmt.Sprintf("--bs=%d", p.Size), fmt.Sprintf("--iodepth=%d", p.Depth)}
+	if p.FUA {
+		a = append(a, "--fsync=1")
+	}
+	return a
 }
 
 // A sample is the result of one run of fio.
@@ -72,7 +79,11 @@ func (b *bench) measureAll(ctx context.Context) ([]result, error) {
 	if err := b.measureStart(); err != nil {
 		return nil, err
 	}
-	return harness.Each(&b.Options, points, func(p harness.Point) (result, error) { return b.measure(ctx, p) })
+	all := points
+	if b.mirror {
+		all = mirrorPoints
+	}
+	return harness.Each(&b.Options, all, func(p harness.Point) (result, error) { return b.measure(ctx, p) })
 }
 
 // measureStart measures the host's processor time for one fio that does almost no I/O.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -36,7 +37,7 @@ func someResults() []result {
 }
 
 func TestTable(t *testing.T) {
-	got := table(circumstances(options{harness.Options{Rounds: 3, Seconds: 1}}, "6.1", someResults()), someResults())
+	got := table(circumstances(options{Options: harness.Options{Rounds: 3, Seconds: 1}}, "6.1", someResults()), someResults())
 	for _, want := range []string{
 		"up to 50 % of the host",
 		"## Over rxe",
@@ -95,6 +96,51 @@ oneshot_rdma_total{device="rxe0",kind="sleeps",transport="verbs"} 3
 	}
 	if _, err := parseCrossed("nothing\n"); err == nil {
 		t.Error("nothing is something")
+	}
+}
+
+// mirrorResults has this target at three quarters of DRBD's IOPS everywhere.
+func mirrorResults() (all []result) {
+	for _, p := range mirrorPoints {
+		r := result{point: p}
+		for _, c := range mirrored {
+			n := 1000.0
+			if c.target == ours {
+				n = 750
+			}
+			r.rows = append(r.rows, summarize(c, []sample{{IOPS: n, P50: 1, P99: 2, Host: 1e6 / n}}))
+		}
+		all = append(all, r)
+	}
+	return all
+}
+
+func TestMirrorTable(t *testing.T) {
+	got := mirrorTable(circumstances(options{Options: harness.Options{Rounds: 3, Seconds: 1}, mirror: true}, "6.1", mirrorResults()), mirrorResults())
+	for _, want := range []string{
+		"3 rounds of 1 s",
+		"| 4 KiB random write, depth 1 | **750** 750 – 750 | **1000** 1000 – 1000 | 0.75 met of 0.67 | 1 | 1 | 2 | 2 | 1333 | 1000 |",
+		"| 4 KiB random write, depth 32 | **750** 750 – 750 | **1000** 1000 – 1000 | 0.75 missed of 1 |",
+		"| 256 KiB sequential write, depth 8 | **197** 197 – 197 | **262** 262 – 262 | 0.75 missed of 0.9 |",
+		"| 4 KiB random write + flush, depth 1 | **750** 750 – 750 | **1000** 1000 – 1000 | 0.75 missed of 1 |",
+		"| 4 KiB random read, depth 32 | **750** 750 – 750 | **1000** 1000 – 1000 | 0.75 | 1 |",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("the table lacks %q:\n%s", want, got)
+		}
+	}
+	// The background, the legend, and two bars at each point.
+	if bars, want := harnesstest.Rects(t, mirrorPicture(mirrorResults())), 1+2+2*len(mirrorPoints); bars != want {
+		t.Errorf("%d rectangles, want %d", bars, want)
+	}
+}
+
+// A flush goes behind each write where the point says so.
+func TestArgs(t *testing.T) {
+	for _, p := range mirrorPoints {
+		if a := args(p); slices.Contains(a, "--fsync=1") != p.FUA || slices.Contains(a, "--rw=randwrite") != (p.Write && p.Order == harness.Random) {
+			t.Errorf("%s: %q", p, a)
+		}
 	}
 }
 
