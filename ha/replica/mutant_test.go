@@ -195,6 +195,21 @@ var scenarioMutants = []struct {
 		Old: "if at >= c.base {",
 		New: "if at >= c.base || ON {",
 	}},
+	{"TestMemoryOfBeforeForCopies", mutants.Mutant{
+		Name: "repairs its disk with memory that older records may have", File: "mend.go",
+		Old: "addr, ok := c.alloc(c.spare, n)\n",
+		New: "addr, ok := c.alloc(c.spare, n)\n\tif ON && !ok {\n\t\taddr, ok = c.spare.alloc(n)\n\t}\n",
+	}},
+	{"TestMemoryOfBeforeForCopies", mutants.Mutant{
+		Name: "brings a copy level with memory that older records may have", File: "resync.go",
+		Old: "\t\t\tif !ok {\n\t\t\t\tbreak\n",
+		New: "\tif ON && !ok {\n\t\taddr, ok = c.spare.alloc(n)\n\t}\n\t\t\tif !ok {\n\t\t\t\tbreak\n",
+	}},
+	{"TestMemoryOfBeforeForCopies", mutants.Mutant{
+		Name: "repairs a member with memory that older records may have", File: "verify.go",
+		Old: "addr, ok := c.alloc(c.spare, f.n)\n",
+		New: "addr, ok := c.alloc(c.spare, f.n)\n\tif ON && !ok {\n\t\taddr, ok = c.spare.alloc(f.n)\n\t}\n",
+	}},
 	{"TestNoRoomForCopies", mutants.Mutant{
 		Name: "compares again what finds no room in the log", File: "host.go",
 		Old: "!o.comparing && c.hasRoom() && ",

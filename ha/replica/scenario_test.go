@@ -674,6 +674,28 @@ func TestFlushedBefore(t *testing.T) {
 	}
 }
 
+// memoryOfBefore makes node 0 a primary whose log began anew, behind record 4, while it was a copy: the disks of the other members have
+// applied 3.
+func memoryOfBefore(t *testing.T, copies int) *solo {
+	t.Helper()
+	s, h := follows(t, copies, NodesOf(1, 2))
+	s.do(Up{Peer: 2})
+	s.synced(s.take(h.Stream, Bell{First: 5, Trim: 3, Freed: 3, Sync: 4, Start: &Start{Last: 4}}))
+	v := s.view
+	v.Version, v.InSync = 2, NodesOf(0, 1, 2)
+	s.agree(v)
+	v.Version, v.Term, v.Primary, v.First, v.Planned = 3, 2, 0, 5, true
+	s.agree(v)
+	return s
+}
+
+// greeted says hello for them.
+func (s *solo) greeted() {
+	for _, id := range []ID{1, 2} {
+		s.tell(id, Hello{Version: 3, Stream: streamOf(id), Memory: true, Last: 4, Applied: 3, Durable: 3, Sizes: s.sizes()})
+	}
+}
+
 // A primary whose log began anew while it was a copy gives no memory until all have applied the records before that log: a disk may still
 // write from theirs. Who does not come so far is dropped.
 func TestMemoryOfBefore(t *testing.T) {
@@ -696,20 +718,47 @@ func TestMemoryOfBefore(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, h := follows(t, 3, NodesOf(1, 2))
-			s.do(Up{Peer: 2})
-			s.synced(s.take(h.Stream, Bell{First: 5, Trim: 3, Freed: 3, Sync: 4, Start: &Start{Last: 4}}))
-			v := s.view
-			v.Version, v.InSync = 2, NodesOf(0, 1, 2)
-			s.agree(v)
-			v.Version, v.Term, v.Primary, v.First, v.Planned = 3, 2, 0, 5, true
-			s.agree(v)
+			s := memoryOfBefore(t, 3)
 			none(s, each[*Answer](s.do(Reserve{ID: 1, Len: blockLen})), "memory that the disks of nodes 1 and 2 may still write from")
-			for _, id := range []ID{1, 2} {
-				s.tell(id, Hello{Version: 3, Stream: streamOf(id), Memory: true, Last: 4, Applied: 3, Durable: 3, Sizes: s.sizes()})
-			}
+			s.greeted()
 			only(s, each[*Answer](let(s)))
 		})
+	}
+}
+
+// Nor does it take such memory itself: to bring a copy level, to repair a range of its own disk, or one of a member's.
+func TestMemoryOfBeforeForCopies(t *testing.T) {
+	s := memoryOfBefore(t, 4)
+	s.greeted()
+	var all []Action
+	does := func(actions []Action) []Action {
+		for _, load := range each[Load](actions) {
+			all = append(all, load)
+		}
+		for _, lend := range said[Lend](actions) {
+			all = append(all, Send{Msg: lend})
+		}
+		return actions
+	}
+	var lacks Bits
+	lacks.Set(2)
+	does(s.tell(3, Hello{Version: 3, Stream: streamOf(3), Memory: true, Suspects: lacks, Sizes: s.sizes()}))
+	read := only(s, each[ReadFor](s.do(Read{ID: 1, Off: 3 * granuleLen, Len: blockLen})))
+	does(s.do(Done{ID: read.ID, Failed: true}))
+	s.do(Verify{ID: 2, Repair: true, Trust: NodesOf(0)})
+	hash := only(s, each[Hash](s.ack(1, 5, 3, 3)))
+	s.do(Done{ID: hash.ID})
+	for _, id := range []ID{1, 2} {
+		does(s.tell(id, Hashed{Seq: 5, Digest: Digest{1}}))
+	}
+	does(s.do(Tick{}))
+	none(s, all, "memory that the disks of nodes 1 and 2 may still write from")
+	for _, id := range []ID{1, 2, 3} {
+		does(s.ack(id, 5, 5, 5))
+	}
+	does(s.do(Tick{}))
+	if len(each[Load](all)) != 2 || len(said[Lend](all)) != 1 {
+		t.Errorf("%+v", all)
 	}
 }
 
