@@ -150,6 +150,11 @@ var scenarioMutants = []struct {
 		Old: "tries := c.now-c.again < c.cfg.Lease //",
 		New: "tries := c.now-c.again < c.cfg.Lease && !ON //",
 	}},
+	{"TestHungWaits", mutants.Mutant{
+		Name: "drops who could take over from a hung disk", File: "primary.go",
+		Old: "silent = c.cfg.SlowCopy",
+		New: "if !ON || tries || c.refused {\n\t\t\tsilent = c.cfg.SlowCopy\n\t\t}",
+	}},
 	{"TestTakenInBehindAll", mutants.Mutant{
 		Name: "takes in a copy that cannot give a member what is before its log", File: "primary.go",
 		Old: " && c.commit >= p.behind && ",

@@ -251,6 +251,22 @@ func TestRefusedWaits(t *testing.T) {
 	}
 }
 
+// Nor does one whose disk hangs.
+func TestHungWaits(t *testing.T) {
+	s := reigns(t, 2)
+	s.do(Zero{ID: 1, Off: 0, Len: blockLen})
+	only(s, each[Apply](s.ack(1, 1, 1, 0)))
+	s.wait(s.set.SlowCopy - 100*time.Millisecond)
+	s.alive = 0
+	s.do(Down{Peer: 1})
+	none(s, proposals(s.wait(s.set.SlowCopy/2)), "node 1 may be back in a moment")
+	s.do(Up{Peer: 1})
+	hello := Hello{Version: s.view.Version, Stream: streamOf(1), Memory: true, Last: 1, Applied: 1, Sizes: s.sizes()}
+	if v := only(s, proposals(s.tell(1, hello))); !v.Planned || v.Primary != 1 {
+		t.Errorf("%+v %v", v, s.Core)
+	}
+}
+
 // A member whose disk hangs says so, whatever it is that hangs.
 func TestHungMember(t *testing.T) {
 	s, h := follows(t, 2, NodesOf(0, 1))
