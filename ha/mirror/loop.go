@@ -37,12 +37,16 @@ func (m *Mirror) tickOn() {
 	m.ticker = time.AfterFunc(m.cfg.Heartbeat/3, func() { m.push(item{event: replica.Tick{}}) })
 }
 
-// rest is how long the core needs no tick.
-func (m *Mirror) rest() time.Duration {
-	if m.core == nil || m.closing {
-		return m.cfg.Heartbeat / 3
+// setClock has the next tick come when the core wants it: after a tick, and sooner than it would come if something has begun meanwhile.
+func (m *Mirror) setClock() {
+	due := m.now + m.cfg.Heartbeat // nothing is under way yet, or any more
+	if m.core != nil && !m.closing {
+		due = m.core.Due()
 	}
-	return max(m.core.Due()-m.now, time.Millisecond)
+	if m.ticked || due < m.due {
+		m.due = due
+		m.ticker.Reset(max(due-m.now, time.Millisecond))
+	}
 }
 
 // run owns the core when it is woken, until the mirror has ended.
@@ -185,8 +189,8 @@ func (m *Mirror) publish() {
 	defer m.mu.Unlock()
 	m.stale = m.stale || m.state != s
 	tells := m.ticked || !m.isSame(&m.state, &s)
-	if m.ticked {
-		m.ticker.Reset(m.rest())
+	if m.ticker != nil {
+		m.setClock()
 	}
 	m.ticked, m.state = false, s
 	if !tells || !m.stale {

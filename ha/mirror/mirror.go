@@ -113,6 +113,7 @@ type Mirror struct {
 	clock      clock
 	asking     int           // operations under way whose answer needs proof
 	ticked     bool          // a tick was taken since the last time that publish was called
+	due        time.Duration // when the next tick comes; 0: it was not asked for
 	stale      bool          // the watchers have not heard of the newest state
 	unflushed  bool          // peers, or what publish tells of, may have something new since the last time
 	meta       *metadata     // nil: this node takes no part yet; while it saves it is saveOn's

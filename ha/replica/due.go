@@ -6,7 +6,8 @@ import "time"
 // worry, wants one three times in a heartbeat. If all is quiet a primary wants one when its next beat is to go, and a member one in a
 // heartbeat: a process that is woken for nothing costs its machine more than what it does then.
 func (c *Core) Due() time.Duration {
-	if c.IsIdle() && !c.refused && c.proposed == nil {
+	waiting := len(c.writes) + len(c.proving) + len(c.mends)
+	if c.IsIdle() && waiting == 0 && !c.refused && c.proposed == nil {
 		switch {
 		case c.role == Primary && c.wanted == nil && !c.brings():
 			return c.beatAt + c.cfg.Heartbeat

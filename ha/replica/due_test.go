@@ -21,6 +21,7 @@ func TestDuePrimary(t *testing.T) {
 		t.Errorf("the last beat went at %v, and the next tick is at %v", s.beatAt, s.Due())
 	}
 	s.do(Zero{ID: 1, Off: 0, Len: blockLen})
+	s.due(third, "while a write waits")
 	s.do(Read{ID: 2, Off: 0, Len: blockLen})
 	s.due(third, "while a read waits")
 	s = reigns(t, 2)
