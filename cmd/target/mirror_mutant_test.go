@@ -16,7 +16,7 @@ import (
 var haMutants = []struct{ test, name, file, old, new string }{
 	{
 		"TestMirrorCut", "answers reads without a proof", "primary.go",
-		"func (c *Core) provenIn(v *View, t time.Duration) bool {\n", "func (c *Core) provenIn(v *View, t time.Duration) bool {\n\tif ON {\n\t\treturn true\n\t}\n",
+		"func (c *Core) provenIn(v *View, beat uint64) bool {\n", "func (c *Core) provenIn(v *View, beat uint64) bool {\n\tif ON {\n\t\treturn true\n\t}\n",
 	},
 	{
 		"TestMirror", "is content with one copy", "core.go",

@@ -43,7 +43,7 @@ func newProbe(ctx context.Context, s *site, l *load) *probe {
 		wg.Go(func() {
 			for ctx.Err() == nil && !l.stop.Load() {
 				p.path(ctx, u, sent)
-				pauseFor(ctx, 2*time.Millisecond)
+				pauseFor(ctx, pace)
 			}
 		})
 	}
@@ -77,7 +77,7 @@ func (p *probe) path(ctx context.Context, u initiator.URL, sent *atomic.Int64) {
 		sent.Add(1)
 		select {
 		case <-answered:
-			pauseFor(ctx, 2*time.Millisecond)
+			pauseFor(ctx, pace)
 		case <-time.After(200 * time.Millisecond):
 		}
 	}

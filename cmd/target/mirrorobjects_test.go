@@ -141,6 +141,7 @@ func TestMirrorObjects(t *testing.T) {
 	var changes atomic.Int64
 	var wg sync.WaitGroup
 	var stop atomic.Bool
+	var pause atomic.Int64 // nanoseconds that a client waits after each request: the nodes need the processors while they get level
 	news := make(chan struct{}, 1)
 	keepers := make([]*keeper, clients)
 	for i := range keepers {
@@ -152,6 +153,7 @@ func TestMirrorObjects(t *testing.T) {
 		keepers[i] = k
 		wg.Go(func() {
 			for !stop.Load() && k.turn(ctx) {
+				pauseFor(ctx, time.Duration(pause.Load()))
 			}
 		})
 	}
@@ -167,8 +169,13 @@ func TestMirrorObjects(t *testing.T) {
 	}
 	more(200)
 	for range 3 {
-		lost := s.loses(s.kill, func(name string) { s.start(name) })
+		lost := s.loses(func(name string) {
+			pause.Store(0)
+			more(50)
+			s.kill(name)
+		}, func(name string) { s.start(name) })
 		more(200)
+		pause.Store(int64(pace))
 		s.start(lost)
 	}
 	stop.Store(true)
