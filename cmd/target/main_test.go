@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -24,10 +25,25 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"target": main, "oneshot": main})
 }
 
-// TestScripts runs testdata/script/*.txtar against the command as a process.
+// TestScripts runs testdata/script/*.txtar against the command as a process. Short runs, which the race detector watches, leave out
+// scripts without a daemon: their commands do one thing after the other.
 func TestScripts(t *testing.T) {
+	all, err := filepath.Glob("testdata/script/*.txtar")
+	if err != nil {
+		t.Fatal(err)
+	}
+	scripts := slices.DeleteFunc(all, func(path string) bool {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return testing.Short() && !strings.Contains(string(text), "\nstart ")
+	})
+	if len(scripts) < 5 {
+		t.Errorf("only %d scripts", len(scripts))
+	}
 	testscript.Run(t, testscript.Params{
-		Dir:                 "testdata/script",
+		Files:               scripts,
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 		Setup:               reservePorts,
