@@ -260,11 +260,11 @@ func (x *command) pulled(ok bool) {
 	x.ready = true
 }
 
-// lost ends a command whose data will not come: the connection is dead. Those behind it go on: a store may
-// have to be told of them.
+// lost ends a command whose data will not come: the connection is dead. Nothing of the handle is executed any more, because
+// a fence, or the order of a strict handle, may keep it behind this one. The client repeats what has had no response.
 func (x *command) lost() {
 	x.h.delist(x)
-	x.h.over = true
+	x.h.cut()
 	x.answer(wire.Ended, 0)
 }
 

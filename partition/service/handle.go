@@ -27,6 +27,7 @@ type handle struct {
 	commands    int      // without a response
 	left        bool     // the client has ended it
 	over        bool     // a request has ended the use of the handle
+	isCut       bool     // what is not posted will not be
 	detach      *command // waits for the others
 
 	results results
@@ -78,6 +79,10 @@ func (h *handle) delist(x *command) {
 // commands pass others. While the data of a fence is on its way, everything behind it waits, which is more than O5
 // asks.
 func (h *handle) advance() {
+	if h.isCut {
+		h.drain()
+		return
+	}
 	for x := h.first; x != nil; {
 		next := x.next
 		fence := x.r.Flags&(wire.Fence|wire.Barrier) != 0
@@ -87,6 +92,21 @@ func (h *handle) advance() {
 			h.posts = append(h.posts, x.work())
 		} else if fence {
 			return
+		}
+		x = next
+	}
+}
+
+// cut sees to it that nothing more is posted to the endpoint: a request was not executed, behind which others may have to stay.
+func (h *handle) cut() { h.over, h.isCut = true, true }
+
+// drain ends the commands that will not be posted. One whose data is on its way keeps its memory until that has come or is lost.
+func (h *handle) drain() {
+	for x := h.first; x != nil; {
+		next := x.next
+		if x.ready {
+			h.delist(x)
+			x.answer(h.ending(), 0)
 		}
 		x = next
 	}
@@ -106,13 +126,16 @@ func (h *handle) flush() bool {
 			continue
 		}
 		x := h.c.commands[ws[0].ID]
+		st := h.ending()
 		if _, wrong := errors.AsType[*rdma.WorkError](err); wrong {
-			h.over = true
-			x.answer(wire.Malformed, 0)
-		} else {
-			x.answer(h.ending(), 0)
+			st = wire.Malformed
 		}
-		ws = ws[1:]
+		x.answer(st, 0)
+		h.cut()
+		for i := range ws[1:] {
+			h.c.commands[ws[1+i].ID].answer(h.ending(), 0)
+		}
+		break
 	}
 	clear(h.posts)
 	h.posts = h.posts[:0]

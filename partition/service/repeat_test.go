@@ -8,6 +8,7 @@ import (
 	"oneshot/mem"
 	"oneshot/partition/service"
 	"oneshot/partition/wire"
+	"oneshot/transport/rdma"
 )
 
 // A client repeats requests in the order in which it has posted them, and they may have been done in another one. None is done
@@ -83,5 +84,43 @@ func TestAgainInAnyOrder(t *testing.T) {
 	close(b.late)
 	if n := <-count; n != 32 {
 		t.Errorf("%d requests are done that had not been done, want 32", n)
+	}
+}
+
+// A request whose data never come is not done, and nothing that has to come behind it: neither a fence, nor, on a strict handle,
+// any other request. Otherwise a client that dies in the middle of a log's body would leave its commit record.
+func TestNothingBehindLostData(t *testing.T) {
+	for what, x := range map[string]struct {
+		order  rdma.Order
+		behind wire.Flags
+	}{
+		"a fence":          {rdma.FreeStart | rdma.FreeFinish, wire.Fence},
+		"a strict handle":  {rdma.OrderStrict, 0},
+		"a durable record": {rdma.OrderStrict, wire.Barrier},
+	} {
+		t.Run(what, func(t *testing.T) {
+			b := newBench(t, false, 32<<20, service.Config{Memory: 1 << 20})
+			c := b.connect(ins)
+			c.hello("")
+			c.attach(wire.AttachMessage{Partition: "disk/log", Order: uint16(x.order)}, nil)
+			c.attached()
+			await, release := b.store.Hold(everything)
+			c.request(wire.Request{Op: wire.Read, Tag: 1, Length: 1 << 20}) // takes all memory
+			await(1)
+			c.request(wire.Request{Op: wire.Write, Tag: 2, Length: 64 << 10, Offset: 1 << 20, STag: 1 << 8}) // there is no such memory
+			c.data()[0] = 1
+			c.request(wire.Request{Op: wire.Write, Flags: wire.Inline | x.behind, Tag: 3, Length: 512, Offset: 2 << 20})
+			c.do(wire.Request{Op: wire.List, Tag: 4}) // so both are there
+			release()
+			for c.next() != nil { // until the connection has ended
+			}
+			b.settle(0)
+			c.close()
+			c = b.use(0)
+			c.data()[0] = 9
+			if r := c.do(wire.Request{Op: wire.Read, Tag: 5, Length: 512, Offset: 2 << 20}); r.Status != wire.OK || c.data()[0] != 0 {
+				t.Errorf("%v, and the first octet is %d, want 0", r.Status, c.data()[0])
+			}
+		})
 	}
 }
