@@ -142,35 +142,36 @@ func (q *queuePair) repeat(known bool) {
 		}
 	}
 	unknown := make(map[uint32]bool) // chains in which there is an atomic operation of which it is not known
-	for w := q.first; w != nil; {
-		next := w.next
-		for _, p := range q.inOrder(w) {
-			seen := w.gate == gatePassed || w.gate == gateDoomed // its fence
-			switch {
-			case p.direct: // there was no request before it, and a fence behind it has waited
-				q.resendDirect(p)
-			case w.fence && !seen && unknown[w.chain-1]:
-				q.doom(p, rdma.StatusTransport, errUnknown)
-			case w.fence && !seen && *q.isBroken(w.chain - 1): // which the service knew, but does not any more
-				q.doom(p, rdma.StatusFenced, nil)
-			case p.gate:
-				q.resend(p)
-			case known && w.opcode != rdma.OpRead && w.opcode != rdma.OpFlush:
-				p.again = true
-				q.resend(p)
-			case w.opcode == rdma.OpCompareSwap || w.opcode == rdma.OpFetchAdd:
-				unknown[w.chain] = true
-				w.status, w.err = rdma.StatusTransport, errUnknown
-				q.answered(p)
-			case w.opcode == rdma.OpRead && w.overtaken():
-				w.harmless = true
-				w.status, w.err = rdma.StatusTransport, errOvertaken
-				q.answered(p)
-			default:
-				q.resend(p)
-			}
+	var ps []*piece                  // collected before the list changes: a work that ends here takes those with it that have waited for it
+	for w := q.first; w != nil; w = w.next {
+		ps = append(ps, q.inOrder(w)...)
+	}
+	for _, p := range ps {
+		w := p.w
+		seen := w.gate == gatePassed || w.gate == gateDoomed // its fence
+		switch {
+		case p.direct: // there was no request before it, and a fence behind it has waited
+			q.resendDirect(p)
+		case w.fence && !seen && unknown[w.chain-1]:
+			q.doom(p, rdma.StatusTransport, errUnknown)
+		case w.fence && !seen && *q.isBroken(w.chain - 1): // which the service knew, but does not any more
+			q.doom(p, rdma.StatusFenced, nil)
+		case p.gate:
+			q.resend(p)
+		case known && w.opcode != rdma.OpRead && w.opcode != rdma.OpFlush:
+			p.again = true
+			q.resend(p)
+		case w.opcode == rdma.OpCompareSwap || w.opcode == rdma.OpFetchAdd:
+			unknown[w.chain] = true
+			w.status, w.err = rdma.StatusTransport, errUnknown
+			q.answered(p)
+		case w.opcode == rdma.OpRead && w.overtaken():
+			w.harmless = true
+			w.status, w.err = rdma.StatusTransport, errOvertaken
+			q.answered(p)
+		default:
+			q.resend(p)
 		}
-		w = next
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"math/rand/v2"
+	"runtime"
 	"testing"
 	"time"
 
@@ -278,6 +279,32 @@ func TestAtomicNotRepeated(t *testing.T) {
 			t.Errorf("3 was added, and the sum is %d", n)
 		}
 		u.post(u.work(rdma.OpWrite, 4, rdma.Fence, 0, 512, 0))
+		u.want(4, rdma.StatusOK)
+	})
+}
+
+// A work that ends because it cannot be repeated lets those be retired that have waited for it only. What is behind these is
+// repeated all the same.
+func TestRepeatedBehindComplete(t *testing.T) {
+	over(t, func(t *testing.T, s *rdmatest.Volatile, f *far, d rdma.Device, addr string) {
+		u := use(t, d, addr, rdma.FreeStart)
+		await, release := s.Hold(func(op *backend.Op) bool { return op.Off != 1<<20 })
+		u.post(
+			u.work(rdma.OpFetchAdd, 1, 0, 0, 8, 0), u.work(rdma.OpRead, 2, 0, 1024, 512, 1<<20),
+			u.work(rdma.OpRead, 3, 0, 1536, 512, 2<<20), u.work(rdma.OpWrite, 4, 0, 2048, 512, 3<<20),
+		)
+		await(3)
+		for u.qp.Counters().Reads == 0 { // the second work is complete, and waits for the first
+			runtime.Gosched()
+		}
+		f.hideAway()
+		remote.Cut(u.qp)
+		release()
+		f.end()
+		f.start(service.Config{}, f.l.Addr().String())
+		u.want(1, rdma.StatusTransport)
+		u.want(2, rdma.StatusOK)
+		u.want(3, rdma.StatusOK)
 		u.want(4, rdma.StatusOK)
 	})
 }
