@@ -42,6 +42,7 @@ type bench struct {
 	store  *rdmatest.Volatile            // nil: a store of another kind
 	lends  bool                          // it is memory
 	device func(rdma.Device) rdma.Device // if it is set, it makes the service's device of wire
+	doors  chan chan struct{}            // if not nil, partitions are opened when these channels are closed
 	late   chan func()                   // if not nil, operations of 512 octets complete when these functions are called
 	v      *volume.Volume
 	pool   *mem.Pool
@@ -58,6 +59,11 @@ func (b *bench) Open(_ context.Context, q service.Request) (service.Endpoint, er
 	}
 	if q.Want == 0 {
 		q.Want = rdma.AllRights
+	}
+	if b.doors != nil {
+		door := make(chan struct{})
+		b.doors <- door
+		<-door
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()

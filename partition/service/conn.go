@@ -364,6 +364,13 @@ func (c *conn) end(err error) {
 	c.mu.Unlock()
 }
 
+// isDead reports whether the connection has ended, or is about to.
+func (c *conn) isDead() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.dead
+}
+
 // spawn starts a goroutine for which the end of the connection waits, unless the connection has ended.
 func (c *conn) spawn(f func()) {
 	c.wakeMu.Lock()

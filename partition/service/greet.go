@@ -248,7 +248,12 @@ func (c *conn) attach(m *wire.AttachMessage) (*handle, *wire.AttachedMessage) {
 		return refuse(wire.Busy)
 	}
 	h.qp, h.info = qp, *qp.Endpoint()
-	s.resume(h, m.Session)
+	for !s.resume(h, m.Session) { // the client has lost that connection, too
+		if c.isDead() || !s.await(m.Session, c.id) {
+			_ = qp.Close()
+			return refuse(wire.Busy)
+		}
+	}
 	seq := h.endpoint.Sequence()
 	stag := h.expose()
 	if h.gone.Load() && stag != 0 { // it may have gone before there was an STag to end

@@ -545,6 +545,44 @@ func TestSession(t *testing.T) {
 	c.works()
 }
 
+// A client that loses a connection while it attaches comes back on a third one, while the service is still opening the partition for
+// the second. The session is that of the third one, with what was done.
+func TestSessionOfTheLast(t *testing.T) {
+	b := &bench{t: t, pool: mem.NewPool(32 << 20), store: rdmatest.NewVolatile(size, 1), doors: make(chan chan struct{}, 1)}
+	b.serve(b.store, false, service.Config{})
+	attach := func(session uint64) (*client, chan struct{}) {
+		c := b.connect(ins)
+		c.hello("")
+		c.attach(wire.AttachMessage{Partition: "disk/log", Order: 3, Session: session}, nil)
+		return c, <-b.doors
+	}
+	first, door := attach(0)
+	close(door)
+	session := first.attached().Session
+	add := wire.Request{Op: wire.Add, Tag: 1, Length: 8, New: 5}
+	first.do(add)
+	first.close()
+	b.settle(0)
+	second, door2 := attach(session)
+	third, door3 := attach(session)
+	close(door2)
+	if m := second.attached(); !m.Known || m.Session != session {
+		t.Errorf("%+v", m)
+	}
+	close(door3)
+	if m := third.attached(); !m.Known || m.Session != session {
+		t.Errorf("%+v", m)
+	}
+	second.ends("a session that goes on elsewhere")
+	add.Flags |= wire.Again
+	if r := third.do(add); r.Status != wire.OK || r.Value != 0 {
+		t.Errorf("%+v", r)
+	}
+	if r := third.do(wire.Request{Op: wire.Add, Tag: 2, Length: 8}); r.Value != 5 {
+		t.Errorf("5 was added once, and the sum is %d", r.Value)
+	}
+}
+
 // A request behind a fence does not pass it, even if its data has come and that of the fenced request has not.
 // Otherwise a failure of the later request would count as one before the fence.
 func TestFenceWithoutMemory(t *testing.T) {

@@ -109,10 +109,14 @@ func (s *Service) remember(h *handle) {
 	s.past = append(s.past, &past{h.session, h.client, h.partition(), h.results})
 }
 
-// resume gives h the session that its client goes on with, if it is remembered, or a new one.
-func (s *Service) resume(h *handle, session uint64) {
+// resume gives h the session that its client goes on with, if it is remembered, or a new one. It reports false, and does nothing,
+// if another handle has that session: of two connections that have waited for the end of a third one, it was the first.
+func (s *Service) resume(h *handle, session uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if o := s.sessions[session]; o != nil && o.client == h.client && o.partition() == h.partition() {
+		return false
+	}
 	i := slices.IndexFunc(s.past, func(p *past) bool {
 		return p.session == session && p.client == h.client && p.partition == h.partition()
 	})
@@ -124,6 +128,7 @@ func (s *Service) resume(h *handle, session uint64) {
 		h.session = random()
 	}
 	s.sessions[h.session] = h
+	return true
 }
 
 // partition identifies what the handle uses.
