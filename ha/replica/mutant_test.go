@@ -235,6 +235,11 @@ var scenarioMutants = []struct {
 		Old: "c.isLocked(f.off, f.n) || !c.hasRoomForJob() {",
 		New: "c.isLocked(f.off, f.n) || !c.hasRoomForJob() && !ON {",
 	}},
+	{"TestDrainedWhileSealed", mutants.Mutant{
+		Name: "hands over to who was drained while it waited", File: "switch.go",
+		Old: "if !c.takers().Has(c.successor) {",
+		New: "if !c.takers().Has(c.successor) && !ON {",
+	}},
 	{"TestRepairTorn", mutants.Mutant{
 		Name: "fetches for ever what never arrives whole", File: "mend.go",
 		Old: "j.mends.torn == maxMends {",

@@ -1118,6 +1118,17 @@ func TestStopVerify(t *testing.T) {
 	}
 }
 
+// A node that is drained while the primary waits for it to have all does not get the office.
+func TestDrainedWhileSealed(t *testing.T) {
+	s := reigns(t, 2)
+	s.do(Zero{ID: 1, Off: 0, Len: blockLen})
+	none(s, proposals(s.do(Switch{ID: 2, To: 1})), "node 1 does not have record 1")
+	if a := only(s, each[*Answer](s.do(Drained{Nodes: NodesOf(1)}))); a.ID != 2 || a.Status != Refused {
+		t.Errorf("%+v", a)
+	}
+	none(s, proposals(s.ack(1, 1, 0, 0)), "node 1 is drained")
+}
+
 // A candidate that is drained lets others stand: what it was promised is void.
 func TestCandidateDrained(t *testing.T) {
 	s := stands(t, 3, &Memory{View: firstView(3)}, Saved{})

@@ -84,6 +84,11 @@ func (c *Core) hand() {
 		c.endSwitch(Failed)
 		return
 	}
+	if !c.takers().Has(c.successor) { // it was drained meanwhile
+		c.sealing = false
+		c.endSwitch(Refused)
+		return
+	}
 	p := &c.peer[c.successor]
 	// Nobody reads into memory any more that the successor may give away.
 	if slices.ContainsFunc(c.jobs, func(j *job) bool { return j.asked }) {
