@@ -139,6 +139,63 @@ func TestAloneAndFull(t *testing.T) {
 	})
 }
 
+// TestFlushAfterKill: a process that ends leaves in the page cache what its disk does not have. The next one answers a flush when the disk
+// has that, though the flush is all that it was asked for.
+func TestFlushAfterKill(t *testing.T) {
+	for nodes := 1; nodes <= 2; nodes++ {
+		synctest.Test(t, func(t *testing.T) {
+			l := newLab(t, nodes)
+			l.begin()
+			defer l.end()
+			a := l.nodes[0]
+			if nodes == 2 {
+				l.nodes[1].kill()
+				l.await(a, "alone", func(s replica.State) bool { return s.View.InSync == replica.NodesOf(0) })
+			}
+			want := bytesOf(128<<10, 2)
+			l.write(a, 64<<10, want)
+			l.expect(a, 64<<10, want) // its copy has it
+			a.kill()
+			a.start()
+			l.await(a, "primary again", func(s replica.State) bool { return s.Role == replica.Primary })
+			l.expect(a, 64<<10, want)
+			if err := l.do(a, backend.Op{Kind: backend.Flush}); err != nil {
+				t.Fatal(err)
+			}
+			a.cutPower(nil, 0)
+			a.start()
+			l.await(a, "primary again", func(s replica.State) bool { return s.Role == replica.Primary })
+			l.expect(a, 64<<10, want)
+			if nodes == 2 {
+				l.nodes[1].start()
+				l.level(a)
+			}
+		})
+	}
+}
+
+// TestNoFlushAtStart: a copy that cannot make durable what it has takes no part.
+func TestNoFlushAtStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 1)
+		l.begin()
+		defer l.end()
+		a := l.nodes[0]
+		a.kill()
+		l.wrap = func(s backend.Store) backend.Store {
+			bad := faulty.New(s, 1)
+			bad.Fail(faulty.Match{Kinds: []backend.Kind{backend.Flush}}, &backend.MediumError{Kind: backend.Flush, Err: errDisk})
+			return bad
+		}
+		if _, err := a.open(); !errors.Is(err, errDisk) {
+			t.Errorf("it opens with %v", err)
+		}
+		a.closeFabric()
+		l.wrap = nil
+		a.start()
+	})
+}
+
 // TestReadError: what the primary's disk cannot read comes from the other copy, and is written anew.
 func TestReadError(t *testing.T) {
 	overEach(t, func(t *testing.T, l *lab) {

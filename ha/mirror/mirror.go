@@ -235,6 +235,11 @@ func Open(o Options) (*Mirror, error) {
 		m.journal.close()
 		return nil, fmt.Errorf("mirror %s: %w", o.Name, errors.Join(err, m.freeArena()))
 	}
+	// What a former life has given to the copy may be in a cache of this machine. Here it is what the copy has, and flushes are answered for it.
+	if err := do(o.Copy, backend.Op{Kind: backend.Flush}); err != nil {
+		m.journal.close()
+		return nil, fmt.Errorf("mirror %s: what is on its copy cannot be made durable: %w", o.Name, errors.Join(err, m.freeArena()))
+	}
 	meta, err := openMetadata(o.FS)
 	switch {
 	case errors.Is(err, errNoMetadata):

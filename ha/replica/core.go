@@ -102,7 +102,7 @@ type sentBeat struct {
 	at time.Duration
 }
 
-// New starts a node. Memory is nil when it is gone, or there was none.
+// New starts a node. Memory is nil when it is gone, or there was none: then nothing else than what is durable is on the disk.
 func New(cfg Config, now time.Duration, memory *Memory, saved Saved) *Core {
 	c := &Core{cfg: cfg, now: now, lastTick: now, lastBeat: now, stores: slices.Clone(cfg.Stores), settled: true}
 	c.streams = uint64(cfg.Incarnation) << 32
