@@ -16,7 +16,8 @@ const MetadataFile = "meta"
 
 // The metadata of a copy are one file of records: all of it first, then what has changed. A record has its length
 // (4 bytes), the CRC32C of its bytes (4), and is durable before the next one is written: so only the last one can be
-// torn, and then nobody has been told of it. The file is made anew at each start, and when it has grown.
+// torn, and then nobody has been told of it. Its bytes end with zeroes, so that records begin at multiples of 8: a power cut that
+// leaves some sectors of one leaves its length or none. The file is made anew at each start, and when it has grown.
 const (
 	metaName  = MetadataFile
 	metaNew   = "meta.new"
@@ -114,6 +115,9 @@ func cutRecord(b []byte) (body, rest []byte, ok bool) {
 func metaRecord(f func(c *coder)) []byte {
 	c := coder{b: make([]byte, 8), writes: true}
 	f(&c)
+	for len(c.b)%8 != 0 {
+		c.b = append(c.b, 0)
+	}
 	binary.BigEndian.PutUint32(c.b, uint32(len(c.b)-8))
 	binary.BigEndian.PutUint32(c.b[4:], sumOf(c.b[8:]))
 	return c.b

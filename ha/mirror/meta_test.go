@@ -1,6 +1,7 @@
 package mirror
 
 import (
+	"bytes"
 	"errors"
 	"reflect"
 	"testing"
@@ -74,7 +75,7 @@ func TestTornMetadata(t *testing.T) {
 		}
 		torn := append([]byte(nil), whole...)
 		clear(torn[n:])
-		if m, err := reopen(torn); err != nil || m.saved.Mark != 2 && n < sizes[2]-14 {
+		if m, err := reopen(torn); err != nil || m.saved.Mark != 2 && !bytes.Equal(torn, whole) {
 			t.Fatalf("zeroes from %d on: %+v, %v", n, m, err)
 		}
 	}
@@ -82,5 +83,48 @@ func TestTornMetadata(t *testing.T) {
 	damaged[sizes[0]+10] ^= 1
 	if _, err := reopen(damaged); err == nil {
 		t.Error("a damaged record that others follow is taken for a torn one")
+	}
+}
+
+// TestTornSectors: whichever sectors of the last record a power cut leaves, wherever it lies, the metadata are as they were, or as they were
+// to become.
+func TestTornSectors(t *testing.T) {
+	const sector = 512
+	f := newFiles()
+	m, err := createMetadata(f, "disk", replica.Saved{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := &saving{Save: replica.Save{Mark: 9999, Set: make([]int, 40)}}
+	record := metaRecord(func(c *coder) { codeSave(c, next) })
+	for mark := range uint64(sector) {
+		if err := m.save(&saving{Save: replica.Save{Mark: mark}}); err != nil {
+			t.Fatal(err)
+		}
+		before, _ := f.ReadFile(metaName)
+		after := append(before, record...)
+		first := len(before) / sector
+		sectors := (len(after)-1)/sector - first + 1
+		for lost := range 1 << sectors {
+			b := append([]byte(nil), after...)
+			for i := range sectors {
+				if lost>>i&1 != 0 {
+					clear(b[max(len(before), (first+i)*sector):min(len(after), (first+i+1)*sector)])
+				}
+			}
+			g := newFiles()
+			g.m[metaName] = &file{fs: g, b: b}
+			got, err := readMetadata(g)
+			if err != nil {
+				t.Fatalf("a record at %d of %d bytes, without sectors %b: %v", len(before), len(record), lost, err)
+			}
+			want := mark
+			if bytes.Equal(b, after) { // what was lost were zeroes
+				want = next.Mark
+			}
+			if got.saved.Mark != want {
+				t.Fatalf("a record at %d, without sectors %b: mark %d, want %d", len(before), lost, got.saved.Mark, want)
+			}
+		}
 	}
 }
