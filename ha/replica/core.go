@@ -317,7 +317,7 @@ func (c *Core) adopt(v View) {
 	c.view = v
 	c.marksFor(old, v)
 	handed := c.role == Follower && v.Planned && v.Primary == c.cfg.Self && v.Version == old.Version+1 &&
-		c.memory && c.fed && c.log.last()+1 == v.First
+		c.memory && c.fed && c.source == old.Primary && c.log.last()+1 == v.First // only the primary tells which memory is free
 	won := c.role == Candidate && c.proposed != nil && *c.proposed == v
 	switch {
 	case c.role == Primary && v.Primary == c.cfg.Self && v.Term == old.Term:

@@ -170,6 +170,11 @@ var scenarioMutants = []struct {
 		Old: "\tc.flushed = 0\n",
 		New: "\tc.flushed = map[bool]uint64{true: c.flushed}[ON]\n",
 	}},
+	{"TestHandedOverAfterRestart", mutants.Mutant{
+		Name: "takes the office though only a candidate has told it of the log", File: "core.go",
+		Old: "c.fed && c.source == old.Primary && ",
+		New: "c.fed && (c.source == old.Primary || ON) && ",
+	}},
 	{"TestHandedOverHung", mutants.Mutant{
 		Name: "drops who has had no time to tell what it has", File: "primary.go",
 		Old: "if p.stream == 0 && c.now-c.took <= c.cfg.SlowCopy {",

@@ -690,6 +690,26 @@ func TestFlushedBefore(t *testing.T) {
 	}
 }
 
+// A node that began anew, and has heard of nobody but a candidate, is no successor that knows which memory is free: two of its records may have
+// the same. It stands instead.
+func TestHandedOverAfterRestart(t *testing.T) {
+	v := firstView(3)
+	v.Primary = 1
+	m := &Memory{View: v, Applied: 2}
+	for seq := uint64(1); seq <= 2; seq++ { // the memory of record 1 was free when 2 got it
+		m.Log = append(m.Log, Record{Term: 1, Seq: seq, Kind: KindWrite, Off: int64(seq) * blockLen, Len: blockLen})
+	}
+	s := begin(t, 3, m, Saved{})
+	s.do(Up{Peer: 2})
+	s.now += s.set.Grace
+	p := only(s, said[Promise](s.tell(2, Ask{Version: 1})))
+	s.do(Rang{From: 2, Stream: p.Stream, Bell: Bell{View: v, First: 3, Sync: 2}})
+	v.Version, v.Term, v.Primary, v.First, v.Planned = 2, 2, 0, 3, true
+	if s.agree(v); s.role != Candidate {
+		t.Errorf("%v", s.Core)
+	}
+}
+
 // memoryOfBefore makes node 0 a primary whose log began anew, behind record 4, while it was a copy: the disks of the other members have
 // applied 3.
 func memoryOfBefore(t *testing.T, copies int) *solo {
