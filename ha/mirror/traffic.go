@@ -38,7 +38,7 @@ func (m *Mirror) do(a replica.Action) {
 		m.cut(a.To)
 	case replica.Drop:
 		if c := m.conns[a.Peer]; c != nil {
-			c.end(errors.New("the other node was not heard in time, and begins anew"))
+			c.end(errors.New("the other node begins anew: it was not heard in time, or its disk is bad or too slow"))
 		}
 	case replica.Propose:
 		m.noteProposal(&a.View)

@@ -75,11 +75,12 @@ type peer struct {
 	up    bool
 	hello *Hello // not acted upon yet
 
-	stream   uint64 // records go to it; 0: none
-	started  bool   // the first bell has gone
-	begun    bool   // it has told of this stream: its log is the one that the first bell begins
-	behind   uint64 // the newest record before that log
-	outside  bool   // it is brought level, and does not count
+	stream   uint64        // records go to it; 0: none
+	started  bool          // the first bell has gone
+	begun    bool          // it has told of this stream: its log is the one that the first bell begins
+	behind   uint64        // the newest record before that log
+	outside  bool          // it is brought level, and does not count
+	rests    time.Duration // it was too slow: it begins again then
 	sent     uint64
 	received uint64
 	applied  uint64

@@ -175,6 +175,21 @@ var scenarioMutants = []struct {
 		Old: "c.fed && c.source == old.Primary && ",
 		New: "c.fed && (c.source == old.Primary || ON) && ",
 	}},
+	{"TestSlowOutside", mutants.Mutant{
+		Name: "lets hosts wait for a slow copy that is outside", File: "primary.go",
+		Old: "slow := c.holdsUp(p)\n",
+		New: "slow := c.holdsUp(p) && !ON\n",
+	}},
+	{"TestSlowOutside", mutants.Mutant{
+		Name: "gives up a copy for which hosts wait", File: "primary.go",
+		Old: "len(c.hungry) == 0 || !c.mayWrite() ||",
+		New: "len(c.hungry) == 0 || !c.mayWrite() && !ON ||",
+	}},
+	{"TestSlowOutside", mutants.Mutant{
+		Name: "begins at once with a copy that was too slow", File: "primary.go",
+		Old: "!asMember && (c.now < p.rests ||",
+		New: "!asMember && (c.now < p.rests && !ON ||",
+	}},
 	{"TestHandedOverHung", mutants.Mutant{
 		Name: "drops who has had no time to tell what it has", File: "primary.go",
 		Old: "if p.stream == 0 && c.now-c.took <= c.cfg.SlowCopy {",

@@ -111,7 +111,7 @@ func (c *Core) greet() {
 		}
 		// A copy of which nobody knows whether it has been taken in goes on with its log, as a member does.
 		asMember := c.view.InSync.Has(id) || c.proposed != nil && c.proposed.InSync.Has(id)
-		if !asMember && !c.hasRoomFor(len(c.stores)) {
+		if !asMember && (c.now < p.rests || !c.hasRoomFor(len(c.stores))) {
 			p.hello = h
 			continue
 		}
@@ -159,8 +159,12 @@ func (c *Core) reshape() {
 		if p.stream == 0 {
 			continue
 		}
+		slow := c.holdsUp(p)
+		if slow {
+			p.rests = c.now + c.cfg.SlowCopy
+		}
 		switch {
-		case p.lost || c.now-p.heard > c.cfg.Grace:
+		case slow || p.lost || c.now-p.heard > c.cfg.Grace:
 			p.stream = 0
 			c.out = append(c.out, Drop{Peer: id})
 		case v.InSync == c.view.InSync && c.isLevel(p):
@@ -205,6 +209,16 @@ func (c *Core) isLate(at uint64) bool {
 	}
 	late := c.now - since
 	return late > c.cfg.SlowCopy || late > c.cfg.SlowCopy*2/5 && c.heap.used*2 > c.heap.size
+}
+
+// holdsUp says whether hosts wait for memory because the disk of a copy outside S has not applied what this one has, for as long as a member
+// may take. If they wait for that copy to be level it may take its time.
+func (c *Core) holdsUp(p *peer) bool {
+	if len(c.hungry) == 0 || !c.mayWrite() || c.sealing {
+		return false
+	}
+	e := c.entry(p.applied + 1)
+	return e != nil && e.Seq <= c.disk.applied && c.now-e.at > c.cfg.SlowCopy*2/5
 }
 
 // isLevel says whether a copy outside S has all, durably where it was copied. One that was not heard to have begun its log anew may

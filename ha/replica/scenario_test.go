@@ -604,6 +604,45 @@ func outside(t *testing.T, copies int) *solo {
 	return s
 }
 
+// A copy outside S whose disk is slow does not keep hosts waiting for memory for longer than a member would: it has to begin again, later.
+// If hosts wait for that very copy it may take its time.
+func TestSlowOutside(t *testing.T) {
+	fills := func(s *solo, least int) {
+		s.lacks(0)
+		s.written(s.do(Zero{ID: 8, Off: granuleLen, Len: blockLen}))
+		s.cfg.MinCopies = least
+		for i, n := range []int64{s.set.Heap / 2, s.set.Heap / 4} { // all that hosts have
+			id, off := uint64(i), int64(16+32*i)*blockLen
+			addr := only(s, each[Answer](s.do(Reserve{ID: id, Len: n}))).Addr
+			s.written(s.do(Write{ID: id, Off: off, Len: n, Addr: addr}))
+		}
+		s.ack(1, s.log.last(), 0, 0)
+		none(s, each[Answer](s.do(Reserve{ID: 9, Len: blockLen})), "there is no memory")
+	}
+	s := outside(t, 2)
+	fills(s, 1)
+	late := s.set.SlowCopy * 2 / 5
+	early := s.wait(late - 100*time.Millisecond)
+	none(s, each[Drop](early), "a disk may take so long")
+	actions := s.wait(200 * time.Millisecond)
+	if d := only(s, each[Drop](actions)); d.Peer != 1 {
+		t.Errorf("%+v", d)
+	}
+	if a := only(s, each[Answer](actions)); a.ID != 9 || a.Status != Good {
+		t.Errorf("%+v", a)
+	}
+	s.do(Down{Peer: 1})
+	s.do(Up{Peer: 1})
+	none(s, each[Post](append(s.lacks(0), s.wait(s.set.SlowCopy-300*time.Millisecond)...)), "it was slow a moment ago")
+	if p := each[Post](s.wait(400 * time.Millisecond)); len(p) == 0 || p[0].Bell.Start == nil {
+		t.Errorf("%+v", p)
+	}
+
+	s = outside(t, 2)
+	fills(s, 2)
+	none(s, each[Drop](s.wait(s.set.SlowCopy-200*time.Millisecond)), "hosts wait for it")
+}
+
 // lacks says hello as node 1, which lacks a granule.
 func (s *solo) lacks(granule int) []Action {
 	var b Bits
