@@ -66,11 +66,11 @@ func (t *Task) leaveSanitize() volume.Next {
 	}
 	w := t.awaitVolumes(len(all))
 	for _, a := range all {
-		if _, changed := a.ns.v.LeaveSanitize(); !changed {
+		if _, failed := a.ns.v.MayLeaveSanitize(); !failed {
 			w.done(nil)
 			continue
 		}
-		go func() { w.done(a.ns.v.KeepSanitize()) }() // the task waits for it
+		go func() { w.done(a.ns.v.LeaveSanitize()) }() // the task waits for it
 	}
 	w.done(nil)
 	return volume.Wait

@@ -155,17 +155,17 @@ func (t *Task) sanitizeExit() Next {
 	if t.CDB[7]|t.CDB[8] != 0 {
 		return t.check(invalidField(7))
 	}
-	allowed, changed := t.lu.v.LeaveSanitize()
+	allowed, failed := t.lu.v.MayLeaveSanitize()
 	switch {
 	case !allowed:
 		return t.check(invalidField(1))
-	case !changed:
+	case !failed:
 		return t.good()
 	}
 	next := t.r.Park(nil, t.before((*Task).sanitizeEnded))
 	t.waiter = &sanitizeWaiter{}
 	go func() {
-		if err := t.lu.v.KeepSanitize(); err != nil {
+		if err := t.lu.v.LeaveSanitize(); err != nil {
 			t.lu.log.notKept(err)
 			t.waiter.err = volume.ErrNotKept
 		}

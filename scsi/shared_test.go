@@ -232,6 +232,11 @@ func TestSanitizeIsKeptFirst(t *testing.T) {
 		kept.saves <- want.err
 		if want.err == nil {
 			go func() { <-kept.seen; kept.saves <- nil }() // the end
+		} else {
+			if bytes.Contains(<-kept.seen, []byte("Sanitize")) {
+				t.Error("the state that could not be kept is not undone")
+			}
+			kept.saves <- nil
 		}
 		if v := verdict(b.finish(task, Wait, nil)); v != want.code {
 			t.Errorf("kept: %v; SANITIZE: %05x", want.err, v)

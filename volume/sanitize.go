@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"cmp"
 	"errors"
 	"sync/atomic"
 	"time"
@@ -172,50 +173,50 @@ func (v *Volume) Sanitized() <-chan struct{} {
 	return none
 }
 
-// LeaveSanitize goes on after a sanitize operation that has failed. allowed is false if that is only
-// for another operation to do. If there was none nothing is changed, and Keep need not be called.
-func (v *Volume) LeaveSanitize() (allowed, changed bool) {
+// MayLeaveSanitize reports whether somebody may go on after a sanitize operation that has failed without another one, and whether
+// one has: then LeaveSanitize does so.
+func (v *Volume) MayLeaveSanitize() (allowed, failed bool) {
 	v.sanitizing.Lock()
 	defer v.sanitizing.Unlock()
 	s := &v.sanitizer
-	if s.failed && !s.order.Unrestricted {
-		return false, false
-	}
-	changed = s.failed
-	v.setSanitizer(s.job.Load(), false)
-	return true, changed
+	return !s.failed || s.order.Unrestricted, s.failed
 }
 
-// KeepSanitize keeps what LeaveSanitize has changed. It may take its time.
-func (v *Volume) KeepSanitize() error {
+// LeaveSanitize goes on after a sanitize operation that has failed, when that is kept. If it cannot be kept nothing changes: what
+// is written from then on would be refused after a restart, or destroyed if the failure was not kept either. It may take its time.
+func (v *Volume) LeaveSanitize() error {
+	err := v.keepSanitize(func(d *document) {
+		if v.sanitizer.job.Load() == nil {
+			d.Sanitize = nil
+		}
+	})
+	if err != nil {
+		return err
+	}
+	v.sanitizing.Lock()
+	defer v.sanitizing.Unlock()
+	if v.sanitizer.job.Load() == nil {
+		v.setSanitizer(nil, false)
+	}
+	return nil
+}
+
+// keepSanitize keeps what change, which is called with v.sanitizing held, makes of the sanitize operations of the document.
+func (v *Volume) keepSanitize(change func(*document)) error {
 	if v.keeper == nil {
 		return nil
 	}
 	return v.keep(func(d *document) {
 		v.sanitizing.Lock()
 		defer v.sanitizing.Unlock()
-		d.Sanitize, d.Sanitized = v.sanitizer.keep(), v.sanitizer.erased
+		change(d)
 	})
-}
-
-// keep is what a restart has to know, or nil. Volume.sanitizing is held.
-func (s *sanitizer) keep() *Order {
-	job := s.job.Load()
-	switch {
-	case job != nil:
-		return &job.order
-	case s.failed:
-		order := s.order
-		order.Failed = true
-		return &order
-	}
-	return nil
 }
 
 func (j *sanitizeJob) run() {
 	defer close(j.ended)
 	v := j.v
-	if err := v.KeepSanitize(); err != nil {
+	if err := v.keepSanitize(func(d *document) { d.Sanitize, d.Sanitized = &j.order, nil }); err != nil {
 		v.log.Error("the state of a sanitize operation cannot be saved, so it is not begun", "reason", err)
 		v.sanitizing.Lock()
 		v.setSanitizer(nil, v.sanitizer.failed)
@@ -243,18 +244,30 @@ func (j *sanitizeJob) run() {
 	if err != nil {
 		v.log.Error("the store failed a sanitize operation; the volume refuses commands until another one succeeds, or an initiator sends EXIT FAILURE MODE", "reason", err)
 	}
+	// Before that is durable a restart would do the operation again, and destroy what was written meanwhile.
+	if unsaved := v.keepSanitize(func(d *document) { d.Sanitize, d.Sanitized = j.outcome(err) }); unsaved != nil {
+		v.log.Error("the end of a sanitize operation cannot be saved, and a restart of the target would do it again: so it counts as failed", "reason", unsaved)
+		err = cmp.Or(err, unsaved)
+	}
 	v.sanitizing.Lock()
 	if v.sanitizer.order = j.order; err == nil {
 		v.sanitizer.erased = &j.order
 	}
 	v.setSanitizer(nil, err != nil)
 	v.sanitizing.Unlock()
-	if unsaved := v.KeepSanitize(); unsaved != nil {
-		v.log.Error("the end of a sanitize operation cannot be saved; a restart of the target would do it again", "reason", unsaved)
-	}
 	if j.over != nil {
 		j.over(err)
 	}
+}
+
+// outcome is what is kept of an operation that has ended.
+func (j *sanitizeJob) outcome(err error) (failed, succeeded *Order) {
+	if err == nil {
+		return nil, &j.order
+	}
+	order := j.order
+	order.Failed = true
+	return &order, nil
 }
 
 // tell tells who waits for the beginning, and, unless err is errStopped, who waits for the end.
@@ -370,7 +383,11 @@ func (v *Volume) stopSanitize() error {
 	v.sanitizing.Lock()
 	j := v.sanitizer.last
 	if v.sanitizer.job.Load() != nil {
-		close(j.stop)
+		select {
+		case <-j.stop: // by an earlier Close, which did not wait any longer
+		default:
+			close(j.stop)
+		}
 	}
 	v.sanitizing.Unlock()
 	if j == nil {

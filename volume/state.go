@@ -13,8 +13,8 @@ import (
 
 // Keeper keeps the state of a volume over restarts: persistent reservations, for initiators that
 // ask for it (APTPL), access states of groups of target ports, a sanitize operation that has to be
-// completed, and the generation of numbers of writes. Save replaces what is there atomically and durably; an empty state removes it. Calls do not
-// overlap.
+// completed, and the generation of numbers of writes. Save replaces what is there atomically and durably; an empty state removes it. If it
+// fails, what was there is still there, or the new state is. Calls do not overlap.
 type Keeper interface {
 	Load() (state []byte, err error)
 	Save(state []byte) error
@@ -55,13 +55,16 @@ func (v *Volume) number() {
 	v.sequence.Begin(g)
 }
 
-// keep changes what is kept, and returns when that is durable.
+// keep changes what is kept, and returns when that is durable. After an error what was kept before is there, as far as that can be
+// had.
 func (v *Volume) keep(change func(*document)) error {
 	v.keeping.Lock()
 	defer v.keeping.Unlock()
 	d := v.kept
 	change(&d)
 	if err := save(v.keeper, &d); err != nil {
+		// It may be there all the same, and a restart would find what has not happened. If this fails, too, nothing more can be done.
+		_ = save(v.keeper, &v.kept)
 		return err
 	}
 	v.kept = d

@@ -163,7 +163,7 @@ func TestSanitizeOverRestart(t *testing.T) {
 		gate = newGatedStore(4 << 20)
 		v = open(t, Config{Store: gate, Keeper: kept})
 	}
-	if allowed, _ := v.LeaveSanitize(); allowed {
+	if allowed, _ := v.MayLeaveSanitize(); allowed {
 		t.Error("the failure may be left, though nobody has allowed that")
 	}
 	over := make(chan error, 1)
@@ -203,7 +203,97 @@ func TestSanitizeHangs(t *testing.T) {
 		}
 		gate.tokens <- nil
 		<-v.Sanitized()
+		if err := v.Close(); err != nil || !gate.closed { // it hangs no more
+			t.Errorf("Close: %v, store closed %v", err, gate.closed)
+		}
 	})
+}
+
+// trialKeeper is a keeper with a say in how Save ends. What is saved is there even if that fails.
+type trialKeeper struct {
+	keeper
+	save func(state []byte) error // nil: well
+}
+
+func (k *trialKeeper) Save(state []byte) error {
+	_ = k.keeper.Save(state)
+	if k.save == nil {
+		return nil
+	}
+	return k.save(state)
+}
+
+// A sanitize operation that was not begun, because it could not be kept, is not begun by a restart either, though the state was there.
+func TestSanitizeNotKept(t *testing.T) {
+	k := new(trialKeeper)
+	k.save = func([]byte) error { k.save = nil; return errTest }
+	v := open(t, Config{Store: newSliceStore(1 << 20), Keeper: k})
+	begun := make(chan error, 1)
+	v.Sanitize(Order{Action: BlockErase}, func(err error) { begun <- err }, nil)
+	if err := <-begun; err != ErrNotKept {
+		t.Fatal(err)
+	}
+	<-v.Sanitized()
+	if err := v.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s := newSliceStore(1 << 20)
+	s.data[0] = 7 // was written meanwhile
+	v = open(t, Config{Store: s, Keeper: k})
+	<-v.Sanitized()
+	if d := denied(v); d != 0 || s.data[0] != 7 {
+		t.Errorf("after the restart %x is denied, and the first byte is %d", d, s.data[0])
+	}
+	if err := v.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Nobody writes to the volume before it is kept that a sanitize operation is over, or that its failure is left: a restart would do it
+// again, and destroy what was written.
+func TestSanitizeEndsWhenKept(t *testing.T) {
+	k := new(trialKeeper)
+	v := open(t, Config{Store: newSliceStore(1 << 20), Keeper: k})
+	saves := 0
+	k.save = func([]byte) error {
+		if saves++; saves == 1 {
+			return nil // it has begun
+		}
+		if d := denied(v); d != access.Sanitizing && saves == 2 || d == 0 {
+			t.Errorf("save %d: only %x is denied", saves, d)
+		}
+		return errTest
+	}
+	over := make(chan error, 1)
+	v.Sanitize(Order{Action: BlockErase, Unrestricted: true}, nil, func(err error) { over <- err })
+	if err := <-over; err == nil || denied(v) != access.SanitizeFailed {
+		t.Errorf("the end cannot be kept: %v, and %x is denied", err, denied(v))
+	}
+	if allowed, failed := v.MayLeaveSanitize(); !allowed || !failed {
+		t.Errorf("it may be left: %v, it has failed: %v", allowed, failed)
+	}
+	if err := v.LeaveSanitize(); err == nil || denied(v) != access.SanitizeFailed {
+		t.Errorf("that it is left cannot be kept: %v, and %x is denied", err, denied(v))
+	}
+	k.save = func([]byte) error {
+		if denied(v) == 0 {
+			t.Error("nothing is denied before it is kept that the failure is left")
+		}
+		return nil
+	}
+	if err := v.LeaveSanitize(); err != nil || denied(v) != 0 {
+		t.Errorf("%v, and %x is denied", err, denied(v))
+	}
+	if err := v.Close(); err != nil {
+		t.Fatal(err)
+	}
+	v = open(t, Config{Store: newSliceStore(1 << 20), Keeper: k})
+	if d := denied(v); d != 0 {
+		t.Errorf("after the restart %x is denied", d)
+	}
+	if err := v.Close(); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func TestFill(t *testing.T) {
