@@ -43,13 +43,15 @@ func (d *document) empty() bool {
 }
 
 // number begins the sequence with another generation than the last time that the store was open. Without a
-// keeper chance chooses one of 65,535.
+// keeper, or if it fails, chance chooses one of 65,535.
 func (v *Volume) number() {
 	g := uint16(1 + rand.IntN(math.MaxUint16))
 	if v.keeper != nil {
 		next := func(d *document) { d.Generation = d.Generation%math.MaxUint16 + 1; g = d.Generation }
+		chosen := g
 		if err := v.keep(next); err != nil {
-			v.log.Warn("the generation of numbers of writes could not be kept: users of endpoints may not notice that the store is opened again", "reason", err)
+			g = chosen // the next one after a restart would be the same again
+			v.log.Warn("the generation of numbers of writes could not be kept, so it is chosen by chance: users of endpoints may not notice, once in 65,535 times, that the store is opened again", "reason", err)
 		}
 	}
 	v.sequence.Begin(g)

@@ -132,3 +132,22 @@ func TestGeneration(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Generations that cannot be kept are not the same after each restart: whoever relies on numbers would take the new ones for the old.
+func TestGenerationNotKept(t *testing.T) {
+	k := new(trialKeeper)
+	k.save = func([]byte) error { return errTest }
+	seen := make(map[uint64]bool)
+	for range 8 {
+		v := open(t, Config{Store: newSliceStore(4096), Keeper: k})
+		h := v.Open(nil)
+		seen[h.Sequence().Count()] = true
+		h.Close()
+		if err := v.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(seen) < 3 {
+		t.Errorf("the generations of 8 restarts are %v", seen)
+	}
+}
