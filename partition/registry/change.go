@@ -7,6 +7,7 @@ import (
 
 	"oneshot/partition"
 	"oneshot/transport/rdma"
+	"oneshot/volume"
 )
 
 // UseError says who stands in the way of a change.
@@ -89,10 +90,7 @@ func (s *Store) Alter(ctx context.Context, match uint64, name string, c partitio
 	open := s.parts[p.UUID]
 	s.r.mu.Unlock()
 	if open != nil {
-		open.volume.SizeChanged()
-	}
-	if open != nil && open.age != nil && c.Cache != nil {
-		open.age.Set(policyOf(&partition.Partition{Cache: c.Cache}))
+		s.follow(open)
 	}
 	s.recheck()
 	return nil
@@ -194,18 +192,25 @@ func (s *Store) clear(ctx context.Context, p *partition.Partition, force bool, w
 }
 
 // closePart closes the volume of a partition that is barred and idle. If it does not close well, the partition
-// stays barred: nobody knows what it still does.
+// stays barred: nobody knows what it still does. While something of it still uses the store, the store stays open, too.
 func (s *Store) closePart(p *part, name string) error {
 	s.opening.Lock()
 	defer s.opening.Unlock()
 	err := p.volume.Close()
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
-	delete(s.parts, p.uuid)
+	if !isOpen(err) {
+		delete(s.parts, p.uuid)
+	}
 	if err != nil {
 		return fmt.Errorf("partition %q could not be closed, and cannot be used before the store is opened again, as by a restart: %w", name, err)
 	}
 	return nil
+}
+
+// isOpen reports whether a volume that was closed with err is still open.
+func isOpen(err error) bool {
+	return errors.Is(err, volume.ErrInUse) || errors.Is(err, volume.ErrHangs)
 }
 
 // recheck ends the endpoints that have a right which the table no longer gives.

@@ -415,6 +415,40 @@ func TestLUNs(t *testing.T) {
 	}
 }
 
+// cached is a store whose writes a power cut loses.
+type cached struct{ backend.Store }
+
+func (c cached) Info() backend.Info {
+	i := c.Store.Info()
+	i.VolatileCache = true
+	return i
+}
+
+// A change of the table that comes while a partition is being opened holds for it.
+func TestAlteredWhileOpening(t *testing.T) {
+	whole, err := memory.New(16 * mib)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := newFixtureOn(t, cached{whole}, "any rwfm")
+	inner := f.s.cfg.NewVolume
+	through, size := partition.Cache{Through: true}, int64(1*mib+2*mib)
+	f.s.cfg.NewVolume = func(view backend.Store, p *partition.Partition) (*volume.Volume, error) {
+		v, err := inner(view, p)
+		if p.Name == "b" { // it has room behind it
+			if err := f.alter("b", partition.Change{Cache: &through, Size: &size}, false); err != nil {
+				t.Error(err)
+			}
+		}
+		return v, err
+	}
+	e, _ := f.mustOpen("disk/b", partition.Identity{}, 0)
+	if !e.part.age.Through() || e.Handle.Info().Size != size {
+		t.Errorf("the table says that writes are durable at once, and %d bytes; of the open partition that is %v, and it has %d", size, e.part.age.Through(), e.Handle.Info().Size)
+	}
+	e.Close()
+}
+
 // A store is not closed while somebody still shows its volume.
 func TestCloseInUse(t *testing.T) {
 	f := newFixture(t, "any rw")
@@ -440,6 +474,28 @@ func TestCloseInUse(t *testing.T) {
 	gate.Release()
 	if <-done; op.Err != nil {
 		t.Errorf("the operation that was under way: %v", op.Err)
+	}
+	h.Close()
+	if err := errors.Join(v.Close(), f.below.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// A partition whose volume could not be closed for a change keeps its store open.
+func TestCloseBehindBarred(t *testing.T) {
+	f := newFixture(t, "any rw")
+	f.left = true
+	shown, err := f.s.Show("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := shown.Volume()
+	h := v.Open(nil) // of something that uses the volume, and of which the registry does not know
+	shown.Release()
+	for _, err := range []error{f.s.Delete(t.Context(), partition.Any, "a", false, false), f.s.Close(t.Context())} {
+		if !errors.Is(err, volume.ErrInUse) {
+			t.Errorf("while the volume is in use: %v", err)
+		}
 	}
 	h.Close()
 	if err := errors.Join(v.Close(), f.below.Close()); err != nil {

@@ -38,6 +38,8 @@ type Store struct {
 	cfg Config
 
 	opening sync.Mutex // held while volumes are opened and closed, over I/O; taken before Registry.mu
+	// following is held while a part looks at its entry of the table and keeps to it; taken before Registry.mu.
+	following sync.Mutex
 
 	// Guarded by Registry.mu.
 	name     string
@@ -55,6 +57,7 @@ type part struct {
 	uuid      partition.UUID
 	volume    *volume.Volume
 	age       *aging.Store // below the volume; nil: no write can be lost
+	policy    aging.Policy // of age; guarded by Store.following
 	luns      int
 	endpoints map[*Endpoint]struct{}
 	idle      chan struct{} // closed when there are no endpoints any more; nil: nobody waits
@@ -174,11 +177,30 @@ func (s *Store) use(u partition.UUID) (*part, error) {
 	if err != nil {
 		return nil, errors.Join(err, view.Close())
 	}
+	p = &part{store: s, uuid: u, volume: v, age: age, policy: policyOf(entry), endpoints: make(map[*Endpoint]struct{})}
 	s.r.mu.Lock()
-	defer s.r.mu.Unlock()
-	p = &part{store: s, uuid: u, volume: v, age: age, endpoints: make(map[*Endpoint]struct{})}
 	s.parts[u] = p
+	s.r.mu.Unlock()
+	s.follow(p) // a change of the table may have come since it was looked at, and not have found p
 	return p, nil
+}
+
+// follow has a part keep to the table as it is now. It is called after each change of the entry, and of several at a time the last one
+// finds what all have left.
+func (s *Store) follow(p *part) {
+	s.following.Lock()
+	defer s.following.Unlock()
+	s.r.mu.Lock()
+	entry := s.find(p.uuid)
+	s.r.mu.Unlock()
+	if entry == nil {
+		return
+	}
+	p.volume.SizeChanged()
+	if policy := policyOf(entry); p.age != nil && policy != p.policy {
+		p.policy = policy
+		p.age.Set(policy)
+	}
 }
 
 // Shown is a partition that LUNs show: it keeps its name, and its size or more.
@@ -311,7 +333,7 @@ func (s *Store) Close(ctx context.Context) error {
 	open := false
 	for _, p := range s.parts {
 		err := p.volume.Close()
-		open = open || errors.Is(err, volume.ErrInUse) || errors.Is(err, volume.ErrHangs)
+		open = open || isOpen(err)
 		errs = append(errs, err)
 	}
 	if !open {
