@@ -50,6 +50,9 @@ func (r *Request) copyWrite() Next {
 
 // copyEnd is the end of a piece. Whatever comes next is about the request's own volume again.
 func (r *Request) copyEnd() Next {
+	if r.writes {
+		r.v.Touch(r.holdOff, r.n) // or since the piece began
+	}
 	r.leaveRange()
 	r.v = r.home
 	return r.opEnd()

@@ -104,6 +104,7 @@ func (r *Request) eraseSubmit() Next {
 }
 
 func (r *Request) eraseDone() Next {
+	r.v.Touch(r.op.Off, r.op.Len) // a token may have been made since the command began
 	r.leaveRange()
 	if r.op.Err != nil {
 		return r.opEnd()

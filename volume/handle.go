@@ -324,6 +324,9 @@ func (o *handleOp) inPlace() bool {
 // finish lets go of everything, and gives the operation back to its owner, whose Completer it has again.
 func (o *handleOp) finish() bool {
 	h := o.h
+	if o.writes() {
+		h.v.Touch(o.op.Off, o.op.Len) // a token may have been made since it began
+	}
 	o.op.Done = o.done
 	o.request.leaveRange()
 	o.h, o.op, o.done = nil, nil, nil

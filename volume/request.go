@@ -73,6 +73,7 @@ type transfer struct {
 	noLend bool    // no memory of the store to be sent or received into
 	fua    bool
 	writes bool // the transfer changes bytes
+	begun  bool // it changes [off, off+n), and may have done so in part
 	phase  phase
 
 	then  Step // after the current wait
@@ -231,6 +232,9 @@ func (r *Request) Resume(aborted bool) (next Next, due bool) {
 // Settle is the end of the request, except its memory: it gives back its range, and waits for
 // nothing any more.
 func (r *Request) Settle() {
+	if r.begun {
+		r.v.Touch(r.off, r.n) // a token may have been made since the transfer began
+	}
 	if r.used {
 		r.leaveRange()
 	}

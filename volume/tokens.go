@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 )
 
-// Token stands for bytes of a volume as they are. It ends when any of them are about to change. A
-// write that is under way while a token is made may come before or after it. That of a volume that Moves ends with the term, too: who
+// Token stands for bytes of a volume as they are. It ends when any of them are about to change, and when they have been changed by
+// what was under way when it was made. That of a volume that Moves ends with the term, too: who
 // serves the volume then does not know it, and changes the bytes.
 type Token struct {
 	v       *Volume
@@ -61,7 +61,7 @@ func (t *Token) Size() (n int64) {
 func (t *Token) Revoke() { t.v.tokens.revoke(func(x *Token) bool { return x == t }) }
 
 // Touch ends the tokens that stand for any of the bytes [off, off+n). It is called before they
-// change.
+// change, and again when they have and nobody has been told yet.
 func (v *Volume) Touch(off, n int64) {
 	if v.tokens.count.Load() == 0 {
 		return

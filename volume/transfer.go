@@ -34,7 +34,7 @@ func (r *Request) readDone() Next {
 // begins notes a transfer that writes [off, off+n).
 func (r *Request) begins(off, n int64, fua bool, then Step) {
 	r.after, r.fua, r.writes = then, fua, true
-	r.off, r.n = off, n
+	r.off, r.n, r.begun = off, n, true
 	r.v.Touch(off, n)
 }
 

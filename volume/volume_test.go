@@ -381,3 +381,52 @@ func TestRequest(t *testing.T) {
 		t.Errorf("Close: %v", err)
 	}
 }
+
+// A token that was made while something was under way that changes its bytes ends with that: it would stand for other bytes than those
+// that its owner has read since.
+func TestTokenDuringChange(t *testing.T) {
+	pool := mem.NewPool(16 << 20)
+	run := func(v *Volume, begin func(r *Request, then Step) Next) {
+		c := &client{make(chan *atomic.Bool, 16), pool}
+		r := new(Request)
+		r.Begin(c, v, 512, mem.MaxLease, false, false)
+		for next := begin(r, func(*Request) Next { return Done }); next != Done; {
+			if next == Pull {
+				next, _ = r.Pulled()
+			} else {
+				<-c.ready
+				next, _ = r.Resume(false)
+			}
+		}
+		r.Settle()
+		r.Release()
+	}
+	request := func(begin func(r *Request, then Step) Next) func(*Volume) {
+		return func(v *Volume) { run(v, begin) }
+	}
+	for what, change := range map[string]func(v *Volume){
+		"a write":    request(func(r *Request, then Step) Next { return r.Write(4096, 512, false, then) }),
+		"an erasure": request(func(r *Request, then Step) Next { return r.Erase([]Range{{4096, 512}}, true, then) }),
+		"a copy":     request(func(r *Request, then Step) Next { return r.CopyWrite(r.v, 0, 4096, 512, true, then) }),
+		"an endpoint's write": func(v *Volume) {
+			h := v.Open(nil)
+			h.Submit(&backend.Op{Kind: backend.Write, Off: 4096, Len: 512, Segs: [][]byte{make([]byte, 512)}})
+			h.Close()
+		},
+	} {
+		gate := newGatedStore(1 << 20)
+		v := open(t, Config{Store: gate})
+		done := make(chan struct{})
+		go func() { defer close(done); change(v) }()
+		<-gate.seen
+		same, beside := v.NewToken(0, []Range{{0, 1 << 20}}), v.NewToken(0, []Range{{0, 4096}})
+		gate.tokens <- nil
+		<-done
+		if same.Valid() || !beside.Valid() {
+			t.Errorf("%s: the token of its bytes is valid: %v, that of others: %v", what, same.Valid(), beside.Valid())
+		}
+		if err := v.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
