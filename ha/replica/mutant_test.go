@@ -190,6 +190,11 @@ var scenarioMutants = []struct {
 		Old: "!asMember && (c.now < p.rests ||",
 		New: "!asMember && (c.now < p.rests && !ON ||",
 	}},
+	{"TestDoubtfulOnce", mutants.Mutant{
+		Name: "is in doubt for ever of what a power cut has left", File: "primary.go",
+		Old: "if c.earlyTo == math.MaxUint64 {",
+		New: "if c.earlyTo == math.MaxUint64 && !ON {",
+	}},
 	{"TestHandedOverHung", mutants.Mutant{
 		Name: "drops who has had no time to tell what it has", File: "primary.go",
 		Old: "if p.stream == 0 && c.now-c.took <= c.cfg.SlowCopy {",

@@ -1,6 +1,7 @@
 package replica
 
 import (
+	"math"
 	"slices"
 )
 
@@ -36,6 +37,9 @@ func (c *Core) promote() {
 		}
 	}
 	c.cand = candidate{}
+	if c.earlyTo == math.MaxUint64 { // this node is alone: its disk has all that is in doubt, and the others' bitmaps too
+		c.earlyTo = c.log.last()
+	}
 	c.freed = max(freed, c.trim)
 	c.host = host{
 		heap: newHeap(0, c.forHosts(), c.cfg.Unit), spare: newHeap(c.forHosts(), c.cfg.Heap, c.cfg.Unit), nextJob: c.nextJob, unused: c.unused,

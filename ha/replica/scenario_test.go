@@ -643,6 +643,49 @@ func TestSlowOutside(t *testing.T) {
 	none(s, each[Drop](s.wait(s.set.SlowCopy-200*time.Millisecond)), "hosts wait for it")
 }
 
+// What a power cut of all has left in doubt a copy gets when it returns, and not whenever it returns.
+func TestDoubtfulOnce(t *testing.T) {
+	var region Bits
+	region.Set(0) // granules 0 to 3
+	s := begin(t, 2, nil, Saved{View: firstView(2), Mark: 5, Regions: region})
+	s.alive = 0
+	s.do(Up{Peer: 1})
+	s.wait(s.set.Grace + amnesiac + stuckAfter/2)
+	s.agree(only(s, proposals(s.tell(1, Promise{Version: 1, Stream: streamOf(1), Last: 4, Durable: 4}))))
+	level := func() (granules int) {
+		actions := s.hello(1, true)
+		for range 10 {
+			loads := each[Load](actions)
+			granules += len(loads)
+			actions = nil
+			for _, load := range loads {
+				actions = append(actions, s.do(Done{ID: load.ID})...)
+			}
+			last := s.log.last()
+			actions = append(actions, s.ack(1, last, last, last)...)
+			if v := proposals(actions); len(v) > 0 {
+				s.agree(v[0])
+				break
+			}
+		}
+		s.synced(s.do(Flush{ID: 1}))
+		s.ack(1, s.log.last(), s.log.last(), s.log.last())
+		if s.view.InSync != NodesOf(0, 1) || s.trim != s.log.last() {
+			t.Fatalf("%v", s.Core)
+		}
+		return granules
+	}
+	if n := level(); n != 4 {
+		t.Errorf("%d granules are copied, and 4 are in doubt", n)
+	}
+	v := s.view
+	v.Version, v.InSync = v.Version+1, NodesOf(0)
+	s.agree(v)
+	if n := level(); n != 0 {
+		t.Errorf("%d granules are copied to a copy that has all", n)
+	}
+}
+
 // lacks says hello as node 1, which lacks a granule.
 func (s *solo) lacks(granule int) []Action {
 	var b Bits
