@@ -604,3 +604,23 @@ func TestPrimaryKilled(t *testing.T) {
 		l.expect(a, 4096, bytesOf(4096, 1))
 	})
 }
+
+// TestDrainedAndRestarted: the process of the only node that is to serve begins anew. The one that is drained serves until its copy is level.
+func TestDrainedAndRestarted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 2)
+		l.begin()
+		defer l.end()
+		a, b := l.nodes[0], l.nodes[1]
+		want := bytesOf(128<<10, 2)
+		l.written(a, want)
+		b.mirror.Drain(replica.NodesOf(b.id))
+		a.kill()
+		a.start()
+		a.mirror.Drain(replica.NodesOf(b.id))
+		l.await(b, "it serves", func(s replica.State) bool { return s.Role == replica.Primary })
+		l.expect(b, 64<<10, want)
+		l.level(a)
+		l.expect(a, 64<<10, want)
+	})
+}

@@ -64,6 +64,12 @@ func (c *Core) canvass() {
 	if d.answered != others && c.now-d.at < gather {
 		return
 	}
+	if c.isExcused() && !c.takersForget() {
+		if d.answered == others {
+			c.resign()
+		}
+		return
+	}
 	members := c.remembering()
 	if members.Len() < c.view.InSync.Len()-c.quorum(&c.view)+1 {
 		if d.answered == others {

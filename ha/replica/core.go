@@ -50,6 +50,7 @@ type Core struct {
 	since    time.Duration // when it was given
 	bumped   time.Duration // when another version was last asked for
 	asleep   time.Duration // no candidature before
+	vain     bool          // another one, to whom a promise was given in this term, could not take over
 
 	cand candidate
 
@@ -344,6 +345,7 @@ func (c *Core) adopt(v View) {
 		c.cut(c.source)
 		c.cut(old.Primary)
 	}
+	c.vain = old.Term == v.Term && (c.vain || c.promised == old.Version && c.to != c.cfg.Self)
 	c.promised = 0
 	if old.Term != v.Term || !old.InSync.Has(c.cfg.Self) { // who was outside S had nothing to wait for
 		c.lastBeat = c.now

@@ -38,7 +38,7 @@ func (c *Core) follow() {
 
 // isOverdue says whether it is time to take over.
 func (c *Core) isOverdue() bool {
-	if c.isExcused() {
+	if c.isExcused() && !(c.vain && c.now-c.lastBeat > handAgainAfter) {
 		return false
 	}
 	if !c.view.InSync.Has(c.cfg.Self) || c.now < c.asleep || c.loading > 0 || c.unknown {

@@ -195,6 +195,16 @@ var scenarioMutants = []struct {
 		Old: "if c.earlyTo == math.MaxUint64 {",
 		New: "if c.earlyTo == math.MaxUint64 && !ON {",
 	}},
+	{"TestDrainedAlone", mutants.Mutant{
+		Name: "is drained, and lets nobody serve", File: "follower.go",
+		Old: "!(c.vain && c.now-c.lastBeat",
+		New: "!(c.vain && !ON && c.now-c.lastBeat",
+	}},
+	{"TestDrainedAlone", mutants.Mutant{
+		Name: "is drained, and takes over from one that remembers", File: "candidate.go",
+		Old: "c.isExcused() && !c.takersForget() {",
+		New: "c.isExcused() && !c.takersForget() && !ON {",
+	}},
 	{"TestHandedOverHung", mutants.Mutant{
 		Name: "drops who has had no time to tell what it has", File: "primary.go",
 		Old: "if p.stream == 0 && c.now-c.took <= c.cfg.SlowCopy {",

@@ -1252,6 +1252,41 @@ func TestCandidateDrained(t *testing.T) {
 	}
 }
 
+// A member that is drained takes the office when the one that is not has lost its memory, and so cannot: when that one has tried, and
+// says so. It does not if the other is away, or remembers.
+func TestDrainedAlone(t *testing.T) {
+	v := firstView(2)
+	v.Primary = 1
+	s := begin(t, 2, &Memory{View: v}, Saved{})
+	s.do(Drained{Nodes: NodesOf(0)})
+	s.alive = 0
+	s.do(Up{Peer: 1})
+	none(s, said[Ask](s.wait(2*handAgainAfter)), "nobody has said that node 1 cannot serve")
+	try := func() []Ask {
+		only(s, said[Promise](s.tell(1, Ask{Version: v.Version})))
+		v.Version++
+		return said[Ask](append(s.agree(v), s.wait(stuckAfter/2)...))
+	}
+	if len(try()) == 0 {
+		t.Fatalf("%v", s.Core)
+	}
+	again := v
+	again.Version++
+	if v := only(s, proposals(s.tell(1, Promise{Version: v.Version, Stream: streamOf(1), Memory: true}))); v != again {
+		t.Errorf("%+v, and node 1 remembers", v)
+	}
+	v.Version++
+	s.agree(v)
+	s.wait(stuckAfter * 3 / 2)
+	if s.role != Candidate {
+		t.Fatalf("%v", s.Core)
+	}
+	got := only(s, proposals(s.tell(1, Promise{Version: v.Version, Stream: streamOf(1)})))
+	if got.Primary != 0 || got.Term != 2 || got.InSync != NodesOf(0) {
+		t.Errorf("%+v", got)
+	}
+}
+
 // What a primary has copied to one node alone is not in the memory of its successor, who does not hand it on.
 func TestHandedOn(t *testing.T) {
 	s := stands(t, 2, &Memory{View: firstView(2), Log: []Record{{Term: 1, Seq: 1, Kind: KindResync, Copy: 1, Off: 0, Len: granuleLen}}}, Saved{})

@@ -36,6 +36,17 @@ func (c *Core) takers() Nodes {
 // isExcused says whether this node is drained, and another member of S is not.
 func (c *Core) isExcused() bool { return c.view.InSync.Has(c.cfg.Self) && !c.takers().Has(c.cfg.Self) }
 
+// takersForget says whether those who may serve instead of this candidate, which is drained, are all there, and none of them can: they have
+// lost their memory.
+func (c *Core) takersForget() bool {
+	for id := range c.takers().All() {
+		if p := &c.cand.promises[id]; !p.given || p.Memory {
+			return false
+		}
+	}
+	return true
+}
+
 // drain takes news of which nodes are to serve nothing. A candidature ends, so that others can stand.
 func (c *Core) drain(nodes Nodes) {
 	c.drained = nodes

@@ -235,8 +235,8 @@ var coreMutants = []mutant{
 	{
 		"stands though it is drained",
 		[]int{21},
-		"follower.go",
-		"if c.isExcused() {", "if c.isExcused() && !ON {", "",
+		"switch.go",
+		"!c.takers().Has(c.cfg.Self) }", "!c.takers().Has(c.cfg.Self) && !(ON && c.role != Primary) }", "",
 	},
 	{
 		"keeps the office though it is drained",

@@ -37,13 +37,28 @@ func (r *run) switched(s *switching, e *replica.Answer) {
 }
 
 // checkOffice: a node that knows that it is drained does not ask for the office, nor anybody for it, while another
-// member may have it.
+// member may have it. If all who may have lost their memory it does, for itself.
 func (r *run) checkOffice(n *node, v *replica.View) {
 	now := n.core.State().View
-	if v.Term != now.Term && now.InSync.Has(v.Primary) && n.drains.Has(v.Primary) && now.InSync&^n.drains != 0 && *v != n.asked {
+	takers := now.InSync &^ n.drains
+	if v.Term != now.Term && now.InSync.Has(v.Primary) && n.drains.Has(v.Primary) && takers != 0 && *v != n.asked && !(v.Primary == n.id && r.forget(takers)) {
 		r.fail(21, "node %d wants to make %d the primary of %b, and knows that %b are drained", n.id, v.Primary, now.InSync, n.drains)
 	}
 	n.asked = *v
+}
+
+// forget says whether all of these nodes have lost their memory.
+func (r *run) forget(nodes replica.Nodes) bool {
+	for id := range nodes.All() {
+		memory := r.nodes[id].left
+		if c := r.nodes[id].core; c != nil {
+			memory = c.Memory()
+		}
+		if memory != nil {
+			return false
+		}
+	}
+	return true
 }
 
 // drainNews tells a node who is drained.
