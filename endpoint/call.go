@@ -46,7 +46,10 @@ type lineage struct {
 	known      bool
 	generation uint16
 	durable    uint64 // the newest watermark of it
-	unflushed  uint64 // WriteAts that no Flush has covered: completed after the last good one began
+	written    uint64 // WriteAts that have completed
+	flushed    uint64 // of these, those that had when a Flush began that ended well
+	losses     uint64 // how often some may have been lost
+	told       uint64 // of these, those that a Flush has told of
 	lost       *RestartedError
 }
 
@@ -58,13 +61,32 @@ func (l *lineage) see(c *rdma.Completion) {
 	}
 	g := rdma.Generation(n)
 	if l.known && g != l.generation {
-		if l.unflushed > 0 && l.lost == nil {
-			l.lost = &RestartedError{l.durable}
+		if l.written > l.flushed {
+			if l.losses == l.told { // else the number is that of the first loss
+				l.lost = &RestartedError{l.durable}
+			}
+			l.losses++
 		}
 		l.durable = 0
 	}
 	l.known, l.generation = true, g
 	l.durable = max(l.durable, c.Durable)
+}
+
+// flushing is a Flush under way.
+type flushing struct{ written, told uint64 }
+
+// begin is the beginning of a Flush.
+func (l *lineage) begin() flushing { return flushing{l.written, l.told} }
+
+// end is the end of a Flush that has gone well. All that were under way when a loss was noticed tell of it.
+func (l *lineage) end(f flushing) error {
+	l.flushed = max(l.flushed, f.written)
+	if l.losses == f.told {
+		return nil
+	}
+	l.told = l.losses
+	return l.lost
 }
 
 // ReadAt fills p, memory from Alloc, with the bytes at off. Length and offset are multiples of the unit (Info). Errors
@@ -81,22 +103,18 @@ func (e *Endpoint) WriteAt(ctx context.Context, p []byte, off int64) error {
 }
 
 // Flush makes durable what is complete: each WriteAt that has returned, and each work whose completion was
-// polled. It fails with a *RestartedError, once, if a WriteAt since the last Flush may have been lost.
+// polled. It fails with a *RestartedError if a WriteAt since the last Flush may have been lost: once, but so does each Flush that is
+// under way meanwhile.
 func (e *Endpoint) Flush(ctx context.Context) error {
 	e.mu.Lock()
-	before := e.gen.unflushed
+	f := e.gen.begin()
 	e.mu.Unlock()
 	if err := e.do(ctx, rdma.OpFlush, nil, 0); err != nil {
 		return err
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.gen.unflushed -= min(before, e.gen.unflushed)
-	if lost := e.gen.lost; lost != nil {
-		e.gen.lost = nil
-		return lost
-	}
-	return nil
+	return e.gen.end(f)
 }
 
 // rights are what the library's own works need.

@@ -366,7 +366,7 @@ func (e *Endpoint) own(c *rdma.Completion) bool {
 		return false
 	}
 	if c.Op == rdma.OpWrite && c.Status == rdma.StatusOK {
-		e.gen.unflushed++
+		e.gen.written++
 	}
 	k := e.pending[c.ID]
 	delete(e.pending, c.ID)
