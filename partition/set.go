@@ -207,6 +207,9 @@ func write(store backend.Store, slot int, t *Table) error {
 		}
 	}
 	if err != nil {
+		// All of it may have arrived, and only the flush have failed. A restart must not find it then, so it is spoilt again, without
+		// a promise: the store may give none any more.
+		_ = do(store, backend.Op{Kind: backend.Write, Off: int64(slot) * slotSize, Len: head, Segs: [][]byte{make([]byte, head)}})
 		return fmt.Errorf("the partition table, generation %d, could not be written; the former one is in force, but a restart may find the new one: %w", t.Generation, err)
 	}
 	return nil

@@ -417,3 +417,39 @@ func TestTogether(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// unflushed is a store that does what it is asked to, and then fails writes with a barrier from the second one on.
+type unflushed struct {
+	backend.Store
+	barriers int
+}
+
+func (s *unflushed) Submit(op *backend.Op) bool {
+	done := s.Store.Submit(op)
+	if op.Kind == backend.Write && op.Flags&backend.Barrier != 0 {
+		if s.barriers++; s.barriers > 1 {
+			op.Err = errors.New("broken on purpose")
+		}
+	}
+	return done
+}
+
+// A change that has failed is not found by a restart, though all of it has arrived: a partition that was not deleted is still there.
+func TestFailedChangeIsNotFound(t *testing.T) {
+	m := newMemory(t, 16<<20)
+	s, err := Init(m, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	create(t, s, New{Name: "a", Size: 1 << 20})
+	if s, err = Open(&unflushed{Store: m}); err != nil {
+		t.Fatal(err)
+	}
+	wants(t, "Delete", s.Delete(Any, "a", false), "could not be written")
+	if s.Table().Find("a") == nil {
+		t.Error("the partition is gone")
+	}
+	if s, err = Open(m); err != nil || s.Table().Find("a") == nil {
+		t.Errorf("after a restart: %v", err)
+	}
+}
