@@ -75,6 +75,9 @@ func (t *Task) changed() volume.Next {
 	case access.NotKept:
 		t.Queue.log.Error("a change of reservations could not be kept over a loss of power, and has no effect", "reason", c.Err)
 		return t.end(nvme.InternalError)
+	case access.NotNow: // the nodes of a mirror do not agree at present: the host may try again, here or on another path
+		t.Queue.log.Warn("a change of reservations is not agreed on", "reason", c.Err)
+		return t.end(nvme.PathInTransition)
 	}
 	return t.refuse(nvme.InvalidField)
 }

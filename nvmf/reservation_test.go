@@ -144,6 +144,22 @@ func TestReservations(t *testing.T) {
 	}
 }
 
+// A change on which the nodes of a mirror do not agree at present is not the host's mistake, and may be tried again.
+func TestNobodyAgrees(t *testing.T) {
+	x := newTarget(t, nil, false)
+	x.v.Access().Share(nobody{})
+	c, keys := reserve(resRegister, 0, 0, 1)
+	if a := x.party(1, 1).io.await(c, len(keys), keys); a.Status != nvme.PathInTransition {
+		t.Errorf("a change on which nobody agrees now ends with %v", a.Status)
+	}
+}
+
+// nobody is an agreement that cannot be reached.
+type nobody struct{}
+
+func (nobody) Change(func(*access.Common, bool) bool) error { return errors.New("nobody is there") }
+func (nobody) Look() (access.State, error)                  { return access.State{}, errors.New("nobody is there") }
+
 // What a reservation keeps whom from (Base 2.0 figure 414): it is as in SPC-4, for those are one table.
 func TestReservationConflicts(t *testing.T) {
 	x := newTarget(t, nil, false)
