@@ -618,9 +618,10 @@ func TestDrainedAndRestarted(t *testing.T) {
 		a.kill()
 		a.start()
 		a.mirror.Drain(replica.NodesOf(b.id))
-		l.await(b, "it serves", func(s replica.State) bool { return s.Role == replica.Primary })
-		l.expect(b, 64<<10, want)
-		l.level(a)
+		l.level(a) // b has brought it level, and handed over
 		l.expect(a, 64<<10, want)
+		if s := a.mirror.State(); s.View.Term < 4 {
+			t.Errorf("%+v", s)
+		}
 	})
 }
