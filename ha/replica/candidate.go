@@ -81,9 +81,34 @@ func (c *Core) canvass() {
 		c.resign() // who remembers can stand, if the promises are void
 		return
 	}
-	if c.fetchFrom(members) && c.levelAll(members) {
+	if !c.fetchFrom(members) {
+		return
+	}
+	if members = c.prompt(members); c.levelAll(members) {
 		c.proposeMyself(members)
 	}
+}
+
+// prompt leaves out, when half the time of a candidature is over, members whose disks do not come as far as another's, if the others are
+// enough: as if they had not answered. A disk that hangs would keep everybody from the office, and its own node might get it.
+func (c *Core) prompt(members Nodes) Nodes {
+	if c.now-c.cand.began <= stuckAfter/2 {
+		return members
+	}
+	flushed := c.durable
+	for id := range members.Without(c.cfg.Self).All() {
+		flushed = max(flushed, c.cand.promises[id].Durable)
+	}
+	rest := members
+	for id := range members.Without(c.cfg.Self).All() {
+		if c.cand.promises[id].Durable < flushed {
+			rest = rest.Without(id)
+		}
+	}
+	if rest.Len() < c.view.InSync.Len()-c.quorum(&c.view)+1 {
+		return members
+	}
+	return rest
 }
 
 // resign ends a candidature that leads to nothing, and lets others go first. The promises for this version stand, so

@@ -270,6 +270,16 @@ var scenarioMutants = []struct {
 		Old: "c.isLocked(f.off, f.n) || !c.hasRoomForJob() {",
 		New: "c.isLocked(f.off, f.n) || !c.hasRoomForJob() && !ON {",
 	}},
+	{"TestCandidateAndHungDisk", mutants.Mutant{
+		Name: "waits as a candidate for a disk that hangs", File: "candidate.go",
+		Old: "if c.now-c.cand.began <= stuckAfter/2 {",
+		New: "if c.now-c.cand.began <= stuckAfter/2 || ON {",
+	}},
+	{"TestCandidateAndHungDisk", mutants.Mutant{
+		Name: "leaves out as a candidate who is needed", File: "candidate.go",
+		Old: "if rest.Len() < c.view.InSync.Len()-c.quorum(&c.view)+1 {",
+		New: "if rest.Len() < c.view.InSync.Len()-c.quorum(&c.view)+1 && !ON {",
+	}},
 	{"TestDrainedWhileSealed", mutants.Mutant{
 		Name: "hands over to who was drained while it waited", File: "switch.go",
 		Old: "if !c.takers().Has(c.successor) {",

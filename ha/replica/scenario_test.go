@@ -532,6 +532,30 @@ func TestOnePromiseTooFew(t *testing.T) {
 	}
 }
 
+// A member whose disk hangs does not keep the others from the office.
+func TestCandidateAndHungDisk(t *testing.T) {
+	s := stands(t, 2, &Memory{View: firstView(2), Base: 1, Applied: 1}, Saved{Mark: 1})
+	s.alive = 0
+	p := only(s, each[Post](s.tell(1, Promise{Version: 1, Stream: streamOf(1), Memory: true, Last: 1, Applied: 1})))
+	if p.Bell.Sync != 1 {
+		t.Errorf("%+v", p)
+	}
+	none(s, proposals(s.wait(stuckAfter/2-50*time.Millisecond)), "node 1 may have durable what a flush may have promised, in a moment")
+	if v := proposals(s.wait(100 * time.Millisecond)); len(v) == 0 || v[0].InSync != NodesOf(0) || v[0].Primary != 0 {
+		t.Errorf("%+v %v", v, s.Core)
+	}
+
+	// Of three both others are needed, or who has not answered might be the only one that knows of a write.
+	s = stands(t, 3, &Memory{View: firstView(3), Base: 1, Applied: 1}, Saved{Mark: 1})
+	s.alive = 0
+	s.tell(1, Promise{Version: 1, Stream: streamOf(1), Memory: true, Last: 1, Applied: 1})
+	for _, v := range proposals(s.wait(stuckAfter - 100*time.Millisecond)) {
+		if v.Term > 1 {
+			t.Errorf("%+v: node 0 alone is too few", v)
+		}
+	}
+}
+
 // A copy outside S keeps its log until the primary says that it is outside.
 func TestKeepsLog(t *testing.T) {
 	s, h := follows(t, 2, NodesOf(1))
