@@ -28,21 +28,31 @@ step() { # title command...
 	echo "== $title: $((SECONDS - begin)) s"
 }
 
-# Machines and foreign programs wait as much as they compute: they run beside the unit tests, and say at the end what they saw. Machines
-# take longest and cannot use all processors, so they go first where that is allowed.
+# untaken is step, for who comes first: of two who come to the same steps each does those that the other has not begun.
+untaken() { # title command...
+	mkdir "$work/${1// /-}" 2>/dev/null || return 0
+	step "$@"
+}
+
+foreign() {
+	# Most of the tool's tests sleep more than they work.
+	untaken "conformance, daemon with invariants" \
+		env ONESHOT_TARGET_TAGS=invariants "$go" test -count=1 -parallel 8 -timeout 15m ./test/conformance
+	untaken "integrity under random load, daemon with race detector and invariants" \
+		env ONESHOT_TARGET_RACE=1 ONESHOT_TARGET_TAGS=invariants "$go" test -count=1 ./test/integrity
+	untaken "captures decoded by tshark" "$go" test -count=1 ./test/wire
+	untaken "QEMU's initiator and libiscsi's tools" "$go" test -count=1 ./test/qemu
+}
+
+# Machines wait as much as they compute: they run beside the unit tests, and say at the end what they saw. They take longest and cannot
+# use all processors, so they go first where that is allowed. Whoever is done sooner goes on with the foreign programs.
 first=()
 [ "$(nice -n -5 nice 2>/dev/null)" = "$(nice)" ] || first=(nice -n -5)
 (
 	# Debian 13's kernel, whose downloading and unpacking takes a minute, has a target of its own: make test-newer.
 	mapfile -t machines < <("$go" list ./test/vm/... | grep -v '/newer$')
 	step "virtual machines" "${first[@]}" "$go" test -count=1 -timeout 34m "${machines[@]}"
-	# Most of the tool's tests sleep more than they work.
-	step "conformance, daemon with invariants" \
-		env ONESHOT_TARGET_TAGS=invariants "$go" test -count=1 -parallel 8 -timeout 15m ./test/conformance
-	step "integrity under random load, daemon with race detector and invariants" \
-		env ONESHOT_TARGET_RACE=1 ONESHOT_TARGET_TAGS=invariants "$go" test -count=1 ./test/integrity
-	step "captures decoded by tshark" "$go" test -count=1 ./test/wire
-	step "QEMU's initiator and libiscsi's tools" "$go" test -count=1 ./test/qemu
+	foreign
 ) >"$work/beside" 2>&1 &
 beside=$!
 
@@ -65,6 +75,7 @@ mapfile -t again < <(printf '%s\n' "${unit[@]}" | grep -Ev "$once")
 step "unit tests, one processor" "$go" test -count=1 -shuffle=on -exec "env GOMAXPROCS=1" "${again[@]}"
 mapfile -t unseen < <(printf '%s\n' "${unit[@]}" | grep -E "$once")
 step "go vet of packages that run once" "$go" vet "${unseen[@]}"
+foreign
 
 wait "$beside" || echo "what runs beside the unit tests" >>"$work/failed"
 beside=
