@@ -122,7 +122,10 @@ func startMultipathd(t *testing.T, conf string) {
 func multipathMap(t *testing.T, paths int) (disk, name string, ok bool) {
 	t.Helper()
 	fields := strings.Fields(guest.run(t, "multipathd", "show", "maps", "raw", "format", "%d %n %N"))
-	if len(fields) != 3 || fields[2] != strconv.Itoa(paths) {
+	for len(fields) > 3 && fields[2] != strconv.Itoa(paths) { // of a disk that another test has left
+		fields = fields[3:]
+	}
+	if len(fields) < 3 || fields[2] != strconv.Itoa(paths) {
 		return "", "", false
 	}
 	return "/dev/" + fields[0], fields[1], true
