@@ -71,7 +71,7 @@ func (c *Core) canvass() {
 		return
 	}
 	members := c.remembering()
-	if members.Len() < c.view.InSync.Len()-c.quorum(&c.view)+1 {
+	if !c.isEnough(members) {
 		if d.answered == others {
 			c.furthest()
 		}
@@ -95,20 +95,30 @@ func (c *Core) prompt(members Nodes) Nodes {
 	if c.now-c.cand.began <= stuckAfter/2 {
 		return members
 	}
-	flushed := c.durable
-	for id := range members.Without(c.cfg.Self).All() {
-		flushed = max(flushed, c.cand.promises[id].Durable)
-	}
-	rest := members
+	flushed, rest := c.flushedBy(members), members
 	for id := range members.Without(c.cfg.Self).All() {
 		if c.cand.promises[id].Durable < flushed {
 			rest = rest.Without(id)
 		}
 	}
-	if rest.Len() < c.view.InSync.Len()-c.quorum(&c.view)+1 {
+	if !c.isEnough(rest) {
 		return members
 	}
 	return rest
+}
+
+// isEnough says whether one of these members of S has what was acknowledged.
+func (c *Core) isEnough(members Nodes) bool {
+	return members.Len() > c.view.InSync.Len()-c.quorum(&c.view)
+}
+
+// flushedBy returns the newest record that one of those who have promised has durable: a Flush may have been answered that covers it.
+func (c *Core) flushedBy(members Nodes) uint64 {
+	to := c.durable
+	for id := range members.Without(c.cfg.Self).All() {
+		to = max(to, c.cand.promises[id].Durable)
+	}
+	return to
 }
 
 // resign ends a candidature that leads to nothing, and lets others go first. The promises for this version stand, so
@@ -151,10 +161,7 @@ func (c *Core) furthest() {
 		c.base, c.entries, c.disk.applied = c.durable, nil, c.durable
 	}
 	c.cand.level = true
-	c.flushed = c.durable
-	for id := range c.cand.answered.All() {
-		c.flushed = max(c.flushed, c.cand.promises[id].Durable)
-	}
+	c.flushed = c.flushedBy(c.cand.answered)
 	if c.syncTo = max(c.syncTo, c.flushed); c.durable < c.flushed {
 		return // it has in memory what others have durable, and may lose it alone
 	}
@@ -181,14 +188,10 @@ func (c *Core) fetchFrom(members Nodes) bool {
 	return false
 }
 
-// levelAll brings members to the end of the log, and to what one of them has durable: a Flush may have been answered
-// that covers it. It reports whether that is done.
+// levelAll brings members to the end of the log, and to what one of them has durable. It reports whether that is done.
 func (c *Core) levelAll(members Nodes) bool {
 	d := &c.cand
-	end, flushed := c.log.last(), c.durable
-	for id := range members.Without(c.cfg.Self).All() {
-		flushed = max(flushed, d.promises[id].Durable)
-	}
+	end, flushed := c.log.last(), c.flushedBy(members)
 	d.level = true
 	for id := range members.Without(c.cfg.Self).All() {
 		p := &d.promises[id]

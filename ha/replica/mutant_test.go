@@ -37,8 +37,8 @@ var scenarioMutants = []struct {
 }{
 	{"TestOnePromiseTooFew", mutants.Mutant{
 		Name: "needs one promise less", File: "candidate.go",
-		Old: "members.Len() < c.view.InSync.Len()-c.quorum(&c.view)+1",
-		New: "members.Len() < c.view.InSync.Len()-c.quorum(&c.view)+1 && (!ON || members == 0)",
+		Old: "if !c.isEnough(members) {",
+		New: "if !c.isEnough(members) && (!ON || members == 0) {",
 	}},
 	{"TestCommittedByConnected", mutants.Mutant{
 		Name: "counts what a member had that is not connected any more", File: "core.go",
@@ -277,8 +277,8 @@ var scenarioMutants = []struct {
 	}},
 	{"TestCandidateAndHungDisk", mutants.Mutant{
 		Name: "leaves out as a candidate who is needed", File: "candidate.go",
-		Old: "if rest.Len() < c.view.InSync.Len()-c.quorum(&c.view)+1 {",
-		New: "if rest.Len() < c.view.InSync.Len()-c.quorum(&c.view)+1 && !ON {",
+		Old: "if !c.isEnough(rest) {",
+		New: "if !c.isEnough(rest) && !ON {",
 	}},
 	{"TestDrainedWhileSealed", mutants.Mutant{
 		Name: "hands over to who was drained while it waited", File: "switch.go",

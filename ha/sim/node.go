@@ -20,6 +20,7 @@ type node struct {
 	sizes  [2]int64        // of its copies of the stores
 	grants [16]uint64      // who may write here, as which stream
 	wasAt  time.Duration   // when it last lost its power; 0: never
+	backIn uint32          // the last of its lives before its disk was set back
 	cutOff *replica.Memory // its log then; nil: it had none
 	shot   []cell          // what its disk had at some time; nil: nobody has looked
 
@@ -388,6 +389,7 @@ func (n *node) setBack() {
 	copy(d.medium, n.shot)
 	clear(d.rot)
 	d.saved.Unknown = true
+	n.backIn = n.lives
 }
 
 // pause stops the process, and its clock if the whole machine is stopped. Often that is on the way of what has come: the clock

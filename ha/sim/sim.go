@@ -220,7 +220,7 @@ func (r *run) settle() {
 	for r.violation == nil && !all() && r.world.step(began+15*time.Second) {
 		r.Steps++
 	}
-	if r.isHeld() {
+	if !all() && r.isHeld() {
 		return
 	}
 	if !all() {
@@ -265,15 +265,11 @@ func (r *run) settle() {
 	}
 }
 
-// isHeld says whether the disks of all of S were set back: a proposal from before that can make a copy the only one of S afterwards. Then
-// nobody knows what was written, and the set waits for the administrator.
+// isHeld says whether the only copy in S had its disk set back, and has proposed to be the only one in a life before that. Then nobody
+// knows what was written, and the set waits for the administrator.
 func (r *run) isHeld() bool {
-	for id := range r.view.InSync.All() {
-		if !r.nodes[id].disk.saved.Unknown {
-			return false
-		}
-	}
-	return true
+	n := r.nodes[r.view.Primary]
+	return r.view.InSync == replica.NodesOf(n.id) && n.disk.saved.Unknown && r.view.Life <= n.backIn
 }
 
 // promptly is how long a command may take when nothing is wrong. What waits for something that happens by itself, as the primary's flush
