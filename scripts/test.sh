@@ -18,7 +18,8 @@ ONESHOT_BUILT=$work/built
 export ONESHOT_BUILT
 mkdir "$ONESHOT_BUILT"
 beside=
-trap '[ -z "$beside" ] || pkill -P "$beside"; rm -rf "$work"' EXIT
+# Who runs beside goes with its child, or it would go on with the next step.
+trap '[ -z "$beside" ] || kill $(pgrep -P "$beside") "$beside"; rm -rf "$work"' EXIT
 
 step() { # title command...
 	local title=$1 begin=$SECONDS

@@ -177,23 +177,32 @@ metrics: {listen: "%[6]s"}
 	return nil
 }
 
-// startLIO configures the kernel's target: a RAM disk, a portal for each transport, and access for
-// everybody.
+// startLIO configures the kernel's target: a RAM disk, and a portal for each transport.
 func (b *bench) startLIO() error {
-	script := fmt.Sprintf(`set -e
-core=/sys/kernel/config/target/core/rd_mcp_0/disk
+	if err := b.showByLIO("rd_mcp_0", fmt.Sprintf("echo rd_pages=%d >$core/control", diskBytes/4096), 3263, 3264); err != nil {
+		return err
+	}
+	return b.write(fmt.Sprintf("/sys/kernel/config/target/iscsi/%slio/tpgt_1/np/%s:3263/iser", iqn, host), "1")
+}
+
+// showByLIO makes a disk of the kernel's target by the commands of setUp, and shows it to everybody through portals over TCP.
+func (b *bench) showByLIO(core, setUp string, ports ...int) error {
+	var portals strings.Builder
+	for _, port := range ports {
+		fmt.Fprintf(&portals, " $tpg/np/%s:%d", host, port)
+	}
+	_, err := b.run("bash", "-c", fmt.Sprintf(`set -e
+core=/sys/kernel/config/target/core/%s/disk
 mkdir -p $core
-echo rd_pages=%d >$core/control
+%s
 echo 1 >$core/enable
 tpg=/sys/kernel/config/target/iscsi/%slio/tpgt_1
-mkdir -p $tpg/lun/lun_0 $tpg/np/%s:3263 $tpg/np/%[3]s:3264
+mkdir -p $tpg/lun/lun_0%s
 ln -s $core $tpg/lun/lun_0/disk
-echo 1 >$tpg/np/%[3]s:3263/iser
 for no in authentication demo_mode_write_protect; do echo 0 >$tpg/attrib/$no; done
 for yes in generate_node_acls cache_dynamic_acls; do echo 1 >$tpg/attrib/$yes; done
 echo 1 >$tpg/enable
-`, diskBytes/4096, iqn, host)
-	_, err := b.run("bash", "-c", script)
+`, core, setUp, iqn, &portals))
 	return err
 }
 

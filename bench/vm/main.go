@@ -22,6 +22,7 @@ import (
 	"path/filepath"
 
 	"oneshot/bench/harness"
+	"oneshot/test/vm/machine"
 )
 
 type options struct {
@@ -72,10 +73,10 @@ func (b *bench) boot(dir string) (err error) {
 	if err := os.Mkdir(second, 0o700); err != nil {
 		return err
 	}
-	if b.guest, err = start(img, kernel, dir, wire(dir, true)...); err != nil {
+	if b.guest, err = start(img, kernel, dir, machine.LAN(dir, true)...); err != nil {
 		return err
 	}
-	if b.peer, err = start(img, kernel, second, wire(dir, false)...); err != nil {
+	if b.peer, err = start(img, kernel, second, machine.LAN(dir, false)...); err != nil {
 		return err
 	}
 	return b.ready(b.startMirrors())

@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"time"
@@ -33,18 +32,6 @@ var mirrorPoints = []harness.Point{
 	{Order: harness.Random, Write: true, FUA: true, Size: 4 << 10, Depth: 1},
 	{Order: harness.Random, Size: 4 << 10, Depth: 1},
 	{Order: harness.Random, Size: 4 << 10, Depth: 32},
-}
-
-// wire returns qemu's arguments for a network of two machines. The one that listens is started first.
-func wire(dir string, listens bool) []string {
-	server, mac := "off", "52:54:00:09:01:02"
-	if listens {
-		server, mac = "on", "52:54:00:09:01:01"
-	}
-	return []string{
-		"-netdev", "stream,id=lan,server=" + server + ",addr.type=unix,addr.path=" + filepath.Join(dir, "lan"),
-		"-device", "virtio-net-pci,netdev=lan,mac=" + mac + ",host_mtu=9000",
-	}
 }
 
 // startMirrors starts the mirrors on both machines, and the initiator on the first one, where the primaries are.
@@ -200,17 +187,5 @@ func (b *bench) startDRBD() error {
 	if err := b.awaitText("UpToDate/UpToDate", "drbdadm", "dstate", "r0"); err != nil {
 		return err
 	}
-	_, err := b.run("bash", "-c", fmt.Sprintf(`set -e
-core=/sys/kernel/config/target/core/iblock_0/disk
-mkdir -p $core
-echo udev_path=/dev/drbd0 >$core/control
-echo 1 >$core/enable
-tpg=/sys/kernel/config/target/iscsi/%slio/tpgt_1
-mkdir -p $tpg/lun/lun_0 $tpg/np/%s:3264
-ln -s $core $tpg/lun/lun_0/disk
-for no in authentication demo_mode_write_protect; do echo 0 >$tpg/attrib/$no; done
-for yes in generate_node_acls cache_dynamic_acls; do echo 1 >$tpg/attrib/$yes; done
-echo 1 >$tpg/enable
-`, iqn, host))
-	return err
+	return b.showByLIO("iblock_0", "echo udev_path=/dev/drbd0 >$core/control", 3264)
 }

@@ -10,21 +10,13 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"oneshot/test/vm/machine"
 )
 
-// lan returns qemu's arguments for a second network interface of a machine, eth1. The socket of the network is in
-// dir. Two machines are on it: the shared one of the tests, which listens, and another one, which may come and go.
-// The socket of qemu's monitor is in own.
+// lan is machine.LAN, and qemu's monitor, whose socket is in own. The shared machine of the tests listens.
 func lan(dir, own string, listens bool) []string {
-	server, mac := "off", "52:54:00:09:00:02"
-	if listens {
-		server, mac = "on", "52:54:00:09:00:01"
-	}
-	return []string{
-		"-netdev", "stream,id=lan,server=" + server + ",addr.type=unix,addr.path=" + filepath.Join(dir, "lan"),
-		"-device", "virtio-net-pci,netdev=lan,mac=" + mac + ",host_mtu=9000",
-		"-qmp", "unix:" + filepath.Join(own, "qmp") + ",server=on,wait=off",
-	}
+	return append(machine.LAN(dir, listens), "-qmp", "unix:"+filepath.Join(own, "qmp")+",server=on,wait=off")
 }
 
 // lanDevice makes the RDMA device of a machine on the network.
