@@ -289,39 +289,51 @@ func (c *Controller) log(g nvme.GetLogPage) func(b []byte, off uint64) {
 	if !slices.Contains(pages, l) {
 		return nil
 	}
-	whole := func(page []byte) func([]byte, uint64) {
-		return func(b []byte, off uint64) { clear(b[copy(b, page[min(off, uint64(len(page))):]):]) }
-	}
 	switch l {
 	case nvme.LogDiscovery:
 		return c.discoveryLog
 	case nvme.LogError:
-		return whole(c.errors.page())
+		return whole(c.errors.page)
 	case nvme.LogSmart:
 		if nsid == 0 {
 			nsid = nvme.AllNamespaces
 		}
-		s := c.sub.smart(nsid)
-		s.Errors, s.Seconds = c.errors.count, uint64(c.node.clock.Load())
-		return whole(s.AppendTo(nil))
+		return whole(func() []byte {
+			s := c.sub.smart(nsid)
+			s.Errors, s.Seconds = c.errors.count, uint64(c.node.clock.Load())
+			return s.AppendTo(nil)
+		})
 	case nvme.LogFirmware:
-		return whole(nvme.AppendFirmware(nil, c.node.cfg.Firmware))
+		return whole(func() []byte { return nvme.AppendFirmware(nil, c.node.cfg.Firmware) })
 	case nvme.LogChanged:
-		return whole(nvme.AppendChanged(nil, c.changed))
+		return whole(func() []byte { return nvme.AppendChanged(nil, c.changed) })
 	case nvme.LogANA:
-		return whole(c.anaLog(g.Specific()&nvme.ANAGroupsOnly != 0))
+		return whole(func() []byte { return c.anaLog(g.Specific()&nvme.ANAGroupsOnly != 0) })
 	case nvme.LogReservation:
-		return whole(c.notices.page())
+		return whole(c.notices.page)
 	case nvme.LogSanitize:
-		l := c.sanitizeLog()
-		return whole(l.AppendTo(nil))
+		return whole(func() []byte {
+			l := c.sanitizeLog()
+			return l.AppendTo(nil)
+		})
 	case nvme.LogEffects:
-		if c.moves() {
-			return whole(effectsMoving.AppendTo(nil))
-		}
-		return whole(effects.AppendTo(nil))
+		return whole(func() []byte {
+			if c.moves() {
+				return effectsMoving.AppendTo(nil)
+			}
+			return effects.AppendTo(nil)
+		})
 	}
-	return whole(nvme.AppendSupported(nil, pages))
+	return whole(func() []byte { return nvme.AppendSupported(nil, pages) })
+}
+
+// whole writes the part of a page that is asked for. The page is made when it is written, not when the command comes, which may have to
+// wait for memory: what changes meanwhile is in it, for the host is not told of that any more.
+func whole(page func() []byte) func(b []byte, off uint64) {
+	return func(b []byte, off uint64) {
+		p := page()
+		clear(b[copy(b, p[min(off, uint64(len(p))):]):])
+	}
 }
 
 // errorLog remembers the last commands that failed because of the medium, or of us.

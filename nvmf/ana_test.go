@@ -195,3 +195,42 @@ func TestLeastTransferHoldsANALog(t *testing.T) {
 		t.Errorf("transfers have %d bytes", n)
 	}
 }
+
+// A log that waits for memory has what changes meanwhile: reading it ends the event that would tell the host of that.
+func TestLogWaitsForMemory(t *testing.T) {
+	x := newTarget(t, nil, false)
+	p := x.party(2, 1)
+	p.admin.must(nvme.Command{Opcode: nvme.AdminSetFeatures, DWords: [6]uint32{uint32(nvme.FeatureAsyncEvents), nvme.OAESANA | nvme.OAESNamespace}}, 0, nil, false)
+	for range 3 {
+		p.admin.start(nvme.Command{Opcode: nvme.AdminAsyncEvent}, 0, nil, false)
+	}
+	x.setGroup(2, access.Standby)
+	x.sub.changed(1)
+	if got := p.told(); len(got) != 2 {
+		t.Fatalf("the host is told %x", got)
+	}
+
+	const n = 512
+	logs := []nvme.LID{nvme.LogANA, nvme.LogChanged}
+	feed := x.starve()
+	for _, l := range logs {
+		p.admin.start(nvme.Command{Opcode: nvme.AdminGetLogPage, NSID: nvme.AllNamespaces, DWords: [6]uint32{uint32(l) | (n/4-1)<<16}}, n, nil, false)
+	}
+	if got := p.admin.take(); len(got) != 0 {
+		t.Fatalf("without memory: %v", got)
+	}
+	x.setGroup(2, access.ActiveOptimized)
+	x.sub.changed(2)
+	x.tell()
+	feed()
+	got := p.admin.take()
+	if len(got) != len(logs) {
+		t.Fatalf("with memory: %v", got)
+	}
+	if state := nvme.ANAState(got[0].data[32]); state != nvme.ANAOptimized {
+		t.Errorf("the log has the state %d, and nobody tells the host of a later one", state)
+	}
+	if first, second := binary.LittleEndian.Uint32(got[1].data), binary.LittleEndian.Uint32(got[1].data[4:]); first != 1 || second != 2 {
+		t.Errorf("namespaces %d and %d have changed", first, second)
+	}
+}

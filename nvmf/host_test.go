@@ -247,7 +247,7 @@ func (h *host) await(c nvme.Command, n int, out []byte) answer {
 	for len(h.heard) > 0 {
 		<-h.heard
 	}
-	h.start(c, n, out, true)
+	h.start(c, n, out, out != nil)
 	<-h.heard
 	h.q.Lock()
 	defer h.q.Unlock()

@@ -158,8 +158,16 @@ func (t *Task) reservationReport() volume.Next {
 	case want > int64(t.Len) || t.InCapsule:
 		return t.refuse(nvme.DataSGLLength)
 	}
-	s := t.path.ns.v.Access().State()
-	return t.build(int(want), func(b []byte) {
+	return t.change(t.path.at, &access.Change{Op: access.Look}, (*Task).report)
+}
+
+// report ends Reservation Report with what is in force.
+func (t *Task) report() volume.Next {
+	if t.changing.Result != access.Done {
+		return t.changed()
+	}
+	s := t.changing.State
+	return t.build((int(t.SQE.DWord(10))+1)*4, func(b []byte) {
 		head := nvme.ReservationStatus{Generation: s.Generation, Type: typeOf(s.Kind), Registrants: len(s.Registrations), Persist: s.Persist}
 		entry := head.AppendTo(make([]byte, 0, nvme.RegistrantLen))
 		b = b[copy(b, entry):]

@@ -152,7 +152,33 @@ func TestNobodyAgrees(t *testing.T) {
 	if a := x.party(1, 1).io.await(c, len(keys), keys); a.Status != nvme.PathInTransition {
 		t.Errorf("a change on which nobody agrees now ends with %v", a.Status)
 	}
+	if a := x.party(1, 1).io.await(resReport, reportLen, nil); a.Status != nvme.PathInTransition {
+		t.Errorf("a report of which nobody knows whether it is so ends with %v", a.Status)
+	}
 }
+
+// reportLen is the length of a report of one registrant.
+const reportLen = 2 * nvme.RegistrantLen
+
+var resReport = nvme.Command{Opcode: nvme.ReservationReport, NSID: 1, DWords: [6]uint32{reportLen/4 - 1, nvme.ExtendedReport}}
+
+// A report is of what the nodes of a mirror have agreed on: this one may not have heard of it yet, or serve no more.
+func TestReportIsAgreed(t *testing.T) {
+	x := newTarget(t, nil, false)
+	s := access.Nothing()
+	s.Generation, s.Registrations = 7, []access.Registration{{Holder: access.Holder{Initiator: access.Host([16]byte{5})}, Key: 9}}
+	x.v.Access().Share(agreed{s})
+	a := x.party(1, 1).io.await(resReport, reportLen, nil)
+	if a.Status != nvme.Success || len(a.data) != reportLen || a.data[0] != 7 || a.data[64+8] != 9 || a.data[64+16] != 5 {
+		t.Errorf("%v, % x", a.Status, a.data)
+	}
+}
+
+// agreed is an agreement on a state.
+type agreed struct{ s access.State }
+
+func (agreed) Change(func(*access.Common, bool) bool) error { return errors.New("it changes nothing") }
+func (a agreed) Look() (access.State, error)                { return a.s, nil }
 
 // nobody is an agreement that cannot be reached.
 type nobody struct{}
