@@ -2,6 +2,7 @@ package nvmf
 
 import (
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -128,5 +129,31 @@ func TestRemovedUnderLoad(t *testing.T) {
 	h.q.Unlock()
 	if got := h.take(); len(got) != 1 || got[0].Status != nvme.AbortedByQueue {
 		t.Errorf("%v", got)
+	}
+}
+
+// A Connect that has found a subsystem which is removed, or admits the host no more, before there is a controller makes none: nobody would
+// end it.
+func TestConnectMeetsChange(t *testing.T) {
+	for what, change := range map[string]func(*target, *Subsystem){
+		"removed": func(x *target, s *Subsystem) { x.RemoveSubsystem(s) },
+		"closed":  func(_ *target, s *Subsystem) { s.SetAccess(func(string) bool { return false }, nil) },
+	} {
+		x := newTarget(t, nil, false)
+		x.RemoveSubsystem(x.sub)
+		x.sub.SetNamespaces([]Shown{{NSID: 1}})
+		var once sync.Once
+		x.sub = x.AddSubsystem(SubsystemConfig{
+			NQN: testNQN, Serial: "S", Namespaces: []Shown{{NSID: 1, Namespace: x.ns}},
+			Admit: func(string) bool {
+				once.Do(func() { change(x, x.sub) })
+				return true
+			},
+		})
+		h := x.dial()
+		if a := h.connect(testHost, 0, nvme.DynamicController, 0); a.Status == nvme.Success || x.sub.ControllerCount() != 0 {
+			t.Errorf("%s: Connect ends with %v, and there are %d controllers", what, a.Status, x.sub.ControllerCount())
+		}
+		h.lose()
 	}
 }

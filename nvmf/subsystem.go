@@ -207,12 +207,13 @@ func (s *Subsystem) tell() {
 	}
 }
 
-// add gives a controller its ID. False: the subsystem has no ID left.
+// add gives a controller its ID. False: the subsystem has no ID left, or has been removed or admits the host no more since Connect has
+// looked: who ends controllers for that looks for them afterwards.
 func (s *Subsystem) add(c *Controller) bool {
 	first, last := s.ids[0], s.ids[1]
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.controllers) > int(last-first) {
+	if len(s.controllers) > int(last-first) || s.removed.Load() || s.admit != nil && !s.admit(c.hostNQN) {
 		return false
 	}
 	for {
