@@ -233,7 +233,11 @@ func (c *Conn) Lost(err error) {
 func (c *Conn) withdraw() {
 	c.sess.dropHeld(c)
 	for i := len(c.tasks) - 1; i >= 0; i-- {
-		c.tasks[i].Abort()
+		if t := c.tasks[i]; t.state == taskHeld { // it is in no task set, so Abort would not end it
+			c.discard(t)
+		} else {
+			t.Abort()
+		}
 	}
 	waiting := append(c.acked, c.unacked...)
 	c.acked, c.unacked = nil, nil

@@ -293,6 +293,9 @@ func (c *Conn) manage(h pdu.TaskManagementRequest) {
 		t = &ref.Task
 	} else {
 		c.concerns(fn, itt, h.LUN(), nil)
+		if aborts(fn) {
+			s.skipSet(fn, h)
+		}
 	}
 	c.log.Info("task management", "function", fn.String(), "lun", fmt.Sprintf("%#016x", h.LUN()))
 	s.nexus.Manage(f, h.LUN(), t, func(r scsi.TMFResponse) {
@@ -338,6 +341,18 @@ func (s *Session) skip(fn pdu.TaskFunction, t *Task) pdu.TaskResponse {
 	s.Held[t.cmdSN] = Request{CID: t.Conn.CID}
 	t.Conn.discard(t)
 	return pdu.TaskFunctionComplete
+}
+
+// skipSet is skip for the tasks of a function that aborts sets of them: those that were numbered before it, which has not waited
+// for them, as it is immediate. In the task set they would be looked for in vain, and would run after its answer.
+func (s *Session) skipSet(fn pdu.TaskFunction, h pdu.TaskManagementRequest) {
+	for _, c := range s.circle.conns {
+		for i := len(c.tasks) - 1; i >= 0; i-- {
+			if t := c.tasks[i]; t.state == taskHeld && t.cmdSN.Less(h.CmdSN()) && (everywhere(fn) || t.LUN == h.LUN()) {
+				s.skip(pdu.TaskAbortTask, t)
+			}
+		}
+	}
 }
 
 // missing is the answer about a task that is not here. If its command has not arrived

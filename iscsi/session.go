@@ -1,6 +1,7 @@
 package iscsi
 
 import (
+	"maps"
 	"slices"
 
 	"oneshot/internal/serial"
@@ -75,17 +76,24 @@ func (s *Session) runHeld() {
 	}
 }
 
-// run does a request whose turn has come, on its connection.
+// run does a request whose turn has come, on its connection, unless that is ending.
 func (s *Session) run(sn serial.SN, r *Request) {
-	c := s.loggedIn(r.CID)
-	switch {
-	case c == nil:
-	case r.Kind == RequestCommand:
-		if t := c.heldTask(sn); t != nil {
-			c.begin(t)
+	switch r.Kind {
+	case RequestNone:
+	case RequestCommand:
+		for _, c := range s.circle.conns {
+			switch t := c.heldTask(sn); {
+			case t == nil:
+			case c.state == stateFullFeature:
+				c.begin(t)
+			default:
+				c.discard(t)
+			}
 		}
-	case r.Kind == RequestOther:
-		c.request(r.Header, r.Data)
+	case RequestOther:
+		if c := s.loggedIn(r.CID); c != nil {
+			c.request(r.Header, r.Data)
+		}
 	}
 }
 
@@ -99,20 +107,13 @@ func (s *Session) loggedIn(cid uint16) *Conn {
 	return nil
 }
 
-// dropHeld throws away what c has sent and waits for earlier PDUs.
+// dropHeld forgets what c has sent and waits for earlier PDUs; withdraw ends its tasks. The places of commands that
+// were aborted stay taken: their initiator has been told so, and sends nothing more for them.
 func (s *Session) dropHeld(c *Conn) {
 	if c.MaxIn == 0 {
 		return // it has not logged in, and another connection may have its CID
 	}
-	for sn, r := range s.Held {
-		if r.CID != c.CID {
-			continue
-		}
-		delete(s.Held, sn)
-		if r.Kind == RequestCommand {
-			c.discard(c.heldTask(sn))
-		}
-	}
+	maps.DeleteFunc(s.Held, func(_ serial.SN, r Request) bool { return r.CID == c.CID && r.Kind != RequestNone })
 }
 
 // alive reports whether the session has a connection that is not lost.
@@ -130,6 +131,7 @@ func (s *Session) end() {
 	for _, c := range s.circle.conns {
 		c.withdraw()
 	}
+	clear(s.Held)
 	if s.nexus == nil {
 		s.over = true
 		return

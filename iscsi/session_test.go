@@ -2,6 +2,7 @@ package iscsi
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"log/slog"
@@ -28,6 +29,7 @@ type recorder struct {
 	end  Ending // of last
 	how  Termination
 	hung bool // what HungUp says
+	at   string
 	// keeps: answers do not leave.
 	keeps bool
 
@@ -47,7 +49,7 @@ func (r *recorder) Terminate(how Termination) {
 	r.say("terminate %v", how != AtOnce)
 }
 func (r *recorder) Peer() string      { return "peer" }
-func (r *recorder) Local() string     { return "local" }
+func (r *recorder) Local() string     { return cmp.Or(r.at, "local") }
 func (r *recorder) Transport() string { return "tcp" }
 func (r *recorder) HungUp() bool      { return r.hung }
 func (r *recorder) Count(tell func(string, uint64)) {

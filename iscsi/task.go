@@ -102,6 +102,10 @@ func (c *Conn) begin(t *Task) {
 	} else {
 		c.sess.active++
 	}
+	if t.refused {
+		c.answerFull(t)
+		return
+	}
 	c.step(t, t.Start())
 }
 
@@ -153,8 +157,7 @@ func (c *Conn) leave(t *Task) {
 // no answer (RFC 7143 §11.5.1), unless it was refused for want of memory.
 func (c *Conn) aborted(t *Task) {
 	if t.refused && c.state == stateFullFeature {
-		t.Status, t.Sense, t.In, t.Transfer = scsi.TaskSetFull, nil, nil, 0
-		c.answer(t)
+		c.answerFull(t)
 		return
 	}
 	t.AccountAborted()
@@ -167,6 +170,12 @@ func (c *Conn) aborted(t *Task) {
 	c.free(t)
 }
 
+// answerFull answers a task for whose data there is no memory.
+func (c *Conn) answerFull(t *Task) {
+	t.Status, t.Sense, t.In, t.Transfer = scsi.TaskSetFull, nil, nil, 0
+	c.answer(t)
+}
+
 // AbortedBy returns the ITT of the ABORT TASK request that has ended t, if it was one, so that the
 // response to that can end the initiator's buffer as well.
 func (t *Task) AbortedBy() (itt uint32, ok bool) { return t.aborter, t.aborted == abortedByRequest }
@@ -175,25 +184,38 @@ func (t *Task) AbortedBy() (itt uint32, ok bool) { return t.aborter, t.aborted =
 // that aborts many tasks their initiator may use their buffers again, so that no other response may
 // be about these any more.
 func (c *Conn) concerns(fn pdu.TaskFunction, itt uint32, lun uint64, ref *Task) {
-	switch fn {
-	case pdu.TaskAbortTask:
+	switch {
+	case fn == pdu.TaskAbortTask:
 		if ref.aborted == abortedByNone && ref.Conn == c {
 			ref.aborted, ref.aborter = abortedByRequest, itt
 		}
 		return
-	case pdu.TaskQueryTask, pdu.TaskQueryTaskSet, pdu.TaskQueryAsyncEvent, pdu.TaskClearACA:
+	case !aborts(fn):
 		return
 	}
-	everywhere := fn == pdu.TaskTargetWarmReset || fn == pdu.TaskTargetColdReset || fn == pdu.TaskITNexusReset
 	for _, o := range c.sess.circle.conns {
 		for _, list := range [...][]*Task{o.tasks, o.forgetting} {
 			for _, t := range list {
-				if everywhere || t.LUN == lun {
+				if everywhere(fn) || t.LUN == lun {
 					t.aborted = abortedByOther // even if an ABORT TASK was first: its response may be second
 				}
 			}
 		}
 	}
+}
+
+// aborts reports whether a function aborts tasks.
+func aborts(fn pdu.TaskFunction) bool {
+	switch fn {
+	case pdu.TaskQueryTask, pdu.TaskQueryTaskSet, pdu.TaskQueryAsyncEvent, pdu.TaskClearACA:
+		return false
+	}
+	return true
+}
+
+// everywhere reports whether a function that aborts tasks does so on all logical units.
+func everywhere(fn pdu.TaskFunction) bool {
+	return fn == pdu.TaskTargetWarmReset || fn == pdu.TaskTargetColdReset || fn == pdu.TaskITNexusReset
 }
 
 // Forgotten says that nothing is placed into t.Out any more, after Forget.
@@ -236,10 +258,13 @@ func (c *Conn) discard(t *Task) {
 
 // Refuse ends a task for whose unsolicited data there is no memory with TASK SET FULL:
 // initiators send such a command again, with fewer outstanding. The mover throws the data
-// away. It must be called before any data of the task was placed.
+// away. It must be called before any data of the task was placed. A task that waits for earlier
+// commands is answered when its turn comes.
 func (c *Conn) Refuse(t *Task) {
 	t.refused = true
-	t.Abort()
+	if t.state != taskHeld {
+		t.Abort()
+	}
 }
 
 // GotData says that t.Out has been filled.

@@ -1,0 +1,147 @@
+package iscsi
+
+import (
+	"strings"
+	"testing"
+
+	"oneshot/iscsi/pdu"
+	"oneshot/scsi"
+)
+
+// A command for whose unsolicited data there is no memory while it waits for its turn ends in TASK SET FULL when that has
+// come, and not before: its answer would be one to a command that the session has not begun.
+func TestRefusedBeforeItsTurn(t *testing.T) {
+	_, a, b, ra, rb := pair(t)
+	command(a, 9, first, false, testUnitReady, 0)
+	ra.take()
+	command(b, 10, first+2, false, write1(), 512)
+	drive(b, func() { b.Refuse(b.Find(10)) })
+	if got := rb.take(); got != "" {
+		t.Fatalf("before its turn: %q", got)
+	}
+	command(a, 11, first+1, false, testUnitReady, 0)
+	if got := rb.take(); got != "answer 10" || rb.status != scsi.TaskSetFull {
+		t.Errorf("%q, status %v", got, rb.status)
+	}
+}
+
+// One that is aborted instead, or whose connection is lost, leaves nothing.
+func TestRefusedThenOver(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		_, a, b, ra, rb := pair(t)
+		command(a, 9, first, false, testUnitReady, 0)
+		command(b, 10, first+2, false, write1(), 512)
+		drive(b, func() { b.Refuse(b.Find(10)) })
+		if lost {
+			drive(b, func() { b.Lost(nil) })
+			if got := rb.take(); got != "forget 10" || b.state != stateFree {
+				t.Errorf("lost: %q, %v", got, b.state)
+			}
+			continue
+		}
+		ra.take()
+		f := pdu.TaskManagementRequestFields{Immediate: true, Function: pdu.TaskAbortTask, ITT: 40, ReferencedTaskTag: 10, RefCmdSN: first + 2, CmdSN: first + 3}
+		drive(a, func() { a.Receive(f.AppendTo(nil), nil) })
+		if x, y := ra.take(), rb.take(); x != "Task Management Function Response" || y != "forget 10" {
+			t.Errorf("aborted: %q, %q", x, y)
+		}
+	}
+}
+
+// A command waits on a connection whose address leaves, and its turn comes on another one meanwhile: it is not executed,
+// and keeps neither the connection nor its number.
+func TestTurnAfterAddressHasLeft(t *testing.T) {
+	n, a, b, ra, rb := pair(t)
+	command(a, 9, first, false, testUnitReady, 0)
+	command(b, 10, first+2, false, write1(), 512)
+	ra.take()
+	rb.at = "elsewhere"
+	n.LeaveAddress(rb.at)
+	if got := rb.take(); got != "Asynchronous Message, terminate true" {
+		t.Fatalf("%q", got)
+	}
+	command(a, 11, first+1, false, testUnitReady, 0)
+	command(a, 12, first+3, false, testUnitReady, 0)
+	if x, y := ra.take(), rb.take(); x != "answer 11, answer 12" || y != "forget 10" {
+		t.Errorf("%q, %q", x, y)
+	}
+	drive(b, func() { b.Lost(nil) })
+	if got := rb.take(); got != "" || b.state != stateFree {
+		t.Fatalf("when it is lost: %q, %v", got, b.state)
+	}
+	f, text := request(a.sess.TSIH, 1)
+	if _, rc := begin(t, n, f, text); rc.take() != "Login Response" || rc.last[36] != 0 {
+		t.Errorf("its number is not free: status % x", []byte(rc.last[36:38]))
+	}
+}
+
+// RFC 7143 §11.5.1: who was told that a command is aborted which has not come sends it no more. So its place in the order is
+// taken for good, and not until the connection is lost on which that was said.
+func TestPlaceOutlivesConnection(t *testing.T) {
+	for _, arrived := range []bool{false, true} {
+		_, a, b, ra, rb := pair(t)
+		command(a, 9, first, false, testUnitReady, 0)
+		if arrived {
+			command(b, 10, first+2, false, write1(), 512)
+		}
+		f := pdu.TaskManagementRequestFields{Immediate: true, Function: pdu.TaskAbortTask, ITT: 40, ReferencedTaskTag: 10, RefCmdSN: first + 2, CmdSN: first + 3}
+		drive(b, func() { b.Receive(f.AppendTo(nil), nil) })
+		if got := rb.take(); !strings.HasSuffix(got, "Task Management Function Response") || rb.last[2] != byte(pdu.TaskFunctionComplete) {
+			t.Fatalf("%q, response %d", got, rb.last[2])
+		}
+		drive(b, func() { b.Lost(nil) })
+		ra.take()
+		command(a, 11, first+1, false, testUnitReady, 0)
+		command(a, 12, first+3, false, testUnitReady, 0)
+		if got := ra.take(); got != "answer 11, answer 12" {
+			t.Errorf("the command had come: %v; behind it: %q", arrived, got)
+		}
+	}
+}
+
+// A function that aborts sets of tasks is answered when they are over, those too that wait for their turn: after that the
+// initiator uses their memory and tags for others. What it has sent later, or for other logical units, goes on.
+func TestSetsWithWaitingCommands(t *testing.T) {
+	for fn, everywhere := range map[pdu.TaskFunction]bool{
+		pdu.TaskAbortTaskSet: false, pdu.TaskClearTaskSet: false, pdu.TaskLogicalUnitReset: false, pdu.TaskTargetWarmReset: true,
+	} {
+		_, a, b, ra, rb := pair(t)
+		command(a, 9, first, false, testUnitReady, 0)
+		ra.take()
+		command(b, 10, first+2, false, write1(), 512)
+		other := pdu.SCSICommandFields{Final: true, ITT: 12, CmdSN: first + 3, CDB: testUnitReady, LUN: 1 << 48}
+		h, err := pdu.ParseSCSICommand(other.AppendTo(nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		drive(b, func() { b.Command(&Task{Conn: b}, h) })
+		f := pdu.TaskManagementRequestFields{Immediate: true, Function: fn, ITT: 40, CmdSN: first + 4}
+		drive(a, func() { a.Receive(f.AppendTo(nil), nil) })
+		want, then := "forget 10, NOP-In", "answer 12"
+		if everywhere {
+			want, then = "forget 10, forget 12, NOP-In", ""
+		}
+		got := rb.take()
+		if everywhere && got == "forget 12, forget 10, NOP-In" {
+			got = want
+		}
+		if x := ra.take(); x != "" || got != want {
+			t.Fatalf("%v: %q, %q", fn, x, got)
+		}
+		answer := pdu.NOPOutFields{Immediate: true, ITT: pdu.ReservedTag, TTT: rb.last.TTT(), CmdSN: first + 4}
+		drive(b, func() { b.Receive(answer.AppendTo(nil), nil) })
+		if got := ra.take(); got != "Task Management Function Response" || ra.last[2] != 0 {
+			t.Fatalf("%v: %q, response %d", fn, got, ra.last[2])
+		}
+		command(a, 11, first+1, false, testUnitReady, 0)
+		if x, y := ra.take(), rb.take(); x != "answer 11" || y != then {
+			t.Errorf("%v, afterwards: %q, %q", fn, x, y)
+		}
+		inOrder := pdu.TaskManagementRequestFields{Function: fn, ITT: 41, CmdSN: first + 4}
+		command(b, 14, first+5, false, write1(), 512)
+		drive(a, func() { a.Receive(inOrder.AppendTo(nil), nil) })
+		if got := rb.take(); strings.Contains(got, "forget") || b.Find(14) == nil && !strings.Contains(got, "answer 14") {
+			t.Errorf("%v, and a command behind it: %q", fn, got)
+		}
+	}
+}
