@@ -9,8 +9,9 @@ import (
 // circle is the connections of one session, or one connection that has none, and the baton that they share. Whoever holds it
 // drives them all: it feeds them, resumes what has become ready in stores, and sends.
 type circle struct {
-	baton.Baton         // taken before Node.mu; not held over blocking calls
-	conns       []*Conn // guarded by Baton
+	baton.Baton           // taken before Node.mu; not held over blocking calls
+	conns       []*Conn   // guarded by Baton, as is logouts
+	logouts     []*logout // that wait
 }
 
 // Resume implements baton.Driven.
@@ -22,6 +23,7 @@ func (r *circle) Resume() {
 
 // Flush implements baton.Driven. It lets go of connections of which nothing is left.
 func (r *circle) Flush() {
+	r.endLogouts()
 	for _, c := range r.conns {
 		c.flush()
 	}

@@ -35,6 +35,13 @@ func begin(t *testing.T, n *Node, f pdu.LoginRequestFields, text string) (*Conn,
 func pair(t *testing.T) (n *Node, a, b *Conn, ra, rb *recorder) {
 	t.Helper()
 	n, a, ra = session(t, "MaxConnections=2")
+	b, rb = second(t, n, a)
+	return n, a, b, ra, rb
+}
+
+// second opens a second connection of a's session, with CID 1.
+func second(t *testing.T, n *Node, a *Conn) (b *Conn, rb *recorder) {
+	t.Helper()
 	f, text := request(a.sess.TSIH, 1)
 	b, rb = begin(t, n, f, text)
 	if got := rb.take(); got != "Login Response" || rb.last[36] != 0 {
@@ -43,7 +50,7 @@ func pair(t *testing.T) (n *Node, a, b *Conn, ra, rb *recorder) {
 	if b.sess != a.sess || len(n.Sessions()) != 1 || len(n.Sessions()[0].Connections) != 2 {
 		t.Fatalf("%+v", n.Sessions())
 	}
-	return n, a, b, ra, rb
+	return b, rb
 }
 
 // RFC 7143 §4.2.2.1: one order of commands over all connections of a session. Each answers what
@@ -214,7 +221,7 @@ func TestLogoutOfConnections(t *testing.T) {
 		command(b, 10, first+1, false, write1(), 512)
 		rb.take()
 		logout(a, first+2, pdu.LogoutCloseConnection, 1)
-		if x, y := ra.take(), rb.take(); x != "Logout Response" || y != "terminate true, forget 10" {
+		if x, y := ra.take(), rb.take(); x != "Logout Response" || y != "forget 10, terminate true" {
 			t.Errorf("%q, %q", x, y)
 		}
 		drive(b, func() { b.Lost(nil) })
@@ -240,7 +247,7 @@ func TestLogoutOfConnections(t *testing.T) {
 		command(b, 10, first+1, false, write1(), 512)
 		rb.take()
 		logout(a, first+2, pdu.LogoutCloseSession, 0)
-		if x, y := ra.take(), rb.take(); x != "Logout Response, terminate true" || y != "terminate true, forget 10" {
+		if x, y := ra.take(), rb.take(); x != "Logout Response, terminate true" || y != "forget 10, terminate true" {
 			t.Errorf("%q, %q", x, y)
 		}
 		drive(a, func() { a.Lost(nil) })

@@ -221,11 +221,9 @@ func (c *Conn) logout(h pdu.LogoutRequest) {
 		c.reject(h.Header, pdu.RejectInvalidPDUField)
 		return
 	}
-	c.send(&pdu.LogoutResponseFields{
-		Response: response, ITT: h.ITT(), Sequence: c.Status(),
-		Time2Wait: uint16(c.Params.DefaultTime2Wait),
-	}, nil)
+	l := &logout{conn: c, itt: h.ITT(), leaving: leaving}
 	if response != pdu.LogoutSuccess {
+		l.answer(response)
 		return
 	}
 	for _, o := range leaving {
@@ -235,9 +233,11 @@ func (c *Conn) logout(h pdu.LogoutRequest) {
 	if !slices.ContainsFunc(c.sess.circle.conns, func(o *Conn) bool { return o.state < stateInLogout }) {
 		c.sess.end()
 	}
+	c.sess.circle.logouts = append(c.sess.circle.logouts, l)
+	c.sess.circle.endLogouts()
 }
 
-// exit ends a connection whose initiator has logged out of it.
+// exit ends what a connection does whose initiator logs out of it.
 func (c *Conn) exit() {
 	if c.state >= stateInLogout {
 		return
@@ -245,7 +245,46 @@ func (c *Conn) exit() {
 	c.enter(eventLeaves)
 	c.withdraw()
 	c.log.Debug("logged out")
-	c.mover.Terminate(WhenLoggedOut)
+}
+
+// logout is a request whose answer waits until the commands of the connections that leave are over, in stores as well (RFC 7143
+// §11.15): what the initiator writes after the answer must not be overtaken by what it wrote before.
+type logout struct {
+	conn    *Conn // that it came on
+	itt     uint32
+	leaving []*Conn
+}
+
+func (l *logout) answer(r pdu.LogoutStatus) {
+	c := l.conn
+	c.send(&pdu.LogoutResponseFields{
+		Response: r, ITT: l.itt, Sequence: c.Status(), Time2Wait: uint16(c.Params.DefaultTime2Wait),
+	}, nil)
+}
+
+// end answers the request and ends the connections, if nothing of them is left to wait for.
+func (l *logout) end() (over bool) {
+	for _, o := range l.leaving {
+		if len(o.tasks)+len(o.forgetting) > 0 {
+			return false
+		}
+	}
+	if l.conn.state < stateCleanup {
+		l.answer(pdu.LogoutSuccess)
+	}
+	for _, o := range l.leaving {
+		if o.state < stateCleanup {
+			o.mover.Terminate(WhenLoggedOut)
+		}
+	}
+	return true
+}
+
+// endLogouts ends the logouts that need not wait any more.
+func (r *circle) endLogouts() {
+	if len(r.logouts) > 0 {
+		r.logouts = slices.DeleteFunc(r.logouts, (*logout).end)
+	}
 }
 
 // askLogout asks the initiator to leave within seconds (RFC 7143 §11.9.1, event 1).
@@ -414,6 +453,8 @@ func (c *Conn) tick(now uint32) {
 		if now-c.born > limits.LoginTimeout {
 			c.fail("no login within %d s", limits.LoginTimeout)
 		}
+	case c.state == stateInLogout && c.fetching > 0 && now-c.fetched > limits.ReadTimeout:
+		c.mover.Terminate(AtOnce) // its logout waits for these Reads
 	case c.state != stateFullFeature:
 	case c.fetching > 0 && now-c.fetched > limits.ReadTimeout:
 		c.fail("the initiator has not answered an RDMA Read for %d s", now-c.fetched)

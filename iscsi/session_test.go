@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"oneshot/backend"
 	"oneshot/backend/memory"
 	"oneshot/internal/serial"
 	"oneshot/iscsi/login"
@@ -30,6 +31,8 @@ type recorder struct {
 	how  Termination
 	hung bool // what HungUp says
 	at   string
+	// fetches: Forgotten has to come.
+	fetches bool
 	// keeps: answers do not leave.
 	keeps bool
 
@@ -42,7 +45,7 @@ func (r *recorder) say(format string, args ...any) {
 
 func (r *recorder) FreeTask(*Task)            { r.free++ }
 func (r *recorder) GetData(t *Task)           { r.say("fetch %d", t.ITT) }
-func (r *recorder) Forget(t *Task) bool       { r.say("forget %d", t.ITT); return true }
+func (r *recorder) Forget(t *Task) bool       { r.say("forget %d", t.ITT); return !r.fetches }
 func (r *recorder) Enable(*login.Params, int) {}
 func (r *recorder) Terminate(how Termination) {
 	r.how = how
@@ -100,16 +103,22 @@ func admit(t testing.TB, n *Node) {
 // session returns a connection in the full feature phase, with a window of four commands.
 func session(t testing.TB, keys ...string) (*Node, *Conn, *recorder) {
 	t.Helper()
+	store, err := memory.New(1 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sessionOn(t, store, keys...)
+}
+
+// sessionOn is session with a disk of that store.
+func sessionOn(t testing.TB, store backend.Store, keys ...string) (*Node, *Conn, *recorder) {
+	t.Helper()
 	pool := mem.NewPool(1 << 20)
 	n := NewNode(Config{
 		Login: login.DefaultConfig(), Connections: 10, Sessions: 10, Commands: 4, MemoryPerConnection: 1 << 20,
 		LoginTimeout: 15, NOPInterval: 30, NOPTimeout: 10, ReadTimeout: 70, Pool: pool, Logger: slog.New(slog.DiscardHandler),
 		Rand: bytes.NewReader(nil),
 	})
-	store, err := memory.New(1 << 20)
-	if err != nil {
-		t.Fatal(err)
-	}
 	v, err := volume.New(volume.Config{Store: store})
 	if err != nil {
 		t.Fatal(err)

@@ -187,8 +187,8 @@ func reset(b *bench) {
 	b.idle()
 }
 
-// logoutUnderLoad logs out while commands are in the store: they have no answer, and nothing of the
-// session is left when the store lets go of them.
+// logoutUnderLoad logs out while commands are in the store: they have no answer, the logout has one when the store has let go of
+// them, and nothing of the session is left then.
 func logoutUnderLoad(b *bench) {
 	s := b.dial(0, pdu.ISID{})
 	other := b.dial(0, pdu.ISID{})
@@ -203,14 +203,18 @@ func logoutUnderLoad(b *bench) {
 	}
 	closed := make(chan error, 1)
 	go func() { closed <- s.Close() }()
+	if holds {
+		b.until("the session ends", func() bool { return len(b.node.Sessions()) == 1 })
+		if len(closed) > 0 {
+			b.Error("the logout was answered while commands are in the store")
+		}
+		gate.Release()
+	}
 	b.check(<-closed)
 	for range cs {
 		if c := <-over; c.Err == nil && holds {
 			b.Errorf("status %#x of a command whose session has ended", c.Status)
 		}
-	}
-	if holds {
-		gate.Release()
 	}
 	b.until("the session is over", func() bool { return b.node.Connections() == 1 })
 	b.works(other)
