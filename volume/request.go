@@ -197,6 +197,7 @@ func (r *Request) Parked() bool { return r.phase == phaseParked }
 // request that has been released: without a reason to go on, due is false. An aborted request goes
 // on as soon as nothing uses it any more, with Aborted.
 func (r *Request) Resume(aborted bool) (next Next, due bool) {
+	ended := r.phase == phaseOp // an operation has
 	switch r.phase {
 	case phaseOp:
 		if !r.opDone.Load() {
@@ -224,6 +225,9 @@ func (r *Request) Resume(aborted bool) (next Next, due bool) {
 		return Wait, false
 	}
 	if aborted {
+		if ended && r.writes {
+			r.v.Touch(r.op.Off, r.op.Len) // the step that would do so is not taken
+		}
 		return Aborted, true
 	}
 	return r.then(r), true

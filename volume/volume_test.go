@@ -74,6 +74,17 @@ func (s *gatedStore) Submit(op *backend.Op) bool {
 	return s.sliceStore.Submit(op)
 }
 
+// later completes no operation within Submit.
+type later struct{ *gatedStore }
+
+func (s later) Submit(op *backend.Op) bool {
+	go func() {
+		s.gatedStore.Submit(op)
+		op.Done.OpDone(op)
+	}()
+	return false
+}
+
 // keeper keeps a state in memory.
 type keeper struct{ state atomic.Pointer[[]byte] }
 
@@ -386,28 +397,34 @@ func TestRequest(t *testing.T) {
 // that its owner has read since.
 func TestTokenDuringChange(t *testing.T) {
 	pool := mem.NewPool(16 << 20)
-	run := func(v *Volume, begin func(r *Request, then Step) Next) {
+	run := func(v *Volume, aborted bool, begin func(r *Request, then Step) Next) {
 		c := &client{make(chan *atomic.Bool, 16), pool}
 		r := new(Request)
 		r.Begin(c, v, 512, mem.MaxLease, false, false)
-		for next := begin(r, func(*Request) Next { return Done }); next != Done; {
+		for next := begin(r, func(*Request) Next { return Done }); next != Done && next != Aborted; {
 			if next == Pull {
 				next, _ = r.Pulled()
 			} else {
 				<-c.ready
-				next, _ = r.Resume(false)
+				next, _ = r.Resume(aborted)
 			}
 		}
 		r.Settle()
 		r.Release()
 	}
 	request := func(begin func(r *Request, then Step) Next) func(*Volume) {
-		return func(v *Volume) { run(v, begin) }
+		return func(v *Volume) { run(v, false, begin) }
+	}
+	aborted := func(begin func(r *Request, then Step) Next) func(*Volume) {
+		return func(v *Volume) { run(v, true, begin) }
 	}
 	for what, change := range map[string]func(v *Volume){
-		"a write":    request(func(r *Request, then Step) Next { return r.Write(4096, 512, false, then) }),
-		"an erasure": request(func(r *Request, then Step) Next { return r.Erase([]Range{{4096, 512}}, true, then) }),
-		"a copy":     request(func(r *Request, then Step) Next { return r.CopyWrite(r.v, 0, 4096, 512, true, then) }),
+		"a write":                    request(func(r *Request, then Step) Next { return r.Write(4096, 512, false, then) }),
+		"an erasure":                 request(func(r *Request, then Step) Next { return r.Erase([]Range{{4096, 512}}, true, then) }),
+		"a copy":                     request(func(r *Request, then Step) Next { return r.CopyWrite(r.v, 0, 4096, 512, true, then) }),
+		"a write that is aborted":    aborted(func(r *Request, then Step) Next { return r.Write(4096, 512, false, then) }),
+		"an erasure that is aborted": aborted(func(r *Request, then Step) Next { return r.Erase([]Range{{4096, 512}}, true, then) }),
+		"a copy that is aborted":     aborted(func(r *Request, then Step) Next { return r.CopyWrite(r.v, 0, 4096, 512, true, then) }),
 		"an endpoint's write": func(v *Volume) {
 			h := v.Open(nil)
 			h.Submit(&backend.Op{Kind: backend.Write, Off: 4096, Len: 512, Segs: [][]byte{make([]byte, 512)}})
@@ -415,7 +432,11 @@ func TestTokenDuringChange(t *testing.T) {
 		},
 	} {
 		gate := newGatedStore(1 << 20)
-		v := open(t, Config{Store: gate})
+		store := backend.Store(gate)
+		if strings.HasSuffix(what, "is aborted") {
+			store = later{gate}
+		}
+		v := open(t, Config{Store: store})
 		done := make(chan struct{})
 		go func() { defer close(done); change(v) }()
 		<-gate.seen
