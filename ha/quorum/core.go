@@ -317,7 +317,9 @@ func (c *Core) restore(s *raftpb.Snapshot, out *Output) error {
 	c.state, c.conf, c.applied = state, s.GetMetadata().GetConfState(), s.GetMetadata().GetIndex()
 	// Among what was jumped over may be changes of this node: sent again they would conflict with themselves.
 	for _, n := range slices.Sorted(maps.Keys(c.waits)) {
-		c.end(n, Result{Err: ErrUnknown}, out)
+		if c.waits[n].op != opAlive { // which is sent until it has succeeded: a life is registered once, however often that is asked for
+			c.end(n, Result{Err: ErrUnknown}, out)
+		}
 	}
 	return nil
 }

@@ -135,7 +135,7 @@ var simMutants = []mutant{
 		"waits for what a snapshot has jumped over",
 		[]string{"once"},
 		"core.go",
-		"\tfor _, n := range slices.Sorted(maps.Keys(c.waits)) {\n\t\tc.end(", "\tfor _, n := range slices.Sorted(maps.Keys(c.waits)) {\n\t\tif ON {\n\t\t\tbreak\n\t\t}\n\t\tc.end(", true,
+		"\t\tif c.waits[n].op != opAlive {", "\t\tif ON {\n\t\t\tbreak\n\t\t}\n\t\tif c.waits[n].op != opAlive {", true,
 	},
 }
 

@@ -319,6 +319,35 @@ func TestJumpedOver(t *testing.T) {
 	}
 }
 
+// TestRegisteredAfterSnapshot: a node that was far behind asks to be registered before the leader sends it a snapshot. Its life is
+// registered all the same, or else a clone of it would not be found out.
+func TestRegisteredAfterSnapshot(t *testing.T) {
+	id := testIdentity
+	s := initial(&id, "lab", false, [32]byte{1}, nil)
+	l, err := CreateLog(newDisk(), id, s, counter())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := Start(l, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Tick() // there is no leader, and what it asks for is lost
+	var out Output
+	if err := c.restore(s, &out); err != nil || len(out.Ended) != 0 {
+		t.Fatalf("%v: %+v", err, out.Ended)
+	}
+	for range 50 {
+		c.Tick()
+		if err := c.Work(&out); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if m := c.state.member(id.Number); m.Incarnation != c.log.id.Incarnation || m.Nonce != c.log.id.Nonce || len(c.waits) != 0 {
+		t.Errorf("life %d of the node is registered, and it is in life %d", m.Incarnation, c.log.id.Incarnation)
+	}
+}
+
 // TestViews: a view that is proposed again and again is agreed on once; a late one, and one that no node may propose,
 // change nothing.
 func TestViews(t *testing.T) {
