@@ -43,8 +43,12 @@ type node struct {
 	name    string
 	id      replica.ID
 	cut     bool // it hears nothing, and nobody hears it
+	unheard bool // what it asks is not answered
+	refused int  // so many of its calls fail: too many wait
 	applied int
-	view    replica.View
+	asked   int // what was in the log when its mirror asked, in this life, for the newest view; -1: it has not yet
+	learned replica.View
+	view    replica.View // that the mirror was told of
 	watch   func(*quorum.Record)
 	table   *access.Table
 	res     *Reservations
@@ -69,7 +73,7 @@ func newLab(t *testing.T, seed uint64, names ...string) *lab {
 // begin starts a process, which knows nothing but the log.
 func (n *node) begin() {
 	n.ctx, n.cancel = context.WithCancel(context.Background())
-	n.applied, n.view, n.watch = 0, replica.View{}, nil
+	n.applied, n.asked, n.learned, n.view, n.watch = 0, -1, replica.View{}, replica.View{}, nil
 	n.table = access.NewTable(access.Nothing(), nil)
 	n.res = Begin(n.table, Options{Consensus: n, Set: set, Node: n.name, Term: n.term, Prove: n.prove, Log: slog.New(slog.DiscardHandler)})
 	n.wg.Go(n.apply)
@@ -137,15 +141,19 @@ func (n *node) apply() {
 		if watch != nil {
 			watch(x)
 		}
-		n.l.locked(func() { // the mirror learns of a view behind it
+		n.l.locked(func() { // the mirror learns of a view behind it, and of none that may have been outlived (quorum.Views)
+			if n.asked < 0 {
+				n.asked = len(n.l.log)
+			}
 			n.applied++
 			if s, err := quorum.DecodeSet(x.Value); x.Kind == quorum.KindSet && err == nil {
-				n.view = s.View
+				n.learned = s.View
+			}
+			if n.applied >= n.asked {
+				n.view = n.learned
 			}
 		})
-		if x.Kind == quorum.KindSet {
-			n.res.Served()
-		}
+		n.res.Served()
 	}
 }
 
@@ -198,7 +206,16 @@ func (n *node) Watch(f func(*quorum.Record)) func() {
 }
 
 func (n *node) Get(ctx context.Context, k quorum.Key) (*quorum.Record, error) {
-	if !n.l.until(ctx, func() bool { return !n.cut }) {
+	tooMany := false
+	n.l.locked(func() {
+		if tooMany = n.refused > 0; tooMany {
+			n.refused--
+		}
+	})
+	if tooMany {
+		return nil, errors.New("1024 reads wait for consensus, and no more may")
+	}
+	if !n.l.until(ctx, func() bool { return !n.cut && !n.unheard }) {
 		return nil, ctx.Err()
 	}
 	var all int

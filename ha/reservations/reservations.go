@@ -40,7 +40,8 @@ type Options struct {
 	Node      string // name of this one
 
 	// Term is that in which this node serves the volume, 0: it does not. It never is one of which the node has not learned by
-	// consensus. Prove returns nil if the node has served it in that term at some time during the call.
+	// consensus, after a majority has confirmed in this life that nothing newer was there. It takes no lock. Prove returns nil if the
+	// node has served it in that term at some time during the call.
 	Term  func() uint64
 	Prove func(term uint64) error
 
@@ -184,7 +185,8 @@ func (r *Reservations) adopt(value []byte) {
 		return
 	}
 	r.newest = n
-	abort := r.table.Adopt(&n.Common, r.current)
+	// Who serves has learned in this life that nothing newer was there, too, and may have commands that the change aborts.
+	abort := r.table.Adopt(&n.Common, r.current || r.o.Term() != 0)
 	if abort == nil {
 		return
 	}
@@ -226,8 +228,12 @@ func (n *record) encode() ([]byte, error) {
 // Before, it learns what happened before this life, which is told to nobody: it would abort commands of those who were fenced
 // long ago.
 func (r *Reservations) run() {
-	if _, err := r.o.Consensus.Get(r.ctx, r.recordKey()); err != nil {
-		return // the node or this ends
+	begin := func() error {
+		_, err := r.o.Consensus.Get(r.ctx, r.recordKey())
+		return err
+	}
+	if !r.until(begin) {
+		return
 	}
 	r.mu.Lock()
 	r.current = true
@@ -238,11 +244,29 @@ func (r *Reservations) run() {
 		case <-r.ctx.Done():
 			return
 		}
-		if err := errors.Join(r.enter(), r.keep()); err != nil && r.ctx.Err() == nil {
-			r.o.Log.Warn("consensus on the reservations of a mirror", "why", err)
+		r.until(func() error { return errors.Join(r.enter(), r.keep()) })
+	}
+}
+
+// until does something until it succeeds. It may fail for a moment, when too many others wait for consensus, and nothing else would have it
+// done: changes would wait for ever for what this node does not say. False: this ends.
+func (r *Reservations) until(do func() error) bool {
+	for {
+		err := do()
+		if err == nil || r.ctx.Err() != nil {
+			return err == nil
+		}
+		r.o.Log.Warn("consensus on the reservations of a mirror", "why", err)
+		select {
+		case <-time.After(again):
+		case <-r.ctx.Done():
+			return false
 		}
 	}
 }
+
+// again is the pause after an error. Changes wait for longer.
+const again = 500 * time.Millisecond
 
 // enter notes that this process has begun, and as a warm one takes others in. What is to end with a loss of power ends when all nodes have
 // begun anew since it was noted that one of them knew it.

@@ -199,6 +199,59 @@ func TestNewLife(t *testing.T) {
 	})
 }
 
+// TestServesBeforeItHasAsked: a new life that serves already, and has not had the answer to what it has asked first, aborts commands as
+// any primary does before it says that a change is in force.
+func TestServesBeforeItHasAsked(t *testing.T) {
+	in(t, 10, func(l *lab, a, b *node) {
+		good := b.login("good")
+		l.want("good registers", good.register(1, true), access.Done)
+		l.want("bad registers", a.login("bad").register(2, true), access.Done)
+		l.want("good reserves", good.do(reserve(1)), access.Done)
+		a.end()
+		l.locked(func() { a.unheard = true })
+		a.begin()
+		bad := a.login("bad")
+		bad.abort = func(done func()) { t.Error("it is aborted for what happened before this life"); done() }
+		time.Sleep(time.Second)
+		if a.term() == 0 {
+			t.Fatal("a does not serve")
+		}
+		aborted := make(chan func(), 1)
+		bad.abort = func(done func()) { aborted <- done }
+		answered := make(chan access.Result, 1)
+		go func() { answered <- good.do(fence(1, 2)) }()
+		time.Sleep(time.Second)
+		l.locked(func() { a.unheard = false })
+		time.Sleep(time.Second)
+		synctest.Wait()
+		select {
+		case over := <-aborted:
+			if len(answered) != 0 {
+				t.Error("it is answered before what it aborts has ended")
+			}
+			over()
+		default:
+			t.Error("the commands of who was fenced go on")
+		}
+		l.want("good fences", <-answered, access.Done)
+	})
+}
+
+// TestTooManyWait: a primary that cannot say for a moment that it keeps to a change, or what it begins with, because too many wait for
+// consensus, says it later. Nothing else would have it said: a command that is sent again changes nothing more.
+func TestTooManyWait(t *testing.T) {
+	in(t, 11, func(l *lab, a, b *node) {
+		good := b.login("good")
+		l.want("good registers", good.register(1, true), access.Done)
+		l.locked(func() { a.refused = 2 })
+		l.want("good registers anew", good.register(2, true), access.Done)
+		a.end()
+		l.locked(func() { a.refused = 1 })
+		a.begin()
+		l.want("good registers in a new life of a", good.register(3, true), access.Done)
+	})
+}
+
 // TestChangedMeanwhile: what is registered after a loss of power stays when the last node begins anew.
 func TestChangedMeanwhile(t *testing.T) {
 	in(t, 8, func(l *lab, a, b *node) {
