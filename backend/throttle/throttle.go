@@ -33,9 +33,9 @@ type Store struct {
 	operations, bytes rate
 
 	mu    sync.Mutex    // not held over calls to the store below and to Completers
-	queue backend.Queue // waits for its time; while it is not empty everybody joins it
+	queue backend.Queue // waits for its time
 	timer *time.Timer
-	armed bool // the timer will look at the queue, or is doing so
+	armed bool // the timer will look at the queue, or is doing so: everybody joins it, lest he overtakes who has just left it
 }
 
 var _ backend.Wrapper = (*Store)(nil)
@@ -86,7 +86,7 @@ func (s *Store) Submit(op *backend.Op) bool {
 		return true // counts for nothing, however long it was to be
 	}
 	s.mu.Lock()
-	if s.queue.Len() > 0 || !s.admit(op, time.Now()) {
+	if s.armed || !s.admit(op, time.Now()) {
 		s.queue.Push(op)
 		s.arm(time.Now())
 		s.mu.Unlock()

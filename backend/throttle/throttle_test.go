@@ -108,6 +108,56 @@ func TestRates(t *testing.T) {
 	}
 }
 
+// Who comes while an operation that has waited is on its way to the store below does not get there first: with a fence he would not wait
+// for it.
+func TestNobodyOvertakes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner, err := memory.New(1 << 20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, below := make(done, 4), &looking{Store: inner}
+		s, err := New(below, Limits{Operations: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ops := make([]backend.Op, 3)
+		for i := range ops {
+			ops[i] = backend.Op{Kind: backend.WriteZeroes, Len: 512, Done: d}
+		}
+		ops[2] = backend.Op{Kind: backend.Flush, Flags: backend.Fence, Done: d}
+		below.before = func(op *backend.Op) {
+			if op == &ops[1] && s.Submit(&ops[2]) {
+				d <- &ops[2]
+			}
+		}
+		for i := range ops[:2] {
+			if s.Submit(&ops[i]) {
+				d <- &ops[i]
+			}
+		}
+		for i := range ops {
+			if op := <-d; op != &ops[i] {
+				t.Errorf("operation %d is another", i)
+			}
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// looking calls before when an operation is on its way to the store.
+type looking struct {
+	backend.Store
+	before func(*backend.Op)
+}
+
+func (l *looking) Submit(op *backend.Op) bool {
+	l.before(op)
+	return l.Store.Submit(op)
+}
+
 // A flush behind operations that wait for their time comes after them.
 func TestFlushWaitsItsTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
