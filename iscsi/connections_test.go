@@ -368,3 +368,39 @@ func TestTwoSuccessors(t *testing.T) {
 		t.Errorf("%v and %v", one.state, two.state)
 	}
 }
+
+// RFC 7144 §4.1: task management functions 9 to 12 are those of a session that has agreed on iSCSIProtocolLevel 2. SAM-5 §7.8:
+// QUERY TASK is complete if the task is not in the task set, wherever else it may be.
+func TestFunctionsOfLevel2(t *testing.T) {
+	for _, keys := range [][]string{{"MaxConnections=2"}, {"MaxConnections=2", "iSCSIProtocolLevel=2"}} {
+		_, c, r := session(t, keys...)
+		command(c, 9, first, false, testUnitReady, 0)
+		command(c, 10, first+1, false, write1(), 512)
+		command(c, 11, first+3, false, write1(), 512) // before its turn
+		r.take()
+		for _, q := range []struct {
+			fn   pdu.TaskFunction
+			ref  uint32
+			want pdu.TaskResponse
+		}{
+			{pdu.TaskQueryTask, 10, pdu.TaskFunctionSucceeded},
+			{pdu.TaskQueryTask, 11, pdu.TaskFunctionComplete},
+			{pdu.TaskQueryTask, 77, pdu.TaskFunctionComplete},
+			{pdu.TaskQueryTaskSet, pdu.ReservedTag, pdu.TaskFunctionSucceeded},
+			{pdu.TaskQueryAsyncEvent, pdu.ReservedTag, pdu.TaskFunctionComplete},
+			{pdu.TaskITNexusReset, pdu.ReservedTag, pdu.TaskFunctionComplete},
+			{pdu.TaskQueryTaskSet, pdu.ReservedTag, pdu.TaskFunctionComplete},
+			{pdu.TaskQueryAsyncEvent, pdu.ReservedTag, pdu.TaskFunctionSucceeded},
+		} {
+			want := q.want
+			if len(keys) == 1 {
+				want = pdu.TaskFunctionNotSupported
+			}
+			f := pdu.TaskManagementRequestFields{Immediate: true, Function: q.fn, ITT: 40, ReferencedTaskTag: q.ref, CmdSN: first + 4}
+			drive(c, func() { c.Receive(f.AppendTo(nil), nil) })
+			if got := pdu.TaskResponse(r.last[2]); got != want {
+				t.Errorf("%v: %v of %d: response %d, want %d (%s)", keys, q.fn, q.ref, got, want, r.take())
+			}
+		}
+	}
+}

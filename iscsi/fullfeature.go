@@ -375,7 +375,7 @@ func (m *managing) oneAcked() {
 // place to nothing.
 func (s *Session) skip(fn pdu.TaskFunction, t *Task) pdu.TaskResponse {
 	if fn != pdu.TaskAbortTask {
-		return pdu.TaskDoesNotExist // not in the task set yet
+		return pdu.TaskFunctionComplete // a query: it is not in the task set yet
 	}
 	s.Held[t.cmdSN] = Request{CID: t.Conn.CID}
 	t.Conn.discard(t)
@@ -398,8 +398,11 @@ func (s *Session) skipSet(fn pdu.TaskFunction, h pdu.TaskManagementRequest) {
 // though it was numbered before the request, its place is taken, so that it never runs
 // (RFC 7143 §11.5.1).
 func (c *Conn) missing(fn pdu.TaskFunction, h pdu.TaskManagementRequest) pdu.TaskResponse {
+	if fn != pdu.TaskAbortTask {
+		return pdu.TaskFunctionComplete // a query (SAM-5 §7.8): it is not in the task set
+	}
 	s, ref := c.sess, h.RefCmdSN()
-	if fn != pdu.TaskAbortTask || !ref.InWindow(s.ExpCmdSN, s.MaxCmdSN) || !ref.Less(h.CmdSN()) {
+	if !ref.InWindow(s.ExpCmdSN, s.MaxCmdSN) || !ref.Less(h.CmdSN()) {
 		return pdu.TaskDoesNotExist
 	}
 	if s.admit(ref, false) == admitHold {

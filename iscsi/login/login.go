@@ -40,6 +40,7 @@ func DefaultConfig() Config {
 	o.InitialR2T = false
 	o.MaxConnections = 8
 	o.DefaultTime2Retain = 0 // error recovery level 0 keeps nothing (§7.1.5)
+	o.ISCSIProtocolLevel = 2 // the task management functions of RFC 7144
 	return Config{Offer: o}
 }
 
@@ -53,6 +54,7 @@ func RDMAConfig() Config {
 	o.MaxBurstLength = 1<<24 - 512
 	o.FirstBurstLength = rdmaSegment
 	o.DefaultTime2Retain = 0
+	o.ISCSIProtocolLevel = 2
 	o.RDMAExtensions = true
 	return Config{Offer: o}
 }

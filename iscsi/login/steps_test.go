@@ -150,7 +150,8 @@ func TestWishes(t *testing.T) {
 		{"DataDigest=MD5,None", "DataDigest=None"},
 		{"DataDigest=MD5", "DataDigest=Reject"},
 		{"TaskReporting=FastAbort,RFC3720", "TaskReporting=RFC3720"},
-		{"iSCSIProtocolLevel=2", "iSCSIProtocolLevel=1"},
+		{"iSCSIProtocolLevel=1", "iSCSIProtocolLevel=1"},
+		{"iSCSIProtocolLevel=3", "iSCSIProtocolLevel=2"},
 		{"X-com.example.key=1", "X-com.example.key=NotUnderstood"},
 		{"maxburstlength=1024", "maxburstlength=NotUnderstood"}, // keys are case sensitive (§6.1)
 		{"IFMarkInt=1~2", "IFMarkInt=Irrelevant"},
