@@ -13,6 +13,11 @@ import (
 // one other have to be taken (RFC 7143 §4.2.2.1); some room costs little.
 const maxImmediates = 8
 
+// maxLive bounds the tasks of a connection over RDMA, as a multiple of the commands that may be outstanding: an answer makes room
+// in the window when it is made, and an initiator that takes none could send commands without end. One that takes them may have
+// them, and send the next commands, before the mover knows that they have left. Over TCP the mover stops reading.
+const maxLive = 4
+
 // Command takes a SCSI Command PDU, and t for it, which is not in use. h is the caller's again when
 // Command returns, and so is t if the result is false: the command is refused or ignored. Otherwise
 // t is the session's until FreeTask. It may be answered already, or even be free (Outstanding); the
@@ -25,6 +30,10 @@ func (c *Conn) Command(t *Task, h pdu.SCSICommand) (taken bool) {
 	s, sn := c.sess, h.CmdSN()
 	if h.Immediate() && s.immediates >= maxImmediates {
 		c.rejectEnding(h.Header, pdu.RejectImmediateCommand, Ending{Command: t})
+		return false
+	}
+	if c.rdma && c.live >= maxLive*(s.Window+maxImmediates) {
+		c.fail("%d commands are outstanding, or have answers that the initiator does not take", c.live)
 		return false
 	}
 	verdict := s.admit(sn, h.Immediate())

@@ -133,7 +133,7 @@ func (m *Mover) over(end iscsi.Ending) (s rdma.STag) {
 
 // maxControls bounds the PDUs of the session's own, answers to NOP-Outs among them, that have not been sent: an
 // initiator may ask without end, and where its Sends wait for receives (rdma.Limits.ReceiveWait), so do ours.
-// Commands are bounded by their window. maxWaiting bounds the data in these PDUs.
+// Answers of commands are bounded by the session (iscsi.Conn.Command). maxWaiting bounds the data in these PDUs.
 const (
 	maxControls = 512
 	maxWaiting  = 256 << 10
