@@ -49,7 +49,7 @@ func TestReloadNotifies(t *testing.T) {
 	var log strings.Builder
 	f := &fake{applied: mgmt.Reload{Done: []string{"this"}, Pending: []string{"that"}}}
 	level := slog.LevelInfo
-	r := &reloader{daemon: f, serving: &serving{path: path}, log: slog.New(slog.NewTextHandler(&log, nil)), level: level, setLevel: func(l slog.Level) { level = l }}
+	r := newReloader(f, &serving{path: path}, slog.New(slog.NewTextHandler(&log, nil)), level, func(l slog.Level) { level = l })
 	check := func(what string, ready string) {
 		t.Helper()
 		if got := receive(); !regexp.MustCompile(`^RELOADING=1\nMONOTONIC_USEC=[0-9]+$`).MatchString(got) {

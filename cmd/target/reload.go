@@ -19,10 +19,18 @@ type reloader struct {
 	log      *slog.Logger
 	level    slog.Level // in force
 	setLevel func(slog.Level)
+	turn     chan struct{} // has room for one: holds one element while a reload is under way
 }
 
-// reload reads the file and applies it. If that fails, nothing changes.
+func newReloader(d daemon, s *serving, log *slog.Logger, level slog.Level, setLevel func(slog.Level)) *reloader {
+	return &reloader{daemon: d, serving: s, log: log, level: level, setLevel: setLevel, turn: make(chan struct{}, 1)}
+}
+
+// reload reads the file and applies it. If that fails, nothing changes. One that comes meanwhile reads the file afterwards: what is read
+// first is applied first.
 func (r *reloader) reload() (mgmt.Reload, error) {
+	r.turn <- struct{}{}
+	defer func() { <-r.turn }()
 	notifyReloading()
 	done, err := r.apply()
 	if err != nil {

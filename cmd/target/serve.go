@@ -112,7 +112,7 @@ func (s *serving) serve(open opener, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	r := &reloader{daemon: d, serving: s, log: log, level: c.Log.Level, setLevel: setLevel}
+	r := newReloader(d, s, log, c.Log.Level, setLevel)
 	d.OnReload(r.reload)
 	go r.onHangup(hups) // ends with hups; a reload under way ends when d shuts down
 	alive := make(chan struct{})

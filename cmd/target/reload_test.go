@@ -1,0 +1,57 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+
+	"oneshot/config"
+	"oneshot/mgmt"
+)
+
+// applies says what a configuration is when it is applied.
+type applies struct {
+	fake
+	apply func(*config.Config)
+}
+
+func (a *applies) Apply(c *config.Config) (mgmt.Reload, error) {
+	a.apply(c)
+	return mgmt.Reload{}, nil
+}
+
+// Of two reloads, by a signal and by target reload say, the one that has read the newer file comes second: what an administrator has taken
+// away stays so.
+func TestTwoReloads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "t.yaml")
+		write := func(store string) {
+			text := fmt.Sprintf("stores: {%s: {type: memory, size: 1MiB}}\ntargets: [{iqn: iqn.2026-11.example.oneshot:demo, luns: {0: %[1]s}}]\n", store)
+			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		a, applied, ended := new(applies), []string(nil), make(chan error, 1)
+		r := newReloader(a, &serving{path: path}, quiet, 0, nil)
+		a.apply = func(c *config.Config) {
+			if c.Stores[0].Name == "old" { // it has been read, and is about to be applied
+				write("new")
+				go func() {
+					_, err := r.reload()
+					ended <- err
+				}()
+				synctest.Wait()
+			}
+			applied = append(applied, c.Stores[0].Name)
+		}
+		write("old")
+		if _, err := r.reload(); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-ended; err != nil || fmt.Sprint(applied) != "[old new]" {
+			t.Errorf("%v: %s are applied, one after the other", err, applied)
+		}
+	})
+}
