@@ -212,13 +212,17 @@ func (r *ring) submit() {
 	}
 }
 
-// withdraw gives what the kernel has not taken to the workers. Called with mu held.
+// withdraw gives what the kernel has not taken to the workers, and what is held for a slot: if the kernel has nothing, no completion lets
+// that in. Called with mu held.
 func (r *ring) withdraw() {
 	r.u.Withdraw(func(n uint64) {
 		q := r.release(int32(n))
 		r.s.door.Leave(q.token)
 		r.s.workers.put(q.op)
 	})
+	for op := r.held.Pop(); op != nil; op = r.held.Pop() {
+		r.s.workers.put(op)
+	}
 }
 
 // release takes the operation out of a slot. Called with mu held.
