@@ -84,34 +84,34 @@ func TestReadsWithoutAnswer(t *testing.T) {
 			live := 0
 			ping := func() bool {
 				live++
-				f := pdu.NOPOutFields{Immediate: true, ITT: 5000, TTT: pdu.ReservedTag, CmdSN: p.cmdSN}
-				if p.tryWrite(p.pdu(f.AppendTo(nil), nil, 0, 0)) != nil {
+				f := pdu.NOPOutFields{Immediate: true, ITT: 5000, TTT: pdu.ReservedTag, CmdSN: p.CmdSN}
+				if p.TryWrite(p.PDU(f.AppendTo(nil), nil, 0, 0)) != nil {
 					return false
 				}
-				seg, ok := p.read()
+				seg, ok := p.Read()
 				return ok && seg.Message.IsSend()
 			}
-			p.command(rw16(0x8a, 0, 8), nil, 0x4711, 0, 4096)
-			r := p.readRequest()
+			p.Command(rw16(0x8a, 0, 8), nil, 0x4711, 0, 4096)
+			r := p.ReadRequest()
 			for range readTimeout {
 				b.node.Tick()
 				if !ping() {
 					t.Fatalf("the connection ends after %d s", live)
 				}
 			}
-			p.write(p.response(r, make([]byte, 4096), true))
-			if h, _ := p.answer(); h.Opcode() != pdu.OpSCSIResponse || h[3] != 0 {
+			p.Write(p.Response(r, make([]byte, 4096), true))
+			if h, _ := p.Answer(); h.Opcode() != pdu.OpSCSIResponse || h[3] != 0 {
 				t.Fatalf("% x", h)
 			}
 			// This one is never answered. Others behind it change nothing.
-			p.command(rw16(0x8a, 0, 8), nil, 0x4712, 0, 4096)
-			p.readRequest()
+			p.Command(rw16(0x8a, 0, 8), nil, 0x4712, 0, 4096)
+			p.ReadRequest()
 			live = 0
 			for {
 				b.node.Tick()
 				if live%10 == 9 && live < readTimeout {
-					p.command(rw16(0x8a, 0, 8), nil, 0x4713+uint32(live), 0, 4096)
-					p.readRequest()
+					p.Command(rw16(0x8a, 0, 8), nil, 0x4713+uint32(live), 0, 4096)
+					p.ReadRequest()
 				}
 				if !ping() {
 					break

@@ -11,18 +11,18 @@ func TestAnswersThatNeverLeave(t *testing.T) {
 		t.Run(framing, func(t *testing.T) {
 			b := newBench(t)
 			p := b.raw(direct, 1)
-			check(t, p.tc.SetReadBuffer(64<<10))
+			check(t, p.Conn.SetReadBuffer(64<<10))
 			wait(func() bool { // the answers of the login are counted
 				answered, _ := b.counted()
 				return answered == 2
 			})
 			before := b.device.Counters()
 			for i := range n {
-				p.command(rw16(0x88, 0, size/blockSize), nil, 0, uint32(0x100+i), size)
+				p.Command(rw16(0x88, 0, size/blockSize), nil, 0, uint32(0x100+i), size)
 			}
 			wait(func() bool { return b.device.Counters().Works-before.Works >= messages*posted })
-			check(t, p.tc.SetLinger(0))
-			check(t, p.tc.Close())
+			check(t, p.Conn.SetLinger(0))
+			check(t, p.Conn.Close())
 			wait(func() bool { return b.node.Connections() == 0 })
 			sent := b.device.Counters().Sub(before)
 			answered, aborted := b.counted()

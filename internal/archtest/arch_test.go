@@ -110,6 +110,7 @@ var rules = []rule{
 	{pkg: "transport/rdma/verbs", may: []string{"transport/rdma", "transport/rdma/verbs/internal/finder", "internal/ring", "mem"}},
 	{pkg: "transport/rdma/*", may: []string{"transport/rdma", "internal/ring", "mem"}},
 	{pkg: "iser", may: []string{"iscsi", "iscsi/*", "transport/queuepair", "transport/rdma", "transport/rdma/manager", "internal/iserhdr", "mem"}},
+	{pkg: "iser/isertest", may: []string{"iscsi/pdu", "ddp", "internal/iserhdr"}},
 
 	// What builds and drives the above.
 	{pkg: "config", may: []string{"configs", "nvme", "nvme/auth", "partition"}, not: []string{"net/http"}},
