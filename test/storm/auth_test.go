@@ -29,11 +29,11 @@ type authStorm struct {
 // of other transactions, with what was said before, and with more of them than it can compute. Nobody gets in. The witness, which
 // knows the secret, proves itself again meanwhile.
 func TestAuthStorm(t *testing.T) {
-	bounded(t)
+	atLength(t)
 	rig := startNVMe(t, `, auth: {dhchap_secret: "`+hostSecret+`", dhchap_ctrl_secret: "`+ctrlSecret+`", dhchap_groups: [ffdhe2048]}`,
 		host.Options{HostNQN: nvmetest.HostNQN, Secret: secretOf(t, hostSecret), ControllerSecret: secretOf(t, ctrlSecret)})
 	s := &authStorm{rig, auth.Rules{Host: secretOf(t, hostSecret), Groups: []auth.Group{auth.FFDHE2048}}}
-	s.endures([]attack{
+	s.endures([]assault{
 		{"lengths", 40, s.lengths},
 		{"order", 40, s.order},
 		{"other transactions, and what was said before", 40, s.replayed},
@@ -42,7 +42,7 @@ func TestAuthStorm(t *testing.T) {
 		{"more hosts than there is room for", 60, s.flood},
 		{"hosts that leave in the middle", 60, s.leaving},
 		{"a queue for somebody else's controller", 40, s.foreign},
-	}, func(a attack) {
+	}, func(a assault) {
 		if err := s.host.Authenticate(t.Context()); err != nil {
 			t.Errorf("%s: who knows the secret cannot prove it any more: %v", a.name, err)
 		}

@@ -24,7 +24,7 @@ import (
 // and asks for memory in its own way. Each attack costs the daemon at most as much memory as its bound says, and the
 // witness, which uses the same transport, is not disturbed.
 func TestCommands(t *testing.T) {
-	bounded(t)
+	atLength(t)
 	raiseDescriptors(t, 4000)
 	for _, way := range []initiator.Transport{initiator.TCP, initiator.ISER, initiator.OneShot} {
 		t.Run(way.String(), func(t *testing.T) { attackByCommands(t, way) })
@@ -62,14 +62,18 @@ limits: {connections: 1024, memory: 64MiB, memory_per_connection: 4MiB}
 	g.Start()
 	d := watched(t, g)
 	c := &commander{greedy: greedy{daemon: d, t: t}, way: way}
-	c.witness = d.witness(c.admit("witness", initiator.Options{}))
-	c.suffer([]attack{
+	c.Witness = d.witness(c.admit("witness", initiator.Options{}))
+	list := []assault{
 		{"data for commands that take none, in the way of COMPARE AND WRITE", 60, c.dataForNobody},
 		{"names that contain another's ISID", 40, c.compoundNames},
 		{"READs of more than a connection may ever have", 60, c.longReads},
 		{"atomic writes to a full disk", 60, c.atomicWrites},
 		{"connections that end in the middle of WRITEs", 40, c.cutWrites},
-	})
+	}
+	if way != initiator.TCP {
+		list = append(list, assault{"peers that break the rules of one-shot RDMA and iSER", 40, c.offences})
+	}
+	c.suffer(list)
 }
 
 // commander is an attacker that sends commands.

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -16,13 +15,14 @@ import (
 	"oneshot/initiator"
 	"oneshot/internal/serial"
 	"oneshot/iscsi/pdu"
+	"oneshot/test/attack"
 )
 
 // TestGreedy attacks one daemon with initiators that use up memory: before a login, in discovery sessions,
 // which need no secret, and in sessions whose answers they do not take. Each attack costs the daemon at
 // most as much memory as its bound says, and the witness is not disturbed.
 func TestGreedy(t *testing.T) {
-	bounded(t)
+	atLength(t)
 	others := "" // that make the list of targets long
 	for i := range 200 {
 		others += fmt.Sprintf(", {iqn: %sother-%d, luns: {}}", iqn, i)
@@ -37,7 +37,7 @@ limits: {connections: 1024, login_timeout: 1h, nop_interval: 1h, nop_timeout: 1h
 	raiseDescriptors(t, 4000)
 	registerMany(d, 2)
 	g := &greedy{d, t, d.watch()}
-	g.suffer([]attack{
+	g.suffer([]assault{
 		{"keys of a login", 40, g.keysOfALogin},
 		{"one text with SendTargets a thousand times", 40, g.sendTargets},
 		{"a byte of a PDU in many discovery sessions", 60, g.partsOfPDUs},
@@ -51,26 +51,21 @@ limits: {connections: 1024, login_timeout: 1h, nop_interval: 1h, nop_timeout: 1h
 	})
 }
 
-// attack is one on a daemon.
-type attack struct {
+// assault is an attack on a daemon.
+type assault struct {
 	name  string
 	bound int64 // most memory in MiB that it may cost
 	f     func()
 }
 
 // suffer does one attack after the other, until one costs too much memory or has failed the test.
-func (g *greedy) suffer(attacks []attack) {
+func (g *greedy) suffer(attacks []assault) {
 	for _, a := range attacks {
-		g.works()
-		g.forgetPeak()
-		before := g.resident()
-		a.f()
-		g.works()
-		if more := (g.peak() - before) >> 20; more > a.bound {
-			g.t.Errorf("%s: the daemon grew by %d MiB, want at most %d", a.name, more, a.bound)
-		} else {
-			g.t.Logf("%s: %d MiB", a.name, more)
-		}
+		g.Works()
+		g.bounded(a.name, a.bound, func() {
+			a.f()
+			g.Works()
+		})
 		if g.t.Failed() {
 			return
 		}
@@ -80,29 +75,7 @@ func (g *greedy) suffer(attacks []attack) {
 type greedy struct {
 	*daemon
 	t *testing.T
-	*witness
-}
-
-// forgetPeak makes peak count from now on.
-func (d *daemon) forgetPeak() {
-	d.t.Helper()
-	if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", d.PID()), []byte("5"), 0); err != nil {
-		d.t.Fatal(err)
-	}
-}
-
-// peak returns the most memory that the daemon has had, in bytes.
-func (d *daemon) peak() (n int64) {
-	d.t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.PID()))
-	if err == nil {
-		_, after, _ := strings.Cut(string(text), "VmHWM:")
-		_, err = fmt.Sscan(after, &n)
-	}
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	return n << 10
+	*attack.Witness
 }
 
 // dial opens a connection that the test closes.
@@ -162,7 +135,7 @@ func (g *greedy) flood(conns []*net.TCPConn, b []byte, total int) {
 		})
 	}
 	for range 10 {
-		g.works()
+		g.Works()
 	}
 	for _, c := range conns {
 		_ = c.Close()
@@ -213,7 +186,7 @@ func (g *greedy) partsOfPDUs() {
 		}
 		conns = append(conns, c)
 	}
-	g.works()
+	g.Works()
 	g.until("the I/O memory is free", func() bool { return g.status().Buffers.InUse < 8<<20 })
 	s, err := g.daemon.login("t", nil)
 	if err == nil {
@@ -368,12 +341,12 @@ func (g *greedy) hogs() {
 		conns = append(conns, c)
 	}
 	g.until("three quarters of the I/O memory are taken", func() bool {
-		g.works()
+		g.Works()
 		b := g.status().Buffers
 		return b.InUse >= b.Limit*2/3
 	})
 	for range 10 {
-		g.works()
+		g.Works()
 	}
 	g.until("those who take nothing are dropped", func() bool { return g.logged("has taken no answers for") > 0 })
 	for _, c := range conns {

@@ -3,20 +3,17 @@
 package storm
 
 import (
-	"bytes"
 	"context"
-	"crypto/rand"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"oneshot/initiator"
 	"oneshot/mgmt"
+	"oneshot/test/attack"
 	"oneshot/test/targettest"
 )
 
@@ -91,15 +88,13 @@ func (d *daemon) descriptors() int {
 // resident returns the resident memory of the daemon in bytes.
 func (d *daemon) resident() int64 {
 	d.t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", d.PID()))
-	var total, pages int64
-	if err == nil {
-		_, err = fmt.Sscan(string(text), &total, &pages)
-	}
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	return pages * int64(os.Getpagesize())
+	return attack.Resident(d.t, d.PID())
+}
+
+// bounded does an attack on the daemon, which may cost that many MiB at most.
+func (d *daemon) bounded(name string, most int64, f func()) {
+	d.t.Helper()
+	attack.Bounded(d.t, d.PID(), name, most, f)
 }
 
 // until polls until the condition holds, because the daemon does not report it.
@@ -126,21 +121,9 @@ func (d *daemon) login(target string, chap *initiator.Credentials) (*initiator.S
 	return initiator.Dial(ctx, initiator.URL{Address: d.Portal(), Target: iqn + target, LUN: -1, CHAP: chap}, initiator.Options{})
 }
 
-// witness writes and reads back, and keeps the first error.
-type witness struct {
-	t    *testing.T
-	stop chan struct{}
-	done sync.WaitGroup
-
-	mu     sync.Mutex
-	more   sync.Cond // on mu
-	rounds int       // guarded by mu
-	err    error     // guarded by mu
-}
-
 // watch starts a witness on both LUNs of target t. The test fails if its session ends, or if it reads
 // other bytes than it wrote.
-func (d *daemon) watch() *witness {
+func (d *daemon) watch() *attack.Witness {
 	d.t.Helper()
 	s, err := d.login("t", nil)
 	if err != nil {
@@ -150,9 +133,9 @@ func (d *daemon) watch() *witness {
 }
 
 // witness is watch over an existing session.
-func (d *daemon) witness(s *initiator.Session) *witness {
+func (d *daemon) witness(s *initiator.Session) *attack.Witness {
 	d.t.Helper()
-	var disks []disk
+	var disks []attack.Disk
 	for lun := range 2 {
 		lu, err := s.LU(d.t.Context(), lun)
 		if err != nil {
@@ -160,89 +143,13 @@ func (d *daemon) witness(s *initiator.Session) *witness {
 		}
 		disks = append(disks, lu)
 	}
-	return d.watchDisks(disks, s.Close)
+	return attack.Watch(d.t, disks, s.Close)
 }
 
-// disk is what a witness uses.
-type disk interface {
-	Size() int64
-	io.ReaderAt
-	io.WriterAt
-}
-
-// watchDisks starts a witness on disks in turn, of a connection that end ends.
-func (d *daemon) watchDisks(disks []disk, end func() error) *witness {
-	d.t.Helper()
-	w := &witness{t: d.t, stop: make(chan struct{})}
-	w.more.L = &w.mu
-	w.done.Go(func() {
-		pause := time.After(0)
-		for i := 0; ; i++ {
-			select {
-			case <-w.stop:
-				return
-			case <-pause: // the processors are for what is attacked
-			}
-			began := time.Now()
-			err := round(disks[i%len(disks)], i)
-			pause = time.After(3 * time.Since(began))
-			w.mu.Lock()
-			w.rounds, w.err = i+1, err
-			w.mu.Unlock()
-			w.more.Broadcast()
-			if err != nil {
-				return
-			}
-		}
-	})
-	d.t.Cleanup(func() {
-		close(w.stop)
-		w.done.Wait()
-		if w.err != nil {
-			d.t.Errorf("the witness, after %d rounds: %v", w.rounds, w.err)
-		}
-		if err := end(); err != nil {
-			d.t.Error("the witness: ", err)
-		}
-	})
-	return w
-}
-
-// round writes random bytes, and reads them back.
-func round(lu disk, i int) error {
-	const n = 64 << 10
-	want, got := make([]byte, n), make([]byte, n)
-	_, _ = rand.Read(want)
-	off := lu.Size()/2 + int64(i)*n%(lu.Size()/2)
-	if _, err := lu.WriteAt(want, off); err != nil {
-		return err
-	}
-	if _, err := lu.ReadAt(got, off); err != nil {
-		return err
-	}
-	if !bytes.Equal(got, want) {
-		return fmt.Errorf("other bytes than written at %d", off)
-	}
-	return nil
-}
-
-// bounded is for tests of how much memory the daemon takes, which the race detector multiplies: short runs, which it watches,
+// atLength is for tests of how much memory the daemon takes, which the race detector multiplies: short runs, which it watches,
 // leave them out.
-func bounded(t *testing.T) {
+func atLength(t *testing.T) {
 	if testing.Short() {
 		t.Skip("not in short runs")
-	}
-}
-
-// works returns when the witness has done some more rounds.
-func (w *witness) works() {
-	w.t.Helper()
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for enough := w.rounds + 10; w.rounds < enough && w.err == nil; {
-		w.more.Wait()
-	}
-	if w.err != nil {
-		w.t.FailNow() // the end of the test reports the reason
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"oneshot/initiator/host"
 	"oneshot/nvme"
 	"oneshot/nvme/tcp/pdu"
+	"oneshot/test/attack"
 	"oneshot/transport/nvmetcp/nvmetest"
 )
 
@@ -18,7 +19,7 @@ type nvmeRig struct {
 	*greedy
 	addr     string           // of the portal for hosts
 	host     *host.Controller // the witness
-	innocent *witness
+	innocent *attack.Witness
 	idle     int // descriptors of the daemon with the witnesses alone
 }
 
@@ -44,18 +45,18 @@ limits: {connections: 300, login_timeout: 1h, memory: 64MiB, memory_per_connecti
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.innocent = d.watchDisks([]disk{n}, r.host.Close)
-	r.innocent.works()
+	r.innocent = attack.Watch(t, []attack.Disk{n}, r.host.Close)
+	r.innocent.Works()
 	d.status() // whose connection stays
 	r.idle = d.descriptors()
 	return r
 }
 
 // endures has the daemon suffer one attack after the other. After each the witnesses work, and nothing of the attackers is left.
-func (r *nvmeRig) endures(list []attack, after func(a attack)) {
+func (r *nvmeRig) endures(list []assault, after func(a assault)) {
 	for _, a := range list {
-		r.suffer([]attack{a})
-		r.innocent.works()
+		r.suffer([]assault{a})
+		r.innocent.Works()
 		after(a)
 		r.until("the hosts of "+a.name+" are gone", func() bool {
 			return r.status().NVMe.Connected == 1 && r.descriptors() <= r.idle
@@ -73,7 +74,7 @@ type nvmeStorm struct{ *nvmeRig }
 // has broken, or is cut off; none costs more memory than its bound, or leaves anything behind.
 func TestNVMeStorm(t *testing.T) {
 	s := &nvmeStorm{startNVMe(t, "", host.Options{})}
-	s.endures([]attack{
+	s.endures([]assault{
 		{"garbage", 40, s.garbage},
 		{"broken rules", 40, s.brokenRules},
 		{"commands that are out of place", 40, s.outOfPlace},
@@ -81,7 +82,7 @@ func TestNVMeStorm(t *testing.T) {
 		{"Asynchronous Event Requests without end", 40, s.eventFlood},
 		{"a keep-alive that is lost", 40, s.silence},
 		{"queues that close in the middle of a transfer", 60, s.torn},
-	}, func(attack) {})
+	}, func(assault) {})
 	if x := s.status(); x.NVMe.Counters.ProtocolErrors == 0 || x.NVMe.Counters.DigestErrors != 1 {
 		t.Errorf("%+v", x.NVMe.Counters)
 	}

@@ -16,6 +16,7 @@ import (
 	"oneshot/internal/loglimit"
 	"oneshot/internal/serial"
 	"oneshot/iscsi/pdu"
+	"oneshot/test/attack"
 )
 
 // TestStorm uses one daemon for all attacks, so that anything that one attack leaves behind affects the
@@ -34,7 +35,7 @@ limits: {connections: 8192, login_timeout: 1h, memory: 64MiB, memory_per_connect
 	s := &storm{d, t, d.watch(), began}
 	for _, f := range []func(){s.brokenReload, s.connections, s.descriptors, s.wrongSecrets, s.peersThatDoNotRead} {
 		f()
-		s.works()
+		s.Works()
 		if t.Failed() {
 			return
 		}
@@ -44,7 +45,7 @@ limits: {connections: 8192, login_timeout: 1h, memory: 64MiB, memory_per_connect
 type storm struct {
 	*daemon
 	t *testing.T
-	*witness
+	*attack.Witness
 	began time.Time // before the daemon
 }
 
@@ -77,7 +78,7 @@ func (s *storm) connections() {
 	s.until("all connections that there is room for are held", func() bool { return s.daemon.descriptors() == before+held })
 	each(held)
 	conns = append(conns, s.dial(n-held)...)
-	s.works()
+	s.Works()
 	s.until("as many connections as there is room for are held, and the others are not", func() bool {
 		return s.status().Counters.Refused-refused >= n-held && s.daemon.descriptors() == before+held
 	})
@@ -215,7 +216,7 @@ func (s *storm) descriptors() {
 	conns := s.dial(60)
 	const said = "cannot accept connections now"
 	s.WaitLog(s.t.Context(), said)
-	s.works()
+	s.Works()
 	for _, c := range conns {
 		_ = c.Close()
 	}
@@ -314,7 +315,7 @@ func (s *storm) peersThatDoNotRead() {
 		}
 		return full == peers/2
 	})
-	s.works()
+	s.Works()
 	if got, limit := s.status().Buffers.InUse, int64(peers+2)*share; got > limit {
 		s.t.Errorf("%d bytes of I/O memory, want at most %d", got, limit)
 	}
