@@ -321,7 +321,7 @@ func (m *Medium) handle(op uint32, node uint64, in []byte) ([]byte, unix.Errno) 
 		return append(make([]byte, 16), m.attr(node)...), 0
 	case fuseSetattr:
 		const size = 1 << 3
-		if le32(in)&size != 0 && le64(in[16:]) != len(m.bytes) {
+		if le32(in)&size != 0 && !m.grow(le64(in[16:])) {
 			return nil, unix.EPERM
 		}
 		return append(make([]byte, 16), m.attr(node)...), 0
@@ -365,8 +365,22 @@ func (m *Medium) handle(op uint32, node uint64, in []byte) ([]byte, unix.Errno) 
 	return nil, unix.ENOSYS
 }
 
+// grow makes the file so long, with zeroes, which is durable at once. False: it is longer.
+func (m *Medium) grow(size int) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if size < len(m.bytes) {
+		return false
+	}
+	m.bytes = append(m.bytes, make([]byte, size-len(m.bytes))...)
+	m.stable = append(m.stable, make([]byte, size-len(m.stable))...)
+	return true
+}
+
 func (m *Medium) attr(node uint64) []byte {
 	a := make([]byte, 88)
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	mode, size := uint32(unix.S_IFREG|0o600), uint64(len(m.bytes))
 	if node == rootNode {
 		mode, size = unix.S_IFDIR|0o700, 0

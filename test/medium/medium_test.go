@@ -70,6 +70,17 @@ func TestMedium(t *testing.T) {
 		t.Errorf("a page that was written anew has %d: %v", b, err)
 	}
 
+	if err := unix.Ftruncate(fd, 66*mediumPage); err != nil {
+		t.Fatal(err)
+	}
+	write(65, 9)
+	if b, err := read(64); b != 0 || err != nil {
+		t.Errorf("a page by which the file grew has %d: %v", b, err)
+	}
+	if err := unix.Ftruncate(fd, 64*mediumPage); err == nil {
+		t.Error("the file is cut")
+	}
+
 	for page := range 64 {
 		write(page, 1)
 	}

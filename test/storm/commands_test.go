@@ -234,7 +234,6 @@ func (g *commander) compoundNames() {
 			return
 		}
 	}
-	const conflict = 0x18
 	write := &initiator.Command{LUN: lun, CDB: []byte{0: 0x2a, 8: 1, 9: 0}, Out: make([]byte, 512)}
 	if e, ok := errors.AsType[*initiator.StatusError](g.do(other, write)); !ok || e.Status != conflict {
 		g.t.Errorf("a WRITE in spite of the reservation: %v", e)
