@@ -2,6 +2,7 @@ package scsi
 
 import (
 	"bytes"
+	"errors"
 	"testing"
 
 	"oneshot/backend"
@@ -45,10 +46,20 @@ type fakeJournal struct {
 	fail  error // of Begin
 	stuck error // of End
 	begun int
+	used  bool // by this process: nothing is pending before it was left
 }
 
+// kept is an error of Begin.
+type keptError struct{ error }
+
+func (keptError) MayBeKept() {}
+
 func (j *fakeJournal) Begin(off int64, data []byte) error {
-	if j.fail != nil {
+	j.used = true
+	if _, kept := errors.AsType[keptError](j.fail); j.fail != nil {
+		if kept {
+			j.off, j.data = off, bytes.Clone(data)
+		}
 		return j.fail
 	}
 	j.off, j.data, j.begun = off, bytes.Clone(data), j.begun+1
@@ -63,7 +74,20 @@ func (j *fakeJournal) End() error {
 	return nil
 }
 
-func (j *fakeJournal) Pending() (int64, []byte, error) { return j.off, j.data, nil }
+func (j *fakeJournal) Pending() (int64, []byte, error) {
+	if j.used {
+		return 0, nil, nil
+	}
+	return j.off, j.data, nil
+}
+
+func (j *fakeJournal) Leave() { j.used = false }
+
+// restart is the end of the process.
+func (j *fakeJournal) restart() *fakeJournal {
+	j.used = false
+	return j
+}
 
 // With a journal WRITE ATOMIC works on any store: what the journal has when the store is written
 // to is the whole write, and a restart completes it.
@@ -105,14 +129,14 @@ func TestWriteAtomicWithJournal(t *testing.T) {
 	if err := kept.Begin(7*512, data); err != nil {
 		t.Fatal(err)
 	}
-	again := newBench(t, false, with(kept))
+	again := newBench(t, false, with(kept.restart()))
 	if !bytes.Equal(again.store.data[7*512:11*512], data) || kept.data != nil {
 		t.Error("a restart does not complete the write")
 	}
 	if err := kept.Begin(testBlocks*512, data); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := volume.New(volume.Config{Store: newFakeStore(testBlocks * 512), Journal: kept}); err == nil {
+	if _, err := volume.New(volume.Config{Store: newFakeStore(testBlocks * 512), Journal: kept.restart()}); err == nil {
 		t.Error("a write beyond the end is forgotten")
 	}
 }
@@ -239,7 +263,7 @@ func TestWriteAtomicHalf(t *testing.T) {
 	}
 	restarted := func(fail func(*backend.Op) error) *bench {
 		return newBench(t, false, func(c *benchConfig, s *fakeStore) {
-			c.Journal, c.Logger = kept, quiet
+			c.Journal, c.Logger = kept.restart(), quiet
 			copy(s.data, b.store.data)
 			s.fail = fail
 		})
@@ -267,6 +291,61 @@ func TestJournalNotForgotten(t *testing.T) {
 		t.Errorf("WRITE to blocks that a restart would overwrite: %05x", r.code())
 	}
 	kept.stuck = nil
+	elsewhere := bytes.Clone(cdb)
+	elsewhere[9] = 32
+	if r := b.doAsync(elsewhere, data); r.status != Good {
+		t.Errorf("when the journal works again: %05x", r.code())
+	}
+	if r := b.do(rw10(0x2a, 8, 1), make([]byte, 512), 0); r.status != Good {
+		t.Errorf("WRITE when the journal works again: %05x", r.code())
+	}
+}
+
+// TestJournalOverReopening: who opens a store again in the same process, because a reload has taken its LUN away and given it back, completes
+// what was neither complete nor undone, before anybody writes there: a restart would write over it.
+func TestJournalOverReopening(t *testing.T) {
+	kept := &fakeJournal{}
+	b, cdb, _, data := tornBench(t, kept)
+	once := b.store.fail
+	b.store.fail = func(op *backend.Op) error {
+		err := once(op)
+		if err == nil && op.Kind == backend.Write && op.Off < 16*512 {
+			return &backend.MediumError{Kind: op.Kind, Off: op.Off, Err: errTest}
+		}
+		return err
+	}
+	if r := b.doAsync(cdb, data); r.status == Good {
+		t.Fatal("the write has succeeded")
+	}
+	b.store.fail = nil
+	if err := errors.Join(b.lu.Close(), b.lu.v.Close()); err != nil {
+		t.Fatal(err)
+	}
+	again := newBench(t, false, func(c *benchConfig, s *fakeStore) {
+		c.Journal, c.Logger = kept, quiet
+		copy(s.data, b.store.data)
+	})
+	if got := again.do(rw10(0x28, 8, 8), nil, 8*512); !bytes.Equal(got.in, data) {
+		t.Errorf("opened again: %05x, and it is complete: %v", got.code(), bytes.Equal(got.in, data))
+	}
+	if kept.data != nil {
+		t.Error("a restart would do the write again")
+	}
+}
+
+// TestJournalInDoubt: where nobody knows whether a restart does an atomic write that has failed nothing else is written.
+func TestJournalInDoubt(t *testing.T) {
+	kept := &fakeJournal{}
+	b, cdb, _, data := tornBench(t, kept)
+	b.store.fail = nil
+	kept.fail = keptError{errTest}
+	if r := b.doAsync(cdb, data); r.code() != 0x44400 {
+		t.Errorf("a journal in doubt: %05x", r.code())
+	}
+	if r := b.do(rw10(0x2a, 8, 1), make([]byte, 512), 0); r.code() != 0x30c00 {
+		t.Errorf("WRITE to blocks that a restart may overwrite: %05x", r.code())
+	}
+	kept.fail = nil
 	elsewhere := bytes.Clone(cdb)
 	elsewhere[9] = 32
 	if r := b.doAsync(elsewhere, data); r.status != Good {

@@ -26,7 +26,7 @@ type Journal struct {
 	mu     sync.Mutex  // held from Begin to End
 	begun  atomic.Bool // and it is
 	synced bool        // the file is in its directory for good; guarded by mu
-	used   atomic.Bool // by this process, so that nothing is pending any more
+	used   atomic.Bool // by this process, so that nothing is pending any more, unless it was left
 }
 
 const (
@@ -50,7 +50,21 @@ func (d *Dir) Journal(name string) *Journal {
 	return j
 }
 
-// Begin records, durably, that data is about to be written at off. If it fails nothing is recorded.
+// KeptError is the error of a Begin that may have left what it could not make durable. Until End has succeeded a restart may find it.
+type KeptError struct{ error }
+
+// MayBeKept tells it from other errors.
+func (e *KeptError) MayBeKept() {}
+
+func (e *KeptError) Unwrap() error { return e.error }
+
+// isWhole reports whether a restart would find a write in a journal.
+func isWhole(text []byte) bool {
+	_, data := decodeJournal(text)
+	return data != nil
+}
+
+// Begin records, durably, that data is about to be written at off. If it fails nothing is recorded, unless the error is a *KeptError.
 func (j *Journal) Begin(off int64, data []byte) error {
 	j.mu.Lock()
 	j.used.Store(true) // before others find the file: what is in it is no matter for a replay
@@ -61,8 +75,15 @@ func (j *Journal) Begin(off int64, data []byte) error {
 	}
 	if err != nil {
 		defer j.mu.Unlock()
+		err = fmt.Errorf("the journal %s cannot be written: %w", j.path, err)
 		// The bytes may have got there nevertheless.
-		return errors.Join(fmt.Errorf("the journal %s cannot be written: %w", j.path, err), j.takeAway())
+		if stays := j.takeAway(); stays != nil {
+			err = errors.Join(err, stays)
+			if text, unread := j.dir.fs.ReadFile(j.path); unread != nil || isWhole(text) {
+				return &KeptError{err}
+			}
+		}
+		return err
 	}
 	j.synced = true
 	j.begun.Store(true)
@@ -81,6 +102,15 @@ func (j *Journal) End() error {
 		}
 	}
 	return nil
+}
+
+// Leave says that a write was begun, or could not be forgotten, and that nobody does so any more: it is pending again.
+func (j *Journal) Leave() {
+	if !j.begun.CompareAndSwap(true, false) {
+		j.mu.Lock()
+	}
+	j.used.Store(false)
+	j.mu.Unlock()
 }
 
 // takeAway removes the file for good: a restart must not overwrite with it what is written from now

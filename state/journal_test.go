@@ -176,3 +176,72 @@ func FuzzJournal(f *testing.F) {
 		}
 	})
 }
+
+// What a store that is closed leaves in its journal is for who opens it next, in the same process, too; and nobody waits for its end.
+func TestJournalLeft(t *testing.T) {
+	fsys := newCrashFS()
+	d, err := open(fsys, "dir")
+	if err != nil {
+		t.Fatal(err)
+	}
+	j := d.Journal("lu")
+	for name, begin := range map[string]func() error{
+		"begun":         func() error { return j.Begin(512, []byte("data")) },
+		"not forgotten": func() error { return errors.Join(j.Begin(512, []byte("data")), failing(fsys, j.End)) },
+	} {
+		if err := begin(); err != nil {
+			t.Fatal(err)
+		}
+		j.Leave()
+		if off, data, err := d.Journal("lu").Pending(); off != 512 || string(data) != "data" || err != nil {
+			t.Errorf("%s: %q at %d is pending, %v", name, data, off, err)
+		}
+		if err := errors.Join(j.End(), j.Begin(0, []byte("x")), j.End()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// failing does something while the file system takes nothing, and wants it to fail.
+func failing(fsys *crashFS, do func() error) error {
+	fsys.refuse, fsys.stays = unix.EROFS, unix.EROFS
+	defer func() { fsys.refuse, fsys.stays = nil, nil }()
+	if do() == nil {
+		return errors.New("it succeeds")
+	}
+	return nil
+}
+
+// A journal that could not be made durable, and cannot be taken away, may come back after a restart: who has begun it is told.
+func TestJournalMayBeKept(t *testing.T) {
+	for name, c := range map[string]struct {
+		doubt, refuse error
+		want          bool
+	}{
+		"its bytes are there": {doubt: unix.EIO, want: true},
+		"nothing was written": {refuse: unix.EROFS},
+	} {
+		fsys := newCrashFS()
+		d, err := open(fsys, "dir")
+		if err != nil {
+			t.Fatal(err)
+		}
+		j := d.Journal("lu")
+		if err := errors.Join(j.Begin(0, []byte("old")), j.End()); err != nil {
+			t.Fatal(err)
+		}
+		fsys.doubt, fsys.refuse, fsys.stays = c.doubt, c.refuse, unix.EIO
+		err = j.Begin(512, []byte("data"))
+		if kept := new(KeptError); err == nil || errors.As(err, &kept) != c.want {
+			t.Errorf("%s: %v", name, err)
+		}
+		fsys.doubt, fsys.refuse, fsys.stays = nil, nil, nil
+		d, err = open(fsys.after(false), "dir")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, data, _ := d.Journal("lu").Pending(); (data != nil) != c.want {
+			t.Errorf("%s: a restart finds %q", name, data)
+		}
+	}
+}

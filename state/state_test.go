@@ -23,6 +23,7 @@ type crashFS struct {
 	torn    bool              // a step that is cut is half done
 	fail    error             // of all that writes
 	refuse  error             // of opening a file to write
+	stays   error             // of removing a file
 	doubt   error             // of a file whose bytes have got there all the same
 }
 
@@ -96,6 +97,9 @@ func (f *crashFS) Rename(from, to string) error {
 }
 
 func (f *crashFS) Remove(path string) error {
+	if f.stays != nil {
+		return f.stays
+	}
 	if _, ok := f.now[path]; !ok {
 		return fs.ErrNotExist
 	}

@@ -15,17 +15,27 @@ import (
 // of them on a store that a power cut can leave half written. It may be called from any goroutine.
 type Journal interface {
 	// Begin keeps, durably, that data are about to be written at off (bytes). It waits for the End
-	// of another Begin. When it fails nothing is kept, and End does not follow.
+	// of another Begin. When it fails nothing is kept, and End does not follow, unless the error has a method
+	// MayBeKept: then it is as after a Begin whose End has failed.
 	Begin(off int64, data []byte) error
 	// End forgets it, durably.
 	End() error
-	// Pending returns what another process has begun and not ended; nil if nothing. End follows
+	// Pending returns what another process has begun and not ended, or what was left; nil if nothing. End follows
 	// when that has been done.
 	Pending() (off int64, data []byte, err error)
+	// Leave says that who has begun a write does not end it: who opens the store next in this process has to complete it, before
+	// anybody writes there.
+	Leave()
 }
 
-// half is an atomic write that was begun and neither completed nor undone: the journal has it, and a
-// restart completes it. Until then its bytes can be neither read nor written, and there is no other
+// mayBeKept is an error of a Begin of which nobody knows whether a restart finds the write. It may until an End succeeds.
+type mayBeKept interface {
+	error
+	MayBeKept()
+}
+
+// half is an atomic write that was begun and neither completed nor undone: the journal has it, and who opens the store next, after a
+// restart say, completes it. Until then its bytes can be neither read nor written, and there is no other
 // atomic write. If the store is whole and only the journal is not, the next atomic write elsewhere
 // tries to mend that.
 type half struct {
@@ -97,6 +107,9 @@ func (v *Volume) journaled(off int64, data, old []byte) error {
 	}
 	cannot := v.wait(&backend.Op{Kind: backend.Read, Off: off, Len: n, Segs: [][]byte{old}}) // be undone
 	if err := v.journal.Begin(off, data); err != nil {
+		if kept, ok := errors.AsType[mayBeKept](err); ok {
+			v.leaveHalf(off, n, true, kept)
+		}
 		return err
 	}
 	err := v.writeThrough(off, data)

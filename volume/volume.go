@@ -139,6 +139,9 @@ func (v *Volume) Close() error {
 	if v.unobserve != nil {
 		v.unobserve()
 	}
+	if v.half.Load() != nil {
+		v.journal.Leave()
+	}
 	return v.store.Close()
 }
 
