@@ -169,7 +169,7 @@ func (c *Conn) nopOut(h pdu.NOPOut, data []byte) {
 		}
 		return
 	}
-	data = data[:min(len(data), int(c.Params.MaxRecvDataSegmentLength))]
+	data = data[:min(len(data), int(c.Params.LongestOut()))]
 	c.send(&pdu.NOPInFields{
 		LUN: h.LUN(), ITT: h.ITT(), TTT: pdu.ReservedTag, Sequence: c.Status(),
 		DataSegmentLength: len(data),

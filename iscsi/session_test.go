@@ -294,3 +294,16 @@ func TestRejectsAndLogout(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 }
+
+// RFC 7145 §6.5: the echo of a ping is no longer than InitiatorRecvDataSegmentLength, which stands for
+// MaxRecvDataSegmentLength over iSER.
+func TestPingOverISER(t *testing.T) {
+	_, c, r := session(t)
+	c.Params.RDMAExtensions, c.Params.InitiatorRecvDataSegmentLength = true, 512
+	f := pdu.NOPOutFields{Immediate: true, ITT: 5, TTT: pdu.ReservedTag, CmdSN: first, DataSegmentLength: 1000}
+	drive(c, func() { c.Receive(f.AppendTo(nil), make([]byte, 1000)) })
+	h, err := pdu.ParseNOPIn(r.last)
+	if err != nil || h.DataSegmentLen() != 512 {
+		t.Errorf("%v, %d octets", err, h.DataSegmentLen())
+	}
+}

@@ -24,6 +24,7 @@ type Exchange struct {
 	ttt       uint32  // of it
 	rest      []byte  // of the answer, still to be sent
 	records   Records // what follows rest; nil: nothing does
+	listing   bool    // the answer lists targets
 }
 
 // Records makes the answer to SendTargets bit by bit, so that a session keeps no list of thousands of
@@ -71,7 +72,10 @@ func (x *Exchange) end(reason pdu.RejectReason) pdu.RejectReason {
 
 // respond sends as much of the answer as one PDU holds.
 func (x *Exchange) respond(req pdu.TextRequest) (r pdu.TextResponseFields, answer []byte, reject pdu.RejectReason) {
-	most := min(int(x.params.MaxRecvDataSegmentLength), maxPiece)
+	most := min(int(x.params.LongestOut()), maxPiece)
+	if x.listing && x.params.RDMAExtensions && !x.discovery {
+		most = min(most, iserPiece)
+	}
 	for x.records != nil && len(x.rest) <= most {
 		x.next()
 	}
@@ -102,6 +106,10 @@ func (x *Exchange) next() (ok bool) {
 
 // maxPiece is the longest data segment of a Text Response, whatever the initiator would take.
 const maxPiece = 256 << 10
+
+// iserPiece is maxPiece for a list of targets over iSER in a normal session: the receives of libiscsi, which asks for one there,
+// have no more room, and neither have those of ib_iser (iser.md §3).
+const iserPiece = 128
 
 // answer negotiates the keys of a complete text.
 func (x *Exchange) answer(pairs []text.Pair) pdu.RejectReason {
@@ -159,7 +167,7 @@ func (x *Exchange) sendTargets(value string) pdu.RejectReason {
 	if !all {
 		name = value
 	}
-	x.records = x.list(name, all && x.discovery)
+	x.records, x.listing = x.list(name, all && x.discovery), true
 	if !x.next() && !all && value != "" && !text.IsName(value) {
 		return pdu.RejectInvalidPDUField
 	}

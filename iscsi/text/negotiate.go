@@ -46,6 +46,15 @@ func Defaults() Params {
 	}
 }
 
+// LongestOut returns the longest data segment of a PDU that the target sends. Over iSER InitiatorRecvDataSegmentLength bounds it
+// (RFC 7145 §6.5), and so does MaxRecvDataSegmentLength: that has its default, which initiators have room for in discovery.
+func (p *Params) LongestOut() uint32 {
+	if p.RDMAExtensions {
+		return min(p.MaxRecvDataSegmentLength, p.InitiatorRecvDataSegmentLength)
+	}
+	return p.MaxRecvDataSegmentLength
+}
+
 // Joining returns the values that hold for a further connection of a session with these ones of
 // its leading connection, where p is what the further one has negotiated.
 func (p *Params) Joining(session *Params) Params {
