@@ -49,6 +49,8 @@ type Command struct {
 	issued bool
 	sense  [252]byte
 	got    int  // bytes of Data-In
+	asked  int  // bytes that R2Ts have asked for
+	whole  bool // what moves less than all has failed
 	told   int  // unit attentions in a row
 	joined bool // Out or In is a copy of OutV or InV
 	fields pdu.SCSICommandFields
@@ -86,11 +88,13 @@ var statusNames = map[byte]string{
 }
 
 // Failure returns nil if the command has ended with GOOD, Err if it was not executed, and
-// otherwise a *StatusError.
+// otherwise a *StatusError. What LU.Prepare makes has failed, too, if it ends with GOOD and has not moved all bytes.
 func (c *Command) Failure() error {
 	switch {
 	case c.Err != nil:
 		return c.Err
+	case c.Status == StatusGood && c.whole && c.Transferred < c.size():
+		return fmt.Errorf("LUN %d: %s: the target says that it is done, and has moved %d of %d bytes", c.LUN, commandName(c.CDB[0]), c.Transferred, c.size())
 	case c.Status == StatusGood:
 		return nil
 	}

@@ -122,6 +122,7 @@ func (l *LU) Prepare(c *Command, off int64) error {
 		return fmt.Errorf("LUN %d: %d bytes at %d, on a disk of %d", l.lun, n, off, l.Size())
 	}
 	c.blank()
+	c.whole = true
 	if c.CDB[0] = 0x88; c.writes() { // READ(16), WRITE(16)
 		c.CDB[0] = 0x8a
 	}
@@ -141,6 +142,7 @@ func (l *LU) PrepareFlush(c *Command) {
 
 // blank gives c a CDB of 16 zeroes.
 func (c *Command) blank() {
+	c.whole = false
 	if cap(c.CDB) < 16 {
 		c.CDB = make([]byte, 16)
 	}

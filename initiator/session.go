@@ -150,7 +150,7 @@ func (s *Session) start(cs list) {
 	for c := cs.pop(); c != nil; c = cs.pop() {
 		c.Err, c.Status, c.Transferred, c.Sense = s.unfit(c), 0, 0, nil
 		c.told = 0
-		c.got, c.issued, c.rdma = 0, false, transfer{memory: c.rdma.memory[:0]}
+		c.got, c.asked, c.issued, c.rdma = 0, 0, false, transfer{memory: c.rdma.memory[:0]}
 		switch {
 		case c.Err == nil:
 			s.waiting.push(c)
@@ -308,7 +308,7 @@ func (s *Session) finish(c *Command) {
 		c.told++
 		s.log.Info("unit attention", "lun", c.LUN, "sense", c.Failure())
 		c.Status, c.Transferred, c.Sense = 0, 0, nil
-		c.got, c.rdma = 0, transfer{memory: c.rdma.memory[:0]}
+		c.got, c.asked, c.rdma = 0, 0, transfer{memory: c.rdma.memory[:0]}
 		s.waiting.push(c)
 		return
 	}
@@ -358,7 +358,7 @@ func (s *Session) take(h pdu.Header, data []byte) error {
 		return s.nopIn(pdu.NOPIn{Header: h}, data)
 	case pdu.OpTextResponse, pdu.OpLogoutResponse, pdu.OpTaskManagementResponse:
 		s.numbers(h, true)
-		s.answerCall(h, data)
+		return s.answerCall(h, data)
 	case pdu.OpReject:
 		s.numbers(h, true)
 		return s.rejected(pdu.Reject{Header: h}, data)
@@ -368,7 +368,6 @@ func (s *Session) take(h pdu.Header, data []byte) error {
 	default:
 		return fmt.Errorf("the target sends a %v", op)
 	}
-	return nil
 }
 
 // response ends a command.
@@ -396,6 +395,9 @@ func (s *Session) status(c *Command, status byte, underflow bool, residual uint3
 	if underflow {
 		c.Transferred -= min(int(residual), c.Transferred)
 	}
+	if s.url.Transport == TCP && c.reads() {
+		c.Transferred = min(c.Transferred, c.got)
+	}
 	s.mover.answered(c)
 }
 
@@ -403,8 +405,7 @@ func (s *Session) status(c *Command, status byte, underflow bool, residual uint3
 func (s *Session) nopIn(h pdu.NOPIn, data []byte) error {
 	if h.ITT() != pdu.ReservedTag {
 		s.numbers(h.Header, true)
-		s.answerCall(h.Header, data)
-		return nil
+		return s.answerCall(h.Header, data)
 	}
 	s.numbers(h.Header, false)
 	if h.TTT() == pdu.ReservedTag {
@@ -452,15 +453,39 @@ func (s *Session) async(h pdu.Async) error {
 	return nil
 }
 
-func (s *Session) answerCall(h pdu.Header, data []byte) {
+func (s *Session) answerCall(h pdu.Header, data []byte) error {
 	c := s.calls[h.ITT()]
 	if c == nil {
 		s.log.Debug("an answer to nothing", "pdu", h.Opcode().String())
-		return
+		return nil
+	}
+	if c.task != pdu.ReservedTag {
+		if err := s.aborted(c.task, h); err != nil {
+			return err
+		}
 	}
 	delete(s.calls, h.ITT())
 	c.h, c.data = append(pdu.Header(nil), h...), append([]byte(nil), data...)
 	close(c.done)
+	return nil
+}
+
+// aborted ends the command with that ITT, whose ABORT TASK is answered with h: the target will not answer it any more. What it sends
+// for it all the same is for nothing that is under way. A target that has not aborted it may do anything at any time, and so the
+// session ends.
+func (s *Session) aborted(itt uint32, h pdu.Header) error {
+	r, err := pdu.ParseTaskManagementResponse(h)
+	switch {
+	case err != nil:
+		return err
+	case r.Response() != pdu.TaskFunctionComplete && r.Response() != pdu.TaskDoesNotExist:
+		return fmt.Errorf("the target has not aborted a task: %v", r.Response())
+	}
+	if c := s.find(itt); c != nil {
+		c.Err = ErrAborted
+		s.mover.answered(c)
+	}
+	return nil
 }
 
 // ask sends a request of f's making and waits for its answer. Requests are immediate, so that
@@ -531,25 +556,13 @@ func (s *Session) abort(c *Command, done <-chan struct{}) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), abortTimeout)
 	defer cancel()
-	_, _, err := s.ask(ctx, func(mine uint32, sn, exp serial.SN) []byte {
+	_, _, _ = s.ask(ctx, func(mine uint32, sn, exp serial.SN) []byte {
 		s.calls[mine].task = itt
 		f := pdu.TaskManagementRequestFields{
 			Immediate: true, Function: pdu.TaskAbortTask, LUN: lun, ITT: mine, ReferencedTaskTag: itt, RefCmdSN: cmdSN, CmdSN: sn, ExpStatSN: exp,
 		}
 		return f.AppendTo(nil)
 	}, nil)
-	s.mu.Lock()
-	over := false
-	if err == nil && s.find(itt) == c && s.err == nil {
-		c.Err = ErrAborted // the target will not answer it any more
-		s.mover.answered(c)
-		s.mover.flush()
-		over = s.finished.remove(c)
-	}
-	s.mu.Unlock()
-	if over {
-		s.tell(list{c, c})
-	}
 	select {
 	case <-done:
 	case <-ctx.Done():

@@ -135,6 +135,10 @@ func (m *tcp) readyToTransfer(r pdu.R2T) error {
 	if n == 0 || n > int(m.s.p.MaxBurstLength) || from > len(c.Out) || n > len(c.Out)-from {
 		return fmt.Errorf("LUN %d: an R2T for %d bytes at %d of %d", c.LUN, n, from, len(c.Out))
 	}
+	// Without error recovery no byte is asked for twice (RFC 7143 §7.1.5).
+	if c.asked += n; c.asked > len(c.Out) {
+		return fmt.Errorf("LUN %d: R2Ts for %d bytes of %d", c.LUN, c.asked, len(c.Out))
+	}
 	m.dataOut(c, r.TTT(), from, from+n)
 	return nil
 }
