@@ -87,7 +87,34 @@ func (t *Task) startCopy(steps []copyStep, result *copyResult, spent *rodToken) 
 			most = max(most, s.n)
 		}
 	}
+	t.Nexus.enterCopy(t)
 	return t.r.CopyMemory(most, t.before((*Task).copyNext)) // in place of that of the parameter list
+}
+
+// enterCopy notes a copy whose volumes are pinned. What the nexus may do with them is looked at afterwards, so who forbids it either keeps the
+// copy from beginning, or finds it.
+func (n *Nexus) enterCopy(t *Task) {
+	n.copiersMu.Lock()
+	defer n.copiersMu.Unlock()
+	n.copiers = append(n.copiers, t)
+}
+
+func (n *Nexus) leaveCopy(t *Task) {
+	n.copiersMu.Lock()
+	defer n.copiersMu.Unlock()
+	n.copiers = slices.DeleteFunc(n.copiers, func(o *Task) bool { return o == t })
+}
+
+// abortCopies aborts the copies of the nexus that read or write a volume and are commands to another logical unit than i's.
+func (i *itl) abortCopies(m *manager) {
+	n := i.nexus
+	n.copiersMu.Lock()
+	defer n.copiersMu.Unlock()
+	for _, t := range n.copiers {
+		if t.itl != i && slices.ContainsFunc(t.copying.pinned, func(p pinned) bool { return p.v == i.lu.v }) {
+			t.itl.abortOne(m, t)
+		}
+	}
 }
 
 // copyAllowed checks a step against capacities, reservations and conditions.
@@ -141,10 +168,10 @@ func (t *Task) copyNext() Next {
 		return t.copyEnd(Sense{})
 	}
 	s := &c.steps[c.at]
-	if c.done == 0 { // it may have changed since the start
-		if bad := t.copyAllowed(s); bad != (Sense{}) {
-			return t.copyEnd(bad)
-		}
+	if bad := t.copyAllowed(s); bad != (Sense{}) { // it may have changed since the last piece
+		return t.copyEnd(bad)
+	}
+	if c.done == 0 {
 		s.to.v.Touch(s.dst, s.n)
 	}
 	if s.from == nil {
@@ -231,6 +258,7 @@ func (t *Task) copyEnd(s Sense) Next {
 
 // leaveCopy lets go of what a copy has pinned, when its task is released.
 func (t *Task) leaveCopy() {
+	t.Nexus.leaveCopy(t)
 	t.lu = t.itl.lu
 	t.copying.result.end(Sense{Key: keyAbortedCommand}) // unless it has ended before
 	for _, p := range t.copying.pinned {

@@ -360,6 +360,79 @@ func TestCopyAborted(t *testing.T) {
 	}
 }
 
+// PREEMPT AND ABORT ends the copies of the preempted to and from the logical unit that are commands to another one, and is answered when they
+// write there no more; PREEMPT lets them end their piece.
+func TestCopyPreempted(t *testing.T) {
+	for _, action := range []byte{proutPreempt, proutPreemptAndAbort} {
+		b := newCopyBench(t, false)
+		second := func(n *Nexus, cdb, list []byte) *Task {
+			task := b.task(cdb, list, 0)
+			task.Nexus, task.LUN = n, 1<<48
+			return task
+		}
+		out := func(n *Nexus, action byte, key, other uint64) (*Task, Next) {
+			l := proutList(key, other, 0)
+			task := second(n, proutCDB(action, writeExclusiveRegistrants, len(l)), l)
+			if next := task.Start(); next != Pull {
+				t.Fatal(next)
+			}
+			place(task, l)
+			return task, task.Pulled()
+		}
+		for _, c := range []struct {
+			n          *Nexus
+			action     byte
+			key, other uint64
+		}{{b.a, proutRegister, 0, 0xa}, {b.b, proutRegister, 0, 0xb}, {b.b, proutReserve, 0xb, 0}} {
+			task, next := out(c.n, c.action, c.key, c.other)
+			if next != Done || task.Status != Good {
+				t.Fatalf("action %d: %v, status %02x", c.action, next, task.Status)
+			}
+			task.Release()
+		}
+		b.store.hold, b.secondStore.hold = holdAll, holdAll
+		const blocks = 16
+		list := copyParameters(5, 0, b.both(), [][]byte{blockSegment(0, 1, blocks/2, 0, 0), blockSegment(0, 1, blocks/2, blocks/2, blocks/2)})
+		victim := b.task(thirdPartyCDB(0x83, 0, 0, len(list)), list, 0)
+		victim.Nexus = b.a
+		victim.Start()
+		place(victim, list)
+		victim.Pulled()
+		b.store.complete()
+		if next := victim.Resume(); next != Wait || len(b.secondStore.held) != 1 {
+			t.Fatalf("the copy does not write: %v", next)
+		}
+		task, next := out(b.b, action, 0xb, 0xa)
+		if waits := action == proutPreemptAndAbort; (next == Wait) != waits {
+			t.Errorf("action %d is answered with %v while the copy writes", action, next)
+		}
+		b.secondStore.complete()
+		want := victim.Resume()
+		for len(b.owner.ready) > 0 {
+			<-b.owner.ready
+			want = victim.Resume()
+		}
+		if len(b.secondStore.held) != 0 || len(b.store.held) != 0 {
+			t.Errorf("action %d: the copy goes on", action)
+		}
+		switch {
+		case action == proutPreemptAndAbort && want != Aborted, action == proutPreempt && (want != Done || victim.Status != CheckCondition):
+			t.Errorf("action %d: the copy ends with %v, status %02x", action, want, victim.Status)
+		}
+		if want == Done || want == Aborted {
+			victim.Release()
+		}
+		if next == Wait {
+			next = task.Resume()
+		}
+		if next != Done || task.Status != Good {
+			t.Fatalf("action %d: %v, status %02x", action, next, task.Status)
+		}
+		task.Release()
+		b.released()
+	}
+}
+
 // ---- tokens ----
 
 func rangeList(header int, ranges ...[2]uint64) []byte {

@@ -32,6 +32,9 @@ type Nexus struct {
 	shown map[uint16]uint16
 
 	copies copyResults
+
+	copiersMu sync.Mutex // taken before itl.mu
+	copiers   []*Task    // of copies under way: each reads and writes other logical units than its own, too; guarded by copiersMu
 }
 
 // itl is an I_T_L nexus: the part of a logical unit's state that belongs to one initiator.

@@ -124,10 +124,11 @@ func (i *itl) Tell(e access.Event) {
 	}
 }
 
-// Abort is for the table.
+// Abort is for the table. Copies that are commands to other logical units write to this one, too.
 func (i *itl) Abort(done func()) {
 	m := &manager{done: func(TMFResponse) { done() }}
 	m.left.Store(1)
 	i.abortAll(m)
+	i.abortCopies(m)
 	m.finish()
 }
