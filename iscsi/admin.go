@@ -146,7 +146,7 @@ func (n *Node) drop(why string, match func(*Session) bool) {
 				return
 			}
 			if c.state != stateFullFeature { // it waits for another connection to be gone
-				c.mover.Terminate(AtOnce)
+				c.terminate(AtOnce)
 				return
 			}
 			c.log.Info("session ends: " + why)
@@ -154,7 +154,7 @@ func (n *Node) drop(why string, match func(*Session) bool) {
 			// to wait before the next login.
 			c.send(&pdu.AsyncFields{Event: pdu.AsyncAllConnectionsDrop, Sequence: c.Status()}, nil)
 			c.enter(eventLeaves)
-			c.mover.Terminate(WhenSent)
+			c.terminate(WhenSent)
 		})
 	}
 }
@@ -167,13 +167,13 @@ func (n *Node) LeaveAddress(local string) {
 			switch {
 			case c.mover.Local() != local || c.state > stateFullFeature:
 			case c.state != stateFullFeature:
-				c.mover.Terminate(AtOnce)
+				c.terminate(AtOnce)
 			default:
 				c.log.Info("connection ends: its address has gone to another node")
 				// RFC 7143 §11.9.1, event 3, with Time2Wait 0.
 				c.send(&pdu.AsyncFields{Event: pdu.AsyncAllConnectionsDrop, Sequence: c.Status()}, nil)
 				c.enter(eventLeaves)
-				c.mover.Terminate(WhenSent)
+				c.terminate(WhenSent)
 			}
 		})
 	}

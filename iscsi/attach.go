@@ -47,7 +47,7 @@ func (c *Conn) refuseLogin(out *login.Outcome) {
 	}
 	c.sendLogin(out)
 	c.enter(eventRefused)
-	c.mover.Terminate(WhenSent)
+	c.terminate(WhenSent)
 }
 
 // establish makes the session of a login that has succeeded, once no other session of the
@@ -118,7 +118,7 @@ func (c *Conn) joinSession(own *Session, out *login.Outcome) {
 	c.enter(eventHeldUp)
 	c.keep(out)
 	old.log.Info("connection ends: its initiator comes back with a new one")
-	old.mover.Terminate(AtOnce)
+	old.terminate(AtOnce)
 }
 
 // logInJoining begins the full feature phase of a further connection of a session.
@@ -141,7 +141,7 @@ func (c *Conn) succeed() {
 			continue
 		}
 		if c.sess.ending || c.sess.loggedIn(c.CID) != nil {
-			o.mover.Terminate(AtOnce)
+			o.terminate(AtOnce)
 			continue
 		}
 		out := o.kept
@@ -225,7 +225,7 @@ func (s *Session) leaveDeserted() {
 	for _, c := range s.circle.conns {
 		if c.state < stateCleanup {
 			c.log.Info("session ends: its initiator has closed the connection, and logs in again")
-			c.mover.Terminate(AtOnce)
+			c.terminate(AtOnce)
 		}
 	}
 	s.end()

@@ -59,6 +59,7 @@ type Conn struct {
 	fetching int
 	fetched  uint32
 	dropped  bool // fail was called
+	left     bool // terminate was called: the end of the connection is the target's wish
 	// What waits until the initiator has seen all that was sent: the answer to the ping under
 	// way says so, or that to the next.
 	acked, unacked []*managing
@@ -197,7 +198,13 @@ func (c *Conn) fail(format string, args ...any) {
 	c.dropped = true
 	c.node.counters.ProtocolErrors.Add(1)
 	c.log.Warn("connection dropped: "+fmt.Sprintf(format, args...), "state", c.state.String())
-	c.mover.Terminate(WhenSent)
+	c.terminate(WhenSent)
+}
+
+// terminate ends the connection. Lost follows.
+func (c *Conn) terminate(how Termination) {
+	c.left = true
+	c.mover.Terminate(how)
 }
 
 // Lost says that the transport connection is gone. Nothing is sent any more; its tasks are
@@ -211,6 +218,8 @@ func (c *Conn) Lost(err error) {
 	case c.state == stateInLogout || c.dropped:
 	case err != nil:
 		c.log.Info("connection lost", "reason", err.Error())
+	case c.state == stateFullFeature && !c.left && !c.sess.Discovery:
+		c.log.Info("connection lost", "reason", "the initiator has closed it, and has not logged out; its own log should say why")
 	case c.state == stateLogin && c.StatSN > 0:
 		c.log.Info("the initiator has ended the connection in the middle of its login; its own log should say why",
 			"initiator", c.login.Initiator(), "responses", uint32(c.StatSN))

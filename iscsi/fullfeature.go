@@ -283,7 +283,7 @@ func (l *logout) end() (over bool) {
 	}
 	for _, o := range l.leaving {
 		if o.state < stateCleanup {
-			o.mover.Terminate(WhenLoggedOut)
+			o.terminate(WhenLoggedOut)
 		}
 	}
 	return true
@@ -466,14 +466,14 @@ func (c *Conn) tick(now uint32) {
 			c.fail("no login within %d s", limits.LoginTimeout)
 		}
 	case c.state == stateInLogout && c.fetching > 0 && now-c.fetched > limits.ReadTimeout:
-		c.mover.Terminate(AtOnce) // its logout waits for these Reads
+		c.terminate(AtOnce) // its logout waits for these Reads
 	case c.state != stateFullFeature:
 	case c.fetching > 0 && now-c.fetched > limits.ReadTimeout:
 		c.fail("the initiator has not answered an RDMA Read for %d s", now-c.fetched)
 	case c.sess.Discovery && now-c.born > discoveryTime && !c.dropped:
 		c.dropped = true
 		c.log.Info("discovery session ended: it has lasted too long", "seconds", now-c.born)
-		c.mover.Terminate(WhenSent)
+		c.terminate(WhenSent)
 	case c.hogs(now):
 		c.fail("the initiator has taken no answers for %d s, which hold %d bytes of memory that others wait for (limits.memory)", now-c.moved, c.unsent)
 	case c.PingTTT != 0:

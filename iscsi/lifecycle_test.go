@@ -234,3 +234,32 @@ func TestLoginGivenUp(t *testing.T) {
 		})
 	}
 }
+
+// The log says that an initiator has gone without a logout, even if its end of the connection was an orderly one, as the kernel of a
+// killed program sends it. It says nothing when the initiator has logged out, nor twice when the target has ended the connection.
+func TestLogOfLostConnection(t *testing.T) {
+	for _, s := range []struct {
+		name   string
+		before func(n *Node, c *Conn)
+		want   int
+	}{
+		{"closed", func(*Node, *Conn) {}, 1},
+		{"logged out", func(_ *Node, c *Conn) {
+			f := pdu.LogoutRequestFields{Reason: pdu.LogoutCloseSession, ITT: 7, CmdSN: firstCmdSN}
+			drive(c, func() { c.Receive(f.AppendTo(nil), nil) })
+		}, 0},
+		{"cut off", func(_ *Node, c *Conn) { drive(c, func() { c.sess.cut("test") }) }, 0},
+		{"dropped", func(_ *Node, c *Conn) { drive(c, func() { c.fail("test") }) }, 0},
+	} {
+		t.Run(s.name, func(t *testing.T) {
+			n, c, _ := session(t)
+			var log strings.Builder
+			c.log = slog.New(slog.NewTextHandler(&log, nil))
+			s.before(n, c)
+			drive(c, func() { c.Lost(nil) })
+			if got := strings.Count(log.String(), `msg="connection lost"`); got != s.want {
+				t.Errorf("connection lost: %d times, want %d:\n%s", got, s.want, log.String())
+			}
+		})
+	}
+}

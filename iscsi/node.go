@@ -225,7 +225,7 @@ func (c *Conn) giveWay() {
 		return
 	}
 	c.log.Info("connection ended: there are more than limits.connections, and of those that have not logged in it is the oldest")
-	c.mover.Terminate(AtOnce)
+	c.terminate(AtOnce)
 }
 
 // discovers says that the connection is one of a discovery session. When there are too many the
@@ -325,7 +325,7 @@ func (n *Node) Shutdown(ctx context.Context) error {
 	if d, ok := ctx.Deadline(); ok {
 		grace = uint16(max(1, min(3600, int(time.Until(d).Seconds()))))
 	}
-	return n.guests.Shutdown(ctx, func(c *Conn) { c.leaveSoon(grace) }, func(c *Conn) { c.mover.Terminate(AtOnce) })
+	return n.guests.Shutdown(ctx, func(c *Conn) { c.leaveSoon(grace) }, func(c *Conn) { c.terminate(AtOnce) })
 }
 
 // leaveSoon ends a connection that has no session, and asks the initiator of one that has.
@@ -338,7 +338,7 @@ func (c *Conn) leaveSoon(seconds uint16) {
 	if c.state == stateFullFeature {
 		how = WhenSent
 	}
-	c.mover.Terminate(how)
+	c.terminate(how)
 }
 
 // rule returns what is different for an initiator, or nil.

@@ -154,7 +154,7 @@ func (s *Session) cut(why string) {
 	s.circle.Post(func() {
 		for _, c := range s.circle.conns {
 			c.log.Info("session ends: " + why)
-			c.mover.Terminate(AtOnce)
+			c.terminate(AtOnce)
 		}
 	})
 }
