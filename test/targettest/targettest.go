@@ -26,6 +26,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -184,11 +185,23 @@ func (t *Target) Start() {
 	}
 	t.setRunning(p)
 	for _, addr := range t.Portals {
-		if err := p.awaitPortal(addr); err != nil {
+		if err := p.await("tcp", addr); err != nil {
+			t.tb.Fatal(err)
+		}
+	}
+	text, err := os.ReadFile(t.config)
+	if err != nil {
+		t.tb.Fatal(err)
+	}
+	if socket := managementSocket.FindSubmatch(text); socket != nil { // it comes behind the portals
+		if err := p.await("unix", string(socket[1])); err != nil {
 			t.tb.Fatal(err)
 		}
 	}
 }
+
+// managementSocket finds the socket of mgmt, as configurations of tests have it.
+var managementSocket = regexp.MustCompile(`management: *\{socket: *([^ ,}]+)`)
 
 // Stop ends the daemon with SIGTERM. The test fails if its exit status is not 0.
 func (t *Target) Stop() {
@@ -349,14 +362,14 @@ func startProcess(binary string, log *logBuffer, args ...string) (*process, erro
 	return p, nil
 }
 
-// awaitPortal returns when addr accepts a connection.
-func (p *process) awaitPortal(addr string) error {
+// await returns when addr accepts a connection.
+func (p *process) await(network, addr string) error {
 	timeout := time.NewTimer(startTimeout)
 	defer timeout.Stop()
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
-		conn, err := net.Dial("tcp", addr)
+		conn, err := net.Dial(network, addr)
 		if err == nil {
 			return conn.Close()
 		}
