@@ -2,6 +2,7 @@ package rdmatest
 
 import (
 	"errors"
+	"runtime"
 	"testing"
 
 	"oneshot/transport/rdma"
@@ -54,8 +55,8 @@ func testGranted(t *testing.T, p Pair) {
 			t.Errorf("granted with access %d", a)
 		}
 	}
-	if !g.Revoke() {
-		t.Error("nothing is under way, and it is not quiet")
+	for !g.Revoke() { // the server may not have let go of the Read whose data the client has
+		runtime.Gosched()
 	}
 	check(t, g.Free())
 	again, err := server.dom.(rdma.Granter).Grant(b, rdma.AccessRemoteWrite, grantTag+1, grantBase)
