@@ -154,7 +154,7 @@ func (e *Endpoint) do(ctx context.Context, op rdma.Opcode, p []byte, off int64) 
 		if tries > 0 && (time.Since(begin) > e.opts.Retry || pause(ctx, tries) != nil) {
 			return failed
 		}
-		if err := e.renew(ctx, conn); err != nil {
+		if err := e.renew(ctx, conn, conn.qp); err != nil {
 			return errors.Join(failed, err)
 		}
 	}
@@ -240,18 +240,19 @@ func (e *Endpoint) once(ctx context.Context, conn *conn, w rdma.Work, sge rdma.S
 
 // Reconnect makes a new connection after the old one has ended, if no call has done so yet, and tries for as
 // long as Options.Retry says. What was posted on the old one completes. Info may have changed afterwards: a
-// partition that is made smaller ends its connections.
+// partition that is made smaller ends its connections. An endpoint that was opened with Options.Sole, and whose place another one has
+// taken, takes its place back: the caller has to look what the partition holds before it writes.
 func (e *Endpoint) Reconnect(ctx context.Context) error {
 	c := e.posts.Load()
-	if err := e.renew(ctx, c); err != nil {
+	if err := e.renew(ctx, c, nil); err != nil {
 		return err
 	}
 	e.posts.CompareAndSwap(c, e.now.Load())
 	return nil
 }
 
-// renew makes a new connection if old is still in place.
-func (e *Endpoint) renew(ctx context.Context, old *conn) error {
+// renew makes a new connection if old is still in place; with former, one on which works of that may be repeated.
+func (e *Endpoint) renew(ctx context.Context, old *conn, former rdma.QueuePair) error {
 	e.connecting.Lock()
 	defer e.connecting.Unlock()
 	e.mu.Lock()
@@ -268,7 +269,7 @@ func (e *Endpoint) renew(ctx context.Context, old *conn) error {
 	_ = old.qp.Close() // whatever it says: it is over
 	begin := time.Now()
 	for tries := 0; ; tries++ {
-		c, err := e.connect(ctx)
+		c, err := e.connect(ctx, former)
 		if err == nil {
 			e.now.Store(c)
 			return nil
@@ -281,7 +282,7 @@ func (e *Endpoint) renew(ctx context.Context, old *conn) error {
 
 // permanent reports whether another try would fail in the same way.
 func permanent(err error) bool {
-	if errors.Is(err, rdma.ErrNoEndpoint) || errors.Is(err, rdma.ErrUnsupported) || errors.Is(err, rdma.ErrDeviceLost) {
+	if errors.Is(err, rdma.ErrNoEndpoint) || errors.Is(err, rdma.ErrReplaced) || errors.Is(err, rdma.ErrUnsupported) || errors.Is(err, rdma.ErrDeviceLost) {
 		return true
 	}
 	if _, ok := errors.AsType[*VolatileError](err); ok {

@@ -49,6 +49,11 @@ type Options struct {
 	// Durable makes Open fail on an endpoint of which nothing outlives a power cut or the end of the process
 	// that serves it.
 	Durable bool
+	// Sole ends the endpoints that the same user has opened before and that may write, in this process or any other, and Open returns
+	// when nothing of theirs is under way (rdma.RightSole): what an earlier life of a program has sent late is not written any more.
+	// If a later life opens the partition in the same way, works and calls of this one fail with an error that is
+	// rdma.ErrReplaced (errors.Is), until Reconnect is called.
+	Sole bool
 	// Rights are those without which Open is to fail; 0: whatever there is.
 	Rights rdma.Rights
 	// MaxWork is how many works may be posted and not completed. 0: 64.
@@ -185,7 +190,7 @@ func (e *Endpoint) begin(ctx context.Context) (err error) {
 	if e.cq, err = e.dev.NewCompletionQueue(e.opts.MaxWork+maxCalls, e.event); err != nil {
 		return err
 	}
-	c, err := e.connect(ctx)
+	c, err := e.connect(ctx, nil)
 	if err != nil {
 		return err
 	}
@@ -194,8 +199,8 @@ func (e *Endpoint) begin(ctx context.Context) (err error) {
 	return nil
 }
 
-// connect makes a connection.
-func (e *Endpoint) connect(ctx context.Context) (*conn, error) {
+// connect makes a connection; with former, one on which works of that queue pair may be repeated.
+func (e *Endpoint) connect(ctx context.Context, former rdma.QueuePair) (*conn, error) {
 	order := rdma.OrderStrict
 	if e.opts.Free {
 		order = (rdma.FreeStart | rdma.FreeFinish) & e.dev.Limits().Orders
@@ -206,7 +211,7 @@ func (e *Endpoint) connect(ctx context.Context) (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err = e.dev.Connect(ctx, qp, e.addr, rdma.ConnParams{Rights: e.opts.Rights}); err != nil {
+	if err = e.dev.Connect(ctx, qp, e.addr, rdma.ConnParams{Rights: e.opts.wish(), Former: former}); err != nil {
 		return nil, errors.Join(err, qp.Close())
 	}
 	info := qp.Endpoint()
@@ -226,9 +231,24 @@ func (e *Endpoint) suits(i *rdma.Endpoint) error {
 		return &VolatileError{i.Name, i.Durability}
 	case i.Rights&e.opts.Rights != e.opts.Rights:
 		return &RightsError{i.Name, e.opts.Rights, i.Rights}
+	case e.opts.Sole && !i.Rights.Changes():
+		return &RightsError{i.Name, rdma.RightWrite, i.Rights}
+	case e.opts.Sole && i.Rights&rdma.RightSole == 0:
+		return fmt.Errorf("%w: %s cannot tell the earlier lives of a program from others (Options.Sole)", rdma.ErrUnsupported, i.Name)
 	}
 	return nil
 }
+
+// wish is what is asked of an endpoint.
+func (o *Options) wish() rdma.Rights {
+	if o.Sole {
+		return o.Rights | rdma.RightSole
+	}
+	return o.Rights
+}
+
+// Sole reports whether the endpoint was opened with Options.Sole.
+func (e *Endpoint) Sole() bool { return e.opts.Sole }
 
 // Info describes the endpoint as it was when it was last connected. STag and Base are for the library alone.
 func (e *Endpoint) Info() rdma.Endpoint { return e.now.Load().info }

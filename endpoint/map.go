@@ -28,7 +28,7 @@ func (e *Endpoint) Map(ctx context.Context, off, n int64, write bool) (*rdma.Map
 		}
 		m, err := c.memory(off, n, write)
 		if errors.Is(err, rdma.ErrDisconnected) && tries == 0 {
-			if err := e.renew(ctx, c); err != nil {
+			if err := e.renew(ctx, c, c.qp); err != nil {
 				return nil, err
 			}
 			continue

@@ -110,11 +110,11 @@ func serve(ctx context.Context, s backend.Store, o endpoint.Options) (*host, err
 	if h.volume, err = volume.New(volume.Config{Store: h.store}); err != nil {
 		return nil, err
 	}
-	h.dev = local.Open(local.Config{Open: func(_ context.Context, name string, _ rdma.Rights, _ func(error)) (local.Opened, error) {
+	h.dev = local.Open(local.Config{Open: func(_ context.Context, name string, want rdma.Rights, _ func(error)) (local.Opened, error) {
 		v := h.volume.Open(nil)
 		return local.Opened{
 			Medium: v, Memory: h.volume.Lends(), Close: v.Close,
-			Info: rdma.Endpoint{Name: name, Rights: rdma.AllRights, Durability: rdma.DurabilityMedium},
+			Info: rdma.Endpoint{Name: name, Rights: rdma.AllRights | want&rdma.RightSole, Durability: rdma.DurabilityMedium},
 		}, nil
 	}})
 	o.Device = h.dev
@@ -332,7 +332,7 @@ func logLoad(ctx context.Context, dir string, seconds float64) (s sample, err er
 	if err != nil {
 		return s, err
 	}
-	h, err := serve(ctx, f, endpoint.Options{})
+	h, err := serve(ctx, f, endpoint.Options{Sole: true})
 	if err != nil {
 		return s, err
 	}

@@ -166,7 +166,7 @@ func syncedLUN(ctx context.Context, d *daemon, seconds float64) (s sample, err e
 
 // remoteLog is the log on a partition of the daemon.
 func remoteLog(ctx context.Context, d *daemon, seconds float64) (s sample, err error) {
-	e, err := endpoint.Open(ctx, d.endpoint, endpoint.Options{})
+	e, err := endpoint.Open(ctx, d.endpoint, endpoint.Options{Sole: true})
 	if err != nil {
 		return s, err
 	}

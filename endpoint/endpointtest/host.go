@@ -4,6 +4,7 @@ package endpointtest
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -33,7 +34,8 @@ type Host struct {
 	mu     sync.Mutex
 	volume *volume.Volume
 	kept   []byte
-	gone   []func(error)
+	uses   []*use
+	told   func()
 	refuse error // Connect fails with it
 	opened int
 	secret map[string]string // by user
@@ -63,31 +65,82 @@ func (h *Host) serve(s backend.Store) {
 	h.mu.Unlock()
 }
 
-func (h *Host) open(_ context.Context, name string, want rdma.Rights, gone func(error)) (local.Opened, error) {
+// use is one connection.
+type use struct {
+	gone   func(error)
+	closed chan struct{}
+}
+
+func (h *Host) open(ctx context.Context, name string, want rdma.Rights, gone func(error)) (local.Opened, error) {
+	o, before, err := h.enter(name, want, gone)
+	if err != nil {
+		return o, err
+	}
+	for _, u := range before {
+		u.gone(rdma.ErrReplaced)
+	}
+	h.mu.Lock()
+	told := h.told
+	if len(before) > 0 {
+		h.told = nil
+	}
+	h.mu.Unlock()
+	if told != nil && len(before) > 0 {
+		told()
+	}
+	for _, u := range before {
+		select {
+		case <-u.closed:
+		case <-ctx.Done():
+			o.Close()
+			return local.Opened{}, ctx.Err()
+		}
+	}
+	return o, nil
+}
+
+// Told has f called, once, when a connection ends because its user has come on another one.
+func (h *Host) Told(f func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.told = f
+}
+
+// enter makes a connection. If its user is to be the only one, it returns those that were there before.
+func (h *Host) enter(name string, want rdma.Rights, gone func(error)) (o local.Opened, before []*use, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.refuse != nil {
-		return local.Opened{}, h.refuse
+		return o, nil, h.refuse
 	}
 	h.opened++
-	h.gone = append(h.gone, gone)
 	i, v := h.Info, h.volume
 	i.Name = name
-	if want != 0 {
-		i.Rights &= want
+	if w := want &^ rdma.RightSole; w != 0 {
+		i.Rights &= w
 	}
-	handle := v.Open(nil)
-	return local.Opened{Medium: handle, Info: i, Memory: v.Lends(), Close: handle.Close}, nil
+	if want&rdma.RightSole != 0 {
+		i.Rights |= rdma.RightSole
+		before = slices.Clone(h.uses)
+	}
+	handle, u := v.Open(nil), &use{gone, make(chan struct{})}
+	h.uses = append(h.uses, u)
+	return local.Opened{Medium: handle, Info: i, Memory: v.Lends(), Close: func() {
+		handle.Close()
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.uses = slices.DeleteFunc(h.uses, func(o *use) bool { return o == u })
+		close(u.closed)
+	}}, before, nil
 }
 
 // End ends all connections, as a change of the partition does.
 func (h *Host) End() {
 	h.mu.Lock()
-	gone := h.gone
-	h.gone = nil
+	uses := slices.Clone(h.uses)
 	h.mu.Unlock()
-	for _, f := range gone {
-		f(errGone)
+	for _, u := range uses {
+		u.gone(errGone)
 	}
 }
 
@@ -212,6 +265,8 @@ type far struct {
 
 func (f *far) Describe() rdma.Endpoint { return f.o.Info }
 func (f *far) Lends() bool             { return f.o.Memory }
+func (f *far) Lineage() uint64         { return 0 }
+func (f *far) Close()                  { f.o.Close() }
 
 // Load and Save keep the state of the volume.
 func (h *Host) Load() ([]byte, error)   { return h.kept, nil }

@@ -1,6 +1,7 @@
 package wal
 
 import (
+	"bytes"
 	"errors"
 	"time"
 
@@ -9,10 +10,20 @@ import (
 )
 
 // commit writes a batch so that it is durable, on as many connections as it takes. The bytes stay the same, so nothing is
-// wrong with writing them twice.
+// wrong with writing them twice, if nobody else has written there since the connection was lost.
 func (l *Log) commit(b *batch) error {
+	looked, again := true, false
 	for tries := 0; ; tries++ {
-		again, err := l.post(b)
+		var err error
+		if !looked {
+			if err = l.isFree(b); errors.Is(err, ErrTaken) {
+				return err
+			}
+			looked, again = err == nil, true
+		}
+		if looked {
+			again, err = l.post(b)
+		}
 		if err == nil || !again || tries == maxTries {
 			return err
 		}
@@ -24,7 +35,96 @@ func (l *Log) commit(b *batch) error {
 		if err := l.e.Reconnect(l.ctx); err != nil {
 			return err
 		}
+		looked = false
 	}
+}
+
+// isFree returns ErrTaken if somebody else has written to the log where a batch belongs, or behind it. Parts of the batch may stand
+// there. Nobody else has anything under way (endpoint.Options.Sole).
+func (l *Log) isFree(b *batch) error {
+	buf, err := l.e.Alloc(maxEntry)
+	if err != nil {
+		return err
+	}
+	r, c := reader{l: l, buf: buf}, b.at
+	if b.at.pos > 0 {
+		err = l.isEnd(&r, &c, b.buf[:b.n])
+	} else {
+		err = l.isNext(&r, b)
+	}
+	return errors.Join(err, l.e.Free(buf))
+}
+
+// isNext is isFree for a header.
+func (l *Log) isNext(r *reader, b *batch) error {
+	serial := b.at.segment.serial
+	there, err := l.headerAt(r, serial)
+	if err != nil {
+		return err
+	}
+	if there == nil || there.serial < serial {
+		if serial == 1 {
+			return nil
+		}
+		c := b.behind
+		return l.isEnd(r, &c, nil)
+	}
+	if mine, _ := parseHeader(b.buf); *there != mine {
+		return ErrTaken
+	}
+	return l.isEnd(r, &cursor{segment{serial: serial}, l.block, there.epoch, there.first}, nil)
+}
+
+// isEnd returns ErrTaken if other entries than mine stand at c, or behind these, or in another segment behind that of c.
+func (l *Log) isEnd(r *reader, c *cursor, mine []byte) error {
+	serial := c.segment.serial
+	own, err := l.headerAt(r, serial)
+	if err != nil {
+		return err
+	}
+	next, err := l.headerAt(r, serial+1)
+	if err != nil {
+		return err
+	}
+	if own == nil || own.serial != serial || next != nil && next.serial > serial {
+		return ErrTaken
+	}
+	for begin := c.pos; ; {
+		at := *c
+		e, err := r.entry(l.ctx, c)
+		if err != nil || e == nil {
+			return err
+		}
+		from, to := at.pos-begin, c.pos-begin
+		if to > int64(len(mine)) {
+			return ErrTaken
+		}
+		there, err := r.at(l.ctx, &at, to-from)
+		if err != nil {
+			return err
+		}
+		if !bytes.Equal(there, mine[from:to]) {
+			return ErrTaken
+		}
+	}
+}
+
+// headerAt returns the header at the place of a segment; nil: there is none. One of another log, whose segments have other sizes, was
+// written after this log was opened (ErrTaken).
+func (l *Log) headerAt(r *reader, serial uint64) (*header, error) {
+	r.n = 0
+	b := r.buf[:l.block]
+	if err := l.e.ReadAt(l.ctx, b, l.start(serial)); err != nil {
+		return nil, err
+	}
+	h, err := parseHeader(b)
+	switch {
+	case err != nil:
+		return nil, nil //nolint:nilerr,nilnil // anything may stand there
+	case int64(h.block) != l.block, int64(h.segment) != l.segment, uint64(h.segments) != l.segments, h.place() != (serial-1)%l.segments:
+		return nil, ErrTaken
+	}
+	return &h, nil
 }
 
 func (l *Log) pause(tries int) error {

@@ -23,7 +23,7 @@ func must(t testing.TB, err error) {
 func open(t testing.TB, s backend.Store, o Options) (*Log, func(), error) {
 	t.Helper()
 	h := endpointtest.New(t, s)
-	e := h.Use(endpoint.Options{})
+	e := h.Use(endpoint.Options{Sole: true})
 	l, err := Open(t.Context(), e, o)
 	return l, func() {
 		t.Helper()

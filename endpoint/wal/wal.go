@@ -36,6 +36,13 @@
 //     durable. So if a segment follows, everything before it has to be there; otherwise the log is damaged, and
 //     Open says so instead of forgetting records.
 //
+// # One life at a time
+//
+// The endpoint is opened with endpoint.Options.Sole: so nothing that an earlier life has sent is written after Open has begun to read.
+// An earlier life that still runs loses its connection, and so does a later one if the earlier one comes back. Whoever makes a connection anew
+// looks whether somebody else has written where its batch belongs, before it writes that again (commit.go). Then its log has ended, with
+// ErrTaken: no record that was acknowledged is overwritten.
+//
 // Open flushes before it returns: what it has found may have been in a cache only, and must not be gone after
 // the next crash.
 package wal
@@ -77,6 +84,8 @@ type Options struct {
 var (
 	// ErrFull: all segments are in use. Truncate makes room.
 	ErrFull = errors.New("wal: the log is full: truncate it")
+	// ErrTaken: another life of the program has opened the log and has gone on with it.
+	ErrTaken = errors.New("wal: somebody else has opened the log meanwhile, and has written to it")
 	// ErrClosed: the log is closed.
 	ErrClosed = errors.New("wal: the log is closed")
 )
@@ -144,6 +153,8 @@ type batch struct {
 	buf     []byte
 	n       int
 	off     int64 // in the partition
+	at      cursor
+	behind  cursor // of a header: where entries of the segment before end; serial 0: there is none
 	records int
 	sealed  bool   // takes nothing more: a header or an epoch, which have to be durable before what follows
 	last    uint64 // LSN of its last record; 0: there is none
@@ -244,6 +255,7 @@ func (l *Log) hasNext() bool { return l.serial == 0 || l.serial+1-l.oldest < l.s
 
 // beginSegment puts the header of the next segment into the open batch, which is empty. It has the epoch.
 func (l *Log) beginSegment() {
+	behind := l.here()
 	l.serial++
 	l.pos = 0
 	h := header{
@@ -252,6 +264,7 @@ func (l *Log) beginSegment() {
 	}
 	h.put(l.take(l.block))
 	l.open.sealed = true
+	l.open.behind = behind
 	l.marked = true
 	l.kept = append(l.kept, segment{l.serial, l.next, l.epoch})
 }
@@ -275,12 +288,22 @@ func (l *Log) take(size int64) []byte {
 	b := l.open
 	if b.n == 0 {
 		b.off = l.start(l.serial) + l.pos
+		b.at = l.here()
 		l.work.Signal()
 	}
 	p := b.buf[b.n : b.n+int(size)]
 	b.n += int(size)
 	l.pos += size
 	return p
+}
+
+// here is where the next entry belongs.
+func (l *Log) here() cursor {
+	c := cursor{segment{serial: l.serial}, l.pos, l.epoch, l.next}
+	if !l.marked {
+		c.epoch--
+	}
+	return c
 }
 
 // start is where a segment begins in the partition.

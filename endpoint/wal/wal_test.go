@@ -380,7 +380,7 @@ func TestRestartedStore(t *testing.T) {
 func testRestartedStore(t *testing.T, use func(*endpointtest.Host, endpoint.Options) *endpoint.Endpoint) {
 	disk := backendtest.NewDisk(testSize, testBlock)
 	h := endpointtest.New(t, disk)
-	e := use(h, endpoint.Options{})
+	e := use(h, endpoint.Options{Sole: true})
 	l, err := Open(t.Context(), e, Options{Segment: testSegment})
 	must(t, err)
 	var want []string
@@ -431,7 +431,7 @@ func TestForgetfulStore(t *testing.T) {
 	disk := backendtest.NewDisk(testSize, testBlock)
 	h := endpointtest.New(t, disk)
 	h.Info.Durability = rdma.DurabilityNone
-	e := h.Use(endpoint.Options{})
+	e := h.Use(endpoint.Options{Sole: true})
 	l, err := Open(t.Context(), e, Options{Segment: testSegment})
 	must(t, err)
 	mustAppend(t, l, []byte(short))
@@ -445,7 +445,7 @@ func TestForgetfulStore(t *testing.T) {
 // The partition is deleted: all who wait are told.
 func TestGone(t *testing.T) {
 	h := endpointtest.New(t, backendtest.NewDisk(testSize, testBlock))
-	e := h.Use(endpoint.Options{})
+	e := h.Use(endpoint.Options{Sole: true})
 	l, err := Open(t.Context(), e, Options{Segment: testSegment})
 	must(t, err)
 	h.Refuse(rdma.ErrNoEndpoint)

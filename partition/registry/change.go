@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 
 	"oneshot/partition"
 	"oneshot/transport/rdma"
@@ -110,6 +111,9 @@ func (s *Store) Delete(ctx context.Context, match uint64, name string, erase, fo
 	if err := set.Delete(match, name, erase); err != nil {
 		return err
 	}
+	s.r.mu.Lock()
+	maps.DeleteFunc(s.sole, func(w writer, _ uint64) bool { return w.partition == p.UUID })
+	s.r.mu.Unlock()
 	if s.cfg.Deleted != nil {
 		s.cfg.Deleted(p)
 	}
@@ -220,7 +224,7 @@ func (s *Store) recheck() {
 	for u, open := range s.parts {
 		p := s.find(u)
 		for e := range open.endpoints {
-			if p == nil || e.rights&^s.rightsOf(p, e.request.Identity) != 0 {
+			if p == nil || e.rights&^rdma.RightSole&^s.rightsOf(p, e.request.Identity) != 0 {
 				ending = append(ending, e)
 			}
 		}

@@ -23,9 +23,11 @@ type Endpoint struct {
 	request Request
 	rights  rdma.Rights
 	number  uint64
-	size    int64 // bytes, when it was opened
+	lineage uint64 // the number of the first endpoint of those that follow each other
+	size    int64  // bytes, when it was opened
 	since   time.Time
 	gone    sync.Once
+	closed  chan struct{}
 
 	n      [classes]counter
 	failed [failures]atomic.Uint64
@@ -94,7 +96,14 @@ func (e *Endpoint) Close() {
 	r.open--
 	delete(e.part.endpoints, e)
 	e.part.left()
+	close(e.closed)
 }
+
+// Lineage is what an endpoint follows (Request.Follows) whose user goes on where the user of this one was.
+func (e *Endpoint) Lineage() uint64 { return e.lineage }
+
+// who tells the users apart that rdma.RightSole is about.
+func (e *Endpoint) who() string { return identityText(e.request.Identity) }
 
 // Submit starts op; see volume.Handle.
 func (e *Endpoint) Submit(op *backend.Op) bool {

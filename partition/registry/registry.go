@@ -50,6 +50,9 @@ type Request struct {
 	Want     rdma.Rights        // 0: all that the access lines give to Identity
 	Order    rdma.Order         // for those who list endpoints; it changes nothing here
 	Via      string             // the same: by which way he comes, and from where
+	// Follows is the lineage of an endpoint that was his, whose works he will repeat; 0: there is none. Open fails with
+	// rdma.ErrReplaced if he has been granted rdma.RightSole elsewhere since that began.
+	Follows uint64
 	// Gone is called at most once, from any goroutine, perhaps before Open returns: rights were revoked, the
 	// partition is to be deleted, renamed or made smaller, or the administrator ends the endpoint. The
 	// queue pair has to end, and the endpoint to be closed. Gone neither blocks nor calls the registry.
@@ -84,6 +87,19 @@ func (r *Registry) Open(ctx context.Context, q Request) (*Endpoint, error) {
 	if err != nil {
 		return nil, err
 	}
+	e, err := s.enter(ctx, uuid, q)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.alone(ctx, e); err != nil {
+		e.Close()
+		return nil, err
+	}
+	return e, nil
+}
+
+// enter makes an endpoint, and opens the volume if nobody has.
+func (s *Store) enter(ctx context.Context, uuid partition.UUID, q Request) (*Endpoint, error) {
 	s.opening.Lock()
 	defer s.opening.Unlock()
 	if err := ctx.Err(); err != nil {
@@ -93,13 +109,41 @@ func (r *Registry) Open(ctx context.Context, q Request) (*Endpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Endpoint{part: part, request: q, since: time.Now(), Handle: part.volume.Open(nil)}
+	e := &Endpoint{part: part, request: q, since: time.Now(), Handle: part.volume.Open(nil), closed: make(chan struct{})}
 	e.size = e.Handle.Info().Size
 	if err := s.admit(e); err != nil {
 		e.Handle.Close()
 		return nil, err
 	}
 	return e, nil
+}
+
+// alone ends the endpoints of the same user whose lineages began before that of e, and earlier ones of its own, if e was granted
+// rdma.RightSole, and waits until they are closed.
+func (s *Store) alone(ctx context.Context, e *Endpoint) error {
+	if e.rights&rdma.RightSole == 0 {
+		return nil
+	}
+	s.r.mu.Lock()
+	var ending []*Endpoint
+	for o := range e.part.endpoints {
+		earlier := o.lineage < e.lineage || o.lineage == e.lineage && o.number < e.number
+		if earlier && o.rights.Changes() && o.who() == e.who() {
+			ending = append(ending, o)
+		}
+	}
+	s.r.mu.Unlock()
+	for _, o := range ending {
+		o.tell(rdma.ErrReplaced)
+	}
+	for _, o := range ending {
+		select {
+		case <-o.closed:
+		case <-ctx.Done():
+			return fmt.Errorf("the earlier use of %s: %w", e.request.Name, ErrHangs)
+		}
+	}
+	return nil
 }
 
 // admit puts an endpoint on the list, with the rights that it gets. What its partition is like may have changed
@@ -120,9 +164,16 @@ func (s *Store) admit(e *Endpoint) error {
 	case s.endpoints() >= maxPerStore:
 		return &LimitError{s.name, maxPerStore}
 	}
+	sole := writer{e.part.uuid, e.who()}
+	if e.request.Follows != 0 && e.request.Follows < s.sole[sole] {
+		return rdma.ErrReplaced
+	}
 	r.last++
 	r.open++
-	e.rights, e.number = rights, r.last
+	e.rights, e.number, e.lineage = rights, r.last, cmp.Or(e.request.Follows, r.last)
+	if rights&rdma.RightSole != 0 {
+		s.sole[sole] = e.lineage
+	}
 	e.part.endpoints[e] = struct{}{}
 	return nil
 }
@@ -159,11 +210,14 @@ func (s *Store) grant(u partition.UUID, q *Request) (rdma.Rights, error) {
 		return 0, none
 	}
 	rights := s.rightsOf(p, q.Identity)
-	if q.Want != 0 {
-		rights &= q.Want
+	if want := q.Want &^ rdma.RightSole; want != 0 {
+		rights &= want
 	}
 	if rights == 0 {
 		return 0, none
+	}
+	if rights.Changes() {
+		rights |= q.Want & rdma.RightSole
 	}
 	return rights, nil
 }

@@ -48,7 +48,14 @@ type Store struct {
 	why      error // that there is no set
 	parts    map[partition.UUID]*part
 	barred   map[partition.UUID]bool // being changed, so that nothing may open them
+	sole     map[writer]uint64       // the newest lineage that was granted rdma.RightSole
 	closed   bool
+}
+
+// writer is one who changes octets of a partition.
+type writer struct {
+	partition partition.UUID
+	who       string // identityText
 }
 
 // part is a partition whose volume is open.
@@ -68,7 +75,7 @@ type part struct {
 func (r *Registry) New(cfg Config) *Store {
 	return &Store{
 		r: r, cfg: cfg, name: cfg.Name, readOnly: cfg.ReadOnly, set: cfg.Set, why: cfg.Problem,
-		parts: make(map[partition.UUID]*part), barred: make(map[partition.UUID]bool),
+		parts: make(map[partition.UUID]*part), barred: make(map[partition.UUID]bool), sole: make(map[writer]uint64),
 	}
 }
 

@@ -119,6 +119,7 @@ func (e *endpoint) Close() {
 
 func (e *endpoint) Describe() rdma.Endpoint { return e.info }
 func (e *endpoint) Lends() bool             { return e.b.lends }
+func (e *endpoint) Lineage() uint64         { return 0 }
 
 var secret = []byte("a secret of the owner's")
 

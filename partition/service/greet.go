@@ -193,7 +193,7 @@ func openEndpoint(ctx context.Context, _ string, _ rdma.Rights, gone func(error)
 	o := ctx.Value(openingKey{}).(*opening)
 	h := o.handle
 	o.request.Gone = func(err error) {
-		h.gone.Store(true)
+		h.gone.Store(&err)
 		if d := o.direct.Load(); d != nil {
 			d.revoke()
 		}
@@ -227,6 +227,10 @@ func (c *conn) attach(m *wire.AttachMessage) (*handle, *wire.AttachedMessage) {
 	if !s.await(m.Session, c.id) {
 		return refuse(wire.Busy)
 	}
+	lineage := s.lineage(m.Session, c.id.Name)
+	if m.Session != 0 && lineage == 0 && rdma.Rights(m.Rights)&rdma.RightSole != 0 {
+		return refuse(wire.Replaced) // for all that is known; and he ends nobody
+	}
 	h := &handle{c: c, client: c.id.Name, order: rdma.Order(m.Order)}
 	qp, err := s.ends.NewQueuePair(rdma.QueuePairConfig{
 		Domain: s.near.dom, SendCQ: c.ends, RecvCQ: c.ends, MaxWork: s.cfg.Credits, Order: h.order | rdma.FreeFinish,
@@ -238,11 +242,15 @@ func (c *conn) attach(m *wire.AttachMessage) (*handle, *wire.AttachedMessage) {
 	defer cancel()
 	o := &opening{opener: s.cfg.Opener, handle: h, request: Request{
 		Name: m.Partition, Identity: c.id, Want: rdma.Rights(m.Rights), Order: h.order, Via: s.cfg.Device.Limits().Name + " " + c.peer,
+		Follows: lineage,
 	}}
 	if err := s.ends.Connect(context.WithValue(ctx, openingKey{}, o), qp, m.Partition, rdma.ConnParams{Rights: rdma.Rights(m.Rights)}); err != nil {
 		_ = qp.Close()
-		if errors.Is(err, rdma.ErrNoEndpoint) {
+		switch {
+		case errors.Is(err, rdma.ErrNoEndpoint):
 			return refuse(wire.NoHandle)
+		case errors.Is(err, rdma.ErrReplaced):
+			return refuse(wire.Replaced)
 		}
 		s.log.Warn("partition not opened", slog.String("client", c.peer), slog.String("partition", m.Partition), slog.Any("reason", err))
 		return refuse(wire.Busy)
@@ -256,7 +264,7 @@ func (c *conn) attach(m *wire.AttachMessage) (*handle, *wire.AttachedMessage) {
 	}
 	seq := h.endpoint.Sequence()
 	stag := h.expose()
-	if h.gone.Load() && stag != 0 { // it may have gone before there was an STag to end
+	if h.gone.Load() != nil && stag != 0 { // it may have gone before there was an STag to end
 		h.direct.revoke()
 	}
 	*answer = wire.AttachedMessage{

@@ -19,7 +19,7 @@ type handle struct {
 	endpoint Endpoint
 	info     rdma.Endpoint
 	order    rdma.Order
-	gone     atomic.Bool
+	gone     atomic.Pointer[error]
 	direct   *direct // nil: the partition is not in memory
 
 	first, last *command // that are not posted yet, in the order in which they came
@@ -144,10 +144,13 @@ func (h *handle) flush() bool {
 
 // ending is the status of requests that come after the use of the handle has ended.
 func (h *handle) ending() wire.Status {
-	if h.gone.Load() {
-		return wire.Gone
+	switch why := h.gone.Load(); {
+	case why == nil:
+		return wire.Ended
+	case errors.Is(*why, rdma.ErrReplaced):
+		return wire.Replaced
 	}
-	return wire.Ended
+	return wire.Gone
 }
 
 // close ends the endpoint and waits until the store has let go of it. No lock is held.
@@ -178,10 +181,9 @@ func (h *handle) status(s rdma.Status) wire.Status {
 	case rdma.StatusFenced:
 		return wire.Fenced
 	case rdma.StatusRemoteAccess:
-		if h.gone.Load() {
-			return wire.Gone
+		if h.gone.Load() == nil {
+			return wire.Denied
 		}
-		return wire.Denied
 	}
 	return h.ending()
 }

@@ -43,6 +43,9 @@ type Request struct {
 	Want     rdma.Rights        // 0: all that the identity has
 	Order    rdma.Order         // that of the client's queue pair
 	Via      string             // device and address, for people
+	// Follows is the Lineage of an endpoint whose works he will repeat, or 0. Open fails with rdma.ErrReplaced if he has been granted
+	// rdma.RightSole elsewhere since.
+	Follows uint64
 	// Gone is for the Opener to call, once and from any goroutine, when rights are revoked, or the partition is
 	// deleted, renamed or made smaller. It does not block.
 	Gone func(error)
@@ -55,6 +58,8 @@ type Endpoint interface {
 	Describe() rdma.Endpoint
 	// Lends says that the bytes are in memory, and that a transfer is a copy.
 	Lends() bool
+	// Lineage is Request.Follows of who goes on with the session; 0: nobody is granted rdma.RightSole.
+	Lineage() uint64
 	// Close is called once, when nothing is outstanding. It may block.
 	Close()
 }

@@ -88,6 +88,7 @@ type past struct {
 	session   uint64
 	client    string // whose it is
 	partition string // UUID or name
+	lineage   uint64 // of its last endpoint
 	results   results
 }
 
@@ -106,7 +107,19 @@ func (s *Service) remember(h *handle) {
 	if len(s.past) >= maxPast {
 		s.past = slices.Delete(s.past, 0, 1)
 	}
-	s.past = append(s.past, &past{h.session, h.client, h.partition(), h.results})
+	s.past = append(s.past, &past{h.session, h.client, h.partition(), h.endpoint.Lineage(), h.results})
+}
+
+// lineage is that of the last endpoint of a session that a client goes on with; 0: the session is not remembered.
+func (s *Service) lineage(session uint64, client string) uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.past {
+		if p.session == session && p.client == client {
+			return p.lineage
+		}
+	}
+	return 0
 }
 
 // resume gives h the session that its client goes on with, if it is remembered, or a new one. It reports false, and does nothing,

@@ -106,7 +106,7 @@ func ParseChallenge(b []byte) (m ChallengeMessage, err error) {
 //
 //	0   b1, 2, order (2): 1 free start, 2 free finish
 //	4   tag (4)
-//	8   rights wanted (4): 0 for all that there are
+//	8   rights wanted (4): 0 for all that there are. 80, besides or alone, is the wish to be the only one of this name who changes octets
 //	c   length of the partition's name (1), 0 (3)
 //	10  session that goes on (8): 0 for a new one
 //	18  0 (8)

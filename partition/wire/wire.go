@@ -80,13 +80,15 @@ const (
 	Busy      Status = 0xa // try again
 	Gone      Status = 0xb // * the partition has changed, or has gone
 	Ended     Status = 0xc // not executed: the use of the handle had ended
-	statuses         = 0xd // how many there are
+	Replaced  Status = 0xd // * the same user changes the partition from elsewhere now
+	statuses         = 0xe // how many there are
 )
 
 var statusNames = [...]string{
 	"ok", "request malformed", "no such partition or handle", "denied", "outside of the partition", "not of whole units",
 	"medium error", "no space", "durability was lost earlier", "fenced: a request before it has failed", "busy",
 	"the partition has changed or gone", "the use of the partition has ended",
+	"the same user writes to the partition from elsewhere now",
 }
 
 func (s Status) String() string {

@@ -96,7 +96,7 @@ func TestRefused(t *testing.T) {
 	}
 	for what, change := range map[string]func([]byte) []byte{
 		"short": func(b []byte) []byte { return b[:31] }, "long": func(b []byte) []byte { return append(b, 0) },
-		"a request": func(b []byte) []byte { b[1] &^= 0x80; return b }, "status 13": func(b []byte) []byte { b[3] = 13; return b },
+		"a request": func(b []byte) []byte { b[1] &^= 0x80; return b }, "status 14": func(b []byte) []byte { b[3] = 14; return b },
 		"CHALLENGE":            func(b []byte) []byte { b[1] = 0x81; return b },
 		"LIST of 4096 without": func(b []byte) []byte { b[1] = 0x83; return b },
 	} {

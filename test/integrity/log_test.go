@@ -110,7 +110,7 @@ management: {socket: $DIR/socket}
 	s := &records{durable: make(map[uint64]string)}
 	s.more.L = &s.mu
 	replayed := func() (*wal.Log, *endpoint.Endpoint) {
-		e, err := endpoint.Open(t.Context(), url, endpoint.Options{Durable: true})
+		e, err := endpoint.Open(t.Context(), url, endpoint.Options{Sole: true, Durable: true})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -40,7 +40,7 @@ state: state
 	open := func(partition string) *endpoint.Endpoint {
 		t.Helper()
 		// A boot takes longer than the minute that the library tries by default.
-		e, err := endpoint.Open(t.Context(), "oneshot+iwarp://"+outside+"/disk/"+partition, endpoint.Options{Durable: true, Retry: machine.BootTime})
+		e, err := endpoint.Open(t.Context(), "oneshot+iwarp://"+outside+"/disk/"+partition, endpoint.Options{Sole: true, Durable: true, Retry: machine.BootTime})
 		if err != nil {
 			t.Fatal(err)
 		}

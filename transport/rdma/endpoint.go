@@ -63,7 +63,16 @@ const (
 	RightManage                     // m: changes of the partition itself
 
 	AllRights = RightRead | RightWrite | RightFlush | RightAtomics | RightDiscard | RightManage
+
+	// RightSole is no right of a table, but a wish (ConnParams.Rights) that is granted to whoever may change octets: it ends the
+	// queue pairs to the same partition that the same user has had before and that may change octets, and Connect returns when
+	// nothing of theirs is under way. What is late of an earlier life of a program, or of a connection that it has given up, is
+	// not done any more. Those that come later are not kept out: a later wish of this kind ends this queue pair (ErrReplaced).
+	RightSole Rights = 1 << 7
 )
+
+// Changes reports whether octets may be changed with r.
+func (r Rights) Changes() bool { return r&(RightWrite|RightAtomics|RightDiscard) != 0 }
 
 const rightLetters = "rwfadm"
 

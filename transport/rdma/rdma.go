@@ -370,8 +370,12 @@ type ConnParams struct {
 	InitiatorDepth, ResponderResources int
 	// OneShot, if set, is offered by Connect, and is what Accept may agree to.
 	OneShot *OneShotOffer
-	// Rights are wanted of an endpoint; 0: all that this user may have.
+	// Rights are wanted of an endpoint; 0: all that this user may have. Beside these, or alone, RightSole may be wanted.
 	Rights Rights
+	// Former, if set, is a queue pair of the same device and to the same endpoint, which its owner has closed, and whose works he is
+	// about to post again. Connect returns when nothing of it is under way at the endpoint, and fails with ErrReplaced if
+	// somebody has been granted RightSole since.
+	Former QueuePair
 }
 
 // OneShotOffer is what an end is willing to do.
@@ -427,6 +431,9 @@ var (
 	ErrDisconnected = errors.New("rdma: not connected")
 	// ErrNoEndpoint: there is no endpoint of that name, or none for this user.
 	ErrNoEndpoint = errors.New("rdma: no such endpoint")
+	// ErrReplaced is what an error is (errors.Is) that says that the same user has come to the endpoint with another queue pair, as
+	// the only one who changes octets (RightSole). Works that have failed for it are not to be repeated.
+	ErrReplaced = errors.New("rdma: the same user writes to the endpoint from elsewhere now")
 	// ErrRemoteAccess is what an error is (errors.Is) that says why a connection has ended, if the peer has refused
 	// access to its memory.
 	ErrRemoteAccess = errors.New("rdma: the peer refuses access to its memory")

@@ -24,7 +24,7 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := run(ctx, os.Args[1], endpoint.Options{Durable: true}, os.Stdin, os.Stdout); err != nil {
+	if err := run(ctx, os.Args[1], endpoint.Options{Sole: true, Durable: true}, os.Stdin, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "log:", err)
 		os.Exit(1)
 	}

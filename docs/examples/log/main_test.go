@@ -24,7 +24,7 @@ func TestExample(t *testing.T) {
 	say := func(in, want string) {
 		t.Helper()
 		var out strings.Builder
-		if err := run(t.Context(), url, endpoint.Options{Durable: true}, strings.NewReader(in), &out); err != nil {
+		if err := run(t.Context(), url, endpoint.Options{Sole: true, Durable: true}, strings.NewReader(in), &out); err != nil {
 			t.Fatal(err)
 		}
 		if !strings.HasSuffix(out.String(), want) {

@@ -2,6 +2,7 @@ package local
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -156,6 +157,16 @@ func (e *endpoint) invalidate() {
 	if e.idle() {
 		e.q.dev.work.Go(e.release) // locks of whoever has called gone are held
 	}
+}
+
+// replaced returns the error with which the endpoint of q has gone, if another one of the same user has taken its place.
+func (q *queuePair) replaced() error {
+	if e := q.endpoint.Load(); e != nil {
+		if err := e.gone.Load(); err != nil && errors.Is(*err, rdma.ErrReplaced) {
+			return *err
+		}
+	}
+	return nil
 }
 
 // poke has somebody look at the endpoint, without waiting.

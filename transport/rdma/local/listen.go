@@ -174,8 +174,9 @@ var errTooMuch = fmt.Errorf("local: more than %d bytes of private data", maxPriv
 // Connect implements rdma.Device. addr is "pair:N", or the name of an endpoint.
 func (d *Device) Connect(ctx context.Context, qp rdma.QueuePair, addr string, p rdma.ConnParams) error {
 	q, ok := qp.(*queuePair)
+	former, isOurs := p.Former.(*queuePair)
 	switch {
-	case !ok || q.dev != d:
+	case !ok || q.dev != d, p.Former != nil && (!isOurs || former.dev != d):
 		return soft.ErrForeign
 	case len(p.PrivateData) > maxPrivate:
 		return errTooMuch
@@ -188,6 +189,11 @@ func (d *Device) Connect(ctx context.Context, qp rdma.QueuePair, addr string, p 
 	}
 	number, ok := strings.CutPrefix(addr, scheme)
 	if !ok {
+		if former != nil {
+			if err := former.replaced(); err != nil {
+				return err
+			}
+		}
 		return d.openEndpoint(ctx, q, addr, p.Rights)
 	}
 	port, err := strconv.ParseUint(number, 10, 64)

@@ -79,7 +79,7 @@ func isFinal(err error) bool {
 	if _, lost := errors.AsType[*LostError](err); lost {
 		return true
 	}
-	for _, e := range []error{rdma.ErrNoEndpoint, errChanged, errImpost, errOneShot, errBad, rdma.ErrDeviceLost} {
+	for _, e := range []error{rdma.ErrNoEndpoint, rdma.ErrReplaced, errChanged, errImpost, errOneShot, errBad, rdma.ErrDeviceLost} {
 		if errors.Is(err, e) {
 			return true
 		}
@@ -108,6 +108,8 @@ func (q *queuePair) resume(l *link, m *wire.AttachedMessage) error {
 	case m.Name != i.Name && i.UUID == "" || uuidOf(m.UUID) != i.UUID || int64(m.Size) < i.Size || int(m.Unit) != i.Unit ||
 		rdma.Rights(m.Rights)&i.Rights != i.Rights || int64(m.MaxLength) < q.most || int64(m.Inline) < q.inline || m.Credits < uint32(q.out), i.Direct && m.STag == 0:
 		return errChanged
+	case q.isReplaced(m):
+		return errReplaced
 	}
 	if m.Sequence < q.highest || rdma.Generation(m.Sequence) != q.generation {
 		if q.highest > q.durable || q.unnumbered > q.settled {

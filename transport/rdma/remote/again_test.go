@@ -33,6 +33,12 @@ type user struct {
 
 func use(t testing.TB, d rdma.Device, addr string, order rdma.Order) *user {
 	t.Helper()
+	return follow(t, d, addr, order, nil)
+}
+
+// follow is use with a queue pair that the new one follows; nil: there is none.
+func follow(t testing.TB, d rdma.Device, addr string, order rdma.Order, former rdma.QueuePair) *user {
+	t.Helper()
 	u := &user{t: t, gone: make(chan error, 2), wake: make(chan struct{}, 1)}
 	dom, err := d.NewDomain()
 	check(t, err)
@@ -58,7 +64,7 @@ func use(t testing.TB, d rdma.Device, addr string, order rdma.Order) *user {
 		check(t, dom.Close())
 		check(t, free(b))
 	})
-	check(t, d.Connect(t.Context(), u.qp, addr, rdma.ConnParams{}))
+	check(t, d.Connect(t.Context(), u.qp, addr, rdma.ConnParams{Former: former}))
 	return u
 }
 

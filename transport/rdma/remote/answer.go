@@ -82,7 +82,7 @@ func (q *queuePair) succeeded(w *work, r *wire.Response) {
 var statuses = [...]rdma.Status{
 	wire.Malformed: rdma.StatusRemoteOperation,
 	wire.NoHandle:  rdma.StatusRemoteAccess, wire.Denied: rdma.StatusRemoteAccess, wire.Outside: rdma.StatusRemoteAccess,
-	wire.NotUnits: rdma.StatusRemoteAccess, wire.Gone: rdma.StatusRemoteAccess,
+	wire.NotUnits: rdma.StatusRemoteAccess, wire.Gone: rdma.StatusRemoteAccess, wire.Replaced: rdma.StatusRemoteAccess,
 	wire.Medium: rdma.StatusMedium, wire.NoSpace: rdma.StatusSpace, wire.Lost: rdma.StatusLost, wire.Fenced: rdma.StatusFenced,
 	wire.Ended: rdma.StatusFlushed, wire.Busy: rdma.StatusTransport,
 }

@@ -43,7 +43,8 @@ const (
 // Connect implements rdma.Device. The address is HOST:PORT/STORE/PARTITION or HOST:PORT/uuid:UUID.
 func (d *Device) Connect(ctx context.Context, qp rdma.QueuePair, addr string, p rdma.ConnParams) error {
 	q, ok := qp.(*queuePair)
-	if !ok || q.dev != d {
+	former, isOurs := p.Former.(*queuePair)
+	if !ok || q.dev != d || p.Former != nil && (!isOurs || former.dev != d) {
 		return errForeign
 	}
 	host, name, ok := strings.Cut(addr, "/")
@@ -57,21 +58,24 @@ func (d *Device) Connect(ctx context.Context, qp rdma.QueuePair, addr string, p 
 	}
 	q.state, q.addr, q.name, q.want = connecting, host, name, p.Rights
 	q.mu.Unlock()
+	if former != nil {
+		q.follow(former)
+	}
 	ctx, cancel := context.WithTimeout(ctx, d.cfg.Timeout)
 	defer cancel()
 	defer context.AfterFunc(q.ctx, cancel)()
 	l, m, err := q.dial(ctx)
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if err == nil && q.over {
+	switch {
+	case err != nil:
+	case q.over:
 		err = rdma.ErrDisconnected
+	case former != nil && q.isReplaced(m):
+		err = errReplaced
 	}
 	if err != nil {
-		q.state = ending
-		q.err, q.link = err, l
-		q.cfg.Disconnected = nil
-		q.dev.work.Go(q.end)
-		return err
+		return q.refuse(l, err)
 	}
 	q.info = rdma.Endpoint{
 		Name: m.Name, UUID: uuidOf(m.UUID), STag: rdma.STag(m.Handle), Size: int64(m.Size), Unit: int(m.Unit),
@@ -86,6 +90,38 @@ func (d *Device) Connect(ctx context.Context, qp rdma.QueuePair, addr string, p 
 		q.comeBack(l)
 	}
 	return nil
+}
+
+// refuse ends a queue pair that has not been connected. The lock is held.
+func (q *queuePair) refuse(l *link, err error) error {
+	q.state = ending
+	q.err, q.link = err, l
+	q.cfg.Disconnected = nil
+	q.dev.work.Go(q.end)
+	return err
+}
+
+// follow has q go on with the session of a queue pair that is closed. The service tells their requests apart by the tags.
+func (q *queuePair) follow(former *queuePair) {
+	former.mu.Lock()
+	session := former.session
+	var last uint32
+	for _, p := range former.pieces {
+		last = max(last, p.tag/maxCredits)
+	}
+	former.mu.Unlock()
+	q.mu.Lock()
+	q.session, q.lap = session, last+1
+	q.mu.Unlock()
+}
+
+// errReplaced: a service that does not know the session cannot say whether somebody else has come.
+var errReplaced = fmt.Errorf("remote: the service does not remember the use of the partition: %w, for all that is known", rdma.ErrReplaced)
+
+// isReplaced reports whether the works of a connection before this one may come too late: behind those of one who has come as the
+// only one who changes octets. The lock is held.
+func (q *queuePair) isReplaced(m *wire.AttachedMessage) bool {
+	return q.want&rdma.RightSole != 0 && !m.Known
 }
 
 // over reports whether the connection has ended. The lock of the queue pair is held.
@@ -113,7 +149,7 @@ func (q *queuePair) use(l *link, m *wire.AttachedMessage) {
 	q.credits = int(min(m.Credits, maxCredits))
 	if q.pieces == nil {
 		for i := range maxCredits {
-			q.pieces = append(q.pieces, &piece{tag: uint32(i), sgl: make([]rdma.SGE, 1)})
+			q.pieces = append(q.pieces, &piece{tag: q.lap*maxCredits + uint32(i), sgl: make([]rdma.SGE, 1)})
 			q.tags = append(q.tags, uint32(maxCredits-1-i))
 		}
 	}

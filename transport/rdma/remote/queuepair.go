@@ -41,7 +41,8 @@ type queuePair struct {
 	handle uint32
 	// session is the number by which the service knows the queue pair on another connection.
 	session uint64
-	link    *link // nil: there is no connection now
+	lap     uint32 // where tags begin, in maxCredits
+	link    *link  // nil: there is no connection now
 
 	first, last *work // posted and not retired, in order
 	free        *work
@@ -346,3 +347,6 @@ func (q *queuePair) Close() error {
 type Error struct{ Status wire.Status }
 
 func (e *Error) Error() string { return "the service of the partition says: " + e.Status.String() }
+
+// Is reports whether target is the error of package rdma that the status stands for.
+func (e *Error) Is(target error) bool { return e.Status == wire.Replaced && target == rdma.ErrReplaced }

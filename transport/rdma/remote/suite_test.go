@@ -89,7 +89,8 @@ func (h *handle) Describe() rdma.Endpoint {
 	}
 	return e
 }
-func (h *handle) Lends() bool { return h.f.direct && h.f.v.Lends() }
+func (h *handle) Lends() bool     { return h.f.direct && h.f.v.Lends() }
+func (h *handle) Lineage() uint64 { return 0 }
 
 // set changes what is said of the partition.
 func (f *far) set(change func(*rdma.Endpoint)) {

@@ -1,0 +1,154 @@
+package wal
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"oneshot/backend"
+	"oneshot/backend/backendtest"
+	"oneshot/backend/faulty"
+	"oneshot/endpoint"
+	"oneshot/endpoint/endpointtest"
+)
+
+// life is one of several lives of a program, of which only one should be there.
+type life struct {
+	l *Log
+	e *endpoint.Endpoint
+}
+
+func begin(t *testing.T, use func(endpoint.Options) *endpoint.Endpoint, o Options) *life {
+	t.Helper()
+	return beginWith(t, use, endpoint.Options{Sole: true}, o)
+}
+
+func beginWith(t *testing.T, use func(endpoint.Options) *endpoint.Endpoint, eo endpoint.Options, o Options) *life {
+	t.Helper()
+	e := use(eo)
+	l, err := Open(t.Context(), e, o)
+	must(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	return &life{l, e}
+}
+
+// add appends, and reports whether the record is durable. Otherwise another life has gone on with the log.
+func (a *life) add(t *testing.T, p string) bool {
+	t.Helper()
+	_, w := a.l.Append([]byte(p))
+	err := w.Wait()
+	if err != nil && !errors.Is(err, ErrTaken) {
+		t.Fatal(err)
+	}
+	return err == nil
+}
+
+// A log needs an endpoint that only one life has at a time.
+func TestShared(t *testing.T) {
+	h := endpointtest.New(t, backendtest.NewDisk(testSize, testBlock))
+	if _, err := Open(t.Context(), h.Use(endpoint.Options{}), Options{}); !errors.Is(err, ErrShared) {
+		t.Error(err)
+	}
+}
+
+// Of two lives that both run, each that is told that its record is durable finds it in the log; the other one is told that the
+// log is not its own any more.
+func TestTwoLives(t *testing.T) {
+	for name, listens := range map[string]bool{"local": false, "wire": true} {
+		t.Run(name, func(t *testing.T) {
+			h := endpointtest.New(t, backendtest.NewDisk(testSize, testBlock))
+			use := h.Use
+			if listens {
+				url := h.Listen()
+				use = func(o endpoint.Options) *endpoint.Endpoint { return h.UseURL(url, o) }
+			}
+			first := begin(t, use, Options{Segment: testSegment})
+			var want []string
+			add := func(who *life, p string, ok bool) {
+				t.Helper()
+				if who.add(t, p) != ok {
+					t.Fatalf("%s is durable: %v", p, !ok)
+				}
+				if ok {
+					want = append(want, p)
+				}
+			}
+			add(first, "a", true)
+			second := begin(t, use, Options{})
+			add(first, "the second has not written", true)
+			add(second, "the first has", false)
+			third := begin(t, use, Options{})
+			add(third, "b", true)
+			add(first, "late", false)
+			add(third, "c", true)
+			if got := records(t, begin(t, use, Options{}).l); !slices.Equal(got, want) {
+				t.Errorf("%q, want %q", got, want)
+			}
+		})
+	}
+}
+
+// The same with many lives in random turns, at the ends of segments, too.
+func TestManyLives(t *testing.T) {
+	for round := range uint64(60) {
+		seed := faulty.Seed(t) + round
+		random := rand.New(rand.NewPCG(seed, 0))
+		h := endpointtest.New(t, backendtest.NewDisk(64*testSegment, testBlock))
+		lives := []*life{begin(t, h.Use, Options{Segment: testSegment})}
+		var want []string
+		for n := range 60 {
+			if random.IntN(8) == 0 {
+				lives = append(lives, begin(t, h.Use, Options{}))
+			}
+			who := random.IntN(len(lives))
+			p := fmt.Sprintf("%d of %d ", n, who) + strings.Repeat("x", random.IntN(3*testBlock))
+			if lives[who].add(t, p) {
+				want = append(want, p)
+			} else {
+				lives[who] = begin(t, h.Use, Options{})
+			}
+		}
+		if got := records(t, begin(t, h.Use, Options{}).l); !slices.Equal(got, want) {
+			t.Fatalf("seed %d: %d records, want %d", seed, len(got), len(want))
+		}
+	}
+}
+
+// What an earlier life has sent, and what hangs in the store, is not written after the next life has opened the log.
+func TestLate(t *testing.T) {
+	for name, listens := range map[string]bool{"local": false, "wire": true} {
+		t.Run(name, func(t *testing.T) {
+			store := faulty.New(backendtest.NewDisk(testSize, testBlock), faulty.Seed(t))
+			h := endpointtest.New(t, store)
+			use := h.Use
+			if listens {
+				url := h.Listen()
+				use = func(o endpoint.Options) *endpoint.Endpoint { return h.UseURL(url, o) }
+			}
+			first := beginWith(t, use, endpoint.Options{Sole: true, Retry: -1}, Options{Segment: testSegment})
+			first.add(t, "a")
+			gate := store.Hold(faulty.Match{Kinds: []backend.Kind{backend.Write}})
+			_, w := first.l.Append([]byte("hangs"))
+			gate.Await(1)
+			released := make(chan struct{})
+			h.Told(func() {
+				close(released)
+				gate.Release()
+			})
+			second := begin(t, use, Options{})
+			select {
+			case <-released:
+			default:
+				t.Error("the log is open while a write of an earlier life hangs")
+				gate.Release()
+			}
+			got := records(t, second.l)
+			if w.Wait() == nil && !slices.Equal(got, []string{"a", "hangs"}) {
+				t.Errorf("%q: a record that is durable is not there", got)
+			}
+		})
+	}
+}
