@@ -2,6 +2,7 @@ package initiator_test
 
 import (
 	"errors"
+	"net"
 	"strings"
 	"testing"
 
@@ -169,4 +170,65 @@ func TestShort(t *testing.T) {
 			check(t, s.Close())
 		})
 	}
+}
+
+// A target that answers a WRITE twice, before it has taken the data, ends it once.
+func TestAnsweredTwice(t *testing.T) {
+	noLeaks(t)
+	const n, burst = 16 << 20, 256 << 10 // more than sockets hold
+	s := dialFake(t, func(g *target) {
+		check(t, g.c.(*net.TCPConn).SetReadBuffer(64<<10))
+		h, _, err := g.read()
+		if err != nil {
+			return
+		}
+		for off := 64 << 10; off < n; off += burst {
+			g.write(&pdu.R2TFields{ITT: h.ITT(), TTT: uint32(off), BufferOffset: uint32(off), DesiredDataTransferLength: uint32(min(burst, n-off))}, nil)
+		}
+		for range 2 {
+			g.write(&pdu.SCSIResponseFields{ITT: h.ITT(), Sequence: g.sequence()}, nil)
+		}
+		for err == nil {
+			if h, _, err = g.read(); err == nil && h.Opcode() == pdu.OpLogoutRequest {
+				g.write(&pdu.LogoutResponseFields{ITT: h.ITT(), Sequence: g.sequence()}, nil)
+			}
+		}
+	})
+	ended := 0
+	done := make(chan struct{})
+	s.Start(&initiator.Command{CDB: make([]byte, 10), Out: make([]byte, n), Done: func(*initiator.Command) {
+		if ended++; ended == 1 {
+			close(done)
+		}
+	}})
+	<-done
+	check(t, s.Close())
+	if ended != 1 {
+		t.Errorf("it has ended %d times", ended)
+	}
+}
+
+// A target that pings without end, and takes no answers, does not fill the memory of the initiator.
+func TestPingsWithoutEnd(t *testing.T) {
+	noLeaks(t)
+	s := dialFake(t, func(g *target) {
+		check(t, g.c.(*net.TCPConn).SetReadBuffer(64<<10))
+		h, _, err := g.read()
+		if err != nil {
+			return
+		}
+		for range 128 {
+			g.write(&pdu.NOPInFields{ITT: pdu.ReservedTag, TTT: 1, DataSegmentLength: 200 << 10, Sequence: g.sequence()}, make([]byte, 200<<10))
+		}
+		g.write(&pdu.SCSIResponseFields{ITT: h.ITT(), Sequence: g.sequence()}, nil)
+		for err == nil {
+			if h, _, err = g.read(); err == nil && h.Opcode() == pdu.OpLogoutRequest {
+				g.write(&pdu.LogoutResponseFields{ITT: h.ITT(), Sequence: g.sequence()}, nil)
+			}
+		}
+	})
+	if err := s.Do(t.Context(), &initiator.Command{CDB: make([]byte, 6)}); err == nil {
+		t.Error("25 MiB wait for a target that reads nothing")
+	}
+	_ = s.Close()
 }

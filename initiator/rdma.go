@@ -444,6 +444,9 @@ func (m *conn) post() error {
 	}
 	n, err := m.qp.Post(m.sends[:ready])
 	m.haveSent(n)
+	if len(m.sends) == 0 {
+		m.s.echoes = 0
+	}
 	if errors.Is(err, rdma.ErrFull) || errors.Is(err, rdma.ErrWindow) {
 		return nil
 	}

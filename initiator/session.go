@@ -65,6 +65,7 @@ type Session struct {
 	incoming  bool   // the goroutine of the connection will flush
 	calls     map[uint32]*call
 	callITT   uint32
+	echoes    int   // bytes of answers to pings since all of these had left
 	err       error // why the session has ended
 }
 
@@ -411,6 +412,9 @@ func (s *Session) nopIn(h pdu.NOPIn, data []byte) error {
 	if h.TTT() == pdu.ReservedTag {
 		return nil
 	}
+	if s.echoes += pdu.BHSLen + len(data); s.echoes > maxEchoes {
+		return fmt.Errorf("the target has sent pings of %d bytes, and takes no answers", s.echoes)
+	}
 	f := pdu.NOPOutFields{
 		Immediate: true, ITT: pdu.ReservedTag, TTT: h.TTT(), LUN: h.LUN(), CmdSN: s.cmdSN, ExpStatSN: s.expStatSN,
 		DataSegmentLength: len(data),
@@ -418,6 +422,9 @@ func (s *Session) nopIn(h pdu.NOPIn, data []byte) error {
 	s.mover.control(f.AppendTo(nil), data)
 	return nil
 }
+
+// maxEchoes bounds what waits for a target that pings and does not read.
+const maxEchoes = 1 << 20
 
 // rejected ends the request that the target has rejected; of a PDU that is none the session.
 func (s *Session) rejected(h pdu.Reject, data []byte) error {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -439,7 +440,10 @@ func (m *tcp) passOnce(uintptr) bool {
 
 // answered implements mover: the memory of commands is nobody else's.
 func (m *tcp) answered(c *Command) {
-	if m.out.holds(c) {
+	switch {
+	case slices.Contains(m.out.late, c): // answered twice
+		return
+	case m.out.holds(c):
 		m.out.late = append(m.out.late, c)
 		return
 	}

@@ -19,6 +19,7 @@ type sender struct {
 	mine    bool       // the last piece lies in head
 	blocked bool       // the socket is full; onWritable goes on
 	late    []*Command // answered before all of their data was written
+	control uint64     // Queued behind the last PDU that is no command and no data of one
 }
 
 // push adds b, which must stay as it is until it is written.
@@ -90,6 +91,7 @@ func (m *tcp) control(bhs, data []byte) {
 	m.out.head = append(m.out.head, bhs...)
 	m.sendHeader(start)
 	m.data(append([]byte(nil), data...))
+	m.out.control = m.out.Queued
 }
 
 // command implements mover.
@@ -170,7 +172,9 @@ func (m *tcp) send() bool {
 			m.count.writes++
 			switch errno {
 			case 0:
-				m.out.Advance(n)
+				if m.out.Advance(n); m.out.Written >= m.out.control {
+					m.s.echoes = 0
+				}
 			case unix.EINTR:
 			case unix.EAGAIN:
 				return false
