@@ -183,7 +183,7 @@ func words(numbers []uint16) string { return strings.Trim(fmt.Sprint(numbers), "
 
 // changeAccess applies a change, which concerned has checked, to a volume.
 func changeAccess(v *volume.Volume, c *mgmt.AccessChange) error {
-	g := v.Access().Group(c.Group)
+	g := v.Access().Chosen(c.Group) // not that of a node which does not serve a mirror: it will not be so when the node does
 	if c.Preferred != nil {
 		g.Preferred = *c.Preferred
 	}

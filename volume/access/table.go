@@ -101,6 +101,13 @@ func (t *Table) Group(id uint16) Group {
 	return g
 }
 
+// Chosen returns the state that somebody has chosen for a group. It holds while this process serves the volume.
+func (t *Table) Chosen(id uint16) Group {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.state.group(id)
+}
+
 // Serve says in which state all groups of this process are, because it serves the volume or another process does.
 // Active/optimized: in the one that was set for each. elsewhere are groups of other processes, which are only told of.
 // Everybody is told of a change, and a RESERVE ends when this process stops to serve.
