@@ -220,8 +220,8 @@ func (t *Task) getFeatures() volume.Next {
 			t.CQE.DW0 = c.sub.noticeMask(c.hostID, t.SQE.NSID())
 		}
 	case nvme.FeaturePersistence:
-		if p := t.Queue.path(t.SQE.NSID()); sel == current && p.ns.v.Access().State().Persist {
-			t.CQE.DW0 = 1
+		if sel == current {
+			return t.persistence()
 		}
 	default:
 		return t.refuse(nvme.InvalidField)

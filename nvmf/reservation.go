@@ -232,6 +232,20 @@ func (t *Task) concerned() []*attached {
 	return []*attached{t.Queue.path(t.SQE.NSID()).at}
 }
 
+// persistence says whether reservations outlive a loss of power.
+func (t *Task) persistence() volume.Next {
+	t.r.Begin(t, nil, 0, t.Queue.node.most, false, false)
+	return t.change(t.Queue.path(t.SQE.NSID()).at, &access.Change{Op: access.Look}, func(t *Task) volume.Next {
+		if t.changing.Result != access.Done {
+			return t.changed()
+		}
+		if t.changing.State.Persist {
+			t.CQE.DW0 = 1
+		}
+		return t.end(nvme.Success)
+	})
+}
+
 // setPersistence has the reservations of namespaces outlive a loss of power, or not.
 func (t *Task) setPersistence() volume.Next {
 	t.r.Begin(t, nil, 0, t.Queue.node.most, false, false)

@@ -166,11 +166,16 @@ var resReport = nvme.Command{Opcode: nvme.ReservationReport, NSID: 1, DWords: [6
 func TestReportIsAgreed(t *testing.T) {
 	x := newTarget(t, nil, false)
 	s := access.Nothing()
-	s.Generation, s.Registrations = 7, []access.Registration{{Holder: access.Holder{Initiator: access.Host([16]byte{5})}, Key: 9}}
+	s.Persist, s.Generation, s.Registrations = true, 7, []access.Registration{{Holder: access.Holder{Initiator: access.Host([16]byte{5})}, Key: 9}}
 	x.v.Access().Share(agreed{s})
-	a := x.party(1, 1).io.await(resReport, reportLen, nil)
+	p := x.party(1, 1)
+	a := p.io.await(resReport, reportLen, nil)
 	if a.Status != nvme.Success || len(a.data) != reportLen || a.data[0] != 7 || a.data[64+8] != 9 || a.data[64+16] != 5 {
 		t.Errorf("%v, % x", a.Status, a.data)
+	}
+	get := nvme.Command{Opcode: nvme.AdminGetFeatures, NSID: 1, DWords: [6]uint32{uint32(nvme.FeaturePersistence)}}
+	if a := p.admin.await(get, 0, nil); a.Status != nvme.Success || a.DW0 != 1 {
+		t.Errorf("persistence: %v, %d", a.Status, a.DW0)
 	}
 }
 
