@@ -5,12 +5,14 @@ import (
 	"crypto/rand"
 	"errors"
 	"log/slog"
+	"os"
 	"slices"
 	"sync"
 	"testing"
 
 	"oneshot/iscsi/pdu"
 	"oneshot/mem"
+	"oneshot/test/attack"
 	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/iwarp"
 )
@@ -119,7 +121,7 @@ func TestSinksOfReads(t *testing.T) {
 	for name, direct := range map[string]bool{"iSER": false, "iSCSI-direct": true} {
 		t.Run(name, func(t *testing.T) {
 			b, device := newStrictBench(t)
-			sinksOfReads(t, device, b.dial(direct), b.dial(false))
+			attack.Bounded(t, os.Getpid(), "a peer that writes to sinks of another", 40, func() { sinksOfReads(t, device, b.dial(direct), b.dial(false)) })
 		})
 	}
 }

@@ -80,9 +80,16 @@ type Witness struct {
 	err    error     // guarded by mu
 }
 
+// A pace says for how many times as long as a round of writing and reading back takes a witness rests after it: the processors are for what
+// is attacked.
+const (
+	Often  = 3
+	Seldom = 40 // for loads of which each session checks what it reads
+)
+
 // Watch starts a witness on disks in turn, of a connection that end ends. The test fails if the connection ends before, or if other bytes
 // are read than were written.
-func Watch(t testing.TB, disks []Disk, end func() error) *Witness {
+func Watch(t testing.TB, pace int, disks []Disk, end func() error) *Witness {
 	t.Helper()
 	w := &Witness{t: t, stop: make(chan struct{})}
 	w.more.L = &w.mu
@@ -92,11 +99,11 @@ func Watch(t testing.TB, disks []Disk, end func() error) *Witness {
 			select {
 			case <-w.stop:
 				return
-			case <-pause: // the processors are for what is attacked
+			case <-pause:
 			}
 			began := time.Now()
 			err := round(disks[i%len(disks)], i)
-			pause = time.After(3 * time.Since(began))
+			pause = time.After(time.Duration(pace) * time.Since(began))
 			w.mu.Lock()
 			w.rounds, w.err = i+1, err
 			w.mu.Unlock()

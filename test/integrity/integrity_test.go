@@ -18,6 +18,7 @@ import (
 	"testing"
 
 	"oneshot/initiator"
+	"oneshot/test/attack"
 	"oneshot/test/targettest"
 )
 
@@ -166,6 +167,28 @@ func (r *run) lives(lives int64, end func(life int64)) func(ctx context.Context,
 		}
 		return nil
 	}
+}
+
+// besides has an innocent session write and read back while there is work, on LUNs 0 and 1 of target i, and checks that the daemon grows by at
+// most that many MiB.
+func (r *run) besides(most int64, work func()) {
+	r.t.Helper()
+	u := initiator.URL{Address: r.target.Portals[0], Target: iqn + "i", LUN: -1}
+	s, err := initiator.Dial(r.t.Context(), u, initiator.Options{InitiatorName: "iqn.2026-11.example.oneshot:innocent"})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	var disks []attack.Disk
+	for lun := range 2 {
+		lu, err := s.LU(r.t.Context(), lun)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		disks = append(disks, lu)
+	}
+	w := attack.Watch(r.t, attack.Seldom, disks, s.Close)
+	attack.Bounded(r.t, r.target.PID(), "the load", most, work)
+	w.Works()
 }
 
 // progress waits until one more command has ended.

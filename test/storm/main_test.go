@@ -143,7 +143,7 @@ func (d *daemon) witness(s *initiator.Session) *attack.Witness {
 		}
 		disks = append(disks, lu)
 	}
-	return attack.Watch(d.t, disks, s.Close)
+	return attack.Watch(d.t, attack.Often, disks, s.Close)
 }
 
 // atLength is for tests of how much memory the daemon takes, which the race detector multiplies: short runs, which it watches,

@@ -45,7 +45,7 @@ limits: {connections: 300, login_timeout: 1h, memory: 64MiB, memory_per_connecti
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.innocent = attack.Watch(t, []attack.Disk{n}, r.host.Close)
+	r.innocent = attack.Watch(t, attack.Often, []attack.Disk{n}, r.host.Close)
 	r.innocent.Works()
 	d.status() // whose connection stays
 	r.idle = d.descriptors()

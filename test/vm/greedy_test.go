@@ -34,7 +34,7 @@ portals: [{transport: verbs, listen: "%s:3277", device: %s}]
 			i.record(nil)
 			dev := "/dev/" + i.login(1)[0]
 			guest.run(t, "@direct", dev, "16384", "40", "4")
-			before := peakInGuest(t)
+			memory := newGuestMemory(t)
 			done := make(chan struct{})
 			connections := guest.start(t, "env", "ONESHOT_RDMA_DEVICE="+d.name, "ONESHOT_RDMA_PORTAL="+portal, "ONESHOT_RDMA_CONNECTIONS="+strconv.Itoa(c.connections),
 				peer, "-test.v", "-test.timeout=9m", "-test.run", "^TestCrowd$")
@@ -48,14 +48,31 @@ portals: [{transport: verbs, listen: "%s:3277", device: %s}]
 			if exit != 0 {
 				t.Errorf("exit %d\n%s", exit, out)
 			}
-			if more := peakInGuest(t) - before; more > c.bound {
-				t.Errorf("the daemon grew by %d MiB, want at most %d", more, c.bound)
-			} else {
-				t.Logf("the daemon grew by %d MiB", more)
-			}
+			memory.bounded(c.bound)
 			i.logout()
 			g.end()
 		})
+	}
+}
+
+// guestMemory is the most memory that the daemon in the guest had had, in MiB, when it was looked at.
+type guestMemory struct {
+	t      *testing.T
+	before int
+}
+
+func newGuestMemory(t *testing.T) guestMemory {
+	t.Helper()
+	return guestMemory{t, peakInGuest(t)}
+}
+
+// bounded checks that the daemon has had at most that many MiB more since.
+func (m guestMemory) bounded(most int) {
+	m.t.Helper()
+	if more := peakInGuest(m.t) - m.before; more > most {
+		m.t.Errorf("the daemon grew by %d MiB, want at most %d", more, most)
+	} else {
+		m.t.Logf("the daemon grew by %d MiB", more)
 	}
 }
 

@@ -88,6 +88,8 @@ portals: [{transport: verbs, listen: "%s:3275", device: %s}]
 			i := inGuest(t, portal, "iser")
 			i.record(nil)
 			dev := "/dev/" + i.login(1)[0]
+			guest.run(t, "@direct", dev, "16384", "40", "4") // what the daemon takes without them
+			memory := newGuestMemory(t)
 			done := make(chan struct{})
 			offences := guest.start(t, "env", "ONESHOT_RDMA_DEVICE="+c.device.name, "ONESHOT_RDMA_PORTAL="+portal,
 				peer, short(), "-test.v", "-test.timeout=9m", "-test.run", c.tests)
@@ -101,6 +103,7 @@ portals: [{transport: verbs, listen: "%s:3275", device: %s}]
 			if exit != 0 {
 				t.Errorf("exit %d\n%s", exit, out)
 			}
+			memory.bounded(150)
 			i.logout()
 			log := g.end()
 			for _, want := range c.said {

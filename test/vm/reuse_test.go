@@ -40,9 +40,12 @@ portals: [{transport: verbs, listen: "%s:3276", device: %s}]
 			}
 			// Ten rounds are one command: to start one takes long while the processors are busy.
 			const sizes = "16384,65536,16384,32768,262144,16384,32768,16384,131072,16384"
+			guest.run(t, "@direct", dev, sizes[:len("16384")], "32", "32")
+			memory := newGuestMemory(t)
 			for done := 0; done < rounds; done += strings.Count(sizes, ",") + 1 {
 				guest.run(t, "@direct", dev, sizes, "32", "32")
 			}
+			memory.bounded(60)
 			stop()
 			i.logout()
 		})
