@@ -593,11 +593,9 @@ management: {socket: s}
 	}
 }
 
-// Services come and go like portals.
+// Services come and go like portals. Profiles are served to whom the configuration allows it, from the start on.
 func TestApplyServices(t *testing.T) {
-	r := serve(t, before)
-	r.apply(before + "metrics: {listen: \"127.0.0.1:0\"}\nmanagement: {socket: s}\n")
-	first := r.metrics
+	r := serve(t, before+"metrics: {listen: \"127.0.0.1:0\", pprof: true}\n")
 	get := func(path string) int {
 		resp, err := http.Get("http://" + r.metrics.l.Addr().String() + path)
 		if err != nil {
@@ -607,6 +605,12 @@ func TestApplyServices(t *testing.T) {
 		http.DefaultClient.CloseIdleConnections()
 		return resp.StatusCode
 	}
+	if code := get("/debug/pprof/"); code != 200 {
+		t.Errorf("profiles at the start: %d", code)
+	}
+	r.apply(before)
+	r.apply(before + "metrics: {listen: \"127.0.0.1:0\"}\nmanagement: {socket: s}\n")
+	first := r.metrics
 	if code := get("/debug/pprof/"); code != 404 {
 		t.Errorf("profiles: %d", code)
 	}

@@ -21,26 +21,31 @@ subsystems:
     cntlids: 70-71
     hosts: ["`+nvmetest.HostNQN+`"]
     namespaces: {1: a, 2: {store: b, block_size: 4096, readonly: true, uuid: 3d0f9cf1-6a56-4c5e-8f0e-0f4f5f7c9a10}}
+  - {nqn: `+nqn+`secret, auth: {dhchap_secret: "DHHC-1:00:AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyAl7OaH:"}}
 portals: [{transport: nvme-tcp, listen: "127.0.0.1:0"}, {transport: nvme-tcp, listen: "127.0.0.1:0", group: 9}]
-limits: {commands: 200}
+limits: {commands: 200, memory_per_connection: 2MiB}
 `)
 	near, far := r.Addrs()[0].String(), r.Addrs()[1].String()
 	first, second := nvmetest.Admin(t, near, pdu.IC{}, nqn+"one"), nvmetest.Admin(t, far, pdu.IC{}, nqn+"one")
 	if ids := [2]uint16{first.ID, second.ID}; ids != [2]uint16{70, 71} && ids != [2]uint16{71, 70} {
 		t.Errorf("controllers %v", ids)
 	}
-	connect := func(f nvme.ConnectFields) nvme.Status {
+	connect := func(f nvme.ConnectFields) nvme.CQE {
 		h := nvmetest.Dial(t, near, pdu.IC{})
 		e, _ := h.Do(nvmetest.ConnectCommand(0, 31, 0, 0), f.AppendTo(nil), 0)
-		return e.Status
+		return e
 	}
 	host := nvme.ConnectFields{HostID: nvmetest.HostID, CNTLID: nvme.DynamicController, SubNQN: nqn + "one", HostNQN: nvmetest.HostNQN}
-	if got := connect(host); got == nvme.Success {
+	if connect(host).Status == nvme.Success {
 		t.Error("there is a third controller")
 	}
 	host.HostNQN = nvmetest.HostNQN + "2"
-	if got := connect(host); got != nvme.ConnectInvalidHost|nvme.DNR {
+	if got := connect(host).Status; got != nvme.ConnectInvalidHost|nvme.DNR {
 		t.Errorf("a host that hosts does not name: %v", got)
+	}
+	host.SubNQN = nqn + "secret"
+	if got := connect(host); got.Status != nvme.Success || got.DW0&nvme.ConnectATR == 0 {
+		t.Errorf("a subsystem with a secret asks for no proof: %v, %#x", got.Status, got.DW0)
 	}
 	if e, _ := first.Must(nvmetest.PropertyGet(nvme.PropCAP, 1), nil, 0); e.DW0&0xffff != 199 {
 		t.Errorf("queues have %d entries", e.DW0&0xffff+1)
@@ -49,8 +54,14 @@ limits: {commands: 200}
 		_, b := first.Must(nvme.Command{Opcode: nvme.AdminIdentify, NSID: nsid, DWords: [6]uint32{uint32(cns)}}, nil, nvme.IdentifyLen)
 		return b
 	}
-	if got := string(bytes.TrimSpace(identify(nvme.CNSController, 0)[4:24])); got != "S7" {
+	c := identify(nvme.CNSController, 0)
+	if got := string(bytes.TrimSpace(c[4:24])); got != "S7" {
 		t.Errorf("the serial number is %q", got)
+	}
+	// Half of the memory is for the data in capsules, as many as there are commands, in pages.
+	const offIOCCSZ = 1792 // in units of 16 bytes
+	if got, want := binary.LittleEndian.Uint32(c[offIOCCSZ:])*16, uint32(64+(2<<20/2/200)&^4095); got != want {
+		t.Errorf("a capsule has %d bytes, want %d", got, want)
 	}
 	for nsid, want := range map[uint32]struct {
 		blocks   uint64

@@ -253,6 +253,46 @@ func TestLogger(t *testing.T) {
 	}
 }
 
+// TestServeLogs: serve logs at the level, and in the form, of its configuration; a reload changes the level.
+func TestServeLogs(t *testing.T) {
+	write := func(path, options string) {
+		t.Helper()
+		text := "log: " + options + "\nstores: {a: {type: memory, size: 1MiB}}\ntargets: [{iqn: iqn.2026-11.example.oneshot:t, luns: {0: a}}]\n"
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for options, want := range map[string]string{
+		"{}": "level=info msg=some", "{level: debug}": "level=debug msg=all", "{format: json}": `"level":"info","msg":"some"`, "{level: warn}": "",
+	} {
+		path := filepath.Join(t.TempDir(), "x.yaml")
+		write(path, options)
+		var b strings.Builder
+		s := serving{path: path}
+		enough := errors.New("enough was served")
+		err := s.serve(func(_ *config.Config, log *slog.Logger) (daemon, error) {
+			log.Debug("all")
+			log.Info("some")
+			return nil, enough
+		}, io.Discard, &b)
+		text := b.String()
+		if err != enough || !strings.Contains(text, want) || strings.Contains(text, "all") != strings.Contains(want, "all") || want == "" && text != "" {
+			t.Errorf("log: %s: %v, %q", options, err, text)
+		}
+	}
+	path := filepath.Join(t.TempDir(), "x.yaml")
+	write(path, "{level: debug}")
+	var b strings.Builder
+	log, setLevel := newLogger(config.Log{Level: slog.LevelWarn}, &b)
+	r := newReloader(new(fake), &serving{path: path}, log, slog.LevelWarn, setLevel)
+	if _, err := r.reload(); err != nil {
+		t.Fatal(err)
+	}
+	if log.Debug("all"); !strings.Contains(b.String(), "msg=all") {
+		t.Errorf("after the level has become debug: %q", b.String())
+	}
+}
+
 // TestLoggerThatIsOff shows that a debug line costs no memory when switched off.
 func TestLoggerThatIsOff(t *testing.T) {
 	log, _ := newLogger(config.Log{Level: slog.LevelInfo, Format: config.LogText}, io.Discard)
