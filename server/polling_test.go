@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"testing"
 
 	"oneshot/config"
@@ -60,5 +61,29 @@ limits: {memory: 64MiB}
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// TestDeviceIsNamed: a portal uses the device that the configuration names, and no other; one that names none uses what there is.
+func TestDeviceIsNamed(t *testing.T) {
+	node := filepath.Join(t.TempDir(), "node")
+	if err := os.Mkdir(node, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	fake.Begin(fake.Config{Node: node})
+	r := serve(t, `
+stores: {d: {type: memory, size: 16MiB}}
+targets: [{iqn: "iqn.2026-11.example.oneshot:t", luns: {0: d}}]
+portals:
+  - {transport: verbs, listen: "127.0.0.1:24111", device: nosuch0}
+  - {transport: verbs, listen: "127.0.0.1:24112", device: `+fake.Name+`}
+limits: {memory: 64MiB}
+`)
+	var got []string
+	for _, p := range r.portals {
+		got = append(got, fmt.Sprint(p.portal.(*verbsPortal).devices()))
+	}
+	if want := []string{"[]", "[" + fake.Name + "]"}; !slices.Equal(got, want) {
+		t.Errorf("the portals listen on %v, want %v", got, want)
 	}
 }

@@ -211,6 +211,7 @@ isns: {server: "`+names.Addr+`", entity: storage.example}
 `)
 	_, port, _ := strings.Cut(tg.Portal(), ":")
 	names.Until("nodes", `iSCSI alias = "the disk"`, true)
+	names.Until("entities", `"storage.example"`, true)
 	names.Until("portals", "port = "+port+"/tcp", true)
 	names.Until("portal-groups", "Portal group tag = 7", true)
 	if portals := names.List("portals"); strings.Count(portals, "Portal IP address") != 1 {
