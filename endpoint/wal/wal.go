@@ -125,6 +125,7 @@ type Log struct {
 	durable uint64 // LSN of the last record that is durable
 	needed  uint64 // LSN
 	oldest  uint64 // serial of the oldest segment that is kept; durable
+	freeing uint64 // what oldest will be when all marks are durable
 	kept    []segment
 	open    *batch // takes what is appended
 	spare   *batch
@@ -225,7 +226,11 @@ func (l *Log) makeRoom(size int64, forMark bool) error {
 		}
 		fits := l.serial != 0 && l.pos+before+size <= l.limit(forMark)
 		if !fits && !l.hasNext() {
-			return ErrFull
+			if !forMark || l.freeing <= l.oldest {
+				return ErrFull
+			}
+			l.done.Wait() // the mark that has the place of this one makes room
+			continue
 		}
 		b := l.open
 		switch {
@@ -281,6 +286,7 @@ func (l *Log) putMark(oldest uint64) {
 	putEntry(l.take(l.block), before, l.next, markSize|markBit, p[:])
 	l.marked = true
 	l.open.oldest = max(l.open.oldest, oldest)
+	l.freeing = max(l.freeing, oldest)
 }
 
 // take returns the next size octets of the log, in the open batch, and wakes the writer.

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	"oneshot/backend"
 	"oneshot/backend/backendtest"
@@ -180,6 +181,36 @@ func TestGroupCommit(t *testing.T) {
 	if got := records(t, l); !slices.Equal(got, want) {
 		t.Error("other records are replayed after a power cut")
 	}
+}
+
+// Of two that truncate a full log at a time the second has its turn when the first has made room.
+func TestTruncateTwice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		disk := backendtest.NewDisk(testSize, testBlock)
+		l, shut, err := open(t, disk, Options{Segment: testSegment})
+		must(t, err)
+		var last uint64
+		for {
+			lsn, w := l.Append([]byte(short))
+			if w.Wait() == ErrFull {
+				break
+			}
+			last = lsn
+		}
+		second := make(chan error, 1)
+		disk.Durable = func(*backend.Op) error {
+			disk.Durable = nil
+			go func() { second <- l.Truncate(last - 1) }()
+			synctest.Wait()
+			return nil
+		}
+		must(t, l.Truncate(l.First()+8))
+		must(t, <-second)
+		if l.First() != last-1 {
+			t.Errorf("the first record is %d, want %d", l.First(), last-1)
+		}
+		shut()
+	})
 }
 
 // A full log says so, takes records again after Truncate, and can be truncated after a restart, too.
