@@ -115,6 +115,13 @@ func (c *Controller) uncount() {
 	}
 }
 
+// hasEnded reports whether the admin queue is lost.
+func (c *Controller) hasEnded() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ended
+}
+
 func (c *Controller) granted() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -102,6 +102,9 @@ func (t *Task) connectAdmin(sub *Subsystem, host string, d nvme.ConnectData) vol
 	if d.CNTLID() != nvme.DynamicController {
 		return t.invalidParameter(true, nvme.OffCNTLID)
 	}
+	if sub.awaitFormer(t, host, d.HostID()) {
+		return volume.Wait
+	}
 	c := newController(q, sub, host, d.HostID(), e.KATO())
 	// A host that has yet to prove itself takes no place from others: its connection alone is counted.
 	if !q.proof.wanted && !c.count() {

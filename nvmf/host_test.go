@@ -267,9 +267,14 @@ func (h *host) must(c nvme.Command, n int, out []byte, inCapsule bool) answer {
 // connect connects the queue. Of an I/O queue, id is that of the controller.
 func (h *host) connect(host string, qid, id uint16, kato uint32) answer {
 	h.x.t.Helper()
+	c, b := h.connectCommand(host, qid, id, kato)
+	return h.do(c, len(b), b, true)
+}
+
+// connectCommand is Connect with its data.
+func (h *host) connectCommand(host string, qid, id uint16, kato uint32) (nvme.Command, []byte) {
 	f := nvme.ConnectFields{HostID: [16]byte{h.id}, CNTLID: id, SubNQN: testNQN, HostNQN: host}
-	c := nvme.Command{Opcode: nvme.Fabrics, NSID: uint32(nvme.Connect), DWords: [6]uint32{uint32(qid) << 16, 31, kato}}
-	return h.do(c, nvme.ConnectDataLen, f.AppendTo(nil), true)
+	return nvme.Command{Opcode: nvme.Fabrics, NSID: uint32(nvme.Connect), DWords: [6]uint32{uint32(qid) << 16, 31, kato}}, f.AppendTo(nil)
 }
 
 // admin returns the admin queue of a controller that is ready, and its ID.

@@ -534,7 +534,12 @@ func (q *Queue) settleEnd() {
 func (q *Queue) tick(now uint32) {
 	switch {
 	case q.state == queueFresh:
-		if limit := q.node.limits.Load().ConnectTimeout; float64(now-q.born) > limit.Seconds() {
+		limit := q.node.limits.Load().ConnectTimeout
+		switch waits := slices.ContainsFunc(q.tasks, func(t *Task) bool { return t.waits != nil }); {
+		case float64(now-q.born) <= limit.Seconds():
+		case waits:
+			q.fail(AtOnce, "commands of a former controller of the host have not come back from their stores within %v", limit)
+		default:
 			q.fail(AtOnce, "no Connect command within %v", limit)
 		}
 	case q.proof.now != nil && float64(now-q.proof.since) > q.node.limits.Load().ConnectTimeout.Seconds():

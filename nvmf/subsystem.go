@@ -51,6 +51,7 @@ type Subsystem struct {
 	past        map[uint32]*iostat.Stats // by NSID, of queues that are gone
 	lastID      uint16                   // of the last controller
 	masks       map[noticeKey]uint32     // of reservation notifications, of hosts with controllers; guarded by mu
+	waiting     []*Task                  // those with Task.waits; guarded by mu
 
 	dirtyMu   sync.Mutex  // a leaf
 	dirty     []uint32    // namespaces of whose changes hosts are to be told; guarded by dirtyMu
@@ -229,9 +230,42 @@ func (s *Subsystem) add(c *Controller) bool {
 	return true
 }
 
+// awaitFormer has a Connect wait as long as a controller of the host that has ended has commands in stores, and reports whether there is one. The
+// host sends these again, and what it writes then must not be written over by them.
+func (s *Subsystem) awaitFormer(t *Task, hostNQN string, hostID [16]byte) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range s.controllers {
+		if c.hostNQN == hostNQN && c.hostID == hostID && c.hasEnded() {
+			t.waits = s
+			s.waiting = append(s.waiting, t)
+			return true
+		}
+	}
+	return false
+}
+
+// giveUp ends the wait of a Connect whose connection is lost. The lock of its queue is held.
+func (s *Subsystem) giveUp(t *Task) {
+	t.waits = nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.waiting = slices.DeleteFunc(s.waiting, func(w *Task) bool { return w == t })
+}
+
+// goOn has a Connect that has waited look again.
+func (t *Task) goOn() {
+	if t.waits != nil { // else it was aborted meanwhile
+		t.waits = nil
+		t.Queue.step(t, t.connectData())
+	}
+}
+
 func (s *Subsystem) remove(c *Controller) {
 	s.mu.Lock()
 	delete(s.controllers, c.id)
+	waiting := s.waiting
+	s.waiting = nil
 	last := true
 	for _, o := range s.controllers {
 		last = last && o.hostID != c.hostID
@@ -240,6 +274,9 @@ func (s *Subsystem) remove(c *Controller) {
 		s.forgetMasks(func(k noticeKey) bool { return k.host == c.hostID })
 	}
 	s.mu.Unlock()
+	for _, t := range waiting {
+		t.Queue.post(t.goOn)
+	}
 }
 
 func (s *Subsystem) controller(id uint16) *Controller {

@@ -49,6 +49,8 @@ type Task struct {
 
 	parked    bool // an Asynchronous Event Request
 	elsewhere bool // somebody else works for it, and steps it when that is done
+	// waits: a Connect waits until what its host has left in the subsystem is over.
+	waits *Subsystem
 
 	r       volume.Request
 	path    *path // nil: the command is about no namespace's blocks
@@ -177,7 +179,10 @@ func (t *Task) resume() (volume.Next, bool) {
 	case t.aborted && t.parked:
 		t.Queue.ctrl.unpark(t)
 		return volume.Aborted, true
-	case t.elsewhere:
+	case t.aborted && t.waits != nil:
+		t.waits.giveUp(t)
+		return volume.Aborted, true
+	case t.elsewhere, t.waits != nil:
 		return volume.Wait, false
 	case t.aborted && t.own != nil:
 		return volume.Aborted, true

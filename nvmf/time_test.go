@@ -4,6 +4,8 @@ import (
 	"slices"
 	"testing"
 
+	"oneshot/backend"
+	"oneshot/backend/faulty"
 	"oneshot/nvme"
 )
 
@@ -105,4 +107,55 @@ func TestLog(t *testing.T) {
 	x.wantLog("level=INFO", "host connected", "host="+testHost, "subsystem="+testNQN, "controller=1")
 	h.lose()
 	x.wantLog("level=INFO", "host disconnected", "controller=1")
+}
+
+// A host that comes back is let in when the commands that it has left in stores are over: it sends them again, and what it writes then must
+// not be written over by them. Others do not wait, and no connection waits for longer than it may.
+func TestReconnectWaits(t *testing.T) {
+	store := later(t)
+	x := newTarget(t, store, false)
+	p := x.party(1, 1)
+	gate := store.Hold(faulty.Match{Kinds: []backend.Kind{backend.Write}})
+	p.io.start(rw(nvme.Write, 1), 512, fill(512, 1), true)
+	gate.Await(1)
+	p.io.lose()
+	p.admin.lose()
+	x.logged()
+
+	back := func() *host {
+		h := x.dial()
+		c, b := h.connectCommand(testHost, 0, nvme.DynamicController, 0)
+		h.start(c, len(b), b, true)
+		if got := h.take(); len(got) != 0 {
+			t.Fatalf("the host is let in while its former command is in the store: %v", got)
+		}
+		return h
+	}
+	lost, slow := back(), back()
+	if _, id := x.adminThrough(1, 2, 0); id == 0 {
+		t.Error("another host has no controller")
+	}
+	lost.lose()
+	if lost.free != 1 {
+		t.Error("a connection that is lost waits still")
+	}
+	x.logged()
+	x.pass(16)
+	x.wantLog("former controller of the host")
+	if len(slow.ended) != 1 {
+		t.Errorf("it waits for as long as it likes: %v", slow.ended)
+	}
+	slow.lose()
+	h := back()
+	for len(h.heard) > 0 {
+		<-h.heard
+	}
+	gate.Release()
+	<-h.heard
+	h.q.Lock()
+	got := h.take()
+	h.q.Unlock()
+	if len(got) != 1 || got[0].Status != nvme.Success {
+		t.Errorf("when the command is over: %v", got)
+	}
 }
