@@ -104,7 +104,7 @@ func (w *window) bind(q *queuePair, r *soft.Region, b []byte, a rdma.Access, s s
 	if q.unbound == t {
 		q.unbound = t.next
 	}
-	t.next, t.window, t.region = nil, w, r
+	t.next, t.window, t.region, t.quiet = nil, w, r, t.quiet[:0]
 	w.qp, w.tag, w.base, w.going = q, s, r, false
 	return s, nil
 }
@@ -114,8 +114,8 @@ type bound struct {
 	window *window
 	region *soft.Region
 	memory [1][]byte
-	quiet  func() // to be called when no reference is left
-	next   *bound // in the list of free ones
+	quiet  []func() // to be called when no reference is left; its memory is kept
+	next   *bound   // in the list of free ones
 }
 
 // Free implements rdma.Window.

@@ -166,11 +166,8 @@ func (q *queuePair) lastReference(s stag.STag) {
 	case *advert:
 		q.freeAdvert(o)
 	case *bound:
-		done := o.quiet
+		q.after = append(q.after, o.quiet...)
 		q.invalidated(s, o)
-		if done != nil {
-			q.after = append(q.after, done)
-		}
 	case *exposure:
 		q.hide(s, o)
 	default:
@@ -294,7 +291,8 @@ func (q *queuePair) endConventional(s stag.STag, end func(stag.STag) (bool, erro
 	if quiet {
 		q.invalidated(s, b)
 	} else {
-		b.quiet = done // the last reference belongs to this connection, and its release needs mu
+		// The last reference belongs to this connection, and its release needs mu. Both ends may wait for it.
+		b.quiet = append(b.quiet, done)
 	}
 	return quiet, nil
 }
@@ -330,6 +328,7 @@ func (q *queuePair) unbind(s stag.STag, b *bound) {
 		w.qp, w.base, w.going = nil, nil, false
 	}
 	w.mu.Unlock()
-	*b = bound{next: q.unbound}
+	clear(b.quiet)
+	*b = bound{next: q.unbound, quiet: b.quiet[:0]}
 	q.unbound = b
 }

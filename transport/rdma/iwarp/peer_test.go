@@ -169,29 +169,55 @@ func TestRevokeWaitsForResponses(t *testing.T) {
 	}
 }
 
-// Unbinding a window, by either end, waits for the Read Responses that refer to its memory.
+// Unbinding a window, by either end or both, waits for the Read Responses that refer to its memory.
 func TestUnbindWaitsForResponses(t *testing.T) {
-	for name, end := range map[string]func(e *end, p *peer, w rdma.Window) (wait func()){
-		"Send with Invalidate": func(e *end, p *peer, w rdma.Window) func() {
-			e.recv(1, 0, 100)
-			e.recv(2, 0, 100)
-			p.write(p.send(ddp.SendInvalidate, w.STag(), 1, "ended"), p.send(ddp.Send, 0, 2, "behind it"))
-			return func() {
-				if c := e.want(rdma.OpReceive, 1); c.Flags != rdma.Invalidated || c.STag != w.STag() {
-					e.t.Fatalf("%+v", c)
-				}
-				e.want(rdma.OpReceive, 2)
+	byPeer := func(e *end, p *peer, w rdma.Window) func() {
+		s := w.STag()
+		e.recv(1, 0, 100)
+		e.recv(2, 0, 100)
+		p.write(p.send(ddp.SendInvalidate, s, 1, "ended"), p.send(ddp.Send, 0, 2, "behind it"))
+		return func() {
+			if c := e.want(rdma.OpReceive, 1); c.Flags != rdma.Invalidated || c.STag != s {
+				e.t.Fatalf("%+v", c)
 			}
+			e.want(rdma.OpReceive, 2)
+		}
+	}
+	free := func(e *end, _ *peer, w rdma.Window) func() {
+		done := make(chan error, 1)
+		go func() { done <- w.Free() }()
+		return func() { check(e.t, <-done) }
+	}
+	// waits returns when so many wait for the window.
+	waits := func(e *end, w rdma.Window, n int) {
+		q := e.qp.(*queuePair)
+		for waiting := -1; waiting < n; runtime.Gosched() {
+			q.mu.Lock()
+			waiting = len(q.bound(stag.STag(w.STag())).quiet)
+			q.mu.Unlock()
+		}
+	}
+	for name, end := range map[string]func(e *end, p *peer, w rdma.Window) (wait func()){
+		"Send with Invalidate": byPeer,
+		"both, the peer first": func(e *end, p *peer, w rdma.Window) func() {
+			one := byPeer(e, p, w)
+			waits(e, w, 1)
+			other := free(e, p, w)
+			waits(e, w, 2)
+			return func() { one(); other() }
+		},
+		"both, Free first": func(e *end, p *peer, w rdma.Window) func() {
+			one := free(e, p, w)
+			waits(e, w, 1)
+			other := byPeer(e, p, w)
+			waits(e, w, 2)
+			return func() { one(); other() }
 		},
 		"LocalInvalidate": func(e *end, _ *peer, w rdma.Window) func() {
 			e.post(rdma.Work{ID: 3, Op: rdma.OpLocalInvalidate, Flags: rdma.Signaled, STag: w.STag()})
 			return func() { e.want(rdma.OpLocalInvalidate, 3) }
 		},
-		"Free": func(e *end, _ *peer, w rdma.Window) func() {
-			done := make(chan error, 1)
-			go func() { done <- w.Free() }()
-			return func() { check(e.t, <-done) }
-		},
+		"Free": free,
 	} {
 		t.Run(name, func(t *testing.T) {
 			e, p := withPeer(t, setup{depth: 4}, 0, true)
