@@ -120,6 +120,9 @@ func (c *Conn) Receive(h pdu.Header, data []byte) {
 func (c *Conn) outOfPlace(h pdu.Header, end Ending) {
 	switch c.state {
 	case stateInLogout:
+		if h.Opcode() == pdu.OpNOPOut && h.ITT() == pdu.ReservedTag {
+			return // the answer to a ping, which has crossed the logout
+		}
 		c.rejectEnding(h, pdu.RejectWaitingForLogout, end)
 	case stateFullFeature:
 		c.rejectEnding(h, pdu.RejectProtocolError, end) // a SCSI command in a discovery session

@@ -69,6 +69,40 @@ func TestLogoutWaitsForStores(t *testing.T) {
 	}
 }
 
+// The answer to a ping that comes while a logout waits is no offence; a request is rejected.
+func TestPingCrossesLogout(t *testing.T) {
+	inner, err := memory.New(1 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := faulty.New(inner, 1)
+	_, c, r := sessionOn(t, store)
+	command(c, 9, first, false, testUnitReady, 0)
+	gate := store.Hold(faulty.Match{Kinds: []backend.Kind{backend.Write}})
+	command(c, 10, first+1, false, write1(), 512)
+	drive(c, func() {
+		c.GotData(c.Find(10))
+		c.ping()
+	})
+	ttt := r.last.TTT()
+	logOut(c, first+2, pdu.LogoutCloseSession, 0)
+	r.take()
+	for _, s := range []struct {
+		itt, ttt uint32
+		want     string
+	}{{pdu.ReservedTag, ttt, ""}, {8, pdu.ReservedTag, "Reject"}} {
+		f := pdu.NOPOutFields{Immediate: true, ITT: s.itt, TTT: s.ttt, CmdSN: first + 2}
+		drive(c, func() { c.Receive(f.AppendTo(nil), nil) })
+		if got := r.take(); got != s.want {
+			t.Errorf("ITT %#x: %q, want %q", s.itt, got, s.want)
+		}
+	}
+	gate.Release()
+	if got := r.take(); got != "forget 10, Logout Response, terminate true" {
+		t.Errorf("%q", got)
+	}
+}
+
 // A logout that waits for RDMA Reads does so as long as any command would.
 func TestLogoutWaitsForReads(t *testing.T) {
 	for _, served := range []bool{true, false} {
