@@ -1,6 +1,7 @@
 package heap
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"sync"
@@ -151,6 +152,43 @@ func TestTaken(t *testing.T) {
 	if err := m.free(); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestErased: who erases the beginning of a store that has had a heap, and makes another one, finds nothing of the first one in that, though
+// its journal is as long, and what follows behind its end was written by the same steps.
+func TestErased(t *testing.T) {
+	s := store(testSize, 512)
+	fill := func(h *Heap, b byte, changes uint64) wire.Pointer {
+		t.Helper()
+		data := bytes.Repeat([]byte{b}, 30000)
+		want(t, h.Do(wire.Message{Op: wire.Join, Client: 1}), wire.OK)
+		p := want(t, h.Do(wire.Message{Op: wire.Insert, Client: 1, Number: 1, Data: data}), wire.OK).Pointer
+		for n := uint64(2); n <= changes; n++ {
+			want(t, h.Do(wire.Message{Op: wire.Update, Client: 1, Number: n, Pointer: p, Data: data}), wire.OK)
+		}
+		return p
+	}
+	const fits = 34 // changes, without a checkpoint
+	h := open(t, s)
+	fill(h, 'o', fits)
+	shut(t, h)
+	finished := make(finished, 1)
+	zeroes := &backend.Op{Kind: backend.Write, Len: blankLen, Segs: [][]byte{make([]byte, blankLen)}, Done: finished}
+	if !s.Submit(zeroes) {
+		<-finished
+	}
+	h = open(t, s)
+	p := fill(h, 'n', fits-1)
+	if h.core.index != fits { // and that of Join
+		t.Fatalf("the journal has %d batches, and the next one would not lie where the first heap has its last one", h.core.index)
+	}
+	shut(t, h)
+	h = open(t, s)
+	got := want(t, h.Do(wire.Message{Op: wire.Read, Pointer: p}), wire.OK)
+	if i := bytes.IndexFunc(got.Data, func(r rune) bool { return r != 'n' }); i >= 0 {
+		t.Errorf("the object has %q at %d: it is of the heap before", got.Data[i], i)
+	}
+	shut(t, h)
 }
 
 // TestMoved: when somebody else serves the store nothing is answered any more, not even what needs no write.

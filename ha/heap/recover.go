@@ -1,6 +1,7 @@
 package heap
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 
@@ -44,12 +45,13 @@ func isNew(read Reader) (bool, error) {
 
 // format returns what makes a heap of a new store. random is 24 octets that nobody knows before.
 func format(size int64, random [24]byte) []Work {
-	s := super{size: size, epoch: 0}
+	// What an earlier heap has left in the journal is of other epochs: nobody may have erased more than the beginning of the store.
+	s := super{size: size, epoch: uint64(binary.BigEndian.Uint32(random[20:])) << 30}
 	copy(s.uuid[:], random[:16])
 	s.uuid[6], s.uuid[8] = s.uuid[6]&0xf|0x40, s.uuid[8]&0x3f|0x80 // RFC 9562 §5.4
 	s.number = uint32(random[16]) % Heaps
 	s.key = FirstKey + (uint32(random[17])<<16|uint32(random[18])<<8|uint32(random[19]))%Keys
-	return []Work{{Off: superOff(0), Data: s.encode()}, {Flush: true}}
+	return []Work{{Off: superOff(s.epoch), Data: s.encode()}, {Flush: true}}
 }
 
 // recovered makes a Core of what a store has. memory is all zero. The Core begins with a checkpoint; nothing may be submitted
