@@ -81,6 +81,7 @@ type Endpoint struct {
 	cq   rdma.CompletionQueue
 
 	connecting sync.Mutex           // held while another connection is made; taken before mu
+	made       uint64               // connections so far; changed with connecting held
 	now        atomic.Pointer[conn] // changed with connecting held
 	posts      atomic.Pointer[conn] // that of Post: stays behind until Reconnect
 
@@ -102,8 +103,9 @@ type Endpoint struct {
 
 // conn is one connection of the endpoint. Values are not changed.
 type conn struct {
-	qp   rdma.QueuePair
-	info rdma.Endpoint
+	qp     rdma.QueuePair
+	info   rdma.Endpoint
+	number uint64 // counts them
 }
 
 // block is memory of Alloc.
@@ -221,7 +223,8 @@ func (e *Endpoint) connect(ctx context.Context, former rdma.QueuePair) (*conn, e
 	if err := e.suits(info); err != nil {
 		return nil, errors.Join(err, qp.Close())
 	}
-	return &conn{qp, *info}, nil
+	e.made++
+	return &conn{qp, *info, e.made}, nil
 }
 
 // suits reports whether the endpoint is what the options ask for.
@@ -321,8 +324,22 @@ var (
 // the start of the partition. IDs are the caller's, with the uppermost bit clear. The memory of a work belongs to the
 // endpoint until its completion was polled. Errors are those of rdma.QueuePair; after rdma.ErrDisconnected call
 // Reconnect. The caller has at most Options.MaxWork works posted and not polled.
-func (e *Endpoint) Post(ws []rdma.Work) (int, error) {
+func (e *Endpoint) Post(ws []rdma.Work) (int, error) { return e.posts.Load().postOwned(ws) }
+
+// Connection numbers the connection that Post uses. Another one, which anybody may have made by Reconnect, has another number.
+func (e *Endpoint) Connection() uint64 { return e.posts.Load().number }
+
+// PostOn is Post for who has to know what has happened between two connections: on another one than that of the number it is rdma.ErrDisconnected.
+func (e *Endpoint) PostOn(connection uint64, ws []rdma.Work) (int, error) {
 	c := e.posts.Load()
+	if c.number != connection {
+		return 0, rdma.ErrDisconnected
+	}
+	return c.postOwned(ws)
+}
+
+// postOwned posts works of the caller's.
+func (c *conn) postOwned(ws []rdma.Work) (int, error) {
 	for i := range ws {
 		if ws[i].ID&ownID != 0 {
 			return 0, &rdma.WorkError{Index: i, Op: ws[i].Op, What: errOwnID}

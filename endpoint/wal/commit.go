@@ -10,12 +10,14 @@ import (
 )
 
 // commit writes a batch so that it is durable, on as many connections as it takes. The bytes stay the same, so nothing is
-// wrong with writing them twice, if nobody else has written there since the connection was lost.
+// wrong with writing them twice, if nobody else has written there since the connection was lost. Whoever has made another connection,
+// the log writes on it when it has looked.
 func (l *Log) commit(b *batch) error {
 	looked, again := true, false
 	for tries := 0; ; tries++ {
 		var err error
 		if !looked {
+			l.on = l.e.Connection()
 			if err = l.isFree(b); errors.Is(err, ErrTaken) {
 				return err
 			}
@@ -143,7 +145,7 @@ func (l *Log) post(b *batch) (again bool, err error) {
 		return false, err
 	}
 	l.ws[0] = rdma.Work{Op: rdma.OpWrite, Flags: rdma.Signaled | rdma.Durable, SGL: l.sgl[:], RemoteOffset: uint64(b.off)}
-	if _, err := l.e.Post(l.ws[:]); err != nil {
+	if _, err := l.e.PostOn(l.on, l.ws[:]); err != nil {
 		return errors.Is(err, rdma.ErrDisconnected), err
 	}
 	for l.e.Poll(l.cs[:]) == 0 {

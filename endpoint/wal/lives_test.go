@@ -91,6 +91,24 @@ func TestTwoLives(t *testing.T) {
 	}
 }
 
+// A life whose user makes another connection, to read say, does not overwrite what the next life has written meanwhile.
+func TestReconnected(t *testing.T) {
+	h := endpointtest.New(t, backendtest.NewDisk(testSize, testBlock))
+	first := begin(t, h.Use, Options{Segment: testSegment})
+	first.add(t, "a")
+	second := begin(t, h.Use, Options{})
+	if !second.add(t, "b") {
+		t.Fatal("the second life writes nothing")
+	}
+	must(t, first.e.Reconnect(t.Context()))
+	if first.add(t, "late") {
+		t.Error("both lives have written the same record")
+	}
+	if got, want := records(t, begin(t, h.Use, Options{}).l), []string{"a", "b"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 // The same with many lives in random turns, at the ends of segments, too.
 func TestManyLives(t *testing.T) {
 	for round := range uint64(60) {

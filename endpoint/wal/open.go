@@ -33,7 +33,7 @@ func Open(ctx context.Context, e *endpoint.Endpoint, o Options) (*Log, error) {
 	if !e.Sole() {
 		return nil, ErrShared
 	}
-	l := &Log{e: e, next: 1, oldest: 1, open: new(batch), spare: new(batch)}
+	l := &Log{e: e, on: e.Connection(), next: 1, oldest: 1, open: new(batch), spare: new(batch)}
 	l.space.L, l.work.L, l.done.L = &l.mu, &l.mu, &l.mu
 	err := l.allocate()
 	if err == nil {

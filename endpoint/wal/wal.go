@@ -140,6 +140,7 @@ type Log struct {
 	sgl [1]rdma.SGE
 	cs  [1]rdma.Completion
 	gen uint16 // generation of the last batch; 0: none
+	on  uint64 // the connection since which nobody else has written, as far as the log has looked
 }
 
 // segment is one that is kept.
