@@ -54,6 +54,7 @@ func TestInboxIsBounded(t *testing.T) {
 				a.kill()
 				m := b.mirror
 				c := l.intruder(a, b)
+				synctest.Wait() // the core knows the connection, or nothing of it would be read
 				held := make(chan struct{})
 				m.push(item{call: func() { <-held }}) // the core is busy
 				frame := appendFrame(nil, new(coder), frameEcho, 0, func(c *coder) { c.echo(&replica.Echo{No: 1}) })

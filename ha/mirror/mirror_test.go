@@ -163,6 +163,7 @@ type lab struct {
 	room     func(*node) int64                 // of a node's copy for the mirror, bytes; nil: all of its disk
 	resized  func(*node)                       // hosts of a node see another size
 	allFound bool                              // all nodes would begin the mirror
+	accepted func(net.Conn) net.Conn           // wraps the other end of a connection in memory; nil: it is as it is
 	flips    bool                              // bits change on their way, now and then; guarded by mu
 	seed     uint64                            // of that
 	views    func(n *node) Views               // nil: the register
@@ -244,6 +245,9 @@ func (l *lab) dial(ctx context.Context, from, to replica.ID) (net.Conn, error) {
 		return nil, errors.New("nobody answers")
 	}
 	a, b := net.Pipe()
+	if l.accepted != nil {
+		b = l.accepted(b)
+	}
 	select {
 	case p.conns <- b:
 	case <-p.closed:

@@ -36,6 +36,7 @@ type conn struct {
 	c     net.Conn
 	wake  chan struct{} // a token: there is something to write
 	taken chan struct{} // a token: the core has taken a frame
+	begun chan struct{} // closed: the core knows the connection, and what comes
 	ended chan struct{}
 	once  sync.Once
 	why   error // this end has ended it; of who has called close
@@ -96,7 +97,7 @@ func newConn(m *Mirror, peer replica.ID, c net.Conn) *conn {
 	if try != nil && !try.CanTry() {
 		try = nil
 	}
-	return &conn{try: try, m: m, peer: peer, c: c, wake: make(chan struct{}, 1), taken: make(chan struct{}, 1), ended: make(chan struct{})}
+	return &conn{try: try, m: m, peer: peer, c: c, wake: make(chan struct{}, 1), taken: make(chan struct{}, 1), begun: make(chan struct{}), ended: make(chan struct{})}
 }
 
 // close ends the connection. Its goroutines end soon.
@@ -398,7 +399,12 @@ func (c *conn) serve() {
 		wg.Go(c.writeOn)
 		wg.Go(c.watch)
 	}
-	err := c.read()
+	err := net.ErrClosed
+	select {
+	case <-c.begun: // what came while the one before has not ended would be lost
+		err = c.read()
+	case <-c.ended:
+	}
 	if c.why != nil {
 		err = c.why
 	}

@@ -149,6 +149,7 @@ func (m *Mirror) connected(c *conn) {
 		m.disconnected(old)
 	}
 	m.conns[c.peer] = c
+	close(c.begun)
 	m.step(replica.Up{Peer: c.peer})
 }
 
