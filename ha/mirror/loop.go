@@ -292,6 +292,7 @@ func (m *Mirror) happened(e replica.Event) {
 	case replica.Tick:
 		m.ticked = true
 		m.foundOn()
+		m.enterOn()
 		m.letGo()
 		m.growOn()
 	case replica.Agreed:

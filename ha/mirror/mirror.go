@@ -95,6 +95,7 @@ type Mirror struct {
 	refusals loglimit.Gate  // of connections
 	mixed    loglimit.Gate  // connections with nodes that have another transport
 	ends     loglimit.Gate
+	absences loglimit.Gate
 	unwatch  func()
 	term     atomic.Uint64 // in which this node is the primary; 0: it is not
 	wake     chan struct{} // a token: run has something to do
@@ -154,6 +155,8 @@ type Mirror struct {
 	closing    bool
 	retired    bool          // for good: the node takes no part, and serves nothing
 	again      time.Duration // when founding is proposed again
+	absent     bool          // the metadata could not be made
+	tries      time.Duration // when that is tried again, if absent
 	held       time.Duration // when it is looked next who waits for too long
 	saves      chan *saving
 	wrote      []int64 // by region: where a granule was last written in this life, plus 1
@@ -341,12 +344,23 @@ func (m *Mirror) enter(v replica.View) {
 		}
 	}
 	meta, err := createMetadata(m.opts.FS, string(backend.IdentityOf(m.opts.Copy)), saved)
+	m.absent, m.tries = err != nil, m.now+time.Second
 	if err != nil {
-		m.opts.Log.Error("this node takes no part in its mirror", "why", err)
+		m.logSome(&m.absences, slog.LevelError, "this node takes no part in its mirror, until its metadata can be made", slog.Any("why", err))
 		return
 	}
 	m.begin(meta, memory)
 	m.step(replica.Drained{Nodes: m.drained})
+}
+
+// enterOn is enter once more, when the metadata could not be made: the disk was full, say.
+func (m *Mirror) enterOn() {
+	if !m.absent || m.now < m.tries {
+		return
+	}
+	m.absent = false
+	m.enter(m.viewed)
+	m.step(replica.Agreed{View: m.viewed})
 }
 
 // saveOn makes changes of the metadata durable, one after the other. The core waits for each, and hands over if that

@@ -77,6 +77,7 @@ type files struct {
 	mu      sync.Mutex
 	m       map[string]*file
 	durable map[string]*file // names, as of the last SyncDir
+	full    bool             // no file can be made
 }
 
 type file struct {
@@ -99,6 +100,9 @@ func (f *files) ReadFile(name string) ([]byte, error) {
 func (f *files) Create(name string) (quorum.File, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.full {
+		return nil, errors.New("no space left")
+	}
 	f.m[name] = &file{fs: f}
 	return f.m[name], nil
 }

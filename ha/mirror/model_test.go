@@ -359,6 +359,30 @@ func TestLostMetadata(t *testing.T) {
 	}
 }
 
+// TestFullAtFirst: a node that cannot make its metadata takes part when it can, though nothing else happens. The first one would serve
+// nobody else.
+func TestFullAtFirst(t *testing.T) {
+	for who := range 2 {
+		synctest.Test(t, func(t *testing.T) {
+			l := newLab(t, 2)
+			f := l.nodes[who].files
+			f.full = true
+			for _, n := range l.nodes {
+				n.start()
+			}
+			defer l.end()
+			time.Sleep(5 * time.Second)
+			if s := l.nodes[who].mirror.State(); s.Role != replica.Waiting {
+				t.Fatalf("a node without metadata takes part: %+v", s)
+			}
+			f.mu.Lock()
+			f.full = false
+			f.mu.Unlock()
+			l.level(l.nodes[0])
+		})
+	}
+}
+
 // TestFoundTwice: of two nodes that found the same mirror one begins it, and the other one gets its bytes.
 func TestFoundTwice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
