@@ -52,7 +52,8 @@ type Options struct {
 	// Sole ends the endpoints that the same user has opened before and that may write, in this process or any other, and Open returns
 	// when nothing of theirs is under way (rdma.RightSole): what an earlier life of a program has sent late is not written any more.
 	// If a later life opens the partition in the same way, works and calls of this one fail with an error that is
-	// rdma.ErrReplaced (errors.Is), until Reconnect is called.
+	// rdma.ErrReplaced (errors.Is), until Reconnect is called. They do so, too, after a restart of the service, which does not know
+	// whether there was a later life.
 	Sole bool
 	// Rights are those without which Open is to fail; 0: whatever there is.
 	Rights rdma.Rights

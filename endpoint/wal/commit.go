@@ -2,6 +2,7 @@ package wal
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"time"
 
@@ -13,7 +14,7 @@ import (
 // wrong with writing them twice, if nobody else has written there since the connection was lost. Whoever has made another connection,
 // the log writes on it when it has looked.
 func (l *Log) commit(b *batch) error {
-	looked, again := true, false
+	looked, again := l.e.Connection() == l.on, false
 	for tries := 0; ; tries++ {
 		var err error
 		if !looked {
@@ -39,6 +40,21 @@ func (l *Log) commit(b *batch) error {
 		}
 		looked = false
 	}
+}
+
+// readAt reads for Replay. If the service does not go on with what was before, as after its restart, another connection does: reading
+// does no harm, and commit looks before it writes.
+func (l *Log) readAt(ctx context.Context, b []byte, off int64) error {
+	err := l.e.ReadAt(ctx, b, off)
+	if !errors.Is(err, rdma.ErrReplaced) {
+		return err
+	}
+	if err = l.e.ReadAt(ctx, b, off); errors.Is(err, rdma.ErrReplaced) { // commit has not made one meanwhile
+		if err = l.e.Reconnect(ctx); err == nil {
+			err = l.e.ReadAt(ctx, b, off)
+		}
+	}
+	return err
 }
 
 // isFree returns ErrTaken if somebody else has written to the log where a batch belongs, or behind it. Parts of the batch may stand

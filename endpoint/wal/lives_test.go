@@ -170,3 +170,41 @@ func TestLate(t *testing.T) {
 		})
 	}
 }
+
+// A log whose connection has ended in favour of another one is read all the same, and can be opened again; and it looks whether
+// that one has written, before it writes.
+func TestReplayReplaced(t *testing.T) {
+	for name, listens := range map[string]bool{"local": false, "wire": true} {
+		t.Run(name, func(t *testing.T) {
+			h := endpointtest.New(t, backendtest.NewDisk(testSize, testBlock))
+			use := h.Use
+			if listens {
+				url := h.Listen()
+				use = func(o endpoint.Options) *endpoint.Endpoint { return h.UseURL(url, o) }
+			}
+			first := begin(t, use, Options{Segment: testSegment})
+			first.add(t, "a")
+			use(endpoint.Options{Sole: true}) // it does nothing
+			if got := records(t, first.l); !slices.Equal(got, []string{"a"}) {
+				t.Errorf("%q", got)
+			}
+			if !first.add(t, "b") {
+				t.Fatal("nobody else has written, and the log has ended")
+			}
+			second := begin(t, use, Options{})
+			second.add(t, "c")
+			if got := records(t, first.l); !slices.Equal(got, []string{"a", "b"}) {
+				t.Errorf("%q", got)
+			}
+			if first.add(t, "d") {
+				t.Error("the log is written by two")
+			}
+			again, err := Open(t.Context(), second.e, Options{}) // whose connection has ended, too
+			must(t, err)
+			t.Cleanup(func() { _ = again.Close() })
+			if got := records(t, again); !slices.Equal(got, []string{"a", "b", "c"}) {
+				t.Errorf("%q", got)
+			}
+		})
+	}
+}

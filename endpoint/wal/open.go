@@ -33,6 +33,16 @@ func Open(ctx context.Context, e *endpoint.Endpoint, o Options) (*Log, error) {
 	if !e.Sole() {
 		return nil, ErrShared
 	}
+	l, err := find(ctx, e, o)
+	if errors.Is(err, rdma.ErrReplaced) { // since the endpoint was opened; or the service does not remember, after a restart
+		if err = e.Reconnect(ctx); err == nil {
+			l, err = find(ctx, e, o)
+		}
+	}
+	return l, err
+}
+
+func find(ctx context.Context, e *endpoint.Endpoint, o Options) (*Log, error) {
 	l := &Log{e: e, on: e.Connection(), next: 1, oldest: 1, open: new(batch), spare: new(batch)}
 	l.space.L, l.work.L, l.done.L = &l.mu, &l.mu, &l.mu
 	err := l.allocate()
@@ -233,6 +243,8 @@ type reader struct {
 	buf []byte // maxEntry
 	off int64  // of the buffer, in the partition
 	n   int64  // octets in it
+	// renews says that another connection may be made on the way. Who looks for the end of the log has to begin anew then.
+	renews bool
 }
 
 // entry returns the entry at c, and moves c behind it. nil: there is none. It aliases the buffer.
@@ -271,7 +283,11 @@ func (r *reader) at(ctx context.Context, c *cursor, n int64) ([]byte, error) {
 	off := l.start(c.segment.serial) + c.pos
 	if off < r.off || off+n > r.off+r.n {
 		want := min(int64(len(r.buf)), l.segment-c.pos)
-		if err := l.e.ReadAt(ctx, r.buf[:want], off); err != nil {
+		read := l.e.ReadAt
+		if r.renews {
+			read = l.readAt
+		}
+		if err := read(ctx, r.buf[:want], off); err != nil {
 			r.n = 0
 			return nil, fmt.Errorf("wal: %w", err)
 		}
@@ -288,7 +304,7 @@ func (l *Log) Replay(ctx context.Context, from uint64, f func(lsn uint64, p []by
 	if l.memory == nil {
 		return ErrClosed
 	}
-	l.reader.n = 0
+	l.reader.n, l.reader.renews = 0, true
 	l.mu.Lock()
 	from = max(from, l.needed, l.kept0())
 	end := l.durable

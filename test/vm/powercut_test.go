@@ -37,10 +37,10 @@ state: state
 		return machine.KernelArguments("oneshot.ip=10.0.2.15/24", "oneshot.rxe=no", "oneshot.config=/dev/vda:/target.yaml")
 	})
 	a.boot(1)
-	open := func(partition string) *endpoint.Endpoint {
+	open := func(partition string, sole bool) *endpoint.Endpoint {
 		t.Helper()
 		// A boot takes longer than the minute that the library tries by default.
-		e, err := endpoint.Open(t.Context(), "oneshot+iwarp://"+outside+"/disk/"+partition, endpoint.Options{Sole: true, Durable: true, Retry: machine.BootTime})
+		e, err := endpoint.Open(t.Context(), "oneshot+iwarp://"+outside+"/disk/"+partition, endpoint.Options{Sole: sole, Durable: true, Retry: machine.BootTime})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -56,8 +56,8 @@ state: state
 	}
 	const each, appenders = 50, 4
 	count := newCounter()
-	blocks := &cutBlocks{e: open("blocks"), count: count, rng: rand.New(rand.NewPCG(1, 2))}
-	records := &cutLog{e: open("log"), count: count, acked: make(map[uint64]string)}
+	blocks := &cutBlocks{e: open("blocks", false), count: count, rng: rand.New(rand.NewPCG(1, 2))}
+	records := &cutLog{e: open("log", true), count: count, acked: make(map[uint64]string)}
 	records.open(t)
 	var all sync.WaitGroup
 	for i := range appenders {
