@@ -97,8 +97,9 @@ func TestFollows(t *testing.T) {
 	first := f.mustHold(id, rdma.RightSole, 0)
 	first.Close() // its connection is lost
 	later := f.mustHold(id, 0, 0)
-	done := make(chan struct{})
+	done, left := make(chan struct{}), make(chan struct{})
 	go func() {
+		defer close(left)
 		select {
 		case err := <-later.told:
 			t.Errorf("a later one has ended: %v", err)
@@ -111,6 +112,7 @@ func TestFollows(t *testing.T) {
 		t.Errorf("lineage %d, of the first %d", again.Lineage(), first.Lineage())
 	}
 	close(done)
+	<-left
 	go func() {
 		<-again.told
 		again.Close()
