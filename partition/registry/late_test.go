@@ -128,6 +128,7 @@ func (k *link) set(cut bool) {
 func TestRepeatedTooLate(t *testing.T) {
 	for name, c := range map[string]struct{ sole, restart bool }{
 		"one of several": {}, "sole": {sole: true}, "the service does not know": {true, true},
+		"one of several, and the service does not know": {restart: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, "any rwf")

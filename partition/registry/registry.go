@@ -53,6 +53,8 @@ type Request struct {
 	// Follows is the lineage of an endpoint that was his, whose works he will repeat; 0: there is none. Open fails with
 	// rdma.ErrReplaced if he has been granted rdma.RightSole elsewhere since that began.
 	Follows uint64
+	// Forgotten says that he will repeat works, and that nobody knows of which lineage.
+	Forgotten bool
 	// Gone is called at most once, from any goroutine, perhaps before Open returns: rights were revoked, the
 	// partition is to be deleted, renamed or made smaller, or the administrator ends the endpoint. The
 	// queue pair has to end, and the endpoint to be closed. Gone neither blocks nor calls the registry.
@@ -165,7 +167,7 @@ func (s *Store) admit(e *Endpoint) error {
 		return &LimitError{s.name, maxPerStore}
 	}
 	sole := writer{e.part.uuid, e.who()}
-	if e.request.Follows != 0 && e.request.Follows < s.sole[sole] {
+	if newest := s.sole[sole]; e.request.Follows != 0 && e.request.Follows < newest || e.request.Forgotten && newest != 0 {
 		return rdma.ErrReplaced
 	}
 	r.last++

@@ -228,7 +228,8 @@ func (c *conn) attach(m *wire.AttachMessage) (*handle, *wire.AttachedMessage) {
 		return refuse(wire.Busy)
 	}
 	lineage := s.lineage(m.Session, c.id.Name)
-	if m.Session != 0 && lineage == 0 && rdma.Rights(m.Rights)&rdma.RightSole != 0 {
+	forgotten := m.Session != 0 && lineage == 0
+	if forgotten && rdma.Rights(m.Rights)&rdma.RightSole != 0 {
 		return refuse(wire.Replaced) // for all that is known; and he ends nobody
 	}
 	h := &handle{c: c, client: c.id.Name, order: rdma.Order(m.Order)}
@@ -242,7 +243,7 @@ func (c *conn) attach(m *wire.AttachMessage) (*handle, *wire.AttachedMessage) {
 	defer cancel()
 	o := &opening{opener: s.cfg.Opener, handle: h, request: Request{
 		Name: m.Partition, Identity: c.id, Want: rdma.Rights(m.Rights), Order: h.order, Via: s.cfg.Device.Limits().Name + " " + c.peer,
-		Follows: lineage,
+		Follows: lineage, Forgotten: forgotten,
 	}}
 	if err := s.ends.Connect(context.WithValue(ctx, openingKey{}, o), qp, m.Partition, rdma.ConnParams{Rights: rdma.Rights(m.Rights)}); err != nil {
 		_ = qp.Close()

@@ -46,6 +46,9 @@ type Request struct {
 	// Follows is the Lineage of an endpoint whose works he will repeat, or 0. Open fails with rdma.ErrReplaced if he has been granted
 	// rdma.RightSole elsewhere since.
 	Follows uint64
+	// Forgotten says that he will repeat works, and that the service does not know of which lineage. Open fails with rdma.ErrReplaced if
+	// he has ever been granted rdma.RightSole.
+	Forgotten bool
 	// Gone is for the Opener to call, once and from any goroutine, when rights are revoked, or the partition is
 	// deleted, renamed or made smaller. It does not block.
 	Gone func(error)

@@ -114,6 +114,9 @@ func (s *Service) remember(h *handle) {
 func (s *Service) lineage(session uint64, client string) uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if h := s.sessions[session]; h != nil && h.client == client { // another connection of the client has just gone on with it
+		return h.endpoint.Lineage()
+	}
 	for _, p := range s.past {
 		if p.session == session && p.client == client {
 			return p.lineage
