@@ -57,38 +57,32 @@ func TestShared(t *testing.T) {
 // Of two lives that both run, each that is told that its record is durable finds it in the log; the other one is told that the
 // log is not its own any more.
 func TestTwoLives(t *testing.T) {
-	for name, listens := range map[string]bool{"local": false, "wire": true} {
-		t.Run(name, func(t *testing.T) {
-			h := endpointtest.New(t, backendtest.NewDisk(testSize, testBlock))
-			use := h.Use
-			if listens {
-				url := h.Listen()
-				use = func(o endpoint.Options) *endpoint.Endpoint { return h.UseURL(url, o) }
+	nearAndFar(t, func(t *testing.T, user func(*endpointtest.Host) func(endpoint.Options) *endpoint.Endpoint) {
+		h := endpointtest.New(t, backendtest.NewDisk(testSize, testBlock))
+		use := user(h)
+		first := begin(t, use, Options{Segment: testSegment})
+		var want []string
+		add := func(who *life, p string, ok bool) {
+			t.Helper()
+			if who.add(t, p) != ok {
+				t.Fatalf("%s is durable: %v", p, !ok)
 			}
-			first := begin(t, use, Options{Segment: testSegment})
-			var want []string
-			add := func(who *life, p string, ok bool) {
-				t.Helper()
-				if who.add(t, p) != ok {
-					t.Fatalf("%s is durable: %v", p, !ok)
-				}
-				if ok {
-					want = append(want, p)
-				}
+			if ok {
+				want = append(want, p)
 			}
-			add(first, "a", true)
-			second := begin(t, use, Options{})
-			add(first, "the second has not written", true)
-			add(second, "the first has", false)
-			third := begin(t, use, Options{})
-			add(third, "b", true)
-			add(first, "late", false)
-			add(third, "c", true)
-			if got := records(t, begin(t, use, Options{}).l); !slices.Equal(got, want) {
-				t.Errorf("%q, want %q", got, want)
-			}
-		})
-	}
+		}
+		add(first, "a", true)
+		second := begin(t, use, Options{})
+		add(first, "the second has not written", true)
+		add(second, "the first has", false)
+		third := begin(t, use, Options{})
+		add(third, "b", true)
+		add(first, "late", false)
+		add(third, "c", true)
+		if got := records(t, begin(t, use, Options{}).l); !slices.Equal(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+	})
 }
 
 // A life whose user makes another connection, to read say, does not overwrite what the next life has written meanwhile.
@@ -137,74 +131,62 @@ func TestManyLives(t *testing.T) {
 
 // What an earlier life has sent, and what hangs in the store, is not written after the next life has opened the log.
 func TestLate(t *testing.T) {
-	for name, listens := range map[string]bool{"local": false, "wire": true} {
-		t.Run(name, func(t *testing.T) {
-			store := faulty.New(backendtest.NewDisk(testSize, testBlock), faulty.Seed(t))
-			h := endpointtest.New(t, store)
-			use := h.Use
-			if listens {
-				url := h.Listen()
-				use = func(o endpoint.Options) *endpoint.Endpoint { return h.UseURL(url, o) }
-			}
-			first := beginWith(t, use, endpoint.Options{Sole: true, Retry: -1}, Options{Segment: testSegment})
-			first.add(t, "a")
-			gate := store.Hold(faulty.Match{Kinds: []backend.Kind{backend.Write}})
-			_, w := first.l.Append([]byte("hangs"))
-			gate.Await(1)
-			released := make(chan struct{})
-			h.Told(func() {
-				close(released)
-				gate.Release()
-			})
-			second := begin(t, use, Options{})
-			select {
-			case <-released:
-			default:
-				t.Error("the log is open while a write of an earlier life hangs")
-				gate.Release()
-			}
-			got := records(t, second.l)
-			if w.Wait() == nil && !slices.Equal(got, []string{"a", "hangs"}) {
-				t.Errorf("%q: a record that is durable is not there", got)
-			}
+	nearAndFar(t, func(t *testing.T, user func(*endpointtest.Host) func(endpoint.Options) *endpoint.Endpoint) {
+		store := faulty.New(backendtest.NewDisk(testSize, testBlock), faulty.Seed(t))
+		h := endpointtest.New(t, store)
+		use := user(h)
+		first := beginWith(t, use, endpoint.Options{Sole: true, Retry: -1}, Options{Segment: testSegment})
+		first.add(t, "a")
+		gate := store.Hold(faulty.Match{Kinds: []backend.Kind{backend.Write}})
+		_, w := first.l.Append([]byte("hangs"))
+		gate.Await(1)
+		released := make(chan struct{})
+		h.Told(func() {
+			close(released)
+			gate.Release()
 		})
-	}
+		second := begin(t, use, Options{})
+		select {
+		case <-released:
+		default:
+			t.Error("the log is open while a write of an earlier life hangs")
+			gate.Release()
+		}
+		got := records(t, second.l)
+		if w.Wait() == nil && !slices.Equal(got, []string{"a", "hangs"}) {
+			t.Errorf("%q: a record that is durable is not there", got)
+		}
+	})
 }
 
 // A log whose connection has ended in favour of another one is read all the same, and can be opened again; and it looks whether
 // that one has written, before it writes.
 func TestReplayReplaced(t *testing.T) {
-	for name, listens := range map[string]bool{"local": false, "wire": true} {
-		t.Run(name, func(t *testing.T) {
-			h := endpointtest.New(t, backendtest.NewDisk(testSize, testBlock))
-			use := h.Use
-			if listens {
-				url := h.Listen()
-				use = func(o endpoint.Options) *endpoint.Endpoint { return h.UseURL(url, o) }
-			}
-			first := begin(t, use, Options{Segment: testSegment})
-			first.add(t, "a")
-			use(endpoint.Options{Sole: true}) // it does nothing
-			if got := records(t, first.l); !slices.Equal(got, []string{"a"}) {
-				t.Errorf("%q", got)
-			}
-			if !first.add(t, "b") {
-				t.Fatal("nobody else has written, and the log has ended")
-			}
-			second := begin(t, use, Options{})
-			second.add(t, "c")
-			if got := records(t, first.l); !slices.Equal(got, []string{"a", "b"}) {
-				t.Errorf("%q", got)
-			}
-			if first.add(t, "d") {
-				t.Error("the log is written by two")
-			}
-			again, err := Open(t.Context(), second.e, Options{}) // whose connection has ended, too
-			must(t, err)
-			t.Cleanup(func() { _ = again.Close() })
-			if got := records(t, again); !slices.Equal(got, []string{"a", "b", "c"}) {
-				t.Errorf("%q", got)
-			}
-		})
-	}
+	nearAndFar(t, func(t *testing.T, user func(*endpointtest.Host) func(endpoint.Options) *endpoint.Endpoint) {
+		h := endpointtest.New(t, backendtest.NewDisk(testSize, testBlock))
+		use := user(h)
+		first := begin(t, use, Options{Segment: testSegment})
+		first.add(t, "a")
+		use(endpoint.Options{Sole: true}) // it does nothing
+		if got := records(t, first.l); !slices.Equal(got, []string{"a"}) {
+			t.Errorf("%q", got)
+		}
+		if !first.add(t, "b") {
+			t.Fatal("nobody else has written, and the log has ended")
+		}
+		second := begin(t, use, Options{})
+		second.add(t, "c")
+		if got := records(t, first.l); !slices.Equal(got, []string{"a", "b"}) {
+			t.Errorf("%q", got)
+		}
+		if first.add(t, "d") {
+			t.Error("the log is written by two")
+		}
+		again, err := Open(t.Context(), second.e, Options{}) // whose connection has ended, too
+		must(t, err)
+		t.Cleanup(func() { _ = again.Close() })
+		if got := records(t, again); !slices.Equal(got, []string{"a", "b", "c"}) {
+			t.Errorf("%q", got)
+		}
+	})
 }

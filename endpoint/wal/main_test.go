@@ -63,3 +63,16 @@ func records(t testing.TB, l *Log) (all []string) {
 	}))
 	return all
 }
+
+// nearAndFar runs test with hosts that serve this process, and with those that serve across a wire.
+func nearAndFar(t *testing.T, test func(t *testing.T, user func(*endpointtest.Host) func(endpoint.Options) *endpoint.Endpoint)) {
+	t.Run("local", func(t *testing.T) {
+		test(t, func(h *endpointtest.Host) func(endpoint.Options) *endpoint.Endpoint { return h.Use })
+	})
+	t.Run("wire", func(t *testing.T) {
+		test(t, func(h *endpointtest.Host) func(endpoint.Options) *endpoint.Endpoint {
+			url := h.Listen()
+			return func(o endpoint.Options) *endpoint.Endpoint { return h.UseURL(url, o) }
+		})
+	})
+}

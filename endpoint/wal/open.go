@@ -26,8 +26,8 @@ func (e *DamagedError) Error() string {
 // ErrShared: the endpoint was not opened with Options.Sole.
 var ErrShared = errors.New("wal: open the endpoint with Options.Sole: otherwise what an earlier life of the program has sent may be written late, over records of this one")
 
-// Open opens the log in the partition e, or makes one; ctx is for that alone. e was opened with Options.Sole (ErrShared). Until the log is closed only the log
-// uses Post, Poll and Wait of e; others may use the rest, but must not write to the partition. A log of which
+// Open opens the log in the partition e, or makes one; ctx is for that alone. e was opened with Options.Sole (ErrShared). Until the
+// log is closed only the log uses Post, Poll and Wait of e; others may use the rest, but must not write to the partition. A log of which
 // acknowledged records are missing is a *DamagedError. Close does not close e.
 func Open(ctx context.Context, e *endpoint.Endpoint, o Options) (*Log, error) {
 	if !e.Sole() {
@@ -42,6 +42,7 @@ func Open(ctx context.Context, e *endpoint.Endpoint, o Options) (*Log, error) {
 	return l, err
 }
 
+// find is Open on the connection that e has.
 func find(ctx context.Context, e *endpoint.Endpoint, o Options) (*Log, error) {
 	l := &Log{e: e, on: e.Connection(), next: 1, oldest: 1, open: new(batch), spare: new(batch)}
 	l.space.L, l.work.L, l.done.L = &l.mu, &l.mu, &l.mu

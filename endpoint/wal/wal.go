@@ -154,8 +154,8 @@ type segment struct {
 type batch struct {
 	buf     []byte
 	n       int
-	off     int64 // in the partition
-	at      cursor
+	off     int64  // in the partition
+	at      cursor // of its first entry; of a header: the start of the segment
 	behind  cursor // of a header: where entries of the segment before end; serial 0: there is none
 	records int
 	sealed  bool   // takes nothing more: a header or an epoch, which have to be durable before what follows

@@ -401,17 +401,12 @@ func TestFailingStore(t *testing.T) {
 
 // A connection that ends while a batch is written, and a store that was opened again and has lost what was not
 // flushed: the log writes the batch again.
-func TestRestartedStore(t *testing.T) {
-	t.Run("local", func(t *testing.T) { testRestartedStore(t, (*endpointtest.Host).Use) })
-	t.Run("wire", func(t *testing.T) {
-		testRestartedStore(t, func(h *endpointtest.Host, o endpoint.Options) *endpoint.Endpoint { return h.UseURL(h.Listen(), o) })
-	})
-}
+func TestRestartedStore(t *testing.T) { nearAndFar(t, testRestartedStore) }
 
-func testRestartedStore(t *testing.T, use func(*endpointtest.Host, endpoint.Options) *endpoint.Endpoint) {
+func testRestartedStore(t *testing.T, user func(*endpointtest.Host) func(endpoint.Options) *endpoint.Endpoint) {
 	disk := backendtest.NewDisk(testSize, testBlock)
 	h := endpointtest.New(t, disk)
-	e := use(h, endpoint.Options{Sole: true})
+	e := user(h)(endpoint.Options{Sole: true})
 	l, err := Open(t.Context(), e, Options{Segment: testSegment})
 	must(t, err)
 	var want []string

@@ -146,6 +146,7 @@ func (s *Store) Init(ctx context.Context, force bool) error {
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
 	s.set, s.why = set, nil
+	clear(s.sole)
 	return nil
 }
 

@@ -4,14 +4,13 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"io"
-	"net"
 	"sync"
 	"testing"
 
 	"oneshot/endpoint"
 	"oneshot/mem"
 	"oneshot/partition/service"
+	"oneshot/test/targettest"
 	"oneshot/transport/rdma"
 	"oneshot/transport/rdma/iwarp"
 )
@@ -58,71 +57,6 @@ func (f *fixture) serve(listen string) (addr string, stop func()) {
 	return l.Addr().String(), stop
 }
 
-// link leads to an address, and can be cut.
-type link struct {
-	l    net.Listener
-	to   string
-	work sync.WaitGroup
-
-	mu    sync.Mutex
-	cut   bool
-	conns []net.Conn
-}
-
-func newLink(t *testing.T, to string) *link {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	k := &link{l: l, to: to}
-	k.work.Go(k.serve)
-	t.Cleanup(func() {
-		_ = l.Close()
-		k.set(true)
-		k.work.Wait()
-	})
-	return k
-}
-
-func (k *link) serve() {
-	for {
-		c, err := k.l.Accept()
-		if err != nil {
-			return
-		}
-		far, err := net.Dial("tcp", k.to)
-		k.mu.Lock()
-		if err != nil || k.cut {
-			_ = c.Close()
-			if far != nil {
-				_ = far.Close()
-			}
-			k.mu.Unlock()
-			continue
-		}
-		k.conns = append(k.conns, c, far)
-		k.mu.Unlock()
-		for _, p := range [][2]net.Conn{{c, far}, {far, c}} {
-			k.work.Go(func() {
-				_, _ = io.Copy(p[0], p[1])
-				_, _ = p[0].Close(), p[1].Close()
-			})
-		}
-	}
-}
-
-// set cuts the link, or mends it.
-func (k *link) set(cut bool) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.cut = cut
-	for _, c := range k.conns {
-		_ = c.Close()
-	}
-	k.conns = nil
-}
-
 // What a user has asked for while his link was down is not done when the link is up again, if he has come from elsewhere meanwhile
 // as the only one who writes.
 func TestRepeatedTooLate(t *testing.T) {
@@ -133,7 +67,7 @@ func TestRepeatedTooLate(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, "any rwf")
 			addr, stop := f.serve("127.0.0.1:0")
-			k := newLink(t, addr)
+			relay := targettest.NewRelay(t, addr)
 			open := func(addr string, o endpoint.Options) (*endpoint.Endpoint, []byte) {
 				t.Helper()
 				e, err := endpoint.Open(t.Context(), "oneshot+iwarp://"+addr+"/disk/a", o)
@@ -151,12 +85,12 @@ func TestRepeatedTooLate(t *testing.T) {
 				}
 				return e, b
 			}
-			far, late := open(k.l.Addr().String(), endpoint.Options{Sole: c.sole})
+			far, late := open(relay.Addr(), endpoint.Options{Sole: c.sole})
 			copy(late, bytes.Repeat([]byte{'a'}, 4096))
 			if err := far.WriteAt(t.Context(), late, 0); err != nil {
 				t.Fatal(err)
 			}
-			k.set(true)
+			relay.Cut(true)
 			ended := make(chan error, 1)
 			go func() { ended <- far.WriteAt(t.Context(), late, 0) }()
 			if c.restart {
@@ -168,7 +102,7 @@ func TestRepeatedTooLate(t *testing.T) {
 			if err := near.WriteAt(t.Context(), b, 0); err != nil {
 				t.Fatal(err)
 			}
-			k.set(false)
+			relay.Cut(false)
 			if err := <-ended; !errors.Is(err, rdma.ErrReplaced) {
 				t.Errorf("the Write ends with %v", err)
 			}
