@@ -399,8 +399,8 @@ func (c *change) did(format string, args ...any) {
 // drainPoll is the time between two looks at units that were removed, until their last command has ended.
 const drainPoll = 20 * time.Millisecond
 
-// await waits until no unit has a command, and no volume is the source or destination of a copy. It returns when
-// ctx ends, too: commands then hang in a store.
+// await waits until no unit has a command, and no volume is the source or destination of a copy, or shown by a unit that an earlier change
+// has removed and that has commands still. It returns when ctx ends, too: commands then hang in a store.
 func (u *units) await(ctx context.Context) {
 	for !u.idle() && ctx.Err() == nil {
 		select {
@@ -411,18 +411,21 @@ func (u *units) await(ctx context.Context) {
 }
 
 func (u *units) idle() bool {
-	for _, lu := range u.made {
+	own := make(map[*openStore]int) // views that go together with their store
+	for key, lu := range u.made {
 		if !lu.Idle() {
 			return false
 		}
+		own[key.store]++
 	}
-	for _, ns := range u.spaces {
+	for key, ns := range u.spaces {
 		if !ns.Idle() {
 			return false
 		}
+		own[key.store]++
 	}
 	for _, s := range u.stores {
-		if !s.idle() {
+		if !s.idle() || int(s.views.Load()) > own[s] {
 			return false
 		}
 	}

@@ -50,6 +50,7 @@ func (u *units) space(s *config.Subsystem, n *config.Namespace, store *openStore
 		return nil, fmt.Errorf("%s: namespace %d cannot show store %q: %w", n.Pos, n.NSID, n.Store, err)
 	}
 	u.spaces[key] = ns
+	store.views.Add(1)
 	return ns, nil
 }
 

@@ -62,6 +62,38 @@ func TestApplyTakesAwayWhatHangs(t *testing.T) {
 	}
 }
 
+// A LUN is changed, and then removed, while commands to it as it was before the change hang in the store. When these have ended the store
+// is closed, so that it can be opened again.
+func TestApplyTakesAwayTwice(t *testing.T) {
+	stores := misbehave(t)
+	notes, inner := make(map[string]*closeNote), opener
+	opener = func(c *config.Store, o opening) (backend.Store, error) {
+		store, err := inner(c, o)
+		notes[c.Name] = &closeNote{Store: store}
+		return notes[c.Name], err
+	}
+	r := serve(t, withBadStore)
+	s := r.login("a")
+	attentions(t, s, 1)
+	gate := stores("bad").Hold(faulty.Match{})
+	hanging := start(s, 1, 4)
+	gate.Await(8)
+	r.apply(strings.Replace(withBadStore, "1: bad", "1: {store: bad, readonly: true}", 1))
+	none := r.units.fresh()
+	if all := r.units.without(&none); all.idle() {
+		t.Error("the store could be closed, while commands hang in it")
+	}
+	r.apply(strings.Replace(withBadStore, ", 1: bad", "", 1))
+	gate.Release()
+	hanging.outcome()
+	if going := r.retirements.going(); going != nil {
+		<-going
+	}
+	if !notes["bad"].closed.Load() {
+		t.Error("nothing shows the store any more, and it is open")
+	}
+}
+
 // A store that hangs and whose LUN was removed does not keep the target from stopping.
 func TestStopWithWhatHangsTakenAway(t *testing.T) {
 	stores := misbehave(t)

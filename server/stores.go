@@ -55,6 +55,7 @@ type openStore struct {
 	mirror   *mirrored       // nil: it is none
 	heap     *heapHost       // nil: it keeps no objects
 	serial   string          // of its logical units; empty: it is made of names
+	views    atomic.Int32    // units and namespaces that show it, those that a change has removed and that have commands still among them
 }
 
 // idle reports whether nothing uses the volume that keeps it from being closed.
@@ -104,6 +105,7 @@ func (u *units) unit(t *config.Target, l *config.LUN, s *openStore) (*scsi.Logic
 		return nil, fmt.Errorf("%s: LUN %d cannot show store %q: %w", l.Pos, l.Number, l.Shows(), err)
 	}
 	u.made[key] = lu
+	s.views.Add(1)
 	return lu, nil
 }
 
@@ -251,6 +253,7 @@ func (u *units) close(ctx context.Context) (errs []error) {
 			continue
 		}
 		note(key.store, lu.Close())
+		key.store.views.Add(-1)
 	}
 	for key, ns := range u.spaces {
 		if !ns.Idle() {
@@ -258,6 +261,7 @@ func (u *units) close(ctx context.Context) (errs []error) {
 			continue
 		}
 		ns.Close()
+		key.store.views.Add(-1)
 	}
 	for _, s := range u.stores {
 		if s.shown != nil {
