@@ -24,6 +24,10 @@ import (
 // signal. It is less than the 90 s after which systemd kills.
 const drainTime = 60 * time.Second
 
+// closeTime is how long stores may take after drainTime to write what they have in caches. Both together are less than
+// those 90 s. A disk that hangs would take for ever.
+const closeTime = 20 * time.Second
+
 func serveCommand() *cobra.Command {
 	var s serving
 	cmd := &cobra.Command{
@@ -49,7 +53,8 @@ what the configuration has for this node: see target ha.
 SIGTERM and SIGINT drain: serve asks initiators to log out, finishes the commands in
 flight, writes caches to disk, and exits with status 0. After ` + strconv.Itoa(int(drainTime.Seconds())) + ` s, or at a second
 signal, it stops waiting and exits with status 1; what initiators have flushed is safe
-all the same.`,
+all the same. A disk that hangs then, while caches are written to it, is waited for
+` + strconv.Itoa(int(closeTime.Seconds())) + ` s more.`,
 		Example: `  target serve
   target serve --config /etc/oneshot.yaml`,
 		Args:                  noArgs,
@@ -141,7 +146,7 @@ func (s *serving) load() (*config.Config, error) {
 
 // supervise serves until d fails or a signal comes, and then shuts d down. It
 // returns before d has stopped only after a second signal, or when d takes longer
-// than drainTime; the process should then end at once.
+// than drainTime and closeTime; the process should then end at once.
 func supervise(d daemon, signals <-chan os.Signal, log *slog.Logger) error {
 	served := make(chan error, 1)
 	go func() { served <- d.Serve() }()
@@ -159,6 +164,8 @@ func supervise(d daemon, signals <-chan os.Signal, log *slog.Logger) error {
 
 	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
 	defer cancel()
+	overdue := time.NewTimer(drainTime + closeTime)
+	defer overdue.Stop()
 	stopped := make(chan error, 1)
 	go func() { stopped <- errors.Join(d.Shutdown(ctx), <-served) }()
 	select {
@@ -170,6 +177,8 @@ func supervise(d daemon, signals <-chan os.Signal, log *slog.Logger) error {
 		return nil
 	case s := <-signals:
 		return fmt.Errorf("stopped by a second signal (%s) while commands were in flight", s)
+	case <-overdue.C:
+		return oneLine(errors.Join(failure, fmt.Errorf("stopped after %v: a store hangs; what was not flushed may be lost", drainTime+closeTime)))
 	}
 }
 

@@ -68,6 +68,21 @@ func TestSupervise(t *testing.T) {
 			}
 		})
 	})
+	t.Run("a store that hangs while it is closed is given up", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			f := &fake{serve: make(chan error, 1)}
+			release := make(chan struct{})
+			f.shutdown = func(context.Context) error { <-release; f.serve <- nil; return nil }
+			signals := make(chan os.Signal, 2)
+			signals <- syscall.SIGTERM
+			start := time.Now()
+			err := supervise(f, signals, quiet)
+			if err == nil || !strings.Contains(err.Error(), "a store hangs") || time.Since(start) != drainTime+closeTime {
+				t.Errorf("after %s: %v", time.Since(start), err)
+			}
+			close(release)
+		})
+	})
 	t.Run("a second signal ends it at once", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			f := &fake{serve: make(chan error, 1)}
