@@ -78,10 +78,8 @@ func accessStates(list []Access) AccessStates {
 const maxRequest = 256 << 10
 
 func (a *api) setAccess(w http.ResponseWriter, r *http.Request) {
-	body := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequest))
-	body.DisallowUnknownFields() // to leave out what was asked for would do something else
 	var change AccessChange
-	if err := body.Decode(&change); err != nil {
+	if err := decodeOne(http.MaxBytesReader(w, r.Body, maxRequest), &change); err != nil {
 		fail(w, http.StatusBadRequest, fmt.Sprintf("this is not a change of access states: %v", err))
 		return
 	}

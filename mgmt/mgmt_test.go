@@ -249,6 +249,8 @@ func TestAPIMistakes(t *testing.T) {
 		{"PATCH", "/v1/access", `{"target": "t", "group": 1, "luns": [-1], "state": "standby"}`, 400, "not a change of access states"},
 		{"PATCH", "/v1/access", `{"target": "t", "group": 1, "lun": 1, "state": "standby"}`, 400, `unknown field \"lun\"`},
 		{"PATCH", "/v1/access", `{"target": "t", "group": 1}`, 400, "give state or preferred"},
+		{"PATCH", "/v1/access", `{"target": "t", "group": 1, "state": "standby"} {"preferred": true}`, 400, "something follows"},
+		{"PATCH", "/v1/access", `{"target": "t", "group": 1, "state": "standby"}]`, 400, "something follows"},
 		{"PATCH", "/v1/access", `{"target": "t", "group": 3, "state": "standby"}`, 404, "no group"},
 		{"PATCH", "/v1/access", `{"target": "t", "group": 2, "state": "standby"}`, 422, "not here"},
 		{"PATCH", "/v1/access", `{"target": "` + strings.Repeat("t", maxRequest) + `"}`, 400, "too large"},

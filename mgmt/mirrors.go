@@ -150,10 +150,8 @@ func mirrorer(mux *http.ServeMux, m Mirrorer) {
 	})
 	mux.HandleFunc("POST /v1/mirrors/{name}/grow", sized(func(r *http.Request, size int64) error { return m.GrowMirror(r.Context(), r.PathValue("name"), size) }))
 	mux.HandleFunc("POST /v1/mirrors/{name}/verify", func(w http.ResponseWriter, r *http.Request) {
-		body := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequest))
-		body.DisallowUnknownFields()
 		var how Verify
-		if err := body.Decode(&how); err != nil {
+		if err := decodeOne(http.MaxBytesReader(w, r.Body, maxRequest), &how); err != nil {
 			fail(w, http.StatusBadRequest, fmt.Sprintf("this does not say how to compare: %v", err))
 			return
 		}

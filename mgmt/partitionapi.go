@@ -155,17 +155,33 @@ func decode(w http.ResponseWriter, r *http.Request, into any) bool {
 }
 
 func decodeFrom(w http.ResponseWriter, body io.Reader, into any) bool {
+	err := decodeOne(body, into)
+	if err != nil {
+		fail(w, http.StatusBadRequest, fmt.Sprintf("the body of the request is not valid: %v", err))
+	}
+	return err == nil
+}
+
+// decodeOne reads one JSON value without unknown keys, and nothing behind it.
+func decodeOne(body io.Reader, into any) error {
 	d := json.NewDecoder(body)
 	d.DisallowUnknownFields()
-	err := d.Decode(into)
-	if err == nil {
-		if _, err = d.Token(); err == io.EOF {
-			return true
-		}
-		err = errors.New("something follows the value")
+	if err := d.Decode(into); err != nil {
+		return err
 	}
-	fail(w, http.StatusBadRequest, fmt.Sprintf("the body of the request is not valid: %v", err))
-	return false
+	switch _, err := d.Token(); {
+	case err == io.EOF:
+		return nil
+	case err == nil || isSyntax(err):
+		return errors.New("something follows the value")
+	default:
+		return err
+	}
+}
+
+func isSyntax(err error) bool {
+	_, ok := errors.AsType[*json.SyntaxError](err)
+	return ok
 }
 
 // decodeList reads one object or a list of them.
@@ -192,11 +208,16 @@ func decodeList[T any](w http.ResponseWriter, r *http.Request, list *[]T) bool {
 	return true
 }
 
-// noBody refuses a body where none has a meaning.
+// noBody refuses a body where none has a meaning. A request that ends before its body has come, or is late, is none either: whoever
+// asked has given it up, or was to say more.
 func noBody(w http.ResponseWriter, r *http.Request) bool {
-	if n, _ := r.Body.Read(make([]byte, 1)); n == 0 {
-		return true
+	switch n, err := io.ReadFull(r.Body, make([]byte, 1)); {
+	case n > 0:
+		fail(w, http.StatusBadRequest, "the request has a body, which means nothing here: remove it")
+		return false
+	case err != io.EOF:
+		fail(w, http.StatusBadRequest, fmt.Sprintf("the request has not come whole: %v", err))
+		return false
 	}
-	fail(w, http.StatusBadRequest, "the request has a body, which means nothing here: remove it")
-	return false
+	return true
 }

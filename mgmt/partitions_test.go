@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -200,6 +203,25 @@ func TestPartitionMistakes(t *testing.T) {
 		}
 		if len(f.asked) > 0 && c.status != 404 {
 			t.Errorf("%s %s %.60s has asked for %q", c.method, c.path, c.body, f.asked)
+		}
+	}
+}
+
+// A change without a body is made of a whole request only, not of one that was given up while its body was to come.
+func TestChangeOfHalfARequest(t *testing.T) {
+	for _, c := range []struct{ method, path string }{
+		{"DELETE", "/v1/stores/d/partitions/log?erase&force"},
+		{"POST", "/v1/stores/d/partitions?init&force"},
+	} {
+		f := new(fake)
+		for _, why := range []error{io.ErrUnexpectedEOF, os.ErrDeadlineExceeded} {
+			r := httptest.NewRequest(c.method, c.path, iotest.ErrReader(why))
+			r.Header.Set("If-Match", "*")
+			w := httptest.NewRecorder()
+			NewAPI(f).ServeHTTP(w, r)
+			if w.Code != http.StatusBadRequest || !strings.Contains(w.Body.String(), "has not come whole") || len(f.asked) > 0 {
+				t.Errorf("%s %s, whose body ends with %v: %d %s; asked for %q", c.method, c.path, why, w.Code, w.Body, f.asked)
+			}
 		}
 	}
 }
