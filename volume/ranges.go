@@ -20,10 +20,14 @@ import (
 //	│     0      │ sticky │ contended │ shared users          │
 //	└────────────┴────────┴───────────┴───────────────────────┘
 //
-// contended is set while an exclusive user holds the stripe or anybody waits for it; then
-// users come and go under mu. sticky says that the stripe has had an exclusive user: reads
+// contended is set while an exclusive user holds the stripe, somebody bars bytes of it, or anybody
+// waits for it; then users come and go under mu. sticky says that the stripe has had an exclusive user: reads
 // there copy under a shared hold instead of lending, so that none sees half of a compare and
 // write. (A read that was lent memory before the first one, and is being sent still, may.)
+//
+// A request that is aborted while the store writes for it bars its range: whoever touches any of these
+// bytes from then on waits until the store has returned the operation. Its command is over for those who
+// asked for that, so they write there again, and are answered.
 //
 // Where the store completes later, waiting is a place in a queue, first come, first served.
 // Where it lends its memory, all sections are short and synchronous, and waiting is spinning.
@@ -36,6 +40,7 @@ type rangeLock struct {
 	held      stripeSet  // by exclusive users; guarded by mu
 	contended stripeSet  // stripes with the contended bit; guarded by mu
 	first     *Request   // the queue; guarded by mu
+	barring   *Request   // those that bar their ranges, linked by queueNext; guarded by mu
 }
 
 type stripe struct {
@@ -113,6 +118,7 @@ const (
 	holdNone holdKind = iota
 	holdShared
 	holdExclusive
+	holdBarring // shared, and keeps the same bytes from others who come
 )
 
 // sticky reports whether any stripe of the range has had an exclusive user.
@@ -281,11 +287,55 @@ func (r *Request) leaveRange() {
 func (r *Request) giveRangeBack() {
 	kind := r.hold
 	r.hold = holdNone
-	if kind == holdShared {
+	switch kind {
+	case holdShared:
 		r.v.ranges.leaveShared(r.holdOff, r.holdLen)
-	} else {
+	case holdBarring:
+		r.v.ranges.unbar(r)
+	default:
 		r.v.ranges.leaveExclusive(r.holdOff, r.holdLen)
 	}
+}
+
+// barRange keeps others from the bytes that the store writes for r, which was aborted, until r gives its range back. Where the store
+// lends its memory there is nothing to do: its operations complete within Submit.
+func (r *Request) barRange() {
+	if r.writes && r.hold == holdShared && r.v.lender == nil {
+		r.hold = holdBarring
+		r.v.ranges.bar(r)
+	}
+}
+
+// bar makes t, which shares its range, one that bars it. Those that share it already are not held back.
+func (r *rangeLock) bar(t *Request) {
+	set := setOf(t.holdOff, t.holdLen)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.contend(&set)
+	t.queueNext, r.barring = r.barring, t
+}
+
+// unbar undoes bar, and gives the range back.
+func (r *rangeLock) unbar(t *Request) {
+	r.mu.Lock()
+	p := &r.barring
+	for *p != t {
+		p = &(*p).queueNext
+	}
+	*p, t.queueNext = t.queueNext, nil
+	r.mu.Unlock()
+	r.leaveShared(t.holdOff, t.holdLen)
+	r.wake()
+}
+
+// barred reports whether somebody bars any of the bytes that t wants. mu is held.
+func (r *rangeLock) barred(t *Request) bool {
+	for b := r.barring; b != nil; b = b.queueNext {
+		if t.holdOff < b.holdOff+b.holdLen && b.holdOff < t.holdOff+t.holdLen {
+			return true
+		}
+	}
+	return false
 }
 
 func (r *Request) withdrawRange() bool { return r.v.ranges.withdraw(r) }
@@ -298,17 +348,36 @@ func (r *rangeLock) enqueue(t *Request, kind holdKind) bool {
 	set := setOf(t.holdOff, t.holdLen)
 	r.contend(&set)
 	last := &r.first
-	var before stripeSet
+	var before waiting
 	for ; *last != nil; last = &(*last).queueNext {
-		ahead := setOf((*last).holdOff, (*last).holdLen)
-		before.union(&ahead)
+		before.add(*last)
 	}
-	if !set.meets(&before) && r.grant(kind, &set) {
+	if !before.keeps(kind, &set) && r.grant(t, &set) {
 		r.settleContended()
 		return true
 	}
 	*last = t
 	return false
+}
+
+// waiting are the stripes of requests that wait: those who come later and want any of these wait behind them. But sharers do not wait
+// for each other, so that those who wait for a barred range keep nobody from the rest of its stripe.
+type waiting struct{ all, exclusive stripeSet }
+
+func (w *waiting) add(t *Request) {
+	set := setOf(t.holdOff, t.holdLen)
+	w.all.union(&set)
+	if t.queueKind == holdExclusive {
+		w.exclusive.union(&set)
+	}
+}
+
+// keeps reports whether a request of that kind has to wait behind those.
+func (w *waiting) keeps(kind holdKind, set *stripeSet) bool {
+	if kind == holdExclusive {
+		return set.meets(&w.all)
+	}
+	return set.meets(&w.exclusive)
 }
 
 // withdraw takes t out of the queue, and reports false if it is not there any more.
@@ -353,12 +422,12 @@ func (g Granted) Tell() {
 
 // serve takes from the queue, in order, the requests that can have their ranges. mu is held.
 func (r *rangeLock) serve() (granted Granted) {
-	var before stripeSet
+	var before waiting
 	for p := &r.first; *p != nil; {
 		t := *p
 		set := setOf(t.holdOff, t.holdLen)
-		if set.meets(&before) || !r.grant(t.queueKind, &set) {
-			before.union(&set)
+		if before.keeps(t.queueKind, &set) || !r.grant(t, &set) {
+			before.add(t)
 			p = &t.queueNext
 			continue
 		}
@@ -379,16 +448,18 @@ func (r *rangeLock) contend(set *stripeSet) {
 	r.contended.union(set)
 }
 
-// settleContended lets go of the stripes that nobody holds exclusively or waits for. mu is
+// settleContended lets go of the stripes that nobody holds exclusively, bars or waits for. mu is
 // held.
 func (r *rangeLock) settleContended() {
 	if r.contended.empty() {
 		return
 	}
 	needed := r.held
-	for t := r.first; t != nil; t = t.queueNext {
-		set := setOf(t.holdOff, t.holdLen)
-		needed.union(&set)
+	for _, list := range [...]*Request{r.first, r.barring} {
+		for t := list; t != nil; t = t.queueNext {
+			set := setOf(t.holdOff, t.holdLen)
+			needed.union(&set)
+		}
 	}
 	for i := range r.stripes {
 		if r.contended.has(i) && !needed.has(i) {
@@ -400,12 +471,12 @@ func (r *rangeLock) settleContended() {
 	}
 }
 
-// grant gives out contended stripes if it can. mu is held.
-func (r *rangeLock) grant(kind holdKind, set *stripeSet) bool {
-	if kind == holdExclusive {
-		return r.grantExclusive(set)
+// grant gives t, which is about to wait or does, contended stripes if it can. mu is held.
+func (r *rangeLock) grant(t *Request, set *stripeSet) bool {
+	if t.queueKind == holdExclusive {
+		return r.grantExclusive(set) // who bars them shares them, too
 	}
-	if set.meets(&r.held) {
+	if set.meets(&r.held) || r.barred(t) {
 		return false
 	}
 	for i := range r.stripes {

@@ -124,7 +124,7 @@ type work struct {
 	yielded  atomic.Bool         // set for nobody: a yield needs no reason to go on
 	withdraw func(*Request) bool // gives up the wait; nil: who grants it is to be waited for
 
-	queueNext *Request // in the queue of rangeLock, guarded by its mutex; or in Granted
+	queueNext *Request // in the queue of rangeLock or among those that bar their ranges, guarded by its mutex; or in Granted
 	queueKind holdKind // what it waits for there
 }
 
@@ -201,6 +201,9 @@ func (r *Request) Resume(aborted bool) (next Next, due bool) {
 	switch r.phase {
 	case phaseOp:
 		if !r.opDone.Load() {
+			if aborted {
+				r.barRange()
+			}
 			return Wait, false
 		}
 		r.opDone.Store(false)

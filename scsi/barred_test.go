@@ -1,0 +1,85 @@
+package scsi
+
+import (
+	"bytes"
+	"slices"
+	"testing"
+
+	"oneshot/backend"
+)
+
+// A WRITE is in the store when its initiator, or another one, has it aborted. Who writes to the same blocks by another path then is answered when
+// the former one is over, so that it does not come on top.
+func TestFormerWriteComesFirst(t *testing.T) {
+	for name, giveUp := range map[string]func(b *bench, other *Nexus, task *Task, done func(TMFResponse)){
+		"session lost": func(b *bench, _ *Nexus, _ *Task, done func(TMFResponse)) {
+			b.nexus.Close(func() { done(FunctionComplete) })
+		},
+		"connection lost": func(_ *bench, _ *Nexus, task *Task, done func(TMFResponse)) {
+			task.Abort()
+			done(FunctionComplete)
+		},
+		"ABORT TASK":      func(b *bench, _ *Nexus, task *Task, done func(TMFResponse)) { b.nexus.Manage(AbortTask, 0, task, done) },
+		"LUN RESET":       func(_ *bench, other *Nexus, _ *Task, done func(TMFResponse)) { other.Manage(LUNReset, 0, nil, done) },
+		"I_T NEXUS RESET": func(b *bench, _ *Nexus, _ *Task, done func(TMFResponse)) { b.nexus.Manage(ITNexusReset, 0, nil, done) },
+		"CLEAR TASK SET": func(_ *bench, other *Nexus, _ *Task, done func(TMFResponse)) {
+			other.Manage(ClearTaskSet, 0, nil, done)
+		},
+		"TARGET WARM RESET": func(_ *bench, other *Nexus, _ *Task, done func(TMFResponse)) {
+			other.Manage(TargetWarmReset, 0, nil, done)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, false, nil)
+			other := b.newNexus()
+			b.store.hold = func(op *backend.Op) bool { return op.Kind == backend.Write }
+			task := b.task(rw10(0x2a, 0, 8), make([]byte, 4096), 0)
+			if next := task.Start(); next != Pull {
+				t.Fatal(next)
+			}
+			place(task, bytes.Repeat([]byte{1}, 4096))
+			if next := task.Pulled(); next != Wait {
+				t.Fatal(next)
+			}
+			b.store.hold = nil
+			over := false
+			giveUp(b, other, task, func(TMFResponse) { over = true })
+			b.wakeUps()
+			for _, i := range *other.table.Load() {
+				i.ua.Store(0)
+			}
+
+			again := b.task(rw10(0x2a, 0, 1), make([]byte, 512), 0)
+			again.Nexus = other
+			if next := again.Start(); next != Pull {
+				t.Fatal(next)
+			}
+			place(again, bytes.Repeat([]byte{2}, 512))
+			next := again.Pulled()
+			if next != Wait {
+				t.Errorf("the second write is answered while the first is in the store: %v", next)
+			}
+			b.store.complete()
+			for next == Wait {
+				ready := <-b.owner.ready
+				switch got := ready.Resume(); {
+				case ready == again:
+					next = got
+				case got == Aborted:
+					ready.Release()
+				}
+			}
+			if next != Done || again.Status != Good || !over {
+				t.Errorf("in the end: %v, status %v, %v", next, again.Status, over)
+			}
+			again.Release()
+			b.wakeUps()
+			if want := slices.Concat(bytes.Repeat([]byte{2}, 512), bytes.Repeat([]byte{1}, 3584)); !bytes.Equal(b.store.data[:4096], want) {
+				t.Errorf("the blocks begin with % x: the aborted write has come on top", b.store.data[:4])
+			}
+			if err := b.lu.v.Settled(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}

@@ -1,0 +1,174 @@
+package volume
+
+import (
+	"bytes"
+	"testing"
+
+	"oneshot/backend"
+)
+
+// abort aborts the request of s, whose operation the store has not returned.
+func (s *show) abort(t *testing.T) {
+	t.Helper()
+	if _, due := s.r.Resume(true); due {
+		t.Fatal("an aborted request ends before the store has returned its operation")
+	}
+}
+
+// aborted is the end of the request that was aborted.
+func (s *show) aborted(t *testing.T) {
+	t.Helper()
+	if next, due := s.r.Resume(true); !due || next != Aborted {
+		t.Fatalf("the aborted request: %v, %v", next, due)
+	}
+	s.r.Settle()
+	s.r.Release()
+	s.r = nil
+}
+
+// What the store still writes for a request that was aborted does not overwrite what is answered later: whoever touches these bytes waits until
+// the store has returned it. Nobody else does, not even in the same stripe, while somebody waits.
+func TestAbortedWriteIsWaitedFor(t *testing.T) {
+	old, other := bytes.Repeat([]byte{1}, 8192), bytes.Repeat([]byte{2}, 4096)
+	begin := map[string]func(r *Request, then Step) Next{
+		"Write":           func(r *Request, then Step) Next { return r.Write(0, 8192, true, then) },
+		"WriteAndVerify":  func(r *Request, then Step) Next { return r.WriteAndVerify(0, 8192, true, then) },
+		"WriteSame":       func(r *Request, then Step) Next { return r.WriteSame(0, 8192, 512, false, then) },
+		"Erase":           func(r *Request, then Step) Next { return r.Erase([]Range{{0, 8192}}, true, then) },
+		"CompareAndWrite": func(r *Request, then Step) Next { return r.CompareAndWrite(0, 4096, false, then) },
+		"copy": func(r *Request, then Step) Next {
+			return r.CopyMemory(8192, func(r *Request) Next { return r.CopyWrite(r.v, 0, 0, 8192, false, then) })
+		},
+	}
+	for name, first := range begin {
+		t.Run(name, func(t *testing.T) {
+			store, v, unit, namespace, apart := twoShows(t)
+			must := func(err error) {
+				t.Helper()
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			must(unit.begin(true, old, first))
+			unit.abort(t)
+			unit.abort(t) // it may be told twice
+			stuck := store.held
+			store.held = nil
+			must(namespace.write(t, 0, 1, other))
+			if len(store.held) != 0 {
+				t.Fatal("a write goes to the store beside one that was aborted and is there still")
+			}
+			reader := newShow(v, 512, unit.holder)
+			must(reader.read(t, 3, 1))
+			if len(store.held) != 0 {
+				t.Error("a read of bytes that are about to change under it goes to the store")
+			}
+			if name != "CompareAndWrite" { // that holds its stripe for itself anyway
+				must(apart.write(t, 2, 1, other))
+				store.complete()
+				if _, _, err := apart.end(t); err != nil {
+					t.Errorf("a write beside it: %v", err)
+				}
+			}
+			store.held = stuck
+			store.complete()
+			unit.aborted(t)
+			namespace.drive(Wait)
+			reader.drive(Wait)
+			if len(store.held) != 2 {
+				t.Fatalf("%d operations are in the store when the aborted one is over", len(store.held))
+			}
+			store.complete()
+			if _, _, err := namespace.end(t); err != nil {
+				t.Error(err)
+			}
+			if _, _, err := reader.end(t); err != nil {
+				t.Error(err)
+			}
+			if !bytes.Equal(store.data[:4096], other) {
+				t.Error("the aborted write is over the one that was answered")
+			}
+			must(v.Settled())
+		})
+	}
+}
+
+// Several may bar ranges of one stripe. Who waits for an exclusive place waits for them, and keeps those who come later behind.
+func TestAbortedWritesBesideExclusive(t *testing.T) {
+	store, v, unit, namespace, other := twoShows(t)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	block := make([]byte, 4096)
+	must(unit.write(t, 0, 8, block))
+	must(namespace.write(t, 1, 1, block))
+	first, second := store.held[:1:1], store.held[1:2:2]
+	store.held = nil
+	unit.abort(t)
+	namespace.abort(t)
+	must(other.begin(true, make([]byte, 8192), func(r *Request, then Step) Next { return r.CompareAndWrite(8192, 4096, false, then) }))
+	late := newShow(v, 4096, other.holder)
+	must(late.write(t, 4, 1, block))
+	held := func(want int, when string) {
+		t.Helper()
+		for _, s := range []*show{other, late} {
+			if s.r != nil {
+				s.drive(Wait)
+			}
+		}
+		if len(store.held) != want {
+			t.Fatalf("%s %d operations are in the store, want %d", when, len(store.held), want)
+		}
+	}
+	held(0, "while both are there")
+	store.held = second
+	store.complete()
+	namespace.aborted(t)
+	held(0, "while the first is there")
+	store.held = first
+	store.complete()
+	unit.aborted(t)
+	held(1, "when both are over")
+	for range 2 { // it reads, then writes
+		store.complete()
+		other.drive(Wait)
+	}
+	if _, _, err := other.end(t); err != nil {
+		t.Error(err)
+	}
+	held(1, "in the end")
+	if store.held[0].Kind != backend.Write {
+		t.Error("the one that came last is not the last")
+	}
+	store.complete()
+	if _, _, err := late.end(t); err != nil {
+		t.Error(err)
+	}
+	must(v.Settled())
+}
+
+// Where nothing was written an abort keeps nobody from anything.
+func TestAbortedReadIsNotWaitedFor(t *testing.T) {
+	store, v, unit, namespace, _ := twoShows(t)
+	if err := unit.read(t, 0, 1); err != nil {
+		t.Fatal(err)
+	}
+	unit.abort(t)
+	if err := namespace.write(t, 0, 1, make([]byte, 4096)); err != nil {
+		t.Fatal(err)
+	}
+	if len(store.held) != 2 {
+		t.Error("a write waits for a read that was aborted")
+	}
+	store.complete()
+	unit.aborted(t)
+	if _, _, err := namespace.end(t); err != nil {
+		t.Error(err)
+	}
+	if err := v.Settled(); err != nil {
+		t.Error(err)
+	}
+}
