@@ -73,7 +73,11 @@ const (
 	maxNesting  = 16
 )
 
-// include returns the directives of the files that match pattern, which is relative to the file that contains it.
+// unread is the name of a directive that stands for what was not read. No line of a file has it.
+const unread = "<include>"
+
+// include returns the directives of the files that match pattern, which is relative to the file that contains it. In the place of what
+// is not there, or cannot be read, stands a directive with the name unread.
 func (m *model) include(p *tgtParser, pattern, where string) ([]directive, error) {
 	if !filepath.IsAbs(pattern) {
 		pattern = filepath.Join(filepath.Dir(p.name), pattern)
@@ -87,6 +91,7 @@ func (m *model) include(p *tgtParser, pattern, where string) ([]directive, error
 	}
 	if len(paths) == 0 {
 		m.remark("%s: include %s: there is no such file", where, pattern)
+		return []directive{{at: where, name: unread, args: []string{pattern}}}, nil
 	}
 	var all []directive
 	for _, path := range paths {
@@ -96,6 +101,7 @@ func (m *model) include(p *tgtParser, pattern, where string) ([]directive, error
 		data, err := m.files.ReadFile(path, maxBytes)
 		if err != nil {
 			m.remark("%s: %s is not read: %v", where, path, err)
+			all = append(all, directive{at: where, name: unread, args: []string{path}})
 			continue
 		}
 		inner := tgtParser{name: path, nesting: p.nesting + 1, included: p.included}

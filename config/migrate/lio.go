@@ -299,7 +299,7 @@ func (m *model) lioAccess(where string, g *lioTPG, open bool, out *target) bool 
 	}
 	for i, a := range g.ACLs {
 		r := initiator{name: a.WWN, luns: g.shown(i, out.luns)}
-		if authenticate {
+		if authenticates(a.Attributes, authenticate) {
 			if r.auth = a.auth(); r.auth.chap.user == "" {
 				r.auth = g.auth()
 			}
@@ -316,6 +316,16 @@ func (m *model) lioAccess(where string, g *lioTPG, open bool, out *target) bool 
 	}
 	out.shareAuth()
 	return true
+}
+
+// authenticates says whether an initiator has to prove itself: its own attribute counts, unless that leaves it to the group (-1), or
+// there is none, as before Linux 5.19.
+func authenticates(attributes map[string]any, group bool) bool {
+	own := attributes["authentication"]
+	if own == nil || fmt.Sprint(own) == "-1" {
+		return group
+	}
+	return isSet(own)
 }
 
 // shareAuth makes credentials that all initiators share the credentials of the target.

@@ -316,6 +316,83 @@ func TestRulesOfAnOpenGroupAreTold(t *testing.T) {
 	}
 }
 
+// With Linux 5.19 and newer an initiator has to prove itself, or not, whatever its group says.
+func TestAuthenticationOfOneInitiator(t *testing.T) {
+	acl := func(name, own string) string {
+		return `{"node_wwn": "iqn.2003-01.org:` + name + `", "chap_userid": "u", "chap_password": "secretpass12", "attributes": {` + own + `}}`
+	}
+	for group, want := range map[string]map[string]bool{
+		"0": {"silent": false, "group": false, "yes": true, "text": true, "no": false},
+		"1": {"silent": true, "group": true, "yes": true, "text": true, "no": false},
+	} {
+		r, err := Import("x", []byte(`{"targets": [{"fabric": "iscsi", "wwn": "iqn.2003-01.org:one", "tpgs": [{"tag": 1, "enable": true,
+			"attributes": {"generate_node_acls": 0, "authentication": `+group+`}, "portals": [{"ip_address": "192.0.2.1", "port": 3260}],
+			"node_acls": [`+acl("silent", "")+`, `+acl("group", `"authentication": -1`)+`, `+acl("yes", `"authentication": 1`)+`,
+				`+acl("text", `"authentication": "1"`)+`, `+acl("no", `"authentication": 0`)+`]}]}]}`), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := config.Parse("x.yaml", r.YAML)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, proves := range want {
+			rule := c.Targets[0].Rule("iqn.2003-01.org:" + name)
+			if rule == nil || (rule.Auth != nil && rule.Auth.CHAP != nil || rule.Auth == nil && c.Targets[0].Auth.CHAP != nil) != proves {
+				t.Errorf("the group says %s: %s proves itself: %v\n%s", group, name, !proves, r.YAML)
+			}
+		}
+	}
+}
+
+// A target of tgt whose rules of access are not understood, or are in a file that is not read, is not served to everybody.
+func TestUnknownAccessOfTGT(t *testing.T) {
+	files := machine{
+		"etc/tgt/empty.conf":        &fstest.MapFile{Data: []byte("# nothing\n")},
+		"etc/tgt/conf.d/odd/x.conf": &fstest.MapFile{},
+	}
+	for line, known := range map[string]bool{
+		"incominguser joe":                     false,
+		"incominguser joe secretpass12 twelve": false,
+		"initiator-name iqn.x:a iqn.x:b":       false,
+		"initiator-address 192.0.2.1 x":        false,
+		"include /etc/tgt/secret.conf":         false,
+		"include /etc/tgt/secrets/*.conf":      false,
+		"include /etc/tgt/conf.d":              false, // a directory in it
+		"<<include /etc/tgt/secret.conf>>":     false,
+		"include /etc/tgt/empty.conf":          true,
+	} {
+		r, err := Import("/etc/tgt/targets.conf", []byte("<target iqn.2008-09.com.example:a>\nbacking-store /srv/a.img\n"+line+"\n</target>\n<target iqn.2008-09.com.example:b>\nbacking-store /srv/b.img\n</target>\n"), files)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := config.Parse("x.yaml", r.YAML)
+		if err != nil {
+			t.Fatal(err)
+		}
+		remarks := strings.Join(r.Remarks, "\n")
+		if served := len(c.Targets) == 2; served != known || strings.Contains(remarks, "not known who may log in") == known || strings.Contains(remarks, "twelve") {
+			t.Errorf("%s: %d targets, remarks %q", line, len(c.Targets), r.Remarks)
+		}
+	}
+}
+
+// What one of two LUNs of a store asks for, or flags that stand before another option, is not lost: a write is durable when it is answered.
+func TestDurabilityOfTGTStays(t *testing.T) {
+	for _, text := range []string{
+		"<target a>\nbacking-store /srv/a.img\n</target>\n<target b>\nwrite-cache off\nbacking-store /srv/a.img\n</target>\n",
+		"<target a>\nbsoflags sync\n<backing-store /srv/a.img>\nwrite-cache on\n</backing-store>\n</target>\n",
+	} {
+		r, err := Import("x", []byte(text), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(r.YAML), "cache: writethrough") {
+			t.Errorf("%s\n%s", text, r.YAML)
+		}
+	}
+}
+
 func TestImportRefuses(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                              "no target",

@@ -148,6 +148,7 @@ func (m *model) readTGT(text string) error {
 		case d.section && d.name == "target" && len(d.args) == 1:
 			m.tgtTarget(d)
 		case d.name == "default-driver" && slices.Equal(d.args, []string{"iscsi"}), d.name == "ignore-errors":
+		case d.name == unread: // that is said already
 		case strings.HasPrefix(d.name, "isns"):
 			isns[d.name] = d.value()
 		case d.name == "incomingdiscoveryuser" && len(d.args) == 2:
@@ -238,18 +239,21 @@ func (d *directive) shown() []string {
 
 // tgtOptions holds the options that a target sets for all its LUNs, or a LUN for itself.
 type tgtOptions struct {
-	through, direct, readOnly, removable bool
-	blockSize, physicalShift             int
-	vendor, product, serial              string
-	deviceType, storeType                string // empty: disk, and rdwr
-	lun                                  int    // 0: not said, for LUN 0 is tgt's controller
+	noCache, sync, direct, readOnly, removable bool // noCache and sync: a write is durable when it is answered
+	blockSize, physicalShift                   int
+	vendor, product, serial                    string
+	deviceType, storeType                      string // empty: disk, and rdwr
+	lun                                        int    // 0: not said, for LUN 0 is tgt's controller
 }
+
+// tgtAccess are the directives of a target that say who may log in.
+var tgtAccess = []string{"incominguser", "initiator-name", "initiator-address"}
 
 func (m *model) tgtTarget(d *directive) {
 	t := target{iqn: d.args[0]}
 	where := fmt.Sprintf("target %s", t.iqn)
 	var options tgtOptions
-	byAddress := false
+	byAddress, unknown := false, "" // what may say who may log in, and is not understood
 	var chaps []credentials
 	var stores []*directive
 	for i := range d.children {
@@ -267,11 +271,19 @@ func (m *model) tgtTarget(d *directive) {
 			}
 		case c.name == "initiator-address" && len(c.args) == 1:
 			byAddress = byAddress || !strings.EqualFold(c.args[0], "ALL")
+		case c.name == unread:
+			unknown = cmp.Or(unknown, c.at+": the file "+c.value())
+		case slices.Contains(tgtAccess, c.name):
+			unknown = cmp.Or(unknown, c.at+": "+strings.Join(append([]string{c.name}, c.shown()...), " "))
 		case c.name == "driver" && slices.Equal(c.args, []string{"iscsi"}), c.name == "controller_tid":
 		case m.tgtOption(c, &options):
 		default:
 			m.leftOut(c)
 		}
+	}
+	if unknown != "" {
+		m.remark("%s: it is not known who may log in (%s): left out", where, unknown)
+		return
 	}
 	if byAddress && len(t.initiators) == 0 {
 		m.remark("%s is for initiators at certain addresses, which has no counterpart: left out; write it with the names of its initiators", where)
@@ -317,9 +329,9 @@ func (m *model) tgtOption(d *directive, t *tgtOptions) bool {
 	}
 	switch d.name {
 	case "write-cache":
-		t.through = strings.EqualFold(value, "off")
+		t.noCache = strings.EqualFold(value, "off")
 	case "bsoflags":
-		t.direct, t.through = strings.Contains(value, "direct"), t.through || strings.Contains(value, "sync")
+		t.direct, t.sync = strings.Contains(value, "direct"), strings.Contains(value, "sync")
 	case "readonly":
 		t.readOnly = isSet(value)
 	case "removable":
@@ -355,7 +367,7 @@ func (m *model) tgtStores(t *target, stores []*directive, defaults tgtOptions) {
 	for i, d := range stores {
 		o := defaults
 		for j := range d.children {
-			if c := &d.children[j]; !m.tgtOption(c, &o) {
+			if c := &d.children[j]; c.name != unread && !m.tgtOption(c, &o) {
 				m.leftOut(c)
 			}
 		}
@@ -386,7 +398,7 @@ func (m *model) tgtStore(t *target, d *directive, o *tgtOptions) {
 		m.remark("%s, %s, has bs-type %s, which has no counterpart: left out", where, path, o.storeType)
 		return
 	}
-	s := store{kind: string(m.kindOf(path)), path: path, through: o.through, direct: o.direct}
+	s := store{kind: string(m.kindOf(path)), path: path, through: o.noCache || o.sync, direct: o.direct}
 	l := lun{
 		number: o.lun, readOnly: o.readOnly, removable: o.removable,
 		vendor: o.vendor, product: o.product, serial: o.serial,
@@ -402,6 +414,7 @@ func (m *model) tgtStore(t *target, d *directive, o *tgtOptions) {
 	}
 	if at := slices.IndexFunc(m.stores, func(o store) bool { return o.path == s.path }); at >= 0 {
 		s.name = m.stores[at].name // shown twice
+		m.stores[at].through = m.stores[at].through || s.through
 	} else {
 		s.name = m.storeName(strings.TrimSuffix(filepath.Base(s.path), filepath.Ext(s.path)))
 		m.stores = append(m.stores, s)
