@@ -138,7 +138,7 @@ func (c *change) keepStores() {
 func patiently[T any](c *change, open func() (T, error)) (T, error) {
 	going := c.s.retirements.going()
 	s, err := open()
-	if err != nil && going != nil {
+	if err != nil && going != nil && !errors.Is(err, errKeepsSize) {
 		select {
 		case <-going:
 		case <-time.After(retirePatience):
@@ -224,8 +224,8 @@ func (c *change) inTheWay(p *config.Portal) (list []portal) {
 // prepareSizes comes last, because a store that has grown cannot shrink again.
 func (c *change) prepareSizes() error {
 	for _, store := range c.plan.resize {
-		can, size, err := c.resize(store)
-		if !can {
+		size, err := patiently(c, func() (int64, error) { return c.resize(store) })
+		if errors.Is(err, errKeepsSize) {
 			c.pending = append(c.pending, fmt.Sprintf("%s: a %s store keeps its size while it is in use; that of %q will change at the next start only", store.Pos, store.Type, store.Name))
 			continue
 		}
@@ -241,20 +241,27 @@ func (c *change) prepareSizes() error {
 	return nil
 }
 
-// resize gives a store, divided or not, the size of the configuration. can is false if its type keeps its size.
-func (c *change) resize(store *config.Store) (can bool, size int64, err error) {
+var errKeepsSize = errors.New("stores of this type keep their size while they are open")
+
+// resize gives a store, divided or not, the size of the configuration, and returns that in bytes.
+func (c *change) resize(store *config.Store) (size int64, err error) {
 	if d := c.units.divided[medium(store)]; d != nil {
 		r, ok := backend.As[backend.Resizer](d.Whole())
-		if ok {
-			err = r.Resize(store.Size)
+		if !ok {
+			return 0, errKeepsSize
 		}
-		return ok, d.Whole().Info().Size, err
+		err = r.Resize(store.Size)
+		return d.Whole().Info().Size, err
 	}
 	s := c.units.stores[medium(store)]
-	if can, err = s.volume.Resize(store.Size); can && err == nil {
+	can, err := s.volume.Resize(store.Size)
+	if !can {
+		return 0, errKeepsSize
+	}
+	if err == nil {
 		c.resized = append(c.resized, s)
 	}
-	return can, s.volume.Store().Info().Size, err
+	return s.volume.Store().Info().Size, err
 }
 
 // abandon undoes prepare.

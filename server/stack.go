@@ -10,6 +10,7 @@ import (
 
 	"oneshot/backend"
 	"oneshot/backend/aging"
+	"oneshot/backend/slice"
 	"oneshot/config"
 )
 
@@ -51,10 +52,30 @@ type shared struct {
 // handle is the store as one of its users sees it.
 type handle struct {
 	*shared
+	user    string // the name of the store that is a part
 	resized func()
+
+	off, size int64 // bytes that are its own; guarded by shared.mu
 }
 
-var _ backend.Wrapper = (*handle)(nil)
+var (
+	_ backend.Wrapper = (*handle)(nil)
+	_ slice.Claimer   = (*handle)(nil)
+)
+
+// Claim implements slice.Claimer. Those who have left the configuration and have commands still are users, too: what these write is not
+// to come over what somebody else has written.
+func (h *handle) Claim(off, size int64) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, o := range h.users {
+		if o != h && off < o.off+o.size && o.off < off+size {
+			return fmt.Errorf("the store %q has %d of these bytes from %d on, and is open: take it away first, by a reload of its own; if it is away, its commands have not ended", o.user, o.size, o.off)
+		}
+	}
+	h.off, h.size = off, size
+	return nil
+}
 
 // Pass returns the store itself: a handle changes nothing about its abilities.
 func (h *handle) Pass(backend.Ability) backend.Store { return h.Store }
@@ -102,8 +123,8 @@ func (b *belows) openStore(c *config.Store, resized func(), log *slog.Logger) (s
 	return s, b.made, err
 }
 
-// stack is openStore with mu held. It opens the stores from the bottom up. A part of another store that is
-// configured without a size grows with that store.
+// stack is openStore with mu held. It opens the stores from the bottom up. A part of another store that has no
+// size of its own grows with that store.
 func (b *belows) stack(c *config.Store, resized func(), log *slog.Logger) (backend.Store, error) {
 	o := opening{resized: resized, log: log, member: b.member}
 	if c.On == nil {
@@ -133,6 +154,9 @@ func (b *belows) stack(c *config.Store, resized func(), log *slog.Logger) (backe
 	if err != nil {
 		return nil, fmt.Errorf("store %q below: %w", c.On.Name, err)
 	}
+	if h, ok := o.below.(*handle); ok {
+		h.user = c.Name // nobody else looks at it before it claims something
+	}
 	s, err := opener(c, o)
 	if err != nil {
 		errs := append([]error{err}, undo(b.made)...)
@@ -141,9 +165,9 @@ func (b *belows) stack(c *config.Store, resized func(), log *slog.Logger) (backe
 		defer b.mu.Lock()
 		return nil, errors.Join(append(errs, o.below.Close())...)
 	}
-	if r, ok := s.(backend.Resizer); ok && storeTypes[c.Type].parts && c.Size == 0 {
+	if p, ok := s.(interface{ Follow() error }); ok {
 		f := func() {
-			if err := r.Resize(0); err != nil { // the store below has shrunk; operations beyond its end fail
+			if err := p.Follow(); err != nil { // the store below has shrunk; operations beyond its end fail
 				log.Error("the store keeps its size", "reason", err)
 			}
 		}
@@ -164,7 +188,7 @@ func (b *belows) share(c *config.Store, resized func(), log *slog.Logger) (backe
 		}
 		b.open[s.medium] = s
 	}
-	h := &handle{s, resized}
+	h := &handle{shared: s, resized: resized}
 	s.mu.Lock()
 	s.users = append(s.users, h)
 	s.mu.Unlock()

@@ -6,11 +6,14 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 
 	"oneshot/backend"
+	"oneshot/backend/faulty"
 	"oneshot/backend/file"
 	"oneshot/config"
+	"oneshot/initiator"
 )
 
 // Stores stand on other stores, in any order and depth. Each LUN shows the right bytes of the store at the
@@ -185,4 +188,142 @@ portals: [{listen: "127.0.0.1:0"}]
 		t.Errorf("%v MiB, want %v", got, want)
 	}
 	works(t, s, 2)
+}
+
+// stacked has the stores of memory fail when a test says so, and tells what became of the opening of each store.
+func stacked(t *testing.T) (bottom func() *faulty.Store, tried map[string]chan error) {
+	seed, inner := faulty.Seed(t), opener
+	t.Cleanup(func() { opener = inner })
+	var disk *faulty.Store
+	tried = map[string]chan error{"later": make(chan error, 9)}
+	opener = func(c *config.Store, o opening) (backend.Store, error) {
+		s, err := inner(c, o)
+		if c.Name == "disk" && err == nil {
+			disk = faulty.New(s, seed)
+			return disk, nil
+		}
+		if tried[c.Name] != nil {
+			tried[c.Name] <- err
+		}
+		return s, err
+	}
+	return func() *faulty.Store { return disk }, tried
+}
+
+const manySlices = `
+stores:
+  m: {type: memory, size: 1MiB}
+  disk: {type: memory, size: 16MiB}
+  kept: {type: slice, on: disk, offset: 12MiB}
+  SLICE
+targets: [{iqn: "iqn.2026-11.example.oneshot:a", luns: {0: m, 1: kept, LUN}}]
+portals: [{listen: "127.0.0.1:0"}]
+`
+
+// A slice that a reload takes away has its bytes until its commands have ended: one that has bytes in common with it, or is the same
+// one again, is opened after that. So what the old commands write does not come over what others have written since.
+func TestBytesOfASliceThatIsTakenAway(t *testing.T) {
+	for name, later := range map[string]string{
+		"another one":  "later: {type: slice, on: disk, offset: 4MiB, size: 4MiB}",
+		"the same one": "later: {type: slice, on: disk, offset: 2MiB, size: 6MiB}",
+	} {
+		t.Run(name, func(t *testing.T) {
+			disk, tried := stacked(t)
+			r := serve(t, strings.NewReplacer("SLICE", "first: {type: slice, on: disk, offset: 2MiB, size: 6MiB}", "LUN", "2: first").Replace(manySlices))
+			s := r.login("a")
+			attentions(t, s, 2)
+			gate := disk().Hold(faulty.Match{Kinds: faulty.Writes, Off: 5 << 20, Len: 512, Times: 1})
+			old := &initiator.Command{LUN: 2, CDB: []byte{0x2a, 0, 0, 0, 3 << 11 >> 8, 0, 0, 0, 1, 0}, Out: bytes.Repeat([]byte{1}, 512)} // at 3 MiB of it
+			var ended sync.WaitGroup
+			ended.Add(1)
+			old.Done = func(*initiator.Command) { ended.Done() }
+			s.Start(old)
+			gate.Await(1)
+			r.apply(strings.NewReplacer("SLICE", "", ", LUN", "").Replace(manySlices))
+			next := r.parse(strings.NewReplacer("SLICE", later, "LUN", "3: later").Replace(manySlices))
+			applied := make(chan error, 1)
+			go func() {
+				_, err := r.Apply(next)
+				applied <- err
+			}()
+			var once sync.Once
+			if err := <-tried["later"]; err != nil {
+				once.Do(gate.Release)
+			}
+			if err := <-applied; err != nil {
+				t.Fatal(err)
+			}
+			lu := unit(t, r.login("a"), 3)
+			at := int64(5<<20) - next.Store("later").Slice.Offset
+			if _, err := lu.WriteAt(bytes.Repeat([]byte{2}, 512), at); err != nil {
+				t.Fatal(err)
+			}
+			once.Do(gate.Release)
+			ended.Wait()
+			got := make([]byte, 512)
+			if _, err := lu.ReadAt(got, at); err != nil || got[0] != 2 {
+				t.Errorf("%d is read, and 2 was written last; %v", got[0], err)
+			}
+		})
+	}
+}
+
+// A reload that gives a slice a size ends its growing with the store below, and one that takes the size away begins it. However it has
+// become large, no other slice gets its bytes.
+func TestSlicesGrowAsTheReloadSays(t *testing.T) {
+	var below backend.Store
+	var grown func()
+	inner := opener
+	t.Cleanup(func() { opener = inner })
+	opener = func(c *config.Store, o opening) (backend.Store, error) {
+		s, err := inner(c, o)
+		if c.Type == config.StoreFile {
+			below, grown = s, o.resized
+		}
+		return s, err
+	}
+	path := filepath.Join(t.TempDir(), "disk.img")
+	text := func(first, luns string) string {
+		return `
+stores:
+  disk: {type: file, path: ` + path + `}
+  first: {type: slice, on: disk` + first + `}
+  second: {type: slice, on: disk, offset: 8MiB}
+targets: [{iqn: "iqn.2026-11.example.oneshot:a", luns: {` + luns + `}}]
+portals: [{listen: "127.0.0.1:0"}]
+`
+	}
+	alone := func(first string) string {
+		return strings.Replace(text(first, "0: first"), "  second: {type: slice, on: disk, offset: 8MiB}\n", "", 1)
+	}
+	grow := func(size int64) {
+		t.Helper()
+		if err := below.(backend.Resizer).Resize(size << 20); err != nil {
+			t.Fatal(err)
+		}
+		grown()
+	}
+	if err := os.WriteFile(path, make([]byte, 8<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := serve(t, alone(""))
+	size := func(want int64) {
+		t.Helper()
+		if got := unit(t, r.login("a"), 0).Size() >> 20; got != want {
+			t.Errorf("the first slice has %d MiB, want %d", got, want)
+		}
+	}
+	r.apply(alone(", size: 8MiB"))
+	grow(12)
+	size(8)
+	r.apply(text(", size: 8MiB", "0: first, 1: second"))
+	works(t, r.login("a"), 1)
+	r.apply(alone(", size: 8MiB"))
+	r.apply(alone("")) // waits for the second one
+	size(12)
+	grow(16)
+	size(16)
+	if _, err := r.Apply(r.parse(text(", size: 8MiB", "0: first, 1: second"))); err == nil || !strings.Contains(err.Error(), `the store "first" has 16777216 of these bytes from 0 on`) {
+		t.Errorf("the second slice is opened over the first one: %v", err)
+	}
 }

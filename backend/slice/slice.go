@@ -19,8 +19,17 @@ import (
 type Store struct {
 	inner backend.Store
 	off   int64        // bytes
-	size  atomic.Int64 // bytes
+	size  atomic.Int64 // bytes; changed with mu held
 	info  backend.Info // except the size
+
+	mu      sync.Mutex // taken before those of the store below
+	follows bool       // the slice is to have all that is there; guarded by mu
+}
+
+// Claimer is a store below that hears which of its bytes a slice has. Claim, in the place of an earlier one, keeps size bytes from off on
+// for the slice until it is closed. An error refuses them, and the earlier claim stays.
+type Claimer interface {
+	Claim(off, size int64) error
 }
 
 var (
@@ -31,14 +40,17 @@ var (
 )
 
 // New returns the size bytes of inner from off on, or with 0 all that are there. Both are multiples
-// of inner's block size. The slice owns inner, and closes it.
+// of inner's block size. The slice owns inner, which may be a Claimer, and closes it.
 func New(inner backend.Store, off, size int64) (backend.Store, error) {
 	info := inner.Info()
 	if off < 0 || off%int64(info.BlockSize) != 0 {
 		return nil, fmt.Errorf("the offset of %d bytes is not a multiple of the block size %d of the store below", off, info.BlockSize)
 	}
-	s := &Store{inner: inner, off: off, info: info}
+	s := &Store{inner: inner, off: off, info: info, follows: size == 0}
 	n, err := s.sizeOf(size)
+	if err == nil {
+		err = s.claim(n)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -68,11 +80,44 @@ func (s *Store) sizeOf(size int64) (int64, error) {
 	return size, nil
 }
 
-// Resize makes the slice larger, within the store below; see backend.Resizer.
+// claim asks the store below for size bytes.
+func (s *Store) claim(size int64) error {
+	if c, ok := s.inner.(Claimer); ok {
+		return c.Claim(s.off, size)
+	}
+	return nil
+}
+
+// Resize makes the slice larger, within the store below; see backend.Resizer. Of a slice that has got 0, by New or by the last Resize,
+// Follow makes more when there is more.
 func (s *Store) Resize(size int64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.resize(size); err != nil {
+		return err
+	}
+	s.follows = size == 0
+	return nil
+}
+
+// Follow has the slice grow with the store below, unless it has a size of its own.
+func (s *Store) Follow() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.follows {
+		return nil
+	}
+	return s.resize(0)
+}
+
+// resize is Resize with mu held.
+func (s *Store) resize(size int64) error {
 	n, err := s.sizeOf(size)
 	if err == nil && n < s.size.Load() {
 		err = fmt.Errorf("%d bytes are served and %d are left: initiators would lose what is beyond; take the LUN away first", s.size.Load(), n)
+	}
+	if err == nil {
+		err = s.claim(n)
 	}
 	if err != nil {
 		return fmt.Errorf("slice: %w", err)
