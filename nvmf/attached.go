@@ -60,6 +60,9 @@ func (c *Controller) setAttached(list []Shown) {
 	if c.gone {
 		return
 	}
+	if c.barred.Load() {
+		list = nil
+	}
 	old := *c.attached.Load()
 	now := make([]*attached, 0, len(list))
 	for _, x := range list {

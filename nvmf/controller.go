@@ -36,6 +36,7 @@ type Controller struct {
 	attached atomic.Pointer[[]*attached] // namespaces, sorted by NSID; replaced, never changed
 	detached []*attached                 // that were taken away; guarded by Subsystem.mu
 	gone     bool                        // it attaches no namespace any more; guarded by Subsystem.mu
+	barred   atomic.Bool                 // its host is not admitted any more: it attaches none, and ends; set with Subsystem.mu held
 
 	mu       sync.Mutex // taken after Subsystem.mu; a leaf
 	queues   map[uint16]*Queue

@@ -43,7 +43,7 @@ func (t *Task) io() volume.Next {
 	p := q.path(t.SQE.NSID())
 	switch {
 	case p != nil:
-	case q.ctrl.sub.removed.Load(): // and the queue ends: the host keeps the command, and may find the subsystem again
+	case q.ctrl.sub.removed.Load(), q.ctrl.barred.Load(): // and the queue ends: the host keeps the command, and may find the subsystem again
 		return t.end(nvme.AbortedByQueue)
 	default:
 		return t.refuse(nvme.InvalidNamespace)

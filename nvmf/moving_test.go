@@ -1,6 +1,7 @@
 package nvmf
 
 import (
+	"log/slog"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -130,6 +131,37 @@ func TestRemovedUnderLoad(t *testing.T) {
 	if got := h.take(); len(got) != 1 || got[0].Status != nvme.AbortedByQueue {
 		t.Errorf("%v", got)
 	}
+}
+
+// A host that is not admitted any more does not reach a namespace that comes afterwards, on none of its queues, though these have not
+// ended yet: it may be for others.
+func TestHostIsOutAtOnce(t *testing.T) {
+	x := newTarget(t, nil, false)
+	p := x.party(1, 1)
+	p.admin.q.Lock() // whoever ends the controller waits for it
+	x.sub.SetAccess(func(string) bool { return false }, nil)
+	other, err := NewNamespace(NamespaceConfig{Volume: x.v, UUID: [16]byte{8}, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.sub.SetNamespaces([]Shown{{NSID: 1, Namespace: other}})
+	h := p.io
+	c := rw(nvme.Read, 1)
+	c.SGL = nvme.SGL{Length: 512, Type: nvme.SGLTransport}
+	task := &Task{Queue: h.q}
+	task.Mover = task
+	h.q.Lock()
+	h.q.times.Arrive()
+	h.q.Command(task, nvme.SQE(c.AppendTo(nil)))
+	h.q.Unlock()
+	if got := h.take(); len(got) != 1 || got[0].Status != nvme.AbortedByQueue {
+		t.Errorf("%v", got)
+	}
+	p.admin.q.Unlock()
+	x.sub.SetNamespaces([]Shown{{NSID: 1}})
+	p.io.lose()
+	p.admin.lose()
+	other.Close()
 }
 
 // A Connect that has found a subsystem which is removed, or admits the host no more, before there is a controller makes none: nobody would

@@ -93,13 +93,20 @@ func (s *Subsystem) rulesFor(host string) *auth.Rules {
 }
 
 // SetAccess changes which hosts may connect, and what they have to prove; see SubsystemConfig. Controllers of hosts that may not connect
-// any more end. What the others have proved already stands.
+// any more end. That takes a moment, but they reach no namespace from now on, and none that is put here later. What the others have
+// proved already stands.
 func (s *Subsystem) SetAccess(admit func(hostNQN string) bool, rules func(hostNQN string) *auth.Rules) {
 	s.mu.Lock()
 	s.admit, s.auth = admit, rules
+	for _, c := range s.controllers {
+		if admit != nil && !admit(c.hostNQN) {
+			c.barred.Store(true)
+			s.attachTo(c)
+		}
+	}
 	s.mu.Unlock()
 	s.node.discoveryChanged()
-	s.drop(func(c *Controller) bool { return admit != nil && !admit(c.hostNQN) }, "the subsystem does not admit the host any more")
+	s.drop(func(c *Controller) bool { return c.barred.Load() }, "the subsystem does not admit the host any more")
 }
 
 // drop ends the controllers that are meant.
@@ -137,14 +144,19 @@ func (s *Subsystem) SetNamespaces(changes []Shown) {
 		}
 	}
 	for _, c := range s.controllers {
-		c.setAttached(s.namespaces)
-		for _, q := range c.allQueues() {
-			q.setPaths(*c.attached.Load())
-		}
+		s.attachTo(c)
 	}
 	s.mu.Unlock()
 	for _, x := range changes {
 		s.changed(x.NSID)
+	}
+}
+
+// attachTo has a controller and its queues follow the namespaces. mu is held.
+func (s *Subsystem) attachTo(c *Controller) {
+	c.setAttached(s.namespaces)
+	for _, q := range c.allQueues() {
+		q.setPaths(*c.attached.Load())
 	}
 }
 
