@@ -331,12 +331,13 @@ func (c *change) commitTargets() {
 		st.SetLUs(all) // sessions that have not ended yet reach no logical unit any more
 		c.did("target %s removed", t.Name)
 	}
+	c.narrowAccess()
+	for name, changes := range c.changes {
+		c.targets[name].SetLUs(changes)
+	}
 	for _, t := range c.plan.access {
 		c.s.node.ReplaceTarget(nodeTarget(t, c.targets[t.Name]))
 		c.did("target %s has other rules of access", t.Name)
-	}
-	for name, changes := range c.changes {
-		c.targets[name].SetLUs(changes)
 	}
 	for _, l := range c.plan.luns {
 		c.did("%s", l)
@@ -347,6 +348,25 @@ func (c *change) commitTargets() {
 	for _, t := range c.added {
 		c.s.node.AddTarget(t)
 		c.did("target %s added", t.Name)
+	}
+}
+
+// narrowAccess is the first of two steps to other rules of access for targets whose LUNs change, too. Only those are admitted who were
+// before and will be: whoever comes is not to see the LUNs of others as they were, and whoever has to go not as they will be. The commands of
+// sessions that end are known to their logical units when it returns, and no more come.
+func (c *change) narrowAccess() {
+	narrowed := false
+	for _, t := range c.plan.access {
+		if len(c.changes[t.Name]) == 0 {
+			continue
+		}
+		n, was := nodeTarget(t, c.targets[t.Name]), findTarget(c.s.cfg, t.Name)
+		n.Admit = func(initiator string) bool { return was.Admits(initiator) && t.Admits(initiator) }
+		c.s.node.ReplaceTarget(n)
+		narrowed = true
+	}
+	if narrowed {
+		c.s.node.Quiesce()
 	}
 }
 

@@ -235,8 +235,9 @@ func (c *change) commitSubsystems() {
 		gone.SetNamespaces(all) // controllers that have not ended yet reach no namespace any more
 		c.did("subsystem %s removed", sub.NQN)
 	}
-	for _, sub := range c.plan.hosts {
-		s.subsystems[sub.NQN].SetAccess(sub.Admits, rulesOf(sub))
+	for _, sub := range c.plan.hosts { // in two steps, around the change of namespaces, as commitTargets
+		was := findSubsystem(s.cfg, sub.NQN)
+		s.subsystems[sub.NQN].SetAccess(func(host string) bool { return was.Admits(host) && sub.Admits(host) }, rulesOf(sub))
 		c.did("subsystem %s has other rules of access", sub.NQN)
 	}
 	changes := make(map[string][]nvmf.Shown)
@@ -250,6 +251,9 @@ func (c *change) commitSubsystems() {
 	}
 	for nqn, list := range changes {
 		s.subsystems[nqn].SetNamespaces(list)
+	}
+	for _, sub := range c.plan.hosts {
+		s.subsystems[sub.NQN].SetAccess(sub.Admits, rulesOf(sub))
 	}
 	for _, sub := range c.plan.addSubs {
 		cfg := nvmf.SubsystemConfig{NQN: sub.NQN, Serial: serialOf(sub), CNTLIDs: sub.CNTLIDs, Admit: sub.Admits, Auth: rulesOf(sub)}
