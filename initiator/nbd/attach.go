@@ -86,7 +86,8 @@ func (o *Options) complete() error {
 	return nil
 }
 
-// Attachment is a device that this process serves. Serve may be called once; Close when it has returned.
+// Attachment is a device that this process serves. Serve may be called again when it has returned ErrLeft; Close when it has
+// returned.
 type Attachment struct {
 	Index int
 
@@ -104,7 +105,8 @@ type Attachment struct {
 	checkMu  sync.Mutex // guards identity
 	identity *initiator.Identity
 
-	ended  chan error // of Serve, one for each of conns
+	ended  chan error // of Conn.Serve, one for each of conns
+	left   int        // of these, not disconnected yet, as far as Serve knows
 	serves sync.WaitGroup
 }
 
@@ -277,6 +279,7 @@ func (a *Attachment) connect(left bool) error {
 		a.conns = append(a.conns, c)
 		a.slots[i].Store(c)
 	}
+	a.left = len(a.conns)
 	for _, c := range a.conns {
 		a.serves.Go(func() { a.ended <- c.Serve() })
 	}
@@ -351,13 +354,13 @@ var ErrLeft = errors.New("the device stays, and waits for another attach")
 func (a *Attachment) Serve(ctx context.Context) error {
 	tick := time.NewTicker(a.opt.Probe)
 	defer tick.Stop()
-	for disconnected := 0; ; {
+	for {
 		select {
 		case err := <-a.ended:
 			if err != nil {
 				return err
 			}
-			if disconnected++; disconnected == len(a.conns) {
+			if a.left--; a.left == 0 {
 				return nil
 			}
 		case <-ctx.Done():

@@ -351,6 +351,31 @@ func (a *Attachment) servedOut(leave func() error) <-chan error {
 	return c
 }
 
+// If a process is asked to leave while the kernel disconnects the device, of which one socket has ended already, it serves the
+// device until the other one has ended, too, and no longer.
+func TestLeaveDuringDisconnect(t *testing.T) {
+	a := &Attachment{opt: Options{Probe: time.Hour}, ended: make(chan error), left: 2}
+	served := make(chan error)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { served <- a.Serve(ctx) }()
+	a.ended <- nil
+	cancel()
+	if err := <-served; !errors.Is(err, ErrLeft) {
+		t.Fatalf("who leaves is told %v", err)
+	}
+	go func() { served <- a.Serve(t.Context()) }()
+	a.ended <- nil
+	select {
+	case a.ended <- nil:
+		t.Error("both sockets have ended, and the device is still served")
+		<-served
+	case err := <-served:
+		if err != nil {
+			t.Errorf("after the end of the device: %v", err)
+		}
+	}
+}
+
 // The kernel is told what the disk is.
 func TestSetting(t *testing.T) {
 	tg := targettest.Start(t, config)

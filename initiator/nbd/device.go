@@ -88,11 +88,7 @@ func deviceIn(path string) (d Device, err error) {
 	if b, ok := parseBackend(read("backend")); ok {
 		d.URL, d.isid, d.name, d.Sockets = b.url, b.isid, b.name, b.sockets
 	}
-	unlock, err := lock(d.Index)
-	if err == nil {
-		unlock()
-	}
-	d.Served = err != nil
+	d.Served = isLocked(d.Index)
 	return d, nil
 }
 
@@ -124,7 +120,7 @@ func lock(index int) (unlock func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("@oneshot-attach-nbd%d", index)}); err != nil {
+	if err := unix.Bind(fd, lockName(index)); err != nil {
 		_ = unix.Close(fd)
 		if errors.Is(err, unix.EADDRINUSE) {
 			return nil, fmt.Errorf("another process serves nbd%d", index)
@@ -132,6 +128,22 @@ func lock(index int) (unlock func(), err error) {
 		return nil, err
 	}
 	return func() { _ = unix.Close(fd) }, nil
+}
+
+// isLocked reports whether a process serves a device. It does not take the lock to find out, for somebody else might ask
+// for it at that moment.
+func isLocked(index int) bool {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return true
+	}
+	defer func() { _ = unix.Close(fd) }()
+	return !errors.Is(unix.Connect(fd, lockName(index)), unix.ECONNREFUSED) // nobody has the name
+}
+
+// lockName is the name of the socket that is the lock of a device.
+func lockName(index int) *unix.SockaddrUnix {
+	return &unix.SockaddrUnix{Name: fmt.Sprintf("@oneshot-attach-nbd%d", index)}
 }
 
 // Detach writes what the kernel holds back to the disk, and ends the device, which must not be in use. With force nothing is written:
