@@ -202,6 +202,23 @@ func TestPass(t *testing.T) {
 		p.expect("the failure", (&Reply{Cookie: 1, Errno: errnoIO}).AppendTo(nil))
 	})
 
+	// A target may send all of the data and then say that it is less.
+	t.Run("failed in the end", func(t *testing.T) {
+		p := newPassing(t)
+		c := p.request(read)
+		c.Sink.Accept(nil)
+		p.feedAll(make([]byte, passLen))
+		p.takeAll(c)
+		p.end(c, errors.New("the target has moved less"))
+		p.expect("the failure", (&Reply{Cookie: 1, Errno: errnoIO}).AppendTo(nil))
+		c = p.request(read)
+		c.Sink.Accept(want[:100])
+		p.feedAll(want[100:])
+		p.takeAll(c)
+		p.end(c, nil)
+		p.expect("the next reply", append(reply(1), want...))
+	})
+
 	t.Run("short pipe", func(t *testing.T) {
 		p := newPassing(t)
 		_, err := unix.FcntlInt(uintptr(p.c.pass.pipe[1]), unix.F_SETPIPE_SZ, 4096)

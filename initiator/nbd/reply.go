@@ -91,7 +91,9 @@ func (c *Conn) gather() {
 	for i, t := range c.sent {
 		if last := len(c.sent) - 1; t.passes {
 			c.sent[i], c.sent[last] = c.sent[last], t
-			c.pass.left = c.pass.rest
+			if !t.failed { // otherwise the next Accept gets rid of the data
+				c.pass.left = c.pass.rest
+			}
 			break // there is one pipe
 		}
 	}
