@@ -126,6 +126,9 @@ func (d *Device) openEndpoint(ctx context.Context, q *queuePair, name string, wa
 		e.release()
 		return rdma.ErrDisconnected
 	}
+	if e.gone.Load() != nil { // before there was an STag
+		e.poked.Store(true)
+	}
 	return nil
 }
 

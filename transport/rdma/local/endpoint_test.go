@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -117,6 +118,30 @@ func (u *user) do(w rdma.Work) rdma.Completion {
 		time.Sleep(20 * time.Microsecond) // with one processor the store has to run meanwhile
 	}
 	return u.one[0]
+}
+
+// An endpoint that goes while it is being opened is let go although its user posts nothing: who has called gone may wait for that.
+func TestGoneEarly(t *testing.T) {
+	v := newVolume(t, newMemory(t, 1<<20))
+	inner := opener(v, rdma.DurabilityNone)
+	var closed atomic.Bool
+	d := open(t, local.Config{Open: func(ctx context.Context, name string, want rdma.Rights, gone func(error)) (local.Opened, error) {
+		o, err := inner(ctx, name, want, gone)
+		shut := o.Close
+		o.Close = func() { closed.Store(true); shut() }
+		gone(errChanged)
+		return o, err
+	}})
+	u := use(t, d, "disk/log", 0, nil)
+	if err := d.Close(); err == nil { // it waits for what the device does by itself
+		t.Error("the device is closed under a queue pair")
+	}
+	if !closed.Load() {
+		t.Error("nobody has let the endpoint go")
+	}
+	if c := u.do(rdma.Work{Op: rdma.OpRead, SGL: u.sge(0, 4096)}); c.Status != rdma.StatusRemoteAccess {
+		t.Errorf("a Read afterwards: %+v", c)
+	}
 }
 
 func TestMemoryEndpoint(t *testing.T) {
