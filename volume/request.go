@@ -413,8 +413,9 @@ func (r *Request) submitOp() bool {
 // OpDone is for the store.
 func (r *Request) OpDone(*backend.Op) {
 	// Where ranges are waited for by spinning, a shared hold ends with the operation. Were it
-	// kept until the driver comes round, a driver that spins would wait for itself.
-	if r.hold == holdShared && r.v.lender != nil {
+	// kept until the driver comes round, a driver that spins would wait for itself. Elsewhere the hold
+	// is the driver's alone, who may bar the range meanwhile.
+	if r.v.lender != nil && r.hold == holdShared {
 		r.leaveRange()
 	}
 	r.client.Signal(&r.opDone)
