@@ -22,6 +22,7 @@ const (
 	denySanitizeFailed = uint32(access.SanitizeFailed)
 	denyNoMedium       = uint32(access.Free)
 
+	denyReserved   = denyReads | denyWrites | denyMost
 	denyConditions = denyTransition | denyOffline | denyUnavailable | denyStandby |
 		denySanitizing | denySanitizeFailed | denyNoMedium
 )

@@ -200,14 +200,28 @@ func (t *Task) settle(next Next) Next {
 		t.r.Settle()
 		t.ended = endedAborted
 	case Pull:
-		t.Out, t.OutLen, t.PlaceUnit = t.r.Out, t.r.OutLen, t.r.PlaceUnit
-		fallthrough
-	default:
-		if !t.listed && t.itl != nil { // without a logical unit there is no task set
-			t.itl.list(t)
+		t.list()
+		if t.preempted() {
+			return t.settle(t.conflict())
 		}
+		t.Out, t.OutLen, t.PlaceUnit = t.r.Out, t.r.OutLen, t.r.PlaceUnit
+	default:
+		t.list()
 	}
 	return next
+}
+
+// list enters the task into its task set, unless it is there.
+func (t *Task) list() {
+	if !t.listed && t.itl != nil { // without a logical unit there is no task set
+		t.itl.list(t)
+	}
+}
+
+// preempted reports whether a reservation keeps the command, which has changed nothing yet, from running now. PREEMPT AND ABORT first
+// denies and then aborts what is in the task set: a command that looked before the one and came into the set after the other has to see it here.
+func (t *Task) preempted() bool {
+	return t.itl.denied.Load()&t.cmd.denied&denyReserved != 0
 }
 
 // Fail ends a task that is being pulled with CHECK CONDITION: the transport could not fetch

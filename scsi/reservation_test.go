@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"oneshot/mem"
 	"oneshot/volume/access"
 )
 
@@ -335,6 +336,51 @@ func TestPreemptAndAbort(t *testing.T) {
 	task.Release()
 	if k, key := b.reservation(); k != writeExclusive || key != 0xb {
 		t.Errorf("type %d, key %#x", k, key)
+	}
+}
+
+// meanwhile is an owner at whom something happens while a task begins: between its look at reservations and its entry into the task set.
+type meanwhile struct {
+	*fakeOwner
+	happens func()
+}
+
+func (o *meanwhile) Lease(t *Task, n int) *mem.Lease {
+	if f := o.happens; f != nil {
+		o.happens = nil
+		f()
+	}
+	return o.fakeOwner.Lease(t, n)
+}
+
+// A command that is about to enter the task set when PREEMPT AND ABORT looks there writes nothing afterwards, whether it finds memory at once or waits for
+// some.
+func TestPreemptAndAbortWhileBeginning(t *testing.T) {
+	for _, waits := range []bool{false, true} {
+		b := newBench(t, false, nil)
+		p := &prBench{bench: b, a: b.nexus, b: b.client(2), c: b.client(3)}
+		p.must(p.a, proutRegister, 0, 0, 0xa)
+		p.must(p.b, proutRegister, 0, 0, 0xb)
+		p.must(p.a, proutReserve, writeExclusive, 0xa, 0)
+		owner := &meanwhile{fakeOwner: newFakeOwner()}
+		owner.happens = func() {
+			p.must(p.b, proutPreemptAndAbort, writeExclusive, 0xb, 0xa)
+			owner.empty = waits
+		}
+		victim := b.task(rw10(0x2a, 0, 1), make([]byte, 512), 0)
+		victim.Owner = owner
+		next := victim.Start()
+		if waits {
+			if next != Wait {
+				t.Fatalf("without memory: %v", next)
+			}
+			owner.empty = false
+			next = victim.Resume()
+		}
+		if next != Done || victim.Status != ReservationConflict {
+			t.Errorf("waits %v: %v, status %02x, for a command of somebody who has been preempted and aborted", waits, next, victim.Status)
+		}
+		victim.Release()
 	}
 }
 
