@@ -140,8 +140,8 @@ func (s *Store) discardPiece(off, n int64) {
 		s.clear(off, off+n)
 		return
 	}
-	s.mapped.clear(first, end)
 	s.drop(first, end)
+	s.mapped.clear(first, end) // not before: who finds them unmapped takes them for zeroes, without the lock
 	s.clear(off, first*pageSize)
 	s.clear(end*pageSize, off+n)
 }

@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"bytes"
 	"fmt"
 	"sync"
 	"testing"
@@ -78,6 +79,33 @@ func TestDiscardAgainstWrite(t *testing.T) {
 				t.Fatalf("bytes at %d, and not mapped", off)
 			}
 		}
+	}
+}
+
+// When a discard is complete its range reads as zeroes, also beside another discard of the range that is not complete yet.
+func TestDiscardTwice(t *testing.T) {
+	const size = 1 << 20
+	s := newStore(t, size)
+	defer s.Close()
+	b := bytes.Repeat([]byte{1}, size)
+	discard := func() {
+		s.Submit(&backend.Op{Kind: backend.Discard, Len: size})
+		for off := 0; off < size; off += pageSize {
+			if s.data[off] != 0 {
+				t.Errorf("the byte at %d is still there", off)
+				return
+			}
+		}
+	}
+	for i := 0; i < 100 && !t.Failed(); i++ {
+		s.Submit(&backend.Op{Kind: backend.Write, Len: size, Segs: [][]byte{b}})
+		start := make(chan struct{})
+		var wg sync.WaitGroup
+		for range 2 {
+			wg.Go(func() { <-start; discard() })
+		}
+		close(start)
+		wg.Wait()
 	}
 }
 
