@@ -304,12 +304,13 @@ func (s *Set) change(match uint64, f func(t *Table, storeSize int64) error) erro
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.table, s.other = t, nil
+	var errs []error
 	for i := range t.Partitions {
 		if v := s.views[t.Partitions[i].UUID]; v != nil {
-			v.follow(t.Partitions[i].Size)
+			errs = append(errs, v.follow(&t.Partitions[i]))
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // New describes a partition that is to be made.

@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func newSet(t testing.TB, d *disk) *Set {
+func newSet(t testing.TB, d backend.Store) *Set {
 	t.Helper()
 	s, err := Init(d, false)
 	if err != nil {
@@ -311,6 +311,53 @@ func TestStoreChangesSize(t *testing.T) {
 	wants(t, "b", err, "8192 bytes")
 	if v, err = s.View("a"); err != nil {
 		t.Fatal(err)
+	}
+	if err := v.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// shrinking is a disk that becomes smaller while something is erased.
+type shrinking struct {
+	*disk
+	to int
+}
+
+func (d *shrinking) Submit(op *backend.Op) bool {
+	done := d.disk.Submit(op)
+	if op.Kind == backend.Discard {
+		d.mu.Lock()
+		d.data = d.data[:d.to]
+		d.mu.Unlock()
+	}
+	return done
+}
+
+// A store that shrinks while a partition in use grows leaves the partition as large as it was, and whoever made it grow is told.
+func TestStoreShrinksDuringGrow(t *testing.T) {
+	const now = 3 << 20
+	d := &shrinking{newDisk(diskSize), now}
+	s := newSet(t, d)
+	create(t, s, New{Name: "a", Size: 1 << 20})
+	v, err := s.View("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = s.Alter(Any, "a", Change{Size: ptr(int64(3 << 20))})
+	if e, ok := errors.AsType[*FitError](err); !ok || e.Name != "a" || e.End != 4<<20 || e.StoreSize != now {
+		t.Errorf("grow: %v", err)
+	}
+	if size := v.Info().Size; size != 1<<20 {
+		t.Errorf("the partition in use has %d bytes", size)
+	}
+	if err := v.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := s.Alter(Any, "a", Change{Size: ptr(int64(2 << 20))}); err != nil {
+		t.Error("shrink to what is left:", err)
+	}
+	if v, err = s.View("a"); err != nil || v.Info().Size != 2<<20 {
+		t.Fatal("open again:", err)
 	}
 	if err := v.Close(); err != nil {
 		t.Error(err)

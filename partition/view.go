@@ -66,14 +66,17 @@ func (v *View) Resize(size int64) error {
 	return v.set.Alter(Any, p.Name, Change{Size: &size})
 }
 
-// follow takes the size that the table says. The set's mu is held.
-func (v *View) follow(size int64) {
-	if v == reserved || size == v.part.Info().Size {
-		return
+// follow takes the size of p, its entry of the table. If the store has become too small for that since the change was checked, the view
+// keeps the size that it has. The set's mu is held.
+func (v *View) follow(p *Partition) error {
+	if v == reserved || p.Size == v.part.Info().Size {
+		return nil
 	}
-	if err := v.grow.Resize(size); err != nil {
-		panic("partition: " + err.Error()) // the change has checked it against the same store
+	if v.grow.Resize(p.Size) == nil {
+		return nil
 	}
+	i := v.set.store.Info()
+	return fmt.Errorf("the partition table is changed, and the partition in use keeps its size: %w", &FitError{p.Name, p.end(), i.Size, i.BlockSize})
 }
 
 // Close makes durable what has been written, and ends the use of the partition. The store below stays
