@@ -20,6 +20,7 @@ type Set struct {
 
 	changing sync.Mutex // a change is made; taken before mu, held over operations of the store
 	slot     int        // which slot has the table in force; guarded by changing
+	held     UUID       // of the partition that the change keeps from being opened; guarded by changing
 
 	mu    sync.Mutex // not held over operations
 	table *Table     // in force; never changed in place
@@ -275,6 +276,7 @@ func (s *Set) Fits(p *Partition) error {
 func (s *Set) change(match uint64, f func(t *Table, storeSize int64) error) error {
 	s.changing.Lock()
 	defer s.changing.Unlock()
+	defer s.unreserve()
 	old, info := s.Table(), s.store.Info()
 	switch {
 	case match != Any && match != old.Generation:
@@ -384,8 +386,7 @@ type Change struct {
 // Alter makes all of a change or nothing of it. If the partition becomes larger, its new octets are zeroes, and
 // its view grows. A grant replaces the lines of the same Who. match is as in Create.
 func (s *Set) Alter(match uint64, name string, c Change) error {
-	var held UUID
-	err := s.change(match, func(t *Table, storeSize int64) error {
+	return s.change(match, func(t *Table, storeSize int64) error {
 		p := t.Find(name)
 		if p == nil {
 			return &UnknownError{name}
@@ -394,7 +395,6 @@ func (s *Set) Alter(match uint64, name string, c Change) error {
 			if err := s.reserve(p); err != nil {
 				return err
 			}
-			held = p.UUID
 		}
 		p.alter(c)
 		if c.Size == nil {
@@ -402,8 +402,6 @@ func (s *Set) Alter(match uint64, name string, c Change) error {
 		}
 		return s.resize(t, p, *c.Size, storeSize)
 	})
-	s.unreserve(held)
-	return err
 }
 
 // Try returns why Alter would refuse a change that does not make the partition larger, as far as the table tells,
@@ -475,8 +473,7 @@ func (s *Set) resize(t *Table, p *Partition, size, storeSize int64) error {
 // Delete takes the entry of a partition out of the table. Its octets stay, unless erase is set: then they are
 // discarded first, so that a Delete that a crash has interrupted can be repeated. No view is open.
 func (s *Set) Delete(match uint64, name string, erase bool) error {
-	var held UUID
-	err := s.change(match, func(t *Table, storeSize int64) error {
+	return s.change(match, func(t *Table, storeSize int64) error {
 		p := t.Find(name)
 		if p == nil {
 			return &UnknownError{name}
@@ -484,22 +481,21 @@ func (s *Set) Delete(match uint64, name string, erase bool) error {
 		if err := s.reserve(p); err != nil {
 			return err
 		}
-		held = p.UUID
+		u := p.UUID
 		if n := min(p.end(), storeSize) - p.Offset; erase && n > 0 {
 			if err := s.erase(p.Offset, n); err != nil {
 				return fmt.Errorf("partition %q could not be erased, and is not deleted: %w", name, err)
 			}
 		}
-		t.Partitions = slices.DeleteFunc(t.Partitions, func(o Partition) bool { return o.UUID == held })
+		t.Partitions = slices.DeleteFunc(t.Partitions, func(o Partition) bool { return o.UUID == u })
 		return nil
 	})
-	s.unreserve(held)
-	return err
 }
 
 // reserved stands in views for a partition that a change keeps from being opened.
 var reserved = new(View)
 
+// reserve keeps a partition that is not in use from being opened until the change is over. It is called by a change.
 func (s *Set) reserve(p *Partition) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -507,14 +503,16 @@ func (s *Set) reserve(p *Partition) error {
 		return &InUseError{p.Name}
 	}
 	s.views[p.UUID] = reserved
+	s.held = p.UUID
 	return nil
 }
 
-func (s *Set) unreserve(u UUID) {
+// unreserve ends what reserve began, if it was called.
+func (s *Set) unreserve() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.views[u] == reserved {
-		delete(s.views, u)
+	if s.views[s.held] == reserved {
+		delete(s.views, s.held)
 	}
 }
 

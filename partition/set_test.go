@@ -263,6 +263,24 @@ func TestInUse(t *testing.T) {
 	}
 }
 
+// A partition is not in use because somebody else has just changed it.
+func TestChangesAtOnce(t *testing.T) {
+	s := newSet(t, newDisk(diskSize))
+	create(t, s, New{Name: "a", Size: 8192})
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for i := int64(0); i < 40; i++ {
+				if err := s.Alter(Any, "a", Change{Size: ptr(4096 + i%2*4096)}); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
 // When a store has shrunk, the partitions that still fit are served; the others can be shrunk or deleted.
 func TestStoreChangesSize(t *testing.T) {
 	d := newDisk(diskSize)
