@@ -29,8 +29,7 @@ func (d *Device) Connect(ctx context.Context, rq rdma.QueuePair, addr string, p 
 	}
 	switch {
 	case err == nil:
-		q.begins(a)
-		return nil
+		return q.begins(a)
 	case ctx.Err() != nil:
 		return ctx.Err()
 	}
@@ -148,8 +147,7 @@ func (r *request) Accept(rq rdma.QueuePair, p rdma.ConnParams) error {
 	if err != nil {
 		return err
 	}
-	q.begins(a)
-	return nil
+	return q.begins(a)
 }
 
 // Reject implements rdma.Request.

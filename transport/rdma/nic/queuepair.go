@@ -38,6 +38,7 @@ type queuePair struct {
 	up        bool           // the connection has begun
 	leaving   bool           // Disconnect, Abort or Close was called
 	ended     bool           // the connection has ended
+	unmade    bool           // the card has gone before the connection had begun, and Disconnected was not called
 	closed    bool           // Close waits for endings alone
 	endings   sync.WaitGroup // calls of hasEnded: begun with the lock held, and not closed
 	initiator bool           // Host 1
@@ -199,13 +200,17 @@ func (q *queuePair) PostReceive(rs []rdma.Receive) (int, error) {
 	return n, err
 }
 
-// begins notes that the connection has begun, as the card says.
-func (q *queuePair) begins(m *shm.Message) {
+// begins notes that the connection has begun, as the card says. If the card has gone since it said so, there is no connection.
+func (q *queuePair) begins(m *shm.Message) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	if q.unmade {
+		return q.dev.lostErr
+	}
 	q.up, q.initiator, q.reads, q.shot, q.data = true, m.Initiator, m.Reads, m.OneShot, m.Data
 	q.local, q.remote = addr(m.Local), addr(m.Remote)
 	q.tags.add(m.STags)
+	return nil
 }
 
 // completed takes the completion of a request. harvestMu is held. False: it is of none.
@@ -399,6 +404,7 @@ func (q *queuePair) hasEnded(err error) {
 	q.ended = true
 	_, lost := errors.AsType[*LostError](err)
 	never := lost && !q.up
+	q.unmade = q.unmade || never
 	q.mu.Unlock()
 	if !q.shared {
 		q.recv.end()
