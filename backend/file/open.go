@@ -129,8 +129,33 @@ func (cfg *Config) check() error {
 // errReadOnly is the answer to a size that a read-only store does not have.
 var errReadOnly = errors.New("a read-only store does not grow")
 
-// openFile opens the file and locks it, creating it if need be.
+// openFile opens the file and locks it, creating it if need be. If the file is removed or replaced before it is locked, whoever had the
+// lock may have done that, and what is there then is opened.
 func openFile(cfg Config) (fd int, created bool, err error) {
+	for range maxOpens {
+		fd, created, err = openLocked(cfg)
+		if err != nil || isAt(cfg.Path, fd) {
+			return fd, created, err
+		}
+		_ = unix.Close(fd)
+	}
+	return -1, false, errors.New("whenever it is opened another file takes its place: end what does that")
+}
+
+// maxOpens is how many files openFile opens.
+const maxOpens = 100
+
+// isAt reports whether path still names the open file, as far as can be told.
+func isAt(path string, fd int) bool {
+	var now, opened unix.Stat_t
+	if err := unix.Fstat(fd, &opened); err != nil {
+		return true
+	}
+	err := unix.Stat(path, &now)
+	return err == nil && now.Dev == opened.Dev && now.Ino == opened.Ino || err != nil && err != unix.ENOENT
+}
+
+func openLocked(cfg Config) (fd int, created bool, err error) {
 	flags := unix.O_RDWR | unix.O_CLOEXEC
 	if cfg.ReadOnly {
 		flags = unix.O_RDONLY | unix.O_CLOEXEC
