@@ -135,7 +135,7 @@ func init() { // not in the declarations: commands that report the table are in 
 		{Name: "READ DEFECT DATA(10)", Usage: "\x37\x00\x1f\x00\x00\x00\x00\xff\xff\x04", Flags: readsMedium, Run: (*Task).readDefectData10},
 		{Name: "READ DEFECT DATA(12)", Usage: "\xb7\x1f\x00\x00\x00\x00\xff\xff\xff\xff\x00\x04", Flags: readsMedium, Run: (*Task).readDefectData12},
 		{Name: "PREVENT ALLOW MEDIUM REMOVAL", Usage: "\x1e\x00\x00\x00\x03\x04", Flags: passesNoMedium, When: (*LogicalUnit).removable, Run: (*Task).preventAllow},
-		{Name: "START STOP UNIT", Usage: "\x1b\x01\x00\x00\xf7\x04", Flags: altersUnit | passesNoMedium, Run: (*Task).startStopUnit},
+		{Name: "START STOP UNIT", Usage: "\x1b\x01\x00\x00\xf7\x04", Flags: passesNoMedium, Run: (*Task).startStopUnit},
 	}
 	opcodes = newTable(rows)
 }

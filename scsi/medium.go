@@ -18,6 +18,8 @@ func (t *Task) startStopUnit() Next {
 	const start, loej, noFlush = 0x01, 0x02, 0x04
 	flags := t.CDB[4]
 	switch {
+	case (flags>>4 != 0 || flags&start == 0) && t.itl.denied.Load()&denyWrites != 0: // SBC-3 table 13
+		return t.conflict()
 	case flags>>4 != 0: // POWER CONDITION: START and LOEJ are ignored
 		return t.good()
 	case flags&loej != 0 && t.lu.removable():
@@ -75,8 +77,11 @@ func (t *Task) moveMedium(eject bool) Next {
 // preventAllow is SPC-3 §6.13, per nexus.
 func (t *Task) preventAllow() Next {
 	const prevent, obsolete = 0x01, 0x02
-	if t.CDB[4]&obsolete != 0 {
+	switch {
+	case t.CDB[4]&obsolete != 0:
 		return t.check(invalidField(4))
+	case t.CDB[4]&prevent != 0 && t.itl.denied.Load()&denyWrites != 0: // SBC-3 table 13
+		return t.conflict()
 	}
 	t.lu.mu.Lock()
 	defer t.lu.mu.Unlock()

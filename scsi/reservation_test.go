@@ -140,10 +140,11 @@ func TestReservationAccess(t *testing.T) {
 		exclusiveAccessAll:         {both, both, 0},
 	}
 	reading := [][]byte{rw10(0x28, 0, 1), rw16(0x88, 0, 1), rw10(0x2f, 0, 1), rw10(0x34, 0, 1), {0x1a, 0, 0x3f, 0, 255, 0}}
-	writing := [][]byte{rw10(0x2a, 0, 1), rw16(0x8a, 0, 1), rw10(0x35, 0, 1), {0x1b, 0, 0, 0, 1, 0}, rw10(0x41, 0, 1)}
-	always := [][]byte{make([]byte, 6), {0x12, 0, 0, 0, 36, 0}, {0x03, 0, 0, 0, 18, 0}, rw10(0x25, 0, 0), {0xa0, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0, 0}}
+	writing := [][]byte{rw10(0x2a, 0, 1), rw16(0x8a, 0, 1), rw10(0x35, 0, 1), rw10(0x41, 0, 1), {0x1b, 0, 0, 0, 0, 0}, {0x1b, 0, 0, 0, 0x11, 0}, {0x1e, 0, 0, 0, 1, 0}}
+	always := [][]byte{make([]byte, 6), {0x12, 0, 0, 0, 36, 0}, {0x03, 0, 0, 0, 18, 0}, rw10(0x25, 0, 0), {0xa0, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0, 0}, {0x1b, 0, 0, 0, 1, 0}, {0x1e, 0, 0, 0, 0, 0}}
 	for _, kind := range allTypes {
 		b := newPRBench(t, nil)
+		b.lu.medium.removable = true
 		b.must(b.a, proutRegister, 0, 0, 0xa)
 		b.must(b.b, proutRegister, 0, 0, 0xb)
 		b.must(b.a, proutReserve, kind, 0xa, 0)
