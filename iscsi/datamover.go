@@ -107,6 +107,7 @@ type Task struct {
 	cdb     [maxCDB]byte
 	state   taskState
 	slot    int        // in Conn.tasks, or -1
+	ticks   uint8      // seconds there, at most scsi.OverdueTicks
 	leased  int        // bytes of I/O memory, as the pool counts them
 	working int        // of these: with them the command goes on
 	unsent  int        // of these: counted in Conn.unsent

@@ -462,6 +462,13 @@ const discoveryTime = 120
 // tick looks at the clock: a login that takes too long, and a peer that has fallen silent,
 // end the connection. It is called about once a second, with the lock held.
 func (c *Conn) tick(now uint32) {
+	for _, t := range c.tasks {
+		if t.ticks < scsi.OverdueTicks {
+			t.ticks++
+		} else {
+			t.Overdue()
+		}
+	}
 	limits := c.node.limits.Load()
 	switch {
 	case c.state == stateLogin || c.state == stateReinstate:

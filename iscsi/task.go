@@ -45,7 +45,7 @@ func (c *Conn) list(t *Task) {
 	if t.slot >= 0 {
 		return
 	}
-	t.slot = len(c.tasks)
+	t.slot, t.ticks = len(c.tasks), 0
 	c.tasks = append(c.tasks, t)
 }
 

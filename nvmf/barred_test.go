@@ -7,12 +7,14 @@ import (
 	"oneshot/backend"
 	"oneshot/backend/faulty"
 	"oneshot/nvme"
+	"oneshot/volume"
 )
 
 // A host gives up a path, or a command, while the store still writes for it, and writes to the same blocks by another path: that write is answered
 // when the former one is over, so that the former one does not come on top of it.
 func TestFormerWriteComesFirst(t *testing.T) {
 	for name, giveUp := range map[string]func(p *party, cid uint16){
+		"cut off":    func(p *party, _ uint16) { p.io.x.pass(volume.OverdueTicks + 1) }, // nothing is known of that here
 		"queue lost": func(p *party, _ uint16) { p.io.lose() },
 		"controller lost": func(p *party, _ uint16) {
 			p.admin.lose()

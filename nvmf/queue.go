@@ -388,7 +388,7 @@ func (q *Queue) recycle(t *Task) {
 // listTask puts t among the tasks that the queue waits for.
 func (q *Queue) listTask(t *Task) {
 	if t.slot < 0 {
-		t.slot = len(q.tasks)
+		t.slot, t.ticks = len(q.tasks), 0
 		q.tasks = append(q.tasks, t)
 	}
 }
@@ -532,6 +532,13 @@ func (q *Queue) settleEnd() {
 
 // tick lets a second pass.
 func (q *Queue) tick(now uint32) {
+	for _, t := range q.tasks {
+		if t.ticks < volume.OverdueTicks {
+			t.ticks++
+		} else {
+			t.r.Overdue()
+		}
+	}
 	switch {
 	case q.state == queueFresh:
 		limit := q.node.limits.Load().ConnectTimeout

@@ -39,6 +39,7 @@ type Task struct {
 	entry   [nvme.SQELen]byte
 	state   taskState
 	slot    int        // in Queue.tasks, or -1
+	ticks   uint8      // seconds there, at most volume.OverdueTicks
 	arrived int64      // when it came, as Queue.times has it
 	leased  int        // bytes of I/O memory, as the pool counts them
 	unsent  int        // of these: counted in Queue.unsent

@@ -243,6 +243,12 @@ func (t *Task) Abort() {
 	}
 }
 
+// OverdueTicks is that of volume.
+const OverdueTicks = volume.OverdueTicks
+
+// Overdue says that the task has been under way for OverdueTicks seconds; see volume.Request. Its driver calls it.
+func (t *Task) Overdue() { t.r.Overdue() }
+
 // BeginPlace lends the memory for the n bytes of data-out from at on, both multiples of PlaceUnit,
 // to the transport; see volume.Request.
 func (t *Task) BeginPlace(at, n int) Placing { return t.r.BeginPlace(at, n) }

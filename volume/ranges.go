@@ -25,9 +25,9 @@ import (
 // there copy under a shared hold instead of lending, so that none sees half of a compare and
 // write. (A read that was lent memory before the first one, and is being sent still, may.)
 //
-// A request that is aborted while the store writes for it bars its range: whoever touches any of these
-// bytes from then on waits until the store has returned the operation. Its command is over for those who
-// asked for that, so they write there again, and are answered.
+// A request that is aborted while the store writes for it, or for which the store takes long, bars its range: whoever touches any of these
+// bytes from then on waits until the store has returned the operation. Its command is over, or may be, for
+// who has sent it, and so he writes there again, and is answered.
 //
 // Where the store completes later, waiting is a place in a queue, first come, first served.
 // Where it lends its memory, all sections are short and synchronous, and waiting is spinning.
@@ -297,7 +297,7 @@ func (r *Request) giveRangeBack() {
 	}
 }
 
-// barRange keeps others from the bytes that the store writes for r, which was aborted, until r gives its range back. Where the store
+// barRange keeps others from the bytes that the store writes for r, which was aborted or is overdue, until r gives its range back. Where the store
 // lends its memory there is nothing to do: its operations complete within Submit.
 func (r *Request) barRange() {
 	if r.writes && r.hold == holdShared && r.v.lender == nil {

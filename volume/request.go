@@ -236,6 +236,18 @@ func (r *Request) Resume(aborted bool) (next Next, due bool) {
 	return r.then(r), true
 }
 
+// OverdueTicks is how many seconds the store may have a command before Overdue is called for it. No initiator or host gives a path up
+// sooner than that for its silence.
+const OverdueTicks = 3
+
+// Overdue says that the store has had an operation of the request for long. If it changes bytes these are barred from now on, as if the request were
+// aborted: whoever has sent it may have given it up, without anybody having heard of that here.
+func (r *Request) Overdue() {
+	if r.phase == phaseOp {
+		r.barRange()
+	}
+}
+
 // Settle is the end of the request, except its memory: it gives back its range, and waits for
 // nothing any more.
 func (r *Request) Settle() {
