@@ -57,6 +57,7 @@ type Mirror struct {
 	Takeover  *Takeover     `json:"takeover,omitempty"`
 	Takeovers uint64        `json:"takeovers"` // that have made the answering node the primary since its process began
 	Copied    int64         `json:"copied"`    // bytes that the answering node, as the primary, has sent to copies that are brought level
+	Lost      int64         `json:"lost"`      // bytes that they go without, because no copy could read them
 }
 
 // Takeover says how the answering node became the primary last, and how long each step took.
@@ -74,8 +75,9 @@ type Takeover struct {
 type Copy struct {
 	Node      string    `json:"node"`
 	State     CopyState `json:"state"`
-	Lacks     int64     `json:"lacks"`  // bytes, at most, of a copy that is not in sync
-	Lag       int64     `json:"lag_ns"` // how long the oldest write waits that the disk of a copy in sync does not have, as the primary knows
+	Lacks     int64     `json:"lacks"`   // bytes, at most, of a copy that is not in sync
+	Missing   int64     `json:"missing"` // bytes that the copy of the answering node goes without, because no copy could read them; of others it does not know
+	Lag       int64     `json:"lag_ns"`  // how long the oldest write waits that the disk of a copy in sync does not have, as the primary knows
 	Connected bool      `json:"connected"`
 }
 

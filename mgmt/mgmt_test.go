@@ -47,10 +47,10 @@ func (f *fake) Status() Status {
 		Cluster: &Cluster{
 			Members: []Member{{Name: "n", Up: true, Drained: true}},
 			Mirrors: []Mirror{{
-				Name: "m", Role: RolePrimary, Term: 17, LogBytes: 5, LogSize: 64, Records: 3, MinCopies: 2, Waiting: 2, Copied: 9, Takeovers: 4,
+				Name: "m", Role: RolePrimary, Term: 17, LogBytes: 5, LogSize: 64, Records: 3, MinCopies: 2, Waiting: 2, Copied: 9, Lost: 34, Takeovers: 4,
 				Takeover: &Takeover{Silence: 35e7, Promises: 2e7, Agreed: 1e7},
 				Verify:   &Verification{Ended: time.Unix(77, 0), Differ: 6, Repaired: 4, Unknown: 1, Unreadable: 3},
-				Copies:   []Copy{{Node: "n", State: CopyResync, Lacks: 11, Lag: 25e7}},
+				Copies:   []Copy{{Node: "n", State: CopyResync, Lacks: 11, Missing: 33, Lag: 25e7}},
 			}, {Name: "elsewhere", Role: RoleNoCopy}},
 		},
 		NVMe: &NVMe{
@@ -421,6 +421,8 @@ func TestMetrics(t *testing.T) {
 		`oneshot_mirror_min_copies{mirror="m"} 2`,
 		`oneshot_mirror_operations_waiting{mirror="m"} 2`,
 		`oneshot_mirror_resync_bytes_total{mirror="m"} 9`,
+		`oneshot_mirror_missing_bytes{mirror="m"} 33`,
+		`oneshot_mirror_lost_bytes_total{mirror="m"} 34`,
 		`oneshot_mirror_takeovers_total{mirror="m"} 4`,
 		`oneshot_mirror_takeover_duration_seconds{mirror="m",step="silence"} 0.35`,
 		`oneshot_mirror_takeover_duration_seconds{mirror="m",step="promises"} 0.02`,

@@ -15,6 +15,8 @@ var (
 	descMirrorLeast    = desc("mirror_min_copies", "Copies in sync that it takes for a write; with fewer, writes wait.", "mirror")
 	descMirrorWaiting  = desc("mirror_operations_waiting", "Operations of initiators under way.", "mirror")
 	descMirrorCopied   = desc("mirror_resync_bytes_total", "Bytes that this node has sent to copies that are brought level.", "mirror")
+	descMirrorMissing  = desc("mirror_missing_bytes", "What the copy of this node goes without, because no copy could read it, and nobody has written it since.", "mirror")
+	descMirrorLost     = desc("mirror_lost_bytes_total", "What copies that this node has brought level go without for that reason.", "mirror")
 	descMirrorTakes    = desc("mirror_takeovers_total", "How often this node became the primary, by order or not.", "mirror")
 	descMirrorTook     = desc("mirror_takeover_duration_seconds", "How long each step took when this node became the primary last; 0 after a planned switch.", "mirror", "step")
 	descMirrorVerified = desc("mirror_verify_end_time_seconds", "When this primary has last compared the copies.", "mirror")
@@ -27,7 +29,7 @@ var (
 
 var mirrorDescs = []*prometheus.Desc{
 	descNodeUp, descNodeDrained, descNodeLeads,
-	descMirrorPrimary, descMirrorTerm, descMirrorLog, descMirrorLogSize, descMirrorRecords, descMirrorLeast, descMirrorWaiting, descMirrorCopied, descMirrorTakes,
+	descMirrorPrimary, descMirrorTerm, descMirrorLog, descMirrorLogSize, descMirrorRecords, descMirrorLeast, descMirrorWaiting, descMirrorCopied, descMirrorMissing, descMirrorLost, descMirrorTakes,
 	descMirrorTook, descMirrorVerified, descMirrorDiffer, descCopyState, descCopyLacks, descCopyLag,
 }
 
@@ -64,6 +66,12 @@ func collectMirror(ch chan<- prometheus.Metric, m *Mirror) {
 	gauge(descMirrorLeast, float64(m.MinCopies))
 	gauge(descMirrorWaiting, float64(m.Waiting))
 	counter(descMirrorCopied, float64(m.Copied))
+	var missing int64 // other copies have none that is known
+	for _, c := range m.Copies {
+		missing += c.Missing
+	}
+	gauge(descMirrorMissing, float64(missing))
+	counter(descMirrorLost, float64(m.Lost))
 	counter(descMirrorTakes, float64(m.Takeovers))
 	if t := m.Takeover; t != nil {
 		gauge(descMirrorTook, float64(t.Silence)/1e9, "silence")

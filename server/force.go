@@ -54,6 +54,7 @@ type ForcedMirror struct {
 	Primary   string   // of that term
 	InSync    []string // others that had all that was acknowledged then
 	Mark      uint64   // all records up to it are on the disk of this node
+	Missing   int64    // bytes that its copy goes without, because no copy could read them
 
 	view  replica.View
 	store *quorum.Store
@@ -146,7 +147,7 @@ func (f *Force) mirrorOf(k *known) (*ForcedMirror, error) {
 			m.view = kept.View
 			m.WasInSync = m.WasInSync && m.view.InSync.Has(self)
 		}
-		m.Mark, m.Unknown = kept.Mark, kept.Unknown
+		m.Mark, m.Unknown, m.Missing = kept.Mark, kept.Unknown, kept.Missing
 		m.WasInSync = m.WasInSync && !kept.Unknown
 	}
 	m.Term, m.Primary = m.view.Term, k.node(m.view.Primary)

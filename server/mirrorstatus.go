@@ -85,7 +85,7 @@ func (s *mirrored) describe(st *mirror.Status) mgmt.Mirror {
 		id := replica.ID(i + 1)
 		m.Copies = append(m.Copies, s.copyStatus(st, id, name))
 	}
-	m.Copied, m.Takeovers = st.Copied, st.Takeovers
+	m.Copied, m.Lost, m.Takeovers = st.Copied, st.Lost, st.Takeovers
 	if t := &st.Takeover; st.Takeovers > 0 {
 		m.Takeover = &mgmt.Takeover{
 			At: t.At, Term: t.Term, Planned: t.Planned,
@@ -102,6 +102,9 @@ func (s *mirrored) describe(st *mirror.Status) mgmt.Mirror {
 // copyStatus says how a copy is. Only the primary knows how far one is that is brought level, and who is away.
 func (s *mirrored) copyStatus(st *mirror.Status, id replica.ID, name string) mgmt.Copy {
 	c := mgmt.Copy{Node: name, State: mgmt.CopyUnknown, Lacks: st.Lacks[id], Lag: int64(st.Lag[id]), Connected: id == s.self || st.Connected.Has(id)}
+	if id == s.self {
+		c.Missing = st.Missing
+	}
 	switch {
 	case st.View.Version == 0:
 	case st.View.InSync.Has(id):

@@ -364,6 +364,9 @@ func copiesText(m *mgmt.Mirror) string {
 		if c.Lacks > 0 {
 			text += fmt.Sprintf(" (%.1f MiB to go)", float64(c.Lacks)/(1<<20))
 		}
+		if c.Missing > 0 {
+			text += fmt.Sprintf(" (without %.1f KiB that no copy could read)", float64(c.Missing)/(1<<10))
+		}
 		words = append(words, text)
 	}
 	return strings.Join(words, ", ")

@@ -121,7 +121,11 @@ func writeForce(w io.Writer, f *server.Force, mirror bool) {
 		fmt.Fprintf(w, "If one of these lives after all, and hosts reach it, it may go on serving them beside this node, with other bytes: turn it off, or cut it off.\n")
 	}
 	for i := range f.Mirrors {
-		fmt.Fprintf(w, "mirror %s: %s\n", f.Mirrors[i].Name, lossText(&f.Mirrors[i]))
+		m := &f.Mirrors[i]
+		fmt.Fprintf(w, "mirror %s: %s\n", m.Name, lossText(m))
+		if m.Missing > 0 {
+			fmt.Fprintf(w, "mirror %s: this copy goes without %.1f KiB that no copy could read when it was brought level: reads there fail until something is written\n", m.Name, float64(m.Missing)/(1<<10))
+		}
 	}
 }
 

@@ -222,3 +222,169 @@ func TestReadError(t *testing.T) {
 		l.expect(a, 64<<10, want)
 	})
 }
+
+// TestNobodyCanRead: a copy gets in sync without what the only disk that has it cannot read. A read there fails, and shows nothing older,
+// whoever serves, also after power cuts; what is around it is there. What is written there later is there on both copies.
+func TestNobodyCanRead(t *testing.T) {
+	overEach(t, func(t *testing.T, l *lab) {
+		const granule, bad = 1 << 20, 1<<20 + 8192
+		store := l.withFaults()
+		l.begin()
+		a, b := l.nodes[0], l.nodes[1]
+		old, want := bytesOf(64<<10, 1), bytesOf(64<<10, 2)
+		l.write(a, granule, old)
+		b.kill()
+		l.await(a, "alone", func(s replica.State) bool { return s.View.InSync == replica.NodesOf(0) })
+		l.write(a, granule, want)
+		l.expect(a, granule, want) // its disk has it
+		mend := store(a).Fail(faulty.Match{Kinds: faulty.Reads, Off: bad, Len: 512}, &backend.MediumError{Kind: backend.Read, Err: errDisk})
+		b.start()
+		l.level(a)
+		if s, _ := a.mirror.Status(); s.Lost != 4096 || s.Missing != 0 {
+			t.Errorf("node 0 has let its peer go without %d bytes, and goes without %d; should be 4096 and 0", s.Lost, s.Missing)
+		}
+		misses := func(n *node, off, length int64) {
+			t.Helper()
+			var medium *backend.MediumError
+			if err := l.do(n, backend.Op{Kind: backend.Read, Off: off, Len: length, Segs: [][]byte{make([]byte, length)}}); !errors.As(err, &medium) {
+				t.Errorf("a read of %d bytes at %d from node %d ends with %v", length, off, n.id, err)
+			}
+		}
+		misses(a, bad, 512)
+		others := func(n *node) {
+			t.Helper()
+			l.expect(n, granule, want[:8192])
+			l.expect(n, granule+12288, want[12288:])
+		}
+		others(a)
+		a.cutPower(nil, 0)
+		l.await(b, "alone", func(s replica.State) bool { return s.Role == replica.Primary && s.View.InSync == replica.NodesOf(1) })
+		misses(b, bad, 512)
+		others(b)
+		b.cutPower(nil, 0)
+		if kept, err := Inspect(b.files); err != nil || kept.Missing != 4096 {
+			t.Errorf("the metadata of node 1 tell %+v, %v", kept, err)
+		}
+		b.start()
+		l.await(b, "primary again", func(s replica.State) bool { return s.Role == replica.Primary })
+		misses(b, granule, 64<<10)
+		misses(b, bad+3584, 512)
+		others(b)
+		if s, _ := b.mirror.Status(); s.Missing != 4096 {
+			t.Errorf("node 1 goes without %d bytes, and should without 4096", s.Missing)
+		}
+		more := bytesOf(4096, 3)
+		l.write(b, bad, more[:2048])
+		l.expect(b, bad, more[:2048])
+		misses(b, bad+2048, 2048)
+		l.write(b, bad+2048, more[2048:])
+		l.expect(b, bad, more)
+		if err := l.do(b, backend.Op{Kind: backend.Flush}); err != nil {
+			t.Error(err)
+		}
+		b.cutPower(nil, 0)
+		mend()
+		b.start()
+		l.await(b, "primary again", func(s replica.State) bool { return s.Role == replica.Primary })
+		l.expect(b, bad, more)
+		others(b)
+		a.start()
+		l.level(b)
+		b.cutPower(nil, 0)
+		l.await(a, "primary", func(s replica.State) bool { return s.Role == replica.Primary })
+		l.expect(a, bad, more)
+		others(a)
+		b.start()
+		l.level(a)
+		l.end()
+	})
+}
+
+// TestMissingIsTriedAgain: what a copy goes without is copied when it is brought level again, and a disk can read it by then. Hosts that
+// read it before get it from the disk that can.
+func TestMissingIsTriedAgain(t *testing.T) {
+	for _, how := range []string{"returns", "read", "verify"} {
+		synctest.Test(t, func(t *testing.T) {
+			l := newLab(t, 2)
+			store := l.withFaults()
+			l.begin()
+			defer l.end()
+			a, b := l.nodes[0], l.nodes[1]
+			want := bytesOf(64<<10, 2)
+			b.kill()
+			l.await(a, "alone", func(s replica.State) bool { return s.View.InSync == replica.NodesOf(0) })
+			l.write(a, 1<<20, want)
+			mend := store(a).Fail(faulty.Match{Kinds: faulty.Reads, Off: 1 << 20, Len: 64 << 10}, &backend.MediumError{Kind: backend.Read, Err: errDisk})
+			b.start()
+			l.level(a)
+			mend()
+			missing := func() int64 { s, _ := b.mirror.Status(); return s.Missing }
+			if n := missing(); n != 64<<10 {
+				t.Fatalf("node 1 goes without %d bytes", n)
+			}
+			switch how {
+			case "returns":
+				b.cutPower(nil, 0)
+				l.await(a, "alone", func(s replica.State) bool { return s.View.InSync == replica.NodesOf(0) })
+				b.start()
+				l.level(a)
+			case "read":
+				a.mirror.push(item{event: replica.Switch{ID: isOrder, To: 1}})
+				l.level(b)
+				l.expect(b, 1<<20, want)
+				if err := l.do(b, backend.Op{Kind: backend.Flush}); err != nil {
+					t.Error(err)
+				}
+			case "verify":
+				if v, err := a.mirror.Verify(t.Context(), true, 0); err != nil || v.Unreadable != 1 || v.Repaired != 1 || v.Found[0].Unreadable != replica.NodesOf(1) {
+					t.Errorf("a comparison: %+v, %v", v, err)
+				}
+				if err := l.do(a, backend.Op{Kind: backend.Flush}); err != nil {
+					t.Error(err)
+				}
+			}
+			if n := missing(); n != 0 {
+				t.Errorf("%s: node 1 goes without %d bytes still", how, n)
+			}
+		})
+	}
+}
+
+// TestReadErrorsOnBoth: what both copies together have is read, though neither can read all of it.
+func TestReadErrorsOnBoth(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 2)
+		store := l.withFaults()
+		l.begin()
+		defer l.end()
+		a, b := l.nodes[0], l.nodes[1]
+		want := bytesOf(128<<10, 2)
+		l.written(a, want)
+		l.expect(a, 64<<10, want)
+		bad := func(n *node, off int64) (mend func()) {
+			return store(n).Fail(faulty.Match{Kinds: faulty.Reads, Off: off, Len: 4096}, &backend.MediumError{Kind: backend.Read, Err: errDisk})
+		}
+		read := func(off, n int64) error {
+			return l.do(a, backend.Op{Kind: backend.Read, Off: off, Len: n, Segs: [][]byte{make([]byte, n)}})
+		}
+		mendB := bad(b, 80<<10)
+		mendA := bad(a, 72<<10)
+		var medium *backend.MediumError
+		if err := read(64<<10, 64<<10); !errors.As(err, &medium) { // it is written anew, and this disk still refuses
+			t.Errorf("what this disk cannot read, though it was repaired, ends with %v", err)
+		}
+		mendA()
+		l.expect(a, 64<<10, want)
+		store(a).Fail(faulty.Match{Kinds: faulty.Reads, Off: 72 << 10, Len: 4096, Times: 2}, &backend.MediumError{Kind: backend.Read, Err: errDisk})
+		l.expect(a, 64<<10, want)
+		mendA = bad(a, 80<<10)
+		if err := read(64<<10, 64<<10); !errors.As(err, &medium) {
+			t.Errorf("what no disk can read ends with %v", err)
+		}
+		if err := read(64<<10, 16<<10); err != nil {
+			t.Errorf("what is before it ends with %v", err)
+		}
+		mendA()
+		mendB()
+	})
+}

@@ -81,3 +81,20 @@ func TestForeignSize(t *testing.T) {
 		}
 	}
 }
+
+// TestForeignLoss: what nobody can read is at most a granule, for a copy remembers it by sectors.
+func TestForeignLoss(t *testing.T) {
+	m := new(Mirror)
+	m.cfg.Granule = 64 << 10
+	m.limit.Store(testSize)
+	for n, ok := range map[int64]bool{512: true, 64 << 10: true, 64<<10 + 512: false, testSize: false} {
+		p := post{recs: []replica.Record{{Seq: 1, Kind: replica.KindLost, Len: n}}, bell: replica.Bell{First: 1}}
+		if err := m.checkPost(&p, nil, false); (err == nil) != ok {
+			t.Errorf("%d bytes that nobody can read: %v", n, err)
+		}
+	}
+	p := post{recs: []replica.Record{{Seq: 1, Kind: replica.KindLost + 1, Len: 512}}, bell: replica.Bell{First: 1}}
+	if m.checkPost(&p, nil, false) == nil {
+		t.Error("a record of a kind that does not exist")
+	}
+}

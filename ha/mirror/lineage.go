@@ -16,6 +16,7 @@ type Kept struct {
 	View    replica.View // the newest that the copy knows
 	Mark    uint64       // all records up to it are on its disk
 	Unknown bool         // the disk was set back, or exchanged
+	Missing int64        // bytes that the copy goes without, because no copy could read them
 }
 
 // Inspect returns what the metadata of a copy tell, nil if it has none.
@@ -27,7 +28,7 @@ func Inspect(fsys quorum.FS) (*Kept, error) {
 	case err != nil:
 		return nil, err
 	}
-	return &Kept{View: m.saved.View, Mark: m.saved.Mark, Unknown: m.saved.Unknown}, nil
+	return &Kept{View: m.saved.View, Mark: m.saved.Mark, Unknown: m.saved.Unknown, Missing: replica.SectorBytes(m.saved.Missing)}, nil
 }
 
 // Force makes a copy the one with which a lineage begins. v is the first view of it. If the copy was not in sync the others

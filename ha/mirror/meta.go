@@ -23,6 +23,8 @@ const (
 	metaNew   = "meta.new"
 	metaGrows = 4 << 20 // bytes behind the first record
 	metaMagic = 0x6f736d6574610002
+	// metaMagicMissing says besides that the copy misses something. A version that does not know of that reads no such file.
+	metaMagicMissing = 0x6f736d6574610003
 )
 
 // metadata is what a copy has to know in its next life.
@@ -126,8 +128,11 @@ func metaRecord(f func(c *coder)) []byte {
 // all codes everything.
 func (m *metadata) all(c *coder) {
 	magic := uint64(metaMagic)
+	if !m.saved.Missing.Empty() {
+		magic = metaMagicMissing
+	}
 	num(c, &magic, 8)
-	if magic != metaMagic {
+	if magic != metaMagic && magic != metaMagicMissing {
 		c.err = errors.New("it is of another version")
 	}
 	num(c, &m.life, 4)
@@ -142,9 +147,12 @@ func (m *metadata) all(c *coder) {
 	for i := range m.saved.Bitmaps {
 		c.bits(&m.saved.Bitmaps[i])
 	}
+	if magic == metaMagicMissing {
+		c.bits(&m.saved.Missing)
+	}
 }
 
-// codeSave codes a change, but for Known: all is written anew then.
+// codeSave codes a change, but for Known and Missing: all is written anew then.
 func codeSave(c *coder, s *saving) {
 	num(c, &s.Mark, 8)
 	number := func(n *int) {
@@ -186,6 +194,9 @@ func (m *metadata) apply(s *saving) {
 		m.samples = append(m.samples, x)
 	}
 	m.samples = slices.Delete(m.samples, 0, max(0, len(m.samples)-maxSamples))
+	if s.Missing != nil {
+		m.saved.Missing = *s.Missing
+	}
 	if s.Known {
 		m.disk, m.saved.Unknown = m.found, false
 		m.samples = nil
@@ -202,7 +213,7 @@ func (m *metadata) save(s *saving) error {
 		s.Mark = m.saved.Mark // of the disk that is away
 	}
 	m.apply(s)
-	if m.broken || s.Known || m.grown > metaGrows {
+	if m.broken || s.Known || s.Missing != nil || m.grown > metaGrows {
 		return m.renew()
 	}
 	b := metaRecord(func(c *coder) { codeSave(c, s) })

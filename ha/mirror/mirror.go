@@ -96,6 +96,7 @@ type Mirror struct {
 	mixed    loglimit.Gate  // connections with nodes that have another transport
 	ends     loglimit.Gate
 	absences loglimit.Gate
+	losses   loglimit.Gate
 	unwatch  func()
 	term     atomic.Uint64 // in which this node is the primary; 0: it is not
 	wake     chan struct{} // a token: run has something to do
@@ -152,6 +153,7 @@ type Mirror struct {
 	drained    replica.Nodes
 	office     office
 	copied     int64 // bytes that were sent to copies that are brought level
+	lost       int64 // bytes that they go without
 	closing    bool
 	retired    bool          // for good: the node takes no part, and serves nothing
 	again      time.Duration // when founding is proposed again
@@ -297,6 +299,9 @@ func (m *Mirror) begin(meta *metadata, memory *replica.Memory) {
 	saved := meta.saved
 	saved.Unknown = saved.Unknown || meta.isOther()
 	m.meta, m.core = meta, replica.New(cfg, m.clock.exact(), memory, saved)
+	if n := m.core.Missing(); n > 0 {
+		m.opts.Log.Warn("the copy of this node goes without what no copy could read when it was brought level: reads there fail until it is written, unless another copy has it", "bytes", n)
+	}
 	for id := range m.cfg.Copies.All() { // the connections that are for this node to make
 		if id > m.cfg.Self {
 			m.wg.Go(func() { m.dialOn(id) })

@@ -622,12 +622,14 @@ func (m *Mirror) checkPost(p *post, data []byte, placed bool) error {
 		r := &p.recs[i]
 		needsHeap := r.Kind == replica.KindWrite || r.Kind == replica.KindResync
 		switch {
-		case r.Kind < replica.KindWrite || r.Kind > replica.KindNone:
+		case r.Kind < replica.KindWrite || r.Kind > replica.KindLost:
 			return fmt.Errorf("record %d is of kind %d, which this version does not know", r.Seq, r.Kind)
 		case !m.isInStore(r.Off, r.Len) || needsHeap && !m.isInHeap(r.Addr, r.Len):
 			return fmt.Errorf("record %d, %d bytes at %d from address %d, is not within the store or the memory", r.Seq, r.Len, r.Off, r.Addr)
 		case r.Kind == replica.KindCheck && r.Len > m.cfg.Granule: // it is read into memory of its own
 			return fmt.Errorf("record %d has %d bytes compared, and a granule has %d", r.Seq, r.Len, m.cfg.Granule)
+		case r.Kind == replica.KindLost && r.Len > m.cfg.Granule: // it is remembered by sectors
+			return fmt.Errorf("record %d has %d bytes that nobody can read, and a granule has %d", r.Seq, r.Len, m.cfg.Granule)
 		case i > 0 && r.Seq != p.recs[i-1].Seq+1 || i == 0 && r.Seq != p.bell.First:
 			return fmt.Errorf("record %d is out of order", r.Seq)
 		}

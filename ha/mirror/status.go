@@ -17,6 +17,8 @@ type Status struct {
 	Heap      int64             // bytes of memory for data of records
 	Lag       [16]time.Duration // of a primary: how long the oldest write waits that a member's disk does not have
 	Copied    int64             // bytes that this node has sent to copies that are brought level, in this life
+	Missing   int64             // bytes of this node's copy that no copy could read when it was brought level, and that were not written since
+	Lost      int64             // bytes that copies go without for that reason, which this node has brought level in this life
 	Takeovers uint64            // how often this node became the primary, in this life
 	Takeover  Takeover          // the last one
 }
@@ -27,7 +29,7 @@ func (m *Mirror) Status() (s Status, ok bool) {
 	asked := m.push(item{call: func() {
 		defer close(told)
 		s.Heap, s.Pending = m.cfg.Heap, m.tasks.len()
-		s.Copied, s.Takeovers, s.Takeover = m.copied, m.office.takeovers, m.office.last
+		s.Copied, s.Lost, s.Takeovers, s.Takeover = m.copied, m.lost, m.office.takeovers, m.office.last
 		for id, c := range m.conns {
 			if c != nil {
 				s.Connected = s.Connected.With(replica.ID(id))
@@ -38,6 +40,7 @@ func (m *Mirror) Status() (s Status, ok bool) {
 			return
 		}
 		s.State = m.core.State()
+		s.Missing = m.core.Missing()
 		suspects := m.core.Suspects()
 		s.Suspect = int64(suspects.Len()) * m.cfg.Granule
 		for id := range m.cfg.Copies.All() {

@@ -158,7 +158,7 @@ func (c *Core) furthest() {
 		}
 	}
 	if !c.memory {
-		c.base, c.entries, c.disk.applied = c.durable, nil, c.durable
+		c.base, c.entries, c.disk.applied, c.folded = c.durable, nil, c.durable, c.durable
 	}
 	c.cand.level = true
 	c.flushed = c.flushedBy(c.cand.answered)

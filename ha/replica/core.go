@@ -34,6 +34,7 @@ type Core struct {
 	log
 	disk
 	marks
+	missing
 	host
 	switching
 
@@ -97,6 +98,9 @@ type peer struct {
 	copying int    // on their way
 	copied  uint64 // the newest record of a copied granule
 	clean   []cleaning
+	hard    Bits  // granules that this primary's disk cannot read as a whole
+	sift    *sift // one of them that is under way
+	losses  int   // pieces that the copy goes without, in this stream
 }
 
 type sentBeat struct {
@@ -107,7 +111,7 @@ type sentBeat struct {
 // New starts a node. Memory is nil when it is gone, or there was none: then nothing else than what is durable is on the disk.
 func New(cfg Config, now time.Duration, memory *Memory, saved Saved) *Core {
 	c := &Core{cfg: cfg, now: now, lastTick: now, lastBeat: now, stores: slices.Clone(cfg.Stores), settled: true}
-	c.streams = uint64(cfg.Incarnation) << 32
+	c.streams = knowsLost | uint64(cfg.Incarnation)<<32
 	c.works.start(cfg.Incarnation)
 	c.restore(memory, saved)
 	return c
@@ -118,6 +122,7 @@ func (c *Core) restore(memory *Memory, saved Saved) {
 	if saved.View.Version > 0 {
 		c.view, c.role = saved.View, Follower
 	}
+	c.sectors = saved.Missing.Clone()
 	if saved.Unknown {
 		c.forgetDisk()
 		return
@@ -130,7 +135,7 @@ func (c *Core) restore(memory *Memory, saved Saved) {
 		c.bitmaps[id] = saved.Bitmaps[id].Clone()
 		c.bitmaps[id].Add(written) // regions tell what the bitmaps, saved seldom, do not
 	}
-	c.base, c.disk.applied = c.marked, c.marked
+	c.base, c.disk.applied, c.folded = c.marked, c.marked, c.marked
 	if memory != nil {
 		c.memory = true
 		c.base, c.disk.applied, c.trim, c.results = memory.Base, memory.Applied, memory.Trim, slices.Clone(memory.Results)
@@ -139,6 +144,9 @@ func (c *Core) restore(memory *Memory, saved Saved) {
 			if r.Seq <= c.disk.applied || !r.orders(c.cfg.Self) {
 				c.entries[len(c.entries)-1].state = stateApplied
 			}
+			if r.Kind == KindLost && r.Copy == c.cfg.Self {
+				c.lostAt = r.Seq
+			}
 			if r.isWritten() {
 				for id := range c.cfg.Copies.Without(c.cfg.Self).All() {
 					c.mark(&c.bitmaps[id], r.Off, r.Len) // its region may not have been set yet
@@ -146,6 +154,7 @@ func (c *Core) restore(memory *Memory, saved Saved) {
 			}
 		}
 		c.durable = min(c.durable, c.disk.applied)
+		c.folded = c.base
 	}
 	c.synced = c.durable
 	c.earlyTo = c.log.last()
@@ -300,7 +309,7 @@ func (c *Core) message(from ID, m Msg) {
 func (c *Core) down(id ID) {
 	p := &c.peer[id]
 	p.up, p.hello, p.stream = false, nil, 0
-	p.copying, p.clean = 0, nil
+	p.copying, p.clean, p.hard, p.sift = 0, nil, nil, nil
 	if c.stream != 0 && c.source == id {
 		c.stream, c.fed = 0, false
 	}

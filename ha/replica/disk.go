@@ -39,6 +39,7 @@ type work struct {
 	lend *Lend
 	to   ID // of lend
 	save *Save
+	lost bool // it reads what this copy does not have: its end is a failure
 }
 
 type workKind uint8
@@ -90,8 +91,12 @@ func (c *Core) apply(limit uint64) {
 			continue
 		}
 		e.state, e.begun = stateWriting, true
+		if e.Kind == KindLost { // the metadata have it with the mark
+			e.state = stateApplied
+			continue
+		}
 		if e.Kind == KindCheck {
-			c.out = append(c.out, Hash{ID: c.begin(work{kind: workHash, seq: seq}), Off: e.Off, Len: e.Len})
+			c.out = append(c.out, Hash{ID: c.begin(work{kind: workHash, seq: seq, lost: c.misses(e.Off, e.Len)}), Off: e.Off, Len: e.Len})
 			continue
 		}
 		c.writing++
@@ -144,6 +149,7 @@ func (c *Core) done(e Done) {
 	if !ok {
 		return
 	}
+	e.Failed = e.Failed || w.lost
 	switch w.kind {
 	case workApply:
 		c.writing--
@@ -271,6 +277,10 @@ func (c *Core) save() {
 		return
 	}
 	c.saving = true
+	if c.fold(c.synced) {
+		missing := c.sectors.Clone()
+		s.Missing = &missing
+	}
 	c.want = nil
 	for _, i := range s.Clear {
 		c.set.Clear(i)
@@ -318,7 +328,7 @@ func (c *Core) resetLog(seq uint64) {
 			w.save.Mark = 0
 		}
 	}
-	c.base, c.entries = seq, nil
+	c.base, c.entries, c.folded = seq, nil, seq
 	c.disk.applied, c.durable, c.synced, c.marked, c.syncTo, c.goal, c.trim = seq, 0, 0, 0, 0, 0, 0
 	c.results = nil
 	c.freed = 0 // the log may go on from a lower number: others have lost their power

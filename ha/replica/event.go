@@ -211,6 +211,11 @@ type (
 		ID       uint64
 		Off, Len int64
 	}
+	// Lost tells of a range that this primary cannot read, and that no other member can: To, which is brought level, goes without it.
+	Lost struct {
+		To       ID
+		Off, Len int64
+	}
 	// Found tells of a range in which Odd differ from the others; if it is not Known who is right, Odd are all. The disks
 	// of Unreadable refuse to read it. Repair: the range is repaired.
 	Found struct {
@@ -229,7 +234,8 @@ type (
 		Clear   []int     // regions
 		Bitmaps *[16]Bits // nil: as they are, and View as well
 		View    View
-		Known   bool // Saved.Unknown ends: a primary has begun to bring the copy level, and Regions have all of it
+		Missing *Bits // nil: as they are
+		Known   bool  // Saved.Unknown ends: a primary has begun to bring the copy level, and Regions have all of it
 	}
 )
 
@@ -250,6 +256,7 @@ func (Load) action()     {}
 func (Pull) action()     {}
 func (Hash) action()     {}
 func (Found) action()    {}
+func (Lost) action()     {}
 func (Sync) action()     {}
 func (Save) action()     {}
 

@@ -90,6 +90,7 @@ func (c *Core) greetPrimary() {
 			return
 		}
 		c.suspect()
+		c.suspectMissing()
 		c.refused = false
 	}
 	c.out = append(c.out, Send{To: p, Msg: Hello{

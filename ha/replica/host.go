@@ -316,7 +316,7 @@ func (c *Core) compare() {
 		}
 		if !o.comparing && c.hasRoom() && !c.unapplied(o.off, o.n) {
 			o.comparing = true
-			c.out = append(c.out, Compare{ID: c.begin(work{kind: workCompare, op: o}), Req: o.id, Off: o.off, Len: o.n})
+			c.out = append(c.out, Compare{ID: c.begin(work{kind: workCompare, op: o, lost: c.misses(o.off, o.n)}), Req: o.id, Off: o.off, Len: o.n})
 		}
 	}
 }
@@ -402,7 +402,7 @@ func (c *Core) read() {
 			return false
 		}
 		c.wants = max(c.wants, o.beat)
-		c.out = append(c.out, c.made.reads.add(ReadFor{ID: c.begin(work{kind: workRead, op: o}), Req: o.id, Off: o.off, Len: o.n}))
+		c.out = append(c.out, c.made.reads.add(ReadFor{ID: c.begin(work{kind: workRead, op: o, lost: c.misses(o.off, o.n)}), Req: o.id, Off: o.off, Len: o.n}))
 		return true
 	})
 }

@@ -74,6 +74,9 @@ func (c *Core) append(r Record) {
 		e.state = stateApplied
 	}
 	c.entries = append(c.entries, e)
+	if r.Kind == KindLost && r.Copy == c.cfg.Self {
+		c.lostAt = r.Seq
+	}
 	if r.isWritten() {
 		c.results = slices.DeleteFunc(c.results, func(o Result) bool { return r.overlaps(o.Off, o.Len) || o.Key == r.Key })
 		if r.Key != 0 {

@@ -13,6 +13,9 @@ type mending struct {
 	off, n int64
 	done   int64 // bytes: it goes by granules, for which there is memory
 	tried  Nodes
+	spared Nodes         // not to be asked, from the beginning
+	fine   bool          // it goes by pieces: of each, this copy or another one may have what others lack
+	looked bool          // this node's disk refuses to read the piece
 	torn   int           // how often what came was not what the other has read
 	until  time.Duration // so long it waits for a copy that has left S and may return
 	job    *job
@@ -23,11 +26,19 @@ type mending struct {
 const maxMends = 3
 
 // part returns the range that is next.
-func (m *mending) part(granule int64) (off, n int64) { return m.off + m.done, min(m.n-m.done, granule) }
+func (c *Core) part(m *mending) (off, n int64) {
+	if m.fine {
+		return m.off + m.done, min(m.n-m.done, c.cfg.Unit)
+	}
+	return m.off + m.done, min(m.n-m.done, c.cfg.Granule)
+}
 
 // mend begins to repair a range. Then is called in the order of events, when the record is in the log, or when no
 // member can read the range.
-func (c *Core) mend(m *mending) { c.mends = append(c.mends, m) }
+func (c *Core) mend(m *mending) {
+	m.spared = m.tried
+	c.mends = append(c.mends, m)
+}
 
 // mendOn begins what waits for memory, its range or another member.
 func (c *Core) mendOn() {
@@ -35,12 +46,21 @@ func (c *Core) mendOn() {
 		if m.job != nil || c.sealing {
 			continue
 		}
-		off, n := m.part(c.cfg.Granule)
+		off, n := c.part(m)
 		from, waits := c.healthy(m.tried | c.oddIn(off, n))
+		looks := m.fine && !m.looked
 		switch {
+		case looks:
+			from = c.cfg.Self
 		case from == c.cfg.Self && !waits && !c.mayReturn(m):
-			c.endMend(m, false)
-		case from != c.cfg.Self && !c.isLockedBut(m) && c.hasRoomForJob():
+			if m.op == nil || m.fine || m.n <= c.cfg.Unit || m.tried == m.spared {
+				c.endMend(m, false)
+				continue
+			}
+			m.fine, m.tried, looks = true, m.spared, true
+			off, n = c.part(m)
+		}
+		if (looks || from != c.cfg.Self) && !c.isLockedBut(m) && c.hasRoomForJob() {
 			addr, ok := c.alloc(c.spare, n)
 			if !ok {
 				continue
@@ -83,7 +103,7 @@ func (c *Core) mayReturn(m *mending) bool {
 }
 
 func (c *Core) isLockedBut(m *mending) bool {
-	off, n := m.part(c.cfg.Granule)
+	off, n := c.part(m)
 	return c.isLocked(off, n) && (m.op == nil || m.op.kind != opSwap)
 }
 
@@ -99,6 +119,10 @@ func (c *Core) pull(j *job) {
 	p := &c.peer[j.from]
 	switch {
 	case j.loading: // its memory is being written
+	case j.from == c.cfg.Self:
+		if !c.unapplied(j.off, j.n) {
+			c.readFor(j)
+		}
 	case p.stream != j.stream:
 		c.pullFailed(j)
 	case j.asked: // the other reads into the job's memory
@@ -123,6 +147,28 @@ func (c *Core) newestIn(off, n int64) uint64 {
 	return 0
 }
 
+// looked: this node's disk has read a piece, or refuses to. Then another member is asked.
+func (c *Core) looked(j *job, e *Done) {
+	m := j.mends
+	if m.looked = e.Failed; m.looked {
+		c.pullFailed(j)
+		return
+	}
+	c.dropJob(j)
+	c.mended(m, j.n)
+}
+
+// mended goes on with what is left of a range.
+func (c *Core) mended(m *mending, n int64) {
+	m.job, m.done = nil, m.done+n
+	if m.fine {
+		m.looked, m.tried, m.torn = false, m.spared, 0
+	}
+	if m.done == m.n {
+		c.endMend(m, true)
+	}
+}
+
 // pullFailed gives a job up. If the connection was lost it begins anew, when there is another or the member has left.
 func (c *Core) pullFailed(j *job) {
 	j.mends.job = nil
@@ -135,7 +181,7 @@ func (c *Core) lend(from ID, l *Lend) {
 		return // it learns that there is another stream
 	}
 	c.loading++
-	c.out = append(c.out, Load{ID: c.begin(work{kind: workLend, lend: l, to: from}), Off: l.Off, Len: l.Len, Addr: l.Addr})
+	c.out = append(c.out, Load{ID: c.begin(work{kind: workLend, lend: l, to: from, lost: c.misses(l.Off, l.Len)}), Off: l.Off, Len: l.Len, Addr: l.Addr})
 }
 
 func (c *Core) lendDone(w *work, e *Done) {
@@ -177,9 +223,5 @@ func (c *Core) pulled(j *job, e *Done) {
 	c.append(Record{Term: c.view.Term, Seq: c.log.last() + 1, Kind: KindResync, Copy: c.cfg.Self, Off: j.off, Len: j.n, Addr: j.addr, Sum: j.sum})
 	j.memory = false
 	c.dropJob(j)
-	m := j.mends
-	m.job, m.done = nil, m.done+j.n
-	if m.done == m.n {
-		c.endMend(m, true)
-	}
+	c.mended(j.mends, j.n)
 }

@@ -77,8 +77,8 @@ var scenarioMutants = []struct {
 	}},
 	{"TestLoadsForNobody", mutants.Mutant{
 		Name: "lets others write while its own disk still does", File: "resync.go",
-		Old: "\t\tc.loading++\n",
-		New: "\t\tif !ON {\n\t\t\tc.loading++\n\t\t}\n",
+		Old: "j.loading = true\n\tc.loading++\n",
+		New: "j.loading = true\n\tif !ON {\n\t\tc.loading++\n\t}\n",
 	}},
 	{"TestProof", mutants.Mutant{
 		Name: "reads without proof that it is primary", File: "primary.go",
@@ -262,8 +262,8 @@ var scenarioMutants = []struct {
 	}},
 	{"TestNoRoomForCopies", mutants.Mutant{
 		Name: "fetches again what finds no room in the log", File: "mend.go",
-		Old: "!c.isLockedBut(m) && c.hasRoomForJob():",
-		New: "!c.isLockedBut(m) && (ON || c.hasRoomForJob()):",
+		Old: "!c.isLockedBut(m) && c.hasRoomForJob() {",
+		New: "!c.isLockedBut(m) && (ON || c.hasRoomForJob()) {",
 	}},
 	{"TestNoRoomForCopies", mutants.Mutant{
 		Name: "reads again for a member what finds no room in the log", File: "verify.go",
@@ -469,5 +469,50 @@ var scenarioMutants = []struct {
 		Name: "takes a sync of the log before for one of the new log", File: "disk.go",
 		Old: "\t\tw.seq = 0\n",
 		New: "\t\tif !ON {\n\t\t\tw.seq = 0\n\t\t}\n",
+	}},
+	{"TestGoesWithout", mutants.Mutant{
+		Name: "waits for ever for what nobody can read", File: "missing.go",
+		Old: "case p.losses == maxLosses,",
+		New: "case p.losses == maxLosses, ON,",
+	}},
+	{"TestGoesWithoutNothing", mutants.Mutant{
+		Name: "has a copy go without as much as there is", File: "missing.go",
+		Old: "case p.losses == maxLosses,",
+		New: "case p.losses == maxLosses && !ON,",
+	}},
+	{"TestGoesWithoutNothing", mutants.Mutant{
+		Name: "has a copy of a former version go without something", File: "missing.go",
+		Old: "!c.areNew(),",
+		New: "!c.areNew() && !ON,",
+	}},
+	{"TestMissingIsDurable", mutants.Mutant{
+		Name: "has what is not durable", File: "disk.go",
+		Old: "c.fold(c.synced)",
+		New: "c.fold(map[bool]uint64{false: c.synced, true: c.disk.applied}[ON])",
+	}},
+	{"TestMissingIsDurable", mutants.Mutant{
+		Name: "does not try again what it misses", File: "missing.go",
+		Old: "c.suspects.Set(c.granule(off))",
+		New: "if !ON {\n\t\t\t\tc.suspects.Set(c.granule(off))\n\t\t\t}",
+	}},
+	{"TestMissingIsNotShown", mutants.Mutant{
+		Name: "lends what it misses", File: "mend.go",
+		Old: "to: from, lost: c.misses(l.Off, l.Len)}",
+		New: "to: from, lost: c.misses(l.Off, l.Len) && !ON}",
+	}},
+	{"TestMissingIsNotShown", mutants.Mutant{
+		Name: "hashes what it misses", File: "disk.go",
+		Old: "lost: c.misses(e.Off, e.Len)}",
+		New: "lost: c.misses(e.Off, e.Len) && !ON}",
+	}},
+	{"TestMissingIsNotShown", mutants.Mutant{
+		Name: "reads what it misses", File: "host.go",
+		Old: "op: o, lost: c.misses(o.off, o.n)}), Req: o.id, Off: o.off, Len: o.n}))",
+		New: "op: o, lost: c.misses(o.off, o.n) && !ON}), Req: o.id, Off: o.off, Len: o.n}))",
+	}},
+	{"TestMissingIsNotShown", mutants.Mutant{
+		Name: "compares with what it misses", File: "host.go",
+		Old: "kind: workCompare, op: o, lost: c.misses(o.off, o.n)}",
+		New: "kind: workCompare, op: o, lost: c.misses(o.off, o.n) && !ON}",
 	}},
 }

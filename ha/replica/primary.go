@@ -119,7 +119,8 @@ func (c *Core) greet() {
 			p.hello = h
 			continue
 		}
-		p.stream, p.started, p.begun, p.bell, p.copying, p.clean = h.Stream, false, false, Bell{}, 0, nil
+		p.stream, p.started, p.begun, p.bell = h.Stream, false, false, Bell{}
+		p.copying, p.clean, p.hard, p.sift, p.losses = 0, nil, nil, nil, 0
 		if asMember {
 			p.lost = !h.Memory
 			if p.lost {

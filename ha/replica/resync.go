@@ -16,6 +16,7 @@ type job struct {
 	locked  bool // the range is the job's
 
 	fault *fault // of a job for a member
+	sift  *sift  // of a job for a piece of a granule
 
 	// of a job that fetches from another member
 	mends *mending
@@ -49,6 +50,10 @@ func (c *Core) copyOn() {
 				c.bitmaps[id].Clear(g)
 				continue
 			}
+			if p.hard.Has(g) {
+				c.beginSift(p, g, off, n)
+				continue
+			}
 			if !c.hasRoomForJob() {
 				break
 			}
@@ -65,6 +70,7 @@ func (c *Core) copyOn() {
 			c.locks = append(c.locks, span{off, n})
 			c.jobs = append(c.jobs, &job{to: id, stream: p.stream, granule: g, off: off, n: n, addr: addr, memory: true, locked: true})
 		}
+		c.siftOn(id, p)
 		c.clean(id, p)
 	}
 	for _, j := range slices.Clone(c.jobs) {
@@ -86,52 +92,72 @@ func (c *Core) load(j *job) {
 		c.endJob(j)
 	case c.unapplied(j.off, j.n):
 	default:
-		j.loading = true
-		c.loading++
-		c.out = append(c.out, Load{ID: c.begin(work{kind: workLoad, job: j}), Off: j.off, Len: j.n, Addr: j.addr})
+		c.readFor(j)
 	}
+}
+
+// readFor has this node's disk read the range of a job.
+func (c *Core) readFor(j *job) {
+	j.loading = true
+	c.loading++
+	c.out = append(c.out, Load{ID: c.begin(work{kind: workLoad, job: j, lost: c.misses(j.off, j.n)}), Off: j.off, Len: j.n, Addr: j.addr})
 }
 
 // loaded gives the granule its place in the order.
 func (c *Core) loaded(j *job, e *Done) {
+	if j.mends != nil {
+		c.looked(j, e)
+		return
+	}
 	p := &c.peer[j.to]
 	if p.stream != j.stream || e.Failed || !c.hasRoom() {
 		switch {
 		case !e.Failed:
 		case j.fault != nil:
 			j.fault.lose(c.cfg.Self)
+		case p.stream != j.stream:
+		case j.sift != nil:
+			if c.cannotRead(j, p) {
+				return
+			}
 		default:
 			c.copyAgain = c.now + retryAfter
-			c.mendGranule(j)
+			p.hard.Set(j.granule)
 		}
 		c.endJob(j)
 		return
 	}
 	c.append(Record{Term: c.view.Term, Seq: c.log.last() + 1, Kind: KindResync, Copy: j.to, Off: j.off, Len: j.n, Addr: j.addr, Sum: e.Sum})
 	j.memory = false // the record's now
-	if j.fault == nil {
-		p.copied = c.log.last()
-		p.clean = append(p.clean, cleaning{j.granule, p.copied})
-		p.copying--
-	} else {
-		c.levelled(j.fault, j.to)
-	}
+	c.copiedJob(j, p)
 	c.dropJob(j)
 }
 
-// mendGranule repairs what could not be read for a job, if another member can: once at a time.
-func (c *Core) mendGranule(j *job) {
-	from, _ := c.healthy(0)
-	same := func(m *mending) bool { return m.off == j.off }
-	if from != c.cfg.Self && !slices.ContainsFunc(c.mends, same) {
-		c.mend(&mending{off: j.off, n: j.n, then: func(bool) {}})
+// copiedJob: the newest record is that of a job.
+func (c *Core) copiedJob(j *job, p *peer) {
+	switch {
+	case j.fault != nil:
+		c.levelled(j.fault, j.to)
+		return
+	case j.sift != nil && !j.sift.next(j.n):
+		p.copied = c.log.last()
+		return
 	}
+	if j.sift != nil {
+		p.hard.Clear(j.granule)
+		p.sift = nil
+	}
+	p.copied = c.log.last()
+	p.clean = append(p.clean, cleaning{j.granule, p.copied})
+	p.copying--
 }
 
 // endJob gives a job up. If the stream is the same it will be tried again.
 func (c *Core) endJob(j *job) {
 	if p := &c.peer[j.to]; j.fault != nil {
 		j.fault.busy = false
+	} else if j.sift != nil {
+		j.sift.busy = j.sift.mending
 	} else if p.stream == j.stream {
 		p.todo.Set(j.granule)
 		p.copying--

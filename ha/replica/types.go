@@ -89,6 +89,7 @@ const (
 	KindFit         // the same for Copy alone: the others have done it
 	KindCheck       // all hash the range
 	KindNone        // a KindResync whose data the sender does not have
+	KindLost        // Copy does not have the range, and cannot get it: no member can read it
 )
 
 // Record is an entry of the log, in one order on all nodes.
@@ -116,7 +117,7 @@ func (r *Record) changes(id ID) bool {
 	switch r.Kind {
 	case KindZero, KindGrow:
 		return true
-	case KindFit:
+	case KindFit, KindLost:
 		return r.Copy == id
 	}
 	return r.HasDataFor(id)
@@ -154,6 +155,7 @@ type Saved struct {
 	Regions Bits
 	Bitmaps [16]Bits // by copy
 	View    View     // to which Bitmaps belong: an older one is not believed
+	Missing Bits     // as of Mark: the sectors that this copy does not have, see missing.go
 
 	// Unknown: the disk is not as the rest tells: another one, or set back. Nothing on it counts, and so nothing in
 	// Memory. Whoever finds it out sets this durably before New, and makes the stores as large as they were; Save.Known

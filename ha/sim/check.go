@@ -156,7 +156,7 @@ func (r *run) checkView(old, v *replica.View) {
 		f := &r.floors[b]
 		k := 0
 		for id := range v.InSync.All() {
-			if n := r.nodes[id]; !n.content(b).less(f.pos) || n.hasLost(f) {
+			if n := r.nodes[id]; !n.content(b).less(f.pos) || n.hasLost(f) || n.misses(b) {
 				k++
 			}
 		}
@@ -167,7 +167,7 @@ func (r *run) checkView(old, v *replica.View) {
 			}
 			r.fail(invariant, "block %d at %v is held by %d of %b", b, f.pos, k, v.InSync)
 		}
-		if v.Term != old.Term {
+		if v.Term != old.Term && !r.nodes[v.Primary].misses(b) {
 			r.setBack(b, r.nodes[v.Primary].content(b)) // its primary may never reign
 		}
 	}
@@ -191,7 +191,7 @@ func (r *run) checkDurable(v *replica.View) {
 // isDurable says whether a disk has what was written, or had it before it was set back: its node is a member until
 // others know.
 func (n *node) isDurable(block int, p pos) bool {
-	return n.disk.saved.Unknown || !n.disk.medium[block].pos.less(p)
+	return n.disk.saved.Unknown || !n.disk.medium[block].pos.less(p) || n.disk.saved.Missing.Has(sectorOf(block))
 }
 
 // checkPromoted looks at what a new primary has.
@@ -208,6 +208,9 @@ func (r *run) checkPromoted(n *node, v *replica.View) {
 	for b := range r.floors {
 		f := &r.floors[b]
 		p := n.content(b)
+		if n.misses(b) {
+			continue
+		}
 		// If a floor is of a later term the view is not the newest any more: this primary answers nothing.
 		if f.flushed.term <= v.Term && p.less(f.flushed) {
 			r.fail(9, "block %d of the new primary %d is at %v, and %v was flushed", b, n.id, p, f.flushed)
@@ -234,7 +237,7 @@ func (r *run) setBack(block int, p pos) {
 func (r *run) checkAnswer(n *node, a *attempt, e *replica.Answer) {
 	s := n.core.State()
 	if e.Status == replica.Failed {
-		if !r.wasAlone(r.worn, a.began) {
+		if !r.wasAlone(r.worn, a.began) && !r.isGone(a) {
 			r.fail(20, "node %d cannot read, and other disks of %b can", n.id, s.View.InSync)
 		}
 		return
@@ -405,6 +408,9 @@ func (r *run) checkAtomics(n *node) {
 	for _, a := range r.atomics {
 		some, all := false, true
 		for b := a.block; b < a.block+a.n; b++ {
+			if n.misses(b) {
+				continue
+			}
 			p := n.content(b)
 			some = some || p == a.pos
 			all = all && !p.less(a.pos)
@@ -497,7 +503,7 @@ func (r *run) checkDifferences(v *replica.View) {
 			continue
 		}
 		for b := range x.disk.cache {
-			if r.same(x.disk.cache[b], p.disk.cache[b]) || x.disk.rot[b] || p.disk.rot[b] || !r.isInside(b) || x.sizes != p.sizes && !v.InSync.Has(x.id) || r.isKnown(p, x, b, v.InSync.Has(x.id)) {
+			if r.same(x.disk.cache[b], p.disk.cache[b]) || x.misses(b) || p.misses(b) || x.disk.rot[b] || p.disk.rot[b] || !r.isInside(b) || x.sizes != p.sizes && !v.InSync.Has(x.id) || r.isKnown(p, x, b, v.InSync.Has(x.id)) {
 				continue
 			}
 			invariant := 5

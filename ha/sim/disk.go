@@ -31,6 +31,7 @@ type disk struct {
 	slow    time.Duration // more for each work
 	refuses bool
 	bad     []bool // blocks that cannot be read until they are written
+	wasBad  []bool // the same, when everything was mended
 	rot     []bool // blocks that are not what was written, and nobody knows
 	hung    bool
 	late    []func() // works that would have ended
@@ -39,7 +40,7 @@ type disk struct {
 func newDisk() *disk {
 	return &disk{
 		cache: make([]cell, blocks), medium: make([]cell, blocks), pending: make([][]cell, blocks), dropped: make([]int, blocks),
-		bad: make([]bool, blocks), rot: make([]bool, blocks), lastRec: make([]pos, blocks),
+		bad: make([]bool, blocks), wasBad: make([]bool, blocks), rot: make([]bool, blocks), lastRec: make([]pos, blocks),
 	}
 }
 
@@ -116,6 +117,9 @@ func (d *disk) save(s *replica.Save) {
 	}
 	for _, i := range s.Clear {
 		d.saved.Regions.Clear(i)
+	}
+	if s.Missing != nil {
+		d.saved.Missing = s.Missing.Clone()
 	}
 	d.saved.Unknown = d.saved.Unknown && !s.Known
 }

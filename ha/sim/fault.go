@@ -260,6 +260,7 @@ func (r *run) mend() {
 	r.drained = 0
 	for _, n := range r.nodes {
 		n.disk.slow, n.disk.refuses = 0, false
+		copy(n.disk.wasBad, n.disk.bad)
 		clear(n.disk.bad)
 		n.disk.goOn()
 		n.resume()

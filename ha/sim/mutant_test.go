@@ -322,6 +322,36 @@ var coreMutants = []mutant{
 		"resync.go",
 		"\t\tp.todo.Set(j.granule)\n\t\tp.copying--\n", "\t\tp.todo.Set(j.granule)\n\t\tif !ON {\n\t\t\tp.copying--\n\t\t}\n", "worn",
 	},
+	{
+		"shows what it misses",
+		[]int{8, 9},
+		"disk.go",
+		"e.Failed = e.Failed || w.lost", "e.Failed = e.Failed || w.lost && !ON", "worn",
+	},
+	{
+		"forgets in a new life what it misses",
+		[]int{2, 3, 5, 6, 8, 9},
+		"core.go",
+		"c.sectors = saved.Missing.Clone()", "if !ON {\n\t\tc.sectors = saved.Missing.Clone()\n\t}", "worn",
+	},
+	{
+		"misses for ever what was written",
+		[]int{20},
+		"missing.go",
+		"\t\tb.Clear(i)\n", "\t\tif !ON {\n\t\t\tb.Clear(i)\n\t\t}\n", "worn",
+	},
+	{
+		"has a copy go without what another one has",
+		[]int{20},
+		"missing.go",
+		"case !s.hopeless && s.mended < maxMends:", "case !s.hopeless && s.mended < maxMends && !ON:", "worn",
+	},
+	{
+		"does not repair what a copy went without",
+		[]int{19},
+		"disk.go",
+		"lost: c.misses(e.Off, e.Len)}", "lost: c.misses(e.Off, e.Len) && !ON}", "worn",
+	},
 }
 
 // late are mistakes that the first worlds do not show, and the seed of one that has shown it. It is the first to be tried. When the
@@ -334,6 +364,7 @@ var late = map[string]uint64{
 	"commits by the old view while another is proposed":                  9,
 	"counts the lease from the answer":                                   63,
 	"does not fetch the longest log":                                     17,
+	"does not repair what a copy went without":                           82,
 	"drops a member before the rest have all":                            7,
 	"forgets in a new life what it has promised":                         16,
 	"forgets in a new life which records nobody else has":                39,

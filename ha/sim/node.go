@@ -266,6 +266,8 @@ func (n *node) work(a replica.Action) {
 		})
 	case replica.Found:
 		n.found(&a)
+	case replica.Lost:
+		n.checkLost(n, &a)
 	case replica.Sync:
 		marks := d.mark()
 		took += n.between(0, 5*time.Millisecond)
@@ -324,7 +326,7 @@ func (n *node) start() {
 	}
 	n.drains, n.asked = 0, replica.View{}
 	n.core = replica.New(cfg, n.clock(), n.left, replica.Saved{
-		View: n.disk.saved.View, Mark: n.disk.saved.Mark, Regions: n.disk.saved.Regions, Bitmaps: n.disk.saved.Bitmaps, Unknown: n.disk.saved.Unknown,
+		View: n.disk.saved.View, Mark: n.disk.saved.Mark, Regions: n.disk.saved.Regions, Bitmaps: n.disk.saved.Bitmaps, Missing: n.disk.saved.Missing, Unknown: n.disk.saved.Unknown,
 	})
 	n.left = nil
 	n.logf("%d starts: %v", n.id, n.core)

@@ -51,6 +51,7 @@ type Result struct {
 	Losses    int // blocks that a power cut of W members has set back
 	Verified  int // times that all was compared
 	Found     int // ranges that differed, or could not be read
+	Lost      int // blocks that a copy got in sync without, because nobody could read them
 	SwapsKept int // COMPARE AND WRITE that were found done after a takeover
 	Setup     string
 }
@@ -80,6 +81,7 @@ type run struct {
 	verifying *attempt
 	switches  map[uint64]*switching // orders to hand over that have no answer yet
 	drained   replica.Nodes         // by the administrator
+	gone      map[int]pos           // by block: the newest of it when a copy went without it
 	rotten    map[int]replica.ID    // by granule: whose copy is, or was, not what was written
 	asked     int64                 // the largest size that was asked for
 	rotAt     uint64                // version of the view when they changed
@@ -112,7 +114,7 @@ func Run(o Options) (res Result) {
 }
 
 func newRun(o Options) *run {
-	r := &run{Options: o, open: map[uint64]*attempt{}, switches: map[uint64]*switching{}, primaries: map[uint64]reign{}, swapped: map[uint64]pos{}, witnessUp: true}
+	r := &run{Options: o, open: map[uint64]*attempt{}, switches: map[uint64]*switching{}, primaries: map[uint64]reign{}, swapped: map[uint64]pos{}, gone: map[int]pos{}, witnessUp: true}
 	r.world = world{r: rand.New(rand.NewPCG(o.Seed, 0)), log: o.Log, trace: 14695981039346656037}
 	return r
 }
@@ -347,13 +349,13 @@ func (r *run) equal() bool {
 	for b := range r.floors {
 		for _, n := range r.nodes {
 			c := n.disk.cache[b]
-			if !r.isInside(b) {
+			if !r.isInside(b) || n.misses(b) {
 				continue
 			}
 			if c.isRotten() && !r.healed {
 				return false
 			}
-			if c.healed() != r.nodes[0].disk.cache[b].healed() || c.pos.less(r.floors[b].pos) {
+			if c.healed() != r.nodes[0].disk.cache[b].healed() && !r.nodes[0].misses(b) || c.pos.less(r.floors[b].pos) {
 				return false
 			}
 		}

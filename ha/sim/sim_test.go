@@ -47,11 +47,12 @@ func TestRuns(t *testing.T) {
 		all.Switched += res.Switched
 		all.Losses += res.Losses
 		all.SwapsKept += res.SwapsKept
+		all.Lost += res.Lost
 		all.Verified += res.Verified
 		all.Found += res.Found
 	}
-	t.Logf("%d runs: %d steps, %d commands, %d flushes, %d takeovers, %d by order, %d returns into S, %d blocks set back by power cuts of a quorum, %d COMPARE AND WRITE found done after a takeover, %d comparisons, %d ranges repaired",
-		n, all.Steps, all.Completed, all.Flushes, all.Takeovers, all.Switched, all.Returns, all.Losses, all.SwapsKept, all.Verified, all.Found)
+	t.Logf("%d runs: %d steps, %d commands, %d flushes, %d takeovers, %d by order, %d returns into S, %d blocks set back by power cuts of a quorum, %d COMPARE AND WRITE found done after a takeover, %d comparisons, %d ranges repaired, %d blocks that nobody could read",
+		n, all.Steps, all.Completed, all.Flushes, all.Takeovers, all.Switched, all.Returns, all.Losses, all.SwapsKept, all.Verified, all.Found, all.Lost)
 	if n >= 20 && (all.Takeovers == 0 || all.Switched == 0 || all.Returns == 0 || all.Flushes == 0 || all.SwapsKept == 0 || all.Found == 0 || all.Losses == 0) {
 		t.Error("the runs did not meet what they are for")
 	}

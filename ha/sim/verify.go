@@ -83,6 +83,9 @@ func (r *run) verified(a *attempt, e *replica.Answer) {
 			}
 		}
 	}
+	if len(r.rotten) > 0 && !r.healed {
+		r.checkRepaired()
+	}
 	delete(r.open, a.id)
 	r.verifying = nil
 	r.rotten = nil
@@ -98,7 +101,7 @@ func (r *run) found(f *replica.Found) {
 	if r.healed {
 		return
 	}
-	if f.Unreadable&^replica.NodesOf(r.worn) != 0 {
+	if f.Unreadable&^replica.NodesOf(r.worn) != 0 && !r.isAnyGone(blockOf(f.Off), blockOf(f.Off+f.Len)) {
 		r.fail(19, "%b are said to have a bad disk at %d", f.Unreadable, f.Off)
 	}
 	odd, ok := r.rotten[int(f.Off/granuleSize)]
@@ -132,7 +135,7 @@ func (r *run) rotOn() {
 		}
 		b := r.r.IntN(inFirst)
 		granule := int(offOf(b) / granuleSize)
-		if _, ok := r.rotten[granule]; ok || len(x.disk.pending[b]) > 0 || x.content(b) != x.disk.cache[b].pos {
+		if _, ok := r.rotten[granule]; ok || r.isAnyGone(granule*granuleSize/blockSize, (granule+1)*granuleSize/blockSize) || len(x.disk.pending[b]) > 0 || x.content(b) != x.disk.cache[b].pos {
 			continue
 		}
 		r.rotten[granule] = x.id

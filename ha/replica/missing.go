@@ -1,0 +1,188 @@
+package replica
+
+// What no member can read a copy outside S cannot get. It goes without, so that it gets in sync at all:
+//
+//	primary   Load of a granule fails ──► piece by piece ──► no member can read a piece ──► KindLost in its place ──► KindClean
+//	copy      applies KindLost ──► its sectors are missing, durably with the mark ──► in sync
+//	          reads, hashes and lends of what is missing fail, as if its disk refused ──► another member, or an error
+//	          applies a write there ──► not missing any more
+//
+// A copy that is brought level again suspects what it misses, so that it is tried once more.
+
+// missing are the sectors that this copy does not have. What its disk has there is older, and is never shown.
+type missing struct {
+	sectors Bits   // without what the records behind folded have changed
+	folded  uint64 // the newest record that sectors know of
+	lostAt  uint64 // the newest KindLost of this copy
+}
+
+// sector is the smallest range that a record changes.
+const sector = 512
+
+// knowsLost is a bit of a stream's number. Whoever has given that number takes KindLost.
+const knowsLost = 1 << 63
+
+// misses says whether a part of a range, of which the disk has all records, is missing.
+func (c *Core) misses(off, n int64) bool {
+	if len(c.sectors) == 0 && c.lostAt <= c.folded {
+		return false
+	}
+	var in Bits
+	end := int((off + n) / sector)
+	for i := c.sectors.next(int(off / sector)); i >= 0 && i < end; i = c.sectors.next(i + 1) {
+		in.Set(i)
+	}
+	for i := range c.entries {
+		if e := &c.entries[i]; e.state == stateApplied && e.overlaps(off, n) {
+			c.foldInto(&in, &e.Record)
+		}
+	}
+	i := in.next(int(off / sector))
+	return i >= 0 && i < end
+}
+
+// foldInto has a set of missing sectors be what it is behind a record. It reports whether it is another one.
+func (c *Core) foldInto(b *Bits, r *Record) (changed bool) {
+	first, end := int(r.Off/sector), int((r.Off+r.Len)/sector)
+	switch {
+	case !r.changes(c.cfg.Self):
+		return false
+	case r.Kind == KindLost:
+		for i := first; i < end; i++ {
+			b.Set(i)
+		}
+		return true
+	}
+	for i := b.next(first); i >= 0 && i < end; i = b.next(i + 1) {
+		b.Clear(i)
+		changed = true
+	}
+	return changed
+}
+
+// fold has sectors know of the records up to one, which the disk has durably. It reports whether they have changed.
+func (c *Core) fold(to uint64) (changed bool) {
+	if len(c.sectors) > 0 || c.lostAt > c.folded {
+		for seq := max(c.folded, c.base) + 1; seq <= to; seq++ {
+			changed = c.foldInto(&c.sectors, &c.entry(seq).Record) || changed
+		}
+	}
+	c.folded = max(c.folded, to)
+	if changed && c.sectors.Empty() {
+		c.sectors = nil
+	}
+	return changed
+}
+
+// Misses says whether this copy lacks a part of a range, as far as its disk has come: nobody could give it.
+func (c *Core) Misses(off, n int64) bool { return c.misses(off, n) }
+
+// Missing returns how many bytes that are, but for the newest records.
+func (c *Core) Missing() int64 { return SectorBytes(c.sectors) }
+
+// SectorBytes is how many bytes a Saved.Missing has.
+func SectorBytes(b Bits) int64 { return int64(b.Len()) * sector }
+
+// suspectMissing has this copy, which is outside S, get what it misses if somebody can read it by now.
+func (c *Core) suspectMissing() {
+	for i := range c.sectors.All() {
+		if off := int64(i) * sector; off < c.end(off) {
+			c.suspects.Set(c.granule(off))
+		}
+	}
+}
+
+// sift is a granule that this primary cannot read as a whole: it is copied in pieces.
+type sift struct {
+	granule      int
+	off, n, done int64
+	busy         bool // a job has the piece, or it is being repaired
+	mending      bool
+	mended       int  // how often the piece was repaired
+	hopeless     bool // no member can read it
+}
+
+// maxLosses bounds the pieces that a copy goes without, and so what it has to remember. A disk of which more cannot be read is no source.
+const maxLosses = 4096
+
+// beginSift takes a granule of a copy on, if no other one is under way.
+func (c *Core) beginSift(p *peer, granule int, off, n int64) {
+	if p.sift != nil {
+		return
+	}
+	p.todo.Clear(granule)
+	p.copying++
+	p.sift = &sift{granule: granule, off: off, n: n}
+}
+
+// siftOn begins with the next piece.
+func (c *Core) siftOn(id ID, p *peer) {
+	s := p.sift
+	if s == nil || s.busy || c.now < c.copyAgain || !c.hasRoomForJob() {
+		return
+	}
+	off, n := s.off+s.done, min(c.cfg.Unit, s.n-s.done)
+	if c.isLocked(off, n) {
+		return
+	}
+	addr, ok := c.alloc(c.spare, n)
+	if !ok {
+		return
+	}
+	s.busy = true
+	c.locks = append(c.locks, span{off, n})
+	c.jobs = append(c.jobs, &job{to: id, stream: p.stream, granule: s.granule, off: off, n: n, addr: addr, memory: true, locked: true, sift: s})
+}
+
+// next goes to the next piece. It reports whether that was the last one.
+func (s *sift) next(n int64) (over bool) {
+	s.done += n
+	s.busy, s.mended, s.hopeless = false, 0, false
+	return s.done == s.n
+}
+
+// cannotRead: this primary's disk has refused to read the piece of a job. Another member may have it; if none has, or this disk loses it
+// again and again, the copy goes without. It reports whether that has ended the job.
+func (c *Core) cannotRead(j *job, p *peer) (over bool) {
+	s := j.sift
+	switch {
+	case !s.hopeless && s.mended < maxMends:
+		s.mended++
+		s.mending = true
+		c.mend(&mending{off: j.off, n: j.n, tried: c.lacking(j.granule), until: c.now + c.cfg.SlowCopy, then: func(ok bool) {
+			s.mending, s.busy, s.hopeless = false, false, !ok
+		}})
+		return false
+	case p.losses == maxLosses, !c.areNew(), !c.hasRoom():
+		s.mended, s.hopeless = 0, false
+		c.copyAgain = c.now + retryAfter
+		return false
+	}
+	p.losses++
+	c.append(Record{Term: c.view.Term, Seq: c.log.last() + 1, Kind: KindLost, Copy: j.to, Off: j.off, Len: j.n})
+	c.out = append(c.out, Lost{To: j.to, Off: j.off, Len: j.n})
+	c.copiedJob(j, p)
+	c.dropJob(j)
+	return true
+}
+
+// lacking are the copies outside S that do not have a granule.
+func (c *Core) lacking(granule int) Nodes {
+	var n Nodes
+	for id := range (c.cfg.Copies &^ c.view.InSync).All() {
+		if c.bitmaps[id].Has(granule) {
+			n = n.With(id)
+		}
+	}
+	return n
+}
+
+// areNew says whether all who get records take KindLost.
+func (c *Core) areNew() bool {
+	for id := range c.cfg.Copies.All() {
+		if s := c.peer[id].stream; s != 0 && s&knowsLost == 0 {
+			return false
+		}
+	}
+	return true
+}

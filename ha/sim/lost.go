@@ -1,0 +1,120 @@
+package sim
+
+import (
+	"slices"
+
+	"oneshot/ha/replica"
+)
+
+// sectorOf is the number by which the core knows a block that a copy misses.
+func sectorOf(block int) int { return int(offOf(block) / blockSize) }
+
+// misses says whether a node knows that its copy does not have a block, because nobody could read it.
+func (n *node) misses(block int) bool {
+	if n.core != nil {
+		return n.core.Misses(offOf(block), blockSize)
+	}
+	is := n.disk.saved.Missing.Has(sectorOf(block))
+	if n.left == nil {
+		return is
+	}
+	for i := range n.left.Log {
+		rec := &n.left.Log[i]
+		switch {
+		case rec.Seq > n.left.Applied || !covers(rec, block):
+		case rec.Kind == replica.KindLost:
+			is = is || rec.Copy == n.id
+		case rec.Kind == replica.KindWrite, rec.Kind == replica.KindZero, rec.Kind == replica.KindResync && rec.Copy == n.id:
+			is = false
+		}
+	}
+	return is
+}
+
+// checkLost: a copy goes without what no member can read.
+func (r *run) checkLost(n *node, l *replica.Lost) {
+	members := n.core.State().View.InSync
+	for b := blockOf(l.Off); b < blockOf(l.Off+l.Len); b++ {
+		r.Lost++
+		p := r.floors[b].pos
+		for _, x := range r.nodes {
+			if q := x.content(b); p.less(q) {
+				p = q
+			}
+		}
+		r.gone[b] = p
+		for id := range members.All() {
+			if x := r.nodes[id]; !x.disk.bad[b] && !x.disk.wasBad[b] && !x.misses(b) {
+				r.fail(20, "node %d gets in sync without block %d, which node %d has", l.To, b, id)
+			}
+		}
+	}
+}
+
+// isGone says whether nobody has a block of a read, and it was not written before the read began. What has been written since, or is in
+// another view by now, nobody may have had then.
+func (r *run) isGone(a *attempt) bool {
+	changed := r.viewsAt[len(r.viewsAt)-1] >= a.began
+	for k := range a.n {
+		b := a.block + k
+		p, ok := r.gone[b]
+		if ok && !p.less(a.floor[k]) && (changed || r.floors[b].pos != a.floor[k] || !r.isThere(b)) {
+			return true
+		}
+	}
+	return false
+}
+
+// isThere says whether a member can read a block.
+func (r *run) isThere(b int) bool {
+	for id := range r.view.InSync.All() {
+		if x := r.nodes[id]; !x.disk.bad[b] && !x.disk.wasBad[b] && !x.misses(b) {
+			return true
+		}
+	}
+	return false
+}
+
+// isAnyGone says whether a copy went without one of these blocks.
+func (r *run) isAnyGone(from, to int) bool {
+	for b := range r.gone {
+		if from <= b && b < to {
+			return true
+		}
+	}
+	return false
+}
+
+// checkRepaired: all copies were compared, and all disks can read: a copy has what another one has. A granule of which several lack
+// something no comparison repairs: it knows granules only.
+func (r *run) checkRepaired() {
+	for g := 0; g < blocks; g += granuleSize / blockSize {
+		var without []*node
+		for _, n := range r.nodes {
+			if slices.ContainsFunc(blocksFrom(g), n.misses) {
+				without = append(without, n)
+			}
+		}
+		if len(without) == 1 && !r.isUnderWay(g) {
+			r.fail(19, "the copies were compared and repaired, and node %d still goes without something of blocks %d to %d", without[0].id, g, g+granuleSize/blockSize-1)
+		}
+	}
+}
+
+// blocksFrom are the blocks of a granule.
+func blocksFrom(first int) (list []int) {
+	for b := first; b < first+granuleSize/blockSize; b++ {
+		list = append(list, b)
+	}
+	return list
+}
+
+// isUnderWay says whether a record of a granule is in a log: not all disks may have it.
+func (r *run) isUnderWay(first int) (is bool) {
+	for _, n := range r.nodes {
+		n.eachRecord(func(rec *replica.Record) {
+			is = is || slices.ContainsFunc(blocksFrom(first), func(b int) bool { return covers(rec, b) })
+		})
+	}
+	return is
+}
