@@ -26,10 +26,10 @@ func (t *Task) readCapacity16() Next {
 func (lu *LogicalUnit) thin() bool { return lu.v.Thin() }
 
 // stays reports whether this process alone serves the volume. If not, the unit has no commands whose effect would have
-// to hold where another process serves it: RESERVE, copies with tokens, SANITIZE, and mode parameters.
+// to hold where another process serves it: RESERVE and SANITIZE.
 func (lu *LogicalUnit) stays() bool { return !lu.v.Moves() }
 
-// agrees reports whether persistent reservations hold wherever the volume is served.
+// agrees reports whether persistent reservations and mode parameters hold wherever the volume is served.
 func (lu *LogicalUnit) agrees() bool { return lu.stays() || lu.v.Access().Shared() }
 
 func (lu *LogicalUnit) thinAndStays() bool { return lu.thin() && lu.stays() }

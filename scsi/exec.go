@@ -374,7 +374,7 @@ func (t *Task) good() Next {
 func (t *Task) check(s Sense) Next {
 	t.Status = CheckCondition
 	t.In = nil
-	t.Sense = s.AppendTo(t.sense[:0], t.lu != nil && t.lu.mode.descriptorSense())
+	t.Sense = s.AppendTo(t.sense[:0], t.lu != nil && t.lu.descriptorSense())
 	return Done
 }
 

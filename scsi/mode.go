@@ -13,12 +13,19 @@ const (
 	modeSWP                // Control page: software write protect
 )
 
-func (m *modeState) reset()                { m.bits.Store(0) }
-func (m *modeState) descriptorSense() bool { return m.bits.Load()&modeDSense != 0 }
+func (m *modeState) reset() { m.bits.Store(0) }
 
-func (lu *LogicalUnit) writeProtected() bool {
-	return lu.readOnly || lu.mode.bits.Load()&modeSWP != 0
+// modes are the changeable mode parameters. Of a unit that several nodes show they are those of its volume, on which the nodes have agreed.
+func (lu *LogicalUnit) modes() uint32 {
+	if lu.stays() {
+		return lu.mode.bits.Load()
+	}
+	return lu.v.Access().Modes()
 }
+
+func (lu *LogicalUnit) descriptorSense() bool { return lu.modes()&modeDSense != 0 }
+
+func (lu *LogicalUnit) writeProtected() bool { return lu.readOnly || lu.modes()&modeSWP != 0 }
 
 // Page control field of MODE SENSE (SPC-4 §6.11).
 const (
@@ -54,11 +61,11 @@ const controlPageCode = 0x0a
 
 // controlPage is SPC-4 §7.5.8.
 func (lu *LogicalUnit) controlPage(pc int, page []byte) {
-	bits := lu.mode.bits.Load()
+	bits := lu.modes()
 	switch pc {
 	case pcChangeable:
 		bits = 0
-		if lu.stays() {
+		if lu.agrees() {
 			bits = modeDSense | modeSWP
 		}
 	case pcDefault:

@@ -1,6 +1,10 @@
 package scsi
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+
+	"oneshot/volume/access"
+)
 
 func (t *Task) modeSelect6() Next { return t.modeSelect(int64(t.CDB[4])) }
 
@@ -22,10 +26,41 @@ func (t *Task) modeSelectParse() Next {
 	if !ok {
 		return t.check(s)
 	}
+	if !t.lu.stays() && t.lu.agrees() {
+		return t.change(&access.Change{Op: access.SetModes, Modes: bits}, (*Task).modeSelected)
+	}
 	if t.lu.mode.bits.Swap(bits) != bits {
 		t.lu.attention(uaModeChanged, t.Nexus)
 	}
 	return t.good()
+}
+
+// modeSelected answers when other nodes have agreed, or do not.
+func (t *Task) modeSelected(c *access.Change) Next {
+	if c.Result == access.Done {
+		return t.good()
+	}
+	return t.notNow(c.Err)
+}
+
+// resetModes has the mode parameters be what they were at the start. Where nodes have to agree, m waits for that.
+func (lu *LogicalUnit) resetModes(m *manager) {
+	lu.mode.reset()
+	if lu.modes() == 0 {
+		return
+	}
+	c := &access.Change{Op: access.SetModes}
+	m.left.Add(1)
+	end := func() {
+		if c.Result != access.Done {
+			lu.log.notAgreed(c.Err)
+			m.failed.Store(true)
+		}
+		m.released()
+	}
+	if lu.v.Access().Do(c, end) {
+		end()
+	}
 }
 
 const opModeSelect10 = 0x55
@@ -46,7 +81,7 @@ func (lu *LogicalUnit) parseModeSelect(list []byte, long bool) (bits uint32, s S
 		descriptors = int(c.u8())
 		lu.checkBlockDescriptor(&c, descriptors, false)
 	}
-	bits = lu.mode.bits.Load()
+	bits = lu.modes()
 	for c.more() {
 		bits = lu.modeSelectPage(&c, bits)
 	}

@@ -237,6 +237,72 @@ func TestAgreedReservations(t *testing.T) {
 	}
 }
 
+// selectControl is a MODE SELECT(10) of the Control page, with D_SENSE and SWP.
+func selectControl(dSense, swp byte) (cdb, list []byte) {
+	list = make([]byte, 8+12)
+	list[8], list[9], list[10], list[11], list[12] = controlPageCode, 0x0a, dSense<<2, 0x10, swp<<3
+	return []byte{0x55, 0x10, 7: 0, 8: byte(len(list)), 9: 0}, list
+}
+
+// TestModesAgreed: a unit that moves has mode parameters if others agree to them; they hold for whatever serves it, others are told, and a
+// reset has them be what they were, or is rejected while nobody agrees.
+func TestModesAgreed(t *testing.T) {
+	b, _ := newMovingBench(t)
+	a := agreed(b)
+	if r := b.do([]byte{0x1a, 8, 0x40 | controlPageCode, 0, 0xff, 0}, nil, 256); len(r.in) < 9 || r.in[4+2] != 4 || r.in[4+4] != 8 {
+		t.Errorf("changeable: % x", r.in)
+	}
+	cdb, list := selectControl(1, 1)
+	if r := b.doAsync(cdb, list); r.status != Good {
+		t.Fatalf("%v %#x", r.status, r.code())
+	}
+	write := func() result { return b.do([]byte{0x2a, 8: 1, 9: 0}, make([]byte, 512), 0) }
+	if r := write(); r.status != CheckCondition || len(r.sense) == 0 || r.sense[0] != 0x72 || r.code() != 0x72700 {
+		t.Errorf("a WRITE to what is protected: %v % x", r.status, r.sense)
+	}
+	if r := b.do([]byte{0x1a, 8, controlPageCode, 0, 0xff, 0}, nil, 256); len(r.in) < 9 || r.in[2]&0x80 == 0 || r.in[4+2] != 4 || r.in[4+4] != 8 {
+		t.Errorf("current: % x", r.in)
+	}
+	n := a.common // another node changes them
+	n.Changes, n.State.Modes, n.By, n.Event = n.Changes+1, 0, access.Holder{}, access.ModesChanged
+	a.common = n
+	a.table.Adopt(&n, true)
+	if r := write(); r.code() != 0x62a01 {
+		t.Errorf("the change is told with %#x", r.code())
+	}
+	if r := write(); r.status != Good {
+		t.Errorf("%v %#x", r.status, r.code())
+	}
+	b.doAsync(cdb, list)
+	a.err = errors.New("no majority")
+	cdb, list = selectControl(0, 0)
+	if r := b.doAsync(cdb, list); r.status != Busy {
+		t.Errorf("MODE SELECT while nobody agrees: %v %#x", r.status, r.code())
+	}
+	reset := func() TMFResponse {
+		got := make(chan TMFResponse, 1)
+		b.nexus.Manage(LUNReset, 0, nil, func(r TMFResponse) { got <- r })
+		return <-got
+	}
+	if r := reset(); r != Rejected {
+		t.Errorf("a reset while nobody agrees: %d", r)
+	}
+	write() // the unit attention
+	if r := write(); r.code() != 0x72700 {
+		t.Errorf("after a reset that was rejected: %v %#x", r.status, r.code())
+	}
+	a.err = nil
+	if r := reset(); r != FunctionComplete || a.common.State.Modes != 0 {
+		t.Errorf("a reset: %d, and the nodes have %#x", r, a.common.State.Modes)
+	}
+	for range 2 { // unit attentions
+		write()
+	}
+	if r := write(); r.status != Good {
+		t.Errorf("after a reset: %v %#x", r.status, r.code())
+	}
+}
+
 // TestNoCommandsThatStay: a unit that moves refuses what would have to hold on other nodes, and tells of none of it.
 func TestNoCommandsThatStay(t *testing.T) {
 	b, _ := newMovingBench(t)

@@ -117,6 +117,7 @@ func (i *itl) Tell(e access.Event) {
 		{access.ReservationsReleased, uaReservationsReleased},
 		{access.RegistrationsPreempted, uaRegistrationsPreempted},
 		{access.AccessChanged, uaAccessState},
+		{access.ModesChanged, uaModeChanged},
 	} {
 		if e&x.event != 0 && (x.ua != uaAccessState || i.lu.hasALUA()) {
 			i.ua.Or(x.ua)

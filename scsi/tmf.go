@@ -43,6 +43,7 @@ const (
 type manager struct {
 	left     atomic.Int64 // tasks to be released, and one for the caller
 	response TMFResponse
+	failed   atomic.Bool // the mode parameters could not be reset: nobody has agreed to that
 	done     func(TMFResponse)
 	wake     []wakeUp // tasks marked aborted whose owners do not know yet
 }
@@ -67,6 +68,9 @@ func (m *manager) released() {
 	left := m.left.Add(-1)
 	invariant.Check(left >= 0, "scsi: task management waits for each task once")
 	if left == 0 {
+		if m.failed.Load() {
+			m.response = Rejected
+		}
 		m.done(m.response)
 	}
 }
@@ -217,7 +221,7 @@ func (lu *LogicalUnit) clearTaskSet(m *manager, by *Nexus) {
 // reset is a logical unit reset (SAM-5 §6.3.3): all tasks are aborted, the mode parameters
 // are what they were at the start, and every nexus, the one that asked included, is told.
 func (lu *LogicalUnit) reset(m *manager, ua uint32) {
-	lu.mode.reset()
+	lu.resetModes(m)
 	lu.v.Access().Lose(nil)
 	lu.allowRemoval(nil)
 	lu.mu.Lock()

@@ -262,6 +262,58 @@ func TestMirrorReservationsAlone(t *testing.T) {
 	}
 }
 
+// protects is MODE SELECT of SWP.
+func (h *host) protects(node string, is byte) {
+	h.t.Helper()
+	list := make([]byte, 8+12)
+	list[8], list[9], list[11], list[12] = 0x0a, 0x0a, 0x10, is<<3
+	if c := h.do(node, initiator.Command{CDB: []byte{0x55, 0x10, 0, 0, 0, 0, 0, 0, byte(len(list)), 0}, Out: list}); c.Status != initiator.StatusGood {
+		h.t.Fatalf("MODE SELECT through %s: status %#x, sense % x", node, c.Status, c.Sense)
+	}
+}
+
+// isProtected reports whether a WRITE through whichever of the nodes serves ends with WRITE PROTECTED, and whether a node tells so.
+func (h *host) isProtected(nodes ...string) (refuses, tells bool) {
+	h.t.Helper()
+	c := h.doAt(nodes, initiator.Command{CDB: []byte{0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0}, Out: make([]byte, 512)})
+	b := make([]byte, 64)
+	sense := h.do(nodes[0], initiator.Command{CDB: []byte{0x1a, 8, 0x0a, 0, 64, 0}, In: b})
+	return len(c.Sense) > 13 && c.Sense[2]&0xf == 7 && c.Sense[12] == 0x27, sense.Status == initiator.StatusGood && b[4+4]&8 != 0
+}
+
+// TestMirrorModes: what a host has selected through a node that does not serve holds where the mirror is served, after a takeover, and at
+// a node that was away; it ends with a loss of power of all.
+func TestMirrorModes(t *testing.T) {
+	s := newMirror(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
+	h, another := newHost(ctx, s, "one"), newHost(ctx, s, "two")
+	want := func(is bool, nodes ...string) {
+		t.Helper()
+		if refuses, tells := another.isProtected(nodes...); refuses != is || tells != is {
+			t.Errorf("at %v writes are refused: %v, and MODE SENSE says so: %v; want %v", nodes, refuses, tells, is)
+		}
+	}
+	h.protects(other(s.level("a")), 1)
+	want(true, "a", "b")
+	lost := s.loses(s.kill, func(name string) { s.start(name) })
+	want(true, other(lost))
+	h.protects(other(lost), 0)
+	want(false, other(lost))
+	h.protects(other(lost), 1)
+	s.start(lost)
+	s.level("a")
+	want(true, lost, other(lost))
+	for _, name := range []string{"a", "b", "w"} {
+		s.kill(name)
+	}
+	for _, name := range []string{"w", "a", "b"} {
+		s.start(name)
+	}
+	s.level("a")
+	want(false, "a", "b")
+}
+
 // TestMirrorConformance runs libiscsi's tests of persistent reservations, of WRITE ATOMIC and of copies. They are of one path, and ask for a node that serves.
 func TestMirrorConformance(t *testing.T) {
 	s := newMirror(t)

@@ -297,10 +297,16 @@ func (r *Reservations) enter() error {
 			n.Cold = append(n.Cold, r.self)
 			if len(n.Warm) == 0 {
 				n.Warm, n.Cold = n.Cold, nil
-				if !n.State.Persist {
-					n.Common = access.Common{
-						Changes: n.Changes + 1, State: access.Nothing(), Event: access.RegistrationsPreempted | access.ReservationsReleased,
-					}
+				var event access.Event
+				s := n.State
+				if s.Modes != 0 { // none is saved
+					s.Modes, event = 0, access.ModesChanged
+				}
+				if !s.Persist {
+					s, event = access.Nothing(), event|access.RegistrationsPreempted|access.ReservationsReleased
+				}
+				if event != 0 {
+					n.Common = access.Common{Changes: n.Changes + 1, State: s, Event: event}
 				}
 			}
 		}

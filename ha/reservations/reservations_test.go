@@ -437,3 +437,60 @@ func TestStorm(t *testing.T) {
 		})
 	}
 }
+
+// modes is MODE SELECT.
+func modes(n uint32) *access.Change { return &access.Change{Op: access.SetModes, Modes: n} }
+
+// TestModes: mode parameters hold on all nodes, before the command is answered; all but who has changed them are told. They outlive the
+// nodes one by one, and end with a loss of power of all, whether or not registrations do.
+func TestModes(t *testing.T) {
+	for _, persist := range []bool{false, true} {
+		in(t, 11, func(l *lab, a, b *node) {
+			on := func(n *node, want uint32) {
+				t.Helper()
+				if got := n.table.Modes(); got != want {
+					t.Errorf("on %s they are %d, want %d", n.name, got, want)
+				}
+			}
+			x, y, z := b.login("x"), b.login("y"), a.login("z")
+			l.want("x registers", x.register(1, persist), access.Done)
+			l.want("x selects", x.do(modes(3)), access.Done)
+			on(a, 3)
+			on(b, 3)
+			for _, s := range []*session{y, z} {
+				if _, e := s.has(); e != access.ModesChanged {
+					t.Errorf("another session on %s is told %#x", s.n.name, e)
+				}
+			}
+			if _, e := x.has(); e != 0 {
+				t.Errorf("who has changed them is told %#x", e)
+			}
+			l.want("x selects the same", x.do(modes(3)), access.Done)
+			if _, e := y.has(); e != 0 {
+				t.Errorf("of no change is told %#x", e)
+			}
+			time.Sleep(time.Second) // both are warm
+			for _, n := range []*node{a, b} {
+				n.end()
+				n.begin()
+				l.elect("b")
+				time.Sleep(time.Second)
+				on(a, 3)
+				on(b, 3)
+			}
+			a.end()
+			b.end()
+			a.begin()
+			b.begin()
+			l.elect("b")
+			time.Sleep(time.Second)
+			look := &access.Change{Op: access.Look}
+			l.want("look", b.login("x").do(look), access.Done)
+			if n := len(look.State.Registrations); (n == 1) != persist || look.State.Modes != 0 {
+				t.Errorf("after a loss of power: %+v", look.State)
+			}
+			on(a, 0)
+			on(b, 0)
+		})
+	}
+}

@@ -22,6 +22,7 @@ const (
 	ReplaceKey   // by a host of NVMe that is registered; no new key: its registration ends
 	SetPersist   // changes nothing else
 	Look         // changes nothing: State is what is in force
+	SetModes     // of a shared table: nothing else
 )
 
 // Result is how a change has ended.
@@ -74,6 +75,7 @@ type Change struct {
 	Malformed bool
 
 	Groups []Group // SetGroups: these have changed
+	Modes  uint32  // SetModes
 
 	// Result is valid when the change is over.
 	Result Result
@@ -118,6 +120,8 @@ func (c *Change) run(t *Table) Result {
 		return c.reserveUnit(t)
 	case SetPersist:
 		return c.setPersist(t)
+	case SetModes:
+		return c.setModes()
 	}
 	if c.Besides && (c.Op == RegisterAndIgnore || c.Op == Register && c.self >= 0) {
 		return BadOthers
@@ -402,6 +406,14 @@ func (c *Change) setPersist(t *Table) Result {
 	}
 	c.changed = c.Persist != c.next.Persist
 	c.next.Persist = c.Persist
+	return Done
+}
+
+func (c *Change) setModes() Result {
+	if c.changed = c.next.Modes != c.Modes; c.changed {
+		c.next.Modes = c.Modes
+		c.notices = append(c.notices, notice{event: ModesChanged, all: true})
+	}
 	return Done
 }
 

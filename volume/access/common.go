@@ -63,7 +63,11 @@ func (t *Table) look(c *Change) bool {
 func (t *Table) agree(c *Change) bool {
 	sum := c.sum()
 	err := t.agreement.Change(func(n *Common, repeated bool) bool {
-		if repeated && n.By == c.By.Holder() && n.Sum == sum { // it is not done twice
+		var by Holder // the target itself
+		if c.By != nil {
+			by = c.By.Holder()
+		}
+		if repeated && n.By == by && n.Sum == sum { // it is not done twice
 			c.Result = Done
 			return false
 		}
@@ -72,7 +76,7 @@ func (t *Table) agree(c *Change) bool {
 			return false
 		}
 		n.Changes++
-		n.State, n.By, n.Sum, n.Event, n.Abort = c.next, c.By.Holder(), sum, 0, len(c.aborts) != 0
+		n.State, n.By, n.Sum, n.Event, n.Abort = c.next, by, sum, 0, len(c.aborts) != 0
 		for _, x := range c.notices {
 			n.Event |= x.event
 		}
@@ -90,10 +94,14 @@ func (t *Table) agree(c *Change) bool {
 
 // sum is a digest of what the change asks for.
 func (c *Change) sum() (sum [16]byte) {
-	text, err := json.Marshal([]any{
+	fields := []any{
 		c.Op, c.Key, c.NewKey, c.Kind, c.Whole, c.Persist, c.LeavePersist, c.IgnoreKey, c.ZeroIsOwn, c.Ports, c.Others, c.Besides,
 		c.To, c.Relative, c.Leave,
-	})
+	}
+	if c.Op == SetModes { // former versions have the others
+		fields = append(fields, c.Modes)
+	}
+	text, err := json.Marshal(fields)
 	if err != nil {
 		panic(err) // numbers and strings
 	}
@@ -133,6 +141,9 @@ func (t *Table) Adopt(n *Common, now bool) (abort func(over func())) {
 		if old.Kind.registrants() && old.Kind != next.Kind {
 			event |= ReservationsReleased
 		}
+		if old.Modes != next.Modes {
+			event |= ModesChanged
+		}
 	}
 	t.state, t.changes = next, n.Changes
 	t.publish()
@@ -145,6 +156,11 @@ func (t *Table) Adopt(n *Common, now bool) (abort func(over func())) {
 			if event&x.event != 0 && s.Holder() != n.By && x.concerns(s.Holder()) {
 				s.Tell(x.event)
 			}
+		}
+	}
+	for _, s := range t.subscribers {
+		if event&ModesChanged != 0 && s.Holder() != n.By {
+			s.Tell(ModesChanged)
 		}
 	}
 	if !aborts {

@@ -99,6 +99,7 @@ type State struct {
 	Kind          Kind           `json:",omitempty"` // 0: there is no reservation
 	Holder        int            // index of a registration; -1: there is none, or all hold it
 	Groups        []Group        `json:",omitempty"` // sorted by ID; what is missing is active/optimized
+	Modes         uint32         `json:",omitempty"` // mode parameters that processes have in common; their bits belong to package scsi
 }
 
 // Nothing is the state at the start.
@@ -124,7 +125,7 @@ func (s State) Kept() State {
 	if s.Persist {
 		kept = s
 	}
-	kept.Groups = nil
+	kept.Groups, kept.Modes = nil, 0
 	for _, g := range s.Groups {
 		if g.State != ActiveOptimized || g.Preferred {
 			kept.Groups = append(kept.Groups, g)

@@ -16,6 +16,7 @@ const (
 	ReservationsReleased                     // a reservation that others than its holder had access through is gone
 	RegistrationsPreempted                   // the subscriber's own registration is gone
 	AccessChanged                            // the access state of a group
+	ModesChanged                             // the mode parameters
 )
 
 // Subscriber is a session with a volume. Deny and Tell are called with the table's lock held: they
@@ -37,6 +38,7 @@ type Subscriber interface {
 type Table struct {
 	keep      func(State) error // nil: nothing outlives a loss of power
 	agreement Agreement         // nil: this process alone has the state; constant after Share
+	modes     atomic.Uint32     // of state
 
 	mu          sync.Mutex // taken before the locks of subscribers, which it never takes
 	state       State      // guarded by mu
@@ -86,6 +88,9 @@ func (t *Table) State() State {
 	defer t.mu.Unlock()
 	return t.state
 }
+
+// Modes are the State.Modes in force.
+func (t *Table) Modes() uint32 { return t.modes.Load() }
 
 // Group returns the state of a group.
 func (t *Table) Group(id uint16) Group {
@@ -160,6 +165,7 @@ func (t *Table) deny(s Subscriber) {
 
 // publish tells everybody. mu is held.
 func (t *Table) publish() {
+	t.modes.Store(t.state.Modes)
 	for _, s := range t.subscribers {
 		t.deny(s)
 	}
