@@ -141,7 +141,9 @@ func (c *Conn) inOrder(h pdu.Header, data []byte) {
 			s.runHeld()
 		}
 	case admitHold:
-		s.hold(sn, Request{CID: c.CID, Kind: RequestOther, Header: slices.Clone(h), Data: slices.Clone(data)})
+		if !s.hold(sn, Request{CID: c.CID, Kind: RequestOther, Header: slices.Clone(h), Data: slices.Clone(data)}) {
+			c.fail("%v: more than %d bytes of pings and texts wait for CmdSN %d, which does not come", h.Opcode(), maxHeldData, s.ExpCmdSN)
+		}
 	case admitIgnore:
 		c.node.counters.IgnoredCommands.Add(1)
 	}

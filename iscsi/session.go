@@ -17,6 +17,7 @@ type Session struct {
 	circle *circle     // has the connections
 	nexus  *scsi.Nexus // nil in a discovery session
 
+	heldData   int // bytes of data in Held
 	active     int // commands begun and not answered that hold a place in the window
 	immediates int // immediate commands not answered
 
@@ -54,12 +55,17 @@ func (s *Session) admit(sn serial.SN, immediate bool) admission {
 	return admitHold
 }
 
-// hold keeps r until every earlier CmdSN has been admitted.
-func (s *Session) hold(sn serial.SN, r Request) {
+// hold keeps r until every earlier CmdSN has been admitted. False: the session holds as much data as it may.
+func (s *Session) hold(sn serial.SN, r Request) bool {
+	if s.heldData+len(r.Data) > maxHeldData {
+		return false
+	}
 	if s.Held == nil {
 		s.Held = make(map[serial.SN]Request)
 	}
 	s.Held[sn] = r
+	s.heldData += len(r.Data)
+	return true
 }
 
 // runHeld runs what waited for the CmdSN that was admitted last.
@@ -71,6 +77,7 @@ func (s *Session) runHeld() {
 		}
 		sn := s.ExpCmdSN
 		delete(s.Held, sn)
+		s.heldData -= len(r.Data)
 		s.ExpCmdSN++
 		s.run(sn, &r)
 	}
@@ -113,7 +120,13 @@ func (s *Session) dropHeld(c *Conn) {
 	if c.MaxIn == 0 {
 		return // it has not logged in, and another connection may have its CID
 	}
-	maps.DeleteFunc(s.Held, func(_ serial.SN, r Request) bool { return r.CID == c.CID && r.Kind != RequestNone })
+	maps.DeleteFunc(s.Held, func(_ serial.SN, r Request) bool {
+		gone := r.CID == c.CID && r.Kind != RequestNone
+		if gone {
+			s.heldData -= len(r.Data)
+		}
+		return gone
+	})
 }
 
 // alive reports whether the session has a connection that is not lost.
@@ -132,6 +145,7 @@ func (s *Session) end() {
 		c.withdraw()
 	}
 	clear(s.Held)
+	s.heldData = 0
 	if s.nexus == nil {
 		s.over = true
 		return

@@ -123,7 +123,7 @@ func DecodeSessionState(b []byte) (SessionState, error) {
 const (
 	maxStateConns  = 64
 	maxStateWindow = 1 << 14
-	maxStateData   = 256 << 10
+	maxHeldData    = 256 << 10 // of pings and texts that wait for earlier CmdSNs
 )
 
 func (s *SessionState) check() error {
@@ -160,7 +160,11 @@ func (s *SessionState) check() error {
 			return fmt.Errorf("connection %d: %w", c.CID, err)
 		}
 	}
+	data := 0
 	for sn, r := range s.Held {
+		if data += len(r.Data); data > maxHeldData {
+			return errors.New("more data is held than a session may")
+		}
 		if err := s.checkHeld(sn, &r); err != nil {
 			return fmt.Errorf("held CmdSN %d: %w", sn, err)
 		}
@@ -182,8 +186,8 @@ func (s *SessionState) checkHeld(sn serial.SN, r *Request) error {
 		return errors.New("bytes that do not belong to it")
 	case r.Kind == RequestNone:
 		return nil
-	case len(r.Header) < pdu.BHSLen || len(r.Header) != pdu.BHSLen+r.Header.TotalAHSLen() || len(r.Data) > maxStateData:
-		return fmt.Errorf("%d bytes of header and %d of data", len(r.Header), len(r.Data))
+	case len(r.Header) < pdu.BHSLen || len(r.Header) != pdu.BHSLen+r.Header.TotalAHSLen():
+		return fmt.Errorf("%d bytes of header", len(r.Header))
 	case (r.Header.Opcode() == pdu.OpSCSICommand) != (r.Kind == RequestCommand):
 		return fmt.Errorf("%v as kind %d", r.Header.Opcode(), r.Kind)
 	}

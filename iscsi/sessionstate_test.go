@@ -3,8 +3,10 @@ package iscsi
 import (
 	"bytes"
 	"reflect"
+	"strings"
 	"testing"
 
+	"oneshot/internal/serial"
 	"oneshot/iscsi/pdu"
 )
 
@@ -75,6 +77,12 @@ func TestBadSessionState(t *testing.T) {
 		"held by nobody": func(s *SessionState) {
 			s.Held[s.ExpCmdSN+1] = Request{CID: 7, Kind: RequestOther, Header: make([]byte, 48)}
 		},
+		"more than is held": func(s *SessionState) {
+			ping := pdu.NOPOutFields{ITT: 6, TTT: pdu.ReservedTag, DataSegmentLength: maxHeldData}
+			s.MaxCmdSN++
+			s.Window++
+			s.Held[s.MaxCmdSN] = Request{CID: s.Conns[0].CID, Kind: RequestOther, Header: ping.AppendTo(nil), Data: make([]byte, maxHeldData)}
+		},
 		"half a header": func(s *SessionState) { s.Held[s.ExpCmdSN+1] = Request{Kind: RequestOther, Header: make([]byte, 20)} },
 		"a command as another": func(s *SessionState) {
 			s.Held[s.ExpCmdSN+1] = Request{Kind: RequestOther, Header: append([]byte{1}, make([]byte, 47)...)}
@@ -143,5 +151,37 @@ func TestHeldWithOneTag(t *testing.T) {
 	command(c, 8, first+1, false, testUnitReady, 0)
 	if got := r.take(); got != "answer 8, answer 7, answer 7" {
 		t.Errorf("%q", got)
+	}
+}
+
+// Pings and texts whose turn does not come are held up to a number of bytes. More of them end the connection, however large the window is.
+func TestHeldDataIsBounded(t *testing.T) {
+	_, c, r := session(t)
+	part := make([]byte, maxHeldData/2)
+	ping := func(itt uint32, sn serial.SN, data []byte) {
+		f := pdu.NOPOutFields{ITT: itt, TTT: pdu.ReservedTag, CmdSN: sn, DataSegmentLength: len(data)}
+		drive(c, func() { c.Receive(f.AppendTo(nil), data) })
+	}
+	ping(1, first+1, part)
+	ping(2, first+2, part)
+	ping(3, first, nil)
+	if got := r.take(); got != "NOP-In, NOP-In, NOP-In" {
+		t.Fatalf("what may be held, when its turn has come: %q", got)
+	}
+	ping(4, first+4, part)
+	ping(5, first+5, part)
+	if got := r.take(); got != "" {
+		t.Fatalf("before their turn: %q", got)
+	}
+	ping(6, first+6, []byte{0})
+	if got := r.take(); !strings.Contains(got, "terminate") {
+		t.Errorf("one byte more: %q", got)
+	}
+	if c.sess.heldData > maxHeldData {
+		t.Errorf("%d bytes are held", c.sess.heldData)
+	}
+	drive(c, func() { c.Lost(nil) })
+	if c.sess.heldData != 0 {
+		t.Errorf("%d bytes are held when the connection is lost", c.sess.heldData)
 	}
 }
