@@ -43,6 +43,7 @@ limits: {connections: 1024, login_timeout: 1h, nop_interval: 1h, nop_timeout: 1h
 		{"a byte of a PDU in many discovery sessions", 60, g.partsOfPDUs},
 		{"pings in discovery sessions, echoes unread", 120, g.echoesOfDiscovery},
 		{"pings in sessions, echoes unread", 120, g.echoes},
+		{"pings that wait for a number that does not come", 60, g.outOfTurn},
 		{"READs in the smallest segments, unread", 100, g.headers},
 		// All of limits.memory; what the lists leave to the collector does not grow with them.
 		{"lists of registrations, unread", 100, g.registrations},
@@ -230,6 +231,23 @@ func (g *greedy) echoes() {
 		conns = append(conns, c)
 	}
 	g.flood(conns, pings(256<<10), 256<<20)
+}
+
+// outOfTurn leaves out the first number of its session, and fills the rest of the command window with the largest pings.
+func (g *greedy) outOfTurn() {
+	var conns []*net.TCPConn
+	for i := range 12 {
+		c := g.dial()
+		g.login(c, fmt.Sprint("hole", i), false, "")
+		conns = append(conns, c)
+	}
+	const each = 256 << 10
+	var b []byte
+	for k := range 126 {
+		f := pdu.NOPOutFields{ITT: uint32(k), TTT: pdu.ReservedTag, CmdSN: serial.SN(2 + k), DataSegmentLength: each}
+		b = append(f.AppendTo(b), make([]byte, each)...)
+	}
+	g.flood(conns, b, 1)
 }
 
 // reads returns a full command window of READs of 1 MiB from a LUN.
