@@ -13,6 +13,10 @@ import (
 // one other have to be taken (RFC 7143 §4.2.2.1); some room costs little.
 const maxImmediates = 8
 
+// maxManaging bounds the task management functions of a session, and its logouts, that wait for what stores have of the tasks, or for
+// other connections: each is remembered by all tasks that it ends. An initiator sends the next when it has the answer.
+const maxManaging = 8
+
 // maxLive bounds the tasks of a connection over RDMA, as a multiple of the commands that may be outstanding: an answer makes room
 // in the window when it is made, and an initiator that takes none could send commands without end. One that takes them may have
 // them, and send the next commands, before the mover knows that they have left. Over TCP the mover stops reading.
@@ -235,6 +239,10 @@ func (c *Conn) logout(h pdu.LogoutRequest) {
 		c.reject(h.Header, pdu.RejectInvalidPDUField)
 		return
 	}
+	if len(c.sess.circle.logouts) >= maxManaging {
+		c.reject(h.Header, pdu.RejectImmediateCommand)
+		return
+	}
 	l := &logout{conn: c, itt: h.ITT(), leaving: leaving}
 	if response != pdu.LogoutSuccess {
 		l.answer(response)
@@ -324,6 +332,12 @@ func (c *Conn) manage(h pdu.TaskManagementRequest) {
 	s := c.sess
 	f, ok := functions[fn]
 	switch {
+	case s.managing >= maxManaging && h.Immediate():
+		c.reject(h.Header, pdu.RejectImmediateCommand)
+		return
+	case s.managing >= maxManaging:
+		answer(pdu.TaskFunctionRejected)
+		return
 	case fn == pdu.TaskReassign:
 		answer(pdu.TaskReassignNotSupported) // ERL 2's
 		return
@@ -351,6 +365,7 @@ func (c *Conn) manage(h pdu.TaskManagementRequest) {
 		}
 	}
 	c.log.Info("task management", "function", fn.String(), "lun", fmt.Sprintf("%#016x", h.LUN()))
+	s.managing++
 	s.nexus.Manage(f, h.LUN(), t, func(r scsi.TMFResponse) {
 		c.post(func() {
 			s.afterOthersAck(&managing{conn: c, itt: itt, fn: fn, response: responses[r], left: 1})
@@ -381,6 +396,7 @@ func (s *Session) afterOthersAck(m *managing) {
 
 func (m *managing) oneAcked() {
 	if m.left--; m.left == 0 {
+		m.conn.sess.managing--
 		m.conn.managed(m.itt, m.fn, m.response)
 	}
 }

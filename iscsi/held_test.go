@@ -4,6 +4,9 @@ import (
 	"strings"
 	"testing"
 
+	"oneshot/backend"
+	"oneshot/backend/faulty"
+	"oneshot/backend/memory"
 	"oneshot/iscsi/pdu"
 	"oneshot/scsi"
 )
@@ -144,4 +147,79 @@ func TestSetsWithWaitingCommands(t *testing.T) {
 			t.Errorf("%v, and a command behind it: %q", fn, got)
 		}
 	}
+}
+
+// Task management functions that wait for a task which the store does not return, or for another connection, have a bound.
+func TestManagingIsBounded(t *testing.T) {
+	inner, err := memory.New(1 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := faulty.New(inner, 1)
+	_, c, r := sessionOn(t, store)
+	command(c, 9, first, false, testUnitReady, 0)
+	gate := store.Hold(faulty.Match{Kinds: []backend.Kind{backend.Write}, Times: 1})
+	command(c, 10, first+1, false, write1(), 512)
+	drive(c, func() { c.GotData(c.Find(10)) })
+	gate.Await(1)
+	r.take()
+	manage := func(itt uint32, immediate bool) {
+		f := pdu.TaskManagementRequestFields{Immediate: immediate, Function: pdu.TaskLogicalUnitReset, ITT: itt, CmdSN: c.sess.ExpCmdSN}
+		drive(c, func() { c.Receive(f.AppendTo(nil), nil) })
+	}
+	for i := range maxManaging {
+		manage(uint32(100+i), true)
+	}
+	if got := r.take(); got != "" {
+		t.Errorf("while the store has the task: %q", got)
+	}
+	manage(200, true)
+	if got := r.take(); got != "Reject" {
+		t.Errorf("one more: %q", got)
+	}
+	manage(201, false)
+	if got := r.take(); got != "Task Management Function Response" || pdu.TaskResponse(r.last[2]) != pdu.TaskFunctionRejected {
+		t.Errorf("one more, in order: %q, response %d", got, r.last[2])
+	}
+	gate.Release()
+	if got := strings.Count(r.take(), "Task Management Function Response"); got != maxManaging || c.sess.managing != 0 {
+		t.Errorf("%d are answered, and %d wait", got, c.sess.managing)
+	}
+	manage(202, true)
+	if got := r.take(); got != "Task Management Function Response" {
+		t.Errorf("afterwards: %q", got)
+	}
+}
+
+// So have those that wait for the answer to a ping, and logouts of connections.
+func TestManagingOverConnectionsIsBounded(t *testing.T) {
+	_, a, b, ra, rb := pair(t)
+	for i := range maxManaging + 1 {
+		f := pdu.TaskManagementRequestFields{Immediate: true, Function: pdu.TaskLogicalUnitReset, ITT: uint32(100 + i), CmdSN: first}
+		drive(a, func() { a.Receive(f.AppendTo(nil), nil) })
+	}
+	if x, y := ra.take(), rb.take(); x != "Reject" || y != "NOP-In" {
+		t.Errorf("%q, %q", x, y)
+	}
+	drive(b, func() { b.Lost(nil) })
+	if got := strings.Count(ra.take(), "Task Management Function Response"); got != maxManaging || a.sess.managing != 0 {
+		t.Errorf("%d are answered, and %d wait", got, a.sess.managing)
+	}
+}
+
+func TestLogoutsAreBounded(t *testing.T) {
+	_, a, b, ra, rb := pair(t)
+	rb.fetches = true // the mover keeps the memory of what it fetches
+	command(b, 9, first, false, testUnitReady, 0)
+	command(b, 10, first+1, false, write1(), 512)
+	rb.take()
+	task := b.Find(10)
+	for i := range maxManaging + 1 {
+		f := pdu.LogoutRequestFields{Immediate: true, Reason: pdu.LogoutCloseConnection, ITT: uint32(100 + i), CID: b.CID, CmdSN: first + 2}
+		drive(a, func() { a.Receive(f.AppendTo(nil), nil) })
+	}
+	if got := ra.take(); got != "Reject" {
+		t.Errorf("%q", got)
+	}
+	drive(b, func() { b.Forgotten(task) })
 }
