@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"slices"
 	"sync"
@@ -142,10 +143,12 @@ func (m *member) configure(c *config.Cluster) {
 	m.portals.Store(&c.Others)
 	m.moving.Store(&c.Moving)
 	m.mu.Lock()
-	for s := range m.open {
-		s.front.look()
-	}
+	mirrors := slices.Collect(maps.Keys(m.open))
 	m.mu.Unlock()
+	for _, s := range mirrors {
+		s.front.look()
+		s.tell()
+	}
 	m.objects.Store(&c.Objects)
 	info := &quorum.NodeInfo{Version: version.String()}
 	for _, p := range c.Parts {

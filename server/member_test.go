@@ -7,12 +7,15 @@ import (
 	"log/slog"
 	"net"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
 	"oneshot/config"
 	"oneshot/ha/quorum"
+	"oneshot/ha/replica"
 	"oneshot/mgmt"
+	"oneshot/volume/access"
 )
 
 // clusterOn returns the configuration of node a in a cluster of a and b, and its text. a has been made by init.
@@ -178,5 +181,37 @@ func TestNoCluster(t *testing.T) {
 	}
 	if c := s.Status().Cluster; c != nil {
 		t.Errorf("%+v", c)
+	}
+}
+
+// TestPortalsOfOthersComeAndGo: initiators learn in which states the groups of other nodes are, also of those that a reload has brought.
+func TestPortalsOfOthersComeAndGo(t *testing.T) {
+	text, on := clusterOn(t)
+	text = strings.NewReplacer(
+		"stores: {d: {type: memory, size: 16MiB}}", "stores: {d: {type: mirror, size: 16MiB, copies: {a: {type: file, path: a.img}, b: {type: file, path: b.img}}}}",
+		"{node: a, iqn:", "{iqn:",
+		`listen: "127.0.0.1:0"}`, `listen: "127.0.0.1:0", group: 1}, {node: b, listen: "192.0.2.2:3260", group: 2}`,
+	).Replace(text)
+	s := newServer(t, on(text))
+	defer shutdown(t, s)
+	m := s.mirrors()[0]
+	if err := m.Await(t.Context(), func(now replica.State) bool { return now.Role == replica.Primary }); err != nil {
+		t.Fatal(err)
+	}
+	state := func(group uint16) access.GroupState {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.unitOf(&s.cfg.Targets[0], &s.cfg.Targets[0].LUNs[0]).AccessState(group).State
+	}
+	for state(1) != access.ActiveOptimized || state(2) != access.Standby { // it is told by a goroutine
+		runtime.Gosched()
+	}
+	if _, err := s.Apply(on(strings.Replace(text, `group: 2}`, `group: 2}, {node: b, listen: "192.0.2.3:3260", group: 3}`, 1))); err != nil {
+		t.Fatal(err)
+	}
+	for group, want := range map[uint16]access.GroupState{1: access.ActiveOptimized, 2: access.Standby, 3: access.Standby} {
+		if got := state(group); got != want {
+			t.Errorf("group %d is %v, want %v", group, got, want)
+		}
 	}
 }

@@ -50,6 +50,8 @@ type mirrored struct {
 	log     *slog.Logger
 	trouble atomic.Pointer[string] // nil: none
 	least   int                    // copies in sync with which something is written
+	telling sync.Mutex             // held while table is told
+	table   *access.Table          // of the volume; nil until serve; guarded by telling
 	sizing
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -222,12 +224,15 @@ func (s *mirrored) nodeName(id replica.ID) string {
 func (s *mirrored) serve(t *access.Table, log *slog.Logger) {
 	s.held = reservations.Begin(t, reservations.Options{Consensus: s.quorum, Set: setOf(s.name, s.record), Node: s.node, Term: s.Term, Prove: s.prove, Log: log})
 	told := s.State()
-	s.tell(t)
+	s.telling.Lock()
+	s.table = t
+	s.telling.Unlock()
+	s.tell()
 	s.front.begin()
 	s.wg.Go(func() {
 		for s.Await(s.ctx, func(now replica.State) bool { return rolesOf(now) != rolesOf(told) }) == nil {
 			told = s.State()
-			s.tell(t)
+			s.tell()
 			s.held.Served()
 		}
 	})
@@ -251,8 +256,14 @@ func (p proof) OpDone(*backend.Op) { p <- struct{}{} }
 // rolesOf returns what of a state says who serves.
 func rolesOf(s replica.State) replica.State { return replica.State{Role: s.Role, View: s.View} }
 
-// tell says it once. Other nodes' target ports are told of to initiators, and refuse by themselves.
-func (s *mirrored) tell(t *access.Table) {
+// tell says it once, and again when a reload has changed through which portals other nodes are reached. Other nodes' target ports are told
+// of to initiators, and refuse by themselves.
+func (s *mirrored) tell() {
+	s.telling.Lock()
+	defer s.telling.Unlock()
+	if s.table == nil {
+		return
+	}
 	st := s.State()
 	primary := s.nodeName(st.View.Primary)
 	here := access.Transitioning
@@ -279,7 +290,7 @@ func (s *mirrored) tell(t *access.Table) {
 			}
 		}
 	}
-	t.Serve(here, elsewhere)
+	s.table.Serve(here, elsewhere)
 }
 
 // recordOf asks consensus what the copies of a mirror have in common, and keeps it. The node of the first copy makes it.
