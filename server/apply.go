@@ -89,7 +89,7 @@ func (c *change) prepareStores() error {
 		return fmt.Errorf("%s: the store %q was opened read-only, and this process cannot open it again to write: make it writable, and restart", s.Pos, s.Name)
 	}
 	for _, s := range c.plan.converted {
-		return fmt.Errorf("%s: the store %q is open as a whole or divided, and this process cannot make the one out of the other: change nothing else, and restart", s.Pos, s.Name)
+		return fmt.Errorf("%s: the store %q is open as a whole, divided, or for objects, and this process cannot make the one out of the other: change nothing else, and restart", s.Pos, s.Name)
 	}
 	c.keepStores()
 	former := formerly(c.next)

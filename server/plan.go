@@ -21,7 +21,7 @@ type plan struct {
 	frozen []*config.Store // stores that are open for reading only, and that next wants to write
 	resize []*config.Store // stores whose size has changed
 
-	converted []*config.Store // are open as a whole and are to be divided, or the other way round
+	converted []*config.Store // are open as a whole, divided or for objects, and are to be another of these
 
 	add    []*config.Target
 	remove []*config.Target // of the old configuration
@@ -115,7 +115,7 @@ func (c *comparison) compareStores() {
 			continue // nobody shows it
 		}
 		switch {
-		case otherwise != nil:
+		case otherwise != nil, was != nil && c.old.KeepsObjects(was.Name) != c.new.KeepsObjects(s.Name):
 			c.converted = append(c.converted, s)
 		case was == nil:
 			if *open = append(*open, s); s.Partitioned {

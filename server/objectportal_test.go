@@ -1,0 +1,39 @@
+package server
+
+import (
+	"runtime"
+	"strings"
+	"testing"
+)
+
+// A store in which objects are kept does not become a disk, nor a disk a store of objects, while it is open: the heap would write over what
+// initiators write, and believe to know what is there.
+func TestStoreOfObjectsIsNoDisk(t *testing.T) {
+	const (
+		objects = `
+stores: {m: {type: memory, size: 1MiB}, h: {type: memory, size: 64MiB}}
+targets: [{iqn: "iqn.2026-11.example.oneshot:a", luns: {0: m}}]
+portals: [{listen: "127.0.0.1:0"}, {transport: iwarp, listen: "127.0.0.1:0", serve: objects, store: h}]
+`
+		disk = `
+stores: {m: {type: memory, size: 1MiB}, h: {type: memory, size: 64MiB}}
+targets: [{iqn: "iqn.2026-11.example.oneshot:a", luns: {0: m, 1: h}}]
+portals: [{listen: "127.0.0.1:0"}]
+`
+	)
+	for was, next := range map[string]string{objects: disk, disk: objects} {
+		r := serve(t, was)
+		if _, err := r.Apply(r.parse(next)); err == nil || !strings.Contains(err.Error(), "restart") {
+			t.Errorf("%v\nfrom%sto%s", err, was, next)
+		}
+		if n := len(r.heaps.status()); n != strings.Count(was, "serve: objects") {
+			t.Errorf("%d heaps", n)
+		}
+		// In two steps the store is closed in between.
+		r.apply(strings.NewReplacer(", 1: h", "", `, {transport: iwarp, listen: "127.0.0.1:0", serve: objects, store: h}`, "").Replace(was))
+		r.apply(next)
+		for len(r.heaps.status()) != strings.Count(next, "serve: objects") && t.Context().Err() == nil {
+			runtime.Gosched() // it is closed in the background
+		}
+	}
+}
