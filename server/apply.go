@@ -92,6 +92,7 @@ func (c *change) prepareStores() error {
 		return fmt.Errorf("%s: the store %q is open as a whole, divided, or for objects, and this process cannot make the one out of the other: change nothing else, and restart", s.Pos, s.Name)
 	}
 	c.keepStores()
+	c.units.belows.takeStale() // of a change that was abandoned
 	former := formerly(c.next)
 	for _, store := range c.plan.open {
 		s, err := patiently(c, func() (*openStore, error) { return c.units.openStore(store, former[medium(store)]) })
@@ -116,6 +117,9 @@ func (c *change) prepareStores() error {
 			return err
 		}
 		c.units.stores[mediumOf(c.next, l.to)] = s
+	}
+	for _, s := range c.units.belows.takeStale() {
+		c.pending = append(c.pending, fmt.Sprintf("%s: the options of the store %q, which others stand on, will change at the next start only", s.Pos, s.Name))
 	}
 	return nil
 }

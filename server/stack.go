@@ -19,8 +19,9 @@ import (
 type belows struct {
 	mu     sync.Mutex // held while stores are opened, not while they are closed
 	open   map[string]*shared
-	made   []undoer // stores that the current call of openStore has opened; guarded by mu
-	member *member  // of the cluster; nil: there is none
+	made   []undoer        // stores that the current call of openStore has opened; guarded by mu
+	stale  []*config.Store // that are shared, and were opened with other options; guarded by mu
+	member *member         // of the cluster; nil: there is none
 }
 
 // undoer is a store that can undo what its opening has changed on the medium, such as a new file. Undo is
@@ -44,6 +45,7 @@ type shared struct {
 	backend.Store
 	all    *belows
 	medium string
+	config *config.Store // with which it was opened
 
 	mu    sync.Mutex // taken after all.mu; not held over calls
 	users []*handle  // guarded by mu
@@ -181,16 +183,39 @@ func (b *belows) stack(c *config.Store, resized func(), log *slog.Logger) (backe
 func (b *belows) share(c *config.Store, resized func(), log *slog.Logger) (backend.Store, error) {
 	s := b.open[medium(c)]
 	if s == nil {
-		s = &shared{all: b, medium: medium(c)}
+		s = &shared{all: b, medium: medium(c), config: c}
 		var err error
 		if s.Store, err = b.stack(c, s.tell, log); err != nil {
 			return nil, err
 		}
 		b.open[s.medium] = s
+	} else if err := b.compare(s, c); err != nil {
+		return nil, err
 	}
 	h := &handle{shared: s, resized: resized}
 	s.mu.Lock()
 	s.users = append(s.users, h)
 	s.mu.Unlock()
 	return h, nil
+}
+
+// compare notes that a store which is open was opened with other options than a configuration says. It fails if that makes it of no use.
+// mu is held.
+func (b *belows) compare(s *shared, c *config.Store) error {
+	if storeTypes[bottom(c).Type].modal && bottom(s.config).ReadOnly && !bottom(c).ReadOnly {
+		return fmt.Errorf("the store %q was opened read-only, and other slices of it are open: take them away first, by a reload of its own, or restart", c.Name)
+	}
+	if (s.config.Size != c.Size || !equal(storeOptions(s.config), storeOptions(c))) && !slices.Contains(b.stale, c) {
+		b.stale = append(b.stale, c)
+	}
+	return nil
+}
+
+// takeStale returns the stores that were found to be open with other options since the last call.
+func (b *belows) takeStale() []*config.Store {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	list := b.stale
+	b.stale = nil
+	return list
 }

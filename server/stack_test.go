@@ -327,3 +327,38 @@ portals: [{listen: "127.0.0.1:0"}]
 		t.Errorf("the second slice is opened over the first one: %v", err)
 	}
 }
+
+// Whoever adds a slice of a store that is open learns that other options of that store are not in force; and a slice that is to be written
+// does not come from a store that was opened read-only.
+func TestOptionsOfASharedStore(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "disk.img")
+	if err := os.WriteFile(path, make([]byte, 16<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	text := func(options, slice string) string {
+		return `
+stores:
+  m: {type: memory, size: 1MiB}
+  disk: {type: file, path: ` + path + options + `}
+  s: {type: slice, on: disk, size: 8MiB, offset: ` + slice + `}
+targets: [{iqn: "iqn.2026-11.example.oneshot:a", luns: {0: m, 1: s}}]
+portals: [{listen: "127.0.0.1:0"}]
+`
+	}
+	r := serve(t, text("", "0"))
+	done := r.apply(text(", cache: writethrough", "8MiB"))
+	if len(done.Pending) != 1 || !strings.Contains(done.Pending[0], `the options of the store "disk"`) {
+		t.Errorf("writethrough is not in force, and the reload says %q", done.Pending)
+	}
+	if done = r.apply(text(", cache: writethrough", "8MiB")); len(done.Pending) != 0 {
+		t.Errorf("the same once more says %q", done.Pending)
+	}
+
+	if err := r.Shutdown(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r = serve(t, text(", size: 16MiB, readonly: true", "0"))
+	if _, err := r.Apply(r.parse(text(", size: 16MiB", "8MiB"))); err == nil || !strings.Contains(err.Error(), "was opened read-only") {
+		t.Errorf("a slice to write of a store that was opened read-only: %v", err)
+	}
+}
