@@ -87,7 +87,7 @@ func (a *api) setAccess(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusBadRequest, "the request changes nothing: give state or preferred")
 		return
 	}
-	list, err := a.target.SetAccess(change)
+	list, err := a.target.SetAccess(r.Context(), change)
 	_, missing := errors.AsType[*NotFoundError](err)
 	switch {
 	case missing:
@@ -99,8 +99,8 @@ func (a *api) setAccess(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (a *api) reload(w http.ResponseWriter, _ *http.Request) {
-	done, err := a.target.Reload()
+func (a *api) reload(w http.ResponseWriter, r *http.Request) {
+	done, err := a.target.Reload(r.Context())
 	if err != nil {
 		fail(w, http.StatusUnprocessableEntity, err.Error())
 		return

@@ -136,7 +136,7 @@ func (f *fake) Access() []Access {
 	return []Access{{Target: "iqn.t:t", LUN: 5, Group: 1, Portals: f.Status().Portals, State: "standby", Preferred: true, ALUA: "implicit"}}
 }
 
-func (f *fake) SetAccess(c AccessChange) ([]Access, error) {
+func (f *fake) SetAccess(_ context.Context, c AccessChange) ([]Access, error) {
 	f.changes = append(f.changes, c)
 	switch c.Group {
 	case 1:
@@ -147,8 +147,8 @@ func (f *fake) SetAccess(c AccessChange) ([]Access, error) {
 	return nil, fmt.Errorf("target: %w", &NotFoundError{"no group"})
 }
 
-func (f *fake) Reload() (Reload, error) { return Reload{Done: []string{"x"}}, f.reload }
-func (f *fake) Health() error           { return f.sick }
+func (f *fake) Reload(context.Context) (Reload, error) { return Reload{Done: []string{"x"}}, f.reload }
+func (f *fake) Health() error                          { return f.sick }
 
 // serve serves the API of f at a socket.
 func serve(t *testing.T, f *fake) *Client {

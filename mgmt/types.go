@@ -4,7 +4,10 @@
 // API.md documents the API, which is HTTP with JSON over a unix socket.
 package mgmt
 
-import "time"
+import (
+	"context"
+	"time"
+)
 
 // Target is what is managed. Its methods may be called from any goroutine, and return values
 // that are the caller's.
@@ -19,12 +22,14 @@ type Target interface {
 	DropController(id uint64) bool
 	// Access returns the access states, sorted by target, LUN and group, then by subsystem, namespace and group.
 	Access() []Access
+	// What SetAccess and Reload do waits until other changes are over. If its context ends before, nothing is done.
+	//
 	// SetAccess changes access states, and returns those of all groups of the LUNs or namespaces concerned. On a
 	// *NotFoundError, and any other error that does not say otherwise, nothing has changed.
-	SetAccess(AccessChange) ([]Access, error)
+	SetAccess(context.Context, AccessChange) ([]Access, error)
 	// Reload reads the configuration again and applies the difference. On an error, whose text
 	// may have several lines, nothing has changed.
-	Reload() (Reload, error)
+	Reload(context.Context) (Reload, error)
 	// Health returns nil, or why the target does not work as it should.
 	Health() error
 	Partitioner

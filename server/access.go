@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -85,12 +86,16 @@ func (c *concern) add(s *openStore, answer func() []mgmt.Access) {
 }
 
 // SetAccess implements mgmt.Target. Configurations are not applied meanwhile.
-func (s *Server) SetAccess(c mgmt.AccessChange) (list []mgmt.Access, err error) {
+func (s *Server) SetAccess(ctx context.Context, c mgmt.AccessChange) (list []mgmt.Access, err error) {
 	select {
 	case s.applying <- struct{}{}:
 		defer func() { <-s.applying }()
 	case <-s.ended:
 		return nil, errClosing
+	case <-ctx.Done():
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
 	}
 	s.mu.Lock()
 	concerned, err := s.concerned(&c)

@@ -1,6 +1,8 @@
 package server
 
 import (
+	"context"
+	"errors"
 	"log/slog"
 	"testing"
 
@@ -34,5 +36,38 @@ func TestPreferredWhileStandby(t *testing.T) {
 	v.Access().Serve(access.ActiveOptimized, nil)
 	if g := v.Access().Group(group); g.State != access.ActiveOptimized || !g.Preferred {
 		t.Errorf("when this node serves: %+v", g)
+	}
+}
+
+// A change of access states or of partitions that was given up while another change was under way is not made afterwards.
+func TestChangeIsGivenUp(t *testing.T) {
+	r := serve(t, `
+stores: {m: {type: memory, size: 16MiB}, d: {type: memory, size: 16MiB, partitioned: true}}
+targets: [{iqn: "iqn.2026-11.example.oneshot:a", luns: {0: m}}]
+portals: [{listen: "127.0.0.1:0"}]
+`)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, isBusy := range []bool{true, false} {
+		if isBusy {
+			r.applying <- struct{}{}
+		}
+		for range 20 { // what is ready first is left to chance
+			if _, err := r.SetAccess(ctx, mgmt.AccessChange{Target: iqn + "a", Group: 1, State: "standby"}); !errors.Is(err, context.Canceled) {
+				t.Errorf("access: %v", err)
+			}
+			if _, err := r.CreatePartitions(ctx, "d", "*", []mgmt.NewPartition{{Name: "p", Size: 1 << 20}}); !errors.Is(err, context.Canceled) {
+				t.Errorf("partitions: %v", err)
+			}
+		}
+		if isBusy {
+			<-r.applying
+		}
+	}
+	if s := r.Access()[0].State; s != "active/optimized" {
+		t.Errorf("the state is %s", s)
+	}
+	if p, err := r.Partitions("d"); err != nil || len(p.Partitions) != 0 {
+		t.Errorf("%+v %v", p, err)
 	}
 }

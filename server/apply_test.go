@@ -542,7 +542,7 @@ func TestManage(t *testing.T) {
 metrics: {listen: "127.0.0.1:0"}
 management: {socket: s}
 `)
-	r.OnReload(func() (mgmt.Reload, error) { return mgmt.Reload{}, errors.New("no") })
+	r.OnReload(func(context.Context) (mgmt.Reload, error) { return mgmt.Reload{}, errors.New("no") })
 	s := r.login("a")
 	d := unit(t, s, 0)
 	if _, err := d.WriteAt(make([]byte, 8192), 0); err != nil {

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"encoding/hex"
 	"errors"
 	"maps"
@@ -140,15 +141,15 @@ func (s *Server) DropSession(id uint16) bool {
 }
 
 // Reload implements mgmt.Target by the function given to OnReload.
-func (s *Server) Reload() (mgmt.Reload, error) {
+func (s *Server) Reload(ctx context.Context) (mgmt.Reload, error) {
 	if s.reload == nil {
 		return mgmt.Reload{}, errors.New("this target has no configuration file to read again")
 	}
-	return s.reload()
+	return s.reload(ctx)
 }
 
 // OnReload sets what Reload does. Call it before Serve.
-func (s *Server) OnReload(f func() (mgmt.Reload, error)) { s.reload = f }
+func (s *Server) OnReload(f func(context.Context) (mgmt.Reload, error)) { s.reload = f }
 
 // Health implements mgmt.Target. It fails once the server is closing, and hangs if the server does.
 func (s *Server) Health() error {

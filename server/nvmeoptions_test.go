@@ -85,7 +85,7 @@ limits: {commands: 200, memory_per_connection: 2MiB}
 	}
 	// The portals are of two groups, which have access states of their own.
 	io, io2 := first.Queue(1, 0), second.Queue(1, 0)
-	if _, err := r.SetAccess(mgmt.AccessChange{Target: nqn + "one", Group: 9, State: "unavailable"}); err != nil {
+	if _, err := r.SetAccess(t.Context(), mgmt.AccessChange{Target: nqn + "one", Group: 9, State: "unavailable"}); err != nil {
 		t.Fatal(err)
 	}
 	io.Must(nvmetest.RW(nvme.Read, 0, 1), nil, 512)

@@ -187,7 +187,9 @@ func (s *Server) changeTable(ctx context.Context, store, match, what string, do 
 	case <-s.ended:
 		return nil, errClosing
 	case <-ctx.Done():
-		return nil, ctx.Err()
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
 	}
 	d, err := s.dividedStore(store)
 	if err != nil {

@@ -66,7 +66,7 @@ type Server struct {
 	once  sync.Once
 	shut  error // result of Shutdown
 
-	reload func() (mgmt.Reload, error) // constant since Serve
+	reload func(context.Context) (mgmt.Reload, error) // constant since Serve
 }
 
 // newPool returns the I/O memory. Other processes can map it if the system has memfd_create(2).

@@ -170,7 +170,7 @@ portals: [{listen: "127.0.0.1:0"}, {listen: "127.0.0.1:0", group: 2}]
 		{mgmt.AccessChange{Target: target, Group: 1, State: "standby", LUNs: []uint16{0, 3}}, "no LUN 3"},
 		{mgmt.AccessChange{Target: "iqn.2026-11.example.oneshot:u", Group: 2, State: "standby"}, "LUN 0 of iqn.2026-11.example.oneshot:u has alua: explicit"},
 	} {
-		if _, err := s.SetAccess(c.change); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := s.SetAccess(t.Context(), c.change); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%+v: %v", c.change, err)
 		}
 	}
@@ -180,7 +180,7 @@ portals: [{listen: "127.0.0.1:0"}, {listen: "127.0.0.1:0", group: 2}]
 		{Target: target, Group: 1, Preferred: &yes, LUNs: []uint16{1}},
 		{Target: target, Group: 2, State: "standby", LUNs: []uint16{0}}, // and 2, which is the same unit
 	} {
-		if list, err := s.SetAccess(c); err != nil || len(list) != 2*max(1, 4-3*len(c.LUNs)) {
+		if list, err := s.SetAccess(t.Context(), c); err != nil || len(list) != 2*max(1, 4-3*len(c.LUNs)) {
 			t.Fatalf("%+v: %+v, %v", c, list, err)
 		}
 	}
@@ -197,7 +197,7 @@ portals: [{listen: "127.0.0.1:0"}, {listen: "127.0.0.1:0", group: 2}]
 	if err := s.Shutdown(context.Background()); err != nil {
 		t.Error(err)
 	}
-	if _, err := s.SetAccess(mgmt.AccessChange{Target: target, Group: 1, State: "standby"}); err == nil {
+	if _, err := s.SetAccess(t.Context(), mgmt.AccessChange{Target: target, Group: 1, State: "standby"}); err == nil {
 		t.Error("a state is set after the end")
 	}
 	s = start()

@@ -59,14 +59,14 @@ func TestReloadNotifies(t *testing.T) {
 			t.Errorf("%s ends with %q", what, got)
 		}
 	}
-	done, err := r.reload()
+	done, err := r.reload(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	if want := "[this log.level is debug, was info]"; fmt.Sprint(done.Done) != want {
 		t.Errorf("done %s, want %s", done.Done, want)
 	}
-	if done, err := r.reload(); err != nil || fmt.Sprint(done.Done) != "[this]" {
+	if done, err := r.reload(t.Context()); err != nil || fmt.Sprint(done.Done) != "[this]" {
 		t.Errorf("a second time: %v, %v", done.Done, err)
 	}
 	check("a reload", "serving")
@@ -76,7 +76,7 @@ func TestReloadNotifies(t *testing.T) {
 	}
 
 	f.refused = errors.Join(errors.New("one"), errors.New("two"))
-	if _, err := r.reload(); err == nil {
+	if _, err := r.reload(t.Context()); err == nil {
 		t.Error("what cannot be applied was")
 	}
 	check("a reload that is refused", "one; two")
@@ -84,13 +84,13 @@ func TestReloadNotifies(t *testing.T) {
 	if err := os.WriteFile(path, []byte("stores: 5\nx: 6\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.reload(); err == nil {
+	if _, err := r.reload(t.Context()); err == nil {
 		t.Error("a broken file was read")
 	}
 	check("a broken file", "more problem")
 
 	r.serving.path = ""
-	if _, err := r.reload(); err == nil || !strings.Contains(err.Error(), "--config") {
+	if _, err := r.reload(t.Context()); err == nil || !strings.Contains(err.Error(), "--config") {
 		t.Errorf("without a file: %v", err)
 	}
 	check("without a file", "built-in")

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -27,10 +28,17 @@ func newReloader(d daemon, s *serving, log *slog.Logger, level slog.Level, setLe
 }
 
 // reload reads the file and applies it. If that fails, nothing changes. One that comes meanwhile reads the file afterwards: what is read
-// first is applied first.
-func (r *reloader) reload() (mgmt.Reload, error) {
-	r.turn <- struct{}{}
-	defer func() { <-r.turn }()
+// first is applied first. Whoever gives up before, by ctx, reads nothing: a reload can hang in a store, and those that wait for it
+// would be more and more.
+func (r *reloader) reload(ctx context.Context) (mgmt.Reload, error) {
+	select {
+	case r.turn <- struct{}{}:
+		defer func() { <-r.turn }()
+	case <-ctx.Done():
+	}
+	if err := ctx.Err(); err != nil {
+		return mgmt.Reload{}, fmt.Errorf("a former reload is under way still: %w", err)
+	}
 	notifyReloading()
 	done, err := r.apply()
 	if err != nil {
@@ -91,6 +99,6 @@ func summary(err error) string {
 // onHangup reloads at each signal, until hups is closed.
 func (r *reloader) onHangup(hups <-chan os.Signal) {
 	for range hups {
-		_, _ = r.reload() // it has logged the result
+		_, _ = r.reload(context.Background()) // it has logged the result
 	}
 }

@@ -75,7 +75,7 @@ type daemon interface {
 	Serve() error
 	Shutdown(context.Context) error
 	Apply(*config.Config) (mgmt.Reload, error)
-	OnReload(func() (mgmt.Reload, error))
+	OnReload(func(context.Context) (mgmt.Reload, error))
 	Health() error
 }
 

@@ -35,9 +35,9 @@ func (f *fake) Addrs() []net.Addr                  { return nil }
 func (f *fake) Serve() error                       { return <-f.serve }
 func (f *fake) Shutdown(ctx context.Context) error { return f.shutdown(ctx) }
 
-func (f *fake) Apply(*config.Config) (mgmt.Reload, error) { return f.applied, f.refused }
-func (f *fake) OnReload(func() (mgmt.Reload, error))      {}
-func (f *fake) Health() error                             { f.asked++; return nil }
+func (f *fake) Apply(*config.Config) (mgmt.Reload, error)           { return f.applied, f.refused }
+func (f *fake) OnReload(func(context.Context) (mgmt.Reload, error)) {}
+func (f *fake) Health() error                                       { f.asked++; return nil }
 
 var quiet = slog.New(slog.DiscardHandler)
 
@@ -300,7 +300,7 @@ func TestServeLogs(t *testing.T) {
 	var b strings.Builder
 	log, setLevel := newLogger(config.Log{Level: slog.LevelWarn}, &b)
 	r := newReloader(new(fake), &serving{path: path}, log, slog.LevelWarn, setLevel)
-	if _, err := r.reload(); err != nil {
+	if _, err := r.reload(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if log.Debug("all"); !strings.Contains(b.String(), "msg=all") {
