@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -146,6 +147,45 @@ func TestMirrorAddresses(t *testing.T) {
 	s.leaves(n, away)
 	s.stopAll()
 	s.leaves(n, primary)
+}
+
+// TestMirrorAddressForGood: a daemon does not take from its machine an address that the administrator has given it for good, though the
+// configuration says that it moves. It does not start, and says why.
+func TestMirrorAddressForGood(t *testing.T) {
+	if !inSegment(t) {
+		return
+	}
+	s, n := newAddresses(t)
+	s.hasAddresses()
+	s.stop("a")
+	s.leaves(n, "a")
+	n.inside("a", func() {
+		l, err := netlink.LinkByName("eth0")
+		n.must(err)
+		a, err := netlink.ParseAddr(moves4 + "/24")
+		n.must(err)
+		n.must(netlink.AddrAdd(l, a))
+	})
+	cmd := s.command("serve", "--config", s.path("a", "t.yaml"), "--node", "a")
+	var says bytes.Buffer
+	cmd.Stderr = &says
+	s.there("a", cmd.Start)
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	for {
+		select {
+		case err := <-ended:
+			if err == nil || !strings.Contains(says.String(), "is on the interface for good") || !n.has("a", moves4) {
+				t.Errorf("%v; it says %s", err, &says)
+			}
+			return
+		case <-time.After(20 * time.Millisecond):
+			if !n.has("a", moves4) {
+				_ = cmd.Process.Kill()
+				t.Fatalf("the address has been taken from the machine; the daemon ends with %v", <-ended)
+			}
+		}
+	}
 }
 
 // hears logs in, and wants unit attentions, in this order.

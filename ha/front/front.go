@@ -114,6 +114,15 @@ func (a Address) Remove() error {
 	return nil
 }
 
+// RemoveLeft takes the address away that a former process has left, which has a lifetime. One that is there for good is the
+// administrator's, and perhaps the one by which the machine is reached: it stays, and the error is that of Check.
+func (a Address) RemoveLeft() error {
+	if err := a.Check(); err != nil {
+		return err
+	}
+	return a.Remove()
+}
+
 // net is the address alone: what the machine reaches it does by an address of its own.
 func (a Address) net() *net.IPNet {
 	return &net.IPNet{IP: a.IP.AsSlice(), Mask: net.CIDRMask(a.IP.BitLen(), a.IP.BitLen())}
