@@ -102,8 +102,10 @@ func (t *Task) connectAdmin(sub *Subsystem, host string, d nvme.ConnectData) vol
 	if d.CNTLID() != nvme.DynamicController {
 		return t.invalidParameter(true, nvme.OffCNTLID)
 	}
-	if sub.awaitFormer(t, host, d.HostID()) {
-		return volume.Wait
+	for _, s := range append(q.node.formerly(sub.nqn), sub) { // another one of the name may be there since a reload, with the same stores
+		if s.awaitFormer(t, host, d.HostID()) {
+			return volume.Wait
+		}
 	}
 	c := newController(q, sub, host, d.HostID(), e.KATO())
 	// A host that has yet to prove itself takes no place from others: its connection alone is counted.

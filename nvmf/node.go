@@ -83,6 +83,7 @@ type Node struct {
 
 	mu          sync.Mutex   // taken after Queue.mu; before Subsystem.mu
 	subsystems  []*Subsystem // guarded by mu
+	past        []*Subsystem // that were removed, and may have controllers still; guarded by mu
 	portals     []Portal     // elements never change; guarded by mu
 	referrals   []Referral   // as portals
 	generation  uint64       // of what discovery tells; guarded by mu
@@ -169,10 +170,12 @@ func (n *Node) AddSubsystem(cfg SubsystemConfig) *Subsystem {
 
 // RemoveSubsystem ends the controllers of a subsystem. It is not there any more.
 func (n *Node) RemoveSubsystem(s *Subsystem) {
+	s.removed.Store(true) // it gets no more controllers
 	n.mu.Lock()
 	n.subsystems = slices.DeleteFunc(n.subsystems, func(o *Subsystem) bool { return o == s })
+	n.past = append(n.past, s)
 	n.mu.Unlock()
-	s.removed.Store(true)
+	n.formerly(s.nqn) // forgets it, if it has none
 	n.discoveryChanged()
 	s.drop(func(*Controller) bool { return true }, "the subsystem was removed")
 }
@@ -207,6 +210,19 @@ func (n *Node) subsystem(nqn string) *Subsystem {
 		}
 	}
 	return nil
+}
+
+// formerly lists the subsystems of that name that were removed and have controllers still.
+func (n *Node) formerly(nqn string) (list []*Subsystem) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.past = slices.DeleteFunc(n.past, func(s *Subsystem) bool { return s.ControllerCount() == 0 })
+	for _, s := range n.past {
+		if s.nqn == nqn {
+			list = append(list, s)
+		}
+	}
+	return list
 }
 
 // Run drives timeouts, and tells hosts of changes, until ctx ends.

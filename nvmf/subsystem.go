@@ -243,12 +243,13 @@ func (s *Subsystem) add(c *Controller) bool {
 }
 
 // awaitFormer has a Connect wait as long as a controller of the host that has ended has commands in stores, and reports whether there is one. The
-// host sends these again, and what it writes then must not be written over by them.
+// host sends these again, and what it writes then must not be written over by them. Those of a subsystem that was removed, and of a host that
+// was not admitted in between, end if they have not yet.
 func (s *Subsystem) awaitFormer(t *Task, hostNQN string, hostID [16]byte) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, c := range s.controllers {
-		if c.hostNQN == hostNQN && c.hostID == hostID && c.hasEnded() {
+		if c.hostNQN == hostNQN && c.hostID == hostID && (c.hasEnded() || c.barred.Load() || s.removed.Load()) {
 			t.waits = s
 			s.waiting = append(s.waiting, t)
 			return true

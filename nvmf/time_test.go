@@ -159,3 +159,51 @@ func TestReconnectWaits(t *testing.T) {
 		t.Errorf("when the command is over: %v", got)
 	}
 }
+
+// Likewise if the subsystem is another one of the same name meanwhile, or its rules have shut the host out and let it in again.
+func TestReconnectWaitsAfterChange(t *testing.T) {
+	for what, change := range map[string]func(*target){
+		"another subsystem": func(x *target) {
+			x.RemoveSubsystem(x.sub)
+			x.sub.SetNamespaces([]Shown{{NSID: 1}})
+			x.sub = x.AddSubsystem(SubsystemConfig{NQN: testNQN, Serial: "other", Namespaces: []Shown{{NSID: 1, Namespace: x.ns}}})
+		},
+		"other rules": func(x *target) {
+			x.sub.SetAccess(func(string) bool { return false }, nil)
+			x.sub.SetAccess(nil, nil)
+		},
+	} {
+		store := later(t)
+		x := newTarget(t, store, false)
+		p := x.party(1, 1)
+		gate := store.Hold(faulty.Match{Kinds: []backend.Kind{backend.Write}})
+		p.io.start(rw(nvme.Write, 1), 512, fill(512, 1), true)
+		gate.Await(1)
+		p.admin.q.Lock() // whoever ends the controller waits for it
+		change(x)
+		h := x.dial()
+		c, b := h.connectCommand(testHost, 0, nvme.DynamicController, 0)
+		h.start(c, len(b), b, true)
+		if got := h.take(); len(got) != 0 {
+			t.Fatalf("%s: the host is let in before its controller has ended: %v", what, got)
+		}
+		p.admin.q.Unlock()
+		p.admin.lose()
+		p.io.lose()
+		if got := h.take(); len(got) != 0 {
+			t.Fatalf("%s: the host is let in while its former command is in the store: %v", what, got)
+		}
+		gate.Release()
+		<-h.heard
+		h.q.Lock()
+		got := h.take()
+		h.q.Unlock()
+		if len(got) != 1 || got[0].Status != nvme.Success {
+			t.Errorf("%s: %v", what, got)
+		}
+		h.lose()
+		if n := len(x.formerly(testNQN)); n != 0 {
+			t.Errorf("%s: %d former subsystems are remembered", what, n)
+		}
+	}
+}
