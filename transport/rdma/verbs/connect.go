@@ -131,15 +131,34 @@ func (q *queuePair) claim(d *Device) error {
 	case q.state != fresh:
 		return errors.New("verbs: the queue pair was connected before")
 	}
-	q.state = connecting
+	q.state, q.making = connecting, true
 	return nil
 }
 
-// settle ends claim with the state s.
-func (q *queuePair) settle(s state) {
+// unmade ends claim: there is no connection.
+func (q *queuePair) unmade() {
 	q.mu.Lock()
-	q.state = s
+	q.state, q.making, q.early = unconnected, false, nil
 	q.mu.Unlock()
+}
+
+// made ends claim: there is a connection. If something has ended it meanwhile, or the device is lost, it ends now.
+func (q *queuePair) made() {
+	q.mu.Lock()
+	q.making = false
+	early := q.early
+	switch {
+	case early != nil:
+		q.state = ended
+	case q.state == connecting:
+		q.state = connected
+	}
+	q.mu.Unlock()
+	if early != nil {
+		q.dev.work.Go(early)
+	} else if err := q.dev.lostFor(); err != nil { // lost may not have found q
+		q.end(byError, err)
+	}
 }
 
 // Connect implements rdma.Device.
@@ -165,7 +184,7 @@ func (d *Device) Connect(ctx context.Context, qp rdma.QueuePair, address string,
 		}
 	}
 	if err != nil {
-		q.settle(unconnected)
+		q.unmade()
 		if e, ok := errors.AsType[*rdma.RejectedError](err); ok {
 			e.Addr = address
 			return e
@@ -173,6 +192,7 @@ func (d *Device) Connect(ctx context.Context, qp rdma.QueuePair, address string,
 		return fmt.Errorf("verbs: connect to %s: %w", address, err)
 	}
 	c.live(q)
+	q.made()
 	return nil
 }
 
@@ -239,7 +259,6 @@ func (c *conn) connect(ctx context.Context, q *queuePair, to *net.TCPAddr, p rdm
 			return err
 		}
 	}
-	q.settle(connected)
 	return nil
 }
 

@@ -85,16 +85,24 @@ func (q *queuePair) endLater(how ending, err error) {
 	}
 }
 
-// end starts the end of the connection; only the first call has an effect. It does not block.
+// end starts the end of the connection; only the first call has an effect. It does not block. While the connection is being made, its
+// identifier is in use, and made starts the end.
 func (q *queuePair) end(how ending, err error) {
+	finish := func() { q.finish(how, err) }
 	q.mu.Lock()
 	live := q.state == connected || q.state == closing
 	if live {
 		q.state = ended
 	}
+	if q.making {
+		if q.early == nil {
+			q.early = finish
+		}
+		live = false
+	}
 	q.mu.Unlock()
 	if live {
-		q.dev.work.Go(func() { q.finish(how, err) })
+		q.dev.work.Go(finish)
 	}
 }
 

@@ -302,20 +302,23 @@ func (r *request) accept(qp rdma.QueuePair, p rdma.ConnParams) error {
 	defer pin.Unpin()
 	params.pin(&pin, p.PrivateData)
 	if err := errno(C.os_cm_ready(c.id, q.qp, C.int(depth), C.int(resources))); err != nil {
-		q.settle(unconnected)
+		q.unmade()
 		return fmt.Errorf("ready the queue pair: %w", err)
 	}
 	q.attach(c, r.data, depth)
-	q.settle(connected) // messages may come before the kernel reports that the connection is made
+	q.mu.Lock()
+	q.state = connected // messages may come before the kernel reports that the connection is made
+	q.mu.Unlock()
 	if err := errno(C.os_cm_accept(c.id, &params.c)); err != nil {
 		q.mu.Lock()
-		defer q.mu.Unlock()
 		if q.state == connected {
-			q.state = unconnected
+			q.state, q.making = unconnected, false
+			q.mu.Unlock()
 			return err
 		}
-		// The connection has ended meanwhile; Disconnected tells its owner.
+		q.mu.Unlock() // the connection has ended meanwhile; Disconnected tells its owner
 	}
 	c.live(q)
+	q.made()
 	return nil
 }

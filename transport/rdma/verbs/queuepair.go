@@ -46,6 +46,9 @@ type queuePair struct {
 
 	mu    sync.Mutex // taken after completionQueue.mu, before receiveQueue.mu
 	state state      // guarded by mu
+	// making: Connect or Accept is under way. early ends the connection after that. Guarded by mu.
+	making bool
+	early  func()
 	// windows that are bound here, by STag; guarded by mu
 	windows map[rdma.STag]*window
 	conn    *conn  // set once, before state is connected

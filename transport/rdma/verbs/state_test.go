@@ -622,6 +622,52 @@ func TestLost(t *testing.T) {
 	}
 }
 
+// TestEndsWhileMade: what ends a connection while it is being made ends it as soon as it is made.
+func TestEndsWhileMade(t *testing.T) {
+	for name, end := range map[string]func(client, server *side) (ended *side){
+		"queue pair": func(client, _ *side) *side {
+			fake.Async(evQPFatal) // of the client's, which is made last
+			for q := client.qp.(*queuePair); ; runtime.Gosched() {
+				q.mu.Lock()
+				known := q.early != nil
+				q.mu.Unlock()
+				if known {
+					return client
+				}
+			}
+		},
+		"device": func(_, server *side) *side {
+			server.dev.removed()
+			return server
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			begin(t, fake.Config{})
+			d := openFake(t, Config{})
+			far := d
+			if name == "device" { // only that of the server goes
+				far = openFake(t, Config{})
+			}
+			l, err := far.Listen(listenAt)
+			check(t, err)
+			server, client := newSide(t, far), newSide(t, d)
+			connected := make(chan error, 1)
+			go func() { connected <- d.Connect(context.Background(), client.qp, l.Addr().String(), rdma.ConnParams{}) }()
+			r, err := l.Accept()
+			check(t, err)
+			ended := end(client, server)
+			check(t, r.Accept(server.qp, rdma.ConnParams{}))
+			check(t, <-connected)
+			for _, s := range []*side{client, server} {
+				if err := <-s.gone; err == nil && s == ended {
+					t.Error("the connection ends as if in good order")
+				}
+			}
+			check(t, l.Close())
+		})
+	}
+}
+
 // TestQueuePairEvent: an asynchronous event of one queue pair ends only that queue pair.
 func TestQueuePairEvent(t *testing.T) {
 	begin(t, fake.Config{})
