@@ -2,9 +2,13 @@ package volume
 
 import (
 	"bytes"
+	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"oneshot/backend"
+	"oneshot/backend/faulty"
+	"oneshot/mem"
 )
 
 // abort aborts the request of s, whose operation the store has not returned.
@@ -63,11 +67,11 @@ func TestAbortedWriteIsWaitedFor(t *testing.T) {
 			if len(store.held) != 0 {
 				t.Error("a read of bytes that are about to change under it goes to the store")
 			}
+			var beside []*backend.Op
 			if name != "CompareAndWrite" { // that holds its stripe for itself anyway
 				must(apart.write(t, 2, 1, other))
-				store.complete()
-				if _, _, err := apart.end(t); err != nil {
-					t.Errorf("a write beside it: %v", err)
+				if beside = store.held; len(beside) != 1 {
+					t.Error("a write of other bytes waits")
 				}
 			}
 			store.held = stuck
@@ -84,6 +88,13 @@ func TestAbortedWriteIsWaitedFor(t *testing.T) {
 			}
 			if _, _, err := reader.end(t); err != nil {
 				t.Error(err)
+			}
+			if beside != nil { // it was there all the time
+				store.held = beside
+				store.complete()
+				if _, _, err := apart.end(t); err != nil {
+					t.Error(err)
+				}
 			}
 			if !bytes.Equal(store.data[:4096], other) {
 				t.Error("the aborted write is over the one that was answered")
@@ -170,5 +181,132 @@ func TestAbortedReadIsNotWaitedFor(t *testing.T) {
 	}
 	if err := v.Settled(); err != nil {
 		t.Error(err)
+	}
+}
+
+// orderStore holds operations, and complains about those that overlap one whose request has given its range up.
+type orderStore struct {
+	*sliceStore
+	t      *testing.T
+	held   []*backend.Op
+	barred map[*backend.Op]bool
+}
+
+func (s *orderStore) Submit(op *backend.Op) bool {
+	verifies := op.Kind == backend.Read && op.Done.(*Request).writes // what it has written: it has had the range since then
+	for _, o := range s.held {
+		if s.barred[o] && !verifies && op.Off < o.Off+o.Len && o.Off < op.Off+op.Len {
+			s.t.Errorf("%v of %d bytes at %d goes to the store beside an aborted one at %d", op.Kind, op.Len, op.Off, o.Off)
+		}
+	}
+	s.held = append(s.held, op)
+	return false
+}
+
+// Whatever requests come, are aborted, or take long, in whatever order the store returns their operations: none goes to the store beside one
+// that bars its bytes, and none waits when the store has nothing left.
+func TestBarsInAnyOrder(t *testing.T) {
+	seed := faulty.Seed(t)
+	rnd := rand.New(rand.NewPCG(seed, seed))
+	const size, users, rounds, steps = 4 << 20, 8, 20, 400
+	pool := mem.NewPool(16 << 20)
+	for range rounds {
+		store := &orderStore{sliceStore: newSliceStore(size), t: t, barred: make(map[*backend.Op]bool)}
+		v := open(t, Config{Store: store})
+		all := make([]*show, users)
+		aborted := make([]bool, users)
+		for i := range all {
+			all[i] = &show{v: v, block: 512, pool: pool, data: make([]byte, 8192)}
+		}
+		drive := func(i int) {
+			s := all[i]
+			if s.r == nil {
+				return
+			}
+			if next, due := s.r.Resume(aborted[i]); due {
+				if next == Aborted {
+					s.ended = true
+				} else if !s.ended {
+					s.drive(next)
+				}
+			}
+			if s.ended {
+				s.r.Settle()
+				s.r.Release()
+				s.r, aborted[i] = nil, false
+			}
+		}
+		begin := func(i int) {
+			off, n := 512*rnd.Int64N(64), 512*(1+rnd.Int64N(8))
+			off += rnd.Int64N(3) << stripeShift
+			if rnd.IntN(8) == 0 {
+				off = 1<<stripeShift - 512*rnd.Int64N(8) - 512 // over the end of a stripe
+			}
+			do := []func(r *Request, then Step) Next{
+				func(r *Request, then Step) Next { return r.Read(off, n, n, false, then) },
+				func(r *Request, then Step) Next { return r.Write(off, n, false, then) },
+				func(r *Request, then Step) Next { return r.Write(off, n, false, then) },
+				func(r *Request, then Step) Next { return r.Erase([]Range{{off, n}, {off + 8192, n}}, true, then) },
+				func(r *Request, then Step) Next { return r.WriteAndVerify(off, n, true, then) },
+				func(r *Request, then Step) Next { return r.CompareAndWrite(off, 512, false, then) },
+			}[rnd.IntN(6)]
+			if err := all[i].begin(true, all[i].data, do); err != nil {
+				t.Fatal(err)
+			}
+			drive(i)
+		}
+		giveUp := func(i int) {
+			s := all[i]
+			if s.r == nil || s.r.phase != phaseOp {
+				return
+			}
+			if rnd.IntN(3) == 0 {
+				s.r.Overdue()
+			} else {
+				aborted[i] = true
+				if _, due := s.r.Resume(true); due {
+					t.Fatal("an aborted request ends before the store has returned its operation")
+				}
+			}
+			store.barred[&s.r.op] = s.r.writes && s.r.hold != holdExclusive
+		}
+		complete := func() {
+			i := rnd.IntN(len(store.held))
+			op := store.held[i]
+			store.held = slices.Delete(store.held, i, i+1)
+			delete(store.barred, op)
+			store.sliceStore.Submit(op)
+			op.Done.OpDone(op)
+			for range 3 { // one may let the next one go on
+				for i := range all {
+					drive(i)
+				}
+			}
+		}
+		for range steps {
+			i := rnd.IntN(users)
+			switch {
+			case all[i].r == nil:
+				begin(i)
+			case rnd.IntN(3) == 0:
+				giveUp(i)
+			case len(store.held) > 0:
+				complete()
+			}
+		}
+		for len(store.held) > 0 {
+			complete()
+		}
+		for i, s := range all {
+			if drive(i); s.r != nil {
+				t.Fatalf("request %d waits, in phase %d, and the store has nothing left", i, s.r.phase)
+			}
+		}
+		if err := v.Settled(); err != nil {
+			t.Fatal(err)
+		}
+		if t.Failed() {
+			return
+		}
 	}
 }
