@@ -340,6 +340,70 @@ func TestPreemptAndAbort(t *testing.T) {
 	}
 }
 
+// An initiator that is dead takes no answers, and is noticed late. Who preempts it, or resets what it has under way, does not wait for that; only
+// where an answer is sent from the memory of the store, which would tell what is written there next. Who resets its own tasks has the answers
+// before the response.
+func TestOthersDoNotWaitForAnswers(t *testing.T) {
+	var waits func()
+	for name, c := range map[string]struct {
+		do  func(p *prBench, done func())
+		own bool
+	}{
+		"PREEMPT AND ABORT": {do: func(p *prBench, done func()) {
+			l := proutList(0xb, 0xa, 0)
+			task := p.task(proutCDB(proutPreemptAndAbort, writeExclusive, 24), l, 0)
+			task.Nexus = p.b
+			next := task.Start()
+			place(task, l)
+			if next = task.Pulled(); next == Done {
+				done()
+				task.Release()
+				return
+			}
+			waits = func() {
+				if p.awaitReady(task); task.Resume() == Done {
+					done()
+				}
+				task.Release()
+			}
+		}},
+		"LUN RESET":      {do: func(p *prBench, done func()) { p.b.Manage(LUNReset, 0, nil, func(TMFResponse) { done() }) }},
+		"CLEAR TASK SET": {do: func(p *prBench, done func()) { p.b.Manage(ClearTaskSet, 0, nil, func(TMFResponse) { done() }) }},
+		"TARGET RESET":   {do: func(p *prBench, done func()) { p.b.Manage(TargetWarmReset, 0, nil, func(TMFResponse) { done() }) }},
+		"own LUN RESET":  {do: func(p *prBench, done func()) { p.a.Manage(LUNReset, 0, nil, func(TMFResponse) { done() }) }, own: true},
+	} {
+		for _, lends := range []bool{false, true} {
+			b := newBench(t, lends, nil)
+			p := &prBench{bench: b, a: b.nexus, b: b.client(2), c: b.client(3)}
+			p.must(p.a, proutRegister, 0, 0, 0xa)
+			p.must(p.b, proutRegister, 0, 0, 0xb)
+			p.must(p.a, proutReserve, writeExclusive, 0xa, 0)
+			b.store.hold = holdTasks
+			read := b.task(rw10(0x28, 0, 1), nil, 512)
+			read.NoLend = true // so that it waits for the store
+			if next := read.Start(); next != Wait {
+				t.Fatalf("READ: %v", next)
+			}
+			b.store.complete()
+			b.awaitReady(read)
+			if next := read.Resume(); next != Done || read.Status != Good {
+				t.Fatalf("READ: %v, status %02x", next, read.Status)
+			}
+			b.store.hold = nil
+			over := false
+			waits = func() {}
+			c.do(p, func() { over = true })
+			if want := !c.own && !lends; over != want {
+				t.Errorf("%s, lends %v: over before the answer to the READ has left: %v", name, lends, over)
+			}
+			read.Release()
+			if waits(); !over {
+				t.Errorf("%s, lends %v: not over when it has left", name, lends)
+			}
+		}
+	}
+}
+
 // meanwhile is an owner at whom something happens while a task begins: between its look at reservations and its entry into the task set.
 type meanwhile struct {
 	*fakeOwner

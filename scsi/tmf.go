@@ -41,6 +41,7 @@ const (
 
 // manager is a task management function that waits for the tasks it has aborted.
 type manager struct {
+	by       *Nexus       // who asks; nil: another one than those whose tasks are aborted
 	left     atomic.Int64 // tasks to be released, and one for the caller
 	response TMFResponse
 	failed   atomic.Bool // the mode parameters could not be reset: nobody has agreed to that
@@ -79,9 +80,9 @@ func (m *manager) released() {
 // and QueryTask are about, between its Start and its Release, or nil if the transport knows of
 // none. done is called exactly once, perhaps before Manage returns, from any goroutine, when
 // every affected task has been released; it must not block. Aborted tasks of other nexuses
-// are not answered either (TAS = 0).
+// are not answered either (TAS = 0), and if they have finished their answers are not waited for.
 func (n *Nexus) Manage(fn TMF, lun uint64, t *Task, done func(TMFResponse)) {
-	m := &manager{done: done}
+	m := &manager{by: n, done: done}
 	m.left.Store(1)
 	m.response = n.manage(m, fn, lun, t)
 	m.finish()
@@ -150,7 +151,7 @@ func query(yes bool) TMFResponse {
 func (i *itl) abortOne(m *manager, t *Task) TMFResponse {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if !i.find(t) || !t.mark(m) {
+	if !i.find(t) || !t.mark(m, i.answers(m)) {
 		return TaskDoesNotExist
 	}
 	return FunctionComplete
@@ -160,24 +161,33 @@ func (i *itl) abortOne(m *manager, t *Task) TMFResponse {
 func (i *itl) abortAll(m *manager) (n int) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
+	answers := i.answers(m)
 	for t := i.first; t != nil; t = t.next {
-		if t.mark(m) {
+		if t.mark(m, answers) {
 			n++
 		}
 	}
 	return n
 }
 
-// mark marks t aborted, has m wait for its release, and reports whether t was not finished.
+// answers reports whether m waits for the answers of tasks that have finished. Those to who asks have to be on their way before the response.
+// Those to others may wait until the target notices that their initiator is dead, and change nothing; but where they are sent from the
+// memory of the store they would tell what is written there next.
+func (i *itl) answers(m *manager) bool { return i.nexus == m.by || i.lu.v.Lends() }
+
+// mark marks t aborted, has m wait for its release, unless it is finished and answers is false, and reports whether t was not finished.
 // itl.mu is held, so t is not released meanwhile.
-func (t *Task) mark(m *manager) bool {
-	m.left.Add(1)
-	t.managers = append(t.managers, m)
+func (t *Task) mark(m *manager, answers bool) bool {
 	old := t.state.Or(stateAborted)
+	finished := old&stateFinished != 0
+	if !finished || answers {
+		m.left.Add(1)
+		t.managers = append(t.managers, m)
+	}
 	if old == 0 {
 		m.wake = append(m.wake, wakeUp{t.Owner, t})
 	}
-	return old&stateFinished == 0
+	return !finished
 }
 
 // find reports whether t is in the task set. mu is held.
@@ -284,7 +294,7 @@ func (n *Nexus) Close(done func()) {
 	places := n.places()
 	t.leave(n, places)
 	t.mu.Unlock()
-	m := &manager{done: func(TMFResponse) {
+	m := &manager{by: n, done: func(TMFResponse) {
 		for _, i := range places {
 			i.lu.dropITL(i)
 		}
