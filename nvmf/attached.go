@@ -125,7 +125,7 @@ func (a *attached) Abort(done func()) {
 	for _, q := range queues {
 		q.post(func() {
 			for _, t := range q.tasks {
-				if t.path != nil && t.path.at == a {
+				if t.path != nil && t.path.at == a && (t.state != taskForgotten || t.PlaceUnit != 0) {
 					w.left.Add(1)
 					t.awaited = append(t.awaited, w)
 					t.abortWith(nvme.AbortedByPreempt)

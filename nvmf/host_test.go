@@ -108,14 +108,15 @@ func (x *target) wantLog(words ...string) {
 
 // host is a queue, and the mover of it: data are there at once, and answers have left at once.
 type host struct {
-	q    *Queue
-	x    *target
-	id   byte // begins the host identifier
-	cid  uint16
-	out  map[uint16][]byte // data of commands
-	late map[uint16]*Task  // commands whose data are to come
-	over *Transport
-	free int // tasks that were given back
+	q     *Queue
+	x     *target
+	id    byte // begins the host identifier
+	cid   uint16
+	out   map[uint16][]byte // data of commands
+	late  map[uint16]*Task  // commands whose data are to come
+	over  *Transport
+	free  int  // tasks that were given back
+	reads bool // RDMA Reads place bytes: Forget does not end that
 
 	answers []answer
 	heard   chan struct{} // an answer has come
@@ -155,7 +156,7 @@ func (h *host) lose() {
 func (h *host) FreeTask(*Task) { h.free++ }
 func (h *host) Forget(t *Task) bool {
 	delete(h.late, t.CQE.CID)
-	return true
+	return !h.reads
 }
 func (h *host) Connected(p Params) { h.params = p }
 func (h *host) Flush()             {}

@@ -234,6 +234,9 @@ func (q *Queue) step(t *Task, next volume.Next) {
 // giveUp answers an aborted command as soon as nothing is placed into its memory any more: not into that half of it, either,
 // that has the data of the second of a pair.
 func (q *Queue) giveUp(t *Task) {
+	if t.PlaceUnit == 0 { // what is placed goes to memory of the command's own
+		t.overForOthers()
+	}
 	idle := q.mover.Forget(t)
 	if t.second != nil {
 		idle = q.mover.Forget(t.second) && idle
@@ -243,6 +246,15 @@ func (q *Queue) giveUp(t *Task) {
 		return
 	}
 	t.state = taskForgotten
+}
+
+// overForOthers tells who has aborted the command for another host that it does nothing any more. What its own host still places into its
+// memory does not matter to them.
+func (t *Task) overForOthers() {
+	for _, w := range t.awaited {
+		w.over()
+	}
+	t.awaited = nil
 }
 
 // Forgotten says that nothing is placed into t.Out any more, after Forget has returned false.
@@ -293,10 +305,7 @@ func (q *Queue) DataFailed(t *Task, why DataFault) {
 // answer ends a command: its status is final.
 func (q *Queue) answer(t *Task) {
 	q.unlistTask(t)
-	for _, w := range t.awaited {
-		w.over()
-	}
-	t.awaited = nil
+	t.overForOthers()
 	if t.aborted {
 		t.CQE.Status, t.CQE.DW0, t.CQE.DW1, t.In = t.status, 0, 0, nil
 	}

@@ -398,6 +398,38 @@ func TestReservationNotices(t *testing.T) {
 	}
 }
 
+// A host that is dead answers no RDMA Reads, which is noticed late. Who preempts it does not wait for that: the command does nothing any more.
+func TestPreemptBesideReads(t *testing.T) {
+	x := newTarget(t, later(t), false)
+	a, b := x.party(1, 1), x.party(1, 2)
+	for i, p := range []*party{a, b} {
+		if s := p.reserve(resRegister, 0, 0, uint64(i+1)); s != nvme.Success {
+			t.Fatal(s)
+		}
+	}
+	b.io.reads = true
+	cid := b.io.start(rw(nvme.Write, 1), 512, nil, false)
+	task := b.io.late[cid]
+	for range 2 { // by somebody else, too
+		if s := a.reserve(resAcquire, 1<<8|2, 1, 2); s != nvme.Success {
+			t.Errorf("%v", s)
+		}
+		if s := b.reserve(resRegister, 0, 0, 2); s != nvme.Success {
+			t.Fatal(s)
+		}
+	}
+	if got := b.io.take(); len(got) != 0 {
+		t.Errorf("the command is answered while bytes are placed: %v", got)
+	}
+	b.io.reads = false
+	b.io.q.Lock()
+	b.io.q.Forgotten(task)
+	b.io.q.Unlock()
+	if got := b.io.take(); len(got) != 1 || got[0].CID != cid || got[0].Status != nvme.AbortedByPreempt {
+		t.Errorf("in the end: %v", got)
+	}
+}
+
 // Preempt and Abort ends the commands of the host that loses, which get an answer, and no others. It is answered when they have ended.
 func TestPreemptAndAbort(t *testing.T) {
 	x := newTarget(t, nil, false)

@@ -64,6 +64,7 @@ const (
 const (
 	stateFinished = 1 << iota
 	stateAborted
+	stateOver // aborted, and does nothing any more; set with itl.mu held
 )
 
 // Start decodes, checks and begins the command.
@@ -199,6 +200,9 @@ func (t *Task) settle(next Next) Next {
 	case Aborted:
 		t.r.Settle()
 		t.ended = endedAborted
+		if t.listed {
+			t.itl.over(t)
+		}
 	case Pull:
 		t.list()
 		if t.preempted() {

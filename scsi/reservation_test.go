@@ -404,6 +404,43 @@ func TestOthersDoNotWaitForAnswers(t *testing.T) {
 	}
 }
 
+// Nor does who preempts it wait until it serves the RDMA Reads of a WRITE that is aborted.
+func TestOthersDoNotWaitForReads(t *testing.T) {
+	b := newBench(t, false, nil)
+	p := &prBench{bench: b, a: b.nexus, b: b.client(2), c: b.client(3)}
+	p.must(p.a, proutRegister, 0, 0, 0xa)
+	p.must(p.b, proutRegister, 0, 0, 0xb)
+	victim := b.task(rw10(0x2a, 0, 1), make([]byte, 512), 0)
+	if next := victim.Start(); next != Pull {
+		t.Fatal(next)
+	}
+	l := proutList(0xb, 0xa, 0)
+	task := b.task(proutCDB(proutPreemptAndAbort, writeExclusive, 24), l, 0)
+	task.Nexus = p.b
+	next := task.Start()
+	place(task, l)
+	if next = task.Pulled(); next != Wait {
+		t.Fatalf("%v while the WRITE may go on", next)
+	}
+	own := false
+	p.a.Manage(AbortTaskSet, 0, nil, func(TMFResponse) { own = true })
+	b.awaitReady(victim)
+	if next := victim.Resume(); next != Aborted {
+		t.Fatalf("WRITE: %v", next)
+	}
+	if next := task.Resume(); next != Done || task.Status != Good {
+		t.Errorf("PREEMPT AND ABORT, while the mover has the memory of the WRITE: %v", next)
+	}
+	task.Release()
+	reset := false
+	if p.b.Manage(LUNReset, 0, nil, func(TMFResponse) { reset = true }); !reset || own {
+		t.Errorf("a reset by another: %v; ABORT TASK SET by its own initiator: %v", reset, own)
+	}
+	if victim.Release(); !own {
+		t.Error("ABORT TASK SET does not end")
+	}
+}
+
 // meanwhile is an owner at whom something happens while a task begins: between its look at reservations and its entry into the task set.
 type meanwhile struct {
 	*fakeOwner

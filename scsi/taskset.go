@@ -1,6 +1,8 @@
 package scsi
 
 import (
+	"slices"
+
 	"oneshot/internal/invariant"
 	"oneshot/volume"
 )
@@ -154,6 +156,25 @@ func (i *itl) list(t *Task) {
 	}
 	i.first = t
 	i.mu.Unlock()
+}
+
+// over tells those who have aborted t for another initiator that it does nothing any more. It may not be released yet: what its own
+// initiator still places into its memory does not matter to them.
+func (i *itl) over(t *Task) {
+	var others []*manager
+	i.mu.Lock()
+	t.state.Or(stateOver)
+	t.managers = slices.DeleteFunc(t.managers, func(m *manager) bool {
+		if i.answers(m) {
+			return false
+		}
+		others = append(others, m)
+		return true
+	})
+	i.mu.Unlock()
+	for _, m := range others {
+		m.released()
+	}
 }
 
 // unlist takes t out again, and returns who waits for that.

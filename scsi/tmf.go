@@ -175,19 +175,18 @@ func (i *itl) abortAll(m *manager) (n int) {
 // memory of the store they would tell what is written there next.
 func (i *itl) answers(m *manager) bool { return i.nexus == m.by || i.lu.v.Lends() }
 
-// mark marks t aborted, has m wait for its release, unless it is finished and answers is false, and reports whether t was not finished.
+// mark marks t aborted, has m wait for its release, unless answers is false and it is over, and reports whether t was not finished.
 // itl.mu is held, so t is not released meanwhile.
 func (t *Task) mark(m *manager, answers bool) bool {
 	old := t.state.Or(stateAborted)
-	finished := old&stateFinished != 0
-	if !finished || answers {
+	if old&(stateFinished|stateOver) == 0 || answers {
 		m.left.Add(1)
 		t.managers = append(t.managers, m)
 	}
 	if old == 0 {
 		m.wake = append(m.wake, wakeUp{t.Owner, t})
 	}
-	return !finished
+	return old&stateFinished == 0
 }
 
 // find reports whether t is in the task set. mu is held.
