@@ -314,6 +314,9 @@ func allocate(sparse bool, fd int, have, size int64) (changed bool, err error) {
 		if err := fallocate(fd, 0, 0, size); err == unix.EOPNOTSUPP {
 			return false, errors.New("the file system cannot allocate space ahead: set sparse to true")
 		} else if err != nil {
+			if have < size {
+				_ = unix.Ftruncate(fd, have) // the kernel keeps what it has allocated by then, which is all that others had left
+			}
 			return false, fmt.Errorf("allocate %d bytes (free space, make the store smaller, or set sparse to true): %w", size, err)
 		}
 	} else if err := unix.Ftruncate(fd, size); err != nil {

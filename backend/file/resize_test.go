@@ -3,9 +3,12 @@ package file
 import (
 	"bytes"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"oneshot/backend"
 	"oneshot/backend/backendtest"
@@ -62,4 +65,56 @@ func TestResize(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+// A store that finds no space to grow is as large as before, and leaves others the space that there is.
+func TestNoSpaceToGrow(t *testing.T) {
+	dir, disk := t.TempDir(), backendtest.NewLoop(t, 64<<20, 512)
+	if out, err := exec.Command("mkfs.ext4", "-q", "-F", disk.Path).CombinedOutput(); err != nil {
+		t.Fatalf("mkfs.ext4: %v\n%s", err, out)
+	}
+	if err := unix.Mount(disk.Path, dir, "ext4", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	}()
+	const size, more = 1 << 20, 1 << 30
+	cfg := Config{Path: filepath.Join(dir, "disk.img"), Size: size}
+	s, err := Open(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, before, err := s.Usage()
+	if err != nil {
+		t.Fatal(err)
+	}
+	left := func(what string) {
+		t.Helper()
+		st, err := os.Stat(cfg.Path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var fs unix.Statfs_t
+		if err := unix.Statfs(dir, &fs); err != nil {
+			t.Fatal(err)
+		}
+		if now := int64(fs.Bavail) * fs.Bsize; st.Size() != size || now < before-64<<10 { // it may keep a block of pointers
+			t.Errorf("after %s the file has %d bytes, and %d are left of %d", what, st.Size(), now, before)
+		}
+	}
+	if err := s.Resize(more); err == nil || s.Info().Size != size {
+		t.Errorf("Resize: %v, %d bytes", err, s.Info().Size)
+	}
+	left("Resize")
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	if s, err := Open(Config{Path: cfg.Path, Size: more}); err == nil {
+		t.Error("there is space for more than the file system has")
+		_ = s.Close()
+	}
+	left("Open")
 }
