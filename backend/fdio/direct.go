@@ -69,8 +69,9 @@ func (w *worker) bounceBuffer(s *Store) []byte {
 	return w.lease.Bytes()
 }
 
-// workerEnded gives the memory of bounce buffers back that nobody uses.
-func (s *Store) workerEnded() {
+// workerEnded takes over what a worker has had, and gives the memory of bounce buffers back that nobody uses.
+func (s *Store) workerEnded(w *worker) {
+	s.syncs.put(w.fd)
 	if s.bounce != nil {
 		s.bounce.Trim()
 	}

@@ -316,6 +316,42 @@ func TestRangeSync(t *testing.T) {
 	}
 }
 
+// The kernel tells of a loss once to each descriptor. If a durable write through the page cache is told, another one beside it does not
+// end well before the first has said so: the bytes that are lost may be its own.
+func TestDurableWritesBesideLoss(t *testing.T) {
+	for _, through := range []bool{false, true} {
+		var (
+			s      *Store
+			mu     sync.Mutex
+			told   = map[int]bool{}
+			inside error
+		)
+		s = mustOpen(t, Config{IO: Threads, Through: through, Faults: before(func(c Call) error {
+			if c.Name != "msync" {
+				return nil
+			}
+			mu.Lock()
+			first, again := len(told) == 0, told[c.FD]
+			told[c.FD] = true
+			mu.Unlock()
+			switch {
+			case again:
+				return nil
+			case first: // the kernel has told, and nobody knows yet
+				inside = backendtest.Do(s, write(8192, 4096, 2, backend.FUA))
+			}
+			return unix.EIO
+		})}, false)
+		if err := backendtest.Do(s, write(0, 4096, 1, backend.FUA)); !errors.Is(err, unix.EIO) {
+			t.Errorf("through %v: who is told of the loss says %v", through, err)
+		}
+		if !errors.Is(inside, unix.EIO) {
+			t.Errorf("through %v: a write beside that one: %v, and its bytes may be lost", through, inside)
+		}
+		_ = s.Close()
+	}
+}
+
 // More durable writes than there are workers fail at once, and flushes wait: nobody waits for ever.
 func TestManyLosses(t *testing.T) {
 	eachMode(t, func(t *testing.T, s *Store, k *kernel) {
@@ -432,7 +468,7 @@ func TestWorkersEnd(t *testing.T) {
 			<-gate
 			running.Add(-1)
 			op.Done.OpDone(op)
-		}, func() { ended <- struct{}{} })
+		}, func(*worker) { ended <- struct{}{} })
 		for range 1000 {
 			ws.put(&backend.Op{Done: d})
 		}

@@ -15,6 +15,7 @@ type Call struct {
 	Name     string // preadv2, pwritev2, fdatasync, fsync, or of a range: msync, discard, write-zeroes
 	Off, Len int64  // bytes
 	Flags    int    // of preadv2 and pwritev2: RWF_…
+	FD       int    // of msync: the descriptor whose mapping it is
 }
 
 // before asks the faults, if there are any.

@@ -93,6 +93,8 @@ type Store struct {
 	// What the file system refused to do without blocking, and is not asked for again.
 	noInlineRead, noInlineWrite atomic.Bool
 	noRangeSync                 atomic.Bool // it has no mappings
+
+	syncs descriptors
 }
 
 var (
@@ -315,9 +317,10 @@ func (s *Store) write(op *backend.Op, w *worker) error {
 	if s.direct != nil {
 		return s.writeDirect(op, w)
 	}
+	fd := w.descriptor(s) // before the write: it is told of what is lost from now on
 	n, err := s.move(pwritev2, op, 0, w)
 	if err == nil {
-		n, err = 0, s.syncRange(op.Off, op.Len)
+		n, err = 0, s.syncRange(fd, op.Off, op.Len)
 	}
 	if err != nil {
 		return s.failed(op, op.Off+n, err)
@@ -406,6 +409,7 @@ func (s *Store) Abandon() {
 		_ = s.ring.close()
 	}
 	s.workers.close()
+	s.syncs.close()
 	if s.bounce != nil {
 		s.bounce.Close()
 	}
@@ -419,6 +423,7 @@ func (s *Store) Close() error {
 		errs[0] = s.ring.close()
 	}
 	s.workers.close()
+	s.syncs.close()
 	errs[1] = s.door.Sync()
 	if s.bounce != nil {
 		s.bounce.Close()

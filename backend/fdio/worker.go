@@ -24,7 +24,7 @@ const (
 // is done by few, and what waits for a medium is spread over many.
 type workers struct {
 	run func(*backend.Op, *worker)
-	end func() // called when a worker has ended for want of work
+	end func(*worker) // called when a worker has ended
 
 	mu      sync.Mutex // not held over run
 	queue   backend.Queue
@@ -36,7 +36,7 @@ type workers struct {
 	wg      sync.WaitGroup
 }
 
-func (ws *workers) init(run func(*backend.Op, *worker), end func()) {
+func (ws *workers) init(run func(*backend.Op, *worker), end func(*worker)) {
 	ws.run, ws.end = run, end
 	ws.wake = make(chan struct{}, maxWorkers)
 }
@@ -70,11 +70,12 @@ type worker struct {
 	batch backend.Queue
 	lease *mem.Lease // the bounce buffer, once there was need of one
 	timer *time.Timer
+	fd    int // see descriptor; -1: there was no need of one
 }
 
 func (ws *workers) loop() {
 	defer ws.wg.Done()
-	w := worker{timer: time.NewTimer(idleTime)}
+	w := worker{timer: time.NewTimer(idleTime), fd: -1}
 	for fresh := true; ws.take(&w, &fresh); {
 		for op := w.batch.Pop(); op != nil; op = w.batch.Pop() {
 			ws.run(op, &w)
@@ -84,7 +85,7 @@ func (ws *workers) loop() {
 	if w.lease != nil {
 		w.lease.Release()
 	}
-	ws.end()
+	ws.end(&w)
 }
 
 // take fills the worker's batch, waiting for work if need be, and returns false when the
