@@ -196,11 +196,11 @@ func (s *Store) clear(from, to int64) {
 
 func (s *Store) status(op *backend.Op) {
 	end := min(op.Off+max(op.Len, blockSize), s.info.Size)
-	page := op.Off / pageSize
-	if page == s.mapped.n { // Off is the size
+	if op.Off == s.info.Size {
 		op.Mapped, op.Extent = false, 0
 		return
 	}
+	page := op.Off / pageSize
 	_, endPage := pagesTouched(op.Off, end-op.Off)
 	op.Mapped = s.mapped.get(page)
 	op.Extent = min(s.mapped.run(page, endPage)*pageSize, end) - op.Off

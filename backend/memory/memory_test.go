@@ -59,6 +59,20 @@ func TestLendIsOneSegment(t *testing.T) {
 	}
 }
 
+// At its end a store has no bytes whose status could be told, wherever the end is in a page.
+func TestStatusAtEnd(t *testing.T) {
+	for _, size := range []int64{8192, 8192 + 512} {
+		s := newStore(t, size)
+		op := backend.Op{Kind: backend.Status, Off: size}
+		if s.Submit(&op); op.Err != nil || op.Mapped || op.Extent != 0 {
+			t.Errorf("%d bytes: %+v", size, op)
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // Whatever writes and discards of the same pages do to each other, no byte stands in a page
 // that counts as unmapped.
 func TestDiscardAgainstWrite(t *testing.T) {
