@@ -354,6 +354,14 @@ var ErrLeft = errors.New("the device stays, and waits for another attach")
 func (a *Attachment) Serve(ctx context.Context) error {
 	tick := time.NewTicker(a.opt.Probe)
 	defer tick.Stop()
+	// A target that does not answer keeps a probe waiting. Meanwhile the kernel may give up a socket: then nothing that it has sent there
+	// may begin any more, for it sends it again through another one.
+	probing, cancel := context.WithCancel(ctx)
+	var probes sync.WaitGroup
+	defer probes.Wait()
+	defer cancel()
+	idle := make(chan struct{}, 1)
+	idle <- struct{}{}
 	for {
 		select {
 		case err := <-a.ended:
@@ -366,7 +374,14 @@ func (a *Attachment) Serve(ctx context.Context) error {
 		case <-ctx.Done():
 			return ErrLeft
 		case <-tick.C:
-			a.probe(ctx)
+			select {
+			case <-idle:
+				probes.Go(func() {
+					a.probe(probing)
+					idle <- struct{}{}
+				})
+			default: // the last one is under way
+			}
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -374,6 +375,31 @@ func TestLeaveDuringDisconnect(t *testing.T) {
 			t.Errorf("after the end of the device: %v", err)
 		}
 	}
+}
+
+// A target that does not answer keeps nobody from noticing that the kernel has given up a socket: what was sent through it must not be
+// sent to the target again.
+func TestSocketGivenUpDuringProbe(t *testing.T) {
+	tg := targettest.Start(t, config)
+	d := newDriver(t)
+	r, o := through(t, tg, "iscsi", 0, d)
+	o.Connections, o.Ping, o.Probe = 2, time.Hour, time.Millisecond
+	a, err := Attach(t.Context(), o)
+	check(t, err)
+	sent := func() uint64 { return a.sessions[0].Current().Counters().Get("messages_out") }
+	before := sent()
+	r.Swallow()
+	served := make(chan error, 1)
+	go func() { served <- a.Serve(t.Context()) }()
+	for sent() == before { // until the size of the disk is asked for
+		runtime.Gosched()
+	}
+	check(t, d.socks[0].Close())
+	if err := <-served; !errors.Is(err, ErrShut) {
+		t.Errorf("Serve returns %v", err)
+	}
+	r.Cut(true)
+	_ = a.Close()
 }
 
 // The kernel is told what the disk is.
