@@ -354,7 +354,10 @@ func (c *Conn) manage(h pdu.TaskManagementRequest) {
 		}
 		c.concerns(fn, itt, h.LUN(), ref)
 		if ref.state == taskHeld {
-			answer(s.skip(fn, ref))
+			if fn == pdu.TaskAbortTask { // a query finds that it is not in the task set yet
+				s.skip(ref)
+			}
+			answer(pdu.TaskFunctionComplete)
 			return
 		}
 		t = &ref.Task
@@ -401,15 +404,10 @@ func (m *managing) oneAcked() {
 	}
 }
 
-// skip is the answer about a task that waits for earlier commands. To abort it is to leave its
-// place to nothing.
-func (s *Session) skip(fn pdu.TaskFunction, t *Task) pdu.TaskResponse {
-	if fn != pdu.TaskAbortTask {
-		return pdu.TaskFunctionComplete // a query: it is not in the task set yet
-	}
+// skip aborts a task that waits for earlier commands: it leaves its place to nothing.
+func (s *Session) skip(t *Task) {
 	s.Held[t.cmdSN] = Request{CID: t.Conn.CID}
 	t.Conn.discard(t)
-	return pdu.TaskFunctionComplete
 }
 
 // skipSet is skip for the tasks of a function that aborts sets of them: those that were numbered before it, which has not waited
@@ -418,7 +416,7 @@ func (s *Session) skipSet(fn pdu.TaskFunction, h pdu.TaskManagementRequest) {
 	for _, c := range s.circle.conns {
 		for i := len(c.tasks) - 1; i >= 0; i-- {
 			if t := c.tasks[i]; t.state == taskHeld && t.cmdSN.Less(h.CmdSN()) && (everywhere(fn) || t.LUN == h.LUN()) {
-				s.skip(pdu.TaskAbortTask, t)
+				s.skip(t)
 			}
 		}
 	}

@@ -105,9 +105,7 @@ func journalScript(t *testing.T, disk *countedDisk, fsys quorum.FS, may map[int6
 	t.Helper()
 	m := &Mirror{opts: Options{Copy: disk}, journal: journal{fsys: fsys, disk: "x"}}
 	do := func(works ...*work) (errs []error) {
-		for _, w := range works {
-			m.journaling.queue = append(m.journaling.queue, w)
-		}
+		m.journaling.queue = append(m.journaling.queue, works...)
 		for {
 			works := m.journaling.next()
 			if len(works) == 0 {

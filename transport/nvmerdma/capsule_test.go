@@ -289,7 +289,7 @@ func TestDescriptorOfSecond(t *testing.T) {
 			}
 		}
 		if len(ws) != 2 || got[b.cid-1].Code() != nvme.FusedFailed || got[b.cid].Code() != c.want {
-			t.Errorf("%s: %v, want %v, and %v of the first", name, got, c.want, nvme.Status(nvme.FusedFailed))
+			t.Errorf("%s: %v, want %v, and %v of the first", name, got, c.want, nvme.FusedFailed)
 		}
 		p.Finish(ws, rdma.StatusOK)
 		if got := b.rig.contents(0, 4096); !bytes.Equal(got, make([]byte, 4096)) {
