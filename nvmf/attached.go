@@ -73,6 +73,7 @@ func (c *Controller) setAttached(list []Shown) {
 			now = append(now, x.Namespace.attach(c, x.NSID))
 		}
 	}
+	c.detached = slices.DeleteFunc(c.detached, func(a *attached) bool { return a.ns.closed.Load() })
 	for _, a := range old {
 		if !slices.Contains(now, a) {
 			c.detached = append(c.detached, a)

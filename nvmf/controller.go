@@ -34,7 +34,7 @@ type Controller struct {
 	delays atomic.Bool
 
 	attached atomic.Pointer[[]*attached] // namespaces, sorted by NSID; replaced, never changed
-	detached []*attached                 // that were taken away; guarded by Subsystem.mu
+	detached []*attached                 // that were taken away, until they are closed and others are; guarded by Subsystem.mu
 	gone     bool                        // it attaches no namespace any more; guarded by Subsystem.mu
 	barred   atomic.Bool                 // its host is not admitted any more: it attaches none, and ends; set with Subsystem.mu held
 

@@ -41,6 +41,7 @@ type Namespace struct {
 	blocks     atomic.Uint64
 
 	drains atomic.Bool // somebody waits until no command runs
+	closed atomic.Bool
 
 	mu       sync.Mutex  // taken after Subsystem.mu; a leaf but for what Drain calls
 	subs     []shown     // where it is shown; guarded by mu
@@ -107,6 +108,7 @@ func (n *Namespace) Close() {
 		n.v.Access().Unsubscribe(a)
 	}
 	n.v.Detach(n)
+	n.closed.Store(true)
 }
 
 // Idle reports whether no command is in the namespace.

@@ -61,7 +61,7 @@ type Queue struct {
 	times    iostat.Clock
 
 	paths   atomic.Pointer[[]*path] // sorted by NSID; replaced, never changed
-	retired []*path                 // of namespaces that were taken away; guarded by Subsystem.mu
+	retired []*path                 // of namespaces that were taken away, until they are closed and others are; guarded by Subsystem.mu
 
 	place door.Place // without a controller it may have to give way to others
 
@@ -438,6 +438,13 @@ func (q *Queue) setPaths(list []*attached) {
 			paths = append(paths, a.ns.join(q, a))
 		}
 	}
+	q.retired = slices.DeleteFunc(q.retired, func(p *path) bool {
+		if !p.ns.closed.Load() {
+			return false
+		}
+		q.ctrl.remember([]*path{p})
+		return true
+	})
 	for _, p := range old {
 		if !slices.Contains(paths, p) {
 			q.retired = append(q.retired, p)

@@ -144,3 +144,37 @@ func TestFailures(t *testing.T) {
 		}
 	}
 }
+
+// Namespaces that come and go while a controller stays leave nothing behind but what was counted.
+func TestManyRetiredNamespaces(t *testing.T) {
+	x := newTarget(t, nil, false)
+	_, id := x.admin(0)
+	h := x.queue(id)
+	ns := x.ns
+	const times = 10
+	for i := range times {
+		h.must(rw(nvme.Read, 1), 512, nil, false)
+		next, err := NewNamespace(NamespaceConfig{Volume: x.v, UUID: [16]byte{9, byte(i)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		x.sub.SetNamespaces([]Shown{{NSID: 1, Namespace: next}})
+		if ns != x.ns { // which the target closes
+			ns.Close()
+		}
+		ns = next
+	}
+	c := h.q.ctrl
+	// That of the target, which is not closed, and the last.
+	if len(c.detached) != 2 || len(h.q.retired) != 2 {
+		t.Errorf("the controller keeps %d, its queue %d", len(c.detached), len(h.q.retired))
+	}
+	if got := x.Controllers()[0].Commands[iostat.Read].Count(); got != times {
+		t.Errorf("%d reads are counted, and %d were done", got, times)
+	}
+	if got := x.sub.Stats()[0].Commands[iostat.Read].Count(); got != times {
+		t.Errorf("%d reads of the number are counted, and %d were done", got, times)
+	}
+	x.sub.SetNamespaces([]Shown{{NSID: 1}})
+	ns.Close()
+}
