@@ -84,6 +84,8 @@ type LogicalUnit struct {
 	// ones, and those that are dormant because of them. Zero lets SIMPLE tasks pass.
 	gate atomic.Int32
 
+	closed atomic.Bool
+
 	mu    sync.Mutex // taken after Target.mu, before itl.mu; not held over store calls
 	itls  []*itl     // guarded by mu
 	order taskOrder  // guarded by mu
@@ -179,6 +181,7 @@ func (lu *LogicalUnit) Close() error {
 	invariant.Check(lu.order.first == nil, "scsi: a task waits for its turn in a logical unit without tasks")
 	lu.mu.Unlock()
 	lu.v.Detach(lu)
+	lu.closed.Store(true)
 	return nil
 }
 

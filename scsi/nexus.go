@@ -24,8 +24,10 @@ type Nexus struct {
 	most     int                 // constant: bytes of the largest lease that its tasks can get
 	begun    atomic.Pointer[itl] // those with operations that wait for Kick, linked by nextBegun
 
-	// retired are the places of logical units that were taken away; guarded by Target.mu.
+	// retired are the places of logical units that were taken away, until they are closed and others are taken away; past is what
+	// those that are not kept any more have counted. Both are guarded by Target.mu.
 	retired []*itl
+	past    iostat.Stats
 
 	// shown, if set, says which logical units the initiator sees, and their numbers for it, by
 	// their numbers of the target's.
@@ -130,6 +132,7 @@ func (n *Nexus) Return() {
 func (n *Nexus) setLUs(changes []LUChange) {
 	table := slices.Clone(*n.table.Load())
 	changed := false
+	n.forgetClosed()
 	for _, c := range changes {
 		lun, ok := n.number(c.LUN)
 		if !ok {
@@ -152,6 +155,19 @@ func (n *Nexus) setLUs(changes []LUChange) {
 		i.ua.Or(uaLUNsChanged)
 	}
 	n.table.Store(&table)
+}
+
+// forgetClosed forgets the places of logical units that are closed. Target.mu is held.
+func (n *Nexus) forgetClosed() {
+	n.retired = slices.DeleteFunc(n.retired, func(i *itl) bool {
+		if !i.lu.closed.Load() {
+			return false
+		}
+		i.lu.dropITL(i)
+		i.counts.AddTo(&n.past)
+		n.target.keep(i)
+		return true
+	})
 }
 
 func compareLUN(i *itl, lun uint16) int { return int(i.lun) - int(lun) }

@@ -112,6 +112,7 @@ func (i *itl) addTo(s *iostat.Stats) {
 func (n *Nexus) Stats() (s iostat.Stats) {
 	n.target.mu.Lock()
 	defer n.target.mu.Unlock()
+	s = n.past
 	for _, i := range n.places() {
 		i.addTo(&s)
 	}
@@ -128,7 +129,7 @@ type history struct {
 // leave notes that n has been closed. Target.mu is held.
 func (t *Target) leave(n *Nexus, places []*itl) {
 	if t.leaving == nil {
-		t.past, t.leaving = make(map[uint16]*iostat.Stats), make(map[*Nexus][]*itl)
+		t.leaving = make(map[*Nexus][]*itl)
 	}
 	t.leaving[n] = places
 }
@@ -138,10 +139,18 @@ func (t *Target) remember(n *Nexus) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, i := range t.leaving[n] {
-		if t.past[i.of] == nil {
-			t.past[i.of] = new(iostat.Stats)
-		}
-		i.counts.AddTo(t.past[i.of])
+		t.keep(i)
 	}
 	delete(t.leaving, n)
+}
+
+// keep adds up what a place has counted in which nothing happens any more. Target.mu is held.
+func (t *Target) keep(i *itl) {
+	if t.past == nil {
+		t.past = make(map[uint16]*iostat.Stats)
+	}
+	if t.past[i.of] == nil {
+		t.past[i.of] = new(iostat.Stats)
+	}
+	i.counts.AddTo(t.past[i.of])
 }

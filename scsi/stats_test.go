@@ -170,3 +170,42 @@ func TestSynchronizeGrown(t *testing.T) {
 		}
 	}
 }
+
+// Logical units that come and go while a session stays leave nothing behind but what was counted.
+func TestManyRetiredUnits(t *testing.T) {
+	b := newBench(t, false, nil)
+	first, lu := b.lu, b.lu
+	const times = 10
+	for range times {
+		b.account(rw10(0x28, 0, 1), nil, 512, 0)
+		next, err := NewLogicalUnit(LUConfig{Volume: lu.v, Serial: "0002"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.target.SetLU(0, next)
+		if lu != first { // which the bench closes
+			if err := lu.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		lu = next
+	}
+	b.account(rw10(0x28, 0, 1), nil, 512, 0)
+	// That of the bench, which is not closed, and the last.
+	if n := len(b.nexus.retired); n != 2 {
+		t.Errorf("the session keeps %d places", n)
+	}
+	count := func(s iostat.Stats) uint64 { return s.Commands[iostat.Read].Count() }
+	if session, lun := count(b.nexus.Stats()), count(b.target.Stats()[0].Stats); session != times+1 || lun != times+1 {
+		t.Errorf("%d reads of the session and %d of the LUN are counted, and %d were done", session, lun, times+1)
+	}
+	b.target.SetLU(0, first)
+	if err := lu.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b.target.SetLU(0, nil)
+	b.target.SetLU(0, first)
+	if len(lu.itls) != 0 {
+		t.Errorf("%d places of the last are left", len(lu.itls))
+	}
+}
