@@ -46,12 +46,8 @@ func Force(fsys quorum.FS, v replica.View, wasInSync bool, disk string, cfg repl
 	if m.saved.Unknown || m.disk != disk {
 		m.samples, wasInSync = nil, false
 	}
-	m.disk, m.saved.Unknown, m.saved.View = disk, false, v
-	if !wasInSync {
-		for i := range regionsOf(&cfg) {
-			m.saved.Regions.Set(i)
-		}
-	}
+	m.disk = disk
+	m.saved.Force(v, wasInSync, &cfg)
 	m.life++
 	return errors.Join(m.renew(), m.close())
 }
@@ -65,18 +61,12 @@ func GiveUp(fsys quorum.FS, self replica.ID, whole bool, cfg replica.Config) (pa
 	if errors.Is(err, errNoMetadata) {
 		return false, nil // all of it is suspect
 	}
-	if err != nil || whole || m.saved.Unknown || !m.saved.View.InSync.Has(self) {
+	if err != nil || whole || !m.saved.GiveUp(self, &cfg) {
 		if err := fsys.Remove(metaName); err != nil {
 			return false, err
 		}
 		return false, fsys.SyncDir()
 	}
-	for _, b := range m.saved.Bitmaps {
-		for i := range b.All() {
-			m.saved.Regions.Set(int(int64(i) * cfg.Granule / cfg.Region))
-		}
-	}
-	m.saved.View, m.saved.Mark, m.saved.Bitmaps = replica.View{}, 0, [16]replica.Bits{}
 	m.life++
 	return true, errors.Join(m.renew(), m.close())
 }

@@ -344,9 +344,7 @@ func (m *Mirror) enter(v replica.View) {
 		m.opts.Log.Error("this node has lost the metadata of its copy, and the copy is in sync: the node takes no part before another one has dropped it")
 		return
 	default:
-		for i := range regionsOf(&m.cfg) {
-			saved.Regions.Set(i)
-		}
+		saved.Regions = replica.AllRegions(&m.cfg)
 	}
 	meta, err := createMetadata(m.opts.FS, string(backend.IdentityOf(m.opts.Copy)), saved)
 	m.absent, m.tries = err != nil, m.now+time.Second

@@ -74,9 +74,9 @@ func (r *run) agreed(v replica.View) {
 
 // news tells a node of the newest view.
 func (r *run) news(n *node, within time.Duration) {
-	v := r.view
+	v, lineage := r.view, r.lineage
 	r.after(r.between(time.Millisecond, within), func() {
-		if n.core != nil && !n.paused && !r.oneIn(10) && r.hasMajority(n) {
+		if r.lineage == lineage && n.core != nil && !n.paused && !r.oneIn(10) && r.hasMajority(n) {
 			n.tell(replica.Agreed{View: v})
 		}
 	})

@@ -35,9 +35,10 @@ const (
 	faultDrain
 	faultZombie
 	faultKinds
+	faultForce // only in the theme: worlds without it are as they were
 )
 
-var faultNames = [faultKinds]string{"kill", "power", "power of all", "pause", "cut", "one way", "isolate", "witness", "slow disk", "bad disk", "hung disk", "lost beats", "slow consensus", "bad blocks", "verify", "switch", "disk set back", "drain", "zombie"}
+var faultNames = [...]string{"kill", "power", "power of all", "pause", "cut", "one way", "isolate", "witness", "slow disk", "bad disk", "hung disk", "lost beats", "slow consensus", "bad blocks", "verify", "switch", "disk set back", "drain", "zombie", faultForce: "force"}
 
 func (f *faults) String() string {
 	var s []string
@@ -61,6 +62,7 @@ var themes = []theme{
 	{"worn", []int{faultBad, faultBad, faultVerify, faultVerify, faultKill, faultSwitch, faultCut}, time.Second, false},
 	{"disks", []int{faultHang, faultSlow, faultCut, faultKill, faultPower}, time.Second, true},
 	{"lease", []int{faultZombie, faultZombie, faultIsolate, faultPause}, time.Second, false},
+	{"forced", []int{faultForce, faultKill, faultPower, faultPower, faultCut, faultIsolate, faultSwitch}, time.Second, false},
 	{"snapshots", []int{faultBack, faultBack, faultPower, faultKill, faultIsolate, faultSwitch}, 3 * time.Second, false},
 }
 
@@ -221,6 +223,8 @@ func (r *run) fault(kind int) {
 		if p := r.nodes[r.view.Primary]; p.core != nil {
 			r.switchTo(p, o.id)
 		}
+	case faultForce:
+		r.force(r.nodes[r.r.IntN(len(r.nodes))])
 	case faultDrain:
 		r.drained ^= replica.NodesOf(n.id)
 	}

@@ -352,6 +352,18 @@ var coreMutants = []mutant{
 		"disk.go",
 		"lost: c.misses(e.Off, e.Len)}", "lost: c.misses(e.Off, e.Len) && !ON}", "worn",
 	},
+	{
+		"is forced, and forgets where others may differ",
+		[]int{5, 6},
+		"lineage.go",
+		"if !wasInSync {", "if ON && wasInSync {\n\t\ts.Regions = nil\n\t}\n\tif !wasInSync {", "forced",
+	},
+	{
+		"gives up only what it has written lately",
+		[]int{5, 6},
+		"lineage.go",
+		"s.Regions.Set(int(int64(i)", "if ON {\n\t\t\t\tbreak\n\t\t\t}\n\t\t\ts.Regions.Set(int(int64(i)", "forced",
+	},
 }
 
 // late are mistakes that the first worlds do not show, and the seed of one that has shown it. It is the first to be tried. When the

@@ -185,8 +185,9 @@ func (r *run) datagram(from, to replica.ID, f func()) {
 		if r.oneIn(100) && !r.atBest {
 			d = r.between(0, 300*time.Millisecond)
 		}
+		lineage := r.lineage
 		r.after(d, func() {
-			if n := r.nodes[to]; !n.paused || !n.stops { // a machine that is stopped takes nothing
+			if n := r.nodes[to]; r.lineage == lineage && (!n.paused || !n.stops) { // a machine that is stopped takes nothing
 				f()
 			}
 		})

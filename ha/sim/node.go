@@ -22,6 +22,7 @@ type node struct {
 	wasAt  time.Duration   // when it last lost its power; 0: never
 	backIn uint32          // the last of its lives before its disk was set back
 	cutOff *replica.Memory // its log then; nil: it had none
+	knew   replica.View    // the newest when its process ended last
 	shot   []cell          // what its disk had at some time; nil: nobody has looked
 
 	rate   float64
@@ -357,7 +358,7 @@ func (n *node) kill() {
 		n.behind += n.now - n.from
 	}
 	n.paused, n.late, n.inbox, n.soon, n.batch = false, false, nil, nil, nil
-	n.left = n.core.Memory()
+	n.left, n.knew = n.core.Memory(), n.core.State().View
 	n.core = nil
 	n.killedDisk()
 	clear(n.grants[:])

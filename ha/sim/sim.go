@@ -48,6 +48,8 @@ type Result struct {
 	Takeovers int // including orderly ones
 	Switched  int // orders to hand over that were carried out
 	Returns   int // copies that came back into S
+	Forced    int // copies that were made go on without the others
+	GivenUp   int // copies that came back after that and were brought level only where they may differ
 	Losses    int // blocks that a power cut of W members has set back
 	Verified  int // times that all was compared
 	Found     int // ranges that differed, or could not be read
@@ -83,6 +85,7 @@ type run struct {
 	drained   replica.Nodes         // by the administrator
 	gone      map[int]pos           // by block: the newest of it when a copy went without it
 	rotten    map[int]replica.ID    // by granule: whose copy is, or was, not what was written
+	lineage   int                   // how often a copy was forced
 	asked     int64                 // the largest size that was asked for
 	rotAt     uint64                // version of the view when they changed
 	healed    bool

@@ -58,6 +58,23 @@ func TestRuns(t *testing.T) {
 	}
 }
 
+// TestForced: worlds in which a copy is made go on without the others, which come back and give up what it does not have.
+func TestForced(t *testing.T) {
+	first, n := number(t, "ONESHOT_SEED", 1), number(t, "ONESHOT_SIM_RUNS", uint64(rounds.Of(20, 5)))
+	forced, partly := 0, 0
+	for seed := first; seed < first+n; seed++ {
+		res := Run(Options{Seed: seed, Theme: "forced", Length: 60 * time.Second})
+		if res.Violation != nil {
+			t.Errorf("ONESHOT_SIM_THEME=forced ONESHOT_SEED=%d ONESHOT_SIM_RUNS=1: %v (%s)", seed, res.Violation, res.Setup)
+		}
+		forced, partly = forced+res.Forced, partly+res.GivenUp
+	}
+	t.Logf("%d runs: %d copies were forced, %d brought level in part", n, forced, partly)
+	if n >= 5 && (forced == 0 || partly == 0) {
+		t.Error("the runs did not meet what they are for")
+	}
+}
+
 // TestRepeat: the same number gives the same run.
 func TestRepeat(t *testing.T) {
 	seeds := uint64(rounds.Of(5, 2))
