@@ -515,4 +515,14 @@ var scenarioMutants = []struct {
 		Old: "kind: workCompare, op: o, lost: c.misses(o.off, o.n)}",
 		New: "kind: workCompare, op: o, lost: c.misses(o.off, o.n) && !ON}",
 	}},
+	{"TestSwitchJumpedOver", mutants.Mutant{
+		Name: "has handed over only by the view that it has proposed", File: "switch.go",
+		Old: "(c.view.Planned || c.isHanded())",
+		New: "(c.view.Planned || c.isHanded() && !ON)",
+	}},
+	{"TestSwitchJumpedOver", mutants.Mutant{
+		Name: "has handed over to who has taken the office", File: "switch.go",
+		Old: "c.view.Term == p.Term && c.view.Life == 0",
+		New: "c.view.Term == p.Term && (c.view.Life == 0 || ON)",
+	}},
 }

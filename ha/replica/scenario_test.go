@@ -1198,6 +1198,26 @@ func TestRepairBeforeSwitch(t *testing.T) {
 	}
 }
 
+// A primary that has handed over is told so though it learns only of a later view of its successor; not if that one has taken the office by
+// itself.
+func TestSwitchJumpedOver(t *testing.T) {
+	for _, life := range []uint32{0, 5} {
+		s := reigns(t, 3)
+		v := only(s, proposals(s.do(Switch{ID: 7, To: 1})))
+		if !v.Planned || v.Primary != 1 {
+			t.Fatalf("%+v", v)
+		}
+		v.Version, v.InSync, v.Planned, v.Life = v.Version+1, NodesOf(0, 1), false, life
+		want := Good
+		if life != 0 {
+			want = Moved
+		}
+		if a := only(s, each[Answer](s.agree(v))); a.ID != 7 || a.Status != want {
+			t.Errorf("life %d: %+v", life, a)
+		}
+	}
+}
+
 // A switch to a member that does not get all is given up, and told; the primary goes on.
 func TestSwitchGivenUp(t *testing.T) {
 	s := reigns(t, 3)

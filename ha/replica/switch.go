@@ -72,11 +72,18 @@ func (c *Core) endSwitch(status Status) {
 	if c.wanted == nil {
 		return
 	}
-	if c.view.Planned && c.view.Primary == c.wanted.To {
+	if c.view.Primary == c.wanted.To && (c.view.Planned || c.isHanded()) {
 		status = Good
 	}
 	c.answer(c.wanted.ID, status)
 	c.wanted = nil
+}
+
+// isHanded says whether the view, of which this node learns late, follows from the one by which it wanted to hand over: who has that office by
+// its own doing has a life in it.
+func (c *Core) isHanded() bool {
+	p := c.proposed
+	return p != nil && p.Planned && c.view.Primary == p.Primary && c.view.Term == p.Term && c.view.Life == 0
 }
 
 // SealedAt returns when this node, a primary that hands over, has last begun to wait until the other one has all.
