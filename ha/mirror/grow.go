@@ -5,6 +5,9 @@ import "oneshot/ha/replica"
 // A mirror grows in three steps. All copies get room, which reads as zeroes: their owners' doing, who tell by Room. When all have,
 // they tell by Grow. Then the primary writes a record that makes the copies larger in their order, and when all copies in sync
 // have done that hosts see the new size. Whoever is primary does the last step, until it is done.
+//
+// A copy has grown only when its node was told by Grow, too: then the owner has noted the size, and the next life begins with it. Else a node
+// that begins anew just then, and serves, would show hosts the former size.
 
 // Room says that the copy of this node has room for size bytes, durably, and that what is new reads as zeroes. The mirror stays
 // as large as it is.
@@ -29,8 +32,34 @@ func (m *Mirror) Grow(size int64) {
 	m.push(item{call: func() {
 		m.makeRoom(size)
 		m.wanted = max(m.wanted, size)
+		m.enlargeOn()
 		m.growOn()
 	}})
+}
+
+// earlyGrowth is a work of the core that waits for Grow.
+type earlyGrowth struct {
+	id  uint64
+	end int64
+}
+
+// enlarge has the copy end somewhere: it has been made ready before.
+func (m *Mirror) enlarge(id uint64, end int64) {
+	if end > m.wanted {
+		m.early = append(m.early, earlyGrowth{id, end})
+		return
+	}
+	m.reached = max(m.reached, end)
+	m.later(replica.Done{ID: id})
+}
+
+// enlargeOn does what has waited for Grow.
+func (m *Mirror) enlargeOn() {
+	early := m.early
+	m.early = nil
+	for _, e := range early {
+		m.enlarge(e.id, e.end)
+	}
 }
 
 // growOn orders what is left to do.

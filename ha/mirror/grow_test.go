@@ -82,13 +82,17 @@ func TestGrow(t *testing.T) {
 			t.Errorf("a mirror of %d bytes, and another copy in sync has not grown", n)
 		}
 		g.setCut(a.id, b.id, false)
+		time.Sleep(time.Second)
+		if n := a.mirror.Info().Size; n != testSize/2 {
+			t.Errorf("a mirror of %d bytes, and another node would not know that in its next life", n)
+		}
+		g.grow(b)
 		g.has(a, testSize)
 		g.has(b, testSize)
 		g.expect(a, late, make([]byte, 64<<10))
 		if err := write(); err != nil {
 			t.Fatal(err)
 		}
-		g.grow(b)
 		c.start()
 		g.grow(c)
 		g.has(c, testSize)

@@ -139,6 +139,7 @@ type Mirror struct {
 	reached    int64         // bytes that the core has
 	wanted     int64         // that the nodes have agreed on
 	growing    uint64        // the order to grow; 0: none
+	early      []earlyGrowth // of the core, before this node was told that the nodes have agreed
 	ended      []*backend.Op // not told yet
 	corks      []backend.Uncorker
 	batcher    backend.Batcher // the copy, if it is one; nil: it is none
@@ -211,7 +212,7 @@ func Open(o Options) (*Mirror, error) {
 		return nil, fmt.Errorf("mirror %s: node %d has no copy", o.Name, o.Node)
 	}
 	m := &Mirror{
-		opts: o, clock: newClock(o.Clock), cfg: Usual(o.Size), reached: o.Size, wake: make(chan struct{}, 1), looped: make(chan struct{}),
+		opts: o, clock: newClock(o.Clock), cfg: Usual(o.Size), reached: o.Size, wanted: o.Size, wake: make(chan struct{}, 1), looped: make(chan struct{}),
 		pulls: map[uint64]pulling{}, switches: map[uint64]chan replica.Status{}, saves: make(chan *saving, 1),
 	}
 	m.limit.Store(o.Size)

@@ -379,8 +379,7 @@ func (m *Mirror) work(a replica.Action) {
 	switch a := a.(type) {
 	case *replica.Apply:
 		if k := a.Rec.Kind; k == replica.KindGrow || k == replica.KindFit {
-			m.reached = max(m.reached, a.Rec.Off+a.Rec.Len)
-			m.later(replica.Done{ID: a.ID}) // the copy has been made ready before
+			m.enlarge(a.ID, a.Rec.Off+a.Rec.Len)
 			return
 		}
 		m.wrotePlace(a.Rec.Off, a.Rec.Len)
