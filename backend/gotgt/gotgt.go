@@ -20,6 +20,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"runtime/debug"
 	"sync"
 	"time"
@@ -28,9 +29,11 @@ import (
 	"github.com/gostor/gotgt/pkg/scsi"
 	_ "github.com/gostor/gotgt/pkg/scsi/backingstore" // registers the plugins file and null
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"oneshot/backend"
 	"oneshot/backend/durable"
+	"oneshot/backend/fdio"
 	"oneshot/internal/loglimit"
 )
 
@@ -57,6 +60,7 @@ type Store struct {
 	plugin api.BackingStore
 	unit   *api.SCSILu // what plugins want to be given; they may write to it
 	path   string
+	file   *os.File // which is locked; nil: the plugin is not that of files
 	size   int64
 	log    *slog.Logger
 	seq    *backend.Sequencer
@@ -98,6 +102,40 @@ func open(cfg Config) (*Store, error) {
 		unit: &api.SCSILu{Path: cfg.Path, BlockShift: 9}, path: cfg.Path,
 		log: log.With(slog.String("plugin", cfg.Plugin), slog.String("path", cfg.Path)),
 	}
+	if err := s.hold(cfg.Plugin); err != nil {
+		return nil, err
+	}
+	if err := s.open(cfg); err != nil {
+		return nil, errors.Join(err, s.release())
+	}
+	return s, nil
+}
+
+// hold takes the lock of the file, as all stores on files do: nobody else is to write to it, be it a store that is being closed and has
+// operations still. Of other plugins nobody knows what they open.
+func (s *Store) hold(plugin string) (err error) {
+	if plugin != "file" {
+		return nil
+	}
+	if s.file, err = os.OpenFile(s.path, os.O_RDONLY|unix.O_NONBLOCK, 0); err != nil { // a FIFO is the plugin's to refuse
+		return err
+	}
+	if err := fdio.Lock(int(s.file.Fd()), "file"); err != nil {
+		return errors.Join(err, s.release())
+	}
+	return nil
+}
+
+// release gives the lock back.
+func (s *Store) release() error {
+	if s.file == nil {
+		return nil
+	}
+	return s.file.Close()
+}
+
+// open has the plugin open what it opens.
+func (s *Store) open(cfg Config) error {
 	s.seq = backend.NewSequencer(s.put)
 	s.door = durable.NewDoor(func() error { return s.plugin.DataSync(0, s.size) })
 	err := s.guard(func() (err error) {
@@ -110,12 +148,12 @@ func open(cfg Config) (*Store, error) {
 		return s.plugin.Open(s.unit, cfg.Path)
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if err := s.guard(func() error { return s.begin(cfg.Size) }); err != nil {
-		return nil, errors.Join(err, s.guard(func() error { return s.plugin.Close(s.unit) }))
+		return errors.Join(err, s.guard(func() error { return s.plugin.Close(s.unit) }))
 	}
-	return s, nil
+	return nil
 }
 
 // begin finishes what the plugin's Open has begun. size is what was asked for.
@@ -231,6 +269,7 @@ func (s *Store) Close() error {
 		s.door.Sync,
 		func() error { return s.plugin.Exit(s.unit) },
 		func() error { return s.plugin.Close(s.unit) },
+		s.release,
 	} {
 		errs = append(errs, s.guard(step))
 	}

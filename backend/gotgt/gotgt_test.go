@@ -18,6 +18,7 @@ import (
 
 	"oneshot/backend"
 	"oneshot/backend/backendtest"
+	"oneshot/backend/file"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -326,4 +327,18 @@ func TestShortFile(t *testing.T) {
 		t.Errorf("before the end: %v", err)
 	}
 	mustClose(t, s)
+}
+
+// A file has one store, of whatever type: what an old one writes still would come over what a new one has written.
+func TestFileIsLocked(t *testing.T) {
+	path := newFile(t, 1<<20)
+	s := mustOpen(t, Config{Plugin: "file", Path: path})
+	if _, err := Open(Config{Plugin: "file", Path: path}); err == nil || !strings.Contains(err.Error(), "in use by another store") {
+		t.Errorf("a second store on it: %v", err)
+	}
+	if _, err := file.Open(file.Config{Path: path, Sparse: true}); err == nil {
+		t.Error("a store of another type on it")
+	}
+	mustClose(t, s)
+	mustClose(t, mustOpen(t, Config{Plugin: "file", Path: path}))
 }
