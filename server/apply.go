@@ -291,6 +291,7 @@ var errClosing = errors.New("the target is stopping")
 // commit makes the change take effect. It cannot fail.
 func (c *change) commit() (mgmt.Reload, error) {
 	s := c.s
+	c.narrowAccess() // it waits for connections, and nobody is to wait for mu then
 	s.mu.Lock()
 	if s.closing {
 		s.mu.Unlock()
@@ -335,7 +336,6 @@ func (c *change) commitTargets() {
 		st.SetLUs(all) // sessions that have not ended yet reach no logical unit any more
 		c.did("target %s removed", t.Name)
 	}
-	c.narrowAccess()
 	for name, changes := range c.changes {
 		c.targets[name].SetLUs(changes)
 	}
