@@ -10,9 +10,11 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -26,6 +28,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // fake is a target of made-up figures.
 type fake struct {
+	guests int // that KnowGuests was told of
 	partitioner
 	dropped []uint16
 	changes []AccessChange
@@ -640,6 +643,13 @@ func TestMirrors(t *testing.T) {
 	if err := peer.MakeRoom(t.Context(), "a/b", 7); err != nil || f.removed[len(f.removed)-1] != "room a/b7" {
 		t.Errorf("%v, %v", err, f.removed)
 	}
+	longest := Guest{
+		Local:  netip.MustParseAddrPort("[2001:db8:1111:2222:3333:4444:5555:6666]:65535"),
+		Remote: netip.MustParseAddrPort("[2001:db8:1111:2222:3333:4444:5555:7777]:65535"), Initiator: "iqn.2026-11." + strings.Repeat("a", 211), ISID: "00023d000001",
+	}
+	if err := peer.KnowGuests(t.Context(), "a/b", slices.Repeat([]Guest{longest}, MaxGuests)); err != nil || f.guests != MaxGuests {
+		t.Errorf("as many guests as there may be, with the longest names: %v; %d are known", err, f.guests)
+	}
 	f.removed = nil
 	if err := c.MakeRoom(t.Context(), "a/b", 7); err == nil || len(f.removed) > 0 {
 		t.Errorf("an administrator may do what only nodes may: %v", err)
@@ -672,8 +682,8 @@ func (o *once) Accept() (net.Conn, error) {
 func (o *once) Close() error   { o.over.Do(func() { close(o.ended) }); return nil }
 func (o *once) Addr() net.Addr { return &net.UnixAddr{} }
 
-func (f *fake) KnowGuests(string, []Guest) error { return nil }
-func (f *fake) AddressesTaken(string) error      { return nil }
+func (f *fake) KnowGuests(_ string, guests []Guest) error { f.guests = len(guests); return nil }
+func (f *fake) AddressesTaken(string) error               { return nil }
 func (f *fake) MakeRoom(mirror string, size int64) error {
 	f.removed = append(f.removed, fmt.Sprint("room ", mirror, size))
 	return nil

@@ -50,6 +50,9 @@ type Guest struct {
 // MaxGuests is how many of them a node tells others of.
 const MaxGuests = 1024
 
+// maxGuestBytes is what one of them takes at most in a request: two addresses of IPv6 with their ports, a name of 223 bytes, and the keys.
+const maxGuestBytes = 512
+
 // Verify says how copies are compared.
 type Verify struct {
 	Repair bool   `json:"repair,omitempty"` // what differs, where it is known who is right
@@ -97,7 +100,7 @@ func NewPeerAPI(p Peer) http.Handler {
 	mirrorer(mux, p)
 	mux.HandleFunc("PUT /v1/mirrors/{name}/guests", func(w http.ResponseWriter, r *http.Request) {
 		var guests []Guest
-		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequest)).Decode(&guests); err != nil || len(guests) > MaxGuests {
+		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, MaxGuests*maxGuestBytes)).Decode(&guests); err != nil || len(guests) > MaxGuests {
 			fail(w, http.StatusBadRequest, fmt.Sprintf("this is no list of at most %d connections: %v", MaxGuests, err))
 			return
 		}
