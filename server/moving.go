@@ -141,10 +141,8 @@ func (m *moving) run() {
 func (m *moving) do() time.Duration {
 	leads, now := m.s.Leads(), bootTime()
 	if leads > 0 {
-		if !m.leading {
-			m.leading = true
-			m.taken.Store(false)
-		}
+		m.leading = true
+		m.taken.Store(false) // who says so says it late: it was before this node has led
 		return min(m.keep(now), leads+time.Millisecond)
 	}
 	if m.leading {
