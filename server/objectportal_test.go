@@ -37,3 +37,24 @@ portals: [{listen: "127.0.0.1:0"}]
 		}
 	}
 }
+
+// When a reload puts another store in the place of that of a portal for objects, under its name, the portal serves the new one.
+func TestObjectsOfAnotherStore(t *testing.T) {
+	const text = `
+stores: {m: {type: memory, size: 1MiB}, h: {type: file, path: PATH, size: 64MiB}}
+targets: [{iqn: "iqn.2026-11.example.oneshot:a", luns: {0: m}}]
+portals: [{listen: "127.0.0.1:0"}, {transport: iwarp, listen: "127.0.0.1:0", serve: objects, store: h}]
+`
+	r := serve(t, strings.Replace(text, "PATH", "one.img", 1))
+	before := r.heaps.find("h")
+	r.apply(strings.Replace(text, "PATH", "two.img", 1))
+	host := r.heaps.find("h")
+	if host == before || host == nil {
+		t.Fatal("the heap is in the old store")
+	}
+	host.mu.Lock()
+	defer host.mu.Unlock()
+	if len(host.services) != 1 {
+		t.Errorf("%d portals serve the heap in the new store", len(host.services))
+	}
+}

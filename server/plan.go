@@ -245,7 +245,7 @@ func (c *comparison) comparePortals() {
 	}
 	for i := range c.new.Portals {
 		p := &c.new.Portals[i]
-		at := slices.IndexFunc(left, func(was *config.Portal) bool { return equal(was, p) })
+		at := slices.IndexFunc(left, func(was *config.Portal) bool { return equal(was, p) && c.servesTheSame(was, p) })
 		if at < 0 {
 			c.openPortals = append(c.openPortals, p)
 			continue
@@ -253,6 +253,11 @@ func (c *comparison) comparePortals() {
 		left = slices.Delete(left, at, at+1)
 	}
 	c.closePortals = left
+}
+
+// servesTheSame reports whether the objects of two portals, if they are for objects, are in one store.
+func (c *comparison) servesTheSame(was, now *config.Portal) bool {
+	return now.Serve != config.ServeObjects || medium(c.old.Store(was.Store)) == medium(c.new.Store(now.Store))
 }
 
 // compareCluster: a member learns the addresses of others while it runs. Its own, its name and its directory are those of
