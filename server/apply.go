@@ -86,6 +86,9 @@ func (c *change) prepare() error {
 
 func (c *change) prepareStores() error {
 	for _, s := range c.plan.frozen {
+		if o, d := c.s.units.stores[medium(s)], c.s.units.divided[medium(s)]; o != nil && !o.readOnly || d != nil && !d.readOnly {
+			continue // only a former reload has said that nobody writes
+		}
 		return fmt.Errorf("%s: the store %q was opened read-only, and this process cannot open it again to write: make it writable, and restart", s.Pos, s.Name)
 	}
 	for _, s := range c.plan.converted {

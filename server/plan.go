@@ -18,7 +18,7 @@ type plan struct {
 	open   []*config.Store // stores of media that no LUN has shown so far
 	divide []*config.Store // divided stores that are new
 	parts  []lunChange     // LUNs of partitions that no LUN has shown so far, one for each
-	frozen []*config.Store // stores that are open for reading only, and that next wants to write
+	frozen []*config.Store // stores that are for reading only, and that next wants to write: they have to be open for that
 	resize []*config.Store // stores whose size has changed
 
 	converted []*config.Store // are open as a whole, divided or for objects, and are to be another of these

@@ -315,3 +315,42 @@ portals: [{transport: tcp, listen: "127.0.0.1:0"}]
 		t.Errorf("two stores with the same bytes: %v", err)
 	}
 }
+
+// A reload that makes a store read-only is undone by the next one: the store was opened to be written. One that was opened read-only stays so.
+func TestReadOnlyForATime(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "disk.img")
+	text := func(readOnly bool) string {
+		return fmt.Sprintf(`
+stores:
+  m: {type: memory, size: 1MiB}
+  disk: {type: file, path: %s, size: 16MiB, readonly: %t}
+  s: {type: slice, on: disk, size: 8MiB}
+targets: [{iqn: "iqn.2026-11.example.oneshot:a", luns: {0: m, 1: s}}]
+portals: [{listen: "127.0.0.1:0"}]
+`, path, readOnly)
+	}
+	for _, isDivided := range []bool{false, true} {
+		edit := func(text string) string {
+			if isDivided {
+				return strings.NewReplacer("size: 16MiB,", "size: 16MiB, partitioned: true,", ", 1: s", "", "  s: {type: slice, on: disk, size: 8MiB}\n", "").Replace(text)
+			}
+			return text
+		}
+		r := serve(t, edit(text(false)))
+		r.apply(edit(text(true)))
+		r.apply(edit(text(false)))
+		if !isDivided {
+			works(t, r.login("a"), 1)
+		}
+		if err := r.Shutdown(t.Context()); err != nil {
+			t.Error(err)
+		}
+		r = serve(t, edit(text(true)))
+		if _, err := r.Apply(r.parse(edit(text(false)))); err == nil || !strings.Contains(err.Error(), "was opened read-only") {
+			t.Errorf("divided %t: it was opened read-only: %v", isDivided, err)
+		}
+		if err := r.Shutdown(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
