@@ -114,7 +114,7 @@ func (s *serving) serve(open opener, stdout, stderr io.Writer) error {
 	signal.Notify(hups, syscall.SIGHUP)
 	defer close(hups)
 	defer signal.Stop(hups)
-	d, err := open(c, log)
+	d, err := openUnless(func() (daemon, error) { return open(c, log) }, signals)
 	if err != nil {
 		return err
 	}
@@ -147,6 +147,35 @@ func (s *serving) load() (*config.Config, error) {
 		return nil, err
 	}
 	return c, checkRole(c, s.witness)
+}
+
+// openUnless opens the stores and portals, unless a store that hangs keeps it from that and somebody has it stop: signals are as of supervise,
+// which gets the first one if all is open in time.
+func openUnless(open func() (daemon, error), signals chan os.Signal) (daemon, error) {
+	type result struct {
+		d   daemon
+		err error
+	}
+	opened := make(chan result, 1)
+	go func() {
+		d, err := open()
+		opened <- result{d, err}
+	}()
+	select {
+	case r := <-opened:
+		return r.d, r.err
+	case s := <-signals:
+		overdue := time.NewTimer(drainTime)
+		defer overdue.Stop()
+		select {
+		case r := <-opened:
+			signals <- s
+			return r.d, r.err
+		case s = <-signals:
+		case <-overdue.C:
+		}
+		return nil, fmt.Errorf("stopped by a signal (%s) while stores and portals were being opened; a store hangs", s)
+	}
 }
 
 // supervise serves until d fails or a signal comes, and then shuts d down. It

@@ -111,6 +111,47 @@ func TestSupervise(t *testing.T) {
 	})
 }
 
+// While stores and portals are opened signals work, too: the first one drains when all is open, and the second one, or the end of the time for
+// draining, stops what a store that hangs does not let start.
+func TestSignalsWhileOpening(t *testing.T) {
+	for name, c := range map[string]struct {
+		signals int
+		hangs   bool
+		after   time.Duration
+		want    string // empty: it is open
+	}{
+		"no signal":                  {after: time.Hour},
+		"a signal":                   {signals: 1, after: drainTime - time.Second},
+		"a second one":               {signals: 2, hangs: true, want: "stopped by a signal (interrupt)"},
+		"a signal, and nothing more": {signals: 1, hangs: true, after: drainTime, want: "stopped by a signal (terminated)"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				signals, release := make(chan os.Signal, 2), make(chan struct{})
+				begun := time.Now()
+				d, err := openUnless(func() (daemon, error) {
+					for _, s := range []os.Signal{syscall.SIGTERM, syscall.SIGINT}[:c.signals] {
+						signals <- s
+					}
+					if c.hangs {
+						<-release
+						return nil, nil
+					}
+					time.Sleep(c.after)
+					return new(fake), nil
+				}, signals)
+				switch {
+				case c.want == "" && (err != nil || d == nil || len(signals) != c.signals):
+					t.Errorf("%v, %v; %d signals are left", d, err, len(signals))
+				case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) || time.Since(begun) != c.after:
+					t.Errorf("after %v: %v", time.Since(begun), err)
+				}
+				close(release)
+			})
+		})
+	}
+}
+
 func TestServeDefault(t *testing.T) {
 	refused := errors.New("refused")
 	var got *config.Config
