@@ -68,6 +68,9 @@ func (c *Conn) establish(out *login.Outcome) {
 	case s.Target == nil:
 		c.refuse(out, pdu.LoginTargetRemoved)
 		return
+	case s.Target.Changing:
+		c.refuse(out, pdu.LoginServiceUnavailable)
+		return
 	case !s.Target.admits(s.Initiator):
 		c.refuse(out, pdu.LoginAuthorizationFailure)
 		return

@@ -23,6 +23,8 @@ func (d directory) Find(name, initiator string) (*login.Target, pdu.LoginStatus)
 	switch {
 	case t == nil || !t.in(d.group):
 		return nil, pdu.LoginNotFound
+	case t.Changing:
+		return nil, pdu.LoginServiceUnavailable
 	case !t.admits(initiator):
 		return nil, pdu.LoginAuthorizationFailure
 	case t.Moved != "" && t.Permanently:

@@ -43,6 +43,9 @@ type Target struct {
 	Alias string
 	SCSI  *scsi.Target
 	Admit func(initiator string) bool // nil: everybody
+	// Changing says that other LUNs are about to be shown. Nobody logs in until the target is replaced again: initiators are told that the
+	// service is unavailable, and try again.
+	Changing bool
 
 	Auth Auth
 	// Rule, if set, says what is different for an initiator; nil: nothing.

@@ -116,3 +116,29 @@ func TestRefusedWhileLoggingIn(t *testing.T) {
 		t.Errorf("%v", status)
 	}
 }
+
+// While a target is being changed nobody logs in, be it at the beginning of a login or at its end; sessions go on.
+func TestLoginWhileChanging(t *testing.T) {
+	n, c, session := session(t)
+	old := c.sess.Target
+	late := new(recorder)
+	admit(t, n)
+	late.c = n.NewConn(late)
+	t.Cleanup(func() { drive(late.c, func() { late.c.Lost(nil) }) })
+	f, text := request(0, 0)
+	f.Transit, f.NSG, f.ISID[5] = false, 0, 7
+	drive(late.c, func() { late.c.Receive(f.AppendTo(nil), []byte(text)) })
+	n.ReplaceTarget(&Target{Name: old.Name, SCSI: old.SCSI, Changing: true})
+	f.Transit, f.NSG, f.DataSegmentLength = true, pdu.StageFullFeaturePhase, 0
+	drive(late.c, func() { late.c.Receive(f.AppendTo(nil), nil) })
+	_, early := logInAgain(t, n)
+	for what, r := range map[string]*recorder{"the end": late, "the beginning": early} {
+		if status := pdu.LoginStatus(uint16(r.last[36])<<8 | uint16(r.last[37])); status != pdu.LoginServiceUnavailable {
+			t.Errorf("at %s of a login: %v", what, status)
+		}
+	}
+	drive(early.c, func() { early.c.Lost(nil) })
+	if got := session.take(); got != "" {
+		t.Errorf("the session is told %q", got)
+	}
+}

@@ -358,9 +358,9 @@ func (c *change) commitTargets() {
 	}
 }
 
-// narrowAccess is the first of two steps to other rules of access for targets whose LUNs change, too. Only those are admitted who were
-// before and will be: whoever comes is not to see the LUNs of others as they were, and whoever has to go not as they will be. The commands of
-// sessions that end are known to their logical units when it returns, and no more come.
+// narrowAccess is the first of two steps to other rules of access for targets whose LUNs change, too. Sessions go on of those who are
+// admitted before and after it, and nobody logs in: whoever comes is not to see the LUNs of others as they were, and whoever has to go not as
+// they will be. The commands of sessions that end are known to their logical units when it returns, and no more come.
 func (c *change) narrowAccess() {
 	narrowed := false
 	for _, t := range c.plan.access {
@@ -368,6 +368,7 @@ func (c *change) narrowAccess() {
 			continue
 		}
 		n, was := nodeTarget(t, c.targets[t.Name]), findTarget(c.s.cfg, t.Name)
+		n.Changing = true
 		n.Admit = func(initiator string) bool { return was.Admits(initiator) && t.Admits(initiator) }
 		c.s.node.ReplaceTarget(n)
 		narrowed = true
