@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -338,11 +339,18 @@ func socketPair() (*net.UnixConn, int, error) {
 	return c.(*net.UnixConn), fds[1], nil
 }
 
-// tune has the kernel send requests that are as long as commands are: 128 KiB are its usual limit.
+// tune has the kernel send requests that are as long as commands are, where 128 KiB are its usual limit, and TRIMs that take no more
+// commands than there are for one.
 func (a *Attachment) tune() {
-	path := filepath.Join(a.opt.sys, fmt.Sprintf("nbd%d", a.Index), "queue/max_sectors_kb")
-	if err := os.WriteFile(path, []byte(strconv.Itoa(a.unit.Load().MaxTransfer()>>10)), 0); err != nil {
+	queue := filepath.Join(a.opt.sys, fmt.Sprintf("nbd%d", a.Index), "queue")
+	if err := os.WriteFile(filepath.Join(queue, "max_sectors_kb"), []byte(strconv.Itoa(a.unit.Load().MaxTransfer()>>10)), 0); err != nil {
 		a.log.Warn("requests to the disk stay short: the kernel does not take another limit", "reason", err)
+	}
+	if a.unmap.Most == 0 || maxUnmaps*mostUnmapped(a.unmap) > math.MaxUint32 { // the kernel's own limit
+		return
+	}
+	if err := os.WriteFile(filepath.Join(queue, "discard_max_bytes"), []byte(strconv.FormatInt(maxUnmaps*mostUnmapped(a.unmap), 10)), 0); err != nil {
+		a.log.Warn("of long discards a part may have no effect: the kernel does not take another limit", "reason", err)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -429,6 +430,13 @@ func TestSetting(t *testing.T) {
 		}
 		if b, err := os.ReadFile(filepath.Join(d.dir, fmt.Sprintf("nbd%d", a.Index), "queue/max_sectors_kb")); string(b) != "1024" {
 			t.Errorf("requests have up to %s KiB, %v", b, err)
+		}
+		if b, err := os.ReadFile(filepath.Join(d.dir, fmt.Sprintf("nbd%d", a.Index), "queue/discard_max_bytes")); maxUnmaps*a.unmap.Most > math.MaxUint32 {
+			if err == nil {
+				t.Errorf("TRIMs have up to %s bytes, although the kernel's limit is the lower one", b)
+			}
+		} else if string(b) != fmt.Sprint(maxUnmaps*a.unmap.Most) {
+			t.Errorf("TRIMs have up to %s bytes, %v", b, err)
 		}
 		list, err := attachedIn(d.dir)
 		if err != nil || len(list) != 1 || list[0].URL != o.URL.String() || !list[0].Served || list[0].Sockets != c.connections || list[0].Size != 16<<20 {

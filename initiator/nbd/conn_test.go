@@ -481,6 +481,25 @@ func TestErrors(t *testing.T) {
 	}
 }
 
+// A TRIM of a unit that unmaps little at a time takes a bounded number of commands: the rest of the range stays as it is.
+func TestLongTrim(t *testing.T) {
+	m := newModel(1 << 20)
+	m.direct = true
+	c, k, stop := serve(t, m, Disk{Unmap: initiator.Unmapping{Most: 512, Granularity: 512}, Patience: time.Hour})
+	defer stop()
+	k.send(Request{Type: Trim, Length: 1 << 20}, nil)
+	if r, _ := k.receive(none); r.Errno != 0 {
+		t.Errorf("%+v", r)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, task := range c.tasks {
+		if n := len(task.parts); n > maxUnmaps {
+			t.Errorf("%d commands", n)
+		}
+	}
+}
+
 // A unit that is busy for longer than the patience is an error.
 func TestPatience(t *testing.T) {
 	m := newModel(1 << 20)

@@ -109,7 +109,14 @@ func (c *Conn) transfers(t *task, u Unit, data []byte, m *initiator.Memory) erro
 	return nil
 }
 
-// unmaps divides a TRIM into whole granules: the rest of the range stays as it is, which TRIM allows.
+// maxUnmaps is how many commands a TRIM has at most. The kernel is asked for shorter ones (Attachment.tune).
+const maxUnmaps = 256
+
+// mostUnmapped is how much one command is to unmap, in whole granules.
+func mostUnmapped(g initiator.Unmapping) int64 { return max(g.Most/g.Granularity, 1) * g.Granularity }
+
+// unmaps divides a TRIM into whole granules: the rest of the range stays as it is, which TRIM allows. So does what would take more than
+// maxUnmaps commands.
 func (c *Conn) unmaps(t *task, u Unit, off, n int64) error {
 	g := c.disk.Unmap
 	if off < 0 || n > u.Size() || off > u.Size()-n {
@@ -127,8 +134,8 @@ func (c *Conn) unmaps(t *task, u Unit, off, n int64) error {
 			end = up - g.Granularity
 		}
 	}
-	most := max(g.Most/g.Granularity, 1) * g.Granularity
-	for off = round(off); off < end; {
+	most := mostUnmapped(g)
+	for off = round(off); off < end && t.left < maxUnmaps; {
 		k := min(end-off, most)
 		p := t.next()
 		if err := u.PrepareUnmap(&p.Command, p.list[:], off, k); err != nil {
