@@ -43,8 +43,9 @@ func readRoom(dir quorum.FS) (int64, error) {
 	return int64(n), err
 }
 
-// roomFor gives a copy that has room for as many as have bytes room for size, and returns for how many it has room then.
-func roomFor(s backend.Store, size, have int64) (int64, error) {
+// roomFor gives a copy that has room for as many as have bytes room for size, and returns for how many it has room then. It gives up between
+// two pieces when ctx ends.
+func roomFor(ctx context.Context, s backend.Store, size, have int64) (int64, error) {
 	if size <= have {
 		return have, nil
 	}
@@ -58,6 +59,9 @@ func roomFor(s backend.Store, size, have int64) (int64, error) {
 		}
 	}
 	for off := have; off < size; off += zeroPiece {
+		if err := ctx.Err(); err != nil {
+			return have, err
+		}
 		if err := doNow(s, backend.Op{Kind: backend.Discard, Off: off, Len: min(zeroPiece, size-off)}); err != nil {
 			return have, err
 		}
@@ -93,7 +97,10 @@ func (s *mirrored) makeRoom(size int64) error {
 
 // makeRoomLocked is makeRoom with mu held.
 func (s *mirrored) makeRoomLocked(size int64) error {
-	room, err := roomFor(s.copied, size, max(s.room, s.size))
+	if s.ctx.Err() != nil { // the copy is closed, or will be: another file may have its descriptor next
+		return fmt.Errorf("the mirror %s is being closed on this node", s.name)
+	}
+	room, err := roomFor(s.ctx, s.copied, size, max(s.room, s.size))
 	if err == nil && room > max(s.room, s.size) {
 		err = writeNumbers(s.dir, roomFile, uint64(room))
 	}

@@ -133,7 +133,7 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, o o
 	if err != nil {
 		return fail(err)
 	}
-	if room, err = roomFor(store, record.Size, max(room, min(own.Size, record.Size))); err != nil {
+	if room, err = roomFor(context.Background(), store, record.Size, max(room, min(own.Size, record.Size))); err != nil {
 		return fail(err)
 	}
 	stream := fmt.Sprintf("mirror %s %x", c.Name, record.UUID)
@@ -200,6 +200,8 @@ func (s *mirrored) Close() error {
 	s.cancel() // no work of the kind that learnSize begins comes after it
 	s.member.mu.Unlock()
 	s.wg.Wait()
+	s.sizing.mu.Lock()   // who makes room in the copy stops
+	s.sizing.mu.Unlock() //nolint:staticcheck // the lock itself is what is waited for
 	s.member.closed(s)
 	if s.held != nil {
 		s.held.Close()
