@@ -103,10 +103,14 @@ func (s *Server) SetAccess(ctx context.Context, c mgmt.AccessChange) (list []mgm
 	if err != nil {
 		return nil, err
 	}
-	for _, v := range concerned.volumes {
+	var unkept []error
+	for _, v := range concerned.volumes { // all of them: what cannot be kept holds
 		if err := changeAccess(v, &c); err != nil {
-			return nil, err
+			unkept = append(unkept, err)
 		}
+	}
+	if len(unkept) > 0 {
+		return nil, unkept[0]
 	}
 	s.log.Info("the administrator has set access states", "target", c.Target, "group", c.Group, "state", c.State, "luns", len(concerned.answer))
 	s.mu.Lock()

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"oneshot/backend/memory"
@@ -69,5 +72,27 @@ portals: [{listen: "127.0.0.1:0"}]
 	}
 	if p, err := r.Partitions("d"); err != nil || len(p.Partitions) != 0 {
 		t.Errorf("%+v %v", p, err)
+	}
+}
+
+// A change of access states that cannot be kept holds all the same, and of all LUNs that it is about.
+func TestAccessThatIsNotKept(t *testing.T) {
+	r := serve(t, `
+state: state
+stores: {m: {type: memory, size: 1MiB}, n: {type: memory, size: 1MiB}, o: {type: memory, size: 1MiB}}
+targets: [{iqn: "iqn.2026-11.example.oneshot:a", luns: {0: m, 1: n, 2: o}}]
+portals: [{listen: "127.0.0.1:0"}]
+`)
+	if err := os.RemoveAll(filepath.Join(r.dir, "state")); err != nil {
+		t.Fatal(err)
+	}
+	_, err := r.SetAccess(t.Context(), mgmt.AccessChange{Target: iqn + "a", Group: 1, State: "standby"})
+	if err == nil || !strings.Contains(err.Error(), "holds until the target stops") || strings.Contains(err.Error(), "\n") {
+		t.Errorf("%v", err)
+	}
+	for _, a := range r.Access() {
+		if a.State != "standby" {
+			t.Errorf("LUN %d is %s", a.LUN, a.State)
+		}
 	}
 }
