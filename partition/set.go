@@ -24,7 +24,7 @@ type Set struct {
 
 	mu    sync.Mutex // not held over operations
 	table *Table     // in force; never changed in place
-	other error      // why the other slot has no table; nil: it has an older one, or none yet
+	other error      // why the other slot has no table; nil: it has the same, an older one, or none yet
 	views map[UUID]*View
 }
 
@@ -152,13 +152,12 @@ func Init(store backend.Store, force bool) (*Set, error) {
 		slot, t.Generation = 1-old, tables[old].Generation+1
 	}
 	if err := write(store, slot, t); err != nil {
-		return nil, err
+		return nil, notInForce(t, err)
 	}
-	for _, r := range []Range{{int64(1-slot) * slotSize, slotSize}, {2 * slotSize, firstByte - 2*slotSize}} {
-		op := backend.Op{Kind: backend.Write, Flags: backend.Barrier, Off: r.Offset, Len: r.Size, Segs: [][]byte{make([]byte, r.Size)}}
-		if err := do(store, op); err != nil {
-			return nil, fmt.Errorf("the table is made, but what stood behind it could not be overwritten: %w", err)
-		}
+	rest := make([]byte, firstByte-2*slotSize)
+	behind := backend.Op{Kind: backend.Write, Flags: backend.Barrier, Off: 2 * slotSize, Len: int64(len(rest)), Segs: [][]byte{rest}}
+	if err := errors.Join(write(store, 1-slot, t), do(store, behind)); err != nil {
+		return nil, fmt.Errorf("the table is made, but not all that stood beside it could be overwritten: %w", err)
 	}
 	return &Set{store: store, slot: slot, table: t, views: make(map[UUID]*View)}, nil
 }
@@ -211,9 +210,13 @@ func write(store backend.Store, slot int, t *Table) error {
 		// All of it may have arrived, and only the flush have failed. A restart must not find it then, so it is spoilt again, without
 		// a promise: the store may give none any more.
 		_ = do(store, backend.Op{Kind: backend.Write, Off: int64(slot) * slotSize, Len: head, Segs: [][]byte{make([]byte, head)}})
-		return fmt.Errorf("the partition table, generation %d, could not be written; the former one is in force, but a restart may find the new one: %w", t.Generation, err)
 	}
-	return nil
+	return err
+}
+
+// notInForce is the error of a change whose table could not be written.
+func notInForce(t *Table, err error) error {
+	return fmt.Errorf("the partition table, generation %d, could not be written; the former one is in force, but a restart may find the new one: %w", t.Generation, err)
 }
 
 type signal chan struct{}
@@ -252,7 +255,7 @@ func (s *Set) Table() *Table {
 }
 
 // Other says why Open could not use the slot that is not in force, unless that holds zeroes. If it is not nil,
-// the table in force may be older than the administrator expects. It is nil after a change.
+// the table in force may be older than the administrator expects. After a change it says why that could be written to one slot only.
 func (s *Set) Other() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -300,12 +303,17 @@ func (s *Set) change(match uint64, f func(t *Table, storeSize int64) error) erro
 		return err
 	}
 	if err := write(s.store, 1-s.slot, t); err != nil {
-		return err
+		return notInForce(t, err)
 	}
 	s.slot = 1 - s.slot
+	// Then the former one's, or it would be in force again when the medium cannot read this one.
+	other := write(s.store, 1-s.slot, t)
+	if other != nil {
+		other = fmt.Errorf("generation %d is in force, of slot %c; slot %c cannot be written: %w", t.Generation, 'A'+s.slot, 'A'+1-s.slot, other)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.table, s.other = t, nil
+	s.table, s.other = t, other
 	var errs []error
 	for i := range t.Partitions {
 		if v := s.views[t.Partitions[i].UUID]; v != nil {

@@ -3,6 +3,7 @@ package partition
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"math"
 	"reflect"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	"oneshot/backend"
 	"oneshot/backend/backendtest"
+	"oneshot/backend/faulty"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -517,4 +519,39 @@ func TestFailedChangeIsNotFound(t *testing.T) {
 	if s, err = Open(m); err != nil || s.Table().Find("a") == nil {
 		t.Errorf("after a restart: %v", err)
 	}
+}
+
+// Each change is in both slots: one that the medium cannot read any more leaves the newest table in force, not one in which a range belongs
+// to somebody else. A slot that cannot be written is told of, and the change is made nevertheless.
+func TestBothSlots(t *testing.T) {
+	d := faulty.New(newDisk(2*diskSize), 1)
+	s := newSet(t, d)
+	broken := errors.New("scratched")
+	unreadable := func(what string, want uint64) {
+		t.Helper()
+		for slot := range int64(2) {
+			mend := d.Fail(faulty.Match{Kinds: faulty.Reads, Off: slot * slotSize, Len: slotSize}, &backend.MediumError{Kind: backend.Read, Off: slot * slotSize, Err: broken})
+			if again, err := Open(d); err != nil || again.Table().Generation != want || again.Other() == nil {
+				t.Errorf("%s, slot %c cannot be read: %v", what, 'A'+rune(slot), err)
+			}
+			mend()
+		}
+	}
+	unreadable("a new table", 1)
+	for g := range uint64(3) {
+		create(t, s, New{Name: fmt.Sprint("p", g), Size: 4096})
+		unreadable("a change", 2+g)
+	}
+	mend := d.Fail(faulty.Match{Kinds: []backend.Kind{backend.Write}, Off: int64(s.slot) * slotSize, Len: slotSize}, &backend.MediumError{Kind: backend.Write, Off: int64(s.slot) * slotSize, Err: broken})
+	create(t, s, New{Name: "one", Size: 4096})
+	wants(t, "the other slot", s.Other(), "cannot be written")
+	mend()
+	if again, err := Open(d); err != nil || again.Table().Generation != 5 {
+		t.Errorf("afterwards: %v", err)
+	}
+	create(t, s, New{Name: "two", Size: 4096})
+	if s.Other() != nil {
+		t.Error(s.Other())
+	}
+	unreadable("the change after it", 6)
 }

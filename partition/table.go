@@ -10,8 +10,8 @@
 //
 //	oneshot partitions 1 7 256 5eb717a1     ← version, generation, length of the body, its CRC32C
 //
-// A change writes the slot that is not in force, after it has zeroed the line there. So a crash at any
-// octet leaves the old table or the new one.
+// A change writes the slot that is not in force, after it has zeroed the line there, and then the other slot. So a crash at any
+// octet leaves the old table or the new one, and a slot that the medium cannot read any more leaves the newest.
 package partition
 
 import (

@@ -39,7 +39,16 @@ func (s *Store) Create(match uint64, news ...partition.New) ([]partition.Partiti
 	if err != nil {
 		return nil, err
 	}
-	return set.Create(match, news...)
+	made, err := set.Create(match, news...)
+	s.tellOther(set)
+	return made, err
+}
+
+// tellOther logs that a change is in one place of the table only.
+func (s *Store) tellOther(set *partition.Set) {
+	if err := set.Other(); err != nil {
+		s.cfg.Logger.Warn("the partition table is in one place only: if that cannot be read any more, nothing knows the partitions; look at the disk", "store", s.cfg.Name, "reason", err)
+	}
 }
 
 func (s *Store) writable() (*partition.Set, error) {
@@ -84,7 +93,9 @@ func (s *Store) Alter(ctx context.Context, match uint64, name string, c partitio
 		}
 		defer done()
 	}
-	if err := set.Alter(match, name, c); err != nil {
+	err = set.Alter(match, name, c)
+	s.tellOther(set)
+	if err != nil {
 		return err
 	}
 	s.r.mu.Lock()
@@ -108,7 +119,9 @@ func (s *Store) Delete(ctx context.Context, match uint64, name string, erase, fo
 		return err
 	}
 	defer done()
-	if err := set.Delete(match, name, erase); err != nil {
+	err = set.Delete(match, name, erase)
+	s.tellOther(set)
+	if err != nil {
 		return err
 	}
 	s.r.mu.Lock()
