@@ -52,23 +52,23 @@ func (r *run) checkLost(n *node, l *replica.Lost) {
 }
 
 // isGone says whether nobody has a block of a read, and it was not written before the read began. What has been written since, or is in
-// another view by now, nobody may have had then.
+// another view by now, nobody may have had then; nor what a write has changed that is under way.
 func (r *run) isGone(a *attempt) bool {
 	changed := r.viewsAt[len(r.viewsAt)-1] >= a.began
 	for k := range a.n {
 		b := a.block + k
 		p, ok := r.gone[b]
-		if ok && !p.less(a.floor[k]) && (changed || r.floors[b].pos != a.floor[k] || !r.isThere(b)) {
+		if ok && !p.less(a.floor[k]) && (changed || r.floors[b].pos != a.floor[k] || !r.isThere(b, p)) {
 			return true
 		}
 	}
 	return false
 }
 
-// isThere says whether a member can read a block.
-func (r *run) isThere(b int) bool {
+// isThere says whether a member can read a block, and has nothing there that is newer than p.
+func (r *run) isThere(b int, p pos) bool {
 	for id := range r.view.InSync.All() {
-		if x := r.nodes[id]; !x.disk.bad[b] && !x.disk.wasBad[b] && !x.misses(b) {
+		if x := r.nodes[id]; !x.disk.bad[b] && !x.disk.wasBad[b] && !x.misses(b) && !p.less(x.content(b)) {
 			return true
 		}
 	}
