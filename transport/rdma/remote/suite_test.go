@@ -121,8 +121,10 @@ func (f *far) hang(u *user) {
 func (f *far) goOn() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	close(f.wait)
-	f.wait = nil
+	if f.wait != nil {
+		close(f.wait)
+		f.wait = nil
+	}
 }
 
 func (f *far) revoke(err error) {
@@ -165,6 +167,7 @@ func (f *far) start(c service.Config, listen string) {
 // stop ends it, and its connections.
 func (f *far) stop() {
 	f.t.Helper()
+	f.goOn() // of a test that has failed meanwhile
 	f.hideAway()
 	f.end()
 }
