@@ -36,6 +36,8 @@ const (
 	readsMedium
 	// passesReserve: allowed although another initiator has done RESERVE.
 	passesReserve
+	// beginsAtOnce: may change the medium in its first step, without data to be fetched before (Task.preempted).
+	beginsAtOnce
 
 	// The following run in a condition that refuses most commands (condition.go).
 
@@ -121,7 +123,7 @@ func init() { // not in the declarations: commands that report the table are in 
 		{Name: "SYNCHRONIZE CACHE(10)", Usage: "\x35\x02\xff\xff\xff\xff\x00\xff\xff\x04", Flags: altersUnit, Run: (*Task).synchronizeCache},
 		{Name: "SYNCHRONIZE CACHE(16)", Usage: "\x91\x02\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: altersUnit, Run: (*Task).synchronizeCache},
 		{Name: "WRITE SAME(10)", Usage: "\x41\x18\xff\xff\xff\xff\x00\xff\xff\x04", Flags: writesMedium, Run: (*Task).writeSame},
-		{Name: "WRITE SAME(16)", Usage: "\x93\x19\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, Run: (*Task).writeSame},
+		{Name: "WRITE SAME(16)", Usage: "\x93\x19\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium | beginsAtOnce, Run: (*Task).writeSame},
 		{Name: "ORWRITE(16)", Usage: "\x8b\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, Run: (*Task).orWrite},
 		{Name: "COMPARE AND WRITE", Usage: "\x89\x18\xff\xff\xff\xff\xff\xff\xff\xff\x00\x00\x00\xff\x00\x04", Flags: writesMedium, form: formCompare, Run: (*Task).compareAndWrite},
 		{Name: "UNMAP", Usage: "\x42\x01\x00\x00\x00\x00\x00\xff\xff\x04", Flags: writesMedium, When: (*LogicalUnit).thin, Run: (*Task).unmapBlocks},
@@ -130,7 +132,7 @@ func init() { // not in the declarations: commands that report the table are in 
 		{Name: "GET LBA STATUS", Usage: "\x9e\x12\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: readsMedium, hasSA: true, sa: 0x12, Run: (*Task).getLBAStatus},
 		{Name: "WRITE ATOMIC(16)", Usage: "\x9c\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: writesMedium, When: (*LogicalUnit).atomicWrites, form: formAtomic, Run: (*Task).writeAtomic},
 		{Name: "SANITIZE, OVERWRITE", Usage: "\x48\xa1\x00\x00\x00\x00\x00\xff\xff\x04", Flags: writesMedium | leavesSanitize, When: (*LogicalUnit).stays, hasSA: true, sa: sanitizeOverwrite, Run: (*Task).sanitizeOverwrite},
-		{Name: "SANITIZE, BLOCK ERASE", Usage: "\x48\xa2\x00\x00\x00\x00\x00\xff\xff\x04", Flags: writesMedium | leavesSanitize, When: (*LogicalUnit).thinAndStays, hasSA: true, sa: sanitizeBlockErase, Run: (*Task).sanitizeBlockErase},
+		{Name: "SANITIZE, BLOCK ERASE", Usage: "\x48\xa2\x00\x00\x00\x00\x00\xff\xff\x04", Flags: writesMedium | beginsAtOnce | leavesSanitize, When: (*LogicalUnit).thinAndStays, hasSA: true, sa: sanitizeBlockErase, Run: (*Task).sanitizeBlockErase},
 		{Name: "SANITIZE, EXIT FAILURE MODE", Usage: "\x48\x1f\x00\x00\x00\x00\x00\xff\xff\x04", Flags: altersUnit | leavesSanitize, When: (*LogicalUnit).stays, hasSA: true, sa: sanitizeExit, Run: (*Task).sanitizeExit},
 		{Name: "READ DEFECT DATA(10)", Usage: "\x37\x00\x1f\x00\x00\x00\x00\xff\xff\x04", Flags: readsMedium, Run: (*Task).readDefectData10},
 		{Name: "READ DEFECT DATA(12)", Usage: "\xb7\x1f\x00\x00\x00\x00\xff\xff\xff\xff\x00\x04", Flags: readsMedium, Run: (*Task).readDefectData12},

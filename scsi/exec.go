@@ -96,6 +96,9 @@ func (t *Task) begin() Next {
 	if !t.admissible() {
 		return Done
 	}
+	if t.cmd.Flags&beginsAtOnce != 0 {
+		t.list()
+	}
 	// After the unit attentions and before the command looks at its parameters (SPC-4 §5.12).
 	if denied := t.itl.denied.Load() & t.cmd.denied; denied != 0 {
 		return t.deny(denied)
@@ -224,6 +227,7 @@ func (t *Task) list() {
 
 // preempted reports whether a reservation keeps the command, which has changed nothing yet, from running now. PREEMPT AND ABORT first
 // denies and then aborts what is in the task set: a command that looked before the one and came into the set after the other has to see it here.
+// One that fetches no data before it changes the medium (beginsAtOnce) comes into the set before it looks.
 func (t *Task) preempted() bool {
 	return t.itl.denied.Load()&t.cmd.denied&denyReserved != 0
 }

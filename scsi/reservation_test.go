@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"oneshot/backend"
 	"oneshot/mem"
 	"oneshot/volume/access"
 )
@@ -484,6 +485,46 @@ func TestPreemptAndAbortWhileBeginning(t *testing.T) {
 		}
 		victim.Release()
 	}
+}
+
+// A command that fetches no data is in the task set when it changes the medium: PREEMPT AND ABORT that comes while the store has its first
+// piece is not answered before that has ended, and nothing of the command follows.
+func TestPreemptAndAbortWithoutData(t *testing.T) {
+	b := newBench(t, false, nil)
+	p := &prBench{bench: b, a: b.nexus, b: b.client(2), c: b.client(3)}
+	p.must(p.a, proutRegister, 0, 0, 0xa)
+	p.must(p.b, proutRegister, 0, 0, 0xb)
+	p.must(p.a, proutReserve, writeExclusive, 0xa, 0)
+	l := proutList(0xb, 0xa, 0)
+	preempt := b.task(proutCDB(proutPreemptAndAbort, writeExclusive, 24), l, 0)
+	preempt.Nexus = p.b
+	answer := Pull
+	b.store.hold = func(*backend.Op) bool {
+		b.store.hold = nil
+		if answer = preempt.Start(); answer == Pull {
+			place(preempt, l)
+			answer = preempt.Pulled()
+		}
+		return true
+	}
+	victim := b.task([]byte{0x93, bitNDOB, 13: 1, 15: 0}, nil, 0)
+	if next := victim.Start(); next != Wait {
+		t.Fatalf("WRITE SAME: %v", next)
+	}
+	if answer != Wait {
+		t.Fatalf("PREEMPT AND ABORT while the store has a piece of the command of the preempted: %v, status %02x", answer, preempt.Status)
+	}
+	b.store.complete()
+	b.awaitReady(victim)
+	if next := victim.Resume(); next != Aborted {
+		t.Errorf("WRITE SAME of the preempted ends with %v", next)
+	}
+	victim.Release()
+	b.awaitReady(preempt)
+	if next := preempt.Resume(); next != Done || preempt.Status != Good {
+		t.Errorf("PREEMPT AND ABORT: %v, status %02x", next, preempt.Status)
+	}
+	preempt.Release()
 }
 
 // REGISTER with SPEC_I_PT and REGISTER AND MOVE name initiators by TransportIDs, which READ
