@@ -19,7 +19,7 @@ const (
 	Pause                // nothing is to be read until Resume is called
 )
 
-// fairness is the number of looks in a row after which a reader yields the thread.
+// fairness is the number of looks in a row after which a reader yields the thread, and looks whether its time is over.
 const fairness = 8
 
 // Socket is a stream socket. It does not own the connection.
@@ -54,10 +54,10 @@ func Open(c syscall.Conn) (*Socket, error) {
 // Read calls look in this goroutine whenever something may have come, until look returns an error,
 // which is own, or waiting fails with outer: the connection was closed, or its deadline is over.
 // Look reads until it has seen the socket empty: only then does it say Drained, for the poller is
-// edge-triggered. Read stays inside one RawConn.Read as long as nobody pauses: that call parks the
-// goroutine, and wakes it for every arrival.
+// edge-triggered. Read stays inside one RawConn.Read as long as nobody pauses and there is not always more: that call parks
+// the goroutine, and wakes it for every arrival. It looks at the deadline only when it begins, and before it parks.
 func (s *Socket) Read(look func() (Round, error)) (own, outer error) {
-	lends := false
+	lends, again := false, false
 	onReadable := func(uintptr) (done bool) {
 		s.turns(looks)
 		for n := 1; ; n++ {
@@ -68,8 +68,10 @@ func (s *Socket) Read(look func() (Round, error)) (own, outer error) {
 			case r == Drained:
 				lends = s.lends()
 				return lends
-			case n%fairness == 0:
+			case n == fairness:
 				runtime.Gosched()
+				again = true
+				return true
 			}
 			s.turns(looks) // still: who asks may go and see what was found
 		}
@@ -78,10 +80,14 @@ func (s *Socket) Read(look func() (Round, error)) (own, outer error) {
 	defer s.turns(over)
 	for {
 		outer = s.raw.Read(onReadable)
-		if own == nil && outer == nil && lends {
+		switch {
+		case own != nil || outer != nil:
+		case again:
+			again = false
+		case lends:
 			lends = false
 			own = s.lend()
-		} else if own == nil && outer == nil {
+		default:
 			s.turns(rests)
 			<-s.resume
 		}

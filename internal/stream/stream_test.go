@@ -205,3 +205,25 @@ func TestAwaitRoomOver(t *testing.T) {
 	}
 	s.Close()
 }
+
+// A deadline ends a reader that is never parked, because its peer always sends more.
+func TestReadOverWithoutPause(t *testing.T) {
+	c, _ := pair(t)
+	s, err := Open(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	own, outer := s.Read(func() (Round, error) {
+		switch n++; n {
+		case 1:
+			_ = c.SetReadDeadline(time.Unix(1, 0))
+		case 1000:
+			return More, errEnd
+		}
+		return More, nil
+	})
+	if own != nil || !errors.Is(outer, os.ErrDeadlineExceeded) {
+		t.Errorf("after %d looks: %v, %v", n, own, outer)
+	}
+}
