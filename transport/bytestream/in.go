@@ -97,7 +97,7 @@ func (x *In[T]) drop() {
 	switch {
 	case x.r == x.w:
 		x.move(nil, nil, nil)
-	case x.w-x.r <= SmallLen && (x.lease != nil || x.small != nil):
+	case x.w-x.r < SmallLen && (x.lease != nil || x.small != nil):
 		x.move(nil, nil, make([]byte, x.w-x.r))
 	}
 }

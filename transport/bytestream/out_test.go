@@ -281,3 +281,36 @@ func TestTerminate(t *testing.T) {
 	}
 	r.end()
 }
+
+// PDUs that have come and were not handled for want of room in the output are handled later, though there is no I/O memory any more: here
+// they are just as long as a small buffer.
+func TestStalledWithoutMemory(t *testing.T) {
+	r := newRig(t, Sizes{Len: 64 << 10, Read: 64 << 10, Room: 4096})
+	r.commands, r.Heavy, r.Withhold = []*command{nil}, 1, true
+	r.onArrival = func() {
+		c := r.Out.Control()
+		c.Buf = append(c.Buf, 0)
+		r.Send(c)
+	}
+	p := pduOf(0, 0, false, 0, []byte("data"), 0)
+	p = append(p, pduOf(0, 0, false, 0, make([]byte, SmallLen-headLen), 0)...)
+	if _, err := r.peer.Write(p); err != nil {
+		t.Fatal(err)
+	}
+	for r.unread() < len(p) {
+		r.wait(unix.POLLIN)
+	}
+	for range 2 { // reads, and finds the output full
+		if _, err := r.Look(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pool := r.pool
+	r.pool, r.Withhold = nil, false
+	r.Flush()
+	if _, err := r.Look(); err != nil || len(r.arrived) != 2 {
+		t.Errorf("%v, %d PDUs arrived", err, len(r.arrived))
+	}
+	r.pool = pool
+	r.end()
+}
