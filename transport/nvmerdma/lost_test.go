@@ -2,6 +2,7 @@ package nvmerdma
 
 import (
 	"bytes"
+	"context"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -265,4 +266,47 @@ func TestReadsInParts(t *testing.T) {
 			t.Error("the command has written other bytes")
 		}
 	})
+}
+
+// A connection that is to end while it is being made ends when it is made. Otherwise nobody would end it but its peer, and who closes
+// the target would wait for that.
+func TestEndWhileMade(t *testing.T) {
+	for name, end := range map[string]func(b *bench) (undo func()){
+		"others come": func(b *bench) func() {
+			const share = 500 // of all connections
+			for range share {
+				if !b.Admit() {
+					b.t.Fatal("there is no room")
+				}
+			}
+			return func() {
+				for range share {
+					b.Dismiss()
+				}
+			}
+		},
+		"shutdown": func(b *bench) func() {
+			over := make(chan error)
+			go func() { over <- b.Shutdown(context.Background()) }()
+			synctest.Wait() // it has asked the connection to leave
+			return func() { check(b.t, <-over) }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t, rdmatest.NewFake())
+				var undo func()
+				r := &rdmatest.FakeRequest{Data: request(0, 32)}
+				r.Meanwhile = func() { undo = end(b) }
+				check(t, b.target.accept(r, 1))
+				select {
+				case <-r.Pair.Over:
+				default:
+					t.Error("the device is not told to end the connection")
+				}
+				r.Pair.End()
+				undo()
+			})
+		})
+	}
 }

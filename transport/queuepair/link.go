@@ -63,6 +63,7 @@ type Link struct {
 	timer     *time.Timer
 	once      sync.Once
 
+	making  bool // Accept is under way
 	closing bool // disconnect when all is sent
 	theirs  bool // the peer is to disconnect
 	half    bool // Disconnect was called
@@ -88,15 +89,32 @@ func (l *Link) Accept(t *Target, m Mover, req rdma.Request, commands int, p rdma
 		return errors.Join(err, req.Reject(refusal))
 	}
 	t.came()
+	l.making = true
 	l.owner = owner()
 	if err := req.Accept(l.qp, p); err != nil {
 		l.teardown(err)
 		return err
 	}
 	l.owner.Lock()
+	defer l.owner.Unlock()
+	l.made()
 	t.starts(l)
-	l.owner.Unlock()
 	return nil
+}
+
+// made says that there is a connection. If it was to end meanwhile, the device is told once more: before, there was nothing that it could
+// have ended.
+func (l *Link) made() {
+	if !l.making {
+		return // it has ended
+	}
+	l.making = false
+	switch {
+	case l.dead:
+		l.qp.Abort(l.lost)
+	case l.half:
+		l.qp.Disconnect()
+	}
 }
 
 // worksPerCommand is how many work requests there is room for, for each command. Each takes a few, most of them one.
@@ -369,7 +387,7 @@ func (l *Link) tearDown(err error) {
 	_ = l.qp.Close()
 	l.owner.Lock()
 	err = rdma.Reason(l.lost, err)
-	l.dead = true
+	l.making, l.dead = false, true
 	if l.timer != nil {
 		l.timer.Stop()
 	}

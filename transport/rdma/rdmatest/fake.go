@@ -5,6 +5,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"oneshot/transport/rdma"
 )
@@ -184,6 +185,8 @@ type FakePair struct {
 	Over    chan struct{} // closed by Abort, Disconnect and Close
 	once    sync.Once
 	Data    []byte // the private data of the answer
+
+	connected atomic.Bool
 }
 
 func (d *Fake) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
@@ -198,7 +201,7 @@ func (d *Fake) NewQueuePair(c rdma.QueuePairConfig) (rdma.QueuePair, error) {
 
 func (p *FakePair) PostReceive(rs []rdma.Receive) (int, error) { return p.receives.PostReceive(rs) }
 func (p *FakePair) Counters() rdma.Counters                    { return rdma.Counters{} }
-func (p *FakePair) Abort(error)                                { p.once.Do(func() { close(p.Over) }) }
+func (p *FakePair) Abort(error)                                { p.Disconnect() }
 
 func (p *FakePair) OneShot() *rdma.OneShot { return p.Shot }
 
@@ -207,7 +210,14 @@ func (p *FakePair) Revoke(_ rdma.STag, done func()) error {
 	return nil
 }
 
-func (p *FakePair) Disconnect() { p.once.Do(func() { close(p.Over) }) }
+// Disconnect has no effect before there is a connection, and neither has Abort, as with most devices.
+func (p *FakePair) Disconnect() {
+	if p.connected.Load() {
+		p.over()
+	}
+}
+
+func (p *FakePair) over() { p.once.Do(func() { close(p.Over) }) }
 
 func (p *FakePair) Post(ws []rdma.Work) (int, error) {
 	p.mu.Lock()
@@ -231,7 +241,7 @@ func (p *FakePair) Post(ws []rdma.Work) (int, error) {
 
 // Close flushes what has not ended.
 func (p *FakePair) Close() error {
-	p.Abort(nil)
+	p.over()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.dead {
@@ -301,6 +311,8 @@ type FakeRequest struct {
 	Data []byte    // what the peer says
 	Pair *FakePair // that it was accepted with
 	No   []byte    // what it was rejected with
+	// Meanwhile, if set, is called while the request is accepted.
+	Meanwhile func()
 }
 
 func (r *FakeRequest) Device() rdma.Device { return nil }
@@ -319,6 +331,10 @@ func (r *FakeRequest) Reject(b []byte) error {
 func (r *FakeRequest) Accept(qp rdma.QueuePair, c rdma.ConnParams) error {
 	r.Pair = qp.(*FakePair)
 	r.Pair.Data = c.PrivateData
+	if r.Meanwhile != nil {
+		r.Meanwhile()
+	}
+	r.Pair.connected.Store(true)
 	return nil
 }
 
