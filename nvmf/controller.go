@@ -98,7 +98,7 @@ func (c *Controller) allQueues() []*Queue {
 
 // count makes the controller one of those that the node has room for; false: there is none.
 func (c *Controller) count() bool {
-	ok := c.node.addController()
+	ok := c.node.addController(c.sub.isDiscovery())
 	c.mu.Lock()
 	c.counted = ok
 	c.mu.Unlock()
@@ -112,7 +112,7 @@ func (c *Controller) uncount() {
 	c.counted = false
 	c.mu.Unlock()
 	if counted {
-		c.node.dropController()
+		c.node.dropController(c.sub.isDiscovery())
 	}
 }
 

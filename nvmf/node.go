@@ -39,7 +39,7 @@ type Config struct {
 
 // Limits are the parts of Config that may change while the node works.
 type Limits struct {
-	Controllers    int           // most controllers
+	Controllers    int           // most controllers, besides those of discovery
 	ConnectTimeout time.Duration // from a connection to its Connect command
 	ReadTimeout    time.Duration // in which no RDMA Read is answered before the connection is dropped
 }
@@ -88,7 +88,8 @@ type Node struct {
 	referrals   []Referral   // as portals
 	generation  uint64       // of what discovery tells; guarded by mu
 	rediscover  bool         // it has changed, and hosts are to be told; guarded by mu
-	controllers int
+	controllers int          // that limits.Controllers bounds
+	discoveries int          // controllers of discovery
 }
 
 // NewNode returns a node without subsystems.
@@ -301,19 +302,30 @@ func (n *Node) Shutdown(ctx context.Context) error {
 	return n.guests.Shutdown(ctx, (*Queue).leave, func(q *Queue) { q.mover.Terminate(AtOnce) })
 }
 
-// addController counts a controller; false: there are too many.
-func (n *Node) addController() bool {
+// addController counts a controller; false: there are too many. Those of discovery prove nothing, and so take no place from others: their
+// connections alone are counted.
+func (n *Node) addController(discovery bool) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.guests.Closed() || n.controllers >= n.limits.Load().Controllers {
+	switch {
+	case n.guests.Closed():
+		return false
+	case discovery:
+		n.discoveries++
+		return true
+	case n.controllers >= n.limits.Load().Controllers:
 		return false
 	}
 	n.controllers++
 	return true
 }
 
-func (n *Node) dropController() {
+func (n *Node) dropController(discovery bool) {
 	n.mu.Lock()
-	n.controllers--
-	n.mu.Unlock()
+	defer n.mu.Unlock()
+	if discovery {
+		n.discoveries--
+	} else {
+		n.controllers--
+	}
 }

@@ -140,7 +140,7 @@ func (s *Subsystem) ControllerCount() int {
 func (n *Node) ControllerCount() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.controllers
+	return n.controllers + n.discoveries
 }
 
 // Capacity is the size of the namespace: the number of blocks, and how many bytes one has.
