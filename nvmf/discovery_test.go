@@ -35,3 +35,15 @@ func TestDiscoveryTakesNoPlace(t *testing.T) {
 		t.Errorf("%d controllers are counted after one has come for another", n)
 	}
 }
+
+// A host that finds no room is not told to stay away for good (DNR).
+func TestNoRoom(t *testing.T) {
+	x := newTarget(t, nil, false)
+	x.SetLimits(Limits{Controllers: 1, ConnectTimeout: 15 * time.Second})
+	admin, _ := x.admin(0)
+	if a := x.dial().connect(testHost, 0, nvme.DynamicController, 0); a.Status != nvme.ConnectBusy {
+		t.Errorf("one more than the limit: %v", a.Status)
+	}
+	admin.lose()
+	x.admin(0)
+}

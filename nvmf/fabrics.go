@@ -38,6 +38,9 @@ func (t *Task) invalidParameter(inData bool, off int) volume.Next {
 	return t.refuse(nvme.ConnectInvalid)
 }
 
+// busy refuses Connect for now. The host may come again: there may be room then. With DNR set, Linux would give its controller up for good.
+func (t *Task) busy() volume.Next { return t.end(nvme.ConnectBusy) }
+
 // connect makes a controller, or adds a queue to one (Base 2.0 §6.3).
 func (t *Task) connect() volume.Next {
 	c := nvme.ConnectCommand{SQE: t.SQE}
@@ -111,10 +114,10 @@ func (t *Task) connectAdmin(sub *Subsystem, host string, d nvme.ConnectData) vol
 	// A host that has yet to prove itself takes no place from others: its connection alone is counted.
 	if !q.proof.wanted && !c.count() {
 		q.log.Warn("connection refused: the limit is reached (limits.sessions), or the target is stopping", "host", host)
-		return t.refuse(nvme.ConnectBusy)
+		return t.busy()
 	}
 	if !q.joins(c, 0) {
-		return t.refuse(nvme.ConnectBusy)
+		return t.busy()
 	}
 	q.node.counters.Connects.Add(1)
 	q.log.Info("host connected", "host", host, "subsystem", sub.nqn, "controller", c.id)
@@ -171,7 +174,7 @@ func (t *Task) connected(c *Controller, qid uint16) volume.Next {
 		t.CQE.DW0 |= nvme.ConnectATR
 		q.state = queueUnproven
 	case !c.sub.isDiscovery() && !q.place.TryProve():
-		return t.refuse(nvme.ConnectBusy) // it has been told to give way
+		return t.busy() // it has been told to give way
 	default:
 		q.state = queueConnected
 	}
