@@ -328,7 +328,7 @@ func (c *Core) resetLog(seq uint64) {
 			w.save.Mark = 0
 		}
 	}
-	c.base, c.entries, c.folded = seq, nil, seq
+	c.base, c.entries, c.folded, c.lostAt = seq, nil, seq, 0
 	c.disk.applied, c.durable, c.synced, c.marked, c.syncTo, c.goal, c.trim = seq, 0, 0, 0, 0, 0, 0
 	c.results = nil
 	c.freed = 0 // the log may go on from a lower number: others have lost their power

@@ -12,7 +12,7 @@ type log struct {
 	memory  bool // nothing that this node has acknowledged is missing
 	results []Result
 	trim    uint64 // all of S have the records up to it durable
-	looks   uint64 // how often a record was looked at: what steps cost
+	looks   uint64 // how often a record, or a granule to be copied, was looked at: what steps cost
 	// early are the granules of records before the log begins that may not be durable on all of S, until trim
 	// reaches earlyTo.
 	early   Bits

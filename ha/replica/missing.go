@@ -24,14 +24,15 @@ const knowsLost = 1 << 63
 
 // misses says whether a part of a range, of which the disk has all records, is missing.
 func (c *Core) misses(off, n int64) bool {
-	if len(c.sectors) == 0 && c.lostAt <= c.folded {
-		return false
-	}
 	var in Bits
 	end := int((off + n) / sector)
 	for i := c.sectors.next(int(off / sector)); i >= 0 && i < end; i = c.sectors.next(i + 1) {
 		in.Set(i)
 	}
+	if in == nil && c.lostAt <= c.folded { // the records only have less missing
+		return false
+	}
+	c.looks += uint64(len(c.entries))
 	for i := range c.entries {
 		if e := &c.entries[i]; e.state == stateApplied && e.overlaps(off, n) {
 			c.foldInto(&in, &e.Record)

@@ -43,6 +43,7 @@ func (c *Core) copyOn() {
 			continue
 		}
 		for g := p.todo.next(0); g >= 0 && p.copying < c.cfg.Copying; g = p.todo.next(g + 1) {
+			c.looks++
 			off := int64(g) * c.cfg.Granule
 			n := c.granuleLen(off)
 			if n <= 0 { // the copy is larger: it had grown when others had not, and nobody was told
@@ -57,8 +58,11 @@ func (c *Core) copyOn() {
 			if !c.hasRoomForJob() {
 				break
 			}
+			if c.now < c.copyAgain { // all wait, and a large copy lacks millions
+				break
+			}
 			// Memory comes before the lock: writes that wait for the lock have memory already.
-			if c.isLocked(off, n) || c.now < c.copyAgain {
+			if c.isLocked(off, n) {
 				continue
 			}
 			addr, ok := c.alloc(c.spare, n)

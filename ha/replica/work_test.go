@@ -58,3 +58,53 @@ func TestWorkOfWrites(t *testing.T) {
 		t.Errorf("%d records", len(s.entries))
 	}
 }
+
+// A granule that cannot be read has the others wait for a moment. No step looks at all of them meanwhile: a large copy lacks millions.
+func TestWorkAfterAReadError(t *testing.T) {
+	const granules = 1000
+	s := outside(t, 2)
+	s.stores[0].Size = granules * granuleLen
+	var lacks Bits
+	for g := range granules {
+		lacks.Set(g)
+	}
+	hello := Hello{Version: s.view.Version, Stream: newStream(1), Memory: true, Suspects: lacks, Sizes: s.sizes()}
+	s.cfg.Copying = 4
+	loads := each[Load](s.tell(1, hello))
+	took := func(e Event) {
+		before := s.looks
+		none(s, each[Load](s.do(e)), "the disk has just refused to read")
+		if n := s.looks - before; n > 100 {
+			t.Errorf("%T has taken %d looks", e, n)
+		}
+	}
+	for i, l := range loads {
+		took(Done{ID: l.ID, Failed: i == 0})
+	}
+	took(Tick{})
+	if len(loads) != 4 {
+		t.Errorf("%d granules were read", len(loads))
+	}
+}
+
+// What a copy misses elsewhere does not make each read look at all records.
+func TestWorkOfMissing(t *testing.T) {
+	s := reigns(t, 2)
+	s.cfg.Ring = 8192
+	s.sectors.Set(63)
+	const records = 1000
+	for i := range uint64(records) {
+		s.do(Zero{ID: i, Off: 0, Len: blockLen})
+		for _, a := range each[Apply](s.ack(1, i+1, i+1, 0)) {
+			s.do(Done{ID: a.ID})
+		}
+	}
+	before := s.looks
+	only(s, each[ReadFor](s.do(Read{ID: records, Off: 0, Len: blockLen})))
+	if n := s.looks - before; n > 50 || len(s.entries) != records {
+		t.Errorf("a read has taken looks at %d records; the log has %d", n, len(s.entries))
+	}
+	if !s.Misses(60*blockLen, 4*blockLen) {
+		t.Error("what is missing is there")
+	}
+}
