@@ -141,9 +141,9 @@ func (t *Table) Adopt(n *Common, now bool) (abort func(over func())) {
 		if old.Kind.registrants() && old.Kind != next.Kind {
 			event |= ReservationsReleased
 		}
-		if old.Modes != next.Modes {
-			event |= ModesChanged
-		}
+	}
+	if old.Modes != next.Modes { // a process of a former version does not know them, and drops them with its next change
+		event |= ModesChanged
 	}
 	t.state, t.changes = next, n.Changes
 	t.publish()

@@ -272,3 +272,19 @@ func TestHostID(t *testing.T) {
 		}
 	}
 }
+
+// Mode parameters that are not what they were are told of whatever the change was: a process of a former version does not know that there are
+// any, and drops them when it has a host register.
+func TestModesDropped(t *testing.T) {
+	table := NewTable(Nothing(), nil)
+	a := newSession(table, "a", 1)
+	with := Nothing()
+	with.Modes = 2
+	for i, s := range []State{with, Nothing()} {
+		a.told = 0
+		table.Adopt(&Common{Changes: uint64(i) + 1, State: s, By: Holder{Initiator: Initiator{ISCSI, "b", "400000000001"}}}, true)
+		if a.told != ModesChanged || table.Modes() != s.Modes {
+			t.Errorf("modes %d: the session is told %#x, and they are %d", s.Modes, a.told, table.Modes())
+		}
+	}
+}
