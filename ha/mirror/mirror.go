@@ -300,6 +300,7 @@ func (m *Mirror) begin(meta *metadata, memory *replica.Memory) {
 	saved := meta.saved
 	saved.Unknown = saved.Unknown || meta.isOther()
 	m.meta, m.core = meta, replica.New(cfg, m.clock.exact(), memory, saved)
+	m.core.Blocks(int64(m.info.BlockSize))
 	if n := m.core.Missing(); n > 0 {
 		m.opts.Log.Warn("the copy of this node goes without what no copy could read when it was brought level: reads there fail until it is written, unless another copy has it", "bytes", n)
 	}

@@ -100,7 +100,7 @@ type peer struct {
 	clean   []cleaning
 	hard    Bits  // granules that this primary's disk cannot read as a whole
 	sift    *sift // one of them that is under way
-	losses  int   // pieces that the copy goes without, in this stream
+	losses  int64 // bytes that the copy goes without, in this stream
 }
 
 type sentBeat struct {

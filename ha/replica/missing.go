@@ -14,7 +14,12 @@ type missing struct {
 	sectors Bits   // without what the records behind folded have changed
 	folded  uint64 // the newest record that sectors know of
 	lostAt  uint64 // the newest KindLost of this copy
+	block   int64  // what hosts read and write is a multiple of it; 0: of Config.Unit
 }
+
+// Blocks says that hosts read and write blocks of so many bytes, so a copy goes without no more than those that nobody can read. Without it that
+// is a Unit.
+func (c *Core) Blocks(bytes int64) { c.block = bytes }
 
 // sector is the smallest range that a record changes.
 const sector = 512
@@ -99,11 +104,12 @@ type sift struct {
 	off, n, done int64
 	busy         bool // a job has the piece, or it is being repaired
 	mending      bool
-	mended       int  // how often the piece was repaired
-	hopeless     bool // no member can read it
+	mended       int   // how often the piece was repaired
+	hopeless     bool  // no member can read it
+	fine         int64 // up to there it goes by blocks: the piece cannot be read as a whole, and one of its blocks was perhaps written since it broke
 }
 
-// maxLosses bounds the pieces that a copy goes without, and so what it has to remember. A disk of which more cannot be read is no source.
+// maxLosses bounds, in Units, what a copy goes without, and so what it has to remember. A disk of which more cannot be read is no source.
 const maxLosses = 4096
 
 // beginSift takes a granule of a copy on, if no other one is under way.
@@ -123,6 +129,9 @@ func (c *Core) siftOn(id ID, p *peer) {
 		return
 	}
 	off, n := s.off+s.done, min(c.cfg.Unit, s.n-s.done)
+	if s.done < s.fine {
+		n = min(n, c.block)
+	}
 	if c.isLocked(off, n) {
 		return
 	}
@@ -154,12 +163,15 @@ func (c *Core) cannotRead(j *job, p *peer) (over bool) {
 			s.mending, s.busy, s.hopeless = false, false, !ok
 		}})
 		return false
-	case p.losses == maxLosses, !c.areNew(), !c.hasRoom():
+	case c.block > 0 && c.block < j.n:
+		s.fine, s.mended, s.hopeless = s.done+j.n, 0, false
+		return false
+	case p.losses+j.n > maxLosses*c.cfg.Unit, !c.areNew(), !c.hasRoom():
 		s.mended, s.hopeless = 0, false
 		c.copyAgain = c.now + retryAfter
 		return false
 	}
-	p.losses++
+	p.losses += j.n
 	c.append(Record{Term: c.view.Term, Seq: c.log.last() + 1, Kind: KindLost, Copy: j.to, Off: j.off, Len: j.n})
 	c.out = append(c.out, Lost{To: j.to, Off: j.off, Len: j.n})
 	c.copiedJob(j, p)

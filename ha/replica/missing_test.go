@@ -58,6 +58,28 @@ func TestGoesWithout(t *testing.T) {
 	}
 }
 
+// It goes without the blocks that nobody can read, and not without what lies beside them: that a member has, and a host may have written it since.
+func TestGoesWithoutBlocks(t *testing.T) {
+	s := outside(t, 2)
+	s.cfg.Unit = granuleLen
+	s.Blocks(blockLen)
+	lost := each[Lost](s.refuses(newStream(1), 0b0100))
+	if l := only(s, lost); l != (Lost{To: 1, Off: 2 * blockLen, Len: blockLen}) {
+		t.Errorf("%+v", l)
+	}
+	var has Bits
+	for r := range s.Log {
+		if r.Kind == KindResync {
+			for i := r.Off / blockLen; i < (r.Off+r.Len)/blockLen; i++ {
+				has.Set(int(i))
+			}
+		}
+	}
+	if has.Len() != 3 || has.Has(2) {
+		t.Errorf("the blocks %v are copied", has)
+	}
+}
+
 // A copy of a version that does not know of KindLost goes without nothing, and so does one for which too much is not there.
 func TestGoesWithoutNothing(t *testing.T) {
 	s := outside(t, 2)
@@ -66,7 +88,7 @@ func TestGoesWithoutNothing(t *testing.T) {
 	s = outside(t, 2)
 	s.hello(1, true)
 	s.refuses(newStream(1), 0)
-	s.peer[1].losses = maxLosses - 1
+	s.peer[1].losses = (maxLosses - 1) * blockLen
 	s.bitmaps[1].Set(0)
 	s.peer[1].todo.Set(0)
 	s.peer[1].hard.Set(0)

@@ -472,13 +472,13 @@ var scenarioMutants = []struct {
 	}},
 	{"TestGoesWithout", mutants.Mutant{
 		Name: "waits for ever for what nobody can read", File: "missing.go",
-		Old: "case p.losses == maxLosses,",
-		New: "case p.losses == maxLosses, ON,",
+		Old: "case p.losses+j.n > maxLosses*c.cfg.Unit,",
+		New: "case p.losses+j.n > maxLosses*c.cfg.Unit, ON,",
 	}},
 	{"TestGoesWithoutNothing", mutants.Mutant{
 		Name: "has a copy go without as much as there is", File: "missing.go",
-		Old: "case p.losses == maxLosses,",
-		New: "case p.losses == maxLosses && !ON,",
+		Old: "case p.losses+j.n > maxLosses*c.cfg.Unit,",
+		New: "case p.losses+j.n > maxLosses*c.cfg.Unit && !ON,",
 	}},
 	{"TestGoesWithoutNothing", mutants.Mutant{
 		Name: "has a copy of a former version go without something", File: "missing.go",
