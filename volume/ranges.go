@@ -40,7 +40,10 @@ type rangeLock struct {
 	held      stripeSet  // by exclusive users; guarded by mu
 	contended stripeSet  // stripes with the contended bit; guarded by mu
 	first     *Request   // the queue; guarded by mu
-	barring   *Request   // those that bar their ranges, linked by queueNext; guarded by mu
+
+	barring *Request            // those that bar their ranges, linked by queueNext and queuePrev; guarded by mu
+	bars    [stripeCount]uint32 // how many of these have bytes of the stripe; guarded by mu
+	barred  stripeSet           // where there are any; guarded by mu
 }
 
 type stripe struct {
@@ -312,24 +315,50 @@ func (r *rangeLock) bar(t *Request) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.contend(&set)
-	t.queueNext, r.barring = r.barring, t
+	if t.queueNext = r.barring; t.queueNext != nil {
+		t.queueNext.queuePrev = t
+	}
+	r.barring = t
+	for i := range r.bars {
+		if set.has(i) {
+			r.bars[i]++
+		}
+	}
+	r.barred.union(&set)
 }
 
 // unbar undoes bar, and gives the range back.
 func (r *rangeLock) unbar(t *Request) {
+	set := setOf(t.holdOff, t.holdLen)
 	r.mu.Lock()
-	p := &r.barring
-	for *p != t {
-		p = &(*p).queueNext
+	if t.queuePrev != nil {
+		t.queuePrev.queueNext = t.queueNext
+	} else {
+		r.barring = t.queueNext
 	}
-	*p, t.queueNext = t.queueNext, nil
+	if t.queueNext != nil {
+		t.queueNext.queuePrev = t.queuePrev
+	}
+	t.queueNext, t.queuePrev = nil, nil
+	var free stripeSet
+	for i := range r.bars {
+		if set.has(i) {
+			if r.bars[i]--; r.bars[i] == 0 {
+				free.add(i)
+			}
+		}
+	}
+	r.barred.remove(&free)
 	r.mu.Unlock()
 	r.leaveShared(t.holdOff, t.holdLen)
 	r.wake()
 }
 
-// barred reports whether somebody bars any of the bytes that t wants. mu is held.
-func (r *rangeLock) barred(t *Request) bool {
+// isBarred reports whether somebody bars any of the bytes that t wants, in these stripes. mu is held.
+func (r *rangeLock) isBarred(t *Request, set *stripeSet) bool {
+	if !set.meets(&r.barred) {
+		return false
+	}
 	for b := r.barring; b != nil; b = b.queueNext {
 		if t.holdOff < b.holdOff+b.holdLen && b.holdOff < t.holdOff+t.holdLen {
 			return true
@@ -455,11 +484,10 @@ func (r *rangeLock) settleContended() {
 		return
 	}
 	needed := r.held
-	for _, list := range [...]*Request{r.first, r.barring} {
-		for t := list; t != nil; t = t.queueNext {
-			set := setOf(t.holdOff, t.holdLen)
-			needed.union(&set)
-		}
+	needed.union(&r.barred)
+	for t := r.first; t != nil; t = t.queueNext {
+		set := setOf(t.holdOff, t.holdLen)
+		needed.union(&set)
 	}
 	for i := range r.stripes {
 		if r.contended.has(i) && !needed.has(i) {
@@ -476,7 +504,7 @@ func (r *rangeLock) grant(t *Request, set *stripeSet) bool {
 	if t.queueKind == holdExclusive {
 		return r.grantExclusive(set) // who bars them shares them, too
 	}
-	if set.meets(&r.held) || r.barred(t) {
+	if set.meets(&r.held) || r.isBarred(t, set) {
 		return false
 	}
 	for i := range r.stripes {

@@ -124,6 +124,7 @@ type work struct {
 	yielded  atomic.Bool         // set for nobody: a yield needs no reason to go on
 	withdraw func(*Request) bool // gives up the wait; nil: who grants it is to be waited for
 
+	queuePrev *Request // among those that bar their ranges, guarded by the mutex of rangeLock
 	queueNext *Request // in the queue of rangeLock or among those that bar their ranges, guarded by its mutex; or in Granted
 	queueKind holdKind // what it waits for there
 }
