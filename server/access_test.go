@@ -42,11 +42,16 @@ func TestPreferredWhileStandby(t *testing.T) {
 	}
 }
 
-// A change of access states or of partitions that was given up while another change was under way is not made afterwards.
+// A change of access states, of partitions or of the configuration that was given up while another change was under way is not made afterwards.
 func TestChangeIsGivenUp(t *testing.T) {
 	r := serve(t, `
 stores: {m: {type: memory, size: 16MiB}, d: {type: memory, size: 16MiB, partitioned: true}}
 targets: [{iqn: "iqn.2026-11.example.oneshot:a", luns: {0: m}}]
+portals: [{listen: "127.0.0.1:0"}]
+`)
+	next := r.parse(`
+stores: {d: {type: memory, size: 16MiB, partitioned: true}}
+targets: [{iqn: "iqn.2026-11.example.oneshot:a"}]
 portals: [{listen: "127.0.0.1:0"}]
 `)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -61,6 +66,9 @@ portals: [{listen: "127.0.0.1:0"}]
 			}
 			if _, err := r.CreatePartitions(ctx, "d", "*", []mgmt.NewPartition{{Name: "p", Size: 1 << 20}}); !errors.Is(err, context.Canceled) {
 				t.Errorf("partitions: %v", err)
+			}
+			if _, err := r.ApplyFor(ctx, next); !errors.Is(err, context.Canceled) {
+				t.Errorf("configuration: %v", err)
 			}
 		}
 		if isBusy {

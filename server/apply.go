@@ -23,11 +23,20 @@ import (
 // that come, go and grow. Apply first does everything that can fail: after an error nothing has
 // changed. The error is one line that says what to change.
 func (s *Server) Apply(next *config.Config) (mgmt.Reload, error) {
+	return s.ApplyFor(context.Background(), next)
+}
+
+// ApplyFor is Apply for somebody who may give up. If ctx ends while another change is under way, nothing changes.
+func (s *Server) ApplyFor(ctx context.Context, next *config.Config) (mgmt.Reload, error) {
 	select {
 	case s.applying <- struct{}{}:
 		defer func() { <-s.applying }()
 	case <-s.ended:
 		return mgmt.Reload{}, errClosing
+	case <-ctx.Done():
+	}
+	if err := ctx.Err(); err != nil {
+		return mgmt.Reload{}, fmt.Errorf("another change is under way still: %w", err)
 	}
 	c := s.newChange(next)
 	if err := c.prepare(); err != nil {

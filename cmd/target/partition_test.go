@@ -38,7 +38,7 @@ func TestPartitionTour(t *testing.T) {
 				continue
 			}
 			c.Portals, c.Management = nil, config.Management{} // the page shows a part
-			if _, err := d.Apply(c); err != nil {
+			if _, err := d.ApplyFor(t.Context(), c); err != nil {
 				t.Errorf("%s:%d: %v", "docs/partitions.md", b.Line, err)
 			}
 		case "text":

@@ -40,7 +40,7 @@ func (r *reloader) reload(ctx context.Context) (mgmt.Reload, error) {
 		return mgmt.Reload{}, fmt.Errorf("a former reload is under way still: %w", err)
 	}
 	notifyReloading()
-	done, err := r.apply()
+	done, err := r.apply(ctx)
 	if err != nil {
 		r.log.Error("the reload failed and nothing has changed", "reason", summary(err))
 		command.Notify("READY=1\nSTATUS=serving; the last reload failed: " + summary(err))
@@ -57,7 +57,7 @@ func (r *reloader) reload(ctx context.Context) (mgmt.Reload, error) {
 	return done, nil
 }
 
-func (r *reloader) apply() (mgmt.Reload, error) {
+func (r *reloader) apply(ctx context.Context) (mgmt.Reload, error) {
 	if r.serving.path == "" { // the built-in one
 		return mgmt.Reload{}, errors.New("this daemon serves the built-in configuration, which does not change: start it with --config FILE")
 	}
@@ -68,7 +68,7 @@ func (r *reloader) apply() (mgmt.Reload, error) {
 	for _, w := range c.Warnings {
 		r.log.Warn(w.Message, "at", w.Pos.String())
 	}
-	done, err := r.daemon.Apply(c)
+	done, err := r.daemon.ApplyFor(ctx, c)
 	if err == nil && c.Log.Level != r.level {
 		done.Done = append(done.Done, fmt.Sprintf("log.level is %s, was %s", levelName(c.Log.Level), levelName(r.level)))
 		r.level = c.Log.Level

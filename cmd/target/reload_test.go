@@ -19,9 +19,9 @@ type applies struct {
 	apply func(*config.Config)
 }
 
-func (a *applies) Apply(c *config.Config) (mgmt.Reload, error) {
+func (a *applies) ApplyFor(ctx context.Context, c *config.Config) (mgmt.Reload, error) {
 	a.apply(c)
-	return mgmt.Reload{}, nil
+	return mgmt.Reload{}, ctx.Err()
 }
 
 // Of two reloads, by a signal and by target reload say, the one that has read the newer file comes second: what an administrator has taken
@@ -95,4 +95,18 @@ func TestReloadIsGivenUp(t *testing.T) {
 			t.Errorf("%v; %d reloads", err, applied)
 		}
 	})
+}
+
+// It is also given up when it waits for a change of another kind, for which the daemon waits.
+func TestReloadIsGivenUpByTheDaemon(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "t.yaml")
+	if err := os.WriteFile(path, []byte("stores: {m: {type: memory, size: 1MiB}}\ntargets: [{iqn: iqn.2026-11.example.oneshot:demo, luns: {0: m}}]\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	a := new(applies)
+	a.apply = func(*config.Config) { leave() }
+	if _, err := newReloader(a, &serving{path: path}, quiet, 0, nil).reload(ctx); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
 }

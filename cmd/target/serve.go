@@ -74,7 +74,7 @@ type daemon interface {
 	Addrs() []net.Addr
 	Serve() error
 	Shutdown(context.Context) error
-	Apply(*config.Config) (mgmt.Reload, error)
+	ApplyFor(context.Context, *config.Config) (mgmt.Reload, error)
 	OnReload(func(context.Context) (mgmt.Reload, error))
 	Health() error
 }

@@ -35,7 +35,9 @@ func (f *fake) Addrs() []net.Addr                  { return nil }
 func (f *fake) Serve() error                       { return <-f.serve }
 func (f *fake) Shutdown(ctx context.Context) error { return f.shutdown(ctx) }
 
-func (f *fake) Apply(*config.Config) (mgmt.Reload, error)           { return f.applied, f.refused }
+func (f *fake) ApplyFor(context.Context, *config.Config) (mgmt.Reload, error) {
+	return f.applied, f.refused
+}
 func (f *fake) OnReload(func(context.Context) (mgmt.Reload, error)) {}
 func (f *fake) Health() error                                       { f.asked++; return nil }
 
