@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -87,30 +88,22 @@ func (c *concern) add(s *openStore, answer func() []mgmt.Access) {
 
 // SetAccess implements mgmt.Target. Configurations are not applied meanwhile.
 func (s *Server) SetAccess(ctx context.Context, c mgmt.AccessChange) (list []mgmt.Access, err error) {
-	select {
-	case s.applying <- struct{}{}:
-		defer func() { <-s.applying }()
-	case <-s.ended:
-		return nil, errClosing
-	case <-ctx.Done():
-	}
-	if err := ctx.Err(); err != nil {
+	done, err := s.turn(ctx)
+	if err != nil {
 		return nil, err
 	}
+	defer done()
 	s.mu.Lock()
 	concerned, err := s.concerned(&c)
 	s.mu.Unlock() // writing the state to disk may take long
 	if err != nil {
 		return nil, err
 	}
-	var unkept []error
 	for _, v := range concerned.volumes { // all of them: what cannot be kept holds
-		if err := changeAccess(v, &c); err != nil {
-			unkept = append(unkept, err)
-		}
+		err = cmp.Or(err, changeAccess(v, &c))
 	}
-	if len(unkept) > 0 {
-		return nil, unkept[0]
+	if err != nil {
+		return nil, err
 	}
 	s.log.Info("the administrator has set access states", "target", c.Target, "group", c.Group, "state", c.State, "luns", len(concerned.answer))
 	s.mu.Lock()

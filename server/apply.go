@@ -26,18 +26,30 @@ func (s *Server) Apply(next *config.Config) (mgmt.Reload, error) {
 	return s.ApplyFor(context.Background(), next)
 }
 
-// ApplyFor is Apply for somebody who may give up. If ctx ends while another change is under way, nothing changes.
-func (s *Server) ApplyFor(ctx context.Context, next *config.Config) (mgmt.Reload, error) {
+// turn waits until no other change is under way, and keeps others waiting until done is called. If ctx ends before, the change is not to be made.
+func (s *Server) turn(ctx context.Context) (done func(), err error) {
+	done = func() {}
 	select {
 	case s.applying <- struct{}{}:
-		defer func() { <-s.applying }()
+		done = func() { <-s.applying }
 	case <-s.ended:
-		return mgmt.Reload{}, errClosing
+		return nil, errClosing
 	case <-ctx.Done():
 	}
 	if err := ctx.Err(); err != nil {
-		return mgmt.Reload{}, fmt.Errorf("another change is under way still: %w", err)
+		done()
+		return nil, fmt.Errorf("another change is under way still: %w", err)
 	}
+	return done, nil
+}
+
+// ApplyFor is Apply for somebody who may give up. If ctx ends while another change is under way, nothing changes.
+func (s *Server) ApplyFor(ctx context.Context, next *config.Config) (mgmt.Reload, error) {
+	done, err := s.turn(ctx)
+	if err != nil {
+		return mgmt.Reload{}, err
+	}
+	defer done()
 	c := s.newChange(next)
 	if err := c.prepare(); err != nil {
 		return mgmt.Reload{}, errors.Join(append([]error{err}, c.abandon()...)...)

@@ -181,16 +181,11 @@ func endpointIO(c *registry.Counts) mgmt.IO {
 // changeTable makes a change of a table, while no configuration is applied and no other table is changed. do gets
 // the generation that it is for.
 func (s *Server) changeTable(ctx context.Context, store, match, what string, do func(ctx context.Context, d *divided, generation uint64) error) (*mgmt.Partitions, error) {
-	select {
-	case s.applying <- struct{}{}:
-		defer func() { <-s.applying }()
-	case <-s.ended:
-		return nil, errClosing
-	case <-ctx.Done():
-	}
-	if err := ctx.Err(); err != nil {
+	done, err := s.turn(ctx)
+	if err != nil {
 		return nil, err
 	}
+	defer done()
 	d, err := s.dividedStore(store)
 	if err != nil {
 		return nil, err
