@@ -13,6 +13,7 @@ import (
 	"oneshot/backend"
 	"oneshot/backend/faulty"
 	"oneshot/config"
+	"oneshot/initiator"
 )
 
 // closeNote is a store that remembers whether it was closed.
@@ -26,70 +27,74 @@ func (c *closeNote) Close() error {
 	return c.Store.Close()
 }
 
+// hung is a target whose LUN 1 shows the store "bad", in which commands hang until the gate is released.
+type hung struct {
+	*running
+	session *initiator.Session
+	note    *closeNote // of that store
+	gate    *faulty.Gate
+	load    *load
+}
+
+func hangs(t *testing.T) *hung {
+	stores := misbehave(t)
+	h, inner := new(hung), opener
+	opener = func(c *config.Store, o opening) (backend.Store, error) {
+		store, err := inner(c, o)
+		note := &closeNote{Store: store}
+		if c.Name == "bad" {
+			h.note = note
+		}
+		return note, err
+	}
+	h.running = serve(t, withBadStore)
+	h.session = h.login("a")
+	attentions(t, h.session, 1)
+	h.gate = stores("bad").Hold(faulty.Match{})
+	h.load = start(h.session, 1, 4)
+	h.gate.Await(8)
+	return h
+}
+
 // A LUN whose store hangs can be removed. Its commands end when the store comes back, and only
 // then is the store closed. Meanwhile everything else works, reloads included.
 func TestApplyTakesAwayWhatHangs(t *testing.T) {
-	stores := misbehave(t)
-	notes, inner := make(map[string]*closeNote), opener
-	opener = func(c *config.Store, o opening) (backend.Store, error) {
-		store, err := inner(c, o)
-		notes[c.Name] = &closeNote{Store: store}
-		return notes[c.Name], err
-	}
-	r := serve(t, withBadStore)
-	s := r.login("a")
-	attentions(t, s, 1)
-	gate := stores("bad").Hold(faulty.Match{})
-	hanging := start(s, 1, 4)
-	gate.Await(8)
-
+	h := hangs(t)
 	without := strings.Replace(strings.Replace(withBadStore, ", 1: bad", "", 1), "  bad: {type: memory, size: 8MiB}\n", "", 1)
-	r.apply(without)
-	attentions(t, s, 0)
-	works(t, s, 0)
-	r.apply(strings.Replace(without, "0: good", "0: good, 7: {store: good, readonly: true}", 1))
-	attentions(t, s, 0)
-	works(t, s, 0)
-	if notes["bad"].closed.Load() {
+	h.apply(without)
+	attentions(t, h.session, 0)
+	works(t, h.session, 0)
+	h.apply(strings.Replace(without, "0: good", "0: good, 7: {store: good, readonly: true}", 1))
+	attentions(t, h.session, 0)
+	works(t, h.session, 0)
+	if h.note.closed.Load() {
 		t.Fatal("the store is closed under its commands")
 	}
-	gate.Release()
-	if got := hanging.outcome(); got != "00000:8" {
+	h.gate.Release()
+	if got := h.load.outcome(); got != "00000:8" {
 		t.Errorf("commands that hung: %s", got)
 	}
-	for !notes["bad"].closed.Load() { // the next look at it is some milliseconds away
-		works(t, s, 0)
+	for !h.note.closed.Load() { // the next look at it is some milliseconds away
+		works(t, h.session, 0)
 	}
 }
 
 // A LUN is changed, and then removed, while commands to it as it was before the change hang in the store. When these have ended the store
 // is closed, so that it can be opened again.
 func TestApplyTakesAwayTwice(t *testing.T) {
-	stores := misbehave(t)
-	notes, inner := make(map[string]*closeNote), opener
-	opener = func(c *config.Store, o opening) (backend.Store, error) {
-		store, err := inner(c, o)
-		notes[c.Name] = &closeNote{Store: store}
-		return notes[c.Name], err
-	}
-	r := serve(t, withBadStore)
-	s := r.login("a")
-	attentions(t, s, 1)
-	gate := stores("bad").Hold(faulty.Match{})
-	hanging := start(s, 1, 4)
-	gate.Await(8)
-	r.apply(strings.Replace(withBadStore, "1: bad", "1: {store: bad, readonly: true}", 1))
-	none := r.units.fresh()
-	if all := r.units.without(&none); all.idle() {
+	h := hangs(t)
+	h.apply(strings.Replace(withBadStore, "1: bad", "1: {store: bad, readonly: true}", 1))
+	none := h.units.fresh()
+	if all := h.units.without(&none); all.idle() {
 		t.Error("the store could be closed, while commands hang in it")
 	}
-	r.apply(strings.Replace(withBadStore, ", 1: bad", "", 1))
-	gate.Release()
-	hanging.outcome()
-	if going := r.retirements.going(); going != nil {
+	h.apply(strings.Replace(withBadStore, ", 1: bad", "", 1))
+	h.gate.Release()
+	h.load.outcome()
+	if going := h.retirements.going(); going != nil {
 		<-going
 	}
-	if !notes["bad"].closed.Load() {
+	if !h.note.closed.Load() {
 		t.Error("nothing shows the store any more, and it is open")
 	}
 }

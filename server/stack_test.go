@@ -137,9 +137,8 @@ portals: [{listen: "127.0.0.1:0"}]
 	works(t, s, 2)
 }
 
-// A slice that is configured without a size grows with the store below, at once, and a unit attention tells
-// initiators. A slice with a size keeps it.
-func TestSlicesGrow(t *testing.T) {
+// growing gives the only file store that is opened afterwards a size in MiB, and tells the stores on it.
+func growing(t *testing.T) (grow func(size int64)) {
 	var below backend.Store
 	var grown func()
 	inner := opener
@@ -151,6 +150,19 @@ func TestSlicesGrow(t *testing.T) {
 		}
 		return s, err
 	}
+	return func(size int64) {
+		t.Helper()
+		if err := below.(backend.Resizer).Resize(size << 20); err != nil {
+			t.Fatal(err)
+		}
+		grown()
+	}
+}
+
+// A slice that is configured without a size grows with the store below, at once, and a unit attention tells
+// initiators. A slice with a size keeps it.
+func TestSlicesGrow(t *testing.T) {
+	grow := growing(t)
 	r := serve(t, `
 stores:
   disk: {type: file, path: `+filepath.Join(t.TempDir(), "disk.img")+`, size: 8MiB}
@@ -175,10 +187,7 @@ portals: [{listen: "127.0.0.1:0"}]
 	for lun := range 3 {
 		attentions(t, s, lun)
 	}
-	if err := below.(backend.Resizer).Resize(16 << 20); err != nil {
-		t.Fatal(err)
-	}
-	grown()
+	grow(16)
 	for lun, want := range []string{"", "", "62a09"} { // CAPACITY DATA HAS CHANGED
 		if got := attentions(t, s, lun); got != want {
 			t.Errorf("LUN %d hears %q, want %q", lun, got, want)
@@ -271,17 +280,7 @@ func TestBytesOfASliceThatIsTakenAway(t *testing.T) {
 // A reload that gives a slice a size ends its growing with the store below, and one that takes the size away begins it. However it has
 // become large, no other slice gets its bytes.
 func TestSlicesGrowAsTheReloadSays(t *testing.T) {
-	var below backend.Store
-	var grown func()
-	inner := opener
-	t.Cleanup(func() { opener = inner })
-	opener = func(c *config.Store, o opening) (backend.Store, error) {
-		s, err := inner(c, o)
-		if c.Type == config.StoreFile {
-			below, grown = s, o.resized
-		}
-		return s, err
-	}
+	grow := growing(t)
 	path := filepath.Join(t.TempDir(), "disk.img")
 	text := func(first, luns string) string {
 		return `
@@ -295,13 +294,6 @@ portals: [{listen: "127.0.0.1:0"}]
 	}
 	alone := func(first string) string {
 		return strings.Replace(text(first, "0: first"), "  second: {type: slice, on: disk, offset: 8MiB}\n", "", 1)
-	}
-	grow := func(size int64) {
-		t.Helper()
-		if err := below.(backend.Resizer).Resize(size << 20); err != nil {
-			t.Fatal(err)
-		}
-		grown()
 	}
 	if err := os.WriteFile(path, make([]byte, 8<<20), 0o600); err != nil {
 		t.Fatal(err)

@@ -70,8 +70,3 @@ func GiveUp(fsys quorum.FS, self replica.ID, whole bool, cfg replica.Config) (pa
 	m.life++
 	return true, errors.Join(m.renew(), m.close())
 }
-
-// regionsOf is the number of regions.
-func regionsOf(cfg *replica.Config) int {
-	return int((cfg.Stores[0].Size + cfg.Region - 1) / cfg.Region)
-}

@@ -223,7 +223,7 @@ func Open(o Options) (*Mirror, error) {
 	}
 	m.cfg.Self, m.cfg.Copies = o.Node, o.Nodes
 	m.sameness = m.hash()
-	m.wrote = make([]int64, regionsOf(&m.cfg))
+	m.wrote = make([]int64, (m.cfg.Stores[0].Size+m.cfg.Region-1)/m.cfg.Region)
 	m.makeRoom(o.Room)
 	m.info = backend.Info{
 		Size: o.Size, BlockSize: info.BlockSize, PhysicalBlockSize: info.PhysicalBlockSize, DiscardGranularity: info.DiscardGranularity,

@@ -224,30 +224,18 @@ func (g *greedy) echoesOfDiscovery() {
 }
 
 func (g *greedy) echoes() {
-	var conns []*net.TCPConn
-	for i := range 12 {
-		c := g.dial()
-		g.login(c, fmt.Sprint("echo", i), false, "MaxRecvDataSegmentLength=262144\x00")
-		conns = append(conns, c)
-	}
-	g.flood(conns, pings(256<<10), 256<<20)
+	g.flood(g.askers("echo", 12), pings(256<<10), 256<<20)
 }
 
 // outOfTurn leaves out the first number of its session, and fills the rest of the command window with the largest pings.
 func (g *greedy) outOfTurn() {
-	var conns []*net.TCPConn
-	for i := range 12 {
-		c := g.dial()
-		g.login(c, fmt.Sprint("hole", i), false, "")
-		conns = append(conns, c)
-	}
 	const each = 256 << 10
 	var b []byte
 	for k := range 126 {
 		f := pdu.NOPOutFields{ITT: uint32(k), TTT: pdu.ReservedTag, CmdSN: serial.SN(2 + k), DataSegmentLength: each}
 		b = append(f.AppendTo(b), make([]byte, each)...)
 	}
-	g.flood(conns, b, 1)
+	g.flood(g.askers("hole", 12), b, 1)
 }
 
 // reads returns a full command window of READs of 1 MiB from a LUN.
