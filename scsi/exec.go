@@ -76,7 +76,7 @@ func (t *Task) Start() Next {
 	}
 	t.lu = t.itl.lu
 	t.r.Begin(t, t.lu.v, int(t.lu.blockSize), t.Nexus.most, t.Nexus.batching, t.NoLend)
-	t.itl.running.Add(1)
+	t.itl.tasks.Add(oneRunning + 1)
 	// The count comes before the look at the gate: an ORDERED task raises the gate before it
 	// looks at the counts, so one of the two sees the other.
 	if t.Attr != Simple || t.lu.gate.Load() != 0 {
@@ -198,11 +198,9 @@ func (t *Task) settle(next Next) Next {
 		if t.listed && !t.state.CompareAndSwap(0, stateFinished) {
 			return t.settle(Aborted)
 		}
-		t.r.Settle()
-		t.ended = endedDone
+		t.end(endedDone)
 	case Aborted:
-		t.r.Settle()
-		t.ended = endedAborted
+		t.end(endedAborted)
 		if t.listed {
 			t.itl.over(t)
 		}
@@ -216,6 +214,15 @@ func (t *Task) settle(next Next) Next {
 		t.list()
 	}
 	return next
+}
+
+// end is the end of the last step.
+func (t *Task) end(how ending) {
+	t.r.Settle()
+	t.ended = how
+	if t.itl != nil && !t.keepsOrder() {
+		t.leaveOrder(0)
+	}
 }
 
 // list enters the task into its task set, unless it is there.
@@ -288,10 +295,11 @@ func (t *Task) leaveTaskSet() {
 	if t.listed {
 		managers = i.unlist(t)
 	}
-	left := i.running.Add(-1)
-	invariant.Check(left >= 0, "scsi: more tasks leave the task set than have entered it")
-	if gate := i.lu.gate.Load(); t.gated || gate != 0 && (left == 0 || gate >= gateDraining) {
-		i.lu.leaveInOrder(t)
+	if t.keepsOrder() {
+		t.leaveOrder(1)
+	} else {
+		left := i.tasks.Add(-1)
+		invariant.Check(left >= 0, "scsi: more tasks leave the task set than have entered it")
 	}
 	for _, m := range managers {
 		m.released()

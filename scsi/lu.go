@@ -174,9 +174,8 @@ func (lu *LogicalUnit) setNames(cfg LUConfig) error {
 // that runs still is a mistake of the caller and panics.
 func (lu *LogicalUnit) Close() error {
 	lu.mu.Lock()
-	running := lu.running()
-	if running != 0 {
-		panic(fmt.Sprintf("scsi: logical unit %s closed with %d tasks in it", lu.serial, running))
+	if _, all := lu.tasks(); all != 0 {
+		panic(fmt.Sprintf("scsi: logical unit %s closed with %d tasks in it", lu.serial, all))
 	}
 	invariant.Check(lu.order.first == nil, "scsi: a task waits for its turn in a logical unit without tasks")
 	lu.mu.Unlock()
@@ -215,13 +214,20 @@ func (lu *LogicalUnit) dropITL(i *itl) {
 	}
 }
 
-// running is the number of tasks between start and release. mu is held.
-func (lu *LogicalUnit) running() int64 {
-	var n int64
+// tasks returns how many tasks run, and how many there are between start and release. mu is held.
+func (lu *LogicalUnit) tasks() (running, all int64) {
 	for _, i := range lu.itls {
-		n += i.running.Load()
+		n := i.tasks.Load()
+		running += n / oneRunning
+		all += n % oneRunning
 	}
-	return n
+	return running, all
+}
+
+// running is the number of tasks that run. mu is held.
+func (lu *LogicalUnit) running() int64 {
+	running, _ := lu.tasks()
+	return running
 }
 
 // attention raises unit attention ua for every nexus except one, which may be nil.

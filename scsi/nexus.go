@@ -53,9 +53,9 @@ type itl struct {
 	denied atomic.Uint32 // a set of denials
 	counts iostat.Lazy   // of its commands
 
-	// running counts tasks from their start to their release, dormant ones excepted. It has
-	// a cache line that only this nexus writes.
-	running atomic.Int64
+	// tasks counts the tasks from their start to their release, and by oneRunning those that run: until they end (Task.leaveOrder), and
+	// dormant ones excepted. It has a cache line that only this nexus writes.
+	tasks atomic.Int64
 
 	prevents bool // PREVENT ALLOW MEDIUM REMOVAL; guarded by LogicalUnit.mu
 

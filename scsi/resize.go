@@ -24,5 +24,6 @@ func (lu *LogicalUnit) SizeChanged() {
 func (lu *LogicalUnit) Idle() bool {
 	lu.mu.Lock()
 	defer lu.mu.Unlock()
-	return lu.running() == 0
+	_, all := lu.tasks()
+	return all == 0
 }

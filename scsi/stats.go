@@ -104,7 +104,7 @@ func (t *Target) Stats() []LUNStats {
 }
 
 func (i *itl) addTo(s *iostat.Stats) {
-	s.InFlight += i.running.Load()
+	s.InFlight += i.tasks.Load() % oneRunning
 	i.counts.AddTo(s)
 }
 

@@ -21,6 +21,9 @@ type taskOrder struct {
 	headOfQueue int   // HEAD OF QUEUE tasks that run
 }
 
+// oneRunning is in itl.tasks what a task adds that runs.
+const oneRunning = 1 << 32
+
 // gateDraining in LogicalUnit.gate has every release look whether it was the last one.
 const gateDraining = 1 << 30
 
@@ -35,7 +38,7 @@ func (t *Task) enterInOrder() Next {
 		lu.mu.Unlock()
 		return t.begin()
 	}
-	t.itl.running.Add(-1)
+	t.itl.tasks.Add(-oneRunning)
 	last := &lu.order.first
 	for *last != nil {
 		last = &(*last).queueNext
@@ -43,7 +46,7 @@ func (t *Task) enterInOrder() Next {
 	*last = t
 	t.queueNext = nil
 	next := t.r.Park(withdrawDormant, t.before((*Task).begin))
-	// The task that was waited for may have been released between the look at the counts and
+	// The task that was waited for may have ended between the look at the counts and
 	// now, without seeing t in the queue.
 	granted := lu.serveOrder()
 	lu.checkDrained()
@@ -74,7 +77,21 @@ func (t *Task) noteRuns() {
 	}
 }
 
-// leaveInOrder is the end of t as far as the order goes: t has been released.
+// keepsOrder reports whether t is in the order until its release: its answer may be in the store's own memory, so it tells what those that
+// come later write there. Other tasks end with their last step: the initiator may take no answers, and those of others do not wait for it.
+func (t *Task) keepsOrder() bool { return !t.NoLend && t.itl.lu.v.Lends() }
+
+// leaveOrder is the end of t as far as the order goes, and also its release if released is 1.
+func (t *Task) leaveOrder(released int64) {
+	lu := t.itl.lu
+	left := t.itl.tasks.Add(-oneRunning - released)
+	invariant.Check(left >= 0, "scsi: more tasks leave the order than have entered it")
+	if gate := lu.gate.Load(); t.gated || gate != 0 && (left < oneRunning || gate >= gateDraining) {
+		lu.leaveInOrder(t)
+	}
+}
+
+// leaveInOrder is leaveOrder where the order matters to anybody.
 func (lu *LogicalUnit) leaveInOrder(t *Task) {
 	lu.mu.Lock()
 	if t.gated {
@@ -97,7 +114,7 @@ func (lu *LogicalUnit) leaveInOrder(t *Task) {
 func (lu *LogicalUnit) serveOrder() (granted volume.Granted) {
 	for t := lu.order.first; t != nil && t.mayRun(true, 0); t = lu.order.first {
 		lu.order.first = t.queueNext
-		t.itl.running.Add(1)
+		t.itl.tasks.Add(oneRunning)
 		t.noteRuns()
 		granted.Add(&t.r)
 	}
@@ -131,14 +148,14 @@ func withdrawDormant(r *volume.Request) bool {
 }
 
 // withdraw takes the dormant task t out of the queue, and reports false if it is not there
-// any more. As every task it is counted as running until its release.
+// any more. As every task it is counted as running until it ends.
 func (lu *LogicalUnit) withdraw(t *Task) bool {
 	lu.mu.Lock()
 	defer lu.mu.Unlock()
 	for p := &lu.order.first; *p != nil; p = &(*p).queueNext {
 		if *p == t {
 			*p = t.queueNext
-			t.itl.running.Add(1)
+			t.itl.tasks.Add(oneRunning)
 			t.noteRuns()
 			return true
 		}

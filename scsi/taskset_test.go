@@ -559,3 +559,52 @@ func TestManageAfterReplacement(t *testing.T) {
 		}
 	}
 }
+
+// TestOrderWithoutAnswer: an initiator that takes no answers keeps nobody in the task set waiting, for its tasks have ended: neither behind
+// a task of its own that is ORDERED or HEAD OF QUEUE, nor in front of an ORDERED one, nor a sanitize operation.
+func TestOrderWithoutAnswer(t *testing.T) {
+	for _, kept := range []Attr{Simple, Ordered, HeadOfQueue} {
+		for _, aborted := range []bool{false, true} {
+			b := newBench(t, false, nil).parkedBench()
+			deaf := b.task(rw10(0x28, 0, 1), nil, 512)
+			deaf.Nexus, deaf.Attr = b.newNexus(), kept
+			if deaf.Start() != Wait {
+				t.Fatal("READ does not wait for the store")
+			}
+			dormant := b.parked(Ordered)
+			if aborted {
+				deaf.Abort()
+			}
+			b.store.complete()
+			for ready := range len(b.owner.ready) {
+				if task := <-b.owner.ready; task == deaf && ready == 0 {
+					deaf.Resume() // and not Release: the answer does not leave
+				}
+			}
+			if next := dormant.Resume(); next != Wait || !b.running(dormant) {
+				t.Fatalf("%d, aborted %v: ORDERED waits until another initiator takes an answer: %v", kept, aborted, next)
+			}
+			b.end(dormant)
+			simple := b.parked(Simple)
+			if !b.running(simple) {
+				t.Errorf("%d, aborted %v: SIMPLE waits until another initiator takes an answer", kept, aborted)
+			}
+			drained := false
+			b.lu.Drain(func() { drained = true })
+			if drained {
+				t.Error("drained with a task in the store")
+			}
+			b.end(simple)
+			if !drained {
+				t.Errorf("%d, aborted %v: a sanitize operation waits until an initiator takes an answer", kept, aborted)
+			}
+			if b.lu.Idle() {
+				t.Error("idle with an answer under way")
+			}
+			deaf.Release()
+			if gate, running := b.lu.gate.Load(), b.lu.running(); gate != 0 || running != 0 || !b.lu.Idle() {
+				t.Errorf("at the end: gate %d, %d running, idle %v", gate, running, b.lu.Idle())
+			}
+		}
+	}
+}
