@@ -44,7 +44,6 @@ type Controller struct {
 	counted  bool // it is one of Node.controllers
 	cc, csts uint32
 	grant    int // I/O queues that the host may have
-	flushes  int // flushes of a shutdown that are under way
 
 	past iostat.Stats // of queues that are gone; guarded by Subsystem.mu
 
@@ -59,6 +58,7 @@ type Controller struct {
 	// anaChanges counts changes of access states.
 	anaChanges uint64
 	aborts     int // Abort commands that are under way
+	flushes    int // flushes of a shutdown that are under way; a reset, and the end of the queue, wait for them
 }
 
 // startTimeout is how long the controller takes to become ready, 500 ms each.
@@ -266,12 +266,11 @@ func (c *Controller) queuesGone() {
 	c.mu.Lock()
 	shutdown := false
 	switch {
-	case len(c.queues) > 1:
+	case len(c.queues) > 1 || c.flushes > 0:
 	case c.cc&nvme.CCEnable == 0:
 		c.csts &^= nvme.CSTSReady | nvme.CSTSFatal | nvme.CSTSShutdown
-	case c.csts&nvme.CSTSShutdown == nvme.CSTSShutdownUnderWay && c.flushes == 0:
+	case c.csts&nvme.CSTSShutdown == nvme.CSTSShutdownUnderWay:
 		shutdown = true
-		c.flushes = 1
 	}
 	c.mu.Unlock()
 	if shutdown {
@@ -279,16 +278,14 @@ func (c *Controller) queuesGone() {
 	}
 }
 
-// flush makes the namespaces durable: a host that shuts the controller down is about to rely on that. Its caller has counted one flush
-// more than there are.
+// flush makes the namespaces durable: a host that shuts the controller down is about to rely on that. The lock of the admin queue is held.
 func (c *Controller) flush() {
-	for _, p := range *c.admin.paths.Load() {
+	list := *c.admin.paths.Load()
+	c.flushes = len(list) + 1
+	for _, p := range list {
 		p.running.Add(1)
 		f := &shutdownFlush{c: c, p: p}
 		f.op = backend.Op{Kind: backend.Flush, Done: f}
-		c.mu.Lock()
-		c.flushes++
-		c.mu.Unlock()
 		if p.ns.v.Store().Submit(&f.op) {
 			f.OpDone(&f.op)
 		}
@@ -296,13 +293,17 @@ func (c *Controller) flush() {
 	c.flushed()
 }
 
-// flushed notes that a flush has ended.
+// flushed notes that a flush has ended. The lock of the admin queue is held.
 func (c *Controller) flushed() {
+	if c.flushes--; c.flushes > 0 {
+		return
+	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.flushes--; c.flushes == 0 && c.csts&nvme.CSTSShutdown == nvme.CSTSShutdownUnderWay {
+	if c.csts&nvme.CSTSShutdown == nvme.CSTSShutdownUnderWay {
 		c.csts = c.csts&^nvme.CSTSShutdown | nvme.CSTSShutdownDone
 	}
+	c.mu.Unlock()
+	c.queuesGone()
 }
 
 // shutdownFlush is the flush of a namespace in a shutdown.
@@ -317,8 +318,10 @@ func (f *shutdownFlush) OpDone(*backend.Op) {
 	if f.op.Err != nil {
 		f.p.ns.log.Error("the store could not be flushed when a host shut its controller down", "host", f.c.hostNQN, "reason", f.op.Err)
 	}
-	f.p.leave()
-	f.c.flushed()
+	f.c.admin.post(func() {
+		f.p.leave()
+		f.c.flushed()
+	})
 }
 
 // tick lets a second pass.

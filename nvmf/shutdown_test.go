@@ -1,0 +1,82 @@
+package nvmf
+
+import (
+	"testing"
+
+	"oneshot/backend"
+	"oneshot/backend/faulty"
+	"oneshot/nvme"
+)
+
+// setCC has the host write the property CC.
+func (h *host) setCC(v uint32) {
+	h.x.t.Helper()
+	h.must(nvme.Command{Opcode: nvme.Fabrics, NSID: uint32(nvme.PropertySet), DWords: [6]uint32{0, uint32(nvme.PropCC), v}}, 0, nil, false)
+}
+
+// status is the property CSTS.
+func (h *host) status() uint32 {
+	h.x.t.Helper()
+	return h.must(nvme.Command{Opcode: nvme.Fabrics, NSID: uint32(nvme.PropertyGet), DWords: [6]uint32{0, uint32(nvme.PropCSTS)}}, 0, nil, false).DW0
+}
+
+const enabled, shutDown = 0x460001, 0x464001 // values of CC
+
+// A host shuts its controller down, and goes while the flush is in the store: the namespace is not idle, so the store is not closed, and its
+// queue is there for Node.Shutdown.
+func TestShutdownFlushOutlivesHost(t *testing.T) {
+	store := later(t)
+	x := newTarget(t, store, false)
+	h, _ := x.admin(0)
+	gate := store.Hold(faulty.Match{Kinds: []backend.Kind{backend.Flush}})
+	h.setCC(shutDown)
+	gate.Await(1)
+	h.lose()
+	if x.ns.Idle() || x.Connections() != 1 {
+		t.Errorf("with a flush in the store: idle %v, %d connections", x.ns.Idle(), x.Connections())
+	}
+	gate.Release()
+	if err := x.Shutdown(t.Context()); err != nil || !x.ns.Idle() || x.sub.ControllerCount() != 0 {
+		t.Errorf("in the end: %v, idle %v, %d controllers", err, x.ns.Idle(), x.sub.ControllerCount())
+	}
+}
+
+// A reset is over when the flushes of the shutdown before it are: the next shutdown waits for a flush of its own, which begins after what the
+// host has written in between.
+func TestResetWaitsForShutdownFlush(t *testing.T) {
+	store := later(t)
+	x := newTarget(t, store, false)
+	h, id := x.admin(0)
+	gate := store.Hold(faulty.Match{Kinds: []backend.Kind{backend.Flush}})
+	h.setCC(shutDown)
+	gate.Await(1)
+	h.setCC(enabled &^ nvme.CCEnable)
+	if s := h.status(); s&nvme.CSTSReady == 0 {
+		t.Errorf("the reset is over while a flush is in the store: CSTS is %#x", s)
+	}
+	over := make(chan struct{})
+	x.ns.Drain(func() { close(over) })
+	gate.Release()
+	<-over
+	if s := h.status(); s != 0 {
+		t.Errorf("when it is not: CSTS is %#x", s)
+	}
+
+	h.setCC(enabled)
+	io := x.queue(id)
+	io.must(rw(nvme.Write, 1), 512, fill(512, 1), true)
+	io.lose()
+	gate = store.Hold(faulty.Match{Kinds: []backend.Kind{backend.Flush}})
+	h.setCC(shutDown)
+	gate.Await(1)
+	if s := h.status(); s != nvme.CSTSReady|nvme.CSTSShutdownUnderWay {
+		t.Errorf("with the next flush in the store: CSTS is %#x", s)
+	}
+	over = make(chan struct{})
+	x.ns.Drain(func() { close(over) })
+	gate.Release()
+	<-over
+	if s := h.status(); s != nvme.CSTSReady|nvme.CSTSShutdownDone {
+		t.Errorf("in the end: CSTS is %#x", s)
+	}
+}
