@@ -73,11 +73,12 @@ func (c *Controller) raise(e event) {
 // deliver answers requests with events.
 func (c *Controller) deliver() {
 	for e := range eventCount {
-		if !c.events.pending[e] || c.events.masked[e] || len(c.events.parked) == 0 {
+		first := slices.IndexFunc(c.events.parked, func(t *Task) bool { return !t.aborted }) // one that is, tells nothing
+		if !c.events.pending[e] || c.events.masked[e] || first < 0 {
 			continue
 		}
 		c.events.pending[e], c.events.masked[e] = false, true
-		t := c.events.parked[0]
+		t := c.events.parked[first]
 		c.unpark(t)
 		t.CQE.DW0 = eventKinds[e].told
 		c.admin.step(t, t.end(nvme.Success))
