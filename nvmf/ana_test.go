@@ -234,3 +234,67 @@ func TestLogWaitsForMemory(t *testing.T) {
 		t.Errorf("namespaces %d and %d have changed", first, second)
 	}
 }
+
+// A namespace that comes in place of another one, at once or later, may be in another state than that one was. Linux knows the state by
+// the number, from the log that it has read, and reads it again when it is told.
+func TestStateOfAnother(t *testing.T) {
+	x, y := newTarget(t, nil, false), newTarget(t, nil, false)
+	t.Cleanup(func() { x.sub.SetNamespaces([]Shown{{NSID: 1}}) })
+	p := x.party(2, 1)
+	p.admin.must(nvme.Command{Opcode: nvme.AdminSetFeatures, DWords: [6]uint32{uint32(nvme.FeatureAsyncEvents), nvme.OAESANA}}, 0, nil, false)
+	p.admin.start(nvme.Command{Opcode: nvme.AdminAsyncEvent}, 0, nil, false)
+	x.setGroup(2, access.Standby)
+	if got := p.told(); len(got) != 1 {
+		t.Fatalf("told %x", got)
+	}
+	if got, want := p.ana(0), "1, 1: 1 3 1"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	for i, s := range []struct {
+		change []Shown
+		log    string
+	}{
+		{[]Shown{{NSID: 1, Namespace: y.ns}}, "2, 1: 2 1 1"},
+		{[]Shown{{NSID: 1, Namespace: x.ns}}, "3, 1: 3 3 1"},
+		{[]Shown{{NSID: 1}}, ""},
+		{[]Shown{{NSID: 1, Namespace: y.ns}}, "4, 1: 4 1 1"},
+		{[]Shown{{NSID: 1}}, ""},
+		{[]Shown{{NSID: 1, Namespace: y.ns}}, ""},
+	} {
+		x.sub.SetNamespaces(s.change)
+		if s.change[0].Namespace != x.ns {
+			x.v.Access().Serve(access.Unavailable, nil) // of a namespace that is taken away, hosts hear nothing
+			x.v.Access().Serve(access.ActiveOptimized, nil)
+		}
+		if got := p.told(); (len(got) == 1 && got[0] == nvme.EventANA) != (s.log != "") {
+			t.Errorf("change %d: told %x", i, got)
+		}
+		if got := p.ana(0); s.log != "" && got != s.log {
+			t.Errorf("change %d: %s, want %s", i, got, s.log)
+		}
+	}
+}
+
+// What changes between Connect and the authentication is in the log that the host reads then; that it changes back is told.
+func TestStateBeforeAuthentication(t *testing.T) {
+	x := newTarget(t, nil, false)
+	r := x.guarded(false)
+	h := x.dialThrough(2, 1)
+	h.connect(testHost, 0, nvme.DynamicController, 0)
+	x.setGroup(2, access.Standby)
+	x.tell()
+	if err := h.authenticate(r); err != nil {
+		t.Fatal(err)
+	}
+	h.setCC(enabled)
+	h.must(nvme.Command{Opcode: nvme.AdminSetFeatures, DWords: [6]uint32{uint32(nvme.FeatureAsyncEvents), nvme.OAESANA}}, 0, nil, false)
+	h.start(nvme.Command{Opcode: nvme.AdminAsyncEvent}, 0, nil, false)
+	p := &party{admin: h, io: h}
+	if got, want := p.ana(0), "1, 1: 1 3 1"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	x.setGroup(2, access.ActiveOptimized)
+	if got := p.told(); len(got) != 1 || got[0] != nvme.EventANA {
+		t.Errorf("told %x", got)
+	}
+}

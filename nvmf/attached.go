@@ -17,24 +17,32 @@ type attached struct {
 
 	denied atomic.Uint32 // access.Denial
 	told   atomic.Uint32 // access.Event that the controller does not know yet
+}
 
-	// Guarded by the lock of the admin queue.
+// anaGroup is the namespace of a number, whichever it is: hosts remember its state by that.
+type anaGroup struct {
 	state   access.GroupState // as the host was told
 	changes uint64            // of it
 }
 
 var _ access.Subscriber = (*attached)(nil)
 
-// attach begins what c knows of the namespace.
+// attach begins what c knows of the namespace. Subsystem.mu is held.
 func (n *Namespace) attach(c *Controller, nsid uint32) *attached {
 	a := &attached{ns: n, ctrl: c, nsid: nsid}
 	n.mu.Lock()
 	n.attached = append(n.attached, a)
 	n.mu.Unlock()
 	table := n.v.Access()
-	a.state = table.Group(c.group).State
+	group := c.groups[nsid]
+	if group == nil {
+		group = &anaGroup{state: table.Group(c.group).State}
+		c.groups[nsid] = group
+	}
 	table.Subscribe(a)
-	if table.Group(c.group).State != a.state { // nobody has told it
+	// The namespace that had the number before may have been in another state, which Linux goes by until it is told. And nobody has told what
+	// has changed a moment ago.
+	if table.Group(c.group).State != group.state {
 		a.Tell(access.AccessChanged)
 	}
 	return a
@@ -153,6 +161,10 @@ func (w *abortion) over() {
 // accessTold does what the table has told of a namespace. The lock of the admin queue is held.
 func (c *Controller) accessTold(a *attached) {
 	e := access.Event(a.told.Swap(0))
+	if e&access.AccessChanged != 0 && c.stateChanged(a) {
+		c.anaChanges++
+		c.raise(eventANA)
+	}
 	if c.admin.state != queueConnected {
 		return
 	}
@@ -170,12 +182,20 @@ func (c *Controller) accessTold(a *attached) {
 			c.raise(eventReservation)
 		}
 	}
-	if state := a.ns.v.Access().Group(c.group).State; e&access.AccessChanged != 0 && state != a.state {
-		a.state = state
-		a.changes++
-		c.anaChanges++
-		c.raise(eventANA)
+}
+
+// stateChanged notes the access state of a namespace, and reports whether it is another one than the host was told. What is not attached any
+// more has none.
+func (c *Controller) stateChanged(a *attached) bool {
+	c.sub.mu.Lock()
+	defer c.sub.mu.Unlock()
+	group, state := c.groups[a.nsid], a.ns.v.Access().Group(c.group).State
+	if state == group.state || !slices.Contains(*c.attached.Load(), a) {
+		return false
 	}
+	group.state = state
+	group.changes++
+	return true
 }
 
 // anaStates translates access states of groups. Hosts of NVMe know one state without I/O that may end.
@@ -187,11 +207,13 @@ var anaStates = map[access.GroupState]nvme.ANAState{
 
 // anaLog is the log of ANA states: each namespace is a group (Base 2.0 §5.16.1.13).
 func (c *Controller) anaLog(groupsOnly bool) []byte {
+	c.sub.mu.Lock()
 	list := *c.attached.Load()
 	groups := make([]nvme.ANAGroup, len(list))
 	for i, a := range list {
-		groups[i] = nvme.ANAGroup{NSID: a.nsid, State: anaStates[a.ns.v.Access().Group(c.group).State], Changes: a.changes}
+		groups[i] = nvme.ANAGroup{NSID: a.nsid, State: anaStates[a.ns.v.Access().Group(c.group).State], Changes: c.groups[a.nsid].changes}
 	}
+	c.sub.mu.Unlock()
 	return nvme.AppendANA(nil, c.anaChanges, groups, groupsOnly)
 }
 

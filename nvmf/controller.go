@@ -35,6 +35,7 @@ type Controller struct {
 
 	attached atomic.Pointer[[]*attached] // namespaces, sorted by NSID; replaced, never changed
 	detached []*attached                 // that were taken away, until they are closed and others are; guarded by Subsystem.mu
+	groups   map[uint32]*anaGroup        // by NSID, those of namespaces that were taken away among them; guarded by Subsystem.mu
 	gone     bool                        // it attaches no namespace any more; guarded by Subsystem.mu
 	barred   atomic.Bool                 // its host is not admitted any more: it attaches none, and ends; set with Subsystem.mu held
 
@@ -67,7 +68,7 @@ const startTimeout = 15
 func newController(q *Queue, sub *Subsystem, host string, hostID [16]byte, kato uint32) *Controller {
 	c := &Controller{
 		node: q.node, sub: sub, admin: q, hostNQN: host, hostID: hostID, group: q.group, number: q.node.lastNumber.Add(1), since: time.Now(),
-		queues: make(map[uint16]*Queue),
+		queues: make(map[uint16]*Queue), groups: make(map[uint32]*anaGroup),
 		kato:   kato, last: q.node.clock.Load(), features: newFeatures(), grant: maxIOQueues,
 	}
 	c.attached.Store(new([]*attached))
