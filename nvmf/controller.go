@@ -69,7 +69,7 @@ func newController(q *Queue, sub *Subsystem, host string, hostID [16]byte, kato 
 	c := &Controller{
 		node: q.node, sub: sub, admin: q, hostNQN: host, hostID: hostID, group: q.group, number: q.node.lastNumber.Add(1), since: time.Now(),
 		queues: make(map[uint16]*Queue), groups: make(map[uint32]*anaGroup),
-		kato:   kato, last: q.node.clock.Load(), features: newFeatures(), grant: maxIOQueues,
+		kato: kato, last: q.node.clock.Load(), features: newFeatures(), grant: maxIOQueues,
 	}
 	c.attached.Store(new([]*attached))
 	return c

@@ -46,6 +46,7 @@ func (t *Task) checkFeature(f nvme.FID, set bool) bool {
 		t.refuse(nvme.InvalidField)
 	case isNamespaceFeature(f):
 		if nsid == nvme.AllNamespaces && set {
+			t.hold(*t.Queue.paths.Load()...)
 			return false
 		}
 		p := t.Queue.path(nsid)
@@ -53,6 +54,7 @@ func (t *Task) checkFeature(f nvme.FID, set bool) bool {
 			t.refuse(nvme.InvalidNamespace)
 			return true
 		}
+		t.hold(p)
 		// Base 2.0 §8.1.3: they are of the namespace, which is not to be had this way.
 		s := refusal(access.Denial(p.at.denied.Load())&access.OfGroups, false, false)
 		t.end(s)
@@ -124,7 +126,7 @@ func (t *Task) setFeatures() volume.Next {
 		if v&^uint32(nvme.AllNotices) != 0 {
 			return t.refuse(nvme.InvalidField)
 		}
-		c.sub.setNoticeMask(c.hostID, t.concerned(), v)
+		c.sub.setNoticeMask(c.hostID, t.held, v)
 	case nvme.FeaturePersistence:
 		if v&^1 != 0 {
 			return t.refuse(nvme.InvalidField)

@@ -207,11 +207,11 @@ func (s *Subsystem) noticeMask(host [16]byte, nsid uint32) uint32 {
 }
 
 // setNoticeMask changes that, for namespaces that are there.
-func (s *Subsystem) setNoticeMask(host [16]byte, list []*attached, mask uint32) {
+func (s *Subsystem) setNoticeMask(host [16]byte, list []*path, mask uint32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, a := range list {
-		s.masks[noticeKey{host, a.nsid}] = mask
+	for _, p := range list {
+		s.masks[noticeKey{host, p.nsid}] = mask
 	}
 }
 
@@ -224,18 +224,18 @@ func (s *Subsystem) forgetMasks(gone func(noticeKey) bool) {
 	}
 }
 
-// concerned lists the namespaces that a feature is set for.
-func (t *Task) concerned() []*attached {
-	if t.SQE.NSID() == nvme.AllNamespaces {
-		return *t.Queue.ctrl.attached.Load()
+// hold keeps the namespaces of an admin command from being closed before it ends.
+func (t *Task) hold(list ...*path) {
+	for _, p := range list {
+		p.running.Add(1)
 	}
-	return []*attached{t.Queue.path(t.SQE.NSID()).at}
+	t.held = list
 }
 
 // persistence says whether reservations outlive a loss of power.
 func (t *Task) persistence() volume.Next {
 	t.r.Begin(t, nil, 0, t.Queue.node.most, false, false)
-	return t.change(t.Queue.path(t.SQE.NSID()).at, &access.Change{Op: access.Look}, func(t *Task) volume.Next {
+	return t.change(t.held[0].at, &access.Change{Op: access.Look}, func(t *Task) volume.Next {
 		if t.changing.Result != access.Done {
 			return t.changed()
 		}
@@ -249,7 +249,7 @@ func (t *Task) persistence() volume.Next {
 // setPersistence has the reservations of namespaces outlive a loss of power, or not.
 func (t *Task) setPersistence() volume.Next {
 	t.r.Begin(t, nil, 0, t.Queue.node.most, false, false)
-	t.others = t.concerned()
+	t.others = t.held
 	t.changing = &access.Change{}
 	return t.persistNext()
 }
@@ -259,7 +259,7 @@ func (t *Task) persistNext() volume.Next {
 	if t.changing.Result != access.Done || len(t.others) == 0 {
 		return t.changed()
 	}
-	a := t.others[0]
+	p := t.others[0]
 	t.others = t.others[1:]
-	return t.change(a, &access.Change{Op: access.SetPersist, Persist: t.SQE.DWord(11)&1 != 0}, (*Task).persistNext)
+	return t.change(p.at, &access.Change{Op: access.SetPersist, Persist: t.SQE.DWord(11)&1 != 0}, (*Task).persistNext)
 }

@@ -656,3 +656,46 @@ func TestNoHostIdentifier(t *testing.T) {
 		t.Errorf("%v %#x", a.Status, a.DW0)
 	}
 }
+
+// slowKeeper saves when it is told to.
+type slowKeeper struct {
+	keeper
+	begun, goOn chan struct{}
+}
+
+func (k *slowKeeper) Save(b []byte) error {
+	k.begun <- struct{}{}
+	<-k.goOn
+	return k.keeper.Save(b)
+}
+
+// A namespace is not closed before Set Features has kept what it is to: the volume may be opened anew afterwards, and what it keeps then
+// would be written over.
+func TestFeatureHoldsNamespace(t *testing.T) {
+	for _, nsid := range []uint32{1, nvme.AllNamespaces} {
+		k := &slowKeeper{begun: make(chan struct{}), goOn: make(chan struct{})}
+		x := newKeepingTarget(t, nil, false, k)
+		h, _ := x.admin(0)
+		for len(h.heard) > 0 {
+			<-h.heard
+		}
+		h.start(nvme.Command{Opcode: nvme.AdminSetFeatures, NSID: nsid, DWords: [6]uint32{uint32(nvme.FeaturePersistence), 1}}, 0, nil, false)
+		<-k.begun
+		x.sub.SetNamespaces([]Shown{{NSID: 1}})
+		x.Quiesce()
+		if x.ns.Idle() {
+			t.Errorf("namespace %#x may be closed while a change of it is being kept", nsid)
+		}
+		over := make(chan struct{})
+		x.ns.Drain(func() { close(over) })
+		k.goOn <- struct{}{}
+		<-over
+		<-h.heard
+		h.q.Lock()
+		got := h.take()
+		h.q.Unlock()
+		if len(got) == 0 || got[len(got)-1].Status != nvme.Success {
+			t.Errorf("namespace %#x: %v", nsid, got)
+		}
+	}
+}

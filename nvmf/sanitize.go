@@ -64,13 +64,14 @@ func (t *Task) leaveSanitize() volume.Next {
 			return t.refuse(nvme.SanitizeFailed)
 		}
 	}
-	w := t.awaitVolumes(len(all))
-	for _, a := range all {
-		if _, failed := a.ns.v.MayLeaveSanitize(); !failed {
+	t.hold(*t.Queue.paths.Load()...)
+	w := t.awaitVolumes(len(t.held))
+	for _, p := range t.held {
+		if _, failed := p.ns.v.MayLeaveSanitize(); !failed {
 			w.done(nil)
 			continue
 		}
-		go func() { w.done(a.ns.v.LeaveSanitize()) }() // the task waits for it
+		go func() { w.done(p.ns.v.LeaveSanitize()) }() // the task waits for it
 	}
 	w.done(nil)
 	return volume.Wait

@@ -54,8 +54,9 @@ type Task struct {
 	waits *Subsystem
 
 	r       volume.Request
-	path    *path // nil: the command is about no namespace's blocks
-	off     int64 // bytes of the volume
+	path    *path   // nil: the command is about no namespace's blocks
+	held    []*path // that an admin command is about: their namespaces are not closed before it ends
+	off     int64   // bytes of the volume
 	n       int64
 	own     func(*Task) volume.Next // goes on with data that the task has memory of its own for
 	after   func(*Task) volume.Next // the step after the current one of r
@@ -66,7 +67,7 @@ type Task struct {
 
 	awaited  []*abortion    // what waits for the end of the command
 	changing *access.Change // of who may do what
-	others   []*attached    // that are to be changed next
+	others   []*path        // that are to be changed next
 
 	// A fused pair is the request of its first command. Both have data in one half of its memory each.
 	fused  bool // the first of a pair
@@ -208,6 +209,10 @@ func (t *Task) release() {
 		t.path.leave()
 		t.path = nil
 	}
+	for _, p := range t.held {
+		p.leave()
+	}
+	t.held = nil
 	t.In, t.Out, t.data[0] = nil, nil, nil
 	t.own, t.after = nil, nil
 	t.changing, t.others, t.copying = nil, nil, nil
