@@ -106,7 +106,7 @@ func (m *moving) addresses() (list []front.Address) {
 // begin removes what a former process may have left, and keeps the addresses until the mirror's ctx ends.
 func (m *moving) begin() {
 	for _, a := range m.addresses() {
-		m.complain(a.RemoveLeft())
+		m.complain(a.Remove())
 	}
 	m.s.wg.Go(func() {
 		leads := m.s.Leads() > 0

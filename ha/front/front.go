@@ -50,38 +50,48 @@ func (a Address) link() (netlink.Link, error) {
 	return l, err
 }
 
-// find returns the address as it is on the interface; nil: it is not.
-func (a Address) find(l netlink.Link) (*netlink.Addr, error) {
+// find returns the address as it is on the interface for a time, as Add puts it there; nil: it is not. good is that of the same IP that is
+// there for good, with another prefix perhaps; nil: there is none.
+func (a Address) find(l netlink.Link) (own, good *netlink.Addr, err error) {
 	list, err := netlink.AddrList(l, a.family())
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for i := range list {
-		if ip, ok := netip.AddrFromSlice(list[i].IP); ok && ip.Unmap() == a.IP {
-			return &list[i], nil
+		if ip, ok := netip.AddrFromSlice(list[i].IP); !ok || ip.Unmap() != a.IP {
+			continue
+		}
+		if uint32(list[i].ValidLft) == forever {
+			good = &list[i]
+		} else {
+			own = &list[i]
 		}
 	}
-	return nil, nil
+	return own, good, nil
 }
 
 // forever is the lifetime of an address that the administrator has set.
 const forever = 1<<32 - 1
 
-// Check reports what would keep Add from working: no such interface, or an address that is there for good.
+// Check reports what keeps Add from working: no such interface, or an address that is there for good.
 func (a Address) Check() error {
 	l, err := a.link()
 	if err != nil {
 		return err
 	}
-	found, err := a.find(l)
-	if err == nil && found != nil && uint32(found.ValidLft) == forever {
-		err = fmt.Errorf("%v is on the interface for good, and is to move with the mirror's primary: remove it (ip address del %v dev %s), and from the network's configuration", a, found.IPNet, a.Interface)
+	_, good, err := a.find(l)
+	if good != nil {
+		err = fmt.Errorf("%v is on the interface for good, and is to move with the mirror's primary: remove it (ip address del %v dev %s), and from the network's configuration", a, good.IPNet, a.Interface)
 	}
 	return err
 }
 
-// Add puts the address on the interface for Lifetime, or prolongs its stay.
+// Add puts the address on the interface for Lifetime, or prolongs its stay. One that is there for good stays so: it is the administrator's,
+// and perhaps the one by which the machine is reached.
 func (a Address) Add() error {
+	if err := a.Check(); err != nil {
+		return err
+	}
 	l, err := a.link()
 	if err != nil {
 		return err
@@ -98,29 +108,20 @@ func (a Address) Add() error {
 	return nil
 }
 
-// Remove takes the address from the interface, if it is there.
+// Remove takes the address from the interface, if it is there for a time.
 func (a Address) Remove() error {
 	l, err := a.link()
 	if err != nil {
 		return err
 	}
-	found, err := a.find(l)
-	if err != nil || found == nil {
+	own, _, err := a.find(l)
+	if err != nil || own == nil {
 		return err
 	}
-	if err := netlink.AddrDel(l, found); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+	if err := netlink.AddrDel(l, own); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
 		return fmt.Errorf("%v cannot be removed: %w", a, err)
 	}
 	return nil
-}
-
-// RemoveLeft takes the address away that a former process has left, which has a lifetime. One that is there for good is the
-// administrator's, and perhaps the one by which the machine is reached: it stays, and the error is that of Check.
-func (a Address) RemoveLeft() error {
-	if err := a.Check(); err != nil {
-		return err
-	}
-	return a.Remove()
 }
 
 // net is the address alone: what the machine reaches it does by an address of its own.
