@@ -67,9 +67,3 @@ func (lu *LogicalUnit) conditionOf(denied uint32) Sense {
 	}
 	return Sense{}
 }
-
-// loseNexus ends what does not outlive the nexus n: its RESERVE and what it prevents.
-func (lu *LogicalUnit) loseNexus(n *Nexus) {
-	lu.v.Access().Lose(n)
-	lu.allowRemoval(n)
-}

@@ -60,8 +60,21 @@ func (t *Task) conflict() Next {
 // supported, as SPC-2 allows.
 func (t *Task) reserve() Next { return t.reserveUnit(access.ReserveUnit) }
 
-// releaseUnit is RELEASE(6) and (10). Who has not reserved releases nothing.
-func (t *Task) releaseUnit() Next { return t.reserveUnit(access.ReleaseUnit) }
+// releaseUnit is RELEASE(6) and (10). Who has not reserved releases nothing. What was aborted of the nexus leaves the store before others
+// may come.
+func (t *Task) releaseUnit() Next {
+	m := &manager{deaf: true, done: func(TMFResponse) { t.r.Grant() }}
+	m.left.Store(1)
+	t.itl.await(m)
+	if m.left.Load() == 1 {
+		return t.releaseNow()
+	}
+	next := t.r.Park(nil, t.before((*Task).releaseNow))
+	m.released()
+	return next
+}
+
+func (t *Task) releaseNow() Next { return t.reserveUnit(access.ReleaseUnit) }
 
 func (t *Task) reserveUnit(op access.Op) Next {
 	if t.CDB[1]&t.cmd.Usage[1] != 0 {

@@ -911,3 +911,91 @@ func TestHostIsReported(t *testing.T) {
 		t.Errorf("told %#x", h.told)
 	}
 }
+
+// A RESERVE stands until the commands of its session that were aborted have left the store: those whom it keeps away do not come among them.
+func TestReserveOutlastsAbortedWrites(t *testing.T) {
+	reserve6, release6 := []byte{0x16, 0, 0, 0, 0, 0}, []byte{0x17, 0, 0, 0, 0, 0}
+	for name, end := range map[string]func(b *bench, other *Nexus, task *Task, done func(TMFResponse)){
+		"session lost": func(b *bench, _ *Nexus, _ *Task, done func(TMFResponse)) {
+			b.nexus.Close(func() { done(FunctionComplete) })
+		},
+		"LUN RESET":       func(_ *bench, other *Nexus, _ *Task, done func(TMFResponse)) { other.Manage(LUNReset, 0, nil, done) },
+		"I_T NEXUS RESET": func(b *bench, _ *Nexus, _ *Task, done func(TMFResponse)) { b.nexus.Manage(ITNexusReset, 0, nil, done) },
+		"RELEASE": func(b *bench, _ *Nexus, task *Task, done func(TMFResponse)) {
+			b.nexus.Manage(AbortTask, 0, task, done)
+			if b.task(release6, nil, 0).Start() == Done {
+				b.t.Error("RELEASE is answered while an aborted command is in the store")
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, false, nil)
+			other := b.client(2)
+			if r := b.do(reserve6, nil, 0); r.status != Good {
+				t.Fatalf("RESERVE: %+v", r)
+			}
+			// The WRITE is in the store when it is aborted, the answer to the other command has not left.
+			answered := b.task(make([]byte, 6), nil, 0)
+			if answered.Start() != Done {
+				t.Fatal("TEST UNIT READY waits")
+			}
+			b.store.hold = func(op *backend.Op) bool { return op.Kind == backend.Write }
+			task := b.task(rw10(0x2a, 0, 1), make([]byte, 512), 0)
+			if task.Start() != Pull || task.Pulled() != Wait {
+				t.Fatal("WRITE does not wait for the store")
+			}
+			over := false
+			end(b, other, task, func(TMFResponse) { over = true })
+			reserve := func() Status {
+				for _, n := range []*Nexus{b.nexus, other} {
+					n.lookup(0).ua.Store(0)
+				}
+				again := b.task(reserve6, nil, 0)
+				again.Nexus = other
+				return b.run(again, nil).status
+			}
+			if got := reserve(); got != ReservationConflict || over {
+				t.Errorf("while the aborted WRITE is in the store: %#x to RESERVE by another, over %v", got, over)
+			}
+			b.wakeUps()
+			if got := reserve(); got != ReservationConflict || over {
+				t.Errorf("when its owner knows: %#x to RESERVE by another, over %v", got, over)
+			}
+			b.store.complete()
+			b.wakeUps()
+			if got := reserve(); got != Good || !over {
+				t.Errorf("in the end: %#x to RESERVE by another, over %v", got, over)
+			}
+			answered.Release()
+		})
+	}
+}
+
+// What is lost with a reset is the RESERVE that stood when it came, not one that was done since.
+func TestReserveAfterReset(t *testing.T) {
+	reserve6 := []byte{0x16, 0, 0, 0, 0, 0}
+	b := newBench(t, false, nil).parkedBench()
+	other := b.client(2)
+	if r := b.do(reserve6, nil, 0); r.status != Good {
+		t.Fatalf("RESERVE: %+v", r)
+	}
+	task := b.parked(Simple)
+	over := false
+	other.Manage(LUNReset, 0, nil, func(TMFResponse) { over = true })
+	b.nexus.lookup(0).ua.Store(0)
+	if r := b.do(reserve6, nil, 0); r.status != Good || over {
+		t.Fatalf("RESERVE once more: %+v, over %v", r, over)
+	}
+	b.store.complete()
+	if task.Resume() != Aborted {
+		t.Error("the reset does not abort")
+	}
+	task.Release()
+	b.wakeUps()
+	again := b.task(make([]byte, 6), nil, 0)
+	again.Nexus = other
+	other.lookup(0).ua.Store(0)
+	if r := b.run(again, nil); r.status != ReservationConflict || !over {
+		t.Errorf("a RESERVE that came after the reset is lost with it: %#x, over %v", r.status, over)
+	}
+}

@@ -1,9 +1,12 @@
 package scsi
 
 import (
+	"slices"
 	"sync/atomic"
 
 	"oneshot/internal/invariant"
+	"oneshot/volume"
+	"oneshot/volume/access"
 )
 
 // TMF is a task management function (SAM-5 §7), numbered as in iSCSI (RFC 7143 §11.5.1, RFC
@@ -42,6 +45,7 @@ const (
 // manager is a task management function that waits for the tasks it has aborted.
 type manager struct {
 	by       *Nexus       // who asks; nil: another one than those whose tasks are aborted
+	deaf     bool         // it waits for no answers
 	left     atomic.Int64 // tasks to be released, and one for the caller
 	response TMFResponse
 	failed   atomic.Bool // the mode parameters could not be reset: nobody has agreed to that
@@ -173,7 +177,46 @@ func (i *itl) abortAll(m *manager) (n int) {
 // answers reports whether m waits for the answers of tasks that have finished. Those to who asks have to be on their way before the response.
 // Those to others may wait until the target notices that their initiator is dead, and change nothing; but where they are sent from the
 // memory of the store they would tell what is written there next.
-func (i *itl) answers(m *manager) bool { return i.nexus == m.by || i.lu.v.Lends() }
+func (i *itl) answers(m *manager) bool { return !m.deaf && (i.nexus == m.by || i.lu.v.Lends()) }
+
+// await has m wait for the tasks that are aborted, and not over.
+func (i *itl) await(m *manager) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for t := i.first; t != nil; t = t.next {
+		if s := t.state.Load(); s&stateAborted != 0 && s&(stateFinished|stateOver) == 0 {
+			m.left.Add(1)
+			t.managers = append(t.managers, m)
+		}
+	}
+}
+
+// loseReserve ends a RESERVE of v, if r is one, as soon as the tasks that were aborted are over. m waits for that.
+func (m *manager) loseReserve(v *volume.Volume, r *access.Reserved, places []*itl) {
+	if r == nil {
+		return
+	}
+	m.left.Add(1)
+	lose := &manager{deaf: true, done: func(TMFResponse) {
+		v.Access().Lose(r)
+		m.released()
+	}}
+	lose.left.Store(1)
+	for _, i := range places {
+		if i.lu.v == v {
+			i.await(lose)
+		}
+	}
+	lose.released()
+}
+
+// loseNexus ends what does not outlive the nexus, when its tasks are aborted: each RESERVE, and what it prevents.
+func (n *Nexus) loseNexus(m *manager, places []*itl) {
+	for _, i := range places {
+		m.loseReserve(i.lu.v, i.lu.v.Access().Reserved(n), places)
+		i.lu.allowRemoval(n)
+	}
+}
 
 // mark marks t aborted, has m wait for its release, unless answers is false and it is over, and reports whether t was not finished.
 // itl.mu is held, so t is not released meanwhile.
@@ -231,14 +274,16 @@ func (lu *LogicalUnit) clearTaskSet(m *manager, by *Nexus) {
 // are what they were at the start, and every nexus, the one that asked included, is told.
 func (lu *LogicalUnit) reset(m *manager, ua uint32) {
 	lu.resetModes(m)
-	lu.v.Access().Lose(nil)
+	reserved := lu.v.Access().Reserved(nil)
 	lu.allowRemoval(nil)
 	lu.mu.Lock()
-	defer lu.mu.Unlock()
-	for _, i := range lu.itls {
+	places := slices.Clone(lu.itls)
+	for _, i := range places {
 		i.abortAll(m)
 		i.ua.Or(ua)
 	}
+	lu.mu.Unlock()
+	m.loseReserve(lu.v, reserved, places)
 }
 
 // reset resets all logical units of the target.
@@ -255,11 +300,12 @@ func (t *Target) reset(m *manager, ua uint32) TMFResponse {
 func (n *Nexus) reset(m *manager) TMFResponse {
 	n.target.mu.Lock()
 	defer n.target.mu.Unlock()
-	for _, i := range n.places() {
+	places := n.places()
+	for _, i := range places {
 		i.abortAll(m)
-		i.lu.loseNexus(n)
 		i.ua.Or(uaNexusLoss)
 	}
+	n.loseNexus(m, places)
 	return FunctionComplete
 }
 
@@ -303,7 +349,7 @@ func (n *Nexus) Close(done func()) {
 	m.left.Store(1)
 	for _, i := range places {
 		i.abortAll(m)
-		i.lu.loseNexus(n)
 	}
+	n.loseNexus(m, places)
 	m.finish()
 }

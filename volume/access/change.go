@@ -385,7 +385,7 @@ func (c *Change) reserveUnit(t *Table) Result {
 	if len(c.next.Registrations) > 0 { // SPC-4 §5.13.3: without CRH
 		return Conflict
 	}
-	mine := t.reserved == c.By.Session()
+	mine := t.reserved.of(c.By.Session())
 	switch {
 	case c.Op == ReleaseUnit:
 		if mine { // who has not reserved releases nothing

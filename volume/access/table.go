@@ -43,7 +43,7 @@ type Table struct {
 	mu          sync.Mutex // taken before the locks of subscribers, which it never takes
 	state       State      // guarded by mu
 	changes     uint64     // Common.Changes of what Adopt took last; guarded by mu
-	reserved    any        // the session that has done RESERVE; nil: none; guarded by mu
+	reserved    *Reserved  // by RESERVE; nil: it is not; guarded by mu
 	conditions  Denial     // of the volume, for everybody; guarded by mu
 	served      GroupState // of all groups here, unless it is active/optimized; guarded by mu
 	elsewhere   []Group    // through which other processes show the volume; guarded by mu
@@ -51,6 +51,12 @@ type Table struct {
 	saving      bool      // a change waits until it is kept, and others for it; guarded by mu
 	waiting     []*Change // guarded by mu
 }
+
+// Reserved is what one RESERVE has made.
+type Reserved struct{ session any }
+
+// of reports whether session has done the RESERVE. There may be none.
+func (r *Reserved) of(session any) bool { return r != nil && r.session == session }
 
 // NewTable returns a table in that state. keep, if set, keeps what State.Kept returns, durably. Its
 // calls do not overlap.
@@ -76,7 +82,7 @@ func (t *Table) Unsubscribe(s Subscriber) {
 		t.subscribers[i], t.subscribers[last] = t.subscribers[last], nil
 		t.subscribers = t.subscribers[:last]
 	}
-	if t.reserved == s.Session() { // by a command that was still waiting when the session was lost
+	if t.reserved.of(s.Session()) { // by a command that was still waiting when the session was lost
 		t.reserved = nil
 		t.publish()
 	}
@@ -141,11 +147,21 @@ func (t *Table) SetCondition(mask, conditions Denial) {
 	t.publish()
 }
 
-// Lose ends the RESERVE of a session; nil: of any.
-func (t *Table) Lose(session any) {
+// Reserved returns the RESERVE of a session, or of any, with nil. nil: there is none.
+func (t *Table) Reserved(session any) *Reserved {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.reserved != nil && (session == nil || session == t.reserved) {
+	if session != nil && !t.reserved.of(session) {
+		return nil
+	}
+	return t.reserved
+}
+
+// Lose ends a RESERVE, unless it has ended, or been done again.
+func (t *Table) Lose(r *Reserved) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.reserved == r {
 		t.reserved = nil
 		t.publish()
 	}
@@ -156,7 +172,7 @@ func (t *Table) deny(s Subscriber) {
 	d := t.state.denies(s.Holder())
 	if t.reserved != nil {
 		d &^= ofReservations
-		if t.reserved != s.Session() {
+		if !t.reserved.of(s.Session()) {
 			d |= ofReservations
 		}
 	}
@@ -277,7 +293,7 @@ func (t *Table) commit(c *Change) {
 	}
 	t.state = c.next
 	if c.Op == ReserveUnit {
-		t.reserved = c.By.Session()
+		t.reserved = &Reserved{c.By.Session()}
 	}
 	t.publish()
 	for _, n := range c.notices {
