@@ -56,9 +56,10 @@ type ForcedMirror struct {
 	Mark      uint64   // all records up to it are on the disk of this node
 	Missing   int64    // bytes that its copy goes without, because no copy could read them
 
-	view  replica.View
-	store *quorum.Store
-	set   *quorum.Set
+	view      replica.View
+	store     *quorum.Store
+	set       *quorum.Set
+	isStrange bool // the copy has no metadata, or is of another lineage than the one in force
 }
 
 // reachTime is how long another node may take to answer.
@@ -140,7 +141,7 @@ func (f *Force) mirrorOf(k *known) (*ForcedMirror, error) {
 		return nil, err
 	}
 	m.WasInSync = k.view.InSync.Has(self)
-	if kept == nil || own != k.set.Lineage {
+	if m.isStrange = kept == nil || own != k.set.Lineage; m.isStrange {
 		m.WasInSync = false
 	} else {
 		if kept.View.Version > m.view.Version {
@@ -214,6 +215,11 @@ func (f *Force) Do(ctx context.Context) ([]quorum.Token, error) {
 				records = append(records, f.gone(key))
 			}
 		case m.HasView:
+			if m.isStrange {
+				if err := f.order(m); err != nil {
+					return nil, err
+				}
+			}
 			s := m.next(f.Node)
 			records = append(records, &quorum.Record{Key: key, Version: s.View.Version, Value: s.Encode()})
 		}
@@ -293,14 +299,19 @@ func (f *Force) askMajority(ctx context.Context) error {
 	})
 }
 
-// doMirror begins a lineage of one mirror.
-func (f *Force) doMirror(ctx context.Context) error {
-	m := &f.Mirrors[0]
+// order notes that the copy of a mirror may be the one with which a lineage begins.
+func (f *Force) order(m *ForcedMirror) error {
 	dir, err := quorum.OpenDir(filepath.Join(f.cluster.State, mirrorsDir, m.Name))
 	if err != nil {
 		return err
 	}
-	if err := errors.Join((&order{Forced: true}).write(dir), dir.Close()); err != nil {
+	return errors.Join((&order{Forced: true}).write(dir), dir.Close())
+}
+
+// doMirror begins a lineage of one mirror.
+func (f *Force) doMirror(ctx context.Context) error {
+	m := &f.Mirrors[0]
+	if err := f.order(m); err != nil {
 		return err
 	}
 	return f.inCluster(ctx, func(ctx context.Context, n *quorum.Node) error {

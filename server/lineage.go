@@ -24,7 +24,8 @@ import (
 //	order    what the administrator has ordered for this copy while the node did not run
 //
 // What an order means is found out when the copy is opened, by the record of the set, and only then the order goes. So
-// a crash at any time leaves an order that is done again, and no order is done that consensus does not know of.
+// a crash at any time leaves an order that is done again, and no order is done that consensus does not know of. A copy that was forced
+// needs none if it has metadata of the lineage before. One without metadata, and without an order, is of whichever lineage is in force.
 const (
 	lineageFile = "lineage"
 	orderFile   = "order"
@@ -162,14 +163,16 @@ func (m *member) joinLineage(name string, dir *quorum.Dir, record *quorum.Store,
 	self := idIn(record, m.name)
 	cfg := mirror.Usual(record.Size)
 	isNew := set.Lineage != own
+	kept, err := mirror.Inspect(dir)
+	isEmpty := err == nil && kept == nil
 	switch {
-	case isNew && set.Forced == self && set.Former == own:
-		kept, err := mirror.Inspect(dir)
+	case isNew && set.Forced == self && (o.Forced || set.Former == own && !isEmpty):
 		if err != nil {
 			return own, err
 		}
-		// Views that the copy knows, and what was forced from, are of one line: the newer one tells whether it was in sync.
-		wasInSync := kept != nil && !kept.Unknown && kept.View.InSync.Has(self) && set.WasInSync
+		// Views that the copy knows, and what was forced from, are of one line: the newer one tells whether it was in sync. A copy of another
+		// lineage than that was not.
+		wasInSync := set.Former == own && kept != nil && !kept.Unknown && kept.View.InSync.Has(self) && set.WasInSync
 		if err := mirror.Force(dir, set.View, wasInSync, string(backend.IdentityOf(copied)), cfg); err != nil {
 			return own, err
 		}
@@ -181,6 +184,7 @@ func (m *member) joinLineage(name string, dir *quorum.Dir, record *quorum.Store,
 			return own, err
 		}
 		log.Warn("the copy of this node gives up what it has written by itself, and is brought level by others", "mirror", name, "only where it may differ", partly)
+	case isNew && isEmpty: // the copy is new here, or its metadata are lost: all of it is brought level
 	default:
 		return own, nil
 	}

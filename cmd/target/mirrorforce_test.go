@@ -3,6 +3,8 @@
 package main
 
 import (
+	"errors"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -123,4 +125,55 @@ func TestMirrorForceStale(t *testing.T) {
 	s.settle(m)
 	s.stopAll()
 	s.equal()
+}
+
+// forcedBy has a mirror go on with the copy of a node that does not run, and starts it.
+func (s *site) forcedBy(name string, which ...string) {
+	s.t.Helper()
+	s.must(s.on(name, append([]string{"ha", "force"}, which...)...)...)
+	s.start(name)
+	s.untilCluster(name, "it serves", func(c *mgmt.Cluster) bool { return c.Mirrors[0].Role == mgmt.RolePrimary })
+}
+
+// lacking returns a site where b was forced to go on without a, whose copy alone has what l has written last. Only w runs.
+func lacking(t *testing.T) (s *site, l *load) {
+	s = newThrough(t)
+	l = s.beginLoad()
+	s.servedBy("a")
+	s.kill("b")
+	l.more(50) // which b lacks
+	l.stop.Store(true)
+	l.wg.Wait()
+	s.kill("a")
+	s.forcedBy("b", "disk", "--confirm", "disk")
+	s.kill("b")
+	return s, l
+}
+
+// TestMirrorForceAgain: the copy that was forced is lost, too. The one of the lineage before is forced in its turn, and goes on with
+// what it has; and a machine that takes the place of the lost one, with an empty directory and an empty disk, is brought level.
+func TestMirrorForceAgain(t *testing.T) {
+	s, l := lacking(t)
+	s.forcedBy("a", "disk", "--confirm", "disk")
+	l = newLoadAfter(t, l.m, l) // all is there
+	l.more(50)
+	if err := errors.Join(os.RemoveAll(s.path("b", "consensus")), os.Remove(s.path("b", "disk.img"))); err != nil {
+		t.Fatal(err)
+	}
+	_, token, _ := strings.Cut(s.must(s.asked("w", "ha", "replace", "b")...), "--token ")
+	s.must(s.on("b", "ha", "join", "--token", strings.Fields(token)[0])...)
+	s.start("b")
+	s.endLoad(l)
+}
+
+// TestMirrorForceFormer: a copy of a former lineage, whose node knows that, goes on as a cluster of its own when all others are lost.
+func TestMirrorForceFormer(t *testing.T) {
+	s, _ := lacking(t)
+	s.forcedBy("a", "disk", "--confirm", "disk")
+	s.start("b")
+	s.untilCluster("b", "the former lineage is told", func(c *mgmt.Cluster) bool { return strings.Contains(c.Mirrors[0].Trouble, "target ha rejoin") })
+	for _, name := range machines {
+		s.kill(name)
+	}
+	s.forcedBy("b", "--confirm", "lab")
 }
