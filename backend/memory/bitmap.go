@@ -76,16 +76,21 @@ func (b *bitmap) count() (n int64) {
 	return n
 }
 
-// run returns where in [first, end) the state of first ends.
-func (b *bitmap) run(first, end int64) int64 {
-	var flip uint64 // makes a member that differs from first a 1
-	if b.get(first) {
+// run returns whether first is a member, and where in [first, end), not empty, that ends. Others may change it meanwhile.
+func (b *bitmap) run(first, end int64) (member bool, until int64) {
+	w := first / 64
+	v := b.words[w].Load() // once: the answer is about the state that first has in it
+	var flip uint64        // makes a member that differs from first a 1
+	if member = v>>(first%64)&1 == 1; member {
 		flip = ^uint64(0)
 	}
-	for w := first / 64; w*64 < end; w++ {
-		if v := (b.words[w].Load() ^ flip) & mask(w, first, end); v != 0 {
-			return w*64 + int64(bits.TrailingZeros64(v))
+	for {
+		if d := (v ^ flip) & mask(w, first, end); d != 0 {
+			return member, w*64 + int64(bits.TrailingZeros64(d))
 		}
+		if w++; w*64 >= end {
+			return member, end
+		}
+		v = b.words[w].Load()
 	}
-	return end
 }

@@ -41,8 +41,8 @@ func TestBitmapAgainstModel(t *testing.T) {
 					if i+1 < n && model[i] != model[i+1] {
 						end = i + 1
 					}
-					if got := b.run(i, n); got != end {
-						t.Fatalf("run from %d ends at %d, want %d", i, got, end)
+					if member, until := b.run(i, n); member != model[i] || until != end {
+						t.Fatalf("run from %d: %v until %d, want %v until %d", i, member, until, model[i], end)
 					}
 				}
 			},

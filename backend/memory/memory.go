@@ -120,7 +120,7 @@ func (s *Store) discard(off, n int64) {
 	for end := off + n; off < end; off += n {
 		n = pieceAt(off, end)
 		first, last := pagesTouched(off, n)
-		if !s.mapped.get(first) && s.mapped.run(first, last) == last {
+		if mapped, until := s.mapped.run(first, last); !mapped && until == last {
 			continue // all of it is zeroes, or somebody is writing, and comes second
 		}
 		s.regions.lock(off, n)
@@ -202,8 +202,8 @@ func (s *Store) status(op *backend.Op) {
 	}
 	page := op.Off / pageSize
 	_, endPage := pagesTouched(op.Off, end-op.Off)
-	op.Mapped = s.mapped.get(page)
-	op.Extent = min(s.mapped.run(page, endPage)*pageSize, end) - op.Off
+	mapped, until := s.mapped.run(page, endPage)
+	op.Mapped, op.Extent = mapped, min(until*pageSize, end)-op.Off
 }
 
 // Lend appends the memory of [off, off+n), as one segment; see backend.Lender.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"oneshot/backend"
@@ -121,6 +122,37 @@ func TestDiscardTwice(t *testing.T) {
 		close(start)
 		wg.Wait()
 	}
+}
+
+// While a page is written and discarded again, a discard of other bytes does all that it is to do, and a Status does not mix the states that
+// the page has had.
+func TestPageThatComesAndGoes(t *testing.T) {
+	s := newStore(t, 2*pageSize)
+	defer s.Close()
+	b := bytes.Repeat([]byte{1}, blockSize)
+	var over atomic.Bool
+	var other sync.WaitGroup
+	other.Go(func() {
+		for !over.Load() { // as writes and discards of the first block do
+			s.mapped.set(0, 1)
+			s.mapped.clear(0, 1)
+		}
+	})
+	const off, n = blockSize, 2*pageSize - blockSize // all but what the other one writes
+	for i := 0; i < 10_000 && !t.Failed(); i++ {
+		s.Submit(&backend.Op{Kind: backend.Write, Off: pageSize, Len: blockSize, Segs: [][]byte{b}})
+		for range 40 {
+			op := backend.Op{Kind: backend.Status, Off: off, Len: n}
+			if s.Submit(&op); op.Mapped && op.Extent != n || !op.Mapped && op.Extent != pageSize-off {
+				t.Errorf("mapped %v, %d bytes", op.Mapped, op.Extent)
+			}
+		}
+		if s.Submit(&backend.Op{Kind: backend.Discard, Off: off, Len: n}); s.data[pageSize] != 0 {
+			t.Error("what was discarded is still there")
+		}
+	}
+	over.Store(true)
+	other.Wait()
 }
 
 func BenchmarkMemory(b *testing.B) {
