@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/binary"
 	"testing"
+
+	"oneshot/mem"
 )
 
 const manyLUNs = 200
@@ -90,6 +92,33 @@ func TestLongAnswersWait(t *testing.T) {
 			t.Errorf("LUN %d, aborted: %v", lun, next)
 		}
 		task.Release()
+	}
+}
+
+// changingOwner does something whenever memory is asked for.
+type changingOwner struct {
+	*fakeOwner
+	do func()
+}
+
+func (o *changingOwner) Lease(t *Task, n int) *mem.Lease {
+	o.do()
+	return o.fakeOwner.Lease(t, n)
+}
+
+// Who has been told the LUNs that there were before a change is told of the change.
+func TestLUNsChangeUnderReport(t *testing.T) {
+	b, cdb, _ := manyUnits(t)
+	for _, i := range *b.nexus.table.Load() {
+		i.ua.Store(0)
+	}
+	owner := &changingOwner{b.owner, func() { b.target.SetLU(3, nil) }}
+	task := b.task(cdb, nil, 4096)
+	task.Owner = owner
+	b.run(task, nil)
+	owner.do = func() {}
+	if r := b.do(unhex(t, "00 00 00 00 00 00"), nil, 0); r.code() != 0x63f0e {
+		t.Errorf("the next command: %05x, want 63f0e", r.code())
 	}
 }
 

@@ -151,10 +151,10 @@ func (n *Nexus) setLUs(changes []LUChange) {
 	if !changed {
 		return
 	}
-	for _, i := range table {
+	n.table.Store(&table)
+	for _, i := range table { // not before: REPORT LUNS takes these away and then looks at the table
 		i.ua.Or(uaLUNsChanged)
 	}
-	n.table.Store(&table)
 }
 
 // forgetClosed forgets the places of logical units that are closed. Target.mu is held.

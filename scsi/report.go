@@ -4,23 +4,24 @@ import "encoding/binary"
 
 // reportLUNs is SPC-4 §6.33. There are no well known logical units.
 func (t *Task) reportLUNs() Next {
-	list := *t.Nexus.table.Load()
-	switch t.CDB[2] {
-	case 0x00, 0x02:
-	case 0x01: // well known logical units only
-		list = nil
-	default:
+	if t.CDB[2] > 0x02 {
 		return t.check(invalidField(2))
 	}
 	alloc := binary.BigEndian.Uint32(t.CDB[6:])
 	if alloc < 16 {
 		return t.check(invalidField(6))
 	}
+	var list []*itl
+	if t.CDB[2] != 0x01 { // well known logical units only
+		for _, i := range *t.Nexus.table.Load() {
+			i.ua.And(^uaLUNsChanged) // SPC-4 §6.33: the initiator knows now,
+		}
+		list = *t.Nexus.table.Load() // except for what changes from here on: setLUs replaces the table first
+	}
 	out, next := t.room(8+8*len(list), int(alloc))
 	out.putUint64(uint64(8*len(list)) << 32) // LUN LIST LENGTH, reserved
 	for _, i := range list {
 		out.putUint64(encodeLUN(i.lun))
-		i.ua.And(^uaLUNsChanged) // SPC-4 §6.33: the initiator knows now
 	}
 	return next
 }
