@@ -162,13 +162,13 @@ func FuzzModeSelect(f *testing.F) {
 	f.Fuzz(func(t *testing.T, list []byte, long bool) {
 		b.lu.mode.reset()
 		bits, s, ok := b.lu.parseModeSelect(list, long)
-		if ok != (s == Sense{}) || bits&^(modeDSense|modeSWP) != 0 {
+		if ok != (s == Sense{}) || bits != modesKept && bits&^(modeDSense|modeSWP) != 0 {
 			t.Fatalf("ok %v, %+v, bits %x", ok, s, bits)
 		}
 		if s.FieldValid && int(s.Field) > len(list) {
 			t.Fatalf("the field pointer %d is outside the list of %d bytes", s.Field, len(list))
 		}
-		if !ok {
+		if !ok || bits == modesKept {
 			return
 		}
 		b.lu.mode.bits.Store(bits)

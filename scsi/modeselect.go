@@ -23,10 +23,12 @@ func (t *Task) modeSelect(n int64) Next {
 
 func (t *Task) modeSelectParse() Next {
 	bits, s, ok := t.lu.parseModeSelect(t.parameters(), t.CDB[0] == opModeSelect10)
-	if !ok {
+	switch {
+	case !ok:
 		return t.check(s)
-	}
-	if !t.lu.stays() && t.lu.agrees() {
+	case bits == modesKept:
+		return t.good()
+	case !t.lu.stays() && t.lu.agrees():
 		return t.change(&access.Change{Op: access.SetModes, Modes: bits}, (*Task).modeSelected)
 	}
 	if t.lu.mode.bits.Swap(bits) != bits {
@@ -65,8 +67,11 @@ func (lu *LogicalUnit) resetModes(m *manager) {
 
 const opModeSelect10 = 0x55
 
+// modesKept stands for changeable mode parameters that a list is not about. They may change while it is being read.
+const modesKept = ^uint32(0)
+
 // parseModeSelect reads a mode parameter list (SPC-4 §7.5) and returns what the changeable
-// mode parameters are after it. Nothing is changed if any part of it is bad.
+// mode parameters are after it, or modesKept. Nothing is changed if any part of it is bad.
 func (lu *LogicalUnit) parseModeSelect(list []byte, long bool) (bits uint32, s Sense, ok bool) {
 	c := cursor{b: list}
 	var descriptors int
@@ -81,7 +86,7 @@ func (lu *LogicalUnit) parseModeSelect(list []byte, long bool) (bits uint32, s S
 		descriptors = int(c.u8())
 		lu.checkBlockDescriptor(&c, descriptors, false)
 	}
-	bits = lu.modes()
+	bits = modesKept
 	for c.more() {
 		bits = lu.modeSelectPage(&c, bits)
 	}

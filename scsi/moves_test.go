@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 
 	"oneshot/backend"
@@ -159,6 +160,7 @@ type agreement struct {
 	table  *access.Table
 	common access.Common
 	err    error
+	before func() // if set, called before a change takes its turn
 }
 
 // agreed has a bench's reservations agreed on.
@@ -171,6 +173,9 @@ func agreed(b *bench) *agreement {
 func (a *agreement) Look() (access.State, error) { return a.common.State, a.err }
 
 func (a *agreement) Change(change func(*access.Common, bool) bool) error {
+	if a.before != nil {
+		a.before()
+	}
 	n := a.common
 	if a.err != nil || !change(&n, false) {
 		return a.err
@@ -300,6 +305,28 @@ func TestModesAgreed(t *testing.T) {
 	}
 	if r := write(); r.status != Good {
 		t.Errorf("after a reset: %v %#x", r.status, r.code())
+	}
+}
+
+// TestModeSelectOfOtherPage: a MODE SELECT that is not about the Control page leaves that as somebody else has changed it meanwhile.
+func TestModeSelectOfOtherPage(t *testing.T) {
+	b, _ := newMovingBench(t)
+	a := agreed(b)
+	a.before = sync.OnceFunc(func() { // another node protects the unit, at the latest now
+		n := a.common
+		n.Changes, n.State.Modes, n.By, n.Event = n.Changes+1, modeSWP, access.Holder{}, access.ModesChanged
+		a.common = n
+		a.table.Adopt(&n, true)
+	})
+	list := make([]byte, 8+12)
+	list[8], list[9] = 0x1c, 0x0a
+	cdb := []byte{0x55, 0x10, 7: 0, 8: byte(len(list)), 9: 0}
+	if r := b.doAsync(cdb, list); r.status != Good {
+		t.Fatalf("%v %#x", r.status, r.code())
+	}
+	a.before()
+	if !b.lu.writeProtected() {
+		t.Error("the protection is gone")
 	}
 }
 
