@@ -277,6 +277,9 @@ func TestImportedSubsystems(t *testing.T) {
 	if n := one.Namespaces; len(n) != 2 || n[0].NSID != 1 || n[0].UUID[0] != 0xd5 || n[0].BlockSize != 512 || n[1].BlockSize != 4096 || one.Serial != "123456789abcdef" {
 		t.Errorf("%+v", one)
 	}
+	if one.CNTLIDs != [2]uint16{} || open.CNTLIDs != [2]uint16{1001, 2000} { // another machine may show the subsystem with the others
+		t.Errorf("controllers %v and %v", one.CNTLIDs, open.CNTLIDs)
+	}
 	if len(c.Portals) != 3 || c.Portals[0].Transport != config.TransportNVMeTCP || c.Portals[1].Listen.String() != "[2001:db8::1]:8009" || c.Portals[2].Transport != config.TransportNVMeRDMA {
 		t.Errorf("%+v", c.Portals)
 	}

@@ -30,6 +30,8 @@ type nvmetPort struct {
 		Type    string `json:"trtype"`
 		Address string `json:"traddr"`
 		Service string `json:"trsvcid"`
+		Secure  string `json:"treq"`
+		Socket  string `json:"tsas"`
 	} `json:"addr"`
 	ANAGroups []struct {
 		ID  int `json:"grpid"`
@@ -113,6 +115,10 @@ func (m *model) nvmetPorts(ports []nvmetPort) map[string][]nvmetReached {
 			m.remark("%s is for NVMe over %q, which there is none of: left out", where, p.Addr.Type)
 			continue
 		}
+		if p.Addr.Secure == "required" && p.Addr.Socket == "tls1.3" {
+			m.remark("%s lets nobody in without TLS, which there is none of: left out", where)
+			continue
+		}
 		for _, r := range p.Referrals {
 			to := net.JoinHostPort(strings.Trim(r.Addr.Address, "[]"), r.Addr.Service)
 			switch {
@@ -175,6 +181,10 @@ func (m *model) nvmetSubsystem(s *nvmetSubsystem, at map[string][]nvmetReached, 
 	if serial, ok := s.Attr["serial"].(string); ok {
 		out.serial = strings.TrimSpace(serial)
 	}
+	first, last := s.attr("cntlid_min", "1"), s.attr("cntlid_max", lastCNTLID)
+	if first != "1" || last != lastCNTLID {
+		out.cntlids = first + "-" + last
+	}
 	var more []string
 	for name, usual := range map[string]string{"model": "Linux", "pi_enable": "0"} {
 		if v := s.Attr[name]; v != nil && fmt.Sprint(v) != usual {
@@ -194,6 +204,14 @@ func (m *model) nvmetSubsystem(s *nvmetSubsystem, at map[string][]nvmetReached, 
 		}
 	}
 	m.subsystems = append(m.subsystems, out)
+}
+
+// lastCNTLID is the largest identifier of a controller, which Linux's target gives unless it is told otherwise.
+const lastCNTLID = "65519"
+
+// attr is an attribute, or what Linux's target has if it was not saved.
+func (s *nvmetSubsystem) attr(name, usual string) string {
+	return fmt.Sprint(cmp.Or(s.Attr[name], any(usual)))
 }
 
 // nvmetStates are the words of target access for states of ANA.
@@ -265,6 +283,7 @@ func (m *model) nvmetStore(path string) string {
 // subsystem is an NVM subsystem.
 type subsystem struct {
 	nqn, serial string
+	cntlids     string // empty: all
 	namespaces  []namespace
 	hosts       []host // none: all
 }
@@ -294,6 +313,9 @@ func (s subsystem) yaml(b *bytes.Buffer) {
 	fmt.Fprintf(b, "  - nqn: %s\n", quote(s.nqn))
 	if s.serial != "" {
 		fmt.Fprintf(b, "    serial: %s\n", quote(s.serial))
+	}
+	if s.cntlids != "" {
+		fmt.Fprintf(b, "    cntlids: %s\n", quote(s.cntlids))
 	}
 	if len(s.namespaces) > 0 {
 		b.WriteString("    namespaces:\n")
