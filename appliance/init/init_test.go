@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -93,5 +94,16 @@ func TestAnyIPv4(t *testing.T) {
 		if got := anyIPv4(addrs); got != want {
 			t.Errorf("%s: %t", text, got)
 		}
+	}
+}
+
+// The appliance gives the target as long to stop as the unit of the package does, which is longer than it takes at the most.
+func TestStopTime(t *testing.T) {
+	unit, err := os.ReadFile("../../packaging/oneshot.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if line := fmt.Sprintf("\nTimeoutStopSec=%.0fs\n", stopTime.Seconds()); !strings.Contains(string(unit), line) {
+		t.Errorf("the unit does not say %q", line)
 	}
 }

@@ -130,8 +130,8 @@ func supervise(path string, halt <-chan int) (how int) {
 	}
 }
 
-// stopTime is how long the target may take to stop.
-const stopTime = time.Minute
+// stopTime is how long the target may take to stop, as under systemd: it gives commands under way 60 s, and its stores 20 s more.
+const stopTime = 90 * time.Second
 
 func stop(cmd *exec.Cmd, done <-chan error, how int) int {
 	say("stopping")
