@@ -92,7 +92,7 @@ survive restarts, too. Without it every state is active/optimized after a restar
 			return nil
 		},
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-			return completeAccess(cmd, v.socket, args, words), cobra.ShellCompDirectiveNoFileComp
+			return completeAccess(cmd, v.client(), args, words), cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := v.check(cmd); err != nil {
@@ -167,15 +167,14 @@ const (
 
 // completeAccess completes the next word of access set. It asks the daemon for targets, groups and LUNs; if the
 // daemon does not answer, there are none.
-func completeAccess(cmd *cobra.Command, socket string, args, states []string) (words []string) {
+func completeAccess(cmd *cobra.Command, c *mgmt.Client, args, states []string) (words []string) {
+	defer c.Close()
 	switch {
 	case len(args) == 2:
 		return states
 	case len(args) > 2:
 		return nil
 	}
-	c := mgmt.NewClient(socket)
-	defer c.Close()
 	list, err := c.Access(cmd.Context())
 	if err != nil {
 		return nil
