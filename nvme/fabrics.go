@@ -3,6 +3,9 @@ package nvme
 import (
 	"bytes"
 	"errors"
+	"strings"
+	"unicode"
+	"unicode/utf8"
 )
 
 // ConnectDataLen is the length of the data of Connect.
@@ -190,10 +193,8 @@ func CheckNQN(name string) error {
 	if uuid, ok := cut(name, uuidPrefix); ok && !isUUID(uuid) {
 		return errors.New("after uuid: comes a UUID of 36 characters, as in 8a7c4a40-0e8a-4b43-9d1f-5a41b1d6c9e2")
 	}
-	for _, c := range []byte(name) {
-		if c <= ' ' || c == 0x7f {
-			return errors.New("a name of NVMe holds no blank or control character")
-		}
+	if !utf8.ValidString(name) || strings.ContainsFunc(name, func(r rune) bool { return r == ' ' || unicode.IsControl(r) }) {
+		return errors.New("a name of NVMe is UTF-8 without blanks and control characters")
 	}
 	return nil
 }

@@ -122,6 +122,9 @@ func TestCheckNQN(t *testing.T) {
 		"nqn.2026-13.com.example":                                              false,
 		"nqn.2026-11":                                                          false,
 		"nqn.2026-11.a b":                                                      false,
+		"nqn.2026-11.com.example:größe":                                        true,
+		"nqn.2026-11.com.example:\u009b2J":                                     false, // terminals take it for ESC [
+		"nqn.2026-11.com.example:\xff":                                         false,
 		"":                                                                     false,
 		"nqn.2026-11.com." + strings.Repeat("x", 223-16):                       true,
 		"nqn.2026-11.com." + strings.Repeat("x", 224-16):                       false,
