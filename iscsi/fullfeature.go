@@ -3,6 +3,7 @@ package iscsi
 import (
 	"fmt"
 	"slices"
+	"sync/atomic"
 
 	"oneshot/internal/invariant"
 	"oneshot/iscsi/pdu"
@@ -14,7 +15,8 @@ import (
 const maxImmediates = 8
 
 // maxManaging bounds the task management functions of a session, and its logouts, that wait for what stores have of the tasks, or for
-// other connections: each is remembered by all tasks that it ends. An initiator sends the next when it has the answer.
+// other connections: each is remembered by all tasks that it ends. An initiator sends the next when it has the answer. Some abort each of
+// their commands by itself: so there may be as many ABORT TASK as commands besides.
 const maxManaging = 8
 
 // maxLive bounds the tasks of a connection over RDMA, as a multiple of the commands that may be outstanding: an answer makes room
@@ -331,11 +333,15 @@ func (c *Conn) manage(h pdu.TaskManagementRequest) {
 	answer := func(r pdu.TaskResponse) { c.managed(itt, fn, r) }
 	s := c.sess
 	f, ok := functions[fn]
+	count, most := &s.managing, maxManaging
+	if fn == pdu.TaskAbortTask {
+		count, most = &s.aborting, s.Window
+	}
 	switch {
-	case s.managing >= maxManaging && h.Immediate():
+	case *count >= most && h.Immediate():
 		c.reject(h.Header, pdu.RejectImmediateCommand)
 		return
-	case s.managing >= maxManaging:
+	case *count >= most:
 		answer(pdu.TaskFunctionRejected)
 		return
 	case fn == pdu.TaskReassign:
@@ -368,12 +374,18 @@ func (c *Conn) manage(h pdu.TaskManagementRequest) {
 		}
 	}
 	c.log.Info("task management", "function", fn.String(), "lun", fmt.Sprintf("%#016x", h.LUN()))
-	s.managing++
+	*count++
+	m := &managing{conn: c, itt: itt, fn: fn, left: 1, count: count}
+	var second atomic.Bool // of the two: the end of the function, and that of the call that begins it
 	s.nexus.Manage(f, h.LUN(), t, func(r scsi.TMFResponse) {
-		c.post(func() {
-			s.afterOthersAck(&managing{conn: c, itt: itt, fn: fn, response: responses[r], left: 1})
-		})
+		m.response = responses[r]
+		if second.Swap(true) {
+			c.post(func() { s.afterOthersAck(m) })
+		}
 	})
+	if second.Swap(true) { // a batch of input may have any number that wait for nothing
+		s.afterOthersAck(m)
+	}
 }
 
 // managing is a task management function whose tasks are over, and whose answer waits until the
@@ -384,7 +396,8 @@ type managing struct {
 	itt      uint32
 	fn       pdu.TaskFunction
 	response pdu.TaskResponse
-	left     int // connections, and one for who counts them
+	left     int  // connections, and one for who counts them
+	count    *int // of those like it in the session
 }
 
 func (s *Session) afterOthersAck(m *managing) {
@@ -399,7 +412,7 @@ func (s *Session) afterOthersAck(m *managing) {
 
 func (m *managing) oneAcked() {
 	if m.left--; m.left == 0 {
-		m.conn.sess.managing--
+		*m.count--
 		m.conn.managed(m.itt, m.fn, m.response)
 	}
 }

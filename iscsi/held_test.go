@@ -7,6 +7,7 @@ import (
 	"oneshot/backend"
 	"oneshot/backend/faulty"
 	"oneshot/backend/memory"
+	"oneshot/internal/serial"
 	"oneshot/iscsi/pdu"
 	"oneshot/scsi"
 )
@@ -188,6 +189,58 @@ func TestManagingIsBounded(t *testing.T) {
 	manage(202, true)
 	if got := r.take(); got != "Task Management Function Response" {
 		t.Errorf("afterwards: %q", got)
+	}
+}
+
+// What waits for nothing is answered at once, however much comes at a time.
+func TestManagingInOneBatch(t *testing.T) {
+	_, c, r := session(t)
+	drive(c, func() {
+		for i := range 2 * maxManaging {
+			f := pdu.TaskManagementRequestFields{Immediate: true, Function: pdu.TaskLogicalUnitReset, ITT: uint32(100 + i), CmdSN: c.sess.ExpCmdSN}
+			c.Receive(f.AppendTo(nil), nil)
+		}
+	})
+	if got := r.take(); strings.Count(got, "Task Management Function Response") != 2*maxManaging || c.sess.managing != 0 {
+		t.Errorf("%q, and %d wait", got, c.sess.managing)
+	}
+}
+
+// An initiator may abort each of its commands by itself, and then all at once.
+func TestEachIsAborted(t *testing.T) {
+	inner, err := memory.New(1 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := faulty.New(inner, 1)
+	_, c, r := sessionOn(t, store)
+	c.sess.Window = 3 * maxManaging
+	command(c, 9, first, false, testUnitReady, 0)
+	gate := store.Hold(faulty.Match{Kinds: []backend.Kind{backend.Write}})
+	for i := range c.sess.Window {
+		command(c, uint32(10+i), first+1+serial.SN(i), false, write1(), 512)
+		drive(c, func() { c.GotData(c.Find(uint32(10 + i))) })
+	}
+	gate.Await(c.sess.Window)
+	r.take()
+	manage := func(itt uint32, fn pdu.TaskFunction, ref uint32) {
+		f := pdu.TaskManagementRequestFields{Immediate: true, Function: fn, ITT: itt, ReferencedTaskTag: ref, CmdSN: c.sess.ExpCmdSN}
+		drive(c, func() { c.Receive(f.AppendTo(nil), nil) })
+	}
+	for i := range c.sess.Window {
+		manage(uint32(100+i), pdu.TaskAbortTask, uint32(10+i))
+	}
+	manage(200, pdu.TaskLogicalUnitReset, 0)
+	if got := r.take(); got != "" {
+		t.Errorf("while the store has the tasks: %q", got)
+	}
+	manage(201, pdu.TaskAbortTask, 10)
+	if got := r.take(); got != "Reject" {
+		t.Errorf("one more: %q", got)
+	}
+	gate.Release()
+	if got := strings.Count(r.take(), "Task Management Function Response"); got != c.sess.Window+1 || c.sess.managing+c.sess.aborting != 0 {
+		t.Errorf("%d are answered, and %d and %d wait", got, c.sess.managing, c.sess.aborting)
 	}
 }
 

@@ -20,7 +20,8 @@ type Session struct {
 	heldData   int // bytes of data in Held
 	active     int // commands begun and not answered that hold a place in the window
 	immediates int // immediate commands not answered
-	managing   int // task management functions that wait
+	managing   int // task management functions that wait, without
+	aborting   int // those that abort one command each
 
 	ending bool // end was called
 	over   bool // and has done its work
