@@ -40,22 +40,23 @@ func fallocate(fd int, mode uint32, off, n int64) error {
 // mapped throughout: its space is its own, whether or not something was written there.
 func (m *medium) Status(off, n int64) (mapped bool, extent int64, err error) {
 	block := int64(m.block)
-	data, err := unix.Seek(m.fd, off, unix.SEEK_DATA)
+	hole, err := unix.Seek(m.fd, off, unix.SEEK_HOLE)
+	if hole > off {
+		return true, min((hole-off+block-1)/block*block, n), nil
+	}
+	var data int64
+	if err == nil {
+		data, err = unix.Seek(m.fd, off, unix.SEEK_DATA)
+	}
 	switch {
 	case err == unix.ENXIO: // nothing but a hole up to the end
 		return false, n, nil
 	case err != nil:
 		return false, 0, err
-	case data > off:
-		// A block that is a hole only in part is mapped.
-		if hole := (min(data, off+n) - off) / block * block; hole > 0 {
-			return false, hole, nil
-		}
-		return true, block, nil
 	}
-	hole, err := unix.Seek(m.fd, off, unix.SEEK_HOLE)
-	if err != nil {
-		return false, 0, err
+	// A block that is a hole only in part is mapped, and so is one that has got data since.
+	if hole := (min(data, off+n) - off) / block * block; hole > 0 {
+		return false, hole, nil
 	}
-	return true, min((hole-off+block-1)/block*block, n), nil
+	return true, block, nil
 }
