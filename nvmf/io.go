@@ -155,7 +155,7 @@ func (t *Task) moved() volume.Next {
 func (t *Task) storeFailed() volume.Next {
 	n, c := t.path.ns, t.Queue.ctrl
 	s := n.statusOf(t.r.Err)
-	if moved(t.r.Err) {
+	if moved(t.r.Err) || t.r.Err == volume.ErrOvertaken {
 		return t.end(s)
 	}
 	s |= nvme.More

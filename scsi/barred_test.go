@@ -83,3 +83,44 @@ func TestFormerWriteComesFirst(t *testing.T) {
 		})
 	}
 }
+
+// A WRITE that has waited for long, and whose blocks somebody else writes meanwhile, is not done: its initiator may have sent it again elsewhere.
+func TestOvertakenWriteIsAborted(t *testing.T) {
+	b := newBench(t, false, nil)
+	other := b.newNexus()
+	write := func(n *Nexus, fill byte) *Task {
+		task := b.task(rw10(0x2a, 0, 1), make([]byte, 512), 0)
+		task.Nexus = n
+		if next := task.Start(); next != Pull {
+			t.Fatal(next)
+		}
+		place(task, bytes.Repeat([]byte{fill}, 512))
+		if next := task.Pulled(); next != Wait {
+			t.Fatal(next)
+		}
+		return task
+	}
+	b.store.hold = func(op *backend.Op) bool { return op.Kind == backend.Write }
+	given := write(b.nexus, 1)
+	given.Abort()
+	b.wakeUps()
+	late := write(b.nexus, 2)
+	late.Overdue()
+	newer := write(other, 3)
+	b.store.hold = nil
+	b.store.complete()
+	for ends := 0; ends < 3; {
+		task := <-b.owner.ready
+		next := task.Resume()
+		if next == Wait {
+			continue
+		}
+		ends++
+		if r := b.finish(task, next, nil); task == late && r.code() != 0xb0000 || task == newer && r.status != Good {
+			t.Errorf("status %v, %05x", r.status, r.code())
+		}
+	}
+	if b.store.data[0] != 3 {
+		t.Errorf("the block begins with %x", b.store.data[0])
+	}
+}

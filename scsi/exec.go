@@ -518,5 +518,8 @@ func (lu *LogicalUnit) senseOf(err error) Sense {
 	if _, ok := errors.AsType[*backend.MovedError](err); ok {
 		return senseTransition
 	}
+	if err == volume.ErrOvertaken {
+		return Sense{Key: keyAbortedCommand}
+	}
 	return senseInternal
 }

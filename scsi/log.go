@@ -8,6 +8,7 @@ import (
 
 	"oneshot/backend"
 	"oneshot/internal/loglimit"
+	"oneshot/volume"
 )
 
 // logInterval is the time after a line about a store's failure in which further ones are only counted.
@@ -28,8 +29,8 @@ func (l *limitedLog) init(logger *slog.Logger) {
 
 // storeError reports an operation of t that the store could not do: t.r.Err.
 func (l *limitedLog) storeError(t *Task) {
-	if _, ok := errors.AsType[*backend.MovedError](t.r.Err); ok {
-		return // it is served elsewhere, and nothing has failed
+	if _, ok := errors.AsType[*backend.MovedError](t.r.Err); ok || t.r.Err == volume.ErrOvertaken {
+		return // it is served elsewhere, or comes too late, and nothing has failed
 	}
 	dropped, ok := l.failed.Pass(logInterval)
 	if !ok {

@@ -9,6 +9,7 @@ import (
 	"oneshot/backend"
 	"oneshot/backend/faulty"
 	"oneshot/mem"
+	"oneshot/volume/access"
 )
 
 // abort aborts the request of s, whose operation the store has not returned.
@@ -159,6 +160,112 @@ func TestAbortedWritesBesideExclusive(t *testing.T) {
 		t.Error(err)
 	}
 	must(v.Settled())
+}
+
+// What is changed by a command that has been under way for long, and that its host may have given up, does not come over what others have
+// written since: what it has begun is waited for, and what it has not is left alone.
+func TestLateIsOvertaken(t *testing.T) {
+	const size = 3 * eraseBytes
+	was := bytes.Repeat([]byte{7}, size)
+	block := bytes.Repeat([]byte{2}, 4096)
+	for name, first := range map[string]func(r *Request, then Step) Next{
+		"one range":    func(r *Request, then Step) Next { return r.Erase([]Range{{0, size}}, true, then) },
+		"ranges":       func(r *Request, then Step) Next { return r.Erase([]Range{{0, 4096}, {size - 4096, 4096}}, true, then) },
+		"zeroes again": func(r *Request, then Step) Next { return r.WriteSame(0, size, 512, false, then) },
+	} {
+		for _, at := range []int64{0, size - 4096} {
+			for _, overdue := range []int{0, 1, 2} { // operations that are over before
+				store := &heldStore{sliceStore: newSliceStore(size)}
+				copy(store.data, was)
+				v := open(t, Config{Store: store})
+				late, other := newShow(v, 512, access.Holder{}), newShow(v, 4096, access.Holder{})
+				step := func(s *show) {
+					store.complete()
+					s.drive(Wait)
+				}
+				if err := late.begin(true, make([]byte, 512), first); err != nil {
+					t.Fatal(err)
+				}
+				for range overdue {
+					step(late)
+				}
+				late.r.Overdue()
+				stuck := store.held
+				store.held = nil
+				if err := other.write(t, at/4096, 1, block); err != nil {
+					t.Fatal(err)
+				}
+				if len(store.held) > 0 { // it does not wait, and so it is answered
+					step(other)
+				}
+				store.held = stuck
+				for !late.ended || !other.ended {
+					step(late)
+					step(other)
+				}
+				for _, s := range []*show{late, other} {
+					if _, _, err := s.end(t); err != nil && err != ErrOvertaken {
+						t.Error(err)
+					}
+				}
+				if !bytes.Equal(store.data[at:at+4096], block) {
+					t.Errorf("%s, overdue after %d operations: what was written at %d is gone", name, overdue, at)
+				}
+				if err := v.Settled(); err != nil || v.tokens.count.Load() != 0 {
+					t.Errorf("%s, overdue after %d operations, at %d: %v, %d tokens", name, overdue, at, err, v.tokens.count.Load())
+				}
+			}
+		}
+	}
+}
+
+// A write that has waited for long bars its range as soon as it is in the store, and is not done if others have been faster.
+func TestLateWriteWaits(t *testing.T) {
+	for _, overtaken := range []bool{false, true} {
+		store, v, unit, namespace, other := twoShows(t)
+		must := func(err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		fill := func(b byte) []byte { return bytes.Repeat([]byte{b}, 4096) }
+		must(unit.write(t, 0, 8, fill(1)))
+		unit.abort(t)
+		must(namespace.write(t, 0, 1, fill(2)))
+		namespace.r.Overdue()
+		if overtaken {
+			must(other.write(t, 0, 1, fill(3)))
+		}
+		store.complete()
+		unit.aborted(t)
+		namespace.drive(Wait)
+		stuck := store.held
+		store.held = nil
+		if !overtaken {
+			must(other.write(t, 0, 1, fill(3)))
+		}
+		other.drive(Wait)
+		if overtaken == (len(store.held) == 0) {
+			t.Errorf("overtaken %v: %d operations of the other one are in the store", overtaken, len(store.held))
+		}
+		store.complete()
+		other.drive(Wait)
+		store.held = stuck
+		store.complete()
+		if _, _, err := namespace.end(t); overtaken != (err == ErrOvertaken) {
+			t.Errorf("overtaken %v: %v", overtaken, err)
+		}
+		other.drive(Wait)
+		store.complete()
+		if _, _, err := other.end(t); err != nil {
+			t.Error(err)
+		}
+		if !bytes.Equal(store.data[:4096], fill(3)) {
+			t.Error("the late write is over the other one")
+		}
+		must(v.Settled())
+	}
 }
 
 // Where nothing was written an abort keeps nobody from anything.

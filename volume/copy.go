@@ -51,7 +51,7 @@ func (r *Request) copyWrite() Next {
 // copyEnd is the end of a piece. Whatever comes next is about the request's own volume again.
 func (r *Request) copyEnd() Next {
 	if r.writes {
-		r.v.Touch(r.holdOff, r.n) // or since the piece began
+		r.v.touched(r.holdOff, r.n) // or since the piece began
 	}
 	r.leaveRange()
 	r.v = r.home

@@ -62,7 +62,7 @@ func allZero(b []byte) bool { return b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1
 
 // erase does r.kind to [r.off, r.off+r.n) and to r.ranges.
 func (r *Request) erase() Next {
-	r.done = 0
+	r.done, r.erasing = 0, true
 	return r.eraseNext()
 }
 
@@ -104,7 +104,7 @@ func (r *Request) eraseSubmit() Next {
 }
 
 func (r *Request) eraseDone() Next {
-	r.v.Touch(r.op.Off, r.op.Len) // a token may have been made since the command began
+	r.v.touched(r.op.Off, r.op.Len) // a token may have been made since the command began
 	r.leaveRange()
 	if r.op.Err != nil {
 		return r.opEnd()

@@ -325,7 +325,7 @@ func (o *handleOp) inPlace() bool {
 func (o *handleOp) finish() bool {
 	h := o.h
 	if o.writes() {
-		h.v.Touch(o.op.Off, o.op.Len) // a token may have been made since it began
+		h.v.touched(o.op.Off, o.op.Len) // a token may have been made since it began
 	}
 	o.op.Done = o.done
 	o.request.leaveRange()

@@ -277,6 +277,9 @@ func (r *Request) haveRange() Next {
 	if err := r.v.refuses(r.holdOff, r.holdLen, r.writes); err != nil {
 		return r.end(err)
 	}
+	if r.late && r.hold == holdShared && r.isOvertaken() {
+		return r.end(ErrOvertaken)
+	}
 	return r.locked(r)
 }
 

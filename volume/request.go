@@ -1,7 +1,9 @@
 package volume
 
 import (
+	"errors"
 	"reflect"
+	"slices"
 	"sync/atomic"
 
 	"oneshot/backend"
@@ -74,6 +76,7 @@ type transfer struct {
 	fua    bool
 	writes bool // the transfer changes bytes
 	begun  bool // it changes [off, off+n), and may have done so in part
+	late   bool // who has sent it may have given it up (Overdue)
 	phase  phase
 
 	then  Step // after the current wait
@@ -113,6 +116,8 @@ type work struct {
 	kind    backend.Kind
 	unit    int64   // bytes of what is repeated
 	ranges  []Range // after the current one
+	erasing bool    // it goes on with further pieces, and with ranges
+	rest    *Token  // of a late transfer: what it has not begun to change, and nobody else since it is late; nil: nothing, or not known
 
 	hold    holdKind // what it holds of v.ranges
 	holdOff int64
@@ -230,7 +235,7 @@ func (r *Request) Resume(aborted bool) (next Next, due bool) {
 	}
 	if aborted {
 		if ended && r.writes {
-			r.v.Touch(r.op.Off, r.op.Len) // the step that would do so is not taken
+			r.v.touched(r.op.Off, r.op.Len) // the step that would do so is not taken
 		}
 		return Aborted, true
 	}
@@ -241,21 +246,74 @@ func (r *Request) Resume(aborted bool) (next Next, due bool) {
 // sooner than that for its silence.
 const OverdueTicks = 3
 
-// Overdue says that the store has had an operation of the request for long. If it changes bytes these are barred from now on, as if the request were
-// aborted: whoever has sent it may have given it up, without anybody having heard of that here.
+// Overdue says that the request has been under way for long: whoever has sent it may have given it up, without anybody having heard of that here.
+// Bytes that it changes from now on are barred, as if it were aborted. What it has not begun to change yet, and somebody else changes before, it leaves
+// alone, and ends with ErrOvertaken.
 func (r *Request) Overdue() {
+	if r.phase == phaseIdle {
+		return // it has ended
+	}
+	if r.writes && !r.late && r.v.lender == nil {
+		r.late = true
+		switch {
+		case r.erasing && r.phase == phaseOp:
+			r.guard(r.done + r.op.Len)
+		case r.erasing:
+			r.guard(r.done)
+		case r.begun && r.phase != phaseOp:
+			r.guard(0)
+		}
+	}
 	if r.phase == phaseOp {
 		r.barRange()
 	}
+}
+
+// ErrOvertaken is the error of a request that has come too late.
+var ErrOvertaken = errors.New("others have changed bytes that a command was to change which has been under way for long")
+
+// guard has the request hear of others who change what it is to change, but for the first done bytes of the current range.
+func (r *Request) guard(done int64) {
+	r.use()
+	r.rest = nil
+	ranges := slices.DeleteFunc(append([]Range{{r.off + done, r.n - done}}, r.ranges...), func(x Range) bool { return x.N == 0 })
+	if len(ranges) != 0 {
+		r.rest = r.v.newToken(&Token{v: r.v, ranges: ranges, guards: true})
+	}
+}
+
+// unguard undoes it.
+func (r *Request) unguard() {
+	if r.rest != nil {
+		r.rest.Revoke()
+		r.rest = nil
+	}
+}
+
+// isOvertaken is asked by a late request that has its range, before it changes the bytes.
+func (r *Request) isOvertaken() bool {
+	r.barRange() // who changes any of these bytes from here on waits
+	rest := r.rest
+	if rest == nil {
+		return false
+	}
+	if r.rest = nil; r.erasing {
+		_, n := r.erasePiece()
+		r.guard(r.done + n) // what follows, before the answer about all is asked for
+	}
+	overtaken := rest.revoked.Load()
+	rest.Revoke()
+	return overtaken
 }
 
 // Settle is the end of the request, except its memory: it gives back its range, and waits for
 // nothing any more.
 func (r *Request) Settle() {
 	if r.begun {
-		r.v.Touch(r.off, r.n) // a token may have been made since the transfer began
+		r.v.touched(r.off, r.n) // a token may have been made since the transfer began
 	}
 	if r.used {
+		r.unguard()
 		r.leaveRange()
 	}
 	r.phase = phaseIdle
@@ -264,6 +322,7 @@ func (r *Request) Settle() {
 // Release gives back what the request holds, and clears it for the next Begin.
 func (r *Request) Release() {
 	if r.used {
+		r.unguard()
 		r.leaveRange()
 		r.DropMemory()
 		r.work, r.used = work{}, false

@@ -13,6 +13,7 @@ type Token struct {
 	v       *Volume
 	term    uint64
 	ranges  []Range
+	guards  bool // a late request (Request.Overdue)
 	revoked atomic.Bool
 }
 
@@ -28,7 +29,10 @@ type tokens struct {
 // NewToken makes a token for ranges, in the order of the data, as they are in a term of the volume. If somebody has mapped some of it to write there, the
 // token has ended already.
 func (v *Volume) NewToken(term uint64, ranges []Range) *Token {
-	t := &Token{v: v, term: term, ranges: ranges}
+	return v.newToken(&Token{v: v, term: term, ranges: ranges})
+}
+
+func (v *Volume) newToken(t *Token) *Token {
 	v.tokens.mu.Lock()
 	defer v.tokens.mu.Unlock()
 	if slices.ContainsFunc(v.tokens.mapped, func(x Range) bool { return t.meets(x.Off, x.N) }) {
@@ -61,12 +65,17 @@ func (t *Token) Size() (n int64) {
 func (t *Token) Revoke() { t.v.tokens.revoke(func(x *Token) bool { return x == t }) }
 
 // Touch ends the tokens that stand for any of the bytes [off, off+n). It is called before they
-// change, and again when they have and nobody has been told yet.
-func (v *Volume) Touch(off, n int64) {
+// change.
+func (v *Volume) Touch(off, n int64) { v.touch(off, n, false) }
+
+// touched is Touch for when they have changed and nobody has been told yet. What guards a request has heard of it before.
+func (v *Volume) touched(off, n int64) { v.touch(off, n, true) }
+
+func (v *Volume) touch(off, n int64, over bool) {
 	if v.tokens.count.Load() == 0 {
 		return
 	}
-	v.tokens.revoke(func(t *Token) bool { return t.meets(off, n) })
+	v.tokens.revoke(func(t *Token) bool { return !(over && t.guards) && t.meets(off, n) })
 }
 
 // meets reports whether the token stands for any of the bytes [off, off+n).
