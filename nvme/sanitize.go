@@ -48,7 +48,7 @@ func (s Sanitize) Passes() int {
 	return 16
 }
 
-// Invert has every second pass write the complement (OIPBP).
+// Invert has every second pass, and not the last one, write the complement (OIPBP).
 func (s Sanitize) Invert() bool { return s&sanitizeInvert != 0 }
 
 // NoDeallocate asks that no block be deallocated (NDAS).

@@ -151,7 +151,7 @@ func TestSanitize(t *testing.T) {
 			t.Errorf("namespace %d holds % x…", nsid+1, a.data[:8])
 		}
 	}
-	// Passes with a pattern, the last of which is its complement.
+	// Passes with a pattern, the first of which writes its complement, so that the pattern stays.
 	over := nvme.NewSanitize(nvme.EraseOverwrite, false, 2, true)
 	go func() { g.tokens <- nil; g.tokens <- nil }()
 	if a := admin.await(sanitizeCommand(over), 0, nil); a.Status != nvme.Success {
@@ -162,7 +162,7 @@ func TestSanitize(t *testing.T) {
 	if p, s, c := sanitizeLogOf(admin); p != 0xffff || s != 1|2<<3 || c != over {
 		t.Errorf("after passes: %#x %#x %#x", p, s, c)
 	}
-	if a := h.must(rw(nvme.Read, 8), 4096, nil, false); !bytes.Equal(a.data, bytes.Repeat([]byte{0x10, 0x41, 0x52, 0x21}, 1024)) {
+	if a := h.must(rw(nvme.Read, 8), 4096, nil, false); !bytes.Equal(a.data, bytes.Repeat([]byte{0xef, 0xbe, 0xad, 0xde}, 1024)) {
 		t.Errorf("% x", a.data[:8])
 	}
 	b := admin.must(nvme.Command{Opcode: nvme.AdminIdentify, DWords: [6]uint32{uint32(nvme.CNSController)}}, nvme.IdentifyLen, nil, false).data

@@ -43,16 +43,20 @@ func TestSanitize(t *testing.T) {
 		if r := b.do(sanitizeCDB(sanitizeOverwrite, len(list)), list, 0); r.status != Good || !every(repeat("abc")) {
 			t.Errorf("lends %v, overwrite: %05x, % x", lends, r.code(), b.store.data[:8])
 		}
-		writes := 0
-		b.store.fail = func(op *backend.Op) error {
-			if op.Kind == backend.Write {
-				writes++
+		// SBC-4, service action OVERWRITE: the pattern is inverted between passes, and begins such that it is what stays.
+		for _, passes := range []byte{1, 2, 3} {
+			var writes []byte
+			b.store.fail = func(op *backend.Op) error {
+				if op.Kind == backend.Write {
+					writes = append(writes, op.Segs[0][0])
+				}
+				return nil
 			}
-			return nil
-		}
-		list = overwriteList(0x80|2, 0x0f)
-		if r := b.do(sanitizeCDB(sanitizeOverwrite, len(list)), list, 0); r.status != Good || !every(repeat("\xf0")) || writes != 2 {
-			t.Errorf("lends %v, two passes, inverted: %05x, % x after %d writes", lends, r.code(), b.store.data[:8], writes)
+			list = overwriteList(0x80|passes, 0x0f)
+			r := b.do(sanitizeCDB(sanitizeOverwrite, len(list)), list, 0)
+			if want := []byte{0x0f, 0xf0, 0x0f}[3-passes:]; r.status != Good || !every(repeat("\x0f")) || !bytes.Equal(writes, want) {
+				t.Errorf("lends %v, %d passes, inverted: %05x, % x after writes of % x", lends, passes, r.code(), b.store.data[:8], writes)
+			}
 		}
 		b.store.fail = nil
 		fill()

@@ -43,7 +43,7 @@ type Order struct {
 	Block        int    `json:",omitempty"` // overwrite: bytes of a block, in which the pattern begins anew
 	Pattern      []byte `json:",omitempty"` // overwrite: at the start of each block, and again
 	Count        int    `json:",omitempty"` // overwrite: passes
-	Invert       bool   `json:",omitempty"` // overwrite: every second pass writes the complement
+	Invert       bool   `json:",omitempty"` // overwrite: every second pass, and not the last one, writes the complement
 	Unrestricted bool   `json:",omitempty"` // who knows that it has failed may go on without
 	Failed       bool   `json:",omitempty"`
 }
@@ -314,7 +314,7 @@ func (j *sanitizeJob) work() error {
 	data := alignedBytes(sanitizeBytes)
 	j.order.fill(data)
 	for pass := range j.order.Count {
-		if pass > 0 && j.order.Invert {
+		if j.order.Invert && (pass > 0 || j.order.Count%2 == 0) { // the last one writes the pattern itself
 			for i := range data {
 				data[i] = ^data[i]
 			}
