@@ -85,6 +85,9 @@ func (t *Task) sanitize(order volume.Order) Next {
 		return t.check(invalidField(at))
 	}
 	order.Unrestricted = t.CDB[1]&sanitizeAUSE != 0
+	if allowed, _ := t.lu.v.MayLeaveSanitize(); order.Unrestricted && !allowed { // SBC-4 §4.11.1: else EXIT FAILURE MODE were one failure away
+		return t.check(invalidField(1))
+	}
 	w := &sanitizeWaiter{lu: t.lu, task: t}
 	t.waiter = w
 	begun, over := w.over, w.over

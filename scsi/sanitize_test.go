@@ -233,6 +233,8 @@ func TestSanitizeFails(t *testing.T) {
 			expect("exit", sanitizeCDB(sanitizeExit, 0), 0)
 		} else {
 			expect("exit", sanitizeCDB(sanitizeExit, 0), 0x52400)
+			expect("SANITIZE that allows it", sanitizeCDB(sanitizeBlockErase|sanitizeAUSE, 0), 0x52400)
+			expect("exit after it", sanitizeCDB(sanitizeExit, 0), 0x52400)
 			b.store.fail = nil
 			expect("SANITIZE again", sanitizeCDB(sanitizeBlockErase, 0), 0)
 		}
