@@ -62,15 +62,16 @@ func (o *Order) valid() bool {
 
 // sanitizeJob is a sanitize operation under way.
 type sanitizeJob struct {
-	v      *Volume
-	order  Order
-	total  int64        // bytes of all passes
-	done   atomic.Int64 // bytes
-	begun  func(error)  // may be nil
-	over   func(error)  // may be nil
-	stop   chan struct{}
-	opDone chan struct{}
-	ended  chan struct{} // closed when the goroutine ends
+	v       *Volume
+	order   Order
+	resumed bool         // by a restart
+	total   int64        // bytes of all passes
+	done    atomic.Int64 // bytes
+	begun   func(error)  // may be nil
+	over    func(error)  // may be nil
+	stop    chan struct{}
+	opDone  chan struct{}
+	ended   chan struct{} // closed when the goroutine ends
 }
 
 // ErrNotKept: a sanitize operation has not begun, for a restart would not know of it.
@@ -216,7 +217,7 @@ func (v *Volume) keepSanitize(change func(*document)) error {
 func (j *sanitizeJob) run() {
 	defer close(j.ended)
 	v := j.v
-	if err := v.keepSanitize(func(d *document) { d.Sanitize, d.Sanitized = &j.order, nil }); err != nil {
+	if err := j.keep(); err != nil {
 		v.log.Error("the state of a sanitize operation cannot be saved, so it is not begun", "reason", err)
 		v.sanitizing.Lock()
 		v.setSanitizer(nil, v.sanitizer.failed)
@@ -258,6 +259,14 @@ func (j *sanitizeJob) run() {
 	if j.over != nil {
 		j.over(err)
 	}
+}
+
+// keep keeps that the operation is to be done, unless a restart has found that.
+func (j *sanitizeJob) keep() error {
+	if j.resumed {
+		return nil
+	}
+	return j.v.keepSanitize(func(d *document) { d.Sanitize, d.Sanitized = &j.order, nil })
 }
 
 // outcome is what is kept of an operation that has ended.
@@ -416,5 +425,7 @@ func (v *Volume) resumeSanitize(order *Order) {
 		v.setSanitizer(nil, true)
 		return
 	}
-	v.startSanitize(v.newSanitizeJob(*order, nil, nil))
+	j := v.newSanitizeJob(*order, nil, nil)
+	j.resumed = true
+	v.startSanitize(j)
 }

@@ -234,6 +234,23 @@ func (k *trialKeeper) Save(state []byte) error {
 	return k.save(state)
 }
 
+// A sanitize operation that a restart finds goes on whether or not anything can be kept then: it was answered when it was kept.
+func TestSanitizeGoesOnThoughNothingIsKept(t *testing.T) {
+	k := new(trialKeeper)
+	_ = k.keeper.Save([]byte(`{"Format":2,"Access":{"Holder":-1},"Sanitize":{"Action":2}}`))
+	k.save = func([]byte) error { return errTest }
+	store := newSliceStore(1 << 20)
+	store.data[512] = 1
+	v := open(t, Config{Store: store, Keeper: k})
+	<-v.Sanitized()
+	if d := denied(v); d != access.SanitizeFailed || store.data[512] != 0 {
+		t.Errorf("denied %v, and the byte is %d", d, store.data[512])
+	}
+	if err := v.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
 // A sanitize operation that was not begun, because it could not be kept, is not begun by a restart either, though the state was there.
 func TestSanitizeNotKept(t *testing.T) {
 	k := new(trialKeeper)
