@@ -277,6 +277,13 @@ func TestRemovableMedium(t *testing.T) {
 				prevent(other, 0)
 				n.Close(func() {})
 			},
+			"PREEMPT AND ABORT": func() {
+				pr := &prBench{bench: b, a: b.nexus, b: other}
+				pr.must(pr.b, proutRegister, 0, 0, 2)
+				pr.must(pr.a, proutRegister, 0, 0, 1)
+				pr.must(pr.a, proutPreemptAndAbort, writeExclusive, 1, 2)
+				pr.must(pr.a, proutClear, 0, 1, 0)
+			},
 		} {
 			prevent(other, 1)
 			expect(name+": eject while prevented", b.do(stopCDB(eject), nil, 0), 0x55302)

@@ -138,8 +138,10 @@ func (i *itl) Tell(e access.Event) {
 	}
 }
 
-// Abort is for the table. Copies that are commands to other logical units write to this one, too.
+// Abort is for the table. Copies that are commands to other logical units write to this one, too. What the nexus prevents ends with its
+// commands (SPC-4 §5.13.11.2.5).
 func (i *itl) Abort(done func()) {
+	i.lu.allowRemoval(i.nexus)
 	m := &manager{done: func(TMFResponse) { done() }}
 	m.left.Store(1)
 	i.abortAll(m)
