@@ -37,7 +37,8 @@ type copying struct {
 	done   int64 // bytes of it
 	result *copyResult
 	pinned []pinned
-	spent  *rodToken // is deleted when all is copied; may be nil
+	token  *rodToken // whose data are copied; may be nil
+	spends bool      // the token is deleted when all is copied
 }
 
 // pinned is a volume that a copy is about, and its term, in which all of the copy takes place.
@@ -60,10 +61,14 @@ var (
 )
 
 // startCopy checks and pins what the steps are about, and begins. result is where to note how
-// it goes. Nothing is copied if any step cannot be. When all is copied, spent is deleted, unless it is nil.
-func (t *Task) startCopy(steps []copyStep, result *copyResult, spent *rodToken) Next {
-	c := &copying{steps: steps, result: result, spent: spent}
+// it goes. Nothing is copied if any step cannot be. token, unless it is nil, does not expire meanwhile, and is deleted when all is copied
+// if spends is set.
+func (t *Task) startCopy(steps []copyStep, result *copyResult, token *rodToken, spends bool) Next {
+	c := &copying{steps: steps, result: result, token: token, spends: spends}
 	t.copying = c
+	if token != nil {
+		t.Nexus.target.copies.enter(token)
+	}
 	most := int64(1)
 	for i := range steps {
 		s := &steps[i]
@@ -246,8 +251,8 @@ func (c *copying) repeats() bool {
 func (t *Task) copyEnd(s Sense) Next {
 	t.lu = t.itl.lu
 	c := t.copying
-	if s == (Sense{}) && c.spent != nil {
-		t.Nexus.target.copies.delete(c.spent)
+	if s == (Sense{}) && c.spends {
+		t.Nexus.target.copies.delete(c.token)
 	}
 	c.result.end(s)
 	if s != (Sense{}) {
@@ -261,6 +266,9 @@ func (t *Task) leaveCopy() {
 	t.Nexus.leaveCopy(t)
 	t.lu = t.itl.lu
 	t.copying.result.end(Sense{Key: keyAbortedCommand}) // unless it has ended before
+	if t.copying.token != nil {
+		t.Nexus.target.copies.leave(t.copying.token)
+	}
 	for _, p := range t.copying.pinned {
 		p.v.Unpin()
 	}

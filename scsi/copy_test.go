@@ -672,6 +672,30 @@ func TestTokenLifetime(t *testing.T) {
 	})
 }
 
+// A token does not expire while a copy uses it, however long that takes, nor until it has not been used for its time afterwards.
+func TestTokenLivesWhileItIsUsed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newCopyBench(t, false)
+		task, list := b.copyReads()
+		again := func(when string) {
+			t.Helper()
+			if v := b.third(b.a, 1, 0x11, 2, list); v != 0 {
+				t.Errorf("%s: %05x", when, v)
+			}
+		}
+		b.store.hold = nil
+		time.Sleep(rodInactivity0 + time.Second)
+		again("beside the copy")
+		time.Sleep(rodInactivity0 + time.Second)
+		if v := verdict(b.finish(task, task.Resume(), list)); v != 0 {
+			t.Errorf("the copy: %05x", v)
+		}
+		time.Sleep(rodInactivity0 - time.Second)
+		again("after the copy")
+		b.released()
+	})
+}
+
 func TestTokensAreRefused(t *testing.T) {
 	b := newCopyBench(t, true)
 	token := b.token([2]uint64{10, 4})

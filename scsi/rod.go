@@ -64,7 +64,8 @@ type rodToken struct {
 	text       [rodTokenLen]byte
 	lu         *LogicalUnit
 	inactivity time.Duration
-	expires    time.Time // guarded by CopyManager.mu
+	expires    time.Time // unless a copy uses it; guarded by CopyManager.mu
+	users      int       // copies; guarded by CopyManager.mu
 }
 
 func (r *rodToken) secret() rodSecret { return rodSecret(r.text[offRODSecret:]) }
@@ -77,7 +78,7 @@ func (m *CopyManager) create(lu *LogicalUnit, term uint64, ranges []volume.Range
 	now := time.Now()
 	if len(m.tokens) >= maxRODTokens {
 		for _, old := range m.tokens {
-			if now.After(old.expires) || !old.Valid() {
+			if old.expired(now) || !old.Valid() {
 				m.drop(old)
 			}
 		}
@@ -109,7 +110,7 @@ func (m *CopyManager) use(text []byte) (*rodToken, Sense) {
 		return nil, senseTokenUnknown
 	case !bytes.Equal(r.text[:], text):
 		return nil, senseTokenCorrupt
-	case now.After(r.expires):
+	case r.expired(now):
 		m.drop(r)
 		return nil, senseTokenExpired
 	case !r.Valid():
@@ -117,6 +118,23 @@ func (m *CopyManager) use(text []byte) (*rodToken, Sense) {
 	}
 	r.expires = now.Add(r.inactivity)
 	return r, Sense{}
+}
+
+// expired reports whether nobody has used r for long enough. CopyManager.mu is held.
+func (r *rodToken) expired(now time.Time) bool { return r.users == 0 && now.After(r.expires) }
+
+// enter says that a copy uses r, and leave that it does no more.
+func (m *CopyManager) enter(r *rodToken) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	r.users++
+}
+
+func (m *CopyManager) leave(r *rodToken) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	r.users--
+	r.expires = time.Now().Add(r.inactivity)
 }
 
 // delete ends a token.
@@ -270,10 +288,7 @@ func (t *Task) writeUsingTokenRun() Next {
 		result.end(s)
 		return t.check(s)
 	}
-	if list[2]&delTkn == 0 {
-		token = nil
-	}
-	return t.startCopy(steps, result, token)
+	return t.startCopy(steps, result, token, token != nil && list[2]&delTkn != 0)
 }
 
 // tokenSteps is what a parameter list of WRITE USING TOKEN asks for.

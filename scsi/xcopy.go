@@ -56,7 +56,7 @@ func (t *Task) extendedCopyRun() Next {
 		result.end(s)
 		return t.check(s)
 	}
-	return t.startCopy(steps, result, nil)
+	return t.startCopy(steps, result, nil, false)
 }
 
 // copyList is a parameter list whose form is good.
