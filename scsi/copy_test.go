@@ -672,6 +672,30 @@ func TestTokenLifetime(t *testing.T) {
 	})
 }
 
+// However many copies end meanwhile, the initiator is told of one that is under way, and how it has ended.
+func TestCopyUnderWayIsRemembered(t *testing.T) {
+	b := newCopyBench(t, false)
+	task, list := b.copyReads()
+	for id := range uint32(maxCopyResults + 1) {
+		if v := b.third(b.a, 0, 0x10, 100+id, rangeList(16, [2]uint64{200, 1})); v != 0 {
+			t.Fatalf("POPULATE TOKEN: %05x", v)
+		}
+	}
+	if info := b.information(b.a, 1, 9); info[5] != copyForeground && info[5] != copyEnded {
+		t.Errorf("% x", info)
+	}
+	if v := verdict(b.finish(task, task.Resume(), list)); v != 0 {
+		t.Errorf("the copy: %05x", v)
+	}
+	if info := b.information(b.a, 1, 9); info[5] != copyEnded {
+		t.Errorf("in the end: % x", info)
+	}
+	if n := len(b.a.copies.list); n != maxCopyResults {
+		t.Errorf("%d results are kept", n)
+	}
+	b.released()
+}
+
 // A token does not expire while a copy uses it, however long that takes, nor until it has not been used for its time afterwards.
 func TestTokenLivesWhileItIsUsed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -56,7 +56,7 @@ const maxCopyResults = 64
 var senseInProgress = Sense{Key: keyIllegalRequest, Code: 0x0016} // OPERATION IN PROGRESS
 
 // begin makes room for the result of a copy, in place of that of the last one with the same list
-// identifier. The one returned is not complete yet.
+// identifier, or of the oldest one that is complete. The one returned is not complete yet.
 func (rs *copyResults) begin(id listID, action byte, shift uint) (*copyResult, Sense) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
@@ -67,7 +67,8 @@ func (rs *copyResults) begin(id listID, action byte, shift uint) (*copyResult, S
 		rs.list = slices.DeleteFunc(rs.list, func(x *copyResult) bool { return x == r })
 	}
 	if len(rs.list) == maxCopyResults {
-		rs.list = slices.Delete(rs.list, 0, 1)
+		oldest := max(0, slices.IndexFunc(rs.list, func(r *copyResult) bool { over, _ := r.state(); return over }))
+		rs.list = slices.Delete(rs.list, oldest, oldest+1)
 	}
 	r := &copyResult{listID: id, action: action, shift: shift}
 	rs.list = append(rs.list, r)
