@@ -58,8 +58,9 @@ type Controller struct {
 	notices  notices
 	// anaChanges counts changes of access states.
 	anaChanges uint64
-	aborts     int // Abort commands that are under way
-	flushes    int // flushes of a shutdown that are under way; a reset, and the end of the queue, wait for them
+	aborts     int  // Abort commands that are under way
+	flushes    int  // flushes of a shutdown that are under way; a reset, and the end of the queue, wait for them
+	covers     bool // they have begun after the last shutdown
 }
 
 // startTimeout is how long the controller takes to become ready, 500 ms each.
@@ -237,6 +238,7 @@ func (c *Controller) setCC(v uint32) {
 	if shutdown {
 		c.csts = c.csts&^nvme.CSTSShutdown | nvme.CSTSShutdownUnderWay
 		c.ready.Store(false)
+		c.covers = false
 	}
 	c.mu.Unlock()
 	if shutdown && c.dropQueues("the controller is shut down") {
@@ -282,7 +284,7 @@ func (c *Controller) queuesGone() {
 // flush makes the namespaces durable: a host that shuts the controller down is about to rely on that. The lock of the admin queue is held.
 func (c *Controller) flush() {
 	list := *c.admin.paths.Load()
-	c.flushes = len(list) + 1
+	c.flushes, c.covers = len(list)+1, true
 	for _, p := range list {
 		p.running.Add(1)
 		f := &shutdownFlush{c: c, p: p}
@@ -300,7 +302,7 @@ func (c *Controller) flushed() {
 		return
 	}
 	c.mu.Lock()
-	if c.csts&nvme.CSTSShutdown == nvme.CSTSShutdownUnderWay {
+	if c.covers && c.csts&nvme.CSTSShutdown == nvme.CSTSShutdownUnderWay {
 		c.csts = c.csts&^nvme.CSTSShutdown | nvme.CSTSShutdownDone
 	}
 	c.mu.Unlock()

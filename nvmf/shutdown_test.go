@@ -80,3 +80,33 @@ func TestResetWaitsForShutdownFlush(t *testing.T) {
 		t.Errorf("in the end: CSTS is %#x", s)
 	}
 }
+
+// A host that does not wait for the end of its reset shuts down a second time while a flush of the first shutdown is in the store. What it has
+// written in between is flushed before it is told that the shutdown is over.
+func TestSecondShutdownFlushesAgain(t *testing.T) {
+	store := later(t)
+	x := newTarget(t, store, false)
+	h, id := x.admin(0)
+	first := store.Hold(faulty.Match{Kinds: []backend.Kind{backend.Flush}, Times: 1})
+	h.setCC(shutDown)
+	first.Await(1)
+	h.setCC(enabled &^ nvme.CCEnable)
+	h.setCC(enabled)
+	io := x.queue(id)
+	io.must(rw(nvme.Write, 1), 512, fill(512, 1), true)
+	io.lose()
+	h.setCC(shutDown)
+	second := store.Hold(faulty.Match{Kinds: []backend.Kind{backend.Flush}})
+	first.Release()
+	second.Await(1)
+	over := make(chan struct{})
+	x.ns.Drain(func() { close(over) })
+	if s := h.status(); s != nvme.CSTSReady|nvme.CSTSShutdownUnderWay {
+		t.Errorf("with the flush of the second shutdown in the store: CSTS is %#x", s)
+	}
+	second.Release()
+	<-over
+	if s := h.status(); s != nvme.CSTSReady|nvme.CSTSShutdownDone {
+		t.Errorf("in the end: CSTS is %#x", s)
+	}
+}
