@@ -129,7 +129,12 @@ func (t *Task) connectIO(sub *Subsystem, host string, d nvme.ConnectData) volume
 	q, qid := t.Queue, nvme.ConnectCommand{SQE: t.SQE}.QID()
 	c := sub.controller(d.CNTLID())
 	switch {
-	case sub.isDiscovery(), c == nil, c.group != q.group, // what it may do depends on the group
+	case c == nil: // it may have ended, and the host not have heard of that: it makes another one, which DNR would forbid
+		t.CQE.DW0 = nvme.InvalidParameter(true, nvme.OffCNTLID)
+		return t.end(nvme.ConnectInvalid)
+	case c.hasEnded():
+		return t.busy()
+	case sub.isDiscovery(), c.group != q.group, // what it may do depends on the group
 		c.admin.mover.Transport() != q.mover.Transport(), // and what Identify says, on the transport
 		q.said != nil && q.said.CNTLID != 0 && q.said.CNTLID != c.id:
 		return t.invalidParameter(true, nvme.OffCNTLID)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"oneshot/backend"
+	"oneshot/backend/faulty"
 	"oneshot/backend/memory"
 	"oneshot/internal/door"
 	"oneshot/mem"
@@ -328,4 +329,30 @@ func TestOneTransport(t *testing.T) {
 		t.Errorf("%+v", info.Queues)
 	}
 	x.queue(id)
+}
+
+// An I/O queue that comes when its controller has just ended, whose end the host may not have heard of: the host is not told to stay away for
+// good (DNR). Linux would give the subsystem up, and not come again.
+func TestQueueOfEndedController(t *testing.T) {
+	store := later(t)
+	x := newTarget(t, store, false)
+	h, id := x.admin(0)
+	gate := store.Hold(faulty.Match{Kinds: []backend.Kind{backend.Write}})
+	io := x.queue(id)
+	io.start(rw(nvme.Write, 1), 512, fill(512, 1), true)
+	gate.Await(1)
+	h.lose()
+	if a := x.dial().connect(testHost, 2, id, 0); a.Status != nvme.ConnectBusy {
+		t.Errorf("while its commands are in stores: %v", a.Status)
+	}
+	io.lose()
+	gate.Release()
+	again := x.dial()
+	c, b := again.connectCommand(testHost, 0, nvme.DynamicController, 0)
+	if a := again.await(c, len(b), b); a.Status != nvme.Success { // the former controller is gone then
+		t.Fatal(a.Status)
+	}
+	if a := x.dial().connect(testHost, 2, id, 0); a.Status != nvme.ConnectInvalid || a.DW0 != nvme.InvalidParameter(true, nvme.OffCNTLID) {
+		t.Errorf("afterwards: %v, %#x", a.Status, a.DW0)
+	}
 }

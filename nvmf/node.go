@@ -159,7 +159,7 @@ func (n *Node) SetReferrals(list []Referral) {
 	}
 }
 
-// AddSubsystem makes a subsystem known to hosts.
+// AddSubsystem makes a subsystem known to hosts. If there is one of that name, it is once that has been removed.
 func (n *Node) AddSubsystem(cfg SubsystemConfig) *Subsystem {
 	s := newSubsystem(n, cfg)
 	n.mu.Lock()

@@ -35,8 +35,13 @@ type running struct {
 
 func serve(t *testing.T, text string) *running {
 	t.Helper()
+	return serveWith(t, text, slog.New(slog.DiscardHandler))
+}
+
+func serveWith(t *testing.T, text string, log *slog.Logger) *running {
+	t.Helper()
 	r := &running{t: t, dir: t.TempDir()}
-	s, err := New(r.parse(text), slog.New(slog.DiscardHandler))
+	s, err := New(r.parse(text), log)
 	if err != nil {
 		t.Fatal(err)
 	}

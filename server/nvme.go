@@ -225,15 +225,10 @@ func (c *change) spaceOf(s *config.Subsystem, n *config.Namespace) *nvmf.Namespa
 func (c *change) commitSubsystems() {
 	s := c.s
 	for _, sub := range c.plan.removeSubs {
-		gone := s.subsystems[sub.NQN]
-		delete(s.subsystems, sub.NQN)
-		s.nvme.RemoveSubsystem(gone)
-		var all []nvmf.Shown
-		for _, n := range sub.Namespaces {
-			all = append(all, nvmf.Shown{NSID: n.NSID})
+		if findSubsystem(c.next, sub.NQN) == nil {
+			c.removeSubsystem(sub, s.subsystems[sub.NQN])
+			delete(s.subsystems, sub.NQN)
 		}
-		gone.SetNamespaces(all) // controllers that have not ended yet reach no namespace any more
-		c.did("subsystem %s removed", sub.NQN)
 	}
 	for _, sub := range c.plan.hosts { // in two steps, around the change of namespaces, as commitTargets
 		was := findSubsystem(s.cfg, sub.NQN)
@@ -261,9 +256,23 @@ func (c *change) commitSubsystems() {
 			n := &sub.Namespaces[i]
 			cfg.Namespaces = append(cfg.Namespaces, nvmf.Shown{NSID: n.NSID, Namespace: c.spaceOf(sub, n)})
 		}
+		gone := s.subsystems[sub.NQN]
 		s.subsystems[sub.NQN] = s.nvme.AddSubsystem(cfg)
+		if gone != nil { // it is made anew: hosts that connect find the one or the other
+			c.removeSubsystem(findSubsystem(s.cfg, sub.NQN), gone)
+		}
 		c.did("subsystem %s added", sub.NQN)
 	}
+}
+
+func (c *change) removeSubsystem(sub *config.Subsystem, gone *nvmf.Subsystem) {
+	c.s.nvme.RemoveSubsystem(gone)
+	var all []nvmf.Shown
+	for _, n := range sub.Namespaces {
+		all = append(all, nvmf.Shown{NSID: n.NSID})
+	}
+	gone.SetNamespaces(all) // controllers that have not ended yet reach no namespace any more
+	c.did("subsystem %s removed", sub.NQN)
 }
 
 // nvmeStatus is what is served over NVMe; nil: nothing is.

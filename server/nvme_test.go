@@ -1,13 +1,16 @@
 package server
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"oneshot/mgmt"
@@ -270,4 +273,47 @@ discovery: {referrals: [` + list + `]}
 	if again, list := discovered(h); again == generation || len(list) != 3 || list[2] != want[0] {
 		t.Errorf("after the reload: %+v", list)
 	}
+}
+
+// atMessage calls do once, for the first record with that message, while its logger waits.
+type atMessage struct {
+	slog.Handler
+	message string
+	do      func()
+	once    *sync.Once
+}
+
+func (h atMessage) Enabled(context.Context, slog.Level) bool { return true }
+func (h atMessage) WithAttrs([]slog.Attr) slog.Handler       { return h }
+func (h atMessage) WithGroup(string) slog.Handler            { return h }
+func (h atMessage) Handle(_ context.Context, r slog.Record) error {
+	if r.Message == h.message {
+		h.once.Do(h.do)
+	}
+	return nil
+}
+
+// A reload that makes a subsystem anew has one of its name at any moment: a host that connects meanwhile is not told to stay away for good.
+func TestConnectWhileSubsystemIsMadeAnew(t *testing.T) {
+	const config = `
+stores: {a: {type: memory, size: 1MiB}}
+subsystems: [{nqn: "` + nqn + `one", namespaces: {1: a}}]
+portals: [{transport: nvme-tcp, listen: "127.0.0.1:0"}]
+`
+	var addr string
+	got := make(chan nvme.Status, 1)
+	connect := func() {
+		h := nvmetest.Dial(t, addr, pdu.IC{})
+		f := nvme.ConnectFields{HostID: [16]byte{9}, CNTLID: nvme.DynamicController, SubNQN: nqn + "one", HostNQN: nvmetest.HostNQN}
+		e, _ := h.Do(nvmetest.ConnectCommand(0, 31, 0, 0), f.AppendTo(nil), 0)
+		got <- e.Status
+	}
+	r := serveWith(t, config, slog.New(atMessage{message: "controller ends: the subsystem was removed", do: connect, once: new(sync.Once)}))
+	addr = r.Addrs()[0].String()
+	admin := nvmetest.Admin(t, addr, pdu.IC{}, nqn+"one")
+	r.apply(strings.Replace(config, "namespaces:", "cntlids: 100-199, namespaces:", 1))
+	if s := <-got; s != nvme.Success {
+		t.Errorf("a host that connects during the reload: %v", s)
+	}
+	admin.Ended()
 }

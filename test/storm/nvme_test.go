@@ -189,7 +189,7 @@ func (s *nvmeStorm) outOfPlace() {
 		if e, _ := h.Do(nvmetest.RW(nvme.Read, 0, 1), nil, 512); e.Status != nvme.CommandSequence|nvme.DNR {
 			s.t.Errorf("a Read before Connect: %v", e.Status)
 		}
-		if e, _ := h.Do(nvmetest.ConnectCommand(1, 31, 0, 0), nvmetest.ConnectData(nqn, admin.ID+1000), 0); e.Status != nvme.ConnectInvalid|nvme.DNR || e.DW0 != nvme.InvalidParameter(true, nvme.OffCNTLID) {
+		if e, _ := h.Do(nvmetest.ConnectCommand(1, 31, 0, 0), nvmetest.ConnectData(nqn, admin.ID+1000), 0); e.Status != nvme.ConnectInvalid || e.DW0 != nvme.InvalidParameter(true, nvme.OffCNTLID) {
 			s.t.Errorf("a CNTLID of nobody: %v, %#x", e.Status, e.DW0)
 		}
 		f := nvme.ConnectFields{HostID: nvmetest.HostID, CNTLID: admin.ID, SubNQN: nqn, HostNQN: nvmetest.HostNQN + ":other"}
