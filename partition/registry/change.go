@@ -93,11 +93,8 @@ func (s *Store) Alter(ctx context.Context, match uint64, name string, c partitio
 		}
 		defer done()
 	}
-	err = set.Alter(match, name, c)
+	err = set.Alter(match, name, c) // it may be in force even if it has failed
 	s.tellOther(set)
-	if err != nil {
-		return err
-	}
 	s.r.mu.Lock()
 	open := s.parts[p.UUID]
 	s.r.mu.Unlock()
@@ -105,7 +102,7 @@ func (s *Store) Alter(ctx context.Context, match uint64, name string, c partitio
 		s.follow(open)
 	}
 	s.recheck()
-	return nil
+	return err
 }
 
 // Delete takes a partition out of the table; see partition.Set.Delete. It must not be in use, as in Alter.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync/atomic"
 	"testing"
 
 	"oneshot/backend"
@@ -720,5 +721,51 @@ func TestAllocations(t *testing.T) {
 	op := &backend.Op{Kind: backend.Write, Len: 4096, Segs: [][]byte{make([]byte, 4096)}, Done: make(signal, 1)}
 	if n := testing.AllocsPerRun(200, func() { e.Submit(op) }); n >= 1 {
 		t.Errorf("%v allocations for an operation", n)
+	}
+}
+
+// shrinking is a store that becomes smaller while something is erased.
+type shrinking struct {
+	backend.Store
+	to atomic.Int64 // 0: it has not yet
+}
+
+func (s *shrinking) Info() backend.Info {
+	i := s.Store.Info()
+	if to := s.to.Load(); to != 0 {
+		i.Size = to
+	}
+	return i
+}
+
+func (s *shrinking) Submit(op *backend.Op) bool {
+	if op.Kind == backend.Discard || op.Kind == backend.WriteZeroes {
+		s.to.Store(6 * mib)
+	}
+	return s.Store.Submit(op)
+}
+
+// A change that is in force, and has failed nevertheless, ends the endpoints that lose a right by it.
+func TestFailedChangeRevokes(t *testing.T) {
+	inner, err := memory.New(16 * mib)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := newFixtureOn(t, &shrinking{Store: inner}, "any r")
+	var told error
+	e, err := f.Open(t.Context(), Request{Name: "disk/b", Gone: func(err error) { told = err }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	size := int64(8 * mib)
+	if err := f.alter("b", partition.Change{Size: &size, Revoke: []partition.Who{{}}}, false); err == nil {
+		t.Fatal("a partition grows over the end of its store")
+	}
+	if list := f.List(partition.Identity{}); len(list) != 1 || list[0].Name != "disk/a" {
+		t.Fatalf("the change is not in force: %+v", list)
+	}
+	if told == nil {
+		t.Error("an endpoint whose right was revoked goes on")
 	}
 }
