@@ -163,6 +163,31 @@ func (c *Controller) dropQueues(why string) bool {
 	return len(list) == 0
 }
 
+// leave notes that a queue which leaves has no command under way.
+func (c *Controller) leave(q *Queue) {
+	c.mu.Lock()
+	was := q.left
+	q.left = true
+	c.mu.Unlock()
+	if !was {
+		c.endIfLeft()
+	}
+}
+
+// endIfLeft ends the queues if all of them leave, and none has a command.
+func (c *Controller) endIfLeft() {
+	list := c.allQueues()
+	c.mu.Lock()
+	stay := slices.ContainsFunc(list, func(q *Queue) bool { return !q.left })
+	c.mu.Unlock()
+	if stay {
+		return
+	}
+	for _, q := range list {
+		q.post(func() { q.endNow(WhenSent) })
+	}
+}
+
 // queueGone forgets a queue of which nothing is left.
 func (c *Controller) queueGone(q *Queue) {
 	c.sub.mu.Lock()
@@ -194,6 +219,7 @@ func (c *Controller) queueGone(q *Queue) {
 	case drained:
 		c.admin.post(c.queuesGone)
 	}
+	c.endIfLeft()
 }
 
 // property returns a property, and whether it is there in that size.

@@ -299,7 +299,7 @@ func (n *Node) Quiesce() {
 // Shutdown ends all connections: NVMe has no way to ask a host to leave. What is under way is answered, as long as ctx lasts. It returns
 // when nothing is outstanding in the stores, or some time after ctx has ended with its error.
 func (n *Node) Shutdown(ctx context.Context) error {
-	return n.guests.Shutdown(ctx, (*Queue).leave, func(q *Queue) { q.mover.Terminate(AtOnce) })
+	return n.guests.Shutdown(ctx, (*Queue).leave, func(q *Queue) { q.endNow(AtOnce) })
 }
 
 // addController counts a controller; false: there are too many. Those of discovery prove nothing, and so take no place from others: their

@@ -53,6 +53,9 @@ type Queue struct {
 	unsent int         // of leased: of commands whose answers have not left
 	moved  uint32      // Node.clock when the last of these left, or the first came
 	over   bool        // fail was called
+	// leaving: the daemon ends. No command is begun any more, and the controller ends when those that were are answered.
+	leaving bool
+	left    bool // leaving, and without commands; guarded by Controller.mu
 	// fetching is for how many tasks the mover waits until the host has served its RDMA Reads, and fetched Node.clock when one
 	// of these last came on.
 	fetching int
@@ -142,6 +145,9 @@ func (q driver) Resume() {
 func (q driver) Flush() {
 	q.times.Drive()
 	q.kick()
+	if q.leaving {
+		q.leaveIfIdle()
+	}
 	q.mover.Flush()
 	if q.state == queueLost {
 		q.settleEnd()
@@ -198,6 +204,11 @@ func (q *Queue) Command(t *Task, e nvme.SQE) bool {
 		q.sqhd = 0
 	}
 	t.state = taskWaiting
+	if q.leaving && q.first == nil {
+		t.late = true
+		q.listTask(t)
+		return true
+	}
 	q.fusion(t)
 	return true
 }
@@ -505,13 +516,26 @@ func (q *Queue) Violation(err error) {
 	}
 }
 
-// leave ends the connection, because the daemon ends.
-func (q *Queue) leave() {
-	if q.state >= queueLost {
-		return
+// leave ends the connection, because the daemon ends, when what is under way is answered.
+func (q *Queue) leave() { q.leaving = true }
+
+// leaveIfIdle ends a connection that leaves, if no command is under way. Those of a controller end together: a host that loses one gives up all.
+func (q *Queue) leaveIfIdle() {
+	switch {
+	case q.state >= queueLost, slices.ContainsFunc(q.tasks, func(t *Task) bool { return !t.parked && !t.late }):
+	case q.ctrl == nil:
+		q.endNow(WhenSent)
+	default:
+		q.ctrl.leave(q)
 	}
-	q.over = true
-	q.mover.Terminate(WhenSent)
+}
+
+// endNow ends the connection, because the daemon ends.
+func (q *Queue) endNow(how Termination) {
+	if q.state < queueLost {
+		q.over = true
+		q.mover.Terminate(how)
+	}
 }
 
 // Lost says that the connection is gone. Nothing is sent any more, and its tasks are aborted. With the admin queue the controller

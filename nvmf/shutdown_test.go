@@ -110,3 +110,56 @@ func TestSecondShutdownFlushesAgain(t *testing.T) {
 		t.Errorf("in the end: CSTS is %#x", s)
 	}
 }
+
+// A daemon that ends answers what is in stores before it ends the connections of a controller, all at once: a host that loses one gives up all.
+// What comes meanwhile is neither done nor answered, so the host sends it again elsewhere or later.
+func TestNodeShutdownAnswers(t *testing.T) {
+	store := later(t)
+	x := newTarget(t, store, false)
+	admin, id := x.admin(0)
+	io := x.queue(id)
+	idle := x.dial()
+	if a := idle.connect(testHost, 2, id, 0); a.Status != nvme.Success {
+		t.Fatal(a.Status)
+	}
+	all := []*host{admin, io, idle}
+	admin.start(nvme.Command{Opcode: nvme.AdminAsyncEvent}, 0, nil, false)
+	gate := store.Hold(faulty.Match{Kinds: []backend.Kind{backend.Write}})
+	cid := io.start(rw(nvme.Write, 1), 512, fill(512, 1), true)
+	gate.Await(1)
+	fresh := x.dial()
+	x.guests.Each((*Queue).leave)
+	if len(fresh.ended) != 1 {
+		t.Error("a connection without a controller does not end")
+	}
+	for _, h := range []*host{io, idle} {
+		h.start(rw(nvme.Read, 1), 512, nil, false)
+	}
+	for i, h := range all {
+		if len(h.ended) != 0 {
+			t.Errorf("queue %d ends with a command in the store", i)
+		}
+	}
+	for len(io.heard) > 0 {
+		<-io.heard
+	}
+	gate.Release()
+	<-io.heard
+	io.q.Lock()
+	got := io.take()
+	io.q.Unlock()
+	if len(got) != 1 || got[0].CID != cid || got[0].Status != nvme.Success {
+		t.Errorf("answers: %+v", got)
+	}
+	for i, h := range all {
+		if len(h.ended) != 1 || h.ended[0] != WhenSent || len(h.take()) != 0 {
+			t.Errorf("queue %d: ended %v", i, h.ended)
+		}
+	}
+	for _, h := range append(all, fresh) {
+		h.lose()
+	}
+	if err := x.Shutdown(t.Context()); err != nil || io.free != 3 || idle.free != 2 {
+		t.Errorf("%v, %d and %d tasks came back", err, io.free, idle.free)
+	}
+}

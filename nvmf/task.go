@@ -49,6 +49,7 @@ type Task struct {
 	status  nvme.Status // of an aborted command
 
 	parked    bool // an Asynchronous Event Request
+	late      bool // it has come when the queue was leaving, and is not begun
 	elsewhere bool // somebody else works for it, and steps it when that is done
 	// waits: a Connect waits until what its host has left in the subsystem is over.
 	waits *Subsystem
@@ -178,6 +179,8 @@ func (t *Task) resume() (volume.Next, bool) {
 	switch {
 	case t.pair != nil:
 		return volume.Wait, false
+	case t.late:
+		return volume.Aborted, t.aborted
 	case t.aborted && t.parked:
 		t.Queue.ctrl.unpark(t)
 		return volume.Aborted, true
@@ -216,7 +219,7 @@ func (t *Task) release() {
 	t.In, t.Out, t.data[0] = nil, nil, nil
 	t.own, t.after = nil, nil
 	t.changing, t.others, t.copying = nil, nil, nil
-	t.parked, t.fused, t.got, t.fua = false, false, false, false
+	t.parked, t.late, t.fused, t.got, t.fua = false, false, false, false, false
 }
 
 // before returns the step of the request that goes on with then.
