@@ -126,7 +126,7 @@ func (a *attached) Tell(e access.Event) {
 }
 
 // Abort implements access.Subscriber (Base 2.0 §8.19.7). What is aborted is over when its status is final: whether the host takes the
-// answer does not matter to who waits.
+// answer does not matter to who waits, unless it may be in the store's own memory: then it would tell what is written there next.
 func (a *attached) Abort(done func()) {
 	w := &abortion{done: done}
 	queues := a.ctrl.allQueues()
@@ -139,6 +139,10 @@ func (a *attached) Abort(done func()) {
 					t.awaited = append(t.awaited, w)
 					t.abortWith(nvme.AbortedByPreempt)
 				}
+			}
+			if q.told > 0 && a.ns.v.Lends() && q.mover.Transport().Type == nvme.TransportTCP { // the others copy what they send; here it leaves in order
+				w.left.Add(1)
+				q.behind = append(q.behind, behind{q.sent + uint64(q.told), w.over})
 			}
 			w.over()
 		})

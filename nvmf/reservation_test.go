@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"oneshot/backend"
 	"oneshot/nvme"
 	"oneshot/volume/access"
 )
@@ -696,6 +697,59 @@ func TestFeatureHoldsNamespace(t *testing.T) {
 		h.q.Unlock()
 		if len(got) == 0 || got[len(got)-1].Status != nvme.Success {
 			t.Errorf("namespace %#x: %v", nsid, got)
+		}
+	}
+}
+
+// Answers that are sent from the store's own memory would tell what is written there next: PREEMPT AND ABORT is over when those that were on
+// their way have left, or never will. Of other stores they are not waited for.
+func TestPreemptWaitsForLentReads(t *testing.T) {
+	for _, lends := range []bool{true, false} {
+		for _, lost := range []bool{true, false} {
+			var store backend.Store
+			if !lends {
+				store = later(t)
+			}
+			x := newTarget(t, store, false)
+			a, b := x.party(1, 1), x.party(1, 2)
+			for i, p := range []*party{a, b} {
+				if s := p.reserve(resRegister, 0, 0, uint64(i+1)); s != nvme.Success {
+					t.Fatal(s)
+				}
+			}
+			b.io.deaf = true
+			for range 2 {
+				b.io.await(rw(nvme.Read, 1), 512, nil)
+			}
+			c, keys := reserve(resAcquire, uint32(nvme.PreemptAndAbort)|uint32(nvme.ExclusiveAccess)<<8, 1, 2)
+			a.io.start(c, len(keys), keys, true)
+			if got := a.io.take(); len(got) != 0 == lends {
+				t.Errorf("lends %v: %+v while answers to the preempted are on their way", lends, got)
+			}
+			if b.io.start(rw(nvme.Read, 1), 512, nil, false); len(b.io.kept) != 3 { // refused, and not waited for
+				t.Fatal(b.io.kept)
+			}
+			if lost {
+				b.io.q.Lock()
+				b.io.q.Lost(nil)
+				for _, x := range b.io.kept {
+					b.io.q.AnswerLost(x)
+				}
+				b.io.q.Unlock()
+			} else {
+				for i, x := range b.io.kept {
+					if got := a.io.take(); lends && len(got) != 0 != (i == 2) {
+						t.Errorf("%+v when %d of the answers have left", got, i)
+					}
+					b.io.q.Lock()
+					b.io.q.Sent(x)
+					b.io.q.Unlock()
+				}
+			}
+			if got := a.io.take(); lends && lost && (len(got) != 1 || got[0].Status != nvme.Success) {
+				t.Errorf("%+v", got)
+			}
+			b.io.kept, b.io.deaf = nil, false
 		}
 	}
 }
