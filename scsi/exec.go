@@ -45,6 +45,7 @@ type taskState struct {
 	state atomic.Uint32 // stateFinished, stateAborted
 
 	gated      bool       // counted in LogicalUnit.gate
+	outrun     bool       // when it was listed a reservation kept it from running
 	listed     bool       // in itl's list; written by the driver with itl.mu held
 	next, prev *Task      // itl's list, guarded by itl.mu
 	managers   []*manager // who waits for the release; guarded by itl.mu
@@ -211,7 +212,10 @@ func (t *Task) settle(next Next) Next {
 		}
 		t.Out, t.OutLen, t.PlaceUnit = t.r.Out, t.r.OutLen, t.r.PlaceUnit
 	default:
-		t.list()
+		if !t.listed {
+			t.list()
+			t.outrun = t.cmd != nil && t.itl != nil && t.preempted()
+		}
 	}
 	return next
 }
@@ -320,7 +324,7 @@ func (t *Task) clear() {
 	t.waiter = nil
 	t.state = atomic.Uint32{} // nobody else looks at it: a store of it would cost as much as the rest of this
 	if t.listed {
-		t.listed, t.next, t.prev, t.managers = false, nil, nil, nil
+		t.listed, t.outrun, t.next, t.prev, t.managers = false, false, nil, nil, nil
 	}
 	if t.gated {
 		t.gated, t.queueNext = false, nil

@@ -999,3 +999,34 @@ func TestReserveAfterReset(t *testing.T) {
 		t.Errorf("a RESERVE that came after the reset is lost with it: %#x, over %v", r.status, over)
 	}
 }
+
+// A READ that looked at reservations before PREEMPT AND ABORT, and reads after it, is refused: it would tell what was written meanwhile, which its
+// initiator may not read. So it is with one that waits for memory or the store, and comes into the task set when it does.
+func TestReadBesidePreemptAndAbort(t *testing.T) {
+	for _, waits := range []bool{false, true} {
+		b := newBench(t, false, nil)
+		p := &prBench{bench: b, a: b.nexus, b: b.client(2), c: b.client(3)}
+		p.must(p.a, proutRegister, 0, 0, 0xa)
+		p.must(p.b, proutRegister, 0, 0, 0xb)
+		p.must(p.a, proutReserve, exclusiveAccess, 0xa, 0)
+		l := proutList(0xb, 0xa, 0)
+		preempt := b.task(proutCDB(proutPreemptAndAbort, exclusiveAccess, 24), l, 0)
+		preempt.Nexus = p.b
+		b.store.hold = func(*backend.Op) bool {
+			b.store.hold = nil
+			if preempt.Start() != Pull {
+				t.Error("PREEMPT AND ABORT has no parameters")
+			}
+			place(preempt, l)
+			if next := preempt.Pulled(); next != Done || preempt.Status != Good {
+				t.Errorf("PREEMPT AND ABORT: %v, status %02x", next, preempt.Status)
+			}
+			return waits
+		}
+		read := b.task(rw10(0x28, 0, 1), nil, 512)
+		if r := b.run(read, nil); r.status != ReservationConflict || len(r.in) != 0 {
+			t.Errorf("waits %v: a READ of the preempted: status %02x, %d bytes", waits, r.status, len(r.in))
+		}
+		preempt.Release()
+	}
+}

@@ -121,6 +121,9 @@ func (t *Task) read() Next {
 
 func readDone(r *volume.Request) Next {
 	t := taskOf(r)
+	if t.outrun || !t.listed && t.preempted() { // PREEMPT AND ABORT has not found it, and it may have read what was written since
+		return t.conflict()
+	}
 	t.In = r.In
 	return t.transferred()
 }
