@@ -312,7 +312,7 @@ func (c *Controller) flush() {
 	list := *c.admin.paths.Load()
 	c.flushes, c.covers = len(list)+1, true
 	for _, p := range list {
-		p.running.Add(1)
+		p.enter()
 		f := &shutdownFlush{c: c, p: p}
 		f.op = backend.Op{Kind: backend.Flush, Done: f}
 		if p.ns.v.Store().Submit(&f.op) {
@@ -348,7 +348,7 @@ func (f *shutdownFlush) OpDone(*backend.Op) {
 		f.p.ns.log.Error("the store could not be flushed when a host shut its controller down", "host", f.c.hostNQN, "reason", f.op.Err)
 	}
 	f.c.admin.post(func() {
-		f.p.leave()
+		f.p.over(1)
 		f.c.flushed()
 	})
 }

@@ -52,7 +52,7 @@ func (t *Task) io() volume.Next {
 		return t.refuse(nvme.InvalidField)
 	}
 	// The count comes before the look at what is denied: who denies looks at the count afterwards.
-	p.running.Add(1)
+	p.enter()
 	t.path = p
 	n := p.ns
 	if denied := access.Denial(p.at.denied.Load()); denied != 0 {

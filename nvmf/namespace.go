@@ -60,13 +60,14 @@ var _ volume.View = (*Namespace)(nil)
 
 // path is a namespace as one queue reaches it. Only commands of the queue write to it.
 type path struct {
-	ns      *Namespace
-	at      *attached
-	queue   *Queue
-	nsid    uint32
-	running atomic.Int64 // commands from their start to their release
-	begun   bool         // operations wait for Kick; it is in Queue.begun; guarded by Queue.mu
-	counts  iostat.Lazy  // of its commands
+	ns    *Namespace
+	at    *attached
+	queue *Queue
+	nsid  uint32
+	// commands counts those from their start to their release, and by oneRunning those that run: until their status is final.
+	commands atomic.Int64
+	begun    bool        // operations wait for Kick; it is in Queue.begun; guarded by Queue.mu
+	counts   iostat.Lazy // of its commands
 }
 
 // NewNamespace returns the namespace that cfg describes, or an error that says which part of cfg cannot be.
@@ -115,15 +116,21 @@ func (n *Namespace) Close() {
 func (n *Namespace) Idle() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.running() == 0
+	_, all := n.commands()
+	return all == 0
 }
 
-// running is the number of commands between their start and their release. mu is held.
-func (n *Namespace) running() (sum int64) {
+// oneRunning is in path.commands what a command adds that runs.
+const oneRunning = 1 << 32
+
+// commands returns how many commands run, and how many there are between start and release. mu is held.
+func (n *Namespace) commands() (running, all int64) {
 	for _, p := range n.paths {
-		sum += p.running.Load()
+		sum := p.commands.Load()
+		running += sum / oneRunning
+		all += sum % oneRunning
 	}
-	return sum
+	return running, all
 }
 
 // join makes a path for a queue.
@@ -142,11 +149,33 @@ func (n *Namespace) part(p *path) {
 	n.paths = slices.DeleteFunc(n.paths, func(o *path) bool { return o == p })
 }
 
-// leave counts a command out.
-func (p *path) leave() {
-	if p.running.Add(-1) == 0 && p.ns.drains.Load() {
+// enter counts a command.
+func (p *path) enter() { p.commands.Add(oneRunning + 1) }
+
+// over counts a command out that runs, and also its release if released is 1.
+func (p *path) over(released int64) {
+	if p.commands.Add(-oneRunning-released) < oneRunning && p.ns.drains.Load() {
 		p.ns.tellDrained()
 	}
+}
+
+// over says that the status of the command is final. Its answer may still be on its way, which does not matter to anybody else: the host may take
+// none. But where it may be in the store's own memory it would tell what is written there next.
+func (t *Task) over() {
+	if t.path != nil && (t.NoLend || !t.path.ns.v.Lends()) {
+		t.path.over(0)
+		t.ended = true
+	}
+}
+
+// leavePath is the release of the command.
+func (t *Task) leavePath() {
+	if t.ended {
+		t.path.commands.Add(-1)
+	} else {
+		t.path.over(1)
+	}
+	t.path, t.ended = nil, false
 }
 
 // Drain implements volume.View.
@@ -161,7 +190,7 @@ func (n *Namespace) Drain(drained func()) {
 func (n *Namespace) tellDrained() {
 	n.mu.Lock()
 	var tell []func()
-	if n.running() == 0 {
+	if running, _ := n.commands(); running == 0 {
 		tell, n.drained = n.drained, nil
 		n.drains.Store(false)
 	}

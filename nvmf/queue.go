@@ -318,6 +318,7 @@ func (q *Queue) DataFailed(t *Task, why DataFault) {
 // answer ends a command: its status is final.
 func (q *Queue) answer(t *Task) {
 	q.unlistTask(t)
+	t.over()
 	t.overForOthers()
 	if t.aborted {
 		t.CQE.Status, t.CQE.DW0, t.CQE.DW1, t.In = t.status, 0, 0, nil

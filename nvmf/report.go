@@ -90,7 +90,7 @@ func (c *Controller) remember(paths []*path) {
 
 // addTo adds what the path counts to s.
 func (p *path) addTo(s *iostat.Stats) {
-	s.InFlight += p.running.Load()
+	s.InFlight += p.commands.Load() % oneRunning
 	p.counts.AddTo(s)
 }
 

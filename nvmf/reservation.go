@@ -227,7 +227,7 @@ func (s *Subsystem) forgetMasks(gone func(noticeKey) bool) {
 // hold keeps the namespaces of an admin command from being closed before it ends.
 func (t *Task) hold(list ...*path) {
 	for _, p := range list {
-		p.running.Add(1)
+		p.enter()
 	}
 	t.held = list
 }

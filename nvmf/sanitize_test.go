@@ -341,3 +341,29 @@ func TestSanitizeOverRestart(t *testing.T) {
 		t.Errorf("after another restart: %#x %#x %#x", p, s, got)
 	}
 }
+
+// A host that takes no answers does not keep a sanitize operation waiting, for its commands have ended. Only in the store's own memory an answer
+// would tell what is written there next.
+func TestDrainWithoutAnswer(t *testing.T) {
+	for _, lends := range []bool{true, false} {
+		var store backend.Store
+		if !lends {
+			store = later(t)
+		}
+		x := newTarget(t, store, false)
+		p := x.party(1, 1)
+		p.io.deaf = true
+		p.io.await(rw(nvme.Read, 1), 512, nil)
+		drained := false
+		x.ns.Drain(func() { drained = true })
+		if drained == lends || x.ns.Idle() {
+			t.Errorf("lends %v: drained %v, idle %v while an answer is on its way", lends, drained, x.ns.Idle())
+		}
+		p.io.q.Lock()
+		p.io.q.Sent(p.io.kept[0])
+		p.io.q.Unlock()
+		if !drained || !x.ns.Idle() {
+			t.Errorf("lends %v: drained %v, idle %v in the end", lends, drained, x.ns.Idle())
+		}
+	}
+}

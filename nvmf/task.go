@@ -56,6 +56,7 @@ type Task struct {
 
 	r       volume.Request
 	path    *path   // nil: the command is about no namespace's blocks
+	ended   bool    // it does not run any more, as path.commands has it
 	held    []*path // that an admin command is about: their namespaces are not closed before it ends
 	off     int64   // bytes of the volume
 	n       int64
@@ -209,11 +210,10 @@ func (t *Task) pulled() volume.Next {
 func (t *Task) release() {
 	t.r.Release()
 	if t.path != nil {
-		t.path.leave()
-		t.path = nil
+		t.leavePath()
 	}
 	for _, p := range t.held {
-		p.leave()
+		p.over(1)
 	}
 	t.held = nil
 	t.In, t.Out, t.data[0] = nil, nil, nil
