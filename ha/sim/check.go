@@ -328,7 +328,7 @@ func (r *run) checkWritten(n *node, a *attempt, p pos) {
 		if r.cfg.Stores[b2i(b >= inFirst)].Through {
 			r.checkThrough(b, p)
 		}
-		if r.floors[b].acked.less(p) {
+		if r.floors[b].acked.less(p) && !(n.resuming && r.forgotten(n.since)) {
 			r.floors[b].acked = p
 		}
 	}

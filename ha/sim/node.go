@@ -429,5 +429,7 @@ func (n *node) resume() {
 		n.late = i < n.taken
 		f()
 	}
-	n.resuming, n.late = false, false
+	n.late = false
+	n.together()
+	n.resuming = false
 }
