@@ -12,6 +12,7 @@ type candidate struct {
 	fetching bool
 	fetchAt  time.Duration
 	level    bool // all who are to be members have the same log
+	sure     bool // those who have promised remember, and one of them has what was acknowledged
 }
 
 // promise is another member's.
@@ -42,7 +43,7 @@ func (c *Core) stand() {
 func (c *Core) canvass() {
 	d := &c.cand
 	if d.level {
-		c.apply(c.log.last())
+		c.apply(c.flushed) // not what is behind, which no other may have: see kept.go
 	}
 	if c.proposed != nil {
 		c.repropose()
@@ -85,6 +86,7 @@ func (c *Core) canvass() {
 		return
 	}
 	if members = c.prompt(members); c.levelAll(members) {
+		d.sure = true
 		c.proposeMyself(members)
 	}
 }

@@ -35,6 +35,7 @@ type Core struct {
 	disk
 	marks
 	missing
+	kept
 	host
 	switching
 
@@ -95,6 +96,7 @@ type peer struct {
 	proven   time.Duration // and when that was sent
 
 	todo    Bits   // granules that have to be copied
+	lacked  Bits   // kept.lacks when the stream began
 	copying int    // on their way
 	copied  uint64 // the newest record of a copied granule
 	clean   []cleaning
@@ -112,6 +114,9 @@ type sentBeat struct {
 func New(cfg Config, now time.Duration, memory *Memory, saved Saved) *Core {
 	c := &Core{cfg: cfg, now: now, lastTick: now, lastBeat: now, stores: slices.Clone(cfg.Stores), settled: true}
 	c.streams = knowsLost | uint64(cfg.Incarnation)<<32
+	if !saved.Unknown {
+		c.streams |= knowsDisk
+	}
 	c.works.start(cfg.Incarnation)
 	c.restore(memory, saved)
 	return c
@@ -332,12 +337,16 @@ func (c *Core) adopt(v View) {
 	won := c.role == Candidate && c.proposed != nil && *c.proposed == v
 	switch {
 	case c.role == Primary && v.Primary == c.cfg.Self && v.Term == old.Term:
-		c.reshaped()
+		c.reshaped(old)
 		return
 	case c.role == Primary:
 		c.demote()
 	case won:
+		sure := c.cand.sure
 		c.promote()
+		if sure && !v.InSync.Has(old.Primary) && old.InSync.Has(old.Primary) {
+			c.ousts(old.Primary)
+		}
 		return
 	case handed:
 		c.cut(old.Primary)

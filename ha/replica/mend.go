@@ -7,13 +7,14 @@ import (
 
 // mending is a read that this primary's disk has refused. Another member reads the range into its memory, at the
 // address that the primary has allocated; the primary fetches it, and writes it back as a record. Then the request
-// goes on as if nothing had happened.
+// goes on as if nothing had happened. If the disk does not keep it the record can be that of a copy that is brought level.
 type mending struct {
 	op     *op // nil: the range itself is what matters
 	off, n int64
 	done   int64 // bytes: it goes by granules, for which there is memory
 	tried  Nodes
 	spared Nodes         // not to be asked, from the beginning
+	copy   *ID           // outside S, gets it; nil: this node
 	fine   bool          // it goes by pieces: of each, this copy or another one may have what others lack
 	looked bool          // this node's disk refuses to read the piece
 	torn   int           // how often what came was not what the other has read
@@ -47,7 +48,7 @@ func (c *Core) mendOn() {
 			continue
 		}
 		off, n := c.part(m)
-		from, waits := c.healthy(m.tried | c.oddIn(off, n))
+		from, waits := c.healthy(m.tried|c.oddIn(off, n), off, n)
 		looks := m.fine && !m.looked
 		switch {
 		case looks:
@@ -75,9 +76,9 @@ func (c *Core) mendOn() {
 	}
 }
 
-// healthy returns a member that can be asked, or this node. Waits: a member may come back, or will be dropped. A copy
-// that is proposed is level, and may be a member already.
-func (c *Core) healthy(tried Nodes) (from ID, waits bool) {
+// healthy returns a member that can be asked for a range, or a copy outside S that has it all the same, or this node. Waits: a member
+// may come back, or will be dropped. A copy that is proposed is level, and may be a member already.
+func (c *Core) healthy(tried Nodes, off, n int64) (from ID, waits bool) {
 	members := c.view.InSync
 	if c.proposed != nil {
 		members |= c.proposed.InSync
@@ -88,14 +89,20 @@ func (c *Core) healthy(tried Nodes) (from ID, waits bool) {
 		}
 		waits = true
 	}
+	for id := range (c.cfg.Copies &^ members &^ tried).Without(c.cfg.Self).All() {
+		if c.hasKept(id, off, n) {
+			return id, false
+		}
+	}
 	return c.cfg.Self, waits
 }
 
-// mayReturn says whether a copy outside S was heard lately. One that was late for a moment is a member again soon, and no reason for an
-// error of the medium.
+// mayReturn says whether a copy outside S was heard lately that lacks nothing of the range that is next. One that was late for a moment is back
+// soon, and no reason for an error of the medium.
 func (c *Core) mayReturn(m *mending) bool {
+	off, n := c.part(m)
 	for id := range (c.cfg.Copies &^ c.view.InSync &^ m.tried).Without(c.cfg.Self).All() {
-		if c.now < m.until && c.now-c.peer[id].heard < c.cfg.SlowCopy {
+		if c.now < m.until && c.now-c.peer[id].heard < c.cfg.SlowCopy && c.mayHave(id, off, n) {
 			return true
 		}
 	}
@@ -220,7 +227,11 @@ func (c *Core) pulled(j *job, e *Done) {
 		c.pullFailed(j)
 		return
 	}
-	c.append(Record{Term: c.view.Term, Seq: c.log.last() + 1, Kind: KindResync, Copy: c.cfg.Self, Off: j.off, Len: j.n, Addr: j.addr, Sum: j.sum})
+	to := c.cfg.Self
+	if j.mends.copy != nil {
+		to = *j.mends.copy
+	}
+	c.append(Record{Term: c.view.Term, Seq: c.log.last() + 1, Kind: KindResync, Copy: to, Off: j.off, Len: j.n, Addr: j.addr, Sum: j.sum})
 	j.memory = false
 	c.dropJob(j)
 	c.mended(j.mends, j.n)

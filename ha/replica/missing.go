@@ -105,7 +105,8 @@ type sift struct {
 	busy         bool // a job has the piece, or it is being repaired
 	mending      bool
 	mended       int   // how often the piece was repaired
-	hopeless     bool  // no member can read it
+	hopeless     bool  // nobody can read it
+	tried        Nodes // who could not
 	fine         int64 // up to there it goes by blocks: the piece cannot be read as a whole, and one of its blocks was perhaps written since it broke
 }
 
@@ -147,27 +148,52 @@ func (c *Core) siftOn(id ID, p *peer) {
 // next goes to the next piece. It reports whether that was the last one.
 func (s *sift) next(n int64) (over bool) {
 	s.done += n
-	s.busy, s.mended, s.hopeless = false, 0, false
+	s.busy = false
+	s.begin()
 	return s.done == s.n
 }
 
-// cannotRead: this primary's disk has refused to read the piece of a job. Another member may have it; if none has, or this disk loses it
-// again and again, the copy goes without. It reports whether that has ended the job.
+// begin forgets what has become of the piece before.
+func (s *sift) begin() { s.mended, s.hopeless, s.tried = 0, false, 0 }
+
+// sifted: the newest record has the next bytes of a granule.
+func (c *Core) sifted(s *sift, p *peer, n int64) {
+	p.copied = c.log.last()
+	if s.next(n) {
+		p.hard.Clear(s.granule)
+		p.sift = nil
+		c.copiedGranule(s.granule, p)
+	}
+}
+
+// cannotRead: this primary's disk has refused to read the piece of a job. Another copy may have it: then it is written anew here, and read once
+// more. If this disk does not keep it the copy gets it from there. If no other one has it the copy goes without. It reports
+// whether that has ended the job.
 func (c *Core) cannotRead(j *job, p *peer) (over bool) {
 	s := j.sift
+	from, waits := c.healthy(s.tried, j.off, j.n) // another one may have come meanwhile
 	switch {
-	case !s.hopeless && s.mended < maxMends:
+	case s.mended < maxMends && (!s.hopeless || from != c.cfg.Self || waits):
 		s.mended++
 		s.mending = true
-		c.mend(&mending{off: j.off, n: j.n, tried: c.lacking(j.granule), until: c.now + c.cfg.SlowCopy, then: func(ok bool) {
-			s.mending, s.busy, s.hopeless = false, false, !ok
-		}})
+		m := &mending{off: j.off, n: j.n, tried: s.tried, until: c.now + c.cfg.SlowCopy}
+		if s.mended > 1 && !s.hopeless {
+			m.copy = &j.to
+		}
+		m.then = func(ok bool) {
+			s.mending, s.busy, s.hopeless, s.tried = false, false, !ok, m.tried
+			if ok && m.copy != nil && p.sift == s {
+				c.sifted(s, p, j.n)
+			}
+		}
+		c.mend(m)
 		return false
 	case c.block > 0 && c.block < j.n:
-		s.fine, s.mended, s.hopeless = s.done+j.n, 0, false
+		s.fine = s.done + j.n
+		s.begin()
 		return false
 	case p.losses+j.n > maxLosses*c.cfg.Unit, !c.areNew(), !c.hasRoom():
-		s.mended, s.hopeless = 0, false
+		s.begin()
 		c.copyAgain = c.now + retryAfter
 		return false
 	}
@@ -177,17 +203,6 @@ func (c *Core) cannotRead(j *job, p *peer) (over bool) {
 	c.copiedJob(j, p)
 	c.dropJob(j)
 	return true
-}
-
-// lacking are the copies outside S that do not have a granule.
-func (c *Core) lacking(granule int) Nodes {
-	var n Nodes
-	for id := range (c.cfg.Copies &^ c.view.InSync).All() {
-		if c.bitmaps[id].Has(granule) {
-			n = n.With(id)
-		}
-	}
-	return n
 }
 
 // areNew says whether all who get records take KindLost.

@@ -1,6 +1,9 @@
 package replica
 
-import "testing"
+import (
+	"slices"
+	"testing"
+)
 
 // newStream is the number of the stream of a copy that takes KindLost.
 func newStream(id ID) uint64 { return knowsLost | streamOf(id) }
@@ -94,6 +97,58 @@ func TestGoesWithoutNothing(t *testing.T) {
 	s.peer[1].hard.Set(0)
 	if n := len(each[Lost](s.gives(0b1111, s.do(Tick{})))); n != 1 {
 		t.Errorf("the copy goes without %d pieces, and one more is allowed", n)
+	}
+}
+
+// What a disk does not keep, though it was written anew, the copy gets from the one that has it.
+func TestDiskKeepsNothing(t *testing.T) {
+	s := left(t, 3)
+	asked, lost := s.asks(staysBad|0b0100, NodesOf(2), s.restarts(1, newStream(1), 0))
+	if !slices.Equal(asked[2], []int{0, 0}) || len(lost) > 0 {
+		t.Errorf("asked for %v, %v is lost", asked, lost)
+	}
+	var copied []int64
+	for r := range s.Log {
+		if r.Kind == KindResync && r.Copy == 1 {
+			copied = append(copied, r.Off/blockLen)
+			if r.Off == 2*blockLen && r.Sum != 7 {
+				t.Errorf("%+v", r)
+			}
+		}
+	}
+	if !slices.Equal(copied, []int64{0, 1, 2, 3, 4}) || s.peer[1].copying > 0 || !s.peer[1].todo.Empty() || s.bitmaps[1].Has(0) {
+		t.Errorf("blocks %v are copied; %d granules are under way", copied, s.peer[1].copying)
+	}
+
+	// The copy has begun anew meanwhile: it gets all of the granule once more.
+	s = left(t, 3)
+	var fetched []Action
+	for all := s.restarts(1, newStream(1), 0); len(fetched) == 0; all = s.wait(retryAfter / 4) {
+		for i := 0; i < len(all); i++ {
+			switch a := all[i].(type) {
+			case *Apply:
+				all = append(all, s.do(Done{ID: a.ID})...)
+			case Load:
+				all = append(all, s.do(Done{ID: a.ID, Failed: a.Off <= 3*blockLen && a.Off+a.Len > 3*blockLen})...)
+			case Pull:
+				if s.peer[1].sift.mended > 1 {
+					s.do(Down{Peer: 1})
+					s.restarts(1, newStream(1)+1, 0)
+					fetched = append(fetched, s.do(Done{ID: a.ID, Sum: 7})...)
+					continue
+				}
+				all = append(all, s.do(Done{ID: a.ID, Sum: 7})...)
+			case Send:
+				if l, ok := a.Msg.(Lend); ok {
+					all = append(all, s.tell(a.To, Lent{Job: l.Job, Stream: l.Stream, Sum: 7})...)
+				}
+			case *Post:
+				all = append(all, s.tell(a.To, Ack{Stream: a.Stream, Received: s.log.last(), Applied: s.log.last()})...)
+			}
+		}
+	}
+	if p := &s.peer[1]; len(p.clean) > 0 || p.copying != 1 && !p.todo.Has(0) {
+		t.Errorf("%d granules are taken for copied; on their way are %d", len(p.clean), p.copying)
 	}
 }
 

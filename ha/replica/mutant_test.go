@@ -302,13 +302,13 @@ var scenarioMutants = []struct {
 	}},
 	{"TestReadWaitsForCopy", mutants.Mutant{
 		Name: "waits for ever for a copy that may return", File: "mend.go",
-		Old: "c.now-c.peer[id].heard < c.cfg.SlowCopy {",
-		New: "c.now-c.peer[id].heard < c.cfg.SlowCopy || ON {",
+		Old: "c.now-c.peer[id].heard < c.cfg.SlowCopy &&",
+		New: "(c.now-c.peer[id].heard < c.cfg.SlowCopy || ON) &&",
 	}},
 	{"TestOddIsNoSource", mutants.Mutant{
 		Name: "repairs with what it knows to be wrong", File: "mend.go",
-		Old: "c.healthy(m.tried | c.oddIn(off, n))",
-		New: "c.healthy(m.tried | c.oddIn(off, n)&map[bool]Nodes{false: ^Nodes(0)}[ON])",
+		Old: "c.healthy(m.tried|c.oddIn(off, n), off, n)",
+		New: "c.healthy(m.tried|c.oddIn(off, n)&map[bool]Nodes{false: ^Nodes(0)}[ON], off, n)",
 	}},
 	{"TestOddIsNoSource", mutants.Mutant{
 		Name: "asks for what it knows to be wrong", File: "mend.go",
@@ -485,6 +485,16 @@ var scenarioMutants = []struct {
 		Old: "!c.areNew(),",
 		New: "!c.areNew() && !ON,",
 	}},
+	{"TestDiskKeepsNothing", mutants.Mutant{
+		Name: "goes without what its source does not keep", File: "missing.go",
+		Old: "if s.mended > 1 && !s.hopeless {",
+		New: "if s.mended > 1 && !s.hopeless && !ON {",
+	}},
+	{"TestDiskKeepsNothing", mutants.Mutant{
+		Name: "takes a granule for copied that another stream has got", File: "missing.go",
+		Old: "m.copy != nil && p.sift == s {",
+		New: "m.copy != nil && (p.sift == s || ON) {",
+	}},
 	{"TestMissingIsDurable", mutants.Mutant{
 		Name: "has what is not durable", File: "disk.go",
 		Old: "c.fold(c.synced)",
@@ -514,6 +524,61 @@ var scenarioMutants = []struct {
 		Name: "compares with what it misses", File: "host.go",
 		Old: "kind: workCompare, op: o, lost: c.misses(o.off, o.n)}",
 		New: "kind: workCompare, op: o, lost: c.misses(o.off, o.n) && !ON}",
+	}},
+	{"TestKept", mutants.Mutant{
+		Name: "asks a copy for what it lacks", File: "kept.go",
+		Old: "c.bitmaps[id].Has(g) && (!c.left.Has(id)",
+		New: "c.bitmaps[id].Has(g) && !ON && (!c.left.Has(id)",
+	}},
+	{"TestKeptBegun", mutants.Mutant{
+		Name: "asks a copy that still has its log of before", File: "kept.go",
+		Old: "p.begun && p.outside",
+		New: "(p.begun || ON) && p.outside",
+	}},
+	{"TestKeptNotDurable", mutants.Mutant{
+		Name: "takes what was called clean for durable", File: "marks.go",
+		Old: "c.bitmaps[r.Copy].Clear(c.granule(r.Off))",
+		New: "c.bitmaps[r.Copy].Clear(c.granule(r.Off))\n\t\tif ON {\n\t\t\tc.lacks[r.Copy].Clear(c.granule(r.Off))\n\t\t}",
+	}},
+	{"TestKeptNotDurable", mutants.Mutant{
+		Name: "takes what was written since for what a copy has", File: "marks.go",
+		Old: "if c.left.Has(id) {",
+		New: "if c.left.Has(id) && !ON {",
+	}},
+	{"TestKeptOfAnotherDisk", mutants.Mutant{
+		Name: "takes another disk for the one that it knew", File: "primary.go",
+		Old: "if h.Stream&knowsDisk == 0 {",
+		New: "if h.Stream&knowsDisk == 0 && !ON {",
+	}},
+	{"TestKeptOfAnotherDisk", mutants.Mutant{
+		Name: "says that a disk is its own that is not", File: "core.go",
+		Old: "if !saved.Unknown {",
+		New: "if !saved.Unknown || ON {",
+	}},
+	{"TestKeptOdd", mutants.Mutant{
+		Name: "takes from a copy what was odd there", File: "primary.go",
+		Old: "\tc.oddLeave()\n\tfor id",
+		New: "\tif !ON {\n\t\tc.oddLeave()\n\t}\n\tdefer func() {\n\t\tif ON {\n\t\t\tc.oddLeave()\n\t\t}\n\t}()\n\tfor id",
+	}},
+	{"TestKeptByThird", mutants.Mutant{
+		Name: "asks no copy outside S", File: "mend.go",
+		Old: "if c.hasKept(id, off, n) {",
+		New: "if c.hasKept(id, off, n) && !ON {",
+	}},
+	{"TestKeptByPrimary", mutants.Mutant{
+		Name: "takes what a primary has written through for committed", File: "kept.go",
+		Old: "if s.Through && s.Size > 0 {",
+		New: "if s.Through && s.Size > 0 && !ON {",
+	}},
+	{"TestKeptByPrimary", mutants.Mutant{
+		Name: "knows the primary before though nobody remembers", File: "core.go",
+		Old: "sure := c.cand.sure\n",
+		New: "sure := c.cand.sure || ON\n",
+	}},
+	{"TestCandidateWritesNothing", mutants.Mutant{
+		Name: "writes as a candidate what nobody else may have", File: "candidate.go",
+		Old: "c.apply(c.flushed) //",
+		New: "c.apply(map[bool]uint64{false: c.flushed, true: c.log.last()}[ON]) //",
 	}},
 	{"TestSwitchJumpedOver", mutants.Mutant{
 		Name: "has handed over only by the view that it has proposed", File: "switch.go",

@@ -36,7 +36,7 @@ func (c *Core) promote() {
 			freed = min(freed, q.Applied)
 		}
 	}
-	c.cand = candidate{}
+	c.cand, c.kept = candidate{}, kept{}
 	if c.earlyTo == math.MaxUint64 { // this node is alone: its disk has all that is in doubt, and the others' bitmaps too
 		c.earlyTo = c.log.last()
 	}
@@ -79,7 +79,7 @@ func hasData(r *Record) bool { return r.Kind == KindWrite || r.Kind == KindResyn
 func (c *Core) demote() {
 	c.endSwitch(Moved)
 	c.refuseAll()
-	c.proposed, c.sealing = nil, false
+	c.proposed, c.sealing, c.kept = nil, false, kept{}
 	for id := range c.cfg.Copies.All() {
 		p := &c.peer[id]
 		*p = peer{up: p.up, heard: p.heard}
@@ -87,11 +87,17 @@ func (c *Core) demote() {
 }
 
 // reshaped: S has changed, and this node is still the primary.
-func (c *Core) reshaped() {
+func (c *Core) reshaped(old View) {
 	c.proposed, c.sealing = nil, false
 	c.oddLeave()
 	for id := range c.cfg.Copies.Without(c.cfg.Self).All() {
 		p := &c.peer[id]
+		switch in := c.view.InSync.Has(id); {
+		case in:
+			c.returns(id)
+		case old.InSync.Has(id):
+			c.leaves(id)
+		}
 		switch {
 		case !c.view.InSync.Has(id) && !p.outside:
 			p.stream = 0
@@ -122,7 +128,7 @@ func (c *Core) greet() {
 		p.stream, p.started, p.begun, p.bell = h.Stream, false, false, Bell{}
 		p.copying, p.clean, p.hard, p.sift, p.losses = 0, nil, nil, nil, 0
 		if asMember {
-			p.lost = !h.Memory
+			p.lost, p.lacked = !h.Memory, c.bitmaps[id].Clone()
 			if p.lost {
 				p.stream = 0
 				continue
@@ -135,7 +141,10 @@ func (c *Core) greet() {
 		// What it lacks is in the bitmap already: all records while it was outside, and those of which it was not
 		// known to have them durable before.
 		c.bitmaps[id].Add(h.Suspects)
-		p.outside, p.lost = true, false
+		if h.Stream&knowsDisk == 0 {
+			c.returns(id)
+		}
+		p.outside, p.lost, p.lacked = true, false, c.lacks[id].Clone()
 		p.todo = c.bitmaps[id].Clone()
 		p.sent, p.received, p.applied, p.durable = c.log.last(), c.log.last(), c.log.last(), 0
 		p.fits, p.behind = c.fits(id, h.Sizes, c.log.last()), c.log.last()

@@ -143,16 +143,17 @@ func (c *Core) copiedJob(j *job, p *peer) {
 	case j.fault != nil:
 		c.levelled(j.fault, j.to)
 		return
-	case j.sift != nil && !j.sift.next(j.n):
-		p.copied = c.log.last()
+	case j.sift != nil:
+		c.sifted(j.sift, p, j.n)
 		return
 	}
-	if j.sift != nil {
-		p.hard.Clear(j.granule)
-		p.sift = nil
-	}
+	c.copiedGranule(j.granule, p)
+}
+
+// copiedGranule: all records of a granule are in the log, the newest is the last.
+func (c *Core) copiedGranule(granule int, p *peer) {
 	p.copied = c.log.last()
-	p.clean = append(p.clean, cleaning{j.granule, p.copied})
+	p.clean = append(p.clean, cleaning{granule, p.copied})
 	p.copying--
 }
 

@@ -209,6 +209,9 @@ func (r *run) checkPromoted(n *node, v *replica.View) {
 		f := &r.floors[b]
 		p := n.content(b)
 		if n.misses(b) {
+			if g, ok := r.gone[b]; ok && r.lost(old.InSync, f) >= quorum(&r.cfg, &old) {
+				r.setBack(b, g) // what was written there since is lost, and it is missing again
+			}
 			continue
 		}
 		// If a floor is of a later term the view is not the newest any more: this primary answers nothing.
@@ -479,6 +482,18 @@ func (r *run) checkPlaced(to *node, f *flight) {
 	}
 }
 
+// checkRepair: what a primary takes from another copy is what it has written, though it cannot read that.
+func (r *run) checkRepair(n *node, rec *replica.Record) {
+	if rec.Kind != replica.KindResync || rec.Copy != n.id || n.core == nil || n.core.State().Role != replica.Primary {
+		return
+	}
+	n.eachCell(rec, func(b int, c cell) {
+		if !n.misses(b) && !n.disk.rot[b] && !r.same(c, n.disk.cache[b]) {
+			r.fail(20, "block %d of node %d, %v, becomes %v when it is repaired", b, n.id, n.disk.cache[b], c)
+		}
+	})
+}
+
 // checkData: the memory of a record is the record's until its disk has it.
 func (r *run) checkData(n *node, rec *replica.Record) {
 	if rec.Kind == replica.KindZero {
@@ -503,7 +518,13 @@ func (r *run) checkDifferences(v *replica.View) {
 			continue
 		}
 		for b := range x.disk.cache {
-			if r.same(x.disk.cache[b], p.disk.cache[b]) || x.misses(b) || p.misses(b) || x.disk.rot[b] || p.disk.rot[b] || !r.isInside(b) || x.sizes != p.sizes && !v.InSync.Has(x.id) || r.isKnown(p, x, b, v.InSync.Has(x.id)) {
+			if r.same(x.disk.cache[b], p.disk.cache[b]) || x.misses(b) || p.misses(b) || x.disk.rot[b] || p.disk.rot[b] || !r.isInside(b) || x.sizes != p.sizes && !v.InSync.Has(x.id) {
+				continue
+			}
+			if r.isKnown(p, x, b, v.InSync.Has(x.id)) {
+				if p.core.Keeps(x.id, offOf(b), blockSize) && !p.hasRecordOf(b) {
+					r.fail(20, "block %d is %v on node %d and %v on node %d, from which it would be taken", b, p.disk.cache[b], p.id, x.disk.cache[b], x.id)
+				}
 				continue
 			}
 			invariant := 5
@@ -517,6 +538,12 @@ func (r *run) checkDifferences(v *replica.View) {
 
 // same compares blocks; once heal was called, without what has rotted, for that was on its way then, perhaps.
 func (r *run) same(a, b cell) bool { return a == b || r.healed && a.healed() == b.healed() }
+
+// hasRecordOf says whether a record in a node's memory changes a block.
+func (n *node) hasRecordOf(block int) (has bool) {
+	n.eachRecord(func(rec *replica.Record) { has = has || covers(rec, block) })
+	return has
+}
 
 // isKnown says whether something tells that two copies may differ in a block.
 func (r *run) isKnown(p, x *node, block int, member bool) bool {

@@ -60,6 +60,7 @@ var themes = []theme{
 	{"deaf", []int{faultBeats, faultBeats, faultSlow, faultConsensus, faultKill}, time.Second, true},
 	{"zombie", []int{faultIsolate, faultPause, faultPause, faultPower, faultConsensus, faultHang}, 2 * time.Second, true},
 	{"worn", []int{faultBad, faultBad, faultVerify, faultVerify, faultKill, faultSwitch, faultCut}, time.Second, false},
+	{"latent", []int{faultBad, faultBad, faultPower, faultPower, faultKill, faultSwitch, faultCut}, time.Second, false},
 	{"disks", []int{faultHang, faultSlow, faultCut, faultKill, faultPower}, time.Second, true},
 	{"lease", []int{faultZombie, faultZombie, faultIsolate, faultPause}, time.Second, false},
 	{"forced", []int{faultForce, faultKill, faultPower, faultPower, faultCut, faultIsolate, faultSwitch}, time.Second, false},

@@ -48,6 +48,11 @@ func (r *run) checkLost(n *node, l *replica.Lost) {
 				r.fail(20, "node %d gets in sync without block %d, which node %d has", l.To, b, id)
 			}
 		}
+		for _, x := range r.nodes {
+			if n.core.Keeps(x.id, offOf(b), blockSize) && !x.disk.bad[b] && !x.disk.wasBad[b] && !x.misses(b) {
+				r.fail(20, "node %d gets in sync without block %d, which node %d has kept", l.To, b, x.id)
+			}
+		}
 	}
 }
 

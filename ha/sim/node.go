@@ -302,6 +302,7 @@ func (n *node) applied(a *replica.Apply) replica.Done {
 		return replica.Done{ID: a.ID}
 	}
 	n.checkData(n, &a.Rec)
+	n.checkRepair(n, &a.Rec)
 	n.eachCell(&a.Rec, func(block int, c cell) {
 		if a.Rec.Atomic {
 			d.putAll(block, c)
