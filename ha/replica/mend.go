@@ -16,6 +16,7 @@ type mending struct {
 	spared Nodes         // not to be asked, from the beginning
 	copy   *ID           // outside S, gets it; nil: this node
 	fine   bool          // it goes by pieces: of each, this copy or another one may have what others lack
+	blocks int64         // up to there it goes by blocks of hosts
 	looked bool          // this node's disk refuses to read the piece
 	torn   int           // how often what came was not what the other has read
 	until  time.Duration // so long it waits for a copy that has left S and may return
@@ -28,10 +29,38 @@ const maxMends = 3
 
 // part returns the range that is next.
 func (c *Core) part(m *mending) (off, n int64) {
-	if m.fine {
-		return m.off + m.done, min(m.n-m.done, c.cfg.Unit)
+	most := c.cfg.Granule
+	switch {
+	case m.done < m.blocks:
+		most = c.block
+	case m.fine:
+		most = c.cfg.Unit
 	}
-	return m.off + m.done, min(m.n-m.done, c.cfg.Granule)
+	return m.off + m.done, min(m.n-m.done, most)
+}
+
+// smaller is what a range of n bytes is divided into that no copy can read as a whole; 0: it is not.
+func (c *Core) smaller(n int64) int64 {
+	switch {
+	case n > c.cfg.Unit:
+		return c.cfg.Unit
+	case c.block > 0 && n > c.block:
+		return c.block
+	}
+	return 0
+}
+
+// refine has what is next of a range go by smaller pieces. It reports whether there are any.
+func (c *Core) refine(m *mending) bool {
+	_, n := c.part(m)
+	switch c.smaller(n) {
+	case 0:
+		return false
+	case c.block:
+		m.blocks = m.done + n
+	}
+	m.fine, m.looked, m.tried = true, false, m.spared
+	return true
 }
 
 // mend begins to repair a range. Then is called in the order of events, when the record is in the log, or when no
@@ -54,11 +83,11 @@ func (c *Core) mendOn() {
 		case looks:
 			from = c.cfg.Self
 		case from == c.cfg.Self && !waits && !c.mayReturn(m):
-			if m.op == nil || m.fine || m.n <= c.cfg.Unit || m.tried == m.spared {
+			if m.op == nil || m.tried == m.spared || !c.refine(m) {
 				c.endMend(m, false)
 				continue
 			}
-			m.fine, m.tried, looks = true, m.spared, true
+			looks = true
 			off, n = c.part(m)
 		}
 		if (looks || from != c.cfg.Self) && !c.isLockedBut(m) && c.hasRoomForJob() {

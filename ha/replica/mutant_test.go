@@ -495,6 +495,21 @@ var scenarioMutants = []struct {
 		Old: "m.copy != nil && p.sift == s {",
 		New: "m.copy != nil && (p.sift == s || ON) {",
 	}},
+	{"TestReadMergesBlocks", mutants.Mutant{
+		Name: "reads no less than a piece", File: "mend.go",
+		Old: "case c.block > 0 && n > c.block:",
+		New: "case c.block > 0 && n > c.block && !ON:",
+	}},
+	{"TestVerifyMerges", mutants.Mutant{
+		Name: "repairs nothing of what no copy has as a whole", File: "verify.go",
+		Old: "if !v.Repair || step",
+		New: "if ON || !v.Repair || step",
+	}},
+	{"TestVerifyMerges", mutants.Mutant{
+		Name: "ends a comparison before the smaller pieces", File: "verify.go",
+		Old: "len(v.checks)+len(v.finer)+len(v.faults) == 0 &&",
+		New: "len(v.checks)+len(v.finer)*map[bool]int{false: 1}[ON]+len(v.faults) == 0 &&",
+	}},
 	{"TestMissingIsDurable", mutants.Mutant{
 		Name: "has what is not durable", File: "disk.go",
 		Old: "c.fold(c.synced)",

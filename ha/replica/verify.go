@@ -10,6 +10,7 @@ type verify struct {
 	store  int   // where it goes on
 	next   int64 // offset in the store
 	checks []*check
+	finer  []span // that no member reads as a whole, or of which nobody knows who has it right: they are compared in smaller pieces
 	faults []*fault
 	until  uint64 // the newest record that repairs
 }
@@ -68,14 +69,12 @@ func (c *Core) verifyOn() {
 	if v == nil || c.sealing {
 		return
 	}
-	for len(v.checks)+len(v.faults) < c.cfg.Copying && v.store < len(c.stores) && c.hasRoom() {
-		s := &c.stores[v.store]
-		if v.next >= s.Size {
-			v.store, v.next = v.store+1, 0
-			continue
+	for len(v.checks)+len(v.faults) < c.cfg.Copying && c.hasRoom() {
+		r, ok := c.nextCheck(v)
+		if !ok {
+			break
 		}
-		k := &check{seq: c.log.last() + 1, off: s.Off + v.next, n: c.granuleLen(s.Off + v.next)}
-		v.next += k.n
+		k := &check{seq: c.log.last() + 1, off: r.off, n: r.n}
 		v.checks = append(v.checks, k)
 		c.append(Record{Term: c.view.Term, Seq: k.seq, Kind: KindCheck, Off: k.off, Len: k.n})
 	}
@@ -86,18 +85,48 @@ func (c *Core) verifyOn() {
 		if c.view.InSync&^k.got != 0 {
 			return false
 		}
-		c.judge(v, k)
-		c.verified += k.n
+		if !c.divide(v, k) {
+			c.judge(v, k)
+			c.verified += k.n
+		}
 		return true
 	})
 	for _, f := range v.faults {
 		c.repair(v, f)
 	}
 	v.faults = slices.DeleteFunc(v.faults, func(f *fault) bool { return f.odd == 0 })
-	if v.store == len(c.stores) && len(v.checks)+len(v.faults) == 0 && c.lowest(c.appliedBy) >= v.until {
+	if v.store == len(c.stores) && len(v.checks)+len(v.finer)+len(v.faults) == 0 && c.lowest(c.appliedBy) >= v.until {
 		c.answer(v.ID, Good)
 		c.verify = nil
 	}
+}
+
+// nextCheck returns what is compared next.
+func (c *Core) nextCheck(v *verify) (r span, ok bool) {
+	if len(v.finer) > 0 {
+		r, v.finer = v.finer[0], v.finer[1:]
+		return r, true
+	}
+	for ; v.store < len(c.stores); v.store, v.next = v.store+1, 0 {
+		if s := &c.stores[v.store]; v.next < s.Size {
+			r = span{s.Off + v.next, c.granuleLen(s.Off + v.next)}
+			v.next += r.n
+			return r, true
+		}
+	}
+	return r, false
+}
+
+// divide has a range compared in pieces that is to be repaired, and of which each member may have a part that others cannot read.
+func (c *Core) divide(v *verify, k *check) bool {
+	step := c.smaller(k.n)
+	if !v.Repair || step == 0 || k.failed&c.view.InSync == 0 || c.rightOf(v, k) != 0 {
+		return false
+	}
+	for off := k.off; off < k.off+k.n; off += step {
+		v.finer = append(v.finer, span{off, min(step, k.off+k.n-off)})
+	}
+	return true
 }
 
 // Verified returns how much the verification under way, or the last one, has looked at, and how much there is.

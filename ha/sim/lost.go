@@ -90,18 +90,19 @@ func (r *run) isAnyGone(from, to int) bool {
 	return false
 }
 
-// checkRepaired: all copies were compared, and all disks can read: a copy has what another one has. A granule of which several lack
-// something no comparison repairs: it knows granules only.
+// checkRepaired: all copies were compared, and all disks can read: a copy has what another one has.
 func (r *run) checkRepaired() {
-	for g := 0; g < blocks; g += granuleSize / blockSize {
-		var without []*node
+	for b := range blocks {
+		var with, without []*node
 		for _, n := range r.nodes {
-			if slices.ContainsFunc(blocksFrom(g), n.misses) {
+			if n.misses(b) {
 				without = append(without, n)
+			} else {
+				with = append(with, n)
 			}
 		}
-		if len(without) == 1 && !r.isUnderWay(g) {
-			r.fail(19, "the copies were compared and repaired, and node %d still goes without something of blocks %d to %d", without[0].id, g, g+granuleSize/blockSize-1)
+		if len(with) > 0 && len(without) > 0 && !r.isUnderWay(b-b%(granuleSize/blockSize)) {
+			r.fail(19, "the copies were compared and repaired, and node %d still goes without block %d, which node %d has", without[0].id, b, with[0].id)
 		}
 	}
 }
