@@ -1,8 +1,12 @@
 package mirror
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -212,12 +216,13 @@ func TestReadError(t *testing.T) {
 		if s := a.mirror.State(); s.Role != replica.Primary || s.View.InSync != replica.NodesOf(0, 1) {
 			t.Errorf("a read error has changed %+v", s)
 		}
-		store(a).Fail(faulty.Match{Kinds: faulty.Reads, Off: 64 << 10, Len: 4096, Times: 1}, &backend.MediumError{Kind: backend.Read, Err: errDisk})
+		mendA := store(a).Fail(faulty.Match{Kinds: faulty.Reads, Off: 64 << 10, Len: 4096}, &backend.MediumError{Kind: backend.Read, Err: errDisk})
 		mend = store(l.nodes[1]).Fail(faulty.Match{Kinds: faulty.Reads, Off: 64 << 10, Len: 4096}, &backend.MediumError{Kind: backend.Read, Err: errDisk})
 		var medium *backend.MediumError
 		if err := l.do(a, backend.Op{Kind: backend.Read, Off: 64 << 10, Len: 4096, Segs: [][]byte{make([]byte, 4096)}}); !errors.As(err, &medium) {
 			t.Errorf("what no disk can read ends with %v", err)
 		}
+		mendA()
 		mend()
 		l.expect(a, 64<<10, want)
 	})
@@ -294,6 +299,65 @@ func TestNobodyCanRead(t *testing.T) {
 		b.start()
 		l.level(a)
 		l.end()
+	})
+}
+
+// lossLines are the lines of a log that name what is lost.
+type lossLines struct {
+	slog.Handler
+	mu    *sync.Mutex
+	lines *[]string
+}
+
+func (h lossLines) Enabled(context.Context, slog.Level) bool { return true }
+func (h lossLines) WithAttrs([]slog.Attr) slog.Handler       { return h }
+func (h lossLines) Handle(_ context.Context, r slog.Record) error {
+	r.Attrs(func(a slog.Attr) bool {
+		if a.Key == "ranges" {
+			h.mu.Lock()
+			*h.lines = append(*h.lines, a.Value.String())
+			h.mu.Unlock()
+		}
+		return true
+	})
+	return nil
+}
+
+// TestLossesAreNamed: the log names all that no copy can read, with many ranges in a line, neighbours as one.
+func TestLossesAreNamed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 2)
+		store := l.withFaults()
+		var mu sync.Mutex
+		var lines []string
+		l.log = slog.New(lossLines{mu: &mu, lines: &lines})
+		l.begin()
+		a, b := l.nodes[0], l.nodes[1]
+		b.kill()
+		l.await(a, "alone", func(s replica.State) bool { return s.View.InSync == replica.NodesOf(0) })
+		l.write(a, 1<<20, bytesOf(128<<10, 2))
+		want, off := "", int64(1<<20)
+		var mends []func()
+		for i := range namedLosses + 1 {
+			n := int64(512 + 512*(i%2))
+			want += fmt.Sprintf(" %d+%d", off, n)
+			mend := store(a).Fail(faulty.Match{Kinds: faulty.Reads, Off: off, Len: n}, &backend.MediumError{Kind: backend.Read, Err: errDisk})
+			mends = append(mends, mend)
+			off += n + 512
+		}
+		b.start()
+		l.level(a)
+		time.Sleep(2 * gatherLosses)
+		for _, mend := range mends {
+			mend()
+		}
+		if _, err := a.mirror.Verify(t.Context(), true, 0); err != nil {
+			t.Error(err)
+		}
+		l.end()
+		if got := strings.Join(lines, " "); got != want[1:] || len(lines) > 3 {
+			t.Errorf("%d lines name %s, and should %s", len(lines), got, want)
+		}
 	})
 }
 
@@ -374,6 +438,11 @@ func TestReadErrorsOnBoth(t *testing.T) {
 		l.expect(a, 64<<10, want)
 		store(a).Fail(faulty.Match{Kinds: faulty.Reads, Off: 72 << 10, Len: 4096, Times: 2}, &backend.MediumError{Kind: backend.Read, Err: errDisk})
 		l.expect(a, 64<<10, want)
+		// Of one piece each lacks another block. This disk refuses the request, the piece and the block.
+		store(a).Fail(faulty.Match{Kinds: faulty.Reads, Off: 88<<10 + 512, Len: 512, Times: 3}, &backend.MediumError{Kind: backend.Read, Err: errDisk})
+		mendBlock := store(b).Fail(faulty.Match{Kinds: faulty.Reads, Off: 88<<10 + 1024, Len: 512}, &backend.MediumError{Kind: backend.Read, Err: errDisk})
+		l.expect(a, 64<<10, want)
+		mendBlock()
 		mendA = bad(a, 80<<10)
 		if err := read(64<<10, 64<<10); !errors.As(err, &medium) {
 			t.Errorf("what no disk can read ends with %v", err)

@@ -182,6 +182,9 @@ func (m *Mirror) publish() {
 		term = s.View.Term
 	}
 	m.term.Store(term)
+	if len(m.losses.ranges) > 0 && (m.closing || m.now-m.losses.since >= gatherLosses) {
+		m.nameLosses()
+	}
 	if s.Role != replica.Primary {
 		m.show(m.reached)
 	}

@@ -96,7 +96,7 @@ type Mirror struct {
 	mixed    loglimit.Gate  // connections with nodes that have another transport
 	ends     loglimit.Gate
 	absences loglimit.Gate
-	losses   loglimit.Gate
+	losses   losses
 	unwatch  func()
 	term     atomic.Uint64 // in which this node is the primary; 0: it is not
 	wake     chan struct{} // a token: run has something to do

@@ -2,7 +2,6 @@ package mirror
 
 import (
 	"errors"
-	"log/slog"
 
 	"oneshot/ha/fabric"
 	"oneshot/ha/replica"
@@ -51,9 +50,7 @@ func (m *Mirror) do(a replica.Action) {
 			v.add(&a)
 		}
 	case replica.Lost:
-		m.lost += a.Len
-		m.logSome(&m.losses, slog.LevelError, "no copy of a mirror can read a part of it: a copy that is brought level goes without, and reads there fail until it is written",
-			slog.Int("node", int(a.To)), slog.Int64("at", a.Off), slog.Int64("bytes", a.Len))
+		m.lose(&a)
 	default:
 		m.work(a)
 	}
