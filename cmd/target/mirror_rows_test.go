@@ -254,6 +254,44 @@ func TestMirrorFull(t *testing.T) {
 	s.endLoad(l)
 }
 
+// allow sets a soft limit of a node's daemon, at most the hard one.
+func (s *site) allow(name string, resource int, most uint64) {
+	s.t.Helper()
+	var now unix.Rlimit
+	pid := s.daemons[name].Process.Pid
+	err := unix.Prlimit(pid, resource, nil, &now)
+	if err == nil {
+		now.Cur = min(most, now.Max)
+		err = unix.Prlimit(pid, resource, &now, nil)
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// TestMirrorNoDescriptors: a daemon gets no descriptor any more. It goes on with what it has; a node that comes meanwhile is not let in,
+// and is when there are descriptors again. Hosts see no error, whoever has the mirror.
+func TestMirrorNoDescriptors(t *testing.T) {
+	s := newMirror(t)
+	l := s.beginLoad()
+	for _, c := range []struct{ victim, comes string }{{"a", "b"}, {"b", "w"}, {"w", "a"}} {
+		if c.victim != "w" {
+			s.servedBy(c.victim)
+		}
+		s.allow(c.victim, unix.RLIMIT_NOFILE, 0) // those that are open stay
+		l.more(50)
+		s.kill(c.comes)
+		s.start(c.comes)
+		l.more(50)
+		for !strings.Contains(s.told(c.victim), "too many open files") {
+			l.more(1)
+		}
+		s.allow(c.victim, unix.RLIMIT_NOFILE, 1<<64-1)
+		s.level("w")
+	}
+	s.endLoad(l)
+}
+
 // TestMirrorDiskFails: the kernel refuses what a daemon writes into the second half of its disk. A copy is left out, a primary hands
 // over; when the disk takes writes again both are level.
 func TestMirrorDiskFails(t *testing.T) {
@@ -265,26 +303,13 @@ func TestMirrorDiskFails(t *testing.T) {
 		if isPrimary {
 			victim, serves = primary, other(primary)
 		}
-		limit := func(bytes uint64) {
-			t.Helper()
-			var now unix.Rlimit
-			pid := s.daemons[victim].Process.Pid
-			err := unix.Prlimit(pid, unix.RLIMIT_FSIZE, nil, &now)
-			if err == nil {
-				now.Cur = min(bytes, now.Max)
-				err = unix.Prlimit(pid, unix.RLIMIT_FSIZE, &now, nil)
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-		}
-		limit(mirrorSize / 2)
+		s.allow(victim, unix.RLIMIT_FSIZE, mirrorSize/2)
 		s.untilCluster(serves, "the bad disk is left out", func(c *mgmt.Cluster) bool {
 			m := &c.Mirrors[0]
 			return m.Role == "primary" && strings.Contains(copiesText(m), serves+" in sync") && !strings.Contains(copiesText(m), victim+" in sync")
 		})
 		l.more(50)
-		limit(1<<64 - 1)
+		s.allow(victim, unix.RLIMIT_FSIZE, 1<<64-1)
 		s.level("w")
 	}
 	s.endLoad(l)
