@@ -28,6 +28,7 @@ type site struct {
 	text    string
 	at      []string // addresses, in the order of the text
 	daemons map[string]*exec.Cmd
+	program string // what commands and daemons run; "" is this program
 	trouble string // of the node that until has asked last
 
 	interval time.Duration // in which until asks; 0: 20ms
@@ -152,9 +153,9 @@ func (s *site) write(name, text string) {
 	}
 }
 
-// command is this program as target.
+// command is this program as target, or another one, if the site says so.
 func (s *site) command(args ...string) *exec.Cmd {
-	cmd := exec.Command(os.Args[0], args...)
+	cmd := exec.Command(cmp.Or(s.program, os.Args[0]), args...)
 	cmd.Args[0] = "target"
 	return cmd
 }

@@ -104,10 +104,14 @@ func TestMirrorSwitch(t *testing.T) {
 	s.stop("w")
 }
 
-// TestMirrorDrain: a rolling upgrade under load. Each node is drained, stopped, started and undrained in its turn; a drained one
-// takes nothing, even when it is started anew.
+// TestMirrorDrain: a rolling upgrade under load, from the program that ONESHOT_FORMER names, if it does. Each node is drained, stopped,
+// started and undrained in its turn; a drained one takes nothing, even when it is started anew.
 func TestMirrorDrain(t *testing.T) {
-	s := newMirror(t)
+	s := newSiteOf(t, mirrorText)
+	s.program = os.Getenv("ONESHOT_FORMER")
+	s.startAll()
+	isUpgrade := s.program != ""
+	s.program = "" // from now on
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
 	s.level("a")
@@ -134,7 +138,16 @@ func TestMirrorDrain(t *testing.T) {
 			t.Errorf("status says\n%s", table)
 		}
 		s.must(s.asked(other(name), "ha", "undrain", name)...)
+		if name == "b" && isUpgrade {
+			s.until("w", "status names the versions", func(m map[string]*mgmt.Member) bool {
+				return m["a"].Version != "" && m["a"].Version == m["w"].Version && m["b"].Version != "" && m["b"].Version != m["a"].Version
+			})
+		}
 	}
+	s.stop("w")
+	l.more(50)
+	s.start("w")
+	s.level("w")
 	l.more(50)
 	l.end()
 	s.fails("there is no node c in the cluster", s.asked("a", "ha", "drain", "c")...)
