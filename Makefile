@@ -43,7 +43,7 @@ deb: ## build a Debian package in bin/
 	$(GO) build -trimpath -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o bin/initiator ./cmd/initiator
 	packaging/deb.sh -v '$(VERSION)' bin/target bin/initiator bin
 
-test: deps ## install what tests need, run every test
+test: deps ## install what tests need, run them; TURN=all runs both halves of the variants that else take turns
 	GO='$(GO)' scripts/test.sh
 
 test-deb: ## install, use, upgrade and remove the Debian package, in a chroot and under systemd, as root

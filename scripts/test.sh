@@ -12,6 +12,18 @@ outside='/test/(conformance|integrity|wire|qemu|vm)(/|$)'
 mapfile -t unit < <("$go" list ./... | grep -Ev "$outside")
 [ ${#unit[@]} -gt 0 ] || { echo "test.sh: go list finds no packages" >&2; exit 1; }
 
+# Variants take turns: of what does nearly the same twice (over one RDMA device and the other, by one way of killing and another, with
+# the race detector and once more without), a run does a half, for all of it takes too long on a machine that has other work. TURN
+# says which half: 1, 2, or all, which is both. Without it chance does.
+turn=${TURN:-$((RANDOM % 2 + 1))}
+case $turn in
+1) waits='TestVerbs$/^rxe|TestVerbs(Offences|Connections|Reuse|ISER|Logins)/^rxe|TestInitiatorOverVerbs/^rxe|TestNVMeRDMA$/^rxe|TestVerbsKilledUnderLoad|TestStoppedUnderLoad|TestLibiscsiVerbs|TestVerbsFio|TestISER$/^xfs|TestAppliance' ;;
+2) waits='TestVerbs$/^siw|TestVerbs(Offences|Connections|Reuse|ISER|Logins)/^siw|TestInitiatorOverVerbs/^siw|TestNVMeRDMA$/^siw|TestISERKilledUnderLoad|TestNVMeRDMAUnderLoad|TestKilledUnderLoad|TestLibiscsiISER|TestISERLoginsAndLogouts|TestPartitionsOverVerbs|TestISER$/^ext4|TestDeviceStore' ;;
+all) waits= ;;
+*) echo "test.sh: TURN is 1, 2 or all, not $turn" >&2; exit 2 ;;
+esac
+echo "== turn $turn of the variants (TURN=$turn does the same again, TURN=all does both)"
+
 work=$(mktemp -d)
 # The daemon is linked once for all packages that start it with the same build options.
 ONESHOT_BUILT=$work/built
@@ -52,7 +64,7 @@ first=()
 (
 	# Debian 13's kernel, whose downloading and unpacking takes a minute, has a target of its own: make test-newer.
 	mapfile -t machines < <("$go" list ./test/vm/... | grep -v '/newer$')
-	step "virtual machines" "${first[@]}" "$go" test -count=1 -timeout 34m "${machines[@]}"
+	step "virtual machines" "${first[@]}" "$go" test -count=1 -timeout 34m -skip "${waits:-^$}" "${machines[@]}"
 	foreign
 ) >"$work/beside" 2>&1 &
 beside=$!
@@ -69,10 +81,15 @@ without='^oneshot/(bench|bench/.*|config|config/migrate|ddp|ha/(front|heap/wire|
 mapfile -t watched < <(printf '%s\n' "${unit[@]}" | grep -Ev "$without")
 step "unit tests, race detector, invariants, kernel RDMA" \
 	env GORACE=atexit_sleep_ms=50 "$go" test -vet=off -race -short -tags invariants,verbs -shuffle=on "${watched[@]}"
+# Half of the packages that the first step has watched wait for the other turn, unless they have more to do here than there: the daemons
+# that keep mirrors, and the simulation.
+always='^oneshot/(cmd/target|ha/sim)$'
 # Packages that do the same in both steps, but for the number of processors, run in the first only: they have the same files in both,
 # ask for no assertions, and use nothing that does less in a short run (internal/archtest compares).
 once='^oneshot/(appliance/init|backend|backend/(durable|uring)|cmd/initiator|ha/heap/service|initiator/(load|nbd)|internal/loglimit|isns|mgmt|partition/registry|test/(access|blktests|breadth|medium)|transport/rdma/nic/(card|shm)|volume/access)$'
-mapfile -t again < <(printf '%s\n' "${unit[@]}" | grep -Ev "$once")
+mapfile -t again < <(printf '%s\n' "${unit[@]}" | grep -Ev "$once" |
+	awk -v turn="$turn" -v watched=" ${watched[*]} " -v always="$always" \
+		'turn == "all" || $0 ~ always || index(watched, " " $0 " ") == 0 || n++ % 2 == turn - 1')
 step "unit tests, one processor" "$go" test -count=1 -shuffle=on -exec "env GOMAXPROCS=1" "${again[@]}"
 mapfile -t unseen < <(printf '%s\n' "${unit[@]}" | grep -E "$once")
 step "go vet of packages that run once" "$go" vet "${unseen[@]}"
