@@ -1030,3 +1030,41 @@ func TestReadBesidePreemptAndAbort(t *testing.T) {
 		preempt.Release()
 	}
 }
+
+// A session keeps its RESERVE when a view of the volume that it has no more is forgotten, for it has another one.
+func TestReserveOutlastsFormerView(t *testing.T) {
+	reserve6 := []byte{0x16, 0, 0, 0, 0, 0}
+	b := newBench(t, false, nil)
+	other := b.client(2)
+	former := b.lu
+	next, err := NewLogicalUnit(LUConfig{Volume: b.lu.v, Serial: "0002"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.target.SetLU(0, next)
+	for _, n := range []*Nexus{b.nexus, other} {
+		n.lookup(0).ua.Store(0)
+	}
+	if r := b.do(reserve6, nil, 0); r.status != Good {
+		t.Fatalf("RESERVE: %+v", r)
+	}
+	if err := former.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b.target.SetLU(1, next) // places of units that are closed are forgotten
+	task := b.task(reserve6, nil, 0)
+	task.Nexus = other
+	other.lookup(0).ua.Store(0)
+	if r := b.run(task, nil); r.status != ReservationConflict {
+		t.Errorf("another reserves what is reserved: %#x", r.status)
+	}
+	b.target.SetLU(1, nil)
+	b.nexus.Close(func() {})
+	task = b.task(reserve6, nil, 0)
+	task.Nexus = other
+	other.lookup(0).ua.Store(0)
+	if r := b.run(task, nil); r.status != Good {
+		t.Errorf("when the session has ended: %#x", r.status)
+	}
+	b.lu = next
+}

@@ -82,7 +82,8 @@ func (t *Table) Unsubscribe(s Subscriber) {
 		t.subscribers[i], t.subscribers[last] = t.subscribers[last], nil
 		t.subscribers = t.subscribers[:last]
 	}
-	if t.reserved.of(s.Session()) { // by a command that was still waiting when the session was lost
+	same := func(o Subscriber) bool { return o.Session() == s.Session() }
+	if t.reserved.of(s.Session()) && !slices.ContainsFunc(t.subscribers, same) { // by a command that was still waiting when the session was lost
 		t.reserved = nil
 		t.publish()
 	}
