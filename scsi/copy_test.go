@@ -672,6 +672,34 @@ func TestTokenLifetime(t *testing.T) {
 	})
 }
 
+// Whoever writes does not look at tokens that nobody can use any more.
+func TestExpiredTokensEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newCopyBench(t, true)
+		b.token([2]uint64{10, 4})
+		time.Sleep(rodInactivity0 - time.Second)
+		later := b.token([2]uint64{100, 4})
+		valid := func() (n int) {
+			synctest.Wait()
+			for _, r := range b.target.copies.tokens {
+				if r.Valid() {
+					n++
+				}
+			}
+			return n
+		}
+		for _, want := range []int{2, 1, 1, 0} {
+			if n := valid(); n != want {
+				t.Fatalf("%d tokens are valid, want %d", n, want)
+			}
+			time.Sleep(rodInactivity0 / 2)
+		}
+		if v := b.third(b.a, 1, 0x11, 2, useList(later, 0, 0, [2]uint64{0, 4})); v != 0x52307 {
+			t.Errorf("too late: %05x", v)
+		}
+	})
+}
+
 // However many copies end meanwhile, the initiator is told of one that is under way, and how it has ended.
 func TestCopyUnderWayIsRemembered(t *testing.T) {
 	b := newCopyBench(t, false)

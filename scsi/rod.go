@@ -24,6 +24,7 @@ import (
 type CopyManager struct {
 	mu     sync.Mutex              // taken before locks of volumes
 	tokens map[rodSecret]*rodToken // guarded by mu
+	sweeps bool                    // sweep will be called; guarded by mu
 }
 
 // NewCopyManager returns a copy manager without tokens.
@@ -90,7 +91,32 @@ func (m *CopyManager) create(lu *LogicalUnit, term uint64, ranges []volume.Range
 	r.write()
 	r.expires = now.Add(inactivity)
 	m.tokens[r.secret()] = r
+	m.sweepLater()
 	return r, Sense{}
+}
+
+// sweepLater has tokens end soon after they have expired, so that who writes to a volume has none to look at. mu is held.
+func (m *CopyManager) sweepLater() {
+	if !m.sweeps {
+		m.sweeps = true
+		time.AfterFunc(time.Second, m.sweep)
+	}
+}
+
+func (m *CopyManager) sweep() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.sweeps = false
+	now := time.Now()
+	for _, r := range m.tokens {
+		switch {
+		case !r.Valid():
+		case r.expired(now):
+			r.Revoke() // who comes with it is told that it has expired
+		default:
+			m.sweepLater()
+		}
+	}
 }
 
 // drop forgets r. mu is held.
