@@ -219,6 +219,7 @@ func (e *SpaceError) Unwrap() error { return e.Err }
 type DeniedError struct {
 	Kind Kind
 	Why  string
+	Late bool // it was allowed once; its user has been given up since
 }
 
 func (e *DeniedError) Error() string { return fmt.Sprintf("%s is not allowed: %s", e.Kind, e.Why) }

@@ -417,3 +417,52 @@ func TestBarsInAnyOrder(t *testing.T) {
 		}
 	}
 }
+
+// What the store still writes for a handle that was given up does not overwrite what is answered later, and what waits for its range, or comes
+// later, is not done.
+func TestGivenUpHandle(t *testing.T) {
+	for _, kind := range []backend.Kind{backend.Write, backend.Discard} {
+		store := &heldStore{sliceStore: newSliceStore(1 << 20)}
+		v := open(t, Config{Store: store})
+		former, next := v.Open(nil), v.Open(nil)
+		defer former.Close()
+		defer next.Close()
+		done := make(opDone, 4)
+		write := func(h *Handle, kind backend.Kind, off int64, fill byte) *backend.Op {
+			op := &backend.Op{Kind: kind, Off: off, Len: 4096, Done: done}
+			if kind == backend.Write {
+				op.Segs = [][]byte{bytes.Repeat([]byte{fill}, 4096)}
+			}
+			if h.Submit(op) {
+				done <- op
+			}
+			return op
+		}
+		write(former, kind, 0, 1)
+		write(former, kind, 8192, 1)
+		former.GiveUp()
+		former.GiveUp()
+		stuck := store.held
+		store.held = nil
+		waits := write(next, backend.Write, 0, 2)
+		if len(store.held) != 0 {
+			t.Fatal("a write goes to the store beside one that was given up and is there still")
+		}
+		late := write(former, backend.Write, 4096, 1)
+		if <-done; late.Err == nil || len(store.held) != 0 {
+			t.Fatal("a handle that was given up writes")
+		}
+		next.GiveUp() // while it waits
+		store.held = stuck
+		store.complete()
+		for range 3 {
+			<-done
+		}
+		if waits.Err == nil || len(store.held) != 0 {
+			t.Error("a write that waited when its handle was given up is done")
+		}
+		if err := v.Settled(); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -26,9 +26,11 @@ type Handle struct {
 	under  atomic.Int64  // operations submitted and not completed
 	drains atomic.Bool   // somebody waits until there are none
 
-	mu       sync.Mutex // a leaf
+	mu       sync.Mutex // taken before the mutex of rangeLock
 	drained  []func()   // guarded by mu
 	mappings []*mapping // guarded by mu
+	writes   *handleOp  // those that the store writes for, unless it lends its memory; guarded by mu
+	givenUp  bool       // guarded by mu
 }
 
 var (
@@ -121,6 +123,9 @@ type handleOp struct {
 	segs    [1][]byte  // of block
 	lent    [][]byte
 	writing bool // block writes
+
+	next, prev *handleOp // in Handle.writes, guarded by Handle.mu
+	listed     bool      // there
 }
 
 var (
@@ -237,6 +242,9 @@ func (o *handleOp) start() bool {
 		}
 	}
 	switch {
+	case v.lender == nil && o.writes() && !o.h.enlist(o):
+		op.Err = &backend.DeniedError{Kind: op.Kind, Why: "its user has been given up", Late: true}
+		return o.finish()
 	case o.kind < kindCompareSwap:
 		if !v.store.Submit(op) {
 			return false
@@ -254,11 +262,11 @@ func (o *handleOp) start() bool {
 	if !v.store.Submit(&o.block) {
 		return false
 	}
-	return o.next()
+	return o.goOn()
 }
 
-// next goes on after an operation on the block, and reports whether all is done.
-func (o *handleOp) next() bool {
+// goOn goes on after an operation on the block, and reports whether all is done.
+func (o *handleOp) goOn() bool {
 	for {
 		op := o.op
 		if op.Err = o.block.Err; op.Err != nil || o.writing {
@@ -318,7 +326,7 @@ func (o *handleOp) inPlace() bool {
 	if !o.h.v.store.Submit(&o.block) {
 		return false
 	}
-	return o.next()
+	return o.goOn()
 }
 
 // finish lets go of everything, and gives the operation back to its owner, whose Completer it has again.
@@ -328,6 +336,9 @@ func (o *handleOp) finish() bool {
 		h.v.touched(o.op.Off, o.op.Len) // a token may have been made since it began
 	}
 	o.op.Done = o.done
+	if o.listed {
+		h.delist(o)
+	}
 	o.request.leaveRange()
 	o.h, o.op, o.done = nil, nil, nil
 	o.segs[0] = nil
@@ -341,7 +352,7 @@ func (o *handleOp) OpDone(*backend.Op) {
 	op := o.op
 	if o.kind < kindCompareSwap {
 		o.finish()
-	} else if !o.next() {
+	} else if !o.goOn() {
 		return
 	}
 	op.Done.OpDone(op)
@@ -355,6 +366,46 @@ func (o *handleOp) Lease(int) *mem.Lease { return nil }
 
 // Begun is not called.
 func (o *handleOp) Begun() {}
+
+// GiveUp says that nobody waits any more for what is under way: the user has gone, or may not do it any more. Others may be told that their
+// writes to the same bytes are done, so what the store still writes is kept from them until it is done (barRange), and what has not
+// come to the store fails. It may be called several times.
+func (h *Handle) GiveUp() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.givenUp = true
+	for o := h.writes; o != nil; o = o.next {
+		o.request.barRange()
+	}
+}
+
+// enlist notes that o, which has its range, goes to the store, unless the handle was given up.
+func (h *Handle) enlist(o *handleOp) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.givenUp {
+		return false
+	}
+	if o.next = h.writes; o.next != nil {
+		o.next.prev = o
+	}
+	h.writes, o.listed, o.request.writes = o, true, true
+	return true
+}
+
+func (h *Handle) delist(o *handleOp) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if o.prev != nil {
+		o.prev.next = o.next
+	} else {
+		h.writes = o.next
+	}
+	if o.next != nil {
+		o.next.prev = o.prev
+	}
+	o.next, o.prev, o.listed = nil, nil, false
+}
 
 // leave counts an operation out.
 func (h *Handle) leave() {

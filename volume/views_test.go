@@ -26,7 +26,9 @@ func (s *heldStore) Info() backend.Info {
 }
 
 func (s *heldStore) Submit(op *backend.Op) bool {
-	if _, ours := op.Done.(*Request); !ours {
+	switch op.Done.(type) {
+	case *Request, *handleOp:
+	default:
 		return s.sliceStore.Submit(op) // a sanitize operation's
 	}
 	s.held = append(s.held, op)

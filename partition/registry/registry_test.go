@@ -182,15 +182,24 @@ func (f *fixture) use(d *local.Device, name string) *user {
 // write posts a Write of 4096 octets and returns the status of its completion.
 func (u *user) write(t *testing.T, off int64, fill byte) rdma.Status {
 	t.Helper()
+	if err := u.post(off, fill, 0); err != nil {
+		return rdma.StatusFlushed
+	}
+	return u.ended()
+}
+
+func (u *user) post(off int64, fill byte, flags rdma.Flags) error {
 	e := u.qp.Endpoint()
 	copy(u.buf, bytes.Repeat([]byte{fill}, 4096))
 	w := rdma.Work{
-		Op: rdma.OpWrite, Flags: rdma.Signaled, RemoteSTag: e.STag, RemoteOffset: e.Base + uint64(off),
+		Op: rdma.OpWrite, Flags: rdma.Signaled | flags, RemoteSTag: e.STag, RemoteOffset: e.Base + uint64(off),
 		SGL: []rdma.SGE{{Bytes: u.buf[:4096], Region: u.mem}},
 	}
-	if _, err := u.qp.Post([]rdma.Work{w}); err != nil {
-		return rdma.StatusFlushed
-	}
+	_, err := u.qp.Post([]rdma.Work{w})
+	return err
+}
+
+func (u *user) ended() rdma.Status {
 	var c [1]rdma.Completion
 	for u.cq.Poll(c[:]) == 0 {
 	}
@@ -639,6 +648,88 @@ func TestHangs(t *testing.T) {
 	b := f.use(d, "disk/a")
 	if s := b.write(t, 0, 2); s != rdma.StatusOK {
 		t.Error(s)
+	}
+}
+
+// What hangs in the store for somebody who was ended, or has gone, does not come on top of what another one is told is done. Nor
+// does what he has still to write.
+func TestHangsForOneWhoIsGone(t *testing.T) {
+	for what, end := range map[string]func(f *fixture, u *user){
+		"he is dropped":   func(f *fixture, _ *user) { f.Drop(f.Endpoints()[0].Number) },
+		"he has vanished": func(_ *fixture, u *user) { u.qp.Abort(nil) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			f := newFixture(t, "any rwf", "name:next rw")
+			a := f.use(f.device(partition.Identity{}), "disk/a")
+			gate := f.below.Hold(faulty.Match{Kinds: faulty.Writes, Off: mib, Len: mib})
+			if err := a.post(0, 1, 0); err != nil {
+				t.Fatal(err)
+			}
+			gate.Await(1)
+			end(f, a)
+			b := f.use(f.device(partition.Identity{Name: "next"}), "disk/a")
+			if err := b.post(0, 2, 0); err != nil {
+				t.Fatal(err)
+			}
+			if gate.Held() != 1 {
+				t.Error("a write goes to the store beside one that hangs there for somebody who is gone")
+			}
+			gate.Release()
+			if s := b.ended(); s != rdma.StatusOK {
+				t.Error(s)
+			}
+			if f.octets(mib, 1)[0] != 2 {
+				t.Error("what hung for somebody who is gone is over what was written after him")
+			}
+		})
+	}
+}
+
+// Nor is what waits for such a write, if its own user is ended, or goes, meanwhile; and he is told that.
+func TestGoneWhileWaiting(t *testing.T) {
+	for want, end := range map[rdma.Status]func(f *fixture, u *user){
+		rdma.StatusRemoteAccess: func(f *fixture, _ *user) { f.Drop(f.Endpoints()[1].Number) },
+		rdma.StatusFlushed:      func(_ *fixture, u *user) { u.qp.Abort(nil) },
+	} {
+		f := newFixture(t, "any rwf")
+		d := f.device(partition.Identity{})
+		a, b := f.use(d, "disk/a"), f.use(d, "disk/a")
+		gate := f.below.Hold(faulty.Match{Kinds: faulty.Writes, Off: mib, Len: mib})
+		if err := a.post(0, 1, 0); err != nil {
+			t.Fatal(err)
+		}
+		gate.Await(1)
+		a.qp.Abort(nil)
+		if err := b.post(0, 2, 0); err != nil {
+			t.Fatal(err)
+		}
+		end(f, b)
+		gate.Release()
+		if s := b.ended(); s != want {
+			t.Errorf("%v, want %v", s, want)
+		}
+		if f.octets(mib, 1)[0] != 1 {
+			t.Error("what waited is done")
+		}
+	}
+}
+
+// A Write with a barrier is not done if its endpoint was ended while the flush before it was under way.
+func TestDroppedBeforeBarrier(t *testing.T) {
+	f := newFixture(t, "any rwf")
+	a := f.use(f.device(partition.Identity{}), "disk/a")
+	gate := f.below.Hold(faulty.Match{Kinds: []backend.Kind{backend.Flush}})
+	if err := a.post(0, 1, rdma.Barrier); err != nil {
+		t.Fatal(err)
+	}
+	gate.Await(1)
+	f.Drop(f.Endpoints()[0].Number)
+	gate.Release()
+	if s := a.ended(); s != rdma.StatusRemoteAccess {
+		t.Error(s)
+	}
+	if f.octets(mib, 1)[0] != 0 {
+		t.Error("an endpoint that was ended writes")
 	}
 }
 

@@ -44,6 +44,7 @@ type bench struct {
 	device func(rdma.Device) rdma.Device // if it is set, it makes the service's device of wire
 	doors  chan chan struct{}            // if not nil, partitions are opened when these channels are closed
 	late   chan func()                   // if not nil, operations of 512 octets complete when these functions are called
+	quits  chan struct{}                 // if not nil, there is one for each endpoint that is given up
 	v      *volume.Volume
 	pool   *mem.Pool
 	svc    *service.Service
@@ -106,6 +107,14 @@ func (e *endpoint) Submit(op *backend.Op) bool {
 	}
 	defer e.under.Add(-1)
 	return e.Handle.Submit(op)
+}
+
+// GiveUp is for the provider.
+func (e *endpoint) GiveUp() {
+	e.Handle.GiveUp()
+	if e.b.quits != nil {
+		e.b.quits <- struct{}{}
+	}
 }
 
 // Close implements service.Endpoint.

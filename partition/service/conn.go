@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -394,17 +396,15 @@ func (c *conn) teardown() {
 		c.mu.Lock()
 		c.dead, c.quiet = true, true
 		c.timer.Stop()
+		hs := slices.Collect(maps.Values(c.handles)) // no more come
 		c.unlock()
+		for _, h := range hs { // before there is a wait for one of them
+			h.qp.Abort(c.err)
+		}
 		c.wakeMu.Lock()
 		c.over = true
 		c.wakeMu.Unlock()
 		c.wg.Wait()
-		c.mu.Lock()
-		var hs []*handle
-		for _, h := range c.handles {
-			hs = append(hs, h)
-		}
-		c.mu.Unlock()
 		for _, h := range hs {
 			h.close()
 		}

@@ -3,6 +3,7 @@ package service_test
 import (
 	"slices"
 	"testing"
+	"time"
 
 	"oneshot/backend/memory"
 	"oneshot/mem"
@@ -123,4 +124,29 @@ func TestNothingBehindLostData(t *testing.T) {
 			}
 		})
 	}
+}
+
+// When a connection has ended all that it has used is given up, though something hangs in the store.
+func TestGivenUpAtOnce(t *testing.T) {
+	b := newBench(t, false, 32<<20, service.Config{})
+	b.quits = make(chan struct{}, 4)
+	c := b.use(0)
+	handles := []uint32{c.handle}
+	c.attach(wire.AttachMessage{Partition: "disk/log", Order: 3}, nil)
+	handles = append(handles, c.attached().Handle)
+	await, release := b.store.Hold(everything)
+	for i, h := range handles {
+		c.handle = h
+		c.request(wire.Request{Op: wire.Write, Flags: wire.Inline, Tag: uint32(i), Length: 512, Offset: uint64(i) << 12})
+	}
+	await(2)
+	c.close()
+	for range handles {
+		select {
+		case <-b.quits:
+		case <-time.After(patience):
+			t.Error("an endpoint of a connection that has ended is not given up")
+		}
+	}
+	release()
 }

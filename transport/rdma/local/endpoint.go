@@ -32,6 +32,10 @@ type Medium interface {
 // awaiter is what a Medium may be, too: its completions can be waited for as backend.Awaiter says.
 type awaiter interface{ Await() bool }
 
+// quitter is what a Medium may be, too: GiveUp says that others may be told that they have changed what works of the queue pair still change.
+// So what is under way must not come on top of that, and what comes later, or waits, fails.
+type quitter interface{ GiveUp() }
+
 // Opened is an endpoint that somebody has opened for a queue pair.
 type Opened struct {
 	Medium Medium
@@ -60,6 +64,7 @@ type endpoint struct {
 	q      *queuePair
 	m      Medium
 	await  awaiter // m, or nil
+	quit   func()  // GiveUp of m, or nothing
 	seq    *backend.Sequence
 	info   rdma.Endpoint
 	order  rdma.Order
@@ -108,6 +113,10 @@ func (d *Device) openEndpoint(ctx context.Context, q *queuePair, name string, wa
 	e.release = sync.OnceFunc(o.Close)
 	e.m, e.seq, e.info, e.copies = o.Medium, o.Medium.Sequence(), o.Info, o.Memory
 	e.await, _ = o.Medium.(awaiter)
+	e.quit = func() {}
+	if q, ok := o.Medium.(quitter); ok {
+		e.quit = q.GiveUp
+	}
 	i := e.m.Info()
 	e.info.Unit, e.info.Size, e.info.Base, e.info.Direct = i.BlockSize, i.Size, 0, false
 	chains := 2
@@ -156,6 +165,7 @@ func (e *endpoint) revoke(err error) {
 // invalidate takes the STag back after gone was called. The lock is held.
 func (e *endpoint) invalidate() {
 	_, _ = e.q.dev.memory.Table.Invalidate(stag.STag(e.info.STag)) // again, perhaps, to no effect
+	e.quit()
 	e.recall()
 	if e.idle() {
 		e.q.dev.work.Go(e.release) // locks of whoever has called gone are held
@@ -318,6 +328,7 @@ func (e *endpoint) abort(err error) {
 func (e *endpoint) stop(err error) {
 	if !e.over && !e.ended {
 		e.over, e.err = true, err
+		e.quit()
 	}
 }
 

@@ -331,14 +331,17 @@ func (e *endpoint) count(w *work) {
 // fail gives w the status of an error of the medium.
 func (e *endpoint) fail(w *work, err error) {
 	w.err = err
+	denied, _ := errors.AsType[*backend.DeniedError](err)
 	switch {
+	case denied != nil && denied.Late && e.gone.Load() == nil:
+		w.status, w.err = rdma.StatusFlushed, e.err
 	case is[*durable.LostError](err):
 		w.status = rdma.StatusLost
 	case is[*backend.MediumError](err):
 		w.status = rdma.StatusMedium
 	case is[*backend.SpaceError](err):
 		w.status = rdma.StatusSpace
-	case is[*backend.DeniedError](err), is[*backend.RangeError](err):
+	case denied != nil, is[*backend.RangeError](err):
 		e.refuse(w, err)
 	default:
 		w.status, w.err = rdma.StatusMedium, &backend.MediumError{Kind: w.op.Kind, Off: w.off, Err: err}
