@@ -51,7 +51,7 @@ type Request struct {
 	Order    rdma.Order         // for those who list endpoints; it changes nothing here
 	Via      string             // the same: by which way he comes, and from where
 	// Follows is the lineage of an endpoint that was his, whose works he will repeat; 0: there is none. Open fails with
-	// rdma.ErrReplaced if he has been granted rdma.RightSole elsewhere since that began.
+	// rdma.ErrReplaced if he has been granted rdma.RightSole elsewhere since that began, unless he only reads.
 	Follows uint64
 	// Forgotten says that he will repeat works, and that nobody knows of which lineage.
 	Forgotten bool
@@ -167,7 +167,9 @@ func (s *Store) admit(e *Endpoint) error {
 		return &LimitError{s.name, maxPerStore}
 	}
 	sole := writer{e.part.uuid, e.who()}
-	if newest := s.sole[sole]; e.request.Follows != 0 && e.request.Follows < newest || e.request.Forgotten && newest != 0 {
+	newest := s.sole[sole]
+	late := e.request.Follows != 0 && e.request.Follows < newest || e.request.Forgotten && newest != 0
+	if late && rights.Changes() { // what only reads does no harm
 		return rdma.ErrReplaced
 	}
 	r.last++

@@ -129,6 +129,11 @@ func TestFollows(t *testing.T) {
 			h.Close()
 		}
 	}
+	if h, err := f.hold(id, rdma.RightRead, first.Lineage()); err != nil {
+		t.Errorf("one who reads cannot go on: %v", err)
+	} else {
+		h.Close()
+	}
 	if h, err := f.hold(id, 0, later.Lineage()); !errors.Is(err, rdma.ErrReplaced) {
 		t.Errorf("one who was not alone goes on: %v", err)
 		h.Close()
