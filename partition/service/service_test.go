@@ -583,6 +583,34 @@ func TestSessionOfTheLast(t *testing.T) {
 	}
 }
 
+// However many sessions a client leaves behind, and whatever many leave that only read, those of others are remembered.
+func TestSessionsOfOthers(t *testing.T) {
+	b := newBench(t, false, 32<<20, service.Config{})
+	c := b.use(0)
+	session := c.info.Session
+	c.close()
+	b.settle(0)
+	for i := range 300 {
+		o := b.connect(ins)
+		o.hello("owner")
+		o.attach(wire.AttachMessage{Partition: "disk/log", Order: 3}, secret)
+		if m := o.attached(); m.Status != wire.OK {
+			t.Fatalf("%d: %+v", i, m)
+		}
+		o.close()
+		b.settle(0)
+		o = b.use(rdma.RightRead)
+		o.close()
+		b.settle(0)
+	}
+	c = b.connect(ins)
+	c.hello("")
+	c.attach(wire.AttachMessage{Partition: "disk/log", Order: 3, Session: session}, nil)
+	if m := c.attached(); !m.Known {
+		t.Errorf("%+v", m)
+	}
+}
+
 // A request behind a fence does not pass it, even if its data has come and that of the fenced request has not.
 // Otherwise a failure of the later request would count as one before the fence.
 func TestFenceWithoutMemory(t *testing.T) {

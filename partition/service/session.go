@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"slices"
 
 	"oneshot/partition/wire"
@@ -92,21 +93,32 @@ type past struct {
 	results   results
 }
 
-// maxPast bounds the sessions that are remembered. When there are more, the oldest is forgotten, and its client hears
-// that it is not known how its requests have ended.
+// maxPast bounds the sessions that are remembered. When there are more, the oldest of the client that has most is forgotten, and that
+// client hears that it is not known how its requests have ended.
 const maxPast = 256
 
-// remember ends a handle; its session can be gone on with, unless the client has ended it.
+// forgetOne makes room for one session more. Service.mu is held.
+func (s *Service) forgetOne() {
+	if len(s.past) < maxPast {
+		return
+	}
+	n := make(map[string]int)
+	for _, p := range s.past {
+		n[p.client]++
+	}
+	most := slices.MaxFunc(s.past, func(a, b *past) int { return cmp.Compare(n[a.client], n[b.client]) }) // the first of them
+	s.past = slices.DeleteFunc(s.past, func(p *past) bool { return p == most })
+}
+
+// remember ends a handle; its session can be gone on with, unless the client has ended it, or can only read: then nothing depends on it.
 func (s *Service) remember(h *handle) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.sessions, h.session)
-	if h.session == 0 || h.left {
+	if h.session == 0 || h.left || !h.info.Rights.Changes() {
 		return
 	}
-	if len(s.past) >= maxPast {
-		s.past = slices.Delete(s.past, 0, 1)
-	}
+	s.forgetOne()
 	s.past = append(s.past, &past{h.session, h.client, h.partition(), h.endpoint.Lineage(), h.results})
 }
 
