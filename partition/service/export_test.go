@@ -2,3 +2,13 @@ package service
 
 // Look has the service look for clients that take nothing.
 func (s *Service) Look() { s.look() }
+
+// Dead returns how many of the connections have ended, or are about to.
+func (s *Service) Dead() (n int) {
+	for _, c := range s.conns.List() {
+		if c.isDead() {
+			n++
+		}
+	}
+	return n
+}

@@ -224,7 +224,7 @@ func (c *conn) attach(m *wire.AttachMessage) (*handle, *wire.AttachedMessage) {
 		answer.Status = st
 		return nil, answer
 	}
-	if !s.await(m.Session, c.id) {
+	if !s.await(m.Session, c.id) || c.isDead() { // else it would take the place of the connection that its client has by now
 		return refuse(wire.Busy)
 	}
 	lineage := s.lineage(m.Session, c.id.Name)

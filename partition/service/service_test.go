@@ -583,6 +583,48 @@ func TestSessionOfTheLast(t *testing.T) {
 	}
 }
 
+// A client that has lost a connection again, while the service waits for the end of what the first one has left in the store, has only the
+// next one: nothing is opened for that which is lost.
+func TestNothingForALostConnection(t *testing.T) {
+	b := &bench{t: t, pool: mem.NewPool(32 << 20), store: rdmatest.NewVolatile(size, 1), doors: make(chan chan struct{}, 4)}
+	b.serve(b.store, false, service.Config{})
+	first := b.connect(ins)
+	first.hello("")
+	attach := wire.AttachMessage{Partition: "disk/log", Order: 3}
+	first.attach(attach, nil)
+	close(<-b.doors)
+	attach.Session = first.attached().Session
+	await, release := b.store.Hold(everything)
+	first.request(wire.Request{Op: wire.Flush, Tag: 1})
+	await(1)
+	second := b.connect(ins)
+	second.hello("")
+	second.attach(attach, nil)
+	first.ends("a session that goes on elsewhere")
+	second.close()
+	third := b.connect(ins)
+	third.hello("")
+	for deadline := time.Now().Add(patience); b.svc.Dead() != 2; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the service does not see that connections have ended")
+		}
+	}
+	release()
+	for b.svc.Connections() != 1 {
+		select {
+		case door := <-b.doors:
+			close(door)
+			t.Error("a partition is opened for a connection that is lost")
+		case <-time.After(time.Millisecond):
+		}
+	}
+	third.attach(attach, nil)
+	close(<-b.doors)
+	if m := third.attached(); !m.Known {
+		t.Errorf("%+v", m)
+	}
+}
+
 // However many sessions a client leaves behind, and whatever many leave that only read, those of others are remembered.
 func TestSessionsOfOthers(t *testing.T) {
 	b := newBench(t, false, 32<<20, service.Config{})
