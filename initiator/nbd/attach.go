@@ -282,6 +282,7 @@ func (a *Attachment) connect(left bool) error {
 	}
 	a.left = len(a.conns)
 	for _, c := range a.conns {
+		c.Watch(a.conns)
 		a.serves.Go(func() { a.ended <- c.Serve() })
 	}
 	if left {
@@ -427,6 +428,9 @@ func (a *Attachment) resize(u *initiator.LU) {
 
 // Close ends the sessions. The device stays, unless it is detached.
 func (a *Attachment) Close() (err error) {
+	for _, c := range a.conns { // before the kernel sends again through one what it has sent through another
+		c.mute()
+	}
 	for _, c := range a.conns {
 		c.Shut()
 	}

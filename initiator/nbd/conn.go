@@ -51,6 +51,8 @@ type Conn struct {
 	large int           // bytes of the last WRITE, its header included, if it did not fit into an ordinary chunk: the next may be like it
 	room  [1]unix.Iovec // what look reads into
 	batch []*initiator.Command
+	// others are the other sockets of the device, for poll.
+	others []unix.PollFd
 
 	// Calls of the system, bytes of requests that were copied, and replies that have passed, for tests.
 	reads, writes, moved, passes atomic.Uint64
@@ -86,6 +88,28 @@ func NewConn(c *net.UnixConn, d Disk) (*Conn, error) {
 	return n, nil
 }
 
+// Watch has Serve end when the kernel has shut one of the other sockets of the device: what went through that it may send again through this one,
+// and of what is sent again nothing may begin while it is not known how it has ended. It is called before Serve.
+func (c *Conn) Watch(all []*Conn) {
+	for _, o := range all {
+		if o != c {
+			c.others = append(c.others, unix.PollFd{Fd: int32(o.sock.FD), Events: unix.POLLRDHUP})
+		}
+	}
+}
+
+// isLeft reports whether the kernel has shut one of the other sockets.
+func (c *Conn) isLeft() bool {
+	if len(c.others) == 0 {
+		return false
+	}
+	n, err := unix.Poll(c.others, 0)
+	for err == unix.EINTR {
+		n, err = unix.Poll(c.others, 0)
+	}
+	return n != 0
+}
+
 var (
 	// errDisconnect is the kernel's orderly end.
 	errDisconnect = errors.New("the kernel disconnects")
@@ -108,11 +132,16 @@ func (c *Conn) Serve() error {
 	return outer
 }
 
-// Shut ends Serve. The kernel is not answered any more.
-func (c *Conn) Shut() {
+// mute sees to it that the kernel is not answered any more.
+func (c *Conn) mute() {
 	c.mu.Lock()
 	c.over = true
 	c.mu.Unlock()
+}
+
+// Shut ends Serve. The kernel is not answered any more.
+func (c *Conn) Shut() {
+	c.mute()
 	_ = c.conn.Close() // again, perhaps, which is an error and does nothing
 }
 

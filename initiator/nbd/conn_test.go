@@ -576,6 +576,37 @@ func TestEnds(t *testing.T) {
 	}
 }
 
+// When the kernel has shut a socket, nothing begins that comes through another one of the device: it may be what went through the first, and hangs.
+func TestAnotherIsShut(t *testing.T) {
+	var conns []*Conn
+	var fds []int
+	m := newModel(1 << 20)
+	for range 2 {
+		ours, fd, err := socketPair()
+		check(t, err)
+		n, err := NewConn(ours, Disk{
+			Unit: func() Unit { return m }, Start: m.start, Log: slog.New(slog.DiscardHandler),
+			Alloc: func(n int) (*initiator.Memory, []byte, error) { return nil, make([]byte, n), nil },
+		})
+		check(t, err)
+		conns, fds = append(conns, n), append(fds, fd)
+	}
+	c := conns[1]
+	c.Watch(conns)
+	check(t, unix.Shutdown(fds[0], unix.SHUT_RDWR))
+	_, err := unix.Write(fds[1], append((&Request{Type: Write, Length: 512}).AppendTo(nil), make([]byte, 512)...))
+	check(t, errors.Join(err, unix.Shutdown(fds[1], unix.SHUT_WR)))
+	if err := c.Serve(); !errors.Is(err, ErrShut) || m.starts.Load() != 0 {
+		t.Errorf("%v, %d commands begin", err, m.starts.Load())
+	}
+	for i, c := range conns {
+		c.Shut()
+		m.run()
+		c.Close()
+		_ = unix.Close(fds[i])
+	}
+}
+
 // A kernel that does not read its replies blocks nobody, and gets them when it reads again. Then one of the two ends
 // closes the socket while replies are on their way.
 func TestFull(t *testing.T) {

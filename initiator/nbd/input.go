@@ -111,7 +111,7 @@ func (c *Conn) take() error {
 	c.batch = c.batch[:0]
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for {
+	for looked := false; ; {
 		b := c.in.b[c.r:c.w]
 		if c.need = RequestLen; len(b) < RequestLen {
 			return nil
@@ -123,6 +123,8 @@ func (c *Conn) take() error {
 		switch {
 		case q.Type == Disconnect:
 			return errDisconnect
+		case !looked && c.isLeft():
+			return ErrShut
 		case q.Type <= Write && q.Length > maxLength:
 			return fmt.Errorf("a %v of %d bytes: %d is the most", q.Type, q.Length, maxLength)
 		case c.active == maxTasks:
@@ -133,7 +135,7 @@ func (c *Conn) take() error {
 				c.large = 0
 			}
 		}
-		if len(b) < c.need {
+		if looked = true; len(b) < c.need {
 			return nil
 		}
 		c.begin(q, b[RequestLen:c.need])
