@@ -79,6 +79,7 @@ SIGTERM and SIGINT detach the device if nobody uses it, and leave it otherwise.`
 		if o.Initiator, err = fl.options(c, o.URL); err != nil {
 			return err
 		}
+		command.OutliveReaders()
 		o.Log = fl.serviceLog(c)
 		if err := becomeFlusher(o.Log); err != nil {
 			return err

@@ -11,7 +11,12 @@ import (
 	"oneshot/test/targettest"
 )
 
-func TestMain(m *testing.M) { targettest.Main(m) }
+func TestMain(m *testing.M) {
+	if os.Args[0] == "initiator" {
+		main()
+	}
+	targettest.Main(m)
+}
 
 const iqn = "iqn.2026-11.example.oneshot:t"
 

@@ -60,7 +60,7 @@ nic serves no disks, and needs no configuration.`,
 const maxPoll = 10 * time.Millisecond
 
 func serveNIC(socket string, c card.Config, verbose bool, stdout, stderr io.Writer) error {
-	outliveReaders()
+	command.OutliveReaders()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	l, err := mgmt.ListenPackets(socket)

@@ -95,7 +95,7 @@ func (s *serving) serve(open opener, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	outliveReaders()
+	command.OutliveReaders()
 	log, setLevel := newLogger(c.Log, stderr)
 	if s.path == "" {
 		c.File = "(built in)"
@@ -130,10 +130,6 @@ func (s *serving) serve(open opener, stdout, stderr io.Writer) error {
 	command.Notify("READY=1\nSTATUS=serving")
 	return supervise(d, signals, log)
 }
-
-// outliveReaders has a daemon go on when nobody reads what it writes any more, a pipe of the shell or a collector of logs that has ended. Else
-// the first line after that would kill it (os/signal, SIGPIPE), and nothing would be drained.
-func outliveReaders() { signal.Ignore(syscall.SIGPIPE) }
 
 func (s *serving) load() (*config.Config, error) {
 	if s.path == "" {
