@@ -310,6 +310,41 @@ func TestPartOfABatch(t *testing.T) {
 	}
 }
 
+// TestWindowsRefused: what a device does not take, because it has no memory at the moment, can be posted again: a bind of a window, and its
+// invalidation.
+func TestWindowsRefused(t *testing.T) {
+	for kind, c := range kinds {
+		t.Run(kind, func(t *testing.T) {
+			begin(t, c)
+			d := openFake(t, Config{})
+			if !d.Limits().Windows {
+				return
+			}
+			client, _ := join(t, d)
+			win, err := client.dom.NewWindow()
+			check(t, err)
+			bind := rdma.Work{ID: 1, Op: rdma.OpBind, Flags: rdma.Signaled, Window: win, SGL: client.sge(0, 4096), Access: rdma.AccessRemoteRead}
+			for _, w := range []func() rdma.Work{
+				func() rdma.Work { return bind },
+				func() rdma.Work {
+					return rdma.Work{ID: 2, Op: rdma.OpLocalInvalidate, Flags: rdma.Signaled, STag: win.STag()}
+				},
+			} {
+				fake.Fail("ibv_post_send", syscall.ENOMEM, 0)
+				if n, err := client.qp.Post([]rdma.Work{w()}); n != 0 || !errors.Is(err, rdma.ErrFull) {
+					t.Fatalf("Post: %d, %v", n, err)
+				}
+				fake.Fail("ibv_post_send", nil, 0)
+				client.post(w())
+				if c := client.next(); c.Status != rdma.StatusOK {
+					t.Errorf("%+v", c)
+				}
+			}
+			check(t, win.Free())
+		})
+	}
+}
+
 // TestReceivesAreCounted: a queue always takes as many receives as its depth, whatever has become of earlier receives,
 // and gives each back once.
 func TestReceivesAreCounted(t *testing.T) {

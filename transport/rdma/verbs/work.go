@@ -59,10 +59,23 @@ func (q *queuePair) postBatch(ws []rdma.Work, from int) (n int, err error) {
 	for i := range done {
 		q.count(&ws[from+i])
 	}
+	q.refused(ws[from+done : from+n])
 	if postErr != nil {
 		return done, postErr
 	}
 	return n, err
+}
+
+// refused undoes what prepare has noted of windows for work requests that the device has not taken.
+func (q *queuePair) refused(ws []rdma.Work) {
+	for i := range ws {
+		switch p := &ws[i]; p.Op {
+		case rdma.OpBind:
+			p.Window.(*window).going = true // it may be bound
+		case rdma.OpLocalInvalidate:
+			q.windows[p.STag].going = false
+		}
+	}
 }
 
 // doorbell posts the first n of q.works and returns how many the device has taken. The libraries of siw and rxe put
