@@ -220,6 +220,7 @@ type request struct {
 	caller *backend.Op
 	s      *Store
 	began  time.Duration // of a flush
+	was    dirt          // that it is to make durable
 	window int64         // of the policy when it was submitted
 	kind   kind
 }
@@ -287,8 +288,7 @@ func (s *Store) Submit(op *backend.Op) bool {
 	}
 	if k == flushes {
 		s.mu.Lock()
-		r.began = s.clock.now()
-		s.core.begins()
+		r.began, r.was = s.clock.now(), s.core.begins()
 		s.dirty.Store(false)
 		s.mu.Unlock()
 	}
@@ -339,19 +339,21 @@ func (r *request) answer() {
 	}
 	// A write that fails may have been made in part; so may the operation of a barrier.
 	if r.kind == writes || op.Kind != backend.Flush && op.Err != nil {
-		s.written(r.window)
+		s.written(r.window, r.was)
 	}
 	*r = request{}
 	requests.Put(r)
 }
 
-// written notes that something is in the cache, which was submitted under a policy with that window.
-func (s *Store) written(window int64) {
+// written notes that something is in the cache, which was submitted under a policy with that window. was is what was there before, and no
+// flush has made durable.
+func (s *Store) written(window int64, was dirt) {
 	other := window != s.window.Load()
-	if !other && s.dirty.Load() {
+	if !other && !was.dirty && s.dirty.Load() {
 		return // whoever flushes from now on makes ours durable, too
 	}
 	s.mu.Lock()
+	s.core.fails(was)
 	a := s.core.written(s.clock.now(), other || s.core.half == 0)
 	s.dirty.Store(s.core.dirty)
 	s.do(a)

@@ -98,6 +98,28 @@ func TestSlow(t *testing.T) {
 	})
 }
 
+// A barrier that the store refuses makes nothing durable. What was written before it is, in the time that it was promised.
+func TestRefusedBarrier(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := backendtest.NewDisk(4096, 512)
+		s := New(d, Config{Window: 200 * time.Millisecond})
+		write(t, s, 1)
+		time.Sleep(60 * time.Millisecond)
+		op := &backend.Op{Kind: backend.Write, Flags: backend.Barrier, Off: 4096, Len: 512, Segs: [][]byte{make([]byte, 512)}}
+		if err := backendtest.Do(s, op); err == nil {
+			t.Error("a write beyond the end is possible")
+		}
+		time.Sleep(40 * time.Millisecond)
+		synctest.Wait()
+		if d.Crash(nil, 0)[0] != 1 {
+			t.Error("what was written before the barrier is not durable in time")
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // closing says when it is closed.
 type closing struct {
 	*faulty.Store

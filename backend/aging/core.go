@@ -12,13 +12,18 @@ import "time"
 //
 // A write is covered by each flush that begins after its completion, whoever asks for it.
 type core struct {
-	half     time.Duration // T/2; 0: nothing is flushed
-	dirty    bool          // a write has completed since the last flush began
-	must     bool          // what is dirty is flushed whatever half says
-	since    time.Duration // when the first of these did
+	half time.Duration // T/2; 0: nothing is flushed
+	dirt
 	flushing bool          // a flush of our own is under way
 	longest  time.Duration // F: of all flushes
 	lost     bool          // a flush has failed: none helps any more
+}
+
+// dirt is what a flush is to make durable.
+type dirt struct {
+	dirty bool          // a write has completed since the last flush began
+	must  bool          // what is dirty is flushed whatever half says
+	since time.Duration // when the first of these did
 }
 
 // action is what is to be done: flush now, or be called at a time; or nothing.
@@ -36,8 +41,22 @@ func (c *core) written(now time.Duration, other bool) action {
 	return c.next(now)
 }
 
-// begins: somebody flushes.
-func (c *core) begins() { c.dirty, c.must = false, false }
+// begins: somebody flushes. It returns what there was to flush.
+func (c *core) begins() (was dirt) {
+	was, c.dirt = c.dirt, dirt{}
+	return was
+}
+
+// fails: a flush that began with that has made nothing durable, perhaps. It counts from the same time as before.
+func (c *core) fails(was dirt) {
+	if !was.dirty {
+		return
+	}
+	if !c.dirty || was.since < c.since {
+		c.since = was.since
+	}
+	c.dirty, c.must = true, c.must || was.must
+}
 
 // ended: a flush that took so long has ended. own: it is ours. What is due goes by the timer nevertheless: a store
 // that flushes within Submit would come back here, deeper and deeper.
