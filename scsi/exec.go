@@ -38,6 +38,7 @@ type taskState struct {
 	finish   func(*Task, *access.Change) Next
 	badList  Sense           // what is wrong with the TransportIDs of changing
 	waiter   *sanitizeWaiter // of SANITIZE
+	measured *usage          // of LOG SENSE, when its store is asked for its space
 	data     [1][]byte       // backs In where it is made by the command
 	asking   bool            // room asks for memory, and waits for no second call of Run
 	sense    [maxSense]byte
@@ -321,7 +322,7 @@ func (t *Task) clear() {
 	if t.changing != nil {
 		t.changing, t.finish, t.badList = nil, nil, Sense{}
 	}
-	t.waiter = nil
+	t.waiter, t.measured = nil, nil
 	t.state = atomic.Uint32{} // nobody else looks at it: a store of it would cost as much as the rest of this
 	if t.listed {
 		t.listed, t.outrun, t.next, t.prev, t.managers = false, false, nil, nil, nil

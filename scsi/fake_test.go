@@ -293,7 +293,7 @@ func (b *bench) finish(task *Task, next Next, out []byte) result {
 func (b *bench) awaitReady(task *Task) {
 	b.t.Helper()
 	for {
-		if (task.waiter != nil || task.changing != nil && task.lu.v.Access().Shared()) && task.r.Parked() { // which a goroutine ends
+		if (task.waiter != nil || task.measured != nil || task.changing != nil && task.lu.v.Access().Shared()) && task.r.Parked() { // which a goroutine ends
 			if <-b.owner.ready == task {
 				return
 			}

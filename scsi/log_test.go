@@ -3,6 +3,7 @@ package scsi
 import (
 	"encoding/hex"
 	"testing"
+	"testing/synctest"
 
 	"oneshot/backend"
 )
@@ -56,4 +57,34 @@ func TestLogPages(t *testing.T) {
 		t.Errorf("threshold exponent in VPD B2: % x", r.in)
 	}
 	var _ backend.Meter = meterStore{}
+}
+
+// hangingMeter takes its time to tell of its space.
+type hangingMeter struct {
+	meterStore
+	release chan struct{}
+}
+
+func (m hangingMeter) Usage() (used, available int64, err error) {
+	<-m.release
+	return m.meterStore.Usage()
+}
+
+// A file system that does not say what space there is keeps the LOG SENSE, and not the connection that it came by.
+func TestLogSenseWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := hangingMeter{release: make(chan struct{})}
+		b := newBench(t, false, func(c *benchConfig, s *fakeStore) { m.meterStore = meterStore{s}; c.Store = m })
+		task := b.task([]byte{0x4d, 0, 0x4c, 0, 0, 0, 0, 0, 255, 0}, nil, 255)
+		started := make(chan Next, 1)
+		go func() { started <- task.Start() }()
+		synctest.Wait()
+		if len(started) == 0 {
+			t.Error("the connection hangs")
+		}
+		close(m.release)
+		if r := b.finish(task, <-started, nil); r.status != Good || len(r.in) != 28 {
+			t.Errorf("%05x, % x", r.code(), r.in)
+		}
+	})
 }

@@ -10,15 +10,15 @@ import (
 type logPage struct {
 	code byte
 	// fill appends the log parameters, sorted by their codes.
-	fill func(lu *LogicalUnit, b []byte) []byte
+	fill func(t *Task, b []byte) []byte
 	when func(lu *LogicalUnit) bool // nil: every logical unit has the page
 }
 
 // logPages are the log pages, sorted by code. The page of supported pages is made of them.
 var logPages = [...]logPage{
-	{logProvisioning, (*LogicalUnit).provisioningPage, (*LogicalUnit).thin},
-	{logTemperature, (*LogicalUnit).temperaturePage, nil},
-	{logExceptions, (*LogicalUnit).exceptionsPage, nil},
+	{logProvisioning, (*Task).provisioningPage, (*LogicalUnit).thin},
+	{logTemperature, (*Task).temperaturePage, nil},
+	{logExceptions, (*Task).exceptionsPage, nil},
 }
 
 const (
@@ -42,7 +42,10 @@ func (t *Task) logSense() Next {
 	case sub != 0 && (code != logSupported || sub != allSubpages):
 		return t.check(invalidField(3))
 	}
-	body, ok := t.lu.logPage(code, sub)
+	if next, waits := t.measure(code); waits {
+		return next
+	}
+	body, ok := t.logPage(code, sub)
 	if !ok {
 		return t.check(invalidField(2))
 	}
@@ -59,7 +62,7 @@ func (t *Task) logSense() Next {
 }
 
 // logPage is the body of a log page.
-func (lu *LogicalUnit) logPage(code, sub byte) (body []byte, ok bool) {
+func (t *Task) logPage(code, sub byte) (body []byte, ok bool) {
 	if code == logSupported {
 		body = append(body, logSupported)
 		if sub != 0 {
@@ -68,13 +71,13 @@ func (lu *LogicalUnit) logPage(code, sub byte) (body []byte, ok bool) {
 	}
 	for _, p := range logPages {
 		switch {
-		case p.when != nil && !p.when(lu):
+		case p.when != nil && !p.when(t.lu):
 		case code == logSupported && sub != 0:
 			body = append(body, p.code, 0)
 		case code == logSupported:
 			body = append(body, p.code)
 		case code == p.code:
-			return p.fill(lu, nil), true
+			return p.fill(t, nil), true
 		}
 	}
 	return body, code == logSupported
@@ -97,30 +100,47 @@ func logParameter(b []byte, code uint16, value ...byte) []byte {
 }
 
 // temperaturePage is SPC-4 §7.3.21: a store has no thermometer.
-func (*LogicalUnit) temperaturePage(b []byte) []byte {
+func (*Task) temperaturePage(b []byte) []byte {
 	const unknown = 0xff
 	b = logParameter(b, 0, 0, unknown)
 	return logParameter(b, 1, 0, unknown)
 }
 
+// usage is what a store tells of its space.
+type usage struct {
+	used, available int64
+	err             error
+}
+
+// measure has a page wait for what the store tells of its space, which may be a file system that hangs.
+func (t *Task) measure(code byte) (next Next, waits bool) {
+	m, ok := backend.As[backend.Meter](t.lu.v.Store())
+	if code != logProvisioning || !ok || t.measured != nil {
+		return Done, false
+	}
+	u := new(usage)
+	t.measured = u
+	next = t.r.Park(nil, t.before((*Task).logSense))
+	go func() { // the task waits for it
+		u.used, u.available, u.err = m.Usage()
+		t.r.Grant()
+	}()
+	return next, true
+}
+
 // provisioningPage is SBC-3 §6.4.4: the space that is left, and that which is used, in units
 // of 2^thresholdExponent blocks. A store that does not know has an empty page.
-func (lu *LogicalUnit) provisioningPage(b []byte) []byte {
-	m, ok := backend.As[backend.Meter](lu.v.Store())
-	if !ok {
-		return b
-	}
-	used, available, err := m.Usage()
-	if err != nil {
+func (t *Task) provisioningPage(b []byte) []byte {
+	if t.measured == nil || t.measured.err != nil {
 		return b
 	}
 	count := func(code uint16, bytes int64) {
-		units := uint32(min(bytes>>(lu.blockShift+thresholdExponent), 0xffffffff))
+		units := uint32(min(bytes>>(t.lu.blockShift+thresholdExponent), 0xffffffff))
 		value := binary.BigEndian.AppendUint32(nil, units)
 		b = logParameter(b, code, append(value, 0x01, 0, 0, 0)...) // SCOPE: this logical unit
 	}
-	count(1, available)
-	count(2, used)
+	count(1, t.measured.available)
+	count(2, t.measured.used)
 	return b
 }
 
@@ -128,6 +148,6 @@ func (lu *LogicalUnit) provisioningPage(b []byte) []byte {
 const thresholdExponent = 11
 
 // exceptionsPage is SPC-4 §7.3.8: nothing is wrong.
-func (*LogicalUnit) exceptionsPage(b []byte) []byte {
+func (*Task) exceptionsPage(b []byte) []byte {
 	return logParameter(b, 0, 0, 0, 0xff, 0)
 }
