@@ -203,6 +203,9 @@ func (t *Task) settle(next Next) Next {
 		t.end(endedDone)
 	case Aborted:
 		t.end(endedAborted)
+		if t.changing != nil && t.changing.Reserved != nil { // nobody is told that it is there
+			t.itl.lu.v.Access().Lose(t.changing.Reserved)
+		}
 		if t.listed {
 			t.itl.over(t)
 		}

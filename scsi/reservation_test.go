@@ -1068,3 +1068,41 @@ func TestReserveOutlastsFormerView(t *testing.T) {
 	}
 	b.lu = next
 }
+
+// A RESERVE that waits behind a change that is being kept, and is aborted, is undone: a reset that has aborted it leaves nothing reserved.
+func TestAbortedReserveIsUndone(t *testing.T) {
+	reserve6 := []byte{0x16, 0, 0, 0, 0, 0}
+	kept, keep := make(chan struct{}), make(chan struct{})
+	b := newBench(t, false, func(c *benchConfig, _ *fakeStore) { c.Keeper = keeperFunc(func() { kept <- struct{}{}; <-keep }) })
+	other := b.client(2)
+	set := make(chan error)
+	go func() { set <- b.lu.v.Access().SetGroup(access.Group{ID: 9, State: access.Standby}) }()
+	<-kept
+	reserve := b.task(reserve6, nil, 0)
+	if reserve.Start() != Wait {
+		t.Fatal("RESERVE does not wait for the change before it")
+	}
+	over := make(chan struct{})
+	other.Manage(LUNReset, 0, nil, func(TMFResponse) { close(over) })
+	close(keep)
+	if err := <-set; err != nil {
+		t.Fatal(err)
+	}
+	for reserve.Resume() != Aborted {
+		<-b.owner.ready
+	}
+	reserve.Release()
+	<-over
+	task := b.task(reserve6, nil, 0)
+	task.Nexus = other
+	other.lookup(0).ua.Store(0)
+	if r := b.run(task, nil); r.status != Good {
+		t.Errorf("after the reset the unit is reserved: %#x", r.status)
+	}
+}
+
+// keeperFunc is a keeper that calls something, and keeps nothing.
+type keeperFunc func()
+
+func (keeperFunc) Load() ([]byte, error) { return nil, nil }
+func (f keeperFunc) Save([]byte) error   { f(); return nil }

@@ -81,6 +81,8 @@ type Change struct {
 	Result Result
 	Err    error // NotKept, NotNow
 	State  State // Look
+	// Reserved is what a RESERVE has made, unless its session had done one before.
+	Reserved *Reserved
 
 	done    func()
 	changed bool

@@ -294,7 +294,11 @@ func (t *Table) commit(c *Change) {
 	}
 	t.state = c.next
 	if c.Op == ReserveUnit {
+		had := t.reserved != nil // by the same session
 		t.reserved = &Reserved{c.By.Session()}
+		if !had {
+			c.Reserved = t.reserved
+		}
 	}
 	t.publish()
 	for _, n := range c.notices {
