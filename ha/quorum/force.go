@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"slices"
 
@@ -155,13 +156,16 @@ func (e *Examined) Force(records []*Record, tokens int) ([]Token, error) {
 	return made, l.Close()
 }
 
-// Discard forgets that this machine is a member: it can join as a new one. A crash leaves the former state or none.
+// Discard forgets that this machine is a member: it can join as a new one. A crash leaves the former state or none. Without a log the
+// machine has asked to join, perhaps: the key with which it did stays, for it may be that of a member by now.
 func Discard(fsys FS) error {
-	if err := ignoreMissing(fsys.Remove(joiningName)); err != nil {
-		return err
+	if _, err := fsys.ReadFile(logName); errors.Is(err, fs.ErrNotExist) {
+		return nil
 	}
-	if err := ignoreMissing(fsys.Remove(logName)); err != nil {
-		return err
+	for _, name := range []string{joiningName, logName} {
+		if err := errors.Join(ignoreMissing(fsys.Remove(name)), fsys.SyncDir()); err != nil {
+			return err
+		}
 	}
-	return fsys.SyncDir()
+	return nil
 }

@@ -697,6 +697,9 @@ func TestJoinWithoutAnAnswer(t *testing.T) {
 		if err := Join(l.ctx(), d, l.dial("a"), token, "c", false); err == nil || !strings.Contains(err.Error(), "has joined as b") {
 			t.Errorf("another name: %v", err)
 		}
+		if err := Discard(d); err != nil { // target ha rejoin, once more
+			t.Fatal(err)
+		}
 		if err := Join(l.ctx(), d, l.dial("a"), token, "b", false); err != nil {
 			t.Fatal(err)
 		}
