@@ -1,11 +1,16 @@
 package server
 
 import (
+	"log/slog"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
 
 	"oneshot/backend"
+	"oneshot/config"
+	"oneshot/ha/quorum"
 	"oneshot/ha/replica"
 )
 
@@ -28,14 +33,20 @@ func (s *slowCopy) Submit(op *backend.Op) bool {
 	return s.Store.Submit(op)
 }
 
+// mirrorOn is clusterOn with a mirror.
+func mirrorOn(t *testing.T) (text string, on func(text string) *config.Config) {
+	t.Helper()
+	text, on = clusterOn(t)
+	return strings.NewReplacer(
+		"stores: {d: {type: memory, size: 16MiB}}", "stores: {d: {type: mirror, size: 16MiB, copies: {a: {type: file, path: a.img}, b: {type: file, path: b.img}}}}",
+		"{node: a, iqn:", "{iqn:",
+	).Replace(text), on
+}
+
 // TestRoomOfAClosedCopy: who makes room in a copy, piece by piece, stops when the copy is closed, and nothing is done with it afterwards:
 // its descriptor may be that of another file then.
 func TestRoomOfAClosedCopy(t *testing.T) {
-	text, on := clusterOn(t)
-	text = strings.NewReplacer(
-		"stores: {d: {type: memory, size: 16MiB}}", "stores: {d: {type: mirror, size: 16MiB, copies: {a: {type: file, path: a.img}, b: {type: file, path: b.img}}}}",
-		"{node: a, iqn:", "{iqn:",
-	).Replace(text)
+	text, on := mirrorOn(t)
 	s := newServer(t, on(text))
 	m := s.mirrors()[0]
 	if err := m.Await(t.Context(), func(now replica.State) bool { return now.Role == replica.Primary }); err != nil {
@@ -72,5 +83,42 @@ func TestGrowIsBounded(t *testing.T) {
 		if err := new(mirrored).makeRoom(size); err == nil || !strings.Contains(err.Error(), "256TiB at most") {
 			t.Errorf("room for %d bytes: %v", size, err)
 		}
+	}
+}
+
+// TestGrownWhileAway: a node ends before it has heard that the mirror grows. It begins with the configuration that has the new size.
+func TestGrownWhileAway(t *testing.T) {
+	text, on := mirrorOn(t)
+	s := newServer(t, on(text))
+	key := quorum.Key{Kind: quorum.KindStore, Name: "d"}
+	noted := filepath.Join(s.member.state, mirrorsDir, "d", recordFile)
+	before, err := os.ReadFile(noted)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const size = 24 << 20
+	err = s.member.node.Update(t.Context(), key, func(old []byte) ([]byte, error) {
+		now, err := quorum.DecodeStore(old)
+		if err == nil && now.Size != size {
+			now.Sizes, now.Size = append(now.Sizes, now.Size), size
+		}
+		return now.Encode(), err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	shutdown(t, s)
+	if err := os.WriteFile(noted, before, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	grown := strings.Replace(text, "size: 16MiB", "size: 24MiB", 1)
+	if _, err := New(on(strings.Replace(text, "size: 16MiB", "size: 32MiB", 1)), slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "the mirror has 24MiB, and the configuration says 32MiB") {
+		t.Errorf("another size: %v", err)
+	}
+	s = newServer(t, on(grown))
+	defer shutdown(t, s)
+	m := s.mirrors()[0]
+	if err := m.Await(t.Context(), func(replica.State) bool { return m.Info().Size == size }); err != nil {
+		t.Fatal(err)
 	}
 }

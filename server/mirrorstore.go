@@ -85,7 +85,7 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, o o
 	isKnown := err == nil
 	switch {
 	case isKnown:
-		err = fits(record, c) // before the file takes another size
+		err = m.fitsNow(record, c) // before the file takes another size
 	case errors.Is(err, fs.ErrNotExist):
 		err = nil
 	default:
@@ -354,6 +354,24 @@ func fits(s *quorum.Store, c *config.Store) error {
 		return fmt.Errorf("the mirror has copies on %v, and the configuration says %v: a mirror keeps its nodes; another machine can take the name of one (target ha replace)", s.Copies, c.Mirror.Nodes())
 	}
 	return nil
+}
+
+// fitsNow is fits of a mirror that may have grown since this node has noted its record.
+func (m *member) fitsNow(noted *quorum.Store, c *config.Store) error {
+	err := fits(noted, c)
+	if err == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), firstRecord)
+	defer cancel()
+	r, getErr := m.node.Get(ctx, quorum.Key{Kind: quorum.KindStore, Name: c.Name})
+	if getErr != nil || r == nil || r.Deleted {
+		return err
+	}
+	if now, decodeErr := quorum.DecodeStore(r.Value); decodeErr == nil && now.UUID == noted.UUID {
+		return fits(now, c)
+	}
+	return err
 }
 
 // isFree refuses to begin a mirror with the copy of another one: that copy may lack what others have.
