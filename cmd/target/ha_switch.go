@@ -120,7 +120,7 @@ func awaitDrained(ctx context.Context, c *mgmt.Client, name string, out io.Write
 func leftAt(c *mgmt.Cluster, name string) string {
 	var left []string
 	for i := range c.Mirrors {
-		if m := &c.Mirrors[i]; m.Primary == name {
+		if m := &c.Mirrors[i]; m.Primary == name || m.Role == mgmt.RoleCutOff && c.Node == name {
 			left = append(left, fmt.Sprintf("the mirror %s (copies: %s)", m.Name, copiesText(m)))
 		}
 	}

@@ -74,17 +74,24 @@ ended; --stop ends it.`,
 // verifyAgain is the time between two looks at a comparison.
 const verifyAgain = 200 * time.Millisecond
 
-// awaitVerified shows how far a comparison is, until it ends, and then its result.
+// awaitVerified shows how far a comparison is, until it ends, and then its result. Who is asked is the primary: if that changes the next one
+// tells of a comparison of its own, perhaps of last month.
 func awaitVerified(ctx context.Context, c *mgmt.Client, mirror string, out io.Writer) error {
 	said := int64(-1)
+	var first *mgmt.Verification
 	for {
 		now, err := c.Verified(ctx, mirror)
+		if err == nil && first == nil {
+			first = now
+		}
 		switch {
 		case ctx.Err() != nil:
 			_, err := fmt.Fprintf(out, "The comparison goes on; target ha verify %s --progress shows it, and --stop ends it.\n", mirror)
 			return err
 		case err != nil:
 			return fmt.Errorf("%w; if another node serves the mirror now, begin again", err)
+		case now.Primary != first.Primary || !now.Began.Equal(first.Began):
+			return fmt.Errorf("node %s tells of another comparison of %s: what came of this one, which node %s has begun, is not known; begin again", now.Primary, mirror, first.Primary)
 		case !now.Ended.IsZero():
 			return writeVerified(out, mirror, now)
 		}

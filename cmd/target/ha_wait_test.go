@@ -1,0 +1,65 @@
+package main
+
+import (
+	"encoding/json"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"oneshot/mgmt"
+)
+
+// TestVerifiedByAnother: the primary changes while copies are compared, and the next one has compared them once, too. Nobody is told that
+// as the result.
+func TestVerifiedByAnother(t *testing.T) {
+	began := time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
+	now := mgmt.Verification{Primary: "a", Began: began, Done: 1 << 20, Total: 8 << 20}
+	past := mgmt.Verification{Primary: "b", Began: began.AddDate(0, -1, 0), Ended: began.AddDate(0, -1, 1), Done: 8 << 20, Total: 8 << 20}
+	again := now
+	again.Began, again.Ended = began.Add(time.Second), began.Add(2*time.Second)
+	for what, next := range map[string]mgmt.Verification{"node b tells of another": past, "node a tells of another": again} {
+		answers := []mgmt.Verification{now, next}
+		mux := http.NewServeMux()
+		mux.HandleFunc("GET /v1/mirrors/disk/verify", func(w http.ResponseWriter, _ *http.Request) {
+			if err := json.NewEncoder(w).Encode(answers[0]); err != nil {
+				t.Error(err)
+			}
+			answers = answers[1:]
+		})
+		socket := filepath.Join(t.TempDir(), "s")
+		l, err := net.Listen("unix", socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &http.Server{Handler: mux}
+		ended := make(chan error, 1)
+		go func() { ended <- s.Serve(l) }()
+		c := mgmt.NewClient(socket)
+		var out strings.Builder
+		if err := awaitVerified(t.Context(), c, "disk", &out); err == nil || !strings.Contains(err.Error(), what) {
+			t.Errorf("%v; and %s", err, out.String())
+		}
+		c.Close()
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := <-ended; err != http.ErrServerClosed {
+			t.Error(err)
+		}
+	}
+}
+
+// TestLeftAtACutOffNode: a node that is drained and asked, and does not hear the others for a moment, is the primary still, though it names
+// nobody.
+func TestLeftAtACutOffNode(t *testing.T) {
+	c := &mgmt.Cluster{Node: "a", Mirrors: []mgmt.Mirror{{Name: "disk", Role: mgmt.RoleCutOff}}}
+	if left := leftAt(c, "a"); !strings.Contains(left, "the mirror disk") {
+		t.Errorf("node a has %q", left)
+	}
+	if left := leftAt(c, "b"); left != "" {
+		t.Errorf("node b has %q", left)
+	}
+}
