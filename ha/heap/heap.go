@@ -30,10 +30,11 @@ type Heap struct {
 // backend.Termed it has to be served by this process, and the heap fails when that ends.
 func Open(s backend.Store) (*Heap, error) {
 	info := s.Info()
-	if err := CheckSize(info.Size, info.BlockSize); err != nil {
+	size := min(info.Size, MaxSize) // a store may have grown beyond what its heap can use
+	if err := CheckSize(size, info.BlockSize); err != nil {
 		return nil, err
 	}
-	h := &Heap{store: s, size: info.Size, block: max(info.BlockSize, sectorLen), wake: make(chan struct{}, 1), over: make(chan struct{})}
+	h := &Heap{store: s, size: size, block: max(info.BlockSize, sectorLen), wake: make(chan struct{}, 1), over: make(chan struct{})}
 	if t, ok := backend.As[backend.Termed](s); ok {
 		if h.term = t.Term(); h.term == 0 {
 			return nil, &backend.MovedError{Name: "the heap"}
@@ -59,6 +60,9 @@ func (h *Heap) recover() error {
 		return err
 	}
 	if fresh {
+		if err := CheckSize(h.store.Info().Size, h.block); err != nil {
+			return err
+		}
 		var random [24]byte
 		_, _ = rand.Read(random[:]) // never fails
 		for _, w := range format(h.size, random) {

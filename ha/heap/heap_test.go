@@ -240,3 +240,32 @@ func TestSizes(t *testing.T) {
 	want(t, h.Do(wire.Message{Op: wire.Insert, Client: 1, Number: 1, Data: make([]byte, wire.MaxObject)}), wire.OK)
 	shut(t, h)
 }
+
+// grown is a store that has become larger.
+type grown struct {
+	backend.Store
+	size int64
+}
+
+func (g grown) Info() backend.Info {
+	i := g.Store.Info()
+	i.Size = g.size
+	return i
+}
+
+// TestGrown: a heap is there, as large as it was, in a store that has grown beyond what a new heap can have.
+func TestGrown(t *testing.T) {
+	s := store(testSize, 512)
+	h := open(t, s)
+	want(t, h.Do(wire.Message{Op: wire.Join, Client: 1}), wire.OK)
+	p := want(t, h.Do(wire.Message{Op: wire.Insert, Client: 1, Number: 1, Data: []byte("object")}), wire.OK).Pointer
+	shut(t, h)
+	if _, err := Open(grown{store(testSize, 512), MaxSize + 4096}); err == nil {
+		t.Error("a heap is made in a store that is too large")
+	}
+	h = open(t, grown{s, MaxSize + 4096})
+	if m := want(t, h.Do(wire.Message{Op: wire.Read, Pointer: p}), wire.OK); string(m.Data) != "object" {
+		t.Errorf("%q", m.Data)
+	}
+	shut(t, h)
+}
