@@ -173,7 +173,8 @@ func (m *moving) here() (list []front.Address) {
 	return list
 }
 
-// keep adds, prolongs and announces the addresses of a primary, and returns when it is to be called again.
+// keep adds, prolongs and announces the addresses of a primary, and returns when it is to be called again. It looks again before each of
+// these whether this node leads: the process may have been stopped since, and another node have the addresses.
 func (m *moving) keep(now time.Duration) time.Duration {
 	list, next := m.addresses(), front.Lifetime/2
 	for _, a := range m.here() {
@@ -190,6 +191,9 @@ func (m *moving) keep(now time.Duration) time.Duration {
 			h, isNew = &holding{since: now, renewed: -front.Lifetime}, true
 		}
 		if now-h.renewed >= front.Lifetime/2 {
+			if m.s.Leads() == 0 {
+				return 0
+			}
 			if err := a.Add(); err != nil {
 				m.complain(err)
 				next = min(next, retryTime)
@@ -201,6 +205,9 @@ func (m *moving) keep(now time.Duration) time.Duration {
 			m.mu.Unlock()
 		}
 		for h.told < len(front.Announcements) && now >= h.since+front.Announcements[h.told] {
+			if m.s.Leads() == 0 {
+				return 0
+			}
 			m.announce(a, h)
 		}
 		if h.told < len(front.Announcements) {
