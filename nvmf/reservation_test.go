@@ -183,14 +183,19 @@ func TestReportIsAgreed(t *testing.T) {
 // agreed is an agreement on a state.
 type agreed struct{ s access.State }
 
-func (agreed) Change(func(*access.Common, bool) bool) error { return errors.New("it changes nothing") }
-func (a agreed) Look() (access.State, error)                { return a.s, nil }
+func (agreed) Change(func(*access.Common, bool) (bool, bool)) error {
+	return errors.New("it changes nothing")
+}
+func (a agreed) Look() (access.State, error) { return a.s, nil }
 
 // nobody is an agreement that cannot be reached.
 type nobody struct{}
 
-func (nobody) Change(func(*access.Common, bool) bool) error { return errors.New("nobody is there") }
-func (nobody) Look() (access.State, error)                  { return access.State{}, errors.New("nobody is there") }
+func (nobody) Change(func(*access.Common, bool) (bool, bool)) error {
+	return errors.New("nobody is there")
+}
+
+func (nobody) Look() (access.State, error) { return access.State{}, errors.New("nobody is there") }
 
 // What a reservation keeps whom from (Base 2.0 figure 414): it is as in SPC-4, for those are one table.
 func TestReservationConflicts(t *testing.T) {

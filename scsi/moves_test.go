@@ -172,13 +172,16 @@ func agreed(b *bench) *agreement {
 
 func (a *agreement) Look() (access.State, error) { return a.common.State, a.err }
 
-func (a *agreement) Change(change func(*access.Common, bool) bool) error {
+func (a *agreement) Change(change func(*access.Common, bool) (bool, bool)) error {
 	if a.before != nil {
 		a.before()
 	}
 	n := a.common
-	if a.err != nil || !change(&n, false) {
+	if a.err != nil {
 		return a.err
+	}
+	if isNew, _ := change(&n, false); !isNew {
+		return nil
 	}
 	a.common = n
 	if abort := a.table.Adopt(&n, true); abort != nil {

@@ -72,7 +72,7 @@ type Reservations struct {
 	broken  error // the record cannot be read
 	kept    kept
 	ending  map[uint64]bool // changes whose aborts are not over
-	doubt   uint64          // the ticket of a change of this node that was not answered; 0: none
+	doubt   uint64          // the ticket of the newest change of this node that was not answered; 0: none
 	changed chan struct{}   // closed when one of these has changed
 }
 
@@ -354,11 +354,12 @@ func (r *Reservations) await(ctx context.Context, changes uint64) error {
 }
 
 // Change implements access.Agreement.
-func (r *Reservations) Change(change func(n *access.Common, repeated bool) bool) error {
+func (r *Reservations) Change(change func(n *access.Common, repeated bool) (changes, again bool)) error {
 	ctx, cancel := context.WithTimeout(r.ctx, Patience)
 	defer cancel()
 	ticket := number()
 	var changes uint64
+	var isNew, again bool
 	err := r.o.Consensus.Update(ctx, r.recordKey(), func(old []byte) ([]byte, error) {
 		n, err := decode(old)
 		if err != nil {
@@ -372,7 +373,7 @@ func (r *Reservations) Change(change func(n *access.Common, repeated bool) bool)
 		view, doubt := r.view, r.doubt
 		r.mu.Unlock()
 		repeated := n.Ticket != 0 && (n.Ticket == doubt || n.Term != view.View.Term || n.Lineage != view.Lineage)
-		if !change(&n.Common, repeated) {
+		if isNew, again = change(&n.Common, repeated); !isNew {
 			if old == nil {
 				return n.encode()
 			}
@@ -392,9 +393,11 @@ func (r *Reservations) Change(change func(n *access.Common, repeated bool) bool)
 		err = r.await(ctx, changes)
 	}
 	r.mu.Lock()
-	r.doubt = 0
-	if err != nil {
+	switch { // else it is nothing new, and the change before has not been answered for that
+	case err != nil && isNew:
 		r.doubt = ticket
+	case err == nil && again:
+		r.doubt = 0
 	}
 	r.mu.Unlock()
 	return cause(err)

@@ -105,6 +105,23 @@ func TestCutOff(t *testing.T) {
 	})
 }
 
+// TestNotAnswered: what nobody could answer is known again when it is sent once more, however often that was in vain before, and whatever others
+// have asked for in vain.
+func TestNotAnswered(t *testing.T) {
+	in(t, 12, func(l *lab, a, b *node) {
+		good, other := b.login("good"), b.login("other")
+		register := func() access.Result { return good.do(&access.Change{Op: access.Register, NewKey: 1}) }
+		l.locked(func() { a.cut = true })
+		for range 2 {
+			l.want("good registers while a is cut off", register(), access.NotNow)
+		}
+		l.locked(func() { a.cut = false })
+		l.want("other has no key", other.do(reserve(2)), access.Conflict)
+		l.want("good registers again", register(), access.Done)
+		l.want("and anew", register(), access.Conflict)
+	})
+}
+
 // TestTakeover: a primary dies with a change that it has not answered. The change is in force when the next one serves,
 // and what the former one says of it, or said of another term, counts for nothing.
 func TestTakeover(t *testing.T) {

@@ -25,8 +25,8 @@ type Agreement interface {
 	// Change replaces the newest state by what change makes of it, and returns when the outcome is in force: when the
 	// process that serves the volume keeps to it, what it aborts has ended, and this process has adopted it. change may be
 	// called several times; false: it changes nothing. repeated says that the answer to the last change may have been
-	// lost. It returns ErrNoRoom if the state is too large.
-	Change(change func(n *Common, repeated bool) bool) error
+	// lost, and again that this is the same one. It returns ErrNoRoom if the state is too large.
+	Change(change func(n *Common, repeated bool) (changes, again bool)) error
 	// Look returns what is in force.
 	Look() (State, error)
 }
@@ -62,25 +62,25 @@ func (t *Table) look(c *Change) bool {
 // agree does a change that others have to agree to, and reports whether anybody has.
 func (t *Table) agree(c *Change) bool {
 	sum := c.sum()
-	err := t.agreement.Change(func(n *Common, repeated bool) bool {
+	err := t.agreement.Change(func(n *Common, repeated bool) (changes, again bool) {
 		var by Holder // the target itself
 		if c.By != nil {
 			by = c.By.Holder()
 		}
 		if repeated && n.By == by && n.Sum == sum { // it is not done twice
 			c.Result = Done
-			return false
+			return false, true
 		}
 		c.applyTo(t, n.State)
 		if !c.changed {
-			return false
+			return false, false
 		}
 		n.Changes++
 		n.State, n.By, n.Sum, n.Event, n.Abort = c.next, by, sum, 0, len(c.aborts) != 0
 		for _, x := range c.notices {
 			n.Event |= x.event
 		}
-		return true
+		return true, false
 	})
 	switch {
 	case errors.Is(err, ErrNoRoom):
