@@ -384,17 +384,18 @@ func (n *Node) NewToken(ctx context.Context) (Token, error) {
 	return t, r.Err
 }
 
-// Leave replaces or removes the member of that name. One that is replaced, and has no successor yet, can be removed.
+// Leave replaces or removes the member of that name. One that is replaced, and has no successor yet, can be removed. Done twice it is the same,
+// until a successor has joined, or the member is gone.
 func (n *Node) Leave(ctx context.Context, name string, how Leaving) error {
 	return n.change(ctx, func(c *Core) (uint64, error) {
 		var number uint64
 		for _, m := range c.state.members { // the last one of the name is the one that stays, if there is one
-			if m.Name == name && m.Leaving < how {
+			if m.Name == name && m.Leaving <= how {
 				number = m.Number
 			}
 		}
 		if number == 0 {
-			return 0, &RefusedError{fmt.Sprintf("there is no member %s, or it is about to leave", name)}
+			return 0, &RefusedError{fmt.Sprintf("there is no member %s", name)}
 		}
 		return c.Leave(number, how)
 	}).Err
