@@ -48,7 +48,7 @@ func (f *fake) Status() Status {
 		Buffers: Buffers{Limit: 1 << 30, InUse: 4096},
 		Portals: []Portal{{"tcp", "127.0.0.1:3260"}},
 		Cluster: &Cluster{
-			Members: []Member{{Name: "n", Up: true, Drained: true}},
+			Members: []Member{{Name: "n", Leaving: true}, {Name: "n", Up: true, Drained: true}}, // the second one takes the place of the first
 			Mirrors: []Mirror{{
 				Name: "m", Role: RolePrimary, Term: 17, LogBytes: 5, LogSize: 64, Records: 3, MinCopies: 2, Waiting: 2, Copied: 9, Lost: 34, Takeovers: 4,
 				Takeover: &Takeover{Silence: 35e7, Promises: 2e7, Agreed: 1e7},

@@ -35,8 +35,13 @@ var mirrorDescs = []*prometheus.Desc{
 
 // collectCluster sends what the node knows of its cluster.
 func collectCluster(ch chan<- prometheus.Metric, c *Cluster) {
-	for i := range c.Members {
-		m := &c.Members[i]
+	byName := make(map[string]*Member)
+	for i := range c.Members { // a node that is replaced is a member until the one that takes its place is level
+		if m := &c.Members[i]; byName[m.Name] == nil || !m.Leaving {
+			byName[m.Name] = m
+		}
+	}
+	for _, m := range byName {
 		for _, x := range []struct {
 			desc *prometheus.Desc
 			is   bool
