@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"oneshot/backend"
@@ -29,10 +30,11 @@ type sizing struct {
 	copied backend.Store
 	news   chan struct{} // has room for one: hosts see another size
 
-	grows sync.Mutex // held while the administrator has it grow
-	mu    sync.Mutex // held over changes of the copy's size; taken last
-	room  int64      // bytes that the copy has room for; guarded by mu
-	size  int64      // bytes of the mirror as this node has noted it; guarded by mu
+	grows sync.Mutex                   // held while the administrator has it grow
+	mu    sync.Mutex                   // held over changes of the copy's size; taken last
+	room  int64                        // bytes that the copy has room for; guarded by mu
+	size  int64                        // bytes of the mirror as this node has noted it; guarded by mu
+	noted atomic.Pointer[quorum.Store] // that record
 }
 
 const roomFile = "room"
@@ -128,6 +130,7 @@ func (s *mirrored) enlarge(now *quorum.Store) {
 		return
 	}
 	s.size = now.Size
+	s.noted.Store(now)
 	s.Grow(now.Size)
 }
 
@@ -249,9 +252,9 @@ func (s *mirrored) roomEverywhere(ctx context.Context, size int64) error {
 	return nil
 }
 
-// Resize implements backend.Resizer: a configuration that says the size that the mirror has changes nothing.
+// Resize implements backend.Resizer: a configuration that says the size that the mirror has, or has had, changes nothing.
 func (s *mirrored) Resize(size int64) error {
-	if has := s.Info().Size; size != has && !slices.Contains(s.record.Sizes, size) {
+	if has := s.Info().Size; size != has && !slices.Contains(s.noted.Load().Sizes, size) {
 		return fmt.Errorf("the mirror has %s: to make it larger run target ha grow %s, then write the size that it has then", config.FormatSize(has), s.name)
 	}
 	return nil

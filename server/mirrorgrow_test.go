@@ -86,18 +86,10 @@ func TestGrowIsBounded(t *testing.T) {
 	}
 }
 
-// TestGrownWhileAway: a node ends before it has heard that the mirror grows. It begins with the configuration that has the new size.
-func TestGrownWhileAway(t *testing.T) {
-	text, on := mirrorOn(t)
-	s := newServer(t, on(text))
-	key := quorum.Key{Kind: quorum.KindStore, Name: "d"}
-	noted := filepath.Join(s.member.state, mirrorsDir, "d", recordFile)
-	before, err := os.ReadFile(noted)
-	if err != nil {
-		t.Fatal(err)
-	}
-	const size = 24 << 20
-	err = s.member.node.Update(t.Context(), key, func(old []byte) ([]byte, error) {
+// agreeOn has the nodes agree on a size of a mirror of which all copies have room for that.
+func (s *Server) agreeOn(t *testing.T, size int64) {
+	t.Helper()
+	err := s.member.node.Update(t.Context(), quorum.Key{Kind: quorum.KindStore, Name: "d"}, func(old []byte) ([]byte, error) {
 		now, err := quorum.DecodeStore(old)
 		if err == nil && now.Size != size {
 			now.Sizes, now.Size = append(now.Sizes, now.Size), size
@@ -107,6 +99,38 @@ func TestGrownWhileAway(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// TestGrownTwice: a mirror has grown twice since the daemon was started. A configuration with a size that it has had is taken.
+func TestGrownTwice(t *testing.T) {
+	text, on := mirrorOn(t)
+	s := newServer(t, on(text))
+	defer shutdown(t, s)
+	m := s.mirrors()[0]
+	for _, size := range []int64{24 << 20, 32 << 20} {
+		s.agreeOn(t, size)
+		if err := m.Await(t.Context(), func(replica.State) bool { return m.Info().Size == size }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, size := range []string{"24MiB", "16MiB", "32MiB"} {
+		if _, err := s.Apply(on(strings.Replace(text, "size: 16MiB", "size: "+size, 1))); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestGrownWhileAway: a node ends before it has heard that the mirror grows. It begins with the configuration that has the new size.
+func TestGrownWhileAway(t *testing.T) {
+	text, on := mirrorOn(t)
+	s := newServer(t, on(text))
+	noted := filepath.Join(s.member.state, mirrorsDir, "d", recordFile)
+	before, err := os.ReadFile(noted)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const size = 24 << 20
+	s.agreeOn(t, size)
 	shutdown(t, s)
 	if err := os.WriteFile(noted, before, 0o600); err != nil {
 		t.Fatal(err)

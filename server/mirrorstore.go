@@ -182,7 +182,8 @@ func (m *member) openMirrorIn(c *config.Store, dir *quorum.Dir, path string, o o
 	}
 	s := &mirrored{Mirror: core, name: c.Name, record: record, dir: dir, self: self, lineage: lineage, node: m.name, quorum: m.node, others: m.others, member: m, log: log, least: c.Mirror.MinCopies}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	s.sizing = sizing{copied: store, room: room, size: record.Size, news: news}
+	s.copied, s.room, s.size, s.news = store, room, record.Size, news
+	s.noted.Store(record)
 	s.front = newMoving(s)
 	m.opened(s)
 	if isKnown {
