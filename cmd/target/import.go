@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 
 	"github.com/spf13/cobra"
 
@@ -47,7 +46,7 @@ same.`,
 }
 
 func importFile(path string, stdout, stderr io.Writer) error {
-	data, err := os.ReadFile(path)
+	data, err := migrate.Read(path)
 	if err != nil {
 		return fmt.Errorf("cannot read the file to import: %w", err)
 	}

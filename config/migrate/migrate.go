@@ -9,8 +9,10 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
+	"io"
 	"maps"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 
@@ -28,6 +30,17 @@ const stateDir = "/var/lib/oneshot/state"
 
 // maxBytes is the largest file that Import reads.
 const maxBytes = 16 << 20
+
+// Read reads the file that is to be imported, or what a shell has put in the place of one. Of one that is too large it reads no more than
+// Import needs to refuse it.
+func Read(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, maxBytes+1))
+}
 
 // Import converts data, whose format it recognizes. name is the path of the file. files gives access to included
 // files, and to the paths of stores, which may be files or devices; nil: there are none. The result may lack
