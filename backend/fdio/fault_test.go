@@ -3,6 +3,7 @@ package fdio
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"runtime"
 	"slices"
 	"sync"
@@ -494,5 +495,83 @@ func TestWorkersEnd(t *testing.T) {
 		ws.put(&backend.Op{Done: d})
 		<-d
 		ws.close()
+	})
+}
+
+// doubt ends the durable write at 0 with an error that may be about it alone, whichever way it goes, and calls again when it is tried again.
+type doubt struct {
+	again func() error
+	syncs atomic.Int32
+}
+
+func (d *doubt) Before(c Call) error {
+	switch {
+	case c.Name == "fdatasync":
+		d.syncs.Add(1)
+	case c.Name == "pwritev2" && c.Off == 0 && c.Flags&unix.RWF_DSYNC == 0:
+		return d.again()
+	case c.Name == "pwritev2" && c.Off == 0:
+		return unix.ENOSPC
+	}
+	return nil
+}
+
+func (d *doubt) After(c Call) error {
+	if c.Name == "pwritev2" && c.Off == 0 {
+		return unix.ENOSPC
+	}
+	return nil
+}
+
+// A durable write around the page cache fails, and is tried again, for its error may be about it alone. Another one that goes well meanwhile
+// is not good before it is known whether the first was told of a loss: the bytes that are lost may be its own.
+func TestDirectWritesBesideDoubt(t *testing.T) {
+	for _, m := range modes {
+		for _, full := range []error{nil, unix.ENOSPC} {
+			if !m.direct {
+				continue
+			}
+			var s *Store
+			f, second := new(doubt), make(done, 1)
+			f.again = func() error {
+				op := alignedWrite(t, 4096, 4096, backend.FUA)
+				op.Done = second
+				if s.Submit(op) {
+					second.OpDone(op)
+				}
+				for len(second) == 0 && f.syncs.Load() == 0 {
+					runtime.Gosched()
+				}
+				return full
+			}
+			m.cfg.Faults = f
+			s = mustOpen(t, m.cfg, true)
+			if err := backendtest.Do(s, alignedWrite(t, 0, 4096, backend.FUA)); !errors.Is(err, unix.ENOSPC) {
+				t.Errorf("%s: %v", m.name, err)
+			}
+			if op := <-second; errors.Is(op.Err, unix.ENOSPC) != (full == nil) {
+				t.Errorf("%s: the first write ends with %v at its second try, and the one beside it with %v", m.name, full, op.Err)
+			}
+			if err := s.Close(); (err != nil) != (full == nil) {
+				t.Errorf("%s: close: %v", m.name, err)
+			}
+		}
+	}
+}
+
+// What comes after Close, by a mistake, does not go to the descriptor, which may be another file's by then.
+func TestAfterClose(t *testing.T) {
+	eachMode(t, func(t *testing.T, s *Store, k *kernel) {
+		mustClose(t, s)
+		before := maps.Clone(k.calls)
+		for _, op := range []*backend.Op{alignedWrite(t, 0, 4096, 0), alignedWrite(t, 0, 4096, backend.FUA), read(0, 4096), {Kind: backend.Flush}, {Kind: backend.Discard, Len: 4096}, {Kind: backend.WriteZeroes, Len: 4096}, {Kind: backend.Status, Len: 4096}} {
+			if err := backendtest.Do(s, op); err == nil {
+				t.Errorf("%v after Close", op.Kind)
+			}
+		}
+		if !maps.Equal(k.calls, before) {
+			t.Errorf("the kernel was called: %v", k.calls)
+		}
+		s.workers.close()
 	})
 }

@@ -88,7 +88,8 @@ type Store struct {
 	ring    *ring // nil: without io_uring
 	workers workers
 	door    *durable.Door
-	faults  Faults // nil, but in tests
+	doubts  atomic.Int32 // durable writes that have failed, of which judge does not know yet what that means
+	faults  Faults       // nil, but in tests
 
 	// What the file system refused to do without blocking, and is not asked for again.
 	noInlineRead, noInlineWrite atomic.Bool
@@ -331,12 +332,16 @@ func (s *Store) write(op *backend.Op, w *worker) error {
 // writeDirect does op, a write that has to be durable, around the page cache.
 func (s *Store) writeDirect(op *backend.Op, w *worker) error {
 	token := s.door.Enter()
-	defer s.door.Leave(token)
 	n, err := s.move(pwritev2, op, unix.RWF_DSYNC, w)
-	if err == nil {
-		err = s.door.Failure()
-	} else {
+	if err != nil {
+		s.doubts.Add(1)
 		n, err = s.judge(op, n, err, w)
+	}
+	s.door.Leave(token)
+	if err == nil && s.doubts.Load() != 0 {
+		err = s.door.Sync()
+	} else if err == nil {
+		err = s.door.Failure()
 	}
 	if err != nil {
 		return s.failed(op, op.Off+n, err)
@@ -348,8 +353,10 @@ func (s *Store) writeDirect(op *backend.Op, w *worker) error {
 // the write may have failed, or making it durable, which may be about any byte of the file and
 // is not told again. Most errors count as the latter. Those that a write can have without
 // anything being wrong with the medium, such as a full disk, are tried without RWF_DSYNC: if it
-// then goes well, durability was what failed. Called between Enter and Leave.
+// then goes well, durability was what failed. Called between Enter and Leave, and counted in doubts, which it
+// ends: a write beside it that goes well meanwhile may be what was lost, and waits for it as a flush does.
 func (s *Store) judge(op *backend.Op, n int64, err error, w *worker) (int64, error) {
+	defer s.doubts.Add(-1)
 	if !doubtful(err) {
 		return n, s.door.Fail(err)
 	}
@@ -425,6 +432,9 @@ func (s *Store) Close() error {
 	s.workers.close()
 	s.syncs.close()
 	errs[1] = s.door.Sync()
+	// Who asks by mistake for more has it beyond the end, and flushes fail: the descriptor will be another file's.
+	s.size.Store(-1)
+	_ = s.door.Fail(unix.EBADF)
 	if s.bounce != nil {
 		s.bounce.Close()
 	}

@@ -372,6 +372,15 @@ func (r *ring) settle(q request, res int32) {
 			return
 		}
 		s.door.Leave(q.token)
+		if whole && s.doubts.Load() != 0 {
+			r.wg.Go(func() { // it waits
+				if err := s.door.Sync(); err != nil {
+					op.Err = s.failed(op, op.Off, err)
+				}
+				s.complete(op)
+			})
+			return
+		}
 		if err := s.door.Failure(); whole && err != nil {
 			op.Err = s.failed(op, op.Off, err)
 			s.complete(op)
@@ -389,6 +398,7 @@ func (r *ring) settle(q request, res int32) {
 // else: so this is known before anything else is promised, and it waits for no worker, all of
 // whom may be waiting for it.
 func (r *ring) lost(q request, err error) {
+	r.s.doubts.Add(1)
 	finish := func() {
 		n, err := r.s.judge(q.op, 0, err, nil)
 		q.op.Err = r.s.failed(q.op, q.op.Off+n, err)
