@@ -4,6 +4,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"oneshot/backend/fdio"
 )
 
 // spareDescriptors is the number of descriptors that connections leave free: for states and journals that
@@ -11,14 +13,14 @@ import (
 const spareDescriptors = 64
 
 // connectionLimit returns limits.connections, or less if the process may not have that many
-// descriptors besides those of its stores. So a connection too many is refused, and nothing else
+// descriptors besides those of its stores, which may take some more (fdio.MayOpen). So a connection too many is refused, and nothing else
 // fails for lack of a descriptor. The log says so once. mu is held.
 func (s *Server) connectionLimit(want int) int {
 	limit, used, err := descriptors()
 	if err != nil {
 		return want // there may be no /proc; portals cope with a lack of descriptors
 	}
-	others := used - s.node.Connections() - s.nvme.Connections() + spareDescriptors
+	others := used - s.node.Connections() - s.nvme.Connections() + fdio.MayOpen() + spareDescriptors
 	room := max(1, limit-others)
 	if room >= want {
 		s.scarce = false

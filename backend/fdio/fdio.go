@@ -131,6 +131,8 @@ func New(cfg Config) (*Store, error) {
 	}
 	if s.direct != nil {
 		s.bounce = mem.NewPool(maxWorkers * bounceSize)
+	} else {
+		s.syncs.open(maxWorkers)
 	}
 	s.log = newReporter(log, cfg.Kind, cfg.Path)
 	s.workers.init(s.finish, s.workerEnded)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -38,7 +39,28 @@ func (s *Store) syncRange(fd int, off, n int64) error {
 // one that could be written through is closed, udev looks at what has become of the device.
 type descriptors struct {
 	mu    sync.Mutex
-	spare []int // no worker has them
+	spare []int // no worker has them; guarded by mu
+	left  int64 // how many more there may be, of mayOpen; guarded by mu
+}
+
+// mayOpen is how many descriptors the workers of all open stores may open yet.
+var mayOpen atomic.Int64
+
+// MayOpen returns how many descriptors the open stores may take besides those that they have.
+func MayOpen() int { return int(mayOpen.Load()) }
+
+// open notes that there may be n.
+func (d *descriptors) open(n int64) {
+	d.left = n
+	mayOpen.Add(n)
+}
+
+// opened notes that there is one more.
+func (d *descriptors) opened() {
+	d.mu.Lock()
+	d.left--
+	d.mu.Unlock()
+	mayOpen.Add(-1)
 }
 
 // descriptor returns the worker's own descriptor of the file, which it keeps until it ends; -1: it has none. It is open for writing,
@@ -55,6 +77,7 @@ func (w *worker) descriptor(s *Store) int {
 	if w.fd < 0 {
 		if fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", s.fd), unix.O_RDWR|unix.O_CLOEXEC, 0); err == nil {
 			w.fd = fd
+			s.syncs.opened()
 		}
 	}
 	return w.fd
@@ -74,7 +97,8 @@ func (d *descriptors) close() {
 	for _, fd := range d.spare {
 		_ = unix.Close(fd)
 	}
-	d.spare = nil
+	mayOpen.Add(-d.left)
+	d.spare, d.left = nil, 0
 }
 
 // errnoOf returns the error of a system call. It stands apart because errors.As would move err to the heap.

@@ -87,3 +87,26 @@ func TestEachWorkerIsTold(t *testing.T) {
 		t.Errorf("Close: %v", err)
 	}
 }
+
+// Who divides the descriptors of the process knows how many the workers of open stores may take yet.
+func TestMayOpen(t *testing.T) {
+	before := MayOpen()
+	has := func(want int) {
+		t.Helper()
+		if got := MayOpen() - before; got != want {
+			t.Errorf("%d may be opened, want %d", got, want)
+		}
+	}
+	s := mustOpen(t, Config{IO: Threads}, false)
+	has(maxWorkers)
+	if err := backendtest.Do(s, write(0, 4096, 1, backend.FUA)); err != nil {
+		t.Fatal(err)
+	}
+	has(maxWorkers - 1)
+	mustClose(t, s)
+	has(0)
+	s = mustOpen(t, Config{IO: Threads}, true)
+	has(0)
+	mustClose(t, s)
+	has(0)
+}
