@@ -80,7 +80,9 @@ SIGTERM and SIGINT detach the device if nobody uses it, and leave it otherwise.`
 			return err
 		}
 		command.OutliveReaders()
-		o.Log = fl.serviceLog(c)
+		var flush func()
+		o.Log, flush = fl.serviceLog(c)
+		defer flush()
 		if err := becomeFlusher(o.Log); err != nil {
 			return err
 		}
@@ -163,14 +165,17 @@ func becomeFlusher(log *slog.Logger) error {
 	return nil
 }
 
-// serviceLog is for a process that stays: what goes wrong goes to standard error.
-func (fl *flags) serviceLog(c *cobra.Command) *slog.Logger {
+// serviceLog is for a process that stays: what goes wrong goes to standard error. Who reads that may need the device to go on.
+func (fl *flags) serviceLog(c *cobra.Command) (log *slog.Logger, flush func()) {
 	l := logrus.New()
-	l.SetOutput(c.ErrOrStderr())
+	out, flush := loglimit.ForDaemon(c.ErrOrStderr())
+	l.SetOutput(out)
 	if l.SetLevel(logrus.InfoLevel); fl.verbose {
 		l.SetLevel(logrus.DebugLevel)
 	}
-	return slog.New(loglimit.Handler(logrusslog.NewHandler(l, nil)))
+	log = slog.New(loglimit.Handler(logrusslog.NewHandler(l, nil)))
+	loglimit.TellMissing(out, log)
+	return log, flush
 }
 
 func detachCommand(*flags) *cobra.Command {

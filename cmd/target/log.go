@@ -21,7 +21,9 @@ func newLogger(c config.Log, w io.Writer) (log *slog.Logger, setLevel func(slog.
 	setLevel = func(level slog.Level) { l.SetLevel(logrusslog.SlogLevel(level).Level()) }
 	setLevel(c.Level)
 	l.SetFormatter(formatter(c.Format))
-	return slog.New(loglimit.Handler(logrusslog.NewHandler(l, nil))), setLevel
+	log = slog.New(loglimit.Handler(logrusslog.NewHandler(l, nil)))
+	loglimit.TellMissing(w, log)
+	return log, setLevel
 }
 
 func formatter(f config.LogFormat) logrus.Formatter {

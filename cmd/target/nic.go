@@ -13,6 +13,7 @@ import (
 
 	"oneshot/config"
 	"oneshot/internal/command"
+	"oneshot/internal/loglimit"
 	"oneshot/mgmt"
 	"oneshot/transport/rdma/nic"
 	"oneshot/transport/rdma/nic/card"
@@ -71,7 +72,9 @@ func serveNIC(socket string, c card.Config, verbose bool, stdout, stderr io.Writ
 	if verbose {
 		log.Level = slog.LevelInfo
 	}
-	c.Logger, _ = newLogger(log, stderr)
+	out, flush := loglimit.ForDaemon(stderr)
+	defer flush()
+	c.Logger, _ = newLogger(log, out)
 	if _, err := fmt.Fprintf(stdout, "serving programs at %s\n\n  initiator --nic %[1]s ls iser+iwarp://HOST\n", socket); err != nil {
 		c.Logger.Warn("cannot print where the card is", "reason", err) // nobody reads standard output; serve all the same
 	}

@@ -17,6 +17,7 @@ import (
 
 	"oneshot/config"
 	"oneshot/internal/command"
+	"oneshot/internal/loglimit"
 	"oneshot/mgmt"
 )
 
@@ -96,7 +97,9 @@ func (s *serving) serve(open opener, stdout, stderr io.Writer) error {
 		return err
 	}
 	command.OutliveReaders()
-	log, setLevel := newLogger(c.Log, stderr)
+	out, flush := loglimit.ForDaemon(stderr)
+	defer flush()
+	log, setLevel := newLogger(c.Log, out)
 	if s.path == "" {
 		c.File = "(built in)"
 		if c.Management.Socket, err = makeOwnSocket(); err != nil {
