@@ -316,8 +316,11 @@ func (s *Set) change(match uint64, f func(t *Table, storeSize int64) error) erro
 	s.table, s.other = t, other
 	var errs []error
 	for i := range t.Partitions {
-		if v := s.views[t.Partitions[i].UUID]; v != nil {
-			errs = append(errs, v.follow(&t.Partitions[i]))
+		p := &t.Partitions[i]
+		if v := s.views[p.UUID]; v != nil {
+			if err, was := v.follow(p), old.FindUUID(p.UUID); was == nil || was.Size != p.Size { // else a former change was told
+				errs = append(errs, err)
+			}
 		}
 	}
 	return errors.Join(errs...)

@@ -370,6 +370,9 @@ func TestStoreShrinksDuringGrow(t *testing.T) {
 	if size := v.Info().Size; size != 1<<20 {
 		t.Errorf("the partition in use has %d bytes", size)
 	}
+	if err := s.Alter(Any, "a", Change{Revoke: []Who{{}}}); err != nil { // that is not about the size
+		t.Error("another change:", err)
+	}
 	if err := v.Close(); err != nil {
 		t.Error(err)
 	}
