@@ -126,6 +126,23 @@ func (s *Store) hold(plugin string) (err error) {
 	return nil
 }
 
+// checkHeld looks whether the file that the plugin has opened is the one that is locked: whoever had the lock before may have put another
+// one in its place meanwhile.
+func (s *Store) checkHeld() error {
+	if s.file == nil {
+		return nil
+	}
+	held, err := s.file.Stat()
+	now, err2 := os.Stat(s.path)
+	if err := errors.Join(err, err2); err != nil {
+		return err
+	}
+	if !os.SameFile(held, now) {
+		return errors.New("another file has taken its place while it was being opened: try again")
+	}
+	return nil
+}
+
 // release gives the lock back.
 func (s *Store) release() error {
 	if s.file == nil {
@@ -158,6 +175,9 @@ func (s *Store) open(cfg Config) error {
 
 // begin finishes what the plugin's Open has begun. size is what was asked for.
 func (s *Store) begin(size int64) (err error) {
+	if err := s.checkHeld(); err != nil {
+		return err
+	}
 	if s.size, err = sizeOf(size, int64(s.plugin.Size(s.unit))); err != nil {
 		return err
 	}

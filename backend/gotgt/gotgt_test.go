@@ -342,3 +342,21 @@ func TestFileIsLocked(t *testing.T) {
 	mustClose(t, s)
 	mustClose(t, mustOpen(t, Config{Plugin: "file", Path: path}))
 }
+
+// A file that is replaced between its lock and the plugin is not served: nobody would know of it.
+func TestReplacedBehindLock(t *testing.T) {
+	path := newFile(t, 1<<20)
+	s := &Store{unit: &api.SCSILu{Path: path, BlockShift: 9}, path: path, log: slog.New(slog.DiscardHandler)}
+	if err := s.hold("file"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(newFile(t, 1<<20), path); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.open(Config{Plugin: "file", Path: path}); err == nil || !strings.Contains(err.Error(), "taken its place") {
+		t.Errorf("%v", err)
+	}
+	if err := s.release(); err != nil {
+		t.Error(err)
+	}
+}
