@@ -288,7 +288,12 @@ func (r *reader) at(ctx context.Context, c *cursor, n int64) ([]byte, error) {
 		if r.renews {
 			read = l.readAt
 		}
-		if err := read(ctx, r.buf[:want], off); err != nil {
+		err := read(ctx, r.buf[:want], off)
+		if e, ok := errors.AsType[*endpoint.Error](err); ok && e.Status == rdma.StatusMedium && want > n {
+			want = n // what cannot be read may lie behind the end of the log
+			err = read(ctx, r.buf[:want], off)
+		}
+		if err != nil {
 			r.n = 0
 			return nil, fmt.Errorf("wal: %w", err)
 		}

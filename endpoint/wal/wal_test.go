@@ -399,6 +399,26 @@ func TestFailingStore(t *testing.T) {
 	}
 }
 
+// A block that the medium cannot read, behind the end of the log, keeps nobody from it.
+func TestUnreadableBehindTheEnd(t *testing.T) {
+	disk := backendtest.NewDisk(testSize, testBlock)
+	l := mustOpen(t, disk, Options{Segment: testSegment})
+	mustAppend(t, l, []byte("first"))
+	must(t, l.Close())
+	const bad = testSegment - testBlock
+	disk.Fault = func(op *backend.Op) error {
+		if op.Kind == backend.Read && op.Off <= bad && op.Off+op.Len > bad {
+			return &backend.MediumError{Kind: op.Kind, Off: bad, Err: errors.New("broken on purpose")}
+		}
+		return nil
+	}
+	l = mustOpen(t, disk, Options{})
+	mustAppend(t, l, []byte("second"))
+	if got := records(t, l); !slices.Equal(got, []string{"first", "second"}) {
+		t.Errorf("%q", got)
+	}
+}
+
 // A connection that ends while a batch is written, and a store that was opened again and has lost what was not
 // flushed: the log writes the batch again.
 func TestRestartedStore(t *testing.T) { nearAndFar(t, testRestartedStore) }
