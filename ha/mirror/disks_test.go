@@ -302,6 +302,50 @@ func TestNobodyCanRead(t *testing.T) {
 	})
 }
 
+// TestLatentBlock: the primary's disk cannot read a block that was written long ago, and another copy, which has it, was restarted and suspects
+// all of the region. That copy keeps the block, also if the primary's disk does not keep what is written anew. So it does if it was the primary.
+func TestLatentBlock(t *testing.T) {
+	overEach(t, func(t *testing.T, l *lab) {
+		const at = 1 << 20
+		store := l.withFaults()
+		l.begin()
+		a, b := l.nodes[0], l.nodes[1]
+		want := bytesOf(64<<10, 2)
+		l.write(a, at, want)
+		if err := l.do(a, backend.Op{Kind: backend.Flush}); err != nil {
+			t.Fatal(err)
+		}
+		alone := func(n *node) {
+			t.Helper()
+			l.await(n, "alone", func(s replica.State) bool { return s.Role == replica.Primary && s.View.InSync == replica.NodesOf(n.id) })
+		}
+		for _, x := range []struct{ serves, restarts *node }{{a, b}, {b, a}} {
+			time.Sleep(5 * time.Second) // all have it durable, and know that
+			l.write(a, at+512<<10, bytesOf(512, 3))
+			x.restarts.cutPower(nil, 0)
+			alone(x.serves)
+			mend := store(x.serves).Fail(faulty.Match{Kinds: faulty.Reads, Off: at + 8192, Len: 512}, &backend.MediumError{Kind: backend.Read, Err: errDisk})
+			x.restarts.start()
+			l.level(x.serves)
+			if s, _ := x.serves.mirror.Status(); s.Lost != 0 {
+				t.Errorf("a copy goes without %d bytes", s.Lost)
+			}
+			x.serves.cutPower(nil, 0)
+			alone(x.restarts)
+			l.expect(x.restarts, at, want)
+			mend()
+			x.serves.start()
+			l.level(x.restarts)
+			if x.restarts == b {
+				b.mirror.push(item{event: replica.Switch{ID: isOrder, To: 0}})
+				l.await(a, "primary", func(s replica.State) bool { return s.Role == replica.Primary })
+				l.level(a)
+			}
+		}
+		l.end()
+	})
+}
+
 // lossLines are the lines of a log that name what is lost.
 type lossLines struct {
 	slog.Handler
