@@ -261,7 +261,7 @@ func (t *Task) copyEnd(s Sense) Next {
 	return t.good()
 }
 
-// leaveCopy lets go of what a copy has pinned, when its task is released.
+// leaveCopy lets go of what a copy has pinned, when it has ended.
 func (t *Task) leaveCopy() {
 	t.Nexus.leaveCopy(t)
 	t.lu = t.itl.lu
@@ -272,4 +272,5 @@ func (t *Task) leaveCopy() {
 	for _, p := range t.copying.pinned {
 		p.v.Unpin()
 	}
+	t.copying = nil
 }

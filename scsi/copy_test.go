@@ -896,3 +896,26 @@ func named(list []byte, block uint64) bool {
 	}
 	return false
 }
+
+// A copy that has ended pins nothing, whether or not its initiator takes the answer: a sanitize operation, and whoever closes the volume, would
+// wait for that.
+func TestEndedCopyPinsNothing(t *testing.T) {
+	b := newCopyBench(t, false)
+	list := copyParameters(5, 0, b.both(), [][]byte{blockSegment(0, 1, 8, 0, 0)})
+	task := b.task(thirdPartyCDB(0x83, 0, 0, len(list)), list, 0)
+	task.Start()
+	place(task, list)
+	next := task.Pulled()
+	for next == Wait {
+		b.awaitReady(task)
+		next = task.Resume()
+	}
+	if next != Done || task.Status != Good {
+		t.Fatalf("%v, status %02x", next, task.Status)
+	}
+	if !b.lu.v.Idle() || !b.second.v.Idle() {
+		t.Error("volumes are pinned until the answer has left")
+	}
+	task.Release()
+	b.released()
+}

@@ -228,6 +228,9 @@ func (t *Task) settle(next Next) Next {
 func (t *Task) end(how ending) {
 	t.r.Settle()
 	t.ended = how
+	if t.copying != nil {
+		t.leaveCopy()
+	}
 	if t.itl != nil && !t.keepsOrder() {
 		t.leaveOrder(0)
 	}
@@ -288,9 +291,6 @@ type Placing = volume.Placing
 func (t *Task) Release() {
 	invariant.Check(t.itl == nil || t.ended != notEnded, "scsi: a task is released that has not ended")
 	t.r.Release()
-	if t.copying != nil {
-		t.leaveCopy()
-	}
 	if t.itl != nil {
 		t.leaveTaskSet()
 	}
@@ -321,7 +321,7 @@ func (t *Task) clear() {
 	t.Status, t.Sense, t.In, t.Transfer, t.TransferOut = 0, nil, nil, 0, false
 	t.Out, t.OutLen, t.PlaceUnit = nil, 0, 0
 	t.itl, t.lu, t.cmd, t.ended, t.then = nil, nil, nil, notEnded, nil
-	t.off, t.n, t.fua, t.status, t.copying, t.data[0] = 0, 0, false, nil, nil, nil
+	t.off, t.n, t.fua, t.status, t.data[0] = 0, 0, false, nil, nil
 	if t.changing != nil {
 		t.changing, t.finish, t.badList = nil, nil, Sense{}
 	}
