@@ -42,6 +42,7 @@ type Controller struct {
 	mu       sync.Mutex // taken after Subsystem.mu; a leaf
 	queues   map[uint16]*Queue
 	ended    bool
+	flushing bool // it has ended, and nothing is left but flushes of its shutdown
 	counted  bool // it is one of Node.controllers
 	cc, csts uint32
 	grant    int // I/O queues that the host may have
@@ -123,6 +124,24 @@ func (c *Controller) hasEnded() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.ended
+}
+
+// isFlushing reports whether it has ended, and no command is left.
+func (c *Controller) isFlushing() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.flushing
+}
+
+// onlyFlushes notes that no command of the admin queue is left, which is lost. The lock of the admin queue is held.
+func (c *Controller) onlyFlushes() {
+	c.mu.Lock()
+	news := !c.flushing && len(c.queues) == 1
+	c.flushing = c.flushing || news
+	c.mu.Unlock()
+	if news {
+		c.sub.wakeConnects()
+	}
 }
 
 func (c *Controller) granted() int {

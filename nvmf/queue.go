@@ -582,7 +582,11 @@ func (q *Queue) Lost(err error) {
 
 // settleEnd forgets a lost queue when all of its tasks have come back, and the flushes of a shutdown.
 func (q *Queue) settleEnd() {
-	if q.live > 0 || q.id == 0 && q.ctrl != nil && q.ctrl.flushes > 0 {
+	switch {
+	case q.live > 0:
+		return
+	case q.id == 0 && q.ctrl != nil && q.ctrl.flushes > 0:
+		q.ctrl.onlyFlushes()
 		return
 	}
 	invariant.Check(q.leased == 0 && len(q.tasks) == 0 && len(q.hungry) == 0, "nvmf: a queue without tasks holds something")

@@ -23,7 +23,7 @@ func (h *host) status() uint32 {
 const enabled, shutDown = 0x460001, 0x464001 // values of CC
 
 // A host shuts its controller down, and goes while the flush is in the store: the namespace is not idle, so the store is not closed, and its
-// queue is there for Node.Shutdown.
+// queue is there for Node.Shutdown. The host may come back meanwhile: a flush writes nothing over what comes later.
 func TestShutdownFlushOutlivesHost(t *testing.T) {
 	store := later(t)
 	x := newTarget(t, store, false)
@@ -31,10 +31,24 @@ func TestShutdownFlushOutlivesHost(t *testing.T) {
 	gate := store.Hold(faulty.Match{Kinds: []backend.Kind{backend.Flush}})
 	h.setCC(shutDown)
 	gate.Await(1)
-	h.lose()
-	if x.ns.Idle() || x.Connections() != 1 {
+	waits := x.dial()
+	h.q.Lock() // Connect finds that the controller has ended before its queue has settled
+	h.q.Lost(nil)
+	c, b := waits.connectCommand(testHost, 0, nvme.DynamicController, 0)
+	waits.start(c, len(b), b, true)
+	if got := waits.take(); len(got) != 0 {
+		t.Errorf("before: %v", got)
+	}
+	h.q.Unlock()
+	if got := waits.take(); len(got) != 1 || got[0].Status != nvme.Success {
+		t.Errorf("a host that comes back: %v", got)
+	}
+	back, _ := x.admin(0)
+	if x.ns.Idle() || x.Connections() != 3 {
 		t.Errorf("with a flush in the store: idle %v, %d connections", x.ns.Idle(), x.Connections())
 	}
+	waits.lose()
+	back.lose()
 	gate.Release()
 	if err := x.Shutdown(t.Context()); err != nil || !x.ns.Idle() || x.sub.ControllerCount() != 0 {
 		t.Errorf("in the end: %v, idle %v, %d controllers", err, x.ns.Idle(), x.sub.ControllerCount())

@@ -249,7 +249,7 @@ func (s *Subsystem) awaitFormer(t *Task, hostNQN string, hostID [16]byte) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, c := range s.controllers {
-		if c.hostNQN == hostNQN && c.hostID == hostID && (c.hasEnded() || c.barred.Load() || s.removed.Load()) {
+		if c.hostNQN == hostNQN && c.hostID == hostID && !c.isFlushing() && (c.hasEnded() || c.barred.Load() || s.removed.Load()) {
 			t.waits = s
 			s.waiting = append(s.waiting, t)
 			return true
@@ -277,8 +277,6 @@ func (t *Task) goOn() {
 func (s *Subsystem) remove(c *Controller) {
 	s.mu.Lock()
 	delete(s.controllers, c.id)
-	waiting := s.waiting
-	s.waiting = nil
 	last := true
 	for _, o := range s.controllers {
 		last = last && o.hostID != c.hostID
@@ -286,6 +284,15 @@ func (s *Subsystem) remove(c *Controller) {
 	if last {
 		s.forgetMasks(func(k noticeKey) bool { return k.host == c.hostID })
 	}
+	s.mu.Unlock()
+	s.wakeConnects()
+}
+
+// wakeConnects has those look again that wait for former controllers.
+func (s *Subsystem) wakeConnects() {
+	s.mu.Lock()
+	waiting := s.waiting
+	s.waiting = nil
 	s.mu.Unlock()
 	for _, t := range waiting {
 		t.Queue.post(t.goOn)
