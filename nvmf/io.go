@@ -2,7 +2,9 @@ package nvmf
 
 import (
 	"encoding/binary"
+	"errors"
 
+	"oneshot/backend"
 	"oneshot/nvme"
 	"oneshot/volume"
 	"oneshot/volume/access"
@@ -159,8 +161,12 @@ func (t *Task) storeFailed() volume.Next {
 		return t.end(s)
 	}
 	s |= nvme.More
+	at, _ := t.r.Failed()
+	if m, ok := errors.AsType[*backend.MediumError](t.r.Err); ok {
+		at = m.Off
+	}
 	n.log.Error("a command of a host has failed in the store", "host", c.hostNQN, "opcode", t.SQE.Opcode(), "namespace", t.path.nsid, "reason", t.r.Err)
-	e := nvme.ErrorEntry{SQID: t.Queue.id, CID: t.CQE.CID, Status: s, LBA: uint64(t.off) >> n.blockShift, NSID: t.path.nsid, Transport: t.Queue.mover.Transport().Type}
+	e := nvme.ErrorEntry{SQID: t.Queue.id, CID: t.CQE.CID, Status: s, LBA: uint64(at) >> n.blockShift, NSID: t.path.nsid, Transport: t.Queue.mover.Transport().Type}
 	c.admin.post(func() { c.errors.add(e) })
 	return t.end(s)
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"testing"
 
+	"oneshot/backend"
 	"oneshot/backend/faulty"
 	"oneshot/backend/memory"
 	"oneshot/mem"
@@ -113,6 +114,37 @@ func TestErrorLog(t *testing.T) {
 	}
 	stop()
 	h.must(c, 4096, nil, false)
+}
+
+// The entry names the block that has failed, not that with which the command begins, or a former one.
+func TestErrorLogNamesBlock(t *testing.T) {
+	s := later(t)
+	x := newTarget(t, s, false)
+	admin, id := x.admin(0)
+	h := x.queue(id)
+	read, trim := rw(nvme.Read, 8), nvme.Command{Opcode: nvme.DSM, NSID: 1, DWords: [6]uint32{0, 4}}
+	read.DWords[0] = 16
+	ranges := make([]byte, 16)
+	binary.LittleEndian.PutUint32(ranges[4:], 8)
+	binary.LittleEndian.PutUint64(ranges[8:], 40)
+	for what, c := range map[string]struct {
+		do   func() answer
+		kind backend.Kind
+		err  error
+		lba  uint64
+	}{
+		"read": {func() answer { return h.await(read, 4096, nil) }, backend.Read, &backend.MediumError{Kind: backend.Read, Off: 18 * 512, Err: errors.New("bad")}, 18},
+		"trim": {func() answer { return h.await(trim, len(ranges), ranges) }, backend.Discard, errors.New("bad"), 40},
+	} {
+		stop := s.Fail(faulty.Match{Kinds: []backend.Kind{c.kind}}, c.err)
+		if a := c.do(); a.Status&nvme.More == 0 {
+			t.Errorf("%s: %v", what, a.Status)
+		}
+		stop()
+		if got := binary.LittleEndian.Uint64(errorsOf(admin, 1)[16:]); got != c.lba {
+			t.Errorf("%s: the log names block %d, want %d", what, got, c.lba)
+		}
+	}
 }
 
 // starve takes all memory of the pool, and returns what gives it back.
