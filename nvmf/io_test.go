@@ -145,6 +145,10 @@ func TestErrorLogNamesBlock(t *testing.T) {
 			t.Errorf("%s: the log names block %d, want %d", what, got, c.lba)
 		}
 	}
+	smart := admin.must(nvme.Command{Opcode: nvme.AdminGetLogPage, NSID: nvme.AllNamespaces, DWords: [6]uint32{uint32(nvme.LogSmart) | (nvme.SmartLen/4-1)<<16}}, nvme.SmartLen, nil, false).data
+	if medium, all := binary.LittleEndian.Uint64(smart[160:]), binary.LittleEndian.Uint64(smart[176:]); medium != 1 || all != 2 {
+		t.Errorf("the SMART log counts %d errors of the medium, %d entries of the log of errors", medium, all)
+	}
 }
 
 // starve takes all memory of the pool, and returns what gives it back.

@@ -329,6 +329,6 @@ func (s *Subsystem) smart(nsid uint32) nvme.Smart {
 	}
 	return nvme.Smart{
 		Reads: sum.Commands[iostat.Read].Count(), Writes: sum.Commands[iostat.Write].Count(),
-		BytesRead: sum.ReadBytes, BytesWritten: sum.WriteBytes,
+		BytesRead: sum.ReadBytes, BytesWritten: sum.WriteBytes, MediaErrors: sum.Failed[iostat.MediumError],
 	}
 }
