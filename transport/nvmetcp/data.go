@@ -52,6 +52,9 @@ func (m *Mover) command(e nvme.SQE, s pdu.Shape) error {
 			What: fmt.Sprintf("a capsule with %d bytes of data, and an SGL of type %#02x that says %d", s.Len, sgl.Type, sgl.Length),
 		}
 	}
+	if s.Len > m.params.CapsuleData && e.Opcode() != nvme.Fabrics { // these have as much on every queue (§3.5.1.3)
+		return &pdu.Error{Fatal: pdu.LimitExceeded, What: fmt.Sprintf("%d bytes of data in a capsule, and %d are allowed", s.Len, m.params.CapsuleData)}
+	}
 	t := m.newTask()
 	t.Objection = nvme.Success
 	if !inCapsule && sgl.Length > 0 && sgl.Type != nvme.SGLTransport {

@@ -90,8 +90,8 @@ func (e *terminated) Error() string {
 // most is how many bytes of data a PDU of that type may have.
 func (m *Mover) most(t pdu.Type) int {
 	switch t {
-	case pdu.CapsuleCmd:
-		return m.params.CapsuleData
+	case pdu.CapsuleCmd: // whose command is not known yet; see command
+		return max(m.params.CapsuleData, Transport.AdminCapsule)
 	case pdu.H2CData:
 		return maxH2CData
 	}
