@@ -16,7 +16,8 @@ import (
 type proof struct {
 	now    *auth.Controller // under way; nil: none
 	since  uint32           // Node.clock when it began
-	busy   bool             // a worker has it
+	busy   bool             // a worker has it, or will
+	lost   chan struct{}    // closed when the queue is lost; nil: nobody has asked for a worker
 	wanted bool             // at Connect
 	done   Authentication   // what the last one has proved
 }
@@ -64,12 +65,18 @@ func (t *Task) authSent() volume.Next {
 		q.proof.now = auth.NewController(auth.Names{Host: q.ctrl.hostNQN, Subsystem: q.ctrl.sub.nqn}, *rules)
 		q.proof.since = q.node.clock.Load()
 	}
-	a, message := q.proof.now, t.data[0]
+	if q.proof.lost == nil {
+		q.proof.lost = make(chan struct{})
+	}
+	a, message, lost := q.proof.now, t.data[0], q.proof.lost
 	q.proof.busy, t.elsewhere = true, true
 	go func() { // the queue is not gone before the task has come back
-		q.node.authWork <- struct{}{}
-		a.Send(message)
-		<-q.node.authWork
+		select {
+		case q.node.authWork <- struct{}{}:
+			a.Send(message)
+			<-q.node.authWork
+		case <-lost: // it keeps no place for that
+		}
 		q.post(func() {
 			q.proof.busy, t.elsewhere = false, false
 			q.step(t, t.end(nvme.Success))

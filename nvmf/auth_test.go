@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"oneshot/nvme"
 	"oneshot/nvme/auth"
@@ -278,8 +279,8 @@ func TestAuthenticationCommands(t *testing.T) {
 	if a := q.do(authCommand(nvme.AuthReceive, 64), 64, nil, false); a.Status != nvme.CommandSequence|nvme.DNR {
 		t.Errorf("receive meanwhile: %v", a.Status)
 	}
-	q.lose() // while a worker has it
 	<-x.Node.authWork
+	q.lose() // while a worker has it
 	x.Node.authWork <- struct{}{}
 }
 
@@ -354,4 +355,29 @@ func TestAuthenticationChanges(t *testing.T) {
 	if a := x.dial().connect(testHost, 2, id, 0); a.Status != nvme.Success || a.DW0>>16 != 0 {
 		t.Errorf("%v %#x", a.Status, a.DW0)
 	}
+}
+
+// Whoever connects, begins to prove himself and goes takes no place until a worker would have had time for him: he has proved nothing, and
+// others may be refused for want of places.
+func TestLostDoesNotWaitForWorker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := newTarget(t, nil, false)
+		r := x.guarded(false)
+		for range cap(x.authWork) {
+			x.authWork <- struct{}{}
+		}
+		h := x.dial()
+		h.connect(testHost, 0, nvme.DynamicController, 0)
+		_, m := auth.NewHost(auth.Names{Host: testHost, Subsystem: testNQN}, r, 5)
+		h.start(authCommand(nvme.AuthSend, len(m)), len(m), m, true)
+		synctest.Wait()
+		h.lose()
+		synctest.Wait()
+		if x.Connections() != 0 || h.free != 2 {
+			t.Errorf("%d connections are left, %d commands came back", x.Connections(), h.free)
+		}
+		for range cap(x.authWork) {
+			<-x.authWork
+		}
+	})
 }

@@ -572,6 +572,9 @@ func (q *Queue) Lost(err error) {
 	}
 	q.state = queueLost
 	q.place.Prove()
+	if q.proof.lost != nil {
+		close(q.proof.lost)
+	}
 	for i := len(q.tasks) - 1; i >= 0; i-- {
 		q.tasks[i].abortWith(nvme.AbortedByQueue)
 	}
