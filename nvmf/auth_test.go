@@ -7,6 +7,8 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"oneshot/backend"
+	"oneshot/backend/faulty"
 	"oneshot/nvme"
 	"oneshot/nvme/auth"
 )
@@ -380,4 +382,37 @@ func TestLostDoesNotWaitForWorker(t *testing.T) {
 			<-x.authWork
 		}
 	})
+}
+
+// The time in which a host has to prove itself begins when it may: Connect may have waited for what the host had left in a store.
+func TestAuthenticationTimeAfterWait(t *testing.T) {
+	store := later(t)
+	x := newTarget(t, store, false)
+	p := x.party(1, 1)
+	gate := store.Hold(faulty.Match{Kinds: []backend.Kind{backend.Write}})
+	p.io.start(rw(nvme.Write, 1), 512, fill(512, 1), true)
+	gate.Await(1)
+	p.io.lose()
+	p.admin.lose()
+	r := x.guarded(false)
+	h := x.dial()
+	c, b := h.connectCommand(testHost, 0, nvme.DynamicController, 0)
+	h.start(c, len(b), b, true)
+	x.pass(14)
+	gate.Release()
+	<-h.heard
+	h.q.Lock()
+	h.take()
+	h.q.Unlock()
+	x.pass(14)
+	if len(h.ended) != 0 {
+		t.Fatal("the host is cut off before its time is over")
+	}
+	if err := h.authenticate(r); err != nil {
+		t.Fatal(err)
+	}
+	x.pass(100)
+	if len(h.ended) != 0 {
+		t.Error("a host that has proved itself is cut off")
+	}
 }

@@ -177,7 +177,7 @@ func (t *Task) connected(c *Controller, qid uint16) volume.Next {
 	switch {
 	case q.proof.wanted:
 		t.CQE.DW0 |= nvme.ConnectATR
-		q.state = queueUnproven
+		q.state, q.born = queueUnproven, q.node.clock.Load()
 	case !c.sub.isDiscovery() && !q.place.TryProve():
 		return t.busy() // it has been told to give way
 	default:

@@ -41,7 +41,7 @@ type Queue struct {
 	noFlow bool        // SQHD is not looked at
 	params Params      // that the mover was told last
 	sqhd   uint16      // commands taken, modulo depth
-	born   uint32      // Node.clock when it came
+	born   uint32      // Node.clock when it came, or its host was asked to authenticate itself
 	live   int         // tasks that the mover's pool does not have
 	told   int         // of live: answered, and the mover has not said yet that the answer has left
 	sent   uint64      // those of which it has
