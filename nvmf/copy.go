@@ -39,14 +39,14 @@ func (t *Task) copy() volume.Next {
 		return t.refuse(nvme.DataSGLLength)
 	}
 	t.n, t.fua = n*nvme.CopyRangeLen, d&bitFUA != 0
-	return t.pullOwn(make([]byte, t.Len), (*Task).copyRanges)
+	return t.pullOwn(make([]byte, t.n), (*Task).copyRanges)
 }
 
 // copyRanges has the list of sources. Nothing is copied if one of them is bad.
 func (t *Task) copyRanges() volume.Next {
 	n, c := t.path.ns, &copying{term: t.r.Term()}
 	blocks, sum, largest := n.blocks.Load(), uint64(0), int64(0)
-	for list := t.data[0][:t.n]; len(list) > 0; list = list[nvme.CopyRangeLen:] {
+	for list := t.data[0]; len(list) > 0; list = list[nvme.CopyRangeLen:] {
 		lba, count := nvme.ParseCopyRange(list)
 		t.CQE.DW0 = uint32(len(c.ranges))
 		sum += count

@@ -158,6 +158,11 @@ func TestCopyRefused(t *testing.T) {
 	c, list := copyOf(0, most, good)
 	list = append(list, make([]byte, 4096-len(list))...)
 	h.must(c, len(list), list, true)
+	// Of a list that is to come no more is asked for, and kept room for, than it has ranges: no limit of memory counts that.
+	c, _ = copyOf(0, good)
+	if late := h.late[h.start(c, 4096, nil, false)]; late.OutLen != nvme.CopyRangeLen || len(late.Out[0]) != nvme.CopyRangeLen {
+		t.Errorf("%d bytes are asked for, to memory of %d", late.OutLen, len(late.Out[0]))
+	}
 }
 
 // When the store fails, the host is told from which range on nothing is copied.
