@@ -84,6 +84,9 @@ func (c *Client) Run(ctx context.Context) {
 	for {
 		r := c.registration()
 		wait, err := c.tell(ctx, r, told)
+		if _, ok := errors.AsType[*unansweredError](err); ok && !r.empty() {
+			told = r // the server may know it
+		}
 		switch {
 		case err == nil:
 			if failed || !reflect.DeepEqual(r, told) {
@@ -225,8 +228,13 @@ func (c *Client) exchange(ctx context.Context, function, flags uint16, fill func
 		return nil, errors.Join(ctx.Err(), err)
 	}
 	answer, err := readResponse(conn, function, transaction)
-	if err != nil {
-		return nil, errors.Join(ctx.Err(), err)
+	if _, refused := errors.AsType[*StatusError](err); err != nil && !refused {
+		return nil, &unansweredError{errors.Join(ctx.Err(), err)}
 	}
-	return answer, nil
+	return answer, err
 }
+
+// unansweredError says that the server may have done what it was sent.
+type unansweredError struct{ error }
+
+func (e *unansweredError) Unwrap() error { return e.error }
