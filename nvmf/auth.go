@@ -143,6 +143,9 @@ func (q *Queue) admitProven() bool {
 	case q.id == 0 && !q.ctrl.count():
 		q.fail(WhenSent, "the limit is reached (limits.sessions), or the target is stopping")
 		return false
+	case q.id != 0 && !q.ctrl.grantClaim(q):
+		q.fail(WhenSent, "the controller has a queue %d that has proved itself before, or ends", q.id)
+		return false
 	}
 	q.state = queueConnected
 	q.params.Proved = true

@@ -416,3 +416,53 @@ func TestAuthenticationTimeAfterWait(t *testing.T) {
 		t.Error("a host that has proved itself is cut off")
 	}
 }
+
+// Who has not proved himself keeps no number of a queue from who does: the first that proves himself has it. A reset waits for both.
+func TestImpostorKeepsNoQueue(t *testing.T) {
+	x := newTarget(t, nil, false)
+	r := x.guarded(false)
+	admin := x.dial()
+	id := uint16(admin.connect(testHost, 0, nvme.DynamicController, 0).DW0)
+	if err := admin.authenticate(r); err != nil {
+		t.Fatal(err)
+	}
+	admin.setCC(enabled)
+	dial := func() *host {
+		t.Helper()
+		h := x.dial()
+		if a := h.connect(testHost, 1, id, 0); a.Status != nvme.Success || a.DW0&nvme.ConnectATR == 0 {
+			t.Fatalf("Connect: %v %#x", a.Status, a.DW0)
+		}
+		return h
+	}
+	impostor, good, late := dial(), dial(), dial()
+	if err := good.authenticate(r); err != nil {
+		t.Fatal(err)
+	}
+	good.must(rw(nvme.Read, 1), 512, nil, false)
+	if a := x.dial().connect(testHost, 1, id, 0); a.Status != nvme.ConnectInvalid|nvme.DNR || a.DW0 != nvme.InvalidParameter(false, nvme.OffConnectQID) {
+		t.Errorf("Connect to a number that somebody has: %v %#x", a.Status, a.DW0)
+	}
+	if err := late.authenticate(r); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(late.ended, []Termination{WhenSent}) || len(good.ended) != 0 {
+		t.Errorf("the second that proves himself: %v, the first: %v", late.ended, good.ended)
+	}
+	late.lose()
+	good.must(rw(nvme.Read, 1), 512, nil, false)
+
+	admin.setCC(enabled &^ nvme.CCEnable)
+	good.lose()
+	if s := admin.status(); s&nvme.CSTSReady == 0 || !slices.Equal(impostor.ended, []Termination{AtOnce}) {
+		t.Errorf("CSTS is %#x, the impostor's queue: %v", s, impostor.ended)
+	}
+	impostor.lose()
+	if s := admin.status(); s != 0 {
+		t.Errorf("in the end CSTS is %#x", s)
+	}
+	admin.lose()
+	if n := x.sub.ControllerCount(); n != 0 {
+		t.Errorf("%d controllers are left", n)
+	}
+}

@@ -41,6 +41,7 @@ type Controller struct {
 
 	mu       sync.Mutex // taken after Subsystem.mu; a leaf
 	queues   map[uint16]*Queue
+	claims   []*Queue // I/O queues whose hosts have to prove themselves: the first that does takes the number
 	ended    bool
 	flushing bool // it has ended, and nothing is left but flushes of its shutdown
 	counted  bool // it is one of Node.controllers
@@ -81,11 +82,37 @@ func newController(q *Queue, sub *Subsystem, host string, hostID [16]byte, kato 
 func (c *Controller) attach(q *Queue, qid uint16) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.ended || c.queues[qid] != nil || qid != 0 && c.csts&nvme.CSTSReady == 0 {
+	switch {
+	case c.ended || c.queues[qid] != nil || qid != 0 && c.csts&nvme.CSTSReady == 0:
 		return false
+	case qid != 0 && q.proof.wanted:
+		c.claims = append(c.claims, q)
+	default:
+		c.queues[qid] = q
 	}
-	c.queues[qid] = q
 	return true
+}
+
+// grantClaim enters a queue whose host has proved itself. False: another one of that number was faster, or the controller is going.
+func (c *Controller) grantClaim(q *Queue) bool {
+	c.sub.mu.Lock()
+	defer c.sub.mu.Unlock()
+	c.mu.Lock()
+	ok := !c.ended && c.queues[q.id] == nil && c.csts&nvme.CSTSReady != 0
+	if ok {
+		c.dropClaim(q)
+		c.queues[q.id] = q
+	}
+	c.mu.Unlock()
+	if ok {
+		q.setPaths(*c.attached.Load())
+	}
+	return ok
+}
+
+// dropClaim forgets that a queue claims a number. mu is held.
+func (c *Controller) dropClaim(q *Queue) {
+	c.claims = slices.DeleteFunc(c.claims, func(o *Queue) bool { return o == q })
 }
 
 // allQueues lists the queues, the admin queue among them.
@@ -136,7 +163,7 @@ func (c *Controller) isFlushing() bool {
 // onlyFlushes notes that no command of the admin queue is left, which is lost. The lock of the admin queue is held.
 func (c *Controller) onlyFlushes() {
 	c.mu.Lock()
-	news := !c.flushing && len(c.queues) == 1
+	news := !c.flushing && len(c.queues)+len(c.claims) == 1
 	c.flushing = c.flushing || news
 	c.mu.Unlock()
 	if news {
@@ -163,7 +190,7 @@ func (c *Controller) end() {
 // dropQueues ends the I/O queues, and reports whether there are none.
 func (c *Controller) dropQueues(why string) bool {
 	c.mu.Lock()
-	var list []*Queue
+	list := slices.Clone(c.claims)
 	for qid, q := range c.queues {
 		if qid != 0 {
 			list = append(list, q)
@@ -215,9 +242,13 @@ func (c *Controller) queueGone(q *Queue) {
 	q.paths.Store(new([]*path))
 	c.remember(paths)
 	c.mu.Lock()
-	delete(c.queues, q.id)
-	over := c.ended && len(c.queues) == 0
-	drained := !c.ended && len(c.queues) == 1
+	if c.queues[q.id] == q {
+		delete(c.queues, q.id)
+	}
+	c.dropClaim(q)
+	left := len(c.queues) + len(c.claims)
+	over := c.ended && left == 0
+	drained := !c.ended && left == 1
 	var attached []*attached
 	if over {
 		c.gone = true
@@ -314,7 +345,7 @@ func (c *Controller) queuesGone() {
 	c.mu.Lock()
 	shutdown := false
 	switch {
-	case len(c.queues) > 1 || c.flushes > 0:
+	case len(c.queues)+len(c.claims) > 1 || c.flushes > 0:
 	case c.cc&nvme.CCEnable == 0:
 		c.csts &^= nvme.CSTSReady | nvme.CSTSFatal | nvme.CSTSShutdown
 	case c.csts&nvme.CSTSShutdown == nvme.CSTSShutdownUnderWay:

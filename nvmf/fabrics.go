@@ -166,7 +166,9 @@ func (q *Queue) joins(c *Controller, qid uint16) bool {
 	if qid == 0 {
 		c.setAttached(sub.namespaces)
 	}
-	q.setPaths(*c.attached.Load())
+	if qid == 0 || !q.proof.wanted {
+		q.setPaths(*c.attached.Load())
+	}
 	return true
 }
 
