@@ -129,25 +129,30 @@ func (t *Task) connectIO(sub *Subsystem, host string, d nvme.ConnectData) volume
 	q, qid := t.Queue, nvme.ConnectCommand{SQE: t.SQE}.QID()
 	c := sub.controller(d.CNTLID())
 	switch {
-	case c == nil: // it may have ended, and the host not have heard of that: it makes another one, which DNR would forbid
-		t.CQE.DW0 = nvme.InvalidParameter(true, nvme.OffCNTLID)
-		return t.end(nvme.ConnectInvalid)
-	case c.hasEnded():
+	case c != nil && c.hasEnded():
 		return t.busy()
-	case sub.isDiscovery(), c.group != q.group, // what it may do depends on the group
+	case sub.isDiscovery(), c == nil, c.group != q.group, // what it may do depends on the group
 		c.admin.mover.Transport() != q.mover.Transport(), // and what Identify says, on the transport
 		q.said != nil && q.said.CNTLID != 0 && q.said.CNTLID != c.id:
-		return t.invalidParameter(true, nvme.OffCNTLID)
+		return t.noController(nvme.OffCNTLID)
 	case c.hostNQN != host:
-		return t.invalidParameter(true, nvme.OffHostNQN)
+		return t.noController(nvme.OffHostNQN)
 	case c.hostID != d.HostID():
-		return t.invalidParameter(true, nvme.OffHostID)
+		return t.noController(nvme.OffHostID)
 	case !c.ready.Load():
 		return t.refuse(nvme.CommandSequence)
 	case int(qid) > c.granted(), !q.joins(c, qid):
 		return t.invalidParameter(false, nvme.OffConnectQID)
 	}
 	return t.connected(c, qid)
+}
+
+// noController refuses Connect of an I/O queue for a parameter of its data: its controller is not there. It may have ended, and the host not
+// have heard of that, or have been another process's, and its number be somebody else's by now. The host makes another one, which DNR would
+// forbid.
+func (t *Task) noController(off int) volume.Next {
+	t.CQE.DW0 = nvme.InvalidParameter(true, off)
+	return t.end(nvme.ConnectInvalid)
 }
 
 // joins makes q a queue of c. False: there is one of that number, or the controller is going.

@@ -328,7 +328,7 @@ func TestOneTransport(t *testing.T) {
 	h := x.dial()
 	other := transport
 	h.over = &other
-	if a := h.connect(testHost, 1, id, 0); a.Status != nvme.ConnectInvalid|nvme.DNR || a.DW0 != nvme.InvalidParameter(true, nvme.OffCNTLID) {
+	if a := h.connect(testHost, 1, id, 0); a.Status != nvme.ConnectInvalid || a.DW0 != nvme.InvalidParameter(true, nvme.OffCNTLID) {
 		t.Errorf("a queue over another transport: %v, %#x", a.Status, a.DW0)
 	}
 	if info := admin.q.ctrl.info(); len(info.Queues) != 1 || info.Queues[0].Transport != "test" {
@@ -360,5 +360,9 @@ func TestQueueOfEndedController(t *testing.T) {
 	}
 	if a := x.dial().connect(testHost, 2, id, 0); a.Status != nvme.ConnectInvalid || a.DW0 != nvme.InvalidParameter(true, nvme.OffCNTLID) {
 		t.Errorf("afterwards: %v, %#x", a.Status, a.DW0)
+	}
+	_, id = x.adminThrough(1, 2, 0) // as after a restart
+	if a := x.dial().connect(testHost, 1, id, 0); a.Status != nvme.ConnectInvalid || a.DW0 != nvme.InvalidParameter(true, nvme.OffHostID) {
+		t.Errorf("when another host has its number: %v %#x", a.Status, a.DW0)
 	}
 }

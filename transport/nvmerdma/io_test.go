@@ -167,7 +167,7 @@ func TestPromise(t *testing.T) {
 		switch {
 		case c.want == 0 && e.Status != nvme.Success:
 			t.Errorf("%s: %v", name, e.Status)
-		case c.want != 0 && (e.Status != nvme.ConnectInvalid|nvme.DNR || e.DW0 != c.want):
+		case c.want != 0 && (e.Status.Code() != nvme.ConnectInvalid || e.DW0 != c.want):
 			t.Errorf("%s: %v with %#x, want %#x", name, e.Status, e.DW0, c.want)
 		}
 	}
