@@ -37,8 +37,10 @@ type copying struct {
 	done   int64 // bytes of it
 	result *copyResult
 	pinned []pinned
-	token  *rodToken // whose data are copied; may be nil
-	spends bool      // the token is deleted when all is copied
+	guards []*volume.Token // of a late copy: for what it is still to write to each of pinned; nil: nothing
+	writes bool            // a piece is being written
+	token  *rodToken       // whose data are copied; may be nil
+	spends bool            // the token is deleted when all is copied
 }
 
 // pinned is a volume that a copy is about, and its term, in which all of the copy takes place.
@@ -48,8 +50,10 @@ type pinned struct {
 }
 
 // termOf is the term of a volume that is pinned.
-func (c *copying) termOf(v *volume.Volume) uint64 {
-	return c.pinned[slices.IndexFunc(c.pinned, func(p pinned) bool { return p.v == v })].term
+func (c *copying) termOf(v *volume.Volume) uint64 { return c.pinned[c.indexOf(v)].term }
+
+func (c *copying) indexOf(v *volume.Volume) int {
+	return slices.IndexFunc(c.pinned, func(p pinned) bool { return p.v == v })
 }
 
 // Sense data of copies that cannot go on (SPC-4 §6.4.6.1).
@@ -176,9 +180,6 @@ func (t *Task) copyNext() Next {
 	if bad := t.copyAllowed(s); bad != (Sense{}) { // it may have changed since the last piece
 		return t.copyEnd(bad)
 	}
-	if c.done == 0 {
-		s.to.v.Touch(s.dst, s.n)
-	}
 	if s.from == nil {
 		t.n = min(s.n-c.done, volume.MaxZero)
 		return t.copyInto(s, c.done)
@@ -210,15 +211,51 @@ func (t *Task) copyHave() Next {
 
 // copyInto writes the piece at offset off of the step's destination.
 func (t *Task) copyInto(s *copyStep, off int64) Next {
+	c := t.copying
 	t.lu = s.to
-	return t.r.CopyWrite(s.to.v, t.copying.termOf(s.to.v), s.dst+off, t.n, s.from == nil, t.before((*Task).copyWritten))
+	c.writes = true
+	if i := c.indexOf(s.to.v); c.guards != nil {
+		piece := c.guards[i]
+		c.guards[i] = c.guard(s.to.v, c.done+t.n) // before it is looked at that of the piece
+		t.r.Guarded(piece)
+	}
+	return t.r.CopyWrite(s.to.v, c.termOf(s.to.v), s.dst+off, t.n, s.from == nil, t.before((*Task).copyWritten))
+}
+
+// copyIsLate has the copy leave alone what it has not come to if others change it from now on (volume.Request.Overdue).
+func (t *Task) copyIsLate() {
+	c := t.copying
+	if c.guards != nil || t.ended != notEnded {
+		return
+	}
+	done := c.done
+	if c.writes {
+		done += t.n
+	}
+	for _, p := range c.pinned {
+		c.guards = append(c.guards, c.guard(p.v, done))
+	}
+}
+
+// guard is a token for what the copy is still to write to v, when done bytes of the current step are written; nil: nothing.
+func (c *copying) guard(v *volume.Volume, done int64) *volume.Token {
+	var left []volume.Range
+	for i := c.at; i < len(c.steps); i, done = i+1, 0 {
+		if s := &c.steps[i]; s.to.v == v && done < s.n {
+			left = append(left, volume.Range{Off: s.dst + s.next(done, s.n-done), N: s.n - done})
+		}
+	}
+	if left == nil {
+		return nil
+	}
+	return v.Guard(left)
 }
 
 func (t *Task) copyWritten() Next {
-	if t.r.Err != nil {
+	c := t.copying
+	if c.writes = false; t.r.Err != nil {
 		return t.copyFailed()
 	}
-	c := t.copying
 	c.done += t.n
 	c.result.bytes.Add(t.n)
 	return t.r.Yield(t.before((*Task).copyNext))
@@ -229,6 +266,8 @@ func (t *Task) copyFailed() Next {
 	t.lu.log.storeError(t)
 	s := t.lu.senseOf(t.r.Err)
 	switch {
+	case t.r.Err == volume.ErrOvertaken:
+		return t.copyEnd(s)
 	case s.Code == senseNoSpace.Code:
 		return t.copyEnd(senseNoSpace)
 	case s == senseTransition && t.copying.repeats():
@@ -268,6 +307,11 @@ func (t *Task) leaveCopy() {
 	t.copying.result.end(Sense{Key: keyAbortedCommand}) // unless it has ended before
 	if t.copying.token != nil {
 		t.Nexus.target.copies.leave(t.copying.token)
+	}
+	for _, g := range t.copying.guards {
+		if g != nil {
+			g.Revoke()
+		}
 	}
 	for _, p := range t.copying.pinned {
 		p.v.Unpin()

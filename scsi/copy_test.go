@@ -700,6 +700,48 @@ func TestExpiredTokensEnd(t *testing.T) {
 	})
 }
 
+// A copy that has been under way for long leaves alone what it has not come to when others write there: its initiator may have sent it again by
+// another path, and have gone on.
+func TestLateCopyIsOvertaken(t *testing.T) {
+	for _, at := range []uint32{0, 100, 101, 200} {
+		b := newCopyBench(t, false)
+		hold := true
+		b.secondStore.hold = func(op *backend.Op) bool { return op.Kind == backend.Write && hold }
+		list := copyParameters(7, 0, b.both(), [][]byte{blockSegment(0, 1, 4, 0, 0), blockSegment(0, 1, 4, 8, 100)})
+		task := b.task(thirdPartyCDB(0x83, 0, 0, len(list)), list, 0)
+		task.Start()
+		place(task, list)
+		if next := task.Pulled(); next != Wait {
+			t.Fatal(next)
+		}
+		task.Overdue()
+		hold = false
+		write := b.task(rw10(0x2a, at, 1), make([]byte, 512), 0)
+		write.LUN = 1 << 48
+		write.Start()
+		place(write, bytes.Repeat([]byte{0xfe}, 512))
+		next := write.Pulled()
+		if waits := at == 0; (next == Wait) != waits {
+			t.Errorf("a write at %d: %v", at, next)
+		}
+		if next == Done {
+			b.finish(write, next, nil)
+		}
+		b.secondStore.complete()
+		v := verdict(b.finish(task, task.Resume(), list))
+		if overtaken := at == 100 || at == 101; overtaken != (v == 0xb0000) || !overtaken && v != 0 {
+			t.Errorf("beside a write at %d: %05x", at, v)
+		}
+		if next == Wait {
+			b.finish(write, write.Resume(), nil)
+		}
+		if got := b.secondStore.data[512*at]; got != 0xfe {
+			t.Errorf("block %d begins with %x", at, got)
+		}
+		b.released()
+	}
+}
+
 // However many copies end meanwhile, the initiator is told of one that is under way, and how it has ended.
 func TestCopyUnderWayIsRemembered(t *testing.T) {
 	b := newCopyBench(t, false)

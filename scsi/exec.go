@@ -273,7 +273,12 @@ func (t *Task) Abort() {
 const OverdueTicks = volume.OverdueTicks
 
 // Overdue says that the task has been under way for OverdueTicks seconds; see volume.Request. Its driver calls it.
-func (t *Task) Overdue() { t.r.Overdue() }
+func (t *Task) Overdue() {
+	if t.copying != nil {
+		t.copyIsLate()
+	}
+	t.r.Overdue()
+}
 
 // BeginPlace lends the memory for the n bytes of data-out from at on, both multiples of PlaceUnit,
 // to the transport; see volume.Request.

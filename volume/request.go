@@ -278,8 +278,19 @@ func (r *Request) guard(done int64) {
 	r.rest = nil
 	ranges := slices.DeleteFunc(append([]Range{{r.off + done, r.n - done}}, r.ranges...), func(x Range) bool { return x.N == 0 })
 	if len(ranges) != 0 {
-		r.rest = r.v.newToken(&Token{v: r.v, ranges: ranges, guards: true})
+		r.rest = r.v.Guard(ranges)
 	}
+}
+
+// Guard returns a token that ends when somebody comes to change any of the bytes, and that is no good for anything else than Guarded.
+func (v *Volume) Guard(ranges []Range) *Token {
+	return v.newToken(&Token{v: v, ranges: ranges, guards: true})
+}
+
+// Guarded has the next piece of a late copy not be written if t has ended, which stands for it. It takes t over.
+func (r *Request) Guarded(t *Token) {
+	r.use()
+	r.late, r.rest = true, t
 }
 
 // unguard undoes it.
