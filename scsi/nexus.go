@@ -45,6 +45,7 @@ type itl struct {
 	lu    *LogicalUnit
 	lun   uint16 // as the initiator sees it
 	of    uint16 // as the target numbers it
+	lends bool   // the store of the volume lends its memory
 
 	begun     atomic.Bool // in the list of the nexus, or about to be; who sets it links nextBegun
 	nextBegun *itl
@@ -114,7 +115,7 @@ func (n *Nexus) number(lun uint16) (uint16, bool) {
 
 // join makes the I_T_L nexus of n with lu.
 func (n *Nexus) join(lun, of uint16, lu *LogicalUnit) *itl {
-	i := &itl{nexus: n, lu: lu, lun: lun, of: of}
+	i := &itl{nexus: n, lu: lu, lun: lun, of: of, lends: lu.v.Lends()}
 	i.ua.Store(uaPowerOn)
 	lu.addITL(i)
 	return i

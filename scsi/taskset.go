@@ -79,7 +79,7 @@ func (t *Task) noteRuns() {
 
 // keepsOrder reports whether t is in the order until its release: its answer may be in the store's own memory, so it tells what those that
 // come later write there. Other tasks end with their last step: the initiator may take no answers, and those of others do not wait for it.
-func (t *Task) keepsOrder() bool { return !t.NoLend && t.itl.lu.v.Lends() }
+func (t *Task) keepsOrder() bool { return !t.NoLend && t.itl.lends }
 
 // leaveOrder is the end of t as far as the order goes, and also its release if released is 1.
 func (t *Task) leaveOrder(released int64) {

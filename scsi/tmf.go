@@ -177,7 +177,7 @@ func (i *itl) abortAll(m *manager) (n int) {
 // answers reports whether m waits for the answers of tasks that have finished. Those to who asks have to be on their way before the response.
 // Those to others may wait until the target notices that their initiator is dead, and change nothing; but where they are sent from the
 // memory of the store they would tell what is written there next.
-func (i *itl) answers(m *manager) bool { return !m.deaf && (i.nexus == m.by || i.lu.v.Lends()) }
+func (i *itl) answers(m *manager) bool { return !m.deaf && (i.nexus == m.by || i.lends) }
 
 // await has m wait for the tasks that are aborted, and not over.
 func (i *itl) await(m *manager) {
