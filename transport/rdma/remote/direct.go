@@ -62,11 +62,14 @@ func (q *queuePair) isDirect(w *work) bool {
 }
 
 // overtakesDirect reports whether a request of w would change what an RDMA Write changes that is not known to be
-// placed. Should the connection be lost, the Write is repeated, and a request that was done is not: so it waits.
+// placed. Should the connection be lost, the Write is repeated, and a request that was done is not: so it waits. So does an atomic operation
+// that comes behind any such Write: it may release a lock, and the Write would be repeated on top of what the next owner has written.
 func (q *queuePair) overtakesDirect(w *work) bool {
+	ordered := w.fence || q.order&rdma.FreeStart == 0 && w.flags&rdma.RelaxedOrder == 0
+	behind := ordered && (w.opcode == rdma.OpCompareSwap || w.opcode == rdma.OpFetchAdd)
 	for _, list := range [...][]*piece{q.link.direct.writes, q.senders} {
 		for _, p := range list {
-			if p.direct && p.w.opcode == rdma.OpWrite && w.off < p.w.off+p.off+p.n && p.w.off+p.off < w.off+w.n {
+			if p.direct && p.w.opcode == rdma.OpWrite && (behind || w.off < p.w.off+p.off+p.n && p.w.off+p.off < w.off+w.n) {
 				return true
 			}
 		}

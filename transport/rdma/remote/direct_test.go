@@ -236,3 +236,40 @@ func TestDirectOnce(t *testing.T) {
 		}
 	}
 }
+
+// Who has a lock writes, and releases it by an atomic operation. If his connection is lost then, the Write is not repeated on top of what the next
+// owner of the lock has written.
+func TestDirectLock(t *testing.T) {
+	f := newDirect(t, newMemory(t))
+	d := open(t, remote.Config{Device: newIWARP(t)})
+	addr := f.l.Addr().String() + "/disk/log"
+	u, next := use(t, d, addr, rdma.OrderStrict), use(t, d, addr, rdma.OrderStrict)
+	released := uint64(0)
+	for i := range 200 {
+		u.bytes(0, 1)[0] = 1
+		add := u.work(rdma.OpFetchAdd, 2, 0, 4096, 8, 4096)
+		add.Operand = 1
+		u.post(u.work(rdma.OpWrite, 1, 0, 0, 512, 0), add)
+		for range i % 20 {
+			runtime.Gosched()
+		}
+		f.hang(u)
+		next.post(next.work(rdma.OpRead, 3, 0, 8192, 512, 4096))
+		next.want(3, rdma.StatusOK)
+		owns := binary.NativeEndian.Uint64(next.bytes(8192, 8)) > released
+		if owns {
+			next.bytes(0, 1)[0] = 2
+			next.post(next.work(rdma.OpWrite, 4, 0, 0, 512, 0))
+			next.want(4, rdma.StatusOK)
+		}
+		f.goOn()
+		u.want(1, rdma.StatusOK)
+		u.want(2, rdma.StatusOK)
+		released++
+		next.post(next.work(rdma.OpRead, 5, 0, 8192, 512, 0))
+		next.want(5, rdma.StatusOK)
+		if owns && next.bytes(8192, 1)[0] != 2 {
+			t.Fatal("what the next owner of the lock has written is gone")
+		}
+	}
+}
