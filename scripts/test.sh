@@ -47,7 +47,14 @@ untaken() { # title command...
 	step "$@"
 }
 
-foreign() {
+# The daemons that keep mirrors, and the simulation, have more to do without the race detector than under it: they are in no turn, and
+# take longest of what is tested on one processor.
+always='^oneshot/(cmd/target|ha/sim)$'
+one_processor=("$go" test -count=1 -shuffle=on -exec "env GOMAXPROCS=1")
+
+others() {
+	mapfile -t long < <(printf '%s\n' "${unit[@]}" | grep -E "$always")
+	untaken "daemons and simulation, one processor" "${one_processor[@]}" "${long[@]}"
 	# Most of the tool's tests sleep more than they work.
 	untaken "conformance, daemon with invariants" \
 		env ONESHOT_TARGET_TAGS=invariants "$go" test -count=1 -parallel 8 -timeout 15m ./test/conformance
@@ -58,14 +65,14 @@ foreign() {
 }
 
 # Machines wait as much as they compute: they run beside the unit tests, and say at the end what they saw. They take longest and cannot
-# use all processors, so they go first where that is allowed. Whoever is done sooner goes on with the foreign programs.
+# use all processors, so they go first where that is allowed. Whoever is done sooner goes on with the others.
 first=()
 [ "$(nice -n -5 nice 2>/dev/null)" = "$(nice)" ] || first=(nice -n -5)
 (
 	# Debian 13's kernel, whose downloading and unpacking takes a minute, has a target of its own: make test-newer.
 	mapfile -t machines < <("$go" list ./test/vm/... | grep -v '/newer$')
 	step "virtual machines" "${first[@]}" "$go" test -count=1 -timeout 34m -skip "${waits:-^$}" "${machines[@]}"
-	foreign
+	others
 ) >"$work/beside" 2>&1 &
 beside=$!
 
@@ -81,19 +88,17 @@ without='^oneshot/(bench|bench/.*|config|config/migrate|ddp|ha/(front|heap/wire|
 mapfile -t watched < <(printf '%s\n' "${unit[@]}" | grep -Ev "$without")
 step "unit tests, race detector, invariants, kernel RDMA" \
 	env GORACE=atexit_sleep_ms=50 "$go" test -vet=off -race -short -tags invariants,verbs -shuffle=on "${watched[@]}"
-# Half of the packages that the first step has watched wait for the other turn, unless they have more to do here than there: the daemons
-# that keep mirrors, and the simulation.
-always='^oneshot/(cmd/target|ha/sim)$'
+# Half of the packages that the first step has watched wait for the other turn.
 # Packages that do the same in both steps, but for the number of processors, run in the first only: they have the same files in both,
 # ask for no assertions, and use nothing that does less in a short run (internal/archtest compares).
 once='^oneshot/(appliance/init|backend|backend/(durable|uring)|cmd/initiator|ha/heap/service|initiator/(load|nbd)|internal/loglimit|isns|mgmt|partition/registry|test/(access|blktests|breadth|medium)|transport/rdma/nic/(card|shm)|volume/access)$'
-mapfile -t again < <(printf '%s\n' "${unit[@]}" | grep -Ev "$once" |
-	awk -v turn="$turn" -v watched=" ${watched[*]} " -v always="$always" \
-		'turn == "all" || $0 ~ always || index(watched, " " $0 " ") == 0 || n++ % 2 == turn - 1')
-step "unit tests, one processor" "$go" test -count=1 -shuffle=on -exec "env GOMAXPROCS=1" "${again[@]}"
+mapfile -t again < <(printf '%s\n' "${unit[@]}" | grep -Ev "$once" | grep -Ev "$always" |
+	awk -v turn="$turn" -v watched=" ${watched[*]} " \
+		'turn == "all" || index(watched, " " $0 " ") == 0 || n++ % 2 == turn - 1')
+step "unit tests, one processor" "${one_processor[@]}" "${again[@]}"
 mapfile -t unseen < <(printf '%s\n' "${unit[@]}" | grep -E "$once")
 step "go vet of packages that run once" "$go" vet "${unseen[@]}"
-foreign
+others
 
 wait "$beside" || echo "what runs beside the unit tests" >>"$work/failed"
 beside=
