@@ -269,7 +269,7 @@ func (t *Task) getLogPage() volume.Next {
 			c.logRead(g.LID())
 			switch g.LID() {
 			case nvme.LogChanged:
-				c.changed = nil
+				c.changedRead()
 			case nvme.LogReservation:
 				c.notices.read()
 			}

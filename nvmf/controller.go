@@ -56,6 +56,7 @@ type Controller struct {
 	features features
 	events   events
 	changed  []uint32 // namespaces, for the log; sorted
+	retell   retell
 	errors   errorLog
 	notices  notices
 	// anaChanges counts changes of access states.
@@ -330,7 +331,7 @@ func (c *Controller) reset() {
 		t.parked = false
 		c.admin.discard(t)
 	}
-	c.events, c.features, c.changed, c.notices = events{}, newFeatures(), nil, notices{}
+	c.events, c.features, c.changed, c.retell, c.notices = events{}, newFeatures(), nil, retell{}, notices{}
 	c.delays.Store(false)
 	c.mu.Lock()
 	c.grant = maxIOQueues
@@ -405,6 +406,7 @@ func (f *shutdownFlush) OpDone(*backend.Op) {
 
 // tick lets a second pass.
 func (c *Controller) tick(now uint32) {
+	c.tellAgain(now)
 	if c.heard.Swap(false) {
 		c.last = now
 	}

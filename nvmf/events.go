@@ -94,6 +94,39 @@ func (c *Controller) logRead(l nvme.LID) {
 	}
 }
 
+// retellTicks is how many seconds a host has to take away a namespace that is another one now, on all of its paths.
+const retellTicks = 3
+
+// retell are namespaces in whose place others have come. Linux looks at what it knows when it is told, takes away the device of a namespace
+// with other identifiers, and makes one of the namespace that it finds when it is told the next time: so it is told twice.
+type retell struct {
+	list []uint32
+	at   uint32 // Node.clock when they are told again; 0: the host has not read the log about the first time
+}
+
+// namespacesReplaced notes namespaces that are to be told twice.
+func (c *Controller) namespacesReplaced(list []uint32) {
+	if len(list) != 0 {
+		c.retell = retell{list: append(c.retell.list, list...)}
+	}
+}
+
+// changedRead is called when the host has read the log of changed namespaces, which is empty then.
+func (c *Controller) changedRead() {
+	c.changed = nil
+	if r := &c.retell; len(r.list) != 0 && r.at == 0 {
+		r.at = c.node.clock.Load() + retellTicks
+	}
+}
+
+// tellAgain tells what is due.
+func (c *Controller) tellAgain(now uint32) {
+	if r := c.retell; r.at != 0 && now >= r.at {
+		c.retell = retell{}
+		c.namespacesChanged(r.list)
+	}
+}
+
 // namespacesChanged notes namespaces for the log of changed ones, and raises the event.
 func (c *Controller) namespacesChanged(list []uint32) {
 	if c.admin.state != queueConnected {

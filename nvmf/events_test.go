@@ -1,6 +1,7 @@
 package nvmf
 
 import (
+	"encoding/binary"
 	"testing"
 
 	"oneshot/nvme"
@@ -27,4 +28,55 @@ func TestEventBesideAbort(t *testing.T) {
 	if got := h.take(); len(got) != 1 || got[0].Status != nvme.Success || got[0].DW0 != nvme.EventNamespaces {
 		t.Errorf("the next request: %v", got)
 	}
+}
+
+// A namespace in whose place another one comes is told twice, the second time some seconds after the host has read of it: Linux takes away
+// its device the first time, and makes one of the other namespace the second time. One that is shown anew is told once.
+func TestReplacedIsToldTwice(t *testing.T) {
+	x, y := newTarget(t, nil, false), newTarget(t, nil, false)
+	p := x.party(2, 1)
+	p.admin.must(nvme.Command{Opcode: nvme.AdminSetFeatures, DWords: [6]uint32{uint32(nvme.FeatureAsyncEvents), nvme.OAESNamespace}}, 0, nil, false)
+	p.admin.start(nvme.Command{Opcode: nvme.AdminAsyncEvent}, 0, nil, false)
+	told := func(want bool) {
+		t.Helper()
+		if got := p.told(); (len(got) == 1 && got[0] == nvme.EventNamespaces) != want {
+			t.Errorf("told %x, and it should be told: %v", got, want)
+		}
+	}
+	read := func() uint32 {
+		const n = 4096
+		c := nvme.Command{Opcode: nvme.AdminGetLogPage, DWords: [6]uint32{uint32(nvme.LogChanged) | (n/4-1)<<16}}
+		return binary.LittleEndian.Uint32(p.admin.must(c, n, nil, false).data)
+	}
+	show := func(n *target, uuid [16]byte) {
+		t.Helper()
+		ns, err := NewNamespace(NamespaceConfig{Volume: n.v, UUID: uuid})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(ns.Close)
+		x.sub.SetNamespaces([]Shown{{NSID: 1, Namespace: ns}})
+	}
+	show(x, x.ns.uuid)
+	told(true)
+	read()
+	x.pass(2 * retellTicks)
+	told(false)
+
+	show(y, [16]byte{8})
+	told(true)
+	x.pass(2 * retellTicks) // the host has not read of it
+	told(false)
+	if first := read(); first != 1 {
+		t.Errorf("the log names namespace %d", first)
+	}
+	x.pass(retellTicks - 1)
+	told(false)
+	x.pass(1)
+	told(true)
+	if first := read(); first != 1 {
+		t.Errorf("the second time the log names namespace %d", first)
+	}
+	x.pass(2 * retellTicks)
+	told(false)
 }

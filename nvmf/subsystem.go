@@ -55,6 +55,7 @@ type Subsystem struct {
 
 	dirtyMu   sync.Mutex  // a leaf
 	dirty     []uint32    // namespaces of whose changes hosts are to be told; guarded by dirtyMu
+	replaced  []uint32    // those of dirty in whose place others have come; guarded by dirtyMu
 	told      []*attached // of which something is told; guarded by dirtyMu
 	sanitized bool        // a volume has ended a sanitize operation; guarded by dirtyMu
 }
@@ -131,9 +132,13 @@ func (s *Subsystem) list() []*Controller {
 // SetNamespaces puts namespaces at numbers, and takes away others. Hosts are told.
 func (s *Subsystem) SetNamespaces(changes []Shown) {
 	s.mu.Lock()
+	var replaced []uint32
 	for _, x := range changes {
 		at, found := slices.BinarySearchFunc(s.namespaces, x.NSID, compareNSID)
 		if found {
+			if x.Namespace != nil && x.Namespace.uuid != s.namespaces[at].Namespace.uuid {
+				replaced = append(replaced, x.NSID)
+			}
 			s.namespaces[at].Namespace.hide(s, x.NSID)
 			s.namespaces = slices.Delete(slices.Clone(s.namespaces), at, at+1)
 			s.forgetMasks(func(k noticeKey) bool { return k.nsid == x.NSID })
@@ -147,6 +152,9 @@ func (s *Subsystem) SetNamespaces(changes []Shown) {
 		s.attachTo(c)
 	}
 	s.mu.Unlock()
+	s.dirtyMu.Lock()
+	s.replaced = append(s.replaced, replaced...)
+	s.dirtyMu.Unlock()
 	for _, x := range changes {
 		s.changed(x.NSID)
 	}
@@ -202,9 +210,9 @@ func (s *Subsystem) tellAccess(a *attached) {
 // tell tells the controllers which namespaces have changed, and what reservations and access states have become.
 func (s *Subsystem) tell() {
 	s.dirtyMu.Lock()
-	dirty, told := s.dirty, s.told
+	dirty, replaced, told := s.dirty, s.replaced, s.told
 	sanitized := s.sanitized
-	s.dirty, s.told, s.sanitized = nil, nil, false
+	s.dirty, s.replaced, s.told, s.sanitized = nil, nil, nil, false
 	s.dirtyMu.Unlock()
 	if sanitized {
 		s.tellSanitized()
@@ -216,7 +224,10 @@ func (s *Subsystem) tell() {
 		return
 	}
 	for _, c := range s.list() {
-		c.admin.post(func() { c.namespacesChanged(dirty) })
+		c.admin.post(func() {
+			c.namespacesReplaced(replaced)
+			c.namespacesChanged(dirty)
+		})
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -335,4 +336,20 @@ func TestNVMePaths(t *testing.T) {
 	if out := guest.run(t, "nvme", "resv-notif-log", "/dev/"+strings.TrimSuffix(p.disk, "n1")); !regexp.MustCompile(`Count\s*: 1\n.*Type\s*: 1 \(.*\n.*: 0\n.*: 1\n`).MatchString(out) {
 		t.Errorf("nvme resv-notif-log says %s", out)
 	}
+
+	// Another store comes in the place of the namespace's: the host takes the disk away, and has that of the other store, by both paths.
+	p.tg.Edit("stores: {", "stores: {other: {type: memory, size: 16MiB}, ")
+	p.tg.Edit("{1: d}", "{1: other}")
+	if _, err := p.c.Reload(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var disks []string
+	if !await(func() bool {
+		disks = strings.Fields(guest.run(t, "bash", "-c", "for d in /sys/block/nvme*; do read size <$d/size; [ $size != 32768 ] || echo ${d##*/}; done"))
+		return len(disks) == 3 // the disk, and its two paths, which have a c in their names
+	}) {
+		t.Fatalf("disks of the other store: %q\n%s", disks, guest.run(t, "dmesg"))
+	}
+	disks = slices.DeleteFunc(disks, func(name string) bool { return strings.Contains(name, "c") })
+	guest.run(t, "fio", "--name=other", "--filename=/dev/"+disks[0], "--direct=1", "--rw=write", "--bs=4k", "--size=64k")
 }
