@@ -15,6 +15,8 @@ type Token struct {
 	ranges  []Range
 	guards  bool // a late request (Request.Overdue)
 	revoked atomic.Bool
+	stripes stripeSet // of the ranges
+	at      int       // in tokens.list, while it is not revoked; guarded by tokens.mu
 }
 
 // tokens are those of a volume.
@@ -33,12 +35,17 @@ func (v *Volume) NewToken(term uint64, ranges []Range) *Token {
 }
 
 func (v *Volume) newToken(t *Token) *Token {
+	for _, x := range t.ranges {
+		set := setOf(x.Off, x.N)
+		t.stripes.union(&set)
+	}
 	v.tokens.mu.Lock()
 	defer v.tokens.mu.Unlock()
 	if slices.ContainsFunc(v.tokens.mapped, func(x Range) bool { return t.meets(x.Off, x.N) }) {
 		t.revoked.Store(true)
 		return t
 	}
+	t.at = len(v.tokens.list)
 	v.tokens.list = append(v.tokens.list, t)
 	v.tokens.count.Store(int32(len(v.tokens.list)))
 	return t
@@ -62,7 +69,14 @@ func (t *Token) Size() (n int64) {
 }
 
 // Revoke ends the token.
-func (t *Token) Revoke() { t.v.tokens.revoke(func(x *Token) bool { return x == t }) }
+func (t *Token) Revoke() {
+	ts := &t.v.tokens
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	if !t.revoked.Load() {
+		ts.drop(t)
+	}
+}
 
 // Touch ends the tokens that stand for any of the bytes [off, off+n). It is called before they
 // change.
@@ -75,7 +89,8 @@ func (v *Volume) touch(off, n int64, over bool) {
 	if v.tokens.count.Load() == 0 {
 		return
 	}
-	v.tokens.revoke(func(t *Token) bool { return !(over && t.guards) && t.meets(off, n) })
+	set := setOf(off, n)
+	v.tokens.revoke(func(t *Token) bool { return t.stripes.meets(&set) && !(over && t.guards) && t.meets(off, n) })
 }
 
 // meets reports whether the token stands for any of the bytes [off, off+n).
@@ -106,12 +121,20 @@ func (v *Volume) RevokeAll() { v.tokens.revoke(func(*Token) bool { return true }
 func (ts *tokens) revoke(f func(*Token) bool) {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
-	ts.list = slices.DeleteFunc(ts.list, func(t *Token) bool {
-		if !f(t) {
-			return false
+	for i := len(ts.list) - 1; i >= 0; i-- { // whoever takes the place of one that is dropped has been looked at
+		if t := ts.list[i]; f(t) {
+			ts.drop(t)
 		}
-		t.revoked.Store(true)
-		return true
-	})
-	ts.count.Store(int32(len(ts.list)))
+	}
+}
+
+// drop ends a token that is in the list. mu is held.
+func (ts *tokens) drop(t *Token) {
+	t.revoked.Store(true)
+	last := len(ts.list) - 1
+	moved := ts.list[last]
+	ts.list[t.at], moved.at = moved, t.at
+	ts.list[last] = nil
+	ts.list = ts.list[:last]
+	ts.count.Store(int32(last))
 }
