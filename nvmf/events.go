@@ -100,14 +100,14 @@ const retellTicks = 3
 // retell are namespaces in whose place others have come. Linux looks at what it knows when it is told, takes away the device of a namespace
 // with other identifiers, and makes one of the namespace that it finds when it is told the next time: so it is told twice.
 type retell struct {
-	list []uint32
-	at   uint32 // Node.clock when they are told again; 0: the host has not read the log about the first time
+	list []uint32 // sorted
+	at   uint32   // Node.clock when they are told again; 0: the host has not read the log about the first time
 }
 
 // namespacesReplaced notes namespaces that are to be told twice.
 func (c *Controller) namespacesReplaced(list []uint32) {
 	if len(list) != 0 {
-		c.retell = retell{list: append(c.retell.list, list...)}
+		c.retell = retell{list: withNSIDs(c.retell.list, list)}
 	}
 }
 
@@ -132,10 +132,16 @@ func (c *Controller) namespacesChanged(list []uint32) {
 	if c.admin.state != queueConnected {
 		return
 	}
-	for _, nsid := range list {
-		if at, found := slices.BinarySearch(c.changed, nsid); !found {
-			c.changed = slices.Insert(c.changed, at, nsid)
+	c.changed = withNSIDs(c.changed, list)
+	c.raise(eventNamespaces)
+}
+
+// withNSIDs adds namespaces to a sorted list, which has each of them once.
+func withNSIDs(sorted, more []uint32) []uint32 {
+	for _, nsid := range more {
+		if at, found := slices.BinarySearch(sorted, nsid); !found {
+			sorted = slices.Insert(sorted, at, nsid)
 		}
 	}
-	c.raise(eventNamespaces)
+	return sorted
 }

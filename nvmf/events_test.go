@@ -63,8 +63,13 @@ func TestReplacedIsToldTwice(t *testing.T) {
 	x.pass(2 * retellTicks)
 	told(false)
 
-	show(y, [16]byte{8})
+	for id := range byte(8) { // many reloads, and each namespace is remembered once
+		show(y, [16]byte{7, id})
+	}
 	told(true)
+	if list := p.admin.q.ctrl.retell.list; len(list) != 1 {
+		t.Errorf("told again are %v", list)
+	}
 	x.pass(2 * retellTicks) // the host has not read of it
 	told(false)
 	if first := read(); first != 1 {
