@@ -72,12 +72,11 @@ func (c *Core) hasKept(id ID, off, n int64) bool {
 
 // mayHave says whether a copy outside S lacks nothing of a range, as far as this primary knows.
 func (c *Core) mayHave(id ID, off, n int64) bool {
-	p := &c.peer[id]
+	lacked := c.lacks[id]
+	if p := &c.peer[id]; p.stream != 0 {
+		lacked = p.lacked
+	}
 	for g := c.granule(off); g <= c.granule(off+n-1); g++ {
-		lacked := c.lacks[id]
-		if p.stream != 0 {
-			lacked = p.lacked
-		}
 		if c.bitmaps[id].Has(g) && (!c.left.Has(id) || lacked.Has(g)) {
 			return false
 		}
