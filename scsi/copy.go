@@ -230,6 +230,9 @@ func (t *Task) copyIsLate() {
 	}
 	done := c.done
 	if c.writes {
+		if s := &c.steps[c.at]; t.r.Parked() { // the piece has not its range yet
+			t.r.Guarded(s.to.v.Guard([]volume.Range{{Off: s.dst + s.next(c.done, t.n), N: t.n}}))
+		}
 		done += t.n
 	}
 	for _, p := range c.pinned {

@@ -742,6 +742,66 @@ func TestLateCopyIsOvertaken(t *testing.T) {
 	}
 }
 
+// The piece of a copy that waits for its range when it is late has not been begun: others who come to write there come before it.
+func TestLatePieceIsOvertaken(t *testing.T) {
+	for _, name := range []string{"copied", "zeroes"} {
+		b := newCopyBench(t, false)
+		write := func(fill byte) (*Task, Next) {
+			task := b.task(rw10(0x2a, 100, 1), make([]byte, 512), 0)
+			task.LUN = 1 << 48
+			task.Start()
+			place(task, bytes.Repeat([]byte{fill}, 512))
+			return task, task.Pulled()
+		}
+		b.secondStore.hold = func(op *backend.Op) bool { return op.Kind == backend.Write }
+		given, _ := write(1)
+		given.Abort()
+		if next := given.Resume(); next != Wait {
+			t.Fatal(next)
+		}
+		var task *Task
+		var list []byte
+		if name == "copied" {
+			list = copyParameters(7, 0, b.both(), [][]byte{blockSegment(0, 1, 4, 0, 100)})
+			task = b.task(thirdPartyCDB(0x83, 0, 0, len(list)), list, 0)
+		} else {
+			zero := make([]byte, rodTokenLen)
+			binary.BigEndian.PutUint32(zero, rodZero)
+			binary.BigEndian.PutUint16(zero[6:], rodTokenLen-8)
+			list = useList(zero, 0, 0, [2]uint64{100, 4})
+			task = b.task(thirdPartyCDB(0x83, 0x11, 8, len(list)), list, 0)
+			task.LUN = 1 << 48
+		}
+		task.Start()
+		place(task, list)
+		if next := task.Pulled(); next != Wait || !task.r.Parked() {
+			t.Fatalf("%s: the copy does not wait for its range: %v", name, next)
+		}
+		task.Overdue()
+		task.Overdue()
+		newer, next := write(3)
+		if next != Wait {
+			t.Fatal(next)
+		}
+		b.secondStore.hold = nil
+		b.secondStore.complete()
+		if next := given.Resume(); next != Aborted {
+			t.Fatal(next)
+		}
+		given.Release()
+		if r := b.finish(newer, newer.Resume(), nil); r.status != Good {
+			t.Errorf("%s: the newer write: %v", name, r.status)
+		}
+		if v := verdict(b.finish(task, task.Resume(), list)); v != 0xb0000 {
+			t.Errorf("%s: the copy ends with %05x", name, v)
+		}
+		if got := b.secondStore.data[512*100]; got != 3 {
+			t.Errorf("%s: the block begins with %x", name, got)
+		}
+		b.released()
+	}
+}
+
 // However many copies end meanwhile, the initiator is told of one that is under way, and how it has ended.
 func TestCopyUnderWayIsRemembered(t *testing.T) {
 	b := newCopyBench(t, false)
