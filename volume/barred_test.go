@@ -466,3 +466,88 @@ func TestGivenUpHandle(t *testing.T) {
 		}
 	}
 }
+
+// wholeStore is a store that keeps atomic writes whole itself.
+type wholeStore struct{ *heldStore }
+
+func (wholeStore) MaxAtomic() int64 { return 1 << 20 }
+
+// A late command that holds its range for itself does not come over what others have written while its data were on the way either.
+func TestLateExclusiveIsOvertaken(t *testing.T) {
+	for name, first := range map[string]func(r *Request, then Step) Next{
+		"WriteAtomic":     func(r *Request, then Step) Next { return r.WriteAtomic(0, 4096, false, then) },
+		"OrWrite":         func(r *Request, then Step) Next { return r.OrWrite(0, 4096, false, then) },
+		"CompareAndWrite": func(r *Request, then Step) Next { return r.CompareAndWrite(0, 4096, false, then) },
+	} {
+		for _, at := range []int64{0, 1} {
+			store := &heldStore{sliceStore: newSliceStore(1 << 20)}
+			v := open(t, Config{Store: wholeStore{store}})
+			late, other := newShow(v, 512, access.Holder{}), newShow(v, 4096, access.Holder{})
+			newer := bytes.Repeat([]byte{2}, 4096)
+			late.r, late.data = new(Request), slices.Concat(newer, bytes.Repeat([]byte{1}, 4096)) // which would be found, and replaced
+			late.r.Begin(late, v, 512, mem.MaxLease, false, false)
+			if next := first(late.r, func(*Request) Next { return Done }); next != Pull {
+				t.Fatal(next)
+			}
+			late.r.Overdue()
+			if err := other.write(t, at, 1, newer); err != nil {
+				t.Fatal(err)
+			}
+			store.complete()
+			if _, _, err := other.end(t); err != nil {
+				t.Fatal(err)
+			}
+			late.drive(Pull)
+			for range 2 {
+				store.complete()
+				late.drive(Wait)
+			}
+			_, _, err := late.end(t)
+			if overtaken := at == 0; overtaken != (err == ErrOvertaken) || !overtaken && err != nil {
+				t.Errorf("%s beside a write of block %d: %v", name, at, err)
+			}
+			if got := store.data[at*4096:][:4096]; !bytes.Equal(got, newer) {
+				t.Errorf("%s: block %d is %x", name, at, got[:4])
+			}
+			if err := v.Settled(); err != nil || v.tokens.count.Load() != 0 {
+				t.Errorf("%s: %v, %d tokens", name, err, v.tokens.count.Load())
+			}
+		}
+	}
+}
+
+// In the queue for its range it has its place, late or not: who comes to write there waits behind it.
+func TestLateExclusiveKeepsItsPlace(t *testing.T) {
+	for _, early := range []bool{false, true} { // late before it is in the queue
+		store, v, unit, namespace, other := twoShows(t)
+		fill := func(b byte) []byte { return bytes.Repeat([]byte{b}, 4096) }
+		if err := unit.write(t, 0, 8, fill(1)); err != nil {
+			t.Fatal(err)
+		}
+		namespace.r, namespace.data = new(Request), slices.Concat(fill(1), fill(2))
+		namespace.r.Begin(namespace, v, 4096, mem.MaxLease, false, false)
+		next := namespace.r.CompareAndWrite(0, 4096, false, func(*Request) Next { return Done })
+		if early {
+			namespace.r.Overdue()
+		}
+		namespace.drive(next)
+		namespace.r.Overdue()
+		if err := other.write(t, 0, 1, fill(3)); err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range []*show{unit, namespace, other} {
+			for store.complete(); !s.ended; store.complete() {
+				s.drive(Wait)
+			}
+			if _, mismatch, err := s.end(t); err != nil || mismatch >= 0 {
+				t.Errorf("late before %v: %d, %v", early, mismatch, err)
+			}
+		}
+		if store.data[0] != 3 {
+			t.Errorf("late before %v: the block begins with %x", early, store.data[0])
+		}
+		if err := v.Settled(); err != nil || v.tokens.count.Load() != 0 {
+			t.Errorf("%v, %d tokens", err, v.tokens.count.Load())
+		}
+	}
+}

@@ -265,6 +265,9 @@ func (r *Request) lockRange(kind holdKind, off, n int64, then Step) Next {
 	case kind == holdShared && v.ranges.tryShared(off, n):
 	case !v.ranges.enqueue(r, kind):
 		r.locked = then
+		if kind == holdExclusive && r.rest != nil && !r.rest.revoked.Load() {
+			r.unguard() // whoever comes from here on waits behind it
+		}
 		return r.Park((*Request).withdrawRange, (*Request).haveRange) // Resume notes the hold
 	}
 	r.hold, r.queueKind = kind, holdNone
@@ -277,7 +280,7 @@ func (r *Request) haveRange() Next {
 	if err := r.v.refuses(r.holdOff, r.holdLen, r.writes); err != nil {
 		return r.end(err)
 	}
-	if r.late && r.hold == holdShared && r.isOvertaken() {
+	if r.late && r.isOvertaken() {
 		return r.end(ErrOvertaken)
 	}
 	return r.locked(r)

@@ -260,6 +260,7 @@ func (r *Request) Overdue() {
 			r.guard(r.done + r.op.Len)
 		case r.erasing:
 			r.guard(r.done)
+		case r.phase == phaseParked && r.queueKind == holdExclusive: // others wait behind it
 		case r.begun && r.phase != phaseOp:
 			r.guard(0)
 		}
