@@ -200,10 +200,21 @@ func (n *Namespace) tellDrained() {
 	}
 }
 
+// setSize notes the size of the volume, and reports whether it is another one.
+func (n *Namespace) setSize(size int64) bool {
+	blocks := uint64(size) >> n.blockShift
+	return n.blocks.Swap(blocks) != blocks
+}
+
 // SizeChanged implements volume.View: controllers tell their hosts.
 func (n *Namespace) SizeChanged() {
-	blocks := uint64(n.v.Size()) >> n.blockShift
-	if n.blocks.Swap(blocks) == blocks {
+	size := n.v.Size()
+	changed := n.setSize(size)
+	for n.v.Size() != size { // another call may have been faster with the size of later
+		size = n.v.Size()
+		changed = n.setSize(size) || changed
+	}
+	if !changed {
 		return
 	}
 	n.mu.Lock()

@@ -14,9 +14,14 @@ func (lu *LogicalUnit) Serial() string { return lu.serial }
 // SizeChanged is for the volume: it tells every nexus with unit attention 2A/09 (CAPACITY DATA HAS
 // CHANGED) if the capacity is another one.
 func (lu *LogicalUnit) SizeChanged() {
-	blocks := uint64(lu.v.Size()) >> lu.blockShift
-	if blocks != 0 && lu.capacity.Swap(blocks) != blocks {
-		lu.attention(uaCapacityChanged, nil)
+	for {
+		size := lu.v.Size()
+		if blocks := uint64(size) >> lu.blockShift; blocks != 0 && lu.capacity.Swap(blocks) != blocks {
+			lu.attention(uaCapacityChanged, nil)
+		}
+		if lu.v.Size() == size { // else another call may have been faster with the size of later
+			return
+		}
 	}
 }
 

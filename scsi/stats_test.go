@@ -2,6 +2,7 @@ package scsi
 
 import (
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -207,5 +208,42 @@ func TestManyRetiredUnits(t *testing.T) {
 	b.target.SetLU(0, first)
 	if len(lu.itls) != 0 {
 		t.Errorf("%d places of the last are left", len(lu.itls))
+	}
+}
+
+// sizedStore has whatever size it is given.
+type sizedStore struct {
+	*fakeStore
+	size atomic.Int64
+}
+
+func (s *sizedStore) Info() backend.Info {
+	info := s.fakeStore.Info()
+	info.Size = s.size.Load()
+	return info
+}
+
+// A logical unit looks at the size when it is made, and is told of it when the store is resized. Both at once leave the size of afterwards.
+func TestMadeBesideResize(t *testing.T) {
+	store := &sizedStore{fakeStore: newFakeStore(4096)}
+	store.size.Store(4096)
+	v := volumeOf(store)
+	lu, err := NewLogicalUnit(LUConfig{Volume: v, Serial: "0002", Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 200 {
+		var resized atomic.Bool
+		go func() {
+			store.size.Store(4096 + 512*int64(i%2))
+			v.SizeChanged()
+			resized.Store(true)
+		}()
+		for !resized.Load() {
+			lu.SizeChanged() // as NewLogicalUnit does
+		}
+		if blocks, _ := lu.Capacity(); int64(blocks) != v.Size()/512 {
+			t.Fatalf("%d blocks, of %d, in round %d", blocks, v.Size()/512, i)
+		}
 	}
 }
