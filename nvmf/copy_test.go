@@ -10,6 +10,7 @@ import (
 	"oneshot/backend/faulty"
 	"oneshot/backend/memory"
 	"oneshot/nvme"
+	"oneshot/volume"
 )
 
 // copyOf is Copy of ranges, each a first block and how many there are, to a block, and its data.
@@ -178,6 +179,13 @@ func TestCopyFails(t *testing.T) {
 	if e := errorsOf(admin, 1); binary.LittleEndian.Uint64(e[16:]) != 8 {
 		t.Errorf("the log has block %d", binary.LittleEndian.Uint64(e[16:]))
 	}
+	for from, again := range map[uint64]bool{0: true, 18: false} { // done again, the second would read what it has written
+		c, list := copyOf(20, [2]uint64{from, 4}, [2]uint64{8, 4})
+		if a := h.do(c, len(list), list, true); a.Status&nvme.DNR == 0 != again || a.DW0 != 1 {
+			t.Errorf("from %d: %v, range %d", from, a.Status, a.DW0)
+		}
+		copy(model[20*512:], model[from*512:(from+4)*512])
+	}
 	stop()
 	copy(model[4000*512:], model[:4*512])
 	h.wantBytes(model)
@@ -201,5 +209,163 @@ func TestCopyFails(t *testing.T) {
 	feed()
 	if got := h.take(); len(got) != 1 || got[0].Status != nvme.Success {
 		t.Errorf("with memory: %v", got)
+	}
+}
+
+// A Copy that has been under way for long leaves alone what it has not come to when others write there: its host may have sent it again by
+// another path, and have gone on (TestFormerWriteComesFirst).
+func TestLateCopyIsOvertaken(t *testing.T) {
+	var s *faulty.Store
+	x, h, _, _ := bigTarget(t, func(inner backend.Store) backend.Store { s = faulty.New(inner, faulty.Seed(t)); return s })
+	other := x.party(1, 2)
+	for _, backward := range []bool{false, true} {
+		for _, at := range []int64{0, 1, 2, 3} { // of the destination: in the store, to come in this range, in the next one, and behind it
+			for len(h.heard) > 0 {
+				<-h.heard
+			}
+			from, begin := uint64(0), int64(4096<<9)
+			if backward { // over itself
+				from = 4095
+			}
+			gate := s.Hold(faulty.Match{Kinds: []backend.Kind{backend.Write}, Times: 1})
+			c, list := copyOf(4096, [2]uint64{from, 4096}, [2]uint64{1, 1})
+			cid := h.start(c, len(list), list, true)
+			gate.Await(1) // with 1 MiB of the 2 MiB of the first range
+			x.pass(volume.OverdueTicks + 1)
+			places := []int64{begin, begin + 1<<20, begin + 2<<20, begin + 2<<20 + 512}
+			if backward {
+				places[0], places[1] = places[1], places[0]
+			}
+			w := rw(nvme.Write, 1)
+			w.DWords[0] = uint32(places[at] >> 9)
+			other.io.start(w, 512, fill(512, 0xfe), true)
+			answers := other.io.take()
+			if waits := at == 0; (len(answers) == 0) != waits {
+				t.Errorf("a write at %d: %v", at, answers)
+			}
+			for len(other.io.heard) > 0 && len(answers) == 0 {
+				<-other.io.heard
+			}
+			gate.Release()
+			<-h.heard
+			h.q.Lock()
+			got := h.take()
+			h.q.Unlock()
+			if n := h.q.live; n != 0 {
+				t.Errorf("%d commands are left", n)
+			}
+			overtaken, want := at == 1 || at == 2, nvme.Success
+			if overtaken {
+				want = nvme.InternalError
+			}
+			if overtaken && backward { // done again it would read what it has written
+				want |= nvme.DNR
+			}
+			if len(got) != 1 || got[0].CID != cid || got[0].Status != want {
+				t.Errorf("beside a write at %d: %v", at, got)
+			}
+			if len(answers) == 0 {
+				<-other.io.heard
+				other.io.q.Lock()
+				answers = other.io.take()
+				other.io.q.Unlock()
+			}
+			if len(answers) != 1 || answers[0].Status != nvme.Success {
+				t.Errorf("the write: %v", answers)
+			}
+			read := w
+			read.Opcode = nvme.Read
+			if a := other.io.must(read, 512, nil, false); !bytes.Equal(a.data, fill(512, 0xfe)) {
+				t.Errorf("backward %v: the late Copy is over a write at %d", backward, at)
+			}
+		}
+	}
+}
+
+// What a Copy or a deallocation is about is told in data of its own. If these come late, what others have written meanwhile stays.
+func TestLateListIsOvertaken(t *testing.T) {
+	for _, op := range []nvme.Opcode{nvme.Copy, nvme.DSM} {
+		for _, late := range []bool{false, true} {
+			x := newTarget(t, later(t), false)
+			p, other := x.party(1, 1), x.party(2, 2)
+			p.io.must(rw(nvme.Write, 64), 64<<9, fill(64<<9, 1), false)
+			c, list := copyOf(8, [2]uint64{0, 1})
+			if op == nvme.DSM {
+				c = nvme.Command{Opcode: nvme.DSM, NSID: 1, DWords: [6]uint32{0, 1 << 2}}
+				list = binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, 1<<32), 8)
+			}
+			task := p.io.late[p.io.start(c, len(list), nil, false)]
+			x.pass(volume.OverdueTicks)
+			if late {
+				x.pass(1)
+			}
+			w := rw(nvme.Write, 1)
+			w.DWords[0] = 8
+			other.io.must(w, 512, fill(512, 2), true)
+			copy(task.Out[0], list)
+			for len(p.io.heard) > 0 {
+				<-p.io.heard
+			}
+			p.io.q.Lock()
+			p.io.q.GotData(task)
+			p.io.q.Unlock()
+			<-p.io.heard
+			p.io.q.Lock()
+			got := p.io.take()
+			p.io.q.Unlock()
+			if len(got) != 1 || (got[0].Status == nvme.InternalError) != (late && op == nvme.Copy) {
+				t.Errorf("opcode %#x, late %v: %v", op, late, got)
+			}
+			w.Opcode = nvme.Read
+			if a := other.io.must(w, 512, nil, false); bytes.Equal(a.data, fill(512, 2)) != late {
+				t.Errorf("opcode %#x, late %v: the block begins with %x", op, late, a.data[:4])
+			}
+			if p.io.must(c, len(list), list, true); task != p.io.pool[len(p.io.pool)-1] { // the next command is not late
+				t.Fatal("another task has been used")
+			}
+			if a := other.io.must(w, 512, nil, false); bytes.Equal(a.data, fill(512, 2)) {
+				t.Errorf("opcode %#x, late %v: the next command has done nothing", op, late)
+			}
+		}
+	}
+}
+
+// A piece that waits for its range when the Copy is late has not been begun: who comes to write there comes before it.
+func TestLatePieceIsOvertaken(t *testing.T) {
+	store := later(t)
+	x := newTarget(t, store, false)
+	p, given, newer := x.party(1, 1), x.party(2, 2), x.party(2, 3)
+	write := func(h *host, fill byte) {
+		w := rw(nvme.Write, 1)
+		w.DWords[0] = 8
+		h.start(w, 512, bytes.Repeat([]byte{fill}, 512), true)
+	}
+	gate := store.Hold(faulty.Match{Kinds: []backend.Kind{backend.Write}, Times: 1})
+	write(given.io, 1)
+	gate.Await(1)
+	given.io.lose()
+	c, list := copyOf(8, [2]uint64{0, 1})
+	for len(p.io.heard)+len(newer.io.heard) > 0 {
+		select {
+		case <-p.io.heard:
+		case <-newer.io.heard:
+		}
+	}
+	p.io.start(c, len(list), list, true)
+	x.pass(volume.OverdueTicks + 2)
+	write(newer.io, 3)
+	gate.Release()
+	for h, want := range map[*host]nvme.Status{p.io: nvme.InternalError, newer.io: nvme.Success} {
+		<-h.heard
+		h.q.Lock()
+		if got := h.take(); len(got) != 1 || got[0].Status != want {
+			t.Errorf("%v, want %v", got, want)
+		}
+		h.q.Unlock()
+	}
+	r := rw(nvme.Read, 1)
+	r.DWords[0] = 8
+	if a := newer.io.must(r, 512, nil, false); a.data[0] != 3 {
+		t.Errorf("the block begins with %x", a.data[0])
 	}
 }

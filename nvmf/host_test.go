@@ -116,7 +116,8 @@ type host struct {
 	out   map[uint16][]byte // data of commands
 	late  map[uint16]*Task  // commands whose data are to come
 	over  *Transport
-	free  int  // tasks that were given back
+	free  int // tasks that were given back
+	pool  []*Task
 	reads bool // RDMA Reads place bytes: Forget does not end that
 	deaf  bool // answers do not leave; they are in kept
 	kept  []*Task
@@ -156,7 +157,11 @@ func (h *host) lose() {
 	h.q.Unlock()
 }
 
-func (h *host) FreeTask(*Task) { h.free++ }
+func (h *host) FreeTask(t *Task) {
+	h.free++
+	h.pool = append(h.pool, t)
+}
+
 func (h *host) Forget(t *Task) bool {
 	delete(h.late, t.CQE.CID)
 	return !h.reads
@@ -220,10 +225,14 @@ func (h *host) start(c nvme.Command, n int, out []byte, inCapsule bool) uint16 {
 	if out != nil {
 		h.out[c.CID] = out
 	}
-	t := &Task{Queue: h.q}
-	t.Mover = t
 	h.q.Lock()
 	defer h.q.Unlock()
+	t := &Task{Queue: h.q}
+	if n := len(h.pool); n > 0 {
+		t = h.pool[n-1]
+		h.pool = h.pool[:n-1]
+	}
+	t.Mover = t
 	h.q.times.Arrive()
 	if !h.q.Command(t, nvme.SQE(c.AppendTo(nil))) {
 		h.x.t.Fatal("the queue takes no command")

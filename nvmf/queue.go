@@ -200,7 +200,7 @@ func (q *Queue) Command(t *Task, e nvme.SQE) bool {
 	t.CQE = nvme.CQE{CID: e.CID(), SQID: q.id}
 	sgl := e.SGL()
 	t.Len, t.InCapsule = sgl.Length, sgl.Type == nvme.SGLInCapsule && sgl.Length > 0
-	t.slot, t.aborted, t.status, t.arrived = -1, false, 0, q.times.Arrived()
+	t.slot, t.ticks, t.aborted, t.status, t.arrived = -1, 0, false, 0, q.times.Arrived()
 	q.live++
 	if q.sqhd++; int(q.sqhd) >= q.depth {
 		q.sqhd = 0
@@ -318,6 +318,9 @@ func (q *Queue) DataFailed(t *Task, why DataFault) {
 // answer ends a command: its status is final.
 func (q *Queue) answer(t *Task) {
 	q.unlistTask(t)
+	if t.copying != nil {
+		t.leaveCopy()
+	}
 	t.over()
 	t.overForOthers()
 	if t.aborted {
@@ -431,7 +434,7 @@ func (q *Queue) recycle(t *Task) {
 // listTask puts t among the tasks that the queue waits for.
 func (q *Queue) listTask(t *Task) {
 	if t.slot < 0 {
-		t.slot, t.ticks = len(q.tasks), 0
+		t.slot = len(q.tasks)
 		q.tasks = append(q.tasks, t)
 	}
 }
@@ -603,11 +606,7 @@ func (q *Queue) settleEnd() {
 // tick lets a second pass.
 func (q *Queue) tick(now uint32) {
 	for _, t := range q.tasks {
-		if t.ticks < volume.OverdueTicks {
-			t.ticks++
-		} else {
-			t.r.Overdue()
-		}
+		t.tick()
 	}
 	switch {
 	case q.state == queueFresh:

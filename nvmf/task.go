@@ -39,7 +39,7 @@ type Task struct {
 	entry   [nvme.SQELen]byte
 	state   taskState
 	slot    int        // in Queue.tasks, or -1
-	ticks   uint8      // seconds there, at most volume.OverdueTicks
+	ticks   uint8      // seconds there; more than volume.OverdueTicks: many
 	arrived int64      // when it came, as Queue.times has it
 	leased  int        // bytes of I/O memory, as the pool counts them
 	unsent  int        // of these: counted in Queue.unsent
@@ -206,6 +206,23 @@ func (t *Task) pulled() volume.Next {
 	return next
 }
 
+// tick lets a second pass for a command that is under way.
+func (t *Task) tick() {
+	if t.ticks <= volume.OverdueTicks {
+		t.ticks++
+	}
+	if !t.isOverdue() {
+		return
+	}
+	if t.copying != nil {
+		t.copyIsLate()
+	}
+	t.r.Overdue()
+}
+
+// isOverdue reports whether the command has been under way for long: see volume.Request.Overdue.
+func (t *Task) isOverdue() bool { return t.ticks > volume.OverdueTicks }
+
 // release gives back what the command held, and clears the task for the next one.
 func (t *Task) release() {
 	t.r.Release()
@@ -218,7 +235,10 @@ func (t *Task) release() {
 	t.held = nil
 	t.In, t.Out, t.data[0] = nil, nil, nil
 	t.own, t.after = nil, nil
-	t.changing, t.others, t.copying = nil, nil, nil
+	t.changing, t.others = nil, nil
+	if t.copying != nil {
+		t.leaveCopy()
+	}
 	t.parked, t.late, t.fused, t.got, t.fua = false, false, false, false, false
 }
 
