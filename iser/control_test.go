@@ -8,8 +8,53 @@ import (
 	"oneshot/iscsi"
 	"oneshot/iscsi/pdu"
 	"oneshot/mem"
+	"oneshot/scsi"
 	"oneshot/transport/rdma/iwarp"
 )
+
+// takeMemory takes all of the I/O memory, until give is called.
+func (b *bench) takeMemory() (give func()) {
+	var all []*mem.Lease
+	for n := mem.MaxLease; n > 0; n /= 2 {
+		for l := b.pool.Lease(n); l != nil; l = b.pool.Lease(n) {
+			all = append(all, l)
+		}
+	}
+	return func() {
+		for _, l := range all {
+			l.Release()
+		}
+	}
+}
+
+// A unit attention is pending until the initiator has been told: the answer of a command that reports it is not sent while there is no memory for it.
+func TestAttentionWithoutMemory(t *testing.T) {
+	eachFraming(t, func(t *testing.T, b *bench, c *client) {
+		second, err := scsi.NewLogicalUnit(scsi.LUConfig{Volume: b.volume, Serial: "2"})
+		check(t, err)
+		t.Cleanup(func() { check(t, second.Close()) })
+		requestSense, reportLUNs := []byte{0x03, 0, 0, 0, 252, 0}, []byte{0: 0xa0, 9: 255, 11: 0}
+		for _, cdb := range [][]byte{requestSense, reportLUNs} {
+			b.disk.SetLU(1, second)
+			give := b.takeMemory()
+			r := c.do(cdb, false, true, 252, 0)
+			give()
+			if r.Status() != 0x28 {
+				t.Fatalf("%02x without memory: status %02x", cdb[0], r.Status())
+			}
+			if r := c.do(requestSense, false, true, 252, 0); r.Status() != 0 || c.buf[2] != 6 || c.buf[12] != 0x3f || c.buf[13] != 0x0e {
+				t.Errorf("REQUEST SENSE after %02x: status %02x, % x", cdb[0], r.Status(), c.buf[:18])
+			}
+			if r := c.do(make([]byte, 6), false, false, 0, 0); r.Status() != 0 {
+				t.Errorf("told twice after %02x", cdb[0])
+			}
+			b.disk.SetLU(1, nil)
+			if r := c.do(reportLUNs, false, true, 252, 0); r.Status() != 0 {
+				t.Errorf("REPORT LUNS: status %02x", r.Status())
+			}
+		}
+	})
+}
 
 // Initiators can log in, and get answers that are too long to be inline, while others have all of
 // the I/O memory.
@@ -17,17 +62,7 @@ func TestLoginWithoutMemory(t *testing.T) {
 	for framing, direct := range map[string]bool{"iSER": false, "iSCSI-direct": true} {
 		t.Run(framing, func(t *testing.T) {
 			b := newBenchOf(t, 16<<20, iwarp.Config{})
-			var all []*mem.Lease
-			for n := mem.MaxLease; n > 0; n /= 2 {
-				for l := b.pool.Lease(n); l != nil; l = b.pool.Lease(n) {
-					all = append(all, l)
-				}
-			}
-			defer func() {
-				for _, l := range all {
-					l.Release()
-				}
-			}()
+			defer b.takeMemory()()
 			c := b.dial(direct)
 			if a := c.logIn("MaxBurstLength=262144\x00FirstBurstLength=65536\x00DefaultTime2Wait=2\x00DefaultTime2Retain=0\x00MaxOutstandingR2T=1\x00ErrorRecoveryLevel=0\x00X-example.a=1\x00X-example.b=2\x00X-example.c=3\x00"); len(a.data) <= 256 {
 				t.Fatalf("an answer of %d octets shows nothing", len(a.data))

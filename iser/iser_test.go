@@ -43,6 +43,7 @@ type bench struct {
 	target *Target
 	l      rdma.Listener
 	disk   *scsi.Target
+	volume *volume.Volume
 	store  backend.Store
 	leases int // of the target's receives
 	said   *record
@@ -109,7 +110,7 @@ func newBenchOn(t testing.TB, limit int64, device rdma.Device, address string) *
 	served := make(chan error, 1)
 	go func() { served <- target.Serve(l, offer) }()
 	b := &bench{
-		t: t, device: device, node: node, pool: pool, target: target, l: l, disk: st, store: store, leases: pool.Stats().Leases,
+		t: t, device: device, node: node, pool: pool, target: target, l: l, disk: st, volume: v, store: store, leases: pool.Stats().Leases,
 		said: said,
 	}
 	t.Cleanup(func() {

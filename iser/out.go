@@ -22,6 +22,7 @@ func (m *Mover) Answer(it *iscsi.Task) {
 		t.ans.Clear()
 	} else if !m.dataIn(t, n) {
 		// As for other commands for which there is no memory: initiators send it again.
+		it.Untold()
 		it.Status, it.Sense, it.In, it.Transfer = taskSetFull, nil, nil, 0
 		t.ans.Clear()
 	}

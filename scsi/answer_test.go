@@ -133,3 +133,25 @@ func TestLongAnswersTooLong(t *testing.T) {
 		t.Errorf("the part that there is room for: %02x, %d bytes", r.status, len(r.in))
 	}
 }
+
+// REPORT LUNS that is aborted before it is answered has told nothing.
+func TestAbortedReportTellsNothing(t *testing.T) {
+	b, cdb, _ := manyUnits(t)
+	for _, i := range *b.nexus.table.Load() {
+		i.ua.Store(uaLUNsChanged)
+	}
+	b.owner.empty = true
+	task := b.task(cdb, nil, 4096)
+	if next := task.Start(); next != Wait {
+		t.Fatal(next)
+	}
+	task.Abort()
+	if next := task.Resume(); next != Aborted {
+		t.Fatal(next)
+	}
+	task.Release()
+	b.owner.empty = false
+	if r := b.do(unhex(t, "00 00 00 00 00 00"), nil, 0); r.code() != 0x63f0e {
+		t.Errorf("the next command: %05x, want 63f0e", r.code())
+	}
+}

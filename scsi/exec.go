@@ -36,6 +36,7 @@ type taskState struct {
 
 	changing *access.Change // of the volume's table
 	finish   func(*Task, *access.Change) Next
+	told     uint32          // attentions that the answer reports
 	badList  Sense           // what is wrong with the TransportIDs of changing
 	waiter   *sanitizeWaiter // of SANITIZE
 	measured *usage          // of LOG SENSE, when its store is asked for its space
@@ -62,6 +63,9 @@ const (
 	endedDone
 	endedAborted
 )
+
+// toldLUNs in Task.told: the initiator is told the logical units that there are, and so that they have changed.
+const toldLUNs = 1 << 31
 
 const (
 	stateFinished = 1 << iota
@@ -91,7 +95,8 @@ func (t *Task) Start() Next {
 func (t *Task) begin() Next {
 	t.cmd = lookupCommand(t.CDB)
 	if t.itl.ua.Load() != 0 && (t.cmd == nil || t.cmd.Flags&ignoresUA == 0) {
-		if s, ok := t.itl.takeUA(); ok {
+		var s Sense
+		if s, t.told = t.itl.takeUA(); t.told != 0 {
 			return t.check(s)
 		}
 	}
@@ -203,6 +208,7 @@ func (t *Task) settle(next Next) Next {
 		t.end(endedDone)
 	case Aborted:
 		t.end(endedAborted)
+		t.Untold()
 		if t.changing != nil && t.changing.Reserved != nil { // nobody is told that it is there
 			t.itl.lu.v.Access().Lose(t.changing.Reserved)
 		}
@@ -269,6 +275,22 @@ func (t *Task) Abort() {
 	}
 }
 
+// Untold says that the initiator does not get the answer of the task: the unit attentions that it reports are pending again. It is called
+// between Done and Release.
+func (t *Task) Untold() {
+	if t.told == 0 {
+		return
+	}
+	if t.told != toldLUNs {
+		t.itl.ua.Or(t.told)
+	} else {
+		for _, i := range *t.Nexus.table.Load() {
+			i.ua.Or(uaLUNsChanged)
+		}
+	}
+	t.told = 0
+}
+
 // OverdueTicks is that of volume.
 const OverdueTicks = volume.OverdueTicks
 
@@ -330,7 +352,7 @@ func (t *Task) clear() {
 	if t.changing != nil {
 		t.changing, t.finish, t.badList = nil, nil, Sense{}
 	}
-	t.waiter, t.measured = nil, nil
+	t.waiter, t.measured, t.told = nil, nil, 0
 	t.state = atomic.Uint32{} // nobody else looks at it: a store of it would cost as much as the rest of this
 	if t.listed {
 		t.listed, t.outrun, t.next, t.prev, t.managers = false, false, nil, nil, nil

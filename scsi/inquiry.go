@@ -22,9 +22,7 @@ func (t *Task) requestSense() Next {
 	var s Sense
 	if t.lu == nil {
 		s = senseNoLUN
-	} else if ua, ok := t.itl.takeUA(); ok {
-		s = ua
-	} else {
+	} else if s, t.told = t.itl.takeUA(); t.told == 0 {
 		s = t.itl.condition()
 	}
 	return t.reply(s.AppendTo(nil, t.CDB[1]&1 != 0), int(t.CDB[4]))

@@ -245,12 +245,13 @@ const (
 // uaCodes are the additional sense codes in the order of the bits.
 var uaCodes = [...]uint16{0x2900, 0x2902, 0x2903, 0x2907, 0x2f00, 0x2a03, 0x2a04, 0x2a05, 0x2a01, 0x2a06, 0x2800, 0x2a09, 0x3f0e}
 
-// takeUA removes the first pending unit attention and returns its sense data.
-func (i *itl) takeUA() (s Sense, ok bool) {
+// takeUA removes the first pending unit attention and returns its sense data, and all that is not pending any more: taken, 0 if
+// nothing was.
+func (i *itl) takeUA() (s Sense, taken uint32) {
 	for {
 		pending := i.ua.Load()
 		if pending == 0 {
-			return Sense{}, false
+			return Sense{}, 0
 		}
 		first := bits.TrailingZeros32(pending)
 		rest := pending &^ (1 << first)
@@ -258,7 +259,7 @@ func (i *itl) takeUA() (s Sense, ok bool) {
 			rest &^= uaResets
 		}
 		if i.ua.CompareAndSwap(pending, rest) {
-			return Sense{Key: keyUnitAttention, Code: uaCodes[first]}, true
+			return Sense{Key: keyUnitAttention, Code: uaCodes[first]}, pending &^ rest
 		}
 	}
 }

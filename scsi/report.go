@@ -14,7 +14,9 @@ func (t *Task) reportLUNs() Next {
 	var list []*itl
 	if t.CDB[2] != 0x01 { // well known logical units only
 		for _, i := range *t.Nexus.table.Load() {
-			i.ua.And(^uaLUNsChanged) // SPC-4 §6.33: the initiator knows now,
+			if i.ua.And(^uaLUNsChanged)&uaLUNsChanged != 0 { // SPC-4 §6.33: the initiator knows now,
+				t.told = toldLUNs
+			}
 		}
 		list = *t.Nexus.table.Load() // except for what changes from here on: setLUs replaces the table first
 	}
