@@ -45,8 +45,12 @@ func (t *Task) sanitize() volume.Next {
 	t.Queue.log.Warn("a host destroys what all namespaces of the subsystem hold (Sanitize)", "host", t.Queue.ctrl.hostNQN, "subsystem", t.Queue.ctrl.sub.nqn, "namespaces", len(all))
 	w := t.awaitVolumes(len(all))
 	for _, a := range all {
-		if !a.ns.v.Sanitize(order, w.done, nil) { // somebody else has begun to destroy this one
+		switch err := a.ns.v.Sanitize(order, w.done, nil); err {
+		case nil:
+		case volume.ErrSanitizing: // somebody else has begun to destroy this one
 			w.done(nil)
+		default:
+			w.done(err)
 		}
 	}
 	w.done(nil)

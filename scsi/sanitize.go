@@ -85,9 +85,6 @@ func (t *Task) sanitize(order volume.Order) Next {
 		return t.check(invalidField(at))
 	}
 	order.Unrestricted = t.CDB[1]&sanitizeAUSE != 0
-	if allowed, _ := t.lu.v.MayLeaveSanitize(); order.Unrestricted && !allowed { // SBC-4 §4.11.1: else EXIT FAILURE MODE were one failure away
-		return t.check(invalidField(1))
-	}
 	w := &sanitizeWaiter{lu: t.lu, task: t}
 	t.waiter = w
 	begun, over := w.over, w.over
@@ -98,11 +95,15 @@ func (t *Task) sanitize(order volume.Order) Next {
 	}
 	t.r.Park(withdrawSanitize, t.before((*Task).sanitizeEnded))
 	w.exempt(1)
-	if !t.lu.v.Sanitize(order, begun, over) { // of a command that came at the same time
-		w.exempt(-1)
-		return t.check(t.lu.conditionOf(denySanitizing))
+	err := t.lu.v.Sanitize(order, begun, over)
+	if err == nil {
+		return Wait
 	}
-	return Wait
+	w.exempt(-1)
+	if err == volume.ErrRestricted {
+		return t.check(invalidField(1))
+	}
+	return t.check(t.lu.conditionOf(denySanitizing)) // of a command that came at the same time
 }
 
 // sanitizeWaiter is a command that waits for the beginning or the end of a sanitize operation, which
@@ -147,6 +148,8 @@ func (t *Task) sanitizeEnded() Next {
 	switch err := t.waiter.err; {
 	case errors.Is(err, volume.ErrNotKept):
 		return t.check(senseInternal)
+	case errors.Is(err, volume.ErrSanitizing):
+		return t.check(t.lu.conditionOf(denySanitizing))
 	case err != nil:
 		return t.check(t.lu.conditionOf(denySanitizeFailed))
 	}
@@ -168,7 +171,10 @@ func (t *Task) sanitizeExit() Next {
 	next := t.r.Park(nil, t.before((*Task).sanitizeEnded))
 	t.waiter = &sanitizeWaiter{}
 	go func() {
-		if err := t.lu.v.LeaveSanitize(); err != nil {
+		switch err := t.lu.v.LeaveSanitize(); err {
+		case nil, volume.ErrSanitizing, volume.ErrRestricted:
+			t.waiter.err = err
+		default:
 			t.lu.log.notKept(err)
 			t.waiter.err = volume.ErrNotKept
 		}

@@ -80,19 +80,31 @@ var ErrNotKept = errors.New("the state of the sanitize operation cannot be kept"
 // errStopped: the work goes on after a restart.
 var errStopped = errors.New("the volume is being closed")
 
-// Sanitize begins the operation, and returns false if one is under way. From now on nobody starts a
-// request. begun is called when it is kept that it is to be done, which is before anything
+// Why Sanitize does not begin, or LeaveSanitize does not leave.
+var (
+	ErrSanitizing = errors.New("a sanitize operation is under way")
+	ErrRestricted = errors.New("a sanitize operation has failed that may be followed by another restricted one only")
+)
+
+// Sanitize begins the operation, unless one is under way, or another has failed that order would let others go on without. From now on
+// nobody starts a request. begun is called when it is kept that it is to be done, which is before anything
 // is destroyed, or with ErrNotKept; then all is as before. over is called at the end. Either may be nil; they
 // are called from another goroutine, and must not block.
-func (v *Volume) Sanitize(order Order, begun, over func(error)) bool {
+func (v *Volume) Sanitize(order Order, begun, over func(error)) error {
 	v.sanitizing.Lock()
 	defer v.sanitizing.Unlock()
-	if v.sanitizer.job.Load() != nil {
-		return false
+	switch s := &v.sanitizer; {
+	case s.job.Load() != nil:
+		return ErrSanitizing
+	case order.Unrestricted && !s.mayLeave(): // SBC-4 §4.11.1: else EXIT FAILURE MODE were one failure away
+		return ErrRestricted
 	}
 	v.startSanitize(v.newSanitizeJob(order, begun, over))
-	return true
+	return nil
 }
+
+// mayLeave reports whether no operation has failed that has to be repeated. v.sanitizing is held.
+func (s *sanitizer) mayLeave() bool { return !s.failed || s.order.Unrestricted }
 
 func (v *Volume) newSanitizeJob(order Order, begun, over func(error)) *sanitizeJob {
 	size := v.Size()
@@ -180,25 +192,41 @@ func (v *Volume) MayLeaveSanitize() (allowed, failed bool) {
 	v.sanitizing.Lock()
 	defer v.sanitizing.Unlock()
 	s := &v.sanitizer
-	return !s.failed || s.order.Unrestricted, s.failed
+	return s.mayLeave(), s.failed
 }
 
 // LeaveSanitize goes on after a sanitize operation that has failed, when that is kept. If it cannot be kept nothing changes: what
 // is written from then on would be refused after a restart, or destroyed if the failure was not kept either. It may take its time.
+// ErrSanitizing and ErrRestricted: another operation has begun since somebody found that this may be, and has failed, too.
 func (v *Volume) LeaveSanitize() error {
+	s := &v.sanitizer
+	v.sanitizing.Lock()
+	failed := s.last // nil: it was found by a restart
+	v.sanitizing.Unlock()
+	mayLeave := func() error {
+		switch {
+		case s.job.Load() != nil:
+			return ErrSanitizing
+		case !s.mayLeave() || s.last != failed:
+			return ErrRestricted
+		}
+		return nil
+	}
+	var refused error
 	err := v.keepSanitize(func(d *document) {
-		if v.sanitizer.job.Load() == nil {
+		if refused = mayLeave(); refused == nil {
 			d.Sanitize = nil
 		}
 	})
-	if err != nil {
+	if err = cmp.Or(refused, err); err != nil {
 		return err
 	}
 	v.sanitizing.Lock()
 	defer v.sanitizing.Unlock()
-	if v.sanitizer.job.Load() == nil {
-		v.setSanitizer(nil, false)
+	if err := mayLeave(); err != nil {
+		return err
 	}
+	v.setSanitizer(nil, false)
 	return nil
 }
 

@@ -252,7 +252,7 @@ func TestTwoProtocolsOneVolume(t *testing.T) {
 		t.Fatal(err)
 	}
 	begun := make(chan error, 1)
-	if !v.Sanitize(Order{Action: Overwrite, Block: 512, Pattern: []byte{0xaa}, Count: 1}, func(err error) { begun <- err }, nil) {
+	if v.Sanitize(Order{Action: Overwrite, Block: 512, Pattern: []byte{0xaa}, Count: 1}, func(err error) { begun <- err }, nil) != nil {
 		t.Fatal("it does not begin")
 	}
 	if err := <-begun; err != nil {

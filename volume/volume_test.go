@@ -140,7 +140,7 @@ func TestSanitizeOverRestart(t *testing.T) {
 	v := open(t, Config{Store: gate, Keeper: kept})
 	order := Order{Action: Overwrite, Block: 512, Pattern: []byte{0xaa}, Count: 1}
 	begun := make(chan error, 1)
-	if !v.Sanitize(order, func(err error) { begun <- err }, nil) || v.Sanitize(order, nil, nil) {
+	if v.Sanitize(order, func(err error) { begun <- err }, nil) != nil || v.Sanitize(order, nil, nil) != ErrSanitizing {
 		t.Fatal("there are two sanitize operations, or none")
 	}
 	if err := <-begun; err != nil {
@@ -177,8 +177,17 @@ func TestSanitizeOverRestart(t *testing.T) {
 	if allowed, _ := v.MayLeaveSanitize(); allowed {
 		t.Error("the failure may be left, though nobody has allowed that")
 	}
+	// Who has looked before it failed does not get away with it.
+	if err := v.LeaveSanitize(); err != ErrRestricted || denied(v) != access.SanitizeFailed {
+		t.Errorf("leaving it: %v, and %x is denied", err, denied(v))
+	}
+	easy := order
+	easy.Unrestricted = true
+	if err := v.Sanitize(easy, nil, nil); err != ErrRestricted || denied(v) != access.SanitizeFailed {
+		t.Errorf("an unrestricted one after it: %v, and %x is denied", err, denied(v))
+	}
 	over := make(chan error, 1)
-	if !v.Sanitize(order, nil, func(err error) { over <- err }) {
+	if v.Sanitize(order, nil, func(err error) { over <- err }) != nil {
 		t.Fatal("none can begin after the failure")
 	}
 	for range 5 {
@@ -205,7 +214,7 @@ func TestSanitizeHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate := newGatedStore(4 << 20)
 		v := open(t, Config{Store: gate})
-		if !v.Sanitize(Order{Action: BlockErase}, nil, nil) {
+		if v.Sanitize(Order{Action: BlockErase}, nil, nil) != nil {
 			t.Fatal("it does not begin")
 		}
 		<-gate.seen
@@ -257,7 +266,7 @@ func TestSanitizeNotKept(t *testing.T) {
 	k.save = func([]byte) error { k.save = nil; return errTest }
 	v := open(t, Config{Store: newSliceStore(1 << 20), Keeper: k})
 	begun := make(chan error, 1)
-	v.Sanitize(Order{Action: BlockErase}, func(err error) { begun <- err }, nil)
+	_ = v.Sanitize(Order{Action: BlockErase}, func(err error) { begun <- err }, nil)
 	if err := <-begun; err != ErrNotKept {
 		t.Fatal(err)
 	}
@@ -293,7 +302,7 @@ func TestSanitizeEndsWhenKept(t *testing.T) {
 		return errTest
 	}
 	over := make(chan error, 1)
-	v.Sanitize(Order{Action: BlockErase, Unrestricted: true}, nil, func(err error) { over <- err })
+	_ = v.Sanitize(Order{Action: BlockErase, Unrestricted: true}, nil, func(err error) { over <- err })
 	if err := <-over; err == nil || denied(v) != access.SanitizeFailed {
 		t.Errorf("the end cannot be kept: %v, and %x is denied", err, denied(v))
 	}
