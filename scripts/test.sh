@@ -54,7 +54,8 @@ one_processor=("$go" test -count=1 -shuffle=on -exec "env GOMAXPROCS=1")
 
 others() {
 	mapfile -t long < <(printf '%s\n' "${unit[@]}" | grep -E "$always")
-	untaken "daemons and simulation, one processor" "${one_processor[@]}" "${long[@]}"
+	# Daemons of mirrors wait more than they compute: so some of their tests are done at a time. Beside other steps they take long.
+	untaken "daemons and simulation, one processor" "${one_processor[@]}" -parallel 3 -timeout 34m "${long[@]}"
 	# Most of the tool's tests sleep more than they work.
 	untaken "conformance, daemon with invariants" \
 		env ONESHOT_TARGET_TAGS=invariants "$go" test -count=1 -parallel 8 -timeout 15m ./test/conformance
