@@ -108,6 +108,27 @@ func Cork(c Completer) Uncorker {
 	return nil
 }
 
+// Aged is what the Completer of an operation may be, too, that its owner has had for a while before he submitted it. It is for who keeps
+// what comes late from octets that others have changed since (volume.Handle).
+type Aged interface {
+	// Age returns for how many ticks of a second the owner has had it, and, if that is long, the guard of its range, which stays his.
+	Age() (ticks uint8, g Guard)
+}
+
+// Guard has ended when somebody else has come to change octets that it stands for, or when it is revoked.
+type Guard interface {
+	Ended() bool
+	Revoke()
+}
+
+// Age calls c.Age if c is Aged. Wrappers pass it on.
+func Age(c Completer) (ticks uint8, g Guard) {
+	if a, ok := c.(Aged); ok {
+		return a.Age()
+	}
+	return 0, nil
+}
+
 // Info describes a store. It does not change while the store is open, except the size, where
 // the store is a Resizer.
 type Info struct {
@@ -219,7 +240,7 @@ func (e *SpaceError) Unwrap() error { return e.Err }
 type DeniedError struct {
 	Kind Kind
 	Why  string
-	Late bool // it was allowed once; its user has been given up since
+	Late bool // it was allowed once; its user has been given up since, or may have been
 }
 
 func (e *DeniedError) Error() string { return fmt.Sprintf("%s is not allowed: %s", e.Kind, e.Why) }

@@ -2,12 +2,14 @@ package volume
 
 import (
 	"bytes"
+	"errors"
 	"math/rand/v2"
 	"slices"
 	"testing"
 
 	"oneshot/backend"
 	"oneshot/backend/faulty"
+	"oneshot/backend/memory"
 	"oneshot/mem"
 	"oneshot/volume/access"
 )
@@ -548,6 +550,179 @@ func TestLateExclusiveKeepsItsPlace(t *testing.T) {
 		}
 		if err := v.Settled(); err != nil || v.tokens.count.Load() != 0 {
 			t.Errorf("%v, %d tokens", err, v.tokens.count.Load())
+		}
+	}
+}
+
+// lateOp is an operation that its owner has had for a while.
+type lateOp struct {
+	opDone
+	guard backend.Guard
+}
+
+func (l lateOp) Age() (uint8, backend.Guard) { return OverdueTicks, l.guard }
+
+// handles are two handles of a volume.
+type handles struct {
+	t           *testing.T
+	store       *heldStore
+	v           *Volume
+	former, now *Handle
+	done        opDone
+}
+
+func twoHandles(t *testing.T) *handles {
+	store := &heldStore{sliceStore: newSliceStore(1 << 20)}
+	v := open(t, Config{Store: store})
+	hs := &handles{t, store, v, v.Open(nil), v.Open(nil), make(opDone, 8)}
+	t.Cleanup(func() {
+		if err := v.Settled(); err != nil {
+			t.Error(err)
+		}
+		hs.former.Close()
+		hs.now.Close()
+	})
+	return hs
+}
+
+// submit begins an operation of [0, 4096) that puts 8 or 4096 octets of fill there.
+func (hs *handles) submit(h *Handle, kind handleKind, fill byte, done backend.Completer) *backend.Op {
+	op := &backend.Op{Kind: backend.Write, Len: 4096, Done: done, Segs: [][]byte{bytes.Repeat([]byte{fill}, 4096)}}
+	if kind >= kindCompareSwap {
+		op.Len, op.Segs = 8, [][]byte{make([]byte, 8)}
+	}
+	if h.begin(op, kind, 0, uint64(fill)) {
+		hs.done <- op
+	}
+	return op
+}
+
+// complete has the store complete what it has, until there are n operations done.
+func (hs *handles) complete(n int) {
+	for range n {
+		for len(hs.done) == 0 {
+			if len(hs.store.held) == 0 {
+				hs.t.Fatal("an operation is neither in the store nor done")
+			}
+			held := hs.store.held
+			hs.store.held = nil
+			for _, op := range held {
+				hs.store.sliceStore.Submit(op)
+				op.Done.OpDone(op)
+			}
+		}
+		<-hs.done
+	}
+}
+
+// What the store has been writing for a handle for three seconds does not come on top of what others are told is done: nobody knows
+// whether its user is there still.
+func TestOverdueHandle(t *testing.T) {
+	for _, kind := range []handleKind{kindTransfer, kindFetchAdd} {
+		hs := twoHandles(t)
+		hs.submit(hs.former, kind, 1, hs.done)
+		for range OverdueTicks - 1 {
+			hs.former.Tick()
+		}
+		if kind == kindTransfer {
+			hs.submit(hs.now, kind, 2, hs.done)
+			if len(hs.store.held) != 2 {
+				t.Error("a write waits for one that has just begun")
+			}
+			stuck := hs.store.held[:1]
+			hs.store.held = hs.store.held[1:]
+			hs.complete(1)
+			hs.store.held = stuck
+		}
+		hs.former.Tick()
+		stuck := hs.store.held
+		hs.store.held = nil
+		hs.submit(hs.now, kind, 3, hs.done)
+		if len(hs.store.held) != 0 {
+			t.Error("a write goes to the store beside one that hangs there")
+		}
+		hs.store.held = stuck
+		hs.complete(2)
+		if want := map[handleKind]byte{kindTransfer: 3, kindFetchAdd: 4}[kind]; hs.store.data[0] != want {
+			t.Errorf("%d, want %d", hs.store.data[0], want)
+		}
+	}
+}
+
+// What has waited for its range so long is not done if others come to change the same octets; if they do not, it is.
+func TestOverdueHandleWaits(t *testing.T) {
+	for _, kind := range []handleKind{kindTransfer, kindFetchAdd} {
+		for _, overtaken := range []bool{false, true} {
+			hs := twoHandles(t)
+			other := hs.v.Open(nil)
+			hs.submit(other, kindTransfer, 1, hs.done)
+			other.GiveUp()
+			stuck := hs.store.held
+			hs.store.held = nil
+			late := hs.submit(hs.former, kind, 2, hs.done)
+			for range OverdueTicks {
+				hs.former.Tick()
+			}
+			hs.submit(hs.former, kindTransfer, 1, hs.done) // its own are no others
+			n := 3
+			if overtaken {
+				hs.submit(hs.now, kindTransfer, 3, hs.done)
+				n++
+			}
+			if len(hs.store.held) != 0 {
+				t.Fatal("somebody does not wait")
+			}
+			hs.store.held = stuck
+			hs.complete(n)
+			denied, _ := errors.AsType[*backend.DeniedError](late.Err)
+			if isLate := denied != nil && denied.Late; isLate != overtaken {
+				t.Errorf("overtaken %v: the late one ends with %v", overtaken, late.Err)
+			}
+			other.Close()
+		}
+	}
+}
+
+// An operation that its owner has had for long already is treated as one that has waited here.
+func TestOverdueBeforeHandle(t *testing.T) {
+	lends, err := memory.New(1 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, kind := range []handleKind{kindTransfer, kindFetchAdd, kindCompareSwap} {
+		for _, lent := range []bool{false, true} {
+			for _, overtaken := range []bool{false, true} {
+				hs := twoHandles(t)
+				if lent {
+					v := open(t, Config{Store: lends})
+					hs.v, hs.former, hs.now = v, v.Open(nil), v.Open(nil)
+				}
+				guard := hs.former.Guard(0, 4096)
+				hs.submit(hs.former, kindTransfer, 1, hs.done)
+				hs.complete(1)
+				if overtaken {
+					hs.submit(hs.now, kindTransfer, 2, hs.done)
+					hs.complete(1)
+				}
+				late := hs.submit(hs.former, kind, 3, lateOp{hs.done, guard})
+				if stuck := hs.store.held; !overtaken && !lent && kind == kindTransfer {
+					hs.store.held = nil
+					hs.submit(hs.now, kind, 4, hs.done)
+					if len(hs.store.held) != 0 {
+						t.Error("a write goes to the store beside one that is late")
+					}
+					hs.store.held = stuck
+					hs.complete(1)
+				}
+				hs.complete(1)
+				guard.Revoke()
+				if denied, _ := errors.AsType[*backend.DeniedError](late.Err); (denied != nil && denied.Late) != overtaken {
+					t.Errorf("lent %v, overtaken %v: the late one ends with %v", lent, overtaken, late.Err)
+				}
+				if n := hs.v.tokens.count.Load(); n != 0 {
+					t.Errorf("%d tokens are left", n)
+				}
+			}
 		}
 	}
 }

@@ -29,7 +29,7 @@ type Handle struct {
 	mu       sync.Mutex // taken before the mutex of rangeLock
 	drained  []func()   // guarded by mu
 	mappings []*mapping // guarded by mu
-	writes   *handleOp  // those that the store writes for, unless it lends its memory; guarded by mu
+	writes   *handleOp  // those that the store writes for, or that wait for their ranges to write, unless the store lends its memory; guarded by mu
 	givenUp  bool       // guarded by mu
 }
 
@@ -126,6 +126,12 @@ type handleOp struct {
 
 	next, prev *handleOp // in Handle.writes, guarded by Handle.mu
 	listed     bool      // there
+	waits      bool      // there, for its range
+
+	// Guarded by Handle.mu while it is listed.
+	ticks uint8         // seconds since its owner has it, at most OverdueTicks
+	guard backend.Guard // from then on, if it did not have its range; nil: nothing was kept in mind
+	own   bool          // guard is not the owner's
 }
 
 var (
@@ -145,6 +151,7 @@ func (h *Handle) begin(op *backend.Op, kind handleKind, compare, operand uint64)
 	o := handleOps.Get().(*handleOp)
 	o.h, o.op, o.done, o.kind = h, op, op.Done, kind
 	o.compare, o.operand, o.writing = compare, operand, false
+	o.ticks, o.guard = backend.Age(o.done)
 	op.Done = o
 	if !o.enter() {
 		return false
@@ -186,12 +193,16 @@ func (o *handleOp) writes() bool {
 func (o *handleOp) enter() bool {
 	v, op, r := o.h.v, o.op, &o.request
 	if o.writes() {
-		v.Touch(op.Off, op.Len)
+		v.touch(op.Off, op.Len, false, o.h)
 	}
 	r.v, r.client, r.hold, r.queueKind = v, o, holdNone, holdNone
 	r.holdOff, r.holdLen = op.Off, op.Len
 	switch {
 	case o.kind == kindFlush:
+		return true
+	case v.lender != nil && o.guard != nil && o.writes(): // nobody comes between the look at the guard and the change
+		v.ranges.enterExclusiveSpin(op.Off, op.Len)
+		r.hold = holdExclusive
 		return true
 	case v.lender != nil:
 		// An atomic operation on lent memory is one instruction, and nobody's who has the range shared.
@@ -209,6 +220,9 @@ func (o *handleOp) enter() bool {
 	if kind == holdShared && v.ranges.tryShared(op.Off, op.Len) {
 		r.hold = kind
 		return true
+	}
+	if o.writes() {
+		o.h.await(o)
 	}
 	if v.ranges.enqueue(r, kind) {
 		r.hold, r.queueKind = kind, holdNone
@@ -241,10 +255,13 @@ func (o *handleOp) start() bool {
 			return o.finish()
 		}
 	}
+	if o.writes() {
+		if why := o.h.isLate(o); why != "" {
+			op.Err = &backend.DeniedError{Kind: op.Kind, Why: why, Late: true}
+			return o.finish()
+		}
+	}
 	switch {
-	case v.lender == nil && o.writes() && !o.h.enlist(o):
-		op.Err = &backend.DeniedError{Kind: op.Kind, Why: "its user has been given up", Late: true}
-		return o.finish()
 	case o.kind < kindCompareSwap:
 		if !v.store.Submit(op) {
 			return false
@@ -339,6 +356,10 @@ func (o *handleOp) finish() bool {
 	if o.listed {
 		h.delist(o)
 	}
+	if o.own {
+		o.guard.Revoke()
+	}
+	o.guard, o.own = nil, false
 	o.request.leaveRange()
 	o.h, o.op, o.done = nil, nil, nil
 	o.segs[0] = nil
@@ -375,22 +396,79 @@ func (h *Handle) GiveUp() {
 	defer h.mu.Unlock()
 	h.givenUp = true
 	for o := h.writes; o != nil; o = o.next {
+		o.barRange()
+	}
+}
+
+// Tick is called about once a second while operations are under way. A user may have been given up without anybody having heard of that
+// here. So what the store has been writing for OverdueTicks seconds, counted from when its owner had it (backend.Aged), is kept from others
+// as if he were; and what still waits for its range then leaves alone what others change first, and fails.
+func (h *Handle) Tick() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for o := h.writes; o != nil; o = o.next {
+		if o.ticks < OverdueTicks {
+			o.ticks++
+		}
+		if o.ticks < OverdueTicks {
+			continue
+		}
+		if o.barRange(); o.waits && o.guard == nil {
+			o.guard, o.own = h.Guard(o.op.Off, o.op.Len), true
+		}
+	}
+}
+
+// Guard returns what ends when somebody comes by another way than this handle to change any of the bytes [off, off+n). Its owner revokes it.
+func (h *Handle) Guard(off, n int64) backend.Guard {
+	return h.v.newToken(&Token{v: h.v, ranges: []Range{{off, n}}, guards: true, of: h})
+}
+
+// barRange keeps others from what the store writes for o. Handle.mu is held, and o is listed.
+func (o *handleOp) barRange() {
+	if !o.waits {
 		o.request.barRange()
 	}
 }
 
-// enlist notes that o, which has its range, goes to the store, unless the handle was given up.
-func (h *Handle) enlist(o *handleOp) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.givenUp {
-		return false
+// await notes that o is about to wait for its range.
+func (h *Handle) await(o *handleOp) {
+	if h.v.lender == nil {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		o.waits = true
+		h.enlist(o)
 	}
+}
+
+// isLate is asked when o has its range, and notes that it goes to the store, unless it must not any more: then it says why.
+func (h *Handle) isLate(o *handleOp) (why string) {
+	if h.v.lender == nil {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if h.givenUp {
+			return "its user has been given up"
+		}
+		o.waits = false
+		if !o.listed {
+			h.enlist(o)
+		}
+		if o.request.writes = true; o.ticks >= OverdueTicks {
+			o.barRange() // who changes any of these bytes from here on waits
+		}
+	}
+	if o.guard != nil && o.guard.Ended() {
+		return ErrOvertaken.Error()
+	}
+	return ""
+}
+
+// enlist puts o on the list. mu is held.
+func (h *Handle) enlist(o *handleOp) {
 	if o.next = h.writes; o.next != nil {
 		o.next.prev = o
 	}
-	h.writes, o.listed, o.request.writes = o, true, true
-	return true
+	h.writes, o.listed = o, true
 }
 
 func (h *Handle) delist(o *handleOp) {
@@ -404,7 +482,7 @@ func (h *Handle) delist(o *handleOp) {
 	if o.next != nil {
 		o.next.prev = o.prev
 	}
-	o.next, o.prev, o.listed = nil, nil, false
+	o.next, o.prev, o.listed, o.waits = nil, nil, false, false
 }
 
 // leave counts an operation out.

@@ -13,7 +13,8 @@ type Token struct {
 	v       *Volume
 	term    uint64
 	ranges  []Range
-	guards  bool // a late request (Request.Overdue)
+	guards  bool    // a late request (Request.Overdue), or a late operation of a handle
+	of      *Handle // that one's, whose own changes do not end the token
 	revoked atomic.Bool
 	stripes stripeSet // of the ranges
 	at      int       // in tokens.list, while it is not revoked; guarded by tokens.mu
@@ -68,6 +69,9 @@ func (t *Token) Size() (n int64) {
 	return n
 }
 
+// Ended reports whether any of the bytes have changed, or are about to. Valid looks at the term, too.
+func (t *Token) Ended() bool { return t.revoked.Load() }
+
 // Revoke ends the token.
 func (t *Token) Revoke() {
 	ts := &t.v.tokens
@@ -80,17 +84,19 @@ func (t *Token) Revoke() {
 
 // Touch ends the tokens that stand for any of the bytes [off, off+n). It is called before they
 // change.
-func (v *Volume) Touch(off, n int64) { v.touch(off, n, false) }
+func (v *Volume) Touch(off, n int64) { v.touch(off, n, false, nil) }
 
 // touched is Touch for when they have changed and nobody has been told yet. What guards a request has heard of it before.
-func (v *Volume) touched(off, n int64) { v.touch(off, n, true) }
+func (v *Volume) touched(off, n int64) { v.touch(off, n, true, nil) }
 
-func (v *Volume) touch(off, n int64, over bool) {
+func (v *Volume) touch(off, n int64, over bool, by *Handle) {
 	if v.tokens.count.Load() == 0 {
 		return
 	}
 	set := setOf(off, n)
-	v.tokens.revoke(func(t *Token) bool { return t.stripes.meets(&set) && !(over && t.guards) && t.meets(off, n) })
+	v.tokens.revoke(func(t *Token) bool {
+		return t.stripes.meets(&set) && !(t.guards && (over || by != nil && t.of == by)) && t.meets(off, n)
+	})
 }
 
 // meets reports whether the token stands for any of the bytes [off, off+n).

@@ -25,7 +25,7 @@ func TestTokensEndWithTheirBytes(t *testing.T) {
 		case op > 3:
 			x := some()
 			over := op == 5
-			v.touch(x.Off, x.N, over)
+			v.touch(x.Off, x.N, over, nil)
 			for i, y := range list {
 				valid[i] = valid[i] && (over && y.guards || !y.meets(x.Off, x.N))
 			}

@@ -161,6 +161,7 @@ type metered struct {
 
 var (
 	_       backend.Corker = (*metered)(nil)
+	_       backend.Aged   = (*metered)(nil)
 	meters                 = sync.Pool{New: func() any { return new(metered) }}
 	started                = time.Now()
 )
@@ -208,6 +209,9 @@ func (m *metered) OpDone(op *backend.Op) {
 
 // Cork is for the volume.
 func (m *metered) Cork() backend.Uncorker { return backend.Cork(m.done) }
+
+// Age is for the volume.
+func (m *metered) Age() (uint8, backend.Guard) { return backend.Age(m.done) }
 
 // Class is a class of operations that are counted together.
 type Class uint8

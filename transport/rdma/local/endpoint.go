@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"oneshot/backend"
 	"oneshot/stag"
@@ -36,6 +37,19 @@ type awaiter interface{ Await() bool }
 // So what is under way must not come on top of that, and what comes later, or waits, fails.
 type quitter interface{ GiveUp() }
 
+// ager is what a Medium may be, too: it keeps what comes late from octets that others have changed since. The owner of a queue pair may have
+// been given up, and nobody has heard of that: a cable is cut.
+type ager interface {
+	// Tick is called about once a second while works are under way. What was submitted ages by it, from the age on that its Completer
+	// has told (backend.Aged).
+	Tick()
+	// Guard returns what ends when others come to change any of the octets [off, off+n).
+	Guard(off, n int64) backend.Guard
+}
+
+// overdue is the age, in ticks, from which on works that have not come to the medium have a guard: volume.OverdueTicks.
+const overdue = 3
+
 // Opened is an endpoint that somebody has opened for a queue pair.
 type Opened struct {
 	Medium Medium
@@ -43,6 +57,9 @@ type Opened struct {
 	Info rdma.Endpoint
 	// Memory says that the store keeps its bytes in memory, so that each Read and Write costs a copy.
 	Memory bool
+	// Age, if set, is asked of each work that is posted, by its ID: for how many ticks of a second its owner has had it, and, if that are
+	// three or more, the guard of its range, which the device takes over. Nil if Medium has no Guard.
+	Age func(id uint64) (ticks uint8, g backend.Guard)
 	// Close is called once, when the queue pair has ended, or after gone, and nothing is outstanding any more.
 	Close func()
 }
@@ -65,6 +82,8 @@ type endpoint struct {
 	m      Medium
 	await  awaiter // m, or nil
 	quit   func()  // GiveUp of m, or nothing
+	ager   ager    // m, or nil
+	age    func(id uint64) (uint8, backend.Guard)
 	seq    *backend.Sequence
 	info   rdma.Endpoint
 	order  rdma.Order
@@ -94,6 +113,8 @@ type endpoint struct {
 	told        bool                     // tell was called
 	mapped      map[*rdma.Mapping]func() // memory that the owner has, and what asks for it
 	err         error                    // why it is over
+	clock       *time.Timer              // calls tick
+	ticking     bool                     // it will
 	tally       tally                    // not in q.n yet
 	out         []rdma.Completion        // to be pushed
 }
@@ -116,6 +137,11 @@ func (d *Device) openEndpoint(ctx context.Context, q *queuePair, name string, wa
 	e.quit = func() {}
 	if q, ok := o.Medium.(quitter); ok {
 		e.quit = q.GiveUp
+	}
+	if e.ager, _ = o.Medium.(ager); e.ager != nil {
+		e.age = o.Age
+		e.clock = time.AfterFunc(time.Hour, e.tick)
+		e.clock.Stop()
 	}
 	i := e.m.Info()
 	e.info.Unit, e.info.Size, e.info.Base, e.info.Direct = i.BlockSize, i.Size, 0, false
@@ -308,6 +334,25 @@ func (e *endpoint) postOne(ws []rdma.Work, i int) error {
 		e.start(w)
 	}
 	return nil
+}
+
+// tick is called a second after works are under way, and again while there are some.
+func (e *endpoint) tick() {
+	e.mu.Lock()
+	defer e.unlock()
+	if e.ticking = e.n > 0; !e.ticking {
+		return
+	}
+	for w := e.first; w != nil; w = w.next {
+		if w.ticks < overdue {
+			w.ticks++
+		}
+		if w.ticks == overdue && w.writes && w.guard == nil && w.n > 0 && (w.state == waiting || w.state == running && w.stage == stageBefore) {
+			w.guard = e.ager.Guard(w.off, w.n)
+		}
+	}
+	e.ager.Tick()
+	e.clock.Reset(time.Second)
 }
 
 // disconnect ends the endpoint in good order when all that was posted is done.

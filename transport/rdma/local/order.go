@@ -1,6 +1,8 @@
 package local
 
 import (
+	"time"
+
 	"oneshot/backend"
 	"oneshot/stag"
 	"oneshot/transport/rdma"
@@ -47,6 +49,9 @@ type work struct {
 	pieces []*piece
 	left   pieceCount
 
+	ticks uint8         // seconds since it was posted, or earlier (Opened.Age), at most overdue
+	guard backend.Guard // of its range, if it had not come to the medium by then; nil: there is none
+
 	upTo   uint64 // number that a flush under way makes durable
 	seq    uint64
 	status rdma.Status
@@ -78,6 +83,7 @@ func (e *endpoint) prepare(w *work, p *rdma.Work) (what string) {
 	w.state, w.stage, w.status, w.err, w.seq, w.cost, w.charged = waiting, stageStart, rdma.StatusOK, nil, 0, 1, 0
 	w.stag, w.compare, w.operand = stag.STag(p.RemoteSTag), p.Compare, p.Operand
 	w.off, w.n, w.writes, w.pinned = 0, 0, false, false
+	w.ticks, w.guard = 0, nil
 	w.fence = p.Flags&(rdma.Fence|rdma.Barrier) != 0
 	w.free = e.order&rdma.FreeStart != 0 || p.Flags&rdma.RelaxedOrder != 0
 	var need rdma.Access
@@ -136,6 +142,13 @@ func (e *endpoint) enlist(w *work) {
 		*e.isBroken(e.chain) = false
 	}
 	w.chain = e.chain
+	if e.age != nil {
+		w.ticks, w.guard = e.age(w.id)
+	}
+	if e.ager != nil && !e.ticking {
+		e.ticking = true
+		e.clock.Reset(time.Second)
+	}
 }
 
 // isBroken is whether a work of a chain has failed. There are never more chains than works, and one.
@@ -207,6 +220,10 @@ func (e *endpoint) start(w *work) {
 func (e *endpoint) done(w *work) {
 	if w.status != rdma.StatusOK && w.status != rdma.StatusFenced {
 		*e.isBroken(w.chain) = true
+	}
+	if w.guard != nil {
+		w.guard.Revoke()
+		w.guard = nil
 	}
 	e.running--
 	e.ops -= w.charged

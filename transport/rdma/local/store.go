@@ -40,7 +40,15 @@ var (
 	_ backend.Corker   = (*work)(nil)
 	_ backend.Corker   = (*piece)(nil)
 	_ backend.Uncorker = (*endpoint)(nil)
+	_ backend.Aged     = (*work)(nil)
+	_ backend.Aged     = (*piece)(nil)
 )
+
+// Age is for the medium, within Submit, which the lock is held over.
+func (w *work) Age() (uint8, backend.Guard) { return w.ticks, w.guard }
+
+// Age is for the medium.
+func (p *piece) Age() (uint8, backend.Guard) { return p.w.Age() }
 
 // OpDone is for the store.
 func (w *work) OpDone(*backend.Op) { w.e.push(w) }
@@ -334,6 +342,7 @@ func (e *endpoint) fail(w *work, err error) {
 	denied, _ := errors.AsType[*backend.DeniedError](err)
 	switch {
 	case denied != nil && denied.Late && e.gone.Load() == nil:
+		e.stop(err) // he cannot know that others have changed it, and has to begin anew
 		w.status, w.err = rdma.StatusFlushed, e.err
 	case is[*durable.LostError](err):
 		w.status = rdma.StatusLost

@@ -97,7 +97,8 @@ func (q *queuePair) failed(p *piece, r *wire.Response) {
 	switch s {
 	case rdma.StatusRemoteAccess, rdma.StatusRemoteOperation, rdma.StatusTransport:
 		q.stop(err)
-	case rdma.StatusFlushed:
+	case rdma.StatusFlushed: // the service does nothing more of the handle, though the connection is good
+		q.stop(err)
 		err = q.err
 	}
 	if w.status == rdma.StatusOK || p.off < w.failed {

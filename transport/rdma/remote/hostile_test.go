@@ -137,6 +137,22 @@ func TestServiceLies(t *testing.T) {
 	}
 }
 
+// A service that ends the use of the partition, because a Write has come too late, say, ends the queue pair.
+func TestServiceEnds(t *testing.T) {
+	s := lie(t, nil, truth, func(_ wire.Request, p *wire.Response) []byte {
+		p.Status = wire.Ended
+		return p.AppendTo(nil)
+	})
+	u := use(t, open(t, remote.Config{Device: newLocal(t)}), s.l.Addr().String()+"/disk/log", rdma.OrderStrict)
+	u.post(u.work(rdma.OpWrite, 1, 0, 0, 512, 0))
+	if c := u.want(1, rdma.StatusFlushed); c.Err == nil {
+		t.Error("nothing says why")
+	}
+	if err := <-u.gone; err == nil {
+		t.Error("a good end")
+	}
+}
+
 // A service is not used if its numbers are impossible, if it refuses, or if it does not know the secret.
 func TestServiceRefused(t *testing.T) {
 	for what, c := range map[string]struct {
