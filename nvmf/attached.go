@@ -140,14 +140,26 @@ func (a *attached) Abort(done func()) {
 					t.abortWith(nvme.AbortedByPreempt)
 				}
 			}
-			if q.told > 0 && a.ns.v.Lends() && q.mover.Transport().Type == nvme.TransportTCP { // the others copy what they send; here it leaves in order
-				w.left.Add(1)
-				q.behind = append(q.behind, behind{q.sent + uint64(q.told), w.over})
+			if a.ns.v.Lends() {
+				q.awaitRunning(a, w)
 			}
 			w.over()
 		})
 	}
 	w.over()
+}
+
+// awaitRunning has w wait for the commands of a that run: answers that are in the store's own memory are waited for so.
+func (q *Queue) awaitRunning(a *attached, w *abortion) {
+	a.ctrl.sub.mu.Lock()
+	paths := q.everyPath()
+	a.ctrl.sub.mu.Unlock()
+	for _, p := range paths {
+		if p.at == a {
+			w.left.Add(1)
+			p.commands.Await(w.over)
+		}
+	}
 }
 
 // abortion waits for commands that are aborted.

@@ -363,8 +363,7 @@ func (c *Controller) flush() {
 	list := *c.admin.paths.Load()
 	c.flushes, c.covers = len(list)+1, true
 	for _, p := range list {
-		p.enter()
-		f := &shutdownFlush{c: c, p: p}
+		f := &shutdownFlush{c: c, p: p.hold()}
 		f.op = backend.Op{Kind: backend.Flush, Done: f}
 		if p.ns.v.Store().Submit(&f.op) {
 			f.OpDone(&f.op)
@@ -389,7 +388,7 @@ func (c *Controller) flushed() {
 // shutdownFlush is the flush of a namespace in a shutdown.
 type shutdownFlush struct {
 	c  *Controller
-	p  *path
+	p  heldPath
 	op backend.Op
 }
 
@@ -399,7 +398,7 @@ func (f *shutdownFlush) OpDone(*backend.Op) {
 		f.p.ns.log.Error("the store could not be flushed when a host shut its controller down", "host", f.c.hostNQN, "reason", f.op.Err)
 	}
 	f.c.admin.post(func() {
-		f.p.over(1)
+		f.p.letGo()
 		f.c.flushed()
 	})
 }

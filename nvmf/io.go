@@ -54,8 +54,7 @@ func (t *Task) io() volume.Next {
 		return t.refuse(nvme.InvalidField)
 	}
 	// The count comes before the look at what is denied: who denies looks at the count afterwards.
-	p.enter()
-	t.path = p
+	t.path, t.turn = p, p.commands.Enter()
 	n := p.ns
 	if denied := access.Denial(p.at.denied.Load()); denied != 0 {
 		if s := refusal(denied, c.reads, c.writes || t.SQE.Fuse() == nvme.FusedFirst); s != nvme.Success {

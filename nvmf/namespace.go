@@ -64,8 +64,8 @@ type path struct {
 	at    *attached
 	queue *Queue
 	nsid  uint32
-	// commands counts those from their start to their release, and by oneRunning those that run: until their status is final.
-	commands atomic.Int64
+	// commands run until their status is final; see Task.over.
+	commands volume.Commands
 	begun    bool        // operations wait for Kick; it is in Queue.begun; guarded by Queue.mu
 	counts   iostat.Lazy // of its commands
 }
@@ -120,15 +120,12 @@ func (n *Namespace) Idle() bool {
 	return all == 0
 }
 
-// oneRunning is in path.commands what a command adds that runs.
-const oneRunning = 1 << 32
-
 // commands returns how many commands run, and how many there are between start and release. mu is held.
 func (n *Namespace) commands() (running, all int64) {
 	for _, p := range n.paths {
-		sum := p.commands.Load()
-		running += sum / oneRunning
-		all += sum % oneRunning
+		r, a := p.commands.Count()
+		running += r
+		all += a
 	}
 	return running, all
 }
@@ -149,21 +146,29 @@ func (n *Namespace) part(p *path) {
 	n.paths = slices.DeleteFunc(n.paths, func(o *path) bool { return o == p })
 }
 
-// enter counts a command.
-func (p *path) enter() { p.commands.Add(oneRunning + 1) }
-
 // over counts a command out that runs, and also its release if released is 1.
-func (p *path) over(released int64) {
-	if p.commands.Add(-oneRunning-released) < oneRunning && p.ns.drains.Load() {
+func (p *path) over(t volume.Turn, released uint64) {
+	if p.commands.End(t, released) && p.ns.drains.Load() {
 		p.ns.tellDrained()
 	}
 }
 
+// heldPath keeps a namespace from being closed.
+type heldPath struct {
+	*path
+	turn volume.Turn
+}
+
+func (p *path) hold() heldPath { return heldPath{p, p.commands.Enter()} }
+
+// letGo undoes it.
+func (h heldPath) letGo() { h.over(h.turn, 1) }
+
 // over says that the status of the command is final. Its answer may still be on its way, which does not matter to anybody else: the host may take
 // none. But where it may be in the store's own memory it would tell what is written there next.
 func (t *Task) over() {
-	if t.path != nil && (t.NoLend || !t.path.ns.v.Lends()) {
-		t.path.over(0)
+	if t.path != nil && (t.In == nil || t.NoLend || !t.path.ns.v.Lends()) {
+		t.path.over(t.turn, 0)
 		t.ended = true
 	}
 }
@@ -171,9 +176,9 @@ func (t *Task) over() {
 // leavePath is the release of the command.
 func (t *Task) leavePath() {
 	if t.ended {
-		t.path.commands.Add(-1)
+		t.path.commands.Release()
 	} else {
-		t.path.over(1)
+		t.path.over(t.turn, 1)
 	}
 	t.path, t.ended = nil, false
 }

@@ -44,8 +44,6 @@ type Queue struct {
 	born   uint32      // Node.clock when it came, or its host was asked to authenticate itself
 	live   int         // tasks that the mover's pool does not have
 	told   int         // of live: answered, and the mover has not said yet that the answer has left
-	sent   uint64      // those of which it has
-	behind []behind    // who waits for that
 	tasks  []*Task     // outstanding: in a store, waiting, or fetching data
 	first  *Task       // the first command of a fused pair, which waits for the second
 	failed bool        // the last command was the first of a pair, and has failed
@@ -321,11 +319,11 @@ func (q *Queue) answer(t *Task) {
 	if t.copying != nil {
 		t.leaveCopy()
 	}
-	t.over()
-	t.overForOthers()
 	if t.aborted {
 		t.CQE.Status, t.CQE.DW0, t.CQE.DW1, t.In = t.status, 0, 0, nil
 	}
+	t.over()
+	t.overForOthers()
 	second := t.second
 	if second != nil {
 		t.second, second.pair = nil, nil
@@ -388,9 +386,6 @@ func (q *Queue) answered(t *Task) {
 	}
 	if t.state == taskAnswered {
 		q.told--
-		if q.sent++; len(q.behind) > 0 {
-			q.tellBehind()
-		}
 	}
 	t.state = taskGone
 	q.leased -= t.leased
@@ -403,23 +398,6 @@ func (q *Queue) answered(t *Task) {
 	if !t.queued.Queued() { // else it is still in q.ready: Resume gives it back
 		q.recycle(t)
 	}
-}
-
-// behind is who waits for the answers that were on their way when it came: until so many have left in all.
-type behind struct {
-	sent uint64
-	over func()
-}
-
-// tellBehind tells those that need not wait any more.
-func (q *Queue) tellBehind() {
-	q.behind = slices.DeleteFunc(q.behind, func(b behind) bool {
-		left := q.sent >= b.sent
-		if left {
-			b.over()
-		}
-		return left
-	})
 }
 
 func (q *Queue) recycle(t *Task) {

@@ -90,7 +90,8 @@ func (c *Controller) remember(paths []*path) {
 
 // addTo adds what the path counts to s.
 func (p *path) addTo(s *iostat.Stats) {
-	s.InFlight += p.commands.Load() % oneRunning
+	_, all := p.commands.Count()
+	s.InFlight += all
 	p.counts.AddTo(s)
 }
 

@@ -207,7 +207,7 @@ func (s *Subsystem) noticeMask(host [16]byte, nsid uint32) uint32 {
 }
 
 // setNoticeMask changes that, for namespaces that are there.
-func (s *Subsystem) setNoticeMask(host [16]byte, list []*path, mask uint32) {
+func (s *Subsystem) setNoticeMask(host [16]byte, list []heldPath, mask uint32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range list {
@@ -226,10 +226,10 @@ func (s *Subsystem) forgetMasks(gone func(noticeKey) bool) {
 
 // hold keeps the namespaces of an admin command from being closed before it ends.
 func (t *Task) hold(list ...*path) {
-	for _, p := range list {
-		p.enter()
+	t.held = make([]heldPath, len(list))
+	for i, p := range list {
+		t.held[i] = p.hold()
 	}
-	t.held = list
 }
 
 // persistence says whether reservations outlive a loss of power.

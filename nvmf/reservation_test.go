@@ -758,3 +758,29 @@ func TestPreemptWaitsForLentReads(t *testing.T) {
 		}
 	}
 }
+
+// Answers of other namespaces are nobody's concern, and neither are those without data.
+func TestPreemptWaitsForNoOtherAnswers(t *testing.T) {
+	x, y := newTarget(t, nil, false), newTarget(t, nil, false)
+	x.sub.SetNamespaces([]Shown{{NSID: 2, Namespace: y.ns}})
+	t.Cleanup(func() { x.sub.SetNamespaces([]Shown{{NSID: 2}}) })
+	a, b := x.party(1, 1), x.party(1, 2)
+	for i, p := range []*party{a, b} {
+		if s := p.reserve(resRegister, 0, 0, uint64(i+1)); s != nvme.Success {
+			t.Fatal(s)
+		}
+	}
+	b.io.deaf = true
+	b.io.await(rw(nvme.Write, 1), 512, fill(512, 1))
+	other := rw(nvme.Read, 1)
+	other.NSID = 2
+	b.io.await(other, 512, nil)
+	if s := a.reserve(resAcquire, uint32(nvme.PreemptAndAbort)|uint32(nvme.ExclusiveAccess)<<8, 1, 2); s != nvme.Success {
+		t.Error(s)
+	}
+	b.io.q.Lock()
+	for _, k := range b.io.kept {
+		b.io.q.Sent(k)
+	}
+	b.io.q.Unlock()
+}

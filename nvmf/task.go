@@ -55,10 +55,11 @@ type Task struct {
 	waits *Subsystem
 
 	r       volume.Request
-	path    *path   // nil: the command is about no namespace's blocks
-	ended   bool    // it does not run any more, as path.commands has it
-	held    []*path // that an admin command is about: their namespaces are not closed before it ends
-	off     int64   // bytes of the volume
+	path    *path       // nil: the command is about no namespace's blocks
+	turn    volume.Turn // in which it runs
+	ended   bool        // it does not run any more, as path.commands has it
+	held    []heldPath  // that an admin command is about: their namespaces are not closed before it ends
+	off     int64       // bytes of the volume
 	n       int64
 	own     func(*Task) volume.Next // goes on with data that the task has memory of its own for
 	after   func(*Task) volume.Next // the step after the current one of r
@@ -69,7 +70,7 @@ type Task struct {
 
 	awaited  []*abortion    // what waits for the end of the command
 	changing *access.Change // of who may do what
-	others   []*path        // that are to be changed next
+	others   []heldPath     // that are to be changed next
 
 	// A fused pair is the request of its first command. Both have data in one half of its memory each.
 	fused  bool // the first of a pair
@@ -230,7 +231,7 @@ func (t *Task) release() {
 		t.leavePath()
 	}
 	for _, p := range t.held {
-		p.over(1)
+		p.letGo()
 	}
 	t.held = nil
 	t.In, t.Out, t.data[0] = nil, nil, nil

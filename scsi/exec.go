@@ -46,11 +46,12 @@ type taskState struct {
 
 	state atomic.Uint32 // stateFinished, stateAborted
 
-	gated      bool       // counted in LogicalUnit.gate
-	outrun     bool       // when it was listed a reservation kept it from running
-	listed     bool       // in itl's list; written by the driver with itl.mu held
-	next, prev *Task      // itl's list, guarded by itl.mu
-	managers   []*manager // who waits for the release; guarded by itl.mu
+	turn       volume.Turn // in which it runs
+	gated      bool        // counted in LogicalUnit.gate
+	outrun     bool        // when it was listed a reservation kept it from running
+	listed     bool        // in itl's list; written by the driver with itl.mu held
+	next, prev *Task       // itl's list, guarded by itl.mu
+	managers   []*manager  // who waits for the release; guarded by itl.mu
 
 	queueNext *Task // in taskOrder, guarded by its mutex
 }
@@ -82,7 +83,7 @@ func (t *Task) Start() Next {
 	}
 	t.lu = t.itl.lu
 	t.r.Begin(t, t.lu.v, int(t.lu.blockSize), t.Nexus.most, t.Nexus.batching, t.NoLend)
-	t.itl.tasks.Add(oneRunning + 1)
+	t.turn = t.itl.tasks.Enter()
 	// The count comes before the look at the gate: an ORDERED task raises the gate before it
 	// looks at the counts, so one of the two sees the other.
 	if t.Attr != Simple || t.lu.gate.Load() != 0 {
@@ -333,8 +334,7 @@ func (t *Task) leaveTaskSet() {
 	if t.keepsOrder() {
 		t.leaveOrder(1)
 	} else {
-		left := i.tasks.Add(-1)
-		invariant.Check(left >= 0, "scsi: more tasks leave the task set than have entered it")
+		i.tasks.Release()
 	}
 	for _, m := range managers {
 		m.released()

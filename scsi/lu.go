@@ -217,9 +217,9 @@ func (lu *LogicalUnit) dropITL(i *itl) {
 // tasks returns how many tasks run, and how many there are between start and release. mu is held.
 func (lu *LogicalUnit) tasks() (running, all int64) {
 	for _, i := range lu.itls {
-		n := i.tasks.Load()
-		running += n / oneRunning
-		all += n % oneRunning
+		r, n := i.tasks.Count()
+		running += r
+		all += n
 	}
 	return running, all
 }

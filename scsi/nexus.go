@@ -8,6 +8,7 @@ import (
 
 	"oneshot/internal/iostat"
 	"oneshot/mem"
+	"oneshot/volume"
 )
 
 // Nexus is an I_T nexus: what the target knows of one initiator port. Its methods may be
@@ -54,9 +55,8 @@ type itl struct {
 	denied atomic.Uint32 // a set of denials
 	counts iostat.Lazy   // of its commands
 
-	// tasks counts the tasks from their start to their release, and by oneRunning those that run: until they end (Task.leaveOrder), and
-	// dormant ones excepted. It has a cache line that only this nexus writes.
-	tasks atomic.Int64
+	// tasks counts the tasks. They run until they end (Task.leaveOrder), dormant ones excepted. It has a cache line that only this nexus writes.
+	tasks volume.Commands
 
 	prevents bool // PREVENT ALLOW MEDIUM REMOVAL; guarded by LogicalUnit.mu
 

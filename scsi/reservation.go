@@ -146,5 +146,9 @@ func (i *itl) Abort(done func()) {
 	m.left.Store(1)
 	i.abortAll(m)
 	i.abortCopies(m)
+	if i.lends { // those, too, that have ended within Start, and whose answers are in the store's memory
+		m.left.Add(1)
+		i.tasks.Await(m.released)
+	}
 	m.finish()
 }

@@ -1031,6 +1031,51 @@ func TestReadBesidePreemptAndAbort(t *testing.T) {
 	}
 }
 
+// A READ that has ended within Start is in no task set. Where its answer is sent from the memory of the store it would tell what is written there
+// after PREEMPT AND ABORT, which therefore waits for it; but not for the answers of what comes later.
+func TestPreemptAndAbortAwaitsLentReads(t *testing.T) {
+	for _, lends := range []bool{true, false} {
+		b := newBench(t, lends, nil)
+		p := &prBench{bench: b, a: b.nexus, b: b.client(2)}
+		p.must(p.a, proutRegister, 0, 0, 0xa)
+		p.must(p.b, proutRegister, 0, 0, 0xb)
+		p.must(p.a, proutReserve, exclusiveAccess, 0xa, 0)
+		read := func() *Task {
+			task := b.task(rw10(0x28, 0, 1), nil, 512)
+			if next := task.Start(); next != Done {
+				t.Fatal(next)
+			}
+			return task
+		}
+		before := read()
+		l := proutList(0xb, 0xa, 0)
+		preempt := b.task(proutCDB(proutPreemptAndAbort, exclusiveAccess, 24), l, 0)
+		preempt.Nexus = p.b
+		if next := preempt.Start(); next != Pull {
+			t.Fatal(next)
+		}
+		place(preempt, l)
+		next := preempt.Pulled()
+		if (next == Wait) != lends {
+			t.Errorf("lends %v: %v while the answer of a READ is on its way", lends, next)
+		}
+		after := read()
+		before.Release()
+		if next == Wait {
+			b.awaitReady(preempt)
+			next = preempt.Resume()
+		}
+		if next != Done || preempt.Status != Good {
+			t.Errorf("lends %v: %v, status %02x", lends, next, preempt.Status)
+		}
+		if after.Status == Good {
+			t.Error("a READ of the preempted that comes later is done")
+		}
+		after.Release()
+		preempt.Release()
+	}
+}
+
 // A session keeps its RESERVE when a view of the volume that it has no more is forgotten, for it has another one.
 func TestReserveOutlastsFormerView(t *testing.T) {
 	reserve6 := []byte{0x16, 0, 0, 0, 0, 0}

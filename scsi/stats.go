@@ -104,7 +104,8 @@ func (t *Target) Stats() []LUNStats {
 }
 
 func (i *itl) addTo(s *iostat.Stats) {
-	s.InFlight += i.tasks.Load() % oneRunning
+	_, all := i.tasks.Count()
+	s.InFlight += all
 	i.counts.AddTo(s)
 }
 

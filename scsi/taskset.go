@@ -21,9 +21,6 @@ type taskOrder struct {
 	headOfQueue int   // HEAD OF QUEUE tasks that run
 }
 
-// oneRunning is in itl.tasks what a task adds that runs.
-const oneRunning = 1 << 32
-
 // gateDraining in LogicalUnit.gate has every release look whether it was the last one.
 const gateDraining = 1 << 30
 
@@ -38,7 +35,8 @@ func (t *Task) enterInOrder() Next {
 		lu.mu.Unlock()
 		return t.begin()
 	}
-	t.itl.tasks.Add(-oneRunning)
+	i := t.itl
+	tell := i.tasks.Rest(t.turn)
 	last := &lu.order.first
 	for *last != nil {
 		last = &(*last).queueNext
@@ -51,7 +49,10 @@ func (t *Task) enterInOrder() Next {
 	granted := lu.serveOrder()
 	lu.checkDrained()
 	lu.mu.Unlock()
-	granted.Tell()
+	granted.Tell() // the task may be another one then
+	if tell {
+		i.tasks.Tell()
+	}
 	return next
 }
 
@@ -82,11 +83,10 @@ func (t *Task) noteRuns() {
 func (t *Task) keepsOrder() bool { return !t.NoLend && t.itl.lends }
 
 // leaveOrder is the end of t as far as the order goes, and also its release if released is 1.
-func (t *Task) leaveOrder(released int64) {
+func (t *Task) leaveOrder(released uint64) {
 	lu := t.itl.lu
-	left := t.itl.tasks.Add(-oneRunning - released)
-	invariant.Check(left >= 0, "scsi: more tasks leave the order than have entered it")
-	if gate := lu.gate.Load(); t.gated || gate != 0 && (left < oneRunning || gate >= gateDraining) {
+	idle := t.itl.tasks.End(t.turn, released)
+	if gate := lu.gate.Load(); t.gated || gate != 0 && (idle || gate >= gateDraining) {
 		lu.leaveInOrder(t)
 	}
 }
@@ -114,7 +114,7 @@ func (lu *LogicalUnit) leaveInOrder(t *Task) {
 func (lu *LogicalUnit) serveOrder() (granted volume.Granted) {
 	for t := lu.order.first; t != nil && t.mayRun(true, 0); t = lu.order.first {
 		lu.order.first = t.queueNext
-		t.itl.tasks.Add(oneRunning)
+		t.turn = t.itl.tasks.Run()
 		t.noteRuns()
 		granted.Add(&t.r)
 	}
@@ -155,7 +155,7 @@ func (lu *LogicalUnit) withdraw(t *Task) bool {
 	for p := &lu.order.first; *p != nil; p = &(*p).queueNext {
 		if *p == t {
 			*p = t.queueNext
-			t.itl.tasks.Add(oneRunning)
+			t.turn = t.itl.tasks.Run()
 			t.noteRuns()
 			return true
 		}
