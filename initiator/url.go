@@ -58,7 +58,11 @@ func ParseURL(s string) (URL, error) {
 	scheme, rest, ok := strings.Cut(s, "://")
 	i := slices.IndexFunc(schemes[:], func(x struct{ name, port string }) bool { return x.name == scheme })
 	if !ok || i < 0 {
-		return u, fmt.Errorf("a URL begins with iscsi://, iser+iwarp://, oneshot+iwarp:// or iser+verbs://, not with %q", clip(scheme))
+		const want = "a URL begins with iscsi://, iser+iwarp://, oneshot+iwarp:// or iser+verbs://"
+		if !ok || !isWord(scheme) {
+			return u, errors.New(want) // the rest may have a secret in it
+		}
+		return u, fmt.Errorf("%s, not with %s://", want, scheme)
 	}
 	u.Transport = Transport(i)
 	rest, query, _ := strings.Cut(rest, "?")
@@ -68,6 +72,9 @@ func ParseURL(s string) (URL, error) {
 		user, secret, _ := strings.Cut(authority[:at], "%")
 		u.CHAP = &Credentials{Name: user, Secret: []byte(secret)}
 		authority = authority[at+1:]
+	}
+	if strings.Contains(path, "@") || hasSecret(authority) {
+		return u, errors.New("user and secret of the URL end at an @, and must not have / or ? in them: set LIBISCSI_CHAP_USERNAME and LIBISCSI_CHAP_PASSWORD")
 	}
 	var err error
 	if u.Address, err = address(authority, schemes[i].port); err != nil {
@@ -84,6 +91,16 @@ func ParseURL(s string) (URL, error) {
 	}
 	return u, nil
 }
+
+// hasSecret reports whether s, which stands where host:port should, is the beginning of user%secret@. A % is also in the address of
+// a link: fe80::1%eth0.
+func hasSecret(s string) bool {
+	before, _, has := strings.Cut(s, "%")
+	return has && !strings.Contains(before, ":")
+}
+
+// isWord reports whether s is made as schemes and keys are.
+func isWord(s string) bool { return strings.Trim(s, "abcdefghijklmnopqrstuvwxyz0123456789+_-") == "" }
 
 func address(s, port string) (string, error) {
 	host := strings.TrimSuffix(strings.TrimPrefix(s, "["), "]")
@@ -121,7 +138,7 @@ func (u *URL) path(path string) error {
 func (u *URL) query(query string) error {
 	q, err := url.ParseQuery(query)
 	if err != nil {
-		return fmt.Errorf("what follows the ? of the URL: %w", err)
+		return errors.New("what follows the ? of the URL is no list of key=value with & between them; %, & and ; in a value are written %25, %26 and %3B")
 	}
 	for key, values := range q {
 		v := values[len(values)-1]
@@ -143,7 +160,11 @@ func (u *URL) query(query string) error {
 		case "target_password":
 			u.mutual().Secret = []byte(v)
 		default:
-			return fmt.Errorf("the URL has an unknown key %q; there are header_digest, data_digest, target_user, target_password, device", clip(key))
+			unknown := "an unknown key"
+			if _, secret := q["target_password"]; !secret && isWord(key) { // what is behind an & may be the rest of a secret
+				unknown += " " + strconv.Quote(clip(key))
+			}
+			return fmt.Errorf("the URL has %s; there are header_digest, data_digest, target_user, target_password, device", unknown)
 		}
 	}
 	return nil

@@ -17,6 +17,8 @@ func TestParseURL(t *testing.T) {
 		"iser+iwarp://h/iqn.t:x/0":             {Transport: ISER, Address: "h:3261", Target: "iqn.t:x"},
 		"oneshot+iwarp://h:7/iqn.t:x/12":       {Transport: OneShot, Address: "h:7", Target: "iqn.t:x", LUN: 12},
 		"iser+verbs://h/iqn.t:x/3?device=rxe0": {Transport: ISERVerbs, Address: "h:3260", Target: "iqn.t:x", LUN: 3, Device: "rxe0"},
+		"iscsi://[fe80::1%eth0]:99/iqn.t:x":    {Address: "[fe80::1%eth0]:99", Target: "iqn.t:x", LUN: -1},
+		"iscsi://u%s@fe80::1%eth0/":            {Address: "[fe80::1%eth0]:3260", LUN: -1, CHAP: &Credentials{Name: "u", Secret: []byte("s")}},
 		"iscsi://u%s@h/iqn.t:x/1": {
 			Address: "h:3260", Target: "iqn.t:x", LUN: 1, CHAP: &Credentials{Name: "u", Secret: []byte("s")},
 		},
@@ -66,8 +68,18 @@ func TestURLKeepsSecrets(t *testing.T) {
 	if s := u.String(); s != "iscsi://alice@h:3260/iqn.t:x/1" {
 		t.Errorf("it reads %s", s)
 	}
-	if _, err := ParseURL("iscsi://alice%hidden-words@h:x/iqn.t:x/1"); err == nil || strings.Contains(err.Error(), "hidden") {
-		t.Errorf("the error is %v", err)
+	for _, in := range []string{
+		"iscsi://alice%hidden-words@h:x/iqn.t:x/1",
+		"iscsi://alice%hid/den@h/iqn.t:x/1", "iscsi://alice%hid?den@h/iqn.t:x/1", "iscsi://alice%h/iqn?den@h/iqn.t:x/1",
+		"iscsi:alice%hidden@h/iqn.t:x/1", "alice%hidden@h", "isci://alice%hidden@h",
+		"iscsi://alice@h/iqn.t:x/1?target_password=%hidden", "iscsi://alice@h/iqn.t:x/1?target_password=hid;den", "iscsi://alice@h/iqn.t:x/1?target_password=a&hidden=b",
+		"iscsi://alice@h/iqn.t:x/1?target_password=a&hidden",
+	} {
+		if u, err := ParseURL(in); err == nil {
+			t.Errorf("%q is %+v", in, u)
+		} else if s := err.Error(); strings.Contains(s, "hid") || strings.Contains(s, "den") || strings.Contains(s, "alice%") {
+			t.Errorf("%q: the error is %v", in, err)
+		}
 	}
 }
 
