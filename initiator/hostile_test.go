@@ -49,6 +49,7 @@ func serve(t testing.TB, f func(net.Conn)) string {
 type target struct {
 	c      net.Conn
 	statSN serial.SN
+	aborts func() // is told of each task to abort
 }
 
 // read returns the next PDU.
@@ -74,6 +75,11 @@ func (g *target) write(f interface{ AppendTo([]byte) []byte }, data []byte) {
 
 // logIn agrees to everything.
 func (g *target) logIn() error {
+	return g.logInWith("HeaderDigest=None\x00DataDigest=None\x00InitialR2T=No\x00ImmediateData=Yes\x00FirstBurstLength=65536\x00MaxRecvDataSegmentLength=8192\x00")
+}
+
+// logInWith answers the operational stage with those keys.
+func (g *target) logInWith(operational string) error {
 	for {
 		h, _, err := g.read()
 		if err != nil {
@@ -87,7 +93,7 @@ func (g *target) logIn() error {
 		if r.CSG() == pdu.StageSecurityNegotiation {
 			keys = []byte("AuthMethod=None\x00TargetPortalGroupTag=1\x00")
 		} else {
-			keys = []byte("HeaderDigest=None\x00DataDigest=None\x00InitialR2T=No\x00ImmediateData=Yes\x00FirstBurstLength=65536\x00MaxRecvDataSegmentLength=8192\x00")
+			keys = []byte(operational)
 		}
 		g.write(&pdu.LoginResponseFields{
 			Transit: true, CSG: r.CSG(), NSG: r.NSG(), ISID: r.ISID(), TSIH: 1, ITT: r.ITT(), DataSegmentLength: len(keys), Sequence: g.sequence(),

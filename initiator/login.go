@@ -135,6 +135,9 @@ func (l *login) step(h pdu.LoginResponse, data []byte) (out []byte, transit, don
 			return nil, false, false, err
 		}
 		if l.stage = h.NSG(); l.stage == pdu.StageFullFeaturePhase {
+			if err := l.agreed(); err != nil {
+				return nil, false, false, err
+			}
 			l.tsih = h.TSIH()
 			return nil, false, true, nil
 		}

@@ -102,6 +102,23 @@ func (l *login) negotiated(key, v string) error {
 	return nil
 }
 
+// agreed checks that the target has agreed to what there is no session without: a key that it has not answered has its default.
+func (l *login) agreed() error {
+	for _, k := range []struct {
+		key        string
+		asked, has bool
+	}{
+		{"HeaderDigest", l.url.HeaderDigest, l.p.HeaderDigest},
+		{"DataDigest", l.url.DataDigest, l.p.DataDigest},
+		{"RDMAExtensions", l.url.Transport == ISER || l.url.Transport == ISERVerbs, l.p.RDMAExtensions},
+	} {
+		if k.asked && !k.has && !l.discovery {
+			return fmt.Errorf("login: the target has not answered %s", k.key)
+		}
+	}
+	return nil
+}
+
 func chosenBool(key, v string) error {
 	if v != "Yes" {
 		return fmt.Errorf("login: the target answers %s=%s to Yes", key, clip(v))

@@ -94,6 +94,9 @@ func (o *Options) complete(u *URL) error {
 	case o.Depth < 1 || o.Depth > maxDepth:
 		return fmt.Errorf("a depth of %d: 1 to %d commands can be outstanding", o.Depth, maxDepth)
 	}
+	if m := u.Mutual; m != nil && (m.Name == "" || len(m.Secret) == 0) {
+		return errors.New("the target has to prove who it is by a name and a secret, and one of them is missing (target_user, target_password)")
+	}
 	if o.Immediate == 0 {
 		o.Immediate = defaultImmediate
 	}
