@@ -2,6 +2,7 @@ package initiator
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -265,7 +266,7 @@ func (l *LU) move(ctx context.Context, p []byte, off int64, write bool) (int, er
 	n := 0
 	for i := range cs {
 		if err := cs[i].Failure(); err != nil {
-			return n, err
+			return n, cmp.Or(ctx.Err(), err)
 		}
 		n += len(cs[i].data())
 	}
@@ -282,8 +283,29 @@ const (
 type part struct {
 	c    Command
 	mem  *Memory
-	n    int // bytes of the stream in it
-	done chan struct{}
+	n    int           // bytes of the stream in it
+	done chan struct{} // closed when c has ended
+}
+
+// start begins p's command, which Prepare has made.
+func (p *part) start(s *Session) {
+	done := make(chan struct{})
+	p.done, p.c.Done = done, func(*Command) { close(done) }
+	s.Start(&p.c)
+}
+
+// wait returns when p's command has ended, and how. If ctx ends first, the command is aborted.
+func (p *part) wait(ctx context.Context, s *Session) error {
+	select {
+	case <-p.done:
+	case <-ctx.Done():
+		s.abort(&p.c, p.done)
+		<-p.done
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return p.c.Failure()
 }
 
 func (l *LU) parts() ([]*part, error) {
@@ -295,9 +317,7 @@ func (l *LU) parts() ([]*part, error) {
 			freeParts(ps)
 			return nil, err
 		}
-		p := &part{mem: m, done: make(chan struct{}, 1)}
-		p.c.Done = func(*Command) { p.done <- struct{}{} }
-		ps[i] = p
+		ps[i] = &part{mem: m}
 	}
 	return ps, nil
 }
@@ -321,7 +341,7 @@ func (l *LU) CopyTo(ctx context.Context, w io.Writer, off, n int64, progress fun
 	head, under := 0, 0
 	defer func() {
 		for ; under > 0; under-- {
-			<-ps[head%copyDepth].done
+			_ = ps[head%copyDepth].wait(ctx, l.s)
 			head++
 		}
 		freeParts(ps)
@@ -334,14 +354,14 @@ func (l *LU) CopyTo(ctx context.Context, w io.Writer, off, n int64, progress fun
 			if err := l.Prepare(&p.c, off+asked); err != nil {
 				return err
 			}
-			l.s.Start(&p.c)
+			p.start(l.s)
 			asked += int64(p.n)
 		}
 		p := ps[head%copyDepth]
-		<-p.done
+		err := p.wait(ctx, l.s)
 		head++
 		under--
-		if err := errors.Join(p.c.Failure(), ctx.Err()); err != nil {
+		if err != nil {
 			return err
 		}
 		if _, err := w.Write(p.mem.b[:p.n]); err != nil {
@@ -365,16 +385,16 @@ func (l *LU) CopyFrom(ctx context.Context, r io.Reader, off int64, progress func
 	head, under := 0, 0
 	wait := func() error {
 		p := ps[head%copyDepth]
-		<-p.done
+		err := p.wait(ctx, l.s)
 		head++
 		under--
-		if err := p.c.Failure(); err != nil {
+		if err != nil {
 			return err
 		}
 		if told += int64(p.n); progress != nil {
 			progress(told)
 		}
-		return ctx.Err()
+		return nil
 	}
 	defer func() {
 		for under > 0 {
@@ -394,14 +414,14 @@ func (l *LU) CopyFrom(ctx context.Context, r io.Reader, off int64, progress func
 			break
 		}
 		whole := (p.n + l.block - 1) / l.block * l.block
-		if err := l.fill(p.mem.b[:whole], p.n, at); err != nil {
+		if err := l.fill(ctx, p.mem.b[:whole], p.n, at); err != nil {
 			return told, err
 		}
 		p.c.Out, p.c.Memory = p.mem.b[:whole], p.mem
 		if err := l.Prepare(&p.c, at); err != nil {
 			return told, err
 		}
-		l.s.Start(&p.c)
+		p.start(l.s)
 		at += int64(p.n)
 		if under++; under == copyDepth {
 			if err := wait(); err != nil {
@@ -413,13 +433,13 @@ func (l *LU) CopyFrom(ctx context.Context, r io.Reader, off int64, progress func
 }
 
 // fill completes the last block of b, of which n bytes are there, with what the disk has.
-func (l *LU) fill(b []byte, n int, at int64) error {
+func (l *LU) fill(ctx context.Context, b []byte, n int, at int64) error {
 	if n == len(b) {
 		return nil
 	}
 	first := n / l.block * l.block
 	old := make([]byte, l.block)
-	if _, err := l.ReadAt(old, at+int64(first)); err != nil {
+	if _, err := l.move(ctx, old, at+int64(first), false); err != nil {
 		return err
 	}
 	copy(b[n:], old[n-first:])
