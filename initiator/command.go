@@ -50,7 +50,8 @@ type Command struct {
 	sense  [252]byte
 	got    int  // bytes of Data-In
 	asked  int  // bytes that R2Ts have asked for
-	whole  bool // what moves less than all has failed
+	whole  bool // what moves less than all, or would have moved more, has failed
+	more   bool // the target would have moved more
 	told   int  // unit attentions in a row
 	joined bool // Out or In is a copy of OutV or InV
 	fields pdu.SCSICommandFields
@@ -88,11 +89,14 @@ var statusNames = map[byte]string{
 }
 
 // Failure returns nil if the command has ended with GOOD, Err if it was not executed, and
-// otherwise a *StatusError. What LU.Prepare makes has failed, too, if it ends with GOOD and has not moved all bytes.
+// otherwise a *StatusError. What LU.Prepare makes has failed, too, if it ends with GOOD and has not moved all bytes, or if the target says
+// that there would have been more: its blocks are not those that LU knows of.
 func (c *Command) Failure() error {
 	switch {
 	case c.Err != nil:
 		return c.Err
+	case c.Status == StatusGood && c.whole && c.more:
+		return fmt.Errorf("LUN %d: %s: the target says that the command is about more than %d bytes: it has other blocks", c.LUN, commandName(c.CDB[0]), c.size())
 	case c.Status == StatusGood && c.whole && c.Transferred < c.size():
 		return fmt.Errorf("LUN %d: %s: the target says that it is done, and has moved %d of %d bytes", c.LUN, commandName(c.CDB[0]), c.Transferred, c.size())
 	case c.Status == StatusGood:
@@ -207,5 +211,6 @@ type transfer struct {
 	bind     rdma.Work
 	sgl      [2]rdma.SGE
 	answered bool
+	sent     bool    // posted
 	bounce   *bounce // holds the data, where the device reaches none but its own memory
 }

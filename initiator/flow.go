@@ -226,9 +226,14 @@ func (m *conn) write(c *Command, immediate int, stag rdma.STag, off uint64) {
 // haveSent notes that the first n Sends and invalidations are posted.
 func (m *conn) haveSent(n int) {
 	for i := range m.sends[:n] {
-		if c := m.senders[i]; c != nil && (m.sends[i].Op == rdma.OpBind || m.sends[i].Flags&rdma.Advertise != 0) {
+		c := m.senders[i]
+		if c == nil {
+			continue
+		}
+		if m.sends[i].Op == rdma.OpBind || m.sends[i].Flags&rdma.Advertise != 0 {
 			c.rdma.stag = m.sends[i].STag
 		}
+		c.rdma.sent = m.sends[i].Op == rdma.OpSend
 	}
 	m.sends = m.sends[:copy(m.sends, m.sends[n:])]
 	m.senders = m.senders[:copy(m.senders, m.senders[n:])]
@@ -278,6 +283,10 @@ func (e *closeError) Terminate() (layer, etype, code uint8) { return 0, 2, 7 }
 func (m *conn) answered(c *Command) {
 	t := &c.rdma
 	if t.answered {
+		return
+	}
+	if !t.sent && !m.closed { // otherwise it would leave after its end, and show memory that is its owner's again
+		m.broken(fmt.Errorf("the target answers the command with the ITT %#x, which has not been sent", c.itt))
 		return
 	}
 	t.answered = true

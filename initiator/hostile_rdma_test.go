@@ -98,6 +98,12 @@ func (g *rdmaTarget) logIn() bool {
 // target's end of the connection ends.
 func dialRDMA(t testing.TB, f func(*rdmaTarget)) (s *initiator.Session, ended <-chan error) {
 	t.Helper()
+	return dialRDMAWith(t, 32, f)
+}
+
+// dialRDMAWith is dialRDMA for a target that takes as many advertised STags as window says.
+func dialRDMAWith(t testing.TB, window uint32, f func(*rdmaTarget)) (s *initiator.Session, ended <-chan error) {
+	t.Helper()
 	dev, err := iwarp.Open(iwarp.Config{})
 	check(t, err)
 	l, err := dev.Listen("127.0.0.1:0")
@@ -130,7 +136,7 @@ func dialRDMA(t testing.TB, f func(*rdmaTarget)) (s *initiator.Session, ended <-
 		if err != nil {
 			return
 		}
-		offer := &rdma.OneShotOffer{Flags: true, Advertise: true, Close: true, Window: 32}
+		offer := &rdma.OneShotOffer{Flags: true, Advertise: true, Close: true, Window: window}
 		if err := r.Accept(g.qp, rdma.ConnParams{OneShot: offer}); err == nil && g.logIn() {
 			f(g)
 		}

@@ -142,7 +142,7 @@ func (s *Session) start(cs list) {
 	for c := cs.pop(); c != nil; c = cs.pop() {
 		c.Err, c.Status, c.Transferred, c.Sense = s.unfit(c), 0, 0, nil
 		c.told = 0
-		c.got, c.asked, c.issued, c.rdma = 0, 0, false, transfer{memory: c.rdma.memory[:0]}
+		c.got, c.asked, c.more, c.issued, c.rdma = 0, 0, false, false, transfer{memory: c.rdma.memory[:0]}
 		switch {
 		case c.Err == nil:
 			s.waiting.push(c)
@@ -300,7 +300,7 @@ func (s *Session) finish(c *Command) {
 		c.told++
 		s.log.Info("unit attention", "lun", c.LUN, "sense", c.Failure())
 		c.Status, c.Transferred, c.Sense = 0, 0, nil
-		c.got, c.asked, c.rdma = 0, 0, transfer{memory: c.rdma.memory[:0]}
+		c.got, c.asked, c.more, c.rdma = 0, 0, false, transfer{memory: c.rdma.memory[:0]}
 		s.waiting.push(c)
 		return
 	}
@@ -376,6 +376,7 @@ func (s *Session) response(h pdu.SCSIResponse, data []byte) error {
 		n := int(data[0])<<8 | int(data[1])
 		c.Sense = append(c.sense[:0], data[2:][:min(n, len(data)-2, len(c.sense))]...)
 	}
+	c.more = h.Overflow()
 	s.status(c, h.Status(), h.Underflow(), h.ResidualCount())
 	return nil
 }
@@ -464,7 +465,7 @@ func (s *Session) Do(ctx context.Context, c *Command) error {
 	}
 	s.abort(c, done)
 	<-done
-	if c.Err == nil && c.Status == StatusGood {
+	if c.Failure() == nil {
 		return nil // it was faster
 	}
 	return ctx.Err()

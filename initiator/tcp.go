@@ -334,6 +334,7 @@ func (m *tcp) arrived(c *Command, d pdu.DataIn) {
 	c.got += d.DataSegmentLen()
 	if d.HasStatus() {
 		m.s.numbers(d.Header, true)
+		c.more = d.Overflow()
 		m.s.status(c, d.Status(), d.Underflow(), d.ResidualCount())
 		return
 	}
@@ -360,9 +361,10 @@ func (m *tcp) direct() error {
 	if m.offers(c, d, m.in[m.r+l.data:m.w]) {
 		return m.pass(c, d)
 	}
-	n := copy(into, m.in[m.r+l.data:m.w])
+	have := m.in[m.r+l.data : m.w]
+	n := copy(into, have)
 	moved := uint64(n)
-	m.r, m.w = 0, 0
+	m.r, m.w = 0, copy(m.in, have[n:]) // the data may be there as a whole, and not what follows it
 	for n < len(into) {
 		k, err := m.readTo(into[n:], m.in[:ahead])
 		switch {

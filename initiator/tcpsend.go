@@ -178,8 +178,11 @@ func (m *tcp) send() bool {
 			case unix.EINTR:
 			case unix.EAGAIN:
 				return false
-			default:
+			case unix.EPIPE, unix.ECONNRESET:
 				return true // the reader learns of it
+			default:
+				m.unsendable(errno)
+				return true
 			}
 		}
 		m.out.head = m.out.head[:0]
@@ -192,6 +195,14 @@ func (m *tcp) send() bool {
 		m.out.late = m.out.late[:0]
 		m.s.issue() // what a unit attention has put back
 	}
+}
+
+// unsendable ends the connection: nobody but the kernel and we know that it does not take what is to be sent, memory that is none, say.
+func (m *tcp) unsendable(errno unix.Errno) {
+	if m.s.err == nil {
+		m.s.err = fmt.Errorf("sending: %w", errno)
+	}
+	_ = unix.Shutdown(m.sock.FD, unix.SHUT_RDWR) // which the reader notices
 }
 
 // onWritable goes on when the socket was full. False: it is full again.
