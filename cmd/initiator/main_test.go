@@ -152,6 +152,10 @@ func TestEnvironment(t *testing.T) {
 		t.Errorf("status %d, %s", status, bad)
 	}
 	t.Setenv("LIBISCSI_CHAP_TARGET_USERNAME", "bob")
+	if status, _, bad := call(t, "", "ls", url); status != 2 || !strings.Contains(bad, "LIBISCSI_CHAP_TARGET_PASSWORD") {
+		t.Errorf("status %d, %s", status, bad)
+	}
+	t.Setenv("LIBISCSI_CHAP_TARGET_PASSWORD", "another-secret-12")
 	if status, _, bad := call(t, "", "ls", url); status != 1 || !strings.Contains(bad, "refuses the login") {
 		t.Errorf("status %d, %s", status, bad)
 	}

@@ -168,7 +168,13 @@ func (fl *flags) url(arg string) (initiator.URL, error) {
 		}
 	}
 	if user, ok := os.LookupEnv("LIBISCSI_CHAP_TARGET_USERNAME"); ok && u.Mutual == nil {
-		u.Mutual = &initiator.Credentials{Name: user, Secret: []byte(os.Getenv("LIBISCSI_CHAP_TARGET_PASSWORD"))}
+		u.Mutual = &initiator.Credentials{Name: user}
+	}
+	if u.Mutual != nil && len(u.Mutual.Secret) == 0 {
+		u.Mutual.Secret = []byte(os.Getenv("LIBISCSI_CHAP_TARGET_PASSWORD"))
+		if len(u.Mutual.Secret) == 0 {
+			return u, &usageError{errors.New("there is a user of the target without a secret, which anybody could prove to know: set LIBISCSI_CHAP_TARGET_PASSWORD")}
+		}
 	}
 	if u.Mutual != nil && u.CHAP == nil {
 		return u, &usageError{errors.New("the target has to prove who it is (target_user), which takes a CHAP user of the initiator, too: set LIBISCSI_CHAP_USERNAME, or write user%secret@ into the URL")}
