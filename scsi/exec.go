@@ -210,8 +210,8 @@ func (t *Task) settle(next Next) Next {
 	case Aborted:
 		t.end(endedAborted)
 		t.Untold()
-		if t.changing != nil && t.changing.Reserved != nil { // nobody is told that it is there
-			t.itl.lu.v.Access().Lose(t.changing.Reserved)
+		if t.changing != nil {
+			t.itl.lu.v.Access().TakeBack(t.changing)
 		}
 		if t.listed {
 			t.itl.over(t)

@@ -15,8 +15,11 @@ func (t *Task) prinAlloc() int { return int(binary.BigEndian.Uint16(t.CDB[7:])) 
 // look goes on with then when it is known which reservations are in force.
 func (t *Task) look(then func(*Task, *access.State) Next) Next {
 	return t.change(&access.Change{Op: access.Look}, func(t *Task, c *access.Change) Next {
-		if c.Result == access.NotNow {
+		switch {
+		case c.Result == access.NotNow:
 			return t.notNow(c.Err)
+		case t.lu.v.Access().Reserved(nil) != nil: // SPC-2 §5.5.1: whoever has done the RESERVE
+			return t.conflict()
 		}
 		return then(t, &c.State)
 	})

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -1144,6 +1145,80 @@ func TestAbortedReserveIsUndone(t *testing.T) {
 	if r := b.run(task, nil); r.status != Good {
 		t.Errorf("after the reset the unit is reserved: %#x", r.status)
 	}
+}
+
+// So is one of a session that had reserved before: aborted alone it leaves what was there, and with a reset nothing.
+func TestAbortedReserveAgain(t *testing.T) {
+	reserve6 := []byte{0x16, 0, 0, 0, 0, 0}
+	for _, reset := range []bool{false, true} {
+		for _, backwards := range []bool{false, true} {
+			kept, keep := make(chan struct{}), make(chan struct{})
+			b := newBench(t, false, func(c *benchConfig, _ *fakeStore) { c.Keeper = keeperFunc(func() { kept <- struct{}{}; <-keep }) })
+			other := b.client(2)
+			if r := b.do(reserve6, nil, 0); r.status != Good {
+				t.Fatalf("RESERVE: %+v", r)
+			}
+			set := make(chan error)
+			go func() { set <- b.lu.v.Access().SetGroup(access.Group{ID: 9, State: access.Standby}) }()
+			<-kept
+			again := []*Task{b.task(reserve6, nil, 0), b.task(reserve6, nil, 0)}
+			for _, task := range again {
+				if task.Start() != Wait {
+					t.Fatal("RESERVE does not wait for the change before it")
+				}
+			}
+			over := make(chan struct{}, 1)
+			if reset {
+				other.Manage(LUNReset, 0, nil, func(TMFResponse) { over <- struct{}{} })
+			} else {
+				b.nexus.Manage(AbortTaskSet, 0, nil, func(TMFResponse) { over <- struct{}{} })
+			}
+			close(keep)
+			if err := <-set; err != nil {
+				t.Fatal(err)
+			}
+			if backwards {
+				slices.Reverse(again)
+			}
+			for _, task := range again {
+				for task.Resume() != Aborted {
+					<-b.owner.ready
+				}
+			}
+			for _, task := range again {
+				task.Release()
+			}
+			<-over
+			task := b.task(reserve6, nil, 0)
+			task.Nexus = other
+			other.lookup(0).ua.Store(0)
+			if r := b.run(task, nil); (r.status == Good) != reset {
+				t.Errorf("reset %v, backwards %v: RESERVE by another: %#x", reset, backwards, r.status)
+			}
+		}
+	}
+}
+
+// While a RESERVE stands nobody has persistent reservations, not even who has done it: else RELEASE would be refused to it.
+func TestReserveKeepsPersistentReservationsAway(t *testing.T) {
+	b := newPRBench(t, nil)
+	if r := b.as(b.a, []byte{0x16, 0, 0, 0, 0, 0}, nil, 0); r.status != Good {
+		t.Fatalf("RESERVE: %02x", r.status)
+	}
+	for _, op := range []byte{proutRegister, proutRegisterAndIgnore} {
+		if v := b.out(b.a, op, 0, 0, 1, 0); v != conflicts {
+			t.Errorf("PERSISTENT RESERVE OUT, %d: %#x", op, v)
+		}
+	}
+	for action := range byte(4) {
+		if r := b.as(b.a, []byte{0x5e, action, 0, 0, 0, 0, 0, 0, 64, 0}, nil, 64); r.status != ReservationConflict {
+			t.Errorf("PERSISTENT RESERVE IN, %d: %02x", action, r.status)
+		}
+	}
+	if r := b.as(b.a, []byte{0x17, 0, 0, 0, 0, 0}, nil, 0); r.status != Good {
+		t.Errorf("RELEASE: %02x", r.status)
+	}
+	b.must(b.a, proutRegister, 0, 0, 1)
 }
 
 // keeperFunc is a keeper that calls something, and keeps nothing.

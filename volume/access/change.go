@@ -81,16 +81,16 @@ type Change struct {
 	Result Result
 	Err    error // NotKept, NotNow
 	State  State // Look
-	// Reserved is what a RESERVE has made, unless its session had done one before.
-	Reserved *Reserved
 
-	done    func()
-	changed bool
-	next    State
-	self    int // registration of the subscriber, or -1
-	notices []notice
-	aborts  []Registration // whose commands are to be aborted
-	aborted []Subscriber
+	reserved *Reserved // what a RESERVE has made
+	replaced *Reserved // the one that its session had done before; may be nil
+	done     func()
+	changed  bool
+	next     State
+	self     int // registration of the subscriber, or -1
+	notices  []notice
+	aborts   []Registration // whose commands are to be aborted
+	aborted  []Subscriber
 }
 
 // PortOf is a target port with its relative identifier.
@@ -127,6 +127,9 @@ func (c *Change) run(t *Table) Result {
 	}
 	if c.Besides && (c.Op == RegisterAndIgnore || c.Op == Register && c.self >= 0) {
 		return BadOthers
+	}
+	if c.Op <= RegisterAndMove && t.agreement == nil && t.reserved != nil {
+		return Conflict // SPC-2 §5.5.1: whoever has done the RESERVE
 	}
 	if fits, registers := c.fits(); registers {
 		if !fits {

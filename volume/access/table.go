@@ -53,7 +53,11 @@ type Table struct {
 }
 
 // Reserved is what one RESERVE has made.
-type Reserved struct{ session any }
+type Reserved struct {
+	session any
+	over    bool      // lost, or taken back; guarded by Table.mu
+	former  *Reserved // of one that was taken back: the RESERVE of its session that it had replaced; guarded by Table.mu
+}
 
 // of reports whether session has done the RESERVE. There may be none.
 func (r *Reserved) of(session any) bool { return r != nil && r.session == session }
@@ -158,14 +162,34 @@ func (t *Table) Reserved(session any) *Reserved {
 	return t.reserved
 }
 
-// Lose ends a RESERVE, unless it has ended, or been done again.
+// Lose ends a RESERVE, unless it has ended, or been done again. What was there before a RESERVE that was taken back ends with it.
 func (t *Table) Lose(r *Reserved) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.reserved == r {
-		t.reserved = nil
-		t.publish()
+	for ; r != nil; r = r.former {
+		r.over = true
+		if t.reserved == r {
+			t.reserved = nil
+			t.publish()
+		}
 	}
+}
+
+// TakeBack undoes the RESERVE that c is, of which its session is not told. If the session had done one before, and not lost it, that stands.
+func (t *Table) TakeBack(c *Change) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r := c.reserved
+	if r == nil || r.over {
+		return
+	}
+	r.over, r.former = true, c.replaced
+	if t.reserved != r {
+		return // it was done again
+	}
+	for t.reserved = r; t.reserved != nil && t.reserved.over; t.reserved = t.reserved.former {
+	}
+	t.publish()
 }
 
 // deny tells s what it may not do. mu is held.
@@ -294,11 +318,9 @@ func (t *Table) commit(c *Change) {
 	}
 	t.state = c.next
 	if c.Op == ReserveUnit {
-		had := t.reserved != nil // by the same session
-		t.reserved = &Reserved{c.By.Session()}
-		if !had {
-			c.Reserved = t.reserved
-		}
+		c.replaced = t.reserved // by the same session
+		c.reserved = &Reserved{session: c.By.Session()}
+		t.reserved = c.reserved
 	}
 	t.publish()
 	for _, n := range c.notices {
