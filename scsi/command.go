@@ -70,7 +70,7 @@ func init() { // not in the declarations: commands that report the table are in 
 		{Name: "MODE SELECT(10)", Usage: "\x55\x11\x00\x00\x00\x00\x00\xff\xff\x04", Flags: altersUnit | passesNoMedium | passesStandby, Run: (*Task).modeSelect10},
 		{Name: "MODE SENSE(6)", Usage: "\x1a\x08\xff\xff\xff\x04", Flags: readsMedium | passesNoMedium | passesStandby, Run: (*Task).modeSense6},
 		{Name: "MODE SENSE(10)", Usage: "\x5a\x18\xff\xff\x00\x00\x00\xff\xff\x04", Flags: readsMedium | passesNoMedium | passesStandby, Run: (*Task).modeSense10},
-		{Name: "SEND DIAGNOSTIC", Usage: "\x1d\xe4\x00\xff\xff\x04", Flags: readsMedium | altersUnit, Run: (*Task).sendDiagnostic},
+		{Name: "SEND DIAGNOSTIC", Usage: "\x1d\xe4\x00\xff\xff\x04", Flags: readsMedium | altersUnit | passesStandby, Run: (*Task).sendDiagnostic},
 		{Name: "REPORT LUNS", Usage: "\xa0\x00\xff\x00\x00\x00\xff\xff\xff\xff\x00\x04", Flags: ignoresUA | anyLUN | passesReserve | passesAll, Run: (*Task).reportLUNs},
 		{Name: "REPORT SUPPORTED OPERATION CODES", Usage: "\xa3\x0c\x87\xff\xff\xff\xff\xff\xff\xff\x00\x04", Flags: readsMedium | describes, hasSA: true, sa: 0x0c, Run: (*Task).reportOpcodes},
 		{Name: "REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS", Usage: "\xa3\x0d\x80\x00\x00\x00\xff\xff\xff\xff\x00\x04", Flags: readsMedium | describes, hasSA: true, sa: 0x0d, Run: (*Task).reportTMFs},

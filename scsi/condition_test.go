@@ -40,7 +40,7 @@ func TestCommandsPerCondition(t *testing.T) {
 	always := []string{"REQUEST SENSE", "INQUIRY", "REPORT LUNS", "REPORT TARGET PORT GROUPS"}
 	unavailable := append([]string{"SET TARGET PORT GROUPS"}, always...)
 	describing := append([]string{"LOG SENSE", "REPORT SUPPORTED", "PERSISTENT RESERVE IN"}, unavailable...)
-	standby := append([]string{"MODE SENSE", "MODE SELECT", "PERSISTENT RESERVE OUT", "READ CAPACITY"}, describing...)
+	standby := append([]string{"SEND DIAGNOSTIC", "MODE SENSE", "MODE SELECT", "PERSISTENT RESERVE OUT", "READ CAPACITY"}, describing...)
 	noMedium := append([]string{
 		"MODE SENSE", "MODE SELECT", "PERSISTENT RESERVE OUT", "RESERVE(", "RELEASE(", "START STOP", "PREVENT ALLOW", "RECEIVE",
 	}, describing...)

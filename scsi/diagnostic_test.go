@@ -29,4 +29,11 @@ func TestSendDiagnostic(t *testing.T) {
 	if v := verdict(b.do([]byte{0x1d, 0x04, 0, 0, 0, 0}, nil, 0)); v == 0 {
 		t.Error("a store that is broken passes its self-test")
 	}
+	b.nexus.lookup(0).denied.Store(denyStandby)
+	if v := verdict(b.do([]byte{0x1d, 0x04, 0, 0, 0, 0}, nil, 0)); v != 0 {
+		t.Errorf("the self-test in standby: %05x", v)
+	}
+	if v := verdict(b.do([]byte{0x1d, 0x20, 0, 0, 0, 0}, nil, 0)); v != 0x52400 {
+		t.Errorf("another one in standby: %05x", v)
+	}
 }
