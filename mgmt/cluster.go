@@ -14,8 +14,8 @@ type Clusterer interface {
 	// NewToken makes a token with which one machine can join.
 	NewToken(ctx context.Context) (string, error)
 	// RemoveNode takes a member out of the cluster: at once, or, with replace, when another of its name votes in its
-	// place.
-	RemoveNode(ctx context.Context, name string, replace bool) error
+	// place. It refuses if the member has the only copy in sync of a mirror, unless lose names that mirror.
+	RemoveNode(ctx context.Context, name string, replace bool, lose []string) error
 	// DrainNode has a node serve nothing from now on, or, without on, lets it serve again. Status tells which mirrors it
 	// serves still.
 	DrainNode(ctx context.Context, name string, on bool) error
@@ -141,11 +141,17 @@ func (a *api) newToken(w http.ResponseWriter, r *http.Request) {
 }
 
 func (a *api) removeNode(w http.ResponseWriter, r *http.Request) {
-	q, ok := queryOf(w, r, "replace")
+	values, ok := parseQuery(w, r)
+	if !ok {
+		return
+	}
+	lose := values["lose"]
+	delete(values, "lose")
+	q, ok := switchesOf(w, values, "replace")
 	if !ok || !noBody(w, r) {
 		return
 	}
-	if err := a.target.RemoveNode(r.Context(), r.PathValue("name"), q["replace"]); err != nil {
+	if err := a.target.RemoveNode(r.Context(), r.PathValue("name"), q["replace"], lose); err != nil {
 		failCluster(w, err)
 		return
 	}
@@ -179,8 +185,19 @@ func (c *Client) NewToken(ctx context.Context) (string, error) {
 }
 
 // RemoveNode takes a member out of the cluster, as Clusterer has it.
-func (c *Client) RemoveNode(ctx context.Context, name string, replace bool) error {
-	return c.do(ctx, http.MethodDelete, "/v1/cluster/nodes/"+url.PathEscape(name)+switches(map[string]bool{"replace": replace}), nil, nil)
+func (c *Client) RemoveNode(ctx context.Context, name string, replace bool, lose []string) error {
+	q := url.Values{}
+	if replace {
+		q.Set("replace", "true")
+	}
+	for _, mirror := range lose {
+		q.Add("lose", mirror)
+	}
+	path := "/v1/cluster/nodes/" + url.PathEscape(name)
+	if len(q) > 0 {
+		path += "?" + q.Encode()
+	}
+	return c.do(ctx, http.MethodDelete, path, nil, nil)
 }
 
 // DrainNode has a node serve nothing, or again, as Clusterer has it.

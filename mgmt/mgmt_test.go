@@ -80,10 +80,10 @@ func (f *fake) Status() Status {
 
 func (f *fake) NewToken(context.Context) (string, error) { return "the-token", f.sick }
 
-func (f *fake) RemoveNode(_ context.Context, name string, replace bool) error {
+func (f *fake) RemoveNode(_ context.Context, name string, replace bool, lose []string) error {
 	switch name {
 	case "b":
-		f.removed = append(f.removed, fmt.Sprint(name, replace))
+		f.removed = append(f.removed, fmt.Sprint(name, replace, lose))
 		return nil
 	case "a":
 		return errors.New("a is the only member")
@@ -576,15 +576,17 @@ func TestCluster(t *testing.T) {
 		t.Error(err)
 	}
 	for _, r := range []bool{false, true} {
-		if err := c.RemoveNode(t.Context(), "b", r); err != nil {
-			t.Error(err)
+		for _, lose := range [][]string{nil, {"d&e", "replace=false"}} {
+			if err := c.RemoveNode(t.Context(), "b", r, lose); err != nil {
+				t.Error(err)
+			}
 		}
 	}
-	if diff := cmp.Diff([]string{"bfalse", "btrue"}, f.removed); diff != "" {
+	if diff := cmp.Diff([]string{"bfalse []", "bfalse [d&e replace=false]", "btrue []", "btrue [d&e replace=false]"}, f.removed); diff != "" {
 		t.Error(diff)
 	}
 	for name, want := range map[string]string{"a": "the only member", "c/d": "no cluster"} {
-		if err := c.RemoveNode(t.Context(), name, false); err == nil || !strings.Contains(err.Error(), want) {
+		if err := c.RemoveNode(t.Context(), name, false, nil); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

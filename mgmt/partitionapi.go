@@ -128,11 +128,22 @@ func (a *api) match(w http.ResponseWriter, r *http.Request, ok bool) (string, bo
 
 // queryOf reads switches: NAME, NAME=true, NAME=1, or their contrary.
 func queryOf(w http.ResponseWriter, r *http.Request, known ...string) (map[string]bool, bool) {
+	values, ok := parseQuery(w, r)
+	if !ok {
+		return nil, false
+	}
+	return switchesOf(w, values, known...)
+}
+
+func parseQuery(w http.ResponseWriter, r *http.Request) (url.Values, bool) {
 	values, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
 		fail(w, http.StatusBadRequest, err.Error())
-		return nil, false
 	}
+	return values, err == nil
+}
+
+func switchesOf(w http.ResponseWriter, values url.Values, known ...string) (map[string]bool, bool) {
 	on := make(map[string]bool)
 	for k, v := range values {
 		yes, err := strconv.ParseBool(v[0])

@@ -158,14 +158,26 @@ func (f *Force) mirrorOf(k *known) (*ForcedMirror, error) {
 	return m, nil
 }
 
+// leftOut lists the nodes that may serve a mirror with what they have: those with a copy in sync, though they be members no more, for who was
+// sent away and has not heard of it goes on; and, if the cluster is left behind, all its members.
+func (f *Force) leftOut() (names []string) {
+	if f.alone == "" {
+		for _, m := range f.log.Members() {
+			names = append(names, m.Name)
+		}
+	}
+	for i := range f.Mirrors {
+		names = append(names, f.Mirrors[i].InSync...)
+	}
+	slices.Sort(names)
+	return slices.DeleteFunc(slices.Compact(names), func(n string) bool { return n == f.Node })
+}
+
 // reachAll tries to reach those who would be left out.
 func (f *Force) reachAll(ctx context.Context) {
-	for _, n := range f.log.Others() {
-		if f.alone != "" && !slices.Contains(f.Mirrors[0].InSync, n.Name) {
-			continue
-		}
-		o := ForcedOther{Name: n.Name, Says: "the configuration has no address of it"}
-		if c := f.cluster.Node(n.Name); c != nil {
+	for _, name := range f.leftOut() {
+		o := ForcedOther{Name: name, Says: "the configuration has no address of it"}
+		if c := f.cluster.Node(name); c != nil {
 			o.Address = c.Address
 		}
 		f.Others = append(f.Others, o)

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -107,12 +108,13 @@ func openFabric(c *config.Cluster, log *slog.Logger) (*fabric.Fabric, error) {
 // dataPatience is how long the start of a connection for data may take.
 const dataPatience = 5 * time.Second
 
-// retire ends the part of this node in its mirrors when the cluster has gone on without it (target ha force): what it would
-// serve, alone perhaps, others do not have.
+// retire ends the part of this node in its mirrors when the others take it no more, whatever the reason: the cluster was forced to go on without
+// it, it was replaced or removed, or there is another life of it. It hears of no view any more, so a primary that has the only copy in sync, and
+// asks nobody whether it still is one, would serve on while another node does.
 func (m *member) retire(ctx context.Context) {
 	_, err := m.node.Await(ctx, func(s *quorum.Status) bool {
-		e, ok := errors.AsType[*quorum.OutdatedError](s.Trouble)
-		return ok && e.Former
+		_, ok := errors.AsType[*quorum.OutdatedError](s.Trouble)
+		return ok
 	})
 	if err != nil {
 		return
@@ -264,7 +266,7 @@ func (s *Server) NewToken(ctx context.Context) (string, error) {
 }
 
 // RemoveNode implements mgmt.Target.
-func (s *Server) RemoveNode(ctx context.Context, name string, replace bool) error {
+func (s *Server) RemoveNode(ctx context.Context, name string, replace bool, lose []string) error {
 	n, err := s.memberNode()
 	if err != nil {
 		return err
@@ -275,7 +277,43 @@ func (s *Server) RemoveNode(ctx context.Context, name string, replace bool) erro
 	}
 	ctx, cancel := context.WithTimeout(ctx, consensusTime)
 	defer cancel()
+	if err := s.member.spares(ctx, name, lose); err != nil {
+		return err
+	}
 	return noMajority(n.Leave(ctx, name, how))
+}
+
+// spares refuses to send a node away that has the only copy in sync of a mirror: it serves nothing from then on, and what that copy alone has no
+// other one may ever have. lose names the mirrors of which that is meant. It keeps people from mistakes: between it and the change the other copies
+// may be lost, and then nobody serves the mirror.
+func (m *member) spares(ctx context.Context, name string, lose []string) error {
+	if _, err := m.node.Get(ctx, formerKey); err != nil { // what was agreed on before is known here then
+		return noMajority(quorum.ErrUnknown)
+	}
+	members := m.node.Status().Members
+	isMember := func(name string, stays bool) bool {
+		return slices.ContainsFunc(members, func(o quorum.Member) bool { return o.Name == name && (o.Leaving == quorum.Stays || !stays) })
+	}
+	var only []string
+	for _, k := range m.knownMirrors() {
+		id := idIn(k.Store, name)
+		if id == 0 || !isMember(name, false) || !k.view.InSync.Has(id) || slices.Contains(lose, k.name) {
+			continue
+		}
+		has := false // another one that stays
+		for other := range k.view.InSync.Without(id).All() {
+			has = has || isMember(k.node(other), true)
+		}
+		if !has {
+			only = append(only, k.name)
+		}
+	}
+	if len(only) == 0 {
+		return nil
+	}
+	which := strings.Join(only, ", ")
+	return fmt.Errorf("nothing was changed: node %s has the only copy in sync of %s, and would serve nothing any more: what hosts have written since another copy was in sync no other node has. Bring another copy level first (target ha status); "+
+		"if node %s is lost for good, have another one go on with what it has (target ha force MIRROR); to send it away all the same, add --lose %s", name, which, name, strings.Join(only, " --lose "))
 }
 
 // noMajority says what it means that consensus has not answered.

@@ -470,16 +470,27 @@ func oneNode(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
+// loseFlag is of commands that send a node away.
+func loseFlag(cmd *cobra.Command, lose *[]string) {
+	cmd.Flags().StringArrayVar(lose, "lose", nil, "send the node away though it has the only copy in sync of `MIRROR`")
+}
+
 func haReplace() *cobra.Command {
-	v := new(view)
+	v, lose := new(view), []string(nil)
 	cmd := &cobra.Command{
-		Use:   "replace NODE",
+		Use:   "replace NODE [--lose MIRROR]",
 		Short: "Let another machine, or an emptied one, take the place of a node",
 		Long: `replace is for a node whose machine or state directory is lost, or was set back to an
-older state. The former node is refused from then on. It keeps its vote on paper until
-another machine has joined under the same name and is level, so a majority of the other
-voters has to be up. replace prints the token with which that machine joins.`,
-		Example:               `  target ha replace b`,
+older state. The former node is refused from then on, and serves no mirror as soon as it
+hears of that. It keeps its vote on paper until another machine has joined under the same
+name and is level, so a majority of the other voters has to be up. replace prints the
+token with which that machine joins.
+
+A node that has the only copy in sync of a mirror is not replaced, unless --lose names
+that mirror: nobody serves it then, until another copy is forced to go on (target ha
+force), and what the copy of the node alone has is lost.`,
+		Example: `  target ha replace b
+  target ha replace b --lose disk1`,
 		Args:                  oneNode,
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -489,7 +500,7 @@ voters has to be up. replace prints the token with which that machine joins.`,
 			if err != nil {
 				return err
 			}
-			if err := c.RemoveNode(cmd.Context(), args[0], true); err != nil {
+			if err := c.RemoveNode(cmd.Context(), args[0], true, lose); err != nil {
 				return err
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "Node %s may be replaced. On its new machine, with an empty state directory:\n  %s ha join --config FILE --node %s --token %s\n", args[0], cmd.Root().Name(), args[0], t)
@@ -497,26 +508,30 @@ voters has to be up. replace prints the token with which that machine joins.`,
 		},
 	}
 	v.socketFlag(cmd)
+	loseFlag(cmd, &lose)
 	return cmd
 }
 
 func haRemove() *cobra.Command {
-	v := new(view)
+	v, lose := new(view), []string(nil)
 	cmd := &cobra.Command{
-		Use:   "remove NODE",
+		Use:   "remove NODE [--lose MIRROR]",
 		Short: "Take a node out of the cluster for good",
-		Long: `remove ends the membership of a node, which is refused from then on. One, three or
-five nodes vote: with one node less there may be fewer voters. Remove the node from
-cluster.nodes as well. The last node cannot be removed.`,
+		Long: `remove ends the membership of a node, which is refused from then on, and serves no mirror
+as soon as it hears of that. One, three or five nodes vote: with one node less there may
+be fewer voters. Remove the node from cluster.nodes as well. The last node cannot be
+removed, and one that has the only copy in sync of a mirror only if --lose names that
+mirror, as for target ha replace.`,
 		Example:               `  target ha remove b`,
 		Args:                  oneNode,
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c := v.client()
 			defer c.Close()
-			return c.RemoveNode(cmd.Context(), args[0], false)
+			return c.RemoveNode(cmd.Context(), args[0], false, lose)
 		},
 	}
 	v.socketFlag(cmd)
+	loseFlag(cmd, &lose)
 	return cmd
 }

@@ -177,3 +177,35 @@ func TestMirrorForceFormer(t *testing.T) {
 	}
 	s.forcedBy("b", "--confirm", "lab")
 }
+
+// TestMirrorForceOwn: the only copy in sync is good, and the directory of its node is lost. The node joins anew, and its own copy is forced.
+func TestMirrorForceOwn(t *testing.T) {
+	s := newThrough(t)
+	l := s.beginLoad()
+	s.servedBy("a")
+	s.kill("b")
+	l.more(50) // which b lacks
+	l.stop.Store(true)
+	l.wg.Wait()
+	s.kill("a")
+	if err := os.RemoveAll(s.path("a", "consensus")); err != nil {
+		t.Fatal(err)
+	}
+	s.start("b")
+	s.untilCluster("w", "a majority agrees", func(c *mgmt.Cluster) bool { return c.Members[1].Leads || c.Members[2].Leads })
+	s.fails("add --lose disk", s.asked("w", "ha", "replace", "a")...)
+	_, token, _ := strings.Cut(s.must(s.asked("w", "ha", "replace", "a", "--lose", "disk")...), "--token ")
+	s.must(s.on("a", "ha", "join", "--token", strings.Fields(token)[0])...)
+	s.start("a")
+	s.until("w", "a is a member", allUp)
+	s.untilCluster("a", "nobody serves the mirror", func(c *mgmt.Cluster) bool { return c.Mirrors[0].Role != mgmt.RolePrimary })
+	s.stop("a")
+	s.forcedBy("a", "disk", "--confirm", "disk")
+	l = newLoadAfter(t, l.m, l) // all is there
+	l.more(50)
+	s.untilCluster("b", "the former lineage is told", func(c *mgmt.Cluster) bool { return strings.Contains(c.Mirrors[0].Trouble, "target ha rejoin") })
+	s.kill("b")
+	s.must(s.on("b", "ha", "rejoin", "--discard-mine")...)
+	s.start("b")
+	s.endLoad(l)
+}

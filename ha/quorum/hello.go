@@ -22,7 +22,7 @@ type (
 	// OutdatedError: a member whose promises cannot be relied on. It must not take part under its number again.
 	OutdatedError struct {
 		Why string
-		// Former: the cluster was forced to go on without this node. What it serves nobody else agrees on.
+		// Former: the cluster goes on without this node for good. A node of an older version serves its mirrors on unless it reads that.
 		Former bool
 	}
 	// RunningError: a member that is connected in another life. It goes away when that one has ended.
@@ -34,7 +34,7 @@ func (e *OutdatedError) Error() string { return e.Why }
 func (e *RunningError) Error() string  { return e.Why }
 
 func replacedError(name string) error {
-	return &OutdatedError{Why: fmt.Sprintf("node %s was replaced or removed, and this machine is the former one: to use it again, empty its state directory and run `target ha join` with a new token", name)}
+	return &OutdatedError{Former: true, Why: fmt.Sprintf("node %s was replaced or removed, and this machine is the former one: to use it again, empty its state directory and run `target ha join` with a new token", name)}
 }
 
 // formerError is for members of the cluster that this node was one of before it was forced to be one of its own.
