@@ -17,14 +17,17 @@ type Token struct {
 	of      *Handle // that one's, whose own changes do not end the token
 	revoked atomic.Bool
 	stripes stripeSet // of the ranges
-	at      int       // in tokens.list, while it is not revoked; guarded by tokens.mu
+	at      int       // in its list of tokens, while it is not revoked; guarded by tokens.mu
 }
 
 // tokens are those of a volume.
 type tokens struct {
-	count atomic.Int32 // looked at by each request that writes
-	mu    sync.Mutex
-	list  []*Token // guarded by mu
+	count    atomic.Int32 // looked at by each request that writes
+	promises atomic.Int32 // of these, such as guard nothing
+	mu       sync.Mutex
+	lists    [2][]*Token        // promises, and guards: a store that hangs has one for each command that waits; guarded by mu
+	guards   [stripeCount]int32 // how many guards are about a stripe; guarded by mu
+	guarded  stripeSet          // where there are any; guarded by mu
 	// mapped are ranges that somebody may write to at any time: no token can promise their bytes. Guarded by mu.
 	mapped []Range
 }
@@ -46,10 +49,39 @@ func (v *Volume) newToken(t *Token) *Token {
 		t.revoked.Store(true)
 		return t
 	}
-	t.at = len(v.tokens.list)
-	v.tokens.list = append(v.tokens.list, t)
-	v.tokens.count.Store(int32(len(v.tokens.list)))
+	list := v.tokens.home(t)
+	t.at = len(*list)
+	*list = append(*list, t)
+	v.tokens.counted(t, 1)
 	return t
+}
+
+// home is the list that t is in. mu is held.
+func (ts *tokens) home(t *Token) *[]*Token {
+	if t.guards {
+		return &ts.lists[1]
+	}
+	return &ts.lists[0]
+}
+
+// counted notes that t has come, or gone. mu is held.
+func (ts *tokens) counted(t *Token, by int32) {
+	ts.count.Add(by)
+	if !t.guards {
+		ts.promises.Add(by)
+		return
+	}
+	for i := range ts.guards {
+		if !t.stripes.has(i) {
+			continue
+		}
+		if ts.guards[i] += by; ts.guards[i] == 0 {
+			ts.guarded[i/64] &^= 1 << (i % 64)
+		}
+	}
+	if by > 0 {
+		ts.guarded.union(&t.stripes)
+	}
 }
 
 // Volume is where the bytes are.
@@ -90,13 +122,26 @@ func (v *Volume) Touch(off, n int64) { v.touch(off, n, false, nil) }
 func (v *Volume) touched(off, n int64) { v.touch(off, n, true, nil) }
 
 func (v *Volume) touch(off, n int64, over bool, by *Handle) {
-	if v.tokens.count.Load() == 0 {
+	ts := &v.tokens
+	if ts.count.Load() == 0 || over && ts.promises.Load() == 0 {
 		return
 	}
 	set := setOf(off, n)
-	v.tokens.revoke(func(t *Token) bool {
-		return t.stripes.meets(&set) && !(t.guards && (over || by != nil && t.of == by)) && t.meets(off, n)
-	})
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	for i := range ts.about(&set, over) {
+		ts.revoke(&ts.lists[i], func(t *Token) bool {
+			return t.stripes.meets(&set) && !(t.guards && by != nil && t.of == by) && t.meets(off, n)
+		})
+	}
+}
+
+// about is how many of the lists have tokens that a change of the stripes may end, which is over, or is about to be made. mu is held.
+func (ts *tokens) about(set *stripeSet, over bool) int {
+	if over || !set.meets(&ts.guarded) {
+		return 1
+	}
+	return 2
 }
 
 // meets reports whether the token stands for any of the bytes [off, off+n).
@@ -109,7 +154,7 @@ func (ts *tokens) open(x Range) {
 	ts.mu.Lock()
 	ts.mapped = append(ts.mapped, x)
 	ts.mu.Unlock()
-	ts.revoke(func(t *Token) bool { return t.meets(x.Off, x.N) })
+	ts.revokeAny(func(t *Token) bool { return t.meets(x.Off, x.N) })
 }
 
 // shut undoes open.
@@ -121,26 +166,34 @@ func (ts *tokens) shut(x Range) {
 }
 
 // RevokeAll ends all tokens: the data are about to go.
-func (v *Volume) RevokeAll() { v.tokens.revoke(func(*Token) bool { return true }) }
+func (v *Volume) RevokeAll() { v.tokens.revokeAny(func(*Token) bool { return true }) }
 
-// revoke ends the tokens for which f is true.
-func (ts *tokens) revoke(f func(*Token) bool) {
+// revokeAny ends the tokens for which f is true.
+func (ts *tokens) revokeAny(f func(*Token) bool) {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
-	for i := len(ts.list) - 1; i >= 0; i-- { // whoever takes the place of one that is dropped has been looked at
-		if t := ts.list[i]; f(t) {
+	for i := range ts.lists {
+		ts.revoke(&ts.lists[i], f)
+	}
+}
+
+// revoke ends the tokens of a list for which f is true. mu is held.
+func (ts *tokens) revoke(list *[]*Token, f func(*Token) bool) {
+	for i := len(*list) - 1; i >= 0; i-- { // whoever takes the place of one that is dropped has been looked at
+		if t := (*list)[i]; f(t) {
 			ts.drop(t)
 		}
 	}
 }
 
-// drop ends a token that is in the list. mu is held.
+// drop ends a token that is in its list. mu is held.
 func (ts *tokens) drop(t *Token) {
 	t.revoked.Store(true)
-	last := len(ts.list) - 1
-	moved := ts.list[last]
-	ts.list[t.at], moved.at = moved, t.at
-	ts.list[last] = nil
-	ts.list = ts.list[:last]
-	ts.count.Store(int32(last))
+	list := ts.home(t)
+	last := len(*list) - 1
+	moved := (*list)[last]
+	(*list)[t.at], moved.at = moved, t.at
+	(*list)[last] = nil
+	*list = (*list)[:last]
+	ts.counted(t, -1)
 }

@@ -48,3 +48,43 @@ func TestTokensEndWithTheirBytes(t *testing.T) {
 		t.Errorf("%d are left", n)
 	}
 }
+
+// Who has changed bytes looks at no guard, however many commands wait in a store that hangs; nor does who comes to change bytes where nobody waits.
+func TestGuardsInNobodysWay(t *testing.T) {
+	v := open(t, Config{Store: newSliceStore(4096)})
+	promise := v.NewToken(0, []Range{{5 << stripeShift, 512}})
+	var guards []*Token
+	for i := range int64(1000) {
+		guards = append(guards, v.Guard([]Range{{3<<stripeShift + 512*i, 512}}))
+	}
+	looks := func(stripe int64, over bool) (n int) {
+		set := setOf(stripe<<stripeShift, 512)
+		v.tokens.mu.Lock()
+		defer v.tokens.mu.Unlock()
+		for i := range v.tokens.about(&set, over) {
+			n += len(v.tokens.lists[i])
+		}
+		return n
+	}
+	if here, over, elsewhere := looks(3, false), looks(3, true), looks(4, false); here != 1001 || over != 1 || elsewhere != 1 {
+		t.Errorf("%d, %d and %d tokens are looked at", here, over, elsewhere)
+	}
+	for _, g := range guards {
+		g.Revoke()
+	}
+	if n := looks(3, false); n != 1 {
+		t.Errorf("%d tokens are looked at in the end", n)
+	}
+	promise.Revoke()
+}
+
+// BenchmarkComesBack is a write that comes back from a store in which 32,000 commands wait.
+func BenchmarkComesBack(b *testing.B) {
+	v := open(b, Config{Store: newSliceStore(4096)})
+	for i := range int64(32_000) {
+		v.Guard([]Range{{4096 * i, 4096}})
+	}
+	for b.Loop() {
+		v.touched(0, 4096)
+	}
+}

@@ -107,7 +107,7 @@ func (k *keeper) Save(state []byte) error {
 	return nil
 }
 
-func open(t *testing.T, cfg Config) *Volume {
+func open(t testing.TB, cfg Config) *Volume {
 	t.Helper()
 	cfg.Logger = quiet
 	v, err := New(cfg)
