@@ -29,6 +29,9 @@ type command struct {
 	nextMemory *command // in conn.wanting
 	ready      bool     // may be posted to the endpoint
 
+	ticks uint8         // seconds since it came, at most overdue
+	guard backend.Guard // from then on, until it is posted; nil: it changes nothing, or is in time
+
 	slot    int // of the receive that its data is in; -1: none
 	data    []byte
 	lease   *mem.Lease
@@ -132,6 +135,15 @@ func (c *conn) inUse(tag uint32) bool {
 		if x.active && x.r.Tag == tag {
 			return true
 		}
+	}
+	return false
+}
+
+// changes reports whether the request changes octets.
+func (x *command) changes() bool {
+	switch x.r.Op {
+	case wire.Write, wire.Discard, wire.Swap, wire.Add:
+		return x.r.Length > 0
 	}
 	return false
 }
@@ -428,6 +440,11 @@ func (x *command) end() {
 	invariant.Check(x.used, "partition/service: a command ends twice")
 	x.used = false
 	x.forgetMemory()
+	if x.guard != nil {
+		x.guard.Revoke()
+		x.guard = nil
+	}
+	x.ticks = 0
 	x.h, x.ready, x.failed, x.closes, x.stag = nil, false, false, false, 0
 	x.sgl[0], x.out[0] = rdma.SGE{}, rdma.SGE{}
 	x.c.free = append(x.c.free, x)

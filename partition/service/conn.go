@@ -366,6 +366,26 @@ func (c *conn) end(err error) {
 	c.mu.Unlock()
 }
 
+// tick is called about once a second. What waits here to be posted is late when it has done so for long: its client may have been given up,
+// and what others have written since is not overwritten. From when it is posted on the endpoint counts.
+func (c *conn) tick() {
+	c.mu.Lock()
+	defer c.unlock()
+	for _, h := range c.handles {
+		for x := h.first; x != nil; x = x.next {
+			if x.ticks < overdue {
+				x.ticks++
+			}
+			if x.ticks == overdue && x.guard == nil && h.guards != nil && x.changes() {
+				x.guard = h.guards.Guard(int64(x.r.Offset), int64(x.r.Length))
+			}
+		}
+	}
+}
+
+// overdue is the age in ticks from which on a request has a guard: volume.OverdueTicks.
+const overdue = 3
+
 // isDead reports whether the connection has ended, or is about to.
 func (c *conn) isDead() bool {
 	c.mu.Lock()

@@ -12,3 +12,6 @@ func (s *Service) Dead() (n int) {
 	}
 	return n
 }
+
+// Tick is what the service does once a second.
+func (s *Service) Tick() { s.tick() }

@@ -204,6 +204,7 @@ func openEndpoint(ctx context.Context, _ string, _ rdma.Rights, gone func(error)
 		return local.Opened{}, err
 	}
 	h.endpoint = e
+	h.guards, _ = e.(guarder)
 	shut := e.Close
 	if e.Lends() {
 		h.direct = &direct{medium: e}
@@ -213,7 +214,7 @@ func openEndpoint(ctx context.Context, _ string, _ rdma.Rights, gone func(error)
 			e.Close()
 		}
 	}
-	return local.Opened{Medium: e, Info: e.Describe(), Memory: e.Lends(), Close: shut}, nil
+	return local.Opened{Medium: e, Info: e.Describe(), Memory: e.Lends(), Age: h.age, Close: shut}, nil
 }
 
 // attach opens a partition. Without a handle the message says why.

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"oneshot/backend"
 	"oneshot/partition/wire"
 	"oneshot/transport/rdma"
 )
@@ -17,6 +18,7 @@ type handle struct {
 	session  uint64
 	qp       rdma.QueuePair // to the endpoint
 	endpoint Endpoint
+	guards   guarder // endpoint, or nil
 	info     rdma.Endpoint
 	order    rdma.Order
 	gone     atomic.Pointer[error]
@@ -37,6 +39,19 @@ type handle struct {
 	once sync.Once
 	end  chan struct{} // closed when the endpoint is; made by closed
 	mu   sync.Mutex    // guards end; a leaf
+}
+
+// guarder is what an Endpoint may be, too: Guard returns what ends when others come to change any of the octets.
+type guarder interface {
+	Guard(off, n int64) backend.Guard
+}
+
+// age is how long a request that is posted has been here.
+func (h *handle) age(id uint64) (ticks uint8, g backend.Guard) {
+	x := h.c.commands[id]
+	ticks, g = x.ticks, x.guard
+	x.guard = nil
+	return ticks, g
 }
 
 // closed returns what is closed when nothing of the handle is under way any more.

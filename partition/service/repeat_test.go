@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"oneshot/backend"
 	"oneshot/backend/memory"
 	"oneshot/mem"
 	"oneshot/partition/service"
@@ -149,4 +150,50 @@ func TestGivenUpAtOnce(t *testing.T) {
 		}
 	}
 	release()
+}
+
+// A Write that has waited here for long, behind a request that waits for memory, is not done over what somebody else has been told is written
+// since: his client may have been given up. If nobody has written there, it is done.
+func TestOverdue(t *testing.T) {
+	for overtaken, want := range map[bool]wire.Status{false: wire.OK, true: wire.Ended} {
+		b := newBench(t, false, 32<<20, service.Config{Memory: 1 << 20})
+		c := b.connect(ins)
+		c.hello("")
+		c.attach(wire.AttachMessage{Partition: "disk/log"}, nil)
+		c.attached()
+		await, release := b.store.Hold(func(op *backend.Op) bool { return op.Kind == backend.Read })
+		c.request(wire.Request{Op: wire.Read, Tag: 1, Length: 1 << 20}) // takes all memory
+		await(1)
+		c.request(wire.Request{Op: wire.Read, Tag: 2, Length: 512})
+		c.data()[0] = 1
+		c.request(wire.Request{Op: wire.Write, Flags: wire.Inline, Tag: 3, Length: 512, Offset: 2 << 20})
+		c.do(wire.Request{Op: wire.List, Tag: 4}) // so all are there
+		for range 3 {
+			b.svc.Tick()
+		}
+		other := b.use(0)
+		if overtaken {
+			other.data()[0] = 2
+			if r := other.do(wire.Request{Op: wire.Write, Flags: wire.Inline, Tag: 1, Length: 512, Offset: 2 << 20}); r.Status != wire.OK {
+				t.Fatalf("%+v", r)
+			}
+		}
+		release()
+		for range 3 {
+			r := c.response()
+			if r.Tag == 3 && r.Status != want || r.Tag != 3 && r.Status != wire.OK {
+				t.Errorf("overtaken %v: %+v", overtaken, r)
+			}
+		}
+		first := byte(1)
+		if overtaken {
+			first = 2
+		}
+		if r := other.do(wire.Request{Op: wire.Read, Tag: 2, Length: 512, Offset: 2 << 20}); r.Status != wire.OK || other.data()[0] != first {
+			t.Errorf("overtaken %v: %v, and the first octet is %d", overtaken, r.Status, other.data()[0])
+		}
+		if r := c.do(wire.Request{Op: wire.Read, Tag: 5, Length: 512}); r.Status != want {
+			t.Errorf("overtaken %v: the next request ends with %v", overtaken, r.Status)
+		}
+	}
 }

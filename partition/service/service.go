@@ -299,8 +299,12 @@ func (s *Service) Accept(req rdma.Request) error {
 func (s *Service) watch() {
 	t := time.NewTicker(s.limits.Load().Patience)
 	defer t.Stop()
+	second := time.NewTicker(time.Second)
+	defer second.Stop()
 	for {
 		select {
+		case <-second.C:
+			s.tick()
 		case <-s.stop:
 			return
 		case <-s.limited:
@@ -308,6 +312,12 @@ func (s *Service) watch() {
 		case <-t.C:
 			s.look()
 		}
+	}
+}
+
+func (s *Service) tick() {
+	for _, c := range s.conns.List() {
+		c.tick()
 	}
 }
 
