@@ -12,7 +12,7 @@
 // A Write of at most 16 KiB travels with its request. Other memory is advertised with the Send of the request
 // (one-shot) and closed by the response; a device that has no one-shot below registers it for good, and requests
 // name it (Config.Static). Requests are sent in the order of posting, up to the credits of the service, which
-// keeps their order as package rdma says (Order): a fence costs no round trip.
+// keeps their order as package rdma says (Order): a fence costs no round trip, but behind Writes that go without a request (direct.go).
 package remote
 
 import (

@@ -61,15 +61,22 @@ func (q *queuePair) isDirect(w *work) bool {
 	return free || q.out == l.direct.acks
 }
 
-// overtakesDirect reports whether a request of w would change what an RDMA Write changes that is not known to be
-// placed. Should the connection be lost, the Write is repeated, and a request that was done is not: so it waits. So does an atomic operation
-// that comes behind any such Write: it may release a lock, and the Write would be repeated on top of what the next owner has written.
-func (q *queuePair) overtakesDirect(w *work) bool {
-	ordered := w.fence || q.order&rdma.FreeStart == 0 && w.flags&rdma.RelaxedOrder == 0
-	behind := ordered && (w.opcode == rdma.OpCompareSwap || w.opcode == rdma.OpFetchAdd)
+// waitsForDirect reports whether w would change what an RDMA Write changes that is not known to be placed, or may tell others that what is before it
+// is done. Should the connection be lost, the Write is repeated, and what w has done is there already: w would be undone, or the Write would come on
+// top of what others have written who have seen w. So w waits, if it changes octets and has a fence, and so does an atomic operation that comes
+// behind any such Write: it may release a lock.
+func (q *queuePair) waitsForDirect(w *work) bool {
+	if w.opcode == rdma.OpRead || w.opcode == rdma.OpFlush {
+		return false
+	}
+	atomic := w.opcode == rdma.OpCompareSwap || w.opcode == rdma.OpFetchAdd
+	behind := w.fence || atomic && q.order&rdma.FreeStart == 0 && w.flags&rdma.RelaxedOrder == 0
 	for _, list := range [...][]*piece{q.link.direct.writes, q.senders} {
 		for _, p := range list {
-			if p.direct && p.w.opcode == rdma.OpWrite && (behind || w.off < p.w.off+p.off+p.n && p.w.off+p.off < w.off+w.n) {
+			if !p.direct || p.w == w || p.w.opcode != rdma.OpWrite {
+				continue
+			}
+			if behind || !w.direct && w.off < p.w.off+p.off+p.n && p.w.off+p.off < w.off+w.n {
 				return true
 			}
 		}

@@ -237,39 +237,67 @@ func TestDirectOnce(t *testing.T) {
 	}
 }
 
-// Who has a lock writes, and releases it by an atomic operation. If his connection is lost then, the Write is not repeated on top of what the next
-// owner of the lock has written.
+// Who has a lock writes, and releases it by an atomic operation, or by what has a fence. If his connection is lost then, the Write is not repeated
+// on top of what the next owner of the lock has written.
 func TestDirectLock(t *testing.T) {
-	f := newDirect(t, newMemory(t))
-	d := open(t, remote.Config{Device: newIWARP(t)})
-	addr := f.l.Addr().String() + "/disk/log"
-	u, next := use(t, d, addr, rdma.OrderStrict), use(t, d, addr, rdma.OrderStrict)
-	released := uint64(0)
-	for i := range 200 {
-		u.bytes(0, 1)[0] = 1
-		add := u.work(rdma.OpFetchAdd, 2, 0, 4096, 8, 4096)
-		add.Operand = 1
-		u.post(u.work(rdma.OpWrite, 1, 0, 0, 512, 0), add)
-		for range i % 20 {
-			runtime.Gosched()
-		}
-		f.hang(u)
-		next.post(next.work(rdma.OpRead, 3, 0, 8192, 512, 4096))
-		next.want(3, rdma.StatusOK)
-		owns := binary.NativeEndian.Uint64(next.bytes(8192, 8)) > released
-		if owns {
-			next.bytes(0, 1)[0] = 2
-			next.post(next.work(rdma.OpWrite, 4, 0, 0, 512, 0))
-			next.want(4, rdma.StatusOK)
-		}
-		f.goOn()
-		u.want(1, rdma.StatusOK)
-		u.want(2, rdma.StatusOK)
-		released++
-		next.post(next.work(rdma.OpRead, 5, 0, 8192, 512, 0))
-		next.want(5, rdma.StatusOK)
-		if owns && next.bytes(8192, 1)[0] != 2 {
-			t.Fatal("what the next owner of the lock has written is gone")
-		}
+	for name, c := range map[string]struct {
+		order rdma.Order
+		op    rdma.Opcode
+		flags rdma.Flags
+	}{
+		"atomic":         {rdma.OrderStrict, rdma.OpFetchAdd, 0},
+		"direct Write":   {rdma.OrderStrict, rdma.OpWrite, rdma.Fence},
+		"free":           {rdma.FreeStart | rdma.FreeFinish, rdma.OpWrite, rdma.Fence},
+		"request":        {rdma.OrderStrict, rdma.OpWrite, rdma.Fence | rdma.Durable},
+		"barrier":        {rdma.FreeStart, rdma.OpWrite, rdma.Barrier},
+		"discard":        {rdma.FreeStart, rdma.OpDiscard, rdma.Fence},
+		"several pieces": {rdma.FreeStart, rdma.OpWrite, rdma.Fence},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := 512
+			if name == "several pieces" {
+				n = 2 << 20
+			}
+			f := newDirect(t, newMemory(t))
+			d := open(t, remote.Config{Device: newIWARP(t)})
+			addr := f.l.Addr().String() + "/disk/log"
+			u, next := use(t, d, addr, c.order), use(t, d, addr, rdma.OrderStrict)
+			for i := range 60 {
+				// The lock is held while its octet is 1.
+				next.bytes(0, 1)[0] = 1
+				next.post(next.work(rdma.OpWrite, 1, 0, 0, 512, 4096))
+				next.want(1, rdma.StatusOK)
+				u.bytes(0, 1)[0] = 1
+				release := u.work(c.op, 2, c.flags, 1<<20, n, 4096)
+				if release.Operand = 1; c.op == rdma.OpFetchAdd {
+					release.SGL[0].Bytes = u.bytes(1<<20, 8)
+				}
+				u.bytes(1<<20, 1)[0] = 2
+				u.post(u.work(rdma.OpWrite, 1, 0, 0, 512, 0), release)
+				for range i % 20 {
+					runtime.Gosched()
+				}
+				f.hang(u)
+				next.post(next.work(rdma.OpRead, 3, 0, 8192, 512, 4096))
+				next.want(3, rdma.StatusOK)
+				owns := next.bytes(8192, 1)[0] != 1
+				if owns {
+					next.bytes(0, 1)[0] = 2
+					next.post(next.work(rdma.OpWrite, 4, 0, 0, 512, 0))
+					next.want(4, rdma.StatusOK)
+				}
+				f.goOn()
+				for range 2 {
+					if c := u.next(); c.Status != rdma.StatusOK {
+						t.Fatal(c.Status, c.Err)
+					}
+				}
+				next.post(next.work(rdma.OpRead, 5, 0, 8192, 512, 0))
+				next.want(5, rdma.StatusOK)
+				if owns && next.bytes(8192, 1)[0] != 2 {
+					t.Fatal("what the next owner of the lock has written is gone")
+				}
+			}
+		})
 	}
 }

@@ -77,11 +77,11 @@ func (q *queuePair) sendMore(w *work) bool {
 			w.gate = gateDue
 		}
 	}
+	if q.waitsForDirect(w) {
+		return false
+	}
 	if w.direct {
 		return q.sendDirect(w)
-	}
-	if w.opcode != rdma.OpRead && q.overtakesDirect(w) {
-		return false
 	}
 	if w.gate == gateDue {
 		p := q.newPiece(w)
