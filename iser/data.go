@@ -42,10 +42,12 @@ func (m *Mover) GetData(it *iscsi.Task) {
 
 // pulled is the end of the RDMA Reads of t, good or bad.
 func (m *Mover) pulled(t *task) {
+	if !m.EndFetch(&t.pull, &t.transfer) {
+		return
+	}
 	t.pulling = false
 	m.pulls--
 	m.conn.Fetching(m.pulls)
-	m.EndFetch(&t.pull, &t.transfer)
 	switch {
 	case t.forgotten:
 		t.forgotten = false

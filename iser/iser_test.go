@@ -84,6 +84,14 @@ func newBenchOf(t testing.TB, limit int64, c iwarp.Config) *bench {
 // newBenchOn returns one with so many bytes of I/O memory, over a device, which it closes.
 func newBenchOn(t testing.TB, limit int64, device rdma.Device, address string) *bench {
 	t.Helper()
+	store, err := memory.New(storeSize)
+	check(t, err)
+	return newBenchOver(t, limit, device, address, store)
+}
+
+// newBenchOver is newBenchOn with a store.
+func newBenchOver(t testing.TB, limit int64, device rdma.Device, address string, store backend.Store) *bench {
+	t.Helper()
 	said := new(record)
 	log := slog.New(slog.NewTextHandler(io.MultiWriter(t.Output(), said), nil))
 	pool := mem.NewPool(limit)
@@ -91,8 +99,6 @@ func newBenchOn(t testing.TB, limit int64, device rdma.Device, address string) *
 		Login: login.DefaultConfig(), Connections: 10, Sessions: 10, Commands: 32, MemoryPerConnection: 16 << 20,
 		LoginTimeout: 15, NOPInterval: 30, NOPTimeout: 10, ReadTimeout: 70, Pool: pool, Logger: log, Rand: rand.Reader,
 	})
-	store, err := memory.New(storeSize)
-	check(t, err)
 	v, err := volume.New(volume.Config{Store: store})
 	check(t, err)
 	lu, err := scsi.NewLogicalUnit(scsi.LUConfig{Volume: v, Serial: "1", TPGS: scsi.ALUAImplicit | scsi.ALUAExplicit})

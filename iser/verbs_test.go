@@ -29,12 +29,17 @@ var fakes = map[string]fake.Config{
 	"InfiniBand": {}, "InfiniBand, cleans": {Clean: true}, "iWARP card": {IWARP: true}, "siw": {IWARP: true, Siw: true},
 }
 
-// openFake opens the device of a test, which closes it.
+// openFake opens the device of a test, which closes it, and checks at the end of the test that no object is left.
 func openFake(t *testing.T, c fake.Config) rdma.Device {
 	t.Helper()
 	c.Node = filepath.Join(t.TempDir(), "node")
 	check(t, os.Mkdir(c.Node, 0o700))
 	fake.Begin(c)
+	t.Cleanup(func() {
+		if n := fake.End(); n != 0 {
+			t.Errorf("%d objects of the libraries are left", n)
+		}
+	})
 	d, err := verbs.Open(verbs.Config{
 		Name: fake.Name, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), LingerTime: 50 * time.Millisecond,
 	})

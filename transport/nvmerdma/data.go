@@ -66,10 +66,12 @@ func scatter(segs [][]byte, b []byte) {
 
 // pulled is the end of the RDMA Reads of t, good or bad.
 func (m *Mover) pulled(t *task) {
+	if !m.EndFetch(&t.pull, &t.fetch) {
+		return
+	}
 	t.pulling = false
 	m.pulls--
 	m.queue.Fetching(m.pulls)
-	m.EndFetch(&t.pull, &t.fetch)
 	good := !t.pull.Failed && !m.Dead()
 	if t.bounce != nil {
 		scatter(t.Out, t.bounce)

@@ -20,7 +20,8 @@ import (
 //
 //   - Where the sink of an RDMA Read has to allow remote writes (Limits.ReadSinkWrite), the Read Request tells the
 //     peer an STag with which it can write to the whole region. There each Read has a registration
-//     of its own, of no more than its sink (Link.openSinks), which ends before anybody looks at the data.
+//     of its own, of no more than its sink (Link.openSinks), which ends before anybody looks at the data. If the device
+//     fails to end it, the connection ends, and the memory is nobody else's before the queue pair is gone (Link.EndFetch).
 //   - Where a peer may invalidate any region of the domain whose STag it knows (Limits.UnguardedInvalidate), it could
 //     end the I/O of all others.
 //

@@ -29,7 +29,7 @@ type Mover interface {
 	Receive(b []byte, c *rdma.Completion)
 	// Progress says that a part of what is fetched has come.
 	Progress()
-	// Ended is the end of an entry, which is the mover's again.
+	// Ended is the end of an entry, which is the mover's again, unless EndFetch says that it is not.
 	Ended(e *Entry)
 }
 
@@ -59,6 +59,7 @@ type Link struct {
 	proved  bool
 
 	abandoned []*Entry // to be ended, as they will never be sent
+	held      []*Entry // to be ended when the queue pair is gone; see EndFetch
 	lost      error    // why the connection is dead, if this end knows
 	timer     *time.Timer
 	once      sync.Once
@@ -68,6 +69,7 @@ type Link struct {
 	theirs  bool // the peer is to disconnect
 	half    bool // Disconnect was called
 	dead    bool
+	gone    bool // the queue pair is closed
 }
 
 // Entry is something that is sent or fetched.
@@ -387,12 +389,16 @@ func (l *Link) tearDown(err error) {
 	_ = l.qp.Close()
 	l.owner.Lock()
 	err = rdma.Reason(l.lost, err)
-	l.making, l.dead = false, true
+	l.making, l.dead, l.gone = false, true, true
 	if l.timer != nil {
 		l.timer.Stop()
 	}
 	for l.poll() > 0 { // all that was posted has completed
 	}
+	for _, e := range l.held {
+		l.mover.Ended(e)
+	}
+	l.held = nil
 	l.abandon()
 	l.owner.Lost(err)
 	l.owner.Unlock()

@@ -53,12 +53,21 @@ func (l *Link) Fetch(e *Entry, x *Transfer, segs [][]byte, from int, remote mana
 	l.Push(e)
 }
 
-// EndFetch ends the access of a Read to its memory, before anybody looks at the data, which the peer could still change.
-func (l *Link) EndFetch(e *Entry, x *Transfer) {
-	if err := l.closeSinks(x); err != nil {
-		e.Failed = true
-		l.Break(err)
+// EndFetch ends the access of a Read to its memory, before anybody looks at the data, which the peer could still change. False: the
+// device does not end it. Then the connection ends, and Ended is called once more when it has: until then the memory is nobody else's.
+func (l *Link) EndFetch(e *Entry, x *Transfer) bool {
+	err := l.closeSinks(x)
+	if err == nil {
+		return true
 	}
+	e.Failed = true
+	l.Break(err)
+	if l.gone { // nobody reaches it any more, registered or not
+		x.sinks = x.sinks[:0]
+		return true
+	}
+	l.held = append(l.held, e)
+	return false
 }
 
 // Deliver has e write the first bytes of segs to the peer's memory. A message may follow. False: not all of segs is I/O memory, and
@@ -152,15 +161,17 @@ func (l *Link) openSinks(x *Transfer) error {
 	return nil
 }
 
-// closeSinks ends all access to what openSinks has registered.
+// closeSinks ends all access to what openSinks has registered. What the device refuses to end stays in x.sinks.
 func (l *Link) closeSinks(x *Transfer) error {
 	var errs []error
-	for i, r := range x.sinks {
+	left := x.sinks[:0]
+	for _, r := range x.sinks {
 		if err := r.Deregister(); err != nil {
 			errs = append(errs, fmt.Errorf("%s: the sink of a Read stays registered: %w", l.target.cfg.Name, err))
+			left = append(left, r)
 		}
-		x.sinks[i] = nil
 	}
-	x.sinks = x.sinks[:0]
+	clear(x.sinks[len(left):])
+	x.sinks = left
 	return errors.Join(errs...)
 }

@@ -240,7 +240,8 @@ type Region interface {
 	STag() STag
 	// Base is the tagged offset of its first byte.
 	Base() uint64
-	// Deregister ends all access. It blocks until operations under way have left the memory.
+	// Deregister ends all access. It blocks until operations under way have left the memory. After an error of the device the
+	// access may still be there, and Deregister can be called again.
 	Deregister() error
 }
 

@@ -128,17 +128,20 @@ func (r *region) holds(b []byte) bool {
 	return a >= r.addr && len(b) <= len(r.bytes) && a-r.addr <= uintptr(len(r.bytes)-len(b))
 }
 
-// Deregister implements rdma.Region.
+// Deregister implements rdma.Region. If it fails the device may still write to the memory, and the owner may try again.
 func (r *region) Deregister() error {
 	if r.gone.Swap(true) {
 		return errGone
 	}
-	err := errno(C.os_dereg_mr(r.mr))
+	if err := errno(C.os_dereg_mr(r.mr)); err != nil {
+		r.gone.Store(false)
+		return err
+	}
 	dev := r.domain.dev
 	dev.mu.Lock()
 	delete(dev.regions, r)
 	dev.mu.Unlock()
-	return err
+	return nil
 }
 
 // appendSGL appends the elements of l to sges, after checking that their regions belong to d and allow

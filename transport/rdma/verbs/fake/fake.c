@@ -23,7 +23,7 @@ enum { MAX_SGE = 32, MAX_PRIVATE = 256, SENDPAGE = 4096, SIW_VENDOR = 0x626d74, 
 // One lock for all: nothing here calls back into the program.
 static pthread_mutex_t big = PTHREAD_MUTEX_INITIALIZER;
 static struct fake_config cfg;
-static int objects, holding, keeping, muted, broken_opcode = -1, broken_status;
+static int objects, holding, keeping, waiting, muted, broken_opcode = -1, broken_status;
 static uint32_t serial;
 static uint16_t next_port;
 
@@ -33,6 +33,15 @@ static void unlock(int *l) { (void)l; pthread_mutex_unlock(&big); }
 static pthread_cond_t dropped = PTHREAD_COND_INITIALIZER, kept = PTHREAD_COND_INITIALIZER;
 static void *make(size_t n) { objects++; return calloc(1, n); }
 static void drop(void *p) { objects--; free(p); pthread_cond_broadcast(&dropped); }
+
+// wait_while waits as long as tests want calls of that kind to.
+static void wait_while(int kind)
+{
+	waiting++;
+	while (keeping == kind)
+		pthread_cond_wait(&kept, &big);
+	waiting--;
+}
 
 // Failures that tests want.
 static struct { const char *function; int err, after; } failures[16];
@@ -293,6 +302,18 @@ static void move(struct work *w, char *to, const char *from, size_t n)
 	memcpy(to, from, n);
 }
 
+// sinks reports whether a Read may go to the memory of w: to an iWARP card a Read Response, which is a tagged message (RFC 5040
+// §4.5), is a Write of the peer. siw tells them apart.
+static int sinks(struct qp *q, struct work *w)
+{
+	if (!cfg.iwarp || cfg.siw)
+		return 1;
+	for (int i = 0; i < w->wr.num_sge; i++)
+		if (w->sge[i].length && !reach(q, w->sge[i].lkey, w->sge[i].addr, w->sge[i].length, IBV_ACCESS_REMOTE_WRITE))
+			return 0;
+	return 1;
+}
+
 // gather copies the memory of w to there, or from there if back is set. 0: some of it is not registered.
 static int gather(struct qp *q, struct work *w, char *there, int back)
 {
@@ -454,7 +475,7 @@ static int execute(struct qp *q, struct work *w)
 		catch_up();
 		if (w->bytes && !(there = reach(q->peer, w->wr.wr.rdma.rkey, w->wr.wr.rdma.remote_addr, w->bytes, IBV_ACCESS_REMOTE_READ)))
 			return blame(q, IBV_WC_REM_ACCESS_ERR);
-		return gather(q, w, there, 1) ? IBV_WC_SUCCESS : IBV_WC_LOC_PROT_ERR;
+		return sinks(q, w) && gather(q, w, there, 1) ? IBV_WC_SUCCESS : IBV_WC_LOC_PROT_ERR;
 	default:
 		return deliver(q, w);
 	}
@@ -598,8 +619,8 @@ static int query_device(struct ibv_context *ctx, struct ibv_device_attr *a)
 	a->max_qp_rd_atom = a->max_qp_init_rd_atom = 16;
 	a->phys_port_cnt = 1;
 	a->vendor_id = cfg.siw ? SIW_VENDOR : cfg.rxe ? RXE_VENDOR : 1;
-	a->device_cap_flags = IBV_DEVICE_MEM_MGT_EXTENSIONS;
-	if (!cfg.iwarp) {
+	a->device_cap_flags = cfg.no_invalidate ? 0 : IBV_DEVICE_MEM_MGT_EXTENSIONS;
+	if (!cfg.iwarp || cfg.windows) {
 		a->max_mw = 1000;
 		a->device_cap_flags |= IBV_DEVICE_MEM_WINDOW_TYPE_2B;
 	}
@@ -703,6 +724,8 @@ static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t n, int access
 static int dereg_mr(struct ibv_mr *m)
 {
 	LOCKED;
+	if (fails("ibv_dereg_mr"))
+		return errno;
 	catch_up();
 	REMOVE(mrs, (struct mr *)m);
 	drop(m);
@@ -892,6 +915,7 @@ static int modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *a, int mask)
 	if (!(mask & IBV_QP_STATE))
 		return 0;
 	if (a->qp_state == IBV_QPS_ERR) {
+		wait_while(2);
 		fail((struct qp *)qp);
 		return 0;
 	}
@@ -995,6 +1019,10 @@ static int wrong(struct qp *q, struct ibv_send_wr *wr, uint32_t bytes)
 		return EINVAL;
 	if (cfg.siw && wr->opcode == IBV_WR_RDMA_READ && (wr->send_flags & IBV_SEND_FENCE || wr->num_sge != 1))
 		return EINVAL;
+	if (cfg.iwarp && wr->opcode == IBV_WR_RDMA_READ && wr->num_sge > 1)
+		return EINVAL; // a Read Request names one sink (RFC 5040 §4.4)
+	if (cfg.no_invalidate && (wr->opcode == IBV_WR_SEND_WITH_INV || wr->opcode == IBV_WR_LOCAL_INV))
+		return EOPNOTSUPP;
 	return 0;
 }
 
@@ -1111,8 +1139,8 @@ static int destroy_id(struct rdma_cm_id *ibv)
 {
 	LOCKED;
 	struct cmid *id = (struct cmid *)ibv;
-	while (keeping && id->state == LISTENING)
-		pthread_cond_wait(&kept, &big);
+	if (id->state == LISTENING)
+		wait_while(1);
 	if (id->state == CONNECTED)
 		part(id);
 	if (id->peer) {
@@ -1438,6 +1466,24 @@ void fake_keep(int on)
 	LOCKED;
 	keeping = on;
 	pthread_cond_broadcast(&kept);
+}
+
+int fake_kept(void)
+{
+	LOCKED;
+	return waiting;
+}
+
+int fake_sinks(struct fake_sink *out, int n)
+{
+	LOCKED;
+	int k = 0;
+	for (struct qp *q = qps; q; q = q->next)
+		for (struct work *w = q->reads; w; w = w->next)
+			for (int i = 0; i < w->wr.num_sge; i++, k++)
+				if (k < n)
+					out[k] = (struct fake_sink){ w->sge[i].lkey, w->sge[i].length, (void *)(uintptr_t)w->sge[i].addr };
+	return k;
 }
 
 void fake_mute(int on)

@@ -34,6 +34,10 @@ type Config struct {
 	Clean bool
 	// Blames: when a connection ends, the queue pair that has sent a Read Response last is said to have failed at that.
 	Blames bool
+	// Windows: an iWARP device has memory windows. Those of InfiniBand have them in any case.
+	Windows bool
+	// NoInvalidate: the device has neither Send with Invalidate nor Local Invalidate.
+	NoInvalidate bool
 }
 
 // Name is the name of the device.
@@ -56,6 +60,7 @@ func Begin(c Config) {
 	f := C.struct_fake_config{
 		node: node, iwarp: boolean(c.IWARP), siw: boolean(c.Siw), rxe: boolean(c.Rxe), late_reads: boolean(c.LateReads), late_flush: boolean(c.LateFlush),
 		clean: boolean(c.Clean), blames: boolean(c.Blames),
+		windows: boolean(c.Windows), no_invalidate: boolean(c.NoInvalidate),
 		max_work: 4096, max_sge: 6, max_inline: 80,
 	}
 	C.fake_begin(&f)
@@ -85,8 +90,31 @@ func HoldReads() { C.fake_hold(2) }
 // Keep makes the destruction of identifiers that listen wait, until Forget.
 func Keep() { C.fake_keep(1) }
 
-// Forget ends Keep.
+// KeepQueuePairs makes queue pairs stay connected, and what ends them wait, until Forget.
+func KeepQueuePairs() { C.fake_keep(2) }
+
+// Kept returns how many calls wait because of Keep or KeepQueuePairs.
+func Kept() int { return int(C.fake_kept()) }
+
+// Forget ends Keep and KeepQueuePairs.
 func Forget() { C.fake_keep(0) }
+
+// Sink is memory that a Read goes to.
+type Sink struct {
+	STag   uint32 // over iWARP the Read Request names it
+	Memory []byte // its tagged offset is its address
+}
+
+// Sinks returns those of the Reads that are under way; HoldReads keeps them there.
+func Sinks() []Sink {
+	var list [64]C.struct_fake_sink
+	n := int(C.fake_sinks(&list[0], C.int(len(list))))
+	sinks := make([]Sink, min(n, len(list)))
+	for i := range sinks {
+		sinks[i] = Sink{uint32(list[i].stag), unsafe.Slice((*byte)(list[i].at), int(list[i].length))}
+	}
+	return sinks
+}
 
 // Mute makes the connection manager report events without making its descriptor readable, until Unmute. So only a
 // caller that asks for events gets them.

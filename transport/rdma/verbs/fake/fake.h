@@ -14,6 +14,8 @@ struct fake_config {
 	int late_flush;     // a queue pair in the error state completes nothing that was posted
 	int clean;          // the completions of a queue pair are thrown away when it is destroyed
 	int blames;         // the end of a connection is an error of who has sent a Read Response last
+	int windows;        // an iWARP device has memory windows, as InfiniBand has in any case
+	int no_invalidate;  // no Send with Invalidate, nor an invalidation of its own
 	uint32_t max_work, max_sge, max_inline;
 };
 
@@ -26,8 +28,13 @@ void fake_begin(const struct fake_config *c);
 void fake_fail(const char *function, int err, int after);
 // fake_hold makes posted work wait (1), or only the answers to Reads (2); 0 ends that.
 void fake_hold(int on);
-// fake_keep makes the destruction of identifiers that listen wait; 0 ends that.
+// fake_keep makes the destruction of identifiers that listen wait (1), or the end of queue pairs (2); 0 ends that.
 void fake_keep(int on);
+// fake_kept returns how many calls wait because of that.
+int fake_kept(void);
+// fake_sinks returns how many pieces of memory Reads go to that are under way, and the first n of them.
+struct fake_sink { uint32_t stag, length; void *at; };
+int fake_sinks(struct fake_sink *out, int n);
 // fake_mute delivers events of the connection manager without making its descriptor readable.
 void fake_mute(int on);
 // fake_break ends the next work request of an opcode with a status.
