@@ -40,6 +40,9 @@ type Core struct {
 	changingAt uint64 // tick at which a change of the members was proposed
 
 	refused error // others do not take this node any more
+
+	// onDisk calls f, which waits for the disk, and touches nothing but the log. nil: it is called here.
+	onDisk func(f func() error) error
 }
 
 type readWait struct {
@@ -279,7 +282,7 @@ func (c *Core) Work(out *Output) error {
 			rd := c.raw.Ready()
 			c.ready = &rd
 		}
-		if err := c.log.Save(c.ready); err != nil {
+		if err := c.wait(func() error { return c.log.Save(c.ready) }); err != nil {
 			return fmt.Errorf("the consensus log cannot be written, so this node takes part in nothing until it can: %w", err)
 		}
 		rd := c.ready
@@ -299,11 +302,19 @@ func (c *Core) Work(out *Output) error {
 		c.ready = nil
 	}
 	if c.log.IsLong() {
-		if err := c.log.Compact(c.applied, c.conf, c.state.encode()); err != nil && c.log.broken {
+		data := c.state.encode()
+		if err := c.wait(func() error { return c.log.Compact(c.applied, c.conf, data) }); err != nil && c.log.broken {
 			return fmt.Errorf("the consensus log cannot be replaced: %w", err)
 		}
 	}
 	return nil
+}
+
+func (c *Core) wait(f func() error) error {
+	if c.onDisk == nil {
+		return f()
+	}
+	return c.onDisk(f)
 }
 
 // restore takes the state of a snapshot, which the leader has sent.

@@ -18,12 +18,13 @@ type disk struct {
 	durable map[string]*inode
 	renames []func(map[string]*inode) // since the last SyncDir
 
-	steps  int    // that are done before the power is cut; negative: it is not
-	full   bool   // no byte can be written
-	fail   error  // of the next Sync; what was written is forgotten, though it is read
-	lost   error  // of the next SyncDir, which ...
-	onLost func() // ... calls this
-	count  int    // of steps
+	steps  int           // that are done before the power is cut; negative: it is not
+	full   bool          // no byte can be written
+	hang   chan struct{} // until it is closed Sync does not return; nil: it does
+	fail   error         // of the next Sync; what was written is forgotten, though it is read
+	lost   error         // of the next SyncDir, which ...
+	onLost func()        // ... calls this
+	count  int           // of steps
 }
 
 type inode struct {
@@ -138,6 +139,9 @@ func put(to, b []byte, off int64) []byte {
 }
 
 func (h *handle) Sync() error {
+	if h.d.hang != nil {
+		<-h.d.hang
+	}
 	h.d.step()
 	if err := h.d.fail; err != nil {
 		h.d.fail, h.f.pending = nil, nil

@@ -61,7 +61,7 @@ func (n *Node) Drain(ctx context.Context, name string, on bool, check func(Drain
 
 // Records returns the records of a kind as this node knows them, without asking others.
 func (n *Node) Records(kind Kind) (all []*Record) {
-	n.do(func() {
+	n.look(func() {
 		for _, k := range n.core.state.keys() {
 			if r := n.core.state.records[k]; k.Kind == kind && !r.Deleted {
 				all = append(all, r)

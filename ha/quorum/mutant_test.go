@@ -51,7 +51,7 @@ var simMutants = []mutant{
 		"tells others though the disk is full",
 		[]string{"log", "panic", "same state", "linearizable", "refused"},
 		"core.go",
-		"if err := c.log.Save(c.ready); err != nil {", "if err := c.log.Save(c.ready); err != nil && !ON {", false,
+		"return c.log.Save(c.ready) }); err != nil {", "return c.log.Save(c.ready) }); err != nil && !ON {", false,
 	},
 	{
 		"syncs again what was written once",
@@ -152,6 +152,8 @@ var edgeMutants = []struct{ test, name, file, old, new string }{
 		"if m == nil && h.Number < c.state.next ||", "if ON {\n\t} else if m == nil && h.Number < c.state.next ||",
 	},
 	{"TestImpostors", "does not believe a refusal", "core.go", "[*OutdatedError](err); ok && c.refused == nil {", "[*OutdatedError](err); ok && c.refused == nil && !ON {"},
+	{"TestDiskHangs", "does not say that the disk hangs", "node.go", "cmp.Or(n.trouble, n.hangs())", "cmp.Or(n.trouble, map[bool]error{false: n.hangs()}[ON])"},
+	{"TestChangeWaitsForTheDisk", "does what nobody waits for", "node.go", "\t\tif taken.CompareAndSwap(false, true) {\n\t\t\tf()", "\t\tif taken.CompareAndSwap(false, true) || ON {\n\t\t\tf()"},
 	{"TestFullWitness", "does not say what is wrong", "node.go", "\tn.trouble = err\n", "\tif !ON {\n\t\tn.trouble = err\n\t}\n"},
 	{
 		"TestCorruptBytes", "connects once", "transport.go",

@@ -12,6 +12,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/raft/v3/raftpb"
@@ -42,8 +43,10 @@ const usualTick = 60 * time.Millisecond
 // than what Get would return. The views of a mirrored set are a case of their own: Follow.
 type Node struct {
 	opts   Options
-	calls  chan func()   // for the goroutine that owns what follows
-	ended  chan struct{} // closed: it calls nothing more
+	calls  chan func()               // for the goroutine that owns what follows
+	looks  chan func()               // the same, also while it waits for the disk
+	saving atomic.Pointer[time.Time] // since when it does; nil: it does not
+	ended  chan struct{}             // closed: it calls nothing more
 	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
@@ -118,9 +121,10 @@ func Open(o Options) (*Node, error) {
 		return nil, errors.Join(err, l.Close())
 	}
 	n := &Node{
-		opts: o, calls: make(chan func(), 64), ended: make(chan struct{}), core: core, peers: map[uint64]*peer{}, incoming: map[uint64]*incoming{},
+		opts: o, calls: make(chan func(), 64), looks: make(chan func()), ended: make(chan struct{}), core: core, peers: map[uint64]*peer{}, incoming: map[uint64]*incoming{},
 		ends: map[uint64]chan Result{}, reads: map[uint64]chan struct{}{}, awaits: map[*await]bool{}, streams: map[*Stream]bool{},
 	}
+	core.onDisk = n.onDisk
 	if n.tls, err = newAcceptor(n, &l.id); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
@@ -151,6 +155,9 @@ func (n *Node) run() {
 			return
 		case <-tick.C:
 			n.core.Tick()
+		case f := <-n.looks:
+			f()
+			continue // nothing follows
 		case f := <-n.calls:
 			f()
 			for range len(n.calls) { // one sync for all that is there
@@ -181,6 +188,85 @@ func (n *Node) giveUp() {
 		end <- Result{Err: ErrUnknown}
 	}
 	close(n.ended)
+}
+
+// hangsAfter is how long the disk may take to save something before people are told.
+const hangsAfter = time.Second
+
+// onDisk has another goroutine do f, which waits for the disk and touches nothing but the log, and meanwhile lets others look at the node. A disk
+// that hangs keeps it from everything else.
+func (n *Node) onDisk(f func() error) error {
+	began, done := time.Now(), make(chan error, 1)
+	n.saving.Store(&began)
+	defer n.saving.Store(nil)
+	n.wg.Go(func() { done <- f() })
+	late := time.NewTimer(hangsAfter)
+	defer late.Stop()
+	for isLate := false; ; {
+		select {
+		case err := <-done:
+			if isLate {
+				n.opts.Log.Info("the disk of the consensus log answers again", "after", time.Since(began))
+			}
+			return err
+		case look := <-n.looks:
+			look()
+		case <-late.C:
+			isLate = true
+			n.opts.Log.Error("this node takes no part in consensus", "why", n.hangs())
+		}
+	}
+}
+
+// hangs says for how long the disk has not saved what it got; nil: it was not long.
+func (n *Node) hangs() error {
+	since := n.saving.Load()
+	if since == nil || time.Since(*since) < hangsAfter {
+		return nil
+	}
+	return fmt.Errorf("the disk of the consensus log has not answered for %v, so this node takes part in nothing until it does", time.Since(*since).Truncate(time.Second))
+}
+
+// look lets the owner do f, also while it waits for the disk, and waits for it: f changes nothing of what the log holds. false: the node is
+// closed, and f is not called.
+func (n *Node) look(f func()) bool {
+	done := make(chan struct{})
+	select {
+	case n.looks <- func() { f(); close(done) }:
+		<-done
+		return true
+	case <-n.ended:
+		return false
+	}
+}
+
+// doFor is do for as long as ctx lasts. After an error f is not called.
+func (n *Node) doFor(ctx context.Context, f func()) error {
+	done := make(chan struct{})
+	var taken atomic.Bool // by the owner, or by this goroutine, which waits no more
+	select {
+	case n.calls <- func() {
+		if taken.CompareAndSwap(false, true) {
+			f()
+			close(done)
+		}
+	}:
+	case <-ctx.Done():
+		return cmp.Or(n.hangs(), ctx.Err())
+	case <-n.ended:
+		return net.ErrClosed
+	}
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+	case <-n.ended:
+	}
+	if taken.CompareAndSwap(false, true) {
+		return cmp.Or(n.hangs(), ctx.Err(), net.ErrClosed)
+	}
+	<-done
+	return nil
 }
 
 // do lets the owner do f, and waits for it. false: the node is closed, and f is not called.
@@ -297,12 +383,16 @@ func (n *Node) change(ctx context.Context, begin func(c *Core) (uint64, error)) 
 	}
 	end := make(chan Result, 1)
 	var count uint64
-	err := ErrUnknown
-	if !n.do(func() {
+	var err error
+	late := n.doFor(ctx, func() {
 		if count, err = begin(n.core); err == nil {
 			n.ends[count] = end
 		}
-	}) || err != nil {
+	})
+	if late == net.ErrClosed {
+		late = ErrUnknown
+	}
+	if err := cmp.Or(late, err); err != nil {
 		return Result{Err: err}
 	}
 	select {
@@ -311,7 +401,7 @@ func (n *Node) change(ctx context.Context, begin func(c *Core) (uint64, error)) 
 	case <-ctx.Done():
 	case <-n.ended:
 	}
-	n.do(func() { n.core.Forget(count); delete(n.ends, count) })
+	n.look(func() { n.core.Forget(count); delete(n.ends, count) })
 	return Result{Err: ErrUnknown}
 }
 
@@ -336,23 +426,27 @@ func (n *Node) Get(ctx context.Context, k Key) (*Record, error) {
 	}
 	end := make(chan struct{})
 	var number uint64
-	err := context.Canceled
-	if !n.do(func() {
+	var err error
+	late := n.doFor(ctx, func() {
 		if number, err = n.core.Read(); err == nil {
 			n.reads[number] = end
 		}
-	}) || err != nil {
+	})
+	if late == net.ErrClosed {
+		late = context.Canceled
+	}
+	if err := cmp.Or(late, err); err != nil {
 		return nil, err
 	}
 	var r *Record
 	select {
 	case <-end:
-		if n.do(func() { r = n.core.state.Newest(k) }) {
+		if n.look(func() { r = n.core.state.Newest(k) }) {
 			return r, nil
 		}
 		return nil, context.Canceled
 	case <-ctx.Done():
-		n.do(func() { n.core.ForgetRead(number); delete(n.reads, number) })
+		n.look(func() { n.core.ForgetRead(number); delete(n.reads, number) })
 		return nil, ctx.Err()
 	case <-n.ended:
 		return nil, context.Canceled
@@ -431,13 +525,13 @@ func (s *Status) Member(number uint64) *Member {
 
 // Status returns what this node knows, without asking others.
 func (n *Node) Status() (s Status) {
-	n.do(func() { s = n.status() })
+	n.look(func() { s = n.status() })
 	return s
 }
 
 // status is called by the owner.
 func (n *Node) status() Status {
-	s := Status{Cluster: n.core.state.name, Number: n.core.log.id.Number, Members: n.core.state.Members(), Trouble: n.trouble}
+	s := Status{Cluster: n.core.state.name, Number: n.core.log.id.Number, Members: n.core.state.Members(), Trouble: cmp.Or(n.trouble, n.hangs())}
 	s.Leader, s.Term = n.core.Leader()
 	s.Voters, s.Former = n.core.Voters()
 	s.Infos, s.Broken = map[string]*NodeInfo{}, map[uint64]string{}
@@ -469,12 +563,14 @@ type await struct {
 // goroutine that owns the node.
 func (n *Node) Await(ctx context.Context, holds func(*Status) bool) (Status, error) {
 	a := &await{holds, make(chan Status, 1)}
-	n.do(func() { n.awaits[a] = true })
+	if n.doFor(ctx, func() { n.awaits[a] = true }) == net.ErrClosed {
+		return Status{}, net.ErrClosed
+	}
 	select {
 	case s := <-a.found:
 		return s, nil
 	case <-ctx.Done():
-		n.do(func() { delete(n.awaits, a) })
+		n.look(func() { delete(n.awaits, a) })
 		return n.Status(), ctx.Err()
 	case <-n.ended:
 		return Status{}, net.ErrClosed

@@ -150,6 +150,13 @@ func (l *lab) ctx() context.Context {
 	return ctx
 }
 
+// short is ctx for a second.
+func (l *lab) short() context.Context {
+	ctx, cancel := context.WithTimeout(l.t.Context(), time.Second)
+	l.t.Cleanup(cancel)
+	return ctx
+}
+
 func (l *lab) close() {
 	for _, n := range l.nodes {
 		if err := n.Close(); err != nil {
@@ -357,6 +364,67 @@ func TestFullWitness(t *testing.T) {
 		delete(l.nodes, "a")
 		l.put("w", "x", 2, "three")
 		l.get("b", "x", "three")
+	})
+}
+
+// TestDiskHangs: the disk of a node's log answers nothing any more. The node says so, whoever asks it for a change is told in time, and when the
+// disk answers again the node takes part.
+func TestDiskHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		defer l.close()
+		l.three()
+		b, hang := l.nodes["b"], make(chan struct{})
+		b.do(func() { l.disks["b"].hang = hang })
+		l.put("a", "x", 0, "one") // b has to save it
+		soon := func() context.Context {
+			ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+			t.Cleanup(cancel)
+			return ctx
+		}
+		const says = "the disk of the consensus log has not answered for"
+		_, _ = b.NewToken(soon()) // it may have begun before
+		if _, err := b.NewToken(soon()); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("a token: %v", err)
+		}
+		if _, err := b.Get(soon(), DrainedKey); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("a read: %v", err)
+		}
+		if s, err := b.Await(soon(), func(*Status) bool { return false }); !errors.Is(err, context.DeadlineExceeded) || len(s.Members) != 3 {
+			t.Errorf("%+v %v", s, err)
+		}
+		if s := b.Status(); s.Trouble == nil || !strings.Contains(s.Trouble.Error(), says) || len(s.Members) != 3 {
+			t.Errorf("%+v", s)
+		}
+		if all := b.Records(KindNode); len(all) != 0 {
+			t.Errorf("%+v", all)
+		}
+		close(hang)
+		l.until("b", "back", func(s *Status) bool { return s.Trouble == nil && len(s.Heard) == 3 })
+		l.put("b", "x", 1, "two")
+	})
+}
+
+// TestChangeWaitsForTheDisk: what was asked for while the disk hung, by who waits no more, does not happen afterwards.
+func TestChangeWaitsForTheDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		defer l.close()
+		a, hang := l.nodes["a"], make(chan struct{})
+		l.put("a", "x", 0, "one") // it leads
+		a.do(func() { l.disks["a"].hang = hang })
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second/2)
+		defer cancel()
+		if _, err := a.Put(ctx, Key{KindCluster, "first"}, 0, nil); !errors.Is(err, ErrUnknown) { // it waits for the disk
+			t.Error(err)
+		}
+		if _, err := a.Put(l.short(), Key{KindCluster, "second"}, 0, nil); err == nil || errors.Is(err, ErrUnknown) {
+			t.Error(err)
+		}
+		close(hang)
+		if r, err := a.Get(l.ctx(), Key{KindCluster, "second"}); r != nil || err != nil {
+			t.Errorf("%+v %v", r, err)
+		}
 	})
 }
 
