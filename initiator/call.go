@@ -73,12 +73,13 @@ const abortTimeout = 5 * time.Second
 // abort has the target abort c. A session whose target does not answer is ended.
 func (s *Session) abort(c *Command, done <-chan struct{}) {
 	s.mu.Lock()
-	if s.waiting.remove(c) {
+	if s.waiting.remove(c) || s.doubted.remove(c) {
 		s.mu.Unlock()
 		c.Err = ErrAborted
 		s.tell(list{c, c})
 		return
 	}
+	c.told = c.Attentions // a unit attention ends it
 	issued, itt, cmdSN, lun := c.issued, c.itt, c.fields.CmdSN, wireLUN(c.LUN)
 	s.mu.Unlock()
 	if !issued {

@@ -53,6 +53,7 @@ type Command struct {
 	whole  bool // what moves less than all, or would have moved more, has failed
 	more   bool // the target would have moved more
 	told   int  // unit attentions in a row
+	unit   *LU  // what has prepared it; nil: nothing
 	joined bool // Out or In is a copy of OutV or InV
 	fields pdu.SCSICommandFields
 	rdma   transfer

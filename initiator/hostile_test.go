@@ -50,6 +50,8 @@ type target struct {
 	c      net.Conn
 	statSN serial.SN
 	aborts func() // is told of each task to abort
+	// capacity is the status of READ CAPACITY(16).
+	capacity byte
 }
 
 // read returns the next PDU.

@@ -25,10 +25,12 @@ func (g *target) disk(f func(itt uint32, read bool)) {
 			g.aborts()
 			g.write(&pdu.TaskManagementResponseFields{ITT: h.ITT(), Sequence: g.sequence()}, nil)
 		case pdu.OpSCSICommand:
-			switch cdb := (pdu.SCSICommand{Header: h}).CDB(); cdb[0] {
-			case 0x88, 0x8a:
+			switch cdb := (pdu.SCSICommand{Header: h}).CDB(); {
+			case cdb[0] == 0x88 || cdb[0] == 0x8a:
 				f(h.ITT(), cdb[0] == 0x88)
-			case 0x9e: // READ CAPACITY(16)
+			case cdb[0] == 0x9e && g.capacity != 0: // READ CAPACITY(16)
+				g.write(&pdu.SCSIResponseFields{ITT: h.ITT(), Status: g.capacity, Sequence: g.sequence()}, nil)
+			case cdb[0] == 0x9e:
 				b := make([]byte, 32)
 				b[5], b[6], b[10] = 0xff, 0xff, 2
 				g.write(&pdu.DataInFields{ITT: h.ITT(), TTT: pdu.ReservedTag, Final: true, HasStatus: true, DataSegmentLength: len(b), Sequence: g.sequence()}, b)

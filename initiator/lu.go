@@ -20,6 +20,8 @@ type LU struct {
 	blocks int64 // number
 	// most is how many bytes one command carries.
 	most int
+	// names are those of the unit itself (doubt.go): another disk has others.
+	names string
 }
 
 // attentions is how many unit attentions in a row do not make a command of LU fail.
@@ -30,18 +32,28 @@ func (s *Session) LU(ctx context.Context, lun int) (*LU, error) {
 	if err := s.ready(ctx, lun); err != nil {
 		return nil, err
 	}
-	b := make([]byte, 32)
-	c := &Command{LUN: lun, CDB: []byte{0x9e, 0x10, 13: 32, 15: 0}, In: b, Attentions: attentions} // READ CAPACITY(16) (SBC-3 §5.16)
-	if err := s.Do(ctx, c); err != nil {
+	last, block, err := s.capacity(ctx, lun)
+	if err != nil {
 		return nil, err
-	}
-	last, block := binary.BigEndian.Uint64(b), int(binary.BigEndian.Uint32(b[8:]))
-	if c.Transferred < 12 || block < 1 || block > 1<<20 || last >= 1<<62/uint64(block) {
-		return nil, fmt.Errorf("LUN %d has a last block %d of %d bytes", lun, last, block)
 	}
 	l := &LU{s: s, lun: lun, block: block, blocks: int64(last) + 1, most: defaultTransfer / block * block}
 	l.limit(ctx)
-	return l, nil
+	l.names, err = s.unitNames(ctx, lun)
+	return l, err
+}
+
+// capacity returns the number of the last block, and the size of each.
+func (s *Session) capacity(ctx context.Context, lun int) (last uint64, block int, err error) {
+	b := make([]byte, 32)
+	c := &Command{LUN: lun, CDB: []byte{0x9e, 0x10, 13: 32, 15: 0}, In: b, Attentions: attentions} // READ CAPACITY(16) (SBC-3 §5.16)
+	if err := s.Do(ctx, c); err != nil {
+		return 0, 0, err
+	}
+	last, block = binary.BigEndian.Uint64(b), int(binary.BigEndian.Uint32(b[8:]))
+	if c.Transferred < 12 || block < 1 || block > 1<<20 || last >= 1<<62/uint64(block) {
+		return 0, 0, fmt.Errorf("LUN %d has a last block %d of %d bytes", lun, last, block)
+	}
+	return last, block, nil
 }
 
 // defaultTransfer is how many bytes one command carries, if the unit does not say less.
@@ -129,7 +141,7 @@ func (l *LU) Prepare(c *Command, off int64) error {
 	}
 	binary.BigEndian.PutUint64(c.CDB[2:], uint64(off/int64(l.block)))
 	binary.BigEndian.PutUint32(c.CDB[10:], uint32(n/l.block))
-	c.LUN, c.Attentions = l.lun, attentions
+	c.LUN, c.Attentions, c.unit = l.lun, attentions, l
 	return nil
 }
 
@@ -138,7 +150,7 @@ func (l *LU) Prepare(c *Command, off int64) error {
 func (l *LU) PrepareFlush(c *Command) {
 	c.blank()
 	c.CDB[0] = 0x91
-	c.LUN, c.Attentions = l.lun, attentions
+	c.LUN, c.Attentions, c.unit = l.lun, attentions, l
 }
 
 // blank gives c a CDB of 16 zeroes.
@@ -173,7 +185,7 @@ func (l *LU) PrepareUnmap(c *Command, list []byte, off, n int64) error {
 	c.CDB = c.CDB[:10]
 	c.CDB[0], c.CDB[8] = 0x42, UnmapListLen
 	c.In, c.InV, c.OutV, c.Memory, c.Out = nil, nil, nil, nil, list
-	c.LUN, c.Attentions = l.lun, attentions
+	c.LUN, c.Attentions, c.unit = l.lun, attentions, l
 	return nil
 }
 
@@ -241,7 +253,9 @@ func (l *LU) WriteAt(p []byte, off int64) (int, error) {
 
 // Flush makes what was written durable: SYNCHRONIZE CACHE(16).
 func (l *LU) Flush(ctx context.Context) error {
-	return l.s.Do(ctx, &Command{LUN: l.lun, CDB: []byte{0: 0x91, 15: 0}, Attentions: attentions})
+	var c Command
+	l.PrepareFlush(&c)
+	return l.s.Do(ctx, &c)
 }
 
 // move reads or writes p with as many commands as it takes, side by side, and returns how much

@@ -52,6 +52,7 @@ type Session struct {
 	// immediate and burst are how much data leaves unasked, with and after a command.
 	immediate, burst int
 	ended            chan struct{} // closed when nothing refers to memory of commands any more
+	looks            sync.WaitGroup
 
 	mu        sync.Mutex // guards what follows; not held while Done is called
 	cmdSN     serial.SN
@@ -61,6 +62,9 @@ type Session struct {
 	free      []uint16
 	turn      uint16 // the upper half of the next ITT
 	waiting   list   // commands that the window or the depth keeps back
+	doubted   list   // commands to a disk that may be another one; see doubt.go
+	doubts    int    // unit attentions that raised doubt
+	looking   bool   // somebody looks whether it is
 	finished  list   // Done is to be called
 	incoming  bool   // the goroutine of the connection will flush
 	calls     map[uint32]*call
@@ -193,7 +197,11 @@ const maxTransfer = 1 << 30
 // issue sends what may be sent.
 func (s *Session) issue() {
 	for s.waiting.head != nil && len(s.free) > 0 && !s.maxCmdSN.Less(s.cmdSN) {
-		s.send(s.waiting.pop())
+		if c := s.waiting.pop(); s.looking && c.unit != nil {
+			s.doubted.push(c)
+		} else {
+			s.send(c)
+		}
 	}
 }
 
@@ -296,12 +304,17 @@ func (s *Session) tell(l list) {
 // finish ends a command whose memory is the owner's again.
 func (s *Session) finish(c *Command) {
 	s.vacate(c)
-	if s.err == nil && c.isAttention() && c.told < c.Attentions {
+	if s.err == nil && c.isAttention() && c.told < c.Attentions && !c.hasOtherMedium() {
 		c.told++
+		again := c.unit == nil || !raisesDoubt(c.Sense)
 		s.log.Info("unit attention", "lun", c.LUN, "sense", c.Failure())
 		c.Status, c.Transferred, c.Sense = 0, 0, nil
 		c.got, c.asked, c.more, c.rdma = 0, 0, false, transfer{memory: c.rdma.memory[:0]}
-		s.waiting.push(c)
+		if again {
+			s.waiting.push(c)
+		} else {
+			s.doubt(c)
+		}
 		return
 	}
 	s.finished.push(c)
@@ -324,6 +337,12 @@ func (c *Command) isAttention() bool {
 	}
 	key, _, _ := senseCodes(c.Sense)
 	return key == keyUnitAttention
+}
+
+// hasOtherMedium reports whether a READ or WRITE of LU has ended because the medium may have changed.
+func (c *Command) hasOtherMedium() bool {
+	_, asc, _ := senseCodes(c.Sense)
+	return c.unit != nil && asc == ascMedium
 }
 
 const keyUnitAttention = 6 // SPC-4 §4.5.6
@@ -499,8 +518,10 @@ func (s *Session) lost(err error) {
 	for _, c := range left {
 		s.vacate(c)
 	}
-	for c := s.waiting.pop(); c != nil; c = s.waiting.pop() {
-		left = append(left, c)
+	for _, l := range []*list{&s.doubted, &s.waiting} {
+		for c := l.pop(); c != nil; c = l.pop() {
+			left = append(left, c)
+		}
 	}
 	var orphans list
 	for _, c := range left {
@@ -542,6 +563,7 @@ func (s *Session) Close() error {
 	}, nil)
 	s.stop(ErrClosed)
 	<-s.ended
+	s.looks.Wait()
 	if errors.Is(err, ErrClosed) {
 		return nil
 	}

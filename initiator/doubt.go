@@ -1,0 +1,144 @@
+package initiator
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// A target can put another disk in the place of one that a session uses, or other blocks; all that it says is a unit attention, to one
+// of the commands that are under way. Before a command of LU is sent again after such a one, somebody looks:
+//
+//	sent ─► unit attention ─┬─ of other news ──────────────► sent again
+//	                        └─ that raises doubt ─► doubted ─┬─ the same disk ─► sent again, with all that came meanwhile
+//	                                                         └─ another one ───► the session ends
+//
+// A medium that has changed needs no look: the command fails. What was under way beside it may have been done by the other disk: so there is no session in which a copy could go on, or a flush
+// could say that everything is there.
+
+// errOther is the end of a session that has another disk.
+var errOther = errors.New("the target has put another disk in its place")
+
+// raisesDoubt reports whether a unit attention may mean that the unit is another one, or has other blocks.
+func raisesDoubt(sense []byte) bool {
+	switch _, asc, ascq := senseCodes(sense); asc {
+	case ascReset, ascTarget:
+		return true
+	case ascParameters:
+		return ascq == ascqCapacity
+	}
+	return false
+}
+
+// Additional sense codes (SPC-4 annex F).
+const (
+	ascMedium     = 0x28 // NOT READY TO READY CHANGE, MEDIUM MAY HAVE CHANGED
+	ascReset      = 0x29 // POWER ON, RESET, …: also of a unit that was not there before
+	ascParameters = 0x2a
+	ascqCapacity  = 0x09 // CAPACITY DATA HAS CHANGED
+	ascTarget     = 0x3f // TARGET OPERATING CONDITIONS, INQUIRY DATA, REPORTED LUNS DATA HAVE CHANGED
+)
+
+// doubt keeps c, which a unit attention has come for, until somebody has looked. The lock is held.
+func (s *Session) doubt(c *Command) {
+	s.doubted.push(c)
+	s.doubts++
+	if !s.looking {
+		s.looking = true
+		s.looks.Go(s.look)
+	}
+}
+
+// look looks at the units of doubted commands, and has those sent again, or ends them because nobody knows.
+func (s *Session) look() {
+	s.mu.Lock()
+	var seen map[*LU]error
+	for {
+		doubts := s.doubts
+		seen = make(map[*LU]error)
+		for unit := s.unseen(seen); unit != nil; unit = s.unseen(seen) {
+			s.mu.Unlock()
+			err := unit.isSame(s)
+			if errors.Is(err, errOther) {
+				s.stop(err) // and all commands with it
+				return
+			}
+			s.mu.Lock()
+			seen[unit] = err
+		}
+		if s.doubts == doubts {
+			break
+		}
+	}
+	var again list
+	for c := s.doubted.pop(); c != nil; c = s.doubted.pop() {
+		if c.Err = seen[c.unit]; c.Err != nil {
+			s.finished.push(c)
+		} else {
+			again.push(c)
+		}
+	}
+	for c := s.waiting.pop(); c != nil; c = s.waiting.pop() {
+		again.push(c)
+	}
+	s.waiting, s.looking = again, false
+	if s.incoming { // that goroutine does the rest
+		s.mu.Unlock()
+		return
+	}
+	over := s.finished
+	s.finished = list{}
+	s.issue()
+	s.mover.flush()
+	s.mu.Unlock()
+	s.tell(over)
+}
+
+// unseen returns a unit of doubted commands that is not in seen, or nil. The lock is held.
+func (s *Session) unseen(seen map[*LU]error) *LU {
+	for c := s.doubted.head; c != nil; c = c.next {
+		if _, has := seen[c.unit]; !has {
+			return c.unit
+		}
+	}
+	return nil
+}
+
+// isSame looks whether the unit in s is l still. An error other than errOther says that nobody knows.
+func (l *LU) isSame(s *Session) error {
+	_, block, err := s.capacity(context.Background(), l.lun) // takes unit attentions
+	if err != nil {
+		return err
+	}
+	names, err := s.unitNames(context.Background(), l.lun)
+	switch {
+	case err != nil:
+		return err
+	case names != l.names:
+		return fmt.Errorf("LUN %d: %w", l.lun, errOther)
+	case block != l.block:
+		return fmt.Errorf("LUN %d: %w: it has blocks of %d bytes, not of %d", l.lun, errOther, block, l.block)
+	}
+	return nil
+}
+
+// unitNames returns the designators of the unit itself (SPC-4 §7.8.6), not those of the way to it; none: it has none.
+func (s *Session) unitNames(ctx context.Context, lun int) (string, error) {
+	b, err := s.Inquiry(ctx, lun, 0x83)
+	if _, answered := errors.AsType[*StatusError](err); answered {
+		return "", nil
+	}
+	if err != nil || len(b) < 4 {
+		return "", err
+	}
+	var names strings.Builder
+	for b = b[4:min(len(b), 4+int(binary.BigEndian.Uint16(b[2:])))]; len(b) >= 4 && len(b)-4 >= int(b[3]); b = b[4+int(b[3]):] {
+		const association = 0x30 // 0: the unit
+		if b[1]&association == 0 {
+			names.Write(b[:4+int(b[3])])
+		}
+	}
+	return names.String(), nil
+}

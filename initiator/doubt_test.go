@@ -1,0 +1,131 @@
+package initiator_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"strings"
+	"syscall"
+	"testing"
+
+	"oneshot/initiator"
+	"oneshot/iscsi/pdu"
+	"oneshot/test/targettest"
+)
+
+// A reload can put another store in the place of a disk that is being copied to. Who writes is told, and not that all is there.
+func TestOtherDisk(t *testing.T) {
+	for _, w := range ways {
+		if w.opt.Depth != 0 || w.opt.Flow != initiator.FlowDefault {
+			continue
+		}
+		for name, luns := range map[string]string{"another store": "{0: other}", "other blocks": "{0: {store: disk, block_size: 4096}}"} {
+			t.Run(w.name+"/"+name, func(t *testing.T) {
+				noLeaks(t)
+				tg := targettest.Start(t, strings.Replace(config, "stores:\n", "stores:\n  other: {type: memory, size: 64MiB}\n", 1))
+				s := w.dial(t, tg)
+				l, err := s.LU(t.Context(), 0)
+				check(t, err)
+				const size = 8 << 20
+				half := func() { // the data end here, and go on when the target has another disk
+					tg.Edit("{0: disk, 300: {store: large, block_size: 4096}}", luns)
+					check(t, syscall.Kill(tg.PID(), syscall.SIGHUP))
+					tg.WaitLog(t.Context(), "configuration read again")
+				}
+				data := io.MultiReader(bytes.NewReader(pattern(size, 1)), &then{half, bytes.NewReader(pattern(size, 2))})
+				_, err = l.CopyFrom(t.Context(), data, 0, nil)
+				if err == nil {
+					err = l.Flush(t.Context())
+				}
+				if err == nil || !strings.Contains(err.Error(), "another disk") {
+					t.Errorf("it is told %v", err)
+				}
+				if err := s.Close(); err == nil || !strings.Contains(err.Error(), "another disk") {
+					t.Errorf("the session ends with %v", err)
+				}
+			})
+		}
+	}
+}
+
+// then does something before the first byte of r.
+type then struct {
+	do func()
+	r  io.Reader
+}
+
+func (d *then) Read(b []byte) (int, error) {
+	if d.do != nil {
+		d.do()
+		d.do = nil
+	}
+	return d.r.Read(b)
+}
+
+// A unit that was reset, and is the same still, is used on; one that nobody can ask is not.
+func TestDoubt(t *testing.T) {
+	for name, c := range map[string]struct {
+		asc, ascq byte
+		look      byte // what READ CAPACITY(16) ends with then
+		says      string
+	}{
+		"reset":                 {0x29, 0x03, 0, ""},
+		"other LUNs":            {0x3f, 0x0e, 0, ""},
+		"another size":          {0x2a, 0x09, 0, ""},
+		"another medium":        {0x28, 0x00, 0, "the medium may have changed"},
+		"reset, and not to ask": {0x29, 0x03, initiator.StatusBusy, "BUSY"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			noLeaks(t)
+			s := dialFake(t, func(g *target) {
+				told := false
+				g.disk(func(itt uint32, read bool) {
+					if f := (pdu.SCSIResponseFields{ITT: itt, Sequence: g.sequence()}); !told {
+						told, g.capacity = true, c.look
+						sense := []byte{0, 18, 0x70, 0, 6, 9: 10, 14: c.asc, 15: c.ascq, 19: 0}
+						f.Status, f.DataSegmentLength = initiator.StatusCheckCondition, len(sense)
+						g.write(&f, sense)
+					} else {
+						g.write(&f, nil)
+					}
+				})
+			})
+			u, err := s.LU(t.Context(), 0)
+			check(t, err)
+			_, err = u.WriteAt(make([]byte, 512), 0)
+			if c.says == "" && err != nil || c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)) {
+				t.Errorf("%v", err)
+			}
+			check(t, s.Close())
+		})
+	}
+}
+
+// A command that is withdrawn ends with a unit attention that comes before its abort: it is not sent again, which would leave it to a
+// target that was not asked to abort that.
+func TestAttentionOfAborted(t *testing.T) {
+	noLeaks(t)
+	ctx, cancel := newContext(t)
+	var of uint32
+	s := dialFake(t, func(g *target) {
+		first := true
+		g.aborts = func() {
+			sense := []byte{0, 18, 0x70, 0, 6, 9: 10, 14: 0x2a, 15: 1, 19: 0}
+			g.write(&pdu.SCSIResponseFields{ITT: of, Status: initiator.StatusCheckCondition, DataSegmentLength: len(sense), Sequence: g.sequence()}, sense)
+		}
+		g.disk(func(itt uint32, _ bool) {
+			if first {
+				first, of = false, itt
+				cancel()
+			}
+		})
+	})
+	u, err := s.LU(t.Context(), 0)
+	check(t, err)
+	c := &initiator.Command{In: make([]byte, 512)}
+	check(t, u.Prepare(c, 0))
+	if err := s.Do(ctx, c); !errors.Is(err, ctx.Err()) {
+		t.Errorf("%v", err)
+	}
+	check(t, s.Close())
+}
