@@ -2,6 +2,7 @@ package nvmf
 
 import (
 	"runtime"
+	"slices"
 
 	"oneshot/nvme"
 	"oneshot/nvme/auth"
@@ -47,8 +48,14 @@ func (t *Task) authSend() volume.Next {
 		return t.refuse(nvme.InvalidField)
 	case c.Length() != t.Len:
 		return t.refuse(nvme.DataSGLLength)
+	case slices.ContainsFunc(t.Queue.tasks, (*Task).isAuthSend): // one message at a time, each of which has memory that nobody counts
+		return t.refuse(nvme.CommandSequence)
 	}
 	return t.pullOwn(make([]byte, t.Len), (*Task).authSent)
+}
+
+func (t *Task) isAuthSend() bool {
+	return t.SQE.Opcode() == nvme.Fabrics && t.SQE.FCType() == nvme.AuthSend
 }
 
 // authSent has a message of the host. A worker answers it, for it may take a while.

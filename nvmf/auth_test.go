@@ -266,6 +266,22 @@ func TestAuthenticationCommands(t *testing.T) {
 		}
 		early.q.Unlock()
 	}
+	// A message whose data are to come is the only one of its queue: each has memory.
+	slow := x.dial()
+	slow.connect(testHost, 0, nvme.DynamicController, 0)
+	slow.take()
+	first := slow.late[slow.start(authCommand(nvme.AuthSend, auth.MaxMessage), auth.MaxMessage, nil, false)]
+	if a := slow.do(authCommand(nvme.AuthSend, auth.MaxMessage), auth.MaxMessage, nil, false); a.Status != nvme.CommandSequence|nvme.DNR || len(slow.late) != 1 {
+		t.Errorf("the second of two whose data are to come: %v", a.Status)
+	}
+	slow.q.Lock()
+	slow.q.DataFailed(first, NotFetched)
+	slow.q.Unlock()
+	slow.take()
+	if slow.say(m).Status != nvme.Success {
+		t.Error("when the first has failed, there is no other")
+	}
+
 	// Two messages at once: the second has to wait for the answer.
 	q := x.dial()
 	q.connect(testHost, 0, nvme.DynamicController, 0)
@@ -440,7 +456,7 @@ func TestImpostorKeepsNoQueue(t *testing.T) {
 		t.Fatal(err)
 	}
 	good.must(rw(nvme.Read, 1), 512, nil, false)
-	if a := x.dial().connect(testHost, 1, id, 0); a.Status != nvme.ConnectInvalid|nvme.DNR || a.DW0 != nvme.InvalidParameter(false, nvme.OffConnectQID) {
+	if a := x.dial().connect(testHost, 1, id, 0); a.Status != nvme.ConnectInvalid || a.DW0 != nvme.InvalidParameter(false, nvme.OffConnectQID) {
 		t.Errorf("Connect to a number that somebody has: %v %#x", a.Status, a.DW0)
 	}
 	if err := late.authenticate(r); err != nil {

@@ -141,8 +141,13 @@ func (t *Task) connectIO(sub *Subsystem, host string, d nvme.ConnectData) volume
 		return t.noController(nvme.OffHostID)
 	case !c.ready.Load():
 		return t.refuse(nvme.CommandSequence)
-	case int(qid) > c.granted(), !q.joins(c, qid):
+	case int(qid) > c.granted():
 		return t.invalidParameter(false, nvme.OffConnectQID)
+	case !q.joins(c, qid):
+		// The host may have lost the queue that has the number, which has yet to be noticed here, or has commands in stores still: it
+		// may come again, which DNR would forbid.
+		t.CQE.DW0 = nvme.InvalidParameter(false, nvme.OffConnectQID)
+		return t.end(nvme.ConnectInvalid)
 	}
 	return t.connected(c, qid)
 }

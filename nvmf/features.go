@@ -1,6 +1,8 @@
 package nvmf
 
 import (
+	"math"
+
 	"oneshot/nvme"
 	"oneshot/volume"
 	"oneshot/volume/access"
@@ -109,7 +111,7 @@ func (t *Task) setFeatures() volume.Next {
 		if v == 0 {
 			return t.refuse(nvme.KeepAliveInvalid)
 		}
-		c.kato = (v + keepAliveUnit - 1) / keepAliveUnit * keepAliveUnit
+		c.kato = min(v/keepAliveUnit+min(v%keepAliveUnit, 1), math.MaxUint32/keepAliveUnit) * keepAliveUnit
 		c.last = c.node.clock.Load()
 	case nvme.FeatureWriteCache:
 		if v&1 == 0 {

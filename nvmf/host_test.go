@@ -346,6 +346,28 @@ func TestOneTransport(t *testing.T) {
 	x.queue(id)
 }
 
+// A host makes a queue anew whose former connection is lost, and has a command in the store still: it may come again until there is room.
+func TestQueueMadeAnew(t *testing.T) {
+	store := later(t)
+	x := newTarget(t, store, false)
+	_, id := x.admin(0)
+	gate := store.Hold(faulty.Match{Kinds: []backend.Kind{backend.Write}})
+	io := x.queue(id)
+	io.start(rw(nvme.Write, 1), 512, fill(512, 1), true)
+	gate.Await(1)
+	io.lose()
+	if a := x.dial().connect(testHost, 1, id, 0); a.Status != nvme.ConnectInvalid || a.DW0 != nvme.InvalidParameter(false, nvme.OffConnectQID) {
+		t.Errorf("while its command is in the store: %v %#x", a.Status, a.DW0)
+	}
+	over := make(chan struct{})
+	x.ns.Drain(func() { close(over) })
+	gate.Release()
+	<-over
+	io.q.Lock() // whoever has told that settles the queue first
+	io.q.Unlock()
+	x.queue(id).must(rw(nvme.Read, 1), 512, nil, false)
+}
+
 // An I/O queue that comes when its controller has just ended, whose end the host may not have heard of: the host is not told to stay away for
 // good (DNR). Linux would give the subsystem up, and not come again.
 func TestQueueOfEndedController(t *testing.T) {

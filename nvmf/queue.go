@@ -204,7 +204,7 @@ func (q *Queue) Command(t *Task, e nvme.SQE) bool {
 		q.sqhd = 0
 	}
 	t.state = taskWaiting
-	if q.leaving && q.first == nil {
+	if q.leaving {
 		t.late = true
 		q.listTask(t)
 		return true
@@ -520,8 +520,15 @@ func (q *Queue) Violation(err error) {
 	}
 }
 
-// leave ends the connection, because the daemon ends, when what is under way is answered.
-func (q *Queue) leave() { q.leaving = true }
+// leave ends the connection, because the daemon ends, when what is under way is answered. The first command of a pair waits for the second, which may
+// never come: neither is done.
+func (q *Queue) leave() {
+	q.leaving = true
+	if q.first != nil {
+		q.first.late = true
+		q.first = nil
+	}
+}
 
 // leaveIfIdle ends a connection that leaves, if no command is under way. Those of a controller end together: a host that loses one gives up all.
 func (q *Queue) leaveIfIdle() {

@@ -125,6 +125,57 @@ func TestSecondShutdownFlushesAgain(t *testing.T) {
 	}
 }
 
+// The first command of a pair keeps no daemon from its end: the second may never come. If it does, neither is done.
+func TestNodeShutdownBesidePair(t *testing.T) {
+	for _, inCapsule := range []bool{false, true} {
+		for _, second := range []bool{false, true} {
+			store := later(t)
+			x := newTarget(t, store, false)
+			admin, id := x.admin(0)
+			io := x.queue(id)
+			compare, write := rw(nvme.Compare, 1), rw(nvme.Write, 1)
+			compare.Fuse, write.Fuse = nvme.FusedFirst, nvme.FusedSecond
+			var data []byte
+			if inCapsule {
+				data = fill(512, 0)
+			}
+			first := io.late[io.start(compare, 512, data, inCapsule)]
+			x.guests.Each((*Queue).leave)
+			if len(io.ended) != 1 || len(admin.ended) != 1 {
+				t.Fatalf("the pair keeps the daemon: %v, %v", io.ended, admin.ended)
+			}
+			if first != nil {
+				io.q.Lock()
+				io.q.GotData(first)
+				io.q.Unlock()
+			}
+			if second {
+				io.start(write, 512, fill(512, 1), true)
+			}
+			if got := io.take(); len(got) != 0 {
+				t.Errorf("answers: %v", got)
+			}
+			io.lose()
+			admin.lose()
+			if err := x.Shutdown(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if n := io.q.live; n != 0 {
+				t.Errorf("%d commands are left", n)
+			}
+			b := make([]byte, 512)
+			if store.Submit(&backend.Op{Kind: backend.Read, Len: 512, Segs: [][]byte{b}, Done: unheard{}}); b[0] != 0 {
+				t.Error("the pair is done")
+			}
+		}
+	}
+}
+
+// unheard is of an operation that ends at once.
+type unheard struct{}
+
+func (unheard) OpDone(*backend.Op) {}
+
 // A daemon that ends answers what is in stores before it ends the connections of a controller, all at once: a host that loses one gives up all.
 // What comes meanwhile is neither done nor answered, so the host sends it again elsewhere or later.
 func TestNodeShutdownAnswers(t *testing.T) {

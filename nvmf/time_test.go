@@ -62,6 +62,12 @@ func TestKeepAlive(t *testing.T) {
 	if len(forever.ended) != 0 {
 		t.Error("a controller without a timeout ends")
 	}
+	for v, want := range map[uint32]uint32{1: 1000, 1000: 1000, 1001: 2000, 1<<32 - 297: 1<<32 - 296, 1<<32 - 1: 1<<32 - 296} { // rounded up, to the most that there is
+		forever.must(nvme.Command{Opcode: nvme.AdminSetFeatures, DWords: [6]uint32{uint32(nvme.FeatureKeepAlive), v}}, 0, nil, false)
+		if a := forever.must(nvme.Command{Opcode: nvme.AdminGetFeatures, DWords: [6]uint32{uint32(nvme.FeatureKeepAlive)}}, 0, nil, false); a.DW0 != want {
+			t.Errorf("a timeout of %d is %d", v, a.DW0)
+		}
+	}
 }
 
 // A connection ends when its host has answered no RDMA Read for a time, however alive it is otherwise.
