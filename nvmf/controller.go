@@ -62,8 +62,9 @@ type Controller struct {
 	// anaChanges counts changes of access states.
 	anaChanges uint64
 	aborts     int  // Abort commands that are under way
-	flushes    int  // flushes of a shutdown that are under way; a reset, and the end of the queue, wait for them
-	covers     bool // they have begun after the last shutdown
+	flushes    int  // flushes of a shutdown that are under way; the end of the queue waits for them
+	covers     bool // the last flushes have begun after the last shutdown
+	unflushed  bool // one of them has failed
 }
 
 // startTimeout is how long the controller takes to become ready, 500 ms each.
@@ -346,11 +347,11 @@ func (c *Controller) queuesGone() {
 	c.mu.Lock()
 	shutdown := false
 	switch {
-	case len(c.queues)+len(c.claims) > 1 || c.flushes > 0:
+	case len(c.queues)+len(c.claims) > 1:
 	case c.cc&nvme.CCEnable == 0:
 		c.csts &^= nvme.CSTSReady | nvme.CSTSFatal | nvme.CSTSShutdown
 	case c.csts&nvme.CSTSShutdown == nvme.CSTSShutdownUnderWay:
-		shutdown = true
+		shutdown = c.flushes == 0 && !c.covers
 	}
 	c.mu.Unlock()
 	if shutdown {
@@ -361,7 +362,7 @@ func (c *Controller) queuesGone() {
 // flush makes the namespaces durable: a host that shuts the controller down is about to rely on that. The lock of the admin queue is held.
 func (c *Controller) flush() {
 	list := *c.admin.paths.Load()
-	c.flushes, c.covers = len(list)+1, true
+	c.flushes, c.covers, c.unflushed = len(list)+1, true, false
 	for _, p := range list {
 		f := &shutdownFlush{c: c, p: p.hold()}
 		f.op = backend.Op{Kind: backend.Flush, Done: f}
@@ -372,13 +373,18 @@ func (c *Controller) flush() {
 	c.flushed()
 }
 
-// flushed notes that a flush has ended. The lock of the admin queue is held.
+// flushed notes that a flush has ended. A shutdown is not complete if one has failed: the host, which could be told so by no command, finds the
+// controller in the state of a fatal error, which a reset ends (Base 2.0 §3.1.3.6). The lock of the admin queue is held.
 func (c *Controller) flushed() {
 	if c.flushes--; c.flushes > 0 {
 		return
 	}
 	c.mu.Lock()
-	if c.covers && c.csts&nvme.CSTSShutdown == nvme.CSTSShutdownUnderWay {
+	switch {
+	case !c.covers || c.csts&nvme.CSTSShutdown != nvme.CSTSShutdownUnderWay:
+	case c.unflushed:
+		c.csts |= nvme.CSTSFatal
+	default:
 		c.csts = c.csts&^nvme.CSTSShutdown | nvme.CSTSShutdownDone
 	}
 	c.mu.Unlock()
@@ -394,11 +400,13 @@ type shutdownFlush struct {
 
 // OpDone implements backend.Completer.
 func (f *shutdownFlush) OpDone(*backend.Op) {
-	if f.op.Err != nil {
+	failed := f.op.Err != nil && !moved(f.op.Err) // another process that serves the bytes has all that was answered here
+	if failed {
 		f.p.ns.log.Error("the store could not be flushed when a host shut its controller down", "host", f.c.hostNQN, "reason", f.op.Err)
 	}
 	f.c.admin.post(func() {
 		f.p.letGo()
+		f.c.unflushed = f.c.unflushed || failed
 		f.c.flushed()
 	})
 }

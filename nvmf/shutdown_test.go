@@ -1,6 +1,7 @@
 package nvmf
 
 import (
+	"errors"
 	"testing"
 
 	"oneshot/backend"
@@ -55,9 +56,9 @@ func TestShutdownFlushOutlivesHost(t *testing.T) {
 	}
 }
 
-// A reset is over when the flushes of the shutdown before it are: the next shutdown waits for a flush of its own, which begins after what the
-// host has written in between.
-func TestResetWaitsForShutdownFlush(t *testing.T) {
+// A reset does not wait for the flushes of the shutdown before it, which may never end. The next shutdown waits for a flush of its own, which begins
+// after what the host has written in between.
+func TestResetBesideShutdownFlush(t *testing.T) {
 	store := later(t)
 	x := newTarget(t, store, false)
 	h, id := x.admin(0)
@@ -65,18 +66,18 @@ func TestResetWaitsForShutdownFlush(t *testing.T) {
 	h.setCC(shutDown)
 	gate.Await(1)
 	h.setCC(enabled &^ nvme.CCEnable)
-	if s := h.status(); s&nvme.CSTSReady == 0 {
-		t.Errorf("the reset is over while a flush is in the store: CSTS is %#x", s)
+	if s := h.status(); s != 0 {
+		t.Errorf("the reset waits for a flush that is in the store: CSTS is %#x", s)
 	}
+	h.setCC(enabled)
 	over := make(chan struct{})
 	x.ns.Drain(func() { close(over) })
 	gate.Release()
 	<-over
-	if s := h.status(); s != 0 {
+	if s := h.status(); s != nvme.CSTSReady {
 		t.Errorf("when it is not: CSTS is %#x", s)
 	}
 
-	h.setCC(enabled)
 	io := x.queue(id)
 	io.must(rw(nvme.Write, 1), 512, fill(512, 1), true)
 	io.lose()
@@ -92,6 +93,39 @@ func TestResetWaitsForShutdownFlush(t *testing.T) {
 	<-over
 	if s := h.status(); s != nvme.CSTSReady|nvme.CSTSShutdownDone {
 		t.Errorf("in the end: CSTS is %#x", s)
+	}
+}
+
+// A host that shuts its controller down is not told that this is complete if a flush has failed; a reset ends that. It is if another process serves
+// the bytes.
+func TestShutdownFlushFails(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want uint32
+	}{
+		{errors.New("the medium is gone"), nvme.CSTSReady | nvme.CSTSShutdownUnderWay | nvme.CSTSFatal},
+		{&backend.MovedError{Name: "mirror"}, nvme.CSTSReady | nvme.CSTSShutdownDone},
+	} {
+		store := later(t)
+		x := newTarget(t, store, false)
+		h, _ := x.admin(0)
+		stop := store.Fail(faulty.Match{Kinds: []backend.Kind{backend.Flush}}, c.err)
+		for range 2 {
+			h.setCC(shutDown)
+			if s := h.status(); s != c.want {
+				t.Errorf("%v: CSTS is %#x", c.err, s)
+			}
+			h.setCC(enabled &^ nvme.CCEnable)
+			if s := h.status(); s != 0 {
+				t.Errorf("%v: after a reset CSTS is %#x", c.err, s)
+			}
+			h.setCC(enabled)
+		}
+		stop()
+		h.setCC(shutDown)
+		if s := h.status(); s != nvme.CSTSReady|nvme.CSTSShutdownDone {
+			t.Errorf("when flushes are good again: CSTS is %#x", s)
+		}
 	}
 }
 
