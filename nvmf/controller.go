@@ -59,6 +59,8 @@ type Controller struct {
 	retell   retell
 	errors   errorLog
 	notices  notices
+	// shown is sumOf the entries of the discovery log that the host has seen last, or that there were when it connected, and generation theirs.
+	shown, generation uint64
 	// anaChanges counts changes of access states.
 	anaChanges uint64
 	aborts     int  // Abort commands that are under way

@@ -119,6 +119,9 @@ func (t *Task) connectAdmin(sub *Subsystem, host string, d nvme.ConnectData) vol
 	if !q.joins(c, 0) {
 		return t.busy()
 	}
+	if sub.isDiscovery() { // after joins: whoever tells of a change from now on finds the controller
+		c.show(c.discovered())
+	}
 	q.node.counters.Connects.Add(1)
 	q.log.Info("host connected", "host", host, "subsystem", sub.nqn, "controller", c.id)
 	return t.connected(c, 0)

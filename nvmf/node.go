@@ -86,7 +86,7 @@ type Node struct {
 	past        []*Subsystem // that were removed, and may have controllers still; guarded by mu
 	portals     []Portal     // elements never change; guarded by mu
 	referrals   []Referral   // as portals
-	generation  uint64       // of what discovery tells; guarded by mu
+	generation  uint64       // of what discovery tells; controllers count on from it; guarded by mu
 	rediscover  bool         // it has changed, and hosts are to be told; guarded by mu
 	controllers int          // that limits.Controllers bounds
 	discoveries int          // controllers of discovery
@@ -190,6 +190,13 @@ func (n *Node) discoveryChanged() {
 	n.notify()
 }
 
+// discoveryGeneration is larger than any that a host was shown before the last change.
+func (n *Node) discoveryGeneration() uint64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.generation
+}
+
 // notify has Run look for what is to be told to hosts.
 func (n *Node) notify() {
 	select {
@@ -257,7 +264,7 @@ func (n *Node) tell() {
 	n.mu.Unlock()
 	if rediscover {
 		for _, c := range n.discovery.list() {
-			c.admin.post(func() { c.raise(eventDiscovery) })
+			c.admin.post(c.rediscovered)
 		}
 	}
 	for _, s := range list {
