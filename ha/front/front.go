@@ -79,6 +79,10 @@ func (a Address) Check() error {
 	if err != nil {
 		return err
 	}
+	return a.check(l)
+}
+
+func (a Address) check(l netlink.Link) error {
 	_, good, err := a.find(l)
 	if good != nil {
 		err = fmt.Errorf("%v is on the interface for good, and is to move with the mirror's primary: remove it (ip address del %v dev %s), and from the network's configuration", a, good.IPNet, a.Interface)
@@ -89,11 +93,11 @@ func (a Address) Check() error {
 // Add puts the address on the interface for Lifetime, or prolongs its stay. One that is there for good stays so: it is the administrator's,
 // and perhaps the one by which the machine is reached.
 func (a Address) Add() error {
-	if err := a.Check(); err != nil {
-		return err
-	}
 	l, err := a.link()
 	if err != nil {
+		return err
+	}
+	if err := a.check(l); err != nil {
 		return err
 	}
 	own := &netlink.Addr{IPNet: a.net(), ValidLft: int(Lifetime / time.Second), PreferedLft: int(Lifetime / time.Second)}
