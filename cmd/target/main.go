@@ -24,6 +24,7 @@ import (
 
 	"oneshot/config"
 	"oneshot/internal/command"
+	"oneshot/internal/loglimit"
 )
 
 const (
@@ -50,11 +51,28 @@ func run(arg0 string, args []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		return exitOK
 	}
+	if _, ok := errors.AsType[*stayedError](err); ok {
+		out, flush := loglimit.ForDaemon(stderr)
+		defer flush()
+		stderr = out
+	}
 	report(stderr, name, err)
 	if _, wrong := errors.AsType[*usageError](err); wrong {
 		return exitUsage
 	}
 	return exitError
+}
+
+// stayedError is the error of a program that stays. Nobody may read any more what it writes, so it ends without waiting for that.
+type stayedError struct{ error }
+
+func (e *stayedError) Unwrap() error { return e.error }
+
+func stayed(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &stayedError{err}
 }
 
 // report prints an error for the person at the terminal: in one line, or, for a

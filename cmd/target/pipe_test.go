@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"io"
 	"os"
@@ -10,9 +11,50 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"oneshot/mgmt"
 )
+
+// A daemon that has failed ends, though nobody reads why: its log is a pipe that is full.
+func TestEndsThoughNobodyReads(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "t.yaml")
+	err := os.WriteFile(path, []byte(`
+stores: {m: {type: memory, size: 1MiB}}
+targets: [{iqn: "iqn.2026-11.example.oneshot:demo", luns: {0: m}}]
+portals: [{listen: "192.0.2.1:0"}]
+`), 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"serve", "--config", path}, {"serve", "--config", path + ".yaml"}, {"nic", "--socket", path}} {
+		log, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		fd := int(w.Fd())
+		for err = syscall.SetNonblock(fd, true); err == nil; {
+			_, err = syscall.Write(fd, make([]byte, 1))
+		}
+		if err != syscall.EAGAIN {
+			t.Fatal(err)
+		}
+		if err := syscall.SetNonblock(fd, false); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		cmd := exec.CommandContext(ctx, os.Args[0], args...)
+		cmd.Args[0] = "target"
+		cmd.Stderr = w
+		if err := cmd.Run(); ctx.Err() != nil || cmd.ProcessState.ExitCode() != exitError {
+			t.Errorf("%s: %v", args, err)
+		}
+		cancel()
+		if err := errors.Join(log.Close(), w.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+}
 
 // Daemons outlive those who read what they write: the shell's pipe, and what collects the log.
 func TestReadersLeave(t *testing.T) {

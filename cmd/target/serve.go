@@ -62,7 +62,7 @@ all the same. A disk that hangs then, while caches are written to it, is waited 
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			s.program = typed(os.Args[0], cmd.Root().Name())
-			return s.serve(openServer, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return stayed(s.serve(openServer, cmd.OutOrStdout(), cmd.ErrOrStderr()))
 		},
 	}
 	nodeFlag(cmd, &s.node)
@@ -168,7 +168,10 @@ func openUnless(open func() (daemon, error), signals chan os.Signal) (daemon, er
 		defer overdue.Stop()
 		select {
 		case r := <-opened:
-			signals <- s
+			select {
+			case signals <- s:
+			default: // as many as supervise takes have come since
+			}
 			return r.d, r.err
 		case s = <-signals:
 		case <-overdue.C:
@@ -209,7 +212,7 @@ func supervise(d daemon, signals <-chan os.Signal, log *slog.Logger) error {
 		log.Info("stopped")
 		return nil
 	case s := <-signals:
-		return fmt.Errorf("stopped by a second signal (%s) while commands were in flight", s)
+		return fmt.Errorf("stopped by a second signal (%s) before all that the first one began was done", s)
 	case <-overdue.C:
 		return oneLine(errors.Join(failure, fmt.Errorf("stopped after %v: a store hangs; what was not flushed may be lost", drainTime+closeTime)))
 	}

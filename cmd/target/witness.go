@@ -32,7 +32,7 @@ metrics, log and signals are as with target serve.`,
 				return &usageError{cmd.CommandPath(), "no configuration: name the one of the cluster with --config FILE"}
 			}
 			w.program = typed(os.Args[0], cmd.Root().Name())
-			return w.serve(openServer, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return stayed(w.serve(openServer, cmd.OutOrStdout(), cmd.ErrOrStderr()))
 		},
 	}
 	configFlag(cmd, &w.path, "the YAML `FILE` of the cluster")
