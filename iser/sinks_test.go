@@ -254,6 +254,53 @@ func TestCardSinkNotRead(t *testing.T) {
 	})
 }
 
+// siw lets a peer read all memory of its domain whose STag it knows, and each Read Request tells it that of a sink. It finds nothing of
+// others there, and nothing else by that STag.
+func TestSiwSinkNotRead(t *testing.T) {
+	const n = 4096
+	for where, f := range map[string]struct {
+		off    int
+		thief  bool // another peer
+		late   bool // after the Read
+		landed bool
+	}{
+		"in the sink":       {landed: true},
+		"behind it":         {off: n},
+		"of another":        {thief: true},
+		"when it has ended": {late: true},
+	} {
+		t.Run(where, func(t *testing.T) {
+			b := newSinkBench(t, fake.Config{IWARP: true, Siw: true})
+			reader, c := b.session(), b.session()
+			if !f.thief {
+				reader = c
+			}
+			b.writes(c, n, 1)
+			fake.Release()
+			b.good(c)
+			s := b.writes(c, n, 2)[0] // where the first one was
+			if len(s.Memory) != n || !bytes.Equal(s.Memory, make([]byte, n)) {
+				t.Errorf("a sink of %d bytes is %d long, or holds something", n, len(s.Memory))
+			}
+			if f.late {
+				fake.Release()
+				b.good(c)
+			}
+			stolen := c.buf[bufSize-8:]
+			if f.thief {
+				stolen = reader.buf[bufSize-8:]
+			}
+			if !reader.offend(rdma.OpRead, stolen, s.STag, address(s.Memory)+uint64(f.off)) {
+				t.Fatal("the connection is over")
+			}
+			fake.Release() // of that Read, too, and of it first
+			if landed := reader.struck(); landed != f.landed {
+				t.Errorf("a peer has read % x: %v, want %v", stolen, landed, f.landed)
+			}
+		})
+	}
+}
+
 // If the device does not end the access to a sink, its memory is nobody else's before its connection has ended, and with it all
 // access. Then the device is asked once more.
 func TestCardSinkStays(t *testing.T) {
@@ -339,5 +386,22 @@ func TestCardEndsBeforeRead(t *testing.T) {
 				b.holds(n, 0)
 			})
 		})
+	}
+}
+
+// A card without Send with Invalidate answers with plain Sends, also to an initiator that lets the target invalidate.
+func TestCardWithoutInvalidation(t *testing.T) {
+	b := newSinkBench(t, cards["bare"])
+	c := dialSaying(b.bench, b.device, noZBVA)
+	c.inval = false // as is not to be expected
+	c.logIn("")
+	c.do(make([]byte, 6), false, false, 0, 0)
+	fill(c.buf[:4096], 1)
+	c.do(rw16(0x8a, 0, 4096/blockSize), true, false, 4096, 0)
+	b.holds(4096, 1)
+	fill(c.buf[:4096], 0)
+	c.do(rw16(0x88, 0, 4096/blockSize), false, true, 4096, 0)
+	if !bytes.Equal(c.buf[:4096], b.contents()[:4096]) {
+		t.Error("a READ brings other bytes than were written")
 	}
 }

@@ -50,7 +50,13 @@ func openFake(t *testing.T, c fake.Config) rdma.Device {
 // dialFake connects to b over its own device. Answers do not invalidate the client's STag, which not every device could.
 func dialFake(b *bench, d rdma.Device) *client {
 	b.t.Helper()
-	c := dial(b.t, keptDevice{d}, b.l.Addr().String(), rdma.ConnParams{PrivateData: []byte{noZBVA | noInvalidate, 0, 0, 0}})
+	return dialSaying(b, d, noZBVA|noInvalidate)
+}
+
+// dialSaying is dialFake with flags of the private data.
+func dialSaying(b *bench, d rdma.Device, flags byte) *client {
+	b.t.Helper()
+	c := dial(b.t, keptDevice{d}, b.l.Addr().String(), rdma.ConnParams{PrivateData: []byte{flags, 0, 0, 0}})
 	if c.window != nil {
 		check(b.t, c.window.Free())
 		c.window = nil

@@ -22,10 +22,12 @@ import (
 //     peer an STag with which it can write to the whole region. There each Read has a registration
 //     of its own, of no more than its sink (Link.openSinks), which ends before anybody looks at the data. If the device
 //     fails to end it, the connection ends, and the memory is nobody else's before the queue pair is gone (Link.EndFetch).
+//   - Where a peer may read any region of the domain whose STag it knows (Limits.UnguardedRead), the Read Request would
+//     tell it that of all I/O memory. There the sink of each Read is registered likewise, and empty.
 //   - Where a peer may invalidate any region of the domain whose STag it knows (Limits.UnguardedInvalidate), it could
 //     end the I/O of all others.
 //
-// On both each connection has a domain of its own (Target.isolated), so that STags which it has learned or
+// On all of them each connection has a domain of its own (Target.isolated), so that STags which it has learned or
 // guessed are of no use to another. Arenas are registered there when they are first used, for
 // local use only, and stay registered until the connection ends.
 type domain struct {

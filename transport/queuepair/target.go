@@ -62,6 +62,7 @@ type Target struct {
 	shared *receives // nil: each connection has its own
 	// isolated: connections share no protection domain; see domain.
 	isolated bool
+	named    bool // peers can use the STag of a Read's sink
 
 	outMu sync.Mutex
 	outs  []*mem.Lease // the memory of free; does not change
@@ -86,7 +87,8 @@ func NewTarget(cfg Config) (*Target, error) {
 	t := &Target{cfg: cfg, limits: cfg.Device.Limits()}
 	t.none.L = &t.connMu
 	t.read, t.write = manager.ReadLimits(t.limits, chunk), manager.WriteLimits(t.limits, chunk)
-	t.isolated = t.limits.ReadSinkWrite || t.limits.UnguardedInvalidate
+	t.named = t.limits.ReadSinkWrite || t.limits.UnguardedRead
+	t.isolated = t.named || t.limits.UnguardedInvalidate
 	t.arenas.Store(new([]*mem.Arena))
 	var err error
 	if !t.isolated {

@@ -126,7 +126,7 @@ func (l *Link) GiveBack(m *Memory) { l.target.giveBack(m) }
 // sinks finds or makes the regions that Reads go to.
 func (l *Link) sinks(x *Transfer) error {
 	switch {
-	case l.target.limits.ReadSinkWrite:
+	case l.target.named:
 		return l.openSinks(x)
 	case !l.register(x.locals):
 		return l.target.unregistered()
@@ -146,12 +146,19 @@ func (l *Link) register(list []rdma.SGE) bool {
 
 // openSinks registers the sinks of Reads, each by itself, in the connection's own domain.
 func (l *Link) openSinks(x *Transfer) error {
+	access := rdma.AccessLocalWrite
+	if l.target.limits.ReadSinkWrite {
+		access |= rdma.AccessRemoteWrite
+	}
 	for i := range x.locals {
 		s := &x.locals[i]
 		if l.target.arena(s.Bytes) == nil {
 			return l.target.unregistered()
 		}
-		r, err := l.domain.pd.Register(s.Bytes, rdma.AccessLocalWrite|rdma.AccessRemoteWrite)
+		if l.target.limits.UnguardedRead {
+			clear(s.Bytes) // of what another connection has left there
+		}
+		r, err := l.domain.pd.Register(s.Bytes, access)
 		if err != nil {
 			return l.target.refused(s.Bytes, err)
 		}

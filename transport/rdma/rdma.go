@@ -127,6 +127,9 @@ type Limits struct {
 	// it: who knows the STag of a region of the queue pair's domain can end it with a Send with
 	// Invalidate.
 	UnguardedInvalidate bool
+	// UnguardedRead: the device does not look whether the peer may: who knows the STag of a region of the queue pair's domain
+	// can read it. Over iWARP a Read Request tells the peer that of its sink.
+	UnguardedRead bool
 	// EndTold: Disconnected distinguishes an orderly close from an abort or a protocol violation.
 	// Otherwise that is sure only where work of this end was under way, and such work may end
 	// as flushed whatever the offence.
@@ -149,8 +152,6 @@ type Limits struct {
 	Flush bool
 	// Atomics is against whom OpCompareSwap and OpFetchAdd are atomic.
 	Atomics Atomics
-	// Immediate is how many octets of immediate data a Write can carry: 0, 4 or 8.
-	Immediate int
 	// WriteDone is what the completion of an unmarked Write to a peer's memory says.
 	WriteDone WriteDone
 }

@@ -218,11 +218,12 @@ func (d *Device) limitsOf(a *C.struct_ibv_device_attr, p *C.struct_ibv_port_attr
 		MaxSGE: min(int(a.max_sge), maxSGE), MaxMessage: int64(uint32(p.max_msg_sz)),
 		MaxReads:            min(int(a.max_qp_rd_atom), int(a.max_qp_init_rd_atom)),
 		MaxPrivate:          maxPrivateIB,
-		ReadSinkWrite:       d.iwarp && !d.siw, // siw does not ask for it, and peers learn the STags of sinks
+		ReadSinkWrite:       d.iwarp && !d.siw, // siw does not ask for it
 		ReceiveWait:         !d.iwarp,
 		PartTakesReceive:    true,
 		SendInvalidate:      a.device_cap_flags&C.IBV_DEVICE_MEM_MGT_EXTENSIONS != 0,
 		UnguardedInvalidate: d.siw,
+		UnguardedRead:       d.siw,
 		Windows:             a.max_mw > 0 && a.device_cap_flags&(C.IBV_DEVICE_MEM_WINDOW_TYPE_2A|C.IBV_DEVICE_MEM_WINDOW_TYPE_2B) != 0,
 	}
 	if a.max_srq_sge > 0 {

@@ -76,7 +76,7 @@ func TestSuite(t *testing.T) {
 			begin(t, c)
 			rdmatest.Run(t, func(t *testing.T) rdmatest.Pair {
 				d := openFake(t, Config{})
-				p := rdmatest.Pair{Client: d, Server: d, Listen: listenAt, Defects: rdmatest.Defects{EmptyReads: c.Siw}}
+				p := rdmatest.Pair{Client: d, Server: d, Listen: listenAt, Defects: rdmatest.Defects{EmptyReads: c.Siw, ReadRights: c.Siw}}
 				if c.Blames {
 					p.Defects.Farewell = ErrResponse
 				}

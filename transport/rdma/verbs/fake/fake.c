@@ -279,9 +279,11 @@ static char *local(struct qp *q, const struct ibv_sge *s)
 	return NULL;
 }
 
-// reach finds memory of q that its peer names.
+// reach finds memory of q that its peer names. siw does not ask whether the peer may read it.
 static char *reach(struct qp *q, uint32_t key, uint64_t at, uint64_t n, int access)
 {
+	if (cfg.siw)
+		access &= ~IBV_ACCESS_REMOTE_READ;
 	for (struct mr *m = mrs; m; m = m->next)
 		if (m->ibv.rkey == key)
 			return m->ibv.pd == q->ibv.pd && (m->access & access) == access && inside(at, n, (uintptr_t)m->ibv.addr, m->ibv.length) ? (char *)(uintptr_t)at : NULL;
