@@ -105,13 +105,15 @@ func (fl *flags) targets(c *cobra.Command, u initiator.URL) error {
 	if fl.json {
 		return printJSON(c.OutOrStdout(), found)
 	}
+	var out strings.Builder
 	for _, t := range found {
-		fmt.Fprintln(c.OutOrStdout(), t.Name)
+		fmt.Fprintln(&out, plain(t.Name))
 		for _, p := range t.Portals {
-			fmt.Fprintf(c.OutOrStdout(), "  %s,%s\n", p.Address, p.TPGT)
+			fmt.Fprintf(&out, "  %s,%s\n", plain(p.Address), plain(p.TPGT))
 		}
 	}
-	return nil
+	_, err = io.WriteString(c.OutOrStdout(), out.String())
+	return err
 }
 
 // unit is a row of ls: a LUN.
@@ -149,7 +151,7 @@ func (fl *flags) luns(ctx context.Context, c *cobra.Command, s *initiator.Sessio
 	fmt.Fprintln(w, "LUN\tSIZE\tBLOCK\tVENDOR\tPRODUCT\tSERIAL")
 	for _, u := range units {
 		n := size(u.Size)
-		fmt.Fprintf(w, "%d\t%s\t%d\t%s\t%s\t%s %s\n", u.LUN, n.String(), u.BlockSize, u.Vendor, u.Product, u.Serial, u.Error)
+		fmt.Fprintf(w, "%d\t%s\t%d\t%s\t%s\t%s %s\n", u.LUN, n.String(), u.BlockSize, plain(u.Vendor), plain(u.Product), plain(u.Serial), plain(u.Error))
 	}
 	return w.Flush()
 }
@@ -182,7 +184,7 @@ the URL it is LUN 0. Of a namespace of NVMe it shows what Identify says.`,
 					return printJSON(c.OutOrStdout(), id)
 				}
 				_, err = fmt.Fprintf(c.OutOrStdout(), "vendor      %s\nproduct     %s\nrevision    %s\nserial      %s\ndesignators %s\n",
-					id.Vendor, id.Product, id.Revision, id.Serial, strings.Join(id.Designators, "\n            "))
+					plain(id.Vendor), plain(id.Product), plain(id.Revision), plain(id.Serial), strings.ReplaceAll(plainLines(strings.Join(id.Designators, "\n")), "\n", "\n            "))
 				return err
 			})
 		},
@@ -215,15 +217,6 @@ it copies to standard output. It overwrites a FILE that exists.`,
 	}
 	sp.flags(c)
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
-		w := c.OutOrStdout()
-		if len(args) == 2 && args[1] != "-" {
-			f, err := os.Create(args[1])
-			if err != nil {
-				return err
-			}
-			defer f.Close()
-			w = f
-		}
 		return fl.disk(c, args[0], func(ctx context.Context, l blocks) error {
 			n := l.Size() - int64(sp.offset)
 			if sp.length > 0 {
@@ -232,31 +225,42 @@ it copies to standard output. It overwrites a FILE that exists.`,
 			if n < 0 || int64(sp.offset) > l.Size()-n {
 				return fmt.Errorf("%d bytes from offset %d on reach beyond the end of the disk, which has %d bytes", n, sp.offset, l.Size())
 			}
-			bar := newBar(c.ErrOrStderr(), n)
-			err := l.CopyTo(ctx, w, int64(sp.offset), n, bar.set)
-			bar.end()
-			if f, ok := w.(*os.File); ok && err == nil && len(args) == 2 && args[1] != "-" {
-				err = f.Sync()
-			}
-			return fl.told(c, copied{n}, err, len(args) < 2 || args[1] == "-")
+			taken, err := copyTo(c, args[1:], func(w io.Writer) error {
+				bar := newBar(c.ErrOrStderr(), n)
+				defer bar.end()
+				return l.CopyTo(ctx, w, int64(sp.offset), n, bar.set)
+			})
+			return fl.told(c, copied{n}, err, taken)
 		})
 	}
 	return c
 }
 
+// copyTo has f write to the named file, which is emptied now and durable then, or to standard output, without a name and with "-": taken.
+func copyTo(c *cobra.Command, name []string, f func(io.Writer) error) (taken bool, err error) {
+	if len(name) == 0 || name[0] == "-" {
+		return true, f(writeUntil(c.Context(), c.OutOrStdout()))
+	}
+	file, err := create(c.Context(), name[0])
+	if err != nil {
+		return false, err
+	}
+	return false, keep(file, f(writeUntil(c.Context(), file)))
+}
+
 // input opens what is to be written: the named file, or standard input without a name and with "-". total is how many
-// bytes that are, and 0 if nobody knows. The caller calls shut when it has read r.
+// bytes that are, and 0 if nobody knows. The caller calls shut when it has read r. Reading ends when the context does.
 func (s *span) input(c *cobra.Command, name []string) (r io.Reader, total int64, shut func(), err error) {
-	r, shut = c.InOrStdin(), func() {}
+	r, shut = readUntil(c.Context(), c.InOrStdin()), func() {}
 	if len(name) > 0 && name[0] != "-" {
-		f, err := os.Open(name[0])
+		f, err := open(c.Context(), name[0])
 		if err != nil {
 			return nil, 0, nil, err
 		}
 		if i, err := f.Stat(); err == nil && i.Mode().IsRegular() {
 			total = i.Size()
 		}
-		r, shut = f, func() { _ = f.Close() }
+		r, shut = readUntil(c.Context(), f), func() { _ = f.Close() }
 	}
 	if s.length > 0 {
 		r, total = io.LimitReader(r, int64(s.length)), min(total, int64(s.length))

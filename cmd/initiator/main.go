@@ -58,7 +58,7 @@ func run(ctx context.Context, arg0 string, args []string, stdin io.Reader, stdou
 	if err == nil {
 		return exitOK
 	}
-	fmt.Fprintf(stderr, "%s: %v\n", name, err)
+	fmt.Fprintf(stderr, "%s: %s\n", name, plainLines(err.Error()))
 	if _, wrong := errors.AsType[*usageError](err); wrong {
 		return exitUsage
 	}

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/sirupsen/logrus"
@@ -136,14 +138,16 @@ func (fl *flags) listNVMe(c *cobra.Command, arg string) error {
 		return printJSON(c.OutOrStdout(), rows)
 	}
 	last := ""
+	var out strings.Builder
 	for _, r := range rows {
 		if r.Subsystem != last {
-			fmt.Fprintln(c.OutOrStdout(), r.Subsystem)
+			fmt.Fprintln(&out, plain(r.Subsystem))
 		}
 		last = r.Subsystem
-		fmt.Fprintf(c.OutOrStdout(), "  %s\n", r.Address)
+		fmt.Fprintf(&out, "  %s\n", plain(r.Address))
 	}
-	return nil
+	_, err = io.WriteString(c.OutOrStdout(), out.String())
+	return err
 }
 
 // space is a row of ls: a namespace.
@@ -209,7 +213,7 @@ func (fl *flags) identify(c *cobra.Command, arg string) error {
 		}
 		bytes := size(id.Size)
 		_, err = fmt.Fprintf(c.OutOrStdout(), "model       %s\nfirmware    %s\nserial      %s\ncontroller  %d\nnamespace   %d of %s in blocks of %d\nuuid        %s\nnguid       %s\n",
-			id.Model, id.Firmware, id.Serial, id.Controller, id.NSID, bytes.String(), id.BlockSize, id.UUID, id.NGUID)
+			plain(id.Model), plain(id.Firmware), plain(id.Serial), id.Controller, id.NSID, bytes.String(), id.BlockSize, id.UUID, id.NGUID)
 		return err
 	})
 }

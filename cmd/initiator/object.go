@@ -76,14 +76,14 @@ func objectPointer(text string) (object.Pointer, error) {
 
 // objectInput reads an object from the file of the arguments, or from standard input.
 func objectInput(c *cobra.Command, args []string) (b []byte, err error) {
-	r := c.InOrStdin()
+	r := readUntil(c.Context(), c.InOrStdin())
 	if len(args) > 0 && args[0] != "-" {
-		f, err := os.Open(args[0])
+		f, err := open(c.Context(), args[0])
 		if err != nil {
 			return nil, err
 		}
 		defer f.Close()
-		r = f
+		r = readUntil(c.Context(), f)
 	}
 	if b, err = io.ReadAll(io.LimitReader(r, object.MaxObject+1)); err == nil && len(b) > object.MaxObject {
 		err = object.ErrTooLong
@@ -92,14 +92,18 @@ func objectInput(c *cobra.Command, args []string) (b []byte, err error) {
 }
 
 // sayPointer prints the pointer of an object.
-func (fl *flags) sayPointer(c *cobra.Command, p object.Pointer) error {
+func (fl *flags) sayPointer(c *cobra.Command, p object.Pointer) (err error) {
 	if fl.json {
-		return printJSON(c.OutOrStdout(), struct {
+		err = printJSON(c.OutOrStdout(), struct {
 			Pointer string `json:"pointer"`
 		}{p.String()})
+	} else {
+		_, err = fmt.Fprintln(c.OutOrStdout(), p)
 	}
-	_, err := fmt.Fprintln(c.OutOrStdout(), p)
-	return err
+	if err != nil {
+		return fmt.Errorf("the object is kept as %v: %w", p, err) // without its pointer nobody finds it
+	}
+	return nil
 }
 
 func objectInsert(fl *flags) *cobra.Command {
@@ -188,10 +192,10 @@ func objectGet(fl *flags, name, short, long string, get func(*object.Client, con
 				if err != nil {
 					return err
 				}
-				if len(args) == 3 && args[2] != "-" {
-					return os.WriteFile(args[2], b, 0o666)
-				}
-				_, err = c.OutOrStdout().Write(b)
+				_, err = copyTo(c, args[2:], func(w io.Writer) error {
+					_, err := w.Write(b)
+					return err
+				})
 				return err
 			})
 		},

@@ -172,24 +172,12 @@ it copies to standard output. It overwrites a FILE that exists.`,
 			if n < 0 || int64(sp.offset) > e.Info().Size-n { // before FILE is overwritten
 				return fmt.Errorf("%d bytes from offset %d on reach beyond the end of the partition, which has %d bytes", n, sp.offset, e.Info().Size)
 			}
-			w, toFile := c.OutOrStdout(), len(args) == 2 && args[1] != "-"
-			var f *os.File
-			if toFile {
-				if f, err = os.Create(args[1]); err != nil {
-					return err
-				}
-				w = f
-			}
-			bar := newBar(c.ErrOrStderr(), n)
-			err = e.CopyTo(ctx, w, int64(sp.offset), n, bar.set)
-			bar.end()
-			if toFile {
-				if err == nil {
-					err = f.Sync()
-				}
-				err = errors.Join(err, f.Close())
-			}
-			return fl.told(c, copied{n}, err, !toFile)
+			taken, err := copyTo(c, args[1:], func(w io.Writer) error {
+				bar := newBar(c.ErrOrStderr(), n)
+				defer bar.end()
+				return e.CopyTo(ctx, w, int64(sp.offset), n, bar.set)
+			})
+			return fl.told(c, copied{n}, err, taken)
 		})
 	}
 	return c
