@@ -1,11 +1,13 @@
 package initiator_test
 
 import (
+	"encoding/binary"
 	"net"
 	"strings"
 	"testing"
 
 	"oneshot/initiator"
+	"oneshot/iscsi/pdu"
 )
 
 // Who asks for digests has them, or no session: a target that does not answer has not agreed.
@@ -43,5 +45,40 @@ func TestMutualWithoutSecret(t *testing.T) {
 		if _, err := initiator.Dial(t.Context(), u, initiator.Options{}); err == nil || !strings.Contains(err.Error(), "prove") || len(called) > 0 {
 			t.Errorf("%+v: %v", m, err)
 		}
+	}
+}
+
+// A target may have more LUNs than fit in the first answer.
+func TestManyLUNs(t *testing.T) {
+	const luns = 5000
+	for name, says := range map[string]uint32{"": luns * 8, "more than there can be": 1 << 31} {
+		s := dialFake(t, func(g *target) {
+			for {
+				h, _, err := g.read()
+				if err != nil {
+					return
+				}
+				if h.Opcode() != pdu.OpSCSICommand {
+					g.write(&pdu.LogoutResponseFields{ITT: h.ITT(), Sequence: g.sequence()}, nil)
+					continue
+				}
+				b := binary.BigEndian.AppendUint32(nil, says)
+				b = append(b, 0, 0, 0, 0)
+				for i := range luns {
+					b = append(b, 0x40|byte(i>>8), byte(i), 0, 0, 0, 0, 0, 0)
+				}
+				asked := int((pdu.SCSICommand{Header: h}).EDTL())
+				b = b[:min(asked, len(b))]
+				g.write(&pdu.DataInFields{
+					ITT: h.ITT(), TTT: pdu.ReservedTag, Final: true, HasStatus: true, Underflow: asked > len(b), ResidualCount: uint32(asked - len(b)),
+					DataSegmentLength: len(b), Sequence: g.sequence(),
+				}, b)
+			}
+		})
+		got, err := s.ReportLUNs(t.Context())
+		if name == "" && (err != nil || len(got) != luns || got[luns-1] != luns-1) || name != "" && err == nil {
+			t.Errorf("%s: %d LUNs, %v", name, len(got), err)
+		}
+		check(t, s.Close())
 	}
 }

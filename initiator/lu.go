@@ -92,19 +92,32 @@ func (s *Session) Inquiry(ctx context.Context, lun, page int) ([]byte, error) {
 
 // ReportLUNs lists the LUNs of the target (SPC-4 §6.33).
 func (s *Session) ReportLUNs(ctx context.Context) ([]int, error) {
-	b := make([]byte, 16<<10)
-	cdb := []byte{11: 0, 0: 0xa0}
-	binary.BigEndian.PutUint32(cdb[6:], uint32(len(b)))
-	c := &Command{CDB: cdb, In: b}
-	if err := s.Do(ctx, c); err != nil {
-		return nil, err
+	const header, entry = 8, 8
+	var b []byte
+	for n := 16 << 10; ; {
+		b = make([]byte, n)
+		cdb := []byte{11: 0, 0: 0xa0}
+		binary.BigEndian.PutUint32(cdb[6:], uint32(n))
+		c := &Command{CDB: cdb, In: b}
+		if err := s.Do(ctx, c); err != nil {
+			return nil, err
+		}
+		if b = b[:c.Transferred]; len(b) < header {
+			return nil, nil
+		}
+		const most = header + (maxLUN+1)*entry
+		all := header + int64(binary.BigEndian.Uint32(b))
+		if all > most {
+			return nil, fmt.Errorf("the target says that its list of LUNs has %d bytes: %d is the most", all, most)
+		}
+		if all <= int64(n) {
+			b = b[:min(len(b), int(all))]
+			break
+		}
+		n = int(all) // it has more than there was room for
 	}
-	b = b[:c.Transferred]
 	var luns []int
-	if len(b) < 8 {
-		return nil, nil
-	}
-	for e := b[8:]; len(e) >= 8; e = e[8:] {
+	for e := b[header:]; len(e) >= entry; e = e[entry:] {
 		switch n := int(binary.BigEndian.Uint16(e)); n >> 14 {
 		case 0:
 			luns = append(luns, n&0xff)
