@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 
 	"oneshot/initiator"
 	"oneshot/initiator/host"
@@ -69,7 +70,13 @@ type nvmeOp struct {
 
 func (q *nvmeQueue) operation(b []byte, write, fua bool, done func(error)) operation {
 	o := &nvmeOp{q: q, fua: fua}
-	o.x.Done = func(x *host.Command) { done(x.Failure()) }
+	o.x.Done = func(x *host.Command) {
+		err := x.Failure()
+		if err == nil && x.Transferred < len(x.In) {
+			err = io.ErrUnexpectedEOF
+		}
+		done(err)
+	}
 	if o.x.In = b; write {
 		o.x.In, o.x.Out = nil, b
 	}

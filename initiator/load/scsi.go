@@ -53,8 +53,7 @@ func (d *scsi) targetCounters(ctx context.Context) (initiator.Counters, error) {
 func (d *scsi) close() error {
 	err := d.s.Close()
 	if d.mem != nil {
-		err = errors.Join(err, d.mem.Free())
-		d.mem = nil
+		err = errors.Join(err, d.mem.Free()) // once: two may close it, at the end and when ctx ends
 	}
 	return err
 }
