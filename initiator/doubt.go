@@ -60,7 +60,7 @@ func (s *Session) look() {
 		seen = make(map[*LU]error)
 		for unit := s.unseen(seen); unit != nil; unit = s.unseen(seen) {
 			s.mu.Unlock()
-			err := unit.isSame(s)
+			err := unit.isSame(context.Background(), s)
 			if errors.Is(err, errOther) {
 				s.stop(err) // and all commands with it
 				return
@@ -106,13 +106,17 @@ func (s *Session) unseen(seen map[*LU]error) *LU {
 	return nil
 }
 
+// Check says whether the target has put another disk in the place of l. The session would end then, at the latest with the next
+// command, so who has copied something, and flushed it, need not ask.
+func (l *LU) Check(ctx context.Context) error { return l.isSame(ctx, l.s) }
+
 // isSame looks whether the unit in s is l still. An error other than errOther says that nobody knows.
-func (l *LU) isSame(s *Session) error {
-	_, block, err := s.capacity(context.Background(), l.lun) // takes unit attentions
+func (l *LU) isSame(ctx context.Context, s *Session) error {
+	_, block, err := s.capacity(ctx, l.lun) // takes unit attentions
 	if err != nil {
 		return err
 	}
-	names, err := s.unitNames(context.Background(), l.lun)
+	names, err := s.unitNames(ctx, l.lun)
 	switch {
 	case err != nil:
 		return err

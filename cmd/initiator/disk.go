@@ -41,6 +41,8 @@ type blocks interface {
 	CopyTo(ctx context.Context, w io.Writer, off, length int64, told func(int64)) error
 	CopyFrom(ctx context.Context, r io.Reader, off int64, told func(int64)) (int64, error)
 	Flush(context.Context) error
+	// Check says whether it is another disk now: the target may put one in its place while something is copied.
+	Check(context.Context) error
 }
 
 // disk is dial for commands that use one LUN or namespace, which the URL has to name.
@@ -228,7 +230,10 @@ it copies to standard output. It overwrites a FILE that exists.`,
 			taken, err := copyTo(c, args[1:], func(w io.Writer) error {
 				bar := newBar(c.ErrOrStderr(), n)
 				defer bar.end()
-				return l.CopyTo(ctx, w, int64(sp.offset), n, bar.set)
+				if err := l.CopyTo(ctx, w, int64(sp.offset), n, bar.set); err != nil {
+					return err
+				}
+				return l.Check(ctx)
 			})
 			return fl.told(c, copied{n}, err, taken)
 		})
@@ -294,6 +299,9 @@ block keeps its content.`,
 			n, err := l.CopyFrom(ctx, r, int64(sp.offset), bar.set)
 			if err == nil {
 				err = l.Flush(ctx)
+			}
+			if err == nil {
+				err = l.Check(ctx)
 			}
 			bar.end()
 			return fl.told(c, copied{n}, err, false)

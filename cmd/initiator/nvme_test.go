@@ -1,10 +1,13 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"oneshot/initiator/load"
@@ -80,3 +83,32 @@ portals: [{transport: nvme-tcp, listen: $PORTAL}]
 		t.Errorf("another name: %d %s%s", status, out, bad)
 	}
 }
+
+// A reload can put another store in the place of a namespace that is being written to. Who writes is told.
+func TestOtherNamespace(t *testing.T) {
+	const nqn = "nqn.2026-11.example.oneshot:t"
+	tg := targettest.Start(t, `
+stores: {disk: {type: memory, size: 32MiB}, other: {type: memory, size: 32MiB}}
+subsystems: [{nqn: `+nqn+`, namespaces: {1: disk}}]
+portals: [{transport: nvme-tcp, listen: $PORTAL}]
+`)
+	const half = 8 << 20
+	replace := readerFunc(func([]byte) (int, error) {
+		tg.Edit("{1: disk}", "{1: other}")
+		if err := syscall.Kill(tg.PID(), syscall.SIGHUP); err != nil {
+			return 0, err
+		}
+		tg.WaitLog(t.Context(), "configuration read again")
+		return 0, io.EOF
+	})
+	in := io.MultiReader(bytes.NewReader(make([]byte, half)), replace, bytes.NewReader(make([]byte, half)))
+	var out, bad bytes.Buffer
+	status := run(t.Context(), "initiator", []string{"write", "nvme+tcp://" + tg.Portals[0] + "/" + nqn + "/1"}, in, &out, &bad)
+	if status != exitError || !strings.Contains(bad.String(), "another disk") {
+		t.Errorf("status %d, %s", status, &bad)
+	}
+}
+
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(b []byte) (int, error) { return f(b) }

@@ -1,7 +1,10 @@
 package host_test
 
 import (
+	"bytes"
+	"context"
 	"encoding/binary"
+	"errors"
 	"io"
 	"net"
 	"strings"
@@ -397,5 +400,50 @@ func TestAnswerBeforeData(t *testing.T) {
 		if again && (x.Err == nil || !strings.Contains(x.Err.Error(), "which is being sent")) {
 			t.Errorf("a second R2T: %v", x.Err)
 		}
+	}
+}
+
+// A pair that nobody waits for any more is executed with the bytes that were given, not with those that are in their place by now.
+func TestCompareAndWriteCanceled(t *testing.T) {
+	const size = 16 << 10 // more than a capsule holds
+	ctx, cancel := context.WithCancel(t.Context())
+	changed, fetched := make(chan struct{}), make(chan []byte, 1)
+	var first atomic.Bool
+	addr, _ := listen(t, func(w *wire, e nvme.SQE) {
+		if first.Swap(true) {
+			return
+		}
+		cancel()
+		<-changed
+		w.header((&pdu.Ready{CID: e.CID(), Len: size}).AppendTo(nil, w.flags(false)), nil)
+		for {
+			b, err := w.pdu()
+			if err != nil || pdu.Header(b).Type() == pdu.H2CData {
+				fetched <- b
+				return
+			}
+		}
+	})
+	u, err := host.ParseURL("nvme+tcp://" + addr + "/nqn.2026-11.example:t/1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := host.Dial(t.Context(), u, host.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	n, err := c.Namespace(t.Context(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, now := bytes.Repeat([]byte("o"), size), bytes.Repeat([]byte("n"), size)
+	if _, err := n.CompareAndWrite(ctx, 0, old, now); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+	clear(old)
+	close(changed)
+	if b := <-fetched; !bytes.HasSuffix(b, bytes.Repeat([]byte("o"), size)) {
+		t.Errorf("other bytes are compared: % x", b[:min(len(b), 40)])
 	}
 }

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -73,6 +74,19 @@ func (c *Controller) Namespace(ctx context.Context, nsid uint32) (*Namespace, er
 	}
 	n.UUID = nvme.ParseDescriptors(b).UUID
 	return n, nil
+}
+
+// Check looks whether the namespace is the disk still that it was when n was made. The controller may put another one in its place at any
+// time, and no command of this package hears of it: who has copied something, and asks afterwards, knows where it is.
+func (n *Namespace) Check(ctx context.Context) error {
+	now, err := n.c.Namespace(ctx, n.nsid)
+	switch {
+	case err != nil:
+		return err
+	case now.UUID != n.UUID || now.NGUID != n.NGUID || now.shift != n.shift:
+		return fmt.Errorf("the controller has put another disk in the place of namespace %d", n.nsid)
+	}
+	return nil
 }
 
 // Size is the size in bytes.
@@ -150,9 +164,13 @@ func (n *Namespace) Flush(ctx context.Context) error {
 }
 
 // CompareAndWrite writes new at off if the bytes there are old, by a fused pair: nobody else writes between. False: they are others.
+// When ctx ends it returns, and the pair may be executed still, with the bytes that these were.
 func (n *Namespace) CompareAndWrite(ctx context.Context, off int64, old, new []byte) (bool, error) {
 	if len(old) != len(new) {
 		return false, errors.New("what is compared and what is written differ in length")
+	}
+	if ctx.Done() != nil { // Do may return before the controller has fetched them
+		old, new = bytes.Clone(old), bytes.Clone(new)
 	}
 	first := &Command{Opcode: nvme.Compare, Fuse: nvme.FusedFirst, Out: old}
 	second := &Command{Opcode: nvme.Write, Fuse: nvme.FusedSecond, Out: new}
