@@ -82,6 +82,9 @@ func (t *Task) Start() Next {
 		return t.settle(t.beginWithoutLU())
 	}
 	t.lu = t.itl.lu
+	if t.Attr != Simple || t.itl.copies.Load() > 0 {
+		t.answerByCopy()
+	}
 	t.r.Begin(t, t.lu.v, int(t.lu.blockSize), t.Nexus.most, t.Nexus.batching, t.NoLend)
 	t.turn = t.itl.tasks.Enter()
 	// The count comes before the look at the gate: an ORDERED task raises the gate before it

@@ -53,6 +53,7 @@ type itl struct {
 
 	ua     atomic.Uint32 // pending unit attentions, a set of attention bits
 	denied atomic.Uint32 // a set of denials
+	copies atomic.Int32  // answers that are not sent from the memory of the store (Task.answerByCopy)
 	counts iostat.Lazy   // of its commands
 
 	// tasks counts the tasks. They run until they end (Task.leaveOrder), dormant ones excepted. It has a cache line that only this nexus writes.

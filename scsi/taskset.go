@@ -30,6 +30,9 @@ func (t *Task) enterInOrder() Next {
 	lu.mu.Lock()
 	lu.gate.Add(1)
 	t.gated = true
+	if t.Attr == Ordered {
+		lu.copyOthers(t.Nexus)
+	}
 	if t.mayRun(lu.order.first == nil, 1) {
 		t.noteRuns()
 		lu.mu.Unlock()
@@ -75,6 +78,28 @@ func (t *Task) noteRuns() {
 		t.lu.order.ordered++
 	case HeadOfQueue, ACA:
 		t.lu.order.headOfQueue++
+	}
+}
+
+// answersCopied is for how many commands of each nexus an ORDERED task of another one is remembered.
+const answersCopied = 4096
+
+// copyOthers has the next answers of other nexuses than n be copies: where the store lends its memory an ORDERED task waits for answers that are in
+// it, and their initiators may take none. mu is held.
+func (lu *LogicalUnit) copyOthers(n *Nexus) {
+	for _, i := range lu.itls {
+		if i.nexus != n {
+			i.copies.Store(answersCopied)
+		}
+	}
+}
+
+// answerByCopy has the answer of t be a copy, for which nobody waits: that of an ORDERED or HEAD OF QUEUE task, behind which all others are, or of one
+// behind which an ORDERED one may come soon.
+func (t *Task) answerByCopy() {
+	t.NoLend = true
+	if t.Attr == Simple {
+		t.itl.copies.Add(-1)
 	}
 }
 

@@ -143,6 +143,52 @@ func TestOrderedAfterLentRead(t *testing.T) {
 	}
 }
 
+// On a store that lends its memory, too, an initiator that takes no answers keeps others waiting no longer than for what it had asked for
+// before anybody asked for an order: neither behind a task that is ORDERED or HEAD OF QUEUE, nor in front of one that is ORDERED.
+func TestLentAnswersAreNotAwaited(t *testing.T) {
+	for _, kept := range []Attr{Ordered, HeadOfQueue, Simple} {
+		b := newBench(t, true, nil)
+		copy(b.store.data, pattern(1, 512))
+		deaf := b.newNexus()
+		read := func() *Task {
+			task := b.task(rw10(0x28, 0, 1), nil, 512)
+			if task.Nexus, task.Attr = deaf, kept; task.Start() != Done || task.Status != Good || !bytes.Equal(task.In[0], pattern(1, 512)) {
+				t.Fatalf("%d: READ: status %02x", kept, task.Status)
+			}
+			return task
+		}
+		write := func(attr Attr) *Task {
+			task := b.task(rw10(0x2a, 1, 1), make([]byte, 512), 0)
+			task.Attr = attr
+			return task
+		}
+		if kept == Simple {
+			b.run(write(Ordered), make([]byte, 512))
+		}
+		answer := read()
+		for _, attr := range []Attr{Simple, Ordered} {
+			task := write(attr)
+			next := task.Start()
+			if next != Pull {
+				t.Fatalf("%d: a task of attribute %d waits until another initiator takes an answer: %v", kept, attr, next)
+			}
+			b.finish(task, next, make([]byte, 512))
+		}
+		answer.Release()
+		if kept != Simple {
+			continue
+		}
+		for range answersCopied {
+			read().Release()
+		}
+		lent := read()
+		if &lent.In[0][0] != &b.store.data[0] {
+			t.Error("answers are copied for ever")
+		}
+		lent.Release()
+	}
+}
+
 func (b *bench) manage(n *Nexus, fn TMF, task *Task) (response TMFResponse, done bool) {
 	n.Manage(fn, 0, task, func(r TMFResponse) { response, done = r, true })
 	return response, done
