@@ -87,7 +87,7 @@ func (c *Controller) attach(q *Queue, qid uint16) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
-	case c.ended || c.queues[qid] != nil || qid != 0 && c.csts&nvme.CSTSReady == 0:
+	case c.ended || c.queues[qid] != nil || qid != 0 && !c.ready.Load(): // a reset that has begun has told the queues that it has found
 		return false
 	case qid != 0 && q.proof.wanted:
 		c.claims = append(c.claims, q)
@@ -102,7 +102,7 @@ func (c *Controller) grantClaim(q *Queue) bool {
 	c.sub.mu.Lock()
 	defer c.sub.mu.Unlock()
 	c.mu.Lock()
-	ok := !c.ended && c.queues[q.id] == nil && c.csts&nvme.CSTSReady != 0
+	ok := !c.ended && c.queues[q.id] == nil && c.ready.Load()
 	if ok {
 		c.dropClaim(q)
 		c.queues[q.id] = q

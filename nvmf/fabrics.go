@@ -246,6 +246,7 @@ func (t *Task) propertyGet() volume.Next {
 func (t *Task) propertySet() volume.Next {
 	p := nvme.Property(t.SQE.DWord(11))
 	switch {
+	case t.SQE[40]&7 > 1: // no size that there is
 	case p == nvme.PropCC && !t.wide():
 		t.Queue.ctrl.setCC(t.SQE.DWord(12))
 		return t.end(nvme.Success)

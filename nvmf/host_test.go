@@ -368,6 +368,28 @@ func TestQueueMadeAnew(t *testing.T) {
 	x.queue(id).must(rw(nvme.Read, 1), 512, nil, false)
 }
 
+// A queue that comes beside a reset, or a shutdown, which has told those that it has found to end, is not let in: it would stay.
+func TestQueueBesideReset(t *testing.T) {
+	for _, cc := range []uint32{enabled &^ nvme.CCEnable, shutDown} {
+		store := later(t)
+		x := newTarget(t, store, false)
+		admin, id := x.admin(0)
+		gate := store.Hold(faulty.Match{Kinds: []backend.Kind{backend.Write}})
+		io := x.queue(id)
+		io.start(rw(nvme.Write, 1), 512, fill(512, 1), true)
+		gate.Await(1)
+		admin.setCC(cc)
+		late := x.dial()
+		late.q.Lock()
+		if late.q.joins(admin.q.ctrl, 2) { // Connect has looked before
+			t.Errorf("CC %#x: it is let in", cc)
+		}
+		late.q.Unlock()
+		io.lose()
+		gate.Release()
+	}
+}
+
 // An I/O queue that comes when its controller has just ended, whose end the host may not have heard of: the host is not told to stay away for
 // good (DNR). Linux would give the subsystem up, and not come again.
 func TestQueueOfEndedController(t *testing.T) {

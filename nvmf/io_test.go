@@ -258,6 +258,35 @@ func TestHostBehavior(t *testing.T) {
 	}
 }
 
+// What the host is to get goes nowhere if its descriptor is of data in the capsule.
+func TestAnswersNotInCapsule(t *testing.T) {
+	x := newTarget(t, nil, false)
+	admin, id := x.admin(0)
+	for f, n := range map[nvme.FID]int{nvme.FeatureHostBehavior: nvme.HostBehaviorLen, nvme.FeatureHostID: 16} {
+		c := nvme.Command{Opcode: nvme.AdminGetFeatures, DWords: [6]uint32{uint32(f), 1}}
+		if a := admin.do(c, n, make([]byte, n), true); a.Status.Code() == nvme.Success || len(a.data) != 0 {
+			t.Errorf("feature %#x: %v, %d bytes", f, a.Status, len(a.data))
+		}
+		if a := admin.must(c, n, nil, false); len(a.data) != n {
+			t.Errorf("feature %#x: %d bytes", f, len(a.data))
+		}
+	}
+	for op, c := range map[string]nvme.Command{
+		"Identify": {Opcode: nvme.AdminIdentify, DWords: [6]uint32{uint32(nvme.CNSController)}}, "a log": {Opcode: nvme.AdminGetLogPage, DWords: [6]uint32{uint32(nvme.LogSmart) | (512/4-1)<<16}},
+	} {
+		if a := admin.do(c, 4096, make([]byte, 4096), true); a.Status.Code() == nvme.Success || len(a.data) != 0 {
+			t.Errorf("%s: %v, %d bytes", op, a.Status, len(a.data))
+		}
+	}
+	if a := x.queue(id).do(rw(nvme.Read, 1), 512, fill(512, 0), true); a.Status.Code() == nvme.Success || len(a.data) != 0 {
+		t.Errorf("Read: %v, %d bytes", a.Status, len(a.data))
+	}
+	set := nvme.Command{Opcode: nvme.Fabrics, NSID: uint32(nvme.PropertySet), DWords: [6]uint32{2, uint32(nvme.PropCC), 0}}
+	if a := admin.do(set, 0, nil, false); a.Status != nvme.InvalidField|nvme.DNR || admin.status() != nvme.CSTSReady {
+		t.Errorf("a property of no size that there is: %v", a.Status)
+	}
+}
+
 // The second command of a pair has its data in its capsule: they go behind those of the first if there is memory for both, and
 // if not the pair is to be repeated.
 func TestFusedInCapsule(t *testing.T) {

@@ -270,7 +270,10 @@ func (t *Task) replyWith(b []byte) volume.Next {
 
 // build gets n bytes of memory, has fill write them, and ends the command with them.
 func (t *Task) build(n int, fill func(b []byte)) volume.Next {
-	if n > t.Queue.node.most {
+	switch {
+	case t.InCapsule: // the data go the other way
+		return t.refuse(nvme.SGLType)
+	case n > t.Queue.node.most:
 		return t.refuse(nvme.InvalidField)
 	}
 	t.r.Begin(t, nil, 0, t.Queue.node.most, false, false)

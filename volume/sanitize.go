@@ -351,7 +351,7 @@ func (j *sanitizeJob) work() error {
 	data := alignedBytes(sanitizeBytes)
 	j.order.fill(data)
 	for pass := range j.order.Count {
-		if j.order.Invert && (pass > 0 || j.order.Count%2 == 0) { // the last one writes the pattern itself
+		if j.order.Invert && (pass > 0 || j.order.Count%2 == 0) { // the last one writes the pattern itself (SBC-4 OVERWRITE; NVMe Base 2.0 §8.20, Overwrite Mechanism)
 			for i := range data {
 				data[i] = ^data[i]
 			}
