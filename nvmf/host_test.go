@@ -109,18 +109,19 @@ func (x *target) wantLog(words ...string) {
 
 // host is a queue, and the mover of it: data are there at once, and answers have left at once.
 type host struct {
-	q     *Queue
-	x     *target
-	id    byte // begins the host identifier
-	cid   uint16
-	out   map[uint16][]byte // data of commands
-	late  map[uint16]*Task  // commands whose data are to come
-	over  *Transport
-	free  int // tasks that were given back
-	pool  []*Task
-	reads bool // RDMA Reads place bytes: Forget does not end that
-	deaf  bool // answers do not leave; they are in kept
-	kept  []*Task
+	q      *Queue
+	x      *target
+	id     byte // begins the host identifier
+	cid    uint16
+	out    map[uint16][]byte // data of commands
+	late   map[uint16]*Task  // commands whose data are to come
+	over   *Transport
+	free   int // tasks that were given back
+	pool   []*Task
+	copies bool // no memory of a store is sent or received into
+	reads  bool // RDMA Reads place bytes: Forget does not end that
+	deaf   bool // answers do not leave; they are in kept
+	kept   []*Task
 
 	answers []answer
 	heard   chan struct{} // an answer has come
@@ -232,7 +233,7 @@ func (h *host) start(c nvme.Command, n int, out []byte, inCapsule bool) uint16 {
 		t = h.pool[n-1]
 		h.pool = h.pool[:n-1]
 	}
-	t.Mover = t
+	t.Mover, t.NoLend = t, h.copies
 	h.q.times.Arrive()
 	if !h.q.Command(t, nvme.SQE(c.AppendTo(nil))) {
 		h.x.t.Fatal("the queue takes no command")

@@ -164,10 +164,10 @@ func (p *path) hold() heldPath { return heldPath{p, p.commands.Enter()} }
 // letGo undoes it.
 func (h heldPath) letGo() { h.over(h.turn, 1) }
 
-// over says that the status of the command is final. Its answer may still be on its way, which does not matter to anybody else: the host may take
+// over says that the status of the command is final, or that it does nothing any more but to wait for what its host still places. Its answer may still be on its way, which does not matter to anybody else: the host may take
 // none. But where it may be in the store's own memory it would tell what is written there next.
 func (t *Task) over() {
-	if t.path != nil && (t.In == nil || t.NoLend || !t.path.ns.v.Lends()) {
+	if t.path != nil && !t.ended && (t.In == nil || t.NoLend || !t.path.ns.v.Lends()) {
 		t.path.over(t.turn, 0)
 		t.ended = true
 	}

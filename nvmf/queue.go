@@ -246,6 +246,7 @@ func (q *Queue) step(t *Task, next volume.Next) {
 // that has the data of the second of a pair.
 func (q *Queue) giveUp(t *Task) {
 	if t.PlaceUnit == 0 { // what is placed goes to memory of the command's own
+		t.over()
 		t.overForOthers()
 	}
 	idle := q.mover.Forget(t)

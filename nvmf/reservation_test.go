@@ -406,14 +406,19 @@ func TestReservationNotices(t *testing.T) {
 
 // A host that is dead answers no RDMA Reads, which is noticed late. Who preempts it does not wait for that: the command does nothing any more.
 func TestPreemptBesideReads(t *testing.T) {
-	x := newTarget(t, later(t), false)
+	for _, store := range []backend.Store{later(t), nil} { // the second lends its memory
+		preemptBesideReads(t, newTarget(t, store, false))
+	}
+}
+
+func preemptBesideReads(t *testing.T, x *target) {
 	a, b := x.party(1, 1), x.party(1, 2)
 	for i, p := range []*party{a, b} {
 		if s := p.reserve(resRegister, 0, 0, uint64(i+1)); s != nvme.Success {
 			t.Fatal(s)
 		}
 	}
-	b.io.reads = true
+	b.io.reads, b.io.copies = true, true
 	cid := b.io.start(rw(nvme.Write, 1), 512, nil, false)
 	task := b.io.late[cid]
 	for range 2 { // by somebody else, too
