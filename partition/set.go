@@ -129,8 +129,8 @@ func load(store backend.Store) (tables [2]*Table, why [2]error, err error) {
 	return tables, why, nil
 }
 
-// Init makes an empty table on store, which belongs to the Set from then on; after an error it stays the
-// caller's. It refuses if the first MiB holds anything but zeroes (*NotEmptyError), unless forced. Over a valid
+// Init makes an empty table on store, which belongs to the Set from then on; without a Set it stays the caller's. With a Set and an error the
+// table is in force, and not all that stood beside it could be overwritten. It refuses if the first MiB holds anything but zeroes (*NotEmptyError), unless forced. Over a valid
 // table it is a change of that table: after a crash the old one or the new one is in force.
 func Init(store backend.Store, force bool) (*Set, error) {
 	tables, _, err := load(store)
@@ -156,10 +156,12 @@ func Init(store backend.Store, force bool) (*Set, error) {
 	}
 	rest := make([]byte, firstByte-2*slotSize)
 	behind := backend.Op{Kind: backend.Write, Flags: backend.Barrier, Off: 2 * slotSize, Len: int64(len(rest)), Segs: [][]byte{rest}}
-	if err := errors.Join(write(store, 1-slot, t), do(store, behind)); err != nil {
-		return nil, fmt.Errorf("the table is made, but not all that stood beside it could be overwritten: %w", err)
+	s := &Set{store: store, slot: slot, table: t, views: make(map[UUID]*View)}
+	s.other = s.writeOther(t)
+	if err := errors.Join(s.other, do(store, behind)); err != nil {
+		return s, fmt.Errorf("the table is made, but not all that stood beside it could be overwritten: %w", err)
 	}
-	return &Set{store: store, slot: slot, table: t, views: make(map[UUID]*View)}, nil
+	return s, nil
 }
 
 var errLastGeneration = errors.New("the table has the last generation that can be written, 2⁶⁴-1: write zeroes over the first MiB and make a new table")
@@ -210,6 +212,15 @@ func write(store backend.Store, slot int, t *Table) error {
 		// All of it may have arrived, and only the flush have failed. A restart must not find it then, so it is spoilt again, without
 		// a promise: the store may give none any more.
 		_ = do(store, backend.Op{Kind: backend.Write, Off: int64(slot) * slotSize, Len: head, Segs: [][]byte{make([]byte, head)}})
+	}
+	return err
+}
+
+// writeOther writes t, which is in force, to the slot that is not.
+func (s *Set) writeOther(t *Table) error {
+	err := write(s.store, 1-s.slot, t)
+	if err != nil {
+		err = fmt.Errorf("generation %d is in force, of slot %c; slot %c cannot be written: %w", t.Generation, 'A'+s.slot, 'A'+1-s.slot, err)
 	}
 	return err
 }
@@ -307,10 +318,7 @@ func (s *Set) change(match uint64, f func(t *Table, storeSize int64) error) erro
 	}
 	s.slot = 1 - s.slot
 	// Then the former one's, or it would be in force again when the medium cannot read this one.
-	other := write(s.store, 1-s.slot, t)
-	if other != nil {
-		other = fmt.Errorf("generation %d is in force, of slot %c; slot %c cannot be written: %w", t.Generation, 'A'+s.slot, 'A'+1-s.slot, other)
-	}
+	other := s.writeOther(t)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.table, s.other = t, other

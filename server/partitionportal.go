@@ -2,6 +2,8 @@ package server
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync"
 
 	"oneshot/config"
@@ -14,9 +16,9 @@ import (
 type partitionFront struct {
 	serviceFront
 	registry *registry.Registry
-	kernel   []*rdmaDevices // of portals over devices of the kernel
 
 	mu       sync.Mutex                // a leaf
+	kernel   map[*rdmaDevices]struct{} // of portals over devices of the kernel, until nothing of them is left; guarded by mu
 	now      osp.Limits                // guarded by mu
 	services map[*osp.Service]struct{} // those in use; guarded by mu
 }
@@ -91,8 +93,31 @@ func (f *partitionFront) openKernel(p *config.Portal, replaces []portal) (portal
 		}
 		return partitionTarget{s, f}, nil
 	}
-	f.kernel = append(f.kernel, devices)
-	return (&verbsFront{devices: devices}).open(p, replaces)
+	f.mu.Lock()
+	if f.kernel == nil {
+		f.kernel = make(map[*rdmaDevices]struct{})
+	}
+	f.kernel[devices] = struct{}{}
+	f.mu.Unlock()
+	v, err := (&verbsFront{devices: devices}).open(p, replaces)
+	if err != nil {
+		f.end(devices)
+		return nil, err
+	}
+	v.(*verbsPortal).over = sync.OnceFunc(func() { f.end(devices) })
+	return v, nil
+}
+
+// end ends the connections of a portal over devices of the kernel that takes none any more, without waiting for stores.
+func (f *partitionFront) end(devices *rdmaDevices) {
+	f.closing.Go(func() {
+		if err := devices.close(); err != nil {
+			f.log.Error("close a portal for partitions", "reason", err)
+		}
+		f.mu.Lock()
+		delete(f.kernel, devices)
+		f.mu.Unlock()
+	})
 }
 
 // open opens a portal over RDMA in user space.
@@ -108,12 +133,11 @@ func (f *partitionFront) open(p *config.Portal, replaces []portal) (portal, erro
 
 // close waits for the connections of portals that are closed.
 func (f *partitionFront) close() error {
-	for _, d := range f.kernel {
-		f.closing.Go(func() {
-			if err := d.close(); err != nil {
-				f.log.Error("close a portal for partitions", "reason", err)
-			}
-		})
+	f.mu.Lock()
+	left := slices.Collect(maps.Keys(f.kernel))
+	f.mu.Unlock()
+	for _, d := range left {
+		f.end(d)
 	}
 	return f.serviceFront.close()
 }

@@ -3,7 +3,9 @@ package server
 import (
 	"errors"
 	"io"
+	"log/slog"
 	"net"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -153,5 +155,35 @@ func TestPartitionPortalCRC(t *testing.T) {
 			t.Errorf("CRCs: %v, want %v (%x)", got, crc, reply)
 		}
 		_ = c.Close()
+	}
+}
+
+// A portal over devices of the kernel that is closed leaves nothing, whether it was ever served or not: a configuration may be changed many times.
+func TestKernelPortalsAreForgotten(t *testing.T) {
+	f := &partitionFront{serviceFront: serviceFront{surroundings: surroundings{log: slog.New(slog.DiscardHandler)}}}
+	c := &config.Portal{Device: "none0", Serve: config.ServePartitions, Listen: netip.MustParseAddrPort("127.0.0.1:1")}
+	for _, served := range []bool{false, true} {
+		p, err := f.openKernel(c, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(f.kernel) != 1 {
+			t.Fatalf("there are %d portals, want 1", len(f.kernel))
+		}
+		if served {
+			p.(*verbsPortal).begin()
+		}
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+		if served {
+			if err := p.(*verbsPortal).serve(); err != nil {
+				t.Error(err)
+			}
+		}
+		f.closing.Wait()
+		if len(f.kernel) != 0 {
+			t.Errorf("served %v: %d portals are left", served, len(f.kernel))
+		}
 	}
 }

@@ -29,7 +29,8 @@ type verbsPortal struct {
 	config config.Portal
 	closed chan struct{}
 	once   sync.Once
-	later  bool // it listens when it serves
+	later  bool   // it listens when it serves
+	over   func() // if not nil, is told that the portal uses no device any more, and opens none; perhaps several times
 
 	mu     sync.Mutex
 	open   []verbsListener // guarded by mu
@@ -111,8 +112,15 @@ func (v *verbsPortal) Close() error {
 	if !v.begun {
 		v.front.release(v.open)
 		v.open = nil
+		v.end()
 	}
 	return nil
+}
+
+func (v *verbsPortal) end() {
+	if v.over != nil {
+		v.over()
+	}
 }
 
 // hangUp closes the listeners. Connections stay.
@@ -134,6 +142,7 @@ func (v *verbsPortal) begin() bool {
 
 // serve implements portal.
 func (v *verbsPortal) serve() error {
+	defer v.end()
 	if v.later && v.listen() {
 		v.front.devices.log.Info("portal open", "transport", string(v.config.Transport), "address", v.Addr().String())
 		select {

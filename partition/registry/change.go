@@ -150,14 +150,15 @@ func (s *Store) Init(ctx context.Context, force bool) error {
 			defer done()
 		}
 	}
-	if set, err = partition.Init(s.cfg.Store, force); err != nil {
+	if set, err = partition.Init(s.cfg.Store, force); set == nil {
 		return err
 	}
+	s.tellOther(set)
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
-	s.set, s.why = set, nil
+	s.set, s.why = set, nil // it is in force even if Init has failed
 	clear(s.sole)
-	return nil
+	return err
 }
 
 // clear ends the use of a partition, closes its volume, and keeps everybody from opening it again until done is

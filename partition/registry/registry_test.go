@@ -775,6 +775,31 @@ func TestInit(t *testing.T) {
 	}
 }
 
+// A table that is in force, though not all that stood beside it could be overwritten, is the one that is used: a restart finds it, too.
+func TestInitHalf(t *testing.T) {
+	for what, off := range map[string]int64{"the other slot": 0, "behind the slots": mib - 4096} {
+		f := newFixture(t, "any rw")
+		was := f.s.Snapshot().Table // in both slots: the first one counts, so the second is written first
+		stop := f.below.Fail(faulty.Match{Kinds: faulty.Writes, Off: off, Len: 4096}, errors.New("broken"))
+		err := f.s.Init(t.Context(), true)
+		stop()
+		if err == nil {
+			t.Fatal("Init ends well")
+		}
+		tables, err := partition.Open(f.below)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := f.s.Snapshot()
+		if disk := tables.Table(); n.Table.UUID != disk.UUID || n.Table.Generation != disk.Generation || len(n.Table.Partitions) != len(disk.Partitions) {
+			t.Errorf("%s: in force is generation %d, a restart finds %d (it was %d)", what, n.Table.Generation, disk.Generation, was.Generation)
+		}
+		if (n.Other != nil) != (what == "the other slot") {
+			t.Errorf("%s: of the other slot is said: %v", what, n.Other)
+		}
+	}
+}
+
 // Only some operations are timed, but all are counted, and nobody ever reads a count that is lower than before.
 func TestSampling(t *testing.T) {
 	f := newFixture(t, "any rw")

@@ -73,6 +73,9 @@ type part struct {
 
 // New returns a divided store that nobody finds by its name yet.
 func (r *Registry) New(cfg Config) *Store {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
 	return &Store{
 		r: r, cfg: cfg, name: cfg.Name, readOnly: cfg.ReadOnly, set: cfg.Set, why: cfg.Problem,
 		parts: make(map[partition.UUID]*part), barred: make(map[partition.UUID]bool), sole: make(map[writer]uint64),
