@@ -239,19 +239,27 @@ func (e *Endpoint) once(ctx context.Context, conn *conn, w rdma.Work, sge rdma.S
 }
 
 // Reconnect makes a new connection after the old one has ended, if no call has done so yet, and tries for as
-// long as Options.Retry says. What was posted on the old one completes. Info may have changed afterwards: a
+// long as Options.Retry says. When it returns nothing is under way any more of the old one. What was posted on the old one completes. Info may have changed afterwards: a
 // partition that is made smaller ends its connections. An endpoint that was opened with Options.Sole, and whose place another one has
 // taken, takes its place back: the caller has to look what the partition holds before it writes.
 func (e *Endpoint) Reconnect(ctx context.Context) error {
 	c := e.posts.Load()
-	if err := e.renew(ctx, c, nil); err != nil {
+	var former rdma.QueuePair
+	if !e.opts.Sole { // otherwise it waits for all that it had, and takes its place back
+		former = c.qp
+	}
+	err := e.renew(ctx, c, former)
+	if former != nil && errors.Is(err, rdma.ErrReplaced) { // who has come since has waited for that
+		err = e.renew(ctx, c, nil)
+	}
+	if err != nil {
 		return err
 	}
 	e.posts.CompareAndSwap(c, e.now.Load())
 	return nil
 }
 
-// renew makes a new connection if old is still in place; with former, one on which works of that may be repeated.
+// renew makes a new connection if old is still in place; with former, one on which works of that may be repeated, when nothing of it is under way.
 func (e *Endpoint) renew(ctx context.Context, old *conn, former rdma.QueuePair) error {
 	e.connecting.Lock()
 	defer e.connecting.Unlock()

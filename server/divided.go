@@ -196,12 +196,15 @@ func (u *units) closeDivided(ctx context.Context) (errs []error) {
 }
 
 // OpenLocal opens endpoints for queue pairs in this process, whose user is id.
-func (s *Server) OpenLocal(id partition.Identity) local.Opener {
+func (s *Server) OpenLocal(id partition.Identity) local.Opener { return s.openLocal(id, 0) }
+
+// openLocal is OpenLocal for who goes on where the user of an endpoint of that lineage was; 0: for anybody.
+func (s *Server) openLocal(id partition.Identity, follows uint64) local.Opener {
 	return func(ctx context.Context, name string, want rdma.Rights, gone func(error)) (local.Opened, error) {
-		e, err := s.partitions.Open(ctx, registry.Request{Name: name, Identity: id, Want: want, Via: "local", Gone: gone})
+		e, err := s.partitions.Open(ctx, registry.Request{Name: name, Identity: id, Want: want, Via: "local", Follows: follows, Gone: gone})
 		if err != nil {
 			return local.Opened{}, err
 		}
-		return local.Opened{Medium: e, Info: e.Describe(), Memory: e.Lends(), Close: e.Close}, nil
+		return local.Opened{Medium: e, Info: e.Describe(), Memory: e.Lends(), Again: s.openLocal(id, e.Lineage()), Close: e.Close}, nil
 	}
 }

@@ -121,19 +121,24 @@ func (f *fixture) mustOpen(name string, id partition.Identity, want rdma.Rights)
 
 // device serves endpoints of f to id.
 func (f *fixture) device(id partition.Identity) *local.Device {
-	d := local.Open(local.Config{Open: func(ctx context.Context, name string, want rdma.Rights, gone func(error)) (local.Opened, error) {
-		e, err := f.Open(ctx, Request{Name: name, Identity: id, Want: want, Gone: gone})
-		if err != nil {
-			return local.Opened{}, err
-		}
-		return local.Opened{Medium: e, Info: e.Describe(), Memory: e.Lends(), Close: e.Close}, nil
-	}})
+	d := local.Open(local.Config{Open: f.opens(id, 0)})
 	f.t.Cleanup(func() {
 		if err := d.Close(); err != nil {
 			f.t.Error(err)
 		}
 	})
 	return d
+}
+
+// opens is the Opener of a device for id, who goes on where the user of an endpoint of that lineage was; 0: for anybody.
+func (f *fixture) opens(id partition.Identity, follows uint64) local.Opener {
+	return func(ctx context.Context, name string, want rdma.Rights, gone func(error)) (local.Opened, error) {
+		e, err := f.Open(ctx, Request{Name: name, Identity: id, Want: want, Follows: follows, Gone: gone})
+		if err != nil {
+			return local.Opened{}, err
+		}
+		return local.Opened{Medium: e, Info: e.Describe(), Memory: e.Lends(), Again: f.opens(id, e.Lineage()), Close: e.Close}, nil
+	}
 }
 
 // user is a queue pair to an endpoint.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"testing"
 
+	"oneshot/endpoint"
 	"oneshot/partition"
 	"oneshot/transport/rdma"
 )
@@ -156,4 +157,53 @@ func TestSoleHangs(t *testing.T) {
 		e.Close()
 	}
 	old.Close()
+}
+
+// Near, too, what a user has asked for on a connection that has ended is not done when he has come meanwhile from elsewhere as the only one who
+// writes, whatever has ended the connection.
+func TestRepeatedTooLateNear(t *testing.T) {
+	for _, sole := range []bool{false, true} {
+		f := newFixture(t, "any rwf")
+		d := f.device(partition.Identity{})
+		open := func(o endpoint.Options) (*endpoint.Endpoint, []byte) {
+			t.Helper()
+			o.Device = d
+			e, err := endpoint.Open(t.Context(), "rdma+local:///disk/a", o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := e.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+			b, err := e.Alloc(4096)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return e, b
+		}
+		former, late := open(endpoint.Options{Sole: sole})
+		for _, i := range f.Endpoints() {
+			f.Drop(i.Number)
+		}
+		now, b := open(endpoint.Options{Sole: true})
+		b[0] = 2
+		if err := now.WriteAt(t.Context(), b, 0); err != nil {
+			t.Fatal(err)
+		}
+		late[0] = 1
+		if err := former.WriteAt(t.Context(), late, 0); !errors.Is(err, rdma.ErrReplaced) {
+			t.Errorf("sole %v: the Write ends with %v", sole, err)
+		}
+		if err := now.ReadAt(t.Context(), b, 0); err != nil || b[0] != 2 {
+			t.Errorf("sole %v: %v, %d", sole, err, b[0])
+		}
+		if err := former.Reconnect(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := former.WriteAt(t.Context(), late, 0); err != nil {
+			t.Error(err)
+		}
+	}
 }

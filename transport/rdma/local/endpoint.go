@@ -60,6 +60,8 @@ type Opened struct {
 	// Age, if set, is asked of each work that is posted, by its ID: for how many ticks of a second its owner has had it, and, if that are
 	// three or more, the guard of its range, which the device takes over. Nil if Medium has no Guard.
 	Age func(id uint64) (ticks uint8, g backend.Guard)
+	// Again, if set, opens the endpoint for who goes on where the user of this one was (rdma.ConnParams.Former), or fails with rdma.ErrReplaced.
+	Again Opener
 	// Close is called once, when the queue pair has ended, or after gone, and nothing is outstanding any more.
 	Close func()
 }
@@ -84,6 +86,7 @@ type endpoint struct {
 	quit   func()  // GiveUp of m, or nothing
 	ager   ager    // m, or nil
 	age    func(id uint64) (uint8, backend.Guard)
+	again  Opener // Opened.Again
 	seq    *backend.Sequence
 	info   rdma.Endpoint
 	order  rdma.Order
@@ -119,13 +122,22 @@ type endpoint struct {
 	out         []rdma.Completion        // to be pushed
 }
 
-// openEndpoint connects q with the endpoint called name.
-func (d *Device) openEndpoint(ctx context.Context, q *queuePair, name string, want rdma.Rights) error {
-	if d.cfg.Open == nil {
+// openEndpoint connects q with the endpoint called name; former is that of the parameters, or nil.
+func (d *Device) openEndpoint(ctx context.Context, q *queuePair, name string, want rdma.Rights, former *queuePair) error {
+	open := d.cfg.Open
+	if open == nil {
 		return fmt.Errorf("%w: %s", rdma.ErrNoEndpoint, name)
 	}
+	if former != nil {
+		if err := former.replaced(); err != nil {
+			return err
+		}
+		if e := former.endpoint.Load(); e != nil && e.again != nil {
+			open = e.again
+		}
+	}
 	e := &endpoint{q: q, order: q.cfg.Order, maxOps: 4 * max(q.maxWork, 1), mapped: make(map[*rdma.Mapping]func())}
-	o, err := d.cfg.Open(ctx, name, want, e.revoke)
+	o, err := open(ctx, name, want, e.revoke)
 	if err != nil {
 		return err
 	}
@@ -134,6 +146,7 @@ func (d *Device) openEndpoint(ctx context.Context, q *queuePair, name string, wa
 	e.release = sync.OnceFunc(o.Close)
 	e.m, e.seq, e.info, e.copies = o.Medium, o.Medium.Sequence(), o.Info, o.Memory
 	e.await, _ = o.Medium.(awaiter)
+	e.again = o.Again
 	e.quit = func() {}
 	if q, ok := o.Medium.(quitter); ok {
 		e.quit = q.GiveUp

@@ -189,12 +189,7 @@ func (d *Device) Connect(ctx context.Context, qp rdma.QueuePair, addr string, p 
 	}
 	number, ok := strings.CutPrefix(addr, scheme)
 	if !ok {
-		if former != nil {
-			if err := former.replaced(); err != nil {
-				return err
-			}
-		}
-		return d.openEndpoint(ctx, q, addr, p.Rights)
+		return d.openEndpoint(ctx, q, addr, p.Rights, former)
 	}
 	port, err := strconv.ParseUint(number, 10, 64)
 	listeners.Lock()
