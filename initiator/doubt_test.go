@@ -48,6 +48,37 @@ func TestOtherDisk(t *testing.T) {
 	}
 }
 
+// A reload that has nothing to do with the disk, but with another LUN, is heard of, and a copy goes on, whatever carries it.
+func TestOtherLUNs(t *testing.T) {
+	for _, w := range ways {
+		t.Run(w.name, func(t *testing.T) {
+			noLeaks(t)
+			tg := targettest.Start(t, config)
+			s := w.dial(t, tg)
+			l, err := s.LU(t.Context(), 0)
+			check(t, err)
+			const size = 4 << 20
+			want := pattern(2*size, 1)
+			reload := func() {
+				tg.Edit("{0: disk, 300: {store: large, block_size: 4096}}", "{0: disk}")
+				check(t, syscall.Kill(tg.PID(), syscall.SIGHUP))
+				tg.WaitLog(t.Context(), "configuration read again")
+			}
+			data := io.MultiReader(bytes.NewReader(want[:size]), &then{reload, bytes.NewReader(want[size:])})
+			_, err = l.CopyFrom(t.Context(), data, 0, nil)
+			check(t, err)
+			check(t, l.Flush(t.Context()))
+			check(t, l.Check(t.Context()))
+			var got bytes.Buffer
+			check(t, l.CopyTo(t.Context(), &got, 0, 2*size, nil))
+			if !bytes.Equal(got.Bytes(), want) {
+				t.Error("other bytes")
+			}
+			check(t, s.Close())
+		})
+	}
+}
+
 // then does something before the first byte of r.
 type then struct {
 	do func()
