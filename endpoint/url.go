@@ -85,11 +85,21 @@ func parseURL(s string) (u URL, query string, err error) {
 	scheme, rest, ok := strings.Cut(s, "://")
 	i := slices.Index(schemes[:], scheme)
 	if !ok || i < 0 {
-		return u, "", fmt.Errorf("the URL of a partition begins with rdma+local://, oneshot+iwarp:// or rdma+verbs://, not with %q", clip(scheme))
+		const want = "the URL of a partition begins with rdma+local://, oneshot+iwarp:// or rdma+verbs://"
+		if !ok || strings.Trim(scheme, "abcdefghijklmnopqrstuvwxyz0123456789+-") != "" {
+			return u, "", errors.New(want) // the rest may have a secret in it
+		}
+		return u, "", fmt.Errorf("%s, not with %s://", want, scheme)
 	}
 	u.Scheme = Scheme(i)
 	rest, query, _ = strings.Cut(rest, "?")
 	authority, name, _ := strings.Cut(rest, "/")
+	// A % is also in the address of a link: fe80::1%eth0.
+	before, _, percent := strings.Cut(authority, "%")
+	inside := percent && !strings.Contains(authority, "@") && !strings.Contains(before, ":")
+	if inside || strings.Contains(name+query, "@") {
+		return u, "", errors.New("user and secret of the URL end at an @, and must not have / or ? in them: give the program the secret in another way")
+	}
 	u.Name = name
 	return u, query, u.authority(authority)
 }
@@ -120,7 +130,7 @@ func (u *URL) authority(s string) error {
 func (u *URL) query(s string) error {
 	q, err := url.ParseQuery(s)
 	if err != nil {
-		return fmt.Errorf("what follows the ? of the URL: %w", err)
+		return errors.New("what follows the ? of the URL is no list of key=value")
 	}
 	for key, values := range q {
 		v := values[len(values)-1]

@@ -59,3 +59,17 @@ func FuzzParseURL(f *testing.F) {
 		}
 	})
 }
+
+// Errors show no part of a secret, whatever is wrong with the URL.
+func TestURLKeepsSecrets(t *testing.T) {
+	for _, in := range []string{
+		"oneshot+iwarp://al%hidden@h:x/disk1/log", "oneshot+iwarp://al%hid/den@h/disk1/log", "oneshot+iwarp://al%hid?den@h/disk1/log",
+		"oneshot+iwarp://al%h/hid?den@h/disk1/log", "oneshot+iwarp:al%hidden@h/disk1/log", "al%hidden@h", "oneshot+iwarp://al%a@hid/den@h/disk1/log",
+	} {
+		if u, err := ParseURL(in); err == nil {
+			t.Errorf("%q is %+v", in, u)
+		} else if s := err.Error(); strings.Contains(s, "hid") || strings.Contains(s, "den@") || strings.Contains(s, "al%") {
+			t.Errorf("%q: the error is %v", in, err)
+		}
+	}
+}
