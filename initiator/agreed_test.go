@@ -1,6 +1,7 @@
 package initiator_test
 
 import (
+	"bytes"
 	"encoding/binary"
 	"net"
 	"strings"
@@ -8,6 +9,7 @@ import (
 
 	"oneshot/initiator"
 	"oneshot/iscsi/pdu"
+	"oneshot/test/targettest"
 )
 
 // Who asks for digests has them, or no session: a target that does not answer has not agreed.
@@ -78,6 +80,29 @@ func TestManyLUNs(t *testing.T) {
 		got, err := s.ReportLUNs(t.Context())
 		if name == "" && (err != nil || len(got) != luns || got[luns-1] != luns-1) || name != "" && err == nil {
 			t.Errorf("%s: %d LUNs, %v", name, len(got), err)
+		}
+		check(t, s.Close())
+	}
+}
+
+// However much data commands may take along, there is room for what targets agree to.
+func TestMuchImmediate(t *testing.T) {
+	tg := targettest.Start(t, config)
+	for _, w := range ways {
+		if w.opt.Flow != initiator.FlowDefault || w.opt.Depth != 0 || w.opt.Immediate != 0 {
+			continue
+		}
+		w.opt.Immediate = 1 << 40
+		s := w.dial(t, tg)
+		l, err := s.LU(t.Context(), 0)
+		check(t, err)
+		want, got := pattern(64<<10, 1), make([]byte, 64<<10)
+		_, err = l.WriteAt(want, 0)
+		check(t, err)
+		_, err = l.ReadAt(got, 0)
+		check(t, err)
+		if !bytes.Equal(got, want) {
+			t.Errorf("%s: other bytes", w.name)
 		}
 		check(t, s.Close())
 	}

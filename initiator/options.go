@@ -100,7 +100,7 @@ func (o *Options) complete(u *URL) error {
 	if o.Immediate == 0 {
 		o.Immediate = defaultImmediate
 	}
-	o.Immediate = max(o.Immediate, 0)
+	o.Immediate = min(max(o.Immediate, 0), firstBurst) // over RDMA each command in Depth has room for as much
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
