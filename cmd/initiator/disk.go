@@ -273,6 +273,17 @@ func (s *span) input(c *cobra.Command, name []string) (r io.Reader, total int64,
 	return r, total, shut, nil
 }
 
+// whole says that fewer than all bytes have come: total of them, if that is known, or as many as the user says.
+func (s *span) whole(n, total int64) error {
+	if s.length > 0 {
+		total = int64(s.length)
+	}
+	if n < total {
+		return fmt.Errorf("the input has ended after %d of %d bytes, which are written", n, total)
+	}
+	return nil
+}
+
 func writeCommand(fl *flags) *cobra.Command {
 	var sp span
 	c := &cobra.Command{
@@ -280,7 +291,7 @@ func writeCommand(fl *flags) *cobra.Command {
 		Short: "Copy a file or standard input to a disk",
 		Long: `write copies FILE to a disk, and flushes the disk, so that the data is durable. Without FILE,
 or with "-", it copies standard input. If the input ends within a block, the rest of that
-block keeps its content.`,
+block keeps its content. An input that has fewer bytes than --length says is written, and an error.`,
 		Example: `  initiator write iscsi://127.0.0.1/iqn.2026-11.example.oneshot:demo/0 copy.img`,
 		Args:    cobra.RangeArgs(1, 2),
 	}
@@ -302,6 +313,9 @@ block keeps its content.`,
 			}
 			if err == nil {
 				err = l.Check(ctx)
+			}
+			if err == nil {
+				err = sp.whole(n, total)
 			}
 			bar.end()
 			return fl.told(c, copied{n}, err, false)

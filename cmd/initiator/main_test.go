@@ -72,6 +72,9 @@ func TestCommands(t *testing.T) {
 		if status, out, bad := call(t, "", "write", "--json", "--length", "512", disk, file); status != 0 || !strings.Contains(out, `"bytes": 512`) {
 			t.Errorf("write --json: %d %s%s", status, out, bad)
 		}
+		if status, out, bad := call(t, "xy", "write", "--length", "513", "--offset", "1MiB", disk); status != 1 || !strings.Contains(bad, "after 2 of 513 bytes") {
+			t.Errorf("write of an input that is cut off: %d %s%s", status, out, bad)
+		}
 		if status, out, bad := call(t, "", "read", disk); status != 0 || len(out) != 8<<20 || out[:512] != text[:512] {
 			t.Errorf("read: %d, %d bytes, %s", status, len(out), bad)
 		}

@@ -229,6 +229,9 @@ unit, the rest of that unit keeps its content, which takes the right to read.`,
 			if err == nil && !noFlush {
 				err = e.Flush(ctx)
 			}
+			if err == nil {
+				err = sp.whole(n, total)
+			}
 			bar.end()
 			return fl.told(c, copied{n}, err, false)
 		})
