@@ -167,16 +167,46 @@ func (m *member) configure(c *config.Cluster) {
 func (m *member) others() []config.Portal { return *m.portals.Load() }
 
 // announce tells the others what this node says of itself, whenever that changes, until ctx ends.
-func (m *member) announce(ctx context.Context) {
+func (m *member) announce(ctx context.Context) { m.announceBy(ctx, m.node.Update) }
+
+func (m *member) announceBy(ctx context.Context, update func(context.Context, quorum.Key, func([]byte) ([]byte, error)) error) {
+	told := "" // why they do not learn it
+	var again <-chan time.Time
 	for {
 		select {
 		case <-m.said:
+		case <-again:
 		case <-ctx.Done():
 			return
 		}
-		err := m.node.Update(ctx, quorum.Key{Kind: quorum.KindNode, Name: m.name}, func([]byte) ([]byte, error) { return m.info.Load().Encode(), nil })
-		if err != nil && ctx.Err() == nil {
-			m.log.Warn("the other nodes do not learn which configuration this node has", "why", err)
+		again = nil
+		err := update(ctx, quorum.Key{Kind: quorum.KindNode, Name: m.name}, func([]byte) ([]byte, error) { return m.info.Load().Encode(), nil })
+		switch {
+		case err == nil:
+			told = ""
+		case ctx.Err() == nil:
+			if again = time.After(askAgain); err.Error() != told {
+				told = err.Error()
+				m.log.Warn("the other nodes do not learn yet which configuration this node has", "why", err)
+			}
+		}
+	}
+}
+
+// askAgain is the time between two attempts to ask consensus for something that has to be. It refuses, for example, while too many wait for it.
+const askAgain = time.Second
+
+// ask returns a record as a majority knows it, however often it takes to ask. An error says that ctx or the node has ended.
+func ask(ctx context.Context, get func(context.Context, quorum.Key) (*quorum.Record, error), k quorum.Key) (*quorum.Record, error) {
+	for {
+		r, err := get(ctx, k)
+		if err == nil || ctx.Err() != nil || errors.Is(err, context.Canceled) {
+			return r, err
+		}
+		select {
+		case <-time.After(askAgain):
+		case <-ctx.Done():
+			return nil, ctx.Err()
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"oneshot/config"
 	"oneshot/ha/quorum"
@@ -167,6 +168,45 @@ func TestAnnounce(t *testing.T) {
 		t.Fatal(err)
 	}
 	limits(next.Cluster.Parts)
+}
+
+// TestAskedAgain: what consensus refuses for a while, because too many wait for it, is asked for again.
+func TestAskedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		busy, refusals := errors.New("1024 reads wait for consensus, and no more may"), 3
+		ctx, cancel := context.WithCancel(t.Context())
+		m := &member{name: "a", log: slog.New(slog.DiscardHandler), said: make(chan struct{}, 1)}
+		m.info.Store(&quorum.NodeInfo{Version: "one"})
+		m.said <- struct{}{}
+		m.announceBy(ctx, func(_ context.Context, k quorum.Key, change func([]byte) ([]byte, error)) error {
+			if refusals--; refusals > 0 {
+				return busy
+			}
+			if b, err := change(nil); err != nil || k.Name != "a" || string(b) != string(m.info.Load().Encode()) {
+				t.Errorf("%q of %s: %v", b, k.Name, err)
+			}
+			cancel()
+			return nil
+		})
+		if refusals != 0 {
+			t.Errorf("the others are not told: %d", refusals)
+		}
+		want, refusals := &quorum.Record{Version: 7}, 3
+		if r, err := ask(t.Context(), func(context.Context, quorum.Key) (*quorum.Record, error) {
+			if refusals--; refusals > 0 {
+				return nil, busy
+			}
+			return want, nil
+		}, formerKey); r != want || err != nil {
+			t.Errorf("%v %v", r, err)
+		}
+		if _, err := ask(ctx, func(context.Context, quorum.Key) (*quorum.Record, error) { return nil, busy }, formerKey); err == nil {
+			t.Error("it asks for ever")
+		}
+		if _, err := ask(t.Context(), func(context.Context, quorum.Key) (*quorum.Record, error) { return nil, context.Canceled }, formerKey); err == nil {
+			t.Error("it asks a node that has ended")
+		}
+	})
 }
 
 // TestNoCluster: without a cluster the requests about it say so.

@@ -396,14 +396,14 @@ func (m *member) isFree(name string, identity backend.Identity) error {
 
 // confirm asks consensus whether it knows the mirror, which may have been of a former cluster.
 func (s *mirrored) confirm(node *quorum.Node, path string, log *slog.Logger) {
-	r, err := node.Get(s.ctx, quorum.Key{Kind: quorum.KindStore, Name: s.name})
+	r, err := ask(s.ctx, node.Get, quorum.Key{Kind: quorum.KindStore, Name: s.name})
 	if err != nil {
 		return // the store or the node ends
 	}
 	if r != nil && !r.Deleted {
 		if now, err := quorum.DecodeStore(r.Value); err == nil && now.UUID == s.record.UUID {
 			s.enlarge(now)
-			r, err := node.Get(s.ctx, quorum.Key{Kind: quorum.KindSet, Name: setOf(s.name, s.record)})
+			r, err := ask(s.ctx, node.Get, quorum.Key{Kind: quorum.KindSet, Name: setOf(s.name, s.record)})
 			if err != nil {
 				return
 			}
