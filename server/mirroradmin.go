@@ -180,21 +180,25 @@ func (s *mirrored) switchTo(ctx context.Context, to string, member *member) (*mg
 	if !ok {
 		return nil, fmt.Errorf("the mirror %s is being closed on this node", s.name)
 	}
+	others := replica.Nodes(0)
 	if to == "" {
-		if to = s.bestOf(&st, member); to == "" {
+		if others = s.ready(&st, member); others == 0 {
 			return nil, fmt.Errorf("no other node can serve the mirror %s: %s; wait until target ha status shows another copy in sync", s.name, s.copiesText(&st))
 		}
 	}
 	id := s.idOf(to)
 	switch {
+	case to == "":
 	case id == 0:
 		return nil, &mgmt.NotFoundError{What: fmt.Sprintf("node %s has no copy of %s: nodes %s have", to, s.name, strings.Join(s.record.Copies, ", "))}
 	case id == s.self:
 		return &mgmt.Switched{From: to, To: to}, nil
+	default:
+		others = replica.NodesOf(id)
 	}
 	began := time.Now()
-	err := s.SwitchTo(ctx, id)
-	from := s.nodeName(s.self)
+	id, err := s.SwitchToOneOf(ctx, others)
+	from, to := s.nodeName(s.self), s.nodeName(id)
 	switch {
 	case err == nil:
 		return &mgmt.Switched{From: from, To: to, Took: int64(time.Since(began))}, nil
@@ -236,15 +240,9 @@ func (s *mirrored) copiesText(st *mirror.Status) string {
 	return strings.Join(words, ", ")
 }
 
-// bestOf returns a node that can take over, empty if there is none.
-func (s *mirrored) bestOf(st *mirror.Status, member *member) string {
-	drained := member.drainedNodes()
-	for id := range (st.View.InSync & st.Connected).Without(s.self).All() {
-		if name := s.nodeName(id); !slices.Contains(drained, name) {
-			return name
-		}
-	}
-	return ""
+// ready returns the nodes that can take over, as far as this one knows.
+func (s *mirrored) ready(st *mirror.Status, member *member) replica.Nodes {
+	return (st.View.InSync & st.Connected).Without(s.self) &^ s.numbers(member.drainedNodes())
 }
 
 // idOf returns the number of a node's copy, 0 if it has none.

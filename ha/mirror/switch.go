@@ -48,6 +48,18 @@ func (m *Mirror) SwitchTo(ctx context.Context, to replica.ID) error {
 	}
 }
 
+// SwitchToOneOf has one of these nodes take over, the first that can, and returns which one: that which the error is about, if none has. It is
+// ErrCannotTake if there is no other node among them.
+func (m *Mirror) SwitchToOneOf(ctx context.Context, nodes replica.Nodes) (to replica.ID, err error) {
+	to, err = m.cfg.Self, ErrCannotTake
+	for to = range nodes.Without(m.cfg.Self).All() {
+		if err = m.SwitchTo(ctx, to); !errors.Is(err, ErrCannotTake) && !errors.Is(err, ErrTooLate) {
+			return to, err
+		}
+	}
+	return to, err
+}
+
 // isOrder tells requests of the administrator from those of hosts.
 const isOrder = 1 << 63
 
@@ -85,7 +97,7 @@ func (m *Mirror) Drain(nodes replica.Nodes) { m.push(item{event: replica.Drained
 // How long Close waits for other copies.
 const (
 	flushWithin    = 10 * time.Second
-	handOverWithin = 2 * time.Second
+	handOverWithin = 3 * time.Second // two copies that are late, one after the other, and one that is not
 )
 
 // HandOver has another copy in sync take the place of this one, the primary, if there is one that does so soon.
@@ -93,9 +105,5 @@ func (m *Mirror) HandOver() {
 	s, _ := m.Status()
 	ctx, cancel := context.WithTimeout(m.ctx, handOverWithin)
 	defer cancel()
-	for id := range (s.View.InSync & s.Connected).Without(m.cfg.Self).All() {
-		if err := m.SwitchTo(ctx, id); !errors.Is(err, ErrCannotTake) {
-			return
-		}
-	}
+	_, _ = m.SwitchToOneOf(ctx, s.View.InSync&s.Connected) // if none takes over this one ends all the same
 }

@@ -10,6 +10,7 @@ type switching struct {
 	drained   Nodes // nodes that are to serve nothing
 	wanted    *wanted
 	successor ID
+	late      Nodes         // have not got all in time, and are chosen again when the others were
 	sealing   bool          // nothing more gets a place in the order, until the successor is primary or time is up
 	sealedAt  time.Duration // when that began
 	handAgain time.Duration // when a drained primary tries again
@@ -99,6 +100,7 @@ func (c *Core) hand() {
 	}
 	if c.now-c.sealedAt > stuckAfter {
 		c.sealing, c.handAgain = false, c.now+handAgainAfter
+		c.late = c.late.With(c.successor)
 		c.endSwitch(Failed)
 		return
 	}
@@ -133,8 +135,15 @@ func (c *Core) choose() {
 	if !c.refused && !c.isHung() && !isDrained {
 		return
 	}
-	for id := range c.takers().Without(c.cfg.Self).All() {
+	others := c.takers().Without(c.cfg.Self)
+	for id := range (others &^ c.late).All() {
 		c.seal(id)
+	}
+	if !c.sealing {
+		c.late = 0
+		for id := range others.All() {
+			c.seal(id)
+		}
 	}
 }
 
