@@ -85,6 +85,7 @@ type Mirror struct {
 	limit    atomic.Int64 // bytes that the copy has room for, and may become
 	size     atomic.Int64 // bytes that hosts see
 	sameness uint64
+	alike    []uint64 // that others may have in place of it
 	info     backend.Info
 	seq      *backend.Sequencer
 	ctx      context.Context
@@ -222,7 +223,7 @@ func Open(o Options) (*Mirror, error) {
 		o.Tune(&m.cfg)
 	}
 	m.cfg.Self, m.cfg.Copies = o.Node, o.Nodes
-	m.sameness = m.hash()
+	m.sameness, m.alike = m.hash(m.cfg), m.likeness()
 	m.wrote = make([]int64, (m.cfg.Stores[0].Size+m.cfg.Region-1)/m.cfg.Region)
 	m.makeRoom(o.Room)
 	m.info = backend.Info{
@@ -280,9 +281,18 @@ func Open(o Options) (*Mirror, error) {
 	return m, nil
 }
 
-// hash is of what has to be the same on all nodes.
-func (m *Mirror) hash() uint64 {
+// likeness returns the hashes of other nodes that have the same mirror as this one. Only a primary looks at MinCopies, and at its own, so nodes may
+// have it changed one after the other. It is in the hash all the same, for those of older versions want it there.
+func (m *Mirror) likeness() (hashes []uint64) {
 	c := m.cfg
+	for c.MinCopies = 1; c.MinCopies <= c.Copies.Len(); c.MinCopies++ {
+		hashes = append(hashes, m.hash(c))
+	}
+	return hashes
+}
+
+// hash is of what has to be the same on all nodes.
+func (m *Mirror) hash(c replica.Config) uint64 {
 	c.Self, c.Incarnation, c.Confirm = 0, 0, false // clocks are each node's own
 	if m.opts.Began != 0 {
 		c.Stores = slices.Clone(c.Stores)

@@ -459,7 +459,7 @@ func (m *Mirror) greeted(c net.Conn) (from replica.ID, links bool, err error) {
 		return 0, false, err
 	case f.kind != frameGreeting || g.magic != greetingMagic && g.magic != greetingMagicFabric:
 		return 0, false, errors.New("it does not speak as a mirror of this version does")
-	case g.mirror != m.sameness:
+	case g.mirror != m.sameness && !slices.Contains(m.alike, g.mirror):
 		return 0, false, fmt.Errorf("node %d has another configuration of the mirror %s: sizes, copies and times have to be the same on all nodes", g.from, m.opts.Name)
 	case g.to != m.cfg.Self || g.from == m.cfg.Self || !m.cfg.Copies.Has(g.from):
 		return 0, false, fmt.Errorf("it is node %d and takes this one for node %d, which is node %d", g.from, g.to, m.cfg.Self)

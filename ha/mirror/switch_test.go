@@ -10,6 +10,35 @@ import (
 	"oneshot/ha/replica"
 )
 
+// TestMinCopiesDiffer: min_copies is changed on one node after the other. The copies stay level meanwhile, and who serves goes by its own.
+func TestMinCopiesDiffer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 2)
+		defer l.end()
+		a, b := l.nodes[0], l.nodes[1]
+		least := 1
+		l.tune = func(c *replica.Config) { c.MinCopies = least }
+		a.start()
+		least = 2
+		b.start()
+		l.level(a)
+		want := bytesOf(4096, 1)
+		l.write(a, 0, want)
+		if err := a.mirror.SwitchTo(t.Context(), b.id); err != nil {
+			t.Fatal(err)
+		}
+		l.level(b)
+		a.kill()
+		l.await(b, "alone", func(s replica.State) bool { return s.View.InSync == replica.NodesOf(b.id) })
+		var moved *backend.MovedError
+		if err := l.do(b, backend.Op{Kind: backend.Write, Len: 4096, Segs: [][]byte{bytesOf(4096, 2)}}); !errors.As(err, &moved) {
+			t.Errorf("a write to one copy of two ends with %v", err)
+		}
+		a.start()
+		l.level(b)
+	})
+}
+
 // TestSwitchToOneOf: the first of two other copies does not get durable in time what was flushed. The second one takes over, whether an
 // administrator wants it, the node ends or it is drained.
 func TestSwitchToOneOf(t *testing.T) {
@@ -34,6 +63,7 @@ func TestSwitchToOneOf(t *testing.T) {
 				defer l.end()
 				a, b, c := l.nodes[0], l.nodes[1], l.nodes[2]
 				hang := store(b).Hold(faulty.Match{Kinds: []backend.Kind{backend.Flush}})
+				defer hang.Release()
 				l.write(a, 0, bytesOf(4096, 1))
 				if err := l.do(a, backend.Op{Kind: backend.Flush}); err != nil {
 					t.Fatal(err)
