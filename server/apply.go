@@ -316,6 +316,8 @@ var errClosing = errors.New("the target is stopping")
 func (c *change) commit() (mgmt.Reload, error) {
 	s := c.s
 	c.narrowAccess() // it waits for connections, and nobody is to wait for mu then
+	gone := s.units.without(&c.units)
+	handOver(gone.mirrors()) // while their portals listen, and their addresses are here
 	s.mu.Lock()
 	if s.closing {
 		s.mu.Unlock()
@@ -339,7 +341,6 @@ func (c *change) commit() (mgmt.Reload, error) {
 	c.commitSubsystems()
 	c.commitPortals()
 	c.commitServices()
-	gone := s.units.without(&c.units)
 	c.commitDivided(&gone)
 	s.units, s.targets = c.units, c.targets
 	s.cfg, s.loaded = c.next, time.Now()

@@ -13,7 +13,11 @@ import (
 func (s *Server) mirrors() (list []*mirrored) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, o := range s.units.stores {
+	return s.units.mirrors()
+}
+
+func (u *units) mirrors() (list []*mirrored) {
+	for _, o := range u.stores {
 		if o.mirror != nil {
 			list = append(list, o.mirror)
 		}

@@ -359,10 +359,10 @@ func (h here) AddressesTaken(name string) error {
 	return nil
 }
 
-// handOver has other nodes serve the mirrors that this one serves, before it ends, if some can.
-func (s *Server) handOver() {
+// handOver has other nodes serve the mirrors that this one serves, before they end, if some can.
+func handOver(mirrors []*mirrored) {
 	var wg sync.WaitGroup
-	for _, m := range s.mirrors() {
+	for _, m := range mirrors {
 		if m.Term() == 0 {
 			continue
 		}

@@ -282,7 +282,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		case s.applying <- struct{}{}: // it is never given back, so that no change can follow
 		case <-ctx.Done(): // a change hangs in a store
 		}
-		s.handOver() // while portals listen, so that nobody is refused before another node serves
+		handOver(s.mirrors()) // while portals listen, so that nobody is refused before another node serves
 		for _, p := range s.portals {
 			_ = p.Close()
 		}

@@ -149,6 +149,39 @@ func TestMirrorAddresses(t *testing.T) {
 	s.leaves(n, primary)
 }
 
+// TestMirrorAddressRemoved: a reload takes the mirror from the configuration of the primary. It hands the mirror and its addresses over before, so
+// hosts that have no other path go on.
+func TestMirrorAddressRemoved(t *testing.T) {
+	if !inSegment(t) {
+		return
+	}
+	s, n := newAddresses(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	defer cancel()
+	s.hasAddresses()
+	l := newLoad(t, newFollower(ctx, s, moves4+":3260"))
+	l.more(50)
+	primary := s.hasAddresses()
+	s.write(primary, strings.TrimSuffix(s.text, addressText)+strings.ReplaceAll(strings.ReplaceAll(`
+stores: {spare: {node: NAME, type: memory, size: 1MiB}}
+targets: [{node: NAME, iqn: "iqn.2026-11.example.oneshot:spare", luns: {0: spare}}]
+portals: [{node: NAME, listen: "192.0.2.AT:3260"}]
+`, "NAME", primary), "AT", fmt.Sprint(strings.Index("ab", primary)+1)))
+	s.must(s.asked(primary, "reload")...)
+	l.more(50)
+	s.leaves(n, primary)
+	const left = "the addresses of the mirror have left this machine"
+	if text := s.told(primary); !strings.Contains(text, left) || !strings.Contains(s.told(other(primary)), "the one before has handed over") {
+		t.Errorf("%s has not handed the mirror over: %s", primary, text)
+	}
+	s.write(primary, s.text)
+	s.must(s.asked(primary, "reload")...)
+	s.level("w")
+	l.end()
+	s.stopAll()
+	s.equal()
+}
+
 // TestMirrorAddressForGood: a daemon does not take from its machine an address that the administrator has given it for good, though the
 // configuration says that it moves. It does not start, and says why.
 func TestMirrorAddressForGood(t *testing.T) {
