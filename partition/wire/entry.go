@@ -45,6 +45,8 @@ func ParseEntry(b []byte) (e Entry, rest []byte, err error) {
 		return e, nil, errReserved
 	case e.Durability > 2:
 		return e, nil, errStatus
+	case !printable(e.Name):
+		return e, nil, errText
 	}
 	return e, b[n:], nil
 }

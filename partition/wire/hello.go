@@ -146,6 +146,8 @@ func ParseAttach(b []byte) (m AttachMessage, err error) {
 		return m, errReserved
 	case be.Uint16(b[2:]) > 3:
 		return m, errFlags
+	case be.Uint32(b[8:]) > 0xff: // or rights of which none exists would be none, which stands for all
+		return m, errRights
 	}
 	return AttachMessage{
 		Order: be.Uint16(b[2:]), Tag: be.Uint32(b[4:]), Rights: be.Uint32(b[8:]), Session: be.Uint64(b[16:]),
@@ -247,6 +249,8 @@ func ParseAttached(b []byte) (m AttachedMessage, err error) {
 		return m, errReserved
 	case m.Status >= statuses || m.Durability > 2:
 		return m, errStatus
+	case !printable(m.Name):
+		return m, errText
 	}
 	return m, nil
 }

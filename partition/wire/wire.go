@@ -19,6 +19,9 @@ package wire
 import (
 	"encoding/binary"
 	"fmt"
+	"strings"
+	"unicode"
+	"unicode/utf8"
 )
 
 // Magic is the first octet of every message.
@@ -112,6 +115,8 @@ var (
 	errFlags    = &Error{"flags that its operation may not have"}
 	errStatus   = &Error{"a status that does not exist"}
 	errName     = &Error{"a name of a length that does not exist"}
+	errText     = &Error{"a name with characters that cannot be printed"}
+	errRights   = &Error{"rights that do not exist"}
 )
 
 // Kind returns the operation of a message, and whether it is an answer.
@@ -153,3 +158,9 @@ func zero(b []byte) bool {
 }
 
 var be = binary.BigEndian
+
+// printable reports whether the name of a partition can be shown to people: one that a service has made up could otherwise tell their terminals
+// what to do.
+func printable(name string) bool {
+	return utf8.ValidString(name) && !strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) })
+}

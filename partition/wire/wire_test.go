@@ -164,6 +164,25 @@ func TestGreeting(t *testing.T) {
 	}
 }
 
+// A service cannot tell the terminal of who lists partitions what to do, nor a client get all rights by asking for one that does not exist.
+func TestGreetingRefused(t *testing.T) {
+	for _, name := range []string{"disk1/\x1b[2J", "disk1/\x7f", "disk1/\u009b2J", "disk1/\xff", "disk1/\u202e", "disk1\n"} {
+		a, e := attached, entry
+		a.Name, e.Name = name, name
+		if _, err := ParseAttached(a.AppendTo(nil)); err == nil {
+			t.Errorf("%q is attached", name)
+		}
+		if _, _, err := ParseEntry(e.AppendTo(nil)); err == nil {
+			t.Errorf("%q is listed", name)
+		}
+	}
+	a := attach
+	a.Rights = 0x100
+	if m, err := ParseAttach(a.AppendTo(nil)); err == nil {
+		t.Errorf("%+v", m)
+	}
+}
+
 // A proof is that of one secret, one connection, one role and one message.
 func TestProofs(t *testing.T) {
 	g := Greeting{Name: "a", Client: Nonce{1}, Service: Nonce{2}}

@@ -49,7 +49,7 @@ func EndpointAtomic(e *rdma.Endpoint, p *rdma.Work, n int64, elements int) (off 
 		return 0, "an atomic operation has one element of 8 octets for the old value"
 	case at%8 != 0:
 		return 0, "an atomic operation is on 8 octets at a multiple of 8"
-	case at > uint64(e.Size)-8:
+	case e.Size < 8 || at > uint64(e.Size)-8:
 		return 0, "range outside of the endpoint (Endpoint.Size)"
 	}
 	return int64(at), ""
