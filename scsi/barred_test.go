@@ -2,6 +2,7 @@ package scsi
 
 import (
 	"bytes"
+	"encoding/binary"
 	"slices"
 	"testing"
 
@@ -82,6 +83,53 @@ func TestFormerWriteComesFirst(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What a command changes may not be known when its initiator gives it up: its parameter list comes late, or a command before it does. Then it
+// changes nothing any more, because nobody knows what has been written since.
+func TestLateListChangesNothing(t *testing.T) {
+	b := newCopyBench(t, false)
+	zero := make([]byte, rodTokenLen)
+	binary.BigEndian.PutUint32(zero, rodZero)
+	binary.BigEndian.PutUint16(zero[6:], rodTokenLen-8)
+	unmap := unhex(t, "00 16 00 10 00 00 00 00  00 00 00 00 00 00 00 08 00 00 00 08 00 00 00 00")
+	segments := copyParameters(7, 0, b.both(), [][]byte{blockSegment(1, 0, 4, 0, 8)})
+	overwrite := overwriteList(1, 0xaa)
+	token := useList(zero, 0, 0, [2]uint64{8, 4})
+	was := bytes.Clone(b.store.data)
+	for name, c := range map[string]struct{ cdb, list []byte }{
+		"UNMAP":             {[]byte{0x42, 0, 0, 0, 0, 0, 0, 0, byte(len(unmap)), 0}, unmap},
+		"EXTENDED COPY":     {thirdPartyCDB(0x83, 0, 0, len(segments)), segments},
+		"WRITE USING TOKEN": {thirdPartyCDB(0x83, 0x11, 8, len(token)), token},
+		"SANITIZE":          {sanitizeCDB(sanitizeOverwrite, len(overwrite)), overwrite},
+		"WRITE":             {rw10(0x2a, 8, 1), make([]byte, 512)},
+	} {
+		task := b.task(c.cdb, c.list, 0)
+		if name == "WRITE" {
+			task.Overdue() // it waits for a command before it
+		}
+		next := task.Start()
+		if name != "WRITE" {
+			if next != Pull {
+				t.Fatalf("%s: %v", name, next)
+			}
+			task.Overdue()
+		}
+		if r := b.finish(task, next, c.list); r.code() != 0xb0000 {
+			t.Errorf("%s: status %v, %05x", name, r.status, r.code())
+		}
+		<-b.lu.v.Sanitized()
+		if !bytes.Equal(b.store.data, was) {
+			t.Errorf("%s changes something", name)
+			copy(b.store.data, was)
+		}
+		if v := verdict(b.run(b.task(c.cdb, c.list, 0), c.list)); v != 0 {
+			t.Errorf("%s in time: %05x", name, v)
+		}
+		<-b.lu.v.Sanitized()
+		copy(b.store.data, was)
+	}
+	b.released()
 }
 
 // A WRITE that has waited for long, and whose blocks somebody else writes meanwhile, is not done: its initiator may have sent it again elsewhere.

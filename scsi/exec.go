@@ -49,6 +49,7 @@ type taskState struct {
 	turn       volume.Turn // in which it runs
 	gated      bool        // counted in LogicalUnit.gate
 	outrun     bool        // when it was listed a reservation kept it from running
+	late       bool        // it is overdue (Overdue), and not dormant
 	listed     bool        // in itl's list; written by the driver with itl.mu held
 	next, prev *Task       // itl's list, guarded by itl.mu
 	managers   []*manager  // who waits for the release; guarded by itl.mu
@@ -117,8 +118,15 @@ func (t *Task) begin() Next {
 	if t.cmd.Flags&writesMedium != 0 && t.lu.writeProtected() {
 		return t.check(senseWriteProtected)
 	}
+	if t.late && t.cmd.Flags&writesMedium != 0 { // it has waited for commands before it
+		return t.tooLate()
+	}
 	return t.cmd.Run(t)
 }
+
+// tooLate ends a command that is overdue before it is known what it changes: its initiator may have given it up, and who has written there since is
+// not known.
+func (t *Task) tooLate() Next { return t.check(Sense{Key: keyAbortedCommand}) }
 
 // beginWithoutLU runs the commands that answer for an incorrect LUN (SPC-4 §6.4.2, §6.33,
 // §6.39), and refuses the rest.
@@ -300,6 +308,9 @@ const OverdueTicks = volume.OverdueTicks
 
 // Overdue says that the task has been under way for OverdueTicks seconds; see volume.Request. Its driver calls it.
 func (t *Task) Overdue() {
+	if t.itl == nil || t.cmd != nil { // a dormant task keeps its place: who comes later waits behind it
+		t.late = true
+	}
 	if t.copying != nil {
 		t.copyIsLate()
 	}
@@ -355,7 +366,7 @@ func (t *Task) clear() {
 	if t.changing != nil {
 		t.changing, t.finish, t.badList = nil, nil, Sense{}
 	}
-	t.waiter, t.measured, t.told = nil, nil, 0
+	t.waiter, t.measured, t.told, t.late = nil, nil, 0, false
 	t.state = atomic.Uint32{} // nobody else looks at it: a store of it would cost as much as the rest of this
 	if t.listed {
 		t.listed, t.outrun, t.next, t.prev, t.managers = false, false, nil, nil, nil

@@ -40,6 +40,9 @@ func (t *Task) extendedCopy() Next {
 }
 
 func (t *Task) extendedCopyRun() Next {
+	if t.late {
+		return t.tooLate()
+	}
 	list, s, ok := parseCopyList(t.parameters())
 	if !ok {
 		return t.check(s)
