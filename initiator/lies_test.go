@@ -108,12 +108,13 @@ func TestTailInParts(t *testing.T) {
 	})
 	done := make(chan struct{})
 	c := &initiator.Command{CDB: make([]byte, 10), In: make([]byte, size), Done: func(*initiator.Command) { close(done) }}
+	before := uint64(0)
 	s.Start(&initiator.Command{CDB: make([]byte, 6), Done: func(*initiator.Command) { // in the goroutine that reads
+		before = s.Counters().Get("reads")
 		close(first)
 		<-wrote
 	}}, c)
 	<-wrote
-	before := s.Counters().Get("reads")
 	for s.Counters().Get("reads") == before {
 		runtime.Gosched()
 	}
