@@ -37,7 +37,7 @@ const size = 4 << 20
 // bench is a service with the partitions disk/log, for all, and disk/own, for the client "owner".
 type bench struct {
 	t      testing.TB
-	wire   rdma.Device // of the service and of clients
+	wire   rdma.Device // of the service and of clients; nil: by default
 	listen string
 	store  *rdmatest.Volatile            // nil: a store of another kind
 	lends  bool                          // it is memory
@@ -145,7 +145,9 @@ func (b *bench) serve(s backend.Store, overIWARP bool, c service.Config) {
 	t := b.t
 	t.Helper()
 	b.listen = "pair:0"
-	if overIWARP {
+	if b.wire != nil {
+		b.listen = "127.0.0.1:0"
+	} else if overIWARP {
 		var err error
 		b.wire, err = iwarp.Open(iwarp.Config{})
 		check(t, err)

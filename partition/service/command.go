@@ -35,7 +35,8 @@ type command struct {
 	slot    int // of the receive that its data is in; -1: none
 	data    []byte
 	lease   *mem.Lease
-	counts  int64 // of the connection's memory
+	sink    rdma.Region // of the Reads that are under way, if they have one of their own
+	counts  int64       // of the connection's memory
 	stag    rdma.STag
 	to      uint64
 	closes  bool // the response closes stag
@@ -248,9 +249,17 @@ func (x *command) give(l *mem.Lease) {
 // pull has the data of a WRITE read from the client.
 func (x *command) pull() {
 	n := int(x.r.Length)
+	var err error
+	if x.sink, err = x.c.far.sink(x.lease.Bytes()[:n]); err != nil {
+		x.c.broken(err)
+		x.lost()
+		return
+	}
 	for off := 0; off < n; off += chunk {
 		p := &x.pieces[off/chunk]
-		*p = x.c.far.sge(x.lease, off, min(chunk, n-off))
+		if *p = (rdma.SGE{Bytes: x.lease.Bytes()[off:min(off+chunk, n)], Region: x.sink}); x.sink == nil {
+			*p = x.c.far.sge(x.lease, off, min(chunk, n-off))
+		}
 		x.pulls++
 		x.c.queue(rdma.Work{
 			ID: idPull | x.number, Op: rdma.OpRead, Flags: rdma.Signaled, SGL: x.pieces[off/chunk : off/chunk+1],
@@ -265,11 +274,29 @@ func (x *command) pulled(ok bool) {
 	if x.pulls--; x.pulls > 0 {
 		return
 	}
+	x.endSink()
 	if x.failed {
 		x.lost()
 		return
 	}
 	x.ready = true
+}
+
+// endSink takes the memory of the Reads away from the client. If the device does not do that, the connection ends, and keeps the
+// memory until its queue pair is gone.
+func (x *command) endSink() {
+	if x.sink == nil {
+		return
+	}
+	if err := x.sink.Deregister(); err != nil {
+		x.failed = true
+		x.c.broken(err)
+		x.c.far.kept = append(x.c.far.kept, x.sink)
+		x.c.leases = append(x.c.leases, x.lease)
+		x.c.memory -= x.counts
+		x.lease, x.counts = nil, 0
+	}
+	x.sink = nil
 }
 
 // lost ends a command whose data will not come: the connection is dead. Nothing of the handle is executed any more, because

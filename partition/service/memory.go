@@ -15,6 +15,8 @@ import (
 type memory struct {
 	dom     rdma.Domain
 	lazy    bool                          // arenas are registered when something of them is first used
+	alone   bool                          // a peer can read the regions whose names it knows: sinks of Reads have their own
+	kept    []rdma.Region                 // sinks that the device has not let go; guarded by conn.mu
 	mu      sync.Mutex                    // held while regions changes
 	regions atomic.Pointer[[]rdma.Region] // by mem.Arena.Index; nil: not registered
 }
@@ -77,9 +79,18 @@ func (m *memory) sge(l *mem.Lease, off, n int) rdma.SGE {
 	return e
 }
 
+// sink returns a region for a Read into b alone, whose name the Read tells the peer; nil: b can be part of a larger one.
+func (m *memory) sink(b []byte) (rdma.Region, error) {
+	if !m.alone {
+		return nil, nil
+	}
+	clear(b) // of what another connection has left there
+	return m.dom.Register(b, rdma.AccessLocalWrite)
+}
+
 func (m *memory) close() error {
 	var errs []error
-	for _, r := range m.all() {
+	for _, r := range slices.Concat(m.all(), m.kept) {
 		if r != nil {
 			errs = append(errs, r.Deregister())
 		}

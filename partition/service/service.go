@@ -148,8 +148,8 @@ type Service struct {
 	near   memory        // as registered with ends
 	ends   *local.Device // has the endpoints
 	forget func()        // ends the registration of arenas
-	// isolated: a peer of the device may end any registration of its domain (Limits.UnguardedInvalidate). So each
-	// connection has a domain of its own, and harms nobody but itself.
+	// isolated: a peer of the device may end or read any registration of its domain (Limits.UnguardedInvalidate,
+	// Limits.UnguardedRead). So each connection has a domain of its own, and harms nobody but itself.
 	isolated bool
 	stop     chan struct{} // ends watch
 	limits   atomic.Pointer[Limits]
@@ -186,7 +186,7 @@ func New(cfg Config) (*Service, error) {
 	s := &Service{
 		cfg: cfg, log: cfg.Logger, stop: make(chan struct{}), limited: make(chan struct{}, 1),
 		sessions: make(map[uint64]*handle),
-		isolated: cfg.Device.Limits().UnguardedInvalidate,
+		isolated: cfg.Device.Limits().UnguardedInvalidate || cfg.Device.Limits().UnguardedRead,
 	}
 	s.SetLimits(Limits{cfg.Connections, cfg.StartTimeout, cfg.Patience})
 	s.ends = local.Open(local.Config{Name: "partitions", Logger: cfg.Logger, Open: openEndpoint})
@@ -267,7 +267,7 @@ func (s *Service) Accept(req rdma.Request) error {
 		if err != nil {
 			return errors.Join(err, req.Reject(nil))
 		}
-		c.far = &memory{dom: dom, lazy: true}
+		c.far = &memory{dom: dom, lazy: true, alone: s.cfg.Device.Limits().UnguardedRead}
 	}
 	if err := s.conns.Enter(c, s.limits.Load().Connections, func(old *conn) { old.end(errOldest) }); err != nil {
 		c.letGo()
