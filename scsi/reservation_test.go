@@ -355,9 +355,9 @@ func TestOthersDoNotWaitForAnswers(t *testing.T) {
 			l := proutList(0xb, 0xa, 0)
 			task := p.task(proutCDB(proutPreemptAndAbort, writeExclusive, 24), l, 0)
 			task.Nexus = p.b
-			next := task.Start()
+			task.Start()
 			place(task, l)
-			if next = task.Pulled(); next == Done {
+			if next := task.Pulled(); next == Done {
 				done()
 				task.Release()
 				return
@@ -419,9 +419,9 @@ func TestOthersDoNotWaitForReads(t *testing.T) {
 	l := proutList(0xb, 0xa, 0)
 	task := b.task(proutCDB(proutPreemptAndAbort, writeExclusive, 24), l, 0)
 	task.Nexus = p.b
-	next := task.Start()
+	task.Start()
 	place(task, l)
-	if next = task.Pulled(); next != Wait {
+	if next := task.Pulled(); next != Wait {
 		t.Fatalf("%v while the WRITE may go on", next)
 	}
 	own := false
