@@ -79,6 +79,7 @@ SIGTERM and SIGINT detach the device if nobody uses it, and leave it otherwise.`
 		if o.Initiator, err = fl.options(c, o.URL); err != nil {
 			return err
 		}
+		defer func() { err = loglimit.Stayed(err) }()
 		command.OutliveReaders()
 		var flush func()
 		o.Log, flush = fl.serviceLog(c)

@@ -30,6 +30,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"oneshot/internal/command"
+	"oneshot/internal/loglimit"
 )
 
 const (
@@ -58,7 +59,9 @@ func run(ctx context.Context, arg0 string, args []string, stdin io.Reader, stdou
 	if err == nil {
 		return exitOK
 	}
-	fmt.Fprintf(stderr, "%s: %s\n", name, plainLines(err.Error()))
+	out, flush := loglimit.ForLastWords(err, stderr)
+	defer flush()
+	fmt.Fprintf(out, "%s: %s\n", name, plainLines(err.Error()))
 	if _, wrong := errors.AsType[*usageError](err); wrong {
 		return exitUsage
 	}

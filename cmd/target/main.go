@@ -51,28 +51,13 @@ func run(arg0 string, args []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		return exitOK
 	}
-	if _, ok := errors.AsType[*stayedError](err); ok {
-		out, flush := loglimit.ForDaemon(stderr)
-		defer flush()
-		stderr = out
-	}
-	report(stderr, name, err)
+	out, flush := loglimit.ForLastWords(err, stderr)
+	defer flush()
+	report(out, name, err)
 	if _, wrong := errors.AsType[*usageError](err); wrong {
 		return exitUsage
 	}
 	return exitError
-}
-
-// stayedError is the error of a program that stays. Nobody may read any more what it writes, so it ends without waiting for that.
-type stayedError struct{ error }
-
-func (e *stayedError) Unwrap() error { return e.error }
-
-func stayed(err error) error {
-	if err == nil {
-		return nil
-	}
-	return &stayedError{err}
 }
 
 // report prints an error for the person at the terminal: in one line, or, for a

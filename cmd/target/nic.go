@@ -45,7 +45,7 @@ nic serves no disks, and needs no configuration.`,
 			if poll < 0 || poll > maxPoll {
 				return &usageError{cmd.CommandPath(), fmt.Sprintf("--poll %v: 0 to %v are possible", poll, maxPoll)}
 			}
-			return stayed(serveNIC(socket, card.Config{Memory: int64(memory) << 20, Programs: programs, Poll: poll}, verbose, cmd.OutOrStdout(), cmd.ErrOrStderr()))
+			return loglimit.Stayed(serveNIC(socket, card.Config{Memory: int64(memory) << 20, Programs: programs, Poll: poll}, verbose, cmd.OutOrStdout(), cmd.ErrOrStderr()))
 		},
 	}
 	f := cmd.Flags()

@@ -62,7 +62,7 @@ all the same. A disk that hangs then, while caches are written to it, is waited 
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			s.program = typed(os.Args[0], cmd.Root().Name())
-			return stayed(s.serve(openServer, cmd.OutOrStdout(), cmd.ErrOrStderr()))
+			return loglimit.Stayed(s.serve(openServer, cmd.OutOrStdout(), cmd.ErrOrStderr()))
 		},
 	}
 	nodeFlag(cmd, &s.node)

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"oneshot/config"
+	"oneshot/internal/loglimit"
 )
 
 func witnessCommand() *cobra.Command {
@@ -32,7 +33,7 @@ metrics, log and signals are as with target serve.`,
 				return &usageError{cmd.CommandPath(), "no configuration: name the one of the cluster with --config FILE"}
 			}
 			w.program = typed(os.Args[0], cmd.Root().Name())
-			return stayed(w.serve(openServer, cmd.OutOrStdout(), cmd.ErrOrStderr()))
+			return loglimit.Stayed(w.serve(openServer, cmd.OutOrStdout(), cmd.ErrOrStderr()))
 		},
 	}
 	configFlag(cmd, &w.path, "the YAML `FILE` of the cluster")

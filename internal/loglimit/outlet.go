@@ -1,6 +1,7 @@
 package loglimit
 
 import (
+	"errors"
 	"io"
 	"log/slog"
 	"os"
@@ -33,6 +34,28 @@ func ForDaemon(stderr io.Writer) (out io.Writer, flush func()) {
 	}
 	o := NewOutlet(f)
 	return o, func() { o.Flush(time.Second) }
+}
+
+// stayedError is the error with which a program that stays ends.
+type stayedError struct{ error }
+
+func (e *stayedError) Unwrap() error { return e.error }
+
+// Stayed marks the error with which a program that stays ends; nil: nothing.
+func Stayed(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &stayedError{err}
+}
+
+// ForLastWords returns where the error with which a program ends is written, and what waits until it is read. For that of a program that stays it is
+// as ForDaemon: nobody may read any more what such a program writes, and it ends all the same.
+func ForLastWords(err error, stderr io.Writer) (out io.Writer, flush func()) {
+	if _, ok := errors.AsType[*stayedError](err); ok {
+		return ForDaemon(stderr)
+	}
+	return stderr, func() {}
 }
 
 // MaxWaiting is how many bytes wait; as many may be on their way.
