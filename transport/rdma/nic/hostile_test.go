@@ -514,7 +514,11 @@ func TestDescriptorsUsedUp(t *testing.T) {
 	}
 	goOn()
 	d.close()
-	begin(t, c.socket) // when what the program had is free again
+	settled(func() bool {
+		now, _ := holds(t, c.Process.Pid)
+		return now < fds // what the program had is free again
+	})
+	begin(t, c.socket)
 	goOn()
 }
 
