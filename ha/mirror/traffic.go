@@ -80,7 +80,8 @@ func (m *Mirror) cut(to replica.ID) {
 }
 
 // maxPart is how many bytes of data a frame has, if it has more than one record: the other node goes on with one part while the next is
-// on its way, and memory of that size is used again.
+// on its way, and memory of that size is used again. Granules that are copied have frames of their own: each is acknowledged when it comes, so
+// a slow link is not silent for longer than one takes.
 const maxPart = 512 << 10
 
 // post sends records, with the data that the other one needs, in one frame or several.
@@ -122,10 +123,11 @@ func (m *Mirror) post(a *replica.Post) {
 func partOf(recs []replica.Record, to replica.ID) (k int, n int64) {
 	for ; k < len(recs); k++ {
 		var data int64
-		if r := &recs[k]; r.HasDataFor(to) {
+		r := &recs[k]
+		if r.HasDataFor(to) {
 			data = r.Len
 		}
-		if k > 0 && n+data > maxPart {
+		if k > 0 && (n+data > maxPart || data > 0 && r.Kind == replica.KindResync) {
 			break
 		}
 		n += data

@@ -3,6 +3,7 @@ package replica
 import (
 	"math"
 	"slices"
+	"time"
 )
 
 // promote makes this node the primary of its view.
@@ -178,7 +179,7 @@ func (c *Core) reshape() {
 			p.rests = c.now + c.cfg.SlowCopy
 		}
 		switch {
-		case slow || p.lost || c.now-p.heard > c.cfg.Grace:
+		case slow || p.lost || c.now-p.heard > c.patience(p):
 			p.stream = 0
 			c.out = append(c.out, Drop{Peer: id})
 		case v.InSync == c.view.InSync && c.isLevel(p):
@@ -190,6 +191,15 @@ func (c *Core) reshape() {
 	}
 	v.Version, v.Planned = v.Version+1, false
 	c.propose(v)
+}
+
+// patience is for how long a copy outside S may be silent, whose connection is then given up. What is on its way to it holds up beats and
+// answers where the link is slow: were it given up for that it would never be brought level. One that is gone its connection notices.
+func (c *Core) patience(p *peer) time.Duration {
+	if p.received < p.sent {
+		return max(c.cfg.Grace, c.cfg.SlowCopy*2/5)
+	}
+	return c.cfg.Grace
 }
 
 // isBad says whether a member is to be dropped. A primary whose own disk is bad waits longer for who is silent: it wants to hand over, and

@@ -668,6 +668,25 @@ func TestSlowOutside(t *testing.T) {
 	none(s, each[Drop](s.wait(s.set.SlowCopy-200*time.Millisecond)), "hosts wait for it")
 }
 
+// Over a slow link a granule that is copied holds up beats. The copy keeps its connection, or it would be given up, and begin again, for ever.
+func TestSlowLink(t *testing.T) {
+	s := outside(t, 2)
+	load := only(s, each[Load](s.lacks(0)))
+	s.alive = 0
+	none(s, each[Drop](s.wait(s.set.Grace-100*time.Millisecond)), "it was heard a moment ago")
+	only(s, each[Post](s.do(Done{ID: load.ID})))
+	late := s.set.SlowCopy * 2 / 5
+	none(s, each[Drop](s.wait(late-s.set.Grace-100*time.Millisecond)), "a granule is on its way")
+	if d := only(s, each[Drop](s.wait(s.set.Grace))); d.Peer != 1 {
+		t.Errorf("%+v", d)
+	}
+
+	s = outside(t, 2)
+	s.lacks(0) // it is not on its way yet
+	s.alive = 0
+	only(s, each[Drop](s.wait(s.set.Grace+100*time.Millisecond)))
+}
+
 // What a power cut of all has left in doubt a copy gets when it returns, and not whenever it returns.
 func TestDoubtfulOnce(t *testing.T) {
 	var region Bits
