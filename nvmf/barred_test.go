@@ -62,3 +62,37 @@ func TestFormerWriteComesFirst(t *testing.T) {
 		})
 	}
 }
+
+// A path is cut, and its host writes again by another one. What it had sent by the former path does not come over that, however late it arrives:
+// not where it goes straight to the memory of the store, and not where it comes to memory of the command's own first.
+func TestLateDataAreOvertaken(t *testing.T) {
+	for name, copies := range map[string]bool{"lent": false, "copied": true} {
+		for _, late := range []bool{false, true} {
+			x := newTarget(t, nil, false)
+			p, other := x.party(1, 1), x.party(2, 2)
+			p.io.copies = copies
+			task := p.io.late[p.io.start(rw(nvme.Write, 8), 4096, nil, false)]
+			x.pass(volume.OverdueTicks)
+			if late {
+				x.pass(1)
+			}
+			other.io.must(rw(nvme.Write, 1), 512, fill(512, 2), true)
+			p.io.q.Lock()
+			if task.Place(0, fill(4096, 1)); task.PlaceUnit == 0 {
+				copy(task.Out[0], fill(4096, 1))
+			}
+			p.io.q.GotData(task)
+			p.io.q.Unlock()
+			want := nvme.Success
+			if late {
+				want = nvme.InternalError
+			}
+			if got := p.io.take(); len(got) != 1 || got[0].Status != want {
+				t.Errorf("%s, late %v: %v", name, late, got)
+			}
+			if a := other.io.must(rw(nvme.Read, 1), 512, nil, false); bytes.Equal(a.data, fill(512, 2)) != late {
+				t.Errorf("%s, late %v: the block begins with % x", name, late, a.data[:4])
+			}
+		}
+	}
+}

@@ -257,6 +257,9 @@ func (r *Request) lockRange(kind holdKind, off, n int64, then Step) Next {
 	r.use()
 	r.holdOff, r.holdLen = off, n
 	v := r.v
+	if v.lender != nil && r.rest != nil {
+		kind = holdExclusive // so that nobody comes between the look at who has come before (isOvertaken) and the change
+	}
 	switch {
 	case v.lender != nil && kind == holdShared:
 		v.ranges.enterSharedSpin(off, n)
@@ -309,7 +312,7 @@ func (r *Request) giveRangeBack() {
 // barRange keeps others from the bytes that the store writes for r, which was aborted or is overdue, until r gives its range back. Where the store
 // lends its memory there is nothing to do: its operations complete within Submit.
 func (r *Request) barRange() {
-	if r.writes && r.hold == holdShared && r.v.lender == nil {
+	if r.v.lender == nil && r.writes && r.hold == holdShared {
 		r.hold = holdBarring
 		r.v.ranges.bar(r)
 	}

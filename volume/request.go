@@ -248,12 +248,12 @@ const OverdueTicks = 3
 
 // Overdue says that the request has been under way for long: whoever has sent it may have given it up, without anybody having heard of that here.
 // Bytes that it changes from now on are barred, as if it were aborted. What it has not begun to change yet, and somebody else changes before, it leaves
-// alone, and ends with ErrOvertaken.
+// alone, and ends with ErrOvertaken. Data that come later are then placed nowhere.
 func (r *Request) Overdue() {
 	if r.phase == phaseIdle {
 		return // it has ended
 	}
-	if r.writes && !r.late && r.v.lender == nil {
+	if r.writes && !r.late {
 		r.late = true
 		switch {
 		case r.erasing && r.phase == phaseOp:
@@ -496,10 +496,10 @@ func (r *Request) submitOp() bool {
 
 // OpDone is for the store.
 func (r *Request) OpDone(*backend.Op) {
-	// Where ranges are waited for by spinning, a shared hold ends with the operation. Were it
+	// Where ranges are waited for by spinning, a hold ends with the operation. Were it
 	// kept until the driver comes round, a driver that spins would wait for itself. Elsewhere the hold
 	// is the driver's alone, who may bar the range meanwhile.
-	if r.v.lender != nil && r.hold == holdShared {
+	if r.v.lender != nil {
 		r.leaveRange()
 	}
 	r.client.Signal(&r.opDone)
@@ -538,7 +538,7 @@ func (r *Request) writeFlag() backend.Flags {
 // to the transport, which calls End when it has filled it. In between lie a few microseconds of
 // copying, no other call to this package, and no waiting: the pair keeps others who write away from
 // these blocks, and requests that must be atomic, such as CompareAndWrite. Of a request that does
-// not wait for its data, or has no PlaceUnit, there is no such memory.
+// not wait for its data, or has no PlaceUnit, or has been overtaken, there is no such memory: the data go nowhere.
 func (r *Request) BeginPlace(at, n int) Placing {
 	if r.phase != phasePull || r.PlaceUnit == 0 || n == 0 {
 		return Placing{}
@@ -546,9 +546,26 @@ func (r *Request) BeginPlace(at, n int) Placing {
 	invariant.Check(at%r.PlaceUnit == 0 && n%r.PlaceUnit == 0 && at+n <= r.OutLen, "whole blocks of the data are placed")
 	invariant.Check(r.placeLen == 0, "a request places twice at a time")
 	r.placeOff, r.placeLen = r.off+int64(at), int64(n)
-	r.v.ranges.enterSharedSpin(r.placeOff, r.placeLen)
+	if !r.late {
+		r.v.ranges.enterSharedSpin(r.placeOff, r.placeLen)
+	} else if !r.enterLate() {
+		return Placing{}
+	}
 	r.segs = r.v.lender.Lend(r.segs[:0], r.placeOff, r.placeLen, true)
 	return Placing{Segs: r.segs, r: r}
+}
+
+// enterLate takes the range that is to be placed for the request alone, so that nobody comes to change these bytes between the look at who has and
+// the placing. False: somebody has come before.
+func (r *Request) enterLate() bool {
+	r.v.ranges.enterExclusiveSpin(r.placeOff, r.placeLen)
+	if !r.rest.Ended() {
+		return true
+	}
+	r.Err = ErrOvertaken
+	r.v.ranges.leaveExclusive(r.placeOff, r.placeLen)
+	r.placeLen = 0
+	return false
 }
 
 // Place copies b to where the data from at on belong, with or without PlaceUnit.
@@ -587,5 +604,9 @@ func (r *Request) endPlace() {
 	off, n := r.placeOff, r.placeLen
 	r.placeLen = 0
 	r.v.lender.Commit(off, n)
-	r.v.ranges.leaveShared(off, n)
+	if r.late {
+		r.v.ranges.leaveExclusive(off, n)
+	} else {
+		r.v.ranges.leaveShared(off, n)
+	}
 }

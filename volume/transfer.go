@@ -42,9 +42,17 @@ func (r *Request) begins(off, n int64, fua bool, then Step) {
 func (r *Request) Write(off, n int64, fua bool, then Step) Next {
 	r.begins(off, n, fua, then)
 	if r.v.lender != nil && !r.noLend {
-		return r.pullLent(int(n), (*Request).writePlaced)
+		return r.pullLent(int(n), (*Request).writeLent)
 	}
 	return r.Memory(int(n), 0, (*Request).writePull)
+}
+
+// writeLent: the data have come, and are in the store's own memory, unless the request was overtaken.
+func (r *Request) writeLent() Next {
+	if r.Err != nil {
+		return r.end(r.Err)
+	}
+	return r.writePlaced()
 }
 
 // writePlaced: the bytes are in the store's own memory.
