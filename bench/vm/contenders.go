@@ -67,6 +67,7 @@ type bench struct {
 	options
 	*guest
 	peer       *guest // nil: there is one machine
+	kernel     string // version
 	contenders []contender
 	starting   time.Duration // time of the host's processors that one fio without I/O takes
 }

@@ -30,10 +30,7 @@ var (
 )
 
 // guest is the machine that everything runs in.
-type guest struct {
-	*machine.Machine
-	kernel string
-}
+type guest struct{ *machine.Machine }
 
 // build builds the image, and returns it and the version of its kernel. With what mirrors need, if that is said.
 func build(mirror bool) (*machine.Image, string, error) {
@@ -71,13 +68,12 @@ func build(mirror bool) (*machine.Image, string, error) {
 	return img, k.Version, err
 }
 
-// start boots a machine.
-func start(img *machine.Image, kernel, dir string, more ...string) (*guest, error) {
-	m, err := machine.Boot(img, dir, more...)
+// started returns a machine that has been booted, if it has.
+func started(m *machine.Machine, err error) (*guest, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &guest{m, kernel}, nil
+	return &guest{m}, nil
 }
 
 // runTime is a limit that only a machine that hangs reaches.

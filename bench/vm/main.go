@@ -5,7 +5,7 @@
 //	make bench-drbd                 or: go run ./bench/vm -mirror [flags]
 //
 // With -mirror it measures mirrors, beside DRBD with LIO, in two machines that have a copy each; initiator and primary are in the
-// first one.
+// first one. That takes root, for the network between them is a bridge of the host's kernel.
 //
 // Initiator, targets and their RAM-backed disks are in one guest under software emulation, and use one
 // network interface. The initiator logs in to every target once, at the beginning. In each round every
@@ -59,12 +59,13 @@ func run(ctx context.Context, o options) (err error) {
 
 // boot starts the machines, and in them what is measured.
 func (b *bench) boot(dir string) (err error) {
-	img, kernel, err := build(b.mirror)
+	img, version, err := build(b.mirror)
 	if err != nil {
 		return err
 	}
+	b.kernel = version
 	if !b.mirror {
-		if b.guest, err = start(img, kernel, dir); err != nil {
+		if b.guest, err = started(machine.Boot(img, dir)); err != nil {
 			return err
 		}
 		return b.ready(b.startTargets())
@@ -73,10 +74,15 @@ func (b *bench) boot(dir string) (err error) {
 	if err := os.Mkdir(second, 0o700); err != nil {
 		return err
 	}
-	if b.guest, err = start(img, kernel, dir, machine.LAN(dir, true)...); err != nil {
+	lan, err := machine.NewNetwork()
+	if err != nil {
 		return err
 	}
-	if b.peer, err = start(img, kernel, second, machine.LAN(dir, false)...); err != nil {
+	defer lan.Close()
+	if b.guest, err = started(lan.Boot(img, dir, 1)); err != nil {
+		return err
+	}
+	if b.peer, err = started(lan.Boot(img, second, 2)); err != nil {
 		return err
 	}
 	return b.ready(b.startMirrors())

@@ -23,6 +23,7 @@ import (
 type appliance struct {
 	t       *testing.T
 	args    []string
+	onLAN   bool // on the network of the tests
 	dir     string
 	console string
 	qemu    *exec.Cmd
@@ -72,8 +73,8 @@ portals:
   - {transport: verbs, listen: 0.0.0.0:3262, device: rxe0}
 `
 
-// newAppliance makes a machine that boots the appliance, with a network for qemu whose id is lan. Its disk holds the
-// configuration, copies of files, and the stores.
+// newAppliance makes a machine that boots the appliance, with a network of qemu's own whose id is lan, or, if it is empty, on that of the
+// tests. Its disk holds the configuration, copies of files, and the stores.
 func newAppliance(t *testing.T, network, config string, copies ...string) *appliance {
 	t.Helper()
 	image, err := unpackAppliance()
@@ -97,15 +98,19 @@ func newAppliance(t *testing.T, network, config string, copies ...string) *appli
 	if _, err := run(".", "mkfs.ext4", "-q", "-d", files, disk, "128M"); err != nil {
 		t.Fatal(err)
 	}
-	return &appliance{t: t, dir: dir, console: filepath.Join(dir, "console"), args: []string{
+	a := &appliance{t: t, dir: dir, console: filepath.Join(dir, "console"), args: []string{
 		"-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", machine.CPU, "-smp", "2", "-m", "1024",
 		"-nodefaults", "-display", "none", "-no-reboot",
 		"-kernel", image.Kernel, "-initrd", image.Initramfs,
 		"-append", machine.KernelArguments("oneshot.ip=10.8.0.2/24", "oneshot.mtu=9000", "oneshot.config=/dev/vda:/target.yaml"),
-		"-netdev", network, "-device", "virtio-net-pci,netdev=lan,mac=52:54:00:08:00:02,host_mtu=9000",
 		"-drive", "file=" + disk + ",format=raw,if=virtio",
 		"-serial", "file:" + filepath.Join(dir, "console"), "-qmp", "unix:" + filepath.Join(dir, "qmp") + ",server=on,wait=off",
 	}}
+	if network != "" {
+		a.args = append(a.args, "-netdev", network, "-device", "virtio-net-pci,netdev=lan,mac=52:54:00:08:00:02,host_mtu=9000")
+	}
+	a.onLAN = network == ""
+	return a
 }
 
 // freeAddress is an address at which nobody listens, and nobody will before QEMU does: those who take any port that is
@@ -131,6 +136,14 @@ func (a *appliance) bootUntil(text string, n int) {
 	a.t.Helper()
 	_ = os.Remove(a.console)
 	a.qemu = exec.Command("qemu-system-x86_64", a.args...)
+	if a.onLAN {
+		c, err := lan.Cable(applianceOnNetwork)
+		if err != nil {
+			a.t.Fatal(err)
+		}
+		defer c.File.Close()
+		a.qemu.Args, a.qemu.ExtraFiles = append(a.qemu.Args, c.Args...), []*os.File{c.File}
+	}
 	a.qemu.Stderr = os.Stderr
 	a.qemu.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := a.qemu.Start(); err != nil {
@@ -191,7 +204,7 @@ func (a *appliance) pressPower() {
 // TestAppliance: another machine logs in to the appliance, over soft-RoCE and over TCP. Synced data is there after
 // a power cut, and the power button shuts the appliance down in an orderly way.
 func TestAppliance(t *testing.T) {
-	a := newAppliance(t, lan(guestDir, guestDir, false)[1], applianceConfig)
+	a := newAppliance(t, "", applianceConfig)
 	sharedOnLAN(t, "10.8.0.1")
 	a.boot(2)
 	i := inGuest(t, "10.8.0.2:3262", "iser")

@@ -10,13 +10,22 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"oneshot/test/vm/machine"
 )
 
-// lan is machine.LAN, and qemu's monitor, whose socket is in own. The shared machine of the tests listens.
-func lan(dir, own string, listens bool) []string {
-	return append(machine.LAN(dir, listens), "-qmp", "unix:"+filepath.Join(own, "qmp")+",server=on,wait=off")
+// Numbers of machines on the network of the tests.
+const (
+	sharedOnNetwork byte = iota + 1
+	clientOnNetwork
+	applianceOnNetwork
+)
+
+// bootOnLAN starts a guest on the network of the tests, with qemu's monitor, whose socket is dir/qmp, and more of qemu's arguments.
+func bootOnLAN(dir string, number byte, more ...string) (*guestMachine, error) {
+	m, err := lan.Boot(guestImage, dir, number, append(more, "-qmp", "unix:"+filepath.Join(dir, "qmp")+",server=on,wait=off")...)
+	if err != nil {
+		return nil, err
+	}
+	return &guestMachine{m}, nil
 }
 
 // lanDevice makes the RDMA device of a machine on the network.
@@ -48,7 +57,7 @@ func sharedOnLAN(t *testing.T, host string) rdmaDevice {
 // everything that it held for it; so does a target on the host, which the initiator uses over siw.
 func TestTwoGuests(t *testing.T) {
 	dir := t.TempDir()
-	client, err := boot(guestImage, dir, lan(guestDir, dir, false)...)
+	client, err := bootOnLAN(dir, clientOnNetwork)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,15 +17,6 @@ type guestMachine struct{ *machine.Machine }
 // command is one that runs in the guest.
 type command struct{ *machine.Command }
 
-// boot starts a guest with more of qemu's arguments.
-func boot(img *machine.Image, dir string, more ...string) (*guestMachine, error) {
-	m, err := machine.Boot(img, dir, more...)
-	if err != nil {
-		return nil, err
-	}
-	return &guestMachine{m}, nil
-}
-
 // start begins a command in the guest.
 func (m *guestMachine) start(t *testing.T, argv ...string) *command {
 	t.Helper()

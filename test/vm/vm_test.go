@@ -18,6 +18,7 @@ var (
 	guest      *guestMachine  // shared by the tests, which run one after the other
 	guestDir   string         // of its sockets
 	guestImage *machine.Image // for tests that need another machine
+	lan        *machine.Network
 )
 
 func TestMain(m *testing.M) {
@@ -39,7 +40,12 @@ func TestMain(m *testing.M) {
 		}
 		defer os.RemoveAll(tmp)
 		guestDir = tmp
-		if guest, err = boot(guestImage, tmp, append(lan(tmp, tmp, true), mirrorNetwork()...)...); err != nil {
+		if lan, err = machine.NewNetwork(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		defer lan.Close()
+		if guest, err = bootOnLAN(tmp, sharedOnNetwork, mirrorNetwork()...); err != nil {
 			fmt.Fprintln(os.Stderr, "booting the guest:", err)
 			return 1
 		}

@@ -56,18 +56,21 @@ const CPU = "max,erms=off,fsrm=off,avx=off,avx2=off,smap=off,la57=off"
 // Boot starts a guest with more of qemu's arguments, and waits until it takes commands. dir
 // holds its console and its socket, and has to be a short path. A machine whose kernel has not said a word, which was
 // seen once in hundreds under load, is emulation or firmware that hangs: it is told on stderr, and tried once more.
-func Boot(img *Image, dir string, more ...string) (*Machine, error) {
-	m, err := start(img, dir, more...)
+func Boot(img *Image, dir string, more ...string) (*Machine, error) { return boot(img, dir, nil, more) }
+
+// boot is Boot for a qemu that gets files, too, as descriptors 3 and up.
+func boot(img *Image, dir string, files []*os.File, more []string) (*Machine, error) {
+	m, err := start(img, dir, files, more)
 	if errors.Is(err, errSilent) {
 		fmt.Fprintln(os.Stderr, "machine:", err, "- and it is started again")
-		m, err = start(img, dir, more...)
+		m, err = start(img, dir, files, more)
 	}
 	return m, err
 }
 
 var errSilent = fmt.Errorf("the guest's kernel has not said a word within %v", silence)
 
-func start(img *Image, dir string, more ...string) (*Machine, error) {
+func start(img *Image, dir string, files []*os.File, more []string) (*Machine, error) {
 	m := &Machine{exited: make(chan struct{}), console: filepath.Join(dir, "console"), running: make(map[int]*Command)}
 	socket := filepath.Join(dir, "agent")
 	m.qemu = exec.Command("qemu-system-x86_64", append([]string{
@@ -80,7 +83,7 @@ func start(img *Image, dir string, more ...string) (*Machine, error) {
 		"-device", "virtio-serial-pci", "-chardev", "socket,id=agent,server=on,wait=off,path=" + socket,
 		"-device", "virtserialport,chardev=agent,name=agent",
 	}, more...)...)
-	m.qemu.Stderr = os.Stderr
+	m.qemu.Stderr, m.qemu.ExtraFiles = os.Stderr, files
 	// The machine must not outlive a test process that is killed or panics.
 	m.qemu.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := m.qemu.Start(); err != nil {
