@@ -43,12 +43,18 @@ func typeOf(k access.Kind) nvme.ReservationType {
 // reservation is what the command asks for.
 func (t *Task) reservation() nvme.Reservation { return nvme.Reservation(t.SQE.DWord(10)) }
 
-// withKeys has n bytes of keys fetched, and goes on with then. Hosts may send more.
+// withKeys has n bytes of keys fetched, and goes on with then. Hosts may send more. If the keys are late nothing is done: the host may have given the
+// command up, and what has been done since is not known.
 func (t *Task) withKeys(n int, then func(*Task) volume.Next) volume.Next {
 	if int64(t.Len) < int64(n) {
 		return t.refuse(nvme.DataSGLLength)
 	}
-	return t.pullOwn(make([]byte, n), then)
+	return t.pullOwn(make([]byte, n), func(t *Task) volume.Next {
+		if t.isOverdue() {
+			return t.end(t.path.ns.statusOf(volume.ErrOvertaken))
+		}
+		return then(t)
+	})
 }
 
 // change does c to the volume of a, and goes on with finish when that is over.

@@ -10,6 +10,7 @@ import (
 
 	"oneshot/backend"
 	"oneshot/nvme"
+	"oneshot/volume"
 	"oneshot/volume/access"
 )
 
@@ -788,4 +789,32 @@ func TestPreemptWaitsForNoOtherAnswers(t *testing.T) {
 		b.io.q.Sent(k)
 	}
 	b.io.q.Unlock()
+}
+
+// The keys of a command come late, when its host may have given it up, and have done something else since by another path: nothing is done.
+func TestLateKeysChangeNothing(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		x := newTarget(t, nil, false)
+		p := x.party(1, 1)
+		c, keys := reserve(resRegister, 0, 0, 4)
+		task := p.io.late[p.io.start(c, len(keys), nil, false)]
+		x.pass(volume.OverdueTicks)
+		if late {
+			x.pass(1)
+		}
+		p.io.q.Lock()
+		copy(task.Out[0], keys)
+		p.io.q.GotData(task)
+		p.io.q.Unlock()
+		want, registered := nvme.Success, 1
+		if late {
+			want, registered = nvme.InternalError, 0
+		}
+		if got := p.io.take(); len(got) != 1 || got[0].Status != want {
+			t.Errorf("late %v: %v", late, got)
+		}
+		if n := strings.Count(p.report(), ":"); n != registered {
+			t.Errorf("late %v: %d hosts are registered", late, n)
+		}
+	}
 }

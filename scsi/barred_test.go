@@ -96,12 +96,20 @@ func TestLateListChangesNothing(t *testing.T) {
 	segments := copyParameters(7, 0, b.both(), [][]byte{blockSegment(1, 0, 4, 0, 8)})
 	overwrite := overwriteList(1, 0xaa)
 	token := useList(zero, 0, 0, [2]uint64{8, 4})
+	key := proutList(0, 4, 0)
+	pages := unhex(t, "00 00 00 00  0a 0a 04 10 00 00 00 00 00 00 00 00") // D_SENSE
 	was := bytes.Clone(b.store.data)
+	about := func() []byte { // who is registered, and the mode parameters
+		return append(b.do([]byte{0x5e, 0, 0, 0, 0, 0, 0, 0, 255, 0}, nil, 255).in, b.do([]byte{0x1a, 0x08, 0x3f, 0, 255, 0}, nil, 255).in...)
+	}
+	unit := about()
 	for name, c := range map[string]struct{ cdb, list []byte }{
 		"UNMAP":             {[]byte{0x42, 0, 0, 0, 0, 0, 0, 0, byte(len(unmap)), 0}, unmap},
 		"EXTENDED COPY":     {thirdPartyCDB(0x83, 0, 0, len(segments)), segments},
 		"WRITE USING TOKEN": {thirdPartyCDB(0x83, 0x11, 8, len(token)), token},
 		"SANITIZE":          {sanitizeCDB(sanitizeOverwrite, len(overwrite)), overwrite},
+		"PR OUT, REGISTER":  {proutCDB(proutRegister, 0, len(key)), key},
+		"MODE SELECT":       {[]byte{0x15, 0x10, 0, 0, byte(len(pages)), 0}, pages},
 		"WRITE":             {rw10(0x2a, 8, 1), make([]byte, 512)},
 	} {
 		task := b.task(c.cdb, c.list, 0)
@@ -123,11 +131,15 @@ func TestLateListChangesNothing(t *testing.T) {
 			t.Errorf("%s changes something", name)
 			copy(b.store.data, was)
 		}
+		if got := about(); !bytes.Equal(got, unit) {
+			t.Errorf("%s changes who is registered, or the modes: % x", name, got)
+		}
 		if v := verdict(b.run(b.task(c.cdb, c.list, 0), c.list)); v != 0 {
 			t.Errorf("%s in time: %05x", name, v)
 		}
 		<-b.lu.v.Sanitized()
 		copy(b.store.data, was)
+		unit = about()
 	}
 	b.released()
 }

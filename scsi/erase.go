@@ -71,9 +71,6 @@ func (t *Task) unmapBlocks() Next {
 }
 
 func (t *Task) unmapParse() Next {
-	if t.late {
-		return t.tooLate()
-	}
 	ranges, s, ok := t.lu.parseUnmap(t.parameters())
 	if !ok {
 		return t.check(s)

@@ -124,8 +124,8 @@ func (t *Task) begin() Next {
 	return t.cmd.Run(t)
 }
 
-// tooLate ends a command that is overdue before it is known what it changes: its initiator may have given it up, and who has written there since is
-// not known.
+// tooLate ends a command that is overdue before it is known what it changes: its initiator may have given it up, and what has been done since, by
+// whom, is not known.
 func (t *Task) tooLate() Next { return t.check(Sense{Key: keyAbortedCommand}) }
 
 // beginWithoutLU runs the commands that answer for an incorrect LUN (SPC-4 §6.4.2, §6.33,
@@ -528,7 +528,7 @@ func (o *output) putUint64(v uint64) {
 	o.put(b[:])
 }
 
-// takeParameters gets n bytes of data-out into t.r.Data, a parameter list.
+// takeParameters gets n bytes of data-out into t.r.Data, a parameter list. One that is late ends the command.
 func (t *Task) takeParameters(n int64, then func(*Task) Next) Next {
 	t.Transfer, t.TransferOut = uint64(n), true
 	switch {
@@ -539,8 +539,15 @@ func (t *Task) takeParameters(n int64, then func(*Task) Next) Next {
 	case n > t.maxTransfer():
 		return t.check(senseNoResources)
 	}
-	t.n = n
-	return t.r.Take(n, t.before(then))
+	t.n, t.then = n, then
+	return t.r.Take(n, parametersTaken)
+}
+
+func parametersTaken(r *volume.Request) Next {
+	if t := taskOf(r); t.late {
+		return t.tooLate()
+	}
+	return taskStep(r)
 }
 
 // parameters is the parameter list.

@@ -304,9 +304,6 @@ func (t *Task) writeUsingToken() Next { return t.takeRanges(useHeader, (*Task).w
 
 func (t *Task) writeUsingTokenRun() Next {
 	const delTkn = 0x02
-	if t.late {
-		return t.tooLate()
-	}
 	result, s := t.Nexus.copies.begin(t.listID4(), t.CDB[1]&0x1f, t.lu.blockShift)
 	if result == nil {
 		return t.check(s)

@@ -50,9 +50,6 @@ func (t *Task) sanitizeOverwrite() Next {
 }
 
 func (t *Task) sanitizeParse() Next {
-	if t.late {
-		return t.tooLate()
-	}
 	order, s, ok := parseOverwrite(t.parameters(), int(t.lu.blockSize))
 	if !ok {
 		return t.check(s)

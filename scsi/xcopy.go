@@ -40,9 +40,6 @@ func (t *Task) extendedCopy() Next {
 }
 
 func (t *Task) extendedCopyRun() Next {
-	if t.late {
-		return t.tooLate()
-	}
 	list, s, ok := parseCopyList(t.parameters())
 	if !ok {
 		return t.check(s)
