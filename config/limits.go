@@ -20,7 +20,7 @@ type Limits struct {
 	LoginTimeout time.Duration // from connection to full feature phase
 	NopInterval  time.Duration // how long a connection is silent before it is pinged; 0 means never
 	NopTimeout   time.Duration // how long the answer to a ping may take
-	ReadTimeout  time.Duration // how long an initiator may leave an RDMA Read unanswered
+	ReadTimeout  time.Duration // how long an initiator may leave data unsent that it was asked for
 }
 
 // DefaultLimits returns the limits that hold where the configuration has none.

@@ -9,6 +9,7 @@ import (
 	"oneshot/internal/door"
 	"oneshot/internal/invariant"
 	"oneshot/internal/iostat"
+	"oneshot/internal/owed"
 	"oneshot/iscsi/login"
 	"oneshot/iscsi/pdu"
 	"oneshot/mem"
@@ -58,8 +59,9 @@ type Conn struct {
 	// and fetched Node.clock when one of these last came on.
 	fetching int
 	fetched  uint32
-	dropped  bool // fail was called
-	left     bool // terminate was called: the end of the connection is the target's wish
+	owed     owed.List // data-out that the initiator was asked for
+	dropped  bool      // fail was called
+	left     bool      // terminate was called: the end of the connection is the target's wish
 	// What waits until the initiator has seen all that was sent: the answer to the ping under
 	// way says so, or that to the next.
 	acked, unacked []*managing
@@ -177,6 +179,31 @@ func (c *Conn) Status() pdu.Sequence {
 func (c *Conn) Heard() {
 	c.heard = c.node.clock.Load()
 	c.times.Arrive()
+}
+
+// DataCame says that some of the data-out of t has come, except by RDMA Reads, and perhaps all. GotData or DataFailed follows that, if it was asked for.
+func (c *Conn) DataCame(t *Task) {
+	if t.state == taskPulling {
+		c.owed.Came(&t.owed)
+	}
+}
+
+// owing returns the task whose initiator has sent nothing of its data-out for the most seconds, nor of what it was asked for before. It is called once a
+// second. RDMA Reads are noticed by Fetching.
+func (c *Conn) owing() (worst *Task, silent uint32) {
+	defer c.owed.Tick()
+	if c.fetching > 0 {
+		return nil, 0
+	}
+	for _, t := range c.tasks {
+		if t.state != taskPulling {
+			continue
+		}
+		if n := c.owed.Silent(&t.owed); n > silent {
+			worst, silent = t, n
+		}
+	}
+	return worst, silent
 }
 
 // Fetching tells for how many tasks the mover has RDMA Reads under way. It is called when that

@@ -2,6 +2,7 @@ package iscsi
 
 import (
 	"oneshot/internal/baton"
+	"oneshot/internal/owed"
 	"oneshot/internal/serial"
 	"oneshot/iscsi/login"
 	"oneshot/scsi"
@@ -108,6 +109,7 @@ type Task struct {
 	state   taskState
 	slot    int        // in Conn.tasks, or -1
 	ticks   uint8      // seconds there, at most scsi.OverdueTicks
+	owed    owed.Item  // its data-out, as long as that is fetched
 	leased  int        // bytes of I/O memory, as the pool counts them
 	working int        // of these: with them the command goes on
 	unsent  int        // of these: counted in Conn.unsent

@@ -499,6 +499,7 @@ func (c *Conn) tick(now uint32) {
 		}
 	}
 	limits := c.node.limits.Load()
+	owing, silent := c.owing()
 	switch {
 	case c.state == stateLogin || c.state == stateReinstate:
 		if now-c.born > limits.LoginTimeout {
@@ -509,6 +510,8 @@ func (c *Conn) tick(now uint32) {
 	case c.state != stateFullFeature:
 	case c.fetching > 0 && now-c.fetched > limits.ReadTimeout:
 		c.fail("the initiator has not answered an RDMA Read for %d s", now-c.fetched)
+	case silent > limits.ReadTimeout:
+		c.fail("the initiator has sent no data for %s, which it was asked for (R2T), in %d s (limits.read_timeout), though it is alive otherwise; its own log should say why", owing.About(), silent)
 	case c.sess.Discovery && now-c.born > discoveryTime && !c.dropped:
 		c.dropped = true
 		c.log.Info("discovery session ended: it has lasted too long", "seconds", now-c.born)

@@ -28,7 +28,7 @@ type Config struct {
 	LoginTimeout        uint32 // seconds
 	NOPInterval         uint32 // seconds of silence before a ping; 0: no pings
 	NOPTimeout          uint32 // seconds without an answer before the connection is dropped
-	ReadTimeout         uint32 // seconds in which no RDMA Read is answered before the connection is dropped
+	ReadTimeout         uint32 // seconds in which no data come that the initiator was asked for before the connection is dropped
 
 	Pool   *mem.Pool
 	Logger *slog.Logger

@@ -117,6 +117,7 @@ func (c *Conn) step(t *Task, next scsi.Next) {
 	case scsi.Pull:
 		t.to(taskPulling)
 		c.list(t)
+		c.owed.Ask(&t.owed)
 		c.mover.GetData(t)
 	case scsi.Wait:
 		t.to(taskWaiting)

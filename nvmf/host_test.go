@@ -22,7 +22,7 @@ const (
 	diskSize = 1 << 20
 )
 
-// target is a node with one namespace, without a clock: the test calls tick.
+// target is a node with one namespace, without a clock: the test calls Tick.
 type target struct {
 	*Node
 	t    *testing.T
@@ -85,7 +85,7 @@ func newKeepingTarget(t *testing.T, store backend.Store, readOnly bool, keeper v
 // pass lets seconds pass.
 func (x *target) pass(seconds int) {
 	for range seconds {
-		x.tick()
+		x.Tick()
 	}
 }
 

@@ -299,5 +299,6 @@ func (q *Queue) pullSecond(first *Task) {
 	t.state = taskPulling
 	t.data[0] = first.r.Out[0][first.n:]
 	t.Out, t.OutLen, t.PlaceUnit = t.data[:], int(first.n), 0
+	q.owed.Ask(&t.owed)
 	q.mover.GetData(t)
 }

@@ -41,7 +41,7 @@ type Config struct {
 type Limits struct {
 	Controllers    int           // most controllers, besides those of discovery
 	ConnectTimeout time.Duration // from a connection to its Connect command
-	ReadTimeout    time.Duration // in which no RDMA Read is answered before the connection is dropped
+	ReadTimeout    time.Duration // in which no data come that the host was asked for before the connection is dropped
 }
 
 // Portal is an address at which the node is reached.
@@ -244,13 +244,13 @@ func (n *Node) Run(ctx context.Context) {
 		case <-n.wake:
 			n.tell()
 		case <-tick.C:
-			n.tick()
+			n.Tick()
 		}
 	}
 }
 
-// tick lets one second pass.
-func (n *Node) tick() {
+// Tick lets one second pass. Run calls it.
+func (n *Node) Tick() {
 	now := n.clock.Add(1)
 	n.guests.Each(func(q *Queue) { q.tick(now) })
 }

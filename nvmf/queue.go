@@ -11,6 +11,7 @@ import (
 	"oneshot/internal/door"
 	"oneshot/internal/invariant"
 	"oneshot/internal/iostat"
+	"oneshot/internal/owed"
 	"oneshot/mem"
 	"oneshot/nvme"
 	"oneshot/volume"
@@ -60,6 +61,7 @@ type Queue struct {
 	// of these last came on.
 	fetching int
 	fetched  uint32
+	owed     owed.List // data that the host was asked for
 	proof    proof
 	times    iostat.Clock
 
@@ -229,6 +231,7 @@ func (q *Queue) step(t *Task, next volume.Next) {
 		case t.own == nil:
 			t.Out, t.OutLen, t.PlaceUnit = t.r.Out, t.r.OutLen, t.r.PlaceUnit
 		}
+		q.owed.Ask(&t.owed)
 		q.mover.GetData(t)
 		if t.second != nil {
 			q.pullSecond(t)
@@ -292,6 +295,31 @@ func (q *Queue) GotData(t *Task) {
 		return
 	}
 	q.step(t, t.pulled())
+}
+
+// DataCame says that some of the data of t have come, except by RDMA Reads, and perhaps all: GotData or DataFailed follows that.
+func (q *Queue) DataCame(t *Task) {
+	if t.state == taskPulling {
+		q.owed.Came(&t.owed)
+	}
+}
+
+// owing returns the command whose host has sent nothing of its data for the most seconds, nor of what it was asked for before. It is called once a
+// second. RDMA Reads are noticed by Fetching.
+func (q *Queue) owing() (worst *Task, silent uint32) {
+	defer q.owed.Tick()
+	if q.fetching > 0 {
+		return nil, 0
+	}
+	for _, t := range q.tasks {
+		if t.state != taskPulling || t.got { // the first of a pair, which has its data, waits for the second
+			continue
+		}
+		if n := q.owed.Silent(&t.owed); n > silent {
+			worst, silent = t, n
+		}
+	}
+	return worst, silent
 }
 
 // discard ends a command without an answer.
@@ -594,6 +622,7 @@ func (q *Queue) tick(now uint32) {
 	for _, t := range q.tasks {
 		t.tick()
 	}
+	owing, silent := q.owing()
 	switch {
 	case q.state == queueFresh:
 		limit := q.node.limits.Load().ConnectTimeout
@@ -613,6 +642,8 @@ func (q *Queue) tick(now uint32) {
 	case q.state != queueConnected:
 	case q.fetching > 0 && float64(now-q.fetched) > q.node.limits.Load().ReadTimeout.Seconds():
 		q.fail(AtOnce, "the host has not answered an RDMA Read for %d s", now-q.fetched)
+	case float64(silent) > q.node.limits.Load().ReadTimeout.Seconds():
+		q.fail(AtOnce, "the host has sent no data for a command to namespace %d (opcode %#02x), which it was asked for (R2T), in %d s (limits.read_timeout), though it may be alive otherwise; its own log should say why", owing.SQE.NSID(), uint8(owing.SQE.Opcode()), silent)
 	case q.hogs(now):
 		q.fail(AtOnce, "the host has taken no answers for %d s, which hold %d bytes of memory that others wait for (limits.memory)", now-q.moved, q.unsent)
 	case q.id == 0:

@@ -5,6 +5,7 @@ import (
 
 	"oneshot/backend"
 	"oneshot/internal/baton"
+	"oneshot/internal/owed"
 	"oneshot/mem"
 	"oneshot/nvme"
 	"oneshot/volume"
@@ -40,6 +41,7 @@ type Task struct {
 	state   taskState
 	slot    int        // in Queue.tasks, or -1
 	ticks   uint8      // seconds there; more than volume.OverdueTicks: many
+	owed    owed.Item  // its data, as long as they are fetched
 	arrived int64      // when it came, as Queue.times has it
 	leased  int        // bytes of I/O memory, as the pool counts them
 	unsent  int        // of these: counted in Queue.unsent

@@ -213,3 +213,41 @@ func TestReconnectWaitsAfterChange(t *testing.T) {
 		}
 	}
 }
+
+// A connection ends when its host has sent none of the data of a command for a time, however alive it is otherwise; nor of what it was asked for before,
+// which comes first over a slow link.
+func TestDataThatDoNotCome(t *testing.T) {
+	x := newTarget(t, nil, false)
+	_, id := x.admin(0)
+	h := x.queue(id)
+	pair := rw(nvme.Compare, 1)
+	pair.Fuse = nvme.FusedFirst
+	h.start(pair, 512, fill(512, 0), true) // it waits for its second, which is another matter
+	x.pass(1000)
+	w := pair
+	w.Opcode, w.Fuse = nvme.Write, nvme.FusedSecond
+	h.start(w, 512, fill(512, 0), true)
+	if got := h.take(); len(got) != 2 {
+		t.Fatalf("the pair: %v", got)
+	}
+	first := h.late[h.start(rw(nvme.Write, 1), 512, nil, false)]
+	second := h.late[h.start(rw(nvme.Write, 1), 512, nil, false)]
+	came := func(task *Task) {
+		h.q.Lock()
+		h.q.DataCame(task)
+		h.q.Unlock()
+	}
+	x.pass(15)
+	came(first)
+	x.pass(21)
+	x.logged()
+	if len(h.ended) != 0 {
+		t.Fatal("a connection ends before its time")
+	}
+	came(second)
+	x.pass(1)
+	if !slices.Equal(h.ended, []Termination{AtOnce}) {
+		t.Errorf("%v", h.ended)
+	}
+	x.wantLog("connection dropped", "namespace 1 (opcode 0x01)", "in 21 s", "limits.read_timeout")
+}

@@ -3,6 +3,7 @@ package scsi
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"sync/atomic"
 
 	"oneshot/backend"
@@ -316,6 +317,9 @@ func (t *Task) Overdue() {
 	}
 	t.r.Overdue()
 }
+
+// About names the command of a task whose data-out is pulled, and its logical unit, for people.
+func (t *Task) About() string { return fmt.Sprintf("a %s to LUN %d", t.cmd.Name, t.itl.lun) }
 
 // BeginPlace lends the memory for the n bytes of data-out from at on, both multiples of PlaceUnit,
 // to the transport; see volume.Request.

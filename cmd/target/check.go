@@ -404,5 +404,5 @@ func writeLimits(w io.Writer, l config.Limits) {
 	if l.NopInterval == 0 {
 		ping = "never"
 	}
-	fmt.Fprintf(w, "  login\twithin %s\n  ping\t%s\n  RDMA Reads\tanswered within %s\n", l.LoginTimeout, ping, l.ReadTimeout)
+	fmt.Fprintf(w, "  login\twithin %s\n  ping\t%s\n  data\tsent within %s\n", l.LoginTimeout, ping, l.ReadTimeout)
 }

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"encoding/binary"
 	"testing"
+	"time"
 
 	"oneshot/nvme"
 	"oneshot/nvme/tcp/pdu"
+	"oneshot/nvmf"
 	"oneshot/transport/nvmetcp/nvmetest"
 	"oneshot/volume/access"
 )
@@ -212,4 +214,30 @@ func TestForeignDescriptors(t *testing.T) {
 		}
 	}
 	h.Must(nvmetest.RW(nvme.Write, 0, 1), make([]byte, 512), 0)
+}
+
+// A host that sends no more of the data that it was asked for is given up in time; not as long as some come.
+func TestDataThatDoNotCome(t *testing.T) {
+	const seconds = 20
+	r := newRig(t, rigConfig{still: true, limits: nvmf.Limits{Controllers: 100, ConnectTimeout: time.Minute, ReadTimeout: seconds * time.Second}})
+	admin := r.admin(pdu.IC{}, subNQN)
+	h, other := admin.Queue(1, 0), admin.Queue(2, 0)
+	h.Start(nvmetest.RW(nvme.Write, 0, 64), pattern(32<<10, 1), 0)
+	b, _ := h.PDU()
+	x := pdu.ParseReady(b)
+	pass := func(seconds int) {
+		for range seconds {
+			r.Tick()
+		}
+		h.Must(nvmetest.RW(nvme.Read, 0, 1), nil, 512) // it is alive
+	}
+	pass(seconds)
+	first := x
+	first.Len = 512
+	h.SendData(first, pattern(512, 1), 512)
+	pass(0) // the data have been taken when this is
+	pass(seconds + 1)
+	r.Tick()
+	h.Ended()
+	other.Must(nvmetest.RW(nvme.Write, 0, 1), pattern(512, 2), 0)
 }

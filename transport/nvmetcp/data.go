@@ -182,6 +182,7 @@ func (m *Mover) endTransfer(i int) {
 // arrived says that the data of a PDU of t are in; good: their digest matched.
 func (m *Mover) arrived(t *task, good bool) {
 	d := &t.in
+	m.queue.DataCame(&t.Task)
 	d.bad = d.bad || !good
 	if d.Got < d.want || d.tag >= 0 || !d.pulling {
 		return

@@ -44,6 +44,7 @@ type rigConfig struct {
 	depth       int
 	connections int // most of them
 	limits      nvmf.Limits
+	still       bool // no time passes, but when the test says so (Tick)
 }
 
 func newRig(t testing.TB, cfg rigConfig) *rig {
@@ -65,7 +66,7 @@ func newRig(t testing.TB, cfg rigConfig) *rig {
 		cfg.connections = 100
 	}
 	if cfg.limits == (nvmf.Limits{}) {
-		cfg.limits = nvmf.Limits{Controllers: 100, ConnectTimeout: time.Minute}
+		cfg.limits = nvmf.Limits{Controllers: 100, ConnectTimeout: time.Minute, ReadTimeout: time.Minute}
 	}
 	log := slog.New(slog.DiscardHandler)
 	v, err := volume.New(volume.Config{Store: cfg.store, Logger: log})
@@ -88,7 +89,9 @@ func newRig(t testing.TB, cfg rigConfig) *rig {
 	r.l = l.(*net.TCPListener)
 	ctx, stop := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { r.Run(ctx) })
+	if !cfg.still {
+		wg.Go(func() { r.Run(ctx) })
+	}
 	wg.Go(func() {
 		for {
 			c, err := r.l.AcceptTCP()

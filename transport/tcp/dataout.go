@@ -204,6 +204,7 @@ func (m *Mover) dataOut(b []byte, whole int) error {
 // arrived says that a PDU's data of t is in. last is its F bit; good: its digest matched.
 func (m *Mover) arrived(t *task, last, good bool) {
 	o := &t.out
+	m.conn.DataCame(&t.Task)
 	if !good {
 		o.failed = iscsi.DataDigestMismatch
 	}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"oneshot/internal/serial"
+	"oneshot/iscsi"
 	"oneshot/iscsi/pdu"
 )
 
@@ -156,4 +157,26 @@ func (p *peer) do(cdb, out []byte) {
 	if status, _, sense := p.finish(p.command(cdb, len(out), false, true, true, nil), out); status != 0 {
 		p.t.Fatalf("% x: status %#x, % x", cdb, status, sense)
 	}
+}
+
+// An initiator that sends no more of the data that it was asked for is given up in time; not as long as some come.
+func TestDataThatDoNotCome(t *testing.T) {
+	b := newBench(t, newMemory(t), func(c *iscsi.Config) { c.NOPInterval = 0 })
+	p, other := b.dial(untorn...), b.dial()
+	itt, ttt := p.begin(0, 8192)
+	pass := func(seconds int) {
+		for range seconds {
+			b.node.Tick()
+		}
+		p.ping() // it is alive
+	}
+	pass(70)
+	p.part(itt, ttt, 0, 0, make([]byte, 4096), false)
+	pass(0) // the data have been taken when this is
+	pass(71)
+	b.node.Tick()
+	if h, _, err := p.tryReceive(); err == nil {
+		t.Errorf("%v instead of the end", h.Opcode())
+	}
+	other.write(0, make([]byte, 4096), 0, 0)
 }
