@@ -73,16 +73,7 @@ func (b *sinkBench) writes(c *client, n int, seed byte) []fake.Sink {
 	b.t.Cleanup(fake.Release)
 	fill(c.buf[:n], seed)
 	c.start(rw16(0x8a, 0, uint32(n/blockSize)), true, false, 0, n, 0)
-	var sinks []fake.Sink
-	wait(func() bool {
-		sinks = fake.Sinks()
-		left := n
-		for _, s := range sinks {
-			left -= len(s.Memory)
-		}
-		return left == 0
-	})
-	return sinks
+	return fake.Sinks(n)
 }
 
 // good waits for the answer to the command of c under way.
@@ -319,7 +310,7 @@ func TestCardSinkStays(t *testing.T) {
 		fake.KeepQueuePairs()
 		t.Cleanup(fake.Forget)
 		fake.Release()
-		wait(func() bool { return fake.Kept() > 0 })  // the target ends the connection
+		fake.AwaitKept()                              // the target ends the connection
 		other.do(make([]byte, 6), false, false, 0, 0) // on which nothing is done
 		b.node.Tick()                                 // takes the lock of the connection
 		if n := b.pool.Stats().Leases; n != before {

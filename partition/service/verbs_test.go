@@ -50,10 +50,7 @@ func (c *client) pulls(n int, seed byte) fake.Sink {
 		c.data()[i] = seed
 	}
 	c.request(wire.Request{Op: wire.Write, Tag: 1, Length: uint32(n)})
-	for len(fake.Sinks()) == 0 {
-		time.Sleep(50 * time.Microsecond) // the service has to run
-	}
-	return fake.Sinks()[0]
+	return fake.Sinks(n)[0]
 }
 
 // reads has c read 8 octets of the service's memory, and returns whether it could. A Read that waits for fake.Release is let go.

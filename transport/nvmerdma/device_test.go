@@ -34,7 +34,7 @@ func TestReadSinks(t *testing.T) {
 	// A Read that is cut short ends its access, too.
 	p.Say(b.command(rw(nvme.Write, 0, 4096), 4096))
 	p.End()
-	b.until("the queue is gone", func() bool { return b.Connections() == 1 })
+	until(b.t, "the queue is gone", func() bool { return b.Connections() == 1 })
 	if n := d.Writable(); n != 0 {
 		t.Errorf("%d regions allow remote writes after the end", n)
 	}

@@ -156,11 +156,11 @@ func (b *bench) queues() (admin, io *fakePair) {
 }
 
 // until looks again and again until what is awaited holds.
-func (b *bench) until(what string, holds func() bool) {
-	b.t.Helper()
+func until(t testing.TB, what string, holds func() bool) {
+	t.Helper()
 	for deadline := time.Now().Add(time.Minute); !holds(); runtime.Gosched() { // only a hang reaches it
 		if time.Now().After(deadline) {
-			b.t.Fatalf("awaited in vain: %s", what)
+			t.Fatalf("awaited in vain: %s", what)
 		}
 	}
 }

@@ -167,7 +167,7 @@ func TestEndInTheMiddle(t *testing.T) {
 		p.Say(b.command(rw(nvme.Read, uint64(i*128), 64<<10), 64<<10))
 	}
 	p.End()
-	b.until("the queue is gone", func() bool { return b.rig.pool.Stats().Leases == before && b.Connections() == 1 })
+	until(b.t, "the queue is gone", func() bool { return b.rig.pool.Stats().Leases == before && b.Connections() == 1 })
 	if got := b.rig.contents(0, 512<<10); !bytes.Equal(got, make([]byte, 512<<10)) {
 		t.Error("a command was executed")
 	}

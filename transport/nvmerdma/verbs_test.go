@@ -50,26 +50,21 @@ func TestSinkStays(t *testing.T) {
 	t.Cleanup(verbsfake.Release)
 	copy(h.data, pattern(n, 1))
 	h.send(h.capsule(rw(nvme.Write, 0, n), h.key(n), nil))
-	wait := func(cond func() bool) {
-		for !cond() {
-			time.Sleep(50 * time.Microsecond) // those have to run whom cond waits for
-		}
-	}
-	wait(func() bool { return len(verbsfake.Sinks()) > 0 })
+	verbsfake.Sinks(n)
 	leases := r.pool.Stats().Leases
 	verbsfake.Fail("ibv_dereg_mr", unix.EIO, 0)
 	verbsfake.KeepQueuePairs()
 	t.Cleanup(verbsfake.Forget)
 	verbsfake.Release()
-	wait(func() bool { return verbsfake.Kept() > 0 }) // the target ends the queue
-	r.Quiesce()                                       // who ends it has let go of it
+	verbsfake.AwaitKept() // the target ends the queue
+	r.Quiesce()           // who ends it has let go of it
 	if got := r.pool.Stats().Leases; got != leases {
 		t.Errorf("%d leases, want %d: memory that a host can write to was given back", got, leases)
 	}
 	verbsfake.Fail("ibv_dereg_mr", nil, 0)
 	verbsfake.Forget()
 	h.over()
-	wait(func() bool { return r.Connections() == 1 && r.pool.Stats().Leases < leases })
+	until(t, "the queue is gone", func() bool { return r.Connections() == 1 && r.pool.Stats().Leases < leases })
 	if !bytes.Equal(r.contents(0, n), make([]byte, n)) {
 		t.Error("what a host could change has been written")
 	}

@@ -31,6 +31,7 @@ static uint16_t next_port;
 static void unlock(int *l) { (void)l; pthread_mutex_unlock(&big); }
 
 static pthread_cond_t dropped = PTHREAD_COND_INITIALIZER, kept = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t stopped = PTHREAD_COND_INITIALIZER; // a call is kept, or a Read waits for its answer
 static void *make(size_t n) { objects++; return calloc(1, n); }
 static void drop(void *p) { objects--; free(p); pthread_cond_broadcast(&dropped); }
 
@@ -38,6 +39,7 @@ static void drop(void *p) { objects--; free(p); pthread_cond_broadcast(&dropped)
 static void wait_while(int kind)
 {
 	waiting++;
+	pthread_cond_broadcast(&stopped);
 	while (keeping == kind)
 		pthread_cond_wait(&kept, &big);
 	waiting--;
@@ -521,6 +523,7 @@ static void progress(struct qp *q)
 		if (w->wr.opcode == IBV_WR_RDMA_READ && (cfg.late_reads || holding)) {
 			q->head = w->next;
 			APPEND(q->reads, w);
+			pthread_cond_broadcast(&stopped);
 			continue;
 		}
 		q->head = w->next;
@@ -1470,22 +1473,29 @@ void fake_keep(int on)
 	pthread_cond_broadcast(&kept);
 }
 
-int fake_kept(void)
+void fake_await_kept(void)
 {
 	LOCKED;
-	return waiting;
+	while (!waiting)
+		pthread_cond_wait(&stopped, &big);
 }
 
-int fake_sinks(struct fake_sink *out, int n)
+int fake_sinks(struct fake_sink *out, int n, uint64_t octets)
 {
 	LOCKED;
-	int k = 0;
-	for (struct qp *q = qps; q; q = q->next)
-		for (struct work *w = q->reads; w; w = w->next)
-			for (int i = 0; i < w->wr.num_sge; i++, k++)
-				if (k < n)
-					out[k] = (struct fake_sink){ w->sge[i].lkey, w->sge[i].length, (void *)(uintptr_t)w->sge[i].addr };
-	return k;
+	for (;; pthread_cond_wait(&stopped, &big)) {
+		uint64_t sum = 0;
+		int k = 0;
+		for (struct qp *q = qps; q; q = q->next)
+			for (struct work *w = q->reads; w; w = w->next)
+				for (int i = 0; i < w->wr.num_sge; i++, k++) {
+					sum += w->sge[i].length;
+					if (k < n)
+						out[k] = (struct fake_sink){ w->sge[i].lkey, w->sge[i].length, (void *)(uintptr_t)w->sge[i].addr };
+				}
+		if (sum >= octets)
+			return k;
+	}
 }
 
 void fake_mute(int on)

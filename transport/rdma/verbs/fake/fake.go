@@ -93,8 +93,8 @@ func Keep() { C.fake_keep(1) }
 // KeepQueuePairs makes queue pairs stay connected, and what ends them wait, until Forget.
 func KeepQueuePairs() { C.fake_keep(2) }
 
-// Kept returns how many calls wait because of Keep or KeepQueuePairs.
-func Kept() int { return int(C.fake_kept()) }
+// AwaitKept waits until a call waits because of Keep or KeepQueuePairs.
+func AwaitKept() { C.fake_await_kept() }
 
 // Forget ends Keep and KeepQueuePairs.
 func Forget() { C.fake_keep(0) }
@@ -105,10 +105,10 @@ type Sink struct {
 	Memory []byte // its tagged offset is its address
 }
 
-// Sinks returns those of the Reads that are under way; HoldReads keeps them there.
-func Sinks() []Sink {
+// Sinks waits until Reads of that many octets are under way, and returns their sinks. HoldReads keeps them there.
+func Sinks(octets int) []Sink {
 	var list [64]C.struct_fake_sink
-	n := int(C.fake_sinks(&list[0], C.int(len(list))))
+	n := int(C.fake_sinks(&list[0], C.int(len(list)), C.uint64_t(octets)))
 	sinks := make([]Sink, min(n, len(list)))
 	for i := range sinks {
 		sinks[i] = Sink{uint32(list[i].stag), unsafe.Slice((*byte)(list[i].at), int(list[i].length))}

@@ -30,11 +30,12 @@ void fake_fail(const char *function, int err, int after);
 void fake_hold(int on);
 // fake_keep makes the destruction of identifiers that listen wait (1), or the end of queue pairs (2); 0 ends that.
 void fake_keep(int on);
-// fake_kept returns how many calls wait because of that.
-int fake_kept(void);
-// fake_sinks returns how many pieces of memory Reads go to that are under way, and the first n of them.
+// fake_await_kept waits until a call waits because of that.
+void fake_await_kept(void);
+// fake_sinks waits until Reads of that many octets are under way. It returns how many pieces of memory they go to, and the
+// first n of these.
 struct fake_sink { uint32_t stag, length; void *at; };
-int fake_sinks(struct fake_sink *out, int n);
+int fake_sinks(struct fake_sink *out, int n, uint64_t octets);
 // fake_mute delivers events of the connection manager without making its descriptor readable.
 void fake_mute(int on);
 // fake_break ends the next work request of an opcode with a status.
