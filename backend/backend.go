@@ -108,6 +108,10 @@ func Cork(c Completer) Uncorker {
 	return nil
 }
 
+// OverdueTicks is for how many ticks of a second a command, a request, or a work may be under way before it is late: whoever has sent it may have
+// given it up, without anybody having heard of that here. No initiator, host or client gives a path up sooner than that for its silence.
+const OverdueTicks = 3
+
 // Aged is what the Completer of an operation may be, too, that its owner has had for a while before he submitted it. It is for who keeps
 // what comes late from octets that others have changed since (volume.Handle).
 type Aged interface {

@@ -242,9 +242,8 @@ func (r *Request) Resume(aborted bool) (next Next, due bool) {
 	return r.then(r), true
 }
 
-// OverdueTicks is how many seconds the store may have a command before Overdue is called for it. No initiator or host gives a path up
-// sooner than that for its silence.
-const OverdueTicks = 3
+// OverdueTicks is for how many seconds a command may be under way before Overdue is called for it.
+const OverdueTicks = backend.OverdueTicks
 
 // Overdue says that the request has been under way for long: whoever has sent it may have given it up, without anybody having heard of that here.
 // Bytes that it changes from now on are barred, as if it were aborted. What it has not begun to change yet, and somebody else changes before, it leaves

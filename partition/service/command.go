@@ -29,7 +29,7 @@ type command struct {
 	nextMemory *command // in conn.wanting
 	ready      bool     // may be posted to the endpoint
 
-	ticks uint8         // seconds since it came, at most overdue
+	ticks uint8         // seconds since it came, at most backend.OverdueTicks
 	guard backend.Guard // from then on, until it is posted; nil: it changes nothing, or is in time
 
 	slot    int // of the receive that its data is in; -1: none

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"oneshot/backend"
 	"oneshot/mem"
 	"oneshot/partition"
 	"oneshot/partition/wire"
@@ -373,18 +374,15 @@ func (c *conn) tick() {
 	defer c.unlock()
 	for _, h := range c.handles {
 		for x := h.first; x != nil; x = x.next {
-			if x.ticks < overdue {
+			if x.ticks < backend.OverdueTicks {
 				x.ticks++
 			}
-			if x.ticks == overdue && x.guard == nil && h.guards != nil && x.changes() {
+			if x.ticks == backend.OverdueTicks && x.guard == nil && h.guards != nil && x.changes() {
 				x.guard = h.guards.Guard(int64(x.r.Offset), int64(x.r.Length))
 			}
 		}
 	}
 }
-
-// overdue is the age in ticks from which on a request has a guard: volume.OverdueTicks.
-const overdue = 3
 
 // isDead reports whether the connection has ended, or is about to.
 func (c *conn) isDead() bool {

@@ -47,9 +47,6 @@ type ager interface {
 	Guard(off, n int64) backend.Guard
 }
 
-// overdue is the age, in ticks, from which on works that have not come to the medium have a guard: volume.OverdueTicks.
-const overdue = 3
-
 // Opened is an endpoint that somebody has opened for a queue pair.
 type Opened struct {
 	Medium Medium
@@ -58,7 +55,7 @@ type Opened struct {
 	// Memory says that the store keeps its bytes in memory, so that each Read and Write costs a copy.
 	Memory bool
 	// Age, if set, is asked of each work that is posted, by its ID: for how many ticks of a second its owner has had it, and, if that are
-	// three or more, the guard of its range, which the device takes over. Nil if Medium has no Guard.
+	// backend.OverdueTicks or more, the guard of its range, which the device takes over. Nil if Medium has no Guard.
 	Age func(id uint64) (ticks uint8, g backend.Guard)
 	// Again, if set, opens the endpoint for who goes on where the user of this one was (rdma.ConnParams.Former), or fails with rdma.ErrReplaced.
 	Again Opener
@@ -357,10 +354,10 @@ func (e *endpoint) tick() {
 		return
 	}
 	for w := e.first; w != nil; w = w.next {
-		if w.ticks < overdue {
+		if w.ticks < backend.OverdueTicks {
 			w.ticks++
 		}
-		if w.ticks == overdue && w.writes && w.guard == nil && w.n > 0 && (w.state == waiting || w.state == running && w.stage == stageBefore) {
+		if w.ticks == backend.OverdueTicks && w.writes && w.guard == nil && w.n > 0 && (w.state == waiting || w.state == running && w.stage == stageBefore) {
 			w.guard = e.ager.Guard(w.off, w.n)
 		}
 	}

@@ -49,7 +49,7 @@ type work struct {
 	pieces []*piece
 	left   pieceCount
 
-	ticks uint8         // seconds since it was posted, or earlier (Opened.Age), at most overdue
+	ticks uint8         // seconds since it was posted, or earlier (Opened.Age), at most backend.OverdueTicks
 	guard backend.Guard // of its range, if it had not come to the medium by then; nil: there is none
 
 	upTo   uint64 // number that a flush under way makes durable
