@@ -181,6 +181,20 @@ func tornBench(t *testing.T, kept *fakeJournal) (b *bench, cdb, old, data []byte
 	return b, []byte{0x9c, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 8, 0, 0}, old, data
 }
 
+// halfBench is tornBench with a store that cannot write back what was there, either.
+func halfBench(t *testing.T, kept *fakeJournal) (b *bench, cdb, data []byte) {
+	b, cdb, _, data = tornBench(t, kept)
+	once := b.store.fail
+	b.store.fail = func(op *backend.Op) error {
+		err := once(op)
+		if err == nil && op.Kind == backend.Write && op.Off < 16*512 {
+			return &backend.MediumError{Kind: op.Kind, Off: op.Off, Err: errTest}
+		}
+		return err
+	}
+	return b, cdb, data
+}
+
 // TestWriteAtomicFails: an atomic write that the store ends half-way leaves what was there. What the
 // write has not reached is not touched, for it may have no space.
 func TestWriteAtomicFails(t *testing.T) {
@@ -213,15 +227,7 @@ func TestWriteAtomicFails(t *testing.T) {
 // restart has completed the write.
 func TestWriteAtomicHalf(t *testing.T) {
 	kept := &fakeJournal{}
-	b, cdb, _, data := tornBench(t, kept)
-	once := b.store.fail
-	b.store.fail = func(op *backend.Op) error {
-		err := once(op)
-		if err == nil && op.Kind == backend.Write && op.Off < 16*512 {
-			return &backend.MediumError{Kind: op.Kind, Off: op.Off, Err: errTest}
-		}
-		return err
-	}
+	b, cdb, data := halfBench(t, kept)
 	// These wait for the range while it is being written.
 	waiting := b.task(rw10(0x28, 15, 1), nil, 512)
 	restart := b.store.fail
@@ -305,15 +311,7 @@ func TestJournalNotForgotten(t *testing.T) {
 // what was neither complete nor undone, before anybody writes there: a restart would write over it.
 func TestJournalOverReopening(t *testing.T) {
 	kept := &fakeJournal{}
-	b, cdb, _, data := tornBench(t, kept)
-	once := b.store.fail
-	b.store.fail = func(op *backend.Op) error {
-		err := once(op)
-		if err == nil && op.Kind == backend.Write && op.Off < 16*512 {
-			return &backend.MediumError{Kind: op.Kind, Off: op.Off, Err: errTest}
-		}
-		return err
-	}
+	b, cdb, data := halfBench(t, kept)
 	if r := b.doAsync(cdb, data); r.status == Good {
 		t.Fatal("the write has succeeded")
 	}

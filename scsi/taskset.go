@@ -84,11 +84,11 @@ func (t *Task) noteRuns() {
 // answersCopied is for how many commands of each nexus an ORDERED task of another one is remembered.
 const answersCopied = 4096
 
-// copyOthers has the next answers of other nexuses than n be copies: where the store lends its memory an ORDERED task waits for answers that are in
-// it, and their initiators may take none. mu is held.
+// copyOthers has the next answers of other nexuses than n be copies, where the store lends its memory: there an ORDERED task waits for answers that
+// are in it, and their initiators may take none. mu is held.
 func (lu *LogicalUnit) copyOthers(n *Nexus) {
 	for _, i := range lu.itls {
-		if i.nexus != n {
+		if i.nexus != n && i.lends {
 			i.copies.Store(answersCopied)
 		}
 	}
