@@ -5,9 +5,10 @@ import (
 	"errors"
 	"os"
 	"os/exec"
-	"syscall"
 	"testing"
 	"time"
+
+	"oneshot/test/targettest"
 )
 
 // attach, which serves a device, does not die of a line that nobody reads.
@@ -28,29 +29,12 @@ func TestAttachOutlivesReaders(t *testing.T) {
 
 // Nor does it stay for one: an error that nobody reads, because the pipe is full, does not keep it from its end.
 func TestAttachEndsThoughNobodyReads(t *testing.T) {
-	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	fd := int(w.Fd())
-	for err = syscall.SetNonblock(fd, true); err == nil; {
-		_, err = syscall.Write(fd, make([]byte, 1))
-	}
-	if err != syscall.EAGAIN {
-		t.Fatal(err)
-	}
-	if err := syscall.SetNonblock(fd, false); err != nil {
-		t.Fatal(err)
-	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, os.Args[0], "attach", "iscsi://127.0.0.1:1/"+iqn+"/0") // where nobody listens
 	cmd.Args[0] = "initiator"
-	cmd.Stderr = w
+	cmd.Stderr = targettest.FullPipe(t)
 	if err := cmd.Run(); cmd.ProcessState.ExitCode() != exitError {
 		t.Errorf("it ends with %v", err)
-	}
-	if err := errors.Join(r.Close(), w.Close()); err != nil {
-		t.Error(err)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"oneshot/mgmt"
+	"oneshot/test/targettest"
 )
 
 // A daemon that has failed ends, though nobody reads why: its log is a pipe that is full.
@@ -28,31 +29,14 @@ portals: [{listen: "192.0.2.1:0"}]
 		t.Fatal(err)
 	}
 	for _, args := range [][]string{{"serve", "--config", path}, {"serve", "--config", path + ".yaml"}, {"nic", "--socket", path}} {
-		log, w, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		fd := int(w.Fd())
-		for err = syscall.SetNonblock(fd, true); err == nil; {
-			_, err = syscall.Write(fd, make([]byte, 1))
-		}
-		if err != syscall.EAGAIN {
-			t.Fatal(err)
-		}
-		if err := syscall.SetNonblock(fd, false); err != nil {
-			t.Fatal(err)
-		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		cmd := exec.CommandContext(ctx, os.Args[0], args...)
 		cmd.Args[0] = "target"
-		cmd.Stderr = w
+		cmd.Stderr = targettest.FullPipe(t)
 		if err := cmd.Run(); ctx.Err() != nil || cmd.ProcessState.ExitCode() != exitError {
 			t.Errorf("%s: %v", args, err)
 		}
 		cancel()
-		if err := errors.Join(log.Close(), w.Close()); err != nil {
-			t.Error(err)
-		}
 	}
 }
 
