@@ -228,6 +228,97 @@ func TestReadError(t *testing.T) {
 	})
 }
 
+// TestBadForGood: a place of the primary's disk cannot be read, whatever is written there. Hosts get the bytes of the other copy, again and again, also in
+// pieces with what only this disk can read, and what they write there is there. So it is in the next term of this node. When the other
+// copy is lost, and not before, a read there ends with an error of the medium, and nothing beside it does.
+func TestBadForGood(t *testing.T) {
+	overEach(t, func(t *testing.T, l *lab) {
+		const granule, bad, other = 1 << 20, 1<<20 + 8192, 1<<20 + 16384
+		store := l.withFaults()
+		l.begin()
+		a, b := l.nodes[0], l.nodes[1]
+		want := bytesOf(128<<10, 2)
+		l.write(a, granule, want)
+		l.expect(a, granule, want) // its disk has it
+		spoil := func(n *node, off int64) (mend func()) {
+			return store(n).Fail(faulty.Match{Kinds: faulty.Reads, Off: off, Len: 512}, &backend.MediumError{Kind: backend.Read, Err: errDisk})
+		}
+		mend := spoil(a, bad)
+		spoil(b, other) // until it ends
+		for range 5 {
+			l.expect(a, granule, want)
+			l.expect(a, bad, want[8192:][:512])
+		}
+		more := bytesOf(4096, 3)
+		l.write(a, bad-1024, more)
+		copy(want[8192-1024:], more)
+		l.expect(a, granule, want)
+		before := a.mirror.State().View
+		if before.Primary != 0 || before.InSync != replica.NodesOf(0, 1) {
+			t.Errorf("%+v", before)
+		}
+
+		for _, n := range []*node{b, a} { // it comes back to the office, and remembers nothing
+			a.mirror.push(item{event: replica.Switch{ID: isOrder, To: n.id}})
+			b.mirror.push(item{event: replica.Switch{ID: isOrder, To: n.id}})
+			l.await(n, "primary", func(s replica.State) bool { return s.Role == replica.Primary })
+			l.level(n)
+			l.expect(n, granule, want)
+		}
+
+		time.Sleep(time.Minute) // all is durable, and this node knows that
+		b.kill()
+		l.await(a, "alone", func(s replica.State) bool { return s.View.InSync == replica.NodesOf(0) })
+		var medium *backend.MediumError
+		if err := l.do(a, backend.Op{Kind: backend.Read, Off: bad, Len: 512, Segs: [][]byte{make([]byte, 512)}}); !errors.As(err, &medium) {
+			t.Errorf("what the only copy cannot read ends with %v", err)
+		}
+		l.expect(a, granule, want[:8192])
+		l.expect(a, other, want[16384:])
+		b.start()
+		l.level(a)
+		l.expect(a, granule, want)
+		mend()
+		l.end()
+	})
+}
+
+// TestNotWrittenEither: a place of the primary's disk can neither be read nor written. A read there gets the bytes of the other copy; the node of that
+// serves from then on, alone, for the bad disk does not take what is to be repaired. Nothing that was acknowledged is lost, and the disk's
+// node does not serve before it has all, on another disk.
+func TestNotWrittenEither(t *testing.T) {
+	overEach(t, func(t *testing.T, l *lab) {
+		const granule, bad = 1 << 20, 1<<20 + 8192
+		store := l.withFaults()
+		l.begin()
+		defer l.end()
+		a, b := l.nodes[0], l.nodes[1]
+		want := bytesOf(64<<10, 2)
+		l.write(a, granule, want)
+		l.expect(a, granule, want)
+		mend := store(a).Fail(faulty.Match{Kinds: append(faulty.Reads, faulty.Writes...), Off: bad, Len: 512}, &backend.MediumError{Kind: backend.Read, Err: errDisk})
+		l.expect(a, granule, want)
+		l.await(b, "it serves alone", func(s replica.State) bool {
+			return s.Role == replica.Primary && s.View.InSync == replica.NodesOf(1)
+		})
+		l.expect(b, granule, want)
+		more := bytesOf(512, 3)
+		l.write(b, bad, more)
+		copy(want[8192:], more)
+		time.Sleep(time.Minute) // its node asks again and again to be brought level
+		if s, _ := b.mirror.Status(); s.View.InSync != replica.NodesOf(1) || s.Lacks[0] == 0 {
+			t.Errorf("%+v: its copy lacks %d bytes", s.View, s.Lacks[0])
+		}
+		mend()
+		l.level(b)
+		b.cutPower(nil, 0)
+		l.await(a, "primary", func(s replica.State) bool { return s.Role == replica.Primary })
+		l.expect(a, granule, want)
+		b.start()
+		l.level(a)
+	})
+}
+
 // TestNobodyCanRead: a copy gets in sync without what the only disk that has it cannot read. A read there fails, and shows nothing older,
 // whoever serves, also after power cuts; what is around it is there. What is written there later is there on both copies.
 func TestNobodyCanRead(t *testing.T) {
@@ -437,6 +528,7 @@ func TestMissingIsTriedAgain(t *testing.T) {
 				a.mirror.push(item{event: replica.Switch{ID: isOrder, To: 1}})
 				l.level(b)
 				l.expect(b, 1<<20, want)
+				l.expect(b, 1<<20, want) // when the repair is on its disk
 				if err := l.do(b, backend.Op{Kind: backend.Flush}); err != nil {
 					t.Error(err)
 				}
@@ -475,9 +567,7 @@ func TestReadErrorsOnBoth(t *testing.T) {
 		mendB := bad(b, 80<<10)
 		mendA := bad(a, 72<<10)
 		var medium *backend.MediumError
-		if err := read(64<<10, 64<<10); !errors.As(err, &medium) { // it is written anew, and this disk still refuses
-			t.Errorf("what this disk cannot read, though it was repaired, ends with %v", err)
-		}
+		l.expect(a, 64<<10, want) // it is written anew, and this disk still refuses
 		mendA()
 		l.expect(a, 64<<10, want)
 		store(a).Fail(faulty.Match{Kinds: faulty.Reads, Off: 72 << 10, Len: 4096, Times: 2}, &backend.MediumError{Kind: backend.Read, Err: errDisk})

@@ -252,6 +252,18 @@ func gather(to []byte, segs [][]byte, skip int64) {
 	}
 }
 
+// scatter copies to segs, from skip on.
+func scatter(segs [][]byte, skip int64, from []byte) {
+	for _, s := range segs {
+		if skip >= int64(len(s)) {
+			skip -= int64(len(s))
+			continue
+		}
+		from = from[copy(s[skip:], from):]
+		skip = 0
+	}
+}
+
 // progress: a request has ended well.
 func (m *Mirror) progress(t *task) {
 	if t.stage == stageMain && (t.op.Kind == backend.Write || t.op.Kind == backend.Discard || t.op.Kind == backend.WriteZeroes) {

@@ -51,6 +51,10 @@ func (m *Mirror) do(a replica.Action) {
 		}
 	case replica.Lost:
 		m.lose(&a)
+	case replica.Deliver:
+		if t := m.tasks.find(a.Req); t != nil {
+			scatter(t.op.Segs, a.Off-t.op.Off, m.arena[a.Addr:a.Addr+a.Len])
+		}
 	default:
 		m.work(a)
 	}

@@ -190,10 +190,17 @@ type (
 		ID, Req  uint64
 		Off, Len int64
 	}
-	// Compare compares the disk with what the request Req expects.
+	// Deliver copies what is at Addr to where the request Req wants that range: the disk refuses to read all of what it wants.
+	// At the end of that the request is answered, or a Compare follows.
+	Deliver struct {
+		Req            uint64
+		Off, Len, Addr int64
+	}
+	// Compare compares the disk with what the request Req expects; if the range was Delivered, what came with that.
 	Compare struct {
-		ID, Req  uint64
-		Off, Len int64
+		ID, Req   uint64
+		Off, Len  int64
+		Delivered bool
 	}
 	// Load reads from the disk into the heap.
 	Load struct {
@@ -251,6 +258,7 @@ func (Propose) action()  {}
 func (Answer) action()   {}
 func (Apply) action()    {}
 func (ReadFor) action()  {}
+func (Deliver) action()  {}
 func (Compare) action()  {}
 func (Load) action()     {}
 func (Pull) action()     {}

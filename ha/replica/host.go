@@ -49,10 +49,9 @@ type op struct {
 	beat      uint64 // the first that is sent after the request came
 	status    Status
 	comparing bool
+	delivered bool // what the disk refuses to read has come from others
 	atomic    bool
-	mended    int           // how often its range was repaired
-	until     time.Duration // a repair waits so long for a copy that may return
-	dead      bool          // answered, though a work is still under way
+	dead      bool // answered, though a work is still under way
 }
 
 type opKind uint8
@@ -316,7 +315,7 @@ func (c *Core) compare() {
 		}
 		if !o.comparing && c.hasRoom() && !c.unapplied(o.off, o.n) {
 			o.comparing = true
-			c.out = append(c.out, Compare{ID: c.begin(work{kind: workCompare, op: o, lost: c.misses(o.off, o.n)}), Req: o.id, Off: o.off, Len: o.n})
+			c.out = append(c.out, Compare{ID: c.begin(work{kind: workCompare, op: o, lost: !o.delivered && c.misses(o.off, o.n)}), Req: o.id, Off: o.off, Len: o.n, Delivered: o.delivered})
 		}
 	}
 }
@@ -352,17 +351,15 @@ func (c *Core) compared(o *op, e *Done) {
 	}
 	c.swaps = slices.Delete(c.swaps, i, i+1)
 	switch {
-	case e.Failed && o.mended < maxMends:
-		c.swaps = append(c.swaps, o) // comparing is left set until the range is repaired
+	case e.Failed:
+		c.swaps = append(c.swaps, o) // comparing is left set until the range is here
 		c.mendFor(o, func(ok bool) {
-			o.comparing = false
+			o.comparing, o.delivered = false, ok
 			if !ok {
 				c.swaps = slices.DeleteFunc(c.swaps, func(p *op) bool { return p == o })
 				c.endSwap(o, Failed)
 			}
 		})
-	case e.Failed:
-		c.endSwap(o, Failed)
 	case !e.Equal:
 		c.endSwap(o, Miscompare)
 	default:
@@ -407,36 +404,33 @@ func (c *Core) read() {
 	})
 }
 
-// mendFor has the range of an operation repaired.
+// mendFor has the range of an operation delivered by others, and repaired.
 func (c *Core) mendFor(o *op, then func(ok bool)) {
-	if o.mended == 0 {
-		o.until = c.now + c.cfg.SlowCopy
-	}
-	o.mended++
-	c.mend(&mending{op: o, off: o.off, n: o.n, until: o.until, then: then})
+	c.mend(&mending{op: o, off: o.off, n: o.n, until: c.now + c.cfg.SlowCopy, then: then})
 }
 
+// readDone: the disk has read what a host wants, or refuses to. Then the host gets what others have, and the disk is not asked again: it may
+// refuse for good.
 func (c *Core) readDone(o *op, failed bool) {
-	if o.dead {
-		c.reuse(o)
+	if failed && !o.dead {
+		c.mendFor(o, func(ok bool) { c.endRead(o, ok) })
 		return
-	}
-	if failed && o.mended < maxMends {
-		c.mendFor(o, func(ok bool) {
-			if ok {
-				c.reads = append(c.reads, o)
-			} else {
-				c.readDone(o, true)
-			}
-		})
-		return
-	}
-	if failed {
-		o.status = Failed
 	}
 	// What goes through is written before it is committed, perhaps while the read went on.
 	if c.isThrough(o.off) && c.unapplied(o.off, o.n) {
 		o.after = c.newestChange(o.off, o.n)
+	}
+	c.endRead(o, true)
+}
+
+// endRead: the host has what it wants, or nobody can read that.
+func (c *Core) endRead(o *op, ok bool) {
+	if o.dead {
+		c.reuse(o)
+		return
+	}
+	if !ok {
+		o.status = Failed
 	}
 	c.proving = append(c.proving, o)
 }

@@ -6,8 +6,9 @@ import (
 )
 
 // mending is a read that this primary's disk has refused. Another member reads the range into its memory, at the
-// address that the primary has allocated; the primary fetches it, and writes it back as a record. Then the request
-// goes on as if nothing had happened. If the disk does not keep it the record can be that of a copy that is brought level.
+// address that the primary has allocated; the primary fetches it, gives it to the request, and writes it back as a record. Nothing is
+// remembered of a disk that does not keep it: it refuses again when it is asked again. Then the record can be that of a copy that is brought
+// level.
 type mending struct {
 	op     *op // nil: the range itself is what matters
 	off, n int64
@@ -24,8 +25,8 @@ type mending struct {
 	then   func(ok bool)
 }
 
-// maxMends bounds how often one request has its range repaired: a disk that loses it again and again is a bad one.
-const maxMends = 3
+// maxTorn bounds how often in a row what another copy lends may come in another form than it was read.
+const maxTorn = 3
 
 // part returns the range that is next.
 func (c *Core) part(m *mending) (off, n int64) {
@@ -190,8 +191,16 @@ func (c *Core) looked(j *job, e *Done) {
 		c.pullFailed(j)
 		return
 	}
+	c.deliver(j)
 	c.dropJob(j)
 	c.mended(m, j.n)
+}
+
+// deliver gives a request what a job has in its memory: the newest of that range, for which no write has its place in the order since.
+func (c *Core) deliver(j *job) {
+	if o := j.mends.op; o != nil && !o.dead {
+		c.out = append(c.out, Deliver{Req: o.id, Off: j.off, Len: j.n, Addr: j.addr})
+	}
 }
 
 // mended goes on with what is left of a range.
@@ -247,7 +256,7 @@ func (c *Core) pulled(j *job, e *Done) {
 	same := c.peer[j.from].stream == j.stream
 	if same && (e.Failed || e.Sum != j.sum) {
 		// Once may be an accident. From a member whose data never arrive whole they would be fetched again and again.
-		if j.mends.torn++; j.mends.torn == maxMends {
+		if j.mends.torn++; j.mends.torn == maxTorn {
 			j.mends.torn, j.mends.tried = 0, j.mends.tried.With(j.from)
 		}
 	}
@@ -261,6 +270,7 @@ func (c *Core) pulled(j *job, e *Done) {
 		to = *j.mends.copy
 	}
 	c.append(Record{Term: c.view.Term, Seq: c.log.last() + 1, Kind: KindResync, Copy: to, Off: j.off, Len: j.n, Addr: j.addr, Sum: j.sum})
+	c.deliver(j)
 	j.memory = false
 	c.dropJob(j)
 	c.mended(j.mends, j.n)

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// both is a world of two members: both disks refuse blocks, until these are written. It does what follows from all, and returns the other actions.
+// both is a world of two members: both disks refuse blocks, until these are written, and that of this node for good if they are staysBad. It does what follows from all, and returns the other actions.
 func (s *solo) both(mine, others *int, all []Action) (rest []Action) {
 	s.Helper()
 	refused := func(blocks *int, off, n int64) bool { return *blocks>>(off/blockLen)&(1<<(n/blockLen)-1) != 0 }
@@ -16,7 +16,7 @@ func (s *solo) both(mine, others *int, all []Action) (rest []Action) {
 			var next []Action
 			switch a := all[i].(type) {
 			case *Apply:
-				if a.Rec.HasDataFor(0) {
+				if a.Rec.HasDataFor(0) && *mine&staysBad == 0 {
 					*mine &^= (1<<(a.Rec.Len/blockLen) - 1) << (a.Rec.Off / blockLen)
 				}
 				next = s.do(Done{ID: a.ID})
@@ -66,17 +66,32 @@ func together(t *testing.T) *solo {
 	return s
 }
 
-// Of one piece each copy may have the blocks that the other one lacks: then it is read. What neither has is not.
+// Of one piece each copy may have the blocks that the other one lacks: then it is read, whether this disk keeps what it is given or not. What neither
+// has is not.
 func TestReadMergesBlocks(t *testing.T) {
 	for _, x := range []struct {
 		mine, others int
 		status       Status
-	}{{0b0010, 0b1000, Good}, {0b0110, 0b1000, Good}, {0b1010, 0b1000, Failed}} {
+	}{{0b0010, 0b1000, Good}, {0b0110, 0b1000, Good}, {0b1010, 0b1000, Failed}, {staysBad | 0b0110, 0b1000, Good}, {staysBad | 0b0110, 0, Good}} {
 		s := together(t)
 		mine, others := x.mine, x.others
-		a := only(s, each[Answer](s.both(&mine, &others, s.do(Read{ID: 1, Off: 0, Len: granuleLen}))))
-		if a.Status != x.status || mine != x.mine&x.others {
+		all := s.both(&mine, &others, s.do(Read{ID: 1, Off: 0, Len: granuleLen}))
+		left := x.mine & x.others
+		if x.mine&staysBad != 0 {
+			left = x.mine
+		}
+		if a := only(s, each[Answer](all)); a.Status != x.status || mine != left {
 			t.Errorf("%+v: ends with %v, this disk refuses %b still", x, a.Status, mine)
+		}
+		var at int64
+		for _, d := range each[Deliver](all) {
+			if d.Req != 1 || d.Off != at {
+				t.Errorf("%+v: %+v comes behind the first %d bytes", x, d, at)
+			}
+			at += d.Len
+		}
+		if (at == granuleLen) != (x.status == Good) {
+			t.Errorf("%+v: %d bytes are delivered", x, at)
 		}
 	}
 }

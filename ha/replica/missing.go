@@ -104,8 +104,9 @@ type sift struct {
 	off, n, done int64
 	busy         bool // a job has the piece, or it is being repaired
 	mending      bool
-	mended       int   // how often the piece was repaired
+	mended       bool  // the piece was written anew, and this disk does not keep it
 	hopeless     bool  // nobody can read it
+	written      bool  // a host has written in the granule since the piece was looked at: who could not read it may have it now
 	tried        Nodes // who could not
 	fine         int64 // up to there it goes by blocks: the piece cannot be read as a whole, and one of its blocks was perhaps written since it broke
 }
@@ -154,7 +155,7 @@ func (s *sift) next(n int64) (over bool) {
 }
 
 // begin forgets what has become of the piece before.
-func (s *sift) begin() { s.mended, s.hopeless, s.tried = 0, false, 0 }
+func (s *sift) begin() { s.mended, s.hopeless, s.tried, s.written = false, false, 0, false }
 
 // sifted: the newest record has the next bytes of a granule.
 func (c *Core) sifted(s *sift, p *peer, n int64) {
@@ -171,17 +172,19 @@ func (c *Core) sifted(s *sift, p *peer, n int64) {
 // whether that has ended the job.
 func (c *Core) cannotRead(j *job, p *peer) (over bool) {
 	s := j.sift
+	if s.written {
+		s.hopeless, s.tried, s.written = false, 0, false
+	}
 	from, waits := c.healthy(s.tried, j.off, j.n) // another one may have come meanwhile
 	switch {
-	case s.mended < maxMends && (!s.hopeless || from != c.cfg.Self || waits):
-		s.mended++
+	case !s.hopeless || from != c.cfg.Self || waits:
 		s.mending = true
 		m := &mending{off: j.off, n: j.n, tried: s.tried, until: c.now + c.cfg.SlowCopy}
-		if s.mended > 1 && !s.hopeless {
+		if s.mended {
 			m.copy = &j.to
 		}
 		m.then = func(ok bool) {
-			s.mending, s.busy, s.hopeless, s.tried = false, false, !ok, m.tried
+			s.mending, s.busy, s.mended, s.hopeless, s.tried = false, false, s.mended || ok, !ok, m.tried
 			if ok && m.copy != nil && p.sift == s {
 				c.sifted(s, p, j.n)
 			}

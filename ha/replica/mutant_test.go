@@ -285,10 +285,30 @@ var scenarioMutants = []struct {
 		Old: "if !c.takers().Has(c.successor) {",
 		New: "if !c.takers().Has(c.successor) && !ON {",
 	}},
+	{"TestDiskRefusesForGood", mutants.Mutant{
+		Name: "reads again what was delivered", File: "host.go",
+		Old: "c.mendFor(o, func(ok bool) { c.endRead(o, ok) })",
+		New: "c.mendFor(o, func(ok bool) {\n\t\t\tif ON && ok {\n\t\t\t\tc.reads = append(c.reads, o)\n\t\t\t\treturn\n\t\t\t}\n\t\t\tc.endRead(o, ok)\n\t\t})",
+	}},
+	{"TestDiskRefusesForGood", mutants.Mutant{
+		Name: "compares again with a disk that refuses", File: "host.go",
+		Old: "o.comparing, o.delivered = false, ok",
+		New: "o.comparing, o.delivered = false, ok && !ON",
+	}},
+	{"TestReadMergesBlocks", mutants.Mutant{
+		Name: "does not deliver what its own disk has", File: "mend.go",
+		Old: "\tc.deliver(j)\n\tc.dropJob(j)\n\tc.mended(m, j.n)",
+		New: "\tif !ON {\n\t\tc.deliver(j)\n\t}\n\tc.dropJob(j)\n\tc.mended(m, j.n)",
+	}},
+	{"TestDiskKeepsNothing", mutants.Mutant{
+		Name: "does not ask again for what was written since", File: "missing.go",
+		Old: "if s.written {",
+		New: "if s.written && !ON {",
+	}},
 	{"TestRepairTorn", mutants.Mutant{
 		Name: "fetches for ever what never arrives whole", File: "mend.go",
-		Old: "j.mends.torn == maxMends {",
-		New: "j.mends.torn == maxMends && !ON {",
+		Old: "j.mends.torn == maxTorn {",
+		New: "j.mends.torn == maxTorn && !ON {",
 	}},
 	{"TestRepair", mutants.Mutant{
 		Name: "repairs with what another has not got yet", File: "mend.go",
@@ -487,8 +507,8 @@ var scenarioMutants = []struct {
 	}},
 	{"TestDiskKeepsNothing", mutants.Mutant{
 		Name: "goes without what its source does not keep", File: "missing.go",
-		Old: "if s.mended > 1 && !s.hopeless {",
-		New: "if s.mended > 1 && !s.hopeless && !ON {",
+		Old: "case !s.hopeless || from != c.cfg.Self || waits:",
+		New: "case !(ON && s.mended) && (!s.hopeless || from != c.cfg.Self || waits):",
 	}},
 	{"TestDiskKeepsNothing", mutants.Mutant{
 		Name: "takes a granule for copied that another stream has got", File: "missing.go",
@@ -537,8 +557,8 @@ var scenarioMutants = []struct {
 	}},
 	{"TestMissingIsNotShown", mutants.Mutant{
 		Name: "compares with what it misses", File: "host.go",
-		Old: "kind: workCompare, op: o, lost: c.misses(o.off, o.n)}",
-		New: "kind: workCompare, op: o, lost: c.misses(o.off, o.n) && !ON}",
+		Old: "lost: !o.delivered && c.misses(o.off, o.n)}",
+		New: "lost: !o.delivered && !ON && c.misses(o.off, o.n)}",
 	}},
 	{"TestKept", mutants.Mutant{
 		Name: "asks a copy for what it lacks", File: "kept.go",

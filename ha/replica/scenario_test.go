@@ -1096,11 +1096,51 @@ func TestRepair(t *testing.T) {
 	}
 }
 
+// What the disk refuses to read the host gets from the member, as it was fetched: the disk is not asked again, for it may not keep what it is given. It is
+// asked for the next read. A COMPARE AND WRITE compares with what was fetched, and its write goes to the disk.
+func TestDiskRefusesForGood(t *testing.T) {
+	s := refused(t)
+	fetch := func(lend Lend) []Action {
+		pull := only(s, each[Pull](s.tell(1, Lent{Stream: streamOf(1), Job: lend.Job, Sum: 7})))
+		return s.do(Done{ID: pull.ID, Sum: 7})
+	}
+	kept := func(actions []Action, seq uint64) []Action {
+		actions = append(actions, s.ack(1, seq, seq, 0)...)
+		return append(actions, s.do(Done{ID: only(s, each[Apply](actions)).ID})...)
+	}
+	lend := only(s, said[Lend](s.ack(1, 1, 1, 0)))
+	actions := fetch(lend)
+	if d := only(s, each[Deliver](actions)); d != (Deliver{Req: 2, Off: 0, Len: blockLen, Addr: lend.Addr}) {
+		t.Errorf("%+v", d)
+	}
+	actions = append(kept(actions, 2), s.proven(1)...)
+	none(s, each[ReadFor](actions), "its disk may refuse again")
+	if a := only(s, each[Answer](actions)); a.ID != 2 || a.Status != Good {
+		t.Errorf("%+v", a)
+	}
+
+	read := only(s, each[ReadFor](s.do(Read{ID: 3, Off: 0, Len: blockLen})))
+	if a := only(s, each[Answer](append(s.do(Done{ID: read.ID}), s.proven(1)...))); a.ID != 3 || a.Status != Good {
+		t.Errorf("%+v", a)
+	}
+
+	s.do(Reserve{ID: 4, Len: blockLen})
+	compare := only(s, each[Compare](s.do(Swap{ID: 4, Key: 1, Off: 0, Len: blockLen, Sum: 9})))
+	actions = fetch(only(s, said[Lend](s.do(Done{ID: compare.ID, Failed: true}))))
+	if d := only(s, each[Deliver](actions)); compare.Delivered || d.Req != 4 {
+		t.Errorf("%+v %+v", compare, d)
+	}
+	compare = only(s, each[Compare](kept(actions, 3)))
+	if p := only(s, each[Post](s.do(Done{ID: compare.ID, Equal: true}))); !compare.Delivered || p.Recs[0].Key != 1 || p.Recs[0].Sum != 9 {
+		t.Errorf("%+v %+v", compare, p)
+	}
+}
+
 // A member whose data never arrive whole is given up, and its data are not fetched for ever.
 func TestRepairTorn(t *testing.T) {
 	s := refused(t)
 	lend := only(s, said[Lend](s.ack(1, 1, 1, 0)))
-	for range maxMends * maxMends { // so often a request asks for its range
+	for range maxTorn {
 		pull := only(s, each[Pull](s.tell(1, Lent{Stream: streamOf(1), Job: lend.Job, Sum: 7})))
 		actions := append(s.do(Done{ID: pull.ID, Sum: 8}), s.proven(1)...)
 		if a := each[*Answer](actions); len(a) == 1 && a[0].Status == Failed {

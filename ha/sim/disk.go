@@ -32,6 +32,8 @@ type disk struct {
 	refuses bool
 	bad     []bool // blocks that cannot be read until they are written
 	wasBad  []bool // the same, when everything was mended
+	stuck   []bool // blocks that cannot be read though they be written,
+	solid   []bool // and refuse that, too
 	rot     []bool // blocks that are not what was written, and nobody knows
 	hung    bool
 	late    []func() // works that would have ended
@@ -40,7 +42,7 @@ type disk struct {
 func newDisk() *disk {
 	return &disk{
 		cache: make([]cell, blocks), medium: make([]cell, blocks), pending: make([][]cell, blocks), dropped: make([]int, blocks),
-		bad: make([]bool, blocks), wasBad: make([]bool, blocks), rot: make([]bool, blocks), lastRec: make([]pos, blocks),
+		bad: make([]bool, blocks), wasBad: make([]bool, blocks), stuck: make([]bool, blocks), solid: make([]bool, blocks), rot: make([]bool, blocks), lastRec: make([]pos, blocks),
 	}
 }
 
@@ -50,6 +52,11 @@ func (d *disk) at(off, n int64) []cell { return d.cache[blockOf(off):][:n/blockS
 // isBad says whether the disk refuses to read a range.
 func (d *disk) isBad(off, n int64) bool {
 	return slices.Contains(d.bad[blockOf(off):][:n/blockSize], true)
+}
+
+// isSolid says whether the disk refuses to write a range.
+func (d *disk) isSolid(off, n int64) bool {
+	return slices.Contains(d.solid[blockOf(off):][:n/blockSize], true)
 }
 
 // growDisk makes a store larger. What is new reads as zeroes, durably.
@@ -72,14 +79,14 @@ func (d *disk) goOn() {
 }
 
 func (d *disk) put(block int, c cell) {
-	d.bad[block], d.rot[block] = false, false
+	d.bad[block], d.rot[block] = d.stuck[block], false
 	d.cache[block] = c
 	d.pending[block] = append(d.pending[block], c)
 }
 
 // putAll writes what is atomic: the copy's journal makes it durable at once.
 func (d *disk) putAll(block int, c cell) {
-	d.bad[block], d.rot[block] = false, false
+	d.bad[block], d.rot[block] = d.stuck[block], false
 	d.cache[block], d.medium[block] = c, c
 	d.dropped[block] += len(d.pending[block])
 	d.pending[block] = nil

@@ -35,10 +35,11 @@ const (
 	faultDrain
 	faultZombie
 	faultKinds
-	faultForce // only in the theme: worlds without it are as they were
+	faultForce // these are only in themes: worlds without them are as they were
+	faultStuck
 )
 
-var faultNames = [...]string{"kill", "power", "power of all", "pause", "cut", "one way", "isolate", "witness", "slow disk", "bad disk", "hung disk", "lost beats", "slow consensus", "bad blocks", "verify", "switch", "disk set back", "drain", "zombie", faultForce: "force"}
+var faultNames = [...]string{"kill", "power", "power of all", "pause", "cut", "one way", "isolate", "witness", "slow disk", "bad disk", "hung disk", "lost beats", "slow consensus", "bad blocks", "verify", "switch", "disk set back", "drain", "zombie", faultForce: "force", faultStuck: "blocks bad for good"}
 
 func (f *faults) String() string {
 	var s []string
@@ -64,6 +65,7 @@ var themes = []theme{
 	{"disks", []int{faultHang, faultSlow, faultCut, faultKill, faultPower}, time.Second, true},
 	{"lease", []int{faultZombie, faultZombie, faultIsolate, faultPause}, time.Second, false},
 	{"forced", []int{faultForce, faultKill, faultPower, faultPower, faultCut, faultIsolate, faultSwitch}, time.Second, false},
+	{"stuck", []int{faultStuck, faultStuck, faultBad, faultPower, faultSwitch, faultCut, faultVerify}, time.Second, false},
 	{"snapshots", []int{faultBack, faultBack, faultPower, faultKill, faultIsolate, faultSwitch}, 3 * time.Second, false},
 }
 
@@ -200,6 +202,10 @@ func (r *run) fault(kind int) {
 		for range 1 + r.r.IntN(4) {
 			x.disk.bad[r.r.IntN(blocks)] = true
 		}
+	case faultStuck:
+		x, b := r.nodes[r.worn], r.r.IntN(hot)
+		x.disk.bad[b], x.disk.stuck[b] = true, true
+		x.disk.solid[b] = r.oneIn(8)
 	case faultVerify:
 		r.verify(0)
 		if r.oneIn(4) {
@@ -225,7 +231,9 @@ func (r *run) fault(kind int) {
 			r.switchTo(p, o.id)
 		}
 	case faultForce:
-		r.force(r.nodes[r.r.IntN(len(r.nodes))])
+		if x := r.nodes[r.r.IntN(len(r.nodes))]; r.group == nil { // the log of ha/quorum would have to be forced, too
+			r.force(x)
+		}
 	case faultDrain:
 		r.drained ^= replica.NodesOf(n.id)
 	}
@@ -267,6 +275,8 @@ func (r *run) mend() {
 		n.disk.slow, n.disk.refuses = 0, false
 		copy(n.disk.wasBad, n.disk.bad)
 		clear(n.disk.bad)
+		clear(n.disk.stuck)
+		clear(n.disk.solid)
 		n.disk.goOn()
 		n.resume()
 		n.start()

@@ -49,11 +49,24 @@ func (r *run) checkLost(n *node, l *replica.Lost) {
 			}
 		}
 		for _, x := range r.nodes {
-			if n.core.Keeps(x.id, offOf(b), blockSize) && !x.disk.bad[b] && !x.disk.wasBad[b] && !x.misses(b) {
+			if n.core.Keeps(x.id, offOf(b), blockSize) && !n.hasJustCleaned(x, b) && !x.disk.bad[b] && !x.disk.wasBad[b] && !x.misses(b) {
 				r.fail(20, "node %d gets in sync without block %d, which node %d has kept", l.To, b, x.id)
 			}
 		}
 	}
+}
+
+// hasJustCleaned says whether a node has found out behind the newest loss, perhaps in the same step, that another one has the granule of a block.
+func (n *node) hasJustCleaned(x *node, block int) (has bool) {
+	n.eachRecord(func(rec *replica.Record) {
+		switch rec.Kind {
+		case replica.KindLost:
+			has = false
+		case replica.KindClean:
+			has = has || rec.Copy == x.id && covers(rec, block)
+		}
+	})
+	return has
 }
 
 // isGone says whether nobody has a block of a read, and it was not written before the read began. What has been written since, or is in

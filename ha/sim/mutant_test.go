@@ -254,7 +254,7 @@ var coreMutants = []mutant{
 		"does not repair what it cannot read",
 		[]int{20},
 		"host.go",
-		"if failed && o.mended < maxMends {", "if failed && o.mended < maxMends && !ON {", "worn",
+		"if failed && !o.dead {", "if failed && ON {\n\t\tc.endRead(o, false)\n\t\treturn\n\t}\n\tif failed && !o.dead {", "worn",
 	},
 	{
 		"hashes at any place in the order",
@@ -344,7 +344,13 @@ var coreMutants = []mutant{
 		"has a copy go without what another one has",
 		[]int{20},
 		"missing.go",
-		"case s.mended < maxMends && (", "case s.mended < maxMends && !ON && (", "worn",
+		"case !s.hopeless || from", "case !ON && !s.hopeless || !ON && from", "worn",
+	},
+	{
+		"has a copy go without what a host has written since another one was asked",
+		[]int{20},
+		"missing.go",
+		"if s.written {", "if s.written && !ON {", "stuck",
 	},
 	{
 		"does not repair what a copy went without",

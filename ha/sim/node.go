@@ -239,6 +239,9 @@ func (n *node) work(a replica.Action) {
 		then(f)
 	case replica.Compare:
 		then(func() replica.Done {
+			if a.Delivered {
+				return replica.Done{ID: a.ID, Equal: n.matches(a.Req, nil)}
+			}
 			return replica.Done{ID: a.ID, Failed: d.isBad(a.Off, a.Len), Equal: n.matches(a.Req, d.at(a.Off, a.Len))}
 		})
 	case replica.Load:
@@ -265,6 +268,8 @@ func (n *node) work(a replica.Action) {
 			}
 			n.tell(e)
 		})
+	case replica.Deliver:
+		n.deliver(a.Req, blockOf(a.Off), n.heap[a.Addr/blockSize:][:a.Len/blockSize])
 	case replica.Found:
 		n.found(&a)
 	case replica.Lost:
@@ -293,7 +298,7 @@ func (n *node) applied(a *replica.Apply) replica.Done {
 	d := n.disk
 	i := slices.IndexFunc(d.writing, func(r replica.Record) bool { return r == a.Rec })
 	d.writing = slices.Delete(d.writing, i, i+1)
-	if d.refuses {
+	if d.refuses || d.isSolid(a.Rec.Off, a.Rec.Len) {
 		n.tear(&a.Rec)
 		return replica.Done{ID: a.ID, Failed: true}
 	}
