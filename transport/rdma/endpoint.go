@@ -128,14 +128,6 @@ const (
 	AtomicsAll                   // among all, whatever the device, and against COMPARE AND WRITE
 )
 
-// WriteDone is what the completion of an unmarked Write to the memory of an ordinary peer says.
-type WriteDone uint8
-
-const (
-	WriteSent   WriteDone = iota // it is on its way
-	WritePlaced                  // the bytes are in the peer's memory
-)
-
 // Mapper is a QueuePair to an endpoint whose octets may be had as memory, without an operation or a copy. Of devices
 // that bring operations to other processes none is one.
 type Mapper interface {

@@ -35,6 +35,24 @@
 // queue pair. Memory of an advertised STag belongs to it until the completion that carries
 // Closed, until Revoke, or until the queue pair is closed. The slices of work requests and
 // scatter/gather lists themselves are only read during the call.
+//
+// The completion of a Send or Write to an ordinary peer says that the provider does not read the memory any more, and
+// nothing that may be relied on of whether the peer has, or will ever have, the bytes. By provider:
+//
+//	provider           signalled                     unsignalled, at a later completion   inline
+//	iwarp              copied by writev              copied                               copied by Post
+//	siw                copied to the socket          below a page: copied; otherwise TCP  copied by Post
+//	                                                 refers to the pages (LateSource)
+//	rxe                acknowledged by the peer      acknowledged                         copied by Post
+//	IB and RoCE cards  acknowledged by the peer      acknowledged                         copied by Post
+//	iWARP cards        copied, or acknowledged by    the same                             copied by Post
+//	                   the peer's TCP
+//	local, remote      acknowledged by the peer      acknowledged                         local: copied by Post
+//
+// The completion of a Read Response is not told at the end that serves the Read: the memory may change when the peer has
+// said, after its Read has completed, that it has the bytes, or when the memory is no longer registered. siw sends Read
+// Responses of a page or more without a copy, too: TCP refers to the pages until the peer's TCP has acknowledged them,
+// which it has when the peer's Read has completed.
 package rdma
 
 import (
@@ -136,8 +154,6 @@ type Limits struct {
 	EndTold bool
 	// CountsRemote: Counters have the peer's Writes and Reads in them, which its messages are.
 	CountsRemote bool
-	// Source is what the completion of a Send or Write promises about its bytes.
-	Source Source
 	// LateSource, if it is not 0, is a number of bytes: the device may read the memory of an unsignalled
 	// Send or Write of so many bytes or more after later requests have completed. The provider has the
 	// device signal each of these requests, so that the rule of "Ownership" holds, and keeps
@@ -152,34 +168,7 @@ type Limits struct {
 	Flush bool
 	// Atomics is against whom OpCompareSwap and OpFetchAdd are atomic.
 	Atomics Atomics
-	// WriteDone is what the completion of an unmarked Write to a peer's memory says.
-	WriteDone WriteDone
 }
-
-// Source is what the completion of a Send or Write promises, beside that the provider does not read the
-// memory any more. The completion of a Read Response is not told at the end that serves the Read: the memory
-// may change when the peer has said, after its Read has completed, that it has the bytes, or when the memory
-// is no longer registered.
-//
-//	provider           signalled                     unsignalled, at a later completion   inline
-//	iwarp              copied by writev              copied                               copied by Post
-//	siw                copied to the socket          below a page: copied; otherwise TCP  copied by Post
-//	                                                 refers to the pages (LateSource)
-//	rxe                acknowledged by the peer      acknowledged                         copied by Post
-//	IB and RoCE cards  acknowledged by the peer      acknowledged                         copied by Post
-//	iWARP cards        copied, or acknowledged by    the same                             copied by Post
-//	                   the peer's TCP
-//
-// siw sends Read Responses of a page or more without a copy, too: TCP refers to the pages until the peer's TCP
-// has acknowledged them, which it has when the peer's Read has completed.
-type Source uint8
-
-const (
-	// SourceCopied: the bytes are in buffers of the transport. The peer may never receive them.
-	SourceCopied Source = iota
-	// SourceAcknowledged: the peer's device has taken the bytes.
-	SourceAcknowledged
-)
 
 // Access is what may be done with a region or window.
 type Access uint8

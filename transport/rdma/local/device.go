@@ -123,7 +123,6 @@ func (d *Device) Limits() rdma.Limits {
 		MaxReads: d.cfg.MaxReads, MaxInline: maxInline, MaxPrivate: maxPrivate,
 		Windows: true, ReceiveWait: true,
 		SendInvalidate: true, RegionInvalidate: true, EndTold: true, CountsRemote: true,
-		Source: rdma.SourceAcknowledged, WriteDone: rdma.WritePlaced,
 	}
 	if d.cfg.Open != nil {
 		l.Endpoints, l.Flush, l.Atomics = true, true, rdma.AtomicsAll

@@ -109,7 +109,7 @@ func (d *Device) Limits() rdma.Limits {
 	return rdma.Limits{
 		Name: "remote over " + l.Name, MaxQueuePair: l.MaxQueuePair, MaxWork: min(l.MaxWork, maxWork),
 		MaxSGE: l.MaxSGE, MaxReadSGE: l.MaxSGE, MaxMessage: soft.MaxMessage, MaxReads: min(l.MaxWork, maxWork),
-		EndTold: true, CountsRemote: true, Source: rdma.SourceAcknowledged, WriteDone: rdma.WritePlaced,
+		EndTold: true, CountsRemote: true,
 		Endpoints: true, Orders: rdma.FreeStart | rdma.FreeFinish, Flush: true, Atomics: rdma.AtomicsAll,
 	}
 }

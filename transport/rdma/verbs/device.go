@@ -235,9 +235,8 @@ func (d *Device) limitsOf(a *C.struct_ibv_device_attr, p *C.struct_ibv_port_attr
 	if d.siw {
 		l.LateSource = siwSendpage
 	}
-	l.Source = rdma.SourceAcknowledged
 	if d.iwarp {
-		l.MaxPrivate, l.Source = maxPrivateIWARP, rdma.SourceCopied
+		l.MaxPrivate = maxPrivateIWARP
 	}
 	return l
 }
