@@ -12,7 +12,11 @@ import (
 )
 
 // variants are names of subtests that the turns of scripts/test.sh tell apart; the last one stands for all others.
-var variants = []string{"rxe0", "siw0", "ext4", "xfs", "another"}
+var variants = []string{
+	"rxe0", "siw0", "ext4", "xfs",
+	"power_cut", "kernel_hangs", "stopped_with_its_clocks", "stopped_but_for_its_clocks", "wall_clock", "clock_rates", "no_memory", "slow_disk", "disk_hangs",
+	"another",
+}
 
 // TestTurns: what waits in one turn of scripts/test.sh has its turn in the other, and there are tests of these names.
 func TestTurns(t *testing.T) {

@@ -42,7 +42,7 @@ cluster:
   state: consensus
   nodes: {a: {address: "AT0"}, b: {address: "AT1"}, w: {address: "AT2", witness: true}}
 stores:
-  disk: {type: mirror, size: SIZE, copies: {a: {type: file, path: disk.img}, b: {type: file, path: disk.img}}}
+  disk: {type: mirror, size: SIZE, copies: {a: COPY, b: {type: file, path: disk.img}}}
 targets: [{iqn: "IQN", luns: {0: disk}}]
 portals:
   - {node: a, listen: "AT3", group: 1}
@@ -50,12 +50,15 @@ portals:
 management: {socket: s.sock}
 `
 
-// startCluster makes a cluster whose mirror has that size, and returns when both copies are in sync. at are the addresses in its
-// configuration.
-func startCluster(t *testing.T, size string, at []string, nodes map[string]clusterNode) *cluster {
+// fileCopy is a copy of a mirror in a file, in the configuration.
+const fileCopy = "{type: file, path: disk.img}"
+
+// startCluster makes a cluster whose mirror has that size, and on node a the copy, and returns when both copies are in sync. at are the
+// addresses in its configuration.
+func startCluster(t *testing.T, size, copyOfA string, at []string, nodes map[string]clusterNode) *cluster {
 	t.Helper()
 	c := &cluster{t: t, portals: at[3:], nodes: nodes}
-	text := strings.NewReplacer("SIZE", size, "IQN", iqn).Replace(clusterText)
+	text := strings.NewReplacer("SIZE", size, "COPY", copyOfA, "IQN", iqn).Replace(clusterText)
 	for i, address := range at {
 		text = strings.Replace(text, fmt.Sprint("AT", i), address, 1)
 	}
@@ -157,12 +160,22 @@ func (c *cluster) level() (primary string) {
 // partner is the other node with a copy.
 func partner(name string) string { return map[string]string{"a": "b", "b": "a"}[name] }
 
+// serves has a node serve, with both copies in sync.
+func (c *cluster) serves(name string) string {
+	c.t.Helper()
+	for c.level() != name { // on a busy machine another node takes over from one that was given the mirror and is late
+		c.switches()
+	}
+	return name
+}
+
 // loses takes the primary away with lose, until its partner has taken over, and returns the one that was lost. If the partner's copy was
-// not in sync at that moment, which happens on a busy machine, nobody may serve: then back brings the primary back.
-func (c *cluster) loses(lose, back func(name string)) string {
+// not in sync at that moment, which happens on a busy machine, nobody may serve: then back brings the primary back. level says who is
+// the primary, with both copies in sync.
+func (c *cluster) loses(level func() string, lose, back func(name string)) string {
 	c.t.Helper()
 	for range 10 {
-		primary := c.level()
+		primary := level()
 		lose(primary)
 		took := false
 		c.until(partner(primary), "it takes over, or may not", func(m *mgmt.Mirror) bool {
@@ -203,9 +216,22 @@ func (c *cluster) settled() (primary string) {
 
 // local is a node that is a process of the host.
 type local struct {
-	t   *testing.T
-	dir string
-	cmd *exec.Cmd // nil: it does not run
+	t      *testing.T
+	dir    string
+	within func(func()) // calls f where the process is started
+	cmd    *exec.Cmd    // nil: it does not run
+}
+
+func newLocal(t *testing.T, name string, within func(func())) *local {
+	n := &local{t: t, dir: t.TempDir(), within: within}
+	t.Cleanup(func() {
+		n.kill()
+		if t.Failed() {
+			b, err := os.ReadFile(n.path("log"))
+			t.Logf("%s: %s %v", name, b, err)
+		}
+	})
+	return n
 }
 
 // startLocal makes a cluster of three of them.
@@ -222,17 +248,10 @@ func startLocal(t *testing.T, size string) (*cluster, map[string]*local) {
 	}
 	nodes, processes := make(map[string]clusterNode), make(map[string]*local)
 	for _, name := range []string{"a", "b", "w"} {
-		n := &local{t: t, dir: t.TempDir()}
-		t.Cleanup(func() {
-			n.kill()
-			if t.Failed() {
-				b, err := os.ReadFile(n.path("log"))
-				t.Logf("%s: %s %v", name, b, err)
-			}
-		})
+		n := newLocal(t, name, func(f func()) { f() })
 		nodes[name], processes[name] = n, n
 	}
-	return startCluster(t, size, at, nodes), processes
+	return startCluster(t, size, fileCopy, at, nodes), processes
 }
 
 func (n *local) path(file string) string { return filepath.Join(n.dir, file) }
@@ -245,7 +264,10 @@ func (n *local) write(file, text string) {
 }
 
 func (n *local) run(args ...string) (string, error) {
-	out, err := exec.Command(targettest.Binary(n.t), args...).CombinedOutput()
+	c := exec.Command(targettest.Binary(n.t), args...)
+	var out []byte
+	var err error
+	n.within(func() { out, err = c.CombinedOutput() })
 	return string(out), err
 }
 
@@ -260,7 +282,7 @@ func (n *local) serve(args ...string) {
 	n.cmd.Stderr = log
 	out, err := n.cmd.StdoutPipe()
 	if err == nil {
-		err = n.cmd.Start()
+		n.within(func() { err = n.cmd.Start() })
 	}
 	if err != nil {
 		n.t.Fatal(err)

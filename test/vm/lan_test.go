@@ -17,6 +17,7 @@ const (
 	sharedOnNetwork byte = iota + 1
 	clientOnNetwork
 	applianceOnNetwork
+	mirrorOnNetwork
 )
 
 // bootOnLAN starts a guest on the network of the tests, with qemu's monitor, whose socket is dir/qmp, and more of qemu's arguments.

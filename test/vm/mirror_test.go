@@ -73,21 +73,12 @@ const (
 	filesSize, loadAt, loadSize = "80m", "96m", "8m"
 )
 
-// startMirrorHost logs in to both nodes, whose portals' addresses it reaches at hosts, and makes a file system.
-func startMirrorHost(t *testing.T, c *cluster, hosts ...string) *mirrorHost {
+// startMirrorHost logs in to both nodes, which it reaches at portals, and makes a file system.
+func startMirrorHost(t *testing.T, c *cluster, portals []string) *mirrorHost {
 	t.Helper()
 	h := &mirrorHost{t: t, c: c, sums: make(map[string]string)}
 	startMultipathd(t, mirrorConf)
-	for _, p := range mirrorPaths {
-		guest.run(t, "ip", "addr", "replace", p.address, "dev", p.link)
-		guest.run(t, "ip", "link", "set", "dev", p.link, "up")
-	}
-	for i, host := range hosts {
-		_, port, err := net.SplitHostPort(c.portals[i])
-		if err != nil {
-			t.Fatal(err)
-		}
-		portal := net.JoinHostPort(host, port)
+	for i, portal := range portals {
 		path := &iscsi{t: t, portal: portal, iface: "default"}
 		if i == 0 {
 			path = inGuest(t, portal, "default")
@@ -143,19 +134,25 @@ func (h *mirrorHost) written() int {
 	return n
 }
 
-// goesOn waits for more writes. If fio has come to its end meanwhile, it begins again.
+// goesOn waits for more writes.
 func (h *mirrorHost) goesOn(n int) {
 	h.t.Helper()
 	before := h.written()
 	h.until("write", func() bool {
-		select {
-		case v := <-h.loadEnded:
-			h.verified(v)
-			h.load()
-		default:
-		}
+		h.loadAgain()
 		return h.written() >= before+n
 	})
+}
+
+// loadAgain has fio begin again if it has come to its end.
+func (h *mirrorHost) loadAgain() {
+	h.t.Helper()
+	select {
+	case v := <-h.loadEnded:
+		h.verified(v)
+		h.load()
+	default:
+	}
 }
 
 // verified sees that fio has found every block as it was written, and saw no error.
@@ -200,19 +197,40 @@ func (h *mirrorHost) end() {
 	guest.run(h.t, "iscsiadm", "-m", "node", "--logout")
 }
 
+// isLong is said by ONESHOT_MIRROR_HOST.
+func isLong() bool { return os.Getenv("ONESHOT_MIRROR_HOST") == "long" }
+
+// stopped is for how long a primary that is stopped is so at least, beside what it takes until hosts go on.
+func stopped() time.Duration {
+	if isLong() {
+		return 30 * time.Second
+	}
+	return 0
+}
+
 // TestMirrorHost: Linux as the host of a mirror, by open-iscsi and dm-multipath, on whose nodes and cables things happen while fio and ext4
 // write. No program sees an error, and all bytes are right. With ONESHOT_MIRROR_HOST=long the primary is stopped for 30 s, and the
 // mirror is switched 50 times.
 func TestMirrorHost(t *testing.T) {
 	c, nodes := startLocal(t, mirrorSize)
-	h := startMirrorHost(t, c, mirrorPaths[0].host, mirrorPaths[1].host)
-	switches, stopped := 4, time.Duration(0)
-	if os.Getenv("ONESHOT_MIRROR_HOST") == "long" {
-		switches, stopped = 50, 30*time.Second
+	var portals []string
+	for i, p := range mirrorPaths {
+		guest.run(t, "ip", "addr", "replace", p.address, "dev", p.link)
+		guest.run(t, "ip", "link", "set", "dev", p.link, "up")
+		_, port, err := net.SplitHostPort(c.portals[i])
+		if err != nil {
+			t.Fatal(err)
+		}
+		portals = append(portals, net.JoinHostPort(p.host, port))
+	}
+	h := startMirrorHost(t, c, portals)
+	switches := 4
+	if isLong() {
+		switches = 50
 	}
 
 	h.during("the primary is killed", func() {
-		lost := c.loses(func(name string) { nodes[name].kill() }, c.start)
+		lost := c.loses(c.level, func(name string) { nodes[name].kill() }, c.start)
 		h.goesOn(200)
 		c.start(lost)
 		c.level()
@@ -230,9 +248,9 @@ func TestMirrorHost(t *testing.T) {
 	}
 
 	h.during("the primary is stopped", func() {
-		over := time.After(stopped)
+		over := time.After(stopped())
 		proceed := func(name string) { nodes[name].signal(syscall.SIGCONT) }
-		lost := c.loses(func(name string) { nodes[name].signal(syscall.SIGSTOP) }, proceed)
+		lost := c.loses(c.level, func(name string) { nodes[name].signal(syscall.SIGSTOP) }, proceed)
 		h.goesOn(200)
 		<-over // the duration is part of the test
 		proceed(lost)
@@ -244,9 +262,7 @@ func TestMirrorHost(t *testing.T) {
 		path := strings.Index("ab", primary)
 		plugged(t, path, false)
 		defer plugged(t, path, true)
-		for c.level() == primary {
-			c.switches()
-		}
+		c.serves(partner(primary))
 		h.goesOn(200)
 	})
 	h.end()

@@ -94,18 +94,14 @@ func TestMirrorFence(t *testing.T) {
 		expect(t, "keys that "+node+" has", bad.keys(node), "0x600d 0x600d 0xbad 0xbad")
 	}
 
-	lost := c.loses(func(name string) { nodes[name].kill() }, c.start)
+	lost := c.loses(c.level, func(name string) { nodes[name].kill() }, c.start)
 	left := partner(lost)
 	good.persist(left, "-o", "-A", "-T", "5", "-K", "600d", "-S", "bad")
 	expect(t, "status of the fenced host's write", strconv.Itoa(bad.writes(left, nil)), strconv.Itoa(sgReservation))
 	expect(t, "status of the other host's write", strconv.Itoa(good.writes(left, nil)), "0")
 
 	c.start(lost)
-	serve := func() { // on a busy machine another node takes over from one that was given the mirror and is late
-		for c.level() != lost {
-			c.switches()
-		}
-	}
+	serve := func() { c.serves(lost) }
 	serve()
 	expect(t, "status of the fenced host's write at the node that was away", strconv.Itoa(bad.writes(lost, serve)), strconv.Itoa(sgReservation))
 	expect(t, "status of the other host's write there", strconv.Itoa(good.writes(lost, serve)), "0")

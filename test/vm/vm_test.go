@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 		}
 		defer os.RemoveAll(tmp)
 		guestDir = tmp
-		if lan, err = machine.NewNetwork(); err != nil {
+		if lan, err = machine.NewNetwork(mirrorB+"/24", mirrorW+"/24"); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}
