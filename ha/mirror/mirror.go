@@ -291,7 +291,9 @@ func (m *Mirror) likeness() (hashes []uint64) {
 	return hashes
 }
 
-// hash is of what has to be the same on all nodes.
+// hash is of what has to be the same on all nodes. Store.Through is: whoever takes the place of a primary relies on what that one did before its records
+// were committed (replica/kept.go). The size of blocks is not in it, but in its place 0, as in all versions: the record of consensus has it, and Open refuses
+// a copy with larger ones.
 func (m *Mirror) hash(c replica.Config) uint64 {
 	c.Self, c.Incarnation, c.Confirm = 0, 0, false // clocks are each node's own
 	if m.opts.Began != 0 {
@@ -299,7 +301,7 @@ func (m *Mirror) hash(c replica.Config) uint64 {
 		c.Stores[0].Size = m.opts.Began // copies grow one after the other
 	}
 	h := fnv.New64a()
-	_, _ = fmt.Fprintf(h, "%q %d %+v", m.opts.Name, m.info.BlockSize, c)
+	_, _ = fmt.Fprintf(h, "%q 0 %+v", m.opts.Name, c)
 	return h.Sum64()
 }
 
