@@ -25,7 +25,6 @@ var exceptions = []exception{
 	{why: "Debian's kernels have no KASAN", tests: []string{"nvme/069"}},
 	{why: "it is for Linux 6.16 and later", tests: []string{"nvme/068"}},
 	{why: "it sets a size by an ioctl, which the kernel refuses for a device that was made by netlink", tests: []string{"nbd/001"}},
-	{why: "its host gives up when its Connect is refused, which it is while the subsystem is away", kernel: "trixie", tests: []string{"nvme/061"}},
 	{why: "this release's kernel has no authentication", kernel: debian12, tests: []string{"nvme/041", "nvme/042", "nvme/043", "nvme/044", "nvme/045"}},
 }
 
