@@ -411,6 +411,9 @@ func TestBarsInAnyOrder(t *testing.T) {
 				t.Fatalf("request %d waits, in phase %d, and the store has nothing left", i, s.r.phase)
 			}
 		}
+		if v.ranges.queued != (waiting{}) {
+			t.Fatal("nobody is in the queue, and it says otherwise")
+		}
 		if err := v.Settled(); err != nil {
 			t.Fatal(err)
 		}

@@ -36,10 +36,13 @@ type rangeLock struct {
 	stripes [stripeCount]stripe
 	touched atomic.Bool // some stripe is sticky, or about to be; for good
 
-	mu        sync.Mutex // a leaf
-	held      stripeSet  // by exclusive users; guarded by mu
-	contended stripeSet  // stripes with the contended bit; guarded by mu
-	first     *Request   // the queue; guarded by mu
+	mu        sync.Mutex             // a leaf
+	held      stripeSet              // by exclusive users; guarded by mu
+	contended stripeSet              // stripes with the contended bit; guarded by mu
+	first     *Request               // the queue; guarded by mu
+	end       **Request              // where the next one is put; nil: the queue has been empty always
+	queued    waiting                // those in the queue
+	queues    [2][stripeCount]uint32 // how many of them want the stripe, and how many exclusively
 
 	barring *Request            // those that bar their ranges, linked by queueNext and queuePrev; guarded by mu
 	bars    [stripeCount]uint32 // how many of these have bytes of the stripe; guarded by mu
@@ -385,17 +388,43 @@ func (r *rangeLock) enqueue(t *Request, kind holdKind) bool {
 	t.queueKind, t.queueNext = kind, nil
 	set := setOf(t.holdOff, t.holdLen)
 	r.contend(&set)
-	last := &r.first
-	var before waiting
-	for ; *last != nil; last = &(*last).queueNext {
-		before.add(*last)
-	}
-	if !before.keeps(kind, &set) && r.grant(t, &set) {
+	if !r.queued.keeps(kind, &set) && r.grant(t, &set) {
 		r.settleContended()
 		return true
 	}
-	*last = t
+	if r.end == nil {
+		r.end = &r.first
+	}
+	*r.end = t
+	r.end = &t.queueNext
+	r.queued.add(t)
+	r.count(t, 1)
 	return false
+}
+
+// dequeue takes *p out of the queue. mu is held.
+func (r *rangeLock) dequeue(p **Request) {
+	t := *p
+	if *p = t.queueNext; r.end == &t.queueNext {
+		r.end = p
+	}
+	r.count(t, ^uint32(0))
+}
+
+// count adds by to the stripes that t wants, and forgets those that nobody in the queue wants any more. mu is held.
+func (r *rangeLock) count(t *Request, by uint32) {
+	first, n := stripesOf(t.holdOff, t.holdLen)
+	for k, set := range []*stripeSet{&r.queued.all, &r.queued.exclusive} {
+		if k == 1 && t.queueKind != holdExclusive {
+			break
+		}
+		for i := first; i < first+n; i++ {
+			at := i % stripeCount
+			if r.queues[k][at] += by; r.queues[k][at] == 0 {
+				set[at/64] &^= 1 << (at % 64)
+			}
+		}
+	}
 }
 
 // waiting are the stripes of requests that wait: those who come later and want any of these wait behind them. But sharers do not wait
@@ -427,7 +456,7 @@ func (r *rangeLock) withdraw(t *Request) bool {
 	}
 	found := *p == t
 	if found {
-		*p = t.queueNext
+		r.dequeue(p)
 	}
 	r.mu.Unlock()
 	r.wake()
@@ -469,7 +498,7 @@ func (r *rangeLock) serve() (granted Granted) {
 			p = &t.queueNext
 			continue
 		}
-		*p = t.queueNext
+		r.dequeue(p)
 		granted.Add(t)
 	}
 	r.settleContended()
@@ -494,10 +523,7 @@ func (r *rangeLock) settleContended() {
 	}
 	needed := r.held
 	needed.union(&r.barred)
-	for t := r.first; t != nil; t = t.queueNext {
-		set := setOf(t.holdOff, t.holdLen)
-		needed.union(&set)
-	}
+	needed.union(&r.queued.all)
 	for i := range r.stripes {
 		if r.contended.has(i) && !needed.has(i) {
 			r.stripes[i].word.And(^uint64(stripeContended))
